@@ -1,0 +1,71 @@
+/* Catalog: what a server offers, seen from the transports. The agent implements it (later a mount
+ * too); tcp_serve and ipc_serve carry it. All functions may be called from any thread.
+ *
+ * A hold is a lease on one version's bytes. Revocable holds (TCP) may be revoked when the slot is
+ * wanted: `revoked` is called once, from any thread, and the holder must stop reading soon and drop;
+ * the memory stays mapped until it has dropped. Holds of ipc are not revocable. */
+#ifndef WS_TRANSPORTS_CATALOG_H
+#define WS_TRANSPORTS_CATALOG_H
+#include "transports/bundle.h"
+#include "transports/error.h"
+#include "transports/region.h"
+#include <jansson.h>
+
+struct ws_hold {
+    const struct ws_manifest *manifest; /* valid while held */
+    const char *manifest_json;          /* the same as text, made once */
+    size_t manifest_json_bytes;
+    struct ws_region *const *regions;   /* one a file, in the manifest's order; NULL for size 0 */
+};
+
+struct ws_catalog_ops {
+    /* Grows by one at every change of what `models` returns. */
+    uint64_t (*seq)(void *self);
+    /* The state, never deltas, so a lost event is made good by the next:
+     * {"seq":7,"models":[{"name":"actor","newest":2,"run":"r1","digest":"..",
+     *   "versions":[{"version":1,"run":"r1","digest":"..","bytes":123,"created_ns":1}, ...]}]}
+     * versions oldest first; model NULL: all. New reference. -ENOENT. */
+    int (*models)(void *self, const char *model, json_t **out, struct ws_error *err);
+    /* version as number; run NULL: the model's live lineage. -ENOENT never heard of; -ESTALE gone
+     * (HTTP 410). holder: who, for status ("tcp 10.0.0.3:4123"). revoked NULL: not revocable. */
+    int (*hold)(void *self, const char *model, uint64_t version, const char *run,
+                const char *holder, void (*revoked)(void *arg), void *arg, struct ws_hold **out,
+                struct ws_error *err);
+    void (*drop)(void *self, struct ws_hold *hold);
+    /* A route that the transports do not know (GET and POST; path without query, from its slash).
+     * body is NULL or parsed JSON (borrowed). *reply: JSON to send (new reference) or NULL, else
+     * *text: malloc'ed text/plain (metrics). Returns 0, or -errno for the HTTP status: ENOENT 404,
+     * EINVAL 400, ESTALE 410, EBUSY 409, EAGAIN 503, EPERM 403. */
+    int (*route)(void *self, const char *method, const char *path, const char *query,
+                 const json_t *body, json_t **reply, char **text, struct ws_error *err);
+};
+
+struct ws_catalog {
+    const struct ws_catalog_ops *ops;
+    void *self;
+};
+
+/* The read API of both carriers, in one place (api.c): resolves a path to what to send.
+ *   GET /v1/models                       JSON of models()
+ *   GET /v1/events?since=N[&timeout_ms=T]  models() once seq() > N (the carrier waits)
+ *   GET /v1/{model}/events?since=N       the same for one model
+ *   GET /v1/{model}/{version}/manifest[?run=R]
+ *   GET /v1/{model}/{version}/files/{file}[?run=R]
+ * anything else goes to ops->route. */
+enum ws_api_kind { WS_API_MODELS, WS_API_EVENTS, WS_API_MANIFEST, WS_API_FILE, WS_API_OTHER };
+struct ws_api_request {
+    enum ws_api_kind kind;
+    char model[WS_MAX_NAME + 1]; /* empty: all */
+    uint64_t version;
+    char run[WS_RUN_CHARS + 1];  /* empty: live lineage */
+    char file[WS_MAX_NAME + 1];
+    uint64_t since;
+    unsigned timeout_ms;
+};
+/* path is percent-decoded here; -EINVAL for a malformed one. */
+WS_MUST_USE int ws_api_parse(const char *path, const char *query, struct ws_api_request *out,
+                             struct ws_error *err);
+unsigned ws_http_status(int negative_errno); /* -ESTALE -> 410 */
+int ws_errno_of_http(unsigned status);       /* 410 -> ESTALE; 2xx -> 0 */
+
+#endif

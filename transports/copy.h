@@ -1,0 +1,41 @@
+/* Copies of weights: streaming stores that do not pull the destination into the cache, and hashing
+ * in the same pass. AVX-512, AVX2 or portable code, chosen once at run time; all give the same bytes.
+ * Pure functions over memory, thread safe. Hashes are XXH3-64 (seed 0) of whole blocks. */
+#ifndef WS_TRANSPORTS_COPY_H
+#define WS_TRANSPORTS_COPY_H
+#include <stddef.h>
+#include <stdint.h>
+
+void ws_copy(void *dst, const void *src, size_t n); /* n may be 0; no overlap */
+uint64_t ws_hash(const void *p, size_t n);
+uint64_t ws_copy_hash(void *dst, const void *src, size_t n);
+const char *ws_copy_code(void); /* "avx512", "avx2", "portable"; WSYNC_COPY=... overrides for tests */
+
+/* A hash that grows with a transfer: stores each piece where it belongs and hashes it meanwhile. */
+struct ws_hasher;
+struct ws_hasher *ws_hasher_new(void); /* NULL: no memory */
+void ws_hasher_reset(struct ws_hasher *h);
+void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n);
+uint64_t ws_hasher_digest(const struct ws_hasher *h);
+void ws_hasher_free(struct ws_hasher *h);
+
+/* n-dimensional strided copy into a row-major box of the destination tensor (host memory).
+ * dst: the whole destination tensor; shape: its global shape; offset, size: the box; src and
+ * src_strides (in elements): the box in the source. Contiguous runs are copied as wide as possible. */
+struct ws_box {
+    unsigned n_dims;
+    const uint64_t *shape, *offset, *size;
+    const int64_t *src_strides;
+    size_t element_bytes;
+};
+void ws_copy_box(void *dst, const void *src, const struct ws_box *box);
+
+/* A small set of worker threads for data-parallel work: runs job(arg, i) for i in [0, n) on the
+ * workers and the caller, returns when all are done. One call at a time (others wait). */
+struct ws_workers;
+struct ws_workers *ws_workers_new(unsigned n_threads, int nice); /* NULL: no memory or threads */
+void ws_workers_run(struct ws_workers *w, void (*job)(void *arg, size_t i), void *arg, size_t n);
+unsigned ws_workers_count(const struct ws_workers *w);
+void ws_workers_free(struct ws_workers *w);
+
+#endif

@@ -1,0 +1,76 @@
+/* Region: memory that is also a file descriptor, so that the bytes a transfer writes are the bytes
+ * an engine maps.
+ *
+ * Kinds, best first: an unlinked file in a detached huge-page tmpfs (needs CAP_SYS_ADMIN); a memfd
+ * with MADV_HUGEPAGE; a plain memfd. Falling back is logged once. An IMPORTED region is somebody
+ * else's read-only descriptor (transport ipc).
+ *
+ * Who still reads a region only the kernel knows: mappings outlive files and descriptors travel. So
+ * a region is written again, punched or recycled only after ws_region_idle said yes, which asks for
+ * an F_WRLCK lease: granted exactly when no other open file and no mapping is left in any process.
+ * Linux: fcntl(2) F_SETLEASE, fs/locks.c check_conflicting_open. */
+#ifndef WS_TRANSPORTS_REGION_H
+#define WS_TRANSPORTS_REGION_H
+#include "transports/error.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum ws_region_kind { WS_REGION_TMPFS_HUGE, WS_REGION_MEMFD_HUGE, WS_REGION_MEMFD,
+                      WS_REGION_IMPORTED };
+
+struct ws_region; /* opaque; functions are thread safe on different regions, idle/free by the owner */
+
+/* New zeroed region of size bytes (> 0), mapped shared and writable in this process (2 MiB aligned
+ * address where huge). Memory is not touched yet. */
+WS_MUST_USE int ws_region_new(struct ws_region **out, uint64_t size_bytes, struct ws_error *err);
+/* Wraps a descriptor received from a peer: takes ownership of fd also on failure. Mapped read-only
+ * unless `writable`. Checked: regular file, size exactly size_bytes. */
+WS_MUST_USE int ws_region_import(struct ws_region **out, int fd, uint64_t size_bytes, bool writable,
+                                 struct ws_error *err);
+enum ws_region_kind ws_region_kind(const struct ws_region *r);
+const char *ws_region_kind_name(enum ws_region_kind kind);
+unsigned char *ws_region_data(struct ws_region *r); /* NULL when size is 0 */
+uint64_t ws_region_size(const struct ws_region *r);
+/* The region's own descriptor (O_RDWR; imported: as received); stays the region's. */
+int ws_region_fd(const struct ws_region *r);
+/* A new descriptor, the caller's: O_RDONLY can neither write nor be mapped writable (what may leave
+ * the process); writable is for a local publisher. */
+WS_MUST_USE int ws_region_open(const struct ws_region *r, bool writable, int *fd,
+                               struct ws_error *err);
+/* Is nobody but us holding it? 0, -EBUSY, or -EPERM where the kernel cannot tell. Our own read-only
+ * descriptors must be closed before. Imported regions: -EPERM. */
+WS_MUST_USE int ws_region_idle(const struct ws_region *r);
+/* Faults all pages in (first touch is slow: do it ahead of need); n_threads >= 1. */
+WS_MUST_USE int ws_region_prefault(struct ws_region *r, unsigned n_threads, struct ws_error *err);
+/* Gives the name `name` in the folder dirfd to the region's file (link mode), mode 0444. The folder
+ * must be on the tmpfs returned by ws_region_tmpfs; -EXDEV otherwise. */
+WS_MUST_USE int ws_region_link(const struct ws_region *r, int dirfd, const char *name);
+/* The descriptor of this process's huge-page tmpfs mount (for move_mount in link mode), or -ENOSYS,
+ * -EPERM when regions are memfds. Stays the library's. */
+int ws_region_tmpfs(void);
+void ws_region_free(struct ws_region *r); /* unmaps, closes; memory returns when the last reader ends */
+
+/* A pool recycles regions: put hands a region back, it waits on a list until it is idle and is then
+ * reused for the same or a smaller size (ftruncate) within `keep_bytes`, else freed. Thread safe;
+ * one background thread looks after the list and pre-faults. */
+struct ws_pool;
+WS_MUST_USE int ws_pool_new(struct ws_pool **out, uint64_t keep_bytes, unsigned n_threads,
+                            struct ws_error *err);
+/* Takes an idle recycled region that fits (its size becomes size_bytes; contents undefined) or a new
+ * one (prefaulted in background order). */
+WS_MUST_USE int ws_pool_get(struct ws_pool *p, uint64_t size_bytes, struct ws_region **out,
+                            struct ws_error *err);
+void ws_pool_put(struct ws_pool *p, struct ws_region *r);
+/* Makes sure that a faulted-in region of that size will be there soon, within keep_bytes. */
+void ws_pool_reserve(struct ws_pool *p, uint64_t size_bytes);
+struct ws_pool_stats { uint64_t free_bytes, waiting_bytes; size_t n_free, n_waiting; };
+void ws_pool_stats(struct ws_pool *p, struct ws_pool_stats *out);
+/* Frees everything but regions that are out. */
+void ws_pool_free(struct ws_pool *p);
+
+/* Memory that may be taken now: the least of MemAvailable and what each cgroup (v1 or v2) above us
+ * has left. *text (WS_ERROR_TEXT bytes, may be NULL) says which one it was. */
+uint64_t ws_memory_available(char *text);
+
+#endif

@@ -1,0 +1,97 @@
+/* Transport: how a mount reaches a version. One table a strategy (tcp, ipc, dir, and fault, which
+ * decorates another one), called through the short wrappers below, which check arguments and
+ * results. A source is one open place ("http://host:18861"); a lane is one stream of transfer on it
+ * (a connection), used by one thread at a time. Sources are thread safe, lanes are not. */
+#ifndef WS_TRANSPORTS_TRANSPORT_H
+#define WS_TRANSPORTS_TRANSPORT_H
+#include "transports/bundle.h"
+#include "transports/error.h"
+#include "transports/region.h"
+#include <jansson.h>
+#include <stdatomic.h>
+
+struct ws_source_options {
+    const char *token;      /* bearer, or NULL */
+    const char *ca_file, *cert_file, *key_file; /* TLS; NULL: the system's */
+    unsigned connect_timeout_ms, reply_timeout_ms; /* 0: the limits' defaults */
+};
+
+struct ws_source { /* the head of each transport's own struct */
+    const struct ws_transport_ops *ops;
+    char *url; /* as given, without credentials */
+};
+struct ws_lane {
+    struct ws_source *source;
+};
+
+/* What a fetch moves: blocks [first, first + n) of one file of a version. */
+struct ws_fetch {
+    const struct ws_manifest *manifest;
+    size_t file;
+    size_t first, n;
+    unsigned char *dst; /* the FILE's first byte (block i goes to dst + i * WS_BLOCK_BYTES) */
+    /* Called on the fetching thread for each block that is whole in dst, with the hash of what was
+     * stored (computed in the same pass); not before. Return non-zero to stop (-ECANCELED). */
+    int (*block)(void *arg, size_t block, uint64_t hash);
+    void *arg;
+    const atomic_bool *cancel; /* looked at often; may be NULL */
+};
+
+struct ws_transport_ops {
+    const char *name;        /* "tcp" */
+    const char *const *schemes; /* NULL-terminated, "http://", "https://" */
+    /* Opens without waiting for the peer where that is possible. */
+    int (*open)(const char *url, const struct ws_source_options *options, struct ws_source **out,
+                struct ws_error *err);
+    void (*close)(struct ws_source *s);
+    /* The catalog's models JSON (catalog.h). since 0: at once; else waits until seq > since or
+     * timeout_ms, then returns the state all the same. model NULL: all. -EHOSTUNREACH, -ETIMEDOUT,
+     * -EACCES (token), -EPROTO. cancel ends the wait within a second. */
+    int (*models)(struct ws_source *s, const char *model, uint64_t since, unsigned timeout_ms,
+                  const atomic_bool *cancel, json_t **out, struct ws_error *err);
+    int (*manifest)(struct ws_source *s, const char *model, uint64_t version, const char *run,
+                    struct ws_manifest **out, struct ws_error *err);
+    /* Regions of all files at once, no byte copied (ipc). -ENOTSUP elsewhere. regions: one a file,
+     * NULL for size 0; the caller frees them and then calls unmap. */
+    int (*map)(struct ws_source *s, const struct ws_manifest *m, struct ws_region **regions,
+               struct ws_error *err);
+    void (*unmap)(struct ws_source *s, const char *model, uint64_t version, const char *run);
+    int (*lane_open)(struct ws_source *s, struct ws_lane **out, struct ws_error *err);
+    void (*lane_close)(struct ws_lane *l);
+    /* Moves the blocks in any order. 0 when each was reported by block(); -ESTALE gone at the
+     * source; -ECONNRESET, -ETIMEDOUT, ... : some may have been reported, ask again for the rest. */
+    int (*fetch)(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
+    /* Tells the source what became of a version here: POST /v1/{model}/{version}/loaded. */
+    int (*report)(struct ws_source *s, const char *model, uint64_t version, const char *run,
+                  const json_t *body, struct ws_error *err);
+};
+
+extern const struct ws_transport_ops ws_tcp_ops, ws_ipc_ops, ws_dir_ops, ws_fault_ops;
+
+/* Picks the transport by scheme. -EINVAL lists the schemes that are known. */
+WS_MUST_USE int ws_source_open(const char *url, const struct ws_source_options *options,
+                               struct ws_source **out, struct ws_error *err);
+void ws_source_close(struct ws_source *s);
+const char *ws_source_transport(const struct ws_source *s); /* "tcp" */
+WS_MUST_USE int ws_source_models(struct ws_source *s, const char *model, uint64_t since,
+                                 unsigned timeout_ms, const atomic_bool *cancel, json_t **out,
+                                 struct ws_error *err);
+WS_MUST_USE int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version,
+                                   const char *run, struct ws_manifest **out,
+                                   struct ws_error *err);
+WS_MUST_USE int ws_source_map(struct ws_source *s, const struct ws_manifest *m,
+                              struct ws_region **regions, struct ws_error *err);
+void ws_source_unmap(struct ws_source *s, const char *model, uint64_t version, const char *run);
+WS_MUST_USE int ws_lane_open(struct ws_source *s, struct ws_lane **out, struct ws_error *err);
+void ws_lane_close(struct ws_lane *l);
+WS_MUST_USE int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
+WS_MUST_USE int ws_source_report(struct ws_source *s, const char *model, uint64_t version,
+                                 const char *run, const json_t *body, struct ws_error *err);
+
+/* fault: "fault:PLAN:URL" decorates the source of URL. PLAN is comma-separated: seed=N,
+ * delay=MS (each fetch), cut=P (percent of fetches that end early with -ECONNRESET), flip=P (percent
+ * of blocks with one flipped bit in dst, hash to match the flipped bytes), lie=P (right bytes, wrong
+ * hash), reorder (blocks in random order), fail=P (percent of control calls that fail),
+ * stale=N (after N blocks everything is -ESTALE). For tests and for trying out a deployment. */
+
+#endif
