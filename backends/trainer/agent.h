@@ -1,0 +1,26 @@
+/* Agent: the process that holds the slots of a trainer node and serves them. Independent of the
+ * trainer's interpreter and of its crash. Holds many models. */
+#ifndef WS_TRAINER_AGENT_H
+#define WS_TRAINER_AGENT_H
+#include "transports/error.h"
+#include "transports/tcp.h"
+#include <stdbool.h>
+#include <sys/types.h>
+
+struct ws_agent_options {
+    struct ws_tcp_server_options tcp; /* tcp.listen NULL: no TCP */
+    const char *socket;               /* unix socket path; NULL: none */
+    gid_t socket_gid;                 /* (gid_t)-1: owner only */
+    uint64_t memory_bytes;            /* budget for slots; 0: what memory allows at each request */
+    unsigned max_slots;               /* per model; 0: 3 */
+    unsigned n_threads;               /* hashing after commit; 0: cores */
+    int nice;
+};
+struct ws_agent;
+/* Starts serving; returns at once. */
+WS_MUST_USE int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options,
+                             struct ws_error *err);
+unsigned ws_agent_port(const struct ws_agent *a);
+void ws_agent_free(struct ws_agent *a); /* stops; published versions are gone with it */
+
+#endif
