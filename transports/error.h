@@ -13,10 +13,12 @@ struct ws_error {
 };
 
 /* Sets code and text and returns -code, so that `return ws_error_set(err, EINVAL, "...");` reads
- * well. `code` is a positive errno. */
+ * well. `code` is a positive errno (anything else counts as EIO). The text is cut to WS_ERROR_TEXT
+ * and made one printable line of UTF-8, whatever the arguments hold. */
 __attribute__((format(printf, 3, 4))) int ws_error_set(struct ws_error *err, int code,
                                                        const char *format, ...);
-/* Puts "context: " in front of the text that is there; keeps the code; returns -code. */
+/* Puts "context: " in front of the text that is there; keeps the code; returns -code. Where err may
+ * be NULL the caller returns its own code: this one cannot know it and says -EIO. */
 __attribute__((format(printf, 2, 3))) int ws_error_prefix(struct ws_error *err, const char *format,
                                                           ...);
 /* "EBADMSG" for EBADMSG; "E?" for what is unknown. Static storage. */

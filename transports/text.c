@@ -1,0 +1,51 @@
+/* Text from outside. Tensor names, file names and replies of peers end up in log lines, in last_error
+ * and in JSON: a newline there forges a line, and one byte that is no UTF-8 makes the JSON library
+ * refuse the whole reply. So every sentence passes through here once, where it is made. */
+#include "transports/text.h"
+#include <string.h>
+
+size_t ws_utf8_length(const char *s, size_t n)
+{
+    const unsigned char *p = (const unsigned char *)s;
+    size_t length;
+    unsigned long c, least;
+
+    if (n == 0)
+        return 0;
+    if (p[0] < 0x80)
+        return 1;
+    if (p[0] >= 0xC2 && p[0] <= 0xDF) {
+        length = 2, c = p[0] & 0x1F, least = 0x80;
+    } else if (p[0] >= 0xE0 && p[0] <= 0xEF) {
+        length = 3, c = p[0] & 0x0F, least = 0x800;
+    } else if (p[0] >= 0xF0 && p[0] <= 0xF4) {
+        length = 4, c = p[0] & 0x07, least = 0x10000;
+    } else {
+        return 0;
+    }
+    if (length > n)
+        return 0;
+    for (size_t i = 1; i < length; i++) {
+        if ((p[i] & 0xC0) != 0x80)
+            return 0;
+        c = c << 6 | (p[i] & 0x3F);
+    }
+    if (c < least || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF))
+        return 0;
+    return length;
+}
+
+void ws_text_clean(char *text)
+{
+    size_t left = strlen(text);
+    size_t step;
+
+    for (char *p = text; left > 0; p += step, left -= step) {
+        unsigned char c = (unsigned char)*p;
+        step = ws_utf8_length(p, left);
+        if (step == 0 || c < ' ' || c == 0x7F) {
+            *p = (c >= '\t' && c <= '\r') ? ' ' : '?';
+            step = 1;
+        }
+    }
+}

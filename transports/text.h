@@ -1,0 +1,15 @@
+/* Text that came from outside, made fit for a log line, an error sentence and JSON. Pure functions,
+ * callable from any thread. */
+#ifndef WS_TRANSPORTS_TEXT_H
+#define WS_TRANSPORTS_TEXT_H
+#include <stddef.h>
+
+/* Length of the valid UTF-8 sequence (shortest form, no surrogates) that begins at s and lies within
+ * n bytes; 0 when there is none. NUL counts as a character. */
+size_t ws_utf8_length(const char *s, size_t n);
+
+/* Makes text one printable line in place: white space other than a space becomes a space, other
+ * control characters and bytes that are no UTF-8 become '?'. */
+void ws_text_clean(char *text);
+
+#endif
