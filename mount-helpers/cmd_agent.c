@@ -1,0 +1,110 @@
+/* wsync agent: holds a trainer node's slots and serves them. */
+#include "backends/trainer/agent.h"
+#include "mount-helpers/cli.h"
+#include "mount-helpers/notify.h"
+#include "transports/log.h"
+#include <errno.h>
+#include <grp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DEFAULT_LISTEN "127.0.0.1:18861"
+#define DEFAULT_SOCKET "/run/wsync/agent.sock"
+
+static const struct cli_option options[] = {
+    {"listen", 'l', "HOST:PORT", "serve HTTP here; default " DEFAULT_LISTEN ", 'none' for no TCP"},
+    {"socket", 's', "PATH", "unix socket for publishers and for mounts on this host; default "
+                            DEFAULT_SOCKET ", 'none' for none"},
+    {"group", 'g', "NAME", "let this group use the socket (it may then publish and read)"},
+    {"token-file", 0, "FILE", "ask HTTP clients for the bearer token in the file's first line"},
+    {"insecure", 0, NULL, "listen beyond loopback without a token"},
+    {"tls-cert", 0, "FILE", "serve TLS 1.3 with this PEM certificate"},
+    {"tls-key", 0, "FILE", "its private key"},
+    {"tls-client-ca", 0, "FILE", "ask clients for a certificate signed by this CA"},
+    {"memory", 'm', "SIZE", "budget of all slots; default: what the machine and its cgroups allow"},
+    {"slots", 0, "N", "most slots of one model; default 3 (two, and one while a reader holds the older)"},
+    {"threads", 't', "N", "threads for hashing after a commit; default: all cores"},
+    {"nice", 0, "N", "nice value of the background threads"},
+    {0},
+};
+
+static int make_parent(const char *path)
+{
+    char dir[4096];
+    const char *slash = strrchr(path, '/');
+    if (!slash || slash == path)
+        return 0;
+    snprintf(dir, sizeof dir, "%.*s", (int)(slash - path), path);
+    return mkdir(dir, 0755) && errno != EEXIST ? -errno : 0;
+}
+
+static int run(const struct cli_args *args)
+{
+    const char *listen = cli_get(args, "listen"), *socket = cli_get(args, "socket");
+    const char *group = cli_get(args, "group"), *token_file = cli_get(args, "token-file");
+    struct ws_agent_options o = {
+        .tcp.listen = listen ? listen : DEFAULT_LISTEN,
+        .tcp.insecure = cli_has(args, "insecure"),
+        .tcp.tls_cert_file = cli_get(args, "tls-cert"),
+        .tcp.tls_key_file = cli_get(args, "tls-key"),
+        .tcp.tls_client_ca_file = cli_get(args, "tls-client-ca"),
+        .socket = socket ? socket : DEFAULT_SOCKET,
+        .socket_gid = (gid_t)-1,
+        .memory_bytes = cli_bytes(args, "memory", 0),
+        .max_slots = (unsigned)cli_u64(args, "slots", 0),
+        .n_threads = (unsigned)cli_u64(args, "threads", 0),
+        .nice = (int)cli_u64(args, "nice", 0),
+    };
+    struct ws_error err = {0};
+    struct ws_agent *agent;
+    char *token = token_file ? cli_read_secret(token_file) : NULL;
+
+    o.tcp.token = token;
+    if (!strcmp(o.tcp.listen, "none"))
+        o.tcp.listen = NULL;
+    if (!strcmp(o.socket, "none"))
+        o.socket = NULL;
+    if (!o.tcp.listen && !o.socket)
+        return cli_usage("with neither --listen nor --socket nobody could reach the agent");
+    if (group) {
+        const struct group *g = getgrnam(group);
+        if (!g)
+            return cli_usage("there is no group '%s'", group);
+        o.socket_gid = g->gr_gid;
+    }
+    if (o.socket && make_parent(o.socket))
+        return cli_fail("cannot make the folder of %s: %s; choose another --socket", o.socket,
+                        strerror(errno));
+    cli_block_signals();
+    if (ws_agent_new(&agent, &o, &err))
+        return cli_fail("%s", err.text);
+    ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o.tcp.listen ? o.tcp.listen : "none",
+           o.tcp.listen ? ws_agent_port(agent) : 0, o.socket ? o.socket : "none");
+    notify_ready();
+    int sig = cli_wait_signal();
+    notify_stopping();
+    ws_log(WS_LOG_INFO, "agent", "stopping signal=%s", strsignal(sig));
+    ws_agent_free(agent);
+    free(token);
+    return CLI_OK;
+}
+
+const struct cli_command cmd_agent = {
+    .name = "agent",
+    .summary = "hold and serve the versions that trainers on this node publish",
+    .synopsis = "[OPTIONS]",
+    .description =
+        "Runs in the foreground, one a node, on its own so that neither the trainer's interpreter nor "
+        "its crash stops a transfer. Trainers attach by the unix socket and write into its slots; "
+        "mounts pull by HTTP, or on the same host by file descriptors.\n\n"
+        "Without --token-file it refuses to listen beyond loopback unless told --insecure. "
+        "Versions live in memory: they are gone when the agent ends.",
+    .examples = "wsync agent --listen 127.0.0.1:18861 --socket /run/wsync/agent.sock\n"
+                "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token\n"
+                "curl -s http://127.0.0.1:18861/v1/models",
+    .options = options,
+    .run = run,
+};

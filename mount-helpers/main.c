@@ -1,0 +1,80 @@
+/* wsync: the command. One table of subcommands; called as mount.wsync it is mount(8)'s helper. */
+#include "mount-helpers/cli.h"
+#include "mount-helpers/version.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct cli_command *const cli_commands[] = {
+    &cmd_agent, &cmd_publish, &cmd_mount,  &cmd_umount,  &cmd_export, &cmd_ls,    &cmd_status, &cmd_load,
+    &cmd_pull,  &cmd_wait,    &cmd_verify, &cmd_inspect, &cmd_engine, &cmd_bench, NULL,
+};
+
+const struct cli_command *cli_find(const char *name)
+{
+    if (!strcmp(name, "unmount"))
+        name = "umount";
+    for (const struct cli_command *const *c = cli_commands; *c; c++)
+        if (!strcmp((*c)->name, name))
+            return *c;
+    return NULL;
+}
+
+static int unknown(const char *name)
+{
+    fprintf(stderr, "wsync: there is no command '%s'; the commands are:", name);
+    for (const struct cli_command *const *c = cli_commands; *c; c++)
+        fprintf(stderr, " %s", (*c)->name);
+    fprintf(stderr, " version help\n");
+    return CLI_USAGE;
+}
+
+/* help [COMMAND] | help --list | help --man [COMMAND] (the last two are for the build) */
+static int help(int argc, char **argv)
+{
+    const char *word = argc > 1 ? argv[1] : NULL;
+    if (word && !strcmp(word, "--list")) {
+        for (const struct cli_command *const *c = cli_commands; *c; c++)
+            puts((*c)->name);
+        return CLI_OK;
+    }
+    int man = word && !strcmp(word, "--man");
+    if (man)
+        word = argc > 2 ? argv[2] : NULL;
+    const struct cli_command *command = word ? cli_find(word) : NULL;
+    if (word && !command)
+        return unknown(word);
+    if (man)
+        cli_print_man(command);
+    else if (command)
+        cli_print_help(command);
+    else
+        cli_print_overview();
+    return CLI_OK;
+}
+
+int main(int argc, char **argv)
+{
+    const char *base = strrchr(argv[0], '/');
+    base = base ? base + 1 : argv[0];
+    int code;
+    if (!strcmp(base, "mount.wsync") || !strcmp(base, "mount.fuse.wsync")) {
+        code = cli_run(&cmd_mount, argc, argv);
+    } else if (argc < 2) {
+        cli_print_overview();
+        code = CLI_USAGE;
+    } else if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+        code = help(argc - 1, argv + 1);
+    } else if (!strcmp(argv[1], "version") || !strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) {
+        cli_print_version();
+        code = CLI_OK;
+    } else {
+        const struct cli_command *command = cli_find(argv[1]);
+        code = command ? cli_run(command, argc - 1, argv + 1) : unknown(argv[1]);
+    }
+    if (fflush(stdout) || ferror(stdout)) {
+        fprintf(stderr, "wsync: cannot write to standard output\n");
+        code = code ? code : CLI_FAILED;
+    }
+    return code;
+}
