@@ -11,6 +11,7 @@
 #define WS_MAX_TENSOR_NAME 1024        /* before percent-encoding */
 #define WS_MAX_TENSORS 1000000         /* in one file, and in one version */
 #define WS_MAX_HEADER_BYTES (256UL << 20) /* safetensors header; the official parser stops at 100 MB */
+#define WS_MAX_JSON_VALUE (8UL << 20) /* one value of a header, index or manifest, kept or skipped */
 #define WS_MAX_FILES 4096              /* in one version */
 #define WS_MAX_FILE_BYTES (1UL << 44)
 #define WS_MAX_SIDECAR_BYTES (1UL << 30)

@@ -7,6 +7,7 @@
 #include "transports/dtype.h"
 #include "transports/error.h"
 #include "transports/limits.h"
+#include "transports/name.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,23 +35,22 @@ WS_MUST_USE int ws_safetensors_header_bytes(const void *p, uint64_t file_bytes, 
  * caller's: ws_safetensors_free. -EBADMSG with a sentence for anything that is not a valid file. */
 WS_MUST_USE int ws_safetensors_parse(const void *p, size_t len, uint64_t file_bytes,
                                      struct ws_safetensors **out, struct ws_error *err);
-/* Lays tensors out in name order: sets begin and end of a copy of `specs` (name, dtype, shape are
- * read), header padded with spaces so that data begins at a multiple of WS_PAGE_BYTES. *header is
- * the first data_begin bytes of the file (malloc, caller frees). metadata: JSON object text or NULL
- * (PyTorch readers want {"format":"pt"}). -EINVAL: duplicate or bad name, bad shape. */
+/* Reads and parses the header of the file at `path`: as ws_safetensors_parse, or what open and read
+ * say; the sentence names the file. The tensors' bytes are not read. */
+WS_MUST_USE int ws_safetensors_read(const char *path, struct ws_safetensors **out,
+                                    struct ws_error *err);
+/* Lays tensors out in name order, because readers walk them so; where that would put a tensor at an
+ * offset that its type cannot have (an F32 after three bytes of U8: PyTorch refuses it), the widest
+ * types come first, as the stock writer has it. Sets begin and end of a copy of `specs` (name, dtype,
+ * shape are read), header padded with spaces so that data begins at a multiple of WS_PAGE_BYTES.
+ * *header is the first data_begin bytes of the file (malloc, caller frees). metadata: JSON object
+ * text or NULL (PyTorch readers want {"format":"pt"}). -EINVAL: duplicate or bad name, bad shape,
+ * bad metadata; -E2BIG: over a limit, or a header that the stock reader would not take. */
 WS_MUST_USE int ws_safetensors_layout(const struct ws_tensor *specs, size_t n, const char *metadata,
                                       struct ws_safetensors **out, void **header,
                                       struct ws_error *err);
 /* NULL when there is no such tensor. Binary search. */
 const struct ws_tensor *ws_safetensors_find(const struct ws_safetensors *st, const char *name);
 void ws_safetensors_free(struct ws_safetensors *st); /* NULL is fine */
-
-/* Tensor names as file names: '/' and '%', control characters, and a leading '.' are
- * percent-encoded (%2F); names longer than WS_MAX_NAME after encoding keep their first 200 bytes
- * plus "%~" and the XXH3 of the name in hex. out has WS_MAX_NAME + 1 bytes. */
-void ws_name_to_file(const char *name, char out[WS_MAX_NAME + 1]);
-/* Is this a legal model, version-bundle-file name: non-empty, no '/', not "." or "..", no control
- * characters, valid UTF-8, at most WS_MAX_NAME bytes. */
-int ws_name_is_safe(const char *name);
 
 #endif

@@ -1,0 +1,75 @@
+/* Names become paths here and nowhere else. */
+#include "transports/name.h"
+#include "transports/text.h"
+#include <assert.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+#define KEPT_BYTES 200 /* of a name that is too long; then "%~" and 16 digits */
+
+/* Length of the piece of the name at p: one character of UTF-8, or one byte that is none. *encode:
+ * it must be written as %XX. A byte that is no UTF-8 cannot come from a safetensors header; a caller
+ * that has one all the same gets a name that every tool can print. */
+static size_t piece(const char *p, size_t left, bool first, bool *encode)
+{
+    unsigned char c = (unsigned char)*p;
+    size_t length = ws_utf8_length(p, left);
+
+    *encode =
+        length == 0 || c < ' ' || c == 0x7F || c == '/' || c == '%' || (first && c == '.');
+    return length == 0 ? 1 : length;
+}
+
+void ws_name_to_file(const char *name, char out[WS_MAX_NAME + 1])
+{
+    static const char hex[] = "0123456789ABCDEF";
+    size_t length = strlen(name);
+    size_t used = 0, kept = 0; /* kept: the longest whole prefix within KEPT_BYTES */
+    size_t step;
+
+    assert(length > 0);
+    for (size_t i = 0; i < length; i += step) {
+        unsigned char c = (unsigned char)name[i];
+        bool encode;
+        size_t wide;
+
+        step = piece(name + i, length - i, i == 0, &encode);
+        wide = encode ? 3 : step;
+        if (used + wide > WS_MAX_NAME) {
+            snprintf(out + kept, WS_MAX_NAME + 1 - kept, "%%~%016llx",
+                     (unsigned long long)XXH3_64bits(name, length));
+            return;
+        }
+        if (encode) {
+            out[used] = '%';
+            out[used + 1] = hex[c >> 4];
+            out[used + 2] = hex[c & 15];
+        } else {
+            memcpy(out + used, name + i, step);
+        }
+        used += wide;
+        if (used <= KEPT_BYTES)
+            kept = used;
+    }
+    out[used] = '\0';
+}
+
+int ws_name_is_safe(const char *name)
+{
+    size_t length = strnlen(name, WS_MAX_NAME + 1);
+    size_t step;
+
+    if (length == 0 || length > WS_MAX_NAME)
+        return 0;
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return 0;
+    for (const char *p = name; length > 0; p += step, length -= step) {
+        unsigned char c = (unsigned char)*p;
+        step = ws_utf8_length(p, length);
+        if (step == 0 || c < ' ' || c == 0x7F || c == '/')
+            return 0;
+    }
+    return 1;
+}
