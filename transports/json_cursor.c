@@ -176,3 +176,15 @@ int ws_json_finish(struct ws_json *j, struct ws_error *err)
 {
     return peek(j) < 0 ? 0 : unexpected(j, "its end", err);
 }
+
+int ws_json_put_string(FILE *f, const char *s)
+{
+    json_t *value = json_string(s);
+    int rc;
+
+    if (!value)
+        return -EINVAL;
+    rc = json_dumpf(value, f, JSON_ENCODE_ANY);
+    json_decref(value);
+    return rc < 0 ? -ENOMEM : 0;
+}

@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 struct ws_json {
     const char *text;
@@ -46,5 +47,8 @@ WS_MUST_USE int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out,
 WS_MUST_USE int ws_json_skip(struct ws_json *j, struct ws_error *err);
 /* After the outermost value: nothing but white space may follow. */
 WS_MUST_USE int ws_json_finish(struct ws_json *j, struct ws_error *err);
+
+/* The other direction: writes s as a JSON string. -EINVAL: it is no UTF-8; -ENOMEM. */
+WS_MUST_USE int ws_json_put_string(FILE *f, const char *s);
 
 #endif

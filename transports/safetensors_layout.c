@@ -2,10 +2,10 @@
  * back by the strict parser before it is handed out, so that there is one set of rules and nothing is
  * ever published that a mount would refuse. */
 #include "transports/safetensors.h"
+#include "transports/json_cursor.h"
 #include <assert.h>
 #include <endian.h>
 #include <errno.h>
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,21 +115,20 @@ static int choose_order(const struct ws_tensor *specs, size_t n, struct placed *
 static int write_tensor(FILE *f, const struct placed *p, bool first, struct ws_error *err)
 {
     const struct ws_tensor *t = p->spec;
-    json_t *name = json_string(t->name);
-    int rc = 0;
+    int rc;
 
-    if (!name)
-        return ws_error_set(err, EINVAL, "the name \"" SHOWN "\" is not UTF-8", t->name);
     if (!first)
         fputc(',', f);
-    if (json_dumpf(name, f, JSON_ENCODE_ANY) < 0)
-        rc = ws_error_set(err, ENOMEM, "out of memory for a safetensors header");
-    json_decref(name);
+    rc = ws_json_put_string(f, t->name);
+    if (rc == -EINVAL)
+        return ws_error_set(err, EINVAL, "the name \"" SHOWN "\" is not UTF-8", t->name);
+    if (rc < 0)
+        return ws_error_set(err, -rc, "out of memory for a safetensors header");
     fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", ws_dtype_name(t->dtype));
     for (unsigned i = 0; i < t->n_dims; i++)
         fprintf(f, i ? ",%lu" : "%lu", t->shape[i]);
     fprintf(f, "],\"data_offsets\":[%lu,%lu]}", p->begin, p->end);
-    return rc;
+    return 0;
 }
 
 static int write_metadata(FILE *f, const char *metadata, struct ws_error *err)

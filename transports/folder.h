@@ -1,0 +1,32 @@
+/* A checkpoint folder as a trainer or a download left it: the source of a publish and of `dir:`.
+ * Read and checked at once; objects do not change afterwards and may be shared by threads. */
+#ifndef WS_TRANSPORTS_FOLDER_H
+#define WS_TRANSPORTS_FOLDER_H
+#include "transports/error.h"
+#include "transports/safetensors.h"
+#include <stddef.h>
+#include <stdint.h>
+
+/* A checkpoint folder as it lies on disk, checked: every safetensors header parsed, no tensor in two
+ * files, all shards of NAME-00001-of-0000N there, the index's files all there and naming exactly what
+ * they hold. Where there is a model.safetensors.index.json, safetensors files that it does not name
+ * are left out, as the engines do (Mistral's consolidated.safetensors has every weight again).
+ * Sidecars are the other regular files a server needs (json, txt, model, tiktoken, jinja; no *.bin,
+ * *.pt, *.pth, hidden files, folders). Links to regular files count as the files they lead to. */
+struct ws_folder_file {
+    char *name; /* ws_name_is_safe */
+    char *path;
+    uint64_t size_bytes;
+    struct ws_safetensors *st; /* NULL for a sidecar */
+};
+struct ws_folder {
+    char *path;
+    size_t n_files; /* sorted by name (strcmp) */
+    struct ws_folder_file *files;
+};
+/* -ENOENT: no such folder, no weights in it, or a shard is missing; -EBADMSG: a file or the index is
+ * wrong; -EINVAL: a name that cannot be published; -E2BIG: over a limit; or what the system says. */
+WS_MUST_USE int ws_folder_open(const char *path, struct ws_folder **out, struct ws_error *err);
+void ws_folder_free(struct ws_folder *f); /* NULL is fine */
+
+#endif
