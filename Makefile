@@ -1,0 +1,206 @@
+# wsync. `make help` lists the targets. Sources are found by folder; layers are archives that are linked top
+# down (mount-helpers -> fs -> backends -> transports), so an arrow that points up does not link.
+
+VERSION := 0.1.0
+PREFIX ?= /usr/local
+BINDIR ?= $(PREFIX)/bin
+SBINDIR ?= /sbin
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+MANDIR ?= $(PREFIX)/share/man
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+COMPLETIONDIR ?= $(PREFIX)/share/bash-completion/completions
+
+CC := gcc
+CLANG := clang
+SAN ?=
+TOP := build
+B := $(if $(SAN),$(TOP)/$(SAN),$(TOP))
+Q := $(if $(V),,@)
+say = $(if $(V),,@printf '  %-7s %s\n' $(1) $(2);)
+
+SAN_FLAGS_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+SAN_FLAGS_undefined := -fsanitize=undefined -fno-sanitize-recover=undefined
+SAN_FLAGS_thread := -fsanitize=thread
+ifneq ($(SAN),)
+ifeq ($(SAN_FLAGS_$(SAN)),)
+$(error SAN is address, undefined or thread, not '$(SAN)')
+endif
+endif
+
+# --- what needs no flags runs without pkg-config and libfuse ---
+NO_CONFIG := help clean deps deps-test deps-lint demo test bench
+ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
+-include $(TOP)/libfuse/config.mk
+PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd
+PKG_CFLAGS := $(shell pkg-config --cflags $(PACKAGES))
+PKG_LIBS := $(shell pkg-config --libs $(PACKAGES))
+SYSTEMD_LIBS := $(shell pkg-config --libs libsystemd 2>/dev/null)
+SYSTEMD_CFLAGS := $(if $(SYSTEMD_LIBS),-DWS_HAVE_SYSTEMD)
+endif
+
+WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef
+CFLAGS ?= -O2 -g
+ALL_CFLAGS := -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
+	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS)
+LIBS = $(PKG_LIBS) $(SYSTEMD_LIBS) -pthread
+
+ifeq ($(shell uname -m),x86_64)
+FLAGS_avx2 := -mavx2
+FLAGS_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq
+endif
+vector_flags = $(if $(filter %_avx2,$(1)),$(FLAGS_avx2))$(if $(filter %_avx512,$(1)),$(FLAGS_avx512))
+
+LAYERS := transports backends/engine backends/trainer fs mount-helpers
+SRC = $(wildcard $(1)/*.c)
+OBJ = $(patsubst %.c,$(B)/%.o,$(call SRC,$(1)))
+A_transports := $(B)/libws-transports.a
+A_engine := $(B)/libws-engine.a
+A_trainer := $(B)/libws-trainer.a
+A_fs := $(B)/libws-fs.a
+BACKENDS := $(A_trainer) $(A_engine) $(A_transports)
+
+UNIT := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/test_*.c))
+CONFORMANCE := $(patsubst %.c,$(B)/%,$(wildcard tests/conformance/test_*.c))
+FS_TESTS := $(patsubst %.c,$(B)/%,$(wildcard tests/fs/test_*.c))
+TOOLS := $(patsubst %.c,$(B)/%,$(wildcard tests/tools/*.c))
+BENCHES := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
+FUZZERS := $(patsubst tests/fuzz/%.c,$(TOP)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+FIXTURES := $(call OBJ,tests/fixtures)
+MANS = $(shell $(TOP)/wsync help --list)
+
+.PHONY: all
+all: $(B)/wsync $(B)/libwsync.so $(B)/libwsync.a $(B)/wsync.pc $(if $(SAN),,man $(TOP)/compile_commands.json) ## build everything but the tests
+
+$(TOP)/libfuse/config.mk: .ci/libfuse
+	$(Q).ci/libfuse $(TOP)/libfuse
+
+# --- objects and archives ---
+$(B)/%.o: %.c $(TOP)/libfuse/config.mk
+	@mkdir -p $(@D)
+	$(call say,CC,$<)$(CC) $(ALL_CFLAGS) $(if $(filter fs/% mount-helpers/% tests/%,$<),$(FUSE_CFLAGS)) \
+		$(call vector_flags,$*) -MMD -MP -c $< -o $@
+
+$(A_transports): $(call OBJ,transports)
+$(A_engine): $(call OBJ,backends/engine)
+$(A_trainer): $(call OBJ,backends/trainer)
+$(A_fs): $(call OBJ,fs)
+$(A_transports) $(A_engine) $(A_trainer) $(A_fs):
+	$(call say,AR,$@)rm -f $@ && ar rcs $@ $^
+
+$(B)/wsync: $(call OBJ,mount-helpers) $(A_fs) $(BACKENDS)
+	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -o $@ $^ $(FUSE_LIBS) $(LIBS)
+
+$(B)/libwsync.so: $(BACKENDS) backends/trainer/libwsync.map
+	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libwsync.so.0 \
+		-Wl,--version-script=backends/trainer/libwsync.map $(if $(SAN),,-Wl,-z,defs) -o $@ \
+		-Wl,--whole-archive $(A_trainer) -Wl,--no-whole-archive $(A_engine) $(A_transports) $(LIBS)
+
+$(B)/libwsync.a: $(call OBJ,backends/trainer) $(call OBJ,backends/engine) $(call OBJ,transports)
+	$(call say,AR,$@)rm -f $@ && ar rcs $@ $^
+
+$(B)/wsync.pc: backends/trainer/wsync.pc.in Makefile
+	@mkdir -p $(@D)
+	$(call say,GEN,$@)sed -e 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@INCLUDEDIR@|$(INCLUDEDIR)|g; s|@VERSION@|$(VERSION)|g' $< >$@
+
+.PHONY: man
+man: $(TOP)/man/.stamp
+$(TOP)/man/.stamp: $(TOP)/wsync
+	@mkdir -p $(@D)
+	$(call say,MAN,$(@D))set -e; $(TOP)/wsync help --man >$(@D)/wsync.1; \
+	for c in $$($(TOP)/wsync help --list); do $(TOP)/wsync help --man $$c >$(@D)/wsync-$$c.1; done; touch $@
+
+$(TOP)/compile_commands.json: Makefile $(foreach d,$(LAYERS),$(call SRC,$(d)))
+	@mkdir -p $(@D)
+	$(call say,GEN,$@){ echo '['; sep=; for f in $(foreach d,$(LAYERS),$(call SRC,$(d))); do \
+		case $$f in *_avx2.c) v='$(FLAGS_avx2)';; *_avx512.c) v='$(FLAGS_avx512)';; *) v=;; esac; \
+		printf '%s{"directory":"%s","file":"%s","command":"%s"}\n' "$$sep" "$(CURDIR)" "$$f" \
+		"$(subst ",\\\",$(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)) $$v -c $$f"; sep=,; done; echo ']'; } >$@
+
+# --- tests ---
+.PHONY: test-programs
+test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(B)/wsync ## build the tests' programs
+
+link_test = $(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -o $@ $^ $(1) $(LIBS) -lcmocka
+$(UNIT): $(B)/%: $(B)/%.o $(FIXTURES) $(BACKENDS)
+	$(call link_test)
+$(CONFORMANCE): $(B)/%: $(B)/%.o $(filter-out %/test_%.o,$(call OBJ,tests/conformance)) $(FIXTURES) $(BACKENDS)
+	$(call link_test)
+$(FS_TESTS): $(B)/%: $(B)/%.o $(FIXTURES) $(A_fs) $(BACKENDS)
+	$(call link_test,$(FUSE_LIBS))
+$(TOOLS): $(B)/%: $(B)/%.o $(FIXTURES) $(A_fs) $(BACKENDS)
+	$(call link_test,$(FUSE_LIBS) $(shell pkg-config --libs liburing))
+$(BENCHES): $(B)/%: $(B)/%.o $(filter-out %/bench_%.o,$(call OBJ,tests/bench)) $(FIXTURES) $(A_fs) $(BACKENDS)
+	$(call link_test,$(FUSE_LIBS))
+
+FUZZ_FLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I. -fsanitize=fuzzer,address,undefined
+$(FUZZERS): $(TOP)/fuzz/%: tests/fuzz/%.c $(filter-out %_avx2.c %_avx512.c,$(call SRC,transports)) fs/grammar.c
+	@mkdir -p $(@D)
+	$(call say,FUZZ,$@)$(CLANG) $(FUZZ_FLAGS) -DWS_NO_VECTOR $(PKG_CFLAGS) -o $@ $^ $(LIBS)
+.PHONY: fuzzers
+fuzzers: $(FUZZERS)
+
+.PHONY: deps deps-test deps-lint demo test bench
+deps: ## install what the build needs (Debian packages)
+	$(Q).ci/deps build
+deps-test:
+	$(Q).ci/deps test
+deps-lint:
+	$(Q).ci/deps lint
+demo: deps-test ## install what it needs, build, run the whole life of a model
+	$(Q)$(MAKE) --no-print-directory all
+	$(Q)WSYNC=$(CURDIR)/$(TOP)/wsync BUILD=$(CURDIR)/$(TOP) PYTHON=$$(.ci/python) mount-helpers/demo/demo.sh
+test: deps-test ## install what it needs, pass all tests
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs
+	$(Q)tests/run
+bench: deps-test ## measure; prints ratios and writes build/bench.json
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
+	$(Q)tests/bench/run
+.PHONY: bench-programs
+bench-programs: $(BENCHES) $(TOOLS)
+
+# --- install ---
+.PHONY: install uninstall
+INSTALLED = $(BINDIR)/wsync $(SBINDIR)/mount.wsync $(INCLUDEDIR)/wsync.h $(LIBDIR)/libwsync.a \
+	$(LIBDIR)/libwsync.so $(LIBDIR)/libwsync.so.0 $(LIBDIR)/libwsync.so.$(VERSION) $(LIBDIR)/pkgconfig/wsync.pc \
+	$(COMPLETIONDIR)/wsync $(addprefix $(UNITDIR)/,wsync-agent.service wsync-mount@.service) \
+	$(MANDIR)/man1/wsync.1 $(foreach c,$(MANS),$(MANDIR)/man1/wsync-$(c).1) $(MANDIR)/man8/mount.wsync.8
+install: all ## install command, mount helper, library, manual pages (PREFIX, DESTDIR)
+	install -Dm755 $(B)/wsync $(DESTDIR)$(BINDIR)/wsync
+	install -d $(DESTDIR)$(SBINDIR)
+	ln -sf $(BINDIR)/wsync $(DESTDIR)$(SBINDIR)/mount.wsync
+	install -Dm644 backends/trainer/wsync.h $(DESTDIR)$(INCLUDEDIR)/wsync.h
+	install -Dm755 $(B)/libwsync.so $(DESTDIR)$(LIBDIR)/libwsync.so.$(VERSION)
+	ln -sf libwsync.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libwsync.so.0
+	ln -sf libwsync.so.0 $(DESTDIR)$(LIBDIR)/libwsync.so
+	install -Dm644 $(B)/libwsync.a $(DESTDIR)$(LIBDIR)/libwsync.a
+	install -Dm644 $(B)/wsync.pc $(DESTDIR)$(LIBDIR)/pkgconfig/wsync.pc
+	install -Dm644 -t $(DESTDIR)$(MANDIR)/man1 $(TOP)/man/*.1
+	install -d $(DESTDIR)$(MANDIR)/man8
+	ln -sf ../man1/wsync-mount.1 $(DESTDIR)$(MANDIR)/man8/mount.wsync.8
+	install -d $(DESTDIR)$(UNITDIR)
+	for u in mount-helpers/systemd/*.service; do sed 's|=wsync |=$(BINDIR)/wsync |; s|=-wsync |=-$(BINDIR)/wsync |' $$u >$(DESTDIR)$(UNITDIR)/$${u##*/}; done
+	install -Dm644 mount-helpers/completions/wsync.bash $(DESTDIR)$(COMPLETIONDIR)/wsync
+	$(if $(DESTDIR),,-ldconfig)
+uninstall: ## remove what install put there
+	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
+
+# --- care ---
+C_FILES = $(foreach d,$(LAYERS) $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h))
+.PHONY: format lint clean help
+format: deps-lint ## format all C files
+	$(Q)clang-format -i $(C_FILES)
+lint: deps-lint ## clang-format, clang-tidy, cppcheck and shellcheck; clean when it prints nothing else
+	$(Q)$(MAKE) --no-print-directory $(TOP)/libfuse/config.mk $(TOP)/compile_commands.json
+	$(call say,FORMAT,check)clang-format --dry-run -Werror $(C_FILES)
+	$(call say,TIDY,all)printf '%s\n' $(foreach d,$(LAYERS),$(filter-out %_avx512.c %_avx2.c,$(call SRC,$(d)))) | xargs -P 2 -n 4 clang-tidy --quiet -p $(TOP)
+	$(call say,CPPCHECK,all)cppcheck --quiet --error-exitcode=1 --inline-suppr --enable=warning,performance,portability \
+		--suppressions-list=.cppcheck --std=c11 -I. -D_GNU_SOURCE -j 2 $(LAYERS)
+	$(call say,SHELL,all)shellcheck -S warning .ci/deps .ci/libfuse .ci/run mount-helpers/demo/demo.sh $(wildcard tests/*.sh tests/*/*.sh)
+clean: ## remove what was built, keep fetched libraries and the Python environment
+	rm -rf $(filter-out $(TOP)/libfuse $(TOP)/venv $(TOP)/demo,$(wildcard $(TOP)/*))
+help: ## print this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@echo '  variables: SAN=address|undefined|thread, V=1, PREFIX, DESTDIR, CFLAGS'
+
+-include $(shell find $(B) -name '*.d' -not -path '*/libfuse/*' 2>/dev/null)
