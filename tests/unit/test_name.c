@@ -1,0 +1,119 @@
+/* Names that become paths. */
+#include "transports/name.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+
+static void test_to_file(void **state)
+{
+    static const struct {
+        const char *name, *file;
+    } cases[] = {
+        {"model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"},
+        {"params/dense/kernel", "params%2Fdense%2Fkernel"},
+        {"/", "%2F"},
+        {".", "%2E"},
+        {"..", "%2E."},
+        {".hidden", "%2Ehidden"},
+        {"../../etc/passwd", "%2E.%2F..%2Fetc%2Fpasswd"},
+        {"50%", "50%25"},
+        {"%2F", "%252F"},
+        {"a\nb\x7F\x01", "a%0Ab%7F%01"},
+        {"gr\xC3\xBC\xC3\x9F", "gr\xC3\xBC\xC3\x9F"},
+        {"bad\xFFutf", "bad%FFutf"},
+        {" space ", " space "},
+    };
+    char out[WS_MAX_NAME + 1];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ws_name_to_file(cases[i].name, out);
+        assert_string_equal(out, cases[i].file);
+        assert_true(ws_name_is_safe(out));
+    }
+}
+
+static void test_long_names(void **state)
+{
+    char name[WS_MAX_TENSOR_NAME + 1], out[WS_MAX_NAME + 1], other[WS_MAX_NAME + 1];
+
+    (void)state;
+    memset(name, 'a', sizeof(name));
+    name[WS_MAX_NAME] = '\0';
+    ws_name_to_file(name, out);
+    assert_string_equal(out, name); /* exactly fits */
+
+    name[WS_MAX_NAME] = 'a';
+    name[WS_MAX_NAME + 1] = '\0';
+    ws_name_to_file(name, out);
+    assert_int_equal(strlen(out), 200 + 2 + 16);
+    assert_memory_equal(out, name, 200);
+    assert_memory_equal(out + 200, "%~", 2);
+    assert_int_equal(strspn(out + 202, "0123456789abcdef"), 16);
+
+    name[WS_MAX_NAME] = 'b'; /* differs behind what is kept */
+    ws_name_to_file(name, other);
+    assert_string_not_equal(out, other);
+    assert_memory_equal(out, other, 202);
+}
+
+/* The cut falls neither into a character nor into a code. */
+static void test_long_names_are_cut_between_characters(void **state)
+{
+    char name[WS_MAX_TENSOR_NAME + 1], out[WS_MAX_NAME + 1];
+
+    (void)state;
+    for (int shift = 0; shift < 3; shift++) {
+        int n = snprintf(name, sizeof(name), "%.*s", shift, "xy");
+        for (int i = 0; i < 100; i++)
+            n += snprintf(name + n, sizeof(name) - (size_t)n, "\xE2\x82\xAC");
+        ws_name_to_file(name, out);
+        assert_true(ws_name_is_safe(out));
+        assert_memory_equal(strstr(out, "%~") - 3, "\xE2\x82\xAC", 3);
+
+        n = snprintf(name, sizeof(name), "%.*s", shift, "xy");
+        for (int i = 0; i < 100; i++)
+            n += snprintf(name + n, sizeof(name) - (size_t)n, "/");
+        ws_name_to_file(name, out);
+        assert_memory_equal(strstr(out, "%~") - 3, "%2F", 3);
+    }
+}
+
+static void test_safe(void **state)
+{
+    static const char *const good[] = {"actor", "model-00001-of-00002.safetensors", ".gitattributes",
+                                       "...", "a b", "\xC3\xA4", "50%", "-"};
+    static const char *const bad[] = {"",    ".",        "..",       "a/b",  "/",    "../x", "a\n",
+                                      "\t",  "a\x7F",    "\xFF",     "\xC3", "\x01", "a\xED\xA0\x80",
+                                      "a/",  "\xC0\xAF"};
+    char name[WS_MAX_NAME + 2];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++)
+        assert_true(ws_name_is_safe(good[i]));
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_false(ws_name_is_safe(bad[i]));
+    memset(name, 'a', sizeof(name));
+    name[WS_MAX_NAME] = '\0';
+    assert_true(ws_name_is_safe(name));
+    name[WS_MAX_NAME] = 'a';
+    name[WS_MAX_NAME + 1] = '\0';
+    assert_false(ws_name_is_safe(name));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_to_file),
+        cmocka_unit_test(test_long_names),
+        cmocka_unit_test(test_long_names_are_cut_between_characters),
+        cmocka_unit_test(test_safe),
+    };
+
+    cmocka_set_message_output(CM_OUTPUT_TAP);
+    return cmocka_run_group_tests_name("name", tests, NULL, NULL);
+}

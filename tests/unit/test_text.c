@@ -1,0 +1,78 @@
+/* Text cleaning: whatever comes in, one printable line of UTF-8 comes out. */
+#include "transports/text.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+static void test_utf8_length(void **state)
+{
+    static const struct {
+        const char *bytes;
+        size_t n, want;
+    } cases[] = {
+        {"", 0, 0},
+        {"a", 1, 1},
+        {"\0", 1, 1},
+        {"\x7F", 1, 1},
+        {"\x80", 1, 0},             /* a continuation alone */
+        {"\xC3\xA4", 2, 2},         /* U+00E4 */
+        {"\xC3\xA4", 1, 0},         /* cut */
+        {"\xC3(", 2, 0},            /* no continuation */
+        {"\xC0\x80", 2, 0},         /* NUL in two bytes */
+        {"\xC1\xBF", 2, 0},         /* overlong */
+        {"\xE2\x82\xAC", 3, 3},     /* U+20AC */
+        {"\xE2\x82\xAC", 2, 0},     /* cut */
+        {"\xE0\x80\xAF", 3, 0},     /* overlong '/' */
+        {"\xED\x9F\xBF", 3, 3},     /* U+D7FF */
+        {"\xED\xA0\x80", 3, 0},     /* surrogate U+D800 */
+        {"\xED\xBF\xBF", 3, 0},     /* surrogate U+DFFF */
+        {"\xEE\x80\x80", 3, 3},     /* U+E000 */
+        {"\xF0\x9F\x98\x80", 4, 4}, /* U+1F600 */
+        {"\xF0\x8F\xBF\xBF", 4, 0}, /* overlong */
+        {"\xF4\x8F\xBF\xBF", 4, 4}, /* U+10FFFF */
+        {"\xF4\x90\x80\x80", 4, 0}, /* beyond */
+        {"\xF5\x80\x80\x80", 4, 0},
+        {"\xFF", 1, 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        assert_int_equal(ws_utf8_length(cases[i].bytes, cases[i].n), cases[i].want);
+}
+
+static void test_clean(void **state)
+{
+    static const struct {
+        const char *in, *out;
+    } cases[] = {
+        {"", ""},
+        {"plain text", "plain text"},
+        {"line\nbreak\ttab\r", "line break tab "},
+        {"esc\x1B[31m del\x7F bell\a", "esc?[31m del? bell?"},
+        {"na\xC3\xAFve \xE2\x82\xAC", "na\xC3\xAFve \xE2\x82\xAC"},
+        {"bad \xFF\xC3", "bad ??"},
+        {"cut \xE2\x82", "cut ??"},
+    };
+    char text[64];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        strcpy(text, cases[i].in);
+        ws_text_clean(text);
+        assert_string_equal(text, cases[i].out);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_utf8_length),
+        cmocka_unit_test(test_clean),
+    };
+
+    cmocka_set_message_output(CM_OUTPUT_TAP);
+    return cmocka_run_group_tests_name("text", tests, NULL, NULL);
+}
