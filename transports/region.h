@@ -49,28 +49,9 @@ WS_MUST_USE int ws_region_link(const struct ws_region *r, int dirfd, const char 
 /* The descriptor of this process's huge-page tmpfs mount (for move_mount in link mode), or -ENOSYS,
  * -EPERM when regions are memfds. Stays the library's. */
 int ws_region_tmpfs(void);
+/* Changes the size of an idle region of ours; what is kept is kept, what is new is zero. On failure it has
+ * no mapping any more and can only be freed. */
+WS_MUST_USE int ws_region_resize(struct ws_region *r, uint64_t size_bytes, struct ws_error *err);
 void ws_region_free(struct ws_region *r); /* unmaps, closes; memory returns when the last reader ends */
-
-/* A pool recycles regions: put hands a region back, it waits on a list until it is idle and is then
- * reused for the same or a smaller size (ftruncate) within `keep_bytes`, else freed. Thread safe;
- * one background thread looks after the list and pre-faults. */
-struct ws_pool;
-WS_MUST_USE int ws_pool_new(struct ws_pool **out, uint64_t keep_bytes, unsigned n_threads,
-                            struct ws_error *err);
-/* Takes an idle recycled region that fits (its size becomes size_bytes; contents undefined) or a new
- * one (prefaulted in background order). */
-WS_MUST_USE int ws_pool_get(struct ws_pool *p, uint64_t size_bytes, struct ws_region **out,
-                            struct ws_error *err);
-void ws_pool_put(struct ws_pool *p, struct ws_region *r);
-/* Makes sure that a faulted-in region of that size will be there soon, within keep_bytes. */
-void ws_pool_reserve(struct ws_pool *p, uint64_t size_bytes);
-struct ws_pool_stats { uint64_t free_bytes, waiting_bytes; size_t n_free, n_waiting; };
-void ws_pool_stats(struct ws_pool *p, struct ws_pool_stats *out);
-/* Frees everything but regions that are out. */
-void ws_pool_free(struct ws_pool *p);
-
-/* Memory that may be taken now: the least of MemAvailable and what each cgroup (v1 or v2) above us
- * has left. *text (WS_ERROR_TEXT bytes, may be NULL) says which one it was. */
-uint64_t ws_memory_available(char *text);
 
 #endif

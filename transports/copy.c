@@ -1,0 +1,112 @@
+#include "transports/copy.h"
+#include "transports/copy_code.h"
+#include <assert.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#define XXH_STATIC_LINKING_ONLY /* the state as a plain value */
+#include <xxhash.h>
+
+#define PIECE_BYTES (32UL << 10) /* hashed, then stored, while it is in the first-level caches */
+#define STREAM_BYTES (16UL << 10) /* shorter copies go through the cache: they are read again soon */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static const struct ws_copy_code *code; /* written once by pick */
+
+static int wanted(const char *name)
+{
+    const char *forced = getenv("WSYNC_COPY");
+    return !forced || strcmp(forced, name) == 0;
+}
+
+static void pick(void)
+{
+    code = &ws_copy_portable;
+#if defined(__x86_64__) && !defined(WS_NO_VECTOR)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && wanted("avx2"))
+        code = &ws_copy_avx2;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && wanted("avx512"))
+        code = &ws_copy_avx512;
+#endif
+    if (!wanted(code->name))
+        code = &ws_copy_portable;
+}
+
+static const struct ws_copy_code *the_code(void)
+{
+    pthread_once(&once, pick);
+    return code;
+}
+
+const char *ws_copy_code(void)
+{
+    return the_code()->name;
+}
+
+void ws_copy(void *dst, const void *src, size_t n)
+{
+    if (n < STREAM_BYTES) {
+        if (n)
+            memcpy(dst, src, n);
+    } else {
+        the_code()->stream_copy(dst, src, n);
+    }
+}
+
+uint64_t ws_hash(const void *p, size_t n)
+{
+    return the_code()->hash(p, n);
+}
+
+struct ws_hasher {
+    XXH3_state_t state;
+};
+
+struct ws_hasher *ws_hasher_new(void)
+{
+    struct ws_hasher *h = aligned_alloc(64, (sizeof(*h) + 63) & ~63UL);
+    if (h)
+        ws_hasher_reset(h);
+    return h;
+}
+
+void ws_hasher_reset(struct ws_hasher *h)
+{
+    XXH3_INITSTATE(&h->state);
+    (void)XXH3_64bits_reset(&h->state);
+}
+
+void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n)
+{
+    const struct ws_copy_code *c = the_code();
+    unsigned char *d = dst;
+    const unsigned char *s = src;
+    while (n > 0) {
+        size_t piece = n < PIECE_BYTES ? n : PIECE_BYTES;
+        c->update(&h->state, s, piece);
+        c->stream_copy(d, s, piece);
+        d += piece;
+        s += piece;
+        n -= piece;
+    }
+}
+
+uint64_t ws_hasher_digest(const struct ws_hasher *h)
+{
+    return XXH3_64bits_digest(&h->state);
+}
+
+void ws_hasher_free(struct ws_hasher *h)
+{
+    free(h);
+}
+
+uint64_t ws_copy_hash(void *dst, const void *src, size_t n)
+{
+    struct ws_hasher h __attribute__((aligned(64)));
+    ws_hasher_reset(&h);
+    ws_hasher_copy(&h, dst, src, n);
+    return ws_hasher_digest(&h);
+}

@@ -1,0 +1,127 @@
+#include "transports/workers.h"
+#include <assert.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define MAX_WORKERS 256
+
+struct ws_workers {
+    pthread_mutex_t turn; /* held by the caller of run; taken before lock */
+    pthread_mutex_t lock;
+    pthread_cond_t start, finished;
+    /* guarded by lock */
+    unsigned long round;
+    unsigned busy;
+    bool stop;
+    void (*job)(void *arg, size_t i);
+    void *arg;
+    size_t n;
+    /* end of guarded */
+    atomic_size_t next;
+    int nice;
+    unsigned n_threads; /* the caller counts as one */
+    pthread_t threads[];
+};
+
+void ws_thread_nice(int nice)
+{
+    if (nice > 0) /* the calling thread only: Linux keeps priorities by thread */
+        (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice);
+}
+
+static void work(struct ws_workers *w, void (*job)(void *, size_t), void *arg, size_t n)
+{
+    for (size_t i; (i = atomic_fetch_add(&w->next, 1)) < n;)
+        job(arg, i);
+}
+
+static void *worker(void *self)
+{
+    struct ws_workers *w = self;
+    unsigned long seen = 0;
+    ws_thread_nice(w->nice);
+    pthread_mutex_lock(&w->lock);
+    for (;;) {
+        while (w->round == seen && !w->stop)
+            pthread_cond_wait(&w->start, &w->lock);
+        if (w->stop)
+            break;
+        seen = w->round;
+        void (*job)(void *, size_t) = w->job;
+        void *arg = w->arg;
+        size_t n = w->n;
+        pthread_mutex_unlock(&w->lock);
+        work(w, job, arg, n);
+        pthread_mutex_lock(&w->lock);
+        if (--w->busy == 0)
+            pthread_cond_signal(&w->finished);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+struct ws_workers *ws_workers_new(unsigned n_threads, int nice)
+{
+    unsigned n = n_threads < 1 ? 1 : n_threads > MAX_WORKERS ? MAX_WORKERS : n_threads;
+    struct ws_workers *w = calloc(1, sizeof(*w) + (n - 1) * sizeof(w->threads[0]));
+    if (!w)
+        return NULL;
+    pthread_mutex_init(&w->turn, NULL);
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->start, NULL);
+    pthread_cond_init(&w->finished, NULL);
+    w->nice = nice;
+    w->n_threads = 1;
+    while (w->n_threads < n && pthread_create(&w->threads[w->n_threads - 1], NULL, worker, w) == 0)
+        w->n_threads++;
+    return w;
+}
+
+void ws_workers_run(struct ws_workers *w, void (*job)(void *arg, size_t i), void *arg, size_t n)
+{
+    if (n == 0)
+        return;
+    pthread_mutex_lock(&w->turn);
+    atomic_store(&w->next, 0);
+    pthread_mutex_lock(&w->lock);
+    w->job = job;
+    w->arg = arg;
+    w->n = n;
+    w->busy = w->n_threads - 1;
+    w->round++;
+    pthread_cond_broadcast(&w->start);
+    pthread_mutex_unlock(&w->lock);
+    work(w, job, arg, n);
+    pthread_mutex_lock(&w->lock);
+    while (w->busy > 0)
+        pthread_cond_wait(&w->finished, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&w->turn);
+}
+
+unsigned ws_workers_count(const struct ws_workers *w)
+{
+    return w->n_threads;
+}
+
+void ws_workers_free(struct ws_workers *w)
+{
+    if (!w)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->stop = true;
+    pthread_cond_broadcast(&w->start);
+    pthread_mutex_unlock(&w->lock);
+    for (unsigned i = 0; i + 1 < w->n_threads; i++)
+        pthread_join(w->threads[i], NULL);
+    pthread_cond_destroy(&w->finished);
+    pthread_cond_destroy(&w->start);
+    pthread_mutex_destroy(&w->lock);
+    pthread_mutex_destroy(&w->turn);
+    free(w);
+}
