@@ -10,10 +10,10 @@
 #include <stdint.h>
 
 struct ws_engine_target {
-    const char *url;        /* http(s)://host:port, no credentials in it */
-    const char *token;      /* bearer, or NULL; never logged */
-    const char *pause_mode; /* the kind's own word, NULL: its default */
-    unsigned timeout_ms;    /* of a load; the other calls take a fraction, at least 5 s */
+    const char *url;           /* http(s)://host:port, no credentials in it */
+    const char *token;         /* bearer, or NULL; never logged */
+    const char *pause_mode;    /* the kind's own word, NULL: its default */
+    unsigned timeout_ms;       /* of a load; the other calls take a fraction, at least 5 s */
     const atomic_bool *cancel; /* looked at while waiting; may be NULL */
 };
 /* What an engine says that it serves. Empty strings where it does not say. */
@@ -23,20 +23,20 @@ struct ws_engine_serving {
     bool paused;
 };
 struct ws_engine_ops {
-    const char *kind; /* "sglang" */
+    const char *kind;               /* "sglang" */
     const char *const *pause_modes; /* NULL-terminated, the default first */
     /* Is it there, and of this kind? Fills serving. -EHOSTUNREACH, -ETIMEDOUT, -EACCES, -EPROTO. */
-    int (*probe)(const struct ws_engine_target *t, struct ws_engine_serving *out,
-                 struct ws_error *err);
+    int (*probe)(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err);
     /* After success no request runs on half-loaded weights. */
     int (*pause)(const struct ws_engine_target *t, struct ws_error *err);
-    /* Loads path as `version` (text). 0: the engine itself says that it now serves it. -EREMOTEIO:
-     * refused, old weights go on; -ECONNRESET, -ETIMEDOUT: in doubt, ask serving. */
+    /* Loads path as `version` (text). 0: the engine itself says that it now serves it. -EREMOTEIO: it
+     * refused or failed, and says so (its old weights may go on, but no engine promises that: load
+     * the old path back); -ECONNRESET, -ETIMEDOUT: in doubt, ask serving; -EHOSTUNREACH: it was never
+     * told. */
     int (*load)(const struct ws_engine_target *t, const char *path, const char *version,
                 struct ws_error *err);
     int (*resume)(const struct ws_engine_target *t, struct ws_error *err);
-    int (*serving)(const struct ws_engine_target *t, struct ws_engine_serving *out,
-                   struct ws_error *err);
+    int (*serving)(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err);
     /* Checksum of the weights in the engine's memory as text (malloc'ed); -ENOTSUP. */
     int (*checksum)(const struct ws_engine_target *t, char **out, struct ws_error *err);
 };

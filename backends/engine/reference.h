@@ -7,12 +7,12 @@
 #include <stdint.h>
 
 struct ws_reference_options {
-    const char *listen;      /* "127.0.0.1:30000", port 0: any */
-    const char *model_path;  /* loaded at start; required */
-    const char *api_key;     /* NULL: none */
-    const char *refuse;      /* weight_version that is answered 400 */
-    unsigned slow_ms;        /* added to each load */
-    const char *die_at;      /* "pause", "open", "load", "reply", "continue": exits there; NULL: never */
+    const char *listen;     /* "127.0.0.1:30000", port 0: any */
+    const char *model_path; /* loaded at start; required */
+    const char *api_key;    /* NULL: none */
+    const char *refuse;     /* weight_version that is answered 400 */
+    unsigned slow_ms;       /* added to each load */
+    const char *die_at;     /* "pause", "open", "load", "reply", "continue": exits there; NULL: never */
 };
 struct ws_reference;
 WS_MUST_USE int ws_reference_new(struct ws_reference **out, const struct ws_reference_options *o,

@@ -1,0 +1,301 @@
+/* HTTP to an engine, on libcurl's multi interface, because only there a wait can be looked at: the
+ * easy interface reports progress once a second, which is a long time for a person who pressed ^C. */
+#include "backends/engine/http.h"
+#include "transports/limits.h"
+#include "transports/log.h"
+#include <curl/curl.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LOOK_MS     100 /* how often cancel is looked at */
+#define FIRST_BYTES 4096UL
+
+struct body {
+    char *bytes;
+    size_t used, room;
+    bool too_big, no_memory;
+};
+
+static void start_curl(void)
+{
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+}
+
+static void ensure_curl(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, start_curl);
+}
+
+/* --- addresses --- */
+
+static bool part_is_there(CURLU *u, CURLUPart part)
+{
+    char *value = NULL;
+    bool there = curl_url_get(u, part, &value, 0) == CURLUE_OK;
+
+    curl_free(value);
+    return there;
+}
+
+static bool scheme_is_http(CURLU *u)
+{
+    char *scheme = NULL;
+    bool http = curl_url_get(u, CURLUPART_SCHEME, &scheme, 0) == CURLUE_OK &&
+                (!strcmp(scheme, "http") || !strcmp(scheme, "https"));
+
+    curl_free(scheme);
+    return http;
+}
+
+int ws_http_check_url(const char *url, struct ws_error *err)
+{
+    CURLU *u;
+    int rc = 0;
+
+    ensure_curl();
+    if (strlen(url) > WS_MAX_URL)
+        return ws_error_set(err, EINVAL, "the engine's URL is longer than %d bytes", WS_MAX_URL);
+    u = curl_url();
+    if (!u)
+        return ws_error_set(err, ENOMEM, "no memory to look at the engine's URL");
+    /* The text is repeated only once it is known to hold no credentials. */
+    if (curl_url_set(u, CURLUPART_URL, url, CURLU_NON_SUPPORT_SCHEME))
+        rc = ws_error_set(err, EINVAL, "this is no URL; write http://HOST:PORT");
+    else if (part_is_there(u, CURLUPART_USER) || part_is_there(u, CURLUPART_PASSWORD))
+        rc = ws_error_set(err, EINVAL,
+                          "the engine's URL holds credentials, which would show in status "
+                          "and logs; leave them out and name a file with token-file=");
+    else if (!scheme_is_http(u))
+        rc = ws_error_set(err, EINVAL, "an engine is reached by http:// or https://, not by '%s'", url);
+    else if (part_is_there(u, CURLUPART_QUERY) || part_is_there(u, CURLUPART_FRAGMENT))
+        rc = ws_error_set(err, EINVAL,
+                          "the engine's URL '%s' has a query or a fragment; write "
+                          "http://HOST:PORT",
+                          url);
+    curl_url_cleanup(u);
+    return rc;
+}
+
+/* --- one call --- */
+
+static size_t take_bytes(char *bytes, size_t one, size_t n, void *arg)
+{
+    struct body *b = arg;
+    size_t room = b->room ? b->room : FIRST_BYTES;
+
+    (void)one; /* always 1 */
+    if (n > WS_MAX_REPLY_BYTES - b->used) {
+        b->too_big = true;
+        return 0;
+    }
+    while (room < b->used + n + 1)
+        room *= 2;
+    if (room != b->room) {
+        char *more = realloc(b->bytes, room);
+        if (!more) {
+            b->no_memory = true;
+            return 0;
+        }
+        b->bytes = more;
+        b->room = room;
+    }
+    memcpy(b->bytes + b->used, bytes, n);
+    b->used += n;
+    b->bytes[b->used] = '\0';
+    return n;
+}
+
+static bool is_connected(CURL *easy)
+{
+    curl_off_t connect_us = 0;
+
+    return curl_easy_getinfo(easy, CURLINFO_CONNECT_TIME_T, &connect_us) == CURLE_OK && connect_us > 0;
+}
+
+/* libcurl's codes become an errno here and nowhere else. */
+static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r, const struct body *b,
+                   struct ws_error *err)
+{
+    const char *why = curl_easy_strerror(code);
+
+    if (b->too_big)
+        return ws_error_set(err, EPROTO, "%s%s answered with more than %lu bytes: is this an engine?", r->url,
+                            r->path, WS_MAX_REPLY_BYTES);
+    if (b->no_memory || code == CURLE_OUT_OF_MEMORY)
+        return ws_error_set(err, ENOMEM, "no memory for the reply of %s%s", r->url, r->path);
+    ws_log(WS_LOG_DEBUG, "engine", "call failed url=%s%s curl=%d", r->url, r->path, (int)code);
+    switch (code) {
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+        return ws_error_set(err, EACCES, "the certificate of %s is not trusted: %s", r->url, why);
+    case CURLE_URL_MALFORMAT:
+        return ws_error_set(err, EINVAL, "'%s' cannot be called: %s", r->url, why);
+    case CURLE_UNSUPPORTED_PROTOCOL: /* of the reply: the URL's is checked before */
+    case CURLE_WEIRD_SERVER_REPLY:
+    case CURLE_HTTP2:
+    case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_BAD_CONTENT_ENCODING:
+        return ws_error_set(err, EPROTO, "%s%s did not answer in HTTP: %s", r->url, r->path, why);
+    default:
+        break;
+    }
+    if (!is_connected(easy))
+        return ws_error_set(err, EHOSTUNREACH,
+                            "no connection to %s: %s; is the engine running, and is "
+                            "this its address?",
+                            r->url, why);
+    if (code == CURLE_OPERATION_TIMEDOUT)
+        return ws_error_set(err, ETIMEDOUT, "%s%s did not answer within %.1f s", r->url, r->path,
+                            r->timeout_ms / 1000.0);
+    return ws_error_set(err, ECONNRESET, "%s%s closed the connection without a reply: %s", r->url, r->path,
+                        why);
+}
+
+/* Runs the transfer to its end; *code is valid when 0 is returned. */
+static int drive(CURLM *multi, CURL *easy, const struct ws_http_request *r, CURLcode *code,
+                 struct ws_error *err)
+{
+    int running = 1, left;
+
+    if (curl_multi_add_handle(multi, easy))
+        return ws_error_set(err, ENOMEM, "no memory to call %s", r->url);
+    for (;;) {
+        if (r->cancel && atomic_load(r->cancel))
+            return ws_error_set(err, ECANCELED, "the call of %s%s was interrupted", r->url, r->path);
+        if (curl_multi_perform(multi, &running))
+            return ws_error_set(err, EIO, "calling %s%s failed inside libcurl", r->url, r->path);
+        if (!running)
+            break;
+        if (curl_multi_poll(multi, NULL, 0, LOOK_MS, NULL))
+            return ws_error_set(err, EIO, "calling %s%s failed inside libcurl", r->url, r->path);
+    }
+    for (CURLMsg *m; (m = curl_multi_info_read(multi, &left));) {
+        if (m->msg == CURLMSG_DONE) {
+            *code = m->data.result;
+            return 0;
+        }
+    }
+    return ws_error_set(err, EIO, "calling %s%s ended without a result", r->url, r->path);
+}
+
+static int set_options(CURL *easy, const struct ws_http_request *r, const char *url, const char *text,
+                       struct curl_slist *headers, struct body *body)
+{
+    unsigned connect_ms = r->timeout_ms < WS_CONNECT_TIMEOUT_MS ? r->timeout_ms : WS_CONNECT_TIMEOUT_MS;
+    CURLcode bad = 0;
+
+    bad |= curl_easy_setopt(easy, CURLOPT_URL, url);
+    bad |= curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
+    bad |= curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
+    bad |= curl_easy_setopt(easy, CURLOPT_NOPROXY, "*"); /* an engine is a neighbour */
+    bad |= curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    bad |= curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L);
+    bad |= curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)connect_ms);
+    bad |= curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)r->timeout_ms);
+    bad |= curl_easy_setopt(easy, CURLOPT_HTTPHEADER, headers);
+    bad |= curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_bytes);
+    bad |= curl_easy_setopt(easy, CURLOPT_WRITEDATA, body);
+    if (text) {
+        bad |= curl_easy_setopt(easy, CURLOPT_POST, 1L);
+        bad |= curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(text));
+        bad |= curl_easy_setopt(easy, CURLOPT_POSTFIELDS, text);
+    }
+    return bad ? -ENOMEM : 0;
+}
+
+static int add_header(struct curl_slist **list, const char *line)
+{
+    struct curl_slist *longer = curl_slist_append(*list, line);
+
+    if (!longer)
+        return -ENOMEM;
+    *list = longer;
+    return 0;
+}
+
+static int make_headers(const struct ws_http_request *r, struct curl_slist **out)
+{
+    char *line = NULL;
+    /* Without "Expect:" curl waits a second for a 100 that many servers never send. */
+    int rc = add_header(out, "Accept: application/json");
+
+    if (!rc)
+        rc = add_header(out, "Expect:");
+    if (!rc && r->body)
+        rc = add_header(out, "Content-Type: application/json");
+    if (!rc && r->token) {
+        if (asprintf(&line, "Authorization: Bearer %s", r->token) < 0)
+            return -ENOMEM;
+        rc = add_header(out, line);
+        explicit_bzero(line, strlen(line));
+        free(line);
+    }
+    return rc;
+}
+
+/* One address out of "http://host:1/" and "/path". */
+static char *join(const char *url, const char *path)
+{
+    size_t n = strlen(url);
+    char *whole = NULL;
+
+    while (n > 0 && url[n - 1] == '/')
+        n--;
+    return asprintf(&whole, "%.*s%s", (int)n, url, path) < 0 ? NULL : whole;
+}
+
+int ws_http_call(const struct ws_http_request *r, struct ws_http_reply *out, struct ws_error *err)
+{
+    struct body body = {0};
+    struct curl_slist *headers = NULL;
+    char *text = r->body ? json_dumps(r->body, JSON_COMPACT) : NULL;
+    char *url = join(r->url, r->path);
+    CURLcode code = CURLE_OK;
+    CURLM *multi;
+    CURL *easy;
+    int rc;
+
+    *out = (struct ws_http_reply){0};
+    ensure_curl();
+    multi = curl_multi_init();
+    easy = curl_easy_init();
+    if (!multi || !easy || !url || (r->body && !text) || make_headers(r, &headers) ||
+        set_options(easy, r, url, text, headers, &body)) {
+        rc = ws_error_set(err, ENOMEM, "no memory to call %s%s", r->url, r->path);
+        goto out;
+    }
+    rc = drive(multi, easy, r, &code, err);
+    if (!rc && code != CURLE_OK)
+        rc = explain(easy, code, r, &body, err);
+    if (rc)
+        goto out;
+    if (!body.bytes && !(body.bytes = strdup(""))) {
+        rc = ws_error_set(err, ENOMEM, "no memory for the reply of %s%s", r->url, r->path);
+        goto out;
+    }
+    curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &out->status);
+    out->json = json_loadb(body.bytes, body.used, JSON_REJECT_DUPLICATES, NULL);
+    out->text = body.bytes;
+    body.bytes = NULL;
+out:
+    if (multi && easy)
+        curl_multi_remove_handle(multi, easy);
+    curl_easy_cleanup(easy);
+    curl_multi_cleanup(multi);
+    curl_slist_free_all(headers);
+    free(body.bytes);
+    free(text);
+    free(url);
+    return rc;
+}
+
+void ws_http_reply_release(struct ws_http_reply *reply)
+{
+    json_decref(reply->json);
+    free(reply->text);
+    *reply = (struct ws_http_reply){0};
+}

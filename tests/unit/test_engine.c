@@ -1,0 +1,573 @@
+/* Engines: SGLang's table against the reference engine, which really loads, and against servers that
+ * refuse, hang, lie and talk nonsense. */
+#include "backends/engine/engine.h"
+#include "backends/engine/http.h"
+#include "backends/engine/reference.h"
+#include "tests/fixtures/bad_server.h"
+#include "tests/fixtures/checkpoint.h"
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#define XXH_STATIC_LINKING_ONLY
+#include <xxhash.h>
+
+#define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
+
+static struct ws_error err;
+static char *one, *two; /* checkpoint folders with the seeds 1 and 2 */
+
+static int make_folders(void **state)
+{
+    (void)state;
+    one = checkpoint_folder();
+    two = checkpoint_folder();
+    checkpoint_write_model(one, 1);
+    checkpoint_write_model(two, 2);
+    return 0;
+}
+
+static int remove_folders(void **state)
+{
+    (void)state;
+    checkpoint_remove(one);
+    checkpoint_remove(two);
+    return 0;
+}
+
+/* --- against the reference engine --- */
+
+struct engine {
+    struct ws_reference *reference;
+    struct ws_engine_target target;
+    char url[64];
+};
+
+static void start_engine(struct engine *e, struct ws_reference_options options)
+{
+    options.listen = "127.0.0.1:0";
+    options.model_path = options.model_path ? options.model_path : one;
+    err = (struct ws_error){0};
+    assert_int_equal(ws_reference_new(&e->reference, &options, &err), 0);
+    snprintf(e->url, sizeof(e->url), "http://127.0.0.1:%u", ws_reference_port(e->reference));
+    e->target = (struct ws_engine_target){.url = e->url, .timeout_ms = 60000};
+}
+
+static void stop_engine(struct engine *e)
+{
+    ws_reference_free(e->reference);
+}
+
+/* What the reference engine must answer for a model of this seed: the rule of its checksum, over bytes
+ * that the test knows. */
+static void expected_checksum(unsigned seed, char out[33])
+{
+    XXH3_state_t state;
+    XXH128_hash_t whole;
+
+    XXH3_128bits_reset(&state);
+    for (size_t i = 0; i < LENGTH(checkpoint_model); i++) {
+        const struct ws_tensor *t = &checkpoint_model[i];
+        unsigned char bytes[8192];
+        char hex[17];
+        uint64_t n;
+        assert_int_equal(ws_dtype_bytes(t->dtype, t->shape, t->n_dims, &n), 0);
+        assert_true(n <= sizeof(bytes));
+        for (uint64_t k = 0; k < n; k++)
+            bytes[k] = checkpoint_byte(t->name, seed, k);
+        snprintf(hex, sizeof(hex), "%016lx", XXH3_64bits(bytes, n));
+        XXH3_128bits_update(&state, t->name, strlen(t->name) + 1);
+        XXH3_128bits_update(&state, hex, 16);
+    }
+    whole = XXH3_128bits_digest(&state);
+    snprintf(out, 33, "%016lx%016lx", whole.high64, whole.low64);
+}
+
+static void assert_holds(const struct ws_engine_target *t, unsigned seed)
+{
+    char expected[33], *sum;
+
+    expected_checksum(seed, expected);
+    assert_int_equal(ws_engine_sglang.checksum(t, &sum, &err), 0);
+    assert_string_equal(sum, expected);
+    free(sum);
+}
+
+static void assert_serves(const struct ws_engine_target *t, const char *path, const char *version)
+{
+    struct ws_engine_serving now;
+
+    assert_int_equal(ws_engine_sglang.serving(t, &now, &err), 0);
+    assert_string_equal(now.path, path);
+    assert_string_equal(now.version, version);
+}
+
+static void test_find(void **state)
+{
+    const char *const *kinds = ws_engine_kinds();
+
+    (void)state;
+    assert_ptr_equal(ws_engine_find("sglang"), &ws_engine_sglang);
+    assert_null(ws_engine_find("sglang "));
+    assert_null(ws_engine_find(""));
+    for (size_t i = 0; kinds[i]; i++)
+        assert_string_equal(ws_engine_find(kinds[i])->kind, kinds[i]);
+}
+
+static void test_switch_by_every_pause_mode(void **state)
+{
+    struct engine e;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){0});
+    assert_serves(&e.target, one, "default");
+    assert_holds(&e.target, 1);
+    for (size_t i = 0; ws_engine_sglang.pause_modes[i]; i++) {
+        e.target.pause_mode = ws_engine_sglang.pause_modes[i];
+        assert_int_equal(ws_engine_sglang.pause(&e.target, &err), 0);
+        assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), 0);
+        assert_int_equal(ws_engine_sglang.resume(&e.target, &err), 0);
+        assert_serves(&e.target, two, "2");
+        assert_holds(&e.target, 2);
+        assert_int_equal(ws_engine_sglang.load(&e.target, one, "1", &err), 0);
+        assert_holds(&e.target, 1);
+    }
+    stop_engine(&e);
+}
+
+static void test_weights_outlive_the_folder(void **state)
+{
+    char *gone = checkpoint_folder();
+    struct engine e;
+
+    (void)state;
+    checkpoint_write_model(gone, 3);
+    start_engine(&e, (struct ws_reference_options){0});
+    assert_int_equal(ws_engine_sglang.load(&e.target, gone, "3", &err), 0);
+    checkpoint_remove(gone);
+    assert_holds(&e.target, 3);
+    stop_engine(&e);
+}
+
+static void test_refused_version(void **state)
+{
+    struct engine e;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.refuse = "2"});
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -EREMOTEIO);
+    assert_non_null(strstr(err.text, "--refuse"));
+    assert_serves(&e.target, one, "default");
+    assert_holds(&e.target, 1);
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "3", &err), 0);
+    stop_engine(&e);
+}
+
+static void test_bad_folder_keeps_the_old_weights(void **state)
+{
+    char *bad = checkpoint_folder();
+    struct engine e;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){0});
+    assert_int_equal(ws_engine_sglang.load(&e.target, "/nonexistent/wsync", "2", &err), -EREMOTEIO);
+    assert_non_null(strstr(err.text, "Failed to get weights iterator"));
+    checkpoint_write_text(bad, "model.safetensors", "this is no safetensors file");
+    assert_int_equal(ws_engine_sglang.load(&e.target, bad, "2", &err), -EREMOTEIO);
+    assert_serves(&e.target, one, "default");
+    assert_holds(&e.target, 1);
+    checkpoint_remove(bad);
+    stop_engine(&e);
+}
+
+static void test_key(void **state)
+{
+    struct ws_engine_serving now;
+    struct engine e;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.api_key = "s3cret-of-the-engine"});
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), -EACCES);
+    assert_non_null(strstr(err.text, "token-file="));
+    e.target.token = "s3cret-of-somebody-else";
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), -EACCES);
+    assert_null(strstr(err.text, "s3cret"));
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -EACCES);
+    e.target.token = "s3cret-of-the-engine";
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), 0);
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), 0);
+    stop_engine(&e);
+}
+
+static void *cancel_soon(void *cancel)
+{
+    usleep(50000);
+    atomic_store((atomic_bool *)cancel, true);
+    return NULL;
+}
+
+static void test_cancelled_load(void **state)
+{
+    atomic_bool cancel = false;
+    pthread_t thread;
+    struct engine e;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.slow_ms = 2000});
+    e.target.cancel = &cancel;
+    assert_int_equal(pthread_create(&thread, NULL, cancel_soon, &cancel), 0);
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -ECANCELED);
+    pthread_join(thread, NULL);
+    stop_engine(&e);
+}
+
+/* A request that comes while the engine is paused is answered after the resume, by the new weights. */
+static void *ask(void *arg)
+{
+    struct engine *e = arg;
+    json_t *body = json_pack("{s:s}", "text", "hello");
+    struct ws_http_request request = {.url = e->url, .path = "/generate", .body = body, .timeout_ms = 30000};
+    struct ws_http_reply reply;
+    struct ws_error own = {0};
+    char *version = NULL;
+
+    if (!ws_http_call(&request, &reply, &own)) {
+        json_t *meta = json_object_get(reply.json, "meta_info");
+        version = strdup(json_string_value(json_object_get(meta, "weight_version")));
+        ws_http_reply_release(&reply);
+    }
+    json_decref(body);
+    return version;
+}
+
+static void test_request_during_pause(void **state)
+{
+    pthread_t thread;
+    struct engine e;
+    void *version;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){0});
+    assert_int_equal(ws_engine_sglang.pause(&e.target, &err), 0);
+    assert_int_equal(pthread_create(&thread, NULL, ask, &e), 0);
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), 0);
+    assert_int_equal(ws_engine_sglang.resume(&e.target, &err), 0);
+    pthread_join(thread, &version);
+    assert_non_null(version);
+    assert_string_equal(version, "2");
+    free(version);
+    stop_engine(&e);
+}
+
+static void test_stopped_while_a_request_waits(void **state)
+{
+    pthread_t thread;
+    struct engine e;
+    void *version;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){0});
+    assert_int_equal(ws_engine_sglang.pause(&e.target, &err), 0);
+    assert_int_equal(pthread_create(&thread, NULL, ask, &e), 0);
+    usleep(50000);
+    stop_engine(&e);
+    pthread_join(thread, &version);
+    free(version);
+}
+
+static void test_bad_options(void **state)
+{
+    struct ws_reference_options o = {.listen = "127.0.0.1:0", .model_path = one, .die_at = "dinner"};
+    struct ws_reference *r;
+
+    (void)state;
+    assert_int_equal(ws_reference_new(&r, &o, &err), -EINVAL);
+    o.die_at = NULL;
+    o.listen = "nowhere";
+    assert_int_equal(ws_reference_new(&r, &o, &err), -EINVAL);
+    o.listen = "127.0.0.1:99999999";
+    assert_int_equal(ws_reference_new(&r, &o, &err), -EINVAL);
+    o.listen = "127.0.0.1:0";
+    o.model_path = "/nonexistent/wsync";
+    assert_int_equal(ws_reference_new(&r, &o, &err), -ENOENT);
+}
+
+/* Runs an engine that dies at a step in a child process; returns its port. */
+static pid_t dying_engine(const char *step, struct engine *e)
+{
+    struct ws_reference_options o = {.listen = "127.0.0.1:0", .model_path = one, .die_at = step};
+    unsigned port = 0;
+    int ends[2];
+    pid_t pid;
+
+    assert_int_equal(pipe(ends), 0);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        if (ws_reference_new(&e->reference, &o, NULL))
+            _exit(9);
+        port = ws_reference_port(e->reference);
+        if (write(ends[1], &port, sizeof(port)) != sizeof(port))
+            _exit(9);
+        alarm(60);
+        for (;;)
+            pause();
+    }
+    close(ends[1]);
+    assert_int_equal(read(ends[0], &port, sizeof(port)), sizeof(port));
+    close(ends[0]);
+    snprintf(e->url, sizeof(e->url), "http://127.0.0.1:%u", port);
+    e->target = (struct ws_engine_target){.url = e->url, .timeout_ms = 20000};
+    return pid;
+}
+
+static void test_dies_without_a_reply(void **state)
+{
+    static const char *const steps[] = {"pause", "open", "load", "reply", "continue"};
+    struct ws_engine_serving now;
+
+    (void)state;
+    for (size_t i = 0; i < LENGTH(steps); i++) {
+        struct engine e;
+        pid_t pid = dying_engine(steps[i], &e);
+        int status, rc;
+        rc = ws_engine_sglang.pause(&e.target, &err);
+        if (!rc)
+            rc = ws_engine_sglang.load(&e.target, two, "2", &err);
+        if (!rc)
+            rc = ws_engine_sglang.resume(&e.target, &err);
+        assert_int_equal(rc, -ECONNRESET);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+        assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -EHOSTUNREACH);
+    }
+}
+
+/* --- against hostile servers --- */
+
+static void target_of(struct engine *e, unsigned port)
+{
+    snprintf(e->url, sizeof(e->url), "http://127.0.0.1:%u", port);
+    e->target = (struct ws_engine_target){.url = e->url, .timeout_ms = 10000};
+}
+
+static void test_nobody_there(void **state)
+{
+    struct ws_engine_serving now;
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_dead_port());
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), -EHOSTUNREACH);
+    assert_non_null(strstr(err.text, e.url));
+    assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -EHOSTUNREACH);
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -EHOSTUNREACH);
+    assert_int_equal(ws_engine_sglang.resume(&e.target, &err), -EHOSTUNREACH);
+}
+
+#define INFO_OF(path, version) "{\"model_path\":\"" path "\",\"weight_version\":\"" version "\"}"
+
+/* One odd answer to every request, and what probe and load make of it. */
+static const struct odd {
+    struct bad_step step;
+    int probe, load;
+} odd[] = {
+    {{NULL, BAD_CLOSE, 0, NULL}, -ECONNRESET, -ECONNRESET},
+    {{NULL, BAD_FLOOD, 0, NULL}, -EPROTO, -EPROTO},
+    {{NULL, BAD_REPLY, 0, "220 mail.example ESMTP\r\n"}, -EPROTO, -EPROTO},
+    {{NULL, BAD_REPLY, 0, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"success\":true"},
+     -ECONNRESET,
+     -ECONNRESET},
+    {{NULL, BAD_REPLY, 0, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"},
+     -ECONNRESET,
+     -ECONNRESET},
+    {{NULL, BAD_REPLY, 0, "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"},
+     -EPROTO,
+     -EPROTO},
+    {{NULL, BAD_JSON, 200, ""}, -EPROTO, -EPROTO},
+    {{NULL, BAD_JSON, 200, "[]"}, -EPROTO, -EPROTO},
+    {{NULL, BAD_JSON, 200, "<html>hello</html>"}, -EPROTO, -EPROTO},
+    {{NULL, BAD_JSON, 200, "{\"success\":true}"}, -EPROTO, -EPROTO},
+    {{NULL, BAD_JSON, 200, "{\"success\":true,\"success\":false}"}, -EPROTO, -EPROTO},
+    {{NULL, BAD_JSON, 200, "{\"success\":1,\"model_path\":5}"}, -EPROTO, -EREMOTEIO},
+    {{NULL, BAD_JSON, 200, "{\"success\":false,\"message\":\"no\",\"model_path\":\"/m\"}"}, 0, -EREMOTEIO},
+    {{NULL, BAD_JSON, 200, "{\"success\":true,\"model_path\":\"/other\"}"}, 0, -EREMOTEIO},
+    {{NULL, BAD_JSON, 400, "{\"success\":false,\"message\":\"evil\\nforged line\\u001b[31m\"}"},
+     -EPROTO,
+     -EREMOTEIO},
+    {{NULL, BAD_JSON, 400, "{\"success\":true}"}, -EPROTO, -EREMOTEIO},
+    {{NULL, BAD_JSON, 401, "{}"}, -EACCES, -EACCES},
+    {{NULL, BAD_JSON, 403, "{}"}, -EACCES, -EACCES},
+    {{NULL, BAD_JSON, 404, "{}"}, -EPROTO, -EPROTO},
+    {{NULL, BAD_JSON, 500, "{}"}, -EREMOTEIO, -EREMOTEIO},
+    {{NULL, BAD_JSON, 503, "Service Unavailable"}, -EREMOTEIO, -EREMOTEIO},
+};
+
+static void test_odd_answers(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < LENGTH(odd); i++) {
+        struct bad_server *s = bad_server_start(&odd[i].step, 1);
+        struct ws_engine_serving now;
+        struct engine e;
+        int probe, load;
+        target_of(&e, bad_server_port(s));
+        err = (struct ws_error){0};
+        probe = ws_engine_sglang.probe(&e.target, &now, &err);
+        assert_true(probe == 0 || err.text[0]);
+        load = ws_engine_sglang.load(&e.target, two, "2", &err);
+        assert_null(strchr(err.text, '\n'));
+        assert_null(strchr(err.text, '\033'));
+        if (probe != odd[i].probe || load != odd[i].load)
+            fail_msg("answer %zu: probe %d, load %d, %s", i, probe, load, err.text);
+        assert_int_not_equal(ws_engine_sglang.pause(&e.target, &err), 0);
+        bad_server_stop(s);
+    }
+}
+
+static void test_hanging(void **state)
+{
+    static const struct bad_step step = {NULL, BAD_HANG, 0, NULL};
+    struct bad_server *s = bad_server_start(&step, 1);
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    e.target.timeout_ms = 200;
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -ETIMEDOUT);
+    bad_server_stop(s);
+}
+
+static void test_long_fields(void **state)
+{
+    char *reply = malloc(6000);
+    struct bad_step step = {NULL, BAD_JSON, 200, reply};
+    struct ws_engine_serving now;
+    struct bad_server *s;
+    struct engine e;
+
+    (void)state;
+    snprintf(reply, 6000, "{\"model_path\":\"%05000d\",\"weight_version\":\"1\"}", 0);
+    s = bad_server_start(&step, 1);
+    target_of(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), -EPROTO);
+    bad_server_stop(s);
+    snprintf(reply, 6000, "{\"model_path\":\"/m\",\"weight_version\":\"%0100d\"}", 0);
+    s = bad_server_start(&step, 1);
+    target_of(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), -EPROTO);
+    bad_server_stop(s);
+    free(reply);
+}
+
+/* "success" is believed only when the engine then says that it serves the version. */
+static void test_success_that_is_none(void **state)
+{
+    static const struct bad_step steps[] = {
+        {"/update_weights_from_disk", BAD_JSON, 200, "{\"success\":true,\"message\":\"done\"}"},
+        {"/model_info", BAD_JSON, 200, INFO_OF("/wsync/actor/2", "1")},
+    };
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_sglang.load(&e.target, "/wsync/actor/2", "2", &err), -EREMOTEIO);
+    assert_int_equal(ws_engine_sglang.load(&e.target, "/wsync/actor/3", "1", &err), -EREMOTEIO);
+    assert_int_equal(ws_engine_sglang.load(&e.target, "/wsync/actor/2", "1", &err), 0);
+    bad_server_stop(s);
+}
+
+static void test_server_that_only_knows_abort(void **state)
+{
+    static const struct bad_step steps[] = {
+        {"{\"mode\":\"abort\"}", BAD_JSON, 200, "{\"message\":\"paused\",\"status\":\"ok\"}"},
+        {"/pause_generation", BAD_JSON, 400, "{\"error\":{\"message\":\"mode\"}}"},
+    };
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_sglang.pause(&e.target, &err), 0);
+    assert_int_equal(bad_server_hits(s, 0), 1);
+    /* what a person asked for is not replaced */
+    e.target.pause_mode = "retract";
+    assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -EREMOTEIO);
+    assert_int_equal(bad_server_hits(s, 0), 1);
+    bad_server_stop(s);
+}
+
+static void test_older_model_info(void **state)
+{
+    static const struct bad_step step = {"/get_model_info", BAD_JSON, 200, INFO_OF("/m", "7")};
+    struct bad_server *s = bad_server_start(&step, 1);
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    assert_serves(&e.target, "/m", "7");
+    bad_server_stop(s);
+}
+
+/* --- addresses --- */
+
+static void test_urls(void **state)
+{
+    static const char *const good[] = {"http://127.0.0.1:30000", "https://engine.example", "http://[::1]:1/",
+                                       "http://gateway.example/engine-1"};
+    static const char *const bad[] = {
+        "",        "127.0.0.1:30000",   "ftp://host/",      "file:///etc/passwd",
+        "http://", "http://host:99999", "http://host/?q=1", "http://host/#x"};
+    static const char *const secret[] = {"http://user:pa55@host:1", "http://pa55@host", "ftp://u:pa55@host/",
+                                         "http://u:pa55@host/?q=pa55"};
+
+    (void)state;
+    for (size_t i = 0; i < LENGTH(good); i++)
+        assert_int_equal(ws_http_check_url(good[i], &err), 0);
+    for (size_t i = 0; i < LENGTH(bad); i++) {
+        if (ws_http_check_url(bad[i], &err) != -EINVAL)
+            fail_msg("'%s' was taken", bad[i]);
+    }
+    for (size_t i = 0; i < LENGTH(secret); i++) {
+        assert_int_equal(ws_http_check_url(secret[i], &err), -EINVAL);
+        assert_null(strstr(err.text, "pa55"));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_find),
+        cmocka_unit_test(test_switch_by_every_pause_mode),
+        cmocka_unit_test(test_weights_outlive_the_folder),
+        cmocka_unit_test(test_refused_version),
+        cmocka_unit_test(test_bad_folder_keeps_the_old_weights),
+        cmocka_unit_test(test_key),
+        cmocka_unit_test(test_cancelled_load),
+        cmocka_unit_test(test_request_during_pause),
+        cmocka_unit_test(test_stopped_while_a_request_waits),
+        cmocka_unit_test(test_bad_options),
+        cmocka_unit_test(test_dies_without_a_reply),
+        cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_odd_answers),
+        cmocka_unit_test(test_hanging),
+        cmocka_unit_test(test_long_fields),
+        cmocka_unit_test(test_success_that_is_none),
+        cmocka_unit_test(test_server_that_only_knows_abort),
+        cmocka_unit_test(test_older_model_info),
+        cmocka_unit_test(test_urls),
+    };
+
+    cmocka_set_message_output(CM_OUTPUT_TAP);
+    return cmocka_run_group_tests_name("engine", tests, make_folders, remove_folders);
+}
