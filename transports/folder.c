@@ -3,10 +3,8 @@
 #include "transports/folder.h"
 #include "transports/folder_index.h"
 #include "transports/log.h"
-#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,7 +121,8 @@ static int list(struct ws_folder *f, struct ws_error *err)
     closedir(dir);
     if (rc < 0)
         return rc;
-    qsort(f->files, f->n_files, sizeof(*f->files), by_name);
+    if (f->n_files > 0)
+        qsort(f->files, f->n_files, sizeof(*f->files), by_name);
     for (size_t i = 0; i < f->n_files; i++)
         weights |= ends_with(f->files[i].name, weights_suffix);
     if (!weights)

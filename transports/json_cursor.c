@@ -120,7 +120,7 @@ int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out, struct ws_e
 int ws_json_string(struct ws_json *j, char *out, size_t bytes, struct ws_error *err)
 {
     size_t start, length;
-    json_t *value;
+    json_t *value = NULL;
     int rc;
 
     if (peek(j) != '"')
@@ -143,7 +143,7 @@ int ws_json_string(struct ws_json *j, char *out, size_t bytes, struct ws_error *
 
 int ws_json_uint(struct ws_json *j, uint64_t *out, struct ws_error *err)
 {
-    json_t *value;
+    json_t *value = NULL;
     size_t start;
     int rc, c = peek(j);
 
@@ -164,7 +164,7 @@ int ws_json_uint(struct ws_json *j, uint64_t *out, struct ws_error *err)
 
 int ws_json_skip(struct ws_json *j, struct ws_error *err)
 {
-    json_t *value;
+    json_t *value = NULL;
     int rc = ws_json_value(j, WS_MAX_JSON_VALUE, &value, err);
 
     if (rc == 0)

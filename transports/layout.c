@@ -55,18 +55,17 @@ static const char *describe(const struct ws_tensor *t, char text[SHAPE_CHARS])
     return text;
 }
 
-/* have NULL: missing; want NULL: extra; else they differ. */
-static void put_line(FILE *f, const struct ws_tensor *have, const struct ws_tensor *want)
+/* was: the counterpart that it differs from, or NULL where it has none. */
+static void put_line(FILE *f, const char *kind, const struct ws_tensor *t,
+                     const struct ws_tensor *was)
 {
     char line[LINE_CHARS], a[SHAPE_CHARS], b[SHAPE_CHARS];
 
-    if (!have)
-        snprintf(line, sizeof(line), "missing %s (%s)", want->name, describe(want, a));
-    else if (!want)
-        snprintf(line, sizeof(line), "extra %s (%s)", have->name, describe(have, a));
+    if (was)
+        snprintf(line, sizeof(line), "%s %s: %s, was %s", kind, t->name, describe(t, a),
+                 describe(was, b));
     else
-        snprintf(line, sizeof(line), "differs %s: %s, was %s", have->name, describe(have, a),
-                 describe(want, b));
+        snprintf(line, sizeof(line), "%s %s (%s)", kind, t->name, describe(t, a));
     ws_text_clean(line);
     fprintf(f, "%s\n", line);
 }
@@ -78,18 +77,26 @@ static size_t walk(FILE *f, const struct ws_tensor **have, size_t n_have,
     size_t found = 0, h = 0, w = 0;
 
     while (h < n_have || w < n_want) {
-        const struct ws_tensor *a = h < n_have ? have[h] : NULL;
-        const struct ws_tensor *b = w < n_want ? want[w] : NULL;
-        int order = !a ? 1 : !b ? -1 : strcmp(a->name, b->name);
+        const struct ws_tensor *t, *was = NULL;
+        const char *kind = "differs";
+        int order = h == n_have   ? 1
+                    : w == n_want ? -1
+                                  : strcmp(have[h]->name, want[w]->name);
 
-        if (order <= 0)
-            h++;
-        if (order >= 0)
-            w++;
-        if (order == 0 && same(a, b))
-            continue;
+        if (order < 0) {
+            kind = "extra";
+            t = have[h++];
+        } else if (order > 0) {
+            kind = "missing";
+            t = want[w++];
+        } else {
+            t = have[h++];
+            was = want[w++];
+            if (same(t, was))
+                continue;
+        }
         if (++found <= MAX_LINES)
-            put_line(f, order <= 0 ? a : NULL, order >= 0 ? b : NULL);
+            put_line(f, kind, t, was);
     }
     if (found > MAX_LINES)
         fprintf(f, "and %zu more\n", found - MAX_LINES);

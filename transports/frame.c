@@ -1,0 +1,281 @@
+/* Frames: JSON and file descriptors over a unix stream socket (format in ipc.h). */
+#include "transports/ipc.h"
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAGIC 0x31465357U /* "WSF1" */
+
+struct head {
+    uint32_t magic, body_bytes, n_fds;
+};
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static void close_all(int *fds, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        close(fds[i]);
+}
+
+static int send_all(int sock, const void *p, size_t n, const int *fds, size_t n_fds)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * WS_MAX_FDS_PER_FRAME)];
+    } control = {0};
+    const char *at = p;
+    while (n > 0) {
+        struct iovec iov = {.iov_base = (void *)(uintptr_t)at, .iov_len = n};
+        struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+        if (n_fds > 0) {
+            msg.msg_control = control.bytes;
+            msg.msg_controllen = CMSG_SPACE(sizeof(int) * n_fds);
+            struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+            c->cmsg_level = SOL_SOCKET;
+            c->cmsg_type = SCM_RIGHTS;
+            c->cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
+            memcpy(CMSG_DATA(c), fds, sizeof(int) * n_fds);
+        }
+        ssize_t sent = sendmsg(sock, &msg, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0)
+            return errno == EPIPE ? -ECONNRESET : -errno;
+        n_fds = 0; /* they ride with the first byte */
+        at += sent;
+        n -= (size_t)sent;
+    }
+    return 0;
+}
+
+int ws_frame_send(int sock, const json_t *body, const int *fds, size_t n_fds, struct ws_error *err)
+{
+    assert(n_fds <= WS_MAX_FDS_PER_FRAME);
+    size_t n = json_dumpb(body, NULL, 0, JSON_COMPACT);
+    if (n == 0 || n > WS_MAX_MANIFEST_BYTES)
+        return ws_error_set(err, E2BIG, "a message of %zu bytes does not fit into a frame", n);
+    char *frame = malloc(sizeof(struct head) + n);
+    if (!frame)
+        return ws_error_set(err, ENOMEM, "no memory for a message of %zu bytes", n);
+    struct head head = {MAGIC, (uint32_t)n, (uint32_t)n_fds};
+    memcpy(frame, &head, sizeof(head));
+    (void)json_dumpb(body, frame + sizeof(head), n, JSON_COMPACT);
+    int rc = send_all(sock, frame, sizeof(head) + n, fds, n_fds);
+    free(frame);
+    if (rc < 0)
+        return ws_error_set(err, -rc, "cannot send to the peer on the unix socket: %s", strerror(-rc));
+    return 0;
+}
+
+struct receiver {
+    int sock;
+    int64_t deadline; /* -1: none */
+    int *fds;
+    size_t max_fds, n_fds;
+};
+
+static int wait_readable(const struct receiver *r)
+{
+    for (;;) {
+        int64_t left = r->deadline < 0 ? -1 : r->deadline - now_ms();
+        if (r->deadline >= 0 && left < 0)
+            left = 0;
+        struct pollfd p = {.fd = r->sock, .events = POLLIN};
+        int n = poll(&p, 1, (int)left);
+        if (n > 0)
+            return 0;
+        if (n == 0)
+            return -ETIMEDOUT;
+        if (errno != EINTR)
+            return -errno;
+    }
+}
+
+static int take_fds(struct receiver *r, struct msghdr *msg)
+{
+    int rc = msg->msg_flags & MSG_CTRUNC ? -EBADMSG : 0;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        int got[WS_MAX_FDS_PER_FRAME];
+        memcpy(got, CMSG_DATA(c), n * sizeof(int));
+        for (size_t i = 0; i < n; i++) {
+            if (r->n_fds < r->max_fds) {
+                r->fds[r->n_fds++] = got[i];
+            } else {
+                close(got[i]);
+                rc = -EBADMSG;
+            }
+        }
+    }
+    return rc;
+}
+
+static int recv_all(struct receiver *r, void *p, size_t n)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * WS_MAX_FDS_PER_FRAME)];
+    } control;
+    char *at = p;
+    while (n > 0) {
+        int rc = wait_readable(r);
+        if (rc < 0)
+            return rc;
+        struct iovec iov = {.iov_base = at, .iov_len = n};
+        struct msghdr msg = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof(control.bytes)};
+        ssize_t got = recvmsg(r->sock, &msg, MSG_CMSG_CLOEXEC);
+        if (got < 0 && (errno == EINTR || errno == EAGAIN))
+            continue;
+        if (got < 0)
+            return -errno;
+        rc = take_fds(r, &msg);
+        if (rc < 0)
+            return rc;
+        if (got == 0)
+            return -ECONNRESET;
+        at += got;
+        n -= (size_t)got;
+    }
+    return 0;
+}
+
+int ws_frame_recv(int sock, int timeout_ms, json_t **body, int *fds, size_t max_fds, size_t *n_fds,
+                  struct ws_error *err)
+{
+    struct receiver r = {.sock = sock,
+                         .deadline = timeout_ms < 0 ? -1 : now_ms() + timeout_ms,
+                         .fds = fds,
+                         .max_fds = max_fds};
+    struct head head;
+    char *text = NULL;
+    json_error_t why;
+    *body = NULL;
+    int rc = recv_all(&r, &head, sizeof(head));
+    if (rc == 0 && (head.magic != MAGIC || head.body_bytes == 0 || head.body_bytes > WS_MAX_MANIFEST_BYTES ||
+                    head.n_fds > WS_MAX_FDS_PER_FRAME))
+        rc = -EBADMSG;
+    if (rc == 0 && !(text = malloc(head.body_bytes)))
+        rc = -ENOMEM;
+    if (rc == 0)
+        rc = recv_all(&r, text, head.body_bytes);
+    if (rc == 0 && r.n_fds != head.n_fds)
+        rc = -EBADMSG;
+    if (rc == 0 && !(*body = json_loadb(text, head.body_bytes, JSON_REJECT_DUPLICATES, &why)))
+        rc = -EBADMSG;
+    free(text);
+    if (rc < 0) {
+        close_all(fds, r.n_fds);
+        *n_fds = 0;
+        return ws_error_set(err, -rc, "no whole message from the peer on the unix socket: %s",
+                            rc == -ECONNRESET  ? "it closed the connection"
+                            : rc == -EBADMSG   ? "it is not of wsync's format"
+                            : rc == -ETIMEDOUT ? "it did not answer in time"
+                                               : strerror(-rc));
+    }
+    *n_fds = r.n_fds;
+    return 0;
+}
+
+int ws_ipc_connect(const char *path, int *sock, struct ws_error *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strncmp(path, "unix:", 5) == 0)
+        path += 5;
+    if (strlen(path) >= sizeof(address.sun_path) || path[0] == 0)
+        return ws_error_set(err, EINVAL, "'%s' is no path of a unix socket: 1 to %zu bytes", path,
+                            sizeof(address.sun_path) - 1);
+    memcpy(address.sun_path, path, strlen(path) + 1);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return ws_error_set(err, errno, "cannot make a unix socket: %s", strerror(errno));
+    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0) {
+        int code = errno;
+        close(fd);
+        return ws_error_set(err, code, "cannot reach the agent at unix:%s: %s; is 'wsync agent --socket %s' running?",
+                            path, strerror(code), path);
+    }
+    *sock = fd;
+    return 0;
+}
+
+/* The rest of the descriptors of a large reply. */
+static int recv_more(int sock, json_t *reply, int *fds, size_t max_fds, size_t *n_fds, struct ws_error *err)
+{
+    bool more = json_is_true(json_object_get(reply, "more"));
+    while (more) {
+        json_t *next;
+        size_t n = 0;
+        size_t room = max_fds - *n_fds > WS_MAX_FDS_PER_FRAME ? WS_MAX_FDS_PER_FRAME : max_fds - *n_fds;
+        int rc = ws_frame_recv(sock, WS_REPLY_TIMEOUT_MS, &next, fds + *n_fds, room, &n, err);
+        if (rc < 0)
+            return rc;
+        *n_fds += n;
+        more = json_is_true(json_object_get(next, "more"));
+        json_decref(next);
+    }
+    return 0;
+}
+
+int ws_ipc_call(int sock, const char *method, const char *path, const json_t *body_in, const int *fds_in,
+                size_t n_fds_in, json_t **body_out, int *fds, size_t max_fds, size_t *n_fds, struct ws_error *err)
+{
+    const char *query = strchr(path, '?');
+    size_t n = 0;
+    json_t *reply = NULL;
+    json_t *request = json_pack("{s:s,s:s%,s:s}", "method", method, "path", path,
+                                query ? (size_t)(query - path) : strlen(path), "query", query ? query + 1 : "");
+    if (request && body_in)
+        json_object_set(request, "body", (json_t *)(uintptr_t)body_in);
+    if (body_out)
+        *body_out = NULL;
+    if (!request)
+        return ws_error_set(err, ENOMEM, "no memory for a request");
+    int rc = ws_frame_send(sock, request, fds_in, n_fds_in, err);
+    json_decref(request);
+    if (rc == 0)
+        rc = ws_frame_recv(sock, -1, &reply, fds, max_fds < WS_MAX_FDS_PER_FRAME ? max_fds : WS_MAX_FDS_PER_FRAME, &n,
+                           err);
+    if (rc == 0)
+        rc = recv_more(sock, reply, fds, max_fds, &n, err);
+    if (rc == 0) {
+        json_int_t status = json_integer_value(json_object_get(reply, "status"));
+        if (status < 200 || status >= 300) {
+            const char *name = json_string_value(json_object_get(reply, "errno"));
+            const char *text = json_string_value(json_object_get(reply, "error"));
+            int code = name ? ws_errno_of(name) : 0;
+            if (code <= 0)
+                code = ws_errno_of_http((unsigned)status);
+            rc = ws_error_set(err, code > 0 ? code : EPROTO, "%s", text ? text : "the agent refused without a reason");
+        } else if (body_out) {
+            *body_out = json_incref(json_object_get(reply, "body"));
+        }
+    }
+    json_decref(reply);
+    if (rc < 0 && n > 0) {
+        close_all(fds, n);
+        n = 0;
+    }
+    if (n_fds)
+        *n_fds = n;
+    else
+        close_all(fds, n);
+    return rc;
+}

@@ -1,0 +1,477 @@
+/* The unix-socket carrier of a catalog: a thread a connection, bounded. */
+#include "transports/ipc.h"
+#include "transports/log.h"
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A lease that a peer holds by a map request. */
+struct lease {
+    struct lease *next;
+    struct ws_hold *hold;
+    char key[2 * WS_MAX_NAME];
+};
+
+struct client {
+    struct client *next, *prev;
+    struct ws_ipc_server *server;
+    int sock;
+    pthread_t thread;
+    struct ws_ipc_peer peer;
+    struct lease *leases; /* the connection's thread only */
+    bool ended;           /* guarded by the server's lock: the thread may be joined */
+};
+
+struct ws_ipc_server {
+    struct ws_catalog catalog;
+    const struct ws_ipc_handler *handler;
+    void *handler_self;
+    char *path;
+    dev_t dev;
+    ino_t ino; /* of the socket that we made */
+    int listener, stop_event;
+    pthread_t acceptor;
+    atomic_bool stop;
+    pthread_mutex_t lock;
+    pthread_cond_t woken; /* the catalog changed, or the server stops */
+    /* guarded by lock */
+    struct client *clients;
+    unsigned n_clients;
+};
+
+static json_t *error_reply(int code, const char *text)
+{
+    return json_pack("{s:i,s:s,s:s}", "status", (int)ws_http_status(-code), "errno", ws_errno_name(code), "error",
+                     text);
+}
+
+static json_t *good_reply(json_t *body) /* steals body */
+{
+    return json_pack("{s:i,s:o}", "status", 200, "body", body ? body : json_null());
+}
+
+/* --- long polls --- */
+
+static bool peer_is_gone(int sock)
+{
+    struct pollfd p = {.fd = sock, .events = POLLRDHUP};
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR));
+}
+
+static void wait_for_change(struct client *c, const struct ws_api_request *q)
+{
+    struct ws_ipc_server *s = c->server;
+    struct timespec end;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += q->timeout_ms / 1000;
+    end.tv_nsec += (long)(q->timeout_ms % 1000) * 1000000L;
+    if (end.tv_nsec >= 1000000000L) {
+        end.tv_sec++;
+        end.tv_nsec -= 1000000000L;
+    }
+    while (!atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->since && !peer_is_gone(c->sock)) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (now.tv_sec > end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec >= end.tv_nsec))
+            return;
+        struct timespec until = {now.tv_sec + 1, now.tv_nsec}; /* looks after the peer once a second */
+        if (until.tv_sec > end.tv_sec || (until.tv_sec == end.tv_sec && until.tv_nsec > end.tv_nsec))
+            until = end;
+        pthread_mutex_lock(&s->lock);
+        if (!atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->since)
+            pthread_cond_timedwait(&s->woken, &s->lock, &until);
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
+/* --- leases --- */
+
+static void lease_key(char *out, size_t cap, const char *model, uint64_t version, const char *run)
+{
+    snprintf(out, cap, "%s/%llu/%s", model, (unsigned long long)version, run);
+}
+
+static void drop_lease(struct client *c, struct lease **at)
+{
+    struct lease *l = *at;
+    *at = l->next;
+    c->server->catalog.ops->drop(c->server->catalog.self, l->hold);
+    free(l);
+}
+
+static int send_map(struct client *c, const struct ws_hold *hold)
+{
+    int fds[WS_MAX_FDS_PER_FRAME];
+    size_t n = 0, sent = 0;
+    struct ws_error err = {0};
+    int rc = 0;
+    json_t *body = json_loadb(hold->manifest_json, hold->manifest_json_bytes, 0, NULL);
+    json_t *reply = body ? good_reply(body) : NULL;
+    for (size_t i = 0; rc == 0 && i < hold->manifest->n_files; i++) {
+        if (!hold->regions[i])
+            continue;
+        if (n == WS_MAX_FDS_PER_FRAME) {
+            json_t *frame = sent ? json_pack("{s:b}", "more", 1) : json_copy(reply);
+            json_object_set_new(frame, "more", json_true());
+            rc = ws_frame_send(c->sock, frame, fds, n, &err);
+            json_decref(frame);
+            for (size_t k = 0; k < n; k++)
+                close(fds[k]);
+            sent += n;
+            n = 0;
+        }
+        if (rc == 0)
+            rc = ws_region_open(hold->regions[i], false, &fds[n], &err);
+        if (rc == 0)
+            n++;
+    }
+    if (rc == 0 && reply) {
+        json_t *last = sent ? json_pack("{s:b}", "more", 0) : json_incref(reply);
+        rc = ws_frame_send(c->sock, last, fds, n, &err);
+        json_decref(last);
+    }
+    for (size_t k = 0; k < n; k++)
+        close(fds[k]);
+    json_decref(reply);
+    return reply ? rc : -ENOMEM;
+}
+
+/* map and unmap; -ENOENT when the path is neither. A map sends its reply itself: *reply stays NULL. */
+static int serve_lease(struct client *c, const char *path, const char *query, json_t **reply, struct ws_error *err)
+{
+    char model[WS_MAX_NAME + 1], verb[16], run[WS_RUN_CHARS + 1] = "";
+    unsigned long long version;
+    int end = 0;
+    if (sscanf(path, "/v1/%255[^/]/%llu/%15[a-z]%n", model, &version, verb, &end) != 3 || path[end] ||
+        (strcmp(verb, "map") != 0 && strcmp(verb, "unmap") != 0))
+        return -ENOENT;
+    if (query && strncmp(query, "run=", 4) == 0)
+        snprintf(run, sizeof(run), "%s", query + 4);
+    const struct ws_catalog *cat = &c->server->catalog;
+    struct lease *l = calloc(1, sizeof(*l));
+    if (!l)
+        return ws_error_set(err, ENOMEM, "no memory for a lease");
+    if (strcmp(verb, "unmap") == 0) {
+        lease_key(l->key, sizeof(l->key), model, version, run);
+        for (struct lease **at = &c->leases; *at; at = &(*at)->next) {
+            if (strcmp((*at)->key, l->key) == 0) {
+                drop_lease(c, at);
+                break;
+            }
+        }
+        free(l);
+        *reply = good_reply(NULL);
+        return 0;
+    }
+    char holder[64];
+    snprintf(holder, sizeof(holder), "ipc pid %d", (int)c->peer.pid);
+    int rc = cat->ops->hold(cat->self, model, version, run[0] ? run : NULL, holder, NULL, NULL, &l->hold, err);
+    if (rc < 0) {
+        free(l);
+        return rc;
+    }
+    lease_key(l->key, sizeof(l->key), model, version, run);
+    l->next = c->leases;
+    c->leases = l;
+    rc = send_map(c, l->hold);
+    return rc < 0 ? ws_error_set(err, ECONNABORTED, "the descriptors could not be sent") : 0;
+}
+
+/* --- requests --- */
+
+static int serve_catalog(struct client *c, const char *method, const char *path, const char *query, const json_t *body,
+                         json_t **reply, struct ws_error *err)
+{
+    const struct ws_catalog *cat = &c->server->catalog;
+    struct ws_api_request q;
+    json_t *out = NULL;
+    char *text = NULL;
+    int rc = ws_api_parse(path, query, &q, err);
+    if (rc < 0)
+        return rc;
+    switch (q.kind) {
+    case WS_API_EVENTS:
+        wait_for_change(c, &q);
+        /* fall through */
+    case WS_API_MODELS:
+        rc = cat->ops->models(cat->self, q.model[0] ? q.model : NULL, &out, err);
+        break;
+    case WS_API_MANIFEST: {
+        struct ws_hold *hold;
+        rc = cat->ops->hold(cat->self, q.model, q.version, q.run[0] ? q.run : NULL, "manifest", NULL, NULL, &hold, err);
+        if (rc == 0) {
+            out = json_loadb(hold->manifest_json, hold->manifest_json_bytes, 0, NULL);
+            cat->ops->drop(cat->self, hold);
+        }
+        break;
+    }
+    case WS_API_FILE:
+        return ws_error_set(err, EOPNOTSUPP, "bytes do not travel by the unix socket: ask for /map");
+    case WS_API_OTHER:
+        rc = serve_lease(c, path, query, reply, err);
+        if (rc != -ENOENT)
+            return rc;
+        rc = cat->ops->route(cat->self, method, path, query, body, &out, &text, err);
+        if (rc == 0 && text)
+            out = json_string(text);
+        free(text);
+        break;
+    }
+    if (rc == 0)
+        *reply = good_reply(out);
+    return rc;
+}
+
+static int serve_one(struct client *c, const json_t *request, const int *fds, size_t n_fds)
+{
+    struct ws_ipc_server *s = c->server;
+    const char *method = json_string_value(json_object_get(request, "method"));
+    const char *path = json_string_value(json_object_get(request, "path"));
+    const char *query = json_string_value(json_object_get(request, "query"));
+    const json_t *body = json_object_get(request, "body");
+    struct ws_error err = {0};
+    json_t *reply = NULL;
+    int out[WS_MAX_FDS_PER_FRAME];
+    size_t n_out = 0;
+    int rc;
+    if (!method || !path)
+        rc = ws_error_set(&err, EINVAL, "a request has a method and a path");
+    else if (s->handler && strncmp(path, "/v1/local/", 10) == 0) {
+        json_t *answer = NULL;
+        rc = s->handler->call(s->handler_self, &c->peer, method, path, body, fds, n_fds, &answer, out,
+                              WS_MAX_FDS_PER_FRAME, &n_out, &err);
+        if (rc == 0)
+            reply = good_reply(answer);
+        else
+            json_decref(answer);
+    } else {
+        rc = serve_catalog(c, method, path, query, body, &reply, &err);
+    }
+    if (rc == -ECONNABORTED)
+        return rc;
+    if (rc < 0) {
+        json_decref(reply);
+        reply = error_reply(-rc, err.text);
+    }
+    rc = reply ? ws_frame_send(c->sock, reply, out, n_out, &err) : 0; /* no reply: map sent its own */
+    json_decref(reply);
+    for (size_t i = 0; i < n_out; i++)
+        close(out[i]);
+    return rc;
+}
+
+static void *serve_client(void *arg)
+{
+    struct client *c = arg;
+    struct ws_ipc_server *s = c->server;
+    struct ws_error err = {0};
+    while (!atomic_load(&s->stop)) {
+        json_t *request;
+        int fds[WS_MAX_FDS_PER_FRAME];
+        size_t n = 0;
+        int rc = ws_frame_recv(c->sock, -1, &request, fds, WS_MAX_FDS_PER_FRAME, &n, &err);
+        if (rc < 0) {
+            if (rc != -ECONNRESET)
+                ws_log(WS_LOG_WARN, "ipc", "peer ended pid=%d: %s", (int)c->peer.pid, err.text);
+            break;
+        }
+        rc = serve_one(c, request, fds, n);
+        json_decref(request);
+        for (size_t i = 0; i < n; i++)
+            close(fds[i]);
+        if (rc < 0)
+            break;
+    }
+    while (c->leases)
+        drop_lease(c, &c->leases);
+    if (s->handler && s->handler->gone)
+        s->handler->gone(s->handler_self, &c->peer);
+    pthread_mutex_lock(&s->lock);
+    c->ended = true;
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* Joins connections that ended; all of them when the server stops. */
+static void reap(struct ws_ipc_server *s, bool all)
+{
+    for (;;) {
+        pthread_mutex_lock(&s->lock);
+        struct client *c = s->clients;
+        while (c && !c->ended && !all)
+            c = c->next;
+        if (c) {
+            if (c->prev)
+                c->prev->next = c->next;
+            else
+                s->clients = c->next;
+            if (c->next)
+                c->next->prev = c->prev;
+            s->n_clients--;
+        }
+        pthread_mutex_unlock(&s->lock);
+        if (!c)
+            return;
+        (void)shutdown(c->sock, SHUT_RDWR);
+        pthread_join(c->thread, NULL);
+        close(c->sock);
+        free(c);
+    }
+}
+
+static void welcome(struct ws_ipc_server *s, int sock)
+{
+    struct ucred cred = {0};
+    socklen_t len = sizeof(cred);
+    struct client *c = calloc(1, sizeof(*c));
+    reap(s, false);
+    if (!c || s->n_clients >= WS_MAX_CLIENTS || getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0) {
+        ws_log(WS_LOG_WARN, "ipc", "a connection is refused clients=%u", s->n_clients);
+        free(c);
+        close(sock);
+        return;
+    }
+    c->server = s;
+    c->sock = sock;
+    c->peer = (struct ws_ipc_peer){.pid = cred.pid, .uid = cred.uid};
+    pthread_mutex_lock(&s->lock);
+    if (pthread_create(&c->thread, NULL, serve_client, c) != 0) {
+        pthread_mutex_unlock(&s->lock);
+        free(c);
+        close(sock);
+        return;
+    }
+    c->next = s->clients;
+    if (c->next)
+        c->next->prev = c;
+    s->clients = c;
+    s->n_clients++;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *accept_clients(void *arg)
+{
+    struct ws_ipc_server *s = arg;
+    struct pollfd p[] = {{.fd = s->listener, .events = POLLIN}, {.fd = s->stop_event, .events = POLLIN}};
+    while (!atomic_load(&s->stop)) {
+        if (poll(p, 2, 5000) < 0 && errno != EINTR)
+            break;
+        if (p[1].revents)
+            break;
+        int sock = p[0].revents ? accept4(s->listener, NULL, NULL, SOCK_CLOEXEC) : -1;
+        if (sock >= 0)
+            welcome(s, sock);
+        else
+            reap(s, false);
+    }
+    return NULL;
+}
+
+static int bind_socket(struct ws_ipc_server *s, gid_t gid, struct ws_error *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(s->path) >= sizeof(address.sun_path))
+        return ws_error_set(err, ENAMETOOLONG, "the socket's path %s is longer than %zu bytes", s->path,
+                            sizeof(address.sun_path) - 1);
+    int probe;
+    if (ws_ipc_connect(s->path, &probe, NULL) == 0) {
+        close(probe);
+        return ws_error_set(err, EADDRINUSE, "an agent serves %s already; stop it or choose another --socket",
+                            s->path);
+    }
+    struct stat st;
+    if (lstat(s->path, &st) == 0) {
+        if (!S_ISSOCK(st.st_mode))
+            return ws_error_set(err, EEXIST, "%s exists and is no socket; remove it or choose another --socket",
+                                s->path);
+        (void)unlink(s->path); /* nobody answers there */
+    }
+    memcpy(address.sun_path, s->path, strlen(s->path) + 1);
+    s->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    mode_t mask = umask(0177);
+    int rc = s->listener < 0 || bind(s->listener, (struct sockaddr *)&address, sizeof(address)) != 0 ? -errno : 0;
+    umask(mask);
+    if (rc == 0 && gid != (gid_t)-1 && (chown(s->path, (uid_t)-1, gid) != 0 || chmod(s->path, 0660) != 0))
+        rc = -errno;
+    if (rc == 0 && (listen(s->listener, 128) != 0 || lstat(s->path, &st) != 0))
+        rc = -errno;
+    if (rc < 0)
+        return ws_error_set(err, -rc, "cannot listen on %s: %s", s->path, strerror(-rc));
+    s->dev = st.st_dev;
+    s->ino = st.st_ino;
+    return 0;
+}
+
+int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid, const struct ws_catalog *catalog,
+                      const struct ws_ipc_handler *handler, void *handler_self, struct ws_error *err)
+{
+    struct ws_ipc_server *s = calloc(1, sizeof(*s));
+    if (!s || !(s->path = strdup(path))) {
+        free(s);
+        return ws_error_set(err, ENOMEM, "no memory for a server");
+    }
+    s->catalog = *catalog;
+    s->handler = handler;
+    s->handler_self = handler_self;
+    s->listener = -1;
+    s->stop_event = eventfd(0, EFD_CLOEXEC);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->woken, &attr);
+    pthread_condattr_destroy(&attr);
+    int rc = bind_socket(s, gid, err);
+    if (rc == 0 && pthread_create(&s->acceptor, NULL, accept_clients, s) != 0)
+        rc = ws_error_set(err, EAGAIN, "cannot start the thread of the socket %s", path);
+    if (rc < 0) {
+        if (s->listener >= 0)
+            close(s->listener);
+        close(s->stop_event);
+        pthread_cond_destroy(&s->woken);
+        pthread_mutex_destroy(&s->lock);
+        free(s->path);
+        free(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void ws_ipc_server_wake(struct ws_ipc_server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    pthread_cond_broadcast(&s->woken);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void ws_ipc_server_free(struct ws_ipc_server *s)
+{
+    struct stat st;
+    if (!s)
+        return;
+    atomic_store(&s->stop, true);
+    (void)eventfd_write(s->stop_event, 1);
+    ws_ipc_server_wake(s);
+    pthread_join(s->acceptor, NULL);
+    reap(s, true);
+    if (lstat(s->path, &st) == 0 && st.st_dev == s->dev && st.st_ino == s->ino)
+        (void)unlink(s->path); /* not the socket of an agent that replaced us */
+    close(s->listener);
+    close(s->stop_event);
+    pthread_cond_destroy(&s->woken);
+    pthread_mutex_destroy(&s->lock);
+    free(s->path);
+    free(s);
+}

@@ -1,0 +1,117 @@
+/* The wrappers around struct ws_transport_ops: arguments and results are checked here, once. */
+#include "transports/transport.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct ws_transport_ops *const all[] = {&ws_tcp_ops, &ws_ipc_ops, &ws_dir_ops, &ws_fault_ops};
+
+static const struct ws_transport_ops *find(const char *url)
+{
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        for (const char *const *s = all[i]->schemes; *s; s++)
+            if (strncmp(url, *s, strlen(*s)) == 0)
+                return all[i];
+    return NULL;
+}
+
+int ws_source_open(const char *url, const struct ws_source_options *options, struct ws_source **out,
+                   struct ws_error *err)
+{
+    static const struct ws_source_options defaults;
+    assert(url && out);
+    *out = NULL;
+    if (strlen(url) > WS_MAX_URL)
+        return ws_error_set(err, EINVAL, "a source is longer than %d bytes", WS_MAX_URL);
+    const struct ws_transport_ops *ops = find(url);
+    if (!ops)
+        return ws_error_set(err, EINVAL,
+                            "'%s' is no source; write http://HOST:PORT, https://HOST:PORT, unix:/PATH or dir:/PATH",
+                            url);
+    int rc = ops->open(url, options ? options : &defaults, out, err);
+    assert(rc <= 0 && (rc < 0 || (*out && (*out)->ops == ops && (*out)->url)));
+    return rc;
+}
+
+void ws_source_close(struct ws_source *s)
+{
+    if (s)
+        s->ops->close(s);
+}
+
+const char *ws_source_transport(const struct ws_source *s)
+{
+    return s->ops->name;
+}
+
+int ws_source_models(struct ws_source *s, const char *model, uint64_t since, unsigned timeout_ms,
+                     const atomic_bool *cancel, json_t **out, struct ws_error *err)
+{
+    *out = NULL;
+    int rc = s->ops->models(s, model, since, timeout_ms, cancel, out, err);
+    assert(rc <= 0 && (rc < 0) == (*out == NULL));
+    return rc;
+}
+
+int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version, const char *run,
+                       struct ws_manifest **out, struct ws_error *err)
+{
+    *out = NULL;
+    int rc = s->ops->manifest(s, model, version, run, out, err);
+    if (rc == 0 && (strcmp((*out)->model, model) != 0 || (*out)->version != version ||
+                    (run && *run && strcmp((*out)->run, run) != 0))) {
+        rc = ws_error_set(err, EPROTO, "%s was asked for %s/%llu and sent the manifest of %s/%llu run %s", s->url,
+                          model, (unsigned long long)version, (*out)->model, (unsigned long long)(*out)->version,
+                          (*out)->run);
+        ws_manifest_free(*out);
+        *out = NULL;
+    }
+    assert(rc <= 0);
+    return rc;
+}
+
+int ws_source_map(struct ws_source *s, const struct ws_manifest *m, struct ws_region **regions,
+                  struct ws_error *err)
+{
+    if (!s->ops->map)
+        return ws_error_set(err, ENOTSUP, "%s cannot hand over memory: only unix: sources can", s->url);
+    return s->ops->map(s, m, regions, err);
+}
+
+void ws_source_unmap(struct ws_source *s, const char *model, uint64_t version, const char *run)
+{
+    if (s->ops->unmap)
+        s->ops->unmap(s, model, version, run);
+}
+
+int ws_lane_open(struct ws_source *s, struct ws_lane **out, struct ws_error *err)
+{
+    *out = NULL;
+    int rc = s->ops->lane_open(s, out, err);
+    assert(rc <= 0 && (rc < 0 || (*out)->source == s));
+    return rc;
+}
+
+void ws_lane_close(struct ws_lane *l)
+{
+    if (l)
+        l->source->ops->lane_close(l);
+}
+
+int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err)
+{
+    assert(f->manifest && f->file < f->manifest->n_files && f->dst && f->block && f->n > 0);
+    assert(f->first + f->n <= f->manifest->files[f->file].n_blocks);
+    int rc = l->source->ops->fetch(l, f, err);
+    assert(rc <= 0);
+    return rc;
+}
+
+int ws_source_report(struct ws_source *s, const char *model, uint64_t version, const char *run, const json_t *body,
+                     struct ws_error *err)
+{
+    if (!s->ops->report)
+        return 0; /* a folder does not care */
+    return s->ops->report(s, model, version, run, body, err);
+}
