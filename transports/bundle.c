@@ -17,8 +17,7 @@ bool ws_run_is_safe(const char *run)
     size_t length = strnlen(run, WS_RUN_CHARS + 1);
 
     return length > 0 && length <= WS_RUN_CHARS &&
-           strspn(run, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") ==
-               length;
+           strspn(run, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == length;
 }
 
 size_t ws_blocks_of(uint64_t size_bytes)
@@ -88,20 +87,19 @@ static int check_file(const struct ws_manifest *m, const char *name, uint64_t si
                             "and control characters",
                             name, WS_MAX_NAME);
     if (size_bytes > WS_MAX_FILE_BYTES)
-        return ws_error_set(err, E2BIG, "file \"%s\" has %lu bytes, more than the limit of %lu",
-                            name, size_bytes, WS_MAX_FILE_BYTES);
+        return ws_error_set(err, E2BIG, "file \"%s\" has %lu bytes, more than the limit of %lu", name,
+                            size_bytes, WS_MAX_FILE_BYTES);
     if (header_bytes != 0 && (header_bytes < MIN_HEADER_BYTES || header_bytes > size_bytes ||
                               header_bytes - 8 > WS_MAX_HEADER_BYTES))
-        return ws_error_set(err, EINVAL, "file \"%s\" of %lu bytes cannot have a header of %lu",
-                            name, size_bytes, header_bytes);
+        return ws_error_set(err, EINVAL, "file \"%s\" of %lu bytes cannot have a header of %lu", name,
+                            size_bytes, header_bytes);
     if (m->n_files == WS_MAX_FILES)
-        return ws_error_set(err, E2BIG, "the version has more than %d files, the limit",
-                            WS_MAX_FILES);
+        return ws_error_set(err, E2BIG, "the version has more than %d files, the limit", WS_MAX_FILES);
     return 0;
 }
 
-int ws_manifest_add(struct ws_manifest *m, const char *name, uint64_t size_bytes,
-                    uint64_t header_bytes, struct ws_bundle_file **out, struct ws_error *err)
+int ws_manifest_add(struct ws_manifest *m, const char *name, uint64_t size_bytes, uint64_t header_bytes,
+                    struct ws_bundle_file **out, struct ws_error *err)
 {
     struct ws_bundle_file f = {.size_bytes = size_bytes, .header_bytes = header_bytes};
     int rc = check_file(m, name, size_bytes, header_bytes, err);
@@ -120,8 +118,7 @@ int ws_manifest_add(struct ws_manifest *m, const char *name, uint64_t size_bytes
     if (!f.name || !f.hashes || make_room(&files, m->n_files, sizeof(f)) < 0) {
         free(f.name);
         free(f.hashes);
-        return ws_error_set(err, ENOMEM, "out of memory for a manifest of %zu files",
-                            m->n_files + 1);
+        return ws_error_set(err, ENOMEM, "out of memory for a manifest of %zu files", m->n_files + 1);
     }
     m->files = files;
     memmove(&m->files[at + 1], &m->files[at], (m->n_files - at) * sizeof(f));
@@ -137,11 +134,10 @@ int ws_manifest_freeze(struct ws_manifest *m, const char *tensor, struct ws_erro
     char *name;
 
     if (tensor[0] == '\0' || strnlen(tensor, WS_MAX_TENSOR_NAME + 1) > WS_MAX_TENSOR_NAME)
-        return ws_error_set(err, EINVAL, "\"%.160s\" cannot be a tensor's name: it is 1 to %d bytes",
-                            tensor, WS_MAX_TENSOR_NAME);
+        return ws_error_set(err, EINVAL, "\"%.160s\" cannot be a tensor's name: it is 1 to %d bytes", tensor,
+                            WS_MAX_TENSOR_NAME);
     if (m->n_frozen == WS_MAX_TENSORS)
-        return ws_error_set(err, E2BIG, "more than %d tensors are frozen, the limit",
-                            WS_MAX_TENSORS);
+        return ws_error_set(err, E2BIG, "more than %d tensors are frozen, the limit", WS_MAX_TENSORS);
     name = strdup(tensor);
     if (!name || make_room(&frozen, m->n_frozen, sizeof(char *)) < 0) {
         free(name);

@@ -25,11 +25,11 @@
 #define WS_RUN_CHARS 32 /* a lineage's run id: up to 32 of [A-Za-z0-9._-] */
 
 struct ws_bundle_file {
-    char *name;          /* ws_name_is_safe */
+    char *name; /* ws_name_is_safe */
     uint64_t size_bytes;
     uint64_t header_bytes; /* safetensors: bytes of the file before its tensor data; else 0 */
-    size_t n_blocks;     /* ceil(size / WS_BLOCK_BYTES) */
-    uint64_t *hashes;    /* XXH3-64 of each block, the last one short */
+    size_t n_blocks;       /* ceil(size / WS_BLOCK_BYTES) */
+    uint64_t *hashes;      /* XXH3-64 of each block, the last one short */
 };
 
 struct ws_manifest {
@@ -40,9 +40,9 @@ struct ws_manifest {
     uint64_t total_bytes;       /* of all files */
     size_t n_files;             /* sorted by name (strcmp) */
     struct ws_bundle_file *files;
-    size_t n_frozen;            /* tensors filled from a base checkpoint */
+    size_t n_frozen; /* tensors filled from a base checkpoint */
     char **frozen;
-    char digest[33];            /* lower-case hex */
+    char digest[33]; /* lower-case hex */
 };
 
 /* Empty manifest; files are then added. -EINVAL: model is no safe name, run is not 1 to WS_RUN_CHARS
@@ -52,11 +52,9 @@ WS_MUST_USE int ws_manifest_new(struct ws_manifest **out, const char *model, uin
 /* Adds a file with all hashes zero; keeps name order. The returned pointer is valid until the next
  * add. header_bytes: 0 or that of a safetensors file. -EEXIST, -EINVAL (unsafe name), -E2BIG. */
 WS_MUST_USE int ws_manifest_add(struct ws_manifest *m, const char *name, uint64_t size_bytes,
-                                uint64_t header_bytes, struct ws_bundle_file **out,
-                                struct ws_error *err);
+                                uint64_t header_bytes, struct ws_bundle_file **out, struct ws_error *err);
 /* Adds the name of a frozen tensor (the only way to add one). -EINVAL, -E2BIG, -ENOMEM. */
-WS_MUST_USE int ws_manifest_freeze(struct ws_manifest *m, const char *tensor,
-                                   struct ws_error *err);
+WS_MUST_USE int ws_manifest_freeze(struct ws_manifest *m, const char *tensor, struct ws_error *err);
 /* Computes total_bytes and digest; to be called once, when every hash is in. */
 void ws_manifest_seal(struct ws_manifest *m);
 /* *json: NUL-terminated, len without it; malloc, the caller's. */

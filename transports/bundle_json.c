@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FORMAT 1
+#define FORMAT      1
 #define HASH_DIGITS 16
-#define KEY_CHARS 64
+#define KEY_CHARS   64
 
 static int out_of_memory(struct ws_error *err)
 {
@@ -42,8 +42,7 @@ static int put_file(FILE *f, const struct ws_bundle_file *file, struct ws_error 
     rc = put_string(f, file->name, err);
     if (rc < 0)
         return rc;
-    fprintf(f, ",\"size\":%lu,\"header_bytes\":%lu,\"xxh3\":[", file->size_bytes,
-            file->header_bytes);
+    fprintf(f, ",\"size\":%lu,\"header_bytes\":%lu,\"xxh3\":[", file->size_bytes, file->header_bytes);
     for (size_t i = 0; i < file->n_blocks; i++)
         fprintf(f, i ? ",\"%016lx\"" : "\"%016lx\"", file->hashes[i]);
     fputs("]}", f);
@@ -75,8 +74,7 @@ static int put_manifest(FILE *f, const struct ws_manifest *m, struct ws_error *e
     return rc;
 }
 
-int ws_manifest_to_json(const struct ws_manifest *m, char **json, size_t *len,
-                        struct ws_error *err)
+int ws_manifest_to_json(const struct ws_manifest *m, char **json, size_t *len, struct ws_error *err)
 {
     char *text = NULL;
     size_t length = 0;
@@ -89,8 +87,8 @@ int ws_manifest_to_json(const struct ws_manifest *m, char **json, size_t *len,
     if (fclose(f) != 0 && rc == 0)
         rc = out_of_memory(err);
     if (rc == 0 && length > WS_MAX_MANIFEST_BYTES)
-        rc = ws_error_set(err, E2BIG, "the manifest would have %zu bytes, more than the limit of %lu",
-                          length, WS_MAX_MANIFEST_BYTES);
+        rc = ws_error_set(err, E2BIG, "the manifest would have %zu bytes, more than the limit of %lu", length,
+                          WS_MAX_MANIFEST_BYTES);
     if (rc < 0) {
         free(text);
         return rc;
@@ -202,8 +200,7 @@ static int read_file(struct reading *r, struct ws_error *err)
         return rc;
     }
     if (r->n_hashes != ws_blocks_of(size))
-        return ws_error_set(err, EBADMSG, "file \"%s\" of %lu bytes has %zu hashes", name, size,
-                            r->n_hashes);
+        return ws_error_set(err, EBADMSG, "file \"%s\" of %lu bytes has %zu hashes", name, size, r->n_hashes);
     rc = ws_manifest_add(r->m, name, size, header_bytes, &f, err);
     if (rc == 0 && r->n_hashes > 0)
         memcpy(f->hashes, r->hashes, r->n_hashes * sizeof(*f->hashes));
@@ -301,8 +298,8 @@ static int settle(struct reading *r, struct ws_error *err)
                             "sides",
                             r->format, FORMAT);
     if (r->block_bytes != WS_BLOCK_BYTES)
-        return ws_error_set(err, EBADMSG, "its blocks have %lu bytes, here they have %lu",
-                            r->block_bytes, WS_BLOCK_BYTES);
+        return ws_error_set(err, EBADMSG, "its blocks have %lu bytes, here they have %lu", r->block_bytes,
+                            WS_BLOCK_BYTES);
     /* The name checks are the constructor's. */
     rc = ws_manifest_new(&named, r->model, r->version, r->run, err);
     if (rc < 0)
@@ -326,15 +323,14 @@ static int settle(struct reading *r, struct ws_error *err)
     return 0;
 }
 
-int ws_manifest_from_json(const char *json, size_t len, struct ws_manifest **out,
-                          struct ws_error *err)
+int ws_manifest_from_json(const char *json, size_t len, struct ws_manifest **out, struct ws_error *err)
 {
     struct reading r = {0};
     int rc;
 
     if (len > WS_MAX_MANIFEST_BYTES)
-        return ws_error_set(err, EBADMSG, "the manifest has %zu bytes, more than the limit of %lu",
-                            len, WS_MAX_MANIFEST_BYTES);
+        return ws_error_set(err, EBADMSG, "the manifest has %zu bytes, more than the limit of %lu", len,
+                            WS_MAX_MANIFEST_BYTES);
     r.m = calloc(1, sizeof(*r.m));
     if (!r.m)
         return out_of_memory(err);

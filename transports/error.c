@@ -1,5 +1,6 @@
 /* Errors for people: the sentence is formatted where the cause is known, cut to one clean line, and
- * carried up by value. Nothing here allocates, so that running out of memory can be reported too. */
+ * carried up by value. Nothing here allocates, so that running out of memory can be reported too.
+ * (Names in parentheses, because error.h covers them with macros for the static analyzer.) */
 #include "transports/error.h"
 #include "transports/text.h"
 #include <errno.h>
@@ -21,7 +22,7 @@ static const struct {
     {"EDEADLOCK", EDEADLOCK},
 };
 
-int ws_error_set(struct ws_error *err, int code, const char *format, ...)
+int(ws_error_set)(struct ws_error *err, int code, const char *format, ...)
 {
     va_list args;
 
@@ -39,7 +40,7 @@ int ws_error_set(struct ws_error *err, int code, const char *format, ...)
     return -code;
 }
 
-int ws_error_prefix(struct ws_error *err, const char *format, ...)
+int(ws_error_prefix)(struct ws_error *err, const char *format, ...)
 {
     char old[WS_ERROR_TEXT];
     va_list args;

@@ -46,8 +46,7 @@ static void free_file(struct ws_folder_file *file)
     ws_safetensors_free(file->st);
 }
 
-static int add_file(struct ws_folder *f, const char *name, uint64_t size_bytes,
-                    struct ws_error *err)
+static int add_file(struct ws_folder *f, const char *name, uint64_t size_bytes, struct ws_error *err)
 {
     struct ws_folder_file *files, file = {.size_bytes = size_bytes};
 
@@ -57,11 +56,10 @@ static int add_file(struct ws_folder *f, const char *name, uint64_t size_bytes,
                             "rename it",
                             name);
     if (f->n_files == WS_MAX_FILES)
-        return ws_error_set(err, E2BIG, "the folder has more than %d files, the limit",
-                            WS_MAX_FILES);
+        return ws_error_set(err, E2BIG, "the folder has more than %d files, the limit", WS_MAX_FILES);
     if (size_bytes > (ends_with(name, weights_suffix) ? WS_MAX_FILE_BYTES : WS_MAX_SIDECAR_BYTES))
-        return ws_error_set(err, E2BIG, "%s has %lu bytes, more than the limit for such a file",
-                            name, size_bytes);
+        return ws_error_set(err, E2BIG, "%s has %lu bytes, more than the limit for such a file", name,
+                            size_bytes);
     files = reallocarray(f->files, f->n_files + 1, sizeof(*files));
     if (!files)
         return out_of_memory(err);
@@ -76,8 +74,7 @@ static int add_file(struct ws_folder *f, const char *name, uint64_t size_bytes,
 }
 
 /* Looks at one entry; adds it when it is a file of the bundle. */
-static int look_at(struct ws_folder *f, int dirfd, const char *name, bool *pickles,
-                   struct ws_error *err)
+static int look_at(struct ws_folder *f, int dirfd, const char *name, bool *pickles, struct ws_error *err)
 {
     struct stat stat;
 
@@ -90,8 +87,7 @@ static int look_at(struct ws_folder *f, int dirfd, const char *name, bool *pickl
     if (fstatat(dirfd, name, &stat, 0) < 0) {
         int code = errno;
         if (code == ENOENT)
-            return ws_error_set(err, code,
-                                "%s is a link that leads nowhere, or was removed just now", name);
+            return ws_error_set(err, code, "%s is a link that leads nowhere, or was removed just now", name);
         return ws_error_set(err, code, "cannot stat %s: %s", name, strerror(code));
     }
     if (!S_ISREG(stat.st_mode))
@@ -101,8 +97,7 @@ static int look_at(struct ws_folder *f, int dirfd, const char *name, bool *pickl
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const struct ws_folder_file *)a)->name,
-                  ((const struct ws_folder_file *)b)->name);
+    return strcmp(((const struct ws_folder_file *)a)->name, ((const struct ws_folder_file *)b)->name);
 }
 
 static int list(struct ws_folder *f, struct ws_error *err)
@@ -139,10 +134,13 @@ static void keep_wanted(struct ws_folder *f, const bool *wanted)
     size_t kept = 0;
 
     for (size_t i = 0; i < f->n_files; i++) {
-        if (wanted[i] || !ends_with(f->files[i].name, weights_suffix)) {
-            f->files[kept++] = f->files[i];
+        struct ws_folder_file file = f->files[i];
+        if (!wanted[i] && ends_with(file.name, weights_suffix))
             continue;
-        }
+        f->files[i] = f->files[kept]; /* the unwanted ones end up behind */
+        f->files[kept++] = file;
+    }
+    for (size_t i = kept; i < f->n_files; i++) {
         ws_log(WS_LOG_INFO, "folder", "left out, because the index does not name it path=%s",
                f->files[i].path);
         free_file(&f->files[i]);
@@ -205,13 +203,11 @@ static int check_shards(const struct ws_folder *f, struct ws_error *err)
         first = s.number == 0 ? 0 : 1;
         for (unsigned long k = first; k < first + s.count; k++) {
             struct ws_folder_file wanted = {.name = name};
-            int n = snprintf(name, sizeof(name), "%.*s%0*lu%s", (int)s.stem_bytes, set, s.digits, k,
-                             tail);
+            int n = snprintf(name, sizeof(name), "%.*s%0*lu%s", (int)s.stem_bytes, set, s.digits, k, tail);
             if (n < 0 || (size_t)n >= sizeof(name) ||
                 !bsearch(&wanted, f->files, f->n_files, sizeof(*f->files), by_name))
-                return ws_error_set(err, ENOENT,
-                                    "%s is missing: by their names there are %lu such files", name,
-                                    s.count);
+                return ws_error_set(err, ENOENT, "%s is missing: by their names there are %lu such files",
+                                    name, s.count);
         }
     }
     return 0;
@@ -233,8 +229,7 @@ static int read_headers(struct ws_folder *f, struct ws_error *err)
         file->size_bytes = file->st->file_bytes;
         n_tensors += file->st->n_tensors;
         if (n_tensors > WS_MAX_TENSORS)
-            return ws_error_set(err, E2BIG, "the folder has more than %d tensors, the limit",
-                                WS_MAX_TENSORS);
+            return ws_error_set(err, E2BIG, "the folder has more than %d tensors, the limit", WS_MAX_TENSORS);
     }
     return 0;
 }
@@ -268,8 +263,8 @@ static int check_unique(const struct ws_folder *f, struct ws_error *err)
     qsort(all, n, sizeof(*all), by_tensor);
     for (size_t i = 1; rc == 0 && i < n; i++) {
         if (strcmp(all[i - 1].tensor, all[i].tensor) == 0)
-            rc = ws_error_set(err, EBADMSG, "tensor \"" SHOWN "\" is in both %s and %s",
-                              all[i].tensor, all[i - 1].file, all[i].file);
+            rc = ws_error_set(err, EBADMSG, "tensor \"" SHOWN "\" is in both %s and %s", all[i].tensor,
+                              all[i - 1].file, all[i].file);
     }
     free(all);
     return rc;

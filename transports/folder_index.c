@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #define INDEX_NAME "model.safetensors.index.json"
-#define KEY_CHARS 256
-#define SHOWN "%.160s"
+#define KEY_CHARS  256
+#define SHOWN      "%.160s"
 
 struct ws_folder_index {
     char *text;
@@ -59,8 +59,7 @@ static int read_text(const char *path, struct ws_folder_index *index, struct ws_
     return rc;
 }
 
-int ws_folder_index_read(const struct ws_folder *f, struct ws_folder_index **out,
-                         struct ws_error *err)
+int ws_folder_index_read(const struct ws_folder *f, struct ws_folder_index **out, struct ws_error *err)
 {
     const struct ws_folder_file *file = find_file(f, INDEX_NAME);
     struct ws_folder_index *index;
@@ -101,8 +100,7 @@ static int walk_map(struct ws_json *j, visit_fn *visit, void *arg, struct ws_err
     return rc;
 }
 
-static int walk(const struct ws_folder_index *index, visit_fn *visit, void *arg,
-                struct ws_error *err)
+static int walk(const struct ws_folder_index *index, visit_fn *visit, void *arg, struct ws_error *err)
 {
     char key[KEY_CHARS];
     bool seen = false;
@@ -154,8 +152,8 @@ static int select_file(void *arg, const char *tensor, const char *name, struct w
     return 0;
 }
 
-int ws_folder_index_select(const struct ws_folder_index *index, const struct ws_folder *f,
-                           bool *wanted, struct ws_error *err)
+int ws_folder_index_select(const struct ws_folder_index *index, const struct ws_folder *f, bool *wanted,
+                           struct ws_error *err)
 {
     struct selection s = {f, wanted};
 
@@ -175,9 +173,8 @@ static int check_entry(void *arg, const char *tensor, const char *name, struct w
     bool *named;
 
     if (!t)
-        return ws_error_set(err, EBADMSG,
-                            "it places tensor \"" SHOWN "\" in %s, which does not hold it", tensor,
-                            name);
+        return ws_error_set(err, EBADMSG, "it places tensor \"" SHOWN "\" in %s, which does not hold it",
+                            tensor, name);
     named = &c->named[file - c->folder->files][t - file->st->tensors];
     if (*named)
         return ws_error_set(err, EBADMSG, "it has tensor \"" SHOWN "\" twice", tensor);

@@ -12,12 +12,11 @@ struct ws_folder_index;
 WS_MUST_USE int ws_folder_index_read(const struct ws_folder *f, struct ws_folder_index **out,
                                      struct ws_error *err);
 /* Sets wanted[i] for each of the folder's files that the index names. -ENOENT: one is not there. */
-WS_MUST_USE int ws_folder_index_select(const struct ws_folder_index *index,
-                                       const struct ws_folder *f, bool *wanted,
-                                       struct ws_error *err);
+WS_MUST_USE int ws_folder_index_select(const struct ws_folder_index *index, const struct ws_folder *f,
+                                       bool *wanted, struct ws_error *err);
 /* With the headers read: does it name each tensor once, in the file that holds it? -EBADMSG. */
-WS_MUST_USE int ws_folder_index_check(const struct ws_folder_index *index,
-                                      const struct ws_folder *f, struct ws_error *err);
+WS_MUST_USE int ws_folder_index_check(const struct ws_folder_index *index, const struct ws_folder *f,
+                                      struct ws_error *err);
 void ws_folder_index_free(struct ws_folder_index *index); /* NULL is fine */
 
 #endif

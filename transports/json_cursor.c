@@ -28,10 +28,9 @@ static int peek(struct ws_json *j)
 static int unexpected(const struct ws_json *j, const char *wanted, struct ws_error *err)
 {
     if (j->at >= j->len)
-        return ws_error_set(err, EBADMSG, "the JSON ends at byte %zu where %s should be", j->at,
-                            wanted);
-    return ws_error_set(err, EBADMSG, "the JSON has '%c' at byte %zu where %s should be",
-                        j->text[j->at], j->at, wanted);
+        return ws_error_set(err, EBADMSG, "the JSON ends at byte %zu where %s should be", j->at, wanted);
+    return ws_error_set(err, EBADMSG, "the JSON has '%c' at byte %zu where %s should be", j->text[j->at],
+                        j->at, wanted);
 }
 
 int ws_json_enter(struct ws_json *j, char open, struct ws_error *err)
@@ -107,14 +106,13 @@ int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out, struct ws_e
     case json_error_premature_end_of_input:
         if (window == max_bytes)
             return ws_error_set(err, EBADMSG,
-                                "the JSON value at byte %zu is longer than %zu bytes, the limit",
-                                j->at, max_bytes);
+                                "the JSON value at byte %zu is longer than %zu bytes, the limit", j->at,
+                                max_bytes);
         break;
     default:
         break;
     }
-    return ws_error_set(err, EBADMSG, "bad JSON at byte %zu: %s", j->at + (size_t)error.position,
-                        error.text);
+    return ws_error_set(err, EBADMSG, "bad JSON at byte %zu: %s", j->at + (size_t)error.position, error.text);
 }
 
 int ws_json_string(struct ws_json *j, char *out, size_t bytes, struct ws_error *err)
@@ -156,8 +154,8 @@ int ws_json_uint(struct ws_json *j, uint64_t *out, struct ws_error *err)
     if (json_is_integer(value) && c != '-')
         *out = (uint64_t)json_integer_value(value);
     else
-        rc = ws_error_set(err, EBADMSG,
-                          "the number at byte %zu of the JSON is no integer of 0 or more", start);
+        rc = ws_error_set(err, EBADMSG, "the number at byte %zu of the JSON is no integer of 0 or more",
+                          start);
     json_decref(value);
     return rc;
 }

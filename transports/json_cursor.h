@@ -32,8 +32,7 @@ void ws_json_start(struct ws_json *j, const char *text, size_t len);
 WS_MUST_USE int ws_json_enter(struct ws_json *j, char open, struct ws_error *err);
 /* The next member of an object: 1 with its key (at most key_bytes - 1 bytes), the value comes next;
  * 0 when the object has ended, which has then been stepped out of. */
-WS_MUST_USE int ws_json_member(struct ws_json *j, char *key, size_t key_bytes,
-                               struct ws_error *err);
+WS_MUST_USE int ws_json_member(struct ws_json *j, char *key, size_t key_bytes, struct ws_error *err);
 /* The same for an array. */
 WS_MUST_USE int ws_json_element(struct ws_json *j, struct ws_error *err);
 /* A string of at most `bytes` - 1 bytes (NUL ends it; a NUL inside is refused). */
@@ -41,8 +40,7 @@ WS_MUST_USE int ws_json_string(struct ws_json *j, char *out, size_t bytes, struc
 /* An integer, 0 to 2^63 - 1. */
 WS_MUST_USE int ws_json_uint(struct ws_json *j, uint64_t *out, struct ws_error *err);
 /* Any value of at most max_bytes of text, decoded by jansson; new reference. */
-WS_MUST_USE int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out,
-                              struct ws_error *err);
+WS_MUST_USE int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out, struct ws_error *err);
 /* Steps over any value of at most WS_MAX_JSON_VALUE bytes, checking it. */
 WS_MUST_USE int ws_json_skip(struct ws_json *j, struct ws_error *err);
 /* After the outermost value: nothing but white space may follow. */

@@ -7,19 +7,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_LINES 100
-#define SHAPE_CHARS (WS_MAX_DIMS * 21 + 32)                   /* 20 digits and a comma a dimension */
-#define LINE_CHARS (WS_MAX_TENSOR_NAME + 2 * SHAPE_CHARS + 32)
+#define MAX_LINES   100
+#define SHAPE_CHARS (WS_MAX_DIMS * 21 + 32) /* 20 digits and a comma a dimension */
+#define LINE_CHARS  (WS_MAX_TENSOR_NAME + 2 * SHAPE_CHARS + 32)
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp((*(const struct ws_tensor *const *)a)->name,
-                  (*(const struct ws_tensor *const *)b)->name);
+    return strcmp((*(const struct ws_tensor *const *)a)->name, (*(const struct ws_tensor *const *)b)->name);
 }
 
 /* All tensors of the files, sorted by name; NULL: no memory. */
-static const struct ws_tensor **sorted(struct ws_safetensors *const *files, size_t n_files,
-                                       size_t *n)
+static const struct ws_tensor **sorted(struct ws_safetensors *const *files, size_t n_files, size_t *n)
 {
     const struct ws_tensor **all;
     size_t count = 0;
@@ -56,14 +54,12 @@ static const char *describe(const struct ws_tensor *t, char text[SHAPE_CHARS])
 }
 
 /* was: the counterpart that it differs from, or NULL where it has none. */
-static void put_line(FILE *f, const char *kind, const struct ws_tensor *t,
-                     const struct ws_tensor *was)
+static void put_line(FILE *f, const char *kind, const struct ws_tensor *t, const struct ws_tensor *was)
 {
     char line[LINE_CHARS], a[SHAPE_CHARS], b[SHAPE_CHARS];
 
     if (was)
-        snprintf(line, sizeof(line), "%s %s: %s, was %s", kind, t->name, describe(t, a),
-                 describe(was, b));
+        snprintf(line, sizeof(line), "%s %s: %s, was %s", kind, t->name, describe(t, a), describe(was, b));
     else
         snprintf(line, sizeof(line), "%s %s (%s)", kind, t->name, describe(t, a));
     ws_text_clean(line);
@@ -71,17 +67,15 @@ static void put_line(FILE *f, const char *kind, const struct ws_tensor *t,
 }
 
 /* Returns the number of differences; writes the first MAX_LINES of them. */
-static size_t walk(FILE *f, const struct ws_tensor **have, size_t n_have,
-                   const struct ws_tensor **want, size_t n_want)
+static size_t walk(FILE *f, const struct ws_tensor **have, size_t n_have, const struct ws_tensor **want,
+                   size_t n_want)
 {
     size_t found = 0, h = 0, w = 0;
 
     while (h < n_have || w < n_want) {
         const struct ws_tensor *t, *was = NULL;
         const char *kind = "differs";
-        int order = h == n_have   ? 1
-                    : w == n_want ? -1
-                                  : strcmp(have[h]->name, want[w]->name);
+        int order = h == n_have ? 1 : w == n_want ? -1 : strcmp(have[h]->name, want[w]->name);
 
         if (order < 0) {
             kind = "extra";
@@ -103,8 +97,8 @@ static size_t walk(FILE *f, const struct ws_tensor **have, size_t n_have,
     return found;
 }
 
-int ws_layout_compare(struct ws_safetensors *const *have, size_t n_have,
-                      struct ws_safetensors *const *want, size_t n_want, char **report)
+int ws_layout_compare(struct ws_safetensors *const *have, size_t n_have, struct ws_safetensors *const *want,
+                      size_t n_want, char **report)
 {
     size_t n_a = 0, n_b = 0, length = 0, found;
     const struct ws_tensor **a = sorted(have, n_have, &n_a);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LINE_BYTES 4096 /* a longer line is cut */
+#define LINE_BYTES  4096 /* a longer line is cut */
 #define LEVEL_UNSET (-1)
 
 static const char *const level_names[] = {

@@ -10,11 +10,11 @@ void ws_log_set_level(enum ws_log_level level);
 __attribute__((format(printf, 3, 4))) void ws_log(enum ws_log_level level, const char *component,
                                                   const char *format, ...);
 /* Logs the message once per process and call site (for fallbacks that are said once). */
-#define ws_log_once(level, component, ...)                                                         \
-    do {                                                                                           \
-        static int said_;                                                                  \
-        if (!__atomic_exchange_n(&said_, 1, __ATOMIC_RELAXED))                              \
-            ws_log(level, component, __VA_ARGS__);                                                 \
+#define ws_log_once(level, component, ...)                                                                   \
+    do {                                                                                                     \
+        static int said_;                                                                                    \
+        if (!__atomic_exchange_n(&said_, 1, __ATOMIC_RELAXED))                                               \
+            ws_log(level, component, __VA_ARGS__);                                                           \
     } while (0)
 
 #endif

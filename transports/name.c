@@ -17,8 +17,7 @@ static size_t piece(const char *p, size_t left, bool first, bool *encode)
     unsigned char c = (unsigned char)*p;
     size_t length = ws_utf8_length(p, left);
 
-    *encode =
-        length == 0 || c < ' ' || c == 0x7F || c == '/' || c == '%' || (first && c == '.');
+    *encode = length == 0 || c < ' ' || c == 0x7F || c == '/' || c == '%' || (first && c == '.');
     return length == 0 ? 1 : length;
 }
 

@@ -6,7 +6,8 @@
 /* Tensor names as file names: '/' and '%', control characters, and a leading '.' are
  * percent-encoded (%2F); names longer than WS_MAX_NAME after encoding keep their first 200 bytes
  * (fewer where that would split a character or a code) plus "%~" and the XXH3 of the name in hex.
- * Since '%' itself is encoded, two names can only meet by a collision of that hash. out has WS_MAX_NAME + 1 bytes. */
+ * Since '%' itself is encoded, two names can only meet by a collision of that hash. out has WS_MAX_NAME + 1
+ * bytes. */
 void ws_name_to_file(const char *name, char out[WS_MAX_NAME + 1]);
 /* Is this a legal model, version-bundle-file name: non-empty, no '/', not "." or "..", no control
  * characters, valid UTF-8, at most WS_MAX_NAME bytes. */

@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LENGTH_BYTES 8          /* the header's length, in front of it */
-#define MAX_INTEGER (1UL << 53) /* beyond it JSON readers disagree about the value */
-#define DTYPE_CHARS 32
-#define KEY_CHARS 32
-#define TRIM_TENSORS 4096 /* headers with more leave enough freed memory behind to hand it back */
-#define SHOWN "%.160s"    /* a name in a sentence: the reason must still fit behind it */
+#define LENGTH_BYTES 8           /* the header's length, in front of it */
+#define MAX_INTEGER  (1UL << 53) /* beyond it JSON readers disagree about the value */
+#define DTYPE_CHARS  32
+#define KEY_CHARS    32
+#define TRIM_TENSORS 4096     /* headers with more leave enough freed memory behind to hand it back */
+#define SHOWN        "%.160s" /* a name in a sentence: the reason must still fit behind it */
 
 /* What grows while the header is walked. The names lie one after the other in the order of the
  * tensors, whose name pointers are set at the end, when the names no longer move. */
@@ -32,8 +32,7 @@ static int out_of_memory(struct ws_error *err)
     return ws_error_set(err, ENOMEM, "out of memory for a safetensors header");
 }
 
-int ws_safetensors_header_bytes(const void *p, uint64_t file_bytes, uint64_t *out,
-                                struct ws_error *err)
+int ws_safetensors_header_bytes(const void *p, uint64_t file_bytes, uint64_t *out, struct ws_error *err)
 {
     uint64_t length;
 
@@ -55,8 +54,7 @@ int ws_safetensors_header_bytes(const void *p, uint64_t file_bytes, uint64_t *ou
                             "length; copy it again",
                             length, file_bytes - LENGTH_BYTES);
     if (length < strlen("{}"))
-        return ws_error_set(err, EBADMSG, "this is no safetensors file: its header has %lu bytes",
-                            length);
+        return ws_error_set(err, EBADMSG, "this is no safetensors file: its header has %lu bytes", length);
     *out = LENGTH_BYTES + length;
     return 0;
 }
@@ -85,8 +83,8 @@ static int reserve(struct builder *b, size_t name_bytes, struct ws_error *err)
 _Static_assert(WS_MAX_TENSOR_NAME < 4096, "one doubling makes room for any name");
 
 /* Array of integers, at most max of them. */
-static int read_integers(struct ws_json *j, const char *what, uint64_t *values, size_t max,
-                         size_t *n, struct ws_error *err)
+static int read_integers(struct ws_json *j, const char *what, uint64_t *values, size_t max, size_t *n,
+                         struct ws_error *err)
 {
     int rc = ws_json_enter(j, '[', err);
 
@@ -114,14 +112,12 @@ static int read_dtype(struct ws_json *j, enum ws_dtype *dtype, struct ws_error *
     }
     if (ws_dtype_parse(name, dtype) < 0)
         return ws_error_set(err, EBADMSG,
-                            "its dtype \"%s\" is unknown to this program: is there a newer wsync?",
-                            name);
+                            "its dtype \"%s\" is unknown to this program: is there a newer wsync?", name);
     return 0;
 }
 
 /* {"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}, in any order, each once and nothing else. */
-static int read_fields(struct ws_json *j, struct ws_tensor *t, uint64_t offsets[2],
-                       struct ws_error *err)
+static int read_fields(struct ws_json *j, struct ws_tensor *t, uint64_t offsets[2], struct ws_error *err)
 {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
     unsigned seen = 0, field;
@@ -143,8 +139,7 @@ static int read_fields(struct ws_json *j, struct ws_tensor *t, uint64_t offsets[
             if (rc == 0 && n != 2)
                 rc = ws_error_set(err, EBADMSG, "its data_offsets are not two numbers");
         } else {
-            return ws_error_set(err, EBADMSG, "it has a key \"%s\", which the format does not know",
-                                key);
+            return ws_error_set(err, EBADMSG, "it has a key \"%s\", which the format does not know", key);
         }
         if (rc == 0 && (seen & field))
             rc = ws_error_set(err, EBADMSG, "it has \"%s\" twice", key);
@@ -183,16 +178,14 @@ static int check_extent(const struct builder *b, struct ws_tensor *t, const uint
                             "off, copy it again",
                             offsets[1], b->data_bytes);
     if (offsets[1] - offsets[0] != bytes)
-        return ws_error_set(err, EBADMSG,
-                            "its dtype and shape need %lu bytes, its data_offsets span %lu", bytes,
-                            offsets[1] - offsets[0]);
+        return ws_error_set(err, EBADMSG, "its dtype and shape need %lu bytes, its data_offsets span %lu",
+                            bytes, offsets[1] - offsets[0]);
     t->begin = b->data_begin + offsets[0];
     t->end = b->data_begin + offsets[1];
     return 0;
 }
 
-static int read_tensor(struct builder *b, struct ws_json *j, const char *name,
-                       struct ws_error *err)
+static int read_tensor(struct builder *b, struct ws_json *j, const char *name, struct ws_error *err)
 {
     size_t name_bytes = strlen(name) + 1;
     struct ws_tensor t = {0};
@@ -202,8 +195,7 @@ static int read_tensor(struct builder *b, struct ws_json *j, const char *name,
     if (name_bytes == 1)
         return ws_error_set(err, EBADMSG, "a tensor has an empty name");
     if (b->n_tensors == WS_MAX_TENSORS)
-        return ws_error_set(err, EBADMSG, "the file has more than %d tensors, the limit",
-                            WS_MAX_TENSORS);
+        return ws_error_set(err, EBADMSG, "the file has more than %d tensors, the limit", WS_MAX_TENSORS);
     rc = read_fields(j, &t, offsets, err);
     if (rc == 0)
         rc = check_extent(b, &t, offsets, err);
@@ -236,10 +228,10 @@ static int read_metadata(struct builder *b, struct ws_json *j, struct ws_error *
     }
     if (!json_is_object(object))
         rc = ws_error_set(err, EBADMSG, "__metadata__ is no object");
-    json_object_foreach(object, key, value) {
+    json_object_foreach(object, key, value)
+    {
         if (rc == 0 && !json_is_string(value))
-            rc = ws_error_set(err, EBADMSG, "__metadata__: the value of \"" SHOWN "\" is no string",
-                              key);
+            rc = ws_error_set(err, EBADMSG, "__metadata__: the value of \"" SHOWN "\" is no string", key);
     }
     if (rc == 0) {
         b->metadata = json_dumps(object, JSON_COMPACT);
@@ -257,13 +249,11 @@ static int walk(struct builder *b, const char *text, size_t len, struct ws_error
     int rc;
 
     if (text[0] != '{')
-        return ws_error_set(err, EBADMSG,
-                            "this is no safetensors file: its header does not begin with '{'");
+        return ws_error_set(err, EBADMSG, "this is no safetensors file: its header does not begin with '{'");
     ws_json_start(&j, text, len);
     rc = ws_json_enter(&j, '{', err);
     while (rc == 0 && (rc = ws_json_member(&j, name, sizeof(name), err)) == 1) {
-        rc = strcmp(name, "__metadata__") == 0 ? read_metadata(b, &j, err)
-                                               : read_tensor(b, &j, name, err);
+        rc = strcmp(name, "__metadata__") == 0 ? read_metadata(b, &j, err) : read_tensor(b, &j, name, err);
     }
     for (size_t i = j.at; rc == 0 && i < len; i++) {
         if (text[i] != ' ')
@@ -280,8 +270,7 @@ static struct ws_safetensors *pack(const struct builder *b, uint64_t file_bytes)
 {
     size_t tensors_bytes = b->n_tensors * sizeof(struct ws_tensor);
     size_t metadata_bytes = b->metadata ? strlen(b->metadata) + 1 : 0;
-    struct ws_safetensors *st =
-        malloc(sizeof(*st) + tensors_bytes + b->names_bytes + metadata_bytes);
+    struct ws_safetensors *st = malloc(sizeof(*st) + tensors_bytes + b->names_bytes + metadata_bytes);
     char *names;
 
     if (!st)
@@ -340,8 +329,7 @@ static int check_cover(const struct ws_safetensors *st, struct ws_error *err)
     for (size_t i = 0; i < st->n_tensors; i++) {
         const struct ws_tensor *t = order[i];
         if (t->begin < at) {
-            rc = ws_error_set(err, EBADMSG,
-                              "tensors \"" SHOWN "\" and \"" SHOWN "\" overlap in the file",
+            rc = ws_error_set(err, EBADMSG, "tensors \"" SHOWN "\" and \"" SHOWN "\" overlap in the file",
                               before ? before->name : "", t->name);
             goto out;
         }
@@ -368,14 +356,13 @@ static int sort_by_name(struct ws_safetensors *st, struct ws_error *err)
     qsort(st->tensors, st->n_tensors, sizeof(struct ws_tensor), by_name);
     for (size_t i = 1; i < st->n_tensors; i++) {
         if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0)
-            return ws_error_set(err, EBADMSG, "tensor \"" SHOWN "\" is there twice",
-                                st->tensors[i].name);
+            return ws_error_set(err, EBADMSG, "tensor \"" SHOWN "\" is there twice", st->tensors[i].name);
     }
     return 0;
 }
 
-int ws_safetensors_parse(const void *p, size_t len, uint64_t file_bytes,
-                         struct ws_safetensors **out, struct ws_error *err)
+int ws_safetensors_parse(const void *p, size_t len, uint64_t file_bytes, struct ws_safetensors **out,
+                         struct ws_error *err)
 {
     struct ws_safetensors *st = NULL;
     struct builder b = {0};
@@ -388,8 +375,7 @@ int ws_safetensors_parse(const void *p, size_t len, uint64_t file_bytes,
     if (rc < 0)
         return rc;
     if (len < header_bytes)
-        return ws_error_set(err, EBADMSG, "only %zu of the header's %lu bytes are here", len,
-                            header_bytes);
+        return ws_error_set(err, EBADMSG, "only %zu of the header's %lu bytes are here", len, header_bytes);
     b.data_begin = header_bytes;
     b.data_bytes = file_bytes - header_bytes;
     rc = walk(&b, (const char *)p + LENGTH_BYTES, header_bytes - LENGTH_BYTES, err);

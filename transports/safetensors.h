@@ -37,8 +37,7 @@ WS_MUST_USE int ws_safetensors_parse(const void *p, size_t len, uint64_t file_by
                                      struct ws_safetensors **out, struct ws_error *err);
 /* Reads and parses the header of the file at `path`: as ws_safetensors_parse, or what open and read
  * say; the sentence names the file. The tensors' bytes are not read. */
-WS_MUST_USE int ws_safetensors_read(const char *path, struct ws_safetensors **out,
-                                    struct ws_error *err);
+WS_MUST_USE int ws_safetensors_read(const char *path, struct ws_safetensors **out, struct ws_error *err);
 /* Lays tensors out in name order, because readers walk them so; where that would put a tensor at an
  * offset that its type cannot have (an F32 after three bytes of U8: PyTorch refuses it), the widest
  * types come first, as the stock writer has it. Sets begin and end of a copy of `specs` (name, dtype,
@@ -47,8 +46,7 @@ WS_MUST_USE int ws_safetensors_read(const char *path, struct ws_safetensors **ou
  * text or NULL (PyTorch readers want {"format":"pt"}). -EINVAL: duplicate or bad name, bad shape,
  * bad metadata; -E2BIG: over a limit, or a header that the stock reader would not take. */
 WS_MUST_USE int ws_safetensors_layout(const struct ws_tensor *specs, size_t n, const char *metadata,
-                                      struct ws_safetensors **out, void **header,
-                                      struct ws_error *err);
+                                      struct ws_safetensors **out, void **header, struct ws_error *err);
 /* NULL when there is no such tensor. Binary search. */
 const struct ws_tensor *ws_safetensors_find(const struct ws_safetensors *st, const char *name);
 void ws_safetensors_free(struct ws_safetensors *st); /* NULL is fine */

@@ -1,8 +1,8 @@
 /* Writing safetensors headers: where each tensor of a file lies. The header that is made here is read
  * back by the strict parser before it is handed out, so that there is one set of rules and nothing is
  * ever published that a mount would refuse. */
-#include "transports/safetensors.h"
 #include "transports/json_cursor.h"
+#include "transports/safetensors.h"
 #include <assert.h>
 #include <endian.h>
 #include <errno.h>
@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LENGTH_BYTES 8
+#define LENGTH_BYTES       8
 #define STOCK_HEADER_BYTES 100000000UL /* the official parser refuses longer headers */
-#define SHOWN "%.160s"
+#define SHOWN              "%.160s"
 
 struct placed {
     const struct ws_tensor *spec;
@@ -54,12 +54,11 @@ static int check_spec(const struct ws_tensor *t, uint64_t *bytes, struct ws_erro
         return ws_error_set(err, EINVAL, "tensor \"" SHOWN "\": dtype %u is unknown", t->name,
                             (unsigned)t->dtype);
     if (t->n_dims > WS_MAX_DIMS)
-        return ws_error_set(err, EINVAL, "tensor \"" SHOWN "\" has %u dimensions, the limit is %d",
-                            t->name, t->n_dims, WS_MAX_DIMS);
+        return ws_error_set(err, EINVAL, "tensor \"" SHOWN "\" has %u dimensions, the limit is %d", t->name,
+                            t->n_dims, WS_MAX_DIMS);
     if (ws_dtype_bytes(t->dtype, t->shape, t->n_dims, bytes) < 0)
         return ws_error_set(err, EINVAL,
-                            "tensor \"" SHOWN
-                            "\": its shape is larger than any memory or ends within a byte",
+                            "tensor \"" SHOWN "\": its shape is larger than any memory or ends within a byte",
                             t->name);
     return 0;
 }
@@ -80,8 +79,7 @@ static bool place(struct placed *order, size_t n)
     return true;
 }
 
-static int choose_order(const struct ws_tensor *specs, size_t n, struct placed *order,
-                        struct ws_error *err)
+static int choose_order(const struct ws_tensor *specs, size_t n, struct placed *order, struct ws_error *err)
 {
     uint64_t total = 0;
     bool aligned;
@@ -99,8 +97,7 @@ static int choose_order(const struct ws_tensor *specs, size_t n, struct placed *
     qsort(order, n, sizeof(*order), by_name);
     for (size_t i = 1; i < n; i++) {
         if (strcmp(order[i - 1].spec->name, order[i].spec->name) == 0)
-            return ws_error_set(err, EINVAL, "tensor \"" SHOWN "\" is there twice",
-                                order[i].spec->name);
+            return ws_error_set(err, EINVAL, "tensor \"" SHOWN "\" is there twice", order[i].spec->name);
     }
     aligned = place(order, n);
     if (!aligned) {

@@ -1,6 +1,7 @@
 /* The header of a safetensors file on a disk. Only the header is read, at once: checkpoints lie on
  * network file systems, where each request costs. */
 #include "transports/safetensors.h"
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -40,13 +41,14 @@ static int read_header(int fd, struct ws_safetensors **out, struct ws_error *err
         return ws_error_set(err, EINVAL, "this is no regular file");
     file_bytes = (uint64_t)stat.st_size;
     if (file_bytes > WS_MAX_FILE_BYTES)
-        return ws_error_set(err, E2BIG, "the file has %lu bytes, more than the limit of %lu",
-                            file_bytes, WS_MAX_FILE_BYTES);
+        return ws_error_set(err, E2BIG, "the file has %lu bytes, more than the limit of %lu", file_bytes,
+                            WS_MAX_FILE_BYTES);
     rc = read_at(fd, length, file_bytes < sizeof(length) ? file_bytes : sizeof(length), 0, err);
     if (rc == 0)
         rc = ws_safetensors_header_bytes(length, file_bytes, &header_bytes, err);
     if (rc < 0)
         return rc;
+    assert(header_bytes > sizeof(length));
     header = malloc(header_bytes);
     if (!header)
         return ws_error_set(err, ENOMEM, "out of memory for its header");

@@ -67,8 +67,7 @@ static void check_layout(const struct ws_safetensors *st)
     struct ws_error err;
     void *header = NULL;
 
-    require(ws_safetensors_layout(st->tensors, st->n_tensors, st->metadata, &again, &header,
-                                  &err) == 0);
+    require(ws_safetensors_layout(st->tensors, st->n_tensors, st->metadata, &again, &header, &err) == 0);
     require(again->n_tensors == st->n_tensors);
     require(again->data_begin % WS_PAGE_BYTES == 0);
     require(!again->metadata == !st->metadata);

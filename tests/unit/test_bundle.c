@@ -9,14 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
 #include <cmocka.h>
 
 #define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
 
 static struct ws_error err;
 
-static struct ws_bundle_file *add(struct ws_manifest *m, const char *name, uint64_t size,
-                                  uint64_t header)
+static struct ws_bundle_file *add(struct ws_manifest *m, const char *name, uint64_t size, uint64_t header)
 {
     struct ws_bundle_file *f = NULL;
 
@@ -90,19 +90,26 @@ static void test_new_refuses(void **state)
         uint64_t version;
         const char *run;
     } cases[] = {
-        {"", 1, "r"}, {"..", 1, "r"}, {"a/b", 1, "r"}, {"a\n", 1, "r"}, {NULL, 1, "r"},
-        {"m", 1, ""}, {"m", 1, "a b"}, {"m", 1, "a/b"}, {"m", 1, NULL}, {"m", 1, "\xC3\xA4"},
-        {"m", 1, "123456789012345678901234567890123"}, {"m", 1UL << 63, "r"},
+        {"", 1, "r"},
+        {"..", 1, "r"},
+        {"a/b", 1, "r"},
+        {"a\n", 1, "r"},
+        {NULL, 1, "r"},
+        {"m", 1, ""},
+        {"m", 1, "a b"},
+        {"m", 1, "a/b"},
+        {"m", 1, NULL},
+        {"m", 1, "\xC3\xA4"},
+        {"m", 1, "123456789012345678901234567890123"},
+        {"m", 1UL << 63, "r"},
     };
     struct ws_manifest *m = NULL;
 
     (void)state;
     for (size_t i = 0; i < LENGTH(cases); i++)
-        assert_int_equal(
-            ws_manifest_new(&m, cases[i].model, cases[i].version, cases[i].run, &err), -EINVAL);
+        assert_int_equal(ws_manifest_new(&m, cases[i].model, cases[i].version, cases[i].run, &err), -EINVAL);
     assert_null(m);
-    assert_int_equal(
-        ws_manifest_new(&m, "m", INT64_MAX, "12345678901234567890123456789.-_", &err), 0);
+    assert_int_equal(ws_manifest_new(&m, "m", INT64_MAX, "12345678901234567890123456789.-_", &err), 0);
     ws_manifest_free(m);
     ws_manifest_free(NULL);
 }
@@ -138,16 +145,11 @@ static void test_add_refuses(void **state)
         uint64_t size, header;
         int rc;
     } cases[] = {
-        {"there", 1, 0, -EEXIST},
-        {"", 1, 0, -EINVAL},
-        {"..", 1, 0, -EINVAL},
-        {"a/b", 1, 0, -EINVAL},
-        {"a\x01", 1, 0, -EINVAL},
-        {"big", WS_MAX_FILE_BYTES + 1, 0, -E2BIG},
-        {"max", UINT64_MAX, 0, -E2BIG},
-        {"h", 100, 101, -EINVAL},
-        {"h", 100, 9, -EINVAL},
-        {"h", WS_MAX_FILE_BYTES, WS_MAX_HEADER_BYTES + 9, -EINVAL},
+        {"there", 1, 0, -EEXIST},       {"", 1, 0, -EINVAL},
+        {"..", 1, 0, -EINVAL},          {"a/b", 1, 0, -EINVAL},
+        {"a\x01", 1, 0, -EINVAL},       {"big", WS_MAX_FILE_BYTES + 1, 0, -E2BIG},
+        {"max", UINT64_MAX, 0, -E2BIG}, {"h", 100, 101, -EINVAL},
+        {"h", 100, 9, -EINVAL},         {"h", WS_MAX_FILE_BYTES, WS_MAX_HEADER_BYTES + 9, -EINVAL},
         {"h", 0, UINT64_MAX, -EINVAL},
     };
     struct ws_manifest *m = NULL;
@@ -157,9 +159,8 @@ static void test_add_refuses(void **state)
     assert_int_equal(ws_manifest_new(&m, "m", 0, "r", &err), 0);
     add(m, "there", 1, 0);
     for (size_t i = 0; i < LENGTH(cases); i++)
-        assert_int_equal(
-            ws_manifest_add(m, cases[i].name, cases[i].size, cases[i].header, &f, &err),
-            cases[i].rc);
+        assert_int_equal(ws_manifest_add(m, cases[i].name, cases[i].size, cases[i].header, &f, &err),
+                         cases[i].rc);
     assert_int_equal(m->n_files, 1);
     assert_int_equal(ws_manifest_freeze(m, "", &err), -EINVAL);
     ws_manifest_free(m);
@@ -249,14 +250,14 @@ static void test_digest_covers_everything(void **state)
     m->created_ns++; /* when, is not what */
     ws_manifest_seal(m);
     assert_string_equal(m->digest, digest);
-#define CHANGES(change, undo)                                                                      \
-    do {                                                                                           \
-        change;                                                                                    \
-        ws_manifest_seal(m);                                                                       \
-        assert_string_not_equal(m->digest, digest);                                                \
-        undo;                                                                                      \
-        ws_manifest_seal(m);                                                                       \
-        assert_string_equal(m->digest, digest);                                                    \
+#define CHANGES(change, undo)                                                                                \
+    do {                                                                                                     \
+        change;                                                                                              \
+        ws_manifest_seal(m);                                                                                 \
+        assert_string_not_equal(m->digest, digest);                                                          \
+        undo;                                                                                                \
+        ws_manifest_seal(m);                                                                                 \
+        assert_string_equal(m->digest, digest);                                                              \
     } while (0)
     CHANGES(m->version++, m->version--);
     CHANGES(m->run[0] = 'R', m->run[0] = 'r');
@@ -368,8 +369,8 @@ static void test_from_json_refuses(void **state)
         char *bad = exchange(json, cases[i].from, cases[i].to);
         int rc = ws_manifest_from_json(bad, strlen(bad), &out, &err);
         if (rc != -EBADMSG || err.code != EBADMSG || !strstr(err.text, cases[i].reason))
-            fail_msg("%s -> %s: %d \"%s\", expected \"%s\"", cases[i].from, cases[i].to, rc,
-                     err.text, cases[i].reason);
+            fail_msg("%s -> %s: %d \"%s\", expected \"%s\"", cases[i].from, cases[i].to, rc, err.text,
+                     cases[i].reason);
         assert_null(out);
         free(bad);
     }

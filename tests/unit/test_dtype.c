@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
@@ -26,17 +27,28 @@ static void test_known_names_and_widths(void **state)
         const char *name;
         unsigned bits;
     } cases[] = {
-        {WS_BOOL, "BOOL", 8},           {WS_U8, "U8", 8},
-        {WS_I8, "I8", 8},               {WS_F8_E5M2, "F8_E5M2", 8},
-        {WS_F8_E4M3, "F8_E4M3", 8},     {WS_F8_E8M0, "F8_E8M0", 8},
-        {WS_F8_E4M3FNUZ, "F8_E4M3FNUZ", 8}, {WS_F8_E5M2FNUZ, "F8_E5M2FNUZ", 8},
-        {WS_F4, "F4", 4},               {WS_F6_E2M3, "F6_E2M3", 6},
-        {WS_F6_E3M2, "F6_E3M2", 6},     {WS_I16, "I16", 16},
-        {WS_U16, "U16", 16},            {WS_F16, "F16", 16},
-        {WS_BF16, "BF16", 16},          {WS_I32, "I32", 32},
-        {WS_U32, "U32", 32},            {WS_F32, "F32", 32},
-        {WS_F64, "F64", 64},            {WS_I64, "I64", 64},
-        {WS_U64, "U64", 64},            {WS_C64, "C64", 64},
+        {WS_BOOL, "BOOL", 8},
+        {WS_U8, "U8", 8},
+        {WS_I8, "I8", 8},
+        {WS_F8_E5M2, "F8_E5M2", 8},
+        {WS_F8_E4M3, "F8_E4M3", 8},
+        {WS_F8_E8M0, "F8_E8M0", 8},
+        {WS_F8_E4M3FNUZ, "F8_E4M3FNUZ", 8},
+        {WS_F8_E5M2FNUZ, "F8_E5M2FNUZ", 8},
+        {WS_F4, "F4", 4},
+        {WS_F6_E2M3, "F6_E2M3", 6},
+        {WS_F6_E3M2, "F6_E3M2", 6},
+        {WS_I16, "I16", 16},
+        {WS_U16, "U16", 16},
+        {WS_F16, "F16", 16},
+        {WS_BF16, "BF16", 16},
+        {WS_I32, "I32", 32},
+        {WS_U32, "U32", 32},
+        {WS_F32, "F32", 32},
+        {WS_F64, "F64", 64},
+        {WS_I64, "I64", 64},
+        {WS_U64, "U64", 64},
+        {WS_C64, "C64", 64},
     };
 
     (void)state;

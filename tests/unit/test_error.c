@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
 #include <cmocka.h>
 
 static void test_set(void **state)
@@ -102,9 +103,9 @@ static void test_hostile_text_is_one_line(void **state)
 
 static void test_errno_names(void **state)
 {
-    static const int codes[] = {EPERM,   ENOENT,  EIO,    EBUSY,       EINVAL,    ENOSPC,   EPROTO,
-                                EBADMSG, ESTALE,  EDQUOT, ECONNRESET,  ETIMEDOUT, EREMOTEIO, ENOTSUP,
-                                E2BIG,   ENOMEM,  EAGAIN, EHOSTUNREACH, EOVERFLOW, ECANCELED};
+    static const int codes[] = {EPERM,   ENOENT, EIO,    EBUSY,        EINVAL,    ENOSPC,    EPROTO,
+                                EBADMSG, ESTALE, EDQUOT, ECONNRESET,   ETIMEDOUT, EREMOTEIO, ENOTSUP,
+                                E2BIG,   ENOMEM, EAGAIN, EHOSTUNREACH, EOVERFLOW, ECANCELED};
 
     (void)state;
     assert_string_equal(ws_errno_name(EBADMSG), "EBADMSG");

@@ -12,10 +12,11 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
 #include <cmocka.h>
 
 #define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
-#define INDEX "model.safetensors.index.json"
+#define INDEX     "model.safetensors.index.json"
 
 static struct ws_error err;
 static char dir[64];
@@ -69,8 +70,7 @@ static void put_weights(const char *name, const char *tensors)
     assert_true(n <= LENGTH(specs));
     for (size_t i = 0; i < n; i++) {
         names[i][0] = tensors[i];
-        specs[i] = (struct ws_tensor){
-            .name = names[i], .dtype = WS_U8, .n_dims = 1, .shape = {2}};
+        specs[i] = (struct ws_tensor){.name = names[i], .dtype = WS_U8, .n_dims = 1, .shape = {2}};
     }
     assert_int_equal(ws_safetensors_layout(specs, n, NULL, &st, &header, &err), 0);
     file = calloc(1, st->file_bytes);
@@ -325,8 +325,7 @@ static void test_bad_index(void **state)
          "../m.safetensors, which is missing"},
         {"{\"weight_map\":{\"a\":\"config.json\",\"b\":\"m.safetensors\"}}", -EBADMSG,
          "which is no *.safetensors file"},
-        {"{\"weight_map\":{\"a\":\"\",\"b\":\"m.safetensors\"}}", -EBADMSG,
-         "which is no *.safetensors file"},
+        {"{\"weight_map\":{\"a\":\"\",\"b\":\"m.safetensors\"}}", -EBADMSG, "which is no *.safetensors file"},
         {"{\"weight_map\":{\"a\xFF\":\"m.safetensors\"}}", -EBADMSG, "bad JSON"},
         {"{\"weight_map\":{\"a\\u0000\":\"m.safetensors\"}}", -EBADMSG, "bad JSON"},
     };

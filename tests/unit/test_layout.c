@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
 #include <cmocka.h>
 
 #define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
@@ -51,9 +52,9 @@ static void test_equal(void **state)
 static void test_differences(void **state)
 {
     static const struct ws_tensor other[] = {
-        {.name = "a", .dtype = WS_F16, .n_dims = 2, .shape = {2, 3}},   /* dtype */
-        {.name = "a2", .dtype = WS_U8, .n_dims = 1, .shape = {7}},      /* new */
-        {.name = "c", .dtype = WS_F32, .n_dims = 2, .shape = {4, 1}},   /* dimensions; b is gone */
+        {.name = "a", .dtype = WS_F16, .n_dims = 2, .shape = {2, 3}}, /* dtype */
+        {.name = "a2", .dtype = WS_U8, .n_dims = 1, .shape = {7}},    /* new */
+        {.name = "c", .dtype = WS_F32, .n_dims = 2, .shape = {4, 1}}, /* dimensions; b is gone */
     };
     struct ws_safetensors *have = make(other, 3), *want = make(base, 3);
     char *report = NULL;
@@ -140,8 +141,7 @@ static void test_extreme_lines(void **state)
     have = make(a, 2);
     assert_int_equal(ws_layout_compare(&have, 1, NULL, 0, &report), -EPROTO);
     snprintf(want, sizeof(want),
-             "extra x extra forged (U8 [])\nextra %s (BOOL [0,9007199254740992,1,1,1,1,1,1])\n",
-             name);
+             "extra x extra forged (U8 [])\nextra %s (BOOL [0,9007199254740992,1,1,1,1,1,1])\n", name);
     assert_string_equal(report, want);
     free(report);
     ws_safetensors_free(have);

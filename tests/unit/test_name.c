@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+
 #include <cmocka.h>
 
 static void test_to_file(void **state)
@@ -85,11 +86,11 @@ static void test_long_names_are_cut_between_characters(void **state)
 
 static void test_safe(void **state)
 {
-    static const char *const good[] = {"actor", "model-00001-of-00002.safetensors", ".gitattributes",
-                                       "...", "a b", "\xC3\xA4", "50%", "-"};
-    static const char *const bad[] = {"",    ".",        "..",       "a/b",  "/",    "../x", "a\n",
-                                      "\t",  "a\x7F",    "\xFF",     "\xC3", "\x01", "a\xED\xA0\x80",
-                                      "a/",  "\xC0\xAF"};
+    static const char *const good[] = {
+        "actor", "model-00001-of-00002.safetensors", ".gitattributes", "...", "a b", "\xC3\xA4", "50%", "-"};
+    static const char *const bad[] = {"",        ".",     "..",   "a/b",  "/",    "../x",          "a\n",
+                                      "\t",      "a\x7F", "\xFF", "\xC3", "\x01", "a\xED\xA0\x80", "a/",
+                                      "\xC0\xAF"};
     char name[WS_MAX_NAME + 2];
 
     (void)state;

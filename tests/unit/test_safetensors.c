@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
 #include <cmocka.h>
 
 #define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
@@ -21,8 +22,7 @@ static struct ws_error err;
 
 /* Parses a file of this header and data_bytes of data. The header lies in a block of exactly its
  * size, so that a sanitizer sees a read beyond it. */
-static int parse_bytes(const char *json, size_t json_bytes, uint64_t data_bytes,
-                       struct ws_safetensors **st)
+static int parse_bytes(const char *json, size_t json_bytes, uint64_t data_bytes, struct ws_safetensors **st)
 {
     uint64_t length = htole64(json_bytes);
     unsigned char *file = malloc(8 + json_bytes);
@@ -55,8 +55,7 @@ static const char stock[] =
 
 static void test_stock_file(void **state)
 {
-    static const char *const names[] = {"a.bias", "b.weight", "empty", "p\xC3\xA4th/with slash",
-                                        "scalar"};
+    static const char *const names[] = {"a.bias", "b.weight", "empty", "p\xC3\xA4th/with slash", "scalar"};
     const size_t bytes = sizeof(stock) - 1, begin = 8 + 0x168;
     struct ws_safetensors *st;
     const struct ws_tensor *t;
@@ -156,7 +155,7 @@ static void test_good_headers(void **state)
     }
 }
 
-#define T(dtype, shape, offsets)                                                                   \
+#define T(dtype, shape, offsets)                                                                             \
     "{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" offsets "]}"
 
 static void test_bad_headers(void **state)
@@ -198,8 +197,7 @@ static void test_bad_headers(void **state)
          "\"shape\" twice"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"data_offsets\":[0,1]}}", 1,
          "\"data_offsets\" twice"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"stride\":[1]}}", 1,
-         "\"stride\""},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"stride\":[1]}}", 1, "\"stride\""},
         {"{\"a\":[]}", 0, "an object should be"},
         {"{\"a\":null}", 0, "an object should be"},
         {"{\"a\":\"b\"}", 0, "an object should be"},
@@ -207,8 +205,7 @@ static void test_bad_headers(void **state)
         {"{\"a\":" T("F128", "1", "0,16") "}", 16, "\"F128\" is unknown"},
         {"{\"a\":" T("f32", "1", "0,4") "}", 4, "unknown"},
         {"{\"a\":" T("", "1", "0,4") "}", 4, "unknown"},
-        {"{\"a\":" T("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "1", "0,4") "}", 4,
-         "dtype"},
+        {"{\"a\":" T("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "1", "0,4") "}", 4, "dtype"},
         {"{\"a\":{\"dtype\":1,\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "a string should be"},
         {"{\"a\":{\"dtype\":null,\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "a string should be"},
         /* shapes */
@@ -248,8 +245,7 @@ static void test_bad_headers(void **state)
         {"{\"a\":" T("U8", "1", "18446744073709551615,0") "}", 1, "too big integer"},
         {"{\"a\":" T("U8", "1", "1,2") "}", 2, "a gap of 1 bytes"},
         {"{\"a\":" ONE ",\"b\":" T("U8", "1", "2,3") "}", 3, "a gap of 1 bytes"},
-        {"{\"a\":" T("U8", "2", "0,2") ",\"b\":" T("U8", "2", "1,3") "}", 3,
-         "\"a\" and \"b\" overlap"},
+        {"{\"a\":" T("U8", "2", "0,2") ",\"b\":" T("U8", "2", "1,3") "}", 3, "\"a\" and \"b\" overlap"},
         {"{\"a\":" ONE ",\"b\":" ONE "}", 1, "overlap"},
         {"{\"a\":" T("U8", "3", "0,3") ",\"b\":" T("U8", "1", "1,2") "}", 3, "overlap"},
         {"{\"a\":" T("U8", "2", "0,2") ",\"b\":" T("U8", "0", "1,1") "}", 2, "overlap"},
@@ -271,8 +267,7 @@ static void test_bad_headers(void **state)
         struct ws_safetensors *st = NULL;
         int rc = parse(cases[i].json, cases[i].data_bytes, &st);
         if (rc != -EBADMSG || err.code != EBADMSG || !strstr(err.text, cases[i].reason))
-            fail_msg("%s: %d \"%s\", expected \"%s\"", cases[i].json, rc, err.text,
-                     cases[i].reason);
+            fail_msg("%s: %d \"%s\", expected \"%s\"", cases[i].json, rc, err.text, cases[i].reason);
         assert_null(st);
     }
 }
@@ -290,8 +285,8 @@ static void test_nul_in_header(void **state)
 
 static void test_header_length(void **state)
 {
-    static const uint64_t lengths[] = {0, 1, 3, WS_MAX_HEADER_BYTES, WS_MAX_HEADER_BYTES + 1,
-                                       1UL << 62, UINT64_MAX - 7, UINT64_MAX};
+    static const uint64_t lengths[] = {
+        0, 1, 3, WS_MAX_HEADER_BYTES, WS_MAX_HEADER_BYTES + 1, 1UL << 62, UINT64_MAX - 7, UINT64_MAX};
     struct ws_safetensors *st = NULL;
     uint64_t out = 0;
 
@@ -301,8 +296,7 @@ static void test_header_length(void **state)
         uint64_t length = htole64(lengths[i]);
         memcpy(file, &length, 8);
         assert_int_equal(ws_safetensors_header_bytes(file, sizeof(file), &out, &err), -EBADMSG);
-        assert_int_equal(ws_safetensors_parse(file, sizeof(file), sizeof(file), &st, &err),
-                         -EBADMSG);
+        assert_int_equal(ws_safetensors_parse(file, sizeof(file), sizeof(file), &st, &err), -EBADMSG);
     }
     /* Within the limits and the file: fine, however much of it is here. */
     {
@@ -340,8 +334,7 @@ static void test_hostile_name_in_sentence(void **state)
     struct ws_safetensors *st = NULL;
 
     (void)state;
-    assert_int_equal(parse("{\"a\\nerror forged\\u001b\":" T("U8", "2", "0,1") "}", 1, &st),
-                     -EBADMSG);
+    assert_int_equal(parse("{\"a\\nerror forged\\u001b\":" T("U8", "2", "0,1") "}", 1, &st), -EBADMSG);
     assert_null(strchr(err.text, '\n'));
     assert_null(strchr(err.text, '\x1B'));
     assert_non_null(strstr(err.text, "need 2 bytes"));
@@ -370,9 +363,8 @@ static void test_100000_tensors(void **state)
     assert_non_null(json);
     used += (size_t)snprintf(json, room, "{");
     for (unsigned i = 0; i < n; i++) /* in descending order of names and offsets */
-        used += (size_t)snprintf(json + used, room - used,
-                                 "%s\"layer.%06u\":" T("BF16", "2,1", "%u,%u"), i ? "," : "",
-                                 n - 1 - i, 4 * (n - 1 - i), 4 * (n - i));
+        used += (size_t)snprintf(json + used, room - used, "%s\"layer.%06u\":" T("BF16", "2,1", "%u,%u"),
+                                 i ? "," : "", n - 1 - i, 4 * (n - 1 - i), 4 * (n - i));
     used += (size_t)snprintf(json + used, room - used, "}");
     assert_int_equal(parse_bytes(json, used, 4UL * n, &st), 0);
     assert_int_equal(st->n_tensors, n);
@@ -394,8 +386,7 @@ static void check_round_trip(const struct ws_safetensors *laid, const void *head
     memcpy(&length, header, 8);
     assert_int_equal(le64toh(length) + 8, laid->data_begin);
     assert_int_equal(laid->data_begin % WS_PAGE_BYTES, 0);
-    assert_int_equal(
-        ws_safetensors_parse(header, laid->data_begin, laid->file_bytes, &read, &err), 0);
+    assert_int_equal(ws_safetensors_parse(header, laid->data_begin, laid->file_bytes, &read, &err), 0);
     assert_int_equal(read->n_tensors, laid->n_tensors);
     for (size_t i = 0; i < read->n_tensors; i++) {
         const struct ws_tensor *a = &read->tensors[i], *b = &laid->tensors[i];
@@ -425,8 +416,8 @@ static void test_layout_in_name_order(void **state)
     void *header;
 
     (void)state;
-    assert_int_equal(
-        ws_safetensors_layout(specs, LENGTH(specs), "{\"format\":\"pt\"}", &st, &header, &err), 0);
+    assert_int_equal(ws_safetensors_layout(specs, LENGTH(specs), "{\"format\":\"pt\"}", &st, &header, &err),
+                     0);
     assert_int_equal(st->data_begin, WS_PAGE_BYTES);
     assert_int_equal(st->n_tensors, LENGTH(order));
     assert_string_equal(st->metadata, "{\"format\":\"pt\"}");
@@ -539,8 +530,7 @@ static void test_layout_refuses(void **state)
         {{{.name = "a", .dtype = WS_F4, .n_dims = 1, .shape = {1}}}, 1, NULL, "byte", -EINVAL},
         {{{.name = "a", .n_dims = 2, .shape = {1UL << 40, 1UL << 40}}}, 1, NULL, "memory", -EINVAL},
         {{{.name = "a", .n_dims = 1, .shape = {WS_MAX_FILE_BYTES + 1}}}, 1, NULL, "more", -E2BIG},
-        {{{.name = "a", .n_dims = 1, .shape = {WS_MAX_FILE_BYTES}}, {.name = "b"}}, 2, NULL, "more",
-         -E2BIG},
+        {{{.name = "a", .n_dims = 1, .shape = {WS_MAX_FILE_BYTES}}, {.name = "b"}}, 2, NULL, "more", -E2BIG},
         {{{.name = "a"}}, 1, "{\"format\":1}", "no string", -EINVAL},
         {{{.name = "a"}}, 1, "[]", "no object", -EINVAL},
         {{{.name = "a"}}, 1, "{\"format\":", "no JSON", -EINVAL},
@@ -552,8 +542,7 @@ static void test_layout_refuses(void **state)
     for (size_t i = 0; i < LENGTH(cases); i++) {
         struct ws_safetensors *st = NULL;
         void *header = NULL;
-        int rc = ws_safetensors_layout(cases[i].specs, cases[i].n, cases[i].metadata, &st, &header,
-                                       &err);
+        int rc = ws_safetensors_layout(cases[i].specs, cases[i].n, cases[i].metadata, &st, &header, &err);
         if (rc != cases[i].rc || err.code != -rc || !strstr(err.text, cases[i].reason))
             fail_msg("case %zu: %d \"%s\", expected %d \"%s\"", i, rc, err.text, cases[i].rc,
                      cases[i].reason);
@@ -595,22 +584,14 @@ static void test_read(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stock_file),
-        cmocka_unit_test(test_stock_file_cut),
-        cmocka_unit_test(test_good_headers),
-        cmocka_unit_test(test_bad_headers),
-        cmocka_unit_test(test_nul_in_header),
-        cmocka_unit_test(test_header_length),
-        cmocka_unit_test(test_name_length),
-        cmocka_unit_test(test_hostile_name_in_sentence),
-        cmocka_unit_test(test_errors_are_optional),
-        cmocka_unit_test(test_100000_tensors),
-        cmocka_unit_test(test_layout_in_name_order),
-        cmocka_unit_test(test_layout_keeps_tensors_aligned),
-        cmocka_unit_test(test_layout_of_nothing),
-        cmocka_unit_test(test_layout_padding),
-        cmocka_unit_test(test_layout_refuses),
-        cmocka_unit_test(test_read),
+        cmocka_unit_test(test_stock_file),           cmocka_unit_test(test_stock_file_cut),
+        cmocka_unit_test(test_good_headers),         cmocka_unit_test(test_bad_headers),
+        cmocka_unit_test(test_nul_in_header),        cmocka_unit_test(test_header_length),
+        cmocka_unit_test(test_name_length),          cmocka_unit_test(test_hostile_name_in_sentence),
+        cmocka_unit_test(test_errors_are_optional),  cmocka_unit_test(test_100000_tensors),
+        cmocka_unit_test(test_layout_in_name_order), cmocka_unit_test(test_layout_keeps_tensors_aligned),
+        cmocka_unit_test(test_layout_of_nothing),    cmocka_unit_test(test_layout_padding),
+        cmocka_unit_test(test_layout_refuses),       cmocka_unit_test(test_read),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
