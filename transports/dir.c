@@ -1,0 +1,525 @@
+/* dir: a folder of checkpoints as a source. Versions are its numbered subfolders (or those of its
+ * subfolders, one a model); a folder that is itself a checkpoint is version 1. New ones appear by inotify;
+ * a folder that is no whole checkpoint yet is left out until it is. Hashes are computed at the first
+ * manifest, on all cores: the folder has none. */
+#include "transports/copy.h"
+#include "transports/folder.h"
+#include "transports/log.h"
+#include "transports/transport.h"
+#include "transports/workers.h"
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define RUN "dir"
+#define SETTLE_MS 200 /* files of a checkpoint come one after the other */
+#define STEP_MS 250
+
+struct version {
+    char *model, *path;
+    uint64_t number;
+    struct timespec mtime; /* of the folder when it was checked */
+    uint64_t total_bytes;
+    struct ws_manifest *manifest; /* NULL until asked for */
+};
+
+struct dir_source {
+    struct ws_source head;
+    char *root, *base; /* base: its last component, the model's name */
+    int inotify;
+    pthread_mutex_t hashing; /* one manifest at a time; taken before lock */
+    pthread_mutex_t lock;
+    /* guarded by lock */
+    struct version *versions; /* by model, then number */
+    size_t n_versions;
+    uint64_t seq;
+};
+
+struct dir_lane {
+    struct ws_lane head;
+    int fd;
+    char *open_path;
+};
+
+static void free_version(struct version *v)
+{
+    free(v->model);
+    free(v->path);
+    ws_manifest_free(v->manifest);
+}
+
+static void dir_close(struct ws_source *source)
+{
+    struct dir_source *s = (struct dir_source *)source;
+    for (size_t i = 0; i < s->n_versions; i++)
+        free_version(&s->versions[i]);
+    free(s->versions);
+    if (s->inotify >= 0)
+        close(s->inotify);
+    pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->hashing);
+    free(s->root);
+    free(s->base);
+    free(s->head.url);
+    free(s);
+}
+
+static int dir_open(const char *url, const struct ws_source_options *options, struct ws_source **out,
+                    struct ws_error *err)
+{
+    struct stat st;
+    (void)options;
+    char *root = realpath(url + 4, NULL);
+    if (!root || stat(root, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        int code = root ? ENOTDIR : errno;
+        free(root);
+        return ws_error_set(err, code, "cannot use %s as a source: %s", url, strerror(code));
+    }
+    struct dir_source *s = calloc(1, sizeof(*s));
+    if (!s) {
+        free(root);
+        return ws_error_set(err, ENOMEM, "no memory for a source");
+    }
+    s->root = root;
+    const char *slash = strrchr(root, '/');
+    s->base = strdup(slash[1] ? slash + 1 : "root");
+    s->head.url = strdup(url);
+    s->head.ops = &ws_dir_ops;
+    s->inotify = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->hashing, NULL);
+    if (!s->base || !s->head.url || s->inotify < 0) {
+        dir_close(&s->head);
+        return ws_error_set(err, ENOMEM, "cannot watch %s: no memory or no inotify instances left", url);
+    }
+    *out = &s->head;
+    return 0;
+}
+
+/* --- what is there --- */
+
+struct scan {
+    struct dir_source *source;
+    struct version *found;
+    size_t n;
+    bool out_of_memory;
+};
+
+static bool is_number(const char *name, uint64_t *out)
+{
+    char *end;
+    if (!isdigit((unsigned char)name[0]) || (name[0] == '0' && name[1]))
+        return false;
+    errno = 0;
+    *out = strtoull(name, &end, 10);
+    return errno == 0 && *end == 0;
+}
+
+static void watch(struct scan *k, const char *path)
+{
+    (void)inotify_add_watch(k->source->inotify, path,
+                            IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_CLOSE_WRITE | IN_ONLYDIR);
+}
+
+/* What an earlier scan found at this path, when nothing changed since. Moved out of the old list. */
+static bool reuse(struct scan *k, const char *path, const struct stat *st, struct version *out)
+{
+    for (size_t i = 0; i < k->source->n_versions; i++) {
+        struct version *v = &k->source->versions[i];
+        if (v->path && strcmp(v->path, path) == 0 && v->mtime.tv_sec == st->st_mtim.tv_sec &&
+            v->mtime.tv_nsec == st->st_mtim.tv_nsec) {
+            *out = *v;
+            *v = (struct version){0};
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool has_weights(const char *path)
+{
+    DIR *d = opendir(path);
+    bool found = false;
+    for (const struct dirent *e; d && !found && (e = readdir(d));) {
+        size_t n = strlen(e->d_name);
+        found = n > 12 && strcmp(e->d_name + n - 12, ".safetensors") == 0;
+    }
+    if (d)
+        closedir(d);
+    return found;
+}
+
+static void add_version(struct scan *k, const char *model, uint64_t number, const char *path)
+{
+    struct version v = {0};
+    struct ws_folder *folder = NULL;
+    struct ws_error err = {0};
+    struct stat st;
+    if (stat(path, &st) != 0 || !ws_name_is_safe(model))
+        return;
+    watch(k, path);
+    if (!reuse(k, path, &st, &v)) {
+        if (ws_folder_open(path, &folder, &err)) {
+            ws_log(WS_LOG_DEBUG, "dir", "not a whole checkpoint yet: %s", err.text);
+            return;
+        }
+        v = (struct version){.model = strdup(model), .path = strdup(path), .number = number, .mtime = st.st_mtim};
+        bool weights = false;
+        for (size_t i = 0; i < folder->n_files; i++) {
+            v.total_bytes += folder->files[i].size_bytes;
+            weights |= folder->files[i].st != NULL;
+        }
+        ws_folder_free(folder);
+        if (!weights) {
+            free_version(&v);
+            return;
+        }
+    }
+    struct version *more = k->n < WS_MAX_VERSIONS ? realloc(k->found, (k->n + 1) * sizeof(v)) : NULL;
+    if (!more || !v.model || !v.path) {
+        free_version(&v);
+        k->out_of_memory = true;
+        return;
+    }
+    k->found = more;
+    k->found[k->n++] = v;
+}
+
+static void each_folder(struct scan *k, const char *path, void (*visit)(struct scan *, const char *, const char *))
+{
+    char child[PATH_MAX];
+    struct stat st;
+    DIR *d = opendir(path);
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        snprintf(child, sizeof(child), "%s/%s", path, e->d_name);
+        if (e->d_name[0] != '.' && stat(child, &st) == 0 && S_ISDIR(st.st_mode))
+            visit(k, child, e->d_name);
+    }
+    if (d)
+        closedir(d);
+}
+
+static void visit_version(struct scan *k, const char *path, const char *name)
+{
+    char parent[PATH_MAX];
+    uint64_t number;
+    if (!is_number(name, &number))
+        return;
+    snprintf(parent, sizeof(parent), "%.*s", (int)(strlen(path) - strlen(name) - 1), path);
+    add_version(k, strrchr(parent, '/') + 1, number, path);
+}
+
+static void visit_top(struct scan *k, const char *path, const char *name)
+{
+    uint64_t number;
+    if (is_number(name, &number)) {
+        add_version(k, k->source->base, number, path);
+    } else {
+        watch(k, path);
+        each_folder(k, path, visit_version);
+    }
+}
+
+static int by_model_and_number(const void *a, const void *b)
+{
+    const struct version *x = a, *y = b;
+    int c = strcmp(x->model, y->model);
+    return c ? c : x->number < y->number ? -1 : x->number > y->number;
+}
+
+/* Looks at the folders; the sequence number grows when something is different. Caller holds lock. */
+static void rescan(struct dir_source *s)
+{
+    struct scan k = {.source = s};
+    size_t before = s->n_versions, reused = 0;
+    watch(&k, s->root);
+    if (has_weights(s->root))
+        add_version(&k, s->base, 1, s->root);
+    else
+        each_folder(&k, s->root, visit_top);
+    qsort(k.found, k.n, k.found ? sizeof(k.found[0]) : 1, by_model_and_number);
+    for (size_t i = 0; i < s->n_versions; i++) {
+        reused += s->versions[i].path == NULL;
+        free_version(&s->versions[i]);
+    }
+    free(s->versions);
+    s->versions = k.found;
+    s->n_versions = k.n;
+    if (s->seq == 0 || before != k.n || reused != before)
+        s->seq++;
+}
+
+static json_t *list_models(struct dir_source *s, const char *wanted)
+{
+    json_t *models = json_array();
+    for (size_t i = 0; i < s->n_versions;) {
+        const char *model = s->versions[i].model;
+        json_t *versions = json_array();
+        uint64_t newest = 0;
+        for (; i < s->n_versions && strcmp(s->versions[i].model, model) == 0; i++) {
+            const struct version *v = &s->versions[i];
+            newest = v->number;
+            json_array_append_new(versions, json_pack("{s:I,s:s,s:s,s:I,s:I}", "version", (json_int_t)v->number, "run",
+                                                      RUN, "digest", v->manifest ? v->manifest->digest : "", "bytes",
+                                                      (json_int_t)v->total_bytes, "created_ns",
+                                                      (json_int_t)v->mtime.tv_sec * 1000000000));
+        }
+        json_t *one = json_pack("{s:s,s:I,s:s,s:o}", "name", model, "newest", (json_int_t)newest, "run", RUN,
+                                "versions", versions);
+        if (!wanted || strcmp(wanted, model) == 0)
+            json_array_append(models, one);
+        json_decref(one);
+    }
+    return json_pack("{s:I,s:o}", "seq", (json_int_t)s->seq, "models", models);
+}
+
+/* Waits for inotify up to ms; true when something happened. The events themselves do not matter. */
+static bool wait_event(struct dir_source *s, unsigned ms)
+{
+    char events[4096];
+    struct pollfd p = {.fd = s->inotify, .events = POLLIN};
+    bool any = poll(&p, 1, (int)ms) > 0;
+    while (read(s->inotify, events, sizeof(events)) > 0)
+        any = true;
+    return any;
+}
+
+static int dir_models(struct ws_source *source, const char *model, uint64_t since, unsigned timeout_ms,
+                      const atomic_bool *cancel, json_t **out, struct ws_error *err)
+{
+    struct dir_source *s = (struct dir_source *)source;
+    bool changed = true;
+    for (unsigned waited = 0;; waited += STEP_MS) {
+        pthread_mutex_lock(&s->lock);
+        if (changed || s->seq == 0)
+            rescan(s);
+        bool done = s->seq > since || waited >= timeout_ms || (cancel && atomic_load(cancel));
+        if (done)
+            *out = list_models(s, model);
+        pthread_mutex_unlock(&s->lock);
+        if (done)
+            break;
+        changed = wait_event(s, STEP_MS);
+        if (changed)
+            (void)poll(NULL, 0, SETTLE_MS);
+    }
+    return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for the list of models");
+}
+
+/* --- manifests --- */
+
+struct hash_job {
+    struct ws_bundle_file *file;
+    int fd;
+    int error;
+};
+
+static void hash_block(void *arg, size_t i)
+{
+    struct hash_job *j = arg;
+    size_t n = ws_block_len(j->file, i), got = 0;
+    unsigned char *buffer = malloc(n);
+    while (buffer && got < n) {
+        ssize_t r = pread(j->fd, buffer + got, n - got, (off_t)(i * WS_BLOCK_BYTES + got));
+        if (r <= 0) {
+            j->error = r < 0 ? errno : ENODATA;
+            break;
+        }
+        got += (size_t)r;
+    }
+    if (!buffer)
+        j->error = ENOMEM;
+    else if (got == n)
+        j->file->hashes[i] = ws_hash(buffer, n);
+    free(buffer);
+}
+
+static int hash_folder(struct ws_manifest *m, const char *path, struct ws_error *err)
+{
+    char name[PATH_MAX];
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    struct ws_workers *w = ws_workers_new(cores > 0 ? (unsigned)cores : 1, 5);
+    int rc = w ? 0 : ws_error_set(err, ENOMEM, "no memory for workers");
+    for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
+        struct hash_job j = {.file = &m->files[i]};
+        snprintf(name, sizeof(name), "%s/%s", path, m->files[i].name);
+        j.fd = open(name, O_RDONLY | O_CLOEXEC);
+        if (j.fd < 0) {
+            rc = ws_error_set(err, errno, "cannot open %s: %s", name, strerror(errno));
+            break;
+        }
+        ws_workers_run(w, hash_block, &j, j.file->n_blocks);
+        if (j.error)
+            rc = ws_error_set(err, j.error == ENODATA ? ESTALE : j.error, "cannot hash %s: %s", name,
+                              j.error == ENODATA ? "it shrank meanwhile" : strerror(j.error));
+        close(j.fd);
+    }
+    ws_workers_free(w);
+    return rc;
+}
+
+static int make_manifest(const struct version *v, struct ws_manifest **out, struct ws_error *err)
+{
+    struct ws_folder *folder;
+    struct ws_manifest *m = NULL;
+    int rc = ws_folder_open(v->path, &folder, err);
+    if (rc < 0)
+        return rc;
+    rc = ws_manifest_new(&m, v->model, v->number, RUN, err);
+    for (size_t i = 0; rc == 0 && i < folder->n_files; i++) {
+        struct ws_bundle_file *f;
+        rc = ws_manifest_add(m, folder->files[i].name, folder->files[i].size_bytes,
+                             folder->files[i].st ? folder->files[i].st->data_begin : 0, &f, err);
+    }
+    if (rc == 0)
+        rc = hash_folder(m, v->path, err);
+    ws_folder_free(folder);
+    if (rc < 0) {
+        ws_manifest_free(m);
+        return rc;
+    }
+    m->created_ns = (uint64_t)v->mtime.tv_sec * 1000000000 + (uint64_t)v->mtime.tv_nsec;
+    ws_manifest_seal(m);
+    *out = m;
+    return 0;
+}
+
+static struct version *find_version(struct dir_source *s, const char *model, uint64_t number)
+{
+    for (size_t i = 0; i < s->n_versions; i++)
+        if (s->versions[i].number == number && strcmp(s->versions[i].model, model) == 0)
+            return &s->versions[i];
+    return NULL;
+}
+
+static int dir_manifest(struct ws_source *source, const char *model, uint64_t number, const char *run,
+                        struct ws_manifest **out, struct ws_error *err)
+{
+    struct dir_source *s = (struct dir_source *)source;
+    struct version copy = {0};
+    int rc = 0;
+    (void)run;
+    pthread_mutex_lock(&s->hashing);
+    pthread_mutex_lock(&s->lock);
+    if (s->seq == 0)
+        rescan(s);
+    struct version *v = find_version(s, model, number);
+    if (!v)
+        rc = ws_error_set(err, ENOENT, "%s has no checkpoint %s/%" PRIu64, s->head.url, model, number);
+    else if (v->manifest)
+        rc = ws_manifest_copy(v->manifest, out);
+    else
+        copy = (struct version){.model = strdup(v->model), .path = strdup(v->path), .number = number, .mtime = v->mtime};
+    pthread_mutex_unlock(&s->lock);
+    if (rc == 0 && copy.path && copy.model) {
+        rc = make_manifest(&copy, out, err);
+        pthread_mutex_lock(&s->lock);
+        v = find_version(s, model, number);
+        if (rc == 0 && v && !v->manifest && ws_manifest_copy(*out, &v->manifest))
+            v->manifest = NULL; /* hashed again next time */
+        pthread_mutex_unlock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->hashing);
+    free(copy.model);
+    free(copy.path);
+    return rc;
+}
+
+/* --- bytes --- */
+
+static int dir_lane_open(struct ws_source *source, struct ws_lane **out, struct ws_error *err)
+{
+    struct dir_lane *l = calloc(1, sizeof(*l));
+    if (!l)
+        return ws_error_set(err, ENOMEM, "no memory for a lane");
+    l->head.source = source;
+    l->fd = -1;
+    *out = &l->head;
+    return 0;
+}
+
+static void dir_lane_close(struct ws_lane *lane)
+{
+    struct dir_lane *l = (struct dir_lane *)lane;
+    if (l->fd >= 0)
+        close(l->fd);
+    free(l->open_path);
+    free(l);
+}
+
+static int open_file(struct dir_lane *l, const struct ws_manifest *m, const struct ws_bundle_file *f,
+                     struct ws_error *err)
+{
+    struct dir_source *s = (struct dir_source *)l->head.source;
+    char path[PATH_MAX] = "";
+    struct stat st;
+    pthread_mutex_lock(&s->lock);
+    const struct version *v = find_version(s, m->model, m->version);
+    if (v)
+        snprintf(path, sizeof(path), "%s/%s", v->path, f->name);
+    pthread_mutex_unlock(&s->lock);
+    if (!path[0])
+        return ws_error_set(err, ESTALE, "%s/%" PRIu64 " is gone from %s", m->model, m->version, s->head.url);
+    if (!l->open_path || strcmp(l->open_path, path) != 0) {
+        if (l->fd >= 0)
+            close(l->fd);
+        free(l->open_path);
+        l->open_path = strdup(path);
+        l->fd = open(path, O_RDONLY | O_CLOEXEC);
+    }
+    if (l->fd < 0 || fstat(l->fd, &st) != 0)
+        return ws_error_set(err, errno == ENOENT ? ESTALE : errno, "cannot open %s: %s", path, strerror(errno));
+    if ((uint64_t)st.st_size != f->size_bytes)
+        return ws_error_set(err, ESTALE, "%s was changed: it had %" PRIu64 " bytes and has %lld", path, f->size_bytes,
+                            (long long)st.st_size);
+    return 0;
+}
+
+static int dir_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_error *err)
+{
+    struct dir_lane *l = (struct dir_lane *)lane;
+    const struct ws_bundle_file *file = &f->manifest->files[f->file];
+    int rc = open_file(l, f->manifest, file, err);
+    for (size_t i = f->first; rc == 0 && i < f->first + f->n; i++) {
+        size_t n = ws_block_len(file, i), got = 0;
+        unsigned char *dst = f->dst + i * WS_BLOCK_BYTES;
+        if (f->cancel && atomic_load(f->cancel))
+            return ws_error_set(err, ECANCELED, "the transfer was stopped");
+        while (rc == 0 && got < n) {
+            ssize_t r = pread(l->fd, dst + got, n - got, (off_t)(i * WS_BLOCK_BYTES + got));
+            if (r < 0 && errno == EINTR)
+                continue;
+            if (r <= 0)
+                rc = ws_error_set(err, r < 0 ? errno : ESTALE, "cannot read %s: %s", l->open_path,
+                                  r < 0 ? strerror(errno) : "it shrank");
+            else
+                got += (size_t)r;
+        }
+        if (rc == 0 && f->block(f->arg, i, ws_hash(dst, n)))
+            rc = ws_error_set(err, ECANCELED, "the transfer was stopped");
+    }
+    return rc;
+}
+
+const struct ws_transport_ops ws_dir_ops = {
+    .name = "dir",
+    .schemes = (const char *const[]){"dir:", NULL},
+    .open = dir_open,
+    .close = dir_close,
+    .models = dir_models,
+    .manifest = dir_manifest,
+    .lane_open = dir_lane_open,
+    .lane_close = dir_lane_close,
+    .fetch = dir_fetch,
+};

@@ -1,0 +1,244 @@
+/* fault: decorates another source with faults, from a seed (plan language at the end of transport.h). */
+#include "transports/transport.h"
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct fault_source {
+    struct ws_source head;
+    struct ws_source *inner;
+    unsigned seed, delay_ms, cut, flip, lie, fail; /* the last four in percent */
+    bool reorder;
+    uint64_t stale_after; /* blocks; 0: never */
+    _Atomic uint64_t random, blocks;
+};
+
+struct fault_lane {
+    struct ws_lane head;
+    struct ws_lane *inner;
+};
+
+/* One fetch on its way through. */
+struct passage {
+    struct fault_source *source;
+    const struct ws_fetch *asked; /* of the decorated lane */
+    bool cut, stale;
+};
+
+/* splitmix64: one atomic step a draw, so that threads share one stream. */
+static uint64_t draw(struct fault_source *s)
+{
+    uint64_t z = atomic_fetch_add(&s->random, 0x9E3779B97F4A7C15ULL) + 0x9E3779B97F4A7C15ULL;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    return z ^ (z >> 31);
+}
+
+static bool happens(struct fault_source *s, unsigned percent)
+{
+    return percent > 0 && draw(s) % 100 < percent;
+}
+
+static int parse_plan(struct fault_source *s, const char *plan, size_t n, struct ws_error *err)
+{
+    const struct {
+        const char *name;
+        unsigned *value;
+    } numbers[] = {{"seed=", &s->seed}, {"delay=", &s->delay_ms}, {"cut=", &s->cut},
+                   {"flip=", &s->flip}, {"lie=", &s->lie},        {"fail=", &s->fail}};
+    for (const char *end = plan + n; plan < end;) {
+        size_t word = strcspn(plan, ",:");
+        bool known = word == 7 && strncmp(plan, "reorder", 7) == 0;
+        if (known)
+            s->reorder = true;
+        for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+            size_t k = strlen(numbers[i].name);
+            if (word > k && strncmp(plan, numbers[i].name, k) == 0) {
+                *numbers[i].value = (unsigned)strtoul(plan + k, NULL, 10);
+                known = true;
+            }
+        }
+        if (word > 6 && strncmp(plan, "stale=", 6) == 0) {
+            s->stale_after = strtoull(plan + 6, NULL, 10);
+            known = true;
+        }
+        if (!known)
+            return ws_error_set(err, EINVAL, "'%.*s' is no fault; there are seed= delay= cut= flip= lie= fail= stale= "
+                                             "and reorder", (int)word, plan);
+        plan += word + 1;
+    }
+    return 0;
+}
+
+static void fault_close(struct ws_source *source)
+{
+    struct fault_source *s = (struct fault_source *)source;
+    ws_source_close(s->inner);
+    free(s->head.url);
+    free(s);
+}
+
+static int fault_open(const char *url, const struct ws_source_options *options, struct ws_source **out,
+                      struct ws_error *err)
+{
+    const char *plan = url + strlen("fault:"), *colon = strchr(plan, ':');
+    struct fault_source *s = calloc(1, sizeof(*s));
+    if (!s || !(s->head.url = strdup(url))) {
+        free(s);
+        return ws_error_set(err, ENOMEM, "no memory for a source");
+    }
+    s->head.ops = &ws_fault_ops;
+    int rc = colon ? parse_plan(s, plan, (size_t)(colon - plan), err)
+                   : ws_error_set(err, EINVAL, "write fault:PLAN:URL");
+    if (rc == 0)
+        rc = ws_source_open(colon + 1, options, &s->inner, err);
+    if (rc < 0) {
+        fault_close(&s->head);
+        return rc;
+    }
+    atomic_store(&s->random, s->seed);
+    *out = &s->head;
+    return 0;
+}
+
+static int control_fault(struct fault_source *s, struct ws_error *err)
+{
+    if (s->stale_after && atomic_load(&s->blocks) >= s->stale_after)
+        return 0; /* only bytes are gone */
+    return happens(s, s->fail) ? ws_error_set(err, ECONNRESET, "%s: a fault on purpose", s->head.url) : 0;
+}
+
+static int fault_models(struct ws_source *source, const char *model, uint64_t since, unsigned timeout_ms,
+                        const atomic_bool *cancel, json_t **out, struct ws_error *err)
+{
+    struct fault_source *s = (struct fault_source *)source;
+    int rc = control_fault(s, err);
+    return rc ? rc : ws_source_models(s->inner, model, since, timeout_ms, cancel, out, err);
+}
+
+static int fault_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
+                          struct ws_manifest **out, struct ws_error *err)
+{
+    struct fault_source *s = (struct fault_source *)source;
+    int rc = control_fault(s, err);
+    return rc ? rc : ws_source_manifest(s->inner, model, version, run, out, err);
+}
+
+static int fault_map(struct ws_source *source, const struct ws_manifest *m, struct ws_region **regions,
+                     struct ws_error *err)
+{
+    struct fault_source *s = (struct fault_source *)source;
+    int rc = control_fault(s, err);
+    return rc ? rc : ws_source_map(s->inner, m, regions, err);
+}
+
+static void fault_unmap(struct ws_source *source, const char *model, uint64_t version, const char *run)
+{
+    ws_source_unmap(((struct fault_source *)source)->inner, model, version, run);
+}
+
+static int fault_lane_open(struct ws_source *source, struct ws_lane **out, struct ws_error *err)
+{
+    struct fault_lane *l = calloc(1, sizeof(*l));
+    if (!l)
+        return ws_error_set(err, ENOMEM, "no memory for a lane");
+    l->head.source = source;
+    int rc = ws_lane_open(((struct fault_source *)source)->inner, &l->inner, err);
+    if (rc < 0) {
+        free(l);
+        return rc;
+    }
+    *out = &l->head;
+    return 0;
+}
+
+static void fault_lane_close(struct ws_lane *lane)
+{
+    struct fault_lane *l = (struct fault_lane *)lane;
+    ws_lane_close(l->inner);
+    free(l);
+}
+
+static int pass_block(void *arg, size_t block, uint64_t hash)
+{
+    struct passage *p = arg;
+    struct fault_source *s = p->source;
+    const struct ws_bundle_file *f = &p->asked->manifest->files[p->asked->file];
+    if (s->stale_after && atomic_fetch_add(&s->blocks, 1) >= s->stale_after) {
+        p->stale = true;
+        return 1;
+    }
+    if (happens(s, s->flip)) { /* the bit is wrong and so is the hash of what was stored */
+        uint64_t r = draw(s);
+        p->asked->dst[block * WS_BLOCK_BYTES + r % ws_block_len(f, block)] ^= (unsigned char)(1U << (r >> 60 & 7));
+        hash ^= r | 1;
+    } else if (happens(s, s->lie)) {
+        hash = ~hash;
+    }
+    int stop = p->asked->block(p->asked->arg, block, hash);
+    if (!stop && happens(s, s->cut)) {
+        p->cut = true;
+        stop = 1;
+    }
+    return stop;
+}
+
+static int fetch_part(struct fault_lane *l, struct passage *p, size_t first, size_t n, struct ws_error *err)
+{
+    struct ws_fetch f = *p->asked;
+    f.first = first;
+    f.n = n;
+    f.block = pass_block;
+    f.arg = p;
+    int rc = ws_lane_fetch(l->inner, &f, err);
+    if (p->stale)
+        return ws_error_set(err, ESTALE, "%s: gone, on purpose", l->head.source->url);
+    if (p->cut)
+        return ws_error_set(err, ECONNRESET, "%s: cut on purpose", l->head.source->url);
+    return rc;
+}
+
+static int fault_fetch(struct ws_lane *lane, const struct ws_fetch *asked, struct ws_error *err)
+{
+    struct fault_lane *l = (struct fault_lane *)lane;
+    struct fault_source *s = (struct fault_source *)lane->source;
+    struct passage p = {.source = s, .asked = asked};
+    if (s->delay_ms)
+        (void)poll(NULL, 0, (int)s->delay_ms);
+    if (happens(s, s->cut))
+        return ws_error_set(err, ECONNRESET, "%s: cut on purpose", s->head.url);
+    if (!s->reorder)
+        return fetch_part(l, &p, asked->first, asked->n, err);
+    int rc = 0;
+    size_t start = draw(s) % asked->n; /* each once, from the middle and backwards */
+    for (size_t i = 0; rc == 0 && i < asked->n; i++)
+        rc = fetch_part(l, &p, asked->first + (start + asked->n - i) % asked->n, 1, err);
+    return rc;
+}
+
+static int fault_report(struct ws_source *source, const char *model, uint64_t version, const char *run,
+                        const json_t *body, struct ws_error *err)
+{
+    struct fault_source *s = (struct fault_source *)source;
+    int rc = control_fault(s, err);
+    return rc ? rc : ws_source_report(s->inner, model, version, run, body, err);
+}
+
+const struct ws_transport_ops ws_fault_ops = {
+    .name = "fault",
+    .schemes = (const char *const[]){"fault:", NULL},
+    .open = fault_open,
+    .close = fault_close,
+    .models = fault_models,
+    .manifest = fault_manifest,
+    .map = fault_map,
+    .unmap = fault_unmap,
+    .lane_open = fault_lane_open,
+    .lane_close = fault_lane_close,
+    .fetch = fault_fetch,
+    .report = fault_report,
+};

@@ -1,0 +1,489 @@
+/* tcp, the mount's side: libcurl. A lane is one easy handle whose connection is kept; the bytes that it
+ * receives are hashed and stored where they belong in the same pass. */
+#include "transports/copy.h"
+#include "transports/tcp.h"
+#include <assert.h>
+#include <curl/curl.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define BUFFER_BYTES (512L << 10)
+#define STALL_SECONDS 20L /* a transfer that moves nothing for so long has lost its peer */
+
+struct tcp_source {
+    struct ws_source head;
+    struct ws_source_options options; /* strings are ours */
+    struct curl_slist *headers;
+};
+
+struct tcp_lane {
+    struct ws_lane head;
+    CURL *curl;
+    struct ws_hasher *hasher;
+    char error[CURL_ERROR_SIZE];
+};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void start_curl(void)
+{
+    (void)curl_global_init(CURL_GLOBAL_ALL);
+}
+
+/* --- the source --- */
+
+static void tcp_close(struct ws_source *source)
+{
+    struct tcp_source *s = (struct tcp_source *)source;
+    const char *strings[] = {s->options.token, s->options.ca_file, s->options.cert_file, s->options.key_file};
+    for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++)
+        free((char *)(uintptr_t)strings[i]);
+    curl_slist_free_all(s->headers);
+    free(s->head.url);
+    free(s);
+}
+
+static char *copy_of(const char *text)
+{
+    return text ? strdup(text) : NULL;
+}
+
+static int check_url(const char *url, struct ws_error *err)
+{
+    CURLU *u = curl_url();
+    char *user = NULL, *query = NULL;
+    int rc = 0;
+    if (!u)
+        return ws_error_set(err, ENOMEM, "no memory for a URL");
+    if (curl_url_set(u, CURLUPART_URL, url, 0) != CURLUE_OK)
+        rc = ws_error_set(err, EINVAL, "'%s' is no URL; write http://HOST:PORT", url);
+    else if (curl_url_get(u, CURLUPART_USER, &user, 0) == CURLUE_OK)
+        rc = ws_error_set(err, EINVAL, "credentials do not belong into a source's URL; use token-file=");
+    else if (curl_url_get(u, CURLUPART_QUERY, &query, 0) == CURLUE_OK)
+        rc = ws_error_set(err, EINVAL, "'%s' has a query; a source is only http://HOST:PORT", url);
+    curl_free(user);
+    curl_free(query);
+    curl_url_cleanup(u);
+    return rc;
+}
+
+static int tcp_open(const char *url, const struct ws_source_options *o, struct ws_source **out, struct ws_error *err)
+{
+    pthread_once(&once, start_curl);
+    int rc = check_url(url, err);
+    if (rc < 0)
+        return rc;
+    struct tcp_source *s = calloc(1, sizeof(*s));
+    if (!s)
+        return ws_error_set(err, ENOMEM, "no memory for a source");
+    s->head.ops = &ws_tcp_ops;
+    s->head.url = strdup(url);
+    s->options = *o;
+    s->options.token = copy_of(o->token);
+    s->options.ca_file = copy_of(o->ca_file);
+    s->options.cert_file = copy_of(o->cert_file);
+    s->options.key_file = copy_of(o->key_file);
+    if (s->head.url)
+        for (size_t n = strlen(url); n > 0 && s->head.url[n - 1] == '/'; n--)
+            s->head.url[n - 1] = 0;
+    bool ok = s->head.url && !o->token == !s->options.token;
+    if (ok && s->options.token) {
+        char *line = NULL;
+        ok = asprintf(&line, "Authorization: Bearer %s", s->options.token) > 0 &&
+             (s->headers = curl_slist_append(NULL, line));
+        free(line);
+    }
+    if (!ok) {
+        tcp_close(&s->head);
+        return ws_error_set(err, ENOMEM, "no memory for a source");
+    }
+    *out = &s->head;
+    return 0;
+}
+
+static int errno_of_curl(CURLcode code)
+{
+    switch (code) {
+    case CURLE_OK:
+        return 0;
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_RESOLVE_PROXY:
+    case CURLE_COULDNT_CONNECT:
+        return EHOSTUNREACH;
+    case CURLE_OPERATION_TIMEDOUT:
+        return ETIMEDOUT;
+    case CURLE_ABORTED_BY_CALLBACK:
+        return ECANCELED;
+    case CURLE_OUT_OF_MEMORY:
+        return ENOMEM;
+    case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_SSL_CERTPROBLEM:
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+        return EACCES;
+    case CURLE_WRITE_ERROR:
+    case CURLE_FILESIZE_EXCEEDED:
+        return EPROTO;
+    default:
+        return ECONNRESET;
+    }
+}
+
+static int on_progress(void *arg, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d)
+{
+    const atomic_bool *cancel = arg;
+    (void)a;
+    (void)b;
+    (void)c;
+    (void)d;
+    return cancel && atomic_load(cancel);
+}
+
+/* What every request has in common. */
+static void set_up(CURL *c, const struct tcp_source *s, char *error, const atomic_bool *cancel)
+{
+    unsigned connect_ms = s->options.connect_timeout_ms ? s->options.connect_timeout_ms : WS_CONNECT_TIMEOUT_MS;
+    curl_easy_reset(c); /* keeps the connection */
+    error[0] = 0;
+    curl_easy_setopt(c, CURLOPT_ERRORBUFFER, error);
+    curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(c, CURLOPT_PROXY, "");
+    curl_easy_setopt(c, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+    curl_easy_setopt(c, CURLOPT_CONNECTTIMEOUT_MS, (long)connect_ms);
+    curl_easy_setopt(c, CURLOPT_TCP_NODELAY, 1L);
+    curl_easy_setopt(c, CURLOPT_USERAGENT, "wsync/" WS_VERSION);
+    if (s->headers) {
+        curl_easy_setopt(c, CURLOPT_HTTPHEADER, s->headers);
+        curl_easy_setopt(c, CURLOPT_UNRESTRICTED_AUTH, 0L);
+    }
+    if (s->options.ca_file)
+        curl_easy_setopt(c, CURLOPT_CAINFO, s->options.ca_file);
+    if (s->options.cert_file)
+        curl_easy_setopt(c, CURLOPT_SSLCERT, s->options.cert_file);
+    if (s->options.key_file)
+        curl_easy_setopt(c, CURLOPT_SSLKEY, s->options.key_file);
+    curl_easy_setopt(c, CURLOPT_NOPROGRESS, 0L);
+    curl_easy_setopt(c, CURLOPT_XFERINFOFUNCTION, on_progress);
+    curl_easy_setopt(c, CURLOPT_XFERINFODATA, cancel);
+}
+
+/* --- small requests: JSON in and out --- */
+
+struct text {
+    char *p;
+    size_t n, limit;
+};
+
+static size_t on_text(char *data, size_t size, size_t n, void *arg)
+{
+    struct text *t = arg;
+    n *= size;
+    if (t->n + n > t->limit)
+        return 0;
+    char *more = realloc(t->p, t->n + n + 1);
+    if (!more)
+        return 0;
+    memcpy(more + t->n, data, n);
+    t->p = more;
+    t->n += n;
+    t->p[t->n] = 0;
+    return n;
+}
+
+/* The sentence in an error body {"error":..,"errno":..}, else the status. */
+static int status_error(const char *url, long status, const struct text *body, struct ws_error *err)
+{
+    json_t *o = body->p ? json_loadb(body->p, body->n, 0, NULL) : NULL;
+    const char *text = json_string_value(json_object_get(o, "error"));
+    const char *name = json_string_value(json_object_get(o, "errno"));
+    int code = name ? ws_errno_of(name) : 0;
+    if (code <= 0)
+        code = ws_errno_of_http((unsigned)status);
+    if (code <= 0)
+        code = EPROTO;
+    ws_error_set(err, code, "%s answered %ld: %.600s", url, status, text ? text : "without a reason");
+    json_decref(o);
+    return -code;
+}
+
+static int request(struct tcp_source *s, const char *path, const json_t *post, unsigned timeout_ms, size_t limit,
+                   const atomic_bool *cancel, struct text *out, struct ws_error *err)
+{
+    char url[2 * WS_MAX_URL + 4 * WS_MAX_NAME], why[CURL_ERROR_SIZE];
+    struct curl_slist *headers = NULL;
+    char *body = post ? json_dumps(post, JSON_COMPACT) : NULL;
+    long status = 0;
+    int rc = 0;
+    CURL *c = curl_easy_init();
+    *out = (struct text){.limit = limit};
+    snprintf(url, sizeof(url), "%s%s", s->head.url, path);
+    if (!c || (post && !body)) {
+        rc = ws_error_set(err, ENOMEM, "no memory for a request to %s", s->head.url);
+        goto out;
+    }
+    set_up(c, s, why, cancel);
+    curl_easy_setopt(c, CURLOPT_URL, url);
+    curl_easy_setopt(c, CURLOPT_TIMEOUT_MS, (long)timeout_ms);
+    curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, on_text);
+    curl_easy_setopt(c, CURLOPT_WRITEDATA, out);
+    if (body) {
+        for (struct curl_slist *h = s->headers; h; h = h->next)
+            headers = curl_slist_append(headers, h->data);
+        headers = curl_slist_append(headers, "Content-Type: application/json");
+        curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers);
+        curl_easy_setopt(c, CURLOPT_POSTFIELDS, body);
+    }
+    CURLcode code = curl_easy_perform(c);
+    curl_easy_getinfo(c, CURLINFO_RESPONSE_CODE, &status);
+    if (code == CURLE_WRITE_ERROR)
+        rc = ws_error_set(err, EPROTO, "%s sent more than %zu bytes", url, limit);
+    else if (code != CURLE_OK)
+        rc = ws_error_set(err, errno_of_curl(code), "cannot ask %s: %s", url, why[0] ? why : curl_easy_strerror(code));
+    else if (status != 200)
+        rc = status_error(url, status, out, err);
+out:
+    if (c)
+        curl_easy_cleanup(c);
+    curl_slist_free_all(headers);
+    free(body);
+    if (rc < 0) {
+        free(out->p);
+        *out = (struct text){0};
+    }
+    return rc;
+}
+
+static unsigned reply_ms(const struct tcp_source *s)
+{
+    return s->options.reply_timeout_ms ? s->options.reply_timeout_ms : WS_REPLY_TIMEOUT_MS;
+}
+
+static int tcp_models(struct ws_source *source, const char *model, uint64_t since, unsigned timeout_ms,
+                      const atomic_bool *cancel, json_t **out, struct ws_error *err)
+{
+    struct tcp_source *s = (struct tcp_source *)source;
+    char path[4 * WS_MAX_NAME], *name = model ? curl_easy_escape(NULL, model, 0) : NULL;
+    struct text text;
+    if (since == 0 && !model)
+        snprintf(path, sizeof(path), "/v1/models");
+    else
+        snprintf(path, sizeof(path), "/v1/%s%sevents?since=%" PRIu64 "&timeout_ms=%u", name ? name : "",
+                 name ? "/" : "", since, since ? timeout_ms : 0);
+    curl_free(name);
+    int rc = request(s, path, NULL, (since ? timeout_ms : 0) + reply_ms(s), WS_MAX_REPLY_BYTES, cancel, &text, err);
+    if (rc < 0)
+        return rc;
+    json_error_t why;
+    *out = json_loadb(text.p ? text.p : "", text.n, JSON_REJECT_DUPLICATES, &why);
+    free(text.p);
+    if (!json_is_object(*out)) {
+        json_decref(*out);
+        *out = NULL;
+        return ws_error_set(err, EPROTO, "%s sent no list of models; is it a wsync agent?", s->head.url);
+    }
+    return 0;
+}
+
+static void version_path(char *out, size_t cap, const char *model, uint64_t version, const char *verb,
+                         const char *file, const char *run)
+{
+    char *m = curl_easy_escape(NULL, model, 0), *f = file ? curl_easy_escape(NULL, file, 0) : NULL;
+    snprintf(out, cap, "/v1/%s/%" PRIu64 "/%s%s%s%s%s", m ? m : "", version, verb, f ? "/" : "", f ? f : "",
+             run && *run ? "?run=" : "", run ? run : "");
+    curl_free(m);
+    curl_free(f);
+}
+
+static int tcp_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
+                        struct ws_manifest **out, struct ws_error *err)
+{
+    struct tcp_source *s = (struct tcp_source *)source;
+    char path[8 * WS_MAX_NAME];
+    struct text text;
+    version_path(path, sizeof(path), model, version, "manifest", NULL, run);
+    int rc = request(s, path, NULL, reply_ms(s), WS_MAX_MANIFEST_BYTES, NULL, &text, err);
+    if (rc == 0)
+        rc = ws_manifest_from_json(text.p ? text.p : "", text.n, out, err);
+    free(text.p);
+    return rc;
+}
+
+static int tcp_report(struct ws_source *source, const char *model, uint64_t version, const char *run, const json_t *body,
+                      struct ws_error *err)
+{
+    struct tcp_source *s = (struct tcp_source *)source;
+    char path[8 * WS_MAX_NAME];
+    struct text text;
+    version_path(path, sizeof(path), model, version, "loaded", NULL, run);
+    int rc = request(s, path, body, reply_ms(s), WS_MAX_REPLY_BYTES, NULL, &text, err);
+    free(text.p);
+    return rc;
+}
+
+/* --- lanes --- */
+
+static int tcp_lane_open(struct ws_source *source, struct ws_lane **out, struct ws_error *err)
+{
+    struct tcp_lane *l = calloc(1, sizeof(*l));
+    if (l) {
+        l->head.source = source;
+        l->curl = curl_easy_init();
+        l->hasher = ws_hasher_new();
+    }
+    if (!l || !l->curl || !l->hasher) {
+        if (l && l->curl)
+            curl_easy_cleanup(l->curl);
+        if (l)
+            ws_hasher_free(l->hasher);
+        free(l);
+        return ws_error_set(err, ENOMEM, "no memory for a lane to %s", source->url);
+    }
+    *out = &l->head;
+    return 0;
+}
+
+static void tcp_lane_close(struct ws_lane *lane)
+{
+    struct tcp_lane *l = (struct tcp_lane *)lane;
+    curl_easy_cleanup(l->curl);
+    ws_hasher_free(l->hasher);
+    free(l);
+}
+
+/* Where the next received byte goes. Nothing is ever stored outside [at, end). */
+struct sink {
+    struct tcp_lane *lane;
+    const struct ws_fetch *fetch;
+    const struct ws_bundle_file *file;
+    uint64_t at, end; /* of the file */
+    size_t block;
+    bool checked, stopped;
+    struct text refusal; /* the body of a response that is no 206 */
+    const char *lie;     /* what was wrong with the answer */
+};
+
+/* Before the first byte: is this the answer to the question? */
+static bool check_answer(struct sink *k)
+{
+    long status = 0;
+    struct curl_header *h;
+    curl_easy_getinfo(k->lane->curl, CURLINFO_RESPONSE_CODE, &status);
+    k->checked = true;
+    if (status != 206 && !(status == 200 && k->at == 0 && k->end == k->file->size_bytes))
+        return true; /* the body is kept as the reason */
+    if (status == 206) {
+        uint64_t a = 0, b = 0, size = 0;
+        if (curl_easy_header(k->lane->curl, "Content-Range", 0, CURLH_HEADER, -1, &h) != CURLHE_OK ||
+            sscanf(h->value, "bytes %" SCNu64 "-%" SCNu64 "/%" SCNu64, &a, &b, &size) != 3 || a != k->at ||
+            b + 1 != k->end || size != k->file->size_bytes) {
+            k->lie = "it sent another range than was asked for";
+            return false;
+        }
+    }
+    return true;
+}
+
+static size_t on_bytes(char *data, size_t size, size_t n, void *arg)
+{
+    struct sink *k = arg;
+    long status = 0;
+    n *= size;
+    if (!k->checked && !check_answer(k))
+        return 0;
+    curl_easy_getinfo(k->lane->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (status != 206 && status != 200)
+        return on_text(data, 1, n, &k->refusal);
+    if (n > k->end - k->at) {
+        k->lie = "it sent more bytes than were asked for";
+        return 0;
+    }
+    for (size_t left = n; left > 0;) {
+        uint64_t block_end = k->block * WS_BLOCK_BYTES + ws_block_len(k->file, k->block);
+        size_t piece = left < block_end - k->at ? left : (size_t)(block_end - k->at);
+        ws_hasher_copy(k->lane->hasher, k->fetch->dst + k->at, data, piece);
+        k->at += piece;
+        data += piece;
+        left -= piece;
+        if (k->at < block_end)
+            continue;
+        uint64_t hash = ws_hasher_digest(k->lane->hasher);
+        ws_hasher_reset(k->lane->hasher);
+        if (k->fetch->block(k->fetch->arg, k->block++, hash)) {
+            k->stopped = true;
+            return 0;
+        }
+    }
+    return n;
+}
+
+static int fetch_result(struct sink *k, CURLcode code, struct ws_error *err)
+{
+    struct tcp_lane *l = k->lane;
+    const char *url = l->head.source->url;
+    long status = 0;
+    curl_easy_getinfo(l->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (k->stopped)
+        return ws_error_set(err, ECANCELED, "the transfer was stopped");
+    if (k->lie)
+        return ws_error_set(err, EPROTO, "%s does not keep to the protocol: %s", url, k->lie);
+    if (code != CURLE_OK)
+        return ws_error_set(err, errno_of_curl(code), "the transfer of %s from %s ended early: %s", k->file->name, url,
+                            l->error[0] ? l->error : curl_easy_strerror(code));
+    if (status != 206 && status != 200)
+        return status_error(url, status, &k->refusal, err);
+    if (k->at != k->end)
+        return ws_error_set(err, ECONNRESET, "%s sent %" PRIu64 " bytes too few of %s", url, k->end - k->at,
+                            k->file->name);
+    return 0;
+}
+
+static int tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_error *err)
+{
+    struct tcp_lane *l = (struct tcp_lane *)lane;
+    const struct ws_manifest *m = f->manifest;
+    const struct ws_bundle_file *file = &m->files[f->file];
+    size_t last = f->first + f->n - 1;
+    struct sink k = {.lane = l,
+                     .fetch = f,
+                     .file = file,
+                     .at = f->first * WS_BLOCK_BYTES,
+                     .end = last * WS_BLOCK_BYTES + ws_block_len(file, last),
+                     .block = f->first,
+                     .refusal.limit = 64 << 10};
+    char url[2 * WS_MAX_URL + 8 * WS_MAX_NAME], range[64];
+    size_t n = (size_t)snprintf(url, sizeof(url), "%s", lane->source->url);
+    version_path(url + n, sizeof(url) - n, m->model, m->version, "files", file->name, m->run);
+    snprintf(range, sizeof(range), "%" PRIu64 "-%" PRIu64, k.at, k.end - 1);
+    set_up(l->curl, (struct tcp_source *)lane->source, l->error, f->cancel);
+    curl_easy_setopt(l->curl, CURLOPT_URL, url);
+    curl_easy_setopt(l->curl, CURLOPT_RANGE, range);
+    curl_easy_setopt(l->curl, CURLOPT_BUFFERSIZE, BUFFER_BYTES);
+    curl_easy_setopt(l->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    curl_easy_setopt(l->curl, CURLOPT_LOW_SPEED_TIME, STALL_SECONDS);
+    curl_easy_setopt(l->curl, CURLOPT_WRITEFUNCTION, on_bytes);
+    curl_easy_setopt(l->curl, CURLOPT_WRITEDATA, &k);
+    ws_hasher_reset(l->hasher);
+    CURLcode code = curl_easy_perform(l->curl);
+    int rc = fetch_result(&k, code, err);
+    free(k.refusal.p);
+    return rc;
+}
+
+const struct ws_transport_ops ws_tcp_ops = {
+    .name = "tcp",
+    .schemes = (const char *const[]){"http://", "https://", NULL},
+    .open = tcp_open,
+    .close = tcp_close,
+    .models = tcp_models,
+    .manifest = tcp_manifest,
+    .lane_open = tcp_lane_open,
+    .lane_close = tcp_lane_close,
+    .fetch = tcp_fetch,
+    .report = tcp_report,
+};

@@ -1,0 +1,746 @@
+/* The HTTP carrier of a catalog: libmicrohttpd with a thread pool; bodies go out of the slot's own memory. */
+#include "transports/log.h"
+#include "transports/tcp.h"
+#include <arpa/inet.h>
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define IDLE_SECONDS 120
+#define HASHES_IN_HEADER 64 /* more blocks than this in a range: the manifest has them */
+
+/* A response whose body lies in a held slot. It is cut when the hold is revoked. */
+struct body {
+    struct body *next, *prev;
+    struct ws_tcp_server *server;
+    struct ws_hold *hold;
+    int sock; /* -1 once the response has ended; guarded by the server's lock */
+};
+
+/* A request in work. */
+struct request {
+    struct request *next, *prev; /* in the list of long polls */
+    struct ws_tcp_server *server;
+    struct MHD_Connection *connection;
+    char *url; /* path and query as sent, percent-encoded */
+    struct ws_api_request api;
+    bool parsed, polling, suspended;
+    int64_t poll_end_ms;
+    char *post;
+    size_t post_bytes;
+    bool too_large;
+    struct body *body;
+};
+
+struct ws_tcp_server {
+    struct ws_catalog catalog;
+    struct MHD_Daemon *daemon;
+    char *token, *cert, *key, *client_ca;
+    unsigned port;
+    pthread_t clock; /* ends long polls */
+    atomic_bool stop;
+    _Atomic uint64_t bytes_sent, requests;
+    atomic_uint connections;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    /* guarded by lock */
+    struct request *polls;
+    struct body *bodies;
+};
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+#define LIST_ADD(list, item)                                                                                 \
+    do {                                                                                                     \
+        (item)->prev = NULL;                                                                                 \
+        (item)->next = (list);                                                                               \
+        if (list)                                                                                            \
+            (list)->prev = (item);                                                                           \
+        (list) = (item);                                                                                     \
+    } while (0)
+#define LIST_REMOVE(list, item)                                                                              \
+    do {                                                                                                     \
+        if ((item)->prev)                                                                                    \
+            (item)->prev->next = (item)->next;                                                               \
+        else                                                                                                 \
+            (list) = (item)->next;                                                                           \
+        if ((item)->next)                                                                                    \
+            (item)->next->prev = (item)->prev;                                                               \
+    } while (0)
+
+/* --- replies --- */
+
+static enum MHD_Result reply_text(struct MHD_Connection *c, unsigned status, char *text, const char *type)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
+    if (!r) {
+        free(text);
+        return MHD_NO;
+    }
+    (void)MHD_add_response_header(r, "Content-Type", type);
+    (void)MHD_add_response_header(r, "Cache-Control", "no-store");
+    if (status == 401)
+        (void)MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
+    if (status == 503)
+        (void)MHD_add_response_header(r, "Retry-After", "1");
+    enum MHD_Result ok = MHD_queue_response(c, status, r);
+    MHD_destroy_response(r);
+    return ok;
+}
+
+static enum MHD_Result reply_json(struct MHD_Connection *c, unsigned status, json_t *body) /* steals body */
+{
+    char *text = json_dumps(body, JSON_COMPACT);
+    json_decref(body);
+    return text ? reply_text(c, status, text, "application/json") : MHD_NO;
+}
+
+static enum MHD_Result reply_error(struct MHD_Connection *c, int negative_errno, const struct ws_error *err)
+{
+    return reply_json(c, ws_http_status(negative_errno),
+                      json_pack("{s:s,s:s}", "error", err->text, "errno", ws_errno_name(-negative_errno)));
+}
+
+/* Immutable things: a version's manifest and files. */
+static void add_version_headers(struct MHD_Response *r, const struct ws_manifest *m)
+{
+    char tag[48];
+    snprintf(tag, sizeof(tag), "\"%s\"", m->digest);
+    (void)MHD_add_response_header(r, "ETag", tag);
+    (void)MHD_add_response_header(r, "Cache-Control", "public, max-age=31536000, immutable");
+    (void)MHD_add_response_header(r, "X-Wsync-Run", m->run);
+}
+
+/* --- files --- */
+
+static void revoke_body(void *arg)
+{
+    struct body *b = arg;
+    struct ws_tcp_server *s = b->server;
+    pthread_mutex_lock(&s->lock);
+    if (b->sock >= 0)
+        (void)shutdown(b->sock, SHUT_RDWR); /* under the lock: the number cannot be another's by now */
+    pthread_mutex_unlock(&s->lock);
+}
+
+
+static void free_body(void *arg) /* libmicrohttpd reads its memory no more */
+{
+    struct body *b = arg;
+    struct ws_tcp_server *s = b->server;
+    pthread_mutex_lock(&s->lock);
+    b->sock = -1;
+    LIST_REMOVE(s->bodies, b);
+    pthread_mutex_unlock(&s->lock);
+    s->catalog.ops->drop(s->catalog.self, b->hold);
+    free(b);
+}
+
+static int parse_digits(const char **at, uint64_t *out)
+{
+    char *end;
+    if (**at < '0' || **at > '9')
+        return -EINVAL;
+    errno = 0;
+    *out = strtoull(*at, &end, 10);
+    *at = end;
+    return errno ? -EINVAL : 0;
+}
+
+/* A Range header to [*begin, *end). 0: none or one that may be ignored; 1: partial; -ERANGE. RFC 9110, 14. */
+static int parse_range(const char *text, uint64_t size, uint64_t *begin, uint64_t *end)
+{
+    uint64_t a, b;
+    *begin = 0;
+    *end = size;
+    if (!text || strncmp(text, "bytes=", 6) != 0 || strchr(text, ','))
+        return 0;
+    text += 6;
+    if (*text == '-') {
+        text++;
+        if (parse_digits(&text, &a) || *text)
+            return 0;
+        if (a == 0 || size == 0)
+            return -ERANGE;
+        *begin = a < size ? size - a : 0;
+        return 1;
+    }
+    if (parse_digits(&text, &a) || *text++ != '-')
+        return 0;
+    if (*text == 0)
+        b = UINT64_MAX;
+    else if (parse_digits(&text, &b) || *text || b < a)
+        return 0;
+    if (a >= size)
+        return -ERANGE;
+    *begin = a;
+    *end = b < size ? b + 1 : size;
+    return 1;
+}
+
+static void add_hashes(struct MHD_Response *r, const struct ws_bundle_file *f, uint64_t begin, uint64_t end)
+{
+    char text[HASHES_IN_HEADER * 17 + 1];
+    size_t first = (size_t)((begin + WS_BLOCK_BYTES - 1) / WS_BLOCK_BYTES), n = 0;
+    for (size_t i = first; i < f->n_blocks && i * WS_BLOCK_BYTES + ws_block_len(f, i) <= end; i++, n++) {
+        if (n == HASHES_IN_HEADER)
+            return;
+        snprintf(text + n * 17, 18, "%016" PRIx64 ",", f->hashes[i]);
+    }
+    if (n > 0) {
+        text[n * 17 - 1] = 0;
+        (void)MHD_add_response_header(r, "X-Wsync-XXH3", text);
+    }
+}
+
+static int connection_socket(struct MHD_Connection *c)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    return info ? info->connect_fd : -1;
+}
+
+static void peer_name(struct MHD_Connection *c, char out[96])
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    char host[NI_MAXHOST] = "?", port[NI_MAXSERV] = "?";
+    if (info && info->client_addr)
+        (void)getnameinfo(info->client_addr,
+                          info->client_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+                                                                   : sizeof(struct sockaddr_in),
+                          host, sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
+    snprintf(out, 96, "tcp %.64s:%.8s", host, port);
+}
+
+static struct body *new_body(struct request *q, struct ws_error *err, int *rc)
+{
+    struct ws_tcp_server *s = q->server;
+    char holder[96];
+    struct body *b = calloc(1, sizeof(*b));
+    if (!b) {
+        *rc = ws_error_set(err, ENOMEM, "no memory for a response");
+        return NULL;
+    }
+    b->server = s;
+    b->sock = connection_socket(q->connection);
+    peer_name(q->connection, holder);
+    pthread_mutex_lock(&s->lock);
+    LIST_ADD(s->bodies, b);
+    pthread_mutex_unlock(&s->lock);
+    *rc = s->catalog.ops->hold(s->catalog.self, q->api.model, q->api.version, q->api.run[0] ? q->api.run : NULL,
+                               holder, revoke_body, b, &b->hold, err);
+    if (*rc < 0) {
+        pthread_mutex_lock(&s->lock);
+        LIST_REMOVE(s->bodies, b);
+        pthread_mutex_unlock(&s->lock);
+        free(b);
+        return NULL;
+    }
+    return b;
+}
+
+static enum MHD_Result reply_manifest(struct request *q, struct body *b)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer_with_free_callback_cls(
+        b->hold->manifest_json_bytes, (void *)(uintptr_t)b->hold->manifest_json, free_body, b);
+    if (!r) {
+        free_body(b);
+        return MHD_NO;
+    }
+    q->body = b;
+    (void)MHD_add_response_header(r, "Content-Type", "application/json");
+    add_version_headers(r, b->hold->manifest);
+    enum MHD_Result ok = MHD_queue_response(q->connection, 200, r);
+    MHD_destroy_response(r);
+    return ok;
+}
+
+static enum MHD_Result reply_file(struct request *q, struct body *b)
+{
+    static unsigned char nothing[1];
+    struct ws_error err = {0};
+    const struct ws_manifest *m = b->hold->manifest;
+    const struct ws_bundle_file *f = ws_manifest_find(m, q->api.file);
+    uint64_t begin, end;
+    if (!f) {
+        int rc = ws_error_set(&err, ENOENT, "%s/%" PRIu64 " has no file '%s'", m->model, m->version, q->api.file);
+        free_body(b);
+        return reply_error(q->connection, rc, &err);
+    }
+    int partial = parse_range(MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, "Range"), f->size_bytes,
+                              &begin, &end);
+    if (partial < 0) {
+        int rc = ws_error_set(&err, ERANGE, "%s has %" PRIu64 " bytes, the range is outside", f->name, f->size_bytes);
+        free_body(b);
+        return reply_error(q->connection, rc, &err);
+    }
+    struct ws_region *region = b->hold->regions[f - m->files];
+    unsigned char *data = region ? ws_region_data(region) + begin : nothing;
+    struct MHD_Response *r = MHD_create_response_from_buffer_with_free_callback_cls(end - begin, data, free_body, b);
+    if (!r) {
+        free_body(b);
+        return MHD_NO;
+    }
+    q->body = b;
+    (void)MHD_add_response_header(r, "Content-Type", "application/octet-stream");
+    (void)MHD_add_response_header(r, "Accept-Ranges", "bytes");
+    add_version_headers(r, m);
+    add_hashes(r, f, begin, end);
+    if (partial) {
+        char range[96];
+        snprintf(range, sizeof(range), "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, begin, end - 1, f->size_bytes);
+        (void)MHD_add_response_header(r, "Content-Range", range);
+    }
+    atomic_fetch_add(&q->server->bytes_sent, end - begin);
+    enum MHD_Result ok = MHD_queue_response(q->connection, partial ? 206 : 200, r);
+    MHD_destroy_response(r);
+    return ok;
+}
+
+static enum MHD_Result serve_version(struct request *q)
+{
+    struct ws_error err = {0};
+    int rc;
+    struct body *b = new_body(q, &err, &rc);
+    if (!b)
+        return reply_error(q->connection, rc, &err);
+    return q->api.kind == WS_API_MANIFEST ? reply_manifest(q, b) : reply_file(q, b);
+}
+
+/* --- long polls --- */
+
+/* Suspends the connection until wake or the end of its time; false: answer now. */
+static bool keep_waiting(struct request *q)
+{
+    struct ws_tcp_server *s = q->server;
+    if (q->poll_end_ms == 0)
+        q->poll_end_ms = now_ms() + q->api.timeout_ms;
+    pthread_mutex_lock(&s->lock);
+    bool wait = !atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->api.since &&
+                now_ms() < q->poll_end_ms;
+    if (wait) {
+        q->suspended = true;
+        LIST_ADD(s->polls, q);
+        MHD_suspend_connection(q->connection);
+        pthread_cond_signal(&s->changed);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return wait;
+}
+
+static void resume_polls(struct ws_tcp_server *s, int64_t ended_before_ms)
+{
+    pthread_mutex_lock(&s->lock);
+    for (struct request *q = s->polls, *next; q; q = next) {
+        next = q->next;
+        if (q->poll_end_ms > ended_before_ms)
+            continue;
+        LIST_REMOVE(s->polls, q);
+        q->suspended = false;
+        MHD_resume_connection(q->connection);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *end_polls(void *arg)
+{
+    struct ws_tcp_server *s = arg;
+    while (!atomic_load(&s->stop)) {
+        struct timespec until;
+        resume_polls(s, now_ms());
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += 50000000L;
+        if (until.tv_nsec >= 1000000000L) {
+            until.tv_sec++;
+            until.tv_nsec -= 1000000000L;
+        }
+        pthread_mutex_lock(&s->lock);
+        if (!s->polls && !atomic_load(&s->stop))
+            pthread_cond_wait(&s->changed, &s->lock);
+        else
+            pthread_cond_timedwait(&s->changed, &s->lock, &until);
+        pthread_mutex_unlock(&s->lock);
+    }
+    return NULL;
+}
+
+void ws_tcp_server_wake(struct ws_tcp_server *s)
+{
+    resume_polls(s, INT64_MAX);
+}
+
+/* --- requests --- */
+
+/* Time does not depend on where the first difference is. */
+static bool same_token(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    unsigned char differ = n != m;
+    for (size_t i = 0; i < m; i++)
+        differ |= (unsigned char)(a[n ? i % n : 0] ^ b[i]);
+    return !differ;
+}
+
+static bool is_allowed(const struct request *q)
+{
+    if (!q->server->token)
+        return true;
+    const char *header = MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, "Authorization");
+    return header && strncasecmp(header, "Bearer ", 7) == 0 && same_token(header + 7, q->server->token);
+}
+
+static enum MHD_Result serve_models(struct request *q)
+{
+    struct ws_tcp_server *s = q->server;
+    struct ws_error err = {0};
+    json_t *models;
+    int rc = s->catalog.ops->models(s->catalog.self, q->api.model[0] ? q->api.model : NULL, &models, &err);
+    return rc < 0 ? reply_error(q->connection, rc, &err) : reply_json(q->connection, 200, models);
+}
+
+static enum MHD_Result serve_other(struct request *q, const char *method, const char *path, const char *query)
+{
+    struct ws_tcp_server *s = q->server;
+    struct ws_error err = {0};
+    json_t *body = NULL, *reply = NULL;
+    char *text = NULL;
+    int rc = 0;
+    if (strcmp(path, "/healthz") == 0)
+        return reply_json(q->connection, 200, json_pack("{s:b}", "ok", 1));
+    if (q->post_bytes > 0) {
+        body = json_loadb(q->post, q->post_bytes, JSON_REJECT_DUPLICATES, NULL);
+        if (!body)
+            rc = ws_error_set(&err, EINVAL, "the body of the request is no JSON");
+    }
+    if (rc == 0)
+        rc = s->catalog.ops->route(s->catalog.self, method, path, query, body, &reply, &text, &err);
+    json_decref(body);
+    if (rc < 0)
+        return reply_error(q->connection, rc, &err);
+    if (text)
+        return reply_text(q->connection, 200, text, "text/plain; version=0.0.4; charset=utf-8");
+    return reply_json(q->connection, 200, reply ? reply : json_object());
+}
+
+static enum MHD_Result take_upload(struct request *q, const char *data, size_t *size)
+{
+    if (q->post_bytes + *size > WS_MAX_REPLY_BYTES) {
+        q->too_large = true; /* read to the end and answered then */
+    } else {
+        char *more = realloc(q->post, q->post_bytes + *size);
+        if (!more)
+            return MHD_NO;
+        memcpy(more + q->post_bytes, data, *size);
+        q->post = more;
+        q->post_bytes += *size;
+    }
+    *size = 0;
+    return MHD_YES;
+}
+
+static enum MHD_Result answer(struct request *q, const char *method)
+{
+    struct ws_error err = {0};
+    char *query = strchr(q->url, '?');
+    if (query)
+        *query++ = 0;
+    atomic_fetch_add(&q->server->requests, 1);
+    if (strcmp(q->url, "/healthz") != 0 && !is_allowed(q))
+        return reply_error(q->connection,
+                           ws_error_set(&err, EACCES, "this agent asks for a token: Authorization: Bearer TOKEN"), &err);
+    if (q->too_large)
+        return reply_error(q->connection, ws_error_set(&err, E2BIG, "the body is over %lu bytes", WS_MAX_REPLY_BYTES),
+                           &err);
+    bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    if (!get && strcmp(method, "POST") != 0)
+        return reply_error(q->connection, ws_error_set(&err, EOPNOTSUPP, "the method %.16s is not served", method), &err);
+    if (!q->parsed) {
+        int rc = ws_api_parse(q->url, query, &q->api, &err);
+        if (rc < 0)
+            return reply_error(q->connection, rc, &err);
+        q->parsed = true;
+        q->polling = q->api.kind == WS_API_EVENTS;
+    }
+    if (query)
+        query[-1] = '?'; /* a resumed poll comes here again */
+    if (!get && q->api.kind != WS_API_OTHER)
+        return reply_error(q->connection, ws_error_set(&err, EOPNOTSUPP, "%.200s is only read", q->url), &err);
+    if (q->polling && keep_waiting(q))
+        return MHD_YES;
+    if (q->api.kind == WS_API_MODELS || q->api.kind == WS_API_EVENTS)
+        return serve_models(q);
+    if (q->api.kind != WS_API_OTHER)
+        return serve_version(q);
+    if (query)
+        query[-1] = 0;
+    return serve_other(q, get ? "GET" : method, q->url, query);
+}
+
+static enum MHD_Result handle(void *cls, struct MHD_Connection *c, const char *url, const char *method,
+                              const char *version, const char *data, size_t *size, void **state)
+{
+    struct request *q = *state;
+    (void)cls;
+    (void)url;
+    (void)version;
+    if (!q)
+        return MHD_NO; /* no memory */
+    if (!q->connection) { /* first call: headers are here */
+        q->connection = c;
+        return MHD_YES;
+    }
+    if (*size > 0)
+        return take_upload(q, data, size);
+    return answer(q, method);
+}
+
+/* Called by libmicrohttpd with the request's target as sent. */
+static void *begin_request(void *cls, const char *uri, struct MHD_Connection *c)
+{
+    struct request *q = calloc(1, sizeof(*q));
+    (void)c;
+    if (q && !(q->url = strdup(uri))) {
+        free(q);
+        return NULL;
+    }
+    if (q)
+        q->server = cls;
+    return q;
+}
+
+static void end_request(void *cls, struct MHD_Connection *c, void **state, enum MHD_RequestTerminationCode code)
+{
+    struct ws_tcp_server *s = cls;
+    struct request *q = *state;
+    (void)c;
+    (void)code;
+    if (!q)
+        return;
+    pthread_mutex_lock(&s->lock);
+    if (q->suspended)
+        LIST_REMOVE(s->polls, q);
+    pthread_mutex_unlock(&s->lock);
+    free(q->post);
+    free(q->url);
+    free(q);
+    *state = NULL;
+}
+
+static void connection_event(void *cls, struct MHD_Connection *c, void **state,
+                             enum MHD_ConnectionNotificationCode code)
+{
+    struct ws_tcp_server *s = cls;
+    (void)state;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        int sock = connection_socket(c), on = 1;
+        atomic_fetch_add(&s->connections, 1);
+        (void)setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+        (void)setsockopt(sock, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+        return;
+    }
+    /* The socket is closed right after this: no body may shut its number down any more. */
+    int sock = connection_socket(c);
+    pthread_mutex_lock(&s->lock);
+    for (struct body *b = s->bodies; b; b = b->next)
+        if (b->sock == sock)
+            b->sock = -1;
+    pthread_mutex_unlock(&s->lock);
+    atomic_fetch_sub(&s->connections, 1);
+}
+
+/* --- starting --- */
+
+static bool is_loopback(const struct sockaddr *a)
+{
+    if (a->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
+    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
+}
+
+/* "HOST:PORT" or "[HOST]:PORT" to an address. */
+static int resolve(const char *text, struct addrinfo **out, struct ws_error *err)
+{
+    char host[256];
+    const char *colon = strrchr(text, ':');
+    if (!colon || colon == text || (size_t)(colon - text) >= sizeof(host) || !colon[1])
+        return ws_error_set(err, EINVAL, "'%s' is no address to listen on; write HOST:PORT or [HOST]:PORT", text);
+    const char *begin = text[0] == '[' ? text + 1 : text;
+    size_t n = (size_t)(colon - begin) - (text[0] == '[' && colon[-1] == ']');
+    snprintf(host, sizeof(host), "%.*s", (int)n, begin);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    int rc = getaddrinfo(host, colon + 1, &hints, out);
+    if (rc)
+        return ws_error_set(err, EINVAL, "cannot resolve '%s': %s", text, gai_strerror(rc));
+    return 0;
+}
+
+static int listen_on(const struct ws_tcp_server_options *o, int *sock, unsigned *port, struct ws_error *err)
+{
+    struct addrinfo *a;
+    int rc = resolve(o->listen, &a, err), on = 1;
+    if (rc < 0)
+        return rc;
+    struct sockaddr_storage bound;
+    socklen_t len = sizeof(bound);
+    int fd = -1;
+    if (!is_loopback(a->ai_addr) && !o->token && !o->insecure) {
+        rc = ws_error_set(err, EACCES,
+                          "%s is beyond loopback and there is no token: anyone could read the weights; give "
+                          "--token-file, or --insecure if the network is trusted",
+                          o->listen);
+        goto out;
+    }
+    fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+        bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, 512) != 0 ||
+        getsockname(fd, (struct sockaddr *)&bound, &len) != 0) {
+        rc = ws_error_set(err, errno, "cannot listen on %s: %s", o->listen, strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        goto out;
+    }
+    *port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                              : ((struct sockaddr_in *)&bound)->sin_port);
+    *sock = fd;
+out:
+    freeaddrinfo(a);
+    return rc;
+}
+
+static int read_file(const char *path, char **out, struct ws_error *err)
+{
+    *out = NULL;
+    if (!path)
+        return 0;
+    size_t n = 0;
+    FILE *f = fopen(path, "re");
+    char *text = calloc(1, WS_PAGE_BYTES * 16);
+    if (f && text)
+        n = fread(text, 1, WS_PAGE_BYTES * 16 - 1, f);
+    int code = f ? (n == 0 ? EINVAL : 0) : errno;
+    if (f)
+        fclose(f);
+    if (code || !text) {
+        free(text);
+        return ws_error_set(err, code ? code : ENOMEM, "cannot read the TLS file %s: %s", path, strerror(code));
+    }
+    *out = text;
+    return 0;
+}
+
+static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, int sock, unsigned n_threads)
+{
+    bool tls = s->cert && s->key;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC | (tls ? MHD_USE_TLS : 0);
+    struct MHD_OptionItem tls_options[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, s->cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, s->key},
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t) "NORMAL:-VERS-ALL:+VERS-TLS1.3"},
+        {s->client_ca ? MHD_OPTION_HTTPS_MEM_TRUST : MHD_OPTION_END, 0, s->client_ca},
+        {MHD_OPTION_END, 0, NULL},
+    };
+    struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
+    return MHD_start_daemon(flags, 0, NULL, NULL, handle, s, MHD_OPTION_ARRAY, tls ? tls_options : none,
+                            MHD_OPTION_LISTEN_SOCKET, sock, MHD_OPTION_THREAD_POOL_SIZE, n_threads,
+                            MHD_OPTION_URI_LOG_CALLBACK, begin_request, s, MHD_OPTION_NOTIFY_COMPLETED, end_request, s,
+                            MHD_OPTION_NOTIFY_CONNECTION, connection_event, s, MHD_OPTION_CONNECTION_TIMEOUT,
+                            (unsigned)IDLE_SECONDS, MHD_OPTION_CONNECTION_LIMIT, (unsigned)WS_MAX_CLIENTS,
+                            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(32 << 10), MHD_OPTION_END);
+}
+
+static void free_server(struct ws_tcp_server *s)
+{
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    free(s->token);
+    free(s->cert);
+    free(s->key);
+    free(s->client_ca);
+    free(s);
+}
+
+int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catalog,
+                      const struct ws_tcp_server_options *o, struct ws_error *err)
+{
+    struct ws_tcp_server *s = calloc(1, sizeof(*s));
+    int sock = -1;
+    if (!s)
+        return ws_error_set(err, ENOMEM, "no memory for a server");
+    s->catalog = *catalog;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned n = o->n_threads ? o->n_threads : cores > 8 ? 8 : cores > 1 ? (unsigned)cores : 2;
+    int rc = read_file(o->tls_cert_file, &s->cert, err);
+    if (rc == 0)
+        rc = read_file(o->tls_key_file, &s->key, err);
+    if (rc == 0)
+        rc = read_file(o->tls_client_ca_file, &s->client_ca, err);
+    if (rc == 0 && (!s->cert != !s->key || (s->client_ca && !s->cert)))
+        rc = ws_error_set(err, EINVAL, "TLS needs both a certificate and a key");
+    if (rc == 0 && o->token && !(s->token = strdup(o->token)))
+        rc = ws_error_set(err, ENOMEM, "no memory for a server");
+    if (rc == 0)
+        rc = listen_on(o, &sock, &s->port, err);
+    if (rc == 0 && !(s->daemon = start_daemon(s, sock, n))) {
+        close(sock);
+        rc = ws_error_set(err, EIO, "the HTTP server on %s did not start%s", o->listen,
+                          s->cert ? "; are certificate and key right?" : "");
+    }
+    if (rc == 0 && pthread_create(&s->clock, NULL, end_polls, s) != 0) {
+        MHD_stop_daemon(s->daemon);
+        rc = ws_error_set(err, EAGAIN, "cannot start a thread");
+    }
+    if (rc < 0) {
+        free_server(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+unsigned ws_tcp_server_port(const struct ws_tcp_server *s)
+{
+    return s->port;
+}
+
+void ws_tcp_server_stats(struct ws_tcp_server *s, struct ws_tcp_server_stats *out)
+{
+    *out = (struct ws_tcp_server_stats){.bytes_sent = atomic_load(&s->bytes_sent),
+                                        .requests = atomic_load(&s->requests),
+                                        .connections = atomic_load(&s->connections)};
+}
+
+void ws_tcp_server_free(struct ws_tcp_server *s)
+{
+    if (!s)
+        return;
+    atomic_store(&s->stop, true);
+    pthread_mutex_lock(&s->lock);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->clock, NULL);
+    resume_polls(s, INT64_MAX); /* a suspended connection would hold the daemon up */
+    MHD_stop_daemon(s->daemon);
+    free_server(s);
+}
