@@ -1,0 +1,289 @@
+/* Commands of control files. A write is bytes from a person, a script or a hostile container: every
+ * step here is bounded by WS_MAX_COMMAND and WS_MAX_WORDS, and nothing is taken that is not in the
+ * table. Fuzzed by tests/fuzz/fuzz_grammar.c. */
+#include "fs/grammar.h"
+#include "transports/text.h"
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+/* --- words --- */
+
+static int check_text(const char *text, size_t len, struct ws_error *err)
+{
+    size_t step;
+
+    if (len > WS_MAX_COMMAND)
+        return ws_error_set(err, EINVAL, "the command has %zu bytes, the limit is %d", len, WS_MAX_COMMAND);
+    for (size_t i = 0; i < len; i += step) {
+        unsigned char c = (unsigned char)text[i];
+        step = ws_utf8_length(text + i, len - i);
+        if (step == 0)
+            return ws_error_set(err, EINVAL, "byte %zu of the command is no UTF-8", i + 1);
+        if (c == '\n')
+            return ws_error_set(err, EINVAL, "one command a write: there is a second line");
+        if ((c < ' ' && c != '\t') || c == 0x7F)
+            return ws_error_set(err, EINVAL, "byte %zu of the command is a control character", i + 1);
+    }
+    return 0;
+}
+
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t';
+}
+
+/* Reads one word from *in, unquoted to *out; false when a quote stays open. */
+static bool take_word(const char **in, const char *end, char **out)
+{
+    bool quoted = false;
+
+    while (*in < end && (quoted || !is_blank(**in))) {
+        char c = *(*in)++;
+        if (c == '"') {
+            quoted = !quoted;
+            continue;
+        }
+        if (quoted && c == '\\' && *in < end && (**in == '"' || **in == '\\'))
+            c = *(*in)++;
+        *(*out)++ = c;
+    }
+    *(*out)++ = '\0';
+    return !quoted;
+}
+
+int ws_words_parse(const char *text, size_t len, struct ws_words *out, struct ws_error *err)
+{
+    const char *in = text, *end;
+    char *to = out->bytes;
+    int rc;
+
+    out->n = 0;
+    if (len > 0 && text[len - 1] == '\n')
+        len--;
+    rc = check_text(text, len, err);
+    if (rc)
+        return rc;
+    for (end = text + len;;) {
+        while (in < end && is_blank(*in))
+            in++;
+        if (in == end)
+            break;
+        if (out->n == WS_MAX_WORDS)
+            return ws_error_set(err, EINVAL, "the command has more than %d words", WS_MAX_WORDS);
+        out->word[out->n++] = to;
+        if (!take_word(&in, end, &to))
+            return ws_error_set(err, EINVAL, "a quote is not closed");
+    }
+    /* Each word's NUL takes the place of the blank behind it, the last one's the byte beyond. */
+    assert(to <= out->bytes + sizeof(out->bytes));
+    if (out->n == 0)
+        return ws_error_set(err, EINVAL, "the command is empty; reading the file ctl shows what there is");
+    return 0;
+}
+
+/* --- the table --- */
+
+enum { FORCE_LAYOUT = 1, ASYNC = 2 };
+
+static const char *const option_names[WS_OPTION_COUNT] = {
+    [WS_OPTION_PREFIX] = "prefix",         [WS_OPTION_PAUSE] = "pause",   [WS_OPTION_TIMEOUT] = "timeout",
+    [WS_OPTION_TOKEN_FILE] = "token-file", [WS_OPTION_POLICY] = "policy",
+};
+#define OPTION(name) (1U << WS_OPTION_##name)
+
+static const struct syntax {
+    enum ws_verb verb;
+    unsigned scopes;
+    const char *first, *second; /* the command's own words; NULL: none */
+    size_t min, max;            /* arguments behind them */
+    unsigned options, flags;
+    const char *usage, *meaning;
+} table[] = {
+    {WS_VERB_LOAD, WS_SCOPE_MODEL, "load", NULL, 1, 1, 0, FORCE_LAYOUT | ASYNC,
+     "load N|latest|previous [force-layout] [async]", "switch the engines to a version, all or none"},
+    {WS_VERB_PULL, WS_SCOPE_MODEL, "pull", NULL, 1, 1, 0, ASYNC, "pull N|latest [async]",
+     "fetch and verify a version; engines are not told"},
+    {WS_VERB_DROP, WS_SCOPE_MODEL, "drop", NULL, 1, 1, 0, 0, "drop N",
+     "give up a version's memory once nobody reads it"},
+    {WS_VERB_PIN, WS_SCOPE_MODEL, "pin", NULL, 1, 1, 0, 0, "pin N", "never evict a version"},
+    {WS_VERB_UNPIN, WS_SCOPE_MODEL, "unpin", NULL, 1, 1, 0, 0, "unpin N", "let a version be evicted again"},
+    {WS_VERB_VERIFY, WS_SCOPE_MODEL, "verify", NULL, 1, 1, 0, ASYNC, "verify N [async]",
+     "hash what is here against the manifest"},
+    {WS_VERB_ENGINE_ADD, WS_SCOPE_MODEL, "engine", "add", 3, 3,
+     OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE), 0,
+     "engine add NAME KIND URL [prefix=PATH] [pause=MODE] [timeout=S] [token-file=F]",
+     "register an inference server; prefix: where it sees this mount"},
+    {WS_VERB_ENGINE_REMOVE, WS_SCOPE_MODEL, "engine", "remove", 1, 1, 0, 0, "engine remove NAME",
+     "forget an inference server; it goes on as it is"},
+    {WS_VERB_ADD, WS_SCOPE_ROOT, "add", NULL, 2, 2, OPTION(POLICY), 0,
+     "add MODEL SOURCE [policy=manual|pull|follow]", "take a model from a source"},
+    {WS_VERB_REMOVE, WS_SCOPE_ROOT, "remove", NULL, 1, 1, 0, 0, "remove MODEL",
+     "forget a model and its sources; readers go on"},
+    {WS_VERB_LOAD_ALL, WS_SCOPE_ROOT, "load", NULL, 1, WS_MAX_MODELS, 0, FORCE_LAYOUT | ASYNC,
+     "load MODEL=N|latest|previous ... [force-layout] [async]",
+     "switch several models together, all engines or none"},
+    {WS_VERB_LOAD, WS_SCOPE_VERSION, NULL, NULL, 1, 1, 0, FORCE_LAYOUT | ASYNC,
+     "N|latest|previous [force-layout] [async]", "switch the engines to a version, all or none"},
+    {WS_VERB_POLICY, WS_SCOPE_POLICY, NULL, NULL, 1, 1, 0, 0, "manual|pull|follow",
+     "what happens when a version appears: nothing, fetch it, fetch it and switch"},
+};
+#define COMMANDS (sizeof(table) / sizeof(table[0]))
+
+bool ws_command_usage(enum ws_scope scope, size_t i, const char **usage, const char **meaning)
+{
+    for (size_t k = 0; k < COMMANDS; k++) {
+        if (!(table[k].scopes & scope) || i-- > 0)
+            continue;
+        *usage = table[k].usage;
+        *meaning = table[k].meaning;
+        return true;
+    }
+    return false;
+}
+
+static const struct syntax *find_syntax(enum ws_scope scope, const struct ws_words *w, size_t *used)
+{
+    for (size_t i = 0; i < COMMANDS; i++) {
+        const struct syntax *s = &table[i];
+        if (!(s->scopes & scope))
+            continue;
+        if (s->first && strcmp(s->first, w->word[0]) != 0)
+            continue;
+        if (s->second && (w->n < 2 || strcmp(s->second, w->word[1]) != 0))
+            continue;
+        *used = (s->first != NULL) + (s->second != NULL);
+        return s;
+    }
+    return NULL;
+}
+
+/* Takes a flag or key=value word; false when it is none of this command's. */
+static bool take_option(const struct syntax *s, struct ws_command *c, const char *word, bool last,
+                        struct ws_error *err, int *rc)
+{
+    const char *equals = strchr(word, '=');
+
+    *rc = 0;
+    if ((s->flags & FORCE_LAYOUT) && !strcmp(word, "force-layout")) {
+        c->force_layout = true;
+        return true;
+    }
+    if ((s->flags & ASYNC) && !strcmp(word, "async")) {
+        c->async = true;
+        if (!last)
+            *rc = ws_error_set(err, EINVAL, "async must be the last word");
+        return true;
+    }
+    for (size_t i = 0; equals && i < WS_OPTION_COUNT; i++) {
+        size_t n = strlen(option_names[i]);
+        if (!(s->options & (1U << i)) || (size_t)(equals - word) != n || strncmp(word, option_names[i], n))
+            continue;
+        if (c->options[i])
+            *rc = ws_error_set(err, EINVAL, "%s= is given twice", option_names[i]);
+        c->options[i] = equals + 1;
+        return true;
+    }
+    return false;
+}
+
+int ws_command_parse(enum ws_scope scope, const char *text, size_t len, struct ws_command *c,
+                     struct ws_error *err)
+{
+    const struct syntax *s;
+    size_t i = 0;
+    int rc = ws_words_parse(text, len, &c->words, err);
+
+    if (rc)
+        return rc;
+    s = find_syntax(scope, &c->words, &i);
+    if (!s)
+        return ws_error_set(err, EINVAL,
+                            "there is no command '%s%s%s' here; reading the file ctl shows "
+                            "what there is",
+                            c->words.word[0], c->words.n > 1 ? " " : "",
+                            c->words.n > 1 ? c->words.word[1] : "");
+    c->verb = s->verb;
+    c->n_args = 0;
+    c->force_layout = c->async = false;
+    memset(c->options, 0, sizeof(c->options));
+    for (; i < c->words.n; i++) {
+        char *word = c->words.word[i];
+        if (c->n_args >= s->min && take_option(s, c, word, i + 1 == c->words.n, err, &rc)) {
+            if (rc)
+                return rc;
+        } else if (c->n_args < s->max) {
+            c->args[c->n_args++] = word;
+        } else {
+            return ws_error_set(err, EINVAL, "'%s' is one word too many; the command is: %s", word, s->usage);
+        }
+    }
+    if (c->n_args < s->min)
+        return ws_error_set(err, EINVAL, "something is missing; the command is: %s", s->usage);
+    return 0;
+}
+
+/* --- parts of words --- */
+
+int ws_word_split(char *word, char **value, struct ws_error *err)
+{
+    char *equals = strrchr(word, '=');
+
+    if (!equals || equals == word || !equals[1])
+        return ws_error_set(err, EINVAL, "'%s' is not MODEL=VERSION", word);
+    *equals = '\0';
+    *value = equals + 1;
+    return 0;
+}
+
+int ws_word_number(const char *word, uint64_t max, uint64_t *out)
+{
+    uint64_t n = 0;
+
+    if (!*word)
+        return -EINVAL;
+    for (const char *p = word; *p; p++) {
+        if (*p < '0' || *p > '9')
+            return -EINVAL;
+        if (n > (UINT64_MAX - (uint64_t)(*p - '0')) / 10)
+            return -ERANGE;
+        n = n * 10 + (uint64_t)(*p - '0');
+    }
+    if (n > max)
+        return -ERANGE;
+    *out = n;
+    return 0;
+}
+
+/* Puts three stars (fewer, where there was less) for what stands between :// and @, everywhere. */
+static void blank_credentials(char *text)
+{
+    for (char *p = text; (p = strstr(p, "://"));) {
+        size_t n;
+        char *at;
+        p += 3;
+        n = strcspn(p, "/?# \t\"");
+        at = memrchr(p, '@', n);
+        if (!at)
+            continue;
+        memset(p, '*', (size_t)(at - p));
+        if (at - p > 3)
+            memmove(p + 3, at, strlen(at) + 1);
+    }
+}
+
+void ws_command_show(const char *text, size_t len, char out[WS_MAX_COMMAND + 1])
+{
+    if (len > 0 && text[len - 1] == '\n')
+        len--;
+    if (len > WS_MAX_COMMAND)
+        len = WS_MAX_COMMAND;
+    memcpy(out, text, len);
+    out[len] = '\0';
+    for (size_t i = 0; i < len; i++) {
+        if (out[i] == '\0')
+            out[i] = '?';
+    }
+    ws_text_clean(out);
+    blank_credentials(out);
+}
