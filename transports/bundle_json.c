@@ -84,7 +84,7 @@ int ws_manifest_to_json(const struct ws_manifest *m, char **json, size_t *len, s
     if (!f)
         return out_of_memory(err);
     rc = put_manifest(f, m, err);
-    if (fclose(f) != 0 && rc == 0)
+    if ((fclose(f) != 0 || !text) && rc == 0)
         rc = out_of_memory(err);
     if (rc == 0 && length > WS_MAX_MANIFEST_BYTES)
         rc = ws_error_set(err, E2BIG, "the manifest would have %zu bytes, more than the limit of %lu", length,

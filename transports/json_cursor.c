@@ -2,6 +2,7 @@
  * has content goes through jansson, a window of the text at a time, which says how far it read. */
 #include "transports/json_cursor.h"
 #include "transports/limits.h"
+#include "transports/text.h"
 #include <assert.h>
 #include <errno.h>
 #include <limits.h>
@@ -93,25 +94,24 @@ int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out, struct ws_e
     if (peek(j) < 0)
         return unexpected(j, "a value", err);
     window = j->len - j->at < max_bytes ? j->len - j->at : max_bytes;
+    /* When an allocation fails, jansson reports a bad token or, within a long string, drops a character
+     * and goes on. What tells is the errno that malloc leaves. */
+    errno = 0;
     *out = json_loadb(j->text + j->at, window,
                       JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK | JSON_REJECT_DUPLICATES, &error);
+    if (errno == ENOMEM) {
+        json_decref(*out);
+        *out = NULL;
+        return ws_error_set(err, ENOMEM, "out of memory while reading JSON");
+    }
     if (*out) {
         assert(error.position > 0 && (size_t)error.position <= window);
         j->at += (size_t)error.position;
         return 0;
     }
-    switch (json_error_code(&error)) {
-    case json_error_out_of_memory:
-        return ws_error_set(err, ENOMEM, "out of memory while reading JSON");
-    case json_error_premature_end_of_input:
-        if (window == max_bytes)
-            return ws_error_set(err, EBADMSG,
-                                "the JSON value at byte %zu is longer than %zu bytes, the limit", j->at,
-                                max_bytes);
-        break;
-    default:
-        break;
-    }
+    if (json_error_code(&error) == json_error_premature_end_of_input && window == max_bytes)
+        return ws_error_set(err, EBADMSG, "the JSON value at byte %zu is longer than %zu bytes, the limit",
+                            j->at, max_bytes);
     return ws_error_set(err, EBADMSG, "bad JSON at byte %zu: %s", j->at + (size_t)error.position, error.text);
 }
 
@@ -177,11 +177,18 @@ int ws_json_finish(struct ws_json *j, struct ws_error *err)
 
 int ws_json_put_string(FILE *f, const char *s)
 {
-    json_t *value = json_string(s);
+    size_t left = strlen(s), step;
+    json_t *value;
     int rc;
 
+    for (const char *p = s; left > 0; p += step, left -= step) {
+        step = ws_utf8_length(p, left);
+        if (step == 0)
+            return -EINVAL;
+    }
+    value = json_string(s);
     if (!value)
-        return -EINVAL;
+        return -ENOMEM;
     rc = json_dumpf(value, f, JSON_ENCODE_ANY);
     json_decref(value);
     return rc < 0 ? -ENOMEM : 0;

@@ -113,7 +113,7 @@ int ws_layout_compare(struct ws_safetensors *const *have, size_t n_have, struct 
     if (!f)
         goto out;
     found = walk(f, a, n_a, b, n_b);
-    if (fclose(f) == 0)
+    if (fclose(f) == 0 && *report)
         rc = found > 0 ? -EPROTO : 0;
     if (rc != -EPROTO) {
         free(*report);

@@ -130,14 +130,21 @@ static int write_tensor(FILE *f, const struct placed *p, bool first, struct ws_e
 
 static int write_metadata(FILE *f, const char *metadata, struct ws_error *err)
 {
-    json_error_t error;
-    json_t *object = json_loads(metadata, JSON_REJECT_DUPLICATES, &error);
-    int rc = 0;
+    json_t *object = NULL;
+    struct ws_json j;
+    int rc;
 
-    if (!object)
-        return ws_error_set(err, EINVAL, "the metadata is no JSON: %s", error.text);
+    ws_json_start(&j, metadata, strlen(metadata));
+    rc = ws_json_value(&j, WS_MAX_JSON_VALUE, &object, err);
+    if (rc == 0)
+        rc = ws_json_finish(&j, err);
+    if (rc < 0) {
+        json_decref(object);
+        ws_error_prefix(err, "the metadata");
+        return rc;
+    }
     fputs("\"__metadata__\":", f);
-    if (json_dumpf(object, f, JSON_COMPACT) < 0)
+    if (json_dumpf(object, f, JSON_COMPACT | JSON_ENCODE_ANY) < 0)
         rc = ws_error_set(err, ENOMEM, "out of memory for a safetensors header");
     json_decref(object);
     return rc;
@@ -176,14 +183,14 @@ static int make_header(const struct placed *order, size_t n, const char *metadat
     if (!f)
         return ws_error_set(err, ENOMEM, "out of memory for a safetensors header");
     rc = write_text(f, order, n, metadata, err);
-    if (fclose(f) != 0 && rc == 0)
+    if ((fclose(f) != 0 || !*header) && rc == 0)
         rc = ws_error_set(err, ENOMEM, "out of memory for a safetensors header");
     if (rc == 0 && *header_bytes - LENGTH_BYTES > STOCK_HEADER_BYTES)
         rc = ws_error_set(err, E2BIG,
                           "the header of %zu tensors would have %zu bytes, and safetensors readers "
                           "stop at %lu: spread the tensors over more files",
                           n, *header_bytes, STOCK_HEADER_BYTES);
-    if (rc < 0) {
+    if (rc != 0) {
         free(*header);
         *header = NULL;
         return rc;
@@ -211,20 +218,19 @@ int ws_safetensors_layout(const struct ws_tensor *specs, size_t n, const char *m
     rc = choose_order(specs, n, order, err);
     if (rc == 0)
         rc = make_header(order, n, metadata, &text, &header_bytes, err);
-    if (rc < 0)
-        goto out;
-    data_bytes = n > 0 ? order[n - 1].end : 0;
-    rc = ws_safetensors_parse(text, header_bytes, header_bytes + data_bytes, out, err);
+    if (rc == 0) {
+        data_bytes = n > 0 ? order[n - 1].end : 0;
+        rc = ws_safetensors_parse(text, header_bytes, header_bytes + data_bytes, out, err);
+    }
     if (rc == -EBADMSG) { /* what the parser does not take came from our caller */
         rc = -EINVAL;
         if (err)
             err->code = EINVAL;
     }
-    if (rc < 0)
-        goto out;
-    *header = text;
-    text = NULL;
-out:
+    if (rc == 0) {
+        *header = text;
+        text = NULL;
+    }
     free(order);
     free(text);
     return rc;

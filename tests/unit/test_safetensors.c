@@ -533,7 +533,10 @@ static void test_layout_refuses(void **state)
         {{{.name = "a", .n_dims = 1, .shape = {WS_MAX_FILE_BYTES}}, {.name = "b"}}, 2, NULL, "more", -E2BIG},
         {{{.name = "a"}}, 1, "{\"format\":1}", "no string", -EINVAL},
         {{{.name = "a"}}, 1, "[]", "no object", -EINVAL},
-        {{{.name = "a"}}, 1, "{\"format\":", "no JSON", -EINVAL},
+        {{{.name = "a"}}, 1, "{\"format\":", "the metadata", -EINVAL},
+        {{{.name = "a"}}, 1, "{} {}", "the metadata", -EINVAL},
+        {{{.name = "a"}}, 1, "", "the metadata", -EINVAL},
+        {{{.name = "a"}}, 1, "7", "no object", -EINVAL},
         {{{.name = "a"}}, WS_MAX_TENSORS + 1, NULL, "1000000", -E2BIG},
     };
 

@@ -1,0 +1,281 @@
+/* Running out of memory: each operation is repeated with its first, second, ... allocation failing until
+ * it succeeds. Every failure must come back as -ENOMEM, with nothing leaked; the C library's malloc is
+ * interposed for that, which a sanitizer's own does not allow. */
+#include "transports/bundle.h"
+#include <errno.h>
+#include <malloc.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#ifdef __has_feature /* clang */
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define HAVE_INTERPOSED 0
+#else
+#define HAVE_INTERPOSED 1
+#endif
+
+static long countdown = -1; /* allocations until one fails; negative: none does */
+static long live;           /* blocks that are out, while counting */
+static int counting;
+
+#if HAVE_INTERPOSED
+void *__libc_malloc(size_t n);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *p, size_t n);
+void __libc_free(void *p);
+void *malloc(size_t n);
+void *calloc(size_t n, size_t size);
+void *realloc(void *p, size_t n);
+void free(void *p);
+
+static int refuse(void)
+{
+    if (!counting || countdown < 0)
+        return 0;
+    if (countdown-- > 0)
+        return 0;
+    errno = ENOMEM;
+    return 1;
+}
+
+void *malloc(size_t n)
+{
+    if (refuse())
+        return NULL;
+    live += counting;
+    return __libc_malloc(n);
+}
+
+void *calloc(size_t n, size_t size)
+{
+    if (refuse())
+        return NULL;
+    live += counting;
+    return __libc_calloc(n, size);
+}
+
+void *realloc(void *p, size_t n)
+{
+    /* Shrinking in place cannot fail; the C library relies on it. */
+    if ((!p || malloc_usable_size(p) < n) && refuse())
+        return NULL;
+    if (!p)
+        live += counting;
+    return __libc_realloc(p, n);
+}
+
+void free(void *p)
+{
+    if (p)
+        live -= counting;
+    __libc_free(p);
+}
+#endif
+
+/* One operation, everything it made freed again: 0 or what it returned. */
+typedef int operation(void);
+
+static void exhaust(operation *run)
+{
+    long n = 0;
+    int rc;
+
+    assert_int_equal(run(), 0); /* warms up what libraries keep */
+    do {
+        live = 0;
+        countdown = n++;
+        counting = 1;
+        rc = run();
+        counting = 0;
+        if (rc != 0 && rc != -ENOMEM)
+            fail_msg("allocation %ld failed: returned %d", n, rc);
+        if (live != 0)
+            fail_msg("allocation %ld failed: %ld blocks leaked", n, live);
+    } while (countdown < 0); /* it was reached, so an allocation did fail */
+    assert_int_equal(rc, 0);
+    assert_true(n > 1);
+}
+
+static const struct ws_tensor specs[] = {
+    {.name = "b.weight", .dtype = WS_F32, .n_dims = 2, .shape = {2, 3}},
+    {.name = "a/\xC3\xA4", .dtype = WS_U8, .n_dims = 1, .shape = {3}},
+    {.name = "c", .dtype = WS_BF16, .n_dims = 0},
+};
+
+static int lay_out(void)
+{
+    struct ws_safetensors *st;
+    struct ws_error err;
+    void *header;
+    int rc = ws_safetensors_layout(specs, 3, "{\"format\":\"pt\"}", &st, &header, &err);
+
+    if (rc < 0)
+        return rc;
+    ws_safetensors_free(st);
+    free(header);
+    return 0;
+}
+
+static void test_layout(void **state)
+{
+    (void)state;
+    exhaust(lay_out);
+}
+
+static int make_manifest(struct ws_manifest **m)
+{
+    struct ws_bundle_file *f;
+    int rc = ws_manifest_new(m, "actor", 1, "run", NULL);
+
+    if (rc < 0)
+        return rc;
+    rc = ws_manifest_add(*m, "model.safetensors", 3 * WS_BLOCK_BYTES, 4096, &f, NULL);
+    if (rc == 0)
+        rc = ws_manifest_add(*m, "config.json", 2, 0, &f, NULL);
+    if (rc == 0)
+        rc = ws_manifest_freeze(*m, "vision", NULL);
+    if (rc < 0) {
+        ws_manifest_free(*m);
+        return rc;
+    }
+    ws_manifest_seal(*m);
+    return 0;
+}
+
+static int manifest_both_ways(void)
+{
+    struct ws_manifest *m, *copy = NULL, *back = NULL;
+    struct ws_error err;
+    char *json = NULL;
+    size_t length = 0;
+    int rc = make_manifest(&m);
+
+    if (rc < 0)
+        return rc;
+    rc = ws_manifest_copy(m, &copy);
+    if (rc == 0)
+        rc = ws_manifest_to_json(copy, &json, &length, &err);
+    if (rc == 0)
+        rc = ws_manifest_from_json(json, length, &back, &err);
+    ws_manifest_free(m);
+    ws_manifest_free(copy);
+    ws_manifest_free(back);
+    free(json);
+    return rc;
+}
+
+static void test_manifest(void **state)
+{
+    (void)state;
+    exhaust(manifest_both_ways);
+}
+
+static int compare_layouts(void)
+{
+    struct ws_safetensors *st[2] = {NULL, NULL};
+    void *header[2] = {NULL, NULL};
+    char *report = NULL;
+    int rc = ws_safetensors_layout(specs, 3, NULL, &st[0], &header[0], NULL);
+
+    if (rc == 0)
+        rc = ws_safetensors_layout(specs, 2, NULL, &st[1], &header[1], NULL);
+    if (rc == 0)
+        rc = ws_layout_compare(st, 1, st + 1, 1, &report);
+    if (rc == -EPROTO)
+        rc = 0;
+    for (int i = 0; i < 2; i++) {
+        ws_safetensors_free(st[i]);
+        free(header[i]);
+    }
+    free(report);
+    return rc;
+}
+
+static void test_compare(void **state)
+{
+    (void)state;
+    exhaust(compare_layouts);
+}
+
+static char dir[] = "/tmp/wsync-memory-XXXXXX";
+static const char *const names[] = {"model.safetensors", "extra.safetensors", "config.json",
+                                    "model.safetensors.index.json"};
+
+static int open_folder(void)
+{
+    struct ws_folder *f;
+    struct ws_error err;
+    int rc = ws_folder_open(dir, &f, &err);
+
+    if (rc == 0)
+        ws_folder_free(f);
+    return rc;
+}
+
+static void put(const char *name, const void *bytes, size_t n)
+{
+    char path[128];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void test_folder(void **state)
+{
+    static const char index[] = "{\"weight_map\":{\"x\":\"model.safetensors\"}}";
+    static const struct ws_tensor empty = {.name = "x", .dtype = WS_U8, .n_dims = 1, .shape = {0}};
+    struct ws_safetensors *st;
+    struct ws_error err;
+    char path[128];
+    void *header;
+
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    assert_int_equal(ws_safetensors_layout(&empty, 1, NULL, &st, &header, &err), 0);
+    put(names[0], header, st->data_begin);
+    put(names[1], header, st->data_begin);
+    put(names[2], "{}", 2);
+    put(names[3], index, sizeof(index) - 1);
+    ws_safetensors_free(st);
+    free(header);
+    exhaust(open_folder);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(rmdir(dir), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_manifest),
+        cmocka_unit_test(test_compare),
+        cmocka_unit_test(test_folder),
+    };
+
+    if (!HAVE_INTERPOSED) {
+        puts("1..1\nok 1 - no_memory # SKIP the sanitizer has a malloc of its own");
+        return 0;
+    }
+    setenv("WSYNC_LOG", "error", 1); /* the folder says each time which file it leaves out */
+    cmocka_set_message_output(CM_OUTPUT_TAP);
+    return cmocka_run_group_tests_name("no_memory", tests, NULL, NULL);
+}
