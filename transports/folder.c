@@ -73,6 +73,11 @@ static int add_file(struct ws_folder *f, const char *name, uint64_t size_bytes, 
     return 0;
 }
 
+int ws_folder_is_sidecar(const char *name)
+{
+    return name[0] != '.' && ws_name_is_safe(name) && ENDS_WITH_ANY(name, sidecar_suffixes);
+}
+
 /* Looks at one entry; adds it when it is a file of the bundle. */
 static int look_at(struct ws_folder *f, int dirfd, const char *name, bool *pickles, struct ws_error *err)
 {

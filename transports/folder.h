@@ -27,6 +27,9 @@ struct ws_folder {
 /* -ENOENT: no such folder, no weights in it, or a shard is missing; -EBADMSG: a file or the index is
  * wrong; -EINVAL: a name that cannot be published; -E2BIG: over a limit; or what the system says. */
 WS_MUST_USE int ws_folder_open(const char *path, struct ws_folder **out, struct ws_error *err);
+/* Is a file of this name one that a server needs beside the weights? Hidden files and names that cannot be
+ * published are not. */
+int ws_folder_is_sidecar(const char *name);
 void ws_folder_free(struct ws_folder *f); /* NULL is fine */
 
 #endif

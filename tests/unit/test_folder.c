@@ -171,6 +171,21 @@ static void test_which_files(void **state)
                  "tokenizer.model");
 }
 
+static void test_is_sidecar(void **state)
+{
+    static const char *const yes[] = {"config.json", "merges.txt", "tokenizer.model", "a.tiktoken",
+                                      "t.jinja"};
+    static const char *const no[] = {
+        "",         "model.safetensors", "pytorch_model.bin", ".hidden.json", ".json", "json",
+        "a\n.json", "a/b.json",          "a\xFF.json",        "x.JSON",       "x.txt~"};
+
+    (void)state;
+    for (size_t i = 0; i < LENGTH(yes); i++)
+        assert_true(ws_folder_is_sidecar(yes[i]));
+    for (size_t i = 0; i < LENGTH(no); i++)
+        assert_false(ws_folder_is_sidecar(no[i]));
+}
+
 static void test_links(void **state)
 {
     char path[512], target[512];
@@ -389,6 +404,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_one_file),
         TEST(test_which_files),
+        TEST(test_is_sidecar),
         TEST(test_links),
         TEST(test_no_weights),
         TEST(test_no_folder),

@@ -31,14 +31,16 @@ static long live;           /* blocks that are out, while counting */
 static int counting;
 
 #if HAVE_INTERPOSED
+/* The project is compiled with hidden symbols; libraries must find these. */
+#define EXPORTED __attribute__((visibility("default")))
 void *__libc_malloc(size_t n);
 void *__libc_calloc(size_t n, size_t size);
 void *__libc_realloc(void *p, size_t n);
 void __libc_free(void *p);
-void *malloc(size_t n);
-void *calloc(size_t n, size_t size);
-void *realloc(void *p, size_t n);
-void free(void *p);
+EXPORTED void *malloc(size_t n);
+EXPORTED void *calloc(size_t n, size_t size);
+EXPORTED void *realloc(void *p, size_t n);
+EXPORTED void free(void *p);
 
 static int refuse(void)
 {
