@@ -29,6 +29,10 @@ extern "C" {
 #define WSYNC_VERSION_MINOR 1
 #define WSYNC_MAX_DIMS 8
 
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+
 /* Safetensors' element types. */
 typedef enum wsync_dtype {
     WSYNC_BOOL, WSYNC_U8, WSYNC_I8, WSYNC_F8_E5M2, WSYNC_F8_E4M3, WSYNC_F8_E8M0, WSYNC_F4,
@@ -109,6 +113,10 @@ void wsync_close(wsync_publisher *pub);
 const char *wsync_error(void);
 /* "0.1.0" */
 const char *wsync_version(void);
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,368 @@
+#include "backends/trainer/agent_state.h"
+#include "transports/log.h"
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define DEFAULT_SLOTS 3
+
+uint64_t ws_agent_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
+}
+
+bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns)
+{
+    struct timespec t = {.tv_sec = (time_t)(deadline_ns / 1000000000ULL), .tv_nsec = (long)(deadline_ns % 1000000000ULL)};
+    if (atomic_load(&a->stop))
+        return false;
+    return pthread_cond_timedwait(&a->changed, &a->lock, &t) != ETIMEDOUT;
+}
+
+void ws_agent_announce(struct ws_agent *a)
+{
+    atomic_fetch_add(&a->seq, 1);
+    if (a->tcp)
+        ws_tcp_server_wake(a->tcp);
+    if (a->ipc)
+        ws_ipc_server_wake(a->ipc);
+}
+
+/* --- models --- */
+
+struct ws_agent_model *ws_agent_find(struct ws_agent *a, const char *name)
+{
+    for (struct ws_agent_model *m = a->models; m; m = m->next)
+        if (strcmp(m->name, name) == 0)
+            return m;
+    return NULL;
+}
+
+struct ws_agent_model *ws_agent_find_or_add(struct ws_agent *a, const char *name)
+{
+    struct ws_agent_model *m = ws_agent_find(a, name), **at = &a->models;
+    unsigned n = 0;
+    if (m)
+        return m;
+    for (const struct ws_agent_model *i = a->models; i; i = i->next)
+        n++;
+    m = n < WS_MAX_MODELS ? calloc(1, sizeof(*m)) : NULL;
+    if (!m || !(m->name = strdup(name))) {
+        free(m);
+        return NULL;
+    }
+    m->max_slots = a->options.max_slots;
+    while (*at && strcmp((*at)->name, name) < 0)
+        at = &(*at)->next;
+    m->next = *at;
+    *at = m;
+    return m;
+}
+
+void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m)
+{
+    struct ws_slot *s = m->writing;
+    if (!s || s->state == WS_SLOT_HASHING)
+        return; /* all ranks have committed: it will be published */
+    ws_slot_clear(s);
+    s->state = WS_SLOT_RETIRED;
+    m->writing = NULL;
+    m->abandoned++;
+    m->n_begun = m->n_committed = 0;
+    for (unsigned r = 0; r < m->world_size; r++) {
+        if (m->ranks && m->ranks[r] && m->ranks[r]->writing) {
+            m->ranks[r]->writing = false;
+            m->ranks[r]->lost = true;
+        }
+    }
+    ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64, m->name, m->writing_version);
+    pthread_cond_broadcast(&a->changed);
+}
+
+/* --- catalog --- */
+
+static uint64_t agent_seq(void *self)
+{
+    return atomic_load(&((struct ws_agent *)self)->seq);
+}
+
+static json_t *slot_json(const struct ws_slot *s)
+{
+    return json_pack("{s:I,s:s,s:s,s:I,s:I}", "version", (json_int_t)s->version, "run", s->run, "digest",
+                     s->manifest->digest, "bytes", (json_int_t)s->manifest->total_bytes, "created_ns",
+                     (json_int_t)s->manifest->created_ns);
+}
+
+static json_t *model_json(const struct ws_agent_model *m)
+{
+    const struct ws_slot *order[WS_MAX_SLOTS];
+    unsigned n = 0;
+    const char *digest = "";
+    json_t *versions = json_array();
+    for (unsigned i = 0; i < m->n_slots; i++) { /* oldest first */
+        unsigned at = n;
+        if (m->slots[i]->state != WS_SLOT_SERVED)
+            continue;
+        while (at > 0 && order[at - 1]->manifest->created_ns > m->slots[i]->manifest->created_ns)
+            at--;
+        memmove(&order[at + 1], &order[at], (n - at) * sizeof(order[0]));
+        order[at] = m->slots[i];
+        n++;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        json_array_append_new(versions, slot_json(order[i]));
+        if (order[i]->version == m->newest && strcmp(order[i]->run, m->run) == 0)
+            digest = order[i]->manifest->digest;
+    }
+    return json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest", (json_int_t)m->newest, "run", m->run, "digest",
+                     digest, "versions", versions);
+}
+
+static int agent_models(void *self, const char *model, json_t **out, struct ws_error *err)
+{
+    struct ws_agent *a = self;
+    json_t *models = json_array();
+    uint64_t seq = atomic_load(&a->seq); /* before looking: what changes meanwhile is asked for again */
+    pthread_mutex_lock(&a->lock);
+    bool found = !model;
+    for (const struct ws_agent_model *m = a->models; m; m = m->next) {
+        if (!m->any || (model && strcmp(model, m->name) != 0))
+            continue;
+        found = true;
+        json_array_append_new(models, model_json(m));
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (!found) {
+        json_decref(models);
+        return ws_error_set(err, ENOENT, "there is no model '%s' here", model);
+    }
+    *out = json_pack("{s:I,s:o}", "seq", (json_int_t)seq, "models", models);
+    return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for the list of models");
+}
+
+static int agent_hold(void *self, const char *model, uint64_t version, const char *run, const char *holder,
+                      void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
+{
+    struct ws_agent *a = self;
+    struct ws_slot_hold *h = NULL;
+    int rc = 0;
+    pthread_mutex_lock(&a->lock);
+    const struct ws_agent_model *m = ws_agent_find(a, model);
+    for (unsigned i = 0; m && i < m->n_slots && !h && rc == 0; i++) {
+        struct ws_slot *s = m->slots[i];
+        if (s->state != WS_SLOT_SERVED || s->version != version || strcmp(s->run, run ? run : m->run) != 0)
+            continue;
+        h = ws_slot_take(s, holder, revoked, arg);
+        if (!h)
+            rc = ws_error_set(err, ENOMEM, "no memory for a lease");
+    }
+    if (!m || !m->any)
+        rc = ws_error_set(err, ENOENT, "there is no model '%s' here", model);
+    else if (!h && rc == 0 && run && strcmp(run, m->run) == 0 && version > m->newest)
+        rc = ws_error_set(err, ENOENT, "%s/%" PRIu64 " was not published yet; the newest is %" PRIu64, model, version,
+                          m->newest);
+    else if (!h && rc == 0 && !run && version > m->newest)
+        rc = ws_error_set(err, ENOENT, "%s has no version %" PRIu64 "; the newest is %" PRIu64, model, version, m->newest);
+    else if (!h && rc == 0)
+        rc = ws_error_set(err, ESTALE, "%s/%" PRIu64 " is gone: its slot was wanted; the newest is %" PRIu64, model,
+                          version, m->newest);
+    pthread_mutex_unlock(&a->lock);
+    if (h)
+        *out = &h->base;
+    return rc;
+}
+
+static void agent_drop(void *self, struct ws_hold *hold)
+{
+    struct ws_agent *a = self;
+    pthread_mutex_lock(&a->lock);
+    ws_slot_drop((struct ws_slot_hold *)hold);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+}
+
+static const struct ws_catalog_ops catalog_ops = {
+    .seq = agent_seq,
+    .models = agent_models,
+    .hold = agent_hold,
+    .drop = agent_drop,
+    .route = ws_agent_route,
+};
+
+/* --- finishing versions: hash, seal, announce --- */
+
+static struct ws_agent_model *next_to_finish(struct ws_agent *a)
+{
+    for (struct ws_agent_model *m = a->models; m; m = m->next)
+        if (m->writing && m->writing->state == WS_SLOT_HASHING)
+            return m;
+    return NULL;
+}
+
+/* Nobody but us may have it open from now on; a rank's descriptors were closed at its commit. */
+static int prove_idle(struct ws_agent *a, struct ws_slot *s)
+{
+    for (int tries = 0; tries < 200; tries++) {
+        if (ws_slot_idle(s) == 0)
+            return 0;
+        (void)ws_agent_wait(a, ws_agent_now_ns() + 10000000ULL);
+        if (atomic_load(&a->stop))
+            break;
+    }
+    return -EBUSY;
+}
+
+static void publish(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    (void)a;
+    s->fresh = false;
+    s->state = WS_SLOT_SERVED;
+    snprintf(m->run, sizeof(m->run), "%s", s->run);
+    m->newest = s->version;
+    m->any = true;
+    m->published++;
+    ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s", m->name,
+           s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
+}
+
+static void finish(struct ws_agent *a, struct ws_agent_model *m)
+{
+    struct ws_slot *s = m->writing;
+    struct ws_error err = {0};
+    struct timespec now;
+    int rc = prove_idle(a, s);
+    clock_gettime(CLOCK_REALTIME, &now);
+    s->manifest->created_ns = (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
+    pthread_mutex_unlock(&a->lock);
+    if (rc == 0)
+        rc = ws_slot_seal(s, a->workers, &err);
+    else
+        ws_error_set(&err, EBUSY, "a process still has it open after its commit");
+    pthread_mutex_lock(&a->lock);
+    m->writing = NULL;
+    m->n_begun = m->n_committed = 0;
+    if (rc == 0) {
+        publish(a, m, s);
+    } else {
+        ws_log(WS_LOG_ERROR, "agent", "version refused model=%s version=%" PRIu64 ": %s", m->name, s->version, err.text);
+        ws_slot_clear(s);
+        s->state = WS_SLOT_RETIRED;
+        m->abandoned++;
+    }
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    ws_agent_announce(a);
+    pthread_mutex_lock(&a->lock);
+}
+
+static void *finisher(void *arg)
+{
+    struct ws_agent *a = arg;
+    pthread_mutex_lock(&a->lock);
+    while (!atomic_load(&a->stop)) {
+        struct ws_agent_model *m = next_to_finish(a);
+        if (m)
+            finish(a, m);
+        else
+            pthread_cond_wait(&a->changed, &a->lock);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return NULL;
+}
+
+/* --- start and stop --- */
+
+static void free_model(struct ws_agent_model *m)
+{
+    for (unsigned i = 0; i < m->n_slots; i++)
+        ws_slot_free(m->slots[i]);
+    for (struct ws_report *r = m->reports, *next; r; r = next) {
+        next = r->next;
+        free(r->who);
+        free(r);
+    }
+    ws_layout_free(m->layout);
+    free(m->ranks);
+    free(m->name);
+    free(m);
+}
+
+void ws_agent_free(struct ws_agent *a)
+{
+    if (!a)
+        return;
+    atomic_store(&a->stop, true);
+    pthread_mutex_lock(&a->lock);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    ws_ipc_server_free(a->ipc);
+    ws_tcp_server_free(a->tcp);
+    if (a->workers) {
+        pthread_join(a->finisher, NULL);
+        ws_workers_free(a->workers);
+    }
+    for (struct ws_agent_model *m = a->models, *next; m; m = next) {
+        next = m->next;
+        free_model(m);
+    }
+    pthread_cond_destroy(&a->changed);
+    pthread_mutex_destroy(&a->lock);
+    free(a);
+}
+
+int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, struct ws_error *err)
+{
+    struct ws_agent *a = calloc(1, sizeof(*a));
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    pthread_condattr_t attr;
+    if (!a)
+        return ws_error_set(err, ENOMEM, "no memory for an agent");
+    a->options = *options;
+    if (a->options.max_slots == 0)
+        a->options.max_slots = DEFAULT_SLOTS;
+    if (a->options.max_slots < 2 || a->options.max_slots > WS_MAX_SLOTS) {
+        free(a);
+        return ws_error_set(err, EINVAL, "a model has 2 to %d slots, not %u", WS_MAX_SLOTS, options->max_slots);
+    }
+    if (a->options.n_threads == 0)
+        a->options.n_threads = cores > 0 ? (unsigned)cores : 1;
+    pthread_mutex_init(&a->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&a->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    atomic_store(&a->seq, 1);
+    struct ws_catalog catalog = {&catalog_ops, a};
+    int rc = 0;
+    a->workers = ws_workers_new(a->options.n_threads, a->options.nice);
+    if (!a->workers || pthread_create(&a->finisher, NULL, finisher, a) != 0) {
+        ws_workers_free(a->workers);
+        a->workers = NULL;
+        rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
+    }
+    /* TCP first: publishers can come as soon as the socket is there, and announce to both. */
+    if (rc == 0 && options->tcp.listen)
+        rc = ws_tcp_server_new(&a->tcp, &catalog, &options->tcp, err);
+    if (rc == 0 && options->socket)
+        rc = ws_ipc_server_new(&a->ipc, options->socket, options->socket_gid, &catalog, &ws_agent_local, a, err);
+    if (rc < 0) {
+        ws_agent_free(a);
+        return rc;
+    }
+    *out = a;
+    return 0;
+}
+
+unsigned ws_agent_port(const struct ws_agent *a)
+{
+    return a->tcp ? ws_tcp_server_port(a->tcp) : 0;
+}

@@ -1,0 +1,458 @@
+/* The publishers' routes, by the unix socket only. A rank's calls, in order:
+ *   POST /v1/local/register {model, run?, new_run, rank, world_size, shard_bytes, max_slots, params, base, sidecars}
+ *        waits for all ranks -> {run, epoch, files: [{name, bytes, header_bytes}], places: [[file, begin, writes]..],
+ *        base: [..], sidecars: [file..], newest}
+ *   POST /v1/local/begin {version} -> {fresh}, descriptors: one writable a file (size 0: none)
+ *   POST /v1/local/commit {hashes: [[file, block, "hex"]..]}
+ *   POST /v1/local/abandon {}
+ *   POST /v1/local/wait {version, what: "published"|"loaded", timeout_ms} */
+#include "backends/trainer/agent_state.h"
+#include "transports/log.h"
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#define DEFAULT_WAIT_MS 60000
+
+static uint64_t number(const json_t *body, const char *key, uint64_t fallback)
+{
+    const json_t *v = json_object_get(body, key);
+    return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v) : fallback;
+}
+
+static uint64_t deadline_of(const json_t *body)
+{
+    return ws_agent_now_ns() + number(body, "timeout_ms", DEFAULT_WAIT_MS) * 1000000ULL;
+}
+
+static bool run_is_good(const char *run)
+{
+    size_t n = strspn(run, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
+    return n > 0 && n <= WS_RUN_CHARS && run[n] == 0;
+}
+
+static void random_run(char out[WS_RUN_CHARS + 1])
+{
+    unsigned char bytes[8];
+    if (getrandom(bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes)) {
+        uint64_t now = ws_agent_now_ns() ^ ((uint64_t)getpid() << 40);
+        memcpy(bytes, &now, sizeof(bytes));
+    }
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+}
+
+/* --- register --- */
+
+static void forget_registration(struct ws_agent *a, struct ws_session *c)
+{
+    struct ws_agent_model *m = c->model;
+    if (!m)
+        return;
+    if (c->writing)
+        ws_agent_abandon(a, m);
+    if (m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
+        m->ranks[c->rank] = NULL;
+        m->n_registered--;
+    }
+    c->model = NULL;
+    ws_registration_free(c->registration);
+    c->registration = NULL;
+    pthread_cond_broadcast(&a->changed);
+}
+
+static int make_layout(struct ws_agent_model *m, struct ws_error *err)
+{
+    struct ws_registration **regs = calloc(m->world_size, sizeof(struct ws_registration *));
+    if (!regs)
+        return ws_error_set(err, ENOMEM, "no memory for %u ranks", m->world_size);
+    for (unsigned r = 0; r < m->world_size; r++)
+        regs[r] = m->ranks[r]->registration;
+    ws_layout_free(m->layout);
+    m->layout = NULL;
+    int rc = ws_layout_make(regs, m->world_size, m->shard_bytes, &m->layout, err);
+    free(regs);
+    m->epoch++;
+    return rc;
+}
+
+/* The lineage that a group of ranks writes: the first of them settles it. */
+static int set_run(struct ws_agent_model *m, const json_t *body, struct ws_error *err)
+{
+    const char *run = json_string_value(json_object_get(body, "run"));
+    bool new_run = json_is_true(json_object_get(body, "new_run"));
+    if (run && !run_is_good(run))
+        return ws_error_set(err, EINVAL, "'%.80s' is no run id: 1 to %d of letters, digits, '.', '_', '-'", run,
+                            WS_RUN_CHARS);
+    if (run && m->any && strcmp(run, m->run) != 0 && !new_run)
+        return ws_error_set(err, EEXIST, "%s has the lineage %s; to supersede it by %s say so (--new-run)", m->name,
+                            m->run, run);
+    if (run && m->any && strcmp(run, m->run) == 0 && new_run)
+        return ws_error_set(err, EEXIST, "%s has the lineage %s already; a new one needs another id", m->name, run);
+    if (m->n_registered > 0 && run && strcmp(run, m->group_run) != 0)
+        return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name, m->group_run, run);
+    if (m->n_registered > 0)
+        return 0;
+    if (run)
+        snprintf(m->group_run, sizeof(m->group_run), "%s", run);
+    else if (m->any && !new_run)
+        memcpy(m->group_run, m->run, sizeof(m->group_run));
+    else
+        random_run(m->group_run);
+    return 0;
+}
+
+/* A group of another size, or one whose rank is taken, starts anew. */
+static int join_group(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c, unsigned world_size,
+                      const json_t *body, struct ws_error *err)
+{
+    if (m->world_size != world_size || (m->ranks && m->ranks[c->rank])) {
+        struct ws_session **ranks = calloc(world_size, sizeof(struct ws_session *));
+        if (!ranks)
+            return ws_error_set(err, ENOMEM, "no memory for %u ranks", world_size);
+        ws_agent_abandon(a, m);
+        free(m->ranks); /* sessions of the old group find that they are not in it */
+        m->ranks = ranks;
+        m->world_size = world_size;
+        m->n_registered = 0;
+        ws_layout_free(m->layout);
+        m->layout = NULL;
+    }
+    int rc = set_run(m, body, err);
+    if (rc < 0)
+        return rc;
+    m->ranks[c->rank] = c;
+    m->n_registered++;
+    c->model = m;
+    return 0;
+}
+
+static json_t *places_json(const struct ws_entry *e, size_t n)
+{
+    json_t *all = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(all, json_pack("[I,I,b]", (json_int_t)e[i].file_index, (json_int_t)e[i].tensor.begin,
+                                             (int)e[i].writes));
+    return all;
+}
+
+static json_t *layout_json(const struct ws_agent_model *m, const struct ws_session *c)
+{
+    const struct ws_layout *l = m->layout;
+    const struct ws_registration *r = c->registration;
+    json_t *files = json_array(), *sidecars = json_array();
+    for (size_t i = 0; i < l->n_files; i++)
+        json_array_append_new(files, json_pack("{s:s,s:I,s:I}", "name", l->files[i].name, "bytes",
+                                               (json_int_t)l->files[i].size_bytes, "header_bytes",
+                                               (json_int_t)l->files[i].header_bytes));
+    for (size_t i = 0; i < r->n_sidecars; i++)
+        for (size_t k = 0; k < l->n_files; k++)
+            if (strcmp(l->files[k].name, r->sidecars[i].name) == 0)
+                json_array_append_new(sidecars, json_integer((json_int_t)k));
+    return json_pack("{s:s,s:I,s:o,s:o,s:o,s:o}", "run", m->group_run, "epoch", (json_int_t)m->epoch, "files", files, "places",
+                     places_json(r->entries, r->n_entries), "base", places_json(r->base, r->n_base), "sidecars",
+                     sidecars);
+}
+
+static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply,
+                       struct ws_error *err)
+{
+    const char *name = json_string_value(json_object_get(body, "model"));
+    uint64_t world = number(body, "world_size", 1), rank = number(body, "rank", 0), deadline = deadline_of(body);
+    struct ws_registration *r = NULL;
+    if (!name || !ws_name_is_safe(name) || name[0] == '.' || strchr(name, '@') || strchr(name, '%'))
+        return ws_error_set(err, EINVAL, "'%.100s' is no name of a model: one path component without '@' and '%%', not "
+                                         "beginning with a dot", name ? name : "");
+    if (world == 0 || world > WS_MAX_RANKS || rank >= world)
+        return ws_error_set(err, EINVAL, "rank %" PRIu64 " of %" PRIu64 " makes no sense; at most %d ranks", rank, world,
+                            WS_MAX_RANKS);
+    int rc = ws_registration_of(body, (unsigned)rank, &r, err);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&a->lock);
+    forget_registration(a, c);
+    struct ws_agent_model *m = ws_agent_find_or_add(a, name);
+    c->rank = (unsigned)rank;
+    c->registration = r;
+    c->lost = false;
+    if (!m)
+        rc = ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", name, WS_MAX_MODELS);
+    if (rc == 0)
+        rc = join_group(a, m, c, (unsigned)world, body, err);
+    if (rc == 0) {
+        unsigned slots = (unsigned)number(body, "max_slots", 0);
+        m->shard_bytes = number(body, "shard_bytes", 0);
+        m->max_slots = slots >= 2 && slots <= a->options.max_slots ? slots : a->options.max_slots;
+        if (m->n_registered == m->world_size) {
+            rc = make_layout(m, err);
+            if (rc < 0) { /* the others are told the same */
+                m->prepare_error = -rc;
+                snprintf(m->prepare_text, sizeof(m->prepare_text), "%s", err ? err->text : "");
+            } else {
+                m->prepare_error = 0;
+            }
+        }
+        pthread_cond_broadcast(&a->changed);
+    }
+    uint64_t epoch = rc == 0 ? m->epoch : 0;
+    while (rc == 0 && !m->layout) {
+        if (m->ranks[c->rank] != c)
+            rc = ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank, name);
+        else if (m->n_registered == m->world_size && m->epoch != epoch && m->prepare_error)
+            rc = ws_error_set(err, m->prepare_error, "%s", m->prepare_text);
+        else if (!ws_agent_wait(a, deadline))
+            rc = ws_error_set(err, ETIMEDOUT, "waited for the ranks of %s: %u of %u are here", name, m->n_registered,
+                              m->world_size);
+    }
+    if (rc == 0)
+        *reply = layout_json(m, c);
+    else
+        forget_registration(a, c);
+    pthread_mutex_unlock(&a->lock);
+    return rc;
+}
+
+/* --- begin --- */
+
+static int check_version(const struct ws_agent_model *m, uint64_t version, const char *run, struct ws_error *err)
+{
+    if (m->any && strcmp(run, m->run) == 0 && version <= m->newest)
+        return ws_error_set(err, EEXIST,
+                            "version %" PRIu64 " of %s is not higher than the newest, %" PRIu64
+                            " (run %s); a trainer that resumes from an older step opens a new lineage (--new-run)",
+                            version, m->name, m->newest, m->run);
+    return 0;
+}
+
+/* The first rank's thread takes and prepares the slot; the others wait for it. Under lock. */
+static int prepare(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run, uint64_t deadline,
+                   struct ws_error *err)
+{
+    struct ws_slot *s = NULL;
+    m->preparing = true;
+    int rc = ws_agent_take_slot(a, m, &s, deadline, err);
+    if (rc == 0) {
+        a->slot_bytes -= s->total_bytes;
+        pthread_mutex_unlock(&a->lock);
+        rc = ws_slot_prepare(s, m->layout, a->options.n_threads, err);
+        if (rc == 0)
+            rc = ws_slot_begin(s, m->layout, m->name, version, run, err);
+        pthread_mutex_lock(&a->lock);
+        a->slot_bytes += s->total_bytes;
+        if (rc < 0) {
+            ws_slot_clear(s);
+            s->state = WS_SLOT_FREE;
+        }
+    }
+    m->preparing = false;
+    m->prepare_error = -rc;
+    if (rc < 0) {
+        snprintf(m->prepare_text, sizeof(m->prepare_text), "%s", err ? err->text : "");
+    } else {
+        m->writing = s;
+        m->writing_version = version;
+        m->n_begun = m->n_committed = 0;
+    }
+    pthread_cond_broadcast(&a->changed);
+    return rc;
+}
+
+static int check_session(struct ws_session *c, struct ws_error *err)
+{
+    if (!c->model)
+        return ws_error_set(err, EINVAL, "this rank is not registered");
+    if (!c->model->ranks || c->rank >= c->model->world_size || c->model->ranks[c->rank] != c || !c->model->layout)
+        return ws_error_set(err, ESTALE, "the group of ranks of %s has changed: register again", c->model->name);
+    if (c->lost) {
+        c->lost = false;
+        return ws_error_set(err, ECANCELED, "the version was abandoned: another rank died or gave it up");
+    }
+    return 0;
+}
+
+static int open_all(const struct ws_slot *s, int *fds, size_t max, size_t *n, struct ws_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < s->n_files; i++) {
+        if (!s->regions[i])
+            continue;
+        if (*n == max)
+            return ws_error_set(err, E2BIG, "a version of over %zu files cannot be published; use larger shards", max);
+        rc = ws_region_open(s->regions[i], true, &fds[*n], err);
+        *n += rc == 0;
+    }
+    return rc;
+}
+
+static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply, int *fds, size_t max,
+                    size_t *n_fds, struct ws_error *err)
+{
+    uint64_t version = number(body, "version", 0), deadline = deadline_of(body);
+    const char *run = json_string_value(json_object_get(body, "run"));
+    if (!run || !run_is_good(run))
+        return ws_error_set(err, EINVAL, "begin needs the run of the registration");
+    pthread_mutex_lock(&a->lock);
+    c->lost = false;
+    int rc = check_session(c, err);
+    struct ws_agent_model *m = c->model;
+    if (rc == 0 && c->writing)
+        rc = ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
+                          m->writing_version);
+    /* The version before may still be hashed, or another rank prepares this one. */
+    while (rc == 0 && (m->preparing || (m->writing && m->writing->state == WS_SLOT_HASHING))) {
+        if (!ws_agent_wait(a, deadline))
+            rc = ws_error_set(err, ETIMEDOUT, "waited for the version before %" PRIu64 " of %s", version, m->name);
+        else if (rc == 0)
+            rc = check_session(c, err);
+    }
+    if (rc == 0)
+        rc = check_version(m, version, run, err);
+    if (rc == 0 && m->writing && m->writing_version != version)
+        rc = ws_error_set(err, EPROTO, "rank %u begins version %" PRIu64 " of %s while others write %" PRIu64, c->rank,
+                          version, m->name, m->writing_version);
+    if (rc == 0 && !m->writing)
+        rc = prepare(a, m, version, run, deadline, err);
+    if (rc == 0)
+        rc = open_all(m->writing, fds, max, n_fds, err);
+    if (rc == 0) {
+        c->writing = true;
+        m->n_begun++;
+        *reply = json_pack("{s:b}", "fresh", (int)m->writing->fresh);
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (rc < 0) {
+        while (*n_fds > 0)
+            close(fds[--*n_fds]);
+    }
+    return rc;
+}
+
+/* --- commit, abandon, wait --- */
+
+static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *body, struct ws_error *err)
+{
+    const json_t *hashes = json_object_get(body, "hashes"), *h;
+    size_t i;
+    pthread_mutex_lock(&a->lock);
+    int rc = check_session(c, err);
+    struct ws_agent_model *m = c->model;
+    if (rc == 0 && !c->writing)
+        rc = ws_error_set(err, EINVAL, "nothing is begun");
+    json_array_foreach(hashes, i, h)
+    {
+        const char *hex = json_string_value(json_array_get(h, 2));
+        if (rc < 0)
+            break;
+        if (!hex || ws_slot_note_hash(m->writing, (uint64_t)json_integer_value(json_array_get(h, 0)),
+                                      (uint64_t)json_integer_value(json_array_get(h, 1)), strtoull(hex, NULL, 16)))
+            rc = ws_error_set(err, EINVAL, "a block's hash in commit is malformed");
+    }
+    if (rc == 0) {
+        c->writing = false;
+        if (++m->n_committed == m->world_size) {
+            m->writing->state = WS_SLOT_HASHING;
+            pthread_cond_broadcast(&a->changed);
+        }
+    }
+    pthread_mutex_unlock(&a->lock);
+    return rc;
+}
+
+static void do_abandon(struct ws_agent *a, struct ws_session *c)
+{
+    pthread_mutex_lock(&a->lock);
+    if (c->model && c->writing)
+        ws_agent_abandon(a, c->model);
+    c->lost = false;
+    pthread_mutex_unlock(&a->lock);
+}
+
+static bool is_loaded(const struct ws_agent_model *m, uint64_t version)
+{
+    for (const struct ws_report *r = m->reports; r; r = r->next)
+        if (r->ok && strcmp(r->run, m->run) == 0 && r->version >= version)
+            return true;
+    return false;
+}
+
+static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body, struct ws_error *err)
+{
+    uint64_t version = number(body, "version", 0), ms = number(body, "timeout_ms", UINT64_MAX);
+    const char *what = json_string_value(json_object_get(body, "what"));
+    bool loaded = what && strcmp(what, "loaded") == 0;
+    /* no limit is a year: the clock's arithmetic stays in range */
+    uint64_t deadline = ws_agent_now_ns() + (ms > 31536000000ULL ? 31536000000ULL : ms) * 1000000ULL;
+    pthread_mutex_lock(&a->lock);
+    struct ws_agent_model *m = c->model;
+    int rc = m ? 0 : ws_error_set(err, EINVAL, "this rank is not registered");
+    uint64_t abandoned = m ? m->abandoned : 0;
+    bool pending = m && m->writing && m->writing_version == version;
+    const char *run = json_string_value(json_object_get(body, "run"));
+    while (rc == 0 && !(m->any && (!run || strcmp(run, m->run) == 0) && m->newest >= version && (!loaded || is_loaded(m, version)))) {
+        if (pending && m->abandoned != abandoned)
+            rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned", version, m->name);
+        else if (!pending && !loaded && !m->writing)
+            rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun", version, m->name);
+        else if (!ws_agent_wait(a, deadline))
+            rc = atomic_load(&a->stop)
+                     ? ws_error_set(err, ECONNRESET, "the agent is stopping")
+                     : ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not %s in time", version, m->name,
+                                    loaded ? "loaded by a mount's engines" : "published");
+    }
+    pthread_mutex_unlock(&a->lock);
+    return rc;
+}
+
+/* --- dispatch --- */
+
+static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, const char *path, const json_t *body,
+                      const int *fds_in, size_t n_fds_in, json_t **reply, int *fds, size_t max, size_t *n_fds,
+                      struct ws_error *err)
+{
+    struct ws_agent *a = self;
+    struct ws_session *c = peer->state;
+    (void)fds_in;
+    (void)n_fds_in;
+    if (strcmp(method, "POST") != 0)
+        return ws_error_set(err, EOPNOTSUPP, "%s takes POST", path);
+    if (!c) {
+        c = peer->state = calloc(1, sizeof(*c));
+        if (!c)
+            return ws_error_set(err, ENOMEM, "no memory for a publisher");
+        c->pid = peer->pid;
+    }
+    const char *verb = path + strlen("/v1/local/");
+    if (strcmp(verb, "register") == 0)
+        return do_register(a, c, body, reply, err);
+    if (strcmp(verb, "begin") == 0)
+        return do_begin(a, c, body, reply, fds, max, n_fds, err);
+    if (strcmp(verb, "commit") == 0)
+        return do_commit(a, c, body, err);
+    if (strcmp(verb, "wait") == 0)
+        return do_wait(a, c, body, err);
+    if (strcmp(verb, "abandon") == 0) {
+        do_abandon(a, c);
+        return 0;
+    }
+    return ws_error_set(err, ENOENT, "there is no %s", path);
+}
+
+static void local_gone(void *self, struct ws_ipc_peer *peer)
+{
+    struct ws_agent *a = self;
+    struct ws_session *c = peer->state;
+    if (!c)
+        return;
+    pthread_mutex_lock(&a->lock);
+    forget_registration(a, c);
+    pthread_mutex_unlock(&a->lock);
+    free(c);
+    peer->state = NULL;
+}
+
+const struct ws_ipc_handler ws_agent_local = {.call = local_call, .gone = local_gone};

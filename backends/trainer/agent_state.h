@@ -1,0 +1,94 @@
+/* What the agent's parts share: models, their slots, and the ranks that are attached. Private to
+ * backends/trainer/agent*.c. One lock guards it all; it is never held while bytes move, memory is faulted in
+ * or a socket is written. */
+#ifndef WS_TRAINER_AGENT_STATE_H
+#define WS_TRAINER_AGENT_STATE_H
+#include "backends/trainer/agent.h"
+#include "backends/trainer/slot.h"
+#include "transports/ipc.h"
+#include "transports/tcp.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct ws_agent_model;
+
+/* A rank's connection. */
+struct ws_session {
+    struct ws_agent_model *model;
+    struct ws_registration *registration;
+    unsigned rank;
+    pid_t pid;
+    bool writing; /* has begun model->writing and not committed */
+    bool lost;    /* its version was abandoned by another rank; told at the next call */
+};
+
+/* What a mount said of a version. */
+struct ws_report {
+    struct ws_report *next;
+    char *who; /* host and mountpoint */
+    uint64_t version;
+    char run[WS_RUN_CHARS + 1];
+    bool ok;
+    uint64_t engines;
+};
+
+struct ws_agent_model {
+    struct ws_agent_model *next; /* by name */
+    char *name;
+    char run[WS_RUN_CHARS + 1]; /* live lineage; empty before the first */
+    uint64_t newest;            /* published in it; 0: none */
+    bool any;                   /* something was published in it */
+    struct ws_slot *slots[WS_MAX_SLOTS];
+    unsigned n_slots, max_slots;
+    /* the group of ranks */
+    char group_run[WS_RUN_CHARS + 1];
+    unsigned world_size, n_registered;
+    struct ws_session **ranks;
+    struct ws_layout *layout; /* NULL until all ranks are there */
+    uint64_t shard_bytes;
+    uint64_t epoch; /* of the layout */
+    bool preparing; /* one rank's thread prepares the slot, the others wait */
+    int prepare_error;
+    char prepare_text[WS_ERROR_TEXT];
+    /* the version on its way */
+    struct ws_slot *writing;
+    uint64_t writing_version;
+    unsigned n_begun, n_committed;
+    struct ws_report *reports;
+    uint64_t published, abandoned; /* counters */
+};
+
+struct ws_agent {
+    struct ws_agent_options options;
+    struct ws_tcp_server *tcp;
+    struct ws_ipc_server *ipc;
+    struct ws_workers *workers;
+    pthread_t finisher;
+    atomic_bool stop;
+    _Atomic uint64_t seq;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* anything below changed */
+    /* guarded by lock */
+    struct ws_agent_model *models;
+    uint64_t slot_bytes;
+};
+
+/* agent.c */
+struct ws_agent_model *ws_agent_find(struct ws_agent *a, const char *model);          /* under lock */
+struct ws_agent_model *ws_agent_find_or_add(struct ws_agent *a, const char *model);   /* under lock */
+void ws_agent_announce(struct ws_agent *a); /* seq grows, long polls end; not under lock */
+/* Gives up the version on its way (under lock). */
+void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m);
+/* Waits for `changed` until the deadline (CLOCK_MONOTONIC, ns); false when it has passed. Under lock. */
+bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns);
+uint64_t ws_agent_now_ns(void);
+/* agent_local.c: the publishers' routes */
+extern const struct ws_ipc_handler ws_agent_local;
+/* agent_slots.c: a slot for the next version; under lock, gives it up meanwhile. */
+WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot **out,
+                                   uint64_t deadline_ns, struct ws_error *err);
+/* agent_views.c: routes that only show, and reports */
+int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
+                   json_t **reply, char **text, struct ws_error *err);
+
+#endif

@@ -1,0 +1,214 @@
+/* What the agent shows beside versions: AstraFlow's two read endpoints, status, metrics; and what mounts
+ * report. */
+#include "backends/trainer/agent_state.h"
+#include "transports/log.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_REPORTS 4096 /* a model's mounts */
+
+/* The model that `model=` in the query names, else the first one. Under lock. */
+static struct ws_agent_model *asked_model(struct ws_agent *a, const char *query)
+{
+    if (query && strncmp(query, "model=", 6) == 0)
+        return ws_agent_find(a, query + 6);
+    return a->models;
+}
+
+static const struct ws_slot *newest_slot(const struct ws_agent_model *m)
+{
+    for (unsigned i = 0; m && i < m->n_slots; i++)
+        if (m->slots[i]->state == WS_SLOT_SERVED && m->slots[i]->version == m->newest &&
+            strcmp(m->slots[i]->run, m->run) == 0)
+            return m->slots[i];
+    return NULL;
+}
+
+static int get_version(struct ws_agent *a, const char *query, json_t **reply)
+{
+    pthread_mutex_lock(&a->lock);
+    const struct ws_agent_model *m = asked_model(a, query);
+    *reply = json_pack("{s:I}", "version", m && m->any ? (json_int_t)m->newest : (json_int_t)0);
+    pthread_mutex_unlock(&a->lock);
+    return 0;
+}
+
+static const char *torch_name(enum ws_dtype dtype)
+{
+    static const char *const names[WS_DTYPE_COUNT] = {
+        [WS_BOOL] = "torch.bool",   [WS_U8] = "torch.uint8",           [WS_I8] = "torch.int8",
+        [WS_I16] = "torch.int16",   [WS_F16] = "torch.float16",        [WS_BF16] = "torch.bfloat16",
+        [WS_I32] = "torch.int32",   [WS_F32] = "torch.float32",        [WS_F64] = "torch.float64",
+        [WS_I64] = "torch.int64",   [WS_F8_E5M2] = "torch.float8_e5m2", [WS_F8_E4M3] = "torch.float8_e4m3fn",
+        [WS_C64] = "torch.complex64", [WS_U16] = "torch.uint16",       [WS_U32] = "torch.uint32",
+        [WS_U64] = "torch.uint64",
+    };
+    return names[dtype] ? names[dtype] : ws_dtype_name(dtype);
+}
+
+static int get_buffer_info(struct ws_agent *a, const char *query, json_t **reply, struct ws_error *err)
+{
+    json_t *meta = json_array();
+    uint64_t total = 0;
+    int rc = 0;
+    pthread_mutex_lock(&a->lock);
+    const struct ws_slot *s = newest_slot(asked_model(a, query));
+    if (!s)
+        rc = ws_error_set(err, EAGAIN, "no version was published yet");
+    for (size_t i = 0; rc == 0 && i < s->manifest->n_files; i++) {
+        const struct ws_bundle_file *f = &s->manifest->files[i];
+        struct ws_safetensors *st;
+        if (!f->header_bytes)
+            continue;
+        rc = ws_safetensors_parse(ws_region_data(s->regions[i]), f->header_bytes, f->size_bytes, &st, err);
+        for (size_t k = 0; rc == 0 && k < st->n_tensors; k++) {
+            json_t *shape = json_array();
+            for (unsigned d = 0; d < st->tensors[k].n_dims; d++)
+                json_array_append_new(shape, json_integer((json_int_t)st->tensors[k].shape[d]));
+            json_array_append_new(meta, json_pack("[s,[o,s]]", st->tensors[k].name, shape,
+                                                  torch_name(st->tensors[k].dtype)));
+            total += st->tensors[k].end - st->tensors[k].begin;
+        }
+        if (rc == 0)
+            ws_safetensors_free(st);
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (rc < 0) {
+        json_decref(meta);
+        return rc;
+    }
+    *reply = json_pack("{s:I,s:o}", "single_buffer_length", (json_int_t)total, "tensors_meta", meta);
+    return 0;
+}
+
+static json_t *slot_status(const struct ws_slot *s)
+{
+    char holders[512];
+    ws_slot_holders(s, holders, sizeof(holders));
+    return json_pack("{s:s,s:I,s:s,s:I,s:I,s:s}", "state", ws_slot_state_name(s->state), "version",
+                     (json_int_t)s->version, "run", s->run, "bytes", (json_int_t)s->total_bytes, "leases",
+                     (json_int_t)s->n_holds, "holders", s->state == WS_SLOT_WRITING ? "" : holders);
+}
+
+static int get_status(struct ws_agent *a, json_t **reply)
+{
+    json_t *models = json_array();
+    pthread_mutex_lock(&a->lock);
+    for (const struct ws_agent_model *m = a->models; m; m = m->next) {
+        json_t *slots = json_array(), *reports = json_array();
+        for (unsigned i = 0; i < m->n_slots; i++)
+            json_array_append_new(slots, slot_status(m->slots[i]));
+        for (const struct ws_report *r = m->reports; r; r = r->next)
+            json_array_append_new(reports, json_pack("{s:s,s:I,s:s,s:b,s:I}", "mount", r->who, "version",
+                                                     (json_int_t)r->version, "run", r->run, "ok", (int)r->ok,
+                                                     "engines", (json_int_t)r->engines));
+        json_array_append_new(models,
+                              json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o,s:o}", "name", m->name, "newest",
+                                        (json_int_t)m->newest, "run", m->run, "ranks", (json_int_t)m->n_registered,
+                                        "published", (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned,
+                                        "slots", slots, "mounts", reports));
+    }
+    *reply = json_pack("{s:I,s:o}", "slot_bytes", (json_int_t)a->slot_bytes, "models", models);
+    pthread_mutex_unlock(&a->lock);
+    return 0;
+}
+
+static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
+{
+    size_t n = 0;
+    struct ws_tcp_server_stats tcp = {0};
+    FILE *f = open_memstream(text, &n);
+    if (!f)
+        return ws_error_set(err, ENOMEM, "no memory for the metrics");
+    if (a->tcp)
+        ws_tcp_server_stats(a->tcp, &tcp);
+    fprintf(f,
+            "# TYPE wsync_agent_sent_bytes_total counter\nwsync_agent_sent_bytes_total %" PRIu64 "\n"
+            "# TYPE wsync_agent_requests_total counter\nwsync_agent_requests_total %" PRIu64 "\n"
+            "# TYPE wsync_agent_connections gauge\nwsync_agent_connections %u\n",
+            tcp.bytes_sent, tcp.requests, tcp.connections);
+    pthread_mutex_lock(&a->lock);
+    fprintf(f, "# TYPE wsync_agent_slot_bytes gauge\nwsync_agent_slot_bytes %" PRIu64 "\n", a->slot_bytes);
+    static const char *const names[] = {"published", "abandoned"};
+    for (size_t k = 0; k < 2; k++) {
+        fprintf(f, "# TYPE wsync_agent_versions_%s_total counter\n", names[k]);
+        for (const struct ws_agent_model *m = a->models; m; m = m->next)
+            fprintf(f, "wsync_agent_versions_%s_total{model=\"%s\"} %" PRIu64 "\n", names[k], m->name,
+                    k == 0 ? m->published : m->abandoned);
+    }
+    fprintf(f, "# TYPE wsync_agent_newest_version gauge\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        fprintf(f, "wsync_agent_newest_version{model=\"%s\"} %" PRIu64 "\n", m->name, m->newest);
+    fprintf(f, "# TYPE wsync_agent_leases gauge\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        for (unsigned i = 0; i < m->n_slots; i++)
+            fprintf(f, "wsync_agent_leases{model=\"%s\",slot=\"%u\",state=\"%s\"} %u\n", m->name, i,
+                    ws_slot_state_name(m->slots[i]->state), m->slots[i]->n_holds);
+    pthread_mutex_unlock(&a->lock);
+    return fclose(f) == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the metrics");
+}
+
+/* POST /v1/{model}/{version}/loaded[?run=R] {"host","mount","engines","ok"} */
+static int take_report(struct ws_agent *a, const char *model, uint64_t version, const char *query, const json_t *body,
+                       struct ws_error *err)
+{
+    const char *host = json_string_value(json_object_get(body, "host"));
+    const char *mount = json_string_value(json_object_get(body, "mount"));
+    char who[512];
+    unsigned n = 0;
+    snprintf(who, sizeof(who), "%.200s:%.300s", host ? host : "?", mount ? mount : "?");
+    pthread_mutex_lock(&a->lock);
+    struct ws_agent_model *m = ws_agent_find(a, model);
+    struct ws_report *r = m ? m->reports : NULL;
+    for (; r && strcmp(r->who, who) != 0; r = r->next)
+        n++;
+    int rc = m ? 0 : ws_error_set(err, ENOENT, "there is no model '%s' here", model);
+    if (m && !r && n < MAX_REPORTS) {
+        r = calloc(1, sizeof(*r));
+        if (r && !(r->who = strdup(who))) {
+            free(r);
+            r = NULL;
+        }
+        if (r) {
+            r->next = m->reports;
+            m->reports = r;
+        }
+    }
+    if (rc == 0 && !r)
+        rc = ws_error_set(err, EAGAIN, "more than %d mounts report for %s", MAX_REPORTS, model);
+    if (rc == 0) {
+        r->version = version;
+        r->ok = json_is_true(json_object_get(body, "ok"));
+        r->engines = (uint64_t)json_integer_value(json_object_get(body, "engines"));
+        snprintf(r->run, sizeof(r->run), "%s", query && strncmp(query, "run=", 4) == 0 ? query + 4 : m->run);
+        ws_log(WS_LOG_INFO, "agent", "loaded model=%s version=%" PRIu64 " mount=%s ok=%d", model, version, who, r->ok);
+        pthread_cond_broadcast(&a->changed);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return rc;
+}
+
+int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
+                   json_t **reply, char **text, struct ws_error *err)
+{
+    struct ws_agent *a = self;
+    char model[WS_MAX_NAME + 1];
+    unsigned long long version;
+    int end = 0;
+    if (strcmp(method, "GET") == 0) {
+        if (strcmp(path, "/get_version") == 0)
+            return get_version(a, query, reply);
+        if (strcmp(path, "/get_buffer_info") == 0)
+            return get_buffer_info(a, query, reply, err);
+        if (strcmp(path, "/v1/status") == 0)
+            return get_status(a, reply);
+        if (strcmp(path, "/metrics") == 0)
+            return get_metrics(a, text, err);
+    } else if (sscanf(path, "/v1/%255[^/]/%llu/loaded%n", model, &version, &end) == 2 && end && !path[end]) {
+        return take_report(a, model, version, query, body, err);
+    }
+    return ws_error_set(err, ENOENT, "there is no %s %.200s here; /v1/models lists what there is", method, path);
+}

@@ -1,0 +1,207 @@
+#include "backends/trainer/base.h"
+#include "transports/copy.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define INDEX_SUFFIX ".index.json"
+
+struct sidecar {
+    char *name;
+    void *data;
+    uint64_t bytes;
+};
+
+struct tensor_ref {
+    size_t file;
+    const struct ws_tensor *tensor;
+};
+
+struct ws_base {
+    struct ws_folder *folder; /* NULL: no checkpoint */
+    void **maps;              /* one a file of the folder */
+    struct tensor_ref *tensors;
+    size_t n_tensors;
+    struct sidecar *sidecars;
+    size_t n_sidecars;
+};
+
+static int map_file(const char *path, uint64_t bytes, void **out, struct ws_error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    *out = fd < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    int code = errno;
+    if (fd >= 0)
+        close(fd);
+    if (*out == MAP_FAILED) {
+        *out = NULL;
+        return ws_error_set(err, code, "cannot map %s: %s", path, strerror(code));
+    }
+    return 0;
+}
+
+static int open_checkpoint(struct ws_base *b, const char *path, struct ws_error *err)
+{
+    size_t n = 0;
+    int rc = ws_folder_open(path, &b->folder, err);
+    if (rc < 0)
+        return ws_error_prefix(err, "base checkpoint");
+    for (size_t i = 0; i < b->folder->n_files; i++)
+        n += b->folder->files[i].st ? b->folder->files[i].st->n_tensors : 0;
+    b->maps = calloc(b->folder->n_files + 1, sizeof(*b->maps));
+    b->tensors = calloc(n + 1, sizeof(*b->tensors));
+    if (!b->maps || !b->tensors)
+        return ws_error_set(err, ENOMEM, "no memory for a base checkpoint");
+    for (size_t i = 0; rc == 0 && i < b->folder->n_files; i++) {
+        const struct ws_folder_file *f = &b->folder->files[i];
+        if (!f->st)
+            continue;
+        rc = map_file(f->path, f->size_bytes, &b->maps[i], err);
+        for (size_t t = 0; rc == 0 && t < f->st->n_tensors; t++)
+            b->tensors[b->n_tensors++] = (struct tensor_ref){i, &f->st->tensors[t]};
+    }
+    return rc;
+}
+
+static int read_whole(const char *path, uint64_t bytes, void **out, struct ws_error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC), rc = 0;
+    *out = malloc(bytes ? bytes : 1);
+    for (uint64_t got = 0; rc == 0 && fd >= 0 && *out && got < bytes;) {
+        ssize_t n = read(fd, (char *)*out + got, bytes - got);
+        if (n <= 0)
+            rc = ws_error_set(err, n < 0 ? errno : EBADMSG, "cannot read %s: %s", path,
+                              n < 0 ? strerror(errno) : "it became shorter");
+        else
+            got += (uint64_t)n;
+    }
+    if (fd < 0)
+        rc = ws_error_set(err, errno, "cannot open %s: %s", path, strerror(errno));
+    else
+        close(fd);
+    if (rc == 0 && !*out)
+        rc = ws_error_set(err, ENOMEM, "no memory for %s", path);
+    return rc;
+}
+
+static int is_sidecar(const struct dirent *e)
+{
+    size_t n = strlen(e->d_name), k = strlen(INDEX_SUFFIX);
+    if (n > k && strcmp(e->d_name + n - k, INDEX_SUFFIX) == 0)
+        return 0; /* made anew for the files of the version */
+    return ws_folder_is_sidecar(e->d_name);
+}
+
+static int open_sidecars(struct ws_base *b, const char *path, struct ws_error *err)
+{
+    struct dirent **names;
+    char file[PATH_MAX];
+    struct stat st;
+    int n = scandir(path, &names, is_sidecar, alphasort), rc = 0;
+    if (n < 0)
+        return ws_error_set(err, errno, "cannot list the sidecar files of %s: %s", path, strerror(errno));
+    b->sidecars = calloc((size_t)n + 1, sizeof(*b->sidecars));
+    if (!b->sidecars)
+        rc = ws_error_set(err, ENOMEM, "no memory for sidecar files");
+    for (int i = 0; i < n; i++) {
+        snprintf(file, sizeof(file), "%s/%s", path, names[i]->d_name);
+        if (rc == 0 && stat(file, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size <= WS_MAX_SIDECAR_BYTES) {
+            struct sidecar *s = &b->sidecars[b->n_sidecars++];
+            s->bytes = (uint64_t)st.st_size;
+            s->name = strdup(names[i]->d_name);
+            rc = s->name ? read_whole(file, s->bytes, &s->data, err)
+                         : ws_error_set(err, ENOMEM, "no memory for sidecar files");
+        }
+        free(names[i]);
+    }
+    free(names);
+    return rc;
+}
+
+int ws_base_open(struct ws_base **out, const char *checkpoint, const char *sidecars, struct ws_error *err)
+{
+    struct ws_base *b = calloc(1, sizeof(*b));
+    int rc = b ? 0 : ws_error_set(err, ENOMEM, "no memory for a publisher");
+    if (rc == 0 && checkpoint)
+        rc = open_checkpoint(b, checkpoint, err);
+    if (rc == 0 && sidecars)
+        rc = open_sidecars(b, sidecars, err);
+    if (rc < 0) {
+        ws_base_free(b);
+        return rc;
+    }
+    *out = b;
+    return 0;
+}
+
+json_t *ws_base_tensors_json(const struct ws_base *b)
+{
+    json_t *all = json_array();
+    for (size_t i = 0; i < b->n_tensors; i++) {
+        const struct ws_tensor *t = b->tensors[i].tensor;
+        json_t *shape = json_array();
+        for (unsigned d = 0; d < t->n_dims; d++)
+            json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
+        json_array_append_new(all, json_pack("{s:s,s:s,s:o}", "name", t->name, "dtype", ws_dtype_name(t->dtype), "shape",
+                                             shape));
+    }
+    return all;
+}
+
+json_t *ws_base_sidecars_json(const struct ws_base *b)
+{
+    json_t *all = json_array();
+    for (size_t i = 0; i < b->n_sidecars; i++)
+        json_array_append_new(all, json_pack("{s:s,s:I,s:I}", "name", b->sidecars[i].name, "bytes",
+                                             (json_int_t)b->sidecars[i].bytes, "hash",
+                                             (json_int_t)ws_hash(b->sidecars[i].data, b->sidecars[i].bytes)));
+    return all;
+}
+
+size_t ws_base_n_tensors(const struct ws_base *b)
+{
+    return b->n_tensors;
+}
+
+const void *ws_base_tensor_data(const struct ws_base *b, size_t i, uint64_t *bytes)
+{
+    const struct tensor_ref *r = &b->tensors[i];
+    *bytes = r->tensor->end - r->tensor->begin;
+    return (const char *)b->maps[r->file] + r->tensor->begin;
+}
+
+size_t ws_base_n_sidecars(const struct ws_base *b)
+{
+    return b->n_sidecars;
+}
+
+const void *ws_base_sidecar_data(const struct ws_base *b, size_t i, uint64_t *bytes)
+{
+    *bytes = b->sidecars[i].bytes;
+    return b->sidecars[i].data;
+}
+
+void ws_base_free(struct ws_base *b)
+{
+    if (!b)
+        return;
+    for (size_t i = 0; b->folder && b->maps && i < b->folder->n_files; i++)
+        if (b->maps[i])
+            munmap(b->maps[i], b->folder->files[i].size_bytes);
+    for (size_t i = 0; i < b->n_sidecars; i++) {
+        free(b->sidecars[i].name);
+        free(b->sidecars[i].data);
+    }
+    free(b->sidecars);
+    free(b->tensors);
+    free(b->maps);
+    ws_folder_free(b->folder);
+    free(b);
+}

@@ -1,0 +1,184 @@
+#include "backends/trainer/piece.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t elements_of(const struct ws_tensor *t)
+{
+    uint64_t n = 1;
+    for (unsigned d = 0; d < t->n_dims; d++)
+        n *= t->shape[d]; /* checked against overflow when the tensor was made */
+    return n;
+}
+
+int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t, struct ws_piece *out, struct ws_error *err)
+{
+    *out = (struct ws_piece){0};
+    switch (piece->kind) {
+    case WSYNC_WHOLE:
+        memcpy(out->size, t->shape, sizeof(out->size));
+        return 0;
+    case WSYNC_BOX:
+        for (unsigned d = 0; d < t->n_dims; d++) {
+            if (piece->size[d] > t->shape[d] || piece->offset[d] > t->shape[d] - piece->size[d])
+                return ws_error_set(err, EINVAL,
+                                    "the box of %s is out of range: dimension %u has %" PRIu64 " elements, the box "
+                                    "begins at %" PRIu64 " and has %" PRIu64,
+                                    t->name, d, t->shape[d], piece->offset[d], piece->size[d]);
+            out->offset[d] = piece->offset[d];
+            out->size[d] = piece->size[d];
+        }
+        return 0;
+    case WSYNC_RANGE: {
+        uint64_t n = elements_of(t);
+        if (piece->count > n || piece->start > n - piece->count)
+            return ws_error_set(err, EINVAL,
+                                "the range of %s is out of range: it has %" PRIu64 " elements, the range begins at %"
+                                PRIu64 " and has %" PRIu64, t->name, n, piece->start, piece->count);
+        out->range = true;
+        out->start = piece->start;
+        out->count = piece->count;
+        return 0;
+    }
+    }
+    return ws_error_set(err, EINVAL, "the piece of %s is of no known kind (%d)", t->name, (int)piece->kind);
+}
+
+uint64_t ws_piece_elements(const struct ws_piece *p, unsigned n_dims)
+{
+    uint64_t n = 1;
+    if (p->range)
+        return p->count;
+    for (unsigned d = 0; d < n_dims; d++)
+        n *= p->size[d];
+    return n;
+}
+
+bool ws_piece_equal(const struct ws_piece *a, const struct ws_piece *b, unsigned n_dims)
+{
+    if (a->range != b->range)
+        return false;
+    if (a->range)
+        return a->start == b->start && a->count == b->count;
+    return memcmp(a->offset, b->offset, n_dims * sizeof(a->offset[0])) == 0 &&
+           memcmp(a->size, b->size, n_dims * sizeof(a->size[0])) == 0;
+}
+
+bool ws_piece_as_range(const struct ws_piece *p, const struct ws_tensor *t, uint64_t *start, uint64_t *count)
+{
+    if (p->range) {
+        *start = p->start;
+        *count = p->count;
+        return true;
+    }
+    uint64_t step = 1;
+    bool full = true; /* all dimensions further in are whole */
+    *start = 0;
+    *count = ws_piece_elements(p, t->n_dims);
+    for (unsigned d = t->n_dims; d-- > 0;) {
+        if (!full && p->size[d] != 1)
+            return *count == 0;
+        full = full && p->size[d] == t->shape[d];
+        *start += p->offset[d] * step;
+        step *= t->shape[d];
+    }
+    return true;
+}
+
+static bool boxes_overlap(const struct ws_piece *a, const struct ws_piece *b, unsigned n_dims)
+{
+    for (unsigned d = 0; d < n_dims; d++)
+        if (a->offset[d] >= b->offset[d] + b->size[d] || b->offset[d] >= a->offset[d] + a->size[d])
+            return false;
+    return true;
+}
+
+/* 1: they overlap, 0: they do not, -1: a range and a box that is no run cannot be compared. */
+static int overlap(const struct ws_piece *a, const struct ws_piece *b, const struct ws_tensor *t)
+{
+    uint64_t sa, na, sb, nb;
+    if (ws_piece_elements(a, t->n_dims) == 0 || ws_piece_elements(b, t->n_dims) == 0)
+        return 0;
+    if (!a->range && !b->range)
+        return boxes_overlap(a, b, t->n_dims);
+    if (!ws_piece_as_range(a, t, &sa, &na) || !ws_piece_as_range(b, t, &sb, &nb))
+        return -1;
+    return sa < sb + nb && sb < sa + na;
+}
+
+static int check_pair(const struct ws_tensor *t, const struct ws_claim *a, const struct ws_claim *b,
+                      struct ws_error *err)
+{
+    int o = overlap(&a->piece, &b->piece, t);
+    if (o > 0)
+        return ws_error_set(err, EINVAL, "two pieces of %s overlap: one of rank %u and one of rank %u", t->name, a->rank,
+                            b->rank);
+    if (o < 0)
+        return ws_error_set(err, EINVAL, "%s has a range (rank %u) and a box (rank %u): use one kind for a tensor",
+                            t->name, a->piece.range ? a->rank : b->rank, a->piece.range ? b->rank : a->rank);
+    return 0;
+}
+
+static int by_start(const void *x, const void *y)
+{
+    const struct ws_claim *a = *(const struct ws_claim *const *)x, *b = *(const struct ws_claim *const *)y;
+    return a->piece.start < b->piece.start ? -1 : a->piece.start > b->piece.start;
+}
+
+/* Distinct writers only. All ranges: sorted, neighbours. Else all pairs: boxes of a mesh are few. */
+static int check_overlaps(const struct ws_tensor *t, const struct ws_claim **writers, size_t n, struct ws_error *err)
+{
+    bool ranges = true;
+    int rc = 0;
+    for (size_t i = 0; i < n; i++)
+        ranges = ranges && writers[i]->piece.range;
+    if (ranges) {
+        qsort(writers, n, sizeof(writers[0]), by_start);
+        size_t last = 0; /* the latest that is not empty */
+        for (size_t i = 1; rc == 0 && i < n; i++) {
+            rc = check_pair(t, writers[last], writers[i], err);
+            last = writers[i]->piece.count ? i : last;
+        }
+        return rc;
+    }
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        for (size_t j = i + 1; rc == 0 && j < n; j++)
+            rc = check_pair(t, writers[i], writers[j], err);
+    return rc;
+}
+
+int ws_claims_settle(const struct ws_tensor *t, struct ws_claim *claims, size_t n, uint64_t *load,
+                     struct ws_error *err)
+{
+    const struct ws_claim **writers = calloc(n ? n : 1, sizeof(*writers));
+    uint64_t covered = 0, bytes_each = ws_dtype_bits(t->dtype);
+    size_t n_writers = 0;
+    if (!writers)
+        return ws_error_set(err, ENOMEM, "no memory for the pieces of %s", t->name);
+    for (size_t i = 0; i < n; i++)
+        claims[i].writes = false;
+    for (size_t i = 0; i < n; i++) {
+        bool seen = false;
+        size_t best = i;
+        for (size_t j = 0; j < i && !seen; j++)
+            seen = ws_piece_equal(&claims[i].piece, &claims[j].piece, t->n_dims);
+        if (seen)
+            continue;
+        for (size_t j = i + 1; j < n; j++)
+            if (load[claims[j].rank] < load[claims[best].rank] &&
+                ws_piece_equal(&claims[i].piece, &claims[j].piece, t->n_dims))
+                best = j;
+        uint64_t elements = ws_piece_elements(&claims[best].piece, t->n_dims);
+        claims[best].writes = true;
+        writers[n_writers++] = &claims[best];
+        load[claims[best].rank] += elements * bytes_each / 8;
+        covered += elements;
+    }
+    int rc = check_overlaps(t, writers, n_writers, err);
+    if (rc == 0 && covered != elements_of(t))
+        rc = ws_error_set(err, ENODATA, "%s is not whole: of its %" PRIu64 " elements the ranks hold %" PRIu64, t->name,
+                          elements_of(t), covered);
+    free(writers);
+    return rc;
+}

@@ -1,0 +1,224 @@
+#include "backends/trainer/slot.h"
+#include "transports/copy.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *ws_slot_state_name(enum ws_slot_state s)
+{
+    static const char *const names[] = {"free", "writing", "hashing", "served", "retired"};
+    return names[s];
+}
+
+static void free_regions(struct ws_slot *s)
+{
+    for (size_t i = 0; i < s->n_files; i++)
+        ws_region_free(s->regions[i]);
+    free(s->regions);
+    s->regions = NULL;
+    s->n_files = 0;
+    s->total_bytes = 0;
+    s->layout_id[0] = 0;
+}
+
+int ws_slot_prepare(struct ws_slot *s, const struct ws_layout *l, unsigned n_threads, struct ws_error *err)
+{
+    int rc = 0;
+    assert(s->state == WS_SLOT_WRITING && s->n_holds == 0);
+    if (strcmp(s->layout_id, l->id) == 0)
+        return 0;
+    free_regions(s);
+    s->regions = calloc(l->n_files, sizeof(struct ws_region *));
+    if (!s->regions)
+        return ws_error_set(err, ENOMEM, "no memory for a slot");
+    s->n_files = l->n_files;
+    for (size_t i = 0; rc == 0 && i < l->n_files; i++) {
+        const struct ws_layout_file *f = &l->files[i];
+        if (f->size_bytes == 0)
+            continue;
+        rc = ws_region_new(&s->regions[i], f->size_bytes, err);
+        if (rc == 0)
+            rc = ws_region_prefault(s->regions[i], n_threads, err);
+        if (rc == 0 && f->content)
+            memcpy(ws_region_data(s->regions[i]), f->content, f->content_bytes);
+    }
+    if (rc < 0) {
+        free_regions(s);
+        return rc;
+    }
+    s->total_bytes = l->total_bytes;
+    memcpy(s->layout_id, l->id, sizeof(s->layout_id));
+    s->fresh = true;
+    return 0;
+}
+
+static void free_hashed(struct ws_slot *s, size_t n)
+{
+    for (size_t i = 0; s->hashed && i < n; i++)
+        free(s->hashed[i]);
+    free(s->hashed);
+    s->hashed = NULL;
+}
+
+int ws_slot_begin(struct ws_slot *s, const struct ws_layout *l, const char *model, uint64_t version, const char *run,
+                  struct ws_error *err)
+{
+    assert(!s->manifest && !s->hashed);
+    int rc = ws_manifest_new(&s->manifest, model, version, run, err);
+    for (size_t i = 0; rc == 0 && i < l->n_files; i++) {
+        struct ws_bundle_file *f;
+        rc = ws_manifest_add(s->manifest, l->files[i].name, l->files[i].size_bytes, l->files[i].header_bytes, &f, err);
+    }
+    struct ws_manifest *m = s->manifest;
+    if (rc == 0 && !(s->hashed = calloc(m->n_files ? m->n_files : 1, sizeof(*s->hashed))))
+        rc = ws_error_set(err, ENOMEM, "no memory for a manifest");
+    for (size_t i = 0; rc == 0 && i < m->n_files; i++)
+        if (!(s->hashed[i] = calloc(m->files[i].n_blocks + 1, 1)))
+            rc = ws_error_set(err, ENOMEM, "no memory for a manifest");
+    if (rc == 0 && l->n_frozen > 0) {
+        m->frozen = calloc(l->n_frozen, sizeof(*m->frozen));
+        for (size_t i = 0; m->frozen && i < l->n_frozen; i++)
+            if ((m->frozen[i] = strdup(l->frozen[i])))
+                m->n_frozen++;
+        if (m->n_frozen != l->n_frozen)
+            rc = ws_error_set(err, ENOMEM, "no memory for a manifest");
+    }
+    s->version = version;
+    snprintf(s->run, sizeof(s->run), "%s", run);
+    return rc;
+}
+
+int ws_slot_note_hash(struct ws_slot *s, uint64_t file, uint64_t block, uint64_t hash)
+{
+    if (file >= s->manifest->n_files || block >= s->manifest->files[file].n_blocks)
+        return -EINVAL;
+    s->manifest->files[file].hashes[block] = hash;
+    s->hashed[file][block] = 1;
+    return 0;
+}
+
+int ws_slot_idle(const struct ws_slot *s)
+{
+    for (size_t i = 0; i < s->n_files; i++) {
+        int rc = s->regions[i] ? ws_region_idle(s->regions[i]) : 0;
+        if (rc == -EBUSY)
+            return rc;
+    }
+    return 0;
+}
+
+struct hash_job {
+    struct ws_slot *slot;
+    size_t file;
+};
+
+static void hash_block(void *arg, size_t block)
+{
+    struct hash_job *j = arg;
+    struct ws_bundle_file *f = &j->slot->manifest->files[j->file];
+    if (j->slot->hashed[j->file][block])
+        return;
+    f->hashes[block] = ws_hash(ws_region_data(j->slot->regions[j->file]) + block * WS_BLOCK_BYTES,
+                               ws_block_len(f, block));
+}
+
+int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, struct ws_error *err)
+{
+    struct ws_manifest *m = s->manifest;
+    assert(s->state == WS_SLOT_HASHING);
+    for (size_t i = 0; i < m->n_files; i++) {
+        struct hash_job job = {s, i};
+        ws_workers_run(workers, hash_block, &job, m->files[i].n_blocks);
+    }
+    free_hashed(s, m->n_files);
+    ws_manifest_seal(m);
+    return ws_manifest_to_json(m, &s->json, &s->json_bytes, err);
+}
+
+void ws_slot_clear(struct ws_slot *s)
+{
+    assert(s->n_holds == 0);
+    free_hashed(s, s->manifest ? s->manifest->n_files : 0);
+    ws_manifest_free(s->manifest);
+    s->manifest = NULL;
+    free(s->json);
+    s->json = NULL;
+    s->json_bytes = 0;
+}
+
+void ws_slot_free(struct ws_slot *s)
+{
+    if (!s)
+        return;
+    ws_slot_clear(s);
+    free_regions(s);
+    free(s);
+}
+
+struct ws_slot_hold *ws_slot_take(struct ws_slot *s, const char *holder, void (*revoked)(void *), void *arg)
+{
+    struct ws_slot_hold *h = calloc(1, sizeof(*h));
+    if (!h)
+        return NULL;
+    *h = (struct ws_slot_hold){
+        .base = {.manifest = s->manifest,
+                 .manifest_json = s->json,
+                 .manifest_json_bytes = s->json_bytes,
+                 .regions = s->regions},
+        .slot = s,
+        .next = s->holds,
+        .revoked = revoked,
+        .arg = arg,
+    };
+    snprintf(h->holder, sizeof(h->holder), "%s", holder);
+    if (s->holds)
+        s->holds->prev = h;
+    s->holds = h;
+    s->n_holds++;
+    return h;
+}
+
+void ws_slot_drop(struct ws_slot_hold *h)
+{
+    struct ws_slot *s = h->slot;
+    if (h->prev)
+        h->prev->next = h->next;
+    else
+        s->holds = h->next;
+    if (h->next)
+        h->next->prev = h->prev;
+    assert(s->n_holds > 0);
+    s->n_holds--;
+    free(h);
+}
+
+bool ws_slot_has_firm_holds(const struct ws_slot *s)
+{
+    for (const struct ws_slot_hold *h = s->holds; h; h = h->next)
+        if (!h->revoked)
+            return true;
+    return false;
+}
+
+void ws_slot_revoke(struct ws_slot *s)
+{
+    for (struct ws_slot_hold *h = s->holds; h; h = h->next) {
+        if (h->revoked) {
+            void (*revoked)(void *) = h->revoked;
+            h->revoked = NULL; /* once */
+            revoked(h->arg);
+        }
+    }
+}
+
+void ws_slot_holders(const struct ws_slot *s, char *out, size_t cap)
+{
+    size_t n = 0;
+    out[0] = 0;
+    for (const struct ws_slot_hold *h = s->holds; h && n < cap; h = h->next)
+        n += (size_t)snprintf(out + n, cap - n, "%s%s", n ? ", " : "", h->holder);
+    if (!s->holds && ws_slot_idle(s) == -EBUSY)
+        snprintf(out, cap, "a process that still maps it");
+}

@@ -1,0 +1,69 @@
+/* Slot: one half of the double buffer: the regions of one version, and who holds them.
+ *
+ *     FREE -> WRITING (ranks copy) -> HASHING (nobody but us has it open) -> SERVED -> RETIRED -> WRITING ...
+ *
+ * A slot is written again only when no hold is left and the kernel says that no other process has its regions
+ * open or mapped (ws_region_idle). Not thread safe by itself: the agent's lock guards all fields but the
+ * regions' bytes. */
+#ifndef WS_TRAINER_SLOT_H
+#define WS_TRAINER_SLOT_H
+#include "backends/trainer/layout.h"
+#include "transports/bundle.h"
+#include "transports/catalog.h"
+#include "transports/workers.h"
+
+enum ws_slot_state { WS_SLOT_FREE, WS_SLOT_WRITING, WS_SLOT_HASHING, WS_SLOT_SERVED, WS_SLOT_RETIRED };
+const char *ws_slot_state_name(enum ws_slot_state s);
+
+struct ws_slot_hold {
+    struct ws_hold base;
+    struct ws_slot *slot;
+    struct ws_slot_hold *next, *prev;
+    char holder[96];
+    void (*revoked)(void *arg); /* NULL: cannot be revoked */
+    void *arg;
+};
+
+struct ws_slot {
+    enum ws_slot_state state;
+    uint64_t version;
+    char run[WS_RUN_CHARS + 1];
+    char layout_id[33]; /* of what the regions hold */
+    bool fresh;         /* sidecars and frozen tensors are not in it yet */
+    size_t n_files;
+    uint64_t total_bytes;
+    struct ws_region **regions; /* one a file, NULL for size 0 */
+    struct ws_manifest *manifest; /* SERVED and RETIRED; while WRITING it collects the ranks' hashes */
+    unsigned char **hashed;       /* a byte a block: its hash is in the manifest */
+    char *json;
+    size_t json_bytes;
+    struct ws_slot_hold *holds;
+    unsigned n_holds;
+};
+
+/* Makes the regions fit a layout (new ones where they do not) and writes headers and generated files;
+ * memory is faulted in here, so that it is charged to this process. -ENOMEM. May take seconds: the slot is
+ * WRITING and only the caller uses it. */
+WS_MUST_USE int ws_slot_prepare(struct ws_slot *s, const struct ws_layout *l, unsigned n_threads,
+                                struct ws_error *err);
+/* Starts the manifest of a version in a prepared slot. */
+WS_MUST_USE int ws_slot_begin(struct ws_slot *s, const struct ws_layout *l, const char *model, uint64_t version,
+                              const char *run, struct ws_error *err);
+/* Notes the hash of a block that one rank filled alone; -EINVAL when there is no such block. */
+WS_MUST_USE int ws_slot_note_hash(struct ws_slot *s, uint64_t file, uint64_t block, uint64_t hash);
+/* Is nobody else able to write or read it? 0, -EBUSY. Holds do not count here. */
+WS_MUST_USE int ws_slot_idle(const struct ws_slot *s);
+/* Hashes the blocks that have no hash yet, seals the manifest, makes its JSON. */
+WS_MUST_USE int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, struct ws_error *err);
+/* Forgets manifest and JSON (n_holds must be 0). */
+void ws_slot_clear(struct ws_slot *s);
+void ws_slot_free(struct ws_slot *s); /* NULL is fine */
+
+struct ws_slot_hold *ws_slot_take(struct ws_slot *s, const char *holder, void (*revoked)(void *), void *arg);
+void ws_slot_drop(struct ws_slot_hold *h);
+bool ws_slot_has_firm_holds(const struct ws_slot *s); /* holds that cannot be revoked */
+void ws_slot_revoke(struct ws_slot *s);               /* calls revoked of all holds */
+/* "pid 12 (engine), pid 14": who has it, for people. */
+void ws_slot_holders(const struct ws_slot *s, char *out, size_t cap);
+
+#endif
