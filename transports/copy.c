@@ -7,7 +7,7 @@
 #define XXH_STATIC_LINKING_ONLY /* the state as a plain value */
 #include <xxhash.h>
 
-#define PIECE_BYTES (32UL << 10) /* hashed, then stored, while it is in the first-level caches */
+#define PIECE_BYTES  (32UL << 10) /* hashed, then stored, while it is in the first-level caches */
 #define STREAM_BYTES (16UL << 10) /* shorter copies go through the cache: they are read again soon */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -1,4 +1,4 @@
-/* Copies with AVX512: built with its compiler flags, called only where the processor has it. */
+/* Copies with AVX-512: built with its compiler flags, called only where the processor has it. */
 #include "transports/copy_code.h"
 #if defined(__x86_64__) && !defined(WS_NO_VECTOR)
 #define XXH_VECTOR 3 /* XXH_AVX512 */
@@ -22,8 +22,8 @@ static void stream_copy(void *dst, const void *src, size_t n)
     n -= head;
     for (; n >= 256; n -= 256, d += 256, s += 256) {
         for (size_t i = 0; i < 256; i += 64) {
-            __m512i x = _mm512_loadu_si512((const void *)(const void *)(s + i));
-            _mm512_stream_si512((__m512i *)(void *)(d + i), x);
+            __m512i x = _mm512_loadu_si512(s + i);
+            _mm512_stream_si512((void *)(d + i), x);
         }
     }
     _mm_sfence();

@@ -1,16 +1,15 @@
-/* What each vector version of the copies provides; copy.c picks one. One stream_copy stores n bytes without
- * pulling dst into the cache and ends with a fence; one digest is XXH3-64 of a whole buffer. */
+/* What each version of the copies provides; copy.c picks one by what the processor can do. */
 #ifndef WS_TRANSPORTS_COPY_CODE_H
 #define WS_TRANSPORTS_COPY_CODE_H
 #include <stddef.h>
 #include <stdint.h>
 
-struct ws_hash_state; /* an XXH3 state, 64-byte aligned */
 struct ws_copy_code {
     const char *name;
+    /* Stores n bytes without pulling dst into the cache, visible to other threads on return as usual. */
     void (*stream_copy)(void *dst, const void *src, size_t n);
-    uint64_t (*hash)(const void *p, size_t n);
-    void (*update)(void *state, const void *p, size_t n); /* state: XXH3_state_t */
+    uint64_t (*hash)(const void *p, size_t n);            /* XXH3-64, seed 0 */
+    void (*update)(void *state, const void *p, size_t n); /* state: an XXH3_state_t, 64-byte aligned */
 };
 extern const struct ws_copy_code ws_copy_portable, ws_copy_avx2, ws_copy_avx512;
 

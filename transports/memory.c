@@ -1,58 +1,72 @@
 #include "transports/memory.h"
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* First number of a file; UINT64_MAX when there is none ("max"). */
-static uint64_t read_number(const char *path)
-{
-    uint64_t n = UINT64_MAX;
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return n;
-    if (fscanf(f, "%" SCNu64, &n) != 1)
-        n = UINT64_MAX;
-    fclose(f);
-    return n;
-}
-
-static uint64_t read_field(const char *path, const char *key)
-{
-    char line[256];
-    uint64_t found = 0;
-    FILE *f = fopen(path, "re");
-    while (f && fgets(line, sizeof(line), f)) {
-        size_t k = strlen(key);
-        if (strncmp(line, key, k) == 0 && (line[k] == ' ' || line[k] == ':')) {
-            found = strtoull(line + k + 1, NULL, 10);
-            break;
-        }
-    }
-    if (f)
-        fclose(f);
-    return found;
-}
-
-static uint64_t mem_available(void)
-{
-    return read_field("/proc/meminfo", "MemAvailable") * 1024;
-}
+#define NOT_TOLD  UINT64_MAX
+#define UNLIMITED (1ULL << 60) /* cgroup v1 has no word for it, only a number that no machine reaches */
 
 struct least {
+    const char *root;
     uint64_t bytes;
     char *text;
 };
 
-static void note(struct least *l, uint64_t bytes, const char *what)
+/* First number of a file; NOT_TOLD when there is none ("max"). */
+static uint64_t read_number(const char *path)
+{
+    char line[64];
+    uint64_t n = NOT_TOLD;
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return n;
+    if (fgets(line, sizeof(line), f) && line[0] >= '0' && line[0] <= '9')
+        n = strtoull(line, NULL, 10);
+    fclose(f);
+    return n;
+}
+
+/* The number after `key` at the start of a line. */
+static uint64_t read_field(const char *path, const char *key)
+{
+    char line[256];
+    uint64_t found = NOT_TOLD;
+    size_t k = strlen(key);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return found;
+    while (found == NOT_TOLD && fgets(line, sizeof(line), f))
+        if (strncmp(line, key, k) == 0 && (line[k] == ' ' || line[k] == ':'))
+            found = strtoull(line + k + 1, NULL, 10);
+    fclose(f);
+    return found;
+}
+
+__attribute__((format(printf, 3, 4))) static void note(struct least *l, uint64_t bytes, const char *what, ...)
 {
     if (bytes >= l->bytes)
         return;
     l->bytes = bytes;
-    if (l->text)
-        snprintf(l->text, WS_ERROR_TEXT, "%s leaves %" PRIu64 " bytes", what, bytes);
+    if (!l->text)
+        return;
+    va_list args;
+    va_start(args, what);
+    vsnprintf(l->text, WS_ERROR_TEXT, what, args);
+    va_end(args);
+}
+
+static void note_machine(struct least *l)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s/proc/meminfo", l->root);
+    uint64_t kib = read_field(path, "MemAvailable");
+    if (kib != NOT_TOLD)
+        note(l, kib * 1024, "this machine has %" PRIu64 " MiB left (MemAvailable)", kib / 1024);
 }
 
 /* What one cgroup has left: its limit less what it uses, where page cache of files can be given back. */
@@ -61,48 +75,77 @@ static void note_cgroup(struct least *l, const char *dir, bool v2)
     char path[PATH_MAX];
     snprintf(path, sizeof(path), "%s/%s", dir, v2 ? "memory.max" : "memory.limit_in_bytes");
     uint64_t limit = read_number(path);
-    if (limit == UINT64_MAX || limit > (1ULL << 60))
+    if (limit > UNLIMITED)
         return;
     snprintf(path, sizeof(path), "%s/%s", dir, v2 ? "memory.current" : "memory.usage_in_bytes");
     uint64_t used = read_number(path);
     snprintf(path, sizeof(path), "%s/memory.stat", dir);
     uint64_t cache = read_field(path, v2 ? "inactive_file" : "total_inactive_file");
-    used = used == UINT64_MAX || used < cache ? 0 : used - cache;
-    snprintf(path, sizeof(path), "the memory limit of cgroup %s", dir);
-    note(l, used < limit ? limit - used : 0, path);
+    used = used == NOT_TOLD ? 0 : cache != NOT_TOLD && cache < used ? used - cache : used;
+    uint64_t left = used < limit ? limit - used : 0;
+    note(l, left, "the limit of %" PRIu64 " MiB of cgroup %s leaves %" PRIu64 " MiB", limit >> 20,
+         dir + strlen(l->root), left >> 20);
 }
 
-static void walk_up(struct least *l, const char *root, char *group, bool v2)
+/* A limit of any group above binds too. In a container the group's own path may not exist here, and its
+ * limit is found at the mount's root. */
+static void note_cgroups_up(struct least *l, const char *mount, char *group, bool v2)
 {
     char dir[PATH_MAX];
-    for (;;) {
-        snprintf(dir, sizeof(dir), "%s%s", root, group);
+    for (char *slash; (slash = strrchr(group, '/')); *slash = 0) {
+        snprintf(dir, sizeof(dir), "%s%s%s", l->root, mount, group);
         note_cgroup(l, dir, v2);
-        char *slash = strrchr(group, '/');
-        if (!slash || group[0] == 0)
-            return;
-        *slash = 0;
     }
+    snprintf(dir, sizeof(dir), "%s%s", l->root, mount);
+    note_cgroup(l, dir, v2);
 }
 
-uint64_t ws_memory_available(char *text)
+static bool has_word(const char *list, const char *word)
 {
-    struct least l = {.bytes = UINT64_MAX, .text = text};
+    size_t n = strlen(word);
+    for (const char *p = list; (p = strstr(p, word)); p += n)
+        if ((p == list || p[-1] == ',') && (p[n] == ',' || p[n] == 0))
+            return true;
+    return false;
+}
+
+uint64_t ws_memory_available_below(const char *root, char *text)
+{
+    struct least l = {.root = root, .bytes = NOT_TOLD, .text = text};
     char line[PATH_MAX];
-    note(&l, mem_available(), "MemAvailable of this machine");
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    while (f && fgets(line, sizeof(line), f)) {
+    if (text)
+        snprintf(text, WS_ERROR_TEXT, "the system does not tell how much memory is left");
+    note_machine(&l);
+    snprintf(line, sizeof(line), "%s/proc/self/cgroup", root);
+    FILE *f = fopen(line, "re");
+    while (f && fgets(line, sizeof(line), f)) { /* "4:memory:/group", and "0::/group" for v2 */
         line[strcspn(line, "\n")] = 0;
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!group)
             continue;
         *group++ = 0;
-        if (controllers[1] == 0)
-            walk_up(&l, "/sys/fs/cgroup", group, true);
-        else if (strstr(controllers + 1, "memory"))
-            walk_up(&l, "/sys/fs/cgroup/memory", group, false);
+        controllers++;
+        if (*controllers == 0)
+            note_cgroups_up(&l, "/sys/fs/cgroup", group, true);
+        else if (has_word(controllers, "memory"))
+            note_cgroups_up(&l, "/sys/fs/cgroup/memory", group, false);
     }
     if (f)
         fclose(f);
     return l.bytes;
+}
+
+uint64_t ws_memory_available(char *text)
+{
+    return ws_memory_available_below("", text);
+}
+
+int ws_memory_check(uint64_t bytes, const char *what, struct ws_error *err)
+{
+    char text[WS_ERROR_TEXT];
+    uint64_t left = ws_memory_available(text);
+    if (bytes <= left)
+        return 0;
+    return ws_error_set(err, ENOMEM, "no memory for %s: %" PRIu64 " MiB are needed and %.500s", what,
+                        (bytes + (1 << 20) - 1) >> 20, text);
 }

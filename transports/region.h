@@ -16,13 +16,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum ws_region_kind { WS_REGION_TMPFS_HUGE, WS_REGION_MEMFD_HUGE, WS_REGION_MEMFD,
-                      WS_REGION_IMPORTED };
+enum ws_region_kind { WS_REGION_TMPFS_HUGE, WS_REGION_MEMFD_HUGE, WS_REGION_MEMFD, WS_REGION_IMPORTED };
 
 struct ws_region; /* opaque; functions are thread safe on different regions, idle/free by the owner */
 
 /* New zeroed region of size bytes (> 0), mapped shared and writable in this process (2 MiB aligned
- * address where huge). Memory is not touched yet. */
+ * address where huge). Memory is not touched yet: writing more than there is ends in SIGBUS or in the
+ * OOM killer's hands, so ask memory.h before. Regions under 1 MiB have 4 KiB pages. A child made by fork
+ * does not inherit the mapping (its hold could not be seen). The environment variable WSYNC_REGION
+ * (tmpfs, memfd, memfd-plain) forces a kind. */
 WS_MUST_USE int ws_region_new(struct ws_region **out, uint64_t size_bytes, struct ws_error *err);
 /* Wraps a descriptor received from a peer: takes ownership of fd also on failure. Mapped read-only
  * unless `writable`. Checked: regular file, size exactly size_bytes. */
@@ -34,18 +36,24 @@ unsigned char *ws_region_data(struct ws_region *r); /* NULL when size is 0 */
 uint64_t ws_region_size(const struct ws_region *r);
 /* The region's own descriptor (O_RDWR; imported: as received); stays the region's. */
 int ws_region_fd(const struct ws_region *r);
-/* A new descriptor, the caller's: O_RDONLY can neither write nor be mapped writable (what may leave
- * the process); writable is for a local publisher. */
-WS_MUST_USE int ws_region_open(const struct ws_region *r, bool writable, int *fd,
-                               struct ws_error *err);
+/* A new descriptor, the caller's: O_RDONLY can neither write nor be mapped writable, and from the first
+ * one on the file's mode lets no other user reopen it for writing (what may leave the process);
+ * writable is for a local publisher. */
+WS_MUST_USE int ws_region_open(const struct ws_region *r, bool writable, int *fd, struct ws_error *err);
 /* Is nobody but us holding it? 0, -EBUSY, or -EPERM where the kernel cannot tell. Our own read-only
- * descriptors must be closed before. Imported regions: -EPERM. */
+ * descriptors must be closed before, and its names gone: the answer holds for as long as nobody can open
+ * it. Imported regions: -EPERM. Does not wait; keeps the SIGIO of the lease from the program. */
 WS_MUST_USE int ws_region_idle(const struct ws_region *r);
 /* Faults all pages in (first touch is slow: do it ahead of need); n_threads >= 1. */
 WS_MUST_USE int ws_region_prefault(struct ws_region *r, unsigned n_threads, struct ws_error *err);
+/* The same for the part at offset (a multiple of 4 KiB), cut at the region's end. */
+WS_MUST_USE int ws_region_prefault_part(struct ws_region *r, uint64_t offset, uint64_t n_bytes,
+                                        unsigned n_threads, struct ws_error *err);
 /* Gives the name `name` in the folder dirfd to the region's file (link mode), mode 0444. The folder
- * must be on the tmpfs returned by ws_region_tmpfs; -EXDEV otherwise. */
-WS_MUST_USE int ws_region_link(const struct ws_region *r, int dirfd, const char *name);
+ * must be on the tmpfs returned by ws_region_tmpfs; -EXDEV otherwise. The caller unlinks it. Until the
+ * region is freed the file also has a name in the folder .keep (mode 0700) of that tmpfs, so that it can
+ * be linked again after it was recycled. */
+WS_MUST_USE int ws_region_link(struct ws_region *r, int dirfd, const char *name);
 /* The descriptor of this process's huge-page tmpfs mount (for move_mount in link mode), or -ENOSYS,
  * -EPERM when regions are memfds. Stays the library's. */
 int ws_region_tmpfs(void);

@@ -1,6 +1,6 @@
 #include "transports/workers.h"
 #include <assert.h>
-#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -16,9 +16,9 @@ struct ws_workers {
     pthread_cond_t start, finished;
     /* guarded by lock */
     unsigned long round;
-    unsigned busy;
+    unsigned active; /* workers inside the round */
     bool stop;
-    void (*job)(void *arg, size_t i);
+    void (*job)(void *arg, size_t i); /* NULL: the round is over, whoever wakes up only now stays out of it */
     void *arg;
     size_t n;
     /* end of guarded */
@@ -34,6 +34,19 @@ void ws_thread_nice(int nice)
         (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice);
 }
 
+int ws_thread_start(pthread_t *thread, void *(*start)(void *arg), void *arg)
+{
+    static const int own_faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+    sigset_t all, before;
+    sigfillset(&all);
+    for (size_t i = 0; i < sizeof(own_faults) / sizeof(own_faults[0]); i++)
+        sigdelset(&all, own_faults[i]);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(thread, NULL, start, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return -rc;
+}
+
 static void work(struct ws_workers *w, void (*job)(void *, size_t), void *arg, size_t n)
 {
     for (size_t i; (i = atomic_fetch_add(&w->next, 1)) < n;)
@@ -47,7 +60,7 @@ static void *worker(void *self)
     ws_thread_nice(w->nice);
     pthread_mutex_lock(&w->lock);
     for (;;) {
-        while (w->round == seen && !w->stop)
+        while (!w->stop && (!w->job || w->round == seen))
             pthread_cond_wait(&w->start, &w->lock);
         if (w->stop)
             break;
@@ -55,10 +68,11 @@ static void *worker(void *self)
         void (*job)(void *, size_t) = w->job;
         void *arg = w->arg;
         size_t n = w->n;
+        w->active++;
         pthread_mutex_unlock(&w->lock);
         work(w, job, arg, n);
         pthread_mutex_lock(&w->lock);
-        if (--w->busy == 0)
+        if (--w->active == 0)
             pthread_cond_signal(&w->finished);
     }
     pthread_mutex_unlock(&w->lock);
@@ -77,28 +91,31 @@ struct ws_workers *ws_workers_new(unsigned n_threads, int nice)
     pthread_cond_init(&w->finished, NULL);
     w->nice = nice;
     w->n_threads = 1;
-    while (w->n_threads < n && pthread_create(&w->threads[w->n_threads - 1], NULL, worker, w) == 0)
+    while (w->n_threads < n && ws_thread_start(&w->threads[w->n_threads - 1], worker, w) == 0)
         w->n_threads++;
     return w;
 }
 
 void ws_workers_run(struct ws_workers *w, void (*job)(void *arg, size_t i), void *arg, size_t n)
 {
+    assert(job);
     if (n == 0)
         return;
     pthread_mutex_lock(&w->turn);
-    atomic_store(&w->next, 0);
     pthread_mutex_lock(&w->lock);
+    assert(w->active == 0 && !w->job);
+    atomic_store(&w->next, 0);
     w->job = job;
     w->arg = arg;
     w->n = n;
-    w->busy = w->n_threads - 1;
     w->round++;
-    pthread_cond_broadcast(&w->start);
+    if (n > 1)
+        pthread_cond_broadcast(&w->start);
     pthread_mutex_unlock(&w->lock);
     work(w, job, arg, n);
     pthread_mutex_lock(&w->lock);
-    while (w->busy > 0)
+    w->job = NULL;
+    while (w->active > 0)
         pthread_cond_wait(&w->finished, &w->lock);
     pthread_mutex_unlock(&w->lock);
     pthread_mutex_unlock(&w->turn);
