@@ -1,0 +1,392 @@
+#include "fs/session.h"
+#include "fs/fs.h"
+#include "fs/notify.h"
+#include "fs/vnode.h"
+#include "transports/log.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/mount.h>
+#include <mntent.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define READ_AHEAD_KB 4096
+#define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
+#define MAX_WORKERS 16
+
+/* --- what is at the mountpoint now --- */
+
+static bool is_mount_of_ours(const char *path)
+{
+    bool found = false;
+    FILE *f = setmntent("/proc/self/mounts", "re");
+    for (const struct mntent *m; f && (m = getmntent(f));)
+        if (strcmp(m->mnt_dir, path) == 0)
+            found = strcmp(m->mnt_type, "fuse.wsync") == 0; /* the last one is on top */
+    if (f)
+        endmntent(f);
+    return found;
+}
+
+static int check_place(const struct ws_mount_options *o, struct ws_error *err)
+{
+    struct stat st;
+    const char *at = o->mountpoint;
+    if (access("/dev/fuse", R_OK | W_OK) != 0)
+        return ws_error_set(err, ENODEV,
+                            "cannot mount on %s: /dev/fuse: %s; load the module (modprobe fuse), give a container "
+                            "--device /dev/fuse --cap-add SYS_ADMIN, or use 'wsync export'",
+                            at, strerror(errno));
+    int rc = stat(at, &st) == 0 ? 0 : -errno;
+    if (rc == -ENOTCONN || rc == -ECONNABORTED) {
+        ws_log(WS_LOG_WARN, "mount", "recovering a dead mount at=%s", at);
+        char regions[4200];
+        snprintf(regions, sizeof(regions), "%s/" WS_REGIONS_NAME, at);
+        (void)umount2(regions, MNT_DETACH);
+        if (umount2(at, MNT_DETACH) != 0)
+            return ws_error_set(err, errno, "a dead mount is on %s and cannot be taken away: %s; try fusermount3 -uz %s",
+                                at, strerror(errno), at);
+        rc = stat(at, &st) == 0 ? 0 : -errno;
+    } else if (rc == 0 && is_mount_of_ours(at)) {
+        return ws_error_set(err, EBUSY, "wsync is mounted on %s already and answers; 'wsync umount %s' ends it", at, at);
+    }
+    if (rc == 0 && !S_ISDIR(st.st_mode))
+        rc = -ENOTDIR;
+    if (rc < 0)
+        return ws_error_set(err, -rc, "cannot mount on %s: %s", at, strerror(-rc));
+    return 0;
+}
+
+/* --- how complete files will be read --- */
+
+static bool may_administer(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2] = {{0}};
+    if (syscall(SYS_capget, &head, data) != 0)
+        return false;
+    return data[CAP_SYS_ADMIN / 32].effective >> (CAP_SYS_ADMIN % 32) & 1;
+}
+
+static bool kernel_passes_through(void)
+{
+    struct utsname u;
+    int major = 0, minor = 0;
+    return uname(&u) == 0 && sscanf(u.release, "%d.%d", &major, &minor) == 2 && (major > 6 || (major == 6 && minor >= 9));
+}
+
+/* Before mounting: what can be hoped for, and why not better. */
+static enum ws_reads choose_reads(const struct ws_mount_options *o, char *why, size_t cap)
+{
+    const char *lack = NULL;
+    if (!WS_HAVE_PASSTHROUGH)
+        lack = "libfuse is older than 3.17";
+    else if (!kernel_passes_through())
+        lack = "Linux is older than 6.9";
+    else if (!may_administer())
+        lack = "CAP_SYS_ADMIN is missing";
+    snprintf(why, cap, "%s", "");
+    if ((o->reads == WS_READS_AUTO && !lack) || (o->reads == WS_READS_PASSTHROUGH && !lack))
+        return WS_READS_PASSTHROUGH;
+    if (o->reads == WS_READS_LINK || o->reads == WS_READS_AUTO || o->reads == WS_READS_PASSTHROUGH) {
+        snprintf(why, cap, "%s", o->reads == WS_READS_LINK ? "as asked for" : lack);
+        if (may_administer() && ws_region_tmpfs() >= 0)
+            return WS_READS_LINK;
+        snprintf(why, cap, "%s; no links either: a tmpfs cannot be mounted", lack ? lack : "as asked for");
+        return WS_READS_CACHED;
+    }
+    snprintf(why, cap, "as asked for");
+    return WS_READS_CACHED;
+}
+
+static void say_reads(struct ws_fs *fs, const char *why)
+{
+    static const char *const speed[] = {
+        [WS_READS_PASSTHROUGH] = "", [WS_READS_LINK] = "", [WS_READS_CACHED] = " (slower, and pages are held twice)"};
+    if (why[0]) {
+        snprintf(fs->mode_text, sizeof(fs->mode_text), "%s%s: %s", ws_reads_name(fs->reads), speed[fs->reads], why);
+        ws_log(WS_LOG_WARN, "mount", "complete files are read by %s", fs->mode_text);
+    } else {
+        snprintf(fs->mode_text, sizeof(fs->mode_text), "%s", ws_reads_name(fs->reads));
+    }
+}
+
+/* --- after the session answers --- */
+
+static void set_read_ahead(const char *mountpoint)
+{
+    struct stat st;
+    char path[128];
+    if (stat(mountpoint, &st) != 0)
+        return;
+    snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", major(st.st_dev), minor(st.st_dev));
+    FILE *f = fopen(path, "we");
+    if (f) {
+        fprintf(f, "%d\n", READ_AHEAD_KB);
+        fclose(f);
+    }
+}
+
+static int mount_regions(const struct ws_fs *fs)
+{
+    char path[4200];
+    snprintf(path, sizeof(path), "%s/" WS_REGIONS_NAME, fs->options.mountpoint);
+    return syscall(SYS_move_mount, ws_region_tmpfs(), "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) == 0 ? 0 : -errno;
+}
+
+struct starter {
+    struct ws_fs *fs;
+    void (*ready)(void);
+    int tell; /* pipe to the parent; -1: none */
+};
+
+/* Runs beside the session's loop: looks at the mount as a user would, then says that it is there. */
+static void *finish_start(void *arg)
+{
+    struct starter *s = arg;
+    struct ws_fs *fs = s->fs;
+    struct stat st;
+    char path[4200];
+    snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
+    int rc = stat(path, &st) == 0 ? 0 : -errno;
+    if (rc == 0 && fs->reads == WS_READS_PASSTHROUGH) {
+        int probe = ws_backing_probe(fs);
+        if (probe < 0) {
+            fs->reads = WS_READS_CACHED;
+            say_reads(fs, strerror(-probe));
+        }
+    }
+    if (rc == 0 && fs->reads == WS_READS_LINK) {
+        int linked = mount_regions(fs);
+        if (linked < 0) {
+            fs->reads = WS_READS_CACHED;
+            say_reads(fs, strerror(-linked));
+        }
+    }
+    if (rc == 0) {
+        set_read_ahead(fs->options.mountpoint);
+        (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
+    }
+    if (s->tell >= 0 && write(s->tell, &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
+        ws_log(WS_LOG_DEBUG, "mount", "nobody waits for the mount");
+    if (rc == 0 && s->ready)
+        s->ready();
+    if (rc == 0)
+        ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint, fs->options.source,
+               fs->mode_text);
+    return NULL;
+}
+
+/* --- parts --- */
+
+static int start_store(struct ws_fs *fs, struct ws_error *err)
+{
+    struct ws_store_options o = fs->options.store;
+    o.own_memory = fs->reads == WS_READS_LINK;
+    int rc = ws_store_new(&fs->store, &o, err);
+    if (rc < 0)
+        return rc;
+    ws_store_set_release(fs->store, ws_vnode_release, fs);
+    struct ws_control_options c = {.mountpoint = fs->options.mountpoint,
+                                   .passthrough = fs->reads == WS_READS_PASSTHROUGH,
+                                   .link = fs->reads == WS_READS_LINK,
+                                   .mode_text = fs->mode_text};
+    rc = ws_control_new(&fs->control, fs->store, &c, err);
+    if (rc < 0)
+        return rc;
+    ws_control_on_event(fs->control, ws_fs_poll_event, fs);
+    char *copy = strdup(fs->options.source), *save = NULL;
+    for (char *url = copy ? strtok_r(copy, ",", &save) : NULL; url && rc == 0; url = strtok_r(NULL, ",", &save))
+        rc = ws_store_add(fs->store, url, NULL, err);
+    free(copy);
+    return rc;
+}
+
+static int start_session(struct ws_fs *fs, struct ws_error *err)
+{
+    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+    char text[4096];
+    const struct ws_mount_options *o = &fs->options;
+    int bad = fuse_opt_add_arg(&args, "wsync");
+    snprintf(text, sizeof(text), "-osubtype=wsync,default_permissions,nosuid,nodev,max_read=1048576%s%s",
+             o->allow_other ? ",allow_other" : "", o->debug ? ",debug" : "");
+    bad |= fuse_opt_add_arg(&args, text);
+    char name[512];
+    size_t n = 0;
+    for (const char *p = o->fsname ? o->fsname : o->source; *p && n + 2 < sizeof(name); p++) {
+        if (*p == ',' || *p == '\\')
+            name[n++] = '\\';
+        name[n++] = *p;
+    }
+    name[n] = 0;
+    snprintf(text, sizeof(text), "-ofsname=%s", name);
+    bad |= fuse_opt_add_arg(&args, text);
+    fs->session = bad ? NULL : fuse_session_new(&args, &ws_fs_ops, sizeof(ws_fs_ops), fs);
+    fuse_opt_free_args(&args);
+    if (!fs->session)
+        return ws_error_set(err, EIO, "libfuse did not start a session");
+    if (ws_notify_start(fs) < 0)
+        return ws_error_set(err, EAGAIN, "cannot start a thread");
+    if (fuse_session_mount(fs->session, o->mountpoint) != 0)
+        return ws_error_set(err, errno ? errno : EIO, "cannot mount on %s: %s%s", o->mountpoint,
+                            errno ? strerror(errno) : "libfuse said why above",
+                            o->allow_other && geteuid() ? "; allow_other needs user_allow_other in /etc/fuse.conf" : "");
+    return 0;
+}
+
+static int serve(struct ws_fs *fs, struct starter *s)
+{
+    pthread_t thread;
+    struct fuse_loop_config *config = fuse_loop_cfg_create();
+    if (!config || fuse_set_signal_handlers(fs->session) != 0 ||
+        pthread_create(&thread, NULL, finish_start, s) != 0)
+        return -EAGAIN;
+    fuse_loop_cfg_set_clone_fd(config, 0);
+    fuse_loop_cfg_set_max_threads(config, MAX_WORKERS);
+    fuse_loop_cfg_set_idle_threads(config, MAX_WORKERS);
+    int rc = fuse_session_loop_mt(fs->session, config);
+    fuse_loop_cfg_destroy(config);
+    if (fs->reads == WS_READS_LINK) {
+        char regions[4200];
+        snprintf(regions, sizeof(regions), "%s/" WS_REGIONS_NAME, fs->options.mountpoint);
+        (void)umount2(regions, MNT_DETACH);
+    }
+    fuse_remove_signal_handlers(fs->session);
+    fuse_session_unmount(fs->session); /* from here on no request comes; finish_start's stat ends too */
+    pthread_join(thread, NULL);
+    return rc < 0 ? rc : 0;
+}
+
+static void stop(struct ws_fs *fs)
+{
+    if (fs->control)
+        ws_control_free(fs->control);
+    if (fs->store)
+        ws_store_free(fs->store);
+    ws_notify_stop(fs);
+    ws_vnode_free_all(fs);
+    if (fs->session)
+        fuse_session_destroy(fs->session);
+    pthread_mutex_destroy(&fs->lock);
+}
+
+static int run(const struct ws_mount_options *o, void (*ready)(void), int tell, struct ws_error *err)
+{
+    struct ws_fs fs = {.options = *o};
+    struct starter s = {.fs = &fs, .ready = ready, .tell = tell};
+    char why[160];
+    pthread_mutex_init(&fs.lock, NULL);
+    clock_gettime(CLOCK_REALTIME, &fs.start);
+    fs.reads = choose_reads(o, why, sizeof(why));
+    say_reads(&fs, why);
+    errno = 0;
+    int rc = start_session(&fs, err);
+    if (rc == 0)
+        rc = start_store(&fs, err);
+    if (rc == 0)
+        rc = serve(&fs, &s);
+    else if (fs.session)
+        fuse_session_unmount(fs.session);
+    stop(&fs);
+    return rc;
+}
+
+/* --- in the background --- */
+
+static void leave_terminal(const struct ws_mount_options *o)
+{
+    int in = open("/dev/null", O_RDWR), out = in;
+    (void)setsid();
+    if (o->log_file)
+        out = open(o->log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
+    (void)dup2(in, STDIN_FILENO);
+    (void)dup2(out >= 0 ? out : in, STDOUT_FILENO);
+    (void)dup2(out >= 0 ? out : in, STDERR_FILENO);
+    if (chdir("/") != 0)
+        ws_log(WS_LOG_DEBUG, "mount", "stays in its folder");
+}
+
+/* The child tells how it went: 0, or an errno and a sentence. */
+static int run_in_background(const struct ws_mount_options *o, struct ws_error *err)
+{
+    int pipes[2], code = 0;
+    if (pipe2(pipes, O_CLOEXEC) != 0)
+        return ws_error_set(err, errno, "cannot make a pipe: %s", strerror(errno));
+    pid_t pid = fork();
+    if (pid < 0)
+        return ws_error_set(err, errno, "cannot fork: %s", strerror(errno));
+    if (pid == 0) {
+        struct ws_error why = {0};
+        close(pipes[0]);
+        leave_terminal(o);
+        int rc = run(o, NULL, pipes[1], &why);
+        if (rc < 0) {
+            ws_log(WS_LOG_ERROR, "mount", "%s", why.text);
+            if (write(pipes[1], &rc, sizeof(rc)) < 0 || write(pipes[1], why.text, strlen(why.text)) < 0)
+                _exit(1);
+        }
+        _exit(rc < 0);
+    }
+    close(pipes[1]);
+    ssize_t n = read(pipes[0], &code, sizeof(code));
+    if (n == (ssize_t)sizeof(code) && code == 0) {
+        close(pipes[0]);
+        return 0;
+    }
+    char text[WS_ERROR_TEXT] = "the daemon died at its start; 'wsync mount -f' shows more";
+    ssize_t k = n > 0 ? read(pipes[0], text, sizeof(text) - 1) : 0;
+    if (k > 0)
+        text[k] = 0;
+    close(pipes[0]);
+    (void)waitpid(pid, NULL, 0);
+    return ws_error_set(err, n > 0 && code < 0 ? -code : EIO, "%s", text);
+}
+
+int ws_mount_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err)
+{
+    int rc = check_place(o, err);
+    if (rc < 0)
+        return rc;
+    return o->foreground ? run(o, ready, -1, err) : run_in_background(o, err);
+}
+
+int ws_mount_end(const char *mountpoint, bool lazy, struct ws_error *err)
+{
+    char path[4096], regions[4200];
+    struct stat st;
+    if (!realpath(mountpoint, path)) {
+        if (errno != ENOTCONN)
+            return ws_error_set(err, errno, "cannot unmount %s: %s", mountpoint, strerror(errno));
+        snprintf(path, sizeof(path), "%s", mountpoint);
+    }
+    if (!is_mount_of_ours(path))
+        return ws_error_set(err, EINVAL, "no wsync mount is on %s", path);
+    snprintf(regions, sizeof(regions), "%s/" WS_REGIONS_NAME, path);
+    if (stat(regions, &st) == 0)
+        (void)umount2(regions, MNT_DETACH);
+    if (umount2(path, lazy ? MNT_DETACH : 0) == 0)
+        return 0;
+    int code = errno;
+    if (code == EPERM) { /* not root: by libfuse's helper */
+        pid_t pid = fork();
+        if (pid == 0) {
+            execlp("fusermount3", "fusermount3", lazy ? "-uz" : "-u", "--", path, (char *)NULL);
+            _exit(127);
+        }
+        int status = -1;
+        if (pid > 0 && waitpid(pid, &status, 0) == pid && status == 0)
+            return 0;
+    }
+    return ws_error_set(err, code, "cannot unmount %s: %s%s", path, strerror(code),
+                        code == EBUSY ? "; somebody has a file open or stands in it: end that, or use --lazy" : "");
+}
