@@ -38,6 +38,8 @@ static void unref(struct ws_call *c)
     pthread_mutex_unlock(&c->lock);
     if (left > 0)
         return;
+    if (c->held)
+        ws_version_put(c->held);
     pthread_mutex_destroy(&c->lock);
     free(c->name);
     free(c);
@@ -91,6 +93,10 @@ void ws_call_park(struct ws_call *c, struct ws_version *v, size_t file, size_t f
         ws_call_error(c, EIO);
         return;
     }
+    struct ws_version *before = c->held;
+    c->held = ws_version_get(v);
+    if (before)
+        ws_version_put(before);
     c->wait = (struct ws_wait){.done = on_done};
     c->phase = WS_CALL_STARTING;
     c->interrupted = false;

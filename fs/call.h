@@ -19,6 +19,7 @@ struct ws_call {
     bool plus;
     /* parking: private to call.c */
     struct ws_wait wait;
+    struct ws_version *held; /* what is waited for */
     pthread_mutex_t lock;
     int refs, tries;
     enum { WS_CALL_STARTING, WS_CALL_PARKED, WS_CALL_FINISHED } phase;

@@ -13,7 +13,7 @@ struct ws_open {
     struct ws_version *version; /* weights: a reference, and a use while its bytes may be read through us */
     size_t file;
     uint64_t begin, size;       /* of the bytes in the file: a tensor is a part of it */
-    bool uses;
+    bool uses, kept;
     enum ws_view view;
     struct ws_model *model;
     char *text;                 /* a view's, at open */
@@ -45,6 +45,8 @@ static void free_open(struct ws_fs *fs, struct ws_open *o)
     pthread_mutex_unlock(&fs->lock);
     if (ph)
         fuse_pollhandle_destroy(ph);
+    if (o->kept)
+        ws_version_keep(o->version, -1);
     if (o->uses)
         ws_version_use(o->version, -1);
     if (o->version)
@@ -145,6 +147,8 @@ static void run_open_weights(struct ws_call *c)
     rc = place_of(c, &n, o);
     if (rc == 0) {
         o->version = ws_version_get(n.version);
+        ws_version_keep(o->version, 1);
+        o->kept = true;
         rc = choose_reading(c, o);
     }
     ws_node_release(&n);
