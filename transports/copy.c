@@ -2,18 +2,18 @@
 #include "transports/copy_code.h"
 #include <assert.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #define XXH_STATIC_LINKING_ONLY /* the state as a plain value */
 #include <xxhash.h>
 
-#define PIECE_BYTES  (32UL << 10) /* hashed, then stored, while it is in the first-level caches */
 #define STREAM_BYTES (16UL << 10) /* shorter copies go through the cache: they are read again soon */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const struct ws_copy_code *code; /* written once by pick */
 
-static int wanted(const char *name)
+static bool wanted(const char *name)
 {
     const char *forced = getenv("WSYNC_COPY");
     return !forced || strcmp(forced, name) == 0;
@@ -51,7 +51,7 @@ void ws_copy(void *dst, const void *src, size_t n)
         if (n)
             memcpy(dst, src, n);
     } else {
-        the_code()->stream_copy(dst, src, n);
+        the_code()->copy(dst, src, n);
     }
 }
 
@@ -80,17 +80,8 @@ void ws_hasher_reset(struct ws_hasher *h)
 
 void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n)
 {
-    const struct ws_copy_code *c = the_code();
-    unsigned char *d = dst;
-    const unsigned char *s = src;
-    while (n > 0) {
-        size_t piece = n < PIECE_BYTES ? n : PIECE_BYTES;
-        c->update(&h->state, s, piece);
-        c->stream_copy(d, s, piece);
-        d += piece;
-        s += piece;
-        n -= piece;
-    }
+    if (n > 0)
+        the_code()->copy_update(&h->state, dst, src, n);
 }
 
 uint64_t ws_hasher_digest(const struct ws_hasher *h)

@@ -1,44 +1,18 @@
 /* Copies with AVX2: built with its compiler flags, called only where the processor has it. */
-#include "transports/copy_code.h"
 #if defined(__x86_64__) && !defined(WS_NO_VECTOR)
-#define XXH_VECTOR 2 /* XXH_AVX2 */
-#define XXH_INLINE_ALL
+#define XXH_VECTOR     2 /* XXH_AVX2 */
+#define XXH_INLINE_ALL   /* so that the hash is built with these flags too */
 #include <immintrin.h>
-#include <string.h>
-#include <xxhash.h>
 
-static void stream_copy(void *dst, const void *src, size_t n)
+static inline void stream_line(unsigned char *dst, const unsigned char *src)
 {
-    unsigned char *d = dst;
-    const unsigned char *s = src;
-    size_t head = (size_t)(-(uintptr_t)d & 63);
-    if (n < 256) {
-        memcpy(d, s, n);
-        return;
-    }
-    memcpy(d, s, head);
-    d += head;
-    s += head;
-    n -= head;
-    for (; n >= 256; n -= 256, d += 256, s += 256) {
-        for (size_t i = 0; i < 256; i += 32) {
-            __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(s + i));
-            _mm256_stream_si256((__m256i *)(void *)(d + i), x);
-        }
-    }
-    _mm_sfence();
-    memcpy(d, s, n);
+    const __m256i *from = (const void *)src;
+    __m256i *to = (void *)dst, low = _mm256_loadu_si256(from), high = _mm256_loadu_si256(from + 1);
+    _mm256_stream_si256(to, low);
+    _mm256_stream_si256(to + 1, high);
 }
 
-static uint64_t hash(const void *p, size_t n)
-{
-    return XXH3_64bits(p, n);
-}
+#include "transports/copy_stream.h"
 
-static void update(void *state, const void *p, size_t n)
-{
-    (void)XXH3_64bits_update(state, p, n);
-}
-
-const struct ws_copy_code ws_copy_avx2 = {"avx2", stream_copy, hash, update};
+const struct ws_copy_code ws_copy_avx2 = {"avx2", copy, hash, copy_update};
 #endif

@@ -51,7 +51,7 @@ static void assert_copies(const struct ws_copy_code *code, unsigned char *to, co
                           size_t dst_at, size_t src_at, size_t n)
 {
     memset(to, FILL, GUARD + dst_at + n + GUARD);
-    code->stream_copy(to + GUARD + dst_at, from + src_at, n);
+    code->copy(to + GUARD + dst_at, from + src_at, n);
     for (size_t i = 0; i < GUARD; i++) {
         assert_int_equal(to[dst_at + i], FILL);
         assert_int_equal(to[GUARD + dst_at + n + i], FILL);
@@ -60,17 +60,35 @@ static void assert_copies(const struct ws_copy_code *code, unsigned char *to, co
         fail_msg("%s: %zu bytes from +%zu to +%zu differ", code->name, n, src_at, dst_at);
 }
 
+static void assert_copies_and_hashes(const struct ws_copy_code *code, unsigned char *to,
+                                     const unsigned char *from, size_t dst_at, size_t src_at, size_t n)
+{
+    XXH3_state_t s;
+    XXH3_INITSTATE(&s);
+    XXH3_64bits_reset(&s);
+    memset(to, FILL, GUARD + dst_at + n + GUARD);
+    code->copy_update(&s, to + GUARD + dst_at, from + src_at, n);
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(to[dst_at + i], FILL);
+        assert_int_equal(to[GUARD + dst_at + n + i], FILL);
+    }
+    assert_memory_equal(to + GUARD + dst_at, from + src_at, n);
+    assert_int_equal(XXH3_64bits_digest(&s), XXH3_64bits(from + src_at, n));
+}
+
 static void test_every_alignment(void **state)
 {
     const struct ws_copy_code *codes[3];
-    size_t n_codes = all_codes(codes), most = 1100;
+    size_t n_codes = all_codes(codes), most = 2500;
     unsigned char *from = random_bytes(most + 64, 1), *to = random_bytes(most + 3 * GUARD, 2);
 
     (void)state;
     for (size_t c = 0; c < n_codes; c++) {
         for (size_t n = 0; n <= most; n += n < 300 ? 1 : 37)
-            for (size_t at = 0; at < 64; at += 1 + n % 3)
+            for (size_t at = 0; at < 64; at += 1 + n % 3) {
                 assert_copies(codes[c], to, from, at, (at * 7) % 64, n);
+                assert_copies_and_hashes(codes[c], to, from, at, (at * 11) % 64, n);
+            }
     }
     free(from);
     free(to);
@@ -83,8 +101,10 @@ static void test_large(void **state)
     unsigned char *from = random_bytes(n + 64, 3), *to = random_bytes(n + 3 * GUARD, 4);
 
     (void)state;
-    for (size_t c = 0; c < n_codes; c++)
+    for (size_t c = 0; c < n_codes; c++) {
         assert_copies(codes[c], to, from, 13, 5, n);
+        assert_copies_and_hashes(codes[c], to, from, 13, 5, n);
+    }
     free(from);
     free(to);
 }
@@ -110,7 +130,7 @@ static void test_updates_mix(void **state)
 {
     const struct ws_copy_code *codes[3];
     size_t n_codes = all_codes(codes), n = 200000, at = 0;
-    unsigned char *p = random_bytes(n, 6);
+    unsigned char *p = random_bytes(n, 6), *to = random_bytes(n, 16);
     XXH3_state_t *s = XXH3_createState();
 
     (void)state;
@@ -119,11 +139,13 @@ static void test_updates_mix(void **state)
     for (size_t i = 0; at < n; i++) {
         size_t step = (i * 997) % 5000;
         step = step < n - at ? step : n - at;
-        codes[i % n_codes]->update(s, p + at, step);
+        codes[i % n_codes]->copy_update(s, to + at, p + at, step);
         at += step;
     }
     assert_int_equal(XXH3_64bits_digest(s), XXH3_64bits(p, n));
+    assert_memory_equal(to, p, n);
     XXH3_freeState(s);
+    free(to);
     free(p);
 }
 

@@ -1,0 +1,63 @@
+/* The body of a vector version: included by copy_avx2.c and copy_avx512.c, which define XXH_VECTOR and
+ * stream_line(dst, src), the non-temporal store of 64 bytes to an aligned address. Each is compiled with
+ * its own flags, so that loops and hash use that processor's widest registers. */
+#include "transports/copy_code.h"
+#include <immintrin.h>
+#include <string.h>
+#include <xxhash.h>
+
+#define LINE_BYTES  64
+/* Hashed, then stored while it is in the first-level cache. Measured on Ice Lake: with short pieces, and the
+ * source asked for a page ahead, reading overlaps with storing; 1 KiB reaches 0.93 of a copy that does
+ * not hash, 32 KiB 0.77. */
+#define PIECE_BYTES 1024
+#define AHEAD_BYTES 4096
+
+static inline size_t to_line(const void *dst, size_t n)
+{
+    size_t head = (size_t)(-(uintptr_t)dst & (LINE_BYTES - 1));
+    return head < n ? head : n;
+}
+
+/* Of an aligned dst; returns how many bytes, a multiple of LINE_BYTES. The source may be asked for beyond its
+ * end: a prefetch reads nothing that the program could see, and faults nowhere. */
+static inline size_t stream_lines(unsigned char *dst, const unsigned char *src, size_t n)
+{
+    size_t at = 0;
+    for (; at + LINE_BYTES <= n; at += LINE_BYTES) {
+        _mm_prefetch((const char *)((uintptr_t)src + at + AHEAD_BYTES), _MM_HINT_T0);
+        stream_line(dst + at, src + at);
+    }
+    return at;
+}
+
+static void copy(void *dst, const void *src, size_t n)
+{
+    size_t at = to_line(dst, n);
+    memcpy(dst, src, at);
+    at += stream_lines((unsigned char *)dst + at, (const unsigned char *)src + at, n - at);
+    _mm_sfence();
+    memcpy((unsigned char *)dst + at, (const unsigned char *)src + at, n - at);
+}
+
+static void copy_update(void *state, void *dst, const void *src, size_t n)
+{
+    unsigned char *d = dst;
+    const unsigned char *s = src;
+    size_t at = to_line(dst, n);
+    memcpy(d, s, at);
+    (void)XXH3_64bits_update(state, s, at);
+    for (size_t piece; n - at >= LINE_BYTES; at += piece) {
+        piece = n - at < PIECE_BYTES ? (n - at) & ~(size_t)(LINE_BYTES - 1) : PIECE_BYTES;
+        (void)XXH3_64bits_update(state, s + at, piece);
+        (void)stream_lines(d + at, s + at, piece);
+    }
+    _mm_sfence();
+    memcpy(d + at, s + at, n - at);
+    (void)XXH3_64bits_update(state, s + at, n - at);
+}
+
+static uint64_t hash(const void *p, size_t n)
+{
+    return XXH3_64bits(p, n);
+}
