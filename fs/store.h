@@ -108,7 +108,10 @@ WS_MUST_USE int ws_version_pull(struct ws_version *v, enum ws_priority priority,
  * are here now returns 1 and done is not called. Else starts what is needed (blocks that are waited
  * for come first), returns 0, and later calls done(w, result) exactly once from a store thread:
  * 0 here; -ESTALE, -EBADMSG, -EHOSTUNREACH, -ENOSPC ...; -ETIMEDOUT at the deadline. The struct is
- * the caller's and must live until done or until cancel returned true. */
+ * the caller's and must live until done or until cancel returned true, and so must the caller's
+ * reference to v. What fails at once (no such file, the last pull failed a moment ago and is not
+ * tried again yet) is told through done as well, never by the return value. The timeout is the
+ * wait's own: the pull goes on. */
 #define WS_FILE_ALL ((size_t)-1)
 #define WS_FILE_HEADERS ((size_t)-2)
 struct ws_wait {
@@ -116,6 +119,8 @@ struct ws_wait {
     struct ws_version *version;                  /* the rest is the store's */
     size_t file, first, n;
     uint64_t deadline_ns;
+    int result;
+    bool queued;
     struct ws_wait *next, *prev;
 };
 WS_MUST_USE int ws_version_wait(struct ws_version *v, size_t file, size_t first, size_t n,
@@ -146,6 +151,10 @@ void ws_store_listen(struct ws_store *s, ws_store_listener *listener, void *arg)
 /* True when FUSE holds lookups or open files of the version: its region memory is then not recycled
  * before fs says that they are gone. Set by fs/tree through these counters. */
 void ws_version_use(struct ws_version *v, int delta);
+/* Keeps a version from being evicted while the sum is over 0: for open files, and for a switch
+ * between its pull and its end. Lookups alone (ws_version_use) do not: the version loses its names,
+ * the kernel is told to forget them, and what nobody has open goes. (Added after the first draft.) */
+void ws_version_keep(struct ws_version *v, int delta);
 /* Called when a version's memory is about to be given back, so that fs can close backing ids and
  * names (link mode). Returns when that is done. One hook. */
 void ws_store_set_release(struct ws_store *s, void (*release)(void *arg, struct ws_version *v),

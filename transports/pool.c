@@ -75,6 +75,15 @@ static void discard(struct list *l)
     }
 }
 
+static struct entry **oldest(struct ws_pool *p, bool reserved)
+{
+    struct entry **last = NULL;
+    for (struct entry **at = &p->free.first; *at; at = &(*at)->next)
+        if ((*at)->reserved == reserved)
+            last = at;
+    return last;
+}
+
 /* Pushes out the oldest free regions that nobody asked for until `size` more may be kept. False: not to be.
  */
 static bool make_room(struct ws_pool *p, uint64_t size, struct list *gone)
@@ -85,11 +94,9 @@ static bool make_room(struct ws_pool *p, uint64_t size, struct list *gone)
     if (stays > p->keep_bytes || size > p->keep_bytes - stays)
         return false;
     while (p->free.bytes + p->making_bytes + size > p->keep_bytes) {
-        struct entry **oldest = NULL;
-        for (struct entry **at = &p->free.first; *at; at = &(*at)->next)
-            oldest = (*at)->reserved ? oldest : at;
-        assert(oldest);
-        push(gone, take(&p->free, oldest));
+        struct entry **at = oldest(p, false);
+        assert(at);
+        push(gone, take(&p->free, at));
     }
     return true;
 }
@@ -350,11 +357,23 @@ void ws_pool_reserve(struct ws_pool *p, uint64_t size_bytes)
     pthread_mutex_unlock(&p->lock);
 }
 
+void ws_pool_trim(struct ws_pool *p, uint64_t bytes)
+{
+    struct list gone = {0};
+    pthread_mutex_lock(&p->lock);
+    while (p->free.bytes > bytes) {
+        struct entry **at = oldest(p, false);
+        push(&gone, take(&p->free, at ? at : oldest(p, true)));
+    }
+    pthread_mutex_unlock(&p->lock);
+    discard(&gone);
+}
+
 void ws_pool_stats(struct ws_pool *p, struct ws_pool_stats *out)
 {
     pthread_mutex_lock(&p->lock);
     *out = (struct ws_pool_stats){
-        .free_bytes = p->free.bytes,
+        .free_bytes = p->free.bytes + p->making_bytes,
         .waiting_bytes = p->waiting.bytes,
         .n_free = p->free.n,
         .n_waiting = p->waiting.n,

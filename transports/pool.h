@@ -24,8 +24,11 @@ void ws_pool_put(struct ws_pool *p, struct ws_region *r); /* NULL is fine; impor
  * free already counted. As far as keep_bytes and the machine's memory allow; 0 forgets all that
  * is asked for. */
 void ws_pool_reserve(struct ws_pool *p, uint64_t size_bytes);
+/* Frees free regions, reserves too, until at most `bytes` of them are left. */
+void ws_pool_trim(struct ws_pool *p, uint64_t bytes);
 struct ws_pool_stats {
-    uint64_t free_bytes, waiting_bytes; /* waiting: handed back, still read by somebody */
+    uint64_t free_bytes;    /* to be used again; a reserve that is being made included */
+    uint64_t waiting_bytes; /* handed back, still read by somebody */
     size_t n_free, n_waiting;
     size_t n_wanted; /* reserves asked for and not there yet */
 };

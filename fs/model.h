@@ -1,0 +1,28 @@
+/* Model, inside the store: the list of a model's named versions and the rules by which names come
+ * and go. */
+#ifndef WS_FS_MODEL_H
+#define WS_FS_MODEL_H
+#include "fs/changes.h"
+#include "fs/store_state.h"
+
+/* All but tidy with store->lock held. */
+
+/* The listed model of that name, not counted; made when `make`. NULL: there is none, out of memory,
+ * or there are WS_MAX_MODELS. */
+struct ws_model *ws_model_at(struct ws_store *s, const char *name, bool make, struct ws_changes *c);
+/* Takes a model out of the store with all its versions; its pulls are told to stop. */
+void ws_model_unlist(struct ws_model *m, struct ws_changes *c);
+/* Is a newer than b? The live lineage is newer than any other. */
+bool ws_version_is_newer(const struct ws_version *a, const struct ws_version *b);
+/* Must it stay: current, previous, pinned, kept by fs, among the newest options.keep? */
+bool ws_version_is_protected(const struct ws_version *v);
+/* After anything that names depend on has changed: settles which lineage is live, renames what is
+ * superseded, retires what neither a source has nor we, and what holds a source's memory for
+ * nothing. */
+void ws_model_settle(struct ws_model *m, struct ws_changes *c);
+/* Only the first part: which lineage is live. */
+void ws_model_settle_lineage(struct ws_model *m);
+/* Settles without the lock held, and tells the changes. */
+void ws_model_tidy(struct ws_model *m);
+
+#endif

@@ -1,0 +1,17 @@
+/* Room: memory for a version within the cache, made by evicting others. */
+#ifndef WS_FS_ROOM_H
+#define WS_FS_ROOM_H
+#include "fs/store_state.h"
+
+/* Takes bytes of the cache for v (v->own_bytes), evicting what may go; waits a moment for memory that
+ * is on its way back. -ENOSPC with what could be dropped; -ECANCELED when *stop. Without any lock. */
+WS_MUST_USE int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_bool *stop,
+                             struct ws_error *err);
+/* After the regions were taken from the pool: what the pool keeps for later must fit beside them. */
+void ws_room_trim(struct ws_store *s);
+/* Has the pool fault in regions for one more version like this one, where there is room for it. */
+void ws_room_reserve(struct ws_store *s, const struct ws_manifest *m);
+/* Bytes for people: "1.2 GB". */
+void ws_room_text(uint64_t bytes, char out[16]);
+
+#endif

@@ -1,0 +1,206 @@
+/* Failures are of three kinds. A source that says that the version is gone, or that we may not have
+ * it, is not asked for it again: when all have said so the pull is over. Anything else (refused
+ * connections, resets, silence) is tried again, with the next alternative where there is one, until
+ * nothing has moved for the pull's deadline. */
+#include "fs/route.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIRST_PAUSE_MS 50
+#define MAX_DOUBLINGS 5 /* 1.6 s */
+
+void ws_route_init(struct ws_route *r, struct ws_version *v)
+{
+    pthread_condattr_t attr;
+
+    memset(r, 0, sizeof(*r));
+    r->version = v;
+    atomic_init(&r->progress_ns, ws_now_ns());
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&r->changed, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+void ws_route_release(struct ws_route *r)
+{
+    pthread_cond_destroy(&r->changed);
+    pthread_mutex_destroy(&r->lock);
+}
+
+static int canceled(struct ws_route *r, struct ws_error *err)
+{
+    return ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", r->version->model->name,
+                        r->version->number);
+}
+
+/* No source is left. With store->lock and r->lock. */
+static int none_left(struct ws_route *r, struct ws_error *err)
+{
+    const struct ws_version *v = r->version;
+    const struct ws_version *newest = NULL;
+
+    if (!r->gone && r->last.code && v->sources) {
+        if (err)
+            *err = r->last;
+        return -r->last.code;
+    }
+    for (const struct ws_version *w = v->model->versions; w; w = w->next) {
+        if (w->live && w->sources && w != v)
+            newest = w;
+    }
+    if (newest)
+        return ws_error_set(err, ESTALE, "%s/%lu is gone at the source; the newest is %lu",
+                            v->model->name, v->number, newest->number);
+    return ws_error_set(err, ESTALE, "%s/%lu is gone at the source", v->model->name, v->number);
+}
+
+/* Candidates in the order of adding. With store->lock and r->lock. */
+static unsigned candidates(const struct ws_route *r, struct ws_watch *out[WS_MAX_SOURCES])
+{
+    const struct ws_version *v = r->version;
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        struct ws_watch *w = v->store->watches[i];
+        unsigned at = n;
+        if (!w || !(v->sources & ~r->refused & ws_bit(i)))
+            continue;
+        for (; at > 0 && out[at - 1]->order > w->order; at--)
+            out[at] = out[at - 1];
+        out[at] = w;
+        n++;
+    }
+    return n;
+}
+
+int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
+{
+    struct ws_store *s = r->version->store;
+    struct ws_watch *list[WS_MAX_SOURCES];
+    unsigned n;
+    int rc = 0;
+
+    if (atomic_load(&r->stop))
+        return canceled(r, err);
+    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&r->lock);
+    n = candidates(r, list);
+    leg->turn = r->turn;
+    leg->watch = NULL;
+    for (unsigned k = 0; k < n && !leg->watch; k++) {
+        if (list[(r->turn + k) % n]->up)
+            leg->watch = list[(r->turn + k) % n];
+    }
+    if (n && !leg->watch)
+        leg->watch = list[r->turn % n];
+    if (leg->watch)
+        ws_watch_get(leg->watch);
+    else
+        rc = none_left(r, err);
+    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+void ws_route_end(struct ws_leg *leg)
+{
+    if (leg->watch)
+        ws_watch_put(leg->watch);
+    leg->watch = NULL;
+}
+
+void ws_route_progress(struct ws_route *r, struct ws_leg *leg)
+{
+    atomic_store(&r->progress_ns, ws_now_ns());
+    leg->attempts = 0;
+}
+
+static bool says_gone(int rc)
+{
+    return rc == -ESTALE || rc == -ENOENT;
+}
+
+static bool says_never(int rc)
+{
+    switch (rc) {
+    case -EACCES: case -EPERM: case -EPROTO: case -EINVAL: case -EBADMSG: case -ENOTSUP:
+    case -E2BIG: case -EFBIG: case -ENOMEM: case -ENAMETOOLONG:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Nothing has moved for too long: one code for all ways of not being there. */
+static int given_up(const struct ws_route *r, int rc, struct ws_error *err)
+{
+    const struct ws_version *v = r->version;
+    int code = rc == -ETIMEDOUT ? ETIMEDOUT : EHOSTUNREACH;
+    char why[WS_ERROR_TEXT / 2];
+
+    memcpy(why, r->last.text, sizeof(why) - 1);
+    why[sizeof(why) - 1] = '\0';
+    return ws_error_set(err, code, "nothing of %s/%lu came for %.1f s: %s; is the trainer's agent up?",
+                        v->model->name, v->number, (double)v->store->options.deadline_ms / 1000, why);
+}
+
+/* Sleeps before the next attempt, a half more or less, or until the stop. With r->lock. */
+static void back_off(struct ws_route *r, unsigned attempts)
+{
+    unsigned doublings = attempts < MAX_DOUBLINGS ? attempts : MAX_DOUBLINGS;
+    uint64_t ns = (uint64_t)FIRST_PAUSE_MS * 1000000UL << doublings;
+    uint64_t now = ws_now_ns();
+    struct timespec until = ws_time_of(now + ns / 2 + (now ^ (uintptr_t)&until) % ns);
+
+    while (!atomic_load(&r->stop) && pthread_cond_timedwait(&r->changed, &r->lock, &until) != ETIMEDOUT)
+        ;
+}
+
+int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_error *err)
+{
+    struct ws_store *s = r->version->store;
+    uint64_t deadline_ns = (uint64_t)s->options.deadline_ms * 1000000UL;
+    struct ws_watch *w = leg->watch;
+    bool up;
+    int final = 0;
+
+    if (atomic_load(&r->stop)) {
+        ws_route_end(leg);
+        return canceled(r, err);
+    }
+    pthread_mutex_lock(&s->lock);
+    up = w->up && s->watches[w->index] == w;
+    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_lock(&r->lock);
+    if (err)
+        r->last = *err;
+    r->last.code = -rc;
+    if (says_gone(rc) && (up || rc == -ESTALE)) {
+        r->refused |= ws_bit(w->index);
+        r->gone = true;
+    } else if (says_never(rc)) {
+        r->refused |= ws_bit(w->index);
+    } else {
+        atomic_fetch_add(&s->retries, 1);
+        if (r->turn == leg->turn)
+            r->turn++;
+        if (ws_now_ns() - atomic_load(&r->progress_ns) > deadline_ns)
+            final = given_up(r, rc, err);
+        else
+            back_off(r, leg->attempts++);
+    }
+    pthread_mutex_unlock(&r->lock);
+    ws_route_end(leg);
+    return final;
+}
+
+void ws_route_stop(struct ws_route *r)
+{
+    atomic_store(&r->stop, true);
+    pthread_mutex_lock(&r->lock);
+    pthread_cond_broadcast(&r->changed);
+    pthread_mutex_unlock(&r->lock);
+}

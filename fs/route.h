@@ -1,0 +1,41 @@
+/* Route: which source a pull uses now, what it does when one fails, and when it gives up. Shared by
+ * the threads of one pull; holds the one lock of a pull (taken after store->lock). */
+#ifndef WS_FS_ROUTE_H
+#define WS_FS_ROUTE_H
+#include "fs/watch.h"
+
+struct ws_route {
+    struct ws_version *version; /* the pull's */
+    atomic_bool stop;
+    _Atomic(uint64_t) progress_ns; /* when the last byte of use came */
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* of everything in the pull; monotonic clock */
+    /* guarded by lock */
+    uint64_t refused;      /* sources that will not serve this version, by index */
+    unsigned turn;         /* which of the alternatives */
+    bool gone;             /* one of them said that it had the version and has it no more */
+    struct ws_error last;  /* why the last attempt failed */
+};
+
+/* One use of a source. */
+struct ws_leg {
+    struct ws_watch *watch; /* counted; NULL: none */
+    unsigned turn;
+    unsigned attempts; /* failures in a row, of this leg's thread */
+};
+
+void ws_route_init(struct ws_route *r, struct ws_version *v);
+void ws_route_release(struct ws_route *r);
+/* Chooses a source: in the order of adding, those that answer first. When none is left: -ESTALE,
+ * -ECANCELED or what the last one said. */
+WS_MUST_USE int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err);
+void ws_route_end(struct ws_leg *leg); /* done with the source */
+/* What the source said with rc (err: its sentence). Puts the source. 0: take one and try again, after
+ * the wait that is due; else final, with err. */
+WS_MUST_USE int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc,
+                                struct ws_error *err);
+void ws_route_progress(struct ws_route *r, struct ws_leg *leg);
+/* Wakes all that wait; callable with store->lock. */
+void ws_route_stop(struct ws_route *r);
+
+#endif

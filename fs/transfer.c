@@ -1,0 +1,384 @@
+/* Every lane is a thread with a connection of its own. It takes the next run of missing blocks of a
+ * file, at most 16 MiB, fetches it, and takes the next. Waited-for blocks go first, then small files
+ * and the headers of all others, because readers open with them, then the rest in order. A block is
+ * here when the hash of what was stored is the manifest's; a wrong one is missing again, as are the
+ * blocks of a run that was cut.
+ *
+ * Towards the end runs get shorter, so that the lanes finish together. */
+#include "fs/transfer.h"
+#include "fs/content.h"
+#include "fs/waits.h"
+#include "transports/log.h"
+#include "transports/workers.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RUN_BLOCKS 4
+#define NAP_MS 20 /* of a lane that lets a more urgent pull go first */
+#define IDLE_MS 500
+
+enum block_state { MISSING, TAKEN, HERE };
+
+struct block {
+    unsigned char state, tries;
+};
+
+/* Where the search for the next missing block goes on. */
+struct cursor {
+    enum { SIDECARS, HEADERS, REST, END } phase;
+    size_t file, block;
+};
+
+struct transfer {
+    struct ws_route *route;
+    struct ws_version *version;
+    const struct ws_manifest *manifest;
+    const atomic_int *priority;
+    unsigned n_lanes;
+    /* guarded by route->lock */
+    struct block **blocks; /* by file */
+    size_t n_missing, n_left;
+    struct cursor next;
+    int rc; /* why it ends; 0: it goes on, or is done */
+    struct ws_error err;
+    const char *how;
+};
+
+struct run {
+    size_t file, first, n;
+};
+
+struct lane {
+    struct transfer *t;
+    struct ws_leg leg;
+    struct ws_lane *lane;
+    struct run run;
+    pthread_t thread;
+};
+
+/* --- the table of blocks; with route->lock --- */
+
+static void end_with(struct transfer *t, int rc, const struct ws_error *err)
+{
+    if (t->rc == 0) {
+        t->rc = rc;
+        t->err = *err;
+    }
+    pthread_cond_broadcast(&t->route->changed);
+}
+
+/* Takes missing blocks from the first one at or after `first` and before `end`. */
+static bool claim(struct transfer *t, size_t file, size_t first, size_t end, struct run *run)
+{
+    struct block *b = t->blocks[file];
+    size_t most = (t->n_missing + 2 * t->n_lanes - 1) / (2 * t->n_lanes);
+
+    if (most > RUN_BLOCKS)
+        most = RUN_BLOCKS;
+    while (first < end && b[first].state != MISSING)
+        first++;
+    if (first >= end)
+        return false;
+    *run = (struct run){.file = file, .first = first};
+    while (run->n < most && first + run->n < end && b[first + run->n].state == MISSING)
+        b[first + run->n++].state = TAKEN;
+    t->n_missing -= run->n;
+    return true;
+}
+
+/* Blocks of a file that belong to the phase: [0, end). */
+static size_t phase_end(const struct transfer *t, const struct cursor *at)
+{
+    const struct ws_bundle_file *f = &t->manifest->files[at->file];
+
+    if (at->phase == SIDECARS)
+        return f->header_bytes ? 0 : f->n_blocks;
+    return at->phase == HEADERS ? ws_content_header_blocks(f) : f->n_blocks;
+}
+
+static bool claim_next(struct transfer *t, struct run *run)
+{
+    struct cursor *at = &t->next;
+
+    for (; at->phase != END; at->phase++, at->file = 0) {
+        for (; at->file < t->manifest->n_files; at->file++, at->block = 0) {
+            if (claim(t, at->file, at->block, phase_end(t, at), run)) {
+                at->block = run->first + run->n;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void give_back(struct transfer *t, const struct run *run)
+{
+    for (size_t b = run->first; b < run->first + run->n; b++) {
+        if (t->blocks[run->file][b].state == TAKEN) {
+            t->blocks[run->file][b].state = MISSING;
+            t->n_missing++;
+            t->next = (struct cursor){0};
+        }
+    }
+    pthread_cond_broadcast(&t->route->changed);
+}
+
+static int make_table(struct transfer *t)
+{
+    const struct ws_manifest *m = t->manifest;
+
+    t->blocks = calloc(m->n_files ? m->n_files : 1, sizeof(*t->blocks));
+    for (size_t i = 0; t->blocks && i < m->n_files; i++) {
+        size_t n = m->files[i].n_blocks;
+        t->blocks[i] = calloc(n ? n : 1, sizeof(**t->blocks));
+        if (!t->blocks[i])
+            return -ENOMEM;
+        for (size_t b = 0; b < n; b++) {
+            bool here = ws_content_has(t->version, i, b, 1);
+            t->blocks[i][b].state = here ? HERE : MISSING;
+            t->n_missing += !here;
+        }
+    }
+    t->n_left = t->n_missing;
+    return t->blocks ? 0 : -ENOMEM;
+}
+
+static void free_table(struct transfer *t)
+{
+    for (size_t i = 0; t->blocks && i < t->manifest->n_files; i++)
+        free(t->blocks[i]);
+    free(t->blocks);
+}
+
+/* --- the next run --- */
+
+/* The first run that somebody waits for. Waits are looked at afresh each time, so what nobody waits
+ * for any more is not fetched first. */
+static bool claim_waited(struct transfer *t, struct run *run)
+{
+    struct ws_version *v = t->version;
+    bool found = false;
+
+    if (atomic_load(&v->n_waits) == 0)
+        return false;
+    pthread_mutex_lock(&v->store->lock);
+    pthread_mutex_lock(&t->route->lock);
+    for (const struct ws_wait *w = v->waits; w && !found; w = w->next) {
+        size_t file = w->file;
+        if (file >= t->manifest->n_files || w->n == 0)
+            continue;
+        size_t n_blocks = t->manifest->files[file].n_blocks;
+        if (w->first < n_blocks)
+            found = claim(t, file, w->first, w->n < n_blocks - w->first ? w->first + w->n : n_blocks,
+                          run);
+    }
+    pthread_mutex_unlock(&t->route->lock);
+    pthread_mutex_unlock(&v->store->lock);
+    return found;
+}
+
+static bool is_outranked(const struct transfer *t)
+{
+    for (int p = atomic_load(t->priority) + 1; p <= WS_PRIORITY_READER; p++) {
+        if (atomic_load(&t->version->store->n_moving[p]) > 0)
+            return true;
+    }
+    return false;
+}
+
+/* Waits until there is a run to fetch; false when there is nothing left to do. */
+static bool next_run(struct lane *l)
+{
+    struct transfer *t = l->t;
+    struct ws_route *r = t->route;
+    bool found = false, goes_on = true;
+
+    while (!found && goes_on) {
+        struct timespec until;
+        if (claim_waited(t, &l->run))
+            return true;
+        pthread_mutex_lock(&r->lock);
+        bool outranked = is_outranked(t);
+        goes_on = t->rc == 0 && t->n_left > 0 && !atomic_load(&r->stop);
+        found = goes_on && !outranked && claim_next(t, &l->run);
+        if (goes_on && !found) {
+            until = ws_time_of(ws_now_ns() + (outranked ? NAP_MS : IDLE_MS) * 1000000UL);
+            pthread_cond_timedwait(&r->changed, &r->lock, &until);
+            if (outranked)
+                atomic_store(&r->progress_ns, ws_now_ns()); /* waiting its turn is no silence */
+        }
+        pthread_mutex_unlock(&r->lock);
+    }
+    return found;
+}
+
+/* --- one run --- */
+
+/* A block was stored and hashed. Called by the transport on the lane's thread. */
+static int on_block(void *arg, size_t block, uint64_t hash)
+{
+    struct lane *l = arg;
+    struct transfer *t = l->t;
+    struct ws_version *v = t->version;
+    const struct ws_bundle_file *f = &t->manifest->files[l->run.file];
+    struct block *b = &t->blocks[l->run.file][block];
+    bool good = hash == f->hashes[block];
+    uint64_t len = ws_block_len(f, block);
+    struct ws_error err;
+    int rc;
+
+    assert(block >= l->run.first && block < l->run.first + l->run.n);
+    atomic_fetch_add(&v->moved_bytes, len);
+    atomic_fetch_add(&v->store->moved_bytes, len);
+    pthread_mutex_lock(&t->route->lock);
+    assert(b->state == TAKEN);
+    if (good) {
+        ws_content_arrived(v, l->run.file, block);
+        b->state = HERE;
+        if (--t->n_left == 0)
+            pthread_cond_broadcast(&t->route->changed);
+    } else if (++b->tries >= WS_BLOCK_TRIES) {
+        ws_error_set(&err, EBADMSG,
+                     "block %zu of %s/%lu/%s came %d times with bytes that are not the manifest's; "
+                     "the source or the way to it is damaged",
+                     block, v->model->name, v->number, f->name, WS_BLOCK_TRIES);
+        end_with(t, -EBADMSG, &err);
+    }
+    rc = t->rc;
+    pthread_mutex_unlock(&t->route->lock);
+    if (good) {
+        ws_route_progress(t->route, &l->leg);
+        ws_waits_answer(v);
+    } else {
+        atomic_fetch_add(&v->bad_blocks, 1);
+        atomic_fetch_add(&v->store->bad_blocks, 1);
+    }
+    return rc < 0 ? -ECANCELED : 0;
+}
+
+static void leave_source(struct lane *l)
+{
+    ws_lane_close(l->lane);
+    l->lane = NULL;
+    ws_route_end(&l->leg);
+}
+
+/* Fetches the lane's run. Returns 0, a failure of the source (leg.watch is set), or what is final. */
+static int fetch_run(struct lane *l, struct ws_error *err)
+{
+    struct transfer *t = l->t;
+    atomic_uint *moving;
+    int rc = 0;
+
+    if (!l->lane) {
+        rc = ws_route_take(t->route, &l->leg, err);
+        if (rc == 0)
+            rc = ws_lane_open(l->leg.watch->source, &l->lane, err);
+    }
+    if (rc < 0)
+        return rc;
+    struct ws_fetch fetch = {
+        .manifest = t->manifest,
+        .file = l->run.file,
+        .first = l->run.first,
+        .n = l->run.n,
+        .dst = ws_region_data(ws_content_region(t->version, l->run.file)),
+        .block = on_block,
+        .arg = l,
+        .cancel = &t->route->stop,
+    };
+    moving = &t->version->store->n_moving[atomic_load(t->priority)];
+    atomic_fetch_add(moving, 1);
+    rc = ws_lane_fetch(l->lane, &fetch, err);
+    atomic_fetch_sub(moving, 1);
+    return rc;
+}
+
+static void *lane_main(void *arg)
+{
+    struct lane *l = arg;
+    struct transfer *t = l->t;
+
+    ws_thread_nice(t->version->store->options.nice);
+    while (next_run(l)) {
+        struct ws_error err = {0};
+        int rc = fetch_run(l, &err);
+        pthread_mutex_lock(&t->route->lock);
+        give_back(t, &l->run);
+        if (rc == 0)
+            t->how = ws_source_transport(l->leg.watch->source);
+        bool over = t->rc != 0;
+        pthread_mutex_unlock(&t->route->lock);
+        if (rc == 0 || over)
+            continue;
+        if (l->leg.watch) {
+            ws_lane_close(l->lane);
+            l->lane = NULL;
+            rc = ws_route_failed(t->route, &l->leg, rc, &err);
+        }
+        if (rc < 0) {
+            pthread_mutex_lock(&t->route->lock);
+            end_with(t, rc, &err);
+            pthread_mutex_unlock(&t->route->lock);
+        }
+    }
+    leave_source(l);
+    return NULL;
+}
+
+static int run_lanes(struct transfer *t, struct ws_error *err)
+{
+    struct lane lanes[WS_MAX_STREAMS];
+    unsigned started = 0;
+    int rc = 0;
+
+    memset(lanes, 0, sizeof(lanes));
+    for (unsigned i = 0; i < t->n_lanes; i++)
+        lanes[i].t = t;
+    while (started < t->n_lanes) {
+        rc = ws_thread_start(&lanes[started].thread, lane_main, &lanes[started]);
+        if (rc < 0)
+            break;
+        started++;
+    }
+    if (started == 0)
+        return ws_error_set(err, -rc, "cannot start a thread for a transfer: %s", strerror(-rc));
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(lanes[i].thread, NULL);
+    return 0;
+}
+
+int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char **how,
+                    struct ws_error *err)
+{
+    struct ws_version *v = r->version;
+    struct transfer t = {
+        .route = r,
+        .version = v,
+        .manifest = atomic_load(&v->manifest),
+        .priority = priority,
+        .how = "",
+    };
+    int rc = make_table(&t);
+
+    if (rc < 0) {
+        rc = ws_error_set(err, ENOMEM, "out of memory for the blocks of %s/%lu", v->model->name,
+                          v->number);
+    } else if (t.n_left > 0) {
+        unsigned streams = v->store->options.streams;
+        t.n_lanes = t.n_left < streams ? (unsigned)t.n_left : streams;
+        rc = run_lanes(&t, err);
+    }
+    if (rc == 0 && t.n_left > 0) {
+        rc = t.rc ? t.rc : -ECANCELED;
+        if (t.rc && err)
+            *err = t.err;
+        else
+            ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name, v->number);
+    }
+    *how = t.how;
+    free_table(&t);
+    return rc;
+}

@@ -1,0 +1,12 @@
+/* Verify: blocks in memory compared with the manifest, on all cores. */
+#ifndef WS_FS_VERIFY_H
+#define WS_FS_VERIFY_H
+#include "fs/store_state.h"
+
+/* Rehashes the blocks in regions (one a file, NULL for size 0); of v only those that are here, all
+ * where v is NULL. -EBADMSG names the first file and block that differ. Without any lock. */
+WS_MUST_USE int ws_verify_regions(struct ws_store *s, const struct ws_manifest *m,
+                                  struct ws_region *const *regions, struct ws_version *v,
+                                  struct ws_error *err);
+
+#endif

@@ -1,0 +1,232 @@
+/* A wait stands in its version's list until somebody takes it out, under the store's lock; from then
+ * on done is called by the taker and by nobody else, and cancel says that it comes too late. The
+ * clock thread sleeps until the earliest deadline of all versions. It looks at every wait when it
+ * wakes, at most a hundred times a second, because deadlines are rare and waits are few. */
+#include "fs/waits.h"
+#include "fs/content.h"
+#include "fs/pull.h"
+#include "transports/workers.h"
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#define CLOCK_STEP_NS 10000000UL /* deadlines that are closer to each other are answered together */
+
+bool ws_wait_is_over(struct ws_version *v, size_t file, size_t first, size_t n)
+{
+    if (file == WS_FILE_ALL)
+        return atomic_load(&v->complete);
+    if (!atomic_load(&v->manifest))
+        return false;
+    if (file == WS_FILE_HEADERS)
+        return ws_content_has_headers(v);
+    return n == 0 || ws_content_has(v, file, first, n);
+}
+
+/* --- the list; with store->lock --- */
+
+static void enqueue(struct ws_version *v, struct ws_wait *w)
+{
+    w->queued = true;
+    w->next = NULL;
+    w->prev = v->last_wait;
+    *(v->last_wait ? &v->last_wait->next : &v->waits) = w;
+    v->last_wait = w;
+    ws_version_get(v);
+}
+
+static void dequeue(struct ws_version *v, struct ws_wait *w)
+{
+    assert(w->queued);
+    w->queued = false;
+    *(w->prev ? &w->prev->next : &v->waits) = w->next;
+    *(w->next ? &w->next->prev : &v->last_wait) = w->prev;
+    w->next = w->prev = NULL;
+    atomic_fetch_sub(&v->n_waits, 1);
+}
+
+static bool is_over(struct ws_wait *w)
+{
+    return ws_wait_is_over(w->version, w->file, w->first, w->n);
+}
+
+struct ws_wait *ws_waits_take(struct ws_version *v, int code)
+{
+    struct ws_wait *chain = NULL, **end = &chain, *next;
+
+    for (struct ws_wait *w = v->waits; w; w = next) {
+        bool over = is_over(w);
+        next = w->next;
+        if (!over && code == 0)
+            continue;
+        dequeue(v, w);
+        w->result = over ? 0 : code;
+        *end = w;
+        end = &w->next;
+    }
+    return chain;
+}
+
+void ws_waits_tell(struct ws_wait *chain)
+{
+    while (chain) {
+        struct ws_wait *w = chain;
+        struct ws_version *v = w->version;
+        chain = w->next;
+        w->next = NULL;
+        w->done(w, w->result); /* w may be gone now */
+        ws_version_put(v);
+    }
+}
+
+void ws_waits_answer(struct ws_version *v)
+{
+    struct ws_wait *chain;
+
+    if (atomic_load(&v->n_waits) == 0)
+        return;
+    pthread_mutex_lock(&v->store->lock);
+    chain = ws_waits_take(v, 0);
+    pthread_mutex_unlock(&v->store->lock);
+    ws_waits_tell(chain);
+}
+
+/* --- asking --- */
+
+int ws_waits_ask(struct ws_version *v, size_t file, size_t first, size_t n,
+                 enum ws_priority priority, uint64_t deadline_ns, struct ws_wait *w)
+{
+    struct ws_store *s = v->store;
+    const struct ws_manifest *m;
+    int rc;
+
+    assert(w->done);
+    if (ws_wait_is_over(v, file, first, n))
+        return 1;
+    w->version = v;
+    w->file = file;
+    w->first = first;
+    w->n = n;
+    w->deadline_ns = deadline_ns;
+    w->result = 0;
+    pthread_mutex_lock(&s->lock);
+    atomic_fetch_add(&v->n_waits, 1);
+    if (ws_wait_is_over(v, file, first, n)) {
+        atomic_fetch_sub(&v->n_waits, 1);
+        pthread_mutex_unlock(&s->lock);
+        return 1;
+    }
+    enqueue(v, w);
+    m = atomic_load(&v->manifest);
+    if (file != WS_FILE_ALL && file != WS_FILE_HEADERS && m && file >= m->n_files)
+        rc = -EINVAL;
+    else
+        rc = ws_pull_ask(v, ws_goal_of(file, n), priority);
+    if (rc < 0) { /* the clock thread says it: done is never called from here */
+        w->result = rc;
+        w->deadline_ns = 0;
+    }
+    if (w->deadline_ns < s->next_deadline_ns) {
+        s->next_deadline_ns = w->deadline_ns;
+        pthread_cond_signal(&s->clock_changed);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return 0;
+}
+
+int ws_version_wait(struct ws_version *v, size_t file, size_t first, size_t n, unsigned timeout_ms,
+                    struct ws_wait *w)
+{
+    return ws_waits_ask(v, file, first, n, WS_PRIORITY_READER,
+                        ws_now_ns() + (uint64_t)timeout_ms * 1000000UL, w);
+}
+
+bool ws_wait_cancel(struct ws_wait *w)
+{
+    struct ws_version *v = w->version;
+    struct ws_store *s = v->store;
+    bool ours;
+
+    pthread_mutex_lock(&s->lock);
+    ours = w->queued;
+    if (ours)
+        dequeue(v, w);
+    pthread_mutex_unlock(&s->lock);
+    if (ours)
+        ws_version_put(v);
+    return ours;
+}
+
+/* --- the clock thread --- */
+
+/* Takes out all that is due, of all versions; sets when to look again. With store->lock. */
+static struct ws_wait *take_due(struct ws_store *s, uint64_t now, bool all)
+{
+    struct ws_wait *chain = NULL, **end = &chain, *next;
+
+    s->next_deadline_ns = WS_NEVER;
+    for (unsigned i = 0; i < WS_ID_BUCKETS; i++) {
+        for (struct ws_version *v = s->ids[i]; v; v = v->next_id) {
+            for (struct ws_wait *w = v->waits; w; w = next) {
+                next = w->next;
+                if (w->deadline_ns > now && !all) {
+                    if (w->deadline_ns < s->next_deadline_ns)
+                        s->next_deadline_ns = w->deadline_ns;
+                    continue;
+                }
+                dequeue(v, w);
+                if (is_over(w))
+                    w->result = 0;
+                else if (w->result == 0)
+                    w->result = all ? -ECANCELED : -ETIMEDOUT;
+                *end = w;
+                end = &w->next;
+            }
+        }
+    }
+    return chain;
+}
+
+static void *clock_main(void *arg)
+{
+    struct ws_store *s = arg;
+    struct ws_wait *chain;
+
+    pthread_mutex_lock(&s->lock);
+    while (!s->threads_stop) {
+        uint64_t now = ws_now_ns();
+        if (s->next_deadline_ns > now) {
+            uint64_t until = s->next_deadline_ns == WS_NEVER ? now + 3600000000000UL
+                             : s->next_deadline_ns + CLOCK_STEP_NS;
+            struct timespec t = ws_time_of(until);
+            pthread_cond_timedwait(&s->clock_changed, &s->lock, &t);
+            continue;
+        }
+        chain = take_due(s, now, false);
+        pthread_mutex_unlock(&s->lock);
+        ws_waits_tell(chain);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+int ws_waits_start(struct ws_store *s, struct ws_error *err)
+{
+    int rc = ws_thread_start(&s->clock, clock_main, s);
+
+    if (rc < 0)
+        return ws_error_set(err, -rc, "cannot start the thread of the deadlines: %s", strerror(-rc));
+    return 0;
+}
+
+void ws_waits_stop(struct ws_store *s)
+{
+    struct ws_wait *chain;
+
+    pthread_join(s->clock, NULL);
+    pthread_mutex_lock(&s->lock);
+    chain = take_due(s, 0, true);
+    pthread_mutex_unlock(&s->lock);
+    ws_waits_tell(chain);
+}
