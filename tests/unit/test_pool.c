@@ -233,6 +233,33 @@ static void test_reserve(void **state)
     ws_pool_free(p);
 }
 
+static void test_trim(void **state)
+{
+    struct ws_pool *p = make(64 * MIB);
+    struct ws_region *r[2] = {get(p, 8 * MIB), get(p, 8 * MIB)};
+    ino_t newest = inode(r[1]);
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        ws_pool_put(p, r[i]);
+        assert_settles(p, i + 1, 0);
+    }
+    ws_pool_trim(p, 16 * MIB);
+    assert_settles(p, 2, 0);
+    ws_pool_trim(p, 15 * MIB);
+    assert_settles(p, 1, 0);
+    ws_pool_reserve(p, 8 * MIB);
+    assert_settles(p, 1, 0);
+    r[0] = get(p, 8 * MIB);
+    assert_int_equal(inode(r[0]), newest);
+    ws_pool_put(p, r[0]);
+    ws_pool_reserve(p, 8 * MIB);
+    assert_settles(p, 1, 0);
+    ws_pool_trim(p, 0); /* what was asked for too */
+    assert_settles(p, 0, 0);
+    ws_pool_free(p);
+}
+
 /* A get that comes while its reserve is being made takes that one, however far it is. */
 static void test_get_claims_its_reserve(void **state)
 {
@@ -375,6 +402,7 @@ int main(void)
         cmocka_unit_test(test_keeps_no_more_than_allowed),
         cmocka_unit_test(test_small_and_imported_are_freed),
         cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_trim),
         cmocka_unit_test(test_get_claims_its_reserve),
         cmocka_unit_test(test_free_waits_for_nobody),
         cmocka_unit_test(test_readers_never_see_the_next_version),
