@@ -1,0 +1,655 @@
+/* One suite for every transport: tcp and ipc over a memory catalog, dir over a folder, and each of them behind
+ * faults. What a mount relies on is asserted here. */
+#include "tests/conformance/memory_catalog.h"
+#include "transports/copy.h"
+#include "transports/ipc.h"
+#include "transports/tcp.h"
+#include "transports/transport.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define B WS_BLOCK_BYTES
+#define MODEL "m"
+#define MAX_BLOCKS 16
+
+struct world {
+    const char *transport, *faults; /* faults NULL: none */
+    struct memory_catalog *catalog; /* NULL for dir */
+    struct ws_tcp_server *tcp;
+    struct ws_ipc_server *ipc;
+    char dir[64], url[256];
+    struct ws_source *source;
+};
+
+static const uint64_t sizes[] = {2 * B + 12345, 0, 1, B - 1, B, B + 1, 1000};
+#define N_FILES (sizeof(sizes) / sizeof(sizes[0]))
+
+/* --- worlds --- */
+
+static void write_folder(struct world *w, unsigned version, unsigned seed)
+{
+    char path[256], part[256];
+    unsigned char *bytes = malloc(3 * B);
+    static const char header[] = "{\"t\":{\"dtype\":\"U8\",\"shape\":[%lu],\"data_offsets\":[0,%lu]}}";
+    char text[256];
+    snprintf(path, sizeof(path), "%s/" MODEL, w->dir);
+    (void)mkdir(path, 0755);
+    snprintf(part, sizeof(part), "%s/" MODEL "/.part", w->dir);
+    snprintf(path, sizeof(path), "%s/" MODEL "/%u", w->dir, version);
+    assert_int_equal(mkdir(part, 0755), 0);
+    for (size_t i = 0; i < 3; i++) {
+        static const unsigned long data[] = {2 * B + 77, 1, B};
+        char file[512];
+        snprintf(file, sizeof(file), "%s/f%zu.safetensors", part, i);
+        uint64_t n = (uint64_t)snprintf(text, sizeof(text), header, data[i], data[i]);
+        /* a tensor may be in one file only */
+        text[2] = (char)('t' + i);
+        for (unsigned long k = 0; k < data[i]; k++)
+            bytes[k] = (unsigned char)(k * 31 + seed + i);
+        FILE *f = fopen(file, "wb");
+        assert_non_null(f);
+        assert_int_equal(fwrite(&n, 1, 8, f), 8);
+        assert_int_equal(fwrite(text, 1, n, f), n);
+        assert_int_equal(fwrite(bytes, 1, data[i], f), data[i]);
+        fclose(f);
+    }
+    free(bytes);
+    assert_int_equal(rename(part, path), 0);
+}
+
+static void publish(struct world *w, unsigned version, unsigned seed)
+{
+    if (!w->catalog) {
+        write_folder(w, version, seed);
+        return;
+    }
+    memory_catalog_publish(w->catalog, MODEL, version, sizes, N_FILES, seed);
+    if (w->tcp)
+        ws_tcp_server_wake(w->tcp);
+    if (w->ipc)
+        ws_ipc_server_wake(w->ipc);
+}
+
+static void open_world(struct world *w, const char *token)
+{
+    struct ws_error err = {0};
+    char inner[200] = "";
+    snprintf(w->dir, sizeof(w->dir), "/tmp/wsync-conf.XXXXXX");
+    assert_non_null(mkdtemp(w->dir));
+    if (strcmp(w->transport, "dir") != 0)
+        w->catalog = memory_catalog_new();
+    if (strcmp(w->transport, "tcp") == 0) {
+        struct ws_catalog c = memory_catalog_of(w->catalog);
+        struct ws_tcp_server_options o = {.listen = "127.0.0.1:0", .token = token};
+        assert_int_equal(ws_tcp_server_new(&w->tcp, &c, &o, &err), 0);
+        snprintf(inner, sizeof(inner), "http://127.0.0.1:%u", ws_tcp_server_port(w->tcp));
+    } else if (strcmp(w->transport, "ipc") == 0) {
+        struct ws_catalog c = memory_catalog_of(w->catalog);
+        char path[128];
+        snprintf(path, sizeof(path), "%s/sock", w->dir);
+        assert_int_equal(ws_ipc_server_new(&w->ipc, path, (gid_t)-1, &c, NULL, NULL, &err), 0);
+        snprintf(inner, sizeof(inner), "unix:%s", path);
+    } else {
+        char path[128];
+        snprintf(path, sizeof(path), "%s/" MODEL, w->dir);
+        (void)mkdir(path, 0755);
+        snprintf(inner, sizeof(inner), "dir:%s", w->dir);
+    }
+    if (w->faults)
+        snprintf(w->url, sizeof(w->url), "fault:%s:%s", w->faults, inner);
+    else
+        snprintf(w->url, sizeof(w->url), "%s", inner);
+    struct ws_source_options o = {.token = token};
+    assert_int_equal(ws_source_open(w->url, &o, &w->source, &err), 0);
+}
+
+static void close_servers(struct world *w)
+{
+    ws_tcp_server_free(w->tcp);
+    ws_ipc_server_free(w->ipc);
+    w->tcp = NULL;
+    w->ipc = NULL;
+}
+
+static void close_world(struct world *w)
+{
+    char command[128];
+    ws_source_close(w->source);
+    close_servers(w);
+    if (w->catalog)
+        memory_catalog_free(w->catalog);
+    snprintf(command, sizeof(command), "rm -rf %s", w->dir);
+    assert_int_equal(system(command), 0);
+}
+
+static struct world make(void **state)
+{
+    return *(const struct world *)*state;
+}
+
+/* --- helpers --- */
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* Control calls may fail on purpose; the answer must come in the end. */
+static struct ws_manifest *get_manifest(struct world *w, unsigned version)
+{
+    struct ws_error err = {0};
+    struct ws_manifest *m = NULL;
+    json_t *models = NULL;
+    for (int tries = 0; tries < 50; tries++) {
+        if (!models && ws_source_models(w->source, NULL, 0, 0, NULL, &models, &err))
+            continue;
+        if (ws_source_manifest(w->source, MODEL, version, NULL, &m, &err) == 0)
+            break;
+    }
+    json_decref(models);
+    if (!m)
+        fail_msg("no manifest: %s", err.text);
+    return m;
+}
+
+struct arrival {
+    const struct ws_bundle_file *file;
+    unsigned char *dst;
+    unsigned good[MAX_BLOCKS], bad;
+    size_t stop_after;
+};
+
+static int on_block(void *arg, size_t block, uint64_t hash)
+{
+    struct arrival *a = arg;
+    assert_true(block < a->file->n_blocks);
+    /* the hash that is told is that of what was stored, unless the transport lies on purpose */
+    if (hash == a->file->hashes[block]) {
+        if (ws_hash(a->dst + block * B, ws_block_len(a->file, block)) == hash)
+            a->good[block]++;
+        else
+            a->bad += 1000; /* a good hash over wrong bytes: the one thing that must not be */
+    } else {
+        a->bad++;
+    }
+    return a->stop_after && --a->stop_after == 0;
+}
+
+/* Fetches a file until every block was good once; bounded. */
+static void fetch_whole(struct world *w, const struct ws_manifest *m, size_t file)
+{
+    const struct ws_bundle_file *f = &m->files[file];
+    struct arrival a = {.file = f, .dst = malloc(f->size_bytes + 1)};
+    struct ws_lane *lane = NULL;
+    struct ws_error err = {0};
+    if (f->n_blocks == 0) {
+        free(a.dst);
+        return;
+    }
+    assert_int_equal(ws_lane_open(w->source, &lane, &err), 0);
+    for (int tries = 0; tries < 400; tries++) {
+        size_t first = 0;
+        while (first < f->n_blocks && a.good[first])
+            first++;
+        if (first == f->n_blocks)
+            break;
+        struct ws_fetch q = {.manifest = m, .file = file, .first = first, .n = f->n_blocks - first, .dst = a.dst,
+                             .block = on_block, .arg = &a};
+        int rc = ws_lane_fetch(lane, &q, &err);
+        if (!w->faults)
+            assert_int_equal(rc, 0);
+    }
+    for (size_t i = 0; i < f->n_blocks; i++)
+        assert_true(a.good[i] > 0);
+    assert_true(a.bad < 1000);
+    if (!w->faults)
+        assert_int_equal(a.bad, 0);
+    for (size_t i = 0; i < f->n_blocks; i++)
+        assert_int_equal(ws_hash(a.dst + i * B, ws_block_len(f, i)), f->hashes[i]);
+    ws_lane_close(lane);
+    free(a.dst);
+}
+
+/* --- cases --- */
+
+static void lists_models(void **state)
+{
+    struct world w = make(state);
+    open_world(&w, NULL);
+    publish(&w, 1, 1);
+    publish(&w, 2, 2);
+    struct ws_manifest *m = get_manifest(&w, 2);
+    assert_string_equal(m->model, MODEL);
+    assert_int_equal(m->version, 2);
+    ws_manifest_free(m);
+    json_t *models;
+    struct ws_error err = {0};
+    int rc = -1;
+    for (int i = 0; rc && i < 50; i++)
+        rc = ws_source_models(w.source, NULL, 0, 0, NULL, &models, &err);
+    assert_int_equal(rc, 0);
+    const json_t *one = json_array_get(json_object_get(models, "models"), 0);
+    assert_string_equal(json_string_value(json_object_get(one, "name")), MODEL);
+    assert_int_equal(json_integer_value(json_object_get(one, "newest")), 2);
+    assert_int_equal(json_array_size(json_object_get(one, "versions")), 2);
+    json_decref(models);
+    close_world(&w);
+}
+
+static void *publish_soon(void *arg)
+{
+    struct world *w = arg;
+    usleep(200000);
+    publish(w, 7, 7);
+    return NULL;
+}
+
+static void long_poll_wakes(void **state)
+{
+    struct world w = make(state);
+    struct ws_error err = {0};
+    json_t *models;
+    open_world(&w, NULL);
+    publish(&w, 1, 1);
+    int rc = -1;
+    for (int i = 0; rc && i < 50; i++)
+        rc = ws_source_models(w.source, NULL, 0, 0, NULL, &models, &err);
+    assert_int_equal(rc, 0);
+    uint64_t seq = (uint64_t)json_integer_value(json_object_get(models, "seq"));
+    json_decref(models);
+    /* nothing new: it times out with the same state */
+    int64_t start = now_ms();
+    rc = ws_source_models(w.source, NULL, seq, 300, NULL, &models, &err);
+    if (rc == 0) {
+        assert_int_equal(json_integer_value(json_object_get(models, "seq")), seq);
+        assert_true(now_ms() - start >= 250);
+        json_decref(models);
+    } else {
+        assert_non_null(w.faults);
+    }
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, publish_soon, &w), 0);
+    rc = -1;
+    for (int i = 0; i < 50; i++) {
+        rc = ws_source_models(w.source, NULL, seq, 20000, NULL, &models, &err);
+        if (rc == 0 && (uint64_t)json_integer_value(json_object_get(models, "seq")) > seq)
+            break;
+        if (rc == 0)
+            json_decref(models);
+        rc = -1;
+    }
+    pthread_join(thread, NULL);
+    assert_int_equal(rc, 0);
+    const json_t *one = json_array_get(json_object_get(models, "models"), 0);
+    assert_int_equal(json_integer_value(json_object_get(one, "newest")), 7);
+    json_decref(models);
+    close_world(&w);
+}
+
+static void cancel_ends_a_poll(void **state)
+{
+    struct world w = make(state);
+    struct ws_error err = {0};
+    atomic_bool cancel = true;
+    json_t *models = NULL;
+    open_world(&w, NULL);
+    publish(&w, 1, 1);
+    int64_t start = now_ms();
+    if (ws_source_models(w.source, NULL, 1000, 60000, &cancel, &models, &err) == 0)
+        json_decref(models);
+    assert_true(now_ms() - start < 30000);
+    close_world(&w);
+}
+
+static void moves_every_byte(void **state)
+{
+    struct world w = make(state);
+    open_world(&w, NULL);
+    publish(&w, 3, 5);
+    struct ws_manifest *m = get_manifest(&w, 3);
+    for (size_t i = 0; i < m->n_files; i++)
+        fetch_whole(&w, m, i);
+    ws_manifest_free(m);
+    close_world(&w);
+}
+
+static void moves_one_block(void **state)
+{
+    struct world w = make(state);
+    struct ws_error err = {0};
+    open_world(&w, NULL);
+    publish(&w, 3, 5);
+    struct ws_manifest *m = get_manifest(&w, 3);
+    const struct ws_bundle_file *f = &m->files[0];
+    assert_true(f->n_blocks == 3);
+    struct arrival a = {.file = f, .dst = calloc(1, f->size_bytes + B)};
+    memset(a.dst, 0xEE, f->size_bytes + B);
+    struct ws_lane *lane;
+    assert_int_equal(ws_lane_open(w.source, &lane, &err), 0);
+    struct ws_fetch q = {.manifest = m, .file = 0, .first = 1, .n = 1, .dst = a.dst, .block = on_block, .arg = &a};
+    for (int i = 0; i < 100 && !a.good[1]; i++)
+        (void)!ws_lane_fetch(lane, &q, &err);
+    assert_true(a.good[1] && !a.good[0] && !a.good[2]);
+    for (size_t i = 0; i < B; i++) { /* nothing else was touched */
+        assert_int_equal(a.dst[i], 0xEE);
+        assert_int_equal(a.dst[2 * B + i], 0xEE);
+    }
+    ws_lane_close(lane);
+    free(a.dst);
+    ws_manifest_free(m);
+    close_world(&w);
+}
+
+static void block_can_stop(void **state)
+{
+    struct world w = make(state);
+    struct ws_error err = {0};
+    open_world(&w, NULL);
+    publish(&w, 3, 5);
+    struct ws_manifest *m = get_manifest(&w, 3);
+    struct arrival a = {.file = &m->files[0], .dst = malloc(m->files[0].size_bytes), .stop_after = 1};
+    struct ws_lane *lane;
+    assert_int_equal(ws_lane_open(w.source, &lane, &err), 0);
+    struct ws_fetch q = {.manifest = m, .file = 0, .first = 0, .n = 3, .dst = a.dst, .block = on_block, .arg = &a};
+    assert_true(ws_lane_fetch(lane, &q, &err) < 0);
+    assert_true(a.good[0] + a.good[1] + a.good[2] + a.bad <= 1);
+    a.stop_after = 0;
+    /* the lane is still of use */
+    for (int i = 0; i < 200 && !(a.good[0] && a.good[1] && a.good[2]); i++)
+        (void)!ws_lane_fetch(lane, &q, &err);
+    assert_true(a.good[0] && a.good[1] && a.good[2]);
+    ws_lane_close(lane);
+    free(a.dst);
+    ws_manifest_free(m);
+    close_world(&w);
+}
+
+static void unknown_is_not_there(void **state)
+{
+    struct world w = make(state);
+    struct ws_error err = {0};
+    struct ws_manifest *m = NULL;
+    if (w.faults)
+        skip();
+    open_world(&w, NULL);
+    publish(&w, 1, 1);
+    assert_int_equal(ws_source_manifest(w.source, MODEL, 99, NULL, &m, &err), -ENOENT);
+    assert_int_equal(ws_source_manifest(w.source, "other", 1, NULL, &m, &err), -ENOENT);
+    assert_true(strlen(err.text) > 3);
+    close_world(&w);
+}
+
+static void maps_or_says_that_it_cannot(void **state)
+{
+    struct world w = make(state);
+    struct ws_error err = {0};
+    struct ws_region *regions[8] = {0};
+    open_world(&w, NULL);
+    publish(&w, 4, 4);
+    struct ws_manifest *m = get_manifest(&w, 4);
+    int rc = -1;
+    for (int i = 0; i < 50 && rc != 0 && rc != -ENOTSUP; i++)
+        rc = ws_source_map(w.source, m, regions, &err);
+    if (strcmp(w.transport, "ipc") != 0) {
+        assert_int_equal(rc, -ENOTSUP);
+    } else {
+        assert_int_equal(rc, 0);
+        assert_int_equal(memory_catalog_holds(w.catalog), 1);
+        for (size_t i = 0; i < m->n_files; i++) {
+            if (m->files[i].size_bytes == 0) {
+                assert_null(regions[i]);
+                continue;
+            }
+            assert_memory_equal(ws_region_data(regions[i]), memory_catalog_bytes(w.catalog, MODEL, 4, i),
+                                m->files[i].size_bytes);
+            assert_true(pwrite(ws_region_fd(regions[i]), "x", 1, 0) < 0); /* read-only */
+            ws_region_free(regions[i]);
+        }
+        ws_source_unmap(w.source, MODEL, 4, m->run);
+        assert_int_equal(memory_catalog_holds(w.catalog), 0);
+    }
+    ws_manifest_free(m);
+    close_world(&w);
+}
+
+static void reports_arrive(void **state)
+{
+    struct world w = make(state);
+    struct ws_error err = {0};
+    json_t *body = json_pack("{s:s,s:b}", "host", "h", "ok", 1);
+    open_world(&w, NULL);
+    publish(&w, 1, 1);
+    int rc = -1;
+    for (int i = 0; rc && i < 50; i++)
+        rc = ws_source_report(w.source, MODEL, 1, "testrun", body, &err);
+    assert_int_equal(rc, 0);
+    if (w.catalog)
+        assert_true(memory_catalog_reports(w.catalog) >= 1);
+    json_decref(body);
+    close_world(&w);
+}
+
+/* --- what happens while bytes move --- */
+
+struct slow {
+    struct world *w;
+    struct arrival arrival;
+    const struct ws_manifest *m;
+    int rc;
+    size_t seen;
+};
+
+static int slow_block(void *arg, size_t block, uint64_t hash)
+{
+    struct slow *s = arg;
+    if (s->seen++ == 0) {
+        if (s->w->catalog)
+            memory_catalog_revoke(s->w->catalog, MODEL, 5, true);
+        usleep(50000);
+    }
+    return on_block(&s->arrival, block, hash);
+}
+
+static void revoked_in_the_middle(void **state)
+{
+    struct world w = make(state);
+    struct ws_error err = {0};
+    if (w.faults || strcmp(w.transport, "tcp") != 0)
+        skip(); /* others do not take revocable holds */
+    open_world(&w, NULL);
+    uint64_t big[] = {10 * B};
+    memory_catalog_publish(w.catalog, MODEL, 5, big, 1, 5);
+    struct ws_manifest *m = get_manifest(&w, 5);
+    struct slow s = {.w = &w, .m = m, .arrival = {.file = &m->files[0], .dst = malloc(big[0])}};
+    struct ws_lane *lane;
+    assert_int_equal(ws_lane_open(w.source, &lane, &err), 0);
+    struct ws_fetch q = {.manifest = m, .file = 0, .first = 0, .n = 10, .dst = s.arrival.dst, .block = slow_block,
+                         .arg = &s};
+    assert_true(ws_lane_fetch(lane, &q, &err) < 0 || s.arrival.bad > 0);
+    assert_true(s.arrival.bad < 1000);
+    assert_int_equal(ws_lane_fetch(lane, &q, &err), -ESTALE); /* 410 */
+    ws_lane_close(lane);
+    for (int i = 0; i < 1000 && memory_catalog_holds(w.catalog); i++)
+        usleep(10000);
+    assert_int_equal(memory_catalog_holds(w.catalog), 0);
+    free(s.arrival.dst);
+    ws_manifest_free(m);
+    close_world(&w);
+}
+
+static void server_dies_between(void **state)
+{
+    struct world w = make(state);
+    struct ws_error err = {0};
+    if (w.faults || !make(state).transport || strcmp(w.transport, "dir") == 0)
+        skip();
+    open_world(&w, NULL);
+    publish(&w, 1, 1);
+    struct ws_manifest *m = get_manifest(&w, 1);
+    struct arrival a = {.file = &m->files[0], .dst = malloc(m->files[0].size_bytes)};
+    struct ws_lane *lane;
+    assert_int_equal(ws_lane_open(w.source, &lane, &err), 0);
+    close_servers(&w);
+    struct ws_fetch q = {.manifest = m, .file = 0, .first = 0, .n = 3, .dst = a.dst, .block = on_block, .arg = &a};
+    int64_t start = now_ms();
+    assert_true(ws_lane_fetch(lane, &q, &err) < 0);
+    assert_true(now_ms() - start < 30000);
+    assert_true(strlen(err.text) > 10);
+    json_t *models;
+    assert_true(ws_source_models(w.source, NULL, 0, 0, NULL, &models, &err) < 0);
+    ws_lane_close(lane);
+    free(a.dst);
+    ws_manifest_free(m);
+    close_world(&w);
+}
+
+static void token_is_asked_for(void **state)
+{
+    struct world w = make(state);
+    struct ws_error err = {0};
+    json_t *models;
+    if (w.faults || strcmp(w.transport, "tcp") != 0)
+        skip();
+    open_world(&w, "secret");
+    publish(&w, 1, 1);
+    ws_manifest_free(get_manifest(&w, 1));
+    static const char *const wrong[] = {NULL, "", "secre", "secret1", "Secret"};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        struct ws_source *other;
+        struct ws_source_options o = {.token = wrong[i]};
+        assert_int_equal(ws_source_open(w.url, &o, &other, &err), 0);
+        assert_int_equal(ws_source_models(other, NULL, 0, 0, NULL, &models, &err), -EACCES);
+        assert_null(strstr(err.text, "secret1"));
+        ws_source_close(other);
+    }
+    close_world(&w);
+}
+
+static void bad_urls_are_refused(void **state)
+{
+    struct ws_error err = {0};
+    struct ws_source *s;
+    static const char *const bad[] = {"ftp://x", "", "http://user:pass@host", "dir:/nowhere/at/all", "unix:",
+                                      "fault:what=1:http://x", "fault:http", "http://h/?q=1"};
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_true(ws_source_open(bad[i], NULL, &s, &err) < 0);
+        assert_true(strlen(err.text) > 5);
+        assert_null(strstr(err.text, "pass@"));
+    }
+}
+
+static void beyond_loopback_needs_a_token(void **state)
+{
+    struct memory_catalog *c = memory_catalog_new();
+    struct ws_catalog catalog = memory_catalog_of(c);
+    struct ws_tcp_server_options o = {.listen = "0.0.0.0:0"};
+    struct ws_tcp_server *s;
+    struct ws_error err = {0};
+    (void)state;
+    assert_int_equal(ws_tcp_server_new(&s, &catalog, &o, &err), -EACCES);
+    o.insecure = true;
+    assert_int_equal(ws_tcp_server_new(&s, &catalog, &o, &err), 0);
+    ws_tcp_server_free(s);
+    memory_catalog_free(c);
+}
+
+static void a_dead_peer_lets_go(void **state)
+{
+    struct world w = {.transport = "ipc"};
+    struct ws_error err = {0};
+    struct ws_region *regions[8] = {0};
+    (void)state;
+    open_world(&w, NULL);
+    publish(&w, 4, 4);
+    struct ws_manifest *m = get_manifest(&w, 4);
+    assert_int_equal(ws_source_map(w.source, m, regions, &err), 0);
+    assert_int_equal(memory_catalog_holds(w.catalog), 1);
+    ws_source_close(w.source); /* the connection ends; no unmap was sent */
+    w.source = NULL;
+    for (int i = 0; i < 1000 && memory_catalog_holds(w.catalog); i++)
+        usleep(10000);
+    assert_int_equal(memory_catalog_holds(w.catalog), 0);
+    for (size_t i = 0; i < m->n_files; i++)
+        ws_region_free(regions[i]);
+    ws_manifest_free(m);
+    close_world(&w);
+}
+
+static void hostile_frames_end_the_connection(void **state)
+{
+    struct world w = {.transport = "ipc"};
+    struct ws_error err = {0};
+    static const char *const hostile[] = {"GET / HTTP/1.1\r\n\r\n", "WSF1\xff\xff\xff\xff\0\0\0\0", "WSF1\2\0\0\0\0\0\0\0[]",
+                                          "WSF1\1\0\0\0\0\0\0\0{"};
+    static const size_t len[] = {18, 12, 14, 13};
+    (void)state;
+    open_world(&w, NULL);
+    publish(&w, 1, 1);
+    for (size_t i = 0; i < 4; i++) {
+        int sock;
+        char c;
+        struct timeval limit = {.tv_sec = 10};
+        assert_int_equal(ws_ipc_connect(w.url, &sock, &err), 0);
+        assert_int_equal(setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)), 0);
+        assert_int_equal(write(sock, hostile[i], len[i]), len[i]);
+        if (i != 2) /* a well-formed frame that is no request gets an answer instead */
+            assert_true(read(sock, &c, 1) <= 0); /* an end or a reset, no answer */
+        close(sock);
+    }
+    ws_manifest_free(get_manifest(&w, 1)); /* it serves on */
+    close_world(&w);
+}
+
+#define CASES(world)                                                                                         \
+    {"lists models: " #world, lists_models, NULL, NULL, &world},                                             \
+        {"a long poll wakes: " #world, long_poll_wakes, NULL, NULL, &world},                                 \
+        {"cancel ends a poll: " #world, cancel_ends_a_poll, NULL, NULL, &world},                             \
+        {"moves every byte: " #world, moves_every_byte, NULL, NULL, &world},                                 \
+        {"moves one block: " #world, moves_one_block, NULL, NULL, &world},                                   \
+        {"block can stop: " #world, block_can_stop, NULL, NULL, &world},                                     \
+        {"maps or cannot: " #world, maps_or_says_that_it_cannot, NULL, NULL, &world},                        \
+        {"reports arrive: " #world, reports_arrive, NULL, NULL, &world}
+
+static struct world tcp = {.transport = "tcp"}, ipc = {.transport = "ipc"}, dir = {.transport = "dir"};
+static struct world tcp_faults = {.transport = "tcp", .faults = "seed=1,cut=20,flip=20,lie=10,fail=20,reorder"};
+static struct world ipc_faults = {.transport = "ipc", .faults = "seed=2,cut=20,flip=20,lie=10,fail=20,delay=5"};
+static struct world dir_faults = {.transport = "dir", .faults = "seed=3,cut=20,flip=20,lie=10,fail=20,reorder"};
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASES(tcp),
+        CASES(ipc),
+        CASES(dir),
+        CASES(tcp_faults),
+        CASES(ipc_faults),
+        CASES(dir_faults),
+        {"unknown is not there: tcp", unknown_is_not_there, NULL, NULL, &tcp},
+        {"unknown is not there: ipc", unknown_is_not_there, NULL, NULL, &ipc},
+        {"unknown is not there: dir", unknown_is_not_there, NULL, NULL, &dir},
+        {"revoked in the middle: tcp", revoked_in_the_middle, NULL, NULL, &tcp},
+        {"server dies between: tcp", server_dies_between, NULL, NULL, &tcp},
+        {"server dies between: ipc", server_dies_between, NULL, NULL, &ipc},
+        {"token is asked for", token_is_asked_for, NULL, NULL, &tcp},
+        cmocka_unit_test(bad_urls_are_refused),
+        cmocka_unit_test(beyond_loopback_needs_a_token),
+        cmocka_unit_test(a_dead_peer_lets_go),
+        cmocka_unit_test(hostile_frames_end_the_connection),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
