@@ -1,7 +1,6 @@
 /* Copies with AVX-512: built with its compiler flags, called only where the processor has it. */
 #if defined(__x86_64__) && !defined(WS_NO_VECTOR)
-#define XXH_VECTOR     3 /* XXH_AVX512 */
-#define XXH_INLINE_ALL   /* so that the hash is built with these flags too */
+#define XXH_VECTOR 3 /* XXH_AVX512 */
 #include <immintrin.h>
 
 static inline void stream_line(unsigned char *dst, const unsigned char *src)
