@@ -2,6 +2,8 @@
 # down (mount-helpers -> fs -> backends -> transports), so an arrow that points up does not link.
 
 VERSION := 0.1.0
+# What `wsync version` says of a build from git, between releases.
+COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude '*' 2>/dev/null))
 PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
 SBINDIR ?= /sbin
@@ -29,10 +31,12 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse ---
-NO_CONFIG := help clean deps deps-test deps-lint demo test bench
+NO_CONFIG := help clean deps deps-test deps-lint demo test bench format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
--include $(TOP)/libfuse/config.mk
 PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd
+LACKING := $(shell pkg-config --print-errors --exists fuse3 $(PACKAGES) 2>&1 || echo pkg-config failed)
+$(if $(LACKING),$(error $(LACKING); as root or with sudo, `make deps` installs what is missing))
+-include $(TOP)/libfuse/config.mk
 PKG_CFLAGS := $(shell pkg-config --cflags $(PACKAGES))
 PKG_LIBS := $(shell pkg-config --libs $(PACKAGES))
 SYSTEMD_LIBS := $(shell pkg-config --libs libsystemd 2>/dev/null)
@@ -43,7 +47,7 @@ WARN := -Wall -Wextra -Werror -Wno-format-truncation -Wshadow -Wstrict-prototype
 CFLAGS ?= -O2 -g
 ALL_CFLAGS := -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
 	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS)
-LIBS = $(PKG_LIBS) $(SYSTEMD_LIBS) -pthread
+LIBS = -Wl,--as-needed $(PKG_LIBS) $(SYSTEMD_LIBS) -pthread
 
 ifeq ($(shell uname -m),x86_64)
 FLAGS_avx2 := -mavx2
@@ -67,7 +71,6 @@ TOOLS := $(patsubst %.c,$(B)/%,$(wildcard tests/tools/*.c))
 BENCHES := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(TOP)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 FIXTURES := $(call OBJ,tests/fixtures)
-MANS = $(shell $(TOP)/wsync help --list)
 
 .PHONY: all
 all: $(B)/wsync $(B)/libwsync.so $(B)/libwsync.a $(B)/wsync.pc $(if $(SAN),,man $(TOP)/compile_commands.json) ## build everything but the tests
@@ -75,11 +78,22 @@ all: $(B)/wsync $(B)/libwsync.so $(B)/libwsync.a $(B)/wsync.pc $(if $(SAN),,man 
 $(TOP)/libfuse/config.mk: .ci/libfuse
 	$(Q).ci/libfuse $(TOP)/libfuse
 
+# --- what a build was made with: a file that changes only when its text does ---
+.PHONY: FORCE
+$(B)/.flags: TEXT = $(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)
+$(B)/.commit: TEXT = $(VERSION)$(addprefix +,$(COMMIT))
+$(B)/.prefix: TEXT = $(PREFIX) $(LIBDIR) $(INCLUDEDIR)
+$(B)/.flags $(B)/.commit $(B)/.prefix: FORCE
+	@mkdir -p $(@D)
+	@echo '$(subst ','\'',$(TEXT))' | cmp -s - $@ || echo '$(subst ','\'',$(TEXT))' >$@
+
 # --- objects and archives ---
-$(B)/%.o: %.c $(TOP)/libfuse/config.mk
+$(B)/%.o: %.c $(TOP)/libfuse/config.mk $(B)/.flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)$(CC) $(ALL_CFLAGS) $(if $(filter fs/% mount-helpers/% tests/%,$<),$(FUSE_CFLAGS)) \
-		$(call vector_flags,$*) -MMD -MP -c $< -o $@
+		$(call vector_flags,$*) $(EXTRA) -MMD -MP -c $< -o $@
+$(B)/mount-helpers/version.o: $(B)/.commit
+$(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"'
 
 $(A_transports): $(call OBJ,transports)
 $(A_engine): $(call OBJ,backends/engine)
@@ -99,7 +113,7 @@ $(B)/libwsync.so: $(BACKENDS) backends/trainer/libwsync.map
 $(B)/libwsync.a: $(call OBJ,backends/trainer) $(call OBJ,backends/engine) $(call OBJ,transports)
 	$(call say,AR,$@)rm -f $@ && ar rcs $@ $^
 
-$(B)/wsync.pc: backends/trainer/wsync.pc.in Makefile
+$(B)/wsync.pc: backends/trainer/wsync.pc.in Makefile $(B)/.prefix
 	@mkdir -p $(@D)
 	$(call say,GEN,$@)sed -e 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@INCLUDEDIR@|$(INCLUDEDIR)|g; s|@VERSION@|$(VERSION)|g' $< >$@
 
@@ -110,9 +124,10 @@ $(TOP)/man/.stamp: $(TOP)/wsync
 	$(call say,MAN,$(@D))set -e; $(TOP)/wsync help --man >$(@D)/wsync.1; \
 	for c in $$($(TOP)/wsync help --list); do $(TOP)/wsync help --man $$c >$(@D)/wsync-$$c.1; done; touch $@
 
-$(TOP)/compile_commands.json: Makefile $(foreach d,$(LAYERS),$(call SRC,$(d)))
+DATABASE = $(foreach d,$(LAYERS) $(wildcard tests/*),$(call SRC,$(d)))
+$(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 	@mkdir -p $(@D)
-	$(call say,GEN,$@){ echo '['; sep=; for f in $(foreach d,$(LAYERS),$(call SRC,$(d))); do \
+	$(call say,GEN,$@){ echo '['; sep=; for f in $(DATABASE); do \
 		case $$f in *_avx2.c) v='$(FLAGS_avx2)';; *_avx512.c) v='$(FLAGS_avx512)';; *) v=;; esac; \
 		printf '%s{"directory":"%s","file":"%s","command":"%s"}\n' "$$sep" "$(CURDIR)" "$$f" \
 		"$(subst ",\\\",$(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)) $$v -c $$f"; sep=,; done; echo ']'; } >$@
@@ -133,10 +148,14 @@ $(TOOLS): $(B)/%: $(B)/%.o $(FIXTURES) $(A_fs) $(BACKENDS)
 $(BENCHES): $(B)/%: $(B)/%.o $(filter-out %/bench_%.o,$(call OBJ,tests/bench)) $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS))
 
-FUZZ_FLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I. -fsanitize=fuzzer,address,undefined
-$(FUZZERS): $(TOP)/fuzz/%: tests/fuzz/%.c $(filter-out %_avx2.c %_avx512.c,$(call SRC,transports)) fs/grammar.c
+# The fuzzers have objects of their own, by clang; only what parses is in them.
+FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS)
+FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) fs/grammar.c)
+$(TOP)/fuzz/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
-	$(call say,FUZZ,$@)$(CLANG) $(FUZZ_FLAGS) -DWS_NO_VECTOR $(PKG_CFLAGS) -o $@ $^ $(LIBS)
+	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -MMD -MP -c $< -o $@
+$(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
+	$(call say,FUZZ,$@)$(CLANG) -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
@@ -148,11 +167,10 @@ deps-test:
 deps-lint:
 	$(Q).ci/deps lint
 demo: deps-test ## install what it needs, build, run the whole life of a model
-	$(Q)$(MAKE) --no-print-directory all
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all
 	$(Q)WSYNC=$(CURDIR)/$(TOP)/wsync BUILD=$(CURDIR)/$(TOP) PYTHON=$$(.ci/python) mount-helpers/demo/demo.sh
-test: deps-test ## install what it needs, pass all tests
-	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs
-	$(Q)tests/run
+test: deps-test ## install what it needs, build, pass all tests (SAN=...: those of that sanitizer)
+	$(Q)tests/run $(SAN)
 bench: deps-test ## measure; prints ratios and writes build/bench.json
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	$(Q)tests/bench/run
@@ -163,8 +181,8 @@ bench-programs: $(BENCHES) $(TOOLS)
 .PHONY: install uninstall
 INSTALLED = $(BINDIR)/wsync $(SBINDIR)/mount.wsync $(INCLUDEDIR)/wsync.h $(LIBDIR)/libwsync.a \
 	$(LIBDIR)/libwsync.so $(LIBDIR)/libwsync.so.0 $(LIBDIR)/libwsync.so.$(VERSION) $(LIBDIR)/pkgconfig/wsync.pc \
-	$(COMPLETIONDIR)/wsync $(addprefix $(UNITDIR)/,wsync-agent.service wsync-mount@.service) \
-	$(MANDIR)/man1/wsync.1 $(foreach c,$(MANS),$(MANDIR)/man1/wsync-$(c).1) $(MANDIR)/man8/mount.wsync.8
+	$(COMPLETIONDIR)/wsync $(addprefix $(UNITDIR)/,$(notdir $(wildcard mount-helpers/systemd/*.service))) \
+	$(MANDIR)/man1/wsync.1 $(MANDIR)/man1/wsync-*.1 $(MANDIR)/man8/mount.wsync.8
 install: all ## install command, mount helper, library, manual pages (PREFIX, DESTDIR)
 	install -Dm755 $(B)/wsync $(DESTDIR)$(BINDIR)/wsync
 	install -d $(DESTDIR)$(SBINDIR)
@@ -187,16 +205,22 @@ uninstall: ## remove what install put there
 
 # --- care ---
 C_FILES = $(foreach d,$(LAYERS) $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h))
-.PHONY: format lint clean help
+SHELL_FILES = .ci/deps .ci/libfuse .ci/python .ci/run $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
+.PHONY: format lint lint-format lint-tidy lint-cppcheck lint-shell clean help
 format: deps-lint ## format all C files
 	$(Q)clang-format -i $(C_FILES)
-lint: deps-lint ## clang-format, clang-tidy, cppcheck and shellcheck; clean when it prints nothing else
-	$(Q)$(MAKE) --no-print-directory $(TOP)/libfuse/config.mk $(TOP)/compile_commands.json
+lint: deps-lint ## clang-format, clang-tidy, cppcheck and shellcheck: all of them, then whether all were content
+	$(Q)$(MAKE) --no-print-directory -k lint-format lint-tidy lint-cppcheck lint-shell
+lint-format:
 	$(call say,FORMAT,check)clang-format --dry-run -Werror $(C_FILES)
-	$(call say,TIDY,all)printf '%s\n' $(foreach d,$(LAYERS),$(filter-out %_avx512.c %_avx2.c,$(call SRC,$(d)))) | xargs -P 2 -n 4 clang-tidy --quiet -p $(TOP)
+lint-tidy: $(TOP)/compile_commands.json
+	$(call say,TIDY,all)printf '%s\n' $(filter-out %_avx512.c %_avx2.c,$(DATABASE)) | \
+		xargs -P $$(nproc) -n 4 clang-tidy --quiet -p $(TOP) 2>$(TOP)/tidy.log
+lint-cppcheck: $(TOP)/compile_commands.json
 	$(call say,CPPCHECK,all)cppcheck --quiet --error-exitcode=1 --inline-suppr --enable=warning,performance,portability \
-		--suppressions-list=.cppcheck --std=c11 -I. -D_GNU_SOURCE -j 2 $(LAYERS)
-	$(call say,SHELL,all)shellcheck -S warning .ci/deps .ci/libfuse .ci/run mount-helpers/demo/demo.sh $(wildcard tests/*.sh tests/*/*.sh)
+		--suppressions-list=.cppcheck --std=c11 -I. -D_GNU_SOURCE -D__linux__ -D__x86_64__ -j $$(nproc) $(LAYERS)
+lint-shell:
+	$(call say,SHELL,all)shellcheck -S warning $(SHELL_FILES)
 clean: ## remove what was built, keep fetched libraries and the Python environment
 	rm -rf $(filter-out $(TOP)/libfuse $(TOP)/venv $(TOP)/demo,$(wildcard $(TOP)/*))
 help: ## print this
