@@ -43,7 +43,7 @@ SYSTEMD_LIBS := $(shell pkg-config --libs libsystemd 2>/dev/null)
 SYSTEMD_CFLAGS := $(if $(SYSTEMD_LIBS),-DWS_HAVE_SYSTEMD)
 endif
 
-WARN := -Wall -Wextra -Werror -Wno-format-truncation -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef
+WARN := -Wall -Wextra -Werror -Wno-unknown-warning-option -Wno-format-truncation -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef
 CFLAGS ?= -O2 -g
 ALL_CFLAGS := -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
 	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS)

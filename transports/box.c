@@ -16,7 +16,7 @@ struct walk {
  * become loops. Returns the box's first byte in dst. */
 static int64_t plan(const struct ws_box *b, struct walk *w)
 {
-    int64_t begin = 0, dst_step[WS_MAX_DIMS];
+    int64_t begin = 0, dst_step[WS_MAX_DIMS] = {0};
     int64_t step = (int64_t)b->element_bytes;
     for (unsigned d = b->n_dims; d-- > 0;) {
         dst_step[d] = step;

@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,17 +46,13 @@ static uint64_t read_field(const char *path, const char *key)
     return found;
 }
 
-__attribute__((format(printf, 3, 4))) static void note(struct least *l, uint64_t bytes, const char *what, ...)
+/* Is this the least so far, and does the caller want to know why? */
+static bool note(struct least *l, uint64_t bytes)
 {
     if (bytes >= l->bytes)
-        return;
+        return false;
     l->bytes = bytes;
-    if (!l->text)
-        return;
-    va_list args;
-    va_start(args, what);
-    vsnprintf(l->text, WS_ERROR_TEXT, what, args);
-    va_end(args);
+    return l->text != NULL;
 }
 
 static void note_machine(struct least *l)
@@ -65,8 +60,8 @@ static void note_machine(struct least *l)
     char path[PATH_MAX];
     snprintf(path, sizeof(path), "%s/proc/meminfo", l->root);
     uint64_t kib = read_field(path, "MemAvailable");
-    if (kib != NOT_TOLD)
-        note(l, kib * 1024, "this machine has %" PRIu64 " MiB left (MemAvailable)", kib / 1024);
+    if (kib != NOT_TOLD && note(l, kib * 1024))
+        snprintf(l->text, WS_ERROR_TEXT, "this machine has %" PRIu64 " MiB left (MemAvailable)", kib / 1024);
 }
 
 /* What one cgroup has left: its limit less what it uses, where page cache of files can be given back. */
@@ -83,8 +78,9 @@ static void note_cgroup(struct least *l, const char *dir, bool v2)
     uint64_t cache = read_field(path, v2 ? "inactive_file" : "total_inactive_file");
     used = used == NOT_TOLD ? 0 : cache != NOT_TOLD && cache < used ? used - cache : used;
     uint64_t left = used < limit ? limit - used : 0;
-    note(l, left, "the limit of %" PRIu64 " MiB of cgroup %s leaves %" PRIu64 " MiB", limit >> 20,
-         dir + strlen(l->root), left >> 20);
+    if (note(l, left))
+        snprintf(l->text, WS_ERROR_TEXT, "the limit of %" PRIu64 " MiB of cgroup %s leaves %" PRIu64 " MiB",
+                 limit >> 20, dir + strlen(l->root), left >> 20);
 }
 
 /* A limit of any group above binds too. In a container the group's own path may not exist here, and its
