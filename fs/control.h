@@ -8,11 +8,15 @@ struct ws_control;
 struct ws_control_options {
     const char *mountpoint; /* absolute; engines are given mountpoint/model/version unless prefix= */
     bool passthrough, link; /* for status: how reads are served */
-    const char *mode_text;  /* "passthrough", "link", "cached: why" */
+    const char *mode_text;  /* "passthrough", "link", "cached: why"; may change until the mount answers */
+    bool prefetch;          /* models begin with the policy pull */
 };
 WS_MUST_USE int ws_control_new(struct ws_control **out, struct ws_store *store,
                                const struct ws_control_options *options, struct ws_error *err);
-void ws_control_free(struct ws_control *c); /* cancels what runs and waits for it */
+/* In two steps, because the store's threads tell control what happened until the store is freed: stop cancels what
+ * runs and waits for it, free gives the memory back after ws_store_free. */
+void ws_control_stop(struct ws_control *c);
+void ws_control_free(struct ws_control *c);
 
 /* The control files, by place. */
 enum ws_view {

@@ -200,7 +200,8 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     struct ws_control_options c = {.mountpoint = fs->options.mountpoint,
                                    .passthrough = fs->reads == WS_READS_PASSTHROUGH,
                                    .link = fs->reads == WS_READS_LINK,
-                                   .mode_text = fs->mode_text};
+                                   .mode_text = fs->mode_text,
+                                   .prefetch = fs->options.prefetch};
     rc = ws_control_new(&fs->control, fs->store, &c, err);
     if (rc < 0)
         return rc;
@@ -270,9 +271,10 @@ static int serve(struct ws_fs *fs, struct starter *s)
 static void stop(struct ws_fs *fs)
 {
     if (fs->control)
-        ws_control_free(fs->control);
+        ws_control_stop(fs->control);
     if (fs->store)
         ws_store_free(fs->store);
+    ws_control_free(fs->control);
     ws_notify_stop(fs);
     ws_vnode_free_all(fs);
     if (fs->session)

@@ -1,0 +1,468 @@
+#include "fs/control.h"
+#include "fs/desk.h"
+#include "fs/switch.h"
+#include "transports/log.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A command on its way. */
+struct job {
+    struct ws_control *control;
+    struct ws_desk *desk;
+    struct ws_model *model; /* a reference; NULL at the root */
+    struct ws_command command;
+    char shown[WS_MAX_COMMAND + 1];
+    const atomic_bool *cancel;
+    void (*done)(void *arg, int result); /* NULL once called */
+    void *arg;
+    uint64_t follow_id; /* of the version, when following started it */
+};
+
+/* --- the commands --- */
+
+static int version_of(struct ws_model *m, const char *word, struct ws_version **out, struct ws_error *err)
+{
+    *out = ws_version_find(m, word, err);
+    return *out ? 0 : -err->code;
+}
+
+static int run_load(struct job *j, struct ws_error *err)
+{
+    struct ws_switch_part part = {.desk = j->desk, .model = j->model};
+    int rc = version_of(j->model, j->command.args[0], &part.version, err);
+    if (rc < 0)
+        return rc;
+    if (j->follow_id)
+        j->follow_id = ws_version_id(part.version);
+    rc = ws_switch_run(j->control, &part, 1, j->command.force_layout, j->cancel, err);
+    ws_version_put(part.version);
+    return rc;
+}
+
+static int run_load_all(struct job *j, struct ws_error *err)
+{
+    struct ws_switch_part *parts = calloc(j->command.n_args, sizeof(*parts));
+    size_t n = 0;
+    int rc = parts ? 0 : ws_error_set(err, ENOMEM, "no memory for a switch");
+    for (; rc == 0 && n < j->command.n_args; n++) {
+        char *value;
+        rc = ws_word_split(j->command.args[n], &value, err);
+        if (rc == 0 && !(parts[n].model = ws_store_find(j->control->store, j->command.args[n])))
+            rc = ws_error_set(err, ENOENT, "there is no model '%s' here", j->command.args[n]);
+        for (size_t i = 0; rc == 0 && i < n; i++)
+            if (parts[i].model == parts[n].model)
+                rc = ws_error_set(err, EINVAL, "%s is named twice", j->command.args[n]);
+        if (rc == 0)
+            rc = version_of(parts[n].model, value, &parts[n].version, err);
+        if (rc == 0 && !(parts[n].desk = ws_desk_of(j->control, ws_model_name(parts[n].model))))
+            rc = ws_error_set(err, ENOMEM, "no memory for a switch");
+    }
+    if (rc == 0)
+        rc = ws_switch_run(j->control, parts, n, j->command.force_layout, j->cancel, err);
+    for (size_t i = 0; parts && i < n; i++) {
+        if (parts[i].version)
+            ws_version_put(parts[i].version);
+        if (parts[i].model)
+            ws_model_put(parts[i].model);
+    }
+    free(parts);
+    return rc;
+}
+
+static int run_version(struct job *j, struct ws_error *err)
+{
+    struct ws_version *v;
+    int rc = version_of(j->model, j->command.args[0], &v, err);
+    if (rc < 0)
+        return rc;
+    switch (j->command.verb) {
+    case WS_VERB_PULL:
+        rc = ws_pull_and_wait(j->control, v, WS_PRIORITY_BACKGROUND, j->cancel, err);
+        break;
+    case WS_VERB_DROP:
+        rc = ws_version_drop(v, err);
+        break;
+    case WS_VERB_VERIFY:
+        rc = ws_version_verify(v, err);
+        break;
+    default:
+        rc = ws_version_pin(v, j->command.verb == WS_VERB_PIN, err);
+    }
+    ws_version_put(v);
+    return rc;
+}
+
+static int set_policy(struct ws_control *c, struct ws_desk *d, const char *word, struct ws_error *err);
+
+static int run_add(struct job *j, struct ws_error *err)
+{
+    const char *policy = j->command.options[WS_OPTION_POLICY];
+    struct ws_desk *d = ws_desk_of(j->control, j->command.args[0]);
+    int rc = d ? 0 : ws_error_set(err, ENOMEM, "no memory for a model");
+    if (rc == 0 && policy)
+        rc = set_policy(j->control, d, policy, err);
+    return rc < 0 ? rc : ws_store_add(j->control->store, j->command.args[1], j->command.args[0], err);
+}
+
+static int run_command(struct job *j, struct ws_error *err)
+{
+    switch (j->command.verb) {
+    case WS_VERB_LOAD:
+        return run_load(j, err);
+    case WS_VERB_LOAD_ALL:
+        return run_load_all(j, err);
+    case WS_VERB_PULL:
+    case WS_VERB_DROP:
+    case WS_VERB_PIN:
+    case WS_VERB_UNPIN:
+    case WS_VERB_VERIFY:
+        return run_version(j, err);
+    case WS_VERB_ENGINE_ADD:
+        return ws_desk_add_engine(j->control, j->desk, &j->command, err);
+    case WS_VERB_ENGINE_REMOVE:
+        return ws_desk_remove_engine(j->control, j->desk, j->command.args[0], err);
+    case WS_VERB_ADD:
+        return run_add(j, err);
+    case WS_VERB_REMOVE:
+        return ws_store_remove(j->control->store, j->command.args[0], err);
+    case WS_VERB_POLICY:
+        return set_policy(j->control, j->desk, j->command.args[0], err);
+    default:
+        return ws_error_set(err, EINVAL, "the command is not known");
+    }
+}
+
+/* --- jobs --- */
+
+static void look_after(struct ws_control *c, struct ws_model *m);
+
+static void free_job(struct job *j)
+{
+    struct ws_control *c = j->control;
+    if (j->model)
+        ws_model_put(j->model);
+    free(j);
+    pthread_mutex_lock(&c->lock);
+    if (--c->n_jobs == 0)
+        pthread_cond_broadcast(&c->idle);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void *run_job(void *arg)
+{
+    struct job *j = arg;
+    struct ws_error err = {0};
+    int rc = run_command(j, &err);
+    if (rc < 0)
+        rc = ws_desk_fail(j->control, j->desk, j->shown, &err);
+    if (j->done)
+        j->done(j->arg, rc);
+    if (j->follow_id && rc < 0 && rc != -EBUSY) {
+        pthread_mutex_lock(&j->control->lock);
+        j->desk->refused_id = j->follow_id;
+        pthread_mutex_unlock(&j->control->lock);
+    }
+    if (j->model && j->command.verb == WS_VERB_LOAD)
+        look_after(j->control, j->model); /* a version may have come meanwhile */
+    free_job(j);
+    return NULL;
+}
+
+/* Starts a job on a thread of its own; the job is freed by it. */
+static int start_job(struct job *j)
+{
+    pthread_t thread;
+    struct ws_control *c = j->control;
+    pthread_mutex_lock(&c->lock);
+    bool stop = atomic_load(&c->stop);
+    if (!stop)
+        c->n_jobs++;
+    pthread_mutex_unlock(&c->lock);
+    if (stop)
+        return -ESHUTDOWN;
+    if (pthread_create(&thread, NULL, run_job, j) != 0) {
+        pthread_mutex_lock(&c->lock);
+        c->n_jobs--;
+        pthread_mutex_unlock(&c->lock);
+        return -EAGAIN;
+    }
+    pthread_detach(thread);
+    return 0;
+}
+
+void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text, size_t len,
+                      const atomic_bool *cancel, void (*done)(void *arg, int result), void *arg)
+{
+    static const enum ws_scope scopes[WS_VIEW_COUNT] = {[WS_VIEW_VERSION] = WS_SCOPE_VERSION,
+                                                        [WS_VIEW_POLICY] = WS_SCOPE_POLICY};
+    struct ws_error err = {0};
+    struct ws_desk *d = ws_desk_of(c, model ? ws_model_name(model) : NULL);
+    struct job *j = calloc(1, sizeof(*j));
+    enum ws_scope scope = view != WS_VIEW_CTL ? scopes[view] : model ? WS_SCOPE_MODEL : WS_SCOPE_ROOT;
+    if (!d || !j) {
+        free(j);
+        done(arg, -ENOMEM);
+        return;
+    }
+    *j = (struct job){.control = c, .desk = d, .cancel = cancel, .done = done, .arg = arg};
+    ws_command_show(text, len, j->shown);
+    int rc = scope ? ws_command_parse(scope, text, len, &j->command, &err)
+                   : ws_error_set(&err, EPERM, "this file is only read");
+    if (rc == 0) {
+        j->model = model ? ws_model_get(model) : NULL;
+        bool async = j->command.async;
+        if (async) { /* the writer does not wait, and cannot cancel */
+            j->done = NULL;
+            j->cancel = NULL;
+        }
+        rc = start_job(j);
+        if (rc == 0) {
+            if (async)
+                done(arg, 0);
+            return;
+        }
+        ws_error_set(&err, -rc, "the command could not be started: %s", strerror(-rc));
+        if (j->model)
+            ws_model_put(j->model);
+    }
+    rc = ws_desk_fail(c, d, j->shown, &err);
+    free(j);
+    done(arg, rc);
+}
+
+/* --- policy --- */
+
+static int set_policy(struct ws_control *c, struct ws_desk *d, const char *word, struct ws_error *err)
+{
+    for (enum ws_policy p = WS_POLICY_MANUAL; p <= WS_POLICY_FOLLOW; p++) {
+        if (strcmp(word, ws_policy_name(p)) != 0)
+            continue;
+        pthread_mutex_lock(&c->lock);
+        d->policy = p;
+        d->refused_id = 0;
+        pthread_mutex_unlock(&c->lock);
+        ws_desk_event(c, d, "policy model=%s policy=%s", d->name, word);
+        struct ws_model *m = ws_store_find(c->store, d->name);
+        if (m) {
+            look_after(c, m);
+            ws_model_put(m);
+        }
+        return 0;
+    }
+    return ws_error_set(err, EINVAL, "the policy is manual, pull or follow, not '%.100s'", word);
+}
+
+/* Does what the policy says about the newest version. Returns soon. */
+static void look_after(struct ws_control *c, struct ws_model *m)
+{
+    struct ws_desk *d = ws_desk_of(c, ws_model_name(m));
+    struct ws_version *latest = d ? ws_model_latest(m) : NULL;
+    struct ws_version *current = latest ? ws_model_current(m) : NULL;
+    if (latest && latest != current) {
+        pthread_mutex_lock(&c->lock);
+        enum ws_policy policy = d->policy;
+        bool wanted = !d->switching && d->refused_id != ws_version_id(latest);
+        pthread_mutex_unlock(&c->lock);
+        if (policy == WS_POLICY_PULL && ws_version_state(latest) == WS_KNOWN)
+            ws_version_start(latest, WS_PRIORITY_BACKGROUND);
+        struct job *j = policy == WS_POLICY_FOLLOW && wanted ? calloc(1, sizeof(*j)) : NULL;
+        if (j) {
+            *j = (struct job){.control = c, .desk = d, .follow_id = ws_version_id(latest)};
+            snprintf(j->shown, sizeof(j->shown), "follow");
+            j->model = ws_model_get(m);
+            if (ws_command_parse(WS_SCOPE_VERSION, "latest", 6, &j->command, NULL) != 0 || start_job(j) != 0) {
+                ws_model_put(m);
+                free(j);
+            }
+        }
+    }
+    if (latest)
+        ws_version_put(latest);
+    if (current)
+        ws_version_put(current);
+}
+
+static void on_change(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v)
+{
+    struct ws_control *c = arg;
+    struct ws_desk *d = ws_desk_of(c, ws_model_name(m));
+    struct ws_version_info info;
+    if (!d || atomic_load(&c->stop))
+        return;
+    if (v)
+        ws_version_info(v, &info);
+    switch (change) {
+    case WS_MODEL_ADDED:
+        ws_desk_event(c, d, "model-added model=%s", d->name);
+        break;
+    case WS_MODEL_REMOVED:
+        ws_desk_event(c, d, "model-removed model=%s", d->name);
+        break;
+    case WS_VERSION_KNOWN:
+        ws_desk_event(c, d, "known model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64, d->name, info.number, info.run,
+                      info.total_bytes);
+        break;
+    case WS_VERSION_STATE:
+        ws_desk_event(c, d, "%s model=%s version=%" PRIu64 " how=\"%s\" seconds=%.3f%s%s%s", ws_state_name(info.state),
+                      d->name, info.number, info.how, info.pull_seconds, info.error[0] ? " why=\"" : "", info.error,
+                      info.error[0] ? "\"" : "");
+        break;
+    case WS_VERSION_RENAMED:
+        ws_desk_event(c, d, "superseded model=%s version=%" PRIu64 " run=%s", d->name, info.number, info.run);
+        break;
+    case WS_VERSION_GONE:
+        ws_desk_event(c, d, "gone model=%s version=%" PRIu64 " run=%s", d->name, info.number, info.run);
+        return;
+    }
+    if (change == WS_VERSION_KNOWN)
+        look_after(c, m);
+}
+
+/* --- reading --- */
+
+static void show_grammar(enum ws_scope scope, FILE *f)
+{
+    const char *usage, *meaning;
+    for (size_t i = 0; ws_command_usage(scope, i, &usage, &meaning); i++)
+        fprintf(f, "%s\n    %s\n", usage, meaning);
+}
+
+static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, struct ws_model *m, struct ws_version *v,
+                FILE *f)
+{
+    struct ws_error err = {0};
+    struct ws_version *current;
+    size_t len = 0;
+    char *text = NULL;
+    int rc = 0;
+    switch (view) {
+    case WS_VIEW_CTL:
+        show_grammar(m ? WS_SCOPE_MODEL : WS_SCOPE_ROOT, f);
+        break;
+    case WS_VIEW_STATUS:
+        ws_view_status(c, d, m, f);
+        break;
+    case WS_VIEW_EVENTS:
+        text = ws_events_copy(d->events, &len);
+        rc = text ? 0 : -ENOMEM;
+        fwrite(text ? text : "", 1, len, f);
+        break;
+    case WS_VIEW_METRICS:
+        ws_view_metrics(c, f);
+        break;
+    case WS_VIEW_LAST_ERROR:
+        ws_view_last_error(c, d, f);
+        break;
+    case WS_VIEW_VERSION:
+        current = ws_model_current(m);
+        if (current)
+            fprintf(f, "%" PRIu64 "\n", ws_version_number(current));
+        else
+            fputs("none\n", f);
+        if (current)
+            ws_version_put(current);
+        break;
+    case WS_VIEW_ENGINES:
+        ws_view_engines(c, d, f);
+        break;
+    case WS_VIEW_POLICY:
+        pthread_mutex_lock(&c->lock);
+        fprintf(f, "%s\n", ws_policy_name(d->policy));
+        pthread_mutex_unlock(&c->lock);
+        break;
+    case WS_VIEW_MANIFEST: {
+        const struct ws_manifest *manifest = ws_version_manifest(v, &err);
+        rc = manifest ? ws_manifest_to_json(manifest, &text, &len, &err) : -err.code;
+        fwrite(text ? text : "", 1, len, f);
+        fputc('\n', f);
+        break;
+    }
+    case WS_VIEW_STATE:
+        ws_view_state(v, f);
+        break;
+    case WS_VIEW_PROGRESS:
+        ws_view_progress(v, f);
+        break;
+    default:
+        rc = -ENOENT;
+    }
+    free(text);
+    return rc;
+}
+
+int ws_control_read(struct ws_control *c, enum ws_view view, struct ws_model *m, struct ws_version *v, char **text,
+                    size_t *len)
+{
+    struct ws_desk *d = ws_desk_of(c, m ? ws_model_name(m) : NULL);
+    FILE *f = d ? open_memstream(text, len) : NULL;
+    if (!f)
+        return -ENOMEM;
+    int rc = show(c, view, d, m, v, f);
+    if (fclose(f) != 0 && rc == 0)
+        rc = -ENOMEM;
+    if (rc < 0) {
+        free(*text);
+        *text = NULL;
+    }
+    return rc;
+}
+
+uint64_t ws_control_events_size(struct ws_control *c, struct ws_model *m)
+{
+    struct ws_desk *d = ws_desk_of(c, m ? ws_model_name(m) : NULL);
+    return d ? ws_events_size(d->events) : 0;
+}
+
+void ws_control_on_event(struct ws_control *c, void (*listener)(void *arg, struct ws_model *model), void *arg)
+{
+    c->listener_arg = arg;
+    c->listener = listener;
+}
+
+/* --- start and end --- */
+
+int ws_control_new(struct ws_control **out, struct ws_store *store, const struct ws_control_options *options,
+                   struct ws_error *err)
+{
+    struct ws_control *c = calloc(1, sizeof(*c));
+    if (!c || !(c->root.events = ws_events_new())) {
+        free(c);
+        return ws_error_set(err, ENOMEM, "no memory for the control files");
+    }
+    c->store = store;
+    c->options = *options;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->idle, NULL);
+    ws_store_listen(store, on_change, c);
+    *out = c;
+    return 0;
+}
+
+void ws_control_stop(struct ws_control *c)
+{
+    if (!c)
+        return;
+    atomic_store(&c->stop, true);
+    pthread_mutex_lock(&c->lock);
+    while (c->n_jobs > 0)
+        pthread_cond_wait(&c->idle, &c->lock);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void ws_control_free(struct ws_control *c)
+{
+    if (!c)
+        return;
+    while (c->desks) {
+        struct ws_desk *d = c->desks;
+        c->desks = d->next;
+        ws_desk_release(d);
+        free(d);
+    }
+    ws_desk_release(&c->root);
+    pthread_cond_destroy(&c->idle);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}

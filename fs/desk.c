@@ -1,0 +1,250 @@
+#include "fs/desk.h"
+#include "transports/log.h"
+#include "transports/safetensors.h"
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_TIMEOUT_S 300
+
+const double ws_pause_bounds[WS_PAUSE_BUCKETS] = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};
+
+const char *ws_engine_state_name(enum ws_engine_state s)
+{
+    static const char *const names[] = {"serving", "paused", "loading", "unknown", "broken"};
+    return names[s];
+}
+
+const char *ws_policy_name(enum ws_policy p)
+{
+    static const char *const names[] = {"manual", "pull", "follow"};
+    return names[p];
+}
+
+struct ws_desk *ws_desk_of(struct ws_control *c, const char *model)
+{
+    struct ws_desk *d;
+    if (!model)
+        return &c->root;
+    pthread_mutex_lock(&c->lock);
+    for (d = c->desks; d && strcmp(d->name, model) != 0; d = d->next)
+        ;
+    if (!d && (d = calloc(1, sizeof(*d)))) {
+        d->name = strdup(model);
+        d->events = ws_events_new();
+        d->policy = c->options.prefetch ? WS_POLICY_PULL : WS_POLICY_MANUAL;
+        if (d->name && d->events) {
+            d->next = c->desks;
+            c->desks = d;
+        } else {
+            ws_desk_release(d);
+            free(d);
+            d = NULL;
+        }
+    }
+    pthread_mutex_unlock(&c->lock);
+    return d;
+}
+
+void ws_desk_event(struct ws_control *c, struct ws_desk *d, const char *format, ...)
+{
+    char line[WS_EVENT_LINE];
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(line, sizeof(line), format, ap);
+    va_end(ap);
+    ws_events_add(d->events, line);
+    if (d != &c->root)
+        ws_events_add(c->root.events, line);
+    ws_log(WS_LOG_INFO, "control", "%s", line);
+    if (c->listener)
+        c->listener(c->listener_arg, NULL);
+}
+
+int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, const struct ws_error *err)
+{
+    int code = err->code > 0 ? err->code : EIO;
+    pthread_mutex_lock(&c->lock);
+    d->last_error.real_ns = ws_time_real_ns();
+    d->last_error.code = code;
+    snprintf(d->last_error.command, sizeof(d->last_error.command), "%s", command);
+    snprintf(d->last_error.text, sizeof(d->last_error.text), "%s", err->text);
+    pthread_mutex_unlock(&c->lock);
+    ws_desk_event(c, d, "failed model=%s errno=%s command=\"%s\" why=\"%.600s\"", d->name ? d->name : "-",
+                  ws_errno_name(code), command, err->text);
+    return -code;
+}
+
+static void free_engine(struct ws_engine *e)
+{
+    if (!e)
+        return;
+    if (e->token)
+        explicit_bzero(e->token, strlen(e->token));
+    free(e->name);
+    free(e->url);
+    free(e->prefix);
+    free(e->pause_mode);
+    free(e->token);
+    free(e);
+}
+
+void ws_desk_release(struct ws_desk *d)
+{
+    while (d->engines) {
+        struct ws_engine *e = d->engines;
+        d->engines = e->next;
+        free_engine(e);
+    }
+    ws_events_free(d->events);
+    free(d->name);
+}
+
+/* --- engines --- */
+
+struct ws_engine_target ws_engine_target_of(const struct ws_engine *e, const struct ws_control *c)
+{
+    return (struct ws_engine_target){.url = e->url,
+                                     .token = e->token,
+                                     .pause_mode = e->pause_mode,
+                                     .timeout_ms = e->timeout_ms,
+                                     .cancel = &c->stop};
+}
+
+static int read_token(const char *path, char **out, struct ws_error *err)
+{
+    char line[4096] = "";
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return ws_error_set(err, errno, "cannot read the token file %s: %s", path, strerror(errno));
+    if (!fgets(line, sizeof(line), f))
+        line[0] = 0;
+    fclose(f);
+    line[strcspn(line, "\r\n")] = 0;
+    *out = line[0] ? strdup(line) : NULL;
+    explicit_bzero(line, sizeof(line));
+    return *out ? 0 : ws_error_set(err, EINVAL, "the token file %s is empty", path);
+}
+
+static int check_pause_mode(const struct ws_engine_ops *ops, const char *mode, struct ws_error *err)
+{
+    char known[256] = "";
+    size_t n = 0;
+    for (const char *const *m = ops->pause_modes; mode && *m; m++) {
+        if (strcmp(*m, mode) == 0)
+            return 0;
+        n += (size_t)snprintf(known + n, sizeof(known) - n, "%s%s", n ? ", " : "", *m);
+    }
+    return mode ? ws_error_set(err, EINVAL, "pause=%s: %s knows %s", mode, ops->kind, known) : 0;
+}
+
+static int make_engine(const struct ws_command *q, struct ws_engine **out, struct ws_error *err)
+{
+    const char *timeout = q->options[WS_OPTION_TIMEOUT], *token = q->options[WS_OPTION_TOKEN_FILE];
+    const char *prefix = q->options[WS_OPTION_PREFIX], *pause = q->options[WS_OPTION_PAUSE];
+    uint64_t seconds = DEFAULT_TIMEOUT_S;
+    const struct ws_engine_ops *ops = ws_engine_find(q->args[1]);
+    if (!ws_name_is_safe(q->args[0]) || strchr(q->args[0], ' '))
+        return ws_error_set(err, EINVAL, "'%s' is no name for an engine: no blanks and no slash", q->args[0]);
+    if (!ops) {
+        char kinds[256] = "";
+        size_t n = 0;
+        for (const char *const *k = ws_engine_kinds(); *k && n < sizeof(kinds); k++)
+            n += (size_t)snprintf(kinds + n, sizeof(kinds) - n, "%s%s", n ? ", " : "", *k);
+        return ws_error_set(err, EINVAL, "there is no kind of engine '%s'; there is %s", q->args[1], kinds);
+    }
+    if (timeout && (ws_word_number(timeout, 86400, &seconds) || seconds == 0))
+        return ws_error_set(err, EINVAL, "timeout=%s is no number of seconds from 1 to 86400", timeout);
+    if (prefix && prefix[0] != '/')
+        return ws_error_set(err, EINVAL, "prefix=%s is no absolute path: it is where the engine sees this mount", prefix);
+    int rc = check_pause_mode(ops, pause, err);
+    if (rc < 0)
+        return rc;
+    struct ws_engine *e = calloc(1, sizeof(*e));
+    if (e) {
+        e->ops = ops;
+        e->timeout_ms = (unsigned)seconds * 1000;
+        e->name = strdup(q->args[0]);
+        e->url = strdup(q->args[2]);
+        e->prefix = prefix ? strdup(prefix) : NULL;
+        e->pause_mode = pause ? strdup(pause) : NULL;
+    }
+    if (!e || !e->name || !e->url || !e->prefix != !prefix || !e->pause_mode != !pause)
+        rc = ws_error_set(err, ENOMEM, "no memory for an engine");
+    if (rc == 0 && token)
+        rc = read_token(token, &e->token, err);
+    if (rc < 0) {
+        free_engine(e);
+        return rc;
+    }
+    *out = e;
+    return 0;
+}
+
+static bool has_engine(const struct ws_desk *d, const char *name)
+{
+    for (const struct ws_engine *e = d->engines; e; e = e->next)
+        if (strcmp(e->name, name) == 0)
+            return true;
+    return false;
+}
+
+int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, const struct ws_command *q, struct ws_error *err)
+{
+    struct ws_engine *e = NULL;
+    struct ws_engine_serving serving = {0};
+    int rc = make_engine(q, &e, err);
+    if (rc < 0)
+        return rc;
+    struct ws_engine_target t = ws_engine_target_of(e, c);
+    t.timeout_ms = t.timeout_ms < 15000 ? t.timeout_ms : 15000; /* a probe, not a load */
+    rc = e->ops->probe(&t, &serving, err);
+    pthread_mutex_lock(&c->lock);
+    if (rc == 0 && has_engine(d, e->name))
+        rc = ws_error_set(err, EEXIST, "%s has an engine '%s' already; remove it first", d->name, e->name);
+    if (rc == 0 && d->n_engines >= WS_MAX_ENGINES)
+        rc = ws_error_set(err, E2BIG, "%s has %d engines, which is the limit", d->name, WS_MAX_ENGINES);
+    if (rc == 0 && d->switching)
+        rc = ws_error_set(err, EBUSY, "a switch of %s is running; add the engine when it is done", d->name);
+    if (rc == 0) {
+        struct ws_engine **at = &d->engines;
+        e->state = serving.paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
+        snprintf(e->version, sizeof(e->version), "%s", serving.version);
+        while (*at)
+            at = &(*at)->next;
+        *at = e;
+        d->n_engines++;
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (rc < 0) {
+        free_engine(e);
+        return rc;
+    }
+    ws_desk_event(c, d, "engine-added model=%s engine=%s kind=%s url=%s serving=%s", d->name, q->args[0], q->args[1],
+                  q->args[2], serving.version[0] ? serving.version : "unknown");
+    return 0;
+}
+
+int ws_desk_remove_engine(struct ws_control *c, struct ws_desk *d, const char *name, struct ws_error *err)
+{
+    struct ws_engine **at, *e = NULL;
+    int rc = 0;
+    pthread_mutex_lock(&c->lock);
+    for (at = &d->engines; *at && strcmp((*at)->name, name) != 0; at = &(*at)->next)
+        ;
+    if (!*at) {
+        rc = ws_error_set(err, ENOENT, "%s has no engine '%s'; reading 'engines' lists them", d->name, name);
+    } else if (d->switching) {
+        rc = ws_error_set(err, EBUSY, "a switch of %s is running; remove the engine when it is done", d->name);
+    } else {
+        e = *at;
+        *at = e->next;
+        d->n_engines--;
+    }
+    pthread_mutex_unlock(&c->lock);
+    free_engine(e);
+    if (rc == 0)
+        ws_desk_event(c, d, "engine-removed model=%s engine=%s", d->name, name);
+    return rc;
+}

@@ -1,0 +1,91 @@
+/* Desk: what control keeps for one model: its engines, its policy, its events and its last error. Found by name,
+ * so that it outlives the model's coming and going. Private to control.c, switch.c, views.c, metrics.c. */
+#ifndef WS_FS_DESK_H
+#define WS_FS_DESK_H
+#include "backends/engine/engine.h"
+#include "fs/control.h"
+#include "fs/events.h"
+#include "fs/grammar.h"
+#include <pthread.h>
+#include <stdio.h>
+
+enum ws_engine_state { WS_ENGINE_SERVING, WS_ENGINE_PAUSED, WS_ENGINE_LOADING, WS_ENGINE_UNKNOWN, WS_ENGINE_BROKEN };
+const char *ws_engine_state_name(enum ws_engine_state s);
+
+/* A registered engine. Never freed while a switch of its model runs. */
+struct ws_engine {
+    struct ws_engine *next;
+    const struct ws_engine_ops *ops;
+    char *name, *url, *prefix, *pause_mode, *token; /* never change */
+    unsigned timeout_ms;
+    /* guarded by the control's lock */
+    enum ws_engine_state state;
+    char version[64]; /* what it serves, in its own words */
+    char error[WS_ERROR_TEXT];
+    double pause_seconds; /* of the last switch */
+};
+
+enum ws_policy { WS_POLICY_MANUAL, WS_POLICY_PULL, WS_POLICY_FOLLOW };
+const char *ws_policy_name(enum ws_policy p);
+
+#define WS_PAUSE_BUCKETS 10
+extern const double ws_pause_bounds[WS_PAUSE_BUCKETS]; /* seconds */
+
+struct ws_last_error {
+    uint64_t real_ns; /* 0: none yet */
+    char command[WS_MAX_COMMAND + 1];
+    int code;
+    char text[WS_ERROR_TEXT];
+};
+
+struct ws_desk {
+    struct ws_desk *next;
+    char *name; /* of the model; NULL: the mount's own */
+    struct ws_events *events;
+    /* guarded by the control's lock */
+    struct ws_engine *engines; /* in the order of adding */
+    unsigned n_engines;
+    enum ws_policy policy;
+    bool switching;
+    uint64_t refused_id; /* version that following failed to switch to: not tried again by itself */
+    struct ws_last_error last_error;
+    uint64_t switches_ok, switches_failed, pauses[WS_PAUSE_BUCKETS + 1];
+    double pause_sum;
+};
+
+struct ws_control {
+    struct ws_store *store;
+    struct ws_control_options options;
+    atomic_bool stop;
+    pthread_mutex_t lock;
+    pthread_cond_t idle;   /* n_jobs became 0 */
+    unsigned n_jobs;       /* guarded by lock */
+    struct ws_desk root;
+    struct ws_desk *desks; /* guarded by lock; only ever added to */
+    void (*listener)(void *arg, struct ws_model *model);
+    void *listener_arg;
+};
+
+/* The model's desk (made at need); NULL model: the root's. NULL: no memory. Takes the lock. */
+struct ws_desk *ws_desk_of(struct ws_control *c, const char *model);
+/* One line in the model's events and in the root's. */
+__attribute__((format(printf, 3, 4))) void ws_desk_event(struct ws_control *c, struct ws_desk *d, const char *format,
+                                                         ...);
+/* Notes a failed command; returns -err->code. */
+int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, const struct ws_error *err);
+/* Adds (probes first) or removes an engine. -EEXIST, -EBUSY, -ENOENT, or why it cannot be reached. */
+WS_MUST_USE int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, const struct ws_command *command,
+                                   struct ws_error *err);
+WS_MUST_USE int ws_desk_remove_engine(struct ws_control *c, struct ws_desk *d, const char *name, struct ws_error *err);
+struct ws_engine_target ws_engine_target_of(const struct ws_engine *e, const struct ws_control *c);
+void ws_desk_release(struct ws_desk *d);
+
+/* views.c, metrics.c: text of a view, appended to f. */
+void ws_view_status(struct ws_control *c, struct ws_desk *d, struct ws_model *m, FILE *f);
+void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f);
+void ws_view_state(struct ws_version *v, FILE *f);
+void ws_view_progress(struct ws_version *v, FILE *f);
+void ws_view_last_error(struct ws_control *c, struct ws_desk *d, FILE *f);
+void ws_view_metrics(struct ws_control *c, FILE *f);
+
+#endif
