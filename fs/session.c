@@ -219,7 +219,7 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     char text[4096];
     const struct ws_mount_options *o = &fs->options;
     int bad = fuse_opt_add_arg(&args, "wsync");
-    snprintf(text, sizeof(text), "-osubtype=wsync,default_permissions,nosuid,nodev,max_read=1048576%s%s",
+    snprintf(text, sizeof(text), "-osubtype=wsync,default_permissions,nosuid,nodev%s%s",
              o->allow_other ? ",allow_other" : "", o->debug ? ",debug" : "");
     bad |= fuse_opt_add_arg(&args, text);
     char name[512];
