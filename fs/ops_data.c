@@ -196,7 +196,7 @@ void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     enum ws_kind kind = ws_ino_kind(ino);
     bool view = kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW;
-    if ((fi->flags & O_ACCMODE) != O_RDONLY && !view)
+    if ((fi->flags & O_ACCMODE) != O_RDONLY && !(view && ws_view_is_written((enum ws_view)ws_ino_index(ino))))
         fuse_reply_err(req, EROFS);
     else
         ws_call_start(req, view || kind == WS_KIND_META_VIEW ? run_open_view : run_open_weights, ino, NULL, 0, 0, fi,

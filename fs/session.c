@@ -257,13 +257,10 @@ static int serve(struct ws_fs *fs, struct starter *s)
     fuse_loop_cfg_set_idle_threads(config, MAX_WORKERS);
     int rc = fuse_session_loop_mt(fs->session, config);
     fuse_loop_cfg_destroy(config);
-    if (fs->reads == WS_READS_LINK) {
-        char regions[4200];
-        snprintf(regions, sizeof(regions), "%s/" WS_REGIONS_NAME, fs->options.mountpoint);
-        (void)umount2(regions, MNT_DETACH);
-    }
     fuse_remove_signal_handlers(fs->session);
-    fuse_session_unmount(fs->session); /* from here on no request comes; finish_start's stat ends too */
+    /* Lazily, with link mode's tmpfs below it; no path of ours may be walked any more: nobody would answer. From
+     * here on no request comes, and finish_start's stat ends too. */
+    fuse_session_unmount(fs->session);
     pthread_join(thread, NULL);
     return rc < 0 ? rc : 0;
 }

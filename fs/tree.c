@@ -146,7 +146,7 @@ static void control_attr(struct ws_fs *fs, struct stat *st, bool writable)
         st->st_gid = o->ctl_gid;
 }
 
-static bool is_written(enum ws_view view)
+bool ws_view_is_written(enum ws_view view)
 {
     return view == WS_VIEW_CTL || view == WS_VIEW_VERSION || view == WS_VIEW_POLICY;
 }
@@ -207,7 +207,7 @@ int ws_node_attr(struct ws_fs *fs, const struct ws_node *n, struct stat *st, dou
         } else if (n->kind == WS_KIND_TENSOR) {
             rc = tensor_attr(fs, n, st);
         } else {
-            control_attr(fs, st, n->kind != WS_KIND_META_VIEW && is_written((enum ws_view)n->index));
+            control_attr(fs, st, n->kind != WS_KIND_META_VIEW && ws_view_is_written((enum ws_view)n->index));
             if (n->index == WS_VIEW_EVENTS)
                 st->st_size = (off_t)ws_control_events_size(fs->control, n->model);
             clock_gettime(CLOCK_REALTIME, &st->st_mtim);

@@ -1,0 +1,282 @@
+"""What the tests in Python share: agents, mounts and checkpoints that are always cleaned up, and TAP lines.
+
+Each test is a function; run(test, ...) calls them in order and prints `ok` or `not ok`. Everything lives in
+TESTDIR and ends with the script, also when it fails."""
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import traceback
+import urllib.error
+import urllib.request
+
+WSYNC = os.environ["WSYNC"]
+BUILD = os.environ["BUILD"]
+TESTDIR = os.environ["TESTDIR"]
+SANITIZER = os.environ.get("SANITIZER", "")
+SLOW = 5 if SANITIZER else 1  # waits are bounds, never measurements
+
+
+class Skip(Exception):
+    pass
+
+
+def run(*tests):
+    failed = False
+    for test in tests:
+        name = test.__doc__ or test.__name__
+        try:
+            with contextlib.ExitStack() as stack:
+                test(stack)
+            print(f"ok - {name}", flush=True)
+        except Skip as why:
+            print(f"ok - {name} # SKIP {why}", flush=True)
+        except Exception:
+            failed = True
+            traceback.print_exc()
+            print(f"not ok - {name}", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+def need_fuse():
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise Skip("no /dev/fuse on this machine")
+    if os.geteuid() != 0:
+        raise Skip("needs root to mount")
+
+
+def wait_for(condition, what, seconds=20):
+    end = time.monotonic() + seconds * SLOW
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {seconds * SLOW} s for {what}")
+        time.sleep(0.02)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wsync(*args, check=True, timeout=60, **kw):
+    r = subprocess.run([WSYNC, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                       timeout=timeout * SLOW, stdin=subprocess.DEVNULL, **kw)
+    if check and r.returncode:
+        raise AssertionError(f"wsync {' '.join(map(str, args))}: {r.returncode}\n{r.stdout}{r.stderr}")
+    return r
+
+
+def unique(name):
+    unique.n += 1
+    return os.path.join(TESTDIR, f"{name}{unique.n}")
+
+
+unique.n = 0
+
+
+class Process:
+    """A wsync process in the foreground with its log; ended with the test."""
+
+    def __init__(self, stack, name, *args):
+        self.log_path = unique(name) + ".log"
+        self.log = open(self.log_path, "wb")
+        self.process = subprocess.Popen([WSYNC, name, *map(str, args)], stdout=self.log, stderr=self.log,
+                                        stdin=subprocess.DEVNULL)
+        stack.callback(self.end)
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def end(self):
+        if self.alive():
+            self.process.terminate()
+            try:
+                self.process.wait(20 * SLOW)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise AssertionError(f"{self.process.args[1]} did not end by itself:\n{self.text()}")
+        self.log.close()
+        text = self.text()
+        if "Sanitizer" in text:
+            raise AssertionError(text)
+
+    def text(self):
+        with open(self.log_path, errors="replace") as f:
+            return f.read()
+
+
+class Agent(Process):
+    def __init__(self, stack, *args, port=None, sock=None):
+        self.port = port or free_port()
+        self.sock = sock or unique("agent") + ".sock"
+        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(stack, "agent", "--listen", f"127.0.0.1:{self.port}", "--socket", self.sock, *args)
+        wait_for(lambda: self.answers() or not self.alive(), "the agent")
+        if not self.alive():
+            raise AssertionError(self.text())
+
+    def answers(self):
+        try:
+            return self.get("/healthz")["ok"]
+        except OSError:
+            return False
+
+    def get(self, path, **headers):
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=20) as r:
+            return json.load(r)
+
+    def publish(self, model, version, folder, *args, **kw):
+        return wsync("publish", "--agent", f"unix:{self.sock}", "--model", model, "--version", version, *args, folder, **kw)
+
+
+class Mount(Process):
+    """A mount in the foreground, at .path; waits until it answers."""
+
+    def __init__(self, stack, source, options="", path=None, wait=True):
+        self.path = path or unique("mnt")
+        os.makedirs(self.path, exist_ok=True)
+        args = ["-f", *(["-o", options] if options else []), source, self.path]
+        stack.callback(self.detach)
+        super().__init__(stack, "mount", *args)
+        if wait:
+            wait_for(lambda: os.path.exists(self.path + "/status") or not self.alive(), "the mount")
+            if not self.alive():
+                raise AssertionError(self.text())
+
+    def detach(self):
+        if self.log.closed and self.mounted():
+            subprocess.run(["umount", "-l", self.path + "/.regions"], stderr=subprocess.DEVNULL)
+            subprocess.run(["umount", "-l", self.path], check=False)
+
+    def mounted(self):
+        with open("/proc/self/mounts") as f:
+            return any(line.split()[1] == self.path for line in f)
+
+    def file(self, *names):
+        return os.path.join(self.path, *map(str, names))
+
+    def read(self, *names):
+        with open(self.file(*names), "rb") as f:
+            return f.read()
+
+    def text(self, *names):
+        if not names:
+            return Process.text(self)
+        return self.read(*names).decode()
+
+    def write(self, text, *names):
+        with open(self.file(*names), "w") as f:
+            f.write(f"{text}\n")
+
+    def wait_version(self, model, version):
+        wait_for(lambda: os.path.isdir(self.file(model, version)), f"{model}/{version}")
+
+    def status(self, *names):
+        return dict(line.split(" ", 1) for line in self.text(*names, "status").splitlines() if " " in line)
+
+
+class Engine(Process):
+    def __init__(self, stack, path, *args):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(stack, "engine", "--listen", f"127.0.0.1:{self.port}", "--model-path", path, *args)
+        wait_for(lambda: self.answers() or not self.alive(), "the engine")
+        if not self.alive():
+            raise AssertionError(self.text())
+
+    def answers(self):
+        try:
+            with urllib.request.urlopen(self.url + "/model_info", timeout=5) as r:
+                return r.status == 200
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+
+    def ask(self, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as r:
+            return json.load(r)
+
+    def serves(self):
+        return self.ask("/model_info")["weight_version"]
+
+    def checksum(self):
+        return self.ask("/weights_checker", {"action": "checksum"})["per_engine_checksum"]
+
+
+SIZES = {"BF16": 2, "F32": 4, "F16": 2, "U8": 1, "I64": 8}
+
+
+def checkpoint(tensors, folder=None, seed=0, files=None, sidecars=True):
+    """A checkpoint folder. tensors: {name: (dtype, shape)}. files: {file: [names]} for several shards."""
+    folder = folder or unique("ckpt")
+    os.makedirs(folder, exist_ok=True)
+    generator = random.Random(seed)
+    for file, names in (files or {"model.safetensors": list(tensors)}).items():
+        header, data = {"__metadata__": {"format": "pt"}}, []
+        end = 0
+        for name in names:
+            dtype, shape = tensors[name]
+            n = SIZES[dtype]
+            for d in shape:
+                n *= d
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + n]}
+            end += n
+            data.append(generator.randbytes(n))
+        write_safetensors(os.path.join(folder, file), header, b"".join(data))
+    if files:
+        index = {"metadata": {}, "weight_map": {n: f for f, names in files.items() for n in names}}
+        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+            json.dump(index, f)
+    if sidecars:
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump({"model_type": "test", "seed": seed}, f)
+    return folder
+
+
+def write_safetensors(path, header, data):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def tensors_of(path):
+    """{name: (dtype, shape, bytes)} of a safetensors file, by the standard library."""
+    with open(path, "rb") as f:
+        raw = f.read()
+    n = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + n])
+    header.pop("__metadata__", None)
+    return {k: (v["dtype"], v["shape"], raw[8 + n + v["data_offsets"][0] : 8 + n + v["data_offsets"][1]])
+            for k, v in header.items()}
+
+
+SMALL = {"a.weight": ("BF16", [64, 32]), "b.weight": ("F32", [16]), "model.layers.10.x": ("BF16", [8, 8]),
+         "model.layers.2.x": ("BF16", [8, 8]), "nested/name": ("U8", [5])}
+# Some blocks of 4 MiB, and a tail.
+MEDIUM = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(12)} | {"tail": ("U8", [12345])}
+
+
+def kill_quietly(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
