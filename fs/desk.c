@@ -139,6 +139,17 @@ static int check_pause_mode(const struct ws_engine_ops *ops, const char *mode, s
     return mode ? ws_error_set(err, EINVAL, "pause=%s: %s knows %s", mode, ops->kind, known) : 0;
 }
 
+/* http(s)://HOST[:PORT], nothing secret in it: it is shown in status, events and logs. */
+static int check_url(const char *url, struct ws_error *err)
+{
+    const char *host = strncmp(url, "http://", 7) == 0 ? url + 7 : strncmp(url, "https://", 8) == 0 ? url + 8 : NULL;
+    if (!host || !*host)
+        return ws_error_set(err, EINVAL, "an engine's URL is http://HOST:PORT or https://HOST:PORT");
+    if (memchr(host, '@', strcspn(host, "/")))
+        return ws_error_set(err, EINVAL, "credentials do not belong into an engine's URL; use token-file=");
+    return 0;
+}
+
 static int make_engine(const struct ws_command *q, struct ws_engine **out, struct ws_error *err)
 {
     const char *timeout = q->options[WS_OPTION_TIMEOUT], *token = q->options[WS_OPTION_TOKEN_FILE];
@@ -158,7 +169,9 @@ static int make_engine(const struct ws_command *q, struct ws_engine **out, struc
         return ws_error_set(err, EINVAL, "timeout=%s is no number of seconds from 1 to 86400", timeout);
     if (prefix && prefix[0] != '/')
         return ws_error_set(err, EINVAL, "prefix=%s is no absolute path: it is where the engine sees this mount", prefix);
-    int rc = check_pause_mode(ops, pause, err);
+    int rc = check_url(q->args[2], err);
+    if (rc == 0)
+        rc = check_pause_mode(ops, pause, err);
     if (rc < 0)
         return rc;
     struct ws_engine *e = calloc(1, sizeof(*e));

@@ -152,7 +152,8 @@ class Mount(Process):
 
     def __init__(self, stack, source, options="", path=None, wait=True):
         self.path = path or unique("mnt")
-        os.makedirs(self.path, exist_ok=True)
+        if not path:
+            os.makedirs(self.path)
         args = ["-f", *(["-o", options] if options else []), source, self.path]
         stack.callback(self.detach)
         super().__init__(stack, "mount", *args)

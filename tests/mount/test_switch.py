@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+# sanitizers
+# timeout: 240
+"""One write switches engines, all or none; control files, links, policy, lineages."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+
+def world(stack, options="", source=None):
+    need_fuse()
+    agent = Agent(stack)
+    folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
+    for v, f in folders.items():
+        agent.publish("actor", v, f)
+    mount = Mount(stack, source or agent.url, options)
+    mount.wait_version("actor", 2)
+    return agent, mount, folders
+
+
+def refused(mount, text, *names):
+    try:
+        mount.write(text, *names)
+    except OSError as e:
+        return errno_name(e)
+    raise AssertionError(f"'{text}' was taken")
+
+
+def errno_name(e):
+    import errno
+
+    return errno.errorcode[e.errno]
+
+
+def add_engine(mount, engine, name="e1", options=""):
+    mount.write(f"engine add {name} sglang {engine.url} {options}", "actor/ctl")
+
+
+def expected(stack, folder):
+    return Engine(stack, folder).checksum()
+
+
+def test_switch(stack):
+    "switch to 2, back to 1, previous; links and files follow; checksums are those of fresh engines"
+    agent, mount, folders = world(stack)
+    sums = {v: expected(stack, f) for v, f in folders.items()}
+    assert mount.text("actor/version") == "none\n"
+    assert not os.path.lexists(mount.file("actor/current"))
+    assert os.readlink(mount.file("actor/latest")) == "2"
+    mount.write("1", "actor/version")
+    engine = Engine(stack, mount.file("actor/1"))
+    add_engine(mount, engine)
+    mount.write("1", "actor/version")
+    assert engine.checksum() == sums[1] and engine.serves() == "1"
+    for version in ("2", "1", "latest", "previous"):
+        mount.write(version, "actor/version")
+        now = mount.text("actor/version").strip()
+        assert now == {"latest": "2", "previous": "1"}.get(version, version), now
+        assert os.readlink(mount.file("actor/current")) == now
+        assert engine.serves() == now and engine.checksum() == sums[int(now)]
+    assert mount.text("actor/engines").startswith("e1 serving 1 sglang")
+    status = agent.get("/v1/status")["models"][0]["mounts"][0]
+    assert status["version"] == 1 and status["ok"], status
+    assert "switched model=actor version=2" in mount.text("actor/events")
+
+
+def test_two_engines_all_or_none(stack):
+    "one of two engines refuses: both end on the old version, running"
+    agent, mount, folders = world(stack)
+    good, bad = Engine(stack, mount.file("actor/1")), Engine(stack, mount.file("actor/1"), "--refuse", "2")
+    add_engine(mount, good, "good")
+    add_engine(mount, bad, "bad")
+    mount.write("1", "actor/version")
+    before = good.checksum()
+    assert refused(mount, "2", "actor/version") == "EREMOTEIO"
+    assert good.serves() == "1" and bad.serves() == "1"
+    assert good.checksum() == before and bad.checksum() == before
+    assert mount.text("actor/version") == "1\n" and os.readlink(mount.file("actor/current")) == "1"
+    text = mount.text("actor/last_error")
+    assert "errno EREMOTEIO" in text and "bad" in text and "refuse" in text.lower(), text
+    for line in mount.text("actor/engines").splitlines():
+        assert " serving 1 " in line, line
+    r = wsync("load", "--mount", mount.path, "actor", "2", check=False)
+    assert r.returncode == 1 and "refuse" in r.stderr.lower(), r.stderr
+
+
+def test_engine_dies(stack):
+    "an engine that dies in a load: the other one goes back, the dead one is shown"
+    agent, mount, folders = world(stack)
+    good = Engine(stack, mount.file("actor/1"))
+    add_engine(mount, good, "good")
+    mount.write("1", "actor/version")
+    dying = Engine(stack, mount.file("actor/1"), "--die-at", "load")
+    add_engine(mount, dying, "dying")
+    assert refused(mount, "2", "actor/version") in ("EREMOTEIO", "ECONNRESET", "EHOSTUNREACH", "ETIMEDOUT")
+    assert good.serves() == "1" and mount.text("actor/version") == "1\n"
+    lines = dict(line.split(" ", 1) for line in mount.text("actor/engines").splitlines())
+    assert lines["good"].startswith("serving 1"), lines
+    assert lines["dying"].split()[0] in ("unknown", "broken"), lines
+    mount.write("engine remove dying", "actor/ctl")
+    mount.write("2", "actor/version")
+    assert good.serves() == "2"
+
+
+def test_gate(stack):
+    "a version with a missing tensor, another shape or dtype: no engine hears of it"
+    agent, mount, folders = world(stack)
+    engine = Engine(stack, mount.file("actor/2"))
+    add_engine(mount, engine)
+    mount.write("2", "actor/version")
+    pause = mount.text("actor/engines")
+    changed = dict(MEDIUM)
+    del changed["layer.3.weight"]
+    shape = dict(MEDIUM) | {"tail": ("U8", [12344])}
+    dtype = dict(MEDIUM) | {"layer.0.weight": ("F16", [1024, 1024])}
+    for version, (tensors, word) in enumerate([(changed, "layer.3.weight"), (shape, "tail"), (dtype, "layer.0.weight")], 3):
+        agent.publish("actor", version, checkpoint(tensors))
+        mount.wait_version("actor", version)
+        assert refused(mount, str(version), "actor/version") == "EPROTO"
+        assert word in mount.text("actor/last_error"), mount.text("actor/last_error")
+        assert mount.text("actor/engines") == pause
+        assert engine.serves() == "2"
+    mount.write("5 force-layout", "actor/version")
+    assert engine.serves() == "5"
+
+
+def test_commands(stack):
+    "wrong commands get EINVAL or what fits, and last_error says what to do"
+    agent, mount, folders = world(stack)
+    for command, want in {"": "EINVAL", "frobnicate": "EINVAL", "load": "EINVAL", "load 1 2": "EINVAL", "pull 99": "ENOENT",
+                          "drop nope": "ENOENT", "engine add": "EINVAL", "engine remove none": "ENOENT",
+                          "engine add x sglang http://user:pw@127.0.0.1:1": "EINVAL", "engine add x nokind http://127.0.0.1:1": "EINVAL",
+                          "engine add x sglang http://127.0.0.1:1": "EHOSTUNREACH", "load 1\nload 2": "EINVAL", "x" * 4000: "EINVAL"}.items():
+        got = refused(mount, command, "actor/ctl")
+        assert got == want, (command, got, mount.text("actor/last_error"))
+        error = mount.text("actor/last_error")
+        assert f"errno {want}" in error and "pw@" not in error, error
+    assert refused(mount, "99", "actor/version") == "ENOENT"
+    assert refused(mount, "sometimes", "actor/policy") == "EINVAL"
+    assert refused(mount, "load actor=1 nobody=2", "ctl") == "ENOENT"
+    assert "load N" in mount.text("actor/ctl") and "add MODEL SOURCE" in mount.text("ctl")
+    mount.write("pull 1 async", "actor/ctl")
+    mount.write("pull 2", "actor/ctl")
+    mount.write("verify 2", "actor/ctl")
+    mount.write("pin 2", "actor/ctl")
+    assert refused(mount, "drop 2", "actor/ctl") == "EBUSY"
+    mount.write("unpin 2", "actor/ctl")
+
+
+def test_policy(stack):
+    "pull fetches ahead, follow switches"
+    agent, mount, folders = world(stack)
+    mount.write("pull", "actor/policy")
+    agent.publish("actor", 3, folders[1])
+    mount.wait_version("actor", 3)
+    wait_for(lambda: mount.text("actor/3/.wsync/state").startswith("ready"), "version 3 ready")
+    engine = Engine(stack, mount.file("actor/3"))
+    add_engine(mount, engine)
+    mount.write("follow", "actor/policy")
+    wait_for(lambda: engine.serves() == "3", "the engine to follow to 3")
+    agent.publish("actor", 4, folders[2])
+    wait_for(lambda: engine.serves() == "4" and mount.text("actor/version") == "4\n", "the engine to follow to 4")
+    assert mount.text("actor/policy") == "follow\n"
+
+
+def test_barrier(stack):
+    "several models switch together or not at all"
+    agent, mount, folders = world(stack)
+    for v in (1, 2):
+        agent.publish("critic", v, checkpoint(SMALL, seed=v))
+    mount.wait_version("critic", 2)
+    a, b = Engine(stack, folders[1]), Engine(stack, mount.file("critic/1"), "--refuse", "2")
+    add_engine(mount, a)
+    mount.write(f"engine add b sglang {b.url}", "critic/ctl")
+    mount.write("load actor=1 critic=1", "ctl")
+    assert a.serves() == "1" and b.serves() == "1"
+    assert refused(mount, "load actor=2 critic=2", "ctl") == "EREMOTEIO"
+    assert a.serves() == "1" and b.serves() == "1"
+    assert mount.text("actor/version") == "1\n" and mount.text("critic/version") == "1\n"
+
+
+def test_lineage(stack):
+    "a resumed trainer's numbers supersede the abandoned ones; the old one is still readable"
+    agent, mount, folders = world(stack)
+    old = mount.read("actor/2/model.safetensors")
+    mount.write("2", "actor/version")
+    r = agent.publish("actor", 1, folders[1], check=False)
+    assert r.returncode == 1 and "--new-run" in r.stderr, r.stderr
+    other = checkpoint(MEDIUM, seed=9)
+    agent.publish("actor", 2, other, "--new-run")
+    wait_for(lambda: any("@" in n for n in os.listdir(mount.file("actor"))), "the superseded name")
+    (name,) = [n for n in os.listdir(mount.file("actor")) if n.startswith("2@")]
+    assert mount.read("actor", name, "model.safetensors") == old
+    assert os.readlink(mount.file("actor/latest")) == "2"
+    new = mount.read("actor/2/model.safetensors")
+    assert new != old
+    assert tensors_of(mount.file("actor/2/model.safetensors")) == tensors_of(other + "/model.safetensors")
+    assert os.readlink(mount.file("actor/current")) == name
+
+
+def test_wait_loaded(stack):
+    "publish --wait-loaded returns when a mount's engines serve it"
+    agent, mount, folders = world(stack)
+    mount.write("follow", "actor/policy")
+    agent.publish("actor", 3, folders[1], "--wait-loaded", "30")
+    assert mount.text("actor/version") == "3\n"
+
+
+def test_views(stack):
+    "status, metrics, manifest, progress and the commands that show them"
+    agent, mount, folders = world(stack)
+    wsync("pull", "--mount", mount.path, "actor", "1")
+    assert json.loads(mount.read("actor/1/.wsync/manifest.json"))["version"] == 1
+    assert "have_bytes" in mount.text("actor/1/.wsync/progress")
+    assert "wsync_pulls_total 1" in mount.text("metrics")
+    rows = json.loads(wsync("ls", "--mount", mount.path, "--json").stdout)
+    assert [(r["version"], r["state"]) for r in rows] == [("1", "ready"), ("2", "known")], rows
+    status = json.loads(wsync("status", "--mount", mount.path, "--json").stdout)
+    assert status["models"][0]["latest"] == 2 and status["reads"]
+    wsync("wait", "--mount", mount.path, "--timeout", "5", "actor", "1")
+    assert wsync("wait", "--mount", mount.path, "--timeout", "1", "actor", "2", check=False).returncode == 1
+    wsync("verify", "--mount", mount.path, "actor", "1")
+    wsync("inspect", mount.file("actor/1"))
+
+
+run(test_switch, test_two_engines_all_or_none, test_engine_dies, test_gate, test_commands, test_policy, test_barrier, test_lineage,
+    test_wait_loaded, test_views)

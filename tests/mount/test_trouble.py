@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+# timeout: 400
+# sanitizers
+"""What goes wrong: dying agents and daemons, faults on the wire, full caches, slow pullers, readers that stay."""
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+READERS = os.path.join(BUILD, "tests/tools/readers")
+
+
+def published(stack, tensors=MEDIUM, *args):
+    need_fuse()
+    agent = Agent(stack, *args)
+    folder = checkpoint(tensors, seed=1)
+    agent.publish("actor", 1, folder)
+    return agent, folder
+
+
+def mounted(stack, source, options=""):
+    mount = Mount(stack, source, options)
+    mount.wait_version("actor", 1)
+    return mount
+
+
+def error_of(function):
+    import errno
+
+    try:
+        function()
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    return None
+
+
+def test_faults(stack):
+    "cuts, flipped bits, lies and delays on the wire: every byte is right in the end, and counted"
+    agent, folder = published(stack)
+    want = tensors_of(folder + "/model.safetensors")
+    bad = 0
+    for plan in ("seed=1,cut=20,flip=20,lie=5", "seed=2,delay=30,reorder", "seed=3,cut=30", "seed=4,flip=20,fail=10",
+                 "seed=5,flip=20", "seed=6,lie=20"):
+        with contextlib.ExitStack() as inner:
+            mount = mounted_fault(inner, plan, agent)
+            # Three wrong in a row are a failed pull, as they should be; another try begins anew.
+            wait_for(lambda m=mount: error_of(lambda: m.read("actor/1/model.safetensors")) in (None, False), "a good pull", 40)
+            assert tensors_of(mount.file("actor/1/model.safetensors")) == want, plan
+            bad += int(mount.status()["bad_blocks"])
+    assert bad > 0
+
+
+def mounted_fault(stack, plan, agent, options=""):
+    # A comma separates sources, so the plan's commas travel by `add`, which takes one source.
+    mount = Mount(stack, f"unix:{unique('nobody')}.sock", options)
+    mount.write(f"add actor fault:{plan}:{agent.url}", "ctl")
+    mount.wait_version("actor", 1)
+    return mount
+
+
+def test_hopeless_wire(stack):
+    "a block that is wrong three times fails the pull with EBADMSG, and says so"
+    agent, _ = published(stack)
+    mount = mounted_fault(stack, "flip=100", agent)
+    assert error_of(lambda: mount.read("actor/1/model.safetensors")) == "EBADMSG"
+    assert mount.text("actor/1/.wsync/state").startswith("failed")
+
+
+def test_agent_restarts(stack):
+    "an agent that is killed during a pull: the mount resumes with what is missing"
+    agent, folder = published(stack)
+    mount = mounted_fault(stack, "delay=150", agent)
+    wsync("pull", "--mount", mount.path, "--async", "actor", "1")
+    wait_for(lambda: int(read_value(mount, "have_bytes")) > 0, "the first block")
+    agent.kill()
+    again = Agent(stack, port=agent.port, sock=agent.sock)
+    again.publish("actor", 1, folder, "--run", run_of(mount))
+    assert tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(folder + "/model.safetensors")
+
+
+def read_value(mount, key):
+    return dict(l.split(" ", 1) for l in mount.text("actor/1/.wsync/progress").splitlines())[key]
+
+
+def run_of(mount):
+    return json.loads(mount.read("actor/1/.wsync/manifest.json"))["run"]
+
+
+def test_stream_deadline(stack):
+    "open=stream over a dead agent: an error at the deadline, and SIGKILL ends a reader at once"
+    agent, _ = published(stack)
+    mount = mounted(stack, agent.url, "open=stream,deadline=3")
+    fd = os.open(mount.file("actor/1/config.json"), os.O_RDONLY)
+    agent.kill()
+    reader = subprocess.Popen(["cat", mount.file("actor/1/model.safetensors")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(0.3)
+    reader.kill()
+    reader.wait(5 * SLOW)
+    assert error_of(lambda: open(mount.file("actor/1/model.safetensors"), "rb").read()) in ("EHOSTUNREACH", "ETIMEDOUT", "ECONNRESET", "EIO")
+    os.close(fd)
+
+
+def test_interrupted_open(stack):
+    "a reader that waits in open dies of SIGKILL at once"
+    agent, _ = published(stack)
+    mount = mounted_fault(stack, "delay=3000", agent)
+    reader = subprocess.Popen(["cat", mount.file("actor/1/model.safetensors")], stdout=subprocess.DEVNULL)
+    time.sleep(0.3)
+    reader.kill()
+    reader.wait(2 * SLOW)
+
+
+def test_reader_outlives_version(stack):
+    "a mapping keeps its bytes while its version is dropped and the memory is wanted"
+    for source in ("http", "unix"):
+        with contextlib.ExitStack() as inner:
+            agent, folder = published(inner)
+            mount = mounted(inner, agent.url if source == "http" else f"unix:{agent.sock}", "keep=1")
+            reader = subprocess.Popen([READERS, "hold", mount.file("actor/1/model.safetensors")], stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE, text=True)
+            inner.callback(lambda r=reader: (r.kill(), r.wait()))
+            first = reader.stdout.readline()
+            assert len(first) == 17
+            mount.write("drop 1", "actor/ctl")
+            for v in range(2, 6):
+                r = agent.publish("actor", v, checkpoint(MEDIUM, seed=v), "--timeout", "2", check=False)
+                if source == "http":
+                    assert r.returncode == 0, r.stderr
+                    mount.wait_version("actor", v)
+                    wsync("pull", "--mount", mount.path, "actor", v)
+                    mount.read("actor", v, "model.safetensors")
+            reader.stdin.write("\n")
+            reader.stdin.flush()
+            assert reader.stdout.readline() == first
+
+
+def test_slot_overwritten(stack):
+    "a puller slower than the trainer: the old version fails with the reason, the newest is read"
+    agent, folder = published(stack)
+    mount = mounted_fault(stack, f"delay={2000 * SLOW}", agent, "streams=1")
+    mount.write("pull 1 async", "actor/ctl")
+    wait_for(lambda: int(read_value(mount, "have_bytes")) > 0, "the first block")
+    for v in (2, 3, 4):
+        agent.publish("actor", v, checkpoint(MEDIUM, seed=v))
+    got = error_of(lambda: mount.read("actor/1/model.safetensors"))
+    assert got in ("ESTALE", "ENOENT", "EIO"), got
+    mount.wait_version("actor", 4)
+    assert tensors_of(mount.file("actor/4/model.safetensors")) == tensors_of(checkpoint(MEDIUM, seed=4) + "/model.safetensors")
+
+
+def test_cache_full(stack):
+    "a full cache: ENOSPC that says what to drop; after the drop it fits"
+    agent, folder = published(stack)
+    agent.publish("actor", 2, folder)
+    mount = mounted(stack, agent.url, "cache=30M")
+    wsync("pull", "--mount", mount.path, "actor", "1")
+    mount.write("pin 1", "actor/ctl")
+    r = wsync("pull", "--mount", mount.path, "actor", "2", check=False)
+    assert r.returncode == 1 and "actor/1" in r.stderr and "pinned" in r.stderr, r.stderr
+    assert "errno ENOSPC" in mount.text("actor/last_error")
+    mount.write("unpin 1", "actor/ctl")
+    mount.write("drop 1", "actor/ctl")
+    wsync("pull", "--mount", mount.path, "actor", "2")
+
+
+def test_daemon_killed(stack):
+    "a killed daemon: open readers go on, a mount over the dead one recovers it"
+    agent, folder = published(stack)
+    mount = mounted(stack, agent.url)
+    path = mount.file("actor/1/model.safetensors")
+    want = open(path, "rb").read()
+    reader = subprocess.Popen([READERS, "hold", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stack.callback(lambda: (reader.kill(), reader.wait()))
+    first = reader.stdout.readline()
+    fd = os.open(path, os.O_RDONLY)
+    mount.kill()
+    reader.stdin.write("\n")
+    reader.stdin.flush()
+    assert reader.stdout.readline() == first
+    if "reads passthrough" in mount.text():
+        assert os.pread(fd, 1 << 20, 4096) == want[4096 : 4096 + (1 << 20)]
+    os.close(fd)
+    assert error_of(lambda: os.listdir(mount.path)) == "ENOTCONN"
+    again = Mount(stack, agent.url, path=mount.path, wait=False)
+    wait_for(lambda: not error_of(lambda: os.listdir(mount.path + "/actor")), "the recovered mount")
+    assert again.read("actor/1/model.safetensors") == want
+
+
+def test_second_mount(stack):
+    "a second mount over a live one is refused; an unknown option and a bad source too"
+    agent, _ = published(stack)
+    mount = mounted(stack, agent.url)
+    r = wsync("mount", agent.url, mount.path, check=False)
+    assert r.returncode == 1 and "already" in r.stderr, r.stderr
+    r = wsync("mount", "-o", "nonsense=1", agent.url, unique("m"), check=False)
+    assert r.returncode == 2 and "nonsense" in r.stderr, r.stderr
+    empty = unique("empty")
+    os.makedirs(empty)
+    r = wsync("mount", "ftp://x", empty, check=False)
+    assert r.returncode and "ftp" in r.stderr, r.stderr
+
+
+def test_background(stack):
+    "mount in the background returns when it answers; umount ends it"
+    agent, _ = published(stack)
+    path = unique("bg")
+    os.makedirs(path)
+    stack.callback(lambda: subprocess.run(["umount", "-l", path], stderr=subprocess.DEVNULL))
+    wsync("mount", agent.url, path)
+    assert os.path.exists(path + "/status")
+    wait_for(lambda: os.path.isdir(path + "/actor/1"), "the version")
+    wsync("umount", path)
+    assert not os.listdir(path)
+    assert wsync("umount", path, check=False).returncode == 1
+
+
+def test_lying_server(stack):
+    "a server that lies about lengths and hashes gives errors, never wrong bytes"
+    need_fuse()
+    agent, folder = published(stack)
+    lies = {"short": lambda body: body[: len(body) // 2], "long": lambda body: body + b"x" * (1 << 20), "garbage": lambda body: bytes(len(body))}
+    for name, lie in lies.items():
+        with contextlib.ExitStack() as inner:
+            proxy = Proxy(inner, agent, lie)
+            mount = Mount(inner, proxy.url, "deadline=2")
+            mount.wait_version("actor", 1)
+            got = error_of(lambda: mount.read("actor/1/model.safetensors"))
+            assert got in ("EBADMSG", "EPROTO", "ECONNRESET", "ETIMEDOUT", "EIO"), (name, got)
+
+
+class Proxy:
+    """An HTTP server that passes everything on but changes the bytes of files."""
+
+    def __init__(self, stack, agent, lie):
+        import http.server
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                headers = {k: v for k, v in self.headers.items() if k.lower() == "range"}
+                try:
+                    with urllib.request.urlopen(urllib.request.Request(agent.url + self.path, headers=headers), timeout=20) as r:
+                        status, body, got = r.status, r.read(), r.headers
+                except urllib.error.HTTPError as e:
+                    status, body, got = e.code, e.read(), e.headers
+                length = len(body)
+                if "/files/" in self.path:
+                    body = lie(body)
+                    length = max(length, len(body))
+                self.send_response(status)
+                for k in ("Content-Range", "ETag"):
+                    if got.get(k):
+                        self.send_header(k, got[k])
+                self.send_header("Content-Length", str(length))
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    self.wfile.write(body)
+                if len(body) != length:
+                    self.close_connection = True
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.handle_error = lambda *args: None  # clients hang up on a liar
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        stack.callback(self.server.server_close)
+        stack.callback(self.server.shutdown)
+
+
+run(test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_interrupted_open, test_reader_outlives_version,
+    test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_background, test_lying_server)
