@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+# sanitizers
+"""The command: help, manual pages, wrong usage, what publish refuses."""
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+
+def test_help(stack):
+    "every command has --help and a manual page that groff takes"
+    names = wsync("help", "--list").stdout.split()
+    assert {"agent", "publish", "mount", "umount", "ls", "status", "load", "pull", "wait", "verify", "inspect", "engine", "bench"} <= set(names)
+    for name in names:
+        assert f"wsync {name}" in wsync(name, "--help").stdout
+        assert ".TH WSYNC" in wsync("help", "--man", name).stdout
+    assert "wsync 0." in wsync("version").stdout
+
+
+def test_usage(stack):
+    "wrong usage ends with 2 and says what is wrong"
+    for args, word in {("nonsense",): "nonsense", ("publish", "x"): "--model", ("publish", "--nope", "x"): "--nope", ("mount", "x"): "folder",
+                       ("load",): "missing", ("publish", "-m", "a", "-v", "one", "x"): "one", ("engine",): "--model-path",
+                       ("agent", "--memory", "12Q"): "12Q", ("wait", "--mount", "/nowhere", "--state", "odd", "a", "1"): "odd"}.items():
+        r = wsync(*args, check=False)
+        assert r.returncode == 2 and word in r.stderr, (args, r.returncode, r.stderr)
+
+
+def bad_checkpoints():
+    def made(write):
+        folder = unique("bad")
+        os.makedirs(folder)
+        write(folder + "/model.safetensors")
+        return folder
+
+    def raw(data):
+        return lambda path: open(path, "wb").write(data)
+
+    def headed(header, data=b"\0" * 8):
+        return lambda path: write_safetensors(path, header, data)
+
+    good = {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}
+    yield "empty file", made(raw(b""))
+    yield "header longer than the file", made(raw(struct.pack("<Q", 1 << 40) + b"{}"))
+    yield "no JSON", made(headed(b"not json"))
+    yield "truncated data", made(headed({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}))
+    yield "trailing bytes", made(headed({"a": {"dtype": "U8", "shape": [7], "data_offsets": [0, 7]}}))
+    yield "duplicate name", made(headed(b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}'))
+    yield "overlap", made(headed({"a": good, "b": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}))
+    yield "gap", made(headed({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}, "b": {"dtype": "U8", "shape": [2], "data_offsets": [6, 8]}}))
+    yield "unknown dtype", made(headed({"a": dict(good, dtype="F7")}))
+    yield "shape overflow", made(headed({"a": dict(good, shape=[1 << 62, 1 << 62])}))
+    yield "nine dimensions", made(headed({"a": dict(good, shape=[1] * 8 + [8])}))
+    yield "invalid UTF-8", made(headed(b'{"\xff":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}'))
+    yield "NUL in a name", made(headed(b'{"a\\u0000b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}'))
+    folder = checkpoint(SMALL)
+    with open(folder + "/model.safetensors.index.json", "w") as f:
+        json.dump({"weight_map": {"a.weight": "missing.safetensors"}}, f)
+    yield "index names a missing file", folder
+    yield "no such folder", unique("nowhere")
+
+
+def test_publish_refuses(stack):
+    "hostile and damaged checkpoints are refused with a sentence; the last version stays served"
+    agent = Agent(stack)
+    agent.publish("actor", 1, checkpoint(SMALL))
+    before = agent.get("/v1/actor/1/manifest")
+    for what, folder in bad_checkpoints():
+        r = agent.publish("actor", 2, folder, check=False)
+        assert r.returncode == 1 and len(r.stderr) > 20, (what, r.returncode, r.stderr)
+        if os.path.exists(folder):
+            assert wsync("inspect", folder, check=False).returncode == 1, what
+    assert agent.get("/v1/models")["models"][0]["newest"] == 1
+    assert agent.get("/v1/actor/1/manifest") == before
+    for args, word in {("--version", "1"): "--new-run", ("--version", "2", "--run", "other"): "--new-run"}.items():
+        r = wsync("publish", "--agent", f"unix:{agent.sock}", "--model", "actor", *args, checkpoint(SMALL), check=False)
+        assert r.returncode == 1 and word in r.stderr, r.stderr
+    r = wsync("publish", "--agent", "unix:/nowhere.sock", "-m", "a", "-v", "1", checkpoint(SMALL), check=False)
+    assert r.returncode == 1 and "wsync agent" in r.stderr, r.stderr
+
+
+def test_agent_refuses(stack):
+    "listening beyond loopback needs a token; a token is asked for; a second agent on one socket is refused"
+    r = wsync("agent", "--listen", "0.0.0.0:0", "--socket", "none", check=False)
+    assert r.returncode == 1 and "--token-file" in r.stderr, r.stderr
+    token = unique("token")
+    with open(token, "w") as f:
+        f.write("secret\n")
+    agent = Agent(stack, "--token-file", token)
+    agent.publish("actor", 1, checkpoint(SMALL))
+    try:
+        agent.get("/v1/models")
+        raise AssertionError("no token was asked for")
+    except urllib.error.HTTPError as e:
+        assert e.code == 401
+    assert agent.get("/v1/models", Authorization="Bearer secret")["models"]
+    r = wsync("agent", "--listen", "none", "--socket", agent.sock, check=False)
+    assert r.returncode == 1 and "already" in r.stderr, r.stderr
+
+
+def test_frozen(stack):
+    "base= fills what the checkpoint lacks, and the manifest names it"
+    agent = Agent(stack)
+    base = checkpoint(SMALL, seed=5)
+    part = checkpoint({"a.weight": SMALL["a.weight"]}, seed=6)
+    agent.publish("actor", 1, part, "--base", base)
+    m = agent.get("/v1/actor/1/manifest")
+    assert sorted(m["frozen"]) == sorted(set(SMALL) - {"a.weight"}), m["frozen"]
+    path = unique("got")
+    with urllib.request.urlopen(agent.url + "/v1/actor/1/files/model.safetensors") as r, open(path, "wb") as f:
+        f.write(r.read())
+    got, one, two = tensors_of(path), tensors_of(base + "/model.safetensors"), tensors_of(part + "/model.safetensors")
+    assert got == one | two
+
+
+def test_astraflow_reads(stack):
+    "the endpoints that AstraFlow's receivers read"
+    agent = Agent(stack)
+    try:
+        agent.get("/get_buffer_info")
+        raise AssertionError("there is no version yet")
+    except urllib.error.HTTPError as e:
+        assert e.code == 503
+    agent.publish("actor", 3, checkpoint(SMALL))
+    assert agent.get("/get_version") == {"version": 3}
+    info = agent.get("/get_buffer_info")
+    meta = {n: (s, d) for n, (s, d) in info["tensors_meta"]}
+    assert meta["a.weight"] == ([64, 32], "torch.bfloat16"), meta
+    assert info["single_buffer_length"] == sum(len(t[2]) for t in tensors_of(checkpoint(SMALL) + "/model.safetensors").values())
+
+
+def test_export(stack):
+    "export shows complete versions as plain files, and ends cleanly"
+    if os.geteuid() != 0:
+        raise Skip("needs root for a tmpfs")
+    agent = Agent(stack)
+    folder = checkpoint(SMALL)
+    agent.publish("actor", 1, folder)
+    to = unique("export")
+    os.makedirs(to)
+    stack.callback(lambda: subprocess.run(["umount", "-l", to], stderr=subprocess.DEVNULL))
+    Process(stack, "export", agent.url, to)
+    path = to + "/actor/latest/model.safetensors"
+    wait_for(lambda: os.path.exists(path), "the exported version")
+    assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
+
+
+run(test_help, test_usage, test_publish_refuses, test_agent_refuses, test_frozen, test_astraflow_reads, test_export)
