@@ -25,15 +25,18 @@ static int read_u64(const json_t *object, const char *key, uint64_t *out)
     return 0;
 }
 
+/* A folder is hashed when its manifest is asked for: until then its versions have no digest. */
 static bool is_digest(const char *digest)
 {
-    return digest && strlen(digest) == 32 && strspn(digest, "0123456789abcdef") == 32;
+    return !digest[0] || (strlen(digest) == 32 && strspn(digest, "0123456789abcdef") == 32);
 }
 
 static int read_entry(const json_t *json, struct entry *e)
 {
     e->run = json_string_value(json_object_get(json, "run"));
     e->digest = json_string_value(json_object_get(json, "digest"));
+    if (!e->digest)
+        e->digest = "";
     e->created_ns = 0;
     if (read_u64(json, "version", &e->number) < 0 || read_u64(json, "bytes", &e->bytes) < 0 ||
         !e->run || !ws_run_is_safe(e->run) || !is_digest(e->digest))
@@ -88,7 +91,7 @@ static struct ws_version *version_of(struct ws_model *m, const struct entry *e,
 {
     struct ws_version *v = ws_version_named(m, e->number, e->run);
 
-    if (v && v->digest[0] && strcmp(v->digest, e->digest) != 0) {
+    if (v && v->digest[0] && e->digest[0] && strcmp(v->digest, e->digest) != 0) {
         if (v == m->current || v->pull || v->pinned || ws_version_has_bytes(v)) {
             ws_log(WS_LOG_WARN, "store",
                    "a source lists another digest for a version that is held: left out model=%s "
@@ -106,7 +109,8 @@ static struct ws_version *version_of(struct ws_model *m, const struct entry *e,
             return NULL;
         ws_changes_add(c, WS_VERSION_KNOWN, m, v);
     }
-    memcpy(v->digest, e->digest, sizeof(v->digest));
+    if (e->digest[0])
+        memcpy(v->digest, e->digest, sizeof(v->digest));
     v->listed_bytes = e->bytes;
     v->created_ns = e->created_ns;
     return v;

@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HOLD_OFF_NS 1000000000UL /* after a failure: whoever asks again at once gets the same answer */
+#define HOLD_OFF_NS 1000000000UL /* after a failure: readers that ask again at once get the same answer */
 
 struct ws_pull {
     struct ws_version *version; /* counted */
@@ -485,6 +485,14 @@ static bool has_reached(struct ws_version *v, enum ws_goal goal)
                            0, 0);
 }
 
+/* A crowd of readers must not ask a source that has just failed as often as they open. A command is one
+ * person's, and room may have been made in the meantime. */
+static bool is_held_off(const struct ws_version *v, enum ws_priority priority)
+{
+    return v->error_code && v->error_code != ENOSPC && priority != WS_PRIORITY_SWITCH &&
+           ws_now_ns() - v->failed_ns < HOLD_OFF_NS;
+}
+
 int ws_pull_ask(struct ws_version *v, enum ws_goal goal, enum ws_priority priority)
 {
     struct ws_store *s = v->store;
@@ -506,7 +514,7 @@ int ws_pull_ask(struct ws_version *v, enum ws_goal goal, enum ws_priority priori
     }
     if (p || !v->named)
         return -ESTALE;
-    if (v->error_code && ws_now_ns() - v->failed_ns < HOLD_OFF_NS)
+    if (is_held_off(v, priority))
         return -v->error_code;
     if (!v->sources)
         return v->error_code ? -v->error_code : -ESTALE;

@@ -204,6 +204,17 @@ bool ws_version_is_complete(const struct ws_version *v)
     return atomic_load(&v->complete);
 }
 
+bool ws_version_has_bytes(const struct ws_version *v)
+{
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+
+    for (size_t i = 0; m && i < m->n_files; i++) {
+        if (atomic_load(&v->files[i].region))
+            return true;
+    }
+    return false;
+}
+
 uint64_t ws_version_id(const struct ws_version *v)
 {
     return v->id;

@@ -17,7 +17,7 @@ void ws_version_set_state(struct ws_version *v, enum ws_state state, struct ws_c
 void ws_version_retire(struct ws_version *v, struct ws_changes *c);
 bool ws_version_is_live(const struct ws_version *v);
 bool ws_version_is_complete(const struct ws_version *v);
-/* Is anything of its weights here? */
+/* Has it regions, filled or not? Callable without the lock. */
 bool ws_version_has_bytes(const struct ws_version *v);
 void ws_version_put_locked(struct ws_version *v);
 

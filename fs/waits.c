@@ -14,13 +14,13 @@
 
 bool ws_wait_is_over(struct ws_version *v, size_t file, size_t first, size_t n)
 {
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+
     if (file == WS_FILE_ALL)
         return atomic_load(&v->complete);
-    if (!atomic_load(&v->manifest))
-        return false;
     if (file == WS_FILE_HEADERS)
         return ws_content_has_headers(v);
-    return n == 0 || ws_content_has(v, file, first, n);
+    return m && (n == 0 || (file < m->n_files && ws_content_has(v, file, first, n)));
 }
 
 /* --- the list; with store->lock --- */
