@@ -70,6 +70,8 @@ FS_TESTS := $(patsubst %.c,$(B)/%,$(wildcard tests/fs/test_*.c))
 TOOLS := $(patsubst %.c,$(B)/%,$(wildcard tests/tools/*.c))
 BENCHES := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(TOP)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+# The sources of a folder that are no programs of their own (those begin with a prefix).
+HELPERS = $(foreach f,$(wildcard $(1)/*.c),$(if $(filter $(2)%,$(notdir $f)),,$(B)/$(f:.c=.o)))
 FIXTURES := $(call OBJ,tests/fixtures)
 
 .PHONY: all
@@ -139,13 +141,13 @@ test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(B)/wsync ## build t
 link_test = $(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -o $@ $^ $(1) $(LIBS) -lcmocka
 $(UNIT): $(B)/%: $(B)/%.o $(FIXTURES) $(BACKENDS)
 	$(call link_test)
-$(CONFORMANCE): $(B)/%: $(B)/%.o $(filter-out %/test_%.o,$(call OBJ,tests/conformance)) $(FIXTURES) $(BACKENDS)
+$(CONFORMANCE): $(B)/%: $(B)/%.o $(call HELPERS,tests/conformance,test_) $(FIXTURES) $(BACKENDS)
 	$(call link_test)
 $(FS_TESTS): $(B)/%: $(B)/%.o $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS))
 $(TOOLS): $(B)/%: $(B)/%.o $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS) $(shell pkg-config --libs liburing))
-$(BENCHES): $(B)/%: $(B)/%.o $(filter-out %/bench_%.o,$(call OBJ,tests/bench)) $(FIXTURES) $(A_fs) $(BACKENDS)
+$(BENCHES): $(B)/%: $(B)/%.o $(call HELPERS,tests/bench,bench_) $(call HELPERS,tests/conformance,test_) $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS))
 
 # The fuzzers have objects of their own, by clang; only what parses is in them.
