@@ -147,4 +147,61 @@ def test_export(stack):
     assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
 
 
-run(test_help, test_usage, test_publish_refuses, test_agent_refuses, test_frozen, test_astraflow_reads, test_export)
+def test_tls(stack):
+    "TLS 1.3: the certificate is checked, the bytes arrive"
+    import ssl
+
+    need_fuse()
+    cert, key = unique("cert") + ".pem", unique("key") + ".pem"
+    made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
+                           "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], stderr=subprocess.DEVNULL)
+    if made.returncode:
+        raise Skip("openssl cannot make a certificate here")
+    port, sock = free_port(), unique("tls") + ".sock"
+    agent = Process(stack, "agent", "--listen", f"127.0.0.1:{port}", "--socket", sock, "--tls-cert", cert, "--tls-key", key)
+    context = ssl.create_default_context(cafile=cert)
+
+    def answers():
+        try:
+            with urllib.request.urlopen(f"https://127.0.0.1:{port}/healthz", context=context, timeout=5) as r:
+                return json.load(r)["ok"]
+        except OSError:
+            return False
+
+    wait_for(lambda: answers() or not agent.alive(), "the TLS agent")
+    assert agent.alive(), agent.text()
+    folder = checkpoint(SMALL)
+    wsync("publish", "--agent", f"unix:{sock}", "-m", "actor", "-v", "1", folder)
+    mount = Mount(stack, f"https://127.0.0.1:{port}", f"ca-file={cert}")
+    mount.wait_version("actor", 1)
+    assert tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(folder + "/model.safetensors")
+    stranger = Mount(stack, f"https://127.0.0.1:{port}")
+    assert "down" in stranger.status()["source"], stranger.status()
+
+
+def test_unprivileged(stack):
+    "another user publishes and serves without privileges: memfd, said once"
+    if os.geteuid() != 0:
+        raise Skip("needs root to become another user")
+    folder = checkpoint(SMALL)
+    home = unique("home")
+    os.makedirs(home)
+    os.chown(home, 65534, 65534)
+    for path in (TESTDIR, folder):
+        os.chmod(path, 0o755)
+    port, sock, log = free_port(), home + "/agent.sock", home + "/log"
+    with open(log, "wb") as f:
+        agent = subprocess.Popen([WSYNC, "agent", "--listen", f"127.0.0.1:{port}", "--socket", sock], user=65534, group=65534,
+                                 extra_groups=[], stdout=f, stderr=f)
+    stack.callback(agent.wait)
+    stack.callback(agent.terminate)
+    wait_for(lambda: os.path.exists(sock), "the agent")
+    wsync("publish", "--agent", f"unix:{sock}", "-m", "actor", "-v", "1", folder, user=65534, group=65534, extra_groups=[])
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as r:
+        assert json.load(r)["models"][0]["newest"] == 1
+    with open(log) as f:
+        text = f.read()
+    assert text.count("memfd") == 1, text
+
+
+run(test_tls, test_unprivileged, test_help, test_usage, test_publish_refuses, test_agent_refuses, test_frozen, test_astraflow_reads, test_export)
