@@ -135,6 +135,7 @@ static int choose_reading(struct ws_call *c, struct ws_open *o)
 
 static void run_open_weights(struct ws_call *c)
 {
+    struct ws_fs *fs = c->fs; /* a call that was parked may be over and freed when we come back */
     struct ws_node n;
     struct ws_open *o = calloc(1, sizeof(*o));
     int rc = o ? ws_node_of(c->fs, c->ino, &n) : -ENOMEM;
@@ -156,7 +157,7 @@ static void run_open_weights(struct ws_call *c)
         reply_opened(c, o);
         return;
     }
-    free_open(c->fs, o);
+    free_open(fs, o);
     if (rc < 0)
         ws_call_error(c, -rc);
 }
