@@ -47,7 +47,7 @@ struct ws_fs {
     struct timespec start; /* times of all files */
     pthread_mutex_t lock;
     struct ws_vnode *vnodes;  /* guarded by lock (vnode.c) */
-    struct ws_open *pollers;  /* guarded by lock (ops_data.c) */
+    struct ws_open *opens;    /* guarded by lock (ops_data.c) */
     struct ws_notify *notify;
 };
 
@@ -59,6 +59,8 @@ uint64_t ws_ino_index(fuse_ino_t ino);
 /* The mount's operations (ops_meta.c, ops_data.c). */
 extern const struct fuse_lowlevel_ops ws_fs_ops;
 void ws_fs_poll_event(void *fs, struct ws_model *model); /* ws_control_on_event's listener */
+
+void ws_fs_close_all(struct ws_fs *fs); /* what is still open, once no request comes any more */
 
 /* ops_data.c, for the table in ops_meta.c */
 void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);

@@ -18,10 +18,10 @@ struct ws_open {
     struct ws_model *model;
     char *text;                 /* a view's, at open */
     size_t len;
-    /* guarded by fs->lock: an open events file that somebody polls */
-    struct fuse_pollhandle *ph;
-    uint64_t seen; /* bytes of events that were read */
-    struct ws_open *next, *prev;
+    /* guarded by fs->lock */
+    struct fuse_pollhandle *ph; /* of an events file that somebody polls */
+    uint64_t seen;              /* bytes of events that were read */
+    struct ws_open *next, *prev; /* in fs->opens: the kernel does not release what is open at a lazy unmount */
     bool listed;
 };
 
@@ -37,7 +37,7 @@ static void free_open(struct ws_fs *fs, struct ws_open *o)
         if (o->prev)
             o->prev->next = o->next;
         else
-            fs->pollers = o->next;
+            fs->opens = o->next;
         if (o->next)
             o->next->prev = o->prev;
     }
@@ -57,8 +57,21 @@ static void free_open(struct ws_fs *fs, struct ws_open *o)
     free(o);
 }
 
+void ws_fs_close_all(struct ws_fs *fs)
+{
+    while (fs->opens)
+        free_open(fs, fs->opens);
+}
+
 static void reply_opened(struct ws_call *c, struct ws_open *o)
 {
+    pthread_mutex_lock(&c->fs->lock);
+    o->next = c->fs->opens;
+    if (o->next)
+        o->next->prev = o;
+    c->fs->opens = o;
+    o->listed = true;
+    pthread_mutex_unlock(&c->fs->lock);
     c->fi.fh = (uint64_t)(uintptr_t)o;
     if (fuse_reply_open(c->req, &c->fi) != 0)
         free_open(c->fs, o); /* the reader is gone: release will not come */
@@ -259,6 +272,21 @@ static void read_events(fuse_req_t req, struct ws_fs *fs, struct ws_open *o, siz
     free(text);
 }
 
+/* Of a copy: the reader has its answer, and may close the file, before our write to the kernel returns. */
+static void reply_text(fuse_req_t req, const struct ws_open *o, size_t size, off_t off)
+{
+    size_t at = (size_t)off < o->len ? (size_t)off : o->len, n = o->len - at < size ? o->len - at : size;
+    char *copy = malloc(n + 1);
+    if (!copy) {
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    if (n > 0)
+        memcpy(copy, o->text + at, n);
+    fuse_reply_buf(req, copy, n);
+    free(copy);
+}
+
 void ws_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct ws_open *o = open_of(fi);
@@ -267,8 +295,7 @@ void ws_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
     } else if (o->view == WS_VIEW_EVENTS) {
         read_events(req, fuse_req_userdata(req), o, size, off);
     } else {
-        size_t at = (size_t)off < o->len ? (size_t)off : o->len;
-        fuse_reply_buf(req, o->text ? o->text + at : NULL, o->len - at < size ? o->len - at : size);
+        reply_text(req, o, size, off);
     }
 }
 
@@ -335,14 +362,6 @@ void ws_op_poll(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struc
             struct fuse_pollhandle *old = o->ph;
             o->ph = ph;
             ph = old;
-            if (!o->listed) {
-                o->prev = NULL;
-                o->next = fs->pollers;
-                if (fs->pollers)
-                    fs->pollers->prev = o;
-                fs->pollers = o;
-                o->listed = true;
-            }
         }
         pthread_mutex_unlock(&fs->lock);
     }
@@ -356,7 +375,7 @@ void ws_fs_poll_event(void *arg, struct ws_model *model)
     struct ws_fs *fs = arg;
     (void)model; /* the root's events have every line */
     pthread_mutex_lock(&fs->lock);
-    for (struct ws_open *o = fs->pollers; o; o = o->next) {
+    for (struct ws_open *o = fs->opens; o; o = o->next) {
         if (o->ph)
             ws_notify_poll(fs, o->ph);
         o->ph = NULL;

@@ -270,7 +270,9 @@ static void stop(struct ws_fs *fs)
     if (fs->control)
         ws_control_stop(fs->control);
     if (fs->store)
-        ws_store_free(fs->store);
+        ws_store_stop(fs->store); /* ends parked calls, which look at open files */
+    ws_fs_close_all(fs);
+    ws_store_free(fs->store);
     ws_control_free(fs->control);
     ws_notify_stop(fs);
     ws_vnode_free_all(fs);

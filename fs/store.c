@@ -186,13 +186,13 @@ static void stop_pulls(struct ws_store *s)
         ws_log(WS_LOG_WARN, "store", "a source does not answer: a pull ends later pulls=%u", s->n_pulls);
 }
 
-void ws_store_free(struct ws_store *s)
+void ws_store_stop(struct ws_store *s)
 {
     struct ws_watch *watches[WS_MAX_SOURCES];
     struct ws_changes changes;
     unsigned n;
 
-    if (!s)
+    if (atomic_load(&s->stop))
         return;
     ws_changes_init(&changes);
     pthread_mutex_lock(&s->lock);
@@ -209,6 +209,13 @@ void ws_store_free(struct ws_store *s)
     set_threads_stop(s);
     ws_waits_stop(s);
     ws_reporter_stop(s);
+}
+
+void ws_store_free(struct ws_store *s)
+{
+    if (!s)
+        return;
+    ws_store_stop(s);
     ws_reaper_stop(s);
     ws_store_put(s);
 }

@@ -43,6 +43,9 @@ WS_MUST_USE int ws_store_add(struct ws_store *s, const char *url, const char *mo
 WS_MUST_USE int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err);
 /* Waits until every source has answered once or failed; false at the timeout. */
 bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms);
+/* In two steps for who holds versions: stop ends sources, pulls and waits (done was called for all of them when it
+ * returns); then what is held is put; free does the rest. free alone does both. */
+void ws_store_stop(struct ws_store *s);
 void ws_store_free(struct ws_store *s); /* stops all threads; regions live on for their readers */
 
 /* --- models --- */

@@ -69,7 +69,7 @@ static void end_with(struct transfer *t, int rc, const struct ws_error *err)
     pthread_cond_broadcast(&t->route->changed);
 }
 
-/* Takes missing blocks from the first one at or after `first` and before `end`. */
+/* Takes missing blocks from the first one at or after `first` and before `end`; none once it is over. */
 static bool claim(struct transfer *t, size_t file, size_t first, size_t end, struct run *run)
 {
     struct block *b = t->blocks[file];
@@ -79,7 +79,7 @@ static bool claim(struct transfer *t, size_t file, size_t first, size_t end, str
         most = RUN_BLOCKS;
     while (first < end && b[first].state != MISSING)
         first++;
-    if (first >= end)
+    if (first >= end || t->rc < 0 || atomic_load(&t->route->stop))
         return false;
     *run = (struct run){.file = file, .first = first};
     while (run->n < most && first + run->n < end && b[first + run->n].state == MISSING)

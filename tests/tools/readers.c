@@ -78,7 +78,9 @@ static int direct(const char *path)
             return fail("read O_DIRECT");
         at += (size_t)k;
     }
-    return print_hash(all, n);
+    int rc = print_hash(all, n);
+    free(all);
+    return rc;
 }
 
 static int uring(const char *path)
@@ -89,6 +91,7 @@ static int uring(const char *path)
     unsigned char *all = malloc(n + 1);
     if (rc < 0) {
         printf("skip %s\n", strerror(-rc));
+        free(all);
         return 0;
     }
     if (fd < 0 || !all)
@@ -109,7 +112,9 @@ static int uring(const char *path)
         io_uring_cqe_seen(&ring, cqe);
     }
     io_uring_queue_exit(&ring);
-    return print_hash(all, n);
+    rc = print_hash(all, n);
+    free(all);
+    return rc;
 }
 
 static int hold(const char *path)
