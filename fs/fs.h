@@ -48,6 +48,7 @@ struct ws_fs {
     pthread_mutex_t lock;
     struct ws_vnode *vnodes;  /* guarded by lock (vnode.c) */
     struct ws_open *opens;    /* guarded by lock (ops_data.c) */
+    struct ws_folder_open *folders; /* guarded by lock (ops_meta.c) */
     struct ws_notify *notify;
 };
 
@@ -60,6 +61,7 @@ uint64_t ws_ino_index(fuse_ino_t ino);
 extern const struct fuse_lowlevel_ops ws_fs_ops;
 void ws_fs_poll_event(void *fs, struct ws_model *model); /* ws_control_on_event's listener */
 
+void ws_fs_close_folders(struct ws_fs *fs);
 void ws_fs_close_all(struct ws_fs *fs); /* what is still open, once no request comes any more */
 
 /* ops_data.c, for the table in ops_meta.c */

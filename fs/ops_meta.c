@@ -98,7 +98,8 @@ struct entry {
     fuse_ino_t ino;
     size_t name; /* offset in names */
 };
-struct folder {
+struct ws_folder_open {
+    struct ws_folder_open *next, *prev; /* in fs->folders, guarded by fs->lock: see struct ws_open */
     struct entry *entries;
     char *names;
     size_t n, cap, names_bytes, names_cap;
@@ -107,7 +108,7 @@ struct folder {
 
 static void add_entry(void *arg, const char *name, fuse_ino_t ino)
 {
-    struct folder *f = arg;
+    struct ws_folder_open *f = arg;
     size_t len = strlen(name) + 1;
     if (f->n == f->cap) {
         size_t cap = f->cap ? 2 * f->cap : 32;
@@ -134,7 +135,7 @@ static void add_entry(void *arg, const char *name, fuse_ino_t ino)
     f->names_bytes += len;
 }
 
-static void free_folder(struct folder *f)
+static void free_folder(struct ws_folder_open *f)
 {
     if (f) {
         free(f->entries);
@@ -143,10 +144,39 @@ static void free_folder(struct folder *f)
     }
 }
 
+static void list_folder(struct ws_fs *fs, struct ws_folder_open *f)
+{
+    pthread_mutex_lock(&fs->lock);
+    f->next = fs->folders;
+    if (f->next)
+        f->next->prev = f;
+    fs->folders = f;
+    pthread_mutex_unlock(&fs->lock);
+}
+
+static void unlist_folder(struct ws_fs *fs, struct ws_folder_open *f)
+{
+    pthread_mutex_lock(&fs->lock);
+    if (f->prev)
+        f->prev->next = f->next;
+    else
+        fs->folders = f->next;
+    if (f->next)
+        f->next->prev = f->prev;
+    pthread_mutex_unlock(&fs->lock);
+    free_folder(f);
+}
+
+void ws_fs_close_folders(struct ws_fs *fs)
+{
+    while (fs->folders)
+        unlist_folder(fs, fs->folders);
+}
+
 static void run_opendir(struct ws_call *c)
 {
     struct ws_node n;
-    struct folder *f = calloc(1, sizeof(*f));
+    struct ws_folder_open *f = calloc(1, sizeof(*f));
     int rc = f ? ws_node_of(c->fs, c->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free_folder(f);
@@ -169,8 +199,9 @@ static void run_opendir(struct ws_call *c)
         return;
     }
     c->fi.fh = (uint64_t)(uintptr_t)f;
+    list_folder(c->fs, f);
     if (fuse_reply_open(c->req, &c->fi) != 0)
-        free_folder(f);
+        unlist_folder(c->fs, f);
     ws_call_end(c);
 }
 
@@ -182,7 +213,7 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     (void)ino;
-    free_folder((struct folder *)(uintptr_t)fi->fh);
+    unlist_folder(fuse_req_userdata(req), (struct ws_folder_open *)(uintptr_t)fi->fh);
     fuse_reply_err(req, 0);
 }
 
@@ -210,7 +241,7 @@ static size_t add_plus(fuse_req_t req, char *buf, size_t room, const char *name,
 
 static void read_folder(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
 {
-    const struct folder *f = (const struct folder *)(uintptr_t)fi->fh;
+    const struct ws_folder_open *f = (const struct ws_folder_open *)(uintptr_t)fi->fh;
     char *buf = malloc(size);
     size_t used = 0;
     if (!buf) {

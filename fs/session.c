@@ -272,6 +272,7 @@ static void stop(struct ws_fs *fs)
     if (fs->store)
         ws_store_stop(fs->store); /* ends parked calls, which look at open files */
     ws_fs_close_all(fs);
+    ws_fs_close_folders(fs);
     ws_store_free(fs->store);
     ws_control_free(fs->control);
     ws_notify_stop(fs);

@@ -42,7 +42,7 @@ static int print_hash(const void *p, size_t n)
 
 static int engine(const char *path)
 {
-    size_t n;
+    size_t n = 0;
     int a = open_file(path, 0, &n), b = open_file(path, 0, &n);
     if (a < 0 || b < 0)
         return fail("open");
@@ -67,7 +67,7 @@ static int engine(const char *path)
 
 static int direct(const char *path)
 {
-    size_t n, at = 0;
+    size_t n = 0, at = 0;
     int fd = open_file(path, O_DIRECT, &n);
     unsigned char *all = aligned_alloc(4096, (n / PIECE + 2) * PIECE);
     if (fd < 0 || !all)
@@ -86,7 +86,7 @@ static int direct(const char *path)
 static int uring(const char *path)
 {
     struct io_uring ring;
-    size_t n, queued = 0, done = 0;
+    size_t n = 0, queued = 0, done = 0;
     int fd = open_file(path, 0, &n), rc = io_uring_queue_init(8, &ring, 0);
     unsigned char *all = malloc(n + 1);
     if (rc < 0) {
@@ -119,7 +119,7 @@ static int uring(const char *path)
 
 static int hold(const char *path)
 {
-    size_t n;
+    size_t n = 0;
     char line[16];
     int fd = open_file(path, 0, &n);
     void *p = fd < 0 ? MAP_FAILED : mmap(NULL, n, PROT_READ, MAP_PRIVATE, fd, 0);
