@@ -28,11 +28,13 @@ bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns)
 
 void ws_agent_announce(struct ws_agent *a)
 {
+    struct ws_tcp_server *tcp = atomic_load(&a->tcp);
+    struct ws_ipc_server *ipc = atomic_load(&a->ipc);
     atomic_fetch_add(&a->seq, 1);
-    if (a->tcp)
-        ws_tcp_server_wake(a->tcp);
-    if (a->ipc)
-        ws_ipc_server_wake(a->ipc);
+    if (tcp)
+        ws_tcp_server_wake(tcp);
+    if (ipc)
+        ws_ipc_server_wake(ipc);
 }
 
 /* --- models --- */
@@ -304,12 +306,12 @@ void ws_agent_free(struct ws_agent *a)
     pthread_mutex_lock(&a->lock);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
-    ws_ipc_server_free(a->ipc);
-    ws_tcp_server_free(a->tcp);
-    if (a->workers) {
+    if (a->workers) { /* it wakes the servers */
         pthread_join(a->finisher, NULL);
         ws_workers_free(a->workers);
     }
+    ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
+    ws_tcp_server_free(atomic_load(&a->tcp));
     for (struct ws_agent_model *m = a->models, *next; m; m = next) {
         next = m->next;
         free_model(m);
@@ -350,10 +352,15 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
         rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     }
     /* TCP first: publishers can come as soon as the socket is there, and announce to both. */
+    struct ws_tcp_server *tcp = NULL;
+    struct ws_ipc_server *ipc = NULL;
     if (rc == 0 && options->tcp.listen)
-        rc = ws_tcp_server_new(&a->tcp, &catalog, &options->tcp, err);
+        rc = ws_tcp_server_new(&tcp, &catalog, &options->tcp, err);
+    atomic_store(&a->tcp, tcp);
     if (rc == 0 && options->socket)
-        rc = ws_ipc_server_new(&a->ipc, options->socket, options->socket_gid, &catalog, &ws_agent_local, a, err);
+        rc = ws_ipc_server_new(&ipc, options->socket, options->socket_gid, &catalog, &ws_agent_local, a, err);
+    atomic_store(&a->ipc, ipc);
+    ws_agent_announce(a); /* who came in between is told again */
     if (rc < 0) {
         ws_agent_free(a);
         return rc;
@@ -364,5 +371,6 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
 
 unsigned ws_agent_port(const struct ws_agent *a)
 {
-    return a->tcp ? ws_tcp_server_port(a->tcp) : 0;
+    struct ws_tcp_server *tcp = atomic_load(&a->tcp);
+    return tcp ? ws_tcp_server_port(tcp) : 0;
 }

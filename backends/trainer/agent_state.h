@@ -60,8 +60,8 @@ struct ws_agent_model {
 
 struct ws_agent {
     struct ws_agent_options options;
-    struct ws_tcp_server *tcp;
-    struct ws_ipc_server *ipc;
+    _Atomic(struct ws_tcp_server *) tcp; /* set while threads run already */
+    _Atomic(struct ws_ipc_server *) ipc;
     struct ws_workers *workers;
     pthread_t finisher;
     atomic_bool stop;

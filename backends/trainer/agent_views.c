@@ -123,8 +123,9 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
     FILE *f = open_memstream(text, &n);
     if (!f)
         return ws_error_set(err, ENOMEM, "no memory for the metrics");
-    if (a->tcp)
-        ws_tcp_server_stats(a->tcp, &tcp);
+    struct ws_tcp_server *server = atomic_load(&a->tcp);
+    if (server)
+        ws_tcp_server_stats(server, &tcp);
     fprintf(f,
             "# TYPE wsync_agent_sent_bytes_total counter\nwsync_agent_sent_bytes_total %" PRIu64 "\n"
             "# TYPE wsync_agent_requests_total counter\nwsync_agent_requests_total %" PRIu64 "\n"
