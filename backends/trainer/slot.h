@@ -7,7 +7,7 @@
  * regions' bytes. */
 #ifndef WS_TRAINER_SLOT_H
 #define WS_TRAINER_SLOT_H
-#include "backends/trainer/layout.h"
+#include "backends/trainer/placement.h"
 #include "transports/bundle.h"
 #include "transports/catalog.h"
 #include "transports/workers.h"

@@ -1,4 +1,4 @@
-#include "backends/trainer/layout.h"
+#include "backends/trainer/placement.h"
 #include "transports/copy.h"
 #include <assert.h>
 #include <errno.h>

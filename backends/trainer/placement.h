@@ -1,7 +1,7 @@
-/* Layout: what all ranks registered, laid out into shard files: where each rank's pieces go, and who writes
+/* Placement: what all ranks registered, laid out into shard files: where each rank's pieces go, and who writes
  * which. Made once a registration, immutable then. */
-#ifndef WS_TRAINER_LAYOUT_H
-#define WS_TRAINER_LAYOUT_H
+#ifndef WS_TRAINER_PLACEMENT_H
+#define WS_TRAINER_PLACEMENT_H
 #include "backends/trainer/piece.h"
 #include <jansson.h>
 

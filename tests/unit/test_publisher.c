@@ -1,0 +1,458 @@
+/* Publishers of one and of several ranks against a real agent in this process: bytes come out exactly, wrong calls are
+ * refused with a sentence, a dying rank loses nothing, slots are given and refused as they should be. */
+#include "backends/trainer/agent.h"
+#include "backends/trainer/wsync.h"
+#include "transports/ipc.h"
+#include "transports/transport.h"
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define ROWS 64UL
+#define COLS 48UL
+#define FLAT 100001UL
+
+struct world {
+    char dir[64], socket[128], url[140], http[64];
+    struct ws_agent *agent;
+};
+
+static void start(struct world *w, uint64_t memory)
+{
+    struct ws_error err = {0};
+    strcpy(w->dir, "/tmp/wsync-pub.XXXXXX");
+    assert_non_null(mkdtemp(w->dir));
+    snprintf(w->socket, sizeof(w->socket), "%s/sock", w->dir);
+    snprintf(w->url, sizeof(w->url), "unix:%s", w->socket);
+    struct ws_agent_options o = {
+        .tcp.listen = "127.0.0.1:0", .socket = w->socket, .socket_gid = (gid_t)-1, .memory_bytes = memory};
+    if (ws_agent_new(&w->agent, &o, &err))
+        fail_msg("%s", err.text);
+    snprintf(w->http, sizeof(w->http), "http://127.0.0.1:%u", ws_agent_port(w->agent));
+}
+
+static void end(struct world *w)
+{
+    ws_agent_free(w->agent);
+    (void)rmdir(w->dir);
+}
+
+static wsync_config config_of(const struct world *w, unsigned rank, unsigned world_size)
+{
+    return (wsync_config){.struct_size = sizeof(wsync_config),
+                          .agent = w->url,
+                          .model = "m",
+                          .rank = rank,
+                          .world_size = world_size,
+                          .n_threads = 2,
+                          .timeout_ms = 5000};
+}
+
+/* What element i of the two tensors is in a version. */
+static uint16_t value(uint64_t version, uint64_t i)
+{
+    return (uint16_t)(i * 31 + version * 7 + (i >> 9));
+}
+
+struct model {
+    uint16_t matrix[ROWS * COLS], flat[FLAT];
+};
+
+static void fill(struct model *m, uint64_t version)
+{
+    for (size_t i = 0; i < ROWS * COLS; i++)
+        m->matrix[i] = value(version, i);
+    for (size_t i = 0; i < FLAT; i++)
+        m->flat[i] = value(version, i + 5);
+}
+
+static wsync_param matrix_param(const void *data)
+{
+    return (wsync_param){.name = "matrix", .dtype = WSYNC_BF16, .n_dims = 2, .shape = {ROWS, COLS}, .data = data};
+}
+
+static wsync_param flat_param(const void *data)
+{
+    return (wsync_param){.name = "flat", .dtype = WSYNC_F16, .n_dims = 1, .shape = {FLAT}, .data = data};
+}
+
+static int on_block(void *arg, size_t block, uint64_t hash)
+{
+    const struct ws_bundle_file *f = arg;
+    assert_int_equal(hash, f->hashes[block]);
+    return 0;
+}
+
+/* Pulls a version by a transport and compares both tensors. */
+static void expect(const struct world *w, const char *url, uint64_t version)
+{
+    struct ws_error err = {0};
+    struct ws_source *s;
+    struct ws_lane *lane;
+    struct ws_manifest *m;
+    struct ws_safetensors *st;
+    (void)w;
+    assert_int_equal(ws_source_open(url, NULL, &s, &err), 0);
+    if (ws_source_manifest(s, "m", version, NULL, &m, &err))
+        fail_msg("%s", err.text);
+    const struct ws_bundle_file *f = ws_manifest_find(m, "model.safetensors");
+    assert_non_null(f);
+    unsigned char *bytes = malloc(f->size_bytes);
+    struct ws_fetch q = {.manifest = m, .file = (size_t)(f - m->files), .n = f->n_blocks, .dst = bytes, .block = on_block,
+                         .arg = (void *)(uintptr_t)f};
+    assert_int_equal(ws_lane_open(s, &lane, &err), 0);
+    if (ws_lane_fetch(lane, &q, &err))
+        fail_msg("%s", err.text);
+    assert_int_equal(ws_safetensors_parse(bytes, f->size_bytes, f->size_bytes, &st, &err), 0);
+    struct model *want = malloc(sizeof(*want));
+    fill(want, version);
+    assert_memory_equal(bytes + ws_safetensors_find(st, "matrix")->begin, want->matrix, sizeof(want->matrix));
+    assert_memory_equal(bytes + ws_safetensors_find(st, "flat")->begin, want->flat, sizeof(want->flat));
+    free(want);
+    free(bytes);
+    ws_safetensors_free(st);
+    ws_lane_close(lane);
+    ws_manifest_free(m);
+    ws_source_close(s);
+}
+
+static wsync_publisher *opened(const wsync_config *c)
+{
+    wsync_publisher *p;
+    if (wsync_open(c, &p))
+        fail_msg("%s", wsync_error());
+    return p;
+}
+
+static void offload(wsync_publisher *p, uint64_t version)
+{
+    struct model *m = malloc(sizeof(*m));
+    fill(m, version);
+    const wsync_param params[] = {matrix_param(m->matrix), flat_param(m->flat)};
+    if (wsync_offload(p, params, 2, version))
+        fail_msg("%s", wsync_error());
+    memset(m, 0xEE, sizeof(*m)); /* the sources may be written again */
+    if (wsync_wait_published(p, version, 10000))
+        fail_msg("%s", wsync_error());
+    free(m);
+}
+
+static void one_rank(void **state)
+{
+    struct world w;
+    (void)state;
+    start(&w, 0);
+    wsync_config c = config_of(&w, 0, 1);
+    wsync_publisher *p = opened(&c);
+    for (uint64_t v = 1; v <= 5; v++) {
+        offload(p, v);
+        expect(&w, w.http, v);
+        expect(&w, w.url, v);
+        if (v > 1)
+            expect(&w, w.http, v - 1);
+    }
+    wsync_close(p);
+    end(&w);
+}
+
+/* --- several ranks --- */
+
+/* Rank r of 4: rows of the matrix (uneven, the last one empty), a strided column box, a range of the flat tensor. */
+static int be_rank(const struct world *w, unsigned rank, uint64_t first, uint64_t last, uint64_t hang_at)
+{
+    static struct model m;
+    static uint16_t columns[ROWS * 24];
+    wsync_config c = config_of(w, rank, 4);
+    wsync_publisher *p;
+    c.n_threads = 1; /* a child of a process with threads starts none under the thread sanitizer */
+    /* ranks 0 and 1 hold the upper half, split by columns, as rows of a wider array; ranks 1.. hold rows below */
+    static const uint64_t begin[] = {0, 16, 40, 64}, rows[] = {16, 24, 24, 0};
+    if (wsync_open(&c, &p))
+        return 1;
+    for (uint64_t v = first; v <= last; v++) {
+        fill(&m, v);
+        wsync_param params[4];
+        size_t n = 0;
+        params[n] = matrix_param(m.matrix + begin[rank] * COLS);
+        params[n].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {begin[rank], 0}, .size = {rows[rank], COLS}};
+        if (rank == 1) { /* the same rows as two column boxes, the first out of a wider array */
+            for (size_t i = 0; i < 24; i++)
+                memcpy(columns + i * 24, m.matrix + (begin[1] + i) * COLS, 20 * 2);
+            params[n].data = columns;
+            params[n].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {16, 0}, .size = {24, 20}, .strides = {24, 1}};
+            n++;
+            params[n] = matrix_param(m.matrix + 16 * COLS + 20);
+            params[n].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {16, 20}, .size = {24, 28}, .strides = {COLS, 1}};
+        }
+        n++;
+        uint64_t per = FLAT / 4 + 1, from = rank * per, to = from + per < FLAT ? from + per : FLAT;
+        params[n] = flat_param(m.flat + from);
+        params[n].piece = (wsync_piece){.kind = WSYNC_RANGE, .start = from, .count = to - from};
+        n++;
+        if (v == hang_at) {
+            if (wsync_register(p, params, n) == 0 && wsync_begin(p, v) == 0)
+                (void)wsync_put(p, &params[0]);
+            pause();
+        }
+        if (wsync_offload(p, params, n, v) || wsync_wait_published(p, v, 20000)) {
+            print_message("# rank %u version %d: %s\n", rank, (int)v, wsync_error());
+            wsync_close(p);
+            return 2;
+        }
+    }
+    wsync_close(p);
+    return 0;
+}
+
+static void four_ranks(void **state)
+{
+    struct world w;
+    pid_t pids[4];
+    (void)state;
+    start(&w, 0);
+    for (unsigned r = 0; r < 4; r++) {
+        pids[r] = fork();
+        if (pids[r] == 0)
+            _exit(be_rank(&w, r, 1, 3, 0));
+    }
+    for (unsigned r = 0; r < 4; r++) {
+        int status;
+        assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+        assert_int_equal(status, 0);
+    }
+    expect(&w, w.http, 3);
+    expect(&w, w.http, 2);
+    end(&w);
+}
+
+static void a_rank_dies(void **state)
+{
+    struct world w;
+    pid_t pids[4];
+    (void)state;
+    start(&w, 0);
+    wsync_config c = config_of(&w, 0, 1);
+    wsync_publisher *p = opened(&c);
+    offload(p, 1);
+    wsync_close(p);
+    for (unsigned r = 0; r < 4; r++) { /* rank 2 begins version 2, writes a piece and stays */
+        pids[r] = fork();
+        if (pids[r] == 0)
+            _exit(be_rank(&w, r, 2, 2, r == 2 ? 2 : 0));
+    }
+    usleep(700000);
+    kill(pids[2], SIGKILL);
+    for (unsigned r = 0; r < 4; r++) { /* the others are told that the version was abandoned */
+        int status;
+        assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+        assert_true(r == 2 ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 2);
+    }
+    expect(&w, w.http, 1);
+    p = opened(&c);
+    offload(p, 9);
+    expect(&w, w.http, 9);
+    wsync_close(p);
+    end(&w);
+}
+
+static void a_rank_dies_in_the_middle(void **state)
+{
+    struct world w;
+    (void)state;
+    start(&w, 0);
+    wsync_config c = config_of(&w, 0, 1);
+    wsync_publisher *p = opened(&c);
+    offload(p, 1);
+    for (int round = 0; round < 10; round++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            static struct model m;
+            wsync_publisher *q;
+            c.n_threads = 1;
+            if (wsync_open(&c, &q))
+                _exit(1);
+            const wsync_param params[] = {matrix_param(m.matrix), flat_param(m.flat)};
+            memset(&m, 0x55, sizeof(m)); /* never to be seen */
+            if (wsync_register(q, params, 2) || wsync_begin(q, 100) || wsync_put(q, &params[round % 2]))
+                _exit(2);
+            raise(SIGKILL);
+        }
+        int status;
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFSIGNALED(status));
+        expect(&w, w.http, (uint64_t)round + 1);
+        offload(p, (uint64_t)round + 2);
+        expect(&w, w.http, (uint64_t)round + 2);
+    }
+    wsync_close(p);
+    end(&w);
+}
+
+/* --- what is refused --- */
+
+static void wrong_calls(void **state)
+{
+    struct world w;
+    static struct model m;
+    wsync_publisher *p, *q;
+    (void)state;
+    start(&w, 0);
+    wsync_config c = config_of(&w, 0, 1);
+    p = opened(&c);
+    fill(&m, 1);
+    const wsync_param good[] = {matrix_param(m.matrix), flat_param(m.flat)};
+    wsync_param bad[2] = {good[0], good[1]};
+    bad[0].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {1, 0}, .size = {ROWS, COLS}};
+    assert_int_equal(wsync_register(p, bad, 2), -EINVAL); /* out of range */
+    assert_non_null(strstr(wsync_error(), "matrix"));
+    bad[0].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {1, 0}, .size = {ROWS - 1, COLS}};
+    assert_int_equal(wsync_register(p, bad, 2), -ENODATA); /* a row that nobody holds */
+    wsync_param overlap[3] = {good[0], good[0], good[1]};
+    overlap[0].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {0, 0}, .size = {33, COLS}};
+    overlap[1].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {32, 0}, .size = {32, COLS}};
+    assert_int_equal(wsync_register(p, overlap, 3), -EINVAL);
+    assert_non_null(strstr(wsync_error(), "overlap"));
+    bad[0] = good[0];
+    bad[0].dtype = (wsync_dtype)99;
+    assert_int_equal(wsync_register(p, bad, 2), -EINVAL);
+    assert_true(wsync_begin(p, 1) < 0); /* nothing is registered */
+    assert_int_equal(wsync_register(p, good, 2), 0);
+    assert_true(wsync_put(p, &good[0]) < 0);
+    assert_int_equal(wsync_begin(p, 1), 0);
+    bad[0] = good[0];
+    bad[0].dtype = WSYNC_F16;
+    assert_int_equal(wsync_put(p, &bad[0]), -EINVAL);
+    bad[0] = good[0];
+    bad[0].name = "other";
+    assert_int_equal(wsync_put(p, &bad[0]), -EINVAL);
+    assert_int_equal(wsync_put(p, &good[0]), 0);
+    assert_int_equal(wsync_put(p, &good[0]), -EEXIST);
+    assert_int_equal(wsync_commit(p), -ENODATA);
+    assert_non_null(strstr(wsync_error(), "flat"));
+    assert_int_equal(wsync_put(p, &good[1]), 0);
+    assert_int_equal(wsync_commit(p), 0);
+    assert_int_equal(wsync_wait_published(p, 1, 10000), 0);
+    expect(&w, w.http, 1);
+    assert_int_equal(wsync_offload(p, good, 2, 1), -EEXIST); /* not higher */
+    assert_non_null(strstr(wsync_error(), "new-run"));
+    assert_int_equal(wsync_wait_loaded(p, 1, 50), -ETIMEDOUT);
+    c.new_run = 1;
+    q = opened(&c);
+    assert_int_equal(wsync_offload(q, good, 2, 1), 0); /* a new lineage */
+    assert_int_equal(wsync_wait_published(q, 1, 10000), 0);
+    assert_string_not_equal(wsync_run(p), wsync_run(q));
+    wsync_close(q);
+    c.model = "no/slash";
+    assert_int_equal(wsync_open(&c, &q), -EINVAL);
+    c = config_of(&w, 0, 1);
+    c.agent = "unix:/nowhere.sock";
+    assert_true(wsync_open(&c, &q) < 0);
+    wsync_close(p);
+    end(&w);
+}
+
+static void memory_is_refused(void **state)
+{
+    struct world w;
+    static struct model m;
+    (void)state;
+    start(&w, 1000);
+    wsync_config c = config_of(&w, 0, 1);
+    wsync_publisher *p = opened(&c);
+    const wsync_param params[] = {matrix_param(m.matrix), flat_param(m.flat)};
+    assert_int_equal(wsync_offload(p, params, 2, 1), -ENOMEM);
+    assert_non_null(strstr(wsync_error(), "1000"));
+    wsync_close(p);
+    end(&w);
+}
+
+/* A reader by descriptor cannot be cut: a third slot is taken, then EBUSY names it. */
+static void readers_hold_slots(void **state)
+{
+    struct world w;
+    struct ws_error err = {0};
+    struct ws_source *s;
+    struct ws_region *regions[2][4] = {{0}};
+    struct ws_manifest *m[2];
+    static struct model content;
+    (void)state;
+    start(&w, 0);
+    wsync_config c = config_of(&w, 0, 1);
+    c.timeout_ms = 300;
+    wsync_publisher *p = opened(&c);
+    assert_int_equal(ws_source_open(w.url, NULL, &s, &err), 0);
+    for (uint64_t v = 1; v <= 2; v++) {
+        offload(p, v);
+        assert_int_equal(ws_source_manifest(s, "m", v, NULL, &m[v - 1], &err), 0);
+        assert_int_equal(ws_source_map(s, m[v - 1], regions[v - 1], &err), 0);
+    }
+    offload(p, 3); /* the third slot */
+    const wsync_param params[] = {matrix_param(content.matrix), flat_param(content.flat)};
+    assert_int_equal(wsync_offload(p, params, 2, 4), -EBUSY);
+    char pid[32];
+    snprintf(pid, sizeof(pid), "pid %d", (int)getpid());
+    assert_non_null(strstr(wsync_error(), pid));
+    struct model *want = malloc(sizeof(*want)); /* and what is held is what it was */
+    for (uint64_t v = 1; v <= 2; v++) {
+        struct ws_safetensors *st;
+        const struct ws_bundle_file *f = &m[v - 1]->files[0];
+        fill(want, v);
+        assert_int_equal(
+            ws_safetensors_parse(ws_region_data(regions[v - 1][0]), f->size_bytes, f->size_bytes, &st, &err), 0);
+        assert_memory_equal(ws_region_data(regions[v - 1][0]) + ws_safetensors_find(st, "flat")->begin, want->flat,
+                            sizeof(want->flat));
+        ws_safetensors_free(st);
+    }
+    free(want);
+    ws_region_free(regions[0][0]);
+    ws_source_unmap(s, "m", 1, m[0]->run);
+    offload(p, 4);
+    expect(&w, w.http, 4);
+    ws_region_free(regions[1][0]);
+    ws_manifest_free(m[0]);
+    ws_manifest_free(m[1]);
+    ws_source_close(s);
+    wsync_close(p);
+    end(&w);
+}
+
+static void loaded_is_waited_for(void **state)
+{
+    struct world w;
+    struct ws_error err = {0};
+    struct ws_source *s;
+    json_t *body = json_pack("{s:s,s:s,s:i,s:b}", "host", "h", "mount", "/wsync", "engines", 1, "ok", 1);
+    (void)state;
+    start(&w, 0);
+    wsync_config c = config_of(&w, 0, 1);
+    wsync_publisher *p = opened(&c);
+    offload(p, 1);
+    assert_int_equal(ws_source_open(w.http, NULL, &s, &err), 0);
+    assert_int_equal(ws_source_report(s, "m", 1, wsync_run(p), body, &err), 0);
+    assert_int_equal(wsync_wait_loaded(p, 1, 5000), 0);
+    json_decref(body);
+    ws_source_close(s);
+    wsync_close(p);
+    end(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_rank),         cmocka_unit_test(four_ranks),
+        cmocka_unit_test(a_rank_dies),      cmocka_unit_test(a_rank_dies_in_the_middle),
+        cmocka_unit_test(wrong_calls),      cmocka_unit_test(memory_is_refused),
+        cmocka_unit_test(readers_hold_slots), cmocka_unit_test(loaded_is_waited_for),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
