@@ -5,8 +5,8 @@
 
 #define MAX_TRIES 8 /* a version that goes and comes while it is waited for */
 
-void ws_call_start(fuse_req_t req, void (*run)(struct ws_call *), fuse_ino_t ino, const char *name, size_t size,
-                   off_t off, const struct fuse_file_info *fi, bool plus)
+void ws_call_start(fuse_req_t req, void (*run)(struct ws_call *), fuse_ino_t ino, const char *name,
+                   size_t size, off_t off, const struct fuse_file_info *fi, bool plus)
 {
     struct ws_call *c = calloc(1, sizeof(*c));
     if (c && name && !(c->name = strdup(name))) {
@@ -87,7 +87,8 @@ static void on_done(struct ws_wait *w, int result)
         c->run(c);
 }
 
-void ws_call_park(struct ws_call *c, struct ws_version *v, size_t file, size_t first, size_t n, unsigned timeout_ms)
+void ws_call_park(struct ws_call *c, struct ws_version *v, size_t file, size_t first, size_t n,
+                  unsigned timeout_ms)
 {
     if (++c->tries > MAX_TRIES) {
         ws_call_error(c, EIO);

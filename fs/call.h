@@ -27,13 +27,14 @@ struct ws_call {
 };
 
 /* Makes a call and runs it. name may be NULL (copied). Replies ENOMEM itself. */
-void ws_call_start(fuse_req_t req, void (*run)(struct ws_call *), fuse_ino_t ino, const char *name, size_t size,
-                   off_t off, const struct fuse_file_info *fi, bool plus);
+void ws_call_start(fuse_req_t req, void (*run)(struct ws_call *), fuse_ino_t ino, const char *name,
+                   size_t size, off_t off, const struct fuse_file_info *fi, bool plus);
 /* Ends the call after its reply was sent. */
 void ws_call_end(struct ws_call *c);
 void ws_call_error(struct ws_call *c, int positive_errno); /* replies and ends */
-/* Parks until ws_version_wait(v, file, first, n) is done, then runs again; replies with its error otherwise. The call
- * may be over and freed when this returns: the caller must not touch it any more. */
-void ws_call_park(struct ws_call *c, struct ws_version *v, size_t file, size_t first, size_t n, unsigned timeout_ms);
+/* Parks until ws_version_wait(v, file, first, n) is done, then runs again; replies with its error otherwise.
+ * The call may be over and freed when this returns: the caller must not touch it any more. */
+void ws_call_park(struct ws_call *c, struct ws_version *v, size_t file, size_t first, size_t n,
+                  unsigned timeout_ms);
 
 #endif

@@ -96,8 +96,7 @@ static int explain(struct ws_version *v, int rc, int timeout_ms, struct ws_error
         return ws_error_set(err, ETIMEDOUT, "%s/%lu did not arrive within %.1f s; the pull goes on",
                             v->model->name, v->number, (double)timeout_ms / 1000);
     if (rc == -ECANCELED)
-        return ws_error_set(err, ECANCELED, "the wait for %s/%lu was interrupted", v->model->name,
-                            v->number);
+        return ws_error_set(err, ECANCELED, "the wait for %s/%lu was interrupted", v->model->name, v->number);
     if (rc == -ESTALE)
         return ws_error_set(err, ESTALE, "%s/%lu is gone: no source has it any more", v->model->name,
                             v->number);

@@ -26,8 +26,7 @@ static int grow(struct ws_changes *c)
     return 0;
 }
 
-void ws_changes_add(struct ws_changes *c, enum ws_change change, struct ws_model *m,
-                    struct ws_version *v)
+void ws_changes_add(struct ws_changes *c, enum ws_change change, struct ws_model *m, struct ws_version *v)
 {
     if (c->n == c->max && grow(c) < 0) {
         ws_log(WS_LOG_ERROR, "store", "out of memory: a change is not told model=%s", m->name);

@@ -15,8 +15,7 @@ struct ws_changes {
 
 void ws_changes_init(struct ws_changes *c);
 /* With store->lock held. A change that finds no memory is lost with a line in the log. */
-void ws_changes_add(struct ws_changes *c, enum ws_change change, struct ws_model *m,
-                    struct ws_version *v);
+void ws_changes_add(struct ws_changes *c, enum ws_change change, struct ws_model *m, struct ws_version *v);
 /* Without any lock: calls the listeners in the order of the changes, puts what was counted. */
 void ws_changes_tell(struct ws_changes *c, struct ws_store *s);
 

@@ -155,17 +155,16 @@ bool ws_content_has_headers(struct ws_version *v)
 }
 
 /* The manifest's word for the header's size must be true too: who reads only the header trusts it. */
-static int parse(struct ws_version *v, size_t file, const void *bytes, size_t n,
-                 struct ws_safetensors **out, struct ws_error *err)
+static int parse(struct ws_version *v, size_t file, const void *bytes, size_t n, struct ws_safetensors **out,
+                 struct ws_error *err)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
     const struct ws_bundle_file *f = &m->files[file];
-    int rc = ws_safetensors_parse(bytes, n < f->size_bytes ? n : f->size_bytes, f->size_bytes, out,
-                                  err);
+    int rc = ws_safetensors_parse(bytes, n < f->size_bytes ? n : f->size_bytes, f->size_bytes, out, err);
 
     if (rc == 0 && (*out)->data_begin != f->header_bytes) {
-        rc = ws_error_set(err, EBADMSG, "its header has %lu bytes, its manifest says %lu",
-                          (*out)->data_begin, f->header_bytes);
+        rc = ws_error_set(err, EBADMSG, "its header has %lu bytes, its manifest says %lu", (*out)->data_begin,
+                          f->header_bytes);
         ws_safetensors_free(*out);
         *out = NULL;
     }
@@ -207,8 +206,7 @@ int ws_content_check_headers(struct ws_version *v, struct ws_error *err)
     return 0;
 }
 
-const struct ws_safetensors *ws_version_header(struct ws_version *v, size_t file,
-                                               struct ws_error *err)
+const struct ws_safetensors *ws_version_header(struct ws_version *v, size_t file, struct ws_error *err)
 {
     const struct ws_manifest *m = atomic_load_explicit(&v->manifest, memory_order_acquire);
     const struct ws_safetensors *st;

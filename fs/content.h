@@ -8,8 +8,7 @@
 #include "fs/store_state.h"
 
 /* Takes the manifest (frees it on failure, or when another thread was faster). With store->lock. */
-WS_MUST_USE int ws_content_describe(struct ws_version *v, struct ws_manifest *m,
-                                    struct ws_error *err);
+WS_MUST_USE int ws_content_describe(struct ws_version *v, struct ws_manifest *m, struct ws_error *err);
 /* Marks a block as here. Any thread, once a block. */
 void ws_content_arrived(struct ws_version *v, size_t file, size_t block);
 /* Marks all of a file as here (imported memory). */
@@ -21,8 +20,8 @@ size_t ws_content_header_blocks(const struct ws_bundle_file *f);
 /* Has every file's header arrived, or been parsed from bytes that were not kept? */
 bool ws_content_has_headers(struct ws_version *v);
 /* Parses the header of a file from its first bytes and keeps it, unless one is kept already. */
-WS_MUST_USE int ws_content_parse_header(struct ws_version *v, size_t file, const void *bytes,
-                                        size_t n, struct ws_error *err);
+WS_MUST_USE int ws_content_parse_header(struct ws_version *v, size_t file, const void *bytes, size_t n,
+                                        struct ws_error *err);
 /* Reads every header of a complete version and keeps none that was not kept: a version that no
  * engine could open is not handed out. */
 WS_MUST_USE int ws_content_check_headers(struct ws_version *v, struct ws_error *err);

@@ -192,11 +192,11 @@ static int start_job(struct job *j)
     return 0;
 }
 
-void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text, size_t len,
-                      const atomic_bool *cancel, void (*done)(void *arg, int result), void *arg)
+void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text,
+                      size_t len, const atomic_bool *cancel, void (*done)(void *arg, int result), void *arg)
 {
-    static const enum ws_scope scopes[WS_VIEW_COUNT] = {[WS_VIEW_VERSION] = WS_SCOPE_VERSION,
-                                                        [WS_VIEW_POLICY] = WS_SCOPE_POLICY};
+    static const enum ws_scope scopes[WS_VIEW_COUNT] = {
+        [WS_VIEW_VERSION] = WS_SCOPE_VERSION, [WS_VIEW_POLICY] = WS_SCOPE_POLICY};
     struct ws_error err = {0};
     struct ws_desk *d = ws_desk_of(c, model ? ws_model_name(model) : NULL);
     struct job *j = calloc(1, sizeof(*j));
@@ -272,7 +272,8 @@ static void look_after(struct ws_control *c, struct ws_model *m)
             *j = (struct job){.control = c, .desk = d, .follow_id = ws_version_id(latest)};
             snprintf(j->shown, sizeof(j->shown), "follow");
             j->model = ws_model_get(m);
-            if (ws_command_parse(WS_SCOPE_VERSION, "latest", 6, &j->command, NULL) != 0 || start_job(j) != 0) {
+            if (ws_command_parse(WS_SCOPE_VERSION, "latest", 6, &j->command, NULL) != 0 ||
+                start_job(j) != 0) {
                 ws_model_put(m);
                 free(j);
             }
@@ -301,13 +302,13 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
         ws_desk_event(c, d, "model-removed model=%s", d->name);
         break;
     case WS_VERSION_KNOWN:
-        ws_desk_event(c, d, "known model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64, d->name, info.number, info.run,
-                      info.total_bytes);
+        ws_desk_event(c, d, "known model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64, d->name, info.number,
+                      info.run, info.total_bytes);
         break;
     case WS_VERSION_STATE:
-        ws_desk_event(c, d, "%s model=%s version=%" PRIu64 " how=\"%s\" seconds=%.3f%s%s%s", ws_state_name(info.state),
-                      d->name, info.number, info.how, info.pull_seconds, info.error[0] ? " why=\"" : "", info.error,
-                      info.error[0] ? "\"" : "");
+        ws_desk_event(c, d, "%s model=%s version=%" PRIu64 " how=\"%s\" seconds=%.3f%s%s%s",
+                      ws_state_name(info.state), d->name, info.number, info.how, info.pull_seconds,
+                      info.error[0] ? " why=\"" : "", info.error, info.error[0] ? "\"" : "");
         break;
     case WS_VERSION_RENAMED:
         ws_desk_event(c, d, "superseded model=%s version=%" PRIu64 " run=%s", d->name, info.number, info.run);
@@ -329,8 +330,8 @@ static void show_grammar(enum ws_scope scope, FILE *f)
         fprintf(f, "%s\n    %s\n", usage, meaning);
 }
 
-static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, struct ws_model *m, struct ws_version *v,
-                FILE *f)
+static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, struct ws_model *m,
+                struct ws_version *v, FILE *f)
 {
     struct ws_error err = {0};
     struct ws_version *current;
@@ -392,8 +393,8 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
     return rc;
 }
 
-int ws_control_read(struct ws_control *c, enum ws_view view, struct ws_model *m, struct ws_version *v, char **text,
-                    size_t *len)
+int ws_control_read(struct ws_control *c, enum ws_view view, struct ws_model *m, struct ws_version *v,
+                    char **text, size_t *len)
 {
     struct ws_desk *d = ws_desk_of(c, m ? ws_model_name(m) : NULL);
     FILE *f = d ? open_memstream(text, len) : NULL;

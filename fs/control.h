@@ -13,8 +13,8 @@ struct ws_control_options {
 };
 WS_MUST_USE int ws_control_new(struct ws_control **out, struct ws_store *store,
                                const struct ws_control_options *options, struct ws_error *err);
-/* In two steps, because the store's threads tell control what happened until the store is freed: stop cancels what
- * runs and waits for it, free gives the memory back after ws_store_free. */
+/* In two steps, because the store's threads tell control what happened until the store is freed: stop cancels
+ * what runs and waits for it, free gives the memory back after ws_store_free. */
 void ws_control_stop(struct ws_control *c);
 void ws_control_free(struct ws_control *c);
 
@@ -39,9 +39,8 @@ WS_MUST_USE int ws_control_read(struct ws_control *c, enum ws_view view, struct 
 /* One write: runs the command on a thread of its own and calls done exactly once (from that thread, or
  * at once for grammar errors) with 0 or -errno. `cancel` (caller's, lives until done) is set when the
  * writer was interrupted. The text is copied. Records last_error and an event on failure. */
-void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model,
-                      const char *text, size_t len, const atomic_bool *cancel,
-                      void (*done)(void *arg, int result), void *arg);
+void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text,
+                      size_t len, const atomic_bool *cancel, void (*done)(void *arg, int result), void *arg);
 /* events grow: size now and a listener that is called after each line (for FUSE poll). */
 uint64_t ws_control_events_size(struct ws_control *c, struct ws_model *model);
 void ws_control_on_event(struct ws_control *c, void (*listener)(void *arg, struct ws_model *model),

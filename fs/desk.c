@@ -142,7 +142,9 @@ static int check_pause_mode(const struct ws_engine_ops *ops, const char *mode, s
 /* http(s)://HOST[:PORT], nothing secret in it: it is shown in status, events and logs. */
 static int check_url(const char *url, struct ws_error *err)
 {
-    const char *host = strncmp(url, "http://", 7) == 0 ? url + 7 : strncmp(url, "https://", 8) == 0 ? url + 8 : NULL;
+    const char *host = strncmp(url, "http://", 7) == 0    ? url + 7
+                       : strncmp(url, "https://", 8) == 0 ? url + 8
+                                                          : NULL;
     if (!host || !*host)
         return ws_error_set(err, EINVAL, "an engine's URL is http://HOST:PORT or https://HOST:PORT");
     if (memchr(host, '@', strcspn(host, "/")))
@@ -168,7 +170,8 @@ static int make_engine(const struct ws_command *q, struct ws_engine **out, struc
     if (timeout && (ws_word_number(timeout, 86400, &seconds) || seconds == 0))
         return ws_error_set(err, EINVAL, "timeout=%s is no number of seconds from 1 to 86400", timeout);
     if (prefix && prefix[0] != '/')
-        return ws_error_set(err, EINVAL, "prefix=%s is no absolute path: it is where the engine sees this mount", prefix);
+        return ws_error_set(err, EINVAL,
+                            "prefix=%s is no absolute path: it is where the engine sees this mount", prefix);
     int rc = check_url(q->args[2], err);
     if (rc == 0)
         rc = check_pause_mode(ops, pause, err);
@@ -203,7 +206,8 @@ static bool has_engine(const struct ws_desk *d, const char *name)
     return false;
 }
 
-int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, const struct ws_command *q, struct ws_error *err)
+int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, const struct ws_command *q,
+                       struct ws_error *err)
 {
     struct ws_engine *e = NULL;
     struct ws_engine_serving serving = {0};
@@ -234,8 +238,8 @@ int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, const struct ws_
         free_engine(e);
         return rc;
     }
-    ws_desk_event(c, d, "engine-added model=%s engine=%s kind=%s url=%s serving=%s", d->name, q->args[0], q->args[1],
-                  q->args[2], serving.version[0] ? serving.version : "unknown");
+    ws_desk_event(c, d, "engine-added model=%s engine=%s kind=%s url=%s serving=%s", d->name, q->args[0],
+                  q->args[1], q->args[2], serving.version[0] ? serving.version : "unknown");
     return 0;
 }
 
@@ -249,7 +253,8 @@ int ws_desk_remove_engine(struct ws_control *c, struct ws_desk *d, const char *n
     if (!*at) {
         rc = ws_error_set(err, ENOENT, "%s has no engine '%s'; reading 'engines' lists them", d->name, name);
     } else if (d->switching) {
-        rc = ws_error_set(err, EBUSY, "a switch of %s is running; remove the engine when it is done", d->name);
+        rc =
+            ws_error_set(err, EBUSY, "a switch of %s is running; remove the engine when it is done", d->name);
     } else {
         e = *at;
         *at = e->next;

@@ -1,5 +1,6 @@
-/* Desk: what control keeps for one model: its engines, its policy, its events and its last error. Found by name,
- * so that it outlives the model's coming and going. Private to control.c, switch.c, views.c, metrics.c. */
+/* Desk: what control keeps for one model: its engines, its policy, its events and its last error. Found by
+ * name, so that it outlives the model's coming and going. Private to control.c, switch.c, views.c, metrics.c.
+ */
 #ifndef WS_FS_DESK_H
 #define WS_FS_DESK_H
 #include "backends/engine/engine.h"
@@ -9,7 +10,13 @@
 #include <pthread.h>
 #include <stdio.h>
 
-enum ws_engine_state { WS_ENGINE_SERVING, WS_ENGINE_PAUSED, WS_ENGINE_LOADING, WS_ENGINE_UNKNOWN, WS_ENGINE_BROKEN };
+enum ws_engine_state {
+    WS_ENGINE_SERVING,
+    WS_ENGINE_PAUSED,
+    WS_ENGINE_LOADING,
+    WS_ENGINE_UNKNOWN,
+    WS_ENGINE_BROKEN
+};
 const char *ws_engine_state_name(enum ws_engine_state s);
 
 /* A registered engine. Never freed while a switch of its model runs. */
@@ -58,8 +65,8 @@ struct ws_control {
     struct ws_control_options options;
     atomic_bool stop;
     pthread_mutex_t lock;
-    pthread_cond_t idle;   /* n_jobs became 0 */
-    unsigned n_jobs;       /* guarded by lock */
+    pthread_cond_t idle; /* n_jobs became 0 */
+    unsigned n_jobs;     /* guarded by lock */
     struct ws_desk root;
     struct ws_desk *desks; /* guarded by lock; only ever added to */
     void (*listener)(void *arg, struct ws_model *model);
@@ -69,14 +76,15 @@ struct ws_control {
 /* The model's desk (made at need); NULL model: the root's. NULL: no memory. Takes the lock. */
 struct ws_desk *ws_desk_of(struct ws_control *c, const char *model);
 /* One line in the model's events and in the root's. */
-__attribute__((format(printf, 3, 4))) void ws_desk_event(struct ws_control *c, struct ws_desk *d, const char *format,
-                                                         ...);
+__attribute__((format(printf, 3, 4))) void ws_desk_event(struct ws_control *c, struct ws_desk *d,
+                                                         const char *format, ...);
 /* Notes a failed command; returns -err->code. */
 int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, const struct ws_error *err);
 /* Adds (probes first) or removes an engine. -EEXIST, -EBUSY, -ENOENT, or why it cannot be reached. */
 WS_MUST_USE int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, const struct ws_command *command,
                                    struct ws_error *err);
-WS_MUST_USE int ws_desk_remove_engine(struct ws_control *c, struct ws_desk *d, const char *name, struct ws_error *err);
+WS_MUST_USE int ws_desk_remove_engine(struct ws_control *c, struct ws_desk *d, const char *name,
+                                      struct ws_error *err);
 struct ws_engine_target ws_engine_target_of(const struct ws_engine *e, const struct ws_control *c);
 void ws_desk_release(struct ws_desk *d);
 

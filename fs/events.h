@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 #define WS_EVENTS_BYTES (1UL << 20)
-#define WS_EVENT_LINE 2048 /* longer ones are cut */
-#define WS_TIME_CHARS 32
+#define WS_EVENT_LINE   2048 /* longer ones are cut */
+#define WS_TIME_CHARS   32
 
 struct ws_events;
 struct ws_events *ws_events_new(void); /* NULL: no memory */

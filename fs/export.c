@@ -157,7 +157,8 @@ static void visit_model(void *arg, struct ws_model *m)
     }
 }
 
-int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, void (*ready)(void), struct ws_error *err)
+int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, void (*ready)(void),
+                  struct ws_error *err)
 {
     struct exporter e = {.options = o, .err = err};
     struct ws_store_options s = o->store;
@@ -174,7 +175,8 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
     if (fs >= 0)
         e.mounted = syscall(SYS_move_mount, fs, "", AT_FDCWD, o->mountpoint, MOVE_MOUNT_F_EMPTY_PATH) == 0;
     if (rc == 0 && !e.mounted)
-        ws_log(WS_LOG_WARN, "export", "no tmpfs can be mounted at %s: files are copies, which takes the memory twice",
+        ws_log(WS_LOG_WARN, "export",
+               "no tmpfs can be mounted at %s: files are copies, which takes the memory twice",
                o->mountpoint);
     for (char *url = strtok_r(copy, ",", &save); url && rc == 0; url = strtok_r(NULL, ",", &save))
         rc = ws_store_add(e.store, url, NULL, err);

@@ -2,7 +2,8 @@
  *
  * Inode numbers are computed, never stored and never used again: object id << 36 | kind << 32 | index, where
  * ids of models and versions are unique in the mount's life. So a version of 100,000 tensors costs the kernel
- * and us nothing until it is looked at, and an inode that was cached can never become one that passes through. */
+ * and us nothing until it is looked at, and an inode that was cached can never become one that passes
+ * through. */
 #ifndef WS_FS_FS_H
 #define WS_FS_FS_H
 #include "fs/control.h"
@@ -19,20 +20,20 @@
 #endif
 
 enum ws_kind {
-    WS_KIND_ROOT,        /* id 0, index FUSE_ROOT_ID */
-    WS_KIND_ROOT_VIEW,   /* index: enum ws_view */
+    WS_KIND_ROOT,      /* id 0, index FUSE_ROOT_ID */
+    WS_KIND_ROOT_VIEW, /* index: enum ws_view */
     WS_KIND_MODEL,
-    WS_KIND_MODEL_VIEW,  /* index: enum ws_view */
-    WS_KIND_MODEL_LINK,  /* index: enum ws_model_link */
+    WS_KIND_MODEL_VIEW, /* index: enum ws_view */
+    WS_KIND_MODEL_LINK, /* index: enum ws_model_link */
     WS_KIND_VERSION,
-    WS_KIND_FILE,        /* complete: passed through, or cached where that cannot be; index: file */
-    WS_KIND_FILL,        /* not complete, open=stream: cached, reads wait for their blocks */
-    WS_KIND_LINK,        /* complete, link mode: a symbolic link into the tmpfs */
+    WS_KIND_FILE, /* complete: passed through, or cached where that cannot be; index: file */
+    WS_KIND_FILL, /* not complete, open=stream: cached, reads wait for their blocks */
+    WS_KIND_LINK, /* complete, link mode: a symbolic link into the tmpfs */
     WS_KIND_TENSORS,
-    WS_KIND_TENSOR,      /* index: in the version's sorted table */
-    WS_KIND_META,        /* .wsync */
+    WS_KIND_TENSOR, /* index: in the version's sorted table */
+    WS_KIND_META,   /* .wsync */
     WS_KIND_META_VIEW,
-    WS_KIND_REGIONS,     /* where link mode mounts its tmpfs */
+    WS_KIND_REGIONS, /* where link mode mounts its tmpfs */
 };
 enum ws_model_link { WS_LINK_LATEST, WS_LINK_CURRENT, WS_LINK_PREVIOUS, WS_LINK_COUNT };
 #define WS_REGIONS_NAME ".regions"
@@ -46,8 +47,8 @@ struct ws_fs {
     char mode_text[256];   /* the same for status, with the reason of a fallback */
     struct timespec start; /* times of all files */
     pthread_mutex_t lock;
-    struct ws_vnode *vnodes;  /* guarded by lock (vnode.c) */
-    struct ws_open *opens;    /* guarded by lock (ops_data.c) */
+    struct ws_vnode *vnodes;        /* guarded by lock (vnode.c) */
+    struct ws_open *opens;          /* guarded by lock (ops_data.c) */
     struct ws_folder_open *folders; /* guarded by lock (ops_meta.c) */
     struct ws_notify *notify;
 };
@@ -67,7 +68,8 @@ void ws_fs_close_all(struct ws_fs *fs); /* what is still open, once no request c
 /* ops_data.c, for the table in ops_meta.c */
 void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void ws_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
-void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi);
+void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
+                 struct fuse_file_info *fi);
 void ws_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void ws_op_poll(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struct fuse_pollhandle *ph);
 

@@ -38,16 +38,15 @@ static int read_entry(const json_t *json, struct entry *e)
     if (!e->digest)
         e->digest = "";
     e->created_ns = 0;
-    if (read_u64(json, "version", &e->number) < 0 || read_u64(json, "bytes", &e->bytes) < 0 ||
-        !e->run || !ws_run_is_safe(e->run) || !is_digest(e->digest))
+    if (read_u64(json, "version", &e->number) < 0 || read_u64(json, "bytes", &e->bytes) < 0 || !e->run ||
+        !ws_run_is_safe(e->run) || !is_digest(e->digest))
         return -EPROTO;
     (void)read_u64(json, "created_ns", &e->created_ns);
     return 0;
 }
 
 /* Looks at everything once before anything is changed. */
-static int check(const struct ws_watch *w, const json_t *listing, uint64_t *seq,
-                 struct ws_error *err)
+static int check(const struct ws_watch *w, const json_t *listing, uint64_t *seq, struct ws_error *err)
 {
     const json_t *models = json_object_get(listing, "models"), *model, *version;
     size_t i, k;
@@ -86,8 +85,7 @@ void ws_listing_forget(struct ws_model *m, unsigned index)
 }
 
 /* The version of an entry, made when it is new. NULL: it cannot be taken. */
-static struct ws_version *version_of(struct ws_model *m, const struct entry *e,
-                                     struct ws_changes *c)
+static struct ws_version *version_of(struct ws_model *m, const struct entry *e, struct ws_changes *c)
 {
     struct ws_version *v = ws_version_named(m, e->number, e->run);
 
@@ -117,8 +115,7 @@ static struct ws_version *version_of(struct ws_model *m, const struct entry *e,
 }
 
 /* Versions of a superseded lineage that are not held get no name: they are not made at all. */
-static void take_versions(struct ws_model *m, unsigned index, const json_t *versions,
-                          struct ws_changes *c)
+static void take_versions(struct ws_model *m, unsigned index, const json_t *versions, struct ws_changes *c)
 {
     const json_t *json;
     size_t i;
@@ -177,8 +174,7 @@ static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes
         return;
     m = ws_model_at(s, name, true, c);
     if (!m) {
-        ws_log(WS_LOG_WARN, "store", "a model is one more than the limit or than memory model=%s",
-               name);
+        ws_log(WS_LOG_WARN, "store", "a model is one more than the limit or than memory model=%s", name);
         return;
     }
     take_claim(m, w->index, json);

@@ -17,7 +17,8 @@ static void current_version(void *arg, struct ws_model *m)
 {
     struct printer *p = arg;
     struct ws_version *v = ws_model_current(m);
-    fprintf(p->f, "wsync_current_version{model=\"%s\"} %" PRIu64 "\n", ws_model_name(m), v ? ws_version_number(v) : 0);
+    fprintf(p->f, "wsync_current_version{model=\"%s\"} %" PRIu64 "\n", ws_model_name(m),
+            v ? ws_version_number(v) : 0);
     if (v)
         ws_version_put(v);
 }
@@ -54,13 +55,15 @@ static void engines(struct ws_control *c, FILE *f)
     for (const struct ws_desk *d = c->desks; d; d = d->next) {
         uint64_t sum = 0;
         for (size_t b = 0; b < WS_PAUSE_BUCKETS; b++)
-            fprintf(f, "wsync_pause_seconds_bucket{model=\"%s\",le=\"%g\"} %" PRIu64 "\n", d->name, ws_pause_bounds[b],
-                    sum += d->pauses[b]);
+            fprintf(f, "wsync_pause_seconds_bucket{model=\"%s\",le=\"%g\"} %" PRIu64 "\n", d->name,
+                    ws_pause_bounds[b], sum += d->pauses[b]);
         sum += d->pauses[WS_PAUSE_BUCKETS];
-        fprintf(f,
-                "wsync_pause_seconds_bucket{model=\"%s\",le=\"+Inf\"} %" PRIu64
-                "\nwsync_pause_seconds_sum{model=\"%s\"} %.6f\nwsync_pause_seconds_count{model=\"%s\"} %" PRIu64 "\n",
-                d->name, sum, d->name, d->pause_sum, d->name, sum);
+        fprintf(
+            f,
+            "wsync_pause_seconds_bucket{model=\"%s\",le=\"+Inf\"} %" PRIu64
+            "\nwsync_pause_seconds_sum{model=\"%s\"} %.6f\nwsync_pause_seconds_count{model=\"%s\"} %" PRIu64
+            "\n",
+            d->name, sum, d->name, d->pause_sum, d->name, sum);
     }
 }
 

@@ -12,16 +12,17 @@ struct ws_open {
     enum ws_kind kind;
     struct ws_version *version; /* weights: a reference, and a use while its bytes may be read through us */
     size_t file;
-    uint64_t begin, size;       /* of the bytes in the file: a tensor is a part of it */
+    uint64_t begin, size; /* of the bytes in the file: a tensor is a part of it */
     bool uses, kept;
     enum ws_view view;
     struct ws_model *model;
-    char *text;                 /* a view's, at open */
+    char *text; /* a view's, at open */
     size_t len;
     /* guarded by fs->lock */
     struct fuse_pollhandle *ph; /* of an events file that somebody polls */
     uint64_t seen;              /* bytes of events that were read */
-    struct ws_open *next, *prev; /* in fs->opens: the kernel does not release what is open at a lazy unmount */
+    struct ws_open *next,
+        *prev; /* in fs->opens: the kernel does not release what is open at a lazy unmount */
     bool listed;
 };
 
@@ -213,8 +214,8 @@ void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     if ((fi->flags & O_ACCMODE) != O_RDONLY && !(view && ws_view_is_written((enum ws_view)ws_ino_index(ino))))
         fuse_reply_err(req, EROFS);
     else
-        ws_call_start(req, view || kind == WS_KIND_META_VIEW ? run_open_view : run_open_weights, ino, NULL, 0, 0, fi,
-                      false);
+        ws_call_start(req, view || kind == WS_KIND_META_VIEW ? run_open_view : run_open_weights, ino, NULL, 0,
+                      0, fi, false);
 }
 
 void ws_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -328,7 +329,8 @@ static void command_done(void *arg, int result)
     free(w);
 }
 
-void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
+void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
+                 struct fuse_file_info *fi)
 {
     struct ws_fs *fs = fuse_req_userdata(req);
     const struct ws_open *o = open_of(fi);

@@ -66,7 +66,8 @@ static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 }
 
 /* Only what `echo >` does: a control file is truncated. */
-static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi)
+static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
+                       struct fuse_file_info *fi)
 {
     enum ws_kind kind = ws_ino_kind(ino);
     (void)attr;
@@ -250,7 +251,8 @@ static void read_folder(fuse_req_t req, size_t size, off_t off, struct fuse_file
     }
     for (size_t i = off > 0 ? (size_t)off : 0; i < f->n; i++) {
         const char *name = f->names + f->entries[i].name;
-        size_t n = (plus ? add_plus : add_plain)(req, buf + used, size - used, name, f->entries[i].ino, (off_t)i + 1);
+        size_t n = (plus ? add_plus : add_plain)(req, buf + used, size - used, name, f->entries[i].ino,
+                                                 (off_t)i + 1);
         if (n > size - used)
             break;
         used += n;
@@ -296,16 +298,16 @@ static void shape_text(const struct ws_tensor *t, char *out, size_t cap)
 }
 
 /* The hash needs the bytes: 1 when parked. */
-static int hash_text(struct ws_call *c, struct ws_version *v, size_t file, const struct ws_tensor *t, char *out,
-                     size_t cap)
+static int hash_text(struct ws_call *c, struct ws_version *v, size_t file, const struct ws_tensor *t,
+                     char *out, size_t cap)
 {
     if (t->end > t->begin && !(ws_version_state(v) == WS_READY || ws_version_state(v) == WS_ACTIVE)) {
         ws_call_park(c, v, WS_FILE_ALL, 0, 0, c->fs->options.deadline_ms);
         return 1;
     }
     struct ws_region *r = ws_version_region(v, file);
-    snprintf(out, cap, "%016" PRIx64, t->end > t->begin ? ws_hash(ws_region_data(r) + t->begin, t->end - t->begin)
-                                                        : ws_hash("", 0));
+    snprintf(out, cap, "%016" PRIx64,
+             t->end > t->begin ? ws_hash(ws_region_data(r) + t->begin, t->end - t->begin) : ws_hash("", 0));
     return 0;
 }
 
@@ -370,9 +372,11 @@ static void op_statfs(fuse_req_t req, fuse_ino_t ino)
     struct ws_store_stats s;
     (void)ino;
     ws_store_stats(fs->store, &s);
-    struct statvfs out = {.f_bsize = 1 << 20, .f_frsize = 4096, .f_namemax = WS_MAX_NAME, .f_flag = ST_RDONLY};
+    struct statvfs out = {
+        .f_bsize = 1 << 20, .f_frsize = 4096, .f_namemax = WS_MAX_NAME, .f_flag = ST_RDONLY};
     out.f_blocks = s.cache_bytes / out.f_frsize;
-    out.f_bfree = out.f_bavail = s.used_bytes < s.cache_bytes ? (s.cache_bytes - s.used_bytes) / out.f_frsize : 0;
+    out.f_bfree = out.f_bavail =
+        s.used_bytes < s.cache_bytes ? (s.cache_bytes - s.used_bytes) / out.f_frsize : 0;
     fuse_reply_statfs(req, &out);
 }
 

@@ -194,12 +194,15 @@ static const struct {
     setter *set;
     const char *meaning; /* NULL: accepted in silence, as mount(8) passes it */
 } table[] = {
-    {"open", "wait|stream", set_open, "opening a file waits until its version is complete and verified (the "
-                                      "default), or answers at once and reads wait for their blocks"},
+    {"open", "wait|stream", set_open,
+     "opening a file waits until its version is complete and verified (the "
+     "default), or answers at once and reads wait for their blocks"},
     {"reads", "auto|passthrough|link|cached", set_reads,
-     "how complete files are read: by FUSE passthrough (Linux 6.9, libfuse 3.17, CAP_SYS_ADMIN), by links into a "
+     "how complete files are read: by FUSE passthrough (Linux 6.9, libfuse 3.17, CAP_SYS_ADMIN), by links "
+     "into a "
      "huge-page tmpfs, or through the daemon; auto takes the first that works"},
-    {"cache", "SIZE", set_cache, "memory for versions; default: 0.8 of what the machine and its cgroups allow"},
+    {"cache", "SIZE", set_cache,
+     "memory for versions; default: 0.8 of what the machine and its cgroups allow"},
     {"keep", "N", set_keep, "newest complete versions that are kept for going back; default 2"},
     {"prefetch", NULL, set_prefetch, "fetch each new version ahead (policy pull)"},
     {"streams", "N", set_streams, "connections of one pull; default 4"},
@@ -285,7 +288,8 @@ static int parse_one(struct ws_mount_options *o, const char *word, struct ws_err
                                 rc == -ENODATA ? "the file is empty" : strerror(-rc));
         return 0;
     }
-    return ws_error_set(err, EINVAL, "'%.*s' is no mount option of wsync; 'wsync mount --help' lists them", (int)n, word);
+    return ws_error_set(err, EINVAL, "'%.*s' is no mount option of wsync; 'wsync mount --help' lists them",
+                        (int)n, word);
 }
 
 int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct ws_error *err)
@@ -293,7 +297,8 @@ int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct 
     char *copy = strdup(text);
     int rc = copy ? 0 : ws_error_set(err, ENOMEM, "no memory for options");
     char *save = NULL;
-    for (char *word = copy ? strtok_r(copy, ",", &save) : NULL; word && rc == 0; word = strtok_r(NULL, ",", &save))
+    for (char *word = copy ? strtok_r(copy, ",", &save) : NULL; word && rc == 0;
+         word = strtok_r(NULL, ",", &save))
         rc = parse_one(o, word, err);
     free(copy);
     if (o->no_allow_other)

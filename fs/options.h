@@ -21,7 +21,7 @@ struct ws_mount_options {
     mode_t mode;        /* of files; folders get the search bits that go with it */
     unsigned deadline_ms;
     char *log_file, *fsname;
-    char *strings[16];  /* owned: what the pointers above lead to */
+    char *strings[16]; /* owned: what the pointers above lead to */
     size_t n_strings;
 };
 

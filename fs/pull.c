@@ -114,8 +114,10 @@ static int fetch_header(struct ws_pull *p, struct ws_watch *w, size_t file, unsi
     rc = ws_lane_fetch(lane, &fetch, err);
     ws_lane_close(lane);
     if (rc == 0 && h.n_good < fetch.n)
-        rc = ws_error_set(err, EAGAIN, "the header of %s/%lu/%s came with bytes that are not the "
-                          "manifest's", m->model, m->version, m->files[file].name);
+        rc = ws_error_set(err, EAGAIN,
+                          "the header of %s/%lu/%s came with bytes that are not the "
+                          "manifest's",
+                          m->model, m->version, m->files[file].name);
     return rc;
 }
 
@@ -182,17 +184,17 @@ static int check_mapped(struct ws_version *v, struct ws_region **regions, struct
     for (size_t i = 0; i < m->n_files; i++) {
         uint64_t size = regions[i] ? ws_region_size(regions[i]) : 0;
         if (size != m->files[i].size_bytes)
-            return ws_error_set(err, EPROTO, "%s/%lu/%s: the source's memory has %lu bytes, its "
-                                "manifest says %lu", m->model, m->version, m->files[i].name, size,
-                                m->files[i].size_bytes);
+            return ws_error_set(err, EPROTO,
+                                "%s/%lu/%s: the source's memory has %lu bytes, its "
+                                "manifest says %lu",
+                                m->model, m->version, m->files[i].name, size, m->files[i].size_bytes);
     }
     if (!v->store->options.verify_imported)
         return 0;
     return ws_verify_regions(v->store, m, regions, NULL, err);
 }
 
-static void give_back_mapped(struct ws_watch *w, const struct ws_manifest *m,
-                             struct ws_region **regions)
+static void give_back_mapped(struct ws_watch *w, const struct ws_manifest *m, struct ws_region **regions)
 {
     for (size_t i = 0; i < m->n_files; i++)
         ws_region_free(regions[i]);
@@ -334,8 +336,7 @@ static int go_to(struct ws_pull *p, enum ws_goal goal, char how[64], struct ws_e
 /* --- the end --- */
 
 /* With store->lock. */
-static void note_success(struct ws_version *v, enum ws_goal goal, const char *how,
-                         struct ws_changes *c)
+static void note_success(struct ws_version *v, enum ws_goal goal, const char *how, struct ws_changes *c)
 {
     free(v->error);
     v->error = NULL;
@@ -367,8 +368,7 @@ static void note_failure(struct ws_version *v, enum ws_goal goal, int rc, const 
 }
 
 /* Ends the pull, unless it is to go on: then true. Afterwards p is gone. */
-static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how,
-                   const struct ws_error *err)
+static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how, const struct ws_error *err)
 {
     struct ws_version *v = p->version;
     struct ws_store *s = v->store;
@@ -394,12 +394,11 @@ static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how
     return false;
 }
 
-static void say(struct ws_version *v, enum ws_goal goal, int rc, const char *how,
-                const struct ws_error *err)
+static void say(struct ws_version *v, enum ws_goal goal, int rc, const char *how, const struct ws_error *err)
 {
     if (rc < 0 && rc != -ECANCELED)
-        ws_log(WS_LOG_WARN, "store", "pull failed model=%s version=%lu errno=%s error=\"%s\"",
-               v->model->name, v->number, ws_errno_name(-rc), err->text);
+        ws_log(WS_LOG_WARN, "store", "pull failed model=%s version=%lu errno=%s error=\"%s\"", v->model->name,
+               v->number, ws_errno_name(-rc), err->text);
     else if (rc == 0 && goal == WS_GOAL_ALL)
         ws_log(WS_LOG_INFO, "store", "ready model=%s version=%lu how=\"%s\" bytes=%lu seconds=%.3f",
                v->model->name, v->number, how, ((struct ws_manifest *)atomic_load(&v->manifest))->total_bytes,
@@ -479,9 +478,10 @@ static int start(struct ws_version *v, enum ws_goal goal, enum ws_priority prior
 /* Is what the goal asks for here already? */
 static bool has_reached(struct ws_version *v, enum ws_goal goal)
 {
-    return ws_wait_is_over(v, goal == WS_GOAL_ALL       ? WS_FILE_ALL
-                              : goal == WS_GOAL_HEADERS ? WS_FILE_HEADERS
-                                                        : 0,
+    return ws_wait_is_over(v,
+                           goal == WS_GOAL_ALL       ? WS_FILE_ALL
+                           : goal == WS_GOAL_HEADERS ? WS_FILE_HEADERS
+                                                     : 0,
                            0, 0);
 }
 

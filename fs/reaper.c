@@ -110,8 +110,7 @@ int ws_reaper_start(struct ws_store *s, struct ws_error *err)
     int rc = ws_thread_start(&s->reaper, reaper_main, s);
 
     if (rc < 0)
-        return ws_error_set(err, -rc, "cannot start the thread that gives memory back: %s",
-                            strerror(-rc));
+        return ws_error_set(err, -rc, "cannot start the thread that gives memory back: %s", strerror(-rc));
     return 0;
 }
 

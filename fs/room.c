@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define SETTLE_MS 2000 /* for readers to let go of what was evicted */
-#define STEP_MS 10
+#define STEP_MS   10
 
 void ws_room_text(uint64_t bytes, char out[16])
 {
@@ -57,12 +57,12 @@ static const char *why_kept(const struct ws_version *v)
 {
     const struct ws_model *m = v->model;
 
-    return v == m->current ? "served by the engines"
-           : v == m->previous ? "kept for rollback"
-           : v->pinned ? "pinned"
-           : v->pull ? "being pulled"
+    return v == m->current             ? "served by the engines"
+           : v == m->previous          ? "kept for rollback"
+           : v->pinned                 ? "pinned"
+           : v->pull                   ? "being pulled"
            : atomic_load(&v->kept) > 0 ? "open"
-                                        : "among the newest";
+                                       : "among the newest";
 }
 
 /* Names what holds the memory and what would free it. With s->lock. */
@@ -81,15 +81,15 @@ static int no_room(struct ws_version *v, uint64_t bytes, uint64_t limit, struct 
             if (w != m->current && !w->pinned && !w->pull && (!drop || goes_first(w, drop)))
                 drop = w;
             ws_room_text(w->own_bytes, size);
-            n = snprintf(held + used, sizeof(held) - used, "%s%s/%lu (%s, %s)", used ? ", " : "",
-                         m->name, w->number, size, why_kept(w));
+            n = snprintf(held + used, sizeof(held) - used, "%s%s/%lu (%s, %s)", used ? ", " : "", m->name,
+                         w->number, size, why_kept(w));
             used += n > 0 && (size_t)n < sizeof(held) - used ? (size_t)n : 0;
         }
     }
     if (s->waiting_bytes) {
         ws_room_text(s->waiting_bytes, size);
-        snprintf(held + used, sizeof(held) - used, "%s%s dropped but still being read",
-                 used ? ", " : "", size);
+        snprintf(held + used, sizeof(held) - used, "%s%s dropped but still being read", used ? ", " : "",
+                 size);
     }
     ws_room_text(bytes, need);
     ws_room_text(limit, cache);
@@ -97,10 +97,8 @@ static int no_room(struct ws_version *v, uint64_t bytes, uint64_t limit, struct 
         return ws_error_set(err, ENOSPC,
                             "%s/%lu needs %s and the cache of %s is full: %s; make room with "
                             "echo \"drop %lu\" > /wsync/%s/ctl, or mount with a larger cache=",
-                            v->model->name, v->number, need, cache, held, drop->number,
-                            drop->model->name);
-    return ws_error_set(err, ENOSPC,
-                        "%s/%lu needs %s and the cache has %s%s%s; mount with a larger cache=",
+                            v->model->name, v->number, need, cache, held, drop->number, drop->model->name);
+    return ws_error_set(err, ENOSPC, "%s/%lu needs %s and the cache has %s%s%s; mount with a larger cache=",
                         v->model->name, v->number, need, cache, held[0] ? ": " : "", held);
 }
 
@@ -161,8 +159,7 @@ int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_bool *stop, 
         ws_changes_init(&changes);
         pthread_mutex_lock(&s->lock);
         if (atomic_load(stop))
-            rc = ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name,
-                              v->number);
+            rc = ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name, v->number);
         else
             rc = try_take(v, bytes, limit, pool.waiting_bytes, &give_up_ns, &changes, err);
         pthread_mutex_unlock(&s->lock);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define FIRST_PAUSE_MS 50
-#define MAX_DOUBLINGS 5 /* 1.6 s */
+#define MAX_DOUBLINGS  5 /* 1.6 s */
 
 void ws_route_init(struct ws_route *r, struct ws_version *v)
 {
@@ -52,8 +52,8 @@ static int none_left(struct ws_route *r, struct ws_error *err)
             newest = w;
     }
     if (newest)
-        return ws_error_set(err, ESTALE, "%s/%lu is gone at the source; the newest is %lu",
-                            v->model->name, v->number, newest->number);
+        return ws_error_set(err, ESTALE, "%s/%lu is gone at the source; the newest is %lu", v->model->name,
+                            v->number, newest->number);
     return ws_error_set(err, ESTALE, "%s/%lu is gone at the source", v->model->name, v->number);
 }
 
@@ -126,8 +126,16 @@ static bool says_gone(int rc)
 static bool says_never(int rc)
 {
     switch (rc) {
-    case -EACCES: case -EPERM: case -EPROTO: case -EINVAL: case -EBADMSG: case -ENOTSUP:
-    case -E2BIG: case -EFBIG: case -ENOMEM: case -ENAMETOOLONG:
+    case -EACCES:
+    case -EPERM:
+    case -EPROTO:
+    case -EINVAL:
+    case -EBADMSG:
+    case -ENOTSUP:
+    case -E2BIG:
+    case -EFBIG:
+    case -ENOMEM:
+    case -ENAMETOOLONG:
         return true;
     default:
         return false;

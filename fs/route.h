@@ -11,10 +11,10 @@ struct ws_route {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* of everything in the pull; monotonic clock */
     /* guarded by lock */
-    uint64_t refused;      /* sources that will not serve this version, by index */
-    unsigned turn;         /* which of the alternatives */
-    bool gone;             /* one of them said that it had the version and has it no more */
-    struct ws_error last;  /* why the last attempt failed */
+    uint64_t refused;     /* sources that will not serve this version, by index */
+    unsigned turn;        /* which of the alternatives */
+    bool gone;            /* one of them said that it had the version and has it no more */
+    struct ws_error last; /* why the last attempt failed */
 };
 
 /* One use of a source. */
@@ -32,8 +32,7 @@ WS_MUST_USE int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_
 void ws_route_end(struct ws_leg *leg); /* done with the source */
 /* What the source said with rc (err: its sentence). Puts the source. 0: take one and try again, after
  * the wait that is due; else final, with err. */
-WS_MUST_USE int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc,
-                                struct ws_error *err);
+WS_MUST_USE int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_error *err);
 void ws_route_progress(struct ws_route *r, struct ws_leg *leg);
 /* Wakes all that wait; callable with store->lock. */
 void ws_route_stop(struct ws_route *r);

@@ -20,9 +20,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define READ_AHEAD_KB 4096
+#define READ_AHEAD_KB    4096
 #define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
-#define MAX_WORKERS 16
+#define MAX_WORKERS      16
 
 /* --- what is at the mountpoint now --- */
 
@@ -43,10 +43,11 @@ static int check_place(const struct ws_mount_options *o, struct ws_error *err)
     struct stat st;
     const char *at = o->mountpoint;
     if (access("/dev/fuse", R_OK | W_OK) != 0)
-        return ws_error_set(err, ENODEV,
-                            "cannot mount on %s: /dev/fuse: %s; load the module (modprobe fuse), give a container "
-                            "--device /dev/fuse --cap-add SYS_ADMIN, or use 'wsync export'",
-                            at, strerror(errno));
+        return ws_error_set(
+            err, ENODEV,
+            "cannot mount on %s: /dev/fuse: %s; load the module (modprobe fuse), give a container "
+            "--device /dev/fuse --cap-add SYS_ADMIN, or use 'wsync export'",
+            at, strerror(errno));
     int rc = stat(at, &st) == 0 ? 0 : -errno;
     if (rc == -ENOTCONN || rc == -ECONNABORTED) {
         ws_log(WS_LOG_WARN, "mount", "recovering a dead mount at=%s", at);
@@ -54,11 +55,13 @@ static int check_place(const struct ws_mount_options *o, struct ws_error *err)
         snprintf(regions, sizeof(regions), "%s/" WS_REGIONS_NAME, at);
         (void)umount2(regions, MNT_DETACH);
         if (umount2(at, MNT_DETACH) != 0)
-            return ws_error_set(err, errno, "a dead mount is on %s and cannot be taken away: %s; try fusermount3 -uz %s",
+            return ws_error_set(err, errno,
+                                "a dead mount is on %s and cannot be taken away: %s; try fusermount3 -uz %s",
                                 at, strerror(errno), at);
         rc = stat(at, &st) == 0 ? 0 : -errno;
     } else if (rc == 0 && is_mount_of_ours(at)) {
-        return ws_error_set(err, EBUSY, "wsync is mounted on %s already and answers; 'wsync umount %s' ends it", at, at);
+        return ws_error_set(err, EBUSY,
+                            "wsync is mounted on %s already and answers; 'wsync umount %s' ends it", at, at);
     }
     if (rc == 0 && !S_ISDIR(st.st_mode))
         rc = -ENOTDIR;
@@ -82,7 +85,8 @@ static bool kernel_passes_through(void)
 {
     struct utsname u;
     int major = 0, minor = 0;
-    return uname(&u) == 0 && sscanf(u.release, "%d.%d", &major, &minor) == 2 && (major > 6 || (major == 6 && minor >= 9));
+    return uname(&u) == 0 && sscanf(u.release, "%d.%d", &major, &minor) == 2 &&
+           (major > 6 || (major == 6 && minor >= 9));
 }
 
 /* Before mounting: what can be hoped for, and why not better. */
@@ -111,10 +115,12 @@ static enum ws_reads choose_reads(const struct ws_mount_options *o, char *why, s
 
 static void say_reads(struct ws_fs *fs, const char *why)
 {
-    static const char *const speed[] = {
-        [WS_READS_PASSTHROUGH] = "", [WS_READS_LINK] = "", [WS_READS_CACHED] = " (slower, and pages are held twice)"};
+    static const char *const speed[] = {[WS_READS_PASSTHROUGH] = "",
+                                        [WS_READS_LINK] = "",
+                                        [WS_READS_CACHED] = " (slower, and pages are held twice)"};
     if (why[0]) {
-        snprintf(fs->mode_text, sizeof(fs->mode_text), "%s%s: %s", ws_reads_name(fs->reads), speed[fs->reads], why);
+        snprintf(fs->mode_text, sizeof(fs->mode_text), "%s%s: %s", ws_reads_name(fs->reads), speed[fs->reads],
+                 why);
         ws_log(WS_LOG_WARN, "mount", "complete files are read by %s", fs->mode_text);
     } else {
         snprintf(fs->mode_text, sizeof(fs->mode_text), "%s", ws_reads_name(fs->reads));
@@ -141,7 +147,9 @@ static int mount_regions(const struct ws_fs *fs)
 {
     char path[4200];
     snprintf(path, sizeof(path), "%s/" WS_REGIONS_NAME, fs->options.mountpoint);
-    return syscall(SYS_move_mount, ws_region_tmpfs(), "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) == 0 ? 0 : -errno;
+    return syscall(SYS_move_mount, ws_region_tmpfs(), "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) == 0
+               ? 0
+               : -errno;
 }
 
 struct starter {
@@ -182,8 +190,8 @@ static void *finish_start(void *arg)
     if (rc == 0 && s->ready)
         s->ready();
     if (rc == 0)
-        ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint, fs->options.source,
-               fs->mode_text);
+        ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
+               fs->options.source, fs->mode_text);
     return NULL;
 }
 
@@ -207,7 +215,8 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
         return rc;
     ws_control_on_event(fs->control, ws_fs_poll_event, fs);
     char *copy = strdup(fs->options.source), *save = NULL;
-    for (char *url = copy ? strtok_r(copy, ",", &save) : NULL; url && rc == 0; url = strtok_r(NULL, ",", &save))
+    for (char *url = copy ? strtok_r(copy, ",", &save) : NULL; url && rc == 0;
+         url = strtok_r(NULL, ",", &save))
         rc = ws_store_add(fs->store, url, NULL, err);
     free(copy);
     return rc;
@@ -239,9 +248,10 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     if (ws_notify_start(fs) < 0)
         return ws_error_set(err, EAGAIN, "cannot start a thread");
     if (fuse_session_mount(fs->session, o->mountpoint) != 0)
-        return ws_error_set(err, errno ? errno : EIO, "cannot mount on %s: %s%s", o->mountpoint,
-                            errno ? strerror(errno) : "libfuse said why above",
-                            o->allow_other && geteuid() ? "; allow_other needs user_allow_other in /etc/fuse.conf" : "");
+        return ws_error_set(
+            err, errno ? errno : EIO, "cannot mount on %s: %s%s", o->mountpoint,
+            errno ? strerror(errno) : "libfuse said why above",
+            o->allow_other && geteuid() ? "; allow_other needs user_allow_other in /etc/fuse.conf" : "");
     return 0;
 }
 
@@ -258,8 +268,8 @@ static int serve(struct ws_fs *fs, struct starter *s)
     int rc = fuse_session_loop_mt(fs->session, config);
     fuse_loop_cfg_destroy(config);
     fuse_remove_signal_handlers(fs->session);
-    /* Lazily, with link mode's tmpfs below it; no path of ours may be walked any more: nobody would answer. From
-     * here on no request comes, and finish_start's stat ends too. */
+    /* Lazily, with link mode's tmpfs below it; no path of ours may be walked any more: nobody would answer.
+     * From here on no request comes, and finish_start's stat ends too. */
     fuse_session_unmount(fs->session);
     pthread_join(thread, NULL);
     return rc < 0 ? rc : 0;
@@ -390,5 +400,6 @@ int ws_mount_end(const char *mountpoint, bool lazy, struct ws_error *err)
             return 0;
     }
     return ws_error_set(err, code, "cannot unmount %s: %s%s", path, strerror(code),
-                        code == EBUSY ? "; somebody has a file open or stands in it: end that, or use --lazy" : "");
+                        code == EBUSY ? "; somebody has a file open or stands in it: end that, or use --lazy"
+                                      : "");
 }

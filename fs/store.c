@@ -19,9 +19,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DEFAULT_KEEP 2
+#define DEFAULT_KEEP    2
 #define DEFAULT_STREAMS 4
-#define END_NS 1000000000UL /* for pulls at the end; a call that nothing can cut may take longer */
+#define END_NS          1000000000UL /* for pulls at the end; a call that nothing can cut may take longer */
 
 /* --- options --- */
 
@@ -38,8 +38,7 @@ static void free_options(struct ws_store_options *o)
         free(*option_strings(&o->source, i));
 }
 
-static int copy_options(struct ws_store_options *o, const struct ws_store_options *from,
-                        struct ws_error *err)
+static int copy_options(struct ws_store_options *o, const struct ws_store_options *from, struct ws_error *err)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int rc = 0;
@@ -153,8 +152,8 @@ int ws_store_new(struct ws_store **out, const struct ws_store_options *options, 
 }
 
 /* Takes all watches (or those for `model` alone) out of the store; they are joined by the caller. */
-static unsigned unlist_watches(struct ws_store *s, const char *model,
-                               struct ws_watch *out[WS_MAX_SOURCES], struct ws_changes *c)
+static unsigned unlist_watches(struct ws_store *s, const char *model, struct ws_watch *out[WS_MAX_SOURCES],
+                               struct ws_changes *c)
 {
     unsigned n = 0;
 
@@ -250,8 +249,7 @@ int ws_store_add(struct ws_store *s, const char *url, const char *model, struct 
     int rc;
 
     if (model && !ws_name_is_safe(model))
-        return ws_error_set(err, EINVAL, "'%s' cannot be the name of a model: it would be a folder",
-                            model);
+        return ws_error_set(err, EINVAL, "'%s' cannot be the name of a model: it would be a folder", model);
     rc = ws_watch_start(s, url, model, err);
     if (rc < 0 || !model)
         return rc;
@@ -334,8 +332,7 @@ size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t m
         snprintf(out[i].transport, sizeof(out[i].transport), "%s", ws_source_transport(w->source));
         snprintf(out[i].error, sizeof(out[i].error), "%s", w->error);
         out[i].up = w->up;
-        out[i].seconds_since_contact =
-            w->contact_ns ? (double)(ws_now_ns() - w->contact_ns) / 1e9 : -1;
+        out[i].seconds_since_contact = w->contact_ns ? (double)(ws_now_ns() - w->contact_ns) / 1e9 : -1;
     }
     pthread_mutex_unlock(&s->lock);
     return n;
@@ -353,8 +350,7 @@ void ws_store_listen(struct ws_store *s, ws_store_listener *listener, void *arg)
     atomic_store(&s->n_listeners, n + 1);
 }
 
-void ws_store_set_release(struct ws_store *s, void (*release)(void *arg, struct ws_version *v),
-                          void *arg)
+void ws_store_set_release(struct ws_store *s, void (*release)(void *arg, struct ws_version *v), void *arg)
 {
     s->release_arg = arg;
     s->release = release;

@@ -37,14 +37,13 @@ WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_store_option
 /* Adds a source for all its models, or for `model` only, and watches it (one thread a source). Bad
  * URL: -EINVAL. An unreachable source is not an error: it is retried and shown in status. Several
  * sources that serve one model are alternatives in the order of adding. */
-WS_MUST_USE int ws_store_add(struct ws_store *s, const char *url, const char *model,
-                             struct ws_error *err);
+WS_MUST_USE int ws_store_add(struct ws_store *s, const char *url, const char *model, struct ws_error *err);
 /* Forgets a model and its sources: its names vanish, readers go on. -ENOENT, -EBUSY (current). */
 WS_MUST_USE int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err);
 /* Waits until every source has answered once or failed; false at the timeout. */
 bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms);
-/* In two steps for who holds versions: stop ends sources, pulls and waits (done was called for all of them when it
- * returns); then what is held is put; free does the rest. free alone does both. */
+/* In two steps for who holds versions: stop ends sources, pulls and waits (done was called for all of them
+ * when it returns); then what is held is put; free does the rest. free alone does both. */
 void ws_store_stop(struct ws_store *s);
 void ws_store_free(struct ws_store *s); /* stops all threads; regions live on for their readers */
 
@@ -73,7 +72,7 @@ struct ws_version *ws_version_get(struct ws_version *v);
 void ws_version_put(struct ws_version *v);
 uint64_t ws_version_id(const struct ws_version *v); /* unique in the mount's life, < 2^28, never reused */
 struct ws_version *ws_version_by_id(struct ws_store *s, uint64_t id); /* reference or NULL */
-struct ws_model *ws_version_model(const struct ws_version *v); /* borrowed */
+struct ws_model *ws_version_model(const struct ws_version *v);        /* borrowed */
 uint64_t ws_version_number(const struct ws_version *v);
 const char *ws_version_run(const struct ws_version *v);
 void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1]); /* its directory name now */
@@ -84,19 +83,18 @@ bool ws_version_has_manifest(struct ws_version *v);
 const struct ws_manifest *ws_version_manifest(struct ws_version *v, struct ws_error *err);
 /* Parsed header of file i; NULL for a sidecar or while its header blocks are not here (with err
  * -EAGAIN). Borrowed, lives as long as the version. */
-const struct ws_safetensors *ws_version_header(struct ws_version *v, size_t file,
-                                               struct ws_error *err);
+const struct ws_safetensors *ws_version_header(struct ws_version *v, size_t file, struct ws_error *err);
 
 struct ws_version_info {
     uint64_t number, total_bytes, have_bytes, moved_bytes; /* moved: over the network, retries too */
     char run[WS_RUN_CHARS + 1];
     char digest[33];
     enum ws_state state;
-    char how[64];       /* "tcp full", "ipc", "dir full", "" */
-    double pull_seconds; /* of the finished or the running pull */
+    char how[64];                         /* "tcp full", "ipc", "dir full", "" */
+    double pull_seconds;                  /* of the finished or the running pull */
     bool pinned, has_manifest, at_source; /* at_source: some source still serves it */
-    uint64_t bad_blocks; /* blocks refetched because a hash differed */
-    char error[WS_ERROR_TEXT]; /* why it failed */
+    uint64_t bad_blocks;                  /* blocks refetched because a hash differed */
+    char error[WS_ERROR_TEXT];            /* why it failed */
 };
 void ws_version_info(struct ws_version *v, struct ws_version_info *out);
 
@@ -115,7 +113,7 @@ WS_MUST_USE int ws_version_pull(struct ws_version *v, enum ws_priority priority,
  * reference to v. What fails at once (no such file, the last pull failed a moment ago and is not
  * tried again yet) is told through done as well, never by the return value. The timeout is the
  * wait's own: the pull goes on. */
-#define WS_FILE_ALL ((size_t)-1)
+#define WS_FILE_ALL     ((size_t)-1)
 #define WS_FILE_HEADERS ((size_t)-2)
 struct ws_wait {
     void (*done)(struct ws_wait *w, int result); /* set by the caller */
@@ -146,10 +144,15 @@ void ws_version_report(struct ws_version *v, json_t *body);
 /* --- what happened --- */
 /* Called from store threads after: a model appeared or went, a version became known, changed state,
  * lost its name (names of the kernel must be invalidated). Never under a lock. Set once, before add. */
-enum ws_change { WS_MODEL_ADDED, WS_MODEL_REMOVED, WS_VERSION_KNOWN, WS_VERSION_STATE,
-                 WS_VERSION_RENAMED, WS_VERSION_GONE };
-typedef void ws_store_listener(void *arg, enum ws_change change, struct ws_model *m,
-                               struct ws_version *v);
+enum ws_change {
+    WS_MODEL_ADDED,
+    WS_MODEL_REMOVED,
+    WS_VERSION_KNOWN,
+    WS_VERSION_STATE,
+    WS_VERSION_RENAMED,
+    WS_VERSION_GONE
+};
+typedef void ws_store_listener(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v);
 void ws_store_listen(struct ws_store *s, ws_store_listener *listener, void *arg); /* up to 4 */
 /* True when FUSE holds lookups or open files of the version: its region memory is then not recycled
  * before fs says that they are gone. Set by fs/tree through these counters. */
@@ -160,11 +163,14 @@ void ws_version_use(struct ws_version *v, int delta);
 void ws_version_keep(struct ws_version *v, int delta);
 /* Called when a version's memory is about to be given back, so that fs can close backing ids and
  * names (link mode). Returns when that is done. One hook. */
-void ws_store_set_release(struct ws_store *s, void (*release)(void *arg, struct ws_version *v),
-                          void *arg);
+void ws_store_set_release(struct ws_store *s, void (*release)(void *arg, struct ws_version *v), void *arg);
 
 /* --- figures for status and metrics --- */
-struct ws_source_info { char url[WS_MAX_URL + 1], transport[16], error[WS_ERROR_TEXT]; bool up; double seconds_since_contact; };
+struct ws_source_info {
+    char url[WS_MAX_URL + 1], transport[16], error[WS_ERROR_TEXT];
+    bool up;
+    double seconds_since_contact;
+};
 size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t max);
 struct ws_store_stats {
     uint64_t cache_bytes, used_bytes, waiting_bytes; /* waiting: dropped, still read by somebody */

@@ -18,9 +18,9 @@
 #include <pthread.h>
 #include <time.h>
 
-#define WS_ID_BUCKETS 1024
+#define WS_ID_BUCKETS    1024
 #define WS_MAX_LISTENERS 4
-#define WS_NEVER UINT64_MAX
+#define WS_NEVER         UINT64_MAX
 
 struct ws_pull;
 struct ws_watch;
@@ -28,7 +28,7 @@ struct ws_report;
 
 /* One file of a version: which of its blocks are here, and where. */
 struct ws_file_state {
-    _Atomic(struct ws_region *) region; /* set once */
+    _Atomic(struct ws_region *) region;      /* set once */
     _Atomic(struct ws_safetensors *) header; /* set once */
     _Atomic(uint64_t) *here;                 /* bit set: the block is here and was verified */
     atomic_size_t n_here;
@@ -39,10 +39,10 @@ struct ws_version {
     struct ws_model *model;
     uint64_t id, number;
     char run[WS_RUN_CHARS + 1];
-    atomic_uint refs;  /* 0: the reaper's */
+    atomic_uint refs; /* 0: the reaper's */
     atomic_uint n_waits;
-    atomic_int kept;   /* ws_version_keep */
-    atomic_bool complete; /* all is here and verified; never taken back, not by a drop either */
+    atomic_int kept;             /* ws_version_keep */
+    atomic_bool complete;        /* all is here and verified; never taken back, not by a drop either */
     pthread_mutex_t header_lock; /* one thread parses; taken alone */
     /* set once, files before manifest */
     struct ws_file_state *files;
@@ -50,19 +50,19 @@ struct ws_version {
     /* counted by lanes */
     _Atomic(uint64_t) moved_bytes, bad_blocks;
     /* guarded by store->lock */
-    char digest[33];          /* as listed, then the manifest's */
+    char digest[33]; /* as listed, then the manifest's */
     uint64_t listed_bytes, created_ns;
     enum ws_state state;
     bool named, pinned;
-    bool dying;               /* the reaper's: found by nobody any more */
-    bool live;                /* what its name says: of the live lineage, or N@RUN */
-    uint64_t sources;         /* bit i: the watch with index i lists it */
-    uint64_t own_bytes;       /* of the cache; 0 where the memory is a source's */
-    struct ws_watch *mapped;  /* whose memory it is; counted */
+    bool dying;              /* the reaper's: found by nobody any more */
+    bool live;               /* what its name says: of the live lineage, or N@RUN */
+    uint64_t sources;        /* bit i: the watch with index i lists it */
+    uint64_t own_bytes;      /* of the cache; 0 where the memory is a source's */
+    struct ws_watch *mapped; /* whose memory it is; counted */
     struct ws_pull *pull;
-    struct ws_wait *waits;    /* in order of asking */
+    struct ws_wait *waits; /* in order of asking */
     struct ws_wait *last_wait;
-    int error_code;           /* of the last pull that failed, positive */
+    int error_code; /* of the last pull that failed, positive */
     char *error;
     uint64_t failed_ns, pull_began_ns;
     double pull_seconds;
@@ -83,8 +83,8 @@ struct ws_model {
     uint64_t id;
     atomic_uint refs;
     /* guarded by store->lock */
-    bool listed; /* in store->models */
-    char run[WS_RUN_CHARS + 1]; /* the live lineage; empty: not heard yet */
+    bool listed;                 /* in store->models */
+    char run[WS_RUN_CHARS + 1];  /* the live lineage; empty: not heard yet */
     struct ws_version *versions; /* named ones, by number, then by time of creation */
     size_t n_versions;
     struct ws_version *current, *previous; /* counted */
@@ -114,10 +114,10 @@ struct ws_store {
     size_t n_models;
     struct ws_watch *watches[WS_MAX_SOURCES]; /* in the order of adding; index is the watch's bit */
     uint64_t next_watch;                      /* order of adding */
-    char *removed[WS_MAX_MODELS]; /* models that a source for all may not bring back */
+    char *removed[WS_MAX_MODELS];             /* models that a source for all may not bring back */
     uint64_t next_id;
     struct ws_version *ids[WS_ID_BUCKETS];
-    uint64_t used_bytes; /* of the cache, by versions with and without a name */
+    uint64_t used_bytes;    /* of the cache, by versions with and without a name */
     uint64_t waiting_bytes; /* the part without a name */
     uint64_t pulls_ok, pulls_failed;
     unsigned n_pulls;

@@ -1,5 +1,5 @@
-/* The switch as a state machine. Engines work in parallel inside a step, one thread each; between steps all of
- * them are waited for.
+/* The switch as a state machine. Engines work in parallel inside a step, one thread each; between steps all
+ * of them are waited for.
  *
  *     prepare (pull, verify) -- fails --> nothing was touched
  *        v
@@ -13,8 +13,8 @@
  *        v
  *     move current, report
  *
- * An engine in doubt (timed out, connection lost after the request) is asked what it serves before anything is
- * decided. An engine is never resumed before a load that it confirmed. */
+ * An engine in doubt (timed out, connection lost after the request) is asked what it serves before anything
+ * is decided. An engine is never resumed before a load that it confirmed. */
 #include "fs/switch.h"
 #include "transports/layout.h"
 #include "transports/log.h"
@@ -25,7 +25,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BACK_TRIES 2
+#define BACK_TRIES   2
 #define RESUME_TRIES 3
 #define PULL_STEP_MS 250
 
@@ -223,8 +223,8 @@ static int bring_back(struct work *w)
         snprintf(text, sizeof(text), "%s: %.800s", there ? "restart it" : "it does not answer", w->err.text);
         set_state(w, there ? WS_ENGINE_BROKEN : WS_ENGINE_UNKNOWN, NULL, text);
     }
-    ws_desk_event(w->control, w->desk, "engine-back model=%s engine=%s version=%s ok=%d", w->desk->name, w->engine->name,
-                  w->back_version, rc == 0);
+    ws_desk_event(w->control, w->desk, "engine-back model=%s engine=%s version=%s ok=%d", w->desk->name,
+                  w->engine->name, w->back_version, rc == 0);
     w->err = why;
     return rc;
 }
@@ -233,16 +233,18 @@ static int go_back(struct run *r, long failed, const char *what, struct ws_error
 {
     struct work *w = &r->works[failed];
     int code = w->rc < 0 ? -w->rc : EREMOTEIO;
-    ws_error_set(err, code, "engine %s (%s) %s version %s: %.700s; every engine was brought back where that was possible",
-                 w->engine->name, w->engine->url, what, w->to_version, w->err.text);
+    ws_error_set(
+        err, code,
+        "engine %s (%s) %s version %s: %.700s; every engine was brought back where that was possible",
+        w->engine->name, w->engine->url, what, w->to_version, w->err.text);
     (void)each(r, bring_back, is_paused);
     return -code;
 }
 
 /* --- before engines are touched --- */
 
-int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priority priority, const atomic_bool *cancel,
-                     struct ws_error *err)
+int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priority priority,
+                     const atomic_bool *cancel, struct ws_error *err)
 {
     for (;;) {
         int rc = ws_version_pull(v, priority, PULL_STEP_MS, cancel, err);
@@ -279,7 +281,8 @@ static int gate(const struct ws_switch_part *p, struct ws_error *err)
     char *report = NULL;
     int rc = have ? 0 : ws_error_set(err, ENOMEM, "no memory for the comparison of layouts");
     if (rc == 0) {
-        size_t n_have = headers_of(p->version, have, WS_MAX_FILES), n_want = headers_of(served, want, WS_MAX_FILES);
+        size_t n_have = headers_of(p->version, have, WS_MAX_FILES),
+               n_want = headers_of(served, want, WS_MAX_FILES);
         if (n_want > 0) /* else the served one is not held any more: it was checked when it was loaded */
             rc = ws_layout_compare(have, n_have, want, n_want, &report);
         if (rc == -EPROTO)
@@ -299,8 +302,8 @@ static int gate(const struct ws_switch_part *p, struct ws_error *err)
     return rc;
 }
 
-static int prepare(struct ws_control *c, const struct ws_switch_part *p, bool force, const atomic_bool *cancel,
-                   struct ws_error *err)
+static int prepare(struct ws_control *c, const struct ws_switch_part *p, bool force,
+                   const atomic_bool *cancel, struct ws_error *err)
 {
     int rc = ws_pull_and_wait(c, p->version, WS_PRIORITY_SWITCH, cancel, err);
     if (rc == 0 && !force)
@@ -338,7 +341,8 @@ static void let_go(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     pthread_mutex_unlock(&c->lock);
 }
 
-static int collect(struct ws_control *c, struct ws_switch_part *parts, size_t n, struct run *r, struct ws_error *err)
+static int collect(struct ws_control *c, struct ws_switch_part *parts, size_t n, struct run *r,
+                   struct ws_error *err)
 {
     size_t total = 0;
     for (size_t i = 0; i < n; i++)
@@ -355,8 +359,8 @@ static int collect(struct ws_control *c, struct ws_switch_part *parts, size_t n,
             w->desk = parts[i].desk;
             w->engine = e;
             w->part = &parts[i];
-            snprintf(w->to_path, sizeof(w->to_path), "%s/%s/%s", e->prefix ? e->prefix : c->options.mountpoint,
-                     ws_model_name(parts[i].model), name);
+            snprintf(w->to_path, sizeof(w->to_path), "%s/%s/%s",
+                     e->prefix ? e->prefix : c->options.mountpoint, ws_model_name(parts[i].model), name);
             snprintf(w->to_version, sizeof(w->to_version), "%" PRIu64, ws_version_number(parts[i].version));
         }
     }
@@ -384,12 +388,13 @@ static void report(struct ws_control *c, const struct ws_switch_part *p)
 {
     char host[256] = "?";
     (void)gethostname(host, sizeof(host) - 1);
-    ws_version_report(p->version, json_pack("{s:s,s:s,s:s,s:i,s:b}", "host", host, "mount", c->options.mountpoint, "run",
-                                            ws_version_run(p->version), "engines", (int)p->desk->n_engines, "ok", 1));
+    ws_version_report(p->version,
+                      json_pack("{s:s,s:s,s:s,s:i,s:b}", "host", host, "mount", c->options.mountpoint, "run",
+                                ws_version_run(p->version), "engines", (int)p->desk->n_engines, "ok", 1));
 }
 
-int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n, bool force, const atomic_bool *cancel,
-                  struct ws_error *err)
+int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n, bool force,
+                  const atomic_bool *cancel, struct ws_error *err)
 {
     struct run r = {0};
     uint64_t start = ws_time_mono_ns();
@@ -408,9 +413,11 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n, 
         rc = drive(&r, err);
     for (size_t i = 0; rc == 0 && i < n; i++) {
         ws_model_set_current(parts[i].model, parts[i].version);
-        ws_desk_event(c, parts[i].desk, "switched model=%s version=%" PRIu64 " run=%s engines=%u seconds=%.3f",
-                      ws_model_name(parts[i].model), ws_version_number(parts[i].version), ws_version_run(parts[i].version),
-                      parts[i].desk->n_engines, (double)(ws_time_mono_ns() - start) * 1e-9);
+        ws_desk_event(c, parts[i].desk,
+                      "switched model=%s version=%" PRIu64 " run=%s engines=%u seconds=%.3f",
+                      ws_model_name(parts[i].model), ws_version_number(parts[i].version),
+                      ws_version_run(parts[i].version), parts[i].desk->n_engines,
+                      (double)(ws_time_mono_ns() - start) * 1e-9);
         report(c, &parts[i]);
     }
     for (size_t i = 0; i < n; i++)

@@ -16,8 +16,8 @@
 #include <string.h>
 
 #define RUN_BLOCKS 4
-#define NAP_MS 20 /* of a lane that lets a more urgent pull go first */
-#define IDLE_MS 500
+#define NAP_MS     20 /* of a lane that lets a more urgent pull go first */
+#define IDLE_MS    500
 
 enum block_state { MISSING, TAKEN, HERE };
 
@@ -171,8 +171,7 @@ static bool claim_waited(struct transfer *t, struct run *run)
             continue;
         size_t n_blocks = t->manifest->files[file].n_blocks;
         if (w->first < n_blocks)
-            found = claim(t, file, w->first, w->n < n_blocks - w->first ? w->first + w->n : n_blocks,
-                          run);
+            found = claim(t, file, w->first, w->n < n_blocks - w->first ? w->first + w->n : n_blocks, run);
     }
     pthread_mutex_unlock(&t->route->lock);
     pthread_mutex_unlock(&v->store->lock);
@@ -350,8 +349,7 @@ static int run_lanes(struct transfer *t, struct ws_error *err)
     return 0;
 }
 
-int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char **how,
-                    struct ws_error *err)
+int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char **how, struct ws_error *err)
 {
     struct ws_version *v = r->version;
     struct transfer t = {
@@ -364,8 +362,7 @@ int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char *
     int rc = make_table(&t);
 
     if (rc < 0) {
-        rc = ws_error_set(err, ENOMEM, "out of memory for the blocks of %s/%lu", v->model->name,
-                          v->number);
+        rc = ws_error_set(err, ENOMEM, "out of memory for the blocks of %s/%lu", v->model->name, v->number);
     } else if (t.n_left > 0) {
         unsigned streams = v->store->options.streams;
         t.n_lanes = t.n_left < streams ? (unsigned)t.n_left : streams;

@@ -14,15 +14,15 @@ static const struct view_name root_views[] = {{WS_VIEW_CTL, "ctl"},
                                               {WS_VIEW_EVENTS, "events"},
                                               {WS_VIEW_METRICS, "metrics"},
                                               {WS_VIEW_LAST_ERROR, "last_error"}};
-static const struct view_name model_views[] = {{WS_VIEW_VERSION, "version"}, {WS_VIEW_CTL, "ctl"},
-                                               {WS_VIEW_STATUS, "status"},   {WS_VIEW_EVENTS, "events"},
-                                               {WS_VIEW_ENGINES, "engines"}, {WS_VIEW_POLICY, "policy"},
+static const struct view_name model_views[] = {{WS_VIEW_VERSION, "version"},      {WS_VIEW_CTL, "ctl"},
+                                               {WS_VIEW_STATUS, "status"},        {WS_VIEW_EVENTS, "events"},
+                                               {WS_VIEW_ENGINES, "engines"},      {WS_VIEW_POLICY, "policy"},
                                                {WS_VIEW_LAST_ERROR, "last_error"}};
 static const struct view_name meta_views[] = {
     {WS_VIEW_MANIFEST, "manifest.json"}, {WS_VIEW_STATE, "state"}, {WS_VIEW_PROGRESS, "progress"}};
 static const char *const links[WS_LINK_COUNT] = {"latest", "current", "previous"};
 #define TENSORS "tensors"
-#define META ".wsync"
+#define META    ".wsync"
 
 fuse_ino_t ws_ino(uint64_t id, enum ws_kind kind, uint64_t index)
 {
@@ -153,7 +153,8 @@ bool ws_view_is_written(enum ws_view view)
 
 static int file_attr(struct ws_fs *fs, const struct ws_node *n, struct stat *st)
 {
-    const struct ws_manifest *m = ws_version_has_manifest(n->version) ? ws_version_manifest(n->version, NULL) : NULL;
+    const struct ws_manifest *m =
+        ws_version_has_manifest(n->version) ? ws_version_manifest(n->version, NULL) : NULL;
     if (!m || n->index >= m->n_files)
         return -ENOENT;
     st->st_mode = S_IFREG | fs->options.mode;
@@ -341,7 +342,8 @@ static int child_of_tensors(struct ws_call *c, struct ws_version *v, const char 
     return 0;
 }
 
-int ws_node_child(struct ws_call *c, const struct ws_node *p, const char *name, fuse_ino_t *ino, double *timeout)
+int ws_node_child(struct ws_call *c, const struct ws_node *p, const char *name, fuse_ino_t *ino,
+                  double *timeout)
 {
     switch (p->kind) {
     case WS_KIND_ROOT:
@@ -390,7 +392,8 @@ static void list_version(void *arg, struct ws_version *v)
 static void list_model_folder(struct ws_model *m, struct listing *l)
 {
     for (size_t i = 0; i < sizeof(model_views) / sizeof(model_views[0]); i++)
-        l->visit(l->arg, model_views[i].name, ws_ino(ws_model_id(m), WS_KIND_MODEL_VIEW, model_views[i].view));
+        l->visit(l->arg, model_views[i].name,
+                 ws_ino(ws_model_id(m), WS_KIND_MODEL_VIEW, model_views[i].view));
     for (size_t i = 0; i < WS_LINK_COUNT; i++) {
         struct ws_version *v = link_target(m, i);
         if (v)
@@ -450,7 +453,8 @@ int ws_node_list(struct ws_call *c, const struct ws_node *n, ws_visit_name *visi
         return list_tensors(c, n->version, &l);
     case WS_KIND_META:
         for (size_t i = 0; i < sizeof(meta_views) / sizeof(meta_views[0]); i++)
-            visit(arg, meta_views[i].name, ws_ino(ws_version_id(n->version), WS_KIND_META_VIEW, meta_views[i].view));
+            visit(arg, meta_views[i].name,
+                  ws_ino(ws_version_id(n->version), WS_KIND_META_VIEW, meta_views[i].view));
         return 0;
     case WS_KIND_REGIONS:
         return 0;

@@ -20,15 +20,15 @@ void ws_node_release(struct ws_node *n);
 WS_MUST_USE int ws_node_attr(struct ws_fs *fs, const struct ws_node *n, struct stat *st, double *timeout);
 /* The child of a folder. What a version's folder needs may not be here: then it parks the call and returns 1.
  * -ENOENT. *timeout is the name's. */
-WS_MUST_USE int ws_node_child(struct ws_call *c, const struct ws_node *parent, const char *name, fuse_ino_t *ino,
-                              double *timeout);
+WS_MUST_USE int ws_node_child(struct ws_call *c, const struct ws_node *parent, const char *name,
+                              fuse_ino_t *ino, double *timeout);
 /* Calls visit for each name of a folder but . and ..; parks like ws_node_child. */
 typedef void ws_visit_name(void *arg, const char *name, fuse_ino_t ino);
 WS_MUST_USE int ws_node_list(struct ws_call *c, const struct ws_node *n, ws_visit_name *visit, void *arg);
 /* Target of a link. */
 WS_MUST_USE int ws_node_target(struct ws_fs *fs, const struct ws_node *n, char *out, size_t cap);
 bool ws_view_is_written(enum ws_view view); /* may it be opened for writing? */
-mode_t ws_kind_type(enum ws_kind kind); /* S_IFDIR, S_IFREG or S_IFLNK */
+mode_t ws_kind_type(enum ws_kind kind);     /* S_IFDIR, S_IFREG or S_IFLNK */
 /* The version folder's ino for a file: FILE, FILL or LINK, by what is here and by the mode. */
 fuse_ino_t ws_file_ino(struct ws_fs *fs, struct ws_version *v, size_t file);
 

@@ -10,7 +10,7 @@ struct verify {
     const struct ws_manifest *manifest;
     struct ws_region *const *regions;
     struct ws_version *version;
-    size_t *first; /* number of each file's first block */
+    size_t *first;     /* number of each file's first block */
     atomic_size_t bad; /* the lowest one that differs, or all blocks' number */
 };
 
@@ -45,8 +45,8 @@ static void verify_block(void *arg, size_t i)
         ;
 }
 
-int ws_verify_regions(struct ws_store *s, const struct ws_manifest *m,
-                      struct ws_region *const *regions, struct ws_version *v, struct ws_error *err)
+int ws_verify_regions(struct ws_store *s, const struct ws_manifest *m, struct ws_region *const *regions,
+                      struct ws_version *v, struct ws_error *err)
 {
     struct ws_workers *workers = ws_workers_new(s->options.threads, s->options.nice);
     struct verify j = {.manifest = m, .regions = regions, .version = v};
@@ -69,8 +69,7 @@ int ws_verify_regions(struct ws_store *s, const struct ws_manifest *m,
         rc = ws_error_set(err, EBADMSG,
                           "block %zu of %s/%lu/%s is not what the manifest says: the memory was "
                           "damaged or written to; drop the version and pull it again",
-                          atomic_load(&j.bad) - j.first[file], m->model, m->version,
-                          m->files[file].name);
+                          atomic_load(&j.bad) - j.first[file], m->model, m->version, m->files[file].name);
     }
 out:
     free(j.first);

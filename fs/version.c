@@ -19,8 +19,8 @@
 const char *ws_state_name(enum ws_state s)
 {
     static const char *const names[] = {
-        [WS_KNOWN] = "known",   [WS_PULLING] = "pulling",   [WS_VERIFYING] = "verifying",
-        [WS_READY] = "ready",   [WS_ACTIVE] = "active",     [WS_DROPPING] = "dropping",
+        [WS_KNOWN] = "known",   [WS_PULLING] = "pulling", [WS_VERIFYING] = "verifying",
+        [WS_READY] = "ready",   [WS_ACTIVE] = "active",   [WS_DROPPING] = "dropping",
         [WS_FAILED] = "failed",
     };
 

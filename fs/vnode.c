@@ -14,7 +14,7 @@ struct backing_map {
     uint32_t flags;
     uint64_t padding;
 };
-#define BACKING_OPEN _IOW(229, 1, struct backing_map)
+#define BACKING_OPEN  _IOW(229, 1, struct backing_map)
 #define BACKING_CLOSE _IOW(229, 2, uint32_t)
 
 static int backing_open(struct ws_fs *fs, int fd)
@@ -233,7 +233,8 @@ int ws_vnode_tensors(struct ws_fs *fs, struct ws_version *v, struct ws_vnode **o
     return rc;
 }
 
-const struct ws_tensor *ws_vnode_tensor(struct ws_version *v, const struct ws_vnode *n, size_t i, size_t *file)
+const struct ws_tensor *ws_vnode_tensor(struct ws_version *v, const struct ws_vnode *n, size_t i,
+                                        size_t *file)
 {
     *file = n->tensors[i].file;
     return tensor_at(v, &n->tensors[i]);

@@ -1,5 +1,6 @@
 /* Vnode: what the FUSE front keeps beside a version: its tensors in name order, the backing ids of files that
- * are passed through, the names of files in link mode. Made at first use, freed by the store's release hook. */
+ * are passed through, the names of files in link mode. Made at first use, freed by the store's release hook.
+ */
 #ifndef WS_FS_VNODE_H
 #define WS_FS_VNODE_H
 #include "fs/fs.h"
@@ -12,9 +13,9 @@ struct ws_vnode {
     struct ws_vnode *next;
     uint64_t id;
     size_t n_files;
-    int *backing;                  /* one a file; 0: none yet. guarded by fs->lock */
-    bool *linked;                  /* guarded by fs->lock */
-    pthread_mutex_t lock;          /* of making the table */
+    int *backing;         /* one a file; 0: none yet. guarded by fs->lock */
+    bool *linked;         /* guarded by fs->lock */
+    pthread_mutex_t lock; /* of making the table */
     size_t n_tensors;
     struct ws_tensor_ref *tensors; /* by file name; set once, NULL before */
 };
@@ -24,12 +25,14 @@ struct ws_vnode *ws_vnode_of(struct ws_fs *fs, struct ws_version *v);
 /* Makes the table of tensors; -EAGAIN while a header is not here. */
 WS_MUST_USE int ws_vnode_tensors(struct ws_fs *fs, struct ws_version *v, struct ws_vnode **out);
 /* Tensor i of the table. */
-const struct ws_tensor *ws_vnode_tensor(struct ws_version *v, const struct ws_vnode *n, size_t i, size_t *file);
+const struct ws_tensor *ws_vnode_tensor(struct ws_version *v, const struct ws_vnode *n, size_t i,
+                                        size_t *file);
 /* Index of a file name below tensors/; -1. */
 long ws_vnode_find(struct ws_version *v, const struct ws_vnode *n, const char *name);
 /* The one backing id of a complete file; registered at the first call. Positive, or -errno. */
 WS_MUST_USE int ws_vnode_backing(struct ws_fs *fs, struct ws_version *v, size_t file);
-/* Gives a complete file its name in link mode's tmpfs: out is the name there. 0, -EXDEV: it must be served. */
+/* Gives a complete file its name in link mode's tmpfs: out is the name there. 0, -EXDEV: it must be served.
+ */
 WS_MUST_USE int ws_vnode_link(struct ws_fs *fs, struct ws_version *v, size_t file, char out[64]);
 /* ws_store_set_release's hook: closes ids, removes names, has the kernel forget the folder. */
 void ws_vnode_release(void *fs, struct ws_version *v);

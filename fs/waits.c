@@ -93,8 +93,8 @@ void ws_waits_answer(struct ws_version *v)
 
 /* --- asking --- */
 
-int ws_waits_ask(struct ws_version *v, size_t file, size_t first, size_t n,
-                 enum ws_priority priority, uint64_t deadline_ns, struct ws_wait *w)
+int ws_waits_ask(struct ws_version *v, size_t file, size_t first, size_t n, enum ws_priority priority,
+                 uint64_t deadline_ns, struct ws_wait *w)
 {
     struct ws_store *s = v->store;
     const struct ws_manifest *m;
@@ -137,8 +137,8 @@ int ws_waits_ask(struct ws_version *v, size_t file, size_t first, size_t n,
 int ws_version_wait(struct ws_version *v, size_t file, size_t first, size_t n, unsigned timeout_ms,
                     struct ws_wait *w)
 {
-    return ws_waits_ask(v, file, first, n, WS_PRIORITY_READER,
-                        ws_now_ns() + (uint64_t)timeout_ms * 1000000UL, w);
+    return ws_waits_ask(v, file, first, n, WS_PRIORITY_READER, ws_now_ns() + (uint64_t)timeout_ms * 1000000UL,
+                        w);
 }
 
 bool ws_wait_cancel(struct ws_wait *w)
@@ -196,8 +196,8 @@ static void *clock_main(void *arg)
     while (!s->threads_stop) {
         uint64_t now = ws_now_ns();
         if (s->next_deadline_ns > now) {
-            uint64_t until = s->next_deadline_ns == WS_NEVER ? now + 3600000000000UL
-                             : s->next_deadline_ns + CLOCK_STEP_NS;
+            uint64_t until =
+                s->next_deadline_ns == WS_NEVER ? now + 3600000000000UL : s->next_deadline_ns + CLOCK_STEP_NS;
             struct timespec t = ws_time_of(until);
             pthread_cond_timedwait(&s->clock_changed, &s->lock, &t);
             continue;

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define POLL_MS 30000
-#define FIRST_PAUSE_MS 100
+#define POLL_MS          30000
+#define FIRST_PAUSE_MS   100
 #define LONGEST_PAUSE_MS 5000
 
 /* Sleeps ms, a quarter more or less so that many mounts do not come at once, or until the stop. */
@@ -23,8 +23,7 @@ static void pause_ms(struct ws_watch *w, unsigned ms, unsigned *seed)
     struct timespec until = ws_time_of(ws_now_ns() + ns);
 
     pthread_mutex_lock(&s->lock);
-    while (!atomic_load(&w->stop) &&
-           pthread_cond_timedwait(&s->changed, &s->lock, &until) != ETIMEDOUT)
+    while (!atomic_load(&w->stop) && pthread_cond_timedwait(&s->changed, &s->lock, &until) != ETIMEDOUT)
         ;
     pthread_mutex_unlock(&s->lock);
 }
@@ -50,8 +49,8 @@ static void note(struct ws_watch *w, int rc, const struct ws_error *err)
     if (rc == 0 && (first || !was_up))
         ws_log(WS_LOG_INFO, "store", "source is there url=%s", w->source->url);
     else if (rc < 0 && (first || was_up))
-        ws_log(WS_LOG_WARN, "store", "source is not there, asking again url=%s error=\"%s\"",
-               w->source->url, err->text);
+        ws_log(WS_LOG_WARN, "store", "source is not there, asking again url=%s error=\"%s\"", w->source->url,
+               err->text);
 }
 
 /* One question; *since is the state that is known. Returns whether there was news. */
@@ -158,12 +157,10 @@ int ws_watch_start(struct ws_store *s, const char *url, const char *model, struc
     pthread_mutex_lock(&s->lock);
     rc = take_place(s, w);
     if (rc < 0)
-        rc = ws_error_set(err, E2BIG, "%s is one source more than the limit of %d", url,
-                          WS_MAX_SOURCES);
+        rc = ws_error_set(err, E2BIG, "%s is one source more than the limit of %d", url, WS_MAX_SOURCES);
     else if ((rc = ws_thread_start(&w->thread, watch_main, w)) < 0) {
         s->watches[w->index] = NULL;
-        rc = ws_error_set(err, -rc, "cannot start a thread for the source %s: %s", url,
-                          strerror(-rc));
+        rc = ws_error_set(err, -rc, "cannot start a thread for the source %s: %s", url, strerror(-rc));
     }
     pthread_mutex_unlock(&s->lock);
     if (rc < 0) {

@@ -21,8 +21,7 @@ struct ws_watch {
 };
 
 /* Opens the source, takes a place among store->watches and starts the thread. */
-WS_MUST_USE int ws_watch_start(struct ws_store *s, const char *url, const char *model,
-                               struct ws_error *err);
+WS_MUST_USE int ws_watch_start(struct ws_store *s, const char *url, const char *model, struct ws_error *err);
 struct ws_watch *ws_watch_get(struct ws_watch *w);
 void ws_watch_put(struct ws_watch *w);
 /* With store->lock: tells it to stop, takes it out of store->watches and its word out of all models;

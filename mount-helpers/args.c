@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define MAX_OPTIONS 40
-#define MAX_VALUES 256
+#define MAX_VALUES  256
 
 struct cli_value {
     const char *option;

@@ -7,9 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CLI_OK 0
+#define CLI_OK     0
 #define CLI_FAILED 1
-#define CLI_USAGE 2
+#define CLI_USAGE  2
 
 struct cli_option {
     const char *name; /* long name without dashes; NULL ends the table */
@@ -27,12 +27,12 @@ struct cli_command {
     const char *description; /* paragraphs, separated by empty lines */
     const char *examples;    /* lines of shell; NULL: none */
     const struct cli_option *options;
-    unsigned min_words, max_words; /* positional arguments */
+    unsigned min_words, max_words;           /* positional arguments */
     int (*run)(const struct cli_args *args); /* returns CLI_* */
 };
 
-extern const struct cli_command cmd_agent, cmd_publish, cmd_mount, cmd_umount, cmd_export, cmd_ls,
-    cmd_status, cmd_load, cmd_pull, cmd_wait, cmd_verify, cmd_inspect, cmd_engine, cmd_bench;
+extern const struct cli_command cmd_agent, cmd_publish, cmd_mount, cmd_umount, cmd_export, cmd_ls, cmd_status,
+    cmd_load, cmd_pull, cmd_wait, cmd_verify, cmd_inspect, cmd_engine, cmd_bench;
 extern const struct cli_command *const cli_commands[]; /* NULL-terminated */
 
 /* Last value of an option, or NULL; all values with cli_nth. Switches give "". */
@@ -56,9 +56,9 @@ void cli_block_signals(void);
 int cli_wait_signal(void);
 
 /* Human figures in static per-thread buffers (four of them in turn). */
-const char *cli_size(uint64_t bytes);                    /* "1.19 GB" */
-const char *cli_rate(uint64_t bytes, double seconds);    /* "5.2 GB/s" */
-double cli_now(void);                                    /* seconds, monotonic */
+const char *cli_size(uint64_t bytes);                 /* "1.19 GB" */
+const char *cli_rate(uint64_t bytes, double seconds); /* "5.2 GB/s" */
+double cli_now(void);                                 /* seconds, monotonic */
 
 /* Parses argv (without the program's name) for a command and runs it; --help is answered here. */
 int cli_run(const struct cli_command *command, int argc, char **argv);

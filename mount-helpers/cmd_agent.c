@@ -16,8 +16,8 @@
 
 static const struct cli_option options[] = {
     {"listen", 'l', "HOST:PORT", "serve HTTP here; default " DEFAULT_LISTEN ", 'none' for no TCP"},
-    {"socket", 's', "PATH", "unix socket for publishers and for mounts on this host; default "
-                            DEFAULT_SOCKET ", 'none' for none"},
+    {"socket", 's', "PATH",
+     "unix socket for publishers and for mounts on this host; default " DEFAULT_SOCKET ", 'none' for none"},
     {"group", 'g', "NAME", "let this group use the socket (it may then publish and read)"},
     {"token-file", 0, "FILE", "ask HTTP clients for the bearer token in the file's first line"},
     {"insecure", 0, NULL, "listen beyond loopback without a token"},

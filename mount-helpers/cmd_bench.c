@@ -108,9 +108,9 @@ static int print_row(json_t *rows, const char *name, const char *versus, uint64_
 {
     double value = (double)size / seconds / 1e9, baseline = (double)size / base / 1e9;
     if (rows)
-        return json_array_append_new(rows, json_pack("{s:s,s:f,s:s,s:f,s:f}", "name", name, "value", value,
-                                                     "unit", "GB/s", "baseline", baseline, "ratio",
-                                                     value / baseline));
+        return json_array_append_new(rows,
+                                     json_pack("{s:s,s:f,s:s,s:f,s:f}", "name", name, "value", value, "unit",
+                                               "GB/s", "baseline", baseline, "ratio", value / baseline));
     printf("%-18s %6.2f GB/s   %-22s %6.2f GB/s   ratio %.2f\n", name, value, versus, baseline,
            value / baseline);
     return 0;
@@ -122,7 +122,8 @@ static int measure(const struct cli_args *args, struct subject *s, size_t n_subj
     static const struct {
         const char *name, *shm_name;
         measure_fn *fn;
-    } kinds[] = {{"read-mount", "read-mount-vs-shm", read_all}, {"mmap-mount", "mmap-mount-vs-shm", touch_all}};
+    } kinds[] = {{"read-mount", "read-mount-vs-shm", read_all},
+                 {"mmap-mount", "mmap-mount-vs-shm", touch_all}};
     size_t repeat = (size_t)cli_u64(args, "repeat", 5);
     if (repeat == 0 || repeat > MAX_REPEAT)
         return cli_usage("--repeat is 1 to %d", MAX_REPEAT);
@@ -145,7 +146,8 @@ static int measure(const struct cli_args *args, struct subject *s, size_t n_subj
 static int run(const struct cli_args *args)
 {
     const char *path = cli_word(args, 0);
-    struct subject subjects[3] = {{.name = path, .fd = -1}, {.name = "the region", .fd = -1},
+    struct subject subjects[3] = {{.name = path, .fd = -1},
+                                  {.name = "the region", .fd = -1},
                                   {.name = "the copy in /dev/shm", .fd = -1}};
     struct ws_error err = {0};
     struct ws_region *region = NULL;

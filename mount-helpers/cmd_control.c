@@ -202,8 +202,9 @@ const struct cli_command cmd_pull = {
 
 static const struct cli_option wait_options[] = {
     {"mount", 'd', "DIR", "the mount; default $WSYNC_MOUNT, or the only one on this machine"},
-    {"state", 's', "STATE", "known, ready (complete and verified) or active (served by the engines); "
-                            "default ready"},
+    {"state", 's', "STATE",
+     "known, ready (complete and verified) or active (served by the engines); "
+     "default ready"},
     {"timeout", 't', "SECONDS", "give up after this; default: wait for ever"},
     {0},
 };

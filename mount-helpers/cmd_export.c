@@ -6,7 +6,8 @@
 #include <stdatomic.h>
 
 static const struct cli_option options[] = {
-    {"options", 'o', "LIST", "mount options that make sense here: cache= keep= streams= threads= nice= token-file= ..."},
+    {"options", 'o', "LIST",
+     "mount options that make sense here: cache= keep= streams= threads= nice= token-file= ..."},
     {0},
 };
 
@@ -45,10 +46,12 @@ const struct cli_command cmd_export = {
     .name = "export",
     .summary = "keep versions as plain files in a folder, where there is no /dev/fuse",
     .synopsis = "[-o OPTIONS] SOURCE[,SOURCE...] DIR",
-    .description =
-        "Fetches each new version and shows it as DIR/MODEL/VERSION once it is complete, with a link 'latest'; "
-        "versions that are no longer kept vanish. Files are links of the fetched memory in a huge-page tmpfs mounted on "
-        "DIR, or copies where mounting is not allowed. Runs until it is interrupted; there are no control files.",
+    .description = "Fetches each new version and shows it as DIR/MODEL/VERSION once it is complete, with a "
+                   "link 'latest'; "
+                   "versions that are no longer kept vanish. Files are links of the fetched memory in a "
+                   "huge-page tmpfs mounted on "
+                   "DIR, or copies where mounting is not allowed. Runs until it is interrupted; there are no "
+                   "control files.",
     .examples = "wsync export -o keep=2 http://10.0.0.3:18861 /dev/shm/wsync",
     .options = options,
     .min_words = 2,

@@ -76,8 +76,8 @@ static json_t *tensor_json(const struct ws_tensor *t, const char *file)
     for (unsigned d = 0; d < t->n_dims; d++)
         json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
     return json_pack("{s:s,s:s,s:o,s:I,s:I,s:s}", "name", t->name, "dtype", ws_dtype_name(t->dtype), "shape",
-                     shape, "offset", (json_int_t)t->begin, "bytes", (json_int_t)(t->end - t->begin),
-                     "file", file);
+                     shape, "offset", (json_int_t)t->begin, "bytes", (json_int_t)(t->end - t->begin), "file",
+                     file);
 }
 
 struct totals {
@@ -142,9 +142,9 @@ static int run(const struct cli_args *args)
     int code = S_ISDIR(st.st_mode) ? inspect_folder(args, path, &totals)
                                    : inspect_file(args, path, slash ? slash + 1 : path, &totals);
     if (code == CLI_OK && totals.rows) {
-        json_t *all = json_pack("{s:s,s:I,s:I,s:I,s:O}", "path", path, "files", (json_int_t)totals.files,
-                                "n_tensors", (json_int_t)totals.tensors, "bytes", (json_int_t)totals.bytes,
-                                "tensors", totals.rows);
+        json_t *all =
+            json_pack("{s:s,s:I,s:I,s:I,s:O}", "path", path, "files", (json_int_t)totals.files, "n_tensors",
+                      (json_int_t)totals.tensors, "bytes", (json_int_t)totals.bytes, "tensors", totals.rows);
         json_dumpf(all, stdout, JSON_INDENT(1));
         putchar('\n');
         json_decref(all);

@@ -60,13 +60,15 @@ const struct cli_command cmd_mount = {
     .name = "mount",
     .summary = "show the versions of a run as files below a folder",
     .synopsis = "[-f] [-o OPTIONS] SOURCE[,SOURCE...] DIR",
-    .description =
-        "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), unix:/PATH (an agent on this host: memory is "
-        "shared, no byte is copied) or dir:/PATH (a folder of checkpoints, its numbered subfolders are versions). "
-        "Several sources are alternatives for the models they share.\n\n"
-        "Returns when the mount answers; a daemon serves it from then on. A dead mount on DIR is recovered, a live one "
-        "is left alone. 'wsync mount --list-options' prints every mount option with its meaning. "
-        "In fstab: http://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token 0 0",
+    .description = "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), unix:/PATH (an agent on this "
+                   "host: memory is "
+                   "shared, no byte is copied) or dir:/PATH (a folder of checkpoints, its numbered "
+                   "subfolders are versions). "
+                   "Several sources are alternatives for the models they share.\n\n"
+                   "Returns when the mount answers; a daemon serves it from then on. A dead mount on DIR is "
+                   "recovered, a live one "
+                   "is left alone. 'wsync mount --list-options' prints every mount option with its meaning. "
+                   "In fstab: http://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token 0 0",
     .examples = "wsync mount http://10.0.0.3:18861 /wsync\n"
                 "wsync mount -o open=stream,keep=3,cache=80G unix:/run/wsync/agent.sock /wsync\n"
                 "mount -t wsync http://10.0.0.3:18861 /wsync -o token-file=/etc/wsync/token",
@@ -92,7 +94,8 @@ const struct cli_command cmd_umount = {
     .name = "umount",
     .summary = "end a mount",
     .synopsis = "[--lazy] DIR",
-    .description = "Ends the mount and its daemon. Engines keep what they have loaded, and mappings stay readable.",
+    .description =
+        "Ends the mount and its daemon. Engines keep what they have loaded, and mappings stay readable.",
     .examples = "wsync umount /wsync",
     .options = umount_options,
     .min_words = 1,

@@ -14,16 +14,20 @@
 #include <unistd.h>
 
 static const struct cli_option options[] = {
-    {"agent", 'a', "SOCKET", "the agent's unix socket; default $WSYNC_AGENT, or "
-                             "unix:/run/wsync/agent.sock"},
+    {"agent", 'a', "SOCKET",
+     "the agent's unix socket; default $WSYNC_AGENT, or "
+     "unix:/run/wsync/agent.sock"},
     {"model", 'm', "NAME", "the model's name"},
     {"version", 'v', "N", "the version's number, higher than the newest of this lineage"},
-    {"run", 0, "ID", "lineage id: up to 32 of letters, digits, '.', '_' and '-'; "
-                     "default: the model's present one"},
-    {"new-run", 0, NULL, "open a new lineage: a trainer that resumes from an older step; its numbers "
-                         "supersede those of the abandoned one"},
-    {"base", 'b', "DIR", "checkpoint that fills the tensors that CHECKPOINT_DIR lacks; "
-                         "the manifest names them frozen"},
+    {"run", 0, "ID",
+     "lineage id: up to 32 of letters, digits, '.', '_' and '-'; "
+     "default: the model's present one"},
+    {"new-run", 0, NULL,
+     "open a new lineage: a trainer that resumes from an older step; its numbers "
+     "supersede those of the abandoned one"},
+    {"base", 'b', "DIR",
+     "checkpoint that fills the tensors that CHECKPOINT_DIR lacks; "
+     "the manifest names them frozen"},
     {"threads", 't', "N", "copying threads; default: all cores, at most 8"},
     {"timeout", 0, "SECONDS", "longest wait for a free slot; default 60"},
     {"wait-loaded", 'w', "SECONDS", "then wait until a mount reports that its engines serve it"},
@@ -141,8 +145,7 @@ static int publish(const struct cli_args *args, const struct mapped *m, wsync_co
     double seconds = cli_now() - start;
     if (!cli_has(args, "quiet"))
         printf("published %s/%" PRIu64 ": %zu tensors, %s in %.2f s, %s, run %s\n", config->model, version,
-               m->n_params, cli_size(bytes_of(m)), seconds, cli_rate(bytes_of(m), seconds),
-               wsync_run(pub));
+               m->n_params, cli_size(bytes_of(m)), seconds, cli_rate(bytes_of(m), seconds), wsync_run(pub));
     if (wait && wsync_wait_loaded(pub, version, (int)(cli_parse_u64("--wait-loaded", wait) * 1000)) < 0) {
         cli_fail("%s", wsync_error());
         goto out;

@@ -54,9 +54,8 @@ static void *hash_blocks(void *arg)
         int rc = read_block(c->fd, buffer, len, (off_t)(i * WS_BLOCK_BYTES));
         if (rc || ws_hash(buffer, len) != c->file->hashes[i]) {
             atomic_fetch_add(&c->bad, 1);
-            cli_fail("%s/%s: block %zu (bytes %zu to %zu): %s", c->dir, c->file->name, i,
-                     i * WS_BLOCK_BYTES, i * WS_BLOCK_BYTES + len,
-                     rc ? strerror(-rc) : "the hash differs from the manifest's");
+            cli_fail("%s/%s: block %zu (bytes %zu to %zu): %s", c->dir, c->file->name, i, i * WS_BLOCK_BYTES,
+                     i * WS_BLOCK_BYTES + len, rc ? strerror(-rc) : "the hash differs from the manifest's");
         }
         atomic_fetch_add(&c->done_bytes, len);
     }
@@ -145,8 +144,9 @@ const struct cli_command cmd_verify = {
     .name = "verify",
     .summary = "rehash a mounted version against its manifest",
     .synopsis = "[OPTIONS] MODEL VERSION\n[OPTIONS] PATH",
-    .description = "Reads every byte through the mount, the way an engine does, and compares each 4 MiB block "
-                   "with the hash that the trainer's agent computed. Names the first bytes that differ.",
+    .description =
+        "Reads every byte through the mount, the way an engine does, and compares each 4 MiB block "
+        "with the hash that the trainer's agent computed. Names the first bytes that differ.",
     .examples = "wsync verify actor 42\nwsync verify /wsync/actor/current/",
     .options = options,
     .min_words = 1,

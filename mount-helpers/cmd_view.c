@@ -143,8 +143,7 @@ static int run_ls(const struct cli_args *args)
     struct view v = {.mount = mounts_pick(args), .rows = cli_has(args, "json") ? json_array() : NULL};
     if (!v.rows)
         printf("%-24s %-16s %-10s %10s %7s\n", "MODEL", "VERSION", "STATE", "SIZE", "HERE");
-    int code = cli_word(args, 0) ? list_model(&v, cli_word(args, 0))
-                                 : each_folder(v.mount, list_model, &v);
+    int code = cli_word(args, 0) ? list_model(&v, cli_word(args, 0)) : each_folder(v.mount, list_model, &v);
     return print_rows(v.rows, code);
 }
 
@@ -164,17 +163,20 @@ static int status_model(void *arg, const char *model)
         json_t *o = json_of_text(text);
         json_object_set_new(o, "model", json_string(model));
         json_t *lines = json_array();
-        for (char *save = NULL, *line = strtok_r(engines, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
+        for (char *save = NULL, *line = strtok_r(engines, "\n", &save); line;
+             line = strtok_r(NULL, "\n", &save))
             json_array_append_new(lines, json_string(line));
         json_object_set_new(o, "engines", lines);
         json_array_append_new(v->rows, o);
     } else {
         printf("\n%s\n", model);
-        for (char *save = NULL, *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        for (char *save = NULL, *line = strtok_r(text, "\n", &save); line;
+             line = strtok_r(NULL, "\n", &save)) {
             size_t k = strcspn(line, " ");
             printf("  %-18.*s %s\n", (int)k, line, line[k] ? line + k + 1 : "");
         }
-        for (char *save = NULL, *line = strtok_r(engines, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
+        for (char *save = NULL, *line = strtok_r(engines, "\n", &save); line;
+             line = strtok_r(NULL, "\n", &save))
             printf("  %-18s %s\n", "engine", line);
     }
     free(text);
@@ -192,7 +194,8 @@ static int print_status(struct view *v, const char *model, bool json)
     json_t *root = json ? json_of_text(text) : NULL;
     if (!json) {
         printf("%s\n", v->mount);
-        for (char *save = NULL, *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        for (char *save = NULL, *line = strtok_r(text, "\n", &save); line;
+             line = strtok_r(NULL, "\n", &save)) {
             size_t k = strcspn(line, " ");
             printf("  %-18.*s %s\n", (int)k, line, line[k] ? line + k + 1 : "");
         }

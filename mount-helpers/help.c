@@ -51,9 +51,8 @@ void cli_print_help(const struct cli_command *command)
         printf("\nOptions:\n");
     for (const struct cli_option *o = command->options; o && o->name; o++) {
         char head[80];
-        snprintf(head, sizeof head, "%c%c%s --%s%s%s", o->letter ? '-' : ' ',
-                 o->letter ? o->letter : ' ', o->letter ? "," : " ", o->name, o->arg ? " " : "",
-                 o->arg ? o->arg : "");
+        snprintf(head, sizeof head, "%c%c%s --%s%s%s", o->letter ? '-' : ' ', o->letter ? o->letter : ' ',
+                 o->letter ? "," : " ", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
         printf("  %-28s ", head);
         if (strlen(head) > 28)
             printf("\n%31s", "");
@@ -71,8 +70,8 @@ void cli_print_overview(void)
            "Usage:\n  wsync COMMAND [OPTIONS] [ARGUMENTS]\n\nCommands:\n");
     for (const struct cli_command *const *c = cli_commands; *c; c++)
         printf("  %-9s %s\n", (*c)->name, (*c)->summary);
-    printf("  %-9s %s\n  %-9s %s\n\n", "version", "print the version and how reads can be served",
-           "help", "print this, or the help of one command: wsync help COMMAND");
+    printf("  %-9s %s\n  %-9s %s\n\n", "version", "print the version and how reads can be served", "help",
+           "print this, or the help of one command: wsync help COMMAND");
     printf("Every command has --help and a manual page (man wsync-COMMAND).\n"
            "Environment: WSYNC_AGENT and WSYNC_MOUNT are the defaults of --agent and --mount;\n"
            "WSYNC_LOG=error|warn|info|debug sets what is logged.\n");

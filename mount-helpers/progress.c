@@ -28,8 +28,8 @@ void progress_update(struct progress *p, uint64_t done, uint64_t total)
                 cli_size(total), rate);
         p->drawn = true;
     } else {
-        fprintf(stderr, "%s: %.0f %%, %s of %s, %s\n", p->what, part * 100, cli_size(done),
-                cli_size(total), rate);
+        fprintf(stderr, "%s: %.0f %%, %s of %s, %s\n", p->what, part * 100, cli_size(done), cli_size(total),
+                rate);
     }
     fflush(stderr);
 }

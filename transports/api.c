@@ -14,9 +14,9 @@ static const struct {
     int code;
     unsigned status;
 } statuses[] = {
-    {EINVAL, 400},    {EACCES, 401},      {EPERM, 403},    {ENOENT, 404},    {EOPNOTSUPP, 405}, {ETIMEDOUT, 408},
-    {EBUSY, 409},     {EEXIST, 409},      {ESTALE, 410},   {E2BIG, 413},     {ERANGE, 416},     {EAGAIN, 503},
-    {EHOSTUNREACH, 502}, {EIO, 500},
+    {EINVAL, 400},    {EACCES, 401}, {EPERM, 403},        {ENOENT, 404}, {EOPNOTSUPP, 405},
+    {ETIMEDOUT, 408}, {EBUSY, 409},  {EEXIST, 409},       {ESTALE, 410}, {E2BIG, 413},
+    {ERANGE, 416},    {EAGAIN, 503}, {EHOSTUNREACH, 502}, {EIO, 500},
 };
 
 unsigned ws_http_status(int negative_errno)
@@ -48,7 +48,8 @@ static int take_component(const char **at, char *out, size_t cap)
         unsigned c = (unsigned char)*p++;
         if (c == '%') {
             unsigned value;
-            if (!isxdigit((unsigned char)p[0]) || !isxdigit((unsigned char)p[1]) || sscanf(p, "%2x", &value) != 1)
+            if (!isxdigit((unsigned char)p[0]) || !isxdigit((unsigned char)p[1]) ||
+                sscanf(p, "%2x", &value) != 1)
                 return -EINVAL;
             c = value;
             p += 2;

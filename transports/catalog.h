@@ -15,7 +15,7 @@ struct ws_hold {
     const struct ws_manifest *manifest; /* valid while held */
     const char *manifest_json;          /* the same as text, made once */
     size_t manifest_json_bytes;
-    struct ws_region *const *regions;   /* one a file, in the manifest's order; NULL for size 0 */
+    struct ws_region *const *regions; /* one a file, in the manifest's order; NULL for size 0 */
 };
 
 struct ws_catalog_ops {
@@ -28,16 +28,15 @@ struct ws_catalog_ops {
     int (*models)(void *self, const char *model, json_t **out, struct ws_error *err);
     /* version as number; run NULL: the model's live lineage. -ENOENT never heard of; -ESTALE gone
      * (HTTP 410). holder: who, for status ("tcp 10.0.0.3:4123"). revoked NULL: not revocable. */
-    int (*hold)(void *self, const char *model, uint64_t version, const char *run,
-                const char *holder, void (*revoked)(void *arg), void *arg, struct ws_hold **out,
-                struct ws_error *err);
+    int (*hold)(void *self, const char *model, uint64_t version, const char *run, const char *holder,
+                void (*revoked)(void *arg), void *arg, struct ws_hold **out, struct ws_error *err);
     void (*drop)(void *self, struct ws_hold *hold);
     /* A route that the transports do not know (GET and POST; path without query, from its slash).
      * body is NULL or parsed JSON (borrowed). *reply: JSON to send (new reference) or NULL, else
      * *text: malloc'ed text/plain (metrics). Returns 0, or -errno for the HTTP status: ENOENT 404,
      * EINVAL 400, ESTALE 410, EBUSY 409, EAGAIN 503, EPERM 403. */
-    int (*route)(void *self, const char *method, const char *path, const char *query,
-                 const json_t *body, json_t **reply, char **text, struct ws_error *err);
+    int (*route)(void *self, const char *method, const char *path, const char *query, const json_t *body,
+                 json_t **reply, char **text, struct ws_error *err);
 };
 
 struct ws_catalog {
@@ -57,7 +56,7 @@ struct ws_api_request {
     enum ws_api_kind kind;
     char model[WS_MAX_NAME + 1]; /* empty: all */
     uint64_t version;
-    char run[WS_RUN_CHARS + 1];  /* empty: live lineage */
+    char run[WS_RUN_CHARS + 1]; /* empty: live lineage */
     char file[WS_MAX_NAME + 1];
     uint64_t since;
     unsigned timeout_ms;

@@ -22,9 +22,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define RUN "dir"
+#define RUN       "dir"
 #define SETTLE_MS 200 /* files of a checkpoint come one after the other */
-#define STEP_MS 250
+#define STEP_MS   250
 
 struct version {
     char *model, *path;
@@ -129,7 +129,8 @@ static bool is_number(const char *name, uint64_t *out)
 static void watch(struct scan *k, const char *path)
 {
     (void)inotify_add_watch(k->source->inotify, path,
-                            IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_CLOSE_WRITE | IN_ONLYDIR);
+                            IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_CLOSE_WRITE |
+                                IN_ONLYDIR);
 }
 
 /* What an earlier scan found at this path, when nothing changed since. Moved out of the old list. */
@@ -174,7 +175,8 @@ static void add_version(struct scan *k, const char *model, uint64_t number, cons
             ws_log(WS_LOG_DEBUG, "dir", "not a whole checkpoint yet: %s", err.text);
             return;
         }
-        v = (struct version){.model = strdup(model), .path = strdup(path), .number = number, .mtime = st.st_mtim};
+        v = (struct version){
+            .model = strdup(model), .path = strdup(path), .number = number, .mtime = st.st_mtim};
         bool weights = false;
         for (size_t i = 0; i < folder->n_files; i++) {
             v.total_bytes += folder->files[i].size_bytes;
@@ -196,7 +198,8 @@ static void add_version(struct scan *k, const char *model, uint64_t number, cons
     k->found[k->n++] = v;
 }
 
-static void each_folder(struct scan *k, const char *path, void (*visit)(struct scan *, const char *, const char *))
+static void each_folder(struct scan *k, const char *path,
+                        void (*visit)(struct scan *, const char *, const char *))
 {
     char child[PATH_MAX];
     struct stat st;
@@ -270,10 +273,11 @@ static json_t *list_models(struct dir_source *s, const char *wanted)
         for (; i < s->n_versions && strcmp(s->versions[i].model, model) == 0; i++) {
             const struct version *v = &s->versions[i];
             newest = v->number;
-            json_array_append_new(versions, json_pack("{s:I,s:s,s:s,s:I,s:I}", "version", (json_int_t)v->number, "run",
-                                                      RUN, "digest", v->manifest ? v->manifest->digest : "", "bytes",
-                                                      (json_int_t)v->total_bytes, "created_ns",
-                                                      (json_int_t)v->mtime.tv_sec * 1000000000));
+            json_array_append_new(versions,
+                                  json_pack("{s:I,s:s,s:s,s:I,s:I}", "version", (json_int_t)v->number, "run",
+                                            RUN, "digest", v->manifest ? v->manifest->digest : "", "bytes",
+                                            (json_int_t)v->total_bytes, "created_ns",
+                                            (json_int_t)v->mtime.tv_sec * 1000000000));
         }
         json_t *one = json_pack("{s:s,s:I,s:s,s:o}", "name", model, "newest", (json_int_t)newest, "run", RUN,
                                 "versions", versions);
@@ -420,7 +424,8 @@ static int dir_manifest(struct ws_source *source, const char *model, uint64_t nu
     else if (v->manifest)
         rc = ws_manifest_copy(v->manifest, out);
     else
-        copy = (struct version){.model = strdup(v->model), .path = strdup(v->path), .number = number, .mtime = v->mtime};
+        copy = (struct version){
+            .model = strdup(v->model), .path = strdup(v->path), .number = number, .mtime = v->mtime};
     pthread_mutex_unlock(&s->lock);
     if (rc == 0 && copy.path && copy.model) {
         rc = make_manifest(&copy, out, err);
@@ -479,10 +484,11 @@ static int open_file(struct dir_lane *l, const struct ws_manifest *m, const stru
         l->fd = open(path, O_RDONLY | O_CLOEXEC);
     }
     if (l->fd < 0 || fstat(l->fd, &st) != 0)
-        return ws_error_set(err, errno == ENOENT ? ESTALE : errno, "cannot open %s: %s", path, strerror(errno));
+        return ws_error_set(err, errno == ENOENT ? ESTALE : errno, "cannot open %s: %s", path,
+                            strerror(errno));
     if ((uint64_t)st.st_size != f->size_bytes)
-        return ws_error_set(err, ESTALE, "%s was changed: it had %" PRIu64 " bytes and has %lld", path, f->size_bytes,
-                            (long long)st.st_size);
+        return ws_error_set(err, ESTALE, "%s was changed: it had %" PRIu64 " bytes and has %lld", path,
+                            f->size_bytes, (long long)st.st_size);
     return 0;
 }
 

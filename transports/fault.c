@@ -67,8 +67,10 @@ static int parse_plan(struct fault_source *s, const char *plan, size_t n, struct
             known = true;
         }
         if (!known)
-            return ws_error_set(err, EINVAL, "'%.*s' is no fault; there are seed= delay= cut= flip= lie= fail= stale= "
-                                             "and reorder", (int)word, plan);
+            return ws_error_set(err, EINVAL,
+                                "'%.*s' is no fault; there are seed= delay= cut= flip= lie= fail= stale= "
+                                "and reorder",
+                                (int)word, plan);
         plan += word + 1;
     }
     return 0;
@@ -174,7 +176,8 @@ static int pass_block(void *arg, size_t block, uint64_t hash)
     }
     if (happens(s, s->flip)) { /* the bit is wrong and so is the hash of what was stored */
         uint64_t r = draw(s);
-        p->asked->dst[block * WS_BLOCK_BYTES + r % ws_block_len(f, block)] ^= (unsigned char)(1U << (r >> 60 & 7));
+        p->asked->dst[block * WS_BLOCK_BYTES + r % ws_block_len(f, block)] ^=
+            (unsigned char)(1U << (r >> 60 & 7));
         hash ^= r | 1;
     } else if (happens(s, s->lie)) {
         hash = ~hash;

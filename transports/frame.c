@@ -209,7 +209,8 @@ int ws_ipc_connect(const char *path, int *sock, struct ws_error *err)
     if (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0) {
         int code = errno;
         close(fd);
-        return ws_error_set(err, code, "cannot reach the agent at unix:%s: %s; is 'wsync agent --socket %s' running?",
+        return ws_error_set(err, code,
+                            "cannot reach the agent at unix:%s: %s; is 'wsync agent --socket %s' running?",
                             path, strerror(code), path);
     }
     *sock = fd;
@@ -235,13 +236,15 @@ static int recv_more(int sock, json_t *reply, int *fds, size_t max_fds, size_t *
 }
 
 int ws_ipc_call(int sock, const char *method, const char *path, const json_t *body_in, const int *fds_in,
-                size_t n_fds_in, json_t **body_out, int *fds, size_t max_fds, size_t *n_fds, struct ws_error *err)
+                size_t n_fds_in, json_t **body_out, int *fds, size_t max_fds, size_t *n_fds,
+                struct ws_error *err)
 {
     const char *query = strchr(path, '?');
     size_t n = 0;
     json_t *reply = NULL;
-    json_t *request = json_pack("{s:s,s:s%,s:s}", "method", method, "path", path,
-                                query ? (size_t)(query - path) : strlen(path), "query", query ? query + 1 : "");
+    json_t *request =
+        json_pack("{s:s,s:s%,s:s}", "method", method, "path", path,
+                  query ? (size_t)(query - path) : strlen(path), "query", query ? query + 1 : "");
     if (request && body_in)
         json_object_set(request, "body", (json_t *)(uintptr_t)body_in);
     if (body_out)
@@ -251,8 +254,8 @@ int ws_ipc_call(int sock, const char *method, const char *path, const json_t *bo
     int rc = ws_frame_send(sock, request, fds_in, n_fds_in, err);
     json_decref(request);
     if (rc == 0)
-        rc = ws_frame_recv(sock, -1, &reply, fds, max_fds < WS_MAX_FDS_PER_FRAME ? max_fds : WS_MAX_FDS_PER_FRAME, &n,
-                           err);
+        rc = ws_frame_recv(sock, -1, &reply, fds,
+                           max_fds < WS_MAX_FDS_PER_FRAME ? max_fds : WS_MAX_FDS_PER_FRAME, &n, err);
     if (rc == 0)
         rc = recv_more(sock, reply, fds, max_fds, &n, err);
     if (rc == 0) {
@@ -263,7 +266,8 @@ int ws_ipc_call(int sock, const char *method, const char *path, const json_t *bo
             int code = name ? ws_errno_of(name) : 0;
             if (code <= 0)
                 code = ws_errno_of_http((unsigned)status);
-            rc = ws_error_set(err, code > 0 ? code : EPROTO, "%s", text ? text : "the agent refused without a reason");
+            rc = ws_error_set(err, code > 0 ? code : EPROTO, "%s",
+                              text ? text : "the agent refused without a reason");
         } else if (body_out) {
             *body_out = json_incref(json_object_get(reply, "body"));
         }

@@ -27,26 +27,29 @@ WS_MUST_USE int ws_ipc_connect(const char *path, int *sock, struct ws_error *err
 /* Request and reply in one, with the error of the reply in err (its errno as code). *fds may come
  * back. body_in borrowed, may be NULL. */
 WS_MUST_USE int ws_ipc_call(int sock, const char *method, const char *path, const json_t *body_in,
-                            const int *fds_in, size_t n_fds_in, json_t **body_out, int *fds,
-                            size_t max_fds, size_t *n_fds, struct ws_error *err);
+                            const int *fds_in, size_t n_fds_in, json_t **body_out, int *fds, size_t max_fds,
+                            size_t *n_fds, struct ws_error *err);
 
-struct ws_ipc_peer { pid_t pid; uid_t uid; void *state; /* the handler's own, NULL at first */ };
+struct ws_ipc_peer {
+    pid_t pid;
+    uid_t uid;
+    void *state; /* the handler's own, NULL at first */
+};
 struct ws_ipc_handler {
     /* A local-only route (the publisher's: POST /v1/local/...). fds_in are borrowed (closed after
      * the call). Fills *reply (new reference) and up to max_fds descriptors in fds_out, which the
      * server sends and then CLOSES. Called on the connection's own thread. */
     int (*call)(void *self, struct ws_ipc_peer *peer, const char *method, const char *path,
-                const json_t *body, const int *fds_in, size_t n_fds_in, json_t **reply,
-                int *fds_out, size_t max_fds, size_t *n_fds_out, struct ws_error *err);
+                const json_t *body, const int *fds_in, size_t n_fds_in, json_t **reply, int *fds_out,
+                size_t max_fds, size_t *n_fds_out, struct ws_error *err);
     void (*gone)(void *self, struct ws_ipc_peer *peer); /* the peer ended; free peer->state */
 };
 struct ws_ipc_server;
 /* Listens on path (mode 0600, or 0660 with group gid != -1; a stale socket is replaced, a live one
  * is -EADDRINUSE). Paths under /v1/local/ go to handler (may be NULL), the rest to the catalog. */
 WS_MUST_USE int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid,
-                                  const struct ws_catalog *catalog,
-                                  const struct ws_ipc_handler *handler, void *handler_self,
-                                  struct ws_error *err);
+                                  const struct ws_catalog *catalog, const struct ws_ipc_handler *handler,
+                                  void *handler_self, struct ws_error *err);
 void ws_ipc_server_wake(struct ws_ipc_server *s);
 void ws_ipc_server_free(struct ws_ipc_server *s); /* ends connections, joins, removes the socket */
 

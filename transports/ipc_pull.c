@@ -106,7 +106,8 @@ static int ipc_models(struct ws_source *source, const char *model, uint64_t sinc
                      model ? "/" : "", (unsigned long long)since, step);
         if (since == 0 && model)
             snprintf(path, sizeof(path), "/v1/%s/events?since=0&timeout_ms=0", model);
-        int rc = call((struct ipc_source *)source, since ? POLLS : CALLS, "GET", path, NULL, out, NULL, 0, NULL, err);
+        int rc = call((struct ipc_source *)source, since ? POLLS : CALLS, "GET", path, NULL, out, NULL, 0,
+                      NULL, err);
         if (rc < 0)
             return rc;
         if (!json_is_object(*out)) {
@@ -115,7 +116,8 @@ static int ipc_models(struct ws_source *source, const char *model, uint64_t sinc
             return ws_error_set(err, EPROTO, "%s sent no list of models", source->url);
         }
         json_int_t seq = json_integer_value(json_object_get(*out, "seq"));
-        if (since == 0 || (uint64_t)seq != since || waited + step >= timeout_ms || (cancel && atomic_load(cancel)))
+        if (since == 0 || (uint64_t)seq != since || waited + step >= timeout_ms ||
+            (cancel && atomic_load(cancel)))
             return 0;
         json_decref(*out);
         *out = NULL;
@@ -125,8 +127,8 @@ static int ipc_models(struct ws_source *source, const char *model, uint64_t sinc
 static void version_path(char *out, size_t cap, const char *model, uint64_t version, const char *verb,
                          const char *run)
 {
-    snprintf(out, cap, "/v1/%s/%llu/%s%s%s", model, (unsigned long long)version, verb, run && *run ? "?run=" : "",
-             run ? run : "");
+    snprintf(out, cap, "/v1/%s/%llu/%s%s%s", model, (unsigned long long)version, verb,
+             run && *run ? "?run=" : "", run ? run : "");
 }
 
 static int manifest_of(json_t *body, struct ws_manifest **out, struct ws_error *err)
@@ -176,8 +178,8 @@ static int import_all(const struct ws_manifest *m, int *fds, size_t n_fds, struc
     return rc;
 }
 
-static int receive_map(struct ipc_source *s, int sock, const struct ws_manifest *m, struct ws_region **regions,
-                       struct ws_error *err)
+static int receive_map(struct ipc_source *s, int sock, const struct ws_manifest *m,
+                       struct ws_region **regions, struct ws_error *err)
 {
     char path[2 * WS_MAX_NAME + 64];
     struct ws_manifest *theirs = NULL;

@@ -52,8 +52,8 @@ struct ws_ipc_server {
 
 static json_t *error_reply(int code, const char *text)
 {
-    return json_pack("{s:i,s:s,s:s}", "status", (int)ws_http_status(-code), "errno", ws_errno_name(code), "error",
-                     text);
+    return json_pack("{s:i,s:s,s:s}", "status", (int)ws_http_status(-code), "errno", ws_errno_name(code),
+                     "error", text);
 }
 
 static json_t *good_reply(json_t *body) /* steals body */
@@ -80,7 +80,8 @@ static void wait_for_change(struct client *c, const struct ws_api_request *q)
         end.tv_sec++;
         end.tv_nsec -= 1000000000L;
     }
-    while (!atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->since && !peer_is_gone(c->sock)) {
+    while (!atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->since &&
+           !peer_is_gone(c->sock)) {
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (now.tv_sec > end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec >= end.tv_nsec))
@@ -148,7 +149,8 @@ static int send_map(struct client *c, const struct ws_hold *hold)
 }
 
 /* map and unmap; -ENOENT when the path is neither. A map sends its reply itself: *reply stays NULL. */
-static int serve_lease(struct client *c, const char *path, const char *query, json_t **reply, struct ws_error *err)
+static int serve_lease(struct client *c, const char *path, const char *query, json_t **reply,
+                       struct ws_error *err)
 {
     char model[WS_MAX_NAME + 1], verb[16], run[WS_RUN_CHARS + 1] = "";
     unsigned long long version;
@@ -176,7 +178,8 @@ static int serve_lease(struct client *c, const char *path, const char *query, js
     }
     char holder[64];
     snprintf(holder, sizeof(holder), "ipc pid %d", (int)c->peer.pid);
-    int rc = cat->ops->hold(cat->self, model, version, run[0] ? run : NULL, holder, NULL, NULL, &l->hold, err);
+    int rc =
+        cat->ops->hold(cat->self, model, version, run[0] ? run : NULL, holder, NULL, NULL, &l->hold, err);
     if (rc < 0) {
         free(l);
         return rc;
@@ -190,8 +193,8 @@ static int serve_lease(struct client *c, const char *path, const char *query, js
 
 /* --- requests --- */
 
-static int serve_catalog(struct client *c, const char *method, const char *path, const char *query, const json_t *body,
-                         json_t **reply, struct ws_error *err)
+static int serve_catalog(struct client *c, const char *method, const char *path, const char *query,
+                         const json_t *body, json_t **reply, struct ws_error *err)
 {
     const struct ws_catalog *cat = &c->server->catalog;
     struct ws_api_request q;
@@ -209,7 +212,8 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
         break;
     case WS_API_MANIFEST: {
         struct ws_hold *hold;
-        rc = cat->ops->hold(cat->self, q.model, q.version, q.run[0] ? q.run : NULL, "manifest", NULL, NULL, &hold, err);
+        rc = cat->ops->hold(cat->self, q.model, q.version, q.run[0] ? q.run : NULL, "manifest", NULL, NULL,
+                            &hold, err);
         if (rc == 0) {
             out = json_loadb(hold->manifest_json, hold->manifest_json_bytes, 0, NULL);
             cat->ops->drop(cat->self, hold);
@@ -393,14 +397,15 @@ static int bind_socket(struct ws_ipc_server *s, gid_t gid, struct ws_error *err)
     struct stat st;
     if (lstat(s->path, &st) == 0) {
         if (!S_ISSOCK(st.st_mode))
-            return ws_error_set(err, EEXIST, "%s exists and is no socket; remove it or choose another --socket",
-                                s->path);
+            return ws_error_set(err, EEXIST,
+                                "%s exists and is no socket; remove it or choose another --socket", s->path);
         (void)unlink(s->path); /* nobody answers there */
     }
     memcpy(address.sun_path, s->path, strlen(s->path) + 1);
     s->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     mode_t mask = umask(0177);
-    int rc = s->listener < 0 || bind(s->listener, (struct sockaddr *)&address, sizeof(address)) != 0 ? -errno : 0;
+    int rc =
+        s->listener < 0 || bind(s->listener, (struct sockaddr *)&address, sizeof(address)) != 0 ? -errno : 0;
     umask(mask);
     if (rc == 0 && gid != (gid_t)-1 && (chown(s->path, (uid_t)-1, gid) != 0 || chmod(s->path, 0660) != 0))
         rc = -errno;
@@ -413,8 +418,9 @@ static int bind_socket(struct ws_ipc_server *s, gid_t gid, struct ws_error *err)
     return 0;
 }
 
-int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid, const struct ws_catalog *catalog,
-                      const struct ws_ipc_handler *handler, void *handler_self, struct ws_error *err)
+int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid,
+                      const struct ws_catalog *catalog, const struct ws_ipc_handler *handler,
+                      void *handler_self, struct ws_error *err)
 {
     struct ws_ipc_server *s = calloc(1, sizeof(*s));
     if (!s || !(s->path = strdup(path))) {

@@ -4,36 +4,36 @@
 #define WS_TRANSPORTS_LIMITS_H
 
 #define WS_BLOCK_BYTES (4UL << 20) /* unit of hashing, arrival and patching */
-#define WS_PAGE_BYTES 4096UL       /* tensor data of a file starts at a multiple of this */
+#define WS_PAGE_BYTES  4096UL      /* tensor data of a file starts at a multiple of this */
 
-#define WS_MAX_DIMS 8
-#define WS_MAX_NAME 255                /* model, file and tensor names as path components */
-#define WS_MAX_TENSOR_NAME 1024        /* before percent-encoding */
-#define WS_MAX_TENSORS 1000000         /* in one file, and in one version */
-#define WS_MAX_HEADER_BYTES (256UL << 20) /* safetensors header; the official parser stops at 100 MB */
-#define WS_MAX_JSON_VALUE (8UL << 20) /* one value of a header, index or manifest, kept or skipped */
-#define WS_MAX_FILES 4096              /* in one version */
-#define WS_MAX_FILE_BYTES (1UL << 44)
-#define WS_MAX_SIDECAR_BYTES (1UL << 30)
+#define WS_MAX_DIMS           8
+#define WS_MAX_NAME           255           /* model, file and tensor names as path components */
+#define WS_MAX_TENSOR_NAME    1024          /* before percent-encoding */
+#define WS_MAX_TENSORS        1000000       /* in one file, and in one version */
+#define WS_MAX_HEADER_BYTES   (256UL << 20) /* safetensors header; the official parser stops at 100 MB */
+#define WS_MAX_JSON_VALUE     (8UL << 20)   /* one value of a header, index or manifest, kept or skipped */
+#define WS_MAX_FILES          4096          /* in one version */
+#define WS_MAX_FILE_BYTES     (1UL << 44)
+#define WS_MAX_SIDECAR_BYTES  (1UL << 30)
 #define WS_MAX_MANIFEST_BYTES (256UL << 20)
-#define WS_MAX_VERSIONS 4096           /* known to a mount, a model */
-#define WS_MAX_MODELS 256
-#define WS_MAX_SLOTS 8
-#define WS_MAX_RANKS 65536
-#define WS_MAX_STREAMS 64
-#define WS_MAX_SOURCES 64
-#define WS_MAX_ENGINES 1024
-#define WS_MAX_COMMAND 4096            /* one write to a control file */
-#define WS_MAX_URL 1024
-#define WS_MAX_REPLY_BYTES (64UL << 20) /* a JSON reply of an engine or an agent, manifests apart */
-#define WS_MAX_FDS_PER_FRAME 64
-#define WS_MAX_CLIENTS 4096
-#define WS_MAX_PARKED 65536            /* FUSE requests that wait for bytes */
+#define WS_MAX_VERSIONS       4096 /* known to a mount, a model */
+#define WS_MAX_MODELS         256
+#define WS_MAX_SLOTS          8
+#define WS_MAX_RANKS          65536
+#define WS_MAX_STREAMS        64
+#define WS_MAX_SOURCES        64
+#define WS_MAX_ENGINES        1024
+#define WS_MAX_COMMAND        4096 /* one write to a control file */
+#define WS_MAX_URL            1024
+#define WS_MAX_REPLY_BYTES    (64UL << 20) /* a JSON reply of an engine or an agent, manifests apart */
+#define WS_MAX_FDS_PER_FRAME  64
+#define WS_MAX_CLIENTS        4096
+#define WS_MAX_PARKED         65536 /* FUSE requests that wait for bytes */
 
-#define WS_BLOCK_TRIES 3               /* a block that is wrong this often fails the pull: EBADMSG */
+#define WS_BLOCK_TRIES        3 /* a block that is wrong this often fails the pull: EBADMSG */
 #define WS_CONNECT_TIMEOUT_MS 5000
-#define WS_REPLY_TIMEOUT_MS 30000
-#define WS_READ_DEADLINE_MS 120000     /* default for a read that waits for its block */
-#define WS_DEFAULT_PORT 18861
+#define WS_REPLY_TIMEOUT_MS   30000
+#define WS_READ_DEADLINE_MS   120000 /* default for a read that waits for its block */
+#define WS_DEFAULT_PORT       18861
 
 #endif

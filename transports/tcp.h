@@ -5,11 +5,11 @@
 #include "transports/transport.h"
 
 struct ws_tcp_server_options {
-    const char *listen;  /* "127.0.0.1:18861", "[::]:18861", port 0: any */
-    const char *token;   /* bearer token; NULL: none, and then only loopback unless insecure */
-    bool insecure;       /* no token beyond loopback is allowed */
+    const char *listen; /* "127.0.0.1:18861", "[::]:18861", port 0: any */
+    const char *token;  /* bearer token; NULL: none, and then only loopback unless insecure */
+    bool insecure;      /* no token beyond loopback is allowed */
     const char *tls_cert_file, *tls_key_file, *tls_client_ca_file; /* NULL: plain */
-    unsigned n_threads;  /* 0: min(cores, 8) */
+    unsigned n_threads;                                            /* 0: min(cores, 8) */
 };
 struct ws_tcp_server;
 /* Starts serving. /healthz answers {"ok":true} without a token. -EACCES: beyond loopback without a
@@ -17,11 +17,13 @@ struct ws_tcp_server;
  * blocks that lie whole in the range, comma-separated), ETag = digest, Cache-Control immutable; a
  * revoked version's responses are cut; gone: 410. Error bodies are {"error":"sentence","errno":"ESTALE"}. */
 WS_MUST_USE int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catalog,
-                                  const struct ws_tcp_server_options *options,
-                                  struct ws_error *err);
+                                  const struct ws_tcp_server_options *options, struct ws_error *err);
 unsigned ws_tcp_server_port(const struct ws_tcp_server *s);
 void ws_tcp_server_wake(struct ws_tcp_server *s); /* the catalog's seq changed: answers long polls */
-struct ws_tcp_server_stats { uint64_t bytes_sent, requests; unsigned connections; };
+struct ws_tcp_server_stats {
+    uint64_t bytes_sent, requests;
+    unsigned connections;
+};
 void ws_tcp_server_stats(struct ws_tcp_server *s, struct ws_tcp_server_stats *out);
 void ws_tcp_server_free(struct ws_tcp_server *s);
 

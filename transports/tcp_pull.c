@@ -12,7 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
-#define BUFFER_BYTES (512L << 10)
+#define BUFFER_BYTES  (512L << 10)
 #define STALL_SECONDS 20L /* a transfer that moves nothing for so long has lost its peer */
 
 struct tcp_source {
@@ -72,7 +72,8 @@ static int check_url(const char *url, struct ws_error *err)
     return rc;
 }
 
-static int tcp_open(const char *url, const struct ws_source_options *o, struct ws_source **out, struct ws_error *err)
+static int tcp_open(const char *url, const struct ws_source_options *o, struct ws_source **out,
+                    struct ws_error *err)
 {
     pthread_once(&once, start_curl);
     int rc = check_url(url, err);
@@ -147,7 +148,8 @@ static int on_progress(void *arg, curl_off_t a, curl_off_t b, curl_off_t c, curl
 /* What every request has in common. */
 static void set_up(CURL *c, const struct tcp_source *s, char *error, const atomic_bool *cancel)
 {
-    unsigned connect_ms = s->options.connect_timeout_ms ? s->options.connect_timeout_ms : WS_CONNECT_TIMEOUT_MS;
+    unsigned connect_ms =
+        s->options.connect_timeout_ms ? s->options.connect_timeout_ms : WS_CONNECT_TIMEOUT_MS;
     curl_easy_reset(c); /* keeps the connection */
     error[0] = 0;
     curl_easy_setopt(c, CURLOPT_ERRORBUFFER, error);
@@ -212,8 +214,8 @@ static int status_error(const char *url, long status, const struct text *body, s
     return -code;
 }
 
-static int request(struct tcp_source *s, const char *path, const json_t *post, unsigned timeout_ms, size_t limit,
-                   const atomic_bool *cancel, struct text *out, struct ws_error *err)
+static int request(struct tcp_source *s, const char *path, const json_t *post, unsigned timeout_ms,
+                   size_t limit, const atomic_bool *cancel, struct text *out, struct ws_error *err)
 {
     char url[2 * WS_MAX_URL + 4 * WS_MAX_NAME], why[CURL_ERROR_SIZE];
     struct curl_slist *headers = NULL;
@@ -244,7 +246,8 @@ static int request(struct tcp_source *s, const char *path, const json_t *post, u
     if (code == CURLE_WRITE_ERROR)
         rc = ws_error_set(err, EPROTO, "%s sent more than %zu bytes", url, limit);
     else if (code != CURLE_OK)
-        rc = ws_error_set(err, errno_of_curl(code), "cannot ask %s: %s", url, why[0] ? why : curl_easy_strerror(code));
+        rc = ws_error_set(err, errno_of_curl(code), "cannot ask %s: %s", url,
+                          why[0] ? why : curl_easy_strerror(code));
     else if (status != 200)
         rc = status_error(url, status, out, err);
 out:
@@ -276,7 +279,8 @@ static int tcp_models(struct ws_source *source, const char *model, uint64_t sinc
         snprintf(path, sizeof(path), "/v1/%s%sevents?since=%" PRIu64 "&timeout_ms=%u", name ? name : "",
                  name ? "/" : "", since, since ? timeout_ms : 0);
     curl_free(name);
-    int rc = request(s, path, NULL, (since ? timeout_ms : 0) + reply_ms(s), WS_MAX_REPLY_BYTES, cancel, &text, err);
+    int rc = request(s, path, NULL, (since ? timeout_ms : 0) + reply_ms(s), WS_MAX_REPLY_BYTES, cancel, &text,
+                     err);
     if (rc < 0)
         return rc;
     json_error_t why;
@@ -314,8 +318,8 @@ static int tcp_manifest(struct ws_source *source, const char *model, uint64_t ve
     return rc;
 }
 
-static int tcp_report(struct ws_source *source, const char *model, uint64_t version, const char *run, const json_t *body,
-                      struct ws_error *err)
+static int tcp_report(struct ws_source *source, const char *model, uint64_t version, const char *run,
+                      const json_t *body, struct ws_error *err)
 {
     struct tcp_source *s = (struct tcp_source *)source;
     char path[8 * WS_MAX_NAME];
@@ -433,8 +437,8 @@ static int fetch_result(struct sink *k, CURLcode code, struct ws_error *err)
     if (k->lie)
         return ws_error_set(err, EPROTO, "%s does not keep to the protocol: %s", url, k->lie);
     if (code != CURLE_OK)
-        return ws_error_set(err, errno_of_curl(code), "the transfer of %s from %s ended early: %s", k->file->name, url,
-                            l->error[0] ? l->error : curl_easy_strerror(code));
+        return ws_error_set(err, errno_of_curl(code), "the transfer of %s from %s ended early: %s",
+                            k->file->name, url, l->error[0] ? l->error : curl_easy_strerror(code));
     if (status != 206 && status != 200)
         return status_error(url, status, &k->refusal, err);
     if (k->at != k->end)

@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define IDLE_SECONDS 120
+#define IDLE_SECONDS     120
 #define HASHES_IN_HEADER 64 /* more blocks than this in a range: the manifest has them */
 
 /* A response whose body lies in a held slot. It is cut when the hold is revoked. */
@@ -140,7 +140,6 @@ static void revoke_body(void *arg)
     pthread_mutex_unlock(&s->lock);
 }
 
-
 static void free_body(void *arg) /* libmicrohttpd reads its memory no more */
 {
     struct body *b = arg;
@@ -243,8 +242,8 @@ static struct body *new_body(struct request *q, struct ws_error *err, int *rc)
     pthread_mutex_lock(&s->lock);
     LIST_ADD(s->bodies, b);
     pthread_mutex_unlock(&s->lock);
-    *rc = s->catalog.ops->hold(s->catalog.self, q->api.model, q->api.version, q->api.run[0] ? q->api.run : NULL,
-                               holder, revoke_body, b, &b->hold, err);
+    *rc = s->catalog.ops->hold(s->catalog.self, q->api.model, q->api.version,
+                               q->api.run[0] ? q->api.run : NULL, holder, revoke_body, b, &b->hold, err);
     if (*rc < 0) {
         pthread_mutex_lock(&s->lock);
         LIST_REMOVE(s->bodies, b);
@@ -279,20 +278,23 @@ static enum MHD_Result reply_file(struct request *q, struct body *b)
     const struct ws_bundle_file *f = ws_manifest_find(m, q->api.file);
     uint64_t begin, end;
     if (!f) {
-        int rc = ws_error_set(&err, ENOENT, "%s/%" PRIu64 " has no file '%s'", m->model, m->version, q->api.file);
+        int rc =
+            ws_error_set(&err, ENOENT, "%s/%" PRIu64 " has no file '%s'", m->model, m->version, q->api.file);
         free_body(b);
         return reply_error(q->connection, rc, &err);
     }
-    int partial = parse_range(MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, "Range"), f->size_bytes,
-                              &begin, &end);
+    int partial = parse_range(MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, "Range"),
+                              f->size_bytes, &begin, &end);
     if (partial < 0) {
-        int rc = ws_error_set(&err, ERANGE, "%s has %" PRIu64 " bytes, the range is outside", f->name, f->size_bytes);
+        int rc = ws_error_set(&err, ERANGE, "%s has %" PRIu64 " bytes, the range is outside", f->name,
+                              f->size_bytes);
         free_body(b);
         return reply_error(q->connection, rc, &err);
     }
     struct ws_region *region = b->hold->regions[f - m->files];
     unsigned char *data = region ? ws_region_data(region) + begin : nothing;
-    struct MHD_Response *r = MHD_create_response_from_buffer_with_free_callback_cls(end - begin, data, free_body, b);
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer_with_free_callback_cls(end - begin, data, free_body, b);
     if (!r) {
         free_body(b);
         return MHD_NO;
@@ -304,7 +306,8 @@ static enum MHD_Result reply_file(struct request *q, struct body *b)
     add_hashes(r, f, begin, end);
     if (partial) {
         char range[96];
-        snprintf(range, sizeof(range), "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, begin, end - 1, f->size_bytes);
+        snprintf(range, sizeof(range), "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, begin, end - 1,
+                 f->size_bytes);
         (void)MHD_add_response_header(r, "Content-Range", range);
     }
     atomic_fetch_add(&q->server->bytes_sent, end - begin);
@@ -462,14 +465,16 @@ static enum MHD_Result answer(struct request *q, const char *method)
         *query++ = 0;
     atomic_fetch_add(&q->server->requests, 1);
     if (strcmp(q->url, "/healthz") != 0 && !is_allowed(q))
-        return reply_error(q->connection,
-                           ws_error_set(&err, EACCES, "this agent asks for a token: Authorization: Bearer TOKEN"), &err);
+        return reply_error(
+            q->connection,
+            ws_error_set(&err, EACCES, "this agent asks for a token: Authorization: Bearer TOKEN"), &err);
     if (q->too_large)
-        return reply_error(q->connection, ws_error_set(&err, E2BIG, "the body is over %lu bytes", WS_MAX_REPLY_BYTES),
-                           &err);
+        return reply_error(q->connection,
+                           ws_error_set(&err, E2BIG, "the body is over %lu bytes", WS_MAX_REPLY_BYTES), &err);
     bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     if (!get && strcmp(method, "POST") != 0)
-        return reply_error(q->connection, ws_error_set(&err, EOPNOTSUPP, "the method %.16s is not served", method), &err);
+        return reply_error(q->connection,
+                           ws_error_set(&err, EOPNOTSUPP, "the method %.16s is not served", method), &err);
     if (!q->parsed) {
         int rc = ws_api_parse(q->url, query, &q->api, &err);
         if (rc < 0)
@@ -480,7 +485,8 @@ static enum MHD_Result answer(struct request *q, const char *method)
     if (query)
         query[-1] = '?'; /* a resumed poll comes here again */
     if (!get && q->api.kind != WS_API_OTHER)
-        return reply_error(q->connection, ws_error_set(&err, EOPNOTSUPP, "%.200s is only read", q->url), &err);
+        return reply_error(q->connection, ws_error_set(&err, EOPNOTSUPP, "%.200s is only read", q->url),
+                           &err);
     if (q->polling && keep_waiting(q))
         return MHD_YES;
     if (q->api.kind == WS_API_MODELS || q->api.kind == WS_API_EVENTS)
@@ -500,7 +506,7 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *c, const char *u
     (void)url;
     (void)version;
     if (!q)
-        return MHD_NO; /* no memory */
+        return MHD_NO;    /* no memory */
     if (!q->connection) { /* first call: headers are here */
         q->connection = c;
         return MHD_YES;
@@ -524,7 +530,8 @@ static void *begin_request(void *cls, const char *uri, struct MHD_Connection *c)
     return q;
 }
 
-static void end_request(void *cls, struct MHD_Connection *c, void **state, enum MHD_RequestTerminationCode code)
+static void end_request(void *cls, struct MHD_Connection *c, void **state,
+                        enum MHD_RequestTerminationCode code)
 {
     struct ws_tcp_server *s = cls;
     struct request *q = *state;
@@ -579,7 +586,8 @@ static int resolve(const char *text, struct addrinfo **out, struct ws_error *err
     char host[256];
     const char *colon = strrchr(text, ':');
     if (!colon || colon == text || (size_t)(colon - text) >= sizeof(host) || !colon[1])
-        return ws_error_set(err, EINVAL, "'%s' is no address to listen on; write HOST:PORT or [HOST]:PORT", text);
+        return ws_error_set(err, EINVAL, "'%s' is no address to listen on; write HOST:PORT or [HOST]:PORT",
+                            text);
     const char *begin = text[0] == '[' ? text + 1 : text;
     size_t n = (size_t)(colon - begin) - (text[0] == '[' && colon[-1] == ']');
     snprintf(host, sizeof(host), "%.*s", (int)n, begin);
@@ -638,7 +646,8 @@ static int read_file(const char *path, char **out, struct ws_error *err)
         fclose(f);
     if (code || !text) {
         free(text);
-        return ws_error_set(err, code ? code : ENOMEM, "cannot read the TLS file %s: %s", path, strerror(code));
+        return ws_error_set(err, code ? code : ENOMEM, "cannot read the TLS file %s: %s", path,
+                            strerror(code));
     }
     *out = text;
     return 0;
@@ -647,7 +656,8 @@ static int read_file(const char *path, char **out, struct ws_error *err)
 static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, int sock, unsigned n_threads)
 {
     bool tls = s->cert && s->key;
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC | (tls ? MHD_USE_TLS : 0);
+    unsigned flags =
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC | (tls ? MHD_USE_TLS : 0);
     struct MHD_OptionItem tls_options[] = {
         {MHD_OPTION_HTTPS_MEM_CERT, 0, s->cert},
         {MHD_OPTION_HTTPS_MEM_KEY, 0, s->key},
@@ -656,12 +666,12 @@ static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, int sock, unsign
         {MHD_OPTION_END, 0, NULL},
     };
     struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
-    return MHD_start_daemon(flags, 0, NULL, NULL, handle, s, MHD_OPTION_ARRAY, tls ? tls_options : none,
-                            MHD_OPTION_LISTEN_SOCKET, sock, MHD_OPTION_THREAD_POOL_SIZE, n_threads,
-                            MHD_OPTION_URI_LOG_CALLBACK, begin_request, s, MHD_OPTION_NOTIFY_COMPLETED, end_request, s,
-                            MHD_OPTION_NOTIFY_CONNECTION, connection_event, s, MHD_OPTION_CONNECTION_TIMEOUT,
-                            (unsigned)IDLE_SECONDS, MHD_OPTION_CONNECTION_LIMIT, (unsigned)WS_MAX_CLIENTS,
-                            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(32 << 10), MHD_OPTION_END);
+    return MHD_start_daemon(
+        flags, 0, NULL, NULL, handle, s, MHD_OPTION_ARRAY, tls ? tls_options : none, MHD_OPTION_LISTEN_SOCKET,
+        sock, MHD_OPTION_THREAD_POOL_SIZE, n_threads, MHD_OPTION_URI_LOG_CALLBACK, begin_request, s,
+        MHD_OPTION_NOTIFY_COMPLETED, end_request, s, MHD_OPTION_NOTIFY_CONNECTION, connection_event, s,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)WS_MAX_CLIENTS, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(32 << 10), MHD_OPTION_END);
 }
 
 static void free_server(struct ws_tcp_server *s)

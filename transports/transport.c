@@ -26,9 +26,9 @@ int ws_source_open(const char *url, const struct ws_source_options *options, str
         return ws_error_set(err, EINVAL, "a source is longer than %d bytes", WS_MAX_URL);
     const struct ws_transport_ops *ops = find(url);
     if (!ops)
-        return ws_error_set(err, EINVAL,
-                            "'%s' is no source; write http://HOST:PORT, https://HOST:PORT, unix:/PATH or dir:/PATH",
-                            url);
+        return ws_error_set(
+            err, EINVAL,
+            "'%s' is no source; write http://HOST:PORT, https://HOST:PORT, unix:/PATH or dir:/PATH", url);
     int rc = ops->open(url, options ? options : &defaults, out, err);
     assert(rc <= 0 && (rc < 0 || (*out && (*out)->ops == ops && (*out)->url)));
     return rc;
@@ -61,9 +61,9 @@ int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version,
     int rc = s->ops->manifest(s, model, version, run, out, err);
     if (rc == 0 && (strcmp((*out)->model, model) != 0 || (*out)->version != version ||
                     (run && *run && strcmp((*out)->run, run) != 0))) {
-        rc = ws_error_set(err, EPROTO, "%s was asked for %s/%llu and sent the manifest of %s/%llu run %s", s->url,
-                          model, (unsigned long long)version, (*out)->model, (unsigned long long)(*out)->version,
-                          (*out)->run);
+        rc = ws_error_set(err, EPROTO, "%s was asked for %s/%llu and sent the manifest of %s/%llu run %s",
+                          s->url, model, (unsigned long long)version, (*out)->model,
+                          (unsigned long long)(*out)->version, (*out)->run);
         ws_manifest_free(*out);
         *out = NULL;
     }
@@ -108,8 +108,8 @@ int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *
     return rc;
 }
 
-int ws_source_report(struct ws_source *s, const char *model, uint64_t version, const char *run, const json_t *body,
-                     struct ws_error *err)
+int ws_source_report(struct ws_source *s, const char *model, uint64_t version, const char *run,
+                     const json_t *body, struct ws_error *err)
 {
     if (!s->ops->report)
         return 0; /* a folder does not care */

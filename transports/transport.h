@@ -11,8 +11,8 @@
 #include <stdatomic.h>
 
 struct ws_source_options {
-    const char *token;      /* bearer, or NULL */
-    const char *ca_file, *cert_file, *key_file; /* TLS; NULL: the system's */
+    const char *token;                             /* bearer, or NULL */
+    const char *ca_file, *cert_file, *key_file;    /* TLS; NULL: the system's */
     unsigned connect_timeout_ms, reply_timeout_ms; /* 0: the limits' defaults */
 };
 
@@ -38,7 +38,7 @@ struct ws_fetch {
 };
 
 struct ws_transport_ops {
-    const char *name;        /* "tcp" */
+    const char *name;           /* "tcp" */
     const char *const *schemes; /* NULL-terminated, "http://", "https://" */
     /* Opens without waiting for the peer where that is possible. */
     int (*open)(const char *url, const struct ws_source_options *options, struct ws_source **out,
@@ -73,20 +73,18 @@ WS_MUST_USE int ws_source_open(const char *url, const struct ws_source_options *
                                struct ws_source **out, struct ws_error *err);
 void ws_source_close(struct ws_source *s);
 const char *ws_source_transport(const struct ws_source *s); /* "tcp" */
-WS_MUST_USE int ws_source_models(struct ws_source *s, const char *model, uint64_t since,
-                                 unsigned timeout_ms, const atomic_bool *cancel, json_t **out,
-                                 struct ws_error *err);
-WS_MUST_USE int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version,
-                                   const char *run, struct ws_manifest **out,
-                                   struct ws_error *err);
-WS_MUST_USE int ws_source_map(struct ws_source *s, const struct ws_manifest *m,
-                              struct ws_region **regions, struct ws_error *err);
+WS_MUST_USE int ws_source_models(struct ws_source *s, const char *model, uint64_t since, unsigned timeout_ms,
+                                 const atomic_bool *cancel, json_t **out, struct ws_error *err);
+WS_MUST_USE int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version, const char *run,
+                                   struct ws_manifest **out, struct ws_error *err);
+WS_MUST_USE int ws_source_map(struct ws_source *s, const struct ws_manifest *m, struct ws_region **regions,
+                              struct ws_error *err);
 void ws_source_unmap(struct ws_source *s, const char *model, uint64_t version, const char *run);
 WS_MUST_USE int ws_lane_open(struct ws_source *s, struct ws_lane **out, struct ws_error *err);
 void ws_lane_close(struct ws_lane *l);
 WS_MUST_USE int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
-WS_MUST_USE int ws_source_report(struct ws_source *s, const char *model, uint64_t version,
-                                 const char *run, const json_t *body, struct ws_error *err);
+WS_MUST_USE int ws_source_report(struct ws_source *s, const char *model, uint64_t version, const char *run,
+                                 const json_t *body, struct ws_error *err);
 
 /* fault: "fault:PLAN:URL" decorates the source of URL. PLAN is comma-separated: seed=N,
  * delay=MS (each fetch), cut=P (percent of fetches that end early with -ECONNRESET), flip=P (percent

@@ -20,7 +20,8 @@ uint64_t ws_agent_now_ns(void)
 
 bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns)
 {
-    struct timespec t = {.tv_sec = (time_t)(deadline_ns / 1000000000ULL), .tv_nsec = (long)(deadline_ns % 1000000000ULL)};
+    struct timespec t = {.tv_sec = (time_t)(deadline_ns / 1000000000ULL),
+                         .tv_nsec = (long)(deadline_ns % 1000000000ULL)};
     if (atomic_load(&a->stop))
         return false;
     return pthread_cond_timedwait(&a->changed, &a->lock, &t) != ETIMEDOUT;
@@ -123,8 +124,8 @@ static json_t *model_json(const struct ws_agent_model *m)
         if (order[i]->version == m->newest && strcmp(order[i]->run, m->run) == 0)
             digest = order[i]->manifest->digest;
     }
-    return json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest", (json_int_t)m->newest, "run", m->run, "digest",
-                     digest, "versions", versions);
+    return json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest", (json_int_t)m->newest, "run", m->run,
+                     "digest", digest, "versions", versions);
 }
 
 static int agent_models(void *self, const char *model, json_t **out, struct ws_error *err)
@@ -168,13 +169,14 @@ static int agent_hold(void *self, const char *model, uint64_t version, const cha
     if (!m || !m->any)
         rc = ws_error_set(err, ENOENT, "there is no model '%s' here", model);
     else if (!h && rc == 0 && run && strcmp(run, m->run) == 0 && version > m->newest)
-        rc = ws_error_set(err, ENOENT, "%s/%" PRIu64 " was not published yet; the newest is %" PRIu64, model, version,
-                          m->newest);
-    else if (!h && rc == 0 && !run && version > m->newest)
-        rc = ws_error_set(err, ENOENT, "%s has no version %" PRIu64 "; the newest is %" PRIu64, model, version, m->newest);
-    else if (!h && rc == 0)
-        rc = ws_error_set(err, ESTALE, "%s/%" PRIu64 " is gone: its slot was wanted; the newest is %" PRIu64, model,
+        rc = ws_error_set(err, ENOENT, "%s/%" PRIu64 " was not published yet; the newest is %" PRIu64, model,
                           version, m->newest);
+    else if (!h && rc == 0 && !run && version > m->newest)
+        rc = ws_error_set(err, ENOENT, "%s has no version %" PRIu64 "; the newest is %" PRIu64, model,
+                          version, m->newest);
+    else if (!h && rc == 0)
+        rc = ws_error_set(err, ESTALE, "%s/%" PRIu64 " is gone: its slot was wanted; the newest is %" PRIu64,
+                          model, version, m->newest);
     pthread_mutex_unlock(&a->lock);
     if (h)
         *out = &h->base;
@@ -232,8 +234,8 @@ static void publish(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot
     m->newest = s->version;
     m->any = true;
     m->published++;
-    ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s", m->name,
-           s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
+    ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
+           m->name, s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
 }
 
 static void finish(struct ws_agent *a, struct ws_agent_model *m)
@@ -255,7 +257,8 @@ static void finish(struct ws_agent *a, struct ws_agent_model *m)
     if (rc == 0) {
         publish(a, m, s);
     } else {
-        ws_log(WS_LOG_ERROR, "agent", "version refused model=%s version=%" PRIu64 ": %s", m->name, s->version, err.text);
+        ws_log(WS_LOG_ERROR, "agent", "version refused model=%s version=%" PRIu64 ": %s", m->name, s->version,
+               err.text);
         ws_slot_clear(s);
         s->state = WS_SLOT_RETIRED;
         m->abandoned++;
@@ -333,7 +336,8 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
         a->options.max_slots = DEFAULT_SLOTS;
     if (a->options.max_slots < 2 || a->options.max_slots > WS_MAX_SLOTS) {
         free(a);
-        return ws_error_set(err, EINVAL, "a model has 2 to %d slots, not %u", WS_MAX_SLOTS, options->max_slots);
+        return ws_error_set(err, EINVAL, "a model has 2 to %d slots, not %u", WS_MAX_SLOTS,
+                            options->max_slots);
     }
     if (a->options.n_threads == 0)
         a->options.n_threads = cores > 0 ? (unsigned)cores : 1;

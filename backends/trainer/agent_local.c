@@ -1,11 +1,9 @@
 /* The publishers' routes, by the unix socket only. A rank's calls, in order:
- *   POST /v1/local/register {model, run?, new_run, rank, world_size, shard_bytes, max_slots, params, base, sidecars}
- *        waits for all ranks -> {run, epoch, files: [{name, bytes, header_bytes}], places: [[file, begin, writes]..],
- *        base: [..], sidecars: [file..], newest}
- *   POST /v1/local/begin {version} -> {fresh}, descriptors: one writable a file (size 0: none)
- *   POST /v1/local/commit {hashes: [[file, block, "hex"]..]}
- *   POST /v1/local/abandon {}
- *   POST /v1/local/wait {version, what: "published"|"loaded", timeout_ms} */
+ *   POST /v1/local/register {model, run?, new_run, rank, world_size, shard_bytes, max_slots, params, base,
+ * sidecars} waits for all ranks -> {run, epoch, files: [{name, bytes, header_bytes}], places: [[file, begin,
+ * writes]..], base: [..], sidecars: [file..], newest} POST /v1/local/begin {version} -> {fresh}, descriptors:
+ * one writable a file (size 0: none) POST /v1/local/commit {hashes: [[file, block, "hex"]..]} POST
+ * /v1/local/abandon {} POST /v1/local/wait {version, what: "published"|"loaded", timeout_ms} */
 #include "backends/trainer/agent_state.h"
 #include "transports/log.h"
 #include <assert.h>
@@ -87,15 +85,17 @@ static int set_run(struct ws_agent_model *m, const json_t *body, struct ws_error
     const char *run = json_string_value(json_object_get(body, "run"));
     bool new_run = json_is_true(json_object_get(body, "new_run"));
     if (run && !run_is_good(run))
-        return ws_error_set(err, EINVAL, "'%.80s' is no run id: 1 to %d of letters, digits, '.', '_', '-'", run,
-                            WS_RUN_CHARS);
+        return ws_error_set(err, EINVAL, "'%.80s' is no run id: 1 to %d of letters, digits, '.', '_', '-'",
+                            run, WS_RUN_CHARS);
     if (run && m->any && strcmp(run, m->run) != 0 && !new_run)
-        return ws_error_set(err, EEXIST, "%s has the lineage %s; to supersede it by %s say so (--new-run)", m->name,
-                            m->run, run);
+        return ws_error_set(err, EEXIST, "%s has the lineage %s; to supersede it by %s say so (--new-run)",
+                            m->name, m->run, run);
     if (run && m->any && strcmp(run, m->run) == 0 && new_run)
-        return ws_error_set(err, EEXIST, "%s has the lineage %s already; a new one needs another id", m->name, run);
+        return ws_error_set(err, EEXIST, "%s has the lineage %s already; a new one needs another id", m->name,
+                            run);
     if (m->n_registered > 0 && run && strcmp(run, m->group_run) != 0)
-        return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name, m->group_run, run);
+        return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name,
+                            m->group_run, run);
     if (m->n_registered > 0)
         return 0;
     if (run)
@@ -136,8 +136,8 @@ static json_t *places_json(const struct ws_entry *e, size_t n)
 {
     json_t *all = json_array();
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(all, json_pack("[I,I,b]", (json_int_t)e[i].file_index, (json_int_t)e[i].tensor.begin,
-                                             (int)e[i].writes));
+        json_array_append_new(all, json_pack("[I,I,b]", (json_int_t)e[i].file_index,
+                                             (json_int_t)e[i].tensor.begin, (int)e[i].writes));
     return all;
 }
 
@@ -154,23 +154,26 @@ static json_t *layout_json(const struct ws_agent_model *m, const struct ws_sessi
         for (size_t k = 0; k < l->n_files; k++)
             if (strcmp(l->files[k].name, r->sidecars[i].name) == 0)
                 json_array_append_new(sidecars, json_integer((json_int_t)k));
-    return json_pack("{s:s,s:I,s:o,s:o,s:o,s:o}", "run", m->group_run, "epoch", (json_int_t)m->epoch, "files", files, "places",
-                     places_json(r->entries, r->n_entries), "base", places_json(r->base, r->n_base), "sidecars",
-                     sidecars);
+    return json_pack("{s:s,s:I,s:o,s:o,s:o,s:o}", "run", m->group_run, "epoch", (json_int_t)m->epoch, "files",
+                     files, "places", places_json(r->entries, r->n_entries), "base",
+                     places_json(r->base, r->n_base), "sidecars", sidecars);
 }
 
 static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply,
                        struct ws_error *err)
 {
     const char *name = json_string_value(json_object_get(body, "model"));
-    uint64_t world = number(body, "world_size", 1), rank = number(body, "rank", 0), deadline = deadline_of(body);
+    uint64_t world = number(body, "world_size", 1), rank = number(body, "rank", 0),
+             deadline = deadline_of(body);
     struct ws_registration *r = NULL;
     if (!name || !ws_name_is_safe(name) || name[0] == '.' || strchr(name, '@') || strchr(name, '%'))
-        return ws_error_set(err, EINVAL, "'%.100s' is no name of a model: one path component without '@' and '%%', not "
-                                         "beginning with a dot", name ? name : "");
+        return ws_error_set(err, EINVAL,
+                            "'%.100s' is no name of a model: one path component without '@' and '%%', not "
+                            "beginning with a dot",
+                            name ? name : "");
     if (world == 0 || world > WS_MAX_RANKS || rank >= world)
-        return ws_error_set(err, EINVAL, "rank %" PRIu64 " of %" PRIu64 " makes no sense; at most %d ranks", rank, world,
-                            WS_MAX_RANKS);
+        return ws_error_set(err, EINVAL, "rank %" PRIu64 " of %" PRIu64 " makes no sense; at most %d ranks",
+                            rank, world, WS_MAX_RANKS);
     int rc = ws_registration_of(body, (unsigned)rank, &r, err);
     if (rc < 0)
         return rc;
@@ -202,12 +205,13 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
     uint64_t epoch = rc == 0 ? m->epoch : 0;
     while (rc == 0 && !m->layout) {
         if (m->ranks[c->rank] != c)
-            rc = ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank, name);
+            rc = ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank,
+                              name);
         else if (m->n_registered == m->world_size && m->epoch != epoch && m->prepare_error)
             rc = ws_error_set(err, m->prepare_error, "%s", m->prepare_text);
         else if (!ws_agent_wait(a, deadline))
-            rc = ws_error_set(err, ETIMEDOUT, "waited for the ranks of %s: %u of %u are here", name, m->n_registered,
-                              m->world_size);
+            rc = ws_error_set(err, ETIMEDOUT, "waited for the ranks of %s: %u of %u are here", name,
+                              m->n_registered, m->world_size);
     }
     if (rc == 0)
         *reply = layout_json(m, c);
@@ -219,19 +223,21 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
 
 /* --- begin --- */
 
-static int check_version(const struct ws_agent_model *m, uint64_t version, const char *run, struct ws_error *err)
+static int check_version(const struct ws_agent_model *m, uint64_t version, const char *run,
+                         struct ws_error *err)
 {
     if (m->any && strcmp(run, m->run) == 0 && version <= m->newest)
-        return ws_error_set(err, EEXIST,
-                            "version %" PRIu64 " of %s is not higher than the newest, %" PRIu64
-                            " (run %s); a trainer that resumes from an older step opens a new lineage (--new-run)",
-                            version, m->name, m->newest, m->run);
+        return ws_error_set(
+            err, EEXIST,
+            "version %" PRIu64 " of %s is not higher than the newest, %" PRIu64
+            " (run %s); a trainer that resumes from an older step opens a new lineage (--new-run)",
+            version, m->name, m->newest, m->run);
     return 0;
 }
 
 /* The first rank's thread takes and prepares the slot; the others wait for it. Under lock. */
-static int prepare(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run, uint64_t deadline,
-                   struct ws_error *err)
+static int prepare(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run,
+                   uint64_t deadline, struct ws_error *err)
 {
     struct ws_slot *s = NULL;
     m->preparing = true;
@@ -266,8 +272,10 @@ static int check_session(struct ws_session *c, struct ws_error *err)
 {
     if (!c->model)
         return ws_error_set(err, EINVAL, "this rank is not registered");
-    if (!c->model->ranks || c->rank >= c->model->world_size || c->model->ranks[c->rank] != c || !c->model->layout)
-        return ws_error_set(err, ESTALE, "the group of ranks of %s has changed: register again", c->model->name);
+    if (!c->model->ranks || c->rank >= c->model->world_size || c->model->ranks[c->rank] != c ||
+        !c->model->layout)
+        return ws_error_set(err, ESTALE, "the group of ranks of %s has changed: register again",
+                            c->model->name);
     if (c->lost) {
         c->lost = false;
         return ws_error_set(err, ECANCELED, "the version was abandoned: another rank died or gave it up");
@@ -282,15 +290,16 @@ static int open_all(const struct ws_slot *s, int *fds, size_t max, size_t *n, st
         if (!s->regions[i])
             continue;
         if (*n == max)
-            return ws_error_set(err, E2BIG, "a version of over %zu files cannot be published; use larger shards", max);
+            return ws_error_set(err, E2BIG,
+                                "a version of over %zu files cannot be published; use larger shards", max);
         rc = ws_region_open(s->regions[i], true, &fds[*n], err);
         *n += rc == 0;
     }
     return rc;
 }
 
-static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply, int *fds, size_t max,
-                    size_t *n_fds, struct ws_error *err)
+static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply, int *fds,
+                    size_t max, size_t *n_fds, struct ws_error *err)
 {
     uint64_t version = number(body, "version", 0), deadline = deadline_of(body);
     const char *run = json_string_value(json_object_get(body, "run"));
@@ -306,15 +315,16 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     /* The version before may still be hashed, or another rank prepares this one. */
     while (rc == 0 && (m->preparing || (m->writing && m->writing->state == WS_SLOT_HASHING))) {
         if (!ws_agent_wait(a, deadline))
-            rc = ws_error_set(err, ETIMEDOUT, "waited for the version before %" PRIu64 " of %s", version, m->name);
+            rc = ws_error_set(err, ETIMEDOUT, "waited for the version before %" PRIu64 " of %s", version,
+                              m->name);
         else if (rc == 0)
             rc = check_session(c, err);
     }
     if (rc == 0)
         rc = check_version(m, version, run, err);
     if (rc == 0 && m->writing && m->writing_version != version)
-        rc = ws_error_set(err, EPROTO, "rank %u begins version %" PRIu64 " of %s while others write %" PRIu64, c->rank,
-                          version, m->name, m->writing_version);
+        rc = ws_error_set(err, EPROTO, "rank %u begins version %" PRIu64 " of %s while others write %" PRIu64,
+                          c->rank, version, m->name, m->writing_version);
     if (rc == 0 && !m->writing)
         rc = prepare(a, m, version, run, deadline, err);
     if (rc == 0)
@@ -348,8 +358,9 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
         const char *hex = json_string_value(json_array_get(h, 2));
         if (rc < 0)
             break;
-        if (!hex || ws_slot_note_hash(m->writing, (uint64_t)json_integer_value(json_array_get(h, 0)),
-                                      (uint64_t)json_integer_value(json_array_get(h, 1)), strtoull(hex, NULL, 16)))
+        if (!hex ||
+            ws_slot_note_hash(m->writing, (uint64_t)json_integer_value(json_array_get(h, 0)),
+                              (uint64_t)json_integer_value(json_array_get(h, 1)), strtoull(hex, NULL, 16)))
             rc = ws_error_set(err, EINVAL, "a block's hash in commit is malformed");
     }
     if (rc == 0) {
@@ -393,16 +404,18 @@ static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body,
     uint64_t abandoned = m ? m->abandoned : 0;
     bool pending = m && m->writing && m->writing_version == version;
     const char *run = json_string_value(json_object_get(body, "run"));
-    while (rc == 0 && !(m->any && (!run || strcmp(run, m->run) == 0) && m->newest >= version && (!loaded || is_loaded(m, version)))) {
+    while (rc == 0 && !(m->any && (!run || strcmp(run, m->run) == 0) && m->newest >= version &&
+                        (!loaded || is_loaded(m, version)))) {
         if (pending && m->abandoned != abandoned)
             rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned", version, m->name);
         else if (!pending && !loaded && !m->writing)
-            rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun", version, m->name);
+            rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun",
+                              version, m->name);
         else if (!ws_agent_wait(a, deadline))
             rc = atomic_load(&a->stop)
                      ? ws_error_set(err, ECONNRESET, "the agent is stopping")
-                     : ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not %s in time", version, m->name,
-                                    loaded ? "loaded by a mount's engines" : "published");
+                     : ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not %s in time", version,
+                                    m->name, loaded ? "loaded by a mount's engines" : "published");
     }
     pthread_mutex_unlock(&a->lock);
     return rc;
@@ -410,9 +423,9 @@ static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body,
 
 /* --- dispatch --- */
 
-static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, const char *path, const json_t *body,
-                      const int *fds_in, size_t n_fds_in, json_t **reply, int *fds, size_t max, size_t *n_fds,
-                      struct ws_error *err)
+static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, const char *path,
+                      const json_t *body, const int *fds_in, size_t n_fds_in, json_t **reply, int *fds,
+                      size_t max, size_t *n_fds, struct ws_error *err)
 {
     struct ws_agent *a = self;
     struct ws_session *c = peer->state;

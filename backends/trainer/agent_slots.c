@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NORMAL_SLOTS 2
-#define REVOKE_NS 5000000000ULL /* a cut connection lets go within that */
-#define STEP_NS 20000000ULL
+#define NORMAL_SLOTS  2
+#define REVOKE_NS     5000000000ULL /* a cut connection lets go within that */
+#define STEP_NS       20000000ULL
 #define RESERVE_BYTES (256UL << 20) /* of memory that is left to others */
 
 static bool is_newest(const struct ws_agent_model *m, const struct ws_slot *s)
@@ -87,12 +87,14 @@ static int busy(struct ws_agent_model *m, struct ws_error *err)
         if (is_newest(m, m->slots[i]))
             continue;
         ws_slot_holders(m->slots[i], who, sizeof(who));
-        n += (size_t)snprintf(text + n, sizeof(text) - n, "%sversion %" PRIu64 " (%s) is held by %s", n ? "; " : "",
-                              m->slots[i]->version, ws_slot_state_name(m->slots[i]->state), who[0] ? who : "a rank");
+        n += (size_t)snprintf(text + n, sizeof(text) - n, "%sversion %" PRIu64 " (%s) is held by %s",
+                              n ? "; " : "", m->slots[i]->version, ws_slot_state_name(m->slots[i]->state),
+                              who[0] ? who : "a rank");
     }
-    return ws_error_set(err, EBUSY,
-                        "no free slot for %s: %s; end that reader, or allow more slots (agent --slots, at most %u now)",
-                        m->name, text, m->max_slots);
+    return ws_error_set(
+        err, EBUSY,
+        "no free slot for %s: %s; end that reader, or allow more slots (agent --slots, at most %u now)",
+        m->name, text, m->max_slots);
 }
 
 /* Makes the slot ours: its names are gone, its readers are cut, nobody maps it. */
@@ -117,8 +119,8 @@ static int retire(struct ws_agent *a, struct ws_slot *s)
     return 0;
 }
 
-int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot **out, uint64_t deadline_ns,
-                       struct ws_error *err)
+int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot **out,
+                       uint64_t deadline_ns, struct ws_error *err)
 {
     for (;;) {
         struct ws_slot *s = m->n_slots >= NORMAL_SLOTS ? oldest_that_can_be_taken(m) : NULL;

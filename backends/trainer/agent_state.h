@@ -74,8 +74,8 @@ struct ws_agent {
 };
 
 /* agent.c */
-struct ws_agent_model *ws_agent_find(struct ws_agent *a, const char *model);          /* under lock */
-struct ws_agent_model *ws_agent_find_or_add(struct ws_agent *a, const char *model);   /* under lock */
+struct ws_agent_model *ws_agent_find(struct ws_agent *a, const char *model);        /* under lock */
+struct ws_agent_model *ws_agent_find_or_add(struct ws_agent *a, const char *model); /* under lock */
 void ws_agent_announce(struct ws_agent *a); /* seq grows, long polls end; not under lock */
 /* Gives up the version on its way (under lock). */
 void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m);

@@ -39,11 +39,21 @@ static int get_version(struct ws_agent *a, const char *query, json_t **reply)
 static const char *torch_name(enum ws_dtype dtype)
 {
     static const char *const names[WS_DTYPE_COUNT] = {
-        [WS_BOOL] = "torch.bool",   [WS_U8] = "torch.uint8",           [WS_I8] = "torch.int8",
-        [WS_I16] = "torch.int16",   [WS_F16] = "torch.float16",        [WS_BF16] = "torch.bfloat16",
-        [WS_I32] = "torch.int32",   [WS_F32] = "torch.float32",        [WS_F64] = "torch.float64",
-        [WS_I64] = "torch.int64",   [WS_F8_E5M2] = "torch.float8_e5m2", [WS_F8_E4M3] = "torch.float8_e4m3fn",
-        [WS_C64] = "torch.complex64", [WS_U16] = "torch.uint16",       [WS_U32] = "torch.uint32",
+        [WS_BOOL] = "torch.bool",
+        [WS_U8] = "torch.uint8",
+        [WS_I8] = "torch.int8",
+        [WS_I16] = "torch.int16",
+        [WS_F16] = "torch.float16",
+        [WS_BF16] = "torch.bfloat16",
+        [WS_I32] = "torch.int32",
+        [WS_F32] = "torch.float32",
+        [WS_F64] = "torch.float64",
+        [WS_I64] = "torch.int64",
+        [WS_F8_E5M2] = "torch.float8_e5m2",
+        [WS_F8_E4M3] = "torch.float8_e4m3fn",
+        [WS_C64] = "torch.complex64",
+        [WS_U16] = "torch.uint16",
+        [WS_U32] = "torch.uint32",
         [WS_U64] = "torch.uint64",
     };
     return names[dtype] ? names[dtype] : ws_dtype_name(dtype);
@@ -68,8 +78,8 @@ static int get_buffer_info(struct ws_agent *a, const char *query, json_t **reply
             json_t *shape = json_array();
             for (unsigned d = 0; d < st->tensors[k].n_dims; d++)
                 json_array_append_new(shape, json_integer((json_int_t)st->tensors[k].shape[d]));
-            json_array_append_new(meta, json_pack("[s,[o,s]]", st->tensors[k].name, shape,
-                                                  torch_name(st->tensors[k].dtype)));
+            json_array_append_new(
+                meta, json_pack("[s,[o,s]]", st->tensors[k].name, shape, torch_name(st->tensors[k].dtype)));
             total += st->tensors[k].end - st->tensors[k].begin;
         }
         if (rc == 0)
@@ -105,11 +115,11 @@ static int get_status(struct ws_agent *a, json_t **reply)
             json_array_append_new(reports, json_pack("{s:s,s:I,s:s,s:b,s:I}", "mount", r->who, "version",
                                                      (json_int_t)r->version, "run", r->run, "ok", (int)r->ok,
                                                      "engines", (json_int_t)r->engines));
-        json_array_append_new(models,
-                              json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o,s:o}", "name", m->name, "newest",
-                                        (json_int_t)m->newest, "run", m->run, "ranks", (json_int_t)m->n_registered,
-                                        "published", (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned,
-                                        "slots", slots, "mounts", reports));
+        json_array_append_new(models, json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o,s:o}", "name", m->name,
+                                                "newest", (json_int_t)m->newest, "run", m->run, "ranks",
+                                                (json_int_t)m->n_registered, "published",
+                                                (json_int_t)m->published, "abandoned",
+                                                (json_int_t)m->abandoned, "slots", slots, "mounts", reports));
     }
     *reply = json_pack("{s:I,s:o}", "slot_bytes", (json_int_t)a->slot_bytes, "models", models);
     pthread_mutex_unlock(&a->lock);
@@ -153,8 +163,8 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
 }
 
 /* POST /v1/{model}/{version}/loaded[?run=R] {"host","mount","engines","ok"} */
-static int take_report(struct ws_agent *a, const char *model, uint64_t version, const char *query, const json_t *body,
-                       struct ws_error *err)
+static int take_report(struct ws_agent *a, const char *model, uint64_t version, const char *query,
+                       const json_t *body, struct ws_error *err)
 {
     const char *host = json_string_value(json_object_get(body, "host"));
     const char *mount = json_string_value(json_object_get(body, "mount"));
@@ -185,7 +195,8 @@ static int take_report(struct ws_agent *a, const char *model, uint64_t version, 
         r->ok = json_is_true(json_object_get(body, "ok"));
         r->engines = (uint64_t)json_integer_value(json_object_get(body, "engines"));
         snprintf(r->run, sizeof(r->run), "%s", query && strncmp(query, "run=", 4) == 0 ? query + 4 : m->run);
-        ws_log(WS_LOG_INFO, "agent", "loaded model=%s version=%" PRIu64 " mount=%s ok=%d", model, version, who, r->ok);
+        ws_log(WS_LOG_INFO, "agent", "loaded model=%s version=%" PRIu64 " mount=%s ok=%d", model, version,
+               who, r->ok);
         pthread_cond_broadcast(&a->changed);
     }
     pthread_mutex_unlock(&a->lock);
@@ -211,5 +222,6 @@ int ws_agent_route(void *self, const char *method, const char *path, const char 
     } else if (sscanf(path, "/v1/%255[^/]/%llu/loaded%n", model, &version, &end) == 2 && end && !path[end]) {
         return take_report(a, model, version, query, body, err);
     }
-    return ws_error_set(err, ENOENT, "there is no %s %.200s here; /v1/models lists what there is", method, path);
+    return ws_error_set(err, ENOENT, "there is no %s %.200s here; /v1/models lists what there is", method,
+                        path);
 }

@@ -112,7 +112,8 @@ static int open_sidecars(struct ws_base *b, const char *path, struct ws_error *e
         rc = ws_error_set(err, ENOMEM, "no memory for sidecar files");
     for (int i = 0; i < n; i++) {
         snprintf(file, sizeof(file), "%s/%s", path, names[i]->d_name);
-        if (rc == 0 && stat(file, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size <= WS_MAX_SIDECAR_BYTES) {
+        if (rc == 0 && stat(file, &st) == 0 && S_ISREG(st.st_mode) &&
+            (uint64_t)st.st_size <= WS_MAX_SIDECAR_BYTES) {
             struct sidecar *s = &b->sidecars[b->n_sidecars++];
             s->bytes = (uint64_t)st.st_size;
             s->name = strdup(names[i]->d_name);
@@ -149,8 +150,8 @@ json_t *ws_base_tensors_json(const struct ws_base *b)
         json_t *shape = json_array();
         for (unsigned d = 0; d < t->n_dims; d++)
             json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-        json_array_append_new(all, json_pack("{s:s,s:s,s:o}", "name", t->name, "dtype", ws_dtype_name(t->dtype), "shape",
-                                             shape));
+        json_array_append_new(all, json_pack("{s:s,s:s,s:o}", "name", t->name, "dtype",
+                                             ws_dtype_name(t->dtype), "shape", shape));
     }
     return all;
 }

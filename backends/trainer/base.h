@@ -8,7 +8,8 @@
 
 struct ws_base;
 /* Either path may be NULL. -ENOENT, -EBADMSG. */
-WS_MUST_USE int ws_base_open(struct ws_base **out, const char *checkpoint, const char *sidecars, struct ws_error *err);
+WS_MUST_USE int ws_base_open(struct ws_base **out, const char *checkpoint, const char *sidecars,
+                             struct ws_error *err);
 /* For the registration: arrays "base" and "sidecars". */
 json_t *ws_base_tensors_json(const struct ws_base *b);
 json_t *ws_base_sidecars_json(const struct ws_base *b);

@@ -12,7 +12,8 @@ static uint64_t elements_of(const struct ws_tensor *t)
     return n;
 }
 
-int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t, struct ws_piece *out, struct ws_error *err)
+int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t, struct ws_piece *out,
+                struct ws_error *err)
 {
     *out = (struct ws_piece){0};
     switch (piece->kind) {
@@ -23,7 +24,8 @@ int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t, struct ws_p
         for (unsigned d = 0; d < t->n_dims; d++) {
             if (piece->size[d] > t->shape[d] || piece->offset[d] > t->shape[d] - piece->size[d])
                 return ws_error_set(err, EINVAL,
-                                    "the box of %s is out of range: dimension %u has %" PRIu64 " elements, the box "
+                                    "the box of %s is out of range: dimension %u has %" PRIu64
+                                    " elements, the box "
                                     "begins at %" PRIu64 " and has %" PRIu64,
                                     t->name, d, t->shape[d], piece->offset[d], piece->size[d]);
             out->offset[d] = piece->offset[d];
@@ -34,8 +36,9 @@ int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t, struct ws_p
         uint64_t n = elements_of(t);
         if (piece->count > n || piece->start > n - piece->count)
             return ws_error_set(err, EINVAL,
-                                "the range of %s is out of range: it has %" PRIu64 " elements, the range begins at %"
-                                PRIu64 " and has %" PRIu64, t->name, n, piece->start, piece->count);
+                                "the range of %s is out of range: it has %" PRIu64
+                                " elements, the range begins at %" PRIu64 " and has %" PRIu64,
+                                t->name, n, piece->start, piece->count);
         out->range = true;
         out->start = piece->start;
         out->count = piece->count;
@@ -112,10 +115,11 @@ static int check_pair(const struct ws_tensor *t, const struct ws_claim *a, const
 {
     int o = overlap(&a->piece, &b->piece, t);
     if (o > 0)
-        return ws_error_set(err, EINVAL, "two pieces of %s overlap: one of rank %u and one of rank %u", t->name, a->rank,
-                            b->rank);
+        return ws_error_set(err, EINVAL, "two pieces of %s overlap: one of rank %u and one of rank %u",
+                            t->name, a->rank, b->rank);
     if (o < 0)
-        return ws_error_set(err, EINVAL, "%s has a range (rank %u) and a box (rank %u): use one kind for a tensor",
+        return ws_error_set(err, EINVAL,
+                            "%s has a range (rank %u) and a box (rank %u): use one kind for a tensor",
                             t->name, a->piece.range ? a->rank : b->rank, a->piece.range ? b->rank : a->rank);
     return 0;
 }
@@ -127,7 +131,8 @@ static int by_start(const void *x, const void *y)
 }
 
 /* Distinct writers only. All ranges: sorted, neighbours. Else all pairs: boxes of a mesh are few. */
-static int check_overlaps(const struct ws_tensor *t, const struct ws_claim **writers, size_t n, struct ws_error *err)
+static int check_overlaps(const struct ws_tensor *t, const struct ws_claim **writers, size_t n,
+                          struct ws_error *err)
 {
     bool ranges = true;
     int rc = 0;
@@ -177,8 +182,9 @@ int ws_claims_settle(const struct ws_tensor *t, struct ws_claim *claims, size_t 
     }
     int rc = check_overlaps(t, writers, n_writers, err);
     if (rc == 0 && covered != elements_of(t))
-        rc = ws_error_set(err, ENODATA, "%s is not whole: of its %" PRIu64 " elements the ranks hold %" PRIu64, t->name,
-                          elements_of(t), covered);
+        rc =
+            ws_error_set(err, ENODATA, "%s is not whole: of its %" PRIu64 " elements the ranks hold %" PRIu64,
+                         t->name, elements_of(t), covered);
     free(writers);
     return rc;
 }

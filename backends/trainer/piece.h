@@ -8,9 +8,9 @@
 #include <stdbool.h>
 
 struct ws_piece {
-    bool range;                                   /* else a box */
+    bool range;                                      /* else a box */
     uint64_t offset[WS_MAX_DIMS], size[WS_MAX_DIMS]; /* box */
-    uint64_t start, count;                        /* range, in elements */
+    uint64_t start, count;                           /* range, in elements */
 };
 
 /* Checks a public piece against its tensor and makes it plain (WHOLE becomes a box). -EINVAL. */

@@ -74,8 +74,8 @@ static int unify(struct maker *k, struct ws_entry **parts, size_t n, struct ws_e
     *w = (struct whole){.tensor = parts[0]->tensor, .file = parts[0]->file, .parts = parts, .n_parts = n};
     for (size_t i = 0; rc == 0 && i < n; i++) {
         if (!same_meta(&parts[i]->tensor, &w->tensor))
-            rc = ws_error_set(err, EPROTO, "ranks %u and %u disagree about the dtype or shape of %s", parts[0]->rank,
-                              parts[i]->rank, w->tensor.name);
+            rc = ws_error_set(err, EPROTO, "ranks %u and %u disagree about the dtype or shape of %s",
+                              parts[0]->rank, parts[i]->rank, w->tensor.name);
         else if (!w->file != !parts[i]->file || (w->file && strcmp(w->file, parts[i]->file) != 0))
             rc = ws_error_set(err, EPROTO, "ranks %u and %u put %s into different files", parts[0]->rank,
                               parts[i]->rank, w->tensor.name);
@@ -110,7 +110,8 @@ static int unify_all(struct maker *k, struct ws_error *err)
         struct ws_entry *e = &first->base[i];
         const struct whole *other = bsearch(&key, k->wholes, held, sizeof(key), by_whole);
         if (other && !same_meta(&other->tensor, &e->tensor))
-            rc = ws_error_set(err, EPROTO, "%s has another dtype or shape in the base checkpoint", e->tensor.name);
+            rc = ws_error_set(err, EPROTO, "%s has another dtype or shape in the base checkpoint",
+                              e->tensor.name);
         if (other)
             continue;
         k->all[k->n_all] = e;
@@ -128,7 +129,8 @@ static int unify_all(struct maker *k, struct ws_error *err)
 /* --- files --- */
 
 /* Which shard each tensor goes to: as asked for, else in name order by size. */
-static int name_shards(struct maker *k, uint64_t shard_bytes, char *(*names)[WS_MAX_FILES], struct ws_error *err)
+static int name_shards(struct maker *k, uint64_t shard_bytes, char *(*names)[WS_MAX_FILES],
+                       struct ws_error *err)
 {
     bool any_named = false;
     size_t n_shards = 1, at = 0;
@@ -157,8 +159,8 @@ static int name_shards(struct maker *k, uint64_t shard_bytes, char *(*names)[WS_
             if (w->file)
                 continue;
             if (!(*names)[at] && (n_shards == 1 ? asprintf(&(*names)[at], "model.safetensors")
-                                                : asprintf(&(*names)[at], "model-%05zu-of-%05zu.safetensors", at + 1,
-                                                           n_shards)) < 0)
+                                                : asprintf(&(*names)[at], "model-%05zu-of-%05zu.safetensors",
+                                                           at + 1, n_shards)) < 0)
                 return no_memory(err);
             w->file = (*names)[at];
         }
@@ -227,11 +229,13 @@ static int add_index(struct maker *k, struct ws_error *err)
     uint64_t total = 0;
     for (size_t i = 0; i < k->n_wholes; i++) {
         uint64_t bytes;
-        (void)ws_dtype_bytes(k->wholes[i].tensor.dtype, k->wholes[i].tensor.shape, k->wholes[i].tensor.n_dims, &bytes);
+        (void)ws_dtype_bytes(k->wholes[i].tensor.dtype, k->wholes[i].tensor.shape, k->wholes[i].tensor.n_dims,
+                             &bytes);
         total += bytes;
         json_object_set_new(map, k->wholes[i].tensor.name, json_string(k->wholes[i].file));
     }
-    json_t *index = json_pack("{s:{s:I},s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
+    json_t *index =
+        json_pack("{s:{s:I},s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
     struct ws_layout_file *f = add_file(k->layout, INDEX);
     if (f) {
         f->content = index ? json_dumps(index, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
@@ -248,7 +252,8 @@ static int add_sidecars(struct maker *k, struct ws_error *err)
         const struct ws_sidecar *s = &first->sidecars[i];
         for (size_t j = 0; j < k->layout->n_files; j++)
             if (strcmp(k->layout->files[j].name, s->name) == 0)
-                return ws_error_set(err, EINVAL, "the sidecar %s has the name of another file of the version", s->name);
+                return ws_error_set(err, EINVAL, "the sidecar %s has the name of another file of the version",
+                                    s->name);
         struct ws_layout_file *f = add_file(k->layout, s->name);
         if (!f)
             return no_memory(err);

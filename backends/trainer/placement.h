@@ -1,5 +1,5 @@
-/* Placement: what all ranks registered, laid out into shard files: where each rank's pieces go, and who writes
- * which. Made once a registration, immutable then. */
+/* Placement: what all ranks registered, laid out into shard files: where each rank's pieces go, and who
+ * writes which. Made once a registration, immutable then. */
 #ifndef WS_TRAINER_PLACEMENT_H
 #define WS_TRAINER_PLACEMENT_H
 #include "backends/trainer/piece.h"
@@ -9,10 +9,10 @@
 struct ws_entry {
     struct ws_tensor tensor; /* name is owned; begin and end are set by the layout */
     struct ws_piece piece;
-    char *file;              /* NULL: by shard_bytes */
+    char *file; /* NULL: by shard_bytes */
     unsigned rank;
-    size_t file_index;       /* set by the layout */
-    bool writes;             /* set by the layout: this rank copies it */
+    size_t file_index; /* set by the layout */
+    bool writes;       /* set by the layout: this rank copies it */
 };
 struct ws_sidecar {
     char *name;
@@ -32,13 +32,13 @@ void ws_registration_free(struct ws_registration *r);
 struct ws_layout_file {
     char *name;
     uint64_t size_bytes, header_bytes;
-    void *content;        /* a header, or a whole generated file; NULL: a sidecar that rank 0 writes */
+    void *content; /* a header, or a whole generated file; NULL: a sidecar that rank 0 writes */
     size_t content_bytes;
 };
 struct ws_layout {
-    char id[33];          /* equal layouts (and sidecar contents) have equal ids */
+    char id[33]; /* equal layouts (and sidecar contents) have equal ids */
     uint64_t total_bytes;
-    size_t n_files;       /* by name */
+    size_t n_files; /* by name */
     struct ws_layout_file *files;
     size_t n_frozen;
     char **frozen;

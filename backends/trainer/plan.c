@@ -76,7 +76,8 @@ static uint64_t block_end(const struct ws_plan *p, size_t file, size_t block)
     return end < p->size[file] ? end : p->size[file];
 }
 
-/* Segments are sorted and do not overlap (the agent checked): a job for each block that any of them touches. */
+/* Segments are sorted and do not overlap (the agent checked): a job for each block that any of them touches.
+ */
 static int make_jobs(struct ws_plan *p)
 {
     size_t cap = 0;
@@ -106,7 +107,8 @@ static void run_block(void *arg, size_t i)
     uint64_t begin = j->block * WS_BLOCK_BYTES, end = block_end(p, j->file, j->block), covered = 0;
     for (size_t k = j->first; k < j->first + j->n; k++) {
         const struct ws_segment *s = &p->segments[k];
-        uint64_t a = s->begin > begin ? s->begin : begin, b = s->begin + s->bytes < end ? s->begin + s->bytes : end;
+        uint64_t a = s->begin > begin ? s->begin : begin,
+                 b = s->begin + s->bytes < end ? s->begin + s->bytes : end;
         covered += b - a;
     }
     j->whole = covered == end - begin;
@@ -114,7 +116,8 @@ static void run_block(void *arg, size_t i)
     j->whole = h != NULL;
     for (size_t k = j->first; k < j->first + j->n; k++) {
         const struct ws_segment *s = &p->segments[k];
-        uint64_t a = s->begin > begin ? s->begin : begin, b = s->begin + s->bytes < end ? s->begin + s->bytes : end;
+        uint64_t a = s->begin > begin ? s->begin : begin,
+                 b = s->begin + s->bytes < end ? s->begin + s->bytes : end;
         if (h)
             ws_hasher_copy(h, p->data[j->file] + a, s->src + (a - s->begin), b - a);
         else
@@ -166,7 +169,8 @@ int ws_plan_run(struct ws_plan *p, unsigned char *const *data, const uint64_t *s
         size_t left = p->n_jobs - p->round;
         ws_workers_run(workers, run_block, p, left < step ? left : step);
         if (progress)
-            progress(arg, (p->round + (left < step ? left : step)) * WS_BLOCK_BYTES, p->n_jobs * WS_BLOCK_BYTES);
+            progress(arg, (p->round + (left < step ? left : step)) * WS_BLOCK_BYTES,
+                     p->n_jobs * WS_BLOCK_BYTES);
     }
     ws_workers_run(workers, run_strided, p, p->n_strided);
     int rc = collect(p, hashes, n_hashes);

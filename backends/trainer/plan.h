@@ -35,12 +35,12 @@ struct ws_plan;
 WS_MUST_USE int ws_plan_new(struct ws_plan **out, struct ws_error *err);
 WS_MUST_USE int ws_plan_add_segment(struct ws_plan *p, const struct ws_segment *s);
 WS_MUST_USE int ws_plan_add_strided(struct ws_plan *p, const struct ws_strided *s);
-/* Copies everything into the files' memory: data[file], size[file] bytes. Hashes of blocks that it filled whole
- * are appended to *hashes (realloc'ed). `progress` may be NULL; it is called on the calling thread. */
-WS_MUST_USE int ws_plan_run(struct ws_plan *p, unsigned char *const *data, const uint64_t *size, size_t n_files,
-                            struct ws_workers *workers, struct ws_block_hash **hashes, size_t *n_hashes,
-                            void (*progress)(void *arg, uint64_t done, uint64_t total), void *arg,
-                            struct ws_error *err);
+/* Copies everything into the files' memory: data[file], size[file] bytes. Hashes of blocks that it filled
+ * whole are appended to *hashes (realloc'ed). `progress` may be NULL; it is called on the calling thread. */
+WS_MUST_USE int ws_plan_run(struct ws_plan *p, unsigned char *const *data, const uint64_t *size,
+                            size_t n_files, struct ws_workers *workers, struct ws_block_hash **hashes,
+                            size_t *n_hashes, void (*progress)(void *arg, uint64_t done, uint64_t total),
+                            void *arg, struct ws_error *err);
 void ws_plan_free(struct ws_plan *p);
 
 #endif

@@ -13,9 +13,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DEFAULT_AGENT "unix:/run/wsync/agent.sock"
+#define DEFAULT_AGENT      "unix:/run/wsync/agent.sock"
 #define DEFAULT_TIMEOUT_MS 60000
-#define MAX_THREADS 8
+#define MAX_THREADS        8
 
 static _Thread_local struct ws_error last_error;
 
@@ -42,7 +42,7 @@ struct wsync_publisher {
     /* the registration */
     struct registered *params; /* in the caller's order */
     size_t n_params;
-    size_t *by_name;           /* indices into params, by name */
+    size_t *by_name;                /* indices into params, by name */
     struct registered *base_places; /* writes and file of base tensors */
     size_t *sidecar_files;
     uint64_t *file_sizes;
@@ -75,8 +75,9 @@ const char *wsync_run(const wsync_publisher *pub)
 static int check_config(const wsync_config *c, struct ws_error *err)
 {
     if (!c || c->struct_size != sizeof(*c))
-        return ws_error_set(err, EINVAL, "wsync_config.struct_size is not sizeof(wsync_config): header and library "
-                                         "are of different releases");
+        return ws_error_set(err, EINVAL,
+                            "wsync_config.struct_size is not sizeof(wsync_config): header and library "
+                            "are of different releases");
     if (!c->model || !ws_name_is_safe(c->model))
         return ws_error_set(err, EINVAL, "wsync_config.model is needed and is one path component");
     if (c->rank >= (c->world_size ? c->world_size : 1))
@@ -95,7 +96,10 @@ int wsync_open(const wsync_config *c, wsync_publisher **out)
     agent = c->agent ? c->agent : getenv("WSYNC_AGENT");
     struct wsync_publisher *p = calloc(1, sizeof(*p));
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    unsigned n = c->n_threads ? c->n_threads : cores > MAX_THREADS ? MAX_THREADS : cores > 0 ? (unsigned)cores : 1;
+    unsigned n = c->n_threads          ? c->n_threads
+                 : cores > MAX_THREADS ? MAX_THREADS
+                 : cores > 0           ? (unsigned)cores
+                                       : 1;
     if (!p)
         return ws_error_set(err, ENOMEM, "no memory for a publisher");
     p->sock = -1;
@@ -124,8 +128,8 @@ int wsync_open(const wsync_config *c, wsync_publisher **out)
     return 0;
 }
 
-static int call(struct wsync_publisher *p, const char *verb, json_t *body, json_t **reply, int *fds, size_t max,
-                size_t *n, struct ws_error *err) /* steals body */
+static int call(struct wsync_publisher *p, const char *verb, json_t *body, json_t **reply, int *fds,
+                size_t max, size_t *n, struct ws_error *err) /* steals body */
 {
     char path[64];
     snprintf(path, sizeof(path), "/v1/local/%s", verb);
@@ -159,7 +163,8 @@ static int tensor_of(const wsync_param *a, struct ws_tensor *t, struct ws_error 
 {
     uint64_t bytes;
     if (!a->name || !*a->name || strlen(a->name) > WS_MAX_TENSOR_NAME)
-        return ws_error_set(err, EINVAL, "a parameter has no name or one of over %d bytes", WS_MAX_TENSOR_NAME);
+        return ws_error_set(err, EINVAL, "a parameter has no name or one of over %d bytes",
+                            WS_MAX_TENSOR_NAME);
     if ((unsigned)a->dtype >= WS_DTYPE_COUNT)
         return ws_error_set(err, EINVAL, "the parameter %s has no known dtype (%d)", a->name, (int)a->dtype);
     if (a->n_dims > WS_MAX_DIMS)
@@ -263,7 +268,8 @@ static int take_layout(struct wsync_publisher *p, const json_t *reply, struct ws
 {
     const json_t *files = json_object_get(reply, "files"), *sidecars = json_object_get(reply, "sidecars");
     const char *run = json_string_value(json_object_get(reply, "run"));
-    size_t n_base = p->base ? ws_base_n_tensors(p->base) : 0, n_side = p->base ? ws_base_n_sidecars(p->base) : 0;
+    size_t n_base = p->base ? ws_base_n_tensors(p->base) : 0,
+           n_side = p->base ? ws_base_n_sidecars(p->base) : 0;
     p->n_files = json_array_size(files);
     p->file_sizes = calloc(p->n_files + 1, sizeof(*p->file_sizes));
     p->base_places = calloc(n_base + 1, sizeof(*p->base_places));
@@ -295,10 +301,11 @@ static json_t *registration_json(const struct wsync_publisher *p)
     json_t *params = json_array();
     for (size_t i = 0; i < p->n_params; i++)
         json_array_append_new(params, param_json(&p->params[i]));
-    json_t *o = json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:o,s:o,s:o}", "model", p->model, "rank", (json_int_t)p->rank,
-                          "world_size", (json_int_t)p->world_size, "shard_bytes", (json_int_t)p->shard_bytes, "max_slots",
-                          (json_int_t)p->max_slots, "timeout_ms", (json_int_t)p->timeout_ms, "new_run", (int)p->new_run,
-                          "params", params, "base", p->base ? ws_base_tensors_json(p->base) : json_array(), "sidecars",
+    json_t *o = json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:o,s:o,s:o}", "model", p->model, "rank",
+                          (json_int_t)p->rank, "world_size", (json_int_t)p->world_size, "shard_bytes",
+                          (json_int_t)p->shard_bytes, "max_slots", (json_int_t)p->max_slots, "timeout_ms",
+                          (json_int_t)p->timeout_ms, "new_run", (int)p->new_run, "params", params, "base",
+                          p->base ? ws_base_tensors_json(p->base) : json_array(), "sidecars",
                           p->base ? ws_base_sidecars_json(p->base) : json_array());
     const char *run = p->run_asked ? p->run_asked : p->run[0] ? p->run : NULL;
     if (o && run)
@@ -306,11 +313,13 @@ static json_t *registration_json(const struct wsync_publisher *p)
     return o;
 }
 
-static int register_params(struct wsync_publisher *p, const wsync_param *params, size_t n, struct ws_error *err)
+static int register_params(struct wsync_publisher *p, const wsync_param *params, size_t n,
+                           struct ws_error *err)
 {
     json_t *reply = NULL;
     if (p->begun)
-        return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun: commit or abandon it before registering",
+        return ws_error_set(err, EALREADY,
+                            "version %" PRIu64 " is begun: commit or abandon it before registering",
                             p->version);
     if (n > WS_MAX_TENSORS)
         return ws_error_set(err, E2BIG, "%zu pieces; at most %d", n, WS_MAX_TENSORS);
@@ -431,7 +440,8 @@ static int begin(struct wsync_publisher *p, uint64_t version, struct ws_error *e
     if (!p->params)
         return ws_error_set(err, EINVAL, "register the parameters before begin");
     if (p->begun)
-        return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned", p->version);
+        return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
+                            p->version);
     int rc = call(p, "begin",
                   json_pack("{s:I,s:s,s:I}", "version", (json_int_t)version, "run", p->run, "timeout_ms",
                             (json_int_t)p->timeout_ms),
@@ -460,7 +470,8 @@ int wsync_begin(wsync_publisher *p, uint64_t version)
 
 /* --- put --- */
 
-static struct registered *find_registered(struct wsync_publisher *p, const wsync_param *a, struct ws_error *err)
+static struct registered *find_registered(struct wsync_publisher *p, const wsync_param *a,
+                                          struct ws_error *err)
 {
     struct ws_tensor t;
     struct ws_piece piece;
@@ -520,8 +531,11 @@ static int plan_piece(struct ws_plan *plan, const struct registered *r, const ws
                                .src = a->data};
         return ws_plan_add_segment(plan, &s);
     }
-    struct ws_strided s = {
-        .file = r->file, .tensor_begin = r->tensor.begin, .src = a->data, .n_dims = n, .element_bytes = element};
+    struct ws_strided s = {.file = r->file,
+                           .tensor_begin = r->tensor.begin,
+                           .src = a->data,
+                           .n_dims = n,
+                           .element_bytes = element};
     memcpy(s.shape, r->tensor.shape, sizeof(s.shape));
     memcpy(s.offset, r->piece.offset, sizeof(s.offset));
     memcpy(s.size, r->piece.size, sizeof(s.size));
@@ -529,8 +543,8 @@ static int plan_piece(struct ws_plan *plan, const struct registered *r, const ws
     return ws_plan_add_strided(plan, &s);
 }
 
-static int put_all(struct wsync_publisher *p, const wsync_param *params, struct registered *const *which, size_t n,
-                   bool with_fresh, struct ws_error *err)
+static int put_all(struct wsync_publisher *p, const wsync_param *params, struct registered *const *which,
+                   size_t n, bool with_fresh, struct ws_error *err)
 {
     struct ws_plan *plan;
     int rc = ws_plan_new(&plan, err);
@@ -573,8 +587,8 @@ static json_t *hashes_json(const struct wsync_publisher *p)
     for (size_t i = 0; i < p->n_hashes; i++) {
         char hex[17];
         snprintf(hex, sizeof(hex), "%016" PRIx64, p->hashes[i].hash);
-        json_array_append_new(all, json_pack("[I,I,s]", (json_int_t)p->hashes[i].file, (json_int_t)p->hashes[i].block,
-                                             hex));
+        json_array_append_new(
+            all, json_pack("[I,I,s]", (json_int_t)p->hashes[i].file, (json_int_t)p->hashes[i].block, hex));
     }
     return json_pack("{s:o}", "hashes", all);
 }

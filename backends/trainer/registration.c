@@ -30,14 +30,17 @@ static int tensor_of(const json_t *o, struct ws_tensor *t, struct ws_error *err)
     const json_t *shape = json_object_get(o, "shape");
     uint64_t bytes;
     if (!name || !*name || strlen(name) > WS_MAX_TENSOR_NAME)
-        return ws_error_set(err, EINVAL, "a parameter has no name, or one of over %d bytes", WS_MAX_TENSOR_NAME);
+        return ws_error_set(err, EINVAL, "a parameter has no name, or one of over %d bytes",
+                            WS_MAX_TENSOR_NAME);
     if (!dtype || ws_dtype_parse(dtype, &t->dtype))
         return ws_error_set(err, EINVAL, "the parameter %s has an unknown dtype", name);
     t->n_dims = (unsigned)json_array_size(shape);
     if (json_array_size(shape) > WS_MAX_DIMS || get_numbers(shape, t->n_dims, t->shape))
-        return ws_error_set(err, EINVAL, "the parameter %s has no shape of at most %d dimensions", name, WS_MAX_DIMS);
+        return ws_error_set(err, EINVAL, "the parameter %s has no shape of at most %d dimensions", name,
+                            WS_MAX_DIMS);
     if (ws_dtype_bytes(t->dtype, t->shape, t->n_dims, &bytes))
-        return ws_error_set(err, EINVAL, "the shape of the parameter %s is too large or ends within a byte", name);
+        return ws_error_set(err, EINVAL, "the shape of the parameter %s is too large or ends within a byte",
+                            name);
     t->name = strdup(name);
     return t->name ? 0 : ws_error_set(err, ENOMEM, "no memory for a registration");
 }
@@ -68,7 +71,8 @@ static int piece_of(const json_t *o, struct ws_entry *e, struct ws_error *err)
     return ws_piece_of(&p, &e->tensor, &e->piece, err);
 }
 
-static int entries_of(const json_t *array, unsigned rank, struct ws_entry **out, size_t *n, struct ws_error *err)
+static int entries_of(const json_t *array, unsigned rank, struct ws_entry **out, size_t *n,
+                      struct ws_error *err)
 {
     size_t size = json_array_size(array);
     if (size > WS_MAX_TENSORS)
@@ -86,7 +90,8 @@ static int entries_of(const json_t *array, unsigned rank, struct ws_entry **out,
             rc = piece_of(o, e, err);
         if (rc == 0 && file) {
             size_t k = strlen(file);
-            if (!ws_name_is_safe(file) || file[0] == '.' || k <= 12 || strcmp(file + k - 12, ".safetensors") != 0)
+            if (!ws_name_is_safe(file) || file[0] == '.' || k <= 12 ||
+                strcmp(file + k - 12, ".safetensors") != 0)
                 rc = ws_error_set(err, EINVAL, "'%.200s' is no name of a safetensors file", file);
             else if (!(e->file = strdup(file)))
                 rc = ws_error_set(err, ENOMEM, "no memory for a registration");
@@ -110,9 +115,10 @@ static int sidecars_of(const json_t *array, struct ws_registration *r, struct ws
         const json_t *o = json_array_get(array, i);
         const char *name = json_string_value(json_object_get(o, "name"));
         struct ws_sidecar *s = &r->sidecars[i];
-        if (!name || !ws_name_is_safe(name) || name[0] == '.' || get_u64(json_object_get(o, "bytes"), &s->size_bytes) ||
-            s->size_bytes > WS_MAX_SIDECAR_BYTES)
-            return ws_error_set(err, EINVAL, "a sidecar file has a bad name or over %lu bytes", WS_MAX_SIDECAR_BYTES);
+        if (!name || !ws_name_is_safe(name) || name[0] == '.' ||
+            get_u64(json_object_get(o, "bytes"), &s->size_bytes) || s->size_bytes > WS_MAX_SIDECAR_BYTES)
+            return ws_error_set(err, EINVAL, "a sidecar file has a bad name or over %lu bytes",
+                                WS_MAX_SIDECAR_BYTES);
         s->hash = (uint64_t)json_integer_value(json_object_get(o, "hash"));
         s->name = strdup(name);
         if (!s->name)

@@ -62,14 +62,15 @@ static void free_hashed(struct ws_slot *s, size_t n)
     s->hashed = NULL;
 }
 
-int ws_slot_begin(struct ws_slot *s, const struct ws_layout *l, const char *model, uint64_t version, const char *run,
-                  struct ws_error *err)
+int ws_slot_begin(struct ws_slot *s, const struct ws_layout *l, const char *model, uint64_t version,
+                  const char *run, struct ws_error *err)
 {
     assert(!s->manifest && !s->hashed);
     int rc = ws_manifest_new(&s->manifest, model, version, run, err);
     for (size_t i = 0; rc == 0 && i < l->n_files; i++) {
         struct ws_bundle_file *f;
-        rc = ws_manifest_add(s->manifest, l->files[i].name, l->files[i].size_bytes, l->files[i].header_bytes, &f, err);
+        rc = ws_manifest_add(s->manifest, l->files[i].name, l->files[i].size_bytes, l->files[i].header_bytes,
+                             &f, err);
     }
     struct ws_manifest *m = s->manifest;
     if (rc == 0 && !(s->hashed = calloc(m->n_files ? m->n_files : 1, sizeof(*s->hashed))))
@@ -120,8 +121,8 @@ static void hash_block(void *arg, size_t block)
     struct ws_bundle_file *f = &j->slot->manifest->files[j->file];
     if (j->slot->hashed[j->file][block])
         return;
-    f->hashes[block] = ws_hash(ws_region_data(j->slot->regions[j->file]) + block * WS_BLOCK_BYTES,
-                               ws_block_len(f, block));
+    f->hashes[block] =
+        ws_hash(ws_region_data(j->slot->regions[j->file]) + block * WS_BLOCK_BYTES, ws_block_len(f, block));
 }
 
 int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, struct ws_error *err)

@@ -32,7 +32,7 @@ struct ws_slot {
     bool fresh;         /* sidecars and frozen tensors are not in it yet */
     size_t n_files;
     uint64_t total_bytes;
-    struct ws_region **regions; /* one a file, NULL for size 0 */
+    struct ws_region **regions;   /* one a file, NULL for size 0 */
     struct ws_manifest *manifest; /* SERVED and RETIRED; while WRITING it collects the ranks' hashes */
     unsigned char **hashed;       /* a byte a block: its hash is in the manifest */
     char *json;
@@ -47,8 +47,8 @@ struct ws_slot {
 WS_MUST_USE int ws_slot_prepare(struct ws_slot *s, const struct ws_layout *l, unsigned n_threads,
                                 struct ws_error *err);
 /* Starts the manifest of a version in a prepared slot. */
-WS_MUST_USE int ws_slot_begin(struct ws_slot *s, const struct ws_layout *l, const char *model, uint64_t version,
-                              const char *run, struct ws_error *err);
+WS_MUST_USE int ws_slot_begin(struct ws_slot *s, const struct ws_layout *l, const char *model,
+                              uint64_t version, const char *run, struct ws_error *err);
 /* Notes the hash of a block that one rank filled alone; -EINVAL when there is no such block. */
 WS_MUST_USE int ws_slot_note_hash(struct ws_slot *s, uint64_t file, uint64_t block, uint64_t hash);
 /* Is nobody else able to write or read it? 0, -EBUSY. Holds do not count here. */

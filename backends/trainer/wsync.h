@@ -27,7 +27,7 @@ extern "C" {
 
 #define WSYNC_VERSION_MAJOR 0
 #define WSYNC_VERSION_MINOR 1
-#define WSYNC_MAX_DIMS 8
+#define WSYNC_MAX_DIMS      8
 
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)
@@ -35,9 +35,28 @@ extern "C" {
 
 /* Safetensors' element types. */
 typedef enum wsync_dtype {
-    WSYNC_BOOL, WSYNC_U8, WSYNC_I8, WSYNC_F8_E5M2, WSYNC_F8_E4M3, WSYNC_F8_E8M0, WSYNC_F8_E4M3FNUZ,
-    WSYNC_F8_E5M2FNUZ, WSYNC_F4, WSYNC_F6_E2M3, WSYNC_F6_E3M2, WSYNC_I16, WSYNC_U16, WSYNC_F16, WSYNC_BF16,
-    WSYNC_I32, WSYNC_U32, WSYNC_F32, WSYNC_F64, WSYNC_I64, WSYNC_U64, WSYNC_C64
+    WSYNC_BOOL,
+    WSYNC_U8,
+    WSYNC_I8,
+    WSYNC_F8_E5M2,
+    WSYNC_F8_E4M3,
+    WSYNC_F8_E8M0,
+    WSYNC_F8_E4M3FNUZ,
+    WSYNC_F8_E5M2FNUZ,
+    WSYNC_F4,
+    WSYNC_F6_E2M3,
+    WSYNC_F6_E3M2,
+    WSYNC_I16,
+    WSYNC_U16,
+    WSYNC_F16,
+    WSYNC_BF16,
+    WSYNC_I32,
+    WSYNC_U32,
+    WSYNC_F32,
+    WSYNC_F64,
+    WSYNC_I64,
+    WSYNC_U64,
+    WSYNC_C64
 } wsync_dtype;
 
 /* A part of a tensor that one rank holds. A BOX is an n-dimensional slice: offset and size per
@@ -55,28 +74,28 @@ typedef struct wsync_piece {
 /* One piece of one parameter. A rank that holds several pieces of a tensor passes several entries of
  * one name. data may be NULL when only registering. */
 typedef struct wsync_param {
-    const char *name;      /* the file's tensor name (Hugging Face's) */
-    wsync_dtype dtype;     /* of the source and of the file */
+    const char *name;  /* the file's tensor name (Hugging Face's) */
+    wsync_dtype dtype; /* of the source and of the file */
     unsigned n_dims;
     uint64_t shape[WSYNC_MAX_DIMS]; /* global */
-    const void *data;      /* host memory; first element of the piece */
+    const void *data;               /* host memory; first element of the piece */
     wsync_piece piece;
-    const char *file;      /* shard file it goes to; NULL: by shard_bytes */
+    const char *file; /* shard file it goes to; NULL: by shard_bytes */
 } wsync_param;
 
 typedef struct wsync_config {
     size_t struct_size;
-    const char *agent;     /* "unix:/run/wsync/agent.sock" (the default), or $WSYNC_AGENT */
-    const char *model;     /* required; one path component */
-    const char *run;       /* lineage id; NULL: the model's live one, or a new random one */
-    int new_run;           /* open a new lineage: its versions supersede the present one's */
+    const char *agent;         /* "unix:/run/wsync/agent.sock" (the default), or $WSYNC_AGENT */
+    const char *model;         /* required; one path component */
+    const char *run;           /* lineage id; NULL: the model's live one, or a new random one */
+    int new_run;               /* open a new lineage: its versions supersede the present one's */
     unsigned rank, world_size; /* world_size 0 is 1 */
-    const char *base;      /* checkpoint folder that fills tensors that no rank holds ("frozen") */
-    const char *sidecars;  /* folder whose config.json, tokenizer files, ... go along (rank 0) */
-    uint64_t shard_bytes;  /* 0: one model.safetensors */
-    unsigned max_slots;    /* 0: 2, growing to 3 while a reader by ipc holds the older one */
-    unsigned n_threads;    /* copying threads; 0: min(cores, 8) */
-    unsigned timeout_ms;   /* waiting for the other ranks and for a slot; 0: 60 s */
+    const char *base;          /* checkpoint folder that fills tensors that no rank holds ("frozen") */
+    const char *sidecars;      /* folder whose config.json, tokenizer files, ... go along (rank 0) */
+    uint64_t shard_bytes;      /* 0: one model.safetensors */
+    unsigned max_slots;        /* 0: 2, growing to 3 while a reader by ipc holds the older one */
+    unsigned n_threads;        /* copying threads; 0: min(cores, 8) */
+    unsigned timeout_ms;       /* waiting for the other ranks and for a slot; 0: 60 s */
     /* progress of long calls: done and total bytes; may be NULL. Called on the calling thread. */
     void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_arg;

@@ -1,7 +1,8 @@
-/* Full pulls over loopback: the store's pull of 1.2 GB through the agent's HTTP server and libcurl, against bare
- * sockets that do the same hashing and storing with as many streams, and against what one would do otherwise: six
- * streams of sendfile from plain shared memory into plain shared memory. Memory was touched before on all sides (the
- * store reuses the regions of versions that it dropped); the first pull into fresh memory is printed beside. */
+/* Full pulls over loopback: the store's pull of 1.2 GB through the agent's HTTP server and libcurl, against
+ * bare sockets that do the same hashing and storing with as many streams, and against what one would do
+ * otherwise: six streams of sendfile from plain shared memory into plain shared memory. Memory was touched
+ * before on all sides (the store reuses the regions of versions that it dropped); the first pull into fresh
+ * memory is printed beside. */
 #include "fs/store.h"
 #include "tests/bench/common.h"
 #include "tests/conformance/memory_catalog.h"
@@ -19,10 +20,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define STREAMS 4
+#define STREAMS          4
 #define SENDFILE_STREAMS 6
-#define BUFFER (512UL << 10)
-#define ROUNDS 5
+#define BUFFER           (512UL << 10)
+#define ROUNDS           5
 
 static uint64_t bytes = 1200000000UL / WS_BLOCK_BYTES * WS_BLOCK_BYTES;
 
@@ -200,7 +201,8 @@ int main(void)
     (void)plain_shm(&shm_to);
     struct bare hashed, plain;
     split(&hashed, STREAMS,
-          &(struct stream){.source = (unsigned char *)(uintptr_t)memory_catalog_bytes(c, "m", 1, 0), .sink = ws_region_data(region)});
+          &(struct stream){.source = (unsigned char *)(uintptr_t)memory_catalog_bytes(c, "m", 1, 0),
+                           .sink = ws_region_data(region)});
     split(&plain, SENDFILE_STREAMS, &(struct stream){.source_fd = from, .sink = shm_to, .plain = true});
     for (int i = -1; i < ROUNDS; i++) { /* in turns; the first is for warming up */
         double t[3];
@@ -222,10 +224,10 @@ int main(void)
             seconds[k][i] = t[k];
     }
     double pull = bench_rate(bytes, bench_median(seconds[0], ROUNDS));
-    bench_row(&(struct bench_row){"pull-tcp", pull, "GB/s", bench_rate(bytes, bench_median(seconds[1], ROUNDS)),
-                                  BENCH_AT_LEAST, 0.9});
-    bench_row(&(struct bench_row){"pull-tcp-vs-sendfile", pull, "GB/s", bench_rate(bytes, bench_median(seconds[2], ROUNDS)),
-                                  BENCH_AT_LEAST, 1.4});
+    bench_row(&(struct bench_row){"pull-tcp", pull, "GB/s",
+                                  bench_rate(bytes, bench_median(seconds[1], ROUNDS)), BENCH_AT_LEAST, 0.9});
+    bench_row(&(struct bench_row){"pull-tcp-vs-sendfile", pull, "GB/s",
+                                  bench_rate(bytes, bench_median(seconds[2], ROUNDS)), BENCH_AT_LEAST, 1.4});
     bench_row(&(struct bench_row){"pull-tcp-first", bench_rate(bytes, p.first), "GB/s", 0, BENCH_NO_GOAL, 0});
     ws_version_put(p.version);
     ws_store_free(p.store);

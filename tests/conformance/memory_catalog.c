@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define MAX_VERSIONS 16
-#define RUN "testrun"
+#define RUN          "testrun"
 
 struct held {
     struct ws_hold base;
@@ -69,13 +69,13 @@ static int get_models(void *self, const char *model, json_t **out, struct ws_err
                 continue;
             newest = it->manifest->version > newest ? it->manifest->version : newest;
             if (!it->gone)
-                json_array_append_new(versions,
-                                      json_pack("{s:I,s:s,s:s,s:I,s:I}", "version", (json_int_t)it->manifest->version,
-                                                "run", RUN, "digest", it->manifest->digest, "bytes",
-                                                (json_int_t)it->manifest->total_bytes, "created_ns", (json_int_t)1));
+                json_array_append_new(
+                    versions, json_pack("{s:I,s:s,s:s,s:I,s:I}", "version", (json_int_t)it->manifest->version,
+                                        "run", RUN, "digest", it->manifest->digest, "bytes",
+                                        (json_int_t)it->manifest->total_bytes, "created_ns", (json_int_t)1));
         }
-        json_array_append_new(models, json_pack("{s:s,s:I,s:s,s:o}", "name", name, "newest", (json_int_t)newest, "run",
-                                                RUN, "versions", versions));
+        json_array_append_new(models, json_pack("{s:s,s:I,s:s,s:o}", "name", name, "newest",
+                                                (json_int_t)newest, "run", RUN, "versions", versions));
     }
     pthread_mutex_unlock(&c->lock);
     if (model && json_array_size(models) == 0) {
@@ -169,8 +169,8 @@ static void fill(struct ws_region *r, unsigned seed)
     }
 }
 
-void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_t version, const uint64_t *sizes,
-                            size_t n, unsigned seed)
+void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_t version,
+                            const uint64_t *sizes, size_t n, unsigned seed)
 {
     struct ws_error err = {0};
     struct item it = {.used = true};
@@ -185,7 +185,8 @@ void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_
             if (rc == 0)
                 fill(it.regions[i], seed + (unsigned)i);
             for (size_t b = 0; rc == 0 && b < f->n_blocks; b++)
-                f->hashes[b] = ws_hash(ws_region_data(it.regions[i]) + b * WS_BLOCK_BYTES, ws_block_len(f, b));
+                f->hashes[b] =
+                    ws_hash(ws_region_data(it.regions[i]) + b * WS_BLOCK_BYTES, ws_block_len(f, b));
         }
     }
     assert(rc == 0);
@@ -236,7 +237,8 @@ unsigned memory_catalog_reports(struct memory_catalog *c)
     return n;
 }
 
-const unsigned char *memory_catalog_bytes(struct memory_catalog *c, const char *model, uint64_t version, size_t file)
+const unsigned char *memory_catalog_bytes(struct memory_catalog *c, const char *model, uint64_t version,
+                                          size_t file)
 {
     pthread_mutex_lock(&c->lock);
     struct item *it = find(c, model, version);

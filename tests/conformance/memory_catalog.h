@@ -8,15 +8,16 @@ struct memory_catalog;
 struct memory_catalog *memory_catalog_new(void);
 struct ws_catalog memory_catalog_of(struct memory_catalog *c);
 /* A version with files of these sizes (names file0, file1, ...), bytes from `seed`. seq grows. */
-void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_t version, const uint64_t *sizes,
-                            size_t n, unsigned seed);
-/* The version is gone; its holds are revoked and its bytes overwritten with another pattern once they are dropped
- * or right away (`at_once`: what a slow reader must never take for right). */
+void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_t version,
+                            const uint64_t *sizes, size_t n, unsigned seed);
+/* The version is gone; its holds are revoked and its bytes overwritten with another pattern once they are
+ * dropped or right away (`at_once`: what a slow reader must never take for right). */
 void memory_catalog_revoke(struct memory_catalog *c, const char *model, uint64_t version, bool at_once);
 unsigned memory_catalog_holds(struct memory_catalog *c);
 unsigned memory_catalog_reports(struct memory_catalog *c);
 /* Bytes of a file, for comparing. */
-const unsigned char *memory_catalog_bytes(struct memory_catalog *c, const char *model, uint64_t version, size_t file);
+const unsigned char *memory_catalog_bytes(struct memory_catalog *c, const char *model, uint64_t version,
+                                          size_t file);
 void memory_catalog_free(struct memory_catalog *c);
 
 #endif

@@ -1,5 +1,5 @@
-/* One suite for every transport: tcp and ipc over a memory catalog, dir over a folder, and each of them behind
- * faults. What a mount relies on is asserted here. */
+/* One suite for every transport: tcp and ipc over a memory catalog, dir over a folder, and each of them
+ * behind faults. What a mount relies on is asserted here. */
 #include "tests/conformance/memory_catalog.h"
 #include "transports/copy.h"
 #include "transports/ipc.h"
@@ -20,8 +20,8 @@
 
 #include <cmocka.h>
 
-#define B WS_BLOCK_BYTES
-#define MODEL "m"
+#define B          WS_BLOCK_BYTES
+#define MODEL      "m"
 #define MAX_BLOCKS 16
 
 struct world {
@@ -207,8 +207,13 @@ static void fetch_whole(struct world *w, const struct ws_manifest *m, size_t fil
             first++;
         if (first == f->n_blocks)
             break;
-        struct ws_fetch q = {.manifest = m, .file = file, .first = first, .n = f->n_blocks - first, .dst = a.dst,
-                             .block = on_block, .arg = &a};
+        struct ws_fetch q = {.manifest = m,
+                             .file = file,
+                             .first = first,
+                             .n = f->n_blocks - first,
+                             .dst = a.dst,
+                             .block = on_block,
+                             .arg = &a};
         int rc = ws_lane_fetch(lane, &q, &err);
         if (!w->faults)
             assert_int_equal(rc, 0);
@@ -340,7 +345,8 @@ static void moves_one_block(void **state)
     memset(a.dst, 0xEE, f->size_bytes + B);
     struct ws_lane *lane;
     assert_int_equal(ws_lane_open(w.source, &lane, &err), 0);
-    struct ws_fetch q = {.manifest = m, .file = 0, .first = 1, .n = 1, .dst = a.dst, .block = on_block, .arg = &a};
+    struct ws_fetch q = {
+        .manifest = m, .file = 0, .first = 1, .n = 1, .dst = a.dst, .block = on_block, .arg = &a};
     for (int i = 0; i < 100 && !a.good[1]; i++)
         (void)!ws_lane_fetch(lane, &q, &err);
     assert_true(a.good[1] && !a.good[0] && !a.good[2]);
@@ -364,7 +370,8 @@ static void block_can_stop(void **state)
     struct arrival a = {.file = &m->files[0], .dst = malloc(m->files[0].size_bytes), .stop_after = 1};
     struct ws_lane *lane;
     assert_int_equal(ws_lane_open(w.source, &lane, &err), 0);
-    struct ws_fetch q = {.manifest = m, .file = 0, .first = 0, .n = 3, .dst = a.dst, .block = on_block, .arg = &a};
+    struct ws_fetch q = {
+        .manifest = m, .file = 0, .first = 0, .n = 3, .dst = a.dst, .block = on_block, .arg = &a};
     assert_true(ws_lane_fetch(lane, &q, &err) < 0);
     assert_true(a.good[0] + a.good[1] + a.good[2] + a.bad <= 1);
     a.stop_after = 0;
@@ -477,8 +484,8 @@ static void revoked_in_the_middle(void **state)
     struct slow s = {.w = &w, .m = m, .arrival = {.file = &m->files[0], .dst = malloc(big[0])}};
     struct ws_lane *lane;
     assert_int_equal(ws_lane_open(w.source, &lane, &err), 0);
-    struct ws_fetch q = {.manifest = m, .file = 0, .first = 0, .n = 10, .dst = s.arrival.dst, .block = slow_block,
-                         .arg = &s};
+    struct ws_fetch q = {
+        .manifest = m, .file = 0, .first = 0, .n = 10, .dst = s.arrival.dst, .block = slow_block, .arg = &s};
     assert_true(ws_lane_fetch(lane, &q, &err) < 0 || s.arrival.bad > 0);
     assert_true(s.arrival.bad < 1000);
     assert_int_equal(ws_lane_fetch(lane, &q, &err), -ESTALE); /* 410 */
@@ -504,7 +511,8 @@ static void server_dies_between(void **state)
     struct ws_lane *lane;
     assert_int_equal(ws_lane_open(w.source, &lane, &err), 0);
     close_servers(&w);
-    struct ws_fetch q = {.manifest = m, .file = 0, .first = 0, .n = 3, .dst = a.dst, .block = on_block, .arg = &a};
+    struct ws_fetch q = {
+        .manifest = m, .file = 0, .first = 0, .n = 3, .dst = a.dst, .block = on_block, .arg = &a};
     int64_t start = now_ms();
     assert_true(ws_lane_fetch(lane, &q, &err) < 0);
     assert_true(now_ms() - start < 30000);
@@ -543,8 +551,14 @@ static void bad_urls_are_refused(void **state)
 {
     struct ws_error err = {0};
     struct ws_source *s;
-    static const char *const bad[] = {"ftp://x", "", "http://user:pass@host", "dir:/nowhere/at/all", "unix:",
-                                      "fault:what=1:http://x", "fault:http", "http://h/?q=1"};
+    static const char *const bad[] = {"ftp://x",
+                                      "",
+                                      "http://user:pass@host",
+                                      "dir:/nowhere/at/all",
+                                      "unix:",
+                                      "fault:what=1:http://x",
+                                      "fault:http",
+                                      "http://h/?q=1"};
     (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         assert_true(ws_source_open(bad[i], NULL, &s, &err) < 0);
@@ -594,8 +608,8 @@ static void hostile_frames_end_the_connection(void **state)
 {
     struct world w = {.transport = "ipc"};
     struct ws_error err = {0};
-    static const char *const hostile[] = {"GET / HTTP/1.1\r\n\r\n", "WSF1\xff\xff\xff\xff\0\0\0\0", "WSF1\2\0\0\0\0\0\0\0[]",
-                                          "WSF1\1\0\0\0\0\0\0\0{"};
+    static const char *const hostile[] = {"GET / HTTP/1.1\r\n\r\n", "WSF1\xff\xff\xff\xff\0\0\0\0",
+                                          "WSF1\2\0\0\0\0\0\0\0[]", "WSF1\1\0\0\0\0\0\0\0{"};
     static const size_t len[] = {18, 12, 14, 13};
     (void)state;
     open_world(&w, NULL);
@@ -623,12 +637,17 @@ static void hostile_frames_end_the_connection(void **state)
         {"moves one block: " #world, moves_one_block, NULL, NULL, &world},                                   \
         {"block can stop: " #world, block_can_stop, NULL, NULL, &world},                                     \
         {"maps or cannot: " #world, maps_or_says_that_it_cannot, NULL, NULL, &world},                        \
-        {"reports arrive: " #world, reports_arrive, NULL, NULL, &world}
+    {                                                                                                        \
+        "reports arrive: " #world, reports_arrive, NULL, NULL, &world                                        \
+    }
 
 static struct world tcp = {.transport = "tcp"}, ipc = {.transport = "ipc"}, dir = {.transport = "dir"};
-static struct world tcp_faults = {.transport = "tcp", .faults = "seed=1,cut=20,flip=20,lie=10,fail=20,reorder"};
-static struct world ipc_faults = {.transport = "ipc", .faults = "seed=2,cut=20,flip=20,lie=10,fail=20,delay=5"};
-static struct world dir_faults = {.transport = "dir", .faults = "seed=3,cut=20,flip=20,lie=10,fail=20,reorder"};
+static struct world tcp_faults = {.transport = "tcp",
+                                  .faults = "seed=1,cut=20,flip=20,lie=10,fail=20,reorder"};
+static struct world ipc_faults = {.transport = "ipc",
+                                  .faults = "seed=2,cut=20,flip=20,lie=10,fail=20,delay=5"};
+static struct world dir_faults = {.transport = "dir",
+                                  .faults = "seed=3,cut=20,flip=20,lie=10,fail=20,reorder"};
 
 int main(void)
 {

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#define MIB (1UL << 20)
+#define MIB     (1UL << 20)
 #define LONG_MS 60000 /* bounds a wait that must succeed */
 
 static inline void assert_ok(int rc, const struct ws_error *err)
@@ -72,14 +72,14 @@ static inline void nap(void)
 }
 
 /* Waits until the condition holds; ends the test when it does not for a minute. */
-#define wait_until(condition)                                                                      \
-    do {                                                                                           \
-        unsigned naps_ = 0;                                                                        \
-        while (!(condition)) {                                                                     \
-            if (++naps_ > LONG_MS / 5)                                                             \
-                fail_msg("never came true: %s", #condition);                                       \
-            nap();                                                                                 \
-        }                                                                                          \
+#define wait_until(condition)                                                                                \
+    do {                                                                                                     \
+        unsigned naps_ = 0;                                                                                  \
+        while (!(condition)) {                                                                               \
+            if (++naps_ > LONG_MS / 5)                                                                       \
+                fail_msg("never came true: %s", #condition);                                                 \
+            nap();                                                                                           \
+        }                                                                                                    \
     } while (0)
 
 static inline struct ws_version *find_now(struct ws_store *s, const char *model, const char *name)

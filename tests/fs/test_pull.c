@@ -130,7 +130,7 @@ static void imported_versions_do_not_pin_the_trainer(void **state)
         shelf_publish(shelf, "actor", n, "r1", 5 * MIB);
         ws_version_put(pulled(s, "actor", name));
     }
-    wait_until(shelf_holds(shelf) == 2); /* keep=2 */
+    wait_until(shelf_holds(shelf) == 2);       /* keep=2 */
     assert_true(has_version(s, "actor", "1")); /* known, as it is at the source */
     ws_store_free(s);
 }

@@ -25,8 +25,7 @@ static int teardown(void **state)
 
 static struct ws_store *store_of_cache(uint64_t bytes, unsigned keep)
 {
-    struct ws_store_options options = {
-        .cache_bytes = bytes, .keep = keep, .deadline_ms = 2000, .threads = 2};
+    struct ws_store_options options = {.cache_bytes = bytes, .keep = keep, .deadline_ms = 2000, .threads = 2};
     struct ws_store *s = store_with(&options);
 
     add_source(s, shelf_tcp_start(shelf), NULL);
@@ -65,9 +64,21 @@ static uint64_t latest(struct ws_store *s)
 
 static void versions_are_found_by_their_names(void **state)
 {
-    static const char *const wrong[] = {"3",   "01",  "+1",  " 1",  "1 ", "1@r1", "1@", "@r1",
-                                        "0x1", "-1",  "",    "abc", "18446744073709551617",
-                                        "current", "previous"};
+    static const char *const wrong[] = {"3",
+                                        "01",
+                                        "+1",
+                                        " 1",
+                                        "1 ",
+                                        "1@r1",
+                                        "1@",
+                                        "@r1",
+                                        "0x1",
+                                        "-1",
+                                        "",
+                                        "abc",
+                                        "18446744073709551617",
+                                        "current",
+                                        "previous"};
     struct ws_store *s;
     struct ws_model *m;
     struct ws_version *v;
@@ -191,8 +202,8 @@ static void hear(void *arg, enum ws_change change, struct ws_model *m, struct ws
         ws_version_name(v, name);
     pthread_mutex_lock(&h->lock);
     n = strlen(h->text);
-    snprintf(h->text + n, sizeof(h->text) - n, "%s %s%s%s;", names[change],
-             v ? name : ws_model_name(m), change == WS_VERSION_STATE ? "=" : "",
+    snprintf(h->text + n, sizeof(h->text) - n, "%s %s%s%s;", names[change], v ? name : ws_model_name(m),
+             change == WS_VERSION_STATE ? "=" : "",
              change == WS_VERSION_STATE ? ws_state_name(ws_version_state(v)) : "");
     pthread_mutex_unlock(&h->lock);
 }
@@ -612,9 +623,9 @@ static void reports_reach_the_source(void **state)
     reports = shelf_reports(shelf);
     path = json_string_value(json_object_get(json_array_get(reports, 0), "path"));
     assert_string_equal(path, "/v1/actor/3/loaded");
-    assert_string_equal(json_string_value(json_object_get(
-                            json_object_get(json_array_get(reports, 1), "body"), "host")),
-                        "there");
+    assert_string_equal(
+        json_string_value(json_object_get(json_object_get(json_array_get(reports, 1), "body"), "host")),
+        "there");
     json_decref(reports);
     ws_store_free(s);
 }

@@ -1,5 +1,6 @@
-/* Publishers of one and of several ranks against a real agent in this process: bytes come out exactly, wrong calls are
- * refused with a sentence, a dying rank loses nothing, slots are given and refused as they should be. */
+/* Publishers of one and of several ranks against a real agent in this process: bytes come out exactly, wrong
+ * calls are refused with a sentence, a dying rank loses nothing, slots are given and refused as they should
+ * be. */
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
 #include "transports/ipc.h"
@@ -78,7 +79,8 @@ static void fill(struct model *m, uint64_t version)
 
 static wsync_param matrix_param(const void *data)
 {
-    return (wsync_param){.name = "matrix", .dtype = WSYNC_BF16, .n_dims = 2, .shape = {ROWS, COLS}, .data = data};
+    return (wsync_param){
+        .name = "matrix", .dtype = WSYNC_BF16, .n_dims = 2, .shape = {ROWS, COLS}, .data = data};
 }
 
 static wsync_param flat_param(const void *data)
@@ -108,7 +110,11 @@ static void expect(const struct world *w, const char *url, uint64_t version)
     const struct ws_bundle_file *f = ws_manifest_find(m, "model.safetensors");
     assert_non_null(f);
     unsigned char *bytes = malloc(f->size_bytes);
-    struct ws_fetch q = {.manifest = m, .file = (size_t)(f - m->files), .n = f->n_blocks, .dst = bytes, .block = on_block,
+    struct ws_fetch q = {.manifest = m,
+                         .file = (size_t)(f - m->files),
+                         .n = f->n_blocks,
+                         .dst = bytes,
+                         .block = on_block,
                          .arg = (void *)(uintptr_t)f};
     assert_int_equal(ws_lane_open(s, &lane, &err), 0);
     if (ws_lane_fetch(lane, &q, &err))
@@ -167,7 +173,8 @@ static void one_rank(void **state)
 
 /* --- several ranks --- */
 
-/* Rank r of 4: rows of the matrix (uneven, the last one empty), a strided column box, a range of the flat tensor. */
+/* Rank r of 4: rows of the matrix (uneven, the last one empty), a strided column box, a range of the flat
+ * tensor. */
 static int be_rank(const struct world *w, unsigned rank, uint64_t first, uint64_t last, uint64_t hang_at)
 {
     static struct model m;
@@ -175,7 +182,8 @@ static int be_rank(const struct world *w, unsigned rank, uint64_t first, uint64_
     wsync_config c = config_of(w, rank, 4);
     wsync_publisher *p;
     c.n_threads = 1; /* a child of a process with threads starts none under the thread sanitizer */
-    /* ranks 0 and 1 hold the upper half, split by columns, as rows of a wider array; ranks 1.. hold rows below */
+    /* ranks 0 and 1 hold the upper half, split by columns, as rows of a wider array; ranks 1.. hold rows
+     * below */
     static const uint64_t begin[] = {0, 16, 40, 64}, rows[] = {16, 24, 24, 0};
     if (wsync_open(&c, &p))
         return 1;
@@ -184,15 +192,18 @@ static int be_rank(const struct world *w, unsigned rank, uint64_t first, uint64_
         wsync_param params[4];
         size_t n = 0;
         params[n] = matrix_param(m.matrix + begin[rank] * COLS);
-        params[n].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {begin[rank], 0}, .size = {rows[rank], COLS}};
+        params[n].piece =
+            (wsync_piece){.kind = WSYNC_BOX, .offset = {begin[rank], 0}, .size = {rows[rank], COLS}};
         if (rank == 1) { /* the same rows as two column boxes, the first out of a wider array */
             for (size_t i = 0; i < 24; i++)
                 memcpy(columns + i * 24, m.matrix + (begin[1] + i) * COLS, 20 * 2);
             params[n].data = columns;
-            params[n].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {16, 0}, .size = {24, 20}, .strides = {24, 1}};
+            params[n].piece =
+                (wsync_piece){.kind = WSYNC_BOX, .offset = {16, 0}, .size = {24, 20}, .strides = {24, 1}};
             n++;
             params[n] = matrix_param(m.matrix + 16 * COLS + 20);
-            params[n].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {16, 20}, .size = {24, 28}, .strides = {COLS, 1}};
+            params[n].piece =
+                (wsync_piece){.kind = WSYNC_BOX, .offset = {16, 20}, .size = {24, 28}, .strides = {COLS, 1}};
         }
         n++;
         uint64_t per = FLAT / 4 + 1, from = rank * per, to = from + per < FLAT ? from + per : FLAT;
@@ -408,9 +419,10 @@ static void readers_hold_slots(void **state)
         const struct ws_bundle_file *f = &m[v - 1]->files[0];
         fill(want, v);
         assert_int_equal(
-            ws_safetensors_parse(ws_region_data(regions[v - 1][0]), f->size_bytes, f->size_bytes, &st, &err), 0);
-        assert_memory_equal(ws_region_data(regions[v - 1][0]) + ws_safetensors_find(st, "flat")->begin, want->flat,
-                            sizeof(want->flat));
+            ws_safetensors_parse(ws_region_data(regions[v - 1][0]), f->size_bytes, f->size_bytes, &st, &err),
+            0);
+        assert_memory_equal(ws_region_data(regions[v - 1][0]) + ws_safetensors_find(st, "flat")->begin,
+                            want->flat, sizeof(want->flat));
         ws_safetensors_free(st);
     }
     free(want);
@@ -449,9 +461,9 @@ static void loaded_is_waited_for(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_rank),         cmocka_unit_test(four_ranks),
-        cmocka_unit_test(a_rank_dies),      cmocka_unit_test(a_rank_dies_in_the_middle),
-        cmocka_unit_test(wrong_calls),      cmocka_unit_test(memory_is_refused),
+        cmocka_unit_test(one_rank),           cmocka_unit_test(four_ranks),
+        cmocka_unit_test(a_rank_dies),        cmocka_unit_test(a_rank_dies_in_the_middle),
+        cmocka_unit_test(wrong_calls),        cmocka_unit_test(memory_is_refused),
         cmocka_unit_test(readers_hold_slots), cmocka_unit_test(loaded_is_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
