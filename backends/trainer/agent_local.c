@@ -50,18 +50,16 @@ static void random_run(char out[WS_RUN_CHARS + 1])
 static void forget_registration(struct ws_agent *a, struct ws_session *c)
 {
     struct ws_agent_model *m = c->model;
-    if (!m)
-        return;
-    if (c->writing)
+    if (m && c->writing)
         ws_agent_abandon(a, m);
-    if (m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
+    if (m && m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
         m->ranks[c->rank] = NULL;
         m->n_registered--;
+        pthread_cond_broadcast(&a->changed);
     }
     c->model = NULL;
-    ws_registration_free(c->registration);
+    ws_registration_free(c->registration); /* also one that was refused before it joined a group */
     c->registration = NULL;
-    pthread_cond_broadcast(&a->changed);
 }
 
 static int make_layout(struct ws_agent_model *m, struct ws_error *err)
