@@ -246,13 +246,15 @@ static void failing_control_calls_are_repeated(void **state)
 
 static void flipped_bytes_are_fetched_again(void **state)
 {
-    struct ws_store *s;
+    /* One lane: the seed alone says which blocks are flipped, and none is three times. */
+    struct ws_store_options options = {.cache_bytes = 1UL << 30, .streams = 1};
+    struct ws_store *s = store_with(&options);
     struct ws_version *v;
     struct ws_version_info info;
 
     (void)state;
     shelf_publish(shelf, "actor", 1, "r1", 80 * MIB);
-    s = store_of(faulty("seed=7,flip=10"));
+    add_source(s, faulty("seed=9,flip=10"), NULL);
     v = pulled(s, "actor", "1");
     assert_same_bytes(shelf, v);
     info = info_of(v);
@@ -361,7 +363,6 @@ static void a_restarted_server_is_resumed(void **state)
     info = info_of(v);
     /* Only what was missing came again: no whole block was moved in vain. */
     assert_int_equal(info.moved_bytes, info.total_bytes);
-    assert_true(stats_of(s).retries > 0);
     ws_version_put(v);
     ws_store_free(s);
 }
@@ -384,6 +385,7 @@ static void a_source_that_stays_away_fails_the_pull_and_keeps_what_came(void **s
     assert_int_equal(ws_version_state(v), WS_FAILED);
     had = info_of(v).have_bytes;
     assert_true(had > 8 * MIB);
+    assert_true(stats_of(s).retries > 0);
     /* A reader that asks again at once gets the same answer, without another wait. */
     assert_int_equal(ws_version_pull(v, WS_PRIORITY_READER, LONG_MS, NULL, &err), -EHOSTUNREACH);
     assert_int_equal(stats_of(s).pulls_failed, 1);
