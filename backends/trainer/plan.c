@@ -81,8 +81,10 @@ static uint64_t block_end(const struct ws_plan *p, size_t file, size_t block)
 static int make_jobs(struct ws_plan *p)
 {
     size_t cap = 0;
-    qsort(p->segments, p->n_segments, p->segments ? sizeof(p->segments[0]) : 1, by_place);
     p->n_jobs = 0;
+    if (p->n_segments == 0)
+        return 0;
+    qsort(p->segments, p->n_segments, sizeof(p->segments[0]), by_place);
     for (size_t i = 0; i < p->n_segments; i++) {
         const struct ws_segment *s = &p->segments[i];
         for (size_t b = s->begin / WS_BLOCK_BYTES; b * WS_BLOCK_BYTES < s->begin + s->bytes; b++) {

@@ -6,8 +6,10 @@
 #include "transports/ipc.h"
 #include "transports/transport.h"
 #include <errno.h>
+#include <inttypes.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -48,10 +50,10 @@ static void end(struct world *w)
     (void)rmdir(w->dir);
 }
 
-static wsync_config config_of(const struct world *w, unsigned rank, unsigned world_size)
+static wsync_config config_of(const char *url, unsigned rank, unsigned world_size)
 {
     return (wsync_config){.struct_size = sizeof(wsync_config),
-                          .agent = w->url,
+                          .agent = url,
                           .model = "m",
                           .rank = rank,
                           .world_size = world_size,
@@ -158,7 +160,7 @@ static void one_rank(void **state)
     struct world w;
     (void)state;
     start(&w, 0);
-    wsync_config c = config_of(&w, 0, 1);
+    wsync_config c = config_of(w.url, 0, 1);
     wsync_publisher *p = opened(&c);
     for (uint64_t v = 1; v <= 5; v++) {
         offload(p, v);
@@ -173,15 +175,34 @@ static void one_rank(void **state)
 
 /* --- several ranks --- */
 
+/* A rank is a process of its own, as a trainer's is: this program with arguments, since a mere fork of a
+ * process with threads may find a lock of the allocator held for ever. */
+static pid_t spawned(const char *const argv[])
+{
+    pid_t pid = -1;
+    assert_int_equal(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, (char *const *)argv, environ), 0);
+    return pid;
+}
+
+static pid_t spawn_rank(const struct world *w, unsigned rank, uint64_t first, uint64_t last, uint64_t hang_at)
+{
+    char text[4][24];
+    snprintf(text[0], sizeof(text[0]), "%u", rank);
+    snprintf(text[1], sizeof(text[1]), "%" PRIu64, first);
+    snprintf(text[2], sizeof(text[2]), "%" PRIu64, last);
+    snprintf(text[3], sizeof(text[3]), "%" PRIu64, hang_at);
+    return spawned(
+        (const char *[]){"test_publisher", "rank", w->url, text[0], text[1], text[2], text[3], NULL});
+}
+
 /* Rank r of 4: rows of the matrix (uneven, the last one empty), a strided column box, a range of the flat
  * tensor. */
-static int be_rank(const struct world *w, unsigned rank, uint64_t first, uint64_t last, uint64_t hang_at)
+static int be_rank(const char *url, unsigned rank, uint64_t first, uint64_t last, uint64_t hang_at)
 {
     static struct model m;
     static uint16_t columns[ROWS * 24];
-    wsync_config c = config_of(w, rank, 4);
+    wsync_config c = config_of(url, rank, 4);
     wsync_publisher *p;
-    c.n_threads = 1; /* a child of a process with threads starts none under the thread sanitizer */
     /* ranks 0 and 1 hold the upper half, split by columns, as rows of a wider array; ranks 1.. hold rows
      * below */
     static const uint64_t begin[] = {0, 16, 40, 64}, rows[] = {16, 24, 24, 0};
@@ -231,11 +252,8 @@ static void four_ranks(void **state)
     pid_t pids[4];
     (void)state;
     start(&w, 0);
-    for (unsigned r = 0; r < 4; r++) {
-        pids[r] = fork();
-        if (pids[r] == 0)
-            _exit(be_rank(&w, r, 1, 3, 0));
-    }
+    for (unsigned r = 0; r < 4; r++)
+        pids[r] = spawn_rank(&w, r, 1, 3, 0);
     for (unsigned r = 0; r < 4; r++) {
         int status;
         assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
@@ -252,15 +270,12 @@ static void a_rank_dies(void **state)
     pid_t pids[4];
     (void)state;
     start(&w, 0);
-    wsync_config c = config_of(&w, 0, 1);
+    wsync_config c = config_of(w.url, 0, 1);
     wsync_publisher *p = opened(&c);
     offload(p, 1);
     wsync_close(p);
-    for (unsigned r = 0; r < 4; r++) { /* rank 2 begins version 2, writes a piece and stays */
-        pids[r] = fork();
-        if (pids[r] == 0)
-            _exit(be_rank(&w, r, 2, 2, r == 2 ? 2 : 0));
-    }
+    for (unsigned r = 0; r < 4; r++) /* rank 2 begins version 2, writes a piece and stays */
+        pids[r] = spawn_rank(&w, r, 2, 2, r == 2 ? 2 : 0);
     usleep(700000);
     kill(pids[2], SIGKILL);
     for (unsigned r = 0; r < 4; r++) { /* the others are told that the version was abandoned */
@@ -276,28 +291,32 @@ static void a_rank_dies(void **state)
     end(&w);
 }
 
+/* Begins version 100, puts one of two tensors and is killed. */
+static int be_torn(const char *url, int which)
+{
+    static struct model m;
+    wsync_config c = config_of(url, 0, 1);
+    wsync_publisher *p;
+    if (wsync_open(&c, &p))
+        return 1;
+    const wsync_param params[] = {matrix_param(m.matrix), flat_param(m.flat)};
+    memset(&m, 0x55, sizeof(m)); /* never to be seen */
+    if (wsync_register(p, params, 2) || wsync_begin(p, 100) || wsync_put(p, &params[which]))
+        return 2;
+    raise(SIGKILL);
+    return 3;
+}
+
 static void a_rank_dies_in_the_middle(void **state)
 {
     struct world w;
     (void)state;
     start(&w, 0);
-    wsync_config c = config_of(&w, 0, 1);
+    wsync_config c = config_of(w.url, 0, 1);
     wsync_publisher *p = opened(&c);
     offload(p, 1);
     for (int round = 0; round < 10; round++) {
-        pid_t pid = fork();
-        if (pid == 0) {
-            static struct model m;
-            wsync_publisher *q;
-            c.n_threads = 1;
-            if (wsync_open(&c, &q))
-                _exit(1);
-            const wsync_param params[] = {matrix_param(m.matrix), flat_param(m.flat)};
-            memset(&m, 0x55, sizeof(m)); /* never to be seen */
-            if (wsync_register(q, params, 2) || wsync_begin(q, 100) || wsync_put(q, &params[round % 2]))
-                _exit(2);
-            raise(SIGKILL);
-        }
+        pid_t pid = spawned((const char *[]){"test_publisher", "torn", w.url, round % 2 ? "1" : "0", NULL});
         int status;
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFSIGNALED(status));
@@ -318,7 +337,7 @@ static void wrong_calls(void **state)
     wsync_publisher *p, *q;
     (void)state;
     start(&w, 0);
-    wsync_config c = config_of(&w, 0, 1);
+    wsync_config c = config_of(w.url, 0, 1);
     p = opened(&c);
     fill(&m, 1);
     const wsync_param good[] = {matrix_param(m.matrix), flat_param(m.flat)};
@@ -365,7 +384,7 @@ static void wrong_calls(void **state)
     wsync_close(q);
     c.model = "no/slash";
     assert_int_equal(wsync_open(&c, &q), -EINVAL);
-    c = config_of(&w, 0, 1);
+    c = config_of(w.url, 0, 1);
     c.agent = "unix:/nowhere.sock";
     assert_true(wsync_open(&c, &q) < 0);
     wsync_close(p);
@@ -378,7 +397,7 @@ static void memory_is_refused(void **state)
     static struct model m;
     (void)state;
     start(&w, 1000);
-    wsync_config c = config_of(&w, 0, 1);
+    wsync_config c = config_of(w.url, 0, 1);
     wsync_publisher *p = opened(&c);
     const wsync_param params[] = {matrix_param(m.matrix), flat_param(m.flat)};
     assert_int_equal(wsync_offload(p, params, 2, 1), -ENOMEM);
@@ -398,7 +417,7 @@ static void readers_hold_slots(void **state)
     static struct model content;
     (void)state;
     start(&w, 0);
-    wsync_config c = config_of(&w, 0, 1);
+    wsync_config c = config_of(w.url, 0, 1);
     c.timeout_ms = 300;
     wsync_publisher *p = opened(&c);
     assert_int_equal(ws_source_open(w.url, NULL, &s, &err), 0);
@@ -446,7 +465,7 @@ static void loaded_is_waited_for(void **state)
     json_t *body = json_pack("{s:s,s:s,s:i,s:b}", "host", "h", "mount", "/wsync", "engines", 1, "ok", 1);
     (void)state;
     start(&w, 0);
-    wsync_config c = config_of(&w, 0, 1);
+    wsync_config c = config_of(w.url, 0, 1);
     wsync_publisher *p = opened(&c);
     offload(p, 1);
     assert_int_equal(ws_source_open(w.http, NULL, &s, &err), 0);
@@ -458,8 +477,13 @@ static void loaded_is_waited_for(void **state)
     end(&w);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc == 7 && strcmp(argv[1], "rank") == 0)
+        return be_rank(argv[2], (unsigned)atoi(argv[3]), strtoull(argv[4], NULL, 10),
+                       strtoull(argv[5], NULL, 10), strtoull(argv[6], NULL, 10));
+    if (argc == 4 && strcmp(argv[1], "torn") == 0)
+        return be_torn(argv[2], atoi(argv[3]));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank),           cmocka_unit_test(four_ranks),
         cmocka_unit_test(a_rank_dies),        cmocka_unit_test(a_rank_dies_in_the_middle),
