@@ -121,5 +121,5 @@ void ws_call_park(struct ws_call *c, struct ws_version *v, size_t file, size_t f
         c->run(c);
     else if (here < 0)
         ws_call_error(c, -here);
-    unref(c);
+    unref(c); /* NOLINT(clang-analyzer-unix.Malloc): the reference taken above, not the one that just ended */
 }

@@ -289,7 +289,7 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
 {
     struct ws_control *c = arg;
     struct ws_desk *d = ws_desk_of(c, ws_model_name(m));
-    struct ws_version_info info;
+    struct ws_version_info info = {0};
     if (!d || atomic_load(&c->stop))
         return;
     if (v)

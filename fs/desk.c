@@ -234,7 +234,7 @@ int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, const struct ws_
         d->n_engines++;
     }
     pthread_mutex_unlock(&c->lock);
-    if (rc < 0) {
+    if (rc != 0) {
         free_engine(e);
         return rc;
     }

@@ -16,11 +16,10 @@
 struct ws_model *ws_model_at(struct ws_store *s, const char *name, bool make, struct ws_changes *c)
 {
     struct ws_model **at, *m;
-    int order = 1;
 
-    for (at = &s->models; *at && (order = strcmp((*at)->name, name)) < 0; at = &(*at)->next)
+    for (at = &s->models; *at && strcmp((*at)->name, name) < 0; at = &(*at)->next)
         ;
-    if (*at && order == 0)
+    if (*at && strcmp((*at)->name, name) == 0)
         return *at;
     if (!make || s->n_models >= WS_MAX_MODELS)
         return NULL;

@@ -52,7 +52,7 @@ static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     struct ws_fs *fs = fuse_req_userdata(req);
     struct ws_node n;
     struct stat st;
-    double timeout;
+    double timeout = 0;
     (void)fi;
     int rc = ws_node_of(fs, ino, &n);
     if (rc == 0) {

@@ -3,6 +3,7 @@
 #include "fs/notify.h"
 #include "fs/vnode.h"
 #include "transports/log.h"
+#include "transports/text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -84,9 +85,10 @@ static bool may_administer(void)
 static bool kernel_passes_through(void)
 {
     struct utsname u;
-    int major = 0, minor = 0;
-    return uname(&u) == 0 && sscanf(u.release, "%d.%d", &major, &minor) == 2 &&
-           (major > 6 || (major == 6 && minor >= 9));
+    uint64_t major, minor;
+    const char *at = u.release;
+    return uname(&u) == 0 && ws_text_digits(&at, &major) == 0 && *at++ == '.' &&
+           ws_text_digits(&at, &minor) == 0 && (major > 6 || (major == 6 && minor >= 9));
 }
 
 /* Before mounting: what can be hoped for, and why not better. */

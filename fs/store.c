@@ -248,8 +248,8 @@ int ws_store_add(struct ws_store *s, const char *url, const char *model, struct 
     bool known = true;
     int rc;
 
-    if (model && !ws_name_is_safe(model))
-        return ws_error_set(err, EINVAL, "'%s' cannot be the name of a model: it would be a folder", model);
+    if (model && !ws_name_is_model(model))
+        return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", model, WS_MODEL_NAME_RULE);
     rc = ws_watch_start(s, url, model, err);
     if (rc < 0 || !model)
         return rc;
@@ -311,7 +311,7 @@ bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms)
 
 size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t max)
 {
-    const struct ws_watch *list[WS_MAX_SOURCES];
+    const struct ws_watch *list[WS_MAX_SOURCES] = {NULL};
     size_t n = 0;
 
     pthread_mutex_lock(&s->lock);

@@ -161,6 +161,7 @@ int cli_run(const struct cli_command *command, int argc, char **argv)
         if (c == '?' || c == ':')
             return reject(command, argc, argv, optind - 1);
         const struct cli_option *o = command->options;
+        assert(o); /* getopt found one of them */
         if (c >= 256)
             o += c - 256;
         else

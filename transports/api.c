@@ -1,5 +1,7 @@
 /* The HTTP API's paths and statuses, shared by the carriers tcp and ipc. */
-#include "transports/catalog.h"
+#include "transports/api.h"
+#include "transports/name.h"
+#include "transports/text.h"
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -47,11 +49,9 @@ static int take_component(const char **at, char *out, size_t cap)
     while (*p && *p != '/') {
         unsigned c = (unsigned char)*p++;
         if (c == '%') {
-            unsigned value;
-            if (!isxdigit((unsigned char)p[0]) || !isxdigit((unsigned char)p[1]) ||
-                sscanf(p, "%2x", &value) != 1)
+            if (!isxdigit((unsigned char)p[0]) || !isxdigit((unsigned char)p[1]))
                 return -EINVAL;
-            c = value;
+            c = (unsigned)strtoul((const char[]){p[0], p[1], 0}, NULL, 16);
             p += 2;
         }
         if (c == 0 || n + 1 >= cap)
@@ -61,14 +61,6 @@ static int take_component(const char **at, char *out, size_t cap)
     out[n] = 0;
     *at = *p == '/' ? p + 1 : p;
     return n ? 0 : -EINVAL;
-}
-
-static int parse_number(const char *text, uint64_t *out)
-{
-    char *end;
-    errno = 0;
-    *out = strtoull(text, &end, 10);
-    return errno || end == text || *end || !isdigit((unsigned char)text[0]) ? -EINVAL : 0;
 }
 
 /* Value of a key in a query "a=1&b=2"; 0 when found, -ENOENT, -EINVAL when it does not fit. */
@@ -95,29 +87,35 @@ static int parse_poll(const char *query, struct ws_api_request *out)
     uint64_t timeout = DEFAULT_POLL_MS;
     out->kind = WS_API_EVENTS;
     int rc = query_value(query, "since", text, sizeof(text));
-    if (rc == -EINVAL || (rc == 0 && parse_number(text, &out->since)))
+    if (rc == -EINVAL || (rc == 0 && ws_text_u64(text, &out->since)))
         return -EINVAL;
     rc = query_value(query, "timeout_ms", text, sizeof(text));
-    if (rc == -EINVAL || (rc == 0 && parse_number(text, &timeout)))
+    if (rc == -EINVAL || (rc == 0 && ws_text_u64(text, &timeout)))
         return -EINVAL;
     out->timeout_ms = timeout > LONGEST_POLL_MS ? LONGEST_POLL_MS : (unsigned)timeout;
     return 0;
 }
 
+static const struct {
+    enum ws_api_kind kind;
+    const char *verb;
+} verbs[] = {{WS_API_MANIFEST, "manifest"},
+             {WS_API_FILE, "files"},
+             {WS_API_MAP, "map"},
+             {WS_API_UNMAP, "unmap"},
+             {WS_API_LOADED, "loaded"}};
+
 static int parse_version_path(const char *at, const char *query, struct ws_api_request *out)
 {
     char what[32], number[32];
-    if (take_component(&at, number, sizeof(number)) || parse_number(number, &out->version) ||
+    if (take_component(&at, number, sizeof(number)) || ws_text_u64(number, &out->version) ||
         take_component(&at, what, sizeof(what)))
         return 0; /* not ours: OTHER */
-    if (strcmp(what, "manifest") == 0 && *at == 0)
-        out->kind = WS_API_MANIFEST;
-    else if (strcmp(what, "files") == 0)
-        out->kind = WS_API_FILE;
-    else
-        return 0;
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
+        if (strcmp(what, verbs[i].verb) == 0 && (verbs[i].kind == WS_API_FILE || *at == 0))
+            out->kind = verbs[i].kind;
     if (out->kind == WS_API_FILE &&
-        (take_component(&at, out->file, sizeof(out->file)) || *at || !ws_name_is_safe(out->file)))
+        (take_component(&at, out->file, sizeof(out->file)) || *at || !ws_name_is_file(out->file)))
         return -EINVAL;
     return query_value(query, "run", out->run, sizeof(out->run)) == -EINVAL ? -EINVAL : 0;
 }
@@ -133,10 +131,43 @@ int ws_api_parse(const char *path, const char *query, struct ws_api_request *out
         rc = parse_poll(query, out);
     } else if (strncmp(at, "/v1/", 4) == 0) {
         at += 4;
-        if (take_component(&at, out->model, sizeof(out->model)) == 0 && ws_name_is_safe(out->model))
+        if (take_component(&at, out->model, sizeof(out->model)) == 0 && ws_name_is_model(out->model))
             rc = strcmp(at, "events") == 0 ? parse_poll(query, out) : parse_version_path(at, query, out);
     }
     if (rc)
         return ws_error_set(err, EINVAL, "the path or query of the request '%.200s' is malformed", path);
     return 0;
+}
+
+/* Appends a name, percent-encoded where RFC 3986 does not call a character unreserved. */
+static char *put_name(char *at, const char *name)
+{
+    for (const unsigned char *p = (const unsigned char *)name; *p; p++)
+        at += isalnum(*p) || strchr("-._~", *p) ? sprintf(at, "%c", *p) : sprintf(at, "%%%02X", *p);
+    return at;
+}
+
+void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms)
+{
+    char *at = stpcpy(out, "/v1/");
+    if (model)
+        at = stpcpy(put_name(at, model), "/");
+    if (since == 0 && !model)
+        (void)stpcpy(at, "models");
+    else
+        sprintf(at, "events?since=%" PRIu64 "&timeout_ms=%u", since, since ? timeout_ms : 0);
+}
+
+void ws_api_version_path(char out[WS_API_PATH_BYTES], enum ws_api_kind kind, const char *model,
+                         uint64_t version, const char *file, const char *run)
+{
+    char *at = put_name(stpcpy(out, "/v1/"), model);
+    at += sprintf(at, "/%" PRIu64, version);
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
+        if (verbs[i].kind == kind)
+            at = stpcpy(stpcpy(at, "/"), verbs[i].verb);
+    if (file)
+        at = put_name(stpcpy(at, "/"), file);
+    if (run && *run)
+        (void)stpcpy(stpcpy(at, "?run="), run);
 }

@@ -38,11 +38,9 @@ int ws_manifest_new(struct ws_manifest **out, const char *model, uint64_t versio
 {
     struct ws_manifest *m;
 
-    if (!model || !ws_name_is_safe(model))
-        return ws_error_set(err, EINVAL,
-                            "\"%s\" cannot be a model's name: it becomes a folder, so it is 1 to %d "
-                            "bytes without '/' and control characters",
-                            model ? model : "", WS_MAX_NAME);
+    if (!model || !ws_name_is_model(model))
+        return ws_error_set(err, EINVAL, "\"%.100s\" cannot be a model's name: %s", model ? model : "",
+                            WS_MODEL_NAME_RULE);
     if (!run || !ws_run_is_safe(run))
         return ws_error_set(err, EINVAL,
                             "\"%s\" cannot be a run id: use 1 to %d of letters, digits, '.', '_', "
@@ -81,10 +79,10 @@ static int make_room(void **array, size_t n, size_t element_bytes)
 static int check_file(const struct ws_manifest *m, const char *name, uint64_t size_bytes,
                       uint64_t header_bytes, struct ws_error *err)
 {
-    if (!ws_name_is_safe(name))
+    if (!ws_name_is_file(name))
         return ws_error_set(err, EINVAL,
-                            "\"%.255s\" cannot be a file's name: it is 1 to %d bytes without '/' "
-                            "and control characters",
+                            "\"%.255s\" cannot be a file's name: it is 1 to %d bytes without '/' and control "
+                            "characters, does not begin with a dot and is not \"tensors\"",
                             name, WS_MAX_NAME);
     if (size_bytes > WS_MAX_FILE_BYTES)
         return ws_error_set(err, E2BIG, "file \"%s\" has %lu bytes, more than the limit of %lu", name,

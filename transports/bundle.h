@@ -22,8 +22,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WS_RUN_CHARS 32 /* a lineage's run id: up to 32 of [A-Za-z0-9._-] */
-
 struct ws_bundle_file {
     char *name; /* ws_name_is_safe */
     uint64_t size_bytes;

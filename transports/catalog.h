@@ -44,27 +44,4 @@ struct ws_catalog {
     void *self;
 };
 
-/* The read API of both carriers, in one place (api.c): resolves a path to what to send.
- *   GET /v1/models                       JSON of models()
- *   GET /v1/events?since=N[&timeout_ms=T]  models() once seq() > N (the carrier waits)
- *   GET /v1/{model}/events?since=N       the same for one model
- *   GET /v1/{model}/{version}/manifest[?run=R]
- *   GET /v1/{model}/{version}/files/{file}[?run=R]
- * anything else goes to ops->route. */
-enum ws_api_kind { WS_API_MODELS, WS_API_EVENTS, WS_API_MANIFEST, WS_API_FILE, WS_API_OTHER };
-struct ws_api_request {
-    enum ws_api_kind kind;
-    char model[WS_MAX_NAME + 1]; /* empty: all */
-    uint64_t version;
-    char run[WS_RUN_CHARS + 1]; /* empty: live lineage */
-    char file[WS_MAX_NAME + 1];
-    uint64_t since;
-    unsigned timeout_ms;
-};
-/* path is percent-decoded here; -EINVAL for a malformed one. */
-WS_MUST_USE int ws_api_parse(const char *path, const char *query, struct ws_api_request *out,
-                             struct ws_error *err);
-unsigned ws_http_status(int negative_errno); /* -ESTALE -> 410 */
-int ws_errno_of_http(unsigned status);       /* 410 -> ESTALE; 2xx -> 0 */
-
 #endif

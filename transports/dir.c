@@ -5,6 +5,7 @@
 #include "transports/copy.h"
 #include "transports/folder.h"
 #include "transports/log.h"
+#include "transports/text.h"
 #include "transports/transport.h"
 #include "transports/workers.h"
 #include <ctype.h>
@@ -118,12 +119,7 @@ struct scan {
 
 static bool is_number(const char *name, uint64_t *out)
 {
-    char *end;
-    if (!isdigit((unsigned char)name[0]) || (name[0] == '0' && name[1]))
-        return false;
-    errno = 0;
-    *out = strtoull(name, &end, 10);
-    return errno == 0 && *end == 0;
+    return !(name[0] == '0' && name[1]) && ws_text_u64(name, out) == 0;
 }
 
 static void watch(struct scan *k, const char *path)
@@ -167,7 +163,7 @@ static void add_version(struct scan *k, const char *model, uint64_t number, cons
     struct ws_folder *folder = NULL;
     struct ws_error err = {0};
     struct stat st;
-    if (stat(path, &st) != 0 || !ws_name_is_safe(model))
+    if (stat(path, &st) != 0 || !ws_name_is_model(model))
         return;
     watch(k, path);
     if (!reuse(k, path, &st, &v)) {
@@ -189,12 +185,13 @@ static void add_version(struct scan *k, const char *model, uint64_t number, cons
         }
     }
     struct version *more = k->n < WS_MAX_VERSIONS ? realloc(k->found, (k->n + 1) * sizeof(v)) : NULL;
+    if (more)
+        k->found = more;
     if (!more || !v.model || !v.path) {
         free_version(&v);
         k->out_of_memory = true;
         return;
     }
-    k->found = more;
     k->found[k->n++] = v;
 }
 
@@ -251,7 +248,8 @@ static void rescan(struct dir_source *s)
         add_version(&k, s->base, 1, s->root);
     else
         each_folder(&k, s->root, visit_top);
-    qsort(k.found, k.n, k.found ? sizeof(k.found[0]) : 1, by_model_and_number);
+    if (k.n > 1)
+        qsort(k.found, k.n, sizeof(k.found[0]), by_model_and_number);
     for (size_t i = 0; i < s->n_versions; i++) {
         reused += s->versions[i].path == NULL;
         free_version(&s->versions[i]);

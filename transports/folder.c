@@ -50,10 +50,11 @@ static int add_file(struct ws_folder *f, const char *name, uint64_t size_bytes, 
 {
     struct ws_folder_file *files, file = {.size_bytes = size_bytes};
 
-    if (!ws_name_is_safe(name))
+    if (!ws_name_is_file(name))
         return ws_error_set(err, EINVAL,
-                            "the file name \"" SHOWN "\" has control characters or is not UTF-8: "
-                            "rename it",
+                            "the file name \"" SHOWN
+                            "\" has control characters, is not UTF-8, begins with a dot or "
+                            "is \"tensors\": rename it",
                             name);
     if (f->n_files == WS_MAX_FILES)
         return ws_error_set(err, E2BIG, "the folder has more than %d files, the limit", WS_MAX_FILES);
@@ -75,7 +76,7 @@ static int add_file(struct ws_folder *f, const char *name, uint64_t size_bytes, 
 
 int ws_folder_is_sidecar(const char *name)
 {
-    return name[0] != '.' && ws_name_is_safe(name) && ENDS_WITH_ANY(name, sidecar_suffixes);
+    return ws_name_is_file(name) && ENDS_WITH_ANY(name, sidecar_suffixes);
 }
 
 /* Looks at one entry; adds it when it is a file of the bundle. */

@@ -1,4 +1,5 @@
 /* Frames: JSON and file descriptors over a unix stream socket (format in ipc.h). */
+#include "transports/api.h"
 #include "transports/ipc.h"
 #include <assert.h>
 #include <errno.h>

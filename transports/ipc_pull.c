@@ -1,4 +1,5 @@
 /* ipc, the mount's side: requests and descriptors from an agent on the same host. */
+#include "transports/api.h"
 #include "transports/copy.h"
 #include "transports/ipc.h"
 #include <assert.h>
@@ -95,17 +96,11 @@ static int call(struct ipc_source *s, int which, const char *method, const char 
 static int ipc_models(struct ws_source *source, const char *model, uint64_t since, unsigned timeout_ms,
                       const atomic_bool *cancel, json_t **out, struct ws_error *err)
 {
-    char path[WS_MAX_NAME + 96];
+    char path[WS_API_PATH_BYTES];
     /* The wait cannot be interrupted: it is cut into short ones. */
     unsigned step = timeout_ms > 900 ? 900 : timeout_ms;
     for (unsigned waited = 0;; waited += step) {
-        if (since == 0)
-            snprintf(path, sizeof(path), "/v1/models");
-        else
-            snprintf(path, sizeof(path), "/v1/%s%sevents?since=%llu&timeout_ms=%u", model ? model : "",
-                     model ? "/" : "", (unsigned long long)since, step);
-        if (since == 0 && model)
-            snprintf(path, sizeof(path), "/v1/%s/events?since=0&timeout_ms=0", model);
+        ws_api_models_path(path, model, since, step);
         int rc = call((struct ipc_source *)source, since ? POLLS : CALLS, "GET", path, NULL, out, NULL, 0,
                       NULL, err);
         if (rc < 0)
@@ -124,13 +119,6 @@ static int ipc_models(struct ws_source *source, const char *model, uint64_t sinc
     }
 }
 
-static void version_path(char *out, size_t cap, const char *model, uint64_t version, const char *verb,
-                         const char *run)
-{
-    snprintf(out, cap, "/v1/%s/%llu/%s%s%s", model, (unsigned long long)version, verb,
-             run && *run ? "?run=" : "", run ? run : "");
-}
-
 static int manifest_of(json_t *body, struct ws_manifest **out, struct ws_error *err)
 {
     char *text = json_dumps(body, JSON_COMPACT);
@@ -143,9 +131,9 @@ static int manifest_of(json_t *body, struct ws_manifest **out, struct ws_error *
 static int ipc_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
                         struct ws_manifest **out, struct ws_error *err)
 {
-    char path[2 * WS_MAX_NAME + 64];
-    json_t *body;
-    version_path(path, sizeof(path), model, version, "manifest", run);
+    char path[WS_API_PATH_BYTES];
+    json_t *body = NULL;
+    ws_api_version_path(path, WS_API_MANIFEST, model, version, NULL, run);
     int rc = call((struct ipc_source *)source, CALLS, "GET", path, NULL, &body, NULL, 0, NULL, err);
     if (rc < 0)
         return rc;
@@ -181,14 +169,14 @@ static int import_all(const struct ws_manifest *m, int *fds, size_t n_fds, struc
 static int receive_map(struct ipc_source *s, int sock, const struct ws_manifest *m,
                        struct ws_region **regions, struct ws_error *err)
 {
-    char path[2 * WS_MAX_NAME + 64];
+    char path[WS_API_PATH_BYTES];
     struct ws_manifest *theirs = NULL;
     json_t *body = NULL;
     size_t n_fds = 0;
     int *fds = calloc(m->n_files + 1, sizeof(*fds));
     if (!fds)
         return ws_error_set(err, ENOMEM, "no memory for %zu descriptors", m->n_files);
-    version_path(path, sizeof(path), m->model, m->version, "map", m->run);
+    ws_api_version_path(path, WS_API_MAP, m->model, m->version, NULL, m->run);
     int rc = sock >= 0 ? ws_ipc_call(sock, "GET", path, NULL, NULL, 0, &body, fds, m->n_files, &n_fds, err)
                        : call(s, CALLS, "GET", path, NULL, &body, fds, m->n_files, &n_fds, err);
     if (rc == 0) {
@@ -216,8 +204,8 @@ static int ipc_map(struct ws_source *source, const struct ws_manifest *m, struct
 
 static void ipc_unmap(struct ws_source *source, const char *model, uint64_t version, const char *run)
 {
-    char path[2 * WS_MAX_NAME + 64];
-    version_path(path, sizeof(path), model, version, "unmap", run);
+    char path[WS_API_PATH_BYTES];
+    ws_api_version_path(path, WS_API_UNMAP, model, version, NULL, run);
     (void)call((struct ipc_source *)source, CALLS, "POST", path, NULL, NULL, NULL, 0, NULL, NULL);
 }
 
@@ -266,7 +254,7 @@ static int map_version(struct ipc_lane *l, const struct ws_manifest *m, struct w
         return ws_error_set(err, ENOMEM, "no memory for %zu regions", m->n_files);
     l->n_regions = m->n_files;
     int rc = receive_map((struct ipc_source *)l->head.source, l->sock, m, l->regions, err);
-    if (rc < 0)
+    if (rc != 0)
         drop_mapping(l);
     else
         memcpy(l->digest, m->digest, sizeof(l->digest));
@@ -291,8 +279,8 @@ static int ipc_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
 static int ipc_report(struct ws_source *source, const char *model, uint64_t version, const char *run,
                       const json_t *body, struct ws_error *err)
 {
-    char path[2 * WS_MAX_NAME + 64];
-    version_path(path, sizeof(path), model, version, "loaded", run);
+    char path[WS_API_PATH_BYTES];
+    ws_api_version_path(path, WS_API_LOADED, model, version, NULL, run);
     return call((struct ipc_source *)source, CALLS, "POST", path, body, NULL, NULL, 0, NULL, err);
 }
 

@@ -1,8 +1,10 @@
 /* The unix-socket carrier of a catalog: a thread a connection, bounded. */
+#include "transports/api.h"
 #include "transports/ipc.h"
 #include "transports/log.h"
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,11 +18,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#define LEASE_KEY_BYTES (WS_MAX_NAME + WS_RUN_CHARS + 32)
+
 /* A lease that a peer holds by a map request. */
 struct lease {
     struct lease *next;
     struct ws_hold *hold;
-    char key[2 * WS_MAX_NAME];
+    char key[LEASE_KEY_BYTES];
 };
 
 struct client {
@@ -98,9 +102,9 @@ static void wait_for_change(struct client *c, const struct ws_api_request *q)
 
 /* --- leases --- */
 
-static void lease_key(char *out, size_t cap, const char *model, uint64_t version, const char *run)
+static void lease_key(char out[LEASE_KEY_BYTES], const struct ws_api_request *q)
 {
-    snprintf(out, cap, "%s/%llu/%s", model, (unsigned long long)version, run);
+    snprintf(out, LEASE_KEY_BYTES, "%s/%" PRIu64 "/%s", q->model, q->version, q->run);
 }
 
 static void drop_lease(struct client *c, struct lease **at)
@@ -148,47 +152,38 @@ static int send_map(struct client *c, const struct ws_hold *hold)
     return reply ? rc : -ENOMEM;
 }
 
-/* map and unmap; -ENOENT when the path is neither. A map sends its reply itself: *reply stays NULL. */
-static int serve_lease(struct client *c, const char *path, const char *query, json_t **reply,
-                       struct ws_error *err)
+/* The reply with the descriptors is sent here: it is more than JSON. */
+static int serve_map(struct client *c, const struct ws_api_request *q, struct ws_error *err)
 {
-    char model[WS_MAX_NAME + 1], verb[16], run[WS_RUN_CHARS + 1] = "";
-    unsigned long long version;
-    int end = 0;
-    if (sscanf(path, "/v1/%255[^/]/%llu/%15[a-z]%n", model, &version, verb, &end) != 3 || path[end] ||
-        (strcmp(verb, "map") != 0 && strcmp(verb, "unmap") != 0))
-        return -ENOENT;
-    if (query && strncmp(query, "run=", 4) == 0)
-        snprintf(run, sizeof(run), "%s", query + 4);
     const struct ws_catalog *cat = &c->server->catalog;
+    char holder[64];
     struct lease *l = calloc(1, sizeof(*l));
     if (!l)
         return ws_error_set(err, ENOMEM, "no memory for a lease");
-    if (strcmp(verb, "unmap") == 0) {
-        lease_key(l->key, sizeof(l->key), model, version, run);
-        for (struct lease **at = &c->leases; *at; at = &(*at)->next) {
-            if (strcmp((*at)->key, l->key) == 0) {
-                drop_lease(c, at);
-                break;
-            }
-        }
-        free(l);
-        *reply = good_reply(NULL);
-        return 0;
-    }
-    char holder[64];
     snprintf(holder, sizeof(holder), "ipc pid %d", (int)c->peer.pid);
-    int rc =
-        cat->ops->hold(cat->self, model, version, run[0] ? run : NULL, holder, NULL, NULL, &l->hold, err);
+    int rc = cat->ops->hold(cat->self, q->model, q->version, q->run[0] ? q->run : NULL, holder, NULL, NULL,
+                            &l->hold, err);
     if (rc < 0) {
         free(l);
         return rc;
     }
-    lease_key(l->key, sizeof(l->key), model, version, run);
+    lease_key(l->key, q);
     l->next = c->leases;
     c->leases = l;
-    rc = send_map(c, l->hold);
-    return rc < 0 ? ws_error_set(err, ECONNABORTED, "the descriptors could not be sent") : 0;
+    return send_map(c, l->hold) < 0 ? ws_error_set(err, ECONNABORTED, "the descriptors could not be sent")
+                                    : 0;
+}
+
+static void serve_unmap(struct client *c, const struct ws_api_request *q)
+{
+    char key[LEASE_KEY_BYTES];
+    lease_key(key, q);
+    for (struct lease **at = &c->leases; *at; at = &(*at)->next) {
+        if (strcmp((*at)->key, key) == 0) {
+            drop_lease(c, at);
+            return;
+        }
+    }
 }
 
 /* --- requests --- */
@@ -222,10 +217,13 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
     }
     case WS_API_FILE:
         return ws_error_set(err, EOPNOTSUPP, "bytes do not travel by the unix socket: ask for /map");
+    case WS_API_MAP:
+        return serve_map(c, &q, err);
+    case WS_API_UNMAP:
+        serve_unmap(c, &q);
+        break;
+    case WS_API_LOADED:
     case WS_API_OTHER:
-        rc = serve_lease(c, path, query, reply, err);
-        if (rc != -ENOENT)
-            return rc;
         rc = cat->ops->route(cat->self, method, path, query, body, &out, &text, err);
         if (rc == 0 && text)
             out = json_string(text);

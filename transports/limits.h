@@ -8,6 +8,7 @@
 
 #define WS_MAX_DIMS           8
 #define WS_MAX_NAME           255           /* model, file and tensor names as path components */
+#define WS_RUN_CHARS          32            /* a lineage's run id: up to 32 of [A-Za-z0-9._-] */
 #define WS_MAX_TENSOR_NAME    1024          /* before percent-encoding */
 #define WS_MAX_TENSORS        1000000       /* in one file, and in one version */
 #define WS_MAX_HEADER_BYTES   (256UL << 20) /* safetensors header; the official parser stops at 100 MB */

@@ -2,7 +2,6 @@
 #include "transports/name.h"
 #include "transports/text.h"
 #include <assert.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
@@ -55,20 +54,36 @@ void ws_name_to_file(const char *name, char out[WS_MAX_NAME + 1])
     out[used] = '\0';
 }
 
-int ws_name_is_safe(const char *name)
+bool ws_name_is_safe(const char *name)
 {
     size_t length = strnlen(name, WS_MAX_NAME + 1);
     size_t step;
 
     if (length == 0 || length > WS_MAX_NAME)
-        return 0;
+        return false;
     if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
-        return 0;
+        return false;
     for (const char *p = name; length > 0; p += step, length -= step) {
         unsigned char c = (unsigned char)*p;
         step = ws_utf8_length(p, length);
         if (step == 0 || c < ' ' || c == 0x7F || c == '/')
-            return 0;
+            return false;
     }
-    return 1;
+    return true;
+}
+
+bool ws_name_is_model(const char *name)
+{
+    /* files of a mount's top folder, and paths of the API that a model's would hide */
+    static const char *const reserved[] = {"ctl",        "status", "events", "metrics",
+                                           "last_error", "models", "local"};
+    for (size_t i = 0; i < sizeof(reserved) / sizeof(reserved[0]); i++)
+        if (strcmp(name, reserved[i]) == 0)
+            return false;
+    return ws_name_is_safe(name) && name[0] != '.' && !strpbrk(name, "@%");
+}
+
+bool ws_name_is_file(const char *name)
+{
+    return ws_name_is_safe(name) && name[0] != '.' && strcmp(name, "tensors") != 0;
 }

@@ -2,6 +2,7 @@
 #ifndef WS_TRANSPORTS_NAME_H
 #define WS_TRANSPORTS_NAME_H
 #include "transports/limits.h"
+#include <stdbool.h>
 
 /* Tensor names as file names: '/' and '%', control characters, and a leading '.' are
  * percent-encoded (%2F); names longer than WS_MAX_NAME after encoding keep their first 200 bytes
@@ -9,8 +10,17 @@
  * Since '%' itself is encoded, two names can only meet by a collision of that hash. out has WS_MAX_NAME + 1
  * bytes. */
 void ws_name_to_file(const char *name, char out[WS_MAX_NAME + 1]);
-/* Is this a legal model, version-bundle-file name: non-empty, no '/', not "." or "..", no control
- * characters, valid UTF-8, at most WS_MAX_NAME bytes. */
-int ws_name_is_safe(const char *name);
+/* May this become a path component: non-empty, no '/', not "." or "..", no control characters, valid
+ * UTF-8, at most WS_MAX_NAME bytes. */
+bool ws_name_is_safe(const char *name);
+/* May a model be called this; WS_MODEL_NAME_RULE says when, for error sentences. */
+bool ws_name_is_model(const char *name);
+#define WS_MODEL_NAME_RULE                                                                                   \
+    "a model's name becomes a folder: 1 to 255 bytes of UTF-8 without '/', '@', '%' and control "            \
+    "characters, "                                                                                           \
+    "not beginning with a dot, and none of ctl, status, events, metrics, last_error, models, local"
+/* May a file of a version be called this: safe, no dot at the beginning, and not the mount's own "tensors".
+ */
+bool ws_name_is_file(const char *name);
 
 #endif

@@ -1,7 +1,9 @@
 /* tcp, the mount's side: libcurl. A lane is one easy handle whose connection is kept; the bytes that it
  * receives are hashed and stored where they belong in the same pass. */
+#include "transports/api.h"
 #include "transports/copy.h"
 #include "transports/tcp.h"
+#include "transports/text.h"
 #include <assert.h>
 #include <curl/curl.h>
 #include <errno.h>
@@ -271,14 +273,9 @@ static int tcp_models(struct ws_source *source, const char *model, uint64_t sinc
                       const atomic_bool *cancel, json_t **out, struct ws_error *err)
 {
     struct tcp_source *s = (struct tcp_source *)source;
-    char path[4 * WS_MAX_NAME], *name = model ? curl_easy_escape(NULL, model, 0) : NULL;
+    char path[WS_API_PATH_BYTES];
     struct text text;
-    if (since == 0 && !model)
-        snprintf(path, sizeof(path), "/v1/models");
-    else
-        snprintf(path, sizeof(path), "/v1/%s%sevents?since=%" PRIu64 "&timeout_ms=%u", name ? name : "",
-                 name ? "/" : "", since, since ? timeout_ms : 0);
-    curl_free(name);
+    ws_api_models_path(path, model, since, timeout_ms);
     int rc = request(s, path, NULL, (since ? timeout_ms : 0) + reply_ms(s), WS_MAX_REPLY_BYTES, cancel, &text,
                      err);
     if (rc < 0)
@@ -294,23 +291,13 @@ static int tcp_models(struct ws_source *source, const char *model, uint64_t sinc
     return 0;
 }
 
-static void version_path(char *out, size_t cap, const char *model, uint64_t version, const char *verb,
-                         const char *file, const char *run)
-{
-    char *m = curl_easy_escape(NULL, model, 0), *f = file ? curl_easy_escape(NULL, file, 0) : NULL;
-    snprintf(out, cap, "/v1/%s/%" PRIu64 "/%s%s%s%s%s", m ? m : "", version, verb, f ? "/" : "", f ? f : "",
-             run && *run ? "?run=" : "", run ? run : "");
-    curl_free(m);
-    curl_free(f);
-}
-
 static int tcp_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
                         struct ws_manifest **out, struct ws_error *err)
 {
     struct tcp_source *s = (struct tcp_source *)source;
-    char path[8 * WS_MAX_NAME];
+    char path[WS_API_PATH_BYTES];
     struct text text;
-    version_path(path, sizeof(path), model, version, "manifest", NULL, run);
+    ws_api_version_path(path, WS_API_MANIFEST, model, version, NULL, run);
     int rc = request(s, path, NULL, reply_ms(s), WS_MAX_MANIFEST_BYTES, NULL, &text, err);
     if (rc == 0)
         rc = ws_manifest_from_json(text.p ? text.p : "", text.n, out, err);
@@ -322,9 +309,9 @@ static int tcp_report(struct ws_source *source, const char *model, uint64_t vers
                       const json_t *body, struct ws_error *err)
 {
     struct tcp_source *s = (struct tcp_source *)source;
-    char path[8 * WS_MAX_NAME];
+    char path[WS_API_PATH_BYTES];
     struct text text;
-    version_path(path, sizeof(path), model, version, "loaded", NULL, run);
+    ws_api_version_path(path, WS_API_LOADED, model, version, NULL, run);
     int rc = request(s, path, body, reply_ms(s), WS_MAX_REPLY_BYTES, NULL, &text, err);
     free(text.p);
     return rc;
@@ -372,6 +359,14 @@ struct sink {
     const char *lie;     /* what was wrong with the answer */
 };
 
+/* "bytes 5-9/100". RFC 9110, 14.4. */
+static bool is_content_range(const char *text, uint64_t *first, uint64_t *last, uint64_t *size)
+{
+    return strncmp(text, "bytes ", 6) == 0 && (text += 6, ws_text_digits(&text, first) == 0) &&
+           *text++ == '-' && ws_text_digits(&text, last) == 0 && *text++ == '/' &&
+           ws_text_u64(text, size) == 0;
+}
+
 /* Before the first byte: is this the answer to the question? */
 static bool check_answer(struct sink *k)
 {
@@ -384,8 +379,8 @@ static bool check_answer(struct sink *k)
     if (status == 206) {
         uint64_t a = 0, b = 0, size = 0;
         if (curl_easy_header(k->lane->curl, "Content-Range", 0, CURLH_HEADER, -1, &h) != CURLHE_OK ||
-            sscanf(h->value, "bytes %" SCNu64 "-%" SCNu64 "/%" SCNu64, &a, &b, &size) != 3 || a != k->at ||
-            b + 1 != k->end || size != k->file->size_bytes) {
+            !is_content_range(h->value, &a, &b, &size) || a != k->at || b + 1 != k->end ||
+            size != k->file->size_bytes) {
             k->lie = "it sent another range than was asked for";
             return false;
         }
@@ -460,9 +455,9 @@ static int tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
                      .end = last * WS_BLOCK_BYTES + ws_block_len(file, last),
                      .block = f->first,
                      .refusal.limit = 64 << 10};
-    char url[2 * WS_MAX_URL + 8 * WS_MAX_NAME], range[64];
-    size_t n = (size_t)snprintf(url, sizeof(url), "%s", lane->source->url);
-    version_path(url + n, sizeof(url) - n, m->model, m->version, "files", file->name, m->run);
+    char path[WS_API_PATH_BYTES], url[WS_MAX_URL + WS_API_PATH_BYTES], range[64];
+    ws_api_version_path(path, WS_API_FILE, m->model, m->version, file->name, m->run);
+    snprintf(url, sizeof(url), "%s%s", lane->source->url, path);
     snprintf(range, sizeof(range), "%" PRIu64 "-%" PRIu64, k.at, k.end - 1);
     set_up(l->curl, (struct tcp_source *)lane->source, l->error, f->cancel);
     curl_easy_setopt(l->curl, CURLOPT_URL, url);

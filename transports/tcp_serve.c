@@ -1,12 +1,12 @@
 /* The HTTP carrier of a catalog: libmicrohttpd with a thread pool; bodies go out of the slot's own memory. */
+#include "transports/api.h"
+#include "transports/http_server.h"
 #include "transports/log.h"
 #include "transports/tcp.h"
-#include <arpa/inet.h>
-#include <assert.h>
+#include "transports/tcp_body.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <microhttpd.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -21,14 +21,6 @@
 #define IDLE_SECONDS     120
 #define HASHES_IN_HEADER 64 /* more blocks than this in a range: the manifest has them */
 
-/* A response whose body lies in a held slot. It is cut when the hold is revoked. */
-struct body {
-    struct body *next, *prev;
-    struct ws_tcp_server *server;
-    struct ws_hold *hold;
-    int sock; /* -1 once the response has ended; guarded by the server's lock */
-};
-
 /* A request in work. */
 struct request {
     struct request *next, *prev; /* in the list of long polls */
@@ -41,11 +33,11 @@ struct request {
     char *post;
     size_t post_bytes;
     bool too_large;
-    struct body *body;
 };
 
 struct ws_tcp_server {
     struct ws_catalog catalog;
+    struct ws_tcp_bodies bodies;
     struct MHD_Daemon *daemon;
     char *token, *cert, *key, *client_ca;
     unsigned port;
@@ -57,7 +49,6 @@ struct ws_tcp_server {
     pthread_cond_t changed;
     /* guarded by lock */
     struct request *polls;
-    struct body *bodies;
 };
 
 static int64_t now_ms(void)
@@ -66,24 +57,6 @@ static int64_t now_ms(void)
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
-
-#define LIST_ADD(list, item)                                                                                 \
-    do {                                                                                                     \
-        (item)->prev = NULL;                                                                                 \
-        (item)->next = (list);                                                                               \
-        if (list)                                                                                            \
-            (list)->prev = (item);                                                                           \
-        (list) = (item);                                                                                     \
-    } while (0)
-#define LIST_REMOVE(list, item)                                                                              \
-    do {                                                                                                     \
-        if ((item)->prev)                                                                                    \
-            (item)->prev->next = (item)->next;                                                               \
-        else                                                                                                 \
-            (list) = (item)->next;                                                                           \
-        if ((item)->next)                                                                                    \
-            (item)->next->prev = (item)->prev;                                                               \
-    } while (0)
 
 /* --- replies --- */
 
@@ -118,215 +91,69 @@ static enum MHD_Result reply_error(struct MHD_Connection *c, int negative_errno,
                       json_pack("{s:s,s:s}", "error", err->text, "errno", ws_errno_name(-negative_errno)));
 }
 
-/* Immutable things: a version's manifest and files. */
-static void add_version_headers(struct MHD_Response *r, const struct ws_manifest *m)
-{
-    char tag[48];
-    snprintf(tag, sizeof(tag), "\"%s\"", m->digest);
-    (void)MHD_add_response_header(r, "ETag", tag);
-    (void)MHD_add_response_header(r, "Cache-Control", "public, max-age=31536000, immutable");
-    (void)MHD_add_response_header(r, "X-Wsync-Run", m->run);
-}
-
 /* --- files --- */
 
-static void revoke_body(void *arg)
+static enum MHD_Result reply_with(struct MHD_Connection *c, unsigned status, struct MHD_Response *r)
 {
-    struct body *b = arg;
-    struct ws_tcp_server *s = b->server;
-    pthread_mutex_lock(&s->lock);
-    if (b->sock >= 0)
-        (void)shutdown(b->sock, SHUT_RDWR); /* under the lock: the number cannot be another's by now */
-    pthread_mutex_unlock(&s->lock);
-}
-
-static void free_body(void *arg) /* libmicrohttpd reads its memory no more */
-{
-    struct body *b = arg;
-    struct ws_tcp_server *s = b->server;
-    pthread_mutex_lock(&s->lock);
-    b->sock = -1;
-    LIST_REMOVE(s->bodies, b);
-    pthread_mutex_unlock(&s->lock);
-    s->catalog.ops->drop(s->catalog.self, b->hold);
-    free(b);
-}
-
-static int parse_digits(const char **at, uint64_t *out)
-{
-    char *end;
-    if (**at < '0' || **at > '9')
-        return -EINVAL;
-    errno = 0;
-    *out = strtoull(*at, &end, 10);
-    *at = end;
-    return errno ? -EINVAL : 0;
-}
-
-/* A Range header to [*begin, *end). 0: none or one that may be ignored; 1: partial; -ERANGE. RFC 9110, 14. */
-static int parse_range(const char *text, uint64_t size, uint64_t *begin, uint64_t *end)
-{
-    uint64_t a, b;
-    *begin = 0;
-    *end = size;
-    if (!text || strncmp(text, "bytes=", 6) != 0 || strchr(text, ','))
-        return 0;
-    text += 6;
-    if (*text == '-') {
-        text++;
-        if (parse_digits(&text, &a) || *text)
-            return 0;
-        if (a == 0 || size == 0)
-            return -ERANGE;
-        *begin = a < size ? size - a : 0;
-        return 1;
-    }
-    if (parse_digits(&text, &a) || *text++ != '-')
-        return 0;
-    if (*text == 0)
-        b = UINT64_MAX;
-    else if (parse_digits(&text, &b) || *text || b < a)
-        return 0;
-    if (a >= size)
-        return -ERANGE;
-    *begin = a;
-    *end = b < size ? b + 1 : size;
-    return 1;
-}
-
-static void add_hashes(struct MHD_Response *r, const struct ws_bundle_file *f, uint64_t begin, uint64_t end)
-{
-    char text[HASHES_IN_HEADER * 17 + 1];
-    size_t first = (size_t)((begin + WS_BLOCK_BYTES - 1) / WS_BLOCK_BYTES), n = 0;
-    for (size_t i = first; i < f->n_blocks && i * WS_BLOCK_BYTES + ws_block_len(f, i) <= end; i++, n++) {
-        if (n == HASHES_IN_HEADER)
-            return;
-        snprintf(text + n * 17, 18, "%016" PRIx64 ",", f->hashes[i]);
-    }
-    if (n > 0) {
-        text[n * 17 - 1] = 0;
-        (void)MHD_add_response_header(r, "X-Wsync-XXH3", text);
-    }
-}
-
-static int connection_socket(struct MHD_Connection *c)
-{
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-    return info ? info->connect_fd : -1;
-}
-
-static void peer_name(struct MHD_Connection *c, char out[96])
-{
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    char host[NI_MAXHOST] = "?", port[NI_MAXSERV] = "?";
-    if (info && info->client_addr)
-        (void)getnameinfo(info->client_addr,
-                          info->client_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
-                                                                   : sizeof(struct sockaddr_in),
-                          host, sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
-    snprintf(out, 96, "tcp %.64s:%.8s", host, port);
-}
-
-static struct body *new_body(struct request *q, struct ws_error *err, int *rc)
-{
-    struct ws_tcp_server *s = q->server;
-    char holder[96];
-    struct body *b = calloc(1, sizeof(*b));
-    if (!b) {
-        *rc = ws_error_set(err, ENOMEM, "no memory for a response");
-        return NULL;
-    }
-    b->server = s;
-    b->sock = connection_socket(q->connection);
-    peer_name(q->connection, holder);
-    pthread_mutex_lock(&s->lock);
-    LIST_ADD(s->bodies, b);
-    pthread_mutex_unlock(&s->lock);
-    *rc = s->catalog.ops->hold(s->catalog.self, q->api.model, q->api.version,
-                               q->api.run[0] ? q->api.run : NULL, holder, revoke_body, b, &b->hold, err);
-    if (*rc < 0) {
-        pthread_mutex_lock(&s->lock);
-        LIST_REMOVE(s->bodies, b);
-        pthread_mutex_unlock(&s->lock);
-        free(b);
-        return NULL;
-    }
-    return b;
-}
-
-static enum MHD_Result reply_manifest(struct request *q, struct body *b)
-{
-    struct MHD_Response *r = MHD_create_response_from_buffer_with_free_callback_cls(
-        b->hold->manifest_json_bytes, (void *)(uintptr_t)b->hold->manifest_json, free_body, b);
-    if (!r) {
-        free_body(b);
-        return MHD_NO;
-    }
-    q->body = b;
-    (void)MHD_add_response_header(r, "Content-Type", "application/json");
-    add_version_headers(r, b->hold->manifest);
-    enum MHD_Result ok = MHD_queue_response(q->connection, 200, r);
-    MHD_destroy_response(r);
+    enum MHD_Result ok = r ? MHD_queue_response(c, status, r) : MHD_NO;
+    if (r)
+        MHD_destroy_response(r);
     return ok;
 }
 
-static enum MHD_Result reply_file(struct request *q, struct body *b)
+static enum MHD_Result reply_file(struct request *q, struct ws_tcp_body *b)
 {
-    static unsigned char nothing[1];
     struct ws_error err = {0};
-    const struct ws_manifest *m = b->hold->manifest;
+    const struct ws_manifest *m = ws_tcp_body_hold(b)->manifest;
     const struct ws_bundle_file *f = ws_manifest_find(m, q->api.file);
-    uint64_t begin, end;
-    if (!f) {
-        int rc =
-            ws_error_set(&err, ENOENT, "%s/%" PRIu64 " has no file '%s'", m->model, m->version, q->api.file);
-        free_body(b);
+    const char *wanted = MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, "Range");
+    uint64_t begin = 0, end = 0;
+    int partial = f ? ws_http_range(wanted, f->size_bytes, &begin, &end) : 0;
+    int rc = 0;
+    if (!f)
+        rc = ws_error_set(&err, ENOENT, "%s/%" PRIu64 " has no file '%s'", m->model, m->version, q->api.file);
+    else if (partial < 0)
+        rc = ws_error_set(&err, ERANGE, "%s has %" PRIu64 " bytes, the range is outside", f->name,
+                          f->size_bytes);
+    if (rc < 0) {
+        ws_tcp_body_free(b);
         return reply_error(q->connection, rc, &err);
     }
-    int partial = parse_range(MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, "Range"),
-                              f->size_bytes, &begin, &end);
-    if (partial < 0) {
-        int rc = ws_error_set(&err, ERANGE, "%s has %" PRIu64 " bytes, the range is outside", f->name,
-                              f->size_bytes);
-        free_body(b);
-        return reply_error(q->connection, rc, &err);
-    }
-    struct ws_region *region = b->hold->regions[f - m->files];
-    unsigned char *data = region ? ws_region_data(region) + begin : nothing;
-    struct MHD_Response *r =
-        MHD_create_response_from_buffer_with_free_callback_cls(end - begin, data, free_body, b);
-    if (!r) {
-        free_body(b);
-        return MHD_NO;
-    }
-    q->body = b;
-    (void)MHD_add_response_header(r, "Content-Type", "application/octet-stream");
-    (void)MHD_add_response_header(r, "Accept-Ranges", "bytes");
-    add_version_headers(r, m);
-    add_hashes(r, f, begin, end);
-    if (partial) {
-        char range[96];
-        snprintf(range, sizeof(range), "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, begin, end - 1,
-                 f->size_bytes);
+    char range[96];
+    snprintf(range, sizeof(range), "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, begin, end - 1, f->size_bytes);
+    struct MHD_Response *r = ws_tcp_body_range(b, f, begin, end);
+    if (r && partial)
         (void)MHD_add_response_header(r, "Content-Range", range);
-    }
-    atomic_fetch_add(&q->server->bytes_sent, end - begin);
-    enum MHD_Result ok = MHD_queue_response(q->connection, partial ? 206 : 200, r);
-    MHD_destroy_response(r);
-    return ok;
+    if (r)
+        atomic_fetch_add(&q->server->bytes_sent, end - begin);
+    return reply_with(q->connection, partial ? 206 : 200, r);
 }
 
 static enum MHD_Result serve_version(struct request *q)
 {
     struct ws_error err = {0};
-    int rc;
-    struct body *b = new_body(q, &err, &rc);
-    if (!b)
+    struct ws_tcp_body *b;
+    int rc = ws_tcp_body_new(&b, &q->server->bodies, q->connection, &q->api, &err);
+    if (rc < 0)
         return reply_error(q->connection, rc, &err);
-    return q->api.kind == WS_API_MANIFEST ? reply_manifest(q, b) : reply_file(q, b);
+    if (q->api.kind == WS_API_MANIFEST)
+        return reply_with(q->connection, 200, ws_tcp_body_manifest(b));
+    return reply_file(q, b);
 }
 
 /* --- long polls --- */
+
+/* Out of the list of polls. Caller holds lock. */
+static void unlink_poll(struct request *q)
+{
+    if (q->prev)
+        q->prev->next = q->next;
+    else
+        q->server->polls = q->next;
+    if (q->next)
+        q->next->prev = q->prev;
+    q->suspended = false;
+}
 
 /* Suspends the connection until wake or the end of its time; false: answer now. */
 static bool keep_waiting(struct request *q)
@@ -339,7 +166,11 @@ static bool keep_waiting(struct request *q)
                 now_ms() < q->poll_end_ms;
     if (wait) {
         q->suspended = true;
-        LIST_ADD(s->polls, q);
+        q->prev = NULL;
+        q->next = s->polls;
+        if (s->polls)
+            s->polls->prev = q;
+        s->polls = q;
         MHD_suspend_connection(q->connection);
         pthread_cond_signal(&s->changed);
     }
@@ -354,8 +185,7 @@ static void resume_polls(struct ws_tcp_server *s, int64_t ended_before_ms)
         next = q->next;
         if (q->poll_end_ms > ended_before_ms)
             continue;
-        LIST_REMOVE(s->polls, q);
-        q->suspended = false;
+        unlink_poll(q);
         MHD_resume_connection(q->connection);
     }
     pthread_mutex_unlock(&s->lock);
@@ -390,22 +220,12 @@ void ws_tcp_server_wake(struct ws_tcp_server *s)
 
 /* --- requests --- */
 
-/* Time does not depend on where the first difference is. */
-static bool same_token(const char *a, const char *b)
-{
-    size_t n = strlen(a), m = strlen(b);
-    unsigned char differ = n != m;
-    for (size_t i = 0; i < m; i++)
-        differ |= (unsigned char)(a[n ? i % n : 0] ^ b[i]);
-    return !differ;
-}
-
 static bool is_allowed(const struct request *q)
 {
     if (!q->server->token)
         return true;
     const char *header = MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, "Authorization");
-    return header && strncasecmp(header, "Bearer ", 7) == 0 && same_token(header + 7, q->server->token);
+    return ws_http_bearer(header, q->server->token);
 }
 
 static enum MHD_Result serve_models(struct request *q)
@@ -484,14 +304,15 @@ static enum MHD_Result answer(struct request *q, const char *method)
     }
     if (query)
         query[-1] = '?'; /* a resumed poll comes here again */
-    if (!get && q->api.kind != WS_API_OTHER)
+    bool read = q->api.kind <= WS_API_FILE;
+    if (!get && read)
         return reply_error(q->connection, ws_error_set(&err, EOPNOTSUPP, "%.200s is only read", q->url),
                            &err);
     if (q->polling && keep_waiting(q))
         return MHD_YES;
     if (q->api.kind == WS_API_MODELS || q->api.kind == WS_API_EVENTS)
         return serve_models(q);
-    if (q->api.kind != WS_API_OTHER)
+    if (read)
         return serve_version(q);
     if (query)
         query[-1] = 0;
@@ -541,7 +362,7 @@ static void end_request(void *cls, struct MHD_Connection *c, void **state,
         return;
     pthread_mutex_lock(&s->lock);
     if (q->suspended)
-        LIST_REMOVE(s->polls, q);
+        unlink_poll(q);
     pthread_mutex_unlock(&s->lock);
     free(q->post);
     free(q->url);
@@ -555,81 +376,17 @@ static void connection_event(void *cls, struct MHD_Connection *c, void **state,
     struct ws_tcp_server *s = cls;
     (void)state;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-        int sock = connection_socket(c), on = 1;
+        int sock = ws_tcp_connection_socket(c), on = 1;
         atomic_fetch_add(&s->connections, 1);
         (void)setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         (void)setsockopt(sock, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
         return;
     }
-    /* The socket is closed right after this: no body may shut its number down any more. */
-    int sock = connection_socket(c);
-    pthread_mutex_lock(&s->lock);
-    for (struct body *b = s->bodies; b; b = b->next)
-        if (b->sock == sock)
-            b->sock = -1;
-    pthread_mutex_unlock(&s->lock);
+    ws_tcp_bodies_closed(&s->bodies, c);
     atomic_fetch_sub(&s->connections, 1);
 }
 
 /* --- starting --- */
-
-static bool is_loopback(const struct sockaddr *a)
-{
-    if (a->sa_family == AF_INET)
-        return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
-    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
-}
-
-/* "HOST:PORT" or "[HOST]:PORT" to an address. */
-static int resolve(const char *text, struct addrinfo **out, struct ws_error *err)
-{
-    char host[256];
-    const char *colon = strrchr(text, ':');
-    if (!colon || colon == text || (size_t)(colon - text) >= sizeof(host) || !colon[1])
-        return ws_error_set(err, EINVAL, "'%s' is no address to listen on; write HOST:PORT or [HOST]:PORT",
-                            text);
-    const char *begin = text[0] == '[' ? text + 1 : text;
-    size_t n = (size_t)(colon - begin) - (text[0] == '[' && colon[-1] == ']');
-    snprintf(host, sizeof(host), "%.*s", (int)n, begin);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
-    int rc = getaddrinfo(host, colon + 1, &hints, out);
-    if (rc)
-        return ws_error_set(err, EINVAL, "cannot resolve '%s': %s", text, gai_strerror(rc));
-    return 0;
-}
-
-static int listen_on(const struct ws_tcp_server_options *o, int *sock, unsigned *port, struct ws_error *err)
-{
-    struct addrinfo *a;
-    int rc = resolve(o->listen, &a, err), on = 1;
-    if (rc < 0)
-        return rc;
-    struct sockaddr_storage bound;
-    socklen_t len = sizeof(bound);
-    int fd = -1;
-    if (!is_loopback(a->ai_addr) && !o->token && !o->insecure) {
-        rc = ws_error_set(err, EACCES,
-                          "%s is beyond loopback and there is no token: anyone could read the weights; give "
-                          "--token-file, or --insecure if the network is trusted",
-                          o->listen);
-        goto out;
-    }
-    fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-        bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, 512) != 0 ||
-        getsockname(fd, (struct sockaddr *)&bound, &len) != 0) {
-        rc = ws_error_set(err, errno, "cannot listen on %s: %s", o->listen, strerror(errno));
-        if (fd >= 0)
-            close(fd);
-        goto out;
-    }
-    *port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                              : ((struct sockaddr_in *)&bound)->sin_port);
-    *sock = fd;
-out:
-    freeaddrinfo(a);
-    return rc;
-}
 
 static int read_file(const char *path, char **out, struct ws_error *err)
 {
@@ -676,6 +433,7 @@ static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, int sock, unsign
 
 static void free_server(struct ws_tcp_server *s)
 {
+    ws_tcp_bodies_destroy(&s->bodies);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s->token);
@@ -693,6 +451,7 @@ int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catal
     if (!s)
         return ws_error_set(err, ENOMEM, "no memory for a server");
     s->catalog = *catalog;
+    ws_tcp_bodies_init(&s->bodies, &s->catalog);
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -711,7 +470,7 @@ int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catal
     if (rc == 0 && o->token && !(s->token = strdup(o->token)))
         rc = ws_error_set(err, ENOMEM, "no memory for a server");
     if (rc == 0)
-        rc = listen_on(o, &sock, &s->port, err);
+        rc = ws_http_listen(o->listen, o->token || o->insecure, &sock, &s->port, err);
     if (rc == 0 && !(s->daemon = start_daemon(s, sock, n))) {
         close(sock);
         rc = ws_error_set(err, EIO, "the HTTP server on %s did not start%s", o->listen,

@@ -2,6 +2,8 @@
  * and in JSON: a newline there forges a line, and one byte that is no UTF-8 makes the JSON library
  * refuse the whole reply. So every sentence passes through here once, where it is made. */
 #include "transports/text.h"
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 size_t ws_utf8_length(const char *s, size_t n)
@@ -48,4 +50,20 @@ void ws_text_clean(char *text)
             step = 1;
         }
     }
+}
+
+int ws_text_digits(const char **at, uint64_t *out)
+{
+    char *end;
+    if (**at < '0' || **at > '9')
+        return -EINVAL;
+    errno = 0;
+    *out = strtoull(*at, &end, 10);
+    *at = end;
+    return errno ? -EINVAL : 0;
+}
+
+int ws_text_u64(const char *text, uint64_t *out)
+{
+    return ws_text_digits(&text, out) || *text ? -EINVAL : 0;
 }

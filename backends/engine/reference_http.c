@@ -1,15 +1,14 @@
 /* The HTTP of the reference engine, on libmicrohttpd with a thread a connection, because a load blocks
  * for as long as it takes while /model_info goes on answering. */
 #include "backends/engine/reference_http.h"
+#include "transports/http_server.h"
 #include <errno.h>
 #include <microhttpd.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
+#include <unistd.h>
 
 #define MAX_BODY        (1UL << 20)
 #define MAX_CONNECTIONS 64U
@@ -21,6 +20,7 @@ struct ws_reference_http {
     size_t n_routes;
     void *self;
     char *api_key; /* NULL: none */
+    unsigned port;
 };
 
 /* A request on its way in. */
@@ -36,30 +36,12 @@ void ws_answer_bad(struct ws_answer *a, const char *message)
     a->json = json_pack("{s:{s:s, s:s}}", "error", "message", message, "type", "BadRequest");
 }
 
-/* Takes as long for a wrong key as for a right one. */
-static bool same_key(const char *given, const char *key)
-{
-    size_t n = strlen(key);
-    unsigned char differs = strlen(given) != n;
-
-    for (size_t i = 0; i < n && given[i]; i++)
-        differs |= (unsigned char)(given[i] ^ key[i]);
-    return !differs;
-}
-
 static bool is_allowed(const struct ws_reference_http *h, struct MHD_Connection *connection)
 {
-    static const char bearer[] = "Bearer ";
-    const char *given;
-
     if (!h->api_key)
         return true;
-    given = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "x-api-key");
-    if (given && same_key(given, h->api_key))
-        return true;
-    given = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization");
-    return given && !strncmp(given, bearer, sizeof(bearer) - 1) &&
-           same_key(given + sizeof(bearer) - 1, h->api_key);
+    return ws_http_bearer(MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization"),
+                          h->api_key);
 }
 
 static enum MHD_Result send_answer(struct MHD_Connection *connection, const struct ws_answer *a)
@@ -171,50 +153,20 @@ static void on_completed(void *self, struct MHD_Connection *connection, void **s
     *state = NULL;
 }
 
-/* "127.0.0.1:30000", "[::1]:0", "localhost:30000". */
-static int resolve_listen(const char *listen, struct sockaddr_storage *out, struct ws_error *err)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
-    const char *colon = strrchr(listen, ':');
-    struct addrinfo *found;
-    char host[256];
-    size_t n = colon ? (size_t)(colon - listen) : 0;
-    char *end = NULL;
-    int rc;
-
-    if (!colon || n >= sizeof(host) || strtoul(colon + 1, &end, 10) > UINT16_MAX || *end)
-        return ws_error_set(err, EINVAL, "'%s' is no HOST:PORT to listen on", listen);
-    if (n >= 2 && listen[0] == '[' && listen[n - 1] == ']')
-        snprintf(host, sizeof(host), "%.*s", (int)(n - 2), listen + 1);
-    else
-        snprintf(host, sizeof(host), "%.*s", (int)n, listen);
-    rc = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &found);
-    if (rc)
-        return ws_error_set(err, EINVAL, "cannot listen on '%s': %s", listen, gai_strerror(rc));
-    memcpy(out, found->ai_addr, found->ai_addrlen);
-    freeaddrinfo(found);
-    return 0;
-}
-
 static int start(struct ws_reference_http *h, const char *listen, struct ws_error *err)
 {
-    struct sockaddr_storage address;
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL;
-    int rc = resolve_listen(listen, &address, err);
-
+    int sock, rc = ws_http_listen(listen, true, &sock, &h->port, err);
     if (rc)
         return rc;
-    if (address.ss_family == AF_INET6)
-        flags |= MHD_USE_IPv6;
-    errno = 0;
     h->daemon =
-        MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_SOCK_ADDR, &address,
+        MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_LISTEN_SOCKET, sock,
                          MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
                          IDLE_SECONDS, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_END);
-    if (!h->daemon)
-        return ws_error_set(err, errno, "cannot listen on %s: %s", listen,
-                            errno ? strerror(errno) : "the HTTP server did not start");
-    return 0;
+    if (h->daemon)
+        return 0;
+    close(sock);
+    return ws_error_set(err, EIO, "the HTTP server on %s did not start", listen);
 }
 
 int ws_reference_http_new(struct ws_reference_http **out, const char *listen, const char *api_key,
@@ -241,9 +193,7 @@ int ws_reference_http_new(struct ws_reference_http **out, const char *listen, co
 
 unsigned ws_reference_http_port(const struct ws_reference_http *h)
 {
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
-
-    return info ? info->port : 0;
+    return h->port;
 }
 
 void ws_reference_http_free(struct ws_reference_http *h)

@@ -125,6 +125,7 @@ static int join_group(struct ws_agent *a, struct ws_agent_model *m, struct ws_se
     int rc = set_run(m, body, err);
     if (rc < 0)
         return rc;
+    assert(m->ranks); /* world_size is at least 1 */
     m->ranks[c->rank] = c;
     m->n_registered++;
     c->model = m;
@@ -165,11 +166,9 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
     uint64_t world = number(body, "world_size", 1), rank = number(body, "rank", 0),
              deadline = deadline_of(body);
     struct ws_registration *r = NULL;
-    if (!name || !ws_name_is_safe(name) || name[0] == '.' || strchr(name, '@') || strchr(name, '%'))
-        return ws_error_set(err, EINVAL,
-                            "'%.100s' is no name of a model: one path component without '@' and '%%', not "
-                            "beginning with a dot",
-                            name ? name : "");
+    if (!name || !ws_name_is_model(name))
+        return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", name ? name : "",
+                            WS_MODEL_NAME_RULE);
     if (world == 0 || world > WS_MAX_RANKS || rank >= world)
         return ws_error_set(err, EINVAL, "rank %" PRIu64 " of %" PRIu64 " makes no sense; at most %d ranks",
                             rank, world, WS_MAX_RANKS);

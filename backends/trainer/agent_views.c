@@ -1,6 +1,7 @@
 /* What the agent shows beside versions: AstraFlow's two read endpoints, status, metrics; and what mounts
  * report. */
 #include "backends/trainer/agent_state.h"
+#include "transports/api.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -163,8 +164,8 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
 }
 
 /* POST /v1/{model}/{version}/loaded[?run=R] {"host","mount","engines","ok"} */
-static int take_report(struct ws_agent *a, const char *model, uint64_t version, const char *query,
-                       const json_t *body, struct ws_error *err)
+static int take_report(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
+                       struct ws_error *err)
 {
     const char *host = json_string_value(json_object_get(body, "host"));
     const char *mount = json_string_value(json_object_get(body, "mount"));
@@ -172,11 +173,11 @@ static int take_report(struct ws_agent *a, const char *model, uint64_t version, 
     unsigned n = 0;
     snprintf(who, sizeof(who), "%.200s:%.300s", host ? host : "?", mount ? mount : "?");
     pthread_mutex_lock(&a->lock);
-    struct ws_agent_model *m = ws_agent_find(a, model);
+    struct ws_agent_model *m = ws_agent_find(a, q->model);
     struct ws_report *r = m ? m->reports : NULL;
     for (; r && strcmp(r->who, who) != 0; r = r->next)
         n++;
-    int rc = m ? 0 : ws_error_set(err, ENOENT, "there is no model '%s' here", model);
+    int rc = m ? 0 : ws_error_set(err, ENOENT, "there is no model '%s' here", q->model);
     if (m && !r && n < MAX_REPORTS) {
         r = calloc(1, sizeof(*r));
         if (r && !(r->who = strdup(who))) {
@@ -189,14 +190,14 @@ static int take_report(struct ws_agent *a, const char *model, uint64_t version, 
         }
     }
     if (rc == 0 && !r)
-        rc = ws_error_set(err, EAGAIN, "more than %d mounts report for %s", MAX_REPORTS, model);
+        rc = ws_error_set(err, EAGAIN, "more than %d mounts report for %s", MAX_REPORTS, q->model);
     if (rc == 0) {
-        r->version = version;
+        r->version = q->version;
         r->ok = json_is_true(json_object_get(body, "ok"));
         r->engines = (uint64_t)json_integer_value(json_object_get(body, "engines"));
-        snprintf(r->run, sizeof(r->run), "%s", query && strncmp(query, "run=", 4) == 0 ? query + 4 : m->run);
-        ws_log(WS_LOG_INFO, "agent", "loaded model=%s version=%" PRIu64 " mount=%s ok=%d", model, version,
-               who, r->ok);
+        snprintf(r->run, sizeof(r->run), "%s", q->run[0] ? q->run : m->run);
+        ws_log(WS_LOG_INFO, "agent", "loaded model=%s version=%" PRIu64 " mount=%s ok=%d", q->model,
+               q->version, who, r->ok);
         pthread_cond_broadcast(&a->changed);
     }
     pthread_mutex_unlock(&a->lock);
@@ -207,9 +208,7 @@ int ws_agent_route(void *self, const char *method, const char *path, const char 
                    json_t **reply, char **text, struct ws_error *err)
 {
     struct ws_agent *a = self;
-    char model[WS_MAX_NAME + 1];
-    unsigned long long version;
-    int end = 0;
+    struct ws_api_request q;
     if (strcmp(method, "GET") == 0) {
         if (strcmp(path, "/get_version") == 0)
             return get_version(a, query, reply);
@@ -219,8 +218,12 @@ int ws_agent_route(void *self, const char *method, const char *path, const char 
             return get_status(a, reply);
         if (strcmp(path, "/metrics") == 0)
             return get_metrics(a, text, err);
-    } else if (sscanf(path, "/v1/%255[^/]/%llu/loaded%n", model, &version, &end) == 2 && end && !path[end]) {
-        return take_report(a, model, version, query, body, err);
+    } else {
+        int rc = ws_api_parse(path, query, &q, err);
+        if (rc < 0)
+            return rc;
+        if (q.kind == WS_API_LOADED)
+            return take_report(a, &q, body, err);
     }
     return ws_error_set(err, ENOENT, "there is no %s %.200s here; /v1/models lists what there is", method,
                         path);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #define INDEX "model.safetensors.index.json"
 
@@ -50,6 +51,7 @@ static bool same_meta(const struct ws_tensor *a, const struct ws_tensor *b)
 static int collect(struct maker *k, struct ws_error *err)
 {
     const struct ws_registration *first = k->regs[0];
+    assert(k->world_size > 0);
     size_t n = first->n_base;
     for (unsigned r = 0; r < k->world_size; r++)
         n += k->regs[r]->n_entries;
@@ -278,34 +280,29 @@ static void set_places(struct maker *k)
     }
 }
 
-static void hash_text(char **text, size_t *n, const char *format, const char *name, uint64_t a, uint64_t b)
-{
-    char line[WS_MAX_TENSOR_NAME + 128];
-    int k = snprintf(line, sizeof(line), format, name, a, b);
-    char *more = realloc(*text, *n + (size_t)k);
-    if (!more)
-        return;
-    *text = more;
-    memcpy(more + *n, line, (size_t)k);
-    *n += (size_t)k;
-}
-
-/* Two 64-bit hashes of a description: files, headers, sidecar contents, frozen names. */
-static void set_id(struct maker *k)
+/* A hash of a description: files, headers, sidecar contents, frozen names. */
+static int set_id(struct maker *k, struct ws_error *err)
 {
     char *text = NULL;
     size_t n = 0;
     struct ws_layout *l = k->layout;
+    FILE *f = open_memstream(&text, &n);
+    if (!f)
+        return no_memory(err);
     for (size_t i = 0; i < l->n_files; i++)
-        hash_text(&text, &n, "f %s %" PRIu64 " %" PRIx64 "\n", l->files[i].name, l->files[i].size_bytes,
-                  l->files[i].content ? ws_hash(l->files[i].content, l->files[i].content_bytes) : 0);
+        fprintf(f, "f %s %" PRIu64 " %" PRIx64 "\n", l->files[i].name, l->files[i].size_bytes,
+                l->files[i].content ? ws_hash(l->files[i].content, l->files[i].content_bytes) : 0);
     for (size_t i = 0; i < k->regs[0]->n_sidecars; i++)
-        hash_text(&text, &n, "s %s %" PRIu64 " %" PRIx64 "\n", k->regs[0]->sidecars[i].name, 0,
-                  k->regs[0]->sidecars[i].hash);
+        fprintf(f, "s %s %" PRIx64 "\n", k->regs[0]->sidecars[i].name, k->regs[0]->sidecars[i].hash);
     for (size_t i = 0; i < l->n_frozen; i++)
-        hash_text(&text, &n, "z %s %" PRIu64 " %" PRIx64 "\n", l->frozen[i], 0, 0);
-    snprintf(l->id, sizeof(l->id), "%016" PRIx64 "%016" PRIx64, ws_hash(text, n / 2), ws_hash(text, n));
+        fprintf(f, "z %s\n", l->frozen[i]);
+    bool whole = fclose(f) == 0;
+    if (whole) {
+        XXH128_hash_t h = XXH3_128bits(text, n);
+        snprintf(l->id, sizeof(l->id), "%016" PRIx64 "%016" PRIx64, (uint64_t)h.high64, (uint64_t)h.low64);
+    }
     free(text);
+    return whole ? 0 : no_memory(err);
 }
 
 static int lay_out(struct maker *k, struct ws_error *err)
@@ -343,8 +340,7 @@ static int lay_out(struct maker *k, struct ws_error *err)
     set_places(k);
     for (size_t i = 0; i < l->n_files; i++)
         l->total_bytes += l->files[i].size_bytes;
-    set_id(k);
-    return 0;
+    return set_id(k, err);
 }
 
 int ws_layout_make(struct ws_registration *const *regs, unsigned world_size, uint64_t shard_bytes,

@@ -78,8 +78,9 @@ static int check_config(const wsync_config *c, struct ws_error *err)
         return ws_error_set(err, EINVAL,
                             "wsync_config.struct_size is not sizeof(wsync_config): header and library "
                             "are of different releases");
-    if (!c->model || !ws_name_is_safe(c->model))
-        return ws_error_set(err, EINVAL, "wsync_config.model is needed and is one path component");
+    if (!c->model || !ws_name_is_model(c->model))
+        return ws_error_set(err, EINVAL, "wsync_config.model cannot be '%.100s': %s",
+                            c->model ? c->model : "", WS_MODEL_NAME_RULE);
     if (c->rank >= (c->world_size ? c->world_size : 1))
         return ws_error_set(err, EINVAL, "rank %u of world_size %u makes no sense", c->rank, c->world_size);
     return 0;

@@ -90,8 +90,7 @@ static int entries_of(const json_t *array, unsigned rank, struct ws_entry **out,
             rc = piece_of(o, e, err);
         if (rc == 0 && file) {
             size_t k = strlen(file);
-            if (!ws_name_is_safe(file) || file[0] == '.' || k <= 12 ||
-                strcmp(file + k - 12, ".safetensors") != 0)
+            if (!ws_name_is_file(file) || k <= 12 || strcmp(file + k - 12, ".safetensors") != 0)
                 rc = ws_error_set(err, EINVAL, "'%.200s' is no name of a safetensors file", file);
             else if (!(e->file = strdup(file)))
                 rc = ws_error_set(err, ENOMEM, "no memory for a registration");
@@ -115,8 +114,8 @@ static int sidecars_of(const json_t *array, struct ws_registration *r, struct ws
         const json_t *o = json_array_get(array, i);
         const char *name = json_string_value(json_object_get(o, "name"));
         struct ws_sidecar *s = &r->sidecars[i];
-        if (!name || !ws_name_is_safe(name) || name[0] == '.' ||
-            get_u64(json_object_get(o, "bytes"), &s->size_bytes) || s->size_bytes > WS_MAX_SIDECAR_BYTES)
+        if (!name || !ws_name_is_file(name) || get_u64(json_object_get(o, "bytes"), &s->size_bytes) ||
+            s->size_bytes > WS_MAX_SIDECAR_BYTES)
             return ws_error_set(err, EINVAL, "a sidecar file has a bad name or over %lu bytes",
                                 WS_MAX_SIDECAR_BYTES);
         s->hash = (uint64_t)json_integer_value(json_object_get(o, "hash"));

@@ -349,7 +349,6 @@ static void test_idle_is_quiet(void **state)
     struct sigaction before, counting = {.sa_handler = on_sigio};
     struct opener o = {.region = NULL};
     pthread_t threads[2];
-    unsigned busy = 0, idle = 0;
 
     if (!have_kind(state))
         return;
@@ -358,17 +357,16 @@ static void test_idle_is_quiet(void **state)
     atomic_store(&n_sigio, 0);
     for (size_t i = 0; i < 2; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, open_and_close, &o), 0);
-    for (unsigned i = 0; i < 200000 && (i < 3000 || atomic_load(&o.opened) < 200 || !busy || !idle); i++) {
+    for (unsigned i = 0; i < 3000 || (i < 1000000 && atomic_load(&o.opened) < 200); i++) {
         int rc = ws_region_idle(o.region);
         assert_true(rc == 0 || rc == -EBUSY);
-        *(rc == 0 ? &idle : &busy) += 1;
     }
     atomic_store(&o.stop, true);
     for (size_t i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
     sigaction(SIGIO, &before, NULL);
     assert_int_equal(atomic_load(&n_sigio), 0);
-    assert_true(busy > 0 && idle > 0);
+    assert_true(atomic_load(&o.opened) >= 200);
     assert_idle(o.region, 0, "the openers ended");
     ws_region_free(o.region);
 }

@@ -1,0 +1,39 @@
+/* The bodies of responses that lie in held slots: libmicrohttpd sends out of the slot's own memory, so a
+ * response holds the slot until its last byte is out, and is cut when the hold is revoked. */
+#ifndef WS_TRANSPORTS_TCP_BODY_H
+#define WS_TRANSPORTS_TCP_BODY_H
+#include "transports/api.h"
+#include "transports/catalog.h"
+#include <microhttpd.h>
+#include <pthread.h>
+
+struct ws_tcp_body;
+/* All of a server's. Not copied after init. */
+struct ws_tcp_bodies {
+    const struct ws_catalog *catalog; /* borrowed */
+    pthread_mutex_t lock;
+    struct ws_tcp_body *first; /* guarded by lock */
+};
+
+void ws_tcp_bodies_init(struct ws_tcp_bodies *bodies, const struct ws_catalog *catalog);
+void ws_tcp_bodies_destroy(struct ws_tcp_bodies *bodies); /* the HTTP daemon was stopped: none is left */
+/* A connection ends: its socket's number may be another's from now on, and no body shuts it down any more. */
+void ws_tcp_bodies_closed(struct ws_tcp_bodies *bodies, struct MHD_Connection *connection);
+
+/* Holds the version that the request names. Freed by ws_tcp_body_free, or by the response that it goes into.
+ */
+WS_MUST_USE int ws_tcp_body_new(struct ws_tcp_body **out, struct ws_tcp_bodies *bodies,
+                                struct MHD_Connection *connection, const struct ws_api_request *request,
+                                struct ws_error *err);
+void ws_tcp_body_free(struct ws_tcp_body *body);
+const struct ws_hold *ws_tcp_body_hold(const struct ws_tcp_body *body);
+
+/* Responses over the held memory; they take body over, also on failure (NULL). A file's has the hashes of the
+ * blocks that lie whole in [begin, end) in its header X-Wsync-XXH3, unless there are very many. */
+struct MHD_Response *ws_tcp_body_manifest(struct ws_tcp_body *body);
+struct MHD_Response *ws_tcp_body_range(struct ws_tcp_body *body, const struct ws_bundle_file *file,
+                                       uint64_t begin, uint64_t end);
+
+int ws_tcp_connection_socket(struct MHD_Connection *connection);
+
+#endif
