@@ -257,6 +257,18 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     return 0;
 }
 
+/* Unmounts lazily, with link mode's tmpfs below it, and ends the connection: nobody answers any more, so
+ * whoever waits for us, be it finish_start's stat or the lock that a notification wants, has to be let go.
+ * The descriptor stays open, since calls that are parked in the store still reply to it. */
+static void end_connection(struct ws_fs *fs)
+{
+    if (umount2(fs->options.mountpoint, MNT_FORCE | MNT_DETACH) == 0 || errno != EPERM)
+        return;
+    /* Not root: libfuse's helper unmounts, and closing the descriptor ends the connection. Replies that come
+     * after fail. */
+    fuse_session_unmount(fs->session);
+}
+
 static int serve(struct ws_fs *fs, struct starter *s)
 {
     pthread_t thread;
@@ -270,9 +282,7 @@ static int serve(struct ws_fs *fs, struct starter *s)
     int rc = fuse_session_loop_mt(fs->session, config);
     fuse_loop_cfg_destroy(config);
     fuse_remove_signal_handlers(fs->session);
-    /* Lazily, with link mode's tmpfs below it; no path of ours may be walked any more: nobody would answer.
-     * From here on no request comes, and finish_start's stat ends too. */
-    fuse_session_unmount(fs->session);
+    end_connection(fs);
     pthread_join(thread, NULL);
     return rc < 0 ? rc : 0;
 }
@@ -289,8 +299,10 @@ static void stop(struct ws_fs *fs)
     ws_control_free(fs->control);
     ws_notify_stop(fs);
     ws_vnode_free_all(fs);
-    if (fs->session)
+    if (fs->session) {
+        fuse_session_unmount(fs->session); /* closes the descriptor; does no more where the mount is gone */
         fuse_session_destroy(fs->session);
+    }
     pthread_mutex_destroy(&fs->lock);
 }
 
@@ -310,7 +322,7 @@ static int run(const struct ws_mount_options *o, void (*ready)(void), int tell, 
     if (rc == 0)
         rc = serve(&fs, &s);
     else if (fs.session)
-        fuse_session_unmount(fs.session);
+        end_connection(&fs);
     stop(&fs);
     return rc;
 }

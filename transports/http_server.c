@@ -92,9 +92,10 @@ int ws_http_listen(const char *address, bool beyond_loopback, int *sock, unsigne
     int rc = resolve(address, &a, err), on = 1;
     if (rc < 0)
         return rc;
-    struct sockaddr_in6 bound = {0}; /* large enough for both; the port is at one place in both */
+    struct sockaddr_in6 bound; /* large enough for both; the port is at one place in both */
     socklen_t len = sizeof(bound);
     int fd = -1;
+    memset(&bound, 0, sizeof(bound));
     if (!is_loopback(a->ai_addr) && !beyond_loopback) {
         rc = ws_error_set(err, EACCES,
                           "%s is beyond loopback and there is no token: anyone could read the weights; give "

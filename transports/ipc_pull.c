@@ -265,6 +265,7 @@ static int ipc_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
 {
     struct ipc_lane *l = (struct ipc_lane *)lane;
     int rc = map_version(l, f->manifest, err);
+    assert(rc != 0 || l->regions);
     for (size_t i = f->first; rc == 0 && i < f->first + f->n; i++) {
         if (f->cancel && atomic_load(f->cancel))
             return ws_error_set(err, ECANCELED, "the transfer was stopped");

@@ -55,8 +55,10 @@ static int get_models(void *self, const char *model, json_t **out, struct ws_err
     json_t *models = json_array();
     pthread_mutex_lock(&c->lock);
     for (size_t i = 0; i < MAX_VERSIONS; i++) {
-        const char *name = c->items[i].used ? c->items[i].manifest->model : NULL;
-        bool first = name && (!model || strcmp(model, name) == 0);
+        if (!c->items[i].used)
+            continue;
+        const char *name = c->items[i].manifest->model;
+        bool first = !model || strcmp(model, name) == 0;
         for (size_t k = 0; k < i && first; k++)
             first = !c->items[k].used || strcmp(c->items[k].manifest->model, name) != 0;
         if (!first)

@@ -94,8 +94,10 @@ static int uring(const char *path)
         free(all);
         return 0;
     }
-    if (fd < 0 || !all)
+    if (fd < 0 || !all) {
+        free(all);
         return fail("open");
+    }
     while (done < n) {
         struct io_uring_sqe *sqe;
         while (queued < n && (sqe = io_uring_get_sqe(&ring))) {

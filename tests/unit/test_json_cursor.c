@@ -22,7 +22,7 @@ static char *start(struct ws_json *j, const char *text)
     char *copy = malloc(len ? len : 1);
 
     assert_non_null(copy);
-    memcpy(copy, text, len);
+    memcpy(copy, text, len); /* NOLINT(bugprone-not-null-terminated-result) */
     ws_json_start(j, copy, len);
     return copy;
 }

@@ -480,10 +480,10 @@ static void loaded_is_waited_for(void **state)
 int main(int argc, char **argv)
 {
     if (argc == 7 && strcmp(argv[1], "rank") == 0)
-        return be_rank(argv[2], (unsigned)atoi(argv[3]), strtoull(argv[4], NULL, 10),
+        return be_rank(argv[2], (unsigned)strtoul(argv[3], NULL, 10), strtoull(argv[4], NULL, 10),
                        strtoull(argv[5], NULL, 10), strtoull(argv[6], NULL, 10));
     if (argc == 4 && strcmp(argv[1], "torn") == 0)
-        return be_torn(argv[2], atoi(argv[3]));
+        return be_torn(argv[2], (int)strtol(argv[3], NULL, 10));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank),           cmocka_unit_test(four_ranks),
         cmocka_unit_test(a_rank_dies),        cmocka_unit_test(a_rank_dies_in_the_middle),
