@@ -22,8 +22,8 @@
 
 #define STREAMS          4
 #define SENDFILE_STREAMS 6
-#define BUFFER           (512UL << 10)
-#define ROUNDS           5
+#define BUFFER           (128UL << 10)
+#define ROUNDS           9
 
 static uint64_t bytes = 1200000000UL / WS_BLOCK_BYTES * WS_BLOCK_BYTES;
 
@@ -55,7 +55,7 @@ static void *send_all(void *arg)
     struct stream *s = arg;
     off_t at = (off_t)s->begin;
     while ((uint64_t)at < s->end) {
-        size_t n = s->end - (uint64_t)at < BUFFER * 8 ? s->end - (uint64_t)at : BUFFER * 8;
+        size_t n = s->end - (uint64_t)at < BUFFER * 32 ? s->end - (uint64_t)at : BUFFER * 32;
         ssize_t k;
         if (s->plain) {
             k = sendfile(s->from, s->source_fd, &at, n);
