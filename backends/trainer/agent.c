@@ -295,7 +295,7 @@ static void free_model(struct ws_agent_model *m)
         free(r->who);
         free(r);
     }
-    ws_layout_free(m->layout);
+    ws_placement_free(m->placement);
     free(m->ranks);
     free(m->name);
     free(m);

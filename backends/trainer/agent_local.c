@@ -63,16 +63,16 @@ static void forget_registration(struct ws_agent *a, struct ws_session *c)
     c->registration = NULL;
 }
 
-static int make_layout(struct ws_agent_model *m, struct ws_error *err)
+static int make_placement(struct ws_agent_model *m, struct ws_error *err)
 {
     struct ws_registration **regs = calloc(m->world_size, sizeof(struct ws_registration *));
     if (!regs)
         return ws_error_set(err, ENOMEM, "no memory for %u ranks", m->world_size);
     for (unsigned r = 0; r < m->world_size; r++)
         regs[r] = m->ranks[r]->registration;
-    ws_layout_free(m->layout);
-    m->layout = NULL;
-    int rc = ws_layout_make(regs, m->world_size, m->shard_bytes, &m->layout, err);
+    ws_placement_free(m->placement);
+    m->placement = NULL;
+    int rc = ws_placement_make(regs, m->world_size, m->shard_bytes, &m->placement, err);
     free(regs);
     m->epoch++;
     return rc;
@@ -119,8 +119,8 @@ static int join_group(struct ws_agent *a, struct ws_agent_model *m, struct ws_se
         m->ranks = ranks;
         m->world_size = world_size;
         m->n_registered = 0;
-        ws_layout_free(m->layout);
-        m->layout = NULL;
+        ws_placement_free(m->placement);
+        m->placement = NULL;
     }
     int rc = set_run(m, body, err);
     if (rc < 0)
@@ -141,9 +141,9 @@ static json_t *places_json(const struct ws_entry *e, size_t n)
     return all;
 }
 
-static json_t *layout_json(const struct ws_agent_model *m, const struct ws_session *c)
+static json_t *placement_json(const struct ws_agent_model *m, const struct ws_session *c)
 {
-    const struct ws_layout *l = m->layout;
+    const struct ws_placement *l = m->placement;
     const struct ws_registration *r = c->registration;
     json_t *files = json_array(), *sidecars = json_array();
     for (size_t i = 0; i < l->n_files; i++)
@@ -190,7 +190,7 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
         m->shard_bytes = number(body, "shard_bytes", 0);
         m->max_slots = slots >= 2 && slots <= a->options.max_slots ? slots : a->options.max_slots;
         if (m->n_registered == m->world_size) {
-            rc = make_layout(m, err);
+            rc = make_placement(m, err);
             if (rc < 0) { /* the others are told the same */
                 m->prepare_error = -rc;
                 snprintf(m->prepare_text, sizeof(m->prepare_text), "%s", err ? err->text : "");
@@ -201,7 +201,7 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
         pthread_cond_broadcast(&a->changed);
     }
     uint64_t epoch = rc == 0 ? m->epoch : 0;
-    while (rc == 0 && !m->layout) {
+    while (rc == 0 && !m->placement) {
         if (m->ranks[c->rank] != c)
             rc = ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank,
                               name);
@@ -212,7 +212,7 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
                               m->n_registered, m->world_size);
     }
     if (rc == 0)
-        *reply = layout_json(m, c);
+        *reply = placement_json(m, c);
     else
         forget_registration(a, c);
     pthread_mutex_unlock(&a->lock);
@@ -243,9 +243,9 @@ static int prepare(struct ws_agent *a, struct ws_agent_model *m, uint64_t versio
     if (rc == 0) {
         a->slot_bytes -= s->total_bytes;
         pthread_mutex_unlock(&a->lock);
-        rc = ws_slot_prepare(s, m->layout, a->options.n_threads, err);
+        rc = ws_slot_prepare(s, m->placement, a->options.n_threads, err);
         if (rc == 0)
-            rc = ws_slot_begin(s, m->layout, m->name, version, run, err);
+            rc = ws_slot_begin(s, m->placement, m->name, version, run, err);
         pthread_mutex_lock(&a->lock);
         a->slot_bytes += s->total_bytes;
         if (rc < 0) {
@@ -271,7 +271,7 @@ static int check_session(struct ws_session *c, struct ws_error *err)
     if (!c->model)
         return ws_error_set(err, EINVAL, "this rank is not registered");
     if (!c->model->ranks || c->rank >= c->model->world_size || c->model->ranks[c->rank] != c ||
-        !c->model->layout)
+        !c->model->placement)
         return ws_error_set(err, ESTALE, "the group of ranks of %s has changed: register again",
                             c->model->name);
     if (c->lost) {

@@ -47,7 +47,7 @@ static struct ws_slot *oldest_that_can_be_taken(struct ws_agent_model *m)
     return best;
 }
 
-static int check_budget(struct ws_agent *a, const struct ws_layout *l, struct ws_error *err)
+static int check_budget(struct ws_agent *a, const struct ws_placement *l, struct ws_error *err)
 {
     char text[WS_ERROR_TEXT] = "";
     uint64_t has;
@@ -68,7 +68,7 @@ static int check_budget(struct ws_agent *a, const struct ws_layout *l, struct ws
 
 static int add_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot **out, struct ws_error *err)
 {
-    int rc = check_budget(a, m->layout, err);
+    int rc = check_budget(a, m->placement, err);
     if (rc < 0)
         return rc;
     *out = calloc(1, sizeof(**out));

@@ -44,9 +44,9 @@ struct ws_agent_model {
     char group_run[WS_RUN_CHARS + 1];
     unsigned world_size, n_registered;
     struct ws_session **ranks;
-    struct ws_layout *layout; /* NULL until all ranks are there */
+    struct ws_placement *placement; /* NULL until all ranks are there */
     uint64_t shard_bytes;
-    uint64_t epoch; /* of the layout */
+    uint64_t epoch; /* of the placement */
     bool preparing; /* one rank's thread prepares the slot, the others wait */
     int prepare_error;
     char prepare_text[WS_ERROR_TEXT];

@@ -27,12 +27,12 @@ struct maker {
     struct whole *wholes; /* by name */
     size_t n_wholes;
     uint64_t *load;
-    struct ws_layout *layout;
+    struct ws_placement *placement;
 };
 
 static int no_memory(struct ws_error *err)
 {
-    return ws_error_set(err, ENOMEM, "no memory for a layout");
+    return ws_error_set(err, ENOMEM, "no memory for a placement");
 }
 
 static int by_name_and_rank(const void *x, const void *y)
@@ -178,16 +178,16 @@ static int by_file_and_name(const void *x, const void *y)
     return c ? c : strcmp(a->tensor.name, b->tensor.name);
 }
 
-static struct ws_layout_file *add_file(struct ws_layout *l, const char *name)
+static struct ws_placement_file *add_file(struct ws_placement *l, const char *name)
 {
     if (l->n_files == WS_MAX_FILES)
         return NULL;
-    struct ws_layout_file *more = realloc(l->files, (l->n_files + 1) * sizeof(*more));
+    struct ws_placement_file *more = realloc(l->files, (l->n_files + 1) * sizeof(*more));
     if (!more)
         return NULL;
     l->files = more;
-    struct ws_layout_file *f = &l->files[l->n_files];
-    *f = (struct ws_layout_file){.name = strdup(name)};
+    struct ws_placement_file *f = &l->files[l->n_files];
+    *f = (struct ws_placement_file){.name = strdup(name)};
     if (!f->name)
         return NULL;
     l->n_files++;
@@ -196,7 +196,7 @@ static struct ws_layout_file *add_file(struct ws_layout *l, const char *name)
 
 static int lay_out_shard(struct maker *k, struct whole *w, size_t n, struct ws_error *err)
 {
-    struct ws_layout_file *f = add_file(k->layout, w->file);
+    struct ws_placement_file *f = add_file(k->placement, w->file);
     struct ws_tensor *specs = calloc(n, sizeof(*specs));
     struct ws_safetensors *st = NULL;
     void *header = NULL;
@@ -238,7 +238,7 @@ static int add_index(struct maker *k, struct ws_error *err)
     }
     json_t *index =
         json_pack("{s:{s:I},s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
-    struct ws_layout_file *f = add_file(k->layout, INDEX);
+    struct ws_placement_file *f = add_file(k->placement, INDEX);
     if (f) {
         f->content = index ? json_dumps(index, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
         f->size_bytes = f->content_bytes = f->content ? strlen(f->content) : 0;
@@ -252,11 +252,11 @@ static int add_sidecars(struct maker *k, struct ws_error *err)
     const struct ws_registration *first = k->regs[0];
     for (size_t i = 0; i < first->n_sidecars; i++) {
         const struct ws_sidecar *s = &first->sidecars[i];
-        for (size_t j = 0; j < k->layout->n_files; j++)
-            if (strcmp(k->layout->files[j].name, s->name) == 0)
+        for (size_t j = 0; j < k->placement->n_files; j++)
+            if (strcmp(k->placement->files[j].name, s->name) == 0)
                 return ws_error_set(err, EINVAL, "the sidecar %s has the name of another file of the version",
                                     s->name);
-        struct ws_layout_file *f = add_file(k->layout, s->name);
+        struct ws_placement_file *f = add_file(k->placement, s->name);
         if (!f)
             return no_memory(err);
         f->size_bytes = s->size_bytes;
@@ -266,15 +266,15 @@ static int add_sidecars(struct maker *k, struct ws_error *err)
 
 static int by_file_name(const void *x, const void *y)
 {
-    return strcmp(((const struct ws_layout_file *)x)->name, ((const struct ws_layout_file *)y)->name);
+    return strcmp(((const struct ws_placement_file *)x)->name, ((const struct ws_placement_file *)y)->name);
 }
 
 static void set_places(struct maker *k)
 {
-    const struct ws_layout *l = k->layout;
+    const struct ws_placement *l = k->placement;
     for (size_t i = 0; i < k->n_all; i++) {
-        struct ws_layout_file key = {.name = k->all[i]->file};
-        const struct ws_layout_file *f = bsearch(&key, l->files, l->n_files, sizeof(key), by_file_name);
+        struct ws_placement_file key = {.name = k->all[i]->file};
+        const struct ws_placement_file *f = bsearch(&key, l->files, l->n_files, sizeof(key), by_file_name);
         assert(f);
         k->all[i]->file_index = (size_t)(f - l->files);
     }
@@ -285,7 +285,7 @@ static int set_id(struct maker *k, struct ws_error *err)
 {
     char *text = NULL;
     size_t n = 0;
-    struct ws_layout *l = k->layout;
+    struct ws_placement *l = k->placement;
     FILE *f = open_memstream(&text, &n);
     if (!f)
         return no_memory(err);
@@ -307,7 +307,7 @@ static int set_id(struct maker *k, struct ws_error *err)
 
 static int lay_out(struct maker *k, struct ws_error *err)
 {
-    struct ws_layout *l = k->layout;
+    struct ws_placement *l = k->placement;
     size_t n_shards = 0;
     int rc = 0;
     qsort(k->wholes, k->n_wholes, sizeof(k->wholes[0]), by_file_and_name);
@@ -343,14 +343,14 @@ static int lay_out(struct maker *k, struct ws_error *err)
     return set_id(k, err);
 }
 
-int ws_layout_make(struct ws_registration *const *regs, unsigned world_size, uint64_t shard_bytes,
-                   struct ws_layout **out, struct ws_error *err)
+int ws_placement_make(struct ws_registration *const *regs, unsigned world_size, uint64_t shard_bytes,
+                      struct ws_placement **out, struct ws_error *err)
 {
     struct maker k = {.regs = regs, .world_size = world_size};
     char *(*names)[WS_MAX_FILES] = calloc(1, sizeof(*names));
     *out = NULL;
-    k.layout = calloc(1, sizeof(*k.layout));
-    int rc = k.layout && names ? collect(&k, err) : no_memory(err);
+    k.placement = calloc(1, sizeof(*k.placement));
+    int rc = k.placement && names ? collect(&k, err) : no_memory(err);
     if (rc == 0)
         rc = unify_all(&k, err);
     if (rc == 0)
@@ -364,14 +364,14 @@ int ws_layout_make(struct ws_registration *const *regs, unsigned world_size, uin
     free(k.wholes);
     free(k.load);
     if (rc < 0) {
-        ws_layout_free(k.layout);
+        ws_placement_free(k.placement);
         return rc;
     }
-    *out = k.layout;
+    *out = k.placement;
     return 0;
 }
 
-void ws_layout_free(struct ws_layout *l)
+void ws_placement_free(struct ws_placement *l)
 {
     if (!l)
         return;

@@ -160,6 +160,13 @@ static void forget(struct wsync_publisher *p)
     p->n_params = p->n_files = 0;
 }
 
+#define SAME(name) ((int)WSYNC_##name == (int)WS_##name)
+_Static_assert(SAME(BOOL) && SAME(U8) && SAME(I8) && SAME(F8_E5M2) && SAME(F8_E4M3) && SAME(F8_E8M0) &&
+                   SAME(F8_E4M3FNUZ) && SAME(F8_E5M2FNUZ) && SAME(F4) && SAME(F6_E2M3) && SAME(F6_E3M2) &&
+                   SAME(I16) && SAME(U16) && SAME(F16) && SAME(BF16) && SAME(I32) && SAME(U32) && SAME(F32) &&
+                   SAME(F64) && SAME(I64) && SAME(U64) && SAME(C64),
+               "the public types are the safetensors' ones");
+
 static int tensor_of(const wsync_param *a, struct ws_tensor *t, struct ws_error *err)
 {
     uint64_t bytes;
@@ -265,7 +272,7 @@ static int take_places(const json_t *places, struct registered *r, size_t n, siz
     return 0;
 }
 
-static int take_layout(struct wsync_publisher *p, const json_t *reply, struct ws_error *err)
+static int take_placement(struct wsync_publisher *p, const json_t *reply, struct ws_error *err)
 {
     const json_t *files = json_object_get(reply, "files"), *sidecars = json_object_get(reply, "sidecars");
     const char *run = json_string_value(json_object_get(reply, "run"));
@@ -276,7 +283,7 @@ static int take_layout(struct wsync_publisher *p, const json_t *reply, struct ws
     p->base_places = calloc(n_base + 1, sizeof(*p->base_places));
     p->sidecar_files = calloc(n_side + 1, sizeof(*p->sidecar_files));
     if (!p->file_sizes || !p->base_places || !p->sidecar_files)
-        return ws_error_set(err, ENOMEM, "no memory for a layout");
+        return ws_error_set(err, ENOMEM, "no memory for a placement");
     for (size_t i = 0; i < p->n_files; i++)
         p->file_sizes[i] = (uint64_t)json_integer_value(json_object_get(json_array_get(files, i), "bytes"));
     int rc = take_places(json_object_get(reply, "places"), p->params, p->n_params, p->n_files);
@@ -292,7 +299,8 @@ static int take_layout(struct wsync_publisher *p, const json_t *reply, struct ws
     if (rc == 0 && !run)
         rc = -EPROTO;
     if (rc < 0)
-        return ws_error_set(err, EPROTO, "the agent's layout is not understood: is it of another release?");
+        return ws_error_set(err, EPROTO,
+                            "the agent's placement is not understood: is it of another release?");
     snprintf(p->run, sizeof(p->run), "%s", run);
     return 0;
 }
@@ -338,7 +346,7 @@ static int register_params(struct wsync_publisher *p, const wsync_param *params,
     if (rc == 0)
         rc = call(p, "register", registration_json(p), &reply, NULL, 0, NULL, err);
     if (rc == 0)
-        rc = take_layout(p, reply, err);
+        rc = take_placement(p, reply, err);
     json_decref(reply);
     if (rc < 0)
         forget(p);

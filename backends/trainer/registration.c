@@ -1,5 +1,5 @@
 /* Registrations as they arrive: JSON of a rank to checked entries. */
-#include "backends/trainer/placement.h"
+#include "backends/trainer/registration.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>

@@ -20,14 +20,14 @@ static void free_regions(struct ws_slot *s)
     s->regions = NULL;
     s->n_files = 0;
     s->total_bytes = 0;
-    s->layout_id[0] = 0;
+    s->placement_id[0] = 0;
 }
 
-int ws_slot_prepare(struct ws_slot *s, const struct ws_layout *l, unsigned n_threads, struct ws_error *err)
+int ws_slot_prepare(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads, struct ws_error *err)
 {
     int rc = 0;
     assert(s->state == WS_SLOT_WRITING && s->n_holds == 0);
-    if (strcmp(s->layout_id, l->id) == 0)
+    if (strcmp(s->placement_id, l->id) == 0)
         return 0;
     free_regions(s);
     s->regions = calloc(l->n_files, sizeof(struct ws_region *));
@@ -35,7 +35,7 @@ int ws_slot_prepare(struct ws_slot *s, const struct ws_layout *l, unsigned n_thr
         return ws_error_set(err, ENOMEM, "no memory for a slot");
     s->n_files = l->n_files;
     for (size_t i = 0; rc == 0 && i < l->n_files; i++) {
-        const struct ws_layout_file *f = &l->files[i];
+        const struct ws_placement_file *f = &l->files[i];
         if (f->size_bytes == 0)
             continue;
         rc = ws_region_new(&s->regions[i], f->size_bytes, err);
@@ -49,7 +49,7 @@ int ws_slot_prepare(struct ws_slot *s, const struct ws_layout *l, unsigned n_thr
         return rc;
     }
     s->total_bytes = l->total_bytes;
-    memcpy(s->layout_id, l->id, sizeof(s->layout_id));
+    memcpy(s->placement_id, l->id, sizeof(s->placement_id));
     s->fresh = true;
     return 0;
 }
@@ -62,7 +62,7 @@ static void free_hashed(struct ws_slot *s, size_t n)
     s->hashed = NULL;
 }
 
-int ws_slot_begin(struct ws_slot *s, const struct ws_layout *l, const char *model, uint64_t version,
+int ws_slot_begin(struct ws_slot *s, const struct ws_placement *l, const char *model, uint64_t version,
                   const char *run, struct ws_error *err)
 {
     assert(!s->manifest && !s->hashed);
@@ -78,14 +78,8 @@ int ws_slot_begin(struct ws_slot *s, const struct ws_layout *l, const char *mode
     for (size_t i = 0; rc == 0 && i < m->n_files; i++)
         if (!(s->hashed[i] = calloc(m->files[i].n_blocks + 1, 1)))
             rc = ws_error_set(err, ENOMEM, "no memory for a manifest");
-    if (rc == 0 && l->n_frozen > 0) {
-        m->frozen = calloc(l->n_frozen, sizeof(*m->frozen));
-        for (size_t i = 0; m->frozen && i < l->n_frozen; i++)
-            if ((m->frozen[i] = strdup(l->frozen[i])))
-                m->n_frozen++;
-        if (m->n_frozen != l->n_frozen)
-            rc = ws_error_set(err, ENOMEM, "no memory for a manifest");
-    }
+    for (size_t i = 0; rc == 0 && i < l->n_frozen; i++)
+        rc = ws_manifest_freeze(m, l->frozen[i], err);
     s->version = version;
     snprintf(s->run, sizeof(s->run), "%s", run);
     return rc;

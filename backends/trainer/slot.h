@@ -28,8 +28,8 @@ struct ws_slot {
     enum ws_slot_state state;
     uint64_t version;
     char run[WS_RUN_CHARS + 1];
-    char layout_id[33]; /* of what the regions hold */
-    bool fresh;         /* sidecars and frozen tensors are not in it yet */
+    char placement_id[33]; /* of what the regions hold */
+    bool fresh;            /* sidecars and frozen tensors are not in it yet */
     size_t n_files;
     uint64_t total_bytes;
     struct ws_region **regions;   /* one a file, NULL for size 0 */
@@ -41,13 +41,13 @@ struct ws_slot {
     unsigned n_holds;
 };
 
-/* Makes the regions fit a layout (new ones where they do not) and writes headers and generated files;
+/* Makes the regions fit a placement (new ones where they do not) and writes headers and generated files;
  * memory is faulted in here, so that it is charged to this process. -ENOMEM. May take seconds: the slot is
  * WRITING and only the caller uses it. */
-WS_MUST_USE int ws_slot_prepare(struct ws_slot *s, const struct ws_layout *l, unsigned n_threads,
+WS_MUST_USE int ws_slot_prepare(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads,
                                 struct ws_error *err);
 /* Starts the manifest of a version in a prepared slot. */
-WS_MUST_USE int ws_slot_begin(struct ws_slot *s, const struct ws_layout *l, const char *model,
+WS_MUST_USE int ws_slot_begin(struct ws_slot *s, const struct ws_placement *l, const char *model,
                               uint64_t version, const char *run, struct ws_error *err);
 /* Notes the hash of a block that one rank filled alone; -EINVAL when there is no such block. */
 WS_MUST_USE int ws_slot_note_hash(struct ws_slot *s, uint64_t file, uint64_t block, uint64_t hash);

@@ -108,8 +108,10 @@ static int uring(const char *path)
         }
         struct io_uring_cqe *cqe;
         io_uring_submit(&ring);
-        if (io_uring_wait_cqe(&ring, &cqe) < 0 || cqe->res < 0 || (uint64_t)cqe->res != cqe->user_data)
+        if (io_uring_wait_cqe(&ring, &cqe) < 0 || cqe->res < 0 || (uint64_t)cqe->res != cqe->user_data) {
+            free(all);
             return fail("io_uring read");
+        }
         done += (size_t)cqe->res;
         io_uring_cqe_seen(&ring, cqe);
     }

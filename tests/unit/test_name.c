@@ -106,6 +106,18 @@ static void test_safe(void **state)
     assert_false(ws_name_is_safe(name));
 }
 
+static void test_reserved(void **state)
+{
+    static const char *const bad[] = {"ctl",   "status", "events", "metrics", "last_error", "models",
+                                      "local", ".x",     "a@b",    "a%20b",   "a/b",        ""};
+    (void)state;
+    assert_true(ws_name_is_model("actor") && ws_name_is_model("Qwen3 0.6B") && ws_name_is_model("42"));
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_false(ws_name_is_model(bad[i]));
+    assert_true(ws_name_is_file("config.json") && ws_name_is_file("tensors.txt"));
+    assert_false(ws_name_is_file("tensors") || ws_name_is_file(".wsync") || ws_name_is_file("a/b"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -113,6 +125,7 @@ int main(void)
         cmocka_unit_test(test_long_names),
         cmocka_unit_test(test_long_names_are_cut_between_characters),
         cmocka_unit_test(test_safe),
+        cmocka_unit_test(test_reserved),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
