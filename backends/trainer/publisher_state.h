@@ -1,0 +1,66 @@
+/* A publisher's inside, shared by its files: publisher (its life and its versions), publisher_register (what
+ * it told the agent that it holds), publisher_put (the copies). */
+#ifndef WS_TRAINER_PUBLISHER_STATE_H
+#define WS_TRAINER_PUBLISHER_STATE_H
+#include "backends/trainer/base.h"
+#include "backends/trainer/piece.h"
+#include "backends/trainer/plan.h"
+#include "backends/trainer/wsync.h"
+#include "transports/ipc.h"
+
+/* One registered piece: what was told to the agent, and what it answered. */
+struct ws_registered {
+    struct ws_tensor tensor; /* name is owned; begin: in the file */
+    struct ws_piece piece;
+    char *file_name;
+    size_t file;
+    bool writes, put;
+};
+
+struct wsync_publisher {
+    int sock;
+    char *model, *run_asked;
+    char run[WS_RUN_CHARS + 1];
+    bool new_run; /* until something was published in it */
+    unsigned rank, world_size, max_slots, timeout_ms;
+    uint64_t shard_bytes;
+    struct ws_workers *workers;
+    struct ws_base *base;
+    void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
+    void *progress_arg;
+    /* the registration */
+    struct ws_registered *params; /* in the caller's order */
+    size_t n_params;
+    size_t *by_name;                   /* indices into params, by name */
+    struct ws_registered *base_places; /* writes and file of base tensors */
+    size_t *sidecar_files;
+    uint64_t *file_sizes;
+    size_t n_files;
+    /* the version that is begun */
+    bool begun, fresh;
+    uint64_t version;
+    struct ws_region **regions;
+    struct ws_block_hash *hashes;
+    size_t n_hashes;
+};
+
+/* POST /v1/local/{verb}; steals body. fds: room for descriptors of the reply, or NULL. */
+int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body, json_t **reply, int *fds,
+                      size_t max, size_t *n, struct ws_error *err);
+
+WS_MUST_USE int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, size_t n,
+                                      struct ws_error *err);
+/* Is this the very list that is registered? */
+bool ws_publisher_has(const struct wsync_publisher *p, const wsync_param *params, size_t n);
+/* The registered piece that a parameter is; NULL and err where there is none. */
+struct ws_registered *ws_publisher_find(struct wsync_publisher *p, const wsync_param *param,
+                                        struct ws_error *err);
+void ws_publisher_forget(struct wsync_publisher *p);
+
+/* Copies n parameters into the begun version's memory; which: their registered pieces, NULL: the first n.
+ * with_fresh: rank 0's sidecars and frozen tensors too, where the slot has not got them yet. */
+WS_MUST_USE int ws_publisher_put(struct wsync_publisher *p, const wsync_param *params,
+                                 struct ws_registered *const *which, size_t n, bool with_fresh,
+                                 struct ws_error *err);
+
+#endif
