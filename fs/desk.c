@@ -1,4 +1,5 @@
 #include "fs/desk.h"
+#include "backends/engine/http.h"
 #include "transports/log.h"
 #include "transports/safetensors.h"
 #include <errno.h>
@@ -7,6 +8,7 @@
 #include <string.h>
 
 #define DEFAULT_TIMEOUT_S 300
+#define PROBE_MS          15000
 
 const double ws_pause_bounds[WS_PAUSE_BUCKETS] = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};
 
@@ -87,6 +89,8 @@ static void free_engine(struct ws_engine *e)
     free(e->prefix);
     free(e->pause_mode);
     free(e->token);
+    for (size_t i = 0; i < 4; i++)
+        free(e->templates[i]);
     free(e);
 }
 
@@ -103,13 +107,41 @@ void ws_desk_release(struct ws_desk *d)
 
 /* --- engines --- */
 
-struct ws_engine_target ws_engine_target_of(const struct ws_engine *e, const struct ws_control *c)
+void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engine_call *out)
 {
-    return (struct ws_engine_target){.url = e->url,
-                                     .token = e->token,
-                                     .pause_mode = e->pause_mode,
-                                     .timeout_ms = e->timeout_ms,
-                                     .cancel = &c->stop};
+    pthread_mutex_lock(&c->lock);
+    out->facts = e->facts;
+    pthread_mutex_unlock(&c->lock);
+    out->templates =
+        (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2], e->templates[3]};
+    out->target = (struct ws_engine_target){.url = e->url,
+                                            .token = e->token,
+                                            .pause_mode = e->pause_mode,
+                                            .cache = e->cache,
+                                            .timeout_ms = e->timeout_ms,
+                                            .cancel = &c->stop,
+                                            .facts = &out->facts,
+                                            .templates = &out->templates};
+}
+
+int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms,
+                  struct ws_engine_serving *out, struct ws_error *err)
+{
+    struct ws_engine_call call;
+    struct ws_engine_facts facts;
+    ws_engine_call_of(e, c, &call);
+    call.target.facts = NULL;
+    call.target.timeout_ms = timeout_ms < e->timeout_ms ? timeout_ms : e->timeout_ms;
+    int rc = e->ops->probe(&call.target, &facts, out, err);
+    if (rc == 0) {
+        pthread_mutex_lock(&c->lock);
+        e->facts = facts;
+        snprintf(e->version, sizeof(e->version), "%s", out->version);
+        if (out->path[0])
+            memcpy(e->path, out->path, sizeof(e->path));
+        pthread_mutex_unlock(&c->lock);
+    }
+    return rc;
 }
 
 static int read_token(const char *path, char **out, struct ws_error *err)
@@ -139,17 +171,16 @@ static int check_pause_mode(const struct ws_engine_ops *ops, const char *mode, s
     return mode ? ws_error_set(err, EINVAL, "pause=%s: %s knows %s", mode, ops->kind, known) : 0;
 }
 
-/* http(s)://HOST[:PORT], nothing secret in it: it is shown in status, events and logs. */
-static int check_url(const char *url, struct ws_error *err)
+static int parse_cache(const char *word, enum ws_engine_cache *out, struct ws_error *err)
 {
-    const char *host = strncmp(url, "http://", 7) == 0    ? url + 7
-                       : strncmp(url, "https://", 8) == 0 ? url + 8
-                                                          : NULL;
-    if (!host || !*host)
-        return ws_error_set(err, EINVAL, "an engine's URL is http://HOST:PORT or https://HOST:PORT");
-    if (memchr(host, '@', strcspn(host, "/")))
-        return ws_error_set(err, EINVAL, "credentials do not belong into an engine's URL; use token-file=");
-    return 0;
+    static const char *const words[] = {"local", "external", "keep"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        if (!word || strcmp(word, words[i]) == 0) {
+            *out = (enum ws_engine_cache)i;
+            return 0;
+        }
+    }
+    return ws_error_set(err, EINVAL, "cache=%.100s: it is local, external or keep", word);
 }
 
 static int make_engine(const struct ws_command *q, struct ws_engine **out, struct ws_error *err)
@@ -172,9 +203,19 @@ static int make_engine(const struct ws_command *q, struct ws_engine **out, struc
     if (prefix && prefix[0] != '/')
         return ws_error_set(err, EINVAL,
                             "prefix=%s is no absolute path: it is where the engine sees this mount", prefix);
-    int rc = check_url(q->args[2], err);
+    static const enum ws_option templates[] = {WS_OPTION_PAUSE, WS_OPTION_LOAD, WS_OPTION_RESUME,
+                                               WS_OPTION_SERVING};
+    bool remote = ops == &ws_engine_remote;
+    enum ws_engine_cache cache = WS_CACHE_LOCAL;
+    int rc = ws_http_check_url(q->args[2], err);
     if (rc == 0)
+        rc = parse_cache(q->options[WS_OPTION_CACHE], &cache, err);
+    if (rc == 0 && !remote)
         rc = check_pause_mode(ops, pause, err);
+    for (size_t i = 1; rc == 0 && !remote && i < 4; i++)
+        if (q->options[templates[i]])
+            rc = ws_error_set(err, EINVAL,
+                              "load=, resume= and serving= are templates of engines of kind remote");
     if (rc < 0)
         return rc;
     struct ws_engine *e = calloc(1, sizeof(*e));
@@ -184,9 +225,16 @@ static int make_engine(const struct ws_command *q, struct ws_engine **out, struc
         e->name = strdup(q->args[0]);
         e->url = strdup(q->args[2]);
         e->prefix = prefix ? strdup(prefix) : NULL;
-        e->pause_mode = pause ? strdup(pause) : NULL;
+        e->pause_mode = pause && !remote ? strdup(pause) : NULL;
+        e->cache = cache;
+        for (size_t i = 0; remote && i < 4; i++) {
+            const char *t = q->options[templates[i]];
+            e->templates[i] = t ? strdup(t) : NULL;
+            if (t && !e->templates[i])
+                rc = -ENOMEM;
+        }
     }
-    if (!e || !e->name || !e->url || !e->prefix != !prefix || !e->pause_mode != !pause)
+    if (!e || rc < 0 || !e->name || !e->url || !e->prefix != !prefix || !e->pause_mode != !(pause && !remote))
         rc = ws_error_set(err, ENOMEM, "no memory for an engine");
     if (rc == 0 && token)
         rc = read_token(token, &e->token, err);
@@ -214,9 +262,7 @@ int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, const struct ws_
     int rc = make_engine(q, &e, err);
     if (rc < 0)
         return rc;
-    struct ws_engine_target t = ws_engine_target_of(e, c);
-    t.timeout_ms = t.timeout_ms < 15000 ? t.timeout_ms : 15000; /* a probe, not a load */
-    rc = e->ops->probe(&t, &serving, err);
+    rc = ws_engine_ask(e, c, PROBE_MS, &serving, err);
     pthread_mutex_lock(&c->lock);
     if (rc == 0 && has_engine(d, e->name))
         rc = ws_error_set(err, EEXIST, "%s has an engine '%s' already; remove it first", d->name, e->name);
@@ -227,7 +273,6 @@ int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, const struct ws_
     if (rc == 0) {
         struct ws_engine **at = &d->engines;
         e->state = serving.paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
-        snprintf(e->version, sizeof(e->version), "%s", serving.version);
         while (*at)
             at = &(*at)->next;
         *at = e;
@@ -238,8 +283,10 @@ int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, const struct ws_
         free_engine(e);
         return rc;
     }
-    ws_desk_event(c, d, "engine-added model=%s engine=%s kind=%s url=%s serving=%s", d->name, q->args[0],
-                  q->args[1], q->args[2], serving.version[0] ? serving.version : "unknown");
+    ws_desk_event(c, d, "engine-added model=%s engine=%s kind=%s release=%s url=%s serving=%s%s%s", d->name,
+                  q->args[0], q->args[1], e->facts.release[0] ? e->facts.release : "unknown", q->args[2],
+                  serving.version[0] ? serving.version : "unknown", e->facts.lacks[0] ? " lacks=" : "",
+                  e->facts.lacks);
     return 0;
 }
 

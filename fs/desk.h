@@ -24,10 +24,14 @@ struct ws_engine {
     struct ws_engine *next;
     const struct ws_engine_ops *ops;
     char *name, *url, *prefix, *pause_mode, *token; /* never change */
+    char *templates[4];                             /* remote: pause, load, resume, serving; NULL: none */
+    enum ws_engine_cache cache;
     unsigned timeout_ms;
     /* guarded by the control's lock */
     enum ws_engine_state state;
+    struct ws_engine_facts facts;
     char version[64]; /* what it serves, in its own words */
+    char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];
     double pause_seconds; /* of the last switch */
 };
@@ -85,7 +89,16 @@ WS_MUST_USE int ws_desk_add_engine(struct ws_control *c, struct ws_desk *d, cons
                                    struct ws_error *err);
 WS_MUST_USE int ws_desk_remove_engine(struct ws_control *c, struct ws_desk *d, const char *name,
                                       struct ws_error *err);
-struct ws_engine_target ws_engine_target_of(const struct ws_engine *e, const struct ws_control *c);
+/* What its functions need, with storage for what they point to. Takes the lock. */
+struct ws_engine_call {
+    struct ws_engine_target target;
+    struct ws_engine_facts facts;
+    struct ws_engine_templates templates;
+};
+void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engine_call *out);
+/* Asks it anew what it is and serves, and notes that. */
+WS_MUST_USE int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms,
+                              struct ws_engine_serving *out, struct ws_error *err);
 void ws_desk_release(struct ws_desk *d);
 
 /* views.c, metrics.c: text of a view, appended to f. */

@@ -36,14 +36,17 @@ static bool is_blank(char c)
 /* Reads one word from *in, unquoted to *out; false when a quote stays open. */
 static bool take_word(const char **in, const char *end, char **out)
 {
-    bool quoted = false;
+    bool quoted = false, opens = true; /* opens: a word or a value begins here */
+    size_t n_equals = 0;
 
     while (*in < end && (quoted || !is_blank(**in))) {
         char c = *(*in)++;
-        if (c == '"') {
+        if (c == '"' && (quoted || opens)) {
             quoted = !quoted;
+            opens = false;
             continue;
         }
+        opens = !quoted && c == '=' && n_equals++ == 0;
         if (quoted && c == '\\' && *in < end && (**in == '"' || **in == '\\'))
             c = *(*in)++;
         *(*out)++ = c;
@@ -87,8 +90,11 @@ int ws_words_parse(const char *text, size_t len, struct ws_words *out, struct ws
 enum { FORCE_LAYOUT = 1, ASYNC = 2 };
 
 static const char *const option_names[WS_OPTION_COUNT] = {
-    [WS_OPTION_PREFIX] = "prefix",         [WS_OPTION_PAUSE] = "pause",   [WS_OPTION_TIMEOUT] = "timeout",
-    [WS_OPTION_TOKEN_FILE] = "token-file", [WS_OPTION_POLICY] = "policy",
+    [WS_OPTION_PREFIX] = "prefix",   [WS_OPTION_PAUSE] = "pause",
+    [WS_OPTION_TIMEOUT] = "timeout", [WS_OPTION_TOKEN_FILE] = "token-file",
+    [WS_OPTION_POLICY] = "policy",   [WS_OPTION_CACHE] = "cache",
+    [WS_OPTION_LOAD] = "load",       [WS_OPTION_RESUME] = "resume",
+    [WS_OPTION_SERVING] = "serving",
 };
 #define OPTION(name) (1U << WS_OPTION_##name)
 
@@ -111,9 +117,14 @@ static const struct syntax {
     {WS_VERB_VERIFY, WS_SCOPE_MODEL, "verify", NULL, 1, 1, 0, ASYNC, "verify N [async]",
      "hash what is here against the manifest"},
     {WS_VERB_ENGINE_ADD, WS_SCOPE_MODEL, "engine", "add", 3, 3,
-     OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE), 0,
-     "engine add NAME KIND URL [prefix=PATH] [pause=MODE] [timeout=S] [token-file=F]",
-     "register an inference server; prefix: where it sees this mount"},
+     OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE) | OPTION(CACHE) | OPTION(LOAD) |
+         OPTION(RESUME) | OPTION(SERVING),
+     0,
+     "engine add NAME sglang|vllm|remote URL [prefix=PATH] [pause=MODE] [timeout=S] [token-file=F] "
+     "[cache=local|external|keep] [load=T resume=T serving=T]",
+     "register an inference server; prefix: where it sees this mount; cache: what is emptied with a load; "
+     "for "
+     "remote, pause, load, resume and serving are templates METHOD:/PATH[:BODY] with {path} and {version}"},
     {WS_VERB_ENGINE_REMOVE, WS_SCOPE_MODEL, "engine", "remove", 1, 1, 0, 0, "engine remove NAME",
      "forget an inference server; it goes on as it is"},
     {WS_VERB_ADD, WS_SCOPE_ROOT, "add", NULL, 2, 2, OPTION(POLICY), 0,

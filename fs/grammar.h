@@ -3,7 +3,8 @@
  * the same table.
  *
  *     command  = word { blank word } [ newline ]
- *     word     = { character | '"' { character | '\"' | '\\' } '"' }       blanks only inside quotes
+ *     word     = [ key '=' ] ( { character } | '"' { character | '\"' | '\\' } '"' )     blanks only inside
+ *                quotes, which stand around a whole word or value: JSON in a value needs none
  *     options  = key=value words after the arguments, and flags; async only as the last word */
 #ifndef WS_FS_GRAMMAR_H
 #define WS_FS_GRAMMAR_H
@@ -51,6 +52,10 @@ enum ws_option {
     WS_OPTION_TIMEOUT,
     WS_OPTION_TOKEN_FILE,
     WS_OPTION_POLICY,
+    WS_OPTION_CACHE,
+    WS_OPTION_LOAD, /* templates of kind remote */
+    WS_OPTION_RESUME,
+    WS_OPTION_SERVING,
     WS_OPTION_COUNT
 };
 struct ws_command {

@@ -106,16 +106,39 @@ static void set_state(struct work *w, enum ws_engine_state state, const char *ve
 
 /* --- one engine --- */
 
+/* Does it serve something else than what we left it with? */
+static bool is_another(struct work *w, const struct ws_engine_serving *now)
+{
+    pthread_mutex_lock(&w->control->lock);
+    bool another = w->engine->ops->tells_version && strcmp(now->version, w->engine->version) != 0;
+    pthread_mutex_unlock(&w->control->lock);
+    return another;
+}
+
+/* What it serves now: by its own words, or by ours where it has none. */
+static void note_way_back(struct work *w, const struct ws_engine_serving *now)
+{
+    const struct ws_engine *e = w->engine;
+    pthread_mutex_lock(&w->control->lock);
+    snprintf(w->back_path, sizeof(w->back_path), "%s", e->ops->tells_path ? now->path : e->path);
+    snprintf(w->back_version, sizeof(w->back_version), "%s",
+             e->ops->tells_version ? now->version : e->version);
+    pthread_mutex_unlock(&w->control->lock);
+}
+
 static int ask_and_pause(struct work *w)
 {
-    struct ws_engine_target t = ws_engine_target_of(w->engine, w->control);
+    struct ws_engine_call call;
+    ws_engine_call_of(w->engine, w->control, &call);
     struct ws_engine_serving now = {0};
-    int rc = w->engine->ops->serving(&t, &now, &w->err);
+    int rc = w->engine->ops->serving(&call.target, &now, &w->err);
+    if (rc == 0 && is_another(w, &now)) { /* restarted since: it may be of another release, too */
+        rc = ws_engine_ask(w->engine, w->control, w->engine->timeout_ms, &now, &w->err);
+        ws_engine_call_of(w->engine, w->control, &call);
+    }
     if (rc == 0) {
-        /* The way back: what it serves now, by its own words. */
-        snprintf(w->back_path, sizeof(w->back_path), "%s", now.path);
-        snprintf(w->back_version, sizeof(w->back_version), "%s", now.version);
-        rc = w->engine->ops->pause(&t, &w->err);
+        note_way_back(w, &now);
+        rc = w->engine->ops->pause(&call.target, &w->err);
     }
     if (rc < 0) {
         set_state(w, WS_ENGINE_UNKNOWN, NULL, w->err.text);
@@ -130,16 +153,21 @@ static int ask_and_pause(struct work *w)
 /* Loads and, when the answer was lost, asks. */
 static int load_path(struct work *w, const char *path, const char *version)
 {
-    struct ws_engine_target t = ws_engine_target_of(w->engine, w->control);
+    struct ws_engine_call call;
+    ws_engine_call_of(w->engine, w->control, &call);
     struct ws_engine_serving now = {0};
     struct ws_error ignored;
     set_state(w, WS_ENGINE_LOADING, version, NULL);
-    int rc = w->engine->ops->load(&t, path, version, &w->err);
+    int rc = w->engine->ops->load(&call.target, path, version, &w->err);
     if (rc == -ETIMEDOUT || rc == -ECONNRESET) {
-        if (w->engine->ops->serving(&t, &now, &ignored) == 0 && strcmp(now.version, version) == 0 &&
-            strcmp(now.path, path) == 0)
+        const struct ws_engine_ops *ops = w->engine->ops;
+        if (ops->tells_version && ops->serving(&call.target, &now, &ignored) == 0 &&
+            strcmp(now.version, version) == 0 && (!ops->tells_path || strcmp(now.path, path) == 0))
             rc = 0;
     }
+    pthread_mutex_lock(&w->control->lock);
+    snprintf(w->engine->path, sizeof(w->engine->path), "%s", rc == 0 ? path : "");
+    pthread_mutex_unlock(&w->control->lock);
     return rc;
 }
 
@@ -153,12 +181,14 @@ static int load_new(struct work *w)
 
 static int resume(struct work *w)
 {
-    struct ws_engine_target t = ws_engine_target_of(w->engine, w->control);
+    struct ws_engine_call call;
+    ws_engine_call_of(w->engine, w->control, &call);
     struct ws_engine_serving now = {0};
     int rc = -EIO;
     for (int i = 0; i < RESUME_TRIES && rc < 0; i++) {
-        rc = w->engine->ops->resume(&t, &w->err);
-        if (rc < 0 && w->engine->ops->serving(&t, &now, NULL) == 0 && !now.paused && now.version[0])
+        rc = w->engine->ops->resume(&call.target, &w->err);
+        if (rc < 0 && w->engine->ops->tells_paused &&
+            w->engine->ops->serving(&call.target, &now, NULL) == 0 && !now.paused)
             rc = 0; /* it did, and the answer was lost */
     }
     if (rc == 0) {
@@ -185,8 +215,9 @@ static int resume_new(struct work *w)
 
 static int pause_again(struct work *w)
 {
-    struct ws_engine_target t = ws_engine_target_of(w->engine, w->control);
-    int rc = w->engine->ops->pause(&t, &w->err);
+    struct ws_engine_call call;
+    ws_engine_call_of(w->engine, w->control, &call);
+    int rc = w->engine->ops->pause(&call.target, &w->err);
     w->paused = true; /* also when the answer was lost: it is loaded back either way */
     w->paused_ns = ws_time_mono_ns();
     return rc;
@@ -216,9 +247,10 @@ static int bring_back(struct work *w)
     if (rc == 0) {
         set_state(w, WS_ENGINE_SERVING, w->back_version, NULL);
     } else {
-        struct ws_engine_target t = ws_engine_target_of(w->engine, w->control);
+        struct ws_engine_call call;
+        ws_engine_call_of(w->engine, w->control, &call);
         struct ws_engine_serving now;
-        bool there = w->engine->ops->serving(&t, &now, NULL) == 0;
+        bool there = w->engine->ops->serving(&call.target, &now, NULL) == 0;
         char text[WS_ERROR_TEXT + 64];
         snprintf(text, sizeof(text), "%s: %.800s", there ? "restart it" : "it does not answer", w->err.text);
         set_state(w, there ? WS_ENGINE_BROKEN : WS_ENGINE_UNKNOWN, NULL, text);

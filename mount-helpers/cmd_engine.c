@@ -9,10 +9,13 @@
 static const struct cli_option options[] = {
     {"listen", 'l', "HOST:PORT", "default 127.0.0.1:30000"},
     {"model-path", 'p', "DIR", "the checkpoint folder that it loads at start"},
+    {"api", 0, "NAME", "whose routes it speaks: sglang (default) or vllm"},
     {"api-key-file", 0, "FILE", "ask for the bearer token in the file's first line"},
     {"refuse", 0, "N", "answer 400 to a load of this version, as an engine does that cannot load it"},
     {"slow", 0, "MS", "add this many milliseconds to each load"},
     {"die-at", 0, "STEP", "exit at a step: pause, open, load, reply or continue"},
+    {"lifelike", 0, NULL,
+     "fail as the real servers do: a bad file ends SGLang's, and costs vLLM's its weights"},
     {0},
 };
 
@@ -23,10 +26,12 @@ static int run(const struct cli_args *args)
     struct ws_reference_options o = {
         .listen = listen ? listen : "127.0.0.1:30000",
         .model_path = cli_get(args, "model-path"),
+        .api = cli_get(args, "api"),
         .api_key = key,
         .refuse = cli_get(args, "refuse"),
         .slow_ms = (unsigned)cli_u64(args, "slow", 0),
         .die_at = cli_get(args, "die-at"),
+        .lifelike = cli_has(args, "lifelike"),
     };
     struct ws_error err = {0};
     struct ws_reference *engine;
@@ -46,7 +51,7 @@ static int run(const struct cli_args *args)
 
 const struct cli_command cmd_engine = {
     .name = "engine",
-    .summary = "a reference engine: SGLang's routes, really loads, needs no GPU",
+    .summary = "a reference engine: SGLang's or vLLM's routes, really loads, needs no GPU",
     .synopsis = "--model-path DIR [OPTIONS]",
     .description =
         "A small server that loads safetensors folders as SGLang and vLLM do (each file opened twice "

@@ -195,17 +195,20 @@ class Mount(Process):
 
 
 class Engine(Process):
-    def __init__(self, stack, path, *args):
-        self.port = free_port()
+    """The reference engine, speaking SGLang's or vLLM's API."""
+
+    def __init__(self, stack, path, *args, api="sglang", port=None):
+        self.port = port or free_port()
+        self.api = api
         self.url = f"http://127.0.0.1:{self.port}"
-        super().__init__(stack, "engine", "--listen", f"127.0.0.1:{self.port}", "--model-path", path, *args)
+        super().__init__(stack, "engine", "--listen", f"127.0.0.1:{self.port}", "--model-path", path, "--api", api, *args)
         wait_for(lambda: self.answers() or not self.alive(), "the engine")
         if not self.alive():
             raise AssertionError(self.text())
 
     def answers(self):
         try:
-            with urllib.request.urlopen(self.url + "/model_info", timeout=5) as r:
+            with urllib.request.urlopen(self.url + "/health", timeout=5) as r:
                 return r.status == 200
         except urllib.error.HTTPError:
             return True
@@ -219,10 +222,17 @@ class Engine(Process):
             return json.load(r)
 
     def serves(self):
-        return self.ask("/model_info")["weight_version"]
+        return self.ask("/weight_info" if self.api == "vllm" else "/model_info")["weight_version"]
 
     def checksum(self):
-        return self.ask("/weights_checker", {"action": "checksum"})["per_engine_checksum"]
+        route = "/weight_checker" if self.api == "vllm" else "/weights_checker"
+        return self.ask(route, {"action": "checksum"})["per_engine_checksum"]
+
+    def generate(self):
+        return self.ask("/v1/completions" if self.api == "vllm" else "/generate", {"prompt": "x"})
+
+    def is_paused(self):  # vLLM says it
+        return self.ask("/is_paused")["is_paused"]
 
 
 SIZES = {"BF16": 2, "F32": 4, "F16": 2, "U8": 1, "I64": 8}

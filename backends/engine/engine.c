@@ -4,9 +4,13 @@
 
 static const struct ws_engine_ops *const engines[] = {
     &ws_engine_sglang,
+    &ws_engine_vllm,
+    &ws_engine_remote,
 };
 static const char *const kinds[] = {
     "sglang",
+    "vllm",
+    "remote",
     NULL,
 };
 #define ENGINES (sizeof(engines) / sizeof(engines[0]))

@@ -9,29 +9,54 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* What becomes of keys and values that were computed with the old weights. */
+enum ws_engine_cache {
+    WS_CACHE_LOCAL,    /* the engine's own prefix cache is emptied */
+    WS_CACHE_EXTERNAL, /* hierarchical and external stores too */
+    WS_CACHE_KEEP      /* nothing: the user knows why */
+};
+/* What a probe found: kept by the caller, given back with every call. */
+struct ws_engine_facts {
+    bool known;       /* false: not probed, everything is tried */
+    char release[64]; /* of the server, where it says */
+    char lacks[256];  /* routes that are done without, for people; empty: none */
+    unsigned routes;  /* bits of the kind's own */
+};
+/* Templates of a server of kind `remote`; see remote.c. NULL: a step that it does not have. */
+struct ws_engine_templates {
+    const char *pause, *load, *resume, *serving;
+};
 struct ws_engine_target {
-    const char *url;           /* http(s)://host:port, no credentials in it */
-    const char *token;         /* bearer, or NULL; never logged */
-    const char *pause_mode;    /* the kind's own word, NULL: its default */
-    unsigned timeout_ms;       /* of a load; the other calls take a fraction, at least 5 s */
-    const atomic_bool *cancel; /* looked at while waiting; may be NULL */
+    const char *url;        /* http(s)://host:port, no credentials in it */
+    const char *token;      /* bearer, or NULL; never logged */
+    const char *pause_mode; /* the kind's own word, NULL: its default */
+    enum ws_engine_cache cache;
+    unsigned timeout_ms;                 /* of a load; the other calls take a fraction, at least 5 s */
+    const atomic_bool *cancel;           /* looked at while waiting; may be NULL */
+    const struct ws_engine_facts *facts; /* may be NULL: not probed */
+    const struct ws_engine_templates *templates; /* kind remote only */
 };
 /* What an engine says that it serves. Empty strings where it does not say. */
 struct ws_engine_serving {
     char version[64];
-    char path[4096];
-    bool paused;
+    char path[4096]; /* what it loaded last */
+    bool paused, sleeping;
 };
 struct ws_engine_ops {
     const char *kind;               /* "sglang" */
     const char *const *pause_modes; /* NULL-terminated, the default first */
-    /* Is it there, and of this kind? Fills serving. -EHOSTUNREACH, -ETIMEDOUT, -EACCES, -EPROTO. */
-    int (*probe)(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err);
+    bool tells_path;                /* serving fills path; else the caller remembers what was loaded */
+    bool tells_version;             /* serving fills version with what load was told */
+    bool tells_paused;              /* serving fills paused */
+    /* Is it there, and of this kind, and what does it offer? Fills both. -EHOSTUNREACH, -ETIMEDOUT, -EACCES,
+     * -EPROTO with what is missing and how it is turned on. */
+    int (*probe)(const struct ws_engine_target *t, struct ws_engine_facts *facts,
+                 struct ws_engine_serving *out, struct ws_error *err);
     /* After success no request runs on half-loaded weights. */
     int (*pause)(const struct ws_engine_target *t, struct ws_error *err);
-    /* Loads path as `version` (text). 0: the engine itself says that it now serves it. -EREMOTEIO: it
-     * refused or failed, and says so (its old weights may go on, but no engine promises that: load
-     * the old path back); -ECONNRESET, -ETIMEDOUT: in doubt, ask serving; -EHOSTUNREACH: it was never
+    /* Loads path as `version` (text) and empties the caches. 0: the engine itself says that it now serves it.
+     * -EREMOTEIO: it refused or failed, and says so (its old weights may go on, but no engine promises that:
+     * load the old path back); -ECONNRESET, -ETIMEDOUT: in doubt, ask serving; -EHOSTUNREACH: it was never
      * told. */
     int (*load)(const struct ws_engine_target *t, const char *path, const char *version,
                 struct ws_error *err);
@@ -40,7 +65,7 @@ struct ws_engine_ops {
     /* Checksum of the weights in the engine's memory as text (malloc'ed); -ENOTSUP. */
     int (*checksum)(const struct ws_engine_target *t, char **out, struct ws_error *err);
 };
-extern const struct ws_engine_ops ws_engine_sglang;
+extern const struct ws_engine_ops ws_engine_sglang, ws_engine_vllm, ws_engine_remote;
 /* By kind; NULL when unknown. ws_engine_kinds: NULL-terminated list of names. */
 const struct ws_engine_ops *ws_engine_find(const char *kind);
 const char *const *ws_engine_kinds(void);

@@ -1,18 +1,21 @@
-/* Reference engine: a small server with SGLang's routes that truly loads safetensors folders the way
- * the real engines read them, without a GPU and without Python. For tests, for the demo and for users
- * who try out a deployment. It keeps its own copy of the weights. */
+/* Reference engine: a small server with SGLang's or vLLM's routes that truly loads safetensors folders the
+ * way the real engines read them, without a GPU and without Python. For tests, for the demo and for users who
+ * try out a deployment. It keeps its own copy of the weights. */
 #ifndef WS_ENGINE_REFERENCE_H
 #define WS_ENGINE_REFERENCE_H
 #include "transports/error.h"
+#include <stdbool.h>
 #include <stdint.h>
 
 struct ws_reference_options {
     const char *listen;     /* "127.0.0.1:30000", port 0: any */
     const char *model_path; /* loaded at start; required */
+    const char *api;        /* whose routes: "sglang" (NULL too) or "vllm" */
     const char *api_key;    /* NULL: none */
     const char *refuse;     /* weight_version that is answered 400 */
     unsigned slow_ms;       /* added to each load */
     const char *die_at;     /* "pause", "open", "load", "reply", "continue": exits there; NULL: never */
+    bool lifelike;          /* a load that fails ends it (sglang) or costs it its weights (vllm) */
 };
 struct ws_reference;
 WS_MUST_USE int ws_reference_new(struct ws_reference **out, const struct ws_reference_options *o,

@@ -63,6 +63,16 @@ static enum MHD_Result send_answer(struct MHD_Connection *connection, const stru
     return rc;
 }
 
+static enum MHD_Result take_argument(void *arg, enum MHD_ValueKind kind, const char *key, const char *value)
+{
+    json_t **body = arg;
+    (void)kind;
+    if (!*body)
+        *body = json_object();
+    json_object_set_new(*body, key, json_string(value ? value : ""));
+    return MHD_YES;
+}
+
 static void serve(struct ws_reference_http *h, struct MHD_Connection *connection,
                   const struct ws_route *route, const struct incoming *in, struct ws_answer *a)
 {
@@ -82,8 +92,10 @@ static void serve(struct ws_reference_http *h, struct MHD_Connection *connection
         body = json_loadb(in->bytes, in->used, JSON_REJECT_DUPLICATES, NULL);
     if (in->used && !json_is_object(body))
         ws_answer_bad(a, "the body is no JSON object");
-    else
+    else {
+        (void)MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, take_argument, &body);
         route->serve(h->self, body, a);
+    }
     json_decref(body);
 }
 

@@ -20,7 +20,8 @@ struct ws_route {
     const char *path;
     unsigned methods;
     bool open; /* answered without a key */
-    /* On the connection's own thread; may block. body: an object (borrowed), or NULL: none came. */
+    /* On the connection's own thread; may block. body: an object (borrowed) with the
+     * query's arguments as strings in it, or NULL: neither came. */
     void (*serve)(void *self, const json_t *body, struct ws_answer *a);
 };
 

@@ -24,6 +24,7 @@
 #define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
 
 static struct ws_error err;
+static struct ws_engine_facts facts;
 static char *one, *two; /* checkpoint folders with the seeds 1 and 2 */
 
 static int make_folders(void **state)
@@ -196,14 +197,14 @@ static void test_key(void **state)
 
     (void)state;
     start_engine(&e, (struct ws_reference_options){.api_key = "s3cret-of-the-engine"});
-    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), -EACCES);
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), -EACCES);
     assert_non_null(strstr(err.text, "token-file="));
     e.target.token = "s3cret-of-somebody-else";
-    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), -EACCES);
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), -EACCES);
     assert_null(strstr(err.text, "s3cret"));
     assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -EACCES);
     e.target.token = "s3cret-of-the-engine";
-    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), 0);
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
     assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), 0);
     stop_engine(&e);
 }
@@ -367,7 +368,7 @@ static void test_nobody_there(void **state)
 
     (void)state;
     target_of(&e, bad_server_dead_port());
-    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), -EHOSTUNREACH);
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), -EHOSTUNREACH);
     assert_non_null(strstr(err.text, e.url));
     assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -EHOSTUNREACH);
     assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -EHOSTUNREACH);
@@ -399,8 +400,10 @@ static const struct odd {
     {{NULL, BAD_JSON, 200, "{\"success\":true}"}, -EPROTO, -EPROTO},
     {{NULL, BAD_JSON, 200, "{\"success\":true,\"success\":false}"}, -EPROTO, -EPROTO},
     {{NULL, BAD_JSON, 200, "{\"success\":1,\"model_path\":5}"}, -EPROTO, -EREMOTEIO},
-    {{NULL, BAD_JSON, 200, "{\"success\":false,\"message\":\"no\",\"model_path\":\"/m\"}"}, 0, -EREMOTEIO},
-    {{NULL, BAD_JSON, 200, "{\"success\":true,\"model_path\":\"/other\"}"}, 0, -EREMOTEIO},
+    {{NULL, BAD_JSON, 200, "{\"success\":false,\"message\":\"no\",\"model_path\":\"/m\"}"},
+     -EPROTO,
+     -EREMOTEIO},
+    {{NULL, BAD_JSON, 200, "{\"success\":true,\"model_path\":\"/other\"}"}, -EPROTO, -EREMOTEIO},
     {{NULL, BAD_JSON, 400, "{\"success\":false,\"message\":\"evil\\nforged line\\u001b[31m\"}"},
      -EPROTO,
      -EREMOTEIO},
@@ -422,7 +425,7 @@ static void test_odd_answers(void **state)
         int probe, load;
         target_of(&e, bad_server_port(s));
         err = (struct ws_error){0};
-        probe = ws_engine_sglang.probe(&e.target, &now, &err);
+        probe = ws_engine_sglang.probe(&e.target, &facts, &now, &err);
         assert_true(probe == 0 || err.text[0]);
         load = ws_engine_sglang.load(&e.target, two, "2", &err);
         assert_null(strchr(err.text, '\n'));
@@ -459,12 +462,12 @@ static void test_long_fields(void **state)
     snprintf(reply, 6000, "{\"model_path\":\"%05000d\",\"weight_version\":\"1\"}", 0);
     s = bad_server_start(&step, 1);
     target_of(&e, bad_server_port(s));
-    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), -EPROTO);
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), -EPROTO);
     bad_server_stop(s);
     snprintf(reply, 6000, "{\"model_path\":\"/m\",\"weight_version\":\"%0100d\"}", 0);
     s = bad_server_start(&step, 1);
     target_of(&e, bad_server_port(s));
-    assert_int_equal(ws_engine_sglang.probe(&e.target, &now, &err), -EPROTO);
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), -EPROTO);
     bad_server_stop(s);
     free(reply);
 }
@@ -519,6 +522,147 @@ static void test_older_model_info(void **state)
     bad_server_stop(s);
 }
 
+/* --- vLLM --- */
+
+static void test_vllm(void **state)
+{
+    struct engine e;
+    struct ws_engine_serving now;
+    const struct ws_engine_ops *ops = &ws_engine_vllm;
+    char *before, *after;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.api = "vllm"});
+    assert_int_equal(ops->probe(&e.target, &facts, &now, &err), 0);
+    assert_string_equal(facts.release, "0.32.0");
+    assert_string_equal(now.version, "default");
+    assert_string_equal(now.path, one); /* what it was started with is the way back */
+    assert_non_null(strstr(facts.lacks, "/finish_weight_update"));
+    e.target.facts = &facts;
+    assert_int_equal(ops->checksum(&e.target, &before, &err), 0);
+    for (size_t i = 0; ops->pause_modes[i]; i++) {
+        e.target.pause_mode = ops->pause_modes[i];
+        assert_int_equal(ops->pause(&e.target, &err), 0);
+        assert_int_equal(ops->serving(&e.target, &now, &err), 0);
+        assert_true(now.paused);
+        assert_int_equal(ops->load(&e.target, two, "2", &err), 0);
+        assert_int_equal(ops->resume(&e.target, &err), 0);
+        assert_int_equal(ops->serving(&e.target, &now, &err), 0);
+        assert_false(now.paused);
+        assert_string_equal(now.version, "2");
+        assert_int_equal(ops->checksum(&e.target, &after, &err), 0);
+        assert_string_not_equal(before, after);
+        free(after);
+    }
+    assert_int_equal(ops->load(&e.target, "/nonexistent", "3", &err), -EREMOTEIO);
+    assert_int_equal(ops->serving(&e.target, &now, &err), 0);
+    assert_string_equal(now.version, "2"); /* recorded only after a load */
+    assert_int_equal(ops->probe(&e.target, &facts, &now, &err), 0);
+    assert_string_equal(now.path, ""); /* it does not say what it loaded last */
+    e.target.cache = WS_CACHE_EXTERNAL;
+    assert_int_equal(ops->load(&e.target, one, "4", &err), 0);
+    free(before);
+    stop_engine(&e);
+}
+
+static int plain(const struct engine *e, const char *path)
+{
+    struct ws_http_reply reply;
+    json_t *body = json_object();
+    int rc =
+        ws_http_call(&(struct ws_http_request){.url = e->url, .path = path, .body = body, .timeout_ms = 5000},
+                     &reply, &err);
+    json_decref(body);
+    if (rc == 0)
+        ws_http_reply_release(&reply);
+    return rc;
+}
+
+static void test_vllm_asleep(void **state)
+{
+    struct engine e;
+    struct ws_engine_serving now;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.api = "vllm"});
+    assert_int_equal(plain(&e, "/sleep?level=2"), 0);
+    assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
+    assert_true(now.sleeping);
+    assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), 0); /* woken for it */
+    assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
+    assert_false(now.sleeping);
+    stop_engine(&e);
+}
+
+/* Each kind says of the other's server that it is none of its kind, and what to do. */
+static void test_wrong_kind(void **state)
+{
+    struct engine e;
+    struct ws_engine_serving now;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.api = "vllm"});
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), -EPROTO);
+    stop_engine(&e);
+    start_engine(&e, (struct ws_reference_options){0});
+    assert_int_equal(ws_engine_vllm.probe(&e.target, &facts, &now, &err), -EPROTO);
+    stop_engine(&e);
+}
+
+/* A vLLM that was started without its development mode. */
+static void test_vllm_without_routes(void **state)
+{
+    static const struct bad_step steps[] = {{"GET /version", BAD_JSON, 200, "{\"version\":\"0.30\"}"}};
+    struct ws_engine_serving now;
+    char url[64];
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct ws_engine_target t = {.url = url, .timeout_ms = 5000};
+
+    (void)state;
+    snprintf(url, sizeof(url), "http://127.0.0.1:%u", bad_server_port(s));
+    assert_int_equal(ws_engine_vllm.probe(&t, &facts, &now, &err), -EPROTO);
+    assert_non_null(strstr(err.text, "VLLM_SERVER_DEV_MODE=1"));
+    bad_server_stop(s);
+}
+
+/* --- remote --- */
+
+static void test_remote(void **state)
+{
+    struct engine e;
+    struct ws_engine_serving now;
+    const struct ws_engine_ops *ops = &ws_engine_remote;
+    struct ws_engine_templates t = {
+        .pause = "POST:/pause_generation:{\"mode\":\"retract\"}",
+        .load = "POST:/update_weights_from_disk:{\"model_path\":\"{path}\",\"weight_version\":\"{version}\"}",
+        .resume = "POST:/continue_generation:{\"torch_empty_cache\":false}",
+        .serving = "GET:/model_info:.weight_version"};
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.refuse = "7"});
+    e.target.templates = &t;
+    assert_int_equal(ops->probe(&e.target, &facts, &now, &err), 0);
+    assert_string_equal(now.version, "default");
+    assert_int_equal(ops->pause(&e.target, &err), 0);
+    assert_int_equal(ops->load(&e.target, two, "a \"2\"", &err), 0); /* quoted as JSON wants it */
+    assert_int_equal(ops->resume(&e.target, &err), 0);
+    assert_int_equal(ops->serving(&e.target, &now, &err), 0);
+    assert_string_equal(now.version, "a \"2\"");
+    assert_holds(&e.target, 2);
+    assert_int_equal(ops->load(&e.target, one, "7", &err), -EREMOTEIO);
+    t.load = "POST:/flush_cache"; /* says 200 and loads nothing: not believed */
+    assert_int_equal(ops->load(&e.target, one, "8", &err), -EREMOTEIO);
+    t.load = "PUT:/x";
+    assert_int_equal(ops->probe(&e.target, &facts, &now, &err), -EINVAL);
+    t.load = NULL;
+    assert_int_equal(ops->probe(&e.target, &facts, &now, &err), -EINVAL);
+    t.load = "POST:/x:{no JSON}";
+    assert_int_equal(ops->load(&e.target, one, "9", &err), -EINVAL);
+    t.serving = "GET:/model_info:.nothing.there";
+    assert_int_equal(ops->serving(&e.target, &now, &err), -EPROTO);
+    stop_engine(&e);
+}
+
 /* --- addresses --- */
 
 static void test_urls(void **state)
@@ -565,6 +709,11 @@ int main(void)
         cmocka_unit_test(test_success_that_is_none),
         cmocka_unit_test(test_server_that_only_knows_abort),
         cmocka_unit_test(test_older_model_info),
+        cmocka_unit_test(test_vllm),
+        cmocka_unit_test(test_vllm_asleep),
+        cmocka_unit_test(test_wrong_kind),
+        cmocka_unit_test(test_vllm_without_routes),
+        cmocka_unit_test(test_remote),
         cmocka_unit_test(test_urls),
     };
 

@@ -1,0 +1,130 @@
+#include "backends/engine/call.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LEAST_MS 5000U
+
+static int check_status(const struct ws_engine_target *t, const char *path, const struct ws_http_reply *reply,
+                        struct ws_error *err)
+{
+    long status = reply->status;
+    if (status == 401 || status == 403)
+        return ws_error_set(err, EACCES,
+                            "%s%s answered %ld: it wants a key; name the file that holds "
+                            "its admin or API key with token-file=",
+                            t->url, path, status);
+    if (status == 404 || status == 405)
+        return ws_error_set(err, EPROTO,
+                            "%s answered %ld to %s: it is no engine of this kind, or of a release or with "
+                            "settings that do not offer it",
+                            t->url, status, path);
+    if (status >= 300 && status < 400)
+        return ws_error_set(err, EPROTO,
+                            "%s%s answered with a redirect, which is not followed; use the "
+                            "engine's own address",
+                            t->url, path);
+    if (status >= 500)
+        return ws_error_set(err, EREMOTEIO, "%s%s failed with status %ld: %.300s", t->url, path, status,
+                            reply->text[0] ? reply->text : "look into the engine's log");
+    return 0;
+}
+
+static int call(const struct ws_engine_target *t, const char *path, const json_t *body, unsigned timeout_ms,
+                struct ws_http_reply *reply, struct ws_error *err)
+{
+    struct ws_http_request request = {
+        .url = t->url,
+        .path = path,
+        .body = body,
+        .token = t->token,
+        .timeout_ms = timeout_ms,
+        .cancel = t->cancel,
+    };
+    return ws_http_call(&request, reply, err);
+}
+
+static int call_json(const struct ws_engine_target *t, const char *path, const json_t *body,
+                     unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
+{
+    int rc = call(t, path, body, timeout_ms, reply, err);
+    if (rc)
+        return rc;
+    rc = check_status(t, path, reply, err);
+    if (!rc && !json_is_object(reply->json))
+        rc = ws_error_set(err, EPROTO, "%s%s answered %ld and no JSON object: this is no such engine", t->url,
+                          path, reply->status);
+    if (rc)
+        ws_http_reply_release(reply);
+    return rc;
+}
+
+int ws_call_get(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
+                struct ws_error *err)
+{
+    return call_json(t, path, NULL, ws_call_short_ms(t), reply, err);
+}
+
+int ws_call_post(const struct ws_engine_target *t, const char *path, json_t *body, unsigned timeout_ms,
+                 struct ws_http_reply *reply, struct ws_error *err)
+{
+    if (!body)
+        return ws_error_set(err, EINVAL, "what %s%s is to be told is no UTF-8", t->url, path);
+    int rc = call_json(t, path, body, timeout_ms, reply, err);
+    json_decref(body);
+    return rc;
+}
+
+int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    json_t *body = json_object();
+    int rc = call(t, path, body, ws_call_short_ms(t), &reply, err);
+    json_decref(body);
+    if (rc)
+        return rc;
+    rc = check_status(t, path, &reply, err);
+    if (!rc && reply.status != 200)
+        rc =
+            ws_error_set(err, EREMOTEIO, "%s refused %s: %ld %.300s", t->url, path, reply.status, reply.text);
+    ws_http_reply_release(&reply);
+    return rc;
+}
+
+int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *has, struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    int rc = call(t, path, NULL, ws_call_short_ms(t), &reply, err);
+    if (rc)
+        return rc;
+    *has = reply.status == 405;
+    if (reply.status == 401 || reply.status == 403)
+        rc = check_status(t, path, &reply, err);
+    ws_http_reply_release(&reply);
+    return rc;
+}
+
+unsigned ws_call_short_ms(const struct ws_engine_target *t)
+{
+    unsigned part = t->timeout_ms / 10;
+
+    return part > LEAST_MS ? part : LEAST_MS;
+}
+
+const char *ws_call_text(const struct ws_http_reply *reply, const char *key)
+{
+    const char *text = json_string_value(json_object_get(reply->json, key));
+
+    return text ? text : "";
+}
+
+int ws_call_copy(const struct ws_engine_target *t, char *out, size_t room, const char *text, const char *what,
+                 struct ws_error *err)
+{
+    size_t n = strlen(text);
+
+    if (n >= room)
+        return ws_error_set(err, EPROTO, "%s reports a %s of %zu bytes", t->url, what, n);
+    memcpy(out, text, n + 1);
+    return 0;
+}

@@ -1,0 +1,32 @@
+/* Call: one request to an engine of some kind, and what its status means before the body is looked at. Over
+ * http.h, for the kinds' own files. Blocking; any thread. */
+#ifndef WS_ENGINE_CALL_H
+#define WS_ENGINE_CALL_H
+#include "backends/engine/engine.h"
+#include "backends/engine/http.h"
+
+/* GET, or POST of body (stolen; NULL: -EINVAL, what was to be sent is no UTF-8). After 0 the reply is the
+ * caller's to release and holds a JSON object; its status is 200 or one of the 4xx that the kind explains
+ * itself. -EACCES: it wants a key; -EPROTO: no such route here, or no JSON; -EREMOTEIO: 5xx, with what it
+ * said. */
+WS_MUST_USE int ws_call_get(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
+                            struct ws_error *err);
+WS_MUST_USE int ws_call_post(const struct ws_engine_target *t, const char *path, json_t *body,
+                             unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);
+/* POST of {} to a route whose reply has no body worth reading; any status but 200 is an error. */
+WS_MUST_USE int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_error *err);
+/* Is there such a route that is only POSTed? FastAPI answers a GET of it with 405, and 404 where there is
+ * none. */
+WS_MUST_USE int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *has,
+                                 struct ws_error *err);
+
+/* For everything but a load: a tenth of its time, at least 5 s. */
+unsigned ws_call_short_ms(const struct ws_engine_target *t);
+/* A string member of the reply; "" where there is none. */
+const char *ws_call_text(const struct ws_http_reply *reply, const char *key);
+/* Copies what an engine says of itself; -EPROTO where it does not fit: then it is no version and no path of
+ * ours. */
+int ws_call_copy(const struct ws_engine_target *t, char *out, size_t room, const char *text, const char *what,
+                 struct ws_error *err);
+
+#endif

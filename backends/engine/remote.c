@@ -1,0 +1,236 @@
+/* remote: any server that can be told to load a path over HTTP, described by templates instead of code:
+ *
+ *     load=POST:/reload:{"path":"{path}","version":"{version}"}
+ *     pause=POST:/pause      resume=POST:/resume      serving=GET:/version:.version
+ *
+ * A template is METHOD:PATH[:BODY]. {path} and {version} are put in as JSON strings' contents in a body, and
+ * percent-encoded in a path. Any 2xx is success. `serving` is METHOD:PATH:.KEY[.KEY...], where in the JSON
+ * reply the version is found. Without `serving` a 2xx of the load is believed: say it where it can be asked.
+ */
+#include "backends/engine/call.h"
+#include "transports/limits.h"
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const pause_modes[] = {NULL};
+
+struct request {
+    bool post;
+    char *path, *body; /* owned; body NULL: none */
+};
+
+static void put_json(FILE *f, const char *text)
+{
+    json_t *s = json_string(text);
+    char *quoted = s ? json_dumps(s, JSON_ENCODE_ANY) : NULL;
+    if (quoted)
+        fwrite(quoted + 1, 1, strlen(quoted) - 2, f);
+    free(quoted);
+    json_decref(s);
+}
+
+static void put_path(FILE *f, const char *text)
+{
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+        if (isalnum(*p) || strchr("-._~/", *p))
+            fputc(*p, f);
+        else
+            fprintf(f, "%%%02X", *p);
+    }
+}
+
+/* n bytes of a template with its places filled in; NULL: no memory. */
+static char *fill(const char *text, size_t n, const char *path, const char *version,
+                  void (*put)(FILE *f, const char *text))
+{
+    static const char P[] = "{path}", V[] = "{version}";
+    char *out = NULL;
+    size_t len = 0;
+    FILE *f = open_memstream(&out, &len);
+    if (!f)
+        return NULL;
+    for (const char *p = text; p < text + n;) {
+        if (strncmp(p, P, sizeof(P) - 1) == 0) {
+            put(f, path);
+            p += sizeof(P) - 1;
+        } else if (strncmp(p, V, sizeof(V) - 1) == 0) {
+            put(f, version);
+            p += sizeof(V) - 1;
+        } else {
+            fputc(*p++, f);
+        }
+    }
+    if (fclose(f) != 0) {
+        free(out);
+        return NULL;
+    }
+    return out;
+}
+
+static void release(struct request *q)
+{
+    free(q->path);
+    free(q->body);
+}
+
+/* -EINVAL: no template. version, path: what is put in. */
+static int parse(const char *template, const char *path, const char *version, struct request *out,
+                 struct ws_error *err)
+{
+    *out = (struct request){.post = strncmp(template, "POST:/", 6) == 0};
+    if (!out->post && strncmp(template, "GET:/", 5) != 0)
+        return ws_error_set(
+            err, EINVAL, "'%.100s' is no template: write METHOD:/PATH[:BODY], METHOD GET or POST", template);
+    const char *at = strchr(template, ':') + 1, *body = strchr(at, ':');
+    out->path = fill(at, body ? (size_t)(body - at) : strlen(at), path, version, put_path);
+    out->body = body ? fill(body + 1, strlen(body + 1), path, version, put_json) : NULL;
+    if (!out->path || (body && !out->body)) {
+        release(out);
+        return ws_error_set(err, ENOMEM, "no memory for a request");
+    }
+    return 0;
+}
+
+/* Runs a template; reply may be NULL. */
+static int run(const struct ws_engine_target *t, const char *template, const char *path, const char *version,
+               unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
+{
+    struct request q;
+    struct ws_http_reply own;
+    json_t *body = NULL;
+    int rc = parse(template, path, version, &q, err);
+    if (rc)
+        return rc;
+    if (q.post)
+        body = q.body ? json_loads(q.body, JSON_DECODE_ANY, NULL) : json_object();
+    if (q.post && !body)
+        rc = ws_error_set(err, EINVAL, "the body of the template '%.100s' is no JSON", template);
+    if (!rc) {
+        struct ws_http_request request = {.url = t->url,
+                                          .path = q.path,
+                                          .body = body,
+                                          .token = t->token,
+                                          .timeout_ms = timeout_ms,
+                                          .cancel = t->cancel};
+        rc = ws_http_call(&request, &own, err);
+    }
+    if (!rc && (own.status < 200 || own.status > 299)) {
+        rc = own.status == 401 || own.status == 403
+                 ? ws_error_set(err, EACCES, "%s%s answered %ld: it wants a key; use token-file=", t->url,
+                                q.path, own.status)
+                 : ws_error_set(err, EREMOTEIO, "%s%s answered %ld: %.300s", t->url, q.path, own.status,
+                                own.text);
+        ws_http_reply_release(&own);
+    }
+    if (!rc && reply)
+        *reply = own;
+    else if (!rc)
+        ws_http_reply_release(&own);
+    json_decref(body);
+    release(&q);
+    return rc;
+}
+
+/* ".version", ".data.weights.version": a string or a number. */
+static int find(const struct ws_http_reply *reply, const char *keys, char *out, size_t cap)
+{
+    const json_t *at = reply->json;
+    while (*keys == '.' && at) {
+        char key[128];
+        size_t n = strcspn(++keys, ".");
+        if (n == 0 || n >= sizeof(key))
+            return -EINVAL;
+        snprintf(key, sizeof(key), "%.*s", (int)n, keys);
+        at = json_object_get(at, key);
+        keys += n;
+    }
+    int n = json_is_string(at)    ? snprintf(out, cap, "%s", json_string_value(at))
+            : json_is_integer(at) ? snprintf(out, cap, "%lld", (long long)json_integer_value(at))
+                                  : -1;
+    return *keys || n < 0 || (size_t)n >= cap ? -EINVAL : 0;
+}
+
+static int serving(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    *out = (struct ws_engine_serving){0};
+    if (!t->templates->serving)
+        return 0;
+    const char *keys = strstr(t->templates->serving, ":.");
+    char template[WS_MAX_COMMAND + 1];
+    if (!keys)
+        return ws_error_set(err, EINVAL, "serving=%.100s: write METHOD:/PATH:.KEY", t->templates->serving);
+    snprintf(template, sizeof(template), "%.*s", (int)(keys - t->templates->serving), t->templates->serving);
+    int rc = run(t, template, "", "", ws_call_short_ms(t), &reply, err);
+    if (rc)
+        return rc;
+    if (find(&reply, keys + 1, out->version, sizeof(out->version)))
+        rc = ws_error_set(err, EPROTO, "%s has no version at %.100s in its reply: %.200s", t->url, keys + 1,
+                          reply.text);
+    ws_http_reply_release(&reply);
+    return rc;
+}
+
+static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts,
+                 struct ws_engine_serving *out, struct ws_error *err)
+{
+    const char *const all[] = {t->templates->pause, t->templates->load, t->templates->resume};
+    struct request q;
+    *facts = (struct ws_engine_facts){.known = true};
+    if (!t->templates->load)
+        return ws_error_set(err, EINVAL, "an engine of kind remote needs load=METHOD:/PATH[:BODY]");
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        int rc = all[i] ? parse(all[i], "/p", "1", &q, err) : 0;
+        if (rc)
+            return rc;
+        if (all[i])
+            release(&q);
+    }
+    if (!t->templates->pause != !t->templates->resume)
+        return ws_error_set(err, EINVAL, "give pause= and resume= both, or neither");
+    snprintf(facts->lacks, sizeof(facts->lacks), "%s%s", t->templates->pause ? "" : "pause ",
+             t->templates->serving ? "" : "serving");
+    return serving(t, out, err);
+}
+
+static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
+{
+    return t->templates->pause ? run(t, t->templates->pause, "", "", t->timeout_ms, NULL, err) : 0;
+}
+
+static int resume(const struct ws_engine_target *t, struct ws_error *err)
+{
+    return t->templates->resume ? run(t, t->templates->resume, "", "", ws_call_short_ms(t), NULL, err) : 0;
+}
+
+static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
+{
+    struct ws_engine_serving now;
+    int rc = run(t, t->templates->load, path, version, t->timeout_ms, NULL, err);
+    if (!rc)
+        rc = serving(t, &now, err);
+    if (!rc && now.version[0] && strcmp(now.version, version) != 0)
+        rc = ws_error_set(err, EREMOTEIO, "%s said that it loaded %s, but serves version '%s'", t->url, path,
+                          now.version);
+    return rc;
+}
+
+static int checksum(const struct ws_engine_target *t, char **out, struct ws_error *err)
+{
+    *out = NULL;
+    return ws_error_set(err, ENOTSUP, "%s: an engine of kind remote has no checksum", t->url);
+}
+
+const struct ws_engine_ops ws_engine_remote = {
+    .kind = "remote",
+    .pause_modes = pause_modes,
+    .probe = probe,
+    .pause = pause_engine,
+    .load = load,
+    .resume = resume,
+    .serving = serving,
+    .checksum = checksum,
+};

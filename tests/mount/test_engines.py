@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+# sanitizers
+# timeout: 240
+"""Kinds of engines in a switch: vLLM and SGLang as they fail, together, and servers described by templates."""
+import os
+import shutil
+import sys
+import threading
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+
+def world(stack):
+    need_fuse()
+    agent = Agent(stack)
+    folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
+    for v, f in folders.items():
+        agent.publish("actor", v, f)
+    mount = Mount(stack, agent.url)
+    mount.wait_version("actor", 2)
+    return agent, mount, folders
+
+
+def refused(mount, text, *names):
+    import errno
+
+    try:
+        mount.write(text, *names)
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    raise AssertionError(f"'{text}' was taken")
+
+
+def engines(mount):
+    return {line.split()[0]: line.split(" ", 1)[1] for line in mount.text("actor/engines").splitlines()}
+
+
+def add(mount, name, engine, options=""):
+    mount.write(f"engine add {name} {engine.api} {engine.url} {options}", "actor/ctl")
+
+
+def sums_of(stack, folders, api):
+    return {v: Engine(stack, f, api=api).checksum() for v, f in folders.items()}
+
+
+def test_vllm(stack):
+    "vLLM: there and back by every pause mode, the recorded version follows, requests in a pause wait for its end"
+    _, mount, folders = world(stack)
+    sums = sums_of(stack, folders, "vllm")
+    engine = Engine(stack, folders[1], api="vllm")
+    for mode in ("keep", "wait", "abort"):
+        add(mount, "e", engine, f"pause={mode}")
+        for version in (2, 1):
+            mount.write(str(version), "actor/version")
+            assert engine.serves() == str(version) and engine.checksum() == sums[version]
+            assert not engine.is_paused() and engine.generate()["object"] == "text_completion"
+        mount.write("engine remove e", "actor/ctl")
+    assert refused(mount, f"engine add e vllm {engine.url} pause=retract", "actor/ctl") == "EINVAL"
+    assert "keep, wait, abort" in mount.text("actor/last_error")
+
+
+def test_vllm_reload_fails(stack):
+    "vLLM loses its weights in a failed reload: the old ones are loaded back before it is resumed"
+    _, mount, folders = world(stack)
+    engine = Engine(stack, folders[1], "--refuse", "2", "--lifelike", api="vllm")
+    add(mount, "e", engine)
+    before = engine.checksum()
+    assert refused(mount, "2", "actor/version") == "EREMOTEIO"
+    assert "Refused" in mount.text("actor/last_error")
+    assert engines(mount)["e"].startswith("serving default"), engines(mount)
+    assert not engine.is_paused() and engine.checksum() == before
+    engine.generate()  # it would have died of it
+    assert engine.alive()
+
+
+def test_vllm_is_broken(stack):
+    "no way back: the engine is called broken and is never resumed; put right by a version that it loads"
+    _, mount, folders = world(stack)
+    start = checkpoint(MEDIUM, seed=9)
+    engine = Engine(stack, start, "--refuse", "2", "--lifelike", api="vllm")
+    add(mount, "e", engine)
+    shutil.rmtree(start)
+    assert refused(mount, "2", "actor/version") == "EREMOTEIO"
+    assert engines(mount)["e"].startswith("broken"), engines(mount)
+    assert "restart it" in engines(mount)["e"]
+    assert engine.is_paused()
+    mount.write("1", "actor/version")
+    assert engines(mount)["e"].startswith("serving 1") and not engine.is_paused()
+    engine.generate()
+    assert engine.alive()
+
+
+def test_mixed(stack):
+    "one vLLM and one SGLang in a switch, either of them fails: both end on the old version"
+    _, mount, folders = world(stack)
+    for bad in ("sglang", "vllm"):
+        pair = {api: Engine(stack, folders[1], *(("--refuse", "2", "--lifelike") if api == bad else ()), api=api) for api in ("sglang", "vllm")}
+        for api, engine in pair.items():
+            add(mount, api, engine)
+        mount.write("1", "actor/version")
+        before = {api: e.checksum() for api, e in pair.items()}
+        assert refused(mount, "2", "actor/version") == "EREMOTEIO"
+        for api, engine in pair.items():
+            assert engine.serves() == "1" and engine.checksum() == before[api], api
+            assert engines(mount)[api].startswith("serving 1"), engines(mount)
+            engine.generate()
+            mount.write(f"engine remove {api}", "actor/ctl")
+
+
+def test_sglang_dies_of_a_file(stack):
+    "SGLang dies of a bad file under force-layout, without a reply: shown as unknown, the version stays"
+    agent, mount, folders = world(stack)
+    engine = Engine(stack, folders[1], "--lifelike")
+    add(mount, "e", engine)
+    mount.write("1", "actor/version")
+    shapes = {name: (dtype, [n + 1 for n in shape]) for name, (dtype, shape) in MEDIUM.items()}
+    agent.publish("actor", 3, checkpoint(shapes, seed=3))
+    mount.wait_version("actor", 3)
+    assert refused(mount, "3", "actor/version") == "EPROTO"
+    assert engine.alive() and engine.serves() == "1"
+    assert refused(mount, "3 force-layout", "actor/version") in ("ECONNRESET", "EHOSTUNREACH", "EREMOTEIO")
+    assert engines(mount)["e"].startswith("unknown"), engines(mount)
+    assert mount.text("actor/version") == "1\n"
+
+
+def test_requests_under_switches(stack):
+    "a steady stream of requests while versions change: none is lost"
+    _, mount, folders = world(stack)
+    for api, mode in (("vllm", "keep"), ("sglang", "in_place")):
+        engine = Engine(stack, folders[1], "--slow", "20", api=api)
+        add(mount, api, engine, f"pause={mode}")
+        stop, lost, done = threading.Event(), [], []
+
+        def ask():
+            while not stop.is_set():
+                try:
+                    engine.generate()
+                    done.append(1)
+                except OSError as e:
+                    lost.append(e)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for t in threads:
+            t.start()
+        try:
+            for version in (2, 1, 2, 1):
+                mount.write(str(version), "actor/version")
+        finally:
+            stop.set()
+            for t in threads:
+                t.join(60)
+        assert done and not lost, lost
+        mount.write(f"engine remove {api}", "actor/ctl")
+
+
+def test_remote(stack):
+    "a server described by templates switches like any other; templates are checked when it is added"
+    _, mount, folders = world(stack)
+    sums = sums_of(stack, folders, "sglang")
+    engine = Engine(stack, folders[1])
+    load = 'load=POST:/update_weights_from_disk:{"model_path":"{path}","weight_version":"{version}"}'
+    rest = 'pause=POST:/pause_generation:{"mode":"retract"} resume=POST:/continue_generation serving=GET:/model_info:.weight_version'
+    mount.write(f"engine add r remote {engine.url} {load} {rest}", "actor/ctl")
+    for version in (2, 1):
+        mount.write(str(version), "actor/version")
+        assert engine.serves() == str(version) and engine.checksum() == sums[version]
+    assert engines(mount)["r"].startswith("serving 1 remote")
+    for bad in ("", "load=DELETE:/x", f"{load} pause=POST:/p"):
+        assert refused(mount, f"engine add x remote {engine.url} {bad}", "actor/ctl") == "EINVAL", bad
+    assert refused(mount, f"engine add x sglang {engine.url} {load}", "actor/ctl") == "EINVAL"
+
+
+def test_wrong_kind(stack):
+    "an engine added as another kind is refused with what it is not"
+    _, mount, folders = world(stack)
+    vllm, sglang = Engine(stack, folders[1], api="vllm"), Engine(stack, folders[1])
+    assert refused(mount, f"engine add e sglang {vllm.url}", "actor/ctl") == "EPROTO"
+    assert refused(mount, f"engine add e vllm {sglang.url}", "actor/ctl") == "EPROTO"
+    assert refused(mount, f"engine add e trt {sglang.url}", "actor/ctl") == "EINVAL"
+    assert "sglang, vllm, remote" in mount.text("actor/last_error")
+    assert mount.text("actor/engines") == ""
+
+
+def test_restarted_engine(stack):
+    "an engine that was restarted on another folder is asked anew, and brought along by the next switch"
+    _, mount, folders = world(stack)
+    for api in ("vllm", "sglang"):
+        engine = Engine(stack, folders[1], api=api)
+        add(mount, api, engine)
+        mount.write("2", "actor/version")
+        engine.kill()
+        engine = Engine(stack, folders[1], api=api, port=engine.port)
+        mount.write("1", "actor/version")
+        assert engine.serves() == "1" and engines(mount)[api].startswith("serving 1")
+        mount.write(f"engine remove {api}", "actor/ctl")
+
+
+run(
+    test_vllm,
+    test_vllm_reload_fails,
+    test_vllm_is_broken,
+    test_mixed,
+    test_sglang_dies_of_a_file,
+    test_requests_under_switches,
+    test_remote,
+    test_wrong_kind,
+    test_restarted_engine,
+)
