@@ -120,9 +120,9 @@ static int run_command(struct job *j, struct ws_error *err)
     case WS_VERB_VERIFY:
         return run_version(j, err);
     case WS_VERB_ENGINE_ADD:
-        return ws_desk_add_engine(j->control, j->desk, &j->command, err);
+        return ws_engine_add(j->control, j->desk, &j->command, err);
     case WS_VERB_ENGINE_REMOVE:
-        return ws_desk_remove_engine(j->control, j->desk, j->command.args[0], err);
+        return ws_engine_remove(j->control, j->desk, j->command.args[0], err);
     case WS_VERB_ADD:
         return run_add(j, err);
     case WS_VERB_REMOVE:

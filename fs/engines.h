@@ -1,0 +1,54 @@
+/* Engines: the inference servers that are registered with a model, and what is known of each. Private to
+ * control and its files. */
+#ifndef WS_FS_ENGINES_H
+#define WS_FS_ENGINES_H
+#include "backends/engine/engine.h"
+#include "fs/grammar.h"
+
+struct ws_control;
+struct ws_desk;
+
+enum ws_engine_state {
+    WS_ENGINE_SERVING,
+    WS_ENGINE_PAUSED,
+    WS_ENGINE_LOADING,
+    WS_ENGINE_UNKNOWN,
+    WS_ENGINE_BROKEN
+};
+const char *ws_engine_state_name(enum ws_engine_state s);
+
+/* A registered engine. Never freed while a switch of its model runs. */
+struct ws_engine {
+    struct ws_engine *next;
+    const struct ws_engine_ops *ops;
+    char *name, *url, *prefix, *pause_mode, *token; /* never change */
+    char *templates[4];                             /* remote: pause, load, resume, serving; NULL: none */
+    enum ws_engine_cache cache;
+    unsigned timeout_ms;
+    /* guarded by the control's lock */
+    enum ws_engine_state state;
+    struct ws_engine_facts facts;
+    char version[64]; /* what it serves, in its own words */
+    char path[4096];  /* what it loaded last; empty: not known */
+    char error[WS_ERROR_TEXT];
+    double pause_seconds; /* of the last switch */
+};
+
+/* Adds (probes first) or removes an engine. -EEXIST, -EBUSY, -ENOENT, or why it cannot be reached. */
+WS_MUST_USE int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *command,
+                                   struct ws_error *err);
+WS_MUST_USE int ws_engine_remove(struct ws_control *c, struct ws_desk *d, const char *name,
+                                      struct ws_error *err);
+/* What its functions need, with storage for what they point to. Takes the lock. */
+struct ws_engine_call {
+    struct ws_engine_target target;
+    struct ws_engine_facts facts;
+    struct ws_engine_templates templates;
+};
+void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engine_call *out);
+/* Asks it anew what it is and serves, and notes that. */
+WS_MUST_USE int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms,
+                              struct ws_engine_serving *out, struct ws_error *err);
+void ws_engine_free(struct ws_engine *e); /* NULL is fine */
+
+#endif
