@@ -1,5 +1,6 @@
 #include "fs/control.h"
 #include "fs/desk.h"
+#include "fs/gate.h"
 #include "fs/switch.h"
 #include "transports/log.h"
 #include <errno.h>
@@ -28,15 +29,33 @@ static int version_of(struct ws_model *m, const char *word, struct ws_version **
     return *out ? 0 : -err->code;
 }
 
+static int switch_options(const struct job *j, struct ws_switch_options *o, struct ws_error *err)
+{
+    const char *deadline = j->command.options[WS_OPTION_DEADLINE];
+    uint64_t seconds = 0;
+    if (deadline && (ws_word_number(deadline, 86400, &seconds) || seconds == 0))
+        return ws_error_set(err, EINVAL, "deadline=%.100s is no number of seconds from 1 to 86400", deadline);
+    *o = (struct ws_switch_options){.force_layout = j->command.force_layout,
+                                    .wait = j->command.wait,
+                                    .deadline_s = (unsigned)seconds,
+                                    .cancel = j->cancel};
+    return 0;
+}
+
 static int run_load(struct job *j, struct ws_error *err)
 {
+    struct ws_switch_options o;
     struct ws_switch_part part = {.desk = j->desk, .model = j->model};
     int rc = version_of(j->model, j->command.args[0], &part.version, err);
     if (rc < 0)
         return rc;
     if (j->follow_id)
         j->follow_id = ws_version_id(part.version);
-    rc = ws_switch_run(j->control, &part, 1, j->command.force_layout, j->cancel, err);
+    rc = switch_options(j, &o, err);
+    if (rc == 0)
+        rc = j->command.verb == WS_VERB_LOAD    ? ws_switch_run(j->control, &part, 1, &o, err)
+             : j->command.verb == WS_VERB_STAGE ? ws_switch_prepare(j->control, &part, &o, err)
+                                                : ws_gate(part.model, part.version, err);
     ws_version_put(part.version);
     return rc;
 }
@@ -44,8 +63,9 @@ static int run_load(struct job *j, struct ws_error *err)
 static int run_load_all(struct job *j, struct ws_error *err)
 {
     struct ws_switch_part *parts = calloc(j->command.n_args, sizeof(*parts));
+    struct ws_switch_options o;
     size_t n = 0;
-    int rc = parts ? 0 : ws_error_set(err, ENOMEM, "no memory for a switch");
+    int rc = parts ? switch_options(j, &o, err) : ws_error_set(err, ENOMEM, "no memory for a switch");
     for (; rc == 0 && n < j->command.n_args; n++) {
         char *value;
         rc = ws_word_split(j->command.args[n], &value, err);
@@ -60,7 +80,7 @@ static int run_load_all(struct job *j, struct ws_error *err)
             rc = ws_error_set(err, ENOMEM, "no memory for a switch");
     }
     if (rc == 0)
-        rc = ws_switch_run(j->control, parts, n, j->command.force_layout, j->cancel, err);
+        rc = ws_switch_run(j->control, parts, n, &o, err);
     for (size_t i = 0; parts && i < n; i++) {
         if (parts[i].version)
             ws_version_put(parts[i].version);
@@ -79,7 +99,8 @@ static int run_version(struct job *j, struct ws_error *err)
         return rc;
     switch (j->command.verb) {
     case WS_VERB_PULL:
-        rc = ws_pull_and_wait(j->control, v, WS_PRIORITY_BACKGROUND, j->cancel, err);
+        rc = ws_pull_and_wait(j->control, v, WS_PRIORITY_BACKGROUND,
+                              &(struct ws_switch_options){.cancel = j->cancel, .deadline_s = 86400}, err);
         break;
     case WS_VERB_DROP:
         rc = ws_version_drop(v, err);
@@ -106,11 +127,30 @@ static int run_add(struct job *j, struct ws_error *err)
     return rc < 0 ? rc : ws_store_add(j->control->store, j->command.args[1], j->command.args[0], err);
 }
 
+static int cancel_switch(struct job *j, struct ws_error *err)
+{
+    struct ws_control *c = j->control;
+    pthread_mutex_lock(&c->lock);
+    bool running = j->desk->switching;
+    if (running)
+        atomic_store(&j->desk->cancel, true);
+    pthread_mutex_unlock(&c->lock);
+    return running ? 0 : ws_error_set(err, ENOENT, "no switch of %s is running", j->desk->name);
+}
+
 static int run_command(struct job *j, struct ws_error *err)
 {
     switch (j->command.verb) {
     case WS_VERB_LOAD:
+    case WS_VERB_STAGE:
+    case WS_VERB_CHECK:
         return run_load(j, err);
+    case WS_VERB_CANCEL:
+        return cancel_switch(j, err);
+    case WS_VERB_COMMIT:
+        return ws_desk_set_commit(j->control, j->desk, j->command.args[0], err);
+    case WS_VERB_ENGINE_SYNC:
+        return ws_switch_catch_up(j->control, j->desk, j->model, j->command.args[0], err);
     case WS_VERB_LOAD_ALL:
         return run_load_all(j, err);
     case WS_VERB_PULL:
@@ -120,7 +160,7 @@ static int run_command(struct job *j, struct ws_error *err)
     case WS_VERB_VERIFY:
         return run_version(j, err);
     case WS_VERB_ENGINE_ADD:
-        return ws_engine_add(j->control, j->desk, &j->command, err);
+        return ws_engine_add(j->control, j->desk, &j->command, j->shown, true, err);
     case WS_VERB_ENGINE_REMOVE:
         return ws_engine_remove(j->control, j->desk, j->command.args[0], err);
     case WS_VERB_ADD:

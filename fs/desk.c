@@ -13,6 +13,33 @@ const char *ws_policy_name(enum ws_policy p)
     return names[p];
 }
 
+void ws_desk_commit_text(const struct ws_desk *d, char out[32])
+{
+    if (d->commit == WS_COMMIT_ALL)
+        snprintf(out, 32, "all");
+    else
+        snprintf(out, 32, "%s=%u", d->commit == WS_COMMIT_QUORUM ? "quorum" : "rolling", d->commit_n);
+}
+
+int ws_desk_set_commit(struct ws_control *c, struct ws_desk *d, const char *word, struct ws_error *err)
+{
+    enum ws_commit commit = strncmp(word, "quorum=", 7) == 0    ? WS_COMMIT_QUORUM
+                            : strncmp(word, "rolling=", 8) == 0 ? WS_COMMIT_ROLLING
+                                                                : WS_COMMIT_ALL;
+    uint64_t n = 0;
+    if (commit == WS_COMMIT_ALL ? strcmp(word, "all") != 0
+                                : ws_word_number(strchr(word, '=') + 1, WS_MAX_ENGINES, &n) || n == 0)
+        return ws_error_set(err, EINVAL,
+                            "commit is all, quorum=N or rolling=N with N from 1 to %d, not '%.100s'",
+                            WS_MAX_ENGINES, word);
+    pthread_mutex_lock(&c->lock);
+    d->commit = commit;
+    d->commit_n = (unsigned)n;
+    pthread_mutex_unlock(&c->lock);
+    ws_desk_event(c, d, "commit model=%s commit=%s", d->name, word);
+    return 0;
+}
+
 struct ws_desk *ws_desk_of(struct ws_control *c, const char *model)
 {
     struct ws_desk *d;

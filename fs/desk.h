@@ -13,6 +13,10 @@
 enum ws_policy { WS_POLICY_MANUAL, WS_POLICY_PULL, WS_POLICY_FOLLOW };
 const char *ws_policy_name(enum ws_policy p);
 
+/* What a switch does with an engine that fails: `all` goes back; the others go on without it while enough are
+ * left. */
+enum ws_commit { WS_COMMIT_ALL, WS_COMMIT_QUORUM, WS_COMMIT_ROLLING };
+
 #define WS_PAUSE_BUCKETS 10
 extern const double ws_pause_bounds[WS_PAUSE_BUCKETS]; /* seconds */
 
@@ -25,12 +29,16 @@ struct ws_last_error {
 
 struct ws_desk {
     struct ws_desk *next;
-    char *name; /* of the model; NULL: the mount's own */
+    char *name;         /* of the model; NULL: the mount's own */
+    atomic_bool cancel; /* of the switch that runs */
     struct ws_events *events;
     /* guarded by the control's lock */
     struct ws_engine *engines; /* in the order of adding */
     unsigned n_engines;
     enum ws_policy policy;
+    enum ws_commit commit;
+    unsigned
+        commit_n; /* quorum: engines that must be left; rolling: engines that may be out of service at once */
     bool switching;
     uint64_t refused_id; /* version that following failed to switch to: not tried again by itself */
     struct ws_last_error last_error;
@@ -58,6 +66,10 @@ __attribute__((format(printf, 3, 4))) void ws_desk_event(struct ws_control *c, s
                                                          const char *format, ...);
 /* Notes a failed command; returns -err->code. */
 int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, const struct ws_error *err);
+/* "all", "quorum=3", "rolling=1". */
+void ws_desk_commit_text(const struct ws_desk *d, char out[32]);
+WS_MUST_USE int ws_desk_set_commit(struct ws_control *c, struct ws_desk *d, const char *word,
+                                   struct ws_error *err);
 void ws_desk_release(struct ws_desk *d);
 
 /* views.c, metrics.c: text of a view, appended to f. */

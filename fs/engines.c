@@ -26,6 +26,8 @@ void ws_engine_free(struct ws_engine *e)
     free(e->prefix);
     free(e->pause_mode);
     free(e->token);
+    free(e->group);
+    free(e->line);
     for (size_t i = 0; i < 4; i++)
         free(e->templates[i]);
     free(e);
@@ -43,7 +45,7 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
                                             .pause_mode = e->pause_mode,
                                             .cache = e->cache,
                                             .timeout_ms = e->timeout_ms,
-                                            .cancel = &c->stop,
+                                            .cancel = {&c->stop},
                                             .facts = &out->facts,
                                             .templates = &out->templates};
 }
@@ -110,6 +112,7 @@ static int parse_cache(const char *word, enum ws_engine_cache *out, struct ws_er
 static int make_engine(const struct ws_command *q, struct ws_engine **out, struct ws_error *err)
 {
     const char *timeout = q->options[WS_OPTION_TIMEOUT], *token = q->options[WS_OPTION_TOKEN_FILE];
+    const char *group = q->options[WS_OPTION_GROUP];
     const char *prefix = q->options[WS_OPTION_PREFIX], *pause = q->options[WS_OPTION_PAUSE];
     uint64_t seconds = DEFAULT_TIMEOUT_S;
     const struct ws_engine_ops *ops = ws_engine_find(q->args[1]);
@@ -151,6 +154,7 @@ static int make_engine(const struct ws_command *q, struct ws_engine **out, struc
         e->prefix = prefix ? strdup(prefix) : NULL;
         e->pause_mode = pause && !remote ? strdup(pause) : NULL;
         e->cache = cache;
+        e->group = group ? strdup(group) : NULL;
         for (size_t i = 0; remote && i < 4; i++) {
             const char *t = q->options[templates[i]];
             e->templates[i] = t ? strdup(t) : NULL;
@@ -158,7 +162,8 @@ static int make_engine(const struct ws_command *q, struct ws_engine **out, struc
                 rc = -ENOMEM;
         }
     }
-    if (!e || rc < 0 || !e->name || !e->url || !e->prefix != !prefix || !e->pause_mode != !(pause && !remote))
+    if (!e || rc < 0 || !e->name || !e->url || !e->prefix != !prefix || !e->group != !group ||
+        !e->pause_mode != !(pause && !remote))
         rc = ws_error_set(err, ENOMEM, "no memory for an engine");
     if (rc == 0 && token)
         rc = read_token(token, &e->token, err);
@@ -178,15 +183,20 @@ static bool has_engine(const struct ws_desk *d, const char *name)
     return false;
 }
 
-int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *q,
-                       struct ws_error *err)
+int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *q, const char *line,
+                  bool must_answer, struct ws_error *err)
 {
     struct ws_engine *e = NULL;
     struct ws_engine_serving serving = {0};
     int rc = make_engine(q, &e, err);
     if (rc < 0)
         return rc;
-    rc = ws_engine_ask(e, c, PROBE_MS, &serving, err);
+    e->line = strdup(line);
+    rc = e->line ? ws_engine_ask(e, c, PROBE_MS, &serving, err)
+                 : ws_error_set(err, ENOMEM, "no memory for an engine");
+    bool answers = rc == 0;
+    if (e->line && !must_answer)
+        rc = 0;
     pthread_mutex_lock(&c->lock);
     if (rc == 0 && has_engine(d, e->name))
         rc = ws_error_set(err, EEXIST, "%s has an engine '%s' already; remove it first", d->name, e->name);
@@ -196,7 +206,9 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
         rc = ws_error_set(err, EBUSY, "a switch of %s is running; add the engine when it is done", d->name);
     if (rc == 0) {
         struct ws_engine **at = &d->engines;
-        e->state = serving.paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
+        e->state = !answers ? WS_ENGINE_UNKNOWN : serving.paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
+        if (!answers && err)
+            snprintf(e->error, sizeof(e->error), "%s", err->text);
         while (*at)
             at = &(*at)->next;
         *at = e;

@@ -23,6 +23,8 @@ struct ws_engine {
     const struct ws_engine_ops *ops;
     char *name, *url, *prefix, *pause_mode, *token; /* never change */
     char *templates[4];                             /* remote: pause, load, resume, serving; NULL: none */
+    char *group;                                    /* NULL: none; engines of one are never parted */
+    char *line;                                     /* the command that added it, for the state file */
     enum ws_engine_cache cache;
     unsigned timeout_ms;
     /* guarded by the control's lock */
@@ -34,11 +36,12 @@ struct ws_engine {
     double pause_seconds; /* of the last switch */
 };
 
-/* Adds (probes first) or removes an engine. -EEXIST, -EBUSY, -ENOENT, or why it cannot be reached. */
+/* Adds (probes first) or removes an engine. line: the command as it was written. must_answer false: one that
+ * does not is added as unknown. -EEXIST, -EBUSY, -ENOENT, or why it cannot be reached. */
 WS_MUST_USE int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *command,
-                                   struct ws_error *err);
+                              const char *line, bool must_answer, struct ws_error *err);
 WS_MUST_USE int ws_engine_remove(struct ws_control *c, struct ws_desk *d, const char *name,
-                                      struct ws_error *err);
+                                 struct ws_error *err);
 /* What its functions need, with storage for what they point to. Takes the lock. */
 struct ws_engine_call {
     struct ws_engine_target target;

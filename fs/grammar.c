@@ -87,14 +87,15 @@ int ws_words_parse(const char *text, size_t len, struct ws_words *out, struct ws
 
 /* --- the table --- */
 
-enum { FORCE_LAYOUT = 1, ASYNC = 2 };
+enum { FORCE_LAYOUT = 1, ASYNC = 2, WAIT = 4 };
 
 static const char *const option_names[WS_OPTION_COUNT] = {
-    [WS_OPTION_PREFIX] = "prefix",   [WS_OPTION_PAUSE] = "pause",
-    [WS_OPTION_TIMEOUT] = "timeout", [WS_OPTION_TOKEN_FILE] = "token-file",
-    [WS_OPTION_POLICY] = "policy",   [WS_OPTION_CACHE] = "cache",
-    [WS_OPTION_LOAD] = "load",       [WS_OPTION_RESUME] = "resume",
-    [WS_OPTION_SERVING] = "serving",
+    [WS_OPTION_PREFIX] = "prefix",     [WS_OPTION_PAUSE] = "pause",
+    [WS_OPTION_TIMEOUT] = "timeout",   [WS_OPTION_TOKEN_FILE] = "token-file",
+    [WS_OPTION_POLICY] = "policy",     [WS_OPTION_CACHE] = "cache",
+    [WS_OPTION_LOAD] = "load",         [WS_OPTION_RESUME] = "resume",
+    [WS_OPTION_SERVING] = "serving",   [WS_OPTION_GROUP] = "group",
+    [WS_OPTION_DEADLINE] = "deadline",
 };
 #define OPTION(name) (1U << WS_OPTION_##name)
 
@@ -106,8 +107,20 @@ static const struct syntax {
     unsigned options, flags;
     const char *usage, *meaning;
 } table[] = {
-    {WS_VERB_LOAD, WS_SCOPE_MODEL, "load", NULL, 1, 1, 0, FORCE_LAYOUT | ASYNC,
-     "load N|latest|previous [force-layout] [async]", "switch the engines to a version, all or none"},
+    {WS_VERB_LOAD, WS_SCOPE_MODEL, "load", NULL, 1, 1, OPTION(DEADLINE), FORCE_LAYOUT | WAIT | ASYNC,
+     "load N|latest|previous [force-layout] [deadline=S] [wait] [async]",
+     "switch the engines to a version, all or none (see commit); wait: for a switch that runs"},
+    {WS_VERB_CANCEL, WS_SCOPE_MODEL, "cancel", NULL, 0, 0, 0, 0, "cancel",
+     "end the switch that runs; its engines go back"},
+    {WS_VERB_STAGE, WS_SCOPE_MODEL, "stage", NULL, 1, 1, OPTION(DEADLINE), FORCE_LAYOUT | ASYNC,
+     "stage N|latest [force-layout] [deadline=S] [async]",
+     "fetch, verify and gate a version, for a framework that drives its engines itself"},
+    {WS_VERB_CHECK, WS_SCOPE_MODEL, "check", NULL, 1, 1, 0, 0, "check N|latest",
+     "may a version that is here be switched to: the gate alone"},
+    {WS_VERB_COMMIT, WS_SCOPE_MODEL, "commit", NULL, 1, 1, 0, 0, "commit all|quorum=N|rolling=N",
+     "when an engine fails: all go back; go on while N are left; N at a time, out of service ones counted"},
+    {WS_VERB_POLICY, WS_SCOPE_MODEL, "policy", NULL, 1, 1, 0, 0, "policy manual|pull|follow",
+     "what happens when a version appears: nothing, fetch it, fetch it and switch"},
     {WS_VERB_PULL, WS_SCOPE_MODEL, "pull", NULL, 1, 1, 0, ASYNC, "pull N|latest [async]",
      "fetch and verify a version; engines are not told"},
     {WS_VERB_DROP, WS_SCOPE_MODEL, "drop", NULL, 1, 1, 0, 0, "drop N",
@@ -117,25 +130,29 @@ static const struct syntax {
     {WS_VERB_VERIFY, WS_SCOPE_MODEL, "verify", NULL, 1, 1, 0, ASYNC, "verify N [async]",
      "hash what is here against the manifest"},
     {WS_VERB_ENGINE_ADD, WS_SCOPE_MODEL, "engine", "add", 3, 3,
-     OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE) | OPTION(CACHE) | OPTION(LOAD) |
-         OPTION(RESUME) | OPTION(SERVING),
+     OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE) | OPTION(CACHE) | OPTION(GROUP) |
+         OPTION(LOAD) | OPTION(RESUME) | OPTION(SERVING),
      0,
      "engine add NAME sglang|vllm|remote URL [prefix=PATH] [pause=MODE] [timeout=S] [token-file=F] "
-     "[cache=local|external|keep] [load=T resume=T serving=T]",
+     "[cache=local|external|keep] [group=G] [load=T resume=T serving=T]",
      "register an inference server; prefix: where it sees this mount; cache: what is emptied with a load; "
      "for "
      "remote, pause, load, resume and serving are templates METHOD:/PATH[:BODY] with {path} and {version}"},
     {WS_VERB_ENGINE_REMOVE, WS_SCOPE_MODEL, "engine", "remove", 1, 1, 0, 0, "engine remove NAME",
      "forget an inference server; it goes on as it is"},
+    {WS_VERB_ENGINE_SYNC, WS_SCOPE_MODEL, "engine", "sync", 1, 1, 0, ASYNC, "engine sync NAME [async]",
+     "bring one engine to the current version"},
     {WS_VERB_ADD, WS_SCOPE_ROOT, "add", NULL, 2, 2, OPTION(POLICY), 0,
      "add MODEL SOURCE [policy=manual|pull|follow]", "take a model from a source"},
     {WS_VERB_REMOVE, WS_SCOPE_ROOT, "remove", NULL, 1, 1, 0, 0, "remove MODEL",
      "forget a model and its sources; readers go on"},
-    {WS_VERB_LOAD_ALL, WS_SCOPE_ROOT, "load", NULL, 1, WS_MAX_MODELS, 0, FORCE_LAYOUT | ASYNC,
-     "load MODEL=N|latest|previous ... [force-layout] [async]",
+    {WS_VERB_LOAD_ALL, WS_SCOPE_ROOT, "load", NULL, 1, WS_MAX_MODELS, OPTION(DEADLINE),
+     FORCE_LAYOUT | WAIT | ASYNC,
+     "load MODEL=N|latest|previous ... [force-layout] [deadline=S] [wait] [async]",
      "switch several models together, all engines or none"},
-    {WS_VERB_LOAD, WS_SCOPE_VERSION, NULL, NULL, 1, 1, 0, FORCE_LAYOUT | ASYNC,
-     "N|latest|previous [force-layout] [async]", "switch the engines to a version, all or none"},
+    {WS_VERB_LOAD, WS_SCOPE_VERSION, NULL, NULL, 1, 1, OPTION(DEADLINE), FORCE_LAYOUT | WAIT | ASYNC,
+     "N|latest|previous [force-layout] [deadline=S] [wait] [async]",
+     "switch the engines to a version, all or none"},
     {WS_VERB_POLICY, WS_SCOPE_POLICY, NULL, NULL, 1, 1, 0, 0, "manual|pull|follow",
      "what happens when a version appears: nothing, fetch it, fetch it and switch"},
 };
@@ -180,6 +197,10 @@ static bool take_option(const struct syntax *s, struct ws_command *c, const char
         c->force_layout = true;
         return true;
     }
+    if ((s->flags & WAIT) && !strcmp(word, "wait")) {
+        c->wait = true;
+        return true;
+    }
     if ((s->flags & ASYNC) && !strcmp(word, "async")) {
         c->async = true;
         if (!last)
@@ -216,7 +237,7 @@ int ws_command_parse(enum ws_scope scope, const char *text, size_t len, struct w
                             c->words.n > 1 ? c->words.word[1] : "");
     c->verb = s->verb;
     c->n_args = 0;
-    c->force_layout = c->async = false;
+    c->force_layout = c->wait = c->async = false;
     memset(c->options, 0, sizeof(c->options));
     for (; i < c->words.n; i++) {
         char *word = c->words.word[i];

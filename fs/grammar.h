@@ -44,6 +44,11 @@ enum ws_verb {
     WS_VERB_REMOVE,
     WS_VERB_LOAD_ALL, /* load A=N B=M */
     WS_VERB_POLICY,
+    WS_VERB_COMMIT,
+    WS_VERB_CANCEL,
+    WS_VERB_STAGE,
+    WS_VERB_CHECK,
+    WS_VERB_ENGINE_SYNC,
     WS_VERB_COUNT
 };
 enum ws_option {
@@ -53,6 +58,8 @@ enum ws_option {
     WS_OPTION_TOKEN_FILE,
     WS_OPTION_POLICY,
     WS_OPTION_CACHE,
+    WS_OPTION_GROUP,
+    WS_OPTION_DEADLINE,
     WS_OPTION_LOAD, /* templates of kind remote */
     WS_OPTION_RESUME,
     WS_OPTION_SERVING,
@@ -63,7 +70,7 @@ struct ws_command {
     size_t n_args;
     char *args[WS_MAX_WORDS];
     const char *options[WS_OPTION_COUNT]; /* NULL: not given */
-    bool force_layout, async;
+    bool force_layout, wait, async;
     struct ws_words words; /* what args and options point into: do not copy the struct */
 };
 /* -EINVAL with a sentence that shows the usage. */

@@ -1,4 +1,4 @@
-/* Switch: all engines of one or several models from what they serve to other versions, all or none. */
+/* Switch: engines of one or several models from what they serve to other versions, as a transaction. */
 #ifndef WS_FS_SWITCH_H
 #define WS_FS_SWITCH_H
 #include "fs/desk.h"
@@ -8,14 +8,31 @@ struct ws_switch_part {
     struct ws_model *model;     /* borrowed */
     struct ws_version *version; /* borrowed; where to */
 };
-/* Runs it to its end. 0: every engine of every part serves its version and `current` of every model moved.
- * Otherwise every engine that could be brought back serves what it did before, no `current` moved, and err
- * says why: EBUSY a switch is running, EPROTO the layout differs (force lifts it), EREMOTEIO an engine
- * refused, or what the pull ended with. cancel is looked at until the first engine is paused. */
-WS_MUST_USE int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n, bool force_layout,
-                              const atomic_bool *cancel, struct ws_error *err);
-/* Waits for a pull in short steps, so that both the writer's cancel and the end of the mount are seen. */
+struct ws_switch_options {
+    bool force_layout;         /* the gate is left out */
+    bool wait;                 /* for a switch that runs, instead of EBUSY */
+    unsigned deadline_s;       /* 0: WS_SWITCH_DEADLINE_S; the way back takes its own time */
+    const atomic_bool *cancel; /* the writer was interrupted; may be NULL */
+};
+#define WS_SWITCH_DEADLINE_S 1800
+
+/* Runs it to its end. 0: every engine of every part serves its version (or as many as the model's commit
+ * setting asks for, the others retired and named in events) and `current` of every model moved. Otherwise
+ * every engine that could be brought back serves what it did before, no `current` moved, and err says why:
+ * EBUSY a switch is running, EPROTO the layout differs, EREMOTEIO an engine refused, EINTR cancelled,
+ * ETIMEDOUT its deadline, or what the pull ended with. */
+WS_MUST_USE int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
+                              const struct ws_switch_options *options, struct ws_error *err);
+/* Pull, verify and gate, and no more: what a switch would begin with. */
+WS_MUST_USE int ws_switch_prepare(struct ws_control *c, const struct ws_switch_part *part,
+                                  const struct ws_switch_options *options, struct ws_error *err);
+/* Brings one engine to its model's current version: one that was retired, restarted or added late. -EBUSY,
+ * -ENOENT (no such engine, or nothing is current). */
+WS_MUST_USE int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
+                                   const char *engine, struct ws_error *err);
+/* Waits for a pull in short steps, so that the writer's cancel, a deadline and the end of the mount are seen.
+ */
 WS_MUST_USE int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priority priority,
-                                 const atomic_bool *cancel, struct ws_error *err);
+                                 const struct ws_switch_options *options, struct ws_error *err);
 
 #endif

@@ -39,6 +39,9 @@ static void status_of_model(struct ws_control *c, struct ws_desk *d, struct ws_m
     print_link(f, "latest", ws_model_latest(m));
     print_link(f, "previous", ws_model_previous(m));
     pthread_mutex_lock(&c->lock);
+    char commit[32];
+    ws_desk_commit_text(d, commit);
+    fprintf(f, "commit %s\n", commit);
     fprintf(f, "policy %s\nswitching %s\nengines %u\nswitches %" PRIu64 "\nswitches_failed %" PRIu64 "\n",
             ws_policy_name(d->policy), d->switching ? "yes" : "no", d->n_engines, d->switches_ok,
             d->switches_failed);

@@ -39,6 +39,7 @@ static int call(const struct ws_engine_target *t, const char *path, const json_t
         .body = body,
         .token = t->token,
         .timeout_ms = timeout_ms,
+        .n_cancel = WS_CANCELS,
         .cancel = t->cancel,
     };
     return ws_http_call(&request, reply, err);

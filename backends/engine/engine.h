@@ -26,14 +26,15 @@ struct ws_engine_facts {
 struct ws_engine_templates {
     const char *pause, *load, *resume, *serving;
 };
+#define WS_CANCELS 3 /* the mount ends, the writer is interrupted, somebody says cancel */
 struct ws_engine_target {
     const char *url;        /* http(s)://host:port, no credentials in it */
     const char *token;      /* bearer, or NULL; never logged */
     const char *pause_mode; /* the kind's own word, NULL: its default */
     enum ws_engine_cache cache;
-    unsigned timeout_ms;                 /* of a load; the other calls take a fraction, at least 5 s */
-    const atomic_bool *cancel;           /* looked at while waiting; may be NULL */
-    const struct ws_engine_facts *facts; /* may be NULL: not probed */
+    unsigned timeout_ms;                   /* of a load; the other calls take a fraction, at least 5 s */
+    const atomic_bool *cancel[WS_CANCELS]; /* looked at while waiting; NULLs are fine */
+    const struct ws_engine_facts *facts;   /* may be NULL: not probed */
     const struct ws_engine_templates *templates; /* kind remote only */
 };
 /* What an engine says that it serves. Empty strings where it does not say. */

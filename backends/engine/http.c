@@ -155,6 +155,14 @@ static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r, c
                         why);
 }
 
+static bool is_cancelled(const struct ws_http_request *r)
+{
+    for (size_t i = 0; i < r->n_cancel; i++)
+        if (r->cancel[i] && atomic_load(r->cancel[i]))
+            return true;
+    return false;
+}
+
 /* Runs the transfer to its end; *code is valid when 0 is returned. */
 static int drive(CURLM *multi, CURL *easy, const struct ws_http_request *r, CURLcode *code,
                  struct ws_error *err)
@@ -164,7 +172,7 @@ static int drive(CURLM *multi, CURL *easy, const struct ws_http_request *r, CURL
     if (curl_multi_add_handle(multi, easy))
         return ws_error_set(err, ENOMEM, "no memory to call %s", r->url);
     for (;;) {
-        if (r->cancel && atomic_load(r->cancel))
+        if (is_cancelled(r))
             return ws_error_set(err, ECANCELED, "the call of %s%s was interrupted", r->url, r->path);
         if (curl_multi_perform(multi, &running))
             return ws_error_set(err, EIO, "calling %s%s failed inside libcurl", r->url, r->path);

@@ -10,12 +10,13 @@
 #include <stdbool.h>
 
 struct ws_http_request {
-    const char *url;           /* http(s)://host:port[/prefix] */
-    const char *path;          /* "/model_info"; added to url */
-    const json_t *body;        /* borrowed; NULL: GET, else POST of this */
-    const char *token;         /* bearer, or NULL */
-    unsigned timeout_ms;       /* of the whole call; connecting ends earlier */
-    const atomic_bool *cancel; /* may be NULL */
+    const char *url;     /* http(s)://host:port[/prefix] */
+    const char *path;    /* "/model_info"; added to url */
+    const json_t *body;  /* borrowed; NULL: GET, else POST of this */
+    const char *token;   /* bearer, or NULL */
+    unsigned timeout_ms; /* of the whole call; connecting ends earlier */
+    size_t n_cancel;
+    const atomic_bool *const *cancel; /* n_cancel of them, any of them NULL */
 };
 
 struct ws_http_reply {

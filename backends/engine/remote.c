@@ -114,6 +114,7 @@ static int run(const struct ws_engine_target *t, const char *template, const cha
                                           .body = body,
                                           .token = t->token,
                                           .timeout_ms = timeout_ms,
+                                          .n_cancel = WS_CANCELS,
                                           .cancel = t->cancel};
         rc = ws_http_call(&request, &own, err);
     }

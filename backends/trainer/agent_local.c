@@ -51,8 +51,10 @@ static void random_run(char out[WS_RUN_CHARS + 1])
 static void forget_registration(struct ws_agent *a, struct ws_session *c)
 {
     struct ws_agent_model *m = c->model;
-    if (m && c->writing)
+    /* A version cannot become whole without a rank that has not committed. */
+    if (m && m->writing && m->writing->state == WS_SLOT_WRITING && c->committed != m->writing)
         ws_agent_abandon(a, m);
+    c->committed = NULL;
     if (m && m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
         m->ranks[c->rank] = NULL;
         m->n_registered--;
@@ -106,16 +108,36 @@ static int set_run(struct ws_agent_model *m, const json_t *body, struct ws_error
     return 0;
 }
 
-/* A group of another size, or one whose rank is taken, starts anew. */
-static int join_group(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c, unsigned world_size,
-                      const json_t *body, struct ws_error *err)
+/* Who keeps a rank from joining: the one that has its number, or any of a group of another size. */
+static const struct ws_session *in_the_way(const struct ws_agent_model *m, unsigned rank, unsigned world_size)
 {
-    if (m->world_size != world_size || (m->ranks && m->ranks[c->rank])) {
+    if (m->world_size == world_size)
+        return m->ranks[rank];
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (m->ranks[r])
+            return m->ranks[r];
+    return NULL;
+}
+
+/* Nobody is ever displaced: a publisher that runs is waited for, and so is one that was killed a moment ago
+ * and whose end was not noticed yet. A group of another size begins when the old one is empty. */
+static int join_group(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c, unsigned world_size,
+                      uint64_t deadline, const json_t *body, struct ws_error *err)
+{
+    for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) || m->preparing;)
+        if (!ws_agent_wait(a, deadline))
+            return other ? ws_error_set(
+                               err, EBUSY,
+                               "process %d publishes %s already, as rank %u of %u; it did not end in time",
+                               (int)other->pid, m->name, other->rank, m->world_size)
+                         : ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name);
+    if (m->writing && m->writing->state == WS_SLOT_WRITING)
+        ws_agent_abandon(a, m); /* its placement is about to change */
+    if (m->world_size != world_size) {
         struct ws_session **ranks = calloc(world_size, sizeof(struct ws_session *));
         if (!ranks)
             return ws_error_set(err, ENOMEM, "no memory for %u ranks", world_size);
-        ws_agent_abandon(a, m);
-        free(m->ranks); /* sessions of the old group find that they are not in it */
+        free(m->ranks);
         m->ranks = ranks;
         m->world_size = world_size;
         m->n_registered = 0;
@@ -184,7 +206,7 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
     if (!m)
         rc = ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", name, WS_MAX_MODELS);
     if (rc == 0)
-        rc = join_group(a, m, c, (unsigned)world, body, err);
+        rc = join_group(a, m, c, (unsigned)world, deadline, body, err);
     if (rc == 0) {
         unsigned slots = (unsigned)number(body, "max_slots", 0);
         m->shard_bytes = number(body, "shard_bytes", 0);
@@ -320,15 +342,25 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     }
     if (rc == 0)
         rc = check_version(m, version, run, err);
+    if (rc == 0 && m->writing && strcmp(m->writing->run, run) != 0)
+        rc = ws_error_set(err, EPROTO, "rank %u begins run %s of %s while others write run %s", c->rank, run,
+                          m->name, m->writing->run);
     if (rc == 0 && m->writing && m->writing_version != version)
         rc = ws_error_set(err, EPROTO, "rank %u begins version %" PRIu64 " of %s while others write %" PRIu64,
                           c->rank, version, m->name, m->writing_version);
     if (rc == 0 && !m->writing)
         rc = prepare(a, m, version, run, deadline, err);
+    if (rc == 0 && m->n_registered < m->world_size) { /* a rank left meanwhile */
+        ws_agent_abandon(a, m);
+        rc = ws_error_set(err, ECANCELED, "the version was abandoned: another rank died");
+    }
+    if (rc == 0)
+        rc = check_session(c, err);
     if (rc == 0)
         rc = open_all(m->writing, fds, max, n_fds, err);
     if (rc == 0) {
         c->writing = true;
+        c->committed = NULL;
         m->n_begun++;
         *reply = json_pack("{s:b}", "fresh", (int)m->writing->fresh);
     }
@@ -363,6 +395,7 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
     }
     if (rc == 0) {
         c->writing = false;
+        c->committed = m->writing;
         if (++m->n_committed == m->world_size) {
             m->writing->state = WS_SLOT_HASHING;
             pthread_cond_broadcast(&a->changed);
@@ -399,14 +432,12 @@ static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body,
     pthread_mutex_lock(&a->lock);
     struct ws_agent_model *m = c->model;
     int rc = m ? 0 : ws_error_set(err, EINVAL, "this rank is not registered");
-    uint64_t abandoned = m ? m->abandoned : 0;
-    bool pending = m && m->writing && m->writing_version == version;
     const char *run = json_string_value(json_object_get(body, "run"));
     while (rc == 0 && !(m->any && (!run || strcmp(run, m->run) == 0) && m->newest >= version &&
                         (!loaded || is_loaded(m, version)))) {
-        if (pending && m->abandoned != abandoned)
-            rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned", version, m->name);
-        else if (!pending && !loaded && !m->writing)
+        bool pending =
+            m->writing && m->writing_version == version && (!run || strcmp(run, m->writing->run) == 0);
+        if (!pending && !loaded)
             rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun",
                               version, m->name);
         else if (!ws_agent_wait(a, deadline))

@@ -18,8 +18,9 @@ struct ws_session {
     struct ws_registration *registration;
     unsigned rank;
     pid_t pid;
-    bool writing; /* has begun model->writing and not committed */
-    bool lost;    /* its version was abandoned by another rank; told at the next call */
+    bool writing;              /* has begun model->writing and not committed */
+    struct ws_slot *committed; /* what it has committed, while that is not announced */
+    bool lost;                 /* its version was abandoned by another rank; told at the next call */
 };
 
 /* What a mount said of a version. */

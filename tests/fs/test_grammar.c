@@ -193,7 +193,7 @@ static void test_usage(void **state)
         assert_true(usage[0] && meaning[0]);
         n++;
     }
-    assert_int_equal(n, 8);
+    assert_int_equal(n, 14);
     assert_true(ws_command_usage(WS_SCOPE_ROOT, 2, &usage, &meaning));
     assert_false(ws_command_usage(WS_SCOPE_ROOT, 3, &usage, &meaning));
 }

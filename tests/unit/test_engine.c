@@ -224,7 +224,7 @@ static void test_cancelled_load(void **state)
 
     (void)state;
     start_engine(&e, (struct ws_reference_options){.slow_ms = 2000});
-    e.target.cancel = &cancel;
+    e.target.cancel[0] = &cancel;
     assert_int_equal(pthread_create(&thread, NULL, cancel_soon, &cancel), 0);
     assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -ECANCELED);
     pthread_join(thread, NULL);

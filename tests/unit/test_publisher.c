@@ -316,11 +316,13 @@ static void a_rank_dies_in_the_middle(void **state)
     wsync_publisher *p = opened(&c);
     offload(p, 1);
     for (int round = 0; round < 10; round++) {
+        wsync_close(p);
         pid_t pid = spawned((const char *[]){"test_publisher", "torn", w.url, round % 2 ? "1" : "0", NULL});
         int status;
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFSIGNALED(status));
         expect(&w, w.http, (uint64_t)round + 1);
+        p = opened(&c); /* at once: the dead one is waited for, whether the agent knows of its end or not */
         offload(p, (uint64_t)round + 2);
         expect(&w, w.http, (uint64_t)round + 2);
     }
@@ -376,12 +378,21 @@ static void wrong_calls(void **state)
     assert_int_equal(wsync_offload(p, good, 2, 1), -EEXIST); /* not higher */
     assert_non_null(strstr(wsync_error(), "new-run"));
     assert_int_equal(wsync_wait_loaded(p, 1, 50), -ETIMEDOUT);
+    char run[64], pid[32];
+    snprintf(run, sizeof(run), "%s", wsync_run(p));
+    snprintf(pid, sizeof(pid), "process %d", (int)getpid());
     c.new_run = 1;
+    c.timeout_ms = 300;
     q = opened(&c);
+    assert_int_equal(wsync_offload(q, good, 2, 1), -EBUSY); /* nobody displaces a publisher that is there */
+    assert_non_null(strstr(wsync_error(), pid));
+    wsync_close(p);
     assert_int_equal(wsync_offload(q, good, 2, 1), 0); /* a new lineage */
     assert_int_equal(wsync_wait_published(q, 1, 10000), 0);
-    assert_string_not_equal(wsync_run(p), wsync_run(q));
+    assert_string_not_equal(run, wsync_run(q));
+    assert_int_equal(wsync_wait_published(q, 99, 10000), -ECANCELED); /* nobody is about to publish it */
     wsync_close(q);
+    p = NULL;
     c.model = "no/slash";
     assert_int_equal(wsync_open(&c, &q), -EINVAL);
     c = config_of(w.url, 0, 1);
