@@ -3,6 +3,7 @@
 #include "fs/gate.h"
 #include "fs/switch.h"
 #include "transports/log.h"
+#include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -25,6 +26,13 @@ struct job {
 
 static int version_of(struct ws_model *m, const char *word, struct ws_version **out, struct ws_error *err)
 {
+    uint64_t number;
+    const char *at = word;
+    *out = NULL;
+    if (strcmp(word, "latest") != 0 && strcmp(word, "current") != 0 && strcmp(word, "previous") != 0 &&
+        (ws_text_digits(&at, &number) || (*at && *at != '@')))
+        return ws_error_set(
+            err, EINVAL, "'%.100s' is no version: a number, NUMBER@RUN, latest, current or previous", word);
     *out = ws_version_find(m, word, err);
     return *out ? 0 : -err->code;
 }
@@ -325,6 +333,17 @@ static void look_after(struct ws_control *c, struct ws_model *m)
         ws_version_put(current);
 }
 
+/* Readers that open a file start pulls, too: why one failed is found where a command's failure is. */
+static void note_failed_pull(struct ws_control *c, struct ws_desk *d, const struct ws_version_info *info)
+{
+    pthread_mutex_lock(&c->lock);
+    d->last_error.real_ns = ws_time_real_ns();
+    d->last_error.code = info->error_code ? info->error_code : EIO;
+    snprintf(d->last_error.command, sizeof(d->last_error.command), "pull %" PRIu64, info->number);
+    snprintf(d->last_error.text, sizeof(d->last_error.text), "%s", info->error);
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void on_change(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v)
 {
     struct ws_control *c = arg;
@@ -349,6 +368,8 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
         ws_desk_event(c, d, "%s model=%s version=%" PRIu64 " how=\"%s\" seconds=%.3f%s%s%s",
                       ws_state_name(info.state), d->name, info.number, info.how, info.pull_seconds,
                       info.error[0] ? " why=\"" : "", info.error, info.error[0] ? "\"" : "");
+        if (info.state == WS_FAILED)
+            note_failed_pull(c, d, &info);
         break;
     case WS_VERSION_RENAMED:
         ws_desk_event(c, d, "superseded model=%s version=%" PRIu64 " run=%s", d->name, info.number, info.run);

@@ -183,6 +183,14 @@ static bool has_engine(const struct ws_desk *d, const char *name)
     return false;
 }
 
+static const struct ws_engine *engine_at(const struct ws_desk *d, const char *url)
+{
+    const struct ws_engine *e = d->engines;
+    while (e && strcmp(e->url, url) != 0)
+        e = e->next;
+    return e;
+}
+
 int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *q, const char *line,
                   bool must_answer, struct ws_error *err)
 {
@@ -198,6 +206,10 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
     if (e->line && !must_answer)
         rc = 0;
     pthread_mutex_lock(&c->lock);
+    const struct ws_engine *same = rc == 0 ? engine_at(d, e->url) : NULL;
+    if (same)
+        rc = ws_error_set(err, EEXIST, "%s is registered with %s already, as '%s'", e->url, d->name,
+                          same->name);
     if (rc == 0 && has_engine(d, e->name))
         rc = ws_error_set(err, EEXIST, "%s has an engine '%s' already; remove it first", d->name, e->name);
     if (rc == 0 && d->n_engines >= WS_MAX_ENGINES)

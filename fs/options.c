@@ -288,8 +288,9 @@ static int parse_one(struct ws_mount_options *o, const char *word, struct ws_err
                                 rc == -ENODATA ? "the file is empty" : strerror(-rc));
         return 0;
     }
-    return ws_error_set(err, EINVAL, "'%.*s' is no mount option of wsync; 'wsync mount --help' lists them",
-                        (int)n, word);
+    return ws_error_set(err, EINVAL,
+                        "'%.*s' is no mount option of wsync; 'wsync mount --list-options' lists them", (int)n,
+                        word);
 }
 
 int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct ws_error *err)

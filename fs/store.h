@@ -94,6 +94,7 @@ struct ws_version_info {
     double pull_seconds;                  /* of the finished or the running pull */
     bool pinned, has_manifest, at_source; /* at_source: some source still serves it */
     uint64_t bad_blocks;                  /* blocks refetched because a hash differed */
+    int error_code;                       /* positive; 0: none */
     char error[WS_ERROR_TEXT];            /* why it failed */
 };
 void ws_version_info(struct ws_version *v, struct ws_version_info *out);

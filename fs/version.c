@@ -276,7 +276,9 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out)
         out->pull_seconds = (double)(ws_now_ns() - v->pull_began_ns) / 1e9;
     out->pinned = v->pinned;
     out->at_source = v->sources != 0;
-    if (v->error)
+    if (v->error) {
+        out->error_code = v->error_code;
         snprintf(out->error, sizeof(out->error), "%s", v->error);
+    }
     pthread_mutex_unlock(&v->store->lock);
 }

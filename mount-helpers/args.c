@@ -96,7 +96,8 @@ uint64_t cli_parse_u64(const char *what, const char *text)
     errno = 0;
     uint64_t v = strtoull(text, &end, 10);
     if (errno || end == text || *end || !isdigit((unsigned char)text[0]))
-        exit(cli_usage("%s: '%s' is not a whole number", what, text));
+        exit(cli_usage(errno == ERANGE ? "%s: %s is too large" : "%s: '%s' is not a whole number", what,
+                       text));
     return v;
 }
 

@@ -109,22 +109,40 @@ static int need_model(const char *mount, const char *model)
     return CLI_OK;
 }
 
+/* A blank and the word in quotes, as the control files' grammar wants them. */
+static size_t append_word(char *out, size_t cap, const char *word)
+{
+    size_t n = (size_t)snprintf(out, cap, " \"");
+    for (; *word && n + 4 < cap; word++) {
+        if (*word == '"' || *word == '\\')
+            out[n++] = '\\';
+        out[n++] = *word;
+    }
+    return n + (size_t)snprintf(out + n, cap - n, "\"");
+}
+
 /* load A=1 B=2 ...: the barrier over models. */
 static int run_barrier(const struct cli_args *args, const char *mount)
 {
     struct long_write w = {0};
+    double start = cli_now();
     size_t n = (size_t)snprintf(w.command, sizeof w.command, "load");
     for (size_t i = 0; i < cli_words(args) && n < sizeof w.command; i++) {
         if (!strchr(cli_word(args, i), '='))
             return cli_usage("'%s' is not MODEL=VERSION", cli_word(args, i));
-        n += (size_t)snprintf(w.command + n, sizeof w.command - n, " %s", cli_word(args, i));
+        n += append_word(w.command + n, sizeof w.command - n, cli_word(args, i));
     }
     if (n >= sizeof w.command - 32)
         return cli_usage("too many models for one command");
     append_flags(args, w.command, sizeof w.command);
     snprintf(w.path, sizeof w.path, "%s/ctl", mount);
     int rc = run_long(&w, mount, NULL, NULL, w.command);
-    return rc ? explain(mount, NULL, w.command, rc) : CLI_OK;
+    if (rc)
+        return explain(mount, NULL, w.command, rc);
+    if (!cli_has(args, "quiet"))
+        printf("%s%s in %.2f s\n", w.command, cli_has(args, "async") ? ": started" : ": done",
+               cli_now() - start);
+    return CLI_OK;
 }
 
 static int run_verb(const struct cli_args *args, const char *verb, const char *done)

@@ -1,6 +1,7 @@
 /* wsync inspect: the tensors of a safetensors file, a checkpoint folder or a mounted version. */
 #include "mount-helpers/cli.h"
 #include "transports/bundle.h"
+#include "transports/text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
@@ -86,6 +87,14 @@ struct totals {
     json_t *rows; /* NULL: text */
 };
 
+/* A name from a file that anybody may have written, for a terminal. */
+static const char *printable(const char *name, char *out, size_t cap)
+{
+    snprintf(out, cap, "%s", name);
+    ws_text_clean(out);
+    return out;
+}
+
 static int inspect_file(const struct cli_args *args, const char *path, const char *name,
                         struct totals *totals)
 {
@@ -96,7 +105,7 @@ static int inspect_file(const struct cli_args *args, const char *path, const cha
     totals->files++;
     for (size_t i = 0; i < st->n_tensors; i++) {
         const struct ws_tensor *t = &st->tensors[i];
-        char shape[256];
+        char shape[256], shown[WS_MAX_TENSOR_NAME + 1];
         if (pattern && fnmatch(pattern, t->name, 0))
             continue;
         totals->tensors++;
@@ -107,8 +116,8 @@ static int inspect_file(const struct cli_args *args, const char *path, const cha
         if (totals->rows)
             json_array_append_new(totals->rows, tensor_json(t, name));
         else
-            printf("%-60s %-8s %-20s %10s\n", t->name, ws_dtype_name(t->dtype), shape,
-                   cli_size(t->end - t->begin));
+            printf("%-60s %-8s %-20s %10s\n", printable(t->name, shown, sizeof shown),
+                   ws_dtype_name(t->dtype), shape, cli_size(t->end - t->begin));
     }
     ws_safetensors_free(st);
     return CLI_OK;

@@ -10,7 +10,7 @@
 #include <string.h>
 
 static const struct cli_option mount_options[] = {
-    {"options", 'o', "LIST", "mount options, comma-separated; see below"},
+    {"options", 'o', "LIST", "mount options, comma-separated; --list-options prints them"},
     {"foreground", 'f', NULL, "serve in this process instead of a daemon"},
     {"list-options", 0, NULL, "print the mount options"},
     {"verbose", 'v', NULL, "accepted for mount(8)"},
@@ -26,6 +26,16 @@ static int list_options(void)
     for (size_t i = 0; ws_mount_option_help(i, &name, &meaning); i++)
         printf("%-34s %s\n", name, meaning);
     return CLI_OK;
+}
+
+/* A source that is down is no error, since it may come; but whoever mounts should hear of it. */
+static void warn_of_sources(const char *mount)
+{
+    char *text = mounts_read("%s/status", mount), *save = NULL;
+    for (char *line = text ? strtok_r(text, "\n", &save) : NULL; line; line = strtok_r(NULL, "\n", &save))
+        if (strncmp(line, "source ", 7) == 0 && strstr(line, " down "))
+            fprintf(stderr, "wsync mount: mounted, but its source does not answer yet: %s\n", line + 7);
+    free(text);
 }
 
 static int run_mount(const struct cli_args *args)
@@ -50,6 +60,8 @@ static int run_mount(const struct cli_args *args)
     signal(SIGPIPE, SIG_IGN);
     if (rc == 0)
         rc = ws_mount_run(&o, notify_ready, &err);
+    if (rc == 0 && !o.foreground)
+        warn_of_sources(o.mountpoint);
     ws_mount_options_release(&o);
     if (rc < 0)
         return err.code == EINVAL ? cli_usage("%s", err.text) : cli_fail("%s", err.text);
@@ -60,15 +72,16 @@ const struct cli_command cmd_mount = {
     .name = "mount",
     .summary = "show the versions of a run as files below a folder",
     .synopsis = "[-f] [-o OPTIONS] SOURCE[,SOURCE...] DIR",
-    .description = "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), unix:/PATH (an agent on this "
-                   "host: memory is "
-                   "shared, no byte is copied) or dir:/PATH (a folder of checkpoints, its numbered "
-                   "subfolders are versions). "
-                   "Several sources are alternatives for the models they share.\n\n"
-                   "Returns when the mount answers; a daemon serves it from then on. A dead mount on DIR is "
-                   "recovered, a live one "
-                   "is left alone. 'wsync mount --list-options' prints every mount option with its meaning. "
-                   "In fstab: http://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token 0 0",
+    .description =
+        "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), unix:/PATH (an agent on this "
+        "host: memory is "
+        "shared, no byte is copied) or dir:/PATH (checkpoints on disk: PATH/MODEL/N or PATH/N, whose "
+        "numbered folders are versions, or one checkpoint). "
+        "Several sources are alternatives for the models they share.\n\n"
+        "Returns when the mount answers; a daemon serves it from then on. A dead mount on DIR is "
+        "recovered, a live one "
+        "is left alone. 'wsync mount --list-options' prints every mount option with its meaning. "
+        "In fstab: http://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token 0 0",
     .examples = "wsync mount http://10.0.0.3:18861 /wsync\n"
                 "wsync mount -o open=stream,keep=3,cache=80G unix:/run/wsync/agent.sock /wsync\n"
                 "mount -t wsync http://10.0.0.3:18861 /wsync -o token-file=/etc/wsync/token",

@@ -3,6 +3,7 @@
 #include "mount-helpers/cli.h"
 #include "mount-helpers/progress.h"
 #include "transports/bundle.h"
+#include "transports/text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -80,16 +81,21 @@ static void add_tensor(struct mapped *m, const struct ws_folder_file *f, const v
     memcpy(p->shape, t->shape, sizeof t->shape);
 }
 
-static int map_folder(const char *path, struct mapped *m)
+static int map_folder(const char *path, bool quiet, struct mapped *m)
 {
     struct ws_error err = {0};
     size_t n = 0;
     if (ws_folder_open(path, &m->folder, &err))
         return cli_fail("%s", err.text);
+    if (m->folder->n_left_out && !quiet) {
+        ws_text_clean(m->folder->left_out);
+        printf("left out, as no part of a version: %s%s\n", m->folder->left_out,
+               m->folder->n_left_out > 8 ? ", ..." : "");
+    }
     for (size_t i = 0; i < m->folder->n_files; i++)
         n += m->folder->files[i].st ? m->folder->files[i].st->n_tensors : 0;
     if (n == 0)
-        return cli_fail("%s holds no tensors: there is no *.safetensors file in it", path);
+        return cli_fail("%s holds no tensors: there is no *.safetensors file in it, or they are empty", path);
     m->maps = calloc(m->folder->n_files, sizeof *m->maps);
     m->params = calloc(n, sizeof *m->params);
     if (!m->maps || !m->params)
@@ -184,7 +190,7 @@ static int run(const struct cli_args *args)
     };
     signal(SIGBUS, on_bus_error);
     signal(SIGPIPE, SIG_IGN);
-    int code = map_folder(cli_word(args, 0), &m);
+    int code = map_folder(cli_word(args, 0), cli_has(args, "quiet"), &m);
     if (code == CLI_OK)
         code = publish(args, &m, &config, number);
     progress_end(&progress);

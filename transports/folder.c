@@ -79,6 +79,14 @@ int ws_folder_is_sidecar(const char *name)
     return ws_name_is_file(name) && ENDS_WITH_ANY(name, sidecar_suffixes);
 }
 
+static void leave_out(struct ws_folder *f, const char *name)
+{
+    size_t n = strlen(f->left_out);
+    if (n + strlen(name) + 3 < sizeof(f->left_out))
+        snprintf(f->left_out + n, sizeof(f->left_out) - n, "%s%s", n ? ", " : "", name);
+    f->n_left_out++;
+}
+
 /* Looks at one entry; adds it when it is a file of the bundle. */
 static int look_at(struct ws_folder *f, int dirfd, const char *name, bool *pickles, struct ws_error *err)
 {
@@ -88,16 +96,20 @@ static int look_at(struct ws_folder *f, int dirfd, const char *name, bool *pickl
         return 0;
     if (ENDS_WITH_ANY(name, pickle_suffixes))
         *pickles = true;
-    if (!ends_with(name, weights_suffix) && !ENDS_WITH_ANY(name, sidecar_suffixes))
+    if (!ends_with(name, weights_suffix) && !ENDS_WITH_ANY(name, sidecar_suffixes)) {
+        leave_out(f, name);
         return 0;
+    }
     if (fstatat(dirfd, name, &stat, 0) < 0) {
         int code = errno;
         if (code == ENOENT)
             return ws_error_set(err, code, "%s is a link that leads nowhere, or was removed just now", name);
         return ws_error_set(err, code, "cannot stat %s: %s", name, strerror(code));
     }
-    if (!S_ISREG(stat.st_mode))
+    if (!S_ISREG(stat.st_mode)) {
+        leave_out(f, name);
         return 0;
+    }
     return add_file(f, name, (uint64_t)stat.st_size, err);
 }
 

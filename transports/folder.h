@@ -23,6 +23,8 @@ struct ws_folder {
     char *path;
     size_t n_files; /* sorted by name (strcmp) */
     struct ws_folder_file *files;
+    size_t n_left_out; /* entries that are no part of a version: folders, other kinds of files; hidden ones */
+    char left_out[256]; /* are not counted. Their names, as many as fit, comma-separated */
 };
 /* -ENOENT: no such folder, no weights in it, or a shard is missing; -EBADMSG: a file or the index is
  * wrong; -EINVAL: a name that cannot be published; -E2BIG: over a limit; or what the system says. */

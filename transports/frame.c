@@ -185,11 +185,12 @@ int ws_frame_recv(int sock, int timeout_ms, json_t **body, int *fds, size_t max_
     if (rc < 0) {
         close_all(fds, r.n_fds);
         *n_fds = 0;
-        return ws_error_set(err, -rc, "no whole message from the peer on the unix socket: %s",
-                            rc == -ECONNRESET  ? "it closed the connection"
-                            : rc == -EBADMSG   ? "it is not of wsync's format"
-                            : rc == -ETIMEDOUT ? "it did not answer in time"
-                                               : strerror(-rc));
+        return ws_error_set(
+            err, -rc, "the agent at the other end of the unix socket ended, or sent no whole message: %s",
+            rc == -ECONNRESET  ? "it closed the connection"
+            : rc == -EBADMSG   ? "it is not of wsync's format"
+            : rc == -ETIMEDOUT ? "it did not answer in time"
+                               : strerror(-rc));
     }
     *n_fds = r.n_fds;
     return 0;
@@ -204,6 +205,8 @@ int ws_ipc_connect(const char *path, int *sock, struct ws_error *err)
         return ws_error_set(err, EINVAL, "'%s' is no path of a unix socket: 1 to %zu bytes", path,
                             sizeof(address.sun_path) - 1);
     memcpy(address.sun_path, path, strlen(path) + 1);
+    if (path[0] != '/')
+        return ws_error_set(err, EINVAL, "'%.200s' is no unix socket: write unix:/PATH", path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return ws_error_set(err, errno, "cannot make a unix socket: %s", strerror(errno));

@@ -3,6 +3,7 @@
  * refuse the whole reply. So every sentence passes through here once, where it is made. */
 #include "transports/text.h"
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,6 +38,15 @@ size_t ws_utf8_length(const char *s, size_t n)
     return length;
 }
 
+/* U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069: they make a terminal show a text in another order. */
+static bool turns_text(const char *s)
+{
+    const unsigned char *p = (const unsigned char *)s;
+    return p[0] == 0xE2 &&
+           ((p[1] == 0x80 && (p[2] == 0x8E || p[2] == 0x8F || (p[2] >= 0xAA && p[2] <= 0xAE))) ||
+            (p[1] == 0x81 && p[2] >= 0xA6 && p[2] <= 0xA9));
+}
+
 void ws_text_clean(char *text)
 {
     size_t left = strlen(text);
@@ -48,6 +58,8 @@ void ws_text_clean(char *text)
         if (step == 0 || c < ' ' || c == 0x7F) {
             *p = (c >= '\t' && c <= '\r') ? ' ' : '?';
             step = 1;
+        } else if (step == 3 && turns_text(p)) {
+            memcpy(p, "???", 3);
         }
     }
 }

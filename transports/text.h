@@ -10,7 +10,7 @@
 size_t ws_utf8_length(const char *s, size_t n);
 
 /* Makes text one printable line in place: white space other than a space becomes a space, other
- * control characters and bytes that are no UTF-8 become '?'. */
+ * control characters, those that turn the direction of a text, and bytes that are no UTF-8 become '?'. */
 void ws_text_clean(char *text);
 
 /* The decimal number at *at, which is moved past it. -EINVAL: no digit there, or more than 64 bits. */

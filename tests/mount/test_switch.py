@@ -130,7 +130,7 @@ def test_commands(stack):
     "wrong commands get EINVAL or what fits, and last_error says what to do"
     agent, mount, folders = world(stack)
     for command, want in {"": "EINVAL", "frobnicate": "EINVAL", "load": "EINVAL", "load 1 2": "EINVAL", "pull 99": "ENOENT",
-                          "drop nope": "ENOENT", "engine add": "EINVAL", "engine remove none": "ENOENT",
+                          "drop nope": "EINVAL", "engine add": "EINVAL", "engine remove none": "ENOENT",
                           "engine add x sglang http://user:pw@127.0.0.1:1": "EINVAL", "engine add x nokind http://127.0.0.1:1": "EINVAL",
                           "engine add x sglang http://127.0.0.1:1": "EHOSTUNREACH", "load 1\nload 2": "EINVAL", "x" * 4000: "EINVAL"}.items():
         got = refused(mount, command, "actor/ctl")
