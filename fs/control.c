@@ -1,6 +1,8 @@
 #include "fs/control.h"
 #include "fs/desk.h"
 #include "fs/gate.h"
+#include "fs/keeper.h"
+#include "fs/settings.h"
 #include "fs/switch.h"
 #include "transports/log.h"
 #include "transports/text.h"
@@ -198,6 +200,12 @@ static void free_job(struct job *j)
     pthread_mutex_unlock(&c->lock);
 }
 
+static const bool changes_settings[WS_VERB_COUNT] = {
+    [WS_VERB_PIN] = true,           [WS_VERB_UNPIN] = true,  [WS_VERB_ENGINE_ADD] = true,
+    [WS_VERB_ENGINE_REMOVE] = true, [WS_VERB_POLICY] = true, [WS_VERB_COMMIT] = true,
+    [WS_VERB_ADD] = true,
+};
+
 static void *run_job(void *arg)
 {
     struct job *j = arg;
@@ -205,6 +213,8 @@ static void *run_job(void *arg)
     int rc = run_command(j, &err);
     if (rc < 0)
         rc = ws_desk_fail(j->control, j->desk, j->shown, &err);
+    else if (changes_settings[j->command.verb])
+        ws_settings_save(j->control);
     if (j->done)
         j->done(j->arg, rc);
     if (j->follow_id && rc < 0 && rc != -EBUSY) {
@@ -219,7 +229,7 @@ static void *run_job(void *arg)
 }
 
 /* Starts a job on a thread of its own; the job is freed by it. */
-static int start_job(struct job *j)
+static int start_thread(struct job *j, void *(*fn)(void *job))
 {
     pthread_t thread;
     struct ws_control *c = j->control;
@@ -230,7 +240,7 @@ static int start_job(struct job *j)
     pthread_mutex_unlock(&c->lock);
     if (stop)
         return -ESHUTDOWN;
-    if (pthread_create(&thread, NULL, run_job, j) != 0) {
+    if (pthread_create(&thread, NULL, fn, j) != 0) {
         pthread_mutex_lock(&c->lock);
         c->n_jobs--;
         pthread_mutex_unlock(&c->lock);
@@ -238,6 +248,11 @@ static int start_job(struct job *j)
     }
     pthread_detach(thread);
     return 0;
+}
+
+static int start_job(struct job *j)
+{
+    return start_thread(j, run_job);
 }
 
 void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text,
@@ -344,6 +359,61 @@ static void note_failed_pull(struct ws_control *c, struct ws_desk *d, const stru
     pthread_mutex_unlock(&c->lock);
 }
 
+static void *restore_current(void *arg)
+{
+    struct job *j = arg;
+    struct ws_control *c = j->control;
+    struct ws_error err = {0};
+    struct ws_version *v = ws_version_find(j->model, j->shown, &err), *current = ws_model_current(j->model);
+    const struct ws_switch_options o = {.deadline_s = 86400};
+    int rc = v ? ws_pull_and_wait(c, v, WS_PRIORITY_SWITCH, &o, &err) : -ENOENT;
+    if (rc == 0 && !current) {
+        ws_model_set_current(j->model, v);
+        ws_desk_event(c, j->desk, "restored model=%s version=%s", j->desk->name, j->shown);
+        ws_settings_save(c);
+        ws_keeper_wake(c->keeper);
+    } else if (rc < 0) {
+        (void)ws_desk_fail(c, j->desk, "restore the current version", &err);
+    }
+    if (current)
+        ws_version_put(current);
+    if (v)
+        ws_version_put(v);
+    free_job(j);
+    return NULL;
+}
+
+/* A version that the settings of a daemon before name: pinned again, and current again once it is here. */
+static void restore(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v)
+{
+    bool pin = false, current = false;
+    pthread_mutex_lock(&c->lock);
+    for (size_t i = 0; i < d->n_pins; i++) {
+        if (d->pins[i].number == ws_version_number(v) && strcmp(d->pins[i].run, ws_version_run(v)) == 0) {
+            d->pins[i--] = d->pins[--d->n_pins];
+            pin = true;
+        }
+    }
+    if (d->wanted.run[0] && d->wanted.number == ws_version_number(v) &&
+        strcmp(d->wanted.run, ws_version_run(v)) == 0) {
+        d->wanted.run[0] = 0;
+        current = true;
+    }
+    pthread_mutex_unlock(&c->lock);
+    struct ws_error err;
+    if (pin && ws_version_pin(v, true, &err) < 0)
+        ws_log(WS_LOG_WARN, "control", "%s", err.text);
+    struct job *j = current ? calloc(1, sizeof(*j)) : NULL;
+    if (j) {
+        *j = (struct job){.control = c, .desk = d, .model = ws_model_get(m)};
+        ws_version_name(v, j->shown);
+        if (start_thread(j, restore_current) != 0) {
+            ws_model_put(m);
+            free(j);
+        }
+    }
+}
+
 static void on_change(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v)
 {
     struct ws_control *c = arg;
@@ -378,8 +448,10 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
         ws_desk_event(c, d, "gone model=%s version=%" PRIu64 " run=%s", d->name, info.number, info.run);
         return;
     }
-    if (change == WS_VERSION_KNOWN)
+    if (change == WS_VERSION_KNOWN) {
+        restore(c, d, m, v);
         look_after(c, m);
+    }
 }
 
 /* --- reading --- */
@@ -485,6 +557,18 @@ void ws_control_on_event(struct ws_control *c, void (*listener)(void *arg, struc
 
 /* --- start and end --- */
 
+static void restore_engine(void *arg, struct ws_desk *d, const char *line)
+{
+    struct ws_control *c = arg;
+    struct ws_error err;
+    struct ws_command *q = calloc(1, sizeof(*q));
+    if (!q || ws_command_parse(WS_SCOPE_MODEL, line, strlen(line), q, &err) < 0 ||
+        q->verb != WS_VERB_ENGINE_ADD || ws_engine_add(c, d, q, line, false, &err) < 0)
+        ws_log(WS_LOG_WARN, "control", "an engine could not be brought back: %s: %s", line,
+               q ? err.text : "no memory");
+    free(q);
+}
+
 int ws_control_new(struct ws_control **out, struct ws_store *store, const struct ws_control_options *options,
                    struct ws_error *err)
 {
@@ -497,6 +581,19 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     c->options = *options;
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->idle, NULL);
+    pthread_mutex_init(&c->saving, NULL);
+    c->settings_path = ws_settings_path(options->state, options->mountpoint);
+    int rc = ws_keeper_start(c, &c->keeper);
+    if (rc < 0) {
+        ws_control_free(c);
+        return ws_error_set(err, -rc, "cannot start a thread for the engines");
+    }
+    atomic_store(&c->restoring, true);
+    struct ws_error why;
+    if (ws_settings_load(c, restore_engine, c, &why) < 0)
+        (void)ws_desk_fail(c, &c->root, "read the settings", &why);
+    atomic_store(&c->restoring, false);
+    ws_keeper_wake(c->keeper);
     ws_store_listen(store, on_change, c);
     *out = c;
     return 0;
@@ -507,6 +604,8 @@ void ws_control_stop(struct ws_control *c)
     if (!c)
         return;
     atomic_store(&c->stop, true);
+    ws_keeper_stop(c->keeper);
+    c->keeper = NULL;
     pthread_mutex_lock(&c->lock);
     while (c->n_jobs > 0)
         pthread_cond_wait(&c->idle, &c->lock);
@@ -524,6 +623,8 @@ void ws_control_free(struct ws_control *c)
         free(d);
     }
     ws_desk_release(&c->root);
+    free(c->settings_path);
+    pthread_mutex_destroy(&c->saving);
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->lock);
     free(c);

@@ -10,6 +10,7 @@ struct ws_control_options {
     bool passthrough, link; /* for status: how reads are served */
     const char *mode_text;  /* "passthrough", "link", "cached: why"; may change until the mount answers */
     bool prefetch;          /* models begin with the policy pull */
+    const char *state;      /* folder for the settings; NULL: the default one; "none": not kept */
 };
 WS_MUST_USE int ws_control_new(struct ws_control **out, struct ws_store *store,
                                const struct ws_control_options *options, struct ws_error *err);

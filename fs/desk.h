@@ -27,6 +27,13 @@ struct ws_last_error {
     char text[WS_ERROR_TEXT];
 };
 
+/* A version that settings name, before a source lists it. */
+struct ws_wish {
+    uint64_t number;
+    char run[WS_RUN_CHARS + 1]; /* empty: none */
+};
+#define WS_MAX_PINS 64
+
 struct ws_desk {
     struct ws_desk *next;
     char *name;         /* of the model; NULL: the mount's own */
@@ -40,6 +47,9 @@ struct ws_desk {
     unsigned
         commit_n; /* quorum: engines that must be left; rolling: engines that may be out of service at once */
     bool switching;
+    bool touching; /* engines are, or were when a daemon ended, between two versions */
+    struct ws_wish wanted, pins[WS_MAX_PINS]; /* of a daemon before, not known here yet */
+    size_t n_pins;
     uint64_t refused_id; /* version that following failed to switch to: not tried again by itself */
     struct ws_last_error last_error;
     uint64_t switches_ok, switches_failed, pauses[WS_PAUSE_BUCKETS + 1];
@@ -57,6 +67,10 @@ struct ws_control {
     struct ws_desk *desks; /* guarded by lock; only ever added to */
     void (*listener)(void *arg, struct ws_model *model);
     void *listener_arg;
+    struct ws_keeper *keeper;
+    char *settings_path;    /* NULL: not kept */
+    pthread_mutex_t saving; /* one writer of that file at a time */
+    atomic_bool restoring;
 };
 
 /* The model's desk (made at need); NULL model: the root's. NULL: no memory. Takes the lock. */

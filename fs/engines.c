@@ -11,7 +11,7 @@
 
 const char *ws_engine_state_name(enum ws_engine_state s)
 {
-    static const char *const names[] = {"serving", "paused", "loading", "unknown", "broken"};
+    static const char *const names[] = {"serving", "paused", "loading", "unknown", "broken", "stale"};
     return names[s];
 }
 
@@ -192,7 +192,7 @@ static const struct ws_engine *engine_at(const struct ws_desk *d, const char *ur
 }
 
 int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *q, const char *line,
-                  bool must_answer, struct ws_error *err)
+                  bool ask, struct ws_error *err)
 {
     struct ws_engine *e = NULL;
     struct ws_engine_serving serving = {0};
@@ -200,11 +200,10 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
     if (rc < 0)
         return rc;
     e->line = strdup(line);
-    rc = e->line ? ws_engine_ask(e, c, PROBE_MS, &serving, err)
-                 : ws_error_set(err, ENOMEM, "no memory for an engine");
-    bool answers = rc == 0;
-    if (e->line && !must_answer)
-        rc = 0;
+    if (!e->line)
+        rc = ws_error_set(err, ENOMEM, "no memory for an engine");
+    else if (ask)
+        rc = ws_engine_ask(e, c, PROBE_MS, &serving, err);
     pthread_mutex_lock(&c->lock);
     const struct ws_engine *same = rc == 0 ? engine_at(d, e->url) : NULL;
     if (same)
@@ -218,9 +217,7 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
         rc = ws_error_set(err, EBUSY, "a switch of %s is running; add the engine when it is done", d->name);
     if (rc == 0) {
         struct ws_engine **at = &d->engines;
-        e->state = !answers ? WS_ENGINE_UNKNOWN : serving.paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
-        if (!answers && err)
-            snprintf(e->error, sizeof(e->error), "%s", err->text);
+        e->state = !ask ? WS_ENGINE_UNKNOWN : serving.paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
         while (*at)
             at = &(*at)->next;
         *at = e;
@@ -255,9 +252,44 @@ int ws_engine_remove(struct ws_control *c, struct ws_desk *d, const char *name, 
         *at = e->next;
         d->n_engines--;
     }
+    if (e && e->holders > 0) {
+        e->removed = true;
+        e = NULL;
+    }
     pthread_mutex_unlock(&c->lock);
     ws_engine_free(e);
     if (rc == 0)
         ws_desk_event(c, d, "engine-removed model=%s engine=%s", d->name, name);
     return rc;
+}
+
+static void release(struct ws_engine *e)
+{
+    if (--e->holders == 0 && e->removed)
+        ws_engine_free(e);
+}
+
+struct ws_engine *ws_engine_hold_next(struct ws_control *c, struct ws_desk *d, struct ws_engine *e)
+{
+    pthread_mutex_lock(&c->lock);
+    struct ws_engine *next = d->engines;
+    for (; e && next; next = next->next) {
+        if (next == e) {
+            next = next->next;
+            break;
+        }
+    }
+    if (next)
+        next->holders++;
+    if (e)
+        release(e);
+    pthread_mutex_unlock(&c->lock);
+    return next;
+}
+
+void ws_engine_release(struct ws_control *c, struct ws_engine *e)
+{
+    pthread_mutex_lock(&c->lock);
+    release(e);
+    pthread_mutex_unlock(&c->lock);
 }

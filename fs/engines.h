@@ -13,7 +13,9 @@ enum ws_engine_state {
     WS_ENGINE_PAUSED,
     WS_ENGINE_LOADING,
     WS_ENGINE_UNKNOWN,
-    WS_ENGINE_BROKEN
+    WS_ENGINE_BROKEN,
+    WS_ENGINE_STALE, /* answers, and serves something else than the current version */
+    WS_ENGINE_STATES
 };
 const char *ws_engine_state_name(enum ws_engine_state s);
 
@@ -33,13 +35,16 @@ struct ws_engine {
     char version[64]; /* what it serves, in its own words */
     char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];
-    double pause_seconds; /* of the last switch */
+    double pause_seconds;              /* of the last switch */
+    unsigned holders;                  /* who looks at it beside a switch */
+    bool removed;                      /* freed by the last of them */
+    uint64_t next_try_ns, try_wait_ns; /* of being brought along */
 };
 
-/* Adds (probes first) or removes an engine. line: the command as it was written. must_answer false: one that
- * does not is added as unknown. -EEXIST, -EBUSY, -ENOENT, or why it cannot be reached. */
+/* Adds or removes an engine. line: the command as it was written. ask: it must answer now; else it is unknown
+ * until the keeper has asked it. -EEXIST, -EBUSY, -ENOENT, or why it cannot be reached. */
 WS_MUST_USE int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *command,
-                              const char *line, bool must_answer, struct ws_error *err);
+                              const char *line, bool ask, struct ws_error *err);
 WS_MUST_USE int ws_engine_remove(struct ws_control *c, struct ws_desk *d, const char *name,
                                  struct ws_error *err);
 /* What its functions need, with storage for what they point to. Takes the lock. */
@@ -52,6 +57,9 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
 /* Asks it anew what it is and serves, and notes that. */
 WS_MUST_USE int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms,
                               struct ws_engine_serving *out, struct ws_error *err);
+/* The engine after e (the first: NULL), held; e is released. NULL: no more. */
+struct ws_engine *ws_engine_hold_next(struct ws_control *c, struct ws_desk *d, struct ws_engine *e);
+void ws_engine_release(struct ws_control *c, struct ws_engine *e);
 void ws_engine_free(struct ws_engine *e); /* NULL is fine */
 
 #endif

@@ -51,6 +51,7 @@ struct ws_fs {
     struct ws_open *opens;          /* guarded by lock (ops_data.c) */
     struct ws_folder_open *folders; /* guarded by lock (ops_meta.c) */
     struct ws_notify *notify;
+    _Atomic uint64_t turns; /* lookups of files that take commands */
 };
 
 fuse_ino_t ws_ino(uint64_t id, enum ws_kind kind, uint64_t index);

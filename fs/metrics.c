@@ -39,7 +39,7 @@ static void engines(struct ws_control *c, FILE *f)
 {
     fprintf(f, "# TYPE wsync_engines gauge\n");
     for (const struct ws_desk *d = c->desks; d; d = d->next)
-        for (enum ws_engine_state s = WS_ENGINE_SERVING; s <= WS_ENGINE_BROKEN; s++) {
+        for (enum ws_engine_state s = WS_ENGINE_SERVING; s < WS_ENGINE_STATES; s++) {
             unsigned n = 0;
             for (const struct ws_engine *e = d->engines; e; e = e->next)
                 n += e->state == s;

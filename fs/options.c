@@ -163,6 +163,7 @@ SET_STRING(set_cert_file, store.source.cert_file)
 SET_STRING(set_key_file, store.source.key_file)
 SET_STRING(set_log, log_file)
 SET_STRING(set_fsname, fsname)
+SET_STRING(set_state, state)
 
 static int set_verify(struct ws_mount_options *o, const char *value)
 {
@@ -221,6 +222,9 @@ static const struct {
     {"mode", "OCTAL", set_mode, "mode of files; default 0444"},
     {"ctl-group", "GROUP", set_ctl_group, "let this group write control files (0660 instead of 0600)"},
     {"log", "FILE", set_log, "where a daemon in the background logs"},
+    {"state", "DIR|none", set_state,
+     "where engines, policies and pins are kept over a restart; default /var/lib/wsync, or "
+     "$XDG_STATE_HOME/wsync"},
     {"fsname", "NAME", set_fsname, "name in the mount table; default: the source"},
     {"debug", NULL, set_debug, "print every FUSE request"},
     {"ro", NULL, ignore, NULL},

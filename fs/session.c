@@ -211,7 +211,8 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
                                    .passthrough = fs->reads == WS_READS_PASSTHROUGH,
                                    .link = fs->reads == WS_READS_LINK,
                                    .mode_text = fs->mode_text,
-                                   .prefetch = fs->options.prefetch};
+                                   .prefetch = fs->options.prefetch,
+                                   .state = fs->options.state};
     rc = ws_control_new(&fs->control, fs->store, &c, err);
     if (rc < 0)
         return rc;

@@ -20,6 +20,7 @@
  * it confirmed. */
 #include "fs/switch.h"
 #include "fs/gate.h"
+#include "fs/settings.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -576,6 +577,15 @@ static unsigned n_serving(const struct run *r, const struct ws_desk *d)
     return n;
 }
 
+static void set_touching(struct ws_control *c, struct ws_switch_part *parts, size_t n, bool touching)
+{
+    pthread_mutex_lock(&c->lock);
+    for (size_t i = 0; i < n; i++)
+        parts[i].desk->touching = touching;
+    pthread_mutex_unlock(&c->lock);
+    ws_settings_save(c);
+}
+
 int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
                   const struct ws_switch_options *o, struct ws_error *err)
 {
@@ -592,8 +602,10 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
         rc = collect(&r, parts, n, NULL, err);
     for (size_t i = 0; rc == 0 && i < n; i++)
         rc = check_end(&r, parts[i].desk, err);
-    if (rc == 0 && r.n > 0)
+    if (rc == 0 && r.n > 0) {
+        set_touching(c, parts, n, true); /* a daemon that is killed now knows it when it is back */
         rc = drive(&r, err);
+    }
     for (size_t i = 0; rc == 0 && i < n; i++) {
         unsigned serving = n_serving(&r, parts[i].desk);
         ws_model_set_current(parts[i].model, parts[i].version);
@@ -603,6 +615,8 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
                       ws_version_run(parts[i].version), serving, (double)(ws_time_mono_ns() - start) * 1e-9);
         report(c, &parts[i], serving);
     }
+    if (rc == 0 || r.n > 0)
+        set_touching(c, parts, n, false);
     for (size_t i = 0; i < n; i++)
         ws_version_keep(parts[i].version, -1);
     free(r.works);

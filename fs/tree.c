@@ -41,7 +41,9 @@ uint64_t ws_ino_id(fuse_ino_t ino)
 
 uint64_t ws_ino_index(fuse_ino_t ino)
 {
-    return ino & 0xFFFFFFFF;
+    enum ws_kind kind = ws_ino_kind(ino);
+    bool view = kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW; /* see view_ino */
+    return ino & (view ? 0xFF : 0xFFFFFFFF);
 }
 
 mode_t ws_kind_type(enum ws_kind kind)
@@ -231,12 +233,20 @@ static const struct view_name *find_view(const struct view_name *views, size_t n
 }
 #define FIND_VIEW(views, name) find_view(views, sizeof(views) / sizeof((views)[0]), name)
 
+/* A file that takes commands is another inode at each lookup: the kernel holds an inode's lock while it is written or
+ * truncated, and a second writer, or a cancel, could not even ask while the first command runs. */
+static fuse_ino_t view_ino(struct ws_fs *fs, uint64_t id, enum ws_kind kind, enum ws_view view)
+{
+    uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->turns, 1) & 0xFFFFFF : 0;
+    return ws_ino(id, kind, turn << 8 | view);
+}
+
 static int child_of_root(struct ws_call *c, const char *name, fuse_ino_t *ino, double *timeout)
 {
     const struct view_name *v = FIND_VIEW(root_views, name);
     *timeout = 0;
     if (v) {
-        *ino = ws_ino(0, WS_KIND_ROOT_VIEW, v->view);
+        *ino = view_ino(c->fs, 0, WS_KIND_ROOT_VIEW, v->view);
         return 0;
     }
     if (c->fs->reads == WS_READS_LINK && strcmp(name, WS_REGIONS_NAME) == 0) {
@@ -252,12 +262,12 @@ static int child_of_root(struct ws_call *c, const char *name, fuse_ino_t *ino, d
     return 0;
 }
 
-static int child_of_model(struct ws_model *m, const char *name, fuse_ino_t *ino, double *timeout)
+static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name, fuse_ino_t *ino, double *timeout)
 {
     const struct view_name *view = FIND_VIEW(model_views, name);
     *timeout = 0;
     if (view) {
-        *ino = ws_ino(ws_model_id(m), WS_KIND_MODEL_VIEW, view->view);
+        *ino = view_ino(fs, ws_model_id(m), WS_KIND_MODEL_VIEW, view->view);
         return 0;
     }
     for (size_t i = 0; i < WS_LINK_COUNT; i++) {
@@ -349,7 +359,7 @@ int ws_node_child(struct ws_call *c, const struct ws_node *p, const char *name, 
     case WS_KIND_ROOT:
         return child_of_root(c, name, ino, timeout);
     case WS_KIND_MODEL:
-        return child_of_model(p->model, name, ino, timeout);
+        return child_of_model(c->fs, p->model, name, ino, timeout);
     case WS_KIND_VERSION:
         return child_of_version(c, p->version, name, ino, timeout);
     case WS_KIND_TENSORS:

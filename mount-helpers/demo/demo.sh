@@ -85,7 +85,7 @@ export WSYNC_AGENT=unix:$sock
 
 say "A mount of http://127.0.0.1:$port"
 mkdir "$mount"
-"$WSYNC" mount -f "http://127.0.0.1:$port" "$mount" >"$work/mount.log" 2>&1 &
+"$WSYNC" mount -f -o state=none "http://127.0.0.1:$port" "$mount" >"$work/mount.log" 2>&1 &
 pids+=($!)
 for _ in $(seq 100); do [ -e "$mount/actor/1" ] && break; sleep 0.1; done
 [ -e "$mount/actor/1" ] || die "$mount/actor/1 did not appear within 10 s"

@@ -1,0 +1,196 @@
+#include "fs/keeper.h"
+#include "fs/settings.h"
+#include "fs/switch.h"
+#include "transports/log.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LOOK_MS       5000
+#define ANSWER_MS     5000
+#define FIRST_WAIT_NS 2000000000UL   /* before an engine that could not be brought along is tried again */
+#define LAST_WAIT_NS  300000000000UL /* ... and at most */
+
+struct ws_keeper {
+    struct ws_control *control;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool stop, look; /* guarded by lock */
+};
+
+/* What an engine says now, put beside what is known of it. Returns whether it should be brought along. */
+static bool note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, int rc,
+                 const struct ws_engine_serving *now, const char *current, const struct ws_error *err)
+{
+    bool tells = e->ops->tells_version, lost = false, strange = false, want = false;
+    pthread_mutex_lock(&c->lock);
+    if (!d->switching) {
+        if (rc < 0 && e->state != WS_ENGINE_UNKNOWN) {
+            lost = true;
+            e->state = WS_ENGINE_UNKNOWN;
+            snprintf(e->error, sizeof(e->error), "%s", err->text);
+        } else if (rc == 0) {
+            bool same = current && (!tells || strcmp(now->version, current) == 0);
+            strange = tells && strcmp(now->version, e->version) != 0;
+            if (tells)
+                snprintf(e->version, sizeof(e->version), "%s", now->version);
+            if (same && e->state != WS_ENGINE_BROKEN && !now->paused &&
+                (tells || e->state == WS_ENGINE_SERVING)) {
+                e->state = WS_ENGINE_SERVING;
+                e->error[0] = 0;
+            } else if (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_UNKNOWN) {
+                e->state = current ? WS_ENGINE_STALE : now->paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
+            }
+            want = current && (e->state != WS_ENGINE_SERVING || d->touching) &&
+                   ws_time_mono_ns() >= e->next_try_ns &&
+                   (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || d->touching);
+        }
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (lost)
+        ws_desk_event(c, d, "engine-lost model=%s engine=%s why=\"%.300s\"", d->name, e->name, err->text);
+    if (strange)
+        ws_desk_event(c, d, "engine-serves model=%s engine=%s version=%s", d->name, e->name, now->version);
+    return want;
+}
+
+static void bring_along(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_engine *e)
+{
+    struct ws_error err = {0};
+    int rc = ws_switch_catch_up(c, d, m, e->name, &err);
+    pthread_mutex_lock(&c->lock);
+    uint64_t wait = e->try_wait_ns ? e->try_wait_ns * 2 : FIRST_WAIT_NS;
+    e->try_wait_ns = rc == 0 ? 0 : wait < LAST_WAIT_NS ? wait : LAST_WAIT_NS;
+    e->next_try_ns = ws_time_mono_ns() + e->try_wait_ns;
+    pthread_mutex_unlock(&c->lock);
+    if (rc < 0 && rc != -EBUSY)
+        ws_log(WS_LOG_WARN, "keeper", "%s", err.text);
+}
+
+static void look_at_engine(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_engine *e,
+                           const char *current)
+{
+    struct ws_engine_call call;
+    struct ws_engine_serving now = {0};
+    struct ws_error err = {0};
+    ws_engine_call_of(e, c, &call);
+    call.target.timeout_ms = call.target.timeout_ms < ANSWER_MS ? call.target.timeout_ms : ANSWER_MS;
+    int rc = call.facts.known ? e->ops->serving(&call.target, &now, &err)
+                              : ws_engine_ask(e, c, ANSWER_MS, &now, &err);
+    if (atomic_load(&c->stop))
+        return;
+    if (note(c, d, e, rc, &now, current, &err) && m)
+        bring_along(c, d, m, e);
+}
+
+static bool all_serve(struct ws_control *c, const struct ws_desk *d)
+{
+    bool all = true;
+    pthread_mutex_lock(&c->lock);
+    for (const struct ws_engine *e = d->engines; e; e = e->next)
+        all = all && e->state == WS_ENGINE_SERVING;
+    pthread_mutex_unlock(&c->lock);
+    return all;
+}
+
+static void look_at(struct ws_control *c, struct ws_desk *d)
+{
+    struct ws_model *m = ws_store_find(c->store, d->name);
+    struct ws_version *v = m ? ws_model_current(m) : NULL;
+    char current[32];
+    snprintf(current, sizeof(current), "%" PRIu64, v ? ws_version_number(v) : 0);
+    struct ws_engine *e = ws_engine_hold_next(c, d, NULL);
+    while (e && !atomic_load(&c->stop)) {
+        look_at_engine(c, d, m, e, v ? current : NULL);
+        e = ws_engine_hold_next(c, d, e);
+    }
+    if (e)
+        ws_engine_release(c, e);
+    pthread_mutex_lock(&c->lock);
+    bool interrupted = d->touching && !d->switching && v;
+    pthread_mutex_unlock(&c->lock);
+    if (interrupted && all_serve(c, d)) { /* what a daemon's end left behind is put right */
+        pthread_mutex_lock(&c->lock);
+        d->touching = false;
+        pthread_mutex_unlock(&c->lock);
+        ws_settings_save(c);
+    }
+    if (v)
+        ws_version_put(v);
+    if (m)
+        ws_model_put(m);
+}
+
+static void *keep(void *arg)
+{
+    struct ws_keeper *k = arg;
+    struct ws_control *c = k->control;
+    pthread_mutex_lock(&k->lock);
+    while (!k->stop) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += LOOK_MS / 1000;
+        while (!k->stop && !k->look && pthread_cond_timedwait(&k->changed, &k->lock, &until) == 0)
+            ;
+        k->look = false;
+        if (k->stop)
+            break;
+        pthread_mutex_unlock(&k->lock);
+        pthread_mutex_lock(&c->lock);
+        struct ws_desk *d = c->desks; /* only ever added to, at this end */
+        pthread_mutex_unlock(&c->lock);
+        for (; d && !atomic_load(&c->stop); d = d->next)
+            look_at(c, d);
+        pthread_mutex_lock(&k->lock);
+    }
+    pthread_mutex_unlock(&k->lock);
+    return NULL;
+}
+
+int ws_keeper_start(struct ws_control *c, struct ws_keeper **out)
+{
+    pthread_condattr_t attr;
+    struct ws_keeper *k = calloc(1, sizeof(*k));
+    if (!k)
+        return -ENOMEM;
+    k->control = c;
+    pthread_mutex_init(&k->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&k->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    if (pthread_create(&k->thread, NULL, keep, k) != 0) {
+        pthread_cond_destroy(&k->changed);
+        pthread_mutex_destroy(&k->lock);
+        free(k);
+        return -EAGAIN;
+    }
+    *out = k;
+    return 0;
+}
+
+void ws_keeper_wake(struct ws_keeper *k)
+{
+    if (!k)
+        return;
+    pthread_mutex_lock(&k->lock);
+    k->look = true;
+    pthread_cond_signal(&k->changed);
+    pthread_mutex_unlock(&k->lock);
+}
+
+void ws_keeper_stop(struct ws_keeper *k)
+{
+    if (!k)
+        return;
+    pthread_mutex_lock(&k->lock);
+    k->stop = true;
+    pthread_cond_signal(&k->changed);
+    pthread_mutex_unlock(&k->lock);
+    pthread_join(k->thread, NULL);
+    pthread_cond_destroy(&k->changed);
+    pthread_mutex_destroy(&k->lock);
+    free(k);
+}

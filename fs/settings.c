@@ -1,0 +1,286 @@
+#include "fs/settings.h"
+#include "transports/copy.h"
+#include "transports/log.h"
+#include "transports/name.h"
+#include "transports/text.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HEAD      "wsync-settings 1\n"
+#define MAX_BYTES (4UL << 20)
+
+char *ws_settings_path(const char *dir, const char *mountpoint)
+{
+    char own[2048], file[WS_MAX_NAME + 1], *path = NULL;
+    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    if (dir && strcmp(dir, "none") == 0)
+        return NULL;
+    if (!dir && geteuid() == 0)
+        dir = "/var/lib/wsync";
+    if (!dir && state && *state)
+        snprintf(own, sizeof(own), "%s/wsync", state);
+    else if (!dir && home && *home)
+        snprintf(own, sizeof(own), "%s/.local/state/wsync", home);
+    else if (!dir)
+        return NULL;
+    ws_name_to_file(mountpoint[1] ? mountpoint + 1 : mountpoint, file);
+    if (asprintf(&path, "%s/%.240s", dir ? dir : own, file) < 0)
+        return NULL;
+    return path;
+}
+
+/* --- writing --- */
+
+static void print_quoted(FILE *f, const char *text)
+{
+    fputc('"', f);
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\')
+            fputc('\\', f);
+        fputc(*text, f);
+    }
+    fputs("\"\n", f);
+}
+
+static void print_pin(void *arg, struct ws_version *v)
+{
+    struct ws_version_info i;
+    ws_version_info(v, &i);
+    if (i.pinned)
+        fprintf(arg, "pin %" PRIu64 " %s\n", i.number, i.run);
+}
+
+static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
+{
+    char commit[32];
+    struct ws_model *m = ws_store_find(c->store, d->name);
+    struct ws_version *current = m ? ws_model_current(m) : NULL;
+    fputs("model ", f);
+    print_quoted(f, d->name);
+    pthread_mutex_lock(&c->lock);
+    ws_desk_commit_text(d, commit);
+    fprintf(f, "policy %s\ncommit %s\n", ws_policy_name(d->policy), commit);
+    for (const struct ws_engine *e = d->engines; e; e = e->next)
+        fprintf(f, "%s\n", e->line);
+    if (current)
+        fprintf(f, "current %" PRIu64 " %s\n", ws_version_number(current), ws_version_run(current));
+    else if (d->wanted.run[0])
+        fprintf(f, "current %" PRIu64 " %s\n", d->wanted.number, d->wanted.run);
+    if (d->touching)
+        fputs("switching\n", f);
+    for (size_t i = 0; i < d->n_pins; i++)
+        fprintf(f, "pin %" PRIu64 " %s\n", d->pins[i].number, d->pins[i].run);
+    pthread_mutex_unlock(&c->lock);
+    if (m) {
+        ws_model_each(m, print_pin, f);
+        ws_model_put(m);
+    }
+    if (current)
+        ws_version_put(current);
+}
+
+static char *text_of(struct ws_control *c, size_t *n)
+{
+    char *text = NULL, *whole = NULL;
+    FILE *f = open_memstream(&text, n);
+    if (!f)
+        return NULL;
+    fputs(HEAD, f);
+    pthread_mutex_lock(&c->lock);
+    struct ws_desk *d = c->desks; /* only ever added to, at this end */
+    pthread_mutex_unlock(&c->lock);
+    for (; d; d = d->next)
+        print_desk(c, d, f);
+    if (fclose(f) != 0) {
+        free(text);
+        return NULL;
+    }
+    int k = asprintf(&whole, "%send %016" PRIx64 "\n", text, ws_hash(text, *n));
+    free(text);
+    *n = k < 0 ? 0 : (size_t)k;
+    return k < 0 ? NULL : whole;
+}
+
+static int make_folder(const char *path)
+{
+    char dir[4096];
+    snprintf(dir, sizeof(dir), "%s", path);
+    char *slash = strrchr(dir, '/');
+    if (!slash)
+        return 0;
+    *slash = 0;
+    for (char *p = dir + 1; *p; p++) {
+        if (*p != '/')
+            continue;
+        *p = 0;
+        if (mkdir(dir, 0755) != 0 && errno != EEXIST)
+            return -errno;
+        *p = '/';
+    }
+    return mkdir(dir, 0700) == 0 || errno == EEXIST ? 0 : -errno;
+}
+
+static int write_whole(const char *path, const char *text, size_t n)
+{
+    char beside[4096];
+    snprintf(beside, sizeof(beside), "%s.new", path);
+    int rc = make_folder(path);
+    int fd = rc == 0 ? open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
+    if (fd < 0)
+        return rc < 0 ? rc : -errno;
+    for (size_t at = 0; rc == 0 && at < n;) {
+        ssize_t k = write(fd, text + at, n - at);
+        if (k < 0)
+            rc = -errno;
+        else
+            at += (size_t)k;
+    }
+    if (rc == 0 && fdatasync(fd) != 0)
+        rc = -errno;
+    if (close(fd) != 0 && rc == 0)
+        rc = -errno;
+    if (rc == 0 && rename(beside, path) != 0)
+        rc = -errno;
+    if (rc < 0)
+        (void)unlink(beside);
+    return rc;
+}
+
+void ws_settings_save(struct ws_control *c)
+{
+    struct ws_error err;
+    size_t n = 0;
+    if (!c->settings_path || atomic_load(&c->restoring))
+        return;
+    pthread_mutex_lock(&c->saving);
+    char *text = text_of(c, &n);
+    int rc = text ? write_whole(c->settings_path, text, n) : -ENOMEM;
+    pthread_mutex_unlock(&c->saving);
+    free(text);
+    if (rc < 0) {
+        ws_error_set(
+            &err, -rc,
+            "the settings cannot be kept in %s, and are gone when this mount ends: %s; make room there, or "
+            "mount with state=DIR",
+            c->settings_path, strerror(-rc));
+        (void)ws_desk_fail(c, &c->root, "keep the settings", &err);
+    }
+}
+
+/* --- reading --- */
+
+static int damaged(const char *path, const char *why, struct ws_error *err)
+{
+    char aside[4096];
+    snprintf(aside, sizeof(aside), "%s.damaged", path);
+    bool moved = rename(path, aside) == 0;
+    return ws_error_set(
+        err, EBADMSG,
+        "the settings in %s are damaged (%s) and were left out: engines, policies and pins have to be "
+        "set again; the file %s %s",
+        path, why, moved ? "is now" : "stays", moved ? aside : "where it is");
+}
+
+static int read_whole(const char *path, char **out, size_t *n, struct ws_error *err)
+{
+    FILE *f = fopen(path, "re");
+    *out = NULL;
+    if (!f)
+        return errno == ENOENT
+                   ? 0
+                   : ws_error_set(err, errno, "cannot read the settings %s: %s", path, strerror(errno));
+    char *text = malloc(MAX_BYTES + 1);
+    *n = text ? fread(text, 1, MAX_BYTES, f) : 0;
+    fclose(f);
+    if (!text)
+        return ws_error_set(err, ENOMEM, "no memory for the settings");
+    text[*n] = 0;
+    *out = text;
+    return 0;
+}
+
+/* Head, end and hash are right, and there is no NUL in it. */
+static const char *check(char *text, size_t n)
+{
+    char hex[17];
+    char *end = n > 21 ? text + n - 21 : NULL; /* "end ", 16 digits, newline */
+    if (!end || strlen(text) != n || strncmp(text, HEAD, strlen(HEAD)) != 0)
+        return "it does not begin as it should";
+    if (strncmp(end, "end ", 4) != 0 || text[n - 1] != '\n' || end[-1] != '\n')
+        return "it is cut off";
+    snprintf(hex, sizeof(hex), "%016" PRIx64, ws_hash(text, n - 21));
+    if (memcmp(hex, end + 4, 16) != 0)
+        return "its hash is wrong";
+    *end = 0;
+    return NULL;
+}
+
+/* "NUMBER RUN" */
+static bool take_wish(const char *text, struct ws_wish *out)
+{
+    if (ws_text_digits(&text, &out->number) || *text++ != ' ' || strlen(text) > WS_RUN_CHARS || !*text)
+        return false;
+    snprintf(out->run, sizeof(out->run), "%s", text);
+    return true;
+}
+
+static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
+                      void (*add)(void *arg, struct ws_desk *d, const char *line), void *arg)
+{
+    struct ws_error err;
+    struct ws_wish wish;
+    if (strncmp(line, "policy ", 7) == 0) {
+        for (enum ws_policy p = WS_POLICY_MANUAL; p <= WS_POLICY_FOLLOW; p++)
+            if (strcmp(line + 7, ws_policy_name(p)) == 0)
+                d->policy = p;
+    } else if (strncmp(line, "commit ", 7) == 0) {
+        return ws_desk_set_commit(c, d, line + 7, &err) == 0;
+    } else if (strncmp(line, "engine add ", 11) == 0) {
+        add(arg, d, line);
+    } else if (strncmp(line, "current ", 8) == 0) {
+        return take_wish(line + 8, &d->wanted);
+    } else if (strncmp(line, "pin ", 4) == 0) {
+        if (!take_wish(line + 4, &wish))
+            return false;
+        if (d->n_pins < WS_MAX_PINS)
+            d->pins[d->n_pins++] = wish;
+    } else if (strcmp(line, "switching") == 0) {
+        d->touching = true;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+int ws_settings_load(struct ws_control *c, void (*add)(void *arg, struct ws_desk *d, const char *line),
+                     void *arg, struct ws_error *err)
+{
+    char *text, *save = NULL;
+    size_t n = 0;
+    if (!c->settings_path)
+        return 0;
+    int rc = read_whole(c->settings_path, &text, &n, err);
+    if (rc < 0 || !text)
+        return rc;
+    const char *why = check(text, n);
+    struct ws_desk *d = NULL;
+    for (char *line = why ? NULL : strtok_r(text + strlen(HEAD), "\n", &save); line && !why;
+         line = strtok_r(NULL, "\n", &save)) {
+        struct ws_words words;
+        if (strncmp(line, "model ", 6) == 0) {
+            bool good = ws_words_parse(line, strlen(line), &words, err) == 0 && words.n == 2 &&
+                        ws_name_is_model(words.word[1]);
+            d = good ? ws_desk_of(c, words.word[1]) : NULL;
+            why = d ? NULL : "a model's name is none";
+        } else if (!d || !take_line(c, d, line, add, arg)) {
+            why = "a line is not known";
+        }
+    }
+    free(text);
+    return why ? damaged(c->settings_path, why, err) : 0;
+}

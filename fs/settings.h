@@ -1,0 +1,34 @@
+/* Settings: what people set by commands (engines, policies, pins) and what the engines serve, kept over the
+ * end of a daemon in a small file as the commands that bring it back:
+ *
+ *     wsync-settings 1
+ *     model "actor"
+ *     policy follow
+ *     commit all
+ *     engine add a vllm http://10.0.0.4:8000 pause=keep
+ *     pin 41 RUN
+ *     current 42 RUN
+ *     switching                  a switch was under way: no engine is believed, all are brought to `current`
+ *     end 0123456789abcdef       XXH3 of what is before
+ *
+ * Written whole to a file beside it and renamed, so that there is always an old or a new one. Tokens are
+ * never in it, only the names of their files. */
+#ifndef WS_FS_SETTINGS_H
+#define WS_FS_SETTINGS_H
+#include "fs/desk.h"
+
+/* Where a mount's settings are by default: below dir (NULL: /var/lib/wsync for root, else
+ * $XDG_STATE_HOME/wsync or
+ * ~/.local/state/wsync). malloc'ed; NULL: dir is "none", or there is no home. */
+char *ws_settings_path(const char *dir, const char *mountpoint);
+/* Writes them now. A failure is noted in the mount's last_error; what was set stays set until the daemon
+ * ends. */
+void ws_settings_save(struct ws_control *c);
+/* Reads them at start: policies and commits are set, wishes are left in the desks for versions that are not
+ * known yet, and `engine add` lines are given to add, one after the other. A damaged file is moved aside and
+ * noted. 0 also where there is none. */
+WS_MUST_USE int ws_settings_load(struct ws_control *c,
+                                 void (*add)(void *arg, struct ws_desk *d, const char *line), void *arg,
+                                 struct ws_error *err);
+
+#endif

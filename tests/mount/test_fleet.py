@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+# sanitizers
+# timeout: 240
+"""Engines over time: settings that outlive a daemon, engines that die, come back and are brought along, commit
+settings, cancel, deadlines."""
+import os
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+
+def world(stack, n_engines=0, options="", *engine_args):
+    need_fuse()
+    agent = Agent(stack)
+    folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
+    for v, f in folders.items():
+        agent.publish("actor", v, f)
+    mount = Mount(stack, agent.url, options)
+    mount.wait_version("actor", 2)
+    servers = [Engine(stack, folders[1], *engine_args, api=("sglang", "vllm")[i % 2]) for i in range(n_engines)]
+    for i, e in enumerate(servers):
+        mount.write(f"engine add e{i} {e.api} {e.url}", "actor/ctl")
+    return agent, mount, folders, servers
+
+
+def refused(mount, text, *names):
+    import errno
+
+    try:
+        mount.write(text, *names)
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    raise AssertionError(f"'{text}' was taken")
+
+
+def engines(mount):
+    return {line.split()[0]: line.split(" ", 1)[1] for line in mount.text("actor/engines").splitlines()}
+
+
+def wait_state(mount, engine, state, seconds=30):
+    wait_for(lambda: engines(mount).get(engine, "").startswith(state), f"{engine} {state}: {engines(mount)}", seconds)
+
+
+def test_settings(stack):
+    "engines, policy, commit, pins and the current version are there again after the daemon was killed"
+    agent, mount, folders, servers = world(stack, 2)
+    mount.write("commit quorum=1", "actor/ctl")
+    mount.write("pin 1", "actor/ctl")
+    mount.write("2", "actor/version")
+    mount.write("pull", "actor/policy")
+    mount.kill()
+    again = Mount(stack, agent.url, path=mount.path)
+    again.wait_version("actor", 2)
+    wait_for(lambda: again.text("actor/version") == "2\n", "the current version")
+    for name in ("e0", "e1"):
+        wait_state(again, name, "serving 2")
+    assert again.text("actor/policy") == "pull\n" and "commit quorum=1" in again.text("actor/status")
+    assert refused(again, "drop 1", "actor/ctl") == "EBUSY"  # pinned
+    again.write("1", "actor/version")
+    assert all(e.serves() == "1" for e in servers)
+
+
+def test_killed_in_a_switch(stack):
+    "a daemon that is killed in the middle of a switch: the next one brings every engine to the current version"
+    agent, mount, folders, servers = world(stack, 2, "", "--slow", "1500")
+    mount.write("1", "actor/version")
+    thread = threading.Thread(target=lambda: refused_or_gone(mount))
+    thread.start()
+    wait_for(lambda: servers[1].is_paused(), "the pause")
+    mount.kill()
+    thread.join()
+    again = Mount(stack, agent.url, path=mount.path)
+    again.wait_version("actor", 2)
+    for name in ("e0", "e1"):
+        wait_state(again, name, "serving 1", 60)
+    wait_for(lambda: all(e.serves() == "1" for e in servers), "version 1 on both")
+    assert not servers[1].is_paused()
+    for e in servers:
+        e.generate()
+
+
+def refused_or_gone(mount):
+    try:
+        mount.write("2", "actor/version")
+    except OSError:
+        pass
+
+
+def test_damaged_settings(stack):
+    "a settings file that is damaged is moved aside and said so; a mount without one starts empty"
+    agent, mount, folders, servers = world(stack, 1)
+    folder = os.path.join(TESTDIR, "state")
+    mount.kill()
+    name = os.path.join(folder, next(f for f in os.listdir(folder) if f.endswith(os.path.basename(mount.path))))
+    with open(name, "r+b") as f:
+        f.seek(30)
+        f.write(b"X")
+    again = Mount(stack, agent.url, path=mount.path)
+    again.wait_version("actor", 2)
+    assert "errno EBADMSG" in again.text("last_error") and ".damaged" in again.text("last_error")
+    assert again.text("actor/engines") == "" and os.path.exists(name + ".damaged")
+
+
+def test_settings_disk_full(stack):
+    "settings that cannot be kept: the command is done, last_error says that it will be forgotten"
+    need_fuse()
+    full = unique("full")
+    os.makedirs(full)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=1", "none", full], check=True)
+    stack.callback(lambda: subprocess.run(["umount", full], check=False))
+    agent, mount, folders, servers = world(stack, 1, f"state={full}")
+    assert engines(mount)["e0"].startswith("serving")
+    assert "errno ENOSPC" in mount.text("last_error") and "state=DIR" in mount.text("last_error")
+
+
+def test_engine_comes_back(stack):
+    "an engine that dies is shown as unknown; under follow it is brought along when it is back"
+    agent, mount, folders, servers = world(stack, 1)
+    mount.write("follow", "actor/policy")
+    wait_state(mount, "e0", "serving 2")
+    servers[0].kill()
+    wait_state(mount, "e0", "unknown")
+    assert "engine-lost" in mount.text("actor/events")
+    back = Engine(stack, folders[1], port=servers[0].port)
+    wait_state(mount, "e0", "serving 2")
+    assert back.serves() == "2"
+
+
+def test_stale_under_manual(stack):
+    "an engine that was restarted on something else is shown as stale and left alone under manual; `engine sync` mends it"
+    agent, mount, folders, servers = world(stack, 1)
+    mount.write("2", "actor/version")
+    servers[0].kill()
+    back = Engine(stack, folders[1], port=servers[0].port)
+    wait_state(mount, "e0", "stale")
+    assert back.serves() == "default"
+    mount.write("engine sync e0", "actor/ctl")
+    assert back.serves() == "2" and engines(mount)["e0"].startswith("serving 2")
+    assert refused(mount, "engine sync none", "actor/ctl") == "ENOENT"
+
+
+def test_quorum(stack):
+    "commit=quorum: goes on without an engine while enough are left, and brings it along later"
+    agent, mount, folders, servers = world(stack, 3)
+    mount.write("1", "actor/version")
+    mount.write("commit quorum=2", "actor/ctl")
+    servers[1].kill()
+    mount.write("2", "actor/version")
+    assert servers[0].serves() == servers[2].serves() == "2" and mount.text("actor/version") == "2\n"
+    assert engines(mount)["e1"].startswith("unknown")
+    servers[0].kill()
+    assert refused(mount, "1", "actor/version") in ("EHOSTUNREACH", "ECONNRESET")
+    assert servers[2].serves() == "2" and mount.text("actor/version") == "2\n"
+    back = Engine(stack, folders[1], api="vllm", port=servers[1].port)
+    wait_state(mount, "e1", "serving 2")
+    assert back.serves() == "2" and not back.is_paused()
+
+
+def test_rolling(stack):
+    "commit=rolling=1: one engine is out of service at a time"
+    agent, mount, folders, servers = world(stack, 4, "", "--slow", "200")
+    mount.write("commit rolling=1", "actor/ctl")
+    done = threading.Event()
+    most = [0]
+
+    def watch():
+        while not done.is_set():
+            paused = sum(line.split()[0] in ("paused", "loading") for line in engines(mount).values())
+            most[0] = max(most[0], paused)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    mount.write("2", "actor/version")
+    done.set()
+    thread.join()
+    assert all(e.serves() == "2" for e in servers) and most[0] == 1, most
+
+
+def test_group(stack):
+    "engines of one group are switched together, also when rolling"
+    agent, mount, folders, _ = world(stack)
+    pair = [Engine(stack, folders[1], "--slow", "300") for _ in range(2)]
+    for i, e in enumerate(pair):
+        mount.write(f"engine add g{i} sglang {e.url} group=dp", "actor/ctl")
+    mount.write("commit rolling=1", "actor/ctl")
+    mount.write("2", "actor/version")
+    lines = [l for l in mount.text("actor/events").splitlines() if " engine=g" in l and (" paused " in l or " loaded " in l)]
+    assert len(lines) == 4 and all(" paused " in l for l in lines[:2]), lines
+
+
+def test_cancel(stack):
+    "cancel and a deadline end a switch; its engines go back"
+    agent, mount, folders, servers = world(stack, 1, "", "--slow", "3000")
+    mount.write("1", "actor/version")
+    results = []
+    thread = threading.Thread(target=lambda: results.append(refused(mount, "2", "actor/version")))
+    thread.start()
+    wait_for(lambda: engines(mount)["e0"].startswith("loading"), "the load")
+    assert refused(mount, "2", "actor/version") == "EBUSY"
+    mount.write("cancel", "actor/ctl")
+    thread.join(60)
+    assert results and results[0] in ("ECANCELED", "EINTR"), results
+    assert servers[0].serves() == "1" and engines(mount)["e0"].startswith("serving 1")
+    assert refused(mount, "load 2 deadline=1", "actor/ctl") == "ETIMEDOUT"
+    assert servers[0].serves() == "1" and engines(mount)["e0"].startswith("serving 1")
+    assert refused(mount, "cancel", "actor/ctl") == "ENOENT"
+    thread = threading.Thread(target=lambda: mount.write("2", "actor/version"))
+    thread.start()
+    wait_for(lambda: "switching yes" in mount.text("actor/status"), "the switch")
+    mount.write("load 1 wait", "actor/ctl")
+    thread.join()
+    assert servers[0].serves() == "1"
+
+
+def test_stage_and_check(stack):
+    "stage fetches, verifies and gates; check is the gate alone; no engine hears of either"
+    agent, mount, folders, servers = world(stack, 1)
+    mount.write("1", "actor/version")
+    mount.write("stage 2", "actor/ctl")
+    assert mount.text("actor/2/.wsync/state").startswith("ready") and servers[0].serves() == "1"
+    mount.write("check 2", "actor/ctl")
+    fewer = {k: v for k, v in list(MEDIUM.items())[1:]}
+    agent.publish("actor", 3, checkpoint(fewer, seed=3))
+    mount.wait_version("actor", 3)
+    assert refused(mount, "stage 3", "actor/ctl") == "EPROTO" and refused(mount, "check 3", "actor/ctl") == "EPROTO"
+    assert "missing" in mount.text("actor/last_error")
+
+
+run(
+    test_settings,
+    test_killed_in_a_switch,
+    test_damaged_settings,
+    test_settings_disk_full,
+    test_engine_comes_back,
+    test_stale_under_manual,
+    test_quorum,
+    test_rolling,
+    test_group,
+    test_cancel,
+    test_stage_and_check,
+)
