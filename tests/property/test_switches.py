@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+# timeout: 600
+"""Random switches over engines that fail at random, and daemons that are killed; WSYNC_ROUNDS rounds (default 60) from
+the seed that is printed (WSYNC_SEED). After each round all engines that answer serve one version, it is the one that
+`current` names, their memory holds it, and none is paused."""
+import os
+import random
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+ROUNDS = int(os.environ.get("WSYNC_ROUNDS", "60"))
+SEED = int(os.environ.get("WSYNC_SEED", random.SystemRandom().randrange(1 << 32)))
+VERSIONS = (1, 2, 3)
+
+
+class Fleet:
+    def __init__(self, stack, r):
+        self.stack, self.r = stack, r
+        top = unique("source")
+        self.folders = {v: checkpoint(SMALL, f"{top}/actor/{v}", seed=v) for v in VERSIONS}
+        self.source = f"dir:{top}"
+        self.sums = {api: {v: self.sum_of(f, api) for v, f in self.folders.items()} for api in ("sglang", "vllm")}
+        self.mount = Mount(stack, self.source)
+        self.mount.wait_version("actor", VERSIONS[-1])
+        self.engines = {}
+        for i in range(3):
+            self.start(f"e{i}", ("sglang", "vllm")[i % 2])
+            e = self.engines[f"e{i}"]
+            self.mount.write(f"engine add e{i} {e.api} {e.url}", "actor/ctl")
+        self.mount.write("commit quorum=1", "actor/ctl")  # who is left out is brought along
+        self.current = None
+
+    def sum_of(self, folder, api):
+        engine = Engine(self.stack, folder, api=api)
+        value = engine.checksum()
+        engine.end()
+        return value
+
+    def start(self, name, api, port=None, *args):
+        args = args or self.faults()
+        self.engines[name] = Engine(self.stack, self.folders[self.r.choice(VERSIONS)], *args, api=api, port=port)
+
+    def faults(self):
+        """Half of the engines are good; the others refuse a version, are slow, or die at some step."""
+        kind = self.r.randrange(8)
+        if kind == 0:
+            return ["--refuse", str(self.r.choice(VERSIONS)), "--lifelike"]
+        if kind == 1:
+            return ["--slow", str(self.r.choice((50, 300)))]
+        if kind == 2:
+            return ["--die-at", self.r.choice(("pause", "open", "load", "reply", "continue"))]
+        return ["--lifelike"]
+
+    def heal(self, name):
+        """What a person does with an engine that died or is broken: start it again, without the fault."""
+        old = self.engines[name]
+        if old.alive():
+            old.kill()
+        self.start(name, old.api, old.port, "--lifelike")
+
+    def kill_daemon_soon(self):
+        def kill():
+            time.sleep(self.r.random() * 0.15)
+            self.mount.kill()
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        return thread
+
+    def round(self):
+        what = self.r.randrange(10)
+        if what == 0:
+            self.mount.write(f"commit {self.r.choice(('all', 'quorum=1', 'quorum=2', 'rolling=1'))}", "actor/ctl")
+        elif what == 1:
+            self.heal(self.r.choice(list(self.engines)))
+        elif what == 2:
+            name = self.r.choice(list(self.engines))
+            old = self.engines[name]
+            old.kill()
+            self.start(name, old.api, old.port)
+        killer = self.kill_daemon_soon() if self.r.randrange(6) == 0 else None
+        version, ok = self.r.choice(VERSIONS), False
+        try:
+            self.mount.write(str(version), "actor/version")
+            ok = True
+        except OSError:
+            pass
+        if killer:
+            killer.join()
+            self.mount = Mount(self.stack, self.source, path=self.mount.path)
+            self.mount.wait_version("actor", VERSIONS[-1])
+            known = self.current or (str(version) if ok else None)
+            if known:
+                wait_for(lambda: self.mount.text("actor/version") != "none\n", "the current version")
+        now = self.mount.text("actor/version").strip()
+        if not killer:
+            assert now == (str(version) if ok else self.current or "none"), (now, version, ok, self.current)
+        before, self.current = self.current, None if now == "none" else now
+        if not killer:
+            self.check_words(before, ok)
+        self.settle()
+
+    def states(self):
+        return {l.split()[0]: l.split()[1:3] for l in self.mount.text("actor/engines").splitlines()}
+
+    def check_words(self, before, ok):
+        """What the mount says of an engine is so, before anybody mends anything."""
+        rolled_back = not ok and "commit all" in self.mount.text("actor/status")
+        for name, (state, version) in self.states().items():
+            e = self.engines[name]
+            if state != "serving" or not e.alive():
+                assert state in ("serving", "broken", "unknown", "stale"), (name, state)
+                continue
+            try:
+                serves = e.serves()
+            except OSError:
+                continue  # died just now
+            assert serves == version, (name, serves, version)
+            assert not ok or version == self.current, (name, version, self.current)
+            assert not rolled_back or version in (before, "default") or not before, (name, version, before)
+            if version.isdigit():
+                assert e.checksum() == self.sums[e.api][int(version)], (name, version)
+            e.generate()  # paused ones would hold it for ever
+
+    def settle(self):
+        """Nothing is hidden: what is not serving is said not to be; healed, it serves the current version."""
+        if not self.current:
+            for name, e in self.engines.items():
+                if e.alive() and self.states()[name][0] == "serving" and e.api == "vllm":
+                    assert not e.is_paused(), name
+            return
+        for name, (state, _) in self.states().items():
+            if state in ("broken", "unknown") and self.r.randrange(3):
+                self.heal(name)
+        for name in self.engines:
+            if not self.engines[name].alive():
+                self.heal(name)
+        end = time.monotonic() + 60 * SLOW
+        while not all([self.serves_current(name) for name in self.engines]):
+            assert time.monotonic() < end, (self.current, self.states())
+        for name, e in self.engines.items():
+            assert e.checksum() == self.sums[e.api][int(self.current)], (name, self.current)
+            if e.api == "vllm":
+                assert not e.is_paused(), name
+
+    def serves_current(self, name):
+        """Whether it does, by its own words and the mount's; else does what a person would do."""
+        e, state = self.engines[name], self.states()[name]
+        try:
+            if e.serves() == self.current and state == ["serving", self.current]:
+                return True
+            self.mount.write(f"engine sync {name}", "actor/ctl")
+        except OSError:
+            if not e.alive() or self.states()[name][0] in ("broken", "unknown", "stale"):
+                self.heal(name)
+        return False
+
+
+def test_rounds(stack):
+    "random switches, failing engines and killed daemons: one version everywhere, and nobody is left paused"
+    need_fuse()
+    print(f"# WSYNC_SEED={SEED} WSYNC_ROUNDS={ROUNDS}", flush=True)
+    fleet = Fleet(stack, random.Random(SEED))
+    for i in range(ROUNDS):
+        try:
+            fleet.round()
+        except BaseException:
+            print(f"# in round {i}\n{fleet.mount.text('actor/events')[-4000:]}", flush=True)
+            raise
+
+
+run(test_rounds)
