@@ -592,6 +592,9 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     struct ws_error why;
     if (ws_settings_load(c, restore_engine, c, &why) < 0)
         (void)ws_desk_fail(c, &c->root, "read the settings", &why);
+    for (struct ws_desk *d = c->desks; d; d = d->next)
+        for (struct ws_engine *e = d->engines; e; e = e->next)
+            e->doubted = d->touching;
     atomic_store(&c->restoring, false);
     ws_keeper_wake(c->keeper);
     ws_store_listen(store, on_change, c);

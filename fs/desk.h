@@ -46,8 +46,8 @@ struct ws_desk {
     enum ws_commit commit;
     unsigned
         commit_n; /* quorum: engines that must be left; rolling: engines that may be out of service at once */
-    bool switching;
-    bool touching; /* engines are, or were when a daemon ended, between two versions */
+    bool switching, catching_up; /* the latter: by the keeper or `engine sync`, one engine */
+    bool touching;               /* engines are, or were when a daemon ended, between two versions */
     struct ws_wish wanted, pins[WS_MAX_PINS]; /* of a daemon before, not known here yet */
     size_t n_pins;
     uint64_t refused_id; /* version that following failed to switch to: not tried again by itself */

@@ -35,9 +35,10 @@ struct ws_engine {
     char version[64]; /* what it serves, in its own words */
     char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];
-    double pause_seconds;              /* of the last switch */
-    unsigned holders;                  /* who looks at it beside a switch */
-    bool removed;                      /* freed by the last of them */
+    double pause_seconds; /* of the last switch */
+    bool doubted;     /* a daemon ended in the middle of a switch: it may be paused, or hold half a load */
+    unsigned holders; /* who looks at it beside a switch */
+    bool removed;     /* freed by the last of them */
     uint64_t next_try_ns, try_wait_ns; /* of being brought along */
 };
 

@@ -43,9 +43,9 @@ static bool note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
             } else if (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_UNKNOWN) {
                 e->state = current ? WS_ENGINE_STALE : now->paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
             }
-            want = current && (e->state != WS_ENGINE_SERVING || d->touching) &&
+            want = current && (e->state != WS_ENGINE_SERVING || e->doubted) &&
                    ws_time_mono_ns() >= e->next_try_ns &&
-                   (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || d->touching);
+                   (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || e->doubted);
         }
     }
     pthread_mutex_unlock(&c->lock);
@@ -90,7 +90,7 @@ static bool all_serve(struct ws_control *c, const struct ws_desk *d)
     bool all = true;
     pthread_mutex_lock(&c->lock);
     for (const struct ws_engine *e = d->engines; e; e = e->next)
-        all = all && e->state == WS_ENGINE_SERVING;
+        all = all && e->state == WS_ENGINE_SERVING && !e->doubted;
     pthread_mutex_unlock(&c->lock);
     return all;
 }

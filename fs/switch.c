@@ -48,6 +48,8 @@ struct work {
     bool paused;  /* by us, and not resumed */
     bool touched; /* a load was asked for */
     bool lost;    /* failed; what follows goes on without it, or back */
+    bool broken; /* had no good weights when the switch began: only a load that it confirms lets it be resumed
+                  */
     uint64_t paused_ns;
     int rc;
     struct ws_error err;
@@ -154,6 +156,8 @@ static void set_state(struct work *w, enum ws_engine_state state, const char *ve
     struct ws_control *c = w->run->control;
     pthread_mutex_lock(&c->lock);
     w->engine->state = state;
+    if (state == WS_ENGINE_SERVING)
+        w->engine->doubted = false;
     if (version)
         snprintf(w->engine->version, sizeof(w->engine->version), "%s", version);
     snprintf(w->engine->error, sizeof(w->engine->error), "%s", error ? error : "");
@@ -187,6 +191,7 @@ static void note_way_back(struct work *w, const struct ws_engine_serving *now)
     struct ws_control *c = w->run->control;
     const struct ws_engine *e = w->engine;
     pthread_mutex_lock(&c->lock);
+    w->broken = e->state == WS_ENGINE_BROKEN;
     snprintf(w->back_path, sizeof(w->back_path), "%s", e->ops->tells_path ? now->path : e->path);
     snprintf(w->back_version, sizeof(w->back_version), "%s",
              e->ops->tells_version ? now->version : e->version);
@@ -310,10 +315,12 @@ static int bring_back(struct work *w)
 {
     struct ws_error why = w->err;
     uint64_t start = ws_time_mono_ns();
-    int rc = w->touched ? -EIO : 0;
+    int rc = w->touched || w->broken ? -EIO : 0;
     for (int i = 0; w->touched && w->back_path[0] && i < BACK_TRIES && rc < 0; i++)
         rc = load_path(w, w->back_path, w->back_version[0] ? w->back_version : "default");
-    if (w->touched && !w->back_path[0])
+    if (w->broken && !w->touched)
+        ws_error_set(&w->err, EREMOTEIO, "it has had no good weights since an earlier switch");
+    else if (w->touched && !w->back_path[0])
         ws_error_set(&w->err, EREMOTEIO, "it never said what it served before");
     if (rc == 0)
         rc = w->paused ? resume(w) : 0;
@@ -457,17 +464,21 @@ int ws_switch_prepare(struct ws_control *c, const struct ws_switch_part *p, cons
     return rc;
 }
 
-static int claim(struct ws_control *c, struct ws_switch_part *parts, size_t n, struct ws_error *err)
+static int claim(struct ws_control *c, struct ws_switch_part *parts, size_t n, bool catching_up,
+                 struct ws_error *err)
 {
     int rc = 0;
     size_t done = 0;
     pthread_mutex_lock(&c->lock);
     for (; rc == 0 && done < n; done++) {
         if (parts[done].desk->switching) {
-            rc = ws_error_set(err, EBUSY, "a switch of %s is running already; add wait to wait for its end",
+            /* a person's switch waits for the keeper's, and is refused by a person's */
+            rc = ws_error_set(err, parts[done].desk->catching_up ? EAGAIN : EBUSY,
+                              "a switch of %s is running already; add wait to wait for its end",
                               parts[done].desk->name);
         } else {
             parts[done].desk->switching = true;
+            parts[done].desk->catching_up = catching_up;
             atomic_store(&parts[done].desk->cancel, false);
         }
     }
@@ -480,8 +491,8 @@ static int claim(struct ws_control *c, struct ws_switch_part *parts, size_t n, s
 static int claim_in_time(struct run *r, struct ws_switch_part *parts, size_t n, struct ws_error *err)
 {
     for (;;) {
-        int rc = claim(r->control, parts, n, err);
-        if (rc != -EBUSY || !r->options->wait)
+        int rc = claim(r->control, parts, n, false, err);
+        if (rc != -EAGAIN && (rc != -EBUSY || !r->options->wait))
             return rc;
         rc = check_end(r, NULL, err);
         if (rc < 0)
@@ -632,7 +643,9 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
     struct run r = {.control = c, .options = &o, .deadline_ns = deadline_of(&o)};
     if (!part.version)
         return ws_error_set(err, ENOENT, "%s has no current version", ws_model_name(m));
-    int rc = claim(c, &part, 1, err);
+    int rc = claim(c, &part, 1, true, err);
+    if (rc == -EAGAIN)
+        rc = -EBUSY;
     if (rc == 0) {
         ws_version_keep(part.version, 1);
         rc = ws_pull_and_wait(c, part.version, WS_PRIORITY_SWITCH, &o, err);

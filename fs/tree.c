@@ -233,8 +233,8 @@ static const struct view_name *find_view(const struct view_name *views, size_t n
 }
 #define FIND_VIEW(views, name) find_view(views, sizeof(views) / sizeof((views)[0]), name)
 
-/* A file that takes commands is another inode at each lookup: the kernel holds an inode's lock while it is written or
- * truncated, and a second writer, or a cancel, could not even ask while the first command runs. */
+/* A file that takes commands is another inode at each lookup: the kernel holds an inode's lock while it is
+ * written or truncated, and a second writer, or a cancel, could not even ask while the first command runs. */
 static fuse_ino_t view_ino(struct ws_fs *fs, uint64_t id, enum ws_kind kind, enum ws_view view)
 {
     uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->turns, 1) & 0xFFFFFF : 0;
@@ -262,7 +262,8 @@ static int child_of_root(struct ws_call *c, const char *name, fuse_ino_t *ino, d
     return 0;
 }
 
-static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name, fuse_ino_t *ino, double *timeout)
+static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name, fuse_ino_t *ino,
+                          double *timeout)
 {
     const struct view_name *view = FIND_VIEW(model_views, name);
     *timeout = 0;

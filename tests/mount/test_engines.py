@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# sanitizers
+# sanitizers: address
 # timeout: 240
 """Kinds of engines in a switch: vLLM and SGLang as they fail, together, and servers described by templates."""
 import os

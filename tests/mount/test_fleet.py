@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# sanitizers
+# sanitizers: thread
 # timeout: 240
 """Engines over time: settings that outlive a daemon, engines that die, come back and are brought along, commit
 settings, cancel, deadlines."""
