@@ -1,0 +1,51 @@
+"""Stands in for SGLang's kernel package, which does not load without libcuda. Every name that is asked for
+exists, below every module name, and raises when it is called: with SGLANG_USE_CPU_ENGINE=1 SGLang imports the
+kernels and then computes with torch. Its server, scheduler and loader are the real ones."""
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+
+__version__ = "0.4.10"
+
+
+class Missing:
+    def __init__(self, name):
+        self.__name__ = self.__qualname__ = name
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Missing(f"{self.__name__}.{name}")
+
+    def __call__(self, *_args, **_kw):
+        raise NotImplementedError(f"{self.__name__} is a stand-in: this machine has no GPU")
+
+
+def names_of(module):
+    def get(name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Missing(f"{module}.{name}")
+
+    return get
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds every module below sgl_kernel."""
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.startswith("sgl_kernel.") else None
+
+    def create_module(self, spec):
+        module = types.ModuleType(spec.name)
+        module.__getattr__ = names_of(spec.name)
+        module.__path__ = []
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+sys.meta_path.insert(0, Finder())
+__getattr__ = names_of(__name__)
