@@ -31,7 +31,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse ---
-NO_CONFIG := help clean deps deps-test deps-lint demo test bench format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo test test-real bench format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -161,11 +161,13 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-lint demo test bench
+.PHONY: deps deps-test deps-real deps-lint demo test test-real bench
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:
 	$(Q).ci/deps test
+deps-real:
+	$(Q).ci/deps real
 deps-lint:
 	$(Q).ci/deps lint
 demo: deps-test ## install what it needs, build, run the whole life of a model
@@ -173,6 +175,8 @@ demo: deps-test ## install what it needs, build, run the whole life of a model
 	$(Q)WSYNC=$(CURDIR)/$(TOP)/wsync BUILD=$(CURDIR)/$(TOP) PYTHON=$$(.ci/python) mount-helpers/demo/demo.sh
 test: deps-test ## install what it needs, build, pass all tests (SAN=...: those of that sanitizer)
 	$(Q)tests/run $(SAN)
+test-real: deps-real ## fetch vLLM and SGLang (several GB, once), build, switch real servers on tiny models
+	$(Q)tests/run real
 bench: deps-test ## measure; prints ratios and writes build/bench.json
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	$(Q)tests/bench/run
@@ -223,8 +227,8 @@ lint-cppcheck: $(TOP)/compile_commands.json
 		--suppressions-list=.cppcheck --std=c11 -I. -D_GNU_SOURCE -D__linux__ -D__x86_64__ -j $$(nproc) $(LAYERS)
 lint-shell:
 	$(call say,SHELL,all)shellcheck -S warning $(SHELL_FILES)
-clean: ## remove what was built, keep fetched libraries and the Python environment
-	rm -rf $(filter-out $(TOP)/libfuse $(TOP)/venv $(TOP)/demo,$(wildcard $(TOP)/*))
+clean: ## remove what was built, keep fetched libraries and the Python environments
+	rm -rf $(filter-out $(TOP)/libfuse $(TOP)/venv $(TOP)/venv-real $(TOP)/demo,$(wildcard $(TOP)/*))
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
 	@echo '  variables: SAN=address|undefined|thread, V=1, PREFIX, DESTDIR, CFLAGS'

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 VOCABULARY = 1000
 VERSIONS = (1, 2, 3)
@@ -39,6 +40,7 @@ def tokenizer():
 
 
 def make(folder):
+    disable_progress_bar()
     words = tokenizer()
     for version in VERSIONS:
         torch.manual_seed(version)

@@ -1,0 +1,235 @@
+"""What every kind of real server has to go through, whoever made it. The servers take half a minute to start, so
+one world is made for a script (by the first test) and each test begins by switching it to where it wants it."""
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from servers import CLOSE, HERE, PROMPTS, Proxy, Stream, distance, need_real
+from world import Agent, Mount, Skip, unique, wait_for
+
+MODEL = "actor"
+DAMAGED = {"missing": 4, "shape": 5, "dtype": 6}
+
+
+class World:
+    """An agent that has versions 1 and 2, a mount, a server on the mount's version 1; what fresh servers answer."""
+
+    def __init__(self, stack, kind):
+        need_real(kind.package)
+        self.stack, self.kind = stack, kind
+        self.folders = unique("checkpoints")
+        subprocess.run([sys.executable, os.path.join(HERE, "checkpoints.py"), self.folders], check=True, timeout=120,
+                       stdin=subprocess.DEVNULL)
+        self.agent = Agent(stack)
+        self.publish(1, 1)
+        self.publish(2, 2)
+        self.mount = Mount(stack, self.agent.url)
+        self.mount.wait_version(MODEL, 2)
+        for version in (1, 2):  # the agent goes on to others and forgets these
+            self.mount.write(f"pull {version}", f"{MODEL}/ctl")
+            self.mount.write(f"pin {version}", f"{MODEL}/ctl")
+        # The references. Those servers stay: they are the ones on ordinary folders.
+        self.ordinary = {v: kind(stack, self.folder(v), *kind.uncached).wait() for v in (1, 2)}
+        self.answers = {v: s.answers() for v, s in self.ordinary.items()}
+        self.score = {v: s.score(PROMPTS[2]) for v, s in self.ordinary.items()}
+        assert distance(self.answers[1], self.answers[2]) > 10 * CLOSE
+        self.server = kind(stack, self.path(1), *kind.uncached).wait()
+
+    def folder(self, name):
+        return os.path.join(self.folders, str(name))
+
+    def path(self, version):
+        return self.mount.file(MODEL, version)
+
+    def publish(self, version, name, **kw):
+        return self.agent.publish(MODEL, version, self.folder(name), **kw)
+
+    def switch(self, version):
+        started = time.monotonic()
+        self.mount.write(version, f"{MODEL}/version")
+        return started, time.monotonic()
+
+    def refused(self, text, *names):
+        """The errno that a write fails with, as a name."""
+        try:
+            self.mount.write(text, *(names or (f"{MODEL}/version",)))
+        except OSError as e:
+            return errno.errorcode[e.errno]
+        raise AssertionError(f"'{text}' was taken")
+
+    def need_kind(self):
+        # There is no server at that port: a kind that is known fails later.
+        if self.refused(f"engine add none {self.kind.kind} http://127.0.0.1:1", f"{MODEL}/ctl") == "EINVAL":
+            raise Skip(f"this wsync knows no kind of engine named {self.kind.kind}")
+
+    def engine(self, stack, name, server, options=""):
+        """Registers a server, or a proxy, for the length of a test."""
+        self.mount.write(f"engine add {name} {self.kind.kind} {server.url} {options}", f"{MODEL}/ctl")
+        stack.callback(lambda: self.mount.write(f"engine remove {name}", f"{MODEL}/ctl"))
+
+    def engines(self):
+        return dict(line.split(" ", 1) for line in self.mount.text(f"{MODEL}/engines").splitlines())
+
+    def check(self, server, version):
+        assert server.answers() == self.answers[version], f"other answers than a fresh server on {version}"
+
+
+def next_tokens(server):
+    """Log probabilities of what comes next: the part of an answer that a cached prefix changes."""
+    return [server.complete(prompt, 1)[1][0] for prompt in PROMPTS]
+
+
+def judge(w, stream, switches, pause):
+    """Is each answer one of a version that was served while it was asked for?"""
+    assert not stream.lost, (len(stream.lost), stream.lost[:3])
+
+    def served(start, end):
+        last = [*(end for _, end, _ in switches[1:]), float("inf")]  # until the next switch was over
+        return {v for (begin, _, v), until in zip(switches, last) if begin <= end and start <= until}
+
+    seen = dict.fromkeys(w.score, 0)
+    for start, end, answer in stream.scores:
+        of = [v for v in served(start, end) if distance(answer, w.score[v]) < CLOSE]
+        assert len(of) == 1, (start, end, switches, {v: distance(answer, w.score[v]) for v in w.score})
+        seen[of[0]] += 1
+    assert min(seen.values()) > 5, seen
+    texts = [(served(start, end), tokens, answer) for start, end, tokens, answer in stream.texts]
+    scores = {}
+    for v in (2, 1):
+        w.switch(v)
+        scores[v] = [w.server.score(PROMPTS[0] + tokens)[len(PROMPTS[0]) - 1 :] for _, tokens, _ in texts]
+    whole = straddled = 0
+    for i, (versions, _, answer) in enumerate(texts):
+        if any(distance(answer, scores[v][i]) < CLOSE for v in versions):
+            whole += 1
+        else:  # it began as one version and went on as another
+            assert len(versions) > 1, (versions, {v: distance(answer, s[i]) for v, s in scores.items()})
+            assert any(abs(answer[0] - scores[v][i][0]) < CLOSE for v in versions)
+            straddled += 1
+    longest = max(end - begin for begin, end, _ in switches)
+    print(f"# pause={pause}: {sum(seen.values())} scores, by version {seen}; {whole} texts of one version, {straddled} straddled; "
+          f"a switch took {longest * 1000:.0f} ms at most", flush=True)
+    assert whole and straddled, "no text was under way in a switch"
+
+
+def scenarios(stack, kind):
+    """The tests in their order; what they share ends with the stack."""
+    made = []
+
+    def world():
+        if not made:
+            try:
+                made.append(World(stack, kind))
+            except Exception as e:
+                made.append(e)  # half a minute a server: not tried again for each test
+        if isinstance(made[0], Exception):
+            raise made[0]
+        return made[0]
+
+    def test_fresh(_):
+        "a server started on the mount answers bit for bit what one on an ordinary folder does"
+        w = world()
+        w.check(w.server, 1)
+
+    def test_switch(stack):
+        "switched forth and back, servers from the mount and from a folder answer as fresh ones do"
+        w = world()
+        w.need_kind()
+        w.engine(stack, "e1", w.server)
+        w.engine(stack, "e2", w.ordinary[1])
+        for version in ("1", "2", "1", "latest", "previous", "2"):
+            w.switch(version)
+            now = w.mount.text(f"{MODEL}/version").strip()
+            assert now == {"latest": "2", "previous": "1"}.get(version, version), now
+            assert os.readlink(w.mount.file(MODEL, "current")) == now
+            for server in (w.server, w.ordinary[1]):
+                w.check(server, int(now))
+                assert server.serves() == now
+        assert w.engines()["e1"].startswith(f"serving 2 {kind.kind}"), w.engines()
+
+    def test_stream(stack):
+        "requests go on through switches: none is lost, each is of one version or straddles a switch"
+        w = world()
+        w.need_kind()
+        for pause in kind.lossless:
+            with contextlib.ExitStack() as one:
+                w.engine(one, "e1", w.server, f"pause={pause}")
+                w.switch(1)
+                switches = [(0.0, 0.0, 1)]
+                stream = Stream(one, w.server)
+                for version in (2, 1, 2, 1, 2):
+                    time.sleep(1.5)
+                    switches.append((*w.switch(version), version))
+                time.sleep(1.5)
+                stream.end()
+                w.check(w.server, 2)
+                judge(w, stream, switches, pause)
+
+    def test_gate(stack):
+        "a version that lacks a tensor, has another shape or type is refused before the server hears of it"
+        w = world()
+        w.need_kind()
+        proxy = Proxy(stack, w.server)
+        w.engine(stack, "e1", proxy)
+        w.switch(2)
+        for name, version in DAMAGED.items():
+            w.publish(version, name)
+            w.mount.wait_version(MODEL, version)
+            proxy.seen.clear()
+            assert w.refused(version) == "EPROTO"
+            assert "layers.1.mlp.down_proj" in w.mount.text(f"{MODEL}/last_error")
+            assert not set(proxy.seen) & set(kind.pauses), proxy.seen
+            assert w.mount.text(f"{MODEL}/version") == "2\n"
+        w.check(w.server, 2)
+        r = w.publish(7, "truncated", check=False)
+        assert r.returncode == 1 and "safetensors" in r.stderr, r.stderr
+
+    def test_killed(stack):
+        "a server killed during its load: the switch fails, the version and the other server stay"
+        w = world()
+        w.need_kind()
+        victim = w.ordinary[2]
+
+        def freeze():
+            """The load has been asked for and cannot end."""
+            for pid in victim.workers():
+                os.kill(pid, signal.SIGSTOP)
+            threading.Timer(1, victim.kill).start()
+
+        hooks = {}
+        w.engine(stack, "e1", w.server)
+        w.engine(stack, "victim", Proxy(stack, victim, hooks))
+        w.switch(1)
+        w.check(victim, 1)
+        hooks[kind.load_path] = freeze
+        got = w.refused(2)
+        assert got in ("EREMOTEIO", "ECONNRESET", "EHOSTUNREACH"), (got, w.mount.text(f"{MODEL}/last_error"))
+        assert "victim" in w.mount.text(f"{MODEL}/last_error")
+        wait_for(lambda: not victim.alive(), "the end of the victim")
+        assert w.mount.text(f"{MODEL}/version") == "1\n" and os.readlink(w.mount.file(MODEL, "current")) == "1"
+        assert w.engines()["victim"].split()[0] in ("unknown", "broken"), w.engines()
+        assert w.engines()["e1"].startswith("serving 1 "), w.engines()
+        w.check(w.server, 1)
+
+    def test_late(stack):
+        "a server that starts later on the current version joins; its prefix cache holds nothing old after a switch"
+        w = world()
+        w.need_kind()
+        w.engine(stack, "e1", w.server)
+        w.switch(2)
+        late = kind(stack, w.path("current"), *kind.cached).wait()
+        w.engine(stack, "late", late)
+        for version in (2, 1, 2):
+            w.switch(version)
+            w.check(w.server, version)
+            for _ in range(2):  # the second time from the cache
+                got = next_tokens(late)
+                assert distance(got, next_tokens(w.server)) < CLOSE, (version, got)
+        assert w.engines()["late"].startswith("serving 2 "), w.engines()
+
+    return world, [test_fresh, test_switch, test_stream, test_gate, test_killed, test_late]
