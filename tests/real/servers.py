@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from world import TESTDIR, Skip, free_port, need_fuse, unique, wait_for
+from world import Skip, free_port, need_fuse, unique, wait_for
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 START_SECONDS = 240
@@ -53,7 +53,7 @@ class Server:
         self.started = time.monotonic()
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([sys.executable, *self.command(folder), *options], env=env, stdin=subprocess.DEVNULL,
-                                            stdout=log, stderr=log, start_new_session=True)
+                                            stdout=log, stderr=log)
         stack.callback(self.stop)
 
     def healthy(self):
@@ -79,15 +79,17 @@ class Server:
         return self.process.poll() is None
 
     def workers(self):
-        """Process ids of all that the server started."""
-        parents = {}
+        """Process ids of all that the server started, but for Python's own trackers of what is to be removed."""
+        parents, trackers = {}, set()
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as f:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as f, open(f"/proc/{pid}/cmdline", "rb") as line:
                 parents.setdefault(int(f.read().rsplit(")", 1)[1].split()[1]), []).append(int(pid))
+                if b"resource_tracker" in line.read():
+                    trackers.add(int(pid))
         found = list(parents.get(self.process.pid, []))
         for pid in found:
             found += parents.get(pid, [])
-        return found
+        return [pid for pid in found if pid not in trackers]
 
     def shared(self):
         """Shared memory by name that its processes have mapped; killed, they leave it."""
@@ -99,17 +101,18 @@ class Server:
 
     def kill(self, gently=False):
         """kill -9, workers too; gently: only those that do not end by themselves."""
-        pids, shared = [*self.workers(), self.process.pid], self.shared()
-        if gently and self.alive():
+        if not self.alive():
+            return  # its process ids may be another's by now
+        workers, shared = self.workers(), self.shared()
+        if gently:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(10)
-        for pid in pids:
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as f:
-                if f"TESTDIR={TESTDIR}".encode() in f.read():  # still the server's, not another's by now
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(pid) == os.getpgrp():
                     os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
         for path in shared:
             with contextlib.suppress(OSError):
@@ -176,7 +179,7 @@ class SGLang(Server):
 
 class VLLM(Server):
     kind, package, folder_option = "vllm", "vllm", "--model"
-    lossless, load_path = ("keep",), "/collective_rpc"
+    lossless, load_path = ("keep", "wait"), "/collective_rpc"
     pauses = ("/pause", load_path)
 
     def environment(self):
