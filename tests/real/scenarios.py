@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from servers import CLOSE, HERE, PROMPTS, Proxy, Stream, distance, need_real
+from servers import ASK_SECONDS, CLOSE, HERE, PROMPTS, Proxy, Stream, distance, need_real
 from world import Agent, Mount, Skip, unique, wait_for
 
 MODEL = "actor"
@@ -136,6 +136,19 @@ def scenarios(stack, kind):
         w = world()
         w.check(w.server, 1)
 
+    def test_first_gate(stack):
+        "nothing was switched yet: what the engine was started on is what a version is compared with"
+        w = world()
+        w.need_kind()
+        w.publish(3, "missing")
+        w.mount.wait_version(MODEL, 3)
+        proxy = Proxy(stack, w.server)
+        w.engine(stack, "e1", proxy)
+        stack.callback(lambda: w.mount.write("load 1 force-layout", f"{MODEL}/ctl"))  # also after a failure
+        proxy.seen.clear()
+        assert w.refused(3) == "EPROTO"
+        assert not set(proxy.seen) & set(kind.pauses), proxy.seen
+
     def test_switch(stack):
         "switched forth and back, servers from the mount and from a folder answer as fresh ones do"
         w = world()
@@ -151,6 +164,30 @@ def scenarios(stack, kind):
                 w.check(server, int(now))
                 assert server.serves() == now
         assert w.engines()["e1"].startswith(f"serving 2 {kind.kind}"), w.engines()
+
+    def test_paused(stack):
+        "a request that comes while weights are loaded waits, and is answered by the new version"
+        w = world()
+        w.need_kind()
+        early, late = [], []
+
+        def ask():
+            late.append(w.server.score(PROMPTS[2]))
+
+        def before_load():
+            threads.append(threading.Thread(target=ask))
+            threads[0].start()
+            time.sleep(1)
+            early.extend(late)
+
+        threads, hooks = [], {}
+        w.engine(stack, "e1", Proxy(stack, w.server, hooks))
+        w.switch(1)
+        hooks[kind.load_path] = before_load
+        w.switch(2)
+        threads[0].join(ASK_SECONDS)
+        assert not early, "the server was not paused when it was told to load"
+        assert distance(late[0], w.score[2]) < CLOSE
 
     def test_stream(stack):
         "requests go on through switches: none is lost, each is of one version or straddles a switch"
@@ -232,4 +269,4 @@ def scenarios(stack, kind):
                 assert distance(got, next_tokens(w.server)) < CLOSE, (version, got)
         assert w.engines()["late"].startswith("serving 2 "), w.engines()
 
-    return world, [test_fresh, test_switch, test_stream, test_gate, test_killed, test_late]
+    return world, [test_fresh, test_first_gate, test_switch, test_paused, test_stream, test_gate, test_killed, test_late]
