@@ -63,9 +63,10 @@ static int run_load(struct job *j, struct ws_error *err)
         j->follow_id = ws_version_id(part.version);
     rc = switch_options(j, &o, err);
     if (rc == 0)
-        rc = j->command.verb == WS_VERB_LOAD    ? ws_switch_run(j->control, &part, 1, &o, err)
-             : j->command.verb == WS_VERB_STAGE ? ws_switch_prepare(j->control, &part, &o, err)
-                                                : ws_gate(part.model, part.version, err);
+        rc = j->command.verb == WS_VERB_LOAD ? ws_switch_run(j->control, &part, 1, &o, err)
+             : j->command.verb == WS_VERB_STAGE
+                 ? ws_switch_prepare(j->control, &part, &o, err)
+                 : ws_gate(j->control, part.desk, part.model, part.version, err);
     ws_version_put(part.version);
     return rc;
 }

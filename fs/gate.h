@@ -3,10 +3,13 @@
  * leaves a mix. */
 #ifndef WS_FS_GATE_H
 #define WS_FS_GATE_H
-#include "fs/store.h"
+#include "fs/desk.h"
 
-/* Compares names, dtypes and shapes with those of the current version; frozen tensors are in the files and
- * count. 0 too where nothing is served yet. -EPROTO with the list of what is missing, extra or different. */
-WS_MUST_USE int ws_gate(struct ws_model *model, struct ws_version *version, struct ws_error *err);
+/* Compares names, dtypes and shapes with those of what is served; frozen tensors are in the files and count.
+ * That is the current version; before a first switch what each engine was started on (a version of this
+ * mount, or a folder that can be read here), else the newest version below that is here. 0 too where there is
+ * nothing to compare with. -EPROTO with the list of what is missing, extra or different. */
+WS_MUST_USE int ws_gate(struct ws_control *c, struct ws_desk *d, struct ws_model *model,
+                        struct ws_version *version, struct ws_error *err);
 
 #endif

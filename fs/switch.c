@@ -44,10 +44,11 @@ struct work {
     unsigned batch;
     char to_path[PATH_MAX], to_version[64];
     char back_path[PATH_MAX], back_version[64];
-    bool chosen;  /* takes part in the next step */
-    bool paused;  /* by us, and not resumed */
-    bool touched; /* a load was asked for */
-    bool lost;    /* failed; what follows goes on without it, or back */
+    bool chosen;   /* takes part in the next step */
+    bool paused;   /* by us, and not resumed */
+    bool touched;  /* a load was asked for */
+    bool sleeping; /* by its words before the pause */
+    bool lost;     /* failed; what follows goes on without it, or back */
     bool broken; /* had no good weights when the switch began: only a load that it confirms lets it be resumed
                   */
     uint64_t paused_ns;
@@ -89,6 +90,7 @@ static void call_of(struct work *w, struct ws_engine_call *call)
     struct run *r = w->run;
     uint64_t now = ws_time_mono_ns();
     ws_engine_call_of(w->engine, r->control, call);
+    call->target.sleeping = w->sleeping;
     if (r->going_back) { /* engines are not left half-way because somebody lost patience */
         call->target.cancel[0] = NULL;
         if (atomic_load(&r->control->stop) && call->target.timeout_ms > ENDING_MS)
@@ -190,6 +192,7 @@ static void note_way_back(struct work *w, const struct ws_engine_serving *now)
 {
     struct ws_control *c = w->run->control;
     const struct ws_engine *e = w->engine;
+    w->sleeping = now->sleeping;
     pthread_mutex_lock(&c->lock);
     w->broken = e->state == WS_ENGINE_BROKEN;
     snprintf(w->back_path, sizeof(w->back_path), "%s", e->ops->tells_path ? now->path : e->path);
@@ -460,7 +463,7 @@ int ws_switch_prepare(struct ws_control *c, const struct ws_switch_part *p, cons
 {
     int rc = ws_pull_and_wait(c, p->version, WS_PRIORITY_SWITCH, o, err);
     if (rc == 0 && !o->force_layout)
-        rc = ws_gate(p->model, p->version, err);
+        rc = ws_gate(c, p->desk, p->model, p->version, err);
     return rc;
 }
 

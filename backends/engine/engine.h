@@ -32,6 +32,7 @@ struct ws_engine_target {
     const char *token;      /* bearer, or NULL; never logged */
     const char *pause_mode; /* the kind's own word, NULL: its default */
     enum ws_engine_cache cache;
+    bool sleeping;                         /* it said so before it was paused: weights are woken for a load */
     unsigned timeout_ms;                   /* of a load; the other calls take a fraction, at least 5 s */
     const atomic_bool *cancel[WS_CANCELS]; /* looked at while waiting; NULLs are fine */
     const struct ws_engine_facts *facts;   /* may be NULL: not probed */

@@ -79,10 +79,12 @@ static void go_to_sleep(void *self, const json_t *body, struct ws_answer *a)
     a->text = "";
 }
 
+/* Ends a pause, too: as the real server does. */
 static void wake_up(void *self, const json_t *body, struct ws_answer *a)
 {
     (void)body;
     set_sleeping(self, false);
+    ws_reference_resume(self);
     a->text = "";
 }
 
@@ -91,7 +93,7 @@ static void is_sleeping(void *self, const json_t *body, struct ws_answer *a)
     struct ws_reference *r = self;
     (void)body;
     pthread_mutex_lock(&r->pause_lock);
-    a->json = json_pack("{s:b}", "is_sleeping", r->sleeping);
+    a->json = json_pack("{s:b}", "is_sleeping", r->sleeping || r->paused); /* so says the real server */
     pthread_mutex_unlock(&r->pause_lock);
 }
 

@@ -11,7 +11,9 @@
  * what is to be loaded is checked before (the gate of a switch).
  * - Newer releases have start, update and finish routes for weight transfers; they are used where
  * collective_rpc is not offered.
- * - A sleeping engine has no weights to reload: they are woken first, the cache after the load. */
+ * - A sleeping engine has no weights to reload: they are woken first, the cache after the load. /is_sleeping
+ * says true of a paused one too, and /wake_up would end the pause: so it is asked before the pause, and
+ * believed only then. */
 #include "backends/engine/call.h"
 #include <errno.h>
 #include <stdio.h>
@@ -48,7 +50,8 @@ static int serving(const struct ws_engine_target *t, struct ws_engine_serving *o
     struct ws_http_reply reply;
     *out = (struct ws_engine_serving){0};
     int rc = ask_bool(t, "/is_paused", "is_paused", &out->paused, err);
-    if (!rc && has(t, HAS_SLEEP) && ask_bool(t, "/is_sleeping", "is_sleeping", &out->sleeping, NULL))
+    if (!rc && !out->paused && has(t, HAS_SLEEP) &&
+        ask_bool(t, "/is_sleeping", "is_sleeping", &out->sleeping, NULL))
         out->sleeping = false; /* a release that cannot sleep */
     if (rc || !has(t, HAS_VERSION))
         return rc;
@@ -227,15 +230,12 @@ static int record_version(const struct ws_engine_target *t, const char *version,
 
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
 {
-    bool sleeping = false;
     int rc = 0;
-    if (has(t, HAS_SLEEP) && ask_bool(t, "/is_sleeping", "is_sleeping", &sleeping, NULL))
-        sleeping = false;
-    if (sleeping)
+    if (t->sleeping)
         rc = ws_call_plain(t, "/wake_up?tags=weights", err);
     if (!rc)
         rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : reload_by_transfer(t, path, version, err);
-    if (!rc && sleeping)
+    if (!rc && t->sleeping)
         rc = ws_call_plain(t, "/wake_up?tags=kv_cache", err);
     if (!rc && t->cache == WS_CACHE_EXTERNAL)
         rc = ws_call_plain(t, "/reset_prefix_cache?reset_external=true", err);

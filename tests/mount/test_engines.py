@@ -182,6 +182,28 @@ def test_wrong_kind(stack):
     assert mount.text("actor/engines") == ""
 
 
+def test_first_switch_is_gated(stack):
+    "a first switch is compared with what the engine was started on: a folder, or a version of the mount"
+    need_fuse()
+    agent = Agent(stack)
+    folder = checkpoint(MEDIUM, seed=1)
+    agent.publish("actor", 1, folder)
+    agent.publish("actor", 2, checkpoint({k: v for k, v in MEDIUM.items() if k != "tail"}, seed=2))
+    for api in ("sglang", "vllm"):
+        for start in (folder, None):
+            mount = Mount(stack, agent.url)
+            mount.wait_version("actor", 2)
+            engine = Engine(stack, start or mount.file("actor/1"), api=api)
+            add(mount, "e", engine)
+            assert refused(mount, "2", "actor/version") == "EPROTO"
+            assert "missing tail" in mount.text("actor/last_error"), mount.text("actor/last_error")
+            assert engine.serves() == "default"
+            mount.write("1", "actor/version")
+            assert engine.serves() == "1"
+            engine.end()
+            mount.end()
+
+
 def test_restarted_engine(stack):
     "an engine that was restarted on another folder is asked anew, and brought along by the next switch"
     _, mount, folders = world(stack)
@@ -205,5 +227,6 @@ run(
     test_requests_under_switches,
     test_remote,
     test_wrong_kind,
+    test_first_switch_is_gated,
     test_restarted_engine,
 )

@@ -588,6 +588,7 @@ static void test_vllm_asleep(void **state)
     assert_int_equal(plain(&e, "/sleep?level=2"), 0);
     assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
     assert_true(now.sleeping);
+    e.target.sleeping = now.sleeping;
     assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), 0); /* woken for it */
     assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
     assert_false(now.sleeping);
