@@ -189,7 +189,7 @@ class Mount(Process):
         """One write(2), as echo does: a buffered file of Python's would write again when it is closed after a failure."""
         fd = os.open(self.file(*names), os.O_WRONLY | os.O_TRUNC)
         try:
-            os.write(fd, (text + "\n").encode())
+            os.write(fd, f"{text}\n".encode())
         finally:
             os.close(fd)
 

@@ -1,5 +1,6 @@
 /* Publisher: one rank's side of a publish. Registers metadata, gets the slot's memory for one version, copies
  * and hashes into it, and lets go of it at commit, so that nobody can write a version that is announced. */
+#include "backends/trainer/last_error.h"
 #include "backends/trainer/publisher_state.h"
 #include "transports/name.h"
 #include <assert.h>
@@ -13,13 +14,6 @@
 #define DEFAULT_AGENT      "unix:/run/wsync/agent.sock"
 #define DEFAULT_TIMEOUT_MS 60000
 #define MAX_THREADS        8
-
-static _Thread_local struct ws_error last_error;
-
-const char *wsync_error(void)
-{
-    return last_error.text[0] ? last_error.text : "no error";
-}
 
 const char *wsync_version(void)
 {
@@ -63,7 +57,7 @@ static int check_config(const wsync_config *c, struct ws_error *err)
 
 int wsync_open(const wsync_config *config, wsync_publisher **out)
 {
-    struct ws_error *err = &last_error;
+    struct ws_error *err = ws_last_error();
     wsync_config copy, *c = &copy;
     const char *agent;
     *out = NULL;
@@ -121,7 +115,7 @@ int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body,
 
 int wsync_register(wsync_publisher *p, const wsync_param *params, size_t n)
 {
-    return ws_publisher_register(p, params, n, &last_error);
+    return ws_publisher_register(p, params, n, ws_last_error());
 }
 
 /* --- begin --- */
@@ -189,12 +183,12 @@ static int begin(struct wsync_publisher *p, uint64_t version, struct ws_error *e
 
 int wsync_begin(wsync_publisher *p, uint64_t version)
 {
-    return begin(p, version, &last_error);
+    return begin(p, version, ws_last_error());
 }
 
 int wsync_put(wsync_publisher *p, const wsync_param *param)
 {
-    struct ws_error *err = &last_error;
+    struct ws_error *err = ws_last_error();
     if (!p->begun)
         return ws_error_set(err, EINVAL, "begin a version before put");
     struct ws_registered *r = ws_publisher_find(p, param, err);
@@ -240,7 +234,7 @@ static int commit(struct wsync_publisher *p, struct ws_error *err)
 
 int wsync_commit(wsync_publisher *p)
 {
-    struct ws_error *err = &last_error;
+    struct ws_error *err = ws_last_error();
     int rc = p->begun ? ws_publisher_put(p, NULL, NULL, 0, true, err) : 0;
     return rc < 0 ? rc : commit(p, err);
 }
@@ -255,12 +249,12 @@ static int abandon(struct wsync_publisher *p, struct ws_error *err)
 
 int wsync_abandon(wsync_publisher *p)
 {
-    return abandon(p, &last_error);
+    return abandon(p, ws_last_error());
 }
 
 int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint64_t version)
 {
-    struct ws_error *err = &last_error, ignored;
+    struct ws_error *err = ws_last_error(), ignored;
     int rc = ws_publisher_has(p, params, n) ? 0 : ws_publisher_register(p, params, n, err);
     if (rc == 0)
         rc = begin(p, version, err);
@@ -284,7 +278,7 @@ static int wait_for(struct wsync_publisher *p, const char *what, uint64_t versio
     json_t *body = json_pack("{s:I,s:s,s:s}", "version", (json_int_t)version, "what", what, "run", p->run);
     if (body && timeout_ms >= 0)
         json_object_set_new(body, "timeout_ms", json_integer(timeout_ms));
-    return ws_publisher_call(p, "wait", body, NULL, NULL, 0, NULL, &last_error);
+    return ws_publisher_call(p, "wait", body, NULL, NULL, 0, NULL, ws_last_error());
 }
 
 int wsync_wait_published(wsync_publisher *p, uint64_t version, int timeout_ms)

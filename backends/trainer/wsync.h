@@ -128,6 +128,34 @@ int wsync_wait_loaded(wsync_publisher *pub, uint64_t version, int timeout_ms);
 const char *wsync_run(const wsync_publisher *pub);
 /* Abandons what is begun and disconnects; NULL is fine. */
 void wsync_close(wsync_publisher *pub);
+/* --- engines, for those who have a path and no mount; nothing is kept between calls --- */
+
+/* An inference server. Zeroes are defaults. */
+typedef struct wsync_engine {
+    const char *kind;    /* "sglang" or "vllm"; not looked at by the functions that name one */
+    const char *url;     /* http(s)://HOST:PORT, no credentials in it; likewise */
+    const char *version; /* what it is told that it serves; NULL: "default" */
+    const char *token;   /* bearer, or NULL */
+    const char
+        *pause_mode;     /* sglang: retract (default), abort, in_place; vllm: keep (default), wait, abort */
+    unsigned timeout_ms; /* of the load; 0: 300 s */
+} wsync_engine;
+typedef struct wsync_engine_result {
+    int rc;               /* 0 or -errno */
+    double pause_seconds; /* from the pause to the resume */
+    char error[1024];     /* a sentence, and how it was left; empty on success */
+} wsync_engine_result;
+/* Pauses the engine, lets it load the folder at path (absolute, as it sees it), asks it what it serves and
+ * resumes it. When the load fails, it loads back what it served before, where that can be known; it is never
+ * resumed without a load that it confirmed. options: all but kind and url; may be NULL. -EREMOTEIO: it
+ * refused or failed; -EHOSTUNREACH, -ETIMEDOUT, -EACCES, -EPROTO: no such server; -EINVAL. Thread safe. */
+int wsync_update_sglang_weights_from_disk(const char *url, const char *path, const wsync_engine *options);
+int wsync_update_vllm_weights_from_disk(const char *url, const char *path, const wsync_engine *options);
+/* The same for n engines at once, each by itself. Fills results[n]. Returns how many failed (wsync_error: the
+ * first of them), or -ENOMEM. */
+int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const char *path,
+                                  wsync_engine_result *results);
+
 /* Last error's sentence on this thread; never NULL. */
 const char *wsync_error(void);
 /* "0.1.0" */

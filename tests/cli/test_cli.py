@@ -204,4 +204,23 @@ def test_unprivileged(stack):
     assert text.count("memfd") == 1, text
 
 
-run(test_tls, test_unprivileged, test_help, test_usage, test_publish_refuses, test_agent_refuses, test_frozen, test_astraflow_reads, test_export)
+def test_sync(stack):
+    "wsync sync: engines of both kinds load a folder at once; one that refuses is brought back and named"
+    folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
+    engines = [Engine(stack, folders[1], api="sglang"), Engine(stack, folders[1], api="vllm")]
+    named = [f"--engine={e.api}={e.url}" for e in engines]
+    r = wsync("sync", folders[2], *named, "--version", "2")
+    assert r.stdout.count("serves 2") == 2, r.stdout
+    assert all(e.serves() == "2" and e.checksum() == Engine(stack, folders[2], api=e.api).checksum() for e in engines)
+    refusing = Engine(stack, folders[1], "--refuse", "2")
+    r = wsync("sync", folders[2], *named, f"--engine=sglang={refusing.url}", "--version", "2", check=False)
+    assert r.returncode == 1 and "serves what it did before" in r.stderr, r.stderr
+    refusing.generate()
+    for args, word in ((["sync", "/x"], "--engine"), (["sync", "/x", "--engine", "http://h:1"], "KIND=URL"),
+                       (["sync", "/x", "--engine", "trt=http://127.0.0.1:1"], "sglang or vllm"),
+                       (["sync", folders[2], named[0], "--pause", "keep"], "pause mode")):
+        r = wsync(*args, check=False)
+        assert r.returncode != 0 and word in r.stderr, (args, r.stderr)
+
+
+run(test_sync, test_tls, test_unprivileged, test_help, test_usage, test_publish_refuses, test_agent_refuses, test_frozen, test_astraflow_reads, test_export)
