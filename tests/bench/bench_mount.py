@@ -7,18 +7,11 @@ import time
 
 os.environ.setdefault("SANITIZER", "")
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from rows import row
 from world import *
 
 MEGABYTES = int(os.environ.get("BENCH_MB", "1200"))
-
-
-def row(name, value, unit, baseline, target, at_most=False):
-    ratio = value / baseline if baseline else value
-    good = ratio <= target if at_most else ratio >= target
-    print(f"  {name:22} {value:10.3f} {unit:5}  baseline {baseline or 0:9.3f}  ratio {ratio:7.3f}  target {'<=' if at_most else '>='} {target:<6} "
-          f"{'' if good else 'short'}", flush=True)
-    with open(os.environ["WSYNC_BENCH_ROWS"], "a") as f:
-        f.write(json.dumps({"name": name, "value": value, "unit": unit, "baseline": baseline, "ratio": ratio, "target": target}) + "\n")
 
 
 def large_checkpoint():

@@ -1,0 +1,85 @@
+"""The pause that engines see in a switch: of one engine with 1.2 GB against its own load of the same files, and of 256
+small ones against one."""
+import os
+import re
+import statistics
+import sys
+import time
+
+os.environ.setdefault("SANITIZER", "")
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from rows import row
+from world import *
+
+MEGABYTES = int(os.environ.get("BENCH_MB", "1200"))
+ENGINES = int(os.environ.get("BENCH_ENGINES", "256"))
+ROUNDS = 7
+
+
+def pauses(mount):
+    return [float(x) for x in re.findall(r"pause=([0-9.]+)", mount.text("actor/engines"))]
+
+
+def mounted(stack, tensors):
+    agent = Agent(stack)
+    for v in (1, 2):
+        agent.publish("actor", v, checkpoint(tensors, seed=v), timeout=300)
+    mount = Mount(stack, agent.url)
+    mount.wait_version("actor", 2)
+    for v in (1, 2):
+        wsync("pull", "--mount", mount.path, "actor", str(v), timeout=300)
+    return mount
+
+
+def pause_of_one(stack):
+    n = MEGABYTES * 1000000 // 4194304
+    mount = mounted(stack, {f"layers.{i}.weight": ("BF16", [1024, 2048]) for i in range(n)})
+    engine = Engine(stack, mount.file("actor/1"))
+    mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
+    own, seen = [], []
+    for i in range(ROUNDS + 1):
+        for v in (2, 1):
+            start = time.monotonic()  # the same load by itself, of files that are there
+            engine.ask("/update_weights_from_disk", {"model_path": mount.file(f"actor/{v}"), "weight_version": str(v)})
+            load = time.monotonic() - start
+            mount.write(str(3 - v), "actor/version")
+            if i:  # the first is for warming up
+                own.append(load)
+                seen += pauses(mount)
+    row("pause", statistics.median(seen), "s", statistics.median(own), 1.05, at_most=True)
+    mount.end()
+    engine.end()
+
+
+def pause_of_many(stack):
+    mount = mounted(stack, SMALL)
+    engines = [Engine(stack, mount.file("actor/1"), "--slow", "10")]
+
+    def measure():
+        values = []
+        for i in range(ROUNDS + 1):
+            for v in (2, 1):
+                mount.write(str(v), "actor/version")
+                if i:
+                    values.append(max(pauses(mount)))
+        return statistics.median(values)
+
+    mount.write(f"engine add e0 sglang {engines[0].url}", "actor/ctl")
+    one = measure()
+    for i in range(1, ENGINES):
+        engines.append(Engine(stack, mount.file("actor/1"), "--slow", "10"))
+        mount.write(f"engine add e{i} sglang {engines[-1].url}", "actor/ctl")
+    row(f"pause-{ENGINES}", measure(), "s", one, 2.0, at_most=True)
+
+
+def main():
+    if not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0:
+        print("  skipped: no /dev/fuse, or not root")
+        return
+    with contextlib.ExitStack() as stack:
+        pause_of_one(stack)
+        pause_of_many(stack)
+
+
+main()
