@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # timeout: 600
-"""Random switches over engines that fail at random, and daemons that are killed; WSYNC_ROUNDS rounds (default 60) from
-the seed that is printed (WSYNC_SEED). After each round all engines that answer serve one version, it is the one that
+"""Random switches over engines that fail at random, and daemons that are killed; SWITCH_ROUNDS rounds (default 40) from
+the seed that is printed (SWITCH_SEED). After each round all engines that answer serve one version, it is the one that
 `current` names, their memory holds it, and none is paused."""
 import os
 import random
@@ -12,8 +12,8 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
-ROUNDS = int(os.environ.get("WSYNC_ROUNDS", "60"))
-SEED = int(os.environ.get("WSYNC_SEED", random.SystemRandom().randrange(1 << 32)))
+ROUNDS = int(os.environ.get("SWITCH_ROUNDS", "40"))
+SEED = int(os.environ.get("SWITCH_SEED", random.SystemRandom().randrange(1 << 32)))
 VERSIONS = (1, 2, 3)
 
 
@@ -169,7 +169,7 @@ class Fleet:
 def test_rounds(stack):
     "random switches, failing engines and killed daemons: one version everywhere, and nobody is left paused"
     need_fuse()
-    print(f"# WSYNC_SEED={SEED} WSYNC_ROUNDS={ROUNDS}", flush=True)
+    print(f"# SWITCH_SEED={SEED} SWITCH_ROUNDS={ROUNDS}", flush=True)
     fleet = Fleet(stack, random.Random(SEED))
     for i in range(ROUNDS):
         try:
