@@ -50,8 +50,9 @@ static int compare(struct ws_model *model, struct ws_version *version, const str
                      ws_model_name(model), ws_version_number(version), what, report ? report : "");
     else if (rc < 0)
         ws_error_set(err, -rc, "the layouts could not be compared");
-    for (char *nl = err ? err->text : NULL; rc == -EPROTO && nl && (nl = strchr(nl, '\n'));)
-        *nl = ';';
+    if (rc == -EPROTO && err)
+        for (char *p = err->text; *p; p++)
+            *p = *p == '\n' ? ';' : *p;
     free(report);
     free(have);
     return rc;

@@ -172,7 +172,7 @@ static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes
 
     if (w->model ? strcmp(w->model, name) != 0 : is_removed(s, name))
         return;
-    m = ws_model_at(s, name, true, c);
+    m = ws_model_at(s, name, c);
     if (!m) {
         ws_log(WS_LOG_WARN, "store", "a model is one more than the limit or than memory model=%s", name);
         return;

@@ -13,7 +13,7 @@
 
 /* --- life --- */
 
-struct ws_model *ws_model_at(struct ws_store *s, const char *name, bool make, struct ws_changes *c)
+struct ws_model *ws_model_at(struct ws_store *s, const char *name, struct ws_changes *c)
 {
     struct ws_model **at, *m;
 
@@ -21,7 +21,7 @@ struct ws_model *ws_model_at(struct ws_store *s, const char *name, bool make, st
         ;
     if (*at && strcmp((*at)->name, name) == 0)
         return *at;
-    if (!make || s->n_models >= WS_MAX_MODELS)
+    if (!c || s->n_models >= WS_MAX_MODELS)
         return NULL;
     m = calloc(1, sizeof(*m));
     if (!m || !(m->name = strdup(name))) {
@@ -208,7 +208,7 @@ struct ws_model *ws_store_find(struct ws_store *s, const char *name)
     struct ws_model *m;
 
     pthread_mutex_lock(&s->lock);
-    m = ws_model_at(s, name, false, NULL);
+    m = ws_model_at(s, name, NULL);
     if (m)
         ws_model_get(m);
     pthread_mutex_unlock(&s->lock);

@@ -7,9 +7,9 @@
 
 /* All but tidy with store->lock held. */
 
-/* The listed model of that name, not counted; made when `make`. NULL: there is none, out of memory,
- * or there are WS_MAX_MODELS. */
-struct ws_model *ws_model_at(struct ws_store *s, const char *name, bool make, struct ws_changes *c);
+/* The listed model of that name, not counted; made where there is none and c is given. NULL: there is none,
+ * out of memory, or there are WS_MAX_MODELS. */
+struct ws_model *ws_model_at(struct ws_store *s, const char *name, struct ws_changes *c);
 /* Takes a model out of the store with all its versions; its pulls are told to stop. */
 void ws_model_unlist(struct ws_model *m, struct ws_changes *c);
 /* Is a newer than b? The live lineage is newer than any other. */

@@ -271,7 +271,7 @@ int ws_settings_load(struct ws_control *c, void (*add)(void *arg, struct ws_desk
     struct ws_desk *d = NULL;
     for (char *line = why ? NULL : strtok_r(text + strlen(HEAD), "\n", &save); line && !why;
          line = strtok_r(NULL, "\n", &save)) {
-        struct ws_words words;
+        struct ws_words words = {0};
         if (strncmp(line, "model ", 6) == 0) {
             bool good = ws_words_parse(line, strlen(line), &words, err) == 0 && words.n == 2 &&
                         ws_name_is_model(words.word[1]);

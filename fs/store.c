@@ -256,7 +256,7 @@ int ws_store_add(struct ws_store *s, const char *url, const char *model, struct 
     ws_changes_init(&changes);
     pthread_mutex_lock(&s->lock);
     forget_removed(s, model);
-    known = ws_model_at(s, model, true, &changes) != NULL;
+    known = ws_model_at(s, model, &changes) != NULL;
     pthread_mutex_unlock(&s->lock);
     ws_changes_tell(&changes, s);
     if (!known)
@@ -274,7 +274,7 @@ int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err)
 
     ws_changes_init(&changes);
     pthread_mutex_lock(&s->lock);
-    m = ws_model_at(s, model, false, NULL);
+    m = ws_model_at(s, model, NULL);
     if (!m) {
         rc = ws_error_set(err, ENOENT, "there is no model %s", model);
     } else if (m->current) {

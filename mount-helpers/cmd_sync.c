@@ -39,7 +39,8 @@ static int run(const struct cli_args *args)
     static wsync_engine engines[MAX_ENGINES];
     static wsync_engine_result results[MAX_ENGINES];
     const char *version = cli_get(args, "version"), *token_file = cli_get(args, "token-file");
-    char path[PATH_MAX], *token = token_file ? cli_read_secret(token_file) : NULL;
+    static char path[PATH_MAX];
+    char *token = token_file ? cli_read_secret(token_file) : NULL;
     size_t n;
     int code = parse_engines(args, engines, &n);
     if (code)

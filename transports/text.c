@@ -59,7 +59,7 @@ void ws_text_clean(char *text)
             *p = (c >= '\t' && c <= '\r') ? ' ' : '?';
             step = 1;
         } else if (step == 3 && turns_text(p)) {
-            memcpy(p, "???", 3);
+            memset(p, '?', 3);
         }
     }
 }
