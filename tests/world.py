@@ -3,6 +3,7 @@
 Each test is a function; run(test, ...) calls them in order and prints `ok` or `not ok`. Everything lives in
 TESTDIR and ends with the script, also when it fails."""
 import contextlib
+import errno
 import json
 import os
 import random
@@ -192,6 +193,18 @@ class Mount(Process):
             os.write(fd, f"{text}\n".encode())
         finally:
             os.close(fd)
+
+    def refused(self, text, *names):
+        """The errno's name of a write that must fail."""
+        try:
+            self.write(text, *names)
+        except OSError as e:
+            return errno.errorcode[e.errno]
+        raise AssertionError(f"'{text}' was taken")
+
+    def engines(self, model="actor"):
+        """{name: "state version kind url ..."}."""
+        return dict(line.split(" ", 1) for line in self.text(model, "engines").splitlines())
 
     def wait_version(self, model, version):
         wait_for(lambda: os.path.isdir(self.file(model, version)), f"{model}/{version}")

@@ -22,20 +22,6 @@ def world(stack):
     return agent, mount, folders
 
 
-def refused(mount, text, *names):
-    import errno
-
-    try:
-        mount.write(text, *names)
-    except OSError as e:
-        return errno.errorcode[e.errno]
-    raise AssertionError(f"'{text}' was taken")
-
-
-def engines(mount):
-    return {line.split()[0]: line.split(" ", 1)[1] for line in mount.text("actor/engines").splitlines()}
-
-
 def add(mount, name, engine, options=""):
     mount.write(f"engine add {name} {engine.api} {engine.url} {options}", "actor/ctl")
 
@@ -56,7 +42,7 @@ def test_vllm(stack):
             assert engine.serves() == str(version) and engine.checksum() == sums[version]
             assert not engine.is_paused() and engine.generate()["object"] == "text_completion"
         mount.write("engine remove e", "actor/ctl")
-    assert refused(mount, f"engine add e vllm {engine.url} pause=retract", "actor/ctl") == "EINVAL"
+    assert mount.refused(f"engine add e vllm {engine.url} pause=retract", "actor/ctl") == "EINVAL"
     assert "keep, wait, abort" in mount.text("actor/last_error")
 
 
@@ -66,9 +52,9 @@ def test_vllm_reload_fails(stack):
     engine = Engine(stack, folders[1], "--refuse", "2", "--lifelike", api="vllm")
     add(mount, "e", engine)
     before = engine.checksum()
-    assert refused(mount, "2", "actor/version") == "EREMOTEIO"
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
     assert "Refused" in mount.text("actor/last_error")
-    assert engines(mount)["e"].startswith("serving default"), engines(mount)
+    assert mount.engines()["e"].startswith("serving default"), mount.engines()
     assert not engine.is_paused() and engine.checksum() == before
     engine.generate()  # it would have died of it
     assert engine.alive()
@@ -81,12 +67,12 @@ def test_vllm_is_broken(stack):
     engine = Engine(stack, start, "--refuse", "2", "--lifelike", api="vllm")
     add(mount, "e", engine)
     shutil.rmtree(start)
-    assert refused(mount, "2", "actor/version") == "EREMOTEIO"
-    assert engines(mount)["e"].startswith("broken"), engines(mount)
-    assert "restart it" in engines(mount)["e"]
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    assert mount.engines()["e"].startswith("broken"), mount.engines()
+    assert "restart it" in mount.engines()["e"]
     assert engine.is_paused()
     mount.write("1", "actor/version")
-    assert engines(mount)["e"].startswith("serving 1") and not engine.is_paused()
+    assert mount.engines()["e"].startswith("serving 1") and not engine.is_paused()
     engine.generate()
     assert engine.alive()
 
@@ -100,10 +86,10 @@ def test_mixed(stack):
             add(mount, api, engine)
         mount.write("1", "actor/version")
         before = {api: e.checksum() for api, e in pair.items()}
-        assert refused(mount, "2", "actor/version") == "EREMOTEIO"
+        assert mount.refused("2", "actor/version") == "EREMOTEIO"
         for api, engine in pair.items():
             assert engine.serves() == "1" and engine.checksum() == before[api], api
-            assert engines(mount)[api].startswith("serving 1"), engines(mount)
+            assert mount.engines()[api].startswith("serving 1"), mount.engines()
             engine.generate()
             mount.write(f"engine remove {api}", "actor/ctl")
 
@@ -117,10 +103,10 @@ def test_sglang_dies_of_a_file(stack):
     shapes = {name: (dtype, [n + 1 for n in shape]) for name, (dtype, shape) in MEDIUM.items()}
     agent.publish("actor", 3, checkpoint(shapes, seed=3))
     mount.wait_version("actor", 3)
-    assert refused(mount, "3", "actor/version") == "EPROTO"
+    assert mount.refused("3", "actor/version") == "EPROTO"
     assert engine.alive() and engine.serves() == "1"
-    assert refused(mount, "3 force-layout", "actor/version") in ("ECONNRESET", "EHOSTUNREACH", "EREMOTEIO")
-    assert engines(mount)["e"].startswith("unknown"), engines(mount)
+    assert mount.refused("3 force-layout", "actor/version") in ("ECONNRESET", "EHOSTUNREACH", "EREMOTEIO")
+    assert mount.engines()["e"].startswith("unknown"), mount.engines()
     assert mount.text("actor/version") == "1\n"
 
 
@@ -165,19 +151,19 @@ def test_remote(stack):
     for version in (2, 1):
         mount.write(str(version), "actor/version")
         assert engine.serves() == str(version) and engine.checksum() == sums[version]
-    assert engines(mount)["r"].startswith("serving 1 remote")
+    assert mount.engines()["r"].startswith("serving 1 remote")
     for bad in ("", "load=DELETE:/x", f"{load} pause=POST:/p"):
-        assert refused(mount, f"engine add x remote {engine.url} {bad}", "actor/ctl") == "EINVAL", bad
-    assert refused(mount, f"engine add x sglang {engine.url} {load}", "actor/ctl") == "EINVAL"
+        assert mount.refused(f"engine add x remote {engine.url} {bad}", "actor/ctl") == "EINVAL", bad
+    assert mount.refused(f"engine add x sglang {engine.url} {load}", "actor/ctl") == "EINVAL"
 
 
 def test_wrong_kind(stack):
     "an engine added as another kind is refused with what it is not"
     _, mount, folders = world(stack)
     vllm, sglang = Engine(stack, folders[1], api="vllm"), Engine(stack, folders[1])
-    assert refused(mount, f"engine add e sglang {vllm.url}", "actor/ctl") == "EPROTO"
-    assert refused(mount, f"engine add e vllm {sglang.url}", "actor/ctl") == "EPROTO"
-    assert refused(mount, f"engine add e trt {sglang.url}", "actor/ctl") == "EINVAL"
+    assert mount.refused(f"engine add e sglang {vllm.url}", "actor/ctl") == "EPROTO"
+    assert mount.refused(f"engine add e vllm {sglang.url}", "actor/ctl") == "EPROTO"
+    assert mount.refused(f"engine add e trt {sglang.url}", "actor/ctl") == "EINVAL"
     assert "sglang, vllm, remote" in mount.text("actor/last_error")
     assert mount.text("actor/engines") == ""
 
@@ -195,7 +181,7 @@ def test_first_switch_is_gated(stack):
             mount.wait_version("actor", 2)
             engine = Engine(stack, start or mount.file("actor/1"), api=api)
             add(mount, "e", engine)
-            assert refused(mount, "2", "actor/version") == "EPROTO"
+            assert mount.refused("2", "actor/version") == "EPROTO"
             assert "missing tail" in mount.text("actor/last_error"), mount.text("actor/last_error")
             assert engine.serves() == "default"
             mount.write("1", "actor/version")
@@ -214,7 +200,7 @@ def test_restarted_engine(stack):
         engine.kill()
         engine = Engine(stack, folders[1], api=api, port=engine.port)
         mount.write("1", "actor/version")
-        assert engine.serves() == "1" and engines(mount)[api].startswith("serving 1")
+        assert engine.serves() == "1" and mount.engines()[api].startswith("serving 1")
         mount.write(f"engine remove {api}", "actor/ctl")
 
 

@@ -26,22 +26,8 @@ def world(stack, n_engines=0, options="", *engine_args):
     return agent, mount, folders, servers
 
 
-def refused(mount, text, *names):
-    import errno
-
-    try:
-        mount.write(text, *names)
-    except OSError as e:
-        return errno.errorcode[e.errno]
-    raise AssertionError(f"'{text}' was taken")
-
-
-def engines(mount):
-    return {line.split()[0]: line.split(" ", 1)[1] for line in mount.text("actor/engines").splitlines()}
-
-
 def wait_state(mount, engine, state, seconds=30):
-    wait_for(lambda: engines(mount).get(engine, "").startswith(state), f"{engine} {state}: {engines(mount)}", seconds)
+    wait_for(lambda: mount.engines().get(engine, "").startswith(state), f"{engine} {state}: {mount.engines()}", seconds)
 
 
 def test_settings(stack):
@@ -58,7 +44,7 @@ def test_settings(stack):
     for name in ("e0", "e1"):
         wait_state(again, name, "serving 2")
     assert again.text("actor/policy") == "pull\n" and "commit quorum=1" in again.text("actor/status")
-    assert refused(again, "drop 1", "actor/ctl") == "EBUSY"  # pinned
+    assert again.refused("drop 1", "actor/ctl") == "EBUSY"  # pinned
     again.write("1", "actor/version")
     assert all(e.serves() == "1" for e in servers)
 
@@ -112,7 +98,7 @@ def test_settings_disk_full(stack):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=1", "none", full], check=True)
     stack.callback(lambda: subprocess.run(["umount", full], check=False))
     agent, mount, folders, servers = world(stack, 1, f"state={full}")
-    assert engines(mount)["e0"].startswith("serving")
+    assert mount.engines()["e0"].startswith("serving")
     assert "errno ENOSPC" in mount.text("last_error") and "state=DIR" in mount.text("last_error")
 
 
@@ -138,8 +124,8 @@ def test_stale_under_manual(stack):
     wait_state(mount, "e0", "stale")
     assert back.serves() == "default"
     mount.write("engine sync e0", "actor/ctl")
-    assert back.serves() == "2" and engines(mount)["e0"].startswith("serving 2")
-    assert refused(mount, "engine sync none", "actor/ctl") == "ENOENT"
+    assert back.serves() == "2" and mount.engines()["e0"].startswith("serving 2")
+    assert mount.refused("engine sync none", "actor/ctl") == "ENOENT"
 
 
 def test_quorum(stack):
@@ -150,9 +136,9 @@ def test_quorum(stack):
     servers[1].kill()
     mount.write("2", "actor/version")
     assert servers[0].serves() == servers[2].serves() == "2" and mount.text("actor/version") == "2\n"
-    assert engines(mount)["e1"].startswith("unknown")
+    assert mount.engines()["e1"].startswith("unknown")
     servers[0].kill()
-    assert refused(mount, "1", "actor/version") in ("EHOSTUNREACH", "ECONNRESET")
+    assert mount.refused("1", "actor/version") in ("EHOSTUNREACH", "ECONNRESET")
     assert servers[2].serves() == "2" and mount.text("actor/version") == "2\n"
     back = Engine(stack, folders[1], api="vllm", port=servers[1].port)
     wait_state(mount, "e1", "serving 2")
@@ -168,7 +154,7 @@ def test_rolling(stack):
 
     def watch():
         while not done.is_set():
-            paused = sum(line.split()[0] in ("paused", "loading") for line in engines(mount).values())
+            paused = sum(line.split()[0] in ("paused", "loading") for line in mount.engines().values())
             most[0] = max(most[0], paused)
             time.sleep(0.005)
 
@@ -197,17 +183,17 @@ def test_cancel(stack):
     agent, mount, folders, servers = world(stack, 1, "", "--slow", "3000")
     mount.write("1", "actor/version")
     results = []
-    thread = threading.Thread(target=lambda: results.append(refused(mount, "2", "actor/version")))
+    thread = threading.Thread(target=lambda: results.append(mount.refused("2", "actor/version")))
     thread.start()
-    wait_for(lambda: engines(mount)["e0"].startswith("loading"), "the load")
-    assert refused(mount, "2", "actor/version") == "EBUSY"
+    wait_for(lambda: mount.engines()["e0"].startswith("loading"), "the load")
+    assert mount.refused("2", "actor/version") == "EBUSY"
     mount.write("cancel", "actor/ctl")
     thread.join(60)
     assert results and results[0] in ("ECANCELED", "EINTR"), results
-    assert servers[0].serves() == "1" and engines(mount)["e0"].startswith("serving 1")
-    assert refused(mount, "load 2 deadline=1", "actor/ctl") == "ETIMEDOUT"
-    assert servers[0].serves() == "1" and engines(mount)["e0"].startswith("serving 1")
-    assert refused(mount, "cancel", "actor/ctl") == "ENOENT"
+    assert servers[0].serves() == "1" and mount.engines()["e0"].startswith("serving 1")
+    assert mount.refused("load 2 deadline=1", "actor/ctl") == "ETIMEDOUT"
+    assert servers[0].serves() == "1" and mount.engines()["e0"].startswith("serving 1")
+    assert mount.refused("cancel", "actor/ctl") == "ENOENT"
     thread = threading.Thread(target=lambda: mount.write("2", "actor/version"))
     thread.start()
     wait_for(lambda: "switching yes" in mount.text("actor/status"), "the switch")
@@ -226,7 +212,7 @@ def test_stage_and_check(stack):
     fewer = {k: v for k, v in list(MEDIUM.items())[1:]}
     agent.publish("actor", 3, checkpoint(fewer, seed=3))
     mount.wait_version("actor", 3)
-    assert refused(mount, "stage 3", "actor/ctl") == "EPROTO" and refused(mount, "check 3", "actor/ctl") == "EPROTO"
+    assert mount.refused("stage 3", "actor/ctl") == "EPROTO" and mount.refused("check 3", "actor/ctl") == "EPROTO"
     assert "missing" in mount.text("actor/last_error")
 
 

@@ -20,20 +20,6 @@ def world(stack, options="", source=None):
     return agent, mount, folders
 
 
-def refused(mount, text, *names):
-    try:
-        mount.write(text, *names)
-    except OSError as e:
-        return errno_name(e)
-    raise AssertionError(f"'{text}' was taken")
-
-
-def errno_name(e):
-    import errno
-
-    return errno.errorcode[e.errno]
-
-
 def add_engine(mount, engine, name="e1", options=""):
     mount.write(f"engine add {name} sglang {engine.url} {options}", "actor/ctl")
 
@@ -74,7 +60,7 @@ def test_two_engines_all_or_none(stack):
     add_engine(mount, bad, "bad")
     mount.write("1", "actor/version")
     before = good.checksum()
-    assert refused(mount, "2", "actor/version") == "EREMOTEIO"
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
     assert good.serves() == "1" and bad.serves() == "1"
     assert good.checksum() == before and bad.checksum() == before
     assert mount.text("actor/version") == "1\n" and os.readlink(mount.file("actor/current")) == "1"
@@ -94,7 +80,7 @@ def test_engine_dies(stack):
     mount.write("1", "actor/version")
     dying = Engine(stack, mount.file("actor/1"), "--die-at", "load")
     add_engine(mount, dying, "dying")
-    assert refused(mount, "2", "actor/version") in ("EREMOTEIO", "ECONNRESET", "EHOSTUNREACH", "ETIMEDOUT")
+    assert mount.refused("2", "actor/version") in ("EREMOTEIO", "ECONNRESET", "EHOSTUNREACH", "ETIMEDOUT")
     assert good.serves() == "1" and mount.text("actor/version") == "1\n"
     lines = dict(line.split(" ", 1) for line in mount.text("actor/engines").splitlines())
     assert lines["good"].startswith("serving 1"), lines
@@ -118,7 +104,7 @@ def test_gate(stack):
     for version, (tensors, word) in enumerate([(changed, "layer.3.weight"), (shape, "tail"), (dtype, "layer.0.weight")], 3):
         agent.publish("actor", version, checkpoint(tensors))
         mount.wait_version("actor", version)
-        assert refused(mount, str(version), "actor/version") == "EPROTO"
+        assert mount.refused(str(version), "actor/version") == "EPROTO"
         assert word in mount.text("actor/last_error"), mount.text("actor/last_error")
         assert mount.text("actor/engines") == pause
         assert engine.serves() == "2"
@@ -133,19 +119,19 @@ def test_commands(stack):
                           "drop nope": "EINVAL", "engine add": "EINVAL", "engine remove none": "ENOENT",
                           "engine add x sglang http://user:pw@127.0.0.1:1": "EINVAL", "engine add x nokind http://127.0.0.1:1": "EINVAL",
                           "engine add x sglang http://127.0.0.1:1": "EHOSTUNREACH", "load 1\nload 2": "EINVAL", "x" * 4000: "EINVAL"}.items():
-        got = refused(mount, command, "actor/ctl")
+        got = mount.refused(command, "actor/ctl")
         assert got == want, (command, got, mount.text("actor/last_error"))
         error = mount.text("actor/last_error")
         assert f"errno {want}" in error and "pw@" not in error, error
-    assert refused(mount, "99", "actor/version") == "ENOENT"
-    assert refused(mount, "sometimes", "actor/policy") == "EINVAL"
-    assert refused(mount, "load actor=1 nobody=2", "ctl") == "ENOENT"
+    assert mount.refused("99", "actor/version") == "ENOENT"
+    assert mount.refused("sometimes", "actor/policy") == "EINVAL"
+    assert mount.refused("load actor=1 nobody=2", "ctl") == "ENOENT"
     assert "load N" in mount.text("actor/ctl") and "add MODEL SOURCE" in mount.text("ctl")
     mount.write("pull 1 async", "actor/ctl")
     mount.write("pull 2", "actor/ctl")
     mount.write("verify 2", "actor/ctl")
     mount.write("pin 2", "actor/ctl")
-    assert refused(mount, "drop 2", "actor/ctl") == "EBUSY"
+    assert mount.refused("drop 2", "actor/ctl") == "EBUSY"
     mount.write("unpin 2", "actor/ctl")
 
 
@@ -176,7 +162,7 @@ def test_barrier(stack):
     mount.write(f"engine add b sglang {b.url}", "critic/ctl")
     mount.write("load actor=1 critic=1", "ctl")
     assert a.serves() == "1" and b.serves() == "1"
-    assert refused(mount, "load actor=2 critic=2", "ctl") == "EREMOTEIO"
+    assert mount.refused("load actor=2 critic=2", "ctl") == "EREMOTEIO"
     assert a.serves() == "1" and b.serves() == "1"
     assert mount.text("actor/version") == "1\n" and mount.text("critic/version") == "1\n"
 
