@@ -1,5 +1,5 @@
 /* A publisher's inside, shared by its files: publisher (its life and its versions), publisher_register (what
- * it told the agent that it holds), publisher_put (the copies). */
+ * it told the agent that it holds), publisher_put (the copies), publisher_call (a request to the agent). */
 #ifndef WS_TRAINER_PUBLISHER_STATE_H
 #define WS_TRAINER_PUBLISHER_STATE_H
 #include "backends/trainer/base.h"

@@ -1,0 +1,268 @@
+#include "fs/switch_work.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BACK_TRIES   2
+#define RESUME_TRIES 3
+#define ENDING_MS    30000 /* of a way back while the mount ends */
+#define STACK_BYTES  (256UL << 10)
+
+static void call_of(struct ws_work *w, struct ws_engine_call *call)
+{
+    struct ws_run *r = w->run;
+    uint64_t now = ws_time_mono_ns();
+    ws_engine_call_of(w->engine, r->control, call);
+    call->target.sleeping = w->sleeping;
+    if (r->going_back) { /* engines are not left half-way because somebody lost patience */
+        call->target.cancel[0] = NULL;
+        if (atomic_load(&r->control->stop) && call->target.timeout_ms > ENDING_MS)
+            call->target.timeout_ms = ENDING_MS;
+        return;
+    }
+    call->target.cancel[1] = r->options->cancel;
+    call->target.cancel[2] = &w->desk->cancel;
+    uint64_t left_ms = now < r->deadline_ns ? (r->deadline_ns - now) / 1000000 + 1 : 1;
+    if (left_ms < call->target.timeout_ms)
+        call->target.timeout_ms = (unsigned)left_ms;
+}
+
+/* --- steps in parallel --- */
+
+struct step {
+    struct ws_work *work;
+    int (*fn)(struct ws_work *w);
+};
+
+static void *run_step(void *arg)
+{
+    struct step *s = arg;
+    s->work->rc = s->fn(s->work);
+    return NULL;
+}
+
+/* Runs fn for those engines of a batch; how many failed. */
+size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct ws_work *w),
+                    int (*fn)(struct ws_work *w))
+{
+    struct step *steps = calloc(r->n + 1, sizeof(*steps));
+    pthread_t *threads = calloc(r->n + 1, sizeof(*threads));
+    bool *started = calloc(r->n + 1, sizeof(*started));
+    pthread_attr_t attr;
+    size_t failed = 0;
+    for (size_t i = 0; i < r->n; i++)
+        r->works[i].chosen = r->works[i].batch == batch && when(&r->works[i]);
+    pthread_attr_init(&attr);
+    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
+    for (size_t i = 0; i < r->n; i++) {
+        if (!r->works[i].chosen)
+            continue;
+        if (steps && threads && started) {
+            steps[i] = (struct step){&r->works[i], fn};
+            started[i] = pthread_create(&threads[i], &attr, run_step, &steps[i]) == 0;
+        }
+        if (!started || !started[i])
+            r->works[i].rc = fn(&r->works[i]);
+    }
+    for (size_t i = 0; i < r->n; i++) {
+        if (started && started[i])
+            pthread_join(threads[i], NULL);
+        failed += r->works[i].chosen && r->works[i].rc < 0;
+    }
+    pthread_attr_destroy(&attr);
+    free(steps);
+    free(threads);
+    free(started);
+    return failed;
+}
+
+void ws_work_set_state(struct ws_work *w, enum ws_engine_state state, const char *version, const char *error)
+{
+    struct ws_control *c = w->run->control;
+    pthread_mutex_lock(&c->lock);
+    w->engine->state = state;
+    if (state == WS_ENGINE_SERVING)
+        w->engine->doubted = false;
+    if (version)
+        snprintf(w->engine->version, sizeof(w->engine->version), "%s", version);
+    snprintf(w->engine->error, sizeof(w->engine->error), "%s", error ? error : "");
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void tell(struct ws_work *w, const char *phase, uint64_t start_ns, int rc)
+{
+    ws_desk_event(w->run->control, w->desk,
+                  "%s model=%s version=%s engine=%s seconds=%.3f result=%s%s%.300s%s", phase, w->desk->name,
+                  w->to_version, w->engine->name, (double)(ws_time_mono_ns() - start_ns) * 1e-9,
+                  rc < 0 ? ws_errno_name(-rc) : "ok", rc < 0 ? " why=\"" : "", rc < 0 ? w->err.text : "",
+                  rc < 0 ? "\"" : "");
+}
+
+/* --- one engine --- */
+
+/* Does it serve something else than what we left it with? */
+static bool is_another(struct ws_work *w, const struct ws_engine_serving *now)
+{
+    struct ws_control *c = w->run->control;
+    pthread_mutex_lock(&c->lock);
+    bool another = w->engine->ops->tells_version && strcmp(now->version, w->engine->version) != 0;
+    pthread_mutex_unlock(&c->lock);
+    return another;
+}
+
+/* What it serves now: by its own words, or by ours where it has none. */
+static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now)
+{
+    struct ws_control *c = w->run->control;
+    const struct ws_engine *e = w->engine;
+    w->sleeping = now->sleeping;
+    pthread_mutex_lock(&c->lock);
+    w->broken = e->state == WS_ENGINE_BROKEN;
+    snprintf(w->back_path, sizeof(w->back_path), "%s", e->ops->tells_path ? now->path : e->path);
+    snprintf(w->back_version, sizeof(w->back_version), "%s",
+             e->ops->tells_version ? now->version : e->version);
+    pthread_mutex_unlock(&c->lock);
+}
+
+int ws_work_pause(struct ws_work *w)
+{
+    struct ws_engine_call call;
+    struct ws_engine_serving now = {0};
+    uint64_t start = ws_time_mono_ns();
+    call_of(w, &call);
+    int rc = w->engine->ops->serving(&call.target, &now, &w->err);
+    if (rc == 0 && is_another(w, &now)) { /* restarted since: it may be of another release, too */
+        rc = ws_engine_ask(w->engine, w->run->control, call.target.timeout_ms, &now, &w->err);
+        call_of(w, &call);
+    }
+    if (rc == 0) {
+        note_way_back(w, &now);
+        rc = w->engine->ops->pause(&call.target, &w->err);
+        w->paused = rc != -EHOSTUNREACH; /* also when the answer was lost: it is resumed either way */
+        w->paused_ns = ws_time_mono_ns();
+    }
+    if (rc < 0) {
+        ws_work_set_state(w, WS_ENGINE_UNKNOWN, NULL, w->err.text);
+        w->lost = true;
+    } else {
+        ws_work_set_state(w, WS_ENGINE_PAUSED, NULL, NULL);
+    }
+    tell(w, "paused", start, rc);
+    return rc;
+}
+
+/* Loads and, when the answer was lost, asks. */
+static int load_path(struct ws_work *w, const char *path, const char *version)
+{
+    struct ws_control *c = w->run->control;
+    const struct ws_engine_ops *ops = w->engine->ops;
+    struct ws_engine_call call;
+    struct ws_engine_serving now = {0};
+    call_of(w, &call);
+    ws_work_set_state(w, WS_ENGINE_LOADING, version, NULL);
+    int rc = ops->load(&call.target, path, version, &w->err);
+    if (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -ECANCELED) {
+        call.target.cancel[0] = call.target.cancel[1] = call.target.cancel[2] = NULL;
+        if (ops->tells_version && ops->serving(&call.target, &now, NULL) == 0 &&
+            strcmp(now.version, version) == 0 && (!ops->tells_path || strcmp(now.path, path) == 0))
+            rc = 0;
+    }
+    pthread_mutex_lock(&c->lock);
+    snprintf(w->engine->path, sizeof(w->engine->path), "%s", rc == 0 ? path : "");
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+int ws_work_load(struct ws_work *w)
+{
+    uint64_t start = ws_time_mono_ns();
+    int rc = load_path(w, w->to_path, w->to_version);
+    w->touched = rc != -EHOSTUNREACH; /* that one never heard of it */
+    w->lost = rc < 0;
+    tell(w, "loaded", start, rc);
+    return rc;
+}
+
+static void note_pause(struct ws_work *w)
+{
+    struct ws_control *c = w->run->control;
+    double seconds = (double)(ws_time_mono_ns() - w->paused_ns) * 1e-9;
+    size_t b = 0;
+    while (b < WS_PAUSE_BUCKETS && seconds > ws_pause_bounds[b])
+        b++;
+    pthread_mutex_lock(&c->lock);
+    w->engine->pause_seconds = seconds;
+    w->desk->pauses[b]++;
+    w->desk->pause_sum += seconds;
+    pthread_mutex_unlock(&c->lock);
+}
+
+static int resume(struct ws_work *w)
+{
+    const struct ws_engine_ops *ops = w->engine->ops;
+    struct ws_engine_call call;
+    struct ws_engine_serving now = {0};
+    int rc = -EIO;
+    call_of(w, &call);
+    for (int i = 0; i < RESUME_TRIES && rc < 0; i++) {
+        rc = ops->resume(&call.target, &w->err);
+        if (rc < 0 && ops->tells_paused && ops->serving(&call.target, &now, NULL) == 0 && !now.paused)
+            rc = 0; /* it did, and the answer was lost */
+    }
+    if (rc == 0) {
+        w->paused = false;
+        note_pause(w);
+    }
+    return rc;
+}
+
+int ws_work_resume(struct ws_work *w)
+{
+    uint64_t start = ws_time_mono_ns();
+    int rc = resume(w);
+    ws_work_set_state(w, rc == 0 ? WS_ENGINE_SERVING : WS_ENGINE_PAUSED, w->to_version,
+                      rc == 0 ? NULL : w->err.text);
+    w->lost = rc < 0;
+    tell(w, "resumed", start, rc);
+    return rc;
+}
+
+int ws_work_pause_again(struct ws_work *w)
+{
+    struct ws_engine_call call;
+    call_of(w, &call);
+    int rc = w->engine->ops->pause(&call.target, &w->err);
+    w->paused = true; /* also when the answer was lost: it is loaded back either way */
+    w->paused_ns = ws_time_mono_ns();
+    return rc;
+}
+
+/* Back to what it served: nothing to load when it was never told. */
+int ws_work_bring_back(struct ws_work *w)
+{
+    struct ws_error why = w->err;
+    uint64_t start = ws_time_mono_ns();
+    int rc = w->touched || w->broken ? -EIO : 0;
+    for (int i = 0; w->touched && w->back_path[0] && i < BACK_TRIES && rc < 0; i++)
+        rc = load_path(w, w->back_path, w->back_version[0] ? w->back_version : "default");
+    if (w->broken && !w->touched)
+        ws_error_set(&w->err, EREMOTEIO, "it has had no good weights since an earlier switch");
+    else if (w->touched && !w->back_path[0])
+        ws_error_set(&w->err, EREMOTEIO, "it never said what it served before");
+    if (rc == 0)
+        rc = w->paused ? resume(w) : 0;
+    if (rc == 0) {
+        ws_work_set_state(w, WS_ENGINE_SERVING, w->back_version, NULL);
+    } else {
+        struct ws_engine_call call;
+        struct ws_engine_serving now;
+        call_of(w, &call);
+        bool there = w->engine->ops->serving(&call.target, &now, NULL) == 0;
+        char text[WS_ERROR_TEXT + 64];
+        snprintf(text, sizeof(text), "%s: %.800s", there ? "restart it" : "it does not answer", w->err.text);
+        ws_work_set_state(w, there ? WS_ENGINE_BROKEN : WS_ENGINE_UNKNOWN, NULL, text);
+    }
+    tell(w, "brought-back", start, rc);
+    w->err = why;
+    return rc;
+}

@@ -1,0 +1,53 @@
+/* Work: what a switch does with one engine, step by step, and the same step over many at once. What follows
+ * from a step that fails is the switch's to decide (switch.c). */
+#ifndef WS_FS_SWITCH_WORK_H
+#define WS_FS_SWITCH_WORK_H
+#include "fs/switch.h"
+#include <limits.h>
+
+/* One engine in a switch. */
+struct ws_work {
+    struct ws_run *run;
+    struct ws_desk *desk;
+    struct ws_engine *engine;
+    unsigned batch;
+    char to_path[PATH_MAX], to_version[64];
+    char back_path[PATH_MAX], back_version[64];
+    bool chosen;   /* takes part in the next step */
+    bool paused;   /* by us, and not resumed */
+    bool touched;  /* a load was asked for */
+    bool sleeping; /* by its words before the pause */
+    bool lost;     /* failed; what follows goes on without it, or back */
+    bool broken; /* had no good weights when the switch began: only a load that it confirms lets it be resumed
+                  */
+    uint64_t paused_ns;
+    int rc;
+    struct ws_error err;
+};
+
+struct ws_run {
+    struct ws_control *control;
+    const struct ws_switch_options *options;
+    uint64_t deadline_ns;
+    bool going_back;
+    struct ws_work *works;
+    size_t n;
+    unsigned n_batches;
+};
+
+/* Runs fn for those engines of a batch, each on a thread of its own, and waits for all; how many failed. */
+size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct ws_work *w),
+                    int (*fn)(struct ws_work *w));
+/* The steps. They set the engine's state, tell an event, and mark what failed as lost; 0 or -errno with
+ * w->err. */
+int ws_work_pause(struct ws_work *w);  /* asks what it serves first: that is the way back */
+int ws_work_load(struct ws_work *w);   /* and confirms; in doubt it is asked */
+int ws_work_resume(struct ws_work *w); /* on the new version */
+int ws_work_pause_again(struct ws_work *w);
+/* To what it served before: loaded where it may have changed, and resumed; without good weights it stays
+ * paused and is called broken, without an answer unknown. */
+int ws_work_bring_back(struct ws_work *w);
+/* version and error NULL: as it is, none. */
+void ws_work_set_state(struct ws_work *w, enum ws_engine_state state, const char *version, const char *error);
+
+#endif
