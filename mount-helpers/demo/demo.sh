@@ -37,9 +37,11 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-say() { step=$((step + 1)); printf '\n\033[1m%2d. %s\033[0m\n' "$step" "$*"; }
+bold='' plain=''
+if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
+say() { step=$((step + 1)); printf '\n%s%2d. %s%s\n' "$bold" "$step" "$*" "$plain"; }
 timed() { local t0=$EPOCHREALTIME; "$@"; local t1=$EPOCHREALTIME
-    awk -v a="$t0" -v b="$t1" 'BEGIN { printf "    (%.2f s)\n", b - a }'; }
+    awk -v a="$t0" -v b="$t1" 'BEGIN { printf "    (this took %.2f s)\n", b - a }'; }
 die() { echo "    $*" >&2; exit 1; }
 free_port() { "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 wait_http() { for _ in $(seq 100); do curl -fsS -m 2 -o /dev/null "$1" 2>/dev/null && return 0; sleep 0.1; done
