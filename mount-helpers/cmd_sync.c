@@ -19,54 +19,71 @@ static const struct cli_option options[] = {
     {0},
 };
 
-static int parse_engines(const struct cli_args *args, wsync_engine *out, size_t *n)
+struct named {
+    size_t n;
+    wsync_engine engines[MAX_ENGINES];
+    wsync_engine_result results[MAX_ENGINES];
+    char *texts[MAX_ENGINES]; /* what the engines' strings point into */
+};
+
+static int parse_engines(const struct cli_args *args, struct named *out)
 {
-    for (*n = 0; cli_nth(args, "engine", *n); ++*n) {
-        char *text = strdup(cli_nth(args, "engine", *n)), *equals = text ? strchr(text, '=') : NULL;
-        if (*n == MAX_ENGINES)
+    for (const char *text; (text = cli_nth(args, "engine", out->n)); out->n++) {
+        if (out->n == MAX_ENGINES)
             return cli_usage("more than %d engines", MAX_ENGINES);
-        if (!equals)
-            return cli_usage("--engine %s: write KIND=URL, as in sglang=http://127.0.0.1:30000",
-                             text ? text : "");
+        char *copy = out->texts[out->n] = strdup(text), *equals = copy ? strchr(copy, '=') : NULL;
+        if (!equals) {
+            free(copy);
+            return cli_usage("--engine %s: write KIND=URL, as in sglang=http://127.0.0.1:30000", text);
+        }
         *equals = 0;
-        out[*n] = (wsync_engine){.kind = text, .url = equals + 1}; /* lives as long as the process */
+        out->engines[out->n] = (wsync_engine){.kind = copy, .url = equals + 1};
     }
-    return *n ? CLI_OK : cli_usage("no engine is named: --engine KIND=URL");
+    return out->n ? CLI_OK : cli_usage("no engine is named: --engine KIND=URL");
 }
 
-static int run(const struct cli_args *args)
+static int sync_all(const struct cli_args *args, struct named *all, const char *token)
 {
-    static wsync_engine engines[MAX_ENGINES];
-    static wsync_engine_result results[MAX_ENGINES];
-    const char *version = cli_get(args, "version"), *token_file = cli_get(args, "token-file");
-    static char path[PATH_MAX];
-    char *token = token_file ? cli_read_secret(token_file) : NULL;
-    size_t n;
-    int code = parse_engines(args, engines, &n);
-    if (code)
-        return code;
+    const char *version = cli_get(args, "version");
+    char path[PATH_MAX];
     if (!realpath(cli_word(args, 0), path))
         snprintf(path, sizeof(path), "%s", cli_word(args, 0)); /* where the engines run it may be there */
     if (!version)
         version = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    for (size_t i = 0; i < n; i++) {
-        engines[i].version = version;
-        engines[i].pause_mode = cli_get(args, "pause");
-        engines[i].token = token;
-        engines[i].timeout_ms = (unsigned)cli_u64(args, "timeout", 300) * 1000;
+    for (size_t i = 0; i < all->n; i++) {
+        wsync_engine *e = &all->engines[i];
+        e->version = version;
+        e->pause_mode = cli_get(args, "pause");
+        e->token = token;
+        e->timeout_ms = (unsigned)cli_u64(args, "timeout", 300) * 1000;
     }
-    int failed = wsync_sync_weights_to_engines(engines, n, path, results);
-    for (size_t i = 0; i < n; i++) {
-        if (results[i].rc < 0)
-            (void)cli_fail("%s %s: %s", engines[i].kind, engines[i].url, results[i].error);
+    int failed = wsync_sync_weights_to_engines(all->engines, all->n, path, all->results);
+    for (size_t i = 0; i < all->n && failed >= 0; i++) {
+        const wsync_engine *e = &all->engines[i];
+        if (all->results[i].rc < 0)
+            (void)cli_fail("%s %s: %s", e->kind, e->url, all->results[i].error);
         else if (!cli_has(args, "quiet"))
-            printf("%s %s serves %s, paused for %.3f s\n", engines[i].kind, engines[i].url, version,
-                   results[i].pause_seconds);
+            printf("%s %s serves %s, paused for %.3f s\n", e->kind, e->url, version,
+                   all->results[i].pause_seconds);
     }
+    return failed < 0 ? cli_fail("%s", wsync_error()) : failed ? CLI_FAILED : CLI_OK;
+}
+
+static int run(const struct cli_args *args)
+{
+    const char *token_file = cli_get(args, "token-file");
+    struct named *all = calloc(1, sizeof(*all));
+    if (!all)
+        return cli_fail("no memory");
+    int code = parse_engines(args, all);
+    char *token = code == CLI_OK && token_file ? cli_read_secret(token_file) : NULL;
+    if (code == CLI_OK)
+        code = sync_all(args, all, token);
+    for (size_t i = 0; i < all->n; i++)
+        free(all->texts[i]);
     free(token);
-    if (failed < 0)
-        return cli_fail("%s", wsync_error());
-    return failed ? CLI_FAILED : CLI_OK;
+    free(all);
+    return code;
 }
 
 const struct cli_command cmd_sync = {
