@@ -371,10 +371,15 @@ static void *restore_current(void *arg)
     if (rc == 0 && !current) {
         ws_model_set_current(j->model, v);
         ws_desk_event(c, j->desk, "restored model=%s version=%s", j->desk->name, j->shown);
-        ws_settings_save(c);
-        ws_keeper_wake(c->keeper);
     } else if (rc < 0) {
         (void)ws_desk_fail(c, j->desk, "restore the current version", &err);
+    }
+    pthread_mutex_lock(&c->lock);
+    j->desk->wanted.run[0] = 0;
+    pthread_mutex_unlock(&c->lock);
+    if (rc == 0 && !current) {
+        ws_settings_save(c);
+        ws_keeper_wake(c->keeper);
     }
     if (current)
         ws_version_put(current);
@@ -397,8 +402,7 @@ static void restore(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
     }
     if (d->wanted.run[0] && d->wanted.number == ws_version_number(v) &&
         strcmp(d->wanted.run, ws_version_run(v)) == 0) {
-        d->wanted.run[0] = 0;
-        current = true;
+        current = true; /* a wish until it is fulfilled: the daemon may end before */
     }
     pthread_mutex_unlock(&c->lock);
     struct ws_error err;
@@ -584,11 +588,6 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     pthread_cond_init(&c->idle, NULL);
     pthread_mutex_init(&c->saving, NULL);
     c->settings_path = ws_settings_path(options->state, options->mountpoint);
-    int rc = ws_keeper_start(c, &c->keeper);
-    if (rc < 0) {
-        ws_control_free(c);
-        return ws_error_set(err, -rc, "cannot start a thread for the engines");
-    }
     atomic_store(&c->restoring, true);
     struct ws_error why;
     if (ws_settings_load(c, restore_engine, c, &why) < 0)
@@ -597,7 +596,11 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
         for (struct ws_engine *e = d->engines; e; e = e->next)
             e->doubted = d->touching;
     atomic_store(&c->restoring, false);
-    ws_keeper_wake(c->keeper);
+    int rc = ws_keeper_start(c, &c->keeper); /* looks at once */
+    if (rc < 0) {
+        ws_control_free(c);
+        return ws_error_set(err, -rc, "cannot start a thread for the engines");
+    }
     ws_store_listen(store, on_change, c);
     *out = c;
     return 0;

@@ -36,9 +36,11 @@ struct ws_engine {
     char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];
     double pause_seconds; /* of the last switch */
-    bool doubted;     /* a daemon ended in the middle of a switch: it may be paused, or hold half a load */
-    unsigned holders; /* who looks at it beside a switch */
-    bool removed;     /* freed by the last of them */
+    bool doubted;      /* a daemon ended in the middle of a switch: it may be paused, or hold half a load */
+    bool weights_gone; /* a load failed and none was confirmed since: it must not be resumed, whatever its
+                          state */
+    unsigned holders;  /* who looks at it beside a switch */
+    bool removed;      /* freed by the last of them */
     uint64_t next_try_ns, try_wait_ns; /* of being brought along */
 };
 

@@ -36,11 +36,15 @@ static bool note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
             strange = tells && strcmp(now->version, e->version) != 0;
             if (tells)
                 snprintf(e->version, sizeof(e->version), "%s", now->version);
-            if (same && e->state != WS_ENGINE_BROKEN && !now->paused &&
-                (tells || e->state == WS_ENGINE_SERVING)) {
+            if (e->ops->tells_paused && !now->paused)
+                e->weights_gone = false; /* it was left paused: somebody has started it anew */
+            if (e->weights_gone) {
+                e->state = WS_ENGINE_BROKEN;
+            } else if (same && !now->paused && (tells || e->state == WS_ENGINE_SERVING)) {
                 e->state = WS_ENGINE_SERVING;
                 e->error[0] = 0;
-            } else if (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_UNKNOWN) {
+            } else if (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_UNKNOWN ||
+                       e->state == WS_ENGINE_BROKEN) {
                 e->state = current ? WS_ENGINE_STALE : now->paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
             }
             want = current && (e->state != WS_ENGINE_SERVING || e->doubted) &&
@@ -156,6 +160,7 @@ int ws_keeper_start(struct ws_control *c, struct ws_keeper **out)
     if (!k)
         return -ENOMEM;
     k->control = c;
+    k->look = true;
     pthread_mutex_init(&k->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);

@@ -66,7 +66,8 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
     ws_desk_commit_text(d, commit);
     fprintf(f, "policy %s\ncommit %s\n", ws_policy_name(d->policy), commit);
     for (const struct ws_engine *e = d->engines; e; e = e->next)
-        fprintf(f, "%s\n", e->line);
+        fprintf(f, "%s\n%s%s%s", e->line, e->weights_gone ? "broken " : "", e->weights_gone ? e->name : "",
+                e->weights_gone ? "\n" : "");
     if (current)
         fprintf(f, "current %" PRIu64 " %s\n", ws_version_number(current), ws_version_run(current));
     else if (d->wanted.run[0])
@@ -242,6 +243,10 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
         return ws_desk_set_commit(c, d, line + 7, &err) == 0;
     } else if (strncmp(line, "engine add ", 11) == 0) {
         add(arg, d, line);
+    } else if (strncmp(line, "broken ", 7) == 0) {
+        for (struct ws_engine *e = d->engines; e; e = e->next)
+            if (strcmp(e->name, line + 7) == 0)
+                e->weights_gone = true;
     } else if (strncmp(line, "current ", 8) == 0) {
         return take_wish(line + 8, &d->wanted);
     } else if (strncmp(line, "pin ", 4) == 0) {

@@ -6,6 +6,7 @@
  *     policy follow
  *     commit all
  *     engine add a vllm http://10.0.0.4:8000 pause=keep
+ *     broken a                   it has no good weights: never resumed before a load that it confirms
  *     pin 41 RUN
  *     current 42 RUN
  *     switching                  a switch was under way: no engine is believed, all are brought to `current`

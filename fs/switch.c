@@ -1,23 +1,26 @@
-/* The switch as a state machine. Engines work in parallel inside a step, one thread each; between steps all
- * of them are waited for.
+/* clang-format off */
+/* The switch as a state machine. Engines work in parallel inside a step, one thread each; between steps all of them
+ * are waited for.
  *
- *     prepare (pull, verify) -- fails --> nothing was touched
+ *     prepare (pull, verify) -- fails ---> nothing was touched
  *        v
  *     gate (layout)          -- differs -> nothing was touched: no engine ever hears of it
  *        v
- *     .- pause  (asks first) -- an engine fails --.
- *     |  v                                        |   fewer are left than the commit setting asks for:
- *     |  load, confirm       -- an engine fails --+-----> back: those that may have changed are paused and
- * load what |  v                                        |       they served (twice at most), then resume; one
- * without
- *     '- resume              -- an engine fails --'       good weights stays paused and is called broken
- *        v                                        |   else: it is retired: it stays out of service until it
- * is move current, report                               caught up, and the others go on
+ *     .- pause (asks first)  -- an engine fails --.
+ *     |  v                                        |
+ *     |  load, confirm       -- an engine fails --+--> fewer are left than the commit setting asks for: back
+ *     |  v                                        |
+ *     '- resume              -- an engine fails --'--> else it is retired: out of service until it is caught up
+ *        v                                             (keeper.c), and the others go on
+ *     move current, report
  *
- * commit=all and commit=quorum=N take all engines at once, commit=rolling=K at most K at a time, the lost
- * ones counted, and engines of one group together. An engine in doubt (timed out, connection lost after the
- * request) is asked what it serves before anything is decided. An engine is never resumed before a load that
- * it confirmed. */
+ *     back: those that may have changed are paused, load what they served (twice at most), and resume; one that has no
+ *     good weights stays paused and is called broken
+ *
+ * commit=all and commit=quorum=N take all engines at once, commit=rolling=K at most K at a time, the lost ones counted,
+ * and engines of one group together. An engine in doubt (timed out, connection lost after the request) is asked what it
+ * serves before anything is decided. An engine is never resumed before a load that it confirmed. */
+/* clang-format on */
 #include "fs/switch.h"
 #include "fs/gate.h"
 #include "fs/settings.h"
@@ -88,20 +91,19 @@ static int go_back(struct ws_run *r, unsigned last_batch, const struct ws_work *
 /* May the switch go on with the engines that are left? */
 static bool is_enough(const struct ws_run *r)
 {
-    size_t lost[2] = {0};
+    size_t lost = 0;
     for (size_t i = 0; i < r->n; i++) { /* a barrier over several models is always all or none */
         const struct ws_desk *d = r->works[i].desk;
         if (!r->works[i].lost)
             continue;
         if (d->commit == WS_COMMIT_ALL || d != r->works[0].desk)
             return false;
-        lost[0]++;
+        lost++;
     }
-    if (lost[0] == 0)
+    if (lost == 0)
         return true;
     const struct ws_desk *d = r->works[0].desk;
-    return d->commit == WS_COMMIT_QUORUM ? r->n - lost[0] >= d->commit_n
-                                         : lost[0] < d->commit_n && lost[0] < r->n;
+    return d->commit == WS_COMMIT_QUORUM ? r->n - lost >= d->commit_n : lost < d->commit_n && lost < r->n;
 }
 
 static const struct ws_work *first_lost(const struct ws_run *r)
@@ -121,7 +123,7 @@ static void retire(struct ws_run *r)
             continue;
         snprintf(text, sizeof(text), "left out of version %s, brought along when it answers: %.800s",
                  w->to_version, w->err.text);
-        ws_work_set_state(w, w->touched ? WS_ENGINE_BROKEN : WS_ENGINE_UNKNOWN, NULL, text);
+        ws_work_give_up(w, text);
         ws_desk_event(r->control, w->desk, "retired model=%s version=%s engine=%s", w->desk->name,
                       w->to_version, w->engine->name);
     }
@@ -176,17 +178,17 @@ int ws_switch_prepare(struct ws_control *c, const struct ws_switch_part *p, cons
     return rc;
 }
 
+/* *by_keeper: -EBUSY is the keeper's doing, which a person's switch waits for. */
 static int claim(struct ws_control *c, struct ws_switch_part *parts, size_t n, bool catching_up,
-                 struct ws_error *err)
+                 bool *by_keeper, struct ws_error *err)
 {
     int rc = 0;
     size_t done = 0;
     pthread_mutex_lock(&c->lock);
     for (; rc == 0 && done < n; done++) {
         if (parts[done].desk->switching) {
-            /* a person's switch waits for the keeper's, and is refused by a person's */
-            rc = ws_error_set(err, parts[done].desk->catching_up ? EAGAIN : EBUSY,
-                              "a switch of %s is running already; add wait to wait for its end",
+            *by_keeper = parts[done].desk->catching_up;
+            rc = ws_error_set(err, EBUSY, "a switch of %s is running already; add wait to wait for its end",
                               parts[done].desk->name);
         } else {
             parts[done].desk->switching = true;
@@ -203,8 +205,9 @@ static int claim(struct ws_control *c, struct ws_switch_part *parts, size_t n, b
 static int claim_in_time(struct ws_run *r, struct ws_switch_part *parts, size_t n, struct ws_error *err)
 {
     for (;;) {
-        int rc = claim(r->control, parts, n, false, err);
-        if (rc != -EAGAIN && (rc != -EBUSY || !r->options->wait))
+        bool by_keeper = false;
+        int rc = claim(r->control, parts, n, false, &by_keeper, err);
+        if (rc != -EBUSY || !(by_keeper || r->options->wait))
             return rc;
         rc = check_end(r, NULL, err);
         if (rc < 0)
@@ -314,6 +317,7 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
 {
     struct ws_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
     uint64_t start = ws_time_mono_ns();
+    bool drove = false;
     int rc = claim_in_time(&r, parts, n, err);
     if (rc < 0)
         return rc;
@@ -325,7 +329,7 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
         rc = collect(&r, parts, n, NULL, err);
     for (size_t i = 0; rc == 0 && i < n; i++)
         rc = check_end(&r, parts[i].desk, err);
-    if (rc == 0 && r.n > 0) {
+    if (rc == 0 && (drove = r.n > 0)) {
         set_touching(c, parts, n, true); /* a daemon that is killed now knows it when it is back */
         rc = drive(&r, err);
     }
@@ -338,7 +342,7 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
                       ws_version_run(parts[i].version), serving, (double)(ws_time_mono_ns() - start) * 1e-9);
         report(c, &parts[i], serving);
     }
-    if (rc == 0 || r.n > 0)
+    if (rc == 0 || drove)
         set_touching(c, parts, n, false);
     for (size_t i = 0; i < n; i++)
         ws_version_keep(parts[i].version, -1);
@@ -355,9 +359,8 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
     struct ws_run r = {.control = c, .options = &o, .deadline_ns = deadline_of(&o)};
     if (!part.version)
         return ws_error_set(err, ENOENT, "%s has no current version", ws_model_name(m));
-    int rc = claim(c, &part, 1, true, err);
-    if (rc == -EAGAIN)
-        rc = -EBUSY;
+    bool by_keeper;
+    int rc = claim(c, &part, 1, true, &by_keeper, err);
     if (rc == 0) {
         ws_version_keep(part.version, 1);
         rc = ws_pull_and_wait(c, part.version, WS_PRIORITY_SWITCH, &o, err);
@@ -368,12 +371,12 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
         if (rc == 0 && (ws_work_each(&r, 0, is_going, ws_work_pause) > 0 ||
                         ws_work_each(&r, 0, is_going, ws_work_load) > 0 ||
                         ws_work_each(&r, 0, is_going, ws_work_resume) > 0)) {
-            const struct ws_work *w = &r.works[0];
+            struct ws_work *w = &r.works[0];
             rc = ws_error_set(err, w->err.code ? w->err.code : EREMOTEIO,
                               "engine %s (%s) could not be brought to version %s: %.800s", w->engine->name,
                               w->engine->url, w->to_version, w->err.text);
-            if (w->touched)
-                ws_work_set_state(&r.works[0], WS_ENGINE_BROKEN, NULL, w->err.text);
+            ws_work_give_up(w, w->err.text);
+            ws_settings_save(c);
         }
         free(r.works);
         ws_version_keep(part.version, -1);

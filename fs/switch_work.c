@@ -82,7 +82,9 @@ void ws_work_set_state(struct ws_work *w, enum ws_engine_state state, const char
     pthread_mutex_lock(&c->lock);
     w->engine->state = state;
     if (state == WS_ENGINE_SERVING)
-        w->engine->doubted = false;
+        w->engine->doubted = w->engine->weights_gone = false;
+    if (state == WS_ENGINE_BROKEN)
+        w->engine->weights_gone = true;
     if (version)
         snprintf(w->engine->version, sizeof(w->engine->version), "%s", version);
     snprintf(w->engine->error, sizeof(w->engine->error), "%s", error ? error : "");
@@ -114,10 +116,12 @@ static bool is_another(struct ws_work *w, const struct ws_engine_serving *now)
 static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now)
 {
     struct ws_control *c = w->run->control;
-    const struct ws_engine *e = w->engine;
+    struct ws_engine *e = w->engine;
     w->sleeping = now->sleeping;
     pthread_mutex_lock(&c->lock);
-    w->broken = e->state == WS_ENGINE_BROKEN;
+    if (e->ops->tells_paused && !now->paused)
+        e->weights_gone = false; /* it was left paused: somebody has started it anew */
+    w->broken = e->weights_gone;
     snprintf(w->back_path, sizeof(w->back_path), "%s", e->ops->tells_path ? now->path : e->path);
     snprintf(w->back_version, sizeof(w->back_version), "%s",
              e->ops->tells_version ? now->version : e->version);
@@ -167,6 +171,7 @@ static int load_path(struct ws_work *w, const char *path, const char *version)
             strcmp(now.version, version) == 0 && (!ops->tells_path || strcmp(now.path, path) == 0))
             rc = 0;
     }
+    w->good = rc == 0;
     pthread_mutex_lock(&c->lock);
     snprintf(w->engine->path, sizeof(w->engine->path), "%s", rc == 0 ? path : "");
     pthread_mutex_unlock(&c->lock);
@@ -225,6 +230,14 @@ int ws_work_resume(struct ws_work *w)
     w->lost = rc < 0;
     tell(w, "resumed", start, rc);
     return rc;
+}
+
+void ws_work_give_up(struct ws_work *w, const char *why)
+{
+    enum ws_engine_state state = w->touched && !w->good ? WS_ENGINE_BROKEN
+                                 : w->good              ? WS_ENGINE_PAUSED
+                                                        : WS_ENGINE_UNKNOWN;
+    ws_work_set_state(w, state, NULL, why);
 }
 
 int ws_work_pause_again(struct ws_work *w)

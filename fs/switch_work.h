@@ -15,6 +15,7 @@ struct ws_work {
     char back_path[PATH_MAX], back_version[64];
     bool chosen;   /* takes part in the next step */
     bool paused;   /* by us, and not resumed */
+    bool good;     /* the last load was confirmed */
     bool touched;  /* a load was asked for */
     bool sleeping; /* by its words before the pause */
     bool lost;     /* failed; what follows goes on without it, or back */
@@ -47,6 +48,9 @@ int ws_work_pause_again(struct ws_work *w);
 /* To what it served before: loaded where it may have changed, and resumed; without good weights it stays
  * paused and is called broken, without an answer unknown. */
 int ws_work_bring_back(struct ws_work *w);
+/* It failed and nobody brings it back now: it stays as it is, paused or not, and is called broken where its
+ * weights are in doubt, unknown where it was never told to load. */
+void ws_work_give_up(struct ws_work *w, const char *why);
 /* version and error NULL: as it is, none. */
 void ws_work_set_state(struct ws_work *w, enum ws_engine_state state, const char *version, const char *error);
 

@@ -4,6 +4,7 @@
 """Engines over time: settings that outlive a daemon, engines that die, come back and are brought along, commit
 settings, cancel, deadlines."""
 import os
+import shutil
 import sys
 import threading
 import time
@@ -100,6 +101,37 @@ def test_settings_disk_full(stack):
     agent, mount, folders, servers = world(stack, 1, f"state={full}")
     assert mount.engines()["e0"].startswith("serving")
     assert "errno ENOSPC" in mount.text("last_error") and "state=DIR" in mount.text("last_error")
+
+
+def test_broken_is_remembered(stack):
+    "an engine without good weights is not resumed by a daemon that is started later, nor by its failing switches"
+    need_fuse()
+    agent = Agent(stack)
+    folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
+    for v, f in folders.items():
+        agent.publish("actor", v, f)
+    mount = Mount(stack, agent.url)
+    mount.wait_version("actor", 2)
+    start = checkpoint(MEDIUM, seed=9)
+    broken = Engine(stack, start, "--refuse", "2", "--lifelike", api="vllm")
+    other = Engine(stack, folders[1])
+    mount.write(f"engine add broken vllm {broken.url}", "actor/ctl")
+    mount.write(f"engine add other sglang {other.url}", "actor/ctl")
+    shutil.rmtree(start)
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    wait_state(mount, "broken", "broken")
+    mount.kill()
+    again = Mount(stack, agent.url, path=mount.path)
+    again.wait_version("actor", 2)
+    wait_state(again, "broken", "broken")
+    other.kill()
+    assert again.refused("1", "actor/version") in ("EHOSTUNREACH", "ECONNRESET")
+    assert broken.is_paused() and again.engines()["broken"].startswith("broken"), again.engines()
+    again.write("engine remove other", "actor/ctl")
+    again.write("1", "actor/version")
+    assert not broken.is_paused() and broken.serves() == "1"
+    broken.generate()
+    assert broken.alive()
 
 
 def test_engine_comes_back(stack):
@@ -221,6 +253,7 @@ run(
     test_killed_in_a_switch,
     test_damaged_settings,
     test_settings_disk_full,
+    test_broken_is_remembered,
     test_engine_comes_back,
     test_stale_under_manual,
     test_quorum,
