@@ -1,8 +1,13 @@
 #include "fs/control.h"
 #include "fs/desk.h"
+#include "fs/external.h"
+#include "fs/follow.h"
 #include "fs/gate.h"
+#include "fs/job.h"
 #include "fs/keeper.h"
+#include "fs/restore.h"
 #include "fs/settings.h"
+#include "fs/standing.h"
 #include "fs/switch.h"
 #include "transports/log.h"
 #include "transports/text.h"
@@ -21,7 +26,6 @@ struct job {
     const atomic_bool *cancel;
     void (*done)(void *arg, int result); /* NULL once called */
     void *arg;
-    uint64_t follow_id; /* of the version, when following started it */
 };
 
 /* --- the commands --- */
@@ -59,8 +63,6 @@ static int run_load(struct job *j, struct ws_error *err)
     int rc = version_of(j->model, j->command.args[0], &part.version, err);
     if (rc < 0)
         return rc;
-    if (j->follow_id)
-        j->follow_id = ws_version_id(part.version);
     rc = switch_options(j, &o, err);
     if (rc == 0)
         rc = j->command.verb == WS_VERB_LOAD ? ws_switch_run(j->control, &part, 1, &o, err)
@@ -119,6 +121,9 @@ static int run_version(struct job *j, struct ws_error *err)
     case WS_VERB_VERIFY:
         rc = ws_version_verify(v, err);
         break;
+    case WS_VERB_LOADED:
+        rc = ws_external_loaded(j->control, j->desk, j->model, v, j->command.options[WS_OPTION_ENGINE], err);
+        break;
     default:
         rc = ws_version_pin(v, j->command.verb == WS_VERB_PIN, err);
     }
@@ -126,15 +131,13 @@ static int run_version(struct job *j, struct ws_error *err)
     return rc;
 }
 
-static int set_policy(struct ws_control *c, struct ws_desk *d, const char *word, struct ws_error *err);
-
 static int run_add(struct job *j, struct ws_error *err)
 {
     const char *policy = j->command.options[WS_OPTION_POLICY];
     struct ws_desk *d = ws_desk_of(j->control, j->command.args[0]);
     int rc = d ? 0 : ws_error_set(err, ENOMEM, "no memory for a model");
     if (rc == 0 && policy)
-        rc = set_policy(j->control, d, policy, err);
+        rc = ws_follow_set(j->control, d, policy, NULL, NULL, err);
     return rc < 0 ? rc : ws_store_add(j->control->store, j->command.args[1], j->command.args[0], err);
 }
 
@@ -169,6 +172,7 @@ static int run_command(struct job *j, struct ws_error *err)
     case WS_VERB_PIN:
     case WS_VERB_UNPIN:
     case WS_VERB_VERIFY:
+    case WS_VERB_LOADED:
         return run_version(j, err);
     case WS_VERB_ENGINE_ADD:
         return ws_engine_add(j->control, j->desk, &j->command, j->shown, true, err);
@@ -179,7 +183,8 @@ static int run_command(struct job *j, struct ws_error *err)
     case WS_VERB_REMOVE:
         return ws_store_remove(j->control->store, j->command.args[0], err);
     case WS_VERB_POLICY:
-        return set_policy(j->control, j->desk, j->command.args[0], err);
+        return ws_follow_set(j->control, j->desk, j->command.args[0], j->command.options[WS_OPTION_EVERY],
+                             j->command.options[WS_OPTION_MIN_INTERVAL], err);
     default:
         return ws_error_set(err, EINVAL, "the command is not known");
     }
@@ -187,18 +192,11 @@ static int run_command(struct job *j, struct ws_error *err)
 
 /* --- jobs --- */
 
-static void look_after(struct ws_control *c, struct ws_model *m);
-
 static void free_job(struct job *j)
 {
-    struct ws_control *c = j->control;
     if (j->model)
         ws_model_put(j->model);
     free(j);
-    pthread_mutex_lock(&c->lock);
-    if (--c->n_jobs == 0)
-        pthread_cond_broadcast(&c->idle);
-    pthread_mutex_unlock(&c->lock);
 }
 
 static const bool changes_settings[WS_VERB_COUNT] = {
@@ -207,53 +205,23 @@ static const bool changes_settings[WS_VERB_COUNT] = {
     [WS_VERB_ADD] = true,
 };
 
-static void *run_job(void *arg)
+static void run_job(void *arg)
 {
     struct job *j = arg;
     struct ws_error err = {0};
     int rc = run_command(j, &err);
-    if (rc < 0)
+    if (rc < 0) {
         rc = ws_desk_fail(j->control, j->desk, j->shown, &err);
-    else if (changes_settings[j->command.verb])
+    } else if (changes_settings[j->command.verb]) {
         ws_settings_save(j->control);
+        if (j->model)
+            ws_standing_tell(j->control, j->desk, j->model);
+    }
     if (j->done)
         j->done(j->arg, rc);
-    if (j->follow_id && rc < 0 && rc != -EBUSY) {
-        pthread_mutex_lock(&j->control->lock);
-        j->desk->refused_id = j->follow_id;
-        pthread_mutex_unlock(&j->control->lock);
-    }
     if (j->model && j->command.verb == WS_VERB_LOAD)
-        look_after(j->control, j->model); /* a version may have come meanwhile */
+        ws_follow_look(j->control, j->model); /* a version may have come meanwhile */
     free_job(j);
-    return NULL;
-}
-
-/* Starts a job on a thread of its own; the job is freed by it. */
-static int start_thread(struct job *j, void *(*fn)(void *job))
-{
-    pthread_t thread;
-    struct ws_control *c = j->control;
-    pthread_mutex_lock(&c->lock);
-    bool stop = atomic_load(&c->stop);
-    if (!stop)
-        c->n_jobs++;
-    pthread_mutex_unlock(&c->lock);
-    if (stop)
-        return -ESHUTDOWN;
-    if (pthread_create(&thread, NULL, fn, j) != 0) {
-        pthread_mutex_lock(&c->lock);
-        c->n_jobs--;
-        pthread_mutex_unlock(&c->lock);
-        return -EAGAIN;
-    }
-    pthread_detach(thread);
-    return 0;
-}
-
-static int start_job(struct job *j)
-{
-    return start_thread(j, run_job);
 }
 
 void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text,
@@ -281,7 +249,7 @@ void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *
             j->done = NULL;
             j->cancel = NULL;
         }
-        rc = start_job(j);
+        rc = ws_job_start(c, run_job, j);
         if (rc == 0) {
             if (async)
                 done(arg, 0);
@@ -296,59 +264,6 @@ void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *
     done(arg, rc);
 }
 
-/* --- policy --- */
-
-static int set_policy(struct ws_control *c, struct ws_desk *d, const char *word, struct ws_error *err)
-{
-    for (enum ws_policy p = WS_POLICY_MANUAL; p <= WS_POLICY_FOLLOW; p++) {
-        if (strcmp(word, ws_policy_name(p)) != 0)
-            continue;
-        pthread_mutex_lock(&c->lock);
-        d->policy = p;
-        d->refused_id = 0;
-        pthread_mutex_unlock(&c->lock);
-        ws_desk_event(c, d, "policy model=%s policy=%s", d->name, word);
-        struct ws_model *m = ws_store_find(c->store, d->name);
-        if (m) {
-            look_after(c, m);
-            ws_model_put(m);
-        }
-        return 0;
-    }
-    return ws_error_set(err, EINVAL, "the policy is manual, pull or follow, not '%.100s'", word);
-}
-
-/* Does what the policy says about the newest version. Returns soon. */
-static void look_after(struct ws_control *c, struct ws_model *m)
-{
-    struct ws_desk *d = ws_desk_of(c, ws_model_name(m));
-    struct ws_version *latest = d ? ws_model_latest(m) : NULL;
-    struct ws_version *current = latest ? ws_model_current(m) : NULL;
-    if (latest && latest != current) {
-        pthread_mutex_lock(&c->lock);
-        enum ws_policy policy = d->policy;
-        bool wanted = !d->switching && d->refused_id != ws_version_id(latest);
-        pthread_mutex_unlock(&c->lock);
-        if (policy == WS_POLICY_PULL && ws_version_state(latest) == WS_KNOWN)
-            ws_version_start(latest, WS_PRIORITY_BACKGROUND);
-        struct job *j = policy == WS_POLICY_FOLLOW && wanted ? calloc(1, sizeof(*j)) : NULL;
-        if (j) {
-            *j = (struct job){.control = c, .desk = d, .follow_id = ws_version_id(latest)};
-            snprintf(j->shown, sizeof(j->shown), "follow");
-            j->model = ws_model_get(m);
-            if (ws_command_parse(WS_SCOPE_VERSION, "latest", 6, &j->command, NULL) != 0 ||
-                start_job(j) != 0) {
-                ws_model_put(m);
-                free(j);
-            }
-        }
-    }
-    if (latest)
-        ws_version_put(latest);
-    if (current)
-        ws_version_put(current);
-}
-
 /* Readers that open a file start pulls, too: why one failed is found where a command's failure is. */
 static void note_failed_pull(struct ws_control *c, struct ws_desk *d, const struct ws_version_info *info)
 {
@@ -358,65 +273,6 @@ static void note_failed_pull(struct ws_control *c, struct ws_desk *d, const stru
     snprintf(d->last_error.command, sizeof(d->last_error.command), "pull %" PRIu64, info->number);
     snprintf(d->last_error.text, sizeof(d->last_error.text), "%s", info->error);
     pthread_mutex_unlock(&c->lock);
-}
-
-static void *restore_current(void *arg)
-{
-    struct job *j = arg;
-    struct ws_control *c = j->control;
-    struct ws_error err = {0};
-    struct ws_version *v = ws_version_find(j->model, j->shown, &err), *current = ws_model_current(j->model);
-    const struct ws_switch_options o = {.deadline_s = 86400};
-    int rc = v ? ws_pull_and_wait(c, v, WS_PRIORITY_SWITCH, &o, &err) : -ENOENT;
-    if (rc == 0 && !current) {
-        ws_model_set_current(j->model, v);
-        ws_desk_event(c, j->desk, "restored model=%s version=%s", j->desk->name, j->shown);
-    } else if (rc < 0) {
-        (void)ws_desk_fail(c, j->desk, "restore the current version", &err);
-    }
-    pthread_mutex_lock(&c->lock);
-    j->desk->wanted.run[0] = 0;
-    pthread_mutex_unlock(&c->lock);
-    if (rc == 0 && !current) {
-        ws_settings_save(c);
-        ws_keeper_wake(c->keeper);
-    }
-    if (current)
-        ws_version_put(current);
-    if (v)
-        ws_version_put(v);
-    free_job(j);
-    return NULL;
-}
-
-/* A version that the settings of a daemon before name: pinned again, and current again once it is here. */
-static void restore(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v)
-{
-    bool pin = false, current = false;
-    pthread_mutex_lock(&c->lock);
-    for (size_t i = 0; i < d->n_pins; i++) {
-        if (d->pins[i].number == ws_version_number(v) && strcmp(d->pins[i].run, ws_version_run(v)) == 0) {
-            d->pins[i--] = d->pins[--d->n_pins];
-            pin = true;
-        }
-    }
-    if (d->wanted.run[0] && d->wanted.number == ws_version_number(v) &&
-        strcmp(d->wanted.run, ws_version_run(v)) == 0) {
-        current = true; /* a wish until it is fulfilled: the daemon may end before */
-    }
-    pthread_mutex_unlock(&c->lock);
-    struct ws_error err;
-    if (pin && ws_version_pin(v, true, &err) < 0)
-        ws_log(WS_LOG_WARN, "control", "%s", err.text);
-    struct job *j = current ? calloc(1, sizeof(*j)) : NULL;
-    if (j) {
-        *j = (struct job){.control = c, .desk = d, .model = ws_model_get(m)};
-        ws_version_name(v, j->shown);
-        if (start_thread(j, restore_current) != 0) {
-            ws_model_put(m);
-            free(j);
-        }
-    }
 }
 
 static void on_change(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v)
@@ -435,6 +291,12 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
     case WS_MODEL_REMOVED:
         ws_desk_event(c, d, "model-removed model=%s", d->name);
         break;
+    case WS_MODEL_LISTED:
+        ws_standing_tell(c, d, m);
+        return;
+    case WS_MODEL_ORDERS:
+        ws_follow_orders(c, m);
+        return;
     case WS_VERSION_KNOWN:
         ws_desk_event(c, d, "known model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64, d->name, info.number,
                       info.run, info.total_bytes);
@@ -454,98 +316,9 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
         return;
     }
     if (change == WS_VERSION_KNOWN) {
-        restore(c, d, m, v);
-        look_after(c, m);
+        ws_restore_version(c, d, m, v);
+        ws_follow_look(c, m);
     }
-}
-
-/* --- reading --- */
-
-static void show_grammar(enum ws_scope scope, FILE *f)
-{
-    const char *usage, *meaning;
-    for (size_t i = 0; ws_command_usage(scope, i, &usage, &meaning); i++)
-        fprintf(f, "%s\n    %s\n", usage, meaning);
-}
-
-static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, struct ws_model *m,
-                struct ws_version *v, FILE *f)
-{
-    struct ws_error err = {0};
-    struct ws_version *current;
-    size_t len = 0;
-    char *text = NULL;
-    int rc = 0;
-    switch (view) {
-    case WS_VIEW_CTL:
-        show_grammar(m ? WS_SCOPE_MODEL : WS_SCOPE_ROOT, f);
-        break;
-    case WS_VIEW_STATUS:
-        ws_view_status(c, d, m, f);
-        break;
-    case WS_VIEW_EVENTS:
-        text = ws_events_copy(d->events, &len);
-        rc = text ? 0 : -ENOMEM;
-        fwrite(text ? text : "", 1, len, f);
-        break;
-    case WS_VIEW_METRICS:
-        ws_view_metrics(c, f);
-        break;
-    case WS_VIEW_LAST_ERROR:
-        ws_view_last_error(c, d, f);
-        break;
-    case WS_VIEW_VERSION:
-        current = ws_model_current(m);
-        if (current)
-            fprintf(f, "%" PRIu64 "\n", ws_version_number(current));
-        else
-            fputs("none\n", f);
-        if (current)
-            ws_version_put(current);
-        break;
-    case WS_VIEW_ENGINES:
-        ws_view_engines(c, d, f);
-        break;
-    case WS_VIEW_POLICY:
-        pthread_mutex_lock(&c->lock);
-        fprintf(f, "%s\n", ws_policy_name(d->policy));
-        pthread_mutex_unlock(&c->lock);
-        break;
-    case WS_VIEW_MANIFEST: {
-        const struct ws_manifest *manifest = ws_version_manifest(v, &err);
-        rc = manifest ? ws_manifest_to_json(manifest, &text, &len, &err) : -err.code;
-        fwrite(text ? text : "", 1, len, f);
-        fputc('\n', f);
-        break;
-    }
-    case WS_VIEW_STATE:
-        ws_view_state(v, f);
-        break;
-    case WS_VIEW_PROGRESS:
-        ws_view_progress(v, f);
-        break;
-    default:
-        rc = -ENOENT;
-    }
-    free(text);
-    return rc;
-}
-
-int ws_control_read(struct ws_control *c, enum ws_view view, struct ws_model *m, struct ws_version *v,
-                    char **text, size_t *len)
-{
-    struct ws_desk *d = ws_desk_of(c, m ? ws_model_name(m) : NULL);
-    FILE *f = d ? open_memstream(text, len) : NULL;
-    if (!f)
-        return -ENOMEM;
-    int rc = show(c, view, d, m, v, f);
-    if (fclose(f) != 0 && rc == 0)
-        rc = -ENOMEM;
-    if (rc < 0) {
-        free(*text);
-        *text = NULL;
-    }
-    return rc;
 }
 
 uint64_t ws_control_events_size(struct ws_control *c, struct ws_model *m)
@@ -562,18 +335,6 @@ void ws_control_on_event(struct ws_control *c, void (*listener)(void *arg, struc
 
 /* --- start and end --- */
 
-static void restore_engine(void *arg, struct ws_desk *d, const char *line)
-{
-    struct ws_control *c = arg;
-    struct ws_error err;
-    struct ws_command *q = calloc(1, sizeof(*q));
-    if (!q || ws_command_parse(WS_SCOPE_MODEL, line, strlen(line), q, &err) < 0 ||
-        q->verb != WS_VERB_ENGINE_ADD || ws_engine_add(c, d, q, line, false, &err) < 0)
-        ws_log(WS_LOG_WARN, "control", "an engine could not be brought back: %s: %s", line,
-               q ? err.text : "no memory");
-    free(q);
-}
-
 int ws_control_new(struct ws_control **out, struct ws_store *store, const struct ws_control_options *options,
                    struct ws_error *err)
 {
@@ -588,14 +349,8 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     pthread_cond_init(&c->idle, NULL);
     pthread_mutex_init(&c->saving, NULL);
     c->settings_path = ws_settings_path(options->state, options->mountpoint);
-    atomic_store(&c->restoring, true);
-    struct ws_error why;
-    if (ws_settings_load(c, restore_engine, c, &why) < 0)
-        (void)ws_desk_fail(c, &c->root, "read the settings", &why);
-    for (struct ws_desk *d = c->desks; d; d = d->next)
-        for (struct ws_engine *e = d->engines; e; e = e->next)
-            e->doubted = d->touching;
-    atomic_store(&c->restoring, false);
+    snprintf(c->who, sizeof(c->who), "%s", options->who);
+    ws_restore_settings(c);
     int rc = ws_keeper_start(c, &c->keeper); /* looks at once */
     if (rc < 0) {
         ws_control_free(c);
@@ -613,10 +368,7 @@ void ws_control_stop(struct ws_control *c)
     atomic_store(&c->stop, true);
     ws_keeper_stop(c->keeper);
     c->keeper = NULL;
-    pthread_mutex_lock(&c->lock);
-    while (c->n_jobs > 0)
-        pthread_cond_wait(&c->idle, &c->lock);
-    pthread_mutex_unlock(&c->lock);
+    ws_jobs_wait(c);
 }
 
 void ws_control_free(struct ws_control *c)

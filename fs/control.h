@@ -7,6 +7,7 @@
 struct ws_control;
 struct ws_control_options {
     const char *mountpoint; /* absolute; engines are given mountpoint/model/version unless prefix= */
+    const char *who;        /* HOST:MOUNTPOINT, copied */
     bool passthrough, link; /* for status: how reads are served */
     const char *mode_text;  /* "passthrough", "link", "cached: why"; may change until the mount answers */
     bool prefetch;          /* models begin with the policy pull */

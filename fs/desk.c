@@ -94,6 +94,14 @@ int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, c
     return -code;
 }
 
+bool ws_desk_is_external(const struct ws_desk *d)
+{
+    for (const struct ws_engine *e = d->engines; e; e = e->next)
+        if (e->ops->external)
+            return true;
+    return false;
+}
+
 void ws_desk_release(struct ws_desk *d)
 {
     while (d->engines) {

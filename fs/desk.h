@@ -27,11 +27,6 @@ struct ws_last_error {
     char text[WS_ERROR_TEXT];
 };
 
-/* A version that settings name, before a source lists it. */
-struct ws_wish {
-    uint64_t number;
-    char run[WS_RUN_CHARS + 1]; /* empty: none */
-};
 #define WS_MAX_PINS 64
 
 struct ws_desk {
@@ -48,9 +43,13 @@ struct ws_desk {
         commit_n; /* quorum: engines that must be left; rolling: engines that may be out of service at once */
     bool switching, catching_up; /* the latter: by the keeper or `engine sync`, one engine */
     bool touching;               /* engines are, or were when a daemon ended, between two versions */
-    struct ws_wish wanted, pins[WS_MAX_PINS]; /* of a daemon before, not known here yet */
+    struct ws_mark wanted, pins[WS_MAX_PINS]; /* of a daemon before, not known here yet */
     size_t n_pins;
-    uint64_t refused_id; /* version that following failed to switch to: not tried again by itself */
+    unsigned follow_every, follow_interval_s; /* how far, and how long, it stays behind at least */
+    uint64_t followed_ns;
+    uint64_t refused_id, refused_by; /* version (and release) that following has come to an end with */
+    uint64_t asked_by;               /* release that was prepared, or is */
+    struct ws_orders orders;         /* that were seen last */
     struct ws_last_error last_error;
     uint64_t switches_ok, switches_failed, pauses[WS_PAUSE_BUCKETS + 1];
     double pause_sum;
@@ -68,8 +67,9 @@ struct ws_control {
     void (*listener)(void *arg, struct ws_model *model);
     void *listener_arg;
     struct ws_keeper *keeper;
-    char *settings_path;    /* NULL: not kept */
-    pthread_mutex_t saving; /* one writer of that file at a time */
+    char who[WS_WHO_CHARS + 1]; /* this mount, to agents */
+    char *settings_path;        /* NULL: not kept */
+    pthread_mutex_t saving;     /* one writer of that file at a time */
     atomic_bool restoring;
 };
 
@@ -84,6 +84,8 @@ int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, c
 void ws_desk_commit_text(const struct ws_desk *d, char out[32]);
 WS_MUST_USE int ws_desk_set_commit(struct ws_control *c, struct ws_desk *d, const char *word,
                                    struct ws_error *err);
+/* Are there engines that their own framework drives? Under the lock. */
+bool ws_desk_is_external(const struct ws_desk *d);
 void ws_desk_release(struct ws_desk *d);
 
 /* views.c, metrics.c: text of a view, appended to f. */

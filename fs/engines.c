@@ -1,10 +1,12 @@
 #include "fs/engines.h"
 #include "backends/engine/http.h"
 #include "fs/desk.h"
+#include "fs/external.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define DEFAULT_TIMEOUT_S 300
 #define PROBE_MS          15000
@@ -21,13 +23,12 @@ void ws_engine_free(struct ws_engine *e)
         return;
     if (e->token)
         explicit_bzero(e->token, strlen(e->token));
-    free(e->name);
-    free(e->url);
-    free(e->prefix);
-    free(e->pause_mode);
-    free(e->token);
-    free(e->group);
-    free(e->line);
+    if (e->admin_token)
+        explicit_bzero(e->admin_token, strlen(e->admin_token));
+    char *const strings[] = {e->name,        e->url,     e->prefix, e->pause_mode, e->token,
+                             e->admin_token, e->ca_file, e->mounts, e->group,      e->line};
+    for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++)
+        free(strings[i]);
     for (size_t i = 0; i < 4; i++)
         free(e->templates[i]);
     free(e);
@@ -42,6 +43,8 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
         (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2], e->templates[3]};
     out->target = (struct ws_engine_target){.url = e->url,
                                             .token = e->token,
+                                            .admin_token = e->admin_token,
+                                            .short_ms = e->short_ms,
                                             .pause_mode = e->pause_mode,
                                             .cache = e->cache,
                                             .timeout_ms = e->timeout_ms,
@@ -109,64 +112,108 @@ static int parse_cache(const char *word, enum ws_engine_cache *out, struct ws_er
     return ws_error_set(err, EINVAL, "cache=%.100s: it is local, external or keep", word);
 }
 
-static int make_engine(const struct ws_command *q, struct ws_engine **out, struct ws_error *err)
+/* NULL stays NULL. */
+static int copy(const char *from, char **to, struct ws_error *err)
 {
-    const char *timeout = q->options[WS_OPTION_TIMEOUT], *token = q->options[WS_OPTION_TOKEN_FILE];
-    const char *group = q->options[WS_OPTION_GROUP];
-    const char *prefix = q->options[WS_OPTION_PREFIX], *pause = q->options[WS_OPTION_PAUSE];
-    uint64_t seconds = DEFAULT_TIMEOUT_S;
-    const struct ws_engine_ops *ops = ws_engine_find(q->args[1]);
+    *to = from ? strdup(from) : NULL;
+    return from && !*to ? ws_error_set(err, ENOMEM, "no memory for an engine") : 0;
+}
+
+static int seconds_of(const char *word, const char *option, unsigned fallback_s, unsigned *out_ms,
+                      struct ws_error *err)
+{
+    uint64_t seconds = fallback_s;
+    if (word && (ws_word_number(word, 86400, &seconds) || seconds == 0))
+        return ws_error_set(err, EINVAL, "%s=%s is no number of seconds from 1 to 86400", option, word);
+    *out_ms = (unsigned)seconds * 1000;
+    return 0;
+}
+
+static int find_kind(const char *kind, const struct ws_engine_ops **out, struct ws_error *err)
+{
+    char kinds[256] = "";
+    size_t n = 0;
+    *out = strcmp(kind, ws_external_ops.kind) == 0 ? &ws_external_ops : ws_engine_find(kind);
+    if (*out)
+        return 0;
+    for (const char *const *k = ws_engine_kinds(); *k && n < sizeof(kinds); k++)
+        n += (size_t)snprintf(kinds + n, sizeof(kinds) - n, "%s, ", *k);
+    return ws_error_set(err, EINVAL, "there is no kind of engine '%s'; there is %s%s", kind, kinds,
+                        ws_external_ops.kind);
+}
+
+static int check_options(const struct ws_command *q, const struct ws_engine_ops *ops, struct ws_error *err)
+{
+    static const enum ws_option templates[] = {WS_OPTION_LOAD, WS_OPTION_RESUME, WS_OPTION_SERVING};
+    const char *prefix = q->options[WS_OPTION_PREFIX];
     if (!ws_name_is_safe(q->args[0]) || strchr(q->args[0], ' '))
         return ws_error_set(err, EINVAL, "'%s' is no name for an engine: no blanks and no slash", q->args[0]);
-    if (!ops) {
-        char kinds[256] = "";
-        size_t n = 0;
-        for (const char *const *k = ws_engine_kinds(); *k && n < sizeof(kinds); k++)
-            n += (size_t)snprintf(kinds + n, sizeof(kinds) - n, "%s%s", n ? ", " : "", *k);
-        return ws_error_set(err, EINVAL, "there is no kind of engine '%s'; there is %s", q->args[1], kinds);
-    }
-    if (timeout && (ws_word_number(timeout, 86400, &seconds) || seconds == 0))
-        return ws_error_set(err, EINVAL, "timeout=%s is no number of seconds from 1 to 86400", timeout);
+    for (size_t i = 0; ops->external && i < WS_OPTION_COUNT; i++)
+        if (q->options[i] || q->n_args > 2)
+            return ws_error_set(
+                err, EINVAL,
+                "an external engine is driven by its own framework: it has a name, and nothing else");
+    if (!ops->external && q->n_args < 3)
+        return ws_error_set(err, EINVAL, "an engine of kind %s has a URL", ops->kind);
     if (prefix && prefix[0] != '/')
         return ws_error_set(err, EINVAL,
                             "prefix=%s is no absolute path: it is where the engine sees this mount", prefix);
+    for (size_t i = 0; ops != &ws_engine_remote && i < sizeof(templates) / sizeof(templates[0]); i++)
+        if (q->options[templates[i]])
+            return ws_error_set(err, EINVAL,
+                                "load=, resume= and serving= are templates of engines of kind remote");
+    return ops->external ? 0 : ws_http_check_url(q->args[2], err);
+}
+
+static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct ws_error *err)
+{
     static const enum ws_option templates[] = {WS_OPTION_PAUSE, WS_OPTION_LOAD, WS_OPTION_RESUME,
                                                WS_OPTION_SERVING};
-    bool remote = ops == &ws_engine_remote;
-    enum ws_engine_cache cache = WS_CACHE_LOCAL;
-    int rc = ws_http_check_url(q->args[2], err);
+    const char *const *o = q->options;
+    bool remote = e->ops == &ws_engine_remote;
+    const struct {
+        const char *from;
+        char **to;
+    } strings[] = {{q->args[0], &e->name},
+                   {e->ops->external ? NULL : q->args[2], &e->url},
+                   {o[WS_OPTION_PREFIX], &e->prefix},
+                   {remote ? NULL : o[WS_OPTION_PAUSE], &e->pause_mode},
+                   {o[WS_OPTION_GROUP], &e->group},
+                   {o[WS_OPTION_CA_FILE], &e->ca_file},
+                   {o[WS_OPTION_MOUNTS], &e->mounts}};
+    int rc = parse_cache(o[WS_OPTION_CACHE], &e->cache, err);
     if (rc == 0)
-        rc = parse_cache(q->options[WS_OPTION_CACHE], &cache, err);
+        rc = seconds_of(o[WS_OPTION_TIMEOUT], "timeout", DEFAULT_TIMEOUT_S, &e->timeout_ms, err);
+    if (rc == 0)
+        rc = seconds_of(o[WS_OPTION_PAUSE_TIMEOUT], "pause-timeout", 0, &e->short_ms, err);
     if (rc == 0 && !remote)
-        rc = check_pause_mode(ops, pause, err);
-    for (size_t i = 1; rc == 0 && !remote && i < 4; i++)
-        if (q->options[templates[i]])
-            rc = ws_error_set(err, EINVAL,
-                              "load=, resume= and serving= are templates of engines of kind remote");
+        rc = check_pause_mode(e->ops, o[WS_OPTION_PAUSE], err);
+    for (size_t i = 0; rc == 0 && i < sizeof(strings) / sizeof(strings[0]); i++)
+        rc = copy(strings[i].from, strings[i].to, err);
+    for (size_t i = 0; rc == 0 && remote && i < 4; i++)
+        rc = copy(o[templates[i]], &e->templates[i], err);
+    if (rc == 0 && o[WS_OPTION_TOKEN_FILE])
+        rc = read_token(o[WS_OPTION_TOKEN_FILE], &e->token, err);
+    if (rc == 0 && o[WS_OPTION_ADMIN_TOKEN_FILE])
+        rc = read_token(o[WS_OPTION_ADMIN_TOKEN_FILE], &e->admin_token, err);
+    if (rc == 0 && e->ca_file && access(e->ca_file, R_OK) != 0)
+        rc = ws_error_set(err, errno, "cannot read the certificates %s: %s", e->ca_file, strerror(errno));
+    return rc;
+}
+
+static int make_engine(const struct ws_command *q, struct ws_engine **out, struct ws_error *err)
+{
+    const struct ws_engine_ops *ops;
+    int rc = find_kind(q->args[1], &ops, err);
+    if (rc == 0)
+        rc = check_options(q, ops, err);
     if (rc < 0)
         return rc;
     struct ws_engine *e = calloc(1, sizeof(*e));
-    if (e) {
-        e->ops = ops;
-        e->timeout_ms = (unsigned)seconds * 1000;
-        e->name = strdup(q->args[0]);
-        e->url = strdup(q->args[2]);
-        e->prefix = prefix ? strdup(prefix) : NULL;
-        e->pause_mode = pause && !remote ? strdup(pause) : NULL;
-        e->cache = cache;
-        e->group = group ? strdup(group) : NULL;
-        for (size_t i = 0; remote && i < 4; i++) {
-            const char *t = q->options[templates[i]];
-            e->templates[i] = t ? strdup(t) : NULL;
-            if (t && !e->templates[i])
-                rc = -ENOMEM;
-        }
-    }
-    if (!e || rc < 0 || !e->name || !e->url || !e->prefix != !prefix || !e->group != !group ||
-        !e->pause_mode != !(pause && !remote))
-        rc = ws_error_set(err, ENOMEM, "no memory for an engine");
-    if (rc == 0 && token)
-        rc = read_token(token, &e->token, err);
+    if (!e)
+        return ws_error_set(err, ENOMEM, "no memory for an engine");
+    e->ops = ops;
+    rc = fill_engine(e, q, err);
     if (rc < 0) {
         ws_engine_free(e);
         return rc;
@@ -186,7 +233,7 @@ static bool has_engine(const struct ws_desk *d, const char *name)
 static const struct ws_engine *engine_at(const struct ws_desk *d, const char *url)
 {
     const struct ws_engine *e = d->engines;
-    while (e && strcmp(e->url, url) != 0)
+    while (e && (!url || !e->url || strcmp(e->url, url) != 0))
         e = e->next;
     return e;
 }
@@ -202,13 +249,15 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
     e->line = strdup(line);
     if (!e->line)
         rc = ws_error_set(err, ENOMEM, "no memory for an engine");
-    else if (ask)
+    else if (ask && !e->ops->external)
         rc = ws_engine_ask(e, c, PROBE_MS, &serving, err);
     pthread_mutex_lock(&c->lock);
     const struct ws_engine *same = rc == 0 ? engine_at(d, e->url) : NULL;
     if (same)
         rc = ws_error_set(err, EEXIST, "%s is registered with %s already, as '%s'", e->url, d->name,
                           same->name);
+    if (rc == 0 && d->engines && d->engines->ops->external != e->ops->external)
+        rc = ws_error_set(err, EINVAL, "the engines of a model are all external, or none of them is");
     if (rc == 0 && has_engine(d, e->name))
         rc = ws_error_set(err, EEXIST, "%s has an engine '%s' already; remove it first", d->name, e->name);
     if (rc == 0 && d->n_engines >= WS_MAX_ENGINES)
@@ -217,7 +266,9 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
         rc = ws_error_set(err, EBUSY, "a switch of %s is running; add the engine when it is done", d->name);
     if (rc == 0) {
         struct ws_engine **at = &d->engines;
-        e->state = !ask ? WS_ENGINE_UNKNOWN : serving.paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
+        e->state = !ask || e->ops->external ? WS_ENGINE_UNKNOWN
+                   : serving.paused         ? WS_ENGINE_PAUSED
+                                            : WS_ENGINE_SERVING;
         while (*at)
             at = &(*at)->next;
         *at = e;
@@ -229,9 +280,9 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
         return rc;
     }
     ws_desk_event(c, d, "engine-added model=%s engine=%s kind=%s release=%s url=%s serving=%s%s%s", d->name,
-                  q->args[0], q->args[1], e->facts.release[0] ? e->facts.release : "unknown", q->args[2],
-                  serving.version[0] ? serving.version : "unknown", e->facts.lacks[0] ? " lacks=" : "",
-                  e->facts.lacks);
+                  q->args[0], q->args[1], e->facts.release[0] ? e->facts.release : "unknown",
+                  q->n_args > 2 ? q->args[2] : "-", serving.version[0] ? serving.version : "unknown",
+                  e->facts.lacks[0] ? " lacks=" : "", e->facts.lacks);
     return 0;
 }
 

@@ -90,12 +90,24 @@ int ws_words_parse(const char *text, size_t len, struct ws_words *out, struct ws
 enum { FORCE_LAYOUT = 1, ASYNC = 2, WAIT = 4 };
 
 static const char *const option_names[WS_OPTION_COUNT] = {
-    [WS_OPTION_PREFIX] = "prefix",     [WS_OPTION_PAUSE] = "pause",
-    [WS_OPTION_TIMEOUT] = "timeout",   [WS_OPTION_TOKEN_FILE] = "token-file",
-    [WS_OPTION_POLICY] = "policy",     [WS_OPTION_CACHE] = "cache",
-    [WS_OPTION_LOAD] = "load",         [WS_OPTION_RESUME] = "resume",
-    [WS_OPTION_SERVING] = "serving",   [WS_OPTION_GROUP] = "group",
+    [WS_OPTION_PREFIX] = "prefix",
+    [WS_OPTION_PAUSE] = "pause",
+    [WS_OPTION_TIMEOUT] = "timeout",
+    [WS_OPTION_TOKEN_FILE] = "token-file",
+    [WS_OPTION_POLICY] = "policy",
+    [WS_OPTION_CACHE] = "cache",
+    [WS_OPTION_LOAD] = "load",
+    [WS_OPTION_RESUME] = "resume",
+    [WS_OPTION_SERVING] = "serving",
+    [WS_OPTION_GROUP] = "group",
     [WS_OPTION_DEADLINE] = "deadline",
+    [WS_OPTION_EVERY] = "every",
+    [WS_OPTION_MIN_INTERVAL] = "min-interval",
+    [WS_OPTION_MOUNTS] = "mounts",
+    [WS_OPTION_ADMIN_TOKEN_FILE] = "admin-token-file",
+    [WS_OPTION_CA_FILE] = "ca-file",
+    [WS_OPTION_PAUSE_TIMEOUT] = "pause-timeout",
+    [WS_OPTION_ENGINE] = "engine",
 };
 #define OPTION(name) (1U << WS_OPTION_##name)
 
@@ -119,8 +131,13 @@ static const struct syntax {
      "may a version that is here be switched to: the gate alone"},
     {WS_VERB_COMMIT, WS_SCOPE_MODEL, "commit", NULL, 1, 1, 0, 0, "commit all|quorum=N|rolling=N",
      "when an engine fails: all go back; go on while N are left; N at a time, out of service ones counted"},
-    {WS_VERB_POLICY, WS_SCOPE_MODEL, "policy", NULL, 1, 1, 0, 0, "policy manual|pull|follow",
-     "what happens when a version appears: nothing, fetch it, fetch it and switch"},
+    {WS_VERB_POLICY, WS_SCOPE_MODEL, "policy", NULL, 1, 1, OPTION(EVERY) | OPTION(MIN_INTERVAL), 0,
+     "policy manual|pull|follow [every=N] [min-interval=S]",
+     "what happens when a version appears: nothing, fetch it, fetch it and switch (when its trainer releases "
+     "it, where "
+     "trainers do that); every, min-interval: only once it is N versions ahead, S seconds after the last"},
+    {WS_VERB_LOADED, WS_SCOPE_MODEL, "loaded", NULL, 1, 1, OPTION(ENGINE), 0, "loaded N [engine=NAME]",
+     "what a framework says when its engines of kind external serve a version; all of them without engine="},
     {WS_VERB_PULL, WS_SCOPE_MODEL, "pull", NULL, 1, 1, 0, ASYNC, "pull N|latest [async]",
      "fetch and verify a version; engines are not told"},
     {WS_VERB_DROP, WS_SCOPE_MODEL, "drop", NULL, 1, 1, 0, 0, "drop N",
@@ -129,15 +146,24 @@ static const struct syntax {
     {WS_VERB_UNPIN, WS_SCOPE_MODEL, "unpin", NULL, 1, 1, 0, 0, "unpin N", "let a version be evicted again"},
     {WS_VERB_VERIFY, WS_SCOPE_MODEL, "verify", NULL, 1, 1, 0, ASYNC, "verify N [async]",
      "hash what is here against the manifest"},
-    {WS_VERB_ENGINE_ADD, WS_SCOPE_MODEL, "engine", "add", 3, 3,
+    {WS_VERB_ENGINE_ADD, WS_SCOPE_MODEL, "engine", "add", 2, 3,
      OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE) | OPTION(CACHE) | OPTION(GROUP) |
-         OPTION(LOAD) | OPTION(RESUME) | OPTION(SERVING),
+         OPTION(LOAD) | OPTION(RESUME) | OPTION(SERVING) | OPTION(MOUNTS) | OPTION(ADMIN_TOKEN_FILE) |
+         OPTION(CA_FILE) | OPTION(PAUSE_TIMEOUT),
      0,
-     "engine add NAME sglang|vllm|remote URL [prefix=PATH] [pause=MODE] [timeout=S] [token-file=F] "
-     "[cache=local|external|keep] [group=G] [load=T resume=T serving=T]",
-     "register an inference server; prefix: where it sees this mount; cache: what is emptied with a load; "
-     "for "
-     "remote, pause, load, resume and serving are templates METHOD:/PATH[:BODY] with {path} and {version}"},
+     "engine add NAME sglang|vllm|remote URL [prefix=PATH] [pause=MODE] [timeout=S] [pause-timeout=S] "
+     "[token-file=F] "
+     "[admin-token-file=F] [ca-file=F] [cache=local|external|keep] [group=G] [mounts=HOST,HOST:MOUNT...] "
+     "[load=T resume=T serving=T]; engine add NAME external",
+     "register an inference server; prefix: where it sees this mount; timeout: of a load (300), of the rest "
+     "a tenth or "
+     "pause-timeout; admin-token-file: for the routes that change it; cache: what is emptied with a load; "
+     "mounts: other "
+     "mounts that it reads, which must have a version before it is paused; for remote, pause, load, resume "
+     "and serving "
+     "are templates METHOD:/PATH[:BODY] with {path} and {version}; external: driven by its own framework, "
+     "which says "
+     "`loaded`"},
     {WS_VERB_ENGINE_REMOVE, WS_SCOPE_MODEL, "engine", "remove", 1, 1, 0, 0, "engine remove NAME",
      "forget an inference server; it goes on as it is"},
     {WS_VERB_ENGINE_SYNC, WS_SCOPE_MODEL, "engine", "sync", 1, 1, 0, ASYNC, "engine sync NAME [async]",
@@ -153,7 +179,8 @@ static const struct syntax {
     {WS_VERB_LOAD, WS_SCOPE_VERSION, NULL, NULL, 1, 1, OPTION(DEADLINE), FORCE_LAYOUT | WAIT | ASYNC,
      "N|latest|previous [force-layout] [deadline=S] [wait] [async]",
      "switch the engines to a version, all or none"},
-    {WS_VERB_POLICY, WS_SCOPE_POLICY, NULL, NULL, 1, 1, 0, 0, "manual|pull|follow",
+    {WS_VERB_POLICY, WS_SCOPE_POLICY, NULL, NULL, 1, 1, OPTION(EVERY) | OPTION(MIN_INTERVAL), 0,
+     "manual|pull|follow [every=N] [min-interval=S]",
      "what happens when a version appears: nothing, fetch it, fetch it and switch"},
 };
 #define COMMANDS (sizeof(table) / sizeof(table[0]))

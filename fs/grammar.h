@@ -49,6 +49,7 @@ enum ws_verb {
     WS_VERB_STAGE,
     WS_VERB_CHECK,
     WS_VERB_ENGINE_SYNC,
+    WS_VERB_LOADED,
     WS_VERB_COUNT
 };
 enum ws_option {
@@ -63,6 +64,13 @@ enum ws_option {
     WS_OPTION_LOAD, /* templates of kind remote */
     WS_OPTION_RESUME,
     WS_OPTION_SERVING,
+    WS_OPTION_EVERY, /* of the policy follow */
+    WS_OPTION_MIN_INTERVAL,
+    WS_OPTION_MOUNTS,
+    WS_OPTION_ADMIN_TOKEN_FILE,
+    WS_OPTION_CA_FILE,
+    WS_OPTION_PAUSE_TIMEOUT,
+    WS_OPTION_ENGINE,
     WS_OPTION_COUNT
 };
 struct ws_command {

@@ -1,4 +1,5 @@
 #include "fs/keeper.h"
+#include "fs/follow.h"
 #include "fs/settings.h"
 #include "fs/switch.h"
 #include "transports/log.h"
@@ -94,7 +95,7 @@ static bool all_serve(struct ws_control *c, const struct ws_desk *d)
     bool all = true;
     pthread_mutex_lock(&c->lock);
     for (const struct ws_engine *e = d->engines; e; e = e->next)
-        all = all && e->state == WS_ENGINE_SERVING && !e->doubted;
+        all = all && (e->ops->external || (e->state == WS_ENGINE_SERVING && !e->doubted));
     pthread_mutex_unlock(&c->lock);
     return all;
 }
@@ -107,7 +108,8 @@ static void look_at(struct ws_control *c, struct ws_desk *d)
     snprintf(current, sizeof(current), "%" PRIu64, v ? ws_version_number(v) : 0);
     struct ws_engine *e = ws_engine_hold_next(c, d, NULL);
     while (e && !atomic_load(&c->stop)) {
-        look_at_engine(c, d, m, e, v ? current : NULL);
+        if (!e->ops->external)
+            look_at_engine(c, d, m, e, v ? current : NULL);
         e = ws_engine_hold_next(c, d, e);
     }
     if (e)
@@ -121,6 +123,8 @@ static void look_at(struct ws_control *c, struct ws_desk *d)
         pthread_mutex_unlock(&c->lock);
         ws_settings_save(c);
     }
+    if (m)
+        ws_follow_look(c, m); /* min-interval may be over */
     if (v)
         ws_version_put(v);
     if (m)

@@ -164,7 +164,25 @@ static bool is_removed(const struct ws_store *s, const char *name)
     return false;
 }
 
-static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes *c)
+/* Of several agents that serve one model the one with the newest release counts. */
+static void take_orders(struct ws_watch *w, struct ws_model *m, const json_t *json, struct ws_changes *c)
+{
+    struct ws_orders orders;
+    if (ws_orders_read(json, w->source->who, &orders) < 0) {
+        ws_log(WS_LOG_WARN, "store", "an agent's orders are malformed model=%s url=%s", m->name,
+               w->source->url);
+        return;
+    }
+    if (m->orders_from != w->index && orders.release <= m->orders.release)
+        return;
+    m->orders_from = w->index;
+    if (ws_orders_same(&orders, &m->orders))
+        return;
+    m->orders = orders;
+    ws_changes_add(c, WS_MODEL_ORDERS, m, NULL);
+}
+
+static void take_model(struct ws_watch *w, const json_t *json, bool again, struct ws_changes *c)
 {
     struct ws_store *s = w->store;
     const char *name = json_string_value(json_object_get(json, "name"));
@@ -180,6 +198,10 @@ static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes
     take_claim(m, w->index, json);
     ws_model_settle_lineage(m);
     take_versions(m, w->index, json_object_get(json, "versions"), c);
+    if (again || !m->told[w->index])
+        ws_changes_add(c, WS_MODEL_LISTED, m, NULL);
+    m->told[w->index] = true;
+    take_orders(w, m, json, c);
 }
 
 static void take(struct ws_watch *w, const json_t *models)
@@ -196,8 +218,9 @@ static void take(struct ws_watch *w, const json_t *models)
             ws_listing_forget(m, w->index);
         json_array_foreach(models, i, model)
         {
-            take_model(w, model, &changes);
+            take_model(w, model, !w->told, &changes);
         }
+        w->told = true;
         for (struct ws_model *m = s->models, *next; m; m = next) {
             next = m->next;
             ws_model_settle(m, &changes);

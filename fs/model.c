@@ -248,6 +248,13 @@ void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_versio
     free(versions);
 }
 
+void ws_model_orders(struct ws_model *m, struct ws_orders *out)
+{
+    pthread_mutex_lock(&m->store->lock);
+    *out = m->orders;
+    pthread_mutex_unlock(&m->store->lock);
+}
+
 struct ws_version *ws_model_latest(struct ws_model *m)
 {
     struct ws_version *latest = NULL;

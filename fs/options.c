@@ -164,6 +164,7 @@ SET_STRING(set_key_file, store.source.key_file)
 SET_STRING(set_log, log_file)
 SET_STRING(set_fsname, fsname)
 SET_STRING(set_state, state)
+SET_STRING(set_host, host)
 
 static int set_verify(struct ws_mount_options *o, const char *value)
 {
@@ -225,6 +226,7 @@ static const struct {
     {"state", "DIR|none", set_state,
      "where engines, policies and pins are kept over a restart; default /var/lib/wsync, or "
      "$XDG_STATE_HOME/wsync"},
+    {"host", "NAME", set_host, "this machine's name to agents and other mounts; default: its host name"},
     {"fsname", "NAME", set_fsname, "name in the mount table; default: the source"},
     {"debug", NULL, set_debug, "print every FUSE request"},
     {"ro", NULL, ignore, NULL},

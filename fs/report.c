@@ -1,7 +1,9 @@
-/* One thread sends one report after the other: each is a small POST, and a trainer that waits for
- * them wants the newest, not all at once. A report that no source takes is lost, with a line. */
+/* One thread sends one report after the other: each is a small POST, and a trainer that waits for them wants
+ * the newest, not all at once. A report that an agent does not take is lost, with a line: where the mount
+ * stands is said again when the source is back. */
 #include "fs/report.h"
-#include "fs/route.h"
+#include "fs/watch.h"
+#include "transports/api.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <errno.h>
@@ -11,30 +13,38 @@
 #define MAX_REPORTS 1024
 
 struct ws_report {
-    struct ws_version *version; /* counted */
+    struct ws_model *model; /* counted */
     json_t *body;
     struct ws_report *next;
+    char path[];
 };
 
 static void free_report(struct ws_report *r)
 {
     json_decref(r->body);
-    ws_version_put(r->version);
+    ws_model_put(r->model);
     free(r);
 }
 
-void ws_version_report(struct ws_version *v, json_t *body)
+void ws_model_tell(struct ws_model *m, const struct ws_mark *version, const char *verb, json_t *body)
 {
-    struct ws_report *r = calloc(1, sizeof(*r));
-    struct ws_store *s = v->store;
+    char path[WS_API_PATH_BYTES];
+    struct ws_store *s = m->store;
     bool taken;
 
-    if (!r) {
+    if (version)
+        ws_api_version_path(path, verb, m->name, version->version, NULL, version->run);
+    else
+        ws_api_model_path(path, verb, m->name);
+    struct ws_report *r = calloc(1, sizeof(*r) + strlen(path) + 1);
+    if (!r || !body) {
+        free(r);
         json_decref(body);
         return;
     }
-    r->version = ws_version_get(v);
+    r->model = ws_model_get(m);
     r->body = body;
+    strcpy(r->path, path);
     pthread_mutex_lock(&s->lock);
     taken = !s->threads_stop && s->n_reports < MAX_REPORTS;
     if (taken) {
@@ -48,28 +58,54 @@ void ws_version_report(struct ws_version *v, json_t *body)
         free_report(r);
 }
 
-/* To the first source of the version that takes it. */
+/* The source at *index or after it that lists the model, held; *index is moved past it. */
+static struct ws_watch *next_agent(struct ws_model *m, unsigned *index)
+{
+    struct ws_store *s = m->store;
+    struct ws_watch *w = NULL;
+
+    pthread_mutex_lock(&s->lock);
+    for (; !w && *index < WS_MAX_SOURCES; ++*index)
+        if (s->watches[*index] && m->claims[*index].run[0])
+            w = ws_watch_get(s->watches[*index]);
+    pthread_mutex_unlock(&s->lock);
+    return w;
+}
+
 static void send_report(struct ws_report *r)
 {
-    struct ws_version *v = r->version;
-    struct ws_error err = {0};
-    struct ws_route route;
-    struct ws_leg leg = {0};
-    int rc = -ENOENT;
+    struct ws_watch *w;
 
-    ws_route_init(&route, v);
-    for (unsigned tries = 0; rc < 0 && tries < WS_MAX_SOURCES; tries++) {
-        if (ws_route_take(&route, &leg, &err) < 0)
-            break;
-        rc = ws_source_report(leg.watch->source, v->model->name, v->number, v->run, r->body, &err);
-        if (rc < 0)
-            route.refused |= ws_bit(leg.watch->index);
-        ws_route_end(&leg);
+    for (unsigned i = 0; (w = next_agent(r->model, &i));) {
+        struct ws_error err;
+        json_t *reply = NULL;
+        int rc = ws_source_call(w->source, "POST", r->path, r->body, &reply, &err);
+        json_decref(reply);
+        if (rc < 0 && rc != -ENOTSUP)
+            ws_log(WS_LOG_WARN, "store", "a report was not taken model=%s url=%s error=\"%s\"",
+                   r->model->name, w->source->url, err.text);
+        ws_watch_put(w);
     }
-    ws_route_release(&route);
-    if (rc < 0)
-        ws_log(WS_LOG_WARN, "store", "no source took the report model=%s version=%lu error=\"%s\"",
-               v->model->name, v->number, err.text);
+}
+
+int ws_model_ask(struct ws_model *m, const char *path, const json_t *body, json_t **reply,
+                 struct ws_error *err)
+{
+    struct ws_watch *w;
+    int rc = ws_error_set(err, ENOENT, "no source of %s is an agent", m->name);
+
+    *reply = NULL;
+    for (unsigned i = 0; rc < 0 && (w = next_agent(m, &i));) {
+        struct ws_error why;
+        int now = ws_source_call(w->source, body ? "POST" : "GET", path, body, reply, &why);
+        ws_watch_put(w);
+        if (now == -ENOTSUP)
+            continue;
+        rc = now;
+        if (rc < 0 && err)
+            *err = why;
+    }
+    return rc;
 }
 
 static void *reporter_main(void *arg)

@@ -1,4 +1,4 @@
-/* Report: tells sources what became of their versions, in the background and as well as it goes. */
+/* Report: tells agents where this mount stands and what became of their versions, in the background. */
 #ifndef WS_FS_REPORT_H
 #define WS_FS_REPORT_H
 #include "fs/store_state.h"

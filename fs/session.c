@@ -202,12 +202,18 @@ static void *finish_start(void *arg)
 static int start_store(struct ws_fs *fs, struct ws_error *err)
 {
     struct ws_store_options o = fs->options.store;
+    char host[256] = "localhost", who[WS_WHO_CHARS + 1];
+    (void)gethostname(host, sizeof(host) - 1);
+    snprintf(who, sizeof(who), "%.200s:%.300s", fs->options.host ? fs->options.host : host,
+             fs->options.mountpoint);
+    o.source.who = who;
     o.own_memory = fs->reads == WS_READS_LINK;
     int rc = ws_store_new(&fs->store, &o, err);
     if (rc < 0)
         return rc;
     ws_store_set_release(fs->store, ws_vnode_release, fs);
     struct ws_control_options c = {.mountpoint = fs->options.mountpoint,
+                                   .who = who,
                                    .passthrough = fs->reads == WS_READS_PASSTHROUGH,
                                    .link = fs->reads == WS_READS_LINK,
                                    .mode_text = fs->mode_text,

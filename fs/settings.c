@@ -1,4 +1,5 @@
 #include "fs/settings.h"
+#include "fs/follow.h"
 #include "transports/copy.h"
 #include "transports/log.h"
 #include "transports/name.h"
@@ -57,25 +58,26 @@ static void print_pin(void *arg, struct ws_version *v)
 
 static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
 {
-    char commit[32];
+    char commit[32], policy[64];
     struct ws_model *m = ws_store_find(c->store, d->name);
     struct ws_version *current = m ? ws_model_current(m) : NULL;
     fputs("model ", f);
     print_quoted(f, d->name);
     pthread_mutex_lock(&c->lock);
     ws_desk_commit_text(d, commit);
-    fprintf(f, "policy %s\ncommit %s\n", ws_policy_name(d->policy), commit);
+    ws_follow_text(d, policy);
+    fprintf(f, "policy %s\ncommit %s\n", policy, commit);
     for (const struct ws_engine *e = d->engines; e; e = e->next)
         fprintf(f, "%s\n%s%s%s", e->line, e->weights_gone ? "broken " : "", e->weights_gone ? e->name : "",
                 e->weights_gone ? "\n" : "");
     if (current)
         fprintf(f, "current %" PRIu64 " %s\n", ws_version_number(current), ws_version_run(current));
     else if (d->wanted.run[0])
-        fprintf(f, "current %" PRIu64 " %s\n", d->wanted.number, d->wanted.run);
+        fprintf(f, "current %" PRIu64 " %s\n", d->wanted.version, d->wanted.run);
     if (d->touching)
         fputs("switching\n", f);
     for (size_t i = 0; i < d->n_pins; i++)
-        fprintf(f, "pin %" PRIu64 " %s\n", d->pins[i].number, d->pins[i].run);
+        fprintf(f, "pin %" PRIu64 " %s\n", d->pins[i].version, d->pins[i].run);
     pthread_mutex_unlock(&c->lock);
     if (m) {
         ws_model_each(m, print_pin, f);
@@ -222,23 +224,32 @@ static const char *check(char *text, size_t n)
 }
 
 /* "NUMBER RUN" */
-static bool take_wish(const char *text, struct ws_wish *out)
+static bool take_mark(const char *text, struct ws_mark *out)
 {
-    if (ws_text_digits(&text, &out->number) || *text++ != ' ' || strlen(text) > WS_RUN_CHARS || !*text)
+    if (ws_text_digits(&text, &out->version) || *text++ != ' ' || strlen(text) > WS_RUN_CHARS || !*text)
         return false;
     snprintf(out->run, sizeof(out->run), "%s", text);
     return true;
+}
+
+static bool take_policy(struct ws_control *c, struct ws_desk *d, const char *line)
+{
+    struct ws_error err;
+    struct ws_command *q = calloc(1, sizeof(*q));
+    bool good = q && ws_command_parse(WS_SCOPE_MODEL, line, strlen(line), q, &err) == 0 &&
+                ws_follow_set(c, d, q->args[0], q->options[WS_OPTION_EVERY],
+                              q->options[WS_OPTION_MIN_INTERVAL], &err) == 0;
+    free(q);
+    return good;
 }
 
 static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
                       void (*add)(void *arg, struct ws_desk *d, const char *line), void *arg)
 {
     struct ws_error err;
-    struct ws_wish wish;
+    struct ws_mark pin;
     if (strncmp(line, "policy ", 7) == 0) {
-        for (enum ws_policy p = WS_POLICY_MANUAL; p <= WS_POLICY_FOLLOW; p++)
-            if (strcmp(line + 7, ws_policy_name(p)) == 0)
-                d->policy = p;
+        return take_policy(c, d, line);
     } else if (strncmp(line, "commit ", 7) == 0) {
         return ws_desk_set_commit(c, d, line + 7, &err) == 0;
     } else if (strncmp(line, "engine add ", 11) == 0) {
@@ -248,12 +259,12 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
             if (strcmp(e->name, line + 7) == 0)
                 e->weights_gone = true;
     } else if (strncmp(line, "current ", 8) == 0) {
-        return take_wish(line + 8, &d->wanted);
+        return take_mark(line + 8, &d->wanted);
     } else if (strncmp(line, "pin ", 4) == 0) {
-        if (!take_wish(line + 4, &wish))
+        if (!take_mark(line + 4, &pin))
             return false;
         if (d->n_pins < WS_MAX_PINS)
-            d->pins[d->n_pins++] = wish;
+            d->pins[d->n_pins++] = pin;
     } else if (strcmp(line, "switching") == 0) {
         d->touching = true;
     } else {

@@ -27,7 +27,7 @@
 
 static char **option_strings(struct ws_source_options *o, unsigned i)
 {
-    const char **strings[] = {&o->token, &o->ca_file, &o->cert_file, &o->key_file};
+    const char **strings[] = {&o->token, &o->ca_file, &o->cert_file, &o->key_file, &o->who};
 
     return i < sizeof(strings) / sizeof(strings[0]) ? (char **)strings[i] : NULL;
 }

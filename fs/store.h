@@ -7,6 +7,7 @@
  * All functions are thread safe. None of them calls back while it holds a lock. */
 #ifndef WS_FS_STORE_H
 #define WS_FS_STORE_H
+#include "fs/orders.h"
 #include "transports/bundle.h"
 #include "transports/error.h"
 #include "transports/region.h"
@@ -60,6 +61,7 @@ uint64_t ws_model_id(const struct ws_model *m); /* unique in the mount's life, n
 struct ws_version *ws_model_latest(struct ws_model *m);
 struct ws_version *ws_model_current(struct ws_model *m);
 struct ws_version *ws_model_previous(struct ws_model *m);
+void ws_model_orders(struct ws_model *m, struct ws_orders *out);
 /* Makes v current and the old current previous, both kept from eviction. Atomic for readers. */
 void ws_model_set_current(struct ws_model *m, struct ws_version *v);
 void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_version *v), void *arg);
@@ -70,6 +72,7 @@ void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_versio
 struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct ws_error *err);
 struct ws_version *ws_version_get(struct ws_version *v);
 void ws_version_put(struct ws_version *v);
+struct ws_mark ws_version_mark(const struct ws_version *v);
 uint64_t ws_version_id(const struct ws_version *v); /* unique in the mount's life, < 2^28, never reused */
 struct ws_version *ws_version_by_id(struct ws_store *s, uint64_t id); /* reference or NULL */
 struct ws_model *ws_version_model(const struct ws_version *v);        /* borrowed */
@@ -139,8 +142,13 @@ size_t ws_version_blocks_here(struct ws_version *v, size_t file);
 WS_MUST_USE int ws_version_drop(struct ws_version *v, struct ws_error *err);
 WS_MUST_USE int ws_version_pin(struct ws_version *v, bool pin, struct ws_error *err);
 WS_MUST_USE int ws_version_verify(struct ws_version *v, struct ws_error *err);
-/* Tells the source (POST loaded); best effort in the background. body: new reference, stolen. */
-void ws_version_report(struct ws_version *v, json_t *body);
+/* Tells every agent that lists the model, in the background and as well as it goes: POST .../verb of a
+ * version, or of the model itself (NULL). body: new reference, stolen. */
+void ws_model_tell(struct ws_model *m, const struct ws_mark *version, const char *verb, json_t *body);
+/* Asks the first agent that lists the model and answers; waits for it. path: of transports/api.h; body NULL:
+ * GET. -ENOENT: no source of the model is an agent. */
+WS_MUST_USE int ws_model_ask(struct ws_model *m, const char *path, const json_t *body, json_t **reply,
+                             struct ws_error *err);
 
 /* --- what happened --- */
 /* Called from store threads after: a model appeared or went, a version became known, changed state,
@@ -148,6 +156,8 @@ void ws_version_report(struct ws_version *v, json_t *body);
 enum ws_change {
     WS_MODEL_ADDED,
     WS_MODEL_REMOVED,
+    WS_MODEL_LISTED, /* a source lists it that did not, or could not be asked, before */
+    WS_MODEL_ORDERS, /* what agents ask of it has changed */
     WS_VERSION_KNOWN,
     WS_VERSION_STATE,
     WS_VERSION_RENAMED,

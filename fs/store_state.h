@@ -89,7 +89,10 @@ struct ws_model {
     size_t n_versions;
     struct ws_version *current, *previous; /* counted */
     struct ws_claim claims[WS_MAX_SOURCES];
-    struct ws_model *next; /* by name */
+    struct ws_orders orders;
+    unsigned orders_from;      /* index of the source that said so */
+    bool told[WS_MAX_SOURCES]; /* the source with that index was told where the mount stands */
+    struct ws_model *next;     /* by name */
 };
 
 struct ws_store {

@@ -23,7 +23,9 @@
 /* clang-format on */
 #include "fs/switch.h"
 #include "fs/gate.h"
+#include "fs/neighbours.h"
 #include "fs/settings.h"
+#include "fs/standing.h"
 #include "fs/switch_work.h"
 #include "transports/log.h"
 #include <errno.h>
@@ -175,6 +177,8 @@ int ws_switch_prepare(struct ws_control *c, const struct ws_switch_part *p, cons
     int rc = ws_pull_and_wait(c, p->version, WS_PRIORITY_SWITCH, o, err);
     if (rc == 0 && !o->force_layout)
         rc = ws_gate(c, p->desk, p->model, p->version, err);
+    if (rc == 0)
+        rc = ws_neighbours_wait(c, p, o, err);
     return rc;
 }
 
@@ -268,6 +272,20 @@ static void make_batches(struct ws_run *r)
     }
 }
 
+/* Engines that drive themselves are not ours to drive. Nobody adds or removes one while the switch is
+ * claimed. */
+static int check_kinds(const struct ws_switch_part *parts, size_t n, struct ws_error *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ws_desk_is_external(parts[i].desk))
+            return ws_error_set(err, EOPNOTSUPP,
+                                "the engines of %s are external: stage %" PRIu64
+                                ", let their framework load it, then write loaded %" PRIu64 " to ctl",
+                                parts[i].desk->name, ws_version_number(parts[i].version),
+                                ws_version_number(parts[i].version));
+    return 0;
+}
+
 /* engine NULL: all of them. */
 static int collect(struct ws_run *r, struct ws_switch_part *parts, size_t n, const char *engine,
                    struct ws_error *err)
@@ -284,15 +302,6 @@ static int collect(struct ws_run *r, struct ws_switch_part *parts, size_t n, con
                 add_work(r, &parts[i], e);
     make_batches(r);
     return 0;
-}
-
-static void report(struct ws_control *c, const struct ws_switch_part *p, unsigned n_engines)
-{
-    char host[256] = "?";
-    (void)gethostname(host, sizeof(host) - 1);
-    ws_version_report(p->version,
-                      json_pack("{s:s,s:s,s:s,s:i,s:b}", "host", host, "mount", c->options.mountpoint, "run",
-                                ws_version_run(p->version), "engines", (int)n_engines, "ok", 1));
 }
 
 static unsigned n_serving(const struct ws_run *r, const struct ws_desk *d)
@@ -323,6 +332,7 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
         return rc;
     for (size_t i = 0; i < n; i++)
         ws_version_keep(parts[i].version, 1);
+    rc = check_kinds(parts, n, err);
     for (size_t i = 0; rc == 0 && i < n; i++)
         rc = ws_switch_prepare(c, &parts[i], o, err);
     if (rc == 0)
@@ -340,7 +350,8 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
                       "switched model=%s version=%" PRIu64 " run=%s engines=%u seconds=%.3f",
                       ws_model_name(parts[i].model), ws_version_number(parts[i].version),
                       ws_version_run(parts[i].version), serving, (double)(ws_time_mono_ns() - start) * 1e-9);
-        report(c, &parts[i], serving);
+        const struct ws_mark mark = ws_version_mark(parts[i].version);
+        ws_standing_report(c, parts[i].desk, parts[i].model, &mark, "loaded", NULL);
     }
     if (rc == 0 || drove)
         set_touching(c, parts, n, false);
@@ -363,7 +374,9 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
     int rc = claim(c, &part, 1, true, &by_keeper, err);
     if (rc == 0) {
         ws_version_keep(part.version, 1);
-        rc = ws_pull_and_wait(c, part.version, WS_PRIORITY_SWITCH, &o, err);
+        rc = check_kinds(&part, 1, err);
+        if (rc == 0)
+            rc = ws_pull_and_wait(c, part.version, WS_PRIORITY_SWITCH, &o, err);
         if (rc == 0)
             rc = collect(&r, &part, 1, engine, err);
         if (rc == 0 && r.n == 0)

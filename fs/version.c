@@ -215,6 +215,11 @@ bool ws_version_has_bytes(const struct ws_version *v)
     return false;
 }
 
+struct ws_mark ws_version_mark(const struct ws_version *v)
+{
+    return ws_mark_of(v->number, v->run);
+}
+
 uint64_t ws_version_id(const struct ws_version *v)
 {
     return v->id;

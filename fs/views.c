@@ -1,5 +1,6 @@
 /* What the files of the mount say: flat "key value" lines. */
-#include "fs/desk.h"
+#include "fs/follow.h"
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,12 +40,12 @@ static void status_of_model(struct ws_control *c, struct ws_desk *d, struct ws_m
     print_link(f, "latest", ws_model_latest(m));
     print_link(f, "previous", ws_model_previous(m));
     pthread_mutex_lock(&c->lock);
-    char commit[32];
+    char commit[32], policy[64];
     ws_desk_commit_text(d, commit);
+    ws_follow_text(d, policy);
     fprintf(f, "commit %s\n", commit);
     fprintf(f, "policy %s\nswitching %s\nengines %u\nswitches %" PRIu64 "\nswitches_failed %" PRIu64 "\n",
-            ws_policy_name(d->policy), d->switching ? "yes" : "no", d->n_engines, d->switches_ok,
-            d->switches_failed);
+            policy, d->switching ? "yes" : "no", d->n_engines, d->switches_ok, d->switches_failed);
     pthread_mutex_unlock(&c->lock);
     ws_model_each(m, print_version, f);
 }
@@ -87,7 +88,8 @@ void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
     pthread_mutex_lock(&c->lock);
     for (const struct ws_engine *e = d->engines; e; e = e->next) {
         fprintf(f, "%s %s %s %s %s pause=%.3f", e->name, ws_engine_state_name(e->state),
-                e->version[0] ? e->version : "unknown", e->ops->kind, e->url, e->pause_seconds);
+                e->version[0] ? e->version : "unknown", e->ops->kind, e->url ? e->url : "-",
+                e->pause_seconds);
         if (e->error[0])
             fprintf(f, " error=\"%s\"", e->error);
         fputc('\n', f);
@@ -129,4 +131,94 @@ void ws_view_last_error(struct ws_control *c, struct ws_desk *d, FILE *f)
                 e->text);
     }
     pthread_mutex_unlock(&c->lock);
+}
+
+/* --- which view is which --- */
+
+static void show_grammar(enum ws_scope scope, FILE *f)
+{
+    const char *usage, *meaning;
+    for (size_t i = 0; ws_command_usage(scope, i, &usage, &meaning); i++)
+        fprintf(f, "%s\n    %s\n", usage, meaning);
+}
+
+static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, struct ws_model *m,
+                struct ws_version *v, FILE *f)
+{
+    struct ws_error err = {0};
+    struct ws_version *current;
+    size_t len = 0;
+    char *text = NULL, policy[64];
+    int rc = 0;
+    switch (view) {
+    case WS_VIEW_CTL:
+        show_grammar(m ? WS_SCOPE_MODEL : WS_SCOPE_ROOT, f);
+        break;
+    case WS_VIEW_STATUS:
+        ws_view_status(c, d, m, f);
+        break;
+    case WS_VIEW_EVENTS:
+        text = ws_events_copy(d->events, &len);
+        rc = text ? 0 : -ENOMEM;
+        fwrite(text ? text : "", 1, len, f);
+        break;
+    case WS_VIEW_METRICS:
+        ws_view_metrics(c, f);
+        break;
+    case WS_VIEW_LAST_ERROR:
+        ws_view_last_error(c, d, f);
+        break;
+    case WS_VIEW_VERSION:
+        current = ws_model_current(m);
+        if (current)
+            fprintf(f, "%" PRIu64 "\n", ws_version_number(current));
+        else
+            fputs("none\n", f);
+        if (current)
+            ws_version_put(current);
+        break;
+    case WS_VIEW_ENGINES:
+        ws_view_engines(c, d, f);
+        break;
+    case WS_VIEW_POLICY:
+        pthread_mutex_lock(&c->lock);
+        ws_follow_text(d, policy);
+        fprintf(f, "%s\n", policy);
+        pthread_mutex_unlock(&c->lock);
+        break;
+    case WS_VIEW_MANIFEST: {
+        const struct ws_manifest *manifest = ws_version_manifest(v, &err);
+        rc = manifest ? ws_manifest_to_json(manifest, &text, &len, &err) : -err.code;
+        fwrite(text ? text : "", 1, len, f);
+        fputc('\n', f);
+        break;
+    }
+    case WS_VIEW_STATE:
+        ws_view_state(v, f);
+        break;
+    case WS_VIEW_PROGRESS:
+        ws_view_progress(v, f);
+        break;
+    default:
+        rc = -ENOENT;
+    }
+    free(text);
+    return rc;
+}
+
+int ws_control_read(struct ws_control *c, enum ws_view view, struct ws_model *m, struct ws_version *v,
+                    char **text, size_t *len)
+{
+    struct ws_desk *d = ws_desk_of(c, m ? ws_model_name(m) : NULL);
+    FILE *f = d ? open_memstream(text, len) : NULL;
+    if (!f)
+        return -ENOMEM;
+    int rc = show(c, view, d, m, v, f);
+    if (fclose(f) != 0 && rc == 0)
+        rc = -ENOMEM;
+    if (rc < 0) {
+        free(*text);
+        *text = NULL;
+    }
+    return rc;
 }

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define POLL_MS          30000
 #define FIRST_PAUSE_MS   100
 #define LONGEST_PAUSE_MS 5000
 
@@ -43,6 +42,7 @@ static void note(struct ws_watch *w, int rc, const struct ws_error *err)
         w->error[0] = '\0';
     } else {
         snprintf(w->error, sizeof(w->error), "%s", err->text);
+        w->told = false;
     }
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -59,7 +59,7 @@ static int ask(struct ws_watch *w, uint64_t *since, bool *news)
     struct ws_error err = {0};
     json_t *listing = NULL;
     uint64_t seq = 0;
-    int rc = ws_source_models(w->source, w->model, *since, POLL_MS, &w->stop, &listing, &err);
+    int rc = ws_source_models(w->source, w->model, *since, WS_POLL_MS, &w->stop, &listing, &err);
 
     *news = false;
     if (atomic_load(&w->stop)) {
@@ -179,6 +179,7 @@ void ws_watch_unlist(struct ws_watch *w, struct ws_changes *c)
     for (struct ws_model *m = s->models, *next; m; m = next) {
         next = m->next;
         ws_listing_forget(m, w->index);
+        m->told[w->index] = false;
         ws_model_settle(m, c);
     }
     pthread_cond_broadcast(&s->changed);

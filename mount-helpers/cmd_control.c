@@ -1,4 +1,4 @@
-/* wsync load, pull, wait: control files of a mount with progress and with the reason of a failure. */
+/* wsync load, pull: control files of a mount with progress and with the reason of a failure. */
 #include "mount-helpers/cli.h"
 #include "mount-helpers/mounts.h"
 #include "mount-helpers/progress.h"
@@ -216,63 +216,4 @@ const struct cli_command cmd_pull = {
     .min_words = 2,
     .max_words = 2,
     .run = run_pull,
-};
-
-static const struct cli_option wait_options[] = {
-    {"mount", 'd', "DIR", "the mount; default $WSYNC_MOUNT, or the only one on this machine"},
-    {"state", 's', "STATE",
-     "known, ready (complete and verified) or active (served by the engines); "
-     "default ready"},
-    {"timeout", 't', "SECONDS", "give up after this; default: wait for ever"},
-    {0},
-};
-
-static int rank_of(const char *state)
-{
-    static const char *const order[] = {"failed", "known", "pulling", "verifying", "ready", "active"};
-    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
-        if (!strcmp(order[i], state))
-            return (int)i;
-    return -1;
-}
-
-static int run_wait(const struct cli_args *args)
-{
-    const char *mount = mounts_pick(args), *model = cli_word(args, 0), *version = cli_word(args, 1);
-    const char *state = cli_get(args, "state") ? cli_get(args, "state") : "ready";
-    uint64_t timeout = cli_u64(args, "timeout", 0);
-    double start = cli_now();
-
-    if (strcmp(state, "known") && strcmp(state, "ready") && strcmp(state, "active"))
-        return cli_usage("--state is known, ready or active, not '%s'", state);
-    for (char seen[64] = "unknown";; sleep_ms(POLL_MS)) {
-        char *text = mounts_read("%s/%s/%s/.wsync/state", mount, model, version);
-        if (text) {
-            snprintf(seen, sizeof seen, "%.*s", (int)strcspn(text, " \n"), text);
-            free(text);
-            if (rank_of(seen) >= rank_of(state))
-                return CLI_OK;
-            if (!strcmp(seen, "failed"))
-                return cli_fail("%s/%s failed; see %s/%s/last_error and status", model, version, mount,
-                                model);
-        } else if (errno == ENOTCONN || errno == EIO) {
-            return cli_fail("the mount %s does not answer: %s", mount, strerror(errno));
-        }
-        if (timeout && cli_now() - start > (double)timeout)
-            return cli_fail("%s/%s is %s after %" PRIu64 " s, waited for %s", model, version, seen, timeout,
-                            state);
-    }
-}
-
-const struct cli_command cmd_wait = {
-    .name = "wait",
-    .summary = "wait until a version is known, ready or active on a mount",
-    .synopsis = "[OPTIONS] MODEL VERSION",
-    .description = "Returns 0 once the version has reached the state, 1 when it failed or at the "
-                   "timeout. It does not start a pull: see 'wsync pull'.",
-    .examples = "wsync wait actor 42 --state active --timeout 60",
-    .options = wait_options,
-    .min_words = 2,
-    .max_words = 2,
-    .run = run_wait,
 };

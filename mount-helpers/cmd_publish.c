@@ -31,7 +31,7 @@ static const struct cli_option options[] = {
      "the manifest names them frozen"},
     {"threads", 't', "N", "copying threads; default: all cores, at most 8"},
     {"timeout", 0, "SECONDS", "longest wait for a free slot; default 60"},
-    {"wait-loaded", 'w', "SECONDS", "then wait until a mount reports that its engines serve it"},
+    {"wait-loaded", 'w', "SECONDS", "then wait until every mount that follows or has engines serves it"},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
 };
@@ -152,7 +152,8 @@ static int publish(const struct cli_args *args, const struct mapped *m, wsync_co
     if (!cli_has(args, "quiet"))
         printf("published %s/%" PRIu64 ": %zu tensors, %s in %.2f s, %s, run %s\n", config->model, version,
                m->n_params, cli_size(bytes_of(m)), seconds, cli_rate(bytes_of(m), seconds), wsync_run(pub));
-    if (wait && wsync_wait_loaded(pub, version, (int)(cli_parse_u64("--wait-loaded", wait) * 1000)) < 0) {
+    if (wait &&
+        wsync_wait_loaded(pub, version, NULL, (int)(cli_parse_u64("--wait-loaded", wait) * 1000)) < 0) {
         cli_fail("%s", wsync_error());
         goto out;
     }

@@ -81,6 +81,16 @@ static int query_value(const char *query, const char *key, char *out, size_t cap
     return -ENOENT;
 }
 
+static int parse_who(const char *query, struct ws_api_request *out)
+{
+    char who[3 * WS_WHO_CHARS + 1];
+    const char *at = who;
+    int rc = query_value(query, "who", who, sizeof(who));
+    if (rc == -EINVAL || (rc == 0 && (take_component(&at, out->who, sizeof(out->who)) || *at)))
+        return -EINVAL;
+    return 0;
+}
+
 static int parse_poll(const char *query, struct ws_api_request *out)
 {
     char text[32];
@@ -93,31 +103,36 @@ static int parse_poll(const char *query, struct ws_api_request *out)
     if (rc == -EINVAL || (rc == 0 && ws_text_u64(text, &timeout)))
         return -EINVAL;
     out->timeout_ms = timeout > LONGEST_POLL_MS ? LONGEST_POLL_MS : (unsigned)timeout;
-    return 0;
+    return parse_who(query, out);
 }
 
 static const struct {
     enum ws_api_kind kind;
     const char *verb;
-} verbs[] = {{WS_API_MANIFEST, "manifest"},
-             {WS_API_FILE, "files"},
-             {WS_API_MAP, "map"},
-             {WS_API_UNMAP, "unmap"},
-             {WS_API_LOADED, "loaded"}};
+} verbs[] = {
+    {WS_API_MANIFEST, "manifest"}, {WS_API_FILE, "files"}, {WS_API_MAP, "map"}, {WS_API_UNMAP, "unmap"}};
 
 static int parse_version_path(const char *at, const char *query, struct ws_api_request *out)
 {
     char what[32], number[32];
-    if (take_component(&at, number, sizeof(number)) || ws_text_u64(number, &out->version) ||
-        take_component(&at, what, sizeof(what)))
+    if (take_component(&at, number, sizeof(number)))
         return 0; /* not ours: OTHER */
+    out->has_version = ws_text_u64(number, &out->version) == 0;
+    if (!out->has_version && *at == 0)
+        memcpy(out->verb, number, sizeof(out->verb));
+    if (!out->has_version || take_component(&at, what, sizeof(what)))
+        return 0;
     for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
         if (strcmp(what, verbs[i].verb) == 0 && (verbs[i].kind == WS_API_FILE || *at == 0))
             out->kind = verbs[i].kind;
+    if (out->kind == WS_API_OTHER && *at == 0)
+        memcpy(out->verb, what, sizeof(out->verb));
     if (out->kind == WS_API_FILE &&
         (take_component(&at, out->file, sizeof(out->file)) || *at || !ws_name_is_file(out->file)))
         return -EINVAL;
-    return query_value(query, "run", out->run, sizeof(out->run)) == -EINVAL ? -EINVAL : 0;
+    if (query_value(query, "run", out->run, sizeof(out->run)) == -EINVAL)
+        return -EINVAL;
+    return parse_who(query, out);
 }
 
 int ws_api_parse(const char *path, const char *query, struct ws_api_request *out, struct ws_error *err)
@@ -147,7 +162,8 @@ static char *put_name(char *at, const char *name)
     return at;
 }
 
-void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms)
+void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms,
+                        const char *who)
 {
     char *at = stpcpy(out, "/v1/");
     if (model)
@@ -155,17 +171,27 @@ void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t
     if (since == 0 && !model)
         (void)stpcpy(at, "models");
     else
-        sprintf(at, "events?since=%" PRIu64 "&timeout_ms=%u", since, since ? timeout_ms : 0);
+        at += sprintf(at, "events?since=%" PRIu64 "&timeout_ms=%u", since, since ? timeout_ms : 0);
+    if (since && who)
+        put_name(stpcpy(at, "&who="), who);
 }
 
-void ws_api_version_path(char out[WS_API_PATH_BYTES], enum ws_api_kind kind, const char *model,
-                         uint64_t version, const char *file, const char *run)
+void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model)
+{
+    sprintf(put_name(stpcpy(out, "/v1/"), model), "/%s", verb);
+}
+
+void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *who)
+{
+    ws_api_version_path(out, "loaded", model, version, NULL, NULL);
+    put_name(stpcpy(out + strlen(out), "?who="), who);
+}
+
+void ws_api_version_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model, uint64_t version,
+                         const char *file, const char *run)
 {
     char *at = put_name(stpcpy(out, "/v1/"), model);
-    at += sprintf(at, "/%" PRIu64, version);
-    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
-        if (verbs[i].kind == kind)
-            at = stpcpy(stpcpy(at, "/"), verbs[i].verb);
+    at += sprintf(at, "/%" PRIu64 "/%s", version, verb);
     if (file)
         at = put_name(stpcpy(at, "/"), file);
     if (run && *run)

@@ -5,12 +5,14 @@
  *   GET  /v1/{model}/{version}/manifest[?run=R]
  *   GET  /v1/{model}/{version}/files/{file}[?run=R]     not by ipc
  *   POST /v1/{model}/{version}/map, .../unmap[?run=R]   ipc only: descriptors, and giving them back
- *   POST /v1/{model}/{version}/loaded[?run=R]           a report; goes to the catalog's route
- * anything else goes to the catalog's route. Pure functions, callable from any thread. */
+ * anything else goes to the catalog's route: /v1/{model}/VERB and /v1/{model}/{version}/VERB are taken apart
+ * for it. A poll with &who=NAME tells the catalog that the mount of that name is there. Pure functions,
+ * callable from any thread. */
 #ifndef WS_TRANSPORTS_API_H
 #define WS_TRANSPORTS_API_H
 #include "transports/error.h"
 #include "transports/limits.h"
+#include <stdbool.h>
 #include <stdint.h>
 
 enum ws_api_kind {
@@ -20,15 +22,17 @@ enum ws_api_kind {
     WS_API_FILE,
     WS_API_MAP,
     WS_API_UNMAP,
-    WS_API_LOADED,
     WS_API_OTHER
 };
 struct ws_api_request {
     enum ws_api_kind kind;
     char model[WS_MAX_NAME + 1]; /* empty: all */
+    bool has_version;
     uint64_t version;
+    char verb[32];              /* WS_API_OTHER: what is asked of the model or version; may be empty */
     char run[WS_RUN_CHARS + 1]; /* empty: live lineage */
     char file[WS_MAX_NAME + 1];
+    char who[WS_WHO_CHARS + 1]; /* of &who=; empty: nobody */
     uint64_t since;
     unsigned timeout_ms;
 };
@@ -37,12 +41,17 @@ WS_MUST_USE int ws_api_parse(const char *path, const char *query, struct ws_api_
                              struct ws_error *err);
 
 /* The other way round; names are percent-encoded. */
-#define WS_API_PATH_BYTES (6 * WS_MAX_NAME + WS_RUN_CHARS + 128)
-/* model NULL: of all models; since 0: now, without waiting. */
-void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms);
-/* kind: one of a version's; file only with WS_API_FILE; run NULL or empty: the live lineage. */
-void ws_api_version_path(char out[WS_API_PATH_BYTES], enum ws_api_kind kind, const char *model,
-                         uint64_t version, const char *file, const char *run);
+#define WS_API_PATH_BYTES (6 * WS_MAX_NAME + 3 * WS_WHO_CHARS + WS_RUN_CHARS + 160)
+/* model NULL: of all models; since 0: now, without waiting; who NULL: a passer-by. */
+void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms,
+                        const char *who);
+/* verb: "manifest", "files", "map", "unmap", "loaded", ...; file only with "files"; run NULL or empty: the
+ * live lineage. */
+void ws_api_version_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model, uint64_t version,
+                         const char *file, const char *run);
+/* Who serves a version: GET; who as in ws_fleet_serves. */
+void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *who);
+void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model);
 
 unsigned ws_http_status(int negative_errno); /* -ESTALE -> 410 */
 int ws_errno_of_http(unsigned status);       /* 410 -> ESTALE; 2xx -> 0 */

@@ -31,6 +31,9 @@ struct ws_catalog_ops {
     int (*hold)(void *self, const char *model, uint64_t version, const char *run, const char *holder,
                 void (*revoked)(void *arg), void *arg, struct ws_hold **out, struct ws_error *err);
     void (*drop)(void *self, struct ws_hold *hold);
+    /* The mount who polls now and will be heard of again within ms milliseconds. NULL: nobody wants to know.
+     */
+    void (*seen)(void *self, const char *who, unsigned ms);
     /* A route that the transports do not know (GET and POST; path without query, from its slash).
      * body is NULL or parsed JSON (borrowed). *reply: JSON to send (new reference) or NULL, else
      * *text: malloc'ed text/plain (metrics). Returns 0, or -errno for the HTTP status: ENOENT 404,

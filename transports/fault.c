@@ -223,12 +223,12 @@ static int fault_fetch(struct ws_lane *lane, const struct ws_fetch *asked, struc
     return rc;
 }
 
-static int fault_report(struct ws_source *source, const char *model, uint64_t version, const char *run,
-                        const json_t *body, struct ws_error *err)
+static int fault_call(struct ws_source *source, const char *method, const char *path, const json_t *body,
+                      json_t **reply, struct ws_error *err)
 {
     struct fault_source *s = (struct fault_source *)source;
     int rc = control_fault(s, err);
-    return rc ? rc : ws_source_report(s->inner, model, version, run, body, err);
+    return rc ? rc : ws_source_call(s->inner, method, path, body, reply, err);
 }
 
 const struct ws_transport_ops ws_fault_ops = {
@@ -243,5 +243,5 @@ const struct ws_transport_ops ws_fault_ops = {
     .lane_open = fault_lane_open,
     .lane_close = fault_lane_close,
     .fetch = fault_fetch,
-    .report = fault_report,
+    .call = fault_call,
 };

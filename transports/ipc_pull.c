@@ -99,7 +99,7 @@ static int ipc_models(struct ws_source *source, const char *model, uint64_t sinc
     /* The wait cannot be interrupted: it is cut into short ones. */
     unsigned step = timeout_ms > 900 ? 900 : timeout_ms;
     for (unsigned waited = 0;; waited += step) {
-        ws_api_models_path(path, model, since, step);
+        ws_api_models_path(path, model, since, step, source->who);
         int rc = call((struct ipc_source *)source, since ? POLLS : CALLS, "GET", path, NULL, out, NULL, 0,
                       NULL, err);
         if (rc < 0)
@@ -132,7 +132,7 @@ static int ipc_manifest(struct ws_source *source, const char *model, uint64_t ve
 {
     char path[WS_API_PATH_BYTES];
     json_t *body = NULL;
-    ws_api_version_path(path, WS_API_MANIFEST, model, version, NULL, run);
+    ws_api_version_path(path, "manifest", model, version, NULL, run);
     int rc = call((struct ipc_source *)source, CALLS, "GET", path, NULL, &body, NULL, 0, NULL, err);
     if (rc < 0)
         return rc;
@@ -175,7 +175,7 @@ static int receive_map(struct ipc_source *s, int sock, const struct ws_manifest 
     int *fds = calloc(m->n_files + 1, sizeof(*fds));
     if (!fds)
         return ws_error_set(err, ENOMEM, "no memory for %zu descriptors", m->n_files);
-    ws_api_version_path(path, WS_API_MAP, m->model, m->version, NULL, m->run);
+    ws_api_version_path(path, "map", m->model, m->version, NULL, m->run);
     int rc = sock >= 0 ? ws_ipc_call(sock, "GET", path, NULL, NULL, 0, &body, fds, m->n_files, &n_fds, err)
                        : call(s, CALLS, "GET", path, NULL, &body, fds, m->n_files, &n_fds, err);
     if (rc == 0) {
@@ -204,7 +204,7 @@ static int ipc_map(struct ws_source *source, const struct ws_manifest *m, struct
 static void ipc_unmap(struct ws_source *source, const char *model, uint64_t version, const char *run)
 {
     char path[WS_API_PATH_BYTES];
-    ws_api_version_path(path, WS_API_UNMAP, model, version, NULL, run);
+    ws_api_version_path(path, "unmap", model, version, NULL, run);
     (void)call((struct ipc_source *)source, CALLS, "POST", path, NULL, NULL, NULL, 0, NULL, NULL);
 }
 
@@ -275,12 +275,13 @@ static int ipc_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
     return rc;
 }
 
-static int ipc_report(struct ws_source *source, const char *model, uint64_t version, const char *run,
-                      const json_t *body, struct ws_error *err)
+static int ipc_call(struct ws_source *source, const char *method, const char *path, const json_t *body,
+                    json_t **reply, struct ws_error *err)
 {
-    char path[WS_API_PATH_BYTES];
-    ws_api_version_path(path, WS_API_LOADED, model, version, NULL, run);
-    return call((struct ipc_source *)source, CALLS, "POST", path, body, NULL, NULL, 0, NULL, err);
+    int rc = call((struct ipc_source *)source, CALLS, method, path, body, reply, NULL, 0, NULL, err);
+    if (rc == 0 && !*reply)
+        *reply = json_null();
+    return rc;
 }
 
 const struct ws_transport_ops ws_ipc_ops = {
@@ -295,5 +296,5 @@ const struct ws_transport_ops ws_ipc_ops = {
     .lane_open = ipc_lane_open,
     .lane_close = ipc_lane_close,
     .fetch = ipc_fetch,
-    .report = ipc_report,
+    .call = ipc_call,
 };

@@ -200,6 +200,8 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
         return rc;
     switch (q.kind) {
     case WS_API_EVENTS:
+        if (q.who[0] && cat->ops->seen)
+            cat->ops->seen(cat->self, q.who, q.timeout_ms);
         wait_for_change(c, &q);
         /* fall through */
     case WS_API_MODELS:
@@ -222,7 +224,6 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
     case WS_API_UNMAP:
         serve_unmap(c, &q);
         break;
-    case WS_API_LOADED:
     case WS_API_OTHER:
         rc = cat->ops->route(cat->self, method, path, query, body, &out, &text, err);
         if (rc == 0 && text)

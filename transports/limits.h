@@ -26,6 +26,7 @@
 #define WS_MAX_ENGINES        1024
 #define WS_MAX_COMMAND        4096 /* one write to a control file */
 #define WS_MAX_URL            1024
+#define WS_WHO_CHARS          511          /* a mount's name at its agents: HOST:MOUNTPOINT */
 #define WS_MAX_REPLY_BYTES    (64UL << 20) /* a JSON reply of an engine or an agent, manifests apart */
 #define WS_MAX_FDS_PER_FRAME  64
 #define WS_MAX_CLIENTS        4096
@@ -34,6 +35,8 @@
 #define WS_BLOCK_TRIES        3 /* a block that is wrong this often fails the pull: EBADMSG */
 #define WS_CONNECT_TIMEOUT_MS 5000
 #define WS_REPLY_TIMEOUT_MS   30000
+#define WS_POLL_MS            10000  /* a mount asks its sources for news at least this often */
+#define WS_LEASE_GRACE_MS     5000   /* and is called silent when it is later than this */
 #define WS_READ_DEADLINE_MS   120000 /* default for a read that waits for its block */
 #define WS_DEFAULT_PORT       18861
 

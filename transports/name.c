@@ -75,8 +75,8 @@ bool ws_name_is_safe(const char *name)
 bool ws_name_is_model(const char *name)
 {
     /* files of a mount's top folder, and paths of the API that a model's would hide */
-    static const char *const reserved[] = {"ctl",        "status", "events", "metrics",
-                                           "last_error", "models", "local"};
+    static const char *const reserved[] = {"ctl",    "status", "events",  "metrics", "last_error",
+                                           "models", "local",  "release", "releases"};
     for (size_t i = 0; i < sizeof(reserved) / sizeof(reserved[0]); i++)
         if (strcmp(name, reserved[i]) == 0)
             return false;

@@ -87,6 +87,7 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
     s->head.ops = &ws_tcp_ops;
     s->head.url = strdup(url);
     s->options = *o;
+    s->options.who = NULL; /* in the head */
     s->options.token = copy_of(o->token);
     s->options.ca_file = copy_of(o->ca_file);
     s->options.cert_file = copy_of(o->cert_file);
@@ -219,7 +220,7 @@ static int status_error(const char *url, long status, const struct text *body, s
 static int request(struct tcp_source *s, const char *path, const json_t *post, unsigned timeout_ms,
                    size_t limit, const atomic_bool *cancel, struct text *out, struct ws_error *err)
 {
-    char url[2 * WS_MAX_URL + 4 * WS_MAX_NAME], why[CURL_ERROR_SIZE];
+    char url[WS_MAX_URL + WS_API_PATH_BYTES], why[CURL_ERROR_SIZE];
     struct curl_slist *headers = NULL;
     char *body = post ? json_dumps(post, JSON_COMPACT) : NULL;
     long status = 0;
@@ -275,9 +276,9 @@ static int tcp_models(struct ws_source *source, const char *model, uint64_t sinc
     struct tcp_source *s = (struct tcp_source *)source;
     char path[WS_API_PATH_BYTES];
     struct text text;
-    ws_api_models_path(path, model, since, timeout_ms);
-    int rc = request(s, path, NULL, (since ? timeout_ms : 0) + reply_ms(s), WS_MAX_REPLY_BYTES, cancel, &text,
-                     err);
+    ws_api_models_path(path, model, since, timeout_ms, source->who);
+    int rc = request(s, path, NULL, since ? timeout_ms + 2 * WS_LEASE_GRACE_MS : reply_ms(s),
+                     WS_MAX_REPLY_BYTES, cancel, &text, err);
     if (rc < 0)
         return rc;
     json_error_t why;
@@ -297,7 +298,7 @@ static int tcp_manifest(struct ws_source *source, const char *model, uint64_t ve
     struct tcp_source *s = (struct tcp_source *)source;
     char path[WS_API_PATH_BYTES];
     struct text text;
-    ws_api_version_path(path, WS_API_MANIFEST, model, version, NULL, run);
+    ws_api_version_path(path, "manifest", model, version, NULL, run);
     int rc = request(s, path, NULL, reply_ms(s), WS_MAX_MANIFEST_BYTES, NULL, &text, err);
     if (rc == 0)
         rc = ws_manifest_from_json(text.p ? text.p : "", text.n, out, err);
@@ -305,16 +306,23 @@ static int tcp_manifest(struct ws_source *source, const char *model, uint64_t ve
     return rc;
 }
 
-static int tcp_report(struct ws_source *source, const char *model, uint64_t version, const char *run,
-                      const json_t *body, struct ws_error *err)
+static int tcp_call(struct ws_source *source, const char *method, const char *path, const json_t *body,
+                    json_t **reply, struct ws_error *err)
 {
     struct tcp_source *s = (struct tcp_source *)source;
-    char path[WS_API_PATH_BYTES];
+    bool post = strcmp(method, "POST") == 0;
+    json_t *nothing = post && !body ? json_object() : NULL;
     struct text text;
-    ws_api_version_path(path, WS_API_LOADED, model, version, NULL, run);
-    int rc = request(s, path, body, reply_ms(s), WS_MAX_REPLY_BYTES, NULL, &text, err);
+    int rc =
+        request(s, path, post && !body ? nothing : body, reply_ms(s), WS_MAX_REPLY_BYTES, NULL, &text, err);
+    json_decref(nothing);
+    if (rc < 0)
+        return rc;
+    *reply = json_loadb(text.p ? text.p : "", text.n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
     free(text.p);
-    return rc;
+    return *reply ? 0
+                  : ws_error_set(err, EPROTO, "%s%s answered with no JSON; is it a wsync agent?", s->head.url,
+                                 path);
 }
 
 /* --- lanes --- */
@@ -456,7 +464,7 @@ static int tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
                      .block = f->first,
                      .refusal.limit = 64 << 10};
     char path[WS_API_PATH_BYTES], url[WS_MAX_URL + WS_API_PATH_BYTES], range[64];
-    ws_api_version_path(path, WS_API_FILE, m->model, m->version, file->name, m->run);
+    ws_api_version_path(path, "files", m->model, m->version, file->name, m->run);
     snprintf(url, sizeof(url), "%s%s", lane->source->url, path);
     snprintf(range, sizeof(range), "%" PRIu64 "-%" PRIu64, k.at, k.end - 1);
     set_up(l->curl, (struct tcp_source *)lane->source, l->error, f->cancel);
@@ -484,5 +492,5 @@ const struct ws_transport_ops ws_tcp_ops = {
     .lane_open = tcp_lane_open,
     .lane_close = tcp_lane_close,
     .fetch = tcp_fetch,
-    .report = tcp_report,
+    .call = tcp_call,
 };

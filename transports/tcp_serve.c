@@ -301,6 +301,8 @@ static enum MHD_Result answer(struct request *q, const char *method)
             return reply_error(q->connection, rc, &err);
         q->parsed = true;
         q->polling = q->api.kind == WS_API_EVENTS;
+        if (q->polling && q->api.who[0] && q->server->catalog.ops->seen)
+            q->server->catalog.ops->seen(q->server->catalog.self, q->api.who, q->api.timeout_ms);
     }
     if (query)
         query[-1] = '?'; /* a resumed poll comes here again */

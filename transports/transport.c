@@ -31,13 +31,21 @@ int ws_source_open(const char *url, const struct ws_source_options *options, str
             "'%s' is no source; write http://HOST:PORT, https://HOST:PORT, unix:/PATH or dir:/PATH", url);
     int rc = ops->open(url, options ? options : &defaults, out, err);
     assert(rc <= 0 && (rc < 0 || (*out && (*out)->ops == ops && (*out)->url)));
+    if (rc == 0 && options && options->who && !((*out)->who = strdup(options->who))) {
+        ws_source_close(*out);
+        *out = NULL;
+        return ws_error_set(err, ENOMEM, "no memory for a source");
+    }
     return rc;
 }
 
 void ws_source_close(struct ws_source *s)
 {
-    if (s)
-        s->ops->close(s);
+    if (!s)
+        return;
+    char *who = s->who;
+    s->ops->close(s);
+    free(who);
 }
 
 const char *ws_source_transport(const struct ws_source *s)
@@ -108,10 +116,13 @@ int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *
     return rc;
 }
 
-int ws_source_report(struct ws_source *s, const char *model, uint64_t version, const char *run,
-                     const json_t *body, struct ws_error *err)
+int ws_source_call(struct ws_source *s, const char *method, const char *path, const json_t *body,
+                   json_t **reply, struct ws_error *err)
 {
-    if (!s->ops->report)
-        return 0; /* a folder does not care */
-    return s->ops->report(s, model, version, run, body, err);
+    *reply = NULL;
+    if (!s->ops->call)
+        return ws_error_set(err, ENOTSUP, "%s is no agent: it answers no %s", s->url, path);
+    int rc = s->ops->call(s, method, path, body, reply, err);
+    assert(rc <= 0 && (rc < 0) == (*reply == NULL));
+    return rc;
 }

@@ -14,11 +14,13 @@ struct ws_source_options {
     const char *token;                             /* bearer, or NULL */
     const char *ca_file, *cert_file, *key_file;    /* TLS; NULL: the system's */
     unsigned connect_timeout_ms, reply_timeout_ms; /* 0: the limits' defaults */
+    const char *who; /* the mount that asks, for its polls (HOST:MOUNTPOINT); NULL: a passer-by */
 };
 
 struct ws_source { /* the head of each transport's own struct */
     const struct ws_transport_ops *ops;
     char *url; /* as given, without credentials */
+    char *who; /* of the options, or NULL */
 };
 struct ws_lane {
     struct ws_source *source;
@@ -61,9 +63,10 @@ struct ws_transport_ops {
     /* Moves the blocks in any order. 0 when each was reported by block(); -ESTALE gone at the
      * source; -ECONNRESET, -ETIMEDOUT, ... : some may have been reported, ask again for the rest. */
     int (*fetch)(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
-    /* Tells the source what became of a version here: POST /v1/{model}/{version}/loaded. */
-    int (*report)(struct ws_source *s, const char *model, uint64_t version, const char *run,
-                  const json_t *body, struct ws_error *err);
+    /* One of the API's other requests. method: "GET" or "POST"; body: NULL or what is sent. *reply: a JSON
+     * value (new reference). NULL where nobody listens (a folder). */
+    int (*call)(struct ws_source *s, const char *method, const char *path, const json_t *body, json_t **reply,
+                struct ws_error *err);
 };
 
 extern const struct ws_transport_ops ws_tcp_ops, ws_ipc_ops, ws_dir_ops, ws_fault_ops;
@@ -83,8 +86,8 @@ void ws_source_unmap(struct ws_source *s, const char *model, uint64_t version, c
 WS_MUST_USE int ws_lane_open(struct ws_source *s, struct ws_lane **out, struct ws_error *err);
 void ws_lane_close(struct ws_lane *l);
 WS_MUST_USE int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
-WS_MUST_USE int ws_source_report(struct ws_source *s, const char *model, uint64_t version, const char *run,
-                                 const json_t *body, struct ws_error *err);
+WS_MUST_USE int ws_source_call(struct ws_source *s, const char *method, const char *path, const json_t *body,
+                               json_t **reply, struct ws_error *err);
 
 /* fault: "fault:PLAN:URL" decorates the source of URL. PLAN is comma-separated: seed=N,
  * delay=MS (each fetch), cut=P (percent of fetches that end early with -ECONNRESET), flip=P (percent

@@ -12,7 +12,7 @@ static int check_status(const struct ws_engine_target *t, const char *path, cons
     if (status == 401 || status == 403)
         return ws_error_set(err, EACCES,
                             "%s%s answered %ld: it wants a key; name the file that holds "
-                            "its admin or API key with token-file=",
+                            "its API key with token-file=, its admin key with admin-token-file=",
                             t->url, path, status);
     if (status == 404 || status == 405)
         return ws_error_set(err, EPROTO,
@@ -37,7 +37,7 @@ static int call(const struct ws_engine_target *t, const char *path, const json_t
         .url = t->url,
         .path = path,
         .body = body,
-        .token = t->token,
+        .token = ws_call_token(t, body != NULL),
         .timeout_ms = timeout_ms,
         .n_cancel = WS_CANCELS,
         .cancel = t->cancel,
@@ -105,10 +105,19 @@ int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *h
     return rc;
 }
 
+const char *ws_call_token(const struct ws_engine_target *t, bool changes)
+{
+    const char *first = changes ? t->admin_token : t->token;
+
+    return first ? first : changes ? t->token : t->admin_token;
+}
+
 unsigned ws_call_short_ms(const struct ws_engine_target *t)
 {
     unsigned part = t->timeout_ms / 10;
 
+    if (t->short_ms)
+        return t->short_ms < t->timeout_ms ? t->short_ms : t->timeout_ms;
     return part > LEAST_MS ? part : LEAST_MS;
 }
 

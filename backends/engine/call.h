@@ -20,7 +20,9 @@ WS_MUST_USE int ws_call_plain(const struct ws_engine_target *t, const char *path
 WS_MUST_USE int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *has,
                                  struct ws_error *err);
 
-/* For everything but a load: a tenth of its time, at least 5 s. */
+/* The bearer of a request that changes the engine, or only asks it; NULL: none. */
+const char *ws_call_token(const struct ws_engine_target *t, bool changes);
+/* For everything but a load. */
 unsigned ws_call_short_ms(const struct ws_engine_target *t);
 /* A string member of the reply; "" where there is none. */
 const char *ws_call_text(const struct ws_http_reply *reply, const char *key);

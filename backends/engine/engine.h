@@ -28,12 +28,14 @@ struct ws_engine_templates {
 };
 #define WS_CANCELS 3 /* the mount ends, the writer is interrupted, somebody says cancel */
 struct ws_engine_target {
-    const char *url;        /* http(s)://host:port, no credentials in it */
-    const char *token;      /* bearer, or NULL; never logged */
-    const char *pause_mode; /* the kind's own word, NULL: its default */
+    const char *url;         /* http(s)://host:port, no credentials in it */
+    const char *token;       /* bearer, or NULL; never logged */
+    const char *admin_token; /* for what changes the engine, where that wants another one; NULL: token */
+    const char *pause_mode;  /* the kind's own word, NULL: its default */
     enum ws_engine_cache cache;
     bool sleeping;                         /* it said so before it was paused: weights are woken for a load */
-    unsigned timeout_ms;                   /* of a load; the other calls take a fraction, at least 5 s */
+    unsigned timeout_ms;                   /* of a load */
+    unsigned short_ms;                     /* of the other calls; 0: a tenth of it, at least 5 s */
     const atomic_bool *cancel[WS_CANCELS]; /* looked at while waiting; NULLs are fine */
     const struct ws_engine_facts *facts;   /* may be NULL: not probed */
     const struct ws_engine_templates *templates; /* kind remote only */
@@ -50,6 +52,7 @@ struct ws_engine_ops {
     bool tells_path;                /* serving fills path; else the caller remembers what was loaded */
     bool tells_version;             /* serving fills version with what load was told */
     bool tells_paused;              /* serving fills paused */
+    bool external;                  /* driven by its own framework: no function is there */
     /* Is it there, and of this kind, and what does it offer? Fills both. -EHOSTUNREACH, -ETIMEDOUT, -EACCES,
      * -EPROTO with what is missing and how it is turned on. */
     int (*probe)(const struct ws_engine_target *t, struct ws_engine_facts *facts,

@@ -112,7 +112,7 @@ static int run(const struct ws_engine_target *t, const char *template, const cha
         struct ws_http_request request = {.url = t->url,
                                           .path = q.path,
                                           .body = body,
-                                          .token = t->token,
+                                          .token = ws_call_token(t, body != NULL),
                                           .timeout_ms = timeout_ms,
                                           .n_cancel = WS_CANCELS,
                                           .cancel = t->cancel};

@@ -103,7 +103,7 @@ static json_t *slot_json(const struct ws_slot *s)
                      (json_int_t)s->manifest->created_ns);
 }
 
-static json_t *model_json(const struct ws_agent_model *m)
+static json_t *model_json(const struct ws_agent *a, struct ws_agent_model *m)
 {
     const struct ws_slot *order[WS_MAX_SLOTS];
     unsigned n = 0;
@@ -124,8 +124,10 @@ static json_t *model_json(const struct ws_agent_model *m)
         if (order[i]->version == m->newest && strcmp(order[i]->run, m->run) == 0)
             digest = order[i]->manifest->digest;
     }
-    return json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest", (json_int_t)m->newest, "run", m->run,
-                     "digest", digest, "versions", versions);
+    json_t *out = json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest", (json_int_t)m->newest, "run",
+                            m->run, "digest", digest, "versions", versions);
+    ws_agent_orders(a, m, out);
+    return out;
 }
 
 static int agent_models(void *self, const char *model, json_t **out, struct ws_error *err)
@@ -135,11 +137,11 @@ static int agent_models(void *self, const char *model, json_t **out, struct ws_e
     uint64_t seq = atomic_load(&a->seq); /* before looking: what changes meanwhile is asked for again */
     pthread_mutex_lock(&a->lock);
     bool found = !model;
-    for (const struct ws_agent_model *m = a->models; m; m = m->next) {
+    for (struct ws_agent_model *m = a->models; m; m = m->next) {
         if (!m->any || (model && strcmp(model, m->name) != 0))
             continue;
         found = true;
-        json_array_append_new(models, model_json(m));
+        json_array_append_new(models, model_json(a, m));
     }
     pthread_mutex_unlock(&a->lock);
     if (!found) {
@@ -197,6 +199,7 @@ static const struct ws_catalog_ops catalog_ops = {
     .models = agent_models,
     .hold = agent_hold,
     .drop = agent_drop,
+    .seen = ws_agent_seen,
     .route = ws_agent_route,
 };
 
@@ -290,11 +293,6 @@ static void free_model(struct ws_agent_model *m)
 {
     for (unsigned i = 0; i < m->n_slots; i++)
         ws_slot_free(m->slots[i]);
-    for (struct ws_report *r = m->reports, *next; r; r = next) {
-        next = r->next;
-        free(r->who);
-        free(r);
-    }
     ws_placement_free(m->placement);
     free(m->ranks);
     free(m->name);
@@ -315,6 +313,7 @@ void ws_agent_free(struct ws_agent *a)
     }
     ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
+    ws_agent_fleet_stop(a);
     for (struct ws_agent_model *m = a->models, *next; m; m = next) {
         next = m->next;
         free_model(m);
@@ -355,6 +354,8 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
         a->workers = NULL;
         rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     }
+    if (rc == 0 && ws_agent_fleet_start(a) < 0)
+        rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     /* TCP first: publishers can come as soon as the socket is there, and announce to both. */
     struct ws_tcp_server *tcp = NULL;
     struct ws_ipc_server *ipc = NULL;

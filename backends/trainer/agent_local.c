@@ -414,12 +414,19 @@ static void do_abandon(struct ws_agent *a, struct ws_session *c)
     pthread_mutex_unlock(&a->lock);
 }
 
-static bool is_loaded(const struct ws_agent_model *m, uint64_t version)
+static bool is_loaded(const struct ws_agent_model *m, uint64_t version, const char *who, char *missing,
+                      size_t cap)
 {
-    for (const struct ws_report *r = m->reports; r; r = r->next)
-        if (r->ok && strcmp(r->run, m->run) == 0 && r->version >= version)
-            return true;
-    return false;
+    struct ws_mark to = {.version = version};
+    snprintf(to.run, sizeof(to.run), "%s", m->run);
+    return ws_fleet_serves(&m->fleet, &to, who, ws_agent_now_ns(), missing, cap);
+}
+
+/* A mount that falls silent counts no more, and nothing tells of that. */
+static uint64_t look_again(uint64_t deadline)
+{
+    uint64_t soon = ws_agent_now_ns() + 500000000UL;
+    return soon < deadline ? soon : deadline;
 }
 
 static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body, struct ws_error *err)
@@ -427,6 +434,8 @@ static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body,
     uint64_t version = number(body, "version", 0), ms = number(body, "timeout_ms", UINT64_MAX);
     const char *what = json_string_value(json_object_get(body, "what"));
     bool loaded = what && strcmp(what, "loaded") == 0;
+    const char *who = json_string_value(json_object_get(body, "who"));
+    char missing[WS_ERROR_TEXT] = "";
     /* no limit is a year: the clock's arithmetic stays in range */
     uint64_t deadline = ws_agent_now_ns() + (ms > 31536000000ULL ? 31536000000ULL : ms) * 1000000ULL;
     pthread_mutex_lock(&a->lock);
@@ -434,17 +443,19 @@ static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body,
     int rc = m ? 0 : ws_error_set(err, EINVAL, "this rank is not registered");
     const char *run = json_string_value(json_object_get(body, "run"));
     while (rc == 0 && !(m->any && (!run || strcmp(run, m->run) == 0) && m->newest >= version &&
-                        (!loaded || is_loaded(m, version)))) {
+                        (!loaded || is_loaded(m, version, who ? who : "all", missing, sizeof(missing))))) {
         bool pending =
             m->writing && m->writing_version == version && (!run || strcmp(run, m->writing->run) == 0);
         if (!pending && !loaded)
             rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun",
                               version, m->name);
-        else if (!ws_agent_wait(a, deadline))
+        else if (!ws_agent_wait(a, look_again(deadline)) &&
+                 (atomic_load(&a->stop) || ws_agent_now_ns() >= deadline))
             rc = atomic_load(&a->stop)
                      ? ws_error_set(err, ECONNRESET, "the agent is stopping")
-                     : ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not %s in time", version,
-                                    m->name, loaded ? "loaded by a mount's engines" : "published");
+                     : ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not %s in time%s%s",
+                                    version, m->name, loaded ? "loaded" : "published", missing[0] ? ": " : "",
+                                    missing);
     }
     pthread_mutex_unlock(&a->lock);
     return rc;

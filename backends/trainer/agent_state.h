@@ -4,7 +4,9 @@
 #ifndef WS_TRAINER_AGENT_STATE_H
 #define WS_TRAINER_AGENT_STATE_H
 #include "backends/trainer/agent.h"
+#include "backends/trainer/release.h"
 #include "backends/trainer/slot.h"
+#include "transports/api.h"
 #include "transports/ipc.h"
 #include "transports/tcp.h"
 #include <pthread.h>
@@ -21,16 +23,6 @@ struct ws_session {
     bool writing;              /* has begun model->writing and not committed */
     struct ws_slot *committed; /* what it has committed, while that is not announced */
     bool lost;                 /* its version was abandoned by another rank; told at the next call */
-};
-
-/* What a mount said of a version. */
-struct ws_report {
-    struct ws_report *next;
-    char *who; /* host and mountpoint */
-    uint64_t version;
-    char run[WS_RUN_CHARS + 1];
-    bool ok;
-    uint64_t engines;
 };
 
 struct ws_agent_model {
@@ -55,7 +47,11 @@ struct ws_agent_model {
     struct ws_slot *writing;
     uint64_t writing_version;
     unsigned n_begun, n_committed;
-    struct ws_report *reports;
+    /* agent_fleet.c */
+    struct ws_fleet fleet;
+    struct ws_wanted *wanted;
+    struct ws_mark released;       /* what was committed last */
+    uint64_t released_id;          /* by which release */
     uint64_t published, abandoned; /* counters */
 };
 
@@ -64,13 +60,16 @@ struct ws_agent {
     _Atomic(struct ws_tcp_server *) tcp; /* set while threads run already */
     _Atomic(struct ws_ipc_server *) ipc;
     struct ws_workers *workers;
-    pthread_t finisher;
+    pthread_t finisher, clock;
+    bool has_clock;
     atomic_bool stop;
     _Atomic uint64_t seq;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* anything below changed */
     /* guarded by lock */
     struct ws_agent_model *models;
+    struct ws_release *releases; /* newest first */
+    uint64_t last_id;            /* of releases and of what is wanted */
     uint64_t slot_bytes;
 };
 
@@ -88,7 +87,17 @@ extern const struct ws_ipc_handler ws_agent_local;
 /* agent_slots.c: a slot for the next version; under lock, gives it up meanwhile. */
 WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot **out,
                                    uint64_t deadline_ns, struct ws_error *err);
-/* agent_views.c: routes that only show, and reports */
+/* agent_fleet.c: mounts and releases */
+WS_MUST_USE int ws_agent_fleet_start(struct ws_agent *a);
+void ws_agent_fleet_stop(struct ws_agent *a); /* a->stop is set */
+void ws_agent_seen(void *self, const char *who, unsigned ms);
+/* What mounts are asked to do with a model, put into its entry of the listing. Under lock. */
+void ws_agent_orders(const struct ws_agent *a, struct ws_agent_model *m, json_t *out);
+/* -EOPNOTSUPP: it is none of these routes. Not under lock. */
+WS_MUST_USE int ws_agent_fleet_route(struct ws_agent *a, const char *method, const char *path,
+                                     const struct ws_api_request *q, const json_t *body, json_t **reply,
+                                     struct ws_error *err);
+/* agent_views.c: routes that only show */
 int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
                    json_t **reply, char **text, struct ws_error *err);
 

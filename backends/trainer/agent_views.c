@@ -1,5 +1,4 @@
-/* What the agent shows beside versions: AstraFlow's two read endpoints, status, metrics; and what mounts
- * report. */
+/* What the agent shows beside versions: AstraFlow's two read endpoints, status, metrics. */
 #include "backends/trainer/agent_state.h"
 #include "transports/api.h"
 #include "transports/log.h"
@@ -8,8 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define MAX_REPORTS 4096 /* a model's mounts */
 
 /* The model that `model=` in the query names, else the first one. Under lock. */
 static struct ws_agent_model *asked_model(struct ws_agent *a, const char *query)
@@ -109,18 +106,14 @@ static int get_status(struct ws_agent *a, json_t **reply)
     json_t *models = json_array();
     pthread_mutex_lock(&a->lock);
     for (const struct ws_agent_model *m = a->models; m; m = m->next) {
-        json_t *slots = json_array(), *reports = json_array();
+        json_t *slots = json_array();
         for (unsigned i = 0; i < m->n_slots; i++)
             json_array_append_new(slots, slot_status(m->slots[i]));
-        for (const struct ws_report *r = m->reports; r; r = r->next)
-            json_array_append_new(reports, json_pack("{s:s,s:I,s:s,s:b,s:I}", "mount", r->who, "version",
-                                                     (json_int_t)r->version, "run", r->run, "ok", (int)r->ok,
-                                                     "engines", (json_int_t)r->engines));
-        json_array_append_new(models, json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o,s:o}", "name", m->name,
-                                                "newest", (json_int_t)m->newest, "run", m->run, "ranks",
-                                                (json_int_t)m->n_registered, "published",
-                                                (json_int_t)m->published, "abandoned",
-                                                (json_int_t)m->abandoned, "slots", slots, "mounts", reports));
+        json_array_append_new(
+            models, json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o,s:o}", "name", m->name, "newest",
+                              (json_int_t)m->newest, "run", m->run, "ranks", (json_int_t)m->n_registered,
+                              "published", (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned,
+                              "slots", slots, "mounts", ws_fleet_json(&m->fleet, ws_agent_now_ns())));
     }
     *reply = json_pack("{s:I,s:o}", "slot_bytes", (json_int_t)a->slot_bytes, "models", models);
     pthread_mutex_unlock(&a->lock);
@@ -163,52 +156,14 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
     return fclose(f) == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the metrics");
 }
 
-/* POST /v1/{model}/{version}/loaded[?run=R] {"host","mount","engines","ok"} */
-static int take_report(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
-                       struct ws_error *err)
-{
-    const char *host = json_string_value(json_object_get(body, "host"));
-    const char *mount = json_string_value(json_object_get(body, "mount"));
-    char who[512];
-    unsigned n = 0;
-    snprintf(who, sizeof(who), "%.200s:%.300s", host ? host : "?", mount ? mount : "?");
-    pthread_mutex_lock(&a->lock);
-    struct ws_agent_model *m = ws_agent_find(a, q->model);
-    struct ws_report *r = m ? m->reports : NULL;
-    for (; r && strcmp(r->who, who) != 0; r = r->next)
-        n++;
-    int rc = m ? 0 : ws_error_set(err, ENOENT, "there is no model '%s' here", q->model);
-    if (m && !r && n < MAX_REPORTS) {
-        r = calloc(1, sizeof(*r));
-        if (r && !(r->who = strdup(who))) {
-            free(r);
-            r = NULL;
-        }
-        if (r) {
-            r->next = m->reports;
-            m->reports = r;
-        }
-    }
-    if (rc == 0 && !r)
-        rc = ws_error_set(err, EAGAIN, "more than %d mounts report for %s", MAX_REPORTS, q->model);
-    if (rc == 0) {
-        r->version = q->version;
-        r->ok = json_is_true(json_object_get(body, "ok"));
-        r->engines = (uint64_t)json_integer_value(json_object_get(body, "engines"));
-        snprintf(r->run, sizeof(r->run), "%s", q->run[0] ? q->run : m->run);
-        ws_log(WS_LOG_INFO, "agent", "loaded model=%s version=%" PRIu64 " mount=%s ok=%d", q->model,
-               q->version, who, r->ok);
-        pthread_cond_broadcast(&a->changed);
-    }
-    pthread_mutex_unlock(&a->lock);
-    return rc;
-}
-
 int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
                    json_t **reply, char **text, struct ws_error *err)
 {
     struct ws_agent *a = self;
     struct ws_api_request q;
+    int rc = ws_api_parse(path, query, &q, err);
+    if (rc < 0)
+        return rc;
     if (strcmp(method, "GET") == 0) {
         if (strcmp(path, "/get_version") == 0)
             return get_version(a, query, reply);
@@ -218,13 +173,10 @@ int ws_agent_route(void *self, const char *method, const char *path, const char 
             return get_status(a, reply);
         if (strcmp(path, "/metrics") == 0)
             return get_metrics(a, text, err);
-    } else {
-        int rc = ws_api_parse(path, query, &q, err);
-        if (rc < 0)
-            return rc;
-        if (q.kind == WS_API_LOADED)
-            return take_report(a, &q, body, err);
     }
+    rc = ws_agent_fleet_route(a, method, path, &q, body, reply, err);
+    if (rc != -EOPNOTSUPP)
+        return rc;
     return ws_error_set(err, ENOENT, "there is no %s %.200s here; /v1/models lists what there is", method,
                         path);
 }

@@ -261,9 +261,11 @@ int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint6
     return rc;
 }
 
-static int wait_for(struct wsync_publisher *p, const char *what, uint64_t version, int timeout_ms)
+static int wait_for(struct wsync_publisher *p, const char *what, uint64_t version, const char *who,
+                    int timeout_ms)
 {
-    json_t *body = json_pack("{s:I,s:s,s:s}", "version", (json_int_t)version, "what", what, "run", p->run);
+    json_t *body = json_pack("{s:I,s:s,s:s,s:s}", "version", (json_int_t)version, "what", what, "run", p->run,
+                             "who", who);
     if (body && timeout_ms >= 0)
         json_object_set_new(body, "timeout_ms", json_integer(timeout_ms));
     return ws_publisher_call(p, "wait", body, NULL, NULL, 0, NULL, ws_last_error());
@@ -271,12 +273,12 @@ static int wait_for(struct wsync_publisher *p, const char *what, uint64_t versio
 
 int wsync_wait_published(wsync_publisher *p, uint64_t version, int timeout_ms)
 {
-    return wait_for(p, "published", version, timeout_ms);
+    return wait_for(p, "published", version, "", timeout_ms);
 }
 
-int wsync_wait_loaded(wsync_publisher *p, uint64_t version, int timeout_ms)
+int wsync_wait_loaded(wsync_publisher *p, uint64_t version, const char *who, int timeout_ms)
 {
-    return wait_for(p, "loaded", version, timeout_ms);
+    return wait_for(p, "loaded", version, who ? who : "all", timeout_ms);
 }
 
 void wsync_close(wsync_publisher *p)

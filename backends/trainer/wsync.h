@@ -120,10 +120,12 @@ int wsync_begin(wsync_publisher *pub, uint64_t version);
 int wsync_put(wsync_publisher *pub, const wsync_param *param);
 int wsync_commit(wsync_publisher *pub);
 int wsync_abandon(wsync_publisher *pub);
-/* Waits until `version` is announced; until at least one mount reports that its engines serve it (or
- * a later one of this lineage). -ETIMEDOUT; -ECANCELED: it was abandoned. timeout_ms -1: no limit. */
+/* Waits until `version` is announced; until the engines of mounts serve it (or a later one of this lineage):
+ * who is NULL or "all", every mount that follows or has engines and is not silent, one at least; "N", a
+ * number of them; or a mount's name (HOST or HOST:MOUNTPOINT). -ETIMEDOUT, with who is missing; -ECANCELED:
+ * it was abandoned. timeout_ms -1: no limit. */
 int wsync_wait_published(wsync_publisher *pub, uint64_t version, int timeout_ms);
-int wsync_wait_loaded(wsync_publisher *pub, uint64_t version, int timeout_ms);
+int wsync_wait_loaded(wsync_publisher *pub, uint64_t version, const char *who, int timeout_ms);
 /* The lineage that this publisher writes; valid until close. */
 const char *wsync_run(const wsync_publisher *pub);
 /* Abandons what is begun and disconnects; NULL is fine. */

@@ -145,7 +145,8 @@ static int route(void *self, const char *method, const char *path, const char *q
     return 0;
 }
 
-static const struct ws_catalog_ops ops = {get_seq, get_models, take, drop, route};
+static const struct ws_catalog_ops ops = {
+    .seq = get_seq, .models = get_models, .hold = take, .drop = drop, .route = route};
 
 struct memory_catalog *memory_catalog_new(void)
 {

@@ -163,7 +163,7 @@ static void test_bad_commands(void **state)
         {WS_SCOPE_MODEL, "drop 13 force-layout"},
         {WS_SCOPE_MODEL, "engine"},
         {WS_SCOPE_MODEL, "engine list"},
-        {WS_SCOPE_MODEL, "engine add e1 sglang"},
+        {WS_SCOPE_MODEL, "engine add e1"},
         {WS_SCOPE_MODEL, "engine add e1 sglang http://h:1 colour=red"},
         {WS_SCOPE_MODEL, "engine add e1 sglang http://h:1 pause=a pause=b"},
         {WS_SCOPE_MODEL, "engine add e1 sglang http://h:1 policy=pull"},
@@ -173,6 +173,8 @@ static void test_bad_commands(void **state)
         {WS_SCOPE_ROOT, "add actor"},
         {WS_SCOPE_VERSION, "13 14"},
         {WS_SCOPE_POLICY, "pull follow"},
+        {WS_SCOPE_POLICY, "follow every=2 every=3"},
+        {WS_SCOPE_MODEL, "loaded"},
         {WS_SCOPE_POLICY, ""},
     };
 
@@ -193,7 +195,7 @@ static void test_usage(void **state)
         assert_true(usage[0] && meaning[0]);
         n++;
     }
-    assert_int_equal(n, 14);
+    assert_int_equal(n, 15);
     assert_true(ws_command_usage(WS_SCOPE_ROOT, 2, &usage, &meaning));
     assert_false(ws_command_usage(WS_SCOPE_ROOT, 3, &usage, &meaning));
 }

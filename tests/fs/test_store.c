@@ -193,7 +193,7 @@ struct heard {
 
 static void hear(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v)
 {
-    static const char *const names[] = {"model+", "model-", "known", "state", "renamed", "gone"};
+    static const char *const names[] = {"model+", "model-", "listed", "orders", "known", "state", "renamed", "gone"};
     struct heard *h = arg;
     char name[WS_MAX_NAME + 1] = "";
     size_t n;
@@ -268,7 +268,7 @@ static void listeners_hear_a_pull_and_a_drop(void **state)
     add_source(s, shelf_tcp_start(shelf), NULL);
     v = pulled(s, "actor", "1");
     wait_until(has_heard(&heard, "state 1=ready"));
-    assert_true(has_heard(&heard, "model+ actor;known 1;"));
+    assert_true(has_heard(&heard, "model+ actor;known 1;") && has_heard(&heard, "listed actor;"));
     assert_true(has_heard(&heard, "state 1="));
     id = ws_version_id(v);
     assert_ok(ws_version_drop(v, NULL), &(struct ws_error){0});
@@ -616,8 +616,9 @@ static void reports_reach_the_source(void **state)
     shelf_publish(shelf, "actor", 3, "r1", MIB);
     s = store_of(shelf_tcp_start(shelf));
     v = version(s, "actor", "3");
-    ws_version_report(v, json_pack("{s:s,s:b}", "host", "here", "ok", 1));
-    ws_version_report(v, json_pack("{s:s,s:b}", "host", "there", "ok", 0));
+    const struct ws_mark mark = ws_version_mark(v);
+    ws_model_tell(ws_version_model(v), &mark, "loaded", json_pack("{s:s,s:b}", "host", "here", "ok", 1));
+    ws_model_tell(ws_version_model(v), &mark, "loaded", json_pack("{s:s,s:b}", "host", "there", "ok", 0));
     ws_version_put(v);
     wait_until(has_reports(2));
     reports = shelf_reports(shelf);

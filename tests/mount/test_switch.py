@@ -47,8 +47,8 @@ def test_switch(stack):
         assert os.readlink(mount.file("actor/current")) == now
         assert engine.serves() == now and engine.checksum() == sums[int(now)]
     assert mount.text("actor/engines").startswith("e1 serving 1 sglang")
-    status = agent.get("/v1/status")["models"][0]["mounts"][0]
-    assert status["version"] == 1 and status["ok"], status
+    loaded = lambda: agent.get("/v1/status")["models"][0]["mounts"][0]["loaded"]
+    wait_for(lambda: loaded() and loaded()["version"] == 1, "the agent's word of what is served")
     assert "switched model=actor version=2" in mount.text("actor/events")
 
 

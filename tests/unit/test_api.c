@@ -23,31 +23,39 @@ static void test_round_trip(void **state)
 {
     static const char *const names[] = {"actor", "Qwen3 0.6B", "a?b&c=d", "\xC3\xA4\xC3\xB6", "a+b#c", "~x"};
     static const enum ws_api_kind kinds[] = {WS_API_MANIFEST, WS_API_FILE, WS_API_MAP, WS_API_UNMAP,
-                                             WS_API_LOADED};
+                                             WS_API_OTHER};
+    static const char *const verbs[] = {"manifest", "files", "map", "unmap", "loaded"};
     char path[WS_API_PATH_BYTES], longest[WS_MAX_NAME + 1];
     struct ws_api_request q;
     (void)state;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
             const char *file = kinds[k] == WS_API_FILE ? "a%b c.json" : NULL;
-            ws_api_version_path(path, kinds[k], names[i], 1UL << 60, file, k % 2 ? "run-1" : NULL);
+            ws_api_version_path(path, verbs[k], names[i], 1UL << 60, file, k % 2 ? "run-1" : NULL);
             assert_int_equal(parse(path, &q), 0);
             assert_int_equal(q.kind, kinds[k]);
             assert_string_equal(q.model, names[i]);
+            assert_string_equal(q.verb, kinds[k] == WS_API_OTHER ? "loaded" : "");
+            assert_true(q.has_version);
             assert_int_equal(q.version, 1UL << 60);
             assert_string_equal(q.file, file ? file : "");
             assert_string_equal(q.run, k % 2 ? "run-1" : "");
         }
-        ws_api_models_path(path, names[i], 7, 1500);
+        ws_api_models_path(path, names[i], 7, 1500, i % 2 ? NULL : "node 1:/mnt/ä&b");
         assert_int_equal(parse(path, &q), 0);
         assert_true(q.kind == WS_API_EVENTS && q.since == 7 && q.timeout_ms == 1500);
         assert_string_equal(q.model, names[i]);
+        assert_string_equal(q.who, i % 2 ? "" : "node 1:/mnt/ä&b");
+        ws_api_model_path(path, "mounts", names[i]);
+        assert_int_equal(parse(path, &q), 0);
+        assert_true(q.kind == WS_API_OTHER && !q.has_version && strcmp(q.verb, "mounts") == 0);
+        assert_string_equal(q.model, names[i]);
     }
-    ws_api_models_path(path, NULL, 0, 0);
+    ws_api_models_path(path, NULL, 0, 0, NULL);
     assert_string_equal(path, "/v1/models");
     memset(longest, ' ', WS_MAX_NAME); /* three bytes each when encoded */
     longest[WS_MAX_NAME] = 0;
-    ws_api_version_path(path, WS_API_FILE, longest, UINT64_MAX, longest, "0123456789abcdef0123456789abcdef");
+    ws_api_version_path(path, "files", longest, UINT64_MAX, longest, "0123456789abcdef0123456789abcdef");
     assert_int_equal(parse(path, &q), 0);
     assert_string_equal(q.file, longest);
 }

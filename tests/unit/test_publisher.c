@@ -3,6 +3,7 @@
  * be. */
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
+#include "transports/api.h"
 #include "transports/ipc.h"
 #include "transports/transport.h"
 #include <errno.h>
@@ -377,7 +378,7 @@ static void wrong_calls(void **state)
     expect(&w, w.http, 1);
     assert_int_equal(wsync_offload(p, good, 2, 1), -EEXIST); /* not higher */
     assert_non_null(strstr(wsync_error(), "new-run"));
-    assert_int_equal(wsync_wait_loaded(p, 1, 50), -ETIMEDOUT);
+    assert_int_equal(wsync_wait_loaded(p, 1, NULL, 50), -ETIMEDOUT);
     char run[64], pid[32];
     snprintf(run, sizeof(run), "%s", wsync_run(p));
     snprintf(pid, sizeof(pid), "process %d", (int)getpid());
@@ -473,15 +474,19 @@ static void loaded_is_waited_for(void **state)
     struct world w;
     struct ws_error err = {0};
     struct ws_source *s;
-    json_t *body = json_pack("{s:s,s:s,s:i,s:b}", "host", "h", "mount", "/wsync", "engines", 1, "ok", 1);
+    char path[WS_API_PATH_BYTES];
+    json_t *reply,
+        *body = json_pack("{s:s,s:s,s:i,s:b}", "host", "h", "mount", "/wsync", "engines", 1, "ok", 1);
     (void)state;
     start(&w, 0);
     wsync_config c = config_of(w.url, 0, 1);
     wsync_publisher *p = opened(&c);
     offload(p, 1);
     assert_int_equal(ws_source_open(w.http, NULL, &s, &err), 0);
-    assert_int_equal(ws_source_report(s, "m", 1, wsync_run(p), body, &err), 0);
-    assert_int_equal(wsync_wait_loaded(p, 1, 5000), 0);
+    ws_api_version_path(path, "loaded", "m", 1, NULL, wsync_run(p));
+    assert_int_equal(ws_source_call(s, "POST", path, body, &reply, &err), 0);
+    assert_int_equal(wsync_wait_loaded(p, 1, NULL, 5000), 0);
+    json_decref(reply);
     json_decref(body);
     ws_source_close(s);
     wsync_close(p);

@@ -1,0 +1,49 @@
+#include "fs/external.h"
+#include "fs/settings.h"
+#include "fs/standing.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+const struct ws_engine_ops ws_external_ops = {.kind = "external", .external = true};
+
+int ws_external_loaded(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v,
+                       const char *engine, struct ws_error *err)
+{
+    enum ws_state state = ws_version_state(v);
+    const struct ws_mark mark = ws_version_mark(v);
+    char text[32];
+    unsigned named = 0;
+    bool all = true;
+    if (state != WS_READY && state != WS_ACTIVE)
+        return ws_error_set(err, ENODATA,
+                            "%s/%" PRIu64 " is %s here: no engine can have loaded it; stage it first",
+                            d->name, mark.version, ws_state_name(state));
+    snprintf(text, sizeof(text), "%" PRIu64, mark.version);
+    pthread_mutex_lock(&c->lock);
+    bool busy = d->switching;
+    for (struct ws_engine *e = d->engines; e && !busy; e = e->next) {
+        if (e->ops->external && (!engine || strcmp(e->name, engine) == 0)) {
+            named++;
+            snprintf(e->version, sizeof(e->version), "%s", text);
+            e->state = WS_ENGINE_SERVING;
+            e->error[0] = 0;
+        }
+        all = all && strcmp(e->version, text) == 0;
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (busy)
+        return ws_error_set(err, EBUSY, "a switch of %s is running", d->name);
+    if (named == 0)
+        return ws_error_set(err, ENOENT, "%s has no engine %s%s of kind external", d->name,
+                            engine ? engine : "at all", engine ? "" : ",");
+    ws_desk_event(c, d, "loaded model=%s version=%s engine=%s external", d->name, text,
+                  engine ? engine : "all");
+    if (all) {
+        ws_model_set_current(m, v);
+        ws_desk_event(c, d, "switched model=%s version=%s external", d->name, text);
+        ws_standing_report(c, d, m, &mark, "loaded", NULL);
+        ws_settings_save(c);
+    }
+    return 0;
+}

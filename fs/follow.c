@@ -1,0 +1,340 @@
+#include "fs/follow.h"
+#include "fs/job.h"
+#include "fs/standing.h"
+#include "fs/switch.h"
+#include "transports/log.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_EVERY    1000000000
+#define MAX_INTERVAL 86400
+#define PREPARE_S    86400 /* the agent's deadline is shorter */
+
+/* --- what is to be done, with references of its own --- */
+
+struct errand {
+    struct ws_control *control;
+    uint64_t release; /* 0: a published version is followed */
+    size_t n;
+    struct ws_switch_part parts[];
+};
+
+static struct errand *errand_new(struct ws_control *c, size_t room)
+{
+    struct errand *e = calloc(1, sizeof(*e) + room * sizeof(e->parts[0]));
+    if (e)
+        e->control = c;
+    return e;
+}
+
+/* Takes the reference of v over. */
+static void errand_add(struct errand *e, struct ws_desk *d, struct ws_model *m, struct ws_version *v)
+{
+    e->parts[e->n++] = (struct ws_switch_part){.desk = d, .model = ws_model_get(m), .version = v};
+}
+
+static void errand_free(struct errand *e)
+{
+    for (size_t i = 0; e && i < e->n; i++) {
+        ws_version_put(e->parts[i].version);
+        ws_model_put(e->parts[i].model);
+    }
+    free(e);
+}
+
+static void start(struct errand *e, void (*fn)(void *errand))
+{
+    if (e->n == 0 || ws_job_start(e->control, fn, e) < 0)
+        errand_free(e);
+}
+
+static struct ws_version *find(struct ws_model *m, const struct ws_mark *to, struct ws_error *err)
+{
+    char name[WS_MAX_NAME + 1];
+    snprintf(name, sizeof(name), "%" PRIu64, to->version);
+    struct ws_version *v = ws_version_find(m, name, err);
+    if (v && strcmp(ws_version_run(v), to->run) != 0) {
+        ws_version_put(v);
+        v = NULL;
+    }
+    if (!v) {
+        snprintf(name, sizeof(name), "%" PRIu64 "@%s", to->version, to->run);
+        v = ws_version_find(m, name, err);
+    }
+    return v;
+}
+
+static bool is_policy(struct ws_control *c, const struct ws_desk *d, enum ws_policy policy)
+{
+    pthread_mutex_lock(&c->lock);
+    bool is = d->policy == policy;
+    pthread_mutex_unlock(&c->lock);
+    return is;
+}
+
+/* --- switching --- */
+
+/* What following has come to the end of, well or not, is not begun again by itself. */
+static void note_done(struct ws_control *c, const struct ws_switch_part *p, uint64_t release)
+{
+    pthread_mutex_lock(&c->lock);
+    p->desk->refused_id = ws_version_id(p->version);
+    p->desk->refused_by = release;
+    pthread_mutex_unlock(&c->lock);
+}
+
+static bool is_external(struct ws_control *c, const struct errand *e)
+{
+    bool external = false;
+    pthread_mutex_lock(&c->lock);
+    for (size_t i = 0; i < e->n; i++)
+        external = external || ws_desk_is_external(e->parts[i].desk);
+    pthread_mutex_unlock(&c->lock);
+    return external;
+}
+
+/* Engines that their framework drives: the version is made ready for it. */
+static int stage_all(struct errand *e, const struct ws_switch_options *o, struct ws_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < e->n; i++) {
+        const struct ws_switch_part *p = &e->parts[i];
+        rc = ws_switch_prepare(e->control, p, o, err);
+        if (rc == 0) {
+            note_done(e->control, p, e->release);
+            ws_desk_event(e->control, p->desk, "staged model=%s version=%" PRIu64, p->desk->name,
+                          ws_version_number(p->version));
+        }
+    }
+    return rc;
+}
+
+static void switch_all(void *arg)
+{
+    struct errand *e = arg;
+    struct ws_control *c = e->control;
+    const struct ws_switch_options o = {0};
+    struct ws_error err = {0};
+    int rc = is_external(c, e) ? stage_all(e, &o, &err) : ws_switch_run(c, e->parts, e->n, &o, &err);
+    for (size_t i = 0; rc < 0 && rc != -EBUSY && i < e->n; i++) {
+        const struct ws_switch_part *p = &e->parts[i];
+        const struct ws_mark to = ws_version_mark(p->version);
+        note_done(c, p, e->release);
+        (void)ws_desk_fail(c, p->desk, "follow", &err);
+        ws_standing_report(c, p->desk, p->model, &to, "failed", err.text);
+    }
+    for (size_t i = 0; i < e->n; i++) /* a version may have come meanwhile */
+        ws_follow_look(c, e->parts[i].model);
+    errand_free(e);
+}
+
+struct gather {
+    struct ws_control *control;
+    struct errand *errand;
+    bool busy; /* one of its models is switching: all of them later */
+};
+
+/* Is it current in a moment, since the settings say so? Under the control's lock. */
+static bool is_coming_back(const struct ws_desk *d, const struct ws_version *v)
+{
+    const struct ws_mark mark = ws_version_mark(v);
+    return ws_mark_is(&d->wanted, &mark);
+}
+
+/* A model that the release names, when it is followed and is not there yet. */
+static void add_released(void *arg, struct ws_model *m)
+{
+    struct gather *g = arg;
+    struct ws_orders o;
+    struct ws_desk *d = ws_desk_of(g->control, ws_model_name(m));
+    ws_model_orders(m, &o);
+    if (!d || o.released_by != g->errand->release || !is_policy(g->control, d, WS_POLICY_FOLLOW))
+        return;
+    struct ws_version *v = find(m, &o.released, NULL), *current = ws_model_current(m);
+    pthread_mutex_lock(&g->control->lock);
+    bool refused = v && d->refused_id == ws_version_id(v) && d->refused_by == g->errand->release;
+    refused = refused || (v && is_coming_back(d, v));
+    g->busy = g->busy || d->switching;
+    pthread_mutex_unlock(&g->control->lock);
+    if (v && v != current && !refused)
+        errand_add(g->errand, d, m, v);
+    else if (v)
+        ws_version_put(v);
+    if (current)
+        ws_version_put(current);
+}
+
+static void follow_release(struct ws_control *c, uint64_t release)
+{
+    struct errand *e = errand_new(c, WS_MAX_MODELS);
+    if (!e)
+        return;
+    e->release = release;
+    struct gather g = {.control = c, .errand = e};
+    ws_store_each(c->store, add_released, &g);
+    if (g.busy)
+        errand_free(e);
+    else
+        start(e, switch_all);
+}
+
+/* Is a published version far enough ahead, and the last switch long enough ago? Under the control's lock. */
+static bool is_due(const struct ws_desk *d, const struct ws_version *latest, const struct ws_version *current)
+{
+    if (d->switching || d->refused_id == ws_version_id(latest) || is_coming_back(d, latest))
+        return false;
+    if (!current || strcmp(ws_version_run(latest), ws_version_run(current)) != 0)
+        return true;
+    if (d->follow_interval_s &&
+        ws_time_mono_ns() - d->followed_ns < (uint64_t)d->follow_interval_s * 1000000000UL)
+        return false;
+    return ws_version_number(latest) >= ws_version_number(current) + d->follow_every;
+}
+
+static void follow_published(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
+{
+    struct ws_version *latest = ws_model_latest(m), *current = latest ? ws_model_current(m) : NULL;
+    struct errand *e = NULL;
+    if (latest && latest != current) {
+        pthread_mutex_lock(&c->lock);
+        enum ws_policy policy = d->policy;
+        bool due = policy == WS_POLICY_FOLLOW && is_due(d, latest, current);
+        if (due)
+            d->followed_ns = ws_time_mono_ns();
+        pthread_mutex_unlock(&c->lock);
+        if (policy == WS_POLICY_PULL && ws_version_state(latest) == WS_KNOWN)
+            ws_version_start(latest, WS_PRIORITY_BACKGROUND);
+        e = due ? errand_new(c, 1) : NULL;
+    }
+    if (e)
+        errand_add(e, d, m, latest);
+    else if (latest)
+        ws_version_put(latest);
+    if (current)
+        ws_version_put(current);
+    if (e)
+        start(e, switch_all);
+}
+
+void ws_follow_look(struct ws_control *c, struct ws_model *m)
+{
+    struct ws_desk *d = ws_desk_of(c, ws_model_name(m));
+    struct ws_orders o;
+    ws_model_orders(m, &o);
+    if (!d || atomic_load(&c->stop))
+        return;
+    if (o.released_by && is_policy(c, d, WS_POLICY_FOLLOW))
+        follow_release(c, o.released_by);
+    else
+        follow_published(c, d, m);
+}
+
+/* --- the first phase of a release, and what other mounts' engines need --- */
+
+static void prepare(void *arg)
+{
+    struct errand *e = arg;
+    struct ws_control *c = e->control;
+    const struct ws_switch_part *p = &e->parts[0];
+    const struct ws_switch_options o = {.deadline_s = PREPARE_S};
+    struct ws_error err = {0};
+    int rc = e->release ? ws_switch_prepare(c, p, &o, &err)
+                        : ws_pull_and_wait(c, p->version, WS_PRIORITY_SWITCH, &o, &err);
+    if (rc < 0)
+        (void)ws_desk_fail(c, p->desk, e->release ? "prepare a release" : "fetch for another mount", &err);
+    ws_desk_event(c, p->desk, "prepared model=%s version=%" PRIu64 " result=%s", p->desk->name,
+                  ws_version_number(p->version), rc < 0 ? ws_errno_name(-rc) : "ok");
+    const struct ws_mark to = ws_version_mark(p->version);
+    ws_standing_report(c, p->desk, p->model, &to, rc < 0 ? "failed" : "prepared", rc < 0 ? err.text : NULL);
+    errand_free(e);
+}
+
+static void start_preparing(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
+                            const struct ws_mark *to, uint64_t release)
+{
+    struct ws_error err = {0};
+    struct ws_version *v = find(m, to, &err);
+    struct errand *e = v ? errand_new(c, 1) : NULL;
+    if (e) {
+        e->release = release;
+        errand_add(e, d, m, v);
+        start(e, prepare);
+    } else if (v) {
+        ws_version_put(v);
+    } else { /* it went before we heard of it: nobody should wait for us */
+        ws_standing_report(c, d, m, to, "failed", err.text);
+    }
+}
+
+void ws_follow_orders(struct ws_control *c, struct ws_model *m)
+{
+    struct ws_desk *d = ws_desk_of(c, ws_model_name(m));
+    struct ws_orders o;
+    if (!d)
+        return;
+    ws_model_orders(m, &o);
+    pthread_mutex_lock(&c->lock);
+    bool asked = o.phase == WS_ORDER_PREPARING && d->policy == WS_POLICY_FOLLOW && d->asked_by != o.release;
+    struct ws_orders before = d->orders;
+    if (asked)
+        d->asked_by = o.release;
+    d->orders = o;
+    pthread_mutex_unlock(&c->lock);
+    if (asked)
+        start_preparing(c, d, m, &o.to, o.release);
+    for (size_t i = 0; i < o.n_wanted; i++)
+        if (!ws_orders_want(&before, o.wanted[i].id))
+            start_preparing(c, d, m, &o.wanted[i].version, 0);
+    ws_follow_look(c, m);
+}
+
+/* --- the policy --- */
+
+void ws_follow_text(const struct ws_desk *d, char out[64])
+{
+    size_t n = (size_t)snprintf(out, 64, "%s", ws_policy_name(d->policy));
+    if (d->follow_every > 1)
+        n += (size_t)snprintf(out + n, 64 - n, " every=%u", d->follow_every);
+    if (d->follow_interval_s)
+        snprintf(out + n, 64 - n, " min-interval=%u", d->follow_interval_s);
+}
+
+int ws_follow_set(struct ws_control *c, struct ws_desk *d, const char *word, const char *every,
+                  const char *interval, struct ws_error *err)
+{
+    enum ws_policy policy = WS_POLICY_MANUAL;
+    uint64_t n = 1, s = 0;
+    char text[64];
+    while (policy <= WS_POLICY_FOLLOW && strcmp(word, ws_policy_name(policy)) != 0)
+        policy++;
+    if (policy > WS_POLICY_FOLLOW)
+        return ws_error_set(err, EINVAL, "the policy is manual, pull or follow, not '%.100s'", word);
+    if ((every || interval) && policy != WS_POLICY_FOLLOW)
+        return ws_error_set(err, EINVAL, "every= and min-interval= slow down the policy follow, not %s",
+                            word);
+    if (every && (ws_word_number(every, MAX_EVERY, &n) || n == 0))
+        return ws_error_set(err, EINVAL, "every=%.100s is no number of versions from 1 to %d", every,
+                            MAX_EVERY);
+    if (interval && ws_word_number(interval, MAX_INTERVAL, &s))
+        return ws_error_set(err, EINVAL, "min-interval=%.100s is no number of seconds up to %d", interval,
+                            MAX_INTERVAL);
+    pthread_mutex_lock(&c->lock);
+    d->policy = policy;
+    d->follow_every = (unsigned)n;
+    d->follow_interval_s = (unsigned)s;
+    d->refused_id = 0;
+    ws_follow_text(d, text);
+    pthread_mutex_unlock(&c->lock);
+    if (atomic_load(&c->restoring))
+        return 0;
+    ws_desk_event(c, d, "policy model=%s policy=%s", d->name, text);
+    struct ws_model *m = ws_store_find(c->store, d->name);
+    if (m) {
+        ws_standing_tell(c, d, m);
+        ws_follow_orders(c, m); /* a release may be under way */
+        ws_model_put(m);
+    }
+    return 0;
+}

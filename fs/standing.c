@@ -1,0 +1,31 @@
+#include "fs/standing.h"
+
+void ws_standing_tell(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
+{
+    struct ws_version *v = ws_model_current(m);
+    pthread_mutex_lock(&c->lock);
+    bool follows = d->policy == WS_POLICY_FOLLOW;
+    unsigned engines = d->n_engines;
+    pthread_mutex_unlock(&c->lock);
+    json_t *body =
+        json_pack("{s:s,s:b,s:i}", "mount", c->who, "follows", (int)follows, "engines", (int)engines);
+    if (body && v) {
+        json_object_set_new(body, "version", json_integer((json_int_t)ws_version_number(v)));
+        json_object_set_new(body, "run", json_string(ws_version_run(v)));
+    }
+    if (v)
+        ws_version_put(v);
+    ws_model_tell(m, NULL, "mounts", body);
+}
+
+void ws_standing_report(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
+                        const struct ws_mark *version, const char *verb, const char *why)
+{
+    pthread_mutex_lock(&c->lock);
+    unsigned engines = d->n_engines;
+    pthread_mutex_unlock(&c->lock);
+    json_t *body = json_pack("{s:s,s:i}", "mount", c->who, "engines", (int)engines);
+    if (body && why)
+        json_object_set_new(body, "error", json_string(why));
+    ws_model_tell(m, version, verb, body);
+}

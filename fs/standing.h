@@ -1,0 +1,13 @@
+/* Standing: what this mount tells its agents of itself: whether it follows a model, how many engines it has,
+ * what they serve, and what became of a version here. */
+#ifndef WS_FS_STANDING_H
+#define WS_FS_STANDING_H
+#include "fs/desk.h"
+
+/* Where the mount stands with a model, whole. After each change, and when an agent is there again. */
+void ws_standing_tell(struct ws_control *c, struct ws_desk *d, struct ws_model *m);
+/* verb: "prepared", "loaded" or "failed", the last with why. */
+void ws_standing_report(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
+                        const struct ws_mark *version, const char *verb, const char *why);
+
+#endif

@@ -1,0 +1,209 @@
+/* wsync release: a fleet of mounts to a version, in two phases; the agent coordinates them
+ * (backends/trainer/release.h). */
+#include "mount-helpers/agents.h"
+#include "transports/api.h"
+#include "transports/text.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct cli_option options[] = {
+    AGENTS_OPTIONS,
+    {"wait", 'w', "SECONDS",
+     "wait until every mount serves it; without it the command returns once the agent has it"},
+    {"quiet", 'q', NULL, "print nothing but errors"},
+    {0},
+};
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int sig)
+{
+    (void)sig;
+    interrupted = 1;
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+static size_t count(const json_t *release, const char *state)
+{
+    const json_t *mount;
+    size_t i, n = 0;
+    json_array_foreach(json_object_get(release, "mounts"), i, mount) n +=
+        strcmp(text_of(mount, "state"), state) == 0;
+    return n;
+}
+
+/* One line for each mount in that state, and why. */
+static void name_mounts(const json_t *release, const char *state, const char *said)
+{
+    const json_t *mount;
+    size_t i;
+    json_array_foreach(json_object_get(release, "mounts"), i, mount)
+    {
+        if (strcmp(text_of(mount, "state"), state) == 0)
+            fprintf(stderr, "  %s (%s): %s%s%s\n", text_of(mount, "mount"), text_of(mount, "model"), said,
+                    *text_of(mount, "error") ? ": " : "", text_of(mount, "error"));
+    }
+}
+
+static void name_those_behind(const json_t *release)
+{
+    name_mounts(release, "waiting", "has not prepared it");
+    name_mounts(release, "prepared", "has prepared it and does not serve it yet");
+    name_mounts(release, "failed", "could not load it");
+    name_mounts(release, "silent", "is not heard of; it catches up when it is back");
+}
+
+static void show_progress(const json_t *release, char shown[256])
+{
+    char line[256];
+    bool preparing = strcmp(text_of(release, "phase"), "preparing") == 0;
+    size_t all = json_array_size(json_object_get(release, "mounts")), silent = count(release, "silent");
+    snprintf(line, sizeof line, "%s: %zu of %zu mounts%s", text_of(release, "phase"),
+             count(release, "loaded") + (preparing ? count(release, "prepared") : 0), all - silent,
+             silent ? ", some are silent" : "");
+    if (strcmp(line, shown) != 0)
+        fprintf(stderr, "%s\n", line);
+    memcpy(shown, line, sizeof line);
+}
+
+/* What is said at the end. */
+static int conclude(const json_t *release, bool passed_time, double start, bool quiet)
+{
+    const char *phase = text_of(release, "phase");
+    size_t serving = count(release, "loaded"), failed = count(release, "failed");
+    if (strcmp(phase, "aborted") == 0)
+        return cli_fail("the release was aborted, every mount goes on as it was: %s",
+                        text_of(release, "why"));
+    if (passed_time) {
+        int rc = cli_fail("the time is over; the release is %s, and these are behind:", phase);
+        name_those_behind(release);
+        return rc;
+    }
+    if (json_is_true(json_object_get(release, "passed")))
+        return cli_fail("a newer release was committed before every mount served this one");
+    if (failed) {
+        int rc = cli_fail(
+            "%zu mounts serve it, %zu could not load it and serve what they did before:", serving, failed);
+        name_those_behind(release);
+        return rc;
+    }
+    if (!quiet)
+        printf("released: %zu mount%s serve%s it after %.2f s\n", serving, serving == 1 ? "" : "s",
+               serving == 1 ? "s" : "", cli_now() - start);
+    if (count(release, "silent")) {
+        fprintf(stderr, "left out:\n");
+        name_those_behind(release);
+    }
+    if (json_array_size(json_object_get(release, "mounts")) == 0 && !quiet)
+        fprintf(stderr, "no mount with the policy follow is registered; those that come later catch up\n");
+    return CLI_OK;
+}
+
+static int ask(struct ws_source *s, const char *method, const char *path, const json_t *body, json_t **reply)
+{
+    struct ws_error err;
+    int rc = ws_source_call(s, method, path, body, reply, &err);
+    if (rc < 0)
+        cli_fail("%s", err.text);
+    return rc;
+}
+
+static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool quiet, double start)
+{
+    char path[128], shown[256] = "";
+    json_int_t id = json_integer_value(json_object_get(release, "id"));
+    bool in_time = true;
+    while (!json_is_true(json_object_get(release, "settled")) && in_time) {
+        in_time = agents_sleep(start, seconds);
+        bool end = interrupted && strcmp(text_of(release, "phase"), "preparing") == 0;
+        snprintf(path, sizeof path, "/v1/releases/%" JSON_INTEGER_FORMAT "%s", id, end ? "/abort" : "");
+        json_decref(release);
+        if (interrupted && !end)
+            return cli_fail("interrupted; the release is committed and goes on");
+        if (ask(s, end ? "POST" : "GET", path, NULL, &release) < 0)
+            return CLI_FAILED;
+        if (!quiet)
+            show_progress(release, shown);
+    }
+    int rc = conclude(release, !in_time, start, quiet);
+    json_decref(release);
+    return rc;
+}
+
+/* MODEL VERSION, or MODEL=VERSION ... */
+static json_t *models_of(const struct cli_args *args)
+{
+    json_t *models = json_object();
+    for (size_t i = 0; i < cli_words(args); i++) {
+        char *model = strdup(cli_word(args, i)), *value = model ? strrchr(model, '=') : NULL;
+        const char *number = value ? value + 1 : cli_words(args) == 2 ? cli_word(args, ++i) : NULL;
+        uint64_t version;
+        if (value)
+            *value = 0;
+        if (!number || ws_text_u64(number, &version))
+            exit(cli_usage("write MODEL VERSION, or MODEL=VERSION ..., with versions as numbers"));
+        if (json_object_get(models, model))
+            exit(cli_usage("%s is named twice", model));
+        json_object_set_new(models, model, json_integer((json_int_t)version));
+        free(model);
+    }
+    return models;
+}
+
+static int run(const struct cli_args *args)
+{
+    double start = cli_now();
+    uint64_t seconds = cli_u64(args, "wait", 0);
+    bool quiet = cli_has(args, "quiet");
+    json_t *reply, *body = json_pack("{s:o}", "models", models_of(args));
+    struct ws_source *s = agents_open(args);
+    if (seconds)
+        json_object_set_new(body, "prepare_s", json_integer((json_int_t)seconds));
+    sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
+    int rc = ask(s, "POST", "/v1/release", body, &reply) < 0 ? CLI_FAILED : CLI_OK;
+    json_decref(body);
+    if (rc == CLI_OK && cli_has(args, "wait")) {
+        rc = wait_for(s, reply, seconds, quiet, start);
+    } else if (rc == CLI_OK) {
+        if (!quiet)
+            printf("release %" JSON_INTEGER_FORMAT ": %s, %zu mounts\n",
+                   json_integer_value(json_object_get(reply, "id")), text_of(reply, "phase"),
+                   json_array_size(json_object_get(reply, "mounts")));
+        json_decref(reply);
+    }
+    ws_source_close(s);
+    return rc;
+}
+
+const struct cli_command cmd_release = {
+    .name = "release",
+    .summary = "switch a fleet of mounts to a version, all or none",
+    .synopsis = "[OPTIONS] MODEL VERSION\n[OPTIONS] MODEL=VERSION ...",
+    .description = "For the trainer's side. Asks the agent for a release in two phases: every mount whose "
+                   "policy is follow fetches, "
+                   "verifies and compares the version, and only when all of them have done so each switches "
+                   "its engines. One that "
+                   "cannot, or that is not ready in time, ends the release for all: every mount goes on as "
+                   "it was. A mount that has "
+                   "not been heard of for 15 seconds is left out and named; it, and one that joins late, "
+                   "catches up with what was "
+                   "released last.\n\n"
+                   "A release that is begun before another one has been prepared takes its place. ^C ends "
+                   "one that is not committed. "
+                   "To go back, release the version before.",
+    .examples =
+        "wsync release actor 42 --wait 60\nwsync release actor=42 critic=17 --agent http://trainer:18861",
+    .options = options,
+    .min_words = 1,
+    .max_words = WS_MAX_MODELS,
+    .run = run,
+};

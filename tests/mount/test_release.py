@@ -1,0 +1,324 @@
+#!/usr/bin/env python3
+# sanitizers: thread address
+# timeout: 300
+"""Fleets: releases in two phases over several mounts, late joiners, lost ones, engines that span mounts or drive
+themselves."""
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+SILENT = 15  # seconds after which a mount is called that
+
+
+class Fleet:
+    """An agent with versions 1 and 2 of actor; mounts n0, n1, ... that follow, with an engine each; 1 is released."""
+
+    def __init__(self, stack, n, models=("actor",)):
+        need_fuse()
+        self.stack = stack
+        self.agent = Agent(stack)
+        self.folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2, 3)}
+        self.models = models
+        for model in models:
+            self.agent.publish(model, 1, self.folders[1])
+        self.mounts, self.engines = [], []
+        for i in range(n):
+            self.add(f"n{i}")
+        self.release(1)
+        for model in models:
+            self.agent.publish(model, 2, self.folders[2])
+
+    def add(self, host, follow=True):
+        mount = Mount(self.stack, self.agent.url, f"host={host}")
+        self.mounts.append(mount)
+        for model in self.models:
+            mount.wait_version(model, 1)
+            engine = Engine(self.stack, self.folders[1])
+            self.engines.append(engine)
+            mount.write(f"engine add e sglang {engine.url}", f"{model}/ctl")
+            if follow:
+                mount.write("follow", f"{model}/policy")
+        wait_for(lambda: self.stands(host)["engines"] == 1 and self.stands(host)["follows"] == follow, f"{host} registers")
+        return mount
+
+    def stands(self, host, model="actor"):
+        found = [m for m in self.agent.get(f"/v1/{model}/mounts") if m["mount"].startswith(host + ":")]
+        return found[0] if found else {"engines": 0, "follows": None}
+
+    def command(self, *args, wait=30):
+        return [WSYNC, "release", "--agent", self.agent.url, "--wait", str(wait * SLOW), *map(str, args)]
+
+    def release(self, version, wait=30, good=True):
+        words = [f"{m}={version}" for m in self.models] if len(self.models) > 1 else ["actor", version]
+        done = subprocess.run(self.command(*words, wait=wait), capture_output=True, text=True, timeout=240)
+        assert (done.returncode == 0) == good, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def serve(self, mounts=None):
+        return [m.text("actor/version").strip() for m in (self.mounts if mounts is None else mounts)]
+
+
+def test_release(stack):
+    "a release switches every mount that follows, and nothing moves before it"
+    fleet = Fleet(stack, 3)
+    manual = fleet.add("manual", follow=False)
+    time.sleep(1)
+    assert fleet.serve(fleet.mounts[:3]) == ["1"] * 3
+    out = fleet.release(2)
+    assert "released: 3 mounts serve it" in out, out
+    assert fleet.serve(fleet.mounts[:3]) == ["2"] * 3 and fleet.serve([manual]) == ["none"]
+    assert [e.serves() for e in fleet.engines[:3]] == ["2"] * 3
+    assert fleet.stands("n1")["loaded"]["version"] == 2
+    fleet.release(1)  # and back
+    assert fleet.serve(fleet.mounts[:3]) == ["1"] * 3
+    late = fleet.add("late")  # it serves what was released, not what was published last
+    wait_for(lambda: fleet.serve([late]) == ["1"], "the late one")
+    assert late.text("actor/policy") == "follow\n"
+
+
+def test_aborted(stack):
+    "a version that one mount cannot take is taken by none; the mount and the reason are named"
+    fleet = Fleet(stack, 2)
+    tensors = dict(MEDIUM)
+    tensors.pop(sorted(tensors)[0])
+    fleet.agent.publish("actor", 3, checkpoint(tensors, seed=3))
+    before = [e.ask("/model_info") for e in fleet.engines]
+    out = fleet.release(3, good=False)
+    assert "aborted" in out and "cannot take actor/3" in out and sorted(MEDIUM)[0] in out, out
+    assert fleet.serve() == ["1", "1"] and [e.ask("/model_info") for e in fleet.engines] == before
+    assert "EPROTO" in fleet.mounts[0].text("actor/last_error")
+    fleet.release(2)
+    assert fleet.serve() == ["2", "2"]
+
+
+def test_failed_after_commit(stack):
+    "an engine that fails after the commit leaves its mount on the version before, named; the next release takes it along"
+    fleet = Fleet(stack, 2)
+    fleet.engines[1].end()
+    fleet.engines[1] = Engine(stack, fleet.folders[1], "--refuse", "2", port=fleet.engines[1].port)
+    out = fleet.release(2, good=False)
+    assert "1 mounts serve it, 1 could not load it" in out and "n1:" in out, out
+    assert fleet.serve() == ["2", "1"]
+    fleet.agent.publish("actor", 3, fleet.folders[3])
+    fleet.release(3)
+    assert fleet.serve() == ["3", "3"]
+
+
+def test_models(stack):
+    "several models are released together or not at all"
+    fleet = Fleet(stack, 2, models=("actor", "critic"))
+    fleet.release(2)
+    for mount in fleet.mounts:
+        assert mount.text("actor/version") == mount.text("critic/version") == "2\n"
+    fleet.agent.publish("actor", 3, fleet.folders[3])
+    fleet.agent.publish("critic", 3, checkpoint({"other": ("BF16", [4, 4])}))
+    out = fleet.release(3, good=False)
+    assert "aborted" in out and "critic/3" in out, out
+    for mount in fleet.mounts:
+        assert mount.text("actor/version") == mount.text("critic/version") == "2\n"
+
+
+def test_silent(stack):
+    "a mount that was killed is left out after its lease, named, and catches up when it is back"
+    fleet = Fleet(stack, 2)
+    lost = fleet.mounts[1]
+    lost.kill()
+    subprocess.run(["umount", "-l", lost.path], check=True)
+    start = time.monotonic()
+    out = fleet.release(2, wait=60)
+    assert "left out" in out and "n1:" in out and "released: 1 mount serves it" in out, out
+    assert time.monotonic() - start < (SILENT + 10) * SLOW
+    assert fleet.serve(fleet.mounts[:1]) == ["2"]
+    assert fleet.stands("n1")["silent"]
+    again = Mount(stack, fleet.agent.url, "host=n1", path=lost.path)
+    wait_for(lambda: fleet.serve([again]) == ["2"], "the one that is back")
+    wait_for(lambda: fleet.engines[1].serves() == "2", "its engine")
+    wait_for(lambda: not fleet.stands("n1")["silent"], "the agent's word of it")
+
+
+def test_deadline_and_interrupt(stack):
+    "a mount that does not get ready in time ends the release for all, as ^C does; a newer release takes its place"
+    fleet = Fleet(stack, 1)
+    slow = Mount(stack, "fault:delay=300:" + fleet.agent.url, "host=slow")
+    slow.wait_version("actor", 2)
+    slow.write("follow", "actor/policy")
+    wait_for(lambda: fleet.stands("slow")["follows"], "the slow one registers")
+    wait_for(lambda: fleet.serve([slow]) == ["1"], "the slow one", 60)
+    big = checkpoint({f"t{i:03}": ("F32", [1024, 1024]) for i in range(100)})
+    fleet.agent.publish("actor", 3, big)
+    p = subprocess.run([WSYNC, "release", "--agent", fleet.agent.url, "--wait", "2", "actor", "3"], capture_output=True,
+                       text=True, timeout=60)
+    assert p.returncode == 1 and "had not prepared it in time" in p.stderr and "slow:" in p.stderr, p.stderr
+    p = subprocess.Popen(fleet.command("actor", 3), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: fleet.agent.get("/v1/releases")[0]["phase"] == "preparing", "the release")
+    p.send_signal(signal.SIGINT)
+    assert p.wait(20) == 1 and "aborted" in p.stderr.read()
+    p = subprocess.Popen(fleet.command("actor", 3), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: fleet.agent.get("/v1/releases")[0]["phase"] == "preparing", "the release")
+    out = fleet.release(2)
+    assert "released: 2 mounts" in out, out
+    assert p.wait(20) == 1 and "a newer release" in p.stderr.read()
+    assert fleet.serve() == ["2"] and fleet.serve([slow]) == ["2"]
+
+
+def test_wait_loaded(stack):
+    "wait --loaded all, N or a name returns when the fleet serves it, and names who does not"
+    fleet = Fleet(stack, 2)
+    wait = lambda who, v, t: subprocess.run([WSYNC, "wait", "--agent", fleet.agent.url, "--loaded", who, "--timeout",
+                                             str(t), "actor", str(v)], capture_output=True, text=True, timeout=60)
+    fleet.mounts[0].write("manual", "actor/policy")
+    fleet.mounts[0].write("2", "actor/version")
+    assert wait("1", 2, 10 * SLOW).returncode == 0 and wait("n0", 2, 10 * SLOW).returncode == 0
+    for who in ("all", "2", "n1", "nobody"):
+        p = wait(who, 2, 1)
+        assert p.returncode == 1 and "is not loaded after 1 s" in p.stderr, p.stderr
+    assert "n1:" in wait("all", 2, 1).stderr
+    fleet.mounts[1].write("2", "actor/version")
+    for who in ("all", "2", "n1", f"n1:{fleet.mounts[1].path}"):
+        assert wait(who, 2, 10 * SLOW).returncode == 0, who
+
+
+def test_agent_restarts(stack):
+    "an agent that is started anew hears again where its mounts stand"
+    fleet = Fleet(stack, 1)
+    fleet.agent.end()
+    agent = Agent(stack, port=fleet.agent.port)
+    agent.publish("actor", 2, fleet.folders[2])
+    fleet.agent = agent
+    wait_for(lambda: fleet.stands("n0")["engines"] == 1, "the mount's word")
+    fleet.release(2)
+    assert fleet.serve() == ["2"]
+
+
+def test_bad_requests(stack):
+    "wrong requests get a status and a sentence"
+    need_fuse()
+    agent = Agent(stack)
+    agent.publish("actor", 1, checkpoint(SMALL))
+
+    def post(path, body):
+        request = urllib.request.Request(agent.url + path, data=body.encode(), method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=20) as r:
+                return r.status, json.load(r)
+        except urllib.error.HTTPError as e:
+            return e.code, json.load(e)
+
+    for path, body, status, word in (
+            ("/v1/release", "{}", 400, "models"),
+            ("/v1/release", '{"models":{"actor":"1"}}', 400, "number"),
+            ("/v1/release", '{"models":{"actor":-1}}', 400, "number"),
+            ("/v1/release", '{"models":{"nobody":1}}', 404, "nobody"),
+            ("/v1/release", '{"models":{"actor":2}}', 404, "newest is 1"),
+            ("/v1/actor/1/release", '{"prepare_s":0}', 400, "prepare_s"),
+            ("/v1/actor/mounts", "{}", 400, "HOST"),
+            ("/v1/actor/mounts", '{"mount":"%s"}' % ("x" * 600), 400, "HOST"),
+            ("/v1/actor/1/loaded", "[]", 400, "HOST"),
+            ("/v1/actor/1/wanted", '{"mounts":[1]}', 400, "names"),
+            ("/v1/actor/1/wanted", '{"mounts":[]}', 400, "mounts"),
+            ("/v1/actor/1/eaten", "{}", 404, "no POST"),
+            ("/v1/releases/12/abort", "", 404, "no such release"),
+            ("/v1/releases/x", "", 404, "no such release"),
+            ("/v1/release", "{", 400, "JSON")):
+        got, reply = post(path, body)
+        assert got == status and word in reply["error"], (path, body, got, reply)
+    status, reply = post("/v1/actor/1/release", "{}")
+    assert status == 200 and reply["phase"] == "committed" and reply["settled"], reply
+    assert post(f"/v1/releases/{reply['id']}/abort", "")[0] == 409
+    p = subprocess.run([WSYNC, "release", "--agent", agent.url, "--wait", "5", "actor", "1"], capture_output=True, text=True)
+    assert p.returncode == 0 and "no mount with the policy follow" in p.stderr, p.stderr
+    for words in (["actor"], ["actor", "x"], ["actor=1", "actor=1"], ["actor=1", "critic"]):
+        p = subprocess.run([WSYNC, "release", "--agent", agent.url, *words], capture_output=True, text=True)
+        assert p.returncode == 2, (words, p.stderr)
+    p = subprocess.run([WSYNC, "release", "--agent", "http://127.0.0.1:1", "actor", "1"], capture_output=True, text=True)
+    assert p.returncode == 1 and "cannot ask" in p.stderr, p.stderr
+
+
+def test_external(stack):
+    "engines that a framework drives: follow stages, nothing is driven, `loaded` moves current and reaches the agent"
+    fleet = Fleet(stack, 0)
+    mount = Mount(stack, fleet.agent.url, "host=ext")
+    mount.wait_version("actor", 2)
+    mount.write("engine add a external", "actor/ctl")
+    mount.write("engine add b external", "actor/ctl")
+    assert mount.refused("engine add c sglang http://127.0.0.1:1", "actor/ctl") in ("EHOSTUNREACH", "EINVAL")
+    assert mount.refused("engine add c external http://x", "actor/ctl") == "EINVAL"
+    assert mount.refused("2", "actor/version") == "EOPNOTSUPP" and "loaded 2" in mount.text("actor/last_error")
+    assert mount.refused("loaded 2", "actor/ctl") == "ENODATA"
+    mount.write("follow", "actor/policy")
+    wait_for(lambda: "staged model=actor version=1" in mount.text("actor/events"), "the released version is staged")
+    assert mount.text("actor/version") == "none\n"
+    mount.write("loaded 1 engine=a", "actor/ctl")
+    assert mount.text("actor/version") == "none\n" and mount.engines()["a"].startswith("serving 1 external")
+    mount.write("loaded 1 engine=b", "actor/ctl")
+    assert mount.text("actor/version") == "1\n"
+    wait_for(lambda: fleet.stands("ext")["loaded"] and fleet.stands("ext")["loaded"]["version"] == 1, "the report")
+    release = subprocess.Popen(fleet.command("actor", 2), stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: "staged model=actor version=2" in mount.text("actor/events"), "version 2 is staged")
+    mount.write("loaded 2", "actor/ctl")
+    assert release.wait(20) == 0 and "1 mount serves it" in release.stdout.read()
+    assert mount.refused("loaded 2 engine=x", "actor/ctl") == "ENOENT"
+
+
+def test_neighbours(stack):
+    "an engine that reads other mounts too is paused only once they have the version; a name that nobody has is said"
+    need_fuse()
+    agent = Agent(stack)
+    folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2, 3)}
+    for v in (1, 2, 3):
+        agent.publish("actor", v, folders[v], "--timeout", "5") if v < 3 else None
+    head, other, third = (Mount(stack, agent.url, f"host={h}") for h in ("head", "node2", "node3"))
+    for m in (head, other, third):
+        m.wait_version("actor", 2)
+    engine = Engine(stack, folders[1])
+    head.write(f"engine add tp sglang {engine.url} mounts=node2,node3:{third.path}", "actor/ctl")
+    head.write("2", "actor/version")
+    for m in (other, third):
+        assert m.text("actor/2/.wsync/state").split()[0] in ("ready", "active"), m.text("actor/2/.wsync/state")
+        assert m.text("actor/version") == "none\n"
+    assert engine.serves() == "2"
+    head.write("engine remove tp", "actor/ctl")
+    head.write(f"engine add tp sglang {engine.url} mounts=nobody", "actor/ctl")
+    before = engine.ask("/model_info")
+    assert head.refused("1 deadline=2", "actor/version") == "ETIMEDOUT"
+    assert "nobody" in head.text("actor/last_error") and engine.ask("/model_info") == before
+    assert "paused" not in head.text("actor/events").split("errno=ETIMEDOUT")[0].split("switched")[-1]
+
+
+def test_slow_following(stack):
+    "every= and min-interval= hold following back; what was missed is skipped"
+    need_fuse()
+    agent = Agent(stack, "--slots", "4") if False else Agent(stack)
+    folders = [checkpoint(SMALL, seed=v) for v in range(6)]
+    mount = Mount(stack, agent.url)
+    agent.publish("actor", 1, folders[1])
+    mount.wait_version("actor", 1)
+    for bad in ("follow every=0", "follow every=x", "pull every=2", "manual min-interval=3", "follow min-interval=-1"):
+        assert mount.refused(bad, "actor/policy") == "EINVAL", bad
+    mount.write("follow every=3", "actor/policy")
+    assert mount.text("actor/policy") == "follow every=3\n"
+    wait_for(lambda: mount.text("actor/version") == "1\n", "the first version")
+    for v in (2, 3):
+        agent.publish("actor", v, folders[v])
+        mount.wait_version("actor", v)
+    time.sleep(1)
+    assert mount.text("actor/version") == "1\n"
+    agent.publish("actor", 4, folders[4])
+    wait_for(lambda: mount.text("actor/version") == "4\n", "version 4")
+    mount.write("follow min-interval=600", "actor/policy")
+    agent.publish("actor", 5, folders[5])
+    mount.wait_version("actor", 5)
+    time.sleep(1)
+    assert mount.text("actor/version") == "4\n"
+    mount.write("follow min-interval=1", "actor/policy")
+    wait_for(lambda: mount.text("actor/version") == "5\n", "version 5")
+
+
+run(test_release, test_aborted, test_failed_after_commit, test_models, test_silent, test_deadline_and_interrupt,
+    test_wait_loaded, test_agent_restarts, test_bad_requests, test_external, test_neighbours, test_slow_following)
