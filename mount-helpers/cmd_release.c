@@ -18,6 +18,8 @@ static const struct cli_option options[] = {
     {0},
 };
 
+#define AGENT_S 5
+
 static volatile sig_atomic_t interrupted;
 
 static void on_interrupt(int sig)
@@ -123,12 +125,14 @@ static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool
     json_int_t id = json_integer_value(json_object_get(release, "id"));
     bool in_time = true;
     while (!json_is_true(json_object_get(release, "settled")) && in_time) {
-        in_time = agents_sleep(start, seconds);
-        bool end = interrupted && strcmp(text_of(release, "phase"), "preparing") == 0;
-        snprintf(path, sizeof path, "/v1/releases/%" JSON_INTEGER_FORMAT "%s", id, end ? "/abort" : "");
+        bool preparing = strcmp(text_of(release, "phase"), "preparing") == 0;
+        /* of a release that is not ready by then the agent itself says so */
+        in_time = agents_sleep(start, seconds && preparing ? seconds + AGENT_S : seconds);
+        bool end = interrupted;
         json_decref(release);
-        if (interrupted && !end)
+        if (end && !preparing)
             return cli_fail("interrupted; the release is committed and goes on");
+        snprintf(path, sizeof path, "/v1/releases/%" JSON_INTEGER_FORMAT "%s", id, end ? "/abort" : "");
         if (ask(s, end ? "POST" : "GET", path, NULL, &release) < 0)
             return CLI_FAILED;
         if (!quiet)

@@ -193,7 +193,8 @@ struct heard {
 
 static void hear(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v)
 {
-    static const char *const names[] = {"model+", "model-", "listed", "orders", "known", "state", "renamed", "gone"};
+    static const char *const names[] = {"model+", "model-", "listed",  "orders",
+                                        "known",  "state",  "renamed", "gone"};
     struct heard *h = arg;
     char name[WS_MAX_NAME + 1] = "";
     size_t n;

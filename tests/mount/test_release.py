@@ -19,11 +19,11 @@ SILENT = 15  # seconds after which a mount is called that
 class Fleet:
     """An agent with versions 1 and 2 of actor; mounts n0, n1, ... that follow, with an engine each; 1 is released."""
 
-    def __init__(self, stack, n, models=("actor",)):
+    def __init__(self, stack, n, models=("actor",), tensors=MEDIUM):
         need_fuse()
         self.stack = stack
         self.agent = Agent(stack)
-        self.folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2, 3)}
+        self.folders = {v: checkpoint(tensors, seed=v) for v in (1, 2, 3)}
         self.models = models
         for model in models:
             self.agent.publish(model, 1, self.folders[1])
@@ -144,27 +144,28 @@ def test_silent(stack):
 
 def test_deadline_and_interrupt(stack):
     "a mount that does not get ready in time ends the release for all, as ^C does; a newer release takes its place"
-    fleet = Fleet(stack, 1)
-    slow = Mount(stack, "fault:delay=300:" + fleet.agent.url, "host=slow")
+    fleet = Fleet(stack, 1, tensors={f"t{i:03}": ("F32", [1024, 1024]) for i in range(20)})
+    slow = Mount(stack, "fault:delay=1200:" + fleet.agent.url, "host=slow,streams=1")
     slow.wait_version("actor", 2)
     slow.write("follow", "actor/policy")
     wait_for(lambda: fleet.stands("slow")["follows"], "the slow one registers")
     wait_for(lambda: fleet.serve([slow]) == ["1"], "the slow one", 60)
-    big = checkpoint({f"t{i:03}": ("F32", [1024, 1024]) for i in range(100)})
-    fleet.agent.publish("actor", 3, big)
-    p = subprocess.run([WSYNC, "release", "--agent", fleet.agent.url, "--wait", "2", "actor", "3"], capture_output=True,
-                       text=True, timeout=60)
-    assert p.returncode == 1 and "had not prepared it in time" in p.stderr and "slow:" in p.stderr, p.stderr
+    fleet.agent.publish("actor", 3, fleet.folders[3])
     p = subprocess.Popen(fleet.command("actor", 3), stderr=subprocess.PIPE, text=True)
     wait_for(lambda: fleet.agent.get("/v1/releases")[0]["phase"] == "preparing", "the release")
     p.send_signal(signal.SIGINT)
-    assert p.wait(20) == 1 and "aborted" in p.stderr.read()
+    code, err = p.wait(20), p.stderr.read()
+    assert code == 1 and "aborted" in err, (code, err)
     p = subprocess.Popen(fleet.command("actor", 3), stderr=subprocess.PIPE, text=True)
     wait_for(lambda: fleet.agent.get("/v1/releases")[0]["phase"] == "preparing", "the release")
-    out = fleet.release(2)
+    out = fleet.release(2, wait=60)
     assert "released: 2 mounts" in out, out
     assert p.wait(20) == 1 and "a newer release" in p.stderr.read()
     assert fleet.serve() == ["2"] and fleet.serve([slow]) == ["2"]
+    fleet.agent.publish("actor", 4, fleet.folders[1])
+    p = subprocess.run([WSYNC, "release", "--agent", fleet.agent.url, "--wait", "2", "actor", "4"], capture_output=True,
+                       text=True, timeout=60)
+    assert p.returncode == 1 and "had not prepared it in time" in p.stderr and "slow:" in p.stderr, p.stderr
 
 
 def test_wait_loaded(stack):
@@ -172,7 +173,8 @@ def test_wait_loaded(stack):
     fleet = Fleet(stack, 2)
     wait = lambda who, v, t: subprocess.run([WSYNC, "wait", "--agent", fleet.agent.url, "--loaded", who, "--timeout",
                                              str(t), "actor", str(v)], capture_output=True, text=True, timeout=60)
-    fleet.mounts[0].write("manual", "actor/policy")
+    for mount in fleet.mounts:
+        mount.write("manual", "actor/policy")
     fleet.mounts[0].write("2", "actor/version")
     assert wait("1", 2, 10 * SLOW).returncode == 0 and wait("n0", 2, 10 * SLOW).returncode == 0
     for who in ("all", "2", "n1", "nobody"):
@@ -249,7 +251,7 @@ def test_external(stack):
     mount.write("engine add b external", "actor/ctl")
     assert mount.refused("engine add c sglang http://127.0.0.1:1", "actor/ctl") in ("EHOSTUNREACH", "EINVAL")
     assert mount.refused("engine add c external http://x", "actor/ctl") == "EINVAL"
-    assert mount.refused("2", "actor/version") == "EOPNOTSUPP" and "loaded 2" in mount.text("actor/last_error")
+    assert mount.refused("2", "actor/version") in ("EOPNOTSUPP", "ENOTSUP") and "loaded 2" in mount.text("actor/last_error"), mount.text("actor/last_error")
     assert mount.refused("loaded 2", "actor/ctl") == "ENODATA"
     mount.write("follow", "actor/policy")
     wait_for(lambda: "staged model=actor version=1" in mount.text("actor/events"), "the released version is staged")
@@ -270,9 +272,9 @@ def test_neighbours(stack):
     "an engine that reads other mounts too is paused only once they have the version; a name that nobody has is said"
     need_fuse()
     agent = Agent(stack)
-    folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2, 3)}
-    for v in (1, 2, 3):
-        agent.publish("actor", v, folders[v], "--timeout", "5") if v < 3 else None
+    folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
+    for v in (1, 2):
+        agent.publish("actor", v, folders[v])
     head, other, third = (Mount(stack, agent.url, f"host={h}") for h in ("head", "node2", "node3"))
     for m in (head, other, third):
         m.wait_version("actor", 2)
@@ -294,7 +296,7 @@ def test_neighbours(stack):
 def test_slow_following(stack):
     "every= and min-interval= hold following back; what was missed is skipped"
     need_fuse()
-    agent = Agent(stack, "--slots", "4") if False else Agent(stack)
+    agent = Agent(stack)
     folders = [checkpoint(SMALL, seed=v) for v in range(6)]
     mount = Mount(stack, agent.url)
     agent.publish("actor", 1, folders[1])
