@@ -1,4 +1,5 @@
 #include "fs/control.h"
+#include "backends/engine/http.h"
 #include "fs/desk.h"
 #include "fs/gate.h"
 #include "fs/keeper.h"
@@ -588,6 +589,11 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     pthread_cond_init(&c->idle, NULL);
     pthread_mutex_init(&c->saving, NULL);
     c->settings_path = ws_settings_path(options->state, options->mountpoint);
+    int rc = ws_http_new(&c->http, err);
+    if (rc < 0) {
+        ws_control_free(c);
+        return rc;
+    }
     atomic_store(&c->restoring, true);
     struct ws_error why;
     if (ws_settings_load(c, restore_engine, c, &why) < 0)
@@ -596,7 +602,7 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
         for (struct ws_engine *e = d->engines; e; e = e->next)
             e->doubted = d->touching;
     atomic_store(&c->restoring, false);
-    int rc = ws_keeper_start(c, &c->keeper); /* looks at once */
+    rc = ws_keeper_start(c, &c->keeper); /* looks at once */
     if (rc < 0) {
         ws_control_free(c);
         return ws_error_set(err, -rc, "cannot start a thread for the engines");
@@ -630,6 +636,7 @@ void ws_control_free(struct ws_control *c)
         free(d);
     }
     ws_desk_release(&c->root);
+    ws_http_free(c->http);
     free(c->settings_path);
     pthread_mutex_destroy(&c->saving);
     pthread_cond_destroy(&c->idle);

@@ -67,6 +67,7 @@ struct ws_control {
     struct ws_desk *desks; /* guarded by lock; only ever added to */
     void (*listener)(void *arg, struct ws_model *model);
     void *listener_arg;
+    struct ws_http *http; /* calls all engines */
     struct ws_keeper *keeper;
     char *settings_path;    /* NULL: not kept */
     pthread_mutex_t saving; /* one writer of that file at a time */

@@ -40,7 +40,8 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
     pthread_mutex_unlock(&c->lock);
     out->templates =
         (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2], e->templates[3]};
-    out->target = (struct ws_engine_target){.url = e->url,
+    out->target = (struct ws_engine_target){.http = c->http,
+                                            .url = e->url,
                                             .token = e->token,
                                             .pause_mode = e->pause_mode,
                                             .cache = e->cache,

@@ -167,7 +167,7 @@ static int reload_by_rpc(const struct ws_engine_target *t, const char *path, str
     json_t *body = json_pack("{s:s, s:{s:s}, s:i}", "method", "reload_weights", "kwargs", "weights_path",
                              path, "timeout", (int)(t->timeout_ms / 1000 ? t->timeout_ms / 1000 : 1));
     struct ws_http_reply reply;
-    int rc = ws_call_post(t, "/collective_rpc", body, t->timeout_ms, &reply, err);
+    int rc = ws_call_post_once(t, "/collective_rpc", body, t->timeout_ms, &reply, err);
     if (rc)
         return rc;
     const json_t *results = json_object_get(reply.json, "results");
@@ -185,7 +185,7 @@ static int transfer_step(const struct ws_engine_target *t, const char *route, js
                          struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = ws_call_post(t, route, body, t->timeout_ms, &reply, err);
+    int rc = ws_call_post_once(t, route, body, t->timeout_ms, &reply, err);
     if (rc)
         return rc;
     if (reply.status != 200)
@@ -210,8 +210,8 @@ static int record_version(const struct ws_engine_target *t, const char *version,
 {
     struct ws_http_reply reply;
     struct ws_engine_serving now;
-    int rc = ws_call_post(t, "/update_weight_version", json_pack("{s:s}", "new_version", version),
-                          ws_call_short_ms(t), &reply, err);
+    int rc = ws_call_post_once(t, "/update_weight_version", json_pack("{s:s}", "new_version", version),
+                               ws_call_short_ms(t), &reply, err);
     if (rc == -EPROTO && !(t->facts && t->facts->known))
         return 0; /* kept by the caller */
     if (rc)

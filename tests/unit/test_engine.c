@@ -25,7 +25,21 @@
 
 static struct ws_error err;
 static struct ws_engine_facts facts;
-static char *one, *two; /* checkpoint folders with the seeds 1 and 2 */
+static struct ws_http *http; /* one a test: its thread must not see a fork */
+static char *one, *two;      /* checkpoint folders with the seeds 1 and 2 */
+
+static int make_http(void **state)
+{
+    (void)state;
+    return ws_http_new(&http, &err);
+}
+
+static int free_http(void **state)
+{
+    (void)state;
+    ws_http_free(http);
+    return 0;
+}
 
 static int make_folders(void **state)
 {
@@ -60,7 +74,7 @@ static void start_engine(struct engine *e, struct ws_reference_options options)
     err = (struct ws_error){0};
     assert_int_equal(ws_reference_new(&e->reference, &options, &err), 0);
     snprintf(e->url, sizeof(e->url), "http://127.0.0.1:%u", ws_reference_port(e->reference));
-    e->target = (struct ws_engine_target){.url = e->url, .timeout_ms = 60000};
+    e->target = (struct ws_engine_target){.http = http, .url = e->url, .timeout_ms = 60000};
 }
 
 static void stop_engine(struct engine *e)
@@ -241,7 +255,7 @@ static void *ask(void *arg)
     struct ws_error own = {0};
     char *version = NULL;
 
-    if (!ws_http_call(&request, &reply, &own)) {
+    if (!ws_http_call(http, &request, &reply, &own)) {
         json_t *meta = json_object_get(reply.json, "meta_info");
         version = strdup(json_string_value(json_object_get(meta, "weight_version")));
         ws_http_reply_release(&reply);
@@ -327,7 +341,7 @@ static pid_t dying_engine(const char *step, struct engine *e)
     assert_int_equal(read(ends[0], &port, sizeof(port)), sizeof(port));
     close(ends[0]);
     snprintf(e->url, sizeof(e->url), "http://127.0.0.1:%u", port);
-    e->target = (struct ws_engine_target){.url = e->url, .timeout_ms = 20000};
+    e->target = (struct ws_engine_target){.http = http, .url = e->url, .timeout_ms = 20000};
     return pid;
 }
 
@@ -341,6 +355,7 @@ static void test_dies_without_a_reply(void **state)
         struct engine e;
         pid_t pid = dying_engine(steps[i], &e);
         int status, rc;
+        assert_int_equal(ws_http_new(&e.target.http, &err), 0);
         rc = ws_engine_sglang.pause(&e.target, &err);
         if (!rc)
             rc = ws_engine_sglang.load(&e.target, two, "2", &err);
@@ -350,6 +365,7 @@ static void test_dies_without_a_reply(void **state)
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
         assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -EHOSTUNREACH);
+        ws_http_free(e.target.http);
     }
 }
 
@@ -358,7 +374,7 @@ static void test_dies_without_a_reply(void **state)
 static void target_of(struct engine *e, unsigned port)
 {
     snprintf(e->url, sizeof(e->url), "http://127.0.0.1:%u", port);
-    e->target = (struct ws_engine_target){.url = e->url, .timeout_ms = 10000};
+    e->target = (struct ws_engine_target){.http = http, .url = e->url, .timeout_ms = 10000};
 }
 
 static void test_nobody_there(void **state)
@@ -569,9 +585,9 @@ static int plain(const struct engine *e, const char *path)
 {
     struct ws_http_reply reply;
     json_t *body = json_object();
-    int rc =
-        ws_http_call(&(struct ws_http_request){.url = e->url, .path = path, .body = body, .timeout_ms = 5000},
-                     &reply, &err);
+    int rc = ws_http_call(
+        http, &(struct ws_http_request){.url = e->url, .path = path, .body = body, .timeout_ms = 5000},
+        &reply, &err);
     json_decref(body);
     if (rc == 0)
         ws_http_reply_release(&reply);
@@ -617,7 +633,7 @@ static void test_vllm_without_routes(void **state)
     struct ws_engine_serving now;
     char url[64];
     struct bad_server *s = bad_server_start(steps, LENGTH(steps));
-    struct ws_engine_target t = {.url = url, .timeout_ms = 5000};
+    struct ws_engine_target t = {.http = http, .url = url, .timeout_ms = 5000};
 
     (void)state;
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", bad_server_port(s));
@@ -689,33 +705,35 @@ static void test_urls(void **state)
     }
 }
 
+#define TEST(f) cmocka_unit_test_setup_teardown(f, make_http, free_http)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_find),
-        cmocka_unit_test(test_switch_by_every_pause_mode),
-        cmocka_unit_test(test_weights_outlive_the_folder),
-        cmocka_unit_test(test_refused_version),
-        cmocka_unit_test(test_bad_folder_keeps_the_old_weights),
-        cmocka_unit_test(test_key),
-        cmocka_unit_test(test_cancelled_load),
-        cmocka_unit_test(test_request_during_pause),
-        cmocka_unit_test(test_stopped_while_a_request_waits),
-        cmocka_unit_test(test_bad_options),
+        TEST(test_find),
+        TEST(test_switch_by_every_pause_mode),
+        TEST(test_weights_outlive_the_folder),
+        TEST(test_refused_version),
+        TEST(test_bad_folder_keeps_the_old_weights),
+        TEST(test_key),
+        TEST(test_cancelled_load),
+        TEST(test_request_during_pause),
+        TEST(test_stopped_while_a_request_waits),
+        TEST(test_bad_options),
         cmocka_unit_test(test_dies_without_a_reply),
-        cmocka_unit_test(test_nobody_there),
-        cmocka_unit_test(test_odd_answers),
-        cmocka_unit_test(test_hanging),
-        cmocka_unit_test(test_long_fields),
-        cmocka_unit_test(test_success_that_is_none),
-        cmocka_unit_test(test_server_that_only_knows_abort),
-        cmocka_unit_test(test_older_model_info),
-        cmocka_unit_test(test_vllm),
-        cmocka_unit_test(test_vllm_asleep),
-        cmocka_unit_test(test_wrong_kind),
-        cmocka_unit_test(test_vllm_without_routes),
-        cmocka_unit_test(test_remote),
-        cmocka_unit_test(test_urls),
+        TEST(test_nobody_there),
+        TEST(test_odd_answers),
+        TEST(test_hanging),
+        TEST(test_long_fields),
+        TEST(test_success_that_is_none),
+        TEST(test_server_that_only_knows_abort),
+        TEST(test_older_model_info),
+        TEST(test_vllm),
+        TEST(test_vllm_asleep),
+        TEST(test_wrong_kind),
+        TEST(test_vllm_without_routes),
+        TEST(test_remote),
+        TEST(test_urls),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
