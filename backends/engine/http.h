@@ -16,7 +16,7 @@ struct ws_http_request {
     const json_t *body;  /* borrowed; NULL: GET, else POST of this */
     const char *token;   /* bearer, or NULL */
     const char *ca_file; /* whom to trust instead of the system's authorities; NULL: those */
-    bool fresh;          /* on a new connection, and sent once at most. Else it may be sent again when a
+    bool fresh;          /* on a connection of its own, sent once at most. Else it may be sent again when a
                             connection that was kept is closed without a reply: for what may be repeated. */
     unsigned timeout_ms; /* of the whole call; connecting ends earlier */
     size_t n_cancel;
