@@ -119,6 +119,15 @@ int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *h
     return rc;
 }
 
+int ws_call_told(int rc, struct ws_error *err)
+{
+    if (rc != -EHOSTUNREACH)
+        return rc;
+    if (err)
+        err->code = ECONNRESET;
+    return -ECONNRESET;
+}
+
 unsigned ws_call_short_ms(const struct ws_engine_target *t)
 {
     unsigned part = t->timeout_ms / 10;

@@ -25,6 +25,9 @@ WS_MUST_USE int ws_call_plain(const struct ws_engine_target *t, const char *path
 WS_MUST_USE int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *has,
                                  struct ws_error *err);
 
+/* rc of a later step of a load: the engine has been told by then, so that -EHOSTUNREACH becomes -ECONNRESET.
+ */
+int ws_call_told(int rc, struct ws_error *err);
 /* For everything but a load: a tenth of its time, at least 5 s. */
 unsigned ws_call_short_ms(const struct ws_engine_target *t);
 /* A string member of the reply; "" where there is none. */

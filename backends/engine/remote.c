@@ -215,7 +215,7 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
     struct ws_engine_serving now;
     int rc = run(t, t->templates->load, path, version, true, t->timeout_ms, NULL, err);
     if (!rc)
-        rc = serving(t, &now, err);
+        rc = ws_call_told(serving(t, &now, err), err);
     if (!rc && now.version[0] && strcmp(now.version, version) != 0)
         rc = ws_error_set(err, EREMOTEIO, "%s said that it loaded %s, but serves version '%s'", t->url, path,
                           now.version);

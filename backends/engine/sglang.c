@@ -130,7 +130,9 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
     if (!rc &&
         t->cache == WS_CACHE_EXTERNAL) /* it outlives a flush, and would serve what old weights computed */
         rc = ws_call_plain(t, CLEAR_EXTERNAL, err);
-    return rc ? rc : confirm(t, path, version, err);
+    if (!rc)
+        rc = confirm(t, path, version, err);
+    return ws_call_told(rc, err);
 }
 
 static int resume(const struct ws_engine_target *t, struct ws_error *err)

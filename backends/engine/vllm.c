@@ -199,11 +199,13 @@ static int reload_by_transfer(const struct ws_engine_target *t, const char *path
                               struct ws_error *err)
 {
     int rc = transfer_step(t, "/start_weight_update", json_pack("{s:b}", "is_checkpoint_format", 1), err);
+    if (rc)
+        return rc;
+    rc =
+        transfer_step(t, "/update_weights", json_pack("{s:{s:s}}", "update_info", "weights_path", path), err);
     if (!rc)
-        rc = transfer_step(t, "/update_weights", json_pack("{s:{s:s}}", "update_info", "weights_path", path),
-                           err);
-    return rc ? rc
-              : transfer_step(t, "/finish_weight_update", json_pack("{s:s}", "weight_version", version), err);
+        rc = transfer_step(t, "/finish_weight_update", json_pack("{s:s}", "weight_version", version), err);
+    return ws_call_told(rc, err);
 }
 
 static int record_version(const struct ws_engine_target *t, const char *version, struct ws_error *err)
@@ -230,18 +232,19 @@ static int record_version(const struct ws_engine_target *t, const char *version,
 
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
 {
-    int rc = 0;
+    int rc = t->sleeping ? ws_call_plain(t, "/wake_up?tags=weights", err) : 0;
+    if (rc)
+        return rc;
+    rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : reload_by_transfer(t, path, version, err);
+    if (rc)
+        return t->sleeping ? ws_call_told(rc, err) : rc;
     if (t->sleeping)
-        rc = ws_call_plain(t, "/wake_up?tags=weights", err);
-    if (!rc)
-        rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : reload_by_transfer(t, path, version, err);
-    if (!rc && t->sleeping)
         rc = ws_call_plain(t, "/wake_up?tags=kv_cache", err);
     if (!rc && t->cache == WS_CACHE_EXTERNAL)
         rc = ws_call_plain(t, "/reset_prefix_cache?reset_external=true", err);
     if (!rc && has(t, HAS_VERSION))
         rc = record_version(t, version, err);
-    return rc;
+    return ws_call_told(rc, err);
 }
 
 static int checksum(const struct ws_engine_target *t, char **out, struct ws_error *err)

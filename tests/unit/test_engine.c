@@ -640,6 +640,36 @@ static void test_dies_of_a_request(void **state)
     }
 }
 
+/* It said that it loaded, and was gone when it was asked what it serves: it has been told. */
+static void test_dies_after_a_load(void **state)
+{
+    static const struct bad_step steps[] = {
+        {"/update_weights_from_disk", BAD_LAST, 200, "{\"success\":true}"},
+        {"/collective_rpc", BAD_LAST, 200, "{\"results\":[null]}"},
+        {"/wake_up", BAD_LAST, 200, "{}"},
+        {"/start_weight_update", BAD_LAST, 200, "{}"},
+        {"/reload", BAD_LAST, 200, "{}"}};
+    const struct ws_engine_facts no_rpc = {.known = true};
+    struct ws_engine_templates templates = {.load = "POST:/reload", .serving = "GET:/version:.version"};
+
+    (void)state;
+    for (size_t i = 0; i < LENGTH(steps); i++) {
+        const struct ws_engine_ops *ops = i == 0                   ? &ws_engine_sglang
+                                          : i + 1 == LENGTH(steps) ? &ws_engine_remote
+                                                                   : &ws_engine_vllm;
+        struct bad_server *s = bad_server_start(&steps[i], 1);
+        struct engine e;
+        target_of(&e, bad_server_port(s));
+        e.target.templates = &templates;
+        e.target.sleeping = i == 2;
+        e.target.facts = i == 3 ? &no_rpc : NULL;
+        assert_int_equal(ops->load(&e.target, two, "2", &err), -ECONNRESET);
+        assert_int_equal(err.code, ECONNRESET);
+        assert_int_equal(bad_server_hits(s, 0), 1);
+        bad_server_stop(s);
+    }
+}
+
 struct caller {
     unsigned port;
     struct ws_http_request request;
@@ -945,6 +975,7 @@ int main(void)
         TEST(test_connection_is_kept),
         TEST(test_load_is_sent_once),
         TEST(test_dies_of_a_request),
+        TEST(test_dies_after_a_load),
         TEST(test_many_callers),
         TEST(test_cancel_one_of_many),
         TEST(test_client_without_calls),
