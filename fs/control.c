@@ -1,4 +1,5 @@
 #include "fs/control.h"
+#include "backends/engine/http.h"
 #include "fs/desk.h"
 #include "fs/external.h"
 #include "fs/follow.h"
@@ -350,8 +351,13 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     pthread_mutex_init(&c->saving, NULL);
     c->settings_path = ws_settings_path(options->state, options->mountpoint);
     snprintf(c->who, sizeof(c->who), "%s", options->who);
+    int rc = ws_http_new(&c->http, err);
+    if (rc < 0) {
+        ws_control_free(c);
+        return rc;
+    }
     ws_restore_settings(c);
-    int rc = ws_keeper_start(c, &c->keeper); /* looks at once */
+    rc = ws_keeper_start(c, &c->keeper); /* looks at once */
     if (rc < 0) {
         ws_control_free(c);
         return ws_error_set(err, -rc, "cannot start a thread for the engines");
@@ -382,6 +388,7 @@ void ws_control_free(struct ws_control *c)
         free(d);
     }
     ws_desk_release(&c->root);
+    ws_http_free(c->http);
     free(c->settings_path);
     pthread_mutex_destroy(&c->saving);
     pthread_cond_destroy(&c->idle);

@@ -41,9 +41,11 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
     pthread_mutex_unlock(&c->lock);
     out->templates =
         (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2], e->templates[3]};
-    out->target = (struct ws_engine_target){.url = e->url,
+    out->target = (struct ws_engine_target){.http = c->http,
+                                            .url = e->url,
                                             .token = e->token,
                                             .admin_token = e->admin_token,
+                                            .ca_file = e->ca_file,
                                             .short_ms = e->short_ms,
                                             .pause_mode = e->pause_mode,
                                             .cache = e->cache,
@@ -314,33 +316,25 @@ int ws_engine_remove(struct ws_control *c, struct ws_desk *d, const char *name, 
     return rc;
 }
 
-static void release(struct ws_engine *e)
+struct ws_engine **ws_engine_hold_all(struct ws_control *c, struct ws_desk *d, size_t *n)
 {
-    if (--e->holders == 0 && e->removed)
-        ws_engine_free(e);
-}
-
-struct ws_engine *ws_engine_hold_next(struct ws_control *c, struct ws_desk *d, struct ws_engine *e)
-{
+    *n = 0;
     pthread_mutex_lock(&c->lock);
-    struct ws_engine *next = d->engines;
-    for (; e && next; next = next->next) {
-        if (next == e) {
-            next = next->next;
-            break;
-        }
+    struct ws_engine **all = calloc(d->n_engines + 1, sizeof(struct ws_engine *));
+    for (struct ws_engine *e = d->engines; all && e; e = e->next) {
+        e->holders++;
+        all[(*n)++] = e;
     }
-    if (next)
-        next->holders++;
-    if (e)
-        release(e);
     pthread_mutex_unlock(&c->lock);
-    return next;
+    return all;
 }
 
-void ws_engine_release(struct ws_control *c, struct ws_engine *e)
+void ws_engine_release_all(struct ws_control *c, struct ws_engine **all, size_t n)
 {
     pthread_mutex_lock(&c->lock);
-    release(e);
+    for (size_t i = 0; i < n; i++)
+        if (--all[i]->holders == 0 && all[i]->removed)
+            ws_engine_free(all[i]);
     pthread_mutex_unlock(&c->lock);
+    free(all);
 }

@@ -61,9 +61,9 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
 /* Asks it anew what it is and serves, and notes that. */
 WS_MUST_USE int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms,
                               struct ws_engine_serving *out, struct ws_error *err);
-/* The engine after e (the first: NULL), held; e is released. NULL: no more. */
-struct ws_engine *ws_engine_hold_next(struct ws_control *c, struct ws_desk *d, struct ws_engine *e);
-void ws_engine_release(struct ws_control *c, struct ws_engine *e);
-void ws_engine_free(struct ws_engine *e); /* NULL is fine */
+/* All engines of a model, held: none is freed before they are released. NULL: no memory. */
+struct ws_engine **ws_engine_hold_all(struct ws_control *c, struct ws_desk *d, size_t *n);
+void ws_engine_release_all(struct ws_control *c, struct ws_engine **all, size_t n); /* and the array */
+void ws_engine_free(struct ws_engine *e);                                           /* NULL is fine */
 
 #endif

@@ -3,6 +3,7 @@
 #include "fs/settings.h"
 #include "fs/switch.h"
 #include "transports/log.h"
+#include "transports/workers.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -21,13 +22,13 @@ struct ws_keeper {
     bool stop, look; /* guarded by lock */
 };
 
-/* What an engine says now, put beside what is known of it. Returns whether it should be brought along. */
-static bool note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, int rc,
+/* What an engine says now, put beside what is known of it. */
+static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, int rc,
                  const struct ws_engine_serving *now, const char *current, const struct ws_error *err)
 {
-    bool tells = e->ops->tells_version, lost = false, strange = false, want = false;
+    bool tells = e->ops->tells_version, lost = false, strange = false;
     pthread_mutex_lock(&c->lock);
-    if (!d->switching) {
+    if (!d->switching && !e->removed) {
         if (rc < 0 && e->state != WS_ENGINE_UNKNOWN) {
             lost = true;
             e->state = WS_ENGINE_UNKNOWN;
@@ -48,9 +49,6 @@ static bool note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
                        e->state == WS_ENGINE_BROKEN) {
                 e->state = current ? WS_ENGINE_STALE : now->paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
             }
-            want = current && (e->state != WS_ENGINE_SERVING || e->doubted) &&
-                   ws_time_mono_ns() >= e->next_try_ns &&
-                   (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || e->doubted);
         }
     }
     pthread_mutex_unlock(&c->lock);
@@ -58,6 +56,16 @@ static bool note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
         ws_desk_event(c, d, "engine-lost model=%s engine=%s why=\"%.300s\"", d->name, e->name, err->text);
     if (strange)
         ws_desk_event(c, d, "engine-serves model=%s engine=%s version=%s", d->name, e->name, now->version);
+}
+
+/* Looked at again before each: engines that took long to answer, or to be brought along, came before it. */
+static bool should_come_along(struct ws_control *c, const struct ws_desk *d, const struct ws_engine *e)
+{
+    pthread_mutex_lock(&c->lock);
+    bool want = !d->switching && !e->removed && (e->state != WS_ENGINE_SERVING || e->doubted) &&
+                ws_time_mono_ns() >= e->next_try_ns &&
+                (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || e->doubted);
+    pthread_mutex_unlock(&c->lock);
     return want;
 }
 
@@ -74,20 +82,49 @@ static void bring_along(struct ws_control *c, struct ws_desk *d, struct ws_model
         ws_log(WS_LOG_WARN, "keeper", "%s", err.text);
 }
 
-static void look_at_engine(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_engine *e,
-                           const char *current)
+/* One look at a model's engines. */
+struct look {
+    struct ws_control *control;
+    struct ws_desk *desk;
+    const char *current; /* NULL: none */
+    struct ws_engine **engines;
+    size_t n;
+    bool *answered;
+};
+
+static void ask(void *arg, size_t i)
 {
+    struct look *l = arg;
+    struct ws_engine *e = l->engines[i];
     struct ws_engine_call call;
     struct ws_engine_serving now = {0};
     struct ws_error err = {0};
-    ws_engine_call_of(e, c, &call);
+    if (e->ops->external)
+        return;
+    ws_engine_call_of(e, l->control, &call);
     call.target.timeout_ms = call.target.timeout_ms < ANSWER_MS ? call.target.timeout_ms : ANSWER_MS;
     int rc = call.facts.known ? e->ops->serving(&call.target, &now, &err)
-                              : ws_engine_ask(e, c, ANSWER_MS, &now, &err);
-    if (atomic_load(&c->stop))
+                              : ws_engine_ask(e, l->control, ANSWER_MS, &now, &err);
+    if (atomic_load(&l->control->stop))
         return;
-    if (note(c, d, e, rc, &now, current, &err) && m)
-        bring_along(c, d, m, e);
+    note(l->control, l->desk, e, rc, &now, l->current, &err);
+    l->answered[i] = rc == 0;
+}
+
+/* Asks all at once, since dead ones take their time; brings along one after the other. */
+static void look_at_engines(struct ws_control *c, struct ws_desk *d, struct ws_model *m, const char *current)
+{
+    struct look l = {.control = c, .desk = d, .current = current};
+    l.engines = ws_engine_hold_all(c, d, &l.n);
+    l.answered = calloc(l.n + 1, sizeof(bool));
+    if (l.engines && l.answered) {
+        ws_run_at_once(ask, &l, l.n);
+        for (size_t i = 0; m && current && i < l.n && !atomic_load(&c->stop); i++)
+            if (l.answered[i] && should_come_along(c, d, l.engines[i]))
+                bring_along(c, d, m, l.engines[i]);
+    }
+    free(l.answered);
+    ws_engine_release_all(c, l.engines, l.n);
 }
 
 static bool all_serve(struct ws_control *c, const struct ws_desk *d)
@@ -106,14 +143,7 @@ static void look_at(struct ws_control *c, struct ws_desk *d)
     struct ws_version *v = m ? ws_model_current(m) : NULL;
     char current[32];
     snprintf(current, sizeof(current), "%" PRIu64, v ? ws_version_number(v) : 0);
-    struct ws_engine *e = ws_engine_hold_next(c, d, NULL);
-    while (e && !atomic_load(&c->stop)) {
-        if (!e->ops->external)
-            look_at_engine(c, d, m, e, v ? current : NULL);
-        e = ws_engine_hold_next(c, d, e);
-    }
-    if (e)
-        ws_engine_release(c, e);
+    look_at_engines(c, d, m, v ? current : NULL);
     pthread_mutex_lock(&c->lock);
     bool interrupted = d->touching && !d->switching && v;
     pthread_mutex_unlock(&c->lock);

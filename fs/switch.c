@@ -294,7 +294,8 @@ static int collect(struct ws_run *r, struct ws_switch_part *parts, size_t n, con
     for (size_t i = 0; i < n; i++)
         total += parts[i].desk->n_engines; /* stable: the switch is claimed */
     r->works = calloc(total + 1, sizeof(*r->works));
-    if (!r->works)
+    r->chosen = calloc(total + 1, sizeof(*r->chosen));
+    if (!r->works || !r->chosen)
         return ws_error_set(err, ENOMEM, "no memory for a switch of %zu engines", total);
     for (size_t i = 0; i < n; i++)
         for (struct ws_engine *e = parts[i].desk->engines; e; e = e->next)
@@ -357,6 +358,7 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
         set_touching(c, parts, n, false);
     for (size_t i = 0; i < n; i++)
         ws_version_keep(parts[i].version, -1);
+    free(r.chosen);
     free(r.works);
     let_go(c, parts, n, true, rc == 0);
     return rc;
@@ -391,6 +393,7 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
             ws_work_give_up(w, w->err.text);
             ws_settings_save(c);
         }
+        free(r.chosen);
         free(r.works);
         ws_version_keep(part.version, -1);
         let_go(c, &part, 1, false, rc == 0);

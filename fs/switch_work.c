@@ -1,4 +1,5 @@
 #include "fs/switch_work.h"
+#include "transports/workers.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +7,6 @@
 #define BACK_TRIES   2
 #define RESUME_TRIES 3
 #define ENDING_MS    30000 /* of a way back while the mount ends */
-#define STACK_BYTES  (256UL << 10)
 
 static void call_of(struct ws_work *w, struct ws_engine_call *call)
 {
@@ -30,49 +30,27 @@ static void call_of(struct ws_work *w, struct ws_engine_call *call)
 /* --- steps in parallel --- */
 
 struct step {
-    struct ws_work *work;
+    struct ws_work **works;
     int (*fn)(struct ws_work *w);
 };
 
-static void *run_step(void *arg)
+static void run_step(void *arg, size_t i)
 {
-    struct step *s = arg;
-    s->work->rc = s->fn(s->work);
-    return NULL;
+    const struct step *s = arg;
+    s->works[i]->rc = s->fn(s->works[i]);
 }
 
-/* Runs fn for those engines of a batch; how many failed. */
 size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct ws_work *w),
                     int (*fn)(struct ws_work *w))
 {
-    struct step *steps = calloc(r->n + 1, sizeof(*steps));
-    pthread_t *threads = calloc(r->n + 1, sizeof(*threads));
-    bool *started = calloc(r->n + 1, sizeof(*started));
-    pthread_attr_t attr;
-    size_t failed = 0;
+    struct step step = {r->chosen, fn};
+    size_t n = 0, failed = 0;
     for (size_t i = 0; i < r->n; i++)
-        r->works[i].chosen = r->works[i].batch == batch && when(&r->works[i]);
-    pthread_attr_init(&attr);
-    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
-    for (size_t i = 0; i < r->n; i++) {
-        if (!r->works[i].chosen)
-            continue;
-        if (steps && threads && started) {
-            steps[i] = (struct step){&r->works[i], fn};
-            started[i] = pthread_create(&threads[i], &attr, run_step, &steps[i]) == 0;
-        }
-        if (!started || !started[i])
-            r->works[i].rc = fn(&r->works[i]);
-    }
-    for (size_t i = 0; i < r->n; i++) {
-        if (started && started[i])
-            pthread_join(threads[i], NULL);
-        failed += r->works[i].chosen && r->works[i].rc < 0;
-    }
-    pthread_attr_destroy(&attr);
-    free(steps);
-    free(threads);
-    free(started);
+        if (r->works[i].batch == batch && when(&r->works[i]))
+            r->chosen[n++] = &r->works[i];
+    ws_run_at_once(run_step, &step, n);
+    for (size_t i = 0; i < n; i++)
+        failed += r->chosen[i]->rc < 0;
     return failed;
 }
 

@@ -13,7 +13,6 @@ struct ws_work {
     unsigned batch;
     char to_path[PATH_MAX], to_version[64];
     char back_path[PATH_MAX], back_version[64];
-    bool chosen;   /* takes part in the next step */
     bool paused;   /* by us, and not resumed */
     bool good;     /* the last load was confirmed */
     bool touched;  /* a load was asked for */
@@ -31,7 +30,7 @@ struct ws_run {
     const struct ws_switch_options *options;
     uint64_t deadline_ns;
     bool going_back;
-    struct ws_work *works;
+    struct ws_work *works, **chosen; /* the latter: room for those that take part in a step */
     size_t n;
     unsigned n_batches;
 };

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define MAX_WORKERS 256
+#define SMALL_STACK (256UL << 10)
 
 struct ws_workers {
     pthread_mutex_t turn; /* held by the caller of run; taken before lock */
@@ -34,18 +35,66 @@ void ws_thread_nice(int nice)
         (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice);
 }
 
-int ws_thread_start(pthread_t *thread, void *(*start)(void *arg), void *arg)
+static void block_signals(sigset_t *before)
 {
     static const int own_faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
-    sigset_t all, before;
+    sigset_t all;
     sigfillset(&all);
     for (size_t i = 0; i < sizeof(own_faults) / sizeof(own_faults[0]); i++)
         sigdelset(&all, own_faults[i]);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_sigmask(SIG_SETMASK, &all, before);
+}
+
+int ws_thread_start(pthread_t *thread, void *(*start)(void *arg), void *arg)
+{
+    sigset_t before;
+    block_signals(&before);
     int rc = pthread_create(thread, NULL, start, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return -rc;
 }
+
+/* --- all at once --- */
+
+struct one {
+    void (*job)(void *arg, size_t i);
+    void *arg;
+    size_t i;
+    pthread_t thread;
+    bool started;
+};
+
+static void *run_one(void *self)
+{
+    const struct one *o = self;
+    o->job(o->arg, o->i);
+    return NULL;
+}
+
+void ws_run_at_once(void (*job)(void *arg, size_t i), void *arg, size_t n)
+{
+    struct one *all = calloc(n + 1, sizeof(*all));
+    pthread_attr_t attr;
+    sigset_t before;
+    pthread_attr_init(&attr);
+    (void)pthread_attr_setstacksize(&attr, SMALL_STACK);
+    for (size_t i = 0; all && i + 1 < n; i++) {
+        all[i] = (struct one){.job = job, .arg = arg, .i = i};
+        block_signals(&before);
+        all[i].started = pthread_create(&all[i].thread, &attr, run_one, &all[i]) == 0;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    for (size_t i = n; i-- > 0;)
+        if (!all || !all[i].started)
+            job(arg, i);
+    for (size_t i = 0; all && i < n; i++)
+        if (all[i].started)
+            pthread_join(all[i].thread, NULL);
+    pthread_attr_destroy(&attr);
+    free(all);
+}
+
+/* --- workers --- */
 
 static void work(struct ws_workers *w, void (*job)(void *, size_t), void *arg, size_t n)
 {

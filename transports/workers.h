@@ -1,4 +1,4 @@
-/* Workers: threads for data-parallel work over blocks. */
+/* Workers: threads for data-parallel work over blocks, and for waiting on many at once. */
 #ifndef WS_TRANSPORTS_WORKERS_H
 #define WS_TRANSPORTS_WORKERS_H
 #include "transports/error.h"
@@ -15,6 +15,10 @@ struct ws_workers *ws_workers_new(unsigned n_threads, int nice);
 void ws_workers_run(struct ws_workers *w, void (*job)(void *arg, size_t i), void *arg, size_t n);
 unsigned ws_workers_count(const struct ws_workers *w);
 void ws_workers_free(struct ws_workers *w); /* NULL is fine */
+/* Runs job(arg, i) for i in [0, n) all at once, each on a thread of its own with a small stack (the last one
+ * on the caller's; so are those that the system has no thread for, one after the other), and returns when all
+ * are done. For jobs that wait more than they compute. */
+void ws_run_at_once(void (*job)(void *arg, size_t i), void *arg, size_t n);
 /* Lowers the calling thread's priority, and that of threads that it starts later; 0 leaves it. */
 void ws_thread_nice(int nice);
 /* pthread_create of a thread that takes no signals, so that they reach the program's own threads.

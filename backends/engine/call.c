@@ -30,25 +30,27 @@ static int check_status(const struct ws_engine_target *t, const char *path, cons
     return 0;
 }
 
-static int call(const struct ws_engine_target *t, const char *path, const json_t *body, unsigned timeout_ms,
-                struct ws_http_reply *reply, struct ws_error *err)
+static int call(const struct ws_engine_target *t, const char *path, const json_t *body, bool fresh,
+                unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
     struct ws_http_request request = {
         .url = t->url,
         .path = path,
         .body = body,
         .token = ws_call_token(t, body != NULL),
+        .ca_file = t->ca_file,
+        .fresh = fresh,
         .timeout_ms = timeout_ms,
         .n_cancel = WS_CANCELS,
         .cancel = t->cancel,
     };
-    return ws_http_call(&request, reply, err);
+    return ws_http_call(t->http, &request, reply, err);
 }
 
-static int call_json(const struct ws_engine_target *t, const char *path, const json_t *body,
+static int call_json(const struct ws_engine_target *t, const char *path, const json_t *body, bool fresh,
                      unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
-    int rc = call(t, path, body, timeout_ms, reply, err);
+    int rc = call(t, path, body, fresh, timeout_ms, reply, err);
     if (rc)
         return rc;
     rc = check_status(t, path, reply, err);
@@ -63,24 +65,36 @@ static int call_json(const struct ws_engine_target *t, const char *path, const j
 int ws_call_get(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
                 struct ws_error *err)
 {
-    return call_json(t, path, NULL, ws_call_short_ms(t), reply, err);
+    return call_json(t, path, NULL, false, ws_call_short_ms(t), reply, err);
+}
+
+static int post(const struct ws_engine_target *t, const char *path, json_t *body, bool fresh,
+                unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
+{
+    if (!body)
+        return ws_error_set(err, EINVAL, "what %s%s is to be told is no UTF-8", t->url, path);
+    int rc = call_json(t, path, body, fresh, timeout_ms, reply, err);
+    json_decref(body);
+    return rc;
 }
 
 int ws_call_post(const struct ws_engine_target *t, const char *path, json_t *body, unsigned timeout_ms,
                  struct ws_http_reply *reply, struct ws_error *err)
 {
-    if (!body)
-        return ws_error_set(err, EINVAL, "what %s%s is to be told is no UTF-8", t->url, path);
-    int rc = call_json(t, path, body, timeout_ms, reply, err);
-    json_decref(body);
-    return rc;
+    return post(t, path, body, false, timeout_ms, reply, err);
+}
+
+int ws_call_post_once(const struct ws_engine_target *t, const char *path, json_t *body, unsigned timeout_ms,
+                      struct ws_http_reply *reply, struct ws_error *err)
+{
+    return post(t, path, body, true, timeout_ms, reply, err);
 }
 
 int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_error *err)
 {
     struct ws_http_reply reply;
     json_t *body = json_object();
-    int rc = call(t, path, body, ws_call_short_ms(t), &reply, err);
+    int rc = call(t, path, body, true, ws_call_short_ms(t), &reply, err);
     json_decref(body);
     if (rc)
         return rc;
@@ -95,7 +109,7 @@ int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_
 int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *has, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = call(t, path, NULL, ws_call_short_ms(t), &reply, err);
+    int rc = call(t, path, NULL, false, ws_call_short_ms(t), &reply, err);
     if (rc)
         return rc;
     *has = reply.status == 405;
@@ -110,6 +124,15 @@ const char *ws_call_token(const struct ws_engine_target *t, bool changes)
     const char *first = changes ? t->admin_token : t->token;
 
     return first ? first : changes ? t->token : t->admin_token;
+}
+
+int ws_call_told(int rc, struct ws_error *err)
+{
+    if (rc != -EHOSTUNREACH)
+        return rc;
+    if (err)
+        err->code = ECONNRESET;
+    return -ECONNRESET;
 }
 
 unsigned ws_call_short_ms(const struct ws_engine_target *t)

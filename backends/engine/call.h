@@ -13,7 +13,12 @@ WS_MUST_USE int ws_call_get(const struct ws_engine_target *t, const char *path, 
                             struct ws_error *err);
 WS_MUST_USE int ws_call_post(const struct ws_engine_target *t, const char *path, json_t *body,
                              unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);
-/* POST of {} to a route whose reply has no body worth reading; any status but 200 is an error. */
+/* The same, sent once at most, on a connection of its own: for what changes weights. A POST by ws_call_post
+ * may be sent again when a connection that was kept is closed without a reply. */
+WS_MUST_USE int ws_call_post_once(const struct ws_engine_target *t, const char *path, json_t *body,
+                                  unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);
+/* POST of {}, sent once at most, to a route whose reply has no body worth reading; any status but 200 is an
+ * error. */
 WS_MUST_USE int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_error *err);
 /* Is there such a route that is only POSTed? FastAPI answers a GET of it with 405, and 404 where there is
  * none. */
@@ -22,6 +27,9 @@ WS_MUST_USE int ws_call_has_post(const struct ws_engine_target *t, const char *p
 
 /* The bearer of a request that changes the engine, or only asks it; NULL: none. */
 const char *ws_call_token(const struct ws_engine_target *t, bool changes);
+/* rc of a later step of a load: the engine has been told by then, so that -EHOSTUNREACH becomes -ECONNRESET.
+ */
+int ws_call_told(int rc, struct ws_error *err);
 /* For everything but a load. */
 unsigned ws_call_short_ms(const struct ws_engine_target *t);
 /* A string member of the reply; "" where there is none. */

@@ -27,10 +27,13 @@ struct ws_engine_templates {
     const char *pause, *load, *resume, *serving;
 };
 #define WS_CANCELS 3 /* the mount ends, the writer is interrupted, somebody says cancel */
+struct ws_http;
 struct ws_engine_target {
+    struct ws_http *http;    /* what calls it; required */
     const char *url;         /* http(s)://host:port, no credentials in it */
     const char *token;       /* bearer, or NULL; never logged */
     const char *admin_token; /* for what changes the engine, where that wants another one; NULL: token */
+    const char *ca_file;     /* whom to trust, NULL: the system's authorities */
     const char *pause_mode;  /* the kind's own word, NULL: its default */
     enum ws_engine_cache cache;
     bool sleeping;                         /* it said so before it was paused: weights are woken for a load */

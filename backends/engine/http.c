@@ -1,34 +1,20 @@
-/* HTTP to an engine, on libcurl's multi interface, because only there a wait can be looked at: the
- * easy interface reports progress once a second, which is a long time for a person who pressed ^C. */
+/* HTTP to an engine: what a request becomes for libcurl, and what libcurl says becomes an errno. */
 #include "backends/engine/http.h"
+#include "backends/engine/http_loop.h"
 #include "transports/limits.h"
 #include "transports/log.h"
-#include <curl/curl.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LOOK_MS     100 /* how often cancel is looked at */
 #define FIRST_BYTES 4096UL
+#define KEEP_S      4L /* a connection without a call, or a name's address: uvicorn closes after 5 s */
 
 struct body {
     char *bytes;
     size_t used, room;
     bool too_big, no_memory;
 };
-
-static void start_curl(void)
-{
-    curl_global_init(CURL_GLOBAL_DEFAULT);
-}
-
-static void ensure_curl(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-    pthread_once(&once, start_curl);
-}
 
 /* --- addresses --- */
 
@@ -56,7 +42,7 @@ int ws_http_check_url(const char *url, struct ws_error *err)
     CURLU *u;
     int rc = 0;
 
-    ensure_curl();
+    ws_http_ensure_curl();
     if (strlen(url) > WS_MAX_URL)
         return ws_error_set(err, EINVAL, "the engine's URL is longer than %d bytes", WS_MAX_URL);
     u = curl_url();
@@ -109,11 +95,13 @@ static size_t take_bytes(char *bytes, size_t one, size_t n, void *arg)
     return n;
 }
 
-static bool is_connected(CURL *easy)
+/* Over all connections that libcurl tried: it asks again, by itself, when one that it had kept turns out to
+ * be closed. */
+static bool was_sent(CURL *easy)
 {
-    curl_off_t connect_us = 0;
+    long bytes = 0;
 
-    return curl_easy_getinfo(easy, CURLINFO_CONNECT_TIME_T, &connect_us) == CURLE_OK && connect_us > 0;
+    return curl_easy_getinfo(easy, CURLINFO_REQUEST_SIZE, &bytes) != CURLE_OK || bytes > 0;
 }
 
 /* libcurl's codes become an errno here and nowhere else. */
@@ -143,7 +131,7 @@ static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r, c
     default:
         break;
     }
-    if (!is_connected(easy))
+    if (!was_sent(easy))
         return ws_error_set(err, EHOSTUNREACH,
                             "no connection to %s: %s; is the engine running, and is "
                             "this its address?",
@@ -153,41 +141,6 @@ static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r, c
                             r->timeout_ms / 1000.0);
     return ws_error_set(err, ECONNRESET, "%s%s closed the connection without a reply: %s", r->url, r->path,
                         why);
-}
-
-static bool is_cancelled(const struct ws_http_request *r)
-{
-    for (size_t i = 0; i < r->n_cancel; i++)
-        if (r->cancel[i] && atomic_load(r->cancel[i]))
-            return true;
-    return false;
-}
-
-/* Runs the transfer to its end; *code is valid when 0 is returned. */
-static int drive(CURLM *multi, CURL *easy, const struct ws_http_request *r, CURLcode *code,
-                 struct ws_error *err)
-{
-    int running = 1, left;
-
-    if (curl_multi_add_handle(multi, easy))
-        return ws_error_set(err, ENOMEM, "no memory to call %s", r->url);
-    for (;;) {
-        if (is_cancelled(r))
-            return ws_error_set(err, ECANCELED, "the call of %s%s was interrupted", r->url, r->path);
-        if (curl_multi_perform(multi, &running))
-            return ws_error_set(err, EIO, "calling %s%s failed inside libcurl", r->url, r->path);
-        if (!running)
-            break;
-        if (curl_multi_poll(multi, NULL, 0, LOOK_MS, NULL))
-            return ws_error_set(err, EIO, "calling %s%s failed inside libcurl", r->url, r->path);
-    }
-    for (CURLMsg *m; (m = curl_multi_info_read(multi, &left));) {
-        if (m->msg == CURLMSG_DONE) {
-            *code = m->data.result;
-            return 0;
-        }
-    }
-    return ws_error_set(err, EIO, "calling %s%s ended without a result", r->url, r->path);
 }
 
 static int set_options(CURL *easy, const struct ws_http_request *r, const char *url, const char *text,
@@ -201,12 +154,19 @@ static int set_options(CURL *easy, const struct ws_http_request *r, const char *
     bad |= curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
     bad |= curl_easy_setopt(easy, CURLOPT_NOPROXY, "*"); /* an engine is a neighbour */
     bad |= curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
-    bad |= curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L);
+    bad |= curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L); /* a resolver that hangs is not waited for */
+    bad |= curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+    bad |= curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, r->fresh ? 1L : 0L); /* then it never asks again */
+    bad |= curl_easy_setopt(easy, CURLOPT_FORBID_REUSE, r->fresh ? 1L : 0L);
+    bad |= curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, KEEP_S);
+    bad |= curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, KEEP_S);
     bad |= curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)connect_ms);
     bad |= curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)r->timeout_ms);
     bad |= curl_easy_setopt(easy, CURLOPT_HTTPHEADER, headers);
     bad |= curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_bytes);
     bad |= curl_easy_setopt(easy, CURLOPT_WRITEDATA, body);
+    if (r->ca_file)
+        bad |= curl_easy_setopt(easy, CURLOPT_CAINFO, r->ca_file);
     if (text) {
         bad |= curl_easy_setopt(easy, CURLOPT_POST, 1L);
         bad |= curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(text));
@@ -256,28 +216,29 @@ static char *join(const char *url, const char *path)
     return asprintf(&whole, "%.*s%s", (int)n, url, path) < 0 ? NULL : whole;
 }
 
-int ws_http_call(const struct ws_http_request *r, struct ws_http_reply *out, struct ws_error *err)
+int ws_http_call(struct ws_http *http, const struct ws_http_request *r, struct ws_http_reply *out,
+                 struct ws_error *err)
 {
     struct body body = {0};
     struct curl_slist *headers = NULL;
     char *text = r->body ? json_dumps(r->body, JSON_COMPACT) : NULL;
     char *url = join(r->url, r->path);
+    CURL *easy = curl_easy_init();
     CURLcode code = CURLE_OK;
-    CURLM *multi;
-    CURL *easy;
     int rc;
 
     *out = (struct ws_http_reply){0};
-    ensure_curl();
-    multi = curl_multi_init();
-    easy = curl_easy_init();
-    if (!multi || !easy || !url || (r->body && !text) || make_headers(r, &headers) ||
+    if (!easy || !url || (r->body && !text) || make_headers(r, &headers) ||
         set_options(easy, r, url, text, headers, &body)) {
         rc = ws_error_set(err, ENOMEM, "no memory to call %s%s", r->url, r->path);
         goto out;
     }
-    rc = drive(multi, easy, r, &code, err);
-    if (!rc && code != CURLE_OK)
+    rc = ws_http_run(http, easy, r, &code);
+    if (rc == -ECANCELED)
+        ws_error_set(err, ECANCELED, "the call of %s%s was interrupted", r->url, r->path);
+    else if (rc)
+        ws_error_set(err, -rc, "calling %s%s failed inside libcurl", r->url, r->path);
+    else if (code != CURLE_OK)
         rc = explain(easy, code, r, &body, err);
     if (rc)
         goto out;
@@ -290,10 +251,7 @@ int ws_http_call(const struct ws_http_request *r, struct ws_http_reply *out, str
     out->text = body.bytes;
     body.bytes = NULL;
 out:
-    if (multi && easy)
-        curl_multi_remove_handle(multi, easy);
     curl_easy_cleanup(easy);
-    curl_multi_cleanup(multi);
     curl_slist_free_all(headers);
     free(body.bytes);
     free(text);

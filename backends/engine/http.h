@@ -1,7 +1,8 @@
-/* HTTP to an engine: one request, one JSON reply, nothing kept. A thin cover over libcurl that is
- * strict where an engine may be wrong or hostile: the reply is bounded, every wait has an end and can
- * be cancelled within a tenth of a second, redirects are not followed, and neither a token nor a URL
- * with credentials ever reaches a message. Blocking; any thread. */
+/* HTTP to engines: one request, one JSON reply. A thin cover over libcurl that is strict where an engine may
+ * be wrong or hostile: the reply is bounded, every wait has an end and can be cancelled within a tenth of a
+ * second, redirects are not followed, and neither a token nor a URL with credentials ever reaches a message.
+ * A call blocks its caller; one thread of the client's runs the calls of all callers, and keeps connections
+ * for some seconds between them. */
 #ifndef WS_ENGINE_HTTP_H
 #define WS_ENGINE_HTTP_H
 #include "transports/error.h"
@@ -14,10 +15,17 @@ struct ws_http_request {
     const char *path;    /* "/model_info"; added to url */
     const json_t *body;  /* borrowed; NULL: GET, else POST of this */
     const char *token;   /* bearer, or NULL */
+    const char *ca_file; /* whom to trust instead of the system's authorities; NULL: those */
+    bool fresh;          /* on a connection of its own, sent once at most. Else it may be sent again when a
+                            connection that was kept is closed without a reply: for what may be repeated. */
     unsigned timeout_ms; /* of the whole call; connecting ends earlier */
     size_t n_cancel;
     const atomic_bool *const *cancel; /* n_cancel of them, any of them NULL */
 };
+
+struct ws_http;
+WS_MUST_USE int ws_http_new(struct ws_http **out, struct ws_error *err);
+void ws_http_free(struct ws_http *http); /* no call runs any more; NULL is fine */
 
 struct ws_http_reply {
     long status;
@@ -28,12 +36,12 @@ struct ws_http_reply {
 /* Is this the address of an engine? -EINVAL for another scheme, credentials, a query or a fragment;
  * the sentence never repeats credentials. */
 WS_MUST_USE int ws_http_check_url(const char *url, struct ws_error *err);
-/* 0 when any reply came, whatever its status; the reply is then the caller's to release. Before the
- * connection stands nothing was sent: -EHOSTUNREACH. After that the engine may have acted:
- * -ETIMEDOUT, -ECONNRESET (no reply), -ECANCELED; -EPROTO for no HTTP or a reply over
- * WS_MAX_REPLY_BYTES; -EACCES for a certificate that is not trusted; -ENOMEM. */
-WS_MUST_USE int ws_http_call(const struct ws_http_request *request, struct ws_http_reply *out,
-                             struct ws_error *err);
+/* Any thread, any number at once. 0 when any reply came, whatever its status; the reply is then the caller's
+ * to release. No byte was sent, on any connection: -EHOSTUNREACH. Else the engine may have acted: -ETIMEDOUT,
+ * -ECONNRESET (no reply), -ECANCELED; -EPROTO for no HTTP or a reply over WS_MAX_REPLY_BYTES; -EACCES for a
+ * certificate that is not trusted; -ENOMEM. */
+WS_MUST_USE int ws_http_call(struct ws_http *http, const struct ws_http_request *request,
+                             struct ws_http_reply *out, struct ws_error *err);
 void ws_http_reply_release(struct ws_http_reply *reply); /* zeroed is fine */
 
 #endif

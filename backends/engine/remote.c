@@ -94,9 +94,9 @@ static int parse(const char *template, const char *path, const char *version, st
     return 0;
 }
 
-/* Runs a template; reply may be NULL. */
+/* Runs a template; fresh: sent once at most; reply may be NULL. */
 static int run(const struct ws_engine_target *t, const char *template, const char *path, const char *version,
-               unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
+               bool fresh, unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
     struct request q;
     struct ws_http_reply own;
@@ -113,10 +113,12 @@ static int run(const struct ws_engine_target *t, const char *template, const cha
                                           .path = q.path,
                                           .body = body,
                                           .token = ws_call_token(t, body != NULL),
+                                          .ca_file = t->ca_file,
+                                          .fresh = fresh,
                                           .timeout_ms = timeout_ms,
                                           .n_cancel = WS_CANCELS,
                                           .cancel = t->cancel};
-        rc = ws_http_call(&request, &own, err);
+        rc = ws_http_call(t->http, &request, &own, err);
     }
     if (!rc && (own.status < 200 || own.status > 299)) {
         rc = own.status == 401 || own.status == 403
@@ -165,7 +167,7 @@ static int serving(const struct ws_engine_target *t, struct ws_engine_serving *o
     if (!keys)
         return ws_error_set(err, EINVAL, "serving=%.100s: write METHOD:/PATH:.KEY", t->templates->serving);
     snprintf(template, sizeof(template), "%.*s", (int)(keys - t->templates->serving), t->templates->serving);
-    int rc = run(t, template, "", "", ws_call_short_ms(t), &reply, err);
+    int rc = run(t, template, "", "", false, ws_call_short_ms(t), &reply, err);
     if (rc)
         return rc;
     if (find(&reply, keys + 1, out->version, sizeof(out->version)))
@@ -199,20 +201,21 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
 
 static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
 {
-    return t->templates->pause ? run(t, t->templates->pause, "", "", t->timeout_ms, NULL, err) : 0;
+    return t->templates->pause ? run(t, t->templates->pause, "", "", false, t->timeout_ms, NULL, err) : 0;
 }
 
 static int resume(const struct ws_engine_target *t, struct ws_error *err)
 {
-    return t->templates->resume ? run(t, t->templates->resume, "", "", ws_call_short_ms(t), NULL, err) : 0;
+    return t->templates->resume ? run(t, t->templates->resume, "", "", false, ws_call_short_ms(t), NULL, err)
+                                : 0;
 }
 
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
 {
     struct ws_engine_serving now;
-    int rc = run(t, t->templates->load, path, version, t->timeout_ms, NULL, err);
+    int rc = run(t, t->templates->load, path, version, true, t->timeout_ms, NULL, err);
     if (!rc)
-        rc = serving(t, &now, err);
+        rc = ws_call_told(serving(t, &now, err), err);
     if (!rc && now.version[0] && strcmp(now.version, version) != 0)
         rc = ws_error_set(err, EREMOTEIO, "%s said that it loaded %s, but serves version '%s'", t->url, path,
                           now.version);

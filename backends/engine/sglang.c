@@ -119,7 +119,7 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
     json_t *body =
         json_pack("{s:s, s:s, s:b}", "model_path", path, "weight_version", version, "flush_cache", flush);
     struct ws_http_reply reply;
-    int rc = ws_call_post(t, "/update_weights_from_disk", body, t->timeout_ms, &reply, err);
+    int rc = ws_call_post_once(t, "/update_weights_from_disk", body, t->timeout_ms, &reply, err);
 
     if (rc)
         return rc;
@@ -130,7 +130,9 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
     if (!rc &&
         t->cache == WS_CACHE_EXTERNAL) /* it outlives a flush, and would serve what old weights computed */
         rc = ws_call_plain(t, CLEAR_EXTERNAL, err);
-    return rc ? rc : confirm(t, path, version, err);
+    if (!rc)
+        rc = confirm(t, path, version, err);
+    return ws_call_told(rc, err);
 }
 
 static int resume(const struct ws_engine_target *t, struct ws_error *err)

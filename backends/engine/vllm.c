@@ -167,7 +167,7 @@ static int reload_by_rpc(const struct ws_engine_target *t, const char *path, str
     json_t *body = json_pack("{s:s, s:{s:s}, s:i}", "method", "reload_weights", "kwargs", "weights_path",
                              path, "timeout", (int)(t->timeout_ms / 1000 ? t->timeout_ms / 1000 : 1));
     struct ws_http_reply reply;
-    int rc = ws_call_post(t, "/collective_rpc", body, t->timeout_ms, &reply, err);
+    int rc = ws_call_post_once(t, "/collective_rpc", body, t->timeout_ms, &reply, err);
     if (rc)
         return rc;
     const json_t *results = json_object_get(reply.json, "results");
@@ -185,7 +185,7 @@ static int transfer_step(const struct ws_engine_target *t, const char *route, js
                          struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = ws_call_post(t, route, body, t->timeout_ms, &reply, err);
+    int rc = ws_call_post_once(t, route, body, t->timeout_ms, &reply, err);
     if (rc)
         return rc;
     if (reply.status != 200)
@@ -199,19 +199,21 @@ static int reload_by_transfer(const struct ws_engine_target *t, const char *path
                               struct ws_error *err)
 {
     int rc = transfer_step(t, "/start_weight_update", json_pack("{s:b}", "is_checkpoint_format", 1), err);
+    if (rc)
+        return rc;
+    rc =
+        transfer_step(t, "/update_weights", json_pack("{s:{s:s}}", "update_info", "weights_path", path), err);
     if (!rc)
-        rc = transfer_step(t, "/update_weights", json_pack("{s:{s:s}}", "update_info", "weights_path", path),
-                           err);
-    return rc ? rc
-              : transfer_step(t, "/finish_weight_update", json_pack("{s:s}", "weight_version", version), err);
+        rc = transfer_step(t, "/finish_weight_update", json_pack("{s:s}", "weight_version", version), err);
+    return ws_call_told(rc, err);
 }
 
 static int record_version(const struct ws_engine_target *t, const char *version, struct ws_error *err)
 {
     struct ws_http_reply reply;
     struct ws_engine_serving now;
-    int rc = ws_call_post(t, "/update_weight_version", json_pack("{s:s}", "new_version", version),
-                          ws_call_short_ms(t), &reply, err);
+    int rc = ws_call_post_once(t, "/update_weight_version", json_pack("{s:s}", "new_version", version),
+                               ws_call_short_ms(t), &reply, err);
     if (rc == -EPROTO && !(t->facts && t->facts->known))
         return 0; /* kept by the caller */
     if (rc)
@@ -230,18 +232,19 @@ static int record_version(const struct ws_engine_target *t, const char *version,
 
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
 {
-    int rc = 0;
+    int rc = t->sleeping ? ws_call_plain(t, "/wake_up?tags=weights", err) : 0;
+    if (rc)
+        return rc;
+    rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : reload_by_transfer(t, path, version, err);
+    if (rc)
+        return t->sleeping ? ws_call_told(rc, err) : rc;
     if (t->sleeping)
-        rc = ws_call_plain(t, "/wake_up?tags=weights", err);
-    if (!rc)
-        rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : reload_by_transfer(t, path, version, err);
-    if (!rc && t->sleeping)
         rc = ws_call_plain(t, "/wake_up?tags=kv_cache", err);
     if (!rc && t->cache == WS_CACHE_EXTERNAL)
         rc = ws_call_plain(t, "/reset_prefix_cache?reset_external=true", err);
     if (!rc && has(t, HAS_VERSION))
         rc = record_version(t, version, err);
-    return rc;
+    return ws_call_told(rc, err);
 }
 
 static int checksum(const struct ws_engine_target *t, char **out, struct ws_error *err)

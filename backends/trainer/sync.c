@@ -3,19 +3,19 @@
 #include "backends/engine/update.h"
 #include "backends/trainer/last_error.h"
 #include "backends/trainer/wsync.h"
+#include "transports/workers.h"
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define DEFAULT_TIMEOUT_MS 300000
-#define STACK_BYTES        (256UL << 10)
 
-static int update(const wsync_engine *e, const char *path, double *pause_seconds, struct ws_error *err)
+static int update(struct ws_http *http, const wsync_engine *e, const char *path, double *pause_seconds,
+                  struct ws_error *err)
 {
     const struct ws_engine_ops *ops = e->kind ? ws_engine_find(e->kind) : NULL;
-    struct ws_engine_target t = {.url = e->url,
+    struct ws_engine_target t = {.http = http,
+                                 .url = e->url,
                                  .token = e->token,
                                  .pause_mode = e->pause_mode,
                                  .timeout_ms = e->timeout_ms ? e->timeout_ms : DEFAULT_TIMEOUT_MS};
@@ -34,70 +34,59 @@ static int update(const wsync_engine *e, const char *path, double *pause_seconds
                   : ws_engine_update(ops, &t, path, e->version ? e->version : "default", pause_seconds, err);
 }
 
-int wsync_update_sglang_weights_from_disk(const char *url, const char *path, const wsync_engine *options)
+static int update_one(const char *kind, const char *url, const char *path, const wsync_engine *options)
 {
     wsync_engine e = options ? *options : (wsync_engine){0};
-    e.kind = "sglang";
+    struct ws_http *http;
+    int rc = ws_http_new(&http, ws_last_error());
+    if (rc < 0)
+        return rc;
+    e.kind = kind;
     e.url = url;
-    return update(&e, path, NULL, ws_last_error());
+    rc = update(http, &e, path, NULL, ws_last_error());
+    ws_http_free(http);
+    return rc;
+}
+
+int wsync_update_sglang_weights_from_disk(const char *url, const char *path, const wsync_engine *options)
+{
+    return update_one("sglang", url, path, options);
 }
 
 int wsync_update_vllm_weights_from_disk(const char *url, const char *path, const wsync_engine *options)
 {
-    wsync_engine e = options ? *options : (wsync_engine){0};
-    e.kind = "vllm";
-    e.url = url;
-    return update(&e, path, NULL, ws_last_error());
+    return update_one("vllm", url, path, options);
 }
 
-struct one {
-    const wsync_engine *engine;
+struct fleet {
+    struct ws_http *http;
+    const wsync_engine *engines;
     const char *path;
-    wsync_engine_result *result;
+    wsync_engine_result *results;
 };
 
-static void *run_one(void *arg)
+static void update_of_fleet(void *arg, size_t i)
 {
-    const struct one *o = arg;
+    const struct fleet *f = arg;
     struct ws_error err = {0};
-    *o->result = (wsync_engine_result){0};
-    o->result->rc = update(o->engine, o->path, &o->result->pause_seconds, &err);
-    if (o->result->rc < 0)
-        snprintf(o->result->error, sizeof(o->result->error), "%s", err.text);
-    return NULL;
+    wsync_engine_result *result = &f->results[i];
+    *result = (wsync_engine_result){0};
+    result->rc = update(f->http, &f->engines[i], f->path, &result->pause_seconds, &err);
+    if (result->rc < 0)
+        snprintf(result->error, sizeof(result->error), "%s", err.text);
 }
 
 int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const char *path,
                                   wsync_engine_result *results)
 {
-    struct one *all = calloc(n + 1, sizeof(*all));
-    pthread_t *threads = calloc(n + 1, sizeof(*threads));
-    bool *started = calloc(n + 1, sizeof(*started));
-    pthread_attr_t attr;
-    int failed = 0;
-    if (!all || !threads || !started) {
-        free(all);
-        free(threads);
-        free(started);
-        return ws_error_set(ws_last_error(), ENOMEM, "no memory for %zu engines", n);
-    }
-    pthread_attr_init(&attr);
-    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
-    for (size_t i = 0; i < n; i++) {
-        all[i] = (struct one){&engines[i], path, &results[i]};
-        started[i] = pthread_create(&threads[i], &attr, run_one, &all[i]) == 0;
-        if (!started[i])
-            (void)run_one(&all[i]);
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (started[i])
-            pthread_join(threads[i], NULL);
+    struct fleet fleet = {.engines = engines, .path = path, .results = results};
+    int failed = 0, rc = ws_http_new(&fleet.http, ws_last_error());
+    if (rc < 0)
+        return rc;
+    ws_run_at_once(update_of_fleet, &fleet, n);
+    for (size_t i = 0; i < n; i++)
         if (results[i].rc < 0 && failed++ == 0)
             ws_error_set(ws_last_error(), -results[i].rc, "%s", results[i].error);
-    }
-    pthread_attr_destroy(&attr);
-    free(all);
-    free(threads);
-    free(started);
+    ws_http_free(fleet.http);
     return failed;
 }

@@ -147,6 +147,24 @@ def test_engine_comes_back(stack):
     assert back.serves() == "2"
 
 
+def test_silent_engines_hold_nobody_up(stack):
+    "engines that do not answer are asked beside the others: one that dies is seen as soon as if it were alone"
+    agent, mount, folders, servers = world(stack, 7)
+    for e in servers[:6]:  # 5 s each, one after the other: the last would be seen after half a minute
+        os.kill(e.pid, signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        wait_state(mount, "e0", "unknown")
+        servers[6].kill()
+        wait_state(mount, "e6", "unknown")
+        assert time.monotonic() - start < 25 * SLOW
+    finally:
+        for e in servers[:6]:
+            os.kill(e.pid, signal.SIGCONT)
+    for i in range(6):
+        wait_state(mount, f"e{i}", "serving")
+
+
 def test_stale_under_manual(stack):
     "an engine that was restarted on something else is shown as stale and left alone under manual; `engine sync` mends it"
     agent, mount, folders, servers = world(stack, 1)
@@ -255,6 +273,7 @@ run(
     test_settings_disk_full,
     test_broken_is_remembered,
     test_engine_comes_back,
+    test_silent_engines_hold_nobody_up,
     test_stale_under_manual,
     test_quorum,
     test_rolling,

@@ -5,6 +5,7 @@
 #include "backends/engine/reference.h"
 #include "tests/fixtures/bad_server.h"
 #include "tests/fixtures/checkpoint.h"
+#include "transports/workers.h"
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -25,7 +27,21 @@
 
 static struct ws_error err;
 static struct ws_engine_facts facts;
-static char *one, *two; /* checkpoint folders with the seeds 1 and 2 */
+static struct ws_http *http; /* one a test: its thread must not see a fork */
+static char *one, *two;      /* checkpoint folders with the seeds 1 and 2 */
+
+static int make_http(void **state)
+{
+    (void)state;
+    return ws_http_new(&http, &err);
+}
+
+static int free_http(void **state)
+{
+    (void)state;
+    ws_http_free(http);
+    return 0;
+}
 
 static int make_folders(void **state)
 {
@@ -60,7 +76,7 @@ static void start_engine(struct engine *e, struct ws_reference_options options)
     err = (struct ws_error){0};
     assert_int_equal(ws_reference_new(&e->reference, &options, &err), 0);
     snprintf(e->url, sizeof(e->url), "http://127.0.0.1:%u", ws_reference_port(e->reference));
-    e->target = (struct ws_engine_target){.url = e->url, .timeout_ms = 60000};
+    e->target = (struct ws_engine_target){.http = http, .url = e->url, .timeout_ms = 60000};
 }
 
 static void stop_engine(struct engine *e)
@@ -241,7 +257,7 @@ static void *ask(void *arg)
     struct ws_error own = {0};
     char *version = NULL;
 
-    if (!ws_http_call(&request, &reply, &own)) {
+    if (!ws_http_call(http, &request, &reply, &own)) {
         json_t *meta = json_object_get(reply.json, "meta_info");
         version = strdup(json_string_value(json_object_get(meta, "weight_version")));
         ws_http_reply_release(&reply);
@@ -327,7 +343,7 @@ static pid_t dying_engine(const char *step, struct engine *e)
     assert_int_equal(read(ends[0], &port, sizeof(port)), sizeof(port));
     close(ends[0]);
     snprintf(e->url, sizeof(e->url), "http://127.0.0.1:%u", port);
-    e->target = (struct ws_engine_target){.url = e->url, .timeout_ms = 20000};
+    e->target = (struct ws_engine_target){.http = http, .url = e->url, .timeout_ms = 20000};
     return pid;
 }
 
@@ -341,6 +357,7 @@ static void test_dies_without_a_reply(void **state)
         struct engine e;
         pid_t pid = dying_engine(steps[i], &e);
         int status, rc;
+        assert_int_equal(ws_http_new(&e.target.http, &err), 0);
         rc = ws_engine_sglang.pause(&e.target, &err);
         if (!rc)
             rc = ws_engine_sglang.load(&e.target, two, "2", &err);
@@ -350,6 +367,7 @@ static void test_dies_without_a_reply(void **state)
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
         assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -EHOSTUNREACH);
+        ws_http_free(e.target.http);
     }
 }
 
@@ -358,7 +376,7 @@ static void test_dies_without_a_reply(void **state)
 static void target_of(struct engine *e, unsigned port)
 {
     snprintf(e->url, sizeof(e->url), "http://127.0.0.1:%u", port);
-    e->target = (struct ws_engine_target){.url = e->url, .timeout_ms = 10000};
+    e->target = (struct ws_engine_target){.http = http, .url = e->url, .timeout_ms = 10000};
 }
 
 static void test_nobody_there(void **state)
@@ -522,6 +540,248 @@ static void test_older_model_info(void **state)
     bad_server_stop(s);
 }
 
+/* --- the client: one thread, connections that are kept --- */
+
+static int get(unsigned port, struct ws_http_request r)
+{
+    char url[64];
+    struct ws_http_reply reply;
+    struct ws_error own = {0};
+
+    snprintf(url, sizeof(url), "http://127.0.0.1:%u", port);
+    r.url = url;
+    r.path = r.path ? r.path : "/model_info";
+    r.timeout_ms = r.timeout_ms ? r.timeout_ms : 10000;
+    int rc = ws_http_call(http, &r, &reply, &own);
+    if (rc == 0) {
+        rc = (int)reply.status;
+        ws_http_reply_release(&reply);
+    }
+    return rc;
+}
+
+static void test_connection_is_kept(void **state)
+{
+    static const struct bad_step step = {NULL, BAD_JSON, 200, INFO_OF("/m", "1")};
+    struct bad_server *s = bad_server_start(&step, 1);
+    unsigned port = bad_server_port(s);
+
+    (void)state;
+    for (unsigned i = 0; i < 5; i++)
+        assert_int_equal(get(port, (struct ws_http_request){0}), 200);
+    assert_int_equal(bad_server_connections(s), 1);
+    for (unsigned i = 0; i < 3; i++) /* not kept, and not instead of the one that is */
+        assert_int_equal(get(port, (struct ws_http_request){.fresh = true}), 200);
+    assert_int_equal(bad_server_connections(s), 4);
+    assert_int_equal(get(port, (struct ws_http_request){0}), 200);
+    assert_int_equal(bad_server_connections(s), 4);
+    assert_int_equal(bad_server_hits(s, 0), 9);
+    bad_server_stop(s);
+}
+
+/* libcurl asks again by itself when a connection that it had kept ends without a reply: never for a load. */
+static void test_load_is_sent_once(void **state)
+{
+    static const struct bad_step steps[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
+                                            {"/update_weights_from_disk", BAD_CLOSE, 0, NULL},
+                                            {"/reload", BAD_CLOSE, 0, NULL},
+                                            {"/is_paused", BAD_JSON, 200, "{\"is_paused\":true}"},
+                                            {"/collective_rpc", BAD_CLOSE, 0, NULL},
+                                            {"/wake_up", BAD_CLOSE, 0, NULL},
+                                            {"/pause_generation", BAD_CLOSE, 0, NULL}};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct ws_engine_templates templates = {.load = "POST:/reload",
+                                            .serving = "GET:/model_info:.weight_version"};
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    e.target.templates = &templates;
+    assert_serves(&e.target, "/m", "1");
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -ECONNRESET);
+    assert_int_equal(bad_server_hits(s, 1), 1);
+    assert_serves(&e.target, "/m", "1");
+    assert_int_equal(ws_engine_remote.load(&e.target, two, "2", &err), -ECONNRESET);
+    assert_int_equal(bad_server_hits(s, 2), 1);
+    assert_serves(&e.target, "/m", "1");
+    assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), -ECONNRESET);
+    assert_int_equal(bad_server_hits(s, 4), 1);
+    e.target.sleeping = true;
+    assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), -ECONNRESET);
+    assert_int_equal(bad_server_hits(s, 5), 1);
+    assert_serves(&e.target, "/m", "1");
+    assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -ECONNRESET);
+    assert_int_equal(bad_server_hits(s, 6), 2); /* may be repeated, and is */
+    bad_server_stop(s);
+}
+
+/* It had the request and is gone: that is not "no connection", also when libcurl found none at its second
+ * try. */
+static void test_dies_of_a_request(void **state)
+{
+    static const struct bad_step steps[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
+                                            {NULL, BAD_DIE, 0, NULL}};
+
+    (void)state;
+    for (unsigned load = 0; load < 2; load++) {
+        struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+        struct engine e;
+        target_of(&e, bad_server_port(s));
+        assert_serves(&e.target, "/m", "1");
+        assert_int_equal(load ? ws_engine_sglang.load(&e.target, two, "2", &err)
+                              : ws_engine_sglang.pause(&e.target, &err),
+                         -ECONNRESET);
+        assert_int_equal(bad_server_hits(s, 1), 1);
+        assert_int_equal(bad_server_connections(s), 1 + load);
+        assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -EHOSTUNREACH);
+        if (!load)
+            assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -EHOSTUNREACH);
+        bad_server_stop(s);
+    }
+}
+
+/* It said that it loaded, and was gone when it was asked what it serves: it has been told. */
+static void test_dies_after_a_load(void **state)
+{
+    static const struct bad_step steps[] = {
+        {"/update_weights_from_disk", BAD_LAST, 200, "{\"success\":true}"},
+        {"/collective_rpc", BAD_LAST, 200, "{\"results\":[null]}"},
+        {"/wake_up", BAD_LAST, 200, "{}"},
+        {"/start_weight_update", BAD_LAST, 200, "{}"},
+        {"/reload", BAD_LAST, 200, "{}"}};
+    const struct ws_engine_facts no_rpc = {.known = true};
+    struct ws_engine_templates templates = {.load = "POST:/reload", .serving = "GET:/version:.version"};
+
+    (void)state;
+    for (size_t i = 0; i < LENGTH(steps); i++) {
+        const struct ws_engine_ops *ops = i == 0                   ? &ws_engine_sglang
+                                          : i + 1 == LENGTH(steps) ? &ws_engine_remote
+                                                                   : &ws_engine_vllm;
+        struct bad_server *s = bad_server_start(&steps[i], 1);
+        struct engine e;
+        target_of(&e, bad_server_port(s));
+        e.target.templates = &templates;
+        e.target.sleeping = i == 2;
+        e.target.facts = i == 3 ? &no_rpc : NULL;
+        assert_int_equal(ops->load(&e.target, two, "2", &err), -ECONNRESET);
+        assert_int_equal(err.code, ECONNRESET);
+        assert_int_equal(bad_server_hits(s, 0), 1);
+        bad_server_stop(s);
+    }
+}
+
+struct caller {
+    unsigned port;
+    struct ws_http_request request;
+    int results[20];
+};
+
+static void call_often(void *arg, size_t i)
+{
+    struct caller *c = (struct caller *)arg + i;
+    for (size_t k = 0; k < LENGTH(c->results); k++)
+        c->results[k] = get(c->port, c->request);
+}
+
+static void test_many_callers(void **state)
+{
+    static const struct bad_step steps[] = {{"/hang", BAD_HANG, 0, NULL},
+                                            {"/close", BAD_CLOSE, 0, NULL},
+                                            {NULL, BAD_JSON, 200, INFO_OF("/m", "1")}};
+    static struct caller callers[40];
+    struct bad_server *servers[4];
+    const unsigned dead = bad_server_dead_port();
+
+    (void)state;
+    for (size_t i = 0; i < LENGTH(servers); i++)
+        servers[i] = bad_server_start(steps, LENGTH(steps));
+    for (size_t i = 0; i < LENGTH(callers); i++) {
+        callers[i] = (struct caller){.port = bad_server_port(servers[i % 4])};
+        callers[i].request.fresh = i % 5 == 0;
+        if (i == 7)
+            callers[i].port = dead;
+        if (i == 8)
+            callers[i].request.path = "/close";
+        if (i == 9)
+            callers[i].request = (struct ws_http_request){.path = "/hang", .timeout_ms = 20};
+    }
+    ws_run_at_once(call_often, callers, LENGTH(callers));
+    for (size_t i = 0; i < LENGTH(callers); i++)
+        for (size_t k = 0; k < LENGTH(callers[i].results); k++)
+            assert_int_equal(callers[i].results[k], i == 7   ? -EHOSTUNREACH
+                                                    : i == 8 ? -ECONNRESET
+                                                    : i == 9 ? -ETIMEDOUT
+                                                             : 200);
+    for (size_t i = 0; i < LENGTH(servers); i++)
+        bad_server_stop(servers[i]);
+}
+
+static void call_or_cancel(void *arg, size_t i)
+{
+    struct caller *c = (struct caller *)arg + i;
+    if (c->port)
+        c->results[0] = get(c->port, c->request);
+    else
+        cancel_soon((void *)(uintptr_t)c->request.cancel[0]);
+}
+
+static void test_cancel_one_of_many(void **state)
+{
+    static const struct bad_step steps[] = {{"/hang", BAD_HANG, 0, NULL},
+                                            {NULL, BAD_JSON, 200, INFO_OF("/m", "1")}};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    atomic_bool cancel = false, other = false;
+    const atomic_bool *flags[] = {NULL, &cancel}, *others[] = {&other, NULL};
+    struct caller callers[10] = {0};
+    struct timespec start, now;
+
+    (void)state;
+    for (size_t i = 0; i < 9; i++)
+        callers[i] = (struct caller){
+            bad_server_port(s), {.path = "/hang", .timeout_ms = 1000, .n_cancel = 2, .cancel = others}, {0}};
+    callers[4].request.cancel = flags;
+    callers[4].request.timeout_ms = 60000;
+    callers[9].request.cancel = &flags[1];
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    ws_run_at_once(call_or_cancel, callers, LENGTH(callers));
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    assert_true(now.tv_sec - start.tv_sec < 30);
+    for (size_t i = 0; i < 9; i++)
+        assert_int_equal(callers[i].results[0], i == 4 ? -ECANCELED : -ETIMEDOUT);
+    assert_int_equal(get(bad_server_port(s), callers[4].request), -ECANCELED); /* never begins */
+    assert_int_equal(bad_server_hits(s, 0), 9);
+    assert_int_equal(get(bad_server_port(s), (struct ws_http_request){0}), 200);
+    bad_server_stop(s);
+}
+
+static void test_client_without_calls(void **state)
+{
+    struct ws_http *other;
+
+    (void)state;
+    assert_int_equal(ws_http_new(&other, &err), 0);
+    ws_http_free(other);
+    ws_http_free(NULL);
+    assert_int_equal(ws_http_new(&other, &err), 0);
+    usleep(20000); /* asleep */
+    ws_http_free(other);
+}
+
+static void test_ca_file(void **state)
+{
+    static const struct bad_step step = {NULL, BAD_JSON, 200, INFO_OF("/m", "1")};
+    struct bad_server *s = bad_server_start(&step, 1);
+    struct ws_engine_serving now;
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    snprintf(e.url, sizeof(e.url), "https://127.0.0.1:%u", bad_server_port(s));
+    e.target.ca_file = "/nonexistent/ca.pem";
+    assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -EACCES);
+    bad_server_stop(s);
+}
+
 /* --- vLLM --- */
 
 static void test_vllm(void **state)
@@ -569,9 +829,9 @@ static int plain(const struct engine *e, const char *path)
 {
     struct ws_http_reply reply;
     json_t *body = json_object();
-    int rc =
-        ws_http_call(&(struct ws_http_request){.url = e->url, .path = path, .body = body, .timeout_ms = 5000},
-                     &reply, &err);
+    int rc = ws_http_call(
+        http, &(struct ws_http_request){.url = e->url, .path = path, .body = body, .timeout_ms = 5000},
+        &reply, &err);
     json_decref(body);
     if (rc == 0)
         ws_http_reply_release(&reply);
@@ -617,7 +877,7 @@ static void test_vllm_without_routes(void **state)
     struct ws_engine_serving now;
     char url[64];
     struct bad_server *s = bad_server_start(steps, LENGTH(steps));
-    struct ws_engine_target t = {.url = url, .timeout_ms = 5000};
+    struct ws_engine_target t = {.http = http, .url = url, .timeout_ms = 5000};
 
     (void)state;
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", bad_server_port(s));
@@ -689,33 +949,43 @@ static void test_urls(void **state)
     }
 }
 
+#define TEST(f) cmocka_unit_test_setup_teardown(f, make_http, free_http)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_find),
-        cmocka_unit_test(test_switch_by_every_pause_mode),
-        cmocka_unit_test(test_weights_outlive_the_folder),
-        cmocka_unit_test(test_refused_version),
-        cmocka_unit_test(test_bad_folder_keeps_the_old_weights),
-        cmocka_unit_test(test_key),
-        cmocka_unit_test(test_cancelled_load),
-        cmocka_unit_test(test_request_during_pause),
-        cmocka_unit_test(test_stopped_while_a_request_waits),
-        cmocka_unit_test(test_bad_options),
+        TEST(test_find),
+        TEST(test_switch_by_every_pause_mode),
+        TEST(test_weights_outlive_the_folder),
+        TEST(test_refused_version),
+        TEST(test_bad_folder_keeps_the_old_weights),
+        TEST(test_key),
+        TEST(test_cancelled_load),
+        TEST(test_request_during_pause),
+        TEST(test_stopped_while_a_request_waits),
+        TEST(test_bad_options),
         cmocka_unit_test(test_dies_without_a_reply),
-        cmocka_unit_test(test_nobody_there),
-        cmocka_unit_test(test_odd_answers),
-        cmocka_unit_test(test_hanging),
-        cmocka_unit_test(test_long_fields),
-        cmocka_unit_test(test_success_that_is_none),
-        cmocka_unit_test(test_server_that_only_knows_abort),
-        cmocka_unit_test(test_older_model_info),
-        cmocka_unit_test(test_vllm),
-        cmocka_unit_test(test_vllm_asleep),
-        cmocka_unit_test(test_wrong_kind),
-        cmocka_unit_test(test_vllm_without_routes),
-        cmocka_unit_test(test_remote),
-        cmocka_unit_test(test_urls),
+        TEST(test_nobody_there),
+        TEST(test_odd_answers),
+        TEST(test_hanging),
+        TEST(test_long_fields),
+        TEST(test_success_that_is_none),
+        TEST(test_server_that_only_knows_abort),
+        TEST(test_older_model_info),
+        TEST(test_connection_is_kept),
+        TEST(test_load_is_sent_once),
+        TEST(test_dies_of_a_request),
+        TEST(test_dies_after_a_load),
+        TEST(test_many_callers),
+        TEST(test_cancel_one_of_many),
+        TEST(test_client_without_calls),
+        TEST(test_ca_file),
+        TEST(test_vllm),
+        TEST(test_vllm_asleep),
+        TEST(test_wrong_kind),
+        TEST(test_vllm_without_routes),
+        TEST(test_remote),
+        TEST(test_urls),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -48,6 +48,19 @@ static void test_each_once(void **state)
     ws_workers_free(NULL);
 }
 
+static void test_at_once(void **state)
+{
+    static struct tally t;
+
+    (void)state;
+    for (size_t n = 0; n < 70; n = n * 2 + 1) {
+        memset(&t, 0, sizeof(t));
+        ws_run_at_once(count, &t, n);
+        for (size_t i = 0; i < 128; i++)
+            assert_int_equal(atomic_load(&t.times[i]), i < n ? 1 : 0);
+    }
+}
+
 /* Plain memory: a job that is not over, or not visible, when run returns is a race that TSan sees too. */
 static void plain(void *arg, size_t i)
 {
@@ -170,11 +183,9 @@ static void test_start(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_once),
-        cmocka_unit_test(test_many_rounds),
-        cmocka_unit_test(test_callers_take_turns),
-        cmocka_unit_test(test_threads_are_quiet),
-        cmocka_unit_test(test_start),
+        cmocka_unit_test(test_each_once),         cmocka_unit_test(test_at_once),
+        cmocka_unit_test(test_many_rounds),       cmocka_unit_test(test_callers_take_turns),
+        cmocka_unit_test(test_threads_are_quiet), cmocka_unit_test(test_start),
     };
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);
