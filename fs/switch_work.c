@@ -142,7 +142,8 @@ int ws_work_pause(struct ws_work *w)
     if (rc == 0) {
         note_way_back(w, &now);
         rc = w->engine->ops->pause(&call.target, &w->err);
-        w->paused = rc != -EHOSTUNREACH; /* also when the answer was lost: it is resumed either way */
+        w->paused = rc != -EHOSTUNREACH &&
+                    rc != -EACCES; /* also when the answer was lost: it is resumed either way */
         w->paused_ns = ws_time_mono_ns();
     }
     if (rc < 0) {
