@@ -232,13 +232,10 @@ static void let_go(struct ws_control *c, struct ws_switch_part *parts, size_t n,
 static void add_work(struct ws_run *r, const struct ws_switch_part *p, struct ws_engine *e)
 {
     struct ws_work *w = &r->works[r->n++];
-    char name[WS_MAX_NAME + 1];
-    ws_version_name(p->version, name);
     w->run = r;
     w->desk = p->desk;
     w->engine = e;
-    snprintf(w->to_path, sizeof(w->to_path), "%s/%s/%s",
-             e->prefix ? e->prefix : r->control->options.mountpoint, ws_model_name(p->model), name);
+    ws_work_path_of(w, p->model, p->version, w->to_path);
     snprintf(w->to_version, sizeof(w->to_version), "%" PRIu64, ws_version_number(p->version));
 }
 

@@ -1,5 +1,6 @@
 #include "fs/switch_work.h"
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -128,6 +129,32 @@ static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now
     pthread_mutex_unlock(&c->lock);
 }
 
+void ws_work_path_of(const struct ws_work *w, struct ws_model *m, struct ws_version *v, char out[PATH_MAX])
+{
+    const struct ws_engine *e = w->engine;
+    char name[WS_MAX_NAME + 1];
+    ws_version_name(v, name);
+    snprintf(out, PATH_MAX, "%s/%s/%s", e->prefix ? e->prefix : w->run->control->options.mountpoint,
+             ws_model_name(m), name);
+}
+
+/* It does not say where it loaded from, and we did not see it load: it was added, or we started, later. Where
+ * it names the current version, that is what it has. */
+static void find_way_back(struct ws_work *w)
+{
+    struct ws_model *m = ws_store_find(w->run->control->store, w->desk->name);
+    struct ws_version *v = m ? ws_model_current(m) : NULL;
+    char number[32];
+    if (v) {
+        snprintf(number, sizeof(number), "%" PRIu64, ws_version_number(v));
+        if (strcmp(w->back_version, number) == 0)
+            ws_work_path_of(w, m, v, w->back_path);
+        ws_version_put(v);
+    }
+    if (m)
+        ws_model_put(m);
+}
+
 int ws_work_pause(struct ws_work *w)
 {
     struct ws_engine_call call;
@@ -141,6 +168,8 @@ int ws_work_pause(struct ws_work *w)
     }
     if (rc == 0) {
         note_way_back(w, &now);
+        if (!w->back_path[0])
+            find_way_back(w);
         rc = w->engine->ops->pause(&call.target, &w->err);
         w->paused = rc != -EHOSTUNREACH &&
                     rc != -EACCES; /* also when the answer was lost: it is resumed either way */

@@ -36,6 +36,8 @@ struct ws_run {
     unsigned n_batches;
 };
 
+/* Where its engine sees a version. */
+void ws_work_path_of(const struct ws_work *w, struct ws_model *m, struct ws_version *v, char out[PATH_MAX]);
 /* Runs fn for those engines of a batch, each on a thread of its own, and waits for all; how many failed. */
 size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct ws_work *w),
                     int (*fn)(struct ws_work *w));
