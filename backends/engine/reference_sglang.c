@@ -174,6 +174,7 @@ const struct ws_route ws_reference_sglang_routes[] = {
     {"/update_weight_version", WS_POST, false, update_weight_version},
     {"/weights_checker", WS_GET | WS_POST, false, weights_checker},
     {"/server_info", WS_GET, false, server_info},
+    {"/hicache/storage-backend/clear", WS_POST, false, flush_cache},
     {"/clear_hicache_storage_backend", WS_GET | WS_POST, false, flush_cache},
     {"/generate", WS_POST, false, generate},
 };

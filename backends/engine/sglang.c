@@ -14,7 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CLEAR_EXTERNAL "/clear_hicache_storage_backend"
+#define CLEAR_EXTERNAL     "/hicache/storage-backend/clear"
+#define CLEAR_EXTERNAL_OLD "/clear_hicache_storage_backend"
 
 static const char *const pause_modes[] = {"retract", "abort", "in_place", NULL};
 
@@ -128,8 +129,11 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
                           ws_call_text(&reply, "message")[0] ? ws_call_text(&reply, "message") : reply.text);
     ws_http_reply_release(&reply);
     if (!rc &&
-        t->cache == WS_CACHE_EXTERNAL) /* it outlives a flush, and would serve what old weights computed */
+        t->cache == WS_CACHE_EXTERNAL) { /* outlives a flush, and would serve what old weights computed */
         rc = ws_call_plain(t, CLEAR_EXTERNAL, err);
+        if (rc == -EPROTO)
+            rc = ws_call_plain(t, CLEAR_EXTERNAL_OLD, err);
+    }
     return rc ? rc : confirm(t, path, version, err);
 }
 
