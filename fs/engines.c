@@ -19,13 +19,16 @@ void ws_engine_free(struct ws_engine *e)
 {
     if (!e)
         return;
-    if (e->token)
-        explicit_bzero(e->token, strlen(e->token));
+    char *secrets[] = {e->token, e->admin_token};
+    for (size_t i = 0; i < 2; i++) {
+        if (secrets[i])
+            explicit_bzero(secrets[i], strlen(secrets[i]));
+        free(secrets[i]);
+    }
     free(e->name);
     free(e->url);
     free(e->prefix);
     free(e->pause_mode);
-    free(e->token);
     free(e->group);
     free(e->line);
     for (size_t i = 0; i < 4; i++)
@@ -42,6 +45,7 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
         (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2], e->templates[3]};
     out->target = (struct ws_engine_target){.url = e->url,
                                             .token = e->token,
+                                            .admin_token = e->admin_token,
                                             .pause_mode = e->pause_mode,
                                             .cache = e->cache,
                                             .timeout_ms = e->timeout_ms,
@@ -70,19 +74,27 @@ int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms
     return rc;
 }
 
-static int read_token(const char *path, char **out, struct ws_error *err)
+/* The next line of a file of secrets; NULL: there is none. */
+static char *read_secret(FILE *f)
 {
     char line[4096] = "";
+    if (!fgets(line, sizeof(line), f))
+        line[0] = 0;
+    line[strcspn(line, "\r\n")] = 0;
+    char *secret = line[0] ? strdup(line) : NULL;
+    explicit_bzero(line, sizeof(line));
+    return secret;
+}
+
+static int read_tokens(const char *path, struct ws_engine *e, struct ws_error *err)
+{
     FILE *f = fopen(path, "re");
     if (!f)
         return ws_error_set(err, errno, "cannot read the token file %s: %s", path, strerror(errno));
-    if (!fgets(line, sizeof(line), f))
-        line[0] = 0;
+    e->token = read_secret(f);
+    e->admin_token = e->token ? read_secret(f) : NULL;
     fclose(f);
-    line[strcspn(line, "\r\n")] = 0;
-    *out = line[0] ? strdup(line) : NULL;
-    explicit_bzero(line, sizeof(line));
-    return *out ? 0 : ws_error_set(err, EINVAL, "the token file %s is empty", path);
+    return e->token ? 0 : ws_error_set(err, EINVAL, "the token file %s is empty", path);
 }
 
 static int check_pause_mode(const struct ws_engine_ops *ops, const char *mode, struct ws_error *err)
@@ -166,7 +178,7 @@ static int make_engine(const struct ws_command *q, struct ws_engine **out, struc
         !e->pause_mode != !(pause && !remote))
         rc = ws_error_set(err, ENOMEM, "no memory for an engine");
     if (rc == 0 && token)
-        rc = read_token(token, &e->token, err);
+        rc = read_tokens(token, e, err);
     if (rc < 0) {
         ws_engine_free(e);
         return rc;

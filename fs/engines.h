@@ -23,10 +23,10 @@ const char *ws_engine_state_name(enum ws_engine_state s);
 struct ws_engine {
     struct ws_engine *next;
     const struct ws_engine_ops *ops;
-    char *name, *url, *prefix, *pause_mode, *token; /* never change */
-    char *templates[4];                             /* remote: pause, load, resume, serving; NULL: none */
-    char *group;                                    /* NULL: none; engines of one are never parted */
-    char *line;                                     /* the command that added it, for the state file */
+    char *name, *url, *prefix, *pause_mode, *token, *admin_token; /* never change */
+    char *templates[4]; /* remote: pause, load, resume, serving; NULL: none */
+    char *group;        /* NULL: none; engines of one are never parted */
+    char *line;         /* the command that added it, for the state file */
     enum ws_engine_cache cache;
     unsigned timeout_ms;
     /* guarded by the control's lock */

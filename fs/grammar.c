@@ -136,8 +136,8 @@ static const struct syntax {
      "engine add NAME sglang|vllm|remote URL [prefix=PATH] [pause=MODE] [timeout=S] [token-file=F] "
      "[cache=local|external|keep] [group=G] [load=T resume=T serving=T]",
      "register an inference server; prefix: where it sees this mount; cache: what is emptied with a load; "
-     "for "
-     "remote, pause, load, resume and serving are templates METHOD:/PATH[:BODY] with {path} and {version}"},
+     "token-file: its API or admin key, or the one and in a second line the other; for remote, pause, load, "
+     "resume and serving are templates METHOD:/PATH[:BODY] with {path} and {version}"},
     {WS_VERB_ENGINE_REMOVE, WS_SCOPE_MODEL, "engine", "remove", 1, 1, 0, 0, "engine remove NAME",
      "forget an inference server; it goes on as it is"},
     {WS_VERB_ENGINE_SYNC, WS_SCOPE_MODEL, "engine", "sync", 1, 1, 0, ASYNC, "engine sync NAME [async]",

@@ -10,10 +10,11 @@ static int check_status(const struct ws_engine_target *t, const char *path, cons
 {
     long status = reply->status;
     if (status == 401 || status == 403)
-        return ws_error_set(err, EACCES,
-                            "%s%s answered %ld: it wants a key; name the file that holds "
-                            "its admin or API key with token-file=",
-                            t->url, path, status);
+        return ws_error_set(
+            err, EACCES,
+            "%s%s answered %ld: it wants a key, or another one; name the file that holds it with "
+            "token-file=: an API key, an admin key, or of a server with both one in each line",
+            t->url, path, status);
     if (status == 404 || status == 405)
         return ws_error_set(err, EPROTO,
                             "%s answered %ld to %s: it is no engine of this kind, or of a release or with "
@@ -37,7 +38,7 @@ static int call(const struct ws_engine_target *t, const char *path, const json_t
         .url = t->url,
         .path = path,
         .body = body,
-        .token = t->token,
+        .token = body && t->admin_token ? t->admin_token : t->token,
         .timeout_ms = timeout_ms,
         .n_cancel = WS_CANCELS,
         .cancel = t->cancel,

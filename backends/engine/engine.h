@@ -28,9 +28,10 @@ struct ws_engine_templates {
 };
 #define WS_CANCELS 3 /* the mount ends, the writer is interrupted, somebody says cancel */
 struct ws_engine_target {
-    const char *url;        /* http(s)://host:port, no credentials in it */
-    const char *token;      /* bearer, or NULL; never logged */
-    const char *pause_mode; /* the kind's own word, NULL: its default */
+    const char *url;         /* http(s)://host:port, no credentials in it */
+    const char *token;       /* bearer, or NULL; never logged */
+    const char *admin_token; /* of POST requests, where the engine wants another one there; NULL: token */
+    const char *pause_mode;  /* the kind's own word, NULL: its default */
     enum ws_engine_cache cache;
     bool sleeping;                         /* it said so before it was paused: weights are woken for a load */
     unsigned timeout_ms;                   /* of a load; the other calls take a fraction, at least 5 s */

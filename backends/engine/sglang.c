@@ -42,6 +42,20 @@ static int serving(const struct ws_engine_target *t, struct ws_engine_serving *o
     return rc;
 }
 
+/* Are its keys ours, too, on the routes that change it? Where it has an admin key they want that one, and all
+ * others the API key. This one of them changes nothing. */
+static int check_admin(const struct ws_engine_target *t, struct ws_error *err)
+{
+    struct ws_engine_target admin = *t;
+    struct ws_http_reply reply;
+    if (t->admin_token)
+        admin.token = t->admin_token;
+    int rc = ws_call_get(&admin, "/hicache/storage-backend", &reply, err);
+    if (!rc)
+        ws_http_reply_release(&reply);
+    return rc == -EACCES ? rc : 0; /* older ones have no such route */
+}
+
 static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts,
                  struct ws_engine_serving *out, struct ws_error *err)
 {
@@ -56,6 +70,8 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
         rc = ws_error_set(err, EPROTO,
                           "%s is an SGLang without /update_weights_from_disk: it is too old to switch",
                           t->url);
+    if (!rc)
+        rc = check_admin(t, err);
     if (rc)
         return rc;
     if (!ws_call_get(t, "/server_info", &reply,
