@@ -12,14 +12,14 @@ int ws_external_loaded(struct ws_control *c, struct ws_desk *d, struct ws_model 
 {
     enum ws_state state = ws_version_state(v);
     const struct ws_mark mark = ws_version_mark(v);
-    char text[32];
+    char text[WS_MARK_TEXT];
     unsigned named = 0;
     bool all = true;
     if (state != WS_READY && state != WS_ACTIVE)
         return ws_error_set(err, ENODATA,
                             "%s/%" PRIu64 " is %s here: no engine can have loaded it; stage it first",
                             d->name, mark.version, ws_state_name(state));
-    snprintf(text, sizeof(text), "%" PRIu64, mark.version);
+    ws_mark_text(&mark, text);
     pthread_mutex_lock(&c->lock);
     bool busy = d->switching;
     for (struct ws_engine *e = d->engines; e && !busy; e = e->next) {
@@ -37,11 +37,11 @@ int ws_external_loaded(struct ws_control *c, struct ws_desk *d, struct ws_model 
     if (named == 0)
         return ws_error_set(err, ENOENT, "%s has no engine %s%s of kind external", d->name,
                             engine ? engine : "at all", engine ? "" : ",");
-    ws_desk_event(c, d, "loaded model=%s version=%s engine=%s external", d->name, text,
+    ws_desk_event(c, d, "loaded model=%s version=%" PRIu64 " engine=%s external", d->name, mark.version,
                   engine ? engine : "all");
     if (all) {
         ws_model_set_current(m, v);
-        ws_desk_event(c, d, "switched model=%s version=%s external", d->name, text);
+        ws_desk_event(c, d, "switched model=%s version=%" PRIu64 " external", d->name, mark.version);
         ws_standing_report(c, d, m, &mark, "loaded", NULL);
         ws_settings_save(c);
     }

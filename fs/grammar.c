@@ -161,7 +161,8 @@ static const struct syntax {
      "mounts: other "
      "mounts that it reads, which must have a version before it is paused; for remote, pause, load, resume "
      "and serving "
-     "are templates METHOD:/PATH[:BODY] with {path} and {version}; external: driven by its own framework, "
+     "are templates METHOD:/PATH[:BODY] with {path}, {version} (42@RUN) and {number}; external: driven by "
+     "its own framework, "
      "which says "
      "`loaded`"},
     {WS_VERB_ENGINE_REMOVE, WS_SCOPE_MODEL, "engine", "remove", 1, 1, 0, 0, "engine remove NAME",

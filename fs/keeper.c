@@ -141,8 +141,11 @@ static void look_at(struct ws_control *c, struct ws_desk *d)
 {
     struct ws_model *m = ws_store_find(c->store, d->name);
     struct ws_version *v = m ? ws_model_current(m) : NULL;
-    char current[32];
-    snprintf(current, sizeof(current), "%" PRIu64, v ? ws_version_number(v) : 0);
+    char current[WS_MARK_TEXT] = "";
+    if (v) {
+        const struct ws_mark mark = ws_version_mark(v);
+        ws_mark_text(&mark, current);
+    }
     look_at_engines(c, d, m, v ? current : NULL);
     pthread_mutex_lock(&c->lock);
     bool interrupted = d->touching && !d->switching && v;

@@ -236,14 +236,13 @@ static void let_go(struct ws_control *c, struct ws_switch_part *parts, size_t n,
 static void add_work(struct ws_run *r, const struct ws_switch_part *p, struct ws_engine *e)
 {
     struct ws_work *w = &r->works[r->n++];
-    char name[WS_MAX_NAME + 1];
-    ws_version_name(p->version, name);
     w->run = r;
     w->desk = p->desk;
     w->engine = e;
-    snprintf(w->to_path, sizeof(w->to_path), "%s/%s/%s",
-             e->prefix ? e->prefix : r->control->options.mountpoint, ws_model_name(p->model), name);
-    snprintf(w->to_version, sizeof(w->to_version), "%" PRIu64, ws_version_number(p->version));
+    ws_work_path_of(w, p->model, p->version, w->to_path);
+    const struct ws_mark mark = ws_version_mark(p->version);
+    snprintf(w->to_version, sizeof(w->to_version), "%" PRIu64, mark.version);
+    ws_mark_text(&mark, w->to_mark);
 }
 
 /* Engines of one group are never parted. */

@@ -106,6 +106,33 @@ static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now
     pthread_mutex_unlock(&c->lock);
 }
 
+void ws_work_path_of(const struct ws_work *w, struct ws_model *m, struct ws_version *v, char out[PATH_MAX])
+{
+    const struct ws_engine *e = w->engine;
+    char name[WS_MAX_NAME + 1];
+    ws_version_name(v, name);
+    snprintf(out, PATH_MAX, "%s/%s/%s", e->prefix ? e->prefix : w->run->control->options.mountpoint,
+             ws_model_name(m), name);
+}
+
+/* It does not say where it loaded from, and we did not see it load: it was added, or we started, later. Where
+ * it names the current version, that is what it has. */
+static void find_way_back(struct ws_work *w)
+{
+    struct ws_model *m = ws_store_find(w->run->control->store, w->desk->name);
+    struct ws_version *v = m ? ws_model_current(m) : NULL;
+    char text[WS_MARK_TEXT];
+    if (v) {
+        const struct ws_mark mark = ws_version_mark(v);
+        ws_mark_text(&mark, text);
+        if (strcmp(w->back_version, text) == 0)
+            ws_work_path_of(w, m, v, w->back_path);
+        ws_version_put(v);
+    }
+    if (m)
+        ws_model_put(m);
+}
+
 int ws_work_pause(struct ws_work *w)
 {
     struct ws_engine_call call;
@@ -119,8 +146,11 @@ int ws_work_pause(struct ws_work *w)
     }
     if (rc == 0) {
         note_way_back(w, &now);
+        if (!w->back_path[0])
+            find_way_back(w);
         rc = w->engine->ops->pause(&call.target, &w->err);
-        w->paused = rc != -EHOSTUNREACH; /* also when the answer was lost: it is resumed either way */
+        w->paused = rc != -EHOSTUNREACH &&
+                    rc != -EACCES; /* also when the answer was lost: it is resumed either way */
         w->paused_ns = ws_time_mono_ns();
     }
     if (rc < 0) {
@@ -159,7 +189,7 @@ static int load_path(struct ws_work *w, const char *path, const char *version)
 int ws_work_load(struct ws_work *w)
 {
     uint64_t start = ws_time_mono_ns();
-    int rc = load_path(w, w->to_path, w->to_version);
+    int rc = load_path(w, w->to_path, w->to_mark);
     w->touched = rc != -EHOSTUNREACH; /* that one never heard of it */
     w->lost = rc < 0;
     tell(w, "loaded", start, rc);
@@ -203,7 +233,7 @@ int ws_work_resume(struct ws_work *w)
 {
     uint64_t start = ws_time_mono_ns();
     int rc = resume(w);
-    ws_work_set_state(w, rc == 0 ? WS_ENGINE_SERVING : WS_ENGINE_PAUSED, w->to_version,
+    ws_work_set_state(w, rc == 0 ? WS_ENGINE_SERVING : WS_ENGINE_PAUSED, w->to_mark,
                       rc == 0 ? NULL : w->err.text);
     w->lost = rc < 0;
     tell(w, "resumed", start, rc);

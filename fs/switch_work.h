@@ -11,7 +11,8 @@ struct ws_work {
     struct ws_desk *desk;
     struct ws_engine *engine;
     unsigned batch;
-    char to_path[PATH_MAX], to_version[64];
+    char to_path[PATH_MAX], to_version[32]; /* its number, for people */
+    char to_mark[WS_MARK_TEXT];             /* what the engine is told that it is */
     char back_path[PATH_MAX], back_version[64];
     bool paused;   /* by us, and not resumed */
     bool good;     /* the last load was confirmed */
@@ -35,6 +36,8 @@ struct ws_run {
     unsigned n_batches;
 };
 
+/* Where its engine sees a version. */
+void ws_work_path_of(const struct ws_work *w, struct ws_model *m, struct ws_version *v, char out[PATH_MAX]);
 /* Runs fn for those engines of a batch, each on a thread of its own, and waits for all; how many failed. */
 size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct ws_work *w),
                     int (*fn)(struct ws_work *w));

@@ -83,18 +83,34 @@ void ws_view_status(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
         status_of_mount(c, f);
 }
 
+/* What an engine serves in its own words, without the lineage where that is the current one. */
+static void print_served(const struct ws_engine *e, const char *run, FILE *f)
+{
+    const char *at = strchr(e->version, '@');
+    bool plain = at && run && strcmp(at + 1, run) == 0;
+    fprintf(f, "%.*s", plain ? (int)(at - e->version) : 64, e->version[0] ? e->version : "unknown");
+}
+
 void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
 {
+    struct ws_model *m = ws_store_find(c->store, d->name);
+    struct ws_version *v = m ? ws_model_current(m) : NULL;
+    if (m && !v)
+        v = ws_model_latest(m);
     pthread_mutex_lock(&c->lock);
     for (const struct ws_engine *e = d->engines; e; e = e->next) {
-        fprintf(f, "%s %s %s %s %s pause=%.3f", e->name, ws_engine_state_name(e->state),
-                e->version[0] ? e->version : "unknown", e->ops->kind, e->url ? e->url : "-",
-                e->pause_seconds);
+        fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->state));
+        print_served(e, v ? ws_version_run(v) : NULL, f);
+        fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
         if (e->error[0])
             fprintf(f, " error=\"%s\"", e->error);
         fputc('\n', f);
     }
     pthread_mutex_unlock(&c->lock);
+    if (v)
+        ws_version_put(v);
+    if (m)
+        ws_model_put(m);
 }
 
 void ws_view_state(struct ws_version *v, FILE *f)

@@ -144,23 +144,20 @@ static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool
 }
 
 /* MODEL VERSION, or MODEL=VERSION ... */
-static json_t *models_of(const struct cli_args *args)
+static int take_models(const struct cli_args *args, json_t *models)
 {
-    json_t *models = json_object();
     for (size_t i = 0; i < cli_words(args); i++) {
-        char *model = strdup(cli_word(args, i)), *value = model ? strrchr(model, '=') : NULL;
-        const char *number = value ? value + 1 : cli_words(args) == 2 ? cli_word(args, ++i) : NULL;
+        const char *model = cli_word(args, i), *equals = strrchr(model, '=');
+        const char *number = equals ? equals + 1 : cli_words(args) == 2 ? cli_word(args, ++i) : NULL;
+        size_t n = equals ? (size_t)(equals - model) : strlen(model);
         uint64_t version;
-        if (value)
-            *value = 0;
         if (!number || ws_text_u64(number, &version))
-            exit(cli_usage("write MODEL VERSION, or MODEL=VERSION ..., with versions as numbers"));
-        if (json_object_get(models, model))
-            exit(cli_usage("%s is named twice", model));
-        json_object_set_new(models, model, json_integer((json_int_t)version));
-        free(model);
+            return cli_usage("write MODEL VERSION, or MODEL=VERSION ..., with versions as numbers");
+        if (json_object_getn(models, model, n))
+            return cli_usage("%.*s is named twice", (int)n, model);
+        json_object_setn_new(models, model, n, json_integer((json_int_t)version));
     }
-    return models;
+    return CLI_OK;
 }
 
 static int run(const struct cli_args *args)
@@ -168,12 +165,17 @@ static int run(const struct cli_args *args)
     double start = cli_now();
     uint64_t seconds = cli_u64(args, "wait", 0);
     bool quiet = cli_has(args, "quiet");
-    json_t *reply, *body = json_pack("{s:o}", "models", models_of(args));
+    json_t *reply, *models = json_object(), *body = json_pack("{s:o}", "models", models);
+    int rc = take_models(args, models);
+    if (rc != CLI_OK) {
+        json_decref(body);
+        return rc;
+    }
     struct ws_source *s = agents_open(args);
     if (seconds)
         json_object_set_new(body, "prepare_s", json_integer((json_int_t)seconds));
     sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
-    int rc = ask(s, "POST", "/v1/release", body, &reply) < 0 ? CLI_FAILED : CLI_OK;
+    rc = ask(s, "POST", "/v1/release", body, &reply) < 0 ? CLI_FAILED : CLI_OK;
     json_decref(body);
     if (rc == CLI_OK && cli_has(args, "wait")) {
         rc = wait_for(s, reply, seconds, quiet, start);

@@ -240,8 +240,10 @@ class Engine(Process):
         with urllib.request.urlopen(request, timeout=60) as r:
             return json.load(r)
 
-    def serves(self):
-        return self.ask("/weight_info" if self.api == "vllm" else "/model_info")["weight_version"]
+    def serves(self, whole=False):
+        """Its version's number; whole: with the lineage, as the mount tells it."""
+        told = self.ask("/weight_info" if self.api == "vllm" else "/model_info")["weight_version"]
+        return told if whole else told.split("@")[0]
 
     def checksum(self):
         route = "/weight_checker" if self.api == "vllm" else "/weights_checker"

@@ -2,6 +2,7 @@
 #ifndef WS_TRANSPORTS_MARK_H
 #define WS_TRANSPORTS_MARK_H
 #include "transports/limits.h"
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,6 +18,13 @@ static inline struct ws_mark ws_mark_of(uint64_t version, const char *run)
     struct ws_mark m = {.version = version};
     snprintf(m.run, sizeof(m.run), "%s", run);
     return m;
+}
+
+/* As engines are told it: "42@RUN". A number alone would be the same in a lineage that was abandoned. */
+#define WS_MARK_TEXT (20 + 1 + WS_RUN_CHARS + 1)
+static inline void ws_mark_text(const struct ws_mark *m, char out[WS_MARK_TEXT])
+{
+    snprintf(out, WS_MARK_TEXT, "%" PRIu64 "@%s", m->version, m->run);
 }
 
 /* false where either is none */

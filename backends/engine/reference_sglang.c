@@ -53,7 +53,8 @@ static void update_from_disk(void *self, const json_t *body, struct ws_answer *a
         ws_answer_bad(a, "model_path: a string is needed");
     else if (version && !json_is_null(version) && !text)
         ws_answer_bad(a, "weight_version: not a string");
-    else if (text && r->refuse && !strcmp(text, r->refuse))
+    else if (text && r->refuse && strcspn(text, "@") == strlen(r->refuse) &&
+             strncmp(text, r->refuse, strlen(r->refuse)) == 0)
         answer_success(a, false, "Refused: this reference engine was started with --refuse");
     else
         load(r, path, text, !json_is_false(flush), a);
@@ -174,6 +175,7 @@ const struct ws_route ws_reference_sglang_routes[] = {
     {"/update_weight_version", WS_POST, false, update_weight_version},
     {"/weights_checker", WS_GET | WS_POST, false, weights_checker},
     {"/server_info", WS_GET, false, server_info},
+    {"/hicache/storage-backend/clear", WS_POST, false, flush_cache},
     {"/clear_hicache_storage_backend", WS_GET | WS_POST, false, flush_cache},
     {"/generate", WS_POST, false, generate},
 };

@@ -3,9 +3,10 @@
  *     load=POST:/reload:{"path":"{path}","version":"{version}"}
  *     pause=POST:/pause      resume=POST:/resume      serving=GET:/version:.version
  *
- * A template is METHOD:PATH[:BODY]. {path} and {version} are put in as JSON strings' contents in a body, and
- * percent-encoded in a path. Any 2xx is success. `serving` is METHOD:PATH:.KEY[.KEY...], where in the JSON
- * reply the version is found. Without `serving` a 2xx of the load is believed: say it where it can be asked.
+ * A template is METHOD:PATH[:BODY]. {path}, {version} (42@RUN) and {number} (42) are put in as JSON strings'
+ * contents in a body, and percent-encoded in a path. Any 2xx is success. `serving` is
+ * METHOD:PATH:.KEY[.KEY...], where in the JSON reply the version is found. Without `serving` a 2xx of the
+ * load is believed: say it where it can be asked.
  */
 #include "backends/engine/call.h"
 #include "transports/limits.h"
@@ -46,22 +47,27 @@ static void put_path(FILE *f, const char *text)
 static char *fill(const char *text, size_t n, const char *path, const char *version,
                   void (*put)(FILE *f, const char *text))
 {
-    static const char P[] = "{path}", V[] = "{version}";
+    char number[64];
+    const struct {
+        const char *place, *text;
+    } places[] = {{"{path}", path}, {"{version}", version}, {"{number}", number}};
     char *out = NULL;
     size_t len = 0;
     FILE *f = open_memstream(&out, &len);
     if (!f)
         return NULL;
+    snprintf(number, sizeof(number), "%.*s", (int)strcspn(version, "@"), version);
     for (const char *p = text; p < text + n;) {
-        if (strncmp(p, P, sizeof(P) - 1) == 0) {
-            put(f, path);
-            p += sizeof(P) - 1;
-        } else if (strncmp(p, V, sizeof(V) - 1) == 0) {
-            put(f, version);
-            p += sizeof(V) - 1;
+        size_t i = 0, len_of_place = 1;
+        while (i < 3 && strncmp(p, places[i].place, strlen(places[i].place)) != 0)
+            i++;
+        if (i < 3) {
+            put(f, places[i].text);
+            len_of_place = strlen(places[i].place);
         } else {
-            fputc(*p++, f);
+            fputc(*p, f);
         }
+        p += len_of_place;
     }
     if (fclose(f) != 0) {
         free(out);

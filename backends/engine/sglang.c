@@ -14,7 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CLEAR_EXTERNAL "/clear_hicache_storage_backend"
+#define CLEAR_EXTERNAL     "/hicache/storage-backend/clear"
+#define CLEAR_EXTERNAL_OLD "/clear_hicache_storage_backend"
 
 static const char *const pause_modes[] = {"retract", "abort", "in_place", NULL};
 
@@ -41,6 +42,20 @@ static int serving(const struct ws_engine_target *t, struct ws_engine_serving *o
     return rc;
 }
 
+/* Are its keys ours, too, on the routes that change it? Where it has an admin key they want that one, and all
+ * others the API key. This one of them changes nothing. */
+static int check_admin(const struct ws_engine_target *t, struct ws_error *err)
+{
+    struct ws_engine_target admin = *t;
+    struct ws_http_reply reply;
+    if (t->admin_token)
+        admin.token = t->admin_token;
+    int rc = ws_call_get(&admin, "/hicache/storage-backend", &reply, err);
+    if (!rc)
+        ws_http_reply_release(&reply);
+    return rc == -EACCES ? rc : 0; /* older ones have no such route */
+}
+
 static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts,
                  struct ws_engine_serving *out, struct ws_error *err)
 {
@@ -55,6 +70,8 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
         rc = ws_error_set(err, EPROTO,
                           "%s is an SGLang without /update_weights_from_disk: it is too old to switch",
                           t->url);
+    if (!rc)
+        rc = check_admin(t, err);
     if (rc)
         return rc;
     if (!ws_call_get(t, "/server_info", &reply,
@@ -128,8 +145,11 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
                           ws_call_text(&reply, "message")[0] ? ws_call_text(&reply, "message") : reply.text);
     ws_http_reply_release(&reply);
     if (!rc &&
-        t->cache == WS_CACHE_EXTERNAL) /* it outlives a flush, and would serve what old weights computed */
+        t->cache == WS_CACHE_EXTERNAL) { /* outlives a flush, and would serve what old weights computed */
         rc = ws_call_plain(t, CLEAR_EXTERNAL, err);
+        if (rc == -EPROTO)
+            rc = ws_call_plain(t, CLEAR_EXTERNAL_OLD, err);
+    }
     if (!rc)
         rc = confirm(t, path, version, err);
     return ws_call_told(rc, err);

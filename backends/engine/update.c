@@ -43,7 +43,7 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
     double start = now();
     rc = ops->pause(&t, err);
     if (rc < 0)
-        return rc == -EHOSTUNREACH ? rc : go_back(ops, &t, &before, false, rc, err);
+        return rc == -EHOSTUNREACH || rc == -EACCES ? rc : go_back(ops, &t, &before, false, rc, err);
     rc = ops->load(&t, path, version, err);
     if ((rc == -ETIMEDOUT || rc == -ECONNRESET) && ops->tells_version &&
         ops->serving(&t, &after, NULL) == 0 && strcmp(after.version, version) == 0)

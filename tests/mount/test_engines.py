@@ -77,6 +77,20 @@ def test_vllm_is_broken(stack):
     assert engine.alive()
 
 
+def test_vllm_added_anew(stack):
+    "vLLM does not say where it loaded from: one that was added anew still has its way back, the current version"
+    _, mount, folders = world(stack)
+    engine = Engine(stack, folders[1], "--refuse", "2", "--lifelike", api="vllm")
+    add(mount, "e", engine)
+    mount.write("1", "actor/version")
+    before = engine.checksum()
+    mount.write("engine remove e", "actor/ctl")
+    add(mount, "e", engine)
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    assert mount.engines()["e"].startswith("serving 1 "), mount.engines()
+    assert not engine.is_paused() and engine.checksum() == before
+
+
 def test_mixed(stack):
     "one vLLM and one SGLang in a switch, either of them fails: both end on the old version"
     _, mount, folders = world(stack)
@@ -208,6 +222,7 @@ run(
     test_vllm,
     test_vllm_reload_fails,
     test_vllm_is_broken,
+    test_vllm_added_anew,
     test_mixed,
     test_sglang_dies_of_a_file,
     test_requests_under_switches,

@@ -171,7 +171,10 @@ def test_lineage(stack):
     "a resumed trainer's numbers supersede the abandoned ones; the old one is still readable"
     agent, mount, folders = world(stack)
     old = mount.read("actor/2/model.safetensors")
+    engine = Engine(stack, folders[1])
+    mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
     mount.write("2", "actor/version")
+    told, sum_of_old = engine.serves(whole=True), engine.checksum()
     r = agent.publish("actor", 1, folders[1], check=False)
     assert r.returncode == 1 and "--new-run" in r.stderr, r.stderr
     other = checkpoint(MEDIUM, seed=9)
@@ -184,6 +187,9 @@ def test_lineage(stack):
     assert new != old
     assert tensors_of(mount.file("actor/2/model.safetensors")) == tensors_of(other + "/model.safetensors")
     assert os.readlink(mount.file("actor/current")) == name
+    assert told == name, "the engine is told number and lineage"
+    mount.write("2", "actor/version")
+    assert engine.serves() == "2" and engine.serves(whole=True) != told and engine.checksum() != sum_of_old
 
 
 def test_wait_loaded(stack):

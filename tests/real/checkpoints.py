@@ -1,7 +1,8 @@
 """Tiny checkpoints of a real architecture, with a tokenizer: checkpoints.py FOLDER
 
-1, 2 and 3 differ in their weights only. The others are version 2 damaged: `missing` lacks a tensor, in `shape`
-one has another shape and in `dtype` another element type, in `truncated` the file ends early."""
+1, 2 and 3 differ in their weights only. The others are version 2 damaged: `missing` lacks a tensor, `extra` has one
+too many, in `shape` one has another shape, in `head` the last one has, in `dtype` one has another element type, in
+`truncated` the file ends early."""
 import os
 import shutil
 import string
@@ -16,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 VOCABULARY = 1000
 VERSIONS = (1, 2, 3)
 DAMAGED = "model.layers.1.mlp.down_proj.weight"
+HEAD = "lm_head.weight"
 FILE = "model.safetensors"
 CONFIG = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
               num_key_value_heads=1, head_dim=32, max_position_embeddings=512, tie_word_embeddings=False,
@@ -67,6 +69,8 @@ def damage(folder, good):
 
     save("missing", {DAMAGED: None})
     save("shape", {DAMAGED: weights[DAMAGED][:-8].contiguous()})
+    save("extra", {DAMAGED + ".scale": weights[DAMAGED].clone()})
+    save("head", {HEAD: weights[HEAD][:-8].contiguous()})
     save("dtype", {DAMAGED: weights[DAMAGED].float()})
     path = copy("truncated")
     os.truncate(path, os.path.getsize(path) // 2)

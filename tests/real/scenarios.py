@@ -16,12 +16,13 @@ MODEL = "actor"
 DAMAGED = {"missing": 4, "shape": 5, "dtype": 6}
 
 
-class World:
-    """An agent that has versions 1 and 2, a mount, a server on the mount's version 1; what fresh servers answer."""
+class Ground:
+    """An agent that has versions 1 and 2, and a mount."""
 
-    def __init__(self, stack, kind):
-        need_real(kind.package)
-        self.stack, self.kind = stack, kind
+    def __init__(self, stack, *kinds):
+        for kind in kinds:
+            need_real(kind.package)
+        self.next = 100  # of the versions that a test makes
         self.folders = unique("checkpoints")
         subprocess.run([sys.executable, os.path.join(HERE, "checkpoints.py"), self.folders], check=True, timeout=120,
                        stdin=subprocess.DEVNULL)
@@ -33,12 +34,6 @@ class World:
         for version in (1, 2):  # the agent goes on to others and forgets these
             self.mount.write(f"pull {version}", f"{MODEL}/ctl")
             self.mount.write(f"pin {version}", f"{MODEL}/ctl")
-        # The references. Those servers stay: they are the ones on ordinary folders.
-        self.ordinary = {v: kind(stack, self.folder(v), *kind.uncached).wait() for v in (1, 2)}
-        self.answers = {v: s.answers() for v, s in self.ordinary.items()}
-        self.score = {v: s.score(PROMPTS[2]) for v, s in self.ordinary.items()}
-        assert distance(self.answers[1], self.answers[2]) > 10 * CLOSE
-        self.server = kind(stack, self.path(1), *kind.uncached).wait()
 
     def folder(self, name):
         return os.path.join(self.folders, str(name))
@@ -49,10 +44,20 @@ class World:
     def publish(self, version, name, **kw):
         return self.agent.publish(MODEL, version, self.folder(name), **kw)
 
+    def another(self, name):
+        """Publishes it as a version of its own; returns its number."""
+        self.next += 1
+        self.publish(self.next, name)
+        self.mount.wait_version(MODEL, self.next)
+        return self.next
+
     def switch(self, version):
         started = time.monotonic()
         self.mount.write(version, f"{MODEL}/version")
         return started, time.monotonic()
+
+    def force(self, version):
+        self.mount.write(f"load {version} force-layout", f"{MODEL}/ctl")
 
     def refused(self, text, *names):
         """The errno that a write fails with, as a name."""
@@ -62,18 +67,35 @@ class World:
             return errno.errorcode[e.errno]
         raise AssertionError(f"'{text}' was taken")
 
-    def need_kind(self):
-        # There is no server at that port: a kind that is known fails later.
-        if self.refused(f"engine add none {self.kind.kind} http://127.0.0.1:1", f"{MODEL}/ctl") == "EINVAL":
-            raise Skip(f"this wsync knows no kind of engine named {self.kind.kind}")
+    def last_error(self):
+        return self.mount.text(f"{MODEL}/last_error")
 
     def engine(self, stack, name, server, options=""):
         """Registers a server, or a proxy, for the length of a test."""
-        self.mount.write(f"engine add {name} {self.kind.kind} {server.url} {options}", f"{MODEL}/ctl")
+        self.mount.write(f"engine add {name} {server.kind} {server.url} {options}", f"{MODEL}/ctl")
         stack.callback(lambda: self.mount.write(f"engine remove {name}", f"{MODEL}/ctl"))
 
     def engines(self):
         return dict(line.split(" ", 1) for line in self.mount.text(f"{MODEL}/engines").splitlines())
+
+
+class World(Ground):
+    """With a server on the mount's version 1, and what fresh servers answer."""
+
+    def __init__(self, stack, kind):
+        super().__init__(stack, kind)
+        self.kind = kind
+        # The references. Those servers stay: they are the ones on ordinary folders.
+        self.ordinary = {v: kind(stack, self.folder(v), *kind.uncached).wait() for v in (1, 2)}
+        self.answers = {v: s.answers() for v, s in self.ordinary.items()}
+        self.score = {v: s.score(PROMPTS[2]) for v, s in self.ordinary.items()}
+        assert distance(self.answers[1], self.answers[2]) > 10 * CLOSE
+        self.server = kind(stack, self.path(1), *kind.uncached).wait()
+
+    def need_kind(self):
+        # There is no server at that port: a kind that is known fails later.
+        if self.refused(f"engine add none {self.kind.kind} http://127.0.0.1:1", f"{MODEL}/ctl") == "EINVAL":
+            raise Skip(f"this wsync knows no kind of engine named {self.kind.kind}")
 
     def check(self, server, version):
         assert server.answers() == self.answers[version], f"other answers than a fresh server on {version}"
@@ -118,19 +140,26 @@ def judge(w, stream, switches, pause):
     assert pause != "wait" or not straddled, "a request went on through a pause that waits for its end"
 
 
-def scenarios(stack, kind):
-    """The tests in their order; what they share ends with the stack."""
+def once(make, *args):
+    """A function that gives what the tests of a script share: the first call makes it."""
     made = []
 
-    def world():
+    def get():
         if not made:
             try:
-                made.append(World(stack, kind))
+                made.append(make(*args))
             except Exception as e:
                 made.append(e)  # half a minute a server: not tried again for each test
         if isinstance(made[0], Exception):
             raise made[0]
         return made[0]
+
+    return get
+
+
+def scenarios(stack, kind):
+    """The tests in their order; what they share ends with the stack."""
+    world = once(World, stack, kind)
 
     def test_fresh(_):
         "a server started on the mount answers bit for bit what one on an ordinary folder does"
@@ -227,6 +256,27 @@ def scenarios(stack, kind):
         r = w.publish(7, "truncated", check=False)
         assert r.returncode == 1 and "safetensors" in r.stderr, r.stderr
 
+    def test_forced(stack):
+        "force-layout: another dtype is cast, a missing tensor makes a mix; the way back leaves nothing of it"
+        w = world()
+        w.need_kind()
+        w.engine(stack, "e1", w.server)
+        w.switch(1)
+        for name, back in (("dtype", 1), ("missing", 2)):
+            version = w.another(name)
+            assert w.refused(version) == "EPROTO"
+            w.force(version)
+            assert w.mount.text(f"{MODEL}/version") == f"{version}\n" and w.server.serves() == str(version)
+            assert w.engines()["e1"].startswith(f"serving {version} "), w.engines()
+            if name == "dtype":
+                w.check(w.server, 2)  # it is that version, in wider numbers
+            else:
+                mixed = w.server.score(PROMPTS[2])
+                assert all(distance(mixed, score) > CLOSE for score in w.score.values())
+            assert w.refused(back) == "EPROTO"  # the gate compares with what is served now
+            w.force(back)
+            w.check(w.server, back)
+
     def test_killed(stack):
         "a server killed during its load: the switch fails, the version and the other server stay"
         w = world()
@@ -255,19 +305,26 @@ def scenarios(stack, kind):
         w.check(w.server, 1)
 
     def test_late(stack):
-        "a server that starts later on the current version joins; its prefix cache holds nothing old after a switch"
+        "a server started before a switch and added after it is caught up; its prefix cache holds nothing old later"
         w = world()
         w.need_kind()
         w.engine(stack, "e1", w.server)
-        w.switch(2)
+        w.switch(1)
         late = kind(stack, w.path("current"), *kind.cached).wait()
+        fresh = next_tokens(late)
+        w.switch(2)
         w.engine(stack, "late", late)
-        for version in (2, 1, 2):
-            w.switch(version)
+        assert next_tokens(late) == fresh, "adding it changed it"
+        w.mount.write("engine sync late", f"{MODEL}/ctl")
+        assert late.serves() == "2"
+        for version in (None, 1, 2):
+            if version:
+                w.switch(version)
+            version = version or 2
             w.check(w.server, version)
             for _ in range(2):  # the second time from the cache
                 got = next_tokens(late)
                 assert distance(got, next_tokens(w.server)) < CLOSE, (version, got)
         assert w.engines()["late"].startswith("serving 2 "), w.engines()
 
-    return world, [test_fresh, test_first_gate, test_switch, test_paused, test_stream, test_gate, test_killed, test_late]
+    return world, [test_fresh, test_first_gate, test_switch, test_paused, test_stream, test_gate, test_forced, test_killed, test_late]

@@ -43,7 +43,7 @@ class Server:
     """One server. A subclass says how it is started (command, environment) and asked (score, complete)."""
 
     def __init__(self, stack, folder, *options):
-        self.port = free_port()
+        self.port, self.key = free_port(), None
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = unique(self.kind) + ".log"
         home = unique("home")
@@ -126,7 +126,10 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         with contextlib.closing(connection):
             data = None if body is None else json.dumps(body)
-            connection.request("POST" if post or data else "GET", path, data, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"}
+            if self.key:
+                headers["Authorization"] = f"Bearer {self.key}"
+            connection.request("POST" if post or data else "GET", path, data, headers)
             reply = connection.getresponse()
             text = reply.read().decode()
         if reply.status != 200:
@@ -174,7 +177,7 @@ class SGLang(Server):
         return reply["output_ids"], [p for p, *_ in reply["meta_info"]["output_token_logprobs"]]
 
     def serves(self):
-        return self.call("/model_info")["weight_version"]
+        return self.call("/model_info")["weight_version"].split("@")[0]
 
 
 class VLLM(Server):
@@ -210,7 +213,7 @@ class VLLM(Server):
         return [int(t.split(":")[1]) for t in said["tokens"]], said["token_logprobs"]
 
     def serves(self):
-        return self.call("/weight_info")["weight_version"]
+        return self.call("/weight_info")["weight_version"].split("@")[0]
 
     def reload(self, folder):
         """What a user without wsync's switch does. Nothing is resumed after a load that failed."""
@@ -220,10 +223,11 @@ class VLLM(Server):
 
 
 class Proxy:
-    """Stands before a server: notes each path, and calls before[path] before it hands on a request to it."""
+    """Stands before a server: notes each path, and calls before[path] before it hands on a request to it. key: goes
+    with POST requests instead of the one that was sent."""
 
     def __init__(self, stack, server, before=None):
-        self.server, self.before, self.seen = server, {} if before is None else before, []
+        self.server, self.kind, self.before, self.seen, self.key = server, server.kind, {} if before is None else before, [], None
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -237,8 +241,11 @@ class Proxy:
                 proxy.before.get(path, lambda: None)()
                 upstream = http.client.HTTPConnection("127.0.0.1", server.port, timeout=ASK_SECONDS)
                 self.close_connection = True  # also the sign of a server that died
+                headers = {name: self.headers[name] for name in ("Content-Type", "Authorization") if self.headers[name]}
+                if proxy.key and self.command == "POST":
+                    headers["Authorization"] = f"Bearer {proxy.key}"
                 with contextlib.closing(upstream), contextlib.suppress(OSError, http.client.HTTPException):
-                    upstream.request(self.command, self.path, body or None, {"Content-Type": "application/json"})
+                    upstream.request(self.command, self.path, body or None, headers)
                     reply = upstream.getresponse()
                     text = reply.read()
                     self.send_response(reply.status)

@@ -6,8 +6,8 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-from scenarios import scenarios
-from servers import CLOSE, PROMPTS, VLLM, Refused, distance
+from scenarios import MODEL, scenarios
+from servers import CLOSE, PROMPTS, VLLM, Proxy, Refused, distance
 from world import run
 
 
@@ -42,6 +42,36 @@ def test_broken(_):
     w.check(w.server, 1)
 
 
+def test_forced_shape(stack):
+    "force-layout on a wrong shape: the switch fails, the server is brought back and answers as before"
+    w = world()
+    w.engine(stack, "e1", w.server)
+    w.switch(1)
+    version = w.another("shape")
+    assert w.refused(f"load {version} force-layout", f"{MODEL}/ctl") == "EREMOTEIO"
+    assert "engine e1" in w.last_error() and "500" in w.last_error(), w.last_error()
+    assert w.mount.text(f"{MODEL}/version") == "1\n" and w.engines()["e1"].startswith("serving 1 "), w.engines()
+    w.check(w.server, 1)
+
+
+def test_forced_head(stack):
+    "force-layout on a shape that vLLM cannot recover from: it is broken, and no switch ever resumes it"
+    w = world()
+    lost = w.ordinary[1]  # the last test of it
+    proxy = Proxy(stack, lost)
+    w.engine(stack, "lost", proxy)
+    w.switch(1)
+    version = w.another("head")
+    proxy.seen.clear()
+    for text in (f"load {version} force-layout", "load 2"):  # the second is a good one
+        assert w.refused(text, f"{MODEL}/ctl") == "EREMOTEIO", w.engines()
+        assert w.engines()["lost"].startswith("broken "), w.engines()
+        assert "restart it" in w.engines()["lost"], w.engines()
+    assert w.mount.text(f"{MODEL}/version") == "1\n"
+    assert "/resume" not in proxy.seen and lost.call("/is_paused")["is_paused"] is True
+    lost.stop()
+
+
 def test_strategies(stack):
     "every way of reading files that vLLM has reads the mount: lazy, eager, prefetch"
     w = world()
@@ -55,4 +85,4 @@ def test_strategies(stack):
 
 with contextlib.ExitStack() as stack:
     world, tests = scenarios(stack, VLLM)
-    run(tests[0], test_reload, test_incomplete, test_broken, *tests[1:], test_strategies)
+    run(tests[0], test_reload, test_incomplete, test_broken, *tests[1:], test_forced_shape, test_forced_head, test_strategies)

@@ -222,6 +222,10 @@ static void test_key(void **state)
     e.target.token = "s3cret-of-the-engine";
     assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
     assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), 0);
+    e.target.admin_token = "s3cret-of-somebody-else"; /* is what changes it asked with, and no more */
+    assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), 0);
+    assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -EACCES);
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -EACCES);
     stop_engine(&e);
 }
 
