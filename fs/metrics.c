@@ -35,6 +35,22 @@ static void behind(void *arg, struct ws_model *m)
         ws_version_put(latest);
 }
 
+/* How old the weights are that engines serve. */
+static void age(void *arg, struct ws_model *m)
+{
+    struct printer *p = arg;
+    struct ws_version *v = ws_model_current(m);
+    struct ws_version_info i;
+    uint64_t now = ws_time_real_ns();
+    if (!v)
+        return;
+    ws_version_info(v, &i);
+    if (i.created_ns && i.created_ns < now)
+        fprintf(p->f, "wsync_age_seconds{model=\"%s\"} %.3f\n", ws_model_name(m),
+                (double)(now - i.created_ns) * 1e-9);
+    ws_version_put(v);
+}
+
 static void engines(struct ws_control *c, FILE *f)
 {
     fprintf(f, "# TYPE wsync_engines gauge\n");
@@ -84,6 +100,8 @@ void ws_view_metrics(struct ws_control *c, FILE *f)
     ws_store_each(c->store, current_version, &p);
     fprintf(f, "# TYPE wsync_behind gauge\n");
     ws_store_each(c->store, behind, &p);
+    fprintf(f, "# TYPE wsync_age_seconds gauge\n");
+    ws_store_each(c->store, age, &p);
     pthread_mutex_lock(&c->lock);
     engines(c, f);
     pthread_mutex_unlock(&c->lock);

@@ -165,6 +165,7 @@ SET_STRING(set_log, log_file)
 SET_STRING(set_fsname, fsname)
 SET_STRING(set_state, state)
 SET_STRING(set_host, host)
+SET_STRING(set_listen, listen)
 
 static int set_verify(struct ws_mount_options *o, const char *value)
 {
@@ -227,6 +228,10 @@ static const struct {
      "where engines, policies and pins are kept over a restart; default /var/lib/wsync, or "
      "$XDG_STATE_HOME/wsync"},
     {"host", "NAME", set_host, "this machine's name to agents and other mounts; default: its host name"},
+    {"listen", "HOST:PORT", set_listen,
+     "answer probes by HTTP: /healthz, /metrics, /ready/MODEL[/ENGINE][?behind=N] (200 when the engine "
+     "serves the current "
+     "version); default: no"},
     {"fsname", "NAME", set_fsname, "name in the mount table; default: the source"},
     {"debug", NULL, set_debug, "print every FUSE request"},
     {"ro", NULL, ignore, NULL},

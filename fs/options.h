@@ -20,7 +20,7 @@ struct ws_mount_options {
     gid_t gid, ctl_gid; /* (gid_t)-1: none */
     mode_t mode;        /* of files; folders get the search bits that go with it */
     unsigned deadline_ms;
-    char *log_file, *fsname, *state, *host;
+    char *log_file, *fsname, *state, *host, *listen;
     char *strings[16]; /* owned: what the pointers above lead to */
     size_t n_strings;
 };

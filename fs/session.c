@@ -1,6 +1,7 @@
 #include "fs/session.h"
 #include "fs/fs.h"
 #include "fs/notify.h"
+#include "fs/probes.h"
 #include "fs/vnode.h"
 #include "transports/log.h"
 #include "transports/text.h"
@@ -223,6 +224,8 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     if (rc < 0)
         return rc;
     ws_control_on_event(fs->control, ws_fs_poll_event, fs);
+    if (fs->options.listen && (rc = ws_probes_new(&fs->probes, fs->options.listen, fs->control, err)) < 0)
+        return rc;
     char *copy = strdup(fs->options.source), *save = NULL;
     for (char *url = copy ? strtok_r(copy, ",", &save) : NULL; url && rc == 0;
          url = strtok_r(NULL, ",", &save))
@@ -297,7 +300,8 @@ static int serve(struct ws_fs *fs, struct starter *s)
 static void stop(struct ws_fs *fs)
 {
     if (fs->control)
-        ws_control_stop(fs->control);
+        ws_probes_free(fs->probes);
+    ws_control_stop(fs->control);
     if (fs->store)
         ws_store_stop(fs->store); /* ends parked calls, which look at open files */
     ws_fs_close_all(fs);

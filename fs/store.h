@@ -95,6 +95,7 @@ struct ws_version_info {
     enum ws_state state;
     char how[64];                         /* "tcp full", "ipc", "dir full", "" */
     double pull_seconds;                  /* of the finished or the running pull */
+    uint64_t created_ns;                  /* when it was published, CLOCK_REALTIME; 0: not told */
     bool pinned, has_manifest, at_source; /* at_source: some source still serves it */
     uint64_t bad_blocks;                  /* blocks refetched because a hash differed */
     int error_code;                       /* positive; 0: none */

@@ -276,6 +276,7 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out)
     out->total_bytes = m ? m->total_bytes : v->listed_bytes;
     out->state = v->state;
     memcpy(out->how, v->how, sizeof(out->how));
+    out->created_ns = v->created_ns;
     out->pull_seconds = v->pull_seconds;
     if (v->state == WS_PULLING || v->state == WS_VERIFYING)
         out->pull_seconds = (double)(ws_now_ns() - v->pull_began_ns) / 1e9;

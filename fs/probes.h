@@ -1,0 +1,19 @@
+/* Probes: a small HTTP server of the mount, for load balancers, Kubernetes and Prometheus. It only reads:
+ *
+ *     GET /healthz                              the mount answers
+ *     GET /metrics                              as the file metrics
+ *     GET /ready/{model}[?behind=N]             all engines of the model
+ *     GET /ready/{model}/{engine}[?behind=N]    one: 200 when it runs and serves the current version, or is
+ * at most N behind it; else 503 with the reason. The engine is asked now, so one that was restarted with old
+ * weights is never called ready. */
+#ifndef WS_FS_PROBES_H
+#define WS_FS_PROBES_H
+#include "fs/desk.h"
+
+struct ws_probes;
+/* listen: HOST:PORT. -EADDRINUSE and what else bind says, -EINVAL. */
+WS_MUST_USE int ws_probes_new(struct ws_probes **out, const char *listen, struct ws_control *c,
+                              struct ws_error *err);
+void ws_probes_free(struct ws_probes *p); /* NULL is fine; before the control's end */
+
+#endif
