@@ -143,6 +143,24 @@ static bool is_coming_back(const struct ws_desk *d, const struct ws_version *v)
     return ws_mark_is(&d->wanted, &mark);
 }
 
+/* Once: the daemon that held it was killed, or this mount came too late. */
+static void tell_of_missing(struct ws_control *c, struct ws_desk *d, const struct ws_orders *o)
+{
+    struct ws_error err;
+    pthread_mutex_lock(&c->lock);
+    bool told = d->missed_by == o->released_by;
+    d->missed_by = o->released_by;
+    pthread_mutex_unlock(&c->lock);
+    if (told)
+        return;
+    ws_error_set(&err, ESTALE,
+                 "version %" PRIu64
+                 " of %s, which was released last, is neither here nor at a source any more: release "
+                 "a newer one",
+                 o->released.version, d->name);
+    (void)ws_desk_fail(c, d, "follow", &err);
+}
+
 /* A model that the release names, when it is followed and is not there yet. */
 static void add_released(void *arg, struct ws_model *m)
 {
@@ -158,6 +176,8 @@ static void add_released(void *arg, struct ws_model *m)
     refused = refused || (v && is_coming_back(d, v));
     g->busy = g->busy || d->switching;
     pthread_mutex_unlock(&g->control->lock);
+    if (!v)
+        tell_of_missing(g->control, d, &o);
     if (v && v != current && !refused)
         errand_add(g->errand, d, m, v);
     else if (v)

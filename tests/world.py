@@ -144,6 +144,12 @@ class Agent(Process):
         with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=20) as r:
             return json.load(r)
 
+    def ask(self, path, body=None):
+        """POST of JSON."""
+        request = urllib.request.Request(self.url + path, data=json.dumps(body or {}).encode(), method="POST")
+        with urllib.request.urlopen(request, timeout=20) as r:
+            return json.load(r)
+
     def publish(self, model, version, folder, *args, **kw):
         return wsync("publish", "--agent", f"unix:{self.sock}", "--model", model, "--version", version, *args, folder, **kw)
 

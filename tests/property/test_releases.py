@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+# sanitizers: thread
+# timeout: 420
+"""Random releases and barriers over two mounts and two models, with engines that refuse, die or are slow, mounts whose
+daemon is killed, and releases that come on the heels of others. RELEASE_SEED, RELEASE_ROUNDS."""
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+SEED = int(os.environ.get("RELEASE_SEED", random.SystemRandom().randrange(1 << 32)))
+ROUNDS = int(os.environ.get("RELEASE_ROUNDS", "6" if SANITIZER else "12"))
+MODELS = ("actor", "critic")
+HOSTS = ("a", "b")
+
+
+class Fleet:
+    def __init__(self, stack, r):
+        self.stack, self.r, self.number, self.faulty = stack, r, 0, set()
+        self.agent = Agent(stack)
+        self.folders = [checkpoint(SMALL, seed=v) for v in range(3)]
+        self.sums = {}
+        for i, folder in enumerate(self.folders):
+            for api in ("sglang", "vllm"):
+                engine = Engine(stack, folder, api=api)
+                self.sums[i, api] = engine.checksum()
+                engine.end()
+        self.publish(MODELS)
+        self.mounts = {h: Mount(stack, self.agent.url, f"host={h}") for h in HOSTS}
+        self.engines = {}
+        for h, mount in self.mounts.items():
+            for m in MODELS:
+                mount.wait_version(m, 1)
+                for api in ("sglang", "vllm"):
+                    self.start(h, m, api)
+                    mount.write(f"engine add {api} {api} {self.engines[h, m, api].url}", f"{m}/ctl")
+                mount.write("follow", f"{m}/policy")
+        self.release(MODELS)
+        self.released = dict.fromkeys(MODELS, 1)
+
+    def publish(self, models):
+        """A version that is not released soon would be gone for a mount that lost its memory."""
+        self.number += 1
+        for m in models:
+            self.agent.publish(m, self.number, self.folders[self.number % len(self.folders)])
+
+    def start(self, h, m, api, *args, port=None):
+        self.engines[h, m, api] = Engine(self.stack, self.folders[0], *(args or ["--lifelike"]), api=api, port=port)
+
+    def restart(self, key, *args):
+        old = self.engines[key]
+        if old.alive():
+            old.kill()
+        self.start(*key, *args, port=old.port)
+
+    def command(self, models, version=None, wait=40):
+        return [WSYNC, "release", "--quiet", "--agent", self.agent.url, "--wait", str(wait * SLOW),
+                *(f"{m}={version or self.number}" for m in models)]
+
+    def release(self, models, version=None):
+        done = subprocess.run(self.command(models, version), capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def fault(self):
+        kind, args = self.r.randrange(6), []
+        if kind == 0:
+            args = ["--refuse", str(self.number), "--lifelike"]
+        elif kind == 1:
+            args = ["--slow", "200"]
+        elif kind == 2:
+            args = ["--die-at", self.r.choice(("pause", "open", "load", "reply", "continue"))]
+        elif kind == 3:
+            self.engines[self.r.choice(list(self.engines))].kill()
+        if args:
+            key = self.r.choice(list(self.engines))
+            self.restart(key, *args)
+            self.faulty.add(key)
+
+    def kill_daemon_soon(self, h):
+        def kill():
+            time.sleep(self.r.random() * 0.3)
+            self.mounts[h].kill()
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        return thread
+
+    def round(self):
+        models = self.r.choice((("actor",), MODELS, MODELS))
+        self.publish(models)
+        self.fault()
+        killed = self.r.choice(HOSTS) if self.r.randrange(4) == 0 else None
+        killer = self.kill_daemon_soon(killed) if killed else None
+        if self.r.randrange(4) == 0:  # one that nobody waits for comes first
+            subprocess.run([WSYNC, "release", "--quiet", "--agent", self.agent.url, f"actor={self.released['actor']}"],
+                           check=True, timeout=60)
+        p = subprocess.Popen(self.command(models), stderr=subprocess.PIPE, text=True)
+        if killer:
+            killer.join()
+            self.mounts[killed] = Mount(self.stack, self.agent.url, f"host={killed}", path=self.mounts[killed].path)
+        code, err = p.wait(300), p.stderr.read()
+        if code == 0:
+            self.released.update(dict.fromkeys(models, self.number))
+            for h, mount in self.mounts.items():
+                if h != killed:
+                    for m in models:
+                        assert mount.text(m, "version") == f"{self.number}\n", (h, m, mount.text(m, "version"), err)
+        elif "aborted" in err:
+            for h, mount in self.mounts.items():  # nothing moved
+                assert h == killed or all(mount.text(m, "version") != f"{self.number}\n" for m in models), (h, err)
+        else:
+            assert "could not load it" in err or "the time is over" in err, err
+        self.whole()
+        self.settle(models)
+
+    def whole(self):
+        """A mount's two models moved together where they were released together, and its engines with them."""
+        for h, mount in self.mounts.items():
+            for m in MODELS:
+                try:
+                    wait_for(lambda: "switching no" in mount.text(m, "status"), "the switch's end", 60)
+                except OSError:
+                    continue  # it is not known yet after a restart
+                current = mount.text(m, "version").strip()
+                for name, line in mount.engines(m).items():
+                    state, serves = line.split()[:2]
+                    e = self.engines[h, m, name]
+                    try:
+                        if state == "serving" and e.alive() and e.serves() == current:
+                            assert e.checksum() == self.sums[int(current) % len(self.folders), name], (h, m, name)
+                            e.generate()
+                    except OSError:
+                        pass  # it died just now
+
+    def settle(self, models):
+        """Healed, the whole fleet takes the release."""
+        for key, e in self.engines.items():
+            state = "unknown"
+            try:
+                state = self.mounts[key[0]].engines(key[1]).get(key[2], "unknown").split()[0]
+            except OSError:
+                pass
+            if not e.alive() or state != "serving" or self.r.randrange(8) == 0:
+                self.restart(key)
+        for h in HOSTS:
+            wait_for(lambda: all(any(s["mount"].startswith(h + ":") and s["follows"] and not s["silent"]
+                                     for s in self.agent.get(f"/v1/{m}/mounts")) for m in MODELS), f"{h} registers")
+        for key in self.faulty:  # it would do so again
+            self.restart(key)
+        self.faulty = set()
+        self.release(models)
+        self.released.update(dict.fromkeys(models, self.number))
+        for key, e in self.engines.items():
+            h, m, api = key
+            want = self.released[m]
+            wait_for(lambda: self.mounts[h].text(m, "version") == f"{want}\n", f"{key} at {want}", 60)
+            wait_for(lambda: self.serves(key, want), f"{key} to serve {want}: {self.mounts[h].engines(m)}", 60)
+            assert e.checksum() == self.sums[want % len(self.folders), api], key
+            if api == "vllm":
+                wait_for(lambda: not e.is_paused(), f"{key} to run")
+
+    def serves(self, key, want):
+        try:
+            return self.engines[key].serves() == str(want)
+        except OSError:
+            return False
+
+
+def test_releases(stack):
+    "random releases with failing engines and killed daemons: committed is committed everywhere, aborted nowhere"
+    need_fuse()
+    print(f"# RELEASE_SEED={SEED} RELEASE_ROUNDS={ROUNDS}", flush=True)
+    fleet = Fleet(stack, random.Random(SEED))
+    for i in range(ROUNDS):
+        try:
+            fleet.round()
+        except BaseException:
+            for h, mount in fleet.mounts.items():
+                print(f"# in round {i}, mount {h}\n{mount.text('events')[-3000:]}", flush=True)
+            print(fleet.agent.text()[-3000:], flush=True)
+            raise
+
+
+run(test_releases)

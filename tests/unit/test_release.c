@@ -1,0 +1,174 @@
+/* Fleets and releases by a clock of the test's own: leases, the two phases, who is missing. */
+#include "backends/trainer/release.h"
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+#define S       1000000000UL
+#define LEASE_S 15 /* WS_POLL_MS and the grace */
+
+static struct ws_fleet_mount *meet(struct ws_fleet *f, const char *who, uint64_t now)
+{
+    struct ws_fleet_mount *m;
+    struct ws_error err;
+    assert_int_equal(ws_fleet_meet(f, who, now, &m, &err), 0);
+    m->follows = true;
+    return m;
+}
+
+static const struct ws_mark two = {2, "r"}, three = {3, "r"}, other = {2, "q"};
+
+static struct ws_release *release_of(struct ws_fleet *f, const struct ws_mark *to, uint64_t now)
+{
+    const struct ws_release_part part = {"actor", f, *to};
+    struct ws_release *r = ws_release_new(1, &part, 1, now, now + 60 * S);
+    assert_non_null(r);
+    return r;
+}
+
+static void test_phases(void **state)
+{
+    struct ws_fleet f = {0};
+    struct ws_fleet_mount *a = meet(&f, "a:/m", S), *b = meet(&f, "b:/m", S), *idle = meet(&f, "idle:/m", S);
+    (void)state;
+    idle->follows = false;
+    ws_fleet_note_prepared(a, &two); /* of a release before: it is asked anew */
+    struct ws_release *r = release_of(&f, &two, S);
+    assert_false(ws_release_advance(r, S));
+    assert_int_equal(ws_fleet_progress(a, &two, S), WS_FLEET_WAITING);
+    ws_fleet_note_prepared(a, &two);
+    ws_fleet_note_prepared(b, &other); /* the same number of another lineage */
+    assert_false(ws_release_advance(r, 2 * S));
+    ws_fleet_note_prepared(b, &two);
+    assert_true(ws_release_advance(r, 2 * S));
+    assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
+    ws_release_abort(r, "too late");
+    assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
+    ws_fleet_note_loaded(a, &two);
+    assert_false(ws_release_is_settled(r, 2 * S));
+    ws_fleet_note_failed(b, &two, "its engine");
+    assert_true(ws_release_is_settled(r, 2 * S));
+    ws_fleet_note_loaded(b, &two); /* later, after all */
+    assert_int_equal(ws_fleet_progress(b, &two, 2 * S), WS_FLEET_LOADED);
+    struct ws_fleet_mount *late = meet(&f, "late:/m", 2 * S);
+    assert_false(ws_release_is_settled(r, 2 * S));
+    ws_fleet_note_loaded(late, &two);
+    assert_true(ws_release_is_settled(r, 2 * S));
+    free(r);
+    ws_fleet_release(&f);
+}
+
+static void test_aborts(void **state)
+{
+    struct ws_fleet f = {0};
+    struct ws_fleet_mount *a = meet(&f, "a:/m", S);
+    (void)state;
+    struct ws_release *r = release_of(&f, &two, S);
+    ws_fleet_note_failed(a, &two, "a tensor is missing");
+    assert_true(ws_release_advance(r, S));
+    assert_int_equal(r->phase, WS_RELEASE_ABORTED);
+    assert_non_null(strstr(r->why, "a:/m cannot take actor/2: a tensor is missing"));
+    assert_true(ws_release_is_settled(r, S));
+    free(r);
+    r = release_of(&f, &two, S); /* asked anew: the failure before is forgotten */
+    assert_int_equal(r->phase, WS_RELEASE_PREPARING);
+    ws_fleet_seen(&f, "a:/m", 61 * S, 0);
+    assert_true(ws_release_advance(r, 62 * S));
+    assert_non_null(strstr(r->why, "a:/m had not prepared it in time"));
+    free(r);
+    ws_fleet_release(&f);
+}
+
+static void test_leases(void **state)
+{
+    struct ws_fleet f = {0};
+    struct ws_fleet_mount *a = meet(&f, "a:/m", S), *b = meet(&f, "b:/m", S);
+    (void)state;
+    struct ws_release *r = release_of(&f, &two, S);
+    ws_fleet_note_prepared(a, &two);
+    ws_fleet_seen(&f, "a:/m", 10 * S, 10000);
+    ws_fleet_seen(&f, "nobody", 10 * S, 10000);
+    assert_false(ws_release_advance(r, (LEASE_S + 1) * S));
+    assert_true(ws_release_advance(r, (LEASE_S + 1) * S + 1)); /* b is silent: it goes on without it */
+    assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
+    assert_int_equal(ws_fleet_progress(b, &two, 20 * S), WS_FLEET_SILENT);
+    ws_fleet_note_loaded(a, &two);
+    assert_true(ws_release_is_settled(r, 20 * S));
+    (void)meet(&f, "b:/m", 21 * S); /* it is back, and on its way */
+    assert_false(ws_release_is_settled(r, 21 * S));
+    r->passed = true;
+    assert_true(ws_release_is_settled(r, 21 * S));
+    free(r);
+    assert_int_equal(f.n, 2);
+    ws_fleet_forget(&f, 1000 * S);
+    assert_int_equal(f.n, 0);
+    r = release_of(&f, &two, S); /* nobody is there: committed at once */
+    assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
+    free(r);
+}
+
+static void test_models(void **state)
+{
+    struct ws_fleet actor = {0}, critic = {0};
+    struct ws_fleet_mount *a = meet(&actor, "a:/m", S), *c = meet(&critic, "a:/m", S);
+    const struct ws_release_part parts[] = {{"actor", &actor, two}, {"critic", &critic, three}};
+    struct ws_release *r = ws_release_new(7, parts, 2, S, 60 * S);
+    (void)state;
+    assert_true(ws_release_names(r, "critic") && !ws_release_names(r, "reward"));
+    ws_fleet_note_prepared(a, &two);
+    assert_false(ws_release_advance(r, S));
+    ws_fleet_note_prepared(c, &three);
+    assert_true(ws_release_advance(r, S));
+    json_t *order = ws_release_order(r, "critic"), *whole = ws_release_json(r, S);
+    assert_int_equal(json_integer_value(json_object_get(order, "version")), 3);
+    assert_string_equal(json_string_value(json_object_get(order, "phase")), "committed");
+    assert_int_equal(json_array_size(json_object_get(whole, "mounts")), 2);
+    json_decref(order);
+    json_decref(whole);
+    free(r);
+    ws_fleet_release(&actor);
+    ws_fleet_release(&critic);
+}
+
+static void test_serves(void **state)
+{
+    struct ws_fleet f = {0};
+    struct ws_fleet_mount *a = meet(&f, "a:/m", S), *b = meet(&f, "b:/m", S), *c = meet(&f, "c:/m", S);
+    char text[256] = "";
+    (void)state;
+    c->follows = false; /* has neither policy nor engines: does not count for all */
+    assert_false(ws_fleet_serves(&f, &two, "all", S, text, sizeof(text)));
+    assert_non_null(strstr(text, "a:/m does not serve it, nor do 1 more"));
+    ws_fleet_note_loaded(a, &two);
+    ws_fleet_note_loaded(b, &other);
+    assert_false(ws_fleet_serves(&f, &two, "all", S, text, sizeof(text)));
+    assert_non_null(strstr(text, "b:/m does not"));
+    assert_true(ws_fleet_serves(&f, &two, "1", S, NULL, 0));
+    assert_false(ws_fleet_serves(&f, &two, "2", S, text, sizeof(text)));
+    assert_non_null(strstr(text, "1 of 2 mounts serve it"));
+    assert_true(ws_fleet_serves(&f, &two, "a", S, NULL, 0) && ws_fleet_serves(&f, &two, "a:/m", S, NULL, 0));
+    assert_false(ws_fleet_serves(&f, &two, "a:/", S, NULL, 0) ||
+                 ws_fleet_serves(&f, &two, "nobody", S, NULL, 0));
+    ws_fleet_note_loaded(b, &three); /* a later one of the run */
+    assert_true(ws_fleet_serves(&f, &two, "all", S, NULL, 0));
+    ws_fleet_note_loaded(b, NULL);
+    assert_true(ws_fleet_serves(&f, &two, "a", S, NULL, 0));
+    ws_fleet_seen(&f, "a:/m", 90 * S, 0);
+    assert_true(ws_fleet_serves(&f, &two, "all", 91 * S, NULL, 0)); /* b is silent */
+    struct ws_fleet none = {0};
+    assert_false(ws_fleet_serves(&none, &two, "all", S, NULL, 0));
+    ws_fleet_release(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_phases), cmocka_unit_test(test_aborts),
+                                       cmocka_unit_test(test_leases), cmocka_unit_test(test_models),
+                                       cmocka_unit_test(test_serves)};
+    return cmocka_run_group_tests_name("release", tests, NULL, NULL);
+}
