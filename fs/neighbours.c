@@ -14,14 +14,13 @@
 static json_t *named(struct ws_control *c, const struct ws_desk *d)
 {
     json_t *set = json_object(), *names = json_array();
-    const char *name;
-    json_t *value;
     pthread_mutex_lock(&c->lock);
     for (const struct ws_engine *e = d->engines; e; e = e->next)
         for (const char *p = e->mounts; p && *p; p += strcspn(p, ","), p += *p == ',')
             json_object_setn_new(set, p, strcspn(p, ","), json_true());
     pthread_mutex_unlock(&c->lock);
-    json_object_foreach(set, name, value) json_array_append_new(names, json_string(name));
+    for (void *at = json_object_iter(set); at; at = json_object_iter_next(set, at))
+        json_array_append_new(names, json_string(json_object_iter_key(at)));
     json_decref(set);
     return names;
 }

@@ -396,43 +396,62 @@ static int show_releases(struct ws_agent *a, const char *rest, bool post, json_t
     return 0;
 }
 
+static json_t *say_loaded(const struct ws_agent_model *m, const struct ws_api_request *q)
+{
+    const struct ws_mark to = ws_mark_of(q->version, q->run[0] ? q->run : m->run);
+    char missing[WS_ERROR_TEXT] = "";
+    bool loaded = ws_fleet_serves(&m->fleet, &to, q->who[0] ? q->who : "all", ws_agent_now_ns(), missing,
+                                  sizeof(missing));
+    return json_pack("{s:b,s:s}", "loaded", (int)loaded, "missing", missing);
+}
+
+/* /v1/{model}/VERB, /v1/{model}/{version}/VERB */
+static int ask_model(struct ws_agent *a, const struct ws_api_request *q, bool post, const json_t *body,
+                     json_t **reply, bool *tell, struct ws_error *err)
+{
+    static const char *const reports[] = {"prepared", "loaded", "failed"};
+    const char *verb = q->verb;
+    struct ws_agent_model *m;
+    int rc = find_model(a, q->model, &m, err);
+    if (rc < 0)
+        return rc;
+    if (!q->has_version && strcmp(verb, "mounts") == 0) {
+        if (post)
+            return take_stand(m, body, err);
+        *reply = ws_fleet_json(&m->fleet, ws_agent_now_ns());
+        return 0;
+    }
+    if (q->has_version && !post && strcmp(verb, "loaded") == 0) {
+        *reply = say_loaded(m, q);
+        return 0;
+    }
+    if (q->has_version && post && strcmp(verb, "wanted") == 0)
+        return want(a, m, q, body, tell, err);
+    if (q->has_version && post && strcmp(verb, "release") == 0) {
+        rc = release_one(a, m, q, body, reply, err);
+        *tell = rc == 0;
+        return rc;
+    }
+    for (size_t i = 0; q->has_version && post && i < sizeof(reports) / sizeof(reports[0]); i++)
+        if (strcmp(verb, reports[i]) == 0)
+            return take_report(m, q, body, err);
+    return -EOPNOTSUPP;
+}
+
 int ws_agent_fleet_route(struct ws_agent *a, const char *method, const char *path,
                          const struct ws_api_request *q, const json_t *body, json_t **reply,
                          struct ws_error *err)
 {
-    static const char *const reports[] = {"prepared", "loaded", "failed"};
     bool post = strcmp(method, "POST") == 0, tell = false;
-    struct ws_agent_model *m;
-    int rc;
+    int rc = -EOPNOTSUPP;
     pthread_mutex_lock(&a->lock);
     if (strncmp(path, "/v1/releases", 12) == 0 && (!path[12] || path[12] == '/')) {
         rc = show_releases(a, path + 12, post, reply, &tell, err);
     } else if (post && strcmp(path, "/v1/release") == 0) {
         rc = release_many(a, body, reply, err);
         tell = rc == 0;
-    } else if (!q->verb[0] || (rc = find_model(a, q->model, &m, err)) < 0) {
-        rc = q->verb[0] ? -ENOENT : -EOPNOTSUPP;
-    } else if (!q->has_version && strcmp(q->verb, "mounts") == 0) {
-        rc = post ? take_stand(m, body, err) : 0;
-        if (!post)
-            *reply = ws_fleet_json(&m->fleet, ws_agent_now_ns());
-    } else if (!post && q->has_version && strcmp(q->verb, "loaded") == 0) {
-        const struct ws_mark to = ws_mark_of(q->version, q->run[0] ? q->run : m->run);
-        char missing[WS_ERROR_TEXT] = "";
-        bool loaded = ws_fleet_serves(&m->fleet, &to, q->who[0] ? q->who : "all", ws_agent_now_ns(), missing,
-                                      sizeof(missing));
-        *reply = json_pack("{s:b,s:s}", "loaded", (int)loaded, "missing", missing);
-        rc = 0;
-    } else if (post && q->has_version && strcmp(q->verb, "release") == 0) {
-        rc = release_one(a, m, q, body, reply, err);
-        tell = rc == 0;
-    } else if (post && q->has_version && strcmp(q->verb, "wanted") == 0) {
-        rc = want(a, m, q, body, &tell, err);
-    } else {
-        rc = -EOPNOTSUPP;
-        for (size_t i = 0; post && q->has_version && i < sizeof(reports) / sizeof(reports[0]); i++)
-            if (strcmp(q->verb, reports[i]) == 0)
-                rc = take_report(m, q, body, err);
+    } else if (q->verb[0]) {
+        rc = ask_model(a, q, post, body, reply, &tell, err);
     }
     if (rc == 0 && post) {
         tell = advance(a) || tell;
