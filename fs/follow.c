@@ -233,6 +233,13 @@ void ws_follow_look(struct ws_control *c, struct ws_model *m)
 
 /* --- the first phase of a release, and what other mounts' engines need --- */
 
+static void note_prepared(struct ws_control *c, struct ws_desk *d, uint64_t release)
+{
+    pthread_mutex_lock(&c->lock);
+    d->prepared_by = release;
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void prepare(void *arg)
 {
     struct errand *e = arg;
@@ -247,6 +254,8 @@ static void prepare(void *arg)
     ws_desk_event(c, p->desk, "prepared model=%s version=%" PRIu64 " result=%s", p->desk->name,
                   ws_version_number(p->version), rc < 0 ? ws_errno_name(-rc) : "ok");
     const struct ws_mark to = ws_version_mark(p->version);
+    if (e->release)
+        note_prepared(c, p->desk, e->release);
     ws_standing_report(c, p->desk, p->model, &to, rc < 0 ? "failed" : "prepared", rc < 0 ? err.text : NULL);
     errand_free(e);
 }
@@ -264,6 +273,8 @@ static void start_preparing(struct ws_control *c, struct ws_desk *d, struct ws_m
     } else if (v) {
         ws_version_put(v);
     } else { /* it went before we heard of it: nobody should wait for us */
+        if (release)
+            note_prepared(c, d, release);
         ws_standing_report(c, d, m, to, "failed", err.text);
     }
 }
@@ -288,6 +299,19 @@ void ws_follow_orders(struct ws_control *c, struct ws_model *m)
         if (!ws_orders_want(&before, o.wanted[i].id))
             start_preparing(c, d, m, &o.wanted[i].version, 0);
     ws_follow_look(c, m);
+}
+
+void ws_follow_again(struct ws_control *c, struct ws_model *m)
+{
+    struct ws_desk *d = ws_desk_of(c, ws_model_name(m));
+    if (!d)
+        return;
+    pthread_mutex_lock(&c->lock);
+    if (d->asked_by == d->prepared_by) /* else the answer is still to come */
+        d->asked_by = 0;
+    d->orders.n_wanted = 0;
+    pthread_mutex_unlock(&c->lock);
+    ws_follow_orders(c, m);
 }
 
 /* --- the policy --- */
