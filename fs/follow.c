@@ -3,6 +3,7 @@
 #include "fs/standing.h"
 #include "fs/switch.h"
 #include "transports/log.h"
+#include "transports/transport.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -111,6 +112,18 @@ static int stage_all(struct errand *e, const struct ws_switch_options *o, struct
     return rc;
 }
 
+/* Has it only not come yet? With the source that is away nothing is wrong with it. */
+static bool may_come(int rc, const struct errand *e)
+{
+    for (size_t i = 0; ws_source_is_away(rc) && i < e->n; i++) {
+        struct ws_version_info info;
+        ws_version_info(e->parts[i].version, &info);
+        if (info.at_source && (info.state == WS_FAILED || info.state == WS_PULLING))
+            return true;
+    }
+    return false;
+}
+
 static void switch_all(void *arg)
 {
     struct errand *e = arg;
@@ -121,7 +134,8 @@ static void switch_all(void *arg)
     for (size_t i = 0; rc < 0 && rc != -EBUSY && i < e->n; i++) {
         const struct ws_switch_part *p = &e->parts[i];
         const struct ws_mark to = ws_version_mark(p->version);
-        note_done(c, p, e->release);
+        if (!may_come(rc, e)) /* else it is tried again below */
+            note_done(c, p, e->release);
         (void)ws_desk_fail(c, p->desk, "follow", &err);
         ws_standing_report(c, p->desk, p->model, &to, "failed", err.text);
     }
