@@ -294,6 +294,7 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
         break;
     case WS_MODEL_LISTED:
         ws_standing_tell(c, d, m);
+        ws_follow_again(c, m);
         return;
     case WS_MODEL_ORDERS:
         ws_follow_orders(c, m);

@@ -3,6 +3,7 @@
 #include "fs/standing.h"
 #include "fs/switch.h"
 #include "transports/log.h"
+#include "transports/transport.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 
 #define MAX_EVERY    1000000000
 #define MAX_INTERVAL 86400
+#define AGAIN_NS     3000000000UL
 #define PREPARE_S    86400 /* the agent's deadline is shorter */
 
 /* --- what is to be done, with references of its own --- */
@@ -85,6 +87,14 @@ static void note_done(struct ws_control *c, const struct ws_switch_part *p, uint
     pthread_mutex_unlock(&c->lock);
 }
 
+/* The keeper looks again. */
+static void note_later(struct ws_control *c, const struct ws_switch_part *p)
+{
+    pthread_mutex_lock(&c->lock);
+    p->desk->not_before_ns = ws_time_mono_ns() + AGAIN_NS;
+    pthread_mutex_unlock(&c->lock);
+}
+
 static bool is_external(struct ws_control *c, const struct errand *e)
 {
     bool external = false;
@@ -111,6 +121,18 @@ static int stage_all(struct errand *e, const struct ws_switch_options *o, struct
     return rc;
 }
 
+/* Has it only not come yet? With the source that is away nothing is wrong with it. */
+static bool may_come(int rc, const struct errand *e)
+{
+    for (size_t i = 0; ws_source_is_away(rc) && i < e->n; i++) {
+        struct ws_version_info info;
+        ws_version_info(e->parts[i].version, &info);
+        if (info.at_source && (info.state == WS_FAILED || info.state == WS_PULLING))
+            return true;
+    }
+    return false;
+}
+
 static void switch_all(void *arg)
 {
     struct errand *e = arg;
@@ -121,7 +143,10 @@ static void switch_all(void *arg)
     for (size_t i = 0; rc < 0 && rc != -EBUSY && i < e->n; i++) {
         const struct ws_switch_part *p = &e->parts[i];
         const struct ws_mark to = ws_version_mark(p->version);
-        note_done(c, p, e->release);
+        if (may_come(rc, e))
+            note_later(c, p);
+        else
+            note_done(c, p, e->release);
         (void)ws_desk_fail(c, p->desk, "follow", &err);
         ws_standing_report(c, p->desk, p->model, &to, "failed", err.text);
     }
@@ -174,7 +199,7 @@ static void add_released(void *arg, struct ws_model *m)
     pthread_mutex_lock(&g->control->lock);
     bool refused = v && d->refused_id == ws_version_id(v) && d->refused_by == g->errand->release;
     refused = refused || (v && is_coming_back(d, v));
-    g->busy = g->busy || d->switching;
+    g->busy = g->busy || d->switching || ws_time_mono_ns() < d->not_before_ns;
     pthread_mutex_unlock(&g->control->lock);
     if (!v)
         tell_of_missing(g->control, d, &o);
@@ -203,7 +228,8 @@ static void follow_release(struct ws_control *c, uint64_t release)
 /* Is a published version far enough ahead, and the last switch long enough ago? Under the control's lock. */
 static bool is_due(const struct ws_desk *d, const struct ws_version *latest, const struct ws_version *current)
 {
-    if (d->switching || d->refused_id == ws_version_id(latest) || is_coming_back(d, latest))
+    if (d->switching || ws_time_mono_ns() < d->not_before_ns || d->refused_id == ws_version_id(latest) ||
+        is_coming_back(d, latest))
         return false;
     if (!current || strcmp(ws_version_run(latest), ws_version_run(current)) != 0)
         return true;
@@ -253,6 +279,13 @@ void ws_follow_look(struct ws_control *c, struct ws_model *m)
 
 /* --- the first phase of a release, and what other mounts' engines need --- */
 
+static void note_prepared(struct ws_control *c, struct ws_desk *d, uint64_t release)
+{
+    pthread_mutex_lock(&c->lock);
+    d->prepared_by = release;
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void prepare(void *arg)
 {
     struct errand *e = arg;
@@ -267,6 +300,8 @@ static void prepare(void *arg)
     ws_desk_event(c, p->desk, "prepared model=%s version=%" PRIu64 " result=%s", p->desk->name,
                   ws_version_number(p->version), rc < 0 ? ws_errno_name(-rc) : "ok");
     const struct ws_mark to = ws_version_mark(p->version);
+    if (e->release)
+        note_prepared(c, p->desk, e->release);
     ws_standing_report(c, p->desk, p->model, &to, rc < 0 ? "failed" : "prepared", rc < 0 ? err.text : NULL);
     errand_free(e);
 }
@@ -284,6 +319,8 @@ static void start_preparing(struct ws_control *c, struct ws_desk *d, struct ws_m
     } else if (v) {
         ws_version_put(v);
     } else { /* it went before we heard of it: nobody should wait for us */
+        if (release)
+            note_prepared(c, d, release);
         ws_standing_report(c, d, m, to, "failed", err.text);
     }
 }
@@ -308,6 +345,19 @@ void ws_follow_orders(struct ws_control *c, struct ws_model *m)
         if (!ws_orders_want(&before, o.wanted[i].id))
             start_preparing(c, d, m, &o.wanted[i].version, 0);
     ws_follow_look(c, m);
+}
+
+void ws_follow_again(struct ws_control *c, struct ws_model *m)
+{
+    struct ws_desk *d = ws_desk_of(c, ws_model_name(m));
+    if (!d)
+        return;
+    pthread_mutex_lock(&c->lock);
+    if (d->asked_by == d->prepared_by) /* else the answer is still to come */
+        d->asked_by = 0;
+    d->orders.n_wanted = 0;
+    pthread_mutex_unlock(&c->lock);
+    ws_follow_orders(c, m);
 }
 
 /* --- the policy --- */

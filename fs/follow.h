@@ -7,6 +7,9 @@
 
 /* Looks whether there is something to do for the model, and starts it. Returns soon. */
 void ws_follow_look(struct ws_control *c, struct ws_model *m);
+/* An agent may have missed what was said of the orders: they are carried out again, which is soon done where
+ * they were. */
+void ws_follow_again(struct ws_control *c, struct ws_model *m);
 /* The orders for the model have changed. */
 void ws_follow_orders(struct ws_control *c, struct ws_model *m);
 /* words: "manual", "pull", "follow"; every NULL or a number of versions, interval NULL or of seconds: how far

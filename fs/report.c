@@ -1,6 +1,8 @@
 /* One thread sends one report after the other: each is a small POST, and a trainer that waits for them wants
  * the newest, not all at once. A report that an agent does not take is lost, with a line: where the mount
- * stands is said again when the source is back. */
+ * stands is said again when the source is back. A link may be away for so short a time that only the report
+ * notices and the long poll does not, so a report that did not get through makes the next listing count as
+ * the first one. */
 #include "fs/report.h"
 #include "fs/watch.h"
 #include "transports/api.h"
@@ -84,6 +86,11 @@ static void send_report(struct ws_report *r)
         if (rc < 0 && rc != -ENOTSUP)
             ws_log(WS_LOG_WARN, "store", "a report was not taken model=%s url=%s error=\"%s\"",
                    r->model->name, w->source->url, err.text);
+        if (ws_source_is_away(rc)) {
+            pthread_mutex_lock(&w->store->lock);
+            w->told = false;
+            pthread_mutex_unlock(&w->store->lock);
+        }
         ws_watch_put(w);
     }
 }

@@ -125,11 +125,11 @@ class Process:
 
 
 class Agent(Process):
-    def __init__(self, stack, *args, port=None, sock=None):
+    def __init__(self, stack, *args, port=None, sock=None, host="127.0.0.1"):
         self.port = port or free_port()
         self.sock = sock or unique("agent") + ".sock"
-        self.url = f"http://127.0.0.1:{self.port}"
-        super().__init__(stack, "agent", "--listen", f"127.0.0.1:{self.port}", "--socket", self.sock, *args)
+        self.url = f"http://{host}:{self.port}"
+        super().__init__(stack, "agent", "--listen", f"{host}:{self.port}", "--socket", self.sock, *args)
         wait_for(lambda: self.answers() or not self.alive(), "the agent")
         if not self.alive():
             raise AssertionError(self.text())

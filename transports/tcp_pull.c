@@ -15,7 +15,7 @@
 #include <strings.h>
 
 #define BUFFER_BYTES  (128L << 10) /* received, hashed and stored while it is in the second-level cache */
-#define STALL_SECONDS 20L          /* a transfer that moves nothing for so long has lost its peer */
+#define STALL_SECONDS 10L          /* a transfer that moves nothing for so long has lost its peer */
 
 struct tcp_source {
     struct ws_source head;

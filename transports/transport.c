@@ -126,3 +126,9 @@ int ws_source_call(struct ws_source *s, const char *method, const char *path, co
     assert(rc <= 0 && (rc < 0) == (*reply == NULL));
     return rc;
 }
+
+bool ws_source_is_away(int rc)
+{
+    return rc == -EHOSTUNREACH || rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -ECONNREFUSED ||
+           rc == -EPIPE;
+}

@@ -88,6 +88,8 @@ void ws_lane_close(struct ws_lane *l);
 WS_MUST_USE int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
 WS_MUST_USE int ws_source_call(struct ws_source *s, const char *method, const char *path, const json_t *body,
                                json_t **reply, struct ws_error *err);
+/* Does this failure say that the source was out of reach, or its answer was lost? It may work later. */
+bool ws_source_is_away(int rc);
 
 /* fault: "fault:PLAN:URL" decorates the source of URL. PLAN is comma-separated: seed=N,
  * delay=MS (each fetch), cut=P (percent of fetches that end early with -ECONNRESET), flip=P (percent

@@ -1,0 +1,300 @@
+#!/usr/bin/env python3
+# sanitizers: thread
+# timeout: 300
+"""A trainer and three inference nodes, each in a network namespace of its own, joined by a bridge in one more: links
+are slowed down, cut and mended while versions are released."""
+import ctypes
+import os
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+SILENT = 15  # seconds after which a mount is called that
+BACK = 25  # and in which it has caught up once its link is back
+NODES = ("n0", "n1", "n2")
+NEW_NET = 0x40000000
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter(fd):
+    if libc.setns(fd, NEW_NET):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+class Network:
+    """A namespace for the trainer (10.77.0.1) and for each of NODES (10.77.0.2 and up). Only the network is theirs: files and
+    mounts are everybody's."""
+
+    def __init__(self, stack):
+        self.prefix = f"wsync{os.getpid()}x{len(NETWORKS)}"
+        NETWORKS.append(self)
+        for name in ("hub", "trainer", *NODES):
+            done = subprocess.run(["ip", "netns", "add", self.prefix + name], capture_output=True, text=True)
+            if done.returncode:
+                raise Skip(f"no network namespaces here: {done.stderr.strip()}")
+            stack.callback(subprocess.run, ["ip", "netns", "del", self.prefix + name], check=True)
+        for kind in ("bridge", "veth"):
+            done = self.ip("hub", f"link add name {kind} type {kind}", check=False)
+            if done.returncode:
+                raise Skip(f"no {kind} here: {done.stderr.strip()}")
+        self.ip("hub", "link set bridge up")
+        for i, name in enumerate(("trainer", *NODES)):
+            self.ip("hub", f"link add name {name} type veth peer name eth0 netns {self.prefix}{name}")
+            self.ip("hub", f"link set {name} master bridge up")
+            self.ip(name, "link set lo up")
+            self.ip(name, f"addr add 10.77.0.{i + 1}/24 dev eth0")
+            self.ip(name, "link set eth0 up")
+
+    def ip(self, name, command, check=True):
+        done = subprocess.run(["ip", "-n", self.prefix + name, *command.split()], capture_output=True, text=True)
+        assert not (check and done.returncode), f"ip {command}: {done.stderr}"
+        return done
+
+    @contextlib.contextmanager
+    def inside(self, name):
+        """What is started and asked meanwhile is in that namespace. Of this thread, and so of its children."""
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        there = os.open(f"/run/netns/{self.prefix}{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            enter(there)
+            yield
+        finally:
+            enter(home)
+            os.close(home)
+            os.close(there)
+
+    def cut(self, name):
+        """The cable is pulled: both ends see that."""
+        self.ip("hub", f"link set {name} down")
+
+    def mend(self, name):
+        self.ip("hub", f"link set {name} up")
+
+    def lose(self, name):
+        """A cut further away: what is sent is lost without a word."""
+        self.ip("hub", f"link set {name} nomaster")
+
+    def find(self, name):
+        self.ip("hub", f"link set {name} master bridge")
+
+    def slow(self, name, mbit):
+        """What the node receives comes slowly."""
+        done = subprocess.run(["tc", "-n", f"{self.prefix}hub", "qdisc", "add", "dev", name, "root", "tbf", "rate",
+                               f"{mbit}mbit", "burst", "64kb", "latency", "50ms"], capture_output=True, text=True)
+        if done.returncode:
+            raise Skip(f"no slow links here: {done.stderr.strip()}")
+
+    def fast(self, name):
+        subprocess.run(["tc", "-n", f"{self.prefix}hub", "qdisc", "del", "dev", name, "root"], check=True)
+
+
+NETWORKS = []
+
+
+class Nodes:
+    """An agent with versions 1 and 2 of actor; a mount on each node that follows, with an engine of either kind;
+    1 is released. Engines of the nodes in `late` take 3 s for a load."""
+
+    def __init__(self, stack, late=()):
+        need_fuse()
+        self.net = Network(stack)
+        self.token = unique("token")
+        with open(self.token, "w") as f:
+            f.write("secret\n")
+        self.folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2, 3)}
+        with self.net.inside("trainer"):
+            self.agent = Agent(stack, "--token-file", self.token, host="10.77.0.1")
+        self.publish(1)
+        self.mounts, self.engines = {}, {}
+        for node in NODES:
+            with self.net.inside(node):
+                mount = self.mounts[node] = Mount(stack, self.agent.url, f"host={node},token-file={self.token}")
+                mount.wait_version("actor", 1)
+                slow = ("--slow", 3000) if node in late else ()
+                self.engines[node] = [Engine(stack, self.folders[1], *slow, api=api) for api in ("sglang", "vllm")]
+            for e in self.engines[node]:
+                mount.write(f"engine add {e.api} {e.api} {e.url}", "actor/ctl")
+            mount.write("follow", "actor/policy")
+        wait_for(lambda: all(self.stands(n)["engines"] == 2 and self.stands(n)["follows"] for n in NODES), "the mounts")
+        out = self.release(1)
+        assert "released: 3 mounts serve it" in out, out
+        self.publish(2)
+
+    def publish(self, version):
+        self.agent.publish("actor", version, self.folders[version])
+
+    def get(self, path):
+        with self.net.inside("trainer"):
+            return self.agent.get(path, Authorization="Bearer secret")
+
+    def stands(self, node):
+        found = [m for m in self.get("/v1/actor/mounts") if m["mount"].startswith(node + ":")]
+        return found[0] if found else {"engines": 0, "follows": None, "silent": None, "loaded": None}
+
+    def start(self, *args):
+        """A command at the trainer."""
+        with self.net.inside("trainer"):
+            p = subprocess.Popen([WSYNC, args[0], "--agent", self.agent.url, "--token-file", self.token,
+                                  *map(str, args[1:])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return p
+
+    def end(self, p, seconds=60, good=True):
+        try:
+            out = p.communicate(timeout=seconds * SLOW)[0]
+        except subprocess.TimeoutExpired:
+            p.kill()
+            raise AssertionError(f"{p.args} did not end: {p.communicate()[0]} {self.get('/v1/releases')}") from None
+        assert (p.returncode == 0) == good, out
+        return out
+
+    def begin(self, version, seconds=60):
+        return self.start("release", "--wait", seconds * SLOW, "actor", version)
+
+    def release(self, version):
+        return self.end(self.begin(version))
+
+    def state(self, node):
+        """How far a node is with the release that was begun last, by the agent's list."""
+        return [m["state"] for m in self.get("/v1/releases")[0]["mounts"] if m["mount"].startswith(node + ":")][0]
+
+    def serve(self, version):
+        """The nodes whose two engines both serve it, and answer."""
+        found = []
+        for node in NODES:
+            with self.net.inside(node):
+                if all(e.serves() == str(version) for e in self.engines[node]):
+                    found.append(node)
+        return tuple(found)
+
+    def answer(self):
+        """None is paused: one that is would keep the request until it is resumed."""
+        for node in NODES:
+            with self.net.inside(node):
+                for e in self.engines[node]:
+                    e.generate()
+
+    def is_loading(self, node):
+        with self.net.inside(node):
+            return self.engines[node][1].is_paused()
+
+    def say(self, nodes, version):
+        """Does the agent's list say that they are there and serve it?"""
+        stands = [self.stands(n) for n in nodes]
+        return all(not s["silent"] and s["loaded"] and s["loaded"]["version"] == version for s in stands)
+
+    def back(self, nodes, version):
+        """Since their links are back, nodes catch up by themselves, in time, and the agent knows it."""
+        start = time.monotonic()
+        wait_for(lambda: self.serve(version) == NODES, f"{nodes} to serve {version}", BACK)
+        wait_for(lambda: self.say(NODES, version), f"the agent's word of {nodes}", BACK)
+        took = time.monotonic() - start
+        print(f"# {' '.join(nodes)} caught up {took:.1f} s after the link was back", flush=True)
+        assert took < BACK * SLOW, took
+        self.answer()
+
+
+def test_cut_while_preparing(stack):
+    "a node whose link is cut while it prepares is left out and named, the others go on; it catches up when it is back"
+    nodes = Nodes(stack)
+    for mount in nodes.mounts.values():
+        mount.wait_version("actor", 2)
+    time.sleep(1)
+    assert nodes.serve(1) == NODES  # nothing moves before the release
+    out = nodes.release(2)
+    assert "released: 3 mounts serve it" in out and nodes.serve(2) == NODES, out
+    nodes.answer()
+
+    nodes.publish(3)
+    nodes.mounts["n1"].wait_version("actor", 3)
+    nodes.net.slow("n1", 40)  # 24 MB take 5 s
+    release = nodes.begin(3)
+    wait_for(lambda: nodes.mounts["n1"].text("actor/3/.wsync/state").startswith("pulling"), "n1 to pull")
+    wait_for(lambda: nodes.state("n0") == nodes.state("n2") == "prepared", "the others to be ready")
+    assert nodes.state("n1") == "waiting" and nodes.get("/v1/releases")[0]["phase"] == "preparing"
+    assert nodes.serve(2) == NODES
+    nodes.net.cut("n1")
+    start = time.monotonic()
+    out = nodes.end(release)
+    took = time.monotonic() - start
+    print(f"# released without n1 {took:.1f} s after its link was cut", flush=True)
+    assert "released: 2 mounts serve it" in out and "left out" in out and "n1:" in out, out
+    assert took < (SILENT + 5) * SLOW, took
+    assert nodes.serve(3) == ("n0", "n2") and nodes.serve(2) == ("n1",) and nodes.stands("n1")["silent"]
+    nodes.answer()
+    nodes.net.fast("n1")
+    nodes.net.mend("n1")
+    nodes.back(["n1"], 3)
+
+
+def test_cut_after_commit(stack):
+    "nodes that are cut off before they hear of the commit, and before they have loaded, are named and catch up"
+    nodes = Nodes(stack, late=["n2"])
+    nodes.net.slow("n0", 60)
+    release = nodes.begin(2)
+    wait_for(lambda: nodes.state("n1") == nodes.state("n2") == "prepared", "n1 and n2 to be ready")
+    assert nodes.state("n0") == "waiting"
+    nodes.net.lose("n1")
+    wait_for(lambda: nodes.is_loading("n2"), "n2 to load")
+    assert nodes.get("/v1/releases")[0]["phase"] == "committed"
+    nodes.net.cut("n2")
+    out = nodes.end(release)
+    assert "released: 1 mount serves it" in out and "left out" in out and "n1:" in out and "n2:" in out, out
+    assert nodes.stands("n1")["silent"] and nodes.stands("n2")["silent"]
+    assert nodes.serve(1) == ("n1",)
+    wait_for(lambda: nodes.serve(2) == ("n0", "n2"), "n2, which has what it needs")
+    nodes.answer()
+    nodes.net.find("n1")
+    nodes.net.mend("n2")
+    nodes.back(["n1", "n2"], 2)
+
+
+def test_short_cut(stack):
+    "reports that are lost while a link is away for some seconds are made good: the release ends with all nodes"
+    nodes = Nodes(stack, late=["n2"])
+    lost = lambda node: "a report was not taken" in nodes.mounts[node].text()
+    n1, engine = nodes.mounts["n1"], nodes.engines["n1"][1]
+    n1.write("engine remove vllm", "actor/ctl")
+    n1.write(f"engine add vllm vllm {engine.url} mounts=n0", "actor/ctl")
+    nodes.net.slow("n0", 60)  # 3 s, and n1 is not ready before n0 is
+    release = nodes.begin(2)
+    wait_for(lambda: n1.text("actor/2/.wsync/state").startswith("ready"), "n1 to wait for n0")
+    nodes.net.cut("n1")
+    wait_for(lambda: lost("n1"), "its report to be lost")
+    assert nodes.state("n1") == "waiting"
+    nodes.net.mend("n1")
+    wait_for(lambda: nodes.is_loading("n2"), "n2 to load")
+    nodes.net.cut("n2")
+    wait_for(lambda: lost("n2"), "its report to be lost")
+    assert nodes.state("n2") == "prepared"
+    nodes.net.mend("n2")
+    out = nodes.end(release)
+    assert "released: 3 mounts serve it" in out and "left out" not in out, out
+    nodes.back(["n1", "n2"], 2)
+
+
+def test_trainer_cut(stack):
+    "while the trainer is cut off every node goes on as it was; then the fleet is whole again"
+    nodes = Nodes(stack)
+    nodes.net.cut("trainer")
+    wait_for(lambda: all(nodes.stands(n)["silent"] for n in NODES), "all nodes to be silent", SILENT + 5)
+    assert nodes.serve(1) == NODES
+    nodes.answer()
+    for mount in nodes.mounts.values():
+        assert mount.text("actor/version") == "1\n" and os.readlink(mount.file("actor/current")) == "1"
+        assert tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(nodes.folders[1] + "/model.safetensors")
+    out = nodes.end(nodes.start("wait", "--loaded", "all", "--timeout", 1, "actor", 1), good=False)
+    assert "is not loaded" in out, out
+    nodes.publish(3)  # nobody hears of it yet
+    nodes.net.mend("trainer")
+    nodes.end(nodes.start("wait", "--loaded", 3, "--timeout", BACK * SLOW, "actor", 1))
+    nodes.back(NODES, 1)
+    nodes.end(nodes.start("wait", "--loaded", "all", "--timeout", 5 * SLOW, "actor", 1))
+    out = nodes.release(3)
+    assert "released: 3 mounts serve it" in out and nodes.serve(3) == NODES, out
+    nodes.end(nodes.start("wait", "--loaded", "all", "--timeout", 5 * SLOW, "actor", 3))
+
+
+run(test_cut_while_preparing, test_cut_after_commit, test_short_cut, test_trainer_cut)
