@@ -79,9 +79,11 @@ void ws_fleet_forget(struct ws_fleet *f, uint64_t now_ns)
 
 /* --- marks --- */
 
-void ws_fleet_ask_anew(struct ws_fleet *f, const struct ws_mark *to)
+void ws_fleet_ask_anew(struct ws_fleet *f, const struct ws_mark *to, const char *name)
 {
     for (struct ws_fleet_mount *m = f->mounts; m; m = m->next) {
+        if (name && !ws_fleet_is(m->who, name))
+            continue;
         if (ws_mark_is(&m->failed, to))
             m->failed.run[0] = 0;
         for (size_t i = 0; i < WS_PREPARED_MARKS; i++)

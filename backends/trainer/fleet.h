@@ -37,8 +37,9 @@ WS_MUST_USE int ws_fleet_meet(struct ws_fleet *f, const char *who, uint64_t now_
 void ws_fleet_seen(struct ws_fleet *f, const char *who, uint64_t now_ns, unsigned ms);
 /* Forgets those that have been silent for long. */
 void ws_fleet_forget(struct ws_fleet *f, uint64_t now_ns);
-/* What a mount said of a version before counts no more: it is asked anew. */
-void ws_fleet_ask_anew(struct ws_fleet *f, const struct ws_mark *to);
+/* What mounts said of a version before counts no more: they are asked anew. name: only those that it names;
+ * NULL: all. */
+void ws_fleet_ask_anew(struct ws_fleet *f, const struct ws_mark *to, const char *name);
 
 void ws_fleet_note_prepared(struct ws_fleet_mount *m, const struct ws_mark *to);
 /* NULL: it serves nothing. */

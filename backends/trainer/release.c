@@ -21,7 +21,7 @@ struct ws_release *ws_release_new(uint64_t id, const struct ws_release_part *par
     r->n_parts = n;
     memcpy(r->parts, parts, n * sizeof(parts[0]));
     for (size_t i = 0; i < n; i++)
-        ws_fleet_ask_anew(parts[i].fleet, &parts[i].to);
+        ws_fleet_ask_anew(parts[i].fleet, &parts[i].to, NULL);
     (void)ws_release_advance(r, now_ns);
     return r;
 }
