@@ -297,12 +297,17 @@ static void prepare(void *arg)
                         : ws_pull_and_wait(c, p->version, WS_PRIORITY_SWITCH, &o, &err);
     if (rc < 0)
         (void)ws_desk_fail(c, p->desk, e->release ? "prepare a release" : "fetch for another mount", &err);
-    ws_desk_event(c, p->desk, "prepared model=%s version=%" PRIu64 " result=%s", p->desk->name,
-                  ws_version_number(p->version), rc < 0 ? ws_errno_name(-rc) : "ok");
+    ws_desk_event(c, p->desk, "%s model=%s version=%" PRIu64 " result=%s",
+                  e->release ? "prepared" : "fetched", p->desk->name, ws_version_number(p->version),
+                  rc < 0 ? ws_errno_name(-rc) : "ok");
     const struct ws_mark to = ws_version_mark(p->version);
     if (e->release)
         note_prepared(c, p->desk, e->release);
-    ws_standing_report(c, p->desk, p->model, &to, rc < 0 ? "failed" : "prepared", rc < 0 ? err.text : NULL);
+    ws_standing_report(c, p->desk, p->model, &to,
+                       rc < 0       ? "failed"
+                       : e->release ? "prepared"
+                                    : "fetched",
+                       rc < 0 ? err.text : NULL);
     errand_free(e);
 }
 

@@ -43,11 +43,13 @@ static int state_of(const json_t *mount, const struct ws_mark *mark, struct ws_e
                             json_string_value(json_object_get(mount, "error")));
     if (is_mark(json_object_get(mount, "loaded"), mark))
         return 1;
-    json_array_foreach(json_object_get(mount, "prepared"), i, one)
-    {
-        if (is_mark(one, mark))
-            return 1;
-    }
+    static const char *const marks[] = {"prepared", "fetched"};
+    for (size_t k = 0; k < 2; k++)
+        json_array_foreach(json_object_get(mount, marks[k]), i, one)
+        {
+            if (is_mark(one, mark))
+                return 1;
+        }
     return 0;
 }
 

@@ -2,7 +2,7 @@
  *
  *   POST /v1/{model}/mounts {"mount","follows","engines","version","run"}     where a mount stands
  *   GET  /v1/{model}/mounts                                                         where all of them stand
- *   POST /v1/{model}/{version}/prepared, loaded, failed[?run=R] {"mount","engines","error"}
+ *   POST /v1/{model}/{version}/prepared, fetched, loaded, failed[?run=R] {"mount","engines","error"}
  *   GET  /v1/{model}/{version}/loaded?who=all|N|NAME                                is it served there, or
  * later POST /v1/{model}/{version}/wanted[?run=R] {"mounts":["host",...]}               those fetch it and
  * report prepared POST /v1/{model}/{version}/release[?run=R] {"prepare_s"}, POST /v1/release
@@ -210,6 +210,8 @@ static int take_report(struct ws_agent_model *m, const struct ws_api_request *q,
         mount->engines = (uint64_t)json_integer_value(engines);
     if (strcmp(q->verb, "prepared") == 0)
         ws_fleet_note_prepared(mount, &to);
+    else if (strcmp(q->verb, "fetched") == 0)
+        ws_fleet_note_fetched(mount, &to);
     else if (strcmp(q->verb, "loaded") == 0)
         ws_fleet_note_loaded(mount, &to);
     else
@@ -410,7 +412,7 @@ static json_t *say_loaded(const struct ws_agent_model *m, const struct ws_api_re
 static int ask_model(struct ws_agent *a, const struct ws_api_request *q, bool post, const json_t *body,
                      json_t **reply, bool *tell, struct ws_error *err)
 {
-    static const char *const reports[] = {"prepared", "loaded", "failed"};
+    static const char *const reports[] = {"prepared", "fetched", "loaded", "failed"};
     const char *verb = q->verb;
     struct ws_agent_model *m;
     int rc = find_model(a, q->model, &m, err);

@@ -86,9 +86,10 @@ void ws_fleet_ask_anew(struct ws_fleet *f, const struct ws_mark *to, const char 
             continue;
         if (ws_mark_is(&m->failed, to))
             m->failed.run[0] = 0;
+        struct ws_mark *marks = name ? m->fetched : m->prepared;
         for (size_t i = 0; i < WS_PREPARED_MARKS; i++)
-            if (ws_mark_is(&m->prepared[i], to))
-                m->prepared[i].run[0] = 0;
+            if (ws_mark_is(&marks[i], to))
+                marks[i].run[0] = 0;
     }
 }
 
@@ -97,6 +98,13 @@ void ws_fleet_note_prepared(struct ws_fleet_mount *m, const struct ws_mark *to)
     if (ws_mark_is(&m->failed, to))
         m->failed.run[0] = 0;
     m->prepared[m->next_prepared++ % WS_PREPARED_MARKS] = *to;
+}
+
+void ws_fleet_note_fetched(struct ws_fleet_mount *m, const struct ws_mark *to)
+{
+    if (ws_mark_is(&m->failed, to))
+        m->failed.run[0] = 0;
+    m->fetched[m->next_fetched++ % WS_PREPARED_MARKS] = *to;
 }
 
 void ws_fleet_note_loaded(struct ws_fleet_mount *m, const struct ws_mark *to)
@@ -165,20 +173,25 @@ static json_t *mark_json(const struct ws_mark *m)
     return m->run[0] ? json_pack("{s:I,s:s}", "version", (json_int_t)m->version, "run", m->run) : json_null();
 }
 
+static json_t *marks_json(const struct ws_mark marks[WS_PREPARED_MARKS])
+{
+    json_t *all = json_array();
+    for (size_t i = 0; i < WS_PREPARED_MARKS; i++)
+        if (marks[i].run[0])
+            json_array_append_new(all, mark_json(&marks[i]));
+    return all;
+}
+
 json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns)
 {
     json_t *all = json_array();
-    for (const struct ws_fleet_mount *m = f->mounts; m; m = m->next) {
-        json_t *prepared = json_array();
-        for (size_t i = 0; i < WS_PREPARED_MARKS; i++)
-            if (m->prepared[i].run[0])
-                json_array_append_new(prepared, mark_json(&m->prepared[i]));
-        json_array_append_new(
-            all, json_pack("{s:s,s:b,s:b,s:I,s:o,s:o,s:o,s:s}", "mount", m->who, "silent",
-                           (int)(m->lease_ns < now_ns), "follows", (int)m->follows, "engines",
-                           (json_int_t)m->engines, "loaded", mark_json(&m->loaded), "prepared", prepared,
-                           "failed", mark_json(&m->failed), "error", m->failed.run[0] ? m->error : ""));
-    }
+    for (const struct ws_fleet_mount *m = f->mounts; m; m = m->next)
+        json_array_append_new(all,
+                              json_pack("{s:s,s:b,s:b,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->who, "silent",
+                                        (int)(m->lease_ns < now_ns), "follows", (int)m->follows, "engines",
+                                        (json_int_t)m->engines, "loaded", mark_json(&m->loaded), "prepared",
+                                        marks_json(m->prepared), "fetched", marks_json(m->fetched), "failed",
+                                        mark_json(&m->failed), "error", m->failed.run[0] ? m->error : ""));
     return all;
 }
 

@@ -18,8 +18,9 @@ struct ws_fleet_mount {
     uint64_t lease_ns; /* silent after this */
     bool follows;      /* acts on releases */
     uint64_t engines;
-    struct ws_mark loaded, failed, prepared[WS_PREPARED_MARKS]; /* the last ones prepared, in turn */
-    unsigned next_prepared;
+    struct ws_mark loaded, failed;
+    struct ws_mark prepared[WS_PREPARED_MARKS], fetched[WS_PREPARED_MARKS]; /* the last ones, in turn */
+    unsigned next_prepared, next_fetched;
     char error[WS_ERROR_TEXT]; /* of failed */
 };
 struct ws_fleet {
@@ -42,6 +43,8 @@ void ws_fleet_forget(struct ws_fleet *f, uint64_t now_ns);
 void ws_fleet_ask_anew(struct ws_fleet *f, const struct ws_mark *to, const char *name);
 
 void ws_fleet_note_prepared(struct ws_fleet_mount *m, const struct ws_mark *to);
+void ws_fleet_note_fetched(struct ws_fleet_mount *m,
+                           const struct ws_mark *to); /* for another mount: not compared */
 /* NULL: it serves nothing. */
 void ws_fleet_note_loaded(struct ws_fleet_mount *m, const struct ws_mark *to);
 void ws_fleet_note_failed(struct ws_fleet_mount *m, const struct ws_mark *to, const char *why);

@@ -45,7 +45,8 @@ void ws_release_abort(struct ws_release *r, const char *why)
 bool ws_release_advance(struct ws_release *r, uint64_t now_ns)
 {
     char why[WS_ERROR_TEXT];
-    const struct ws_fleet_mount *waiting = NULL;
+    const struct ws_fleet_mount *waiting = NULL, *silent = NULL;
+    size_t ready = 0;
     if (r->phase != WS_RELEASE_PREPARING)
         return false;
     for (size_t i = 0; i < r->n_parts; i++) {
@@ -62,10 +63,16 @@ bool ws_release_advance(struct ws_release *r, uint64_t now_ns)
             }
             if (at == WS_FLEET_WAITING && !waiting)
                 waiting = m;
+            if (at == WS_FLEET_SILENT)
+                silent = m;
+            ready += at == WS_FLEET_PREPARED || at == WS_FLEET_LOADED;
         }
     }
+    if (ready == 0 && !waiting)
+        waiting = silent; /* our own link may be the one that is cut: nothing is committed with nobody */
     if (waiting && now_ns > r->deadline_ns) {
-        snprintf(why, sizeof(why), "%.300s had not prepared it in time", waiting->who);
+        snprintf(why, sizeof(why), "%.300s %s", waiting->who,
+                 waiting == silent ? "and all others are not heard of" : "had not prepared it in time");
         ws_release_abort(r, why);
         return true;
     }

@@ -43,6 +43,7 @@ static void test_phases(void **state)
     assert_int_equal(ws_fleet_progress(a, &two, S), WS_FLEET_WAITING);
     ws_fleet_note_prepared(a, &two);
     ws_fleet_note_prepared(b, &other); /* the same number of another lineage */
+    ws_fleet_note_fetched(b, &two);    /* for another mount's engine: its layout was not compared */
     assert_false(ws_release_advance(r, 2 * S));
     ws_fleet_note_prepared(b, &two);
     assert_true(ws_release_advance(r, 2 * S));
@@ -103,6 +104,12 @@ static void test_leases(void **state)
     assert_false(ws_release_is_settled(r, 21 * S));
     r->passed = true;
     assert_true(ws_release_is_settled(r, 21 * S));
+    free(r);
+    r = release_of(&f, &three, 100 * S); /* all are silent, or we are cut off: not committed with nobody */
+    assert_false(ws_release_advance(r, 101 * S));
+    assert_int_equal(r->phase, WS_RELEASE_PREPARING);
+    assert_true(ws_release_advance(r, 161 * S));
+    assert_non_null(strstr(r->why, "and all others are not heard of"));
     free(r);
     assert_int_equal(f.n, 2);
     ws_fleet_forget(&f, 1000 * S);
