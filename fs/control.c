@@ -138,7 +138,7 @@ static int run_add(struct job *j, struct ws_error *err)
     struct ws_desk *d = ws_desk_of(j->control, j->command.args[0]);
     int rc = d ? 0 : ws_error_set(err, ENOMEM, "no memory for a model");
     if (rc == 0 && policy)
-        rc = ws_follow_set(j->control, d, policy, NULL, NULL, err);
+        rc = ws_desk_set_policy(j->control, d, policy, NULL, NULL, err);
     return rc < 0 ? rc : ws_store_add(j->control->store, j->command.args[1], j->command.args[0], err);
 }
 
@@ -151,6 +151,16 @@ static int cancel_switch(struct job *j, struct ws_error *err)
         atomic_store(&j->desk->cancel, true);
     pthread_mutex_unlock(&c->lock);
     return running ? 0 : ws_error_set(err, ENOENT, "no switch of %s is running", j->desk->name);
+}
+
+static int run_policy(struct job *j, struct ws_error *err)
+{
+    const char *const *o = j->command.options;
+    int rc = ws_desk_set_policy(j->control, j->desk, j->command.args[0], o[WS_OPTION_EVERY],
+                                o[WS_OPTION_MIN_INTERVAL], err);
+    if (rc == 0)
+        ws_follow_orders(j->control, j->model); /* a release may be under way */
+    return rc;
 }
 
 static int run_command(struct job *j, struct ws_error *err)
@@ -184,8 +194,7 @@ static int run_command(struct job *j, struct ws_error *err)
     case WS_VERB_REMOVE:
         return ws_store_remove(j->control->store, j->command.args[0], err);
     case WS_VERB_POLICY:
-        return ws_follow_set(j->control, j->desk, j->command.args[0], j->command.options[WS_OPTION_EVERY],
-                             j->command.options[WS_OPTION_MIN_INTERVAL], err);
+        return run_policy(j, err);
     default:
         return ws_error_set(err, EINVAL, "the command is not known");
     }

@@ -87,6 +87,12 @@ int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, c
 void ws_desk_commit_text(const struct ws_desk *d, char out[32]);
 WS_MUST_USE int ws_desk_set_commit(struct ws_control *c, struct ws_desk *d, const char *word,
                                    struct ws_error *err);
+/* word: "manual", "pull", "follow"; every NULL or a number of versions, interval NULL or of seconds: how far
+ * and how long it stays behind what is published at least. -EINVAL. */
+WS_MUST_USE int ws_desk_set_policy(struct ws_control *c, struct ws_desk *d, const char *word,
+                                   const char *every, const char *interval, struct ws_error *err);
+/* "follow every=5 min-interval=60". Under the lock. */
+void ws_desk_policy_text(const struct ws_desk *d, char out[64]);
 /* Are there engines that their own framework drives? Under the lock. */
 bool ws_desk_is_external(const struct ws_desk *d);
 void ws_desk_release(struct ws_desk *d);

@@ -9,10 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_EVERY    1000000000
-#define MAX_INTERVAL 86400
-#define AGAIN_NS     3000000000UL
-#define PREPARE_S    86400 /* the agent's deadline is shorter */
+#define AGAIN_NS  3000000000UL
+#define PREPARE_S 86400 /* the agent's deadline is shorter */
 
 /* --- what is to be done, with references of its own --- */
 
@@ -363,53 +361,4 @@ void ws_follow_again(struct ws_control *c, struct ws_model *m)
     d->orders.n_wanted = 0;
     pthread_mutex_unlock(&c->lock);
     ws_follow_orders(c, m);
-}
-
-/* --- the policy --- */
-
-void ws_follow_text(const struct ws_desk *d, char out[64])
-{
-    size_t n = (size_t)snprintf(out, 64, "%s", ws_policy_name(d->policy));
-    if (d->follow_every > 1)
-        n += (size_t)snprintf(out + n, 64 - n, " every=%u", d->follow_every);
-    if (d->follow_interval_s)
-        snprintf(out + n, 64 - n, " min-interval=%u", d->follow_interval_s);
-}
-
-int ws_follow_set(struct ws_control *c, struct ws_desk *d, const char *word, const char *every,
-                  const char *interval, struct ws_error *err)
-{
-    enum ws_policy policy = WS_POLICY_MANUAL;
-    uint64_t n = 1, s = 0;
-    char text[64];
-    while (policy <= WS_POLICY_FOLLOW && strcmp(word, ws_policy_name(policy)) != 0)
-        policy++;
-    if (policy > WS_POLICY_FOLLOW)
-        return ws_error_set(err, EINVAL, "the policy is manual, pull or follow, not '%.100s'", word);
-    if ((every || interval) && policy != WS_POLICY_FOLLOW)
-        return ws_error_set(err, EINVAL, "every= and min-interval= slow down the policy follow, not %s",
-                            word);
-    if (every && (ws_word_number(every, MAX_EVERY, &n) || n == 0))
-        return ws_error_set(err, EINVAL, "every=%.100s is no number of versions from 1 to %d", every,
-                            MAX_EVERY);
-    if (interval && ws_word_number(interval, MAX_INTERVAL, &s))
-        return ws_error_set(err, EINVAL, "min-interval=%.100s is no number of seconds up to %d", interval,
-                            MAX_INTERVAL);
-    pthread_mutex_lock(&c->lock);
-    d->policy = policy;
-    d->follow_every = (unsigned)n;
-    d->follow_interval_s = (unsigned)s;
-    d->refused_id = 0;
-    ws_follow_text(d, text);
-    pthread_mutex_unlock(&c->lock);
-    if (atomic_load(&c->restoring))
-        return 0;
-    ws_desk_event(c, d, "policy model=%s policy=%s", d->name, text);
-    struct ws_model *m = ws_store_find(c->store, d->name);
-    if (m) {
-        ws_standing_tell(c, d, m);
-        ws_follow_orders(c, m); /* a release may be under way */
-        ws_model_put(m);
-    }
-    return 0;
 }

@@ -12,11 +12,4 @@ void ws_follow_look(struct ws_control *c, struct ws_model *m);
 void ws_follow_again(struct ws_control *c, struct ws_model *m);
 /* The orders for the model have changed. */
 void ws_follow_orders(struct ws_control *c, struct ws_model *m);
-/* words: "manual", "pull", "follow"; every NULL or a number of versions, interval NULL or of seconds: how far
- * and how long it stays behind what is published at least. -EINVAL. */
-WS_MUST_USE int ws_follow_set(struct ws_control *c, struct ws_desk *d, const char *word, const char *every,
-                              const char *interval, struct ws_error *err);
-/* "follow every=5 min-interval=60". Under the control's lock. */
-void ws_follow_text(const struct ws_desk *d, char out[64]);
-
 #endif

@@ -1,5 +1,4 @@
 #include "fs/settings.h"
-#include "fs/follow.h"
 #include "transports/copy.h"
 #include "transports/log.h"
 #include "transports/name.h"
@@ -65,7 +64,7 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
     print_quoted(f, d->name);
     pthread_mutex_lock(&c->lock);
     ws_desk_commit_text(d, commit);
-    ws_follow_text(d, policy);
+    ws_desk_policy_text(d, policy);
     fprintf(f, "policy %s\ncommit %s\n", policy, commit);
     for (const struct ws_engine *e = d->engines; e; e = e->next)
         fprintf(f, "%s\n%s%s%s", e->line, e->weights_gone ? "broken " : "", e->weights_gone ? e->name : "",
@@ -237,8 +236,8 @@ static bool take_policy(struct ws_control *c, struct ws_desk *d, const char *lin
     struct ws_error err;
     struct ws_command *q = calloc(1, sizeof(*q));
     bool good = q && ws_command_parse(WS_SCOPE_MODEL, line, strlen(line), q, &err) == 0 &&
-                ws_follow_set(c, d, q->args[0], q->options[WS_OPTION_EVERY],
-                              q->options[WS_OPTION_MIN_INTERVAL], &err) == 0;
+                ws_desk_set_policy(c, d, q->args[0], q->options[WS_OPTION_EVERY],
+                                   q->options[WS_OPTION_MIN_INTERVAL], &err) == 0;
     free(q);
     return good;
 }

@@ -1,5 +1,5 @@
 /* What the files of the mount say: flat "key value" lines. */
-#include "fs/follow.h"
+#include "fs/desk.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static void status_of_model(struct ws_control *c, struct ws_desk *d, struct ws_m
     pthread_mutex_lock(&c->lock);
     char commit[32], policy[64];
     ws_desk_commit_text(d, commit);
-    ws_follow_text(d, policy);
+    ws_desk_policy_text(d, policy);
     fprintf(f, "commit %s\n", commit);
     fprintf(f, "policy %s\nswitching %s\nengines %u\nswitches %" PRIu64 "\nswitches_failed %" PRIu64 "\n",
             policy, d->switching ? "yes" : "no", d->n_engines, d->switches_ok, d->switches_failed);
@@ -198,7 +198,7 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
         break;
     case WS_VIEW_POLICY:
         pthread_mutex_lock(&c->lock);
-        ws_follow_text(d, policy);
+        ws_desk_policy_text(d, policy);
         fprintf(f, "%s\n", policy);
         pthread_mutex_unlock(&c->lock);
         break;

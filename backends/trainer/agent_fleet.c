@@ -1,13 +1,15 @@
+/* clang-format off */
 /* The agent's routes for mounts and releases, and the thread that sees leases and deadlines end.
  *
- *   POST /v1/{model}/mounts {"mount","follows","engines","version","run"}     where a mount stands
- *   GET  /v1/{model}/mounts                                                         where all of them stand
- *   POST /v1/{model}/{version}/prepared, fetched, loaded, failed[?run=R] {"mount","engines","error"}
- *   GET  /v1/{model}/{version}/loaded?who=all|N|NAME                                is it served there, or
- * later POST /v1/{model}/{version}/wanted[?run=R] {"mounts":["host",...]}               those fetch it and
- * report prepared POST /v1/{model}/{version}/release[?run=R] {"prepare_s"}, POST /v1/release
- * {"models":{"actor":42,...},"prepare_s"} GET  /v1/releases, /v1/releases/{id}, POST /v1/releases/{id}/abort
- */
+ *   POST /v1/{model}/mounts                where a mount stands: {"mount","follows","engines","version","run"}
+ *   GET  /v1/{model}/mounts                where all of them stand
+ *   POST /v1/{model}/{version}/prepared, fetched, loaded, failed[?run=R]     {"mount","engines","error"}
+ *   GET  /v1/{model}/{version}/loaded?who=all|N|NAME     is it, or a later one, served there
+ *   POST /v1/{model}/{version}/wanted[?run=R]            {"mounts":["host",...]}: those fetch it, and report it
+ *   POST /v1/{model}/{version}/release[?run=R]           {"prepare_s"}
+ *   POST /v1/release                       {"models":{"actor":42,...},"prepare_s"}
+ *   GET  /v1/releases, /v1/releases/{id};  POST /v1/releases/{id}/abort */
+/* clang-format on */
 #include "backends/trainer/agent_state.h"
 #include "transports/log.h"
 #include "transports/text.h"

@@ -1,5 +1,4 @@
 #!/usr/bin/env python3
-# sanitizers: thread
 # timeout: 300
 """A trainer and three inference nodes, each in a network namespace of its own, joined by a bridge in one more: links
 are slowed down, cut and mended while versions are released."""

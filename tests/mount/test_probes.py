@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# sanitizers: thread address
+# sanitizers: thread
 """The mount's HTTP server for load balancers, Kubernetes and Prometheus."""
 import os
 import sys
