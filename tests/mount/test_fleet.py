@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# beside others
 # sanitizers: thread
 # timeout: 240
 """Engines over time: settings that outlive a daemon, engines that die, come back and are brought along, commit

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# beside others
 # sanitizers: thread
 # timeout: 300
 """Fleets: releases in two phases over several mounts, late joiners, lost ones, engines that span mounts or drive

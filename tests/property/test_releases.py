@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# beside others
 # sanitizers: thread
 # timeout: 420
 """Random releases and barriers over two mounts and two models, with engines that refuse, die or are slow, mounts whose
