@@ -65,6 +65,8 @@ static int run_load(struct job *j, struct ws_error *err)
     if (rc < 0)
         return rc;
     rc = switch_options(j, &o, err);
+    if (rc == 0 && j->command.verb == WS_VERB_LOAD)
+        rc = ws_follow_allows(j->control, j->desk, j->model, part.version, err);
     if (rc == 0)
         rc = j->command.verb == WS_VERB_LOAD ? ws_switch_run(j->control, &part, 1, &o, err)
              : j->command.verb == WS_VERB_STAGE
@@ -92,6 +94,8 @@ static int run_load_all(struct job *j, struct ws_error *err)
             rc = version_of(parts[n].model, value, &parts[n].version, err);
         if (rc == 0 && !(parts[n].desk = ws_desk_of(j->control, ws_model_name(parts[n].model))))
             rc = ws_error_set(err, ENOMEM, "no memory for a switch");
+        if (rc == 0)
+            rc = ws_follow_allows(j->control, parts[n].desk, parts[n].model, parts[n].version, err);
     }
     if (rc == 0)
         rc = ws_switch_run(j->control, parts, n, &o, err);
@@ -385,6 +389,7 @@ void ws_control_stop(struct ws_control *c)
     ws_keeper_stop(c->keeper);
     c->keeper = NULL;
     ws_jobs_wait(c);
+    ws_standing_leave(c);
 }
 
 void ws_control_free(struct ws_control *c)

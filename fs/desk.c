@@ -48,7 +48,7 @@ int ws_desk_set_policy(struct ws_control *c, struct ws_desk *d, const char *word
     d->policy = policy;
     d->follow_every = (unsigned)n;
     d->follow_interval_s = (unsigned)s;
-    d->refused_id = 0;
+    d->refused_id = d->not_before_ns = d->again_ns = 0;
     ws_desk_policy_text(d, text);
     pthread_mutex_unlock(&c->lock);
     if (!atomic_load(&c->restoring))

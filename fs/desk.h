@@ -47,11 +47,11 @@ struct ws_desk {
     size_t n_pins;
     unsigned follow_every, follow_interval_s; /* how far, and how long, it stays behind at least */
     uint64_t followed_ns;
-    uint64_t not_before_ns;          /* following failed for a while only */
-    uint64_t refused_id, refused_by; /* version (and release) that following has come to an end with */
-    uint64_t asked_by, prepared_by;  /* release that is prepared, or was; whose preparing came to an end */
-    uint64_t missed_by;              /* release whose version was gone */
-    struct ws_orders orders;         /* that were seen last */
+    uint64_t not_before_ns, again_ns; /* following failed for a while only */
+    uint64_t refused_id, refused_by;  /* version (and release) that following has come to an end with */
+    uint64_t asked_by, prepared_by;   /* release that is prepared, or was; whose preparing came to an end */
+    uint64_t missed_by;               /* release whose version was gone */
+    struct ws_orders orders;          /* that were seen last */
     struct ws_last_error last_error;
     uint64_t switches_ok, switches_failed, pauses[WS_PAUSE_BUCKETS + 1];
     double pause_sum;

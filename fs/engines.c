@@ -83,7 +83,10 @@ static int read_token(const char *path, char **out, struct ws_error *err)
         return ws_error_set(err, errno, "cannot read the token file %s: %s", path, strerror(errno));
     if (!fgets(line, sizeof(line), f))
         line[0] = 0;
+    int code = ferror(f) ? errno : 0;
     fclose(f);
+    if (code)
+        return ws_error_set(err, code, "cannot read the token file %s: %s", path, strerror(code));
     line[strcspn(line, "\r\n")] = 0;
     *out = line[0] ? strdup(line) : NULL;
     explicit_bzero(line, sizeof(line));
@@ -157,6 +160,13 @@ static int check_options(const struct ws_command *q, const struct ws_engine_ops 
                 "an external engine is driven by its own framework: it has a name, and nothing else");
     if (!ops->external && q->n_args < 3)
         return ws_error_set(err, EINVAL, "an engine of kind %s has a URL", ops->kind);
+    for (size_t i = 0; i < WS_OPTION_COUNT; i++)
+        if (q->options[i] && !q->options[i][0])
+            return ws_error_set(err, EINVAL,
+                                "an option has no value: leave it out, or write one behind its =");
+    if (ops == &ws_engine_remote && q->options[WS_OPTION_LOAD] &&
+        !strstr(q->options[WS_OPTION_LOAD], "{path}"))
+        return ws_error_set(err, EINVAL, "load= has no {path}: what would the server load?");
     if (prefix && prefix[0] != '/')
         return ws_error_set(err, EINVAL,
                             "prefix=%s is no absolute path: it is where the engine sees this mount", prefix);

@@ -1,5 +1,6 @@
 #include "fs/follow.h"
 #include "fs/job.h"
+#include "fs/muster.h"
 #include "fs/standing.h"
 #include "fs/switch.h"
 #include "transports/log.h"
@@ -9,8 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define AGAIN_NS  3000000000UL
-#define PREPARE_S 86400 /* the agent's deadline is shorter */
+#define FIRST_AGAIN_NS 3000000000UL   /* before a version that could not be switched to is tried again */
+#define LAST_AGAIN_NS  300000000000UL /* ... and at most */
+#define PREPARE_S      86400          /* the agent's deadline is shorter */
 
 /* --- what is to be done, with references of its own --- */
 
@@ -85,12 +87,22 @@ static void note_done(struct ws_control *c, const struct ws_switch_part *p, uint
     pthread_mutex_unlock(&c->lock);
 }
 
-/* The keeper looks again. */
+/* The keeper looks again. What was released is tried again until it is served, more and more seldom. */
 static void note_later(struct ws_control *c, const struct ws_switch_part *p)
 {
     pthread_mutex_lock(&c->lock);
-    p->desk->not_before_ns = ws_time_mono_ns() + AGAIN_NS;
+    uint64_t wait = p->desk->again_ns ? p->desk->again_ns * 2 : FIRST_AGAIN_NS;
+    p->desk->again_ns = wait < LAST_AGAIN_NS ? wait : LAST_AGAIN_NS;
+    p->desk->not_before_ns = ws_time_mono_ns() + p->desk->again_ns;
     pthread_mutex_unlock(&c->lock);
+}
+
+static int muster_all(struct errand *e, struct ws_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < e->n; i++)
+        rc = ws_muster(e->control, e->parts[i].desk, err);
+    return rc;
 }
 
 static bool is_external(struct ws_control *c, const struct errand *e)
@@ -137,11 +149,13 @@ static void switch_all(void *arg)
     struct ws_control *c = e->control;
     const struct ws_switch_options o = {0};
     struct ws_error err = {0};
-    int rc = is_external(c, e) ? stage_all(e, &o, &err) : ws_switch_run(c, e->parts, e->n, &o, &err);
+    int rc = e->release ? muster_all(e, &err) : 0;
+    if (rc == 0)
+        rc = is_external(c, e) ? stage_all(e, &o, &err) : ws_switch_run(c, e->parts, e->n, &o, &err);
     for (size_t i = 0; rc < 0 && rc != -EBUSY && i < e->n; i++) {
         const struct ws_switch_part *p = &e->parts[i];
         const struct ws_mark to = ws_version_mark(p->version);
-        if (may_come(rc, e))
+        if (may_come(rc, e) || (e->release && rc != -EPROTO))
             note_later(c, p);
         else
             note_done(c, p, e->release);
@@ -284,6 +298,13 @@ static void note_prepared(struct ws_control *c, struct ws_desk *d, uint64_t rele
     pthread_mutex_unlock(&c->lock);
 }
 
+static int prepare_release(struct ws_control *c, const struct ws_switch_part *p,
+                           const struct ws_switch_options *o, struct ws_error *err)
+{
+    int rc = ws_muster(c, p->desk, err);
+    return rc < 0 ? rc : ws_switch_prepare(c, p, o, err);
+}
+
 static void prepare(void *arg)
 {
     struct errand *e = arg;
@@ -291,7 +312,7 @@ static void prepare(void *arg)
     const struct ws_switch_part *p = &e->parts[0];
     const struct ws_switch_options o = {.deadline_s = PREPARE_S};
     struct ws_error err = {0};
-    int rc = e->release ? ws_switch_prepare(c, p, &o, &err)
+    int rc = e->release ? prepare_release(c, p, &o, &err)
                         : ws_pull_and_wait(c, p->version, WS_PRIORITY_SWITCH, &o, &err);
     if (rc < 0)
         (void)ws_desk_fail(c, p->desk, e->release ? "prepare a release" : "fetch for another mount", &err);
@@ -338,8 +359,10 @@ void ws_follow_orders(struct ws_control *c, struct ws_model *m)
     pthread_mutex_lock(&c->lock);
     bool asked = o.phase == WS_ORDER_PREPARING && d->policy == WS_POLICY_FOLLOW && d->asked_by != o.release;
     struct ws_orders before = d->orders;
-    if (asked)
+    if (asked) {
         d->asked_by = o.release;
+        d->not_before_ns = d->again_ns = 0;
+    }
     d->orders = o;
     pthread_mutex_unlock(&c->lock);
     if (asked)
@@ -361,4 +384,33 @@ void ws_follow_again(struct ws_control *c, struct ws_model *m)
     d->orders.n_wanted = 0;
     pthread_mutex_unlock(&c->lock);
     ws_follow_orders(c, m);
+}
+
+int ws_follow_allows(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v,
+                     struct ws_error *err)
+{
+    struct ws_orders o;
+    struct ws_version *latest = ws_model_latest(m);
+    struct ws_mark aim = {0};
+    const struct ws_mark to = ws_version_mark(v);
+    ws_model_orders(m, &o);
+    pthread_mutex_lock(&c->lock);
+    bool undone = d->policy == WS_POLICY_FOLLOW;
+    if (!o.released_by && d->follow_every > 1) /* it stays until the next one is far enough ahead */
+        undone = false;
+    pthread_mutex_unlock(&c->lock);
+    if (o.released_by)
+        aim = o.released;
+    else if (latest)
+        aim = ws_version_mark(latest);
+    if (latest)
+        ws_version_put(latest);
+    if (!undone || !aim.run[0] || ws_mark_is(&aim, &to))
+        return 0;
+    return ws_error_set(err, EPERM,
+                        "%s follows what is %s, %" PRIu64
+                        ", and would go back to it at once: %sset the policy to manual "
+                        "first",
+                        d->name, o.released_by ? "released" : "published", aim.version,
+                        o.released_by ? "release the version you want, or " : "");
 }

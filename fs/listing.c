@@ -182,7 +182,7 @@ static void take_orders(struct ws_watch *w, struct ws_model *m, const json_t *js
     ws_changes_add(c, WS_MODEL_ORDERS, m, NULL);
 }
 
-static void take_model(struct ws_watch *w, const json_t *json, bool again, struct ws_changes *c)
+static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes *c)
 {
     struct ws_store *s = w->store;
     const char *name = json_string_value(json_object_get(json, "name"));
@@ -198,7 +198,7 @@ static void take_model(struct ws_watch *w, const json_t *json, bool again, struc
     take_claim(m, w->index, json);
     ws_model_settle_lineage(m);
     take_versions(m, w->index, json_object_get(json, "versions"), c);
-    if (again || !m->told[w->index])
+    if (!m->told[w->index])
         ws_changes_add(c, WS_MODEL_LISTED, m, NULL);
     m->told[w->index] = true;
     take_orders(w, m, json, c);
@@ -214,11 +214,13 @@ static void take(struct ws_watch *w, const json_t *models)
     ws_changes_init(&changes);
     pthread_mutex_lock(&s->lock);
     if (s->watches[w->index] == w) { /* not unlisted meanwhile */
-        for (struct ws_model *m = s->models; m; m = m->next)
+        for (struct ws_model *m = s->models; m; m = m->next) {
             ws_listing_forget(m, w->index);
+            m->told[w->index] = m->told[w->index] && w->told; /* it may list the model only later */
+        }
         json_array_foreach(models, i, model)
         {
-            take_model(w, model, !w->told, &changes);
+            take_model(w, model, &changes);
         }
         w->told = true;
         for (struct ws_model *m = s->models, *next; m; m = next) {

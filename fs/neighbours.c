@@ -114,6 +114,7 @@ int ws_neighbours_wait(struct ws_control *c, const struct ws_switch_part *p,
 {
     json_t *names = named(c, p->desk);
     const char *missing = NULL;
+    bool told = false;
     uint64_t now = ws_time_mono_ns(), asked = 0;
     uint64_t end = now + (o->deadline_s ? o->deadline_s : WAIT_S) * 1000000000UL;
     int rc = names ? 0 : ws_error_set(err, ENOMEM, "no memory for a switch");
@@ -124,6 +125,10 @@ int ws_neighbours_wait(struct ws_control *c, const struct ws_switch_part *p,
         }
         if (rc == 0)
             rc = look(c, p, names, &missing, err);
+        if (rc == 0 && missing && !told)
+            ws_desk_event(c, p->desk, "waiting model=%s version=%" PRIu64 " for-mount=%s", p->desk->name,
+                          ws_version_number(p->version), missing);
+        told = true;
         wait = rc == 0 && missing;
         if (!wait)
             break;

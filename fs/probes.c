@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MAX_CONNECTIONS 64U
-#define IDLE_SECONDS    30U
+#define MAX_CONNECTIONS 512U
+#define IDLE_SECONDS    5U   /* also of a request that does not come to its end */
 #define ANSWER_MS       2000 /* of an engine; a probe's own patience is seldom longer */
 
 struct ws_probes {
@@ -22,16 +22,16 @@ struct ws_probes {
 /* --- is it ready --- */
 
 /* "42@RUN": how far behind the mark it is; UINT64_MAX: of another lineage, or not a version of ours. */
-static uint64_t behind_of(const char *served, const struct ws_mark *current)
+static uint64_t behind_of(const char *served, const struct ws_mark *aim)
 {
     uint64_t number;
-    if (ws_text_digits(&served, &number) || *served != '@' || strcmp(served + 1, current->run) != 0)
+    if (ws_text_digits(&served, &number) || *served != '@' || strcmp(served + 1, aim->run) != 0)
         return UINT64_MAX;
-    return current->version > number ? current->version - number : 0;
+    return aim->version > number ? aim->version - number : 0;
 }
 
 /* What one engine is asked, or is known to be where it cannot say. */
-static json_t *look(struct ws_control *c, struct ws_engine *e, const struct ws_mark *current,
+static json_t *look(struct ws_control *c, struct ws_engine *e, const struct ws_mark *aim,
                     uint64_t most_behind, bool *ready)
 {
     struct ws_engine_serving now = {0};
@@ -50,13 +50,13 @@ static json_t *look(struct ws_control *c, struct ws_engine *e, const struct ws_m
     if (!e->ops->tells_version)
         snprintf(now.version, sizeof(now.version), "%s", e->version);
     pthread_mutex_unlock(&c->lock);
-    uint64_t behind = current->run[0] ? behind_of(now.version, current) : UINT64_MAX;
+    uint64_t behind = aim->run[0] ? behind_of(now.version, aim) : UINT64_MAX;
     const char *why = rc < 0                                                ? err.text
                       : now.paused                                          ? "it is paused"
                       : now.sleeping                                        ? "it sleeps"
                       : gone                                                ? "it has no good weights"
                       : !e->ops->tells_paused && state != WS_ENGINE_SERVING ? ws_engine_state_name(state)
-                      : !current->run[0]                                    ? "no version is current"
+                      : !aim->run[0]                                        ? "no version is current"
                       : behind == UINT64_MAX ? "it serves something else than the current version"
                       : behind > most_behind ? "it is too far behind the current version"
                                              : NULL;
@@ -69,40 +69,49 @@ static json_t *look(struct ws_control *c, struct ws_engine *e, const struct ws_m
 }
 
 static unsigned look_at_model(struct ws_control *c, const char *model, const char *engine,
-                              uint64_t most_behind, json_t **out)
+                              const uint64_t *most_behind, json_t **out)
 {
     struct ws_model *m = ws_store_find(c->store, model);
     struct ws_desk *d = m ? ws_desk_of(c, model) : NULL;
-    struct ws_version *v = m ? ws_model_current(m) : NULL;
-    struct ws_mark current = {0};
+    struct ws_version *v = m ? ws_model_current(m) : NULL, *latest = m ? ws_model_latest(m) : NULL;
+    struct ws_mark aim = {0};
+    struct ws_orders orders = {0};
     json_t *engines = json_array();
     size_t n = 0, asked = 0;
     bool all = true;
     if (v)
-        current = ws_version_mark(v);
+        aim = ws_version_mark(v);
+    if (m)
+        ws_model_orders(m, &orders);
+    if (most_behind && orders.released_by)
+        aim = orders.released;
+    else if (most_behind && latest)
+        aim = ws_version_mark(latest);
     struct ws_engine **held = d ? ws_engine_hold_all(c, d, &n) : NULL;
     for (size_t i = 0; held && i < n; i++) {
         bool ready;
         if (engine && strcmp(held[i]->name, engine) != 0)
             continue;
-        json_array_append_new(engines, look(c, held[i], &current, most_behind, &ready));
+        json_array_append_new(engines, look(c, held[i], &aim, most_behind ? *most_behind : 0, &ready));
         all = all && ready;
         asked++;
     }
     if (held)
         ws_engine_release_all(c, held, n);
-    if (v)
-        ws_version_put(v);
-    if (m)
-        ws_model_put(m);
     unsigned status = asked == 0 ? MHD_HTTP_NOT_FOUND : all ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE;
     *out = json_pack("{s:b,s:s,s:I,s:o}", "ready", (int)(status == MHD_HTTP_OK), "model", model, "current",
-                     (json_int_t)current.version, "engines", engines);
+                     (json_int_t)(v ? ws_version_number(v) : 0), "engines", engines);
     if (asked == 0)
         json_object_set_new(*out, "error",
                             json_string(!m       ? "there is no such model"
                                         : engine ? "the model has no such engine"
                                                  : "the model has no engines"));
+    if (v)
+        ws_version_put(v);
+    if (latest)
+        ws_version_put(latest);
+    if (m)
+        ws_model_put(m);
     return status;
 }
 
@@ -142,7 +151,8 @@ static enum MHD_Result reply_ready(struct ws_probes *p, struct MHD_Connection *c
         return reply_json(connection, MHD_HTTP_BAD_REQUEST,
                           json_pack("{s:s}", "error", "ask for /ready/MODEL[/ENGINE][?behind=N]"));
     snprintf(model, sizeof(model), "%.*s", (int)n, path);
-    unsigned status = look_at_model(p->control, model, slash && slash[1] ? slash + 1 : NULL, behind, &out);
+    unsigned status =
+        look_at_model(p->control, model, slash && slash[1] ? slash + 1 : NULL, word ? &behind : NULL, &out);
     return reply_json(connection, status, out);
 }
 

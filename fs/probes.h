@@ -3,9 +3,11 @@
  *     GET /healthz                              the mount answers
  *     GET /metrics                              as the file metrics
  *     GET /ready/{model}[?behind=N]             all engines of the model
- *     GET /ready/{model}/{engine}[?behind=N]    one: 200 when it runs and serves the current version, or is
- * at most N behind it; else 503 with the reason. The engine is asked now, so one that was restarted with old
- * weights is never called ready. */
+ *     GET /ready/{model}/{engine}[?behind=N]    one: 200 or 503 with the reason
+ *
+ * An engine is ready when it runs and serves the mount's current version, or with N: when it is at most N
+ * behind what was released (published, where trainers do not release). It is asked now, so one that was
+ * restarted with old weights is never called ready. */
 #ifndef WS_FS_PROBES_H
 #define WS_FS_PROBES_H
 #include "fs/desk.h"

@@ -60,15 +60,16 @@ void ws_model_tell(struct ws_model *m, const struct ws_mark *version, const char
         free_report(r);
 }
 
-/* The source at *index or after it that lists the model, held; *index is moved past it. */
-static struct ws_watch *next_agent(struct ws_model *m, unsigned *index)
+/* The source at *index or after it that lists the model, held; *index is moved past it. only_up: one that is
+ * away is told where the mount stands once it is back. */
+static struct ws_watch *next_agent(struct ws_model *m, bool only_told, unsigned *index)
 {
     struct ws_store *s = m->store;
     struct ws_watch *w = NULL;
 
     pthread_mutex_lock(&s->lock);
     for (; !w && *index < WS_MAX_SOURCES; ++*index)
-        if (s->watches[*index] && m->claims[*index].run[0])
+        if (s->watches[*index] && m->claims[*index].run[0] && (s->watches[*index]->told || !only_told))
             w = ws_watch_get(s->watches[*index]);
     pthread_mutex_unlock(&s->lock);
     return w;
@@ -78,7 +79,7 @@ static void send_report(struct ws_report *r)
 {
     struct ws_watch *w;
 
-    for (unsigned i = 0; (w = next_agent(r->model, &i));) {
+    for (unsigned i = 0; (w = next_agent(r->model, true, &i));) {
         struct ws_error err;
         json_t *reply = NULL;
         int rc = ws_source_call(w->source, "POST", r->path, r->body, &reply, &err);
@@ -102,7 +103,7 @@ int ws_model_ask(struct ws_model *m, const char *path, const json_t *body, json_
     int rc = ws_error_set(err, ENOENT, "no source of %s is an agent", m->name);
 
     *reply = NULL;
-    for (unsigned i = 0; rc < 0 && (w = next_agent(m, &i));) {
+    for (unsigned i = 0; rc < 0 && (w = next_agent(m, false, &i));) {
         struct ws_error why;
         int now = ws_source_call(w->source, body ? "POST" : "GET", path, body, reply, &why);
         ws_watch_put(w);
@@ -113,6 +114,16 @@ int ws_model_ask(struct ws_model *m, const char *path, const json_t *body, json_
             *err = why;
     }
     return rc;
+}
+
+void ws_store_drain(struct ws_store *s, unsigned timeout_ms)
+{
+    struct timespec until = ws_time_of(ws_now_ns() + timeout_ms * 1000000UL);
+
+    pthread_mutex_lock(&s->lock);
+    while (s->n_reports > 0 && pthread_cond_timedwait(&s->changed, &s->lock, &until) != ETIMEDOUT)
+        ;
+    pthread_mutex_unlock(&s->lock);
 }
 
 static void *reporter_main(void *arg)
@@ -127,13 +138,14 @@ static void *reporter_main(void *arg)
             continue;
         }
         s->reports = r->next;
-        s->n_reports--;
         if (!s->reports)
             s->last_report = &s->reports;
         pthread_mutex_unlock(&s->lock);
         send_report(r);
         free_report(r);
         pthread_mutex_lock(&s->lock);
+        s->n_reports--;
+        pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;

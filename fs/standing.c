@@ -1,5 +1,7 @@
 #include "fs/standing.h"
 
+#define LEAVE_MS 1000
+
 void ws_standing_tell(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
 {
     struct ws_version *v = ws_model_current(m);
@@ -28,4 +30,16 @@ void ws_standing_report(struct ws_control *c, struct ws_desk *d, struct ws_model
     if (body && why)
         json_object_set_new(body, "error", json_string(why));
     ws_model_tell(m, version, verb, body);
+}
+
+static void leave(void *arg, struct ws_model *m)
+{
+    const struct ws_control *c = arg;
+    ws_model_tell(m, NULL, "mounts", json_pack("{s:s,s:b}", "mount", c->who, "gone", 1));
+}
+
+void ws_standing_leave(struct ws_control *c)
+{
+    ws_store_each(c->store, leave, c);
+    ws_store_drain(c->store, LEAVE_MS);
 }

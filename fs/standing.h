@@ -6,6 +6,8 @@
 
 /* Where the mount stands with a model, whole. After each change, and when an agent is there again. */
 void ws_standing_tell(struct ws_control *c, struct ws_desk *d, struct ws_model *m);
+/* The mount ends: agents need not wait for it. */
+void ws_standing_leave(struct ws_control *c);
 /* verb: "prepared", "fetched", "loaded" or "failed", the last with why. */
 void ws_standing_report(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
                         const struct ws_mark *version, const char *verb, const char *why);

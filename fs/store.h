@@ -146,6 +146,8 @@ WS_MUST_USE int ws_version_verify(struct ws_version *v, struct ws_error *err);
 /* Tells every agent that lists the model, in the background and as well as it goes: POST .../verb of a
  * version, or of the model itself (NULL). body: new reference, stolen. */
 void ws_model_tell(struct ws_model *m, const struct ws_mark *version, const char *verb, json_t *body);
+/* Waits until what was told has been sent, a while at most. */
+void ws_store_drain(struct ws_store *s, unsigned timeout_ms);
 /* Asks the first agent that lists the model and answers; waits for it. path: of transports/api.h; body NULL:
  * GET. -ENOENT: no source of the model is an agent. */
 WS_MUST_USE int ws_model_ask(struct ws_model *m, const char *path, const json_t *body, json_t **reply,

@@ -137,7 +137,7 @@ struct ws_store {
     pthread_t reporter;
     pthread_cond_t reporter_changed;
     struct ws_report *reports, **last_report;
-    unsigned n_reports;
+    unsigned n_reports; /* with the one that is being sent */
     bool threads_stop;
 };
 

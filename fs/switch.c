@@ -91,6 +91,15 @@ static int go_back(struct ws_run *r, unsigned last_batch, const struct ws_work *
 }
 
 /* May the switch go on with the engines that are left? */
+static bool has_mates(const struct ws_run *r, const struct ws_work *w)
+{
+    const char *group = w->engine->group;
+    for (size_t i = 0; group && i < r->n; i++)
+        if (&r->works[i] != w && r->works[i].engine->group && strcmp(r->works[i].engine->group, group) == 0)
+            return true;
+    return false;
+}
+
 static bool is_enough(const struct ws_run *r)
 {
     size_t lost = 0;
@@ -98,8 +107,8 @@ static bool is_enough(const struct ws_run *r)
         const struct ws_desk *d = r->works[i].desk;
         if (!r->works[i].lost)
             continue;
-        if (d->commit == WS_COMMIT_ALL || d != r->works[0].desk)
-            return false;
+        if (d->commit == WS_COMMIT_ALL || d != r->works[0].desk || has_mates(r, &r->works[i]))
+            return false; /* engines of one group are never parted */
         lost++;
     }
     if (lost == 0)
@@ -225,6 +234,8 @@ static void let_go(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     pthread_mutex_lock(&c->lock);
     for (size_t i = 0; i < n; i++) {
         parts[i].desk->switching = false;
+        if (ok)
+            parts[i].desk->again_ns = 0;
         if (counts && ok)
             parts[i].desk->switches_ok++;
         else if (counts)

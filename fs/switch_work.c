@@ -245,7 +245,13 @@ void ws_work_give_up(struct ws_work *w, const char *why)
     enum ws_engine_state state = w->touched && !w->good ? WS_ENGINE_BROKEN
                                  : w->good              ? WS_ENGINE_PAUSED
                                                         : WS_ENGINE_UNKNOWN;
-    ws_work_set_state(w, state, NULL, why);
+    struct ws_engine_call call;
+    struct ws_engine_serving now = {0};
+    call_of(w, &call);
+    call.target.cancel[0] = call.target.cancel[1] = call.target.cancel[2] = NULL;
+    bool told =
+        w->engine->ops->tells_version && w->touched && w->engine->ops->serving(&call.target, &now, NULL) == 0;
+    ws_work_set_state(w, state, told ? now.version : NULL, why);
 }
 
 int ws_work_pause_again(struct ws_work *w)

@@ -13,7 +13,8 @@
 static const struct cli_option options[] = {
     AGENTS_OPTIONS,
     {"wait", 'w', "SECONDS",
-     "wait until every mount serves it; without it the command returns once the agent has it"},
+     "wait until every mount serves it, and end the release if not all have prepared it by then; without it "
+     "the command returns at once, and mounts have 600 s to prepare"},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
 };
@@ -34,12 +35,19 @@ static const char *text_of(const json_t *object, const char *key)
     return text ? text : "";
 }
 
+/* Mounts, each once, that are in that state with one of the models; NULL: in any. */
 static size_t count(const json_t *release, const char *state)
 {
-    const json_t *mount;
-    size_t i, n = 0;
-    json_array_foreach(json_object_get(release, "mounts"), i, mount) n +=
-        strcmp(text_of(mount, "state"), state) == 0;
+    const json_t *mounts = json_object_get(release, "mounts"), *mount;
+    json_t *seen = json_object();
+    size_t i, n;
+    json_array_foreach(mounts, i, mount)
+    {
+        if (!state || strcmp(text_of(mount, "state"), state) == 0)
+            json_object_set_new(seen, text_of(mount, "mount"), json_true());
+    }
+    n = json_object_size(seen);
+    json_decref(seen);
     return n;
 }
 
@@ -68,7 +76,7 @@ static void show_progress(const json_t *release, char shown[256])
 {
     char line[256];
     bool preparing = strcmp(text_of(release, "phase"), "preparing") == 0;
-    size_t all = json_array_size(json_object_get(release, "mounts")), silent = count(release, "silent");
+    size_t all = count(release, NULL), silent = count(release, "silent");
     snprintf(line, sizeof line, "%s: %zu of %zu mounts%s", text_of(release, "phase"),
              count(release, "loaded") + (preparing ? count(release, "prepared") : 0), all - silent,
              silent ? ", some are silent" : "");
@@ -98,6 +106,12 @@ static int conclude(const json_t *release, bool passed_time, double start, bool 
         name_those_behind(release);
         return rc;
     }
+    if (serving == 0) {
+        int rc = cli_fail(
+            "no mount serves it: none with the policy follow is heard of; those that come later catch up");
+        name_those_behind(release);
+        return rc;
+    }
     if (!quiet)
         printf("released: %zu mount%s serve%s it after %.2f s\n", serving, serving == 1 ? "" : "s",
                serving == 1 ? "s" : "", cli_now() - start);
@@ -105,8 +119,6 @@ static int conclude(const json_t *release, bool passed_time, double start, bool 
         fprintf(stderr, "left out:\n");
         name_those_behind(release);
     }
-    if (json_array_size(json_object_get(release, "mounts")) == 0 && !quiet)
-        fprintf(stderr, "no mount with the policy follow is registered; those that come later catch up\n");
     return CLI_OK;
 }
 
@@ -183,7 +195,7 @@ static int run(const struct cli_args *args)
         if (!quiet)
             printf("release %" JSON_INTEGER_FORMAT ": %s, %zu mounts\n",
                    json_integer_value(json_object_get(reply, "id")), text_of(reply, "phase"),
-                   json_array_size(json_object_get(reply, "mounts")));
+                   count(reply, NULL));
         json_decref(reply);
     }
     ws_source_close(s);
@@ -195,17 +207,20 @@ const struct cli_command cmd_release = {
     .summary = "switch a fleet of mounts to a version, all or none",
     .synopsis = "[OPTIONS] MODEL VERSION\n[OPTIONS] MODEL=VERSION ...",
     .description = "For the trainer's side. Asks the agent for a release in two phases: every mount whose "
-                   "policy is follow fetches, "
-                   "verifies and compares the version, and only when all of them have done so each switches "
-                   "its engines. One that "
-                   "cannot, or that is not ready in time, ends the release for all: every mount goes on as "
-                   "it was. A mount that has "
-                   "not been heard of for 15 seconds is left out and named; it, and one that joins late, "
-                   "catches up with what was "
-                   "released last.\n\n"
+                   "policy is follow asks its "
+                   "engines whether they are there, fetches, verifies and compares the version, and only "
+                   "when all of them have done so "
+                   "each switches its engines. One that cannot, or that is not ready in time, ends the "
+                   "release for all: every mount goes "
+                   "on as it was. A mount whose engines fail after that commit goes back to what they "
+                   "served, is named, and tries again "
+                   "until it serves what was released. A mount that has not been heard of for 15 seconds is "
+                   "left out and named; it, and "
+                   "one that joins late, catches up with what was released last.\n\n"
                    "A release that is begun before another one has been prepared takes its place. ^C ends "
                    "one that is not committed. "
-                   "To go back, release the version before.",
+                   "To go back, release the version before. The command fails when no mount serves the "
+                   "version at its end.",
     .examples =
         "wsync release actor 42 --wait 60\nwsync release actor=42 critic=17 --agent http://trainer:18861",
     .options = options,

@@ -32,6 +32,14 @@ static int rank_of(const char *state)
     return -1;
 }
 
+static void name_silent(const json_t *reply)
+{
+    const json_t *who;
+    size_t i;
+    json_array_foreach(json_object_get(reply, "silent"), i, who) fprintf(
+        stderr, "left out: %s is not heard of; it catches up when it is back\n", json_string_value(who));
+}
+
 static int wait_loaded(const struct cli_args *args)
 {
     const char *model = cli_word(args, 0), *who = cli_get(args, "loaded");
@@ -42,7 +50,8 @@ static int wait_loaded(const struct cli_args *args)
     double start = cli_now();
     bool loaded = false;
     int rc = 0;
-    if (ws_text_u64(cli_word(args, 1), &version) || strlen(who) > WS_WHO_CHARS)
+    if (ws_text_u64(cli_word(args, 1), &version) || strlen(who) > WS_WHO_CHARS ||
+        strspn(who, "0") == strlen(who))
         return cli_usage("--loaded wants a version's number and all, a number or a mount's name");
     ws_api_loaded_path(path, model, version, who);
     do {
@@ -53,6 +62,8 @@ static int wait_loaded(const struct cli_args *args)
         loaded = rc == 0 && json_is_true(json_object_get(reply, "loaded"));
         snprintf(missing, sizeof missing, "%s",
                  rc < 0 ? err.text : json_string_value(json_object_get(reply, "missing")));
+        if (loaded)
+            name_silent(reply);
         json_decref(reply);
     } while (!loaded && agents_sleep(start, timeout));
     ws_source_close(s);

@@ -183,6 +183,10 @@ static int take_stand(struct ws_agent_model *m, const json_t *body, struct ws_er
     struct ws_fleet_mount *mount;
     const char *run = json_string_value(json_object_get(body, "run"));
     int rc = who_of(body, who, err);
+    if (rc == 0 && json_is_true(json_object_get(body, "gone"))) {
+        ws_fleet_leave(&m->fleet, who);
+        return 0;
+    }
     if (rc == 0)
         rc = ws_fleet_meet(&m->fleet, who, ws_agent_now_ns(), &mount, err);
     if (rc < 0)
@@ -407,7 +411,11 @@ static json_t *say_loaded(const struct ws_agent_model *m, const struct ws_api_re
     char missing[WS_ERROR_TEXT] = "";
     bool loaded = ws_fleet_serves(&m->fleet, &to, q->who[0] ? q->who : "all", ws_agent_now_ns(), missing,
                                   sizeof(missing));
-    return json_pack("{s:b,s:s}", "loaded", (int)loaded, "missing", missing);
+    json_t *silent = json_array();
+    for (const struct ws_fleet_mount *i = m->fleet.mounts; i; i = i->next)
+        if (i->lease_ns < ws_agent_now_ns() && (i->follows || i->engines))
+            json_array_append_new(silent, json_string(i->who));
+    return json_pack("{s:b,s:s,s:o}", "loaded", (int)loaded, "missing", missing, "silent", silent);
 }
 
 /* /v1/{model}/VERB, /v1/{model}/{version}/VERB */

@@ -63,17 +63,32 @@ void ws_fleet_seen(struct ws_fleet *f, const char *who, uint64_t now_ns, unsigne
         extend(m, now_ns, ms);
 }
 
+static void remove_at(struct ws_fleet *f, struct ws_fleet_mount **at)
+{
+    struct ws_fleet_mount *m = *at;
+    *at = m->next;
+    f->n--;
+    free(m->who);
+    free(m);
+}
+
+void ws_fleet_leave(struct ws_fleet *f, const char *who)
+{
+    for (struct ws_fleet_mount **at = &f->mounts; *at; at = &(*at)->next) {
+        if (strcmp((*at)->who, who) == 0) {
+            remove_at(f, at);
+            return;
+        }
+    }
+}
+
 void ws_fleet_forget(struct ws_fleet *f, uint64_t now_ns)
 {
-    for (struct ws_fleet_mount **at = &f->mounts, *m; (m = *at);) {
-        if (m->lease_ns + FORGET_NS > now_ns) {
-            at = &m->next;
-            continue;
-        }
-        *at = m->next;
-        f->n--;
-        free(m->who);
-        free(m);
+    for (struct ws_fleet_mount **at = &f->mounts; *at;) {
+        if ((*at)->lease_ns + FORGET_NS > now_ns)
+            at = &(*at)->next;
+        else
+            remove_at(f, at);
     }
 }
 
@@ -162,7 +177,9 @@ bool ws_fleet_serves(const struct ws_fleet *f, const struct ws_mark *to, const c
     if (serving >= least && (number || missing == 0))
         return true;
     if (text && (number || missing == 0))
-        snprintf(text, cap, "%" PRIu64 " of %" PRIu64 " mounts serve it", serving, least);
+        snprintf(text, cap,
+                 name ? "no mount of that name is known" : "%" PRIu64 " of %" PRIu64 " mounts serve it",
+                 serving, least);
     else if (text && missing > 1)
         snprintf(text + strlen(text), cap - strlen(text), ", nor do %" PRIu64 " more", missing - 1);
     return false;

@@ -36,6 +36,7 @@ WS_MUST_USE int ws_fleet_meet(struct ws_fleet *f, const char *who, uint64_t now_
                               struct ws_fleet_mount **out, struct ws_error *err);
 /* It polls, and will be heard of again within ms. Unknown ones are passers-by. */
 void ws_fleet_seen(struct ws_fleet *f, const char *who, uint64_t now_ns, unsigned ms);
+void ws_fleet_leave(struct ws_fleet *f, const char *who); /* it is unmounted */
 /* Forgets those that have been silent for long. */
 void ws_fleet_forget(struct ws_fleet *f, uint64_t now_ns);
 /* What mounts said of a version before counts no more: they are asked anew. name: only those that it names;
