@@ -204,7 +204,7 @@ static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes
     take_orders(w, m, json, c);
 }
 
-static void take(struct ws_watch *w, const json_t *models)
+static void take(struct ws_watch *w, const json_t *models, uint64_t agent)
 {
     struct ws_store *s = w->store;
     struct ws_changes changes;
@@ -214,6 +214,8 @@ static void take(struct ws_watch *w, const json_t *models)
     ws_changes_init(&changes);
     pthread_mutex_lock(&s->lock);
     if (s->watches[w->index] == w) { /* not unlisted meanwhile */
+        w->told = w->told && w->agent == agent;
+        w->agent = agent;
         for (struct ws_model *m = s->models; m; m = m->next) {
             ws_listing_forget(m, w->index);
             m->told[w->index] = m->told[w->index] && w->told; /* it may list the model only later */
@@ -234,14 +236,16 @@ static void take(struct ws_watch *w, const json_t *models)
 
 int ws_listing_apply(struct ws_watch *w, const json_t *listing, uint64_t *seq, struct ws_error *err)
 {
+    uint64_t agent = 0;
     int rc = check(w, listing, seq, err);
 
+    (void)read_u64(listing, "agent", &agent);
     if (rc == 0)
-        take(w, json_object_get(listing, "models"));
+        take(w, json_object_get(listing, "models"), agent);
     return rc;
 }
 
 void ws_listing_clear(struct ws_watch *w)
 {
-    take(w, NULL);
+    take(w, NULL, w->agent);
 }

@@ -22,9 +22,10 @@ struct ws_catalog_ops {
     /* Grows by one at every change of what `models` returns. */
     uint64_t (*seq)(void *self);
     /* The state, never deltas, so a lost event is made good by the next:
-     * {"seq":7,"models":[{"name":"actor","newest":2,"run":"r1","digest":"..",
+     * {"seq":7,"agent":1,"models":[{"name":"actor","newest":2,"run":"r1","digest":"..",
      *   "versions":[{"version":1,"run":"r1","digest":"..","bytes":123,"created_ns":1}, ...]}]}
-     * versions oldest first; model NULL: all. New reference. -ENOENT. */
+     * agent: another number after a restart (may be missing); versions oldest first; model NULL: all. New
+     * reference. -ENOENT. */
     int (*models)(void *self, const char *model, json_t **out, struct ws_error *err);
     /* version as number; run NULL: the model's live lineage. -ENOENT never heard of; -ESTALE gone
      * (HTTP 410). holder: who, for status ("tcp 10.0.0.3:4123"). revoked NULL: not revocable. */

@@ -148,7 +148,7 @@ static int agent_models(void *self, const char *model, json_t **out, struct ws_e
         json_decref(models);
         return ws_error_set(err, ENOENT, "there is no model '%s' here", model);
     }
-    *out = json_pack("{s:I,s:o}", "seq", (json_int_t)seq, "models", models);
+    *out = json_pack("{s:I,s:I,s:o}", "seq", (json_int_t)seq, "agent", (json_int_t)a->born, "models", models);
     return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for the list of models");
 }
 
@@ -345,7 +345,11 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&a->changed, &attr);
     pthread_condattr_destroy(&attr);
-    atomic_store(&a->seq, 1);
+    struct timespec born;
+    clock_gettime(CLOCK_REALTIME,
+                  &born); /* so that who polled an agent before this one is answered at once */
+    a->born = (uint64_t)born.tv_sec * 1000000UL + (uint64_t)born.tv_nsec / 1000UL;
+    atomic_store(&a->seq, a->born);
     struct ws_catalog catalog = {&catalog_ops, a};
     int rc = 0;
     a->workers = ws_workers_new(a->options.n_threads, a->options.nice);

@@ -64,6 +64,7 @@ struct ws_agent {
     bool has_clock;
     atomic_bool stop;
     _Atomic uint64_t seq;
+    uint64_t born; /* microseconds of CLOCK_REALTIME: which agent this is; its first seq */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* anything below changed */
     /* guarded by lock */

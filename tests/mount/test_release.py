@@ -102,16 +102,26 @@ def test_aborted(stack):
 
 
 def test_failed_after_commit(stack):
-    "an engine that fails after the commit leaves its mount on the version before, named; the next release takes it along"
+    "an engine that fails after the commit leaves its mount on the version before, named, until it is mended; one that is down is noticed before"
     fleet = Fleet(stack, 2)
     fleet.engines[1].end()
     fleet.engines[1] = Engine(stack, fleet.folders[1], "--refuse", "2", port=fleet.engines[1].port)
     out = fleet.release(2, good=False)
     assert "1 mounts serve it, 1 could not load it" in out and "n1:" in out, out
     assert fleet.serve() == ["2", "1"]
+    fleet.engines[1].end()  # its engine is mended: it takes the release by itself
+    fleet.engines[1] = Engine(stack, fleet.folders[1], port=fleet.engines[1].port)
+    wait_for(lambda: fleet.serve() == ["2", "2"], "the second attempt", 40)
+    fleet.engines[0].kill()  # one that is down is noticed before anything is committed
     fleet.agent.publish("actor", 3, fleet.folders[3])
+    out = fleet.release(3, good=False)
+    assert "aborted" in out and "n0:" in out and "does not answer" in out, out
+    assert fleet.serve() == ["2", "2"] and fleet.engines[1].serves() == "2"
+    fleet.engines[0] = Engine(stack, fleet.folders[1], port=fleet.engines[0].port)
     fleet.release(3)
     assert fleet.serve() == ["3", "3"]
+    assert fleet.mounts[0].refused("2", "actor/version") == "EPERM"
+    assert "set the policy to manual" in fleet.mounts[0].text("actor/last_error")
 
 
 def test_models(stack):
@@ -191,15 +201,20 @@ def test_wait_loaded(stack):
 
 
 def test_agent_restarts(stack):
-    "an agent that is started anew hears again where its mounts stand"
-    fleet = Fleet(stack, 1)
-    fleet.agent.end()
-    agent = Agent(stack, port=fleet.agent.port)
-    agent.publish("actor", 2, fleet.folders[2])
-    fleet.agent = agent
-    wait_for(lambda: fleet.stands("n0")["engines"] == 1, "the mount's word")
+    "an agent that is started anew hears again where its mounts stand, at once; one that is unmounted leaves its list"
+    fleet = Fleet(stack, 2)
+    for _ in range(4):
+        fleet.agent.end()
+        fleet.agent = Agent(stack, port=fleet.agent.port)
+        fleet.agent.publish("actor", 2, fleet.folders[2])
+        start = time.monotonic()
+        wait_for(lambda: all(fleet.stands(h)["follows"] for h in ("n0", "n1")), "the mounts' word")
+        assert time.monotonic() - start < 4 * SLOW, "only the next poll brought it"
     fleet.release(2)
-    assert fleet.serve() == ["2"]
+    assert fleet.serve() == ["2", "2"]
+    fleet.mounts[1].end()
+    wait_for(lambda: fleet.stands("n1")["follows"] is None, "its leaving")
+    assert "released: 1 mount serves it" in fleet.release(2)
 
 
 def test_bad_requests(stack):
