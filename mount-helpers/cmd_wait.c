@@ -36,8 +36,11 @@ static void name_silent(const json_t *reply)
 {
     const json_t *who;
     size_t i;
-    json_array_foreach(json_object_get(reply, "silent"), i, who) fprintf(
-        stderr, "left out: %s is not heard of; it catches up when it is back\n", json_string_value(who));
+    json_array_foreach(json_object_get(reply, "silent"), i, who)
+    {
+        fprintf(stderr, "left out: %s is not heard of; it catches up when it is back\n",
+                json_string_value(who));
+    }
 }
 
 static int wait_loaded(const struct cli_args *args)

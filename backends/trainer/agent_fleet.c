@@ -289,8 +289,10 @@ static int want(struct ws_agent *a, struct ws_agent_model *m, const struct ws_ap
                             .mounts = json_incref(names),
                             .until_ns = now + WANTED_NS};
     m->wanted = w;
-    json_array_foreach(names, i, name) /* others are not asked again, and would never say it again */
+    json_array_foreach(names, i, name)
+    { /* others are not asked again, and would never say it again */
         ws_fleet_ask_anew(&m->fleet, &to, json_string_value(name));
+    }
     *tell = true;
     return 0;
 }
