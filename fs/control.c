@@ -294,6 +294,7 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
     struct ws_control *c = arg;
     struct ws_desk *d = ws_desk_of(c, ws_model_name(m));
     struct ws_version_info info = {0};
+    char why[WS_ERROR_TEXT];
     if (!d || atomic_load(&c->stop))
         return;
     if (v)
@@ -319,7 +320,8 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
     case WS_VERSION_STATE:
         ws_desk_event(c, d, "%s model=%s version=%" PRIu64 " how=\"%s\" seconds=%.3f%s%s%s",
                       ws_state_name(info.state), d->name, info.number, info.how, info.pull_seconds,
-                      info.error[0] ? " why=\"" : "", info.error, info.error[0] ? "\"" : "");
+                      info.error[0] ? " why=\"" : "", ws_desk_quotable(info.error, why),
+                      info.error[0] ? "\"" : "");
         if (info.state == WS_FAILED)
             note_failed_pull(c, d, &info);
         break;

@@ -123,9 +123,18 @@ void ws_desk_event(struct ws_control *c, struct ws_desk *d, const char *format, 
         c->listener(c->listener_arg, NULL);
 }
 
+const char *ws_desk_quotable(const char *text, char out[WS_ERROR_TEXT])
+{
+    snprintf(out, WS_ERROR_TEXT, "%s", text);
+    for (char *p = out; (p = strchr(p, '"'));)
+        *p = '\'';
+    return out;
+}
+
 int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, const struct ws_error *err)
 {
     int code = err->code > 0 ? err->code : EIO;
+    char shown[WS_ERROR_TEXT], why[WS_ERROR_TEXT];
     pthread_mutex_lock(&c->lock);
     d->last_error.real_ns = ws_time_real_ns();
     d->last_error.code = code;
@@ -133,7 +142,7 @@ int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, c
     snprintf(d->last_error.text, sizeof(d->last_error.text), "%s", err->text);
     pthread_mutex_unlock(&c->lock);
     ws_desk_event(c, d, "failed model=%s errno=%s command=\"%s\" why=\"%.600s\"", d->name ? d->name : "-",
-                  ws_errno_name(code), command, err->text);
+                  ws_errno_name(code), ws_desk_quotable(command, shown), ws_desk_quotable(err->text, why));
     return -code;
 }
 

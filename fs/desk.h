@@ -81,6 +81,8 @@ struct ws_desk *ws_desk_of(struct ws_control *c, const char *model);
 /* One line in the model's events and in the root's. */
 __attribute__((format(printf, 3, 4))) void ws_desk_event(struct ws_control *c, struct ws_desk *d,
                                                          const char *format, ...);
+/* A reason as it may stand between quotes in an event's line. */
+const char *ws_desk_quotable(const char *text, char out[WS_ERROR_TEXT]);
 /* Notes a failed command; returns -err->code. */
 int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, const struct ws_error *err);
 /* "all", "quorum=3", "rolling=1". */

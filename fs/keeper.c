@@ -27,6 +27,7 @@ static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
                  const struct ws_engine_serving *now, const char *current, const struct ws_error *err)
 {
     bool tells = e->ops->tells_version, lost = false, strange = false;
+    char why[WS_ERROR_TEXT];
     pthread_mutex_lock(&c->lock);
     if (!d->switching && !e->removed) {
         if (rc < 0 && e->state != WS_ENGINE_UNKNOWN) {
@@ -53,7 +54,8 @@ static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
     }
     pthread_mutex_unlock(&c->lock);
     if (lost)
-        ws_desk_event(c, d, "engine-lost model=%s engine=%s why=\"%.300s\"", d->name, e->name, err->text);
+        ws_desk_event(c, d, "engine-lost model=%s engine=%s why=\"%.300s\"", d->name, e->name,
+                      ws_desk_quotable(err->text, why));
     if (strange)
         ws_desk_event(c, d, "engine-serves model=%s engine=%s version=%s", d->name, e->name, now->version);
 }

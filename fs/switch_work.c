@@ -71,11 +71,12 @@ void ws_work_set_state(struct ws_work *w, enum ws_engine_state state, const char
 
 static void tell(struct ws_work *w, const char *phase, uint64_t start_ns, int rc)
 {
+    char why[WS_ERROR_TEXT];
     ws_desk_event(w->run->control, w->desk,
                   "%s model=%s version=%s engine=%s seconds=%.3f result=%s%s%.300s%s", phase, w->desk->name,
                   w->to_version, w->engine->name, (double)(ws_time_mono_ns() - start_ns) * 1e-9,
-                  rc < 0 ? ws_errno_name(-rc) : "ok", rc < 0 ? " why=\"" : "", rc < 0 ? w->err.text : "",
-                  rc < 0 ? "\"" : "");
+                  rc < 0 ? ws_errno_name(-rc) : "ok", rc < 0 ? " why=\"" : "",
+                  rc < 0 ? ws_desk_quotable(w->err.text, why) : "", rc < 0 ? "\"" : "");
 }
 
 /* --- one engine --- */

@@ -32,7 +32,7 @@ struct ws_wanted {
     struct ws_wanted *next;
     uint64_t id;
     struct ws_mark to;
-    json_t *mounts; /* array of names */
+    json_t *mounts; /* array of names; ours alone, as jansson does not count references for several threads */
     uint64_t until_ns;
 };
 
@@ -158,9 +158,9 @@ void ws_agent_orders(const struct ws_agent *a, struct ws_agent_model *m, json_t 
                                       m->released.run, "by", (json_int_t)m->released_id));
     for (const struct ws_wanted *w = m->wanted; w; w = w->next)
         if (w->until_ns > now)
-            json_array_append_new(wanted, json_pack("{s:I,s:I,s:s,s:O}", "id", (json_int_t)w->id, "version",
+            json_array_append_new(wanted, json_pack("{s:I,s:I,s:s,s:o}", "id", (json_int_t)w->id, "version",
                                                     (json_int_t)w->to.version, "run", w->to.run, "mounts",
-                                                    w->mounts));
+                                                    json_deep_copy(w->mounts)));
     if (json_array_size(wanted))
         json_object_set(out, "wanted", wanted);
     json_decref(wanted);
@@ -286,7 +286,7 @@ static int want(struct ws_agent *a, struct ws_agent_model *m, const struct ws_ap
     *w = (struct ws_wanted){.next = m->wanted,
                             .id = new_id(a),
                             .to = to,
-                            .mounts = json_incref(names),
+                            .mounts = json_deep_copy(names),
                             .until_ns = now + WANTED_NS};
     m->wanted = w;
     json_array_foreach(names, i, name)
