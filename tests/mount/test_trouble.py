@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# beside others
 # timeout: 400
 # sanitizers: address
 """What goes wrong: dying agents and daemons, faults on the wire, full caches, slow pullers, readers that stay."""
