@@ -146,6 +146,13 @@ int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, c
     return -code;
 }
 
+bool ws_desk_is_enough(const struct ws_desk *d, size_t n, size_t lost)
+{
+    if (lost == 0 || d->commit == WS_COMMIT_ALL)
+        return lost == 0;
+    return d->commit == WS_COMMIT_QUORUM ? n - lost >= d->commit_n : lost < d->commit_n && lost < n;
+}
+
 bool ws_desk_is_external(const struct ws_desk *d)
 {
     for (const struct ws_engine *e = d->engines; e; e = e->next)

@@ -95,6 +95,9 @@ WS_MUST_USE int ws_desk_set_policy(struct ws_control *c, struct ws_desk *d, cons
                                    const char *every, const char *interval, struct ws_error *err);
 /* "follow every=5 min-interval=60". Under the lock. */
 void ws_desk_policy_text(const struct ws_desk *d, char out[64]);
+/* May a switch of n engines go on when that many are lost, by the commit setting? Under the lock, or while it
+ * switches. */
+bool ws_desk_is_enough(const struct ws_desk *d, size_t n, size_t lost);
 /* Are there engines that their own framework drives? Under the lock. */
 bool ws_desk_is_external(const struct ws_desk *d);
 void ws_desk_release(struct ws_desk *d);

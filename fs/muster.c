@@ -40,11 +40,8 @@ int ws_muster(struct ws_control *c, struct ws_desk *d, struct ws_error *err)
             first = i;
         }
     pthread_mutex_lock(&c->lock);
-    enum ws_commit commit = d->commit;
-    size_t limit = d->commit_n;
+    bool enough = ws_desk_is_enough(d, n, lost);
     pthread_mutex_unlock(&c->lock);
-    bool enough = lost == 0 || (commit == WS_COMMIT_QUORUM && n - lost >= limit) ||
-                  (commit == WS_COMMIT_ROLLING && lost < limit && lost < n);
     if (rc == 0 && !enough)
         rc = ws_error_set(err, m.errors[first].code, "engine %s (%s) does not answer: %.700s",
                           m.engines[first]->name, m.engines[first]->url, m.errors[first].text);

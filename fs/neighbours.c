@@ -1,5 +1,6 @@
 #include "fs/neighbours.h"
 #include "transports/api.h"
+#include "transports/name.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -57,13 +58,12 @@ static int state_of(const json_t *mount, const struct ws_mark *mark, struct ws_e
 static int look_for(const json_t *mounts, const char *name, const struct ws_mark *mark, struct ws_error *err)
 {
     const json_t *mount;
-    size_t i, n = strlen(name);
+    size_t i;
     int all = 0;
     json_array_foreach(mounts, i, mount)
     {
         const char *who = json_string_value(json_object_get(mount, "mount"));
-        if (!who || strncmp(who, name, n) != 0 || (who[n] && who[n] != ':') ||
-            json_is_true(json_object_get(mount, "silent")))
+        if (!who || !ws_name_means_mount(name, who) || json_is_true(json_object_get(mount, "silent")))
             continue;
         int rc = state_of(mount, mark, err);
         if (rc <= 0)
@@ -73,14 +73,13 @@ static int look_for(const json_t *mounts, const char *name, const struct ws_mark
     return all;
 }
 
-static int look(struct ws_control *c, const struct ws_switch_part *p, const json_t *names,
-                const char **missing, struct ws_error *err)
+static int look(const struct ws_switch_part *p, const json_t *names, const char **missing,
+                struct ws_error *err)
 {
     const struct ws_mark mark = ws_version_mark(p->version);
     char path[WS_API_PATH_BYTES];
     json_t *mounts, *name;
     size_t i;
-    (void)c;
     ws_api_model_path(path, "mounts", ws_model_name(p->model));
     int rc = ws_model_ask(p->model, path, NULL, &mounts, err);
     *missing = NULL;
@@ -118,19 +117,18 @@ int ws_neighbours_wait(struct ws_control *c, const struct ws_switch_part *p,
     uint64_t now = ws_time_mono_ns(), asked = 0;
     uint64_t end = now + (o->deadline_s ? o->deadline_s : WAIT_S) * 1000000000UL;
     int rc = names ? 0 : ws_error_set(err, ENOMEM, "no memory for a switch");
-    for (bool wait = json_array_size(names) > 0; rc == 0 && wait; now = ws_time_mono_ns()) {
+    for (; rc == 0 && json_array_size(names) > 0; now = ws_time_mono_ns()) {
         if (now - asked > RENEW_NS) {
             rc = want(p, names, err);
             asked = now;
         }
         if (rc == 0)
-            rc = look(c, p, names, &missing, err);
+            rc = look(p, names, &missing, err);
         if (rc == 0 && missing && !told)
             ws_desk_event(c, p->desk, "waiting model=%s version=%" PRIu64 " for-mount=%s", p->desk->name,
                           ws_version_number(p->version), missing);
         told = true;
-        wait = rc == 0 && missing;
-        if (!wait)
+        if (rc < 0 || !missing)
             break;
         if (atomic_load(&c->stop) || (o->cancel && atomic_load(o->cancel)) || atomic_load(&p->desk->cancel))
             rc = ws_error_set(err, EINTR, "the switch was cancelled while the mount %s fetched its version",

@@ -1,5 +1,6 @@
 #include "fs/orders.h"
 #include "transports/bundle.h"
+#include "transports/name.h"
 #include <errno.h>
 
 static int read_number(const json_t *object, const char *key, uint64_t *out)
@@ -31,15 +32,13 @@ static int read_phase(const json_t *release, enum ws_order_phase *out)
     return *out == WS_ORDER_NONE ? -EPROTO : 0;
 }
 
-/* "h1" names every mount of host h1, "h1:/wsync" one. */
 static bool names_us(const json_t *mounts, const char *who)
 {
     const json_t *name;
     size_t i;
     json_array_foreach(mounts, i, name)
     {
-        size_t n = json_string_length(name);
-        if (n && strncmp(who, json_string_value(name), n) == 0 && (who[n] == 0 || who[n] == ':'))
+        if (json_is_string(name) && ws_name_means_mount(json_string_value(name), who))
             return true;
     }
     return false;

@@ -111,10 +111,7 @@ static bool is_enough(const struct ws_run *r)
             return false; /* engines of one group are never parted */
         lost++;
     }
-    if (lost == 0)
-        return true;
-    const struct ws_desk *d = r->works[0].desk;
-    return d->commit == WS_COMMIT_QUORUM ? r->n - lost >= d->commit_n : lost < d->commit_n && lost < r->n;
+    return r->n == 0 || ws_desk_is_enough(r->works[0].desk, r->n, lost);
 }
 
 static const struct ws_work *first_lost(const struct ws_run *r)

@@ -72,6 +72,12 @@ bool ws_name_is_safe(const char *name)
     return true;
 }
 
+bool ws_name_means_mount(const char *name, const char *who)
+{
+    size_t n = strlen(name);
+    return n && strncmp(who, name, n) == 0 && (who[n] == 0 || who[n] == ':');
+}
+
 bool ws_name_is_model(const char *name)
 {
     /* files of a mount's top folder, and paths of the API that a model's would hide */

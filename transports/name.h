@@ -14,6 +14,8 @@ void ws_name_to_file(const char *name, char out[WS_MAX_NAME + 1]);
  * UTF-8, at most WS_MAX_NAME bytes. */
 bool ws_name_is_safe(const char *name);
 /* May a model be called this; WS_MODEL_NAME_RULE says when, for error sentences. */
+/* Does name mean the mount who (HOST:MOUNTPOINT)? "h1" means every mount of host h1, "h1:/wsync" one. */
+bool ws_name_means_mount(const char *name, const char *who);
 bool ws_name_is_model(const char *name);
 #define WS_MODEL_NAME_RULE                                                                                   \
     "a model's name becomes a folder: 1 to 255 bytes of UTF-8 without '/', '@', '%' and control "            \

@@ -125,7 +125,7 @@ void ws_agent_fleet_stop(struct ws_agent *a)
         free(r);
     }
     for (struct ws_agent_model *m = a->models; m; m = m->next) {
-        ws_fleet_release(&m->fleet);
+        ws_fleet_clear(&m->fleet);
         for (struct ws_wanted *w = m->wanted, *next; w; w = next) {
             next = w->next;
             free_wanted(w);
@@ -136,10 +136,13 @@ void ws_agent_fleet_stop(struct ws_agent *a)
 void ws_agent_seen(void *self, const char *who, unsigned ms)
 {
     struct ws_agent *a = self;
+    char name[WS_WHO_CHARS + 1];
     uint64_t now = ws_agent_now_ns();
+    snprintf(name, sizeof(name), "%s", who);
+    ws_text_clean(name); /* as it was registered */
     pthread_mutex_lock(&a->lock);
     for (struct ws_agent_model *m = a->models; m; m = m->next)
-        ws_fleet_seen(&m->fleet, who, now, ms);
+        ws_fleet_seen(&m->fleet, name, now, ms);
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -301,11 +304,12 @@ static int want(struct ws_agent *a, struct ws_agent_model *m, const struct ws_ap
 static void make_room(struct ws_agent *a)
 {
     size_t n = 0;
-    struct ws_release **at = &a->releases;
-    while (*at && (++n < MAX_RELEASES || (*at)->phase == WS_RELEASE_PREPARING))
-        at = &(*at)->next;
-    while (*at) {
+    for (struct ws_release **at = &a->releases; *at;) {
         struct ws_release *r = *at;
+        if (++n < MAX_RELEASES || r->phase == WS_RELEASE_PREPARING) {
+            at = &r->next;
+            continue;
+        }
         *at = r->next;
         free(r);
     }
@@ -329,6 +333,8 @@ static int start_release(struct ws_agent *a, const struct ws_release_part *parts
                 ws_release_abort(r, why);
             }
     make_room(a);
+    for (size_t i = 0; i < n; i++)
+        ws_fleet_forget(parts[i].fleet, now);
     struct ws_release *r = ws_release_new(id, parts, n, now, now + (uint64_t)seconds * 1000000000UL);
     if (!r)
         return ws_error_set(err, ENOMEM, "no memory for a release");

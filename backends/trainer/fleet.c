@@ -1,4 +1,5 @@
 #include "backends/trainer/fleet.h"
+#include "transports/name.h"
 #include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -97,7 +98,7 @@ void ws_fleet_forget(struct ws_fleet *f, uint64_t now_ns)
 void ws_fleet_ask_anew(struct ws_fleet *f, const struct ws_mark *to, const char *name)
 {
     for (struct ws_fleet_mount *m = f->mounts; m; m = m->next) {
-        if (name && !ws_fleet_is(m->who, name))
+        if (name && !ws_name_means_mount(name, m->who))
             continue;
         if (ws_mark_is(&m->failed, to))
             m->failed.run[0] = 0;
@@ -151,12 +152,6 @@ enum ws_progress ws_fleet_progress(const struct ws_fleet_mount *m, const struct 
 
 /* --- who serves what --- */
 
-bool ws_fleet_is(const char *who, const char *name)
-{
-    size_t n = strlen(name);
-    return strncmp(who, name, n) == 0 && (who[n] == 0 || who[n] == ':');
-}
-
 bool ws_fleet_serves(const struct ws_fleet *f, const struct ws_mark *to, const char *who, uint64_t now_ns,
                      char *text, size_t cap)
 {
@@ -166,7 +161,7 @@ bool ws_fleet_serves(const struct ws_fleet *f, const struct ws_mark *to, const c
     if (!all && !number)
         name = who;
     for (const struct ws_fleet_mount *m = f->mounts; m; m = m->next) {
-        bool counts = name ? ws_fleet_is(m->who, name) : m->follows || m->engines > 0;
+        bool counts = name ? ws_name_means_mount(name, m->who) : m->follows || m->engines > 0;
         if (!counts || (m->lease_ns < now_ns && !name))
             continue;
         bool serves = strcmp(m->loaded.run, to->run) == 0 && m->loaded.version >= to->version;
@@ -212,7 +207,7 @@ json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns)
     return all;
 }
 
-void ws_fleet_release(struct ws_fleet *f)
+void ws_fleet_clear(struct ws_fleet *f)
 {
     while (f->mounts) {
         struct ws_fleet_mount *m = f->mounts;

@@ -57,9 +57,7 @@ enum ws_progress ws_fleet_progress(const struct ws_fleet_mount *m, const struct 
  * (NULL is fine). */
 bool ws_fleet_serves(const struct ws_fleet *f, const struct ws_mark *to, const char *who, uint64_t now_ns,
                      char *text, size_t cap);
-/* "h1" names every mount of host h1, "h1:/wsync" one. */
-bool ws_fleet_is(const char *who, const char *name);
 json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns); /* new reference */
-void ws_fleet_release(struct ws_fleet *f);
+void ws_fleet_clear(struct ws_fleet *f);
 
 #endif

@@ -61,7 +61,7 @@ static void test_phases(void **state)
     ws_fleet_note_loaded(late, &two);
     assert_true(ws_release_is_settled(r, 2 * S));
     free(r);
-    ws_fleet_release(&f);
+    ws_fleet_clear(&f);
 }
 
 static void test_aborts(void **state)
@@ -82,7 +82,7 @@ static void test_aborts(void **state)
     assert_true(ws_release_advance(r, 62 * S));
     assert_non_null(strstr(r->why, "a:/m had not prepared it in time"));
     free(r);
-    ws_fleet_release(&f);
+    ws_fleet_clear(&f);
 }
 
 static void test_leases(void **state)
@@ -138,8 +138,8 @@ static void test_models(void **state)
     json_decref(order);
     json_decref(whole);
     free(r);
-    ws_fleet_release(&actor);
-    ws_fleet_release(&critic);
+    ws_fleet_clear(&actor);
+    ws_fleet_clear(&critic);
 }
 
 static void test_serves(void **state)
@@ -169,7 +169,7 @@ static void test_serves(void **state)
     assert_true(ws_fleet_serves(&f, &two, "all", 91 * S, NULL, 0)); /* b is silent */
     struct ws_fleet none = {0};
     assert_false(ws_fleet_serves(&none, &two, "all", S, NULL, 0));
-    ws_fleet_release(&f);
+    ws_fleet_clear(&f);
 }
 
 int main(void)
