@@ -96,7 +96,8 @@ def test_aborted(stack):
     out = fleet.release(3, good=False)
     assert "aborted" in out and "cannot take actor/3" in out and sorted(MEDIUM)[0] in out, out
     assert fleet.serve() == ["1", "1"] and [e.ask("/model_info") for e in fleet.engines] == before
-    assert "EPROTO" in fleet.mounts[0].text("actor/last_error")
+    # the first that cannot take it ends the release for the others too, before or after they have looked
+    assert any("EPROTO" in m.text("actor/last_error") for m in fleet.mounts)
     fleet.release(2)
     assert fleet.serve() == ["2", "2"]
 
