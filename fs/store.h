@@ -74,6 +74,9 @@ void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_versio
 /* By directory name: "13" (live lineage), "13@RUN" (a superseded one that is still held), or the
  * words latest, current, previous. Reference, or NULL with err -ENOENT. */
 struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct ws_error *err);
+/* The newest complete version below this one, of the same lineage where there is one; kept from eviction,
+ * which the caller ends (ws_version_keep). Reference, or NULL. */
+struct ws_version *ws_version_below(struct ws_version *v);
 struct ws_version *ws_version_get(struct ws_version *v);
 void ws_version_put(struct ws_version *v);
 struct ws_mark ws_version_mark(const struct ws_version *v);
