@@ -249,6 +249,17 @@ void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_versio
     free(versions);
 }
 
+bool ws_model_is_pulling(struct ws_model *m)
+{
+    bool is = false;
+
+    pthread_mutex_lock(&m->store->lock);
+    for (const struct ws_version *v = m->versions; v; v = v->next)
+        is = is || (v->pull && ws_pull_wants_all(v->pull));
+    pthread_mutex_unlock(&m->store->lock);
+    return is;
+}
+
 void ws_model_orders(struct ws_model *m, struct ws_orders *out)
 {
     pthread_mutex_lock(&m->store->lock);
