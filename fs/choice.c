@@ -23,12 +23,15 @@ static double known(const _Atomic(double) *speed, double guess)
     return v > 0 ? v : guess;
 }
 
-/* Fetching and patching overlap; each link more costs a part of the first pass over memory. */
+/* Fetching and patching overlap; each link more costs a part of the first pass over memory. A copy also takes
+ * memory that others could have, which counts as its time again. */
 double ws_way_seconds(const struct ws_way *way, const struct ws_speeds *s, unsigned threads)
 {
     double fetch = (double)way->fetch_bytes / known(&s->link, GUESSED_LINK);
     double speed = way->copies ? known(&s->copy, GUESSED_COPY) : known(&s->patch, GUESSED_PATCH);
     double patch = (double)way->patch_bytes / (speed * (threads ? threads : 1));
+    if (way->copies)
+        patch *= 2;
     if (way->n_links > 1)
         patch *= 1 + 0.2 * (double)(way->n_links - 1);
     return fetch > patch ? fetch + patch / 10 : patch + fetch / 10;

@@ -191,8 +191,9 @@ void ws_delta_figures(const struct ws_delta *d, struct ws_delta_figures *out)
 bool ws_delta_wait(struct ws_delta *d, size_t i, struct ws_delta_watch *w)
 {
     pthread_mutex_lock(&d->lock);
-    w->waits = atomic_load(&d->n) <= i && atomic_load(&d->state) == WS_DELTA_GROWING;
-    if (w->waits) {
+    const bool waits = atomic_load(&d->n) <= i && atomic_load(&d->state) == WS_DELTA_GROWING;
+    w->waits = waits;
+    if (waits) {
         w->prev = NULL;
         w->next = d->watches;
         if (d->watches)
@@ -200,7 +201,7 @@ bool ws_delta_wait(struct ws_delta *d, size_t i, struct ws_delta_watch *w)
         d->watches = w;
     }
     pthread_mutex_unlock(&d->lock);
-    return w->waits;
+    return waits; /* it may have been told by now */
 }
 
 void ws_delta_unwait(struct ws_delta *d, struct ws_delta_watch *w)
