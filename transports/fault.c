@@ -7,14 +7,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct fault_source {
     struct ws_source head;
     struct ws_source *inner;
     unsigned seed, delay_ms, cut, flip, lie, fail; /* the last four in percent */
+    unsigned rate;                                 /* MB/s over all lanes; 0: as fast as it goes */
     bool reorder;
     uint64_t stale_after; /* blocks; 0: never */
     _Atomic uint64_t random, blocks;
+    _Atomic uint64_t free_ns; /* when the link has sent what was asked of it */
 };
 
 struct fault_lane {
@@ -29,6 +32,13 @@ struct passage {
     bool cut, stale;
 };
 
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000UL + (uint64_t)t.tv_nsec;
+}
+
 /* splitmix64: one atomic step a draw, so that threads share one stream. */
 static uint64_t draw(struct fault_source *s)
 {
@@ -36,6 +46,19 @@ static uint64_t draw(struct fault_source *s)
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
     return z ^ (z >> 31);
+}
+
+/* Waits as long as a link of that rate would take. */
+static void pace(struct fault_source *s, uint64_t bytes)
+{
+    if (!s->rate)
+        return;
+    uint64_t now = now_ns(), take = bytes * 1000 / s->rate, from = atomic_load(&s->free_ns), until;
+    do
+        until = (from > now ? from : now) + take;
+    while (!atomic_compare_exchange_weak(&s->free_ns, &from, until));
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000UL), .tv_nsec = (long)(until % 1000000000UL)};
+    (void)clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
 }
 
 static bool happens(struct fault_source *s, unsigned percent)
@@ -48,8 +71,8 @@ static int parse_plan(struct fault_source *s, const char *plan, size_t n, struct
     const struct {
         const char *name;
         unsigned *value;
-    } numbers[] = {{"seed=", &s->seed}, {"delay=", &s->delay_ms}, {"cut=", &s->cut},
-                   {"flip=", &s->flip}, {"lie=", &s->lie},        {"fail=", &s->fail}};
+    } numbers[] = {{"seed=", &s->seed}, {"delay=", &s->delay_ms}, {"cut=", &s->cut},  {"flip=", &s->flip},
+                   {"lie=", &s->lie},   {"fail=", &s->fail},      {"rate=", &s->rate}};
     for (const char *end = plan + n; plan < end;) {
         size_t word = strcspn(plan, ",:");
         bool known = word == 7 && strncmp(plan, "reorder", 7) == 0;
@@ -69,7 +92,7 @@ static int parse_plan(struct fault_source *s, const char *plan, size_t n, struct
         if (!known)
             return ws_error_set(err, EINVAL,
                                 "'%.*s' is no fault; there are seed= delay= cut= flip= lie= fail= stale= "
-                                "and reorder",
+                                "rate= and reorder",
                                 (int)word, plan);
         plan += word + 1;
     }
@@ -182,6 +205,7 @@ static int pass_block(void *arg, size_t block, uint64_t hash)
     } else if (happens(s, s->lie)) {
         hash = ~hash;
     }
+    pace(s, ws_block_len(f, block));
     int stop = p->asked->block(p->asked->arg, block, hash);
     if (!stop && happens(s, s->cut)) {
         p->cut = true;
@@ -248,6 +272,7 @@ static int pass_record(void *arg, struct ws_delta_record *r)
         free(r);
         return 0;
     }
+    pace(s, r->bytes);
     int stop = p->asked->record(p->asked->arg, r);
     p->cut = p->cut || (!stop && happens(s, s->cut));
     return stop || p->cut;

@@ -1,0 +1,242 @@
+"""A training step from the trainer's memory to a ready file on a mount, by deltas and by full pulls, at loopback's speed
+and at 10 Gbit/s; on to a loaded engine, against copying the version into /dev/shm; against one memcpy of the model. And
+what a pull and a patch take from a neighbour that reads memory all the time."""
+import mmap
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import os
+
+os.environ.setdefault("SANITIZER", "")
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from rows import row
+from world import *
+
+SHARE, ROUNDS, STREAMS = 0.015, 5, 6
+TRAINER = os.path.join(BUILD, "tests/tools/trainer")
+
+
+class Trainer:
+    def __init__(self, stack, agent, model):
+        self.process = subprocess.Popen([TRAINER, f"unix:{agent.sock}", "actor", model], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True)
+        stack.callback(self.end)
+        self.bytes = int(self.answer("ready")[0])
+        self.version = 0
+
+    def answer(self, word):
+        line = self.process.stdout.readline().split()
+        assert line and line[0] == word, line
+        return line[1:]
+
+    def tell(self, text, word):
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+        return self.answer(word)
+
+    def step(self, kind="step", share=SHARE):
+        if self.version:
+            self.tell(f"{kind} {share}", "stepped")
+
+    def offload(self):
+        """The next version; when its offload began."""
+        self.version += 1
+        return float(self.tell(f"offload {self.version}", "offloaded")[1])
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def line_of(mount, version):
+    return next(l for l in mount.text("actor/status").splitlines() if l.startswith(f"version.{version} "))
+
+
+def publish_to_ready(trainer, mount, kind="step", share=SHARE):
+    trainer.step(kind, share)
+    began = trainer.offload()
+    wait_for(lambda: os.path.isdir(mount.file(f"actor/{trainer.version}")), "the version", 60)
+    mount.write(f"pull {trainer.version}", "actor/ctl")
+    return time.monotonic() - began
+
+
+def steps(stack, agent, trainer, options, source=None, kind="step", share=SHARE, rounds=ROUNDS, then=None):
+    """Medians of publish to ready, and of publish to what comes then; how the last came."""
+    with contextlib.ExitStack() as inner:
+        mount = Mount(inner, f"unix:{unique('nobody')}.sock", f"cache={int(trainer.bytes * 2.6)},{options}")
+        mount.write(f"add actor {source or ''}{agent.url}", "ctl")
+        ready, after = [], []
+        for i in range(rounds + 3):  # the first three fill the cache and are not counted
+            began = time.monotonic()
+            seconds = publish_to_ready(trainer, mount, kind, share)
+            if i >= 3:
+                ready.append(seconds)
+                if then:
+                    after.append(seconds + then(mount))
+        how = re.search(r'how="([^"]*)"', line_of(mount, trainer.version)).group(1)
+        print(f"    {statistics.median(ready):.3f} s: {how}", flush=True)
+        return statistics.median(ready), statistics.median(after) if after else None
+
+
+def memcpy_in_shm(n):
+    paths = [f"/dev/shm/wsync-bench-{os.getpid()}-{i}" for i in range(2)]
+    try:
+        maps = []
+        for p in paths:
+            fd = os.open(p, os.O_RDWR | os.O_CREAT)
+            os.ftruncate(fd, n)
+            maps.append(mmap.mmap(fd, n))
+            os.close(fd)
+        maps[0][:] = bytes(1) * n
+        times = []
+        for _ in range(4):
+            start = time.monotonic()
+            maps[1][:] = memoryview(maps[0])
+            times.append(time.monotonic() - start)
+        return statistics.median(times[1:])  # the first touches the memory
+    finally:
+        for p in paths:
+            os.unlink(p)
+
+
+def copy_by_sendfile(source, target, n):
+    """Six streams over loopback from one file to another, as one would do it otherwise."""
+    out = os.open(target, os.O_RDWR | os.O_CREAT)
+    os.ftruncate(out, n)
+    memory = memoryview(mmap.mmap(out, n))
+    fd = os.open(source, os.O_RDONLY)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def send(i):
+        s = socket.create_connection(listener.getsockname())
+        at, end = n * i // STREAMS, n * (i + 1) // STREAMS
+        s.sendall(i.to_bytes(8, "little"))
+        while at < end:
+            at += os.sendfile(s.fileno(), fd, at, min(end - at, 1 << 30))
+        s.close()
+
+    def receive():
+        s, _ = listener.accept()
+        i = int.from_bytes(s.recv(8, socket.MSG_WAITALL), "little")
+        at, end = n * i // STREAMS, n * (i + 1) // STREAMS
+        while at < end:
+            at += s.recv_into(memory[at:end], min(end - at, 8 << 20))
+        s.close()
+
+    threads = [threading.Thread(target=receive) for _ in range(STREAMS)] + [threading.Thread(target=send, args=(i,)) for i in range(STREAMS)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    os.close(fd)
+    os.close(out)
+
+
+def loads(engine, path):
+    start = time.monotonic()
+    engine.ask("/update_weights_from_disk", {"model_path": path, "weight_version": "x"})
+    return time.monotonic() - start
+
+
+def to_loaded(stack, agent, trainer, rounds=3):
+    """Until an engine has loaded it: by a delta through the mount; by a copy into /dev/shm."""
+    with contextlib.ExitStack() as inner:
+        first = checkpoint(SMALL)
+        engine = Engine(inner, first)
+        _, by_mount = steps(inner, agent, trainer, "", rounds=rounds,
+                            then=lambda m: loads(engine, m.file(f"actor/{trainer.version}")))
+        folder = f"/dev/shm/wsync-bench-{os.getpid()}"
+        os.makedirs(folder)
+        inner.callback(lambda: subprocess.run(["rm", "-rf", folder], check=False))
+        mount = Mount(inner, f"unix:{agent.sock}")  # shows the agent's own memory, which sendfile reads
+        times = []
+        for _ in range(rounds + 1):
+            trainer.step()
+            began = trainer.offload()
+            version = trainer.version
+            wait_for(lambda: os.path.isdir(mount.file(f"actor/{version}")), "the version", 60)
+            path = mount.file(f"actor/{version}/model.safetensors")
+            copy_by_sendfile(path, folder + "/model.safetensors", os.path.getsize(path))
+            loads(engine, folder)
+            times.append(time.monotonic() - began)
+        return by_mount, statistics.median(times[1:])
+
+
+def neighbour(stack, agent, trainer):
+    """How fast somebody else reads memory while nothing happens, a version is pulled whole, and one is patched."""
+    n = 256 << 20
+    memory = mmap.mmap(-1, n)
+    memory[:] = b"x" * n
+    rates = {"idle": [], "pull": [], "patch": []}
+    for what, options in (("pull", "delta-cache=0"), ("patch", "")):
+        with contextlib.ExitStack() as inner:
+            mount = Mount(inner, agent.url, f"cache={int(trainer.bytes * 2.6)},nice=10,{options}")
+            for i in range(6):
+                trainer.step()
+                trainer.offload()
+                wait_for(lambda: os.path.isdir(mount.file(f"actor/{trainer.version}")), "the version", 60)
+                time.sleep(0.5)
+                working = threading.Thread(target=lambda: mount.write(f"pull {trainer.version}", "actor/ctl"))
+                working.start()
+                time.sleep(0.002)
+                while True:
+                    start = time.monotonic()
+                    memory.find(b"y")
+                    took = time.monotonic() - start
+                    if not working.is_alive():
+                        break
+                    if i >= 2:
+                        rates[what].append(n / took / 1e9)
+                working.join()
+                start = time.monotonic()
+                memory.find(b"y")
+                rates["idle"].append(n / (time.monotonic() - start) / 1e9)
+    idle = statistics.median(rates["idle"])
+    for what in ("pull", "patch"):
+        if rates[what]:
+            row(f"neighbour-{what}", statistics.median(rates[what]), "GB/s", idle, 0)
+
+
+def one_model(stack, name):
+    with contextlib.ExitStack() as inner:
+        agent = Agent(inner, "--slots", "2")
+        trainer = Trainer(inner, agent, name)
+        suffix = "" if name == "1.7b" else "-0.6b"
+        full, _ = steps(inner, agent, trainer, "delta-cache=0")
+        delta, _ = steps(inner, agent, trainer, "")
+        row(f"delta-step{suffix}", delta, "s", full, 0.6, at_most=True)
+        slow_full, _ = steps(inner, agent, trainer, "delta-cache=0", "fault:rate=1250:", rounds=3)
+        slow, _ = steps(inner, agent, trainer, "", "fault:rate=1250:", rounds=3)
+        row(f"delta-step-slow-link{suffix}", slow, "s", slow_full, 0.2, at_most=True)
+        if name == "1.7b":
+            by_mount, by_copy = to_loaded(inner, agent, trainer)
+            row("publish-to-loaded", by_mount, "s", by_copy, 0.45, at_most=True)
+        else:
+            row("publish-to-ready-copies", delta, "s", memcpy_in_shm(trainer.bytes), 2.5, at_most=True)
+            for what, kind, share in (("0.1%", "step", 0.001), ("10%", "step", 0.1), ("mix", "mix", SHARE)):
+                seconds, _ = steps(inner, agent, trainer, "", kind=kind, share=share, rounds=3)
+                row(f"delta-step{suffix}-{what}", seconds, "s", full, 1, at_most=True)
+            neighbour(inner, agent, trainer)
+
+
+def main():
+    if not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0:
+        print("  skipped: no /dev/fuse, or not root")
+        return
+    with open("/proc/meminfo") as f:
+        available = int(next(line.split()[1] for line in f if line.startswith("MemAvailable"))) << 10
+    with contextlib.ExitStack() as stack:
+        one_model(stack, "0.6b")
+        if available > 20 << 30:
+            one_model(stack, "1.7b")
+        else:
+            print("  skipped: the larger model takes 20 GiB of memory")
+
+
+main()

@@ -1,0 +1,170 @@
+/* A trainer that computes nothing: holds a model in Qwen3's shapes and publishes it whenever it is told to.
+ *   trainer AGENT MODEL 0.6b|1.7b|SCALE
+ * Reads commands, a line each, and answers each with a line:
+ *   step SHARE        a SHARE of the elements, spread evenly, moves by one unit in the last place: "stepped
+ * N" mix SHARE         the same with steps like Adam's: two thirds by one unit, then fewer and fewer:
+ * "stepped N" offload VERSION   "offloaded VERSION BEGAN ENDED", in seconds of CLOCK_MONOTONIC; the elements
+ * may change again wait VERSION      "published VERSION NOW" */
+#include "backends/trainer/wsync.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define LAYERS     28
+#define MAX_PARAMS (LAYERS * 8 + 1)
+
+struct model {
+    uint64_t hidden, heads, intermediate, vocabulary; /* heads: columns of q and o */
+};
+
+static struct {
+    wsync_publisher *publisher;
+    wsync_param params[MAX_PARAMS];
+    char names[MAX_PARAMS][64];
+    size_t n;
+    uint64_t elements;
+    uint16_t *data;
+} trainer;
+
+static uint64_t seed = 88172645463325252ULL;
+
+static uint64_t any(void)
+{
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    return seed ^= seed << 17;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void add(uint64_t rows, uint64_t columns, const char *format, int layer)
+{
+    size_t i = trainer.n++;
+    snprintf(trainer.names[i], sizeof(trainer.names[i]), format, layer);
+    trainer.params[i] = (wsync_param){.name = trainer.names[i],
+                                      .dtype = WSYNC_BF16,
+                                      .n_dims = 2,
+                                      .shape = {rows, columns},
+                                      .data = trainer.data ? trainer.data + trainer.elements : NULL};
+    trainer.elements += rows * columns;
+}
+
+static void lay_out(const struct model *m)
+{
+    trainer.n = 0;
+    trainer.elements = 0;
+    add(m->vocabulary, m->hidden, "model.embed_tokens.weight", 0);
+    for (int l = 0; l < LAYERS; l++) {
+        add(m->heads, m->hidden, "model.layers.%d.self_attn.q_proj.weight", l);
+        add(1024, m->hidden, "model.layers.%d.self_attn.k_proj.weight", l);
+        add(1024, m->hidden, "model.layers.%d.self_attn.v_proj.weight", l);
+        add(m->hidden, m->heads, "model.layers.%d.self_attn.o_proj.weight", l);
+        add(m->intermediate, m->hidden, "model.layers.%d.mlp.gate_proj.weight", l);
+        add(m->intermediate, m->hidden, "model.layers.%d.mlp.up_proj.weight", l);
+        add(m->hidden, m->intermediate, "model.layers.%d.mlp.down_proj.weight", l);
+        add(1, m->hidden, "model.layers.%d.input_layernorm.weight", l);
+    }
+}
+
+static bool read_model(const char *name, struct model *m)
+{
+    double scale = atof(name);
+    if (strcmp(name, "0.6b") == 0)
+        *m = (struct model){1024, 2048, 3072, 151936};
+    else if (strcmp(name, "1.7b") == 0)
+        *m = (struct model){2048, 2048, 6144, 151936};
+    else /* of the small one */
+        *m = (struct model){1024, 2048, 3072, (uint64_t)(151936 * scale)};
+    return strcmp(name, "0.6b") == 0 || strcmp(name, "1.7b") == 0 || (scale > 0 && scale < 1);
+}
+
+/* Distances between changes are drawn, not elements: as it would be if each were drawn by itself. */
+static uint64_t step(double share, bool mixed)
+{
+    uint64_t n = 0;
+    const double scale = share < 1 ? 1 / log1p(-share) : 0;
+    for (uint64_t i = 0;; i++) {
+        i += share < 1 ? (uint64_t)(log(((double)(any() >> 11) + 0.5) / 9007199254740992.0) * scale) : 0;
+        if (i >= trainer.elements)
+            return n;
+        uint16_t by = 1;
+        while (mixed && any() % 3 == 0)
+            by = (uint16_t)(by * 2);
+        trainer.data[i] = (uint16_t)(any() & 1 ? trainer.data[i] + by : trainer.data[i] - by);
+        n++;
+    }
+}
+
+/* Like weights: signs and mantissas are noise, exponents lie close together. */
+static void fill(void)
+{
+    for (uint64_t i = 0; i < trainer.elements; i++) {
+        uint64_t r = any();
+        trainer.data[i] = (uint16_t)((r & 0x807f) | (100 + (r >> 20) % 20) << 7);
+    }
+}
+
+static int obey(const char *line)
+{
+    unsigned long long version;
+    double share;
+    if (sscanf(line, "step %lf", &share) == 1 || sscanf(line, "mix %lf", &share) == 1) {
+        printf("stepped %" PRIu64 "\n", step(share, line[0] == 'm'));
+    } else if (sscanf(line, "offload %llu", &version) == 1) {
+        double began = now();
+        if (wsync_offload(trainer.publisher, trainer.params, trainer.n, version) < 0)
+            return -1;
+        printf("offloaded %llu %.6f %.6f\n", version, began, now());
+    } else if (sscanf(line, "wait %llu", &version) == 1) {
+        if (wsync_wait_published(trainer.publisher, version, 60000) < 0)
+            return -1;
+        printf("published %llu %.6f\n", version, now());
+    } else {
+        printf("what?\n");
+    }
+    fflush(stdout);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct model m;
+    char line[128];
+    if (argc != 4 || !read_model(argv[3], &m)) {
+        fprintf(stderr, "usage: trainer AGENT MODEL 0.6b|1.7b|SCALE\n");
+        return 2;
+    }
+    lay_out(&m);
+    trainer.data =
+        mmap(NULL, trainer.elements * 2, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (trainer.data == MAP_FAILED)
+        return 1;
+    (void)madvise(trainer.data, trainer.elements * 2, MADV_HUGEPAGE);
+    lay_out(&m);
+    fill();
+    wsync_config config = {.struct_size = sizeof(config), .agent = argv[1], .model = argv[2], .n_threads = 2};
+    if (wsync_open(&config, &trainer.publisher) < 0) {
+        fprintf(stderr, "%s\n", wsync_error());
+        return 1;
+    }
+    printf("ready %" PRIu64 "\n", trainer.elements * 2);
+    fflush(stdout);
+    while (fgets(line, sizeof(line), stdin)) {
+        if (obey(line) < 0) {
+            fprintf(stderr, "%s\n", wsync_error());
+            return 1;
+        }
+    }
+    wsync_close(trainer.publisher);
+    return 0;
+}
