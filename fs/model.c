@@ -313,6 +313,19 @@ void ws_model_set_current(struct ws_model *m, struct ws_version *v)
     ws_changes_tell(&changes, s);
 }
 
+struct ws_version *ws_version_at(struct ws_model *m, uint64_t number, const char *run)
+{
+    struct ws_version *found = NULL;
+
+    pthread_mutex_lock(&m->store->lock);
+    for (struct ws_version *v = m->versions; v && v->number <= number && !found; v = v->next) {
+        if (v->number == number && (run ? strcmp(v->run, run) == 0 : v->live))
+            found = ws_version_get(v);
+    }
+    pthread_mutex_unlock(&m->store->lock);
+    return found;
+}
+
 struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct ws_error *err)
 {
     static const struct {

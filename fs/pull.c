@@ -8,6 +8,7 @@
 #include "fs/pull.h"
 #include "fs/content.h"
 #include "fs/model.h"
+#include "fs/offers.h"
 #include "fs/room.h"
 #include "fs/route.h"
 #include "fs/transfer.h"
@@ -303,6 +304,17 @@ static void enter(struct ws_pull *p, enum ws_state state)
     ws_changes_tell(&changes, v->store);
 }
 
+/* Another source may have been heard while the bytes came. */
+static int check_agreement(struct ws_version *v, struct ws_error *err)
+{
+    int rc;
+
+    pthread_mutex_lock(&v->store->lock);
+    rc = ws_offers_agree(v, err);
+    pthread_mutex_unlock(&v->store->lock);
+    return rc;
+}
+
 static int get_all(struct ws_pull *p, char how[64], struct ws_error *err)
 {
     struct ws_version *v = p->version;
@@ -316,6 +328,8 @@ static int get_all(struct ws_pull *p, char how[64], struct ws_error *err)
     }
     if (rc == -ENOTSUP)
         rc = fill(p, how, err);
+    if (rc == 0)
+        rc = check_agreement(v, err);
     if (rc < 0)
         return rc;
     enter(p, WS_VERIFYING);

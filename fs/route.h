@@ -27,7 +27,7 @@ struct ws_leg {
 void ws_route_init(struct ws_route *r, struct ws_version *v);
 void ws_route_release(struct ws_route *r);
 /* Chooses a source: in the order of adding, those that answer first. When none is left: -ESTALE,
- * -ECANCELED or what the last one said. */
+ * -ECANCELED or what the last one said; -EBADMSG: they disagree on what the version is. */
 WS_MUST_USE int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err);
 void ws_route_end(struct ws_leg *leg); /* done with the source */
 /* What the source said with rc (err: its sentence). Puts the source. 0: take one and try again, after

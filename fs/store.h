@@ -70,6 +70,8 @@ void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_versio
 /* By directory name: "13" (live lineage), "13@RUN" (a superseded one that is still held), or the
  * words latest, current, previous. Reference, or NULL with err -ENOENT. */
 struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct ws_error *err);
+/* By number and lineage; run NULL: the live one. Reference, or NULL. */
+struct ws_version *ws_version_at(struct ws_model *m, uint64_t number, const char *run);
 struct ws_version *ws_version_get(struct ws_version *v);
 void ws_version_put(struct ws_version *v);
 struct ws_mark ws_version_mark(const struct ws_version *v);
@@ -161,6 +163,7 @@ enum ws_change {
     WS_MODEL_REMOVED,
     WS_MODEL_LISTED, /* a source lists it that did not, or could not be asked, before */
     WS_MODEL_ORDERS, /* what agents ask of it has changed */
+    WS_MODEL_OFFERS, /* sources were heard: what can be passed on of it may have changed */
     WS_VERSION_KNOWN,
     WS_VERSION_STATE,
     WS_VERSION_RENAMED,
