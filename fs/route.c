@@ -114,6 +114,15 @@ void ws_route_end(struct ws_leg *leg)
     leg->watch = NULL;
 }
 
+void ws_route_doubt(struct ws_route *r, struct ws_leg *leg)
+{
+    pthread_mutex_lock(&r->lock);
+    if (r->turn == leg->turn)
+        r->turn++;
+    pthread_mutex_unlock(&r->lock);
+    ws_route_end(leg);
+}
+
 void ws_route_progress(struct ws_route *r, struct ws_leg *leg)
 {
     atomic_store(&r->progress_ns, ws_now_ns());
