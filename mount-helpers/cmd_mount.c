@@ -99,8 +99,8 @@ const struct cli_command cmd_mount = {
     .examples =
         "wsync mount http://10.0.0.3:18861 /wsync\n"
         "wsync mount -o open=stream,keep=3,cache=80G unix:/run/wsync/agent.sock /wsync\n"
-        "wsync mount --serve 0.0.0.0:18862 -o token-file=/etc/wsync/token http://10.0.0.3:18861 /wsync\n"
-        "wsync mount http://10.0.0.7:18862,http://10.0.0.3:18861 /wsync\n"
+        "wsync mount --serve 0.0.0.0:18863 -o token-file=/etc/wsync/token http://10.0.0.3:18861 /wsync\n"
+        "wsync mount http://10.0.0.7:18863,http://10.0.0.3:18861 /wsync\n"
         "mount -t wsync http://10.0.0.3:18861 /wsync -o token-file=/etc/wsync/token",
     .options = mount_options,
     .max_words = 2,

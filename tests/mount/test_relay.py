@@ -233,6 +233,10 @@ def test_tree(stack):
     assert all(same(l, folder) for l in leaves)
     size = size_of(leaves[0])
     assert sent(agent) == size and sent(relay, "relay") == 3 * size, (sent(agent), sent(relay, "relay"), size)
+    # On the trainer's host it has the trainer's own memory, of which no byte was copied.
+    near = Relay(stack, f"unix:{agent.sock}")
+    assert same(leaf_of(stack, near.url), folder)
+    assert 'how="ipc"' in near.text("actor/status") and sent(agent) == size
 
 
 def test_liar(stack):
