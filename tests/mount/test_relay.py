@@ -528,7 +528,5 @@ def test_nginx(stack):
     assert same(second, checkpoint(MEDIUM, seed=2), 2)
 
 
-if len(sys.argv) > 1:
-    run(*[globals()[n] for n in sys.argv[1:]])
 run(test_chain, test_while_it_arrives, test_reader_goes_first, test_tree, test_liar, test_invented_manifest, test_killed,
     test_follow, test_rings, test_eviction, test_end, test_guards, test_headers, test_nginx)
