@@ -216,7 +216,6 @@ static void take_orders(struct ws_watch *w, struct ws_model *m, const json_t *js
         return;
     m->orders = orders;
     ws_changes_add(c, WS_MODEL_ORDERS, m, NULL);
-    ws_changes_add(c, WS_MODEL_OFFERS, m, NULL);
 }
 
 static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes *c)

@@ -104,11 +104,24 @@ int ws_offers_agree(const struct ws_version *v, struct ws_error *err)
     return 0;
 }
 
+/* What is held does not begin anew when a source lists something else. */
+static int matches_what_is_held(const struct ws_version *v, struct ws_error *err)
+{
+    for (const struct ws_offer *o = v->offers; o; o = o->next) {
+        if (o->digest[0] && v->digest[0] && strcmp(o->digest, v->digest) != 0)
+            return ws_error_set(err, EBADMSG,
+                                "%s/%lu has the digest %s here, %s lists it with %s now: two trainers may "
+                                "publish under one run id; drop the version to take what is listed",
+                                v->model->name, v->number, v->digest, url_of(v, o), o->digest);
+    }
+    return 0;
+}
+
 void ws_offers_settle(struct ws_model *m)
 {
     for (struct ws_version *v = m->versions; v; v = v->next) {
         struct ws_error err = {0};
-        bool agree = ws_offers_agree(v, &err) == 0;
+        bool agree = ws_offers_agree(v, &err) == 0 && matches_what_is_held(v, &err) == 0;
         if (agree != v->disputed)
             continue;
         v->disputed = !agree;

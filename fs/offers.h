@@ -29,8 +29,8 @@ void ws_offers_forget(struct ws_version *v, unsigned index);
 void ws_offers_free(struct ws_version *v);
 /* -EBADMSG: two sources name different digests; names both. */
 WS_MUST_USE int ws_offers_agree(const struct ws_version *v, struct ws_error *err);
-/* After offers of the model have changed: what sources began to disagree about is told, and shown as the
- * error of what is here already. */
+/* After offers of the model have changed, and ws_listing_renew: what sources began to disagree about, among
+ * themselves or with what is held, is told, and shown as the error of what is here already. */
 void ws_offers_settle(struct ws_model *m);
 
 /* Without any lock: what this mount may list to others, in the form of transports/catalog.h: what is complete

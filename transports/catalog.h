@@ -32,12 +32,12 @@ struct ws_catalog_ops {
     int (*hold)(void *self, const char *model, uint64_t version, const char *run, const char *holder,
                 void (*revoked)(void *arg), void *arg, struct ws_hold **out, struct ws_error *err);
     void (*drop)(void *self, struct ws_hold *hold);
-    /* (Carried by tcp alone.) Of what is held, may this be read now: blocks [first, first + n) of a file; n 0: the manifest? NULL in
-     * the table: all that is held may, at once. 1: yes, and hold says where it is. 0: not yet; with `arrived`
-     * it is asked for, ahead of what nobody waits for, and arrived is called once, from any thread, within a
-     * bounded time: look again then. With arrived NULL this is only a look. Else why it will not come, and it
-     * stays said. One thread at a time asks about a hold, one question at a time. The caller may hold a lock
-     * that `revoked` and `arrived` take. */
+    /* (Carried by tcp alone.) Of what is held, may this be read now: blocks [first, first + n) of a file; n
+     * 0: the manifest? NULL in the table: all that is held may, at once. 1: yes, and hold says where it is.
+     * 0: not yet; with `arrived` it is asked for, ahead of what nobody waits for, and arrived is called once,
+     * from any thread, within a bounded time: look again then. With arrived NULL this is only a look. Else
+     * why it will not come, and it stays said. One thread at a time asks about a hold, one question at a
+     * time. The caller may hold a lock that `revoked` and `arrived` take. */
     int (*here)(void *self, struct ws_hold *hold, size_t file, size_t first, size_t n,
                 void (*arrived)(void *arg), void *arg, struct ws_error *err);
     /* Takes the question back. True: arrived will not be called; false: it was, or is just being called. */

@@ -473,7 +473,10 @@ static void another_digest_is_another_version(void **state)
     shelf_unlist(shelf, "actor", 1, "r1");
     wait_until(!info_of(v).at_source);
     assert_int_equal(ws_version_state(v), WS_READY);
+    assert_int_equal(info_of(v).error_code, EBADMSG); /* and it is said */
     assert_same_bytes(shelf, v);
+    shelf_unlist(other, "actor", 1, "r1");
+    wait_until(info_of(v).error_code == 0);
     ws_version_put(v);
     ws_store_free(s);
     shelf_free(other);
