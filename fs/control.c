@@ -313,6 +313,8 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
     case WS_MODEL_ORDERS:
         ws_follow_orders(c, m);
         return;
+    case WS_MODEL_OFFERS:
+        return;
     case WS_VERSION_KNOWN:
         ws_desk_event(c, d, "known model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64, d->name, info.number,
                       info.run, info.total_bytes);

@@ -43,6 +43,7 @@ struct ws_fs {
     struct ws_store *store;
     struct ws_control *control;
     struct ws_probes *probes; /* NULL: nobody asked for them */
+    struct ws_relay *relay;   /* NULL: it serves no other mounts */
     struct fuse_session *session;
     enum ws_reads reads;   /* what is in use; never WS_READS_AUTO */
     char mode_text[256];   /* the same for status, with the reason of a fallback */

@@ -1,8 +1,10 @@
 /* A version is the same in two sources when model, run, number and digest are. A source that lists
  * another digest under the same number serves something else: it is left out as a source of what we
- * hold, and takes the place of what we do not. */
+ * hold. Of what we do not hold, the sources disagree (fs/offers.h) unless it is the only one: then it takes
+ * the place of what it listed before. */
 #include "fs/listing.h"
 #include "fs/model.h"
+#include "fs/offers.h"
 #include "fs/version.h"
 #include "transports/log.h"
 #include "transports/name.h"
@@ -11,8 +13,9 @@
 #include <string.h>
 
 struct entry {
-    uint64_t number, bytes, created_ns;
-    const char *run, *digest;
+    uint64_t number;
+    const char *run;
+    struct ws_offer offer;
 };
 
 static int read_u64(const json_t *object, const char *key, uint64_t *out)
@@ -25,23 +28,13 @@ static int read_u64(const json_t *object, const char *key, uint64_t *out)
     return 0;
 }
 
-/* A folder is hashed when its manifest is asked for: until then its versions have no digest. */
-static bool is_digest(const char *digest)
-{
-    return !digest[0] || (strlen(digest) == 32 && strspn(digest, "0123456789abcdef") == 32);
-}
-
 static int read_entry(const json_t *json, struct entry *e)
 {
     e->run = json_string_value(json_object_get(json, "run"));
-    e->digest = json_string_value(json_object_get(json, "digest"));
-    if (!e->digest)
-        e->digest = "";
-    e->created_ns = 0;
-    if (read_u64(json, "version", &e->number) < 0 || read_u64(json, "bytes", &e->bytes) < 0 || !e->run ||
-        !ws_run_is_safe(e->run) || !is_digest(e->digest))
+    if (ws_offer_read(json, &e->offer) < 0 || read_u64(json, "version", &e->number) < 0 ||
+        read_u64(json, "bytes", &e->offer.bytes) < 0 || !e->run || !ws_run_is_safe(e->run))
         return -EPROTO;
-    (void)read_u64(json, "created_ns", &e->created_ns);
+    (void)read_u64(json, "created_ns", &e->offer.created_ns);
     return 0;
 }
 
@@ -79,9 +72,29 @@ bad:
 
 void ws_listing_forget(struct ws_model *m, unsigned index)
 {
-    for (struct ws_version *v = m->versions; v; v = v->next)
+    for (struct ws_version *v = m->versions; v; v = v->next) {
         v->sources &= ~ws_bit(index);
+        ws_offers_forget(v, index);
+    }
     m->claims[index] = (struct ws_claim){0};
+}
+
+static bool is_held(const struct ws_version *v)
+{
+    return v == v->model->current || v->pull || v->pinned || ws_version_has_bytes(v);
+}
+
+static bool is_another(const struct ws_version *v, const char *digest)
+{
+    return v->digest[0] && digest[0] && strcmp(v->digest, digest) != 0;
+}
+
+static void describe(struct ws_version *v, const struct ws_offer *o)
+{
+    if (o->digest[0])
+        memcpy(v->digest, o->digest, sizeof(v->digest));
+    v->listed_bytes = o->bytes;
+    v->created_ns = o->created_ns;
 }
 
 /* The version of an entry, made when it is new. NULL: it cannot be taken. */
@@ -89,33 +102,36 @@ static struct ws_version *version_of(struct ws_model *m, const struct entry *e, 
 {
     struct ws_version *v = ws_version_named(m, e->number, e->run);
 
-    if (v && v->digest[0] && e->digest[0] && strcmp(v->digest, e->digest) != 0) {
-        if (v == m->current || v->pull || v->pinned || ws_version_has_bytes(v)) {
-            ws_log(WS_LOG_WARN, "store",
-                   "a source lists another digest for a version that is held: left out model=%s "
-                   "version=%" PRIu64,
-                   m->name, e->number);
-            return NULL;
-        }
-        v->sources = 0;
-        ws_version_retire(v, c);
-        v = NULL;
-    }
+    if (v && is_another(v, e->offer.digest))
+        return v; /* it stays what it is, for now */
     if (!v) {
         v = ws_version_new(m, e->number, e->run);
         if (!v)
             return NULL;
         ws_changes_add(c, WS_VERSION_KNOWN, m, v);
     }
-    if (e->digest[0])
-        memcpy(v->digest, e->digest, sizeof(v->digest));
-    v->listed_bytes = e->bytes;
-    v->created_ns = e->created_ns;
+    describe(v, &e->offer);
     return v;
 }
 
-/* Versions of a superseded lineage that are not held get no name: they are not made at all. */
-static void take_versions(struct ws_model *m, unsigned index, const json_t *versions, struct ws_changes *c)
+void ws_listing_renew(struct ws_model *m, struct ws_changes *c)
+{
+    for (struct ws_version *v = m->versions, *next; v; v = next) {
+        const struct ws_offer *o = v->offers;
+        next = v->next;
+        while (o && !is_another(v, o->digest))
+            o = o->next;
+        if (!o || is_held(v) || ws_offers_agree(v, NULL) < 0)
+            continue;
+        describe(v, o); /* which the new one begins with */
+        ws_version_retire(v, c);
+    }
+}
+
+/* Versions of a superseded lineage that are not held get no name: they are not made at all. What the source
+ * has through this mount is none of its own. */
+static void take_versions(struct ws_watch *w, struct ws_model *m, const json_t *versions,
+                          struct ws_changes *c)
 {
     const json_t *json;
     size_t i;
@@ -126,11 +142,21 @@ static void take_versions(struct ws_model *m, unsigned index, const json_t *vers
         struct entry e;
         if (read_entry(json, &e) < 0)
             continue;
+        if (!ws_offer_is_fit(m->store, &e.offer)) {
+            if (!w->circles)
+                ws_log(WS_LOG_INFO, "store", "a source lists what it has from this mount: left out url=%s",
+                       w->source->url);
+            w->circles = true;
+            continue;
+        }
         if (m->run[0] && strcmp(e.run, m->run) != 0 && !ws_version_named(m, e.number, e.run))
             continue;
         v = version_of(m, &e, c);
-        if (v)
-            v->sources |= ws_bit(index);
+        if (!v)
+            continue;
+        ws_offers_note(v, w->index, &e.offer);
+        if (!is_another(v, e.offer.digest) || !is_held(v))
+            v->sources |= ws_bit(w->index);
     }
 }
 
@@ -144,12 +170,13 @@ static void take_claim(struct ws_model *m, unsigned index, const json_t *model)
     json_array_foreach(json_object_get(model, "versions"), i, json)
     {
         struct entry e;
-        if (read_entry(json, &e) < 0 || !run || strcmp(e.run, run) != 0)
+        if (read_entry(json, &e) < 0 || !run || strcmp(e.run, run) != 0 ||
+            !ws_offer_is_fit(m->store, &e.offer))
             continue;
         if (!claim->run[0])
             memcpy(claim->run, e.run, strlen(e.run) + 1);
-        if (e.created_ns > claim->created_ns)
-            claim->created_ns = e.created_ns;
+        if (e.offer.created_ns > claim->created_ns)
+            claim->created_ns = e.offer.created_ns;
         if (e.number > claim->newest)
             claim->newest = e.number;
     }
@@ -164,7 +191,16 @@ static bool is_removed(const struct ws_store *s, const char *name)
     return false;
 }
 
-/* Of several agents that serve one model the one with the newest release counts. */
+/* Of several sources that serve one model the one with the newest release counts; of two that know the same,
+ * an agent, whose orders are whole: a mount that serves passes on only what was released. */
+static bool outranks(const struct ws_orders *a, const struct ws_orders *b)
+{
+    uint64_t newest = a->release > a->released_by ? a->release : a->released_by;
+    uint64_t known = b->release > b->released_by ? b->release : b->released_by;
+
+    return newest > known || (newest == known && (a->release || a->n_wanted) && !b->release && !b->n_wanted);
+}
+
 static void take_orders(struct ws_watch *w, struct ws_model *m, const json_t *json, struct ws_changes *c)
 {
     struct ws_orders orders;
@@ -173,7 +209,7 @@ static void take_orders(struct ws_watch *w, struct ws_model *m, const json_t *js
                w->source->url);
         return;
     }
-    if (m->orders_from != w->index && orders.release <= m->orders.release)
+    if (m->orders_from != w->index && !outranks(&orders, &m->orders))
         return;
     m->orders_from = w->index;
     if (ws_orders_same(&orders, &m->orders))
@@ -197,7 +233,7 @@ static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes
     }
     take_claim(m, w->index, json);
     ws_model_settle_lineage(m);
-    take_versions(m, w->index, json_object_get(json, "versions"), c);
+    take_versions(w, m, json_object_get(json, "versions"), c);
     if (!m->told[w->index])
         ws_changes_add(c, WS_MODEL_LISTED, m, NULL);
     m->told[w->index] = true;
@@ -227,6 +263,9 @@ static void take(struct ws_watch *w, const json_t *models, uint64_t agent)
         w->told = true;
         for (struct ws_model *m = s->models, *next; m; m = next) {
             next = m->next;
+            ws_listing_renew(m, &changes);
+            ws_offers_settle(m);
+            ws_changes_add(&changes, WS_MODEL_OFFERS, m, NULL);
             ws_model_settle(m, &changes);
         }
     }

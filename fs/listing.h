@@ -11,5 +11,8 @@ WS_MUST_USE int ws_listing_apply(struct ws_watch *w, const json_t *listing, uint
 void ws_listing_clear(struct ws_watch *w);
 /* With store->lock: takes back what the source with that index said about a model. */
 void ws_listing_forget(struct ws_model *m, unsigned index);
+/* With store->lock, after what sources say has changed: versions of which nothing is here, and which no
+ * source lists with the digest that was known of them, begin anew. */
+void ws_listing_renew(struct ws_model *m, struct ws_changes *c);
 
 #endif

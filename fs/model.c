@@ -249,6 +249,28 @@ void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_versio
     free(versions);
 }
 
+json_t *ws_model_deltas(struct ws_model *m, uint64_t version, const char *run)
+{
+    pthread_mutex_lock(&m->store->lock);
+    const struct ws_mark target = ws_mark_of(version, run ? run : m->run);
+    json_t *out = ws_delta_set_leading_to(&m->deltas, &target);
+    pthread_mutex_unlock(&m->store->lock);
+    return out;
+}
+
+struct ws_delta *ws_model_delta(struct ws_model *m, uint64_t version, const char *run,
+                                const struct ws_mark *base)
+{
+    pthread_mutex_lock(&m->store->lock);
+    const struct ws_mark target = ws_mark_of(version, run ? run : m->run);
+    const struct ws_mark from = ws_mark_of(base->version, base->run[0] ? base->run : target.run);
+    struct ws_delta *d = ws_delta_set_find(&m->deltas, &from, &target);
+    if (d)
+        ws_delta_get(d);
+    pthread_mutex_unlock(&m->store->lock);
+    return d;
+}
+
 bool ws_model_is_pulling(struct ws_model *m)
 {
     bool is = false;
@@ -340,6 +362,19 @@ struct ws_version *ws_version_below(struct ws_version *v)
         atomic_fetch_add(&found->kept, 1);
     }
     pthread_mutex_unlock(&v->store->lock);
+    return found;
+}
+
+struct ws_version *ws_version_at(struct ws_model *m, uint64_t number, const char *run)
+{
+    struct ws_version *found = NULL;
+
+    pthread_mutex_lock(&m->store->lock);
+    for (struct ws_version *v = m->versions; v && v->number <= number && !found; v = v->next) {
+        if (v->number == number && (run ? strcmp(v->run, run) == 0 : v->live))
+            found = ws_version_get(v);
+    }
+    pthread_mutex_unlock(&m->store->lock);
     return found;
 }
 

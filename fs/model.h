@@ -25,4 +25,11 @@ void ws_model_settle_lineage(struct ws_model *m);
 /* Settles without the lock held, and tells the changes. */
 void ws_model_tidy(struct ws_model *m);
 
+/* Without store->lock. The deltas that are kept and lead to a version (delta_offer.h), a new reference, and
+ * one of them, counted; NULL: none, or no memory. run NULL: the live lineage, and of base the version's own.
+ */
+json_t *ws_model_deltas(struct ws_model *m, uint64_t version, const char *run);
+struct ws_delta *ws_model_delta(struct ws_model *m, uint64_t version, const char *run,
+                                const struct ws_mark *base);
+
 #endif

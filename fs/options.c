@@ -141,7 +141,7 @@ static int set_ctl_group(struct ws_mount_options *o, const char *value)
 }
 
 /* The token is read when the options are parsed: before the daemon goes anywhere else. */
-static int set_token_file(struct ws_mount_options *o, const char *value)
+static int read_token(struct ws_mount_options *o, const char *value, const char **out)
 {
     char line[4096];
     FILE *f = fopen(value, "re");
@@ -152,9 +152,19 @@ static int set_token_file(struct ws_mount_options *o, const char *value)
     if (!got)
         return -ENODATA;
     line[strcspn(line, "\r\n")] = 0;
-    o->store.source.token = line[0] ? keep(o, line) : NULL;
+    *out = line[0] ? keep(o, line) : NULL;
     explicit_bzero(line, sizeof(line));
-    return o->store.source.token ? 0 : -ENODATA;
+    return *out ? 0 : -ENODATA;
+}
+
+static int set_token_file(struct ws_mount_options *o, const char *value)
+{
+    return read_token(o, value, &o->store.source.token);
+}
+
+static int set_serve_token_file(struct ws_mount_options *o, const char *value)
+{
+    return read_token(o, value, &o->serve.token);
 }
 
 #define SET_STRING(name, field)                                                                              \
@@ -172,6 +182,10 @@ SET_STRING(set_fsname, fsname)
 SET_STRING(set_state, state)
 SET_STRING(set_host, host)
 SET_STRING(set_listen, listen)
+SET_STRING(set_serve, serve.listen)
+SET_STRING(set_serve_cert, serve.tls_cert_file)
+SET_STRING(set_serve_key, serve.tls_key_file)
+SET_STRING(set_serve_client_ca, serve.tls_client_ca_file)
 
 static int set_verify(struct ws_mount_options *o, const char *value)
 {
@@ -190,6 +204,7 @@ SET_FLAG(set_allow_other, allow_other)
 SET_FLAG(set_no_allow_other, no_allow_other)
 SET_FLAG(set_prefetch, prefetch)
 SET_FLAG(set_debug, debug)
+SET_FLAG(set_serve_insecure, serve.insecure)
 
 static int ignore(struct ws_mount_options *o, const char *value)
 {
@@ -241,6 +256,15 @@ static const struct {
      "answer probes by HTTP: /healthz, /metrics, /ready/MODEL[/ENGINE][?behind=N] (200 when the engine "
      "serves the current "
      "version); default: no"},
+    {"serve", "HOST:PORT", set_serve,
+     "be a source for other mounts: serve what is here, and what the sources have as it arrives; default: "
+     "no"},
+    {"serve-token-file", "FILE", set_serve_token_file,
+     "ask those mounts for the bearer token in the file's first line; default: the sources' token"},
+    {"serve-insecure", NULL, set_serve_insecure, "serve beyond loopback without a token"},
+    {"serve-cert", "FILE", set_serve_cert, "serve TLS 1.3 with this PEM certificate"},
+    {"serve-key", "FILE", set_serve_key, "its private key"},
+    {"serve-client-ca", "FILE", set_serve_client_ca, "ask those mounts for a certificate signed by this CA"},
     {"fsname", "NAME", set_fsname, "name in the mount table; default: the source"},
     {"debug", NULL, set_debug, "print every FUSE request"},
     {"ro", NULL, ignore, NULL},

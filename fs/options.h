@@ -2,6 +2,7 @@
 #ifndef WS_FS_OPTIONS_H
 #define WS_FS_OPTIONS_H
 #include "fs/store.h"
+#include "transports/tcp.h"
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -21,7 +22,8 @@ struct ws_mount_options {
     mode_t mode;        /* of files; folders get the search bits that go with it */
     unsigned deadline_ms;
     char *log_file, *fsname, *state, *host, *listen;
-    char *strings[16]; /* owned: what the pointers above lead to */
+    struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
+    char *strings[24];                  /* owned: what the pointers above lead to */
     size_t n_strings;
 };
 

@@ -8,6 +8,7 @@
 #include "fs/pull.h"
 #include "fs/content.h"
 #include "fs/model.h"
+#include "fs/offers.h"
 #include "fs/replay.h"
 #include "fs/room.h"
 #include "fs/route.h"
@@ -284,6 +285,8 @@ static int fill(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
     struct ws_replay *replay = ws_version_has_bytes(v) ? NULL : ws_replay_new(&p->route, why);
     int rc = get_regions(p, err);
 
+    if (!replay)
+        atomic_store(&v->decided, true);
     if (rc == 0 && replay)
         ws_replay_run(replay, &patched);
     ws_replay_free(replay);
@@ -314,6 +317,17 @@ static void enter(struct ws_pull *p, enum ws_state state)
     ws_changes_tell(&changes, v->store);
 }
 
+/* Another source may have been heard while the bytes came. */
+static int check_agreement(struct ws_version *v, struct ws_error *err)
+{
+    int rc;
+
+    pthread_mutex_lock(&v->store->lock);
+    rc = ws_offers_agree(v, err);
+    pthread_mutex_unlock(&v->store->lock);
+    return rc;
+}
+
 static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
 {
     struct ws_version *v = p->version;
@@ -327,6 +341,8 @@ static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *e
     }
     if (rc == -ENOTSUP)
         rc = fill(p, how, err);
+    if (rc == 0)
+        rc = check_agreement(v, err);
     if (rc < 0)
         return rc;
     enter(p, WS_VERIFYING);

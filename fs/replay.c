@@ -14,14 +14,17 @@
 #include "transports/workers.h"
 #include <assert.h>
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define BITS  64
-#define NONE  SIZE_MAX
-#define SPARE 4
-#define TRIES 2 /* of a part, when the connection breaks */
+#define BITS   64
+#define NONE   SIZE_MAX
+#define SPARE  4
+#define ASKS   100 /* how often a source is asked that does not know its deltas yet */
+#define ASK_MS 20
+#define TRIES  2 /* of a part, when the connection breaks */
 
 /* One step of the chain: what it is, and where it comes from. */
 struct link {
@@ -65,11 +68,16 @@ static void ask_source(struct ws_route *r, struct known *k)
     struct ws_mark mark = ws_version_mark(v);
     struct ws_leg leg = {0};
     struct ws_error err = {0};
+    int rc, tries = 0;
 
     k->n = 0;
     if (ws_route_take(r, &leg, &err) < 0)
         return;
-    if (ws_source_deltas(leg.watch->source, v->model->name, &mark, k->offers, &k->n, &err) < 0) {
+    /* Another mount may have to find out first by which way it comes there. */
+    do
+        rc = ws_source_deltas(leg.watch->source, v->model->name, &mark, k->offers, &k->n, &err);
+    while (rc == -EAGAIN && ++tries < ASKS && !atomic_load(&r->stop) && poll(NULL, 0, ASK_MS) == 0);
+    if (rc < 0) {
         k->n = 0;
         ws_log(WS_LOG_DEBUG, "store", "no list of deltas model=%s version=%lu error=\"%s\"", v->model->name,
                v->number, err.text);
@@ -560,14 +568,18 @@ static bool fetch_chain(struct ws_replay *p)
 {
     bool whole = true;
 
-    for (size_t i = 0; whole && i < p->n_links; i++) {
-        if (p->links[i].held) {
+    for (size_t i = 0; i < p->n_links; i++) {
+        if (p->links[i].held)
             p->chain[i] = ws_delta_get(p->links[i].held);
+        else
+            whole = whole && add_delta(p, i) == 0;
+    }
+    atomic_store(&p->version->decided, true);
+    for (size_t i = 0; i < p->n_links; i++) {
+        if (p->links[i].held || !p->chain[i])
             continue;
-        }
-        whole = add_delta(p, i) == 0 && fetch_link(p, i);
-        if (p->chain[i])
-            ws_delta_end(p->chain[i], whole ? WS_DELTA_WHOLE : WS_DELTA_GIVEN_UP);
+        whole = whole && fetch_link(p, i);
+        ws_delta_end(p->chain[i], whole ? WS_DELTA_WHOLE : WS_DELTA_GIVEN_UP);
     }
     return whole;
 }

@@ -3,6 +3,7 @@
  * connections, resets, silence) is tried again, with the next alternative where there is one, until
  * nothing has moved for the pull's deadline. */
 #include "fs/route.h"
+#include "fs/offers.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,8 +87,9 @@ int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
     if (atomic_load(&r->stop))
         return canceled(r, err);
     pthread_mutex_lock(&s->lock);
+    rc = ws_offers_agree(r->version, err);
     pthread_mutex_lock(&r->lock);
-    n = candidates(r, list);
+    n = rc == 0 ? candidates(r, list) : 0;
     leg->turn = r->turn;
     leg->watch = NULL;
     for (unsigned k = 0; k < n && !leg->watch; k++) {
@@ -98,7 +100,7 @@ int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
         leg->watch = list[r->turn % n];
     if (leg->watch)
         ws_watch_get(leg->watch);
-    else
+    else if (rc == 0)
         rc = none_left(r, err);
     pthread_mutex_unlock(&r->lock);
     pthread_mutex_unlock(&s->lock);
@@ -110,6 +112,15 @@ void ws_route_end(struct ws_leg *leg)
     if (leg->watch)
         ws_watch_put(leg->watch);
     leg->watch = NULL;
+}
+
+void ws_route_doubt(struct ws_route *r, struct ws_leg *leg)
+{
+    pthread_mutex_lock(&r->lock);
+    if (r->turn == leg->turn)
+        r->turn++;
+    pthread_mutex_unlock(&r->lock);
+    ws_route_end(leg);
 }
 
 void ws_route_progress(struct ws_route *r, struct ws_leg *leg)

@@ -27,12 +27,15 @@ struct ws_leg {
 void ws_route_init(struct ws_route *r, struct ws_version *v);
 void ws_route_release(struct ws_route *r);
 /* Chooses a source: in the order of adding, those that answer first. When none is left: -ESTALE,
- * -ECANCELED or what the last one said. */
+ * -ECANCELED or what the last one said; -EBADMSG: they disagree on what the version is. */
 WS_MUST_USE int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err);
 void ws_route_end(struct ws_leg *leg); /* done with the source */
 /* What the source said with rc (err: its sentence). Puts the source. 0: take one and try again, after
  * the wait that is due; else final, with err. */
 WS_MUST_USE int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_error *err);
+/* What the source sent was not the manifest's. Puts it; the next attempt is with another, where there is one.
+ */
+void ws_route_doubt(struct ws_route *r, struct ws_leg *leg);
 void ws_route_progress(struct ws_route *r, struct ws_leg *leg);
 /* Wakes all that wait; callable with store->lock. */
 void ws_route_stop(struct ws_route *r);

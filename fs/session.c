@@ -2,6 +2,7 @@
 #include "fs/fs.h"
 #include "fs/notify.h"
 #include "fs/probes.h"
+#include "fs/relay.h"
 #include "fs/vnode.h"
 #include "transports/log.h"
 #include "transports/text.h"
@@ -226,6 +227,11 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     ws_control_on_event(fs->control, ws_fs_poll_event, fs);
     if (fs->options.listen && (rc = ws_probes_new(&fs->probes, fs->options.listen, fs->control, err)) < 0)
         return rc;
+    struct ws_tcp_server_options serve = fs->options.serve;
+    if (!serve.token)
+        serve.token = fs->options.store.source.token;
+    if (serve.listen && (rc = ws_relay_new(&fs->relay, fs->store, &serve, err)) < 0)
+        return rc;
     char *copy = strdup(fs->options.source), *save = NULL;
     for (char *url = copy ? strtok_r(copy, ",", &save) : NULL; url && rc == 0;
          url = strtok_r(NULL, ",", &save))
@@ -302,11 +308,13 @@ static void stop(struct ws_fs *fs)
     if (fs->control)
         ws_probes_free(fs->probes);
     ws_control_stop(fs->control);
+    ws_relay_stop(fs->relay);
     if (fs->store)
         ws_store_stop(fs->store); /* ends parked calls, which look at open files */
     ws_fs_close_all(fs);
     ws_fs_close_folders(fs);
     ws_store_free(fs->store);
+    ws_relay_free(fs->relay);
     ws_control_free(fs->control);
     ws_notify_stop(fs);
     ws_vnode_free_all(fs);

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #define DEFAULT_KEEP    2
@@ -139,6 +140,9 @@ int ws_store_new(struct ws_store **out, const struct ws_store_options *options, 
     s->last_dead = &s->dead;
     s->last_report = &s->reports;
     rc = copy_options(&s->options, options, err);
+    if (rc == 0 && getrandom(&s->id, sizeof(s->id), 0) != (ssize_t)sizeof(s->id))
+        rc = ws_error_set(err, errno, "no random number for a store: %s", strerror(errno));
+    s->id >>= 1; /* JSON ends at 2^63 - 1 */
     if (rc == 0)
         rc = ws_pool_new(&s->pool, s->options.cache_bytes, s->options.threads, err);
     if (rc == 0)

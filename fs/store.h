@@ -78,6 +78,8 @@ struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct 
 /* The newest complete version below this one, of the same lineage where there is one; kept from eviction,
  * which the caller ends (ws_version_keep). Reference, or NULL. */
 struct ws_version *ws_version_below(struct ws_version *v);
+/* By number and lineage; run NULL: the live one. Reference, or NULL. */
+struct ws_version *ws_version_at(struct ws_model *m, uint64_t number, const char *run);
 struct ws_version *ws_version_get(struct ws_version *v);
 void ws_version_put(struct ws_version *v);
 struct ws_mark ws_version_mark(const struct ws_version *v);
@@ -169,6 +171,7 @@ enum ws_change {
     WS_MODEL_REMOVED,
     WS_MODEL_LISTED, /* a source lists it that did not, or could not be asked, before */
     WS_MODEL_ORDERS, /* what agents ask of it has changed */
+    WS_MODEL_OFFERS, /* sources were heard: what can be passed on of it may have changed */
     WS_VERSION_KNOWN,
     WS_VERSION_STATE,
     WS_VERSION_RENAMED,

@@ -28,6 +28,7 @@ struct ws_pull;
 struct ws_watch;
 struct ws_bequest;
 struct ws_report;
+struct ws_offer;
 
 /* One file of a version: which of its blocks are here, and where. */
 struct ws_file_state {
@@ -45,6 +46,7 @@ struct ws_version {
     atomic_uint refs; /* 0: the reaper's */
     atomic_uint n_waits;
     atomic_int kept;              /* ws_version_keep */
+    atomic_bool decided;          /* by which way it comes: the deltas that it takes are among the model\'s */
     atomic_bool complete;         /* all is here and verified; never taken back, not by a drop either */
     pthread_mutex_t header_lock;  /* one thread parses; taken alone */
     pthread_mutex_t changed_lock; /* of changed; taken alone, for as long as a comparison takes */
@@ -62,6 +64,8 @@ struct ws_version {
     bool dying;                 /* the reaper's: found by nobody any more */
     bool live;                  /* what its name says: of the live lineage, or N@RUN */
     uint64_t sources;           /* bit i: the watch with index i lists it */
+    struct ws_offer *offers;    /* what each of those that list it says, of what is left out too */
+    bool disputed;              /* they do not agree on its digest */
     uint64_t own_bytes;         /* of the cache; 0 where the memory is a source's */
     struct ws_watch *mapped;    /* whose memory it is; counted */
     struct ws_bequest *bequest; /* who gets its memory when it goes */
@@ -105,6 +109,7 @@ struct ws_model {
 struct ws_store {
     struct ws_store_options options; /* with its strings copied; never changes */
     struct ws_pool *pool;
+    uint64_t id;      /* by which other mounts know this one */
     atomic_uint refs; /* the owner and every model */
     atomic_bool stop; /* read anywhere, set by ws_store_free */
     pthread_mutex_t lock;

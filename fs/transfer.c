@@ -55,6 +55,7 @@ struct lane {
     struct ws_leg leg;
     struct ws_lane *lane;
     struct run run;
+    bool doubtful; /* a block of the run was wrong */
     pthread_t thread;
 };
 
@@ -251,17 +252,17 @@ static int on_block(void *arg, size_t block, uint64_t hash)
         ws_route_progress(t->route, &l->leg);
         ws_waits_answer(v);
     } else {
+        l->doubtful = true;
         atomic_fetch_add(&v->bad_blocks, 1);
         atomic_fetch_add(&v->store->bad_blocks, 1);
     }
     return rc < 0 ? -ECANCELED : 0;
 }
 
-static void leave_source(struct lane *l)
+static void close_lane(struct lane *l)
 {
     ws_lane_close(l->lane);
     l->lane = NULL;
-    ws_route_end(&l->leg);
 }
 
 /* Fetches the lane's run. Returns 0, a failure of the source (leg.watch is set), or what is final. */
@@ -310,11 +311,15 @@ static void *lane_main(void *arg)
             t->how = ws_source_transport(l->leg.watch->source);
         bool over = t->rc != 0;
         pthread_mutex_unlock(&t->route->lock);
+        if (rc == 0 && l->doubtful && !over) {
+            close_lane(l);
+            ws_route_doubt(t->route, &l->leg);
+        }
+        l->doubtful = false;
         if (rc == 0 || over)
             continue;
         if (l->leg.watch) {
-            ws_lane_close(l->lane);
-            l->lane = NULL;
+            close_lane(l);
             rc = ws_route_failed(t->route, &l->leg, rc, &err);
         }
         if (rc < 0) {
@@ -323,7 +328,8 @@ static void *lane_main(void *arg)
             pthread_mutex_unlock(&t->route->lock);
         }
     }
-    leave_source(l);
+    close_lane(l);
+    ws_route_end(&l->leg);
     return NULL;
 }
 

@@ -8,6 +8,7 @@
 #include "fs/version.h"
 #include "fs/content.h"
 #include "fs/model.h"
+#include "fs/offers.h"
 #include "fs/pull.h"
 #include "fs/reaper.h"
 #include <assert.h>
@@ -63,6 +64,7 @@ void ws_version_delete(struct ws_version *v)
 {
     assert(atomic_load(&v->refs) <= 1 && !v->named && !v->pull && !v->waits && !v->mapped);
     ws_content_free(v);
+    ws_offers_free(v);
     pthread_mutex_destroy(&v->header_lock);
     pthread_mutex_destroy(&v->changed_lock);
     free(v->changed);
@@ -125,6 +127,9 @@ void ws_version_retire(struct ws_version *v, struct ws_changes *c)
             again->listed_bytes = v->listed_bytes;
             again->created_ns = v->created_ns;
             again->sources = v->sources;
+            again->offers = v->offers;
+            again->disputed = v->disputed;
+            v->offers = NULL;
             ws_changes_add(c, WS_VERSION_KNOWN, m, again);
         }
     }

@@ -4,6 +4,7 @@
 #include "fs/watch.h"
 #include "fs/listing.h"
 #include "fs/model.h"
+#include "fs/offers.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <errno.h>
@@ -180,6 +181,9 @@ void ws_watch_unlist(struct ws_watch *w, struct ws_changes *c)
         next = m->next;
         ws_listing_forget(m, w->index);
         m->told[w->index] = false;
+        ws_listing_renew(m, c);
+        ws_offers_settle(m);
+        ws_changes_add(c, WS_MODEL_OFFERS, m, NULL);
         ws_model_settle(m, c);
     }
     pthread_cond_broadcast(&s->changed);

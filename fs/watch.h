@@ -17,6 +17,7 @@ struct ws_watch {
     /* guarded by store->lock */
     bool up, answered;
     uint64_t agent;      /* which one it was, by its listing */
+    bool circles;        /* it lists what it has from this mount */
     bool told;           /* the mount has said where it stands since the source is up */
     uint64_t contact_ns; /* 0: never */
     char error[WS_ERROR_TEXT];

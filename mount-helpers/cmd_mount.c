@@ -11,6 +11,7 @@
 
 static const struct cli_option mount_options[] = {
     {"options", 'o', "LIST", "mount options, comma-separated; --list-options prints them"},
+    {"serve", 0, "HOST:PORT", "be a source for other mounts: the mount option serve="},
     {"foreground", 'f', NULL, "serve in this process instead of a daemon"},
     {"list-options", 0, NULL, "print the mount options"},
     {"verbose", 'v', NULL, "accepted for mount(8)"},
@@ -54,6 +55,11 @@ static int run_mount(const struct cli_args *args)
             break;
         rc = ws_mount_options_parse(&o, text, &err);
     }
+    if (rc == 0 && cli_get(args, "serve")) {
+        char text[256];
+        snprintf(text, sizeof(text), "serve=%.240s", cli_get(args, "serve"));
+        rc = ws_mount_options_parse(&o, text, &err);
+    }
     if (rc == 0)
         rc = ws_mount_options_place(&o, cli_word(args, 0), cli_word(args, 1), &err);
     o.foreground = cli_has(args, "foreground");
@@ -71,7 +77,7 @@ static int run_mount(const struct cli_args *args)
 const struct cli_command cmd_mount = {
     .name = "mount",
     .summary = "show the versions of a run as files below a folder",
-    .synopsis = "[-f] [-o OPTIONS] SOURCE[,SOURCE...] DIR",
+    .synopsis = "[-f] [--serve HOST:PORT] [-o OPTIONS] SOURCE[,SOURCE...] DIR",
     .description =
         "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), unix:/PATH (an agent on this "
         "host: memory is "
@@ -81,10 +87,21 @@ const struct cli_command cmd_mount = {
         "Returns when the mount answers; a daemon serves it from then on. A dead mount on DIR is "
         "recovered, a live one "
         "is left alone. 'wsync mount --list-options' prints every mount option with its meaning. "
+        "With --serve other mounts have this one as their source, so that a tree of them fans out what the "
+        "trainer "
+        "sends once; blocks are passed on while they arrive. A mount whose sources are a serving mount and "
+        "the "
+        "agent, in this order, takes its bytes from the first, orders and a way out from the second, and "
+        "refuses "
+        "a version that they list with different digests. It listens as the agent does: beyond loopback only "
+        "with a token.\n\n"
         "In fstab: http://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token 0 0",
-    .examples = "wsync mount http://10.0.0.3:18861 /wsync\n"
-                "wsync mount -o open=stream,keep=3,cache=80G unix:/run/wsync/agent.sock /wsync\n"
-                "mount -t wsync http://10.0.0.3:18861 /wsync -o token-file=/etc/wsync/token",
+    .examples =
+        "wsync mount http://10.0.0.3:18861 /wsync\n"
+        "wsync mount -o open=stream,keep=3,cache=80G unix:/run/wsync/agent.sock /wsync\n"
+        "wsync mount --serve 0.0.0.0:18863 -o token-file=/etc/wsync/token http://10.0.0.3:18861 /wsync\n"
+        "wsync mount http://10.0.0.7:18863,http://10.0.0.3:18861 /wsync\n"
+        "mount -t wsync http://10.0.0.3:18861 /wsync -o token-file=/etc/wsync/token",
     .options = mount_options,
     .max_words = 2,
     .run = run_mount,

@@ -1,5 +1,5 @@
-/* Catalog: what a server offers, seen from the transports. The agent implements it (later a mount
- * too); tcp_serve and ipc_serve carry it. All functions may be called from any thread.
+/* Catalog: what a server offers, seen from the transports. The agent implements it, and a mount that
+ * serves other mounts; tcp_serve and ipc_serve carry it. All functions may be called from any thread.
  *
  * A hold is a lease on one version's bytes. Revocable holds (TCP) may be revoked when the slot is
  * wanted: `revoked` is called once, from any thread, and the holder must stop reading soon and drop;
@@ -14,7 +14,7 @@
 
 struct ws_hold {
     const struct ws_manifest *manifest; /* valid while held */
-    const char *manifest_json;          /* the same as text, made once */
+    const char *manifest_json;          /* the same as text, made once; NULL: whoever needs it makes it */
     size_t manifest_json_bytes;
     struct ws_region *const *regions; /* one a file, in the manifest's order; NULL for size 0 */
 };
@@ -34,12 +34,24 @@ struct ws_catalog_ops {
                 void (*revoked)(void *arg), void *arg, struct ws_hold **out, struct ws_error *err);
     void (*drop)(void *self, struct ws_hold *hold);
     /* The deltas that lead to a version, newest first, also of one whose bytes are gone: delta_offer.h. New
-     * reference, never NULL but for want of memory. NULL: there are none ever. */
-    json_t *(*deltas)(void *self, const char *model, uint64_t version, const char *run);
+     * reference. -EAGAIN: not known yet, ask again shortly (look: that is no reason to find out); -ENOMEM.
+     * NULL: there are none ever. */
+    int (*deltas)(void *self, const char *model, uint64_t version, const char *run, bool look, json_t **out,
+                  struct ws_error *err);
     /* One of them, with a reference; runs may be NULL, as in hold. level: what a client would like the next
      * ones to be compressed with. -ENOENT. NULL like deltas. */
     int (*delta)(void *self, const char *model, uint64_t version, const char *run, const struct ws_mark *base,
                  unsigned level, struct ws_delta **out, struct ws_error *err);
+    /* (Carried by tcp alone.) Of what is held, may this be read now: blocks [first, first + n) of a file; n
+     * 0: the manifest? NULL in the table: all that is held may, at once. 1: yes, and hold says where it is.
+     * 0: not yet; with `arrived` it is asked for, ahead of what nobody waits for, and arrived is called once,
+     * from any thread, within a bounded time: look again then. With arrived NULL this is only a look. Else
+     * why it will not come, and it stays said. One thread at a time asks about a hold, one question at a
+     * time. The caller may hold a lock that `revoked` and `arrived` take. */
+    int (*here)(void *self, struct ws_hold *hold, size_t file, size_t first, size_t n,
+                void (*arrived)(void *arg), void *arg, struct ws_error *err);
+    /* Takes the question back. True: arrived will not be called; false: it was, or is just being called. */
+    bool (*forget)(void *self, struct ws_hold *hold);
     /* The mount who polls now and will be heard of again within ms milliseconds. NULL: nobody wants to know.
      */
     void (*seen)(void *self, const char *who, unsigned ms);

@@ -59,6 +59,24 @@ int ws_http_range(const char *text, uint64_t size, uint64_t *begin, uint64_t *en
     return 1;
 }
 
+bool ws_http_names_tag(const char *text, const char *tag)
+{
+    size_t n = strlen(tag);
+    while (text && *text) {
+        text += strspn(text, " \t,");
+        if (*text == '*')
+            return true;
+        if (strncmp(text, "W/", 2) == 0)
+            text += 2;
+        if (strncmp(text, tag, n) == 0 && strchr(" \t,", text[n])) /* the end too */
+            return true;
+        if (*text == '"' && strchr(text + 1, '"'))
+            text = strchr(text + 1, '"') + 1; /* a tag may have commas */
+        text += strcspn(text, ",");
+    }
+    return false;
+}
+
 static bool is_loopback(const struct sockaddr *a)
 {
     if (a->sa_family == AF_INET)

@@ -425,6 +425,7 @@ int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid,
                       const struct ws_catalog *catalog, const struct ws_ipc_handler *handler,
                       void *handler_self, struct ws_error *err)
 {
+    assert(!catalog->ops->here);
     struct ws_ipc_server *s = calloc(1, sizeof(*s));
     if (!s || !(s->path = strdup(path))) {
         free(s);

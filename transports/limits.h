@@ -23,6 +23,7 @@
 #define WS_MAX_RANKS          65536
 #define WS_MAX_STREAMS        64
 #define WS_MAX_SOURCES        64
+#define WS_MAX_RELAYS         8 /* mounts that a version may come through, one after the other */
 #define WS_MAX_ENGINES        1024
 #define WS_MAX_COMMAND        4096 /* one write to a control file */
 #define WS_MAX_URL            1024
@@ -35,8 +36,9 @@
 #define WS_BLOCK_TRIES        3 /* a block that is wrong this often fails the pull: EBADMSG */
 #define WS_CONNECT_TIMEOUT_MS 5000
 #define WS_REPLY_TIMEOUT_MS   30000
-#define WS_POLL_MS            10000  /* a mount asks its sources for news at least this often */
-#define WS_LEASE_GRACE_MS     5000   /* and is called silent when it is later than this */
+#define WS_ARRIVAL_MS         20000 /* a mount that serves waits so long for what arrives, and then says so */
+#define WS_POLL_MS            10000 /* a mount asks its sources for news at least this often */
+#define WS_LEASE_GRACE_MS     5000  /* and is called silent when it is later than this */
 #define WS_READ_DEADLINE_MS   120000 /* default for a read that waits for its block */
 #define WS_DEFAULT_PORT       18861
 

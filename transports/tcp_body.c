@@ -9,25 +9,64 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define HASHES_IN_HEADER 64 /* more blocks than this in a range: the manifest has them */
+#define HASHES_IN_HEADER 64           /* more blocks than this in a range: the manifest has them */
+#define PIECE_BYTES      (512U << 10) /* copied at a time while a version arrives */
 
 struct ws_tcp_body {
     struct ws_tcp_body *next, *prev; /* guarded by the list's lock */
     struct ws_tcp_bodies *bodies;
+    struct MHD_Connection *connection;
     struct ws_hold *hold;
-    int sock; /* -1 once the connection has ended; guarded by the list's lock */
+    bool of_a_run; /* the URL names the lineage: it means these bytes for ever */
+    char *text;    /* the manifest, where the catalog keeps none */
+    size_t file;   /* what is sent, while it arrives */
+    uint64_t begin;
+    /* guarded by the list's lock */
+    int sock;       /* -1 once the connection has ended */
+    bool suspended; /* until what was asked for arrives */
 };
 
 void ws_tcp_bodies_init(struct ws_tcp_bodies *s, const struct ws_catalog *catalog)
 {
     *s = (struct ws_tcp_bodies){.catalog = catalog};
     pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->arrived, NULL);
 }
 
 void ws_tcp_bodies_destroy(struct ws_tcp_bodies *s)
 {
     assert(!s->first);
+    pthread_cond_destroy(&s->arrived);
     pthread_mutex_destroy(&s->lock);
+}
+
+/* With the list's lock. */
+static void resume(struct ws_tcp_body *b)
+{
+    b->suspended = false;
+    MHD_resume_connection(b->connection);
+    pthread_cond_broadcast(&b->bodies->arrived);
+}
+
+static bool is_one_suspended(const struct ws_tcp_bodies *s)
+{
+    for (const struct ws_tcp_body *b = s->first; b; b = b->next)
+        if (b->suspended)
+            return true;
+    return false;
+}
+
+void ws_tcp_bodies_stop(struct ws_tcp_bodies *s)
+{
+    const struct ws_catalog *catalog = s->catalog;
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    for (struct ws_tcp_body *b = s->first; b; b = b->next)
+        if (b->suspended && catalog->ops->forget(catalog->self, b->hold))
+            resume(b);
+    while (is_one_suspended(s)) /* those that are being answered just now */
+        pthread_cond_wait(&s->arrived, &s->lock);
+    pthread_mutex_unlock(&s->lock);
 }
 
 int ws_tcp_connection_socket(struct MHD_Connection *c)
@@ -99,6 +138,8 @@ int ws_tcp_body_new(struct ws_tcp_body **out, struct ws_tcp_bodies *s, struct MH
     if (!b)
         return ws_error_set(err, ENOMEM, "no memory for a response");
     b->bodies = s;
+    b->connection = c;
+    b->of_a_run = q->run[0] != 0;
     b->sock = ws_tcp_connection_socket(c);
     peer_name(c, holder);
     link_in(b);
@@ -118,6 +159,7 @@ void ws_tcp_body_free(struct ws_tcp_body *b)
     const struct ws_catalog *catalog = b->bodies->catalog;
     unlink_from(b);
     catalog->ops->drop(catalog->self, b->hold);
+    free(b->text);
     free(b);
 }
 
@@ -131,27 +173,73 @@ const struct ws_hold *ws_tcp_body_hold(const struct ws_tcp_body *b)
     return b->hold;
 }
 
-static void add_headers(struct MHD_Response *r, const struct ws_manifest *m, const char *type, bool forever)
+static void on_arrival(void *arg)
 {
-    char tag[48];
-    snprintf(tag, sizeof(tag), "\"%s\"", m->digest);
-    (void)MHD_add_response_header(r, "Content-Type", type);
-    if (forever)
-        (void)MHD_add_response_header(r, "ETag", tag);
-    (void)MHD_add_response_header(r, "Cache-Control",
-                                  forever ? "public, max-age=31536000, immutable" : "no-store");
-    (void)MHD_add_response_header(r, "X-Wsync-Run", m->run);
+    struct ws_tcp_body *b = arg;
+    struct ws_tcp_bodies *s = b->bodies;
+    pthread_mutex_lock(&s->lock);
+    resume(b);
+    pthread_mutex_unlock(&s->lock);
 }
 
-static struct MHD_Response *respond(struct ws_tcp_body *b, const void *data, uint64_t size, const char *type)
+int ws_tcp_body_here(struct ws_tcp_body *b, size_t file, size_t first, size_t n, struct ws_error *err)
+{
+    struct ws_tcp_bodies *s = b->bodies;
+    const struct ws_catalog *c = s->catalog;
+    int rc = c->ops->here ? c->ops->here(c->self, b->hold, file, first, n, NULL, NULL, err) : 1;
+    if (rc != 0)
+        return rc;
+    pthread_mutex_lock(&s->lock);
+    if (s->stop) {
+        rc = ws_error_set(err, EAGAIN, "the server ends");
+    } else { /* suspended before it is asked for, since the answer may come at once */
+        b->suspended = true;
+        MHD_suspend_connection(b->connection);
+        if (c->ops->here(c->self, b->hold, file, first, n, on_arrival, b, NULL) != 0)
+            resume(b); /* it has come meanwhile, or never will: it is looked at again */
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+void ws_tcp_body_tag(const struct ws_tcp_body *b, bool of_manifest, char out[WS_TCP_TAG_BYTES])
+{
+    const struct ws_manifest *m = b->hold->manifest;
+    if (of_manifest) /* its time is not part of the digest */
+        snprintf(out, WS_TCP_TAG_BYTES, "\"%s-%" PRIx64 "\"", m->digest, m->created_ns);
+    else
+        snprintf(out, WS_TCP_TAG_BYTES, "\"%s\"", m->digest);
+}
+
+/* The number alone may mean another lineage tomorrow: then it is asked about each time. */
+static void add_headers(struct MHD_Response *r, const struct ws_tcp_body *b, bool of_manifest, bool settled)
+{
+    char tag[WS_TCP_TAG_BYTES];
+    ws_tcp_body_tag(b, of_manifest, tag);
+    if (settled)
+        (void)MHD_add_response_header(r, "ETag", tag);
+    (void)MHD_add_response_header(r, "Cache-Control",
+                                  !settled      ? "no-store"
+                                  : b->of_a_run ? "public, max-age=31536000, immutable"
+                                                : "no-cache");
+    (void)MHD_add_response_header(r, "X-Wsync-Run", b->hold->manifest->run);
+}
+
+static struct MHD_Response *respond(struct ws_tcp_body *b, const void *data, uint64_t size)
 {
     struct MHD_Response *r =
         MHD_create_response_from_buffer_with_free_callback_cls(size, (void *)(uintptr_t)data, free_body, b);
-    if (!r) {
+    if (!r)
         ws_tcp_body_free(b);
-        return NULL;
-    }
-    add_headers(r, b->hold->manifest, type, true);
+    return r;
+}
+
+struct MHD_Response *ws_tcp_body_unchanged(struct ws_tcp_body *b, bool of_manifest)
+{
+    static const unsigned char nothing[1];
+    struct MHD_Response *r = respond(b, nothing, 0);
+    if (r)
+        add_headers(r, b, of_manifest, true);
     return r;
 }
 
@@ -168,22 +256,35 @@ static bool is_growing(const json_t *deltas)
     return false;
 }
 
+/* The manifest's text with the list of deltas as one member more; malloc'ed. NULL: no memory. */
+static char *with_deltas(const struct ws_hold *hold, const json_t *deltas, size_t *n)
+{
+    char *own = NULL, *list = deltas ? json_dumps(deltas, JSON_COMPACT) : strdup("[]"), *text = NULL;
+    size_t len = hold->manifest_json_bytes;
+    int bytes = -1;
+    if (list && (hold->manifest_json || ws_manifest_to_json(hold->manifest, &own, &len, NULL) == 0))
+        bytes = asprintf(&text, "%.*s,\"deltas\":%s}", (int)len - 1, own ? own : hold->manifest_json, list);
+    free(list);
+    free(own);
+    *n = bytes > 0 ? (size_t)bytes : 0;
+    return bytes > 0 ? text : NULL;
+}
+
 struct MHD_Response *ws_tcp_body_manifest(struct ws_tcp_body *b, json_t *deltas)
 {
-    const size_t n = b->hold->manifest_json_bytes - 1; /* without the last brace */
-    char *list = json_dumps(deltas, JSON_COMPACT), *text = NULL;
-    int len = list ? asprintf(&text, "%.*s,\"deltas\":%s}", (int)n, b->hold->manifest_json, list) : -1;
+    const bool settled = deltas && !is_growing(deltas);
     struct MHD_Response *r = NULL;
-    free(list);
-    if (len > 0) {
-        r = MHD_create_response_from_buffer((size_t)len, text, MHD_RESPMEM_MUST_FREE);
-        if (r)
-            add_headers(r, b->hold->manifest, "application/json", !is_growing(deltas));
-        else
-            free(text);
-    }
+    size_t n = 0;
+    b->text = with_deltas(b->hold, deltas, &n);
     json_decref(deltas);
-    ws_tcp_body_free(b);
+    if (b->text)
+        r = respond(b, b->text, n);
+    else
+        ws_tcp_body_free(b);
+    if (!r)
+        return NULL;
+    (void)MHD_add_response_header(r, "Content-Type", "application/json");
+    add_headers(r, b, true, settled);
     return r;
 }
 
@@ -202,16 +303,58 @@ static void add_hashes(struct MHD_Response *r, const struct ws_bundle_file *f, u
     }
 }
 
+static const unsigned char *bytes_at(const struct ws_tcp_body *b, size_t file, uint64_t at)
+{
+    static const unsigned char nothing[1];
+    struct ws_region *region = b->hold->regions[file];
+    return region ? ws_region_data(region) + at : nothing;
+}
+
+/* The next bytes of what arrives, as far as the block goes. Called by libmicrohttpd when it can send more. */
+static ssize_t read_on(void *arg, uint64_t pos, char *out, size_t max)
+{
+    struct ws_tcp_body *b = arg;
+    const struct ws_bundle_file *f = &b->hold->manifest->files[b->file];
+    uint64_t at = b->begin + pos;
+    size_t block = (size_t)(at / WS_BLOCK_BYTES);
+    int rc = ws_tcp_body_here(b, b->file, block, 1, NULL);
+    if (rc < 0)
+        return MHD_CONTENT_READER_END_WITH_ERROR;
+    if (rc == 0)
+        return 0; /* suspended */
+    size_t left = (size_t)(block * WS_BLOCK_BYTES + ws_block_len(f, block) - at);
+    size_t n = max < left ? max : left;
+    memcpy(out, bytes_at(b, b->file, at), n);
+    return (ssize_t)n;
+}
+
+static struct MHD_Response *respond_while_it_arrives(struct ws_tcp_body *b, size_t file, uint64_t begin,
+                                                     uint64_t end)
+{
+    b->file = file;
+    b->begin = begin;
+    struct MHD_Response *r =
+        MHD_create_response_from_callback(end - begin, PIECE_BYTES, read_on, b, free_body);
+    if (!r)
+        ws_tcp_body_free(b);
+    return r;
+}
+
 struct MHD_Response *ws_tcp_body_range(struct ws_tcp_body *b, const struct ws_bundle_file *f, uint64_t begin,
                                        uint64_t end)
 {
-    static const unsigned char nothing[1];
-    struct ws_region *region = b->hold->regions[f - b->hold->manifest->files];
-    const unsigned char *data = region ? ws_region_data(region) + begin : nothing;
-    struct MHD_Response *r = respond(b, data, end - begin, "application/octet-stream");
+    const struct ws_catalog *c = b->bodies->catalog;
+    size_t file = (size_t)(f - b->hold->manifest->files), first = (size_t)(begin / WS_BLOCK_BYTES);
+    size_t n = ws_blocks_of(end) - first;
+    bool whole = end == begin || !c->ops->here ||
+                 c->ops->here(c->self, b->hold, file, first, n, NULL, NULL, NULL) == 1;
+    struct MHD_Response *r = whole ? respond(b, bytes_at(b, file, begin), end - begin)
+                                   : respond_while_it_arrives(b, file, begin, end);
     if (!r)
         return NULL;
+    (void)MHD_add_response_header(r, "Content-Type", "application/octet-stream");
     (void)MHD_add_response_header(r, "Accept-Ranges", "bytes");
+    add_headers(r, b, false, true);
     add_hashes(r, f, begin, end);
     return r;
 }

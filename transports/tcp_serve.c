@@ -19,8 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define IDLE_SECONDS     120
-#define HASHES_IN_HEADER 64 /* more blocks than this in a range: the manifest has them */
+#define IDLE_SECONDS 120
 
 /* A request in work. */
 struct request {
@@ -29,6 +28,7 @@ struct request {
     struct MHD_Connection *connection;
     char *url; /* path and query as sent, percent-encoded */
     struct ws_api_request api;
+    struct ws_tcp_body *body; /* while it cannot be answered yet */
     bool parsed, polling, suspended;
     int64_t poll_end_ms;
     char *post;
@@ -102,27 +102,34 @@ static enum MHD_Result reply_with(struct MHD_Connection *c, unsigned status, str
     return ok;
 }
 
-static enum MHD_Result reply_file(struct request *q, struct ws_tcp_body *b)
+static const char *header_of(const struct request *q, const char *name)
 {
-    struct ws_error err = {0};
-    const struct ws_manifest *m = ws_tcp_body_hold(b)->manifest;
-    const struct ws_bundle_file *f = ws_manifest_find(m, q->api.file);
-    const char *wanted = MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, "Range");
-    uint64_t begin = 0, end = 0;
-    int partial = f ? ws_http_range(wanted, f->size_bytes, &begin, &end) : 0;
-    int rc = 0;
-    if (!f)
-        rc = ws_error_set(&err, ENOENT, "%s/%" PRIu64 " has no file '%s'", m->model, m->version, q->api.file);
-    else if (partial < 0)
-        rc = ws_error_set(&err, ERANGE, "%s has %" PRIu64 " bytes, the range is outside", f->name,
-                          f->size_bytes);
-    if (rc < 0) {
-        ws_tcp_body_free(b);
-        return reply_error(q->connection, rc, &err);
-    }
+    return MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, name);
+}
+
+static struct ws_tcp_body *take_body(struct request *q)
+{
+    struct ws_tcp_body *b = q->body;
+    q->body = NULL;
+    return b;
+}
+
+/* The range that is asked for; all where If-Range names other bytes than these. */
+static int range_of(const struct request *q, const struct ws_bundle_file *f, uint64_t *begin, uint64_t *end)
+{
+    const char *only_of = header_of(q, "If-Range");
+    char tag[WS_TCP_TAG_BYTES];
+    ws_tcp_body_tag(q->body, false, tag);
+    return ws_http_range(only_of && strcmp(only_of, tag) != 0 ? NULL : header_of(q, "Range"), f->size_bytes,
+                         begin, end);
+}
+
+static enum MHD_Result reply_range(struct request *q, const struct ws_bundle_file *f, uint64_t begin,
+                                   uint64_t end, bool partial)
+{
     char range[96];
     snprintf(range, sizeof(range), "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, begin, end - 1, f->size_bytes);
-    struct MHD_Response *r = ws_tcp_body_range(b, f, begin, end);
+    struct MHD_Response *r = ws_tcp_body_range(take_body(q), f, begin, end);
     if (r && partial)
         (void)MHD_add_response_header(r, "Content-Range", range);
     if (r)
@@ -130,11 +137,23 @@ static enum MHD_Result reply_file(struct request *q, struct ws_tcp_body *b)
     return reply_with(q->connection, partial ? 206 : 200, r);
 }
 
-static json_t *list_deltas(struct request *q)
+static int list_deltas(struct request *q, bool look, json_t **out, struct ws_error *err)
 {
     const struct ws_catalog *c = &q->server->catalog;
     const char *run = q->api.run[0] ? q->api.run : NULL;
-    return c->ops->deltas ? c->ops->deltas(c->self, q->api.model, q->api.version, run) : json_array();
+    if (c->ops->deltas)
+        return c->ops->deltas(c->self, q->api.model, q->api.version, run, look, out, err);
+    *out = json_array();
+    return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for a list of deltas");
+}
+
+static enum MHD_Result serve_deltas(struct request *q)
+{
+    struct ws_error err = {0};
+    json_t *list;
+    int rc = list_deltas(q, false, &list, &err);
+    return rc < 0 ? reply_error(q->connection, rc, &err)
+                  : reply_json(q->connection, 200, json_pack("{s:o}", "deltas", list));
 }
 
 static enum MHD_Result serve_delta(struct request *q)
@@ -152,16 +171,67 @@ static enum MHD_Result serve_delta(struct request *q)
                       ws_tcp_delta_response(q->connection, delta, q->api.part, q->api.parts));
 }
 
+/* 1: *result is the reply; 0: it comes later; else the error to reply with. */
+static int try_file(struct request *q, enum MHD_Result *result, struct ws_error *err)
+{
+    const struct ws_manifest *m = ws_tcp_body_hold(q->body)->manifest;
+    const struct ws_bundle_file *f = ws_manifest_find(m, q->api.file);
+    uint64_t begin = 0, end = 0;
+    if (!f)
+        return ws_error_set(err, ENOENT, "%s/%" PRIu64 " has no file '%s'", m->model, m->version,
+                            q->api.file);
+    int partial = range_of(q, f, &begin, &end);
+    if (partial < 0)
+        return ws_error_set(err, ERANGE, "%s has %" PRIu64 " bytes, the range is outside", f->name,
+                            f->size_bytes);
+    /* With the first block the reply can begin; what fails before it has a status of its own. */
+    int rc = end > begin
+                 ? ws_tcp_body_here(q->body, (size_t)(f - m->files), (size_t)(begin / WS_BLOCK_BYTES), 1, err)
+                 : 1;
+    if (rc == 1)
+        *result = reply_range(q, f, begin, end, partial);
+    return rc;
+}
+
+static enum MHD_Result reply_manifest(struct request *q)
+{
+    json_t *deltas;
+    if (list_deltas(q, true, &deltas, NULL) < 0)
+        deltas = NULL;
+    return reply_with(q->connection, 200, ws_tcp_body_manifest(take_body(q), deltas));
+}
+
+static int try_version(struct request *q, enum MHD_Result *result, struct ws_error *err)
+{
+    bool of_manifest = q->api.kind == WS_API_MANIFEST;
+    char tag[WS_TCP_TAG_BYTES];
+    int rc = q->body ? 0 : ws_tcp_body_new(&q->body, &q->server->bodies, q->connection, &q->api, err);
+    if (rc == 0)
+        rc = ws_tcp_body_here(q->body, 0, 0, 0, err);
+    if (rc <= 0)
+        return rc;
+    ws_tcp_body_tag(q->body, of_manifest, tag);
+    if (ws_http_names_tag(header_of(q, "If-None-Match"), tag) &&
+        (of_manifest || ws_manifest_find(ws_tcp_body_hold(q->body)->manifest, q->api.file)))
+        *result = reply_with(q->connection, 304, ws_tcp_body_unchanged(take_body(q), of_manifest));
+    else if (of_manifest)
+        *result = reply_manifest(q);
+    else
+        return try_file(q, result, err);
+    return 1;
+}
+
+/* Also called again for a request that waited for bytes. */
 static enum MHD_Result serve_version(struct request *q)
 {
     struct ws_error err = {0};
-    struct ws_tcp_body *b;
-    int rc = ws_tcp_body_new(&b, &q->server->bodies, q->connection, &q->api, &err);
-    if (rc < 0)
-        return reply_error(q->connection, rc, &err);
-    if (q->api.kind == WS_API_MANIFEST)
-        return reply_with(q->connection, 200, ws_tcp_body_manifest(b, list_deltas(q)));
-    return reply_file(q, b);
+    enum MHD_Result result = MHD_YES;
+    int rc = try_version(q, &result, &err);
+    if (rc >= 0)
+        return result;
+    if (q->body)
+        ws_tcp_body_free(take_body(q));
+    return reply_error(q->connection, rc, &err);
 }
 
 /* --- long polls --- */
@@ -306,11 +376,12 @@ static enum MHD_Result answer(struct request *q, const char *method)
     char *query = strchr(q->url, '?');
     if (query)
         *query++ = 0;
-    atomic_fetch_add(&q->server->requests, 1);
+    if (!q->parsed) /* one that waited comes here again */
+        atomic_fetch_add(&q->server->requests, 1);
     if (strcmp(q->url, "/healthz") != 0 && !is_allowed(q))
-        return reply_error(
-            q->connection,
-            ws_error_set(&err, EACCES, "this agent asks for a token: Authorization: Bearer TOKEN"), &err);
+        return reply_error(q->connection,
+                           ws_error_set(&err, EACCES, "a token is asked for: Authorization: Bearer TOKEN"),
+                           &err);
     if (q->too_large)
         return reply_error(q->connection,
                            ws_error_set(&err, E2BIG, "the body is over %lu bytes", WS_MAX_REPLY_BYTES), &err);
@@ -328,7 +399,7 @@ static enum MHD_Result answer(struct request *q, const char *method)
             q->server->catalog.ops->seen(q->server->catalog.self, q->api.who, q->api.timeout_ms);
     }
     if (query)
-        query[-1] = '?'; /* a resumed poll comes here again */
+        query[-1] = '?'; /* one that was suspended comes here again */
     bool read = q->api.kind <= WS_API_FILE;
     if (!get && read)
         return reply_error(q->connection, ws_error_set(&err, EOPNOTSUPP, "%.200s is only read", q->url),
@@ -338,7 +409,7 @@ static enum MHD_Result answer(struct request *q, const char *method)
     if (q->api.kind == WS_API_MODELS || q->api.kind == WS_API_EVENTS)
         return serve_models(q);
     if (q->api.kind == WS_API_DELTAS)
-        return reply_json(q->connection, 200, json_pack("{s:o}", "deltas", list_deltas(q)));
+        return serve_deltas(q);
     if (q->api.kind == WS_API_DELTA)
         return serve_delta(q);
     if (read)
@@ -393,6 +464,8 @@ static void end_request(void *cls, struct MHD_Connection *c, void **state,
     if (q->suspended)
         unlink_poll(q);
     pthread_mutex_unlock(&s->lock);
+    if (q->body)
+        ws_tcp_body_free(q->body);
     free(q->post);
     free(q->url);
     free(q);
@@ -539,6 +612,7 @@ void ws_tcp_server_free(struct ws_tcp_server *s)
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->clock, NULL);
     resume_polls(s, INT64_MAX); /* a suspended connection would hold the daemon up */
+    ws_tcp_bodies_stop(&s->bodies);
     MHD_stop_daemon(s->daemon);
     free_server(s);
 }

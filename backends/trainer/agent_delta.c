@@ -201,18 +201,22 @@ void ws_agent_delta_stop(struct ws_agent *a)
 
 /* --- the catalog's part --- */
 
-json_t *ws_agent_deltas(void *self, const char *model, uint64_t version, const char *run)
+int ws_agent_deltas(void *self, const char *model, uint64_t version, const char *run, bool look, json_t **out,
+                    struct ws_error *err)
 {
     struct ws_agent *a = self;
-    json_t *out = NULL;
+    (void)look;
+    *out = NULL;
     pthread_mutex_lock(&a->lock);
     const struct ws_agent_model *m = ws_agent_find(a, model);
     if (m) {
         const struct ws_mark target = ws_mark_of(version, run ? run : m->run);
-        out = ws_delta_set_leading_to(&m->deltas, &target);
+        *out = ws_delta_set_leading_to(&m->deltas, &target);
     }
     pthread_mutex_unlock(&a->lock);
-    return out ? out : json_array();
+    if (!*out)
+        *out = json_array();
+    return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for a list of deltas");
 }
 
 int ws_agent_delta(void *self, const char *model, uint64_t version, const char *run,

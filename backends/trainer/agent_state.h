@@ -102,7 +102,8 @@ WS_MUST_USE int ws_agent_delta_start(struct ws_agent *a);
 void ws_agent_delta_stop(struct ws_agent *a); /* a->stop is set */
 /* A version is about to be announced: has the delta from the newest one to it made. Under lock. */
 void ws_agent_delta_begin(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *target);
-json_t *ws_agent_deltas(void *self, const char *model, uint64_t version, const char *run);
+int ws_agent_deltas(void *self, const char *model, uint64_t version, const char *run, bool look, json_t **out,
+                    struct ws_error *err);
 int ws_agent_delta(void *self, const char *model, uint64_t version, const char *run,
                    const struct ws_mark *base, unsigned level, struct ws_delta **out, struct ws_error *err);
 /* agent_fleet.c: mounts and releases */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MAX_VERSIONS 16
 #define RUN          "testrun"
@@ -17,6 +18,13 @@ struct held {
     void (*revoked)(void *arg);
     void *arg;
     struct held *next;
+    /* of a version that arrives; guarded by asking, the first by the asker alone */
+    struct ws_region **regions;
+    bool has_manifest;
+    size_t file, end; /* what was asked last is here: blocks before end */
+    void (*arrived)(void *arg);
+    void *arrived_arg;
+    struct held *next_asked;
 };
 
 struct item {
@@ -33,6 +41,11 @@ struct memory_catalog {
     _Atomic uint64_t seq;
     struct item items[MAX_VERSIONS]; /* guarded by lock */
     unsigned n_holds, n_reports;     /* guarded by lock */
+    pthread_t bringer;
+    bool brings;
+    pthread_mutex_t asking;
+    struct held *asked; /* guarded by asking */
+    bool stop;          /* guarded by asking */
 };
 
 static struct item *find(struct memory_catalog *c, const char *model, uint64_t version)
@@ -120,6 +133,8 @@ static void drop(void *self, struct ws_hold *hold)
 {
     struct memory_catalog *c = self;
     struct held *h = (struct held *)hold;
+    assert(!h->arrived);
+    free(h->regions);
     pthread_mutex_lock(&c->lock);
     struct held **at = &h->item->holds;
     while (*at != h)
@@ -148,10 +163,114 @@ static int route(void *self, const char *method, const char *path, const char *q
 static const struct ws_catalog_ops ops = {
     .seq = get_seq, .models = get_models, .hold = take, .drop = drop, .route = route};
 
+/* --- what arrives --- */
+
+static int take_nothing(void *self, const char *model, uint64_t version, const char *run, const char *holder,
+                        void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
+{
+    int rc = take(self, model, version, run, holder, revoked, arg, out, err);
+    if (rc == 0)
+        **out = (struct ws_hold){0};
+    return rc;
+}
+
+static bool is_here(const struct held *h, size_t file, size_t first, size_t n)
+{
+    return n == 0 ? h->has_manifest : file == h->file && first + n <= h->end;
+}
+
+static int here(void *self, struct ws_hold *hold, size_t file, size_t first, size_t n,
+                void (*arrived)(void *), void *arg, struct ws_error *err)
+{
+    struct memory_catalog *c = self;
+    struct held *h = (struct held *)hold;
+    const struct ws_manifest *m = h->item->manifest;
+    (void)err;
+    pthread_mutex_lock(&c->asking);
+    bool yes = is_here(h, file, first, n);
+    assert(!h->arrived);
+    if (!yes && arrived) {
+        h->arrived = arrived;
+        h->arrived_arg = arg;
+        h->has_manifest = true;
+        h->file = file;
+        h->end = first + n;
+        h->next_asked = c->asked;
+        c->asked = h;
+    }
+    pthread_mutex_unlock(&c->asking);
+    if (!yes)
+        return 0;
+    if (!h->regions)
+        h->regions = calloc(m->n_files + 1, sizeof(struct ws_region *));
+    if (n > 0)
+        h->regions[file] = h->item->regions[file];
+    h->base = (struct ws_hold){.manifest = m, .regions = h->regions}; /* who wants it as text makes it */
+    return 1;
+}
+
+static bool forget(void *self, struct ws_hold *hold)
+{
+    struct memory_catalog *c = self;
+    struct held *h = (struct held *)hold;
+    bool found = false;
+    pthread_mutex_lock(&c->asking);
+    for (struct held **at = &c->asked; *at && !found; at = &(*at)->next_asked) {
+        found = *at == h;
+        if (found) {
+            *at = h->next_asked;
+            h->arrived = NULL;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&c->asking);
+    return found;
+}
+
+static void *bring(void *arg)
+{
+    struct memory_catalog *c = arg;
+    pthread_mutex_lock(&c->asking);
+    while (!c->stop) {
+        for (struct held *h = c->asked; h; h = c->asked) {
+            void (*arrived)(void *) = h->arrived;
+            void *arrived_arg = h->arrived_arg;
+            c->asked = h->next_asked;
+            h->arrived = NULL;
+            pthread_mutex_unlock(&c->asking);
+            arrived(arrived_arg); /* h may be gone now */
+            pthread_mutex_lock(&c->asking);
+        }
+        pthread_mutex_unlock(&c->asking);
+        usleep(2000);
+        pthread_mutex_lock(&c->asking);
+    }
+    pthread_mutex_unlock(&c->asking);
+    return NULL;
+}
+
+static const struct ws_catalog_ops arriving_ops = {.seq = get_seq,
+                                                   .models = get_models,
+                                                   .hold = take_nothing,
+                                                   .drop = drop,
+                                                   .here = here,
+                                                   .forget = forget,
+                                                   .route = route};
+
+struct ws_catalog memory_catalog_arriving(struct memory_catalog *c)
+{
+    assert(!c->brings);
+    c->brings = true;
+    int rc = pthread_create(&c->bringer, NULL, bring, c);
+    assert(rc == 0);
+    return (struct ws_catalog){&arriving_ops, c};
+}
+
 struct memory_catalog *memory_catalog_new(void)
 {
     struct memory_catalog *c = calloc(1, sizeof(*c));
     pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->asking, NULL);
     atomic_store(&c->seq, 1);
     return c;
 }
@@ -254,6 +373,12 @@ const unsigned char *memory_catalog_bytes(struct memory_catalog *c, const char *
 void memory_catalog_free(struct memory_catalog *c)
 {
     assert(c->n_holds == 0);
+    pthread_mutex_lock(&c->asking);
+    c->stop = true;
+    pthread_mutex_unlock(&c->asking);
+    if (c->brings)
+        pthread_join(c->bringer, NULL);
+    pthread_mutex_destroy(&c->asking);
     for (size_t i = 0; i < MAX_VERSIONS; i++) {
         for (size_t k = 0; k < 8; k++)
             ws_region_free(c->items[i].regions[k]);

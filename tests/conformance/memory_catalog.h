@@ -7,6 +7,9 @@
 struct memory_catalog;
 struct memory_catalog *memory_catalog_new(void);
 struct ws_catalog memory_catalog_of(struct memory_catalog *c);
+/* The same as one whose versions are still arriving: manifest and blocks are here only some milliseconds
+ * after they were asked for, by a hold, one question at a time. */
+struct ws_catalog memory_catalog_arriving(struct memory_catalog *c);
 /* A version with files of these sizes (names file0, file1, ...), bytes from `seed`. seq grows. */
 void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_t version,
                             const uint64_t *sizes, size_t n, unsigned seed);

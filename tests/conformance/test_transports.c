@@ -27,11 +27,13 @@
 
 struct world {
     const char *transport, *faults; /* faults NULL: none */
+    bool arriving;                  /* versions are not whole when they are asked for */
     struct memory_catalog *catalog; /* NULL for dir */
     struct ws_tcp_server *tcp;
     struct ws_ipc_server *ipc;
     char dir[64], url[256];
     struct ws_source *source;
+    struct ws_manifest *manifest; /* for threads of a test */
 };
 
 static const uint64_t sizes[] = {2 * B + 12345, 0, 1, B - 1, B, B + 1, 1000};
@@ -92,7 +94,8 @@ static void open_world(struct world *w, const char *token)
     if (strcmp(w->transport, "dir") != 0)
         w->catalog = memory_catalog_new();
     if (strcmp(w->transport, "tcp") == 0) {
-        struct ws_catalog c = memory_catalog_of(w->catalog);
+        struct ws_catalog c =
+            w->arriving ? memory_catalog_arriving(w->catalog) : memory_catalog_of(w->catalog);
         struct ws_tcp_server_options o = {.listen = "127.0.0.1:0", .token = token};
         assert_int_equal(ws_tcp_server_new(&w->tcp, &c, &o, &err), 0);
         snprintf(inner, sizeof(inner), "http://127.0.0.1:%u", ws_tcp_server_port(w->tcp));
@@ -551,6 +554,44 @@ static void token_is_asked_for(void **state)
     close_world(&w);
 }
 
+static void *fetch_for_ever(void *arg)
+{
+    struct world *w = arg;
+    struct ws_error err = {0};
+    struct ws_manifest *m = w->manifest;
+    struct arrival a = {.file = &m->files[0], .dst = malloc(m->files[0].size_bytes)};
+    struct ws_lane *lane;
+    assert_int_equal(ws_lane_open(w->source, &lane, &err), 0);
+    struct ws_fetch q = {
+        .manifest = m, .first = 0, .n = a.file->n_blocks, .dst = a.dst, .block = on_block, .arg = &a};
+    while (ws_lane_fetch(lane, &q, &err) == 0)
+        ;
+    ws_lane_close(lane);
+    free(a.dst);
+    return NULL;
+}
+
+/* Whatever the requests wait for: the end takes no longer than a moment, and every hold is dropped. */
+static void server_ends_while_it_waits(void **state)
+{
+    struct world w = make(state);
+    pthread_t threads[4];
+    open_world(&w, NULL);
+    publish(&w, 1, 1);
+    w.manifest = get_manifest(&w, 1);
+    for (size_t i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, fetch_for_ever, &w), 0);
+    usleep(300000);
+    int64_t start = now_ms();
+    close_servers(&w);
+    assert_true(now_ms() - start < 10000);
+    assert_int_equal(memory_catalog_holds(w.catalog), 0);
+    for (size_t i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    ws_manifest_free(w.manifest);
+    close_world(&w);
+}
+
 static void bad_urls_are_refused(void **state)
 {
     struct ws_error err = {0};
@@ -646,6 +687,7 @@ static void hostile_frames_end_the_connection(void **state)
     }
 
 static struct world tcp = {.transport = "tcp"}, ipc = {.transport = "ipc"}, dir = {.transport = "dir"};
+static struct world arriving = {.transport = "tcp", .arriving = true};
 static struct world tcp_faults = {.transport = "tcp",
                                   .faults = "seed=1,cut=20,flip=20,lie=10,fail=20,reorder"};
 static struct world ipc_faults = {.transport = "ipc",
@@ -659,14 +701,19 @@ int main(void)
         CASES(tcp),
         CASES(ipc),
         CASES(dir),
+        CASES(arriving),
         CASES(tcp_faults),
         CASES(ipc_faults),
         CASES(dir_faults),
         {"unknown is not there: tcp", unknown_is_not_there, NULL, NULL, &tcp},
         {"unknown is not there: ipc", unknown_is_not_there, NULL, NULL, &ipc},
         {"unknown is not there: dir", unknown_is_not_there, NULL, NULL, &dir},
+        {"unknown is not there: arriving", unknown_is_not_there, NULL, NULL, &arriving},
         {"revoked in the middle: tcp", revoked_in_the_middle, NULL, NULL, &tcp},
+        {"revoked in the middle: arriving", revoked_in_the_middle, NULL, NULL, &arriving},
         {"server dies between: tcp", server_dies_between, NULL, NULL, &tcp},
+        {"server dies between: arriving", server_dies_between, NULL, NULL, &arriving},
+        {"server ends while it waits", server_ends_while_it_waits, NULL, NULL, &arriving},
         {"server dies between: ipc", server_dies_between, NULL, NULL, &ipc},
         {"token is asked for", token_is_asked_for, NULL, NULL, &tcp},
         cmocka_unit_test(bad_urls_are_refused),

@@ -473,7 +473,50 @@ static void another_digest_is_another_version(void **state)
     shelf_unlist(shelf, "actor", 1, "r1");
     wait_until(!info_of(v).at_source);
     assert_int_equal(ws_version_state(v), WS_READY);
+    assert_int_equal(info_of(v).error_code, EBADMSG); /* and it is said */
     assert_same_bytes(shelf, v);
+    shelf_unlist(other, "actor", 1, "r1");
+    wait_until(info_of(v).error_code == 0);
+    ws_version_put(v);
+    ws_store_free(s);
+    shelf_free(other);
+}
+
+/* Neither of two digests is taken for right. When one of the sources gives in, the other's version is read.
+ */
+static void sources_that_disagree_are_not_read(void **state)
+{
+    struct shelf *other = shelf_new();
+    struct ws_error err = {0};
+    struct ws_store *s;
+    struct ws_version *v;
+
+    (void)state;
+    for (uint64_t n = 1; n <= 2; n++) {
+        shelf_publish(shelf, "actor", n, "r1", 8 * MIB);
+        shelf_publish(other, "actor", n, "r1", 9 * MIB);
+    }
+    s = store_of(shelf_tcp_start(shelf));
+    add_source(s, shelf_tcp_start(other), NULL);
+    v = version(s, "actor", "1");
+    assert_int_equal(ws_version_pull(v, WS_PRIORITY_SWITCH, LONG_MS, NULL, &err), -EBADMSG);
+    assert_non_null(strstr(err.text, shelf_tcp_start(shelf)));
+    assert_non_null(strstr(err.text, shelf_tcp_start(other)));
+    shelf_unlist(other, "actor", 1, "r1");
+    wait_until(ws_version_pull(v, WS_PRIORITY_SWITCH, LONG_MS, NULL, &err) == 0);
+    assert_same_bytes(shelf, v);
+    ws_version_put(v);
+    /* The first that was heard gives in: the version is another one now. */
+    v = version(s, "actor", "2");
+    uint64_t id = ws_version_id(v);
+    shelf_unlist(shelf, "actor", 2, "r1");
+    do {
+        ws_version_put(v);
+        v = version(s, "actor", "2");
+        nap();
+    } while (ws_version_id(v) == id);
+    pull(v);
+    assert_same_bytes(other, v);
     ws_version_put(v);
     ws_store_free(s);
     shelf_free(other);
@@ -592,6 +635,7 @@ int main(void)
         TEST(alternatives_take_over),
         TEST(a_source_that_lost_the_version_is_left),
         TEST(another_digest_is_another_version),
+        TEST(sources_that_disagree_are_not_read),
         TEST(the_store_ends_in_the_middle_of_a_pull),
         TEST(a_cancelled_pull_goes_on_without_its_waiter),
         TEST(many_threads_pull_and_drop),

@@ -193,8 +193,11 @@ struct heard {
 
 static void hear(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v)
 {
-    static const char *const names[] = {"model+", "model-", "listed",  "orders",
-                                        "known",  "state",  "renamed", "gone"};
+    static const char *const names[] = {
+        [WS_MODEL_ADDED] = "model+",  [WS_MODEL_REMOVED] = "model-",    [WS_MODEL_LISTED] = "listed",
+        [WS_MODEL_ORDERS] = "orders", [WS_MODEL_OFFERS] = "offers",     [WS_VERSION_KNOWN] = "known",
+        [WS_VERSION_STATE] = "state", [WS_VERSION_RENAMED] = "renamed", [WS_VERSION_GONE] = "gone",
+    };
     struct heard *h = arg;
     char name[WS_MAX_NAME + 1] = "";
     size_t n;

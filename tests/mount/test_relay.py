@@ -1,0 +1,532 @@
+#!/usr/bin/env python3
+# beside others
+# sanitizers: address thread
+# timeout: 300
+"""Mounts as sources of other mounts: chains, trees and rings of them, what is passed on while it arrives, who lies, who
+dies; and nginx in between, which keeps what never changes."""
+import http.client
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+BLOCK = 4 << 20
+
+
+class Relay(Mount):
+    """A mount that serves; .url is what other mounts have as their source."""
+
+    def __init__(self, stack, source, options="", port=None, **kw):
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(stack, source, f"serve=127.0.0.1:{self.port}" + (f",{options}" if options else ""), **kw)
+
+    def get(self, path, **headers):
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=30 * SLOW) as r:
+            return json.load(r)
+
+
+class Gate:
+    """A TCP proxy that lets `limit` bytes of files through, and the rest once it is opened."""
+
+    def __init__(self, stack, url, limit):
+        self.target = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        self.left = limit
+        self.changed = threading.Condition()
+        self.over = False
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.sockets = [self.listener]
+        stack.callback(self.end)
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def end(self):
+        with self.changed:
+            self.over = True
+            self.changed.notify_all()
+        for s in self.sockets:
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
+            s.close()
+
+    def open(self):
+        with self.changed:
+            self.left = 1 << 60
+            self.changed.notify_all()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near = self.listener.accept()[0]
+                far = socket.create_connection(self.target)
+                self.sockets += [near, far]
+                threading.Thread(target=self.serve, args=(near, far), daemon=True).start()
+
+    def serve(self, near, far):
+        """What is asked for; each connection asks for files alone, or for none."""
+        first = near.recv(1 << 16)
+        threading.Thread(target=self.pump, args=(far, near, b"/files/" in first), daemon=True).start()
+        with contextlib.suppress(OSError):
+            far.sendall(first)
+        self.pump(near, far, False)
+
+    def pump(self, a, b, counted):
+        with contextlib.suppress(OSError):
+            while data := a.recv(1 << 16):
+                while counted and data:
+                    with self.changed:
+                        self.changed.wait_for(lambda: self.left > 0 or self.over)
+                        n = min(len(data), self.left)
+                        self.left -= n
+                    if self.over:
+                        return
+                    b.sendall(data[:n])
+                    data = data[n:]
+                if data:
+                    b.sendall(data)
+        with contextlib.suppress(OSError):
+            b.shutdown(socket.SHUT_RDWR)
+
+
+def published(stack, *args):
+    need_fuse()
+    agent = Agent(stack, *args)
+    folder = checkpoint(MEDIUM, seed=1)
+    agent.publish("actor", 1, folder)
+    return agent, folder
+
+
+def leaf_of(stack, *sources, options=""):
+    mount = Mount(stack, ",".join(sources), options)
+    mount.wait_version("actor", 1)
+    return mount
+
+
+def sent(server, kind="agent"):
+    """Bytes of files that an agent or a relay has sent."""
+    with urllib.request.urlopen(server.url + "/metrics", timeout=20 * SLOW) as r:
+        return int(re.search(rf"^wsync_{kind}_sent_bytes_total (\d+)$", r.read().decode(), re.M).group(1))
+
+
+def size_of(mount, version=1):
+    return sum(f["size"] for f in json.loads(mount.read("actor", version, ".wsync/manifest.json"))["files"])
+
+
+def file_size(mount, file="model.safetensors"):
+    return next(f["size"] for f in json.loads(mount.read("actor/1/.wsync/manifest.json"))["files"] if f["name"] == file)
+
+
+def progress(mount, version=1):
+    return int(dict(l.split(" ", 1) for l in mount.text("actor", version, ".wsync/progress").splitlines())["have_bytes"])
+
+
+def state(mount, version=1):
+    return mount.text("actor", version, ".wsync/state").split()[0]
+
+
+def same(mount, folder, version=1):
+    return tensors_of(mount.file("actor", version, "model.safetensors")) == tensors_of(folder + "/model.safetensors")
+
+
+def error_of(function):
+    try:
+        function()
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    return None
+
+
+def raw(url, path, **headers):
+    """Status, headers and body, whatever the status."""
+    c = http.client.HTTPConnection("127.0.0.1", int(url.rsplit(":", 1)[1]), timeout=30 * SLOW)
+    c.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    r = c.getresponse()
+    body = r.read()
+    c.close()
+    return r.status, r.headers, body
+
+
+def test_chain(stack):
+    "three mounts in a chain: the fourth reads the trainer's bytes and manifest, and hears of new versions at once"
+    agent, folder = published(stack)
+    chain = [Relay(stack, agent.url)]
+    for _ in range(2):
+        chain.append(Relay(stack, chain[-1].url))
+    leaf = leaf_of(stack, chain[-1].url, options="prefetch")
+    assert same(leaf, folder)
+    run = agent.get("/v1/models")["models"][0]["run"]
+    manifests = [raw(s.url, f"/v1/actor/1/manifest?run={run}") for s in (agent, *chain)]
+    assert all(m[0] == 200 and m[2] == manifests[0][2] for m in manifests), [m[2][:300] for m in manifests]
+    assert all(m[1]["ETag"] == manifests[0][1]["ETag"] for m in manifests)
+    size = size_of(leaf)
+    assert sent(agent) == size and [sent(r, "relay") for r in chain] == [size] * 3, (size, sent(agent))
+    for v in (2, 3):
+        folder = checkpoint(MEDIUM, seed=v)
+        agent.publish("actor", v, folder)
+        start = time.monotonic()
+        wait_for(lambda v=v: os.path.isdir(leaf.file("actor", v)) and state(leaf, v) == "ready", f"actor/{v} at the leaf")
+        print(f"# version {v} was complete at the end of the chain after {time.monotonic() - start:.2f} s", flush=True)
+        assert same(leaf, folder, v)
+    assert sent(agent) == 3 * size, (sent(agent), size)
+    # Version 1 is gone at the agent, but not with those that hold it.
+    fresh = Mount(stack, chain[0].url)
+    fresh.wait_version("actor", 3)
+    if os.path.isdir(fresh.file("actor/1")):
+        assert same(fresh, checkpoint(MEDIUM, seed=1))
+
+
+def test_while_it_arrives(stack):
+    "blocks are passed on while the mount between is still filling"
+    agent, folder = published(stack)
+    gate = Gate(stack, agent.url, 10 << 20)
+    relay = Relay(stack, gate.url, "streams=2")
+    leaf = leaf_of(stack, relay.url, options="open=stream,streams=2")
+    leaf.write("pull 1 async", "actor/ctl")
+    wait_for(lambda: progress(leaf) >= BLOCK, "a block at the leaf", 60)
+    assert state(relay) == "pulling" and progress(relay) < size_of(leaf), relay.text("actor/1/.wsync/progress")
+    gate.open()
+    assert same(leaf, folder)
+    assert sent(agent) < 2 * size_of(leaf)  # nothing was given up in the meantime but what stood still for long
+
+
+def test_reader_goes_first(stack):
+    "what a reader below waits for is fetched first"
+    agent, folder = published(stack)
+    gate = Gate(stack, agent.url, 0)
+    relay = Relay(stack, gate.url, "streams=1")
+    leaf = leaf_of(stack, relay.url, options="open=stream,streams=1")
+    end = file_size(leaf)
+    got = []
+    with open(leaf.file("actor/1/model.safetensors"), "rb") as f:
+        reader = threading.Thread(target=lambda: got.append(os.pread(f.fileno(), 1000, end - 1000)))
+        reader.start()
+        time.sleep(0.3)  # it waits
+        with gate.changed:
+            gate.left += BLOCK * 3
+            gate.changed.notify_all()
+        reader.join(60 * SLOW)
+        here = progress(relay)
+        gate.open()
+        reader.join()
+    assert got[0] == leaf.read("actor/1/model.safetensors")[-1000:] and same(leaf, folder)
+    print(f"# the last block was here with {here} of {size_of(leaf)} bytes", flush=True)
+    assert here < size_of(leaf)
+
+
+def test_tree(stack):
+    "an agent, a mount that serves, three leaves at once: the agent sends one version"
+    agent, folder = published(stack)
+    relay = Relay(stack, agent.url)
+    leaves = [leaf_of(stack, relay.url) for _ in range(3)]
+    threads = [threading.Thread(target=lambda l=l: l.read("actor/1/model.safetensors")) for l in leaves]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(same(l, folder) for l in leaves)
+    size = size_of(leaves[0])
+    assert sent(agent) == size and sent(relay, "relay") == 3 * size, (sent(agent), sent(relay, "relay"), size)
+    # On the trainer's host it has the trainer's own memory, of which no byte was copied.
+    near = Relay(stack, f"unix:{agent.sock}")
+    assert same(leaf_of(stack, near.url), folder)
+    assert 'how="ipc"' in near.text("actor/status") and sent(agent) == size
+
+
+def test_liar(stack):
+    "a mount that sends other bytes is caught at the block; with a second source the leaf has the right ones"
+    agent, folder = published(stack)
+    relay = Relay(stack, agent.url)
+    leaf = Mount(stack, f"unix:{unique('nobody')}.sock")
+    leaf.write(f"add actor fault:flip=100:{relay.url}", "ctl")
+    leaf.wait_version("actor", 1)
+    assert error_of(lambda: leaf.read("actor/1/model.safetensors")) == "EBADMSG"
+    assert "not the manifest's" in leaf.text("actor/last_error"), leaf.text("actor/last_error")
+    leaf.write(f"add actor {agent.url}", "ctl")
+    wait_for(lambda: error_of(lambda: leaf.read("actor/1/model.safetensors")) is None, "the other source")
+    assert same(leaf, folder) and int(leaf.status()["bad_blocks"]) > 0
+
+
+def test_invented_manifest(stack):
+    "a source that invents a whole manifest contradicts the agent: neither is read, and both are named"
+    agent, folder = published(stack)
+    run = agent.get("/v1/models")["models"][0]["run"]
+    other = Agent(stack)
+    other.publish("actor", 1, checkpoint(MEDIUM, seed=99), "--run", run)
+    relay = Relay(stack, other.url)
+    leaf = leaf_of(stack, relay.url, agent.url)
+    assert error_of(lambda: leaf.read("actor/1/model.safetensors")) == "EBADMSG"
+    pulled = wsync("pull", "--mount", leaf.path, "actor", "1", check=False)
+    for said in (leaf.text("actor/status"), pulled.stderr, leaf.text("actor/last_error")):
+        assert "disagree" in said and relay.url in said and agent.url in said, said
+    assert "EBADMSG" in leaf.text("actor/last_error") and relay.get("/v1/models")["models"]
+    # What was read before the other was heard stays, and is marked.
+    early = leaf_of(stack, relay.url)
+    early.read("actor/1/model.safetensors")
+    early.write(f"add actor {agent.url}", "ctl")
+    wait_for(lambda: "disagree" in early.text("actor/status"), "the contradiction")
+    agent.publish("actor", 2, folder)
+    leaf.wait_version("actor", 2)
+    assert same(leaf, folder, 2)
+
+
+def test_killed(stack):
+    "a mount that dies in the middle: the leaf goes on with its second source, or fails, says why, and goes on later"
+    agent, folder = published(stack)
+    gate = Gate(stack, agent.url, 10 << 20)
+    port = free_port()
+    relay = Relay(stack, gate.url, "streams=2", port=port)
+    two = leaf_of(stack, relay.url, agent.url, options="streams=2")
+    one = leaf_of(stack, relay.url, options="streams=2,deadline=3")
+    for leaf in (two, one):
+        leaf.write("pull 1 async", "actor/ctl")
+    wait_for(lambda: progress(two) >= BLOCK and progress(one) >= BLOCK, "a block at both", 60)
+    relay.kill()
+    assert same(two, folder)
+    wait_for(lambda: state(one) == "failed", "the end of its patience", 60)
+    said = one.text("actor/last_error")
+    assert "EHOSTUNREACH" in said or "ETIMEDOUT" in said, said
+    assert relay.url.split("//")[1] in said or "connect" in said, said
+    gate.open()
+    Relay(stack, gate.url, port=port, path=relay.path)
+    wait_for(lambda: error_of(lambda: one.read("actor/1/model.safetensors")) is None, "the relay's return")
+    assert same(one, folder)
+
+
+def test_follow(stack):
+    "a mount that follows behind another one acts on what is released, not on what is published"
+    agent, folder = published(stack)
+    agent.ask("/v1/actor/1/release")
+    relay = Relay(stack, agent.url)
+    leaf = leaf_of(stack, relay.url)
+    engine = Engine(stack, folder)
+    leaf.write(f"engine add e sglang {engine.url}", "actor/ctl")
+    leaf.write("follow", "actor/policy")
+    wait_for(lambda: leaf.text("actor/version") == "1\n", "version 1")
+    agent.publish("actor", 2, checkpoint(MEDIUM, seed=2))
+    leaf.wait_version("actor", 2)
+    time.sleep(1)
+    assert engine.serves() == "1" and leaf.text("actor/version") == "1\n"
+    agent.ask("/v1/actor/2/release")
+    wait_for(lambda: engine.serves() == "2", "version 2", 30)
+    assert "report was not taken" not in leaf.text(), leaf.text()
+
+
+def test_rings(stack):
+    "mounts that have each other, or themselves, as sources: they serve, forget and end as others do"
+    agent, folder = published(stack)
+    ports = [free_port() for _ in range(3)]
+    url = lambda i: f"http://127.0.0.1:{ports[i]}"
+    ring = [Relay(stack, ",".join([url((i + 2) % 3), url(i)] + ([agent.url] if i == 0 else [])), port=ports[i],
+                  options="deadline=5") for i in range(3)]
+    for mount in ring:
+        mount.wait_version("actor", 1)
+    before = [r.get("/v1/models")["seq"] for r in ring]
+    time.sleep(1)
+    assert before == [r.get("/v1/models")["seq"] for r in ring]  # it has settled
+    via = [r.get("/v1/models")["models"][0]["versions"][0]["via"] for r in ring]
+    assert [len(v) for v in via] == [1, 2, 3], via
+    assert same(ring[2], folder)
+    assert all(state(r) == "ready" for r in ring)
+    # Nobody holds version 2 when the agent forgets it: the ring does too.
+    for v in (2, 3):
+        agent.publish("actor", v, checkpoint(MEDIUM, seed=v))
+        for mount in ring:
+            mount.wait_version("actor", v)
+    agent.publish("actor", 4, checkpoint(MEDIUM, seed=4))
+    listed = lambda r: [v["version"] for v in r.get("/v1/models")["models"][0]["versions"]]
+    wait_for(lambda: all(listed(r) == [1, 3, 4] for r in ring), f"version 2 to be forgotten: {[listed(r) for r in ring]}")
+    agent.kill()
+    start = time.monotonic()
+    assert error_of(lambda: ring[1].read("actor/4/model.safetensors")) in ("EHOSTUNREACH", "ETIMEDOUT", "ESTALE")
+    assert time.monotonic() - start < 60 * SLOW
+    assert same(ring[1], folder)
+
+
+def test_eviction(stack):
+    "a slow reader does not hold memory that the cache wants: it is cut"
+    agent, _ = published(stack)
+    agent.publish("actor", 2, checkpoint(MEDIUM, seed=2))
+    relay = Relay(stack, agent.url, "cache=30M,keep=1")
+    relay.wait_version("actor", 1)
+    relay.read("actor/1/model.safetensors")
+    run = relay.get("/v1/models")["models"][0]["run"]
+    with socket.create_connection(("127.0.0.1", relay.port)) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        slow.sendall(f"GET /v1/actor/1/files/model.safetensors?run={run} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert slow.recv(100).startswith(b"HTTP/1.1 200")
+        start = time.monotonic()
+        wsync("pull", "--mount", relay.path, "actor", "2")
+        print(f"# the memory was there after {time.monotonic() - start:.2f} s", flush=True)
+        got = 0
+        slow.settimeout(30 * SLOW)
+        with contextlib.suppress(ConnectionError):
+            while data := slow.recv(1 << 20):
+                got += len(data)
+        assert got < size_of(relay, 2), got
+    leaf = Mount(stack, relay.url)
+    leaf.wait_version("actor", 2)
+    assert same(leaf, checkpoint(MEDIUM, seed=2), 2)
+
+
+def test_end(stack):
+    "a mount that serves ends at once while others wait for what it does not have"
+    agent, _ = published(stack)
+    gate = Gate(stack, agent.url, 6 << 20)
+    relay = Relay(stack, gate.url)
+    leaf = leaf_of(stack, relay.url, options="open=stream")
+    leaf.write("pull 1 async", "actor/ctl")
+    wait_for(lambda: sent(relay, "relay") > 0, "requests", 60)
+    time.sleep(0.5)
+    start = time.monotonic()
+    relay.end()
+    assert time.monotonic() - start < 10 * SLOW
+
+
+def test_guards(stack):
+    "tokens and TLS as the agent has them: beyond loopback not without, the sources' token unless there is another"
+    need_fuse()
+    path = unique("m")
+    os.makedirs(path)
+    r = wsync("mount", "-f", "--serve", f"0.0.0.0:{free_port()}", "http://127.0.0.1:1", path, check=False)
+    assert r.returncode == 1 and "beyond loopback" in r.stderr, r.stderr
+    token, other = unique("token"), unique("token")
+    for file, word in ((token, "secret"), (other, "another")):
+        with open(file, "w") as f:
+            f.write(word + "\n")
+    agent, folder = published(stack, "--token-file", token)
+    relay = Relay(stack, agent.url, f"token-file={token}")
+    assert raw(relay.url, "/v1/models")[0] == 401
+    assert raw(relay.url, "/healthz")[0] == 200
+    assert raw(relay.url, "/v1/models", Authorization="Bearer secret")[0] == 200
+    cert, key = unique("cert"), unique("key")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+                    "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+                   check=True, capture_output=True)
+    safe = Relay(stack, relay.url, f"token-file={token},serve-token-file={other},serve-cert={cert},serve-key={key}")
+    leaf = leaf_of(stack, safe.url.replace("http:", "https:"), options=f"token-file={other},ca-file={cert}")
+    assert same(leaf, folder)
+
+
+def test_headers(stack):
+    "what names a lineage is immutable to caches, what does not is asked for again, and a known tag is answered by 304"
+    agent, folder = published(stack)
+    relay = Relay(stack, agent.url)
+    relay.wait_version("actor", 1)
+    run = agent.get("/v1/models")["models"][0]["run"]
+    for server in (agent, relay):
+        for path in ("/v1/actor/1/manifest", "/v1/actor/1/files/config.json"):
+            status, headers, body = raw(server.url, f"{path}?run={run}")
+            assert status == 200 and headers["Cache-Control"] == "public, max-age=31536000, immutable", headers
+            tag = headers["ETag"]
+            for known in (tag, f'"x", W/{tag}', "*"):
+                status, headers, none = raw(server.url, f"{path}?run={run}", If_None_Match=known)
+                assert (status, none) == (304, b"") and headers["ETag"] == tag and "immutable" in headers["Cache-Control"]
+            assert raw(server.url, f"{path}?run={run}", If_None_Match='"x"')[0] == 200
+            status, headers, again = raw(server.url, path)
+            assert (status, headers["Cache-Control"], headers["ETag"], again) == (200, "no-cache", tag, body)
+        file = f"/v1/actor/1/files/model.safetensors?run={run}"
+        whole = raw(server.url, file)[2]
+        status, headers, part = raw(server.url, file, Range="bytes=100-299")
+        assert status == 206 and part == whole[100:300] and headers["Content-Range"] == f"bytes 100-299/{len(whole)}"
+        tag = headers["ETag"]
+        assert raw(server.url, file, Range="bytes=100-299", If_Range=tag)[2] == part
+        assert len(raw(server.url, file, Range="bytes=100-299", If_Range='"x"')[2]) == len(whole)
+        for path, want in (("/v1/models", 200), ("/v1/actor/9/manifest", 404), ("/v1/actor/1/files/none", 404), ("/v1/x/1/manifest", 404)):
+            status, headers, _ = raw(server.url, path)
+            assert (status, headers["Cache-Control"]) == (want, "no-store"), (path, status, headers)
+
+
+NGINX = """
+daemon off;
+%(user)s
+worker_processes 1;
+pid %(dir)s/pid;
+error_log %(dir)s/error.log;
+events {}
+http {
+    access_log %(dir)s/access.log;
+    client_body_temp_path %(dir)s/body; proxy_temp_path %(dir)s/temp; fastcgi_temp_path %(dir)s/fastcgi;
+    uwsgi_temp_path %(dir)s/uwsgi; scgi_temp_path %(dir)s/scgi;
+
+    proxy_cache_path %(dir)s/cache keys_zone=wsync:10m max_size=2g inactive=1d use_temp_path=off;
+    server {
+        listen 127.0.0.1:%(port)d;
+        if ($http_authorization != "Bearer secret") { return 401; }  # what is in the cache the agent is not asked about
+        proxy_http_version 1.1;
+        proxy_set_header Connection "";
+        proxy_read_timeout 150s;                                     # long polls
+        location / { proxy_pass %(agent)s; }
+        location ~ ^/v1/[^/]+/[0-9]+/(manifest$|files/) {
+            slice 4m;
+            proxy_set_header Range $slice_range;
+            proxy_cache wsync;
+            proxy_cache_key $request_uri$slice_range;
+            proxy_cache_lock on;
+            proxy_hide_header X-Wsync-XXH3;                          # of the first slice alone
+            proxy_pass %(agent)s;
+        }
+    }
+}
+"""
+
+
+def test_nginx(stack):
+    "nginx between agent and mounts: the second mount costs the agent no byte of a file; a token is still asked for"
+    if not shutil.which("nginx"):
+        raise Skip("nginx is not installed")
+    token = unique("token")
+    with open(token, "w") as f:
+        f.write("secret\n")
+    agent, folder = published(stack, "--token-file", token)
+    bearer = {"Authorization": "Bearer secret"}
+    figure = lambda: int(re.search(r"wsync_agent_sent_bytes_total (\d+)", raw(agent.url, "/metrics", **bearer)[2].decode()).group(1))
+    place, port = unique("nginx"), free_port()
+    os.makedirs(place)
+    with open(place + "/conf", "w") as f:
+        f.write(NGINX % {"dir": place, "port": port, "agent": agent.url, "user": "user root;" if os.geteuid() == 0 else ""})
+    said = open(place + "/out", "wb")
+    server = subprocess.Popen(["nginx", "-e", place + "/error.log", "-c", place + "/conf"], stdout=said, stderr=said,
+                              stdin=subprocess.DEVNULL)
+
+    def end():
+        server.terminate()
+        server.wait(20)
+        said.close()
+
+    stack.callback(end)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers():
+        with contextlib.suppress(OSError):
+            return raw(url, "/healthz", **bearer)[0] == 200
+
+    wait_for(lambda: answers() or server.poll() is not None, "nginx")
+    assert server.poll() is None, open(place + "/out").read() + open(place + "/error.log").read()
+    first = leaf_of(stack, url, options=f"token-file={token}")
+    assert same(first, folder)
+    cost = figure()
+    assert size_of(first) <= cost <= 2 * size_of(first), (cost, size_of(first))  # a slice may be fetched twice
+    second = leaf_of(stack, url, options=f"token-file={token}")
+    assert same(second, folder)
+    log = open(place + "/access.log").read()
+    assert log.count("/files/") >= 2 and figure() == cost, (cost, figure(), log)
+    run = json.loads(second.read("actor/1/.wsync/manifest.json"))["run"]
+    for path in (f"/v1/actor/1/manifest?run={run}", f"/v1/actor/1/files/config.json?run={run}", "/v1/models"):
+        assert raw(url, path)[0] == 401 and raw(url, path, **bearer)[0] == 200, path
+    served = raw(url, f"/v1/actor/1/files/model.safetensors?run={run}", Range=f"bytes={BLOCK - 10}-{2 * BLOCK + 9}", **bearer)
+    assert served[0] == 206 and served[2] == second.read("actor/1/model.safetensors")[BLOCK - 10 : 2 * BLOCK + 10]
+    assert figure() == cost
+    agent.publish("actor", 2, checkpoint(MEDIUM, seed=2))  # polls go through
+    second.wait_version("actor", 2)
+    assert same(second, checkpoint(MEDIUM, seed=2), 2)
+
+
+run(test_chain, test_while_it_arrives, test_reader_goes_first, test_tree, test_liar, test_invented_manifest, test_killed,
+    test_follow, test_rings, test_eviction, test_end, test_guards, test_headers, test_nginx)
