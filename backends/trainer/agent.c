@@ -299,6 +299,32 @@ static void free_model(struct ws_agent_model *m)
     free(m);
 }
 
+static int start_astraflow(struct ws_agent *a, const struct ws_catalog *catalog, struct ws_error *err)
+{
+    int rc = 0;
+    a->astraflow = calloc(a->options.n_astraflow + 1, sizeof(struct ws_astraflow *));
+    if (!a->astraflow)
+        return ws_error_set(err, ENOMEM, "no memory for AstraFlow's endpoints");
+    for (size_t i = 0; rc == 0 && i < a->options.n_astraflow; i++) {
+        rc = ws_astraflow_new(&a->astraflow[i], catalog, &a->options.astraflow[i], err);
+        pthread_mutex_lock(&a->lock);
+        a->n_astraflow += rc == 0; /* the status shows it */
+        pthread_mutex_unlock(&a->lock);
+    }
+    return rc;
+}
+
+static void stop_astraflow(struct ws_agent *a)
+{
+    pthread_mutex_lock(&a->lock);
+    size_t n = a->n_astraflow;
+    a->n_astraflow = 0;
+    pthread_mutex_unlock(&a->lock);
+    while (n > 0)
+        ws_astraflow_free(a->astraflow[--n]);
+    free(a->astraflow);
+}
+
 void ws_agent_free(struct ws_agent *a)
 {
     if (!a)
@@ -311,6 +337,7 @@ void ws_agent_free(struct ws_agent *a)
         pthread_join(a->finisher, NULL);
         ws_workers_free(a->workers);
     }
+    stop_astraflow(a);
     ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
     ws_agent_fleet_stop(a);
@@ -369,6 +396,8 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     if (rc == 0 && options->socket)
         rc = ws_ipc_server_new(&ipc, options->socket, options->socket_gid, &catalog, &ws_agent_local, a, err);
     atomic_store(&a->ipc, ipc);
+    if (rc == 0)
+        rc = start_astraflow(a, &catalog, err);
     ws_agent_announce(a); /* who came in between is told again */
     if (rc < 0) {
         ws_agent_free(a);

@@ -2,6 +2,7 @@
  * trainer's interpreter and of its crash. Holds many models. */
 #ifndef WS_TRAINER_AGENT_H
 #define WS_TRAINER_AGENT_H
+#include "backends/trainer/astraflow.h"
 #include "transports/error.h"
 #include "transports/tcp.h"
 #include <stdbool.h>
@@ -15,6 +16,8 @@ struct ws_agent_options {
     unsigned max_slots;               /* per model; 0: 3 */
     unsigned n_threads;               /* hashing after commit; 0: cores */
     int nice;
+    const struct ws_astraflow_options *astraflow; /* listeners for AstraFlow's receivers */
+    size_t n_astraflow;
 };
 struct ws_agent;
 /* Starts serving; returns at once. */

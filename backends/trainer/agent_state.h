@@ -72,6 +72,8 @@ struct ws_agent {
     struct ws_release *releases; /* newest first */
     uint64_t last_id;            /* of releases and of what is wanted */
     uint64_t slot_bytes;
+    struct ws_astraflow **astraflow;
+    size_t n_astraflow;
 };
 
 /* agent.c */
