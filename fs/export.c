@@ -84,6 +84,17 @@ static int place_version(struct exporter *e, struct ws_version *v, const char *m
     return rc;
 }
 
+/* Before its memory is used again nobody may be able to open it. */
+static void take_away(void *arg, struct ws_version *v)
+{
+    const struct exporter *e = arg;
+    char path[4096], name[WS_MAX_NAME + 1];
+    ws_version_name(v, name);
+    snprintf(path, sizeof(path), "%s/%s/%s", e->options->mountpoint, ws_model_name(ws_version_model(v)),
+             name);
+    remove_folder(path);
+}
+
 static void set_link(const struct exporter *e, const char *model, const char *link, const char *name)
 {
     char path[4096], part[4096], now[WS_MAX_NAME + 1] = "";
@@ -169,6 +180,7 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
         free(copy);
         return rc;
     }
+    ws_store_set_release(e.store, take_away, &e);
     if (mkdir(o->mountpoint, 0755) != 0 && errno != EEXIST)
         rc = ws_error_set(err, errno, "cannot make %s: %s", o->mountpoint, strerror(errno));
     int fs = rc == 0 ? ws_region_tmpfs() : -EPERM;

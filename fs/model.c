@@ -82,6 +82,7 @@ void ws_model_put(struct ws_model *m)
 
     if (atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
         return;
+    ws_delta_set_clear(&m->deltas);
     free(m->name);
     free(m);
     ws_store_put(s);

@@ -76,6 +76,12 @@ static int set_cache(struct ws_mount_options *o, const char *value)
     return set_size(value, &o->store.cache_bytes);
 }
 
+static int set_delta_cache(struct ws_mount_options *o, const char *value)
+{
+    int rc = set_size(value, &o->store.delta_cache_bytes);
+    return rc < 0 && strcmp(value, "0") == 0 ? 0 : rc;
+}
+
 #define SET_NUMBER(name, field, max)                                                                         \
     static int name(struct ws_mount_options *o, const char *value)                                           \
     {                                                                                                        \
@@ -206,6 +212,9 @@ static const struct {
      "huge-page tmpfs, or through the daemon; auto takes the first that works"},
     {"cache", "SIZE", set_cache,
      "memory for versions; default: 0.8 of what the machine and its cgroups allow"},
+    {"delta-cache", "SIZE", set_delta_cache,
+     "memory for the deltas of each model, by which versions are made of those that are held; default 1G; "
+     "0: every version is pulled whole"},
     {"keep", "N", set_keep, "newest complete versions that are kept for going back; default 2"},
     {"prefetch", NULL, set_prefetch, "fetch each new version ahead (policy pull)"},
     {"streams", "N", set_streams, "connections of one pull; default 4"},
@@ -275,6 +284,7 @@ void ws_mount_options_init(struct ws_mount_options *o)
         .mode = 0444,
         .allow_other = geteuid() == 0,
         .deadline_ms = WS_READ_DEADLINE_MS,
+        .store.delta_cache_bytes = 1UL << 30,
     };
 }
 

@@ -1,6 +1,6 @@
 /* A pull goes as far as its goal, which may rise while it runs:
  *
- *     manifest -> headers -> room and regions -> blocks -> headers checked -> READY
+ *     manifest -> headers -> room and regions -> deltas -> blocks -> headers checked -> READY
  *                         \-> the source's own memory, mapped -----------/
  *
  * Blocks are verified as they arrive, so what is left at the end is short. A pull that fails leaves
@@ -8,6 +8,7 @@
 #include "fs/pull.h"
 #include "fs/content.h"
 #include "fs/model.h"
+#include "fs/replay.h"
 #include "fs/room.h"
 #include "fs/route.h"
 #include "fs/transfer.h"
@@ -274,15 +275,25 @@ static int get_regions(struct ws_pull *p, struct ws_error *err)
     return rc;
 }
 
-static int fill(struct ws_pull *p, char how[64], struct ws_error *err)
+/* From what is here and from deltas, as far as they go, and from the source. */
+static int fill(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
 {
-    const char *transport = "";
+    struct ws_version *v = p->version;
+    const char *patched = "", *transport = "";
+    char why[WS_HOW_CHARS] = "";
+    struct ws_replay *replay = ws_version_has_bytes(v) ? NULL : ws_replay_new(&p->route, why);
     int rc = get_regions(p, err);
 
+    if (rc == 0 && replay)
+        ws_replay_run(replay, &patched);
+    ws_replay_free(replay);
     if (rc == 0)
         rc = ws_transfer_run(&p->route, &p->priority, &transport, err);
-    if (transport[0])
-        snprintf(how, 64, "%s full", transport);
+    if (replay)
+        snprintf(how, WS_HOW_CHARS, "%s%s%.100s%s", patched, patched[0] ? " " : "", why,
+                 transport[0] ? ", the rest whole" : "");
+    else if (transport[0])
+        snprintf(how, WS_HOW_CHARS, "%s full", transport);
     return rc;
 }
 
@@ -303,7 +314,7 @@ static void enter(struct ws_pull *p, enum ws_state state)
     ws_changes_tell(&changes, v->store);
 }
 
-static int get_all(struct ws_pull *p, char how[64], struct ws_error *err)
+static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
 {
     struct ws_version *v = p->version;
     int rc = -ENOTSUP;
@@ -312,7 +323,7 @@ static int get_all(struct ws_pull *p, char how[64], struct ws_error *err)
     if (!v->store->options.own_memory && !ws_version_has_bytes(v)) {
         rc = import(p, err);
         if (rc == 0)
-            snprintf(how, 64, "ipc");
+            snprintf(how, WS_HOW_CHARS, "ipc");
     }
     if (rc == -ENOTSUP)
         rc = fill(p, how, err);
@@ -322,7 +333,7 @@ static int get_all(struct ws_pull *p, char how[64], struct ws_error *err)
     return ws_content_check_headers(v, err);
 }
 
-static int go_to(struct ws_pull *p, enum ws_goal goal, char how[64], struct ws_error *err)
+static int go_to(struct ws_pull *p, enum ws_goal goal, char how[WS_HOW_CHARS], struct ws_error *err)
 {
     int rc = get_manifest(p, err);
 
@@ -421,7 +432,7 @@ static void *pull_main(void *arg)
     struct ws_store *s = v->store;
     struct ws_error err;
     enum ws_goal goal;
-    char how[64];
+    char how[WS_HOW_CHARS];
     int rc;
 
     ws_thread_nice(s->options.nice);

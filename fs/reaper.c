@@ -2,6 +2,7 @@
  * putter of the last reference, a FUSE request perhaps, must not. While the hook runs the version has
  * one reference again, so that the hook may look at it like anybody else. */
 #include "fs/reaper.h"
+#include "fs/bequest.h"
 #include "fs/content.h"
 #include "fs/version.h"
 #include "fs/watch.h"
@@ -39,7 +40,8 @@ static void reap(struct ws_version *v, bool with_hook)
     if (with_hook && s->release)
         s->release(s->release_arg, v);
     assert(atomic_load(&v->refs) == 1);
-    give_back_memory(v);
+    if (!ws_bequest_settle(v))
+        give_back_memory(v);
     pthread_mutex_lock(&s->lock);
     s->used_bytes -= v->own_bytes;
     s->waiting_bytes -= v->own_bytes;

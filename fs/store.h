@@ -22,6 +22,8 @@ struct ws_version;
 enum ws_state { WS_KNOWN, WS_PULLING, WS_VERIFYING, WS_READY, WS_ACTIVE, WS_DROPPING, WS_FAILED };
 const char *ws_state_name(enum ws_state s); /* "known" */
 
+#define WS_HOW_CHARS 160
+
 struct ws_store_options {
     struct ws_source_options source; /* token and TLS for every source */
     uint64_t cache_bytes;            /* weights held; 0: 0.8 of what memory allows at start */
@@ -30,8 +32,10 @@ struct ws_store_options {
     unsigned threads;                /* hashing, verifying, pre-faulting; 0: cores */
     int nice;                        /* of all background threads */
     unsigned deadline_ms;            /* of one pull without progress; 0: WS_READ_DEADLINE_MS */
-    bool own_memory;                 /* never import descriptors: copy (link mode) */
-    bool verify_imported;            /* rehash what ipc hands over before it is ready */
+    uint64_t
+        delta_cache_bytes; /* deltas that are kept, of each model; 0: the versions are always pulled whole */
+    bool own_memory;       /* never import descriptors: copy (link mode) */
+    bool verify_imported;  /* rehash what ipc hands over before it is ready */
 };
 WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_store_options *options,
                              struct ws_error *err);
@@ -93,7 +97,7 @@ struct ws_version_info {
     char run[WS_RUN_CHARS + 1];
     char digest[33];
     enum ws_state state;
-    char how[64];                         /* "tcp full", "ipc", "dir full", "" */
+    char how[WS_HOW_CHARS];               /* "tcp full", "ipc", "tcp delta from 41: 30 MB of 3.4 GB", "" */
     double pull_seconds;                  /* of the finished or the running pull */
     uint64_t created_ns;                  /* when it was published, CLOCK_REALTIME; 0: not told */
     bool pinned, has_manifest, at_source; /* at_source: some source still serves it */

@@ -12,7 +12,9 @@
  * have to wait for the kernel. */
 #ifndef WS_FS_STORE_STATE_H
 #define WS_FS_STORE_STATE_H
+#include "fs/choice.h"
 #include "fs/store.h"
+#include "transports/delta_set.h"
 #include "transports/limits.h"
 #include "transports/pool.h"
 #include <pthread.h>
@@ -24,6 +26,7 @@
 
 struct ws_pull;
 struct ws_watch;
+struct ws_bequest;
 struct ws_report;
 
 /* One file of a version: which of its blocks are here, and where. */
@@ -54,11 +57,12 @@ struct ws_version {
     uint64_t listed_bytes, created_ns;
     enum ws_state state;
     bool named, pinned;
-    bool dying;              /* the reaper's: found by nobody any more */
-    bool live;               /* what its name says: of the live lineage, or N@RUN */
-    uint64_t sources;        /* bit i: the watch with index i lists it */
-    uint64_t own_bytes;      /* of the cache; 0 where the memory is a source's */
-    struct ws_watch *mapped; /* whose memory it is; counted */
+    bool dying;                 /* the reaper's: found by nobody any more */
+    bool live;                  /* what its name says: of the live lineage, or N@RUN */
+    uint64_t sources;           /* bit i: the watch with index i lists it */
+    uint64_t own_bytes;         /* of the cache; 0 where the memory is a source's */
+    struct ws_watch *mapped;    /* whose memory it is; counted */
+    struct ws_bequest *bequest; /* who gets its memory when it goes */
     struct ws_pull *pull;
     struct ws_wait *waits; /* in order of asking */
     struct ws_wait *last_wait;
@@ -66,7 +70,7 @@ struct ws_version {
     char *error;
     uint64_t failed_ns, pull_began_ns;
     double pull_seconds;
-    char how[64];
+    char how[WS_HOW_CHARS];
     struct ws_version *next;    /* of the model's named ones, ascending; or of the reaper's */
     struct ws_version *next_id; /* of its bucket */
 };
@@ -90,9 +94,10 @@ struct ws_model {
     struct ws_version *current, *previous; /* counted */
     struct ws_claim claims[WS_MAX_SOURCES];
     struct ws_orders orders;
-    unsigned orders_from;      /* index of the source that said so */
-    bool told[WS_MAX_SOURCES]; /* the source with that index was told where the mount stands */
-    struct ws_model *next;     /* by name */
+    unsigned orders_from;       /* index of the source that said so */
+    bool told[WS_MAX_SOURCES];  /* the source with that index was told where the mount stands */
+    struct ws_delta_set deltas; /* fetched ones, for chains and for mounts that pull from this one */
+    struct ws_model *next;      /* by name */
 };
 
 struct ws_store {
@@ -103,6 +108,7 @@ struct ws_store {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a source answered, a pull ended, room was made; monotonic clock */
     _Atomic(uint64_t) moved_bytes, bad_blocks, retries;
+    struct ws_speeds speeds;                      /* as measured; its members are atomic */
     atomic_uint n_moving[WS_PRIORITY_READER + 1]; /* lanes inside a fetch, by priority */
     /* set before the first source is added, then only read */
     struct {

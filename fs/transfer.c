@@ -360,6 +360,7 @@ int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char *
         .how = "",
     };
     int rc = make_table(&t);
+    const uint64_t began = ws_now_ns(), before = atomic_load(&v->moved_bytes);
 
     if (rc < 0) {
         rc = ws_error_set(err, ENOMEM, "out of memory for the blocks of %s/%lu", v->model->name, v->number);
@@ -367,6 +368,8 @@ int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char *
         unsigned streams = v->store->options.streams;
         t.n_lanes = t.n_left < streams ? (unsigned)t.n_left : streams;
         rc = run_lanes(&t, err);
+        ws_speed_note(&v->store->speeds.link, atomic_load(&v->moved_bytes) - before,
+                      (double)(ws_now_ns() - began) / 1e9);
     }
     if (rc == 0 && t.n_left > 0) {
         rc = t.rc ? t.rc : -ECANCELED;

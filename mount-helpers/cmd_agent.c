@@ -36,7 +36,9 @@ static const struct cli_option options[] = {
     {"state", 0, "DIR",
      "keep the registrations of AstraFlow's receivers here; default /var/lib/wsync, or below the home of one "
      "who is not root; 'none': they are forgotten at the end"},
-    {"threads", 't', "N", "threads for hashing after a commit; default: all cores"},
+    {"delta-cache", 0, "SIZE",
+     "memory for deltas between versions, of all models; default 1G; 0: none are made"},
+    {"threads", 't', "N", "threads for hashing after a commit, and as many for deltas; default: all cores"},
     {"nice", 0, "N", "nice value of the background threads"},
     {0},
 };
@@ -101,6 +103,7 @@ static int run(const struct cli_args *args)
         .socket = socket ? socket : DEFAULT_SOCKET,
         .socket_gid = (gid_t)-1,
         .memory_bytes = cli_bytes(args, "memory", 0),
+        .delta_cache_bytes = cli_bytes(args, "delta-cache", 1UL << 30),
         .max_slots = (unsigned)cli_u64(args, "slots", 0),
         .n_threads = (unsigned)cli_u64(args, "threads", 0),
         .nice = (int)cli_u64(args, "nice", 0),

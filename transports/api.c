@@ -106,11 +106,36 @@ static int parse_poll(const char *query, struct ws_api_request *out)
     return parse_who(query, out);
 }
 
+/* A small number in the query; as it was where it is missing. */
+static int parse_number(const char *query, const char *key, uint64_t most, uint64_t *out)
+{
+    char text[32];
+    int rc = query_value(query, key, text, sizeof(text));
+    if (rc == -ENOENT)
+        return 0;
+    return rc < 0 || ws_text_u64(text, out) || *out > most ? -EINVAL : 0;
+}
+
+static int parse_delta(const char *query, struct ws_api_request *out)
+{
+    uint64_t base = UINT64_MAX, part = 0, parts = 1, level = 0;
+    if (parse_number(query, "base", INT64_MAX, &base) || base == UINT64_MAX ||
+        parse_number(query, "part", WS_MAX_STREAMS, &part) ||
+        parse_number(query, "parts", WS_MAX_STREAMS, &parts) || parse_number(query, "level", 3, &level) ||
+        part >= parts || query_value(query, "base_run", out->base.run, sizeof(out->base.run)) == -EINVAL)
+        return -EINVAL;
+    out->base.version = base;
+    out->part = (unsigned)part;
+    out->parts = (unsigned)parts;
+    out->level = (unsigned)level;
+    return 0;
+}
+
 static const struct {
     enum ws_api_kind kind;
     const char *verb;
-} verbs[] = {
-    {WS_API_MANIFEST, "manifest"}, {WS_API_FILE, "files"}, {WS_API_MAP, "map"}, {WS_API_UNMAP, "unmap"}};
+} verbs[] = {{WS_API_MANIFEST, "manifest"}, {WS_API_DELTAS, "deltas"}, {WS_API_DELTA, "delta"},
+             {WS_API_FILE, "files"},        {WS_API_MAP, "map"},       {WS_API_UNMAP, "unmap"}};
 
 static int parse_version_path(const char *at, const char *query, struct ws_api_request *out)
 {
@@ -131,6 +156,8 @@ static int parse_version_path(const char *at, const char *query, struct ws_api_r
         (take_component(&at, out->file, sizeof(out->file)) || *at || !ws_name_is_file(out->file)))
         return -EINVAL;
     if (query_value(query, "run", out->run, sizeof(out->run)) == -EINVAL)
+        return -EINVAL;
+    if (out->kind == WS_API_DELTA && parse_delta(query, out))
         return -EINVAL;
     return parse_who(query, out);
 }
@@ -196,4 +223,12 @@ void ws_api_version_path(char out[WS_API_PATH_BYTES], const char *verb, const ch
         at = put_name(stpcpy(at, "/"), file);
     if (run && *run)
         (void)stpcpy(stpcpy(at, "?run="), run);
+}
+
+void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const struct ws_mark *target,
+                       const struct ws_mark *base, unsigned part, unsigned parts, unsigned level)
+{
+    ws_api_version_path(out, "delta", model, target->version, NULL, target->run);
+    sprintf(out + strlen(out), "%cbase=%" PRIu64 "&base_run=%s&part=%u&parts=%u&level=%u",
+            target->run[0] ? '&' : '?', base->version, base->run, part, parts, level);
 }

@@ -3,15 +3,17 @@
  *   GET  /v1/events?since=N[&timeout_ms=T]  the same once seq() > N (the carrier waits)
  *   GET  /v1/{model}/events?since=N         the same for one model
  *   GET  /v1/{model}/{version}/manifest[?run=R]
- *   GET  /v1/{model}/{version}/files/{file}[?run=R]     not by ipc
- *   POST /v1/{model}/{version}/map, .../unmap[?run=R]   ipc only: descriptors, and giving them back
- * anything else goes to the catalog's route: /v1/{model}/VERB and /v1/{model}/{version}/VERB are taken apart
- * for it. A poll with &who=NAME tells the catalog that the mount of that name is there. Pure functions,
- * callable from any thread. */
+ *   GET  /v1/{model}/{version}/deltas[?run=R]           the deltas that lead to it: delta_offer.h
+ *   GET  /v1/{model}/{version}/delta?base=B[&base_run=R][&part=I&parts=N][&level=L][&run=R]   not by ipc: one
+ * of them, as in delta_stream.h; level: how hard the next ones should be compressed for this client (zstd's,
+ * 0 to 3) GET  /v1/{model}/{version}/files/{file}[?run=R]     not by ipc POST /v1/{model}/{version}/map,
+ * .../unmap[?run=R]   ipc only: descriptors, and giving them back anything else goes to the catalog's route:
+ * /v1/{model}/VERB and /v1/{model}/{version}/VERB are taken apart for it. A poll with &who=NAME tells the
+ * catalog that the mount of that name is there. Pure functions, callable from any thread. */
 #ifndef WS_TRANSPORTS_API_H
 #define WS_TRANSPORTS_API_H
 #include "transports/error.h"
-#include "transports/limits.h"
+#include "transports/mark.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -19,6 +21,8 @@ enum ws_api_kind {
     WS_API_MODELS,
     WS_API_EVENTS,
     WS_API_MANIFEST,
+    WS_API_DELTAS,
+    WS_API_DELTA,
     WS_API_FILE,
     WS_API_MAP,
     WS_API_UNMAP,
@@ -33,6 +37,8 @@ struct ws_api_request {
     char run[WS_RUN_CHARS + 1]; /* empty: live lineage */
     char file[WS_MAX_NAME + 1];
     char who[WS_WHO_CHARS + 1]; /* of &who=; empty: nobody */
+    struct ws_mark base;        /* WS_API_DELTA; run empty: the version's own lineage */
+    unsigned part, parts, level;
     uint64_t since;
     unsigned timeout_ms;
 };
@@ -49,6 +55,9 @@ void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t
  * live lineage. */
 void ws_api_version_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model, uint64_t version,
                          const char *file, const char *run);
+/* parts 1: all of it. */
+void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const struct ws_mark *target,
+                       const struct ws_mark *base, unsigned part, unsigned parts, unsigned level);
 /* Who serves a version: GET; who as in ws_fleet_serves. */
 void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *who);
 void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model);

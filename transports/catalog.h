@@ -7,6 +7,7 @@
 #ifndef WS_TRANSPORTS_CATALOG_H
 #define WS_TRANSPORTS_CATALOG_H
 #include "transports/bundle.h"
+#include "transports/delta.h"
 #include "transports/error.h"
 #include "transports/region.h"
 #include <jansson.h>
@@ -32,6 +33,13 @@ struct ws_catalog_ops {
     int (*hold)(void *self, const char *model, uint64_t version, const char *run, const char *holder,
                 void (*revoked)(void *arg), void *arg, struct ws_hold **out, struct ws_error *err);
     void (*drop)(void *self, struct ws_hold *hold);
+    /* The deltas that lead to a version, newest first, also of one whose bytes are gone: delta_offer.h. New
+     * reference, never NULL but for want of memory. NULL: there are none ever. */
+    json_t *(*deltas)(void *self, const char *model, uint64_t version, const char *run);
+    /* One of them, with a reference; runs may be NULL, as in hold. level: what a client would like the next
+     * ones to be compressed with. -ENOENT. NULL like deltas. */
+    int (*delta)(void *self, const char *model, uint64_t version, const char *run, const struct ws_mark *base,
+                 unsigned level, struct ws_delta **out, struct ws_error *err);
     /* The mount who polls now and will be heard of again within ms milliseconds. NULL: nobody wants to know.
      */
     void (*seen)(void *self, const char *who, unsigned ms);

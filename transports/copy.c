@@ -84,6 +84,11 @@ void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n)
         the_code()->copy_update(&h->state, dst, src, n);
 }
 
+void ws_hasher_add(struct ws_hasher *h, const void *p, size_t n)
+{
+    the_code()->update(&h->state, p, n);
+}
+
 uint64_t ws_hasher_digest(const struct ws_hasher *h)
 {
     return XXH3_64bits_digest(&h->state);

@@ -16,6 +16,7 @@ struct ws_hasher;
 struct ws_hasher *ws_hasher_new(void); /* NULL: no memory */
 void ws_hasher_reset(struct ws_hasher *h);
 void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n);
+void ws_hasher_add(struct ws_hasher *h, const void *p, size_t n); /* hashes, without a copy */
 uint64_t ws_hasher_digest(const struct ws_hasher *h);
 void ws_hasher_free(struct ws_hasher *h);
 

@@ -9,6 +9,7 @@ struct ws_copy_code {
     /* Stores n bytes without pulling dst into the cache; ordered before what the thread stores next. */
     void (*copy)(void *dst, const void *src, size_t n);
     uint64_t (*hash)(const void *p, size_t n); /* XXH3-64, seed 0 */
+    void (*update)(void *state, const void *p, size_t n);
     /* Copies and adds the bytes to state, an XXH3_state_t, in one pass over memory. */
     void (*copy_update)(void *state, void *dst, const void *src, size_t n);
 };

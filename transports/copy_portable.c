@@ -21,9 +21,14 @@ static void copy_update(void *state, void *dst, const void *src, size_t n)
     }
 }
 
+static void update(void *state, const void *p, size_t n)
+{
+    (void)XXH3_64bits_update(state, p, n);
+}
+
 static uint64_t hash(const void *p, size_t n)
 {
     return XXH3_64bits(p, n);
 }
 
-const struct ws_copy_code ws_copy_portable = {"portable", copy, hash, copy_update};
+const struct ws_copy_code ws_copy_portable = {"portable", copy, hash, update, copy_update};

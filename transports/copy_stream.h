@@ -55,6 +55,11 @@ static void copy_update(void *state, void *dst, const void *src, size_t n)
     (void)XXH3_64bits_update(state, s + at, n - at);
 }
 
+static void update(void *state, const void *p, size_t n)
+{
+    (void)XXH3_64bits_update(state, p, n);
+}
+
 static uint64_t hash(const void *p, size_t n)
 {
     return XXH3_64bits(p, n);

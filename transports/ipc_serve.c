@@ -217,6 +217,10 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
         }
         break;
     }
+    case WS_API_DELTAS: /* there is nothing to save where no byte is copied */
+        out = json_pack("{s:[]}", "deltas");
+        break;
+    case WS_API_DELTA:
     case WS_API_FILE:
         return ws_error_set(err, EOPNOTSUPP, "bytes do not travel by the unix socket: ask for /map");
     case WS_API_MAP:

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #define HASHES_IN_HEADER 64 /* more blocks than this in a range: the manifest has them */
@@ -130,27 +131,60 @@ const struct ws_hold *ws_tcp_body_hold(const struct ws_tcp_body *b)
     return b->hold;
 }
 
+static void add_headers(struct MHD_Response *r, const struct ws_manifest *m, const char *type, bool forever)
+{
+    char tag[48];
+    snprintf(tag, sizeof(tag), "\"%s\"", m->digest);
+    (void)MHD_add_response_header(r, "Content-Type", type);
+    if (forever)
+        (void)MHD_add_response_header(r, "ETag", tag);
+    (void)MHD_add_response_header(r, "Cache-Control",
+                                  forever ? "public, max-age=31536000, immutable" : "no-store");
+    (void)MHD_add_response_header(r, "X-Wsync-Run", m->run);
+}
+
 static struct MHD_Response *respond(struct ws_tcp_body *b, const void *data, uint64_t size, const char *type)
 {
-    const struct ws_manifest *m = b->hold->manifest;
-    char tag[48];
     struct MHD_Response *r =
         MHD_create_response_from_buffer_with_free_callback_cls(size, (void *)(uintptr_t)data, free_body, b);
     if (!r) {
         ws_tcp_body_free(b);
         return NULL;
     }
-    snprintf(tag, sizeof(tag), "\"%s\"", m->digest);
-    (void)MHD_add_response_header(r, "Content-Type", type);
-    (void)MHD_add_response_header(r, "ETag", tag);
-    (void)MHD_add_response_header(r, "Cache-Control", "public, max-age=31536000, immutable");
-    (void)MHD_add_response_header(r, "X-Wsync-Run", m->run);
+    add_headers(r, b->hold->manifest, type, true);
     return r;
 }
 
-struct MHD_Response *ws_tcp_body_manifest(struct ws_tcp_body *b)
+static bool is_growing(const json_t *deltas)
 {
-    return respond(b, b->hold->manifest_json, b->hold->manifest_json_bytes, "application/json");
+    const char *growing = ws_delta_state_name(WS_DELTA_GROWING);
+    const json_t *one;
+    size_t i;
+    json_array_foreach(deltas, i, one)
+    {
+        if (strcmp(json_string_value(json_object_get(one, "state")), growing) == 0)
+            return true;
+    }
+    return false;
+}
+
+struct MHD_Response *ws_tcp_body_manifest(struct ws_tcp_body *b, json_t *deltas)
+{
+    const size_t n = b->hold->manifest_json_bytes - 1; /* without the last brace */
+    char *list = json_dumps(deltas, JSON_COMPACT), *text = NULL;
+    int len = list ? asprintf(&text, "%.*s,\"deltas\":%s}", (int)n, b->hold->manifest_json, list) : -1;
+    struct MHD_Response *r = NULL;
+    free(list);
+    if (len > 0) {
+        r = MHD_create_response_from_buffer((size_t)len, text, MHD_RESPMEM_MUST_FREE);
+        if (r)
+            add_headers(r, b->hold->manifest, "application/json", !is_growing(deltas));
+        else
+            free(text);
+    }
+    json_decref(deltas);
+    ws_tcp_body_free(b);
+    return r;
 }
 
 static void add_hashes(struct MHD_Response *r, const struct ws_bundle_file *f, uint64_t begin, uint64_t end)

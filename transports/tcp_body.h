@@ -28,9 +28,11 @@ WS_MUST_USE int ws_tcp_body_new(struct ws_tcp_body **out, struct ws_tcp_bodies *
 void ws_tcp_body_free(struct ws_tcp_body *body);
 const struct ws_hold *ws_tcp_body_hold(const struct ws_tcp_body *body);
 
-/* Responses over the held memory; they take body over, also on failure (NULL). A file's has the hashes of the
- * blocks that lie whole in [begin, end) in its header X-Wsync-XXH3, unless there are very many. */
-struct MHD_Response *ws_tcp_body_manifest(struct ws_tcp_body *body);
+/* Responses over the held memory; they take body over, also on failure (NULL). The manifest's is the
+ * version's, which never changes, with one member more, "deltas" (taken over), which does: it may be cached
+ * once they have all ended. A file's has the hashes of the blocks that lie whole in [begin, end) in its
+ * header X-Wsync-XXH3, unless there are very many. */
+struct MHD_Response *ws_tcp_body_manifest(struct ws_tcp_body *body, json_t *deltas);
 struct MHD_Response *ws_tcp_body_range(struct ws_tcp_body *body, const struct ws_bundle_file *file,
                                        uint64_t begin, uint64_t end);
 

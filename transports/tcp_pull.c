@@ -2,6 +2,7 @@
  * receives are hashed and stored where they belong in the same pass. */
 #include "transports/api.h"
 #include "transports/copy.h"
+#include "transports/delta_stream.h"
 #include "transports/tcp.h"
 #include "transports/text.h"
 #include <assert.h>
@@ -306,6 +307,23 @@ static int tcp_manifest(struct ws_source *source, const char *model, uint64_t ve
     return rc;
 }
 
+static int tcp_deltas(struct ws_source *source, const char *model, const struct ws_mark *version,
+                      struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err)
+{
+    struct tcp_source *s = (struct tcp_source *)source;
+    char path[WS_API_PATH_BYTES];
+    struct text text;
+    ws_api_version_path(path, "deltas", model, version->version, NULL, version->run);
+    int rc = request(s, path, NULL, reply_ms(s), WS_MAX_REPLY_BYTES, NULL, &text, err);
+    if (rc < 0)
+        return rc;
+    json_t *reply = json_loadb(text.p ? text.p : "", text.n, JSON_REJECT_DUPLICATES, NULL);
+    free(text.p);
+    rc = ws_delta_offers_read(json_object_get(reply, "deltas"), out, n);
+    json_decref(reply);
+    return rc < 0 ? ws_error_set(err, EPROTO, "%s sent no list of deltas", s->head.url) : 0;
+}
+
 static int tcp_call(struct ws_source *source, const char *method, const char *path, const json_t *body,
                     json_t **reply, struct ws_error *err)
 {
@@ -482,6 +500,80 @@ static int tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
     return rc;
 }
 
+/* --- deltas --- */
+
+struct delta_sink {
+    struct tcp_lane *lane;
+    struct ws_delta_reader *reader;
+    struct ws_error err;
+    int rc;              /* of the reader */
+    struct text refusal; /* the body of a response that is no 200 */
+};
+
+static size_t on_delta(char *data, size_t size, size_t n, void *arg)
+{
+    struct delta_sink *k = arg;
+    long status = 0;
+    n *= size;
+    curl_easy_getinfo(k->lane->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (status != 200)
+        return on_text(data, 1, n, &k->refusal);
+    k->rc = ws_delta_read(k->reader, data, n, &k->err);
+    return k->rc ? 0 : n;
+}
+
+static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CURLcode code,
+                        struct ws_error *err)
+{
+    struct tcp_lane *l = k->lane;
+    const char *url = l->head.source->url;
+    long status = 0;
+    bool whole = false;
+    curl_easy_getinfo(l->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (k->rc < 0) {
+        if (err)
+            *err = k->err;
+        return k->rc;
+    }
+    if (k->rc > 0)
+        return ws_error_set(err, ECANCELED, "the transfer was stopped");
+    if (code != CURLE_OK)
+        return ws_error_set(err, errno_of_curl(code), "the delta of %s/%" PRIu64 " from %s ended early: %s",
+                            f->model, f->link.target.version, url,
+                            l->error[0] ? l->error : curl_easy_strerror(code));
+    if (status != 200)
+        return status_error(url, status, &k->refusal, err);
+    if (!ws_delta_reader_ended(k->reader, &whole))
+        return ws_error_set(err, ECONNRESET, "%s sent a delta without its end", url);
+    return whole ? 0
+                 : ws_error_set(err, ENODATA, "the delta of %s/%" PRIu64 " was given up by %s", f->model,
+                                f->link.target.version, url);
+}
+
+static int tcp_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, struct ws_error *err)
+{
+    struct tcp_lane *l = (struct tcp_lane *)lane;
+    struct delta_sink k = {.lane = l, .refusal.limit = 64 << 10};
+    char path[WS_API_PATH_BYTES], url[WS_MAX_URL + WS_API_PATH_BYTES];
+    k.reader = ws_delta_reader_new(&f->link, f->n_blocks, f->record, f->arg);
+    if (!k.reader)
+        return ws_error_set(err, ENOMEM, "no memory for a delta");
+    ws_api_delta_path(path, f->model, &f->link.target, &f->link.base, f->part, f->parts, f->level);
+    snprintf(url, sizeof(url), "%s%s", lane->source->url, path);
+    set_up(l->curl, (struct tcp_source *)lane->source, l->error, f->cancel);
+    curl_easy_setopt(l->curl, CURLOPT_URL, url);
+    curl_easy_setopt(l->curl, CURLOPT_BUFFERSIZE, BUFFER_BYTES);
+    curl_easy_setopt(l->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    curl_easy_setopt(l->curl, CURLOPT_LOW_SPEED_TIME, STALL_SECONDS);
+    curl_easy_setopt(l->curl, CURLOPT_WRITEFUNCTION, on_delta);
+    curl_easy_setopt(l->curl, CURLOPT_WRITEDATA, &k);
+    CURLcode code = curl_easy_perform(l->curl);
+    int rc = delta_result(&k, f, code, err);
+    ws_delta_reader_free(k.reader);
+    free(k.refusal.p);
+    return rc;
+}
+
 const struct ws_transport_ops ws_tcp_ops = {
     .name = "tcp",
     .schemes = (const char *const[]){"http://", "https://", NULL},
@@ -492,5 +584,7 @@ const struct ws_transport_ops ws_tcp_ops = {
     .lane_open = tcp_lane_open,
     .lane_close = tcp_lane_close,
     .fetch = tcp_fetch,
+    .deltas = tcp_deltas,
+    .delta = tcp_delta,
     .call = tcp_call,
 };

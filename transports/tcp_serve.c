@@ -4,6 +4,7 @@
 #include "transports/log.h"
 #include "transports/tcp.h"
 #include "transports/tcp_body.h"
+#include "transports/tcp_delta.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <microhttpd.h>
@@ -129,6 +130,28 @@ static enum MHD_Result reply_file(struct request *q, struct ws_tcp_body *b)
     return reply_with(q->connection, partial ? 206 : 200, r);
 }
 
+static json_t *list_deltas(struct request *q)
+{
+    const struct ws_catalog *c = &q->server->catalog;
+    const char *run = q->api.run[0] ? q->api.run : NULL;
+    return c->ops->deltas ? c->ops->deltas(c->self, q->api.model, q->api.version, run) : json_array();
+}
+
+static enum MHD_Result serve_delta(struct request *q)
+{
+    const struct ws_catalog *c = &q->server->catalog;
+    const char *run = q->api.run[0] ? q->api.run : NULL;
+    struct ws_error err = {0};
+    struct ws_delta *delta;
+    int rc = c->ops->delta ? c->ops->delta(c->self, q->api.model, q->api.version, run, &q->api.base,
+                                           q->api.level, &delta, &err)
+                           : ws_error_set(&err, ENOENT, "there are no deltas here");
+    if (rc < 0)
+        return reply_error(q->connection, rc, &err);
+    return reply_with(q->connection, 200,
+                      ws_tcp_delta_response(q->connection, delta, q->api.part, q->api.parts));
+}
+
 static enum MHD_Result serve_version(struct request *q)
 {
     struct ws_error err = {0};
@@ -137,7 +160,7 @@ static enum MHD_Result serve_version(struct request *q)
     if (rc < 0)
         return reply_error(q->connection, rc, &err);
     if (q->api.kind == WS_API_MANIFEST)
-        return reply_with(q->connection, 200, ws_tcp_body_manifest(b));
+        return reply_with(q->connection, 200, ws_tcp_body_manifest(b, list_deltas(q)));
     return reply_file(q, b);
 }
 
@@ -314,6 +337,10 @@ static enum MHD_Result answer(struct request *q, const char *method)
         return MHD_YES;
     if (q->api.kind == WS_API_MODELS || q->api.kind == WS_API_EVENTS)
         return serve_models(q);
+    if (q->api.kind == WS_API_DELTAS)
+        return reply_json(q->connection, 200, json_pack("{s:o}", "deltas", list_deltas(q)));
+    if (q->api.kind == WS_API_DELTA)
+        return serve_delta(q);
     if (read)
         return serve_version(q);
     if (query)

@@ -116,6 +116,25 @@ int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *
     return rc;
 }
 
+int ws_source_deltas(struct ws_source *s, const char *model, const struct ws_mark *version,
+                     struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err)
+{
+    *n = 0;
+    int rc = s->ops->deltas ? s->ops->deltas(s, model, version, out, n, err) : 0;
+    assert(rc <= 0 && *n <= WS_MAX_OFFERS);
+    return rc;
+}
+
+int ws_lane_delta(struct ws_lane *l, const struct ws_delta_fetch *f, struct ws_error *err)
+{
+    assert(f->model && f->record && f->part < f->parts);
+    if (!l->source->ops->delta)
+        return ws_error_set(err, ENOENT, "%s has no deltas", l->source->url);
+    int rc = l->source->ops->delta(l, f, err);
+    assert(rc <= 0);
+    return rc;
+}
+
 int ws_source_call(struct ws_source *s, const char *method, const char *path, const json_t *body,
                    json_t **reply, struct ws_error *err)
 {

@@ -5,6 +5,7 @@
 #ifndef WS_TRANSPORTS_TRANSPORT_H
 #define WS_TRANSPORTS_TRANSPORT_H
 #include "transports/bundle.h"
+#include "transports/delta_offer.h"
 #include "transports/error.h"
 #include "transports/region.h"
 #include <jansson.h>
@@ -39,6 +40,19 @@ struct ws_fetch {
     const atomic_bool *cancel; /* looked at often; may be NULL */
 };
 
+/* A part of a delta: blocks (counted over all files) that leave `part` when divided by `parts`. */
+struct ws_delta_fetch {
+    const char *model;
+    struct ws_delta_link link;
+    uint64_t n_blocks; /* of the target */
+    unsigned part, parts;
+    unsigned level; /* how hard the server should compress the next ones for this link: 0 to 3 */
+    /* Takes each record, checked, on the fetching thread. Non-zero stops (-ECANCELED). */
+    int (*record)(void *arg, struct ws_delta_record *r);
+    void *arg;
+    const atomic_bool *cancel; /* looked at often; may be NULL */
+};
+
 struct ws_transport_ops {
     const char *name;           /* "tcp" */
     const char *const *schemes; /* NULL-terminated, "http://", "https://" */
@@ -63,6 +77,12 @@ struct ws_transport_ops {
     /* Moves the blocks in any order. 0 when each was reported by block(); -ESTALE gone at the
      * source; -ECONNRESET, -ETIMEDOUT, ... : some may have been reported, ask again for the rest. */
     int (*fetch)(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
+    /* The deltas that lead to a version. NULL: none do. */
+    int (*deltas)(struct ws_source *s, const char *model, const struct ws_mark *version,
+                  struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err);
+    /* Moves a part of a delta. 0: all its records were reported; -ENODATA: its maker gave it up, what was
+     * reported is good; -ENOENT: there is no such delta any more; else as fetch. NULL with deltas. */
+    int (*delta)(struct ws_lane *l, const struct ws_delta_fetch *f, struct ws_error *err);
     /* One of the API's other requests. method: "GET" or "POST"; body: NULL or what is sent. *reply: a JSON
      * value (new reference). NULL where nobody listens (a folder). */
     int (*call)(struct ws_source *s, const char *method, const char *path, const json_t *body, json_t **reply,
@@ -86,6 +106,9 @@ void ws_source_unmap(struct ws_source *s, const char *model, uint64_t version, c
 WS_MUST_USE int ws_lane_open(struct ws_source *s, struct ws_lane **out, struct ws_error *err);
 void ws_lane_close(struct ws_lane *l);
 WS_MUST_USE int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
+WS_MUST_USE int ws_source_deltas(struct ws_source *s, const char *model, const struct ws_mark *version,
+                                 struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err);
+WS_MUST_USE int ws_lane_delta(struct ws_lane *l, const struct ws_delta_fetch *f, struct ws_error *err);
 WS_MUST_USE int ws_source_call(struct ws_source *s, const char *method, const char *path, const json_t *body,
                                json_t **reply, struct ws_error *err);
 /* Does this failure say that the source was out of reach, or its answer was lost? It may work later. */

@@ -199,6 +199,8 @@ static const struct ws_catalog_ops catalog_ops = {
     .models = agent_models,
     .hold = agent_hold,
     .drop = agent_drop,
+    .deltas = ws_agent_deltas,
+    .delta = ws_agent_delta,
     .seen = ws_agent_seen,
     .route = ws_agent_route,
 };
@@ -230,9 +232,9 @@ static void publish(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    (void)a;
     s->fresh = false;
     s->state = WS_SLOT_SERVED;
+    ws_agent_delta_begin(a, m, s);
     snprintf(m->run, sizeof(m->run), "%s", s->run);
     m->newest = s->version;
     m->any = true;
@@ -293,6 +295,7 @@ static void free_model(struct ws_agent_model *m)
 {
     for (unsigned i = 0; i < m->n_slots; i++)
         ws_slot_free(m->slots[i]);
+    ws_delta_set_clear(&m->deltas);
     ws_placement_free(m->placement);
     free(m->ranks);
     free(m->name);
@@ -337,6 +340,7 @@ void ws_agent_free(struct ws_agent *a)
         pthread_join(a->finisher, NULL);
         ws_workers_free(a->workers);
     }
+    ws_agent_delta_stop(a); /* responses wait for what it makes */
     stop_astraflow(a);
     ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
@@ -385,7 +389,7 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
         a->workers = NULL;
         rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     }
-    if (rc == 0 && ws_agent_fleet_start(a) < 0)
+    if (rc == 0 && (ws_agent_delta_start(a) < 0 || ws_agent_fleet_start(a) < 0))
         rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     /* TCP first: publishers can come as soon as the socket is there, and announce to both. */
     struct ws_tcp_server *tcp = NULL;

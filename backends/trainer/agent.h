@@ -14,7 +14,8 @@ struct ws_agent_options {
     gid_t socket_gid;                 /* (gid_t)-1: owner only */
     uint64_t memory_bytes;            /* budget for slots; 0: what memory allows at each request */
     unsigned max_slots;               /* per model; 0: 3 */
-    unsigned n_threads;               /* hashing after commit; 0: cores */
+    uint64_t delta_cache_bytes;       /* deltas that are kept, of all models; 0: none are made */
+    unsigned n_threads;               /* hashing after commit, and encoding; 0: cores */
     int nice;
     const struct ws_astraflow_options *astraflow; /* listeners for AstraFlow's receivers */
     size_t n_astraflow;

@@ -7,12 +7,14 @@
 #include "backends/trainer/release.h"
 #include "backends/trainer/slot.h"
 #include "transports/api.h"
+#include "transports/delta_set.h"
 #include "transports/ipc.h"
 #include "transports/tcp.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
 struct ws_agent_model;
+struct ws_encoding;
 
 /* A rank's connection. */
 struct ws_session {
@@ -50,9 +52,12 @@ struct ws_agent_model {
     /* agent_fleet.c */
     struct ws_fleet fleet;
     struct ws_wanted *wanted;
-    struct ws_mark released;       /* what was committed last */
-    uint64_t released_id;          /* by which release */
-    uint64_t published, abandoned; /* counters */
+    struct ws_mark released; /* what was committed last */
+    uint64_t released_id;    /* by which release */
+    /* agent_delta.c */
+    struct ws_delta_set deltas;
+    unsigned level; /* of compression, that was asked of the next delta */
+    uint64_t published, abandoned, deltas_made, deltas_given_up; /* counters */
 };
 
 struct ws_agent {
@@ -74,6 +79,10 @@ struct ws_agent {
     uint64_t slot_bytes;
     struct ws_astraflow **astraflow;
     size_t n_astraflow;
+    /* agent_delta.c */
+    pthread_t encoder;
+    struct ws_workers *encoders;              /* NULL: no deltas are made */
+    struct ws_encoding *encodings, *encoding; /* that wait, first come first; the one in work */
 };
 
 /* agent.c */
@@ -90,6 +99,14 @@ extern const struct ws_ipc_handler ws_agent_local;
 /* agent_slots.c: a slot for the next version; under lock, gives it up meanwhile. */
 WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot **out,
                                    uint64_t deadline_ns, struct ws_error *err);
+/* agent_delta.c: deltas between versions */
+WS_MUST_USE int ws_agent_delta_start(struct ws_agent *a);
+void ws_agent_delta_stop(struct ws_agent *a); /* a->stop is set */
+/* A version is about to be announced: has the delta from the newest one to it made. Under lock. */
+void ws_agent_delta_begin(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *target);
+json_t *ws_agent_deltas(void *self, const char *model, uint64_t version, const char *run);
+int ws_agent_delta(void *self, const char *model, uint64_t version, const char *run,
+                   const struct ws_mark *base, unsigned level, struct ws_delta **out, struct ws_error *err);
 /* agent_fleet.c: mounts and releases */
 WS_MUST_USE int ws_agent_fleet_start(struct ws_agent *a);
 void ws_agent_fleet_stop(struct ws_agent *a); /* a->stop is set */

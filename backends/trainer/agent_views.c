@@ -56,6 +56,16 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
             tcp.bytes_sent, tcp.requests, tcp.connections);
     pthread_mutex_lock(&a->lock);
     fprintf(f, "# TYPE wsync_agent_slot_bytes gauge\nwsync_agent_slot_bytes %" PRIu64 "\n", a->slot_bytes);
+    fprintf(f, "# TYPE wsync_agent_delta_bytes gauge\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        fprintf(f, "wsync_agent_delta_bytes{model=\"%s\"} %" PRIu64 "\n", m->name,
+                ws_delta_set_bytes(&m->deltas));
+    fprintf(f, "# TYPE wsync_agent_deltas_total counter\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        fprintf(f,
+                "wsync_agent_deltas_total{model=\"%s\",result=\"whole\"} %" PRIu64
+                "\nwsync_agent_deltas_total{model=\"%s\",result=\"given-up\"} %" PRIu64 "\n",
+                m->name, m->deltas_made, m->name, m->deltas_given_up);
     static const char *const names[] = {"published", "abandoned"};
     for (size_t k = 0; k < 2; k++) {
         fprintf(f, "# TYPE wsync_agent_versions_%s_total counter\n", names[k]);

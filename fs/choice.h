@@ -1,0 +1,29 @@
+/* Choice: what a version costs by each way that it can come, in seconds, from sizes and measured speeds.
+ * Pure, but for the speeds, which threads note and read without a lock. */
+#ifndef WS_FS_CHOICE_H
+#define WS_FS_CHOICE_H
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Bytes a second; 0: not measured yet. */
+struct ws_speeds {
+    _Atomic(double) link;  /* of all lanes of a pull together */
+    _Atomic(double) patch; /* of one thread that applies a delta and hashes the result */
+    _Atomic(double) copy;  /* the same, with a copy of the base */
+};
+/* The mean of what was and what is now; too few bytes say nothing. */
+void ws_speed_note(_Atomic(double) *speed, uint64_t bytes, double seconds);
+
+struct ws_way {
+    uint64_t fetch_bytes; /* over the link */
+    uint64_t patch_bytes; /* of the model, that are patched; 0: a full pull */
+    bool copies;          /* ... after they were copied */
+    size_t n_links;
+};
+double ws_way_seconds(const struct ws_way *way, const struct ws_speeds *speeds, unsigned threads);
+/* How hard the sender should compress a delta for this link: zstd's level, 0: not at all. */
+unsigned ws_choice_level(const struct ws_speeds *speeds);
+
+#endif

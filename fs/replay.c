@@ -1,0 +1,622 @@
+/* Chosen first (ws_replay_new), then run: lanes fetch the last link of the chain in parts and patch each
+ * block as its record comes; then all threads patch what has no record in it. Links before the last are
+ * fetched first, which only a mount that missed some versions has to do: it keeps those that it fetched. */
+#include "fs/replay.h"
+#include "fs/bequest.h"
+#include "fs/content.h"
+#include "fs/model.h"
+#include "fs/pull.h"
+#include "fs/room.h"
+#include "fs/version.h"
+#include "fs/waits.h"
+#include "transports/log.h"
+#include "transports/patcher.h"
+#include "transports/workers.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BITS  64
+#define NONE  SIZE_MAX
+#define SPARE 4
+#define TRIES 2 /* of a part, when the connection breaks */
+
+/* One step of the chain: what it is, and where it comes from. */
+struct link {
+    struct ws_delta_offer offer;
+    struct ws_delta *held; /* whole and here already, counted; NULL: to be fetched */
+};
+
+struct ws_replay {
+    struct ws_route *route;
+    struct ws_version *version;
+    const struct ws_manifest *manifest;
+    size_t n_links; /* of links, oldest first */
+    struct link links[WS_MAX_CHAIN];
+    struct ws_delta *chain[WS_MAX_CHAIN];
+    /* the base */
+    struct ws_version *copied; /* counted and kept; NULL: it is patched in place */
+    struct ws_manifest *base;
+    _Atomic(uint64_t) **here; /* its blocks in memory that was handed over; NULL: all of them */
+    size_t *base_file;        /* of each file: its number in the base, or NONE */
+    atomic_uchar **tried;     /* a byte a block: it is no base any more */
+    const char *transport;    /* guarded by route->lock */
+    _Atomic(uint64_t) patched_bytes, patched_ns;
+    pthread_mutex_t lock;
+    struct patching {
+        struct patching *next;
+        struct ws_patcher *patcher;
+    } * idle; /* guarded by lock */
+};
+
+/* --- which ways there are --- */
+
+/* What is known of deltas: the source's word, and what is here. */
+struct known {
+    struct ws_delta_offer offers[WS_MAX_OFFERS];
+    size_t n;
+};
+
+static void ask_source(struct ws_route *r, struct known *k)
+{
+    const struct ws_version *v = r->version;
+    struct ws_mark mark = ws_version_mark(v);
+    struct ws_leg leg = {0};
+    struct ws_error err = {0};
+
+    k->n = 0;
+    if (ws_route_take(r, &leg, &err) < 0)
+        return;
+    if (ws_source_deltas(leg.watch->source, v->model->name, &mark, k->offers, &k->n, &err) < 0) {
+        k->n = 0;
+        ws_log(WS_LOG_DEBUG, "store", "no list of deltas model=%s version=%lu error=\"%s\"", v->model->name,
+               v->number, err.text);
+    }
+    ws_route_end(&leg);
+}
+
+static bool leads_to(const struct ws_delta_link *l, const struct ws_mark *target, const char *digest)
+{
+    return ws_mark_is(&l->target, target) && strcmp(l->target_digest, digest) == 0;
+}
+
+/* The link that ends at a version. With store->lock. */
+static bool find_link(const struct ws_model *m, const struct known *k, const struct ws_mark *target,
+                      const char *digest, struct link *out)
+{
+    for (size_t i = 0; i < m->deltas.n; i++) {
+        struct ws_delta *d = m->deltas.list[i];
+        if (ws_delta_state(d) == WS_DELTA_WHOLE && leads_to(ws_delta_link(d), target, digest)) {
+            *out = (struct link){.offer = {.link = *ws_delta_link(d)}, .held = d};
+            return true;
+        }
+    }
+    for (size_t i = 0; i < k->n; i++) {
+        if (leads_to(&k->offers[i].link, target, digest) && k->offers[i].figures.state != WS_DELTA_GIVEN_UP) {
+            *out = (struct link){.offer = k->offers[i]};
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool has_same_files(const struct ws_manifest *a, const struct ws_manifest *b)
+{
+    bool same = a && a->n_files == b->n_files;
+
+    for (size_t i = 0; same && i < a->n_files; i++)
+        same = a->files[i].size_bytes == b->files[i].size_bytes &&
+               strcmp(a->files[i].name, b->files[i].name) == 0;
+    return same;
+}
+
+/* The version that a link begins at, if something of it is here. With store->lock. */
+static struct ws_version *find_base(struct ws_version *v, const struct ws_delta_link *l)
+{
+    struct ws_version *w = ws_version_named(v->model, l->base.version, l->base.run);
+
+    if (!w || w == v || w->own_bytes == 0 || strcmp(w->digest, l->base_digest) != 0 ||
+        !has_same_files(atomic_load(&w->manifest), atomic_load(&v->manifest)))
+        return NULL;
+    return w;
+}
+
+/* May its memory be patched in place? Readers that do not show here the kernel's lease shows. */
+static bool may_be_replaced(const struct ws_version *w)
+{
+    return !w->pull && atomic_load(&w->n_waits) == 0 && !ws_version_is_protected(w);
+}
+
+/* --- choosing; with store->lock --- */
+
+struct choice {
+    struct ws_version *base; /* NULL: a full pull */
+    bool in_place;
+    size_t n_links;
+    uint64_t fetch_bytes;
+    double seconds, full_seconds;
+};
+
+static uint64_t bytes_of(const struct link *l, uint64_t total)
+{
+    if (l->held)
+        return 0;
+    if (l->offer.figures.state == WS_DELTA_GROWING && l->offer.figures.bytes < total / 100)
+        return total / 100; /* not known yet */
+    return l->offer.figures.bytes;
+}
+
+static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, uint64_t delta_bytes,
+                  struct choice *best)
+{
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+    bool in_place = may_be_replaced(w);
+    struct ws_way way = {.fetch_bytes = delta_bytes + m->total_bytes - ws_content_bytes(w),
+                         .patch_bytes = m->total_bytes,
+                         .copies = !in_place,
+                         .n_links = n_links};
+    double seconds = ws_way_seconds(&way, &v->store->speeds, v->store->options.threads);
+
+    if ((!in_place && !ws_version_is_complete(w)) || seconds >= best->seconds)
+        return;
+    *best = (struct choice){.base = w,
+                            .in_place = in_place,
+                            .n_links = n_links,
+                            .fetch_bytes = way.fetch_bytes,
+                            .seconds = seconds,
+                            .full_seconds = best->full_seconds};
+}
+
+/* Walks back from the version, link by link; each version that is here on the way is a base. links: newest
+ * first. */
+static struct choice choose(struct ws_version *v, const struct known *k, struct link links[WS_MAX_CHAIN])
+{
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+    struct ws_way full = {.fetch_bytes = m->total_bytes};
+    struct choice best = {.seconds = ws_way_seconds(&full, &v->store->speeds, v->store->options.threads)};
+    struct ws_mark at = ws_version_mark(v);
+    const char *digest = v->digest;
+    uint64_t bytes = 0;
+
+    best.full_seconds = best.seconds;
+    for (size_t n = 0; n < WS_MAX_CHAIN && find_link(v->model, k, &at, digest, &links[n]); n++) {
+        struct ws_version *w = find_base(v, &links[n].offer.link);
+        bytes += bytes_of(&links[n], m->total_bytes);
+        if (w)
+            weigh(v, w, n + 1, bytes, &best);
+        at = links[n].offer.link.base;
+        digest = links[n].offer.link.base_digest;
+    }
+    return best;
+}
+
+/* --- taking the base --- */
+
+static int keep_choice(struct ws_replay *p, const struct choice *c, const struct link *newest_first)
+{
+    p->n_links = c->n_links;
+    for (size_t i = 0; i < c->n_links; i++) {
+        p->links[i] = newest_first[c->n_links - 1 - i];
+        if (p->links[i].held)
+            ws_delta_get(p->links[i].held);
+    }
+    return ws_manifest_copy(atomic_load(&c->base->manifest), &p->base);
+}
+
+static void forget_choice(struct ws_replay *p)
+{
+    for (size_t i = 0; i < p->n_links; i++)
+        ws_delta_put(p->links[i].held);
+    p->n_links = 0;
+    ws_manifest_free(p->base);
+    p->base = NULL;
+}
+
+static void say_why(const struct choice *c, const struct ws_manifest *m, const struct ws_replay *p,
+                    char why[WS_HOW_CHARS])
+{
+    char moved[16], total[16];
+
+    ws_room_text(c->fetch_bytes, moved);
+    ws_room_text(m->total_bytes, total);
+    if (c->n_links == 1)
+        snprintf(why, WS_HOW_CHARS, "delta from %lu", p->base->version);
+    else
+        snprintf(why, WS_HOW_CHARS, "chain of %zu from %lu", c->n_links, p->base->version);
+    snprintf(why + strlen(why), WS_HOW_CHARS - strlen(why), "%s: %s instead of %s",
+             c->in_place ? " in place" : "", moved, total);
+}
+
+/* Chooses and takes. False: a full pull. Again when a base could not be had in the end. */
+static bool take_base(struct ws_replay *p, const struct known *k, char why[WS_HOW_CHARS])
+{
+    struct ws_version *v = p->version;
+    struct ws_store *s = v->store;
+
+    for (;;) {
+        struct link links[WS_MAX_CHAIN];
+        struct ws_bequest *bequest = NULL;
+        struct ws_changes changes;
+        ws_changes_init(&changes);
+        pthread_mutex_lock(&s->lock);
+        struct choice c = choose(v, k, links);
+        bool taken = c.base && keep_choice(p, &c, links) == 0;
+        if (taken && c.in_place) {
+            say_why(&c, p->manifest, p, why);
+            bequest = ws_bequest_new(c.base, v, &changes);
+            taken = bequest;
+        } else if (taken) {
+            say_why(&c, p->manifest, p, why);
+            p->copied = ws_version_get(c.base);
+            ws_version_keep(p->copied, 1);
+        }
+        pthread_mutex_unlock(&s->lock);
+        ws_changes_tell(&changes, s);
+        if (!taken) {
+            forget_choice(p);
+            why[0] = '\0';
+            return false;
+        }
+        if (!bequest || ws_bequest_take(bequest, &p->route->stop, &p->here))
+            return true;
+        ws_log(WS_LOG_INFO, "store", "version %lu of %s is still read: its memory is not patched in place",
+               p->base->version, v->model->name);
+        forget_choice(p);
+    }
+}
+
+static int make_tables(struct ws_replay *p)
+{
+    const struct ws_manifest *m = p->manifest;
+
+    p->base_file = calloc(m->n_files + 1, sizeof(*p->base_file));
+    p->tried = calloc(m->n_files + 1, sizeof(*p->tried));
+    for (size_t i = 0; p->base_file && p->tried && i < m->n_files; i++) {
+        const struct ws_bundle_file *f = ws_manifest_find(p->base, m->files[i].name);
+        p->base_file[i] = f ? (size_t)(f - p->base->files) : NONE;
+        p->tried[i] = calloc(m->files[i].n_blocks + 1, sizeof(*p->tried[i]));
+        if (!p->tried[i])
+            return -ENOMEM;
+    }
+    return p->base_file && p->tried ? 0 : -ENOMEM;
+}
+
+struct ws_replay *ws_replay_new(struct ws_route *r, char why[WS_HOW_CHARS])
+{
+    struct ws_version *v = r->version;
+    struct ws_replay *p;
+    struct known *k;
+
+    why[0] = '\0';
+    if (v->store->options.delta_cache_bytes == 0)
+        return NULL;
+    p = calloc(1, sizeof(*p));
+    k = calloc(1, sizeof(*k));
+    if (p && k) {
+        p->route = r;
+        p->version = v;
+        p->manifest = atomic_load(&v->manifest);
+        pthread_mutex_init(&p->lock, NULL);
+        ask_source(r, k);
+        if (!take_base(p, k, why) || make_tables(p) < 0) {
+            ws_replay_free(p);
+            p = NULL;
+        }
+    } else {
+        free(p);
+        p = NULL;
+    }
+    free(k);
+    return p;
+}
+
+void ws_replay_free(struct ws_replay *p)
+{
+    if (!p)
+        return;
+    for (size_t i = 0; i < p->n_links; i++)
+        ws_delta_put(p->chain[i]);
+    for (size_t i = 0; p->base && i < p->base->n_files; i++) {
+        if (p->here)
+            free(p->here[i]);
+        if (p->tried)
+            free(p->tried[i]);
+    }
+    free(p->here);
+    free(p->tried);
+    free(p->base_file);
+    forget_choice(p);
+    if (p->copied) {
+        ws_version_keep(p->copied, -1);
+        ws_version_put(p->copied);
+    }
+    for (struct patching *t = p->idle, *next; t; t = next) {
+        next = t->next;
+        ws_patcher_free(t->patcher);
+        free(t);
+    }
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+/* --- a block --- */
+
+static struct patching *take_patching(struct ws_replay *p)
+{
+    pthread_mutex_lock(&p->lock);
+    struct patching *t = p->idle;
+    if (t)
+        p->idle = t->next;
+    pthread_mutex_unlock(&p->lock);
+    if (t)
+        return t;
+    t = calloc(1, sizeof(*t));
+    if (t && !(t->patcher = ws_patcher_new())) {
+        free(t);
+        t = NULL;
+    }
+    return t;
+}
+
+static void give_back_patching(struct ws_replay *p, struct patching *t)
+{
+    pthread_mutex_lock(&p->lock);
+    t->next = p->idle;
+    p->idle = t;
+    pthread_mutex_unlock(&p->lock);
+}
+
+static bool base_has(const struct ws_replay *p, size_t file, size_t block)
+{
+    size_t f = p->base_file[file];
+
+    if (f == NONE)
+        return false;
+    return !p->here || (atomic_load(&p->here[f][block / BITS]) & 1UL << (block % BITS));
+}
+
+static const unsigned char *source_of(const struct ws_replay *p, size_t file, size_t block)
+{
+    if (!p->copied || p->base_file[file] == NONE)
+        return NULL;
+    return ws_region_data(ws_content_region(p->copied, p->base_file[file])) + block * WS_BLOCK_BYTES;
+}
+
+/* Makes the block with what there is of the chain. */
+static bool make_block(struct ws_replay *p, struct ws_patcher *patcher, size_t file, size_t block)
+{
+    const struct ws_bundle_file *f = &p->manifest->files[file];
+    const struct ws_delta_record *records[WS_MAX_CHAIN];
+    unsigned char *dst = ws_region_data(ws_content_region(p->version, file)) + block * WS_BLOCK_BYTES;
+    size_t len = ws_block_len(f, block), n = p->n_links;
+    uint64_t began = ws_now_ns(), hash = 0;
+    bool based = base_has(p, file, block);
+    bool same = based && p->base->files[p->base_file[file]].hashes[block] == f->hashes[block];
+
+    if (same && !p->copied)
+        return true;
+    for (size_t i = 0; i < n; i++) {
+        records[i] = same || !p->chain[i] ? NULL : ws_delta_at(p->chain[i], file, block);
+        based = based || (records[i] && records[i]->kind == WS_DELTA_BLOCK);
+    }
+    if (!based || ws_patcher_block(patcher, dst, source_of(p, file, block), len, records, n, &hash, NULL) < 0)
+        return false;
+    atomic_fetch_add(&p->patched_bytes, len);
+    atomic_fetch_add(&p->patched_ns, ws_now_ns() - began);
+    return hash == f->hashes[block];
+}
+
+static void patch_block(struct ws_replay *p, struct ws_patcher *patcher, size_t file, size_t block)
+{
+    struct ws_version *v = p->version;
+
+    if (atomic_exchange(&p->tried[file][block], 1) || ws_content_has(v, file, block, 1))
+        return;
+    if (make_block(p, patcher, file, block)) {
+        ws_content_arrived(v, file, block);
+        atomic_store(&p->route->progress_ns, ws_now_ns());
+        ws_waits_answer(v);
+    }
+}
+
+/* --- fetching a link --- */
+
+struct lane {
+    struct ws_replay *replay;
+    size_t link;
+    unsigned part, parts;
+    struct patching *patching; /* NULL: the link is not the last, nothing is patched yet */
+    pthread_t thread;
+    bool ok;
+};
+
+static int on_record(void *arg, struct ws_delta_record *r)
+{
+    struct lane *l = arg;
+    struct ws_replay *p = l->replay;
+    struct ws_version *v = p->version;
+    const uint64_t bytes = r->bytes;
+    const size_t file = r->file, block = r->block;
+    int rc = ws_delta_add(p->chain[l->link], r); /* it is the delta's now */
+
+    atomic_fetch_add(&v->moved_bytes, bytes);
+    atomic_fetch_add(&v->store->moved_bytes, bytes);
+    atomic_store(&p->route->progress_ns, ws_now_ns());
+    if (rc == -EINVAL)
+        return 1;
+    if (rc == 0 && l->patching)
+        patch_block(p, l->patching->patcher, file, block);
+    return 0;
+}
+
+static int fetch_part(struct lane *l, struct ws_error *err)
+{
+    struct ws_replay *p = l->replay;
+    const struct ws_delta_offer *o = &p->links[l->link].offer;
+    struct ws_delta_fetch fetch = {.model = p->version->model->name,
+                                   .link = o->link,
+                                   .n_blocks = o->n_blocks,
+                                   .part = l->part,
+                                   .parts = l->parts,
+                                   .level = ws_choice_level(&p->version->store->speeds),
+                                   .record = on_record,
+                                   .arg = l,
+                                   .cancel = &p->route->stop};
+    struct ws_lane *lane = NULL;
+    struct ws_leg leg = {0};
+    int rc = ws_route_take(p->route, &leg, err);
+
+    if (rc == 0)
+        rc = ws_lane_open(leg.watch->source, &lane, err);
+    if (rc == 0) {
+        rc = ws_lane_delta(lane, &fetch, err);
+        pthread_mutex_lock(&p->route->lock);
+        p->transport = ws_source_transport(leg.watch->source);
+        pthread_mutex_unlock(&p->route->lock);
+    }
+    ws_lane_close(lane);
+    ws_route_end(&leg);
+    return rc;
+}
+
+static void *lane_main(void *arg)
+{
+    struct lane *l = arg;
+    const struct ws_version *v = l->replay->version;
+    struct ws_error err = {0};
+    int rc = -EAGAIN;
+
+    ws_thread_nice(v->store->options.nice);
+    for (int tries = 0; tries < TRIES && (tries == 0 || ws_source_is_away(rc)); tries++)
+        rc = fetch_part(l, &err);
+    l->ok = rc == 0;
+    if (rc < 0 && rc != -ECANCELED)
+        ws_log(WS_LOG_INFO, "store", "delta incomplete model=%s version=%lu errno=%s error=\"%s\"",
+               v->model->name, v->number, ws_errno_name(-rc), err.text);
+    return NULL;
+}
+
+/* All parts at once. True when the link is whole. */
+static bool fetch_link(struct ws_replay *p, size_t i)
+{
+    struct lane lanes[WS_MAX_STREAMS] = {0};
+    const unsigned streams = p->version->store->options.streams;
+    unsigned n = streams < p->links[i].offer.n_blocks ? streams : (unsigned)p->links[i].offer.n_blocks,
+             started = 0;
+    bool whole = n > 0, last = i + 1 == p->n_links;
+
+    for (unsigned k = 0; whole && k < n; k++) {
+        lanes[k] = (struct lane){.replay = p, .link = i, .part = k, .parts = n};
+        lanes[k].patching = last ? take_patching(p) : NULL;
+        whole = (!last || lanes[k].patching) && ws_thread_start(&lanes[k].thread, lane_main, &lanes[k]) == 0;
+        started += whole;
+    }
+    for (unsigned k = 0; k < n; k++) {
+        if (k < started) {
+            pthread_join(lanes[k].thread, NULL);
+            whole = whole && lanes[k].ok;
+        }
+        if (lanes[k].patching)
+            give_back_patching(p, lanes[k].patching);
+    }
+    return whole;
+}
+
+/* Deltas that no version here could be patched with any more are forgotten, but for a few that others may
+ * pull from here. With store->lock. */
+static void tidy(struct ws_model *m)
+{
+    uint64_t oldest = UINT64_MAX;
+
+    for (const struct ws_version *v = m->versions; v; v = v->next)
+        if ((v->own_bytes || v->pull) && v->number < oldest)
+            oldest = v->number;
+    while (m->deltas.n > SPARE && (ws_delta_link(m->deltas.list[m->deltas.n - 1])->target.version <= oldest ||
+                                   ws_delta_set_bytes(&m->deltas) > m->store->options.delta_cache_bytes))
+        ws_delta_set_drop_oldest(&m->deltas);
+}
+
+/* Begins to fetch a link, visible to mounts that pull from this one. */
+static int add_delta(struct ws_replay *p, size_t i)
+{
+    struct ws_store *s = p->version->store;
+    /* All versions of a chain have the same files, else there would be no chain. */
+    int rc = ws_delta_new(&p->chain[i], &p->links[i].offer.link, p->manifest, NULL);
+
+    if (rc < 0 || ws_delta_blocks(p->chain[i]) != p->links[i].offer.n_blocks)
+        return -EPROTO;
+    pthread_mutex_lock(&s->lock);
+    ws_delta_set_add(&p->version->model->deltas, ws_delta_get(p->chain[i]));
+    tidy(p->version->model);
+    pthread_mutex_unlock(&s->lock);
+    return 0;
+}
+
+/* --- the whole --- */
+
+static bool fetch_chain(struct ws_replay *p)
+{
+    bool whole = true;
+
+    for (size_t i = 0; whole && i < p->n_links; i++) {
+        if (p->links[i].held) {
+            p->chain[i] = ws_delta_get(p->links[i].held);
+            continue;
+        }
+        whole = add_delta(p, i) == 0 && fetch_link(p, i);
+        if (p->chain[i])
+            ws_delta_end(p->chain[i], whole ? WS_DELTA_WHOLE : WS_DELTA_GIVEN_UP);
+    }
+    return whole;
+}
+
+struct rest {
+    struct ws_replay *replay;
+    size_t file;
+    bool whole; /* a block without a record is unchanged */
+};
+
+static bool has_last_record(const struct ws_replay *p, size_t file, size_t block)
+{
+    const struct ws_delta *last = p->chain[p->n_links - 1];
+
+    return last && ws_delta_at(last, file, block);
+}
+
+static void patch_rest(void *arg, size_t block)
+{
+    struct rest *r = arg;
+    struct ws_replay *p = r->replay;
+    const struct ws_bundle_file *f = &p->manifest->files[r->file];
+    size_t base = p->base_file[r->file];
+    bool same = base_has(p, r->file, block) && p->base->files[base].hashes[block] == f->hashes[block];
+    struct patching *t;
+
+    if (atomic_load(&p->route->stop) || (!r->whole && !same && !has_last_record(p, r->file, block)))
+        return;
+    t = take_patching(p);
+    if (t) {
+        patch_block(p, t->patcher, r->file, block);
+        give_back_patching(p, t);
+    }
+}
+
+void ws_replay_run(struct ws_replay *p, const char **transport)
+{
+    const struct ws_store_options *o = &p->version->store->options;
+    struct ws_speeds *speeds = &p->version->store->speeds;
+    bool whole = fetch_chain(p);
+    struct ws_workers *workers = ws_workers_new(o->threads, o->nice);
+
+    for (size_t i = 0; workers && i < p->manifest->n_files; i++) {
+        struct rest r = {.replay = p, .file = i, .whole = whole};
+        ws_workers_run(workers, patch_rest, &r, p->manifest->files[i].n_blocks);
+    }
+    ws_workers_free(workers);
+    ws_speed_note(p->copied ? &speeds->copy : &speeds->patch, atomic_load(&p->patched_bytes),
+                  (double)atomic_load(&p->patched_ns) / 1e9);
+    if (p->transport)
+        *transport = p->transport;
+}

@@ -1,0 +1,22 @@
+/* Replay: fills a version from one that is here already, by the deltas between them.
+ *
+ * The base is patched in place where its memory can be had (bequest.h), else copied block by block. A base
+ * need not be complete: the blocks of it that are here are patched. What a chain makes of a block must have
+ * the manifest's hash, else that block is fetched whole by the transfer that follows, as are those that no
+ * delta reaches: so a version comes from what is here, from deltas and from the source at once, and a pull
+ * that was cut is never begun again. */
+#ifndef WS_FS_REPLAY_H
+#define WS_FS_REPLAY_H
+#include "fs/route.h"
+
+struct ws_replay;
+/* Chooses by cost among the bases that are here and a full pull, and takes the base's memory where it is to
+ * be patched in place. NULL: the full pull is the best there is. The version has its manifest and no memory.
+ * why: what was chosen and why, for people. */
+struct ws_replay *ws_replay_new(struct ws_route *r, char why[WS_HOW_CHARS]);
+/* Fetches what deltas are lacking and patches; the version has its memory. Whatever fails is left to the
+ * transfer. *transport: of the source that served; unchanged where none did. */
+void ws_replay_run(struct ws_replay *p, const char **transport);
+void ws_replay_free(struct ws_replay *p); /* NULL is fine */
+
+#endif

@@ -1,0 +1,354 @@
+/* Deltas: made of two versions, sent in parts and in pieces, applied in chains; damaged, truncated and
+ * foreign streams are refused; who waits for a growing one is told. */
+#include "transports/delta_make.h"
+#include "transports/delta_stream.h"
+#include "transports/patcher.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define N_FILES   3
+#define N_TENSORS 5
+
+static uint64_t seed = 88172645463325252ULL;
+
+static uint64_t any(void)
+{
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    return seed ^= seed << 17;
+}
+
+/* A version in memory: a.safetensors of several blocks and widths, config.json, empty. */
+struct version {
+    struct ws_manifest *manifest;
+    unsigned char *files[N_FILES];
+    struct ws_delta_side side;
+};
+
+static void describe(struct version *v, uint64_t number, const size_t sizes[N_FILES], uint64_t header)
+{
+    static const char *const names[N_FILES] = {"a.safetensors", "config.json", "empty"};
+    assert_int_equal(ws_manifest_new(&v->manifest, "actor", number, "run1", NULL), 0);
+    for (size_t i = 0; i < N_FILES; i++) {
+        struct ws_bundle_file *f;
+        assert_int_equal(ws_manifest_add(v->manifest, names[i], sizes[i], i ? 0 : header, &f, NULL), 0);
+        for (size_t b = 0; b < f->n_blocks; b++)
+            f->hashes[b] = ws_hash(v->files[i] + b * WS_BLOCK_BYTES, ws_block_len(f, b));
+    }
+    ws_manifest_seal(v->manifest);
+    v->side = (struct ws_delta_side){v->manifest, (const unsigned char *const *)v->files};
+}
+
+static void first_version(struct version *v)
+{
+    static const enum ws_dtype dtypes[N_TENSORS] = {WS_BF16, WS_F32, WS_U8, WS_BF16, WS_F64};
+    struct ws_tensor specs[N_TENSORS];
+    static const char *const names[N_TENSORS] = {"a", "b", "c", "d", "e"};
+    struct ws_safetensors *st;
+    void *header;
+    for (size_t i = 0; i < N_TENSORS; i++)
+        specs[i] =
+            (struct ws_tensor){.name = names[i], .dtype = dtypes[i], .n_dims = 1, .shape = {1500000 + i}};
+    assert_int_equal(ws_safetensors_layout(specs, N_TENSORS, NULL, &st, &header, NULL), 0);
+    size_t sizes[N_FILES] = {st->file_bytes, 700, 0};
+    for (size_t i = 0; i < N_FILES; i++) {
+        v->files[i] = malloc(sizes[i] + 8);
+        for (size_t at = 0; at < sizes[i]; at += 8)
+            memcpy(v->files[i] + at, &(uint64_t){any()}, 8);
+    }
+    memcpy(v->files[0], header, st->data_begin);
+    describe(v, 1, sizes, st->data_begin);
+    ws_safetensors_free(st);
+    free(header);
+}
+
+/* Every `every`-th two bytes go up by one, of the first `share` of the file. */
+static void next_version(struct version *v, const struct version *before, unsigned every, double share)
+{
+    size_t sizes[N_FILES];
+    for (size_t i = 0; i < N_FILES; i++) {
+        const struct ws_bundle_file *f = &before->manifest->files[i];
+        sizes[i] = f->size_bytes;
+        v->files[i] = malloc(sizes[i] + 8);
+        memcpy(v->files[i], before->files[i], sizes[i]);
+        for (size_t at = f->header_bytes; i == 0 && at + 2 <= (size_t)((double)sizes[i] * share); at += 2)
+            if (any() % every == 0)
+                v->files[i][at]++;
+    }
+    describe(v, before->manifest->version + 1, sizes, before->manifest->files[0].header_bytes);
+}
+
+static void free_version(struct version *v)
+{
+    for (size_t i = 0; i < N_FILES; i++)
+        free(v->files[i]);
+    ws_manifest_free(v->manifest);
+}
+
+static struct ws_delta_link link_of(const struct version *base, const struct version *target)
+{
+    struct ws_delta_link l = {.base = ws_mark_of(base->manifest->version, base->manifest->run),
+                              .target = ws_mark_of(target->manifest->version, target->manifest->run)};
+    memcpy(l.base_digest, base->manifest->digest, sizeof(l.base_digest));
+    memcpy(l.target_digest, target->manifest->digest, sizeof(l.target_digest));
+    return l;
+}
+
+static struct ws_delta *delta_of(const struct version *base, const struct version *target, int level)
+{
+    struct ws_delta_link l = link_of(base, target);
+    struct ws_delta *d;
+    struct ws_workers *w = ws_workers_new(2, 0);
+    assert_int_equal(ws_delta_new(&d, &l, target->manifest, NULL), 0);
+    ws_delta_make(d, &base->side, &target->side, level, UINT64_MAX, w, NULL);
+    ws_workers_free(w);
+    assert_int_equal(ws_delta_state(d), WS_DELTA_WHOLE);
+    return d;
+}
+
+/* The chain's records make every block of base that of target. */
+static void assert_patches(const struct version *base, const struct version *target,
+                           struct ws_delta *const *chain, size_t n)
+{
+    struct ws_patcher *p = ws_patcher_new();
+    for (size_t i = 0; i < N_FILES; i++) {
+        const struct ws_bundle_file *f = &target->manifest->files[i];
+        for (size_t b = 0; b < f->n_blocks; b++) {
+            const struct ws_delta_record *records[WS_MAX_CHAIN];
+            size_t len = ws_block_len(f, b), at = b * WS_BLOCK_BYTES;
+            unsigned char *to = malloc(len);
+            uint64_t hash;
+            for (size_t c = 0; c < n; c++)
+                records[c] = ws_delta_at(chain[c], i, b);
+            assert_int_equal(ws_patcher_block(p, to, base->files[i] + at, len, records, n, &hash, NULL), 0);
+            assert_memory_equal(to, target->files[i] + at, len);
+            assert_int_equal(hash, f->hashes[b]);
+            memcpy(to, base->files[i] + at, len);
+            assert_int_equal(ws_patcher_block(p, to, NULL, len, records, n, &hash, NULL), 0);
+            assert_int_equal(hash, f->hashes[b]);
+            free(to);
+        }
+    }
+    ws_patcher_free(p);
+}
+
+static int take(void *arg, struct ws_delta_record *r)
+{
+    return ws_delta_add(arg, r);
+}
+
+/* Sends a delta in parts, each in pieces of all sizes, to an empty one. */
+static struct ws_delta *send(struct ws_delta *d, const struct version *target, unsigned parts, size_t most)
+{
+    struct ws_delta *out;
+    assert_int_equal(ws_delta_new(&out, ws_delta_link(d), target->manifest, NULL), 0);
+    for (unsigned part = 0; part < parts; part++) {
+        struct ws_delta_writer w;
+        struct ws_delta_reader *r = ws_delta_reader_new(ws_delta_link(d), ws_delta_blocks(d), take, out);
+        unsigned char *piece = malloc(most);
+        uint64_t bytes = 0;
+        ssize_t n;
+        bool whole;
+        struct ws_error err = {0};
+        assert_int_equal(ws_delta_writer_init(&w, d, part, parts), 0);
+        while ((n = ws_delta_write(&w, piece, 1 + any() % most)) > 0) {
+            bytes += (uint64_t)n;
+            if (ws_delta_read(r, piece, (size_t)n, &err) < 0)
+                fail_msg("%s", err.text);
+        }
+        assert_int_equal(n, -1);
+        assert_true(ws_delta_reader_ended(r, &whole) && whole);
+        assert_int_equal(bytes, ws_delta_stream_bytes(d, part, parts));
+        assert_true(ws_delta_read(r, "x", 1, &err) == -EBADMSG);
+        ws_delta_writer_free(&w);
+        ws_delta_reader_free(r);
+        free(piece);
+    }
+    ws_delta_end(out, WS_DELTA_WHOLE);
+    return out;
+}
+
+static void test_made_sent_applied(void **state)
+{
+    struct version v[3];
+    struct ws_delta_figures f;
+    (void)state;
+    first_version(&v[0]);
+    next_version(&v[1], &v[0], 100, 0.5);
+    next_version(&v[2], &v[1], 1, 0.2);
+    for (int level = 0; level <= 3; level += 3) {
+        struct ws_delta *one = delta_of(&v[0], &v[1], level), *two = delta_of(&v[1], &v[2], level);
+        ws_delta_figures(one, &f);
+        assert_true(f.n_records < ws_delta_blocks(one) && f.n_records >= ws_delta_blocks(one) / 2 - 1);
+        assert_true(f.bytes < v[0].manifest->total_bytes / 50 && f.n_blocks_whole == 0);
+        print_message("level %d: %lu bytes for %lu changes\n", level, f.bytes, f.n_changed);
+        struct ws_delta *sent = send(one, &v[1], 3, 1000), *again = send(two, &v[2], 1, 3000000);
+        assert_patches(&v[0], &v[1], &sent, 1);
+        assert_patches(&v[0], &v[2], (struct ws_delta *const[]){sent, again}, 2);
+        ws_delta_put(one);
+        ws_delta_put(two);
+        ws_delta_put(sent);
+        ws_delta_put(again);
+    }
+    for (size_t i = 0; i < 3; i++)
+        free_version(&v[i]);
+}
+
+/* Nothing in common: every block is in it whole, and the chain needs nothing of what was before. */
+static void test_other_content(void **state)
+{
+    struct version a, b;
+    struct ws_delta_figures f;
+    (void)state;
+    first_version(&a);
+    first_version(&b);
+    b.manifest->version = 2;
+    struct ws_delta *d = delta_of(&a, &b, 1);
+    ws_delta_figures(d, &f);
+    assert_true(f.n_blocks_whole + 1 >= f.n_records);
+    assert_patches(&a, &b, &d, 1);
+    ws_delta_put(d);
+    free_version(&a);
+    free_version(&b);
+}
+
+static void test_given_up(void **state)
+{
+    struct version a, b;
+    struct ws_delta *d;
+    struct ws_workers *w = ws_workers_new(2, 0);
+    atomic_bool stop = true;
+    (void)state;
+    first_version(&a);
+    next_version(&b, &a, 10, 1);
+    struct ws_delta_link l = link_of(&a, &b);
+    assert_int_equal(ws_delta_new(&d, &l, b.manifest, NULL), 0);
+    ws_delta_make(d, &a.side, &b.side, 0, UINT64_MAX, w, &stop);
+    assert_int_equal(ws_delta_state(d), WS_DELTA_GIVEN_UP);
+    ws_delta_put(d);
+    assert_int_equal(ws_delta_new(&d, &l, b.manifest, NULL), 0);
+    ws_delta_make(d, &a.side, &b.side, 0, 300000, w, NULL); /* too large */
+    assert_int_equal(ws_delta_state(d), WS_DELTA_GIVEN_UP);
+    struct ws_delta_reader *r = ws_delta_reader_new(&l, ws_delta_blocks(d), take, NULL);
+    ws_delta_reader_free(r);
+    ws_delta_put(d);
+    ws_workers_free(w);
+    free_version(&a);
+    free_version(&b);
+}
+
+static unsigned char *stream_of(struct ws_delta *d, size_t *n)
+{
+    int fd = memfd_create("delta", MFD_CLOEXEC);
+    assert_int_equal(ws_delta_write_file(d, fd), 0);
+    struct stat st;
+    assert_int_equal(fstat(fd, &st), 0);
+    *n = (size_t)st.st_size;
+    assert_int_equal(*n, ws_delta_stream_bytes(d, 0, 1));
+    unsigned char *p = malloc(*n);
+    assert_int_equal(pread(fd, p, *n, 0), *n);
+    close(fd);
+    return p;
+}
+
+static int drop(void *arg, struct ws_delta_record *r)
+{
+    (void)arg;
+    free(r);
+    return 0;
+}
+
+static void test_damaged(void **state)
+{
+    struct version a, b;
+    (void)state;
+    first_version(&a);
+    next_version(&b, &a, 1000, 1);
+    struct ws_delta *d = delta_of(&a, &b, 0);
+    size_t n;
+    unsigned char *bytes = stream_of(d, &n);
+    for (unsigned round = 0; round < 400; round++) {
+        struct ws_delta_reader *r = ws_delta_reader_new(ws_delta_link(d), ws_delta_blocks(d), drop, NULL);
+        size_t at = round < 240 ? round : any() % n, cut = any() % 2 ? n : any() % n;
+        bool whole;
+        bytes[at] ^= (unsigned char)(1 << any() % 8);
+        int rc = ws_delta_read(r, bytes, cut, NULL);
+        assert_true(rc == -EBADMSG || !ws_delta_reader_ended(r, &whole));
+        ws_delta_reader_free(r);
+        free(bytes);
+        bytes = stream_of(d, &n);
+    }
+    struct ws_delta_link other = *ws_delta_link(d);
+    other.base_digest[3] ^= 1; /* made from another base */
+    struct ws_delta_reader *r = ws_delta_reader_new(&other, ws_delta_blocks(d), drop, NULL);
+    assert_int_equal(ws_delta_read(r, bytes, n, NULL), -EBADMSG);
+    ws_delta_reader_free(r);
+    free(bytes);
+    ws_delta_put(d);
+    free_version(&a);
+    free_version(&b);
+}
+
+static void count(void *arg)
+{
+    ++*(atomic_uint *)arg;
+}
+
+static void test_watched(void **state)
+{
+    struct version a;
+    struct ws_delta *d;
+    atomic_uint told = 0;
+    struct ws_delta_watch w = {.more = count, .arg = &told};
+    size_t i = 0;
+    (void)state;
+    first_version(&a);
+    struct ws_delta_link l = link_of(&a, &a);
+    assert_int_equal(ws_delta_new(&d, &l, a.manifest, NULL), 0);
+    assert_true(ws_delta_wait(d, 0, &w));
+    assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, 1, WS_DELTA_EDIT, 1, (void *)"x", 1, 0)), 0);
+    assert_int_equal(told, 1);
+    assert_false(ws_delta_wait(d, 0, &w)); /* there is one already */
+    assert_non_null(ws_delta_next(d, &i, 0, 1));
+    assert_null(ws_delta_next(d, &i, 0, 1));
+    assert_true(ws_delta_wait(d, 1, &w));
+    ws_delta_unwait(d, &w);
+    assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, 1, WS_DELTA_EDIT, 1, (void *)"x", 1, 0)),
+                     -EEXIST);
+    assert_int_equal(ws_delta_add(d, ws_delta_record_make(7, 1, WS_DELTA_EDIT, 1, (void *)"x", 1, 0)),
+                     -EINVAL);
+    assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, 999, WS_DELTA_EDIT, 1, (void *)"x", 1, 0)),
+                     -EINVAL);
+    assert_int_equal(told, 1);
+    assert_true(ws_delta_wait(d, 1, &w));
+    assert_false(ws_delta_wait_ended(d, 1));
+    ws_delta_end(d, WS_DELTA_GIVEN_UP);
+    assert_true(ws_delta_wait_ended(d, 1));
+    assert_int_equal(told, 2);
+    assert_false(ws_delta_wait(d, 1, &w));
+    ws_delta_put(d);
+    free_version(&a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_made_sent_applied), cmocka_unit_test(test_other_content),
+        cmocka_unit_test(test_given_up),          cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_watched),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,146 @@
+#include "transports/delta_make.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One thread's memory; handed from one to the next. */
+struct tools {
+    struct tools *next;
+    struct ws_delta_coder *coder;
+    unsigned char out[WS_BLOCK_BYTES];
+};
+
+struct file {
+    struct ws_widths *widths;
+    const unsigned char *base; /* of the file with this name and size in the base; NULL: there is none */
+    const uint64_t *base_hashes;
+};
+
+struct making {
+    struct ws_delta *delta;
+    const struct ws_delta_side *target;
+    struct file *files;
+    size_t file; /* that is worked on */
+    int level;
+    uint64_t most_bytes;
+    const atomic_bool *stop;
+    atomic_bool given_up;
+    pthread_mutex_t lock;
+    struct tools *tools; /* guarded by lock */
+};
+
+static void free_tools(struct tools *t)
+{
+    if (t)
+        ws_delta_coder_free(t->coder);
+    free(t);
+}
+
+static struct tools *take_tools(struct making *m)
+{
+    pthread_mutex_lock(&m->lock);
+    struct tools *t = m->tools;
+    if (t)
+        m->tools = t->next;
+    pthread_mutex_unlock(&m->lock);
+    if (t)
+        return t;
+    t = malloc(sizeof(*t));
+    if (t && !(t->coder = ws_delta_coder_new())) {
+        free(t);
+        t = NULL;
+    }
+    return t;
+}
+
+static void give_back_tools(struct making *m, struct tools *t)
+{
+    pthread_mutex_lock(&m->lock);
+    t->next = m->tools;
+    m->tools = t;
+    pthread_mutex_unlock(&m->lock);
+}
+
+static struct ws_delta_record *encode(struct making *m, struct tools *t, size_t block)
+{
+    const struct ws_bundle_file *f = &m->target->manifest->files[m->file];
+    const struct file *at = &m->files[m->file];
+    const size_t len = ws_block_len(f, block), offset = block * WS_BLOCK_BYTES;
+    const unsigned char *new = m->target->files[m->file] + offset;
+    size_t bytes = 0;
+    uint32_t changed = 0;
+    int rc = -E2BIG;
+    if (at->base)
+        rc = ws_delta_encode(t->coder, at->base + offset, new, len, at->widths, offset, t->out, &bytes,
+                             &changed);
+    if (rc == 0)
+        return ws_delta_record_make((uint32_t)m->file, (uint32_t)block, WS_DELTA_EDIT, changed, t->out,
+                                    (uint32_t)bytes, m->level);
+    return ws_delta_record_make((uint32_t)m->file, (uint32_t)block, WS_DELTA_BLOCK, changed, new,
+                                (uint32_t)len, m->level);
+}
+
+static void make_block(void *arg, size_t block)
+{
+    struct making *m = arg;
+    const struct file *at = &m->files[m->file];
+    struct ws_delta_figures figures;
+    if (at->base_hashes && at->base_hashes[block] == m->target->manifest->files[m->file].hashes[block])
+        return;
+    if (atomic_load(&m->given_up) || (m->stop && atomic_load(m->stop))) {
+        atomic_store(&m->given_up, true);
+        return;
+    }
+    struct tools *t = take_tools(m);
+    struct ws_delta_record *r = t ? encode(m, t, block) : NULL;
+    if (t)
+        give_back_tools(m, t);
+    if (!r || ws_delta_add(m->delta, r) < 0)
+        atomic_store(&m->given_up, true);
+    ws_delta_figures(m->delta, &figures);
+    if (figures.bytes > m->most_bytes)
+        atomic_store(&m->given_up, true);
+}
+
+/* How the elements of the target's file lie, and where its bytes are in the base. */
+static bool look_at_file(struct making *m, const struct ws_delta_side *base, size_t i)
+{
+    const struct ws_bundle_file *f = &m->target->manifest->files[i];
+    const struct ws_bundle_file *old = ws_manifest_find(base->manifest, f->name);
+    struct ws_safetensors *st = NULL;
+    if (f->header_bytes &&
+        ws_safetensors_parse(m->target->files[i], f->header_bytes, f->size_bytes, &st, NULL) < 0)
+        st = NULL; /* bytes, then */
+    m->files[i].widths = ws_widths_new(st);
+    ws_safetensors_free(st);
+    if (old && old->size_bytes == f->size_bytes && f->size_bytes > 0) {
+        m->files[i].base = base->files[old - base->manifest->files];
+        m->files[i].base_hashes = old->hashes;
+    }
+    return m->files[i].widths;
+}
+
+void ws_delta_make(struct ws_delta *d, const struct ws_delta_side *base, const struct ws_delta_side *target,
+                   int level, uint64_t most_bytes, struct ws_workers *workers, const atomic_bool *stop)
+{
+    size_t n = target->manifest->n_files;
+    struct making m = {.delta = d, .target = target, .level = level, .most_bytes = most_bytes, .stop = stop};
+    pthread_mutex_init(&m.lock, NULL);
+    m.files = calloc(n ? n : 1, sizeof(*m.files));
+    bool ok = m.files;
+    for (m.file = 0; ok && m.file < n && !atomic_load(&m.given_up); m.file++) {
+        ok = look_at_file(&m, base, m.file);
+        if (ok)
+            ws_workers_run(workers, make_block, &m, target->manifest->files[m.file].n_blocks);
+    }
+    for (size_t i = 0; m.files && i < n; i++)
+        free(m.files[i].widths);
+    free(m.files);
+    for (struct tools *t = m.tools, *next; t; t = next) {
+        next = t->next;
+        free_tools(t);
+    }
+    pthread_mutex_destroy(&m.lock);
+    ws_delta_end(d, ok && !atomic_load(&m.given_up) ? WS_DELTA_WHOLE : WS_DELTA_GIVEN_UP);
+}

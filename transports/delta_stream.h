@@ -1,0 +1,66 @@
+/* A delta on the wire and in a file, format version 1. Numbers are little endian.
+ *
+ *     head                200 bytes
+ *         8   "wsdelta\n"
+ *         u32 1, the format version       u32 200, bytes of this head
+ *         u64 the base's version          u64 the target's version
+ *         u64 blocks of all files of the target
+ *         u32 part                        u32 parts: this stream has the blocks (counted over all files, in
+ * the manifest's order, from 0) that leave `part` when divided by `parts` 40  the base's lineage, filled with
+ * zeros      40  the target's 32  the base's digest, in hex                  32  the target's u64 XXH3-64 of
+ * what is before it records, in any order, at most one a block; a block that has none is unchanged u32 file
+ * (its number in the target's manifest)  u32 block of that file u8  kind: 1 a delta as in delta_block.h, 2
+ * the block itself u8  1: its data is one zstd frame of raw_bytes; 0: as it is u16 0 u32 changed elements u32
+ * raw_bytes       u32 bytes of data that follow u64 XXH3-64 of the data, with the XXH3-64 of the 24 bytes
+ * before it as its seed data end: a record without data u32 2^32 - 1                    u32 0: the delta is
+ * whole; 1: its maker gave it up, more blocks changed u8 0, u8 0, u16 0               u32 0, u32 0        u32
+ * how many records were before u64 XXH3-64 of the hashes of all records, in order, 8 bytes each
+ *
+ * Sources of the idea: the base and the result are named by digests, so a delta is never applied to what it
+ * was not made from (as in git's packs and RFC 3284's VCDIFF with checksums). */
+#ifndef WS_TRANSPORTS_DELTA_STREAM_H
+#define WS_TRANSPORTS_DELTA_STREAM_H
+#include "transports/delta.h"
+
+#define WS_DELTA_HEAD_BYTES   200
+#define WS_DELTA_RECORD_BYTES 32
+
+/* --- writing --- */
+void ws_delta_record_head(const struct ws_delta_record *r, unsigned char out[WS_DELTA_RECORD_BYTES]);
+
+/* Walks a delta as a stream of bytes. */
+struct ws_delta_writer {
+    struct ws_delta *delta; /* borrowed */
+    unsigned part, parts;
+    size_t next;                          /* place in the order of arrival */
+    const struct ws_delta_record *record; /* whose data goes out now */
+    unsigned char head[WS_DELTA_HEAD_BYTES];
+    size_t head_bytes, head_at, data_at; /* what is out of both */
+    uint32_t n_records;
+    void *hashes; /* of the records that went out */
+    bool ended;
+};
+/* -ENOMEM. */
+WS_MUST_USE int ws_delta_writer_init(struct ws_delta_writer *w, struct ws_delta *delta, unsigned part,
+                                     unsigned parts);
+void ws_delta_writer_free(struct ws_delta_writer *w);
+/* Up to n bytes; 0: none are there yet; -1: it has ended. */
+ssize_t ws_delta_write(struct ws_delta_writer *w, unsigned char *out, size_t n);
+/* Writes all of a delta that has ended to a descriptor. 0 or -errno. */
+WS_MUST_USE int ws_delta_write_file(struct ws_delta *delta, int fd);
+/* Bytes of such a stream; the delta has ended. */
+uint64_t ws_delta_stream_bytes(const struct ws_delta *delta, unsigned part, unsigned parts);
+
+/* --- reading, piece by piece --- */
+struct ws_delta_reader;
+/* link: what must be in the head (digests, lineages and versions). record: takes a record that was checked;
+ * non-zero stops. NULL: no memory. */
+struct ws_delta_reader *ws_delta_reader_new(const struct ws_delta_link *link, uint64_t n_blocks,
+                                            int (*record)(void *arg, struct ws_delta_record *r), void *arg);
+void ws_delta_reader_free(struct ws_delta_reader *r);
+/* -EBADMSG: damaged, or another delta; what record returned. */
+WS_MUST_USE int ws_delta_read(struct ws_delta_reader *r, const void *bytes, size_t n, struct ws_error *err);
+/* Did it come to its end? *whole: and was it whole. */
+bool ws_delta_reader_ended(const struct ws_delta_reader *r, bool *whole);
+
+#endif
