@@ -36,6 +36,10 @@ void ws_agent_announce(struct ws_agent *a)
         ws_tcp_server_wake(tcp);
     if (ipc)
         ws_ipc_server_wake(ipc);
+    pthread_mutex_lock(&a->lock);
+    for (size_t i = 0; i < a->n_astraflow; i++)
+        ws_astraflow_wake(a->astraflow[i]);
+    pthread_mutex_unlock(&a->lock);
 }
 
 /* --- models --- */

@@ -1,7 +1,9 @@
 #include "backends/trainer/astraflow.h"
+#include "backends/trainer/astraflow_ahead.h"
 #include "backends/trainer/astraflow_buffer.h"
 #include "backends/trainer/astraflow_done.h"
 #include "backends/trainer/astraflow_http.h"
+#include "backends/trainer/astraflow_newest.h"
 #include "backends/trainer/astraflow_receivers.h"
 #include "transports/log.h"
 #include "transports/text.h"
@@ -16,81 +18,25 @@
 #define OK             200U
 #define FAILED         500U
 #define NOT_YET        503U
+#define DELTA_WAIT_MS  3000  /* a receiver waits for capabilities for 5 s */
 #define HANDSHAKE_PORT 21000 /* a number that the protocol has; nobody listens there */
-#define HOLD_TRIES     20    /* the newest may be gone between asking for it and holding it */
 
 struct ws_astraflow {
-    struct ws_catalog catalog;
-    char *listen, *model;
+    struct ws_topic topic;
+    char *listen;
     unsigned stall_ms;
     void *zmq;
     struct ws_receivers *receivers;
+    struct ws_ahead *ahead;
     struct ws_astraflow_http *http;
 };
 
-/* --- versions --- */
-
-struct newest {
-    char model[WS_MAX_NAME + 1];
-    struct ws_mark mark; /* run empty: nothing was published */
-};
-
-/* What is newest of our model. -ENOENT: nothing yet; -EINVAL: there are several models and none is named. */
-static int find_newest(const struct ws_astraflow *f, struct newest *out, struct ws_error *err)
-{
-    json_t *all, *found = NULL, *m;
-    size_t i;
-    *out = (struct newest){0};
-    int rc = f->catalog.ops->models(f->catalog.self, NULL, &all, err);
-    if (rc < 0)
-        return rc;
-    const json_t *models = json_object_get(all, "models");
-    json_array_foreach(models, i, m)
-    {
-        const char *name = json_string_value(json_object_get(m, "name"));
-        if (name && (!f->model || strcmp(name, f->model) == 0)) {
-            if (found)
-                rc = ws_error_set(err, EINVAL,
-                                  "this agent has several models and was not told which of them is "
-                                  "AstraFlow's; start it with --astraflow MODEL=HOST:PORT");
-            found = m;
-        }
-    }
-    if (rc == 0 && !found)
-        rc = ws_error_set(err, ENOENT, "no version was published yet");
-    if (rc == 0) {
-        snprintf(out->model, sizeof(out->model), "%s", json_string_value(json_object_get(found, "name")));
-        out->mark = ws_mark_of((uint64_t)json_integer_value(json_object_get(found, "newest")),
-                               json_string_value(json_object_get(found, "run")));
-    }
-    json_decref(all);
-    return rc;
-}
-
-static int hold_newest(const struct ws_astraflow *f, const char *holder, void (*revoked)(void *), void *arg,
-                       struct newest *what, struct ws_hold **out, struct ws_error *err)
-{
-    int rc = -ESTALE;
-    for (int i = 0; i < HOLD_TRIES && rc == -ESTALE; i++) {
-        rc = find_newest(f, what, err);
-        if (rc == 0)
-            rc = f->catalog.ops->hold(f->catalog.self, what->model, what->mark.version, what->mark.run,
-                                      holder, revoked, arg, out, err);
-    }
-    return rc;
-}
-
-static void drop(const struct ws_astraflow *f, struct ws_hold **hold)
-{
-    if (*hold)
-        f->catalog.ops->drop(f->catalog.self, *hold);
-    *hold = NULL;
-}
+/* --- what is only read --- */
 
 static json_int_t newest_version(const struct ws_astraflow *f)
 {
-    struct newest n;
-    return find_newest(f, &n, NULL) == 0 ? (json_int_t)n.mark.version : 0;
+    struct ws_newest n;
+    return ws_newest_find(&f->topic, &n, NULL) == 0 ? (json_int_t)n.mark.version : 0;
 }
 
 /* A short look at the tensors: it ends by itself, whoever wants the slot waits for it. */
@@ -102,16 +48,14 @@ static void looked_at(void *arg)
 static int look_at_newest(const struct ws_astraflow *f, struct ws_buffer **out, json_t **meta,
                           struct ws_error *err)
 {
-    struct newest what;
+    struct ws_newest what;
     struct ws_hold *hold = NULL;
-    int rc = hold_newest(f, "astraflow: the list of tensors", looked_at, NULL, &what, &hold, err);
+    int rc = ws_newest_hold(&f->topic, "astraflow: the list of tensors", looked_at, NULL, &what, &hold, err);
     if (rc == 0)
         rc = ws_buffer_new(out, hold, meta, err);
-    drop(f, &hold);
+    ws_newest_drop(&f->topic, &hold);
     return rc;
 }
-
-/* --- what is only read --- */
 
 static json_t *error_json(const struct ws_error *err)
 {
@@ -140,10 +84,31 @@ static unsigned get_buffer_info(void *self, const json_t *body, json_t **reply)
     return OK;
 }
 
+static double sparsity_of(const struct ws_blob *b)
+{
+    return 1 - (double)b->count / (double)(b->buffer_bytes / b->element_bytes);
+}
+
+/* "delta" is among the strategies only while there is one that can be asked for at once. */
 static unsigned get_capabilities(void *self, const json_t *body, json_t **reply)
 {
+    struct ws_astraflow *f = self;
+    struct ws_newest n = {0};
+    struct ws_blob *b = NULL;
     (void)body;
-    *reply = json_pack("{s:[s],s:I}", "strategies", "full", "version", newest_version(self));
+    if (ws_newest_find(&f->topic, &n, NULL) == 0)
+        b = ws_ahead_to(f->ahead, &n.mark, DELTA_WAIT_MS);
+    *reply = json_pack("{s:[s],s:I}", "strategies", "full", "version", (json_int_t)n.mark.version);
+    if (b && *reply) {
+        json_array_append_new(json_object_get(*reply, "strategies"), json_string("delta"));
+        json_t *delta = json_pack("{s:b,s:I,s:I,s:f,s:I,s:I}", "delta_ready", 1, "delta_base_version",
+                                  (json_int_t)b->base.version, "delta_version", (json_int_t)b->target.version,
+                                  "delta_sparsity", sparsity_of(b), "delta_num_nonzero", (json_int_t)b->count,
+                                  "delta_size_bytes", (json_int_t)b->n_bytes);
+        json_object_update(*reply, delta);
+        json_decref(delta);
+    }
+    ws_blob_put(b);
     return OK;
 }
 
@@ -277,8 +242,8 @@ struct transfer {
     struct ws_astraflow *f;
     struct ws_errand errand;
     struct ws_push *push;
-    struct newest what;
-    struct ws_hold *hold;
+    struct ws_blob *delta; /* NULL: the whole version */
+    struct ws_mark what;   /* it has then */
 };
 
 static void revoked(void *arg)
@@ -286,13 +251,14 @@ static void revoked(void *arg)
     ws_push_cut(arg, ESTALE);
 }
 
-static int check_layout(const struct transfer *t, const struct ws_buffer *b, struct ws_error *err)
+static int check_layout(const struct transfer *t, uint64_t bytes, const char *layout, struct ws_error *err)
 {
-    if (b->total_bytes == t->errand.to.buffer_bytes && strcmp(b->layout, t->errand.to.layout) == 0)
+    const struct ws_receiver *to = &t->errand.to;
+    if (bytes == to->buffer_bytes && strcmp(layout, to->layout) == 0)
         return 0;
     return ws_error_set(
         err, EPROTO, "the tensors of version %" PRIu64 " are not those that %s has made room for; restart it",
-        t->what.mark.version, t->errand.to.instance);
+        t->what.version, to->instance);
 }
 
 /* The lease lasts until the last byte is in the kernel's hands. The slot's bytes do not change while it
@@ -300,27 +266,39 @@ static int check_layout(const struct transfer *t, const struct ws_buffer *b, str
 static int send_full(struct transfer *t, struct ws_error *err)
 {
     struct ws_buffer *b = NULL;
+    struct ws_hold *hold = NULL;
+    struct ws_newest what;
     char holder[96];
     snprintf(holder, sizeof(holder), "astraflow %.80s", t->errand.to.instance);
-    int rc = hold_newest(t->f, holder, revoked, t->push, &t->what, &t->hold, err);
+    int rc = ws_newest_hold(&t->f->topic, holder, revoked, t->push, &what, &hold, err);
+    t->what = what.mark;
     if (rc == 0)
-        rc = ws_buffer_new(&b, t->hold, NULL, err);
+        rc = ws_buffer_new(&b, hold, NULL, err);
     if (rc == 0)
-        rc = check_layout(t, b, err);
+        rc = check_layout(t, b->total_bytes, b->layout, err);
     if (rc == 0)
         rc = ws_push_send(t->push, &t->errand.to.data, b->parts, b->n_parts, err);
-    drop(t->f, &t->hold);
+    ws_newest_drop(&t->f->topic, &hold);
     ws_buffer_free(b);
     return rc;
 }
 
-static int transfer_full(struct transfer *t, struct ws_error *err)
+/* Out of memory of its own: no trainer waits for it. */
+static int send_delta(struct transfer *t, struct ws_error *err)
+{
+    struct iovec part = {t->delta->bytes, t->delta->n_bytes};
+    t->what = t->delta->target;
+    int rc = check_layout(t, t->delta->buffer_bytes, t->delta->layout, err);
+    return rc < 0 ? rc : ws_push_send(t->push, &t->errand.to.data, &part, 1, err);
+}
+
+static int send_all(struct transfer *t, struct ws_error *err)
 {
     struct ws_done *done;
     int rc = ws_done_new(&done, t->f->zmq, t->errand.to.zmq, err); /* it connects meanwhile */
     if (rc < 0)
         return rc;
-    rc = send_full(t, err);
+    rc = t->delta ? send_delta(t, err) : send_full(t, err);
     if (rc == 0)
         rc = ws_push_wait(t->push, err);
     if (rc == 0)
@@ -334,28 +312,59 @@ static json_t *refused(const struct ws_astraflow *f, const struct ws_error *err)
     return json_pack("{s:b,s:I,s:s}", "ok", 0, "version", newest_version(f), "error", err->text);
 }
 
-static json_t *run_transfer(struct ws_astraflow *f, const char *instance)
+static json_t *not_ready(const struct ws_astraflow *f)
+{
+    return json_pack("{s:b,s:I,s:s,s:s}", "ok", 0, "version", newest_version(f), "fallback", "full", "reason",
+                     "delta_not_ready");
+}
+
+static json_t *succeeded(const struct transfer *t)
+{
+    json_t *out = json_pack("{s:b,s:I,s:s}", "ok", 1, "version", (json_int_t)t->what.version, "mode",
+                            t->delta ? "delta" : "full");
+    if (t->delta && out) {
+        const struct ws_blob *b = t->delta;
+        json_t *delta = json_pack("{s:I,s:I,s:f,s:I,s:f}", "delta_base_version", (json_int_t)b->base.version,
+                                  "delta_size", (json_int_t)b->n_bytes, "sparsity", sparsity_of(b),
+                                  "num_nonzero", (json_int_t)b->count, "compute_time", b->seconds);
+        json_object_update(out, delta);
+        json_decref(delta);
+    }
+    return out;
+}
+
+/* A receiver never says what it has, so a delta goes only to one that we gave its base as the last thing. */
+static json_t *run_transfer(struct ws_astraflow *f, const char *instance, bool delta)
 {
     struct transfer t = {.f = f, .push = ws_push_new(f->stall_ms)};
     struct ws_error err = {0};
+    json_t *reply;
     if (!t.push) {
         (void)ws_error_set(&err, ENOMEM, "no memory for a transfer");
         return refused(f, &err);
     }
     int rc = ws_receivers_begin(f->receivers, instance, t.push, &t.errand, &err);
     if (rc < 0) {
+        ws_log(WS_LOG_WARN, "astraflow", "transfer refused instance=%.200s: %s", instance, err.text);
         ws_push_free(t.push);
-    } else {
-        rc = transfer_full(&t, &err);
-        ws_receivers_end(f->receivers, &t.errand, t.push, rc == 0 ? &t.what.mark : NULL, err.text);
-    }
-    if (rc < 0) {
-        ws_log(WS_LOG_WARN, "astraflow", "transfer failed instance=%s: %s", instance, err.text);
         return refused(f, &err);
     }
-    ws_log(WS_LOG_INFO, "astraflow", "transferred instance=%s version=%" PRIu64 " mode=full", instance,
-           t.what.mark.version);
-    return json_pack("{s:b,s:I,s:s}", "ok", 1, "version", (json_int_t)t.what.mark.version, "mode", "full");
+    if (delta && !(t.delta = ws_ahead_from(f->ahead, &t.errand.has))) {
+        ws_receivers_end(f->receivers, &t.errand, t.push, NULL, NULL);
+        return not_ready(f);
+    }
+    rc = send_all(&t, &err);
+    ws_receivers_end(f->receivers, &t.errand, t.push, rc == 0 ? &t.what : NULL, rc == 0 ? NULL : err.text);
+    if (rc < 0) {
+        ws_log(WS_LOG_WARN, "astraflow", "transfer failed instance=%s: %s", instance, err.text);
+        reply = refused(f, &err);
+    } else {
+        ws_log(WS_LOG_INFO, "astraflow", "transferred instance=%s version=%" PRIu64 " mode=%s", instance,
+               t.what.version, delta ? "delta" : "full");
+        reply = succeeded(&t);
+    }
+    ws_blob_put(t.delta);
+    return reply;
 }
 
 static unsigned request_transfer(void *self, const json_t *body, json_t **reply)
@@ -371,11 +380,7 @@ static unsigned request_transfer(void *self, const json_t *body, json_t **reply)
     }
     if (strncmp(instance, "http://", 7) == 0)
         instance += 7;
-    if (strcmp(mode, "delta") == 0)
-        *reply = json_pack("{s:b,s:I,s:s,s:s}", "ok", 0, "version", newest_version(f), "fallback", "full",
-                           "reason", "delta_not_ready");
-    else
-        *reply = run_transfer(f, instance);
+    *reply = run_transfer(f, instance, strcmp(mode, "delta") == 0);
     return OK;
 }
 
@@ -390,20 +395,27 @@ static const struct ws_astraflow_route routes[] = {
     {0},
 };
 
+static bool is_wanted(void *arg, const struct ws_mark *base)
+{
+    return ws_receivers_have(((struct ws_astraflow *)arg)->receivers, base);
+}
+
 int ws_astraflow_new(struct ws_astraflow **out, const struct ws_catalog *catalog,
                      const struct ws_astraflow_options *o, struct ws_error *err)
 {
     struct ws_astraflow *f = calloc(1, sizeof(*f));
     int rc = 0;
-    if (!f || !(f->listen = strdup(o->listen)) || (o->model && !(f->model = strdup(o->model))))
+    if (!f || !(f->listen = strdup(o->listen)) || (o->model && !(f->topic.model = strdup(o->model))))
         rc = ws_error_set(err, ENOMEM, "no memory for AstraFlow's endpoints");
     if (rc == 0) {
-        f->catalog = *catalog;
+        f->topic.catalog = *catalog;
         f->stall_ms = o->stall_ms ? o->stall_ms : WS_REPLY_TIMEOUT_MS;
         rc = ws_receivers_new(&f->receivers, o->state, err);
     }
     if (rc == 0 && (!(f->zmq = zmq_ctx_new()) || zmq_ctx_set(f->zmq, ZMQ_MAX_SOCKETS, WS_MAX_CLIENTS) != 0))
         rc = ws_error_set(err, EIO, "ZMQ does not start: %s", zmq_strerror(zmq_errno()));
+    if (rc == 0)
+        rc = ws_ahead_new(&f->ahead, &f->topic, is_wanted, f, err);
     if (rc == 0)
         rc = ws_astraflow_http_new(&f->http, o->listen, routes, f, err);
     if (rc < 0) {
@@ -417,9 +429,14 @@ int ws_astraflow_new(struct ws_astraflow **out, const struct ws_catalog *catalog
     return 0;
 }
 
+void ws_astraflow_wake(struct ws_astraflow *f)
+{
+    ws_ahead_wake(f->ahead);
+}
+
 json_t *ws_astraflow_status(struct ws_astraflow *f)
 {
-    return json_pack("{s:s,s:s?,s:o}", "listen", f->listen, "model", f->model, "receivers",
+    return json_pack("{s:s,s:s?,s:o}", "listen", f->listen, "model", f->topic.model, "receivers",
                      ws_receivers_json(f->receivers));
 }
 
@@ -429,11 +446,14 @@ void ws_astraflow_free(struct ws_astraflow *f)
         return;
     if (f->receivers)
         ws_receivers_stop(f->receivers);
+    if (f->ahead)
+        ws_ahead_stop(f->ahead); /* whoever waits for it is answered */
     ws_astraflow_http_free(f->http);
+    ws_ahead_free(f->ahead);
     ws_receivers_free(f->receivers);
     if (f->zmq)
         (void)zmq_ctx_term(f->zmq); /* messages on their way have some seconds */
     free(f->listen);
-    free(f->model);
+    free(f->topic.model);
     free(f);
 }

@@ -22,6 +22,7 @@ struct ws_astraflow;
 /* Starts serving; returns at once. catalog is borrowed, strings are copied. */
 WS_MUST_USE int ws_astraflow_new(struct ws_astraflow **out, const struct ws_catalog *catalog,
                                  const struct ws_astraflow_options *options, struct ws_error *err);
+void ws_astraflow_wake(struct ws_astraflow *f); /* something was published */
 /* {"listen", "model", "receivers": [...]}, for the agent's status. */
 json_t *ws_astraflow_status(struct ws_astraflow *f);
 /* Cuts the transfers, answers, and gives up every lease; NULL is fine. */

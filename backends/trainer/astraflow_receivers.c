@@ -314,17 +314,15 @@ void ws_receivers_end(struct ws_receivers *all, const struct ws_errand *errand, 
 {
     pthread_mutex_lock(&all->lock);
     struct entry *e = *place_of(all, errand->to.instance);
-    assert(e && e->busy && e->running == push);
+    assert(e && e->busy && e->running == push && !(got && error));
     e->busy = false;
     e->running = NULL;
-    if (got)
-        e->n_good++;
-    else
-        e->n_failed++;
-    if (e->registered == errand->registered) {
+    e->n_good += got != NULL;
+    e->n_failed += error != NULL;
+    if (e->registered == errand->registered && (got || error)) {
         if (got)
             e->has = *got;
-        snprintf(e->error, sizeof(e->error), "%s", got ? "" : error);
+        snprintf(e->error, sizeof(e->error), "%s", error ? error : "");
         if (!got) {
             ws_push_leave(push);
             e->left = push;
@@ -334,6 +332,16 @@ void ws_receivers_end(struct ws_receivers *all, const struct ws_errand *errand, 
     pthread_cond_broadcast(&all->changed);
     pthread_mutex_unlock(&all->lock);
     ws_push_free(push);
+}
+
+bool ws_receivers_have(struct ws_receivers *all, const struct ws_mark *mark)
+{
+    bool found = false;
+    pthread_mutex_lock(&all->lock);
+    for (const struct entry *e = all->entries; e && !found; e = e->next)
+        found = ws_mark_is(&e->has, mark);
+    pthread_mutex_unlock(&all->lock);
+    return found;
 }
 
 void ws_receivers_stop(struct ws_receivers *all)

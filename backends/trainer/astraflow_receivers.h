@@ -32,9 +32,11 @@ struct ws_errand { /* a transfer to one */
  * registered; -EBUSY: it still reads what was sent earlier. */
 WS_MUST_USE int ws_receivers_begin(struct ws_receivers *all, const char *instance, struct ws_push *push,
                                    struct ws_errand *out, struct ws_error *err);
-/* Takes the push. got NULL: it failed, and `error` says why. */
+/* Takes the push. got NULL: it failed, and `error` says why; error NULL too: nothing was tried. */
 void ws_receivers_end(struct ws_receivers *all, const struct ws_errand *errand, struct ws_push *push,
                       const struct ws_mark *got, const char *error);
+/* Has one of them this version? */
+bool ws_receivers_have(struct ws_receivers *all, const struct ws_mark *mark);
 /* Cuts all transfers; none begins any more. */
 void ws_receivers_stop(struct ws_receivers *all);
 /* [{"instance", "version", "busy", "transfers", "failures", "error"}, ...] */

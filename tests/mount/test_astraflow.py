@@ -10,7 +10,9 @@ import json
 import os
 import pickle
 import random
+import shutil
 import socket
+import struct
 import sys
 import threading
 import time
@@ -430,6 +432,200 @@ def test_idle(stack):
         s.close()
 
 
+def changed(folder, change, seed=1):
+    """A copy of a checkpoint in which change(generator, name, bytearray) was done to each tensor's bytes."""
+    generator = random.Random(seed)
+    copy = unique("ckpt")
+    shutil.copytree(folder, copy)
+    for file in sorted(f for f in os.listdir(copy) if f.endswith(".safetensors")):
+        with open(os.path.join(copy, file), "r+b") as f:
+            raw = bytearray(f.read())
+            at = 8 + struct.unpack("<Q", raw[:8])[0]
+            header = json.loads(raw[8:at])
+            for name, t in sorted(header.items()):
+                if name != "__metadata__":
+                    begin, end = (at + o for o in t["data_offsets"])
+                    data = raw[begin:end]
+                    change(generator, name, data)
+                    raw[begin:end] = data
+            f.seek(0)
+            f.write(raw)
+    return copy
+
+
+def one_ulp(share, width=2):
+    """Changes that share of the elements by one unit in the last place, up or down."""
+
+    def change(generator, name, data):
+        for i in range(0, len(data) - width + 1, width):
+            if generator.random() < share:
+                value = (int.from_bytes(data[i:i + width], "little") + generator.choice((-1, 1))) % (1 << 8 * width)
+                data[i:i + width] = value.to_bytes(width, "little")
+
+    return change
+
+
+def new_bytes(n, width):
+    """Changes all bytes of every other one of the first elements of each tensor, n in all."""
+
+    def change(generator, name, data):
+        for i in range(min(2 * n * width, len(data))):
+            if i // width % 2 == 0:
+                data[i] ^= generator.randrange(1, 256)
+
+    return change
+
+
+def differing(a, b):
+    return sum(x != y for n in a for x, y in zip(a[n][2], b[n][2]))
+
+
+EVEN = {f"layer.{i}.weight": ("BF16", [256, 64]) for i in range(4)} | {"f": ("F32", [64])}
+ODD = {"a": ("U8", [7]), "b": ("BF16", [300, 33])}
+ODD_SHARDS = {"model-00001-of-00002.safetensors": ["a"], "model-00002-of-00002.safetensors": ["b"]}
+
+
+def pair(stack, tensors, change, files=None, *args):
+    """An agent with version 1 and a receiver that has it, then version 2: (agent, receiver, both folders)."""
+    agent = Flow(stack, *args)
+    one = checkpoint(tensors, seed=1, files=files)
+    two = changed(one, change)
+    agent.publish("actor", 1, one)
+    r = agent.receiver()
+    assert r.notified(1)[0] == "full"
+    agent.publish("actor", 2, two)
+    return agent, r, one, two
+
+
+def test_delta(stack):
+    "a delta: the announced one, bit for bit, in the element size that is smallest: 5 bytes a change of the low byte"
+    for tensors, change, files, element in ((EVEN, one_ulp(0.02), None, 1), (EVEN, new_bytes(100, 2), None, 2),
+                                            (EVEN | {"f": ("F32", [6000])}, new_bytes(200, 4), None, 4),
+                                            (ODD, new_bytes(100, 2), None, 1), (ODD, one_ulp(0.02), ODD_SHARDS, 1),
+                                            (EVEN, lambda *_: None, None, 1), (SMALL, one_ulp(0.01), SHARDS, 1)):
+        agent, r, one, two = pair(stack, tensors, change, files)
+        before = r.tensors()
+        status, can = call(agent.flow + "/get_capabilities")
+        mode, reply = r.notified(2)
+        assert mode == "delta" and same(r, two), (mode, reply)
+        assert can["delta_ready"] and (can["delta_base_version"], can["delta_version"]) == (1, 2), can
+        count, got = struct.unpack_from("<QH", r.buffer)
+        assert (got, count) == (element, reply["num_nonzero"]), (got, element, count)
+        assert reply["delta_size"] == can["delta_size_bytes"] == 16 + count * (4 + element), reply
+        assert reply["delta_base_version"] == 1 and reply["version"] == 2 and 0 <= reply["sparsity"] <= 1, reply
+        if element == 1:
+            assert count == differing(before, r.tensors()), count
+        assert agent.receivers()[r.instance]["version"] == 2
+        agent.publish("actor", 3, changed(two, change, 2))
+        assert r.notified(3)[0] == "delta" and r.nothing_on_zmq()
+        agent.end()
+
+
+def test_delta_wrong_base(stack):
+    "a delta goes only to a receiver whose last version is its base; all others are told to take it whole"
+    agent, r, one, two = pair(stack, EVEN, one_ulp(0.02))
+    late = agent.receiver()
+    refused = {"ok": False, "version": 2, "fallback": "full", "reason": "delta_not_ready"}
+    assert late.request("delta") == refused  # it has nothing
+    late.version = 1  # as theirs may, it says that it has the base
+    assert late.notified(2)[0] == "full" and same(late, two)
+    assert late.request("delta") == refused  # it has the delta's target
+    again = Receiver(agent.flow, r.port)  # restarted: nobody knows what it has
+    stack.callback(again.close)
+    again.register()
+    assert again.request("delta") == refused and again.nothing_on_zmq()
+    three = changed(two, one_ulp(0.02), 3)
+    agent.publish("actor", 3, three)
+    assert again.notified(3)[0] == "full" and late.notified(3)[0] == "delta"
+    assert same(again, three) and same(late, three)
+    # a lineage that begins anew has the same numbers
+    agent.publish("actor", 3, two, "--new-run")
+    again.version = 0
+    assert again.notified(3)[0] == "full" and same(again, two)
+    agent.publish("actor", 4, three)
+    assert call(agent.flow + "/get_capabilities")[1]["delta_base_version"] == late.version == 3
+    assert late.request("delta")["reason"] == "delta_not_ready"
+    assert late.notified(4)[0] == "full" and same(late, three)
+    assert again.notified(4)[0] == "delta" and same(again, three)
+
+
+def test_delta_snapshot(stack):
+    "what was announced is still to be had when another version was published before the request"
+    agent, r, one, two = pair(stack, EVEN, one_ulp(0.02))
+    other = agent.receiver()
+    assert other.notified(2)[0] == "full"
+    assert call(agent.flow + "/get_capabilities")[1]["delta_base_version"] == 1
+    three = changed(two, one_ulp(0.02), 3)
+    agent.publish("actor", 3, three)
+    assert call(agent.flow + "/get_capabilities")[1]["delta_base_version"] == 2
+    reply = r.request("delta")
+    assert reply["ok"] and reply["version"] == 2 and r.ok.get(timeout=30) == (0, 0), reply
+    r.apply(reply["delta_size"])
+    assert same(r, two)
+    r.version = 2
+    assert r.notified(3)[0] == "delta" and same(r, three)
+
+
+def test_delta_none(stack):
+    "no delta is announced where it would be over half of the version, where nobody has its base, or where none is made"
+    agent, r, one, two = pair(stack, EVEN, one_ulp(0.9))
+    assert call(agent.flow + "/get_capabilities") == (200, {"strategies": ["full"], "version": 2})
+    assert r.notified(2)[0] == "full" and same(r, two)
+    agent, r, one, two = pair(stack, EVEN, one_ulp(0.01), None, "--delta-cache", "0")
+    assert call(agent.flow + "/get_capabilities") == (200, {"strategies": ["full"], "version": 2})
+    assert r.notified(2)[0] == "full" and same(r, two)
+    agent = Flow(stack)
+    agent.publish("actor", 1, one)
+    agent.publish("actor", 2, two)
+    assert call(agent.flow + "/get_capabilities") == (200, {"strategies": ["full"], "version": 2})
+
+
+def test_deltas_meanwhile(stack):
+    "receivers that follow a trainer by deltas and whole versions, as it comes: each has what it was told, bit for bit"
+    agent = Flow(stack)
+    folders = [checkpoint(MEDIUM, seed=1)]
+    for v in range(2, 9):
+        folders.append(changed(folders[-1], lambda g, name, data, v=v: data.__setitem__(slice(64 * v, 64 * v + 32), g.randbytes(32)), v))
+    receivers = [agent.receiver(register=False) for _ in range(3)]
+    failures, modes, cut = [], [], []
+    newest = [0]
+
+    def follow(r):
+        try:
+            while r.version < 8:
+                n = newest[0]
+                if n <= r.version:
+                    time.sleep(0.01)
+                    continue
+                try:
+                    if not r.buffer:
+                        r.register()
+                    mode, reply = r.notified(n)
+                except Failed as e:
+                    assert "cut" in str(e), e
+                    cut.append(r)
+                    continue
+                modes.append(mode)
+                same(r, folders[reply["version"] - 1])
+        except BaseException as e:
+            failures.append(e)
+            raise
+
+    threads = [threading.Thread(target=follow, args=(r,)) for r in receivers]
+    for t in threads:
+        t.start()
+    for v, folder in enumerate(folders, 1):
+        agent.publish("actor", v, folder)
+        newest[0] = v
+        if v % 2:
+            wait_for(lambda: failures or all(r.version == v for r in receivers), f"version {v} everywhere", 60)
+    for t in threads:
+        t.join()
+    print(f"# {modes.count('delta')} deltas, {modes.count('full')} whole, {len(cut)} cut")
+    assert not failures and modes.count("delta") >= 3, failures
+    assert all(r.ok.empty() for r in receivers)
+
+
 def test_notify(stack):
     "release tells the services: pickled dict out, pickled dict back; who fails is named; only the newest can be told"
     agent = Flow(stack)
@@ -498,6 +694,11 @@ run(
     test_alien_dtype,
     test_models,
     test_idle,
+    test_delta,
+    test_delta_wrong_base,
+    test_delta_snapshot,
+    test_delta_none,
+    test_deltas_meanwhile,
     test_notify,
     test_hostile_pickles,
 )
