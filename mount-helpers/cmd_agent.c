@@ -89,6 +89,26 @@ static void drop_listeners(struct ws_astraflow_options *all, size_t n)
     }
 }
 
+static int serve(const struct ws_agent_options *o)
+{
+    struct ws_error err = {0};
+    struct ws_agent *agent;
+    if (o->socket && make_parent(o->socket))
+        return cli_fail("cannot make the folder of %s: %s; choose another --socket", o->socket,
+                        strerror(errno));
+    cli_block_signals();
+    if (ws_agent_new(&agent, o, &err))
+        return cli_fail("%s", err.text);
+    ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o->tcp.listen ? o->tcp.listen : "none",
+           o->tcp.listen ? ws_agent_port(agent) : 0, o->socket ? o->socket : "none");
+    notify_ready();
+    int sig = cli_wait_signal();
+    notify_stopping();
+    ws_log(WS_LOG_INFO, "agent", "stopping signal=%s", strsignal(sig));
+    ws_agent_free(agent);
+    return CLI_OK;
+}
+
 static int run(const struct cli_args *args)
 {
     struct ws_astraflow_options astraflow[MAX_ASTRAFLOW];
@@ -108,8 +128,6 @@ static int run(const struct cli_args *args)
         .n_threads = (unsigned)cli_u64(args, "threads", 0),
         .nice = (int)cli_u64(args, "nice", 0),
     };
-    struct ws_error err = {0};
-    struct ws_agent *agent;
     char *token = token_file ? cli_read_secret(token_file) : NULL;
 
     o.tcp.token = token;
@@ -127,26 +145,11 @@ static int run(const struct cli_args *args)
     }
     o.astraflow = astraflow;
     int rc = take_listeners(args, astraflow, &o.n_astraflow);
-    if (rc != CLI_OK) {
-        drop_listeners(astraflow, o.n_astraflow);
-        return rc;
-    }
-    if (o.socket && make_parent(o.socket))
-        return cli_fail("cannot make the folder of %s: %s; choose another --socket", o.socket,
-                        strerror(errno));
-    cli_block_signals();
-    if (ws_agent_new(&agent, &o, &err))
-        return cli_fail("%s", err.text);
-    ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o.tcp.listen ? o.tcp.listen : "none",
-           o.tcp.listen ? ws_agent_port(agent) : 0, o.socket ? o.socket : "none");
-    notify_ready();
-    int sig = cli_wait_signal();
-    notify_stopping();
-    ws_log(WS_LOG_INFO, "agent", "stopping signal=%s", strsignal(sig));
-    ws_agent_free(agent);
+    if (rc == CLI_OK)
+        rc = serve(&o);
     drop_listeners(astraflow, o.n_astraflow);
     free(token);
-    return CLI_OK;
+    return rc;
 }
 
 const struct cli_command cmd_agent = {

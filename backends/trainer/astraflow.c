@@ -7,6 +7,7 @@
 #include "backends/trainer/astraflow_receivers.h"
 #include "transports/log.h"
 #include "transports/text.h"
+#include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <netdb.h>
@@ -75,7 +76,7 @@ static unsigned get_buffer_info(void *self, const json_t *body, json_t **reply)
     struct ws_buffer *b;
     json_t *meta;
     (void)body;
-    if (look_at_newest(self, &b, &meta, &err) < 0) {
+    if (look_at_newest(self, &b, &meta, &err) != 0) {
         *reply = error_json(&err);
         return NOT_YET;
     }
@@ -86,7 +87,7 @@ static unsigned get_buffer_info(void *self, const json_t *body, json_t **reply)
 
 static double sparsity_of(const struct ws_blob *b)
 {
-    return 1 - (double)b->count / (double)(b->buffer_bytes / b->element_bytes);
+    return 1 - (double)b->count / (double)b->buffer_bytes * b->element_bytes;
 }
 
 /* "delta" is among the strategies only while there is one that can be asked for at once. */
@@ -159,7 +160,8 @@ static int wants(const json_t *body, const char *key, json_type type, const json
 static int take_registration(const json_t *body, struct ws_receiver *r, struct ws_error *err)
 {
     const json_t *host, *port, *sessions, *pointer, *length, *zmq_host, *zmq_port, *handshakes;
-    struct in_addr zmq;
+    char address[INET_ADDRSTRLEN] = "";
+    struct in_addr zmq = {0};
     int rc;
     *r = (struct ws_receiver){0};
     if ((rc = wants(body, "sglang_http_host", JSON_STRING, &host, err)) < 0 ||
@@ -184,9 +186,8 @@ static int take_registration(const json_t *body, struct ws_receiver *r, struct w
     if ((rc = take_session(session, &r->data, err)) < 0 ||
         (rc = resolve(json_string_value(zmq_host), &zmq, err)) < 0)
         return rc;
-    const unsigned char *a = (const unsigned char *)&zmq;
-    snprintf(r->zmq, sizeof(r->zmq), "tcp://%u.%u.%u.%u:%u", a[0], a[1], a[2], a[3],
-             (unsigned)json_integer_value(zmq_port));
+    (void)inet_ntop(AF_INET, &zmq, address, sizeof(address));
+    snprintf(r->zmq, sizeof(r->zmq), "tcp://%s:%u", address, (unsigned)json_integer_value(zmq_port));
     return 0;
 }
 
@@ -194,7 +195,7 @@ static int check_buffer(const struct ws_astraflow *f, struct ws_receiver *r, str
 {
     struct ws_buffer *b;
     int rc = look_at_newest(f, &b, NULL, err);
-    if (rc < 0)
+    if (rc != 0)
         return rc;
     if (b->alien[0])
         rc = ws_error_set(err, EOPNOTSUPP,
@@ -231,7 +232,7 @@ static unsigned register_instance(void *self, const json_t *body, json_t **reply
     snprintf(session, sizeof(session), "%s:%d", host, HANDSHAKE_PORT);
     *reply = json_pack("{s:i,s:i,s:[[s]],s:i,s:I,s:s,s:i}", "trainer_global_rank", WS_ASTRAFLOW_RANK,
                        "trainer_world_size", 1, "trainer_session_ids", session, "trainer_buffer_ptr", 0,
-                       "trainer_buffer_length", (json_int_t)(2 * r.buffer_bytes), "trainer_hostname", host,
+                       "trainer_buffer_length", 2 * (json_int_t)r.buffer_bytes, "trainer_hostname", host,
                        "trainer_rpc_port", HANDSHAKE_PORT);
     return OK;
 }

@@ -98,7 +98,7 @@ static struct ws_blob *make(struct ws_ahead *a, struct ws_delta *d)
         rc = ws_blob_new(&b, d, hold, buffer, &a->revoked, &err);
     ws_newest_drop(a->topic, &hold);
     ws_buffer_free(buffer);
-    if (rc < 0) {
+    if (rc < 0 || !b) {
         ws_log(WS_LOG_INFO, "astraflow", "no delta to version=%" PRIu64 ": %s",
                ws_delta_link(d)->target.version, err.text);
         return NULL;

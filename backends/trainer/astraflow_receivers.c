@@ -284,7 +284,7 @@ int ws_receivers_begin(struct ws_receivers *all, const char *instance, struct ws
         rc = ws_error_set(err, ENOENT, "%.200s is not registered here; restart it", instance);
     else if (e->busy)
         rc = ws_error_set(err, EBUSY, "another transfer to %s does not end", instance);
-    if (rc < 0) {
+    if (rc < 0 || !e) {
         pthread_mutex_unlock(&all->lock);
         return rc;
     }
