@@ -332,10 +332,10 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
         ws_desk_event(c, d, "gone model=%s version=%" PRIu64 " run=%s", d->name, info.number, info.run);
         return;
     }
-    if (change == WS_VERSION_KNOWN) {
+    if (change == WS_VERSION_KNOWN)
         ws_restore_version(c, d, m, v);
-        ws_follow_look(c, m);
-    }
+    if (change == WS_VERSION_KNOWN || info.state == WS_READY || info.state == WS_FAILED)
+        ws_follow_look(c, m); /* a pull that has ended makes way for the next */
 }
 
 uint64_t ws_control_events_size(struct ws_control *c, struct ws_model *m)

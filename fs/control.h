@@ -33,6 +33,7 @@ enum ws_view {
     WS_VIEW_MANIFEST,   /* version: .wsync/manifest.json */
     WS_VIEW_STATE,      /* version: .wsync/state */
     WS_VIEW_PROGRESS,   /* version: .wsync/progress */
+    WS_VIEW_CHANGED,    /* version: .wsync/changed; takes long */
     WS_VIEW_COUNT
 };
 /* Text of a view now (malloc'ed, caller frees). model NULL: the root's; v only for version views. */

@@ -262,7 +262,9 @@ static void follow_published(struct ws_control *c, struct ws_desk *d, struct ws_
         if (due)
             d->followed_ns = ws_time_mono_ns();
         pthread_mutex_unlock(&c->lock);
-        if (policy == WS_POLICY_PULL && ws_version_state(latest) == WS_KNOWN)
+        /* One after the other: on a slow link two at once would both come too late; what the first leaves is
+         * the base of the next. */
+        if (policy == WS_POLICY_PULL && ws_version_state(latest) == WS_KNOWN && !ws_model_is_pulling(m))
             ws_version_start(latest, WS_PRIORITY_BACKGROUND);
         e = due ? errand_new(c, 1) : NULL;
     }

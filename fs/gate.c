@@ -138,22 +138,6 @@ static struct start *starts_of(struct ws_control *c, const struct ws_desk *d, si
     return all;
 }
 
-struct below {
-    uint64_t number;
-    struct ws_version *found;
-};
-
-static void look_below(void *arg, struct ws_version *v)
-{
-    struct below *b = arg;
-    enum ws_state s = ws_version_state(v);
-    if (ws_version_number(v) >= b->number || (s != WS_READY && s != WS_ACTIVE))
-        return;
-    if (b->found)
-        ws_version_put(b->found);
-    b->found = ws_version_get(v); /* they come in order: the last one is the newest */
-}
-
 static int gate_first(struct ws_control *c, struct ws_desk *d, struct ws_model *model,
                       struct ws_version *version, struct ws_error *err)
 {
@@ -166,14 +150,14 @@ static int gate_first(struct ws_control *c, struct ws_desk *d, struct ws_model *
     free(all);
     if (rc < 0 || compared || n == 0)
         return rc;
-    struct below b = {.number = ws_version_number(version)};
-    ws_model_each(model, look_below, &b);
-    if (b.found) {
-        rc = compare_version(model, version, b.found, "the version below it,", err);
-        ws_version_put(b.found);
+    struct ws_version *below = ws_version_below(version);
+    if (below) {
+        rc = compare_version(model, version, below, "the version below it,", err);
+        ws_version_keep(below, -1);
+        ws_version_put(below);
     } else {
         ws_log(WS_LOG_WARN, "gate", "nothing to compare a first version with model=%s version=%" PRIu64,
-               ws_model_name(model), b.number);
+               ws_model_name(model), ws_version_number(version));
     }
     return rc;
 }

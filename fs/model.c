@@ -249,6 +249,17 @@ void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_versio
     free(versions);
 }
 
+bool ws_model_is_pulling(struct ws_model *m)
+{
+    bool is = false;
+
+    pthread_mutex_lock(&m->store->lock);
+    for (const struct ws_version *v = m->versions; v; v = v->next)
+        is = is || (v->pull && ws_pull_wants_all(v->pull));
+    pthread_mutex_unlock(&m->store->lock);
+    return is;
+}
+
 void ws_model_orders(struct ws_model *m, struct ws_orders *out)
 {
     pthread_mutex_lock(&m->store->lock);
@@ -312,6 +323,24 @@ void ws_model_set_current(struct ws_model *m, struct ws_version *v)
     }
     pthread_mutex_unlock(&s->lock);
     ws_changes_tell(&changes, s);
+}
+
+struct ws_version *ws_version_below(struct ws_version *v)
+{
+    struct ws_version *found = NULL;
+
+    pthread_mutex_lock(&v->store->lock);
+    for (struct ws_version *w = v->model->versions; w && w->number < v->number; w = w->next) {
+        bool same = strcmp(w->run, v->run) == 0;
+        if (ws_version_is_complete(w) && (same || !found || strcmp(found->run, v->run) != 0))
+            found = w;
+    }
+    if (found) {
+        ws_version_get(found);
+        atomic_fetch_add(&found->kept, 1);
+    }
+    pthread_mutex_unlock(&v->store->lock);
+    return found;
 }
 
 struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct ws_error *err)

@@ -1,4 +1,5 @@
 /* The operations on open files: weights from memory or passed through, tensors, control files. */
+#include "fs/job.h"
 #include "fs/notify.h"
 #include "fs/tree.h"
 #include "fs/vnode.h"
@@ -176,8 +177,9 @@ static void run_open_weights(struct ws_call *c)
         ws_call_error(c, -rc);
 }
 
-static void run_open_view(struct ws_call *c)
+static void open_view(void *arg)
 {
+    struct ws_call *c = arg;
     struct ws_node n;
     struct ws_open *o = calloc(1, sizeof(*o));
     int rc = o ? ws_node_of(c->fs, c->ino, &n) : -ENOMEM;
@@ -205,6 +207,14 @@ static void run_open_view(struct ws_call *c)
     }
     c->fi.direct_io = 1;
     reply_opened(c, o);
+}
+
+/* What takes long has a thread of its own. */
+static void run_open_view(struct ws_call *c)
+{
+    bool is_long = ws_ino_kind(c->ino) == WS_KIND_META_VIEW && ws_ino_index(c->ino) == WS_VIEW_CHANGED;
+    if (!is_long || ws_job_start(c->fs->control, open_view, c) < 0)
+        open_view(c);
 }
 
 void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

@@ -65,6 +65,7 @@ uint64_t ws_model_id(const struct ws_model *m); /* unique in the mount's life, n
 struct ws_version *ws_model_latest(struct ws_model *m);
 struct ws_version *ws_model_current(struct ws_model *m);
 struct ws_version *ws_model_previous(struct ws_model *m);
+bool ws_model_is_pulling(struct ws_model *m); /* is any version of it being pulled whole? */
 void ws_model_orders(struct ws_model *m, struct ws_orders *out);
 /* Makes v current and the old current previous, both kept from eviction. Atomic for readers. */
 void ws_model_set_current(struct ws_model *m, struct ws_version *v);
@@ -74,6 +75,9 @@ void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_versio
 /* By directory name: "13" (live lineage), "13@RUN" (a superseded one that is still held), or the
  * words latest, current, previous. Reference, or NULL with err -ENOENT. */
 struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct ws_error *err);
+/* The newest complete version below this one, of the same lineage where there is one; kept from eviction,
+ * which the caller ends (ws_version_keep). Reference, or NULL. */
+struct ws_version *ws_version_below(struct ws_version *v);
 struct ws_version *ws_version_get(struct ws_version *v);
 void ws_version_put(struct ws_version *v);
 struct ws_mark ws_version_mark(const struct ws_version *v);

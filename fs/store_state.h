@@ -44,9 +44,11 @@ struct ws_version {
     char run[WS_RUN_CHARS + 1];
     atomic_uint refs; /* 0: the reaper's */
     atomic_uint n_waits;
-    atomic_int kept;             /* ws_version_keep */
-    atomic_bool complete;        /* all is here and verified; never taken back, not by a drop either */
-    pthread_mutex_t header_lock; /* one thread parses; taken alone */
+    atomic_int kept;              /* ws_version_keep */
+    atomic_bool complete;         /* all is here and verified; never taken back, not by a drop either */
+    pthread_mutex_t header_lock;  /* one thread parses; taken alone */
+    pthread_mutex_t changed_lock; /* of changed; taken alone, for as long as a comparison takes */
+    char *changed;                /* changed.c: its text, once it was asked for */
     /* set once, files before manifest */
     struct ws_file_state *files;
     _Atomic(struct ws_manifest *) manifest;

@@ -18,8 +18,10 @@ static const struct view_name model_views[] = {{WS_VIEW_VERSION, "version"},    
                                                {WS_VIEW_STATUS, "status"},        {WS_VIEW_EVENTS, "events"},
                                                {WS_VIEW_ENGINES, "engines"},      {WS_VIEW_POLICY, "policy"},
                                                {WS_VIEW_LAST_ERROR, "last_error"}};
-static const struct view_name meta_views[] = {
-    {WS_VIEW_MANIFEST, "manifest.json"}, {WS_VIEW_STATE, "state"}, {WS_VIEW_PROGRESS, "progress"}};
+static const struct view_name meta_views[] = {{WS_VIEW_MANIFEST, "manifest.json"},
+                                              {WS_VIEW_STATE, "state"},
+                                              {WS_VIEW_PROGRESS, "progress"},
+                                              {WS_VIEW_CHANGED, "changed"}};
 static const char *const links[WS_LINK_COUNT] = {"latest", "current", "previous"};
 #define TENSORS "tensors"
 #define META    ".wsync"

@@ -46,6 +46,7 @@ struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const cha
     snprintf(v->run, sizeof(v->run), "%s", run);
     atomic_init(&v->refs, 1);
     pthread_mutex_init(&v->header_lock, NULL);
+    pthread_mutex_init(&v->changed_lock, NULL);
     v->named = true;
     v->live = ws_version_is_live(v);
     for (at = &m->versions; *at && (*at)->number <= number; at = &(*at)->next)
@@ -63,6 +64,8 @@ void ws_version_delete(struct ws_version *v)
     assert(atomic_load(&v->refs) <= 1 && !v->named && !v->pull && !v->waits && !v->mapped);
     ws_content_free(v);
     pthread_mutex_destroy(&v->header_lock);
+    pthread_mutex_destroy(&v->changed_lock);
+    free(v->changed);
     ws_model_put(v->model);
     free(v->error);
     free(v);

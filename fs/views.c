@@ -1,4 +1,5 @@
 /* What the files of the mount say: flat "key value" lines. */
+#include "fs/changed.h"
 #include "fs/desk.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -214,6 +215,9 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
         break;
     case WS_VIEW_PROGRESS:
         ws_view_progress(v, f);
+        break;
+    case WS_VIEW_CHANGED:
+        rc = ws_changed_print(v, f);
         break;
     default:
         rc = -ENOENT;

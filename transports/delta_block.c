@@ -194,6 +194,11 @@ void ws_delta_coder_free(struct ws_delta_coder *c)
     free(c);
 }
 
+size_t ws_delta_find(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n, unsigned width)
+{
+    return the_code()->find(at, a, b, n, width, 0);
+}
+
 static uint32_t find_changes(struct ws_delta_coder *c, const unsigned char *a, const unsigned char *b,
                              size_t n, unsigned width)
 {

@@ -43,6 +43,8 @@ struct ws_delta_coder *ws_delta_coder_new(void); /* NULL: no memory */
 void ws_delta_coder_free(struct ws_delta_coder *c);
 const char *ws_delta_code(void); /* "avx512", "avx2", "portable"; WSYNC_DELTA=... overrides for tests */
 
+/* Which of the n elements of a and b differ, ascending; at has room for n + WS_DELTA_SLACK (delta_code.h). */
+size_t ws_delta_find(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n, unsigned width);
 /* The delta from a to b, both len bytes (at most WS_BLOCK_BYTES) that lie at `offset` of a file with widths
  * w. out has room for len bytes. *out_bytes 0: they are equal. -E2BIG: the delta would not be shorter than
  * the block. *n_changed is set in all cases: elements. */

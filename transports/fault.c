@@ -223,6 +223,50 @@ static int fault_fetch(struct ws_lane *lane, const struct ws_fetch *asked, struc
     return rc;
 }
 
+static int fault_deltas(struct ws_source *source, const char *model, const struct ws_mark *version,
+                        struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err)
+{
+    struct fault_source *s = (struct fault_source *)source;
+    int rc = control_fault(s, err);
+    return rc ? rc : ws_source_deltas(s->inner, model, version, out, n, err);
+}
+
+/* A delta on its way through. */
+struct delta_passage {
+    struct fault_source *source;
+    const struct ws_delta_fetch *asked;
+    bool cut;
+};
+
+static int pass_record(void *arg, struct ws_delta_record *r)
+{
+    struct delta_passage *p = arg;
+    struct fault_source *s = p->source;
+    if (happens(s, s->flip)) /* a sender that hashes what is wrong already */
+        r->data[draw(s) % r->bytes] ^= (unsigned char)(1U << draw(s) % 8);
+    if (happens(s, s->lie)) { /* it never came, and the delta says that it is whole */
+        free(r);
+        return 0;
+    }
+    int stop = p->asked->record(p->asked->arg, r);
+    p->cut = p->cut || (!stop && happens(s, s->cut));
+    return stop || p->cut;
+}
+
+static int fault_delta(struct ws_lane *lane, const struct ws_delta_fetch *asked, struct ws_error *err)
+{
+    struct fault_lane *l = (struct fault_lane *)lane;
+    struct fault_source *s = (struct fault_source *)lane->source;
+    struct delta_passage p = {.source = s, .asked = asked};
+    struct ws_delta_fetch f = *asked;
+    f.record = pass_record;
+    f.arg = &p;
+    if (s->delay_ms)
+        (void)poll(NULL, 0, (int)s->delay_ms);
+    int rc = ws_lane_delta(l->inner, &f, err);
+    return p.cut ? ws_error_set(err, ECONNRESET, "%s: cut on purpose", s->head.url) : rc;
+}
+
 static int fault_call(struct ws_source *source, const char *method, const char *path, const json_t *body,
                       json_t **reply, struct ws_error *err)
 {
@@ -243,5 +287,7 @@ const struct ws_transport_ops ws_fault_ops = {
     .lane_open = fault_lane_open,
     .lane_close = fault_lane_close,
     .fetch = fault_fetch,
+    .deltas = fault_deltas,
+    .delta = fault_delta,
     .call = fault_call,
 };

@@ -116,8 +116,9 @@ bool ws_source_is_away(int rc);
 
 /* fault: "fault:PLAN:URL" decorates the source of URL. PLAN is comma-separated: seed=N,
  * delay=MS (each fetch), cut=P (percent of fetches that end early with -ECONNRESET), flip=P (percent
- * of blocks with one flipped bit in dst, hash to match the flipped bytes), lie=P (right bytes, wrong
- * hash), reorder (blocks in random order), fail=P (percent of control calls that fail),
- * stale=N (after N blocks everything is -ESTALE). For tests and for trying out a deployment. */
+ * of blocks with one flipped bit in dst, hash to match the flipped bytes; of a delta's records, in their
+ * data), lie=P (right bytes, wrong hash; of a delta, records that are left out), reorder (blocks in random
+ * order), fail=P (percent of control calls that fail), stale=N (after N blocks everything is -ESTALE). For
+ * tests and for trying out a deployment. */
 
 #endif

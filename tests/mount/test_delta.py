@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+# beside others
+# timeout: 400
+# sanitizers: address thread
+"""Versions made of those before them: by one delta, by chains, in place and by copies, whatever goes wrong."""
+import mmap
+import os
+import socket
+import sys
+import threading
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+
+def step(folder, seed, share=0.01, by=1):
+    """A checkpoint like the one in `folder`, with a share of its 16-bit elements moved by `by` units."""
+    out = unique("step")
+    os.makedirs(out)
+    generator = random.Random(seed)
+    for name in os.listdir(folder):
+        with open(os.path.join(folder, name), "rb") as f:
+            data = bytearray(f.read())
+        if name.endswith(".safetensors"):
+            begin = 8 + struct.unpack("<Q", data[:8])[0]
+            begin += begin % 2
+            n = (len(data) - begin) // 2
+            for i in generator.sample(range(n), int(n * share)):
+                at = begin + 2 * i
+                value = struct.unpack_from("<H", data, at)[0] + generator.choice((by, -by))
+                struct.pack_into("<H", data, at, value % 65536)
+        with open(os.path.join(out, name), "wb") as f:
+            f.write(data)
+    return out
+
+
+def same(mount, version, folder, file="model.safetensors", model="actor"):
+    want, got = tensors_of(os.path.join(folder, file)), tensors_of(mount.file(model, version, file))
+    assert want == got, [n for n in want if got.get(n) != want[n]][:3]
+
+
+class Run:
+    """A trainer's run: steps that are published one after the other."""
+
+    def __init__(self, stack, tensors=MEDIUM, *args):
+        need_fuse()
+        self.agent = Agent(stack, *args)
+        self.folders = {1: checkpoint(tensors, seed=1)}
+        self.newest = 1
+        self.agent.publish("actor", 1, self.folders[1])
+
+    def step(self, **kw):
+        self.newest += 1
+        self.folders[self.newest] = step(self.folders[self.newest - 1], self.newest, **kw)
+        self.agent.publish("actor", self.newest, self.folders[self.newest])
+        return self.newest
+
+    def deltas(self, version=None):
+        return self.agent.get(f"/v1/actor/{version or self.newest}/manifest")["deltas"]
+
+    def wait_delta(self):
+        return wait_for(lambda: self.deltas() and self.deltas()[0]["state"] != "growing" and self.deltas(), "the delta")
+
+
+def pull(mount, version):
+    wait_for(lambda: os.path.isdir(mount.file("actor", version)), f"version {version}")
+    mount.write(f"pull {version}", "actor/ctl")
+    return next(line for line in mount.text("actor/status").splitlines() if line.startswith(f"version.{version} "))
+
+
+def test_steps(stack):
+    "each step comes as a delta, in place once there are two versions, and is what was published bit for bit"
+    run = Run(stack)
+    mount = Mount(stack, run.agent.url)
+    assert 'how="tcp full"' in pull(mount, 1)
+    ways = []
+    for _ in range(5):
+        version = run.step()
+        d = run.wait_delta()[0]
+        assert d["base"] == version - 1 and d["state"] == "whole" and d["changed"] > 0, d
+        assert d["bytes"] < 1.5 * d["changed"], d
+        ways.append(pull(mount, version))
+        same(mount, version, run.folders[version])
+        mount.write(f"verify {version}", "actor/ctl")
+    assert "delta from 1" in ways[0] and "in place" not in ways[0], ways
+    assert all("chain of 2" in w and "in place" in w for w in ways[1:]), ways
+    assert all(int(w.split(" moved=")[1].split()[0]) < 400000 for w in ways), ways
+    same(mount, 5, run.folders[5])  # the one before is whole too
+
+
+def test_missed(stack):
+    "a mount that missed steps fetches the chain; one that missed more than is kept, or asks for none, fetches all"
+    run = Run(stack)
+    mount, plain = Mount(stack, run.agent.url), Mount(stack, run.agent.url, "delta-cache=0")
+    pull(mount, 1)
+    pull(plain, 1)
+    for _ in range(3):
+        run.step()
+        run.wait_delta()
+    assert [d["base"] for d in run.deltas()] == [3, 2, 1]
+    line = pull(mount, 4)
+    assert "chain of 3 from 1" in line, line
+    same(mount, 4, run.folders[4])
+    assert 'how="tcp full"' in pull(plain, 4)
+    for _ in range(10):  # longer than a chain may be
+        run.step()
+        run.wait_delta()
+    assert 'how="tcp full"' in pull(mount, run.newest)
+    same(mount, run.newest, run.folders[run.newest])
+
+
+def test_reader_stays(stack):
+    "a version that somebody still maps is never written to: the next is patched in a copy"
+    run = Run(stack)
+    mount = Mount(stack, run.agent.url)
+    pull(mount, 1)
+    fd = os.open(mount.file("actor/1/model.safetensors"), os.O_RDONLY)
+    mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    os.close(fd)  # as engines do: mapped, closed, read on
+    want = bytes(mapped)
+    stop = threading.Event()
+    torn = []
+
+    def read_on():
+        while not stop.is_set():
+            if mapped[:] != want:
+                torn.append(1)
+                return
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
+    try:
+        for _ in range(3):
+            run.step()
+            run.wait_delta()
+            line = pull(mount, run.newest)
+            same(mount, run.newest, run.folders[run.newest])
+    finally:
+        stop.set()
+        reader.join()
+    assert not torn and mapped[:] == want
+    mapped.close()
+
+
+def test_pinned(stack):
+    "pinned and current versions are patched from, never patched"
+    run = Run(stack)
+    mount = Mount(stack, run.agent.url)
+    pull(mount, 1)
+    mount.write("pin 1", "actor/ctl")
+    for _ in range(3):
+        run.step()
+        run.wait_delta()
+        pull(mount, run.newest)
+    same(mount, 1, run.folders[1])
+    mount.write("verify 1", "actor/ctl")
+    same(mount, run.newest, run.folders[run.newest])
+
+
+def test_faults(stack):
+    "damaged, shortened and broken deltas: what they spoil is fetched whole, every byte is right"
+    run = Run(stack)
+    for plan in ("seed=1,flip=30", "seed=2,lie=30", "seed=3,cut=30", "seed=4,flip=45", "seed=5,fail=40", "seed=6,cut=10,lie=10"):
+        with contextlib.ExitStack() as inner:
+            first = run.newest
+            faulty = Mount(inner, f"unix:{unique('nobody')}.sock")
+            faulty.write(f"add actor fault:{plan}:{run.agent.url}", "ctl")
+            wait_for(lambda f=faulty, v=first: quiet(lambda: pull(f, v)), "the first pull", 60)
+            for _ in range(2):
+                run.step()
+                run.wait_delta()
+                line = wait_for(lambda f=faulty: quiet(lambda: pull(f, run.newest)), "the next pull", 60)
+                same(faulty, run.newest, run.folders[run.newest])
+            print("#", plan, line.split("how=")[1])
+
+
+def quiet(function):
+    try:
+        return function()
+    except OSError:
+        return None
+
+
+def test_agent_restart(stack):
+    "an agent that is started anew has no deltas from before; mounts go on, whole and then by deltas again"
+    run = Run(stack)
+    mount = Mount(stack, run.agent.url)
+    pull(mount, 1)
+    run.step()
+    run.wait_delta()
+    pull(mount, 2)
+    run.agent.kill()
+    run.agent = Agent(stack, port=run.agent.port, sock=run.agent.sock)
+    line = None
+    for _ in range(2):
+        version = run.step()
+        line = wait_for(lambda v=version: quiet(lambda: pull(mount, v)), "the pull", 60)
+        same(mount, version, run.folders[version])
+        wait_for(lambda: version == 3 or run.wait_delta(), "the delta")
+    assert "delta from 3" in line or "chain" in line, line
+
+
+def test_given_up(stack):
+    "a trainer in a hurry never waits for a delta: it is given up, said so, and the version comes whole or in part"
+    tensors = {f"layer.{i}.weight": ("BF16", [1024, 2048]) for i in range(40)}  # 160 MiB
+    run = Run(stack, tensors, "--slots", "2")
+    mount = Mount(stack, run.agent.url)
+    pull(mount, 1)
+    other = step(run.folders[1], 99)
+    for version in range(2, 8):  # as fast as it goes
+        run.agent.publish("actor", version, other if version % 2 == 0 else run.folders[1])
+    run.newest = 7
+    pull(mount, 7)
+    same(mount, 7, run.folders[1])
+
+
+class Slow:
+    """A TCP proxy that lets `rate` bytes a second through from the server, over all connections together."""
+
+    def __init__(self, stack, port, rate):
+        self.rate, self.to = rate, port
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.lock, self.free_at, self.open = threading.Lock(), time.monotonic(), True
+        threading.Thread(target=self.accept, daemon=True).start()
+        stack.callback(self.close)
+
+    def close(self):
+        self.open = False
+        self.socket.close()
+
+    def accept(self):
+        while self.open:
+            try:
+                client, _ = self.socket.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self.to))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+            threading.Thread(target=self.copy, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self.copy, args=(server, client, True), daemon=True).start()
+
+    def copy(self, a, b, paced):
+        try:
+            while data := a.recv(32768):
+                if paced:
+                    with self.lock:
+                        self.free_at = max(self.free_at, time.monotonic()) + len(data) / self.rate
+                        wait = self.free_at - time.monotonic()
+                    if wait > 0:
+                        time.sleep(wait)
+                b.sendall(data)
+        except OSError:
+            pass
+        for s in (a, b):
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
+
+
+def test_slow_link(stack):
+    "on a link where a pull takes five steps it converges: what is here is patched, the rest comes from the newest"
+    tensors = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(20)}  # 40 MiB
+    run = Run(stack, tensors, "--slots", "2")
+    step_s = 1.5 * SLOW
+    slow = Slow(stack, run.agent.port, 40e6 / (5 * step_s))
+    mount = Mount(stack, f"http://127.0.0.1:{slow.port}", "prefetch,streams=2")
+    ready = None
+    for _ in range(30):
+        began = time.monotonic()
+        run.step(share=0.002)
+        lines = [l for l in mount.text("actor/status").splitlines() if l.startswith("version.")]
+        ready = next((l for l in lines if " ready " in l and not l.startswith("version.1 ")), None)
+        if ready:
+            break
+        time.sleep(max(0, step_s - (time.monotonic() - began)))
+    assert ready, mount.text("actor/status") + mount.text("actor/events")
+    version = int(ready.split()[0].split(".")[1])
+    print(f"# ready with version {version}: {ready}")
+    assert "the rest whole" in ready, ready
+    same(mount, version, run.folders[version])
+
+
+run(test_steps, test_missed, test_reader_stays, test_pinned, test_faults, test_agent_restart, test_given_up, test_slow_link)
