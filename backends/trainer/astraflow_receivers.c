@@ -300,7 +300,8 @@ int ws_receivers_begin(struct ws_receivers *all, const char *instance, struct ws
             ws_push_cut(push, ESHUTDOWN);
         *out = (struct ws_errand){.to = e->r, .has = e->has, .registered = e->registered};
         struct entry **at = place_of(all, instance);
-        append(all, take_out(at)); /* heard of just now */
+        append(all, take_out(at));             /* heard of just now */
+        pthread_cond_broadcast(&all->changed); /* who waits for its turn can cut it now */
     } else {
         e->busy = false;
         pthread_cond_broadcast(&all->changed);
