@@ -33,7 +33,7 @@ endif
 # --- what needs no flags runs without pkg-config and libfuse ---
 NO_CONFIG := help clean deps deps-test deps-real deps-lint demo test test-real bench format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
-PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd
+PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd libzmq
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(PACKAGES) 2>&1 || echo pkg-config failed)
 $(if $(LACKING),$(error $(LACKING); as root or with sudo, `make deps` installs what is missing))
 -include $(TOP)/libfuse/config.mk

@@ -241,9 +241,8 @@ static int relay_deltas(void *self, const char *model, uint64_t version, const c
     struct ws_version *v = m ? ws_version_at(m, version, run) : NULL;
     int rc = 0;
 
-    if (v && !atomic_load(&v->decided) && !ws_version_is_complete(v)) {
-        if (!look)
-            ws_version_start(v, WS_PRIORITY_BACKGROUND);
+    if (!look && v && !atomic_load(&v->decided) && !ws_version_is_complete(v)) {
+        ws_version_start(v, WS_PRIORITY_BACKGROUND);
         rc = ws_error_set(err, EAGAIN, "%s/%" PRIu64 " is on its way here", model, version);
     } else {
         *out = m ? ws_model_deltas(m, version, run) : json_array();

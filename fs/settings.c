@@ -1,18 +1,16 @@
 #include "fs/settings.h"
 #include "transports/copy.h"
+#include "transports/keep.h"
 #include "transports/log.h"
 #include "transports/name.h"
 #include "transports/text.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#define HEAD      "wsync-settings 1\n"
-#define MAX_BYTES (4UL << 20)
+#define HEAD "wsync-settings 1\n"
 
 char *ws_settings_path(const char *dir, const char *mountpoint)
 {
@@ -108,51 +106,6 @@ static char *text_of(struct ws_control *c, size_t *n)
     return k < 0 ? NULL : whole;
 }
 
-static int make_folder(const char *path)
-{
-    char dir[4096];
-    snprintf(dir, sizeof(dir), "%s", path);
-    char *slash = strrchr(dir, '/');
-    if (!slash)
-        return 0;
-    *slash = 0;
-    for (char *p = dir + 1; *p; p++) {
-        if (*p != '/')
-            continue;
-        *p = 0;
-        if (mkdir(dir, 0755) != 0 && errno != EEXIST)
-            return -errno;
-        *p = '/';
-    }
-    return mkdir(dir, 0700) == 0 || errno == EEXIST ? 0 : -errno;
-}
-
-static int write_whole(const char *path, const char *text, size_t n)
-{
-    char beside[4096];
-    snprintf(beside, sizeof(beside), "%s.new", path);
-    int rc = make_folder(path);
-    int fd = rc == 0 ? open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
-    if (fd < 0)
-        return rc < 0 ? rc : -errno;
-    for (size_t at = 0; rc == 0 && at < n;) {
-        ssize_t k = write(fd, text + at, n - at);
-        if (k < 0)
-            rc = -errno;
-        else
-            at += (size_t)k;
-    }
-    if (rc == 0 && fdatasync(fd) != 0)
-        rc = -errno;
-    if (close(fd) != 0 && rc == 0)
-        rc = -errno;
-    if (rc == 0 && rename(beside, path) != 0)
-        rc = -errno;
-    if (rc < 0)
-        (void)unlink(beside);
-    return rc;
-}
-
 void ws_settings_save(struct ws_control *c)
 {
     struct ws_error err;
@@ -161,7 +114,7 @@ void ws_settings_save(struct ws_control *c)
         return;
     pthread_mutex_lock(&c->saving);
     char *text = text_of(c, &n);
-    int rc = text ? write_whole(c->settings_path, text, n) : -ENOMEM;
+    int rc = text ? ws_keep_write(c->settings_path, text, n) : -ENOMEM;
     pthread_mutex_unlock(&c->saving);
     free(text);
     if (rc < 0) {
@@ -186,24 +139,6 @@ static int damaged(const char *path, const char *why, struct ws_error *err)
         "the settings in %s are damaged (%s) and were left out: engines, policies and pins have to be "
         "set again; the file %s %s",
         path, why, moved ? "is now" : "stays", moved ? aside : "where it is");
-}
-
-static int read_whole(const char *path, char **out, size_t *n, struct ws_error *err)
-{
-    FILE *f = fopen(path, "re");
-    *out = NULL;
-    if (!f)
-        return errno == ENOENT
-                   ? 0
-                   : ws_error_set(err, errno, "cannot read the settings %s: %s", path, strerror(errno));
-    char *text = malloc(MAX_BYTES + 1);
-    *n = text ? fread(text, 1, MAX_BYTES, f) : 0;
-    fclose(f);
-    if (!text)
-        return ws_error_set(err, ENOMEM, "no memory for the settings");
-    text[*n] = 0;
-    *out = text;
-    return 0;
 }
 
 /* Head, end and hash are right, and there is no NUL in it. */
@@ -279,7 +214,7 @@ int ws_settings_load(struct ws_control *c, void (*add)(void *arg, struct ws_desk
     size_t n = 0;
     if (!c->settings_path)
         return 0;
-    int rc = read_whole(c->settings_path, &text, &n, err);
+    int rc = ws_keep_read(c->settings_path, &text, &n, err);
     if (rc < 0 || !text)
         return rc;
     const char *why = check(text, n);

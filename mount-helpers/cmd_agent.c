@@ -1,8 +1,10 @@
 /* wsync agent: holds a trainer node's slots and serves them. */
 #include "backends/trainer/agent.h"
+#include "fs/settings.h"
 #include "mount-helpers/cli.h"
 #include "mount-helpers/notify.h"
 #include "transports/log.h"
+#include "transports/name.h"
 #include <errno.h>
 #include <grp.h>
 #include <stdio.h>
@@ -13,6 +15,7 @@
 
 #define DEFAULT_LISTEN "127.0.0.1:18861"
 #define DEFAULT_SOCKET "/run/wsync/agent.sock"
+#define MAX_ASTRAFLOW  64
 
 static const struct cli_option options[] = {
     {"listen", 'l', "HOST:PORT", "serve HTTP here; default " DEFAULT_LISTEN ", 'none' for no TCP"},
@@ -26,6 +29,13 @@ static const struct cli_option options[] = {
     {"tls-client-ca", 0, "FILE", "ask clients for a certificate signed by this CA"},
     {"memory", 'm', "SIZE", "budget of all slots; default: what the machine and its cgroups allow"},
     {"slots", 0, "N", "most slots of one model; default 3 (two, and one while a reader holds the older)"},
+    {"astraflow", 0, "[MODEL=]HOST:PORT",
+     "serve AstraFlow's own receivers here, too (one model a listener; without MODEL the only one that there "
+     "is); their protocol knows no token: who reaches this port can have the weights"},
+    {"astraflow-stall", 0, "SECONDS", "give a receiver up that takes no bytes for so long; default 30"},
+    {"state", 0, "DIR",
+     "keep the registrations of AstraFlow's receivers here; default /var/lib/wsync, or below the home of one "
+     "who is not root; 'none': they are forgotten at the end"},
     {"delta-cache", 0, "SIZE",
      "memory for deltas between versions, of all models; default 1G; 0: none are made"},
     {"threads", 't', "N", "threads for hashing after a commit, and as many for deltas; default: all cores"},
@@ -43,8 +53,65 @@ static int make_parent(const char *path)
     return mkdir(dir, 0755) && errno != EEXIST ? -errno : 0;
 }
 
+/* "[MODEL=]HOST:PORT" to a listener. */
+static int take_astraflow(const struct cli_args *args, const char *text, struct ws_astraflow_options *out)
+{
+    const char *equals = strchr(text, '=');
+    char file[300];
+    *out = (struct ws_astraflow_options){
+        .listen = equals ? equals + 1 : text,
+        .model = equals ? strndup(text, (size_t)(equals - text)) : NULL,
+        .stall_ms = 1000 * (unsigned)cli_u64(args, "astraflow-stall", 0),
+    };
+    if (out->model && !ws_name_is_model(out->model))
+        return cli_usage("--astraflow: '%s' is no model; %s", out->model, WS_MODEL_NAME_RULE);
+    snprintf(file, sizeof file, "/astraflow-%s.json", out->listen);
+    out->state = ws_settings_path(cli_get(args, "state"), file);
+    return CLI_OK;
+}
+
+static int take_listeners(const struct cli_args *args, struct ws_astraflow_options *out, size_t *n)
+{
+    int rc = CLI_OK;
+    for (const char *one; rc == CLI_OK && (one = cli_nth(args, "astraflow", *n));) {
+        if (*n == MAX_ASTRAFLOW)
+            return cli_usage("--astraflow more than %d times", MAX_ASTRAFLOW);
+        rc = take_astraflow(args, one, &out[(*n)++]);
+    }
+    return rc;
+}
+
+static void drop_listeners(struct ws_astraflow_options *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        free(all[i].model);
+        free(all[i].state);
+    }
+}
+
+static int serve(const struct ws_agent_options *o)
+{
+    struct ws_error err = {0};
+    struct ws_agent *agent;
+    if (o->socket && make_parent(o->socket))
+        return cli_fail("cannot make the folder of %s: %s; choose another --socket", o->socket,
+                        strerror(errno));
+    cli_block_signals();
+    if (ws_agent_new(&agent, o, &err))
+        return cli_fail("%s", err.text);
+    ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o->tcp.listen ? o->tcp.listen : "none",
+           o->tcp.listen ? ws_agent_port(agent) : 0, o->socket ? o->socket : "none");
+    notify_ready();
+    int sig = cli_wait_signal();
+    notify_stopping();
+    ws_log(WS_LOG_INFO, "agent", "stopping signal=%s", strsignal(sig));
+    ws_agent_free(agent);
+    return CLI_OK;
+}
+
 static int run(const struct cli_args *args)
 {
+    struct ws_astraflow_options astraflow[MAX_ASTRAFLOW];
     const char *listen = cli_get(args, "listen"), *socket = cli_get(args, "socket");
     const char *group = cli_get(args, "group"), *token_file = cli_get(args, "token-file");
     struct ws_agent_options o = {
@@ -61,8 +128,6 @@ static int run(const struct cli_args *args)
         .n_threads = (unsigned)cli_u64(args, "threads", 0),
         .nice = (int)cli_u64(args, "nice", 0),
     };
-    struct ws_error err = {0};
-    struct ws_agent *agent;
     char *token = token_file ? cli_read_secret(token_file) : NULL;
 
     o.tcp.token = token;
@@ -78,21 +143,13 @@ static int run(const struct cli_args *args)
             return cli_usage("there is no group '%s'", group);
         o.socket_gid = g->gr_gid;
     }
-    if (o.socket && make_parent(o.socket))
-        return cli_fail("cannot make the folder of %s: %s; choose another --socket", o.socket,
-                        strerror(errno));
-    cli_block_signals();
-    if (ws_agent_new(&agent, &o, &err))
-        return cli_fail("%s", err.text);
-    ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o.tcp.listen ? o.tcp.listen : "none",
-           o.tcp.listen ? ws_agent_port(agent) : 0, o.socket ? o.socket : "none");
-    notify_ready();
-    int sig = cli_wait_signal();
-    notify_stopping();
-    ws_log(WS_LOG_INFO, "agent", "stopping signal=%s", strsignal(sig));
-    ws_agent_free(agent);
+    o.astraflow = astraflow;
+    int rc = take_listeners(args, astraflow, &o.n_astraflow);
+    if (rc == CLI_OK)
+        rc = serve(&o);
+    drop_listeners(astraflow, o.n_astraflow);
     free(token);
-    return CLI_OK;
+    return rc;
 }
 
 const struct cli_command cmd_agent = {
@@ -104,10 +161,15 @@ const struct cli_command cmd_agent = {
         "its crash stops a transfer. Trainers attach by the unix socket and write into its slots; "
         "mounts pull by HTTP, or on the same host by file descriptors.\n\n"
         "Without --token-file it refuses to listen beyond loopback unless told --insecure. "
-        "Versions live in memory: they are gone when the agent ends.",
+        "Versions live in memory: they are gone when the agent ends.\n\n"
+        "With --astraflow it also serves AstraFlow's own receivers, unmodified, from the same memory: point "
+        "them at that port (sender_endpoint, or WEIGHT_TRANSFER_HTTP_PORT). Those ports know no "
+        "authentication, --token-file and TLS do not hold there: each is a listener of its own, off unless "
+        "it is asked for, and belongs into a network in which everybody may have the weights.",
     .examples = "wsync agent --listen 127.0.0.1:18861 --socket /run/wsync/agent.sock\n"
                 "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token\n"
-                "curl -s http://127.0.0.1:18861/v1/models",
+                "curl -s http://127.0.0.1:18861/v1/models\n"
+                "wsync agent --astraflow actor=10.0.0.1:18871 --astraflow critic=10.0.0.1:18872",
     .options = options,
     .run = run,
 };

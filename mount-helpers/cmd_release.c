@@ -1,6 +1,8 @@
 /* wsync release: a fleet of mounts to a version, in two phases; the agent coordinates them
  * (backends/trainer/release.h). */
+#include "backends/engine/http.h"
 #include "mount-helpers/agents.h"
+#include "mount-helpers/raas.h"
 #include "transports/api.h"
 #include "transports/text.h"
 #include <errno.h>
@@ -15,11 +17,20 @@ static const struct cli_option options[] = {
     {"wait", 'w', "SECONDS",
      "wait until every mount serves it, and end the release if not all have prepared it by then; without it "
      "the command returns at once, and mounts have 600 s to prepare"},
+    {"astraflow-notify", 0, "URL",
+     "then tell AstraFlow's inference service (RaaS) at this address, and wait until its engine has loaded "
+     "the "
+     "version; may be given several times"},
+    {"astraflow-sender", 0, "HOST:PORT", "where those services reach this agent's --astraflow"},
+    {"astraflow-model-id", 0, "ID", "what those services call the model; default 'default'"},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
 };
 
-#define AGENT_S 5
+#define AGENT_S       5
+#define RAAS_SECONDS  600
+#define RAAS_MODEL_ID "default"
+#define MAX_RECEIVERS 64
 
 static volatile sig_atomic_t interrupted;
 
@@ -85,8 +96,8 @@ static void show_progress(const json_t *release, char shown[256])
     memcpy(shown, line, sizeof line);
 }
 
-/* What is said at the end. */
-static int conclude(const json_t *release, bool passed_time, double start, bool quiet)
+/* What is said at the end. alone: mounts are not all that is told. */
+static int conclude(const json_t *release, bool passed_time, double start, bool quiet, bool alone)
 {
     const char *phase = text_of(release, "phase");
     size_t serving = count(release, "loaded"), failed = count(release, "failed");
@@ -106,6 +117,8 @@ static int conclude(const json_t *release, bool passed_time, double start, bool 
         name_those_behind(release);
         return rc;
     }
+    if (serving == 0 && alone)
+        return CLI_OK;
     if (serving == 0) {
         int rc = cli_fail(
             "no mount serves it: none with the policy follow is heard of; those that come later catch up");
@@ -131,7 +144,8 @@ static int ask(struct ws_source *s, const char *method, const char *path, const 
     return rc;
 }
 
-static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool quiet, double start)
+static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool quiet, double start,
+                    bool alone)
 {
     char path[128], shown[256] = "";
     json_int_t id = json_integer_value(json_object_get(release, "id"));
@@ -150,7 +164,7 @@ static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool
         if (!quiet)
             show_progress(release, shown);
     }
-    int rc = conclude(release, !in_time, start, quiet);
+    int rc = conclude(release, !in_time, start, quiet, alone);
     json_decref(release);
     return rc;
 }
@@ -172,25 +186,99 @@ static int take_models(const struct cli_args *args, json_t *models)
     return CLI_OK;
 }
 
+/* AstraFlow's services, and what they are told. */
+struct services {
+    const char *urls[MAX_RECEIVERS];
+    size_t n;
+    const char *model;
+    struct raas_news news;
+};
+
+static int take_services(const struct cli_args *args, const json_t *models, struct services *out)
+{
+    struct ws_error err;
+    const char *url;
+    json_t *version;
+    *out = (struct services){.news.sender = cli_get(args, "astraflow-sender"),
+                             .news.model_id = cli_get(args, "astraflow-model-id")};
+    while ((url = cli_nth(args, "astraflow-notify", out->n))) {
+        if (out->n == MAX_RECEIVERS)
+            return cli_usage("--astraflow-notify more than %d times", MAX_RECEIVERS);
+        if (ws_http_check_url(url, &err) < 0)
+            return cli_usage("--astraflow-notify: %s", err.text);
+        out->urls[out->n++] = url;
+    }
+    if (out->n == 0)
+        return CLI_OK;
+    if (!out->news.sender || !strchr(out->news.sender, ':'))
+        return cli_usage("--astraflow-notify needs --astraflow-sender HOST:PORT, where AstraFlow's receivers "
+                         "reach the agent's --astraflow");
+    if (json_object_size(models) != 1)
+        return cli_usage("--astraflow-notify tells of one model; release the others by themselves");
+    if (!out->news.model_id)
+        out->news.model_id = RAAS_MODEL_ID;
+    json_object_foreach((json_t *)(uintptr_t)models, out->model, version)
+    {
+        out->news.version = (uint64_t)json_integer_value(version);
+    }
+    return CLI_OK;
+}
+
+/* Receivers cannot name a version: they take the newest, and would call it by the number that they are told.
+ */
+static int check_newest(struct ws_source *s, const struct services *to)
+{
+    struct ws_error err;
+    json_t *models;
+    if (ws_source_models(s, to->model, 0, 0, NULL, &models, &err) < 0)
+        return cli_fail("%s", err.text);
+    const json_t *model = json_array_get(json_object_get(models, "models"), 0);
+    uint64_t newest = (uint64_t)json_integer_value(json_object_get(model, "newest"));
+    json_decref(models);
+    if (newest != to->news.version)
+        return cli_fail("AstraFlow's receivers take the newest version, which is %" PRIu64 " and not %" PRIu64
+                        "; nothing was done",
+                        newest, to->news.version);
+    return CLI_OK;
+}
+
+static int tell_services(const struct services *to, uint64_t seconds, double start, bool quiet)
+{
+    double left = seconds ? (double)seconds - (cli_now() - start) : RAAS_SECONDS;
+    size_t n = raas_notify(to->urls, to->n, &to->news, left > 1 ? (unsigned)left : 1, &interrupted);
+    if (n < to->n)
+        return cli_fail("%zu of %zu of AstraFlow's services have loaded it", n, to->n);
+    if (!quiet)
+        printf("loaded by %zu of AstraFlow's services after %.2f s\n", n, cli_now() - start);
+    return CLI_OK;
+}
+
 static int run(const struct cli_args *args)
 {
     double start = cli_now();
     uint64_t seconds = cli_u64(args, "wait", 0);
     bool quiet = cli_has(args, "quiet");
+    struct services services;
     json_t *reply, *models = json_object(), *body = json_pack("{s:o}", "models", models);
     int rc = take_models(args, models);
+    if (rc == CLI_OK)
+        rc = take_services(args, models, &services);
     if (rc != CLI_OK) {
         json_decref(body);
         return rc;
     }
     struct ws_source *s = agents_open(args);
+    if (services.n && (rc = check_newest(s, &services)) != CLI_OK) {
+        json_decref(body);
+        ws_source_close(s);
+        return rc;
+    }
     if (seconds)
         json_object_set_new(body, "prepare_s", json_integer((json_int_t)seconds));
     sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
     rc = ask(s, "POST", "/v1/release", body, &reply) < 0 ? CLI_FAILED : CLI_OK;
-    json_decref(body);
     if (rc == CLI_OK && cli_has(args, "wait")) {
-        rc = wait_for(s, reply, seconds, quiet, start);
+        rc = wait_for(s, reply, seconds, quiet, start, services.n > 0);
     } else if (rc == CLI_OK) {
         if (!quiet)
             printf("release %" JSON_INTEGER_FORMAT ": %s, %zu mounts\n",
@@ -199,6 +287,9 @@ static int run(const struct cli_args *args)
         json_decref(reply);
     }
     ws_source_close(s);
+    if (rc == CLI_OK && services.n)
+        rc = tell_services(&services, seconds, start, quiet);
+    json_decref(body); /* the model's name is in it */
     return rc;
 }
 
@@ -206,23 +297,30 @@ const struct cli_command cmd_release = {
     .name = "release",
     .summary = "switch a fleet of mounts to a version, all or none",
     .synopsis = "[OPTIONS] MODEL VERSION\n[OPTIONS] MODEL=VERSION ...",
-    .description = "For the trainer's side. Asks the agent for a release in two phases: every mount whose "
-                   "policy is follow asks its "
-                   "engines whether they are there, fetches, verifies and compares the version, and only "
-                   "when all of them have done so "
-                   "each switches its engines. One that cannot, or that is not ready in time, ends the "
-                   "release for all: every mount goes "
-                   "on as it was. A mount whose engines fail after that commit goes back to what they "
-                   "served, is named, and tries again "
-                   "until it serves what was released. A mount that has not been heard of for 15 seconds is "
-                   "left out and named; it, and "
-                   "one that joins late, catches up with what was released last.\n\n"
-                   "A release that is begun before another one has been prepared takes its place. ^C ends "
-                   "one that is not committed. "
-                   "To go back, release the version before. The command fails when no mount serves the "
-                   "version at its end.",
+    .description =
+        "For the trainer's side. Asks the agent for a release in two phases: every mount whose "
+        "policy is follow asks its "
+        "engines whether they are there, fetches, verifies and compares the version, and only "
+        "when all of them have done so "
+        "each switches its engines. One that cannot, or that is not ready in time, ends the "
+        "release for all: every mount goes "
+        "on as it was. A mount whose engines fail after that commit goes back to what they "
+        "served, is named, and tries again "
+        "until it serves what was released. A mount that has not been heard of for 15 seconds is "
+        "left out and named; it, and "
+        "one that joins late, catches up with what was released last.\n\n"
+        "A release that is begun before another one has been prepared takes its place. ^C ends "
+        "one that is not committed. "
+        "To go back, release the version before. The command fails when no mount serves the "
+        "version at its end.\n\n"
+        "With --astraflow-notify it then tells AstraFlow's services, with --wait once the mounts "
+        "serve it: each has its receiver take the newest version from the agent and its engine load "
+        "it. They know no two phases: one that fails is named, goes on as it was, and the others "
+        "have loaded.",
     .examples =
-        "wsync release actor 42 --wait 60\nwsync release actor=42 critic=17 --agent http://trainer:18861",
+        "wsync release actor 42 --wait 60\nwsync release actor=42 critic=17 --agent http://trainer:18861\n"
+        "wsync release actor 42 --astraflow-notify http://10.0.0.7:9000 --astraflow-sender "
+        "10.0.0.1:18871",
     .options = options,
     .min_words = 1,
     .max_words = WS_MAX_MODELS,

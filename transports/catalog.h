@@ -34,7 +34,8 @@ struct ws_catalog_ops {
                 void (*revoked)(void *arg), void *arg, struct ws_hold **out, struct ws_error *err);
     void (*drop)(void *self, struct ws_hold *hold);
     /* The deltas that lead to a version, newest first, also of one whose bytes are gone: delta_offer.h. New
-     * reference. -EAGAIN: not known yet, ask again shortly (look: that is no reason to find out); -ENOMEM.
+     * reference. look: those that are known now; else -EAGAIN where they are
+     * not yet: ask again shortly. -ENOMEM.
      * NULL: there are none ever. */
     int (*deltas)(void *self, const char *model, uint64_t version, const char *run, bool look, json_t **out,
                   struct ws_error *err);

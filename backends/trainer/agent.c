@@ -36,6 +36,10 @@ void ws_agent_announce(struct ws_agent *a)
         ws_tcp_server_wake(tcp);
     if (ipc)
         ws_ipc_server_wake(ipc);
+    pthread_mutex_lock(&a->lock);
+    for (size_t i = 0; i < a->n_astraflow; i++)
+        ws_astraflow_wake(a->astraflow[i]);
+    pthread_mutex_unlock(&a->lock);
 }
 
 /* --- models --- */
@@ -302,6 +306,32 @@ static void free_model(struct ws_agent_model *m)
     free(m);
 }
 
+static int start_astraflow(struct ws_agent *a, const struct ws_catalog *catalog, struct ws_error *err)
+{
+    int rc = 0;
+    a->astraflow = calloc(a->options.n_astraflow + 1, sizeof(struct ws_astraflow *));
+    if (!a->astraflow)
+        return ws_error_set(err, ENOMEM, "no memory for AstraFlow's endpoints");
+    for (size_t i = 0; rc == 0 && i < a->options.n_astraflow; i++) {
+        rc = ws_astraflow_new(&a->astraflow[i], catalog, &a->options.astraflow[i], err);
+        pthread_mutex_lock(&a->lock);
+        a->n_astraflow += rc == 0; /* the status shows it */
+        pthread_mutex_unlock(&a->lock);
+    }
+    return rc;
+}
+
+static void stop_astraflow(struct ws_agent *a)
+{
+    pthread_mutex_lock(&a->lock);
+    size_t n = a->n_astraflow;
+    a->n_astraflow = 0;
+    pthread_mutex_unlock(&a->lock);
+    while (n > 0)
+        ws_astraflow_free(a->astraflow[--n]);
+    free(a->astraflow);
+}
+
 void ws_agent_free(struct ws_agent *a)
 {
     if (!a)
@@ -314,7 +344,8 @@ void ws_agent_free(struct ws_agent *a)
         pthread_join(a->finisher, NULL);
         ws_workers_free(a->workers);
     }
-    ws_agent_delta_stop(a);                   /* responses wait for what it makes */
+    ws_agent_delta_stop(a); /* responses wait for what it makes */
+    stop_astraflow(a);
     ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
     ws_agent_fleet_stop(a);
@@ -373,6 +404,8 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     if (rc == 0 && options->socket)
         rc = ws_ipc_server_new(&ipc, options->socket, options->socket_gid, &catalog, &ws_agent_local, a, err);
     atomic_store(&a->ipc, ipc);
+    if (rc == 0)
+        rc = start_astraflow(a, &catalog, err);
     ws_agent_announce(a); /* who came in between is told again */
     if (rc < 0) {
         ws_agent_free(a);

@@ -2,6 +2,7 @@
  * trainer's interpreter and of its crash. Holds many models. */
 #ifndef WS_TRAINER_AGENT_H
 #define WS_TRAINER_AGENT_H
+#include "backends/trainer/astraflow.h"
 #include "transports/error.h"
 #include "transports/tcp.h"
 #include <stdbool.h>
@@ -16,6 +17,8 @@ struct ws_agent_options {
     uint64_t delta_cache_bytes;       /* deltas that are kept, of all models; 0: none are made */
     unsigned n_threads;               /* hashing after commit, and encoding; 0: cores */
     int nice;
+    const struct ws_astraflow_options *astraflow; /* listeners for AstraFlow's receivers */
+    size_t n_astraflow;
 };
 struct ws_agent;
 /* Starts serving; returns at once. */

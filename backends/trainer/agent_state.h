@@ -77,6 +77,8 @@ struct ws_agent {
     struct ws_release *releases; /* newest first */
     uint64_t last_id;            /* of releases and of what is wanted */
     uint64_t slot_bytes;
+    struct ws_astraflow **astraflow;
+    size_t n_astraflow;
     /* agent_delta.c */
     pthread_t encoder;
     struct ws_workers *encoders;              /* NULL: no deltas are made */

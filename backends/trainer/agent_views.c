@@ -1,4 +1,4 @@
-/* What the agent shows beside versions: AstraFlow's two read endpoints, status, metrics. */
+/* What the agent shows beside versions: status and metrics. */
 #include "backends/trainer/agent_state.h"
 #include "transports/api.h"
 #include "transports/log.h"
@@ -7,90 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* The model that `model=` in the query names, else the first one. Under lock. */
-static struct ws_agent_model *asked_model(struct ws_agent *a, const char *query)
-{
-    if (query && strncmp(query, "model=", 6) == 0)
-        return ws_agent_find(a, query + 6);
-    return a->models;
-}
-
-static const struct ws_slot *newest_slot(const struct ws_agent_model *m)
-{
-    for (unsigned i = 0; m && i < m->n_slots; i++)
-        if (m->slots[i]->state == WS_SLOT_SERVED && m->slots[i]->version == m->newest &&
-            strcmp(m->slots[i]->run, m->run) == 0)
-            return m->slots[i];
-    return NULL;
-}
-
-static int get_version(struct ws_agent *a, const char *query, json_t **reply)
-{
-    pthread_mutex_lock(&a->lock);
-    const struct ws_agent_model *m = asked_model(a, query);
-    *reply = json_pack("{s:I}", "version", m && m->any ? (json_int_t)m->newest : (json_int_t)0);
-    pthread_mutex_unlock(&a->lock);
-    return 0;
-}
-
-static const char *torch_name(enum ws_dtype dtype)
-{
-    static const char *const names[WS_DTYPE_COUNT] = {
-        [WS_BOOL] = "torch.bool",
-        [WS_U8] = "torch.uint8",
-        [WS_I8] = "torch.int8",
-        [WS_I16] = "torch.int16",
-        [WS_F16] = "torch.float16",
-        [WS_BF16] = "torch.bfloat16",
-        [WS_I32] = "torch.int32",
-        [WS_F32] = "torch.float32",
-        [WS_F64] = "torch.float64",
-        [WS_I64] = "torch.int64",
-        [WS_F8_E5M2] = "torch.float8_e5m2",
-        [WS_F8_E4M3] = "torch.float8_e4m3fn",
-        [WS_C64] = "torch.complex64",
-        [WS_U16] = "torch.uint16",
-        [WS_U32] = "torch.uint32",
-        [WS_U64] = "torch.uint64",
-    };
-    return names[dtype] ? names[dtype] : ws_dtype_name(dtype);
-}
-
-static int get_buffer_info(struct ws_agent *a, const char *query, json_t **reply, struct ws_error *err)
-{
-    json_t *meta = json_array();
-    uint64_t total = 0;
-    int rc = 0;
-    pthread_mutex_lock(&a->lock);
-    const struct ws_slot *s = newest_slot(asked_model(a, query));
-    if (!s)
-        rc = ws_error_set(err, EAGAIN, "no version was published yet");
-    for (size_t i = 0; rc == 0 && i < s->manifest->n_files; i++) {
-        const struct ws_bundle_file *f = &s->manifest->files[i];
-        struct ws_safetensors *st;
-        if (!f->header_bytes)
-            continue;
-        rc = ws_safetensors_parse(ws_region_data(s->regions[i]), f->header_bytes, f->size_bytes, &st, err);
-        for (size_t k = 0; rc == 0 && k < st->n_tensors; k++) {
-            json_t *shape = json_array();
-            for (unsigned d = 0; d < st->tensors[k].n_dims; d++)
-                json_array_append_new(shape, json_integer((json_int_t)st->tensors[k].shape[d]));
-            json_array_append_new(
-                meta, json_pack("[s,[o,s]]", st->tensors[k].name, shape, torch_name(st->tensors[k].dtype)));
-            total += st->tensors[k].end - st->tensors[k].begin;
-        }
-        if (rc == 0)
-            ws_safetensors_free(st);
-    }
-    pthread_mutex_unlock(&a->lock);
-    if (rc < 0) {
-        json_decref(meta);
-        return rc;
-    }
-    *reply = json_pack("{s:I,s:o}", "single_buffer_length", (json_int_t)total, "tensors_meta", meta);
-    return 0;
-}
 
 static json_t *slot_status(const struct ws_slot *s)
 {
@@ -103,7 +19,7 @@ static json_t *slot_status(const struct ws_slot *s)
 
 static int get_status(struct ws_agent *a, json_t **reply)
 {
-    json_t *models = json_array();
+    json_t *models = json_array(), *astraflow = json_array();
     pthread_mutex_lock(&a->lock);
     for (const struct ws_agent_model *m = a->models; m; m = m->next) {
         json_t *slots = json_array();
@@ -115,7 +31,10 @@ static int get_status(struct ws_agent *a, json_t **reply)
                               "published", (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned,
                               "slots", slots, "mounts", ws_fleet_json(&m->fleet, ws_agent_now_ns())));
     }
-    *reply = json_pack("{s:I,s:o}", "slot_bytes", (json_int_t)a->slot_bytes, "models", models);
+    for (size_t i = 0; i < a->n_astraflow; i++)
+        json_array_append_new(astraflow, ws_astraflow_status(a->astraflow[i]));
+    *reply = json_pack("{s:I,s:o,s:o}", "slot_bytes", (json_int_t)a->slot_bytes, "models", models,
+                       "astraflow", astraflow);
     pthread_mutex_unlock(&a->lock);
     return 0;
 }
@@ -175,10 +94,6 @@ int ws_agent_route(void *self, const char *method, const char *path, const char 
     if (rc < 0)
         return rc;
     if (strcmp(method, "GET") == 0) {
-        if (strcmp(path, "/get_version") == 0)
-            return get_version(a, query, reply);
-        if (strcmp(path, "/get_buffer_info") == 0)
-            return get_buffer_info(a, query, reply, err);
         if (strcmp(path, "/v1/status") == 0)
             return get_status(a, reply);
         if (strcmp(path, "/metrics") == 0)

@@ -115,22 +115,6 @@ def test_frozen(stack):
     assert got == one | two
 
 
-def test_astraflow_reads(stack):
-    "the endpoints that AstraFlow's receivers read"
-    agent = Agent(stack)
-    try:
-        agent.get("/get_buffer_info")
-        raise AssertionError("there is no version yet")
-    except urllib.error.HTTPError as e:
-        assert e.code == 503
-    agent.publish("actor", 3, checkpoint(SMALL))
-    assert agent.get("/get_version") == {"version": 3}
-    info = agent.get("/get_buffer_info")
-    meta = {n: (s, d) for n, (s, d) in info["tensors_meta"]}
-    assert meta["a.weight"] == ([64, 32], "torch.bfloat16"), meta
-    assert info["single_buffer_length"] == sum(len(t[2]) for t in tensors_of(checkpoint(SMALL) + "/model.safetensors").values())
-
-
 def test_export(stack):
     "export shows complete versions as plain files, and ends cleanly"
     if os.geteuid() != 0:
@@ -223,4 +207,4 @@ def test_sync(stack):
         assert r.returncode != 0 and word in r.stderr, (args, r.stderr)
 
 
-run(test_sync, test_tls, test_unprivileged, test_help, test_usage, test_publish_refuses, test_agent_refuses, test_frozen, test_astraflow_reads, test_export)
+run(test_sync, test_tls, test_unprivileged, test_help, test_usage, test_publish_refuses, test_agent_refuses, test_frozen, test_export)

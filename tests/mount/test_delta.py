@@ -263,6 +263,27 @@ def test_given_up(stack):
     same(mount, 7, run.folders[1])
 
 
+def test_relays(stack):
+    "deltas go through a chain of mounts while they grow: each link carries a step's change and no more"
+    run = Run(stack)
+    relays, source = [], run.url
+    for _ in range(3):
+        port = free_port()
+        relays.append(Mount(stack, source, f"serve=127.0.0.1:{port},prefetch"))
+        source = f"http://127.0.0.1:{Slow(stack, port, 40e6 / SLOW).port}"
+    leaf = Mount(stack, source)
+    pull(leaf, 1)
+    for _ in range(3):
+        run.step()
+        line = pull(leaf, run.newest)
+        same(leaf, run.newest, run.folders[run.newest])
+        assert "delta" in line or "chain" in line, line
+        assert int(line.split(" moved=")[1].split()[0]) < 400000, line
+    for relay in relays:
+        same(relay, run.newest, run.folders[run.newest])
+        assert int(relay.status()["moved_bytes"]) < 30000000, relay.text("status")
+
+
 def test_slow_link(stack):
     "on a link where a pull takes five steps it converges: what is here is patched, the rest comes from the newest"
     tensors = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(20)}  # 40 MiB
@@ -283,4 +304,4 @@ def test_slow_link(stack):
     same(mount, run.newest, run.folders[run.newest])
 
 
-run(test_steps, test_missed, test_reader_stays, test_pinned, test_faults, test_agent_restart, test_given_up, test_slow_link)
+run(test_steps, test_missed, test_reader_stays, test_pinned, test_faults, test_agent_restart, test_given_up, test_relays, test_slow_link)

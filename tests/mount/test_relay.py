@@ -155,7 +155,7 @@ def raw(url, path, **headers):
 
 def test_chain(stack):
     "three mounts in a chain: the fourth reads the trainer's bytes and manifest, and hears of new versions at once"
-    agent, folder = published(stack)
+    agent, folder = published(stack, "--delta-cache", 0)  # so that bytes can be counted
     chain = [Relay(stack, agent.url)]
     for _ in range(2):
         chain.append(Relay(stack, chain[-1].url))

@@ -1,0 +1,69 @@
+#include "transports/keep.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int make_folder(const char *path)
+{
+    char dir[4096];
+    snprintf(dir, sizeof(dir), "%s", path);
+    char *slash = strrchr(dir, '/');
+    if (!slash)
+        return 0;
+    *slash = 0;
+    for (char *p = dir + 1; *p; p++) {
+        if (*p != '/')
+            continue;
+        *p = 0;
+        if (mkdir(dir, 0755) != 0 && errno != EEXIST)
+            return -errno;
+        *p = '/';
+    }
+    return mkdir(dir, 0700) == 0 || errno == EEXIST ? 0 : -errno;
+}
+
+int ws_keep_write(const char *path, const char *text, size_t n)
+{
+    char beside[4096];
+    snprintf(beside, sizeof(beside), "%s.new", path);
+    int rc = make_folder(path);
+    int fd = rc == 0 ? open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
+    if (fd < 0)
+        return rc < 0 ? rc : -errno;
+    for (size_t at = 0; rc == 0 && at < n;) {
+        ssize_t k = write(fd, text + at, n - at);
+        if (k < 0)
+            rc = -errno;
+        else
+            at += (size_t)k;
+    }
+    if (rc == 0 && fdatasync(fd) != 0)
+        rc = -errno;
+    if (close(fd) != 0 && rc == 0)
+        rc = -errno;
+    if (rc == 0 && rename(beside, path) != 0)
+        rc = -errno;
+    if (rc < 0)
+        (void)unlink(beside);
+    return rc;
+}
+
+int ws_keep_read(const char *path, char **out, size_t *n, struct ws_error *err)
+{
+    FILE *f = fopen(path, "re");
+    *out = NULL;
+    if (!f)
+        return errno == ENOENT ? 0 : ws_error_set(err, errno, "cannot read %s: %s", path, strerror(errno));
+    char *text = malloc(WS_MAX_KEPT_BYTES + 1);
+    *n = text ? fread(text, 1, WS_MAX_KEPT_BYTES, f) : 0;
+    fclose(f);
+    if (!text)
+        return ws_error_set(err, ENOMEM, "no memory to read %s", path);
+    text[*n] = 0;
+    *out = text;
+    return 0;
+}
