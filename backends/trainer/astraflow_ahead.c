@@ -56,8 +56,10 @@ static struct ws_delta *find_delta(const struct ws_ahead *a, const struct ws_new
     struct ws_delta_offer offers[WS_MAX_OFFERS];
     struct ws_delta *d = NULL;
     size_t n = 0;
-    json_t *list = c->ops->deltas ? c->ops->deltas(c->self, to->model, to->mark.version, to->mark.run) : NULL;
-    if (list && ws_delta_offers_read(list, offers, &n) < 0)
+    json_t *list = NULL;
+    if (!c->ops->deltas ||
+        c->ops->deltas(c->self, to->model, to->mark.version, to->mark.run, true, &list, NULL) < 0 ||
+        ws_delta_offers_read(list, offers, &n) < 0)
         n = 0;
     json_decref(list);
     for (size_t i = 0; i < n && !d; i++) {
