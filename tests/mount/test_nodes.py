@@ -3,95 +3,18 @@
 # timeout: 300
 """A trainer and three inference nodes, each in a network namespace of its own, joined by a bridge in one more: links
 are slowed down, cut and mended while versions are released."""
-import ctypes
 import os
 import subprocess
 import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from network import Network
 from world import *
 
 SILENT = 15  # seconds after which a mount is called that
 BACK = 25  # and in which it has caught up once its link is back
 NODES = ("n0", "n1", "n2")
-NEW_NET = 0x40000000
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-def enter(fd):
-    if libc.setns(fd, NEW_NET):
-        raise OSError(ctypes.get_errno(), "setns")
-
-
-class Network:
-    """A namespace for the trainer (10.77.0.1) and for each of NODES (10.77.0.2 and up). Only the network is theirs: files and
-    mounts are everybody's."""
-
-    def __init__(self, stack):
-        self.prefix = f"wsync{os.getpid()}x{len(NETWORKS)}"
-        NETWORKS.append(self)
-        for name in ("hub", "trainer", *NODES):
-            done = subprocess.run(["ip", "netns", "add", self.prefix + name], capture_output=True, text=True)
-            if done.returncode:
-                raise Skip(f"no network namespaces here: {done.stderr.strip()}")
-            stack.callback(subprocess.run, ["ip", "netns", "del", self.prefix + name], check=True)
-        for kind in ("bridge", "veth"):
-            done = self.ip("hub", f"link add name {kind} type {kind}", check=False)
-            if done.returncode:
-                raise Skip(f"no {kind} here: {done.stderr.strip()}")
-        self.ip("hub", "link set bridge up")
-        for i, name in enumerate(("trainer", *NODES)):
-            self.ip("hub", f"link add name {name} type veth peer name eth0 netns {self.prefix}{name}")
-            self.ip("hub", f"link set {name} master bridge up")
-            self.ip(name, "link set lo up")
-            self.ip(name, f"addr add 10.77.0.{i + 1}/24 dev eth0")
-            self.ip(name, "link set eth0 up")
-
-    def ip(self, name, command, check=True):
-        done = subprocess.run(["ip", "-n", self.prefix + name, *command.split()], capture_output=True, text=True)
-        assert not (check and done.returncode), f"ip {command}: {done.stderr}"
-        return done
-
-    @contextlib.contextmanager
-    def inside(self, name):
-        """What is started and asked meanwhile is in that namespace. Of this thread, and so of its children."""
-        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        there = os.open(f"/run/netns/{self.prefix}{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            enter(there)
-            yield
-        finally:
-            enter(home)
-            os.close(home)
-            os.close(there)
-
-    def cut(self, name):
-        """The cable is pulled: both ends see that."""
-        self.ip("hub", f"link set {name} down")
-
-    def mend(self, name):
-        self.ip("hub", f"link set {name} up")
-
-    def lose(self, name):
-        """A cut further away: what is sent is lost without a word."""
-        self.ip("hub", f"link set {name} nomaster")
-
-    def find(self, name):
-        self.ip("hub", f"link set {name} master bridge")
-
-    def slow(self, name, mbit):
-        """What the node receives comes slowly."""
-        done = subprocess.run(["tc", "-n", f"{self.prefix}hub", "qdisc", "add", "dev", name, "root", "tbf", "rate",
-                               f"{mbit}mbit", "burst", "64kb", "latency", "50ms"], capture_output=True, text=True)
-        if done.returncode:
-            raise Skip(f"no slow links here: {done.stderr.strip()}")
-
-    def fast(self, name):
-        subprocess.run(["tc", "-n", f"{self.prefix}hub", "qdisc", "del", "dev", name, "root"], check=True)
-
-
-NETWORKS = []
 
 
 class Nodes:
@@ -100,7 +23,7 @@ class Nodes:
 
     def __init__(self, stack, late=()):
         need_fuse()
-        self.net = Network(stack)
+        self.net = Network(stack, ("trainer", *NODES))
         self.token = unique("token")
         with open(self.token, "w") as f:
             f.write("secret\n")

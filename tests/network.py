@@ -1,0 +1,85 @@
+"""Hosts in network namespaces, whose links are cut, mended and slowed down."""
+import contextlib
+import ctypes
+import os
+import subprocess
+
+from world import Skip
+
+NEW_NET = 0x40000000
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter(fd):
+    if libc.setns(fd, NEW_NET):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+class Network:
+    """A namespace for each of names (10.77.0.1 and up), joined by a bridge in one more. Only the network is theirs: files and
+    mounts are everybody's."""
+
+    made = 0
+
+    def __init__(self, stack, names):
+        self.prefix = f"wsync{os.getpid()}x{Network.made}"
+        Network.made += 1
+        for name in ("hub", *names):
+            done = subprocess.run(["ip", "netns", "add", self.prefix + name], capture_output=True, text=True)
+            if done.returncode:
+                raise Skip(f"no network namespaces here: {done.stderr.strip()}")
+            stack.callback(subprocess.run, ["ip", "netns", "del", self.prefix + name], check=True)
+        for kind in ("bridge", "veth"):
+            done = self.ip("hub", f"link add name {kind} type {kind}", check=False)
+            if done.returncode:
+                raise Skip(f"no {kind} here: {done.stderr.strip()}")
+        self.ip("hub", "link set bridge up")
+        for i, name in enumerate(names):
+            self.ip("hub", f"link add name {name} type veth peer name eth0 netns {self.prefix}{name}")
+            self.ip("hub", f"link set {name} master bridge up")
+            self.ip(name, "link set lo up")
+            self.ip(name, f"addr add 10.77.0.{i + 1}/24 dev eth0")
+            self.ip(name, "link set eth0 up")
+
+    def ip(self, name, command, check=True):
+        done = subprocess.run(["ip", "-n", self.prefix + name, *command.split()], capture_output=True, text=True)
+        assert not (check and done.returncode), f"ip {command}: {done.stderr}"
+        return done
+
+    @contextlib.contextmanager
+    def inside(self, name):
+        """What is started and asked meanwhile is in that namespace. Of this thread, and so of its children."""
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        there = os.open(f"/run/netns/{self.prefix}{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            enter(there)
+            yield
+        finally:
+            enter(home)
+            os.close(home)
+            os.close(there)
+
+    def cut(self, name):
+        """The cable is pulled: both ends see that."""
+        self.ip("hub", f"link set {name} down")
+
+    def mend(self, name):
+        self.ip("hub", f"link set {name} up")
+
+    def lose(self, name):
+        """A cut further away: what is sent is lost without a word."""
+        self.ip("hub", f"link set {name} nomaster")
+
+    def find(self, name):
+        self.ip("hub", f"link set {name} master bridge")
+
+    def slow(self, name, mbit, sends=False, burst="64kb"):
+        """What the node receives comes slowly; sends: what it sends goes slowly."""
+        where = [f"{self.prefix}{name}", "eth0"] if sends else [f"{self.prefix}hub", name]
+        done = subprocess.run(["tc", "-n", where[0], "qdisc", "add", "dev", where[1], "root", "tbf", "rate", f"{mbit}mbit",
+                               "burst", burst, "latency", "50ms"], capture_output=True, text=True)
+        if done.returncode:
+            raise Skip(f"no slow links here: {done.stderr.strip()}")
+
+    def fast(self, name):
+        subprocess.run(["tc", "-n", f"{self.prefix}hub", "qdisc", "del", "dev", name, "root"], check=True)
