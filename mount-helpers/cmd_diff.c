@@ -62,9 +62,11 @@ static int open_side(struct side *s, const char *path)
     if (S_ISDIR(st.st_mode) && ws_folder_open(path, &folder, &err))
         return cli_fail("%s", err.text);
     s->files = calloc(folder ? folder->n_files + 1 : 1, sizeof(*s->files));
-    if (!s->files)
-        code = cli_fail("no memory for the files of %s", path);
-    if (code == CLI_OK && !folder)
+    if (!s->files) {
+        ws_folder_free(folder);
+        return cli_fail("no memory for the files of %s", path);
+    }
+    if (!folder)
         code = map_file(&s->files[s->n++], path);
     for (size_t i = 0; folder && code == CLI_OK && i < folder->n_files; i++)
         if (folder->files[i].st)

@@ -29,10 +29,11 @@ static unsigned char *put_u64(unsigned char *p, uint64_t v)
     return put(p, &v, sizeof(v));
 }
 
+/* Lineages and digests have at most n characters; no zero ends one of n. */
 static unsigned char *put_text(unsigned char *p, const char *text, size_t n)
 {
-    memset(p, 0, n);
-    memcpy(p, text, strlen(text)); /* lineages and digests have at most n characters */
+    for (size_t i = 0; i < n; i++)
+        p[i] = *text ? (unsigned char)*text++ : 0;
     return p + n;
 }
 

@@ -118,6 +118,8 @@ two=$work/checkpoint-2
 timed bash -c 'echo 2 > "$1"' _ "$mount/actor/version"
 [ "$(cat "$mount/actor/version")" = 2 ] || die "the mount does not say that 2 is served"
 [ "$(readlink "$mount/actor/current")" = 2 ] || die "current does not point to 2"
+echo "    how it came: $(sed -n 's/^version\.2 .*how="\([^"]*\)".*/\1/p' "$mount/actor/status")"
+echo "    what changed: $(head -1 "$mount/actor/2/.wsync/changed" | sed 's/^# //')"
 sed 's/^/    /' "$mount/actor/engines"
 
 say "The engine's own checksum against an engine freshly started on version 2's folder"

@@ -78,7 +78,7 @@ static void lay_out(const struct model *m)
 
 static bool read_model(const char *name, struct model *m)
 {
-    double scale = atof(name);
+    double scale = strtod(name, NULL);
     if (strcmp(name, "0.6b") == 0)
         *m = (struct model){1024, 2048, 3072, 151936};
     else if (strcmp(name, "1.7b") == 0)
@@ -114,21 +114,23 @@ static void fill(void)
     }
 }
 
-static int obey(const char *line)
+static int obey(char *line)
 {
-    unsigned long long version;
-    double share;
-    if (sscanf(line, "step %lf", &share) == 1 || sscanf(line, "mix %lf", &share) == 1) {
-        printf("stepped %" PRIu64 "\n", step(share, line[0] == 'm'));
-    } else if (sscanf(line, "offload %llu", &version) == 1) {
+    char *save = NULL, *word = strtok_r(line, " \n", &save), *value = strtok_r(NULL, " \n", &save);
+    const uint64_t version = value ? strtoull(value, NULL, 10) : 0;
+    if (!word || !value) {
+        printf("what?\n");
+    } else if (strcmp(word, "step") == 0 || strcmp(word, "mix") == 0) {
+        printf("stepped %" PRIu64 "\n", step(strtod(value, NULL), word[0] == 'm'));
+    } else if (strcmp(word, "offload") == 0) {
         double began = now();
         if (wsync_offload(trainer.publisher, trainer.params, trainer.n, version) < 0)
             return -1;
-        printf("offloaded %llu %.6f %.6f\n", version, began, now());
-    } else if (sscanf(line, "wait %llu", &version) == 1) {
+        printf("offloaded %" PRIu64 " %.6f %.6f\n", version, began, now());
+    } else if (strcmp(word, "wait") == 0) {
         if (wsync_wait_published(trainer.publisher, version, 60000) < 0)
             return -1;
-        printf("published %llu %.6f\n", version, now());
+        printf("published %" PRIu64 " %.6f\n", version, now());
     } else {
         printf("what?\n");
     }
