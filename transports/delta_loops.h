@@ -80,7 +80,7 @@ static size_t find(uint32_t *at, const unsigned char *a, const unsigned char *b,
         for (size_t i = 0; i < n; i++) {                                                                     \
             uint32_t d =                                                                                     \
                 load(b + (size_t)at[i] * (width), width) - load(a + (size_t)at[i] * (width), width);         \
-            uint32_t sign = (uint32_t)((int32_t)(d << shift) >> 31);                                         \
+            uint32_t sign = 0U - ((d << shift) >> 31);                                                       \
             out[i] = (type)((d << 1) ^ sign) - 1U;                                                           \
         }                                                                                                    \
     }

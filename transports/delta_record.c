@@ -26,7 +26,8 @@ static struct ws_delta_record *pack(const unsigned char *raw, uint32_t n, int le
         return NULL;
     }
     struct ws_delta_record *fitting = realloc(r, sizeof(*r) + bytes + WS_DELTA_BEYOND);
-    r = fitting ? fitting : r;
+    if (fitting)
+        r = fitting;
     r->bytes = (uint32_t)bytes;
     memset(r->data + bytes, 0, WS_DELTA_BEYOND);
     return r;

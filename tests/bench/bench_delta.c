@@ -110,7 +110,8 @@ static void measure(const char *what, double share, bool mixed, bool has_goals)
     bench_in_turns(s, 4, REPEATS);
     double encoded = bench_rate(BYTES, s[0].seconds), applied = bench_rate(BYTES, s[2].seconds);
     /* what a record's head costs is a block's share of the stream */
-    double bytes = ((double)b.total + (double)(BLOCKS * WS_DELTA_RECORD_BYTES)) / (double)b.n_changed;
+    const size_t sent = b.total + BLOCKS * WS_DELTA_RECORD_BYTES;
+    double bytes = (double)sent / (double)b.n_changed;
     enum bench_goal least = has_goals ? BENCH_AT_LEAST : BENCH_NO_GOAL,
                     most = has_goals ? BENCH_AT_MOST : BENCH_NO_GOAL;
     snprintf(names[0], sizeof(names[0]), "delta-encode%s", what);
