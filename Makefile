@@ -138,7 +138,7 @@ $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 .PHONY: test-programs
 test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(B)/wsync ## build the tests' programs
 
-link_test = $(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -o $@ $^ $(1) $(LIBS) -lcmocka
+link_test = $(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -o $@ $^ $(1) $(LIBS) -lcmocka -lm
 $(UNIT): $(B)/%: $(B)/%.o $(FIXTURES) $(BACKENDS)
 	$(call link_test)
 $(CONFORMANCE): $(B)/%: $(B)/%.o $(call HELPERS,tests/conformance,test_) $(FIXTURES) $(BACKENDS)
