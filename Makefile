@@ -155,7 +155,7 @@ FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION
 FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) fs/grammar.c)
 $(TOP)/fuzz/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
-	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -MMD -MP -c $< -o $@
+	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -MMD -MP -c $< -o $@
 $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 	$(call say,FUZZ,$@)$(CLANG) -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
 .PHONY: fuzzers

@@ -4,12 +4,16 @@
  *   GET  /v1/{model}/events?since=N         the same for one model
  *   GET  /v1/{model}/{version}/manifest[?run=R]
  *   GET  /v1/{model}/{version}/deltas[?run=R]           the deltas that lead to it: delta_offer.h
- *   GET  /v1/{model}/{version}/delta?base=B[&base_run=R][&part=I&parts=N][&level=L][&run=R]   not by ipc: one
- * of them, as in delta_stream.h; level: how hard the next ones should be compressed for this client (zstd's,
- * 0 to 3) GET  /v1/{model}/{version}/files/{file}[?run=R]     not by ipc POST /v1/{model}/{version}/map,
- * .../unmap[?run=R]   ipc only: descriptors, and giving them back anything else goes to the catalog's route:
- * /v1/{model}/VERB and /v1/{model}/{version}/VERB are taken apart for it. A poll with &who=NAME tells the
- * catalog that the mount of that name is there. Pure functions, callable from any thread. */
+ *   GET  /v1/{model}/{version}/delta?base=B[&base_run=R][&part=I&parts=N][&level=L][&run=R]
+ *        not by ipc: one of them, as in delta_stream.h; level: how hard the next should be compressed for
+ *        this client (zstd's, 0 to 3)
+ *   GET  /v1/{model}/{version}/files/{file}[?run=R]
+ *        not by ipc
+ *   POST /v1/{model}/{version}/map, .../unmap[?run=R]
+ *        ipc only: descriptors, and giving them back
+ * Anything else goes to the catalog's route: /v1/{model}/VERB and /v1/{model}/{version}/VERB are taken apart
+ * for it. A poll with &who=NAME tells the catalog that the mount of that name is there.
+ * Pure functions, callable from any thread. */
 #ifndef WS_TRANSPORTS_API_H
 #define WS_TRANSPORTS_API_H
 #include "transports/error.h"

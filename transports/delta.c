@@ -204,10 +204,11 @@ bool ws_delta_wait(struct ws_delta *d, size_t i, struct ws_delta_watch *w)
     return waits; /* it may have been told by now */
 }
 
-void ws_delta_unwait(struct ws_delta *d, struct ws_delta_watch *w)
+bool ws_delta_unwait(struct ws_delta *d, struct ws_delta_watch *w)
 {
     pthread_mutex_lock(&d->lock);
-    if (w->waits) {
+    const bool waits = w->waits;
+    if (waits) {
         if (w->prev)
             w->prev->next = w->next;
         else
@@ -217,6 +218,7 @@ void ws_delta_unwait(struct ws_delta *d, struct ws_delta_watch *w)
         w->waits = false;
     }
     pthread_mutex_unlock(&d->lock);
+    return waits;
 }
 
 bool ws_delta_wait_ended(struct ws_delta *d, unsigned timeout_ms)

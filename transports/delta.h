@@ -50,7 +50,8 @@ struct ws_delta_watch {
 };
 /* false: there is more than i already, or it has ended: nobody is told. */
 bool ws_delta_wait(struct ws_delta *d, size_t i, struct ws_delta_watch *w);
-void ws_delta_unwait(struct ws_delta *d, struct ws_delta_watch *w); /* afterwards it is not called */
+/* Afterwards it is not called. true: it still waited, and was not told. */
+bool ws_delta_unwait(struct ws_delta *d, struct ws_delta_watch *w);
 /* Waits itself; false at the timeout. */
 bool ws_delta_wait_ended(struct ws_delta *d, unsigned timeout_ms);
 

@@ -131,10 +131,10 @@ struct writer {
 
 static unsigned char *claim(struct writer *w, size_t n)
 {
-    unsigned char *p = w->out + w->at;
-    bool fits = w->at <= w->room && n <= w->room - w->at;
+    const bool fits = w->at <= w->room && n <= w->room - w->at;
+    unsigned char *p = fits ? w->out + w->at : NULL;
     w->at = fits ? w->at + n : SIZE_MAX;
-    return fits ? p : NULL;
+    return p;
 }
 
 static void put_low(struct writer *w, const uint32_t *v, uint32_t n, unsigned bits)
@@ -391,9 +391,11 @@ int ws_delta_edit_read(struct ws_delta_edit *e, const unsigned char *bytes, size
 void ws_delta_edit_each(const struct ws_delta_edit *e,
                         void (*fn)(void *arg, uint32_t byte, unsigned width, uint32_t change), void *arg)
 {
-    for (const struct segment *s = e->segments; s < e->segments + e->n_segments; s++)
+    for (size_t k = 0; k < e->n_segments; k++) {
+        const struct segment *s = &e->segments[k];
         for (size_t i = s->first; i < s->first + s->n; i++)
             fn(arg, s->begin + e->at[i] * s->width, s->width, e->changes[i]);
+    }
 }
 
 /* --- applying --- */

@@ -6,26 +6,39 @@
  * bits as most of them need; those that need more are patched in afterwards (patched frame of reference:
  * Zukowski, Heman, Nes, Boncz, Super-Scalar RAM-CPU Cache Compression, ICDE 2006).
  *
- * The bytes, little endian. A block's delta is one or more segments, in ascending order; what lies in none is
- * unchanged. A segment is elements of one width, one after the other:
+ * The bytes, little endian. A block's delta is one or more segments; what lies in none is unchanged. A
+ * segment is elements of one width, one after the other, which need not be aligned in the block:
  *
- *     u32 begin              byte in the block where element 0 of the segment begins
- *     u32 n                  changed elements, at least 1
- *     u8  width              bytes of an element: 1, 2 or 4
- *     u8  gap_bits           0 to 32
- *     u8  change_bits        0 to 32
+ *     u32 begin                byte in the block where element 0 of the segment begins
+ *     u32 n                    changed elements, at least 1
+ *     u8  width                bytes of an element: 1, 2 or 4
+ *     u8  gap_bits             0 to 32
+ *     u8  change_bits          0 to 32
  *     u8  0
  *     u32 gap_patch_bytes
  *     u32 change_patch_bytes
- *     gaps                   n numbers of gap_bits bits, from the lowest bit of the first byte up; zero bits
- * fill the last byte changes                n numbers of change_bits bits, in the same way gap patches
- * gap_patch_bytes change patches         change_patch_bytes
+ *     gaps                     n numbers of gap_bits bits each
+ *     changes                  n numbers of change_bits bits each
+ *     gap patches              gap_patch_bytes
+ *     change patches           change_patch_bytes
  *
- * gap:    unchanged elements before this one, since the last changed one or the segment's begin.
- * change: z - 1, where z is the zigzag of d = new - old modulo 2^(8 width), seen as signed: 2 d for d > 0, -2
- * d - 1 for d < 0. patch:  two variable-length numbers (seven bits a byte, the lowest first, the eighth bit
- * says that more follow): how many numbers lie between this one and the last that was patched (or the
- * beginning), and high, at least 1: the number is low + high * 2^bits, and under 2^32.
+ * The next segment follows at once. It begins at or after the end of this one's last changed element.
+ *
+ * Packed numbers: (n * bits + 7) / 8 bytes, read as one long little-endian number: number i is its bits
+ * i * bits to (i + 1) * bits - 1. A writer leaves the bits behind the last number zero.
+ *
+ * A patch gives one of the numbers, which are taken in ascending order, its high bits. It is two numbers of
+ * variable length (seven bits a byte, the lowest first; the eighth bit says that more follow; under 2^32):
+ *
+ *     skip                     how many numbers lie between the last that was patched (or the beginning)
+ *                              and this one
+ *     high                     at least 1: the number is what was packed + high * 2^bits, under 2^32
+ *
+ * gap:    the unchanged elements between the last changed one (or element 0, which may be changed itself:
+ *         then its gap is 0) and this one: element number = sum of the gaps so far + number of changes
+ * before. change: z - 1, where z is the zigzag of d = new - old modulo 2^(8 width), seen as signed: z = 2 d
+ * for d > 0, z = -2 d - 1 for d < 0. So z is 1 to 2^(8 width) - 1. A reader that meets another may do with
+ * the element what it likes: the block's hash tells.
  *
  * Pure functions over memory; a coder is used by one thread at a time, different ones by any. */
 #ifndef WS_TRANSPORTS_DELTA_BLOCK_H

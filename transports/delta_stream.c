@@ -73,6 +73,11 @@ void ws_delta_record_head(const struct ws_delta_record *r, unsigned char out[WS_
     write_record(r->file, r->block, r->kind, r->packed, r->n_changed, r->raw_bytes, r->bytes, r->hash, out);
 }
 
+static void write_end(bool given_up, uint32_t n_records, uint64_t hash, unsigned char *p)
+{
+    write_record(END, given_up, 0, 0, 0, 0, n_records, hash, p);
+}
+
 /* --- writing --- */
 
 int ws_delta_writer_init(struct ws_delta_writer *w, struct ws_delta *d, unsigned part, unsigned parts)
@@ -104,8 +109,7 @@ static void begin_record(struct ws_delta_writer *w, const struct ws_delta_record
 
 static void begin_end(struct ws_delta_writer *w, enum ws_delta_state state)
 {
-    write_record(END, state != WS_DELTA_WHOLE, 0, 0, 0, 0, w->n_records, XXH3_64bits_digest(w->hashes),
-                 w->head);
+    write_end(state != WS_DELTA_WHOLE, w->n_records, XXH3_64bits_digest(w->hashes), w->head);
     w->record = NULL;
     w->ended = true;
     w->head_bytes = WS_DELTA_RECORD_BYTES;
@@ -262,11 +266,13 @@ static int read_head(struct ws_delta_reader *r, struct ws_error *err)
 
 static int read_end(struct ws_delta_reader *r, struct ws_error *err)
 {
-    if (u32_at(r->head + 4) > 1 || u32_at(r->head + 20) != r->n_records ||
-        u64_at(r->head + 24) != XXH3_64bits_digest(r->hashes))
-        return damaged(err, "records are missing");
+    unsigned char want[WS_DELTA_RECORD_BYTES];
+    const uint32_t given_up = u32_at(r->head + 4);
+    write_end(given_up != 0, r->n_records, XXH3_64bits_digest(r->hashes), want);
+    if (given_up > 1 || memcmp(want, r->head, sizeof(want)) != 0)
+        return damaged(err, "records are missing, or its end is none");
     r->ended = true;
-    r->whole = u32_at(r->head + 4) == 0;
+    r->whole = !given_up;
     return 0;
 }
 

@@ -1,20 +1,42 @@
 /* A delta on the wire and in a file, format version 1. Numbers are little endian.
  *
- *     head                200 bytes
- *         8   "wsdelta\n"
- *         u32 1, the format version       u32 200, bytes of this head
- *         u64 the base's version          u64 the target's version
- *         u64 blocks of all files of the target
- *         u32 part                        u32 parts: this stream has the blocks (counted over all files, in
- * the manifest's order, from 0) that leave `part` when divided by `parts` 40  the base's lineage, filled with
- * zeros      40  the target's 32  the base's digest, in hex                  32  the target's u64 XXH3-64 of
- * what is before it records, in any order, at most one a block; a block that has none is unchanged u32 file
- * (its number in the target's manifest)  u32 block of that file u8  kind: 1 a delta as in delta_block.h, 2
- * the block itself u8  1: its data is one zstd frame of raw_bytes; 0: as it is u16 0 u32 changed elements u32
- * raw_bytes       u32 bytes of data that follow u64 XXH3-64 of the data, with the XXH3-64 of the 24 bytes
- * before it as its seed data end: a record without data u32 2^32 - 1                    u32 0: the delta is
- * whole; 1: its maker gave it up, more blocks changed u8 0, u8 0, u16 0               u32 0, u32 0        u32
- * how many records were before u64 XXH3-64 of the hashes of all records, in order, 8 bytes each
+ * A head, records in any order, an end; nothing behind.
+ *
+ *     head, 200 bytes
+ *         8    "wsdelta\n"
+ *         u32  1, the format version
+ *         u32  200, bytes of this head
+ *         u64  the base's version
+ *         u64  the target's version
+ *         u64  blocks of all files of the target
+ *         u32  part      this stream has the blocks (counted over all files, in the order of the target's
+ *         u32  parts     manifest, from 0) that leave `part` when divided by `parts`; all of them: 0, 1
+ *         40   the base's lineage, filled with zeros
+ *         40   the target's
+ *         32   the digest of the base's manifest, in lower-case hex
+ *         32   the target's
+ *         u64  XXH3-64 of the 192 bytes before it
+ *
+ *     record, 32 bytes and its data; at most one for a block
+ *         u32  file      its number in the target's manifest, from 0
+ *         u32  block     of that file, from 0
+ *         u8   kind      1: the data is a delta as in delta_block.h, to the block at the same place of the
+ *                        base's file with that name and size; 2: it is the block itself
+ *         u8   packed    1: the data is a zstd frame of what kind says; 0: it is that
+ *         u16  0
+ *         u32  changed elements; of kind 2 it may be 0, not counted
+ *         u32  raw_bytes what kind says has, unpacked: 1 to 4 MiB
+ *         u32  bytes     of data, at least 1, at most raw_bytes
+ *         u64  XXH3-64 of the data, with the XXH3-64 of the record's 24 bytes before this as its seed
+ *         bytes of data
+ *
+ *     end, 32 bytes: a record of no block and no data
+ *         u32  2^32 - 1
+ *         u32  0: the delta is whole: a block without a record is as in the base;
+ *              1: its maker gave it up: a block without a record may be anything
+ *         u32  0, u32 0, u32 0
+ *         u32  how many records were before
+ *         u64  XXH3-64 of the hashes of all records, 8 bytes each, in the order of the stream
  *
  * Sources of the idea: the base and the result are named by digests, so a delta is never applied to what it
  * was not made from (as in git's packs and RFC 3284's VCDIFF with checksums). */

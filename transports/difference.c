@@ -58,6 +58,8 @@ static int64_t place_of(enum ws_dtype t, const unsigned char *p, unsigned bytes)
     memcpy(&v, p, bytes);
     if (is_float(t) || t == WS_C64) {
         const uint64_t sign = (uint64_t)1 << (8 * bytes - 1);
+        if ((t == WS_F8_E4M3FNUZ || t == WS_F8_E5M2FNUZ) && v == sign)
+            return (int64_t)v; /* the one NaN of these has the bits that elsewhere are -0 */
         return v & sign ? -(int64_t)(v & ~sign) : (int64_t)v;
     }
     return is_signed(t) ? (int64_t)(v << (64 - 8 * bytes)) >> (64 - 8 * bytes) : (int64_t)v;

@@ -3,8 +3,8 @@
  * In floating-point types the distance of two elements is counted in units in the last place: how many
  * representable numbers lie between them (0 and -0 are the same number but other bits: changed, at distance
  * 0; NaNs and infinities lie behind the largest number). In integers it is the difference; of types that are
- * packed below a byte, bytes are compared. Source: Goldberg, What Every Computer Scientist Should Know About
- * Floating-Point Arithmetic, 1991. */
+ * packed below a byte, bytes are compared, and counted as elements; of complex ones, their parts. Source:
+ * Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, 1991. */
 #ifndef WS_TRANSPORTS_DIFFERENCE_H
 #define WS_TRANSPORTS_DIFFERENCE_H
 #include "transports/dtype.h"

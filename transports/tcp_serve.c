@@ -39,6 +39,7 @@ struct request {
 struct ws_tcp_server {
     struct ws_catalog catalog;
     struct ws_tcp_bodies bodies;
+    struct ws_tcp_deltas deltas;
     struct MHD_Daemon *daemon;
     char *token, *cert, *key, *client_ca;
     unsigned port;
@@ -167,8 +168,9 @@ static enum MHD_Result serve_delta(struct request *q)
                            : ws_error_set(&err, ENOENT, "there are no deltas here");
     if (rc < 0)
         return reply_error(q->connection, rc, &err);
-    return reply_with(q->connection, 200,
-                      ws_tcp_delta_response(q->connection, delta, q->api.part, q->api.parts));
+    return reply_with(
+        q->connection, 200,
+        ws_tcp_delta_response(&q->server->deltas, q->connection, delta, q->api.part, q->api.parts));
 }
 
 /* 1: *result is the reply; 0: it comes later; else the error to reply with. */
@@ -536,6 +538,7 @@ static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, int sock, unsign
 static void free_server(struct ws_tcp_server *s)
 {
     ws_tcp_bodies_destroy(&s->bodies);
+    ws_tcp_deltas_destroy(&s->deltas);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s->token);
@@ -554,6 +557,7 @@ int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catal
         return ws_error_set(err, ENOMEM, "no memory for a server");
     s->catalog = *catalog;
     ws_tcp_bodies_init(&s->bodies, &s->catalog);
+    ws_tcp_deltas_init(&s->deltas);
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -613,6 +617,7 @@ void ws_tcp_server_free(struct ws_tcp_server *s)
     pthread_join(s->clock, NULL);
     resume_polls(s, INT64_MAX); /* a suspended connection would hold the daemon up */
     ws_tcp_bodies_stop(&s->bodies);
+    ws_tcp_deltas_stop(&s->deltas);
     MHD_stop_daemon(s->daemon);
     free_server(s);
 }

@@ -1,5 +1,6 @@
 #include "tests/conformance/memory_catalog.h"
 #include "transports/copy.h"
+#include "transports/delta_make.h"
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #define MAX_VERSIONS 16
+#define MAX_DELTAS   8
 #define RUN          "testrun"
 
 struct held {
@@ -40,7 +42,11 @@ struct memory_catalog {
     pthread_mutex_t lock;
     _Atomic uint64_t seq;
     struct item items[MAX_VERSIONS]; /* guarded by lock */
-    unsigned n_holds, n_reports;     /* guarded by lock */
+    struct {
+        struct ws_delta *delta;
+        char model[64];
+    } deltas[MAX_DELTAS];               /* guarded by lock; oldest first, NULL behind the last */
+    unsigned n_holds, n_reports, level; /* guarded by lock */
     pthread_t bringer;
     bool brings;
     pthread_mutex_t asking;
@@ -145,6 +151,43 @@ static void drop(void *self, struct ws_hold *hold)
     free(h);
 }
 
+static int get_deltas(void *self, const char *model, uint64_t version, const char *run, bool look,
+                      json_t **out, struct ws_error *err)
+{
+    (void)look;
+    (void)err;
+    struct memory_catalog *c = self;
+    json_t *list = json_array();
+    pthread_mutex_lock(&c->lock);
+    for (size_t i = MAX_DELTAS; i-- > 0;) {
+        struct ws_delta *d = c->deltas[i].delta;
+        if (d && strcmp(c->deltas[i].model, model) == 0 && ws_delta_link(d)->target.version == version &&
+            (!run || strcmp(run, RUN) == 0))
+            json_array_append_new(list, ws_delta_offer_json(d));
+    }
+    pthread_mutex_unlock(&c->lock);
+    *out = list;
+    return 0;
+}
+
+static int get_delta(void *self, const char *model, uint64_t version, const char *run,
+                     const struct ws_mark *base, unsigned level, struct ws_delta **out, struct ws_error *err)
+{
+    struct memory_catalog *c = self;
+    (void)run;
+    *out = NULL;
+    pthread_mutex_lock(&c->lock);
+    c->level = level;
+    for (size_t i = 0; i < MAX_DELTAS && !*out; i++) {
+        struct ws_delta *d = c->deltas[i].delta;
+        if (d && strcmp(c->deltas[i].model, model) == 0 && ws_delta_link(d)->target.version == version &&
+            ws_delta_link(d)->base.version == base->version)
+            *out = ws_delta_get(d);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return *out ? 0 : ws_error_set(err, ENOENT, "no delta to %s/%llu", model, (unsigned long long)version);
+}
+
 static int route(void *self, const char *method, const char *path, const char *query, const json_t *body,
                  json_t **reply, char **text, struct ws_error *err)
 {
@@ -160,8 +203,13 @@ static int route(void *self, const char *method, const char *path, const char *q
     return 0;
 }
 
-static const struct ws_catalog_ops ops = {
-    .seq = get_seq, .models = get_models, .hold = take, .drop = drop, .route = route};
+static const struct ws_catalog_ops ops = {.seq = get_seq,
+                                          .models = get_models,
+                                          .hold = take,
+                                          .drop = drop,
+                                          .deltas = get_deltas,
+                                          .delta = get_delta,
+                                          .route = route};
 
 /* --- what arrives --- */
 
@@ -292,8 +340,17 @@ __attribute__((no_sanitize("thread"))) static void fill(struct ws_region *r, uns
     }
 }
 
-void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_t version,
-                            const uint64_t *sizes, size_t n, unsigned seed)
+static void step(struct ws_region *to, struct ws_region *from)
+{
+    unsigned char *p = ws_region_data(to);
+    memcpy(p, ws_region_data(from), ws_region_size(from));
+    for (uint64_t i = 0; i < ws_region_size(to); i += 1000)
+        p[i]++;
+}
+
+/* base NULL: bytes from `seed`. */
+static void publish(struct memory_catalog *c, const char *model, uint64_t version, const uint64_t *sizes,
+                    size_t n, unsigned seed, const struct item *base)
 {
     struct ws_error err = {0};
     struct item it = {.used = true};
@@ -305,7 +362,9 @@ void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_
         rc = ws_manifest_add(it.manifest, name, sizes[i], 0, &f, &err);
         if (rc == 0 && sizes[i] > 0) {
             rc = ws_region_new(&it.regions[i], sizes[i], &err);
-            if (rc == 0)
+            if (rc == 0 && base)
+                step(it.regions[i], base->regions[i]);
+            else if (rc == 0)
                 fill(it.regions[i], seed + (unsigned)i);
             for (size_t b = 0; rc == 0 && b < f->n_blocks; b++)
                 f->hashes[b] =
@@ -326,6 +385,92 @@ void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_
     }
     pthread_mutex_unlock(&c->lock);
     atomic_fetch_add(&c->seq, 1);
+}
+
+void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_t version,
+                            const uint64_t *sizes, size_t n, unsigned seed)
+{
+    publish(c, model, version, sizes, n, seed, NULL);
+}
+
+static struct item *find_locked(struct memory_catalog *c, const char *model, uint64_t version)
+{
+    pthread_mutex_lock(&c->lock);
+    struct item *it = find(c, model, version);
+    pthread_mutex_unlock(&c->lock);
+    assert(it);
+    return it;
+}
+
+void memory_catalog_step(struct memory_catalog *c, const char *model, uint64_t version, uint64_t base)
+{
+    const struct item *from = find_locked(c, model, base);
+    uint64_t sizes[8];
+    for (size_t i = 0; i < from->manifest->n_files; i++)
+        sizes[i] = from->manifest->files[i].size_bytes;
+    publish(c, model, version, sizes, from->manifest->n_files, 0, from);
+}
+
+struct ws_delta *memory_catalog_delta(struct memory_catalog *c, const char *model, uint64_t version,
+                                      uint64_t base)
+{
+    const struct ws_manifest *from = find_locked(c, model, base)->manifest;
+    const struct ws_manifest *to = find_locked(c, model, version)->manifest;
+    struct ws_delta_link link = {.base = ws_mark_of(base, RUN), .target = ws_mark_of(version, RUN)};
+    struct ws_delta *d;
+    memcpy(link.base_digest, from->digest, sizeof(link.base_digest));
+    memcpy(link.target_digest, to->digest, sizeof(link.target_digest));
+    int rc = ws_delta_new(&d, &link, to, NULL);
+    assert(rc == 0);
+    pthread_mutex_lock(&c->lock);
+    size_t i = 0;
+    while (i < MAX_DELTAS && c->deltas[i].delta)
+        i++;
+    assert(i < MAX_DELTAS);
+    c->deltas[i].delta = d;
+    snprintf(c->deltas[i].model, sizeof(c->deltas[i].model), "%s", model);
+    pthread_mutex_unlock(&c->lock);
+    return d;
+}
+
+static void side_of(const struct item *it, const unsigned char *files[8], struct ws_delta_side *out)
+{
+    for (size_t i = 0; i < it->manifest->n_files; i++)
+        files[i] = it->regions[i] ? ws_region_data(it->regions[i]) : NULL;
+    *out = (struct ws_delta_side){.manifest = it->manifest, .files = files};
+}
+
+struct ws_delta *memory_catalog_whole_delta(struct memory_catalog *c, const char *model, uint64_t version,
+                                            uint64_t base)
+{
+    struct ws_delta *d = memory_catalog_delta(c, model, version, base);
+    struct ws_workers *w = ws_workers_new(2, 0);
+    const unsigned char *from[8], *to[8];
+    struct ws_delta_side a, b;
+    side_of(find_locked(c, model, base), from, &a);
+    side_of(find_locked(c, model, version), to, &b);
+    ws_delta_make(d, &a, &b, 0, UINT64_MAX, w, NULL);
+    ws_workers_free(w);
+    assert(ws_delta_state(d) == WS_DELTA_WHOLE);
+    return d;
+}
+
+void memory_catalog_drop_deltas(struct memory_catalog *c)
+{
+    pthread_mutex_lock(&c->lock);
+    for (size_t i = 0; i < MAX_DELTAS; i++) {
+        ws_delta_put(c->deltas[i].delta);
+        c->deltas[i].delta = NULL;
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+unsigned memory_catalog_level(struct memory_catalog *c)
+{
+    pthread_mutex_lock(&c->lock);
+    unsigned level = c->level;
+    pthread_mutex_unlock(&c->lock);
+    return level;
 }
 
 void memory_catalog_revoke(struct memory_catalog *c, const char *model, uint64_t version, bool at_once)
@@ -379,6 +524,7 @@ void memory_catalog_free(struct memory_catalog *c)
     if (c->brings)
         pthread_join(c->bringer, NULL);
     pthread_mutex_destroy(&c->asking);
+    memory_catalog_drop_deltas(c);
     for (size_t i = 0; i < MAX_VERSIONS; i++) {
         for (size_t k = 0; k < 8; k++)
             ws_region_free(c->items[i].regions[k]);

@@ -3,6 +3,7 @@
 #ifndef WS_TESTS_MEMORY_CATALOG_H
 #define WS_TESTS_MEMORY_CATALOG_H
 #include "transports/catalog.h"
+#include "transports/delta_offer.h"
 
 struct memory_catalog;
 struct memory_catalog *memory_catalog_new(void);
@@ -13,6 +14,8 @@ struct ws_catalog memory_catalog_arriving(struct memory_catalog *c);
 /* A version with files of these sizes (names file0, file1, ...), bytes from `seed`. seq grows. */
 void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_t version,
                             const uint64_t *sizes, size_t n, unsigned seed);
+/* A version like `base`, in which every 1000th byte is one more. */
+void memory_catalog_step(struct memory_catalog *c, const char *model, uint64_t version, uint64_t base);
 /* The version is gone; its holds are revoked and its bytes overwritten with another pattern once they are
  * dropped or right away (`at_once`: what a slow reader must never take for right). */
 void memory_catalog_revoke(struct memory_catalog *c, const char *model, uint64_t version, bool at_once);
@@ -21,6 +24,15 @@ unsigned memory_catalog_reports(struct memory_catalog *c);
 /* Bytes of a file, for comparing. */
 const unsigned char *memory_catalog_bytes(struct memory_catalog *c, const char *model, uint64_t version,
                                           size_t file);
+/* Offers the delta from base to version, which grows by what the caller adds. Borrowed; the catalog's for as
+ * long as it offers it. */
+struct ws_delta *memory_catalog_delta(struct memory_catalog *c, const char *model, uint64_t version,
+                                      uint64_t base);
+/* Offers it whole. */
+struct ws_delta *memory_catalog_whole_delta(struct memory_catalog *c, const char *model, uint64_t version,
+                                            uint64_t base);
+void memory_catalog_drop_deltas(struct memory_catalog *c); /* offers none any more */
+unsigned memory_catalog_level(struct memory_catalog *c);   /* that was asked for last */
 void memory_catalog_free(struct memory_catalog *c);
 
 #endif

@@ -302,6 +302,34 @@ static void test_damaged(void **state)
     free_version(&b);
 }
 
+/* Nothing in the end may be other than it is, but for whether it was given up. */
+static void test_end(void **state)
+{
+    struct version a, b;
+    (void)state;
+    first_version(&a);
+    next_version(&b, &a, 1000, 1);
+    struct ws_delta *d = delta_of(&a, &b, 0);
+    size_t n;
+    unsigned char *bytes = stream_of(d, &n);
+    for (size_t bit = 0; bit < 8 * WS_DELTA_RECORD_BYTES; bit++) {
+        struct ws_delta_reader *r = ws_delta_reader_new(ws_delta_link(d), ws_delta_blocks(d), drop, NULL);
+        unsigned char *at = bytes + n - WS_DELTA_RECORD_BYTES + bit / 8;
+        bool whole = false;
+        *at ^= (unsigned char)(1 << bit % 8);
+        int rc = ws_delta_read(r, bytes, n, NULL);
+        const bool ended = ws_delta_reader_ended(r, &whole);
+        *at ^= (unsigned char)(1 << bit % 8);
+        assert_int_equal(ended, bit == 8 * 4);
+        assert_true(!whole && (rc == 0) == ended);
+        ws_delta_reader_free(r);
+    }
+    free(bytes);
+    ws_delta_put(d);
+    free_version(&a);
+    free_version(&b);
+}
+
 static void count(void *arg)
 {
     ++*(atomic_uint *)arg;
@@ -346,8 +374,11 @@ static void test_watched(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_made_sent_applied), cmocka_unit_test(test_other_content),
-        cmocka_unit_test(test_given_up),          cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_made_sent_applied),
+        cmocka_unit_test(test_other_content),
+        cmocka_unit_test(test_given_up),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_end),
         cmocka_unit_test(test_watched),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -355,6 +355,33 @@ static void test_vector(void **state)
     close_work(&k);
 }
 
+static void no_change(void *arg, uint32_t byte, unsigned width, uint32_t change)
+{
+    (void)arg;
+    fail_msg("change %u at byte %u, width %u", change, byte, width);
+}
+
+/* No segment at all, and a coder whose first segment does not fit: pointers are made of memory that is there.
+ */
+static void test_nothing(void **state)
+{
+    struct work k;
+    struct ws_widths *w = widths_of(2, (struct ws_width_run[]){{0, 1}, {5, 2}});
+    unsigned char a[8] = {0}, b[8] = {1, 0, 0, 0, 0, 1}, out[16];
+    size_t bytes;
+    uint32_t changed;
+    (void)state;
+    open_work(&k);
+    ws_delta_edit_each(k.edit[0], no_change, NULL);
+    assert_int_equal(ws_delta_edit_read(k.edit[0], out, 0, sizeof(a), NULL), 0);
+    ws_delta_edit_each(k.edit[0], no_change, NULL);
+    assert_int_equal(ws_delta_patch(k.hasher, a, NULL, sizeof(a), k.edit, 1), ws_hash(a, sizeof(a)));
+    assert_int_equal(ws_delta_encode(k.coder, a, b, sizeof(a), w, 0, out, &bytes, &changed), -E2BIG);
+    assert_int_equal(changed, 2);
+    free(w);
+    close_work(&k);
+}
+
 static void test_damaged(void **state)
 {
     struct work k;
@@ -397,7 +424,8 @@ int main(void)
         cmocka_unit_test(test_round_trips),  cmocka_unit_test(test_whole_blocks),
         cmocka_unit_test(test_mixed_widths), cmocka_unit_test(test_bit_patterns),
         cmocka_unit_test(test_chain),        cmocka_unit_test(test_all_codes_agree),
-        cmocka_unit_test(test_vector),       cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_vector),       cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_damaged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

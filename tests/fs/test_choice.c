@@ -1,0 +1,117 @@
+/* Choices: speeds as they are noted; which of two ways is the shorter; how hard to compress. */
+#include "fs/choice.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#define MODEL_BYTES 1000000000ULL
+
+static void assert_near(double got, double want)
+{
+    if (!(fabs(got - want) <= want * 1e-9))
+        fail_msg("%g, not %g", got, want);
+}
+
+static void test_speeds(void **state)
+{
+    _Atomic(double) speed = 0;
+    (void)state;
+    ws_speed_note(&speed, 1000, 1e-9); /* says nothing */
+    ws_speed_note(&speed, (8U << 20) - 1, 1);
+    assert_true(atomic_load(&speed) == 0);
+    ws_speed_note(&speed, 100000000, 0); /* clocks stand still now and then */
+    ws_speed_note(&speed, 100000000, -1);
+    assert_true(atomic_load(&speed) == 0);
+    ws_speed_note(&speed, 100000000, 0.1); /* the first is taken as it is */
+    assert_near(atomic_load(&speed), 1e9);
+    ws_speed_note(&speed, 300000000, 0.1);
+    assert_near(atomic_load(&speed), 2e9);
+    for (int i = 0; i < 40; i++) /* forgets */
+        ws_speed_note(&speed, 50000000, 1);
+    assert_true(atomic_load(&speed) > 49e6 && atomic_load(&speed) < 51e6);
+}
+
+static double full(const struct ws_speeds *s)
+{
+    return ws_way_seconds(&(struct ws_way){.fetch_bytes = MODEL_BYTES}, s, 4);
+}
+
+static double delta(const struct ws_speeds *s, uint64_t bytes, bool copies, size_t n_links)
+{
+    const struct ws_way way = {
+        .fetch_bytes = bytes, .patch_bytes = MODEL_BYTES, .copies = copies, .n_links = n_links};
+    return ws_way_seconds(&way, s, 4);
+}
+
+/* Whatever the speeds: more is never less. */
+static void test_order(void **state)
+{
+    static const double links[] = {0, 1e6, 1e8, 1e9, 1e10, 1e11}, patches[] = {0, 1e8, 1e9, 1e10};
+    (void)state;
+    for (size_t l = 0; l < 6; l++) {
+        for (size_t p = 0; p < 4; p++) {
+            const struct ws_speeds s = {.link = links[l], .patch = patches[p], .copy = patches[p] / 2};
+            double before = 0;
+            assert_true(isfinite(full(&s)) && full(&s) > 0);
+            for (uint64_t bytes = 0; bytes <= MODEL_BYTES; bytes += MODEL_BYTES / 10) {
+                const double now = delta(&s, bytes, false, 1);
+                assert_true(isfinite(now) && now >= before);
+                assert_true(delta(&s, bytes, true, 1) >= now);
+                assert_true(delta(&s, bytes, false, 3) >= now);
+                before = now;
+            }
+            assert_true(delta(&s, MODEL_BYTES, false, 1) >= full(&s)); /* all of it, and patched besides */
+            const struct ws_way way = {.fetch_bytes = 1000, .patch_bytes = MODEL_BYTES, .n_links = 1};
+            assert_true(ws_way_seconds(&way, &s, 1) >= ws_way_seconds(&way, &s, 8));
+            assert_near(ws_way_seconds(&way, &s, 0), ws_way_seconds(&way, &s, 1));
+        }
+    }
+    const struct ws_speeds s = {.link = 1e9};
+    assert_true(ws_way_seconds(&(struct ws_way){0}, &s, 4) == 0);
+}
+
+static void test_which(void **state)
+{
+    const struct ws_speeds nothing = {0}, slow = {.link = 1e8, .patch = 5e9, .copy = 2e9},
+                           memory = {.link = 5e10, .patch = 2e9, .copy = 1e9};
+    (void)state;
+    /* a hundredth of the model: over what is guessed and over a slow link always, in place or not */
+    assert_true(delta(&nothing, MODEL_BYTES / 100, false, 1) < full(&nothing) / 5);
+    assert_true(delta(&nothing, MODEL_BYTES / 100, true, 1) < full(&nothing));
+    assert_true(delta(&slow, MODEL_BYTES / 100, true, 8) < full(&slow) / 5);
+    /* one whose link is faster than its memory pulls */
+    assert_true(delta(&memory, MODEL_BYTES / 100, false, 1) > full(&memory));
+    /* a delta as large as the model is worth nothing */
+    assert_true(delta(&slow, MODEL_BYTES, false, 1) > full(&slow));
+    /* more links cost less than their bytes would */
+    assert_true(delta(&slow, MODEL_BYTES / 10, false, 8) < delta(&slow, MODEL_BYTES, false, 1));
+}
+
+static void test_level(void **state)
+{
+    static const struct {
+        double link;
+        unsigned level;
+    } rows[] = {{0, 0}, {1e10, 0}, {50e6, 0}, {49e6, 1}, {5e6, 1}, {4.9e6, 3}, {1, 3}};
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const struct ws_speeds s = {.link = rows[i].link};
+        assert_int_equal(ws_choice_level(&s), rows[i].level);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_speeds),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_which),
+        cmocka_unit_test(test_level),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
