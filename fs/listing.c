@@ -13,6 +13,7 @@
 struct entry {
     uint64_t number, bytes, created_ns;
     const char *run, *digest;
+    bool partial; /* the source has only the delta to it */
 };
 
 static int read_u64(const json_t *object, const char *key, uint64_t *out)
@@ -42,6 +43,7 @@ static int read_entry(const json_t *json, struct entry *e)
         !ws_run_is_safe(e->run) || !is_digest(e->digest))
         return -EPROTO;
     (void)read_u64(json, "created_ns", &e->created_ns);
+    e->partial = json_is_false(json_object_get(json, "anchor"));
     return 0;
 }
 
@@ -80,7 +82,7 @@ bad:
 void ws_listing_forget(struct ws_model *m, unsigned index)
 {
     for (struct ws_version *v = m->versions; v; v = v->next)
-        v->sources &= ~ws_bit(index);
+        v->sources &= ~ws_bit(index), v->partial &= ~ws_bit(index);
     m->claims[index] = (struct ws_claim){0};
 }
 
@@ -97,7 +99,7 @@ static struct ws_version *version_of(struct ws_model *m, const struct entry *e, 
                    m->name, e->number);
             return NULL;
         }
-        v->sources = 0;
+        v->sources = v->partial = 0;
         ws_version_retire(v, c);
         v = NULL;
     }
@@ -131,6 +133,8 @@ static void take_versions(struct ws_model *m, unsigned index, const json_t *vers
         v = version_of(m, &e, c);
         if (v)
             v->sources |= ws_bit(index);
+        if (v && e.partial)
+            v->partial |= ws_bit(index);
     }
 }
 
@@ -204,7 +208,7 @@ static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes
     take_orders(w, m, json, c);
 }
 
-static void take(struct ws_watch *w, const json_t *models, uint64_t agent)
+static void take(struct ws_watch *w, const json_t *models, uint64_t agent, bool is_static)
 {
     struct ws_store *s = w->store;
     struct ws_changes changes;
@@ -216,6 +220,7 @@ static void take(struct ws_watch *w, const json_t *models, uint64_t agent)
     if (s->watches[w->index] == w) { /* not unlisted meanwhile */
         w->told = w->told && w->agent == agent;
         w->agent = agent;
+        w->is_static = is_static;
         for (struct ws_model *m = s->models; m; m = m->next) {
             ws_listing_forget(m, w->index);
             m->told[w->index] = m->told[w->index] && w->told; /* it may list the model only later */
@@ -241,11 +246,11 @@ int ws_listing_apply(struct ws_watch *w, const json_t *listing, uint64_t *seq, s
 
     (void)read_u64(listing, "agent", &agent);
     if (rc == 0)
-        take(w, json_object_get(listing, "models"), agent);
+        take(w, json_object_get(listing, "models"), agent, json_is_true(json_object_get(listing, "static")));
     return rc;
 }
 
 void ws_listing_clear(struct ws_watch *w)
 {
-    take(w, NULL, w->agent);
+    take(w, NULL, w->agent, w->is_static);
 }

@@ -62,6 +62,7 @@ struct ws_version {
     bool dying;                 /* the reaper's: found by nobody any more */
     bool live;                  /* what its name says: of the live lineage, or N@RUN */
     uint64_t sources;           /* bit i: the watch with index i lists it */
+    uint64_t partial;           /* ... and has only the delta to it */
     uint64_t own_bytes;         /* of the cache; 0 where the memory is a source's */
     struct ws_watch *mapped;    /* whose memory it is; counted */
     struct ws_bequest *bequest; /* who gets its memory when it goes */

@@ -10,6 +10,7 @@
 #include "fs/model.h"
 #include "fs/pull.h"
 #include "fs/reaper.h"
+#include "fs/watch.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -125,6 +126,7 @@ void ws_version_retire(struct ws_version *v, struct ws_changes *c)
             again->listed_bytes = v->listed_bytes;
             again->created_ns = v->created_ns;
             again->sources = v->sources;
+            again->partial = v->partial;
             ws_changes_add(c, WS_VERSION_KNOWN, m, again);
         }
     }
@@ -216,6 +218,19 @@ bool ws_version_has_bytes(const struct ws_version *v)
             return true;
     }
     return false;
+}
+
+bool ws_version_comes_whole(const struct ws_version *v)
+{
+    bool whole = false, partial = false;
+
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        const struct ws_watch *w = v->store->watches[i];
+        if (!w || !w->up || !(v->sources & ws_bit(i)))
+            continue;
+        *(v->partial & ws_bit(i) ? &partial : &whole) = true;
+    }
+    return whole || (!partial && (v->sources & ~v->partial));
 }
 
 struct ws_mark ws_version_mark(const struct ws_version *v)
