@@ -366,6 +366,43 @@ def test_kill(stack):
         assert {int(n) for n in os.listdir(run.archive + "/v1/actor") if n.isdigit()} == set(listed)
 
 
+def test_save(stack):
+    "wsync save writes versions of a mount, the first whole, and they read back; it adds to what is there"
+    need_fuse()
+    agent, folders = Agent(stack), {}
+    for version in (1, 2, 3):
+        folders[version] = step(folders[version - 1], version) if version > 1 else checkpoint(TENSORS, seed=1)
+        agent.publish("actor", version, folders[version])
+        if version == 1:
+            mount = Mount(stack, agent.url, "keep=8")
+        mount.wait_version("actor", version)
+        mount.read("actor", version, "config.json")  # the trainer's slots are two: pulled while it is there
+    archive, place = unique("archive"), lambda v: mount.file("actor", v)
+    said = wsync("save", place(1), place(2), archive).stdout
+    assert "actor/1: whole" in said and "actor/2: delta on 1" in said, said
+    said = wsync("save", place(2), place(3), archive).stdout
+    assert "actor/2: is in the archive already" in said and "actor/3: delta on 2" in said, said
+    assert anchors(archive) == [1] and sorted(listing(archive)) == [1, 2, 3]
+    whole = unique("archive")
+    wsync("save", "--whole", "-q", place(1), place(2), whole)
+    assert anchors(whole) == [1, 2]
+    agent.publish("actor", 7, checkpoint(TENSORS, seed=7))  # nothing like it
+    mount.wait_version("actor", 7)
+    assert "actor/7: whole" in wsync("save", place(3), place(7), archive).stdout
+    folders[7] = checkpoint(TENSORS, seed=7)
+    back = Mount(stack, f"dir:{archive}")
+    back.wait_version("actor", 7)
+    for version in (3, 1, 7, 2):
+        same(back, version, folders[version])
+        assert json.loads(back.read("actor", version, ".wsync/manifest.json")) == json.loads(mount.read("actor", version, ".wsync/manifest.json"))
+    for words, what in ((("/nowhere", archive), "is this a mounted version"), ((place(1), "/nowhere/at/all"), "/nowhere/at/all")):
+        r = wsync("save", *words, check=False)
+        assert r.returncode == 1 and what in r.stderr, r.stderr
+    Agent(stack, "--archive", archive)
+    r = wsync("save", place(1), archive, check=False)
+    assert r.returncode == 1 and "another process writes the archive" in r.stderr, r.stderr
+
+
 def test_rollback(stack):
     "engines go back to a version that only the archive has, and forward again"
     run = Archived(stack, "--archive-every", "4")
@@ -383,4 +420,4 @@ def test_rollback(stack):
 
 
 run(test_agent, test_long_chain, test_small_cache, test_restart, test_web_server, test_damage, test_full_disk, test_hurry,
-    test_kill, test_rollback)
+    test_kill, test_save, test_rollback)
