@@ -148,11 +148,10 @@ static uint64_t next_seq(uint64_t seq)
 }
 
 /* models comes last: it is what counts when a crash comes in between. */
-static int write_listing(struct ws_archive *a, struct ws_error *err)
+static int write_listings(struct ws_archive *a, struct ws_error *err)
 {
     char path[WS_ARCHIVE_PATH_BYTES];
     int rc = 0;
-    a->listing.seq = next_seq(a->listing.seq);
     for (size_t i = 0; rc == 0 && i < a->listing.n_models; i++) {
         ws_archive_path(path, a->root, a->listing.models[i].name, UINT64_MAX, NULL);
         rc = make_folder(path, err);
@@ -167,6 +166,12 @@ static int write_listing(struct ws_archive *a, struct ws_error *err)
         rc = replace_listing(a, NULL, "models", err);
     ws_archive_path(path, a->root, NULL, UINT64_MAX, NULL);
     return rc == 0 ? sync_folder(path, err) : rc;
+}
+
+static int write_listing(struct ws_archive *a, struct ws_error *err)
+{
+    a->listing.seq = next_seq(a->listing.seq);
+    return write_listings(a, err);
 }
 
 /* --- versions that go --- */
@@ -335,8 +340,8 @@ int ws_archive_open(struct ws_archive **out, const char *dir, struct ws_error *e
         rc = ws_archive_listing_read(a->root, &a->listing, err);
     if (rc == 0 && !is_new)
         clean(a);
-    if (rc == 0)
-        rc = write_listing(a, err); /* all three say the same again */
+    if (rc == 0) /* all say the same again, and nothing is new */
+        rc = is_new ? write_listing(a, err) : write_listings(a, err);
     if (rc < 0) {
         ws_archive_close(a);
         return rc;

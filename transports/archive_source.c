@@ -63,19 +63,26 @@ static void archive_close(struct ws_source *source)
 
 /* --- what is there --- */
 
-/* Takes the entry of a version; -ESTALE: it is not listed (any more). */
+/* Takes the entry of a version. -ENOENT: there was none yet; -ESTALE: it is listed no more. */
 static int find(const struct archive_source *s, const char *model, uint64_t version, const char *run,
                 struct ws_archive_entry *out, struct ws_error *err)
 {
     struct ws_archive_listing listing;
+    uint64_t newest = 0;
     int rc = ws_archive_listing_read(s->root, &listing, err);
     if (rc < 0)
         return rc;
+    const struct ws_archive_model *m = ws_archive_model(&listing, model);
     const struct ws_archive_entry *e = ws_archive_entry(&listing, model, version, run);
+    for (size_t i = 0; m && i < m->n; i++)
+        if (m->entries[i].mark.version > newest)
+            newest = m->entries[i].mark.version;
     if (e)
         *out = *e;
+    else if (version > newest)
+        rc = ws_error_set(err, ENOENT, "the archive %s has no version %s/%" PRIu64, s->root, model, version);
     else
-        rc = ws_error_set(err, ESTALE, "the archive %s has no version %s/%" PRIu64 " (any more)", s->root,
+        rc = ws_error_set(err, ESTALE, "the archive %s has no version %s/%" PRIu64 " any more", s->root,
                           model, version);
     ws_archive_listing_free(&listing);
     return rc;

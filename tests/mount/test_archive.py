@@ -348,11 +348,10 @@ def test_hurry(stack):
 def test_kill(stack):
     "an agent that is killed at any moment leaves an archive that reads whole, and goes on with it"
     run = Archived(stack, "--archive-every", "2")
-    run.steps(2)
     generator = random.Random(5)
     for _ in range(4):
         for _ in range(3):
-            run.publish(run.newest + 1, wait=False)
+            run.publish(run.newest + 1, None, "--run", "one", wait=run.newest < 2)
         time.sleep(generator.random() * 0.2)
         run.agent.kill()
         listed = listing(run.archive)
