@@ -16,6 +16,7 @@ struct entry {
     uint64_t number;
     const char *run;
     struct ws_offer offer;
+    bool partial; /* the source has only the delta to it */
 };
 
 static int read_u64(const json_t *object, const char *key, uint64_t *out)
@@ -35,6 +36,7 @@ static int read_entry(const json_t *json, struct entry *e)
         read_u64(json, "bytes", &e->offer.bytes) < 0 || !e->run || !ws_run_is_safe(e->run))
         return -EPROTO;
     (void)read_u64(json, "created_ns", &e->offer.created_ns);
+    e->partial = json_is_false(json_object_get(json, "anchor"));
     return 0;
 }
 
@@ -74,6 +76,7 @@ void ws_listing_forget(struct ws_model *m, unsigned index)
 {
     for (struct ws_version *v = m->versions; v; v = v->next) {
         v->sources &= ~ws_bit(index);
+        v->partial &= ~ws_bit(index);
         ws_offers_forget(v, index);
     }
     m->claims[index] = (struct ws_claim){0};
@@ -155,8 +158,11 @@ static void take_versions(struct ws_watch *w, struct ws_model *m, const json_t *
         if (!v)
             continue;
         ws_offers_note(v, w->index, &e.offer);
-        if (!is_another(v, e.offer.digest) || !is_held(v))
-            v->sources |= ws_bit(w->index);
+        if (is_another(v, e.offer.digest) && is_held(v))
+            continue;
+        v->sources |= ws_bit(w->index);
+        if (e.partial)
+            v->partial |= ws_bit(w->index);
     }
 }
 
@@ -240,7 +246,7 @@ static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes
     take_orders(w, m, json, c);
 }
 
-static void take(struct ws_watch *w, const json_t *models, uint64_t agent)
+static void take(struct ws_watch *w, const json_t *models, uint64_t agent, bool is_static)
 {
     struct ws_store *s = w->store;
     struct ws_changes changes;
@@ -252,6 +258,7 @@ static void take(struct ws_watch *w, const json_t *models, uint64_t agent)
     if (s->watches[w->index] == w) { /* not unlisted meanwhile */
         w->told = w->told && w->agent == agent;
         w->agent = agent;
+        w->is_static = is_static;
         for (struct ws_model *m = s->models; m; m = m->next) {
             ws_listing_forget(m, w->index);
             m->told[w->index] = m->told[w->index] && w->told; /* it may list the model only later */
@@ -280,11 +287,11 @@ int ws_listing_apply(struct ws_watch *w, const json_t *listing, uint64_t *seq, s
 
     (void)read_u64(listing, "agent", &agent);
     if (rc == 0)
-        take(w, json_object_get(listing, "models"), agent);
+        take(w, json_object_get(listing, "models"), agent, json_is_true(json_object_get(listing, "static")));
     return rc;
 }
 
 void ws_listing_clear(struct ws_watch *w)
 {
-    take(w, NULL, w->agent);
+    take(w, NULL, w->agent, w->is_static);
 }

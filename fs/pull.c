@@ -3,6 +3,8 @@
  *     manifest -> headers -> room and regions -> deltas -> blocks -> headers checked -> READY
  *                         \-> the source's own memory, mapped -----------/
  *
+ * Before the room: what a version is made of that no source has whole (stones.h).
+ *
  * Blocks are verified as they arrive, so what is left at the end is short. A pull that fails leaves
  * what is here where it is: the next one goes on from there. */
 #include "fs/pull.h"
@@ -12,6 +14,7 @@
 #include "fs/replay.h"
 #include "fs/room.h"
 #include "fs/route.h"
+#include "fs/stones.h"
 #include "fs/transfer.h"
 #include "fs/verify.h"
 #include "fs/version.h"
@@ -24,6 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define WAY_TRIES   3
 #define HOLD_OFF_NS 1000000000UL /* after a failure: readers that ask again at once get the same answer */
 
 struct ws_pull {
@@ -129,7 +133,7 @@ static int get_header(struct ws_pull *p, size_t file, struct ws_error *err)
     const struct ws_manifest *m = atomic_load(&v->manifest);
     size_t n = ws_content_header_blocks(&m->files[file]);
     unsigned char *bytes = malloc(n * WS_BLOCK_BYTES);
-    struct ws_leg leg = {0};
+    struct ws_leg leg = {.whole = true};
     unsigned n_bad = 0;
     int rc = -EAGAIN;
 
@@ -276,19 +280,56 @@ static int get_regions(struct ws_pull *p, struct ws_error *err)
     return rc;
 }
 
+static bool comes_whole(struct ws_version *v)
+{
+    bool whole;
+
+    pthread_mutex_lock(&v->store->lock);
+    whole = ws_version_comes_whole(v);
+    pthread_mutex_unlock(&v->store->lock);
+    return whole;
+}
+
+/* How it is to come; *replay NULL: from the source. What a version hangs on may be evicted before it is
+ * taken, and is then brought again. */
+static int choose_way(struct ws_pull *p, struct ws_replay **replay, char why[WS_HOW_CHARS],
+                      struct ws_error *err)
+{
+    struct ws_version *v = p->version;
+
+    for (int tries = 0; tries < WAY_TRIES; tries++) {
+        int rc = ws_stones_lay(&p->route, &p->priority, err);
+        if (rc < 0)
+            return rc;
+        bool whole = comes_whole(v);
+        *replay = whole && ws_version_has_bytes(v) ? NULL : ws_replay_new(&p->route, why);
+        if (whole || *replay)
+            return 0;
+    }
+    return ws_error_set(err, ENOSPC,
+                        "%s/%lu is at its sources only as a delta, and what it is made of did not stay here: "
+                        "cache= must have room for two versions",
+                        v->model->name, v->number);
+}
+
 /* From what is here and from deltas, as far as they go, and from the source. */
 static int fill(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
 {
     struct ws_version *v = p->version;
     const char *patched = "", *transport = "";
     char why[WS_HOW_CHARS] = "";
-    struct ws_replay *replay = ws_version_has_bytes(v) ? NULL : ws_replay_new(&p->route, why);
-    int rc = get_regions(p, err);
+    struct ws_replay *replay = NULL;
+    int rc = choose_way(p, &replay, why, err);
 
     if (!replay)
         atomic_store(&v->decided, true);
-    if (rc == 0 && replay)
+    if (rc == 0)
+        rc = get_regions(p, err);
+    if (rc == 0 && replay) {
         ws_replay_run(replay, &patched);
+        if (!comes_whole(v))
+            rc = ws_replay_result(replay, err);
+    }
     ws_replay_free(replay);
     if (rc == 0)
         rc = ws_transfer_run(&p->route, &p->priority, &transport, err);
@@ -349,11 +390,20 @@ static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *e
     return ws_content_check_headers(v, err);
 }
 
+static void want_all(struct ws_pull *p)
+{
+    pthread_mutex_lock(&p->version->store->lock);
+    p->goal = WS_GOAL_ALL;
+    pthread_mutex_unlock(&p->version->store->lock);
+}
+
 static int go_to(struct ws_pull *p, enum ws_goal goal, char how[WS_HOW_CHARS], struct ws_error *err)
 {
     int rc = get_manifest(p, err);
 
-    if (rc == 0 && goal == WS_GOAL_HEADERS)
+    if (rc == 0 && goal == WS_GOAL_HEADERS && !ws_content_has_headers(p->version) && !comes_whole(p->version))
+        want_all(p); /* a delta has no header to look at */
+    else if (rc == 0 && goal == WS_GOAL_HEADERS)
         rc = get_headers(p, err);
     if (rc == 0 && goal == WS_GOAL_ALL)
         rc = get_all(p, how, err);

@@ -4,6 +4,7 @@
 #include "fs/replay.h"
 #include "fs/bequest.h"
 #include "fs/content.h"
+#include "fs/links.h"
 #include "fs/model.h"
 #include "fs/pull.h"
 #include "fs/room.h"
@@ -14,30 +15,22 @@
 #include "transports/workers.h"
 #include <assert.h>
 #include <errno.h>
-#include <poll.h>
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define BITS   64
-#define NONE   SIZE_MAX
-#define SPARE  4
-#define ASKS   100 /* how often a source is asked that does not know its deltas yet */
-#define ASK_MS 20
-#define TRIES  2 /* of a part, when the connection breaks */
-
-/* One step of the chain: what it is, and where it comes from. */
-struct link {
-    struct ws_delta_offer offer;
-    struct ws_delta *held; /* whole and here already, counted; NULL: to be fetched */
-};
+#define BITS  64
+#define NONE  SIZE_MAX
+#define SPARE 4
+#define TRIES 2 /* of a part, when the connection breaks */
 
 struct ws_replay {
     struct ws_route *route;
     struct ws_version *version;
     const struct ws_manifest *manifest;
     size_t n_links; /* of links, oldest first */
-    struct link links[WS_MAX_CHAIN];
+    struct ws_link links[WS_MAX_CHAIN];
     struct ws_delta *chain[WS_MAX_CHAIN];
     /* the base */
     struct ws_version *copied; /* counted and kept; NULL: it is patched in place */
@@ -48,6 +41,7 @@ struct ws_replay {
     const char *transport;    /* guarded by route->lock */
     _Atomic(uint64_t) patched_bytes, patched_ns;
     pthread_mutex_t lock;
+    struct ws_error err; /* why a link did not come; guarded by lock */
     struct patching {
         struct patching *next;
         struct ws_patcher *patcher;
@@ -55,60 +49,6 @@ struct ws_replay {
 };
 
 /* --- which ways there are --- */
-
-/* What is known of deltas: the source's word, and what is here. */
-struct known {
-    struct ws_delta_offer offers[WS_MAX_OFFERS];
-    size_t n;
-};
-
-static void ask_source(struct ws_route *r, struct known *k)
-{
-    const struct ws_version *v = r->version;
-    struct ws_mark mark = ws_version_mark(v);
-    struct ws_leg leg = {0};
-    struct ws_error err = {0};
-    int rc, tries = 0;
-
-    k->n = 0;
-    if (ws_route_take(r, &leg, &err) < 0)
-        return;
-    /* Another mount may have to find out first by which way it comes there. */
-    do
-        rc = ws_source_deltas(leg.watch->source, v->model->name, &mark, k->offers, &k->n, &err);
-    while (rc == -EAGAIN && ++tries < ASKS && !atomic_load(&r->stop) && poll(NULL, 0, ASK_MS) == 0);
-    if (rc < 0) {
-        k->n = 0;
-        ws_log(WS_LOG_DEBUG, "store", "no list of deltas model=%s version=%lu error=\"%s\"", v->model->name,
-               v->number, err.text);
-    }
-    ws_route_end(&leg);
-}
-
-static bool leads_to(const struct ws_delta_link *l, const struct ws_mark *target, const char *digest)
-{
-    return ws_mark_is(&l->target, target) && strcmp(l->target_digest, digest) == 0;
-}
-
-/* The link that ends at a version. With store->lock. */
-static bool find_link(const struct ws_model *m, const struct known *k, const struct ws_mark *target,
-                      const char *digest, struct link *out)
-{
-    for (size_t i = 0; i < m->deltas.n; i++) {
-        struct ws_delta *d = m->deltas.list[i];
-        if (ws_delta_state(d) == WS_DELTA_WHOLE && leads_to(ws_delta_link(d), target, digest)) {
-            *out = (struct link){.offer = {.link = *ws_delta_link(d)}, .held = d};
-            return true;
-        }
-    }
-    for (size_t i = 0; i < k->n; i++) {
-        if (leads_to(&k->offers[i].link, target, digest) && k->offers[i].figures.state != WS_DELTA_GIVEN_UP) {
-            *out = (struct link){.offer = k->offers[i]};
-            return true;
-        }
-    }
-    return false;
-}
 
 static bool has_same_files(const struct ws_manifest *a, const struct ws_manifest *b)
 {
@@ -147,7 +87,7 @@ struct choice {
     double seconds, full_seconds;
 };
 
-static uint64_t bytes_of(const struct link *l, uint64_t total)
+static uint64_t bytes_of(const struct ws_link *l, uint64_t total)
 {
     if (l->held)
         return 0;
@@ -160,7 +100,7 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
                   struct choice *best)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
-    bool in_place = may_be_replaced(w);
+    bool in_place = !ws_version_has_bytes(v) && may_be_replaced(w);
     struct ws_way way = {.fetch_bytes = delta_bytes + m->total_bytes - ws_content_bytes(w),
                          .patch_bytes = m->total_bytes,
                          .copies = !in_place,
@@ -179,7 +119,8 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
 
 /* Walks back from the version, link by link; each version that is here on the way is a base. links: newest
  * first. */
-static struct choice choose(struct ws_version *v, const struct known *k, struct link links[WS_MAX_CHAIN])
+static struct choice choose(struct ws_version *v, const struct ws_links *k,
+                            struct ws_link links[WS_MAX_CHAIN])
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
     struct ws_way full = {.fetch_bytes = m->total_bytes};
@@ -188,8 +129,10 @@ static struct choice choose(struct ws_version *v, const struct known *k, struct 
     const char *digest = v->digest;
     uint64_t bytes = 0;
 
+    if (!ws_version_comes_whole(v))
+        best.seconds = DBL_MAX; /* there is no other way */
     best.full_seconds = best.seconds;
-    for (size_t n = 0; n < WS_MAX_CHAIN && find_link(v->model, k, &at, digest, &links[n]); n++) {
+    for (size_t n = 0; n < WS_MAX_CHAIN && ws_links_find(v->model, k, &at, digest, &links[n]); n++) {
         struct ws_version *w = find_base(v, &links[n].offer.link);
         bytes += bytes_of(&links[n], m->total_bytes);
         if (w)
@@ -202,7 +145,7 @@ static struct choice choose(struct ws_version *v, const struct known *k, struct 
 
 /* --- taking the base --- */
 
-static int keep_choice(struct ws_replay *p, const struct choice *c, const struct link *newest_first)
+static int keep_choice(struct ws_replay *p, const struct choice *c, const struct ws_link *newest_first)
 {
     p->n_links = c->n_links;
     for (size_t i = 0; i < c->n_links; i++) {
@@ -238,13 +181,13 @@ static void say_why(const struct choice *c, const struct ws_manifest *m, const s
 }
 
 /* Chooses and takes. False: a full pull. Again when a base could not be had in the end. */
-static bool take_base(struct ws_replay *p, const struct known *k, char why[WS_HOW_CHARS])
+static bool take_base(struct ws_replay *p, const struct ws_links *k, char why[WS_HOW_CHARS])
 {
     struct ws_version *v = p->version;
     struct ws_store *s = v->store;
 
     for (;;) {
-        struct link links[WS_MAX_CHAIN];
+        struct ws_link links[WS_MAX_CHAIN];
         struct ws_bequest *bequest = NULL;
         struct ws_changes changes;
         ws_changes_init(&changes);
@@ -294,11 +237,16 @@ static int make_tables(struct ws_replay *p)
 struct ws_replay *ws_replay_new(struct ws_route *r, char why[WS_HOW_CHARS])
 {
     struct ws_version *v = r->version;
+    struct ws_error err = {0};
     struct ws_replay *p;
-    struct known *k;
+    struct ws_links *k;
+    bool wanted;
 
     why[0] = '\0';
-    if (v->store->options.delta_cache_bytes == 0)
+    pthread_mutex_lock(&v->store->lock);
+    wanted = v->store->options.delta_cache_bytes > 0 || !ws_version_comes_whole(v);
+    pthread_mutex_unlock(&v->store->lock);
+    if (!wanted)
         return NULL;
     p = calloc(1, sizeof(*p));
     k = calloc(1, sizeof(*k));
@@ -307,7 +255,9 @@ struct ws_replay *ws_replay_new(struct ws_route *r, char why[WS_HOW_CHARS])
         p->version = v;
         p->manifest = atomic_load(&v->manifest);
         pthread_mutex_init(&p->lock, NULL);
-        ask_source(r, k);
+        if (ws_links_ask(r, k, &err) < 0)
+            ws_log(WS_LOG_DEBUG, "store", "no list of deltas model=%s version=%lu error=\"%s\"",
+                   v->model->name, v->number, err.text);
         if (!take_base(p, k, why) || make_tables(p) < 0) {
             ws_replay_free(p);
             p = NULL;
@@ -500,6 +450,12 @@ static void *lane_main(void *arg)
     for (int tries = 0; tries < TRIES && (tries == 0 || ws_source_is_away(rc)); tries++)
         rc = fetch_part(l, &err);
     l->ok = rc == 0;
+    if (rc < 0) {
+        pthread_mutex_lock(&l->replay->lock);
+        if (l->replay->err.code == 0)
+            l->replay->err = err;
+        pthread_mutex_unlock(&l->replay->lock);
+    }
     if (rc < 0 && rc != -ECANCELED)
         ws_log(WS_LOG_INFO, "store", "delta incomplete model=%s version=%lu errno=%s error=\"%s\"",
                v->model->name, v->number, ws_errno_name(-rc), err.text);
@@ -510,7 +466,8 @@ static void *lane_main(void *arg)
 static bool fetch_link(struct ws_replay *p, size_t i)
 {
     struct lane lanes[WS_MAX_STREAMS] = {0};
-    const unsigned streams = p->version->store->options.streams;
+    const unsigned most = p->links[i].offer.most_parts, asked = p->version->store->options.streams;
+    const unsigned streams = most && most < asked ? most : asked;
     unsigned n = streams < p->links[i].offer.n_blocks ? streams : (unsigned)p->links[i].offer.n_blocks,
              started = 0;
     bool whole = n > 0, last = i + 1 == p->n_links;
@@ -631,4 +588,28 @@ void ws_replay_run(struct ws_replay *p, const char **transport)
                   (double)atomic_load(&p->patched_ns) / 1e9);
     if (p->transport)
         *transport = p->transport;
+}
+
+int ws_replay_result(struct ws_replay *p, struct ws_error *err)
+{
+    struct ws_version *v = p->version;
+    int code;
+
+    if (ws_content_bytes(v) == p->manifest->total_bytes)
+        return 0;
+    if (atomic_load(&p->route->stop))
+        return ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name, v->number);
+    pthread_mutex_lock(&p->lock);
+    code = p->err.code;
+    if (code)
+        ws_error_set(err, code, "%s/%lu is at its sources only as a delta: %s", v->model->name, v->number,
+                     p->err.text);
+    pthread_mutex_unlock(&p->lock);
+    if (code)
+        return -code;
+    return ws_error_set(
+        err, EBADMSG,
+        "%s/%lu is at its sources only as a delta, and with what it is made of (%lu) that gives "
+        "other bytes than its manifest's",
+        v->model->name, v->number, p->base->version);
 }

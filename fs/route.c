@@ -5,6 +5,7 @@
 #include "fs/route.h"
 #include "fs/offers.h"
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,7 +43,10 @@ static int none_left(struct ws_route *r, struct ws_error *err)
 {
     const struct ws_version *v = r->version;
     const struct ws_version *newest = NULL;
+    char why[WS_ERROR_TEXT / 2] = "";
 
+    if (r->last.code == ENOENT) /* it lists the version and lacks a part of it: which one is of use */
+        snprintf(why, sizeof(why), " (%.*s)", (int)sizeof(why) - 4, r->last.text);
     if (!r->gone && r->last.code && v->sources) {
         if (err)
             *err = r->last;
@@ -53,21 +57,22 @@ static int none_left(struct ws_route *r, struct ws_error *err)
             newest = w;
     }
     if (newest)
-        return ws_error_set(err, ESTALE, "%s/%lu is gone at the source; the newest is %lu", v->model->name,
-                            v->number, newest->number);
-    return ws_error_set(err, ESTALE, "%s/%lu is gone at the source", v->model->name, v->number);
+        return ws_error_set(err, ESTALE, "%s/%lu is gone at the source; the newest is %lu%s", v->model->name,
+                            v->number, newest->number, why);
+    return ws_error_set(err, ESTALE, "%s/%lu is gone at the source%s", v->model->name, v->number, why);
 }
 
 /* Candidates in the order of adding. With store->lock and r->lock. */
-static unsigned candidates(const struct ws_route *r, struct ws_watch *out[WS_MAX_SOURCES])
+static unsigned candidates(const struct ws_route *r, bool whole, struct ws_watch *out[WS_MAX_SOURCES])
 {
     const struct ws_version *v = r->version;
+    uint64_t those = v->sources & ~r->refused & ~(whole ? v->partial : 0);
     unsigned n = 0;
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
         struct ws_watch *w = v->store->watches[i];
         unsigned at = n;
-        if (!w || !(v->sources & ~r->refused & ws_bit(i)))
+        if (!w || !(those & ws_bit(i)))
             continue;
         for (; at > 0 && out[at - 1]->order > w->order; at--)
             out[at] = out[at - 1];
@@ -89,7 +94,7 @@ int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
     pthread_mutex_lock(&s->lock);
     rc = ws_offers_agree(r->version, err);
     pthread_mutex_lock(&r->lock);
-    n = rc == 0 ? candidates(r, list) : 0;
+    n = rc == 0 ? candidates(r, leg->whole, list) : 0;
     leg->turn = r->turn;
     leg->watch = NULL;
     for (unsigned k = 0; k < n && !leg->watch; k++) {

@@ -22,6 +22,7 @@ struct ws_leg {
     struct ws_watch *watch; /* counted; NULL: none */
     unsigned turn;
     unsigned attempts; /* failures in a row, of this leg's thread */
+    bool whole;        /* the caller's: bytes of files are wanted, which who has only a delta has not */
 };
 
 void ws_route_init(struct ws_route *r, struct ws_version *v);

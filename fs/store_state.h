@@ -66,6 +66,7 @@ struct ws_version {
     uint64_t sources;           /* bit i: the watch with index i lists it */
     struct ws_offer *offers;    /* what each of those that list it says, of what is left out too */
     bool disputed;              /* they do not agree on its digest */
+    uint64_t partial;           /* ... and has only the delta to it */
     uint64_t own_bytes;         /* of the cache; 0 where the memory is a source's */
     struct ws_watch *mapped;    /* whose memory it is; counted */
     struct ws_bequest *bequest; /* who gets its memory when it goes */

@@ -341,7 +341,7 @@ static int run_lanes(struct transfer *t, struct ws_error *err)
 
     memset(lanes, 0, sizeof(lanes));
     for (unsigned i = 0; i < t->n_lanes; i++)
-        lanes[i].t = t;
+        lanes[i] = (struct lane){.t = t, .leg.whole = true};
     while (started < t->n_lanes) {
         rc = ws_thread_start(&lanes[started].thread, lane_main, &lanes[started]);
         if (rc < 0)

@@ -11,6 +11,7 @@
 #include "fs/offers.h"
 #include "fs/pull.h"
 #include "fs/reaper.h"
+#include "fs/watch.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -130,6 +131,7 @@ void ws_version_retire(struct ws_version *v, struct ws_changes *c)
             again->offers = v->offers;
             again->disputed = v->disputed;
             v->offers = NULL;
+            again->partial = v->partial;
             ws_changes_add(c, WS_VERSION_KNOWN, m, again);
         }
     }
@@ -221,6 +223,19 @@ bool ws_version_has_bytes(const struct ws_version *v)
             return true;
     }
     return false;
+}
+
+bool ws_version_comes_whole(const struct ws_version *v)
+{
+    bool whole = false, partial = false;
+
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        const struct ws_watch *w = v->store->watches[i];
+        if (!w || !w->up || !(v->sources & ws_bit(i)))
+            continue;
+        *(v->partial & ws_bit(i) ? &partial : &whole) = true;
+    }
+    return whole || (!partial && (v->sources & ~v->partial));
 }
 
 struct ws_mark ws_version_mark(const struct ws_version *v)

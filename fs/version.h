@@ -19,6 +19,8 @@ bool ws_version_is_live(const struct ws_version *v);
 bool ws_version_is_complete(const struct ws_version *v);
 /* Has it regions, filled or not? Callable without the lock. */
 bool ws_version_has_bytes(const struct ws_version *v);
+/* Has a source that is up all of it, not only a delta to it? Where none is up: has any? */
+bool ws_version_comes_whole(const struct ws_version *v);
 void ws_version_put_locked(struct ws_version *v);
 
 /* Frees what ws_version_new made; the reaper's, when nothing refers to it any more. */

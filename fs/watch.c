@@ -13,6 +13,7 @@
 #include <string.h>
 
 #define FIRST_PAUSE_MS   100
+#define QUIET_PAUSE_MS   1000 /* where a poll is answered at once, as a file behind a web server is */
 #define LONGEST_PAUSE_MS 5000
 
 /* Sleeps ms, a quarter more or less so that many mounts do not come at once, or until the stop. */
@@ -100,8 +101,8 @@ static void *watch_main(void *arg)
         }
         /* Failed, or answered at once without news: not again at once. */
         pause_ms(w, wait_ms, &seed);
-        if (rc < 0)
-            wait_ms = wait_ms * 2 < LONGEST_PAUSE_MS ? wait_ms * 2 : LONGEST_PAUSE_MS;
+        const unsigned longest = rc < 0 ? LONGEST_PAUSE_MS : QUIET_PAUSE_MS;
+        wait_ms = wait_ms * 2 < longest ? wait_ms * 2 : longest;
     }
     ws_watch_put(w);
     return NULL;

@@ -19,6 +19,7 @@ struct ws_watch {
     uint64_t agent;      /* which one it was, by its listing */
     bool circles;        /* it lists what it has from this mount */
     bool told;           /* the mount has said where it stands since the source is up */
+    bool is_static;      /* files that nobody listens behind: no reports */
     uint64_t contact_ns; /* 0: never */
     char error[WS_ERROR_TEXT];
 };

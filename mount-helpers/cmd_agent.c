@@ -38,6 +38,13 @@ static const struct cli_option options[] = {
      "who is not root; 'none': they are forgotten at the end"},
     {"delta-cache", 0, "SIZE",
      "memory for deltas between versions, of all models; default 1G; 0: none are made"},
+    {"archive", 0, "DIR",
+     "write versions to this folder: readable as dir:DIR, and by http: behind any web server"},
+    {"archive-every", 0, "N",
+     "with --archive: every N-th version whole, deltas between; 1 to 64, default 10"},
+    {"archive-keep", 0, "K",
+     "with --archive: keep the newest K whole versions and the deltas on them; default 3; while the next one "
+     "is written there are K + 1"},
     {"threads", 't', "N", "threads for hashing after a commit, and as many for deltas; default: all cores"},
     {"nice", 0, "N", "nice value of the background threads"},
     {0},
@@ -124,6 +131,9 @@ static int run(const struct cli_args *args)
         .socket_gid = (gid_t)-1,
         .memory_bytes = cli_bytes(args, "memory", 0),
         .delta_cache_bytes = cli_bytes(args, "delta-cache", 1UL << 30),
+        .archive = cli_get(args, "archive"),
+        .archive_every = (unsigned)cli_u64(args, "archive-every", 10),
+        .archive_keep = (unsigned)cli_u64(args, "archive-keep", 3),
         .max_slots = (unsigned)cli_u64(args, "slots", 0),
         .n_threads = (unsigned)cli_u64(args, "threads", 0),
         .nice = (int)cli_u64(args, "nice", 0),
@@ -137,6 +147,12 @@ static int run(const struct cli_args *args)
         o.socket = NULL;
     if (!o.tcp.listen && !o.socket)
         return cli_usage("with neither --listen nor --socket nobody could reach the agent");
+    if (o.archive_every < 1 || o.archive_every > 64)
+        return cli_usage("--archive-every is 1 to 64, not %u", o.archive_every);
+    if (o.archive_keep < 1)
+        return cli_usage("--archive-keep is at least 1");
+    if (!o.archive && (cli_has(args, "archive-every") || cli_has(args, "archive-keep")))
+        return cli_usage("--archive-every and --archive-keep need --archive DIR");
     if (group) {
         const struct group *g = getgrnam(group);
         if (!g)
@@ -161,13 +177,17 @@ const struct cli_command cmd_agent = {
         "its crash stops a transfer. Trainers attach by the unix socket and write into its slots; "
         "mounts pull by HTTP, or on the same host by file descriptors.\n\n"
         "Without --token-file it refuses to listen beyond loopback unless told --insecure. "
-        "Versions live in memory: they are gone when the agent ends.\n\n"
+        "Versions live in memory: they are gone when the agent ends, but for what --archive wrote. The "
+        "trainer "
+        "never waits for that disk: a version whose slot is wanted before it is written is given up, and the "
+        "next one is written whole.\n\n"
         "With --astraflow it also serves AstraFlow's own receivers, unmodified, from the same memory: point "
         "them at that port (sender_endpoint, or WEIGHT_TRANSFER_HTTP_PORT). Those ports know no "
         "authentication, --token-file and TLS do not hold there: each is a listener of its own, off unless "
         "it is asked for, and belongs into a network in which everybody may have the weights.",
     .examples = "wsync agent --listen 127.0.0.1:18861 --socket /run/wsync/agent.sock\n"
                 "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token\n"
+                "wsync agent --archive /data/run7 --archive-every 20 --archive-keep 5\n"
                 "curl -s http://127.0.0.1:18861/v1/models\n"
                 "wsync agent --astraflow actor=10.0.0.1:18871 --astraflow critic=10.0.0.1:18872",
     .options = options,

@@ -40,17 +40,17 @@ int ws_delta_offers_read(const json_t *list, struct ws_delta_offer out[WS_MAX_OF
     *n = 0;
     json_array_foreach(list, i, one)
     {
-        json_int_t base, version, bytes, changed, whole, blocks;
+        json_int_t base, version, bytes, changed, whole, blocks, parts = 0;
         const char *base_run, *base_digest, *run, *digest, *state;
         struct ws_delta_offer *o = &out[*n];
         if (*n == WS_MAX_OFFERS)
             break;
         *o = (struct ws_delta_offer){0};
-        if (json_unpack((json_t *)one, "{s:I,s:s,s:s,s:I,s:s,s:s,s:s,s:I,s:I,s:I,s:I}", "base", &base,
+        if (json_unpack((json_t *)one, "{s:I,s:s,s:s,s:I,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s?I}", "base", &base,
                         "base_run", &base_run, "base_digest", &base_digest, "version", &version, "run", &run,
                         "digest", &digest, "state", &state, "bytes", &bytes, "changed", &changed,
-                        "whole_blocks", &whole, "blocks", &blocks) != 0 ||
-            base < 0 || version < 0 || bytes < 0 || changed < 0 || whole < 0 || blocks < 0 ||
+                        "whole_blocks", &whole, "blocks", &blocks, "parts", &parts) != 0 ||
+            parts < 0 || base < 0 || version < 0 || bytes < 0 || changed < 0 || whole < 0 || blocks < 0 ||
             !ws_run_is_safe(base_run) || !ws_run_is_safe(run) ||
             !read_digest(base_digest, o->link.base_digest) || !read_digest(digest, o->link.target_digest))
             return -EPROTO;
@@ -62,6 +62,7 @@ int ws_delta_offers_read(const json_t *list, struct ws_delta_offer out[WS_MAX_OF
         o->figures.n_changed = (uint64_t)changed;
         o->figures.n_blocks_whole = (uint64_t)whole;
         o->n_blocks = (uint64_t)blocks;
+        o->most_parts = parts < WS_MAX_STREAMS ? (unsigned)parts : 0;
         ++*n;
     }
     return 0;

@@ -2,7 +2,9 @@
  * anything is fetched. As JSON, newest first:
  *   [{"base":1,"base_run":"r","base_digest":"..","version":2,"run":"r","digest":"..","state":"whole","bytes":1,
  *     "changed":1,"whole_blocks":0,"blocks":9}, ...]
- * state: growing (it can be fetched already, bytes grow), whole, given-up (what there is can be used). */
+ * state: growing (it can be fetched already, bytes grow), whole, given-up (what there is can be used).
+ * "parts":1 in one says that it comes in at most so many parts (a file behind a web server that knows nothing
+ * of parts is one stream); without it, as many as its reader likes. */
 #ifndef WS_TRANSPORTS_DELTA_OFFER_H
 #define WS_TRANSPORTS_DELTA_OFFER_H
 #include "transports/delta.h"
@@ -13,7 +15,8 @@
 struct ws_delta_offer {
     struct ws_delta_link link;
     struct ws_delta_figures figures;
-    uint64_t n_blocks; /* of the target */
+    uint64_t n_blocks;   /* of the target */
+    unsigned most_parts; /* 0: as many as you like */
 };
 
 json_t *ws_delta_offer_json(const struct ws_delta *d);

@@ -1,5 +1,6 @@
 /* The wrappers around struct ws_transport_ops: arguments and results are checked here, once. */
 #include "transports/transport.h"
+#include "transports/archive.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -9,6 +10,8 @@ static const struct ws_transport_ops *const all[] = {&ws_tcp_ops, &ws_ipc_ops, &
 
 static const struct ws_transport_ops *find(const char *url)
 {
+    if (strncmp(url, "dir:", 4) == 0 && ws_archive_is_at(url + 4))
+        return &ws_archive_ops;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         for (const char *const *s = all[i]->schemes; *s; s++)
             if (strncmp(url, *s, strlen(*s)) == 0)

@@ -1,4 +1,4 @@
-/* Transport: how a mount reaches a version. One table a strategy (tcp, ipc, dir, and fault, which
+/* Transport: how a mount reaches a version. One table a strategy (tcp, ipc, dir, archive, and fault, which
  * decorates another one), called through the short wrappers below, which check arguments and
  * results. A source is one open place ("http://host:18861"); a lane is one stream of transfer on it
  * (a connection), used by one thread at a time. Sources are thread safe, lanes are not. */
@@ -89,7 +89,7 @@ struct ws_transport_ops {
                 struct ws_error *err);
 };
 
-extern const struct ws_transport_ops ws_tcp_ops, ws_ipc_ops, ws_dir_ops, ws_fault_ops;
+extern const struct ws_transport_ops ws_tcp_ops, ws_ipc_ops, ws_dir_ops, ws_archive_ops, ws_fault_ops;
 
 /* Picks the transport by scheme. -EINVAL lists the schemes that are known. */
 WS_MUST_USE int ws_source_open(const char *url, const struct ws_source_options *options,

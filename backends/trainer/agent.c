@@ -239,6 +239,7 @@ static void publish(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot
     s->fresh = false;
     s->state = WS_SLOT_SERVED;
     ws_agent_delta_begin(a, m, s);
+    ws_agent_archive_published(a, m, s);
     snprintf(m->run, sizeof(m->run), "%s", s->run);
     m->newest = s->version;
     m->any = true;
@@ -346,6 +347,7 @@ void ws_agent_free(struct ws_agent *a)
     }
     ws_agent_delta_stop(a); /* responses wait for what it makes */
     stop_astraflow(a);
+    ws_agent_archive_stop(a);
     ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
     ws_agent_fleet_stop(a);
@@ -395,6 +397,8 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     }
     if (rc == 0 && (ws_agent_delta_start(a) < 0 || ws_agent_fleet_start(a) < 0))
         rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
+    if (rc == 0)
+        rc = ws_agent_archive_start(a, err);
     /* TCP first: publishers can come as soon as the socket is there, and announce to both. */
     struct ws_tcp_server *tcp = NULL;
     struct ws_ipc_server *ipc = NULL;

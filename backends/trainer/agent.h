@@ -15,6 +15,9 @@ struct ws_agent_options {
     uint64_t memory_bytes;            /* budget for slots; 0: what memory allows at each request */
     unsigned max_slots;               /* per model; 0: 3 */
     uint64_t delta_cache_bytes;       /* deltas that are kept, of all models; 0: none are made */
+    const char *archive;              /* folder; NULL: versions are not archived */
+    unsigned archive_every;           /* an anchor every so many versions, deltas between; 0: 10 */
+    unsigned archive_keep;            /* anchors that are kept, with what hangs on them; 0: 3 */
     unsigned n_threads;               /* hashing after commit, and encoding; 0: cores */
     int nice;
     const struct ws_astraflow_options *astraflow; /* listeners for AstraFlow's receivers */

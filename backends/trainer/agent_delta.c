@@ -139,6 +139,7 @@ static void encode(struct ws_agent *a, struct ws_encoding *e)
         e->model->deltas_made++;
     else
         e->model->deltas_given_up++;
+    ws_agent_archive_delta(a, e->model, e->delta, &e->target->base);
     free_encoding(e);
     trim(a);
     pthread_cond_broadcast(&a->changed);

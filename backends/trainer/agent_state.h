@@ -15,6 +15,17 @@
 
 struct ws_agent_model;
 struct ws_encoding;
+struct ws_archiving;
+
+/* How far the archive of a model is. */
+struct ws_archive_state {
+    struct ws_mark last;                        /* published and meant for it; no run: nothing yet */
+    struct ws_mark anchor;                      /* the last one that was to be written whole */
+    unsigned since;                             /* versions after it */
+    bool anchor_due;                            /* a link is missing: the next version is written whole */
+    uint64_t newest;                            /* that is on the disk */
+    uint64_t anchors, deltas, given_up, failed; /* counters */
+};
 
 /* A rank's connection. */
 struct ws_session {
@@ -58,6 +69,7 @@ struct ws_agent_model {
     struct ws_delta_set deltas;
     unsigned level; /* of compression, that was asked of the next delta */
     uint64_t published, abandoned, deltas_made, deltas_given_up; /* counters */
+    struct ws_archive_state archive;                             /* agent_archive.c */
 };
 
 struct ws_agent {
@@ -83,6 +95,10 @@ struct ws_agent {
     pthread_t encoder;
     struct ws_workers *encoders;              /* NULL: no deltas are made */
     struct ws_encoding *encodings, *encoding; /* that wait, first come first; the one in work */
+    /* agent_archive.c */
+    pthread_t archiver;
+    struct ws_archive *archive;                  /* the archiver's; NULL: none */
+    struct ws_archiving *archivings, *archiving; /* that wait, first come first; the one in work */
 };
 
 /* agent.c */
@@ -108,6 +124,14 @@ int ws_agent_deltas(void *self, const char *model, uint64_t version, const char 
                     struct ws_error *err);
 int ws_agent_delta(void *self, const char *model, uint64_t version, const char *run,
                    const struct ws_mark *base, unsigned level, struct ws_delta **out, struct ws_error *err);
+/* agent_archive.c: versions on the disk */
+WS_MUST_USE int ws_agent_archive_start(struct ws_agent *a, struct ws_error *err);
+void ws_agent_archive_stop(struct ws_agent *a); /* a->stop is set */
+/* A version is about to be announced. Under lock. */
+void ws_agent_archive_published(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
+/* The delta to a version has ended; its slot is held. Under lock. */
+void ws_agent_archive_delta(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
+                            const struct ws_hold *target);
 /* agent_fleet.c: mounts and releases */
 WS_MUST_USE int ws_agent_fleet_start(struct ws_agent *a);
 void ws_agent_fleet_stop(struct ws_agent *a); /* a->stop is set */

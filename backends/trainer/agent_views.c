@@ -39,6 +39,24 @@ static int get_status(struct ws_agent *a, json_t **reply)
     return 0;
 }
 
+/* Under lock. */
+static void put_archive_metrics(FILE *f, const struct ws_agent *a)
+{
+    fprintf(f, "# TYPE wsync_agent_archived_total counter\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next) {
+        const struct ws_archive_state *s = &m->archive;
+        fprintf(f,
+                "wsync_agent_archived_total{model=\"%s\",result=\"whole\"} %" PRIu64
+                "\nwsync_agent_archived_total{model=\"%s\",result=\"delta\"} %" PRIu64
+                "\nwsync_agent_archived_total{model=\"%s\",result=\"given-up\"} %" PRIu64
+                "\nwsync_agent_archived_total{model=\"%s\",result=\"failed\"} %" PRIu64 "\n",
+                m->name, s->anchors, m->name, s->deltas, m->name, s->given_up, m->name, s->failed);
+    }
+    fprintf(f, "# TYPE wsync_agent_archived_version gauge\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        fprintf(f, "wsync_agent_archived_version{model=\"%s\"} %" PRIu64 "\n", m->name, m->archive.newest);
+}
+
 static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
 {
     size_t n = 0;
@@ -73,6 +91,8 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
             fprintf(f, "wsync_agent_versions_%s_total{model=\"%s\"} %" PRIu64 "\n", names[k], m->name,
                     k == 0 ? m->published : m->abandoned);
     }
+    if (a->archive)
+        put_archive_metrics(f, a);
     fprintf(f, "# TYPE wsync_agent_newest_version gauge\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         fprintf(f, "wsync_agent_newest_version{model=\"%s\"} %" PRIu64 "\n", m->name, m->newest);

@@ -199,7 +199,8 @@ bool ws_slot_has_firm_holds(const struct ws_slot *s)
 
 void ws_slot_revoke(struct ws_slot *s)
 {
-    for (struct ws_slot_hold *h = s->holds; h; h = h->next) {
+    for (struct ws_slot_hold *h = s->holds, *next; h; h = next) {
+        next = h->next; /* it may be dropped at once */
         if (h->revoked) {
             void (*revoked)(void *) = h->revoked;
             h->revoked = NULL; /* once */

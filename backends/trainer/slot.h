@@ -62,7 +62,7 @@ void ws_slot_free(struct ws_slot *s); /* NULL is fine */
 struct ws_slot_hold *ws_slot_take(struct ws_slot *s, const char *holder, void (*revoked)(void *), void *arg);
 void ws_slot_drop(struct ws_slot_hold *h);
 bool ws_slot_has_firm_holds(const struct ws_slot *s); /* holds that cannot be revoked */
-void ws_slot_revoke(struct ws_slot *s);               /* calls revoked of all holds */
+void ws_slot_revoke(struct ws_slot *s); /* calls revoked of all holds, which may drop their own */
 /* "pid 12 (engine), pid 14": who has it, for people. */
 void ws_slot_holders(const struct ws_slot *s, char *out, size_t cap);
 

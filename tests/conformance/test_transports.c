@@ -1,7 +1,8 @@
-/* One suite for every transport: tcp and ipc over a memory catalog, dir over a folder, and each of them
- * behind faults. What a mount relies on is asserted here. */
+/* One suite for every transport: tcp and ipc over a memory catalog, dir over a folder and over an archive,
+ * and each of them behind faults. What a mount relies on is asserted here. */
 #include "tests/conformance/memory_catalog.h"
 #include "transports/api.h"
+#include "transports/archive.h"
 #include "transports/copy.h"
 #include "transports/ipc.h"
 #include "transports/tcp.h"
@@ -72,8 +73,51 @@ static void write_folder(struct world *w, unsigned version, unsigned seed)
     assert_int_equal(rename(part, path), 0);
 }
 
+static int archived_block(void *arg, size_t file, size_t block, unsigned char *dst, struct ws_error *err)
+{
+    const unsigned seed = *(const unsigned *)arg;
+    const size_t at = block * B, n = sizes[file] - at < B ? sizes[file] - at : B;
+    (void)err;
+    for (size_t k = 0; k < n; k++)
+        dst[k] = (unsigned char)((at + k) * 31 + seed + file);
+    return 0;
+}
+
+static void write_archive(struct world *w, unsigned version, unsigned seed)
+{
+    struct ws_archive *a;
+    struct ws_manifest *m;
+    unsigned char *bytes = malloc(B);
+    char *json;
+    size_t n;
+    assert_int_equal(ws_manifest_new(&m, MODEL, version, "r1", NULL), 0);
+    for (size_t i = 0; i < N_FILES; i++) {
+        struct ws_bundle_file *f;
+        char name[32];
+        snprintf(name, sizeof(name), "file%zu", i);
+        assert_int_equal(ws_manifest_add(m, name, sizes[i], 0, &f, NULL), 0);
+        for (size_t b = 0; b < f->n_blocks; b++) {
+            assert_int_equal(archived_block(&seed, i, b, bytes, NULL), 0);
+            f->hashes[b] = ws_hash(bytes, ws_block_len(f, b));
+        }
+    }
+    free(bytes);
+    ws_manifest_seal(m);
+    assert_int_equal(ws_manifest_to_json(m, &json, &n, NULL), 0);
+    assert_int_equal(ws_archive_open(&a, w->dir, NULL), 0);
+    const struct ws_archive_work work = {.block = archived_block, .arg = &seed};
+    assert_int_equal(ws_archive_add(a, &(struct ws_archive_version){m, json, n}, &work, NULL), 0);
+    ws_archive_close(a);
+    ws_manifest_free(m);
+    free(json);
+}
+
 static void publish(struct world *w, unsigned version, unsigned seed)
 {
+    if (strcmp(w->transport, "archive") == 0) {
+        write_archive(w, version, seed);
+        return;
+    }
     if (!w->catalog) {
         write_folder(w, version, seed);
         return;
@@ -91,7 +135,7 @@ static void open_world(struct world *w, const char *token)
     char inner[200] = "";
     snprintf(w->dir, sizeof(w->dir), "/tmp/wsync-conf.XXXXXX");
     assert_non_null(mkdtemp(w->dir));
-    if (strcmp(w->transport, "dir") != 0)
+    if (strcmp(w->transport, "tcp") == 0 || strcmp(w->transport, "ipc") == 0)
         w->catalog = memory_catalog_new();
     if (strcmp(w->transport, "tcp") == 0) {
         struct ws_catalog c =
@@ -107,8 +151,13 @@ static void open_world(struct world *w, const char *token)
         snprintf(inner, sizeof(inner), "unix:%s", path);
     } else {
         char path[128];
+        struct ws_archive *a = NULL;
         snprintf(path, sizeof(path), "%s/" MODEL, w->dir);
-        (void)mkdir(path, 0755);
+        if (strcmp(w->transport, "archive") == 0)
+            assert_int_equal(ws_archive_open(&a, w->dir, &err), 0);
+        else
+            (void)mkdir(path, 0755);
+        ws_archive_close(a);
         snprintf(inner, sizeof(inner), "dir:%s", w->dir);
     }
     if (w->faults)
@@ -688,12 +737,15 @@ static void hostile_frames_end_the_connection(void **state)
 
 static struct world tcp = {.transport = "tcp"}, ipc = {.transport = "ipc"}, dir = {.transport = "dir"};
 static struct world arriving = {.transport = "tcp", .arriving = true};
+static struct world archive = {.transport = "archive"};
 static struct world tcp_faults = {.transport = "tcp",
                                   .faults = "seed=1,cut=20,flip=20,lie=10,fail=20,reorder"};
 static struct world ipc_faults = {.transport = "ipc",
                                   .faults = "seed=2,cut=20,flip=20,lie=10,fail=20,delay=5"};
 static struct world dir_faults = {.transport = "dir",
                                   .faults = "seed=3,cut=20,flip=20,lie=10,fail=20,reorder"};
+static struct world archive_faults = {.transport = "archive",
+                                      .faults = "seed=4,cut=20,flip=20,lie=10,fail=20,reorder"};
 
 int main(void)
 {
@@ -702,13 +754,16 @@ int main(void)
         CASES(ipc),
         CASES(dir),
         CASES(arriving),
+        CASES(archive),
         CASES(tcp_faults),
         CASES(ipc_faults),
         CASES(dir_faults),
+        CASES(archive_faults),
         {"unknown is not there: tcp", unknown_is_not_there, NULL, NULL, &tcp},
         {"unknown is not there: ipc", unknown_is_not_there, NULL, NULL, &ipc},
         {"unknown is not there: dir", unknown_is_not_there, NULL, NULL, &dir},
         {"unknown is not there: arriving", unknown_is_not_there, NULL, NULL, &arriving},
+        {"unknown is not there: archive", unknown_is_not_there, NULL, NULL, &archive},
         {"revoked in the middle: tcp", revoked_in_the_middle, NULL, NULL, &tcp},
         {"revoked in the middle: arriving", revoked_in_the_middle, NULL, NULL, &arriving},
         {"server dies between: tcp", server_dies_between, NULL, NULL, &tcp},

@@ -1,0 +1,422 @@
+#!/usr/bin/env python3
+# beside others
+# timeout: 500
+# sanitizers: address thread
+"""Versions as plain files: written by an agent and by `wsync save`, read by dir: and through a web server, also
+when the disk is full, damaged or was left in the middle."""
+import glob
+import os
+import re
+import shutil
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+TENSORS = {f"layer.{i}.weight": ("BF16", [512, 1024]) for i in range(9)} | {"tail": ("U8", [12345])}  # three blocks
+SIZE = 9 * (1 << 20)
+
+
+def step(folder, seed, share=0.004):
+    """A checkpoint like the one in `folder`, with a share of its 16-bit elements changed."""
+    out = unique("step")
+    os.makedirs(out)
+    generator = random.Random(seed)
+    for name in os.listdir(folder):
+        with open(os.path.join(folder, name), "rb") as f:
+            data = bytearray(f.read())
+        if name.endswith(".safetensors"):
+            begin = 8 + struct.unpack("<Q", data[:8])[0]
+            for _ in range(int(len(data) * share / 2)):
+                at = begin + 2 * generator.randrange((len(data) - begin) // 2)
+                struct.pack_into("<H", data, at, (struct.unpack_from("<H", data, at)[0] + 1) % 65536)
+        with open(os.path.join(out, name), "wb") as f:
+            f.write(data)
+    return out
+
+
+def listing(archive, model="actor"):
+    """{version: its entry} of an archive."""
+    with open(archive + "/v1/models") as f:
+        models = {m["name"]: m for m in json.load(f)["models"]}
+    return {v["version"]: v for v in models.get(model, {"versions": []})["versions"]}
+
+
+def bytes_of(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def same(mount, version, folder, model="actor"):
+    want, got = tensors_of(folder + "/model.safetensors"), tensors_of(mount.file(model, version, "model.safetensors"))
+    assert want == got, (version, [n for n in want if got.get(n) != want[n]][:3])
+    assert mount.read(model, version, "config.json") == bytes_of(folder + "/config.json"), version
+
+
+class Archived:
+    """An agent with an archive, and the steps that it published."""
+
+    def __init__(self, stack, *args, archive=None, start=True):
+        need_fuse()
+        self.stack, self.args = stack, args
+        self.archive = archive or unique("archive")
+        self.folders, self.newest = {}, 0
+        if start:
+            self.start()
+
+    def start(self, *args):
+        self.agent = Agent(self.stack, "--archive", self.archive, *self.args, *args)
+
+    def publish(self, version, folder=None, *args, wait=True):
+        before = self.folders.get(self.newest)
+        self.folders[version] = folder or (step(before, version) if before else checkpoint(TENSORS, seed=version))
+        self.newest = version
+        self.agent.publish("actor", version, self.folders[version], *args)
+        if wait:
+            wait_for(lambda: version in listing(self.archive), f"version {version} in the archive", 40)
+        return version
+
+    def steps(self, n):
+        for _ in range(n):
+            self.publish(self.newest + 1)
+
+    def metric(self, result):
+        with urllib.request.urlopen(self.agent.url + "/metrics", timeout=20) as r:
+            text = r.read().decode()
+        return int(re.search(rf'wsync_agent_archived_total{{model="actor",result="{result}"}} (\d+)', text).group(1))
+
+
+def anchors(archive):
+    return [n for n, v in listing(archive).items() if v["anchor"]]
+
+
+def refused(mount, version, name="model.safetensors"):
+    """The errno's name with which a version cannot be read, and the sentence about it."""
+    try:
+        mount.read("actor", version, name)
+    except OSError as e:
+        line = next(line for line in mount.text("actor", "status").splitlines() if line.startswith(f"version.{version} "))
+        return errno.errorcode[e.errno], line
+    raise AssertionError(f"version {version} was read")
+
+
+def version_line(mount, version):
+    return next(line for line in mount.text("actor", "status").splitlines() if line.startswith(f"version.{version} "))
+
+
+def test_agent(stack):
+    "an agent archives steps, is killed, and a mount reads any listed version bit for bit, in any order"
+    run = Archived(stack, "--archive-every", "4", "--archive-keep", "2")
+    run.steps(12)
+    wait_for(lambda: sorted(listing(run.archive)) == list(range(5, 13)), "what is not kept to go")
+    assert anchors(run.archive) == [5, 9]
+    assert run.metric("whole") == 3 and run.metric("delta") == 9 and run.metric("failed") == 0
+    run.agent.kill()
+    for version in range(5, 13):
+        place = f"{run.archive}/v1/actor/{version}"
+        assert os.path.isdir(place + "/files") == (version in (5, 9)) and os.path.exists(place + "/delta") != (version in (5, 9))
+        with open(place + "/deltas") as f:
+            chain = [(d["base"], d["version"], d["parts"]) for d in json.load(f)["deltas"]]
+        assert chain == [(v - 1, v, 1) for v in range(version, 5 if version < 9 else 9, -1)], chain
+    assert sorted(os.listdir(run.archive + "/v1/actor")) == sorted([*map(str, range(5, 13)), "events"])
+    mount = Mount(stack, f"dir:{run.archive}")
+    mount.wait_version("actor", 12)
+    for version in (12, 6, 9, 5, 11, 8, 7, 10):
+        same(mount, version, run.folders[version])
+        mount.write(f"verify {version}", "actor/ctl")
+    assert "transport=archive" in mount.text("status")
+    other = Mount(stack, f"dir:{run.archive}")
+    other.wait_version("actor", 7)
+    assert "layer.0.weight" in os.listdir(other.file("actor", 7, "tensors"))  # a look at one of them only
+    wait_for(lambda: " ready " in version_line(other, 7), "the pull of 7")
+    assert "archive delta from 6" in version_line(other, 7) or "chain of 2 from 5" in version_line(other, 7), version_line(other, 7)
+
+
+def test_long_chain(stack):
+    "a chain that is longer than a replay takes comes in several, through versions in between"
+    run = Archived(stack, "--archive-every", "64")
+    run.steps(22)
+    assert anchors(run.archive) == [1]
+    mount = Mount(stack, f"dir:{run.archive}")
+    mount.wait_version("actor", 22)
+    same(mount, 22, run.folders[22])
+    assert "chain of 5 from 17" in version_line(mount, 22), mount.text("actor", "status")
+    same(mount, 13, run.folders[13])
+    assert "what no version" not in mount.text()
+
+
+def test_small_cache(stack):
+    "a cache for two versions is enough for a chain of any length"
+    run = Archived(stack, "--archive-every", "64")
+    run.steps(20)
+    run.agent.end()
+    mount = Mount(stack, f"dir:{run.archive}", f"cache={int(2.5 * SIZE)},keep=1")
+    mount.wait_version("actor", 20)
+    same(mount, 20, run.folders[20])
+    same(mount, 4, run.folders[4])
+
+
+def test_restart(stack):
+    "an agent that is started anew goes on with the archive; a new lineage begins whole and takes the numbers that it uses"
+    run = Archived(stack, "--archive-every", "8")
+    run.steps(3)
+    run_id = listing(run.archive)[3]["run"]
+    run.agent.kill()
+    os.makedirs(run.archive + "/v1/actor/.new-4/files")  # a crash in the middle of writing
+    os.makedirs(run.archive + "/v1/actor/9")  # and before listing
+    run.start()
+    assert sorted(os.listdir(run.archive + "/v1/actor")) == ["1", "2", "3", "events"]
+    run.publish(3, run.folders[3], "--run", run_id)  # the same once more: nothing is written
+    run.publish(4)
+    assert anchors(run.archive) == [1] and listing(run.archive)[4]["base"] == 3
+    run.agent.kill()
+    run.start()
+    run.publish(5, None, "--run", run_id)
+    assert anchors(run.archive) == [1, 5]  # nothing here to make a delta from
+    run.agent.publish("actor", 3, run.folders[2], "--new-run")  # resumed: 4 hangs on the abandoned 3
+    wait_for(lambda: sorted(listing(run.archive)) == [1, 2, 3, 5] and listing(run.archive)[3]["anchor"], "the new lineage")
+    assert listing(run.archive)[3]["run"] != run_id
+    mount = Mount(stack, f"dir:{run.archive}")
+    mount.wait_version("actor", 3)
+    same(mount, 3, run.folders[2])
+    assert wsync("agent", "--listen", "none", "--socket", unique("sock"), "--archive", run.archive, check=False).returncode == 1
+
+
+NGINX = """daemon off; master_process off; worker_processes 1; pid %(dir)s/pid; %(user)s
+events { worker_connections 256; }
+http {
+  access_log %(dir)s/access.log; client_body_temp_path %(dir)s/b; proxy_temp_path %(dir)s/p; fastcgi_temp_path %(dir)s/f;
+  uwsgi_temp_path %(dir)s/u; scgi_temp_path %(dir)s/s;
+  server { listen 127.0.0.1:%(port)d; root %(root)s; }
+}
+"""
+
+
+def web_server(stack, root):
+    """nginx that serves a folder and knows nothing of wsync; its address and its access log."""
+    if not shutil.which("nginx"):
+        raise Skip("nginx is not installed")
+    place, port = unique("nginx"), free_port()
+    os.makedirs(place)
+    with open(place + "/conf", "w") as f:
+        f.write(NGINX % {"dir": place, "port": port, "root": root, "user": "user root;" if os.geteuid() == 0 else ""})
+    said = open(place + "/out", "wb")
+    server = subprocess.Popen(["nginx", "-e", place + "/error.log", "-c", place + "/conf"], stdout=said, stderr=said,
+                              stdin=subprocess.DEVNULL)
+
+    def end():
+        server.terminate()
+        server.wait(20)
+        said.close()
+
+    stack.callback(end)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers():
+        with contextlib.suppress(OSError), urllib.request.urlopen(url + "/v1/models", timeout=5) as r:
+            return r.status == 200
+
+    wait_for(lambda: answers() or server.poll() is not None, "nginx")
+    assert server.poll() is None, bytes_of(place + "/out") + bytes_of(place + "/error.log")
+    return url, place + "/access.log"
+
+
+def test_web_server(stack):
+    "the same through a web server, by the ordinary http: client; what is new is seen, and polls are seldom"
+    run = Archived(stack, "--archive-every", "3")
+    run.steps(5)
+    url, log = web_server(stack, run.archive)
+    mount = Mount(stack, url)
+    mount.wait_version("actor", 5)
+    for version in (5, 2, 4, 1, 3):
+        same(mount, version, run.folders[version])
+    assert "tcp" in version_line(mount, 5) and "delta" in version_line(mount, 5), version_line(mount, 5)
+    time.sleep(3)
+    polls = lambda: bytes_of(log).count(b"GET /v1/events")
+    before = polls()
+    time.sleep(4)
+    assert 1 <= polls() - before <= 8, polls() - before
+    run.publish(6)
+    mount.wait_version("actor", 6)
+    same(mount, 6, run.folders[6])
+    assert b"POST" not in bytes_of(log)
+    damage(run.archive + "/v1/actor/6/delta")
+    third = Mount(stack, url)
+    third.wait_version("actor", 6)
+    assert refused(third, 6)[0] == "EBADMSG", refused(third, 6)
+    same(third, 5, run.folders[5])
+
+
+def damage(path, at=0.5):
+    with open(path, "r+b") as f:
+        f.seek(int(os.path.getsize(path) * at))
+        byte = f.read(1)
+        f.seek(-1, os.SEEK_CUR)
+        f.write(bytes([byte[0] ^ 1]))
+
+
+def test_damage(stack):
+    "what a disk damaged or lost is refused and named; what does not hang on it is read"
+    run = Archived(stack, "--archive-every", "3")
+    run.steps(6)
+    run.agent.kill()
+    place = run.archive + "/v1/actor"
+    kept = unique("kept")
+    shutil.copytree(run.archive, kept)
+
+    def broken(version, file, change, code="EBADMSG", readable=()):
+        shutil.rmtree(run.archive)
+        shutil.copytree(kept, run.archive)
+        change(f"{place}/{file}")
+        with contextlib.ExitStack() as inner:
+            mount = Mount(inner, f"dir:{run.archive}")
+            mount.wait_version("actor", 6)
+            got = refused(mount, version)
+            assert got[0] == code and f"{place}/{file}" in got[1], (file, got)
+            for other in readable:
+                same(mount, other, run.folders[other])
+            shutil.rmtree(run.archive)
+            shutil.copytree(kept, run.archive)  # a person repairs it
+            wait_for(lambda: readable_again(mount, version), "the repaired version")
+            same(mount, version, run.folders[version])
+
+    def readable_again(mount, version):
+        with contextlib.suppress(OSError):
+            return mount.read("actor", version, "model.safetensors")
+
+    broken(6, "6/delta", damage, readable=(5, 4, 3))
+    broken(6, "5/delta", os.unlink, readable=(4, 3, 1))
+    broken(6, "6/delta", lambda p: os.truncate(p, os.path.getsize(p) - 100))
+    broken(5, "4/files/model.safetensors", os.unlink, readable=(3, 2))
+    broken(4, "4/files/model.safetensors", lambda p: damage(p, 0.7), readable=(3,))
+    broken(4, "4/manifest", damage, readable=(1,))
+    broken(5, "5/deltas", lambda p: os.truncate(p, 20), readable=(4,))
+
+
+def test_full_disk(stack):
+    "a full disk: the agent says so, counts it, serves on, and goes on once there is room"
+    if os.geteuid() != 0:
+        raise Skip("needs root to mount a tmpfs")
+    disk = unique("disk")
+    os.makedirs(disk)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True)
+    stack.callback(lambda: subprocess.run(["umount", "-l", disk], check=True))
+    run = Archived(stack, "--archive-every", "2", archive=disk + "/a")
+    run.steps(4)
+    filler = disk + "/filler"
+    with open(filler, "wb") as f:
+        f.write(b"x" * (3 << 20))
+    run.publish(5, wait=False)
+    wait_for(lambda: run.metric("failed") >= 1, "the failure")
+    assert "cannot archive model=actor version=5 errno=ENOSPC" in run.agent.text(), run.agent.text()
+    wait_for(lambda: 5 in listing(run.archive), "version 5")  # there is room for the delta
+    assert anchors(run.archive) == [1, 3] and sorted(listing(run.archive)) == [1, 2, 3, 4, 5]
+    with open(filler, "ab") as f, contextlib.suppress(OSError):
+        while f.write(b"x" * 65536):
+            f.flush()
+    run.publish(6, wait=False)
+    wait_for(lambda: run.metric("failed") >= 3, "the next failures")
+    assert sorted(listing(run.archive)) == [1, 2, 3, 4, 5]
+    mount, old = Mount(stack, run.agent.url), Mount(stack, f"dir:{run.archive}")
+    mount.wait_version("actor", 6)
+    same(mount, 6, run.folders[6])
+    old.wait_version("actor", 5)
+    same(old, 5, run.folders[5])
+    os.unlink(filler)
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+    run.publish(7)
+    assert listing(run.archive)[7]["anchor"] and not glob.glob(run.archive + "/v1/actor/.*")
+    old.wait_version("actor", 7)
+    same(old, 7, run.folders[7])
+
+
+def test_hurry(stack):
+    "a trainer never waits for the archive's disk: what is revoked is given up and leaves nothing"
+    run = Archived(stack, "--archive-every", "4", "--slots", "2", "--delta-cache", "0")
+    folders = [checkpoint(TENSORS, seed=s) for s in range(3)]
+    for version in range(1, 13):
+        run.publish(version, folders[version % 3], wait=False)
+    wait_for(lambda: run.metric("whole") + run.metric("given-up") >= 3, "the anchors")
+    wait_for(lambda: not glob.glob(run.archive + "/v1/actor/.*"), "what is being written")
+    assert run.metric("failed") == 0
+    mount = Mount(stack, f"dir:{run.archive}")
+    for version in listing(run.archive):
+        mount.wait_version("actor", version)
+        same(mount, version, folders[version % 3])
+
+
+def test_kill(stack):
+    "an agent that is killed at any moment leaves an archive that reads whole, and goes on with it"
+    run = Archived(stack, "--archive-every", "2")
+    generator = random.Random(5)
+    for _ in range(4):
+        for _ in range(3):
+            run.publish(run.newest + 1, None, "--run", "one", wait=run.newest < 2)
+        time.sleep(generator.random() * 0.2)
+        run.agent.kill()
+        listed = listing(run.archive)
+        with contextlib.ExitStack() as inner:
+            mount = Mount(inner, f"dir:{run.archive}")
+            for version in sorted(listed)[-3:]:
+                mount.wait_version("actor", version)
+                same(mount, version, run.folders[version])
+        run.start()
+        assert not glob.glob(run.archive + "/v1/actor/.*")
+        assert {int(n) for n in os.listdir(run.archive + "/v1/actor") if n.isdigit()} == set(listed)
+
+
+def test_save(stack):
+    "wsync save writes versions of a mount, the first whole, and they read back; it adds to what is there"
+    need_fuse()
+    agent, folders = Agent(stack), {}
+    for version in (1, 2, 3):
+        folders[version] = step(folders[version - 1], version) if version > 1 else checkpoint(TENSORS, seed=1)
+        agent.publish("actor", version, folders[version])
+        if version == 1:
+            mount = Mount(stack, agent.url, "keep=8")
+        mount.wait_version("actor", version)
+        mount.read("actor", version, "config.json")  # the trainer's slots are two: pulled while it is there
+    archive, place = unique("archive"), lambda v: mount.file("actor", v)
+    said = wsync("save", place(1), place(2), archive).stdout
+    assert "actor/1: whole" in said and "actor/2: delta on 1" in said, said
+    said = wsync("save", place(2), place(3), archive).stdout
+    assert "actor/2: is in the archive already" in said and "actor/3: delta on 2" in said, said
+    assert anchors(archive) == [1] and sorted(listing(archive)) == [1, 2, 3]
+    whole = unique("archive")
+    wsync("save", "--whole", "-q", place(1), place(2), whole)
+    assert anchors(whole) == [1, 2]
+    agent.publish("actor", 7, checkpoint(TENSORS, seed=7))  # nothing like it
+    mount.wait_version("actor", 7)
+    assert "actor/7: whole" in wsync("save", place(3), place(7), archive).stdout
+    folders[7] = checkpoint(TENSORS, seed=7)
+    back = Mount(stack, f"dir:{archive}")
+    back.wait_version("actor", 7)
+    for version in (3, 1, 7, 2):
+        same(back, version, folders[version])
+        assert json.loads(back.read("actor", version, ".wsync/manifest.json")) == json.loads(mount.read("actor", version, ".wsync/manifest.json"))
+    for words, what in ((("/nowhere", archive), "is this a mounted version"), ((place(1), "/nowhere/at/all"), "/nowhere/at/all")):
+        r = wsync("save", *words, check=False)
+        assert r.returncode == 1 and what in r.stderr, r.stderr
+    Agent(stack, "--archive", archive)
+    r = wsync("save", place(1), archive, check=False)
+    assert r.returncode == 1 and "another process writes the archive" in r.stderr, r.stderr
+
+
+def test_rollback(stack):
+    "engines go back to a version that only the archive has, and forward again"
+    run = Archived(stack, "--archive-every", "4")
+    run.steps(6)
+    run.agent.kill()
+    mount = Mount(stack, f"dir:{run.archive}")
+    mount.wait_version("actor", 6)
+    engine = Engine(stack, mount.file("actor", 6))
+    mount.write(f"engine add e1 sglang {engine.url}", "actor/ctl")
+    for version in (6, 3, 5):
+        mount.write(version, "actor/version")
+        assert engine.serves() == str(version) and mount.text("actor/version").split()[0] == str(version)
+    mount.write("previous", "actor/version")
+    assert engine.serves() == "3"
+
+
+run(test_agent, test_long_chain, test_small_cache, test_restart, test_web_server, test_damage, test_full_disk, test_hurry,
+    test_kill, test_save, test_rollback)
