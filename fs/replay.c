@@ -2,12 +2,9 @@
  * block as its record comes; then all threads patch what has no record in it. Links before the last are
  * fetched first, which only a mount that missed some versions has to do: it keeps those that it fetched. */
 #include "fs/replay.h"
-#include "fs/bequest.h"
 #include "fs/content.h"
-#include "fs/links.h"
 #include "fs/model.h"
-#include "fs/pull.h"
-#include "fs/room.h"
+#include "fs/plan.h"
 #include "fs/version.h"
 #include "fs/waits.h"
 #include "transports/log.h"
@@ -15,7 +12,6 @@
 #include "transports/workers.h"
 #include <assert.h>
 #include <errno.h>
-#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,16 +25,11 @@ struct ws_replay {
     struct ws_route *route;
     struct ws_version *version;
     const struct ws_manifest *manifest;
-    size_t n_links; /* of links, oldest first */
-    struct ws_link links[WS_MAX_CHAIN];
-    struct ws_delta *chain[WS_MAX_CHAIN];
-    /* the base */
-    struct ws_version *copied; /* counted and kept; NULL: it is patched in place */
-    struct ws_manifest *base;
-    _Atomic(uint64_t) **here; /* its blocks in memory that was handed over; NULL: all of them */
-    size_t *base_file;        /* of each file: its number in the base, or NONE */
-    atomic_uchar **tried;     /* a byte a block: it is no base any more */
-    const char *transport;    /* guarded by route->lock */
+    struct ws_plan plan;
+    struct ws_delta *chain[WS_MAX_CHAIN]; /* of its links */
+    size_t *base_file;                    /* of each file: its number in the base, or NONE */
+    atomic_uchar **tried;                 /* a byte a block: it is no base any more */
+    const char *transport;                /* guarded by route->lock */
     _Atomic(uint64_t) patched_bytes, patched_ns;
     pthread_mutex_t lock;
     struct ws_error err; /* why a link did not come; guarded by lock */
@@ -48,176 +39,6 @@ struct ws_replay {
     } * idle; /* guarded by lock */
 };
 
-/* --- which ways there are --- */
-
-static bool has_same_files(const struct ws_manifest *a, const struct ws_manifest *b)
-{
-    bool same = a && a->n_files == b->n_files;
-
-    for (size_t i = 0; same && i < a->n_files; i++)
-        same = a->files[i].size_bytes == b->files[i].size_bytes &&
-               strcmp(a->files[i].name, b->files[i].name) == 0;
-    return same;
-}
-
-/* The version that a link begins at, if something of it is here. With store->lock. */
-static struct ws_version *find_base(struct ws_version *v, const struct ws_delta_link *l)
-{
-    struct ws_version *w = ws_version_named(v->model, l->base.version, l->base.run);
-
-    if (!w || w == v || w->own_bytes == 0 || strcmp(w->digest, l->base_digest) != 0 ||
-        !has_same_files(atomic_load(&w->manifest), atomic_load(&v->manifest)))
-        return NULL;
-    return w;
-}
-
-/* May its memory be patched in place? Readers that do not show here the kernel's lease shows. */
-static bool may_be_replaced(const struct ws_version *w)
-{
-    return !w->pull && atomic_load(&w->n_waits) == 0 && !ws_version_is_protected(w);
-}
-
-/* --- choosing; with store->lock --- */
-
-struct choice {
-    struct ws_version *base; /* NULL: a full pull */
-    bool in_place;
-    size_t n_links;
-    uint64_t fetch_bytes;
-    double seconds, full_seconds;
-};
-
-static uint64_t bytes_of(const struct ws_link *l, uint64_t total)
-{
-    if (l->held)
-        return 0;
-    if (l->offer.figures.state == WS_DELTA_GROWING && l->offer.figures.bytes < total / 100)
-        return total / 100; /* not known yet */
-    return l->offer.figures.bytes;
-}
-
-static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, uint64_t delta_bytes,
-                  struct choice *best)
-{
-    const struct ws_manifest *m = atomic_load(&v->manifest);
-    bool in_place = !ws_version_has_bytes(v) && may_be_replaced(w);
-    struct ws_way way = {.fetch_bytes = delta_bytes + m->total_bytes - ws_content_bytes(w),
-                         .patch_bytes = m->total_bytes,
-                         .copies = !in_place,
-                         .n_links = n_links};
-    double seconds = ws_way_seconds(&way, &v->store->speeds, v->store->options.threads);
-
-    if ((!in_place && !ws_version_is_complete(w)) || seconds >= best->seconds)
-        return;
-    *best = (struct choice){.base = w,
-                            .in_place = in_place,
-                            .n_links = n_links,
-                            .fetch_bytes = way.fetch_bytes,
-                            .seconds = seconds,
-                            .full_seconds = best->full_seconds};
-}
-
-/* Walks back from the version, link by link; each version that is here on the way is a base. links: newest
- * first. */
-static struct choice choose(struct ws_version *v, const struct ws_links *k,
-                            struct ws_link links[WS_MAX_CHAIN])
-{
-    const struct ws_manifest *m = atomic_load(&v->manifest);
-    struct ws_way full = {.fetch_bytes = m->total_bytes};
-    struct choice best = {.seconds = ws_way_seconds(&full, &v->store->speeds, v->store->options.threads)};
-    struct ws_mark at = ws_version_mark(v);
-    const char *digest = v->digest;
-    uint64_t bytes = 0;
-
-    if (!ws_version_comes_whole(v))
-        best.seconds = DBL_MAX; /* there is no other way */
-    best.full_seconds = best.seconds;
-    for (size_t n = 0; n < WS_MAX_CHAIN && ws_links_find(v->model, k, &at, digest, &links[n]); n++) {
-        struct ws_version *w = find_base(v, &links[n].offer.link);
-        bytes += bytes_of(&links[n], m->total_bytes);
-        if (w)
-            weigh(v, w, n + 1, bytes, &best);
-        at = links[n].offer.link.base;
-        digest = links[n].offer.link.base_digest;
-    }
-    return best;
-}
-
-/* --- taking the base --- */
-
-static int keep_choice(struct ws_replay *p, const struct choice *c, const struct ws_link *newest_first)
-{
-    p->n_links = c->n_links;
-    for (size_t i = 0; i < c->n_links; i++) {
-        p->links[i] = newest_first[c->n_links - 1 - i];
-        if (p->links[i].held)
-            ws_delta_get(p->links[i].held);
-    }
-    return ws_manifest_copy(atomic_load(&c->base->manifest), &p->base);
-}
-
-static void forget_choice(struct ws_replay *p)
-{
-    for (size_t i = 0; i < p->n_links; i++)
-        ws_delta_put(p->links[i].held);
-    p->n_links = 0;
-    ws_manifest_free(p->base);
-    p->base = NULL;
-}
-
-static void say_why(const struct choice *c, const struct ws_manifest *m, const struct ws_replay *p,
-                    char why[WS_HOW_CHARS])
-{
-    char moved[16], total[16];
-
-    ws_room_text(c->fetch_bytes, moved);
-    ws_room_text(m->total_bytes, total);
-    if (c->n_links == 1)
-        snprintf(why, WS_HOW_CHARS, "delta from %lu", p->base->version);
-    else
-        snprintf(why, WS_HOW_CHARS, "chain of %zu from %lu", c->n_links, p->base->version);
-    snprintf(why + strlen(why), WS_HOW_CHARS - strlen(why), "%s: %s instead of %s",
-             c->in_place ? " in place" : "", moved, total);
-}
-
-/* Chooses and takes. False: a full pull. Again when a base could not be had in the end. */
-static bool take_base(struct ws_replay *p, const struct ws_links *k, char why[WS_HOW_CHARS])
-{
-    struct ws_version *v = p->version;
-    struct ws_store *s = v->store;
-
-    for (;;) {
-        struct ws_link links[WS_MAX_CHAIN];
-        struct ws_bequest *bequest = NULL;
-        struct ws_changes changes;
-        ws_changes_init(&changes);
-        pthread_mutex_lock(&s->lock);
-        struct choice c = choose(v, k, links);
-        bool taken = c.base && keep_choice(p, &c, links) == 0;
-        if (taken && c.in_place) {
-            say_why(&c, p->manifest, p, why);
-            bequest = ws_bequest_new(c.base, v, &changes);
-            taken = bequest;
-        } else if (taken) {
-            say_why(&c, p->manifest, p, why);
-            p->copied = ws_version_get(c.base);
-            ws_version_keep(p->copied, 1);
-        }
-        pthread_mutex_unlock(&s->lock);
-        ws_changes_tell(&changes, s);
-        if (!taken) {
-            forget_choice(p);
-            why[0] = '\0';
-            return false;
-        }
-        if (!bequest || ws_bequest_take(bequest, &p->route->stop, &p->here))
-            return true;
-        ws_log(WS_LOG_INFO, "store", "version %lu of %s is still read: its memory is not patched in place",
-               p->base->version, v->model->name);
-        forget_choice(p);
-    }
-}
-
 static int make_tables(struct ws_replay *p)
 {
     const struct ws_manifest *m = p->manifest;
@@ -225,8 +46,8 @@ static int make_tables(struct ws_replay *p)
     p->base_file = calloc(m->n_files + 1, sizeof(*p->base_file));
     p->tried = calloc(m->n_files + 1, sizeof(*p->tried));
     for (size_t i = 0; p->base_file && p->tried && i < m->n_files; i++) {
-        const struct ws_bundle_file *f = ws_manifest_find(p->base, m->files[i].name);
-        p->base_file[i] = f ? (size_t)(f - p->base->files) : NONE;
+        const struct ws_bundle_file *f = ws_manifest_find(p->plan.base, m->files[i].name);
+        p->base_file[i] = f ? (size_t)(f - p->plan.base->files) : NONE;
         p->tried[i] = calloc(m->files[i].n_blocks + 1, sizeof(*p->tried[i]));
         if (!p->tried[i])
             return -ENOMEM;
@@ -258,7 +79,7 @@ struct ws_replay *ws_replay_new(struct ws_route *r, char why[WS_HOW_CHARS])
         if (ws_links_ask(r, k, &err) < 0)
             ws_log(WS_LOG_DEBUG, "store", "no list of deltas model=%s version=%lu error=\"%s\"",
                    v->model->name, v->number, err.text);
-        if (!take_base(p, k, why) || make_tables(p) < 0) {
+        if (!ws_plan_make(&p->plan, r, k, why) || make_tables(p) < 0) {
             ws_replay_free(p);
             p = NULL;
         }
@@ -274,22 +95,13 @@ void ws_replay_free(struct ws_replay *p)
 {
     if (!p)
         return;
-    for (size_t i = 0; i < p->n_links; i++)
+    for (size_t i = 0; i < p->plan.n_links; i++)
         ws_delta_put(p->chain[i]);
-    for (size_t i = 0; p->base && i < p->base->n_files; i++) {
-        if (p->here)
-            free(p->here[i]);
-        if (p->tried)
-            free(p->tried[i]);
-    }
-    free(p->here);
+    for (size_t i = 0; p->tried && i < p->manifest->n_files; i++)
+        free(p->tried[i]);
     free(p->tried);
     free(p->base_file);
-    forget_choice(p);
-    if (p->copied) {
-        ws_version_keep(p->copied, -1);
-        ws_version_put(p->copied);
-    }
+    ws_plan_release(&p->plan);
     for (struct patching *t = p->idle, *next; t; t = next) {
         next = t->next;
         ws_patcher_free(t->patcher);
@@ -332,14 +144,14 @@ static bool base_has(const struct ws_replay *p, size_t file, size_t block)
 
     if (f == NONE)
         return false;
-    return !p->here || (atomic_load(&p->here[f][block / BITS]) & 1UL << (block % BITS));
+    return !p->plan.here || (atomic_load(&p->plan.here[f][block / BITS]) & 1UL << (block % BITS));
 }
 
 static const unsigned char *source_of(const struct ws_replay *p, size_t file, size_t block)
 {
-    if (!p->copied || p->base_file[file] == NONE)
+    if (!p->plan.copied || p->base_file[file] == NONE)
         return NULL;
-    return ws_region_data(ws_content_region(p->copied, p->base_file[file])) + block * WS_BLOCK_BYTES;
+    return ws_region_data(ws_content_region(p->plan.copied, p->base_file[file])) + block * WS_BLOCK_BYTES;
 }
 
 /* Makes the block with what there is of the chain. */
@@ -348,12 +160,12 @@ static bool make_block(struct ws_replay *p, struct ws_patcher *patcher, size_t f
     const struct ws_bundle_file *f = &p->manifest->files[file];
     const struct ws_delta_record *records[WS_MAX_CHAIN];
     unsigned char *dst = ws_region_data(ws_content_region(p->version, file)) + block * WS_BLOCK_BYTES;
-    size_t len = ws_block_len(f, block), n = p->n_links;
+    size_t len = ws_block_len(f, block), n = p->plan.n_links;
     uint64_t began = ws_now_ns(), hash = 0;
     bool based = base_has(p, file, block);
-    bool same = based && p->base->files[p->base_file[file]].hashes[block] == f->hashes[block];
+    bool same = based && p->plan.base->files[p->base_file[file]].hashes[block] == f->hashes[block];
 
-    if (same && !p->copied)
+    if (same && !p->plan.copied)
         return true;
     for (size_t i = 0; i < n; i++) {
         records[i] = same || !p->chain[i] ? NULL : ws_delta_at(p->chain[i], file, block);
@@ -412,7 +224,7 @@ static int on_record(void *arg, struct ws_delta_record *r)
 static int fetch_part(struct lane *l, struct ws_error *err)
 {
     struct ws_replay *p = l->replay;
-    const struct ws_delta_offer *o = &p->links[l->link].offer;
+    const struct ws_delta_offer *o = &p->plan.links[l->link].offer;
     struct ws_delta_fetch fetch = {.model = p->version->model->name,
                                    .link = o->link,
                                    .n_blocks = o->n_blocks,
@@ -466,11 +278,12 @@ static void *lane_main(void *arg)
 static bool fetch_link(struct ws_replay *p, size_t i)
 {
     struct lane lanes[WS_MAX_STREAMS] = {0};
-    const unsigned most = p->links[i].offer.most_parts, asked = p->version->store->options.streams;
+    const unsigned most = p->plan.links[i].offer.most_parts, asked = p->version->store->options.streams;
     const unsigned streams = most && most < asked ? most : asked;
-    unsigned n = streams < p->links[i].offer.n_blocks ? streams : (unsigned)p->links[i].offer.n_blocks,
+    unsigned n = streams < p->plan.links[i].offer.n_blocks ? streams
+                                                           : (unsigned)p->plan.links[i].offer.n_blocks,
              started = 0;
-    bool whole = n > 0, last = i + 1 == p->n_links;
+    bool whole = n > 0, last = i + 1 == p->plan.n_links;
 
     for (unsigned k = 0; whole && k < n; k++) {
         lanes[k] = (struct lane){.replay = p, .link = i, .part = k, .parts = n};
@@ -508,9 +321,9 @@ static int add_delta(struct ws_replay *p, size_t i)
 {
     struct ws_store *s = p->version->store;
     /* All versions of a chain have the same files, else there would be no chain. */
-    int rc = ws_delta_new(&p->chain[i], &p->links[i].offer.link, p->manifest, NULL);
+    int rc = ws_delta_new(&p->chain[i], &p->plan.links[i].offer.link, p->manifest, NULL);
 
-    if (rc < 0 || ws_delta_blocks(p->chain[i]) != p->links[i].offer.n_blocks)
+    if (rc < 0 || ws_delta_blocks(p->chain[i]) != p->plan.links[i].offer.n_blocks)
         return -EPROTO;
     pthread_mutex_lock(&s->lock);
     ws_delta_set_add(&p->version->model->deltas, ws_delta_get(p->chain[i]));
@@ -525,15 +338,15 @@ static bool fetch_chain(struct ws_replay *p)
 {
     bool whole = true;
 
-    for (size_t i = 0; i < p->n_links; i++) {
-        if (p->links[i].held)
-            p->chain[i] = ws_delta_get(p->links[i].held);
+    for (size_t i = 0; i < p->plan.n_links; i++) {
+        if (p->plan.links[i].held)
+            p->chain[i] = ws_delta_get(p->plan.links[i].held);
         else
             whole = whole && add_delta(p, i) == 0;
     }
     atomic_store(&p->version->decided, true);
-    for (size_t i = 0; i < p->n_links; i++) {
-        if (p->links[i].held || !p->chain[i])
+    for (size_t i = 0; i < p->plan.n_links; i++) {
+        if (p->plan.links[i].held || !p->chain[i])
             continue;
         whole = whole && fetch_link(p, i);
         ws_delta_end(p->chain[i], whole ? WS_DELTA_WHOLE : WS_DELTA_GIVEN_UP);
@@ -549,7 +362,7 @@ struct rest {
 
 static bool has_last_record(const struct ws_replay *p, size_t file, size_t block)
 {
-    const struct ws_delta *last = p->chain[p->n_links - 1];
+    const struct ws_delta *last = p->chain[p->plan.n_links - 1];
 
     return last && ws_delta_at(last, file, block);
 }
@@ -560,7 +373,7 @@ static void patch_rest(void *arg, size_t block)
     struct ws_replay *p = r->replay;
     const struct ws_bundle_file *f = &p->manifest->files[r->file];
     size_t base = p->base_file[r->file];
-    bool same = base_has(p, r->file, block) && p->base->files[base].hashes[block] == f->hashes[block];
+    bool same = base_has(p, r->file, block) && p->plan.base->files[base].hashes[block] == f->hashes[block];
     struct patching *t;
 
     if (atomic_load(&p->route->stop) || (!r->whole && !same && !has_last_record(p, r->file, block)))
@@ -584,7 +397,7 @@ void ws_replay_run(struct ws_replay *p, const char **transport)
         ws_workers_run(workers, patch_rest, &r, p->manifest->files[i].n_blocks);
     }
     ws_workers_free(workers);
-    ws_speed_note(p->copied ? &speeds->copy : &speeds->patch, atomic_load(&p->patched_bytes),
+    ws_speed_note(p->plan.copied ? &speeds->copy : &speeds->patch, atomic_load(&p->patched_bytes),
                   (double)atomic_load(&p->patched_ns) / 1e9);
     if (p->transport)
         *transport = p->transport;
@@ -611,5 +424,5 @@ int ws_replay_result(struct ws_replay *p, struct ws_error *err)
         err, EBADMSG,
         "%s/%lu is at its sources only as a delta, and with what it is made of (%lu) that gives "
         "other bytes than its manifest's",
-        v->model->name, v->number, p->base->version);
+        v->model->name, v->number, p->plan.base->version);
 }

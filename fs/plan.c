@@ -1,0 +1,194 @@
+#include "fs/plan.h"
+#include "fs/bequest.h"
+#include "fs/choice.h"
+#include "fs/content.h"
+#include "fs/model.h"
+#include "fs/room.h"
+#include "fs/version.h"
+#include "transports/log.h"
+#include <float.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- which ways there are --- */
+
+static bool has_same_files(const struct ws_manifest *a, const struct ws_manifest *b)
+{
+    bool same = a && a->n_files == b->n_files;
+
+    for (size_t i = 0; same && i < a->n_files; i++)
+        same = a->files[i].size_bytes == b->files[i].size_bytes &&
+               strcmp(a->files[i].name, b->files[i].name) == 0;
+    return same;
+}
+
+/* The version that a link begins at, if something of it is here. With store->lock. */
+static struct ws_version *find_base(struct ws_version *v, const struct ws_delta_link *l)
+{
+    struct ws_version *w = ws_version_named(v->model, l->base.version, l->base.run);
+
+    if (!w || w == v || w->own_bytes == 0 || strcmp(w->digest, l->base_digest) != 0 ||
+        !has_same_files(atomic_load(&w->manifest), atomic_load(&v->manifest)))
+        return NULL;
+    return w;
+}
+
+/* May its memory be patched in place? Readers that do not show here the kernel's lease shows. */
+static bool may_be_replaced(const struct ws_version *w)
+{
+    return !w->pull && atomic_load(&w->n_waits) == 0 && !ws_version_is_protected(w);
+}
+
+/* --- choosing; with store->lock --- */
+
+struct choice {
+    struct ws_version *base; /* NULL: a full pull */
+    bool in_place;
+    size_t n_links;
+    uint64_t fetch_bytes;
+    double seconds, full_seconds;
+};
+
+static uint64_t bytes_of(const struct ws_link *l, uint64_t total)
+{
+    if (l->held)
+        return 0;
+    if (l->offer.figures.state == WS_DELTA_GROWING && l->offer.figures.bytes < total / 100)
+        return total / 100; /* not known yet */
+    return l->offer.figures.bytes;
+}
+
+static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, uint64_t delta_bytes,
+                  struct choice *best)
+{
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+    bool in_place = !ws_version_has_bytes(v) && may_be_replaced(w);
+    struct ws_way way = {.fetch_bytes = delta_bytes + m->total_bytes - ws_content_bytes(w),
+                         .patch_bytes = m->total_bytes,
+                         .copies = !in_place,
+                         .n_links = n_links};
+    double seconds = ws_way_seconds(&way, &v->store->speeds, v->store->options.threads);
+
+    if ((!in_place && !ws_version_is_complete(w)) || seconds >= best->seconds)
+        return;
+    *best = (struct choice){.base = w,
+                            .in_place = in_place,
+                            .n_links = n_links,
+                            .fetch_bytes = way.fetch_bytes,
+                            .seconds = seconds,
+                            .full_seconds = best->full_seconds};
+}
+
+/* Walks back from the version, link by link; each version that is here on the way is a base. links: newest
+ * first. */
+static struct choice choose(struct ws_version *v, const struct ws_links *k,
+                            struct ws_link links[WS_MAX_CHAIN])
+{
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+    struct ws_way full = {.fetch_bytes = m->total_bytes};
+    struct choice best = {.seconds = ws_way_seconds(&full, &v->store->speeds, v->store->options.threads)};
+    struct ws_mark at = ws_version_mark(v);
+    const char *digest = v->digest;
+    uint64_t bytes = 0;
+
+    if (!ws_version_comes_whole(v))
+        best.seconds = DBL_MAX; /* there is no other way */
+    best.full_seconds = best.seconds;
+    for (size_t n = 0; n < WS_MAX_CHAIN && ws_links_find(v->model, k, &at, digest, &links[n]); n++) {
+        struct ws_version *w = find_base(v, &links[n].offer.link);
+        bytes += bytes_of(&links[n], m->total_bytes);
+        if (w)
+            weigh(v, w, n + 1, bytes, &best);
+        at = links[n].offer.link.base;
+        digest = links[n].offer.link.base_digest;
+    }
+    return best;
+}
+
+/* --- taking the base --- */
+
+static int keep_choice(struct ws_plan *p, const struct choice *c, const struct ws_link *newest_first)
+{
+    p->n_links = c->n_links;
+    for (size_t i = 0; i < c->n_links; i++) {
+        p->links[i] = newest_first[c->n_links - 1 - i];
+        if (p->links[i].held)
+            ws_delta_get(p->links[i].held);
+    }
+    return ws_manifest_copy(atomic_load(&c->base->manifest), &p->base);
+}
+
+static void forget_choice(struct ws_plan *p)
+{
+    for (size_t i = 0; i < p->n_links; i++)
+        ws_delta_put(p->links[i].held);
+    p->n_links = 0;
+    ws_manifest_free(p->base);
+    p->base = NULL;
+}
+
+static void say_why(const struct choice *c, const struct ws_manifest *m, const struct ws_plan *p,
+                    char why[WS_HOW_CHARS])
+{
+    char moved[16], total[16];
+
+    ws_room_text(c->fetch_bytes, moved);
+    ws_room_text(m->total_bytes, total);
+    if (c->n_links == 1)
+        snprintf(why, WS_HOW_CHARS, "delta from %lu", p->base->version);
+    else
+        snprintf(why, WS_HOW_CHARS, "chain of %zu from %lu", c->n_links, p->base->version);
+    snprintf(why + strlen(why), WS_HOW_CHARS - strlen(why), "%s: %s instead of %s",
+             c->in_place ? " in place" : "", moved, total);
+}
+
+/* Again when a base could not be had in the end. */
+bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *k, char why[WS_HOW_CHARS])
+{
+    struct ws_version *v = r->version;
+    struct ws_store *s = v->store;
+
+    for (;;) {
+        struct ws_link links[WS_MAX_CHAIN];
+        struct ws_bequest *bequest = NULL;
+        struct ws_changes changes;
+        ws_changes_init(&changes);
+        pthread_mutex_lock(&s->lock);
+        struct choice c = choose(v, k, links);
+        bool taken = c.base && keep_choice(p, &c, links) == 0;
+        if (taken && c.in_place) {
+            say_why(&c, atomic_load(&v->manifest), p, why);
+            bequest = ws_bequest_new(c.base, v, &changes);
+            taken = bequest;
+        } else if (taken) {
+            say_why(&c, atomic_load(&v->manifest), p, why);
+            p->copied = ws_version_get(c.base);
+            ws_version_keep(p->copied, 1);
+        }
+        pthread_mutex_unlock(&s->lock);
+        ws_changes_tell(&changes, s);
+        if (!taken) {
+            forget_choice(p);
+            why[0] = '\0';
+            return false;
+        }
+        if (!bequest || ws_bequest_take(bequest, &r->stop, &p->here))
+            return true;
+        ws_log(WS_LOG_INFO, "store", "version %lu of %s is still read: its memory is not patched in place",
+               p->base->version, v->model->name);
+        forget_choice(p);
+    }
+}
+
+void ws_plan_release(struct ws_plan *p)
+{
+    for (size_t i = 0; p->here && i < p->base->n_files; i++)
+        free(p->here[i]);
+    free(p->here);
+    forget_choice(p);
+    if (p->copied) {
+        ws_version_keep(p->copied, -1);
+        ws_version_put(p->copied);
+    }
+}
