@@ -243,8 +243,15 @@ def test_web_server(stack):
     damage(run.archive + "/v1/actor/6/delta")
     third = Mount(stack, url)
     third.wait_version("actor", 6)
-    assert refused(third, 6)[0] == "EBADMSG", refused(third, 6)
+    code, line = refused(third, 6)
+    assert code == "EBADMSG" and "the delta of actor/6 from " + url in line, (code, line)
     same(third, 5, run.folders[5])
+    os.unlink(run.archive + "/v1/actor/4/files/model.safetensors")
+    fourth = Mount(stack, url)
+    fourth.wait_version("actor", 6)
+    code, line = refused(fourth, 5)
+    assert code == "ESTALE" and f"actor/4/model.safetensors: {url} answered 404" in line, (code, line)
+    same(fourth, 2, run.folders[2])
 
 
 def damage(path, at=0.5):
