@@ -5,6 +5,7 @@
 #include "transports/archive.h"
 #include "transports/copy.h"
 #include "transports/delta_make.h"
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -224,6 +225,7 @@ static int save_one(struct save *s, struct side *before, struct side *v)
     bool written = false;
     unsigned depth;
     int code = CLI_OK;
+    assert(v->manifest);
     if (ws_archive_has(s->archive, v->manifest, &depth)) {
         if (!cli_has(s->args, "quiet"))
             printf("%s/%" PRIu64 ": is in the archive already\n", v->manifest->model, v->manifest->version);

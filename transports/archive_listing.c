@@ -40,7 +40,7 @@ int ws_archive_read_file(const char *path, size_t most, char **text, size_t *n, 
     }
     if (fd >= 0)
         close(fd);
-    if (code) {
+    if (code || !p) {
         free(p);
         return ws_error_set(err, code, "cannot read %s: %s", path,
                             code == EBADMSG ? "it is no file of an archive" : strerror(code));

@@ -460,8 +460,12 @@ static int fetch_result(struct sink *k, CURLcode code, struct ws_error *err)
     if (code != CURLE_OK)
         return ws_error_set(err, errno_of_curl(code), "the transfer of %s from %s ended early: %s",
                             k->file->name, url, l->error[0] ? l->error : curl_easy_strerror(code));
-    if (status != 206 && status != 200)
-        return status_error(url, status, &k->refusal, err);
+    if (status != 206 && status != 200) {
+        int rc = status_error(url, status, &k->refusal, err);
+        (void)ws_error_prefix(err, "%s/%" PRIu64 "/%s", k->fetch->manifest->model,
+                              k->fetch->manifest->version, k->file->name);
+        return rc;
+    }
     if (k->at != k->end)
         return ws_error_set(err, ECONNRESET, "%s sent %" PRIu64 " bytes too few of %s", url, k->end - k->at,
                             k->file->name);
@@ -530,19 +534,20 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
     long status = 0;
     bool whole = false;
     curl_easy_getinfo(l->curl, CURLINFO_RESPONSE_CODE, &status);
-    if (k->rc < 0) {
-        if (err)
-            *err = k->err;
-        return k->rc;
-    }
+    if (k->rc < 0)
+        return ws_error_set(err, -k->rc, "the delta of %s/%" PRIu64 " from %s: %s", f->model,
+                            f->link.target.version, url, k->err.text);
     if (k->rc > 0)
         return ws_error_set(err, ECANCELED, "the transfer was stopped");
     if (code != CURLE_OK)
         return ws_error_set(err, errno_of_curl(code), "the delta of %s/%" PRIu64 " from %s ended early: %s",
                             f->model, f->link.target.version, url,
                             l->error[0] ? l->error : curl_easy_strerror(code));
-    if (status != 200)
-        return status_error(url, status, &k->refusal, err);
+    if (status != 200) {
+        int rc = status_error(url, status, &k->refusal, err);
+        (void)ws_error_prefix(err, "the delta of %s/%" PRIu64, f->model, f->link.target.version);
+        return rc;
+    }
     if (!ws_delta_reader_ended(k->reader, &whole))
         return ws_error_set(err, ECONNRESET, "%s sent a delta without its end", url);
     return whole ? 0

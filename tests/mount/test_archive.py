@@ -243,8 +243,15 @@ def test_web_server(stack):
     damage(run.archive + "/v1/actor/6/delta")
     third = Mount(stack, url)
     third.wait_version("actor", 6)
-    assert refused(third, 6)[0] == "EBADMSG", refused(third, 6)
+    code, line = refused(third, 6)
+    assert code == "EBADMSG" and "the delta of actor/6 from " + url in line, (code, line)
     same(third, 5, run.folders[5])
+    os.unlink(run.archive + "/v1/actor/4/files/model.safetensors")
+    fourth = Mount(stack, url)
+    fourth.wait_version("actor", 6)
+    code, line = refused(fourth, 5)
+    assert code == "ESTALE" and f"actor/4/model.safetensors: {url} answered 404" in line, (code, line)
+    same(fourth, 2, run.folders[2])
 
 
 def damage(path, at=0.5):
@@ -345,6 +352,48 @@ def test_hurry(stack):
         same(mount, version, folders[version % 3])
 
 
+def test_stuck_disk(stack):
+    "a disk that does not answer at all stops the archive and nobody else"
+    need_fuse()
+    tools = ["mkfs.ext4", "fsfreeze", "losetup"]
+    if not all(shutil.which(t) for t in tools):
+        raise Skip(f"needs {', '.join(tools)}")
+    image, disk = unique("image"), unique("disk")
+    os.makedirs(disk)
+    with open(image, "wb") as f:
+        f.truncate(96 << 20)
+    if any(subprocess.run(c, capture_output=True, check=False).returncode for c in
+           (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, disk])):
+        raise Skip("no file system in a file can be mounted here")
+    stack.callback(lambda: subprocess.run(["umount", disk], check=True))
+    run = Archived(stack, "--archive-every", "1", "--slots", "2", archive=disk + "/a")
+    run.publish(1)
+    frozen = [True]
+
+    def thaw():
+        if frozen.pop():
+            subprocess.run(["fsfreeze", "-u", disk], check=True)
+        frozen.append(False)
+
+    subprocess.run(["fsfreeze", "-f", disk], check=True)
+    stack.callback(thaw)
+    for version in range(2, 8):
+        began = time.monotonic()
+        run.publish(version, wait=False)
+        assert time.monotonic() - began < 4 * SLOW, "revocation takes 5 s where a holder does not let go"
+    assert sorted(listing(run.archive)) == [1]
+    mount = Mount(stack, run.agent.url)
+    mount.wait_version("actor", 7)
+    same(mount, 7, run.folders[7])
+    thaw()
+    wait_for(lambda: 7 in listing(run.archive), "the newest in the archive")
+    old = Mount(stack, f"dir:{run.archive}")
+    for version in listing(run.archive):
+        old.wait_version("actor", version)
+        same(old, version, run.folders[version])
+    print(f"# archived: {sorted(listing(run.archive))}, given up: {run.metric('given-up')}")
+
+
 def test_kill(stack):
     "an agent that is killed at any moment leaves an archive that reads whole, and goes on with it"
     run = Archived(stack, "--archive-every", "2")
@@ -402,6 +451,24 @@ def test_save(stack):
     assert r.returncode == 1 and "another process writes the archive" in r.stderr, r.stderr
 
 
+def test_node_died(stack):
+    "a mount of the trainer and of its archive reads on when the trainer's node dies, also what that still listed"
+    run = Archived(stack, "--archive-every", "6")
+    run.steps(5)
+    mount = Mount(stack, run.agent.url)
+    mount.write(f"add actor dir:{run.archive}", "ctl")
+    mount.wait_version("actor", 2)  # only the archive has it
+    same(mount, 2, run.folders[2])
+    assert "archive " in version_line(mount, 2), version_line(mount, 2)
+    run.agent.kill()
+    wait_for(lambda: f"source {run.agent.url} down" in mount.text("status"), "the agent's death to be noticed")
+    began = time.monotonic()
+    same(mount, 5, run.folders[5])
+    same(mount, 1, run.folders[1])
+    assert time.monotonic() - began < 20 * SLOW
+    assert "archive " in version_line(mount, 5), version_line(mount, 5)
+
+
 def test_rollback(stack):
     "engines go back to a version that only the archive has, and forward again"
     run = Archived(stack, "--archive-every", "4")
@@ -419,4 +486,4 @@ def test_rollback(stack):
 
 
 run(test_agent, test_long_chain, test_small_cache, test_restart, test_web_server, test_damage, test_full_disk, test_hurry,
-    test_kill, test_save, test_rollback)
+    test_stuck_disk, test_kill, test_save, test_node_died, test_rollback)
