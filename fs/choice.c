@@ -23,13 +23,20 @@ static double known(const _Atomic(double) *speed, double guess)
     return v > 0 ? v : guess;
 }
 
+/* Bytes a second of one thread. To copy and patch is more work than to patch: where a copy was measured to be
+ * faster, what was patched in place then had more changes in it, and would not be measured again. */
+static double patch_speed(const struct ws_speeds *s, bool copies)
+{
+    const double patch = known(&s->patch, GUESSED_PATCH), copy = known(&s->copy, GUESSED_COPY);
+    return copies && copy < patch ? copy : patch;
+}
+
 /* Fetching and patching overlap; each link more costs a part of the first pass over memory. A copy also takes
  * memory that others could have, which counts as its time again. */
 double ws_way_seconds(const struct ws_way *way, const struct ws_speeds *s, unsigned threads)
 {
     double fetch = (double)way->fetch_bytes / known(&s->link, GUESSED_LINK);
-    double speed = way->copies ? known(&s->copy, GUESSED_COPY) : known(&s->patch, GUESSED_PATCH);
-    double patch = (double)way->patch_bytes / (speed * (threads ? threads : 1));
+    double patch = (double)way->patch_bytes / (patch_speed(s, way->copies) * (threads ? threads : 1));
     if (way->copies)
         patch *= 2;
     if (way->n_links > 1)

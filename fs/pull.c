@@ -272,8 +272,10 @@ static int get_regions(struct ws_pull *p, struct ws_error *err)
         if (m->files[i].size_bytes == 0 || ws_content_region(v, i))
             continue;
         rc = ws_pool_get(s->pool, m->files[i].size_bytes, &r, err);
-        if (rc == 0)
+        if (rc == 0) {
             atomic_store(&v->files[i].region, r);
+            v->emptied_pool = true;
+        }
     }
     if (rc == 0)
         ws_room_trim(s);
@@ -482,13 +484,15 @@ static void say(struct ws_version *v, enum ws_goal goal, int rc, const char *how
                v->pull_seconds);
 }
 
-/* The next version will most likely have the same files. */
+/* The next version will most likely have the same files. One that took over the memory of another has left
+ * in the pool what was reserved for it: versions that are patched in place would reserve without end. */
 static void prepare_next(struct ws_version *v)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
 
-    if (v->own_bytes)
+    if (v->own_bytes && v->emptied_pool)
         ws_room_reserve(v->store, m);
+    v->emptied_pool = false;
 }
 
 static void *pull_main(void *arg)

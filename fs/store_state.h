@@ -71,6 +71,7 @@ struct ws_version {
     struct ws_watch *mapped;    /* whose memory it is; counted */
     struct ws_bequest *bequest; /* who gets its memory when it goes */
     struct ws_pull *pull;
+    bool emptied_pool;     /* its pull's: regions were taken that nothing was reserved for in turn */
     struct ws_wait *waits; /* in order of asking */
     struct ws_wait *last_wait;
     int error_code; /* of the last pull that failed, positive */

@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import urllib.error
@@ -152,6 +153,53 @@ class Agent(Process):
 
     def publish(self, model, version, folder, *args, **kw):
         return wsync("publish", "--agent", f"unix:{self.sock}", "--model", model, "--version", version, *args, folder, **kw)
+
+
+class Slow:
+    """A TCP proxy that lets `rate` bytes a second through from the server, over all connections together."""
+
+    def __init__(self, stack, port, rate):
+        self.rate, self.to = rate, port
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.lock, self.free_at, self.open = threading.Lock(), time.monotonic(), True
+        threading.Thread(target=self.accept, daemon=True).start()
+        stack.callback(self.close)
+
+    def close(self):
+        self.open = False
+        self.socket.close()
+
+    def accept(self):
+        while self.open:
+            try:
+                client, _ = self.socket.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:
+                client.close()  # nobody is there just now
+                continue
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+            threading.Thread(target=self.copy, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self.copy, args=(server, client, True), daemon=True).start()
+
+    def copy(self, a, b, paced):
+        try:
+            while data := a.recv(32768):
+                if paced:
+                    with self.lock:
+                        self.free_at = max(self.free_at, time.monotonic()) + len(data) / self.rate
+                        wait = self.free_at - time.monotonic()
+                    if wait > 0:
+                        time.sleep(wait)
+                b.sendall(data)
+        except OSError:
+            pass
+        for s in (a, b):
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
 
 
 class Mount(Process):

@@ -92,6 +92,16 @@ static void test_which(void **state)
     assert_true(delta(&slow, MODEL_BYTES / 10, false, 8) < delta(&slow, MODEL_BYTES, false, 1));
 }
 
+/* A large step in place, and small ones that were copied: the next is in place again, also by a longer way.
+ */
+static void test_one_slow_step(void **state)
+{
+    const struct ws_speeds s = {.link = 1e8, .patch = 3e8, .copy = 3e9};
+    (void)state;
+    assert_true(delta(&s, 170000, false, 1) < delta(&s, 170000, true, 1));
+    assert_true(delta(&s, 340000, false, 2) < delta(&s, 170000, true, 1));
+}
+
 static void test_level(void **state)
 {
     static const struct {
@@ -108,10 +118,8 @@ static void test_level(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_speeds),
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_which),
-        cmocka_unit_test(test_level),
+        cmocka_unit_test(test_speeds),        cmocka_unit_test(test_order), cmocka_unit_test(test_which),
+        cmocka_unit_test(test_one_slow_step), cmocka_unit_test(test_level),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
