@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# sanitizers: address thread
+# sanitizers: thread
 # timeout: 240
 """AstraFlow's receivers, served by the agent: a receiver of our own making that is as trusting as theirs registers,
 pulls, is stuck, dies; what it was told is whole must be one version, bit for bit."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# sanitizers: address thread
+# sanitizers: address
 # timeout: 300
 """A long random walk: a trainer's steps over the shapes of a real checkpoint, one after the other or in bursts, some
 large, some empty, and a mount that goes along by deltas. Every version that the mount has made is what was published,
