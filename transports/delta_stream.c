@@ -31,8 +31,8 @@ static unsigned char *put_u64(unsigned char *p, uint64_t v)
 
 static unsigned char *put_text(unsigned char *p, const char *text, size_t n)
 {
-    memset(p, 0, n);
-    memcpy(p, text, strlen(text)); /* lineages and digests have at most n characters */
+    for (size_t i = 0; i < n; i++) /* lineages and digests have at most n characters */
+        p[i] = (unsigned char)(*text ? *text++ : 0);
     return p + n;
 }
 
