@@ -186,7 +186,7 @@ static void assert_same_record(const struct ws_delta_record *a, const struct ws_
 {
     unsigned char *x = malloc(MOST), *y = malloc(MOST);
     assert_true(!a == !b);
-    if (a) {
+    if (a && b) {
         assert_true(a->kind == b->kind && a->packed == b->packed && a->n_changed == b->n_changed);
         assert_int_equal(a->raw_bytes, b->raw_bytes);
         assert_memory_equal(ws_delta_record_raw(a, x), ws_delta_record_raw(b, y), a->raw_bytes);
