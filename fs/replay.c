@@ -274,15 +274,24 @@ static void *lane_main(void *arg)
     return NULL;
 }
 
+/* In how many parts it is fetched; each is patched by the thread that fetches it, so there are as many as
+ * there may be threads, and no more than the source sends parts. */
+static unsigned parts_of(const struct ws_replay *p, const struct ws_delta_offer *o)
+{
+    const struct ws_store_options *options = &p->version->store->options;
+    uint64_t n = options->streams < options->threads ? options->streams : options->threads;
+
+    if (o->most_parts && o->most_parts < n)
+        n = o->most_parts;
+    return (unsigned)(o->n_blocks < n ? o->n_blocks : n);
+}
+
 /* All parts at once. True when the link is whole. */
 static bool fetch_link(struct ws_replay *p, size_t i)
 {
     struct lane lanes[WS_MAX_STREAMS] = {0};
-    const unsigned most = p->plan.links[i].offer.most_parts, asked = p->version->store->options.streams;
-    const unsigned streams = most && most < asked ? most : asked;
-    unsigned n = streams < p->plan.links[i].offer.n_blocks ? streams
-                                                           : (unsigned)p->plan.links[i].offer.n_blocks,
-             started = 0;
+    const unsigned n = parts_of(p, &p->plan.links[i].offer);
+    unsigned started = 0;
     bool whole = n > 0, last = i + 1 == p->plan.n_links;
 
     for (unsigned k = 0; whole && k < n; k++) {

@@ -46,7 +46,7 @@ static int next_stone(struct ws_version *v, const struct ws_links *k, struct ws_
                 *stone = way[i];
             if (n <= WS_MAX_CHAIN || *stone)
                 break;
-        } else if (w && w != v && ws_version_comes_whole(w)) {
+        } else if (w && w != v && w->sources && ws_version_comes_whole(w)) {
             *stone = w;
             break;
         }

@@ -235,7 +235,8 @@ bool ws_version_comes_whole(const struct ws_version *v)
             continue;
         *(v->partial & ws_bit(i) ? &partial : &whole) = true;
     }
-    return whole || (!partial && (v->sources & ~v->partial));
+    /* of one that is gone everywhere the transfer says so */
+    return whole || (!partial && (!v->sources || (v->sources & ~v->partial)));
 }
 
 struct ws_mark ws_version_mark(const struct ws_version *v)

@@ -27,7 +27,6 @@ VERSIONS = 100 << 20  # of the mount's cache: what bursts leave behind has to go
 WORDS = {"BF16": 2, "F32": 4, "I64": 8}
 MIB = 1 << 20
 # What malloc keeps of what was freed, for each thread, takes hundreds of steps to settle: it is told to keep little.
-os.environ |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
 def shapes():
