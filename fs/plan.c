@@ -47,7 +47,8 @@ struct choice {
     bool in_place;
     size_t n_links;
     uint64_t fetch_bytes;
-    double seconds, full_seconds;
+    double seconds;
+    bool dearer; /* there was a base, and a full pull is cheaper */
 };
 
 static uint64_t bytes_of(const struct ws_link *l, uint64_t total)
@@ -70,14 +71,17 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
                          .n_links = n_links};
     double seconds = ws_way_seconds(&way, &v->store->speeds, v->store->options.threads);
 
-    if ((!in_place && !ws_version_is_complete(w)) || seconds >= best->seconds)
+    if (!in_place && !ws_version_is_complete(w))
         return;
+    if (seconds >= best->seconds) {
+        best->dearer = true;
+        return;
+    }
     *best = (struct choice){.base = w,
                             .in_place = in_place,
                             .n_links = n_links,
                             .fetch_bytes = way.fetch_bytes,
-                            .seconds = seconds,
-                            .full_seconds = best->full_seconds};
+                            .seconds = seconds};
 }
 
 /* Walks back from the version, link by link; each version that is here on the way is a base. links: newest
@@ -94,7 +98,6 @@ static struct choice choose(struct ws_version *v, const struct ws_links *k,
 
     if (!ws_version_comes_whole(v))
         best.seconds = DBL_MAX; /* there is no other way */
-    best.full_seconds = best.seconds;
     for (size_t n = 0; n < WS_MAX_CHAIN && ws_links_find(v->model, k, &at, digest, &links[n]); n++) {
         struct ws_version *w = find_base(v, &links[n].offer.link);
         bytes += bytes_of(&links[n], m->total_bytes);
@@ -170,7 +173,7 @@ bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *
         ws_changes_tell(&changes, s);
         if (!taken) {
             forget_choice(p);
-            why[0] = '\0';
+            snprintf(why, WS_HOW_CHARS, "%s", c.dearer ? "patching would take longer" : "");
             return false;
         }
         if (!bequest || ws_bequest_take(bequest, &r->stop, &p->here))

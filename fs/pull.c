@@ -339,7 +339,7 @@ static int fill(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
         snprintf(how, WS_HOW_CHARS, "%s%s%.100s%s", patched, patched[0] ? " " : "", why,
                  transport[0] ? ", the rest whole" : "");
     else if (transport[0])
-        snprintf(how, WS_HOW_CHARS, "%s full", transport);
+        snprintf(how, WS_HOW_CHARS, "%s full%s%.100s", transport, why[0] ? ": " : "", why);
     return rc;
 }
 
