@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# beside others
 # timeout: 400
 """kill -9 at random moments of publish, pull and switch: 100 rounds, no wrong byte, no stuck process."""
 import os

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# beside others
 # sanitizers: thread
 # timeout: 240
 """AstraFlow's receivers, served by the agent: a receiver of our own making that is as trusting as theirs registers,

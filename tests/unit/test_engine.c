@@ -1,5 +1,7 @@
 /* Engines: SGLang's table against the reference engine, which really loads, and against servers that
- * refuse, hang, lie and talk nonsense. */
+ * refuse, hang, lie and talk nonsense.
+ *
+ * beside others */
 #include "backends/engine/engine.h"
 #include "backends/engine/http.h"
 #include "backends/engine/reference.h"
