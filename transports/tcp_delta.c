@@ -15,8 +15,9 @@ struct ws_tcp_delta_body {
     struct ws_delta_watch watch;
 };
 
-void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas)
+void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_sent)
 {
+    deltas->bytes_sent = bytes_sent;
     atomic_init(&deltas->stop, false);
     pthread_mutex_init(&deltas->lock, NULL);
     deltas->first = NULL;
@@ -58,8 +59,10 @@ static ssize_t read_body(void *arg, uint64_t at, char *out, size_t room)
     (void)at;
     if (n < 0)
         return MHD_CONTENT_READER_END_OF_STREAM;
-    if (n > 0)
+    if (n > 0) {
+        atomic_fetch_add(b->all->bytes_sent, (uint64_t)n);
         return n;
+    }
     /* Suspended before it is told, resumed after: whoever tells comes after the suspension. */
     MHD_suspend_connection(b->connection);
     if (!ws_delta_wait(b->delta, b->writer.next, &b->watch))

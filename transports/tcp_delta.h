@@ -10,11 +10,12 @@ struct ws_tcp_delta_body;
 /* All of a server's. Not copied after init. */
 struct ws_tcp_deltas {
     atomic_bool stop;
+    _Atomic(uint64_t) *bytes_sent; /* the server's counter */
     pthread_mutex_t lock;
     struct ws_tcp_delta_body *first; /* guarded by lock */
 };
 
-void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas);
+void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_sent);
 /* Those that wait for more end: libmicrohttpd cannot be stopped while a connection is suspended. None waits
  * afterwards. */
 void ws_tcp_deltas_stop(struct ws_tcp_deltas *deltas);

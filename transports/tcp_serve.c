@@ -557,7 +557,7 @@ int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catal
         return ws_error_set(err, ENOMEM, "no memory for a server");
     s->catalog = *catalog;
     ws_tcp_bodies_init(&s->bodies, &s->catalog);
-    ws_tcp_deltas_init(&s->deltas);
+    ws_tcp_deltas_init(&s->deltas, &s->bytes_sent);
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);

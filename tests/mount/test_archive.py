@@ -17,24 +17,6 @@ TENSORS = {f"layer.{i}.weight": ("BF16", [512, 1024]) for i in range(9)} | {"tai
 SIZE = 9 * (1 << 20)
 
 
-def step(folder, seed, share=0.004):
-    """A checkpoint like the one in `folder`, with a share of its 16-bit elements changed."""
-    out = unique("step")
-    os.makedirs(out)
-    generator = random.Random(seed)
-    for name in os.listdir(folder):
-        with open(os.path.join(folder, name), "rb") as f:
-            data = bytearray(f.read())
-        if name.endswith(".safetensors"):
-            begin = 8 + struct.unpack("<Q", data[:8])[0]
-            for _ in range(int(len(data) * share / 2)):
-                at = begin + 2 * generator.randrange((len(data) - begin) // 2)
-                struct.pack_into("<H", data, at, (struct.unpack_from("<H", data, at)[0] + 1) % 65536)
-        with open(os.path.join(out, name), "wb") as f:
-            f.write(data)
-    return out
-
-
 def listing(archive, model="actor"):
     """{version: its entry} of an archive."""
     with open(archive + "/v1/models") as f:
@@ -69,7 +51,7 @@ class Archived:
 
     def publish(self, version, folder=None, *args, wait=True):
         before = self.folders.get(self.newest)
-        self.folders[version] = folder or (step(before, version) if before else checkpoint(TENSORS, seed=version))
+        self.folders[version] = folder or (step(before, version, share=0.004) if before else checkpoint(TENSORS, seed=version))
         self.newest = version
         self.agent.publish("actor", version, self.folders[version], *args)
         if wait:
@@ -420,7 +402,7 @@ def test_save(stack):
     need_fuse()
     agent, folders = Agent(stack), {}
     for version in (1, 2, 3):
-        folders[version] = step(folders[version - 1], version) if version > 1 else checkpoint(TENSORS, seed=1)
+        folders[version] = step(folders[version - 1], version, share=0.004) if version > 1 else checkpoint(TENSORS, seed=1)
         agent.publish("actor", version, folders[version])
         if version == 1:
             mount = Mount(stack, agent.url, "keep=8")

@@ -12,27 +12,6 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 
-def step(folder, seed, share=0.01, by=1):
-    """A checkpoint like the one in `folder`, with a share of its 16-bit elements moved by `by` units."""
-    out = unique("step")
-    os.makedirs(out)
-    generator = random.Random(seed)
-    for name in os.listdir(folder):
-        with open(os.path.join(folder, name), "rb") as f:
-            data = bytearray(f.read())
-        if name.endswith(".safetensors"):
-            begin = 8 + struct.unpack("<Q", data[:8])[0]
-            begin += begin % 2
-            n = (len(data) - begin) // 2
-            for i in generator.sample(range(n), int(n * share)):
-                at = begin + 2 * i
-                value = struct.unpack_from("<H", data, at)[0] + generator.choice((by, -by))
-                struct.pack_into("<H", data, at, value % 65536)
-        with open(os.path.join(out, name), "wb") as f:
-            f.write(data)
-    return out
-
-
 def same(mount, version, folder, file="model.safetensors", model="actor"):
     want, got = tensors_of(os.path.join(folder, file)), tensors_of(mount.file(model, version, file))
     assert want == got, [n for n in want if got.get(n) != want[n]][:3]
