@@ -14,6 +14,7 @@
 #include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +30,9 @@ struct job {
     void *arg;
 };
 
+#define NEWS_TRIES 25 /* half a second */
+#define NEWS_MS    20
+
 /* --- the commands --- */
 
 static int version_of(struct ws_model *m, const char *word, struct ws_version **out, struct ws_error *err)
@@ -40,7 +44,9 @@ static int version_of(struct ws_model *m, const char *word, struct ws_version **
         (ws_text_digits(&at, &number) || (*at && *at != '@')))
         return ws_error_set(
             err, EINVAL, "'%.100s' is no version: a number, NUMBER@RUN, latest, current or previous", word);
-    *out = ws_version_find(m, word, err);
+    /* What was published a moment ago may not have been heard of yet. */
+    for (int tries = 0; !(*out = ws_version_find(m, word, err)) && tries < NEWS_TRIES; tries++)
+        (void)poll(NULL, 0, NEWS_MS);
     return *out ? 0 : -err->code;
 }
 

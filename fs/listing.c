@@ -152,7 +152,8 @@ static void take_versions(struct ws_watch *w, struct ws_model *m, const json_t *
             w->circles = true;
             continue;
         }
-        if (m->run[0] && strcmp(e.run, m->run) != 0 && !ws_version_named(m, e.number, e.run))
+        /* What an agent still holds of an abandoned lineage goes soon; an archive keeps it to be read. */
+        if (m->run[0] && strcmp(e.run, m->run) != 0 && !w->is_static && !ws_version_named(m, e.number, e.run))
             continue;
         v = version_of(m, &e, c);
         if (!v)

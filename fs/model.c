@@ -4,6 +4,7 @@
 #include "fs/model.h"
 #include "fs/pull.h"
 #include "fs/version.h"
+#include "fs/watch.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -131,6 +132,17 @@ void ws_model_settle_lineage(struct ws_model *m)
         memcpy(m->run, best->run, sizeof(m->run));
 }
 
+/* Does an archive list it, whose versions are there whichever lineage is live? */
+static bool is_archived(const struct ws_version *v)
+{
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        const struct ws_watch *w = v->store->watches[i];
+        if (w && w->is_static && (v->sources & ws_bit(i)))
+            return true;
+    }
+    return false;
+}
+
 static bool should_stay(const struct ws_version *v, unsigned *n_lost)
 {
     if (v == v->model->current)
@@ -140,7 +152,7 @@ static bool should_stay(const struct ws_version *v, unsigned *n_lost)
     if (ws_version_is_complete(v) || v->pull || v->pinned || v == v->model->previous ||
         atomic_load(&v->kept) > 0)
         return true;
-    if (v->sources && ws_version_is_live(v))
+    if (v->sources && (ws_version_is_live(v) || is_archived(v)))
         return true;
     if (v->state == WS_FAILED)
         return (*n_lost)-- <= KEEP_FAILED;

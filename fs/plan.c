@@ -3,7 +3,6 @@
 #include "fs/choice.h"
 #include "fs/content.h"
 #include "fs/model.h"
-#include "fs/room.h"
 #include "fs/version.h"
 #include "transports/log.h"
 #include <float.h>
@@ -46,7 +45,6 @@ struct choice {
     struct ws_version *base; /* NULL: a full pull */
     bool in_place;
     size_t n_links;
-    uint64_t fetch_bytes;
     double seconds;
     bool dearer; /* there was a base, and a full pull is cheaper */
 };
@@ -77,11 +75,7 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
         best->dearer = true;
         return;
     }
-    *best = (struct choice){.base = w,
-                            .in_place = in_place,
-                            .n_links = n_links,
-                            .fetch_bytes = way.fetch_bytes,
-                            .seconds = seconds};
+    *best = (struct choice){.base = w, .in_place = in_place, .n_links = n_links, .seconds = seconds};
 }
 
 /* Walks back from the version, link by link; each version that is here on the way is a base. links: newest
@@ -131,19 +125,14 @@ static void forget_choice(struct ws_plan *p)
     p->base = NULL;
 }
 
-static void say_why(const struct choice *c, const struct ws_manifest *m, const struct ws_plan *p,
-                    char why[WS_HOW_CHARS])
+static void say_why(const struct choice *c, const struct ws_plan *p, char why[WS_HOW_CHARS])
 {
-    char moved[16], total[16];
-
-    ws_room_text(c->fetch_bytes, moved);
-    ws_room_text(m->total_bytes, total);
     if (c->n_links == 1)
         snprintf(why, WS_HOW_CHARS, "delta from %lu", p->base->version);
     else
         snprintf(why, WS_HOW_CHARS, "chain of %zu from %lu", c->n_links, p->base->version);
-    snprintf(why + strlen(why), WS_HOW_CHARS - strlen(why), "%s: %s instead of %s",
-             c->in_place ? " in place" : "", moved, total);
+    if (c->in_place)
+        snprintf(why + strlen(why), WS_HOW_CHARS - strlen(why), " in place");
 }
 
 /* Again when a base could not be had in the end. */
@@ -161,11 +150,11 @@ bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *
         struct choice c = choose(v, k, links);
         bool taken = c.base && keep_choice(p, &c, links) == 0;
         if (taken && c.in_place) {
-            say_why(&c, atomic_load(&v->manifest), p, why);
+            say_why(&c, p, why);
             bequest = ws_bequest_new(c.base, v, &changes);
             taken = bequest;
         } else if (taken) {
-            say_why(&c, atomic_load(&v->manifest), p, why);
+            say_why(&c, p, why);
             p->copied = ws_version_get(c.base);
             ws_version_keep(p->copied, 1);
         }

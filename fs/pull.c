@@ -319,7 +319,8 @@ static int fill(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
 {
     struct ws_version *v = p->version;
     const char *patched = "", *transport = "";
-    char why[WS_HOW_CHARS] = "";
+    const uint64_t before = atomic_load(&v->moved_bytes);
+    char why[WS_HOW_CHARS] = "", moved[16], total[16];
     struct ws_replay *replay = NULL;
     int rc = choose_way(p, &replay, why, err);
 
@@ -335,10 +336,12 @@ static int fill(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
     ws_replay_free(replay);
     if (rc == 0)
         rc = ws_transfer_run(&p->route, &p->priority, &transport, err);
-    if (replay)
-        snprintf(how, WS_HOW_CHARS, "%s%s%.100s%s", patched, patched[0] ? " " : "", why,
-                 transport[0] ? ", the rest whole" : "");
-    else if (transport[0])
+    if (replay) {
+        ws_room_text(atomic_load(&v->moved_bytes) - before, moved);
+        ws_room_text(((struct ws_manifest *)atomic_load(&v->manifest))->total_bytes, total);
+        snprintf(how, WS_HOW_CHARS, "%s%s%.60s: %s instead of %s%s", patched, patched[0] ? " " : "", why,
+                 moved, total, transport[0] ? ", the rest whole" : "");
+    } else if (transport[0])
         snprintf(how, WS_HOW_CHARS, "%s full%s%.100s", transport, why[0] ? ": " : "", why);
     return rc;
 }

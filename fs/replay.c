@@ -236,18 +236,22 @@ static int fetch_part(struct lane *l, struct ws_error *err)
                                    .cancel = &p->route->stop};
     struct ws_lane *lane = NULL;
     struct ws_leg leg = {0};
-    int rc = ws_route_take(p->route, &leg, err);
+    int rc = -ENOENT;
 
-    if (rc == 0)
+    /* A mount among the sources may not have it yet, or not any more: then the next one is asked. */
+    while (rc == -ENOENT && ws_route_take(p->route, &leg, err) == 0) {
         rc = ws_lane_open(leg.watch->source, &lane, err);
-    if (rc == 0) {
-        rc = ws_lane_delta(lane, &fetch, err);
-        pthread_mutex_lock(&p->route->lock);
-        p->transport = ws_source_transport(leg.watch->source);
-        pthread_mutex_unlock(&p->route->lock);
+        if (rc == 0) {
+            rc = ws_lane_delta(lane, &fetch, err);
+            pthread_mutex_lock(&p->route->lock);
+            p->transport = ws_source_transport(leg.watch->source);
+            pthread_mutex_unlock(&p->route->lock);
+        }
+        leg.skip |= ws_bit(leg.watch->index);
+        ws_lane_close(lane);
+        lane = NULL;
+        ws_route_end(&leg);
     }
-    ws_lane_close(lane);
-    ws_route_end(&leg);
     return rc;
 }
 

@@ -63,10 +63,11 @@ static int none_left(struct ws_route *r, struct ws_error *err)
 }
 
 /* Candidates in the order of adding. With store->lock and r->lock. */
-static unsigned candidates(const struct ws_route *r, bool whole, struct ws_watch *out[WS_MAX_SOURCES])
+static unsigned candidates(const struct ws_route *r, const struct ws_leg *leg,
+                           struct ws_watch *out[WS_MAX_SOURCES])
 {
     const struct ws_version *v = r->version;
-    uint64_t those = v->sources & ~r->refused & ~(whole ? v->partial : 0);
+    uint64_t those = v->sources & ~r->refused & ~leg->skip & ~(leg->whole ? v->partial : 0);
     unsigned n = 0;
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
@@ -94,7 +95,7 @@ int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
     pthread_mutex_lock(&s->lock);
     rc = ws_offers_agree(r->version, err);
     pthread_mutex_lock(&r->lock);
-    n = rc == 0 ? candidates(r, leg->whole, list) : 0;
+    n = rc == 0 ? candidates(r, leg, list) : 0;
     leg->turn = r->turn;
     leg->watch = NULL;
     for (unsigned k = 0; k < n && !leg->watch; k++) {

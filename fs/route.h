@@ -22,6 +22,7 @@ struct ws_leg {
     struct ws_watch *watch; /* counted; NULL: none */
     unsigned turn;
     unsigned attempts; /* failures in a row, of this leg's thread */
+    uint64_t skip;     /* the caller's: sources that it does not want, by index */
     bool whole;        /* the caller's: bytes of files are wanted, which who has only a delta has not */
 };
 

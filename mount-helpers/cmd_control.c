@@ -136,7 +136,7 @@ static int run_barrier(const struct cli_args *args, const char *mount)
         return cli_usage("too many models for one command");
     append_flags(args, w.command, sizeof w.command);
     snprintf(w.path, sizeof w.path, "%s/ctl", mount);
-    int rc = run_long(&w, mount, NULL, NULL, w.command);
+    int rc = run_long(&w, mount, NULL, NULL, cli_has(args, "quiet") ? NULL : w.command);
     if (rc)
         return explain(mount, NULL, w.command, rc);
     if (!cli_has(args, "quiet"))
@@ -159,7 +159,7 @@ static int run_verb(const struct cli_args *args, const char *verb, const char *d
         return cli_usage("'%s' is no version", version);
     append_flags(args, w.command, sizeof w.command);
     snprintf(what, sizeof what, "%s %s/%s", verb, model, version);
-    int rc = run_long(&w, mount, model, version, what);
+    int rc = run_long(&w, mount, model, version, cli_has(args, "quiet") ? NULL : what);
     if (rc)
         return explain(mount, model, w.command, rc);
     if (!cli_has(args, "quiet"))

@@ -176,8 +176,8 @@ static void print_text(const struct diff *d, bool all, const struct ws_differenc
         snprintf(name, sizeof name, "%s", d->names[i]);
         ws_text_clean(name);
         printf("%12" PRIu64 " %12" PRIu64 " %8.4f%% %12" PRIu64 " %-8s %s\n", o->elements, o->changed,
-               100.0 * (double)o->changed / (double)o->elements, o->largest, ws_dtype_name(d->pairs[i].dtype),
-               name);
+               o->elements ? 100.0 * (double)o->changed / (double)o->elements : 0.0, o->largest,
+               ws_dtype_name(d->pairs[i].dtype), name);
     }
     json_array_foreach(d->other, i, line)
     {

@@ -174,7 +174,7 @@ static int run(const struct cli_args *args)
         return cli_usage("--model and --version are needed");
     uint64_t number = cli_parse_u64("--version", version);
     snprintf(what, sizeof what, "publishing %s/%s", model, version);
-    progress_start(&progress, what);
+    progress_start(&progress, cli_has(args, "quiet") ? NULL : what);
     wsync_config config = {
         .struct_size = sizeof config,
         .agent = cli_get(args, "agent"),

@@ -14,7 +14,7 @@ void progress_start(struct progress *p, const char *what)
 void progress_update(struct progress *p, uint64_t done, uint64_t total)
 {
     double now = cli_now();
-    if (now - p->start < 1 || total == 0 || now - p->last < (p->terminal ? 0.1 : 5))
+    if (!p->what || now - p->start < 1 || total == 0 || now - p->last < (p->terminal ? 0.1 : 5))
         return;
     p->last = now;
     double part = (double)done / (double)total;

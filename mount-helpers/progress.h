@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 struct progress {
-    const char *what; /* "publishing actor/2"; must outlive the progress */
+    const char *what; /* "publishing actor/2"; must outlive the progress; NULL: nothing is shown */
     double start, last;
     bool drawn, terminal;
 };

@@ -133,7 +133,8 @@ static void encode(struct ws_agent *a, struct ws_encoding *e)
            f.n_changed, (double)(ws_agent_now_ns() - began) / 1e9,
            f.state == WS_DELTA_WHOLE ? ""
            : atomic_load(&e->stop)   ? ": its slot was wanted"
-                                     : ": it would be as large as the version, or memory was short");
+                                     : ": it would be half as large as the version or more, or larger than "
+                                       "--delta-cache, or memory was short");
     pthread_mutex_lock(&a->lock);
     if (f.state == WS_DELTA_WHOLE)
         e->model->deltas_made++;

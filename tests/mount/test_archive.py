@@ -162,6 +162,11 @@ def test_restart(stack):
     mount = Mount(stack, f"dir:{run.archive}")
     mount.wait_version("actor", 3)
     same(mount, 3, run.folders[2])
+    assert sorted(os.listdir(mount.file("actor")))[:4] == [f"1@{run_id}", f"2@{run_id}", "3", f"5@{run_id}"]
+    for version in (2, 5):  # what was abandoned stays readable
+        name = f"{version}@{run_id}"
+        mount.write(f"pull {name}", "actor/ctl")
+        same(mount, name, run.folders[version])
     assert wsync("agent", "--listen", "none", "--socket", unique("sock"), "--archive", run.archive, check=False).returncode == 1
 
 
