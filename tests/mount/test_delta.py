@@ -140,7 +140,8 @@ def test_pinned(stack):
 def test_faults(stack):
     "damaged, shortened and broken deltas: what they spoil is fetched whole, every byte is right"
     run = Run(stack)
-    for plan in ("seed=1,flip=30", "seed=2,lie=30", "seed=3,cut=30", "seed=4,flip=45", "seed=5,fail=40", "seed=6,cut=10,lie=10"):
+    plans = ("seed=1,flip=30", "seed=2,lie=30", "seed=3,cut=30", "seed=4,flip=45", "seed=5,fail=40", "seed=6,cut=10,lie=10")
+    for plan in plans[::3] if SANITIZER else plans:
         with contextlib.ExitStack() as inner:
             first = run.newest
             faulty = Mount(inner, f"unix:{unique('nobody')}.sock")
