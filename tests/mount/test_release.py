@@ -152,6 +152,7 @@ def test_silent(stack):
     assert fleet.serve(fleet.mounts[:1]) == ["2"]
     assert fleet.stands("n1")["silent"]
     again = Mount(stack, fleet.agent.url, "host=n1", path=lost.path)
+    again.wait_version("actor", 2)
     wait_for(lambda: fleet.serve([again]) == ["2"], "the one that is back")
     wait_for(lambda: fleet.engines[1].serves() == "2", "its engine")
     wait_for(lambda: not fleet.stands("n1")["silent"], "the agent's word of it")
