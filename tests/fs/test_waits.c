@@ -1,6 +1,4 @@
-/* Waits: what is waited for comes first, deadlines, cancels, failures, and many at once.
- *
- * beside others */
+/* Waits: what is waited for comes first, deadlines, cancels, failures, and many at once. */
 #include "tests/fs/opened_store.h"
 #include <pthread.h>
 

@@ -1,7 +1,5 @@
 /* Engines: SGLang's table against the reference engine, which really loads, and against servers that
- * refuse, hang, lie and talk nonsense.
- *
- * beside others */
+ * refuse, hang, lie and talk nonsense. */
 #include "backends/engine/engine.h"
 #include "backends/engine/http.h"
 #include "backends/engine/reference.h"
