@@ -707,7 +707,7 @@ static void test_many_callers(void **state)
         if (i == 8)
             callers[i].request.path = "/close";
         if (i == 9)
-            callers[i].request = (struct ws_http_request){.path = "/hang", .timeout_ms = 20};
+            callers[i].request = (struct ws_http_request){.path = "/hang", .timeout_ms = 200};
     }
     ws_run_at_once(call_often, callers, LENGTH(callers));
     for (size_t i = 0; i < LENGTH(callers); i++)
