@@ -183,6 +183,8 @@ def test_agent_restart(stack):
 
 def test_given_up(stack):
     "a trainer in a hurry never waits for a delta: it is given up, said so, and the version comes whole or in part"
+    if SANITIZER:
+        raise Skip("it depends on how fast a trainer and a link are to each other: too slow under a sanitizer")
     tensors = {f"layer.{i}.weight": ("BF16", [1024, 2048]) for i in range(40)}  # 160 MiB
     run = Run(stack, tensors, "--slots", "2")
     mount = Mount(stack, run.agent.url)
@@ -218,6 +220,8 @@ def test_relays(stack):
 
 def test_slow_link(stack):
     "on a link where a pull takes five steps it converges: what is here is patched, the rest comes from the newest"
+    if SANITIZER:
+        raise Skip("it depends on how fast a trainer and a link are to each other: too slow under a sanitizer")
     tensors = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(20)}  # 40 MiB
     run = Run(stack, tensors, "--slots", "2")
     step_s = 1.5 * min(SLOW, 3)
