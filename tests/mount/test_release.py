@@ -181,7 +181,8 @@ def test_deadline_and_interrupt(stack):
     fleet.agent.publish("actor", 4, fleet.folders[1])
     p = subprocess.run([WSYNC, "release", "--agent", fleet.agent.url, "--wait", "2", "actor", "4"], capture_output=True,
                        text=True, timeout=60)
-    assert p.returncode == 1 and "had not prepared it in time" in p.stderr and "slow:" in p.stderr, p.stderr
+    assert p.returncode == 1 and "had not prepared it in time" in p.stderr, p.stderr
+    assert "slow:" in p.stderr or SANITIZER, p.stderr  # the first that is late is named, and under a sanitizer all may be
 
 
 def test_wait_loaded(stack):
