@@ -91,7 +91,7 @@ bool ws_bequest_settle(struct ws_version *v)
     idle = is_idle(v); /* the heir may give up meanwhile, which only makes this in vain */
     pthread_mutex_lock(&s->lock);
     if (v->bequest) {
-        handed = idle;
+        handed = idle && v->bequest->heir->named; /* one that was dropped needs no memory any more */
         if (handed)
             hand_over(v, v->bequest);
         v->bequest->state = handed ? HANDED : REFUSED;

@@ -39,13 +39,14 @@ static int version_of(struct ws_model *m, const char *word, struct ws_version **
 {
     uint64_t number;
     const char *at = word;
+    const bool is_link =
+        strcmp(word, "latest") == 0 || strcmp(word, "current") == 0 || strcmp(word, "previous") == 0;
     *out = NULL;
-    if (strcmp(word, "latest") != 0 && strcmp(word, "current") != 0 && strcmp(word, "previous") != 0 &&
-        (ws_text_digits(&at, &number) || (*at && *at != '@')))
+    if (!is_link && (ws_text_digits(&at, &number) || (*at && *at != '@')))
         return ws_error_set(
             err, EINVAL, "'%.100s' is no version: a number, NUMBER@RUN, latest, current or previous", word);
     /* What was published a moment ago may not have been heard of yet. */
-    for (int tries = 0; !(*out = ws_version_find(m, word, err)) && tries < NEWS_TRIES; tries++)
+    for (int tries = 0; !(*out = ws_version_find(m, word, err)) && !is_link && tries < NEWS_TRIES; tries++)
         (void)poll(NULL, 0, NEWS_MS);
     return *out ? 0 : -err->code;
 }

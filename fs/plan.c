@@ -167,6 +167,10 @@ bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *
         }
         if (!bequest || ws_bequest_take(bequest, &r->stop, &p->here))
             return true;
+        if (atomic_load(&r->stop)) { /* no other base is to go for a pull that ends */
+            forget_choice(p);
+            return false;
+        }
         ws_log(WS_LOG_INFO, "store", "version %lu of %s is still read: its memory is not patched in place",
                p->base->version, v->model->name);
         forget_choice(p);

@@ -341,8 +341,9 @@ static int fill(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
         ws_room_text(((struct ws_manifest *)atomic_load(&v->manifest))->total_bytes, total);
         snprintf(how, WS_HOW_CHARS, "%s%s%.60s: %s instead of %s%s", patched, patched[0] ? " " : "", why,
                  moved, total, transport[0] ? ", the rest whole" : "");
-    } else if (transport[0])
+    } else if (transport[0]) {
         snprintf(how, WS_HOW_CHARS, "%s full%s%.100s", transport, why[0] ? ": " : "", why);
+    }
     return rc;
 }
 

@@ -228,8 +228,6 @@ static bool relay_forget(void *self, struct ws_hold *hold)
     return ws_wait_cancel(&((struct relay_hold *)hold)->wait);
 }
 
-/* --- the rest --- */
-
 /* --- deltas --- */
 
 /* What it takes itself is known once its own pull has begun, which this starts. */
@@ -272,6 +270,8 @@ static int relay_delta(void *self, const char *model, uint64_t version, const ch
              : ws_error_set(err, ENOENT, "there is no delta from %" PRIu64 " to %s/%" PRIu64 " here",
                             base->version, model, version);
 }
+
+/* --- the rest --- */
 
 static int relay_route(void *self, const char *method, const char *path, const char *query,
                        const json_t *body, json_t **reply, char **text, struct ws_error *err)

@@ -236,10 +236,12 @@ static int fetch_part(struct lane *l, struct ws_error *err)
                                    .cancel = &p->route->stop};
     struct ws_lane *lane = NULL;
     struct ws_leg leg = {0};
-    int rc = -ENOENT;
+    struct ws_error none;
+    int rc = ws_route_take(p->route, &leg, err);
 
-    /* A mount among the sources may not have it yet, or not any more: then the next one is asked. */
-    while (rc == -ENOENT && ws_route_take(p->route, &leg, err) == 0) {
+    /* A mount among the sources may not have it yet, or not any more: then the next one is asked, and when
+     * none is left the last one's word stands. */
+    while (leg.watch) {
         rc = ws_lane_open(leg.watch->source, &lane, err);
         if (rc == 0) {
             rc = ws_lane_delta(lane, &fetch, err);
@@ -251,6 +253,8 @@ static int fetch_part(struct lane *l, struct ws_error *err)
         ws_lane_close(lane);
         lane = NULL;
         ws_route_end(&leg);
+        if (rc == -ENOENT && ws_route_take(p->route, &leg, &none) < 0)
+            break;
     }
     return rc;
 }
@@ -316,7 +320,7 @@ static bool fetch_link(struct ws_replay *p, size_t i)
 }
 
 /* Deltas that no version here could be patched with any more are forgotten, but for a few that others may
- * pull from here. With store->lock. */
+ * pull from here, and what is over delta-cache=. With store->lock. */
 static void tidy(struct ws_model *m)
 {
     uint64_t oldest = UINT64_MAX;
@@ -324,8 +328,9 @@ static void tidy(struct ws_model *m)
     for (const struct ws_version *v = m->versions; v; v = v->next)
         if ((v->own_bytes || v->pull) && v->number < oldest)
             oldest = v->number;
-    while (m->deltas.n > SPARE && (ws_delta_link(m->deltas.list[m->deltas.n - 1])->target.version <= oldest ||
-                                   ws_delta_set_bytes(&m->deltas) > m->store->options.delta_cache_bytes))
+    while (m->deltas.n > SPARE && ws_delta_link(m->deltas.list[m->deltas.n - 1])->target.version <= oldest)
+        ws_delta_set_drop_oldest(&m->deltas);
+    while (m->deltas.n > 0 && ws_delta_set_bytes(&m->deltas) > m->store->options.delta_cache_bytes)
         ws_delta_set_drop_oldest(&m->deltas);
 }
 
@@ -410,6 +415,9 @@ void ws_replay_run(struct ws_replay *p, const char **transport)
         ws_workers_run(workers, patch_rest, &r, p->manifest->files[i].n_blocks);
     }
     ws_workers_free(workers);
+    pthread_mutex_lock(&p->version->store->lock);
+    tidy(p->version->model); /* how large they are is known now */
+    pthread_mutex_unlock(&p->version->store->lock);
     ws_speed_note(p->plan.copied ? &speeds->copy : &speeds->patch, atomic_load(&p->patched_bytes),
                   (double)atomic_load(&p->patched_ns) / 1e9);
     if (p->transport)

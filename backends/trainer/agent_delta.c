@@ -141,6 +141,7 @@ static void encode(struct ws_agent *a, struct ws_encoding *e)
     else
         e->model->deltas_given_up++;
     ws_agent_archive_delta(a, e->model, e->delta, &e->target->base);
+    a->encoding = NULL;
     free_encoding(e);
     trim(a);
     pthread_cond_broadcast(&a->changed);
@@ -162,7 +163,6 @@ static void *encoder(void *arg)
         pthread_mutex_unlock(&a->lock);
         encode(a, e);
         pthread_mutex_lock(&a->lock);
-        a->encoding = NULL;
     }
     pthread_mutex_unlock(&a->lock);
     return NULL;
@@ -191,12 +191,14 @@ void ws_agent_delta_stop(struct ws_agent *a)
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
     pthread_join(a->encoder, NULL);
+    pthread_mutex_lock(&a->lock); /* of the holds */
     for (struct ws_encoding *e = a->encodings, *next; e; e = next) {
         next = e->next;
         ws_delta_end(e->delta, WS_DELTA_GIVEN_UP);
         free_encoding(e);
     }
     a->encodings = NULL;
+    pthread_mutex_unlock(&a->lock);
     ws_workers_free(a->encoders);
     a->encoders = NULL;
 }
