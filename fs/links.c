@@ -6,24 +6,36 @@
 #define ASKS   100 /* how often a source is asked that does not know its deltas yet */
 #define ASK_MS 20
 
-int ws_links_ask(struct ws_route *r, struct ws_links *k, struct ws_error *err)
+static int ask_one(const struct ws_route *r, struct ws_source *source, struct ws_links *k,
+                   struct ws_error *err)
 {
     const struct ws_version *v = r->version;
     struct ws_mark mark = ws_version_mark(v);
-    struct ws_leg leg = {0};
-    int rc = ws_route_take(r, &leg, err), tries = 0;
+    int rc, tries = 0;
 
-    k->n = 0;
-    if (rc < 0)
-        return rc;
     /* Another mount may have to find out first by which way it comes there. */
     do
-        rc = ws_source_deltas(leg.watch->source, v->model->name, &mark, k->offers, &k->n, err);
+        rc = ws_source_deltas(source, v->model->name, &mark, k->offers, &k->n, err);
     while (rc == -EAGAIN && ++tries < ASKS && !atomic_load(&r->stop) && poll(NULL, 0, ASK_MS) == 0);
     if (rc < 0)
         k->n = 0;
-    ws_route_end(&leg);
     return rc;
+}
+
+int ws_links_ask(struct ws_route *r, struct ws_links *k, struct ws_error *err)
+{
+    struct ws_leg leg = {0};
+    int rc = ws_route_take(r, &leg, err);
+
+    k->n = 0;
+    while (leg.watch) { /* until one knows of any */
+        rc = ask_one(r, leg.watch->source, k, err);
+        leg.skip |= ws_bit(leg.watch->index);
+        ws_route_end(&leg);
+        if (k->n > 0 || ws_route_take(r, &leg, &(struct ws_error){0}) < 0)
+            break;
+    }
+    return k->n > 0 ? 0 : rc;
 }
 
 static bool leads_to(const struct ws_delta_link *l, const struct ws_mark *target, const char *digest)

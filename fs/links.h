@@ -15,7 +15,8 @@ struct ws_link {
     struct ws_delta *held; /* whole and here already; NULL: to be fetched */
 };
 
-/* Asks a source for what leads to the route's version; none on failure. Without any lock. */
+/* Asks the sources, one after the other until one knows of any, for what leads to the route's version; none
+ * on failure. Without any lock. */
 WS_MUST_USE int ws_links_ask(struct ws_route *r, struct ws_links *k, struct ws_error *err);
 /* The link that ends at a version; held is borrowed. With store->lock. */
 bool ws_links_find(const struct ws_model *m, const struct ws_links *k, const struct ws_mark *target,

@@ -218,6 +218,21 @@ def test_relays(stack):
         assert int(relay.status()["moved_bytes"]) < 30000000, relay.text("status")
 
 
+def test_second_source(stack):
+    "deltas that the first source does not have come from the second"
+    run = Run(stack)
+    port = free_port()
+    Mount(stack, run.agent.url, f"serve=127.0.0.1:{port},prefetch,delta-cache=0")
+    leaf = Mount(stack, f"http://127.0.0.1:{Slow(stack, port, 40e6 / min(SLOW, 3)).port},{run.url}")
+    pull(leaf, 1)
+    for _ in range(3):
+        run.step()
+        run.wait_delta()
+        line = pull(leaf, run.newest)
+        same(leaf, run.newest, run.folders[run.newest])
+        assert int(line.split(" moved=")[1].split()[0]) < 400000, line
+
+
 def test_slow_link(stack):
     "on a link where a pull takes five steps it converges: what is here is patched, the rest comes from the newest"
     if SANITIZER:
@@ -240,4 +255,4 @@ def test_slow_link(stack):
     same(mount, run.newest, run.folders[run.newest])
 
 
-run(test_steps, test_missed, test_reader_stays, test_pinned, test_faults, test_agent_restart, test_given_up, test_relays, test_slow_link)
+run(test_steps, test_missed, test_reader_stays, test_pinned, test_faults, test_agent_restart, test_given_up, test_relays, test_second_source, test_slow_link)
