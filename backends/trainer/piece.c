@@ -68,25 +68,27 @@ bool ws_piece_equal(const struct ws_piece *a, const struct ws_piece *b, unsigned
            memcmp(a->size, b->size, n_dims * sizeof(a->size[0])) == 0;
 }
 
-bool ws_piece_as_range(const struct ws_piece *p, const struct ws_tensor *t, uint64_t *start, uint64_t *count)
+bool ws_box_is_run(const uint64_t *shape, unsigned n_dims, const uint64_t *offset, const uint64_t *size,
+                   uint64_t *start)
 {
-    if (p->range) {
-        *start = p->start;
-        *count = p->count;
-        return true;
-    }
     uint64_t step = 1;
     bool full = true; /* all dimensions further in are whole */
     *start = 0;
-    *count = ws_piece_elements(p, t->n_dims);
-    for (unsigned d = t->n_dims; d-- > 0;) {
-        if (!full && p->size[d] != 1)
-            return *count == 0;
-        full = full && p->size[d] == t->shape[d];
-        *start += p->offset[d] * step;
-        step *= t->shape[d];
+    for (unsigned d = n_dims; d-- > 0;) {
+        if (!full && size[d] != 1)
+            return false;
+        full = full && size[d] == shape[d];
+        *start += offset[d] * step;
+        step *= shape[d];
     }
     return true;
+}
+
+bool ws_piece_as_range(const struct ws_piece *p, const struct ws_tensor *t, uint64_t *start, uint64_t *count)
+{
+    *start = p->start;
+    *count = ws_piece_elements(p, t->n_dims);
+    return p->range || ws_box_is_run(t->shape, t->n_dims, p->offset, p->size, start) || *count == 0;
 }
 
 static bool boxes_overlap(const struct ws_piece *a, const struct ws_piece *b, unsigned n_dims)

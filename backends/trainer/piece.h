@@ -18,6 +18,9 @@ WS_MUST_USE int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t,
                             struct ws_error *err);
 uint64_t ws_piece_elements(const struct ws_piece *p, unsigned n_dims);
 bool ws_piece_equal(const struct ws_piece *a, const struct ws_piece *b, unsigned n_dims);
+/* Is the box (not empty) one run of a row-major tensor of this shape? Then it begins at *start. */
+bool ws_box_is_run(const uint64_t *shape, unsigned n_dims, const uint64_t *offset, const uint64_t *size,
+                   uint64_t *start);
 /* Is it one run of the row-major tensor? Then *start and *count (elements) say which. */
 bool ws_piece_as_range(const struct ws_piece *p, const struct ws_tensor *t, uint64_t *start, uint64_t *count);
 

@@ -81,6 +81,8 @@ typedef struct wsync_param {
     const void *data;               /* host memory; first element of the piece */
     wsync_piece piece;
     const char *file; /* shard file it goes to; NULL: by shard_bytes */
+    int converts;     /* data is of data_dtype and becomes dtype in the copy; 0: it is of dtype */
+    wsync_dtype data_dtype;
 } wsync_param;
 
 typedef struct wsync_config {
@@ -130,6 +132,100 @@ int wsync_wait_loaded(wsync_publisher *pub, uint64_t version, const char *who, i
 const char *wsync_run(const wsync_publisher *pub);
 /* Abandons what is begun and disconnects; NULL is fine. */
 void wsync_close(wsync_publisher *pub);
+/* --- extraction: what a training framework holds, as parameters in the names of the Hugging Face file --- */
+
+/* One dimension of a device mesh, as torch.distributed.tensor has it: what it does to a tensor, and where
+ * this rank stands on it. SHARD cuts dimension `dim` as torch.chunk does: into `size` pieces of ceil(n /
+ * size), the last ones short or empty. STRIDED_SHARD first cuts into split_factor pieces and then each of
+ * them, and a rank holds its share of all, one after the other: FSDP over tensor parallelism, and Megatron's
+ * [gate; up]. */
+typedef enum wsync_placement_kind { WSYNC_REPLICATE, WSYNC_SHARD, WSYNC_STRIDED_SHARD } wsync_placement_kind;
+typedef struct wsync_placement {
+    wsync_placement_kind kind;
+    unsigned dim;          /* of the tensor; a flat one's is 0 */
+    unsigned split_factor; /* STRIDED_SHARD */
+    unsigned size;         /* of this dimension of the mesh */
+    unsigned coordinate;   /* of this rank on it */
+} wsync_placement;
+
+/* A tensor as a framework holds it on this rank. Either n-dimensional: `local` sizes with `strides` (in
+ * elements; all zero: contiguous), which placements (outer mesh dimension first; none: the whole tensor) make
+ * of `shape`. Or flat: a part of the row-major flattened tensor, contiguous in memory: what placements make
+ * of it (ZeRO-3's partition, whose padding at the end is left alone), or without placements the range
+ * [start, start + count) (a flat parameter of FSDP1, a fragment of ZeRO-1 and -2). */
+typedef struct wsync_held {
+    const char *name; /* the framework's own */
+    wsync_dtype dtype;
+    unsigned n_dims;
+    uint64_t shape[WSYNC_MAX_DIMS]; /* global; Megatron: this rank's */
+    int flat;
+    unsigned n_placements;
+    wsync_placement placements[WSYNC_MAX_DIMS]; /* Megatron: none, they follow from the name */
+    uint64_t local[WSYNC_MAX_DIMS];
+    int64_t strides[WSYNC_MAX_DIMS];
+    uint64_t start, count;
+    unsigned layer; /* Megatron: layer_number of the layer it is in, from 1; 0: it is in none */
+    const void *data;
+} wsync_held;
+
+/* A held tensor that is several of the file: `names` side by side along dimension `dim`, equally large. With
+ * `stacked`, dimension 0 counts them instead of being one of theirs, and '*' in a name is that number: what
+ * transformers writes as MergeModulelist(dim=0) and Concatenate(dim=1). */
+typedef struct wsync_fusion {
+    const char *held;         /* how the held name ends, after a dot or whole: "mlp.experts.gate_up_proj" */
+    const char *const *names; /* "mlp.experts.*.gate_proj.weight", ... in its place */
+    unsigned n_names;
+    int stacked;
+    unsigned dim; /* of the held tensor */
+} wsync_fusion;
+
+/* Text in a held tensor's name that stands as another one in the file: ".mlp." as ".block_sparse_moe.". */
+typedef struct wsync_rename {
+    const char *held, *file;
+} wsync_rename;
+
+typedef struct wsync_parallel { /* this rank's place in a group; size 0 is 1 */
+    unsigned rank, size;
+} wsync_parallel;
+
+typedef struct wsync_extract_options {
+    size_t struct_size;
+    const char *kind; /* "fsdp", "deepspeed", "megatron"; NULL: names are the file's already */
+    /* config.json or its folder: Megatron's sizes, whether the embeddings are tied, the dtype; may be NULL
+     * but for Megatron */
+    const char *hf_config;
+    /* A checkpoint folder: gives each tensor of its own that is extracted its dtype, and shapes must be its.
+     */
+    const char *base;
+    /* Of F32, F16 and BF16 tensors in the file ("BF16"), converted in the copy. NULL: the base's, else
+     * hf_config's, else as it is held. */
+    const char *dtype;
+    const wsync_fusion *fusions; /* fsdp, deepspeed */
+    size_t n_fusions;
+    const wsync_rename *renames; /* fsdp, deepspeed: each once a name, after the fusions */
+    size_t n_renames;
+    int tied; /* the output layer is the embedding, and the file has no tensor for it; 0: hf_config's word */
+    wsync_parallel tensor, expert, expert_tensor; /* Megatron's groups */
+    /* Megatron: the names of the model's options that are set; those that change a layout in a way that is
+     * not known here are refused by name. */
+    const char *const *features;
+    size_t n_features;
+} wsync_extract_options;
+
+typedef struct wsync_extraction wsync_extraction;
+
+/* The parameters of n held tensors, with pieces and pointers: pass them to wsync_offload. Names, shapes and
+ * cuts are checked: -EINVAL names the tensor and says what does not fit; -EOPNOTSUPP what is not known to be
+ * right; -ENOENT, -EBADMSG: hf_config or base cannot be read. Nothing is communicated: what a rank holds
+ * is enough. Two ranks that hold the same piece both say so; one of them writes it. The caller frees it. */
+int wsync_extract(const wsync_extract_options *options, const wsync_held *held, size_t n,
+                  wsync_extraction **out);
+/* Valid until free. */
+const wsync_param *wsync_extraction_params(const wsync_extraction *e, size_t *n);
+/* The same tensors at new addresses, data[i] that of held[i] in wsync_extract. */
+void wsync_extraction_move(wsync_extraction *e, const void *const *data);
+void wsync_extraction_free(wsync_extraction *e); /* NULL is fine */
+
 /* --- engines, for those who have a path and no mount; nothing is kept between calls --- */
 
 /* An inference server. Zeroes are defaults. */
