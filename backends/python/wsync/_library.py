@@ -1,0 +1,76 @@
+"""libwsync by cffi. Its declarations are read from wsync.h itself, so that there is one contract.
+
+``ffi`` and ``lib`` are what the other modules use; ``check`` turns a negative return into an exception with the
+library's sentence."""
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+import cffi
+
+NATIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
+
+
+class Error(OSError):
+    """What libwsync says: ``errno`` as in wsync.h, and a sentence that says what to do."""
+
+
+class Timeout(Error, TimeoutError):
+    """A deadline passed."""
+
+
+def _declarations(header: str) -> str:
+    """The header without its preprocessor's lines and what is for C++; constants are put in."""
+    header = re.sub(r"#ifdef __cplusplus\n.*?#endif\n", "", header, flags=re.S)
+    constants = dict(re.findall(r"^#define (WSYNC_\w+)\s+(\d+)\s*$", header, re.M))
+    header = re.sub(r"^#.*\n", "", header, flags=re.M)
+    return re.sub(r"\bWSYNC_\w+\b", lambda m: constants.get(m.group(0), m.group(0)), header)
+
+
+def _open() -> tuple[cffi.FFI, object]:
+    ffi = cffi.FFI()
+    with open(os.path.join(NATIVE, "wsync.h"), encoding="utf-8") as f:
+        ffi.cdef(_declarations(f.read()))
+    path = os.environ.get("WSYNC_LIBRARY") or os.path.join(NATIVE, "libwsync.so")
+    try:
+        return ffi, ffi.dlopen(path)
+    except OSError as e:
+        raise ImportError(f"cannot load {path}: {e}. On Debian, libmicrohttpd, libcurl4, libjansson4, libxxhash0, libzstd1 and libzmq5 are needed") from None
+
+
+ffi, lib = _open()
+
+
+def text(pointer) -> str:
+    """A C string; "" for NULL."""
+    return ffi.string(pointer).decode("utf-8", "replace") if pointer != ffi.NULL else ""
+
+
+def check(rc: int) -> int:
+    """rc, or the exception that it stands for: MemoryError, Timeout or Error."""
+    if rc >= 0:
+        return rc
+    sentence = text(lib.wsync_error())
+    if rc == -errno.ENOMEM:
+        raise MemoryError(sentence)
+    raise (Timeout if rc == -errno.ETIMEDOUT else Error)(-rc, sentence)
+
+
+class Strings:
+    """C strings and arrays that live as long as this object."""
+
+    def __init__(self) -> None:
+        self._kept: list = []
+
+    def __call__(self, value):
+        """str, bytes or path -> char*; None -> NULL."""
+        if value is None:
+            return ffi.NULL
+        self._kept.append(ffi.new("char[]", os.fsencode(value)))
+        return self._kept[-1]
+
+    def array(self, ctype: str, values):
+        self._kept.append(ffi.new(ctype, values))
+        return self._kept[-1]
