@@ -429,15 +429,40 @@ static uint64_t look_again(uint64_t deadline)
     return soon < deadline ? soon : deadline;
 }
 
+/* Of a version that is announced, under lock: 0: its delta is made; 1: not yet; else there will be none. */
+static int delta_state(const struct ws_agent_model *m, uint64_t version, struct ws_error *err)
+{
+    const struct ws_mark target = ws_mark_of(version, m->run);
+    json_t *all = ws_delta_set_leading_to(&m->deltas, &target);
+    const char *state = json_string_value(json_object_get(json_array_get(all, 0), "state"));
+    int rc = !state                          ? -ENODATA
+             : strcmp(state, "growing") == 0 ? 1
+             : strcmp(state, "whole") == 0   ? 0
+                                             : -ENODATA;
+    json_decref(all);
+    if (rc < 0)
+        return ws_error_set(err, ENODATA,
+                            "there is no delta that leads to version %" PRIu64
+                            " of %s: it is the first, too much "
+                            "has changed, or its slot was wanted",
+                            version, m->name);
+    return rc;
+}
+
+/* Without a timeout_ms there is no limit: a year, so that the clock's arithmetic stays in range. */
+static uint64_t patient_deadline_of(const json_t *body)
+{
+    uint64_t ms = number(body, "timeout_ms", UINT64_MAX);
+    return ws_agent_now_ns() + (ms > 31536000000ULL ? 31536000000ULL : ms) * 1000000ULL;
+}
+
 static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body, struct ws_error *err)
 {
-    uint64_t version = number(body, "version", 0), ms = number(body, "timeout_ms", UINT64_MAX);
+    uint64_t version = number(body, "version", 0), deadline = patient_deadline_of(body);
     const char *what = json_string_value(json_object_get(body, "what"));
     bool loaded = what && strcmp(what, "loaded") == 0;
     const char *who = json_string_value(json_object_get(body, "who"));
     char missing[WS_ERROR_TEXT] = "";
-    /* no limit is a year: the clock's arithmetic stays in range */
-    uint64_t deadline = ws_agent_now_ns() + (ms > 31536000000ULL ? 31536000000ULL : ms) * 1000000ULL;
     pthread_mutex_lock(&a->lock);
     struct ws_agent_model *m = c->model;
     int rc = m ? 0 : ws_error_set(err, EINVAL, "this rank is not registered");
@@ -456,6 +481,24 @@ static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body,
                      : ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not %s in time%s%s",
                                     version, m->name, loaded ? "loaded" : "published", missing[0] ? ": " : "",
                                     missing);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return rc;
+}
+
+/* After do_wait for the version itself. */
+static int wait_delta(struct ws_agent *a, struct ws_session *c, const json_t *body, struct ws_error *err)
+{
+    uint64_t version = number(body, "version", 0), deadline = patient_deadline_of(body);
+    int rc;
+    pthread_mutex_lock(&a->lock);
+    while ((rc = delta_state(c->model, version, err)) == 1) {
+        if (ws_agent_wait(a, look_again(deadline)) ||
+            (!atomic_load(&a->stop) && ws_agent_now_ns() < deadline))
+            continue;
+        rc = ws_error_set(err, ETIMEDOUT, "the delta to version %" PRIu64 " of %s was not made in time",
+                          version, c->model->name);
+        break;
     }
     pthread_mutex_unlock(&a->lock);
     return rc;
@@ -486,8 +529,11 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
         return do_begin(a, c, body, reply, fds, max, n_fds, err);
     if (strcmp(verb, "commit") == 0)
         return do_commit(a, c, body, err);
-    if (strcmp(verb, "wait") == 0)
-        return do_wait(a, c, body, err);
+    if (strcmp(verb, "wait") == 0) {
+        const char *what = json_string_value(json_object_get(body, "what"));
+        int rc = do_wait(a, c, body, err);
+        return rc == 0 && what && strcmp(what, "delta") == 0 ? wait_delta(a, c, body, err) : rc;
+    }
     if (strcmp(verb, "abandon") == 0) {
         do_abandon(a, c);
         return 0;

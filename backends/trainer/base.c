@@ -171,6 +171,11 @@ size_t ws_base_n_tensors(const struct ws_base *b)
     return b->n_tensors;
 }
 
+const char *ws_base_tensor_name(const struct ws_base *b, size_t i)
+{
+    return b->tensors[i].tensor->name;
+}
+
 const void *ws_base_tensor_data(const struct ws_base *b, size_t i, uint64_t *bytes)
 {
     const struct tensor_ref *r = &b->tensors[i];

@@ -14,6 +14,7 @@ WS_MUST_USE int ws_base_open(struct ws_base **out, const char *checkpoint, const
 json_t *ws_base_tensors_json(const struct ws_base *b);
 json_t *ws_base_sidecars_json(const struct ws_base *b);
 size_t ws_base_n_tensors(const struct ws_base *b);
+const char *ws_base_tensor_name(const struct ws_base *b, size_t i);
 const void *ws_base_tensor_data(const struct ws_base *b, size_t i, uint64_t *bytes);
 size_t ws_base_n_sidecars(const struct ws_base *b);
 const void *ws_base_sidecar_data(const struct ws_base *b, size_t i, uint64_t *bytes);

@@ -261,6 +261,15 @@ int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint6
     return rc;
 }
 
+const char *wsync_frozen(const wsync_publisher *p, size_t i)
+{
+    size_t n = p->base && p->base_places ? ws_base_n_tensors(p->base) : 0;
+    for (size_t k = 0; k < n; k++)
+        if (p->base_places[k].writes && i-- == 0)
+            return ws_base_tensor_name(p->base, k);
+    return NULL;
+}
+
 static int wait_for(struct wsync_publisher *p, const char *what, uint64_t version, const char *who,
                     int timeout_ms)
 {
@@ -274,6 +283,11 @@ static int wait_for(struct wsync_publisher *p, const char *what, uint64_t versio
 int wsync_wait_published(wsync_publisher *p, uint64_t version, int timeout_ms)
 {
     return wait_for(p, "published", version, "", timeout_ms);
+}
+
+int wsync_wait_delta(struct wsync_publisher *p, uint64_t version, int timeout_ms)
+{
+    return wait_for(p, "delta", version ? version : p->version, "", timeout_ms);
 }
 
 int wsync_wait_loaded(wsync_publisher *p, uint64_t version, const char *who, int timeout_ms)

@@ -128,6 +128,13 @@ int wsync_abandon(wsync_publisher *pub);
  * it was abandoned. timeout_ms -1: no limit. */
 int wsync_wait_published(wsync_publisher *pub, uint64_t version, int timeout_ms);
 int wsync_wait_loaded(wsync_publisher *pub, uint64_t version, const char *who, int timeout_ms);
+/* Waits until the agent has made the difference of `version` (0: of the last begun) to the one before, which
+ * is what mounts fetch. -ENODATA: there will be none (it is the first, or too much has changed), and it
+ * travels whole; else as wsync_wait_published. */
+int wsync_wait_delta(wsync_publisher *pub, uint64_t version, int timeout_ms);
+/* Name of the i-th tensor that no rank holds and that comes from config's base; NULL: there are no more.
+ * Known on rank 0, once registered; valid until the next registration. */
+const char *wsync_frozen(const wsync_publisher *pub, size_t i);
 /* The lineage that this publisher writes; valid until close. */
 const char *wsync_run(const wsync_publisher *pub);
 /* Abandons what is begun and disconnects; NULL is fine. */

@@ -1,0 +1,143 @@
+"""What a rank holds of a framework's tensors, read off and handed to libwsync, which does all arithmetic.
+
+A held tensor is a plain tuple, so that one step's can be compared with those of the step before:
+``(name, dtype, shape, flat, placements, local, strides, start, count, layer)``, the members of wsync.h's
+``wsync_held`` but for the pointer. Addresses, which may change from step to step, are a list of their own."""
+from __future__ import annotations
+
+from typing import Callable, Iterable, Mapping
+
+from . import _dtypes
+from ._dlpack import host_array
+from ._library import Strings, ffi, lib
+
+_KINDS = {"Replicate": lib.WSYNC_REPLICATE, "Shard": lib.WSYNC_SHARD, "_StridedShard": lib.WSYNC_STRIDED_SHARD}
+_NO_KIND = 99  # libwsync refuses it, with a sentence
+_MAX_DIMS = 8
+
+
+class Held:
+    """One step's tensors of a rank: ``meta`` (tuples), ``addresses``, and what must live until they are copied."""
+
+    __slots__ = ("meta", "addresses", "kept")
+
+    def __init__(self) -> None:
+        self.meta: list[tuple] = []
+        self.addresses: list[int] = []
+        self.kept: list = []
+
+    def add(self, name: str, tensor, layer: int = 0) -> None:
+        """A torch tensor (plain or a DTensor), a numpy array, or anything that speaks DLPack on the CPU."""
+        if hasattr(tensor, "data_ptr"):
+            self._torch(name, tensor, layer)
+        else:
+            array = host_array(name, tensor)
+            self.kept.append(array)
+            self.meta.append((name, array.number, array.shape, 0, (), array.shape, array.strides, 0, 0, layer))
+            self.addresses.append(array.address)
+
+    def _torch(self, name: str, tensor, layer: int) -> None:
+        spec = getattr(tensor, "_spec", None)
+        if spec is None:
+            local, placements, shape = tensor, (), tensor.shape
+        else:
+            placements = _placements(spec)
+            if placements is None:  # this rank is not in the tensor's mesh
+                return
+            local, shape = tensor._local_tensor, tensor.shape
+        if local.device.type != "cpu":
+            raise NotImplementedError(f"{name} is on {local.device}: this release copies from host memory only")
+        self.meta.append((name, _dtypes.number(local.dtype, name), shape, 0, placements, local.shape, local.stride(), 0, 0, layer))
+        self.addresses.append(local.data_ptr())
+
+    def add_flat(self, name: str, shape, source, placements=(), start: int = 0, count: int = 0) -> None:
+        """A part of the flattened tensor, from ``source``'s first element on (torch, 1-D, contiguous)."""
+        if source.device.type != "cpu":
+            raise NotImplementedError(f"{name} is on {source.device}: this release copies from host memory only")
+        if not source.is_contiguous():
+            raise ValueError(f"{name}: its flat part is not contiguous in memory")
+        self.meta.append((name, _dtypes.number(source.dtype, name), shape, 1, placements, (), (), start, count, 0))
+        self.addresses.append(source.data_ptr())
+
+
+_meshes: dict = {}
+
+
+def _placements(spec) -> tuple | None:
+    """(kind, dim, split factor, size, coordinate) of each mesh dimension, by class name: _StridedShard is a
+    subclass of Shard in some releases of torch and not in others."""
+    key = (id(spec.mesh), spec.placements)
+    found = _meshes.get(key)
+    if found is None or found[0] is not spec.mesh:
+        mesh = spec.mesh
+        at = mesh.get_coordinate()
+        parts = None
+        if at is not None:
+            parts = tuple(
+                (_KINDS.get(type(p).__name__, _NO_KIND), getattr(p, "dim", 0), getattr(p, "split_factor", 0), mesh.size(i), at[i])
+                for i, p in enumerate(spec.placements)
+            )
+        found = _meshes[key] = (mesh, parts)
+    return found[1]
+
+
+class Source:
+    """Where a publisher's tensors come from. ``kind``: libwsync's extractor; ``options``: more members of
+    wsync_extract_options."""
+
+    kind: str | None = None
+
+    def held(self) -> Held:
+        raise NotImplementedError
+
+    def options(self) -> dict:
+        return {}
+
+    def expected(self, meta: list[tuple]) -> Mapping[str, tuple] | None:
+        """The file's tensors and shapes as the framework itself would write them, where it can say."""
+        return None
+
+
+class Tensors(Source):
+    def __init__(self, given: Mapping | Callable[[], Mapping]) -> None:
+        self._given = given
+
+    def held(self) -> Held:
+        held = Held()
+        given = self._given() if callable(self._given) else self._given
+        add = held.add
+        for name, tensor in given.items():
+            add(name, tensor)
+        return held
+
+
+def tensors(given: Mapping | Callable[[], Mapping]) -> Source:
+    """Tensors by the names of the file: ``{"model.norm.weight": tensor, ...}``, or a function that returns such a
+    mapping, called at each offload (JAX makes new arrays at each step).
+
+    A value is a torch tensor, a DTensor (each rank gives its own; libwsync puts the shards together), a numpy
+    array (ml_dtypes for bfloat16 and float8), or anything with ``__dlpack__`` in host memory. The mapping is looked
+    at anew at each offload: values may be replaced, and a changed shape is registered again."""
+    return Tensors(given)
+
+
+def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
+    """The C array of what is held; it lives as long as ``keep``."""
+    meta = list(meta)
+    held = keep.array("wsync_held[]", len(meta))
+    for h, (name, dtype, shape, flat, placements, local, strides, start, count, layer), address in zip(held, meta, addresses):
+        if len(shape) > _MAX_DIMS or len(placements) > _MAX_DIMS:
+            raise ValueError(f"{name} has {len(shape)} dimensions over a mesh of {len(placements)}; at most {_MAX_DIMS} each")
+        h.name = keep(name)
+        h.dtype = dtype
+        h.n_dims = len(shape)
+        h.shape = tuple(shape)
+        h.flat = flat
+        h.n_placements = len(placements)
+        for c, (kind, dim, factor, size, coordinate) in zip(h.placements, placements):
+            c.kind, c.dim, c.split_factor, c.size, c.coordinate = kind, dim % max(len(shape), 1), factor, size, coordinate
+        h.local = tuple(local)
+        h.strides = tuple(strides)
+        h.start, h.count, h.layer = start, count, layer
+        h.data = ffi.cast("void *", address)
+    return held

@@ -1,0 +1,230 @@
+"""Publisher: one call a step, from every rank."""
+from __future__ import annotations
+
+import array
+import logging
+import os
+
+from . import _agents, _dtypes
+from ._held import Source, Tensors, to_c
+from ._library import Error, Strings, Timeout, check, ffi, lib, text
+
+log = logging.getLogger("wsync")
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """As given, else torch.distributed's, else what torchrun, Slurm or MPI put into the environment, else 0 of 1."""
+    if (rank is None) != (world_size is None):
+        raise ValueError("give both rank and world_size, or neither")
+    if rank is not None:
+        return rank, world_size
+    import sys
+
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    for names in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
+        if all(n in os.environ for n in names):
+            return int(os.environ[names[0]]), int(os.environ[names[1]])
+    return 0, 1
+
+
+def _threads() -> int:
+    """This rank's share of the cores that it may run on."""
+    ranks = next((int(os.environ[n]) for n in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE") if os.environ.get(n, "").isdigit()), 1)
+    return max(1, min(8, len(os.sched_getaffinity(0)) // max(ranks, 1)))
+
+
+class Publisher:
+    """Publishes a model's weights, version by version.
+
+    ::
+
+        pub = wsync.Publisher("actor", wsync.fsdp(model), hf_config="path/to/hf")
+        for step in range(1, n + 1):
+            train(...)
+            pub.offload(version=step)             # every rank; returns when the weights may change again
+            pub.wait_loaded(step, timeout=120)    # optional: until the engines serve it
+
+    model: the name below the mounts, ``/wsync/<model>``. source: ``wsync.fsdp(...)``, ``wsync.deepspeed(...)``,
+    ``wsync.megatron(...)``, ``wsync.tensors({...})``, or a mapping of names to tensors.
+    hf_config: the folder of the Hugging Face model: its config.json gives the file's dtype and, for Megatron, the
+    sizes; its small files (config, tokenizer) go along with each version (``sidecars`` names another folder).
+    base: a checkpoint folder, read on all ranks: tensors that no rank holds come from it (they are ``frozen``), and
+    the others get their dtype from it. dtype: the file's, for all floating-point tensors ("bfloat16").
+    agent: "unix:/run/wsync/agent.sock" or $WSYNC_AGENT; one is started on this node where none runs, which is for one
+    machine and for trying out (``start_agent=False``: an error instead).
+    rank, world_size: torch.distributed's where it is set up. run: the lineage to go on with; new_run: open a
+    new one, whose numbers supersede the present one's (a trainer that restored an older step).
+    shard_bytes: size of the files; 0: one. threads: copying threads; default: this rank's share of the cores.
+    timeout: seconds to wait for the other ranks and for a free slot.
+
+    One thread at a time. All calls release the GIL while they copy or wait. Errors are ``wsync.Error`` (an OSError with
+    wsync.h's errno) and ``wsync.Timeout``, and name rank, tensor and remedy; after one, the last version
+    is still served and the next offload may be called."""
+
+    def __init__(
+        self, model: str, source: Source | dict, *, hf_config=None, base=None, sidecars=None, dtype=None, agent: str | None = None,
+        start_agent: bool = True, rank: int | None = None, world_size: int | None = None, run: str | None = None, new_run: bool = False,
+        shard_bytes: int = 0, max_slots: int = 0, threads: int | None = None, timeout: float = 60.0,
+    ) -> None:  # fmt: skip
+        self._pub = self._extraction = self._meta = None
+        self.model = model
+        self.rank, self.world_size = _place(rank, world_size)
+        self._source = source if isinstance(source, Source) else Tensors(source)
+        self._hf_config, self._base, self._dtype = hf_config, base, _dtypes.of_file(dtype)
+        self._told_overflow = self._told_frozen = False
+        address = _agents.ensure(agent) if start_agent else agent
+        keep = Strings()
+        config = ffi.new("wsync_config *")
+        config.struct_size = ffi.sizeof("wsync_config")
+        config.agent, config.model, config.run = keep(address), keep(model), keep(run)
+        config.base, config.sidecars = keep(base), keep(sidecars if sidecars is not None else hf_config)
+        config.rank, config.world_size, config.new_run = self.rank, self.world_size, bool(new_run)
+        config.shard_bytes, config.max_slots = shard_bytes, max_slots
+        config.n_threads, config.timeout_ms = threads or _threads(), max(1, int(timeout * 1000))
+        out = ffi.new("wsync_publisher **")
+        self._checked(lib.wsync_open(config, out))
+        self._pub = out[0]
+
+    def _checked(self, rc: int) -> int:
+        try:
+            return check(rc)
+        except Error as e:
+            raise type(e)(e.errno, f"rank {self.rank} of {self.world_size}, model {self.model}: {e.strerror}") from None
+
+    def offload(self, version: int) -> None:
+        """Copies this rank's part into the agent's free slot and commits it. Every rank calls it with the same
+        version, higher than the one before. When it returns, the weights may change; the version is announced when
+        all ranks have committed and its blocks are hashed. A model whose shapes or shards have changed is
+        registered again."""
+        self._open()
+        held = self._source.held()
+        if held.meta != self._meta:
+            self._extract(held)
+        else:
+            addresses = array.array("Q", held.addresses)
+            lib.wsync_extraction_move(self._extraction, ffi.from_buffer("const void *[]", addresses) if held.addresses else ffi.NULL)
+        n = ffi.new("size_t *")
+        params = lib.wsync_extraction_params(self._extraction, n)
+        self._checked(lib.wsync_offload(self._pub, params, n[0], version))
+        self._tell()
+
+    def _extract(self, held) -> None:
+        keep, options, more = Strings(), ffi.new("wsync_extract_options *"), self._source.options()
+        options.struct_size = ffi.sizeof("wsync_extract_options")
+        options.kind, options.hf_config, options.base = keep(self._source.kind), keep(self._hf_config), keep(self._base)
+        options.dtype, options.tied = keep(self._dtype), bool(more.get("tied"))
+        fusions, renames, features = more.get("fusions", ()), more.get("renames", ()), more.get("features", ())
+        options.n_fusions, options.n_renames, options.n_features = len(fusions), len(renames), len(features)
+        options.fusions = keep.array("wsync_fusion[]", len(fusions))
+        for c, (held_name, names, stacked, dim) in zip(options.fusions[0 : len(fusions)], fusions):
+            c.held, c.n_names, c.stacked, c.dim = keep(held_name), len(names), stacked, dim
+            c.names = keep.array("char *[]", [keep(x) for x in names])
+        options.renames = keep.array("wsync_rename[]", [{"held": keep(a), "file": keep(b)} for a, b in renames])
+        options.features = keep.array("char *[]", [keep(f) for f in features])
+        for name, (rank, size) in more.get("groups", {}).items():
+            group = getattr(options, name)
+            group.rank, group.size = rank, size
+        out = ffi.new("wsync_extraction **")
+        self._checked(lib.wsync_extract(options, to_c(held.meta, held.addresses, keep), len(held.meta), out))
+        fresh = ffi.gc(out[0], lib.wsync_extraction_free)
+        self._compare(fresh, held.meta)
+        self._extraction, self._meta = fresh, held.meta
+
+    def _compare(self, extraction, meta) -> None:
+        """With the framework's own word on the file, where it has one."""
+        expected = self._source.expected(meta)
+        if expected is None:
+            return
+        n = ffi.new("size_t *")
+        params = lib.wsync_extraction_params(extraction, n)
+        for i in range(n[0]):
+            name, shape = text(params[i].name), tuple(params[i].shape[0 : params[i].n_dims])
+            if expected.get(name) != shape:
+                raise NotImplementedError(
+                    f"rank {self.rank}: {name} {list(shape)} is not what transformers would save of this model"
+                    + (f" ({list(expected[name])})" if name in expected else "")
+                    + ": its conversion is not known here; publish by wsync.tensors({name: tensor}) in the file's names"
+                )
+
+    def _tell(self) -> None:
+        first = ffi.new("char **")
+        n = lib.wsync_overflows(self._pub, first)
+        if n and not self._told_overflow:
+            log.warning("rank %d: %d elements are too large for float16 and became infinite, first in %s", self.rank, n, text(first[0]))
+        self._told_overflow = bool(n)
+        frozen = self.frozen
+        if frozen and not self._told_frozen:
+            log.info("%d tensors that no rank holds come from %s: %s", len(frozen), self._base, ", ".join(frozen[:10]) + (", ..." if len(frozen) > 10 else ""))
+        self._told_frozen = bool(frozen)
+
+    @property
+    def frozen(self) -> list[str]:
+        """Names of the tensors that come from ``base``, since no rank holds them; known on rank 0 after an offload."""
+        names, i = [], 0
+        while (name := lib.wsync_frozen(self._pub, i)) != ffi.NULL:
+            names.append(text(name))
+            i += 1
+        return names
+
+    @property
+    def overflows(self) -> int:
+        """Finite elements of this rank that became infinite as float16 in the last offload."""
+        return lib.wsync_overflows(self._pub, ffi.NULL)
+
+    @property
+    def run(self) -> str:
+        """The lineage that is written; "" before the first offload."""
+        return text(lib.wsync_run(self._pub))
+
+    def wait_published(self, version: int, timeout: float | None = 60.0) -> None:
+        """Until it is announced. Timeout, or Error when it was abandoned."""
+        self._open()
+        self._checked(lib.wsync_wait_published(self._pub, version, _ms(timeout)))
+
+    def wait_delta(self, version: int | None = None, timeout: float | None = 60.0) -> bool:
+        """Until the difference to the version before is made (None: of the newest version). False: there will be none, and the
+        version travels whole: it is the first, or too much has changed."""
+        self._open()
+        try:
+            self._checked(lib.wsync_wait_delta(self._pub, version or 0, _ms(timeout)))
+        except Error as e:
+            import errno
+
+            if e.errno != errno.ENODATA:
+                raise
+            return False
+        return True
+
+    def wait_loaded(self, version: int, who: str | int = "all", timeout: float | None = 120.0) -> None:
+        """Until the engines serve it or a later version: of all mounts, of a number of them, or of one (HOST or
+        HOST:MOUNTPOINT). Timeout names who is missing."""
+        self._open()
+        keep = Strings()
+        self._checked(lib.wsync_wait_loaded(self._pub, version, keep(str(who)), _ms(timeout)))
+
+    def _open(self) -> None:
+        if self._pub is None:
+            raise ValueError("this publisher is closed")
+
+    def close(self) -> None:
+        """Disconnects; what is published stays served. Called by ``with`` and when the object goes."""
+        pub, self._pub = self._pub, None
+        if pub is not None:
+            lib.wsync_close(pub)
+        self._extraction = self._meta = None
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_pub", None) is not None:
+            self.close()
+
+
+def _ms(seconds: float | None) -> int:
+    return -1 if seconds is None else max(0, int(seconds * 1000))
