@@ -50,7 +50,7 @@ ALL_CFLAGS := -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 
 LIBS = -Wl,--as-needed $(PKG_LIBS) $(SYSTEMD_LIBS) -pthread
 
 ifeq ($(shell uname -m),x86_64)
-FLAGS_avx2 := -mavx2 -mbmi -mlzcnt -mpopcnt
+FLAGS_avx2 := -mavx2 -mf16c -mbmi -mlzcnt -mpopcnt
 FLAGS_avx512 := -mbmi -mlzcnt -mpopcnt -mavx512f -mavx512bw -mavx512vl -mavx512dq
 endif
 vector_flags = $(if $(filter %_avx2,$(1)),$(FLAGS_avx2))$(if $(filter %_avx512,$(1)),$(FLAGS_avx512))

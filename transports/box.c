@@ -1,63 +1,145 @@
-/* Box: an n-dimensional strided slice copied to its place in a row-major tensor (ws_copy_box in copy.h). */
+#include "transports/box.h"
 #include "transports/copy.h"
-#include "transports/limits.h"
 #include <assert.h>
+#include <stdbool.h>
 #include <string.h>
 
-/* The copy as nested loops over runs that are contiguous on both sides; steps are bytes. */
-struct walk {
-    uint64_t run_bytes;
-    unsigned n_loops; /* at least one: the innermost, last here, is loop n_loops - 1 */
-    uint64_t count[WS_MAX_DIMS + 1];
-    int64_t dst_step[WS_MAX_DIMS + 1], src_step[WS_MAX_DIMS + 1];
-};
+#define GATHERED 512 /* elements that are gathered before they are converted */
 
-/* Merges dimensions into the run, innermost first, as long as both sides stay contiguous; the others
- * become loops. Returns the box's first byte in dst. */
-static int64_t plan(const struct ws_box *b, struct walk *w)
+static uint64_t min(uint64_t a, uint64_t b)
 {
-    int64_t begin = 0, dst_step[WS_MAX_DIMS] = {0};
-    int64_t step = (int64_t)b->element_bytes;
-    for (unsigned d = b->n_dims; d-- > 0;) {
-        dst_step[d] = step;
-        begin += (int64_t)b->offset[d] * step;
-        step *= (int64_t)b->shape[d];
-    }
-    unsigned outer = b->n_dims;
-    w->run_bytes = b->element_bytes;
-    for (; outer > 0; outer--) {
-        unsigned d = outer - 1;
-        int64_t run = (int64_t)w->run_bytes, src_step = b->src_strides[d] * (int64_t)b->element_bytes;
-        if (b->size[d] != 1 && (src_step != run || dst_step[d] != run))
-            break;
-        w->run_bytes *= b->size[d];
-    }
-    w->n_loops = 0;
-    for (unsigned d = 0; d < outer; d++) {
-        if (b->size[d] == 1)
-            continue;
-        w->count[w->n_loops] = b->size[d];
-        w->dst_step[w->n_loops] = dst_step[d];
-        w->src_step[w->n_loops++] = b->src_strides[d] * (int64_t)b->element_bytes;
-    }
-    if (w->n_loops == 0) {
-        w->count[0] = 1;
-        w->dst_step[0] = w->src_step[0] = 0;
-        w->n_loops = 1;
-    }
-    return begin;
+    return a < b ? a : b;
 }
 
-/* The innermost loop. Elements of a fixed size become single moves. */
-static void copy_runs(unsigned char *dst, const unsigned char *src, const struct walk *w)
+/* Dimensions join the run, innermost first, as long as both sides go on evenly; the others become loops. */
+void ws_runs_of(struct ws_runs *r, const struct ws_box *b)
 {
-    uint64_t count = w->count[w->n_loops - 1];
-    int64_t dst_step = w->dst_step[w->n_loops - 1], src_step = w->src_step[w->n_loops - 1];
+    assert(b->n_dims <= WS_MAX_DIMS && b->element_bytes > 0);
+    size_t src_bytes = b->conversion == WS_KEEP ? b->element_bytes : ws_conversion_src_bytes(b->conversion);
+    *r = (struct ws_runs){.conversion = b->conversion,
+                          .element_bytes = b->element_bytes,
+                          .src_element_bytes = src_bytes,
+                          .bytes = b->element_bytes,
+                          .run_bytes = b->element_bytes,
+                          .run_step = (int64_t)src_bytes};
+    uint64_t dst_step = b->element_bytes, run_elements = 1;
+    for (unsigned d = b->n_dims; d-- > 0; dst_step *= b->shape[d]) {
+        int64_t src_step = b->src_strides[d] * (int64_t)src_bytes;
+        assert(b->size[d] <= b->shape[d] && b->offset[d] <= b->shape[d] - b->size[d]);
+        r->begin += b->offset[d] * dst_step;
+        r->bytes *= b->size[d];
+        if (b->size[d] == 1)
+            continue;
+        if (r->n_loops == 0 && dst_step == r->run_bytes &&
+            (run_elements == 1 || src_step == r->run_step * (int64_t)run_elements)) {
+            r->run_step = run_elements == 1 ? src_step : r->run_step;
+            run_elements *= b->size[d];
+            r->run_bytes *= b->size[d];
+            continue;
+        }
+        r->count[r->n_loops] = b->size[d];
+        r->dst_step[r->n_loops] = dst_step;
+        r->src_step[r->n_loops++] = src_step;
+    }
+    for (unsigned i = 0, k = r->n_loops; i + 1 < k; i++) { /* outermost first */
+        k--;
+        uint64_t count = r->count[i], dst = r->dst_step[i];
+        int64_t src = r->src_step[i];
+        r->count[i] = r->count[k];
+        r->dst_step[i] = r->dst_step[k];
+        r->src_step[i] = r->src_step[k];
+        r->count[k] = count;
+        r->dst_step[k] = dst;
+        r->src_step[k] = src;
+    }
+}
+
+uint64_t ws_runs_before(const struct ws_runs *r, uint64_t at)
+{
+    uint64_t before = 0, each = r->bytes;
+    if (at <= r->begin || r->bytes == 0)
+        return 0;
+    uint64_t rest = at - r->begin;
+    for (unsigned l = 0; l < r->n_loops; l++) { /* what is inside a loop is no longer than its step */
+        uint64_t i = rest / r->dst_step[l];
+        each /= r->count[l];
+        if (i >= r->count[l])
+            return before + r->count[l] * each;
+        before += i * each;
+        rest -= i * r->dst_step[l];
+    }
+    return before + min(rest, r->run_bytes);
+}
+
+uint64_t ws_runs_place(const struct ws_runs *r, uint64_t byte)
+{
+    assert(byte < r->bytes);
+    uint64_t run = byte / r->run_bytes, place = r->begin + byte % r->run_bytes;
+    for (unsigned l = r->n_loops; l-- > 0; run /= r->count[l])
+        place += run % r->count[l] * r->dst_step[l];
+    return place;
+}
+
+/* --- a cursor --- */
+
+void ws_cursor_seek(struct ws_cursor *c, const struct ws_runs *r, const void *src, uint64_t from, uint64_t n)
+{
+    assert(from <= r->bytes && n <= r->bytes - from);
+    c->runs = r;
+    c->src = src;
+    c->dst = r->begin;
+    c->left = n;
+    c->at = from;
+    if (n == 0 || r->n_loops == 0)
+        return;
+    uint64_t run = from / r->run_bytes;
+    c->at = from % r->run_bytes;
+    for (unsigned l = r->n_loops; l-- > 0; run /= r->count[l]) {
+        c->index[l] = run % r->count[l];
+        c->dst += c->index[l] * r->dst_step[l];
+        c->src += (int64_t)c->index[l] * r->src_step[l];
+    }
+}
+
+uint64_t ws_cursor_ready(const struct ws_cursor *c)
+{
+    return min(c->left, c->runs->run_bytes - c->at);
+}
+
+const unsigned char *ws_cursor_plain(const struct ws_cursor *c)
+{
+    const struct ws_runs *r = c->runs;
+    bool plain = r->conversion == WS_KEEP && r->run_step == (int64_t)r->element_bytes;
+    return plain ? c->src + c->at : NULL;
+}
+
+void ws_cursor_skip(struct ws_cursor *c, uint64_t n)
+{
+    const struct ws_runs *r = c->runs;
+    c->at += n;
+    c->left -= n;
+    if (c->at < r->run_bytes || c->left == 0)
+        return;
+    c->at = 0;
+    for (unsigned l = r->n_loops; l-- > 0;) { /* the next run: the innermost loop first */
+        c->dst += r->dst_step[l];
+        c->src += r->src_step[l];
+        if (++c->index[l] < r->count[l])
+            return;
+        c->index[l] = 0;
+        c->dst -= r->count[l] * r->dst_step[l];
+        c->src -= (int64_t)r->count[l] * r->src_step[l];
+    }
+}
+
+/* Elements of a fixed size become single moves. */
+static void gather(unsigned char *dst, const unsigned char *src, int64_t step, size_t n, size_t width)
+{
 #define MOVES(bytes)                                                                                         \
-    for (int64_t i = 0; i < (int64_t)count; i++)                                                             \
-        memcpy(dst + i * dst_step, src + i * src_step, bytes);                                               \
+    for (size_t i = 0; i < n; i++)                                                                           \
+        memcpy(dst + i * (bytes), src + (int64_t)i * step, bytes);                                           \
     break
-    switch (w->run_bytes) {
+    switch (width) {
     case 1:
         MOVES(1);
     case 2:
@@ -67,36 +149,87 @@ static void copy_runs(unsigned char *dst, const unsigned char *src, const struct
     case 8:
         MOVES(8);
     default:
-        for (int64_t i = 0; i < (int64_t)count; i++)
-            ws_copy(dst + i * dst_step, src + i * src_step, w->run_bytes);
+        MOVES(width);
     }
 #undef MOVES
 }
 
-void ws_copy_box(void *dst, const void *src, const struct ws_box *box)
+static uint64_t elements(const struct ws_runs *r, unsigned char *dst, const unsigned char *src, size_t n)
 {
-    struct walk w;
-    uint64_t at[WS_MAX_DIMS + 1] = {0};
-    assert(box->n_dims <= WS_MAX_DIMS && box->element_bytes > 0);
-    for (unsigned d = 0; d < box->n_dims; d++)
-        assert(box->size[d] <= box->shape[d] && box->offset[d] <= box->shape[d] - box->size[d]);
-    for (unsigned d = 0; d < box->n_dims; d++)
-        if (box->size[d] == 0)
-            return;
-    int64_t to = plan(box, &w), from = 0;
-    for (;;) {
-        copy_runs((unsigned char *)dst + to, (const unsigned char *)src + from, &w);
-        unsigned loop = w.n_loops - 1;
-        for (;; loop--) { /* the next index of the outer loops, innermost first */
-            if (loop == 0)
-                return;
-            to += w.dst_step[loop - 1];
-            from += w.src_step[loop - 1];
-            if (++at[loop - 1] < w.count[loop - 1])
-                break;
-            at[loop - 1] = 0;
-            to -= w.dst_step[loop - 1] * (int64_t)w.count[loop - 1];
-            from -= w.src_step[loop - 1] * (int64_t)w.count[loop - 1];
+    unsigned char gathered[GATHERED * 4]; /* no conversion has wider elements */
+    uint64_t overflows = 0;
+    if (r->conversion == WS_KEEP && r->run_step == (int64_t)r->element_bytes) {
+        memcpy(dst, src, n * r->element_bytes);
+        return 0;
+    }
+    if (r->conversion == WS_KEEP) {
+        gather(dst, src, r->run_step, n, r->element_bytes);
+        return 0;
+    }
+    if (r->run_step == (int64_t)r->src_element_bytes)
+        return ws_convert(r->conversion, dst, src, n);
+    for (size_t at = 0, part; at < n; at += part) {
+        part = min(n - at, GATHERED);
+        gather(gathered, src + (int64_t)at * r->run_step, r->run_step, part, r->src_element_bytes);
+        overflows += ws_convert(r->conversion, dst + at * r->element_bytes, gathered, part);
+    }
+    return overflows;
+}
+
+/* Bytes [skip, skip + n) of one element; it is counted with its first byte. */
+static uint64_t part_of(const struct ws_runs *r, unsigned char *dst, const unsigned char *src, size_t skip,
+                        size_t n)
+{
+    unsigned char whole[8];
+    if (r->conversion == WS_KEEP) { /* elements of any width */
+        memcpy(dst, src + skip, n);
+        return 0;
+    }
+    uint64_t overflows = ws_convert(r->conversion, whole, src, 1);
+    memcpy(dst, whole + skip, n);
+    return skip == 0 ? overflows : 0;
+}
+
+uint64_t ws_cursor_take(struct ws_cursor *c, void *dst, size_t n)
+{
+    const struct ws_runs *r = c->runs;
+    unsigned char *to = dst;
+    assert(n > 0 && n <= ws_cursor_ready(c));
+    const unsigned char *src = c->src + (int64_t)(c->at / r->element_bytes) * r->run_step;
+    size_t skip = c->at % r->element_bytes, left = n;
+    uint64_t overflows = 0;
+    if (skip > 0) {
+        size_t head = min(r->element_bytes - skip, left);
+        overflows += part_of(r, to, src, skip, head);
+        to += head;
+        left -= head;
+        src += r->run_step;
+    }
+    size_t whole = left / r->element_bytes;
+    overflows += elements(r, to, src, whole);
+    if (left % r->element_bytes)
+        overflows += part_of(r, to + whole * r->element_bytes, src + (int64_t)whole * r->run_step, 0,
+                             left % r->element_bytes);
+    ws_cursor_skip(c, n);
+    return overflows;
+}
+
+uint64_t ws_copy_box(void *dst, const void *src, const struct ws_box *box)
+{
+    struct ws_runs runs;
+    struct ws_cursor c;
+    uint64_t overflows = 0;
+    ws_runs_of(&runs, box);
+    ws_cursor_seek(&c, &runs, src, 0, runs.bytes);
+    for (uint64_t n; (n = ws_cursor_ready(&c)) > 0;) {
+        unsigned char *to = (unsigned char *)dst + c.dst + c.at;
+        const unsigned char *plain = ws_cursor_plain(&c);
+        if (plain) {
+            ws_copy(to, plain, n);
+            ws_cursor_skip(&c, n);
+        } else {
+            overflows += ws_cursor_take(&c, to, n);
         }
     }
+    return overflows;
 }

@@ -55,6 +55,12 @@ void ws_copy(void *dst, const void *src, size_t n)
     }
 }
 
+void ws_copy_stream(void *dst, const void *src, size_t n)
+{
+    if (n > 0)
+        the_code()->copy(dst, src, n);
+}
+
 uint64_t ws_hash(const void *p, size_t n)
 {
     return the_code()->hash(p, n);

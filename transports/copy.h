@@ -7,6 +7,8 @@
 #include <stdint.h>
 
 void ws_copy(void *dst, const void *src, size_t n); /* n may be 0; no overlap */
+/* For many short ones that nobody reads soon: streams however short they are. */
+void ws_copy_stream(void *dst, const void *src, size_t n);
 uint64_t ws_hash(const void *p, size_t n);
 uint64_t ws_copy_hash(void *dst, const void *src, size_t n);
 const char *ws_copy_code(void); /* "avx512", "avx2", "portable"; WSYNC_COPY=... overrides for tests */
@@ -19,16 +21,5 @@ void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n);
 void ws_hasher_add(struct ws_hasher *h, const void *p, size_t n); /* hashes, without a copy */
 uint64_t ws_hasher_digest(const struct ws_hasher *h);
 void ws_hasher_free(struct ws_hasher *h);
-
-/* n-dimensional strided copy into a row-major box of the destination tensor (host memory).
- * dst: the whole destination tensor; shape: its global shape; offset, size: the box; src and
- * src_strides (in elements): the box in the source. Contiguous runs are copied as wide as possible. */
-struct ws_box {
-    unsigned n_dims;
-    const uint64_t *shape, *offset, *size;
-    const int64_t *src_strides;
-    size_t element_bytes;
-};
-void ws_copy_box(void *dst, const void *src, const struct ws_box *box);
 
 #endif

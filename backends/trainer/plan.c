@@ -1,34 +1,53 @@
 #include "backends/trainer/plan.h"
+#include "backends/trainer/sink.h"
 #include <assert.h>
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ROUND_BLOCKS 64 /* between two reports of progress */
 
-/* One block and the segments that lie in it: [first, first + n) of the sorted list, clipped. */
+struct piece {
+    struct ws_runs runs;
+    size_t file, source;
+    uint64_t begin; /* the tensor's, in the file */
+};
+/* The part of a piece that lies in one block. */
+struct span {
+    size_t piece, file, block;
+    uint64_t from, bytes; /* among the piece's bytes */
+    uint64_t first, end;  /* in the file: its first byte, and behind its last one */
+};
+/* One block: [first, first + n) of the sorted spans. */
 struct job {
-    size_t file, block, first, n;
-    bool whole; /* the segments fill it */
+    size_t first, n, widest; /* widest: how many are entangled at most */
+    bool whole; /* they fill it */
+    bool hashed;
     uint64_t hash;
 };
 
 struct ws_plan {
-    struct ws_segment *segments;
-    size_t n_segments, cap_segments;
-    struct ws_strided *strided;
-    size_t n_strided, cap_strided;
-    /* while it runs */
+    struct piece *pieces;
+    size_t n_pieces, cap_pieces;
+    struct span *spans;
+    size_t n_spans, cap_spans;
     struct job *jobs;
-    size_t n_jobs, round; /* round: first job of this round */
-    unsigned char *const *data;
-    const uint64_t *size;
+    size_t n_jobs;
+    /* while it runs */
+    size_t round; /* first job of this round */
+    const struct ws_plan_run *run;
 };
+
+static int no_memory(struct ws_error *err)
+{
+    return ws_error_set(err, ENOMEM, "no memory for a plan of copies");
+}
 
 int ws_plan_new(struct ws_plan **out, struct ws_error *err)
 {
     *out = calloc(1, sizeof(**out));
-    return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for a plan of copies");
+    return *out ? 0 : no_memory(err);
 }
 
 static int grow(void **array, size_t n, size_t *cap, size_t element)
@@ -44,141 +63,219 @@ static int grow(void **array, size_t n, size_t *cap, size_t element)
     return 0;
 }
 
-int ws_plan_add_segment(struct ws_plan *p, const struct ws_segment *s)
+/* --- compiling --- */
+
+int ws_plan_add(struct ws_plan *p, size_t file, uint64_t begin, const struct ws_box *box, size_t source,
+                struct ws_error *err)
 {
-    if (s->bytes == 0)
+    struct ws_runs runs;
+    ws_runs_of(&runs, box);
+    if (runs.bytes == 0)
         return 0;
-    int rc = grow((void **)&p->segments, p->n_segments, &p->cap_segments, sizeof(*s));
-    if (rc == 0)
-        p->segments[p->n_segments++] = *s;
-    return rc;
+    if (grow((void **)&p->pieces, p->n_pieces, &p->cap_pieces, sizeof(*p->pieces)) < 0)
+        return no_memory(err);
+    p->pieces[p->n_pieces++] = (struct piece){.runs = runs, .file = file, .source = source, .begin = begin};
+    return 0;
 }
 
-int ws_plan_add_strided(struct ws_plan *p, const struct ws_strided *s)
+int ws_plan_add_bytes(struct ws_plan *p, size_t file, uint64_t begin, uint64_t bytes, size_t source,
+                      struct ws_error *err)
 {
-    int rc = grow((void **)&p->strided, p->n_strided, &p->cap_strided, sizeof(*s));
-    if (rc == 0)
-        p->strided[p->n_strided++] = *s;
-    return rc;
+    return ws_plan_add(p, file, begin,
+                       &(struct ws_box){.n_dims = 1,
+                                        .shape = &bytes,
+                                        .offset = (const uint64_t[]){0},
+                                        .size = &bytes,
+                                        .src_strides = (const int64_t[]){1},
+                                        .element_bytes = 1},
+                       source, err);
+}
+
+static int cut(struct ws_plan *p, size_t piece, const uint64_t *size)
+{
+    const struct piece *q = &p->pieces[piece];
+    uint64_t first = q->begin + ws_runs_place(&q->runs, 0), last = q->begin + ws_runs_place(&q->runs, q->runs.bytes - 1);
+    assert(last < size[q->file]);
+    for (size_t b = first / WS_BLOCK_BYTES; b <= last / WS_BLOCK_BYTES; b++) {
+        uint64_t begin = b * WS_BLOCK_BYTES, end = begin + WS_BLOCK_BYTES,
+                 from = begin > q->begin ? ws_runs_before(&q->runs, begin - q->begin) : 0,
+                 to = ws_runs_before(&q->runs, end - q->begin);
+        if (from == to)
+            continue;
+        if (grow((void **)&p->spans, p->n_spans, &p->cap_spans, sizeof(*p->spans)) < 0)
+            return -ENOMEM;
+        p->spans[p->n_spans++] = (struct span){.piece = piece,
+                                               .file = q->file,
+                                               .block = b,
+                                               .from = from,
+                                               .bytes = to - from,
+                                               .first = q->begin + ws_runs_place(&q->runs, from),
+                                               .end = q->begin + ws_runs_place(&q->runs, to - 1) + 1};
+    }
+    return 0;
 }
 
 static int by_place(const void *x, const void *y)
 {
-    const struct ws_segment *a = x, *b = y;
+    const struct span *a = x, *b = y;
     if (a->file != b->file)
         return a->file < b->file ? -1 : 1;
-    return a->begin < b->begin ? -1 : a->begin > b->begin;
+    return a->first < b->first ? -1 : a->first > b->first;
 }
 
-static uint64_t block_end(const struct ws_plan *p, size_t file, size_t block)
+/* How many spans from the first on lie within another's stretch. */
+static size_t entangled(const struct span *s, size_t n)
 {
-    uint64_t end = (block + 1) * WS_BLOCK_BYTES;
-    return end < p->size[file] ? end : p->size[file];
+    uint64_t end = s[0].end;
+    size_t k = 1;
+    for (; k < n && s[k].first < end; k++)
+        end = s[k].end > end ? s[k].end : end;
+    return k;
 }
 
-/* Segments are sorted and do not overlap (the agent checked): a job for each block that any of them touches.
- */
-static int make_jobs(struct ws_plan *p)
+/* A job for each block that any span lies in. */
+static int make_jobs(struct ws_plan *p, const uint64_t *size)
 {
     size_t cap = 0;
-    p->n_jobs = 0;
-    if (p->n_segments == 0)
-        return 0;
-    qsort(p->segments, p->n_segments, sizeof(p->segments[0]), by_place);
-    for (size_t i = 0; i < p->n_segments; i++) {
-        const struct ws_segment *s = &p->segments[i];
-        for (size_t b = s->begin / WS_BLOCK_BYTES; b * WS_BLOCK_BYTES < s->begin + s->bytes; b++) {
-            struct job *last = p->n_jobs ? &p->jobs[p->n_jobs - 1] : NULL;
-            if (last && last->file == s->file && last->block == b) {
-                last->n++;
-                continue;
-            }
-            int rc = grow((void **)&p->jobs, p->n_jobs, &cap, sizeof(*p->jobs));
-            if (rc < 0)
-                return rc;
-            p->jobs[p->n_jobs++] = (struct job){.file = s->file, .block = b, .first = i, .n = 1};
+    uint64_t covered = 0;
+    for (size_t i = 0; i < p->n_spans; i++) {
+        const struct span *s = &p->spans[i];
+        if (i == 0 || s->file != s[-1].file || s->block != s[-1].block) {
+            if (grow((void **)&p->jobs, p->n_jobs, &cap, sizeof(*p->jobs)) < 0)
+                return -ENOMEM;
+            p->jobs[p->n_jobs++] = (struct job){.first = i};
+            covered = 0;
+        }
+        struct job *j = &p->jobs[p->n_jobs - 1];
+        uint64_t begin = s->block * WS_BLOCK_BYTES, left = size[s->file] - begin;
+        covered += s->bytes;
+        j->n++;
+        j->whole = covered == (left < WS_BLOCK_BYTES ? left : WS_BLOCK_BYTES);
+    }
+    return 0;
+}
+
+int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files, struct ws_error *err)
+{
+    assert(p->n_jobs == 0);
+    for (size_t i = 0; i < p->n_pieces; i++) {
+        assert(p->pieces[i].file < n_files);
+        if (cut(p, i, size) < 0)
+            return no_memory(err);
+    }
+    if (p->n_spans > 0)
+        qsort(p->spans, p->n_spans, sizeof(p->spans[0]), by_place);
+    if (make_jobs(p, size) < 0)
+        return no_memory(err);
+    for (size_t i = 0; i < p->n_jobs; i++) {
+        struct job *j = &p->jobs[i];
+        for (size_t k = 0, n; k < j->n; k += n) {
+            n = entangled(&p->spans[j->first + k], j->n - k);
+            j->widest = n > j->widest ? n : j->widest;
         }
     }
     return 0;
 }
 
+/* --- running --- */
+
+static void seek(const struct ws_plan *p, const struct span *s, struct ws_cursor *c)
+{
+    const struct piece *q = &p->pieces[s->piece];
+    ws_cursor_seek(c, &q->runs, p->run->sources[q->source], s->from, s->bytes);
+}
+
+static void put(const struct ws_plan *p, const struct span *s, struct ws_cursor *c, struct ws_sink *sink)
+{
+    const struct piece *q = &p->pieces[s->piece];
+    uint64_t overflows = ws_sink_put(sink, q->begin, c, ws_cursor_ready(c));
+    if (overflows > 0 && p->run->overflows)
+        atomic_fetch_add_explicit(&p->run->overflows[q->source], overflows, memory_order_relaxed);
+}
+
+static void put_all(const struct ws_plan *p, const struct span *s, struct ws_sink *sink)
+{
+    struct ws_cursor c;
+    seek(p, s, &c);
+    while (c.left > 0)
+        put(p, s, &c, sink);
+}
+
+/* Spans that lie one within the other, columns beside columns: always what comes next in the file. */
+static void put_merged(const struct ws_plan *p, const struct span *s, size_t n, struct ws_cursor *c,
+                       struct ws_sink *sink)
+{
+    for (size_t i = 0; i < n; i++)
+        seek(p, &s[i], &c[i]);
+    for (;;) {
+        size_t next = n;
+        uint64_t place = UINT64_MAX;
+        for (size_t i = 0; i < n; i++) {
+            uint64_t at = p->pieces[s[i].piece].begin + c[i].dst + c[i].at;
+            if (c[i].left > 0 && at < place) {
+                place = at;
+                next = i;
+            }
+        }
+        if (next == n)
+            return;
+        put(p, &s[next], &c[next], sink);
+    }
+}
+
+/* Without the memory for hashing in order, the block is copied all the same, and hashed by the agent. */
 static void run_block(void *arg, size_t i)
 {
     struct ws_plan *p = arg;
     struct job *j = &p->jobs[p->round + i];
-    uint64_t begin = j->block * WS_BLOCK_BYTES, end = block_end(p, j->file, j->block), covered = 0;
-    for (size_t k = j->first; k < j->first + j->n; k++) {
-        const struct ws_segment *s = &p->segments[k];
-        uint64_t a = s->begin > begin ? s->begin : begin,
-                 b = s->begin + s->bytes < end ? s->begin + s->bytes : end;
-        covered += b - a;
-    }
-    j->whole = covered == end - begin;
-    struct ws_hasher *h = j->whole ? ws_hasher_new() : NULL;
-    j->whole = h != NULL;
-    for (size_t k = j->first; k < j->first + j->n; k++) {
-        const struct ws_segment *s = &p->segments[k];
-        uint64_t a = s->begin > begin ? s->begin : begin,
-                 b = s->begin + s->bytes < end ? s->begin + s->bytes : end;
-        if (h)
-            ws_hasher_copy(h, p->data[j->file] + a, s->src + (a - s->begin), b - a);
+    const struct span *s = &p->spans[j->first], *end = s + j->n;
+    struct ws_cursor *cursors = j->whole && j->widest > 1 ? malloc(j->widest * sizeof(*cursors)) : NULL;
+    struct ws_hasher *h = j->whole && (cursors || j->widest == 1) ? ws_hasher_new() : NULL;
+    struct ws_sink sink;
+    ws_sink_init(&sink, p->run->data[s->file], h);
+    for (size_t n; s < end; s += n) {
+        n = h ? entangled(s, (size_t)(end - s)) : 1;
+        if (n > 1)
+            put_merged(p, s, n, cursors, &sink);
         else
-            ws_copy(p->data[j->file] + a, s->src + (a - s->begin), b - a);
+            put_all(p, s, &sink);
     }
+    ws_sink_flush(&sink);
+    j->hashed = h != NULL;
     if (h)
         j->hash = ws_hasher_digest(h);
     ws_hasher_free(h);
+    free(cursors);
 }
 
-static void run_strided(void *arg, size_t i)
+static int collect(const struct ws_plan *p)
 {
-    struct ws_plan *p = arg;
-    const struct ws_strided *s = &p->strided[i];
-    struct ws_box box = {.n_dims = s->n_dims,
-                         .shape = s->shape,
-                         .offset = s->offset,
-                         .size = s->size,
-                         .src_strides = s->strides,
-                         .element_bytes = s->element_bytes};
-    ws_copy_box(p->data[s->file] + s->tensor_begin, s->src, &box);
-}
-
-static int collect(const struct ws_plan *p, struct ws_block_hash **hashes, size_t *n_hashes)
-{
-    struct ws_block_hash *more = realloc(*hashes, (*n_hashes + p->n_jobs + 1) * sizeof(*more));
+    const struct ws_plan_run *run = p->run;
+    struct ws_block_hash *more = realloc(*run->hashes, (*run->n_hashes + p->n_jobs + 1) * sizeof(*more));
     if (!more)
         return -ENOMEM;
-    *hashes = more;
-    for (size_t i = 0; i < p->n_jobs; i++)
-        if (p->jobs[i].whole)
-            more[(*n_hashes)++] = (struct ws_block_hash){p->jobs[i].file, p->jobs[i].block, p->jobs[i].hash};
+    *run->hashes = more;
+    for (size_t i = 0; i < p->n_jobs; i++) {
+        const struct span *s = &p->spans[p->jobs[i].first];
+        if (p->jobs[i].hashed)
+            more[(*run->n_hashes)++] = (struct ws_block_hash){s->file, s->block, p->jobs[i].hash};
+    }
     return 0;
 }
 
-int ws_plan_run(struct ws_plan *p, unsigned char *const *data, const uint64_t *size, size_t n_files,
-                struct ws_workers *workers, struct ws_block_hash **hashes, size_t *n_hashes,
-                void (*progress)(void *arg, uint64_t done, uint64_t total), void *arg, struct ws_error *err)
+int ws_plan_run(struct ws_plan *p, const struct ws_plan_run *run, struct ws_workers *workers,
+                struct ws_error *err)
 {
-    p->data = data;
-    p->size = size;
-    for (size_t i = 0; i < p->n_segments; i++)
-        assert(p->segments[i].file < n_files &&
-               p->segments[i].begin + p->segments[i].bytes <= size[p->segments[i].file]);
-    if (make_jobs(p) < 0)
-        return ws_error_set(err, ENOMEM, "no memory for a plan of copies");
-    size_t step = progress ? ROUND_BLOCKS * ws_workers_count(workers) : p->n_jobs;
+    size_t step = run->progress ? ROUND_BLOCKS * ws_workers_count(workers) : p->n_jobs;
+    p->run = run;
     for (p->round = 0; p->round < p->n_jobs; p->round += step) {
-        size_t left = p->n_jobs - p->round;
-        ws_workers_run(workers, run_block, p, left < step ? left : step);
-        if (progress)
-            progress(arg, (p->round + (left < step ? left : step)) * WS_BLOCK_BYTES,
-                     p->n_jobs * WS_BLOCK_BYTES);
+        size_t left = p->n_jobs - p->round, n = left < step ? left : step;
+        ws_workers_run(workers, run_block, p, n);
+        if (run->progress)
+            run->progress(run->progress_arg, (p->round + n) * WS_BLOCK_BYTES, p->n_jobs * WS_BLOCK_BYTES);
     }
-    ws_workers_run(workers, run_strided, p, p->n_strided);
-    int rc = collect(p, hashes, n_hashes);
-    free(p->jobs);
-    p->jobs = NULL;
-    p->n_jobs = 0;
+    int rc = collect(p);
+    p->run = NULL;
     return rc < 0 ? ws_error_set(err, ENOMEM, "no memory for the hashes of a copy") : 0;
 }
 
@@ -186,8 +283,8 @@ void ws_plan_free(struct ws_plan *p)
 {
     if (!p)
         return;
-    free(p->segments);
-    free(p->strided);
+    free(p->pieces);
+    free(p->spans);
     free(p->jobs);
     free(p);
 }

@@ -1,46 +1,42 @@
-/* Plan: one rank's pieces as copy jobs, block by block, so that a block which this rank fills alone is copied
- * and hashed in one pass, on all threads. */
+/* Plan: one rank's pieces as copy jobs, block by block, so that a block which this rank fills alone is copied,
+ * converted and hashed in one pass, on all threads.
+ *
+ * It is compiled once a registration, since sorting tens of thousands of pieces takes longer than copying small
+ * ones does; from step to step only the sources' addresses change. */
 #ifndef WS_TRAINER_PLAN_H
 #define WS_TRAINER_PLAN_H
-#include "transports/copy.h"
+#include "transports/box.h"
 #include "transports/error.h"
-#include "transports/limits.h"
 #include "transports/workers.h"
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
 
-/* Contiguous bytes: source to a place in a file. */
-struct ws_segment {
-    size_t file;
-    uint64_t begin, bytes;
-    const unsigned char *src;
-};
-/* A strided box that is no single run. */
-struct ws_strided {
-    size_t file;
-    uint64_t tensor_begin;
-    const unsigned char *src;
-    unsigned n_dims;
-    uint64_t shape[WS_MAX_DIMS], offset[WS_MAX_DIMS], size[WS_MAX_DIMS];
-    int64_t strides[WS_MAX_DIMS];
-    size_t element_bytes;
-};
 struct ws_block_hash {
     size_t file, block;
     uint64_t hash;
 };
+/* What a run is about. */
+struct ws_plan_run {
+    unsigned char *const *data;    /* a file's memory */
+    const void *const *sources;    /* a source's first element */
+    _Atomic uint64_t *overflows;   /* by source, added to; NULL: nobody asks */
+    struct ws_block_hash **hashes; /* of blocks that were filled whole, appended (realloc'ed) */
+    size_t *n_hashes;
+    void (*progress)(void *arg, uint64_t done, uint64_t total); /* on the calling thread; may be NULL */
+    void *progress_arg;
+};
 struct ws_plan;
 
 WS_MUST_USE int ws_plan_new(struct ws_plan **out, struct ws_error *err);
-WS_MUST_USE int ws_plan_add_segment(struct ws_plan *p, const struct ws_segment *s);
-WS_MUST_USE int ws_plan_add_strided(struct ws_plan *p, const struct ws_strided *s);
-/* Copies everything into the files' memory: data[file], size[file] bytes. Hashes of blocks that it filled
- * whole are appended to *hashes (realloc'ed). `progress` may be NULL; it is called on the calling thread. */
-WS_MUST_USE int ws_plan_run(struct ws_plan *p, unsigned char *const *data, const uint64_t *size,
-                            size_t n_files, struct ws_workers *workers, struct ws_block_hash **hashes,
-                            size_t *n_hashes, void (*progress)(void *arg, uint64_t done, uint64_t total),
-                            void *arg, struct ws_error *err);
-void ws_plan_free(struct ws_plan *p);
+/* A box of the tensor that begins at that byte of a file, out of sources[source]. -ENOMEM. */
+WS_MUST_USE int ws_plan_add(struct ws_plan *p, size_t file, uint64_t begin, const struct ws_box *box,
+                            size_t source, struct ws_error *err);
+/* Bytes, out of sources[source]. */
+WS_MUST_USE int ws_plan_add_bytes(struct ws_plan *p, size_t file, uint64_t begin, uint64_t bytes,
+                                  size_t source, struct ws_error *err);
+/* All is added; what was added does not overlap. size: of the files. */
+WS_MUST_USE int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files, struct ws_error *err);
+WS_MUST_USE int ws_plan_run(struct ws_plan *p, const struct ws_plan_run *run, struct ws_workers *workers,
+                            struct ws_error *err);
+void ws_plan_free(struct ws_plan *p); /* NULL is fine */
 
 #endif

@@ -158,8 +158,8 @@ static int begin(struct wsync_publisher *p, uint64_t version, struct ws_error *e
     p->version = version;
     p->fresh = json_is_true(json_object_get(reply, "fresh"));
     json_decref(reply);
-    for (size_t i = 0; i < p->n_params; i++)
-        p->params[i].put = false;
+    memset(p->put, 0, p->n_params * sizeof(p->put[0]));
+    memset((void *)p->overflows, 0, p->n_params * sizeof(p->overflows[0]));
     rc = map_slot(p, fds, n, err);
     if (rc < 0) {
         struct ws_error ignored;
@@ -182,9 +182,9 @@ int wsync_put(wsync_publisher *p, const wsync_param *param)
     struct ws_registered *r = ws_publisher_find(p, param, err);
     if (!r)
         return -err->code;
-    if (r->put)
+    if (p->put[r - p->params])
         return ws_error_set(err, EEXIST, "%s was put already into version %" PRIu64, param->name, p->version);
-    return ws_publisher_put(p, param, &r, 1, false, err);
+    return ws_publisher_put(p, param, r, err);
 }
 
 /* --- commit --- */
@@ -206,7 +206,7 @@ static int commit(struct wsync_publisher *p, struct ws_error *err)
     if (!p->begun)
         return ws_error_set(err, EINVAL, "nothing is begun");
     for (size_t i = 0; i < p->n_params; i++)
-        if (p->params[i].writes && !p->params[i].put)
+        if (!p->put[i] && p->params[i].writes)
             return ws_error_set(err, ENODATA, "version %" PRIu64 " is not whole: %s was not put", p->version,
                                 p->params[i].tensor.name);
     json_t *body = hashes_json(p);
@@ -223,7 +223,7 @@ static int commit(struct wsync_publisher *p, struct ws_error *err)
 int wsync_commit(wsync_publisher *p)
 {
     struct ws_error *err = ws_last_error();
-    int rc = p->begun ? ws_publisher_put(p, NULL, NULL, 0, true, err) : 0;
+    int rc = p->begun ? ws_publisher_put_fresh(p, err) : 0;
     return rc < 0 ? rc : commit(p, err);
 }
 
@@ -253,7 +253,7 @@ int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint6
     }
     if (rc < 0)
         return rc;
-    rc = ws_publisher_put(p, params, NULL, n, true, err);
+    rc = ws_publisher_put_all(p, params, err);
     if (rc == 0)
         rc = commit(p, err);
     if (rc < 0 && p->begun)
@@ -268,6 +268,20 @@ const char *wsync_frozen(const wsync_publisher *p, size_t i)
         if (p->base_places[k].writes && i-- == 0)
             return ws_base_tensor_name(p->base, k);
     return NULL;
+}
+
+uint64_t wsync_overflows(const wsync_publisher *p, const char **first)
+{
+    uint64_t total = 0;
+    if (first)
+        *first = NULL;
+    for (size_t i = 0; i < p->n_params; i++) {
+        uint64_t n = p->overflows[i];
+        if (n > 0 && total == 0 && first)
+            *first = p->params[i].tensor.name;
+        total += n;
+    }
+    return total;
 }
 
 static int wait_for(struct wsync_publisher *p, const char *what, uint64_t version, const char *who,

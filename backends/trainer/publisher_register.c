@@ -16,6 +16,18 @@ void ws_publisher_forget(struct wsync_publisher *p)
     free(p->base_places);
     free(p->sidecar_files);
     free(p->file_sizes);
+    ws_plan_free(p->plan);
+    free(p->layouts);
+    free(p->sources);
+    free(p->data);
+    free(p->put);
+    free((void *)p->overflows);
+    p->plan = NULL;
+    p->layouts = NULL;
+    p->sources = NULL;
+    p->data = NULL;
+    p->put = NULL;
+    p->overflows = NULL;
     p->params = p->base_places = NULL;
     p->by_name = p->sidecar_files = NULL;
     p->file_sizes = NULL;
@@ -54,7 +66,10 @@ static int remember(struct ws_registered *r, const wsync_param *a, struct ws_err
         r->tensor.name = NULL;
         return rc;
     }
+    struct ws_layout layout;
     rc = ws_piece_of(&a->piece, &r->tensor, &r->piece, err);
+    if (rc == 0)
+        rc = ws_publisher_layout(a, r, &layout, err);
     r->tensor.name = strdup(a->name);
     r->file_name = a->file ? strdup(a->file) : NULL;
     if (rc == 0 && (!r->tensor.name || (a->file && !r->file_name)))
@@ -144,7 +159,9 @@ static int take_placement(struct wsync_publisher *p, const json_t *reply, struct
     p->file_sizes = calloc(p->n_files + 1, sizeof(*p->file_sizes));
     p->base_places = calloc(n_base + 1, sizeof(*p->base_places));
     p->sidecar_files = calloc(n_side + 1, sizeof(*p->sidecar_files));
-    if (!p->file_sizes || !p->base_places || !p->sidecar_files)
+    p->sources = calloc(p->n_params + n_side + n_base + 1, sizeof(*p->sources));
+    p->data = calloc(p->n_files + 1, sizeof(*p->data));
+    if (!p->file_sizes || !p->base_places || !p->sidecar_files || !p->sources || !p->data)
         return ws_error_set(err, ENOMEM, "no memory for a placement");
     for (size_t i = 0; i < p->n_files; i++)
         p->file_sizes[i] = (uint64_t)json_integer_value(json_object_get(json_array_get(files, i), "bytes"));
@@ -196,7 +213,9 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
         return ws_error_set(err, E2BIG, "%zu pieces; at most %d", n, WS_MAX_TENSORS);
     ws_publisher_forget(p);
     p->params = calloc(n + 1, sizeof(*p->params));
-    if (!p->params)
+    p->put = calloc(n + 1, sizeof(*p->put));
+    p->overflows = calloc(n + 1, sizeof(*p->overflows));
+    if (!p->params || !p->put || !p->overflows)
         return ws_error_set(err, ENOMEM, "no memory for %zu parameters", n);
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < n; i++) {

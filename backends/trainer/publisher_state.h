@@ -14,7 +14,13 @@ struct ws_registered {
     struct ws_piece piece;
     char *file_name;
     size_t file;
-    bool writes, put;
+    bool writes;
+};
+
+/* How a piece lies in the trainer's memory: the rank's own affair, the agent is not told. */
+struct ws_layout {
+    enum ws_conversion conversion;
+    int64_t strides[WS_MAX_DIMS]; /* of a box, in elements of the source */
 };
 
 struct wsync_publisher {
@@ -36,7 +42,14 @@ struct wsync_publisher {
     size_t *sidecar_files;
     uint64_t *file_sizes;
     size_t n_files;
-    /* the version that is begun */
+    /* copies of all of them: compiled at the first offload, kept while layouts stay the same */
+    struct ws_plan *plan;
+    struct ws_layout *layouts; /* that it was compiled for */
+    const void **sources;      /* of params, sidecars, base tensors */
+    unsigned char **data;      /* of files, while a plan runs */
+    /* the version that is begun; overflows: the last one that was */
+    bool *put;                   /* by params */
+    _Atomic uint64_t *overflows; /* by params */
     bool begun, fresh;
     uint64_t version;
     struct ws_region **regions;
@@ -57,10 +70,15 @@ struct ws_registered *ws_publisher_find(struct wsync_publisher *p, const wsync_p
                                         struct ws_error *err);
 void ws_publisher_forget(struct wsync_publisher *p);
 
-/* Copies n parameters into the begun version's memory; which: their registered pieces, NULL: the first n.
- * with_fresh: rank 0's sidecars and frozen tensors too, where the slot has not got them yet. */
-WS_MUST_USE int ws_publisher_put(struct wsync_publisher *p, const wsync_param *params,
-                                 struct ws_registered *const *which, size_t n, bool with_fresh,
-                                 struct ws_error *err);
+/* How the data of a parameter lies. -EINVAL: it cannot be converted. */
+WS_MUST_USE int ws_publisher_layout(const wsync_param *a, const struct ws_registered *r,
+                                    struct ws_layout *out, struct ws_error *err);
+/* Copies into the begun version's memory: all registered parameters, and what ws_publisher_put_fresh does;
+ * one of them; rank 0's sidecars and frozen tensors, where the slot has not got them yet. */
+WS_MUST_USE int ws_publisher_put_all(struct wsync_publisher *p, const wsync_param *params,
+                                     struct ws_error *err);
+WS_MUST_USE int ws_publisher_put(struct wsync_publisher *p, const wsync_param *param,
+                                 const struct ws_registered *r, struct ws_error *err);
+WS_MUST_USE int ws_publisher_put_fresh(struct wsync_publisher *p, struct ws_error *err);
 
 #endif

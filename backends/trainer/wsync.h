@@ -75,13 +75,19 @@ typedef struct wsync_piece {
  * one name. data may be NULL when only registering. */
 typedef struct wsync_param {
     const char *name;  /* the file's tensor name (Hugging Face's) */
-    wsync_dtype dtype; /* of the source and of the file */
+    wsync_dtype dtype; /* of the file, and of the source unless it converts */
     unsigned n_dims;
     uint64_t shape[WSYNC_MAX_DIMS]; /* global */
     const void *data;               /* host memory; first element of the piece */
     wsync_piece piece;
     const char *file; /* shard file it goes to; NULL: by shard_bytes */
-    int converts;     /* data is of data_dtype and becomes dtype in the copy; 0: it is of dtype */
+    /* 0: data is of dtype. 1: data is of data_dtype, strides count its elements, and becomes dtype in the copy:
+     * between F32, BF16 and F16, or equal ones; everything else (F8, integers) goes as it is, and asking for
+     * it is -EINVAL. Rounded to nearest, ties to even. What is too large for dtype becomes infinite, see
+     * wsync_overflows. Every NaN that is narrowed becomes one quiet NaN with its sign kept, 0x7fc0 in BF16,
+     * 0x7e00 in F16: others do not agree on a pattern (torch's BF16 is 0xffff on a CPU, 0x7fff on a GPU), and
+     * one of our own makes equal sources equal bytes. */
+    int converts;
     wsync_dtype data_dtype;
 } wsync_param;
 
@@ -122,6 +128,10 @@ int wsync_begin(wsync_publisher *pub, uint64_t version);
 int wsync_put(wsync_publisher *pub, const wsync_param *param);
 int wsync_commit(wsync_publisher *pub);
 int wsync_abandon(wsync_publisher *pub);
+/* How many finite elements became infinite where this rank converted them, in the version that was begun (or
+ * offloaded) last; *first: the name of the first such parameter in the order of registering, valid until the
+ * next registering, NULL: none. first may be NULL. */
+uint64_t wsync_overflows(const wsync_publisher *pub, const char **first);
 /* Waits until `version` is announced; until the engines of mounts serve it (or a later one of this lineage):
  * who is NULL or "all", every mount that follows or has engines and is not silent, one at least; "N", a
  * number of them; or a mount's name (HOST or HOST:MOUNTPOINT). -ETIMEDOUT, with who is missing; -ECANCELED:

@@ -1,5 +1,5 @@
 /* Boxes: strided slices land where an element by element copy puts them, and nowhere else. */
-#include "transports/copy.h"
+#include "transports/box.h"
 #include "transports/limits.h"
 #include <setjmp.h>
 #include <stdarg.h>
