@@ -1,0 +1,2 @@
+def ensure(address=None):
+    return address
