@@ -92,5 +92,43 @@ def test_fsdp_4(stack):
     compared(stack, 4, "fsdp_ranks.py", "hsdp", "tp", "tp_hsdp", "manual")
 
 
+def test_deepspeed_2(stack):
+    "DeepSpeed over 2 ranks: stages 1, 2 and 3, parameters and masters, frozen, tied, offloaded, experts"
+    need("deepspeed")
+    compared(stack, 2, "deepspeed_ranks.py", "zero1", "zero1-master", "zero1-frozen", "zero2", "zero3", "zero3-master", "zero3-frozen",
+             "zero3-tied", "zero3-offload", "zero3-moe")
+
+
+def test_deepspeed_3(stack):
+    "DeepSpeed over 3 ranks: partitions with padding"
+    need("deepspeed")
+    compared(stack, 3, "deepspeed_ranks.py", "zero2", "zero2-master", "zero3", "zero3-moe")
+
+
+def test_deepspeed_4(stack):
+    "DeepSpeed over 4 ranks: a second copy of the partitions in groups of 2"
+    need("deepspeed")
+    compared(stack, 4, "deepspeed_ranks.py", "zero3-hpz")
+
+
+def test_megatron_1(stack):
+    "Megatron on one rank: dense and experts"
+    need("megatron.core")
+    compared(stack, 1, "megatron_ranks.py", "tp1", "moe-tp1")
+
+
+def test_megatron_2(stack):
+    "Megatron over 2 ranks: tensor, pipeline and expert parallel, tied, with biases"
+    need("megatron.core")
+    compared(stack, 2, "megatron_ranks.py", "tp2", "tp2-bias", "pp2-tied", "moe-tp2", "moe-ep2")
+
+
+def test_megatron_4(stack):
+    "Megatron over 4 ranks: fewer key and value heads than ranks, tensor with pipeline and expert parallel"
+    need("megatron.core")
+    compared(stack, 4, "megatron_ranks.py", "tp4", "tp4-bias", "tp2-pp2", "tp2-pp2-tied", "moe-tp2-ep2", "moe-pp2-ep2")
+
+
 if __name__ == "__main__":
-    run(test_fsdp_2, test_fsdp_3, test_fsdp_4)
+    run(test_fsdp_2, test_fsdp_3, test_fsdp_4, test_deepspeed_2, test_deepspeed_3, test_deepspeed_4, test_megatron_1, test_megatron_2,
+        test_megatron_4)

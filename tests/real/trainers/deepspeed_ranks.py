@@ -1,0 +1,81 @@
+"""Ranks of DeepSpeed's ZeRO over gloo: deepspeed_ranks.py CASE..."""
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+import deepspeed
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+import wsync
+from common import batch, gathered, main, publisher, save
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at the first start, for 45 s
+deepspeed.init_distributed("gloo")
+VOCABULARY = 101
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=40, intermediate_size=73, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=10)
+
+
+def dense(tied=False):
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied))
+
+
+def moe():
+    torch.manual_seed(0)
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, tie_word_embeddings=False, moe_intermediate_size=24, num_experts=5, num_experts_per_tok=2))
+
+
+def train(case, stage, make=dense, master=False, frozen=(), **zero):
+    """One version after two steps, and one after a third."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 200, **zero},
+    }  # fmt: skip
+    if stage == 3:
+        with deepspeed.zero.Init(config_dict_or_path=config):
+            model = make()
+    else:
+        model = make()
+    for name, p in model.named_parameters():
+        p.requires_grad_(not any(part in name for part in frozen))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    engine, *_ = deepspeed.initialize(model=model, config=config, optimizer=optimizer)
+    pub = None
+
+    def whole(_, p):
+        if hasattr(p, "ds_id"):
+            with deepspeed.zero.GatheredParameters([p]):
+                return p.detach().clone()
+        return p.detach().clone()
+
+    for version in (1, 2):
+        for seed in range(3 - version):
+            tokens = batch(VOCABULARY, seed)[:1]
+            loss = engine(input_ids=tokens, labels=tokens).loss
+            engine.backward(loss)
+            engine.step()
+        reference = gathered(engine.module, lambda: make().to(torch.bfloat16), whole)
+        save(case, version, reference)
+        pub = pub or publisher(case, wsync.deepspeed(engine, master=master))
+        pub.offload(version)
+        pub.wait_published(version)
+    pub.close()
+
+
+CPU = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+main({
+    "zero1": lambda c: train(c, 1),
+    "zero1-master": lambda c: train(c, 1, master=True),
+    "zero1-frozen": lambda c: train(c, 1, frozen=("embed_tokens", "layers.0")),
+    "zero2": lambda c: train(c, 2),
+    "zero2-master": lambda c: train(c, 2, master=True),
+    "zero3": lambda c: train(c, 3),
+    "zero3-master": lambda c: train(c, 3, master=True),
+    "zero3-frozen": lambda c: train(c, 3, frozen=("embed_tokens", "layers.0")),
+    "zero3-tied": lambda c: train(c, 3, lambda: dense(tied=True)),
+    "zero3-offload": lambda c: train(c, 3, **CPU),
+    "zero3-moe": lambda c: train(c, 3, moe),
+    "zero3-hpz": lambda c: train(c, 3, zero_hpz_partition_size=2),
+})  # fmt: skip
