@@ -159,8 +159,11 @@ static json_t *value_of(const wsync_sync_info *info, const struct field *f)
 {
     if (f->type == URLS) {
         json_t *urls = json_array();
-        for (size_t i = 0; i < info->source.n_urls; i++)
-            json_array_append_new(urls, json_string(info->source.urls[i]));
+        for (size_t i = 0; urls && i < info->source.n_urls; i++)
+            if (json_array_append_new(urls, json_string(info->source.urls[i])) < 0) {
+                json_decref(urls);
+                urls = NULL;
+            }
         return urls;
     }
     if (f->type == TEXT)
