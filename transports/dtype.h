@@ -32,6 +32,10 @@ enum ws_dtype {
 const char *ws_dtype_name(enum ws_dtype dtype);           /* "BF16" */
 unsigned ws_dtype_bits(enum ws_dtype dtype);              /* 16; 4 and 6 for the packed ones */
 int ws_dtype_parse(const char *name, enum ws_dtype *out); /* 0 or -EINVAL */
+/* torch's names: str(dtype), "torch.bfloat16"; NULL where torch has no such type. What follows the dot is the
+ * attribute's name. */
+const char *ws_dtype_torch(enum ws_dtype dtype);
+int ws_dtype_parse_torch(const char *name, enum ws_dtype *out); /* either form; 0 or -EINVAL */
 /* Row-major byte size of a tensor: 0, -EOVERFLOW, or -EINVAL where a packed type does not end on a
  * byte. n_dims <= WS_MAX_DIMS; a scalar has n_dims 0. */
 int ws_dtype_bytes(enum ws_dtype dtype, const uint64_t *shape, unsigned n_dims, uint64_t *out);

@@ -30,6 +30,10 @@
 #define WS_WHO_CHARS          511          /* a mount's name at its agents: HOST:MOUNTPOINT */
 #define WS_MAX_REPLY_BYTES    (64UL << 20) /* a JSON reply of an engine or an agent, manifests apart */
 #define WS_MAX_FDS_PER_FRAME  64
+#define WS_MAX_REQUEST_BYTES  (64UL << 20) /* a weight update request or a sync info, as JSON */
+#define WS_MAX_GPU_UUID       63
+#define WS_MAX_GPUS           65536 /* that one update has handles for */
+#define WS_MAX_HANDLE_CHARS   8192  /* of a GPU's handle of memory, in base64 */
 #define WS_MAX_CLIENTS        4096
 #define WS_MAX_PARKED         65536 /* FUSE requests that wait for bytes */
 

@@ -6,31 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* torch's names. What a receiver can write to its file comes first in their list; the rest only has a name.
- */
-static const struct {
-    const char *name;
-    bool writable;
-} torch[WS_DTYPE_COUNT] = {
-    [WS_BOOL] = {"bool", true},
-    [WS_U8] = {"uint8", true},
-    [WS_I8] = {"int8", true},
-    [WS_I16] = {"int16", true},
-    [WS_I32] = {"int32", true},
-    [WS_I64] = {"int64", true},
-    [WS_F16] = {"float16", true},
-    [WS_BF16] = {"bfloat16", true},
-    [WS_F32] = {"float32", true},
-    [WS_F64] = {"float64", true},
-    [WS_F8_E5M2] = {"float8_e5m2", false},
-    [WS_F8_E4M3] = {"float8_e4m3fn", false},
-    [WS_F8_E8M0] = {"float8_e8m0fnu", false},
-    [WS_F8_E4M3FNUZ] = {"float8_e4m3fnuz", false},
-    [WS_F8_E5M2FNUZ] = {"float8_e5m2fnuz", false},
-    [WS_C64] = {"complex64", false},
-    [WS_U16] = {"uint16", false},
-    [WS_U32] = {"uint32", false},
-    [WS_U64] = {"uint64", false},
+/* What a receiver of theirs can write to its file. */
+static const bool writable[WS_DTYPE_COUNT] = {
+    [WS_BOOL] = true, [WS_U8] = true,  [WS_I8] = true,   [WS_I16] = true, [WS_I32] = true,
+    [WS_I64] = true,  [WS_F16] = true, [WS_BF16] = true, [WS_F32] = true, [WS_F64] = true,
 };
 
 static int by_offset(const void *a, const void *b)
@@ -46,7 +25,8 @@ static int by_offset(const void *a, const void *b)
 static void add_tensor(struct ws_buffer *b, const struct ws_tensor *t, json_t *meta, uint64_t *layout)
 {
     char text[WS_MAX_TENSOR_NAME + 64 + 24 * WS_MAX_DIMS];
-    const char *dtype = torch[t->dtype].name ? torch[t->dtype].name : ws_dtype_name(t->dtype);
+    const char *torch = ws_dtype_torch(t->dtype);
+    const char *dtype = torch ? strchr(torch, '.') + 1 : ws_dtype_name(t->dtype);
     json_t *shape = json_array();
     int n = snprintf(text, sizeof(text), "%016" PRIx64 " %s", *layout, dtype);
     for (unsigned d = 0; d < t->n_dims; d++) {
@@ -55,7 +35,7 @@ static void add_tensor(struct ws_buffer *b, const struct ws_tensor *t, json_t *m
     }
     n += snprintf(text + n, sizeof(text) - (size_t)n, " %s", t->name);
     *layout = ws_hash(text, (size_t)n);
-    if (!torch[t->dtype].writable && !b->alien[0])
+    if (!writable[t->dtype] && !b->alien[0])
         snprintf(b->alien, sizeof(b->alien), "%.200s is %s", t->name, dtype);
     if (meta)
         json_array_append_new(meta, json_pack("[s,[o,s]]", t->name, shape, dtype));

@@ -13,6 +13,8 @@ struct ws_piece {
     uint64_t start, count;                           /* range, in elements */
 };
 
+/* Checks a public parameter's name, dtype and shape; out borrows the name. -EINVAL. */
+WS_MUST_USE int ws_tensor_of(const wsync_param *a, struct ws_tensor *t, struct ws_error *err);
 /* Checks a public piece against its tensor and makes it plain (WHOLE becomes a box). -EINVAL. */
 WS_MUST_USE int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t, struct ws_piece *out,
                             struct ws_error *err);

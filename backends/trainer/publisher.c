@@ -1,5 +1,6 @@
 /* Publisher: one rank's side of a publish. Registers metadata, gets the slot's memory for one version, copies
  * and hashes into it, and lets go of it at commit, so that nobody can write a version that is announced. */
+#include "backends/trainer/abi.h"
 #include "backends/trainer/last_error.h"
 #include "backends/trainer/publisher_state.h"
 #include "transports/name.h"
@@ -27,24 +28,6 @@ const char *wsync_run(const wsync_publisher *pub)
 
 /* --- opening --- */
 
-/* A program built with an older header has a shorter struct: what it lacks is zero, the default. One with a
- * newer header may only leave zero what this library does not know. */
-static int take_config(const wsync_config *given, wsync_config *c, struct ws_error *err)
-{
-    size_t size = given ? given->struct_size : 0;
-    if (size < offsetof(wsync_config, agent) || size > 4096)
-        return ws_error_set(err, EINVAL, "wsync_config.struct_size is %zu; set it to sizeof(wsync_config)",
-                            size);
-    for (size_t i = sizeof(*c); i < size; i++)
-        if (((const unsigned char *)given)[i])
-            return ws_error_set(err, EINVAL,
-                                "wsync_config has a member set that this libwsync (%s) does not know",
-                                WS_VERSION);
-    memset(c, 0, sizeof(*c));
-    memcpy(c, given, size < sizeof(*c) ? size : sizeof(*c));
-    return 0;
-}
-
 static int check_config(const wsync_config *c, struct ws_error *err)
 {
     if (!c->model || !ws_name_is_model(c->model))
@@ -61,7 +44,7 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     wsync_config copy, *c = &copy;
     const char *agent;
     *out = NULL;
-    int rc = take_config(config, c, err);
+    int rc = ws_abi_take(c, sizeof(*c), config, "wsync_config", err);
     if (rc == 0)
         rc = check_config(c, err);
     if (rc < 0)

@@ -34,34 +34,9 @@ void ws_publisher_forget(struct wsync_publisher *p)
     p->n_params = p->n_files = 0;
 }
 
-#define SAME(name) ((int)WSYNC_##name == (int)WS_##name)
-_Static_assert(SAME(BOOL) && SAME(U8) && SAME(I8) && SAME(F8_E5M2) && SAME(F8_E4M3) && SAME(F8_E8M0) &&
-                   SAME(F8_E4M3FNUZ) && SAME(F8_E5M2FNUZ) && SAME(F4) && SAME(F6_E2M3) && SAME(F6_E3M2) &&
-                   SAME(I16) && SAME(U16) && SAME(F16) && SAME(BF16) && SAME(I32) && SAME(U32) && SAME(F32) &&
-                   SAME(F64) && SAME(I64) && SAME(U64) && SAME(C64),
-               "the public types are the safetensors' ones");
-
-static int tensor_of(const wsync_param *a, struct ws_tensor *t, struct ws_error *err)
-{
-    uint64_t bytes;
-    if (!a->name || !*a->name || strlen(a->name) > WS_MAX_TENSOR_NAME)
-        return ws_error_set(err, EINVAL, "a parameter has no name or one of over %d bytes",
-                            WS_MAX_TENSOR_NAME);
-    if ((unsigned)a->dtype >= WS_DTYPE_COUNT)
-        return ws_error_set(err, EINVAL, "the parameter %s has no known dtype (%d)", a->name, (int)a->dtype);
-    if (a->n_dims > WS_MAX_DIMS)
-        return ws_error_set(err, EINVAL, "the parameter %s has %u dimensions; at most %d", a->name, a->n_dims,
-                            WS_MAX_DIMS);
-    *t = (struct ws_tensor){.name = a->name, .dtype = (enum ws_dtype)a->dtype, .n_dims = a->n_dims};
-    memcpy(t->shape, a->shape, a->n_dims * sizeof(t->shape[0]));
-    if (ws_dtype_bytes(t->dtype, t->shape, t->n_dims, &bytes))
-        return ws_error_set(err, EINVAL, "the shape of %s is too large or ends within a byte", a->name);
-    return 0;
-}
-
 static int remember(struct ws_registered *r, const wsync_param *a, struct ws_error *err)
 {
-    int rc = tensor_of(a, &r->tensor, err);
+    int rc = ws_tensor_of(a, &r->tensor, err);
     if (rc < 0) {
         r->tensor.name = NULL;
         return rc;
@@ -257,7 +232,7 @@ struct ws_registered *ws_publisher_find(struct wsync_publisher *p, const wsync_p
     struct ws_tensor t;
     struct ws_piece piece;
     size_t low = 0, high = p->n_params;
-    if (tensor_of(a, &t, err) < 0 || ws_piece_of(&a->piece, &t, &piece, err) < 0)
+    if (ws_tensor_of(a, &t, err) < 0 || ws_piece_of(&a->piece, &t, &piece, err) < 0)
         return NULL;
     while (low < high) {
         size_t mid = (low + high) / 2;

@@ -271,6 +271,169 @@ int wsync_update_vllm_weights_from_disk(const char *url, const char *path, const
 int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const char *path,
                                   wsync_engine_result *results);
 
+/* --- chunks, strategies, requests: weight sync in SkyRL's terms, for those who carry weights themselves ---
+ * Source: skyrl.backends.skyrl_train.weight_sync of release 0.3.0 and skyrl_train.weight_sync of 0.3.1
+ * (WeightChunk, WeightTransferStrategy, WeightSyncInitInfo, WeightUpdateRequest). Names are theirs. Objects
+ * are immutable once made, may be read by any thread, and are freed by the function beside them. */
+
+/* torch's name of an element type: "bfloat16", and str(dtype), "torch.bfloat16". NULL: torch has none (F4,
+ * F6). */
+const char *wsync_dtype_name(wsync_dtype dtype);
+const char *wsync_dtype_str(wsync_dtype dtype);
+/* The other way, from either form. -EINVAL: no such type. */
+int wsync_dtype_parse(const char *name, wsync_dtype *out);
+
+/* One tensor of a chunk, or the piece of it that the caller holds. */
+typedef struct wsync_chunk_entry {
+    const wsync_param *param; /* in the caller's array */
+    unsigned n_dims;
+    uint64_t shape[WSYNC_MAX_DIMS]; /* of what is held: the tensor's, the box's sizes, or a range's count */
+    uint64_t numel, size_bytes;
+    uint64_t offset; /* bytes, in the packed layout */
+} wsync_chunk_entry;
+/* Tensors that are sent together: WeightChunk. */
+typedef struct wsync_chunk {
+    size_t n;
+    const wsync_chunk_entry *entries;
+    const char *module_name; /* NULL where several modules are together, or modules were not asked for */
+    uint64_t total_numel, total_size_bytes;
+    uint64_t packed_bytes; /* of the packed layout: total_size_bytes and the gaps */
+    uint64_t alignment;    /* of the options */
+    int one_dtype;         /* as packed requests need it */
+    int packed;            /* the sources lie in the packed layout already: nothing need be copied */
+} wsync_chunk;
+
+typedef struct wsync_chunk_options {
+    size_t struct_size;
+    /* 0: whole modules together (group_by_module); 1: every entry is a chunk of its own, as theirs are for
+     * broadcast. A module is a name without its last two parts, in the order of first appearance. */
+    int ungrouped;
+    /* Modules are added to a chunk until the next would exceed this (batch_size_threshold_gb, in bytes); a
+     * module may exceed it by itself. 0: a module a chunk. Modules without bytes go along with the next one,
+     * as theirs. */
+    uint64_t threshold_bytes;
+    /* Of each tensor in the packed layout, a power of two of at most 1 MiB: 256 is CUDA's and wsync's own. 0:
+     * back to back, as theirs is; only where dtypes differ is an element put at a multiple of its own size.
+     */
+    uint64_t alignment;
+} wsync_chunk_options;
+typedef struct wsync_chunks wsync_chunks;
+/* Sorts parameters (whole tensors or pieces; data may be NULL) into chunks. options may be NULL: zeroes.
+ * KEPT: the array and what it points to must stay until close. -EINVAL: an entry, which is named, or an
+ * option; -E2BIG. */
+int wsync_chunks_open(const wsync_param *params, size_t n, const wsync_chunk_options *options,
+                      wsync_chunks **out);
+size_t wsync_chunks_count(const wsync_chunks *chunks);
+/* NULL beyond the last one; valid until close. */
+const wsync_chunk *wsync_chunks_get(const wsync_chunks *chunks, size_t i);
+/* One after the other; NULL at the end, after which it begins anew. By one thread at a time. */
+const wsync_chunk *wsync_chunks_next(wsync_chunks *chunks);
+void wsync_chunks_close(wsync_chunks *chunks); /* NULL is fine */
+/* Copies a chunk into the packed layout at dst, host memory that overlaps no source; gaps become zero.
+ * -EINVAL: an entry without data; -ENOSPC: bytes is below packed_bytes. */
+int wsync_chunk_pack(const wsync_chunk *chunk, void *dst, size_t bytes);
+
+/* How weights are moved: WeightTransferStrategy. tcp, ipc and dir are wsync's own; the others are SkyRL's. */
+typedef enum wsync_strategy_id {
+    WSYNC_TCP,
+    WSYNC_IPC,
+    WSYNC_DIR,
+    WSYNC_BROADCAST,
+    WSYNC_CUDA_IPC,
+    WSYNC_PACKED_CUDA_IPC
+} wsync_strategy_id;
+typedef struct wsync_strategy {
+    wsync_strategy_id id;
+    const char *name;           /* "packed_cuda_ipc" */
+    const char *needs;          /* for people */
+    const char *request_type;   /* "BroadcastWeightUpdateRequest" */
+    const char *sync_info_type; /* "BroadcastInitInfo" */
+} wsync_strategy;
+
+/* What a receiver must know before the first update: WeightSyncInitInfo. In JSON a flat object with these
+ * very keys; "strategy" (its name) is ours, and may be missing where the reader says which one it is. */
+typedef struct wsync_source_info { /* tcp, ipc, dir */
+    const char *model;
+    uint64_t version;        /* 0: the newest, later ones too */
+    const char *run;         /* lineage; NULL: the live one */
+    const char *const *urls; /* as `wsync mount` takes them; they are tried in turn ("url" is read too) */
+    size_t n_urls;
+} wsync_source_info;
+typedef struct wsync_broadcast_info { /* BroadcastInitInfo; 0.3.0 has not the last three: NULL */
+    const char *master_addr;          /* vLLM's "master_address" is read too */
+    unsigned master_port, rank_offset, world_size;
+    const char *group_name, *backend, *model_dtype_str;
+} wsync_broadcast_info;
+typedef struct wsync_cuda_ipc_info { /* CudaIpcInitInfo; cuda_ipc, packed_cuda_ipc */
+    const char *model_dtype_str;
+} wsync_cuda_ipc_info;
+typedef struct wsync_sync_info {
+    size_t struct_size;
+    wsync_strategy_id strategy;
+    int override_existing_receiver;
+    union {
+        wsync_source_info source;
+        wsync_broadcast_info broadcast;
+        wsync_cuda_ipc_info cuda_ipc;
+    };
+} wsync_sync_info;
+
+/* A GPU's handle of memory: opaque base64, by the device's uuid. */
+typedef struct wsync_ipc_handle {
+    const char *gpu_uuid, *handle;
+} wsync_ipc_handle;
+typedef struct wsync_update_tensor {
+    const char *name;
+    wsync_dtype dtype;
+    unsigned n_dims;
+    uint64_t shape[WSYNC_MAX_DIMS];
+    const wsync_ipc_handle *handles; /* cuda_ipc that is not packed: this tensor's */
+    size_t n_handles;
+} wsync_update_tensor;
+/* What a receiver is told of an update: WeightUpdateRequest. In JSON parallel lists, as theirs: "names",
+ * "dtypes"
+ * ("bfloat16"; "torch.bfloat16" and vLLM's "dtype_names" are read too), "shapes", and "sizes" in elements
+ * where it is packed. "ipc_handles" is {uuid: base64} of the packed buffer, which is what release 0.3 calls
+ * cuda_ipc, or a list of those, one a tensor. Handles are not pickles: theirs is base64(pickle(dict)), and
+ * serialize() of 0.3 frames pickle(request); neither is written or opened here, since opening a pickle runs
+ * it. "version", "run" and "alignment" are ours, and optional. */
+typedef struct wsync_update_request {
+    size_t struct_size;
+    wsync_strategy_id strategy;
+    uint64_t version; /* which it is; 0: not said; by tcp, ipc, dir that is the newest */
+    const char *run;
+    size_t n; /* tcp, ipc and dir may name no tensors: all of the version */
+    const wsync_update_tensor *tensors;
+    int packed;         /* one buffer, tensors back to back, or aligned as below; then dtypes are equal */
+    uint64_t alignment; /* as in wsync_chunk_options */
+    const wsync_ipc_handle *handles; /* packed cuda_ipc: the buffer's */
+    size_t n_handles;
+} wsync_update_request;
+
+/* The table, from 0 on; NULL beyond its end, or where there is no such strategy. */
+const wsync_strategy *wsync_strategy_at(size_t i);
+const wsync_strategy *wsync_strategy_find(const char *name);
+/* May it be used on this machine, by this build, with this sync info (NULL: at all)? 0, or -errno and
+ * wsync_error says why not. Asks no peer: a tcp agent may be away all the same. */
+int wsync_strategy_available(wsync_strategy_id id, const wsync_sync_info *info);
+/* JSON of a sync info: malloc'ed, NUL-terminated text. -EINVAL: what is missing or wrong; -E2BIG. */
+int wsync_sync_info_encode(const wsync_sync_info *info, char **json);
+/* strategy: its name, for JSON that does not say it; NULL: the JSON must. Unknown keys are skipped. -EBADMSG:
+ * with what is wrong; -EINVAL: strategy. */
+int wsync_sync_info_decode(const char *json, size_t len, const char *strategy, wsync_sync_info **out);
+void wsync_sync_info_free(wsync_sync_info *info);
+/* tcp, ipc, dir: url i as a source for `wsync mount`, in out. -ENOTSUP: another strategy; -ERANGE: no url i;
+ * -EINVAL: it is none of this strategy; -ENOSPC: bytes. */
+int wsync_sync_info_source(const wsync_sync_info *info, size_t i, char *out, size_t bytes);
+/* The same pair for requests. */
+int wsync_update_request_encode(const wsync_update_request *request, char **json);
+int wsync_update_request_decode(const char *json, size_t len, const char *strategy,
+                                wsync_update_request **out);
+/* The request for a chunk of whole tensors. Handles are the caller's to set, and stay the caller's. -EINVAL:
+ * a piece, a dtype that torch has not, or several dtypes where the strategy packs. */
+int wsync_update_request_of(const wsync_chunk *chunk, wsync_strategy_id strategy, wsync_update_request **out);
+void wsync_update_request_free(wsync_update_request *request);
+
 /* Last error's sentence on this thread; never NULL. */
 const char *wsync_error(void);
 /* "0.1.0" */

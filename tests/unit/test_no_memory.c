@@ -1,6 +1,7 @@
 /* Running out of memory: each operation is repeated with its first, second, ... allocation failing until
  * it succeeds. Every failure must come back as -ENOMEM, with nothing leaked; the C library's malloc is
  * interposed for that, which a sanitizer's own does not allow. */
+#include "backends/trainer/wsync.h"
 #include "transports/bundle.h"
 #include <errno.h>
 #include <malloc.h>
@@ -264,13 +265,65 @@ static void test_folder(void **state)
     assert_int_equal(rmdir(dir), 0);
 }
 
+static int sync_info_both_ways(void)
+{
+    static const char *const urls[] = {"http://a", "http://b"};
+    wsync_sync_info info = {.struct_size = sizeof(info), .strategy = WSYNC_TCP}, *back = NULL;
+    char *json = NULL, *again = NULL;
+    info.source = (wsync_source_info){.model = "actor", .version = 3, .run = "r", .urls = urls, .n_urls = 2};
+    int rc = wsync_sync_info_encode(&info, &json);
+    if (rc == 0)
+        rc = wsync_sync_info_decode(json, strlen(json), NULL, &back);
+    if (rc == 0)
+        rc = wsync_sync_info_encode(back, &again);
+    if (rc == 0)
+        assert_string_equal(json, again);
+    wsync_sync_info_free(back);
+    free(json);
+    free(again);
+    return rc;
+}
+
+/* Of chunks, a request; of that JSON; of that a request with handles. */
+static int request_both_ways(void)
+{
+    static const char text[] =
+        "{\"names\":[\"a\",\"b\"],\"dtypes\":[\"int8\",\"int8\"],\"shapes\":[[4],[2]],"
+        "\"sizes\":[4,2],\"ipc_handles\":{\"g\":\"AAAA\",\"h\":\"AAA=\"},\"run\":\"r\"}";
+    const wsync_param p[] = {{.name = "m.a.w", .dtype = WSYNC_BF16, .n_dims = 1, .shape = {3}},
+                             {.name = "n.a.w", .dtype = WSYNC_F32, .n_dims = 1, .shape = {2}}};
+    wsync_chunks *chunks = NULL;
+    wsync_update_request *request = NULL, *back = NULL, *handles = NULL;
+    char *json = NULL;
+    int rc = wsync_chunks_open(p, 2, NULL, &chunks);
+    if (rc == 0)
+        rc = wsync_update_request_of(wsync_chunks_get(chunks, 0), WSYNC_BROADCAST, &request);
+    if (rc == 0)
+        rc = wsync_update_request_encode(request, &json);
+    if (rc == 0)
+        rc = wsync_update_request_decode(json, strlen(json), NULL, &back);
+    if (rc == 0)
+        rc = wsync_update_request_decode(text, sizeof(text) - 1, "cuda_ipc", &handles);
+    wsync_chunks_close(chunks);
+    wsync_update_request_free(request);
+    wsync_update_request_free(back);
+    wsync_update_request_free(handles);
+    free(json);
+    return rc;
+}
+
+static void test_strategy(void **state)
+{
+    (void)state;
+    exhaust(sync_info_both_ways);
+    exhaust(request_both_ways);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_manifest),
-        cmocka_unit_test(test_compare),
-        cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_layout), cmocka_unit_test(test_manifest), cmocka_unit_test(test_compare),
+        cmocka_unit_test(test_folder), cmocka_unit_test(test_strategy),
     };
 
     if (!HAVE_INTERPOSED) {

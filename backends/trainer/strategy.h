@@ -1,0 +1,49 @@
+/* Strategy: a way to move weights, as SkyRL names them (WeightTransferStrategy), and what its sync info and
+ * its requests are made of. One const table; the JSON codecs (sync_info.c, update_request.c) and whoever
+ * opens a receiver go by it. tcp, ipc and dir are complete: a receiver is a source of transports/transport.h,
+ * a sender the publisher and its agent. The others have their types and their JSON; what moves the bytes
+ * needs a GPU and is not in this build, as available() says. */
+#ifndef WS_TRAINER_STRATEGY_H
+#define WS_TRAINER_STRATEGY_H
+#include "backends/trainer/wsync.h"
+#include "transports/transport.h"
+#include <stdbool.h>
+
+enum ws_info_kind { WS_INFO_SOURCE, WS_INFO_BROADCAST, WS_INFO_CUDA_IPC }; /* the member of wsync_sync_info */
+
+struct ws_strategy {
+    wsync_strategy about;
+    enum ws_info_kind info;
+    /* What a url of its sync info begins with; {NULL} where weights do not come from a source. */
+    const char *schemes[3];
+    bool may_pack, must_pack; /* requests: several tensors in one buffer */
+    bool handles;             /* requests: memory of GPUs, by handles */
+    /* 0, or why it cannot be used: here at all, and with this sync info (checked before; NULL: any). */
+    int (*available)(const wsync_sync_info *info, struct ws_error *why);
+};
+
+/* NULL: there is none. */
+const struct ws_strategy *ws_strategy_of(wsync_strategy_id id);
+const struct ws_strategy *ws_strategy_named(const char *name);
+/* For the codecs: is there the strategy that the reader expects (NULL: any), and is the text not too long? */
+WS_MUST_USE int ws_strategy_expect(const char *expected, size_t len, struct ws_error *err);
+/* Which one a JSON text is about: what it says (empty: nothing), what the reader expects, or both where they
+ * agree. -EBADMSG. */
+WS_MUST_USE int ws_strategy_settle(const char *said, const char *expected, const struct ws_strategy **out,
+                                   struct ws_error *err);
+
+/* A caller's struct as this release has it, checked. */
+WS_MUST_USE int ws_sync_info_take(wsync_sync_info *out, const wsync_sync_info *given, struct ws_error *err);
+/* What a sync info must be: -EINVAL with the key. */
+WS_MUST_USE int ws_sync_info_check(const wsync_sync_info *info, struct ws_error *err);
+WS_MUST_USE int ws_sync_info_source(const wsync_sync_info *info, size_t i, char *out, size_t bytes,
+                                    struct ws_error *err);
+/* The receiver's half of tcp, ipc and dir: opens the first url that can be opened (of tcp no peer is asked
+ * yet). Reports the last one's failure. */
+WS_MUST_USE int ws_sync_info_open(const wsync_sync_info *info, const struct ws_source_options *options,
+                                  struct ws_source **out, struct ws_error *err);
+WS_MUST_USE int ws_sync_info_encode(const wsync_sync_info *info, char **json, struct ws_error *err);
+WS_MUST_USE int ws_sync_info_decode(const char *json, size_t len, const char *strategy, wsync_sync_info **out,
+                                    struct ws_error *err);
+
+#endif
