@@ -1,4 +1,18 @@
-"""wsync: publishes a trainer's weights and reads them as files; see the README."""
-from ._library import Error, Timeout
+"""wsync: publishes a trainer's weights and reads them as files; see the README.
 
-__all__ = ["Error", "Timeout"]
+Importing it imports neither NumPy nor PyTorch."""
+from . import aio
+from ._agents import ensure
+from ._chunks import WeightChunk, WeightExtractor
+from ._engines import (Engine, EngineResult, sync_weights_to_engines, update_sglang_weights_from_disk,
+                       update_vllm_weights_from_disk)
+from ._library import Error, Timeout, lib, text
+from ._safetensors import FormatError
+from ._weight_source import WeightSource
+from ._weights import ParamMeta, Weights, open
+
+__version__ = text(lib.wsync_version())
+
+__all__ = ["Engine", "EngineResult", "Error", "FormatError", "ParamMeta", "Timeout", "WeightChunk", "WeightExtractor",
+           "WeightSource", "Weights", "aio", "ensure", "open", "sync_weights_to_engines", "update_sglang_weights_from_disk",
+           "update_vllm_weights_from_disk"]
