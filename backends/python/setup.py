@@ -51,8 +51,6 @@ class Binary(Distribution):
         return True
 
 
-
-
 class Wheel(bdist_wheel):
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import select
+import signal
 import socket
 import stat
 import struct
@@ -24,7 +25,7 @@ COMMAND = os.path.join(NATIVE, "wsync")
 SYSTEM_FOLDER = "/run/wsync"
 DEFAULT_LISTEN = "127.0.0.1:18861"
 LOG_LINES, LOG_BYTES = 10, 4096
-POLL_SECONDS = 0.02
+POLL_SECONDS, ANSWER_SECONDS = 0.02, 10
 _warned = False
 
 
@@ -67,9 +68,11 @@ def _default_socket() -> str:
 def _answers(path: str) -> Optional[int]:
     """The agent's process id (0: that of another pid namespace), or None where nobody listens. PermissionError: not for us."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as s:
-        s.settimeout(5)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", ANSWER_SECONDS, 0))  # settimeout() would fail while others queue
         try:
             s.connect(path)
+        except BlockingIOError:
+            raise Timeout(errno.ETIMEDOUT, f"the agent at {path} takes no connection: look at its log") from None
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         except PermissionError:
@@ -125,6 +128,8 @@ def _start_once(path: str, log: str, deadline: float) -> int:
             ended = select.poll()
             ended.register(agent, select.POLLIN)
             pid = _wait(lambda: -1 if ended.poll(0) else _answers(path), deadline)
+            if pid is None:
+                signal.pidfd_send_signal(agent, signal.SIGTERM)  # nobody would know of it
         finally:
             os.close(agent)
         if pid == -1:
