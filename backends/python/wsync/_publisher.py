@@ -72,7 +72,7 @@ class Publisher:
         self.model = model
         self.rank, self.world_size = _place(rank, world_size)
         self._source = source if isinstance(source, Source) else Tensors(source)
-        self._hf_config, self._base, self._dtype = hf_config, base, _dtypes.of_file(dtype)
+        self._hf_config, self._base, self._dtype = hf_config, base, _dtypes.of_weights(dtype)
         self._told_overflow = self._told_frozen = False
         address = _agents.ensure(agent) if start_agent else agent
         keep = Strings()

@@ -1,0 +1,113 @@
+"""Weights in the shape of SkyRL 0.3's WeightExtractor: chunks of several tensors, grouped by module, up to a size."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Optional
+
+from ._weights import ParamMeta, Weights
+
+_CAST = ("float16", "bfloat16", "float32", "float64")
+
+
+def _short(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+@dataclass
+class WeightChunk:
+    """skyrl.backends.skyrl_train.weight_sync.WeightChunk: lists of one length; ValueError where they are not."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    tensors: list[Any]
+
+    def __post_init__(self) -> None:
+        n = [len(x) for x in (self.names, self.dtypes, self.shapes, self.tensors)]
+        if len(set(n)) > 1:
+            raise ValueError(f"a chunk with {n[0]} names, {n[1]} dtypes, {n[2]} shapes and {n[3]} tensors")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def total_numel(self) -> int:
+        """Elements of all tensors."""
+        return sum(_numel(shape) for shape in self.shapes)
+
+    @cached_property
+    def total_size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(_numel(t.shape) * t.dtype.itemsize for t in self.tensors)
+
+
+def _numel(shape: Any) -> int:
+    n = 1
+    for d in shape:
+        n *= d
+    return n
+
+
+class WeightExtractor:
+    """SkyRL 0.3's WeightExtractor over ``wsync.open``: what a rank would have gathered, read from a version instead.
+
+    Without group_by_module each tensor is a chunk. With it the tensors of a module (their names without the last two parts) are
+    together, and modules follow each other in a chunk while it stays within batch_size_threshold_gb * 2^30 bytes; 0: one module
+    a chunk; one module may be larger. Tensors are views, but for those that are cast; only one chunk is held at a time."""
+
+    def __init__(self, weights: Weights, group_by_module: bool = False, batch_size_threshold_gb: float = 0.0):
+        self.weights = weights
+        self.group_by_module = group_by_module
+        self.threshold_bytes = int(batch_size_threshold_gb * 2**30)
+
+    def get_weight_metadata(self, dtype: Any = None) -> dict[str, list[Any]]:
+        """{"names", "dtype_names" ("bfloat16"), "shapes"}, in the order of extract_weights."""
+        dtype = self._dtype(dtype)
+        metas = [self._cast(m, dtype) for modules in self._batches(dtype) for m in modules]
+        return {"names": [m.name for m in metas], "dtype_names": [_short(m.dtype) for m in metas], "shapes": [list(m.shape) for m in metas]}
+
+    def extract_weights(self, dtype: Any = None) -> Iterator[WeightChunk]:
+        """The chunks. dtype, the framework's: 16-bit and wider floats are cast to it (a copy), everything else stays as it is."""
+        dtype = self._dtype(dtype)
+        for batch in self._batches(dtype):
+            metas = [self._cast(m, dtype) for m in batch]
+            tensors = [self._tensor(m) for m in metas]
+            yield WeightChunk([m.name for m in metas], [str(m.dtype) for m in metas], [list(m.shape) for m in metas], tensors)
+
+    def _dtype(self, dtype: Any) -> Any:
+        if dtype is None or self.weights.framework == "torch":
+            return dtype
+        import numpy
+
+        return numpy.dtype(dtype)
+
+    @staticmethod
+    def _cast(meta: ParamMeta, dtype: Any) -> ParamMeta:
+        return meta if dtype is None or _short(meta.dtype) not in _CAST else meta._replace(dtype=dtype)
+
+    def _tensor(self, meta: ParamMeta) -> Any:
+        tensor = self.weights[meta.name]
+        if tensor.dtype == meta.dtype:
+            return tensor
+        return tensor.to(meta.dtype) if self.weights.framework == "torch" else tensor.astype(meta.dtype)
+
+    def _batches(self, dtype: Optional[Any]) -> Iterator[list[ParamMeta]]:
+        metas = self.weights.metadata()
+        if not self.group_by_module:
+            yield from ([m] for m in metas)
+            return
+        modules: dict[str, list[ParamMeta]] = {}
+        for m in metas:
+            modules.setdefault(".".join(m.name.split(".")[:-2]), []).append(m)
+        batch: list[ParamMeta] = []
+        n_bytes = 0
+        for module in modules.values():
+            size = sum(_numel(m.shape) * self._cast(m, dtype).dtype.itemsize for m in module)
+            if batch and n_bytes + size > self.threshold_bytes:
+                yield batch
+                batch, n_bytes = [], 0
+            batch, n_bytes = batch + module, n_bytes + size
+        if batch:
+            yield batch

@@ -1,0 +1,213 @@
+"""A version, a checkpoint folder or a safetensors file as a mapping of names to tensors."""
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Optional, Union
+
+from . import _dtypes
+from ._safetensors import File, FormatError, no_duplicates
+
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 256 << 20
+SUFFIX = ".safetensors"
+
+
+class ParamMeta(NamedTuple):
+    """What vLLM's and SkyRL's ParamMeta have: name; dtype, the framework's; shape, a tuple."""
+
+    name: str
+    dtype: Any
+    shape: tuple[int, ...]
+
+
+class Weights(Mapping[str, Any]):
+    """What ``wsync.open`` returns: a read-only mapping of tensor names to tensors that copies nothing.
+
+    A tensor is a view of the mapped file: of a mounted version, of the memory that the mount holds. Files are mapped when the
+    first of their tensors is asked for, and stay mapped while the mapping or any tensor lives: ``close``, a dropped version
+    and ``umount`` leave tensors valid. NumPy's arrays are read-only; PyTorch knows no such tensors: what is written to one
+    stays in this process. Thread safe. Its order is that of the index, or of the files by name and their data."""
+
+    def __init__(self, path: Union[str, "os.PathLike[str]"], framework: Optional[str] = None):
+        self.framework = _dtypes.framework_of(framework)
+        self.path = os.path.realpath(path)  # a link such as `current` may lead elsewhere in a moment
+        is_file = stat.S_ISREG(os.stat(self.path).st_mode)
+        self._files: dict[str, File] = {}
+        self._folder = os.path.dirname(self.path) if is_file else self.path
+        # What is opened later is of the same folder, also when another one has its name by then.
+        self._fd: Optional[int] = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._indexed = not is_file and self._exists(INDEX)
+            if self._indexed:
+                self._places = self._read_index()
+                self._placed: dict[str, set[str]] = {}
+                for name, file in self._places.items():
+                    self._placed.setdefault(file, set()).add(name)
+            else:
+                self._places = self._read_files([os.path.basename(self.path)] if is_file else self._list())
+        except BaseException:
+            self.close()
+            raise
+
+    # --- what is where ---
+    def _exists(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _text(self, name: str) -> bytes:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        with os.fdopen(fd, "rb") as f:
+            text = f.read(MAX_INDEX_BYTES + 1)
+        if len(text) > MAX_INDEX_BYTES:
+            raise FormatError(f"{self._folder}/{name} is larger than the limit of {MAX_INDEX_BYTES} bytes")
+        return text
+
+    def _read_index(self) -> dict[str, str]:
+        try:
+            places = json.loads(self._text(INDEX), object_pairs_hook=no_duplicates)["weight_map"]
+        except (KeyError, TypeError, ValueError, RecursionError) as e:
+            raise FormatError(f"{self._folder}/{INDEX} is no index: {type(e).__name__}: {e}") from None
+        if not isinstance(places, dict):
+            raise FormatError(f"{self._folder}/{INDEX}: its weight_map is no object")
+        for name, file in places.items():
+            if not isinstance(file, str) or "/" in file or "\0" in file or not file.endswith(SUFFIX):
+                raise FormatError(f"{self._folder}/{INDEX} places tensor \"{name[:160]}\" in {str(file)[:160]!r}, which is no {SUFFIX} file of the folder")
+        for file in sorted(set(places.values())):
+            if not self._exists(file):
+                raise FormatError(f"{self._folder}/{INDEX} names {file}, which is missing: fetch the checkpoint again")
+        return places
+
+    def _list(self) -> list[str]:
+        found = sorted(n for n in os.listdir(self._folder) if n.endswith(SUFFIX) and not n.startswith("."))
+        if not found:
+            raise FormatError(f"{self._folder} has no *{SUFFIX} file")
+        for name in found:
+            numbered = re.search(r"-(\d+)-of-(\d+)\.safetensors$", name)
+            if numbered and len([n for n in found if n.startswith(name[: numbered.start() + 1])]) < int(numbered[2]):
+                raise FormatError(f"{self._folder} has not all {int(numbered[2])} files that {name} belongs to: fetch the checkpoint again")
+        return found
+
+    def _read_files(self, names: list[str]) -> dict[str, str]:
+        places: dict[str, str] = {}
+        for file in names:
+            for name in self._file(file).entries:
+                if places.setdefault(name, file) != file:
+                    raise FormatError(f"{self._folder}: tensor \"{name[:160]}\" is in {places[name]} and in {file}")
+        return places
+
+    def _file(self, name: str) -> File:
+        """Mapped at most once, but for two threads that ask at the same time: one of theirs is kept."""
+        found = self._files.get(name)
+        if found:
+            return found
+        if self._fd is None:
+            raise ValueError(f"{self!r} is closed")
+        found = File(os.path.join(self._folder, name), self._fd)
+        if self._indexed:
+            odd = sorted(self._placed[name].symmetric_difference(found.entries))
+            if odd:
+                raise FormatError(f"{found.path} and {INDEX} disagree about {len(odd)} tensors, such as \"{odd[0][:160]}\"")
+        return self._files.setdefault(name, found)
+
+    # --- the mapping ---
+    def __getitem__(self, name: str) -> Any:
+        """A view of the tensor: numpy.ndarray or torch.Tensor, in the file's dtype and shape."""
+        file = self._file(self._places[name])
+        return file.torch(name) if self.framework == "torch" else file.numpy(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    __eq__ = object.__eq__  # two of them are not compared tensor by tensor
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<wsync.Weights {self.path}: {len(self._places)} tensors, {self.framework}>"
+
+    def raw(self, name: str) -> memoryview:
+        """The tensor's bytes, read-only, not copied: also those of dtypes that the framework does not have."""
+        return self._file(self._places[name]).raw(name)
+
+    # --- what it is ---
+    def metadata(self) -> list[ParamMeta]:
+        """Name, dtype and shape of every tensor, in the mapping's order. Reads the headers of all files, no tensor."""
+        found = []
+        for name, file in self._places.items():
+            e = self._file(file).entries[name]
+            if self.framework == "torch":
+                found.append(ParamMeta(name, _dtypes.torch_dtype(e.dtype), _dtypes.torch_shape(e.dtype, e.shape)))
+            else:
+                found.append(ParamMeta(name, _dtypes.numpy_dtype(e.dtype), e.shape))
+        return found
+
+    def header_metadata(self) -> dict[str, str]:
+        """The __metadata__ of all files together, as safetensors' safe_open.metadata() has it of one."""
+        found: dict[str, str] = {}
+        for file in dict.fromkeys(self._places.values()) if self._indexed else list(self._files):
+            found.update(self._file(file).metadata)
+        return found
+
+    def _manifest(self) -> dict[str, Any]:
+        if not hasattr(self, "_manifest_read"):
+            if self._fd is None:
+                raise ValueError(f"{self!r} is closed")
+            try:
+                self._manifest_read = json.loads(self._text(".wsync/manifest.json"))
+            except (FileNotFoundError, NotADirectoryError):
+                self._manifest_read = {}
+        return self._manifest_read
+
+    @property
+    def version(self) -> Optional[int]:
+        """The number of a mounted version; None for what is on no mount."""
+        return self._manifest().get("version")
+
+    @property
+    def run(self) -> Optional[str]:
+        """The lineage of a mounted version; None for what is on no mount."""
+        return self._manifest().get("run")
+
+    def source(self) -> Any:
+        """The same as vLLM (since 0.30) and SkyRL (since 0.4) want a WeightSource: see ``wsync.WeightSource``."""
+        from ._weight_source import WeightSource
+
+        return WeightSource(self)
+
+    def close(self) -> None:
+        """No tensor can be asked for any more; those that were stay valid. May be called twice."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+        self._files = {}
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", None) is not None:
+            self.close()
+
+
+def open(path: Union[str, "os.PathLike[str]"], framework: Optional[str] = None) -> Weights:  # noqa: A001
+    """Opens a mounted version ("/wsync/actor/42", ".../current"), a checkpoint folder or a safetensors file for reading.
+
+    framework: "torch" or "numpy"; by default torch where the program has imported it. BF16 and the 8-bit floats are ml_dtypes'
+    in NumPy. Opening a version that is not here yet pulls it, as any read does. OSError: as files have it; FormatError (a
+    ValueError): a header or an index is not what it should be, with the file and the reason."""
+    return Weights(path, framework)

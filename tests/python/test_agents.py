@@ -1,0 +1,138 @@
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+import pytest
+import world
+import wsync
+import wsync._agents as agents
+
+
+@pytest.fixture
+def place(stack, monkeypatch):
+    """A socket's address and an HTTP port for the agents of a test; those are ended with it."""
+    path = world.unique("run") + "/agent.sock"
+    monkeypatch.setenv("WSYNC_LISTEN", f"127.0.0.1:{world.free_port()}")
+    monkeypatch.setattr(agents, "_warned", True)
+
+    def end():
+        pid = agents._answers(path)
+        if pid:
+            os.kill(pid, signal.SIGTERM)
+            world.wait_for(lambda: agents._answers(path) is None and ended(pid), "the agent's end")
+
+    stack.callback(end)
+    return path
+
+
+def ended(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+RANK = "import sys, wsync, warnings; warnings.simplefilter('ignore'); print(wsync.ensure(sys.argv[1])); import wsync._agents as a; print(a._answers(sys.argv[1][5:]))"
+
+
+def test_exactly_one(place):
+    """many ranks that start at once have one agent, which outlives them, is no child of theirs and can be published to"""
+    ranks = [subprocess.Popen([sys.executable, "-c", RANK, f"unix:{place}"], stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    said = {r.communicate(timeout=60)[0] for r in ranks}
+    assert all(r.returncode == 0 for r in ranks) and len(said) == 1, said
+    address, pid = said.pop().split()
+    assert address == f"unix:{place}" and not ended(int(pid))
+    with open(f"/proc/{pid}/stat") as f:
+        _, parent, _, session = f.read().rsplit(")", 1)[1].split()[:4]
+    assert int(parent) not in {r.pid for r in ranks} | {os.getpid()} and int(session) != os.getsid(0)
+    assert wsync.ensure(address) == address and agents._answers(place) == int(pid)
+    world.wsync("publish", "--agent", address, "--model", "actor", "--version", 1, world.checkpoint(world.SMALL))
+    with open(os.path.join(os.path.dirname(place), "agent.log")) as f:
+        assert "serving" in f.read()
+
+
+def test_cores(place):
+    """a rank that is pinned to a core starts an agent that is not, and stays pinned itself"""
+    mine = os.sched_getaffinity(0)
+    if len(mine) < 2:
+        pytest.skip("this machine has one core")
+    try:
+        os.sched_setaffinity(0, {min(mine)})
+        wsync.ensure(f"unix:{place}")
+        assert os.sched_getaffinity(0) == {min(mine)}
+    finally:
+        os.sched_setaffinity(0, mine)
+    assert len(os.sched_getaffinity(agents._answers(place))) > 1
+
+
+def test_cgroup(place, monkeypatch):
+    """an agent in the trainer's cgroup is warned of, once a process"""
+    monkeypatch.setattr(agents, "_warned", False)
+    with pytest.warns(RuntimeWarning, match="unit, a sidecar or a job step"):
+        wsync.ensure(f"unix:{place}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wsync.ensure(f"unix:{place}")
+
+
+def test_log(stack, place, monkeypatch, tmp_path):
+    """an agent that cannot start is an error with the last lines of its log"""
+    other = world.Agent(stack)
+    monkeypatch.setenv("WSYNC_LISTEN", f"127.0.0.1:{other.port}")
+    with pytest.raises(wsync.Error, match=f"(?s)ended at once.*{tmp_path}/log.*\n.*{other.port}"):
+        wsync.ensure(f"unix:{place}", log=tmp_path / "log")
+    with pytest.raises(wsync.Error, match="cannot open the agent's log"):
+        wsync.ensure(f"unix:{place}", log=tmp_path / "no/log")
+
+
+def test_places(stack, place, monkeypatch, tmp_path):
+    """$WSYNC_AGENT is the address; without /run it is the user's own folder; a socket of a dead agent does not matter, a shared folder does"""
+    found = world.Agent(stack)
+    monkeypatch.setenv("WSYNC_AGENT", f"unix:{found.sock}")
+    assert wsync.ensure() == f"unix:{found.sock}"
+    found.kill()
+    assert os.path.exists(found.sock)
+    monkeypatch.setenv("WSYNC_AGENT", f"unix:{place}")
+    os.makedirs(os.path.dirname(place))
+    os.rename(found.sock, place)
+    assert wsync.ensure() == f"unix:{place}" and agents._answers(place)
+    monkeypatch.delenv("WSYNC_AGENT")
+    monkeypatch.setattr(os, "access", lambda p, mode: str(p).startswith(str(tmp_path)))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert agents._default_socket() == f"{tmp_path}/wsync/agent.sock"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert agents._default_socket() == f"/tmp/wsync-{os.getuid()}/agent.sock"
+    with pytest.raises(ValueError, match="unix:/PATH"):
+        wsync.ensure("http://127.0.0.1:1")
+    os.chmod(tmp_path, 0o777)
+    with pytest.raises(wsync.Error, match="another user"):
+        wsync.ensure(f"unix:{tmp_path}/agent.sock")
+
+
+def test_bounded(place, monkeypatch, tmp_path):
+    """waiting ends: for a lock that another process keeps, and for an agent that never answers"""
+    import fcntl
+
+    os.makedirs(os.path.dirname(place))
+    with open(f"{place}.lock", "w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        with pytest.raises(wsync.Timeout, match="another process"):
+            wsync.ensure(f"unix:{place}", timeout=0.2)
+    stuck = tmp_path / "wsync"
+    stuck.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\necho slow today\nexec sleep 100\n")
+    stuck.chmod(0o755)
+    monkeypatch.setattr(agents, "COMMAND", str(stuck))
+    with pytest.raises(wsync.Timeout, match="slow today"):
+        wsync.ensure(f"unix:{place}", timeout=1)
+    pid = int((tmp_path / "pid").read_text())
+    world.wait_for(lambda: ended(pid), "the end of what never answered")
+
+
+def test_command(stack):
+    """the bundled command is this build's, and python can become it"""
+    r = subprocess.run([sys.executable, "-c", "import sys; sys.argv = ['wsync', 'version']; from wsync._command import main; main()"],
+                       stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    assert r.stdout.startswith(f"wsync {wsync.__version__}")
