@@ -1,5 +1,4 @@
 #include "transports/box.h"
-#include "transports/copy.h"
 #include <assert.h>
 #include <stdbool.h>
 #include <string.h>
@@ -211,25 +210,5 @@ uint64_t ws_cursor_take(struct ws_cursor *c, void *dst, size_t n)
         overflows += part_of(r, to + whole * r->element_bytes, src + (int64_t)whole * r->run_step, 0,
                              left % r->element_bytes);
     ws_cursor_skip(c, n);
-    return overflows;
-}
-
-uint64_t ws_copy_box(void *dst, const void *src, const struct ws_box *box)
-{
-    struct ws_runs runs;
-    struct ws_cursor c;
-    uint64_t overflows = 0;
-    ws_runs_of(&runs, box);
-    ws_cursor_seek(&c, &runs, src, 0, runs.bytes);
-    for (uint64_t n; (n = ws_cursor_ready(&c)) > 0;) {
-        unsigned char *to = (unsigned char *)dst + c.dst + c.at;
-        const unsigned char *plain = ws_cursor_plain(&c);
-        if (plain) {
-            ws_copy(to, plain, n);
-            ws_cursor_skip(&c, n);
-        } else {
-            overflows += ws_cursor_take(&c, to, n);
-        }
-    }
     return overflows;
 }

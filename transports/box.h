@@ -57,7 +57,4 @@ const unsigned char *ws_cursor_plain(const struct ws_cursor *c);
 void ws_cursor_skip(struct ws_cursor *c, uint64_t n);
 uint64_t ws_cursor_take(struct ws_cursor *c, void *dst, size_t n);
 
-/* The whole box to its place; dst: the whole tensor. Returns the overflows. */
-uint64_t ws_copy_box(void *dst, const void *src, const struct ws_box *box);
-
 #endif

@@ -11,7 +11,7 @@ typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef int32_t masks __attribute__((vector_size(4 * LANES))); /* of a comparison: -1 where it holds */
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
-#define AHEAD    4096 /* bytes that are asked of memory in advance: a page is enough to hide it */
+#define AHEAD    4096
 #define INFINITE 0x7f800000U
 
 static inline words choose(masks which, words yes, words no)
@@ -59,7 +59,7 @@ static inline uint64_t sum(masks counts)
         words x;                                                                                             \
         halves y;                                                                                            \
         for (; n >= LANES; n -= LANES, from += sizeof(x), to += sizeof(y)) {                                 \
-            __builtin_prefetch(from + AHEAD);                                                                \
+            __builtin_prefetch(from + AHEAD, 0, 2);                                                                \
             memcpy(&x, from, sizeof(x));                                                                     \
             y = convert(x, &overflows);                                                                      \
             memcpy(to, &y, sizeof(y));                                                                       \
@@ -88,7 +88,7 @@ static inline words words_of_bf16(halves x)
         halves x;                                                                                            \
         words y;                                                                                             \
         for (; n >= LANES; n -= LANES, from += sizeof(x), to += sizeof(y)) {                                 \
-            __builtin_prefetch(from + AHEAD);                                                                \
+            __builtin_prefetch(from + AHEAD, 0, 2);                                                                \
             memcpy(&x, from, sizeof(x));                                                                     \
             y = convert(x);                                                                                  \
             memcpy(to, &y, sizeof(y));                                                                       \

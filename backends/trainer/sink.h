@@ -6,7 +6,7 @@
 #include "transports/box.h"
 #include "transports/copy.h"
 
-#define WS_SINK_BYTES 16384UL
+#define WS_SINK_BYTES 4096UL
 
 struct ws_sink {
     unsigned char *dst;       /* the file's memory */

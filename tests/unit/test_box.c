@@ -1,4 +1,5 @@
-/* Boxes: strided slices land where an element by element copy puts them, and nowhere else. */
+/* Boxes: strided slices land where an element by element copy puts them, and nowhere else, also converted and in
+ * any stretches that begin and end within elements. */
 #include "transports/box.h"
 #include "transports/limits.h"
 #include <setjmp.h>
@@ -20,10 +21,15 @@ static uint64_t below(uint64_t n)
     return (seed >> 33) % n;
 }
 
-/* One element at a time, indices by division: slow and plainly right. */
-static void reference(unsigned char *dst, const unsigned char *src, const struct ws_box *b)
+static size_t src_bytes(const struct ws_box *b)
 {
-    uint64_t total = 1;
+    return b->conversion == WS_KEEP ? b->element_bytes : ws_conversion_src_bytes(b->conversion);
+}
+
+/* One element at a time, indices by division: slow and plainly right. */
+static uint64_t reference(unsigned char *dst, const unsigned char *src, const struct ws_box *b)
+{
+    uint64_t total = 1, overflows = 0;
     for (unsigned d = 0; d < b->n_dims; d++)
         total *= b->size[d];
     for (uint64_t i = 0; i < total; i++) {
@@ -36,8 +42,44 @@ static void reference(unsigned char *dst, const unsigned char *src, const struct
             row *= b->shape[d];
             from += (int64_t)at * b->src_strides[d];
         }
-        memcpy(dst + to * b->element_bytes, src + from * (int64_t)b->element_bytes, b->element_bytes);
+        unsigned char *one = dst + to * b->element_bytes;
+        if (b->conversion == WS_KEEP)
+            memcpy(one, src + from * (int64_t)b->element_bytes, b->element_bytes);
+        else
+            overflows += ws_convert(b->conversion, one, src + from * (int64_t)src_bytes(b), 1);
     }
+    return overflows;
+}
+
+/* By stretches of at most `most` bytes, each sought anew, taken or copied in parts. */
+static uint64_t copy_box(unsigned char *dst, const unsigned char *src, const struct ws_box *b, uint64_t most)
+{
+    struct ws_runs r;
+    struct ws_cursor c;
+    uint64_t overflows = 0;
+    ws_runs_of(&r, b);
+    for (uint64_t from = 0, n; from < r.bytes; from += n) {
+        n = 1 + below(most);
+        n = n < r.bytes - from ? n : r.bytes - from;
+        uint64_t place = ws_runs_place(&r, from);
+        assert_int_equal(ws_runs_before(&r, place), from);
+        assert_int_equal(ws_runs_before(&r, place + 1), from + 1);
+        ws_cursor_seek(&c, &r, src, from, n);
+        assert_int_equal(c.dst + c.at, place);
+        for (uint64_t part; (part = ws_cursor_ready(&c)) > 0;) {
+            const unsigned char *plain = ws_cursor_plain(&c);
+            unsigned char *to = dst + c.dst + c.at;
+            part = below(3) ? part : 1 + below(part);
+            if (plain && below(2)) {
+                memcpy(to, plain, part);
+                ws_cursor_skip(&c, part);
+            } else {
+                overflows += ws_cursor_take(&c, to, part);
+            }
+        }
+        assert_int_equal(c.left, 0);
+    }
+    return overflows;
 }
 
 static void assert_same(const struct ws_box *b, const unsigned char *src)
@@ -48,11 +90,13 @@ static void assert_same(const struct ws_box *b, const unsigned char *src)
     unsigned char *got = malloc(bytes + 64), *right = malloc(bytes + 64);
     assert_non_null(got);
     assert_non_null(right);
-    memset(got, FILL, bytes + 64);
     memset(right, FILL, bytes + 64);
-    reference(right, src, b);
-    ws_copy_box(got, src, b);
-    assert_memory_equal(got, right, bytes + 64);
+    uint64_t overflows = reference(right, src, b);
+    for (uint64_t most = 7; most < 3 * bytes; most = 100 * most) {
+        memset(got, FILL, bytes + 64);
+        assert_int_equal(copy_box(got, src, b, most < bytes ? most : bytes), overflows);
+        assert_memory_equal(got, right, bytes + 64);
+    }
     free(got);
     free(right);
 }
@@ -73,16 +117,12 @@ static void test_scalar_and_empty(void **state)
     int64_t strides[2] = {0, 1};
 
     (void)state;
-    ws_copy_box(dst, src, &(struct ws_box){.n_dims = 0, .element_bytes = 4});
+    (void)copy_box(dst, src, &(struct ws_box){.n_dims = 0, .element_bytes = 4}, 9);
     assert_memory_equal(dst, src, 4);
     memset(dst, FILL, sizeof(dst));
-    ws_copy_box(dst, src,
-                &(struct ws_box){.n_dims = 2,
-                                 .shape = shape,
-                                 .offset = offset,
-                                 .size = size,
-                                 .src_strides = strides,
-                                 .element_bytes = 4});
+    const struct ws_box empty = {
+        .n_dims = 2, .shape = shape, .offset = offset, .size = size, .src_strides = strides, .element_bytes = 4};
+    (void)copy_box(dst, src, &empty, 9);
     for (size_t i = 0; i < sizeof(dst); i++)
         assert_int_equal(dst[i], FILL);
 }
@@ -168,14 +208,21 @@ static void test_random(void **state)
             strides[order[d]] = step;
             step *= (int64_t)(size[order[d]] + below(2));
         }
-        static const size_t widths[] = {1, 2, 3, 4, 8, 16};
+        static const struct {
+            size_t width;
+            enum ws_conversion conversion;
+        } kinds[] = {{1, WS_KEEP},        {2, WS_KEEP},        {3, WS_KEEP},       {4, WS_KEEP},
+                     {8, WS_KEEP},        {16, WS_KEEP},       {2, WS_F32_TO_F16}, {2, WS_F32_TO_BF16},
+                     {4, WS_BF16_TO_F32}, {2, WS_BF16_TO_F16}, {4, WS_F16_TO_F32}};
+        size_t kind = below(sizeof(kinds) / sizeof(kinds[0]));
         struct ws_box b = {.n_dims = n,
                            .shape = shape,
                            .offset = offset,
                            .size = size,
                            .src_strides = strides,
-                           .element_bytes = widths[below(6)]};
-        if ((uint64_t)step * b.element_bytes < 1 << 20)
+                           .element_bytes = kinds[kind].width,
+                           .conversion = kinds[kind].conversion};
+        if ((uint64_t)step * src_bytes(&b) < 1 << 20)
             assert_same(&b, src);
     }
     free(src);
