@@ -212,3 +212,15 @@ uint64_t ws_cursor_take(struct ws_cursor *c, void *dst, size_t n)
     ws_cursor_skip(c, n);
     return overflows;
 }
+
+uint64_t ws_copy_box(void *dst, const void *src, const struct ws_box *box)
+{
+    struct ws_runs runs;
+    struct ws_cursor c;
+    uint64_t n, infinite = 0;
+    ws_runs_of(&runs, box);
+    ws_cursor_seek(&c, &runs, src, 0, runs.bytes);
+    while ((n = ws_cursor_ready(&c)) > 0)
+        infinite += ws_cursor_take(&c, (unsigned char *)dst + c.dst + c.at, n);
+    return infinite;
+}

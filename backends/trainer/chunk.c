@@ -3,6 +3,7 @@
 #include "backends/trainer/arena.h"
 #include "backends/trainer/last_error.h"
 #include "backends/trainer/piece.h"
+#include "transports/box.h"
 #include "transports/copy.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -306,7 +307,7 @@ static void pack_entry(const wsync_chunk_entry *e, unsigned char *dst)
     if (strides_of(e, strides))
         ws_copy(dst, e->param->data, e->size_bytes);
     else
-        ws_copy_box(dst, e->param->data, &box);
+        (void)ws_copy_box(dst, e->param->data, &box);
 }
 
 int wsync_chunk_pack(const wsync_chunk *c, void *dst, size_t bytes)

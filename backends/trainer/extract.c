@@ -204,7 +204,7 @@ static int extract_boxes(struct extractor *x, const wsync_held *h, size_t held, 
     bool given = false;
     for (unsigned d = 0; d < f->n_dims; d++)
         given = given || h->strides[d] != 0;
-    for (unsigned d = f->n_dims; d-- > 0; step *= (int64_t)ws_runs_count(&s->dims[d]))
+    for (unsigned d = f->n_dims; d-- > 0; step *= (int64_t)ws_index_runs_count(&s->dims[d]))
         strides[d] = given ? h->strides[d] : step;
     for (;;) {
         uint64_t offset[WSYNC_MAX_DIMS], size[WSYNC_MAX_DIMS];
@@ -231,7 +231,7 @@ static int extract_local(struct extractor *x, const wsync_held *h, size_t held, 
     bool empty = false;
     int rc = ws_sharding_make(h->name, f->shape, f->n_dims, e->placements, e->n_placements, &s, x->err);
     for (unsigned d = 0; rc == 0 && d < f->n_dims; d++) {
-        uint64_t n = ws_runs_count(&s.dims[d]);
+        uint64_t n = ws_index_runs_count(&s.dims[d]);
         empty = empty || n == 0;
         if (n != h->local[d])
             rc = ws_error_set(x->err, EINVAL,

@@ -5,7 +5,7 @@
 
 #define MAX_RUNS 65536 /* of one dimension */
 
-static int append(struct ws_runs *r, uint64_t start, uint64_t count)
+static int append(struct ws_index_runs *r, uint64_t start, uint64_t count)
 {
     struct ws_run *last = r->n ? &r->run[r->n - 1] : NULL;
     if (count == 0)
@@ -29,13 +29,13 @@ static int append(struct ws_runs *r, uint64_t start, uint64_t count)
     return 0;
 }
 
-uint64_t ws_runs_count(const struct ws_runs *r)
+uint64_t ws_index_runs_count(const struct ws_index_runs *r)
 {
     return r->n ? r->run[r->n - 1].local + r->run[r->n - 1].count : 0;
 }
 
 /* The local indices [begin, end) of `from`, at the end of `to`. */
-static int cut(const struct ws_runs *from, uint64_t begin, uint64_t end, struct ws_runs *to)
+static int cut(const struct ws_index_runs *from, uint64_t begin, uint64_t end, struct ws_index_runs *to)
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < from->n; i++) {
@@ -58,10 +58,10 @@ static void chunk(uint64_t *begin, uint64_t *end, uint64_t pieces, uint64_t i)
     *end = first + b;
 }
 
-static int apply(struct ws_runs *dim, const wsync_placement *p)
+static int apply(struct ws_index_runs *dim, const wsync_placement *p)
 {
-    uint64_t n = ws_runs_count(dim), factor = p->kind == WSYNC_STRIDED_SHARD ? p->split_factor : 1;
-    struct ws_runs out = {0};
+    uint64_t n = ws_index_runs_count(dim), factor = p->kind == WSYNC_STRIDED_SHARD ? p->split_factor : 1;
+    struct ws_index_runs out = {0};
     int rc = 0;
     for (uint64_t k = 0; rc == 0 && k < factor; k++) {
         uint64_t begin = 0, end = n;

@@ -13,13 +13,13 @@ struct ws_run {
     uint64_t start, count, local;
 };
 /* The runs that one dimension's local part is made of, in its order; neighbours are merged. */
-struct ws_runs {
+struct ws_index_runs {
     size_t n, cap;
     struct ws_run *run;
 };
 struct ws_sharding {
     unsigned n_dims;
-    struct ws_runs dims[WSYNC_MAX_DIMS];
+    struct ws_index_runs dims[WSYNC_MAX_DIMS];
 };
 
 /* What the placements (outer mesh dimension first) leave of a tensor of this shape. -EINVAL: a placement
@@ -29,7 +29,7 @@ WS_MUST_USE int ws_sharding_make(const char *name, const uint64_t *shape, unsign
                                  const wsync_placement *placements, unsigned n_placements,
                                  struct ws_sharding *out, struct ws_error *err);
 /* How many indices of a dimension the rank holds. */
-uint64_t ws_runs_count(const struct ws_runs *r);
+uint64_t ws_index_runs_count(const struct ws_index_runs *r);
 void ws_sharding_release(struct ws_sharding *s);
 
 #endif

@@ -3,7 +3,7 @@
  * pick one writer a piece. */
 #include "backends/trainer/piece.h"
 #include "backends/trainer/wsync.h"
-#include "transports/copy.h"
+#include "transports/box.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -115,10 +115,10 @@ static void write_piece(struct tensor *t, const wsync_param *p)
                          .element_bytes = sizeof(uint32_t)};
     uint8_t one = 1;
     int64_t zero[WSYNC_MAX_DIMS] = {0};
-    ws_copy_box(t->written, p->data, &box);
+    (void)ws_copy_box(t->written, p->data, &box);
     box.element_bytes = 1;
     box.src_strides = zero;
-    ws_copy_box(t->times, &one, &box);
+    (void)ws_copy_box(t->times, &one, &box);
 }
 
 /* Every tensor of the file is written exactly, by one writer a piece, and nothing else is. */
