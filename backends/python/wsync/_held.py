@@ -1,19 +1,30 @@
 """What a rank holds of a framework's tensors, read off and handed to libwsync, which does all arithmetic.
 
 A held tensor is a plain tuple, so that one step's can be compared with those of the step before:
-``(name, dtype, shape, flat, placements, local, strides, start, count, layer)``, the members of wsync.h's
-``wsync_held`` but for the pointer. Addresses, which may change from step to step, are a list of their own."""
+``(name, dtype, shape, flat, placements, local, strides, unit, start, count, layer)``, the members of wsync.h's
+``wsync_held`` but for the pointer; dtype is the framework's object, and ``unit`` what its strides count: 0 elements, 1
+bytes. Addresses, which may change from step to step, are a list of their own. Reading a tensor off takes
+a microsecond or so, since all of them are read at every step: nothing is worked out here that can wait."""
 from __future__ import annotations
 
 from typing import Callable, Iterable, Mapping
 
 from . import _dtypes
-from ._dlpack import host_array
+from ._dlpack import dlpack_array
 from ._library import Strings, ffi, lib
 
 _KINDS = {"Replicate": lib.WSYNC_REPLICATE, "Shard": lib.WSYNC_SHARD, "_StridedShard": lib.WSYNC_STRIDED_SHARD}
 _NO_KIND = 99  # libwsync refuses it, with a sentence
 _MAX_DIMS = 8
+_kinds_of_type: dict = {}
+
+
+def _kind_of(cls: type) -> str:
+    """"DTensor", "torch", "numpy", or "" for what speaks DLPack."""
+    names = [c.__name__ for c in cls.__mro__]
+    found = "DTensor" if "DTensor" in names else "torch" if hasattr(cls, "data_ptr") else "numpy" if hasattr(cls, "__array_interface__") else ""
+    _kinds_of_type[cls] = found
+    return found
 
 
 class Held:
@@ -27,37 +38,48 @@ class Held:
         self.kept: list = []
 
     def add(self, name: str, tensor, layer: int = 0) -> None:
-        """A torch tensor (plain or a DTensor), a numpy array, or anything that speaks DLPack on the CPU."""
-        if hasattr(tensor, "data_ptr"):
-            self._torch(name, tensor, layer)
-        else:
-            array = host_array(name, tensor)
-            self.kept.append(array)
-            self.meta.append((name, array.number, array.shape, 0, (), array.shape, array.strides, 0, 0, layer))
-            self.addresses.append(array.address)
-
-    def _torch(self, name: str, tensor, layer: int) -> None:
-        spec = getattr(tensor, "_spec", None)
-        if spec is None:
-            local, placements, shape = tensor, (), tensor.shape
-        else:
+        """A torch tensor (plain or a DTensor), a numpy array, or anything that speaks DLPack in host memory. The caller keeps it."""
+        cls = type(tensor)
+        kind = _kinds_of_type.get(cls)
+        if kind is None:
+            kind = _kind_of(cls)
+        if kind == "numpy":
+            shape = tensor.shape
+            self.meta.append((name, tensor.dtype, shape, 0, (), shape, tensor.strides, 1, 0, 0, layer))
+            self.addresses.append(tensor.__array_interface__["data"][0])
+        elif kind == "torch":
+            if not tensor.is_cpu:
+                raise _elsewhere(name, tensor)
+            shape = tensor.shape
+            self.meta.append((name, tensor.dtype, shape, 0, (), shape, tensor.stride(), 0, 0, 0, layer))
+            self.addresses.append(tensor.data_ptr())
+        elif kind == "DTensor":
+            spec, local = tensor._spec, tensor._local_tensor
             placements = _placements(spec)
             if placements is None:  # this rank is not in the tensor's mesh
                 return
-            local, shape = tensor._local_tensor, tensor.shape
-        if local.device.type != "cpu":
-            raise NotImplementedError(f"{name} is on {local.device}: this release copies from host memory only")
-        self.meta.append((name, _dtypes.number(local.dtype, name), shape, 0, placements, local.shape, local.stride(), 0, 0, layer))
-        self.addresses.append(local.data_ptr())
+            if not local.is_cpu:
+                raise _elsewhere(name, local)
+            self.meta.append((name, local.dtype, tensor.shape, 0, placements, local.shape, local.stride(), 0, 0, 0, layer))
+            self.addresses.append(local.data_ptr())
+        else:
+            array = dlpack_array(name, tensor)
+            self.kept.append(array)
+            self.meta.append((name, array.dtype, array.shape, 0, (), array.shape, array.strides, 0, 0, 0, layer))
+            self.addresses.append(array.address)
 
     def add_flat(self, name: str, shape, source, placements=(), start: int = 0, count: int = 0) -> None:
         """A part of the flattened tensor, from ``source``'s first element on (torch, 1-D, contiguous)."""
-        if source.device.type != "cpu":
-            raise NotImplementedError(f"{name} is on {source.device}: this release copies from host memory only")
+        if not source.is_cpu:
+            raise _elsewhere(name, source)
         if not source.is_contiguous():
             raise ValueError(f"{name}: its flat part is not contiguous in memory")
-        self.meta.append((name, _dtypes.number(source.dtype, name), shape, 1, placements, (), (), start, count, 0))
+        self.meta.append((name, source.dtype, shape, 1, placements, (), (), 0, start, count, 0))
         self.addresses.append(source.data_ptr())
+
+
+def _elsewhere(name: str, tensor) -> Exception:
+    return NotImplementedError(f"{name} is on {tensor.device}: this release copies from host memory only")
 
 
 _meshes: dict = {}
@@ -105,6 +127,7 @@ class Tensors(Source):
     def held(self) -> Held:
         held = Held()
         given = self._given() if callable(self._given) else self._given
+        held.kept.append(given)
         add = held.add
         for name, tensor in given.items():
             add(name, tensor)
@@ -125,11 +148,11 @@ def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
     """The C array of what is held; it lives as long as ``keep``."""
     meta = list(meta)
     held = keep.array("wsync_held[]", len(meta))
-    for h, (name, dtype, shape, flat, placements, local, strides, start, count, layer), address in zip(held, meta, addresses):
+    for h, (name, dtype, shape, flat, placements, local, strides, unit, start, count, layer), address in zip(held, meta, addresses):
         if len(shape) > _MAX_DIMS or len(placements) > _MAX_DIMS:
             raise ValueError(f"{name} has {len(shape)} dimensions over a mesh of {len(placements)}; at most {_MAX_DIMS} each")
         h.name = keep(name)
-        h.dtype = dtype
+        h.dtype = _dtypes.number(dtype, name)
         h.n_dims = len(shape)
         h.shape = tuple(shape)
         h.flat = flat
@@ -137,7 +160,16 @@ def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
         for c, (kind, dim, factor, size, coordinate) in zip(h.placements, placements):
             c.kind, c.dim, c.split_factor, c.size, c.coordinate = kind, dim % max(len(shape), 1), factor, size, coordinate
         h.local = tuple(local)
-        h.strides = tuple(strides)
+        h.strides = _elements(name, dtype, strides) if unit else tuple(strides)
         h.start, h.count, h.layer = start, count, layer
         h.data = ffi.cast("void *", address)
     return held
+
+
+def _elements(name: str, dtype, strides: tuple) -> tuple:
+    """numpy's strides, which are bytes."""
+    if not dtype.isnative:
+        raise TypeError(f"{name} has the dtype {dtype}, of the other byte order")
+    if any(s % dtype.itemsize for s in strides):
+        raise ValueError(f"{name} has strides of {strides} bytes, which are no multiples of its elements' {dtype.itemsize}")
+    return tuple(s // dtype.itemsize for s in strides)
