@@ -79,8 +79,8 @@ static void group(struct member *m, size_t n)
 
 static int entry_of(const wsync_param *a, wsync_chunk_entry *e, struct ws_error *err)
 {
-    struct ws_tensor t;
-    struct ws_piece piece;
+    struct ws_tensor t = {0};
+    struct ws_piece piece = {0};
     int rc = ws_tensor_of(a, &t, err);
     if (rc == 0)
         rc = ws_piece_of(&a->piece, &t, &piece, err);

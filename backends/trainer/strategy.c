@@ -146,7 +146,8 @@ int ws_sync_info_source(const wsync_sync_info *info, size_t i, char *out, size_t
                             s ? s->about.name : "an unknown strategy");
     if (i >= info->source.n_urls)
         return ws_error_set(err, ERANGE, "it has %zu urls", info->source.n_urls);
-    const char *url = info->source.urls[i], *only = s->schemes[1] ? "" : s->schemes[0];
+    const char *url = info->source.urls[i];
+    const char *only = s->schemes[0] && !s->schemes[1] ? s->schemes[0] : "";
     bool fits = false;
     for (const char *const *scheme = s->schemes; *scheme; scheme++)
         fits = fits || (strncmp(url, *scheme, strlen(*scheme)) == 0 && url[strlen(*scheme)]);

@@ -194,7 +194,14 @@ int ws_sync_info_encode(const wsync_sync_info *given, char **json, struct ws_err
         if (f->has & 1U << s->info && is_set(&info, f))
             rc = json_object_set_new(o, f->key, value_of(&info, f));
     }
+    /* When an allocation fails, jansson may leave a key out and go on. What tells is the errno that malloc
+     * leaves. */
+    errno = 0;
     *json = rc == 0 ? json_dumps(o, JSON_COMPACT) : NULL;
+    if (errno == ENOMEM) {
+        free(*json);
+        *json = NULL;
+    }
     json_decref(o);
     return *json ? 0 : ws_error_set(err, ENOMEM, "no memory for a sync info");
 }

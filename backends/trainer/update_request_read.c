@@ -309,7 +309,7 @@ static int settle(struct reading *r, const char *expected, struct ws_owned_reque
 int ws_update_request_decode(const char *json, size_t len, const char *strategy, wsync_update_request **out,
                              struct ws_error *err)
 {
-    struct ws_error spare;
+    struct ws_error spare = {0};
     struct ws_owned_request *o = NULL;
     char key[KEY_CHARS];
     *out = NULL;

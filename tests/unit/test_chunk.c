@@ -100,7 +100,7 @@ static size_t model(const wsync_param *p, const uint64_t *bytes, size_t n, uint6
 
 static void compare(const wsync_param *p, const uint64_t *bytes, size_t n, uint64_t threshold)
 {
-    size_t order[MAX_PARAMS], chunk[MAX_PARAMS], at = 0;
+    size_t order[MAX_PARAMS] = {0}, chunk[MAX_PARAMS] = {0}, at = 0;
     char modules[MAX_PARAMS][NAME_CHARS];
     wsync_chunk_options o = {.struct_size = sizeof(o), .threshold_bytes = threshold};
     wsync_chunks *c = chunks_of(p, n, &o);
