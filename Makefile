@@ -68,6 +68,7 @@ UNIT := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/test_*.c))
 CONFORMANCE := $(patsubst %.c,$(B)/%,$(wildcard tests/conformance/test_*.c))
 FS_TESTS := $(patsubst %.c,$(B)/%,$(wildcard tests/fs/test_*.c))
 TOOLS := $(patsubst %.c,$(B)/%,$(wildcard tests/tools/*.c))
+EXAMPLES := $(patsubst %.c,$(B)/%,$(wildcard backends/trainer/examples/*.c))
 BENCHES := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(TOP)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 # The sources of a folder that are no programs of their own (those begin with a prefix).
@@ -111,6 +112,7 @@ $(B)/libwsync.so: $(BACKENDS) backends/trainer/libwsync.map
 	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libwsync.so.0 \
 		-Wl,--version-script=backends/trainer/libwsync.map $(if $(SAN),,-Wl,-z,defs) -o $@ \
 		-Wl,--whole-archive $(A_trainer) -Wl,--no-whole-archive $(A_engine) $(A_transports) $(LIBS)
+	@ln -sf $(@F) $@.0
 
 $(B)/libwsync.a: $(call OBJ,backends/trainer) $(call OBJ,backends/engine) $(call OBJ,transports)
 	$(call say,AR,$@)rm -f $@ && ar rcs $@ $^
@@ -126,7 +128,7 @@ $(TOP)/man/.stamp: $(TOP)/wsync
 	$(call say,MAN,$(@D))set -e; $(TOP)/wsync help --man >$(@D)/wsync.1; \
 	for c in $$($(TOP)/wsync help --list); do $(TOP)/wsync help --man $$c >$(@D)/wsync-$$c.1; done; touch $@
 
-DATABASE = $(foreach d,$(LAYERS) $(wildcard tests/*),$(call SRC,$(d)))
+DATABASE = $(foreach d,$(LAYERS) backends/trainer/examples $(wildcard tests/*),$(call SRC,$(d)))
 $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 	@mkdir -p $(@D)
 	$(call say,GEN,$@){ echo '['; sep=; for f in $(DATABASE); do \
@@ -136,7 +138,7 @@ $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 
 # --- tests ---
 .PHONY: test-programs
-test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(B)/wsync ## build the tests' programs
+test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(EXAMPLES) $(B)/wsync ## build the tests' programs
 
 link_test = $(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -o $@ $^ $(1) $(LIBS) -lcmocka -lm
 $(UNIT): $(B)/%: $(B)/%.o $(FIXTURES) $(BACKENDS)
@@ -149,6 +151,12 @@ $(TOOLS): $(B)/%: $(B)/%.o $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS) $(shell pkg-config --libs liburing))
 $(BENCHES): $(B)/%: $(B)/%.o $(call HELPERS,tests/bench,bench_) $(call HELPERS,tests/conformance,test_) $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS))
+
+# As a user builds them: the installed header's name, the shared library, nothing else of this tree.
+$(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)$(CC) -std=c11 $(CFLAGS) $(WARN) $(SAN_FLAGS_$(SAN)) -Ibackends/trainer -o $@ $< -L$(B) -lwsync -Wl,-rpath,$(abspath $(B)) \
+		$(if $(SAN),$(LIBS))
 
 # The fuzzers have objects of their own, by clang; only what parses is in them.
 FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS)
@@ -211,7 +219,7 @@ uninstall: ## remove what install put there
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
 
 # --- care ---
-C_FILES = $(foreach d,$(LAYERS) $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h))
+C_FILES = $(foreach d,$(LAYERS) backends/trainer/examples $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h))
 SHELL_FILES = .ci/deps .ci/libfuse .ci/python .ci/run $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
 .PHONY: format lint lint-format lint-tidy lint-cppcheck lint-shell clean help
 format: deps-lint ## format all C files

@@ -1,4 +1,5 @@
 #include "backends/trainer/extract.h"
+#include "backends/trainer/abi.h"
 #include "backends/trainer/last_error.h"
 #include "backends/trainer/sharding.h"
 #include "transports/folder.h"
@@ -294,14 +295,10 @@ static int pick(struct extractor *x)
 
 static int take_options(struct extractor *x, const wsync_extract_options *o)
 {
-    size_t size = o ? o->struct_size : 0;
-    if (size < offsetof(wsync_extract_options, kind) || size > sizeof(*o))
-        return ws_error_set(
-            x->err, EINVAL,
-            "wsync_extract_options.struct_size is %zu; set it to sizeof(wsync_extract_options)", size);
-    memcpy(&x->options, o, size);
-    int rc = pick(x);
-    if (rc == 0 && o->hf_config)
+    int rc = ws_abi_take(&x->options, sizeof(x->options), o, "wsync_extract_options", x->err);
+    if (rc == 0)
+        rc = pick(x);
+    if (rc == 0 && x->options.hf_config)
         rc = ws_hf_config_read(x->options.hf_config, &x->config, x->err);
     if (rc == 0 && x->options.tied)
         x->config.tied = true;
