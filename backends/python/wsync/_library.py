@@ -32,8 +32,11 @@ def _declarations(header: str) -> str:
 
 def _open() -> tuple[cffi.FFI, Any]:
     ffi = cffi.FFI()
-    with open(os.path.join(NATIVE, "wsync.h"), encoding="utf-8") as f:
-        ffi.cdef(_declarations(f.read()))
+    try:
+        with open(os.path.join(NATIVE, "wsync.h"), encoding="utf-8") as f:
+            ffi.cdef(_declarations(f.read()))
+    except FileNotFoundError:
+        raise ImportError(f"{NATIVE} is not there: this is a source tree; `pip install ./backends/python`, without -e, puts it in place") from None
     path = os.environ.get("WSYNC_LIBRARY") or os.path.join(NATIVE, "libwsync.so")
     try:
         return ffi, ffi.dlopen(path)

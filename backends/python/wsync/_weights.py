@@ -30,7 +30,7 @@ class Weights(Mapping[str, Any]):
     A tensor is a view of the mapped file: of a mounted version, of the memory that the mount holds. Files are mapped when the
     first of their tensors is asked for, and stay mapped while the mapping or any tensor lives: ``close``, a dropped version
     and ``umount`` leave tensors valid. NumPy's arrays are read-only; PyTorch knows no such tensors: what is written to one
-    stays in this process. Thread safe. Its order is that of the index, or of the files by name and their data."""
+    stays in this process. Thread safe, but for close. Its order is that of the index, or of the files by name and their data."""
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], framework: Optional[str] = None):
         self.framework = _dtypes.framework_of(framework)
