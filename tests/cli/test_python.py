@@ -57,7 +57,7 @@ class Tap:
 
 
 sys.path.insert(0, target)
-os.environ["PYTHONPATH"] = target
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (target, os.environ.get("PYTHONPATH"))))
 tap = Tap()
 rc = pytest.main(["-q", "-p", "no:cacheprovider", "--tb=short", "--durations=3", f"--basetemp={TESTDIR}/pytest",
                   os.path.join(ROOT, "tests/python")], plugins=[tap])

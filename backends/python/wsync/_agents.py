@@ -68,7 +68,8 @@ def _default_socket() -> str:
 def _answers(path: str) -> Optional[int]:
     """The agent's process id (0: that of another pid namespace), or None where nobody listens. PermissionError: not for us."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", ANSWER_SECONDS, 0))  # settimeout() would fail while others queue
+        # Not settimeout(), with which a connect fails at once while others queue.
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", ANSWER_SECONDS, 0))
         try:
             s.connect(path)
         except BlockingIOError:

@@ -1,4 +1,6 @@
-"""Weights in the shape of SkyRL 0.3's WeightExtractor: chunks of several tensors, grouped by module, up to a size."""
+"""Weights in the shape of SkyRL 0.3's WeightExtractor: chunks of several tensors, grouped by module, up to a size.
+
+wsync.h has no iterator of chunks yet; once it has, the batches come from there."""
 from __future__ import annotations
 
 from collections.abc import Iterator

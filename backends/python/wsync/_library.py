@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from typing import Any
 
 import cffi
 
@@ -29,10 +30,13 @@ def _declarations(header: str) -> str:
     return re.sub(r"\bWSYNC_\w+\b", lambda m: constants.get(m.group(0), m.group(0)), header)
 
 
-def _open() -> tuple[cffi.FFI, object]:
+def _open() -> tuple[cffi.FFI, Any]:
     ffi = cffi.FFI()
-    with open(os.path.join(NATIVE, "wsync.h"), encoding="utf-8") as f:
-        ffi.cdef(_declarations(f.read()))
+    try:
+        with open(os.path.join(NATIVE, "wsync.h"), encoding="utf-8") as f:
+            ffi.cdef(_declarations(f.read()))
+    except FileNotFoundError:
+        raise ImportError(f"{NATIVE} is not there: this is a source tree; `pip install ./backends/python`, without -e, puts it in place") from None
     path = os.environ.get("WSYNC_LIBRARY") or os.path.join(NATIVE, "libwsync.so")
     try:
         return ffi, ffi.dlopen(path)

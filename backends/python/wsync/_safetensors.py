@@ -130,9 +130,10 @@ def _read(fd: int, begin: int, n_bytes: int) -> bytes:
 
 
 class File:
-    """A mapped safetensors file (with dir_fd: the one of that name in the folder that it is). ``entries``: its tensors in the order of their data; ``metadata``: its __metadata__. Immutable,
-    for any thread. The memory is mapped privately, so that what is written to a tensor stays in this process, and is
-    unmapped when this object and every array over it are gone: never before, also when the file or its mount is."""
+    """A mapped safetensors file (with dir_fd: the one of that name in the folder that it is). ``entries``: its tensors in the
+    order of their data; ``metadata``: its __metadata__. Immutable, for any thread. The memory is mapped privately, so that what
+    is written to a tensor stays in this process, and is unmapped when this object and every array over it are gone: never
+    before, also when the file or its mount is."""
 
     def __init__(self, path: str, dir_fd: Optional[int] = None):
         self.path = path

@@ -1,7 +1,7 @@
 """A mapping of weights in the shape of vLLM's and SkyRL's WeightSource, so that their senders can push from it."""
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, Optional
 
 from ._weights import ParamMeta, Weights

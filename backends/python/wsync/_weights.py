@@ -30,7 +30,7 @@ class Weights(Mapping[str, Any]):
     A tensor is a view of the mapped file: of a mounted version, of the memory that the mount holds. Files are mapped when the
     first of their tensors is asked for, and stay mapped while the mapping or any tensor lives: ``close``, a dropped version
     and ``umount`` leave tensors valid. NumPy's arrays are read-only; PyTorch knows no such tensors: what is written to one
-    stays in this process. Thread safe. Its order is that of the index, or of the files by name and their data."""
+    stays in this process. Thread safe, but for close. Its order is that of the index, or of the files by name and their data."""
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], framework: Optional[str] = None):
         self.framework = _dtypes.framework_of(framework)
@@ -208,6 +208,8 @@ def open(path: Union[str, "os.PathLike[str]"], framework: Optional[str] = None) 
     """Opens a mounted version ("/wsync/actor/42", ".../current"), a checkpoint folder or a safetensors file for reading.
 
     framework: "torch" or "numpy"; by default torch where the program has imported it. BF16 and the 8-bit floats are ml_dtypes'
-    in NumPy. Opening a version that is not here yet pulls it, as any read does. OSError: as files have it; FormatError (a
+    in NumPy. Opening a version that is not here yet pulls it, as any read does; with the mount's open=stream it returns earlier,
+    and the first look at a tensor waits for its bytes, with the GIL. A folder with an index is opened file by file, when a tensor
+    of it is asked for: pin a version that might be dropped meanwhile, or call metadata() first. OSError: as files have it; FormatError (a
     ValueError): a header or an index is not what it should be, with the file and the reason."""
     return Weights(path, framework)
