@@ -265,6 +265,19 @@ static int check_held(struct extractor *x, const wsync_held *h)
     return 0;
 }
 
+/* A tensor without elements is in the file, too; every rank has all of it. */
+static int extract_nothing(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < f->n; i++) {
+        wsync_param *p = add(x, h, held, &f->parts[i], 0);
+        if (!p)
+            return no_memory(x, h->name);
+        rc = set_dtype(x, p, h);
+    }
+    return rc;
+}
+
 static int extract_one(struct extractor *x, const wsync_held *h, size_t held)
 {
     struct ws_extracted e = {0};
@@ -273,7 +286,9 @@ static int extract_one(struct extractor *x, const wsync_held *h, size_t held)
         rc = x->ops->describe(&x->options, &x->config, h, &e, x->err);
     if (rc == -ENOMEM)
         (void)no_memory(x, h->name);
-    if (rc == 0 && !e.skip)
+    if (rc == 0 && !e.skip && elements(e.fused.shape, e.fused.n_dims) == 0)
+        rc = extract_nothing(x, h, held, &e.fused);
+    else if (rc == 0 && !e.skip)
         rc = h->flat ? extract_flat(x, h, held, &e) : extract_local(x, h, held, &e);
     ws_fused_release(&e.fused);
     return rc;

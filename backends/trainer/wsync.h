@@ -149,6 +149,18 @@ const char *wsync_frozen(const wsync_publisher *pub, size_t i);
 const char *wsync_run(const wsync_publisher *pub);
 /* Abandons what is begun and disconnects; NULL is fine. */
 void wsync_close(wsync_publisher *pub);
+
+/* A published version's files on the agent's own host: the slot's memory itself, nothing is copied. agent:
+ * "unix:PATH". Descriptors are read-only; a descriptor and what is mapped of it stay whole for as long as
+ * they are open, and the trainer takes another slot meanwhile. -ENOENT, -ESTALE: there is no such version, or
+ * not any more; -EOPNOTSUPP: the agent is not on this host. Thread safe. */
+typedef struct wsync_version_files wsync_version_files;
+int wsync_open_version(const char *agent, const char *model, uint64_t version, wsync_version_files **out);
+/* Name of the i-th file, in name order, its descriptor (stays the version's; -1 where it is empty) and size;
+ * NULL: there are no more. */
+const char *wsync_version_file(const wsync_version_files *v, size_t i, int *fd, uint64_t *bytes);
+void wsync_close_version(wsync_version_files *v); /* NULL is fine */
+
 /* --- extraction: what a training framework holds, as parameters in the names of the Hugging Face file --- */
 
 /* One dimension of a device mesh, as torch.distributed.tensor has it: what it does to a tensor, and where

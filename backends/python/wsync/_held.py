@@ -168,8 +168,6 @@ def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
 
 def _elements(name: str, dtype, strides: tuple) -> tuple:
     """numpy's strides, which are bytes."""
-    if not dtype.isnative:
-        raise TypeError(f"{name} has the dtype {dtype}, of the other byte order")
     if any(s % dtype.itemsize for s in strides):
         raise ValueError(f"{name} has strides of {strides} bytes, which are no multiples of its elements' {dtype.itemsize}")
     return tuple(s // dtype.itemsize for s in strides)

@@ -6,8 +6,10 @@ import logging
 import os
 
 from . import _agents, _dtypes
+from ._folder import VersionFiles
 from ._held import Source, Tensors, to_c
 from ._library import Error, Strings, Timeout, check, ffi, lib, text
+from ._weights import Weights
 
 log = logging.getLogger("wsync")
 
@@ -68,17 +70,18 @@ class Publisher:
         start_agent: bool = True, rank: int | None = None, world_size: int | None = None, run: str | None = None, new_run: bool = False,
         shard_bytes: int = 0, max_slots: int = 0, threads: int | None = None, timeout: float = 60.0,
     ) -> None:  # fmt: skip
-        self._pub = self._extraction = self._meta = None
+        self._pub = self._extraction = self._meta = self._version = None
         self.model = model
         self.rank, self.world_size = _place(rank, world_size)
         self._source = source if isinstance(source, Source) else Tensors(source)
         self._hf_config, self._base, self._dtype = hf_config, base, _dtypes.of_weights(dtype)
         self._told_overflow = self._told_frozen = False
         address = _agents.ensure(agent) if start_agent else agent
+        self._agent = address or os.environ.get("WSYNC_AGENT") or "unix:/run/wsync/agent.sock"
         keep = Strings()
         config = ffi.new("wsync_config *")
         config.struct_size = ffi.sizeof("wsync_config")
-        config.agent, config.model, config.run = keep(address), keep(model), keep(run)
+        config.agent, config.model, config.run = keep(self._agent), keep(model), keep(run)
         config.base, config.sidecars = keep(base), keep(sidecars if sidecars is not None else hf_config)
         config.rank, config.world_size, config.new_run = self.rank, self.world_size, bool(new_run)
         config.shard_bytes, config.max_slots = shard_bytes, max_slots
@@ -108,6 +111,7 @@ class Publisher:
         n = ffi.new("size_t *")
         params = lib.wsync_extraction_params(self._extraction, n)
         self._checked(lib.wsync_offload(self._pub, params, n[0], version))
+        self._version = version
         self._tell()
 
     def _extract(self, held) -> None:
@@ -203,6 +207,17 @@ class Publisher:
         self._open()
         keep = Strings()
         self._checked(lib.wsync_wait_loaded(self._pub, version, keep(str(who)), _ms(timeout)))
+
+    def weights(self, version: int | None = None, framework: str | None = None) -> Weights:
+        """A published version (None: the last that was offloaded; waits until it is announced) as ``wsync.open`` has a mounted one,
+        out of the agent's memory on this host, without a copy. Its ``source()`` is what vLLM's and SkyRL's own senders push from.
+        While it or a tensor of it lives the agent keeps that slot and takes another for the next version."""
+        self._open()
+        version = self._version if version is None else version
+        if version is None:
+            raise ValueError("nothing was offloaded yet")
+        self.wait_published(version)
+        return Weights(VersionFiles(self._agent, self.model, version), framework)
 
     def _open(self) -> None:
         if self._pub is None:

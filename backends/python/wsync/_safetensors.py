@@ -9,7 +9,7 @@ import math
 import mmap
 import os
 import stat
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from . import _dtypes
 
@@ -130,14 +130,13 @@ def _read(fd: int, begin: int, n_bytes: int) -> bytes:
 
 
 class File:
-    """A mapped safetensors file (with dir_fd: the one of that name in the folder that it is). ``entries``: its tensors in the
+    """A mapped safetensors file. fd: open for reading, closed here; path: what errors call it. ``entries``: its tensors in the
     order of their data; ``metadata``: its __metadata__. Immutable, for any thread. The memory is mapped privately, so that what
     is written to a tensor stays in this process, and is unmapped when this object and every array over it are gone: never
     before, also when the file or its mount is."""
 
-    def __init__(self, path: str, dir_fd: Optional[int] = None):
+    def __init__(self, path: str, fd: int):
         self.path = path
-        fd = os.open(path if dir_fd is None else os.path.basename(path), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
         try:
             self.entries, self.metadata = self._header(fd)
             # Never closed by hand: torch.frombuffer keeps the object alive, but not its buffer locked.

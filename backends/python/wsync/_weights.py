@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
 from . import _dtypes
+from ._folder import Folder, VersionFiles
 from ._safetensors import File, FormatError, no_duplicates
 
 INDEX = "model.safetensors.index.json"
@@ -32,66 +33,56 @@ class Weights(Mapping[str, Any]):
     and ``umount`` leave tensors valid. NumPy's arrays are read-only; PyTorch knows no such tensors: what is written to one
     stays in this process. Thread safe, but for close. Its order is that of the index, or of the files by name and their data."""
 
-    def __init__(self, path: Union[str, "os.PathLike[str]"], framework: Optional[str] = None):
+    def __init__(self, folder: Union[Folder, VersionFiles], framework: Optional[str] = None, only: Optional[str] = None):
+        """``only``: of all files of the folder, this one. The folder is closed with this object."""
         self.framework = _dtypes.framework_of(framework)
-        self.path = os.path.realpath(path)  # a link such as `current` may lead elsewhere in a moment
-        is_file = stat.S_ISREG(os.stat(self.path).st_mode)
+        self.path = folder.path if only is None else os.path.join(folder.path, only)
         self._files: dict[str, File] = {}
-        self._folder = os.path.dirname(self.path) if is_file else self.path
-        # What is opened later is of the same folder, also when another one has its name by then.
-        self._fd: Optional[int] = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folder = folder
         try:
-            self._indexed = not is_file and self._exists(INDEX)
+            self._indexed = only is None and folder.exists(INDEX)
             if self._indexed:
                 self._places = self._read_index()
                 self._placed: dict[str, set[str]] = {}
                 for name, file in self._places.items():
                     self._placed.setdefault(file, set()).add(name)
             else:
-                self._places = self._read_files([os.path.basename(self.path)] if is_file else self._list())
+                self._places = self._read_files(self._list() if only is None else [only])
         except BaseException:
             self.close()
             raise
 
     # --- what is where ---
-    def _exists(self, name: str) -> bool:
-        try:
-            os.stat(name, dir_fd=self._fd)
-        except FileNotFoundError:
-            return False
-        return True
-
     def _text(self, name: str) -> bytes:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        with os.fdopen(fd, "rb") as f:
+        with os.fdopen(self._folder.open(name), "rb") as f:
             text = f.read(MAX_INDEX_BYTES + 1)
         if len(text) > MAX_INDEX_BYTES:
-            raise FormatError(f"{self._folder}/{name} is larger than the limit of {MAX_INDEX_BYTES} bytes")
+            raise FormatError(f"{self.path}/{name} is larger than the limit of {MAX_INDEX_BYTES} bytes")
         return text
 
     def _read_index(self) -> dict[str, str]:
         try:
             places = json.loads(self._text(INDEX), object_pairs_hook=no_duplicates)["weight_map"]
         except (KeyError, TypeError, ValueError, RecursionError) as e:
-            raise FormatError(f"{self._folder}/{INDEX} is no index: {type(e).__name__}: {e}") from None
+            raise FormatError(f"{self.path}/{INDEX} is no index: {type(e).__name__}: {e}") from None
         if not isinstance(places, dict):
-            raise FormatError(f"{self._folder}/{INDEX}: its weight_map is no object")
+            raise FormatError(f"{self.path}/{INDEX}: its weight_map is no object")
         for name, file in places.items():
             if not isinstance(file, str) or "/" in file or "\0" in file or not file.endswith(SUFFIX):
-                raise FormatError(f"{self._folder}/{INDEX} places tensor \"{name[:160]}\" in {str(file)[:160]!r}, which is no {SUFFIX} file of the folder")
+                raise FormatError(f"{self.path}/{INDEX} places tensor \"{name[:160]}\" in {str(file)[:160]!r}, which is no {SUFFIX} file of the folder")
         for file in sorted(set(places.values())):
-            if not self._exists(file):
-                raise FormatError(f"{self._folder}/{INDEX} names {file}, which is missing: fetch the checkpoint again")
+            if not self._folder.exists(file):
+                raise FormatError(f"{self.path}/{INDEX} names {file}, which is missing: fetch the checkpoint again")
         return places
 
     def _list(self) -> list[str]:
-        found = sorted(n for n in os.listdir(self._folder) if n.endswith(SUFFIX) and not n.startswith("."))
+        found = sorted(n for n in self._folder.names() if n.endswith(SUFFIX) and not n.startswith("."))
         if not found:
-            raise FormatError(f"{self._folder} has no *{SUFFIX} file")
+            raise FormatError(f"{self.path} has no *{SUFFIX} file")
         for name in found:
             numbered = re.search(r"-(\d+)-of-(\d+)\.safetensors$", name)
             if numbered and len([n for n in found if n.startswith(name[: numbered.start() + 1])]) < int(numbered[2]):
-                raise FormatError(f"{self._folder} has not all {int(numbered[2])} files that {name} belongs to: fetch the checkpoint again")
+                raise FormatError(f"{self.path} has not all {int(numbered[2])} files that {name} belongs to: fetch the checkpoint again")
         return found
 
     def _read_files(self, names: list[str]) -> dict[str, str]:
@@ -99,7 +90,7 @@ class Weights(Mapping[str, Any]):
         for file in names:
             for name in self._file(file).entries:
                 if places.setdefault(name, file) != file:
-                    raise FormatError(f"{self._folder}: tensor \"{name[:160]}\" is in {places[name]} and in {file}")
+                    raise FormatError(f"{self.path}: tensor \"{name[:160]}\" is in {places[name]} and in {file}")
         return places
 
     def _file(self, name: str) -> File:
@@ -107,9 +98,7 @@ class Weights(Mapping[str, Any]):
         found = self._files.get(name)
         if found:
             return found
-        if self._fd is None:
-            raise ValueError(f"{self!r} is closed")
-        found = File(os.path.join(self._folder, name), self._fd)
+        found = File(os.path.join(self._folder.path, name), self._folder.open(name))
         if self._indexed:
             odd = sorted(self._placed[name].symmetric_difference(found.entries))
             if odd:
@@ -162,8 +151,6 @@ class Weights(Mapping[str, Any]):
 
     def _manifest(self) -> dict[str, Any]:
         if not hasattr(self, "_manifest_read"):
-            if self._fd is None:
-                raise ValueError(f"{self!r} is closed")
             try:
                 self._manifest_read = json.loads(self._text(".wsync/manifest.json"))
             except (FileNotFoundError, NotADirectoryError):
@@ -188,9 +175,7 @@ class Weights(Mapping[str, Any]):
 
     def close(self) -> None:
         """No tensor can be asked for any more; those that were stay valid. May be called twice."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        self._folder.close()
         self._files = {}
 
     def __enter__(self) -> "Weights":
@@ -198,10 +183,6 @@ class Weights(Mapping[str, Any]):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", None) is not None:
-            self.close()
 
 
 def open(path: Union[str, "os.PathLike[str]"], framework: Optional[str] = None) -> Weights:  # noqa: A001
@@ -212,4 +193,7 @@ def open(path: Union[str, "os.PathLike[str]"], framework: Optional[str] = None) 
     and the first look at a tensor waits for its bytes, with the GIL. A folder with an index is opened file by file, when a tensor
     of it is asked for: pin a version that might be dropped meanwhile, or call metadata() first. OSError: as files have it; FormatError (a
     ValueError): a header or an index is not what it should be, with the file and the reason."""
-    return Weights(path, framework)
+    real = os.path.realpath(path)  # a link such as `current` may lead elsewhere in a moment
+    if stat.S_ISREG(os.stat(real).st_mode):
+        return Weights(Folder(os.path.dirname(real)), framework, os.path.basename(real))
+    return Weights(Folder(real), framework)

@@ -4,7 +4,8 @@
  *     cc offload.c $(pkg-config --cflags --libs wsync) -o offload
  *     for r in 0 1; do ./offload unix:/run/wsync/agent.sock actor $r 2 & done; wait
  *
- * Parameter 0 is sharded on its rows, 1 on its columns, 2 is on every rank; element i of each is step + i / 8. */
+ * Parameter 0 is sharded on its rows, 1 on its columns, 2 is on every rank; element i of each is step + i
+ * / 8. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,11 +31,8 @@ int main(int argc, char **argv)
         return 2;
     }
     unsigned rank = (unsigned)strtoul(argv[3], NULL, 10), world = (unsigned)strtoul(argv[4], NULL, 10);
-    wsync_config config = {.struct_size = sizeof(config),
-                           .agent = argv[1],
-                           .model = argv[2],
-                           .rank = rank,
-                           .world_size = world};
+    wsync_config config = {
+        .struct_size = sizeof(config), .agent = argv[1], .model = argv[2], .rank = rank, .world_size = world};
     wsync_publisher *pub;
     if (wsync_open(&config, &pub) < 0) {
         fprintf(stderr, "rank %u: %s\n", rank, wsync_error());

@@ -1,0 +1,216 @@
+import json
+import os
+import threading
+
+import ml_dtypes
+import numpy
+import pytest
+import world
+import wsync
+
+
+@pytest.fixture
+def agent(stack):
+    return world.Agent(stack)
+
+
+def publisher(agent, tensors, **options):
+    return wsync.Publisher(options.pop("model", "actor"), tensors, agent=f"unix:{agent.sock}", start_agent=False, **options)
+
+
+def test_arrays(agent):
+    """arrays of every dtype, layout and rank go along as they are, and the next version with them"""
+    a = numpy.arange(60, dtype=numpy.float32).reshape(3, 4, 5)
+    given = {
+        "plain": a, "transposed": a.T, "reversed": a[::-1, ::-1], "part": a[1:, :, ::2], "scalar": numpy.float64(3.5) * numpy.ones(()),
+        "empty": numpy.zeros((0, 3), numpy.int8), "bf16": a.astype(ml_dtypes.bfloat16), "f8": a.astype(ml_dtypes.float8_e4m3fn),
+        "bool": a > 3, "i64": numpy.arange(-4, 4), "c64": numpy.ones(3, numpy.complex64), "repeated": numpy.broadcast_to(a[0, 0], (7, 5)),
+    }  # fmt: skip
+    with publisher(agent, given) as pub:
+        for version in (1, 2):
+            given["plain"] = given["plain"] + version
+            pub.offload(version)
+            weights = pub.weights()
+            assert weights.version is None and set(weights) == set(given)
+            for name, want in given.items():
+                assert weights[name].dtype == want.dtype and weights[name].shape == want.shape, name
+                assert weights[name].tobytes() == want.tobytes(), name
+        assert len(pub.run) > 0
+
+
+def test_ranks(agent):
+    """ranks with parts by DTensor's placements: here by hand; three publishers as three ranks"""
+    whole = numpy.arange(70, dtype=numpy.float32).reshape(7, 10)
+    errors = []
+
+    class Rows(wsync.Source):
+        kind = "fsdp"
+
+        def __init__(self, rank):
+            self.rank = rank
+
+        def held(self):
+            from wsync._held import Held
+            from wsync._library import lib
+
+            held, mine = Held(), whole[self.rank * 3 : self.rank * 3 + 3]
+            held.kept.append(mine)
+            held.meta.append(("w", mine.dtype, whole.shape, 0, ((lib.WSYNC_SHARD, 0, 0, 3, self.rank),), mine.shape, mine.strides, 1, 0, 0, 0))
+            held.addresses.append(mine.__array_interface__["data"][0])
+            return held
+
+    pubs = [publisher(agent, Rows(r), rank=r, world_size=3, dtype="bfloat16") for r in range(3)]
+
+    def go(pub, version):
+        try:
+            pub.offload(version)
+        except Exception as e:  # noqa: BLE001
+            errors.append(e)
+
+    for version in (5, 6):
+        whole += 1
+        threads = [threading.Thread(target=go, args=(p, version)) for p in pubs]
+        [t.start() for t in threads]
+        [t.join(60) for t in threads]
+        assert not errors, errors
+        got = pubs[2].weights(version)
+        assert got["w"].dtype == ml_dtypes.bfloat16 and (got["w"] == whole.astype(ml_dtypes.bfloat16)).all()
+    for p in pubs:
+        p.close()
+
+
+def test_conversion(agent, caplog):
+    """the file's dtype from dtype=, config.json or the base; what overflows float16 is counted and told once"""
+    weights = {"a": numpy.array([1, 70000, -1e30, 2], numpy.float32), "step": numpy.array([3])}
+    with publisher(agent, weights, dtype="float16") as pub:
+        pub.offload(1)
+        assert pub.overflows == 2 and "a" in caplog.text and "infinite" in caplog.text
+        assert pub.weights(framework="numpy")["a"].dtype == numpy.float16 and pub.weights()["step"].dtype == numpy.int64
+    folder = world.unique("config")
+    os.makedirs(folder)
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump({"torch_dtype": "bfloat16"}, f)
+    with publisher(agent, weights, hf_config=folder, model="config") as pub:
+        pub.offload(1)
+        assert pub.weights()["a"].dtype == ml_dtypes.bfloat16
+
+
+def test_base(agent):
+    """what no rank holds comes from base=, is listed, and another shape than the base's is refused by name"""
+    base = world.checkpoint({"mine": ("BF16", [2, 3]), "mtp.head": ("BF16", [4]), "vision.tower": ("F32", [2])})
+    given = {"mine": numpy.ones((2, 3), numpy.float32)}
+    with publisher(agent, given, base=base) as pub:
+        assert pub.frozen == []
+        pub.offload(1)
+        assert pub.frozen == ["mtp.head", "vision.tower"]
+        weights = pub.weights()
+        assert set(weights) == {"mine", "mtp.head", "vision.tower"} and weights["mine"].dtype == ml_dtypes.bfloat16
+        assert bytes(weights.raw("vision.tower")) == world.tensors_of(base + "/model.safetensors")["vision.tower"][2]
+        given["mine"] = numpy.ones((3, 2), numpy.float32)
+        with pytest.raises(wsync.Error, match=r"rank 0 of 1.*mine.*\[3, 2\].*\[2, 3\].*base"):
+            pub.offload(2)
+        given["mine"] = numpy.ones((2, 3), numpy.float32)
+        pub.offload(2)
+
+
+def test_changed_model(agent):
+    """a tensor that is resized, added or taken away is noticed and registered again"""
+    given = {"a": numpy.zeros(4, numpy.float32), "b": numpy.ones(2, numpy.float32)}
+    with publisher(agent, lambda: given) as pub:
+        pub.offload(1)
+        given = {"a": numpy.full(6, 7, numpy.float32), "c": numpy.ones(1, numpy.int8)}
+        pub.offload(2)
+        weights = pub.weights()
+        assert set(weights) == {"a", "c"} and weights["a"].tolist() == [7] * 6
+
+
+def test_waits(agent):
+    """wait_delta says whether there is one; wait_loaded names who is missing; a closed publisher says so"""
+    given = {"a": numpy.zeros(1 << 20, numpy.float32)}
+    pub = publisher(agent, given)
+    pub.offload(1)
+    assert pub.wait_delta() is False
+    given["a"][5] = 1
+    pub.offload(2)
+    assert pub.wait_delta(2) is True
+    with pytest.raises(wsync.Timeout, match="version 2 of actor was not loaded in time"):
+        pub.wait_loaded(2, timeout=0.2)
+    with pytest.raises(wsync.Error, match="3.*never begun"):
+        pub.wait_published(3)
+    pub.close()
+    with pytest.raises(ValueError, match="closed"):
+        pub.offload(3)
+
+
+def test_slots_stay_whole(agent):
+    """weights that are held stay what they were while newer versions come; who holds too many is told"""
+    given = {"a": numpy.full(1 << 20, 1.0, numpy.float32)}
+
+    def step(version):
+        given["a"][:] = version
+        pub.offload(version)
+        weights = pub.weights()
+        assert (weights["a"] == version).all()
+        return weights
+
+    with publisher(agent, given, timeout=0.5) as pub:
+        first = step(1)
+        for version in range(2, 7):
+            step(version)
+        held = [step(7), step(8)]
+        with pytest.raises(wsync.Error, match="no free slot.*version 1.*version 7.*end that reader"):
+            step(9)
+        assert (first["a"] == 1).all() and (held[1]["a"] == 8).all()
+        del held[0]
+        step(9)
+
+
+def test_wrong_things(agent):
+    """what cannot be published is refused by its name"""
+    for tensors, error, says in (
+        ({"x": numpy.array(["text"])}, TypeError, "x has the dtype"),
+        ({"x": numpy.zeros(2, ">f4")}, TypeError, "x has the dtype >f4"),
+        ({"x": [1, 2]}, TypeError, "x is a list"),
+        ({"x": numpy.zeros((1,) * 9)}, ValueError, "x has 9 dimensions"),
+        ({"x": numpy.zeros(3, numpy.dtype("f4,f2"))["f0"]}, ValueError, "x has strides"),
+    ):
+        with publisher(agent, tensors) as pub, pytest.raises(error, match=says):
+            pub.offload(1)
+    with pytest.raises(ValueError, match="int8"):
+        publisher(agent, {}, dtype="int8")
+    with pytest.raises(ValueError, match="both"):
+        publisher(agent, {}, rank=1)
+    with pytest.raises(wsync.Error, match="actor/x"):
+        publisher(agent, {}, model="actor/x")
+
+
+def test_dlpack(agent):
+    """what speaks DLPack, as JAX's arrays do: here numpy's own arrays without their other interface"""
+
+    class OnlyDlpack:
+        def __init__(self, a):
+            self.a = a
+
+        def __dlpack__(self):
+            return self.a.__dlpack__()
+
+        def __dlpack_device__(self):
+            return self.a.__dlpack_device__()
+
+    a = numpy.arange(12, dtype=numpy.float32).reshape(3, 4)
+    with publisher(agent, {"a": OnlyDlpack(a), "t": OnlyDlpack(a.T)}) as pub:
+        pub.offload(1)
+        weights = pub.weights()
+        assert (weights["a"] == a).all() and (weights["t"] == a.T).all()
+
+
+def test_jax(agent):
+    """JAX's arrays on the CPU, bfloat16 too; they are new at each step"""
+    jax = pytest.importorskip("jax")
+    arrays = {"w": jax.numpy.arange(8, dtype=jax.numpy.float32), "b": jax.numpy.ones((2, 3), jax.numpy.bfloat16)}
+    with publisher(agent, lambda: arrays) as pub:
+        for version in (1, 2):
+            arrays = {k: v + 1 for k, v in arrays.items()}
+            pub.offload(version)
+            for name, want in arrays.items():
+                assert (pub.weights()[name] == numpy.asarray(want)).all()
