@@ -1,5 +1,5 @@
-/* Box: an n-dimensional slice of a tensor, as runs of bytes that follow each other in the row-major tensor; any
- * part of them, converted on the way. Pure functions over host memory.
+/* Box: an n-dimensional slice of a tensor, as runs of bytes that follow each other in the row-major tensor;
+ * any part of them, converted on the way. Pure functions over host memory.
  *
  * A box's bytes are counted in the order of the tensor, so what lies in one block of a file is one stretch of
  * them, which may begin and end within an element. */
@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* shape: the tensor's; offset, size: the box; src_strides: of the source, in its elements, any sign, 0 for what
- * is repeated. element_bytes: in the tensor. */
+/* shape: the tensor's; offset, size: the box; src_strides: of the source, in its elements, any sign, 0 for
+ * what is repeated. element_bytes: in the tensor. */
 struct ws_box {
     unsigned n_dims;
     const uint64_t *shape, *offset, *size;

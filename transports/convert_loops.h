@@ -59,7 +59,7 @@ static inline uint64_t sum(masks counts)
         words x;                                                                                             \
         halves y;                                                                                            \
         for (; n >= LANES; n -= LANES, from += sizeof(x), to += sizeof(y)) {                                 \
-            __builtin_prefetch(from + AHEAD, 0, 2);                                                                \
+            __builtin_prefetch(from + AHEAD, 0, 2);                                                          \
             memcpy(&x, from, sizeof(x));                                                                     \
             y = convert(x, &overflows);                                                                      \
             memcpy(to, &y, sizeof(y));                                                                       \
@@ -88,7 +88,7 @@ static inline words words_of_bf16(halves x)
         halves x;                                                                                            \
         words y;                                                                                             \
         for (; n >= LANES; n -= LANES, from += sizeof(x), to += sizeof(y)) {                                 \
-            __builtin_prefetch(from + AHEAD, 0, 2);                                                                \
+            __builtin_prefetch(from + AHEAD, 0, 2);                                                          \
             memcpy(&x, from, sizeof(x));                                                                     \
             y = convert(x);                                                                                  \
             memcpy(to, &y, sizeof(y));                                                                       \

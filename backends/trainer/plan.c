@@ -22,7 +22,7 @@ struct span {
 /* One block: [first, first + n) of the sorted spans. */
 struct job {
     size_t first, n, widest; /* widest: how many are entangled at most */
-    bool whole; /* they fill it */
+    bool whole;              /* they fill it */
     bool hashed;
     uint64_t hash;
 };
@@ -94,7 +94,8 @@ int ws_plan_add_bytes(struct ws_plan *p, size_t file, uint64_t begin, uint64_t b
 static int cut(struct ws_plan *p, size_t piece, const uint64_t *size)
 {
     const struct piece *q = &p->pieces[piece];
-    uint64_t first = q->begin + ws_runs_place(&q->runs, 0), last = q->begin + ws_runs_place(&q->runs, q->runs.bytes - 1);
+    uint64_t first = q->begin + ws_runs_place(&q->runs, 0),
+             last = q->begin + ws_runs_place(&q->runs, q->runs.bytes - 1);
     assert(last < size[q->file]);
     for (size_t b = first / WS_BLOCK_BYTES; b <= last / WS_BLOCK_BYTES; b++) {
         uint64_t begin = b * WS_BLOCK_BYTES, end = begin + WS_BLOCK_BYTES,

@@ -1,8 +1,8 @@
-/* Plan: one rank's pieces as copy jobs, block by block, so that a block which this rank fills alone is copied,
- * converted and hashed in one pass, on all threads.
+/* Plan: one rank's pieces as copy jobs, block by block, so that a block which this rank fills alone is
+ * copied, converted and hashed in one pass, on all threads.
  *
- * It is compiled once a registration, since sorting tens of thousands of pieces takes longer than copying small
- * ones does; from step to step only the sources' addresses change. */
+ * It is compiled once a registration, since sorting tens of thousands of pieces takes longer than copying
+ * small ones does; from step to step only the sources' addresses change. */
 #ifndef WS_TRAINER_PLAN_H
 #define WS_TRAINER_PLAN_H
 #include "transports/box.h"
@@ -34,7 +34,8 @@ WS_MUST_USE int ws_plan_add(struct ws_plan *p, size_t file, uint64_t begin, cons
 WS_MUST_USE int ws_plan_add_bytes(struct ws_plan *p, size_t file, uint64_t begin, uint64_t bytes,
                                   size_t source, struct ws_error *err);
 /* All is added; what was added does not overlap. size: of the files. */
-WS_MUST_USE int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files, struct ws_error *err);
+WS_MUST_USE int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files,
+                                struct ws_error *err);
 WS_MUST_USE int ws_plan_run(struct ws_plan *p, const struct ws_plan_run *run, struct ws_workers *workers,
                             struct ws_error *err);
 void ws_plan_free(struct ws_plan *p); /* NULL is fine */

@@ -81,12 +81,12 @@ typedef struct wsync_param {
     const void *data;               /* host memory; first element of the piece */
     wsync_piece piece;
     const char *file; /* shard file it goes to; NULL: by shard_bytes */
-    /* 0: data is of dtype. 1: data is of data_dtype, strides count its elements, and becomes dtype in the copy:
-     * between F32, BF16 and F16, or equal ones; everything else (F8, integers) goes as it is, and asking for
-     * it is -EINVAL. Rounded to nearest, ties to even. What is too large for dtype becomes infinite, see
-     * wsync_overflows. Every NaN that is narrowed becomes one quiet NaN with its sign kept, 0x7fc0 in BF16,
-     * 0x7e00 in F16: others do not agree on a pattern (torch's BF16 is 0xffff on a CPU, 0x7fff on a GPU), and
-     * one of our own makes equal sources equal bytes. */
+    /* 0: data is of dtype. 1: data is of data_dtype, strides count its elements, and becomes dtype in the
+     * copy: between F32, BF16 and F16, or equal ones; everything else (F8, integers) goes as it is, and
+     * asking for it is -EINVAL. Rounded to nearest, ties to even. What is too large for dtype becomes
+     * infinite, see wsync_overflows. Every NaN that is narrowed becomes one quiet NaN with its sign kept,
+     * 0x7fc0 in BF16, 0x7e00 in F16: others do not agree on a pattern (torch's BF16 is 0xffff on a CPU,
+     * 0x7fff on a GPU), and one of our own makes equal sources equal bytes. */
     int converts;
     wsync_dtype data_dtype;
 } wsync_param;

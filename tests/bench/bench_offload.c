@@ -1,7 +1,8 @@
 /* A publisher of one rank with 1.2 GB of warm host memory in tensors of Qwen3-0.6B's sizes, against the best
  * streaming copy of the same bytes with as many threads. offload-host is the time until the trainer may go
  * on; published-host the one until the version is announced, hashes and all. offload-convert: the same out of
- * f32, against a copy that reads and writes as many bytes together. offload-small: 10,000 parameters of 4 KiB. */
+ * f32, against a copy that reads and writes as many bytes together. offload-small: 10,000 parameters of 4
+ * KiB. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
 #include "transports/memory.h"

@@ -1,5 +1,6 @@
 /* Four ranks, a process each, that offload their quarters (Shard(0)) of 1.19 GB at the same time, against the
- * best streaming copy of all of it with 2 threads. Timed from the word to begin until the last rank may go on. */
+ * best streaming copy of all of it with 2 threads. Timed from the word to begin until the last rank may go
+ * on. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
 #include "transports/memory.h"

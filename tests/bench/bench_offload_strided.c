@@ -1,6 +1,6 @@
 /* Two ranks that hold the halves of 4096 x 4096 bf16 matrices: by columns (Shard(1), runs of 4 KiB that every
- * block of the file has from both) against by rows (Shard(0), contiguous). They offload one after the other, 2
- * threads each; a pair's time is the sum. */
+ * block of the file has from both) against by rows (Shard(0), contiguous). They offload one after the other,
+ * 2 threads each; a pair's time is the sum. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
 #include "transports/memory.h"

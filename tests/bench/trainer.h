@@ -1,5 +1,5 @@
-/* Trainers for the benchmarks of the offload: an agent, ranks that hold parameters in warm memory, and the best
- * streaming copy to compare with. Ends the program when something fails. */
+/* Trainers for the benchmarks of the offload: an agent, ranks that hold parameters in warm memory, and the
+ * best streaming copy to compare with. Ends the program when something fails. */
 #ifndef WS_BENCH_TRAINER_H
 #define WS_BENCH_TRAINER_H
 #include "backends/trainer/agent.h"
@@ -29,9 +29,10 @@ struct bench_rank {
 void bench_add(struct bench_rank *r, const char *name, uint64_t rows, uint64_t columns, int shard);
 void bench_add_qwen(struct bench_rank *r); /* 1.19 GB in tensors of Qwen3-0.6B's sizes, Shard(0) */
 /* Gives the parameters their data (r->bytes at memory) and connects. */
-void bench_rank_open(struct bench_rank *r, const char *url, const char *model, void *memory, unsigned threads);
+void bench_rank_open(struct bench_rank *r, const char *url, const char *model, void *memory,
+                     unsigned threads);
 void bench_rank_close(struct bench_rank *r);
-void bench_offload(void *rank); /* the next version */
+void bench_offload(void *rank);          /* the next version */
 void bench_settle(struct bench_rank *r); /* until it is announced; a trainer computes meanwhile */
 
 /* The best streaming copy of n bytes, into memory as a slot's is. */

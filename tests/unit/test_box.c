@@ -1,5 +1,5 @@
-/* Boxes: strided slices land where an element by element copy puts them, and nowhere else, also converted and in
- * any stretches that begin and end within elements. */
+/* Boxes: strided slices land where an element by element copy puts them, and nowhere else, also converted and
+ * in any stretches that begin and end within elements. */
 #include "transports/box.h"
 #include "transports/limits.h"
 #include <setjmp.h>
@@ -120,8 +120,12 @@ static void test_scalar_and_empty(void **state)
     (void)copy_box(dst, src, &(struct ws_box){.n_dims = 0, .element_bytes = 4}, 9);
     assert_memory_equal(dst, src, 4);
     memset(dst, FILL, sizeof(dst));
-    const struct ws_box empty = {
-        .n_dims = 2, .shape = shape, .offset = offset, .size = size, .src_strides = strides, .element_bytes = 4};
+    const struct ws_box empty = {.n_dims = 2,
+                                 .shape = shape,
+                                 .offset = offset,
+                                 .size = size,
+                                 .src_strides = strides,
+                                 .element_bytes = 4};
     (void)copy_box(dst, src, &empty, 9);
     for (size_t i = 0; i < sizeof(dst); i++)
         assert_int_equal(dst[i], FILL);

@@ -1,6 +1,6 @@
-/* Conversions: every version gives the bits and counts of a slow reference in doubles, for all upper halves of
- * f32 with chosen and random lower ones, for all f16 and bf16, for every short length and alignment, and touches
- * nothing beside. */
+/* Conversions: every version gives the bits and counts of a slow reference in doubles, for all upper halves
+ * of f32 with chosen and random lower ones, for all f16 and bf16, for every short length and alignment, and
+ * touches nothing beside. */
 #include "transports/convert.h"
 #include "transports/convert_code.h"
 #include <math.h>
@@ -310,9 +310,12 @@ static void test_choice(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_narrow_all_upper_halves), cmocka_unit_test(test_widen_all),
-        cmocka_unit_test(test_known),                   cmocka_unit_test(test_every_alignment),
-        cmocka_unit_test(test_between_narrow_ones),     cmocka_unit_test(test_table),
+        cmocka_unit_test(test_narrow_all_upper_halves),
+        cmocka_unit_test(test_widen_all),
+        cmocka_unit_test(test_known),
+        cmocka_unit_test(test_every_alignment),
+        cmocka_unit_test(test_between_narrow_ones),
+        cmocka_unit_test(test_table),
         cmocka_unit_test(test_choice),
     };
     if (argc > 1 && strcmp(argv[1], "name") == 0) {

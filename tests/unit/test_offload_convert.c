@@ -1,5 +1,6 @@
-/* Conversions on the way to a real agent: what is read back from it is what single elements become, whatever the
- * shares, strides and places; what overflows is counted and named; what cannot be converted is refused by name.
+/* Conversions on the way to a real agent: what is read back from it is what single elements become, whatever
+ * the shares, strides and places; what overflows is counted and named; what cannot be converted is refused by
+ * name.
  */
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
@@ -108,8 +109,7 @@ static unsigned char *fetch(const struct world *w, uint64_t version, struct ws_s
 
 static void publish(struct world *w, const wsync_param *params, size_t n, uint64_t version)
 {
-    if (wsync_offload(w->publisher, params, n, version) ||
-        wsync_wait_published(w->publisher, version, 20000))
+    if (wsync_offload(w->publisher, params, n, version) || wsync_wait_published(w->publisher, version, 20000))
         fail_msg("%s", wsync_error());
 }
 
@@ -204,8 +204,8 @@ static void test_pieces(void **state)
     wsync_param boxes[] = {odd(&w), matrix("m", WSYNC_BF16, WSYNC_F32, left),
                            matrix("m", WSYNC_BF16, WSYNC_F32, right)};
     boxes[1].piece = (wsync_piece){.kind = WSYNC_BOX, .size = {ROWS, LEFT}};
-    boxes[2].piece = (wsync_piece){
-        .kind = WSYNC_BOX, .offset = {0, LEFT}, .size = {ROWS, RIGHT}, .strides = {1, ROWS}};
+    boxes[2].piece =
+        (wsync_piece){.kind = WSYNC_BOX, .offset = {0, LEFT}, .size = {ROWS, RIGHT}, .strides = {1, ROWS}};
     wsync_param ranges[] = {odd(&w), matrix("m", WSYNC_BF16, WSYNC_F32, w.f32),
                             matrix("m", WSYNC_BF16, WSYNC_F32, w.f32 + N / 3)};
     ranges[1].piece = (wsync_piece){.kind = WSYNC_RANGE, .count = N / 3};

@@ -1,6 +1,6 @@
-/* Plans of copies by brute force: tensors of all widths one after another around the edge of a block, cut into
- * boxes and ranges at random, out of sources with any strides and types; every byte, hash and count is compared
- * with what single elements give. */
+/* Plans of copies by brute force: tensors of all widths one after another around the edge of a block, cut
+ * into boxes and ranges at random, out of sources with any strides and types; every byte, hash and count is
+ * compared with what single elements give. */
 #include "backends/trainer/plan.h"
 #include "transports/copy.h"
 #include <setjmp.h>
@@ -45,8 +45,7 @@ struct world {
 /* Elements one by one; shape, offset and size as the box has them. */
 static void reference(struct world *w, uint64_t begin, const struct ws_box *b, const unsigned char *src)
 {
-    size_t from_bytes =
-        b->conversion == WS_KEEP ? b->element_bytes : ws_conversion_src_bytes(b->conversion);
+    size_t from_bytes = b->conversion == WS_KEEP ? b->element_bytes : ws_conversion_src_bytes(b->conversion);
     uint64_t total = 1;
     for (unsigned d = 0; d < b->n_dims; d++)
         total *= b->size[d];
@@ -227,7 +226,8 @@ static void test_brute_force(void **state)
     ws_workers_free(w.workers);
 }
 
-/* A matrix of columns from two sources: every block is filled by both, and hashed in the copy, on all threads.
+/* A matrix of columns from two sources: every block is filled by both, and hashed in the copy, on all
+ * threads.
  */
 static void test_columns_fill_blocks(void **state)
 {
