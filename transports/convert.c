@@ -23,7 +23,7 @@ static void pick(void)
     code = &ws_convert_portable;
 #if defined(__x86_64__) && !defined(WS_NO_VECTOR)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && wanted("avx2"))
+    if (__builtin_cpu_supports("avx2") && ws_has_f16c() && wanted("avx2"))
         code = &ws_convert_avx2;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && wanted("avx512"))

@@ -107,6 +107,11 @@ static int run_plan(struct wsync_publisher *p, struct ws_plan *plan, bool with_p
 
 /* --- all at once --- */
 
+static bool same_layout(const struct ws_layout *a, const struct ws_layout *b)
+{
+    return a->conversion == b->conversion && memcmp(a->strides, b->strides, sizeof(a->strides)) == 0;
+}
+
 /* Notes the sources and their layouts; *changed: the plan is of others. */
 static int take_sources(struct wsync_publisher *p, const wsync_param *params, bool *changed,
                         struct ws_error *err)
@@ -118,7 +123,7 @@ static int take_sources(struct wsync_publisher *p, const wsync_param *params, bo
         rc = ws_publisher_layout(&params[i], r, &l, err);
         if (rc == 0 && !params[i].data && ws_piece_elements(&r->piece, r->tensor.n_dims) > 0)
             rc = ws_error_set(err, EINVAL, "the parameter %s has no data", params[i].name);
-        *changed = *changed || memcmp(&l, &p->layouts[i], sizeof(l)) != 0;
+        *changed = *changed || !same_layout(&l, &p->layouts[i]);
         p->layouts[i] = l;
         p->sources[i] = params[i].data;
     }
@@ -176,7 +181,7 @@ int ws_publisher_put(struct wsync_publisher *p, const wsync_param *a, const stru
                      struct ws_error *err)
 {
     struct ws_layout l;
-    struct ws_plan *plan;
+    struct ws_plan *plan = NULL;
     int rc = ws_publisher_layout(a, r, &l, err);
     if (rc == 0 && !a->data && ws_piece_elements(&r->piece, r->tensor.n_dims) > 0)
         rc = ws_error_set(err, EINVAL, "the parameter %s has no data", a->name);

@@ -48,7 +48,7 @@ static uint16_t narrowed(const struct format *f, uint32_t bits, uint64_t *overfl
         return sign | f->infinity;
     if (x == 0)
         return sign;
-    (void)frexp(x, &exponent); /* 0.5 <= size < 1 */
+    (void)frexp((double)x, &exponent); /* 0.5 <= size < 1 */
     exponent = exponent - 1 < f->least ? f->least : exponent - 1;
     double steps = rint(ldexp(fabs((double)x), f->digits - exponent)); /* ties to even */
     /* so many steps above the place of the exponent: a carry goes into it by itself */
@@ -80,7 +80,7 @@ static size_t all_codes(const struct ws_convert_code **codes)
     codes[n++] = &ws_convert_portable;
 #if defined(__x86_64__) && !defined(WS_NO_VECTOR)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+    if (__builtin_cpu_supports("avx2") && ws_has_f16c())
         codes[n++] = &ws_convert_avx2;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
