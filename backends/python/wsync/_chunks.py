@@ -1,6 +1,5 @@
-"""Weights in the shape of SkyRL 0.3's WeightExtractor: chunks of several tensors, grouped by module, up to a size.
-
-wsync.h has no iterator of chunks yet; once it has, the batches come from there."""
+"""Weights in the shape of SkyRL 0.3's WeightExtractor: chunks of several tensors, grouped by module, up to a size. Which
+tensors go together is libwsync's word."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
 
+from . import _dtypes
+from ._library import Strings, check, ffi, lib
 from ._weights import ParamMeta, Weights
 
 _CAST = ("float16", "bfloat16", "float32", "float64")
@@ -97,19 +98,14 @@ class WeightExtractor:
 
     def _batches(self, dtype: Optional[Any]) -> Iterator[list[ParamMeta]]:
         metas = self.weights.metadata()
-        if not self.group_by_module:
-            yield from ([m] for m in metas)
-            return
-        modules: dict[str, list[ParamMeta]] = {}
-        for m in metas:
-            modules.setdefault(".".join(m.name.split(".")[:-2]), []).append(m)
-        batch: list[ParamMeta] = []
-        n_bytes = 0
-        for module in modules.values():
-            size = sum(_numel(m.shape) * self._cast(m, dtype).dtype.itemsize for m in module)
-            if batch and n_bytes + size > self.threshold_bytes:
-                yield batch
-                batch, n_bytes = [], 0
-            batch, n_bytes = batch + module, n_bytes + size
-        if batch:
-            yield batch
+        keep, options, out = Strings(), ffi.new("wsync_chunk_options *"), ffi.new("wsync_chunks **")
+        params = keep.array("wsync_param[]", len(metas))
+        for p, m in zip(params, metas):
+            p.name, p.dtype, p.n_dims, p.shape = keep(m.name), _dtypes.number(self._cast(m, dtype).dtype, m.name), len(m.shape), m.shape
+        options.struct_size = ffi.sizeof("wsync_chunk_options")
+        options.ungrouped, options.threshold_bytes = not self.group_by_module, self.threshold_bytes
+        check(lib.wsync_chunks_open(params, len(metas), options, out))
+        chunks = ffi.gc(out[0], lib.wsync_chunks_close)
+        for i in range(lib.wsync_chunks_count(chunks)):
+            chunk = lib.wsync_chunks_get(chunks, i)
+            yield [metas[chunk.entries[k].param - ffi.cast("wsync_param *", params)] for k in range(chunk.n)]
