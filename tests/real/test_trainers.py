@@ -118,9 +118,9 @@ def test_megatron_1(stack):
 
 
 def test_megatron_2(stack):
-    "Megatron over 2 ranks: tensor, pipeline and expert parallel, tied, with biases"
+    "Megatron over 2 ranks: tensor, pipeline, virtual pipeline and expert parallel, tied, with biases"
     need("megatron.core")
-    compared(stack, 2, "megatron_ranks.py", "tp2", "tp2-bias", "pp2-tied", "moe-tp2", "moe-ep2")
+    compared(stack, 2, "megatron_ranks.py", "tp2", "tp2-bias", "pp2-tied", "vpp2", "moe-tp2", "moe-ep2")
 
 
 def test_megatron_4(stack):

@@ -24,6 +24,7 @@ import wsync
 from common import main, publisher, rank, save
 
 dist.init_process_group("gloo")
+STAGES = 2
 H, HEADS, KV, D, F, V, L, E, MOE_F = 48, 4, 2, 16, 64, 101, 4, 4, 32
 
 
@@ -44,10 +45,13 @@ def hugging_face(moe, tied, bias):
     return model.eval()
 
 
-def megatron(tp, pp, ep, moe, tied, bias, head_dim):
+def megatron(tp, pp, ep, moe, tied, bias, head_dim, stage=None):
+    """A model chunk; stage: of how many this rank has (virtual pipeline stages), or None."""
     etp = 1 if ep > 1 else tp
     more = dict(num_moe_experts=E, moe_router_topk=2, moe_ffn_hidden_size=MOE_F, moe_router_load_balancing_type="none", moe_aux_loss_coeff=0.0,
                 moe_token_dispatcher_type="allgather", moe_permute_fusion=False) if moe else {}
+    if stage is not None:
+        more["virtual_pipeline_model_parallel_size"] = STAGES
     config = TransformerConfig(
         num_layers=L, hidden_size=H, ffn_hidden_size=F, num_attention_heads=HEADS, num_query_groups=KV, kv_channels=head_dim,
         use_cpu_initialization=True, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep,
@@ -56,10 +60,12 @@ def megatron(tp, pp, ep, moe, tied, bias, head_dim):
         activation_func=torch.nn.functional.silu, bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False,
         apply_rope_fusion=False, gradient_accumulation_fusion=False, hidden_dropout=0.0, attention_dropout=0.0,
         attention_softmax_in_fp32=True, perform_initialization=False, sequence_parallel=False, **more)  # fmt: skip
+    where = dict(ignore_virtual=False, vp_stage=stage)
     spec = get_gpt_layer_local_spec(num_experts=E if moe else None, moe_grouped_gemm=False, qk_layernorm=not bias, normalization="RMSNorm")
     padded = -(-V // (8 * tp)) * 8 * tp
     return GPTModel(config=config, transformer_layer_spec=spec, vocab_size=padded, max_sequence_length=32,
-                    pre_process=ps.is_pipeline_first_stage(), post_process=ps.is_pipeline_last_stage(), parallel_output=False,
+                    pre_process=ps.is_pipeline_first_stage(**where), post_process=ps.is_pipeline_last_stage(**where), parallel_output=False,
+                    vp_stage=stage,
                     share_embeddings_and_output_weights=tied, position_embedding_type="rope", rotary_base=10000).eval()
 
 
@@ -117,37 +123,39 @@ def fill(model, hf, head_dim):
     assert not local, sorted(local)
 
 
-def check_logits(model, hf):
+def check_logits(chunks, hf):
     x = torch.randint(0, V, (2, 12), generator=torch.Generator().manual_seed(1))
     positions, mask = torch.arange(12)[None].expand(2, -1), torch.ones(12, 12).tril()[None, None] < 0.5
     with torch.no_grad():
         want = hf(input_ids=x).logits
-        if not model.pre_process:
-            hidden = torch.empty(12, 2, H)
-            dist.recv(hidden, ps.get_pipeline_model_parallel_prev_rank())
-            model.set_input_tensor(hidden)
-        got = model(x, positions, mask)
-        if not model.post_process:
-            dist.send(got.contiguous(), ps.get_pipeline_model_parallel_next_rank())
-        else:
-            difference = (got[..., :V] - want).abs().max().item()
-            assert difference < 1e-3, difference
+        for model in chunks:  # the layers' order goes over all ranks once for each virtual stage
+            if not model.pre_process:
+                hidden = torch.empty(12, 2, H)
+                dist.recv(hidden, ps.get_pipeline_model_parallel_prev_rank())
+                model.set_input_tensor(hidden)
+            got = model(x, positions, mask)
+            if not model.post_process:
+                dist.send(got.contiguous(), ps.get_pipeline_model_parallel_next_rank())
+            else:
+                difference = (got[..., :V] - want).abs().max().item()
+                assert difference < 1e-3, difference
 
 
 def case(tp, pp=1, ep=1, moe=False, tied=False, bias=False, virtual=False):
     def go(name):
         etp = 1 if ep > 1 else tp
-        ps.initialize_model_parallel(tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp)
+        ps.initialize_model_parallel(tp, pp, STAGES if virtual else None, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp)
         hf, head_dim = hugging_face(moe, tied, bias), H // HEADS if bias else D
-        model = megatron(tp, pp, ep, moe, tied, bias, head_dim)
-        fill(model, hf, head_dim)
-        check_logits(model, hf)
+        chunks = [megatron(tp, pp, ep, moe, tied, bias, head_dim, stage) for stage in (range(STAGES) if virtual else [None])]
+        for chunk in chunks:
+            fill(chunk, hf, head_dim)
+        check_logits(chunks, hf)
         save(name, 1, hf)
-        pub = publisher(name, wsync.megatron(Wrapped(model) if bias else [model]))
+        pub = publisher(name, wsync.megatron(Wrapped(chunks[0]) if bias else chunks))
         pub.offload(1)
         pub.wait_published(1)
         with torch.no_grad():
-            for p in (*model.parameters(), *hf.parameters()):
+            for p in (*hf.parameters(), *(p for c in chunks for p in c.parameters())):
                 p.mul_(1.5)
         save(name, 2, hf)
         pub.offload(2)
@@ -173,6 +181,7 @@ main({
     "tp2-bias": case(2, bias=True),
     "tp4-bias": case(4, bias=True),
     "pp2-tied": case(1, 2, tied=True),
+    "vpp2": case(1, 2, virtual=True),
     "tp2-pp2": case(2, 2),
     "tp2-pp2-tied": case(2, 2, tied=True),
     "moe-tp1": case(1, moe=True),
