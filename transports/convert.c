@@ -12,11 +12,13 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const struct ws_convert_code *code; /* written once by pick */
 
+#if defined(__x86_64__) && !defined(WS_NO_VECTOR)
 static bool wanted(const char *name)
 {
     const char *forced = getenv("WSYNC_CONVERT");
     return !forced || strcmp(forced, name) == 0;
 }
+#endif
 
 static void pick(void)
 {

@@ -213,7 +213,7 @@ int ws_publisher_put_fresh(struct wsync_publisher *p, struct ws_error *err)
     if (rc == 0)
         rc = ws_plan_compile(plan, p->file_sizes, p->n_files, err);
     if (rc == 0)
-        rc = run_plan(p, plan, true, err);
+        rc = run_plan(p, plan, false, err);
     ws_plan_free(plan);
     return rc;
 }
