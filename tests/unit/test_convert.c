@@ -1,6 +1,7 @@
 /* Conversions: every version gives the bits and counts of a slow reference in doubles, for all upper halves
  * of f32 with chosen and random lower ones, for all f16 and bf16, for every short length and alignment, and
  * touches nothing beside. */
+#include "tests/fixtures/choice.h"
 #include "transports/convert.h"
 #include "transports/convert_code.h"
 #include <math.h>
@@ -12,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -268,33 +268,6 @@ static void test_table(void **state)
     assert_int_equal(n, 6);
 }
 
-/* The choice is made once a process, so each is seen by a process of its own. */
-static void assert_chooses(const char *wanted, const char *expected)
-{
-    char self[4096], name[32] = "";
-    int ends[2], status = 0;
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-
-    assert_true(n > 0);
-    self[n] = 0;
-    assert_int_equal(pipe(ends), 0);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        setenv("WSYNC_CONVERT", wanted, 1);
-        dup2(ends[1], STDOUT_FILENO);
-        execl(self, self, "name", (char *)NULL);
-        _exit(99);
-    }
-    close(ends[1]);
-    n = read(ends[0], name, sizeof(name) - 1);
-    close(ends[0]);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-    name[n > 0 ? n : 0] = 0;
-    assert_string_equal(name, expected);
-}
-
 static void test_choice(void **state)
 {
     const struct ws_convert_code *codes[3];
@@ -303,8 +276,8 @@ static void test_choice(void **state)
     (void)state;
     assert_string_equal(ws_convert_code(), codes[n_codes - 1]->name);
     for (size_t c = 0; c < n_codes; c++)
-        assert_chooses(codes[c]->name, codes[c]->name);
-    assert_chooses("what-is-not-there", "portable");
+        assert_chooses("WSYNC_CONVERT", codes[c]->name, codes[c]->name);
+    assert_chooses("WSYNC_CONVERT", "what-is-not-there", "portable");
 }
 
 int main(int argc, char **argv)

@@ -1,5 +1,6 @@
 /* Copies and hashes: every vector version gives the same bytes as memcpy and the same hash as the library,
  * for every alignment and length, and touches nothing beside. */
+#include "tests/fixtures/choice.h"
 #include "transports/copy.h"
 #include "transports/copy_code.h"
 #include "transports/limits.h"
@@ -10,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
@@ -202,34 +202,6 @@ static void test_hasher_grows(void **state)
     free(to);
 }
 
-/* The choice is made once a process, so each is seen by a process of its own. */
-static void assert_chooses(const char *wanted, const char *expected)
-{
-    char self[4096], name[32] = "";
-    int ends[2];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-
-    assert_true(n > 0);
-    self[n] = 0;
-    assert_int_equal(pipe(ends), 0);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        setenv("WSYNC_COPY", wanted, 1);
-        dup2(ends[1], STDOUT_FILENO);
-        execl(self, self, "name", (char *)NULL);
-        _exit(99);
-    }
-    close(ends[1]);
-    n = read(ends[0], name, sizeof(name) - 1);
-    close(ends[0]);
-    int status = 0;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-    name[n > 0 ? n : 0] = 0;
-    assert_string_equal(name, expected);
-}
-
 static void test_choice(void **state)
 {
     const struct ws_copy_code *codes[3];
@@ -238,8 +210,8 @@ static void test_choice(void **state)
     (void)state;
     assert_string_equal(ws_copy_code(), codes[n_codes - 1]->name);
     for (size_t c = 0; c < n_codes; c++)
-        assert_chooses(codes[c]->name, codes[c]->name);
-    assert_chooses("what-is-not-there", "portable");
+        assert_chooses("WSYNC_COPY", codes[c]->name, codes[c]->name);
+    assert_chooses("WSYNC_COPY", "what-is-not-there", "portable");
 }
 
 int main(int argc, char **argv)
