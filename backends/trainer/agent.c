@@ -89,8 +89,8 @@ void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *
     struct ws_slot *s = m->writing;
     if (!s || s->state == WS_SLOT_HASHING)
         return; /* all ranks have committed: it will be published */
-    snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was abandoned: %s", m->writing_version, m->name,
-             why);
+    snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was abandoned: %s", m->writing_version,
+             m->name, why);
     ws_slot_clear(s);
     s->state = WS_SLOT_RETIRED;
     m->abandoned++;
@@ -278,7 +278,8 @@ static void finish(struct ws_agent *a, struct ws_agent_model *m)
     if (rc == 0) {
         publish(a, m, s);
     } else {
-        snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was refused: %s", s->version, m->name, err.text);
+        snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was refused: %s", s->version, m->name,
+                 err.text);
         ws_log(WS_LOG_ERROR, "agent", "version refused model=%s version=%" PRIu64 ": %s", m->name, s->version,
                err.text);
         ws_slot_clear(s);

@@ -5,6 +5,7 @@
  * one writable a file (size 0: none) POST /v1/local/commit {hashes: [[file, block, "hex"]..]} POST
  * /v1/local/abandon {} POST /v1/local/wait {version, what: "published"|"loaded", timeout_ms} */
 #include "backends/trainer/agent_state.h"
+#include "transports/api.h"
 #include "transports/copy.h"
 #include "transports/log.h"
 #include <assert.h>
@@ -54,15 +55,20 @@ static void forget_registration(struct ws_agent *a, struct ws_session *c, const 
     struct ws_agent_model *m = c->model;
     char why[128];
     snprintf(why, sizeof(why), "rank %u (process %d) %s before it had committed", c->rank, (int)c->pid, how);
-    /* A version cannot become whole without a rank that has not committed. */
-    if (m && m->writing && m->writing->state == WS_SLOT_WRITING && c->committed != m->writing)
+    /* Half of what it writes may be there. Where it has not begun, it may come back and do so. */
+    if (m && c->writing)
         ws_agent_abandon(a, m, why);
+    c->writing = false;
     c->committed = NULL;
     c->placed = c->stale = false;
     c->told = 0;
     if (m && m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
         m->ranks[c->rank] = NULL;
         m->n_registered--;
+        snprintf(why, sizeof(why), "all ranks have ended, rank %u (process %d) as the last", c->rank,
+                 (int)c->pid);
+        if (m->n_registered == 0)
+            ws_agent_abandon(a, m, why);
         pthread_cond_broadcast(&a->changed);
     }
     c->model = NULL;
@@ -112,11 +118,23 @@ static bool some_register_again(const struct ws_agent_model *m)
     return false;
 }
 
-/* The last rank is there: what all of them hold is laid out, or all who wait are told why it cannot be. */
-static void place(struct ws_agent *a, struct ws_agent_model *m)
+/* The last rank is there: what all of them hold is laid out, or all who wait are told why it cannot be. A
+ * version that others are writing goes on if it fits, and is not one that this rank has committed before it
+ * ended. */
+static void place(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *last)
 {
     struct ws_error err = {0};
-    if (make_placement(m, &err) < 0)
+    char why[96];
+    int rc = make_placement(m, &err);
+    unsigned committed = 0;
+    for (unsigned r = 0; m->writing && r < m->world_size; r++)
+        committed += m->ranks[r]->committed == m->writing;
+    snprintf(why, sizeof(why), "rank %u (process %d) came back, and it has to be written anew", last->rank,
+             (int)last->pid);
+    if (m->writing && (rc < 0 || some_register_again(m) || committed != m->n_committed ||
+                       strcmp(m->writing->placement_id, m->placement->id) != 0))
+        ws_agent_abandon(a, m, why);
+    if (rc < 0)
         for (unsigned r = 0; r < m->world_size; r++) {
             m->ranks[r]->placed = false;
             m->ranks[r]->refused = err.code;
@@ -125,7 +143,8 @@ static void place(struct ws_agent *a, struct ws_agent_model *m)
     pthread_cond_broadcast(&a->changed);
 }
 
-/* "; missing: rank 1, 3": ranks that are not there, that have not registered again, or (writing) not committed. */
+/* "; missing: rank 1, 3": ranks that are not there, that have not registered again, or (writing) not
+ * committed. */
 static const char *missing_ranks(const struct ws_agent_model *m, bool writing, char *out, size_t cap)
 {
     size_t n = 0;
@@ -154,11 +173,11 @@ static int wait_for_placement(struct ws_agent *a, struct ws_agent_model *m, stru
             continue;
         if (c->refused)
             return ws_error_set(err, c->refused, "%s", c->refusal);
-        return ws_error_set(err, ETIMEDOUT,
-                            "waited for the ranks of %s: %u of %u are here%s; every rank has to call it within "
-                            "the timeout, with the same world_size and, where tensors have changed, anew",
-                            m->name, m->n_registered, m->world_size,
-                            missing_ranks(m, false, missing, sizeof(missing)));
+        return ws_error_set(
+            err, ETIMEDOUT,
+            "waited for the ranks of %s: %u of %u are here%s; all ranks have to offload within the "
+            "timeout, with the same world_size, and to register again where tensors have changed",
+            m->name, m->n_registered, m->world_size, missing_ranks(m, false, missing, sizeof(missing)));
     }
     return 0;
 }
@@ -178,8 +197,9 @@ static int set_run(struct ws_agent_model *m, const json_t *body, struct ws_error
         return ws_error_set(err, EEXIST, "%s has the lineage %s already; a new one needs another id", m->name,
                             run);
     if (m->n_registered > 0 && run && strcmp(run, m->group_run) != 0)
-        return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name,
-                            m->group_run, run);
+        return ws_error_set(err, EPROTO,
+                            "the ranks of %s name different runs, %s and %s: give all of them the same",
+                            m->name, m->group_run, run);
     if (m->n_registered > 0)
         return 0;
     if (run)
@@ -211,18 +231,16 @@ static int join_group(struct ws_agent *a, struct ws_agent_model *m, struct ws_se
         if (!ws_agent_wait(a, deadline))
             return !other ? ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name)
                    : m->world_size != world_size
-                       ? ws_error_set(err, EBUSY,
-                                      "rank %u says that %s has %u ranks, and process %d publishes it as rank %u of "
-                                      "%u; it did not end in time: give all ranks the same world_size, or end it",
-                                      c->rank, m->name, world_size, (int)other->pid, other->rank, m->world_size)
-                       : ws_error_set(err, EBUSY,
-                                      "process %d publishes %s already, as rank %u of %u; it did not end in time: "
-                                      "end it, or give each rank a number of its own",
-                                      (int)other->pid, m->name, other->rank, m->world_size);
-    char why[64];
-    snprintf(why, sizeof(why), "rank %u (process %d) joined", c->rank, (int)c->pid);
-    if (m->writing && m->writing->state == WS_SLOT_WRITING)
-        ws_agent_abandon(a, m, why); /* its placement is about to change */
+                       ? ws_error_set(
+                             err, EBUSY,
+                             "rank %u says that %s has %u ranks, and process %d publishes it as rank %u of "
+                             "%u; it did not end in time: give all ranks the same world_size, or end it",
+                             c->rank, m->name, world_size, (int)other->pid, other->rank, m->world_size)
+                       : ws_error_set(
+                             err, EBUSY,
+                             "process %d publishes %s already, as rank %u of %u; it did not end in time: "
+                             "end it, or give each rank a number of its own",
+                             (int)other->pid, m->name, other->rank, m->world_size);
     if (m->world_size != world_size) {
         struct ws_session **ranks = calloc(world_size, sizeof(struct ws_session *));
         if (!ranks)
@@ -266,9 +284,9 @@ static json_t *placement_json(const struct ws_agent_model *m, const struct ws_se
         for (size_t k = 0; k < l->n_files; k++)
             if (strcmp(l->files[k].name, r->sidecars[i].name) == 0)
                 json_array_append_new(sidecars, json_integer((json_int_t)k));
-    return json_pack("{s:s,s:I,s:o,s:o,s:o,s:o}", "run", m->group_run, "epoch", (json_int_t)m->epoch, "files",
-                     files, "places", places_json(r->entries, r->n_entries), "base",
-                     places_json(r->base, r->n_base), "sidecars", sidecars);
+    return json_pack("{s:i,s:s,s:I,s:o,s:o,s:o,s:o}", "api", WS_LOCAL_API, "run", m->group_run, "epoch",
+                     (json_int_t)m->epoch, "files", files, "places", places_json(r->entries, r->n_entries),
+                     "base", places_json(r->base, r->n_base), "sidecars", sidecars);
 }
 
 static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply,
@@ -278,6 +296,13 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
     uint64_t world = number(body, "world_size", 1), rank = number(body, "rank", 0),
              deadline = deadline_of(body);
     struct ws_registration *r = NULL;
+    const char *release = json_string_value(json_object_get(body, "release"));
+    if (number(body, "api", 0) != WS_LOCAL_API)
+        return ws_error_set(err, EPROTO,
+                            "rank %" PRIu64
+                            " has libwsync of release %s, and this agent is of release %s, which it cannot "
+                            "work with: use agent and libwsync of one release",
+                            rank, release ? release : "0.0", WS_VERSION);
     if (!name || !ws_name_is_model(name))
         return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", name ? name : "",
                             WS_MODEL_NAME_RULE);
@@ -303,7 +328,7 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
         m->shard_bytes = number(body, "shard_bytes", 0);
         m->max_slots = slots >= 2 && slots <= a->options.max_slots ? slots : a->options.max_slots;
         if (m->n_registered == m->world_size)
-            place(a, m);
+            place(a, m, c);
         rc = wait_for_placement(a, m, c, deadline, err);
     }
     if (rc == 0) {
@@ -326,7 +351,7 @@ static int check_version(const struct ws_agent_model *m, uint64_t version, const
         return ws_error_set(
             err, EEXIST,
             "version %" PRIu64 " of %s is not higher than the newest, %" PRIu64
-            " (run %s); a trainer that resumes from an older step opens a new lineage (--new-run)",
+            " (run %s); a trainer that resumes from an older step opens a new lineage (new_run, --new-run)",
             version, m->name, m->newest, m->run);
     return 0;
 }
@@ -368,7 +393,7 @@ static int check_session(struct ws_session *c, struct ws_error *err)
 {
     if (!c->model)
         return ws_error_set(err, EINVAL, "this rank is not registered");
-    if (c->lost) {
+    if (c->lost && c->model->placement && !c->stale) {
         c->lost = false;
         return ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", c->model->why);
     }
@@ -394,8 +419,8 @@ static int open_all(const struct ws_slot *s, int *fds, size_t max, size_t *n, st
     return rc;
 }
 
-/* The version before may still be hashed, or copied by ranks that are slower than this one; another rank prepares
- * this one; or one has died, and comes back. */
+/* The version before may still be hashed, or copied by ranks that are slower than this one; another rank
+ * prepares this one; or one has died, and comes back. */
 static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t version, uint64_t deadline,
                          struct ws_error *err)
 {
@@ -415,8 +440,9 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
                               c->rank, version, m->name, m->writing_version,
                               missing_ranks(m, true, missing, sizeof(missing)));
         else
-            rc = ws_error_set(err, ETIMEDOUT, "rank %u waited with version %" PRIu64 " of %s for the other ranks%s",
-                              c->rank, version, m->name, missing_ranks(m, false, missing, sizeof(missing)));
+            rc = ws_error_set(err, ETIMEDOUT,
+                              "rank %u waited with version %" PRIu64 " of %s for the other ranks%s", c->rank,
+                              version, m->name, missing_ranks(m, false, missing, sizeof(missing)));
     }
     return rc;
 }
@@ -430,15 +456,16 @@ static int join_version(struct ws_agent *a, struct ws_session *c, uint64_t versi
     if (!m->writing)
         return 0;
     if (strcmp(m->writing->run, run) != 0)
-        return ws_error_set(err, EPROTO, "rank %u begins run %s of %s while others write run %s", c->rank, run,
-                            m->name, m->writing->run);
+        return ws_error_set(err, EPROTO, "rank %u begins run %s of %s while others write run %s", c->rank,
+                            run, m->name, m->writing->run);
     if (version < m->writing_version)
         return ws_error_set(err, EPROTO,
                             "rank %u begins version %" PRIu64 " of %s while others write %" PRIu64
                             ": give every rank the same version",
                             c->rank, version, m->name, m->writing_version);
-    snprintf(why, sizeof(why), "rank %u went on to version %" PRIu64 " without it: give every rank the same version",
-             c->rank, version);
+    snprintf(why, sizeof(why),
+             "rank %u went on to version %" PRIu64 " without it: give every rank the same version", c->rank,
+             version);
     if (version > m->writing_version)
         ws_agent_abandon(a, m, why);
     return 0;
@@ -466,8 +493,6 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         rc = join_version(a, c, version, run, err);
     if (rc == 0 && !m->writing)
         rc = prepare(a, m, version, run, deadline, err);
-    if (rc == 0 && m->n_registered < m->world_size) /* a rank left meanwhile */
-        ws_agent_abandon(a, m, "another rank ended while it was begun");
     if (rc == 0)
         rc = check_session(c, err);
     if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))
@@ -594,11 +619,14 @@ static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body,
                               version, m->name, m->why[0] ? "; the last that was: " : "", m->why);
         else if (!ws_agent_wait(a, look_again(deadline)) &&
                  (atomic_load(&a->stop) || ws_agent_now_ns() >= deadline))
-            rc = atomic_load(&a->stop)
-                     ? ws_error_set(err, ECONNRESET, "the agent is stopping")
-                     : ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not %s in time%s%s",
-                                    version, m->name, loaded ? "loaded" : "published", missing[0] ? ": " : "",
-                                    missing);
+            rc = atomic_load(&a->stop) ? ws_error_set(err, ECONNRESET, "the agent is stopping")
+                 : loaded
+                     ? ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not loaded in time%s%s",
+                                    version, m->name, missing[0] ? ": " : "", missing)
+                     : ws_error_set(err, ETIMEDOUT,
+                                    "version %" PRIu64 " of %s was not published in time: not all ranks have "
+                                    "offloaded it, or it is still hashed%s",
+                                    version, m->name, missing_ranks(m, true, missing, sizeof(missing)));
     }
     pthread_mutex_unlock(&a->lock);
     return rc;

@@ -76,8 +76,11 @@ static int unify(struct maker *k, struct ws_entry **parts, size_t n, struct ws_e
     *w = (struct whole){.tensor = parts[0]->tensor, .file = parts[0]->asked, .parts = parts, .n_parts = n};
     for (size_t i = 0; rc == 0 && i < n; i++) {
         if (!same_meta(&parts[i]->tensor, &w->tensor))
-            rc = ws_error_set(err, EPROTO, "ranks %u and %u disagree about the dtype or shape of %s",
-                              parts[0]->rank, parts[i]->rank, w->tensor.name);
+            rc = ws_error_set(
+                err, EPROTO,
+                "ranks %u and %u disagree about the dtype or shape of %s: it has to be the same on all "
+                "ranks that hold a part of it",
+                parts[0]->rank, parts[i]->rank, w->tensor.name);
         else if (!w->file != !parts[i]->asked || (w->file && strcmp(w->file, parts[i]->asked) != 0))
             rc = ws_error_set(err, EPROTO, "ranks %u and %u put %s into different files", parts[0]->rank,
                               parts[i]->rank, w->tensor.name);
@@ -125,7 +128,7 @@ static int unify_all(struct maker *k, struct ws_error *err)
     }
     qsort(k->wholes, k->n_wholes, sizeof(k->wholes[0]), by_whole);
     if (rc == 0 && k->n_wholes == 0)
-        rc = ws_error_set(err, EINVAL, "no rank registered a tensor");
+        rc = ws_error_set(err, EINVAL, "no rank registered a tensor: give at least one");
     return rc;
 }
 

@@ -83,7 +83,8 @@ class Trainer:
         got_through = self.newest() == self.version
         for t in self.offload(others if order == 1 and not everybody else ()):
             if isinstance(t, Refused):
-                assert t.errno == errno.ECANCELED and f"rank {victim}" in t.text and f"version {self.version - 1}" in t.text, t.text
+                known = {errno.ECANCELED: "abandoned: rank ", errno.EPROTO: f"while others write {self.version}"}
+                assert known.get(t.errno, "?") in t.text and f"version {self.version - 1}" in t.text, t.text
                 self.told += 1
             else:
                 assert t == f"offloaded {self.version - 1}", t
@@ -117,7 +118,7 @@ def killed(stack, world, rounds):
         try:
             got_through += trainer.round()
         except Exception:
-            print(f"# round {i}, seed {SEED}", flush=True)
+            print(f"# round {i}, seed {SEED}\n# " + "\n# ".join(agent.text().splitlines()[-12:]) + f"\n# {agent.get('/v1/status')}", flush=True)
             raise
     wait_for(lambda: trainer.version in reader.versions or reader.wrong, "the last version at the reader")
     got = tensors_of(mount.file("actor", trainer.version, "model.safetensors"))

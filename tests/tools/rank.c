@@ -1,20 +1,15 @@
-/* A rank of a trainer that computes nothing: what its tensors hold follows from version and position, so that any
- * reader can check every byte.
- *   rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [timeout=MS] [seed=N]
- * The model's tensors, with E = ELEMENTS:
- *   rows    BF16 [E/64, 64]   each rank holds a box of rows, the last ones more
- *   flat    U16 [E/2 + 7]     each rank holds a range, not of equal sizes
- *   all     U16 [64, 65]      every rank holds all of it
- *   tail    U8 [4321]         held by the last rank
- *   SEED.x  U16 [3]           with seed=N: a tensor more, of rank 0
- * Element i (of the flattened tensor) of version V is i * 31 + (i >> 11) + (V + (i & 63)) / 64: a version changes each 64th
- * element by one, and no two versions in a row agree in 128 bytes anywhere. As bytes: the low one of it.
- * Reads commands, a line each, and answers each with a line:
- *   fill VERSION     "filled VERSION"; what the tensors hold from here on
- *   offload VERSION  fills, offloads: "offloaded VERSION", or "error NUMBER SENTENCE"
- *   die AT VERSION   the same, and kills itself with SIGKILL when AT of 1000 bytes are copied
- *   wait VERSION     "published VERSION" or "error NUMBER SENTENCE"
- *   run -            "run NAME" */
+/* A rank of a trainer that computes nothing: what its tensors hold follows from version and position, so that
+ * any reader can check every byte. rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [timeout=MS] [seed=N] The
+ * model's tensors, with E = ELEMENTS: rows    BF16 [E/64, 64]   each rank holds a box of rows, the last ones
+ * more flat    U16 [E/2 + 7]     each rank holds a range, not of equal sizes all     U16 [64, 65]      every
+ * rank holds all of it tail    U8 [4321]         held by the last rank SEED.x  U16 [3]           with seed=N:
+ * a tensor more, of rank 0 Element i (of the flattened tensor) of version V is i * 31 + (i >> 11) + (V + (i &
+ * 63)) / 64: a version changes each 64th element by one, and no two versions in a row agree in 128 bytes
+ * anywhere. As bytes: the low one of it. Reads commands, a line each, and answers each with a line: fill
+ * VERSION     "filled VERSION"; what the tensors hold from here on offload VERSION  fills, offloads:
+ * "offloaded VERSION", or "error NUMBER SENTENCE" die AT VERSION   the same, and kills itself with SIGKILL
+ * when AT of 1000 bytes are copied wait VERSION     "published VERSION" or "error NUMBER SENTENCE" run - "run
+ * NAME" */
 #include "backends/trainer/wsync.h"
 #include <inttypes.h>
 #include <signal.h>

@@ -47,12 +47,12 @@ def host_array(name: str, value) -> HostArray:
     a = HostArray()
     interface = getattr(value, "__array_interface__", None)
     if interface is not None:
+        if value.dtype.kind in "iufc" and not value.dtype.isnative:
+            raise TypeError(f"{name} has the dtype {value.dtype}, of the other byte order: convert it by .astype({value.dtype.newbyteorder('=')})")
         a.owner, a.number, a.shape = value, _dtypes.number(value.dtype, name), value.shape
-        if not value.dtype.isnative:
-            raise TypeError(f"{name} has the dtype {value.dtype}, of the other byte order")
         size = value.itemsize
         if any(s % size for s in value.strides):
-            raise ValueError(f"{name} has strides of {value.strides} bytes, which are no multiples of its elements' {size}")
+            raise ValueError(f"{name} has strides of {value.strides} bytes, which are no multiples of its elements' {size}: pass numpy.ascontiguousarray() of it")
         a.strides = tuple(s // size for s in value.strides)
         a.address = interface["data"][0]
         return a

@@ -127,7 +127,7 @@ def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
     held = keep.array("wsync_held[]", len(meta))
     for h, (name, dtype, shape, flat, placements, local, strides, start, count, layer), address in zip(held, meta, addresses):
         if len(shape) > _MAX_DIMS or len(placements) > _MAX_DIMS:
-            raise ValueError(f"{name} has {len(shape)} dimensions over a mesh of {len(placements)}; at most {_MAX_DIMS} each")
+            raise ValueError(f"{name} has {len(shape)} dimensions over a mesh of {len(placements)}; at most {_MAX_DIMS} each: reshape it")
         h.name = keep(name)
         h.dtype = dtype
         h.n_dims = len(shape)
