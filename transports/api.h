@@ -16,6 +16,9 @@
  * Pure functions, callable from any thread. */
 #ifndef WS_TRANSPORTS_API_H
 #define WS_TRANSPORTS_API_H
+/* Of the publishers' routes (/v1/local/): told by either end when a rank registers; ends that differ refuse.
+ */
+#define WS_LOCAL_API 1
 #include "transports/error.h"
 #include "transports/mark.h"
 #include <stdbool.h>

@@ -73,24 +73,36 @@ struct ws_agent_model *ws_agent_find_or_add(struct ws_agent *a, const char *name
     return m;
 }
 
-void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m)
+/* No rank remembers the slot, which the next version may get. */
+static void end_writing(struct ws_agent *a, struct ws_agent_model *m)
+{
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (m->ranks && m->ranks[r])
+            m->ranks[r]->committed = NULL;
+    m->writing = NULL;
+    m->n_begun = m->n_committed = 0;
+    pthread_cond_broadcast(&a->changed);
+}
+
+void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why)
 {
     struct ws_slot *s = m->writing;
     if (!s || s->state == WS_SLOT_HASHING)
         return; /* all ranks have committed: it will be published */
+    snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was abandoned: %s", m->writing_version,
+             m->name, why);
     ws_slot_clear(s);
     s->state = WS_SLOT_RETIRED;
-    m->writing = NULL;
     m->abandoned++;
-    m->n_begun = m->n_committed = 0;
     for (unsigned r = 0; r < m->world_size; r++) {
         if (m->ranks && m->ranks[r] && m->ranks[r]->writing) {
             m->ranks[r]->writing = false;
             m->ranks[r]->lost = true;
         }
     }
-    ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64, m->name, m->writing_version);
-    pthread_cond_broadcast(&a->changed);
+    ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64 " why=\"%s\"", m->name,
+           m->writing_version, why);
+    end_writing(a, m);
 }
 
 /* --- catalog --- */
@@ -262,18 +274,18 @@ static void finish(struct ws_agent *a, struct ws_agent_model *m)
     else
         ws_error_set(&err, EBUSY, "a process still has it open after its commit");
     pthread_mutex_lock(&a->lock);
-    m->writing = NULL;
-    m->n_begun = m->n_committed = 0;
+    end_writing(a, m);
     if (rc == 0) {
         publish(a, m, s);
     } else {
+        snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was refused: %s", s->version, m->name,
+                 err.text);
         ws_log(WS_LOG_ERROR, "agent", "version refused model=%s version=%" PRIu64 ": %s", m->name, s->version,
                err.text);
         ws_slot_clear(s);
         s->state = WS_SLOT_RETIRED;
         m->abandoned++;
     }
-    pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
     ws_agent_announce(a);
     pthread_mutex_lock(&a->lock);

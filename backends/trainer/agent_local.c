@@ -5,6 +5,8 @@
  * one writable a file (size 0: none) POST /v1/local/commit {hashes: [[file, block, "hex"]..]} POST
  * /v1/local/abandon {} POST /v1/local/wait {version, what: "published"|"loaded", timeout_ms} */
 #include "backends/trainer/agent_state.h"
+#include "transports/api.h"
+#include "transports/copy.h"
 #include "transports/log.h"
 #include <assert.h>
 #include <errno.h>
@@ -48,21 +50,42 @@ static void random_run(char out[WS_RUN_CHARS + 1])
 
 /* --- register --- */
 
-static void forget_registration(struct ws_agent *a, struct ws_session *c)
+static void forget_registration(struct ws_agent *a, struct ws_session *c, const char *how)
 {
     struct ws_agent_model *m = c->model;
-    /* A version cannot become whole without a rank that has not committed. */
-    if (m && m->writing && m->writing->state == WS_SLOT_WRITING && c->committed != m->writing)
-        ws_agent_abandon(a, m);
+    char why[128];
+    snprintf(why, sizeof(why), "rank %u (process %d) %s before it had committed", c->rank, (int)c->pid, how);
+    /* Half of what it writes may be there. Where it has not begun, it may come back and do so. */
+    if (m && c->writing)
+        ws_agent_abandon(a, m, why);
+    c->writing = false;
     c->committed = NULL;
+    c->placed = c->stale = false;
+    c->told = 0;
     if (m && m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
         m->ranks[c->rank] = NULL;
         m->n_registered--;
+        snprintf(why, sizeof(why), "all ranks have ended, rank %u (process %d) as the last", c->rank,
+                 (int)c->pid);
+        if (m->n_registered == 0)
+            ws_agent_abandon(a, m, why);
         pthread_cond_broadcast(&a->changed);
     }
     c->model = NULL;
     ws_registration_free(c->registration); /* also one that was refused before it joined a group */
     c->registration = NULL;
+}
+
+/* Where a rank's pieces go, and which of them it writes. */
+static uint64_t places_of(const struct ws_agent_model *m, const struct ws_registration *r)
+{
+    uint64_t h = ws_hash(m->placement->id, sizeof(m->placement->id));
+    for (size_t i = 0; i < r->n_entries + r->n_base; i++) {
+        const struct ws_entry *e = i < r->n_entries ? &r->entries[i] : &r->base[i - r->n_entries];
+        const uint64_t place[] = {h, e->file_index, e->tensor.begin, e->writes};
+        h = ws_hash(place, sizeof(place));
+    }
+    return h ? h : 1;
 }
 
 static int make_placement(struct ws_agent_model *m, struct ws_error *err)
@@ -77,7 +100,86 @@ static int make_placement(struct ws_agent_model *m, struct ws_error *err)
     int rc = ws_placement_make(regs, m->world_size, m->shard_bytes, &m->placement, err);
     free(regs);
     m->epoch++;
+    for (unsigned r = 0; rc == 0 && r < m->world_size; r++) {
+        struct ws_session *c = m->ranks[r];
+        c->placed = true;
+        c->stale = c->told && c->told != places_of(m, c->registration);
+    }
     return rc;
+}
+
+/* A rank that was told its places before is told at its next begin that they are others, and registers again:
+ * until then what it holds may be out of date. */
+static bool some_register_again(const struct ws_agent_model *m)
+{
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (m->ranks[r] && m->ranks[r]->told && (!m->placement || m->ranks[r]->stale))
+            return true;
+    return false;
+}
+
+/* The last rank is there: what all of them hold is laid out, or all who wait are told why it cannot be. A
+ * version that others are writing goes on if it fits, and is not one that this rank has committed before it
+ * ended. */
+static void place(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *last)
+{
+    struct ws_error err = {0};
+    char why[96];
+    int rc = make_placement(m, &err);
+    unsigned committed = 0;
+    for (unsigned r = 0; m->writing && r < m->world_size; r++)
+        committed += m->ranks[r]->committed == m->writing;
+    snprintf(why, sizeof(why), "rank %u (process %d) came back, and it has to be written anew", last->rank,
+             (int)last->pid);
+    if (m->writing && (rc < 0 || some_register_again(m) || committed != m->n_committed ||
+                       strcmp(m->writing->placement_id, m->placement->id) != 0))
+        ws_agent_abandon(a, m, why);
+    if (rc < 0)
+        for (unsigned r = 0; r < m->world_size; r++) {
+            m->ranks[r]->placed = false;
+            m->ranks[r]->refused = err.code;
+            snprintf(m->ranks[r]->refusal, sizeof(m->ranks[r]->refusal), "%s", err.text);
+        }
+    pthread_cond_broadcast(&a->changed);
+}
+
+/* "; missing: rank 1, 3": ranks that are not there, that have not registered again, or (writing) not
+ * committed. */
+static const char *missing_ranks(const struct ws_agent_model *m, bool writing, char *out, size_t cap)
+{
+    size_t n = 0;
+    out[0] = 0;
+    for (unsigned r = 0; r < m->world_size && n + 32 < cap; r++) {
+        const struct ws_session *c = m->ranks[r];
+        if (c && (writing ? c->committed == m->writing : !c->stale && (m->placement || !c->told)))
+            continue;
+        n += (size_t)snprintf(out + n, cap - n, n ? ", %u" : "; missing: rank %u", r);
+    }
+    return out;
+}
+
+/* Until all ranks are there, and none of them works by an older placement. */
+static int wait_for_placement(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c,
+                              uint64_t deadline, struct ws_error *err)
+{
+    char missing[WS_ERROR_TEXT / 2];
+    while (!c->placed || m->n_registered < m->world_size || some_register_again(m)) {
+        if (m->ranks[c->rank] != c)
+            return ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank,
+                                m->name);
+        if (c->refused && !some_register_again(m))
+            return ws_error_set(err, c->refused, "%s", c->refusal);
+        if (ws_agent_wait(a, deadline))
+            continue;
+        if (c->refused)
+            return ws_error_set(err, c->refused, "%s", c->refusal);
+        return ws_error_set(
+            err, ETIMEDOUT,
+            "waited for the ranks of %s: %u of %u are here%s; all ranks have to offload within the "
+            "timeout, with the same world_size, and to register again where tensors have changed",
+            m->name, m->n_registered, m->world_size, missing_ranks(m, false, missing, sizeof(missing)));
+    }
+    return 0;
 }
 
 /* The lineage that a group of ranks writes: the first of them settles it. */
@@ -95,8 +197,9 @@ static int set_run(struct ws_agent_model *m, const json_t *body, struct ws_error
         return ws_error_set(err, EEXIST, "%s has the lineage %s already; a new one needs another id", m->name,
                             run);
     if (m->n_registered > 0 && run && strcmp(run, m->group_run) != 0)
-        return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name,
-                            m->group_run, run);
+        return ws_error_set(err, EPROTO,
+                            "the ranks of %s name different runs, %s and %s: give all of them the same",
+                            m->name, m->group_run, run);
     if (m->n_registered > 0)
         return 0;
     if (run)
@@ -126,13 +229,18 @@ static int join_group(struct ws_agent *a, struct ws_agent_model *m, struct ws_se
 {
     for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) || m->preparing;)
         if (!ws_agent_wait(a, deadline))
-            return other ? ws_error_set(
-                               err, EBUSY,
-                               "process %d publishes %s already, as rank %u of %u; it did not end in time",
-                               (int)other->pid, m->name, other->rank, m->world_size)
-                         : ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name);
-    if (m->writing && m->writing->state == WS_SLOT_WRITING)
-        ws_agent_abandon(a, m); /* its placement is about to change */
+            return !other ? ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name)
+                   : m->world_size != world_size
+                       ? ws_error_set(
+                             err, EBUSY,
+                             "rank %u says that %s has %u ranks, and process %d publishes it as rank %u of "
+                             "%u; it did not end in time: give all ranks the same world_size, or end it",
+                             c->rank, m->name, world_size, (int)other->pid, other->rank, m->world_size)
+                       : ws_error_set(
+                             err, EBUSY,
+                             "process %d publishes %s already, as rank %u of %u; it did not end in time: "
+                             "end it, or give each rank a number of its own",
+                             (int)other->pid, m->name, other->rank, m->world_size);
     if (m->world_size != world_size) {
         struct ws_session **ranks = calloc(world_size, sizeof(struct ws_session *));
         if (!ranks)
@@ -176,9 +284,9 @@ static json_t *placement_json(const struct ws_agent_model *m, const struct ws_se
         for (size_t k = 0; k < l->n_files; k++)
             if (strcmp(l->files[k].name, r->sidecars[i].name) == 0)
                 json_array_append_new(sidecars, json_integer((json_int_t)k));
-    return json_pack("{s:s,s:I,s:o,s:o,s:o,s:o}", "run", m->group_run, "epoch", (json_int_t)m->epoch, "files",
-                     files, "places", places_json(r->entries, r->n_entries), "base",
-                     places_json(r->base, r->n_base), "sidecars", sidecars);
+    return json_pack("{s:i,s:s,s:I,s:o,s:o,s:o,s:o}", "api", WS_LOCAL_API, "run", m->group_run, "epoch",
+                     (json_int_t)m->epoch, "files", files, "places", places_json(r->entries, r->n_entries),
+                     "base", places_json(r->base, r->n_base), "sidecars", sidecars);
 }
 
 static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply,
@@ -188,6 +296,13 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
     uint64_t world = number(body, "world_size", 1), rank = number(body, "rank", 0),
              deadline = deadline_of(body);
     struct ws_registration *r = NULL;
+    const char *release = json_string_value(json_object_get(body, "release"));
+    if (number(body, "api", 0) != WS_LOCAL_API)
+        return ws_error_set(err, EPROTO,
+                            "rank %" PRIu64
+                            " has libwsync of release %s, and this agent is of release %s, which it cannot "
+                            "work with: use agent and libwsync of one release",
+                            rank, release ? release : "0.0", WS_VERSION);
     if (!name || !ws_name_is_model(name))
         return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", name ? name : "",
                             WS_MODEL_NAME_RULE);
@@ -198,11 +313,12 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&a->lock);
-    forget_registration(a, c);
+    forget_registration(a, c, "registered anew");
     struct ws_agent_model *m = ws_agent_find_or_add(a, name);
     c->rank = (unsigned)rank;
     c->registration = r;
     c->lost = false;
+    c->refused = 0;
     if (!m)
         rc = ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", name, WS_MAX_MODELS);
     if (rc == 0)
@@ -211,32 +327,17 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
         unsigned slots = (unsigned)number(body, "max_slots", 0);
         m->shard_bytes = number(body, "shard_bytes", 0);
         m->max_slots = slots >= 2 && slots <= a->options.max_slots ? slots : a->options.max_slots;
-        if (m->n_registered == m->world_size) {
-            rc = make_placement(m, err);
-            if (rc < 0) { /* the others are told the same */
-                m->prepare_error = -rc;
-                snprintf(m->prepare_text, sizeof(m->prepare_text), "%s", err ? err->text : "");
-            } else {
-                m->prepare_error = 0;
-            }
-        }
-        pthread_cond_broadcast(&a->changed);
+        if (m->n_registered == m->world_size)
+            place(a, m, c);
+        rc = wait_for_placement(a, m, c, deadline, err);
     }
-    uint64_t epoch = rc == 0 ? m->epoch : 0;
-    while (rc == 0 && !m->placement) {
-        if (m->ranks[c->rank] != c)
-            rc = ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank,
-                              name);
-        else if (m->n_registered == m->world_size && m->epoch != epoch && m->prepare_error)
-            rc = ws_error_set(err, m->prepare_error, "%s", m->prepare_text);
-        else if (!ws_agent_wait(a, deadline))
-            rc = ws_error_set(err, ETIMEDOUT, "waited for the ranks of %s: %u of %u are here", name,
-                              m->n_registered, m->world_size);
-    }
-    if (rc == 0)
+    if (rc == 0) {
+        c->told = places_of(m, c->registration);
         *reply = placement_json(m, c);
-    else
-        forget_registration(a, c);
+        pthread_cond_broadcast(&a->changed);
+    } else {
+        forget_registration(a, c, "could not register");
+    }
     pthread_mutex_unlock(&a->lock);
     return rc;
 }
@@ -250,7 +351,7 @@ static int check_version(const struct ws_agent_model *m, uint64_t version, const
         return ws_error_set(
             err, EEXIST,
             "version %" PRIu64 " of %s is not higher than the newest, %" PRIu64
-            " (run %s); a trainer that resumes from an older step opens a new lineage (--new-run)",
+            " (run %s); a trainer that resumes from an older step opens a new lineage (new_run, --new-run)",
             version, m->name, m->newest, m->run);
     return 0;
 }
@@ -292,14 +393,14 @@ static int check_session(struct ws_session *c, struct ws_error *err)
 {
     if (!c->model)
         return ws_error_set(err, EINVAL, "this rank is not registered");
+    if (c->lost && c->model->placement && !c->stale) {
+        c->lost = false;
+        return ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", c->model->why);
+    }
     if (!c->model->ranks || c->rank >= c->model->world_size || c->model->ranks[c->rank] != c ||
-        !c->model->placement)
+        !c->model->placement || c->stale)
         return ws_error_set(err, ESTALE, "the group of ranks of %s has changed: register again",
                             c->model->name);
-    if (c->lost) {
-        c->lost = false;
-        return ws_error_set(err, ECANCELED, "the version was abandoned: another rank died or gave it up");
-    }
     return 0;
 }
 
@@ -318,6 +419,58 @@ static int open_all(const struct ws_slot *s, int *fds, size_t max, size_t *n, st
     return rc;
 }
 
+/* The version before may still be hashed, or copied by ranks that are slower than this one; another rank
+ * prepares this one; or one has died, and comes back. */
+static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t version, uint64_t deadline,
+                         struct ws_error *err)
+{
+    struct ws_agent_model *m = c->model;
+    char missing[WS_ERROR_TEXT / 2];
+    int rc = 0;
+    while (rc == 0) {
+        bool before = m->writing && (m->writing->state == WS_SLOT_HASHING || c->committed == m->writing);
+        if (!m->preparing && !before && m->n_registered == m->world_size)
+            return 0;
+        if (ws_agent_wait(a, deadline))
+            rc = check_session(c, err);
+        else if (before)
+            rc = ws_error_set(err, ETIMEDOUT,
+                              "rank %u waited with version %" PRIu64 " of %s for version %" PRIu64
+                              ", which not all ranks have offloaded%s",
+                              c->rank, version, m->name, m->writing_version,
+                              missing_ranks(m, true, missing, sizeof(missing)));
+        else
+            rc = ws_error_set(err, ETIMEDOUT,
+                              "rank %u waited with version %" PRIu64 " of %s for the other ranks%s", c->rank,
+                              version, m->name, missing_ranks(m, false, missing, sizeof(missing)));
+    }
+    return rc;
+}
+
+/* Is the version on its way this rank's, too? One that it has passed by can never become whole. */
+static int join_version(struct ws_agent *a, struct ws_session *c, uint64_t version, const char *run,
+                        struct ws_error *err)
+{
+    struct ws_agent_model *m = c->model;
+    char why[160];
+    if (!m->writing)
+        return 0;
+    if (strcmp(m->writing->run, run) != 0)
+        return ws_error_set(err, EPROTO, "rank %u begins run %s of %s while others write run %s", c->rank,
+                            run, m->name, m->writing->run);
+    if (version < m->writing_version)
+        return ws_error_set(err, EPROTO,
+                            "rank %u begins version %" PRIu64 " of %s while others write %" PRIu64
+                            ": give every rank the same version",
+                            c->rank, version, m->name, m->writing_version);
+    snprintf(why, sizeof(why),
+             "rank %u went on to version %" PRIu64 " without it: give every rank the same version", c->rank,
+             version);
+    if (version > m->writing_version)
+        ws_agent_abandon(a, m, why);
+    return 0;
+}
+
 static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply, int *fds,
                     size_t max, size_t *n_fds, struct ws_error *err)
 {
@@ -332,30 +485,18 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     if (rc == 0 && c->writing)
         rc = ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                           m->writing_version);
-    /* The version before may still be hashed, or another rank prepares this one. */
-    while (rc == 0 && (m->preparing || (m->writing && m->writing->state == WS_SLOT_HASHING))) {
-        if (!ws_agent_wait(a, deadline))
-            rc = ws_error_set(err, ETIMEDOUT, "waited for the version before %" PRIu64 " of %s", version,
-                              m->name);
-        else if (rc == 0)
-            rc = check_session(c, err);
-    }
+    if (rc == 0)
+        rc = wait_for_turn(a, c, version, deadline, err);
     if (rc == 0)
         rc = check_version(m, version, run, err);
-    if (rc == 0 && m->writing && strcmp(m->writing->run, run) != 0)
-        rc = ws_error_set(err, EPROTO, "rank %u begins run %s of %s while others write run %s", c->rank, run,
-                          m->name, m->writing->run);
-    if (rc == 0 && m->writing && m->writing_version != version)
-        rc = ws_error_set(err, EPROTO, "rank %u begins version %" PRIu64 " of %s while others write %" PRIu64,
-                          c->rank, version, m->name, m->writing_version);
+    if (rc == 0)
+        rc = join_version(a, c, version, run, err);
     if (rc == 0 && !m->writing)
         rc = prepare(a, m, version, run, deadline, err);
-    if (rc == 0 && m->n_registered < m->world_size) { /* a rank left meanwhile */
-        ws_agent_abandon(a, m);
-        rc = ws_error_set(err, ECANCELED, "the version was abandoned: another rank died");
-    }
     if (rc == 0)
         rc = check_session(c, err);
+    if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))
+        rc = ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", m->why);
     if (rc == 0)
         rc = open_all(m->writing, fds, max, n_fds, err);
     if (rc == 0) {
@@ -408,8 +549,10 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
 static void do_abandon(struct ws_agent *a, struct ws_session *c)
 {
     pthread_mutex_lock(&a->lock);
+    char why[64];
+    snprintf(why, sizeof(why), "rank %u gave it up", c->rank);
     if (c->model && c->writing)
-        ws_agent_abandon(a, c->model);
+        ws_agent_abandon(a, c->model, why);
     c->lost = false;
     pthread_mutex_unlock(&a->lock);
 }
@@ -472,15 +615,18 @@ static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body,
         bool pending =
             m->writing && m->writing_version == version && (!run || strcmp(run, m->writing->run) == 0);
         if (!pending && !loaded)
-            rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun",
-                              version, m->name);
+            rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun%s%s",
+                              version, m->name, m->why[0] ? "; the last that was: " : "", m->why);
         else if (!ws_agent_wait(a, look_again(deadline)) &&
                  (atomic_load(&a->stop) || ws_agent_now_ns() >= deadline))
-            rc = atomic_load(&a->stop)
-                     ? ws_error_set(err, ECONNRESET, "the agent is stopping")
-                     : ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not %s in time%s%s",
-                                    version, m->name, loaded ? "loaded" : "published", missing[0] ? ": " : "",
-                                    missing);
+            rc = atomic_load(&a->stop) ? ws_error_set(err, ECONNRESET, "the agent is stopping")
+                 : loaded
+                     ? ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not loaded in time%s%s",
+                                    version, m->name, missing[0] ? ": " : "", missing)
+                     : ws_error_set(err, ETIMEDOUT,
+                                    "version %" PRIu64 " of %s was not published in time: not all ranks have "
+                                    "offloaded it, or it is still hashed%s",
+                                    version, m->name, missing_ranks(m, true, missing, sizeof(missing)));
     }
     pthread_mutex_unlock(&a->lock);
     return rc;
@@ -548,7 +694,7 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
     if (!c)
         return;
     pthread_mutex_lock(&a->lock);
-    forget_registration(a, c);
+    forget_registration(a, c, "ended");
     pthread_mutex_unlock(&a->lock);
     free(c);
     peer->state = NULL;

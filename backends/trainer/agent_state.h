@@ -33,6 +33,11 @@ struct ws_session {
     struct ws_registration *registration;
     unsigned rank;
     pid_t pid;
+    bool placed;   /* a placement was made with its registration */
+    uint64_t told; /* a hash of the places that it was told; 0: none yet */
+    bool stale;    /* its places are others by now: it has to register again */
+    int refused;   /* there is no placement: errno, and why */
+    char refusal[WS_ERROR_TEXT];
     bool writing;              /* has begun model->writing and not committed */
     struct ws_slot *committed; /* what it has committed, while that is not announced */
     bool lost;                 /* its version was abandoned by another rank; told at the next call */
@@ -60,6 +65,7 @@ struct ws_agent_model {
     struct ws_slot *writing;
     uint64_t writing_version;
     unsigned n_begun, n_committed;
+    char why[WS_ERROR_TEXT]; /* the last version was abandoned */
     /* agent_fleet.c */
     struct ws_fleet fleet;
     struct ws_wanted *wanted;
@@ -105,8 +111,9 @@ struct ws_agent {
 struct ws_agent_model *ws_agent_find(struct ws_agent *a, const char *model);        /* under lock */
 struct ws_agent_model *ws_agent_find_or_add(struct ws_agent *a, const char *model); /* under lock */
 void ws_agent_announce(struct ws_agent *a); /* seq grows, long polls end; not under lock */
-/* Gives up the version on its way (under lock). */
-void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m);
+/* Gives up the version on its way (under lock). why: the end of a sentence, with the rank that is the reason.
+ */
+void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why);
 /* Waits for `changed` until the deadline (CLOCK_MONOTONIC, ns); false when it has passed. Under lock. */
 bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns);
 uint64_t ws_agent_now_ns(void);

@@ -175,10 +175,23 @@ static uint64_t elements(const uint64_t *shape, unsigned n_dims)
     return n;
 }
 
+/* A tensor without elements is in the file all the same, and all who know it say so. */
+static int extract_empty(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < f->n; i++) {
+        wsync_param *p = add(x, h, held, &f->parts[i], 0);
+        rc = p ? set_dtype(x, p, h) : no_memory(x, h->name);
+    }
+    return rc;
+}
+
 static int extract_flat(struct extractor *x, const wsync_held *h, size_t held, const struct ws_extracted *e)
 {
     uint64_t n = elements(e->fused.shape, e->fused.n_dims);
     struct ws_sharding s;
+    if (n == 0)
+        return extract_empty(x, h, held, &e->fused);
     if (e->n_placements == 0) {
         if (h->start > n || h->count > n - h->start)
             return ws_error_set(x->err, EINVAL,
@@ -240,7 +253,9 @@ static int extract_local(struct extractor *x, const wsync_held *h, size_t held, 
                               " indices of dimension %u, and its placement says %" PRIu64,
                               h->name, h->local[d], f->shape[d], d, n);
     }
-    if (rc == 0 && !empty)
+    if (rc == 0 && elements(f->shape, f->n_dims) == 0)
+        rc = extract_empty(x, h, held, f);
+    else if (rc == 0 && !empty)
         rc = extract_boxes(x, h, held, f, &s);
     ws_sharding_release(&s);
     return rc;

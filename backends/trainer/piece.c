@@ -1,4 +1,5 @@
 #include "backends/trainer/piece.h"
+#include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -25,6 +26,11 @@ int ws_tensor_of(const wsync_param *a, struct ws_tensor *t, struct ws_error *err
     if (!a->name || !*a->name || strlen(a->name) > WS_MAX_TENSOR_NAME)
         return ws_error_set(err, EINVAL, "a parameter has no name or one of over %d bytes",
                             WS_MAX_TENSOR_NAME);
+    for (size_t i = 0, n = strlen(a->name), k; i < n; i += k)
+        if ((k = ws_utf8_length(a->name + i, n - i)) == 0)
+            return ws_error_set(err, EINVAL,
+                                "the name of the parameter %s is no UTF-8, as a safetensors file's are",
+                                a->name);
     if ((unsigned)a->dtype >= WS_DTYPE_COUNT)
         return ws_error_set(err, EINVAL, "the parameter %s has no known dtype (%d)", a->name, (int)a->dtype);
     if (a->n_dims > WS_MAX_DIMS)

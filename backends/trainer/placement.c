@@ -73,12 +73,15 @@ static int unify(struct maker *k, struct ws_entry **parts, size_t n, struct ws_e
     struct ws_claim *claims = calloc(n, sizeof(*claims));
     struct whole *w = &k->wholes[k->n_wholes++];
     int rc = claims ? 0 : no_memory(err);
-    *w = (struct whole){.tensor = parts[0]->tensor, .file = parts[0]->file, .parts = parts, .n_parts = n};
+    *w = (struct whole){.tensor = parts[0]->tensor, .file = parts[0]->asked, .parts = parts, .n_parts = n};
     for (size_t i = 0; rc == 0 && i < n; i++) {
         if (!same_meta(&parts[i]->tensor, &w->tensor))
-            rc = ws_error_set(err, EPROTO, "ranks %u and %u disagree about the dtype or shape of %s",
-                              parts[0]->rank, parts[i]->rank, w->tensor.name);
-        else if (!w->file != !parts[i]->file || (w->file && strcmp(w->file, parts[i]->file) != 0))
+            rc = ws_error_set(
+                err, EPROTO,
+                "ranks %u and %u disagree about the dtype or shape of %s: it has to be the same on all "
+                "ranks that hold a part of it",
+                parts[0]->rank, parts[i]->rank, w->tensor.name);
+        else if (!w->file != !parts[i]->asked || (w->file && strcmp(w->file, parts[i]->asked) != 0))
             rc = ws_error_set(err, EPROTO, "ranks %u and %u put %s into different files", parts[0]->rank,
                               parts[i]->rank, w->tensor.name);
         claims[i] = (struct ws_claim){.piece = parts[i]->piece, .rank = parts[i]->rank};
@@ -114,17 +117,18 @@ static int unify_all(struct maker *k, struct ws_error *err)
         if (other && !same_meta(&other->tensor, &e->tensor))
             rc = ws_error_set(err, EPROTO, "%s has another dtype or shape in the base checkpoint",
                               e->tensor.name);
+        e->writes = false;
         if (other)
             continue;
         k->all[k->n_all] = e;
         k->wholes[k->n_wholes++] = (struct whole){
-            .tensor = e->tensor, .file = e->file, .parts = &k->all[k->n_all], .n_parts = 1, .frozen = true};
+            .tensor = e->tensor, .file = e->asked, .parts = &k->all[k->n_all], .n_parts = 1, .frozen = true};
         k->n_all++;
         e->writes = true;
     }
     qsort(k->wholes, k->n_wholes, sizeof(k->wholes[0]), by_whole);
     if (rc == 0 && k->n_wholes == 0)
-        rc = ws_error_set(err, EINVAL, "no rank registered a tensor");
+        rc = ws_error_set(err, EINVAL, "no rank registered a tensor: give at least one");
     return rc;
 }
 

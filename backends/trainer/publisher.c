@@ -59,6 +59,7 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     if (!p)
         return ws_error_set(err, ENOMEM, "no memory for a publisher");
     p->sock = -1;
+    p->agent = strdup(agent && *agent ? agent : DEFAULT_AGENT);
     p->model = strdup(c->model);
     p->run_asked = c->run ? strdup(c->run) : NULL;
     p->new_run = c->new_run;
@@ -70,10 +71,10 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     p->progress = c->progress;
     p->progress_arg = c->progress_arg;
     p->workers = ws_workers_new(n, 0);
-    if (!p->model || !p->workers || (c->run && !p->run_asked))
+    if (!p->agent || !p->model || !p->workers || (c->run && !p->run_asked))
         rc = ws_error_set(err, ENOMEM, "no memory for a publisher");
     if (rc == 0)
-        rc = ws_ipc_connect(agent && *agent ? agent : DEFAULT_AGENT, &p->sock, err);
+        rc = ws_ipc_connect(p->agent, &p->sock, err);
     if (rc == 0 && p->rank == 0)
         rc = ws_base_open(&p->base, c->base, c->sidecars, err);
     if (rc < 0) {
@@ -86,6 +87,8 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
 
 int wsync_register(wsync_publisher *p, const wsync_param *params, size_t n)
 {
+    if (!p->begun)
+        (void)ws_publisher_is_connected(p);
     return ws_publisher_register(p, params, n, ws_last_error());
 }
 
@@ -128,6 +131,8 @@ static int begin(struct wsync_publisher *p, uint64_t version, struct ws_error *e
     json_t *reply = NULL;
     if (!p->params)
         return ws_error_set(err, EINVAL, "register the parameters before begin");
+    if (version > INT64_MAX)
+        return ws_error_set(err, EINVAL, "a version has at most 63 bits, %" PRIu64 " has more", version);
     if (p->begun)
         return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                             p->version);
@@ -226,21 +231,24 @@ int wsync_abandon(wsync_publisher *p)
 int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint64_t version)
 {
     struct ws_error *err = ws_last_error(), ignored;
-    int rc = ws_publisher_has(p, params, n) ? 0 : ws_publisher_register(p, params, n, err);
-    if (rc == 0)
-        rc = begin(p, version, err);
-    if (rc == -ESTALE) { /* another rank came back with a new connection: all register anew */
-        rc = ws_publisher_register(p, params, n, err);
+    if (p->begun)
+        return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
+                            p->version);
+    int rc = ws_publisher_is_connected(p) && ws_publisher_has(p, params, n) ? 0 : -ESTALE;
+    for (int tries = 0; tries < 3; tries++) {
+        if (rc == -ESTALE) /* or another rank came back with other tensors: all register anew */
+            rc = ws_publisher_register(p, params, n, err);
         if (rc == 0)
             rc = begin(p, version, err);
+        if (rc == 0)
+            rc = ws_publisher_put_all(p, params, err);
+        if (rc == 0)
+            rc = commit(p, err);
+        if (rc < 0 && p->begun)
+            (void)abandon(p, &ignored);
+        if (rc != -ESTALE)
+            break;
     }
-    if (rc < 0)
-        return rc;
-    rc = ws_publisher_put_all(p, params, err);
-    if (rc == 0)
-        rc = commit(p, err);
-    if (rc < 0 && p->begun)
-        (void)abandon(p, &ignored);
     return rc;
 }
 
@@ -302,6 +310,7 @@ void wsync_close(wsync_publisher *p)
     ws_publisher_forget(p);
     ws_base_free(p->base);
     ws_workers_free(p->workers);
+    free(p->agent);
     free(p->model);
     free(p->run_asked);
     free(p);

@@ -1,5 +1,6 @@
 /* What a rank holds, told to the agent, and what the agent answered: places, files, who writes what. */
 #include "backends/trainer/publisher_state.h"
+#include "transports/api.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -128,6 +129,7 @@ static int take_placement(struct wsync_publisher *p, const json_t *reply, struct
 {
     const json_t *files = json_object_get(reply, "files"), *sidecars = json_object_get(reply, "sidecars");
     const char *run = json_string_value(json_object_get(reply, "run"));
+    const json_int_t api = json_integer_value(json_object_get(reply, "api"));
     size_t n_base = p->base ? ws_base_n_tensors(p->base) : 0,
            n_side = p->base ? ws_base_n_sidecars(p->base) : 0;
     p->n_files = json_array_size(files);
@@ -150,11 +152,14 @@ static int take_placement(struct wsync_publisher *p, const json_t *reply, struct
         if (p->sidecar_files[i] >= p->n_files)
             rc = -EPROTO;
     }
-    if (rc == 0 && !run)
+    if (rc == 0 && (!run || api != WS_LOCAL_API))
         rc = -EPROTO;
     if (rc < 0)
-        return ws_error_set(err, EPROTO,
-                            "the agent's placement is not understood: is it of another release?");
+        return ws_error_set(
+            err, EPROTO,
+            "the answer of the agent at %s is not understood: it is of another release than this "
+            "libwsync, %s; use agent and libwsync of one release",
+            p->agent, WS_VERSION);
     snprintf(p->run, sizeof(p->run), "%s", run);
     return 0;
 }
@@ -164,10 +169,11 @@ static json_t *registration_json(const struct wsync_publisher *p)
     json_t *params = json_array();
     for (size_t i = 0; i < p->n_params; i++)
         json_array_append_new(params, param_json(&p->params[i]));
-    json_t *o = json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:o,s:o,s:o}", "model", p->model, "rank",
-                          (json_int_t)p->rank, "world_size", (json_int_t)p->world_size, "shard_bytes",
-                          (json_int_t)p->shard_bytes, "max_slots", (json_int_t)p->max_slots, "timeout_ms",
-                          (json_int_t)p->timeout_ms, "new_run", (int)p->new_run, "params", params, "base",
+    json_t *o = json_pack("{s:i,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:o,s:o,s:o}", "api", WS_LOCAL_API, "release",
+                          WS_VERSION, "model", p->model, "rank", (json_int_t)p->rank, "world_size",
+                          (json_int_t)p->world_size, "shard_bytes", (json_int_t)p->shard_bytes, "max_slots",
+                          (json_int_t)p->max_slots, "timeout_ms", (json_int_t)p->timeout_ms, "new_run",
+                          (int)p->new_run, "params", params, "base",
                           p->base ? ws_base_tensors_json(p->base) : json_array(), "sidecars",
                           p->base ? ws_base_sidecars_json(p->base) : json_array());
     const char *run = p->run_asked ? p->run_asked : p->run[0] ? p->run : NULL;
@@ -199,6 +205,8 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
     }
     if (rc == 0)
         rc = index_names(p, err);
+    if (rc == 0 && p->sock < 0)
+        rc = ws_ipc_connect(p->agent, &p->sock, err);
     if (rc == 0)
         rc = ws_publisher_call(p, "register", registration_json(p), &reply, NULL, 0, NULL, err);
     if (rc == 0)

@@ -24,8 +24,8 @@ struct ws_layout {
 };
 
 struct wsync_publisher {
-    int sock;
-    char *model, *run_asked;
+    int sock; /* -1: the agent has gone, and the next registration connects anew */
+    char *agent, *model, *run_asked;
     char run[WS_RUN_CHARS + 1];
     bool new_run; /* until something was published in it */
     unsigned rank, world_size, max_slots, timeout_ms;
@@ -57,9 +57,14 @@ struct wsync_publisher {
     size_t n_hashes;
 };
 
-/* POST /v1/local/{verb}; steals body. fds: room for descriptors of the reply, or NULL. */
+/* POST /v1/local/{verb}; steals body. fds: room for descriptors of the reply, or NULL. -ECONNRESET: the agent
+ * has gone; -EPROTO: it is of another release, which its socket may be, too. */
 int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body, json_t **reply, int *fds,
                       size_t max, size_t *n, struct ws_error *err);
+
+/* Is the connection there, with somebody at its other end? One that is not is closed, and what was registered
+ * by it is forgotten. */
+bool ws_publisher_is_connected(struct wsync_publisher *p);
 
 WS_MUST_USE int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, size_t n,
                                       struct ws_error *err);

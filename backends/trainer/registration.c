@@ -92,7 +92,7 @@ static int entries_of(const json_t *array, unsigned rank, struct ws_entry **out,
             size_t k = strlen(file);
             if (!ws_name_is_file(file) || k <= 12 || strcmp(file + k - 12, ".safetensors") != 0)
                 rc = ws_error_set(err, EINVAL, "'%.200s' is no name of a safetensors file", file);
-            else if (!(e->file = strdup(file)))
+            else if (!(e->asked = strdup(file)))
                 rc = ws_error_set(err, ENOMEM, "no memory for a registration");
         }
         if (rc < 0)
@@ -151,6 +151,7 @@ static void free_entries(struct ws_entry *e, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         free((char *)(uintptr_t)e[i].tensor.name);
+        free(e[i].asked);
         free(e[i].file);
     }
     free(e);

@@ -8,7 +8,8 @@
 struct ws_entry {
     struct ws_tensor tensor; /* name is owned; begin and end are set by the placement */
     struct ws_piece piece;
-    char *file; /* NULL: by shard_bytes */
+    char *asked; /* the file that the rank asked for; NULL: by shard_bytes */
+    char *file;  /* set by the placement */
     unsigned rank;
     size_t file_index; /* set by the placement */
     bool writes;       /* set by the placement: this rank copies it */

@@ -25,7 +25,7 @@ def number(dtype: Any, name: str) -> int:
     if found is None:
         called = str(dtype).rpartition(".")[2]
         if called not in _FILE:
-            raise TypeError(f"{name} has the dtype {dtype}, which a safetensors file cannot hold")
+            raise TypeError(f"{name} has the dtype {dtype}, which a safetensors file cannot hold: convert it before")
         found = _numbers[dtype] = getattr(lib, "WSYNC_" + _FILE[called])
     return found
 

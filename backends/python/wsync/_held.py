@@ -150,7 +150,7 @@ def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
     held = keep.array("wsync_held[]", len(meta))
     for h, (name, dtype, shape, flat, placements, local, strides, unit, start, count, layer), address in zip(held, meta, addresses):
         if len(shape) > _MAX_DIMS or len(placements) > _MAX_DIMS:
-            raise ValueError(f"{name} has {len(shape)} dimensions over a mesh of {len(placements)}; at most {_MAX_DIMS} each")
+            raise ValueError(f"{name} has {len(shape)} dimensions over a mesh of {len(placements)}; at most {_MAX_DIMS} each: reshape it")
         h.name = keep(name)
         h.dtype = _dtypes.number(dtype, name)
         h.n_dims = len(shape)
@@ -169,5 +169,5 @@ def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
 def _elements(name: str, dtype, strides: tuple) -> tuple:
     """numpy's strides, which are bytes."""
     if any(s % dtype.itemsize for s in strides):
-        raise ValueError(f"{name} has strides of {strides} bytes, which are no multiples of its elements' {dtype.itemsize}")
+        raise ValueError(f"{name} has strides of {strides} bytes, which are no multiples of its elements' {dtype.itemsize}: pass numpy.ascontiguousarray() of it")
     return tuple(s // dtype.itemsize for s in strides)

@@ -69,10 +69,15 @@ class Strings:
         self._kept: list = []
 
     def __call__(self, value):
-        """str, bytes or path -> char*; None -> NULL."""
+        """str, bytes or path -> char*; None -> NULL. ValueError, TypeError: it is no text, or has what C cannot pass on."""
         if value is None:
             return ffi.NULL
-        self._kept.append(ffi.new("char[]", os.fsencode(value)))
+        if not isinstance(value, (str, bytes, os.PathLike)):
+            raise TypeError(f"{value!r} is a {type(value).__name__} and should be text")
+        encoded = os.fsencode(value)
+        if b"\0" in encoded:
+            raise ValueError(f"{value!r} has a NUL in it")
+        self._kept.append(ffi.new("char[]", encoded))
         return self._kept[-1]
 
     def array(self, ctype: str, values):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import array
 import logging
+import operator
 import os
 
 from . import _agents, _dtypes
@@ -73,6 +74,8 @@ class Publisher:
         self._pub = self._extraction = self._meta = self._version = None
         self.model = model
         self.rank, self.world_size = _place(rank, world_size)
+        if self.rank < 0 or self.world_size < 1:
+            raise ValueError(f"rank {self.rank} of world_size {self.world_size} makes no sense: ranks count from 0 to world_size - 1")
         self._source = source if isinstance(source, Source) else Tensors(source)
         self._hf_config, self._base, self._dtype = hf_config, base, _dtypes.of_weights(dtype)
         self._told_overflow = self._told_frozen = False
@@ -90,11 +93,26 @@ class Publisher:
         self._checked(lib.wsync_open(config, out))
         self._pub = out[0]
 
+    @property
+    def _who(self) -> str:
+        return f"rank {self.rank} of {self.world_size}, model {self.model}"
+
     def _checked(self, rc: int) -> int:
         try:
             return check(rc)
         except Error as e:
-            raise type(e)(e.errno, f"rank {self.rank} of {self.world_size}, model {self.model}: {e.strerror}") from None
+            raise type(e)(e.errno, f"{self._who}: {e.strerror}") from None
+        except MemoryError as e:
+            raise MemoryError(f"{self._who}: {e}") from None
+
+    def _number(self, version: int) -> int:
+        try:
+            number = operator.index(version)
+        except TypeError:
+            raise TypeError(f"{self._who}: a version is a whole number, not {version!r}") from None
+        if not 0 <= number < 1 << 63:
+            raise ValueError(f"{self._who}: a version is a number from 0 to 2^63 - 1, not {version!r}")
+        return number
 
     def offload(self, version: int) -> None:
         """Copies this rank's part into the agent's free slot and commits it. Every rank calls it with the same
@@ -102,17 +120,27 @@ class Publisher:
         all ranks have committed and its blocks are hashed. A model whose shapes or shards have changed is
         registered again."""
         self._open()
+        version = self._number(version)
+        try:
+            held = self._held()
+        except (TypeError, ValueError, NotImplementedError) as e:  # what a tensor is; named by its rank, too
+            raise next(k for k in (TypeError, ValueError, NotImplementedError) if isinstance(e, k))(f"{self._who}: {e}") from e
+        n = ffi.new("size_t *")
+        params = lib.wsync_extraction_params(self._extraction, n)
+        self._checked(lib.wsync_offload(self._pub, params, n[0], version))
+        del held
+        self._version = version
+        self._tell()
+
+    def _held(self):
+        """This step's tensors, which the extraction has the addresses of; to be kept until they are copied."""
         held = self._source.held()
         if held.meta != self._meta:
             self._extract(held)
         else:
             addresses = array.array("Q", held.addresses)
             lib.wsync_extraction_move(self._extraction, ffi.from_buffer("const void *[]", addresses) if held.addresses else ffi.NULL)
-        n = ffi.new("size_t *")
-        params = lib.wsync_extraction_params(self._extraction, n)
-        self._checked(lib.wsync_offload(self._pub, params, n[0], version))
-        self._version = version
-        self._tell()
+        return held
 
     def _extract(self, held) -> None:
         keep, options, more = Strings(), ffi.new("wsync_extract_options *"), self._source.options()
@@ -147,7 +175,7 @@ class Publisher:
             name, shape = text(params[i].name), tuple(params[i].shape[0 : params[i].n_dims])
             if expected.get(name) != shape:
                 raise NotImplementedError(
-                    f"rank {self.rank}: {name} {list(shape)} is not what transformers would save of this model"
+                    f"{name} {list(shape)} is not what transformers would save of this model"
                     + (f" ({list(expected[name])})" if name in expected else "")
                     + ": its conversion is not known here; publish by wsync.tensors({name: tensor}) in the file's names"
                 )

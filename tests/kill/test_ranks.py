@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+# sanitizers: address thread
+# beside others
+# timeout: 240
+"""Ranks that are killed in the middle of an offload: readers see whole versions only, the last one stays served, those that
+live are told, and the next offload works. RANKS_ROUNDS, RANKS_SEED."""
+import os
+import random
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+try:
+    from ranks import Rank, Reader, Refused, ask_all, describe, expected
+except ImportError as e:
+    print(f"ok - ranks that are killed # SKIP {e.name} is not installed, as PyPI could not be reached")
+    sys.exit(0)
+
+ROUNDS = int(os.environ.get("RANKS_ROUNDS", "20" if SANITIZER else "50"))
+SEED = int(os.environ.get("RANKS_SEED", random.SystemRandom().randrange(1 << 32)))
+ELEMENTS = 3 << 20  # 9 MB
+
+
+class Trainer:
+    """The ranks of a model; versions go up whatever becomes of them."""
+
+    def __init__(self, stack, agent, mount, world, r):
+        self.stack, self.agent, self.mount, self.world, self.r = stack, agent, mount, world, r
+        self.version, self.told = 0, 0
+        self.ranks = [self.rank(i) for i in range(world)]
+        self.offload()
+        mount.wait_version("actor", self.version)
+
+    def rank(self, i):
+        return Rank(self.stack, self.agent, "actor", i, self.world, ELEMENTS)
+
+    def offload(self, pending=()):
+        """A version that must get through; pending: ranks that have not answered for the one before."""
+        self.version += 1
+        for r in self.ranks:
+            r.send(f"offload {self.version}")
+        told = self.answers(pending)
+        answers = self.answers(self.ranks)
+        assert answers == [f"offloaded {self.version}"] * self.world, answers
+        answers = ask_all(self.ranks, f"wait {self.version}")
+        assert answers == [f"published {self.version}"] * self.world, answers
+        return told
+
+    def newest(self):
+        return self.agent.get("/v1/models")["models"][0]["newest"]
+
+    def kill_at_progress(self, victim):
+        self.ranks[victim].send(f"die {self.r.randrange(1001)} {self.version}")
+
+    def kill_at_once(self, victim):
+        """From outside, when the offload has just begun, or has ended already."""
+        self.ranks[victim].send(f"offload {self.version}")
+        time.sleep(self.r.random() * 0.02 * SLOW)
+        self.ranks[victim].kill()
+
+    def round(self):
+        last, self.version = self.version, self.version + 1
+        victim = self.r.randrange(self.world)
+        others = [r for r in self.ranks if r.rank != victim]
+        kill = self.r.choice((self.kill_at_progress, self.kill_at_once))
+        order = self.r.randrange(3)  # the others before it, at the same time, or after its end
+        if order == 0:
+            assert ask_all(others, f"offload {self.version}") == [f"offloaded {self.version}"] * len(others)
+        if order == 1:
+            for r in others:
+                r.send(f"offload {self.version}")
+        kill(victim)
+        assert self.ranks[victim].reap() == -signal.SIGKILL
+        newest = self.newest()
+        assert newest in (last, self.version), (newest, last)
+        self.check(newest)
+        everybody = self.r.random() < 0.4  # the launcher ends and starts all of them, or the one
+        for r in self.ranks if everybody else [self.ranks[victim]]:
+            if r.rank != victim:
+                r.kill()
+            self.ranks[r.rank] = self.rank(r.rank)
+        got_through = self.newest() == self.version
+        for t in self.offload(others if order == 1 and not everybody else ()):
+            if isinstance(t, Refused):
+                known = {errno.ECANCELED: "abandoned: rank ", errno.EPROTO: f"while others write {self.version}"}
+                assert known.get(t.errno, "?") in t.text and f"version {self.version - 1}" in t.text, t.text
+                self.told += 1
+            else:
+                assert t == f"offloaded {self.version - 1}", t
+        return got_through
+
+    @staticmethod
+    def answers(ranks):
+        out = []
+        for r in ranks:
+            try:
+                out.append(r.answer())
+            except Refused as e:
+                out.append(e)
+        return out
+
+    def check(self, version):
+        """Still served, by the agent itself."""
+        versions = [v["version"] for v in self.agent.get("/v1/models")["models"][0]["versions"]]
+        assert version in versions, (version, versions)
+
+
+def killed(stack, world, rounds):
+    need_fuse()
+    print(f"# {world} ranks, seed {SEED}", flush=True)
+    agent = Agent(stack)
+    mount = Mount(stack, f"unix:{agent.sock}" if world == 2 else agent.url)
+    trainer = Trainer(stack, agent, mount, world, random.Random(SEED + world))
+    reader = Reader(stack, mount, "actor", ELEMENTS)
+    got_through = 0
+    for i in range(rounds):
+        try:
+            got_through += trainer.round()
+        except Exception:
+            print(f"# round {i}, seed {SEED}\n# " + "\n# ".join(agent.text().splitlines()[-12:]) + f"\n# {agent.get('/v1/status')}", flush=True)
+            raise
+    wait_for(lambda: trainer.version in reader.versions or reader.wrong, "the last version at the reader")
+    got = tensors_of(mount.file("actor", trainer.version, "model.safetensors"))
+    want = expected(trainer.version, ELEMENTS)
+    assert got == want, describe(trainer.version, got, want)
+    print(f"# {rounds} kills, {got_through} after their version was whole, {trainer.told} others told; the reader saw "
+          f"{len(reader.versions)} versions in {sum(reader.versions.values())} reads, {reader.refused} were gone", flush=True)
+
+
+def test_two(stack):
+    killed(stack, 2, ROUNDS - ROUNDS // 3)
+
+
+def test_three(stack):
+    killed(stack, 3, ROUNDS // 3)
+
+
+test_two.__doc__ = f"2 ranks, {ROUNDS - ROUNDS // 3} kills, a mount by the unix socket"
+test_three.__doc__ = f"3 ranks, {ROUNDS // 3} kills, a mount by http"
+run(test_two, test_three)
