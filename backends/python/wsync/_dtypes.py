@@ -24,6 +24,8 @@ def number(dtype: Any, name: str) -> int:
     found = _numbers.get(dtype)
     if found is None:
         called = str(dtype).rpartition(".")[2]
+        if not getattr(dtype, "isnative", True):
+            raise TypeError(f"{name} has the dtype {dtype}, of the other byte order: convert it by .astype({dtype.newbyteorder('=')})")
         if called not in _FILE:
             raise TypeError(f"{name} has the dtype {dtype}, which a safetensors file cannot hold: convert it before")
         found = _numbers[dtype] = getattr(lib, "WSYNC_" + _FILE[called])
