@@ -54,7 +54,7 @@ static int check(const struct ws_watch *w, const json_t *listing, uint64_t *seq,
         const char *run = json_string_value(json_object_get(model, "run"));
         const json_t *versions = json_object_get(model, "versions");
         struct entry e;
-        if (!name || !ws_name_is_model(name) || !json_is_array(versions) ||
+        if (!name || !ws_name_is_offered(name) || !json_is_array(versions) ||
             (json_array_size(versions) && (!run || !ws_run_is_safe(run))))
             goto bad;
         json_array_foreach(versions, k, version)
