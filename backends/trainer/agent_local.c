@@ -4,6 +4,7 @@
  * writes]..], base: [..], sidecars: [file..], newest} POST /v1/local/begin {version} -> {fresh}, descriptors:
  * one writable a file (size 0: none) POST /v1/local/commit {hashes: [[file, block, "hex"]..]} POST
  * /v1/local/abandon {} POST /v1/local/wait {version, what: "published"|"loaded", timeout_ms} */
+#include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/log.h"
 #include <assert.h>
@@ -51,40 +52,26 @@ static void random_run(char out[WS_RUN_CHARS + 1])
 static void forget_registration(struct ws_agent *a, struct ws_session *c)
 {
     struct ws_agent_model *m = c->model;
+    char why[64];
+    snprintf(why, sizeof(why), "rank %u ended, or registered anew", c->rank);
     /* A version cannot become whole without a rank that has not committed. */
     if (m && m->writing && m->writing->state == WS_SLOT_WRITING && c->committed != m->writing)
-        ws_agent_abandon(a, m);
+        ws_agent_abandon(a, m, why);
     c->committed = NULL;
     if (m && m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
         m->ranks[c->rank] = NULL;
         m->n_registered--;
         pthread_cond_broadcast(&a->changed);
+        ws_group_left(a, m);
     }
     c->model = NULL;
+    c->placed = false;
     ws_registration_free(c->registration); /* also one that was refused before it joined a group */
     c->registration = NULL;
 }
 
-static int make_placement(struct ws_agent_model *m, struct ws_error *err)
+int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first, struct ws_error *err)
 {
-    struct ws_registration **regs = calloc(m->world_size, sizeof(struct ws_registration *));
-    if (!regs)
-        return ws_error_set(err, ENOMEM, "no memory for %u ranks", m->world_size);
-    for (unsigned r = 0; r < m->world_size; r++)
-        regs[r] = m->ranks[r]->registration;
-    ws_placement_free(m->placement);
-    m->placement = NULL;
-    int rc = ws_placement_make(regs, m->world_size, m->shard_bytes, &m->placement, err);
-    free(regs);
-    m->epoch++;
-    return rc;
-}
-
-/* The lineage that a group of ranks writes: the first of them settles it. */
-static int set_run(struct ws_agent_model *m, const json_t *body, struct ws_error *err)
-{
-    const char *run = json_string_value(json_object_get(body, "run"));
-    bool new_run = json_is_true(json_object_get(body, "new_run"));
     if (run && !run_is_good(run))
         return ws_error_set(err, EINVAL, "'%.80s' is no run id: 1 to %d of letters, digits, '.', '_', '-'",
                             run, WS_RUN_CHARS);
@@ -94,10 +81,10 @@ static int set_run(struct ws_agent_model *m, const json_t *body, struct ws_error
     if (run && m->any && strcmp(run, m->run) == 0 && new_run)
         return ws_error_set(err, EEXIST, "%s has the lineage %s already; a new one needs another id", m->name,
                             run);
-    if (m->n_registered > 0 && run && strcmp(run, m->group_run) != 0)
+    if (!first && run && strcmp(run, m->group_run) != 0)
         return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name,
                             m->group_run, run);
-    if (m->n_registered > 0)
+    if (!first)
         return 0;
     if (run)
         snprintf(m->group_run, sizeof(m->group_run), "%s", run);
@@ -105,6 +92,53 @@ static int set_run(struct ws_agent_model *m, const json_t *body, struct ws_error
         memcpy(m->group_run, m->run, sizeof(m->group_run));
     else
         random_run(m->group_run);
+    return 0;
+}
+
+/* On a node that is not the primary's the primary settles it. */
+static int set_run(struct ws_agent *a, struct ws_agent_model *m, const json_t *body, struct ws_error *err)
+{
+    const char *run = json_string_value(json_object_get(body, "run"));
+    bool new_run = json_is_true(json_object_get(body, "new_run"));
+    struct ws_group *g = m->group;
+    if (!a->primary)
+        return ws_agent_set_run(m, run, new_run, ws_group_n_here(m) == 0, err);
+    if (run && !run_is_good(run))
+        return ws_agent_set_run(m, run, new_run, true, err);
+    if (run && m->n_registered > 0 && g->asked_run[0] && strcmp(run, g->asked_run) != 0)
+        return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name, g->asked_run,
+                            run);
+    if (m->n_registered == 0)
+        g->asked_run[0] = '\0';
+    g->new_run = new_run;
+    if (run)
+        snprintf(g->asked_run, sizeof(g->asked_run), "%s", run);
+    return 0;
+}
+
+/* Nobody of a group of another size is left. */
+int ws_agent_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err)
+{
+    if (m->world_size == world_size)
+        return 0;
+    struct ws_session **ranks = calloc(world_size, sizeof(struct ws_session *));
+    struct ws_remote *remotes = m->group ? calloc(world_size, sizeof(*remotes)) : NULL;
+    if (!ranks || (m->group && !remotes)) {
+        free(ranks);
+        free(remotes);
+        return ws_error_set(err, ENOMEM, "no memory for %u ranks", world_size);
+    }
+    free(m->ranks);
+    m->ranks = ranks;
+    if (m->group) {
+        free(m->group->remotes);
+        m->group->remotes = remotes;
+    }
+    m->world_size = world_size;
+    m->n_registered = 0;
+    ws_placement_free(m->placement);
+    ws_placement_free(m->share);
+    m->placement = m->share = NULL;
     return 0;
 }
 
@@ -119,32 +153,40 @@ static const struct ws_session *in_the_way(const struct ws_agent_model *m, unsig
     return NULL;
 }
 
+/* The same of ranks on other nodes, at the primary. */
+static const struct ws_node *other_node(const struct ws_agent_model *m, unsigned rank, unsigned world_size)
+{
+    if (m->world_size == world_size)
+        return ws_group_holder(m, rank);
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (ws_group_holder(m, r))
+            return ws_group_holder(m, r);
+    return NULL;
+}
+
 /* Nobody is ever displaced: a publisher that runs is waited for, and so is one that was killed a moment ago
  * and whose end was not noticed yet. A group of another size begins when the old one is empty. */
 static int join_group(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c, unsigned world_size,
                       uint64_t deadline, const json_t *body, struct ws_error *err)
 {
-    for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) || m->preparing;)
+    const struct ws_node *node = NULL;
+    for (const struct ws_session *other;
+         (other = in_the_way(m, c->rank, world_size)) || (node = other_node(m, c->rank, world_size)) || m->preparing;)
         if (!ws_agent_wait(a, deadline))
-            return other ? ws_error_set(
+            return node ? ws_error_set(err, EBUSY,
+                                       "the node %s publishes %s already, with rank %u or with another number of "
+                                       "ranks than %u; it did not end in time",
+                                       node->name, m->name, c->rank, world_size)
+                   : other ? ws_error_set(
                                err, EBUSY,
                                "process %d publishes %s already, as rank %u of %u; it did not end in time",
                                (int)other->pid, m->name, other->rank, m->world_size)
                          : ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name);
     if (m->writing && m->writing->state == WS_SLOT_WRITING)
-        ws_agent_abandon(a, m); /* its placement is about to change */
-    if (m->world_size != world_size) {
-        struct ws_session **ranks = calloc(world_size, sizeof(struct ws_session *));
-        if (!ranks)
-            return ws_error_set(err, ENOMEM, "no memory for %u ranks", world_size);
-        free(m->ranks);
-        m->ranks = ranks;
-        m->world_size = world_size;
-        m->n_registered = 0;
-        ws_placement_free(m->placement);
-        m->placement = NULL;
-    }
-    int rc = set_run(m, body, err);
+        ws_agent_abandon(a, m, "a rank joined: its placement is about to change");
+    int rc = ws_agent_set_world(m, world_size, err);
+    if (rc == 0)
+        rc = set_run(a, m, body, err);
     if (rc < 0)
         return rc;
     assert(m->ranks); /* world_size is at least 1 */
@@ -165,7 +207,7 @@ static json_t *places_json(const struct ws_entry *e, size_t n)
 
 static json_t *placement_json(const struct ws_agent_model *m, const struct ws_session *c)
 {
-    const struct ws_placement *l = m->placement;
+    const struct ws_placement *l = ws_agent_layout(m);
     const struct ws_registration *r = c->registration;
     json_t *files = json_array(), *sidecars = json_array();
     for (size_t i = 0; i < l->n_files; i++)
@@ -176,9 +218,31 @@ static json_t *placement_json(const struct ws_agent_model *m, const struct ws_se
         for (size_t k = 0; k < l->n_files; k++)
             if (strcmp(l->files[k].name, r->sidecars[i].name) == 0)
                 json_array_append_new(sidecars, json_integer((json_int_t)k));
-    return json_pack("{s:s,s:I,s:o,s:o,s:o,s:o}", "run", m->group_run, "epoch", (json_int_t)m->epoch, "files",
-                     files, "places", places_json(r->entries, r->n_entries), "base",
+    return json_pack("{s:s,s:I,s:b,s:o,s:o,s:o,s:o}", "run", m->group_run, "epoch", (json_int_t)m->epoch, "part",
+                     (int)(m->share != NULL), "files", files, "places", places_json(r->entries, r->n_entries), "base",
                      places_json(r->base, r->n_base), "sidecars", sidecars);
+}
+
+/* Until all ranks are there, wherever, and it is known what each of them writes. */
+static int wait_for_placement(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
+                              uint64_t deadline, struct ws_error *err)
+{
+    char missing[WS_ERROR_TEXT / 2];
+    while (!c->placed) {
+        if (m->ranks[c->rank] != c)
+            return ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank,
+                                m->name);
+        if (c->refused && c->refused != EBUSY)
+            return ws_error_set(err, c->refused, "%s", c->refusal);
+        if (ws_agent_wait(a, deadline))
+            continue;
+        if (c->refused)
+            return ws_error_set(err, c->refused, "%s", c->refusal);
+        ws_group_missing(a, m, missing, sizeof(missing));
+        return ws_error_set(err, ETIMEDOUT, "waited for the ranks of %s: %u of %u are here%s", m->name,
+                            ws_group_n_here(m), m->world_size, missing);
+    }
+    return 0;
 }
 
 static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply,
@@ -203,40 +267,28 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
     c->rank = (unsigned)rank;
     c->registration = r;
     c->lost = false;
+    c->refused = 0;
     if (!m)
         rc = ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", name, WS_MAX_MODELS);
+    if (rc == 0 && a->primary)
+        rc = ws_group_have(m, err);
     if (rc == 0)
         rc = join_group(a, m, c, (unsigned)world, deadline, body, err);
     if (rc == 0) {
         unsigned slots = (unsigned)number(body, "max_slots", 0);
         m->shard_bytes = number(body, "shard_bytes", 0);
         m->max_slots = slots >= 2 && slots <= a->options.max_slots ? slots : a->options.max_slots;
-        if (m->n_registered == m->world_size) {
-            rc = make_placement(m, err);
-            if (rc < 0) { /* the others are told the same */
-                m->prepare_error = -rc;
-                snprintf(m->prepare_text, sizeof(m->prepare_text), "%s", err ? err->text : "");
-            } else {
-                m->prepare_error = 0;
-            }
-        }
+        c->ticket = ++a->last_ticket;
+        ws_group_joined(a, m);
         pthread_cond_broadcast(&a->changed);
+        rc = wait_for_placement(a, m, c, deadline, err);
     }
-    uint64_t epoch = rc == 0 ? m->epoch : 0;
-    while (rc == 0 && !m->placement) {
-        if (m->ranks[c->rank] != c)
-            rc = ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank,
-                              name);
-        else if (m->n_registered == m->world_size && m->epoch != epoch && m->prepare_error)
-            rc = ws_error_set(err, m->prepare_error, "%s", m->prepare_text);
-        else if (!ws_agent_wait(a, deadline))
-            rc = ws_error_set(err, ETIMEDOUT, "waited for the ranks of %s: %u of %u are here", name,
-                              m->n_registered, m->world_size);
-    }
-    if (rc == 0)
+    if (rc == 0) {
+        memcpy(c->layout, ws_agent_layout(m)->id, sizeof(c->layout));
         *reply = placement_json(m, c);
-    else
+    } else {
         forget_registration(a, c);
+    }
     pthread_mutex_unlock(&a->lock);
     return rc;
 }
@@ -261,13 +313,17 @@ static int prepare(struct ws_agent *a, struct ws_agent_model *m, uint64_t versio
 {
     struct ws_slot *s = NULL;
     m->preparing = true;
-    int rc = ws_agent_take_slot(a, m, &s, deadline, err);
+    struct ws_agent_model *owner = m->owner;
+    owner->max_slots = m->max_slots;
+    ws_group_begun(m);
+    int rc = ws_agent_take_slot(a, owner, ws_agent_layout(m), &s, deadline, err);
+    const struct ws_placement *l = ws_agent_layout(m);
     if (rc == 0) {
         a->slot_bytes -= s->total_bytes;
         pthread_mutex_unlock(&a->lock);
-        rc = ws_slot_prepare(s, m->placement, a->options.n_threads, err);
+        rc = ws_slot_prepare(s, l, a->options.n_threads, err);
         if (rc == 0)
-            rc = ws_slot_begin(s, m->placement, m->name, version, run, err);
+            rc = ws_slot_begin(s, l, owner->name, version, run, err);
         pthread_mutex_lock(&a->lock);
         a->slot_bytes += s->total_bytes;
         if (rc < 0) {
@@ -292,13 +348,14 @@ static int check_session(struct ws_session *c, struct ws_error *err)
 {
     if (!c->model)
         return ws_error_set(err, EINVAL, "this rank is not registered");
-    if (!c->model->ranks || c->rank >= c->model->world_size || c->model->ranks[c->rank] != c ||
-        !c->model->placement)
+    const struct ws_placement *l = ws_agent_layout(c->model);
+    if (!c->model->ranks || c->rank >= c->model->world_size || c->model->ranks[c->rank] != c || !l ||
+        strcmp(l->id, c->layout) != 0)
         return ws_error_set(err, ESTALE, "the group of ranks of %s has changed: register again",
                             c->model->name);
     if (c->lost) {
         c->lost = false;
-        return ws_error_set(err, ECANCELED, "the version was abandoned: another rank died or gave it up");
+        return ws_error_set(err, ECANCELED, "the version was abandoned: %s", c->model->why);
     }
     return 0;
 }
@@ -333,11 +390,14 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         rc = ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                           m->writing_version);
     /* The version before may still be hashed, or another rank prepares this one. */
-    while (rc == 0 && (m->preparing || (m->writing && m->writing->state == WS_SLOT_HASHING))) {
-        if (!ws_agent_wait(a, deadline))
-            rc = ws_error_set(err, ETIMEDOUT, "waited for the version before %" PRIu64 " of %s", version,
-                              m->name);
-        else if (rc == 0)
+    while (rc == 0 && (m->preparing || (m->writing && m->writing->state != WS_SLOT_WRITING) ||
+                       (!m->writing && ws_group_is_busy(a, m)))) {
+        char missing[WS_ERROR_TEXT / 2];
+        if (!ws_agent_wait(a, deadline)) {
+            ws_group_missing(a, m, missing, sizeof(missing));
+            rc = ws_error_set(err, ETIMEDOUT, "waited for the version before %" PRIu64 " of %s%s", version,
+                              m->name, missing);
+        } else if (rc == 0)
             rc = check_session(c, err);
     }
     if (rc == 0)
@@ -348,14 +408,18 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     if (rc == 0 && m->writing && m->writing_version != version)
         rc = ws_error_set(err, EPROTO, "rank %u begins version %" PRIu64 " of %s while others write %" PRIu64,
                           c->rank, version, m->name, m->writing_version);
+    if (rc == 0 && !m->writing && !ws_group_is_whole(a, m))
+        rc = ws_error_set(err, ECANCELED, "the version was abandoned: another rank died, and is not back yet");
     if (rc == 0 && !m->writing)
         rc = prepare(a, m, version, run, deadline, err);
-    if (rc == 0 && m->n_registered < m->world_size) { /* a rank left meanwhile */
-        ws_agent_abandon(a, m);
+    if (rc == 0 && !ws_group_is_whole(a, m)) { /* a rank left meanwhile */
+        ws_agent_abandon(a, m, "another rank died");
         rc = ws_error_set(err, ECANCELED, "the version was abandoned: another rank died");
     }
     if (rc == 0)
         rc = check_session(c, err);
+    if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING))
+        rc = ws_error_set(err, ECANCELED, "the version was abandoned: %s", m->why);
     if (rc == 0)
         rc = open_all(m->writing, fds, max, n_fds, err);
     if (rc == 0) {
@@ -396,8 +460,8 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
     if (rc == 0) {
         c->writing = false;
         c->committed = m->writing;
-        if (++m->n_committed == m->world_size) {
-            m->writing->state = WS_SLOT_HASHING;
+        if (++m->n_committed == m->n_local) {
+            ws_group_committed(a, m);
             pthread_cond_broadcast(&a->changed);
         }
     }
@@ -409,15 +473,35 @@ static void do_abandon(struct ws_agent *a, struct ws_session *c)
 {
     pthread_mutex_lock(&a->lock);
     if (c->model && c->writing)
-        ws_agent_abandon(a, c->model);
+        ws_agent_abandon(a, c->model, "a rank gave it up");
     c->lost = false;
     pthread_mutex_unlock(&a->lock);
 }
 
-static bool is_loaded(const struct ws_agent_model *m, uint64_t version, const char *who, char *missing,
-                      size_t cap)
+/* A secondary asks the primary, which the mounts report to; the lock is given up meanwhile. */
+static bool is_loaded_there(struct ws_agent *a, const struct ws_agent_model *m, uint64_t version, const char *who,
+                            char *missing, size_t cap)
+{
+    char path[WS_API_PATH_BYTES];
+    struct ws_error err = {0};
+    json_t *reply = NULL;
+    ws_api_loaded_path(path, m->name, version, who);
+    pthread_mutex_unlock(&a->lock);
+    int rc = ws_source_call(a->primary, "GET", path, NULL, &reply, &err);
+    pthread_mutex_lock(&a->lock);
+    const char *told = json_string_value(json_object_get(reply, "missing"));
+    snprintf(missing, cap, "%s", rc < 0 ? err.text : told ? told : "");
+    bool loaded = rc == 0 && json_is_true(json_object_get(reply, "loaded"));
+    json_decref(reply);
+    return loaded;
+}
+
+static bool is_loaded(struct ws_agent *a, const struct ws_agent_model *m, uint64_t version, const char *who,
+                      char *missing, size_t cap)
 {
     struct ws_mark to = {.version = version};
+    if (a->primary && m->owner != m)
+        return is_loaded_there(a, m, version, who, missing, cap);
     snprintf(to.run, sizeof(to.run), "%s", m->run);
     return ws_fleet_serves(&m->fleet, &to, who, ws_agent_now_ns(), missing, cap);
 }
@@ -443,12 +527,12 @@ static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body,
     int rc = m ? 0 : ws_error_set(err, EINVAL, "this rank is not registered");
     const char *run = json_string_value(json_object_get(body, "run"));
     while (rc == 0 && !(m->any && (!run || strcmp(run, m->run) == 0) && m->newest >= version &&
-                        (!loaded || is_loaded(m, version, who ? who : "all", missing, sizeof(missing))))) {
+                        (!loaded || is_loaded(a, m, version, who ? who : "all", missing, sizeof(missing))))) {
         bool pending =
             m->writing && m->writing_version == version && (!run || strcmp(run, m->writing->run) == 0);
         if (!pending && !loaded)
-            rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun",
-                              version, m->name);
+            rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun%s%s",
+                              version, m->name, m->why[0] ? "; the last one that was abandoned: " : "", m->why);
         else if (!ws_agent_wait(a, look_again(deadline)) &&
                  (atomic_load(&a->stop) || ws_agent_now_ns() >= deadline))
             rc = atomic_load(&a->stop)

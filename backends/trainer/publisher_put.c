@@ -5,8 +5,12 @@
 #include <string.h>
 
 /* A registered piece with its source becomes a run of bytes, or a strided copy. */
-static int plan_piece(struct ws_plan *plan, const struct ws_registered *r, const wsync_param *a)
+static int plan_piece(struct ws_plan *plan, const struct ws_registered *registered, const wsync_param *a, bool alone)
 {
+    struct ws_registered own = *registered;
+    const struct ws_registered *r = &own;
+    if (alone)
+        ws_piece_alone(&own.tensor, &own.piece);
     uint64_t start, count, element = ws_dtype_bits(r->tensor.dtype) / 8;
     unsigned n = r->tensor.n_dims;
     bool dense = a->piece.kind != WSYNC_BOX;
@@ -88,7 +92,7 @@ int ws_publisher_put(struct wsync_publisher *p, const wsync_param *params, struc
         struct ws_registered *r = which ? which[i] : &p->params[i];
         if (!params[i].data && ws_piece_elements(&r->piece, r->tensor.n_dims) > 0)
             rc = ws_error_set(err, EINVAL, "the parameter %s has no data", params[i].name);
-        else if (r->writes && plan_piece(plan, r, &params[i]) < 0)
+        else if (r->writes && plan_piece(plan, r, &params[i], p->in_part) < 0)
             rc = ws_error_set(err, ENOMEM, "no memory for a plan of copies");
         r->put = true;
     }

@@ -36,6 +36,7 @@ struct wsync_publisher {
     size_t *sidecar_files;
     uint64_t *file_sizes;
     size_t n_files;
+    bool in_part; /* the trainer spans nodes: each piece is a dense tensor of this node's part */
     /* the version that is begun */
     bool begun, fresh;
     uint64_t version;
