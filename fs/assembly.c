@@ -48,7 +48,8 @@ static int begin(struct assembly *a, enum ws_priority priority, struct ws_error 
     }
     if (n == 0)
         return ws_error_set(err, ESTALE, "%s/%lu is gone: %s", v->model->name, v->number,
-                            v->model->lacking[0] ? v->model->lacking : "no agent lists a part of it any more");
+                            v->model->lacking[0] ? v->model->lacking
+                                                 : "no agent lists a part of it any more");
     for (unsigned i = 0; i < n; i++)
         if (ws_pull_ask(a->parts[i], WS_GOAL_ALL, priority) < 0) /* why, is in its error already */
             ws_log(WS_LOG_DEBUG, "store", "no pull started model=%s version=%lu", a->parts[i]->model->name,
@@ -67,7 +68,8 @@ static int how_is(struct assembly *a, unsigned i, struct ws_error *err)
     if (w->pull)
         return -EAGAIN;
     return ws_error_set(err, code, "part %u of %u of %s/%lu, of the agent %s, cannot be had: %s", i + 1, a->n,
-                        a->version->model->name, w->number, a->from[i], w->error ? w->error : "it is gone there");
+                        a->version->model->name, w->number, a->from[i],
+                        w->error ? w->error : "it is gone there");
 }
 
 static int wait_for_parts(struct assembly *a, struct ws_error *err)
@@ -244,7 +246,8 @@ static void tell_how(const struct assembly *a, char how[WS_HOW_CHARS])
     pthread_mutex_unlock(&s->lock);
 }
 
-int ws_assembly_run(struct ws_route *r, const atomic_int *priority, char how[WS_HOW_CHARS], struct ws_error *err)
+int ws_assembly_run(struct ws_route *r, const atomic_int *priority, char how[WS_HOW_CHARS],
+                    struct ws_error *err)
 {
     struct ws_version *v = r->version;
     struct assembly *a = calloc(1, sizeof(*a));

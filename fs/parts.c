@@ -48,8 +48,8 @@ static struct ws_model *part_of(const struct ws_model *m, unsigned index, unsign
     return ws_model_at(m->store, name, NULL);
 }
 
-static struct ws_version *part_version(const struct ws_model *m, unsigned index, unsigned count, uint64_t number,
-                                       const char *run)
+static struct ws_version *part_version(const struct ws_model *m, unsigned index, unsigned count,
+                                       uint64_t number, const char *run)
 {
     struct ws_model *part = part_of(m, index, count);
     struct ws_version *w = part ? ws_version_named(part, number, run) : NULL;
@@ -81,6 +81,7 @@ static bool look(struct ws_model *m, const struct ws_version *w, unsigned count,
             created_ns = p->created_ns > created_ns ? p->created_ns : created_ns;
             continue;
         }
+        m->lacks_agent = m->lacks_agent || !part_of(m, i, count);
         name_part(m, i, count, part, sizeof(part));
         if (used < sizeof(missing))
             used += (size_t)snprintf(missing + used, sizeof(missing) - used, "%s%s", used ? ", " : "", part);
@@ -89,7 +90,8 @@ static bool look(struct ws_model *m, const struct ws_version *w, unsigned count,
         if (w->number >= m->lacking_number) {
             m->lacking_number = w->number;
             snprintf(m->lacking, sizeof(m->lacking),
-                     "%s/%" PRIu64 " lacks %s: add that agent to the mount's URLs, or see whether it is up and "
+                     "%s/%" PRIu64
+                     " lacks %s: add that agent to the mount's URLs, or see whether it is up and "
                      "within reach",
                      m->name, w->number, missing);
         }
@@ -120,18 +122,30 @@ static bool belongs(const struct ws_model *part, const struct ws_model *m)
 {
     char base[WS_MAX_NAME + 1];
 
-    return ws_model_is_hidden(part) && ws_name_is_part(part->name, base, NULL, NULL) && strcmp(base, m->name) == 0;
+    return ws_model_is_hidden(part) && ws_name_is_part(part->name, base, NULL, NULL) &&
+           strcmp(base, m->name) == 0;
+}
+
+/* Parts of a new version are listed one after the other; what nobody has ever listed is another matter. */
+static void warn(struct ws_model *m)
+{
+    bool answered = true;
+
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
+        answered = answered && (!m->store->watches[i] || m->store->watches[i]->answered);
+    if (!m->lacking[0] || !answered || !m->lacks_agent || m->warned)
+        return;
+    m->warned = true;
+    ws_log(WS_LOG_WARN, "store", "%s", m->lacking);
 }
 
 void ws_parts_settle(struct ws_model *m, struct ws_changes *c)
 {
-    char before[sizeof(m->lacking)];
-
     if (ws_model_is_hidden(m))
         return;
-    memcpy(before, m->lacking, sizeof(before));
     m->lacking[0] = '\0';
     m->lacking_number = 0;
+    m->lacks_agent = false;
     for (struct ws_version *v = m->versions; v; v = v->next)
         v->in_parts = 0;
     for (struct ws_model *part = m->store->models; part; part = part->next) {
@@ -150,8 +164,7 @@ void ws_parts_settle(struct ws_model *m, struct ws_changes *c)
     for (const struct ws_version *v = m->versions; v; v = v->next)
         if (ws_version_is_offered(v) && v->live && v->number >= m->lacking_number)
             m->lacking[0] = '\0';
-    if (m->lacking[0] && strcmp(before, m->lacking) != 0)
-        ws_log(WS_LOG_WARN, "store", "%s", m->lacking);
+    warn(m);
 }
 
 void ws_parts_unlist(struct ws_model *m, struct ws_changes *c)

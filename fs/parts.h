@@ -1,7 +1,7 @@
-/* Parts: a trainer that spans nodes has an agent on each, and each lists what its node holds of a version as a
- * version of the model "MODEL@INDEX.COUNT" (transports/part.h). The store has those as hidden models: nobody sees
- * them, but they are watched and pulled like any other, each from its own sources. A version of MODEL itself is
- * there when every part of it is listed or held; assembly.h makes it of them. */
+/* Parts: a trainer that spans nodes has an agent on each, and each lists what its node holds of a version as
+ * a version of the model "MODEL@INDEX.COUNT" (transports/part.h). The store has those as hidden models:
+ * nobody sees them, but they are watched and pulled like any other, each from its own sources. A version of
+ * MODEL itself is there when every part of it is listed or held; assembly.h makes it of them. */
 #ifndef WS_FS_PARTS_H
 #define WS_FS_PARTS_H
 #include "fs/changes.h"
@@ -12,7 +12,8 @@
 bool ws_model_is_hidden(const struct ws_model *m);
 /* A source lists a part: json is its entry. Notes who has which part. */
 void ws_parts_note(struct ws_model *part, struct ws_model *m, const json_t *json);
-/* After listings have changed: which versions of m there are by their parts; what lacks is noted in m->lacking.
+/* After listings have changed: which versions of m there are by their parts; what lacks is noted in
+ * m->lacking.
  */
 void ws_parts_settle(struct ws_model *m, struct ws_changes *c);
 /* Takes the parts of a model out of the store, before the model itself. */

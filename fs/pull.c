@@ -8,9 +8,9 @@
  * Blocks are verified as they arrive, so what is left at the end is short. A pull that fails leaves
  * what is here where it is: the next one goes on from there. */
 #include "fs/pull.h"
+#include "fs/assembly.h"
 #include "fs/content.h"
 #include "fs/model.h"
-#include "fs/assembly.h"
 #include "fs/offers.h"
 #include "fs/parts.h"
 #include "fs/replay.h"

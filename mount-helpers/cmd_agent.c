@@ -28,7 +28,8 @@ static const struct cli_option options[] = {
     {"tls-key", 0, "FILE", "its private key"},
     {"tls-client-ca", 0, "FILE", "ask clients for a certificate signed by this CA"},
     {"primary", 0, "URL",
-     "a trainer that spans nodes has an agent on each: on all but one (the node of rank 0) this names that one's "
+     "a trainer that spans nodes has an agent on each: on all but one (the node of rank 0) this names that "
+     "one's "
      "agent, http://HOST:PORT"},
     {"primary-token-file", 0, "FILE", "with --primary: its bearer token; default: that of --token-file"},
     {"primary-ca", 0, "FILE", "with --primary: trust this CA's certificates (PEM) for https"},
@@ -201,19 +202,21 @@ const struct cli_command cmd_agent = {
         "never waits for that disk: a version whose slot is wanted before it is written is given up, and the "
         "next one is written whole.\n\n"
         "A trainer that spans nodes has an agent on each. Its ranks attach to the agent of their own node; "
-        "--primary names the agent of the node with rank 0 on all others. Each agent holds and serves what its "
+        "--primary names the agent of the node with rank 0 on all others. Each agent holds and serves what "
+        "its "
         "ranks wrote, a version is announced when all have theirs, and mounts name all agents: "
         "wsync mount http://NODE0:18861,http://NODE1:18861 /wsync.\n\n"
         "With --astraflow it also serves AstraFlow's own receivers, unmodified, from the same memory: point "
         "them at that port (sender_endpoint, or WEIGHT_TRANSFER_HTTP_PORT). Those ports know no "
         "authentication, --token-file and TLS do not hold there: each is a listener of its own, off unless "
         "it is asked for, and belongs into a network in which everybody may have the weights.",
-    .examples = "wsync agent --listen 127.0.0.1:18861 --socket /run/wsync/agent.sock\n"
-                "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token\n"
-                "wsync agent --archive /data/run7 --archive-every 20 --archive-keep 5\n"
-                "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token --primary http://NODE0:18861\n"
-                "curl -s http://127.0.0.1:18861/v1/models\n"
-                "wsync agent --astraflow actor=10.0.0.1:18871 --astraflow critic=10.0.0.1:18872",
+    .examples =
+        "wsync agent --listen 127.0.0.1:18861 --socket /run/wsync/agent.sock\n"
+        "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token\n"
+        "wsync agent --archive /data/run7 --archive-every 20 --archive-keep 5\n"
+        "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token --primary http://NODE0:18861\n"
+        "curl -s http://127.0.0.1:18861/v1/models\n"
+        "wsync agent --astraflow actor=10.0.0.1:18871 --astraflow critic=10.0.0.1:18872",
     .options = options,
     .run = run,
 };

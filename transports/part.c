@@ -11,10 +11,11 @@ int ws_part_model(char out[WS_MAX_NAME + 1], const char *model, unsigned index, 
 {
     int n = snprintf(out, WS_MAX_NAME + 1, "%s@%u.%u", model, index, count);
     if (n < 0 || n > WS_MAX_NAME)
-        return ws_error_set(err, ENAMETOOLONG,
-                            "the name of the model %.60s... is too long for a trainer that spans nodes: its parts "
-                            "add \"@%u.%u\", %d bytes in all",
-                            model, index, count, WS_MAX_NAME);
+        return ws_error_set(
+            err, ENAMETOOLONG,
+            "the name of the model %.60s... is too long for a trainer that spans nodes: its parts "
+            "add \"@%u.%u\", %d bytes in all",
+            model, index, count, WS_MAX_NAME);
     return 0;
 }
 
@@ -110,8 +111,8 @@ static int read_file(const json_t *o, struct ws_part_file *f, struct ws_error *e
     size_t n = json_array_size(pieces);
     int rc = 0;
     if (!name || !ws_name_is_file(name) || !read_u64(json_object_get(o, "bytes"), &f->size_bytes) ||
-        !read_u64(json_object_get(o, "header_bytes"), &f->header_bytes) || f->size_bytes > WS_MAX_FILE_BYTES ||
-        f->header_bytes > f->size_bytes || n > WS_MAX_TENSORS)
+        !read_u64(json_object_get(o, "header_bytes"), &f->header_bytes) ||
+        f->size_bytes > WS_MAX_FILE_BYTES || f->header_bytes > f->size_bytes || n > WS_MAX_TENSORS)
         return bad(err, "a file without a good name or size");
     f->name = strdup(name);
     f->pieces = calloc(n ? n : 1, sizeof(*f->pieces));

@@ -1,10 +1,10 @@
 /* Part: what one node of a trainer that spans several holds of a version.
  *
- * A part is a version of its own, of the model "MODEL@INDEX.COUNT", so that hashing, transfers, deltas, leases
- * and archives treat it like any other. Of each shard file of the whole version it has a safetensors file of
- * the same name whose tensors "0000000", "0000001", ... are the pieces that the node's ranks write, dense. The
- * file WS_PART_FILE says what they are. The part of the node with rank 0 has the rest, too: sidecars and
- * index under their own names, and the headers of the shard files as NAME WS_PART_HEADER.
+ * A part is a version of its own, of the model "MODEL@INDEX.COUNT", so that hashing, transfers, deltas,
+ * leases and archives treat it like any other. Of each shard file of the whole version it has a safetensors
+ * file of the same name whose tensors "0000000", "0000001", ... are the pieces that the node's ranks write,
+ * dense. The file WS_PART_FILE says what they are. The part of the node with rank 0 has the rest, too:
+ * sidecars and index under their own names, and the headers of the shard files as NAME WS_PART_HEADER.
  *
  * Merging is the other way round: all parts of one version and placement make the whole files again.
  * Everything that is read here is input: bounds and sizes are checked; that pieces do not overlap the agents
@@ -16,9 +16,9 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#define WS_PART_FILE      "wsync@part.json"
-#define WS_PART_HEADER    "@header"
-#define WS_PART_ID_CHARS  32
+#define WS_PART_FILE       "wsync@part.json"
+#define WS_PART_HEADER     "@header"
+#define WS_PART_ID_CHARS   32
 #define WS_PART_NAME_BYTES 8 /* of a piece's tensor, with the NUL */
 
 /* A box or a range (elements of the flattened tensor) of a tensor of the whole version. */
@@ -67,8 +67,8 @@ WS_MUST_USE int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *
 /* The files of the whole version, by name. */
 size_t ws_merge_n_files(const struct ws_merge *m);
 const struct ws_part_file *ws_merge_file(const struct ws_merge *m, size_t i);
-/* Fills dst[i], one a file (NULL for size 0), and gives the whole version's manifest, hashed and sealed. *stop:
- * ends soon with -ECANCELED; may be NULL. */
+/* Fills dst[i], one a file (NULL for size 0), and gives the whole version's manifest, hashed and sealed.
+ * *stop: ends soon with -ECANCELED; may be NULL. */
 WS_MUST_USE int ws_merge_run(struct ws_merge *m, const char *model, unsigned char *const *dst,
                              struct ws_workers *workers, const atomic_bool *stop, struct ws_manifest **out,
                              struct ws_error *err);

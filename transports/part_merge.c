@@ -1,5 +1,6 @@
 /* Merging parts into the whole version. First everything is checked and becomes copies: runs of bytes, or
- * slabs of a box, of a few MiB each; then all cores copy; then all cores hash what came out, block by block. */
+ * slabs of a box, of a few MiB each; then all cores copy; then all cores hash what came out, block by block.
+ */
 #include "transports/copy.h"
 #include "transports/part.h"
 #include <assert.h>
@@ -224,7 +225,8 @@ static int take_piece(struct ws_merge *m, size_t file, size_t from, size_t k, co
     ws_part_tensor(name, k);
     s = ws_safetensors_find(st, name);
     if (!t || !s || t->dtype != s->dtype)
-        return ws_error_set(err, EBADMSG, "piece %zu (of %s) is not there, or of another dtype", k, p->tensor);
+        return ws_error_set(err, EBADMSG, "piece %zu (of %s) is not there, or of another dtype", k,
+                            p->tensor);
     uint64_t n = check_piece(p, t), all = elements_of(t), bits = ws_dtype_bits(t->dtype);
     if (n > all || (bits % 8 && n != all) || s->end - s->begin != (n * bits + 7) / 8)
         return ws_error_set(err, EBADMSG, "piece %zu does not lie in %s, or has another size", k, p->tensor);
@@ -273,8 +275,8 @@ static int plan(struct ws_merge *m, struct ws_error *err)
             rc = take_pieces(m, i, k, err);
         if (rc == 0 && f->header_bytes && m->covered[i] != f->size_bytes - f->header_bytes)
             rc = ws_error_set(err, EBADMSG,
-                              "%s: the parts have %" PRIu64 " bytes of its %" PRIu64 " bytes of tensors", f->name,
-                              m->covered[i], f->size_bytes - f->header_bytes);
+                              "%s: the parts have %" PRIu64 " bytes of its %" PRIu64 " bytes of tensors",
+                              f->name, m->covered[i], f->size_bytes - f->header_bytes);
     }
     return rc;
 }

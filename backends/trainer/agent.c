@@ -156,7 +156,8 @@ static json_t *model_json(const struct ws_agent *a, struct ws_agent_model *m)
     return out;
 }
 
-/* Of a model in parts the versions are the parts'; the primary alone lists the model itself, with its orders. */
+/* Of a model in parts the versions are the parts'; the primary alone lists the model itself, with its orders.
+ */
 static bool is_listed(const struct ws_agent *a, const struct ws_agent_model *m, const char *asked)
 {
     char base[WS_MAX_NAME + 1];
@@ -278,7 +279,8 @@ static void leave_others(struct ws_agent *a, const struct ws_agent_model *m)
 {
     char base[WS_MAX_NAME + 1];
     for (struct ws_agent_model *o = a->models; o; o = o->next) {
-        if (o == m->owner || (o != m && !(ws_name_is_part(o->name, base, NULL, NULL) && !strcmp(base, m->name))))
+        if (o == m->owner ||
+            (o != m && !(ws_name_is_part(o->name, base, NULL, NULL) && !strcmp(base, m->name))))
             continue;
         ws_agent_give_up_slots(a, o);
         o->any = o->any && o == m;

@@ -129,7 +129,8 @@ static int settle_owner(struct ws_agent *a, struct ws_agent_model *m, unsigned i
     if (!m->owner || !text) {
         free(text);
         m->owner = m;
-        return ws_error_set(err, ENOMEM, "no room for the part of %s; at most %d models", m->name, WS_MAX_MODELS);
+        return ws_error_set(err, ENOMEM, "no room for the part of %s; at most %d models", m->name,
+                            WS_MAX_MODELS);
     }
     free(m->owner->nodes);
     m->owner->nodes = text;
@@ -137,7 +138,8 @@ static int settle_owner(struct ws_agent *a, struct ws_agent_model *m, unsigned i
 }
 
 int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_registration *const *regs,
-                   const unsigned *node_of, unsigned index, unsigned count, json_t *names, struct ws_error *err)
+                   const unsigned *node_of, unsigned index, unsigned count, json_t *names,
+                   struct ws_error *err)
 {
     struct ws_placement *whole = NULL, *share = NULL;
     assert(!m->preparing);
@@ -211,6 +213,8 @@ bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m)
     const struct ws_group *g = m->group;
     if (!g || !g->spans)
         return false;
+    if (!ws_group_is_whole(a, m))
+        return true; /* a rank on another node may just be coming back */
     return a->primary ? g->gave_up == g->round : g->hashing;
 }
 
@@ -292,12 +296,13 @@ json_t *ws_group_json(const struct ws_agent *a, const struct ws_agent_model *m)
     json_t *nodes = json_array();
     for (unsigned i = 0; i < WS_MAX_PARTS; i++)
         if (g->nodes[i].id)
-            json_array_append_new(nodes, json_pack("{s:s,s:b,s:I}", "name", g->nodes[i].name, "member",
-                                                   (int)g->nodes[i].member, "round", (json_int_t)g->nodes[i].round));
+            json_array_append_new(nodes,
+                                  json_pack("{s:s,s:b,s:I}", "name", g->nodes[i].name, "member",
+                                            (int)g->nodes[i].member, "round", (json_int_t)g->nodes[i].round));
     return json_pack("{s:s,s:s,s:b,s:I,s:I,s:b,s:s,s:s,s:o}", "node", a->node, "primary",
                      a->primary ? a->primary->url : "", "whole", (int)ws_group_is_whole(a, m), "epoch",
-                     (json_int_t)g->epoch, "round", (json_int_t)g->round, "hashing", (int)g->hashing, "away", g->away,
-                     "abandoned", g->why, "others", nodes);
+                     (json_int_t)g->epoch, "round", (json_int_t)g->round, "hashing", (int)g->hashing, "away",
+                     g->away, "abandoned", g->why, "others", nodes);
 }
 
 /* --- the thread of either side --- */
@@ -309,7 +314,8 @@ static void *group_main(void *arg)
     while (!atomic_load(&a->stop)) {
         uint64_t wait_ns = a->primary ? ws_secondary_turn(a) : ws_primary_turn(a);
         uint64_t until = ws_agent_now_ns() + wait_ns;
-        struct timespec t = {.tv_sec = (time_t)(until / 1000000000ULL), .tv_nsec = (long)(until % 1000000000ULL)};
+        struct timespec t = {.tv_sec = (time_t)(until / 1000000000ULL),
+                             .tv_nsec = (long)(until % 1000000000ULL)};
         if (wait_ns && !atomic_load(&a->stop))
             pthread_cond_timedwait(&a->group_changed, &a->lock, &t);
     }
@@ -325,7 +331,8 @@ int ws_agent_group_start(struct ws_agent *a, struct ws_error *err)
         access.connect_timeout_ms = WS_NODE_CALL_MS;
         access.reply_timeout_ms = WS_NODE_CALL_MS;
         if (strncmp(a->options.primary, "http://", 7) != 0 && strncmp(a->options.primary, "https://", 8) != 0)
-            return ws_error_set(err, EINVAL, "--primary is the http:// or https:// URL of an agent, not '%.200s'",
+            return ws_error_set(err, EINVAL,
+                                "--primary is the http:// or https:// URL of an agent, not '%.200s'",
                                 a->options.primary);
         int rc = ws_source_open(a->options.primary, &access, &a->primary, err);
         if (rc < 0)

@@ -1,9 +1,10 @@
 /* Group: the ranks of a model where they are on several nodes, with an agent on each. Private to
  * backends/trainer/agent*.c; the agent's lock guards it all.
  *
- * One agent is the primary; the others are told so (--primary) and say to it, again and again, how things stand
- * on their node: POST /v1/MODEL/node. The primary answers with how things stand altogether. Both sides say the
- * whole state, so a lost message is made good by the next, and who says nothing for WS_LEASE_GRACE_MS is gone.
+ * One agent is the primary; the others are told so (--primary) and say to it, again and again, how things
+ * stand on their node: POST /v1/MODEL/node. The primary answers with how things stand altogether. Both sides
+ * say the whole state, so a lost message is made good by the next, and who says nothing for WS_LEASE_GRACE_MS
+ * is gone.
  *
  * An epoch is a set of registrations from all ranks, and the placement that follows from them; each agent
  * computes it and the primary compares. A round is one try to write a version:
@@ -52,17 +53,17 @@ struct ws_group {
     bool tried; /* and with those who are here there is none: */
     int failed_code;
     char failed_text[WS_ERROR_TEXT];
-    unsigned *node_of; /* of the epoch, by rank */
+    unsigned *node_of;   /* of the epoch, by rank */
     unsigned count, own; /* parts; ours, count or more: none */
-    json_t *names; /* of the nodes, by index */
+    json_t *names;       /* of the nodes, by index */
     /* a secondary's */
     uint64_t primary_id; /* which agent that was */
     uint64_t gave_up;    /* the round that this node abandoned by itself */
     uint64_t answered_ns;
-    unsigned n_here;     /* ranks that the primary knows */
-    unsigned n_told;     /* of our ranks */
-    bool whole, dirty;   /* the primary has all ranks; something is to be told at once */
-    json_t *need;        /* ranks whose registrations it wants */
+    unsigned n_here;   /* ranks that the primary knows */
+    unsigned n_told;   /* of our ranks */
+    bool whole, dirty; /* the primary has all ranks; something is to be told at once */
+    json_t *need;      /* ranks whose registrations it wants */
     char asked_run[WS_RUN_CHARS + 1];
     bool new_run;
     char away[WS_ERROR_TEXT]; /* why the primary does not answer */
@@ -78,11 +79,11 @@ WS_MUST_USE int ws_group_have(struct ws_agent_model *m, struct ws_error *err);
 /* Are all ranks of the model there, wherever? */
 bool ws_group_is_whole(const struct ws_agent *a, const struct ws_agent_model *m);
 unsigned ws_group_n_here(const struct ws_agent_model *m);
-/* A rank of this node was added: makes the placement when it was the last one. What goes wrong the waiting ranks
- * are told. */
+/* A rank of this node was added: makes the placement when it was the last one. What goes wrong the waiting
+ * ranks are told. */
 void ws_group_joined(struct ws_agent *a, struct ws_agent_model *m);
 void ws_group_left(struct ws_agent *a, struct ws_agent_model *m);
-/* Must a rank wait before it begins? */
+/* Must a rank wait before it begins: for the round before, or for ranks that are on their way back? */
 bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m);
 void ws_group_begun(struct ws_agent_model *m);
 /* All ranks of this node have committed / its part is sealed, or could not be. */
@@ -92,11 +93,11 @@ bool ws_group_sealed(struct ws_agent *a, struct ws_agent_model *m, const char *f
 void ws_group_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char *why);
 /* Who is missing, for the end of a sentence. */
 void ws_group_missing(const struct ws_agent *a, const struct ws_agent_model *m, char *out, size_t cap);
-/* Makes the placement of registrations (regs[rank]); this node is `index` of the `count` that have ranks, or has
- * none (index >= count). names: of the nodes, borrowed. */
-WS_MUST_USE int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_registration *const *regs,
-                               const unsigned *node_of, unsigned index, unsigned count, json_t *names,
-                               struct ws_error *err);
+/* Makes the placement of registrations (regs[rank]); this node is `index` of the `count` that have ranks, or
+ * has none (index >= count). names: of the nodes, borrowed. */
+WS_MUST_USE int ws_group_place(struct ws_agent *a, struct ws_agent_model *m,
+                               struct ws_registration *const *regs, const unsigned *node_of, unsigned index,
+                               unsigned count, json_t *names, struct ws_error *err);
 /* The ranks that wait for a placement are told that there is none. */
 void ws_group_refuse(struct ws_agent *a, struct ws_agent_model *m, int code, const char *why);
 /* The round was abandoned elsewhere: so is this node's version. */

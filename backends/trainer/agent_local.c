@@ -54,6 +54,8 @@ static void forget_registration(struct ws_agent *a, struct ws_session *c)
     struct ws_agent_model *m = c->model;
     char why[64];
     snprintf(why, sizeof(why), "rank %u ended, or registered anew", c->rank);
+    if (m && c->placed)
+        snprintf(m->why, sizeof(m->why), "%s", why);
     /* A version cannot become whole without a rank that has not committed. */
     if (m && m->writing && m->writing->state == WS_SLOT_WRITING && c->committed != m->writing)
         ws_agent_abandon(a, m, why);
@@ -70,7 +72,8 @@ static void forget_registration(struct ws_agent *a, struct ws_session *c)
     c->registration = NULL;
 }
 
-int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first, struct ws_error *err)
+int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
+                     struct ws_error *err)
 {
     if (run && !run_is_good(run))
         return ws_error_set(err, EINVAL, "'%.80s' is no run id: 1 to %d of letters, digits, '.', '_', '-'",
@@ -106,8 +109,8 @@ static int set_run(struct ws_agent *a, struct ws_agent_model *m, const json_t *b
     if (run && !run_is_good(run))
         return ws_agent_set_run(m, run, new_run, true, err);
     if (run && m->n_registered > 0 && g->asked_run[0] && strcmp(run, g->asked_run) != 0)
-        return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name, g->asked_run,
-                            run);
+        return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name,
+                            g->asked_run, run);
     if (m->n_registered == 0)
         g->asked_run[0] = '\0';
     g->new_run = new_run;
@@ -170,18 +173,19 @@ static int join_group(struct ws_agent *a, struct ws_agent_model *m, struct ws_se
                       uint64_t deadline, const json_t *body, struct ws_error *err)
 {
     const struct ws_node *node = NULL;
-    for (const struct ws_session *other;
-         (other = in_the_way(m, c->rank, world_size)) || (node = other_node(m, c->rank, world_size)) || m->preparing;)
+    for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) ||
+                                         (node = other_node(m, c->rank, world_size)) || m->preparing;)
         if (!ws_agent_wait(a, deadline))
-            return node ? ws_error_set(err, EBUSY,
-                                       "the node %s publishes %s already, with rank %u or with another number of "
-                                       "ranks than %u; it did not end in time",
-                                       node->name, m->name, c->rank, world_size)
+            return node ? ws_error_set(
+                              err, EBUSY,
+                              "the node %s publishes %s already, with rank %u or with another number of "
+                              "ranks than %u; it did not end in time",
+                              node->name, m->name, c->rank, world_size)
                    : other ? ws_error_set(
-                               err, EBUSY,
-                               "process %d publishes %s already, as rank %u of %u; it did not end in time",
-                               (int)other->pid, m->name, other->rank, m->world_size)
-                         : ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name);
+                                 err, EBUSY,
+                                 "process %d publishes %s already, as rank %u of %u; it did not end in time",
+                                 (int)other->pid, m->name, other->rank, m->world_size)
+                           : ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name);
     if (m->writing && m->writing->state == WS_SLOT_WRITING)
         ws_agent_abandon(a, m, "a rank joined: its placement is about to change");
     int rc = ws_agent_set_world(m, world_size, err);
@@ -218,9 +222,10 @@ static json_t *placement_json(const struct ws_agent_model *m, const struct ws_se
         for (size_t k = 0; k < l->n_files; k++)
             if (strcmp(l->files[k].name, r->sidecars[i].name) == 0)
                 json_array_append_new(sidecars, json_integer((json_int_t)k));
-    return json_pack("{s:s,s:I,s:b,s:o,s:o,s:o,s:o}", "run", m->group_run, "epoch", (json_int_t)m->epoch, "part",
-                     (int)(m->share != NULL), "files", files, "places", places_json(r->entries, r->n_entries), "base",
-                     places_json(r->base, r->n_base), "sidecars", sidecars);
+    return json_pack("{s:s,s:I,s:b,s:o,s:o,s:o,s:o}", "run", m->group_run, "epoch", (json_int_t)m->epoch,
+                     "part", (int)(m->share != NULL), "files", files, "places",
+                     places_json(r->entries, r->n_entries), "base", places_json(r->base, r->n_base),
+                     "sidecars", sidecars);
 }
 
 /* Until all ranks are there, wherever, and it is known what each of them writes. */
@@ -395,10 +400,15 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         char missing[WS_ERROR_TEXT / 2];
         if (!ws_agent_wait(a, deadline)) {
             ws_group_missing(a, m, missing, sizeof(missing));
-            rc = ws_error_set(err, ETIMEDOUT, "waited for the version before %" PRIu64 " of %s%s", version,
-                              m->name, missing);
-        } else if (rc == 0)
+            if (ws_group_is_whole(a, m))
+                rc = ws_error_set(err, ETIMEDOUT, "waited for the version before %" PRIu64 " of %s%s",
+                                  version, m->name, missing);
+            else
+                rc = ws_error_set(err, ETIMEDOUT, "waited for all ranks of %s to be there again: %s%s",
+                                  m->name, m->why, missing);
+        } else {
             rc = check_session(c, err);
+        }
     }
     if (rc == 0)
         rc = check_version(m, version, run, err);
@@ -408,13 +418,15 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     if (rc == 0 && m->writing && m->writing_version != version)
         rc = ws_error_set(err, EPROTO, "rank %u begins version %" PRIu64 " of %s while others write %" PRIu64,
                           c->rank, version, m->name, m->writing_version);
-    if (rc == 0 && !m->writing && !ws_group_is_whole(a, m))
-        rc = ws_error_set(err, ECANCELED, "the version was abandoned: another rank died, and is not back yet");
+    if (rc == 0 && !m->writing && !ws_group_is_whole(a, m)) /* where others may come back it was waited for */
+        rc = ws_error_set(err, ECANCELED, "not all ranks are there (any more): %s", m->why);
     if (rc == 0 && !m->writing)
         rc = prepare(a, m, version, run, deadline, err);
     if (rc == 0 && !ws_group_is_whole(a, m)) { /* a rank left meanwhile */
-        ws_agent_abandon(a, m, "another rank died");
-        rc = ws_error_set(err, ECANCELED, "the version was abandoned: another rank died");
+        char why[WS_ERROR_TEXT];
+        snprintf(why, sizeof(why), "%s", m->why[0] ? m->why : "another rank died");
+        ws_agent_abandon(a, m, why);
+        rc = ws_error_set(err, ECANCELED, "the version was abandoned: %s", why);
     }
     if (rc == 0)
         rc = check_session(c, err);
@@ -479,8 +491,8 @@ static void do_abandon(struct ws_agent *a, struct ws_session *c)
 }
 
 /* A secondary asks the primary, which the mounts report to; the lock is given up meanwhile. */
-static bool is_loaded_there(struct ws_agent *a, const struct ws_agent_model *m, uint64_t version, const char *who,
-                            char *missing, size_t cap)
+static bool is_loaded_there(struct ws_agent *a, const struct ws_agent_model *m, uint64_t version,
+                            const char *who, char *missing, size_t cap)
 {
     char path[WS_API_PATH_BYTES];
     struct ws_error err = {0};
@@ -532,7 +544,8 @@ static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body,
             m->writing && m->writing_version == version && (!run || strcmp(run, m->writing->run) == 0);
         if (!pending && !loaded)
             rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun%s%s",
-                              version, m->name, m->why[0] ? "; the last one that was abandoned: " : "", m->why);
+                              version, m->name, m->why[0] ? "; the last one that was abandoned: " : "",
+                              m->why);
         else if (!ws_agent_wait(a, look_again(deadline)) &&
                  (atomic_load(&a->stop) || ws_agent_now_ns() >= deadline))
             rc = atomic_load(&a->stop)

@@ -25,7 +25,8 @@ void ws_node_name(struct ws_agent *a)
     else if (strncmp(listen, "0.0.0.0:", 8) == 0 || strncmp(listen, "[::]:", 5) == 0)
         snprintf(a->node, sizeof(a->node), "%s:%u", host, ws_agent_port(a));
     else
-        snprintf(a->node, sizeof(a->node), "%.*s:%u", (int)(colon ? colon - listen : 0), listen, ws_agent_port(a));
+        snprintf(a->node, sizeof(a->node), "%.*s:%u", (int)(colon ? colon - listen : 0), listen,
+                 ws_agent_port(a));
 }
 
 /* --- a round --- */
@@ -39,7 +40,20 @@ static void abandon(struct ws_agent *a, struct ws_agent_model *m, const char *wh
         g->round++;
     g->hashing = false;
     snprintf(g->why, sizeof(g->why), "%s", why);
+    snprintf(m->why, sizeof(m->why), "%s", why);
     pthread_cond_broadcast(&a->changed);
+}
+
+/* Is anybody known to write in this round? */
+static bool is_written(const struct ws_agent_model *m)
+{
+    const struct ws_group *g = m->group;
+    if (m->writing)
+        return true;
+    for (unsigned i = 0; i < WS_MAX_PARTS; i++)
+        if (g->nodes[i].id && g->nodes[i].version && g->nodes[i].round == g->round)
+            return true;
+    return false;
 }
 
 /* The first that is in this round and has another version than the one given; NULL: none. */
@@ -227,8 +241,12 @@ static void changed(struct ws_agent *a, struct ws_agent_model *m, const char *wh
     g->stale = true;
     g->tried = false;
     g->failed_code = 0;
-    if (!g->hashing)
+    if (g->hashing)
+        return;
+    if (is_written(m))
         abandon(a, m, why);
+    else
+        g->round++; /* for who has begun and not said so yet; why it is not whole stays said */
 }
 
 void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m)
@@ -328,8 +346,8 @@ static bool is_listed(const json_t *ranks, unsigned rank, uint64_t ticket)
     return false;
 }
 
-static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_node *n, unsigned rank, uint64_t ticket,
-                    const json_t *body, const json_t *registration, struct ws_error *err)
+static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_node *n, unsigned rank,
+                    uint64_t ticket, const json_t *body, const json_t *registration, struct ws_error *err)
 {
     struct ws_group *g = m->group;
     struct ws_registration *r;
@@ -373,16 +391,18 @@ static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_n
         char key[16];
         if (world != m->world_size && (n_here(m) > 0 || m->preparing || world == 0 || world > WS_MAX_RANKS ||
                                        ws_agent_set_world(m, (unsigned)world, &err) < 0)) {
-            snprintf(err.text, sizeof(err.text), "%u of %u ranks of %s are registered, this one is of %" PRIu64,
-                     n_here(m), m->world_size, m->name, world);
+            snprintf(err.text, sizeof(err.text),
+                     "%u of %u ranks of %s are registered, this one is of %" PRIu64, n_here(m), m->world_size,
+                     m->name, world);
             json_array_append_new(refused, refusal(rank, EBUSY, err.text));
             continue;
         }
         if (rank >= m->world_size || (g->remotes[rank].node == n && g->remotes[rank].registration))
             continue;
         if (m->ranks[rank] || g->remotes[rank].registration) {
-            snprintf(err.text, sizeof(err.text), "rank %u of %s is registered on the node %.200s; it did not end in time",
-                     rank, m->name, m->ranks[rank] ? a->node : g->remotes[rank].node->name);
+            snprintf(err.text, sizeof(err.text),
+                     "rank %u of %s is registered on the node %.200s; it did not end in time", rank, m->name,
+                     m->ranks[rank] ? a->node : g->remotes[rank].node->name);
             json_array_append_new(refused, refusal(rank, EBUSY, err.text));
             continue;
         }
@@ -443,30 +463,31 @@ static json_t *group_json(const struct ws_agent_model *m, const struct ws_node *
         json_array_append_new(tickets, json_pack("[i,I]", (int)r, (json_int_t)g->remotes[r].ticket));
     }
     return json_pack("{s:s,s:I,s:i,s:i,s:o,s:o,s:o,s:o}", "placement", m->placement->id, "shard_bytes",
-                     (json_int_t)m->shard_bytes, "index", (int)index, "count", (int)g->count, "node_of", nodes, "nodes",
-                     json_deep_copy(g->names), "tickets", tickets, "registrations", registrations_but(m, n));
+                     (json_int_t)m->shard_bytes, "index", (int)index, "count", (int)g->count, "node_of",
+                     nodes, "nodes", json_deep_copy(g->names), "tickets", tickets, "registrations",
+                     registrations_but(m, n));
 }
 
-static json_t *answer(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_node *n, json_t *need,
-                      json_t *refused)
+static json_t *answer(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_node *n,
+                      json_t *need, json_t *refused)
 {
     const struct ws_group *g = m->group;
     bool whole = ws_group_is_whole(a, m);
     for (unsigned r = 0; g->failed_code && r < m->world_size; r++)
         if (g->remotes[r].node == n)
             json_array_append_new(refused, refusal(r, g->failed_code, g->failed_text));
-    json_t *o = json_pack("{s:I,s:I,s:b,s:b,s:I,s:i,s:s,s:s,s:o,s:o}", "primary", (json_int_t)a->born, "round",
-                          (json_int_t)g->round, "hashing", (int)g->hashing, "whole", (int)whole, "epoch",
-                          (json_int_t)g->epoch, "here", (int)n_here(m), "run", m->group_run, "why", g->why, "need",
-                          need, "refused", refused);
+    json_t *o = json_pack("{s:I,s:I,s:b,s:b,s:I,s:i,s:s,s:s,s:o,s:o}", "primary", (json_int_t)a->born,
+                          "round", (json_int_t)g->round, "hashing", (int)g->hashing, "whole", (int)whole,
+                          "epoch", (json_int_t)g->epoch, "here", (int)n_here(m), "run", m->group_run, "why",
+                          g->why, "need", need, "refused", refused);
     json_object_set_new(o, "announced_round", json_integer((json_int_t)g->announced_round));
     if (whole && n->member && n->epoch != g->epoch)
         json_object_set_new(o, "group", group_json(m, n));
     return o;
 }
 
-int ws_agent_node_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body, json_t **reply,
-                        struct ws_error *err)
+int ws_agent_node_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
+                        json_t **reply, struct ws_error *err)
 {
     const char *name = json_string_value(json_object_get(body, "node"));
     const uint64_t id = number(body, "id");
@@ -476,7 +497,8 @@ int ws_agent_node_route(struct ws_agent *a, const struct ws_api_request *q, cons
         ws_error_set(err, EINVAL, "this agent has a primary itself, %s: name that one", a->primary->url);
     else if (!name || !*name || strlen(name) > WS_WHO_CHARS || !id || !ws_name_is_model(q->model))
         ws_error_set(err, EINVAL, "an agent says who it is, and of which model it speaks");
-    if ((a->primary || !name || !*name || strlen(name) > WS_WHO_CHARS || !id || !ws_name_is_model(q->model))) {
+    if ((a->primary || !name || !*name || strlen(name) > WS_WHO_CHARS || !id ||
+         !ws_name_is_model(q->model))) {
         json_decref(need);
         json_decref(refused);
         return -EINVAL;

@@ -47,10 +47,11 @@ static json_t *say(const struct ws_agent *a, const struct ws_agent_model *m)
     for (unsigned r = 0; r < m->world_size; r++)
         if (m->ranks[r])
             json_array_append_new(ranks, json_pack("[i,I]", (int)r, (json_int_t)m->ranks[r]->ticket));
-    json_t *o = json_pack("{s:s,s:I,s:I,s:I,s:b,s:I,s:o,s:o,s:I,s:s}", "node", a->node, "id", (json_int_t)a->born,
-                          "world_size", (json_int_t)m->world_size, "shard_bytes", (json_int_t)m->shard_bytes,
-                          "new_run", (int)g->new_run, "epoch", (json_int_t)g->epoch, "ranks", ranks, "registrations",
-                          needed(m), "gave_up", (json_int_t)g->gave_up, "why", g->why);
+    json_t *o =
+        json_pack("{s:s,s:I,s:I,s:I,s:b,s:I,s:o,s:o,s:I,s:s}", "node", a->node, "id", (json_int_t)a->born,
+                  "world_size", (json_int_t)m->world_size, "shard_bytes", (json_int_t)m->shard_bytes,
+                  "new_run", (int)g->new_run, "epoch", (json_int_t)g->epoch, "ranks", ranks, "registrations",
+                  needed(m), "gave_up", (json_int_t)g->gave_up, "why", g->why);
     if (o && g->asked_run[0])
         json_object_set_new(o, "run", json_string(g->asked_run));
     if (o && m->writing) {
@@ -143,15 +144,17 @@ static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *gro
     const char *id = json_string_value(json_object_get(group, "placement"));
     const uint64_t count = number(group, "count"), index = number(group, "index");
     int rc = 0;
-    if (!id || count == 0 || count > WS_MAX_PARTS || index >= count || json_array_size(nodes) != m->world_size ||
-        json_array_size(json_object_get(group, "nodes")) != count)
-        return ws_error_set(err, EPROTO, "the primary agent's placement is not understood: is it of another release?");
+    if (!id || count == 0 || count > WS_MAX_PARTS || index >= count ||
+        json_array_size(nodes) != m->world_size || json_array_size(json_object_get(group, "nodes")) != count)
+        return ws_error_set(err, EPROTO,
+                            "the primary agent's placement is not understood: is it of another release?");
     for (unsigned r = 0; rc == 0 && r < m->world_size; r++) {
         char key[16];
         snprintf(key, sizeof(key), "%u", r);
         node_of[r] = (unsigned)json_integer_value(json_array_get(nodes, r));
         const json_t *body = json_object_get(all, key);
-        if (node_of[r] >= count || !body != (m->ranks[r] != NULL) || (node_of[r] == index) != (m->ranks[r] != NULL))
+        if (node_of[r] >= count || !body != (m->ranks[r] != NULL) ||
+            (node_of[r] == index) != (m->ranks[r] != NULL))
             return ws_error_set(err, EPROTO, "the primary agent has rank %u on another node than it is", r);
         if (body)
             rc = ws_registration_of(body, r, &theirs[r], err);
@@ -159,13 +162,14 @@ static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *gro
     }
     m->shard_bytes = number(group, "shard_bytes");
     if (rc == 0)
-        rc = ws_group_place(a, m, regs, node_of, (unsigned)index, (unsigned)count, json_object_get(group, "nodes"),
-                            err);
+        rc = ws_group_place(a, m, regs, node_of, (unsigned)index, (unsigned)count,
+                            json_object_get(group, "nodes"), err);
     if (rc == 0 && strcmp(m->placement->id, id) != 0)
-        rc = ws_error_set(err, EPROTO,
-                          "the agents of %s and %s lay the model out differently: run the same release of wsync on all "
-                          "nodes",
-                          a->node, a->primary->url);
+        rc = ws_error_set(
+            err, EPROTO,
+            "the agents of %s and %s lay the model out differently: run the same release of wsync on all "
+            "nodes",
+            a->node, a->primary->url);
     return rc;
 }
 
@@ -219,6 +223,9 @@ static bool take(struct ws_agent *a, struct ws_agent_model *m, const json_t *rep
             snprintf(m->group_run, sizeof(m->group_run), "%s", run);
         adopt(a, m, group, number(reply, "epoch"));
     }
+    const char *why = json_string_value(json_object_get(reply, "why"));
+    if (!is_whole && why && *why)
+        snprintf(m->why, sizeof(m->why), "%s", why);
     const bool was = g->whole;
     g->whole = is_whole && g->epoch == number(reply, "epoch");
     if (was != g->whole)
@@ -233,15 +240,16 @@ static void note_silence(struct ws_agent *a, struct ws_agent_model *m, const str
     struct ws_group *g = m->group;
     char why[WS_ERROR_TEXT];
     if (!g->away[0])
-        ws_log(WS_LOG_WARN, "agent", "the primary agent does not answer model=%s url=%s error=\"%s\"", m->name,
-               a->primary->url, err->text);
+        ws_log(WS_LOG_WARN, "agent", "the primary agent does not answer model=%s url=%s error=\"%s\"",
+               m->name, a->primary->url, err->text);
     snprintf(g->away, sizeof(g->away), "%s", err->text);
     if (ws_agent_now_ns() - g->answered_ns < SILENT_NS)
         return;
     g->whole = false;
     /* What is sealed may have been announced: that the primary has to say. */
     if (m->writing && m->writing->state == WS_SLOT_WRITING && !m->preparing) {
-        snprintf(why, sizeof(why), "the primary agent, %.200s, does not answer: %.400s", a->primary->url, err->text);
+        snprintf(why, sizeof(why), "the primary agent, %.200s, does not answer: %.400s", a->primary->url,
+                 err->text);
         ws_agent_abandon(a, m, why);
     }
 }

@@ -66,8 +66,8 @@ static int check_budget(struct ws_agent *a, const struct ws_placement *l, struct
                         l->total_bytes, text, a->slot_bytes);
 }
 
-static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l, struct ws_slot **out,
-                    struct ws_error *err)
+static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
+                    struct ws_slot **out, struct ws_error *err)
 {
     int rc = check_budget(a, l, err);
     if (rc < 0)

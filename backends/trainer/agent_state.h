@@ -34,10 +34,10 @@ struct ws_session {
     struct ws_registration *registration;
     unsigned rank;
     pid_t pid;
-    uint64_t ticket;           /* which registration this is */
-    bool placed;               /* a placement was made with it */
-    char layout[33];           /* what it was told then */
-    int refused;               /* by the primary: errno, and why */
+    uint64_t ticket; /* which registration this is */
+    bool placed;     /* a placement was made with it */
+    char layout[33]; /* what it was told then */
+    int refused;     /* by the primary: errno, and why */
     char refusal[WS_ERROR_TEXT];
     bool writing;              /* has begun model->writing and not committed */
     struct ws_slot *committed; /* what it has committed, while that is not announced */
@@ -57,12 +57,12 @@ struct ws_agent_model {
     unsigned world_size, n_registered;
     struct ws_session **ranks;
     struct ws_placement *placement; /* NULL until all ranks are there */
-    struct ws_placement *share;     /* what this node's ranks write of it, where others write, too; else NULL */
-    struct ws_agent_model *owner;   /* whose slots they write: this one, or its part; NULL: not settled */
-    unsigned n_local;               /* ranks of this node in it */
-    struct ws_group *group;         /* NULL: no other agent is known */
-    char why[WS_ERROR_TEXT];        /* the last version was abandoned */
-    char *nodes;                    /* of a part: JSON of the nodes' names */
+    struct ws_placement *share;   /* what this node's ranks write of it, where others write, too; else NULL */
+    struct ws_agent_model *owner; /* whose slots they write: this one, or its part; NULL: not settled */
+    unsigned n_local;             /* ranks of this node in it */
+    struct ws_group *group;       /* NULL: no other agent is known */
+    char why[WS_ERROR_TEXT];      /* the last version was abandoned */
+    char *nodes;                  /* of a part: JSON of the nodes' names */
     uint64_t shard_bytes;
     uint64_t epoch; /* of the placement */
     bool preparing; /* one rank's thread prepares the slot, the others wait */
@@ -93,7 +93,7 @@ struct ws_agent {
     bool has_clock;
     atomic_bool stop;
     _Atomic uint64_t seq;
-    uint64_t born; /* microseconds of CLOCK_REALTIME: which agent this is; its first seq */
+    uint64_t born;               /* microseconds of CLOCK_REALTIME: which agent this is; its first seq */
     char node[WS_WHO_CHARS + 1]; /* who we are among the agents of a trainer */
     struct ws_source *primary;   /* NULL: we are it, or alone */
     pthread_t grouper;
@@ -137,15 +137,16 @@ static inline struct ws_placement *ws_agent_layout(const struct ws_agent_model *
 /* Waits for `changed` until the deadline (CLOCK_MONOTONIC, ns); false when it has passed. Under lock. */
 bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns);
 uint64_t ws_agent_now_ns(void);
-/* agent_local.c: the publishers' routes; the lineage that a group of ranks writes: the first of them settles it
+/* agent_local.c: the publishers' routes; the lineage that a group of ranks writes: the first of them settles
+ * it
  */
 WS_MUST_USE int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
                                  struct ws_error *err);
 WS_MUST_USE int ws_agent_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err);
 extern const struct ws_ipc_handler ws_agent_local;
 /* agent_slots.c: a slot for the next version; under lock, gives it up meanwhile. */
-WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m,
-                                   const struct ws_placement *l, struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err);
+WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
+                                   struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err);
 /* Gives the slots of a model back that nobody reads, and what others have of it when they end. Under lock. */
 void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m);
 /* agent_delta.c: deltas between versions */

@@ -32,7 +32,8 @@ static int get_status(struct ws_agent *a, json_t **reply)
                               "published", (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned,
                               "slots", slots, "mounts", ws_fleet_json(&m->fleet, ws_agent_now_ns())));
         if (m->group)
-            json_object_set_new(json_array_get(models, json_array_size(models) - 1), "nodes", ws_group_json(a, m));
+            json_object_set_new(json_array_get(models, json_array_size(models) - 1), "nodes",
+                                ws_group_json(a, m));
     }
     for (size_t i = 0; i < a->n_astraflow; i++)
         json_array_append_new(astraflow, ws_astraflow_status(a->astraflow[i]));

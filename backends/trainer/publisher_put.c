@@ -5,7 +5,8 @@
 #include <string.h>
 
 /* A registered piece with its source becomes a run of bytes, or a strided copy. */
-static int plan_piece(struct ws_plan *plan, const struct ws_registered *registered, const wsync_param *a, bool alone)
+static int plan_piece(struct ws_plan *plan, const struct ws_registered *registered, const wsync_param *a,
+                      bool alone)
 {
     struct ws_registered own = *registered;
     const struct ws_registered *r = &own;

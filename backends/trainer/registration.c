@@ -188,10 +188,9 @@ json_t *ws_registration_to_json(const struct ws_registration *r)
 {
     json_t *sidecars = json_array();
     for (size_t i = 0; i < r->n_sidecars; i++)
-        json_array_append_new(sidecars,
-                              json_pack("{s:s,s:I,s:I}", "name", r->sidecars[i].name, "bytes",
-                                        (json_int_t)r->sidecars[i].size_bytes, "hash",
-                                        (json_int_t)r->sidecars[i].hash));
+        json_array_append_new(sidecars, json_pack("{s:s,s:I,s:I}", "name", r->sidecars[i].name, "bytes",
+                                                  (json_int_t)r->sidecars[i].size_bytes, "hash",
+                                                  (json_int_t)r->sidecars[i].hash));
     return json_pack("{s:o,s:o,s:o}", "params", entries_json(r->entries, r->n_entries), "base",
                      entries_json(r->base, r->n_base), "sidecars", sidecars);
 }

@@ -68,10 +68,11 @@ static struct ws_placement_file *add_file(struct maker *k, const char *name, con
     struct ws_placement *l = k->share;
     char *full;
     if (strlen(name) + strlen(suffix) > WS_MAX_NAME || l->n_files == WS_MAX_FILES) {
-        ws_error_set(err, E2BIG,
-                     "the part of a node has over %d files, or the name %.60s... is too long with %s: use larger "
-                     "shards, or shorter names",
-                     WS_MAX_FILES, name, suffix);
+        ws_error_set(
+            err, E2BIG,
+            "the part of a node has over %d files, or the name %.60s... is too long with %s: use larger "
+            "shards, or shorter names",
+            WS_MAX_FILES, name, suffix);
         return NULL;
     }
     struct ws_placement_file *more = realloc(l->files, (l->n_files + 1) * sizeof(*more));
@@ -208,9 +209,10 @@ static int finish(struct maker *k, struct ws_error *err)
     qsort(l->files, l->n_files, sizeof(l->files[0]), by_name);
     for (size_t i = 1; i < l->n_files; i++)
         if (strcmp(l->files[i - 1].name, l->files[i].name) == 0)
-            return ws_error_set(err, EINVAL,
-                                "the file name %s is taken where a trainer spans several nodes: name it otherwise",
-                                l->files[i].name);
+            return ws_error_set(
+                err, EINVAL,
+                "the file name %s is taken where a trainer spans several nodes: name it otherwise",
+                l->files[i].name);
     for (size_t i = 0; i < k->n_mine; i++)
         k->mine[i]->file_index = find(l, k->whole->files[k->mine[i]->file_index].name);
     for (size_t i = 0; i < l->n_files; i++)

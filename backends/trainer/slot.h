@@ -1,7 +1,8 @@
 /* Slot: one half of the double buffer: the regions of one version, and who holds them.
  *
  *     FREE -> WRITING (ranks copy) -> HASHING (nobody but us has it open) -> SERVED -> RETIRED -> WRITING ...
- *                                                                        \-> SEALED (other nodes hash) -> SERVED
+ *                                                                        \-> SEALED (other nodes hash) ->
+ * SERVED
  *
  * A slot is written again only when no hold is left and the kernel says that no other process has its regions
  * open or mapped (ws_region_idle). Not thread safe by itself: the agent's lock guards all fields but the

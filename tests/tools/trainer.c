@@ -1,14 +1,13 @@
 /* A trainer that computes nothing: holds a model in Qwen3's shapes and publishes it whenever it is told to.
  *   trainer AGENT MODEL 0.6b|1.7b|tiny|SCALE [RANK WORLD_SIZE]
- * With a rank it is one of several, all with the same numbers: each holds a flat range of the embedding, rows of
- * q, k, v, gate and up, columns of o and down, and all of the norms; a failure is answered with "failed ERRNO
- * SENTENCE" and it goes on.
- * Reads commands, a line each, and answers each with a line:
- *   step SHARE        a SHARE of the elements, spread evenly, moves by one unit in the last place: "stepped
- * N" mix SHARE         the same with steps like Adam's: two thirds by one unit, then fewer and fewer:
- * "stepped N" offload VERSION   "offloaded VERSION BEGAN ENDED", in seconds of CLOCK_MONOTONIC; the elements
- * may change again wait VERSION      "published VERSION NOW"
- * begin VERSION     "begun VERSION": and no more, as if the copy took long */
+ * With a rank it is one of several, all with the same numbers: each holds a flat range of the embedding, rows
+ * of q, k, v, gate and up, columns of o and down, and all of the norms; a failure is answered with "failed
+ * ERRNO SENTENCE" and it goes on. SIDECARS and BASE in the environment are wsync_config's. Reads commands, a
+ * line each, and answers each with a line: step SHARE        a SHARE of the elements, spread evenly, moves by
+ * one unit in the last place: "stepped N" mix SHARE         the same with steps like Adam's: two thirds by
+ * one unit, then fewer and fewer: "stepped N" offload VERSION   "offloaded VERSION BEGAN ENDED", in seconds
+ * of CLOCK_MONOTONIC; the elements may change again wait VERSION      "published VERSION NOW" begin VERSION
+ * "begun VERSION": and no more, as if the copy took long */
 #include "backends/trainer/wsync.h"
 #include <inttypes.h>
 #include <math.h>
@@ -221,7 +220,9 @@ int main(int argc, char **argv)
                            .model = argv[2],
                            .rank = trainer.rank,
                            .world_size = trainer.world,
-                           .timeout_ms = 20000,
+                           .sidecars = getenv("SIDECARS"),
+                           .base = getenv("BASE"),
+                           .timeout_ms = trainer.world > 1 ? 20000 : 0,
                            .n_threads = 2};
     if (wsync_open(&config, &trainer.publisher) < 0) {
         fprintf(stderr, "%s\n", wsync_error());

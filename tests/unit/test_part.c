@@ -1,6 +1,6 @@
-/* Parts of several nodes: random models, meshes, boxes and ranges are laid out, shared out over nodes, written
- * as ranks write them, and merged: what comes out is compared with the whole, byte by byte, made directly. And
- * what does not belong together is refused by name. */
+/* Parts of several nodes: random models, meshes, boxes and ranges are laid out, shared out over nodes,
+ * written as ranks write them, and merged: what comes out is compared with the whole, byte by byte, made
+ * directly. And what does not belong together is refused by name. */
 #include "backends/trainer/share.h"
 #include "transports/copy.h"
 #include "transports/part.h"
@@ -278,9 +278,9 @@ static void make_world(struct world *w, unsigned n_tensors, uint64_t shard_bytes
     for (unsigned r = 0; r < w->n_ranks; r++) {
         json_t *body = json_pack("{s:o}", "params", params[r]);
         if (r == 0)
-            json_object_set_new(body, "sidecars",
-                                json_pack("[{s:s,s:i,s:i}]", "name", SIDECAR, "bytes",
-                                          (int)strlen(SIDECAR_IS), "hash", 5));
+            json_object_set_new(
+                body, "sidecars",
+                json_pack("[{s:s,s:i,s:i}]", "name", SIDECAR, "bytes", (int)strlen(SIDECAR_IS), "hash", 5));
         assert_true(json_array_size(params[r]) < 256);
         /* to JSON and back, as one agent tells it another */
         struct ws_registration *once;
@@ -492,9 +492,9 @@ static void test_names(void **state)
     assert_true(ws_name_is_part(name, base, &index, &count));
     assert_string_equal(base, "actor");
     assert_true(index == 3 && count == 16);
-    static const char *const none[] = {"actor",      "actor@",     "actor@1",    "actor@1.",     "actor@1.1",
-                                       "actor@2.2",  "actor@02.4", "actor@1.4x", "@1.4",         "ctl@1.4",
-                                       "actor@1.99", "a@b@1.2",    "actor@-1.2", "actor@1.4294967298"};
+    static const char *const none[] = {
+        "actor",      "actor@", "actor@1", "actor@1.",   "actor@1.1", "actor@2.2",  "actor@02.4",
+        "actor@1.4x", "@1.4",   "ctl@1.4", "actor@1.99", "a@b@1.2",   "actor@-1.2", "actor@1.4294967298"};
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
         assert_false(ws_name_is_part(none[i], NULL, NULL, NULL));
     memset(lengthy, 'x', WS_MAX_NAME);
