@@ -51,8 +51,9 @@ def say(ranks, command):
 class World:
     """Two agents, four ranks, and a fifth that has everything and publishes to an agent of its own."""
 
-    def __init__(self, stack):
+    def __init__(self, stack, archive=False):
         need_fuse()
+        self.archives = [unique("archive"), unique("archive")] if archive else []
         self.stack = stack
         self.net = Network(stack, ("t0", "t1", *INFERENCE))
         self.token = unique("token")
@@ -60,7 +61,7 @@ class World:
             f.write("secret\n")
         self.env = {"SIDECARS": checkpoint({}, files={}), "BASE": checkpoint({"frozen": ("F32", [33, 5])}, seed=5, sidecars=False)}
         with self.net.inside("t0"):
-            self.a0 = Agent(stack, "--token-file", self.token, host=T0)
+            self.a0 = Agent(stack, "--token-file", self.token, *self.to_disk(0), host=T0)
         self.start_secondary()
         self.whole = Agent(stack)
         self.ranks = [self.start_rank(r) for r in range(4)]
@@ -69,7 +70,11 @@ class World:
 
     def start_secondary(self, port=None, sock=None):
         with self.net.inside("t1"):
-            self.a1 = Agent(self.stack, "--token-file", self.token, "--primary", self.a0.url, host=T1, port=port, sock=sock)
+            self.a1 = Agent(self.stack, "--token-file", self.token, "--primary", self.a0.url, *self.to_disk(1), host=T1,
+                            port=port, sock=sock)
+
+    def to_disk(self, i):
+        return ["--archive", self.archives[i]] if self.archives else []
 
     def start_rank(self, r):
         return Rank(self.stack, (self.a0 if r < 2 else self.a1).sock, r, 4, **self.env)
@@ -203,6 +208,22 @@ def test_unix(stack):
     w.expect_same(mount, 1)
 
 
+def test_archives(stack):
+    "each agent archives its part; the folders together are a source, of versions that are deltas, too"
+    w = World(stack, archive=True)
+    for v in (1, 2, 3):
+        w.publish(v)
+        on_disk = lambda: [w.get(n, a, "/v1/models") and os.path.isdir(f"{d}/v1/actor@{i}.2/{v}")
+                           for i, (n, a, d) in enumerate((("t0", w.a0, w.archives[0]), ("t1", w.a1, w.archives[1])))]
+        wait_for(lambda: all(on_disk()), f"version {v} on both disks")
+        w.step()
+    both = Mount(stack, f"dir:{w.archives[0]},dir:{w.archives[1]}")
+    for v in (3, 2):
+        w.expect_same(both, v)
+    one = Mount(stack, f"dir:{w.archives[1]}")
+    wait_for(lambda: "lacks part 1 of 2" in one.text("actor/status"), "what lacks")
+
+
 def test_agent_killed(stack):
     "an agent that dies while it is pulled from is named in time; the trainer is told; both come back"
     w = World(stack)
@@ -237,6 +258,30 @@ def test_agent_killed(stack):
     w.expect_same(mount, 3)
 
 
+def test_primary_killed(stack):
+    "when the primary's agent dies no version is half there: the other node's ranks are told, and a new trainer goes on with a new one"
+    w = World(stack)
+    w.publish(1)
+    mount = w.mount("i0")
+    w.expect_same(mount, 1)
+    w.ranks[0].say("begin 2")
+    assert w.ranks[0].answer() == "begun 2"
+    w.a0.kill()
+    start = time.monotonic()
+    say(w.ranks[2:], "offload 2")
+    told = say(w.ranks[2:], "wait 2")
+    assert all(a.startswith("failed") and w.a0.url in a for a in told), told
+    assert time.monotonic() - start < (SILENT + 25) * SLOW
+    for rank in w.ranks:
+        rank.kill()
+    with w.net.inside("t0"):
+        w.a0 = Agent(stack, "--token-file", w.token, host=T0, port=w.a0.port, sock=w.a0.sock)
+    w.ranks = [w.start_rank(r) for r in range(4)]
+    w.step()
+    w.publish(2)
+    w.expect_same(mount, 2)
+
+
 def test_rank_killed(stack):
     "a rank that is killed in the middle of an offload abandons the version on both nodes; the last one stays; the next works"
     w = World(stack)
@@ -260,7 +305,7 @@ def test_rank_killed(stack):
             assert say([again], "step 0.01")[0].startswith("stepped")
         w.publish(version)
         w.expect_same(mount, version)
-        w.expect_same(mount, 1)
+        w.expect_same(mount, version - 1)
 
 
 def test_disagreement(stack):
@@ -332,5 +377,5 @@ def test_whole_again(stack):
     assert "2 parts" in mount.status("actor")["version.3"]
 
 
-run(test_two_and_two, test_release, test_missing_agent, test_unix, test_agent_killed, test_rank_killed, test_disagreement,
+run(test_two_and_two, test_release, test_missing_agent, test_unix, test_archives, test_agent_killed, test_primary_killed, test_rank_killed, test_disagreement,
     test_cut_apart, test_whole_again)
