@@ -152,17 +152,21 @@ static int hand_over(struct assembly *a, struct ws_manifest *m, struct ws_error 
     int rc;
 
     pthread_mutex_lock(&v->store->lock);
-    if (atomic_load(&v->manifest)) {
+    if (strcmp(v->digest, m->digest) != 0 && v->digest[0]) {
+        rc = ws_error_set(
+            err, EBADMSG,
+            "the parts of %s/%lu make the digest %s, but a source lists it whole with %s: two trainers "
+            "may publish under one run id",
+            v->model->name, v->number, m->digest, v->digest);
         ws_manifest_free(m);
-        rc = ws_error_set(err, EAGAIN, "%s/%lu is listed whole now: ask again", v->model->name, v->number);
     } else {
-        rc = ws_content_describe(v, m, err);
-    }
-    if (rc == 0)
         v->created_ns = m->created_ns;
+        rc = ws_content_describe(v, m, err); /* frees it where one is here, from a source that had all */
+    }
     pthread_mutex_unlock(&v->store->lock);
     if (rc < 0)
         return rc;
+    m = atomic_load(&v->manifest);
     for (size_t i = 0; i < m->n_files; i++) {
         atomic_store(&v->files[i].region, a->regions[i]);
         a->regions[i] = NULL;

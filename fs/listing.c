@@ -243,7 +243,7 @@ static void take_part(struct ws_watch *w, const json_t *json, struct ws_changes 
         ws_log(WS_LOG_WARN, "store", "a model is one more than the limit or than memory model=%s", name);
         return;
     }
-    ws_parts_note(part, m, json);
+    ws_parts_note(m, json);
     take_claim(m, w->index, json);
     take_claim(part, w->index, json);
     ws_model_settle_lineage(m);

@@ -23,12 +23,11 @@ bool ws_version_is_offered(const struct ws_version *v)
 
 /* --- who has what --- */
 
-void ws_parts_note(struct ws_model *part, struct ws_model *m, const json_t *json)
+void ws_parts_note(struct ws_model *m, const json_t *json)
 {
     const json_t *nodes = json_object_get(json_object_get(json, "part"), "nodes"), *node;
     size_t i;
 
-    (void)ws_name_is_part(part->name, NULL, &part->part_index, &part->part_count);
     json_array_foreach(nodes, i, node)
     {
         const char *name = json_string_value(node);
@@ -194,7 +193,7 @@ bool ws_version_comes_in_parts(const struct ws_version *v)
 {
     bool whole = false;
 
-    if (!v->in_parts || atomic_load(&v->manifest))
+    if (!v->in_parts || ws_version_is_complete(v) || ws_version_has_bytes(v))
         return false;
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
         const struct ws_watch *w = v->store->watches[i];

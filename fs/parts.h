@@ -10,8 +10,8 @@
 /* All with store->lock. */
 
 bool ws_model_is_hidden(const struct ws_model *m);
-/* A source lists a part: json is its entry. Notes who has which part. */
-void ws_parts_note(struct ws_model *part, struct ws_model *m, const json_t *json);
+/* A source lists a part of m: json is its entry. Notes who has which part. */
+void ws_parts_note(struct ws_model *m, const json_t *json);
 /* After listings have changed: which versions of m there are by their parts; what lacks is noted in
  * m->lacking.
  */

@@ -328,7 +328,7 @@ int ws_agent_group_start(struct ws_agent *a, struct ws_error *err)
     ws_node_name(a);
     if (a->options.primary) {
         struct ws_source_options access = a->options.primary_access;
-        access.connect_timeout_ms = WS_NODE_CALL_MS;
+        access.connect_timeout_ms = WS_CONNECT_TIMEOUT_MS;
         access.reply_timeout_ms = WS_NODE_CALL_MS;
         if (strncmp(a->options.primary, "http://", 7) != 0 && strncmp(a->options.primary, "https://", 8) != 0)
             return ws_error_set(err, EINVAL,

@@ -110,7 +110,7 @@ void ws_group_wake(struct ws_agent *a, struct ws_agent_model *m);
 const struct ws_node *ws_group_holder(const struct ws_agent_model *m, unsigned rank);
 
 /* agent_primary.c */
-#define WS_NODE_CALL_MS 5000
+#define WS_NODE_CALL_MS 10000
 void ws_node_name(struct ws_agent *a);
 uint64_t ws_primary_turn(struct ws_agent *a); /* forgets nodes that are silent; returns how long to wait */
 void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m);

@@ -290,12 +290,18 @@ static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_no
 uint64_t ws_primary_turn(struct ws_agent *a)
 {
     uint64_t now = ws_agent_now_ns(), wait = 10 * TURN_NS;
+    /* Where this thread did not get on, those who speak may not have either: a large placement takes seconds.
+     */
+    bool late = now - a->group_turn_ns > 12 * TURN_NS;
+    a->group_turn_ns = now;
     for (struct ws_agent_model *m = a->models; m; m = m->next) {
         struct ws_group *g = m->group;
         for (unsigned i = 0; g && i < WS_MAX_PARTS; i++) {
             if (!g->nodes[i].id)
                 continue;
             wait = wait > TURN_NS ? TURN_NS : wait;
+            if (late)
+                g->nodes[i].heard_ns = now;
             if (now > g->nodes[i].heard_ns && now - g->nodes[i].heard_ns > SILENT_NS)
                 drop_node(a, m, &g->nodes[i]);
         }
@@ -516,6 +522,7 @@ int ws_agent_node_route(struct ws_agent *a, const struct ws_api_request *q, cons
         take_ranks(a, m, n, body, need, refused);
         tell = ws_primary_advance(a, m);
         *reply = answer(a, m, n, need, refused);
+        n->heard_ns = ws_agent_now_ns();
         pthread_cond_broadcast(&a->changed);
     } else {
         json_decref(need);

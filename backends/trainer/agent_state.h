@@ -106,6 +106,7 @@ struct ws_agent {
     struct ws_release *releases; /* newest first */
     uint64_t last_id;            /* of releases and of what is wanted */
     uint64_t last_ticket;
+    uint64_t group_turn_ns; /* agent_primary.c */
     uint64_t slot_bytes;
     struct ws_astraflow **astraflow;
     size_t n_astraflow;

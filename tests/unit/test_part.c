@@ -253,11 +253,12 @@ static void share_out(struct world *w)
         for (unsigned r = 0; r < w->n_ranks; r++)
             for (size_t i = 0; w->node_of[r] == k && i < w->ranks[r]->n_entries; i++) {
                 const struct ws_entry *e = &w->ranks[r]->entries[i];
+                if (!e->writes)
+                    continue; /* its file is one of the whole */
                 struct writing to = {.share = n->files[e->file_index] + e->tensor.begin,
                                      .whole_begin = begins[r][i],
                                      .bytes = ws_dtype_bits(e->tensor.dtype) / 8};
-                if (e->writes)
-                    each_element(&e->tensor, &e->piece, write_share, &to);
+                each_element(&e->tensor, &e->piece, write_share, &to);
             }
         describe(w, n, k, 7);
     }
