@@ -14,37 +14,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #define DEFAULT_WAIT_MS 60000
 
-static uint64_t number(const json_t *body, const char *key, uint64_t fallback)
-{
-    const json_t *v = json_object_get(body, key);
-    return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v) : fallback;
-}
-
 static uint64_t deadline_of(const json_t *body)
 {
-    return ws_agent_now_ns() + number(body, "timeout_ms", DEFAULT_WAIT_MS) * 1000000ULL;
-}
-
-static bool run_is_good(const char *run)
-{
-    size_t n = strspn(run, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
-    return n > 0 && n <= WS_RUN_CHARS && run[n] == 0;
-}
-
-static void random_run(char out[WS_RUN_CHARS + 1])
-{
-    unsigned char bytes[8];
-    if (getrandom(bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes)) {
-        uint64_t now = ws_agent_now_ns() ^ ((uint64_t)getpid() << 40);
-        memcpy(bytes, &now, sizeof(bytes));
-    }
-    for (size_t i = 0; i < sizeof(bytes); i++)
-        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    return ws_agent_now_ns() + ws_agent_number(body, "timeout_ms", DEFAULT_WAIT_MS) * 1000000ULL;
 }
 
 /* --- register --- */
@@ -70,134 +46,6 @@ static void forget_registration(struct ws_agent *a, struct ws_session *c)
     c->placed = false;
     ws_registration_free(c->registration); /* also one that was refused before it joined a group */
     c->registration = NULL;
-}
-
-int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
-                     struct ws_error *err)
-{
-    if (run && !run_is_good(run))
-        return ws_error_set(err, EINVAL, "'%.80s' is no run id: 1 to %d of letters, digits, '.', '_', '-'",
-                            run, WS_RUN_CHARS);
-    if (run && m->any && strcmp(run, m->run) != 0 && !new_run)
-        return ws_error_set(err, EEXIST, "%s has the lineage %s; to supersede it by %s say so (--new-run)",
-                            m->name, m->run, run);
-    if (run && m->any && strcmp(run, m->run) == 0 && new_run)
-        return ws_error_set(err, EEXIST, "%s has the lineage %s already; a new one needs another id", m->name,
-                            run);
-    if (!first && run && strcmp(run, m->group_run) != 0)
-        return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name,
-                            m->group_run, run);
-    if (!first)
-        return 0;
-    if (run)
-        snprintf(m->group_run, sizeof(m->group_run), "%s", run);
-    else if (m->any && !new_run)
-        memcpy(m->group_run, m->run, sizeof(m->group_run));
-    else
-        random_run(m->group_run);
-    return 0;
-}
-
-/* On a node that is not the primary's the primary settles it. */
-static int set_run(struct ws_agent *a, struct ws_agent_model *m, const json_t *body, struct ws_error *err)
-{
-    const char *run = json_string_value(json_object_get(body, "run"));
-    bool new_run = json_is_true(json_object_get(body, "new_run"));
-    struct ws_group *g = m->group;
-    if (!a->primary)
-        return ws_agent_set_run(m, run, new_run, ws_group_n_here(m) == 0, err);
-    if (run && !run_is_good(run))
-        return ws_agent_set_run(m, run, new_run, true, err);
-    if (run && m->n_registered > 0 && g->asked_run[0] && strcmp(run, g->asked_run) != 0)
-        return ws_error_set(err, EPROTO, "the ranks of %s name different runs: %s and %s", m->name,
-                            g->asked_run, run);
-    if (m->n_registered == 0)
-        g->asked_run[0] = '\0';
-    g->new_run = new_run;
-    if (run)
-        snprintf(g->asked_run, sizeof(g->asked_run), "%s", run);
-    return 0;
-}
-
-/* Nobody of a group of another size is left. */
-int ws_agent_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err)
-{
-    if (m->world_size == world_size)
-        return 0;
-    struct ws_session **ranks = calloc(world_size, sizeof(struct ws_session *));
-    struct ws_remote *remotes = m->group ? calloc(world_size, sizeof(*remotes)) : NULL;
-    if (!ranks || (m->group && !remotes)) {
-        free(ranks);
-        free(remotes);
-        return ws_error_set(err, ENOMEM, "no memory for %u ranks", world_size);
-    }
-    free(m->ranks);
-    m->ranks = ranks;
-    if (m->group) {
-        free(m->group->remotes);
-        m->group->remotes = remotes;
-    }
-    m->world_size = world_size;
-    m->n_registered = 0;
-    ws_placement_free(m->placement);
-    ws_placement_free(m->share);
-    m->placement = m->share = NULL;
-    return 0;
-}
-
-/* Who keeps a rank from joining: the one that has its number, or any of a group of another size. */
-static const struct ws_session *in_the_way(const struct ws_agent_model *m, unsigned rank, unsigned world_size)
-{
-    if (m->world_size == world_size)
-        return m->ranks[rank];
-    for (unsigned r = 0; r < m->world_size; r++)
-        if (m->ranks[r])
-            return m->ranks[r];
-    return NULL;
-}
-
-/* The same of ranks on other nodes, at the primary. */
-static const struct ws_node *other_node(const struct ws_agent_model *m, unsigned rank, unsigned world_size)
-{
-    if (m->world_size == world_size)
-        return ws_group_holder(m, rank);
-    for (unsigned r = 0; r < m->world_size; r++)
-        if (ws_group_holder(m, r))
-            return ws_group_holder(m, r);
-    return NULL;
-}
-
-/* Nobody is ever displaced: a publisher that runs is waited for, and so is one that was killed a moment ago
- * and whose end was not noticed yet. A group of another size begins when the old one is empty. */
-static int join_group(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c, unsigned world_size,
-                      uint64_t deadline, const json_t *body, struct ws_error *err)
-{
-    const struct ws_node *node = NULL;
-    for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) ||
-                                         (node = other_node(m, c->rank, world_size)) || m->preparing;)
-        if (!ws_agent_wait(a, deadline))
-            return node ? ws_error_set(
-                              err, EBUSY,
-                              "the node %s publishes %s already, with rank %u or with another number of "
-                              "ranks than %u; it did not end in time",
-                              node->name, m->name, c->rank, world_size)
-                   : other ? ws_error_set(
-                                 err, EBUSY,
-                                 "process %d publishes %s already, as rank %u of %u; it did not end in time",
-                                 (int)other->pid, m->name, other->rank, m->world_size)
-                           : ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name);
-    if (m->writing && m->writing->state == WS_SLOT_WRITING)
-        ws_agent_abandon(a, m, "a rank joined: its placement is about to change");
-    int rc = ws_agent_set_world(m, world_size, err);
-    if (rc == 0)
-        rc = set_run(a, m, body, err);
-    if (rc < 0)
-        return rc;
-    assert(m->ranks); /* world_size is at least 1 */
-    m->ranks[c->rank] = c;
-    m->n_registered++;
-    c->model = m;
-    return 0;
 }
 
 static json_t *places_json(const struct ws_entry *e, size_t n)
@@ -254,7 +102,7 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
                        struct ws_error *err)
 {
     const char *name = json_string_value(json_object_get(body, "model"));
-    uint64_t world = number(body, "world_size", 1), rank = number(body, "rank", 0),
+    uint64_t world = ws_agent_number(body, "world_size", 1), rank = ws_agent_number(body, "rank", 0),
              deadline = deadline_of(body);
     struct ws_registration *r = NULL;
     if (!name || !ws_name_is_model(name))
@@ -278,10 +126,10 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
     if (rc == 0 && a->primary)
         rc = ws_group_have(m, err);
     if (rc == 0)
-        rc = join_group(a, m, c, (unsigned)world, deadline, body, err);
+        rc = ws_agent_join(a, m, c, (unsigned)world, deadline, body, err);
     if (rc == 0) {
-        unsigned slots = (unsigned)number(body, "max_slots", 0);
-        m->shard_bytes = number(body, "shard_bytes", 0);
+        unsigned slots = (unsigned)ws_agent_number(body, "max_slots", 0);
+        m->shard_bytes = ws_agent_number(body, "shard_bytes", 0);
         m->max_slots = slots >= 2 && slots <= a->options.max_slots ? slots : a->options.max_slots;
         c->ticket = ++a->last_ticket;
         ws_group_joined(a, m);
@@ -383,9 +231,9 @@ static int open_all(const struct ws_slot *s, int *fds, size_t max, size_t *n, st
 static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply, int *fds,
                     size_t max, size_t *n_fds, struct ws_error *err)
 {
-    uint64_t version = number(body, "version", 0), deadline = deadline_of(body);
+    uint64_t version = ws_agent_number(body, "version", 0), deadline = deadline_of(body);
     const char *run = json_string_value(json_object_get(body, "run"));
-    if (!run || !run_is_good(run))
+    if (!run || !ws_run_is_safe(run))
         return ws_error_set(err, EINVAL, "begin needs the run of the registration");
     pthread_mutex_lock(&a->lock);
     c->lost = false;
@@ -448,7 +296,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     return rc;
 }
 
-/* --- commit, abandon, wait --- */
+/* --- commit, abandon --- */
 
 static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *body, struct ws_error *err)
 {
@@ -490,74 +338,6 @@ static void do_abandon(struct ws_agent *a, struct ws_session *c)
     pthread_mutex_unlock(&a->lock);
 }
 
-/* A secondary asks the primary, which the mounts report to; the lock is given up meanwhile. */
-static bool is_loaded_there(struct ws_agent *a, const struct ws_agent_model *m, uint64_t version,
-                            const char *who, char *missing, size_t cap)
-{
-    char path[WS_API_PATH_BYTES];
-    struct ws_error err = {0};
-    json_t *reply = NULL;
-    ws_api_loaded_path(path, m->name, version, who);
-    pthread_mutex_unlock(&a->lock);
-    int rc = ws_source_call(a->primary, "GET", path, NULL, &reply, &err);
-    pthread_mutex_lock(&a->lock);
-    const char *told = json_string_value(json_object_get(reply, "missing"));
-    snprintf(missing, cap, "%s", rc < 0 ? err.text : told ? told : "");
-    bool loaded = rc == 0 && json_is_true(json_object_get(reply, "loaded"));
-    json_decref(reply);
-    return loaded;
-}
-
-static bool is_loaded(struct ws_agent *a, const struct ws_agent_model *m, uint64_t version, const char *who,
-                      char *missing, size_t cap)
-{
-    struct ws_mark to = {.version = version};
-    if (a->primary && m->owner != m)
-        return is_loaded_there(a, m, version, who, missing, cap);
-    snprintf(to.run, sizeof(to.run), "%s", m->run);
-    return ws_fleet_serves(&m->fleet, &to, who, ws_agent_now_ns(), missing, cap);
-}
-
-/* A mount that falls silent counts no more, and nothing tells of that. */
-static uint64_t look_again(uint64_t deadline)
-{
-    uint64_t soon = ws_agent_now_ns() + 500000000UL;
-    return soon < deadline ? soon : deadline;
-}
-
-static int do_wait(struct ws_agent *a, struct ws_session *c, const json_t *body, struct ws_error *err)
-{
-    uint64_t version = number(body, "version", 0), ms = number(body, "timeout_ms", UINT64_MAX);
-    const char *what = json_string_value(json_object_get(body, "what"));
-    bool loaded = what && strcmp(what, "loaded") == 0;
-    const char *who = json_string_value(json_object_get(body, "who"));
-    char missing[WS_ERROR_TEXT] = "";
-    /* no limit is a year: the clock's arithmetic stays in range */
-    uint64_t deadline = ws_agent_now_ns() + (ms > 31536000000ULL ? 31536000000ULL : ms) * 1000000ULL;
-    pthread_mutex_lock(&a->lock);
-    struct ws_agent_model *m = c->model;
-    int rc = m ? 0 : ws_error_set(err, EINVAL, "this rank is not registered");
-    const char *run = json_string_value(json_object_get(body, "run"));
-    while (rc == 0 && !(m->any && (!run || strcmp(run, m->run) == 0) && m->newest >= version &&
-                        (!loaded || is_loaded(a, m, version, who ? who : "all", missing, sizeof(missing))))) {
-        bool pending =
-            m->writing && m->writing_version == version && (!run || strcmp(run, m->writing->run) == 0);
-        if (!pending && !loaded)
-            rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun%s%s",
-                              version, m->name, m->why[0] ? "; the last one that was abandoned: " : "",
-                              m->why);
-        else if (!ws_agent_wait(a, look_again(deadline)) &&
-                 (atomic_load(&a->stop) || ws_agent_now_ns() >= deadline))
-            rc = atomic_load(&a->stop)
-                     ? ws_error_set(err, ECONNRESET, "the agent is stopping")
-                     : ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not %s in time%s%s",
-                                    version, m->name, loaded ? "loaded" : "published", missing[0] ? ": " : "",
-                                    missing);
-    }
-    pthread_mutex_unlock(&a->lock);
-    return rc;
-}
-
 /* --- dispatch --- */
 
 static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, const char *path,
@@ -584,7 +364,7 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
     if (strcmp(verb, "commit") == 0)
         return do_commit(a, c, body, err);
     if (strcmp(verb, "wait") == 0)
-        return do_wait(a, c, body, err);
+        return ws_agent_wait_version(a, c, body, err);
     if (strcmp(verb, "abandon") == 0) {
         do_abandon(a, c);
         return 0;

@@ -315,12 +315,6 @@ uint64_t ws_primary_turn(struct ws_agent *a)
 
 /* --- what a node says --- */
 
-static uint64_t number(const json_t *o, const char *key)
-{
-    const json_t *v = json_object_get(o, key);
-    return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v) : 0;
-}
-
 static struct ws_node *node_of(struct ws_group *g, uint64_t id, const char *name, struct ws_error *err)
 {
     struct ws_node *place_ = NULL;
@@ -366,7 +360,7 @@ static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_node
     g->remotes[rank] = (struct ws_remote){.registration = r, .node = n, .ticket = ticket};
     g->n_remotes++;
     g->spans = true; /* until a placement says otherwise: nothing is announced by this node alone */
-    m->shard_bytes = number(body, "shard_bytes");
+    m->shard_bytes = ws_agent_number(body, "shard_bytes", 0);
     if (m->n_registered == 0)
         m->max_slots = a->options.max_slots;
     changed(a, m, "a rank joined: the placement is about to change");
@@ -384,7 +378,7 @@ static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_n
 {
     struct ws_group *g = m->group;
     const json_t *ranks = json_object_get(body, "ranks"), *one;
-    const uint64_t world = number(body, "world_size");
+    const uint64_t world = ws_agent_number(body, "world_size", 0);
     size_t i;
     for (unsigned r = 0; r < m->world_size; r++)
         if (g->remotes[r].node == n && !is_listed(ranks, r, g->remotes[r].ticket))
@@ -427,13 +421,13 @@ static void take_version(struct ws_agent *a, struct ws_agent_model *m, struct ws
     const char *run = json_string_value(json_object_get(body, "version_run"));
     const char *why = json_string_value(json_object_get(body, "why"));
     char text[WS_ERROR_TEXT];
-    n->epoch = number(body, "epoch");
-    n->round = number(body, "round");
-    n->version = number(body, "version");
+    n->epoch = ws_agent_number(body, "epoch", 0);
+    n->round = ws_agent_number(body, "round", 0);
+    n->version = ws_agent_number(body, "version", 0);
     snprintf(n->run, sizeof(n->run), "%s", run ? run : "");
     n->committed = json_is_true(json_object_get(body, "committed"));
     n->sealed = json_is_true(json_object_get(body, "sealed"));
-    if (number(body, "gave_up") != g->round)
+    if (ws_agent_number(body, "gave_up", 0) != g->round)
         return;
     snprintf(text, sizeof(text), "%.200s: %s", n->name, why ? why : "it did not say why");
     abandon(a, m, text);
@@ -496,7 +490,7 @@ int ws_agent_node_route(struct ws_agent *a, const struct ws_api_request *q, cons
                         json_t **reply, struct ws_error *err)
 {
     const char *name = json_string_value(json_object_get(body, "node"));
-    const uint64_t id = number(body, "id");
+    const uint64_t id = ws_agent_number(body, "id", 0);
     json_t *need = json_array(), *refused = json_array();
     bool tell = false;
     if (a->primary)

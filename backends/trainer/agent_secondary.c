@@ -15,12 +15,6 @@
 #define AGAIN_NS  200000000UL  /* after a failure */
 #define SILENT_NS (WS_LEASE_GRACE_MS * 1000000UL)
 
-static uint64_t number(const json_t *o, const char *key)
-{
-    const json_t *v = json_object_get(o, key);
-    return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v) : 0;
-}
-
 /* --- what is said; under lock --- */
 
 static json_t *needed(const struct ws_agent_model *m)
@@ -85,10 +79,10 @@ static bool take_round(struct ws_agent *a, struct ws_agent_model *m, const json_
     struct ws_group *g = m->group;
     const char *why = json_string_value(json_object_get(reply, "why"));
     char text[WS_ERROR_TEXT];
-    g->round = number(reply, "round");
+    g->round = ws_agent_number(reply, "round", 0);
     if (!m->writing || m->preparing)
         return false;
-    if (number(reply, "announced_round") == g->writing_round && g->sealed) {
+    if (ws_agent_number(reply, "announced_round", 0) == g->writing_round && g->sealed) {
         ws_agent_publish(a, m);
         return true;
     }
@@ -142,7 +136,7 @@ static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *gro
 {
     const json_t *nodes = json_object_get(group, "node_of"), *all = json_object_get(group, "registrations");
     const char *id = json_string_value(json_object_get(group, "placement"));
-    const uint64_t count = number(group, "count"), index = number(group, "index");
+    const uint64_t count = ws_agent_number(group, "count", 0), index = ws_agent_number(group, "index", 0);
     int rc = 0;
     if (!id || count == 0 || count > WS_MAX_PARTS || index >= count ||
         json_array_size(nodes) != m->world_size || json_array_size(json_object_get(group, "nodes")) != count)
@@ -160,7 +154,7 @@ static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *gro
             rc = ws_registration_of(body, r, &theirs[r], err);
         regs[r] = body ? theirs[r] : m->ranks[r]->registration;
     }
-    m->shard_bytes = number(group, "shard_bytes");
+    m->shard_bytes = ws_agent_number(group, "shard_bytes", 0);
     if (rc == 0)
         rc = ws_group_place(a, m, regs, node_of, (unsigned)index, (unsigned)count,
                             json_object_get(group, "nodes"), err);
@@ -206,7 +200,7 @@ static bool take(struct ws_agent *a, struct ws_agent_model *m, const json_t *rep
     struct ws_group *g = m->group;
     const json_t *group = json_object_get(reply, "group");
     const char *run = json_string_value(json_object_get(reply, "run"));
-    const uint64_t primary = number(reply, "primary");
+    const uint64_t primary = ws_agent_number(reply, "primary", 0);
     g->away[0] = '\0';
     g->answered_ns = ws_agent_now_ns();
     if (primary != g->primary_id)
@@ -215,19 +209,19 @@ static bool take(struct ws_agent *a, struct ws_agent_model *m, const json_t *rep
     json_decref(g->need);
     g->need = json_deep_copy(json_object_get(reply, "need"));
     g->dirty = g->dirty || json_array_size(g->need) > 0;
-    g->n_here = (unsigned)number(reply, "here");
+    g->n_here = (unsigned)ws_agent_number(reply, "here", 0);
     take_refusals(a, m, reply);
     bool is_whole = json_is_true(json_object_get(reply, "whole"));
     if (is_whole && group && !m->preparing && !m->writing && is_ours(m, json_object_get(group, "tickets"))) {
         if (run && *run)
             snprintf(m->group_run, sizeof(m->group_run), "%s", run);
-        adopt(a, m, group, number(reply, "epoch"));
+        adopt(a, m, group, ws_agent_number(reply, "epoch", 0));
     }
     const char *why = json_string_value(json_object_get(reply, "why"));
     if (!is_whole && why && *why)
         snprintf(m->why, sizeof(m->why), "%s", why);
     const bool was = g->whole;
-    g->whole = is_whole && g->epoch == number(reply, "epoch");
+    g->whole = is_whole && g->epoch == ws_agent_number(reply, "epoch", 0);
     if (was != g->whole)
         pthread_cond_broadcast(&a->changed);
     return tell;

@@ -138,13 +138,24 @@ static inline struct ws_placement *ws_agent_layout(const struct ws_agent_model *
 /* Waits for `changed` until the deadline (CLOCK_MONOTONIC, ns); false when it has passed. Under lock. */
 bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns);
 uint64_t ws_agent_now_ns(void);
-/* agent_local.c: the publishers' routes; the lineage that a group of ranks writes: the first of them settles
- * it
- */
+/* agent_join.c: a rank becomes one of the model's group (under lock, which it gives up while it waits for
+ * others to end); the lineage that the group writes, which the first of them settles; how many they are */
+WS_MUST_USE int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c,
+                              unsigned world_size, uint64_t deadline, const json_t *body,
+                              struct ws_error *err);
 WS_MUST_USE int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
                                  struct ws_error *err);
 WS_MUST_USE int ws_agent_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err);
+/* agent_wait.c: POST /v1/local/wait; not under lock */
+WS_MUST_USE int ws_agent_wait_version(struct ws_agent *a, struct ws_session *c, const json_t *body,
+                                      struct ws_error *err);
+/* agent_local.c: the publishers' routes */
 extern const struct ws_ipc_handler ws_agent_local;
+static inline uint64_t ws_agent_number(const json_t *body, const char *key, uint64_t fallback)
+{
+    const json_t *v = json_object_get(body, key);
+    return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v) : fallback;
+}
 /* agent_slots.c: a slot for the next version; under lock, gives it up meanwhile. */
 WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
                                    struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err);

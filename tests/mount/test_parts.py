@@ -208,6 +208,24 @@ def test_unix(stack):
     w.expect_same(mount, 1)
 
 
+def test_relay(stack):
+    "a mount that merged the parts is a source of whole versions, beside the agents too"
+    w = World(stack)
+    with w.net.inside("i0"):
+        serve = f"10.77.0.3:{free_port()}"
+    first = w.mount("i0", options=f"deadline=6,serve={serve},serve-token-file={w.token}")
+    only = w.mount("i1", f"http://{serve}")
+    beside = w.mount("i1", f"http://{serve},{w.a0.url},{w.a1.url}")
+    for v in (1, 2):
+        w.publish(v)
+        for mount in (first, only, beside):
+            w.expect_same(mount, v)
+        assert digest(first, v) == digest(only, v) == digest(beside, v)
+        w.step()
+    assert "parts" not in only.status("actor")["version.2"]
+    assert sorted(n for n in os.listdir(only.path) if n.startswith("actor")) == ["actor"]
+
+
 def test_archives(stack):
     "each agent archives its part; the folders together are a source, of versions that are deltas, too"
     w = World(stack, archive=True)
@@ -377,5 +395,5 @@ def test_whole_again(stack):
     assert "2 parts" in mount.status("actor")["version.3"]
 
 
-run(test_two_and_two, test_release, test_missing_agent, test_unix, test_archives, test_agent_killed, test_primary_killed, test_rank_killed, test_disagreement,
+run(test_two_and_two, test_release, test_missing_agent, test_unix, test_relay, test_archives, test_agent_killed, test_primary_killed, test_rank_killed, test_disagreement,
     test_cut_apart, test_whole_again)
