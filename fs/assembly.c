@@ -20,6 +20,7 @@
 struct assembly {
     struct ws_route *route;
     struct ws_version *version;
+    const atomic_int *priority;
     unsigned n;
     struct ws_version *parts[WS_MAX_PARTS]; /* counted, and kept from eviction */
     char from[WS_MAX_PARTS][300];
@@ -32,8 +33,9 @@ struct assembly {
 /* --- the parts --- */
 
 /* With store->lock. Counts and keeps all parts, and starts their pulls. */
-static int begin(struct assembly *a, enum ws_priority priority, struct ws_error *err)
+static int begin(struct assembly *a, struct ws_error *err)
 {
+    enum ws_priority priority = (enum ws_priority)atomic_load(a->priority);
     struct ws_version *v = a->version;
     unsigned n = v->in_parts;
 
@@ -65,8 +67,10 @@ static int how_is(struct assembly *a, unsigned i, struct ws_error *err)
 
     if (ws_version_is_complete(w))
         return 0;
-    if (w->pull)
-        return -EAGAIN;
+    if (w->pull) { /* how urgent it is may have risen */
+        int rc = ws_pull_ask(w, WS_GOAL_ALL, (enum ws_priority)atomic_load(a->priority));
+        return rc < 0 && !w->pull ? rc : -EAGAIN;
+    }
     return ws_error_set(err, code, "part %u of %u of %s/%lu, of the agent %s, cannot be had: %s", i + 1, a->n,
                         a->version->model->name, w->number, a->from[i],
                         w->error ? w->error : "it is gone there");
@@ -261,8 +265,9 @@ int ws_assembly_run(struct ws_route *r, const atomic_int *priority, char how[WS_
         return ws_error_set(err, ENOMEM, "out of memory for the parts of %s/%lu", v->model->name, v->number);
     a->route = r;
     a->version = v;
+    a->priority = priority;
     pthread_mutex_lock(&v->store->lock);
-    rc = begin(a, (enum ws_priority)atomic_load(priority), err);
+    rc = begin(a, err);
     pthread_mutex_unlock(&v->store->lock);
     if (rc == 0)
         rc = wait_for_parts(a, err);

@@ -275,7 +275,11 @@ static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_no
 {
     struct ws_group *g = m->group;
     char why[WS_ERROR_TEXT];
-    ws_log(WS_LOG_WARN, "agent", "a node is silent model=%s node=%s", m->name, n->name);
+    unsigned n_ranks = 0;
+    for (unsigned r = 0; r < m->world_size; r++)
+        n_ranks += g->remotes[r].node == n;
+    if (n_ranks) /* else they have ended, and it has nothing to say any more */
+        ws_log(WS_LOG_WARN, "agent", "a node is silent model=%s node=%s ranks=%u", m->name, n->name, n_ranks);
     for (unsigned r = 0; r < m->world_size; r++)
         if (g->remotes[r].node == n)
             drop_rank(a, m, r, "is out of reach: its node's agent is silent");
