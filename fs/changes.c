@@ -1,5 +1,6 @@
 /* Changes are few at a time (a listing that is new, a state): the first eight need no memory. */
 #include "fs/changes.h"
+#include "fs/parts.h"
 #include "transports/log.h"
 #include <assert.h>
 #include <stdlib.h>
@@ -43,7 +44,8 @@ void ws_changes_tell(struct ws_changes *c, struct ws_store *s)
 {
     for (size_t i = 0; i < c->n; i++) {
         struct ws_change_item *item = &c->items[i];
-        for (unsigned k = 0; k < atomic_load(&s->n_listeners); k++)
+        bool hidden = ws_model_is_hidden(item->model); /* nobody knows of it */
+        for (unsigned k = 0; !hidden && k < atomic_load(&s->n_listeners); k++)
             s->listeners[k].listener(s->listeners[k].arg, item->change, item->model, item->version);
         if (item->version)
             ws_version_put(item->version);

@@ -5,6 +5,7 @@
 #include "fs/listing.h"
 #include "fs/model.h"
 #include "fs/offers.h"
+#include "fs/parts.h"
 #include "fs/version.h"
 #include "transports/log.h"
 #include "transports/name.h"
@@ -54,7 +55,7 @@ static int check(const struct ws_watch *w, const json_t *listing, uint64_t *seq,
         const char *run = json_string_value(json_object_get(model, "run"));
         const json_t *versions = json_object_get(model, "versions");
         struct entry e;
-        if (!name || !ws_name_is_model(name) || !json_is_array(versions) ||
+        if (!name || !ws_name_is_offered(name) || !json_is_array(versions) ||
             (json_array_size(versions) && (!run || !ws_run_is_safe(run))))
             goto bad;
         json_array_foreach(versions, k, version)
@@ -225,12 +226,41 @@ static void take_orders(struct ws_watch *w, struct ws_model *m, const json_t *js
     ws_changes_add(c, WS_MODEL_ORDERS, m, NULL);
 }
 
+/* What one node of a trainer has of a model: a hidden model of its own. */
+static void take_part(struct ws_watch *w, const json_t *json, struct ws_changes *c)
+{
+    struct ws_store *s = w->store;
+    const char *name = json_string_value(json_object_get(json, "name"));
+    char base[WS_MAX_NAME + 1];
+    struct ws_model *m, *part;
+
+    (void)ws_name_is_part(name, base, NULL, NULL);
+    if (w->model ? strcmp(w->model, base) != 0 : is_removed(s, base))
+        return;
+    m = ws_model_at(s, base, c);
+    part = m ? ws_model_at(s, name, c) : NULL;
+    if (!part) {
+        ws_log(WS_LOG_WARN, "store", "a model is one more than the limit or than memory model=%s", name);
+        return;
+    }
+    ws_parts_note(m, json);
+    take_claim(m, w->index, json);
+    take_claim(part, w->index, json);
+    ws_model_settle_lineage(m);
+    ws_model_settle_lineage(part);
+    take_versions(w, part, json_object_get(json, "versions"), c);
+}
+
 static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes *c)
 {
     struct ws_store *s = w->store;
     const char *name = json_string_value(json_object_get(json, "name"));
     struct ws_model *m;
 
+    if (ws_name_is_part(name, NULL, NULL, NULL)) {
+        take_part(w, json, c);
+        return;
+    }
     if (w->model ? strcmp(w->model, name) != 0 : is_removed(s, name))
         return;
     m = ws_model_at(s, name, c);
@@ -238,6 +268,7 @@ static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes
         ws_log(WS_LOG_WARN, "store", "a model is one more than the limit or than memory model=%s", name);
         return;
     }
+    m->claims[w->index].direct = true;
     take_claim(m, w->index, json);
     ws_model_settle_lineage(m);
     take_versions(w, m, json_object_get(json, "versions"), c);
@@ -269,6 +300,8 @@ static void take(struct ws_watch *w, const json_t *models, uint64_t agent, bool 
             take_model(w, model, &changes);
         }
         w->told = true;
+        for (struct ws_model *m = s->models; m; m = m->next)
+            ws_parts_settle(m, &changes);
         for (struct ws_model *m = s->models, *next; m; m = next) {
             next = m->next;
             ws_listing_renew(m, &changes);

@@ -2,6 +2,7 @@
  * something of it is here. Which lineage is live the sources say; where they differ, as they do for
  * the moment in which a trainer resumes, the one whose newest version is younger is right. */
 #include "fs/model.h"
+#include "fs/parts.h"
 #include "fs/pull.h"
 #include "fs/version.h"
 #include "fs/watch.h"
@@ -34,6 +35,7 @@ struct ws_model *ws_model_at(struct ws_store *s, const char *name, struct ws_cha
     m->id = ++s->next_id;
     atomic_init(&m->refs, 1);
     m->listed = true;
+    (void)ws_name_is_part(name, NULL, &m->part_index, &m->part_count);
     m->next = *at;
     *at = m;
     s->n_models++;
@@ -84,6 +86,8 @@ void ws_model_put(struct ws_model *m)
     if (atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
         return;
     ws_delta_set_clear(&m->deltas);
+    for (unsigned i = 0; i < WS_MAX_PARTS; i++)
+        free(m->nodes[i]);
     free(m->name);
     free(m);
     ws_store_put(s);
@@ -111,6 +115,8 @@ bool ws_version_is_protected(const struct ws_version *v)
         return true;
     if (!ws_version_is_complete(v))
         return v->pull != NULL;
+    if (ws_model_is_hidden(m))
+        return false; /* what was made of it is here; it stays only where there is room */
     for (const struct ws_version *w = m->versions; w; w = w->next) {
         if (w != v && (ws_version_is_complete(w) || (w->pull && ws_pull_wants_all(w->pull))) &&
             ws_version_is_newer(w, v))
@@ -152,7 +158,7 @@ static bool should_stay(const struct ws_version *v, unsigned *n_lost)
     if (ws_version_is_complete(v) || v->pull || v->pinned || v == v->model->previous ||
         atomic_load(&v->kept) > 0)
         return true;
-    if (v->sources && (ws_version_is_live(v) || is_archived(v)))
+    if (ws_version_is_offered(v) && (ws_version_is_live(v) || is_archived(v)))
         return true;
     if (v->state == WS_FAILED)
         return (*n_lost)-- <= KEEP_FAILED;
@@ -165,7 +171,7 @@ static unsigned count_lost(const struct ws_model *m)
     unsigned n = 0;
 
     for (const struct ws_version *v = m->versions; v; v = v->next)
-        n += v->state == WS_FAILED && !(v->sources && ws_version_is_live(v));
+        n += v->state == WS_FAILED && !(ws_version_is_offered(v) && ws_version_is_live(v));
     return n;
 }
 
@@ -222,6 +228,8 @@ struct ws_model *ws_store_find(struct ws_store *s, const char *name)
 
     pthread_mutex_lock(&s->lock);
     m = ws_model_at(s, name, NULL);
+    if (m && ws_model_is_hidden(m))
+        m = NULL;
     if (m)
         ws_model_get(m);
     pthread_mutex_unlock(&s->lock);
@@ -235,7 +243,8 @@ void ws_store_each(struct ws_store *s, void (*visit)(void *arg, struct ws_model 
 
     pthread_mutex_lock(&s->lock);
     for (struct ws_model *m = s->models; m; m = m->next)
-        models[n++] = ws_model_get(m);
+        if (!ws_model_is_hidden(m))
+            models[n++] = ws_model_get(m);
     pthread_mutex_unlock(&s->lock);
     for (size_t i = 0; i < n; i++) {
         visit(arg, models[i]);
@@ -401,7 +410,7 @@ struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct 
         {"previous", ws_model_previous},
     };
     struct ws_version *v = NULL, *found = NULL;
-    char own[WS_MAX_NAME + 1];
+    char own[WS_MAX_NAME + 1], lacking[WS_ERROR_TEXT / 2];
     const char *at;
     char *end;
     uint64_t number;
@@ -409,7 +418,9 @@ struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct 
     for (size_t i = 0; i < sizeof(links) / sizeof(links[0]); i++) {
         if (strcmp(name, links[i].name) == 0) {
             v = links[i].get(m);
-            if (!v)
+            if (!v && ws_model_lacks(m, lacking, sizeof(lacking)))
+                ws_error_set(err, ENOENT, "%s has no %s version that is whole: %s", m->name, name, lacking);
+            else if (!v)
                 ws_error_set(err, ENOENT, "%s has no %s version", m->name, name);
             return v;
         }
@@ -433,6 +444,9 @@ struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct 
         ws_version_put(found);
     }
 none:
-    ws_error_set(err, ENOENT, "%s has no version %s; ls shows those that there are", m->name, name);
+    if (ws_model_lacks(m, lacking, sizeof(lacking)))
+        ws_error_set(err, ENOENT, "%s has no version %s that is whole: %s", m->name, name, lacking);
+    else
+        ws_error_set(err, ENOENT, "%s has no version %s; ls shows those that there are", m->name, name);
     return NULL;
 }

@@ -1,5 +1,6 @@
 #include "fs/offers.h"
 #include "fs/model.h"
+#include "fs/parts.h"
 #include "fs/version.h"
 #include "fs/watch.h"
 #include "transports/log.h"
@@ -212,7 +213,8 @@ int ws_offers_list(struct ws_store *s, const char *model, uint64_t seq, json_t *
 
     pthread_mutex_lock(&s->lock);
     for (const struct ws_model *m = s->models; m; m = m->next) {
-        json_t *json = !model || strcmp(model, m->name) == 0 ? model_of(m) : NULL;
+        bool is = !ws_model_is_hidden(m) && (!model || strcmp(model, m->name) == 0);
+        json_t *json = is ? model_of(m) : NULL;
         if (json)
             json_array_append_new(models, json);
     }

@@ -8,9 +8,11 @@
  * Blocks are verified as they arrive, so what is left at the end is short. A pull that fails leaves
  * what is here where it is: the next one goes on from there. */
 #include "fs/pull.h"
+#include "fs/assembly.h"
 #include "fs/content.h"
 #include "fs/model.h"
 #include "fs/offers.h"
+#include "fs/parts.h"
 #include "fs/replay.h"
 #include "fs/room.h"
 #include "fs/route.h"
@@ -396,6 +398,31 @@ static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *e
     return ws_content_check_headers(v, err);
 }
 
+/* A version that is in parts has no manifest before it is made: whoever looks at it has it made. */
+static bool comes_in_parts(struct ws_pull *p)
+{
+    bool does;
+
+    pthread_mutex_lock(&p->version->store->lock);
+    does = ws_version_comes_in_parts(p->version);
+    if (does)
+        p->goal = WS_GOAL_ALL;
+    pthread_mutex_unlock(&p->version->store->lock);
+    return does;
+}
+
+static int assemble(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
+{
+    int rc;
+
+    enter(p, WS_PULLING);
+    rc = ws_assembly_run(&p->route, &p->priority, how, err);
+    if (rc < 0)
+        return rc;
+    enter(p, WS_VERIFYING);
+    return ws_content_check_headers(p->version, err);
+}
+
 static void want_all(struct ws_pull *p)
 {
     pthread_mutex_lock(&p->version->store->lock);
@@ -516,7 +543,12 @@ static void *pull_main(void *arg)
         pthread_mutex_unlock(&s->lock);
         memset(&err, 0, sizeof(err));
         how[0] = '\0';
-        rc = go_to(p, goal, how, &err);
+        if (comes_in_parts(p)) {
+            goal = WS_GOAL_ALL;
+            rc = assemble(p, how, &err);
+        } else {
+            rc = go_to(p, goal, how, &err);
+        }
     } while (finish(p, goal, rc, how, &err));
     say(v, goal, rc, how, &err);
     if (rc == 0 && goal == WS_GOAL_ALL)
@@ -601,7 +633,7 @@ int ws_pull_ask(struct ws_version *v, enum ws_goal goal, enum ws_priority priori
         return -ESTALE;
     if (is_held_off(v, priority))
         return -v->error_code;
-    if (!v->sources)
+    if (!ws_version_is_offered(v))
         return v->error_code ? -v->error_code : -ESTALE;
     return start(v, goal, priority);
 }

@@ -69,7 +69,7 @@ static struct ws_watch *next_agent(struct ws_model *m, bool only_told, unsigned 
 
     pthread_mutex_lock(&s->lock);
     for (; !w && *index < WS_MAX_SOURCES; ++*index)
-        if (s->watches[*index] && !s->watches[*index]->is_static && m->claims[*index].run[0] &&
+        if (s->watches[*index] && !s->watches[*index]->is_static && m->claims[*index].direct &&
             (s->watches[*index]->told || !only_told))
             w = ws_watch_get(s->watches[*index]);
     pthread_mutex_unlock(&s->lock);

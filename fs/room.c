@@ -5,6 +5,7 @@
  * forgotten it and nobody maps it any more, which is waited for a moment. */
 #include "fs/room.h"
 #include "fs/model.h"
+#include "fs/parts.h"
 #include "fs/version.h"
 #include "transports/memory.h"
 #include <errno.h>
@@ -32,6 +33,8 @@ static bool goes_first(const struct ws_version *a, const struct ws_version *b)
 {
     if (ws_version_is_complete(a) != ws_version_is_complete(b))
         return !ws_version_is_complete(a);
+    if (ws_model_is_hidden(a->model) != ws_model_is_hidden(b->model))
+        return ws_model_is_hidden(a->model); /* what was made of it is here */
     if (a->model == b->model)
         return ws_version_is_newer(b, a);
     return a->id < b->id;

@@ -2,6 +2,7 @@
 #include "fs/changes.h"
 #include "fs/listing.h"
 #include "fs/model.h"
+#include "fs/parts.h"
 #include "fs/pull.h"
 #include "fs/reaper.h"
 #include "fs/report.h"
@@ -287,6 +288,7 @@ int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err)
     } else {
         remember_removed(s, model);
         n = unlist_watches(s, model, watches, &changes);
+        ws_parts_unlist(m, &changes);
         ws_model_unlist(m, &changes);
     }
     pthread_mutex_unlock(&s->lock);

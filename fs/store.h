@@ -65,6 +65,9 @@ uint64_t ws_model_id(const struct ws_model *m); /* unique in the mount's life, n
 struct ws_version *ws_model_latest(struct ws_model *m);
 struct ws_version *ws_model_current(struct ws_model *m);
 struct ws_version *ws_model_previous(struct ws_model *m);
+/* Of the newest version that a trainer's nodes have in parts: which parts no source lists, and what to do;
+ * false: none is missing. */
+bool ws_model_lacks(struct ws_model *m, char *out, size_t cap);
 bool ws_model_is_pulling(struct ws_model *m); /* is any version of it being pulled whole? */
 void ws_model_orders(struct ws_model *m, struct ws_orders *out);
 /* Makes v current and the old current previous, both kept from eviction. Atomic for readers. */

@@ -67,6 +67,7 @@ struct ws_version {
     struct ws_offer *offers;    /* what each of those that list it says, of what is left out too */
     bool disputed;              /* they do not agree on its digest */
     uint64_t partial;           /* ... and has only the delta to it */
+    unsigned in_parts;          /* so many agents list a part each, together all of it; 0: they do not */
     uint64_t own_bytes;         /* of the cache; 0 where the memory is a source's */
     struct ws_watch *mapped;    /* whose memory it is; counted */
     struct ws_bequest *bequest; /* who gets its memory when it goes */
@@ -87,6 +88,7 @@ struct ws_version {
 struct ws_claim {
     char run[WS_RUN_CHARS + 1]; /* empty: nothing yet */
     uint64_t newest, created_ns;
+    bool direct; /* it lists the model itself, not only a part of it: who reports are for */
 };
 
 struct ws_model {
@@ -105,7 +107,13 @@ struct ws_model {
     unsigned orders_from;       /* index of the source that said so */
     bool told[WS_MAX_SOURCES];  /* the source with that index was told where the mount stands */
     struct ws_delta_set deltas; /* fetched ones, for chains and for mounts that pull from this one */
-    struct ws_model *next;      /* by name */
+    /* parts.c */
+    unsigned part_index, part_count; /* of a hidden model; count 0: it is none */
+    char *nodes[WS_MAX_PARTS];       /* who has which part, as agents call themselves; NULL: not heard */
+    uint64_t lacking_number;
+    bool lacks_agent, warned;    /* nobody has ever listed one of the parts; that was logged */
+    char lacking[WS_ERROR_TEXT]; /* which parts of the newest version are not offered; empty: none lacks */
+    struct ws_model *next;       /* by name */
 };
 
 struct ws_store {

@@ -9,6 +9,7 @@
 #include "fs/content.h"
 #include "fs/model.h"
 #include "fs/offers.h"
+#include "fs/parts.h"
 #include "fs/pull.h"
 #include "fs/reaper.h"
 #include "fs/watch.h"
@@ -121,13 +122,14 @@ void ws_version_retire(struct ws_version *v, struct ws_changes *c)
     if (v->pull)
         ws_pull_stop(v->pull);
     unname(v, c);
-    if (m->listed && v->sources && ws_version_is_live(v)) {
+    if (m->listed && ws_version_is_offered(v) && ws_version_is_live(v)) {
         again = ws_version_new(m, v->number, v->run);
         if (again) {
             memcpy(again->digest, v->digest, sizeof(again->digest));
             again->listed_bytes = v->listed_bytes;
             again->created_ns = v->created_ns;
             again->sources = v->sources;
+            again->in_parts = v->in_parts;
             again->offers = v->offers;
             again->disputed = v->disputed;
             v->offers = NULL;
@@ -305,7 +307,7 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out)
     if (v->state == WS_PULLING || v->state == WS_VERIFYING)
         out->pull_seconds = (double)(ws_now_ns() - v->pull_began_ns) / 1e9;
     out->pinned = v->pinned;
-    out->at_source = v->sources != 0;
+    out->at_source = ws_version_is_offered(v);
     if (v->error) {
         out->error_code = v->error_code;
         snprintf(out->error, sizeof(out->error), "%s", v->error);

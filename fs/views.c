@@ -41,7 +41,7 @@ static void status_of_model(struct ws_control *c, struct ws_desk *d, struct ws_m
     print_link(f, "latest", ws_model_latest(m));
     print_link(f, "previous", ws_model_previous(m));
     pthread_mutex_lock(&c->lock);
-    char commit[32], policy[64];
+    char commit[32], policy[64], lacking[WS_ERROR_TEXT];
     ws_desk_commit_text(d, commit);
     ws_desk_policy_text(d, policy);
     fprintf(f, "commit %s\n", commit);
@@ -49,6 +49,8 @@ static void status_of_model(struct ws_control *c, struct ws_desk *d, struct ws_m
             policy, d->switching ? "yes" : "no", d->n_engines, d->switches_ok, d->switches_failed);
     pthread_mutex_unlock(&c->lock);
     ws_model_each(m, print_version, f);
+    if (ws_model_lacks(m, lacking, sizeof(lacking)))
+        fprintf(f, "lacking %s\n", lacking);
 }
 
 static void print_model(void *arg, struct ws_model *m)

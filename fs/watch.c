@@ -5,6 +5,7 @@
 #include "fs/listing.h"
 #include "fs/model.h"
 #include "fs/offers.h"
+#include "fs/parts.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <errno.h>
@@ -178,10 +179,12 @@ void ws_watch_unlist(struct ws_watch *w, struct ws_changes *c)
 
     atomic_store(&w->stop, true);
     s->watches[w->index] = NULL;
+    for (struct ws_model *m = s->models; m; m = m->next)
+        ws_listing_forget(m, w->index);
     for (struct ws_model *m = s->models, *next; m; m = next) {
         next = m->next;
-        ws_listing_forget(m, w->index);
         m->told[w->index] = false;
+        ws_parts_settle(m, c);
         ws_listing_renew(m, c);
         ws_offers_settle(m);
         ws_changes_add(c, WS_MODEL_OFFERS, m, NULL);

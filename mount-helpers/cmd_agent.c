@@ -27,6 +27,14 @@ static const struct cli_option options[] = {
     {"tls-cert", 0, "FILE", "serve TLS 1.3 with this PEM certificate"},
     {"tls-key", 0, "FILE", "its private key"},
     {"tls-client-ca", 0, "FILE", "ask clients for a certificate signed by this CA"},
+    {"primary", 0, "URL",
+     "a trainer that spans nodes has an agent on each: on all but one (the node of rank 0) this names that "
+     "one's "
+     "agent, http://HOST:PORT"},
+    {"primary-token-file", 0, "FILE", "with --primary: its bearer token; default: that of --token-file"},
+    {"primary-ca", 0, "FILE", "with --primary: trust this CA's certificates (PEM) for https"},
+    {"primary-cert", 0, "FILE", "with --primary: show this client certificate"},
+    {"primary-key", 0, "FILE", "with --primary: its private key"},
     {"memory", 'm', "SIZE", "budget of all slots; default: what the machine and its cgroups allow"},
     {"slots", 0, "N", "most slots of one model; default 3 (two, and one while a reader holds the older)"},
     {"astraflow", 0, "[MODEL=]HOST:PORT",
@@ -138,9 +146,20 @@ static int run(const struct cli_args *args)
         .n_threads = (unsigned)cli_u64(args, "threads", 0),
         .nice = (int)cli_u64(args, "nice", 0),
     };
+    const char *primary_token_file = cli_get(args, "primary-token-file");
+    char *primary_token = primary_token_file ? cli_read_secret(primary_token_file) : NULL;
     char *token = token_file ? cli_read_secret(token_file) : NULL;
 
     o.tcp.token = token;
+    o.primary = cli_get(args, "primary");
+    o.primary_access = (struct ws_source_options){
+        .token = primary_token_file ? primary_token : token,
+        .ca_file = cli_get(args, "primary-ca"),
+        .cert_file = cli_get(args, "primary-cert"),
+        .key_file = cli_get(args, "primary-key"),
+    };
+    if (!o.primary && (primary_token_file || o.primary_access.ca_file || o.primary_access.cert_file))
+        return cli_usage("--primary-token-file, --primary-ca and --primary-cert need --primary URL");
     if (!strcmp(o.tcp.listen, "none"))
         o.tcp.listen = NULL;
     if (!strcmp(o.socket, "none"))
@@ -165,6 +184,7 @@ static int run(const struct cli_args *args)
         rc = serve(&o);
     drop_listeners(astraflow, o.n_astraflow);
     free(token);
+    free(primary_token);
     return rc;
 }
 
@@ -181,15 +201,22 @@ const struct cli_command cmd_agent = {
         "trainer "
         "never waits for that disk: a version whose slot is wanted before it is written is given up, and the "
         "next one is written whole.\n\n"
+        "A trainer that spans nodes has an agent on each. Its ranks attach to the agent of their own node; "
+        "--primary names the agent of the node with rank 0 on all others. Each agent holds and serves what "
+        "its "
+        "ranks wrote, a version is announced when all have theirs, and mounts name all agents: "
+        "wsync mount http://NODE0:18861,http://NODE1:18861 /wsync.\n\n"
         "With --astraflow it also serves AstraFlow's own receivers, unmodified, from the same memory: point "
         "them at that port (sender_endpoint, or WEIGHT_TRANSFER_HTTP_PORT). Those ports know no "
         "authentication, --token-file and TLS do not hold there: each is a listener of its own, off unless "
         "it is asked for, and belongs into a network in which everybody may have the weights.",
-    .examples = "wsync agent --listen 127.0.0.1:18861 --socket /run/wsync/agent.sock\n"
-                "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token\n"
-                "wsync agent --archive /data/run7 --archive-every 20 --archive-keep 5\n"
-                "curl -s http://127.0.0.1:18861/v1/models\n"
-                "wsync agent --astraflow actor=10.0.0.1:18871 --astraflow critic=10.0.0.1:18872",
+    .examples =
+        "wsync agent --listen 127.0.0.1:18861 --socket /run/wsync/agent.sock\n"
+        "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token\n"
+        "wsync agent --archive /data/run7 --archive-every 20 --archive-keep 5\n"
+        "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token --primary http://NODE0:18861\n"
+        "curl -s http://127.0.0.1:18861/v1/models\n"
+        "wsync agent --astraflow actor=10.0.0.1:18871 --astraflow critic=10.0.0.1:18872",
     .options = options,
     .run = run,
 };

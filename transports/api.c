@@ -173,7 +173,7 @@ int ws_api_parse(const char *path, const char *query, struct ws_api_request *out
         rc = parse_poll(query, out);
     } else if (strncmp(at, "/v1/", 4) == 0) {
         at += 4;
-        if (take_component(&at, out->model, sizeof(out->model)) == 0 && ws_name_is_model(out->model))
+        if (take_component(&at, out->model, sizeof(out->model)) == 0 && ws_name_is_offered(out->model))
             rc = strcmp(at, "events") == 0 ? parse_poll(query, out) : parse_version_path(at, query, out);
     }
     if (rc)

@@ -294,7 +294,7 @@ static void clean(const struct ws_archive *a)
     ws_archive_path(path, a->root, NULL, UINT64_MAX, NULL);
     DIR *d = opendir(path);
     for (const struct dirent *e; d && (e = readdir(d));)
-        if (ws_name_is_model(e->d_name) && e->d_name[0] != '.')
+        if (ws_name_is_offered(e->d_name) && e->d_name[0] != '.')
             clean_model(a, e->d_name);
     if (d)
         closedir(d);
@@ -569,7 +569,7 @@ static int add(struct ws_archive *a, const struct ws_archive_version *v, struct 
     unsigned depth;
     if (ws_archive_has(a, m, &depth))
         return 0;
-    if (!ws_name_is_model(m->model))
+    if (!ws_name_is_offered(m->model))
         return ws_error_set(err, EINVAL, "%s", WS_MODEL_NAME_RULE);
     snprintf(name, sizeof(name), ".new-%" PRIu64, m->version);
     ws_archive_path(model, a->root, m->model, UINT64_MAX, NULL);

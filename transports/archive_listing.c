@@ -96,7 +96,7 @@ static int take(struct ws_archive_listing *l, const json_t *listing, const char 
     json_array_foreach(models, i, model)
     {
         const char *name = json_string_value(json_object_get(model, "name"));
-        if (!name || !ws_name_is_model(name) || !json_is_array(json_object_get(model, "versions")))
+        if (!name || !ws_name_is_offered(name) || !json_is_array(json_object_get(model, "versions")))
             return damaged(path, err);
         json_array_foreach(json_object_get(model, "versions"), k, version)
         {

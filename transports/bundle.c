@@ -38,7 +38,7 @@ int ws_manifest_new(struct ws_manifest **out, const char *model, uint64_t versio
 {
     struct ws_manifest *m;
 
-    if (!model || !ws_name_is_model(model))
+    if (!model || !ws_name_is_offered(model))
         return ws_error_set(err, EINVAL, "\"%.100s\" cannot be a model's name: %s", model ? model : "",
                             WS_MODEL_NAME_RULE);
     if (!run || !ws_run_is_safe(run))

@@ -89,6 +89,48 @@ bool ws_name_is_model(const char *name)
     return ws_name_is_safe(name) && name[0] != '.' && !strpbrk(name, "@%");
 }
 
+static bool read_count(const char **at, unsigned *out)
+{
+    unsigned n = 0;
+    const char *p = *at;
+    if (*p == '0' && p[1] >= '0' && p[1] <= '9')
+        return false; /* one part, one name */
+    for (; *p >= '0' && *p <= '9' && n <= WS_MAX_PARTS; p++)
+        n = n * 10 + (unsigned)(*p - '0');
+    if (p == *at || n > WS_MAX_PARTS)
+        return false;
+    *at = p;
+    *out = n;
+    return true;
+}
+
+bool ws_name_is_part(const char *name, char *base, unsigned *index, unsigned *count)
+{
+    char model[WS_MAX_NAME + 1];
+    const char *at = strrchr(name, '@');
+    unsigned i, n;
+    if (!at || at == name || strlen(name) > WS_MAX_NAME)
+        return false;
+    memcpy(model, name, (size_t)(at - name));
+    model[at - name] = '\0';
+    at++;
+    if (!ws_name_is_model(model) || !read_count(&at, &i) || *at++ != '.' || !read_count(&at, &n) || *at ||
+        n < 2 || i >= n)
+        return false;
+    if (base)
+        memcpy(base, model, strlen(model) + 1);
+    if (index)
+        *index = i;
+    if (count)
+        *count = n;
+    return true;
+}
+
+bool ws_name_is_offered(const char *name)
+{
+    return ws_name_is_model(name) || ws_name_is_part(name, NULL, NULL, NULL);
+}
+
 bool ws_name_is_file(const char *name)
 {
     return ws_name_is_safe(name) && name[0] != '.' && strcmp(name, "tensors") != 0;

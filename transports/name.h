@@ -21,6 +21,11 @@ bool ws_name_is_model(const char *name);
     "a model's name becomes a folder: 1 to 255 bytes of UTF-8 without '/', '@', '%' and control "            \
     "characters, "                                                                                           \
     "not beginning with a dot, and none of ctl, status, events, metrics, last_error, models, local"
+/* "MODEL@INDEX.COUNT" is what one of several nodes holds of a model (transports/part.h); no user's model is
+ * called so. Takes the name apart; base has WS_MAX_NAME + 1 bytes, any of the three may be NULL. */
+bool ws_name_is_part(const char *name, char *base, unsigned *index, unsigned *count);
+/* May a source list a model of this name: a model's, or a part's. */
+bool ws_name_is_offered(const char *name);
 /* May a file of a version be called this: safe, no dot at the beginning, and not the mount's own "tensors".
  */
 bool ws_name_is_file(const char *name);

@@ -1,3 +1,4 @@
+#include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/log.h"
 #include <assert.h>
@@ -84,25 +85,42 @@ static void end_writing(struct ws_agent *a, struct ws_agent_model *m)
     pthread_cond_broadcast(&a->changed);
 }
 
-void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why)
+void ws_agent_say_why(struct ws_agent_model *m, const char *why)
+{
+    char text[WS_ERROR_TEXT]; /* why may be m->why */
+    if (m->writing)
+        snprintf(text, sizeof(text), "version %" PRIu64 " of %s was abandoned: %s", m->writing_version,
+                 m->name, why);
+    else
+        snprintf(text, sizeof(text), "%s", why);
+    memcpy(m->why, text, sizeof(m->why));
+}
+
+void ws_agent_discard(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_slot *s = m->writing;
-    if (!s || s->state == WS_SLOT_HASHING)
-        return; /* all ranks have committed: it will be published */
-    snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was abandoned: %s", m->writing_version,
-             m->name, why);
     ws_slot_clear(s);
     s->state = WS_SLOT_RETIRED;
     m->abandoned++;
+    ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64 " why=\"%s\"", m->name,
+           m->writing_version, m->why);
+    end_writing(a, m);
+}
+
+void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why)
+{
+    struct ws_slot *s = m->writing;
+    if (!s || s->state != WS_SLOT_WRITING)
+        return; /* all ranks have committed: it will be published */
+    ws_agent_say_why(m, why);
     for (unsigned r = 0; r < m->world_size; r++) {
         if (m->ranks && m->ranks[r] && m->ranks[r]->writing) {
             m->ranks[r]->writing = false;
             m->ranks[r]->lost = true;
         }
     }
-    ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64 " why=\"%s\"", m->name,
-           m->writing_version, why);
-    end_writing(a, m);
+    ws_agent_discard(a, m);
+    ws_group_abandoned(a, m, why);
 }
 
 /* --- catalog --- */
@@ -142,8 +160,27 @@ static json_t *model_json(const struct ws_agent *a, struct ws_agent_model *m)
     }
     json_t *out = json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest", (json_int_t)m->newest, "run",
                             m->run, "digest", digest, "versions", versions);
+    if (m->nodes) {
+        unsigned index = 0, count = 0;
+        (void)ws_name_is_part(m->name, NULL, &index, &count);
+        json_object_set_new(out, "part",
+                            json_pack("{s:i,s:i,s:o?}", "index", (int)index, "count", (int)count, "nodes",
+                                      json_loads(m->nodes, 0, NULL)));
+    }
     ws_agent_orders(a, m, out);
     return out;
+}
+
+/* Of a model in parts the versions are the parts'; the primary alone lists the model itself, with its orders.
+ */
+static bool is_listed(const struct ws_agent *a, const struct ws_agent_model *m, const char *asked)
+{
+    char base[WS_MAX_NAME + 1];
+    if (!m->any || (a->primary && m->owner && m->owner != m))
+        return false;
+    if (!asked || strcmp(asked, m->name) == 0)
+        return true;
+    return m->nodes && ws_name_is_part(m->name, base, NULL, NULL) && strcmp(asked, base) == 0;
 }
 
 static int agent_models(void *self, const char *model, json_t **out, struct ws_error *err)
@@ -154,7 +191,7 @@ static int agent_models(void *self, const char *model, json_t **out, struct ws_e
     pthread_mutex_lock(&a->lock);
     bool found = !model;
     for (struct ws_agent_model *m = a->models; m; m = m->next) {
-        if (!m->any || (model && strcmp(model, m->name) != 0))
+        if (!is_listed(a, m, model))
             continue;
         found = true;
         json_array_append_new(models, model_json(a, m));
@@ -244,20 +281,60 @@ static int prove_idle(struct ws_agent *a, struct ws_slot *s)
     return -EBUSY;
 }
 
-static void publish(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
+static void note_newest(struct ws_agent_model *m, const struct ws_slot *s)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    s->fresh = false;
-    s->state = WS_SLOT_SERVED;
-    ws_agent_delta_begin(a, m, s);
-    ws_agent_archive_published(a, m, s);
     snprintf(m->run, sizeof(m->run), "%s", s->run);
     m->newest = s->version;
     m->any = true;
     m->published++;
+}
+
+/* A model that changes between whole and in parts: what it had the other way goes. */
+static void leave_others(struct ws_agent *a, const struct ws_agent_model *m)
+{
+    char base[WS_MAX_NAME + 1];
+    for (struct ws_agent_model *o = a->models; o; o = o->next) {
+        if (o == m->owner ||
+            (o != m && !(ws_name_is_part(o->name, base, NULL, NULL) && !strcmp(base, m->name))))
+            continue;
+        ws_agent_give_up_slots(a, o);
+        o->any = o->any && o == m;
+    }
+}
+
+void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m)
+{
+    struct ws_slot *s = m->writing;
+    struct ws_agent_model *owner = m->owner;
+    s->fresh = false;
+    s->state = WS_SLOT_SERVED;
+    ws_agent_delta_begin(a, owner, s);
+    ws_agent_archive_published(a, owner, s);
+    note_newest(owner, s);
+    if (owner != m)
+        note_newest(m, s);
+    leave_others(a, m);
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
-           m->name, s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
+           owner->name, s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
+    end_writing(a, m);
+}
+
+/* Under lock. A version that was hashed, or could not be. */
+static bool settle(struct ws_agent *a, struct ws_agent_model *m, int rc, const struct ws_error *err)
+{
+    bool tell = false;
+    if (rc < 0)
+        snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was refused: %s", m->writing_version,
+                 m->name, err->text);
+    m->writing->state = WS_SLOT_SEALED;
+    if (ws_group_sealed(a, m, rc < 0 ? err->text : NULL, &tell)) {
+        if (rc < 0)
+            ws_agent_discard(a, m);
+        else
+            ws_agent_publish(a, m);
+        tell = true;
+    }
+    return tell;
 }
 
 static void finish(struct ws_agent *a, struct ws_agent_model *m)
@@ -274,20 +351,11 @@ static void finish(struct ws_agent *a, struct ws_agent_model *m)
     else
         ws_error_set(&err, EBUSY, "a process still has it open after its commit");
     pthread_mutex_lock(&a->lock);
-    end_writing(a, m);
-    if (rc == 0) {
-        publish(a, m, s);
-    } else {
-        snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was refused: %s", s->version, m->name,
-                 err.text);
-        ws_log(WS_LOG_ERROR, "agent", "version refused model=%s version=%" PRIu64 ": %s", m->name, s->version,
-               err.text);
-        ws_slot_clear(s);
-        s->state = WS_SLOT_RETIRED;
-        m->abandoned++;
-    }
+    bool tell = settle(a, m, rc, &err);
+    pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
-    ws_agent_announce(a);
+    if (tell)
+        ws_agent_announce(a);
     pthread_mutex_lock(&a->lock);
 }
 
@@ -314,6 +382,9 @@ static void free_model(struct ws_agent_model *m)
         ws_slot_free(m->slots[i]);
     ws_delta_set_clear(&m->deltas);
     ws_placement_free(m->placement);
+    ws_placement_free(m->share);
+    ws_agent_group_free(m);
+    free(m->nodes);
     free(m->ranks);
     free(m->name);
     free(m);
@@ -352,6 +423,7 @@ void ws_agent_free(struct ws_agent *a)
     atomic_store(&a->stop, true);
     pthread_mutex_lock(&a->lock);
     pthread_cond_broadcast(&a->changed);
+    pthread_cond_broadcast(&a->group_changed);
     pthread_mutex_unlock(&a->lock);
     if (a->workers) { /* it wakes the servers */
         pthread_join(a->finisher, NULL);
@@ -362,11 +434,13 @@ void ws_agent_free(struct ws_agent *a)
     ws_agent_archive_stop(a);
     ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
+    ws_agent_group_stop(a);
     ws_agent_fleet_stop(a);
     for (struct ws_agent_model *m = a->models, *next; m; m = next) {
         next = m->next;
         free_model(m);
     }
+    pthread_cond_destroy(&a->group_changed);
     pthread_cond_destroy(&a->changed);
     pthread_mutex_destroy(&a->lock);
     free(a);
@@ -393,6 +467,7 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&a->changed, &attr);
+    pthread_cond_init(&a->group_changed, &attr);
     pthread_condattr_destroy(&attr);
     struct timespec born;
     clock_gettime(CLOCK_REALTIME,
@@ -417,6 +492,8 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     if (rc == 0 && options->tcp.listen)
         rc = ws_tcp_server_new(&tcp, &catalog, &options->tcp, err);
     atomic_store(&a->tcp, tcp);
+    if (rc == 0)
+        rc = ws_agent_group_start(a, err);
     if (rc == 0 && options->socket)
         rc = ws_ipc_server_new(&ipc, options->socket, options->socket_gid, &catalog, &ws_agent_local, a, err);
     atomic_store(&a->ipc, ipc);

@@ -5,6 +5,7 @@
 #include "backends/trainer/astraflow.h"
 #include "transports/error.h"
 #include "transports/tcp.h"
+#include "transports/transport.h"
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -20,6 +21,8 @@ struct ws_agent_options {
     unsigned archive_keep;            /* anchors that are kept, with what hangs on them; 0: 3 */
     unsigned n_threads;               /* hashing after commit, and encoding; 0: cores */
     int nice;
+    const char *primary;                          /* the agent of the node with rank 0: URL; NULL: none */
+    struct ws_source_options primary_access;      /* token and TLS for it; borrowed while the agent is made */
     const struct ws_astraflow_options *astraflow; /* listeners for AstraFlow's receivers */
     size_t n_astraflow;
 };

@@ -21,7 +21,7 @@ static bool is_newest(const struct ws_agent_model *m, const struct ws_slot *s)
 /* Has it no reader that we could not cut? Not asked of slots in work. */
 static bool can_take(const struct ws_slot *s)
 {
-    if (s->state == WS_SLOT_WRITING || s->state == WS_SLOT_HASHING)
+    if (s->state == WS_SLOT_WRITING || s->state == WS_SLOT_HASHING || s->state == WS_SLOT_SEALED)
         return false;
     return !ws_slot_has_firm_holds(s) && ws_slot_idle(s) == 0;
 }
@@ -66,9 +66,10 @@ static int check_budget(struct ws_agent *a, const struct ws_placement *l, struct
                         l->total_bytes, text, a->slot_bytes);
 }
 
-static int add_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot **out, struct ws_error *err)
+static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
+                    struct ws_slot **out, struct ws_error *err)
 {
-    int rc = check_budget(a, m->placement, err);
+    int rc = check_budget(a, l, err);
     if (rc < 0)
         return rc;
     *out = calloc(1, sizeof(**out));
@@ -119,8 +120,8 @@ static int retire(struct ws_agent *a, struct ws_slot *s)
     return 0;
 }
 
-int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot **out,
-                       uint64_t deadline_ns, struct ws_error *err)
+int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
+                       struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err)
 {
     for (;;) {
         struct ws_slot *s = m->n_slots >= NORMAL_SLOTS ? oldest_that_can_be_taken(m) : NULL;
@@ -129,7 +130,7 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_s
                 if (m->slots[i]->state == WS_SLOT_FREE)
                     s = m->slots[i];
         if (!s && m->n_slots < m->max_slots) {
-            int rc = add_slot(a, m, &s, err);
+            int rc = add_slot(a, m, l, &s, err);
             if (rc < 0 && m->n_slots < NORMAL_SLOTS)
                 return rc;
             if (rc < 0)
@@ -151,4 +152,23 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_s
         if (atomic_load(&a->stop))
             return ws_error_set(err, ESHUTDOWN, "the agent is stopping");
     }
+}
+
+void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m)
+{
+    unsigned kept = 0;
+    for (unsigned i = 0; i < m->n_slots; i++) {
+        struct ws_slot *s = m->slots[i];
+        if (s->state == WS_SLOT_SERVED) {
+            s->state = WS_SLOT_RETIRED;
+            ws_slot_revoke(s);
+        }
+        if (can_take(s) && s->n_holds == 0) {
+            a->slot_bytes -= s->total_bytes;
+            ws_slot_free(s);
+        } else {
+            m->slots[kept++] = s;
+        }
+    }
+    m->n_slots = kept;
 }

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 struct ws_agent_model;
+struct ws_group;
 struct ws_encoding;
 struct ws_archiving;
 
@@ -33,10 +34,11 @@ struct ws_session {
     struct ws_registration *registration;
     unsigned rank;
     pid_t pid;
-    bool placed;   /* a placement was made with its registration */
-    uint64_t told; /* a hash of the places that it was told; 0: none yet */
-    bool stale;    /* its places are others by now: it has to register again */
-    int refused;   /* there is no placement: errno, and why */
+    uint64_t ticket; /* which registration this is */
+    bool placed;     /* a placement was made with it */
+    uint64_t told;   /* a hash of the places that it was told; 0: none yet */
+    bool stale;      /* its places are others by now: it has to register again */
+    int refused;     /* there is no placement: errno, and why */
     char refusal[WS_ERROR_TEXT];
     bool writing;              /* has begun model->writing and not committed */
     struct ws_slot *committed; /* what it has committed, while that is not announced */
@@ -56,6 +58,12 @@ struct ws_agent_model {
     unsigned world_size, n_registered;
     struct ws_session **ranks;
     struct ws_placement *placement; /* NULL until all ranks are there */
+    struct ws_placement *share;   /* what this node's ranks write of it, where others write, too; else NULL */
+    struct ws_agent_model *owner; /* whose slots they write: this one, or its part; NULL: not settled */
+    unsigned n_local;             /* ranks of this node in it */
+    struct ws_group *group;       /* NULL: no other agent is known */
+    char why[WS_ERROR_TEXT];      /* the last version was abandoned */
+    char *nodes;                  /* of a part: JSON of the nodes' names */
     uint64_t shard_bytes;
     uint64_t epoch; /* of the placement */
     bool preparing; /* one rank's thread prepares the slot, the others wait */
@@ -65,7 +73,6 @@ struct ws_agent_model {
     struct ws_slot *writing;
     uint64_t writing_version;
     unsigned n_begun, n_committed;
-    char why[WS_ERROR_TEXT]; /* the last version was abandoned */
     /* agent_fleet.c */
     struct ws_fleet fleet;
     struct ws_wanted *wanted;
@@ -87,13 +94,20 @@ struct ws_agent {
     bool has_clock;
     atomic_bool stop;
     _Atomic uint64_t seq;
-    uint64_t born; /* microseconds of CLOCK_REALTIME: which agent this is; its first seq */
+    uint64_t born;               /* microseconds of CLOCK_REALTIME: which agent this is; its first seq */
+    char node[WS_WHO_CHARS + 1]; /* who we are among the agents of a trainer */
+    struct ws_source *primary;   /* NULL: we are it, or alone */
+    pthread_t grouper;
+    bool has_grouper;
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* anything below changed */
+    pthread_cond_t changed;       /* anything below changed */
+    pthread_cond_t group_changed; /* something that the primary is to be told */
     /* guarded by lock */
     struct ws_agent_model *models;
     struct ws_release *releases; /* newest first */
     uint64_t last_id;            /* of releases and of what is wanted */
+    uint64_t last_ticket;
+    uint64_t group_turn_ns; /* agent_primary.c */
     uint64_t slot_bytes;
     struct ws_astraflow **astraflow;
     size_t n_astraflow;
@@ -111,17 +125,45 @@ struct ws_agent {
 struct ws_agent_model *ws_agent_find(struct ws_agent *a, const char *model);        /* under lock */
 struct ws_agent_model *ws_agent_find_or_add(struct ws_agent *a, const char *model); /* under lock */
 void ws_agent_announce(struct ws_agent *a); /* seq grows, long polls end; not under lock */
-/* Gives up the version on its way (under lock). why: the end of a sentence, with the rank that is the reason.
- */
+/* Gives up the version on its way (under lock). why: the end of a sentence, with the rank that is the reason. */
 void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why);
+/* Notes why it will be or was given up; ranks are told. */
+void ws_agent_say_why(struct ws_agent_model *m, const char *why);
+/* Announces a sealed version of the model (under lock; the caller announces it to pollers). */
+void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m);
+/* Throws it away instead. */
+void ws_agent_discard(struct ws_agent *a, struct ws_agent_model *m);
+/* What the ranks of this node write; NULL: not known yet. */
+static inline struct ws_placement *ws_agent_layout(const struct ws_agent_model *m)
+{
+    return m->share ? m->share : m->placement;
+}
 /* Waits for `changed` until the deadline (CLOCK_MONOTONIC, ns); false when it has passed. Under lock. */
 bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns);
 uint64_t ws_agent_now_ns(void);
+/* agent_join.c: a rank becomes one of the model's group (under lock, which it gives up while it waits for
+ * others to end); the lineage that the group writes, which the first of them settles; how many they are */
+WS_MUST_USE int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c,
+                              unsigned world_size, uint64_t deadline, const json_t *body,
+                              struct ws_error *err);
+WS_MUST_USE int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
+                                 struct ws_error *err);
+WS_MUST_USE int ws_agent_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err);
+/* agent_wait.c: POST /v1/local/wait; not under lock */
+WS_MUST_USE int ws_agent_wait_version(struct ws_agent *a, struct ws_session *c, const json_t *body,
+                                      struct ws_error *err);
 /* agent_local.c: the publishers' routes */
 extern const struct ws_ipc_handler ws_agent_local;
+static inline uint64_t ws_agent_number(const json_t *body, const char *key, uint64_t fallback)
+{
+    const json_t *v = json_object_get(body, key);
+    return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v) : fallback;
+}
 /* agent_slots.c: a slot for the next version; under lock, gives it up meanwhile. */
-WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot **out,
-                                   uint64_t deadline_ns, struct ws_error *err);
+WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
+                                   struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err);
+/* Gives the slots of a model back that nobody reads, and what others have of it when they end. Under lock. */
+void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m);
 /* agent_delta.c: deltas between versions */
 WS_MUST_USE int ws_agent_delta_start(struct ws_agent *a);
 void ws_agent_delta_stop(struct ws_agent *a); /* a->stop is set */

@@ -1,4 +1,5 @@
 /* What the agent shows beside versions: status and metrics. */
+#include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/api.h"
 #include "transports/log.h"
@@ -30,6 +31,9 @@ static int get_status(struct ws_agent *a, json_t **reply)
                               (json_int_t)m->newest, "run", m->run, "ranks", (json_int_t)m->n_registered,
                               "published", (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned,
                               "slots", slots, "mounts", ws_fleet_json(&m->fleet, ws_agent_now_ns())));
+        if (m->group)
+            json_object_set_new(json_array_get(models, json_array_size(models) - 1), "nodes",
+                                ws_group_json(a, m));
     }
     for (size_t i = 0; i < a->n_astraflow; i++)
         json_array_append_new(astraflow, ws_astraflow_status(a->astraflow[i]));
@@ -119,6 +123,10 @@ int ws_agent_route(void *self, const char *method, const char *path, const char 
         if (strcmp(path, "/metrics") == 0)
             return get_metrics(a, text, err);
     }
+    if (strcmp(method, "POST") == 0 && q.model[0] && !q.has_version && strcmp(q.verb, "node") == 0)
+        return ws_agent_node_route(a, &q, body, reply, err);
+    if (ws_agent_is_forwarded(a, path, &q))
+        return ws_agent_forward(a, method, path, query, body, reply, err);
     rc = ws_agent_fleet_route(a, method, path, &q, body, reply, err);
     if (rc != -EOPNOTSUPP)
         return rc;

@@ -1,4 +1,5 @@
 #include "backends/trainer/astraflow_newest.h"
+#include "transports/name.h"
 #include <errno.h>
 
 #define TRIES 20 /* the newest may be gone between asking for it and holding it */
@@ -6,6 +7,7 @@
 int ws_newest_find(const struct ws_topic *t, struct ws_newest *out, struct ws_error *err)
 {
     json_t *all, *found = NULL, *m;
+    const char *part = NULL;
     size_t i;
     *out = (struct ws_newest){0};
     int rc = t->catalog.ops->models(t->catalog.self, NULL, &all, err);
@@ -15,6 +17,12 @@ int ws_newest_find(const struct ws_topic *t, struct ws_newest *out, struct ws_er
     json_array_foreach(models, i, m)
     {
         const char *name = json_string_value(json_object_get(m, "name"));
+        char base[WS_MAX_NAME + 1];
+        if (name && ws_name_is_part(name, base, NULL, NULL)) {
+            if (!t->model || strcmp(base, t->model) == 0)
+                part = name;
+            continue;
+        }
         if (name && (!t->model || strcmp(name, t->model) == 0)) {
             if (found)
                 rc = ws_error_set(err, EINVAL,
@@ -23,6 +31,12 @@ int ws_newest_find(const struct ws_topic *t, struct ws_newest *out, struct ws_er
             found = m;
         }
     }
+    if (rc == 0 && part && !(found && json_array_size(json_object_get(found, "versions"))))
+        rc = ws_error_set(
+            err, ENOENT,
+            "the trainer spans nodes and this agent has only %s: AstraFlow's receivers are served of a "
+            "trainer on one node",
+            part);
     if (rc == 0 && !found)
         rc = ws_error_set(err, ENOENT, "no version was published yet");
     if (rc == 0) {

@@ -122,6 +122,20 @@ bool ws_piece_as_range(const struct ws_piece *p, const struct ws_tensor *t, uint
     return p->range || ws_box_is_run(t->shape, t->n_dims, p->offset, p->size, start) || *count == 0;
 }
 
+void ws_piece_alone(struct ws_tensor *t, struct ws_piece *p)
+{
+    if (p->range) {
+        t->n_dims = 1;
+        t->shape[0] = p->count;
+        p->start = 0;
+        return;
+    }
+    for (unsigned d = 0; d < t->n_dims; d++) {
+        t->shape[d] = p->size[d];
+        p->offset[d] = 0;
+    }
+}
+
 static bool boxes_overlap(const struct ws_piece *a, const struct ws_piece *b, unsigned n_dims)
 {
     for (unsigned d = 0; d < n_dims; d++)

@@ -26,6 +26,9 @@ bool ws_box_is_run(const uint64_t *shape, unsigned n_dims, const uint64_t *offse
 /* Is it one run of the row-major tensor? Then *start and *count (elements) say which. */
 bool ws_piece_as_range(const struct ws_piece *p, const struct ws_tensor *t, uint64_t *start, uint64_t *count);
 
+/* The piece as a tensor of its own, dense: *t and *p become that tensor and all of it. */
+void ws_piece_alone(struct ws_tensor *t, struct ws_piece *p);
+
 /* One rank's piece of one tensor. */
 struct ws_claim {
     struct ws_piece piece;

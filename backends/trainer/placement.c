@@ -289,24 +289,14 @@ static int set_id(struct maker *k, struct ws_error *err)
 {
     char *text = NULL;
     size_t n = 0;
-    struct ws_placement *l = k->placement;
     FILE *f = open_memstream(&text, &n);
     if (!f)
         return no_memory(err);
-    for (size_t i = 0; i < l->n_files; i++)
-        fprintf(f, "f %s %" PRIu64 " %" PRIx64 "\n", l->files[i].name, l->files[i].size_bytes,
-                l->files[i].content ? ws_hash(l->files[i].content, l->files[i].content_bytes) : 0);
     for (size_t i = 0; i < k->regs[0]->n_sidecars; i++)
         fprintf(f, "s %s %" PRIx64 "\n", k->regs[0]->sidecars[i].name, k->regs[0]->sidecars[i].hash);
-    for (size_t i = 0; i < l->n_frozen; i++)
-        fprintf(f, "z %s\n", l->frozen[i]);
-    bool whole = fclose(f) == 0;
-    if (whole) {
-        XXH128_hash_t h = XXH3_128bits(text, n);
-        snprintf(l->id, sizeof(l->id), "%016" PRIx64 "%016" PRIx64, (uint64_t)h.high64, (uint64_t)h.low64);
-    }
+    int rc = fclose(f) == 0 ? ws_placement_set_id(k->placement, text, err) : no_memory(err);
     free(text);
-    return whole ? 0 : no_memory(err);
+    return rc;
 }
 
 static int lay_out(struct maker *k, struct ws_error *err)
@@ -345,6 +335,28 @@ static int lay_out(struct maker *k, struct ws_error *err)
     for (size_t i = 0; i < l->n_files; i++)
         l->total_bytes += l->files[i].size_bytes;
     return set_id(k, err);
+}
+
+int ws_placement_set_id(struct ws_placement *l, const char *more, struct ws_error *err)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    if (!f)
+        return no_memory(err);
+    for (size_t i = 0; i < l->n_files; i++)
+        fprintf(f, "f %s %" PRIu64 " %" PRIx64 "\n", l->files[i].name, l->files[i].size_bytes,
+                l->files[i].content ? ws_hash(l->files[i].content, l->files[i].content_bytes) : 0);
+    fputs(more, f);
+    for (size_t i = 0; i < l->n_frozen; i++)
+        fprintf(f, "z %s\n", l->frozen[i]);
+    bool whole = fclose(f) == 0;
+    if (whole) {
+        XXH128_hash_t h = XXH3_128bits(text, n);
+        snprintf(l->id, sizeof(l->id), "%016" PRIx64 "%016" PRIx64, (uint64_t)h.high64, (uint64_t)h.low64);
+    }
+    free(text);
+    return whole ? 0 : no_memory(err);
 }
 
 int ws_placement_make(struct ws_registration *const *regs, unsigned world_size, uint64_t shard_bytes,

@@ -22,6 +22,8 @@ struct ws_placement {
  * entries and base tensors. -EPROTO: ranks disagree; -EINVAL, -ENODATA: see ws_claims_settle. */
 WS_MUST_USE int ws_placement_make(struct ws_registration *const *regs, unsigned world_size,
                                   uint64_t shard_bytes, struct ws_placement **out, struct ws_error *err);
+/* Sets the id from what is in it and from `more`, a text. */
+WS_MUST_USE int ws_placement_set_id(struct ws_placement *l, const char *more, struct ws_error *err);
 void ws_placement_free(struct ws_placement *l);
 
 #endif

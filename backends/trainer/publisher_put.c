@@ -38,11 +38,15 @@ int ws_publisher_layout(const wsync_param *a, const struct ws_registered *r, str
     return 0;
 }
 
-static int add_param(struct ws_plan *plan, const struct wsync_publisher *p, const struct ws_registered *r,
-                     const struct ws_layout *l, struct ws_error *err)
+static int add_param(struct ws_plan *plan, const struct wsync_publisher *p,
+                     const struct ws_registered *registered, const struct ws_layout *l, struct ws_error *err)
 {
-    const struct ws_tensor *t = &r->tensor;
-    size_t source = (size_t)(r - p->params);
+    struct ws_registered own = *registered;
+    const struct ws_registered *r = &own;
+    const struct ws_tensor *t = &own.tensor;
+    size_t source = (size_t)(registered - p->params);
+    if (p->in_part)
+        ws_piece_alone(&own.tensor, &own.piece);
     const int64_t one = 1;
     uint64_t elements = 1, bytes;
     (void)ws_dtype_bytes(t->dtype, t->shape, t->n_dims, &bytes);

@@ -133,6 +133,7 @@ static int take_placement(struct wsync_publisher *p, const json_t *reply, struct
     size_t n_base = p->base ? ws_base_n_tensors(p->base) : 0,
            n_side = p->base ? ws_base_n_sidecars(p->base) : 0;
     p->n_files = json_array_size(files);
+    p->in_part = json_is_true(json_object_get(reply, "part"));
     p->file_sizes = calloc(p->n_files + 1, sizeof(*p->file_sizes));
     p->base_places = calloc(n_base + 1, sizeof(*p->base_places));
     p->sidecar_files = calloc(n_side + 1, sizeof(*p->sidecar_files));

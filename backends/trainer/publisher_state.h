@@ -42,6 +42,7 @@ struct wsync_publisher {
     size_t *sidecar_files;
     uint64_t *file_sizes;
     size_t n_files;
+    bool in_part; /* the trainer spans nodes: each piece is a dense tensor of this node's part */
     /* copies of all of them: compiled at the first offload, kept while layouts stay the same */
     struct ws_plan *plan;
     struct ws_layout *layouts; /* that it was compiled for */

@@ -147,6 +147,54 @@ int ws_registration_of(const json_t *body, unsigned rank, struct ws_registration
     return 0;
 }
 
+/* --- to JSON --- */
+
+static json_t *numbers(const uint64_t *v, unsigned n)
+{
+    json_t *a = json_array();
+    for (unsigned i = 0; i < n; i++)
+        json_array_append_new(a, json_integer((json_int_t)v[i]));
+    return a;
+}
+
+static json_t *entry_json(const struct ws_entry *e)
+{
+    const struct ws_tensor *t = &e->tensor;
+    json_t *o = json_pack("{s:s,s:s,s:o}", "name", t->name, "dtype", ws_dtype_name(t->dtype), "shape",
+                          numbers(t->shape, t->n_dims));
+    if (e->asked)
+        json_object_set_new(o, "file", json_string(e->asked));
+    if (e->piece.range) {
+        json_object_set_new(o, "kind", json_string("range"));
+        json_object_set_new(o, "start", json_integer((json_int_t)e->piece.start));
+        json_object_set_new(o, "count", json_integer((json_int_t)e->piece.count));
+    } else if (ws_dtype_bits(t->dtype) % 8 == 0) {
+        json_object_set_new(o, "kind", json_string("box"));
+        json_object_set_new(o, "offset", numbers(e->piece.offset, t->n_dims));
+        json_object_set_new(o, "size", numbers(e->piece.size, t->n_dims));
+    }
+    return o;
+}
+
+static json_t *entries_json(const struct ws_entry *e, size_t n)
+{
+    json_t *all = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(all, entry_json(&e[i]));
+    return all;
+}
+
+json_t *ws_registration_to_json(const struct ws_registration *r)
+{
+    json_t *sidecars = json_array();
+    for (size_t i = 0; i < r->n_sidecars; i++)
+        json_array_append_new(sidecars, json_pack("{s:s,s:I,s:I}", "name", r->sidecars[i].name, "bytes",
+                                                  (json_int_t)r->sidecars[i].size_bytes, "hash",
+                                                  (json_int_t)r->sidecars[i].hash));
+    return json_pack("{s:o,s:o,s:o}", "params", entries_json(r->entries, r->n_entries), "base",
+                     entries_json(r->base, r->n_base), "sidecars", sidecars);
+}
+
 static void free_entries(struct ws_entry *e, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

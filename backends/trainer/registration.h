@@ -27,6 +27,8 @@ struct ws_registration {
 /* From and to the JSON of POST /v1/local/register. Everything is checked. */
 WS_MUST_USE int ws_registration_of(const json_t *body, unsigned rank, struct ws_registration **out,
                                    struct ws_error *err);
+/* The other way round: an object with params, base and sidecars; NULL: no memory. */
+json_t *ws_registration_to_json(const struct ws_registration *r);
 void ws_registration_free(struct ws_registration *r);
 
 #endif

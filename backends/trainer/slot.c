@@ -8,7 +8,7 @@
 
 const char *ws_slot_state_name(enum ws_slot_state s)
 {
-    static const char *const names[] = {"free", "writing", "hashing", "served", "retired"};
+    static const char *const names[] = {"free", "writing", "hashing", "sealed", "served", "retired"};
     return names[s];
 }
 

@@ -1,6 +1,8 @@
 /* Slot: one half of the double buffer: the regions of one version, and who holds them.
  *
  *     FREE -> WRITING (ranks copy) -> HASHING (nobody but us has it open) -> SERVED -> RETIRED -> WRITING ...
+ *                                                                        \-> SEALED (other nodes hash) ->
+ * SERVED
  *
  * A slot is written again only when no hold is left and the kernel says that no other process has its regions
  * open or mapped (ws_region_idle). Not thread safe by itself: the agent's lock guards all fields but the
@@ -12,7 +14,14 @@
 #include "transports/catalog.h"
 #include "transports/workers.h"
 
-enum ws_slot_state { WS_SLOT_FREE, WS_SLOT_WRITING, WS_SLOT_HASHING, WS_SLOT_SERVED, WS_SLOT_RETIRED };
+enum ws_slot_state {
+    WS_SLOT_FREE,
+    WS_SLOT_WRITING,
+    WS_SLOT_HASHING,
+    WS_SLOT_SEALED,
+    WS_SLOT_SERVED,
+    WS_SLOT_RETIRED
+};
 const char *ws_slot_state_name(enum ws_slot_state s);
 
 struct ws_slot_hold {

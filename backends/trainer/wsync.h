@@ -97,7 +97,7 @@ typedef struct wsync_config {
     const char *model;         /* required; one path component */
     const char *run;           /* lineage id; NULL: the model's live one, or a new random one */
     int new_run;               /* open a new lineage: its versions supersede the present one's */
-    unsigned rank, world_size; /* world_size 0 is 1 */
+    unsigned rank, world_size; /* of the whole trainer, over all its nodes; world_size 0 is 1 */
     const char *base;          /* checkpoint folder that fills tensors that no rank holds ("frozen") */
     const char *sidecars;      /* folder whose config.json, tokenizer files, ... go along (rank 0) */
     uint64_t shard_bytes;      /* 0: one model.safetensors */

@@ -1,10 +1,13 @@
 /* A trainer that computes nothing: holds a model in Qwen3's shapes and publishes it whenever it is told to.
- *   trainer AGENT MODEL 0.6b|1.7b|SCALE
- * Reads commands, a line each, and answers each with a line:
- *   step SHARE        a SHARE of the elements, spread evenly, moves by one unit in the last place: "stepped
- * N" mix SHARE         the same with steps like Adam's: two thirds by one unit, then fewer and fewer:
- * "stepped N" offload VERSION   "offloaded VERSION BEGAN ENDED", in seconds of CLOCK_MONOTONIC; the elements
- * may change again wait VERSION      "published VERSION NOW" */
+ *   trainer AGENT MODEL 0.6b|1.7b|tiny|SCALE [RANK WORLD_SIZE]
+ * With a rank it is one of several, all with the same numbers: each holds a flat range of the embedding, rows
+ * of q, k, v, gate and up, columns of o and down, and all of the norms; a failure is answered with "failed
+ * ERRNO SENTENCE" and it goes on. SIDECARS and BASE in the environment are wsync_config's. Reads commands, a
+ * line each, and answers each with a line: step SHARE        a SHARE of the elements, spread evenly, moves by
+ * one unit in the last place: "stepped N" mix SHARE         the same with steps like Adam's: two thirds by
+ * one unit, then fewer and fewer: "stepped N" offload VERSION   "offloaded VERSION BEGAN ENDED", in seconds
+ * of CLOCK_MONOTONIC; the elements may change again wait VERSION      "published VERSION NOW" begin VERSION
+ * "begun VERSION": and no more, as if the copy took long */
 #include "backends/trainer/wsync.h"
 #include <inttypes.h>
 #include <math.h>
@@ -29,6 +32,7 @@ static struct {
     size_t n;
     uint64_t elements;
     uint16_t *data;
+    unsigned rank, world;
 } trainer;
 
 static uint64_t seed = 88172645463325252ULL;
@@ -83,9 +87,41 @@ static bool read_model(const char *name, struct model *m)
         *m = (struct model){1024, 2048, 3072, 151936};
     else if (strcmp(name, "1.7b") == 0)
         *m = (struct model){2048, 2048, 6144, 151936};
+    else if (strcmp(name, "tiny") == 0)
+        *m = (struct model){64, 130, 190, 30001};
     else /* of the small one */
         *m = (struct model){1024, 2048, 3072, (uint64_t)(151936 * scale)};
-    return strcmp(name, "0.6b") == 0 || strcmp(name, "1.7b") == 0 || (scale > 0 && scale < 1);
+    return strcmp(name, "0.6b") == 0 || strcmp(name, "1.7b") == 0 || strcmp(name, "tiny") == 0 ||
+           (scale > 0 && scale < 1);
+}
+
+static bool has(const char *name, const char *part)
+{
+    return strstr(name, part) != NULL;
+}
+
+/* What of a tensor this rank holds: uneven where it does not divide. */
+static void take_piece(wsync_param *p)
+{
+    const uint64_t r = trainer.rank, w = trainer.world, rows = p->shape[0], columns = p->shape[1];
+    const uint16_t *data = p->data;
+    if (has(p->name, "embed")) {
+        const uint64_t n = rows * columns, first = n * r / w;
+        p->piece = (wsync_piece){.kind = WSYNC_RANGE, .start = first, .count = n * (r + 1) / w - first};
+        p->data = data + first;
+    } else if (has(p->name, "o_proj") || has(p->name, "down")) {
+        const uint64_t first = columns * r / w;
+        p->piece = (wsync_piece){.kind = WSYNC_BOX,
+                                 .offset = {0, first},
+                                 .size = {rows, columns * (r + 1) / w - first},
+                                 .strides = {(int64_t)columns, 1}};
+        p->data = data + first;
+    } else if (!has(p->name, "norm")) {
+        const uint64_t first = rows * r / w;
+        p->piece = (wsync_piece){
+            .kind = WSYNC_BOX, .offset = {first, 0}, .size = {rows * (r + 1) / w - first, columns}};
+        p->data = data + first * columns;
+    }
 }
 
 /* Distances between changes are drawn, not elements: as it would be if each were drawn by itself. */
@@ -114,8 +150,17 @@ static void fill(void)
     }
 }
 
+static int failed(int rc)
+{
+    if (trainer.world == 1)
+        return -1;
+    printf("failed %d %s\n", -rc, wsync_error());
+    return 0;
+}
+
 static int obey(char *line)
 {
+    int rc = 0;
     char *save = NULL, *word = strtok_r(line, " \n", &save), *value = strtok_r(NULL, " \n", &save);
     const uint64_t version = value ? strtoull(value, NULL, 10) : 0;
     if (!word || !value) {
@@ -124,16 +169,28 @@ static int obey(char *line)
         printf("stepped %" PRIu64 "\n", step(strtod(value, NULL), word[0] == 'm'));
     } else if (strcmp(word, "offload") == 0) {
         double began = now();
-        if (wsync_offload(trainer.publisher, trainer.params, trainer.n, version) < 0)
-            return -1;
-        printf("offloaded %" PRIu64 " %.6f %.6f\n", version, began, now());
+        rc = wsync_offload(trainer.publisher, trainer.params, trainer.n, version);
+        if (rc == 0)
+            printf("offloaded %" PRIu64 " %.6f %.6f\n", version, began, now());
     } else if (strcmp(word, "wait") == 0) {
-        if (wsync_wait_published(trainer.publisher, version, 60000) < 0)
-            return -1;
-        printf("published %" PRIu64 " %.6f\n", version, now());
+        rc = wsync_wait_published(trainer.publisher, version, 60000);
+        if (rc == 0)
+            printf("published %" PRIu64 " %.6f\n", version, now());
+    } else if (strcmp(word, "loaded") == 0) {
+        rc = wsync_wait_loaded(trainer.publisher, version, "all", 60000);
+        if (rc == 0)
+            printf("loaded %" PRIu64 "\n", version);
+    } else if (strcmp(word, "begin") == 0) {
+        rc = wsync_register(trainer.publisher, trainer.params, trainer.n);
+        if (rc == 0)
+            rc = wsync_begin(trainer.publisher, version);
+        if (rc == 0)
+            printf("begun %" PRIu64 "\n", version);
     } else {
         printf("what?\n");
     }
+    if (rc < 0 && failed(rc) < 0)
+        return -1;
     fflush(stdout);
     return 0;
 }
@@ -142,8 +199,10 @@ int main(int argc, char **argv)
 {
     struct model m;
     char line[128];
-    if (argc != 4 || !read_model(argv[3], &m)) {
-        fprintf(stderr, "usage: trainer AGENT MODEL 0.6b|1.7b|SCALE\n");
+    trainer.world = argc == 6 ? (unsigned)strtoul(argv[5], NULL, 10) : 1;
+    trainer.rank = argc == 6 ? (unsigned)strtoul(argv[4], NULL, 10) : 0;
+    if ((argc != 4 && argc != 6) || !read_model(argv[3], &m) || trainer.rank >= trainer.world) {
+        fprintf(stderr, "usage: trainer AGENT MODEL 0.6b|1.7b|tiny|SCALE [RANK WORLD_SIZE]\n");
         return 2;
     }
     lay_out(&m);
@@ -154,7 +213,17 @@ int main(int argc, char **argv)
     (void)madvise(trainer.data, trainer.elements * 2, MADV_HUGEPAGE);
     lay_out(&m);
     fill();
-    wsync_config config = {.struct_size = sizeof(config), .agent = argv[1], .model = argv[2], .n_threads = 2};
+    for (size_t i = 0; trainer.world > 1 && i < trainer.n; i++)
+        take_piece(&trainer.params[i]);
+    wsync_config config = {.struct_size = sizeof(config),
+                           .agent = argv[1],
+                           .model = argv[2],
+                           .rank = trainer.rank,
+                           .world_size = trainer.world,
+                           .sidecars = getenv("SIDECARS"),
+                           .base = getenv("BASE"),
+                           .timeout_ms = trainer.world > 1 ? 20000 : 0,
+                           .n_threads = 2};
     if (wsync_open(&config, &trainer.publisher) < 0) {
         fprintf(stderr, "%s\n", wsync_error());
         return 1;
