@@ -1,4 +1,5 @@
 /* A rank that waits until a version is announced, its delta made, or served by the engines of mounts. */
+#include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/transport.h"
 #include <errno.h>
@@ -51,16 +52,17 @@ static uint64_t patient_deadline_of(const json_t *body)
 static int late(const struct ws_agent *a, const struct ws_agent_model *m, uint64_t version, bool loaded,
                 const char *missing, struct ws_error *err)
 {
-    const char *colon = missing[0] ? ": " : "";
+    char ranks[WS_ERROR_TEXT / 2];
     if (atomic_load(&a->stop))
         return ws_error_set(err, ECONNRESET, "the agent is stopping");
     if (loaded)
         return ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " of %s was not loaded in time%s%s", version,
-                            m->name, colon, missing);
+                            m->name, missing[0] ? ": " : "", missing);
+    ws_group_missing(a, m, true, ranks, sizeof(ranks));
     return ws_error_set(err, ETIMEDOUT,
                         "version %" PRIu64 " of %s was not published in time: not all ranks have offloaded "
-                        "it, or it is still hashed%s%s",
-                        version, m->name, colon, missing);
+                        "it, or it is still hashed%s",
+                        version, m->name, ranks);
 }
 
 static int wait_version(struct ws_agent *a, struct ws_session *c, const json_t *body, uint64_t deadline,
