@@ -250,7 +250,7 @@ def test_archives(stack):
     for v in (3, 2):
         w.expect_same(both, v)
     one = Mount(stack, f"dir:{w.archives[1]}")
-    wait_for(lambda: "lacks part 1 of 2" in one.text("actor/status"), "what lacks")
+    wait_for(lambda: os.path.isdir(one.file("actor")) and "lacks part 1 of 2" in one.text("actor/status"), "what lacks")
 
 
 def test_agent_killed(stack):
