@@ -193,7 +193,7 @@ static void open_view(void *arg)
     o->model = n.model ? ws_model_get(n.model) : n.version ? ws_model_get(ws_version_model(n.version)) : NULL;
     if (n.kind == WS_KIND_META_VIEW && o->view == WS_VIEW_MANIFEST && !ws_version_has_manifest(n.version)) {
         free_open(c->fs, o);
-        ws_call_park(c, n.version, 0, 0, 0, WS_META_MS);
+        ws_call_park(c, n.version, 0, 0, 0, ws_meta_ms(c->fs, n.version));
         ws_node_release(&n);
         return;
     }

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define WARN_NS 5000000000UL /* sources are heard of every WS_POLL_MS at least */
+
 bool ws_model_is_hidden(const struct ws_model *m)
 {
     return m->part_count > 0;
@@ -132,7 +134,13 @@ static void warn(struct ws_model *m)
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
         answered = answered && (!m->store->watches[i] || m->store->watches[i]->answered);
-    if (!m->lacking[0] || !answered || !m->lacks_agent || m->warned)
+    if (!m->lacking[0] || !m->lacks_agent || m->warned) {
+        m->lacking_since_ns = 0;
+        return;
+    }
+    if (!m->lacking_since_ns)
+        m->lacking_since_ns = ws_now_ns();
+    if (!answered || ws_now_ns() - m->lacking_since_ns < WARN_NS)
         return;
     m->warned = true;
     ws_log(WS_LOG_WARN, "store", "%s", m->lacking);
@@ -208,4 +216,14 @@ bool ws_model_lacks(struct ws_model *m, char *out, size_t cap)
     snprintf(out, cap, "%s", m->lacking);
     pthread_mutex_unlock(&m->store->lock);
     return out[0] != '\0';
+}
+
+bool ws_version_is_to_be_made(struct ws_version *v)
+{
+    bool is;
+
+    pthread_mutex_lock(&v->store->lock);
+    is = ws_version_comes_in_parts(v);
+    pthread_mutex_unlock(&v->store->lock);
+    return is;
 }

@@ -68,6 +68,8 @@ struct ws_version *ws_model_previous(struct ws_model *m);
 /* Of the newest version that a trainer's nodes have in parts: which parts no source lists, and what to do;
  * false: none is missing. */
 bool ws_model_lacks(struct ws_model *m, char *out, size_t cap);
+/* Has it to be made of parts before anything of it is known, its manifest too? */
+bool ws_version_is_to_be_made(struct ws_version *v);
 bool ws_model_is_pulling(struct ws_model *m); /* is any version of it being pulled whole? */
 void ws_model_orders(struct ws_model *m, struct ws_orders *out);
 /* Makes v current and the old current previous, both kept from eviction. Atomic for readers. */

@@ -110,7 +110,7 @@ struct ws_model {
     /* parts.c */
     unsigned part_index, part_count; /* of a hidden model; count 0: it is none */
     char *nodes[WS_MAX_PARTS];       /* who has which part, as agents call themselves; NULL: not heard */
-    uint64_t lacking_number;
+    uint64_t lacking_number, lacking_since_ns;
     bool lacks_agent, warned;    /* nobody has ever listed one of the parts; that was logged */
     char lacking[WS_ERROR_TEXT]; /* which parts of the newest version are not offered; empty: none lacks */
     struct ws_model *next;       /* by name */

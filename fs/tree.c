@@ -264,6 +264,12 @@ static int child_of_root(struct ws_call *c, const char *name, fuse_ino_t *ino, d
     return 0;
 }
 
+unsigned ws_meta_ms(const struct ws_fs *fs, struct ws_version *v)
+{
+    return ws_version_is_to_be_made(v) && fs->options.deadline_ms > WS_META_MS ? fs->options.deadline_ms
+                                                                               : WS_META_MS;
+}
+
 static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name, fuse_ino_t *ino,
                           double *timeout)
 {
@@ -319,7 +325,7 @@ static int child_of_version(struct ws_call *c, struct ws_version *v, const char 
         return 0;
     }
     if (!ws_version_has_manifest(v)) {
-        ws_call_park(c, v, 0, 0, 0, WS_META_MS);
+        ws_call_park(c, v, 0, 0, 0, ws_meta_ms(c->fs, v));
         return 1;
     }
     const struct ws_manifest *m = ws_version_manifest(v, NULL);
@@ -337,12 +343,12 @@ static int child_of_tensors(struct ws_call *c, struct ws_version *v, const char 
 {
     struct ws_vnode *n = NULL;
     if (!ws_version_has_manifest(v)) {
-        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, WS_META_MS);
+        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, ws_meta_ms(c->fs, v));
         return 1;
     }
     int rc = ws_vnode_tensors(c->fs, v, &n);
     if (rc == -EAGAIN) {
-        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, WS_META_MS);
+        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, ws_meta_ms(c->fs, v));
         return 1;
     }
     if (rc < 0)
@@ -420,7 +426,7 @@ static void list_model_folder(struct ws_model *m, struct listing *l)
 static int list_version_folder(struct ws_call *c, struct ws_version *v, struct listing *l)
 {
     if (!ws_version_has_manifest(v)) {
-        ws_call_park(c, v, 0, 0, 0, WS_META_MS);
+        ws_call_park(c, v, 0, 0, 0, ws_meta_ms(c->fs, v));
         return 1;
     }
     const struct ws_manifest *m = ws_version_manifest(v, NULL);
@@ -436,7 +442,7 @@ static int list_tensors(struct ws_call *c, struct ws_version *v, struct listing 
     struct ws_vnode *n = NULL;
     int rc = ws_version_has_manifest(v) ? ws_vnode_tensors(c->fs, v, &n) : -EAGAIN;
     if (rc == -EAGAIN) {
-        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, WS_META_MS);
+        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, ws_meta_ms(c->fs, v));
         return 1;
     }
     for (size_t i = 0; rc == 0 && i < n->n_tensors; i++) {

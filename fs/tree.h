@@ -32,4 +32,7 @@ mode_t ws_kind_type(enum ws_kind kind);     /* S_IFDIR, S_IFREG or S_IFLNK */
 /* The version folder's ino for a file: FILE, FILL or LINK, by what is here and by the mode. */
 fuse_ino_t ws_file_ino(struct ws_fs *fs, struct ws_version *v, size_t file);
 
+/* How long a look at names and sizes waits: as long as a read where the version has to be made first. */
+unsigned ws_meta_ms(const struct ws_fs *fs, struct ws_version *v);
+
 #endif

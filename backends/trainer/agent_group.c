@@ -245,6 +245,10 @@ void ws_group_joined(struct ws_agent *a, struct ws_agent_model *m, const struct 
 
 void ws_group_left(struct ws_agent *a, struct ws_agent_model *m)
 {
+    struct ws_group *g = m->group;
+    if (g && g->spans && !a->primary &&
+        m->why[0]) /* what the others are told where they write for a round that is over */
+        snprintf(g->why, sizeof(g->why), "%s: %s", a->node, m->why);
     ws_group_wake(a, m);
 }
 

@@ -192,6 +192,17 @@ def test_missing_agent(stack):
     assert "lacking" not in mount.text("actor/status")
 
 
+def test_slow(stack):
+    "who looks into a version that has yet to be made of its parts waits for them as long as a read would"
+    w = World(stack)
+    w.publish(1)
+    w.net.slow("t1", 4, sends=True)  # 7 MB take 15 s
+    mount = w.mount("i0", options="deadline=120")
+    start = time.monotonic()
+    w.expect_same(mount, 1)
+    assert time.monotonic() - start > 11, "the link was not slow"
+
+
 def test_unix(stack):
     "on one host the parts are merged from the agents' own memory"
     w = World(stack)
@@ -239,7 +250,7 @@ def test_archives(stack):
     for v in (3, 2):
         w.expect_same(both, v)
     one = Mount(stack, f"dir:{w.archives[1]}")
-    wait_for(lambda: "lacks part 1 of 2" in one.text("actor/status"), "what lacks")
+    wait_for(lambda: os.path.isdir(one.file("actor")) and "lacks part 1 of 2" in one.text("actor/status"), "what lacks")
 
 
 def test_agent_killed(stack):
@@ -395,5 +406,5 @@ def test_whole_again(stack):
     assert "2 parts" in mount.status("actor")["version.3"]
 
 
-run(test_two_and_two, test_release, test_missing_agent, test_unix, test_relay, test_archives, test_agent_killed, test_primary_killed, test_rank_killed, test_disagreement,
+run(test_two_and_two, test_release, test_missing_agent, test_slow, test_unix, test_relay, test_archives, test_agent_killed, test_primary_killed, test_rank_killed, test_disagreement,
     test_cut_apart, test_whole_again)
