@@ -117,8 +117,12 @@ int wsync_open(const wsync_config *config, wsync_publisher **out);
  * returns the sources may be written again; the version is announced once all ranks have committed
  * and every block is hashed (wsync_wait_published). data must be set in every entry.
  * -EEXIST: the version is not higher than the newest of this lineage (see new_run); -EBUSY: no free
- * slot, the text names the holder; -EPROTO: ranks disagree about a tensor; -EINVAL: a box out of
- * range, pieces that overlap, bytes that nobody holds; -ENOMEM: does not fit, with the figures. */
+ * slot, the text names the holder; -EPROTO: ranks disagree about a tensor or the version, or the agent is of
+ * another release; -EINVAL: a box out of range, pieces that overlap, bytes that nobody holds; -ENOMEM: does
+ * not fit, with the figures; -ECANCELED: another rank died or went on to a higher version, which is named;
+ * -ETIMEDOUT: ranks that are missing, likewise. -ECONNRESET, -ECONNREFUSED, -ENOENT: the agent has gone; the
+ * next offload connects to the one that runs then, and the lineage goes on. After any of these the last
+ * version is served and the next offload may be called. */
 int wsync_offload(wsync_publisher *pub, const wsync_param *params, size_t n, uint64_t version);
 /* The same in steps. register: this rank's pieces (collective: waits for every rank). put: copies one
  * registered piece; any order, each once. commit: this rank is done; -ENODATA when bytes are missing,

@@ -128,6 +128,38 @@ def killed(stack, world, rounds):
           f"{len(reader.versions)} versions in {sum(reader.versions.values())} reads, {reader.refused} were gone", flush=True)
 
 
+def test_other_tensors(stack):
+    "a rank that is killed comes back with other tensors: those that live register again"
+    agent = Agent(stack)
+    args = ("timeout=2000",) if not SANITIZER else ("timeout=10000",)
+    small = 1 << 16
+    ranks = [Rank(stack, agent, "actor", i, 2, small, *args) for i in range(2)]
+    assert ask_all(ranks, "offload 1") == ["offloaded 1"] * 2
+    version = at_once = 1
+    r = random.Random(SEED)
+    for more in range(100, 112):
+        version += 1
+        ranks[0].send(f"{r.choice(('offload', 'die 500'))} {version}") if r.random() < 0.5 else None
+        ranks[0].kill()
+        ranks[0] = Rank(stack, agent, "actor", 0, 2, small, *args, f"seed={more}")
+        version += 1
+        told = ask_all(ranks, f"offload {version}")  # where its end was not known yet, rank 1 may have gone on by the old placement
+        assert all(not isinstance(t, Refused) or t.errno in (errno.ECANCELED, errno.ETIMEDOUT) and "rank " in t.text for t in told), told
+        through = told == [f"offloaded {version}"] * 2
+        at_once += through
+        if not through:
+            version += 1
+            assert ask_all(ranks, f"offload {version}") == [f"offloaded {version}"] * 2
+        assert ask_all(ranks, f"wait {version}") == [f"published {version}"] * 2
+        run = agent.get("/v1/models")["models"][0]["run"]
+        path = unique("served")
+        with urllib.request.urlopen(f"{agent.url}/v1/actor/{version}/files/model.safetensors?run={run}", timeout=20) as reply, open(path, "wb") as f:
+            f.write(reply.read())
+        got, want = tensors_of(path), expected(version, small, more)
+        assert got == want, describe(version, got, want)
+    print(f"# {at_once - 1} of 12 got through at once", flush=True)
+
+
 def test_two(stack):
     killed(stack, 2, ROUNDS - ROUNDS // 3)
 
@@ -138,4 +170,4 @@ def test_three(stack):
 
 test_two.__doc__ = f"2 ranks, {ROUNDS - ROUNDS // 3} kills, a mount by the unix socket"
 test_three.__doc__ = f"3 ranks, {ROUNDS // 3} kills, a mount by http"
-run(test_two, test_three)
+run(test_two, test_three, test_other_tensors)

@@ -58,7 +58,7 @@ def test_killed(stack):
     reader = Whole(stack, mount, "actor", 0)
     newest = through = gloo = middle = 0
     while through < KILLS:
-        said = torchrun(stack, agent, newest + 1, r.randrange(2), r.random())
+        said = torchrun(stack, agent, newest + 1, r.randrange(2), r.random() * 0.5)
         models = agent.get("/v1/models")["models"]
         now = models[0]["newest"] if models else 0
         if "Signal 9 (SIGKILL)" not in said and "exitcode  : -9" not in said:
