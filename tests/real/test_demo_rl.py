@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from servers import need_real
 from world import TESTDIR, run, wait_for
 
