@@ -29,7 +29,7 @@ NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 START_SECONDS = 420  # others may use this machine, too
 STEP_SECONDS = 240
 # bf16 keeps 8 bits of a number. Engine and trainer round each layer's results and the logits, and add up in other orders: seen
-# were differences of 3 roundings of the largest logit at most, and of 20 to 60 where the engine had the version before.
+# were differences of 3 roundings of the largest logit at most, and of 17 to 60 where the engine had the version before.
 ROUNDINGS, ROUNDING = 6, 2.0**-8
 SURE = 5  # standard errors that the reward must have risen by
 
