@@ -31,7 +31,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo test test-real bench format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real bench format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd libzmq
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -170,7 +170,7 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-real deps-lint demo test test-real bench
+.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real bench
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:
@@ -182,6 +182,9 @@ deps-lint:
 demo: deps-test ## install what it needs, build, run the whole life of a model
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all
 	$(Q)WSYNC=$(CURDIR)/$(TOP)/wsync BUILD=$(CURDIR)/$(TOP) PYTHON=$$(.ci/python) mount-helpers/demo/demo.sh
+demo-rl: deps-real ## fetch vLLM and torch (several GB, once), build, train a tiny model with them for real (ARGS=--help)
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all
+	$(Q)WSYNC=$(CURDIR)/$(TOP)/wsync BUILD=$(CURDIR)/$(TOP) $$(.ci/python real) mount-helpers/demo/demo-rl.py $(ARGS)
 test: deps-test ## install what it needs, build, pass all tests (SAN=...: those of that sanitizer)
 	$(Q)tests/run $(SAN)
 test-real: deps-real ## fetch vLLM and SGLang (several GB, once), build, switch real servers on tiny models
@@ -240,6 +243,6 @@ clean: ## remove what was built, keep fetched libraries and the Python environme
 	rm -rf $(filter-out $(TOP)/libfuse $(TOP)/venv $(TOP)/venv-real $(TOP)/demo,$(wildcard $(TOP)/*))
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
-	@echo '  variables: SAN=address|undefined|thread, V=1, PREFIX, DESTDIR, CFLAGS'
+	@echo '  variables: SAN=address|undefined|thread, V=1, ARGS (of demo-rl), PREFIX, DESTDIR, CFLAGS'
 
 -include $(shell find $(B) -name '*.d' -not -path '*/libfuse/*' 2>/dev/null)

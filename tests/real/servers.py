@@ -42,8 +42,8 @@ class Refused(Exception):
 class Server:
     """One server. A subclass says how it is started (command, environment) and asked (score, complete)."""
 
-    def __init__(self, stack, folder, *options):
-        self.port, self.key = free_port(), None
+    def __init__(self, stack, folder, *options, port=None):
+        self.port, self.key = port or free_port(), None
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = unique(self.kind) + ".log"
         home = unique("home")

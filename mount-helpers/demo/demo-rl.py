@@ -1,0 +1,324 @@
+#!/usr/bin/env python3
+"""A small real reinforcement-learning run on one machine without a GPU.
+
+Two ranks of FSDP2 train a tiny Qwen3 of random weights on what a real engine samples from a mount of the run. After every
+step the trainer publishes (wsync.Publisher) and the mount, whose policy is `follow`, pulls, pauses, loads and resumes by
+itself. One version is held back on purpose, to show that a stale one would be seen. At the end the run checks what it claims,
+and fails if that is not so. Nothing is left behind, also after Ctrl-C."""
+import argparse
+import contextlib
+import datetime
+import importlib.util
+import json
+import math
+import os
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import warden
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+MODEL = "actor"
+NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+START_SECONDS = 420  # others may use this machine, too
+STEP_SECONDS = 240
+# bf16 keeps 8 bits of a number. Engine and trainer round each layer's results and the logits, and add up in other orders: seen
+# were differences of 3 roundings of the largest logit at most, and of 17 to 60 where the engine had the version before.
+ROUNDINGS, ROUNDING = 6, 2.0**-8
+SURE = 5  # standard errors that the reward must have risen by
+
+
+class Failed(Exception):
+    """A sentence for the user."""
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--engine", choices=tuple(NAMES), default="vllm", help="the server that samples (default: %(default)s)")
+    p.add_argument("--steps", type=int, default=20, metavar="N", help="training steps, 3 or more (default: %(default)s)")
+    p.add_argument("--hold", type=int, metavar="N", help="the step whose version is held back (default: half of the steps)")
+    p.add_argument("--learning-rate", type=float, default=6e-3, metavar="RATE",
+                   help="of lm_head; of the rest it is 3e-6 (default: %(default)s)")
+    a = p.parse_args()
+    a.hold = a.hold if a.hold is not None else a.steps // 2
+    if a.steps < 3 or not 1 <= a.hold <= a.steps:
+        p.error("--steps is 3 or more, --hold one of them")
+    if not 0 < a.learning_rate < 1:
+        p.error("--learning-rate is between 0 and 1")
+    return a
+
+
+def check_machine(engine):
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise Failed("there is no /dev/fuse on this machine: load the fuse module, or give the container --device /dev/fuse --cap-add SYS_ADMIN")
+    if os.geteuid() != 0:
+        raise Failed("mounting needs root: run it as root or with sudo")
+    for package in ("torch", "transformers", engine):
+        if importlib.util.find_spec(package) is None:
+            raise Failed(f"the Python package {package} is not here: `make demo-rl` fetches it into build/venv-real, where PyPI can be reached")
+    if not os.access(os.environ["WSYNC"], os.X_OK):
+        raise Failed(f"there is no {os.environ['WSYNC']}: `make` builds it")
+
+
+class Printer:
+    def __init__(self):
+        self.n, self.tty = 0, sys.stdout.isatty()
+
+    def say(self, text):
+        self.n += 1
+        bold, plain = ("\033[1m", "\033[0m") if self.tty else ("", "")
+        print(f"\n{bold}{self.n:2}. {text}{plain}", flush=True)
+
+    def wait(self, what, condition, seconds):
+        """Until condition() holds; says every now and then how long it has been."""
+        start = told = time.monotonic()
+        while not condition():
+            now = time.monotonic()
+            if now - start > seconds:
+                raise Failed(f"{what}: not within {seconds} s")
+            if self.tty:
+                print(f"\r    {what}: {now - start:.0f} s ", end="", flush=True)
+            elif now - told >= 15:
+                told = now
+                print(f"    {what}: {now - start:.0f} s ...", flush=True)
+            time.sleep(0.2)
+        print(f"{chr(13) if self.tty else ''}    {what}: done after {time.monotonic() - start:.1f} s", flush=True)
+
+
+class Ranks:
+    """torchrun and its two ranks; their lines of JSON."""
+
+    def __init__(self, stack, work, env, *args):
+        self.log_path, self.lines = os.path.join(work, "ranks.log"), queue.Queue()
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", os.path.join(HERE, "rl_ranks.py")]
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen([*command, *map(str, args)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                                            text=True)
+        stack.callback(self.stop)
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self.lines.put(json.loads(line))
+        self.lines.put(None)
+
+    def next(self, seconds, check):
+        """What is told next; None: the ranks have ended well. check() is called meanwhile, and raises where waiting is no use."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with contextlib.suppress(queue.Empty):
+                line = self.lines.get(timeout=0.5)
+                if line is None and self.process.wait(STEP_SECONDS):
+                    raise Failed("the trainer failed")
+                return line
+            check()
+        raise Failed(f"the trainer said nothing for {seconds} s")
+
+    def check(self):
+        if self.process.poll() is not None:
+            raise Failed("the trainer ended before its time")
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()  # torchrun ends the ranks
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def install(python_path):
+    """As a user would."""
+    r = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--root-user-action", "ignore", "--no-deps",
+                        "--no-build-isolation", "--no-index", "--target", python_path, os.path.join(ROOT, "backends/python")],
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=180, check=False)
+    if r.returncode:
+        raise Failed(f"pip could not install backends/python:\n{r.stdout[-3000:]}")
+
+
+def moment(text):
+    return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def travel(mount, version):
+    """What the mount's files say of a version: how it came, bytes moved, seconds of the pull, and of the engine's pause."""
+    line = mount.status(MODEL)[f"version.{version}"]
+    said = {k: re.search(rf" {k}=([0-9.]+)", line).group(1) for k in ("moved", "seconds")}
+    times = {}
+    for event in mount.text(MODEL, "events").splitlines():
+        at, what, rest = event.split(" ", 2)
+        if what in ("paused", "resumed") and re.search(rf" version={version}(@| |$)", rest):
+            times[what] = moment(at)
+    if len(times) != 2:
+        raise Failed(f"{mount.file(MODEL, 'events')} has no pause of version {version}")
+    return {"how": re.search(r' how="([^"]*)"', line).group(1), "moved": int(said["moved"]), "pull": float(said["seconds"]),
+            "pause": (times["resumed"] - times["paused"]).total_seconds()}
+
+
+def bound(line):
+    """How far noise may carry a log probability."""
+    return ROUNDINGS * ROUNDING * line["logit"] if math.isfinite(line["logit"]) else 0.0
+
+
+HEADER = "   version  offload    pull   pause    step   reward  difference (bound)  how it came"
+
+
+def row(line, how=None):
+    seconds, came = "      -       -       -       -", "the engine was started on it"
+    if how:
+        seconds = f"{line['offload']:5.3f} s {how['pull']:5.3f} s {how['pause']:5.3f} s {line['seconds']:5.2f} s"
+        came = how["how"] if " instead of " in how["how"] else f"{how['how']}, {how['moved'] / 1e6:.2f} MB"
+    elif line.get("held"):
+        came = f"HELD BACK: the engine still serves {line['serving']}"
+    print(f"   {line['version']:>7}  {seconds}  {line['reward'] * 100:5.1f} %  {line['difference']:10.3f} ({bound(line):.3f})  {came}", flush=True)
+
+
+def verdict(lines, a):
+    """The claims, each with the figures that it stands on; prints them and returns whether all hold."""
+    good = [x for x in lines if not x.get("held")]
+    held = next((x for x in lines if x.get("held")), None)
+    if len(good) < 2 or not held:
+        raise Failed("the trainer has ended before its last step")
+    n = max(1, len(good) // 4)
+    p, q = (sum(x["reward"] for x in of) / n for of in (good[:n], good[-n:]))
+    error = math.sqrt((p * (1 - p) + q * (1 - q)) / (n * good[0]["tokens"]))
+    worst = max(good, key=lambda x: x["difference"] / (bound(x) or 1e-9))
+    claims = [
+        ([x["version"] for x in good] == list(range(1, a.steps + 2)), f"{len(good) - 1} steps, each published, switched to and sampled from"),
+        (q - p > SURE * error, f"the reward rose from {p * 100:.1f} % to {q * 100:.1f} % (means over {n} of the versions; {SURE} standard "
+                               f"errors are {SURE * error * 100:.1f} %)"),
+        (all(x["difference"] <= bound(x) for x in good),
+         f"the engine's log probabilities are the trainer's own but for noise: {max(x['difference'] for x in good):.3f} apart at most. The "
+         f"bound is {ROUNDINGS} bf16 roundings (2^-8)\n         of the largest logit; version {worst['version']} comes closest to it, "
+         f"{worst['difference']:.3f} of {bound(worst):.3f}"),
+        (held["difference"] > bound(held) and held["serving"] == str(held["version"] - 1),
+         f"while version {held['version']} was held back they were not: {held['difference']:.3f} apart, "
+         f"{held['difference'] / (bound(held) or 1):.1f} times the bound"),
+    ]
+    for holds, text in claims:
+        print(f"    {'yes' if holds else 'NO '}  {text}", flush=True)
+    return all(holds for holds, _ in claims)
+
+
+def start_ranks(a, work, stack, out, agent, mount, package, url):
+    out.say("Two ranks of FSDP2 publish version 1, random weights of a Qwen3")
+    home = os.path.join(work, "home")
+    os.makedirs(home)
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join([package, os.path.join(ROOT, "tests/real")]), WSYNC_AGENT=f"unix:{agent.sock}",
+               HOME=home, OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="",
+               GLOO_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore")
+    ranks = Ranks(stack, work, env, a.engine, url, mount.path, os.path.join(work, "hf"), a.steps, a.hold, a.learning_rate)
+
+    def published():
+        ranks.check()
+        return os.path.isdir(mount.file(MODEL, 1))
+
+    out.wait("torch is loaded, version 1 is published", published, START_SECONDS)
+    return ranks
+
+
+def start_engine(kind, port, stack, out, mount, ranks):
+    """Returns a function that raises when the engine is no more."""
+    out.say(f"{NAMES[kind.kind]} starts on {mount.file(MODEL, 1)}; on two idle cores that takes about 40 s")
+    at_once = "--max-num-seqs" if kind.kind == "vllm" else "--max-running-requests"
+    server = kind(stack, mount.file(MODEL, 1), at_once, "64", port=port)
+
+    def alive():
+        if not server.alive():
+            raise Failed(f"{NAMES[kind.kind]} ended by itself, with {server.process.returncode}")
+
+    def healthy():
+        ranks.check()
+        alive()
+        return server.healthy()
+
+    out.wait("it answers", healthy, START_SECONDS)
+    mount.write(f"engine add e1 {kind.kind} {server.url}", f"{MODEL}/ctl")
+    mount.write("follow", f"{MODEL}/policy")
+    print(f"    engine add e1 {kind.kind} {server.url} > {mount.file(MODEL, 'ctl')}; follow > {mount.file(MODEL, 'policy')}", flush=True)
+    return alive
+
+
+def follow(a, out, mount, ranks, check):
+    """The steps as they come; all that the trainer told."""
+    out.say(f"{a.steps} steps; version {a.hold + 1} is held back at first. Reward: the share of sampled tokens that have a vowel")
+    print(HEADER, flush=True)
+    lines = []
+    while (line := ranks.next(STEP_SECONDS, check)) is not None:
+        lines.append(line)
+        row(line, travel(mount, line["version"]) if "offload" in line else None)
+    if not lines:
+        raise Failed("the trainer ended without a step")
+    print(f"    the first text:  {lines[0]['text']!r}\n    the last text:   {lines[-1]['text']!r}", flush=True)
+    return lines
+
+
+def demo(a, work, stack, out):
+    from servers import VLLM, SGLang
+    from world import Agent, Mount, free_port
+
+    stack.callback(lambda: print("\n    all is ended: trainer, engine, mount, agent", flush=True))
+    out.say("The trainer's Python package (pip install backends/python), an agent, a mount")
+    package = os.path.join(work, "package")
+    install(package)
+    agent = Agent(stack)
+    mount = Mount(stack, agent.url)
+    print(f"    agent at {agent.url} and unix:{agent.sock}; mount at {mount.path}", flush=True)
+    port = free_port()  # the trainer is told it before the engine is there
+    ranks = start_ranks(a, work, stack, out, agent, mount, package, f"http://127.0.0.1:{port}")
+    check = start_engine({"vllm": VLLM, "sglang": SGLang}[a.engine], port, stack, out, mount, ranks)
+    lines = follow(a, out, mount, ranks, check)
+    out.say("Is it as claimed?")
+    return 0 if verdict(lines, a) else 1
+
+
+def logs(work):
+    for name in sorted(n for n in os.listdir(work) if n.endswith(".log")):
+        with open(os.path.join(work, name), errors="replace") as f:
+            print(f"--- the end of {name}\n{f.read()[-3000:]}", file=sys.stderr)
+
+
+def run(a, work):
+    out, code = Printer(), 1
+    try:
+        with contextlib.ExitStack() as stack:
+            try:
+                check_machine(a.engine)
+                code = demo(a, work, stack, out)
+                if code:
+                    print("demo-rl: FAILED: a claim above does not hold", file=sys.stderr)
+            except (Failed, AssertionError, OSError, subprocess.SubprocessError) as e:
+                print(f"\ndemo-rl: FAILED{f' at {out.n}' if out.n else ''}: {e}", file=sys.stderr, flush=True)
+                logs(work)
+            except warden.Interrupted:
+                print("\ndemo-rl: interrupted; all that was started is being ended", file=sys.stderr, flush=True)
+                raise
+    except (AssertionError, OSError) as e:
+        print(f"demo-rl: FAILED at its end: {e}", file=sys.stderr)
+        code = 1
+    return code
+
+
+def main():
+    a = arguments()
+    build = os.environ.setdefault("BUILD", os.path.join(ROOT, "build"))
+    os.environ.setdefault("WSYNC", os.path.join(build, "wsync"))
+    short = len(tempfile.gettempdir()) <= 40  # the paths of sockets have to be
+    work = tempfile.mkdtemp(prefix="wsync-rl.", dir=None if short else "/tmp")
+    os.environ.update(TESTDIR=work, TMPDIR=work, PYTHONDONTWRITEBYTECODE="1")
+    for name in [n for n in os.environ if n.startswith("WSYNC_")]:
+        del os.environ[name]
+    sys.path += [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests/real")]
+    sys.exit(warden.keep(work, lambda: run(a, work)))
+
+
+if __name__ == "__main__":
+    main()
