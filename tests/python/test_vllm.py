@@ -45,9 +45,10 @@ class Loader(_loader.Loader):
 
 @pytest.fixture
 def begun(monkeypatch):
-    """Whether a load of vLLM's own has begun and not ended."""
-    state = types.SimpleNamespace(value=False)
+    """Whether a load has begun and not ended, and what was undone."""
+    state = types.SimpleNamespace(value=False, undone=[])
     monkeypatch.setattr(_loader, "_begun", lambda _: state.value)
+    monkeypatch.setattr(_loader, "_undo", state.undone.append)
     return state
 
 
@@ -161,6 +162,7 @@ def test_unknown_start(begun):
     loader.bad = (bad,)
     with pytest.raises(_loader.Refused, match="it is not known which version that was before: load a complete version"):
         loader.load(bad)
+    assert begun.undone == [loader._model]
     assert loader._in_doubt and loader.load(world.checkpoint(TENSORS, seed=2))["tensors"] == 2
 
 

@@ -185,15 +185,16 @@ class Loader:
 
     def _try_back(self) -> Optional[str]:
         served = self._served
-        if served is None:
-            return "it is not known which version that was before"
         try:
+            _undo(self._model)  # whatever follows: a request that finds half a layer kills vLLM
+            if served is None:
+                return "it is not known which version that was before"
             with Weights(served.path, "torch") as weights:
                 difference = Difference.between(layout_of(weights), served.layout)
                 self._in_doubt = False
                 return f"{served.name} is another one now: {difference}" if difference else self._try(weights)
         except Exception as e:
-            return f"{served.name} cannot be loaded again: {_sentence(e)}"
+            return f"{served.name if served else 'the model'} cannot be loaded again: {_sentence(e)}"
 
 
 def _sentence(e: Exception) -> str:
