@@ -1,0 +1,68 @@
+"""Names, dtypes and shapes of a version's tensors: what may take the place of what. The same as transports/layout.h, for
+loaders that live in an engine's own process."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._weights import Weights
+
+#: name: (safetensors dtype, shape)
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]
+MOST_NAMED = 20
+
+
+def layout_of(weights: Weights) -> Layout:
+    """Reads the headers of all files, no tensor."""
+    found = {}
+    for name, file in weights._places.items():
+        entry = weights._file(file).entries[name]
+        found[name] = (entry.dtype, entry.shape)
+    return found
+
+
+def _is(of: tuple[str, tuple[int, ...]]) -> str:
+    return f"{of[0]} [{','.join(map(str, of[1]))}]"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one layout differs from another: names, sorted; ``differing`` with what they are and were."""
+
+    missing: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+    differing: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def between(cls, have: Layout, want: Layout) -> "Difference":
+        """have: what is to be loaded; want: what is served."""
+        both = sorted(have.keys() & want.keys())
+        return cls(sorted(want.keys() - have.keys()), sorted(have.keys() - want.keys()),
+                   {name: f"{_is(have[name])}, was {_is(want[name])}" for name in both if have[name] != want[name]})
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.extra or self.differing)
+
+    def __str__(self) -> str:
+        """"missing NAME; extra NAME; differs NAME: F32 [2,3], was BF16 [2,3]", and how many more."""
+        lines = [f"missing {n}" for n in self.missing] + [f"extra {n}" for n in self.extra]
+        lines += [f"differs {n}: {how}" for n, how in self.differing.items()]
+        return named(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"missing": list(self.missing), "extra": list(self.extra), "differing": dict(self.differing)}
+
+
+def named(lines: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(lines) - MOST_NAMED
+    return "; ".join(line[:400] for line in lines[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+class LayoutError(ValueError):
+    """A version that cannot take the place of the one that is served; ``difference`` is the whole list."""
+
+    def __init__(self, path: str, served: str, difference: Difference):
+        self.difference = difference
+        super().__init__(f"{path} has not the tensors of {served}: {difference}")

@@ -1,0 +1,263 @@
+"""A worker's model, loaded from a path by vLLM's own loader, layer by layer, out of the mapped files.
+
+vLLM takes a version that lacks a tensor and serves a mix of old and new weights; of one that it cannot take it keeps half, and
+no later load brings all of that back. So here
+- a version is compared with the one that is served before anything of it is loaded;
+- after the load every parameter must have come from it;
+- a load that failed is undone: what vLLM had begun is taken back, and the version before is loaded again;
+- all of it on all ranks of the engine, or on none."""
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any, Optional
+from weakref import WeakKeyDictionary
+
+from .._layout import Difference, Layout, LayoutError, layout_of, named
+from .._weights import Weights
+from ._ranks import Ranks
+
+log = logging.getLogger("vllm.wsync")
+#: parameters that vLLM makes of its configuration: no checkpoint has them
+_NOT_OF_CHECKPOINTS = ("input_scale_ub",)
+
+
+class Refused(RuntimeError):
+    """A version that was not loaded, why, and what is served instead."""
+
+
+_OF_MOUNT = ("model", "version", "run", "digest")
+
+
+def called(weights: Weights) -> str:
+    """What a person calls it. vLLM's answers have no paths, so a mounted version's number is needed too."""
+    return weights.path if weights.version is None else f"version {weights.version}@{weights.run} ({weights.path})"
+
+
+class Served:
+    """The version that a model has: headers and names, no memory of it."""
+
+    def __init__(self, weights: Weights):
+        manifest = weights._manifest()
+        self.path, self.name = weights.path, called(weights)
+        self.layout: Layout = layout_of(weights)
+        self.of_mount = {key: manifest.get(key) for key in _OF_MOUNT}
+
+
+class Loader:
+    """Of one model in one worker. Used by the worker's own thread."""
+
+    def __init__(self, model: Any, vllm_config: Any):
+        self._model, self._config = model, vllm_config
+        self.ranks = Ranks(vllm_config.parallel_config)
+        self._filled: Optional[set[str]] = None  # parameters that the first load filled
+        self._broken: Optional[str] = None
+        self._path: Optional[str] = None  # vLLM's own word for what it loaded last
+        self._served: Optional[Served] = None
+        self._at = ""  # the tensor that a load is at
+        self._in_doubt = False  # the names of the version that is loaded are not known to be all
+        self._look()
+
+    # --- what is served ---
+    def _look(self) -> Optional[Served]:
+        """What a version is compared with: what was loaded here, or vLLM was started with, or reloaded by itself. None: no such
+        files here, as when it was started with weights that it made up."""
+        path = self._config.model_config.model
+        if path != self._path and not (self._path and _begun(self._model)):  # vLLM names a reload's path also when it failed
+            self._path, self._served = path, None
+            try:
+                with Weights(_folder(path, self._config), "torch") as weights:
+                    self._served = Served(weights)
+            except (OSError, ValueError, ImportError) as e:
+                log.warning("what is served cannot be compared with: %s; the next version is checked after it was loaded only", e)
+        return self._served
+
+    def serving(self) -> dict[str, Any]:
+        """Path, and of a mounted version model, version, run and digest; None where it is not known. broken: why what is in
+        memory is no version."""
+        served = self._look()
+        of_mount = served.of_mount if served else dict.fromkeys(_OF_MOUNT)
+        return {"path": served.path if served else self._path, **of_mount, "tensors": len(served.layout) if served else None,
+                "rank": self.ranks.rank, "broken": self._broken}
+
+    # --- before a load ---
+    def check(self, path: str) -> dict[str, Any]:
+        """Would it be loaded? Touches nothing."""
+        served = self._look()
+        try:
+            with Weights(path, "torch") as weights:
+                difference = Difference.between(layout_of(weights), served.layout) if served else Difference()
+        except (OSError, ValueError) as e:
+            return {"ok": False, "error": str(e), **Difference().as_json()}
+        return {"ok": not difference, "error": None, **difference.as_json()}
+
+    def _open(self, path: str, force_layout: bool) -> Weights:
+        """Opens and compares. LayoutError, OSError, FormatError."""
+        weights = Weights(path, "torch")
+        served = self._look()
+        difference = Difference.between(layout_of(weights), served.layout) if served else Difference()
+        if served and difference and not force_layout:
+            name = called(weights)
+            weights.close()
+            raise LayoutError(name, served.name, difference)
+        self._in_doubt = bool(difference.missing) if served else not force_layout
+        return weights
+
+    # --- the load ---
+    def load(self, path: str, force_layout: bool = False) -> dict[str, Any]:
+        """Loads the version at path, on all ranks or on none; force_layout: it may have other names, shapes and dtypes than the
+        one that is served, but must still fill every parameter. Refused: on all ranks alike."""
+        weights, error = None, None
+        try:
+            weights = self._open(path, force_layout)
+        except Exception as e:  # whatever it is, the other ranks must hear of it
+            error = _sentence(e)
+        error = self.ranks.agree(error)
+        if error:
+            raise Refused(f"{path} was not loaded and nothing has changed: {error}")
+        assert weights is not None
+        with weights:
+            error = self.ranks.agree(self._try(weights))
+            if error:
+                raise Refused(f"{called(weights)} was not loaded: {error}. {self._back()}")
+            self._took(weights)
+        return self.serving()
+
+    def _try(self, weights: Weights) -> Optional[str]:
+        """What went wrong. Not the exception: it would keep the tensors of the load, and with them the version's memory."""
+        self._at = ""
+        try:
+            self._fill(weights)
+        except Exception as e:
+            log.exception("%s could not be loaded", called(weights))
+            return _sentence(e) + (f" (at tensor {self._at})" if self._at else "")
+        return None
+
+    def _fill(self, weights: Weights) -> None:
+        import torch
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        _undo(self._model)  # a reload of vLLM's own that failed
+        layerwise.initialize_layerwise_reload(self._model)
+        needed = self._needed()
+        loaded = self._model.load_weights(self._pairs(weights))
+        if loaded is None:
+            log.info("this model does not say which parameters it loaded: only the version's names were checked")
+        elif lacking := sorted(needed - loaded):
+            raise ValueError(f"it has nothing for {len(lacking)} of the model's parameters: {named(lacking)}")
+        if self._in_doubt and (partial := _partial(self._model)):
+            raise ValueError(f"it has only a part of {len(partial)} of the model's layers: {named(partial)}")
+        layerwise.finalize_layerwise_reload(self._model, self._config.model_config)
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # before the files may go
+        if self._filled is None and loaded is not None:
+            self._filled = set(loaded)
+
+    def _pairs(self, weights: Weights) -> Iterator[tuple[str, Any]]:
+        """Views of the mapped files. A rank touches what its part of the model is copied from, and nothing else."""
+        for name in weights:
+            self._at = name
+            yield name, weights[name]
+        self._at = ""
+
+    def _needed(self) -> set[str]:
+        """Parameters that a version has to fill, of a model in the form in which it is loaded."""
+        if self._config.model_config.quantization is None or not self._served:
+            return needed_parameters(self._model, bool(self._config.lora_config))
+        return self._filled or set()  # which ones a quantization makes itself, only its loader knows
+
+    def _took(self, weights: Weights) -> None:
+        model_config = self._config.model_config
+        self._served, self._broken = Served(weights), None
+        # As vLLM's reload_weights has it: a reload without a path is one of this version.
+        self._path = model_config.model = weights.path
+        model_config.model_weights, model_config.revision = "", None
+
+    def _back(self) -> str:
+        """After a load that failed on some rank. What is served now, in words."""
+        error = self.ranks.agree(self._try_back())
+        if error is None:
+            assert self._served is not None
+            return f"{self._served.name} was loaded again and is served"
+        self._broken = f"{error}: load a complete version, or restart, before it is resumed"
+        return f"What is in memory now is no version: {self._broken}"
+
+    def _try_back(self) -> Optional[str]:
+        served = self._served
+        try:
+            _undo(self._model)  # whatever follows: a request that finds half a layer kills vLLM
+            if served is None:
+                return "it is not known which version that was before"
+            with Weights(served.path, "torch") as weights:
+                difference = Difference.between(layout_of(weights), served.layout)
+                self._in_doubt = False
+                return f"{served.name} is another one now: {difference}" if difference else self._try(weights)
+        except Exception as e:
+            return f"{served.name if served else 'the model'} cannot be loaded again: {_sentence(e)}"
+
+
+def _sentence(e: Exception) -> str:
+    return f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
+
+
+def _folder(model: str, config: Any) -> str:
+    """Where the files of a model are: of a folder itself, or in the cache of a hub's."""
+    if os.path.isdir(model):
+        return model
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model, revision=config.model_config.revision, cache_dir=config.load_config.download_dir, local_files_only=True)
+
+
+def needed_parameters(model: Any, has_lora: bool = False) -> set[str]:
+    """All but those that vLLM's own check (of quantized models) lets a checkpoint do without: empty ones, those of layers that
+    quantize by themselves, scales of the cache."""
+    needed = {name for name, p in model.named_parameters() if p.numel() and name.rpartition(".")[2] not in _NOT_OF_CHECKPOINTS}
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "uses_meta_device", False) or any(c.__name__ == "BaseKVCacheMethod" for c in type(method).__mro__):
+            needed -= {f"{name}.{p}" if name else p for p, _ in module.named_parameters()}
+    return {name.replace(".base_layer.", ".") for name in needed} if has_lora else needed
+
+
+def _undo(model: Any) -> None:
+    """Gives every layer that a load has begun and not ended its tensors back; they may be those of either version."""
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            layerwise._place_kernel_tensors(layer, info)
+            info.reset()
+
+
+def _partial(model: Any) -> list[str]:
+    """Layers that a load has filled in part, such as fused ones of which a third is missing. Layers with padding look the same:
+    of those only the vocabulary's, which has it in every model, is known here."""
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    found = []
+    for name, layer in model.named_modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load() and 0 < info.load_numel < info.load_numel_total and not hasattr(layer, "num_embeddings_padded"):
+            found.append(name)
+    return found
+
+
+def _begun(model: Any) -> bool:
+    """Has a load begun that has not ended?"""
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    return any(layerwise.get_layerwise_info(layer).can_load() for layer in model.modules())
+
+
+_loaders: "WeakKeyDictionary[Any, Loader]" = WeakKeyDictionary()
+
+
+def loader_of(model: Any, vllm_config: Any) -> Loader:
+    """The back end's and the extension's are the same."""
+    found = _loaders.get(model)
+    if found is None:
+        found = _loaders[model] = Loader(model, vllm_config)
+    return found

@@ -1,0 +1,284 @@
+"""wsync.vllm without vLLM: what may be loaded, what is said, what becomes of a load that fails. tests/real has it on real servers."""
+import importlib.metadata
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+import world
+import wsync
+from wsync._layout import MOST_NAMED, Difference, LayoutError, layout_of
+from wsync.vllm import Extension, _loader, register
+from wsync.vllm._path import version_path
+from wsync.vllm._ranks import Ranks
+
+TENSORS = {"a.weight": ("F32", [2, 3]), "b.weight": ("BF16", [4])}
+
+
+class Config(types.SimpleNamespace):
+    """As much of vLLM's as is looked at."""
+
+    def __init__(self, model, world_size=1, rank=0, backend="uni"):
+        super().__init__(model_config=types.SimpleNamespace(model=model, model_weights="", revision=None, quantization=None),
+                         parallel_config=types.SimpleNamespace(world_size=world_size, rank=rank, distributed_executor_backend=backend),
+                         load_config=types.SimpleNamespace(download_dir=None), lora_config=None)
+
+
+class Model:
+    """What is in memory, by path."""
+
+    def __init__(self):
+        self.loads = []
+
+
+class Loader(_loader.Loader):
+    """With a loader of its own instead of vLLM's: it notes paths, and fails for those in ``bad``."""
+
+    bad = ()
+
+    def _fill(self, weights):
+        self._model.loads.append(weights.path)
+        if weights.path in self.bad:
+            raise ValueError("no such parameter")
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Whether a load has begun and not ended, and what was undone."""
+    state = types.SimpleNamespace(value=False, undone=[])
+    monkeypatch.setattr(_loader, "_begun", lambda _: state.value)
+    monkeypatch.setattr(_loader, "_undo", state.undone.append)
+    return state
+
+
+@pytest.fixture
+def loader(begun):
+    start = world.checkpoint(TENSORS, seed=1)
+    return Loader(Model(), Config(start)), start
+
+
+def test_layout():
+    """names, dtypes and shapes are compared over all files, in the order of names"""
+    one = wsync.open(world.checkpoint({**TENSORS, "c": ("U8", [1])}), "numpy")
+    two = wsync.open(world.checkpoint({"b.weight": ("BF16", [2, 2]), "a.weight": ("BF16", [2, 3]), "x": ("U8", [1])},
+                                      files={"model-1.safetensors": ["x", "b.weight"], "model-2.safetensors": ["a.weight"]}), "numpy")
+    assert layout_of(one) == {"a.weight": ("F32", (2, 3)), "b.weight": ("BF16", (4,)), "c": ("U8", (1,))}
+    difference = Difference.between(layout_of(two), layout_of(one))
+    assert str(difference) == ("missing c; extra x; differs a.weight: BF16 [2,3], was F32 [2,3]; "
+                               "differs b.weight: BF16 [2,2], was BF16 [4]")
+    assert difference.as_json() == {"missing": ["c"], "extra": ["x"], "differing": {
+        "a.weight": "BF16 [2,3], was F32 [2,3]", "b.weight": "BF16 [2,2], was BF16 [4]"}}
+    assert difference and not Difference.between(layout_of(one), layout_of(one))
+
+
+def test_many():
+    """a list that is too long for a sentence ends with a count; the exception has all of it"""
+    difference = Difference.between({}, {f"t{i:04}": ("U8", (1,)) for i in range(MOST_NAMED + 5)})
+    text = str(LayoutError("/new", "/old", difference))
+    assert text.startswith("/new has not the tensors of /old: missing t0000; ") and text.endswith("; and 5 more")
+    assert len(LayoutError("/new", "/old", difference).difference.missing) == MOST_NAMED + 5
+
+
+def test_load(loader):
+    """what was loaded is what the next version is compared with, by its own path; a reload without a path is one of it"""
+    loader, start = loader
+    two = world.checkpoint(TENSORS, seed=2)
+    assert loader.serving()["path"] == start and loader.serving()["tensors"] == 2
+    link = world.unique("current")
+    os.symlink(two, link)
+    assert loader.load(link) == {"path": two, "model": None, "version": None, "run": None, "digest": None, "tensors": 2, "rank": 0, "broken": None}
+    assert loader._config.model_config.model == two and loader._model.loads == [two]
+
+
+def test_refused(loader):
+    """a version that lacks a tensor, has one more, another shape or type, or is not there: nothing is loaded, the list says why"""
+    loader, start = loader
+    for change, why in (({"b.weight": None}, "missing b.weight"), ({"c": ("U8", [1])}, "extra c"),
+                        ({"a.weight": ("F32", [3, 2])}, r"differs a.weight: F32 \[3,2\], was F32 \[2,3\]"),
+                        ({"a.weight": ("F16", [2, 3])}, r"differs a.weight: F16 \[2,3\], was F32 \[2,3\]")):
+        path = world.checkpoint({k: v for k, v in {**TENSORS, **change}.items() if v})
+        with pytest.raises(_loader.Refused, match=f"{path} was not loaded and nothing has changed: LayoutError: .*{start}: {why}$"):
+            loader.load(path)
+        assert loader.check(path)["ok"] is False and loader.check(path)["error"] is None
+    with pytest.raises(_loader.Refused, match="nothing has changed: FileNotFoundError"):
+        loader.load("/nowhere/42")
+    assert "No such file" in loader.check("/nowhere/42")["error"]
+    path = world.checkpoint(TENSORS)
+    os.truncate(path + "/model.safetensors", 100)
+    with pytest.raises(_loader.Refused, match="nothing has changed: FormatError"):
+        loader.load(path)
+    assert loader._model.loads == [] and loader.serving()["path"] == start
+    assert loader.check(start) == {"ok": True, "error": None, "missing": [], "extra": [], "differing": {}}
+
+
+def test_forced(loader):
+    """force_layout: another layout is loaded, and is what counts from then on; only then a part of a layer is looked for"""
+    loader, start = loader
+    path = world.checkpoint({"a.weight": ("F32", [3, 2])})
+    assert loader.load(path, force_layout=True)["path"] == path and loader._in_doubt
+    with pytest.raises(_loader.Refused, match="extra b.weight"):
+        loader.load(start)
+    loader.load(start, force_layout=True)
+    assert not loader._in_doubt and loader.load(world.checkpoint(TENSORS)) and not loader._in_doubt
+
+
+def test_undone(loader):
+    """a load that fails on the way: the version before is loaded again, and a load of a good one goes on from there"""
+    loader, start = loader
+    bad, good = world.checkpoint(TENSORS), world.checkpoint(TENSORS)
+    loader.bad = (bad,)
+    with pytest.raises(_loader.Refused, match=f"{bad} was not loaded: ValueError: no such parameter. {start} was loaded again and is served"):
+        loader.load(bad)
+    assert loader._model.loads == [bad, start] and loader.serving()["path"] == start and not loader.serving()["broken"]
+    loader.bad = (bad, start)
+    with pytest.raises(_loader.Refused, match="no version: ValueError: no such parameter: load a complete version"):
+        loader.load(bad)
+    assert "no such parameter" in loader.serving()["broken"]
+    assert loader.load(good)["broken"] is None
+
+
+def test_gone(loader):
+    """the way back is gone, or leads elsewhere: nobody claims that it was taken"""
+    loader, start = loader
+    bad = world.checkpoint(TENSORS)
+    loader.bad = (bad,)
+    world.checkpoint({"other": ("U8", [1])}, folder=start)
+    with pytest.raises(_loader.Refused, match=f"no version: {start} is another one now: missing a.weight"):
+        loader.load(bad)
+    os.unlink(start + "/model.safetensors")
+    with pytest.raises(_loader.Refused, match=f"no version: {start} cannot be loaded again: FormatError"):
+        loader.load(bad)
+    assert loader._model.loads == [bad, bad]
+
+
+def test_unknown_start(begun):
+    """started with made-up weights: nothing to compare with, so layers are looked at after the first load, and there is no way back"""
+    empty = world.unique("empty")
+    os.makedirs(empty)
+    loader = Loader(Model(), Config(empty))
+    assert loader.serving()["tensors"] is None and loader.serving()["path"] == empty
+    bad = world.checkpoint(TENSORS)
+    loader.bad = (bad,)
+    with pytest.raises(_loader.Refused, match="it is not known which version that was before: load a complete version"):
+        loader.load(bad)
+    assert begun.undone == [loader._model]
+    assert loader._in_doubt and loader.load(world.checkpoint(TENSORS, seed=2))["tensors"] == 2
+
+
+def test_hub(begun, monkeypatch):
+    """started by a hub's name: the files in its cache are what a version is compared with"""
+    folder = world.checkpoint(TENSORS)
+    asked = []
+    hub = types.SimpleNamespace(snapshot_download=lambda name, **kw: asked.append((name, kw["local_files_only"])) or folder)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    loader = Loader(Model(), Config("org/model"))
+    assert loader.serving()["path"] == folder and asked == [("org/model", True)]
+
+
+def test_reloaded_by_vllm(loader, begun):
+    """vLLM's own reload of another path is noticed; one that failed is not taken for what is served"""
+    loader, start = loader
+    other = world.checkpoint({"other": ("U8", [1])})
+    loader._config.model_config.model = other
+    begun.value = True
+    assert loader.serving()["path"] == start
+    begun.value = False
+    assert loader.serving()["path"] == other and loader.check(start)["missing"] == ["other"]
+
+
+def test_ranks(monkeypatch):
+    """what fails on one rank is refused by all, which is named; only the last one raises where workers are processes of vLLM's"""
+    from wsync.vllm import _ranks
+
+    ranks = Ranks(Config("", world_size=2, rank=0, backend="mp").parallel_config)
+    monkeypatch.setattr(Ranks, "_groups", lambda self: ["tp"])
+    monkeypatch.setattr(_ranks, "_exchanged", lambda _, said: {**said, 1: "it is not here"})
+    assert ranks.agree(None) == "rank 1: it is not here" and ranks.agree("it is not here") == "it is not here"
+    monkeypatch.setattr(_ranks, "_exchanged", lambda _, said: {**said, 1: None})
+    assert ranks.agree(None) is None and ranks.agree("gone") == "rank 0: gone"
+    speaks = [Ranks(Config("", world_size=4, rank=rank, backend=backend).parallel_config).speaks for backend in ("mp", "ray") for rank in range(4)]
+    assert speaks == [False, False, False, True] + [True] * 4
+    assert Ranks(Config("").parallel_config).speaks
+
+
+def test_other_rank(loader, monkeypatch):
+    """a version that only another rank cannot load is taken back here too"""
+    loader, start = loader
+    two = world.checkpoint(TENSORS, seed=2)
+    answers = iter([None, "rank 1: ValueError: cut off", None])
+    monkeypatch.setattr(loader.ranks, "agree", lambda error: next(answers))
+    with pytest.raises(_loader.Refused, match=f"{two} was not loaded: rank 1: ValueError: cut off. {start} was loaded again"):
+        loader.load(two)
+    assert loader._model.loads == [two, start] and loader.serving()["path"] == start
+
+
+def test_needed():
+    """every parameter is needed but those that vLLM's own check lets a checkpoint do without"""
+
+    class BaseKVCacheMethod:
+        pass
+
+    def parameter(n):
+        return types.SimpleNamespace(numel=lambda: n)
+
+    class Module:
+        def __init__(self, own=None, method=None, **children):
+            self.own, self.children = {k: parameter(n) for k, n in (own or {}).items()}, children
+            if method:
+                self.quant_method = method
+
+        def named_modules(self, prefix=""):
+            yield prefix, self
+            for name, child in self.children.items():
+                yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+
+        def named_parameters(self):
+            for name, module in self.named_modules():
+                for p, value in module.own.items():
+                    yield (f"{name}.{p}" if name else p), value
+
+    model = Module({"scale": 1}, linear=Module({"weight": 4, "qzeros": 0, "input_scale_ub": 1}, types.SimpleNamespace(uses_meta_device=False)),
+                   online=Module({"weight": 4}, types.SimpleNamespace(uses_meta_device=True)), attn=Module({"k_scale": 1}, BaseKVCacheMethod()),
+                   lora=Module(base_layer=Module({"weight": 2})))
+    assert _loader.needed_parameters(model) == {"scale", "linear.weight", "lora.base_layer.weight"}
+    assert _loader.needed_parameters(model, has_lora=True) == {"scale", "linear.weight", "lora.weight"}
+
+
+def test_path():
+    """an update names a path, or a version below the root; nothing leads out of it"""
+    assert version_path(None, "/wsync/actor/42", None) == "/wsync/actor/42"
+    assert [version_path("/wsync/actor", None, v) for v in (42, "42@r1", "current")] == [f"/wsync/actor/{v}" for v in ("42", "42@r1", "current")]
+    for wrong in ((None, None, 42), ("/r", "/p", 42), ("/r", None, None), ("/r", "p", None), ("/r", 7, None), ("/r", None, ".."), ("/r", None, ""),
+                  ("/r", None, "../x"), ("/r", None, True), ("/r", None, 4.2)):
+        with pytest.raises(ValueError):
+            version_path(*wrong)
+
+
+def test_register(monkeypatch):
+    """vLLM may ask twice; an old vLLM, or none, is no error"""
+    calls = []
+
+    class Factory:
+        @staticmethod
+        def register_engine(name, module, of):
+            if calls:
+                raise ValueError("already registered")
+            calls.append((name, module, of))
+
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", types.SimpleNamespace(WeightTransferEngineFactory=Factory))
+    register()
+    register()
+    assert calls == [("wsync", "wsync.vllm._backend", "Backend")]
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", None)
+    register()
+
+
+def test_entry_point():
+    """an installed wheel is found by vLLM, and importing what it names imports neither vLLM nor PyTorch"""
+    found = [e for e in importlib.metadata.entry_points(group="vllm.general_plugins") if e.name == "wsync"]
+    assert [e.value for e in found] == ["wsync.vllm:register"] and found[0].load() is register
+    subprocess.run([sys.executable, "-c", "import sys, wsync.vllm; assert not {'vllm', 'torch', 'numpy'} & set(sys.modules)"], check=True, timeout=60)
+    assert [n for n in dir(Extension) if not n.startswith("__")] == ["wsync_check", "wsync_load", "wsync_serving"]

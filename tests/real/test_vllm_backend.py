@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+# timeout: 1500
+"""wsync inside a real vLLM: the weight-transfer back end `wsync`, found by its entry point, and the worker extension, on two
+workers and on one. Their answers are those of a vLLM without them that was started on the same version."""
+import contextlib
+import glob
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from scenarios import MODEL, Ground, once
+from servers import CLOSE, PROMPTS, VLLM, Refused, distance
+from world import Skip, run, unique
+
+ROOT = os.environ["ROOT"]
+TWO = ("--tensor-parallel-size", "2")
+DAMAGED = "model.layers.1.mlp.down_proj.weight"
+WRONG = {"missing": f"missing {DAMAGED}", "extra": f"extra {DAMAGED}.scale", "shape": f"differs {DAMAGED}: BF16 [56,128], was BF16 [64,128]",
+         "dtype": f"differs {DAMAGED}: F32 [64,128], was BF16 [64,128]", "head": "differs lm_head.weight: BF16 [992,64], was BF16 [1000,64]",
+         "truncated": "it is cut off", "none": "No such file"}
+KEY = "model.layers.0.self_attn.k_proj.weight"
+
+
+def installed():
+    """A folder for PYTHONPATH with the package as pip installs it, entry points and all; the environment of vLLM is left alone."""
+    for module in ("cffi", "setuptools"):
+        if importlib.util.find_spec(module) is None:
+            raise Skip(f"{module} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+    target = unique("installed")
+    pip = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
+                          "--no-index", "--target", target, os.path.join(ROOT, "backends/python")], timeout=180, check=False,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert pip.returncode == 0, pip.stdout
+    return target
+
+
+class WithWsync(VLLM):
+    """vLLM with the package on its path."""
+
+    target = None
+
+    def environment(self):
+        return {**super().environment(), "PYTHONPATH": self.target}
+
+    def update(self, info):
+        """What a trainer does, paused as it has to be. It is resumed whatever comes: every state has to serve."""
+        self.call("/pause?mode=keep", post=True)
+        try:
+            self.call("/start_weight_update", post=True)
+            self.call("/update_weights", {"update_info": info})
+            self.call("/finish_weight_update", {"weight_version": str(info.get("target_version"))})
+        finally:
+            self.call("/resume", post=True)
+
+    def rpc(self, method, **kwargs):
+        """A result of each worker."""
+        return self.call("/collective_rpc", {"method": method, "kwargs": kwargs, "timeout": 60})["results"]
+
+    def load(self, path, **kwargs):
+        self.call("/pause?mode=keep", post=True)
+        try:
+            return self.rpc("wsync_load", path=path, **kwargs)
+        finally:
+            self.call("/resume", post=True)
+
+    def mapped(self):
+        """Checkpoint files that its processes have mapped."""
+        found = set()
+        for pid in [*self.workers(), self.process.pid]:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as f:
+                found |= {line.split(None, 5)[5].strip() for line in f if ".safetensors" in line}
+        return found
+
+
+def refused(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except Refused as e:
+        assert ": 500 " in str(e), e
+        return str(e)
+    raise AssertionError(f"{args} {kwargs} was taken")
+
+
+class World(Ground):
+    """Two workers on the mount's version 1, and what a vLLM that knows nothing of wsync answers on version 2."""
+
+    def __init__(self, stack):
+        super().__init__(stack, VLLM)
+        WithWsync.target = installed()
+        with contextlib.ExitStack() as one:  # one after the other: memory
+            self.answers = {2: VLLM(one, self.folder(2), *VLLM.uncached, *TWO).wait().answers()}
+        self.server = WithWsync(stack, self.path(1), *VLLM.uncached, *TWO, "--weight-transfer-config", '{"backend": "wsync"}',
+                                "--worker-extension-cls", "wsync.vllm.Extension").wait()
+        self.answers[1] = self.server.answers()  # loaded by vLLM itself
+        assert distance(self.answers[1], self.answers[2]) > 10 * CLOSE
+        self.server.call("/init_weight_transfer_engine", {"init_info": {"root": self.mount.file(MODEL)}})
+
+    def check(self, version):
+        assert self.server.answers() == self.answers[version], f"other answers than a fresh server on {version}"
+        assert not self.server.mapped(), self.server.mapped()  # a version's memory can go
+
+    def same(self, version):
+        """The same by one request: there are many refusals."""
+        score = self.server.score(PROMPTS[0])
+        assert score == self.answers[version][:len(score)], f"other answers than a fresh server on {version}"
+
+    def manifest(self, version):
+        with open(os.path.join(self.path(version), ".wsync/manifest.json")) as f:
+            return json.load(f)
+
+
+def test_update(_):
+    "start, update, finish: versions by number and by path, answers of a fresh server bit for bit, no file stays mapped"
+    w = world()
+    for info, version in (({"target_version": 2}, 2), ({"path": w.path(1)}, 1), ({"path": w.folder(2)}, 2), ({"target_version": "1"}, 1),
+                          ({"weights_path": w.path(2)}, 2)):
+        w.server.update(info)
+        w.check(version)
+        if "target_version" in info:
+            assert w.server.serves() == str(version)
+
+
+def test_serving(_):
+    "the workers name the version they have, as the mount does"
+    w = world()
+    for version in (1, 2):
+        w.server.update({"target_version": version})
+        manifest = w.manifest(version)
+        for rank, said in enumerate(w.server.rpc("wsync_serving")):
+            assert said == {"path": w.path(version), "model": MODEL, "version": version, "run": manifest["run"], "digest": manifest["digest"],
+                            "tensors": 25, "rank": rank, "broken": None}, said
+
+
+def test_refused(_):
+    "back end: a tensor missing, extra, of another shape or type, half a file, no file: refused by name, answers as before"
+    w = world()
+    w.server.update({"target_version": 1})
+    for name, why in WRONG.items():
+        said = refused(w.server.update, {"path": w.folder(name)})
+        assert why in said and "nothing has changed" in said, said
+        assert w.server.rpc("check_health") == [None, None]  # each worker's own reply, not one of a call before
+        w.same(1)
+    said = refused(w.server.update, {"target_version": 999})
+    assert "No such file" in said, said
+    for info in ({}, {"path": w.path(2), "target_version": 2}, {"target_version": "../1"}, {"path": "relative"}, {"names": []}):
+        refused(w.server.update, info)
+    refused(w.server.call, "/init_weight_transfer_engine", {"init_info": {"root": "/nowhere"}})
+    w.check(1)
+    w.server.update({"target_version": 2})
+    w.check(2)
+
+
+def test_extension(_):
+    "extension: the same by /collective_rpc; wsync_check says it without an error"
+    w = world()
+    assert [said["version"] for said in w.server.load(w.path(1))] == [1, 1]
+    w.check(1)
+    for name, why in WRONG.items():
+        said = refused(w.server.load, w.folder(name))
+        assert why in said and "nothing has changed" in said, said
+        for said in w.server.rpc("wsync_check", path=w.folder(name)):
+            assert said["ok"] is False and (said["error"] or why.split()[1].strip(":") in str(said)), said
+    assert w.server.rpc("wsync_check", path=w.path(2)) == [{"ok": True, "error": None, "missing": [], "extra": [], "differing": {}}] * 2
+    assert "absolute" in refused(w.server.load, "relative")
+    assert w.server.rpc("check_health") == [None, None]
+    w.check(1)
+    w.server.load(w.path(2))
+    w.check(2)
+
+
+def test_forced(_):
+    "force_layout: another type is cast; what does not fill every parameter is undone, also what vLLM alone does not recover from"
+    w = world()
+    w.server.update({"target_version": 1})
+    lacks_key(w)
+    for name, why in (("missing", f"1 of the model's parameters: {DAMAGED}"), ("nokey", "1 of the model's layers: model.layers.0.self_attn.qkv_proj"),
+                      ("extra", f"at tensor {DAMAGED}.scale"), ("shape", f"at tensor {DAMAGED}"), ("head", "at tensor lm_head.weight")):
+        for said in (refused(w.server.update, {"path": w.folder(name), "force_layout": True}), refused(w.server.load, w.folder(name), force_layout=True)):
+            assert why in said and "was loaded again and is served" in said, said
+            w.same(1)
+        w.check(1)
+    w.server.update({"path": w.folder("dtype"), "force_layout": True})
+    w.check(2)  # it is that version, in wider numbers
+    assert "was F32" in refused(w.server.update, {"target_version": 1})
+    w.server.update({"target_version": 1, "force_layout": True})
+    w.check(1)
+
+
+def lacks_key(w):
+    """Version 2 without a third of a fused layer."""
+    from safetensors.torch import load_file, save_file
+
+    if not os.path.isdir(w.folder("nokey")):
+        os.makedirs(w.folder("nokey"))
+        weights = load_file(os.path.join(w.folder(2), "model.safetensors"))
+        save_file({k: v for k, v in weights.items() if k != KEY}, os.path.join(w.folder("nokey"), "model.safetensors"))
+
+
+def test_mount(stack):
+    "the mount's own switch drives the extension, as an engine of kind remote"
+    w = world()
+    w.server.load(w.path(1))
+    w.mount.write(f"engine add r1 remote {w.server.url} pause=POST:/pause?mode=keep resume=POST:/resume "
+                  'load=POST:/collective_rpc:{"method":"wsync_load","kwargs":{"path":"{path}"}}', f"{MODEL}/ctl")
+    stack.callback(lambda: w.mount.write("engine remove r1", f"{MODEL}/ctl"))
+    for version in (1, 2):
+        w.switch(version)
+        w.check(version)
+
+
+def test_one_worker(stack):
+    "one worker, made-up weights at the start: the first version is checked by what it fills; a reload of vLLM's own that failed is healed"
+    w = world()
+    w.server.stop()
+    lacks_key(w)
+    bare = unique("bare")
+    os.makedirs(bare)
+    for path in glob.glob(w.folder(1) + "/*.json") + glob.glob(w.folder(1) + "/*.jinja"):
+        os.symlink(path, os.path.join(bare, os.path.basename(path)))
+    server = WithWsync(stack, bare, *VLLM.uncached, "--load-format", "dummy", "--worker-extension-cls", "wsync.vllm.Extension").wait()
+    assert server.rpc("wsync_serving")[0]["tensors"] is None
+    for name, why in (("missing", DAMAGED), ("nokey", "model.layers.0.self_attn.qkv_proj")):
+        said = refused(server.load, w.folder(name))
+        assert why in said and "load a complete version" in said, said
+        assert server.rpc("wsync_serving")[0]["broken"]
+        assert len(server.score(PROMPTS[0])) == len(PROMPTS[0]) - 1  # nonsense, but it lives
+    assert server.load(w.path(1))[0]["version"] == 1
+    first = server.answers()
+    assert distance(first, w.answers[1]) < CLOSE, distance(first, w.answers[1])
+    server.load(w.path(2))
+    assert distance(server.answers(), first) > 10 * CLOSE
+    for name in ("missing", "shape", "none"):
+        assert WRONG[name] in refused(server.load, w.folder(name))
+    assert refused(server.reload, w.folder("head"))  # leaves it paused, and no reload of vLLM's own brings it back
+    assert "lm_head" in refused(server.load, w.folder("head"))
+    assert server.load(w.path(1))[0]["broken"] is None
+    assert server.answers() == first
+
+
+with contextlib.ExitStack() as stack:
+    world = once(World, stack)
+    run(test_update, test_serving, test_refused, test_extension, test_forced, test_mount, test_one_worker)
