@@ -15,7 +15,7 @@ from typing import Any, Optional
 from weakref import WeakKeyDictionary
 
 from .._layout import Difference, Layout, LayoutError, layout_of, named
-from .._weights import Weights
+from .._weights import Weights, open
 from ._ranks import Ranks
 
 log = logging.getLogger("vllm.wsync")
@@ -67,7 +67,7 @@ class Loader:
         if path != self._path and not (self._path and _begun(self._model)):  # vLLM names a reload's path also when it failed
             self._path, self._served = path, None
             try:
-                with Weights(_folder(path, self._config), "torch") as weights:
+                with open(_folder(path, self._config), "torch") as weights:
                     self._served = Served(weights)
             except (OSError, ValueError, ImportError) as e:
                 log.warning("what is served cannot be compared with: %s; the next version is checked after it was loaded only", e)
@@ -86,7 +86,7 @@ class Loader:
         """Would it be loaded? Touches nothing."""
         served = self._look()
         try:
-            with Weights(path, "torch") as weights:
+            with open(path, "torch") as weights:
                 difference = Difference.between(layout_of(weights), served.layout) if served else Difference()
         except (OSError, ValueError) as e:
             return {"ok": False, "error": str(e), **Difference().as_json()}
@@ -94,7 +94,7 @@ class Loader:
 
     def _open(self, path: str, force_layout: bool) -> Weights:
         """Opens and compares. LayoutError, OSError, FormatError."""
-        weights = Weights(path, "torch")
+        weights = open(path, "torch")
         served = self._look()
         difference = Difference.between(layout_of(weights), served.layout) if served else Difference()
         if served and difference and not force_layout:
@@ -189,7 +189,7 @@ class Loader:
             _undo(self._model)  # whatever follows: a request that finds half a layer kills vLLM
             if served is None:
                 return "it is not known which version that was before"
-            with Weights(served.path, "torch") as weights:
+            with open(served.path, "torch") as weights:
                 difference = Difference.between(layout_of(weights), served.layout)
                 self._in_doubt = False
                 return f"{served.name} is another one now: {difference}" if difference else self._try(weights)
