@@ -1,9 +1,15 @@
-/* The publishers' routes, by the unix socket only. A rank's calls, in order:
- *   POST /v1/local/register {model, run?, new_run, rank, world_size, shard_bytes, max_slots, params, base,
- * sidecars} waits for all ranks -> {run, epoch, files: [{name, bytes, header_bytes}], places: [[file, begin,
- * writes]..], base: [..], sidecars: [file..], newest} POST /v1/local/begin {version} -> {fresh}, descriptors:
- * one writable a file (size 0: none) POST /v1/local/commit {hashes: [[file, block, "hex"]..]} POST
- * /v1/local/abandon {} POST /v1/local/wait {version, what: "published"|"loaded", timeout_ms} */
+/* The publishers' routes, by the unix socket only. A rank's calls, in order, all POST to /v1/local/:
+ *
+ *   register {api, release, model, run?, new_run, rank, world_size, shard_bytes, max_slots, params, base,
+ * sidecars} waits for all ranks; replies {api, run, epoch, part, files: [{name, bytes, header_bytes}],
+ *       places: [[file, begin, writes]..], base: [..], sidecars: [file..]}
+ *
+ *   begin {version, run}
+ *       replies {fresh} and descriptors, one writable a file (size 0: none)
+ *
+ *   commit {hashes: [[file, block, "hex"]..]}, or abandon {}
+ *
+ *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms} */
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/api.h"
@@ -31,8 +37,8 @@ static void forget_registration(struct ws_agent *a, struct ws_session *c, const 
     struct ws_agent_model *m = c->model;
     char why[128];
     snprintf(why, sizeof(why), "rank %u (process %d) %s before it had committed", c->rank, (int)c->pid, how);
-    /* Half of what it writes may be there. Where it has not begun, it may come back and do so; nodes do not wait
-     * for one another's ranks. */
+    /* Half of what it writes may be there. Where it has not begun, it may come back and do so; nodes do not
+     * wait for one another's ranks. */
     if (m && m->writing && (c->writing || (ws_group_spans(m) && c->committed != m->writing)))
         ws_agent_abandon(a, m, why);
     else if (m && c->placed && ws_group_spans(m) && !m->writing)
@@ -91,7 +97,8 @@ static int wait_for_placement(struct ws_agent *a, struct ws_agent_model *m, cons
     char missing[WS_ERROR_TEXT / 2];
     while (!c->placed || ws_group_register_again(m) ||
            (!ws_group_spans(m) && m->n_registered < m->world_size)) {
-        /* Where all ranks had a placement before, those on other nodes may be about to register again, too. */
+        /* Where all ranks had a placement before, those on other nodes may be about to register again, too.
+         */
         bool may_change = ws_group_register_again(m) || (ws_group_spans(m) && m->placement);
         if (m->ranks[c->rank] != c)
             return ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank,
@@ -228,7 +235,8 @@ static int check_session(struct ws_session *c, struct ws_error *err)
         c->lost = false;
         return ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", c->model->why);
     }
-    if (!c->model->ranks || c->rank >= c->model->world_size || c->model->ranks[c->rank] != c || !l || c->stale)
+    if (!c->model->ranks || c->rank >= c->model->world_size || c->model->ranks[c->rank] != c || !l ||
+        c->stale)
         return ws_error_set(err, ESTALE, "the group of ranks of %s has changed: register again",
                             c->model->name);
     return 0;
@@ -274,10 +282,9 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
                               ", which not all ranks have offloaded%s",
                               c->rank, version, m->name, m->writing_version, missing);
         else
-            rc = ws_error_set(err, ETIMEDOUT,
-                              "rank %u waited with version %" PRIu64 " of %s for the other ranks%s%s%s",
-                              c->rank, version, m->name, missing, spans && m->why[0] ? "; " : "",
-                              spans ? m->why : "");
+            rc = ws_error_set(
+                err, ETIMEDOUT, "rank %u waited with version %" PRIu64 " of %s for the other ranks%s%s%s",
+                c->rank, version, m->name, missing, spans && m->why[0] ? "; " : "", spans ? m->why : "");
     }
     return rc;
 }
