@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# timeout: 600
+# timeout: 900
 """The recipes of backends/python/README.md that can be run here: the framework's own trainer publishes by the call that
 its recipe adds, and the mounted files are what it saves itself."""
 import os
@@ -31,11 +31,14 @@ def test_trl_vllm(stack):
     g, folders = Ground(stack), unique("checkpoints")
     subprocess.run([sys.executable, os.path.join(HERE, "checkpoints.py"), folders], check=True, timeout=120, stdin=subprocess.DEVNULL)
     start = os.path.join(folders, "1")
-    server = VLLM(stack, start, "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1").wait()
-    print(g.mount.path, flush=True)
-    # the model's folder is there from its first version on; its engines and policy come before
-    print(g.ranks(1, "trl_ranks.py", "vllm", env={"START": start, "VLLM_URL": server.url}))
-    assert server.serves() == "2"
+    g.agent.publish("vllm", 1, start)
+    g.mount.wait_version("vllm", 1)
+    server = VLLM(stack, g.mount.file("vllm", 1), "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1").wait()
+    g.mount.write(f"engine add v1 vllm {server.url}", "vllm/ctl")
+    g.mount.write("follow", "vllm/policy")
+    said = g.ranks(1, "trl_ranks.py", "vllm", env={"START": start, "VLLM_URL": server.url})
+    print("\n".join(line for line in said.splitlines() if line.startswith("# ")), flush=True)
+    assert server.serves() == "3", server.serves()
     assert g.compare("vllm") > 0
 
 
