@@ -30,8 +30,9 @@ class Ground:
         """Runs the script's cases on n ranks; what they print. Gloo is tried twice: it aborts now and then."""
         home = unique("home")
         os.makedirs(home)
-        env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [package(), HERE, os.environ.get("PYTHONPATH")])), WSYNC_AGENT=f"unix:{self.agent.sock}", EXPECTED=self.expected, HOME=home,
-                   OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="", GLOO_SOCKET_IFNAME="lo", **(env or {}))
+        path = os.pathsep.join(filter(None, (package(), HERE, os.environ.get("PYTHONPATH"))))
+        env = dict(os.environ, PYTHONPATH=path, WSYNC_AGENT=f"unix:{self.agent.sock}", EXPECTED=self.expected, HOME=home, OMP_NUM_THREADS="1",
+                   TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="", GLOO_SOCKET_IFNAME="lo", **(env or {}))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(n),
                    os.path.join(HERE, "trainers", script), *cases]
         r = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
