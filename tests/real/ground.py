@@ -1,0 +1,68 @@
+"""What ranks of real trainers need around them: an agent, a mount, torchrun, and what a version must be, beside the mounted one."""
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+from package import package
+from world import Agent, Mount, Skip, need_fuse, tensors_of, unique
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RANKS_SECONDS = 240
+
+
+def need(name):
+    need_fuse()
+    if importlib.util.find_spec(name) is None:
+        raise Skip(f"{name} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+
+
+class Ground:
+    """An agent and a mount, and what torchrun needs."""
+
+    def __init__(self, stack):
+        self.agent = Agent(stack)
+        self.mount = Mount(stack, f"unix:{self.agent.sock}")
+        self.expected = unique("expected")
+
+    def ranks(self, n, script, *cases, env=None, check=True):
+        """Runs the script's cases on n ranks; what they print. Gloo is tried twice: it aborts now and then."""
+        home = unique("home")
+        os.makedirs(home)
+        path = os.pathsep.join(filter(None, (package(), HERE, os.environ.get("PYTHONPATH"))))
+        env = dict(os.environ, PYTHONPATH=path, WSYNC_AGENT=f"unix:{self.agent.sock}", EXPECTED=self.expected, HOME=home, OMP_NUM_THREADS="1",
+                   TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="", GLOO_SOCKET_IFNAME="lo", **(env or {}))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(n),
+                   os.path.join(HERE, "trainers", script), *cases]
+        r = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                           timeout=RANKS_SECONDS)
+        if check and r.returncode:
+            raise AssertionError(f"{script} {' '.join(cases)}: {r.returncode}\n{r.stdout[-6000:]}")
+        return r.stdout
+
+    def compare(self, case):
+        """Every version of a case, tensor by tensor, bit by bit. Returns how many tensors it has."""
+        versions = sorted(os.listdir(os.path.join(self.expected, case)))
+        assert versions
+        for version in versions:
+            folder = os.path.join(self.expected, case, version)
+            want = {}
+            for f in os.listdir(folder):
+                if f.endswith(".safetensors"):
+                    want.update(tensors_of(os.path.join(folder, f)))
+            self.mount.wait_version(case, version)
+            got = tensors_of(self.mount.file(case, version, "model.safetensors"))
+            assert set(got) == set(want), (case, version, sorted(set(got) ^ set(want))[:6])
+            for name, (dtype, shape, data) in want.items():
+                assert got[name][:2] == (dtype, shape), (case, version, name, got[name][:2], dtype, shape)
+                assert got[name][2] == data, f"{case} {version}: {name} differs"
+            shutil.rmtree(folder)
+        return len(want)
+
+
+def compared(stack, n, script, *cases, env=None):
+    g = Ground(stack)
+    g.ranks(n, script, *cases, env=env)
+    for case in cases:
+        assert g.compare(case) > 0

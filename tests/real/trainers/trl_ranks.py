@@ -1,0 +1,127 @@
+"""TRL's own trainer with a callback that publishes: trl_ranks.py CASE... README.md's recipe, and a model saved beside each version."""
+import copy
+import os
+import tempfile
+
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
+
+import wsync
+from checkpoints import CONFIG, tokenizer
+from common import main, publisher, rank, save
+
+dist.init_process_group("gloo")
+CLOSE = 0.3  # of log probabilities: bfloat16 rounds; weights one step old are 1.2 apart
+
+
+class Publish(TrainerCallback):
+    """The recipe's callback."""
+
+    def __init__(self, pub):
+        self.pub = pub
+
+    def on_step_end(self, args, state, control, **_):
+        self.pub.offload(version=state.global_step + 1)
+
+
+class PublishMerged(Publish):
+    """The recipe's callback for a PEFT model."""
+
+    def on_step_end(self, args, state, control, model, **_):
+        model.merge_adapter()
+        super().on_step_end(args, state, control)
+        model.unmerge_adapter()
+
+
+def merged(model):
+    """A merged PEFT model's tensors by the names that they have in the base model's file."""
+    named = ((n.removeprefix("base_model.model.").replace(".base_layer", "").replace("modules_to_save.default.", ""), p)
+             for n, p in model.named_parameters() if model.prefix not in n and "original_module" not in n)
+    return dict(named)
+
+
+def keep(case, version, model, dtype=None):
+    """What a version must be, by save_pretrained."""
+    whole = copy.deepcopy(model)
+    save(case, version, whole.merge_and_unload() if hasattr(whole, "merge_and_unload") else whole, dtype)
+
+
+class Keep(TrainerCallback):
+    """What each version must be; and that it is announced before the next."""
+
+    def __init__(self, case, pub, dtype):
+        self.case, self.pub, self.dtype = case, pub, dtype
+
+    def on_step_end(self, args, state, control, model, **_):
+        keep(self.case, state.global_step + 1, model, self.dtype)
+        self.pub.wait_published(state.global_step + 1)
+
+
+def reward(completions, **_):
+    return [float(len(set(c))) for c in completions]
+
+
+def trainer_of(model, folder, lora=None, steps=2, **more):
+    args = GRPOConfig(output_dir=folder, use_cpu=True, bf16=False, per_device_train_batch_size=2, num_generations=2, max_steps=steps,
+                      max_completion_length=8, learning_rate=1e-2, save_strategy="no", report_to="none", disable_tqdm=True,
+                      logging_steps=1, gradient_checkpointing=False, **more)
+    rows = Dataset.from_list([{"prompt": text} for text in ("one", "two", "three", "four") * 4])
+    return GRPOTrainer(model, reward_funcs=reward, args=args, train_dataset=rows, processing_class=tokenizer(), peft_config=lora)
+
+
+def grpo(case, tied=False, lora=None, dtype=None):
+    torch.manual_seed(0)
+    config = Qwen3Config(**(CONFIG | {"tie_word_embeddings": tied}))
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        trainer = trainer_of(Qwen3ForCausalLM(config), folder, lora)
+        source = wsync.tensors(lambda: merged(trainer.model)) if lora else wsync.fsdp(trainer.model)
+        pub = publisher(case, source, folder=folder, dtype=dtype)
+        trainer.add_callback((PublishMerged if lora else Publish)(pub))
+        trainer.add_callback(Keep(case, pub, dtype))
+        trainer.train()
+        assert trainer.state.global_step == 2, trainer.state
+        pub.close()
+
+
+def case_grpo(case):
+    grpo(case)
+
+
+def case_grpo_tied(case):
+    grpo(case, tied=True, dtype=torch.bfloat16)
+
+
+def case_grpo_lora(case):
+    grpo(case, lora=LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+
+def case_vllm(case):
+    """The recipe for vllm_mode="server". Version 1 is the checkpoint that was begun with."""
+    model = Qwen3ForCausalLM.from_pretrained(os.environ["START"], dtype=torch.bfloat16)
+    VLLMClient.init_communicator = lambda self, device=0: None
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(model, folder, steps=3, use_vllm=True, vllm_mode="server", vllm_server_base_url=os.environ["VLLM_URL"])
+        pub = publisher(case, wsync.fsdp(trainer.model), folder=os.environ["START"])
+
+        def sync_weights():
+            version = trainer.state.global_step + 1
+            if version > 1:
+                pub.offload(version)
+                pub.wait_loaded(version)
+                keep(case, version, trainer.model)
+
+        trainer.vllm_generation.sync_weights = sync_weights
+        trainer.train()
+        pub.close()
+    apart = [step["sampling/sampling_logp_difference/max"] for step in trainer.state.log_history[:3]]
+    print(f"# log probabilities that vLLM sampled with and the trainer's: {', '.join(f'{x:.3f}' for x in apart)} apart at most", flush=True)
+    assert max(apart) < CLOSE, apart
+
+
+main({"grpo": case_grpo, "grpo-tied": case_grpo_tied, "grpo-lora": case_grpo_lora, "vllm": case_vllm})
