@@ -7,8 +7,8 @@
  * sidecars and index under their own names, and the headers of the shard files as NAME WS_PART_HEADER.
  *
  * Merging is the other way round: all parts of one version and placement make the whole files again.
- * Everything that is read here is input: bounds and sizes are checked; that pieces do not overlap the agents
- * have checked, and the sum of their bytes is compared. Pure functions over memory. */
+ * Everything that is read here is input: bounds and sizes are checked, and that the pieces cover each tensor
+ * exactly. Pure functions over memory. */
 #ifndef WS_TRANSPORTS_PART_H
 #define WS_TRANSPORTS_PART_H
 #include "transports/bundle.h"

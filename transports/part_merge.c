@@ -24,6 +24,13 @@ struct job {
     uint64_t first, n; /* rows of the box, of its first dimension */
 };
 
+/* A piece that is not empty, to see whether any two are of the same bytes. */
+struct laid {
+    const struct ws_tensor *tensor;
+    const struct ws_part_piece *piece;
+    uint64_t begin, end; /* its first element in the flattened tensor, and behind its last */
+};
+
 struct ws_merge {
     const struct ws_merge_part *parts; /* as given */
     size_t n_parts;
@@ -33,6 +40,8 @@ struct ws_merge {
     uint64_t *covered;                     /* bytes of tensors, a file */
     struct job *jobs;
     size_t n_jobs, cap_jobs;
+    struct laid *laid;
+    size_t n_laid, cap_laid;
     /* while it runs */
     unsigned char *const *dst;
     struct ws_manifest *manifest;
@@ -200,6 +209,65 @@ static uint64_t check_piece(const struct ws_part_piece *p, const struct ws_tenso
     return n;
 }
 
+static int lay(struct ws_merge *m, const struct ws_tensor *t, const struct ws_part_piece *p)
+{
+    struct laid l = {.tensor = t, .piece = p, .begin = p->start, .end = p->start + p->count};
+    if (!p->range) {
+        uint64_t step = 1;
+        l.begin = 0;
+        l.end = 1;
+        for (unsigned d = t->n_dims; d-- > 0; step *= t->shape[d]) {
+            l.begin += p->offset[d] * step;
+            l.end += (p->offset[d] + p->size[d] - 1) * step;
+        }
+    }
+    if (m->n_laid == m->cap_laid) {
+        size_t cap = m->cap_laid ? 2 * m->cap_laid : 256;
+        struct laid *more = realloc(m->laid, cap * sizeof(*more));
+        if (!more)
+            return -ENOMEM;
+        m->laid = more;
+        m->cap_laid = cap;
+    }
+    m->laid[m->n_laid++] = l;
+    return 0;
+}
+
+static int by_begin(const void *x, const void *y)
+{
+    const struct laid *a = x, *b = y;
+    if (a->tensor != b->tensor)
+        return (uintptr_t)a->tensor < (uintptr_t)b->tensor ? -1 : 1;
+    return a->begin < b->begin ? -1 : a->begin > b->begin;
+}
+
+/* Of two whose intervals meet. A range and a box that meet so are never made. */
+static bool overlap(const struct laid *a, const struct laid *b)
+{
+    if (a->piece->range || b->piece->range)
+        return true;
+    for (unsigned d = 0; d < a->tensor->n_dims; d++)
+        if (a->piece->offset[d] >= b->piece->offset[d] + b->piece->size[d] ||
+            b->piece->offset[d] >= a->piece->offset[d] + a->piece->size[d])
+            return false;
+    return true;
+}
+
+/* Their bytes add up, so where no two overlap each byte is written once. */
+static int check_overlaps(struct ws_merge *m, struct ws_error *err)
+{
+    if (m->n_laid > 1)
+        qsort(m->laid, m->n_laid, sizeof(m->laid[0]), by_begin);
+    for (size_t i = 0; i < m->n_laid; i++) {
+        const struct laid *a = &m->laid[i];
+        for (size_t k = i + 1; k < m->n_laid && m->laid[k].tensor == a->tensor && m->laid[k].begin < a->end;
+             k++)
+            if (overlap(a, &m->laid[k]))
+                return ws_error_set(err, EBADMSG, "two pieces of %s overlap", a->tensor->name);
+    }
+    return 0;
+}
+
 /* A box as slabs of its first dimension. */
 static int add_box(struct ws_merge *m, const struct job *whole, uint64_t bytes)
 {
@@ -236,6 +304,8 @@ static int take_piece(struct ws_merge *m, size_t file, size_t from, size_t k, co
     m->covered[file] += bytes;
     if (bytes == 0)
         return 0;
+    if (lay(m, t, p) < 0)
+        return no_memory(err);
     if (n == all || p->range || t->n_dims == 0)
         return add_run(m, file, t->begin + (p->range ? p->start * bits / 8 : 0), src, bytes) < 0
                    ? no_memory(err)
@@ -305,6 +375,8 @@ int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_
         m->covered = calloc(ws_merge_n_files(m), sizeof(*m->covered));
         rc = m->headers && m->covered ? plan(m, err) : no_memory(err);
     }
+    if (rc == 0)
+        rc = check_overlaps(m, err);
     if (rc < 0) {
         ws_merge_free(m);
         return rc;
@@ -408,5 +480,6 @@ void ws_merge_free(struct ws_merge *m)
     free(m->described);
     free(m->in_order);
     free(m->jobs);
+    free(m->laid);
     free(m);
 }
