@@ -125,7 +125,8 @@ struct ws_agent {
 struct ws_agent_model *ws_agent_find(struct ws_agent *a, const char *model);        /* under lock */
 struct ws_agent_model *ws_agent_find_or_add(struct ws_agent *a, const char *model); /* under lock */
 void ws_agent_announce(struct ws_agent *a); /* seq grows, long polls end; not under lock */
-/* Gives up the version on its way (under lock). why: the end of a sentence, with the rank that is the reason. */
+/* Gives up the version on its way (under lock). why: the end of a sentence, with the rank that is the reason.
+ */
 void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why);
 /* Notes why it will be or was given up; ranks are told. */
 void ws_agent_say_why(struct ws_agent_model *m, const char *why);
