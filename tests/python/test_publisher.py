@@ -30,7 +30,7 @@ def test_arrays(agent):
         for version in (1, 2):
             given["plain"] = given["plain"] + version
             pub.offload(version)
-            weights = pub.weights()
+            weights = pub.weights(framework="numpy")
             assert weights.version is None and set(weights) == set(given)
             for name, want in given.items():
                 assert weights[name].dtype == want.dtype and weights[name].shape == want.shape, name
@@ -73,7 +73,7 @@ def test_ranks(agent):
         [t.start() for t in threads]
         [t.join(60) for t in threads]
         assert not errors, errors
-        got = pubs[2].weights(version)
+        got = pubs[2].weights(version, "numpy")
         assert got["w"].dtype == ml_dtypes.bfloat16 and (got["w"] == whole.astype(ml_dtypes.bfloat16)).all()
     for p in pubs:
         p.close()
@@ -85,14 +85,14 @@ def test_conversion(agent, caplog):
     with publisher(agent, weights, dtype="float16") as pub:
         pub.offload(1)
         assert pub.overflows == 2 and "a" in caplog.text and "infinite" in caplog.text
-        assert pub.weights(framework="numpy")["a"].dtype == numpy.float16 and pub.weights()["step"].dtype == numpy.int64
+        assert pub.weights(framework="numpy")["a"].dtype == numpy.float16 and pub.weights(framework="numpy")["step"].dtype == numpy.int64
     folder = world.unique("config")
     os.makedirs(folder)
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump({"torch_dtype": "bfloat16"}, f)
     with publisher(agent, weights, hf_config=folder, model="config") as pub:
         pub.offload(1)
-        assert pub.weights()["a"].dtype == ml_dtypes.bfloat16
+        assert pub.weights(framework="numpy")["a"].dtype == ml_dtypes.bfloat16
 
 
 def test_base(agent):
@@ -103,7 +103,7 @@ def test_base(agent):
         assert pub.frozen == []
         pub.offload(1)
         assert pub.frozen == ["mtp.head", "vision.tower"]
-        weights = pub.weights()
+        weights = pub.weights(framework="numpy")
         assert set(weights) == {"mine", "mtp.head", "vision.tower"} and weights["mine"].dtype == ml_dtypes.bfloat16
         assert bytes(weights.raw("vision.tower")) == world.tensors_of(base + "/model.safetensors")["vision.tower"][2]
         given["mine"] = numpy.ones((3, 2), numpy.float32)
@@ -120,7 +120,7 @@ def test_changed_model(agent):
         pub.offload(1)
         given = {"a": numpy.full(6, 7, numpy.float32), "c": numpy.ones(1, numpy.int8)}
         pub.offload(2)
-        weights = pub.weights()
+        weights = pub.weights(framework="numpy")
         assert set(weights) == {"a", "c"} and weights["a"].tolist() == [7] * 6
 
 
@@ -149,7 +149,7 @@ def test_slots_stay_whole(agent):
     def step(version):
         given["a"][:] = version
         pub.offload(version)
-        weights = pub.weights()
+        weights = pub.weights(framework="numpy")
         assert (weights["a"] == version).all()
         return weights
 
@@ -200,7 +200,7 @@ def test_dlpack(agent):
     a = numpy.arange(12, dtype=numpy.float32).reshape(3, 4)
     with publisher(agent, {"a": OnlyDlpack(a), "t": OnlyDlpack(a.T)}) as pub:
         pub.offload(1)
-        weights = pub.weights()
+        weights = pub.weights(framework="numpy")
         assert (weights["a"] == a).all() and (weights["t"] == a.T).all()
 
 
@@ -213,4 +213,4 @@ def test_jax(agent):
             arrays = {k: v + 1 for k, v in arrays.items()}
             pub.offload(version)
             for name, want in arrays.items():
-                assert (pub.weights()[name] == numpy.asarray(want)).all()
+                assert (pub.weights(framework="numpy")[name] == numpy.asarray(want)).all()
