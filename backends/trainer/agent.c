@@ -81,7 +81,7 @@ static void end_writing(struct ws_agent *a, struct ws_agent_model *m)
         if (m->ranks && m->ranks[r])
             m->ranks[r]->committed = NULL;
     m->writing = NULL;
-    m->n_begun = m->n_committed = 0;
+    m->n_begun = m->n_committed = m->n_left = 0;
     pthread_cond_broadcast(&a->changed);
 }
 
@@ -223,6 +223,11 @@ static int agent_hold(void *self, const char *model, uint64_t version, const cha
     }
     if (!m || !m->any)
         rc = ws_error_set(err, ENOENT, "there is no model '%s' here", model);
+    else if (!h && rc == 0 && m->owner && m->owner != m)
+        rc = ws_error_set(err, EOPNOTSUPP,
+                          "the trainer of %s spans nodes, and this agent has only its node's part: read it "
+                          "through a mount of all of them",
+                          model);
     else if (!h && rc == 0 && run && strcmp(run, m->run) == 0 && version > m->newest)
         rc = ws_error_set(err, ENOENT, "%s/%" PRIu64 " was not published yet; the newest is %" PRIu64, model,
                           version, m->newest);
@@ -230,8 +235,8 @@ static int agent_hold(void *self, const char *model, uint64_t version, const cha
         rc = ws_error_set(err, ENOENT, "%s has no version %" PRIu64 "; the newest is %" PRIu64, model,
                           version, m->newest);
     else if (!h && rc == 0)
-        rc = ws_error_set(err, ESTALE, "%s/%" PRIu64 " is gone: its slot was wanted; the newest is %" PRIu64,
-                          model, version, m->newest);
+        rc = ws_error_set(err, ESTALE, "%s/%" PRIu64 " is not here (any more): the newest is %" PRIu64, model,
+                          version, m->newest);
     pthread_mutex_unlock(&a->lock);
     if (h)
         *out = &h->base;

@@ -201,8 +201,8 @@ int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_regis
     return 0;
 }
 
-/* Alone, as most are: the last rank is there. A version that others are writing goes on if it fits, and is not
- * one that this rank has committed before it ended. */
+/* Alone, as most are: the last rank is there. A version that others are writing goes on if it fits, and is
+ * not one that this rank has committed before it ended. */
 static void place_alone(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *last)
 {
     struct ws_error err = {0};

@@ -4,6 +4,7 @@
 #include "backends/trainer/agent_state.h"
 #include <assert.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,8 +35,9 @@ int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bo
         return ws_error_set(err, EEXIST, "%s has the lineage %s already; a new one needs another id", m->name,
                             run);
     if (!first && run && strcmp(run, m->group_run) != 0)
-        return ws_error_set(err, EPROTO, "the ranks of %s name different runs, %s and %s: give all of them the same", m->name,
-                            m->group_run, run);
+        return ws_error_set(err, EPROTO,
+                            "the ranks of %s name different runs, %s and %s: give all of them the same",
+                            m->name, m->group_run, run);
     if (!first)
         return 0;
     if (run)
@@ -58,8 +60,9 @@ static int set_run(struct ws_agent *a, struct ws_agent_model *m, const json_t *b
     if (run && !ws_run_is_safe(run))
         return ws_agent_set_run(m, run, new_run, true, err);
     if (run && m->n_registered > 0 && g->asked_run[0] && strcmp(run, g->asked_run) != 0)
-        return ws_error_set(err, EPROTO, "the ranks of %s name different runs, %s and %s: give all of them the same", m->name,
-                            g->asked_run, run);
+        return ws_error_set(err, EPROTO,
+                            "the ranks of %s name different runs, %s and %s: give all of them the same",
+                            m->name, g->asked_run, run);
     if (m->n_registered == 0)
         g->asked_run[0] = '\0';
     g->new_run = new_run;
@@ -120,11 +123,10 @@ static int refuse(const struct ws_agent_model *m, const struct ws_session *c, co
                   unsigned world_size, struct ws_error *err)
 {
     if (m->world_size != world_size)
-        return ws_error_set(
-            err, EBUSY,
-            "rank %u says that %s has %u ranks, and process %d publishes it as rank %u of "
-            "%u; it did not end in time: give all ranks the same world_size, or end it",
-            c->rank, m->name, world_size, (int)other->pid, other->rank, m->world_size);
+        return ws_error_set(err, EBUSY,
+                            "rank %u says that %s has %u ranks, and process %d publishes it as rank %u of "
+                            "%u; it did not end in time: give all ranks the same world_size, or end it",
+                            c->rank, m->name, world_size, (int)other->pid, other->rank, m->world_size);
     return ws_error_set(err, EBUSY,
                         "process %d publishes %s already, as rank %u of %u; it did not end in time: "
                         "end it, or give each rank a number of its own",
@@ -139,7 +141,9 @@ int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_sessio
     const struct ws_node *node = NULL;
     for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) ||
                                          (node = other_node(m, c->rank, world_size)) || m->preparing;)
-        if (!ws_agent_wait(a, deadline))
+        if (other && other->pid > 0 && kill(other->pid, 0) < 0 && errno == ESRCH)
+            ws_agent_forget(a, m->ranks[other->rank], "ended, and a child of it keeps its connection,");
+        else if (!ws_agent_wait(a, deadline))
             return node ? ws_error_set(
                               err, EBUSY,
                               "the node %s publishes %s already, with rank %u or with another number of "

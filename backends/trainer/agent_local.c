@@ -32,7 +32,7 @@ static uint64_t deadline_of(const json_t *body)
 
 /* --- register --- */
 
-static void forget_registration(struct ws_agent *a, struct ws_session *c, const char *how)
+void ws_agent_forget(struct ws_agent *a, struct ws_session *c, const char *how)
 {
     struct ws_agent_model *m = c->model;
     char why[128];
@@ -43,6 +43,8 @@ static void forget_registration(struct ws_agent *a, struct ws_session *c, const 
         ws_agent_abandon(a, m, why);
     else if (m && c->placed && ws_group_spans(m) && !m->writing)
         ws_agent_say_why(m, why);
+    if (m && m->writing && c->committed == m->writing)
+        m->n_left++;
     c->writing = false;
     c->committed = NULL;
     c->placed = c->stale = false;
@@ -143,7 +145,7 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&a->lock);
-    forget_registration(a, c, "registered anew");
+    ws_agent_forget(a, c, "registered anew");
     struct ws_agent_model *m = ws_agent_find_or_add(a, name);
     c->rank = (unsigned)rank;
     c->registration = r;
@@ -169,7 +171,7 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
         *reply = placement_json(m, c);
         pthread_cond_broadcast(&a->changed);
     } else {
-        forget_registration(a, c, "could not register");
+        ws_agent_forget(a, c, "could not register");
     }
     pthread_mutex_unlock(&a->lock);
     return rc;
@@ -268,7 +270,8 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
     while (rc == 0) {
         bool spans = ws_group_spans(m);
         bool before = m->writing && (m->writing->state != WS_SLOT_WRITING || c->committed == m->writing);
-        bool absent = spans ? !m->writing && ws_group_is_busy(a, m) : m->n_registered < m->world_size;
+        bool absent =
+            spans ? !m->writing && ws_group_is_busy(a, m) : m->n_registered + m->n_left < m->world_size;
         if (!m->preparing && !before && !absent)
             return 0;
         if (ws_agent_wait(a, deadline)) {
@@ -333,9 +336,10 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         rc = check_version(m, version, run, err);
     if (rc == 0)
         rc = join_version(a, c, version, run, err);
-    if (rc == 0 && !m->writing)
+    bool first = rc == 0 && !m->writing;
+    if (first)
         rc = prepare(a, m, version, run, deadline, err);
-    if (rc == 0 && ws_group_spans(m) && !ws_group_is_whole(a, m)) /* a rank left meanwhile */
+    if (first && rc == 0 && ws_group_spans(m) && !ws_group_is_whole(a, m)) /* a rank left meanwhile */
         ws_agent_abandon(a, m, "not all ranks are there any more");
     if (rc == 0)
         rc = check_session(c, err);
@@ -442,7 +446,7 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
     if (!c)
         return;
     pthread_mutex_lock(&a->lock);
-    forget_registration(a, c, "ended");
+    ws_agent_forget(a, c, "ended");
     pthread_mutex_unlock(&a->lock);
     free(c);
     peer->state = NULL;

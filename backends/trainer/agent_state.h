@@ -73,6 +73,7 @@ struct ws_agent_model {
     struct ws_slot *writing;
     uint64_t writing_version;
     unsigned n_begun, n_committed;
+    unsigned n_left; /* ranks that have committed it and ended */
     /* agent_fleet.c */
     struct ws_fleet fleet;
     struct ws_wanted *wanted;
@@ -150,6 +151,8 @@ WS_MUST_USE int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, stru
 WS_MUST_USE int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
                                  struct ws_error *err);
 WS_MUST_USE int ws_agent_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err);
+/* agent_local.c: a rank is none any more (under lock); how: in a sentence, "ended" */
+void ws_agent_forget(struct ws_agent *a, struct ws_session *c, const char *how);
 /* agent_wait.c: POST /v1/local/wait; not under lock */
 WS_MUST_USE int ws_agent_wait_version(struct ws_agent *a, struct ws_session *c, const json_t *body,
                                       struct ws_error *err);

@@ -107,14 +107,12 @@ static uint64_t element_bytes(const wsync_chunk_entry *e)
 static bool strides_of(const wsync_chunk_entry *e, int64_t strides[WSYNC_MAX_DIMS])
 {
     const wsync_piece *p = &e->param->piece;
-    bool given = false, dense = true;
+    static const int64_t contiguous[WSYNC_MAX_DIMS];
+    bool dense = true, box = p->kind == WSYNC_BOX;
     int64_t step = 1;
-    for (unsigned d = 0; d < e->n_dims; d++)
-        given = given || (p->kind == WSYNC_BOX && p->strides[d] != 0);
-    for (unsigned d = e->n_dims; d-- > 0; step *= (int64_t)e->shape[d]) {
-        strides[d] = given ? p->strides[d] : step;
+    ws_strides_meant(box ? p->strides : contiguous, box && p->strided, e->shape, e->n_dims, strides);
+    for (unsigned d = e->n_dims; d-- > 0; step *= (int64_t)e->shape[d])
         dense = dense && (strides[d] == step || e->shape[d] <= 1);
-    }
     return dense || e->numel == 0;
 }
 

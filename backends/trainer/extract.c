@@ -1,6 +1,7 @@
 #include "backends/trainer/extract.h"
 #include "backends/trainer/abi.h"
 #include "backends/trainer/last_error.h"
+#include "backends/trainer/piece.h"
 #include "backends/trainer/sharding.h"
 #include "transports/folder.h"
 #include "transports/limits.h"
@@ -126,7 +127,7 @@ static int add_box(struct extractor *x, const wsync_held *h, size_t held, const 
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < f->n; i++) {
         const struct ws_fused_part *part = &f->parts[i];
-        wsync_piece piece = {.kind = WSYNC_BOX};
+        wsync_piece piece = {.kind = WSYNC_BOX, .strided = 1};
         uint64_t at[WSYNC_MAX_DIMS];
         int64_t begin = at_elements;
         if (!ws_fused_box(f, part, offset, size, piece.offset, piece.size, at))
@@ -214,12 +215,8 @@ static int extract_boxes(struct extractor *x, const wsync_held *h, size_t held, 
                          const struct ws_sharding *s)
 {
     size_t at[WSYNC_MAX_DIMS] = {0};
-    int64_t strides[WSYNC_MAX_DIMS] = {0}, step = 1;
-    bool given = false;
-    for (unsigned d = 0; d < f->n_dims; d++)
-        given = given || h->strides[d] != 0;
-    for (unsigned d = f->n_dims; d-- > 0; step *= (int64_t)ws_index_runs_count(&s->dims[d]))
-        strides[d] = given ? h->strides[d] : step;
+    int64_t strides[WSYNC_MAX_DIMS] = {0};
+    ws_strides_meant(h->strides, h->strided, h->local, f->n_dims, strides);
     for (;;) {
         uint64_t offset[WSYNC_MAX_DIMS], size[WSYNC_MAX_DIMS];
         int64_t begin = 0;

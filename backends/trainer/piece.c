@@ -79,6 +79,16 @@ int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t, struct ws_p
     return ws_error_set(err, EINVAL, "the piece of %s is of no known kind (%d)", t->name, (int)piece->kind);
 }
 
+void ws_strides_meant(const int64_t *given, bool strided, const uint64_t *size, unsigned n_dims,
+                      int64_t out[WSYNC_MAX_DIMS])
+{
+    int64_t step = 1;
+    for (unsigned d = 0; d < n_dims; d++)
+        strided = strided || given[d] != 0;
+    for (unsigned d = n_dims; d-- > 0; step *= (int64_t)size[d])
+        out[d] = strided ? given[d] : step;
+}
+
 uint64_t ws_piece_elements(const struct ws_piece *p, unsigned n_dims)
 {
     uint64_t n = 1;

@@ -18,6 +18,9 @@ WS_MUST_USE int ws_tensor_of(const wsync_param *a, struct ws_tensor *t, struct w
 /* Checks a public piece against its tensor and makes it plain (WHOLE becomes a box). -EINVAL. */
 WS_MUST_USE int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t, struct ws_piece *out,
                             struct ws_error *err);
+/* The strides of a box of these sizes as they are meant, where zeroes stand for contiguous ones. */
+void ws_strides_meant(const int64_t *given, bool strided, const uint64_t *size, unsigned n_dims,
+                      int64_t out[WSYNC_MAX_DIMS]);
 uint64_t ws_piece_elements(const struct ws_piece *p, unsigned n_dims);
 bool ws_piece_equal(const struct ws_piece *a, const struct ws_piece *b, unsigned n_dims);
 /* Is the box (not empty) one run of a row-major tensor of this shape? Then it begins at *start. */

@@ -12,7 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DEFAULT_AGENT      "unix:/run/wsync/agent.sock"
 #define DEFAULT_TIMEOUT_MS 60000
 #define MAX_THREADS        8
 
@@ -42,14 +41,12 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
 {
     struct ws_error *err = ws_last_error();
     wsync_config copy, *c = &copy;
-    const char *agent;
     *out = NULL;
     int rc = ws_abi_take(c, sizeof(*c), config, "wsync_config", err);
     if (rc == 0)
         rc = check_config(c, err);
     if (rc < 0)
         return rc;
-    agent = c->agent ? c->agent : getenv("WSYNC_AGENT");
     struct wsync_publisher *p = calloc(1, sizeof(*p));
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned n = c->n_threads          ? c->n_threads
@@ -59,7 +56,8 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     if (!p)
         return ws_error_set(err, ENOMEM, "no memory for a publisher");
     p->sock = -1;
-    p->agent = strdup(agent && *agent ? agent : DEFAULT_AGENT);
+    p->pid = getpid();
+    p->agent = strdup(ws_publisher_agent(c->agent));
     p->model = strdup(c->model);
     p->run_asked = c->run ? strdup(c->run) : NULL;
     p->new_run = c->new_run;
@@ -304,6 +302,11 @@ void wsync_close(wsync_publisher *p)
 {
     if (!p)
         return;
+    if (p->pid != getpid()) { /* of a fork: the threads are not here, and the rest goes with the process */
+        if (p->sock >= 0)
+            close(p->sock);
+        return;
+    }
     let_go(p);
     if (p->sock >= 0)
         close(p->sock); /* the agent abandons what is begun */

@@ -3,7 +3,14 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
+
+const char *ws_publisher_agent(const char *asked)
+{
+    const char *agent = asked ? asked : getenv("WSYNC_AGENT");
+    return agent && *agent ? agent : "unix:/run/wsync/agent.sock";
+}
 
 static void hang_up(struct wsync_publisher *p)
 {
@@ -58,6 +65,13 @@ int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body,
 {
     char path[64];
     snprintf(path, sizeof(path), "/v1/local/%s", verb);
+    if (p->pid != getpid()) {
+        json_decref(body);
+        return ws_error_set(
+            err, EPERM,
+            "this publisher was opened by process %d, of which this one, %d, is a fork: open one here",
+            (int)p->pid, (int)getpid());
+    }
     if (!body)
         return ws_error_set(err, ENOMEM, "no memory for a request");
     int rc =

@@ -25,16 +25,14 @@ static int conversion_of(const wsync_param *a, const struct ws_registered *r, en
 int ws_publisher_layout(const wsync_param *a, const struct ws_registered *r, struct ws_layout *out,
                         struct ws_error *err)
 {
-    bool given = false;
-    int64_t step = 1;
+    static const int64_t contiguous[WSYNC_MAX_DIMS];
+    bool box = a->piece.kind == WSYNC_BOX;
     *out = (struct ws_layout){0};
     int rc = conversion_of(a, r, &out->conversion, err);
     if (rc < 0 || r->piece.range)
         return rc;
-    for (unsigned d = 0; a->piece.kind == WSYNC_BOX && d < r->tensor.n_dims; d++)
-        given = given || a->piece.strides[d] != 0;
-    for (unsigned d = r->tensor.n_dims; d-- > 0; step *= (int64_t)r->piece.size[d])
-        out->strides[d] = given ? a->piece.strides[d] : step;
+    ws_strides_meant(box ? a->piece.strides : contiguous, box && a->piece.strided, r->piece.size,
+                     r->tensor.n_dims, out->strides);
     return 0;
 }
 

@@ -7,6 +7,7 @@
 #include "backends/trainer/plan.h"
 #include "backends/trainer/wsync.h"
 #include "transports/ipc.h"
+#include <sys/types.h>
 
 /* One registered piece: what was told to the agent, and what it answered. */
 struct ws_registered {
@@ -24,7 +25,8 @@ struct ws_layout {
 };
 
 struct wsync_publisher {
-    int sock; /* -1: the agent has gone, and the next registration connects anew */
+    int sock;  /* -1: the agent has gone, and the next registration connects anew */
+    pid_t pid; /* that opened it: threads and the connection are that process's, not its children's */
     char *agent, *model, *run_asked;
     char run[WS_RUN_CHARS + 1];
     bool new_run; /* until something was published in it */
@@ -57,6 +59,9 @@ struct wsync_publisher {
     struct ws_block_hash *hashes;
     size_t n_hashes;
 };
+
+/* Of this node: what was asked for, else $WSYNC_AGENT, else the usual place. */
+const char *ws_publisher_agent(const char *asked);
 
 /* POST /v1/local/{verb}; steals body. fds: room for descriptors of the reply, or NULL. -ECONNRESET: the agent
  * has gone; -EPROTO: it is of another release, which its socket may be, too. */

@@ -14,8 +14,9 @@
  *
  * Errors: functions return 0 (or a count) or -errno, and wsync_error() has a sentence for people, per
  * thread. Threads: one publisher is used by one thread at a time; different publishers are
- * independent. Nothing given to a call is kept after it returns, unless it says so.
- * ABI: structs carry struct_size = sizeof, so that they can grow; zero means the default. */
+ * independent. A child made by fork cannot use its parent's (-EPERM) and may close it. Nothing given to a
+ * call is kept after it returns, unless it says so. ABI: structs carry struct_size = sizeof, so that they can
+ * grow; zero means the default. */
 #ifndef WSYNC_H
 #define WSYNC_H
 #include <stddef.h>
@@ -60,15 +61,17 @@ typedef enum wsync_dtype {
 } wsync_dtype;
 
 /* A part of a tensor that one rank holds. A BOX is an n-dimensional slice: offset and size per
- * dimension of the global shape, strides in elements of the source (all zero: contiguous). A RANGE is
- * `start`, `count` elements of the row-major flattened tensor, contiguous in the source (ZeRO's
- * partitions). WHOLE is the box of everything. */
+ * dimension of the global shape, strides in elements of the source (all zero: contiguous, unless `strided`
+ * says that they are meant: one element that is repeated). A RANGE is `start`, `count` elements of the
+ * row-major flattened tensor, contiguous in the source (ZeRO's partitions). WHOLE is the box of everything.
+ */
 typedef enum wsync_piece_kind { WSYNC_WHOLE, WSYNC_BOX, WSYNC_RANGE } wsync_piece_kind;
 typedef struct wsync_piece {
     wsync_piece_kind kind;
     uint64_t offset[WSYNC_MAX_DIMS], size[WSYNC_MAX_DIMS];
     int64_t strides[WSYNC_MAX_DIMS];
     uint64_t start, count;
+    int strided;
 } wsync_piece;
 
 /* One piece of one parameter. A rank that holds several pieces of a tensor passes several entries of
@@ -155,9 +158,9 @@ const char *wsync_run(const wsync_publisher *pub);
 void wsync_close(wsync_publisher *pub);
 
 /* A published version's files on the agent's own host: the slot's memory itself, nothing is copied. agent:
- * "unix:PATH". Descriptors are read-only; a descriptor and what is mapped of it stay whole for as long as
- * they are open, and the trainer takes another slot meanwhile. -ENOENT, -ESTALE: there is no such version, or
- * not any more; -EOPNOTSUPP: the agent is not on this host. Thread safe. */
+ * "unix:PATH", NULL as in wsync_config. Descriptors are read-only; a descriptor and what is mapped of it stay
+ * whole for as long as they are open, and the trainer takes another slot meanwhile. -ENOENT, -ESTALE: there
+ * is no such version, or not any more; -EOPNOTSUPP: the agent is not on this host. Thread safe. */
 typedef struct wsync_version_files wsync_version_files;
 int wsync_open_version(const char *agent, const char *model, uint64_t version, wsync_version_files **out);
 /* Name of the i-th file, in name order, its descriptor (stays the version's; -1 where it is empty) and size;
@@ -182,10 +185,10 @@ typedef struct wsync_placement {
 } wsync_placement;
 
 /* A tensor as a framework holds it on this rank. Either n-dimensional: `local` sizes with `strides` (in
- * elements; all zero: contiguous), which placements (outer mesh dimension first; none: the whole tensor) make
- * of `shape`. Or flat: a part of the row-major flattened tensor, contiguous in memory: what placements make
- * of it (ZeRO-3's partition, whose padding at the end is left alone), or without placements the range
- * [start, start + count) (a flat parameter of FSDP1, a fragment of ZeRO-1 and -2). */
+ * elements; all zero: contiguous, unless `strided` is set), which placements (outer mesh dimension first;
+ * none: the whole tensor) make of `shape`. Or flat: a part of the row-major flattened tensor, contiguous in
+ * memory: what placements make of it (ZeRO-3's partition, whose padding at the end is left alone), or without
+ * placements the range [start, start + count) (a flat parameter of FSDP1, a fragment of ZeRO-1 and -2). */
 typedef struct wsync_held {
     const char *name; /* the framework's own */
     wsync_dtype dtype;
@@ -197,6 +200,7 @@ typedef struct wsync_held {
     uint64_t local[WSYNC_MAX_DIMS];
     int64_t strides[WSYNC_MAX_DIMS];
     uint64_t start, count;
+    int strided;
     unsigned layer; /* Megatron: layer_number of the layer it is in, from 1; 0: it is in none */
     const void *data;
 } wsync_held;

@@ -1,5 +1,9 @@
 import json
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 
 import ml_dtypes
@@ -25,6 +29,7 @@ def test_arrays(agent):
         "plain": a, "transposed": a.T, "reversed": a[::-1, ::-1], "part": a[1:, :, ::2], "scalar": numpy.float64(3.5) * numpy.ones(()),
         "empty": numpy.zeros((0, 3), numpy.int8), "bf16": a.astype(ml_dtypes.bfloat16), "f8": a.astype(ml_dtypes.float8_e4m3fn),
         "bool": a > 3, "i64": numpy.arange(-4, 4), "c64": numpy.ones(3, numpy.complex64), "repeated": numpy.broadcast_to(a[0, 0], (7, 5)),
+        "one": numpy.broadcast_to(numpy.float32(2.5), (8, 4)), "many": numpy.broadcast_to(numpy.float32(1.5), (1 << 20,)),
     }  # fmt: skip
     with publisher(agent, given) as pub:
         for version in (1, 2):
@@ -77,6 +82,82 @@ def test_ranks(agent):
         assert got["w"].dtype == ml_dtypes.bfloat16 and (got["w"] == whole.astype(ml_dtypes.bfloat16)).all()
     for p in pubs:
         p.close()
+
+
+def test_commits_outlive_ranks(agent):
+    """a rank that has offloaded and ends does not take the version along that a slower one still offloads"""
+    pubs = [publisher(agent, {f"w{r}": numpy.full(5, r, numpy.float32)}, rank=r, world_size=2, timeout=20) for r in (0, 1)]
+
+    def both(version):
+        threads = [threading.Thread(target=p.offload, args=(version,)) for p in pubs]
+        [t.start() for t in threads]
+        [t.join(60) for t in threads]
+
+    both(1)
+    pubs[0].offload(2)
+    pubs[0].close()
+    pubs[1].offload(2)
+    pubs[1].wait_published(2)
+    assert set(pubs[1].weights(2, "numpy")) == {"w0", "w1"}
+    pubs[1].close()
+
+
+def test_forks(agent):
+    """a forked child ends, cannot use its parent's publisher, and does not keep the parent's place when that is killed"""
+    code = """
+import os, signal, sys, time, numpy, wsync
+pub = wsync.Publisher("forked", {"w": numpy.ones(4)}, agent=sys.argv[1], start_agent=False, timeout=20)
+pub.offload(1)
+if sys.argv[2] == "child":
+    child = os.fork()
+    if child == 0:
+        try:
+            pub.offload(2)
+        except wsync.Error as e:
+            sys.exit(7 if "fork" in str(e) else 8)
+        sys.exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    pub.offload(2)
+elif sys.argv[2] == "orphan":
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+else:
+    pub.offload(9)
+"""
+
+    def run(model, what, **more):
+        text = code.replace('"forked"', f'"{model}"')
+        return subprocess.run([sys.executable, "-c", text, f"unix:{agent.sock}", what], timeout=60, text=True, **more)
+
+    done = run("forked", "child", stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr
+    with tempfile.TemporaryFile("w+") as out:  # no pipe: the orphan would keep it open
+        run("orphaned", "orphan", stdout=out)
+        out.seek(0)
+        child = int(out.read())
+    code = code.replace("pub.offload(1)", "pub.offload(2)")
+    try:
+        again = run("orphaned", "again", stderr=subprocess.PIPE)
+        assert again.returncode == 0, again.stderr
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_two_threads(agent):
+    """a call beside another thread's is refused, and that one goes on"""
+    with publisher(agent, {"w": numpy.ones(4)}) as pub:
+        pub.offload(1)
+        waiting = threading.Thread(target=lambda: pytest.raises(wsync.Timeout, pub.wait_loaded, 1, timeout=1))
+        waiting.start()
+        world.wait_for(lambda: pub._lock.locked() or not waiting.is_alive(), "the other thread")
+        with pytest.raises(RuntimeError, match="another thread"):
+            pub.offload(2)
+        waiting.join()
+        pub.offload(2)
 
 
 def test_conversion(agent, caplog):

@@ -50,6 +50,8 @@ class Held:
         elif kind == "torch":
             if not tensor.is_cpu:
                 raise _elsewhere(name, tensor)
+            if tensor.is_conj() or tensor.is_neg():
+                raise NotImplementedError(f"{name} is a view whose elements are conjugated or negated when they are read: pass .resolve_conj().resolve_neg()")
             shape = tensor.shape
             self.meta.append((name, tensor.dtype, shape, 0, (), shape, tensor.stride(), 0, 0, 0, layer))
             self.addresses.append(tensor.data_ptr())
@@ -161,6 +163,7 @@ def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
             c.kind, c.dim, c.split_factor, c.size, c.coordinate = kind, dim % max(len(shape), 1), factor, size, coordinate
         h.local = tuple(local)
         h.strides = _elements(name, dtype, strides) if unit else tuple(strides)
+        h.strided = not flat  # also where all are 0: one element that is repeated
         h.start, h.count, h.layer = start, count, layer
         h.data = ffi.cast("void *", address)
     return held

@@ -2,9 +2,14 @@
 from __future__ import annotations
 
 import array
+import atexit
+import errno
+import functools
 import logging
 import operator
 import os
+import threading
+import weakref
 
 from . import _agents, _dtypes
 from ._folder import VersionFiles
@@ -36,6 +41,33 @@ def _threads() -> int:
     """This rank's share of the cores that it may run on."""
     ranks = next((int(os.environ[n]) for n in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE") if os.environ.get(n, "").isdigit()), 1)
     return max(1, min(8, len(os.sched_getaffinity(0)) // max(ranks, 1)))
+
+
+def _one_at_a_time(call):
+    """libwsync's publisher is one thread's at a time: a second one is told so instead of breaking the first one's call."""
+
+    @functools.wraps(call)
+    def alone(self, *args, **kwargs):
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(f"{self._who}: another thread is in a call of this publisher, which takes one at a time")
+        try:
+            if call.__name__ != "close":
+                self._open()
+            return call(self, *args, **kwargs)
+        finally:
+            self._lock.release()
+
+    return alone
+
+
+_opened: weakref.WeakSet = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter takes modules apart."""
+    for pub in list(_opened):
+        pub.close()
 
 
 class Publisher:
@@ -72,6 +104,7 @@ class Publisher:
         shard_bytes: int = 0, max_slots: int = 0, threads: int | None = None, timeout: float = 60.0,
     ) -> None:  # fmt: skip
         self._pub = self._extraction = self._meta = self._version = None
+        self._lock = threading.Lock()
         self.model = model
         self.rank, self.world_size = _place(rank, world_size)
         if self.rank < 0 or self.world_size < 1:
@@ -85,13 +118,16 @@ class Publisher:
         config = ffi.new("wsync_config *")
         config.struct_size = ffi.sizeof("wsync_config")
         config.agent, config.model, config.run = keep(self._agent), keep(model), keep(run)
-        config.base, config.sidecars = keep(base), keep(sidecars if sidecars is not None else hf_config)
+        config.base, config.sidecars = keep(base), keep(sidecars if sidecars is not None else _folder_of(hf_config))
         config.rank, config.world_size, config.new_run = self.rank, self.world_size, bool(new_run)
         config.shard_bytes, config.max_slots = shard_bytes, max_slots
-        config.n_threads, config.timeout_ms = threads or _threads(), max(1, int(timeout * 1000))
+        if (threads is not None and threads < 1) or max_slots < 0 or shard_bytes < 0 or not timeout > 0:
+            raise ValueError(f"{self._who}: threads, timeout, max_slots and shard_bytes are no negative numbers, and the first two not 0")
+        config.n_threads, config.timeout_ms = threads or _threads(), max(1, _ms(timeout))
         out = ffi.new("wsync_publisher **")
         self._checked(lib.wsync_open(config, out))
         self._pub = out[0]
+        _opened.add(self)
 
     @property
     def _who(self) -> str:
@@ -114,12 +150,12 @@ class Publisher:
             raise ValueError(f"{self._who}: a version is a number from 0 to 2^63 - 1, not {version!r}")
         return number
 
+    @_one_at_a_time
     def offload(self, version: int) -> None:
         """Copies this rank's part into the agent's free slot and commits it. Every rank calls it with the same
         version, higher than the one before. When it returns, the weights may change; the version is announced when
         all ranks have committed and its blocks are hashed. A model whose shapes or shards have changed is
         registered again."""
-        self._open()
         version = self._number(version)
         try:
             held = self._held()
@@ -184,7 +220,7 @@ class Publisher:
         first = ffi.new("char **")
         n = lib.wsync_overflows(self._pub, first)
         if n and not self._told_overflow:
-            log.warning("rank %d: %d elements are too large for float16 and became infinite, first in %s", self.rank, n, text(first[0]))
+            log.warning("rank %d: %d elements are too large for the file's dtype and became infinite, first in %s", self.rank, n, text(first[0]))
         self._told_overflow = bool(n)
         frozen = self.frozen
         if frozen and not self._told_frozen:
@@ -194,6 +230,7 @@ class Publisher:
     @property
     def frozen(self) -> list[str]:
         """Names of the tensors that come from ``base``, since no rank holds them; known on rank 0 after an offload."""
+        self._open()
         names, i = [], 0
         while (name := lib.wsync_frozen(self._pub, i)) != ffi.NULL:
             names.append(text(name))
@@ -202,39 +239,39 @@ class Publisher:
 
     @property
     def overflows(self) -> int:
-        """Finite elements of this rank that became infinite as float16 in the last offload."""
+        """Finite elements of this rank that became infinite in the last offload, in a file's dtype that cannot hold them."""
+        self._open()
         return lib.wsync_overflows(self._pub, ffi.NULL)
 
     @property
     def run(self) -> str:
         """The lineage that is written; "" before the first offload."""
+        self._open()
         return text(lib.wsync_run(self._pub))
 
+    @_one_at_a_time
     def wait_published(self, version: int, timeout: float | None = 60.0) -> None:
-        """Until it is announced. Timeout, or Error when it was abandoned."""
-        self._open()
+        """Until a version that this rank has offloaded is announced. Timeout, or Error (ECANCELED) when it was abandoned."""
         self._checked(lib.wsync_wait_published(self._pub, version, _ms(timeout)))
 
+    @_one_at_a_time
     def wait_delta(self, version: int | None = None, timeout: float | None = 60.0) -> bool:
         """Until the difference to the version before is made (None: of the newest version). False: there will be none, and the
         version travels whole: it is the first, or too much has changed."""
-        self._open()
         try:
             self._checked(lib.wsync_wait_delta(self._pub, version or 0, _ms(timeout)))
         except Error as e:
-            import errno
-
             if e.errno != errno.ENODATA:
                 raise
             return False
         return True
 
-    def wait_loaded(self, version: int, who: str | int = "all", timeout: float | None = 120.0) -> None:
+    @_one_at_a_time
+    def wait_loaded(self, version: int, who: str | int | None = "all", timeout: float | None = 120.0) -> None:
         """Until the engines serve it or a later version: of all mounts, of a number of them, or of one (HOST or
         HOST:MOUNTPOINT). Timeout names who is missing."""
-        self._open()
         keep = Strings()
-        self._checked(lib.wsync_wait_loaded(self._pub, version, keep(str(who)), _ms(timeout)))
+        self._checked(lib.wsync_wait_loaded(self._pub, version, keep("all" if who is None else str(who)), _ms(timeout)))
 
     def weights(self, version: int | None = None, framework: str | None = None) -> Weights:
         """A published version (None: the last that was offloaded; waits until it is announced) as ``wsync.open`` has a mounted one,
@@ -251,8 +288,10 @@ class Publisher:
         if self._pub is None:
             raise ValueError("this publisher is closed")
 
+    @_one_at_a_time
     def close(self) -> None:
-        """Disconnects; what is published stays served. Called by ``with`` and when the object goes."""
+        """Disconnects; what is published stays served, and what this rank has committed may still become whole (but where the trainer
+        spans nodes: there ``wait_published`` before). Called by ``with``, when the object goes, and at exit."""
         pub, self._pub = self._pub, None
         if pub is not None:
             lib.wsync_close(pub)
@@ -270,4 +309,9 @@ class Publisher:
 
 
 def _ms(seconds: float | None) -> int:
-    return -1 if seconds is None else max(0, int(seconds * 1000))
+    return -1 if seconds is None else max(0, min(int(seconds * 1000), 2**31 - 1))
+
+
+def _folder_of(hf_config):
+    """What goes along with a version: the folder; of a config.json by itself, nothing else."""
+    return hf_config if hf_config is None or os.path.isdir(hf_config) else None
