@@ -105,6 +105,9 @@ def test_places(stack, place, monkeypatch, tmp_path):
     assert agents._default_socket() == f"{tmp_path}/wsync/agent.sock"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert agents._default_socket() == f"/tmp/wsync-{os.getuid()}/agent.sock"
+    with pytest.raises(wsync.Error, match="is the address right"):
+        wsync.ensure("unix:/wsync-nowhere/agent.sock")
+    assert not os.path.exists("/wsync-nowhere")
     with pytest.raises(ValueError, match="unix:/PATH"):
         wsync.ensure("http://127.0.0.1:1")
     os.chmod(tmp_path, 0o777)

@@ -40,6 +40,9 @@ def ensure(address: Optional[str] = None, log: Union[str, "os.PathLike[str]", No
     last lines of its log; wsync.Timeout; ValueError: no such address. Thread safe."""
     path = _socket_of(address)
     pid = _answers(path)
+    folder = os.path.dirname(path)
+    if pid is None and path != _default_socket() and not os.path.isdir(folder) and not _may_be_made(folder):
+        raise Error(errno.ENOENT, f"no agent runs at {path}, and none is started there, since there is no folder {folder}: is the address right?")
     if pid is None:
         pid = _start_once(path, os.fspath(log) if log else os.path.join(os.path.dirname(path), "agent.log"), time.monotonic() + timeout)
     _warn_of_cgroup(pid, path)
@@ -106,6 +109,12 @@ def _lock(path: str, deadline: float) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _may_be_made(folder: str) -> bool:
+    """One level, below a folder that is there, but not below /: else a mistyped address makes an agent that nobody looks for."""
+    above = os.path.dirname(folder)
+    return above != "/" and os.path.isdir(above)
 
 
 def _make_folder(folder: str) -> None:
