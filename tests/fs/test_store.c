@@ -275,11 +275,11 @@ static void listeners_hear_a_pull_and_a_drop(void **state)
     add_source(s, shelf_tcp_start(shelf), NULL);
     v = pulled(s, "actor", "1");
     wait_until(has_heard(&heard, "state 1=ready"));
-    assert_true(has_heard(&heard, "model+ actor;known 1;") && has_heard(&heard, "listed actor;"));
-    assert_true(has_heard(&heard, "state 1="));
+    wait_until(has_heard(&heard, "model+ actor;known 1;") && has_heard(&heard, "listed actor;"));
+    wait_until(has_heard(&heard, "state 1="));
     id = ws_version_id(v);
     assert_ok(ws_version_drop(v, NULL), &(struct ws_error){0});
-    assert_true(has_heard(&heard, "gone 1;known 1;")); /* still at the source: again, as another */
+    wait_until(has_heard(&heard, "gone 1;known 1;")); /* still at the source: again, as another */
     assert_int_equal(ws_version_state(v), WS_DROPPING);
     ws_version_put(v);
     v = version(s, "actor", "1");
