@@ -1,17 +1,23 @@
 #include "backends/trainer/sharding.h"
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_RUNS 65536 /* of one dimension */
 
+uint64_t ws_index_runs_count(const struct ws_index_runs *r)
+{
+    return r->n ? r->run[r->n - 1].local + r->run[r->n - 1].count : 0;
+}
+
 static int append(struct ws_index_runs *r, uint64_t start, uint64_t count)
 {
-    struct ws_run *last = r->n ? &r->run[r->n - 1] : NULL;
+    const uint64_t local = ws_index_runs_count(r);
     if (count == 0)
         return 0;
-    if (last && last->start + last->count == start) {
-        last->count += count;
+    if (r->n && r->run[r->n - 1].start + r->run[r->n - 1].count == start) {
+        r->run[r->n - 1].count += count;
         return 0;
     }
     if (r->n == MAX_RUNS)
@@ -23,15 +29,10 @@ static int append(struct ws_index_runs *r, uint64_t start, uint64_t count)
             return -ENOMEM;
         r->run = more;
         r->cap = cap;
-        last = r->n ? &r->run[r->n - 1] : NULL;
     }
-    r->run[r->n++] = (struct ws_run){start, count, last ? last->local + last->count : 0};
+    assert(r->run);
+    r->run[r->n++] = (struct ws_run){start, count, local};
     return 0;
-}
-
-uint64_t ws_index_runs_count(const struct ws_index_runs *r)
-{
-    return r->n ? r->run[r->n - 1].local + r->run[r->n - 1].count : 0;
 }
 
 /* The local indices [begin, end) of `from`, at the end of `to`. */
