@@ -187,7 +187,7 @@ demo-rl: deps-real ## fetch vLLM and torch (several GB, once), build, train a ti
 	$(Q)WSYNC=$(CURDIR)/$(TOP)/wsync BUILD=$(CURDIR)/$(TOP) $$(.ci/python real) mount-helpers/demo/demo-rl.py $(ARGS)
 test: deps-test ## install what it needs, build, pass all tests (SAN=...: those of that sanitizer)
 	$(Q)tests/run $(SAN)
-test-real: deps-real ## fetch vLLM and SGLang (several GB, once), build, switch real servers on tiny models
+test-real: deps-real ## fetch real engines and trainers (several GB, once), build, test with them on tiny models
 	$(Q)tests/run real
 bench: deps-test ## measure; prints ratios and writes build/bench.json
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs

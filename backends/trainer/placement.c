@@ -115,8 +115,11 @@ static int unify_all(struct maker *k, struct ws_error *err)
         struct ws_entry *e = &first->base[i];
         const struct whole *other = bsearch(&key, k->wholes, held, sizeof(key), by_whole);
         if (other && !same_meta(&other->tensor, &e->tensor))
-            rc = ws_error_set(err, EPROTO, "%s has another dtype or shape in the base checkpoint",
-                              e->tensor.name);
+            rc = ws_error_set(err, EPROTO,
+                              "%s has another dtype or shape in the base checkpoint: %s there, %s here, in "
+                              "%u and %u dimensions; publish it as the base has it",
+                              e->tensor.name, ws_dtype_name(e->tensor.dtype),
+                              ws_dtype_name(other->tensor.dtype), e->tensor.n_dims, other->tensor.n_dims);
         e->writes = false;
         if (other)
             continue;

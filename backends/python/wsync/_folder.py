@@ -50,9 +50,10 @@ class Folder:
 class VersionFiles:
     """The same of a published version, out of the agent's slot: nothing is copied, and no mount is needed."""
 
-    def __init__(self, agent: str, model: str, version: int):
+    def __init__(self, agent: Optional[str], model: str, version: int):
+        """agent: "unix:PATH"; None: $WSYNC_AGENT, or the usual place."""
         keep, out = Strings(), ffi.new("wsync_version_files **")
-        self.path = f"{agent}:{model}/{version}"
+        self.path = f"{agent or 'agent'}:{model}/{version}"
         check(lib.wsync_open_version(keep(agent), keep(model), version, out))
         self._version = ffi.gc(out[0], lib.wsync_close_version)
         self._fds: dict[str, int] = {}

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import errno
 import functools
 import logging
@@ -67,7 +68,8 @@ _opened: weakref.WeakSet = weakref.WeakSet()
 def _close_all() -> None:
     """Before the interpreter takes modules apart."""
     for pub in list(_opened):
-        pub.close()
+        with contextlib.suppress(RuntimeError):  # another thread is in a call of it: it goes with the process
+            pub.close()
 
 
 class Publisher:
@@ -112,8 +114,7 @@ class Publisher:
         self._source = source if isinstance(source, Source) else Tensors(source)
         self._hf_config, self._base, self._dtype = hf_config, base, _dtypes.of_weights(dtype)
         self._told_overflow = self._told_frozen = False
-        address = _agents.ensure(agent) if start_agent else agent
-        self._agent = address or os.environ.get("WSYNC_AGENT") or "unix:/run/wsync/agent.sock"
+        self._agent = _agents.ensure(agent) if start_agent else agent  # None: libwsync knows where
         keep = Strings()
         config = ffi.new("wsync_config *")
         config.struct_size = ffi.sizeof("wsync_config")
