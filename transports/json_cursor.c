@@ -193,3 +193,16 @@ int ws_json_put_string(FILE *f, const char *s)
     json_decref(value);
     return rc < 0 ? -ENOMEM : 0;
 }
+
+int ws_json_flag(struct ws_json *j, bool *out, struct ws_error *err)
+{
+    json_t *value;
+    int rc = ws_json_value(j, 64, &value, err);
+    if (rc < 0)
+        return rc;
+    if (!json_is_boolean(value))
+        rc = ws_error_set(err, EBADMSG, "it is neither true nor false");
+    *out = json_is_true(value);
+    json_decref(value);
+    return rc;
+}

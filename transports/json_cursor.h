@@ -39,6 +39,7 @@ WS_MUST_USE int ws_json_element(struct ws_json *j, struct ws_error *err);
 WS_MUST_USE int ws_json_string(struct ws_json *j, char *out, size_t bytes, struct ws_error *err);
 /* An integer, 0 to 2^63 - 1. */
 WS_MUST_USE int ws_json_uint(struct ws_json *j, uint64_t *out, struct ws_error *err);
+WS_MUST_USE int ws_json_flag(struct ws_json *j, bool *out, struct ws_error *err);
 /* Any value of at most max_bytes of text, decoded by jansson; new reference. */
 WS_MUST_USE int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out, struct ws_error *err);
 /* Steps over any value of at most WS_MAX_JSON_VALUE bytes, checking it. */

@@ -257,14 +257,9 @@ static int read_urls(struct reading *r, wsync_source_info *s, struct ws_error *e
 
 static int read_flag(struct reading *r, int *out, struct ws_error *err)
 {
-    json_t *value;
-    int rc = ws_json_value(&r->j, KEY_CHARS, &value, err);
-    if (rc < 0)
-        return rc;
-    if (!json_is_boolean(value))
-        rc = ws_error_set(err, EBADMSG, "it is neither true nor false");
-    *out = json_is_true(value);
-    json_decref(value);
+    bool set = false;
+    int rc = ws_json_flag(&r->j, &set, err);
+    *out = set;
     return rc;
 }
 

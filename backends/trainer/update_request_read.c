@@ -166,19 +166,6 @@ static int read_handles(struct reading *r, struct ws_error *err)
     return r->one_set ? read_set(r, err) : read_list(r, read_set, err);
 }
 
-static int read_flag(struct reading *r, bool *out, struct ws_error *err)
-{
-    json_t *value;
-    int rc = ws_json_value(&r->j, KEY_CHARS, &value, err);
-    if (rc < 0)
-        return rc;
-    if (!json_is_boolean(value))
-        rc = ws_error_set(err, EBADMSG, "it is neither true nor false");
-    *out = json_is_true(value);
-    json_decref(value);
-    return rc;
-}
-
 static int read_value(struct reading *r, int key, struct ws_error *err)
 {
     switch (key) {
@@ -197,7 +184,7 @@ static int read_value(struct reading *r, int key, struct ws_error *err)
     case SIZES:
         return read_list(r, read_size, err);
     case PACKED:
-        return read_flag(r, &r->packed, err);
+        return ws_json_flag(&r->j, &r->packed, err);
     case ALIGNMENT:
         return ws_json_uint(&r->j, &r->alignment, err);
     default:
