@@ -46,7 +46,7 @@ endif
 WARN := -Wall -Wextra -Werror -Wno-unknown-warning-option -Wno-format-truncation -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef
 CFLAGS ?= -O2 -g
 ALL_CFLAGS := -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
-	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS)
+	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS) $(GPU_FLAGS)
 LIBS = -Wl,--as-needed $(PKG_LIBS) $(SYSTEMD_LIBS) -pthread
 
 ifeq ($(shell uname -m),x86_64)
@@ -55,8 +55,20 @@ FLAGS_avx512 := -mbmi -mlzcnt -mpopcnt -mavx512f -mavx512bw -mavx512vl -mavx512d
 endif
 vector_flags = $(if $(filter %_avx2,$(1)),$(FLAGS_avx2))$(if $(filter %_avx512,$(1)),$(FLAGS_avx512))
 
+# --- CUDA and NCCL are opened at run time: the build wants their headers, and nvcc for the kernels. Without, it
+# leaves out what needs them, and `wsync version` says so (HAVE_CUDA=, HAVE_NCCL=, HAVE_NVCC= do that on purpose). ---
+CUDA_HOME ?= $(patsubst %/include/cuda.h,%,$(firstword $(wildcard /usr/local/cuda/include/cuda.h /usr/include/cuda.h)))
+NCCL_HOME ?= $(patsubst %/include/nccl.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/local/include/nccl.h /usr/include/nccl.h)))
+NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
+HAVE_CUDA := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),1)
+HAVE_NCCL := $(if $(HAVE_CUDA),$(if $(wildcard $(NCCL_HOME)/include/nccl.h),1))
+HAVE_NVCC := $(if $(HAVE_CUDA),$(if $(NVCC),1))
+GPU_FLAGS := $(addprefix -DWS_HAVE_CUDA=,$(HAVE_CUDA)) $(addprefix -DWS_HAVE_NCCL=,$(HAVE_NCCL)) $(addprefix -DWS_HAVE_NVCC=,$(HAVE_NVCC))
+gpu_headers = $(if $(HAVE_CUDA),-isystem $(CUDA_HOME)/include) $(if $(HAVE_NCCL),-isystem $(NCCL_HOME)/include)
+LEFT_OUT := $(if $(HAVE_CUDA),transports/device_absent.c,transports/cuda.c $(wildcard transports/device_cuda*.c))
+
 LAYERS := transports backends/engine backends/trainer fs mount-helpers
-SRC = $(wildcard $(1)/*.c)
+SRC = $(filter-out $(LEFT_OUT),$(wildcard $(1)/*.c))
 OBJ = $(patsubst %.c,$(B)/%.o,$(call SRC,$(1)))
 A_transports := $(B)/libws-transports.a
 A_engine := $(B)/libws-engine.a
@@ -94,7 +106,7 @@ $(B)/.flags $(B)/.commit $(B)/.prefix: FORCE
 $(B)/%.o: %.c $(TOP)/libfuse/config.mk $(B)/.flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)$(CC) $(ALL_CFLAGS) $(if $(filter fs/% mount-helpers/% tests/%,$<),$(FUSE_CFLAGS)) \
-		$(call vector_flags,$*) $(EXTRA) -MMD -MP -c $< -o $@
+		$(call vector_flags,$*) $(if $(filter transports/% tests/%,$<),$(gpu_headers)) $(EXTRA) -MMD -MP -c $< -o $@
 $(B)/mount-helpers/version.o: $(B)/.commit
 $(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"'
 
@@ -134,7 +146,7 @@ $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 	$(call say,GEN,$@){ echo '['; sep=; for f in $(DATABASE); do \
 		case $$f in *_avx2.c) v='$(FLAGS_avx2)';; *_avx512.c) v='$(FLAGS_avx512)';; *) v=;; esac; \
 		printf '%s{"directory":"%s","file":"%s","command":"%s"}\n' "$$sep" "$(CURDIR)" "$$f" \
-		"$(subst ",\\\",$(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)) $$v -c $$f"; sep=,; done; echo ']'; } >$@
+		"$(subst ",\\\",$(CC) $(ALL_CFLAGS) $(gpu_headers) $(FUSE_CFLAGS)) $$v -c $$f"; sep=,; done; echo ']'; } >$@
 
 # --- tests ---
 .PHONY: test-programs
@@ -159,7 +171,7 @@ $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
 		$(if $(SAN),$(LIBS))
 
 # The fuzzers have objects of their own, by clang; only what parses is in them.
-FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS)
+FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS) $(GPU_FLAGS) $(gpu_headers)
 FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) fs/grammar.c $(patsubst %,backends/trainer/%.c, \
 	strategy sync_info update_request update_request_read chunk piece abi arena last_error))
 $(TOP)/fuzz/%.o: %.c $(B)/.flags
