@@ -55,9 +55,27 @@ FLAGS_avx512 := -mbmi -mlzcnt -mpopcnt -mavx512f -mavx512bw -mavx512vl -mavx512d
 endif
 vector_flags = $(if $(filter %_avx2,$(1)),$(FLAGS_avx2))$(if $(filter %_avx512,$(1)),$(FLAGS_avx512))
 
+# --- GPUs: what is found is used; `make HAVE_NVCC=` and the like build as if it were not there ---
+CUDA_HOME ?= /usr/local/cuda
+HAVE_CUDA := $(firstword $(wildcard $(CUDA_HOME)/include/cuda.h /usr/include/cuda.h))
+HAVE_NCCL := $(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/local/include/nccl.h /usr/include/nccl.h))
+HAVE_NVCC := $(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc 2>/dev/null))
+# Machine code for these; other devices, later ones too, take the intermediate code of the oldest.
+CUDA_ARCHS := 80 90 100
+CUDA_OLDEST := 75
+ifneq ($(HAVE_NVCC),)
+CUDA_KNOWN := $(shell $(HAVE_NVCC) --list-gpu-arch 2>/dev/null)
+NVCC_FLAGS = -std=c++17 -O3 -I. -fatbin -Werror all-warnings \
+	$(foreach a,$(CUDA_ARCHS),$(if $(filter compute_$(a),$(CUDA_KNOWN)),-gencode arch=compute_$(a)$(comma)code=sm_$(a))) \
+	-gencode arch=compute_$(CUDA_OLDEST),code=compute_$(CUDA_OLDEST)
+comma := ,
+FATBIN := $(B)/transports/kernels/kernels.fatbin
+endif
+
 LAYERS := transports backends/engine backends/trainer fs mount-helpers
 SRC = $(wildcard $(1)/*.c)
 OBJ = $(patsubst %.c,$(B)/%.o,$(call SRC,$(1)))
+OBJ_transports := $(call OBJ,transports) $(B)/transports/kernels/fatbin.o
 A_transports := $(B)/libws-transports.a
 A_engine := $(B)/libws-engine.a
 A_trainer := $(B)/libws-trainer.a
@@ -86,7 +104,8 @@ $(TOP)/libfuse/config.mk: .ci/libfuse
 $(B)/.flags: TEXT = $(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)
 $(B)/.commit: TEXT = $(VERSION)$(addprefix +,$(COMMIT))
 $(B)/.prefix: TEXT = $(PREFIX) $(LIBDIR) $(INCLUDEDIR)
-$(B)/.flags $(B)/.commit $(B)/.prefix: FORCE
+$(B)/.kernels: TEXT = $(HAVE_NVCC) $(NVCC_FLAGS)
+$(B)/.flags $(B)/.commit $(B)/.prefix $(B)/.kernels: FORCE
 	@mkdir -p $(@D)
 	@echo '$(subst ','\'',$(TEXT))' | cmp -s - $@ || echo '$(subst ','\'',$(TEXT))' >$@
 
@@ -98,7 +117,16 @@ $(B)/%.o: %.c $(TOP)/libfuse/config.mk $(B)/.flags
 $(B)/mount-helpers/version.o: $(B)/.commit
 $(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"'
 
-$(A_transports): $(call OBJ,transports)
+# The kernels, as bytes; with no nvcc the object says that there are none.
+ifneq ($(HAVE_NVCC),)
+$(FATBIN): transports/kernels/kernels.cu $(B)/.kernels
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)$(HAVE_NVCC) $(NVCC_FLAGS) -MD -MP -MF $(@:.fatbin=.d) -MT $@ -o $@ $<
+endif
+$(B)/transports/kernels/fatbin.o: $(FATBIN) $(B)/.kernels
+$(B)/transports/kernels/fatbin.o: EXTRA = $(if $(FATBIN),-DWS_FATBIN='"$(FATBIN)"')
+
+$(A_transports): $(OBJ_transports)
 $(A_engine): $(call OBJ,backends/engine)
 $(A_trainer): $(call OBJ,backends/trainer)
 $(A_fs): $(call OBJ,fs)
@@ -114,7 +142,7 @@ $(B)/libwsync.so: $(BACKENDS) backends/trainer/libwsync.map
 		-Wl,--whole-archive $(A_trainer) -Wl,--no-whole-archive $(A_engine) $(A_transports) $(LIBS)
 	@ln -sf $(@F) $@.0
 
-$(B)/libwsync.a: $(call OBJ,backends/trainer) $(call OBJ,backends/engine) $(call OBJ,transports)
+$(B)/libwsync.a: $(call OBJ,backends/trainer) $(call OBJ,backends/engine) $(OBJ_transports)
 	$(call say,AR,$@)rm -f $@ && ar rcs $@ $^
 
 $(B)/wsync.pc: backends/trainer/wsync.pc.in Makefile $(B)/.prefix
@@ -128,7 +156,7 @@ $(TOP)/man/.stamp: $(TOP)/wsync
 	$(call say,MAN,$(@D))set -e; $(TOP)/wsync help --man >$(@D)/wsync.1; \
 	for c in $$($(TOP)/wsync help --list); do $(TOP)/wsync help --man $$c >$(@D)/wsync-$$c.1; done; touch $@
 
-DATABASE = $(foreach d,$(LAYERS) backends/trainer/examples $(wildcard tests/*),$(call SRC,$(d)))
+DATABASE = $(foreach d,$(LAYERS) transports/kernels backends/trainer/examples $(wildcard tests/*),$(call SRC,$(d)))
 $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 	@mkdir -p $(@D)
 	$(call say,GEN,$@){ echo '['; sep=; for f in $(DATABASE); do \
@@ -160,7 +188,7 @@ $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
 
 # The fuzzers have objects of their own, by clang; only what parses is in them.
 FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS)
-FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) fs/grammar.c $(patsubst %,backends/trainer/%.c, \
+FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) transports/kernels/fatbin.c fs/grammar.c $(patsubst %,backends/trainer/%.c, \
 	strategy sync_info update_request update_request_read chunk piece abi arena last_error))
 $(TOP)/fuzz/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
@@ -222,7 +250,7 @@ uninstall: ## remove what install put there
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
 
 # --- care ---
-C_FILES = $(foreach d,$(LAYERS) backends/trainer/examples $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h))
+C_FILES = $(foreach d,$(LAYERS) transports/kernels backends/trainer/examples $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h $(d)/*.cu))
 SHELL_FILES = .ci/deps .ci/libfuse .ci/python .ci/run $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
 .PHONY: format lint lint-format lint-tidy lint-cppcheck lint-shell clean help
 format: deps-lint ## format all C files
