@@ -45,8 +45,8 @@ endif
 
 WARN := -Wall -Wextra -Werror -Wno-unknown-warning-option -Wno-format-truncation -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef
 CFLAGS ?= -O2 -g
-ALL_CFLAGS := -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
-	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS)
+ALL_CFLAGS = -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
+	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS) $(GPU_FLAGS)
 LIBS = -Wl,--as-needed $(PKG_LIBS) $(SYSTEMD_LIBS) -pthread
 
 ifeq ($(shell uname -m),x86_64)
@@ -55,11 +55,16 @@ FLAGS_avx512 := -mbmi -mlzcnt -mpopcnt -mavx512f -mavx512bw -mavx512vl -mavx512d
 endif
 vector_flags = $(if $(filter %_avx2,$(1)),$(FLAGS_avx2))$(if $(filter %_avx512,$(1)),$(FLAGS_avx512))
 
-# --- GPUs: what is found is used; `make HAVE_NVCC=` and the like build as if it were not there ---
-CUDA_HOME ?= /usr/local/cuda
-HAVE_CUDA := $(firstword $(wildcard $(CUDA_HOME)/include/cuda.h /usr/include/cuda.h))
-HAVE_NCCL := $(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/local/include/nccl.h /usr/include/nccl.h))
-HAVE_NVCC := $(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc 2>/dev/null))
+# --- CUDA and NCCL are opened at run time: the build wants their headers, and nvcc for the kernels. Without, it
+# leaves out what needs them, and `wsync version` says so (HAVE_CUDA=, HAVE_NCCL=, HAVE_NVCC= do that on purpose). ---
+CUDA_HOME ?= $(patsubst %/include/cuda.h,%,$(firstword $(wildcard /usr/local/cuda/include/cuda.h /usr/include/cuda.h)))
+NCCL_HOME ?= $(patsubst %/include/nccl.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/local/include/nccl.h /usr/include/nccl.h)))
+HAVE_CUDA := $(wildcard $(CUDA_HOME)/include/cuda.h)
+HAVE_NCCL := $(if $(HAVE_CUDA),$(wildcard $(NCCL_HOME)/include/nccl.h))
+HAVE_NVCC := $(if $(HAVE_CUDA),$(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc 2>/dev/null)))
+GPU_FLAGS := $(if $(HAVE_CUDA),-DWS_HAVE_CUDA=1) $(if $(HAVE_NCCL),-DWS_HAVE_NCCL=1) $(if $(HAVE_NVCC),-DWS_HAVE_NVCC=1)
+gpu_headers = $(if $(HAVE_CUDA),-isystem $(CUDA_HOME)/include) $(if $(HAVE_NCCL),-isystem $(NCCL_HOME)/include)
+LEFT_OUT := $(if $(HAVE_CUDA),transports/device_absent.c,transports/cuda.c $(wildcard transports/device_cuda*.c))
 # Machine code for these; other devices, later ones too, take the intermediate code of the oldest.
 CUDA_ARCHS := 80 90 100
 CUDA_OLDEST := 75
@@ -73,7 +78,7 @@ FATBIN := $(B)/transports/kernels/kernels.fatbin
 endif
 
 LAYERS := transports backends/engine backends/trainer fs mount-helpers
-SRC = $(wildcard $(1)/*.c)
+SRC = $(filter-out $(LEFT_OUT),$(wildcard $(1)/*.c))
 OBJ = $(patsubst %.c,$(B)/%.o,$(call SRC,$(1)))
 OBJ_transports := $(call OBJ,transports) $(B)/transports/kernels/fatbin.o
 A_transports := $(B)/libws-transports.a
@@ -92,6 +97,8 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(TOP)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 # The sources of a folder that are no programs of their own (those begin with a prefix).
 HELPERS = $(foreach f,$(wildcard $(1)/*.c),$(if $(filter $(2)%,$(notdir $f)),,$(B)/$(f:.c=.o)))
 FIXTURES := $(call OBJ,tests/fixtures)
+# What stands in for the GPU's libraries.
+FAKES := $(if $(HAVE_CUDA),$(B)/tests/fakes/libcuda.so.1) $(if $(HAVE_NCCL),$(B)/tests/fakes/libnccl.so.2)
 
 .PHONY: all
 all: $(B)/wsync $(B)/libwsync.so $(B)/libwsync.a $(B)/wsync.pc $(if $(SAN),,man $(TOP)/compile_commands.json) ## build everything but the tests
@@ -113,7 +120,7 @@ $(B)/.flags $(B)/.commit $(B)/.prefix $(B)/.kernels: FORCE
 $(B)/%.o: %.c $(TOP)/libfuse/config.mk $(B)/.flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)$(CC) $(ALL_CFLAGS) $(if $(filter fs/% mount-helpers/% tests/%,$<),$(FUSE_CFLAGS)) \
-		$(call vector_flags,$*) $(EXTRA) -MMD -MP -c $< -o $@
+		$(call vector_flags,$*) $(if $(filter transports/% tests/%,$<),$(gpu_headers)) $(EXTRA) -MMD -MP -c $< -o $@
 $(B)/mount-helpers/version.o: $(B)/.commit
 $(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"'
 
@@ -162,11 +169,11 @@ $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 	$(call say,GEN,$@){ echo '['; sep=; for f in $(DATABASE); do \
 		case $$f in *_avx2.c) v='$(FLAGS_avx2)';; *_avx512.c) v='$(FLAGS_avx512)';; *) v=;; esac; \
 		printf '%s{"directory":"%s","file":"%s","command":"%s"}\n' "$$sep" "$(CURDIR)" "$$f" \
-		"$(subst ",\\\",$(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)) $$v -c $$f"; sep=,; done; echo ']'; } >$@
+		"$(subst ",\\\",$(CC) $(ALL_CFLAGS) $(gpu_headers) $(FUSE_CFLAGS)) $$v -c $$f"; sep=,; done; echo ']'; } >$@
 
 # --- tests ---
 .PHONY: test-programs
-test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(EXAMPLES) $(B)/wsync ## build the tests' programs
+test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(FAKES) $(EXAMPLES) $(B)/wsync ## build the tests' programs
 
 link_test = $(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -o $@ $^ $(1) $(LIBS) -lcmocka -lm
 $(UNIT): $(B)/%: $(B)/%.o $(FIXTURES) $(BACKENDS)
@@ -180,6 +187,14 @@ $(TOOLS): $(B)/%: $(B)/%.o $(FIXTURES) $(A_fs) $(BACKENDS)
 $(BENCHES): $(B)/%: $(B)/%.o $(call HELPERS,tests/bench,bench_) $(call HELPERS,tests/conformance,test_) $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS))
 
+# They stay in the process once they were opened: their threads run on.
+$(B)/tests/fakes/libcuda.so.1: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/fake_*.c))
+$(B)/tests/fakes/libnccl.so.2: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/nccl_*.c))
+# Kernels' bodies fill and read short arrays by two loops of one count, which the compiler loses sight of.
+$(B)/tests/fakes/fake_kernels.o: EXTRA = -Wno-maybe-uninitialized
+$(FAKES):
+	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -shared -Wl,-soname,$(@F) -Wl,-z,nodelete -o $@ $^ -pthread
+
 # As a user builds them: the installed header's name, the shared library, nothing else of this tree.
 $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
 	@mkdir -p $(@D)
@@ -187,7 +202,7 @@ $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
 		$(if $(SAN),$(LIBS))
 
 # The fuzzers have objects of their own, by clang; only what parses is in them.
-FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS)
+FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS) $(GPU_FLAGS) $(gpu_headers)
 FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) transports/kernels/fatbin.c fs/grammar.c $(patsubst %,backends/trainer/%.c, \
 	strategy sync_info update_request update_request_read chunk piece abi arena last_error))
 $(TOP)/fuzz/%.o: %.c $(B)/.flags

@@ -1,5 +1,5 @@
-/* CUDA's driver, opened at run time: one list of symbols, of which those of another driver that are missing are
- * named. Only device_cuda*.c call it. The library is libcuda.so.1; $WSYNC_LIBCUDA names another (tests).
+/* CUDA's driver, opened at run time: one list of symbols, of which those of another driver that are missing
+ * are named. Only device_cuda*.c call it. The library is libcuda.so.1; $WSYNC_LIBCUDA names another (tests).
  * Thread safe. */
 #ifndef WS_TRANSPORTS_CUDA_H
 #define WS_TRANSPORTS_CUDA_H
@@ -77,8 +77,8 @@ struct ws_cuda {
 const struct ws_cuda *ws_cuda_open(struct ws_error *why);
 /* The driver where this process has it open already, by whomever; NULL: it has not. */
 const struct ws_cuda *ws_cuda_if_open(void);
-/* A driver's result as -errno; what: "copying 12 bytes". 0 for success. The driver's own words are in err, and
- * logged once a kind of failure. */
+/* A driver's result as -errno; what: "copying 12 bytes". 0 for success. The driver's own words are in err,
+ * and logged once a kind of failure. */
 int ws_cuda_result(CUresult rc, struct ws_error *err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

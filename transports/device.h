@@ -1,10 +1,10 @@
-/* Device: kinds of memory (host, cuda) behind one table, and what can be done with memory of a kind: queues that
- * copy, marks that say when, pinning, sharing with other processes of the host, kernels. After libfabric's
- * memory kinds: every slot is there, and what a kind or a build cannot do answers -ENOTSUP with a reason, so
- * that no caller tests for NULL.
+/* Device: kinds of memory (host, cuda) behind one table, and what can be done with memory of a kind: queues
+ * that copy, marks that say when, pinning, sharing with other processes of the host, kernels. After
+ * libfabric's memory kinds: every slot is there, and what a kind or a build cannot do answers -ENOTSUP with a
+ * reason, so that no caller tests for NULL.
  *
- * cuda goes through the driver's API, opened at run time (cuda.h): one binary runs with and without a GPU, and
- * a build without CUDA's headers has a cuda kind that says so. Addresses are plain pointers (unified
+ * cuda goes through the driver's API, opened at run time (cuda.h): one binary runs with and without a GPU,
+ * and a build without CUDA's headers has a cuda kind that says so. Addresses are plain pointers (unified
  * addressing); those of a device must not be touched by the CPU.
  *
  * A queue is one stream with its own order: it waits for nobody's work but what it was told to follow. It is
@@ -18,7 +18,9 @@
 
 enum ws_kind { WS_HOST, WS_CUDA, WS_N_KINDS };
 
-#define WS_UUID_BYTES   44 /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" and its end, as nvidia-smi prints it */
+#define WS_UUID_BYTES                                                                                        \
+    44 /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" and its end, as nvidia-smi prints it                    \
+        */
 #define WS_HANDLE_BYTES 64 /* of a shared allocation or mark */
 
 struct ws_device_info {
@@ -34,13 +36,13 @@ struct ws_queue { /* the head of each kind's own */
     const struct ws_device_ops *ops;
     int device;
 };
-struct ws_mark { /* a place in a queue's order; likewise */
+struct ws_event { /* a place in a queue's order; likewise */
     const struct ws_device_ops *ops;
     int device;
 };
 
-/* Rows of planes, all sizes in bytes: dst + z * dst_plane + y * dst_row + x. A plane step is a multiple of its
- * row step. */
+/* Rows of planes, all sizes in bytes: dst + z * dst_plane + y * dst_row + x. A plane step is a multiple of
+ * its row step. */
 struct ws_box_copy {
     void *dst;
     const void *src;
@@ -62,6 +64,7 @@ enum ws_kernel {
     WS_KERNEL_GATHER,
     WS_KERNEL_DIFF_COUNT,
     WS_KERNEL_DIFF_PACK,
+    WS_KERNEL_DIFF_PATCH,
     WS_N_KERNELS
 };
 
@@ -76,12 +79,14 @@ struct ws_device_ops {
     int (*describe)(int device, struct ws_device_info *out, struct ws_error *err);
     /* Can the one read the other's memory? 0, or -EXDEV with a reason. Opens the way. */
     int (*reaches)(int device, int peer, struct ws_error *why);
+    /* Has this process the kind's driver open, by whomever? */
+    bool (*is_open)(void);
     /* Is p this kind's memory, and of which device? Opens nothing: a process that has such memory has its
      * driver open. */
     bool (*owns)(const void *p, int *device);
 
     int (*queue_new)(int device, struct ws_queue **out, struct ws_error *err);
-    void (*queue_free)(struct ws_queue *q); /* waits for what is queued */
+    void (*queue_free)(struct ws_queue *q);    /* waits for what is queued */
     void *(*queue_stream)(struct ws_queue *q); /* CUstream, for a library that wants one */
     /* What is queued from now on waits for what is in the stream by now (a CUstream; NULL: the default one, 1
      * and 2 as CUDA has them: the legacy and the thread's). */
@@ -97,21 +102,22 @@ struct ws_device_ops {
     int (*finish)(struct ws_queue *q, struct ws_error *err);
 
     /* mark_new: shared: may be exported. mark: the mark is now here in the queue, and nowhere else. */
-    int (*mark_new)(int device, bool shared, struct ws_mark **out, struct ws_error *err);
-    void (*mark_free)(struct ws_mark *m);
-    int (*mark)(struct ws_queue *q, struct ws_mark *m, struct ws_error *err);
-    int (*mark_wait)(struct ws_mark *m, struct ws_error *err);  /* on the host */
-    int (*mark_done)(struct ws_mark *m, struct ws_error *err);  /* 0, -EAGAIN: not yet, -EIO */
-    int (*follow_mark)(struct ws_queue *q, struct ws_mark *m, struct ws_error *err);
+    int (*mark_new)(int device, bool shared, struct ws_event **out, struct ws_error *err);
+    void (*mark_free)(struct ws_event *m);
+    int (*mark)(struct ws_queue *q, struct ws_event *m, struct ws_error *err);
+    int (*mark_wait)(struct ws_event *m, struct ws_error *err); /* on the host */
+    int (*mark_done)(struct ws_event *m, struct ws_error *err); /* 0, -EAGAIN: not yet, -EIO */
+    int (*follow_mark)(struct ws_queue *q, struct ws_event *m, struct ws_error *err);
 
     int (*alloc)(int device, size_t bytes, void **out, struct ws_error *err); /* -ENOMEM with the figures */
-    void (*release)(int device, void *p);                                    /* NULL is fine */
-    int (*alloc_pinned)(size_t bytes, void **out, struct ws_error *err); /* host memory that devices know */
-    void (*release_pinned)(void *p);                                    /* NULL is fine */
-    /* Makes host memory (page aligned) known to the driver, so that copies run at the link's speed: costs time
-     * in proportion to it, so it is done once. -ENOMEM: RLIMIT_MEMLOCK; -ENOTSUP. */
-    int (*pin)(void *p, size_t bytes, struct ws_error *err);
-    void (*unpin)(void *p);
+    void (*release)(int device, void *p);                                     /* NULL is fine */
+    /* Host memory that every device knows; device: the one whose context does it. */
+    int (*alloc_pinned)(int device, size_t bytes, void **out, struct ws_error *err);
+    void (*release_pinned)(int device, void *p); /* NULL is fine */
+    /* Makes host memory (page aligned) known to the driver, so that copies run at the link's speed: costs
+     * time in proportion to it, so it is done once. -ENOMEM: RLIMIT_MEMLOCK; -ENOTSUP. */
+    int (*pin)(int device, void *p, size_t bytes, struct ws_error *err);
+    void (*unpin)(int device, void *p);
 
     /* The extent that p lies in. -EOPNOTSUPP: its memory cannot be shared, and why. */
     int (*extent)(const void *p, struct ws_extent *out, struct ws_error *err);
@@ -124,8 +130,8 @@ struct ws_device_ops {
     int (*open_fds)(int device, const int *fds, const uint64_t *bytes, size_t n, void **out,
                     struct ws_error *err);
     void (*close)(int device, void *p); /* what either has opened; NULL is fine */
-    int (*mark_share)(struct ws_mark *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err);
-    int (*mark_open)(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_mark **out,
+    int (*mark_share)(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err);
+    int (*mark_open)(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
                      struct ws_error *err);
 };
 

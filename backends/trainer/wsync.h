@@ -81,7 +81,8 @@ typedef struct wsync_param {
     wsync_dtype dtype; /* of the file, and of the source unless it converts */
     unsigned n_dims;
     uint64_t shape[WSYNC_MAX_DIMS]; /* global */
-    const void *data;               /* host memory; first element of the piece */
+    /* First element of the piece, in host memory or a GPU's (that is found out by itself). */
+    const void *data;
     wsync_piece piece;
     const char *file; /* shard file it goes to; NULL: by shard_bytes */
     /* 0: data is of dtype. 1: data is of data_dtype, strides count its elements, and becomes dtype in the
@@ -92,6 +93,9 @@ typedef struct wsync_param {
      * 0x7fff on a GPU), and one of our own makes equal sources equal bytes. */
     int converts;
     wsync_dtype data_dtype;
+    /* data on a GPU: the stream (CUstream, cudaStream_t; NULL: the default one) whose work writes it. Copies
+     * wait for what is in it when they are asked for, on a stream of their own. */
+    void *stream;
 } wsync_param;
 
 typedef struct wsync_config {
@@ -110,6 +114,17 @@ typedef struct wsync_config {
     /* progress of long calls: done and total bytes; may be NULL. Called on the calling thread. */
     void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_arg;
+    /* Parameters on GPUs are offered to processes of this host there, too, device to device (wsync_map_gpu):
+     * "cuda_ipc": the parameters' own memory, nothing is copied, and the caller must not change it before
+     * wsync_unshare; "packed_cuda_ipc": one buffer a dtype and device, two of them in turn, which takes twice
+     * the size of what this rank holds on the device; NULL: they are not. */
+    const char *share;
+    /* With share: the host's slot is filled only when somebody reads the version's files. A version that
+     * nobody has read is gone once its memory on the GPU is given up. */
+    int on_demand;
+    /* Keeps the last published bytes on the GPU (as many as this rank writes) and copies what has changed
+     * only; by itself all of it where more than a third has. */
+    int gpu_delta;
 } wsync_config;
 
 typedef struct wsync_publisher wsync_publisher;
@@ -167,6 +182,52 @@ int wsync_open_version(const char *agent, const char *model, uint64_t version, w
  * NULL: there are no more. */
 const char *wsync_version_file(const wsync_version_files *v, size_t i, int *fd, uint64_t *bytes);
 void wsync_close_version(wsync_version_files *v); /* NULL is fine */
+
+/* --- GPUs: versions that are shared device to device on one host --- */
+
+/* How this publisher's last version left the GPUs, and why not faster, as one sentence for people ("3.4 GB by
+ * pinned copies in 61 ms, 55 GB/s; ..."); empty: nothing was on one. Valid until the next call. */
+const char *wsync_gpu_report(const wsync_publisher *pub);
+/* Takes back what is shared (config's share): no process can open it any more, and this waits until every one
+ * that has it has closed it or has ended. Then the parameters may be changed, with "cuda_ipc". -ETIMEDOUT
+ * names who still has it (and it stays closed to others; call again). timeout_ms -1: no limit. Fine where
+ * nothing is shared. */
+int wsync_unshare(wsync_publisher *pub, int timeout_ms);
+
+/* One rank's piece of one tensor, in a GPU's memory. */
+typedef struct wsync_gpu_tensor {
+    const char *name;
+    wsync_dtype dtype;
+    unsigned n_dims;
+    uint64_t shape[WSYNC_MAX_DIMS]; /* of the whole tensor */
+    wsync_piece piece;              /* which part of it this is; strides are those in data */
+    const void *data;               /* device memory of this process's mapping, read only by agreement */
+    int device;                     /* as this process counts them */
+    const char *gpu_uuid;
+    /* Of data, where it is not the file's already: as in wsync_param. */
+    int converts;
+    wsync_dtype data_dtype;
+} wsync_gpu_tensor;
+typedef struct wsync_gpu_map wsync_gpu_map;
+/* Opens a version's memory on the GPUs. agent: "unix:PATH", NULL as in wsync_config. version 0: the newest
+ * that is shared. The trainer waits for wsync_unmap_gpu, or this process's end. -ENOENT: it is not shared
+ * (any more); -ESTALE: another lineage's; -ENODEV: its device is not visible here; -EXDEV: not reachable from
+ * here (another namespace, no peer access); -ENOTSUP: no driver, or built without. Thread safe; one map by
+ * one thread at a time. */
+int wsync_map_gpu(const char *agent, const char *model, uint64_t version, wsync_gpu_map **out);
+uint64_t wsync_gpu_map_version(const wsync_gpu_map *map);
+const char *wsync_gpu_map_run(const wsync_gpu_map *map);
+/* The i-th piece, ordered by name and place; NULL beyond the last. Valid until unmap. */
+const wsync_gpu_tensor *wsync_gpu_map_tensor(const wsync_gpu_map *map, size_t i);
+/* Copies that piece, contiguous and in the file's dtype, to dst (host or device memory of `bytes` bytes,
+ * exactly its size): done when it returns. */
+int wsync_gpu_map_copy(wsync_gpu_map *map, size_t i, void *dst, size_t bytes);
+void wsync_unmap_gpu(wsync_gpu_map *map); /* NULL is fine */
+
+/* Copies bytes of an open file (of a mounted version, say) to device memory at dst, through pinned buffers,
+ * by several threads: as fast as the link where the file is in memory. Done when it returns. -EINVAL: dst is
+ * no device memory; -ENODATA: the file is shorter; else read's. Thread safe. */
+int wsync_file_to_gpu(int fd, uint64_t offset, uint64_t bytes, void *dst);
 
 /* --- extraction: what a training framework holds, as parameters in the names of the Hugging Face file --- */
 
