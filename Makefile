@@ -31,7 +31,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real bench format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu bench bench-gpu format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd libzmq
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -133,6 +133,15 @@ endif
 $(B)/transports/kernels/fatbin.o: $(FATBIN) $(B)/.kernels
 $(B)/transports/kernels/fatbin.o: EXTRA = $(if $(FATBIN),-DWS_FATBIN='"$(FATBIN)"')
 
+# What a trainer computes while the benchmarks offload.
+ifneq ($(HAVE_NVCC),)
+$(B)/tests/bench/matmul.fatbin: tests/bench/matmul.cu $(B)/.kernels
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)$(HAVE_NVCC) $(NVCC_FLAGS) -o $@ $<
+$(B)/tests/bench/bench_gpu_offload.o: $(B)/tests/bench/matmul.fatbin
+$(B)/tests/bench/bench_gpu_offload.o: EXTRA = -DWS_MATMUL='"$(B)/tests/bench/matmul.fatbin"'
+endif
+
 $(A_transports): $(OBJ_transports)
 $(A_engine): $(call OBJ,backends/engine)
 $(A_trainer): $(call OBJ,backends/trainer)
@@ -212,7 +221,7 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real bench
+.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu bench bench-gpu
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:
@@ -231,6 +240,11 @@ test: deps-test ## install what it needs, build, pass all tests (SAN=...: those 
 	$(Q)tests/run $(SAN)
 test-real: deps-real ## fetch real engines and trainers (several GB, once), build, test with them on tiny models
 	$(Q)tests/run real
+test-gpu: deps-test ## the tests of GPUs on this machine's GPU instead of the stand-in driver
+	$(Q)TEST_GPU=1 tests/run gpu
+bench-gpu: deps-test ## what a GPU does: the benchmarks named bench_gpu_*
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
+	$(Q)tests/bench/run gpu
 bench: deps-test ## measure; prints ratios and writes build/bench.json
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	$(Q)tests/bench/run
