@@ -90,7 +90,7 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
 {
     static const size_t to_bytes[WS_CONVERSION_COUNT] = {0, 2, 2, 4, 4, 2, 2};
     unsigned n = (unsigned)below(most_dims + 1), order[WS_MAX_DIMS];
-    uint64_t total = 1;
+    uint64_t total = 1, left = 40000;
     int64_t step = 1, lowest = 0, highest = 0;
     *p = (struct piece){.box = {.n_dims = n,
                                 .shape = p->shape,
@@ -100,7 +100,7 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
                                 .element_bytes = conversion ? to_bytes[conversion] : 1U << below(4),
                                 .conversion = conversion}};
     for (unsigned d = 0; d < n; d++) {
-        const uint64_t left = 40000 / total + 1, room = 1 + below(most < left ? most : left);
+        const uint64_t room = 1 + below(most < left ? most : left + 1);
         p->shape[d] = room + below(3);
         p->offset[d] = below(p->shape[d]);
         p->size[d] = 1 + below(p->shape[d] - p->offset[d]);
@@ -109,6 +109,7 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
             p->size[d] = p->shape[d];
         }
         total *= p->shape[d];
+        left /= p->shape[d];
         order[d] = d;
     }
     for (unsigned d = n; d > 1 && below(2); d--) { /* else as it is */
