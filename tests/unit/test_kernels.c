@@ -77,7 +77,7 @@ struct piece {
     struct ws_runs runs;
     unsigned char *memory;
     const unsigned char *src;
-    uint64_t tensor_bytes;
+    uint64_t elements, tensor_bytes; /* of the box; of the tensor */
 };
 
 static void free_piece(struct piece *p)
@@ -98,7 +98,8 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
                                 .size = p->size,
                                 .src_strides = p->strides,
                                 .element_bytes = conversion ? to_bytes[conversion] : 1U << below(4),
-                                .conversion = conversion}};
+                                .conversion = conversion},
+                        .elements = 1};
     for (unsigned d = 0; d < n; d++) {
         const uint64_t room = 1 + below(most < left ? most : left + 1);
         p->shape[d] = room + below(3);
@@ -109,6 +110,7 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
             p->size[d] = p->shape[d];
         }
         total *= p->shape[d];
+        p->elements *= p->size[d];
         left /= p->shape[d];
         order[d] = d;
     }
@@ -134,7 +136,7 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
 /* Elements of the box, cut anywhere between two of them, in one launch; by both forms. */
 static void check_piece(struct piece *p)
 {
-    const size_t width = p->runs.element_bytes, n = p->runs.bytes / width, bytes = p->tensor_bytes;
+    const size_t width = p->runs.element_bytes, n = p->elements, bytes = p->tensor_bytes;
     const size_t shift = GUARD + below(9) * width;
     unsigned char *right = cpu_filled(bytes + 2 * GUARD + 64), *placed = cpu_filled(bytes + 2 * GUARD + 64),
                   *packed = cpu_filled(bytes + 2 * GUARD + 64), *flat = cpu_filled(bytes + 2 * GUARD + 64);
