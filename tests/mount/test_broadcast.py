@@ -27,7 +27,7 @@ def need_stand_ins():
 def told(nccl="", cuda="", **other):
     """The environment that processes started meanwhile have."""
     env = dict(WSYNC_LIBCUDA=CUDA, WSYNC_LIBNCCL=NCCL, WSYNC_FAKE_CUDA=",".join(filter(None, ("devices=5", cuda))),
-               WSYNC_FAKE_NCCL=nccl, **other)
+               WSYNC_FAKE_NCCL=nccl) | other
     before = {name: os.environ.get(name) for name in env}
     os.environ.update(env)
     try:
@@ -63,8 +63,8 @@ class Receiver:
         self.process.stdout.close()
 
     def says(self, seconds=30):
-        out, _ = self.process.communicate(timeout=seconds * SLOW)
-        return out.strip()
+        self.process.wait(seconds * SLOW)
+        return self.process.stdout.read().strip()
 
     def fails(self, seconds=30):
         name, n, text = self.says(seconds).split(" ", 2)
@@ -189,7 +189,6 @@ def test_refused(stack):
         name, _, text = Receiver(stack, url).fails()
         assert name in ("ENOTSUP", "EOPNOTSUPP") and "broadcasts nothing" in text, (name, text)
     with told(WSYNC_LIBNCCL="/nowhere/libnccl.so.2"):
-        os.environ["WSYNC_LIBNCCL"] = "/nowhere/libnccl.so.2"
         auto = Agent(stack, "--broadcast", "auto")
         assert "nothing is broadcast: there is no NCCL" in auto.text(), auto.text()
         r = wsync("agent", "--listen", "127.0.0.1:0", "--socket", "none", "--broadcast", "0", check=False)
