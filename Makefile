@@ -45,7 +45,7 @@ endif
 
 WARN := -Wall -Wextra -Werror -Wno-unknown-warning-option -Wno-format-truncation -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef
 CFLAGS ?= -O2 -g
-ALL_CFLAGS := -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
+ALL_CFLAGS = -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
 	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS) $(GPU_FLAGS)
 LIBS = -Wl,--as-needed $(PKG_LIBS) $(SYSTEMD_LIBS) -pthread
 
@@ -65,7 +65,8 @@ HAVE_NCCL := $(if $(HAVE_CUDA),$(if $(wildcard $(NCCL_HOME)/include/nccl.h),1))
 HAVE_NVCC := $(if $(HAVE_CUDA),$(if $(NVCC),1))
 GPU_FLAGS := $(addprefix -DWS_HAVE_CUDA=,$(HAVE_CUDA)) $(addprefix -DWS_HAVE_NCCL=,$(HAVE_NCCL)) $(addprefix -DWS_HAVE_NVCC=,$(HAVE_NVCC))
 gpu_headers = $(if $(HAVE_CUDA),-isystem $(CUDA_HOME)/include) $(if $(HAVE_NCCL),-isystem $(NCCL_HOME)/include)
-LEFT_OUT := $(if $(HAVE_CUDA),transports/device_absent.c,transports/cuda.c $(wildcard transports/device_cuda*.c))
+LEFT_OUT := $(if $(HAVE_CUDA),transports/device_absent.c,transports/cuda.c $(wildcard transports/device_cuda*.c)) \
+	$(if $(wildcard transports/broadcast_receive.c),transports/broadcast_absent.c)
 
 LAYERS := transports backends/engine backends/trainer fs mount-helpers
 SRC = $(filter-out $(LEFT_OUT),$(wildcard $(1)/*.c))
