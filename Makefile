@@ -98,6 +98,8 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(TOP)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 # The sources of a folder that are no programs of their own (those begin with a prefix).
 HELPERS = $(foreach f,$(wildcard $(1)/*.c),$(if $(filter $(2)%,$(notdir $f)),,$(B)/$(f:.c=.o)))
 FIXTURES := $(call OBJ,tests/fixtures)
+# What stands in for the GPU's libraries.
+FAKES := $(if $(HAVE_CUDA),$(B)/tests/fakes/libcuda.so.1) $(if $(HAVE_NCCL),$(B)/tests/fakes/libnccl.so.2)
 
 .PHONY: all
 all: $(B)/wsync $(B)/libwsync.so $(B)/libwsync.a $(B)/wsync.pc $(if $(SAN),,man $(TOP)/compile_commands.json) ## build everything but the tests
@@ -172,7 +174,7 @@ $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 
 # --- tests ---
 .PHONY: test-programs
-test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(EXAMPLES) $(B)/wsync ## build the tests' programs
+test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(FAKES) $(EXAMPLES) $(B)/wsync ## build the tests' programs
 
 link_test = $(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -o $@ $^ $(1) $(LIBS) -lcmocka -lm
 $(UNIT): $(B)/%: $(B)/%.o $(FIXTURES) $(BACKENDS)
@@ -185,6 +187,14 @@ $(TOOLS): $(B)/%: $(B)/%.o $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS) $(shell pkg-config --libs liburing))
 $(BENCHES): $(B)/%: $(B)/%.o $(call HELPERS,tests/bench,bench_) $(call HELPERS,tests/conformance,test_) $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS))
+
+# They stay in the process once they were opened: their threads run on.
+$(B)/tests/fakes/libcuda.so.1: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/fake_*.c))
+$(B)/tests/fakes/libnccl.so.2: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/nccl_*.c))
+# Kernels' bodies fill and read short arrays by two loops of one count, which the compiler loses sight of.
+$(B)/tests/fakes/fake_kernels.o: EXTRA = -Wno-maybe-uninitialized
+$(FAKES):
+	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -shared -Wl,-soname,$(@F) -Wl,-z,nodelete -o $@ $^ -pthread
 
 # As a user builds them: the installed header's name, the shared library, nothing else of this tree.
 $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
