@@ -34,6 +34,11 @@ int ws_strategies_rank(const struct ws_strategies *s, int id)
     return -1;
 }
 
+int ws_strategies_at(const struct ws_strategies *s, int rank)
+{
+    return spelled_out(s)->id[rank];
+}
+
 const char *ws_strategies_name(int id)
 {
     return id == WS_NO_STRATEGY ? "none" : ws_strategy_of((wsync_strategy_id)id)->about.name;

@@ -29,6 +29,8 @@ WS_MUST_USE int ws_strategies_parse(const char *text, struct ws_strategies *out,
 void ws_strategies_text(const struct ws_strategies *s, char out[WS_STRATEGIES_CHARS]);
 /* Its place in the list, the best one's is 0; negative: not in it. */
 int ws_strategies_rank(const struct ws_strategies *s, int id);
+/* The one at that place. */
+int ws_strategies_at(const struct ws_strategies *s, int rank);
 /* The one that a source of that URL serves by, or WS_NO_STRATEGY. */
 int ws_strategies_of_url(const char *url);
 /* "tcp"; "none" of WS_NO_STRATEGY. */
