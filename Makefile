@@ -65,7 +65,7 @@ HAVE_NVCC := $(if $(HAVE_CUDA),$(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell co
 GPU_FLAGS := $(if $(HAVE_CUDA),-DWS_HAVE_CUDA=1) $(if $(HAVE_NCCL),-DWS_HAVE_NCCL=1) $(if $(HAVE_NVCC),-DWS_HAVE_NVCC=1)
 gpu_headers = $(if $(HAVE_CUDA),-isystem $(CUDA_HOME)/include) $(if $(HAVE_NCCL),-isystem $(NCCL_HOME)/include)
 LEFT_OUT := $(if $(HAVE_CUDA),transports/device_absent.c,transports/cuda.c $(wildcard transports/device_cuda*.c)) \
-	$(if $(wildcard transports/broadcast_receive.c),transports/broadcast_absent.c)
+	$(if $(HAVE_NCCL),transports/nccl_absent.c,transports/nccl.c)
 # Machine code for these; other devices, later ones too, take the intermediate code of the oldest.
 CUDA_ARCHS := 80 90 100
 CUDA_OLDEST := 75

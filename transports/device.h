@@ -86,6 +86,9 @@ struct ws_device_ops {
     /* Is p this kind's memory, and of which device? Opens nothing: a process that has such memory has its
      * driver open. */
     bool (*owns)(const void *p, int *device);
+    /* Makes the device the calling thread's own until leave, for a library that goes by that (NCCL). */
+    int (*enter)(int device, struct ws_error *err);
+    void (*leave)(void);
 
     int (*queue_new)(int device, struct ws_queue **out, struct ws_error *err);
     void (*queue_free)(struct ws_queue *q);    /* waits for what is queued */

@@ -55,6 +55,17 @@ static bool owns(const void *p, int *device)
     return p != NULL;
 }
 
+static int enter(int device, struct ws_error *err)
+{
+    (void)device;
+    (void)err;
+    return 0;
+}
+
+static void leave(void)
+{
+}
+
 static int queue_new(int device, struct ws_queue **out, struct ws_error *err)
 {
     *out = malloc(sizeof(**out));
@@ -269,6 +280,8 @@ const struct ws_device_ops ws_host_device = {
     .reaches = reaches,
     .is_open = is_open,
     .owns = owns,
+    .enter = enter,
+    .leave = leave,
     .queue_new = queue_new,
     .queue_free = queue_free,
     .queue_stream = queue_stream,

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define STACK 32
@@ -106,11 +105,7 @@ CUresult cuInit(unsigned int flags)
         find_devices();
         for (unsigned i = 0; i < n_devices; i++)
             contexts[i].device = (int)i;
-        /* Forked processes have the same map of addresses: this moves what comes next. */
-        size_t shift = ((size_t)getpid() % 8191 + 1) * FAKE_GRANULARITY;
-        if (mmap(NULL, shift, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED)
-            rc = CUDA_ERROR_OUT_OF_MEMORY;
-        else if (n_devices)
+        if (n_devices)
             atomic_store(&owner, getpid());
     }
     if (rc == CUDA_SUCCESS)

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static struct fake_range **ranges;
 static size_t n_ranges, n_room;
@@ -128,9 +129,25 @@ void fake_ranges_open(CUcontext ctx, bool open)
     }
 }
 
+/* Forked processes have the same map of addresses; where ours begin depends on the process. */
+static char *next_address(size_t bytes)
+{
+    static char *next;
+    if (!next) {
+        size_t shift = ((size_t)getpid() % 8191 + 1) * FAKE_GRANULARITY;
+        void *p = mmap(NULL, shift, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED)
+            return NULL;
+        munmap(p, shift);
+        next = p;
+    }
+    return next -= (bytes + FAKE_PAGE - 1) / FAKE_PAGE * FAKE_PAGE;
+}
+
 void *fake_map(int fd, uint64_t offset, size_t bytes, int prot)
 {
-    void *p = mmap(NULL, bytes, prot, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
+    void *p = mmap(prot == PROT_NONE ? next_address(bytes) : NULL, bytes, prot, MAP_SHARED | MAP_NORESERVE,
+                   fd, (off_t)offset);
     return p == MAP_FAILED ? NULL : p;
 }
 
