@@ -1,6 +1,7 @@
 /* What GPUs and their driver can do for wsync here, tried out with 64 MiB. A step that fails ends the trial
  * of its device, since what follows would say the same. */
 #include "mount-helpers/doctor.h"
+#include "mount-helpers/doctor_kernels.h"
 #include "mount-helpers/doctor_ways.h"
 #include "mount-helpers/version.h"
 #include "transports/device.h"
@@ -56,6 +57,8 @@ static void kernels(struct trial *t)
 {
     struct ws_error err = {0};
     int rc = gpu->has_kernels(t->device, &err);
+    if (rc == 0)
+        rc = doctor_try_kernels(t->queue, t->memory, &err);
     say(t,
         rc == 0          ? DOCTOR_OK
         : rc == -ENOTSUP ? DOCTOR_NOTE
@@ -187,7 +190,6 @@ static void try_device(struct doctor *d, int device, unsigned n)
     void *memory = NULL;
     if (describe(&t) < 0)
         return;
-    kernels(&t);
     int rc = gpu->queue_new(device, &t.queue, &err);
     if (rc == 0)
         rc = gpu->alloc(device, TRIAL_BYTES, &memory, &err);
@@ -195,6 +197,7 @@ static void try_device(struct doctor *d, int device, unsigned n)
     if (rc < 0) {
         say(&t, rc == -ENOMEM ? DOCTOR_NOTE : DOCTOR_BROKEN, "memory", err.text);
     } else if (region(&t) == 0) {
+        kernels(&t);
         pinned_memory(&t);
         share(&t);
         reach_others(&t, n);
@@ -267,6 +270,7 @@ void doctor_gpu(struct doctor *d)
     } else {
         doctor_say(d, DOCTOR_BROKEN, "driver", "%s", err.text);
     }
+    doctor_nccl(d);
     namespace(d, "pid", 0xEFFFFFFCUL);
     namespace(d, "ipc", 0xEFFFFFFFUL);
     doctor_ways(d);

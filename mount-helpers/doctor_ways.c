@@ -2,7 +2,10 @@
 #include "backends/trainer/strategy.h"
 #include "fs/strategies.h"
 #include "mount-helpers/version.h"
+#include "transports/nccl.h"
+#include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 void doctor_build(struct doctor *d)
 {
@@ -16,6 +19,24 @@ void doctor_build(struct doctor *d)
         bool has = parts[i].has(&text);
         doctor_say(d, has ? DOCTOR_OK : DOCTOR_NOTE, parts[i].name, "%s", text);
     }
+}
+
+/* Where there is a library that cannot be used, something is broken. */
+static bool has_nccl(void)
+{
+    const char *text, *other = getenv("WSYNC_LIBNCCL");
+    return cli_has_nccl(&text) && dlopen(other && *other ? other : "libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
+}
+
+void doctor_nccl(struct doctor *d)
+{
+    struct ws_error why = {0};
+    int rc = ws_nccl_available(&why);
+    int release = ws_nccl_release();
+    if (rc == 0)
+        doctor_say(d, DOCTOR_OK, "NCCL", "%d.%d.%d", release / 10000, release % 10000 / 100, release % 100);
+    else
+        doctor_say(d, has_nccl() ? DOCTOR_BROKEN : DOCTOR_NOTE, "NCCL", "%s", why.text);
 }
 
 void doctor_ways(struct doctor *d)

@@ -50,7 +50,7 @@ static int is_told_to_stop(const struct ws_round_plan *p, struct ws_error *err)
 }
 
 /* Until nothing of the communicator is under way and the mark (NULL: none) is reached. */
-static int wait_for(struct ws_round *r, struct ws_mark *m, const char *what, struct ws_error *err)
+static int wait_for(struct ws_round *r, struct ws_event *m, const char *what, struct ws_error *err)
 {
     const struct ws_round_plan *p = r->plan;
     uint64_t began = ws_round_now_ns();
@@ -72,7 +72,7 @@ static int wait_for(struct ws_round *r, struct ws_mark *m, const char *what, str
     }
 }
 
-int ws_round_wait(struct ws_round *r, struct ws_mark *m, struct ws_error *err)
+int ws_round_wait(struct ws_round *r, struct ws_event *m, struct ws_error *err)
 {
     int rc = is_told_to_stop(r->plan, err);
     return rc == 0 ? wait_for(r, m, "broadcasting", err) : rc;

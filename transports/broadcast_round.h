@@ -16,7 +16,7 @@ struct ws_bucket {
     struct ws_packed_block blocks[WS_BUCKET_BLOCKS];
     size_t n, bytes;
     unsigned char *pinned, *device;
-    struct ws_mark *copied, *sent; /* to or from the device; by NCCL */
+    struct ws_event *copied, *sent; /* to or from the device; by NCCL */
 };
 
 struct ws_round {
@@ -37,7 +37,7 @@ struct ws_bucket *ws_round_next(struct ws_round *r);
 /* Queues the bucket's broadcast, after what the wire was told to follow. */
 WS_MUST_USE int ws_round_send(struct ws_round *r, struct ws_bucket *b, struct ws_error *err);
 /* Waits until the mark is reached. -ETIMEDOUT, -ECONNABORTED, -ECANCELED, -EIO. */
-WS_MUST_USE int ws_round_wait(struct ws_round *r, struct ws_mark *m, struct ws_error *err);
+WS_MUST_USE int ws_round_wait(struct ws_round *r, struct ws_event *m, struct ws_error *err);
 /* rc 0: ends it together with the others; else gives it up. Returns rc, or why the end failed; the blocks
  * that arrived are good all the same. */
 int ws_round_end(struct ws_round *r, int rc, struct ws_error *err);
