@@ -30,7 +30,7 @@ struct trial {
 static void say(struct trial *t, enum doctor_state state, const char *what, const char *text)
 {
     char name[NAME_CHARS];
-    snprintf(name, sizeof name, "device %d %s", t->device, what);
+    snprintf(name, sizeof name, "device %d%s%s", t->device, what[0] ? " " : "", what);
     doctor_say(t->doctor, state, name, "%s", text);
 }
 
