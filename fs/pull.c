@@ -229,7 +229,9 @@ static int import(struct ws_pull *p, struct ws_error *err)
     struct ws_version *v = p->version;
     const struct ws_manifest *m = atomic_load(&v->manifest);
     struct ws_region **regions = calloc(m->n_files ? m->n_files : 1, sizeof(struct ws_region *));
-    struct ws_leg leg = {0};
+    const struct ws_strategies *list = &p->route.strategies;
+    /* a source that is in no list may still broadcast */
+    struct ws_leg leg = {.control = ws_strategies_rank(list, WSYNC_BROADCAST) >= 0};
     int rc = -EAGAIN;
 
     if (!regions)
@@ -238,7 +240,9 @@ static int import(struct ws_pull *p, struct ws_error *err)
         rc = ws_route_take(&p->route, &leg, err);
         if (rc < 0)
             break;
-        rc = ws_source_map(leg.watch->source, m, regions, err);
+        rc = ws_strategies_rank(list, leg.watch->strategy) < 0
+                 ? -ENOTSUP
+                 : ws_source_map(leg.watch->source, m, regions, err);
         if (rc == 0) {
             rc = check_mapped(v, regions, err);
             if (rc == 0) {

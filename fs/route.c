@@ -169,10 +169,19 @@ void ws_route_progress(struct ws_route *r, struct ws_leg *leg)
     leg->attempts = 0;
 }
 
+/* Without the request that was answered, which is the longer part. With r->lock. */
+static void note(struct ws_route *r, int strategy, const char *why)
+{
+    const char *answer = strstr(why, " answered ");
+
+    answer = answer ? strstr(answer, ": ") : NULL;
+    snprintf(r->why_not[strategy], WS_REASON_CHARS, "%s", answer ? answer + 2 : why);
+}
+
 void ws_route_note(struct ws_route *r, int strategy, const char *why)
 {
     pthread_mutex_lock(&r->lock);
-    snprintf(r->why_not[strategy], WS_REASON_CHARS, "%s", why);
+    note(r, strategy, why);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -244,8 +253,7 @@ int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_er
     if (err)
         r->last = *err;
     r->last.code = -rc;
-    if (!leg->control)
-        snprintf(r->why_not[w->strategy], WS_REASON_CHARS, "%s", r->last.text);
+    note(r, w->strategy, r->last.text);
     if (says_gone(rc) && (up || rc == -ESTALE)) {
         r->refused |= ws_bit(w->index);
         r->gone = true;

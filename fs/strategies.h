@@ -12,8 +12,8 @@
 
 #define WS_N_STRATEGIES     (WSYNC_PACKED_CUDA_IPC + 1)
 #define WS_STRATEGIES_CHARS 80  /* of a list */
-#define WS_REASON_CHARS     120 /* why one was not used */
-#define WS_WHY_NOT_CHARS    640 /* all of them */
+#define WS_REASON_CHARS     160 /* why one was not used */
+#define WS_WHY_NOT_CHARS    960 /* all of them */
 #define WS_NO_STRATEGY      (-1)
 
 struct ws_store;

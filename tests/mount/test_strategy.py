@@ -156,4 +156,108 @@ def test_link_mode(stack):
     assert pulled(mount) == ("ipc", {})
 
 
-run(test_grammar, test_option, test_kept, test_left_out, test_order, test_dir, test_reasons, test_source_ended, test_link_mode)
+
+CUDA, NCCL = (os.path.join(BUILD, "tests/fakes", name) for name in ("libcuda.so.1", "libnccl.so.2"))
+
+
+@contextlib.contextmanager
+def told(nccl="", cuda="devices=4"):
+    """What processes that are started meanwhile have for a GPU's driver and for NCCL."""
+    if not os.path.exists(CUDA) or not os.path.exists(NCCL):
+        raise Skip("built without the headers of CUDA or NCCL")
+    env = dict(WSYNC_LIBCUDA=CUDA, WSYNC_LIBNCCL=NCCL, WSYNC_FAKE_CUDA=cuda, WSYNC_FAKE_NCCL=nccl)
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for name in env:
+            del os.environ[name]
+
+
+LARGE = {f"t{i}": ("U8", [4 << 20]) for i in range(20)}  # of several buckets
+
+
+def broadcaster(stack, window=100, tensors=MEDIUM):
+    need_fuse()
+    with told():
+        agent = Agent(stack, "--broadcast", 0, "--broadcast-window", window)
+    agent.folder = checkpoint(tensors, seed=1)
+    agent.publish("actor", 1, agent.folder)
+    return agent
+
+
+def receiver(stack, agent, options, source=None, **how):
+    with told(**how):
+        mount = Mount(stack, source or agent.url, options)
+    mount.wait_version("actor", 1)
+    return mount
+
+
+def how(mount, version=1):
+    return re.search(r' how="([^"]*)"', mount.status("actor")[f"version.{version}"]).group(1)
+
+
+def same(agent, mount):
+    return tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(agent.folder + "/model.safetensors")
+
+
+def test_broadcast(stack):
+    "two mounts pull at once: NCCL carries it all, as published, and tcp nothing; also where tcp is not in the list"
+    agent = broadcaster(stack, 1500)
+    mounts = [receiver(stack, agent, "device=1"), receiver(stack, agent, "device=2,strategy=broadcast")]
+    for m in mounts:
+        m.write("pull 1 async", "actor/ctl")
+    for m, faster in zip(mounts, (["packed_cuda_ipc", "cuda_ipc", "ipc"], [])):
+        wait_for(lambda: m.text("actor/1/.wsync/state").startswith("ready"), "the pull")
+        assert re.fullmatch(r"broadcast to [12] at \d+\.\d GB/s in 1 round", how(m)), how(m)
+        strategy, why = said(m)
+        assert strategy == "broadcast" and list(why) == faster, (strategy, why)
+        assert same(agent, m)
+
+
+def test_broadcast_cut(stack):
+    "NCCL fails in the middle: what came stays, and tcp carries the rest; without tcp in the list the pull fails"
+    agent = broadcaster(stack, tensors=LARGE)
+    mount = receiver(stack, agent, "device=1", nccl="fail=ncclBroadcast:4:2")
+    strategy, why = pulled(mount)
+    assert strategy == "broadcast" and re.fullmatch(r"broadcast to 1 at \S+ GB/s in \d+ rounds?, then tcp \S+ MB", how(mount)), how(mount)
+    assert same(agent, mount)
+    assert "broadcast given up" in mount.text(), mount.text()
+    line = mount.status("actor")["version.1"]
+    moved, size = (int(re.search(rf" {key}=(\d+)", line).group(1)) for key in ("moved", "bytes"))
+    assert moved == size, line  # nothing twice
+    alone = receiver(stack, agent, "device=2,strategy=broadcast", nccl="fail=ncclBroadcast:1:2")
+    assert alone.refused("pull 1", "actor/ctl") == "EHOSTUNREACH"
+    strategy, why = said(alone)
+    assert strategy == "none" and why["broadcast"], why
+
+
+def test_broadcast_refused(stack):
+    "no broadcast at the source, another NCCL, no device of that number: tcp carries it, and the reason is said"
+    agent = broadcaster(stack)
+    plain = Agent(stack)
+    plain.publish("actor", 1, agent.folder)
+    for source, options, nccl, word in ((plain.url, "device=1", "", "broadcasts nothing"), (agent.url, "device=1", "version=21803", "2.18.3"),
+                                        (agent.url, "device=9", "", "no device 9"), (agent.url, "device=1,strategy=broadcast:tcp", "version=30100", "3.1.0")):
+        mount = receiver(stack, agent, options, source, nccl=nccl)
+        strategy, why = pulled(mount)
+        assert strategy == "tcp" and word in why["broadcast"] and how(mount) == "tcp full", (strategy, why)
+    mount = receiver(stack, agent, "device=1,strategy=tcp:broadcast")
+    assert pulled(mount) == ("tcp", {}) and agent.get("/v1/status")["broadcast"]["rounds"] == 0
+    near = receiver(stack, agent, "device=1,reads=link", f"unix:{agent.sock}")  # bytes are copied there, but not sent
+    assert pulled(near)[0] == "ipc"
+
+
+def test_broadcast_of_a_folder(stack):
+    "a folder broadcasts nothing"
+    need_fuse()
+    made = checkpoint(MEDIUM, folder=f"{unique('folders')}/actor/1")
+    with told():
+        mount = Mount(stack, "dir:" + os.path.dirname(os.path.dirname(made)))
+    mount.wait_version("actor", 1)
+    strategy, why = pulled(mount)
+    assert strategy == "dir" and why["broadcast"], (strategy, why)
+
+
+run(test_grammar, test_option, test_kept, test_left_out, test_order, test_dir, test_reasons, test_source_ended, test_link_mode,
+    test_broadcast, test_broadcast_cut, test_broadcast_refused, test_broadcast_of_a_folder)
