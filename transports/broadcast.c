@@ -32,6 +32,7 @@ struct receiver {
     struct ws_workers *workers;
     char path[WS_API_PATH_BYTES], uuid[WS_DEVICE_ID];
     unsigned timeout_ms;
+    uint64_t ticket;
     struct ws_round_plan plan;
     struct ws_block_run *runs; /* the plan's */
     unsigned n_rounds, most;   /* that were whole; receivers of one */
@@ -78,10 +79,11 @@ static int ask(struct receiver *r, json_t *body, json_t **reply, struct ws_error
                         r->source->url);
 }
 
-static void leave(struct receiver *r, uint64_t ticket)
+/* Gives the place up; a round under way ends for all, at once instead of after the deadline. */
+static void leave(struct receiver *r)
 {
     json_t *reply = NULL;
-    (void)ask(r, json_pack("{s:I,s:b}", "ticket", (json_int_t)ticket, "leave", 1), &reply, NULL);
+    (void)ask(r, json_pack("{s:I,s:b}", "ticket", (json_int_t)r->ticket, "leave", 1), &reply, NULL);
     json_decref(reply);
 }
 
@@ -129,7 +131,8 @@ static int find_place(struct receiver *r, json_t *body, struct ws_error *err)
         int rc = ask(r, body, &reply, err);
         if (rc < 0)
             return rc;
-        uint64_t ticket = number(reply, "ticket", INT64_MAX), wait_ms = number(reply, "wait_ms", MAX_WAIT_MS);
+        uint64_t wait_ms = number(reply, "wait_ms", MAX_WAIT_MS);
+        r->ticket = number(reply, "ticket", INT64_MAX);
         if (!wait_ms)
             rc = take_place(r, reply, err);
         json_decref(reply);
@@ -141,11 +144,11 @@ static int find_place(struct receiver *r, json_t *body, struct ws_error *err)
             rc = ws_error_set(err, ETIMEDOUT, "%s had no place in a broadcast within %u ms", r->source->url,
                               r->timeout_ms);
         if (rc < 0) {
-            leave(r, ticket);
+            leave(r);
             return rc;
         }
         nanosleep(&(struct timespec){.tv_nsec = (long)wait_ms * 1000000L}, NULL);
-        body = json_pack("{s:I}", "ticket", (json_int_t)ticket);
+        body = json_pack("{s:I}", "ticket", (json_int_t)r->ticket);
     }
 }
 
@@ -163,6 +166,8 @@ static int take_part(struct receiver *r, json_t *body, bool *again, struct ws_er
         return rc;
     rc = ws_round_receive_all(&r->plan, &sink, r->workers, &bytes, &ns, err);
     *again = rc == 0 || rc == -ETIMEDOUT || rc == -ECONNABORTED || rc == -EIO;
+    if (rc < 0)
+        leave(r);
     if (bytes) {
         r->n_rounds++;
         r->bytes += bytes;

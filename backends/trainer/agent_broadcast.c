@@ -142,7 +142,6 @@ static void run_round(struct ws_agent *a, struct ws_broadcasts *b)
     struct round r = {0};
     struct ws_error err = {0};
     uint64_t bytes = 0, ns = 0;
-    atomic_store(&b->end_round, false);
     int rc = plan_round(a, b, &r, &err);
     if (rc == 0)
         rc = ws_round_send_all(&r.plan, r.data, b->workers, &bytes, &ns, &err);
@@ -174,6 +173,7 @@ static void *broadcaster(void *arg)
         } else if (ws_agent_now_ns() < end && !ws_broadcast_all_here(a, b)) {
             (void)ws_agent_wait(a, end);
         } else {
+            atomic_store(&b->end_round, false);
             ws_broadcast_choose(b);
             pthread_mutex_unlock(&a->lock);
             run_round(a, b);

@@ -22,7 +22,7 @@ struct ws_broadcasts {
     unsigned gather_ms;
     struct ws_workers *workers;
     pthread_t thread;
-    atomic_bool end_round; /* its version's slot is wanted, or the agent stops */
+    atomic_bool end_round; /* its version's slot is wanted, or a member has left */
     /* guarded by the agent's lock */
     struct ws_joiner *waiting; /* first come first */
     struct ws_joiner *members; /* of the round under way */

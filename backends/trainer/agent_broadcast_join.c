@@ -144,6 +144,8 @@ static int ask_again(struct ws_agent *a, struct ws_broadcasts *b, const json_t *
     struct ws_joiner *j = *waits ? *waits : *takes_part;
     if (leaves && *waits)
         free_joiner(take_out(waits));
+    else if (leaves && *takes_part) /* it would hold all others up */
+        atomic_store(&b->end_round, true);
     else if (!leaves && !j)
         rc = ws_error_set(err, EAGAIN, "the ticket %" PRIu64 " is of no round (any more): ask anew", ticket);
     if (!leaves && j) {

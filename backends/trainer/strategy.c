@@ -58,7 +58,10 @@ static int no_gpu(const wsync_sync_info *info, struct ws_error *why)
 static int broadcast_available(const wsync_sync_info *info, struct ws_error *why)
 {
     (void)info;
-    return ws_broadcast_available(why);
+    int rc = ws_broadcast_available(why);
+    if (rc < 0)
+        ws_error_prefix(why, "broadcast needs NCCL and a CUDA device on either side; use tcp, ipc or dir");
+    return rc;
 }
 
 static const struct ws_strategy table[] = {
