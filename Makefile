@@ -66,14 +66,14 @@ GPU_FLAGS := $(if $(HAVE_CUDA),-DWS_HAVE_CUDA=1) $(if $(HAVE_NCCL),-DWS_HAVE_NCC
 gpu_headers = $(if $(HAVE_CUDA),-isystem $(CUDA_HOME)/include) $(if $(HAVE_NCCL),-isystem $(NCCL_HOME)/include)
 LEFT_OUT := $(if $(HAVE_CUDA),transports/device_absent.c,transports/cuda.c $(wildcard transports/device_cuda*.c)) \
 	$(if $(HAVE_NCCL),transports/nccl_absent.c,transports/nccl.c)
-# Machine code for these; other devices, later ones too, take the intermediate code of the oldest.
+# Machine code for these; others, and later ones, take the intermediate code of the oldest that nvcc knows.
 CUDA_ARCHS := 80 90 100
-CUDA_OLDEST := 75
 ifneq ($(HAVE_NVCC),)
-CUDA_KNOWN := $(shell $(HAVE_NVCC) --list-gpu-arch 2>/dev/null)
+CUDA_KNOWN := $(patsubst compute_%,%,$(shell $(HAVE_NVCC) --list-gpu-arch 2>/dev/null))
+CUDA_OLDEST := $(firstword $(filter 75 $(CUDA_ARCHS),$(CUDA_KNOWN)))
 NVCC_FLAGS = -std=c++17 -O3 -I. -fatbin -Werror all-warnings \
-	$(foreach a,$(CUDA_ARCHS),$(if $(filter compute_$(a),$(CUDA_KNOWN)),-gencode arch=compute_$(a)$(comma)code=sm_$(a))) \
-	-gencode arch=compute_$(CUDA_OLDEST),code=compute_$(CUDA_OLDEST)
+	$(patsubst %,-gencode=arch=compute_%,$(foreach a,$(filter $(CUDA_ARCHS),$(CUDA_KNOWN)),$a$(comma)code=sm_$a) \
+	$(CUDA_OLDEST)$(comma)code=compute_$(CUDA_OLDEST))
 comma := ,
 FATBIN := $(B)/transports/kernels/kernels.fatbin
 endif
@@ -85,7 +85,7 @@ NVCC_RELEASE := $(if $(HAVE_NVCC),$(shell $(HAVE_NVCC) --version | sed -n 's/.*r
 GPU_RELEASES = $(if $(HAVE_CUDA),-DWS_CUDA_RELEASE='"$(shell echo $$(($(CUDA_NUMBER) / 1000)).$$(($(CUDA_NUMBER) % 1000 / 10)))"') \
 	$(if $(HAVE_NCCL),-DWS_NCCL_RELEASE='"$(subst $() ,.,$(NCCL_NUMBERS))"') \
 	$(if $(HAVE_NVCC),-DWS_NVCC_RELEASE='"$(NVCC_RELEASE)"' \
-	-DWS_KERNEL_ARCHS='"$(foreach a,$(CUDA_ARCHS),$(if $(filter compute_$(a),$(CUDA_KNOWN)),sm_$(a))) and compute_$(CUDA_OLDEST) (intermediate code)"')
+	-DWS_KERNEL_ARCHS='"$(addprefix sm_,$(filter $(CUDA_ARCHS),$(CUDA_KNOWN))) and compute_$(CUDA_OLDEST) (intermediate code)"')
 
 LAYERS := transports backends/engine backends/trainer fs mount-helpers
 SRC = $(filter-out $(LEFT_OUT),$(wildcard $(1)/*.c))
@@ -201,8 +201,6 @@ $(BENCHES): $(B)/%: $(B)/%.o $(call HELPERS,tests/bench,bench_) $(call HELPERS,t
 $(FAKES): $(B)/tests/fakes/told.o
 $(B)/tests/fakes/libcuda.so.1: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/fake_*.c))
 $(B)/tests/fakes/libnccl.so.2: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/nccl_*.c))
-# Kernels' bodies fill and read short arrays by two loops of one count, which the compiler loses sight of.
-$(B)/tests/fakes/fake_kernels.o: EXTRA = -Wno-maybe-uninitialized
 $(FAKES):
 	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -shared -Wl,-soname,$(@F) -Wl,-z,nodelete -o $@ $^ -pthread
 

@@ -65,7 +65,6 @@ enum ws_kernel {
     WS_KERNEL_GATHER,
     WS_KERNEL_DIFF_COUNT,
     WS_KERNEL_DIFF_PACK,
-    WS_KERNEL_DIFF_PATCH,
     WS_N_KERNELS
 };
 

@@ -56,8 +56,9 @@ bool fake_take_fault(void);
 struct CUctx_st {
     int device;
     unsigned retained;
-    CUresult sticky; /* after a fault: what every call says */
-    uint32_t peers;  /* whose memory kernels reach, a bit each */
+    CUresult sticky;  /* after a fault: what every call says, once what was running has ended */
+    unsigned running; /* operations of its streams */
+    uint32_t peers;   /* whose memory kernels reach, a bit each */
     uint64_t submitted;
     struct CUstream_st *streams, *legacy;
 };
@@ -72,6 +73,7 @@ unsigned fake_device_count(void);
 unsigned fake_physical(int device);  /* its number among all there are, whatever CUDA_VISIBLE_DEVICES says */
 int fake_visible(unsigned physical); /* or -1 */
 void fake_break(CUcontext ctx, CUresult why); /* with the lock */
+CUresult fake_sticky(CUcontext ctx);          /* with the lock, which it gives up meanwhile */
 
 /* --- fake_range.c: addresses, by where they begin --- */
 enum fake_kind { FAKE_ALLOCATED, FAKE_IMPORTED, FAKE_MAPPED, FAKE_HOST, FAKE_REGISTERED };
