@@ -5,6 +5,7 @@
 #include "fs/route.h"
 #include "fs/store_state.h"
 #include "transports/broadcast.h"
+#include "transports/device.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -189,7 +190,7 @@ static void look_at_devices(struct ws_route *r, int id, char why[WS_REASON_CHARS
     struct ws_error err = {0};
     json_t *reply = NULL;
 
-    if (ws_strategy_of((wsync_strategy_id)id)->available(NULL, &err) < 0) {
+    if (ws_device_of_kind(WS_CUDA)->available(&err) < 0) {
         snprintf(why, WS_REASON_CHARS, "%s", err.text);
         return;
     }
