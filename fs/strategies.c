@@ -1,7 +1,6 @@
 #include "fs/strategies.h"
 #include "backends/trainer/strategy.h"
-#include "fs/offers.h"
-#include "fs/parts.h"
+#include "fs/gpu.h"
 #include "fs/route.h"
 #include "fs/store_state.h"
 #include "transports/broadcast.h"
@@ -198,13 +197,18 @@ static void look_at_devices(struct ws_route *r, int id, char why[WS_REASON_CHARS
         snprintf(why, WS_REASON_CHARS, "no unix: source, so nobody on this host who could share it");
         return;
     }
+    if (!ws_version_is_on_gpus(r->version)) {
+        snprintf(why, WS_REASON_CHARS, "the source does not share it");
+        ws_route_end(&leg);
+        return;
+    }
     json_t *body =
         json_pack("{s:s,s:I,s:s}", "model", v->model->name, "version", (json_int_t)v->number, "run", v->run);
     int rc =
         body ? ws_source_call(leg.watch->source, "POST", "/v1/local/gpu/look", body, &reply, &err) : -ENOMEM;
     const char *shared = json_string_value(json_object_get(reply, "strategy"));
     if (rc < 0)
-        snprintf(why, WS_REASON_CHARS, "the source does not share it: %s", err.text);
+        snprintf(why, WS_REASON_CHARS, "the source shares it no more: %s", err.text);
     else if (shared && strcmp(shared, ws_strategies_name(id)) != 0)
         snprintf(why, WS_REASON_CHARS, "the source shares it by %.30s", shared);
     else

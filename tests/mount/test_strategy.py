@@ -259,5 +259,28 @@ def test_broadcast_of_a_folder(stack):
     assert strategy == "dir" and why["broadcast"], (strategy, why)
 
 
+
+def test_shared_on_gpus(stack):
+    "a version that its trainer shares device to device: the mount pulls bytes, and says that engines can have it so"
+    need_fuse()
+    agent = Agent(stack)
+    with told():
+        rank = subprocess.Popen([f"{BUILD}/tests/tools/gpu_rank", f"unix:{agent.sock}", "actor", "0", "1", "share=cuda_ipc"], text=True,
+                                bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        stack.callback(lambda: (rank.stdin.close(), rank.wait(20 * SLOW), rank.stdout.close()))
+        assert rank.stdout.readline().startswith("ready")
+        for command in ("offload 1", "wait 1"):
+            rank.stdin.write(command + "\n")
+            assert not rank.stdout.readline().startswith("error"), command
+        near, far = Mount(stack, f"unix:{agent.sock}"), Mount(stack, agent.url)
+    for m in (near, far):
+        m.wait_version("actor", 1)
+    strategy, why = pulled(near)
+    assert strategy == "ipc" and why["packed_cuda_ipc"] == "the source shares it by cuda_ipc", why
+    assert why["cuda_ipc"].startswith("for engines only") and "cuda_ipc.json" in why["cuda_ipc"], why
+    strategy, why = pulled(far)
+    assert strategy == "tcp" and "no unix: source" in why["cuda_ipc"], why
+
+
 run(test_grammar, test_option, test_kept, test_left_out, test_order, test_dir, test_reasons, test_source_ended, test_link_mode,
-    test_broadcast, test_broadcast_cut, test_broadcast_refused, test_broadcast_of_a_folder)
+    test_broadcast, test_broadcast_cut, test_broadcast_refused, test_broadcast_of_a_folder, test_shared_on_gpus)
