@@ -77,6 +77,15 @@ NVCC_FLAGS = -std=c++17 -O3 -I. -fatbin -Werror all-warnings \
 comma := ,
 FATBIN := $(B)/transports/kernels/kernels.fatbin
 endif
+# What `wsync version` says of them.
+defined_as = $(shell sed -n 's/^\#define $(1) *\([0-9]*\).*/\1/p' $(2))
+CUDA_NUMBER := $(if $(HAVE_CUDA),$(call defined_as,CUDA_VERSION,$(HAVE_CUDA)))
+NCCL_NUMBERS := $(if $(HAVE_NCCL),$(foreach n,MAJOR MINOR PATCH,$(call defined_as,NCCL_$(n),$(HAVE_NCCL))))
+NVCC_RELEASE := $(if $(HAVE_NVCC),$(shell $(HAVE_NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p'))
+GPU_RELEASES = $(if $(HAVE_CUDA),-DWS_CUDA_RELEASE='"$(shell echo $$(($(CUDA_NUMBER) / 1000)).$$(($(CUDA_NUMBER) % 1000 / 10)))"') \
+	$(if $(HAVE_NCCL),-DWS_NCCL_RELEASE='"$(subst $() ,.,$(NCCL_NUMBERS))"') \
+	$(if $(HAVE_NVCC),-DWS_NVCC_RELEASE='"$(NVCC_RELEASE)"' \
+	-DWS_KERNEL_ARCHS='"$(addprefix sm_,$(filter $(CUDA_ARCHS),$(CUDA_KNOWN))) and compute_$(CUDA_OLDEST) (intermediate code)"')
 
 LAYERS := transports backends/engine backends/trainer fs mount-helpers
 SRC = $(filter-out $(LEFT_OUT),$(wildcard $(1)/*.c))
@@ -110,7 +119,7 @@ $(TOP)/libfuse/config.mk: .ci/libfuse
 # --- what a build was made with: a file that changes only when its text does ---
 .PHONY: FORCE
 $(B)/.flags: TEXT = $(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)
-$(B)/.commit: TEXT = $(VERSION)$(addprefix +,$(COMMIT))
+$(B)/.commit: TEXT = $(VERSION)$(addprefix +,$(COMMIT)) $(GPU_RELEASES)
 $(B)/.prefix: TEXT = $(PREFIX) $(LIBDIR) $(INCLUDEDIR)
 $(B)/.kernels: TEXT = $(HAVE_NVCC) $(NVCC_FLAGS)
 $(B)/.flags $(B)/.commit $(B)/.prefix $(B)/.kernels: FORCE
@@ -123,7 +132,7 @@ $(B)/%.o: %.c $(TOP)/libfuse/config.mk $(B)/.flags
 	$(call say,CC,$<)$(CC) $(ALL_CFLAGS) $(if $(filter fs/% mount-helpers/% tests/%,$<),$(FUSE_CFLAGS)) \
 		$(call vector_flags,$*) $(if $(filter transports/% tests/%,$<),$(gpu_headers)) $(EXTRA) -MMD -MP -c $< -o $@
 $(B)/mount-helpers/version.o: $(B)/.commit
-$(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"'
+$(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"' $(GPU_RELEASES)
 
 # The kernels, as bytes; with no nvcc the object says that there are none.
 ifneq ($(HAVE_NVCC),)

@@ -2,6 +2,7 @@
 #include "transports/copy.h"
 #include "transports/device.h"
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,11 @@ static int no_kernels(int device, struct ws_error *why)
 static unsigned one(void)
 {
     return 1;
+}
+
+static void driver(char out[WS_DRIVER_CHARS])
+{
+    snprintf(out, WS_DRIVER_CHARS, "none");
 }
 
 static int describe(int device, struct ws_device_info *out, struct ws_error *err)
@@ -269,6 +275,7 @@ const struct ws_device_ops ws_host_device = {
     .available = always,
     .has_kernels = no_kernels,
     .count = one,
+    .driver = driver,
     .describe = describe,
     .reaches = reaches,
     .is_open = is_open,

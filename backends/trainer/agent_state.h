@@ -18,8 +18,8 @@ struct ws_agent_model;
 struct ws_group;
 struct ws_encoding;
 struct ws_archiving;
-struct ws_gpu_version;
 struct ws_broadcasts;
+struct ws_gpu_version;
 
 /* How far the archive of a model is. */
 struct ws_archive_state {
@@ -205,6 +205,14 @@ void ws_agent_orders(const struct ws_agent *a, struct ws_agent_model *m, json_t 
 WS_MUST_USE int ws_agent_fleet_route(struct ws_agent *a, const char *method, const char *path,
                                      const struct ws_api_request *q, const json_t *body, json_t **reply,
                                      struct ws_error *err);
+/* agent_broadcast.c: versions to many mounts at once by NCCL */
+WS_MUST_USE int ws_agent_broadcast_start(struct ws_agent *a, struct ws_error *err);
+void ws_agent_broadcast_stop(struct ws_agent *a); /* a->stop is set, and nobody asks any more */
+/* POST /v1/{model}/{version}/broadcast (transports/broadcast.c); not under lock */
+WS_MUST_USE int ws_agent_broadcast_route(struct ws_agent *a, const struct ws_api_request *q,
+                                         const json_t *body, json_t **reply, struct ws_error *err);
+json_t *ws_agent_broadcast_status(struct ws_agent *a);        /* under lock; NULL: nothing is broadcast */
+void ws_agent_broadcast_metrics(struct ws_agent *a, FILE *f); /* under lock */
 /* agent_gpu.c: versions that are shared on GPUs. The model's version was announced, or given up (under lock);
  * a peer's connection has ended (not under lock, before its session goes). */
 void ws_agent_gpu_published(struct ws_agent_model *m, const struct ws_slot *slot);
@@ -218,14 +226,6 @@ void ws_agent_gpu_free(struct ws_agent_model *m);
 WS_MUST_USE int ws_agent_gpu_call(struct ws_agent *a, struct ws_session *c, const char *verb,
                                   const json_t *body, const int *fds_in, size_t n_in, json_t **reply,
                                   int *fds, size_t max, size_t *n_fds, struct ws_error *err);
-/* agent_broadcast.c: versions to many mounts at once by NCCL */
-WS_MUST_USE int ws_agent_broadcast_start(struct ws_agent *a, struct ws_error *err);
-void ws_agent_broadcast_stop(struct ws_agent *a); /* a->stop is set, and nobody asks any more */
-/* POST /v1/{model}/{version}/broadcast (transports/broadcast.c); not under lock */
-WS_MUST_USE int ws_agent_broadcast_route(struct ws_agent *a, const struct ws_api_request *q,
-                                         const json_t *body, json_t **reply, struct ws_error *err);
-json_t *ws_agent_broadcast_status(struct ws_agent *a);        /* under lock; NULL: nothing is broadcast */
-void ws_agent_broadcast_metrics(struct ws_agent *a, FILE *f); /* under lock */
 /* agent_views.c: routes that only show */
 int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
                    json_t **reply, char **text, struct ws_error *err);

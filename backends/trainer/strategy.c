@@ -1,7 +1,7 @@
 #include "backends/trainer/strategy.h"
 #include "backends/trainer/last_error.h"
-#include "transports/device.h"
 #include "transports/broadcast.h"
+#include "transports/device.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
