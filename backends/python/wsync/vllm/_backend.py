@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
+from .._strategy import parse
 from ._loader import Refused, loader_of
 from ._path import version_path
 
@@ -23,12 +24,13 @@ class InitInfo(WeightTransferInitInfo):
 class UpdateInfo(WeightTransferUpdateInfo):
     """path: of a version, absolute, as the workers see it; or target_version: 42, "42@RUN", "current", below root.
     force_layout: it may have other names, shapes and dtypes than what is served. weights_path: path, by the name that
-    vLLM's reload_weights has for it."""
+    vLLM's reload_weights has for it. strategy: "auto", "cuda_ipc", "disk", "cuda_ipc,disk", as wsync_load has it."""
 
     path: Optional[str] = None
     target_version: Union[int, str, None] = None
     force_layout: bool = False
     weights_path: Optional[str] = None
+    strategy: str = "auto"
 
 
 class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -78,12 +80,14 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
             _end_session(self)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        self._loader.load(version_path(self._root, update_info.path or update_info.weights_path, update_info.target_version), update_info.force_layout)
+        self._loader.load(version_path(self._root, update_info.path or update_info.weights_path, update_info.target_version), update_info.force_layout,
+                          update_info.strategy)
 
     def _update(self, update_info: dict[str, Any]) -> None:
         try:
             info = self.parse_update_info(update_info)
             version_path(self._root, info.path or info.weights_path, info.target_version)
+            parse(info.strategy)
         except ValueError as e:  # on all ranks alike
             raise Refused(str(e)) from None
         self.receive_weights(info)
