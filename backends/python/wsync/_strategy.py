@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection
 from typing import Any, Optional, Union
 
 from ._gpu import SHARED, GpuWeights, map_gpu
-from ._layout import Difference, Layout
+from ._layout import Difference
 from ._weights import Weights, open as open_weights
 
 AUTO = "auto"
@@ -30,8 +31,8 @@ class Opened:
         self.weights, self.strategy, self.fallback = weights, strategy, fallback
 
 
-def open_version(path: str, strategy: Optional[str], device: Any, wanted: Optional[Layout], log: logging.Logger) -> Opened:
-    """The version at path. wanted: the tensors that are served, all of which a share must have; None: not known. What cannot be had
+def open_version(path: str, strategy: Optional[str], device: Any, wanted: Optional[Collection[str]], log: logging.Logger) -> Opened:
+    """The version at path. wanted: names of the tensors that are served, all of which a share must have; None: not known. What cannot be had
     by a share is taken from the files where the strategy allows it. OSError, ValueError."""
     given, in_turn = strategy, parse(strategy)
     why = None
@@ -50,12 +51,12 @@ def open_version(path: str, strategy: Optional[str], device: Any, wanted: Option
     raise ValueError(f"{path}: no strategy is left")
 
 
-def _shared(path: str, device: Any, wanted: Optional[Layout]) -> GpuWeights:
+def _shared(path: str, device: Any, wanted: Optional[Collection[str]]) -> GpuWeights:
     weights = map_gpu(path, device=device, framework="torch")
     try:
         if weights.partial:
             raise ValueError(f"only parts of {len(weights.partial)} tensors are on GPUs, such as {weights.partial[0]}")
-        lacking = sorted(wanted.keys() - weights.layout().keys()) if wanted else []
+        lacking = sorted(set(wanted or ()) - set(weights))
         if lacking:
             raise ValueError(str(Difference(missing=lacking)) + " on the GPUs")
     except BaseException:

@@ -102,7 +102,7 @@ class Loader:
     def _open(self, path: str, force_layout: bool, strategy: Optional[str]) -> Opened:
         """Opens and compares. LayoutError, OSError, ValueError."""
         served = self._look()
-        opened = open_version(path, strategy, self._device(), served.layout if served and not force_layout else None, log)
+        opened = open_version(path, strategy, self._device(), served.layout.keys() if served and not force_layout else None, log)
         weights = opened.weights
         difference = Difference.between(weights.layout(), served.layout) if served else Difference()
         if served and difference and not force_layout:
