@@ -45,7 +45,7 @@ endif
 
 WARN := -Wall -Wextra -Werror -Wno-unknown-warning-option -Wno-format-truncation -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef
 CFLAGS ?= -O2 -g
-ALL_CFLAGS := -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
+ALL_CFLAGS = -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
 	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS) $(GPU_FLAGS)
 LIBS = -Wl,--as-needed $(PKG_LIBS) $(SYSTEMD_LIBS) -pthread
 
@@ -59,17 +59,28 @@ vector_flags = $(if $(filter %_avx2,$(1)),$(FLAGS_avx2))$(if $(filter %_avx512,$
 # leaves out what needs them, and `wsync version` says so (HAVE_CUDA=, HAVE_NCCL=, HAVE_NVCC= do that on purpose). ---
 CUDA_HOME ?= $(patsubst %/include/cuda.h,%,$(firstword $(wildcard /usr/local/cuda/include/cuda.h /usr/include/cuda.h)))
 NCCL_HOME ?= $(patsubst %/include/nccl.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/local/include/nccl.h /usr/include/nccl.h)))
-NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
-HAVE_CUDA := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),1)
-HAVE_NCCL := $(if $(HAVE_CUDA),$(if $(wildcard $(NCCL_HOME)/include/nccl.h),1))
-HAVE_NVCC := $(if $(HAVE_CUDA),$(if $(NVCC),1))
-GPU_FLAGS := $(addprefix -DWS_HAVE_CUDA=,$(HAVE_CUDA)) $(addprefix -DWS_HAVE_NCCL=,$(HAVE_NCCL)) $(addprefix -DWS_HAVE_NVCC=,$(HAVE_NVCC))
+HAVE_CUDA := $(wildcard $(CUDA_HOME)/include/cuda.h)
+HAVE_NCCL := $(if $(HAVE_CUDA),$(wildcard $(NCCL_HOME)/include/nccl.h))
+HAVE_NVCC := $(if $(HAVE_CUDA),$(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc 2>/dev/null)))
+GPU_FLAGS := $(if $(HAVE_CUDA),-DWS_HAVE_CUDA=1) $(if $(HAVE_NCCL),-DWS_HAVE_NCCL=1) $(if $(HAVE_NVCC),-DWS_HAVE_NVCC=1)
 gpu_headers = $(if $(HAVE_CUDA),-isystem $(CUDA_HOME)/include) $(if $(HAVE_NCCL),-isystem $(NCCL_HOME)/include)
 LEFT_OUT := $(if $(HAVE_CUDA),transports/device_absent.c,transports/cuda.c $(wildcard transports/device_cuda*.c))
+# Machine code for these; other devices, later ones too, take the intermediate code of the oldest.
+CUDA_ARCHS := 80 90 100
+CUDA_OLDEST := 75
+ifneq ($(HAVE_NVCC),)
+CUDA_KNOWN := $(shell $(HAVE_NVCC) --list-gpu-arch 2>/dev/null)
+NVCC_FLAGS = -std=c++17 -O3 -I. -fatbin -Werror all-warnings \
+	$(foreach a,$(CUDA_ARCHS),$(if $(filter compute_$(a),$(CUDA_KNOWN)),-gencode arch=compute_$(a)$(comma)code=sm_$(a))) \
+	-gencode arch=compute_$(CUDA_OLDEST),code=compute_$(CUDA_OLDEST)
+comma := ,
+FATBIN := $(B)/transports/kernels/kernels.fatbin
+endif
 
 LAYERS := transports backends/engine backends/trainer fs mount-helpers
 SRC = $(filter-out $(LEFT_OUT),$(wildcard $(1)/*.c))
 OBJ = $(patsubst %.c,$(B)/%.o,$(call SRC,$(1)))
+OBJ_transports := $(call OBJ,transports) $(B)/transports/kernels/fatbin.o
 A_transports := $(B)/libws-transports.a
 A_engine := $(B)/libws-engine.a
 A_trainer := $(B)/libws-trainer.a
@@ -86,6 +97,8 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(TOP)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 # The sources of a folder that are no programs of their own (those begin with a prefix).
 HELPERS = $(foreach f,$(wildcard $(1)/*.c),$(if $(filter $(2)%,$(notdir $f)),,$(B)/$(f:.c=.o)))
 FIXTURES := $(call OBJ,tests/fixtures)
+# What stands in for the GPU's libraries.
+FAKES := $(if $(HAVE_CUDA),$(B)/tests/fakes/libcuda.so.1) $(if $(HAVE_NCCL),$(B)/tests/fakes/libnccl.so.2)
 
 .PHONY: all
 all: $(B)/wsync $(B)/libwsync.so $(B)/libwsync.a $(B)/wsync.pc $(if $(SAN),,man $(TOP)/compile_commands.json) ## build everything but the tests
@@ -98,7 +111,8 @@ $(TOP)/libfuse/config.mk: .ci/libfuse
 $(B)/.flags: TEXT = $(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)
 $(B)/.commit: TEXT = $(VERSION)$(addprefix +,$(COMMIT))
 $(B)/.prefix: TEXT = $(PREFIX) $(LIBDIR) $(INCLUDEDIR)
-$(B)/.flags $(B)/.commit $(B)/.prefix: FORCE
+$(B)/.kernels: TEXT = $(HAVE_NVCC) $(NVCC_FLAGS)
+$(B)/.flags $(B)/.commit $(B)/.prefix $(B)/.kernels: FORCE
 	@mkdir -p $(@D)
 	@echo '$(subst ','\'',$(TEXT))' | cmp -s - $@ || echo '$(subst ','\'',$(TEXT))' >$@
 
@@ -110,7 +124,16 @@ $(B)/%.o: %.c $(TOP)/libfuse/config.mk $(B)/.flags
 $(B)/mount-helpers/version.o: $(B)/.commit
 $(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"'
 
-$(A_transports): $(call OBJ,transports)
+# The kernels, as bytes; with no nvcc the object says that there are none.
+ifneq ($(HAVE_NVCC),)
+$(FATBIN): transports/kernels/kernels.cu $(B)/.kernels
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)$(HAVE_NVCC) $(NVCC_FLAGS) -MD -MP -MF $(@:.fatbin=.d) -MT $@ -o $@ $<
+endif
+$(B)/transports/kernels/fatbin.o: $(FATBIN) $(B)/.kernels
+$(B)/transports/kernels/fatbin.o: EXTRA = $(if $(FATBIN),-DWS_FATBIN='"$(FATBIN)"')
+
+$(A_transports): $(OBJ_transports)
 $(A_engine): $(call OBJ,backends/engine)
 $(A_trainer): $(call OBJ,backends/trainer)
 $(A_fs): $(call OBJ,fs)
@@ -126,7 +149,7 @@ $(B)/libwsync.so: $(BACKENDS) backends/trainer/libwsync.map
 		-Wl,--whole-archive $(A_trainer) -Wl,--no-whole-archive $(A_engine) $(A_transports) $(LIBS)
 	@ln -sf $(@F) $@.0
 
-$(B)/libwsync.a: $(call OBJ,backends/trainer) $(call OBJ,backends/engine) $(call OBJ,transports)
+$(B)/libwsync.a: $(call OBJ,backends/trainer) $(call OBJ,backends/engine) $(OBJ_transports)
 	$(call say,AR,$@)rm -f $@ && ar rcs $@ $^
 
 $(B)/wsync.pc: backends/trainer/wsync.pc.in Makefile $(B)/.prefix
@@ -140,7 +163,7 @@ $(TOP)/man/.stamp: $(TOP)/wsync
 	$(call say,MAN,$(@D))set -e; $(TOP)/wsync help --man >$(@D)/wsync.1; \
 	for c in $$($(TOP)/wsync help --list); do $(TOP)/wsync help --man $$c >$(@D)/wsync-$$c.1; done; touch $@
 
-DATABASE = $(foreach d,$(LAYERS) backends/trainer/examples $(wildcard tests/*),$(call SRC,$(d)))
+DATABASE = $(foreach d,$(LAYERS) transports/kernels backends/trainer/examples $(wildcard tests/*),$(call SRC,$(d)))
 $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 	@mkdir -p $(@D)
 	$(call say,GEN,$@){ echo '['; sep=; for f in $(DATABASE); do \
@@ -150,7 +173,7 @@ $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 
 # --- tests ---
 .PHONY: test-programs
-test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(EXAMPLES) $(B)/wsync ## build the tests' programs
+test-programs: $(UNIT) $(CONFORMANCE) $(FS_TESTS) $(TOOLS) $(FAKES) $(EXAMPLES) $(B)/wsync ## build the tests' programs
 
 link_test = $(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -o $@ $^ $(1) $(LIBS) -lcmocka -lm
 $(UNIT): $(B)/%: $(B)/%.o $(FIXTURES) $(BACKENDS)
@@ -164,6 +187,14 @@ $(TOOLS): $(B)/%: $(B)/%.o $(FIXTURES) $(A_fs) $(BACKENDS)
 $(BENCHES): $(B)/%: $(B)/%.o $(call HELPERS,tests/bench,bench_) $(call HELPERS,tests/conformance,test_) $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS))
 
+# They stay in the process once they were opened: their threads run on.
+$(B)/tests/fakes/libcuda.so.1: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/fake_*.c))
+$(B)/tests/fakes/libnccl.so.2: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/nccl_*.c))
+# Kernels' bodies fill and read short arrays by two loops of one count, which the compiler loses sight of.
+$(B)/tests/fakes/fake_kernels.o: EXTRA = -Wno-maybe-uninitialized
+$(FAKES):
+	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -shared -Wl,-soname,$(@F) -Wl,-z,nodelete -o $@ $^ -pthread
+
 # As a user builds them: the installed header's name, the shared library, nothing else of this tree.
 $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
 	@mkdir -p $(@D)
@@ -172,7 +203,7 @@ $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
 
 # The fuzzers have objects of their own, by clang; only what parses is in them.
 FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS) $(GPU_FLAGS) $(gpu_headers)
-FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) fs/grammar.c $(patsubst %,backends/trainer/%.c, \
+FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) transports/kernels/fatbin.c fs/grammar.c $(patsubst %,backends/trainer/%.c, \
 	strategy sync_info update_request update_request_read chunk piece abi arena last_error))
 $(TOP)/fuzz/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
@@ -234,7 +265,7 @@ uninstall: ## remove what install put there
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
 
 # --- care ---
-C_FILES = $(foreach d,$(LAYERS) backends/trainer/examples $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h))
+C_FILES = $(foreach d,$(LAYERS) transports/kernels backends/trainer/examples $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h $(d)/*.cu))
 SHELL_FILES = .ci/deps .ci/libfuse .ci/python .ci/run $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
 .PHONY: format lint lint-format lint-tidy lint-cppcheck lint-shell clean help
 format: deps-lint ## format all C files

@@ -1,4 +1,5 @@
 #include "transports/cuda.h"
+#include "transports/kernels/fatbin.h"
 #include "transports/log.h"
 #include <assert.h>
 #include <dlfcn.h>
@@ -13,10 +14,6 @@
 
 #define OLDEST_DRIVER 12000
 #define MAX_DEVICES   64
-
-/* The kernels, as nvcc made them; empty where there was none (transports/kernels/). */
-extern const unsigned char ws_kernels_fatbin[];
-extern const size_t ws_kernels_fatbin_bytes;
 
 static const char *const kernel_names[WS_N_KERNELS] = {
     [WS_KERNEL_GATHER] = "ws_kernel_gather",

@@ -206,6 +206,21 @@ int ws_region_open(const struct ws_region *r, bool writable, int *fd, struct ws_
     return 0;
 }
 
+int ws_region_lend(const struct ws_region *r, int *fd, struct ws_error *err)
+{
+    *fd = fcntl(r->fd, F_DUPFD_CLOEXEC, 0);
+    return *fd >= 0 ? 0 : ws_error_set(err, errno, "cannot lend a region's file: %s", strerror(errno));
+}
+
+int ws_region_protect(struct ws_region *r, bool writable, struct ws_error *err)
+{
+    if (mprotect(r->data, r->size_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ) == 0)
+        return 0;
+    return ws_error_set(err, errno, "cannot make a region of %llu bytes %s: %s",
+                        (unsigned long long)r->size_bytes, writable ? "writable" : "read-only",
+                        strerror(errno));
+}
+
 /* The lease lives for microseconds; whoever opens the file just then waits until it is gone, and the kernel
  * sends SIGIO, whose default ends the process. So the signal is addressed to this thread alone,
  * blocked here, and what came is taken. Otherwise any thread that does not block it could be hit. */

@@ -40,6 +40,11 @@ int ws_region_fd(const struct ws_region *r);
  * one on the file's mode lets no other user reopen it for writing (what may leave the process);
  * writable is for a local publisher. */
 WS_MUST_USE int ws_region_open(const struct ws_region *r, bool writable, int *fd, struct ws_error *err);
+/* A descriptor of our own open file, the caller's: who gets it, and what he maps of it, is not seen by
+ * ws_region_idle. For a local publisher that keeps a slot mapped from version to version. */
+WS_MUST_USE int ws_region_lend(const struct ws_region *r, int *fd, struct ws_error *err);
+/* May this process's mapping be written? What a device was told of it stays. */
+WS_MUST_USE int ws_region_protect(struct ws_region *r, bool writable, struct ws_error *err);
 /* Is nobody but us holding it? 0, -EBUSY, or -EPERM where the kernel cannot tell. Our own read-only
  * descriptors must be closed before, and its names gone: the answer holds for as long as nobody can open
  * it. Imported regions: -EPERM. Does not wait; keeps the SIGIO of the lease from the program. */

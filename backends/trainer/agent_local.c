@@ -4,8 +4,8 @@
  * sidecars} waits for all ranks; replies {api, run, epoch, part, files: [{name, bytes, header_bytes}],
  *       places: [[file, begin, writes]..], base: [..], sidecars: [file..]}
  *
- *   begin {version, run}
- *       replies {fresh} and descriptors, one writable a file (size 0: none)
+ *   begin {version, run, keep}
+ *       replies {fresh} and descriptors, one writable a file (size 0: none); keep: ones that may stay mapped
  *
  *   commit {hashes: [[file, block, "hex"]..]}, or abandon {}
  *
@@ -244,7 +244,8 @@ static int check_session(struct ws_session *c, struct ws_error *err)
     return 0;
 }
 
-static int open_all(const struct ws_slot *s, int *fds, size_t max, size_t *n, struct ws_error *err)
+/* keep: the rank keeps them mapped when it has committed (pinned.h). */
+static int open_all(const struct ws_slot *s, bool keep, int *fds, size_t max, size_t *n, struct ws_error *err)
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < s->n_files; i++) {
@@ -253,7 +254,8 @@ static int open_all(const struct ws_slot *s, int *fds, size_t max, size_t *n, st
         if (*n == max)
             return ws_error_set(err, E2BIG,
                                 "a version of over %zu files cannot be published; use larger shards", max);
-        rc = ws_region_open(s->regions[i], true, &fds[*n], err);
+        rc = keep ? ws_region_lend(s->regions[i], &fds[*n], err)
+                  : ws_region_open(s->regions[i], true, &fds[*n], err);
         *n += rc == 0;
     }
     return rc;
@@ -346,7 +348,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))
         rc = ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", m->why);
     if (rc == 0)
-        rc = open_all(m->writing, fds, max, n_fds, err);
+        rc = open_all(m->writing, json_is_true(json_object_get(body, "keep")), fds, max, n_fds, err);
     if (rc == 0) {
         c->writing = true;
         c->committed = NULL;

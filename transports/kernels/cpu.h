@@ -1,0 +1,26 @@
+/* The kernels as functions of the CPU: for tests, and for what stands in for a driver there. They run on the
+ * calling thread. */
+#ifndef WS_TRANSPORTS_KERNELS_CPU_H
+#define WS_TRANSPORTS_KERNELS_CPU_H
+#include "transports/kernels/gather.h"
+
+struct ws_cpu_kernel {
+    const char *name;
+    void (*run)(void **args, unsigned blocks, unsigned threads);
+    size_t args_bytes; /* of the one argument, a structure that is passed by value */
+};
+
+#define WS_CPU_KERNEL(kind)                                                                                  \
+    static inline void ws_cpu_##kind(void **args, unsigned blocks, unsigned threads)                         \
+    {                                                                                                        \
+        const struct ws_##kind##_args *a = (const struct ws_##kind##_args *)args[0];                         \
+        for (uint32_t i = 0; i < blocks * threads; i++)                                                      \
+            ws_##kind##_body(a, (struct ws_warp){i, blocks * threads, 0});                                   \
+    }
+WS_CPU_KERNEL(gather)
+
+static const struct ws_cpu_kernel ws_cpu_kernels[] = {
+    {"ws_kernel_gather", ws_cpu_gather, sizeof(struct ws_gather_args)},
+};
+
+#endif

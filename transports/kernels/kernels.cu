@@ -1,0 +1,14 @@
+/* The kernels for the device: the bodies of transports/kernels, each on a grid of warps. */
+#include "transports/kernels/gather.h"
+
+WS_DEVICE struct ws_warp ws_this_warp()
+{
+    const uint32_t in_block = blockDim.x / WS_WARP;
+    return {blockIdx.x * in_block + threadIdx.x / WS_WARP, gridDim.x * in_block, threadIdx.x % WS_WARP};
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    ws_kernel_gather(const __grid_constant__ ws_gather_args a)
+{
+    ws_gather_body(&a, ws_this_warp());
+}
