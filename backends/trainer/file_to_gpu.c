@@ -59,7 +59,8 @@ static int open_lane(const struct load *l, struct lane *lane, struct ws_error *e
         return rc;
     lane->pinned = l->ops->alloc_pinned(l->device, 2 * CHUNK_BYTES, &p, &why) == 0;
     if (!lane->pinned) {
-        ws_log(WS_LOG_INFO, "gpu", "a file goes to the GPU through memory that is not pinned: %s", why.text);
+        ws_log_once(WS_LOG_INFO, "gpu", "a file goes to the GPU through memory that is not pinned: %s",
+                    why.text);
         p = aligned_alloc(PAGE_BYTES, 2 * CHUNK_BYTES);
     }
     lane->buffers = p;

@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from ._gpu import SHARED, GpuWeights, map_gpu
 from ._layout import Difference
@@ -27,7 +27,7 @@ def parse(strategy: Optional[str]) -> list[str]:
 class Opened:
     """A version that can be loaded: weights, by which strategy, and why not by one before it (None: there was no reason to try)."""
 
-    def __init__(self, weights: Union[Weights, GpuWeights], strategy: str, fallback: Optional[str]):
+    def __init__(self, weights: Any, strategy: str, fallback: Optional[str]):
         self.weights, self.strategy, self.fallback = weights, strategy, fallback
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 from weakref import WeakKeyDictionary
 
 from .._gpu import GpuWeights
 from .._layout import Difference, Layout, LayoutError, named
 from .._strategy import Opened, open_version
 from .._weights import Weights, open
+from ._broadcast import Received
 from ._ranks import Ranks
 
 log = logging.getLogger("vllm.wsync")
@@ -31,11 +32,13 @@ class Refused(RuntimeError):
 
 
 _OF_MOUNT = ("model", "version", "run", "digest")
-Source = Union[Weights, GpuWeights]
+Source = Union[Weights, GpuWeights, Received]
 
 
 def called(weights: Source) -> str:
     """What a person calls it. vLLM's answers have no paths, so a mounted version's number is needed too."""
+    if isinstance(weights, Received):
+        return weights.name
     return weights.path if weights.version is None else f"version {weights.version}@{weights.run} ({weights.path})"
 
 
@@ -45,7 +48,7 @@ class Served:
     def __init__(self, weights: Source):
         self.path, self.name = weights.path, called(weights)
         self.layout: Layout = weights.layout()
-        if isinstance(weights, GpuWeights):  # its files may not be made yet, and a look at their manifest would make them
+        if not isinstance(weights, Weights):  # its files may not be made yet, and a look at their manifest would make them
             self.of_mount = {"model": weights.model, "version": weights.version, "run": weights.run, "digest": None}
         else:
             manifest = weights._manifest()
@@ -57,6 +60,7 @@ class Loader:
 
     def __init__(self, model: Any, vllm_config: Any):
         self._model, self._config = model, vllm_config
+        self.parallel_config = vllm_config.parallel_config
         self.ranks = Ranks(vllm_config.parallel_config)
         self._filled: Optional[set[str]] = None  # parameters that the first load filled
         self._broken: Optional[str] = None
@@ -99,10 +103,10 @@ class Loader:
             return {"ok": False, "error": str(e), **Difference().as_json()}
         return {"ok": not difference, "error": None, **difference.as_json()}
 
-    def _open(self, path: str, force_layout: bool, strategy: Optional[str]) -> Opened:
+    def _open(self, opening: Callable[[], Opened], force_layout: bool) -> Opened:
         """Opens and compares. LayoutError, OSError, ValueError."""
         served = self._look()
-        opened = open_version(path, strategy, self._device(), served.layout.keys() if served and not force_layout else None, log)
+        opened = opening()
         weights = opened.weights
         difference = Difference.between(weights.layout(), served.layout) if served else Difference()
         if served and difference and not force_layout:
@@ -121,16 +125,28 @@ class Loader:
         """Loads the version at path, on all ranks or on none; force_layout: it may have other names, shapes and dtypes than the
         one that is served, but must still fill every parameter. strategy: see open_version. Returns what serving does, with the
         strategy that was taken, and why none before it. Refused: on all ranks alike."""
+
+        def opening() -> Opened:
+            served = self._served
+            return open_version(path, strategy, self._device(), served.layout.keys() if served and not force_layout else None, log)
+
+        return self._load(path, opening, force_layout)
+
+    def receive(self, make: Callable[[Any], Received], force_layout: bool = False) -> dict[str, Any]:
+        """The same of a version that is sent; make: of the device."""
+        return self._load("what was to be received", lambda: Opened(make(self._device()), "broadcast", None), force_layout)
+
+    def _load(self, name: str, opening: Callable[[], Opened], force_layout: bool) -> dict[str, Any]:
         opened, error = None, None
         try:
-            opened = self._open(path, force_layout, strategy)
+            opened = self._open(opening, force_layout)
         except Exception as e:  # whatever it is, the other ranks must hear of it
             error = _sentence(e)
         error = self.ranks.agree(error)
         if error:
             if opened is not None:
                 opened.weights.close()
-            raise Refused(f"{path} was not loaded and nothing has changed: {error}")
+            raise Refused(f"{name} was not loaded and nothing has changed: {error}")
         assert opened is not None
         with opened.weights as weights:
             error = self.ranks.agree(self._try(weights))
@@ -186,6 +202,9 @@ class Loader:
     def _took(self, weights: Source) -> None:
         model_config = self._config.model_config
         self._served, self._broken = Served(weights), None
+        if weights.path is None:  # it was sent, and is nowhere else
+            self._path = model_config.model
+            return
         # As vLLM's reload_weights has it: a reload without a path is one of this version.
         self._path = model_config.model = weights.path
         model_config.model_weights, model_config.revision = "", None
@@ -203,8 +222,8 @@ class Loader:
         served = self._served
         try:
             _undo(self._model)  # whatever follows: a request that finds half a layer kills vLLM
-            if served is None:
-                return "it is not known which version that was before"
+            if served is None or served.path is None:
+                return "it is not known where the version before is" if served else "it is not known which version that was before"
             with open(served.path, "torch") as weights:
                 difference = Difference.between(weights.layout(), served.layout)
                 self._in_doubt = False
