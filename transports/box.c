@@ -53,6 +53,38 @@ void ws_runs_of(struct ws_runs *r, const struct ws_box *b)
     }
 }
 
+/* Loops step over what is inside them. */
+static void pack_steps(struct ws_runs *r, int64_t *step, int64_t inside)
+{
+    for (unsigned l = r->n_loops; l-- > 0; inside *= (int64_t)r->count[l])
+        step[l] = inside;
+}
+
+void ws_runs_packed(struct ws_runs *out, const struct ws_runs *r, bool converted)
+{
+    *out = *r;
+    if (converted) {
+        out->conversion = WS_KEEP;
+        out->src_element_bytes = r->element_bytes;
+    }
+    out->run_step = (int64_t)out->src_element_bytes;
+    pack_steps(out, out->src_step, (int64_t)(r->run_bytes / r->element_bytes) * out->run_step);
+}
+
+void ws_runs_raw(struct ws_runs *out, const struct ws_runs *r)
+{
+    int64_t steps[WS_MAX_DIMS] = {0};
+    *out = *r;
+    out->conversion = WS_KEEP;
+    out->element_bytes = r->src_element_bytes;
+    out->bytes = r->bytes / r->element_bytes * out->element_bytes;
+    out->run_bytes = r->run_bytes / r->element_bytes * out->element_bytes;
+    out->begin = 0;
+    pack_steps(out, steps, (int64_t)out->run_bytes);
+    for (unsigned l = 0; l < out->n_loops; l++)
+        out->dst_step[l] = (uint64_t)steps[l];
+}
+
 uint64_t ws_runs_before(const struct ws_runs *r, uint64_t at)
 {
     uint64_t before = 0, each = r->bytes;

@@ -7,6 +7,7 @@
 #define WS_TRANSPORTS_BOX_H
 #include "transports/convert.h"
 #include "transports/limits.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,6 +35,10 @@ struct ws_runs {
     int64_t src_step[WS_MAX_DIMS];
 };
 void ws_runs_of(struct ws_runs *r, const struct ws_box *box);
+/* The same box where its elements lie one after the other in the source; converted: they are the tensor's. */
+void ws_runs_packed(struct ws_runs *out, const struct ws_runs *r, bool converted);
+/* The source's elements as they are, one after the other: the way of bringing them there. */
+void ws_runs_raw(struct ws_runs *out, const struct ws_runs *r);
 /* How many of its bytes lie before that byte of the tensor. */
 uint64_t ws_runs_before(const struct ws_runs *r, uint64_t at);
 /* Which byte of the tensor one of its bytes is. */

@@ -18,8 +18,9 @@
 
 enum ws_kind { WS_HOST, WS_CUDA, WS_N_KINDS };
 
-#define WS_UUID_BYTES   44 /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" and its end, as nvidia-smi prints it \
-                            */
+#define WS_UUID_BYTES                                                                                        \
+    44 /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" and its end, as nvidia-smi prints it                    \
+        */
 #define WS_HANDLE_BYTES 64 /* of a shared allocation or mark */
 
 struct ws_device_info {
@@ -35,7 +36,7 @@ struct ws_queue { /* the head of each kind's own */
     const struct ws_device_ops *ops;
     int device;
 };
-struct ws_mark { /* a place in a queue's order; likewise */
+struct ws_event { /* a place in a queue's order; likewise */
     const struct ws_device_ops *ops;
     int device;
 };
@@ -78,6 +79,8 @@ struct ws_device_ops {
     int (*describe)(int device, struct ws_device_info *out, struct ws_error *err);
     /* Can the one read the other's memory? 0, or -EXDEV with a reason. Opens the way. */
     int (*reaches)(int device, int peer, struct ws_error *why);
+    /* Has this process the kind's driver open, by whomever? */
+    bool (*is_open)(void);
     /* Is p this kind's memory, and of which device? Opens nothing: a process that has such memory has its
      * driver open. */
     bool (*owns)(const void *p, int *device);
@@ -99,12 +102,12 @@ struct ws_device_ops {
     int (*finish)(struct ws_queue *q, struct ws_error *err);
 
     /* mark_new: shared: may be exported. mark: the mark is now here in the queue, and nowhere else. */
-    int (*mark_new)(int device, bool shared, struct ws_mark **out, struct ws_error *err);
-    void (*mark_free)(struct ws_mark *m);
-    int (*mark)(struct ws_queue *q, struct ws_mark *m, struct ws_error *err);
-    int (*mark_wait)(struct ws_mark *m, struct ws_error *err); /* on the host */
-    int (*mark_done)(struct ws_mark *m, struct ws_error *err); /* 0, -EAGAIN: not yet, -EIO */
-    int (*follow_mark)(struct ws_queue *q, struct ws_mark *m, struct ws_error *err);
+    int (*mark_new)(int device, bool shared, struct ws_event **out, struct ws_error *err);
+    void (*mark_free)(struct ws_event *m);
+    int (*mark)(struct ws_queue *q, struct ws_event *m, struct ws_error *err);
+    int (*mark_wait)(struct ws_event *m, struct ws_error *err); /* on the host */
+    int (*mark_done)(struct ws_event *m, struct ws_error *err); /* 0, -EAGAIN: not yet, -EIO */
+    int (*follow_mark)(struct ws_queue *q, struct ws_event *m, struct ws_error *err);
 
     int (*alloc)(int device, size_t bytes, void **out, struct ws_error *err); /* -ENOMEM with the figures */
     void (*release)(int device, void *p);                                     /* NULL is fine */
@@ -127,8 +130,8 @@ struct ws_device_ops {
     int (*open_fds)(int device, const int *fds, const uint64_t *bytes, size_t n, void **out,
                     struct ws_error *err);
     void (*close)(int device, void *p); /* what either has opened; NULL is fine */
-    int (*mark_share)(struct ws_mark *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err);
-    int (*mark_open)(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_mark **out,
+    int (*mark_share)(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err);
+    int (*mark_open)(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
                      struct ws_error *err);
 };
 

@@ -14,6 +14,11 @@ static unsigned count(void)
     return 0;
 }
 
+static bool is_open(void)
+{
+    return false;
+}
+
 static bool owns(const void *p, int *device)
 {
     (void)p;
@@ -22,4 +27,4 @@ static bool owns(const void *p, int *device)
 }
 
 const struct ws_device_ops ws_cuda_device = {
-    .name = "cuda", .available = available, .count = count, .owns = owns};
+    .name = "cuda", .available = available, .count = count, .is_open = is_open, .owns = owns};

@@ -14,8 +14,8 @@ struct queue {
     CUevent here; /* of the stream that is followed */
 };
 
-struct mark {
-    struct ws_mark head;
+struct event {
+    struct ws_event head;
     CUevent event;
 };
 
@@ -133,6 +133,11 @@ static int reaches(int device, int peer, struct ws_error *why)
     if (device == peer)
         return 0;
     WITHIN(device, why, reaches_here(device, peer, why));
+}
+
+static bool is_open(void)
+{
+    return ws_cuda_if_open() != NULL;
 }
 
 static bool owns(const void *p, int *device)
@@ -282,20 +287,20 @@ static int finish(struct ws_queue *q, struct ws_error *err)
 
 /* --- marks --- */
 
-static int take_event(int device, CUevent event, struct ws_mark **out, struct ws_error *err)
+static int take_event(int device, CUevent event, struct ws_event **out, struct ws_error *err)
 {
-    struct mark *m = calloc(1, sizeof(*m));
+    struct event *m = calloc(1, sizeof(*m));
     if (!m) {
         (void)cuda()->event_destroy(event);
         return ws_error_set(err, ENOMEM, "no memory for a mark");
     }
-    m->head = (struct ws_mark){.ops = &ws_cuda_device, .device = device};
+    m->head = (struct ws_event){.ops = &ws_cuda_device, .device = device};
     m->event = event;
     *out = &m->head;
     return 0;
 }
 
-static int mark_make(int device, bool shared, struct ws_mark **out, struct ws_error *err)
+static int mark_make(int device, bool shared, struct ws_event **out, struct ws_error *err)
 {
     CUevent event;
     unsigned flags = CU_EVENT_DISABLE_TIMING | (shared ? CU_EVENT_INTERPROCESS : 0);
@@ -303,14 +308,14 @@ static int mark_make(int device, bool shared, struct ws_mark **out, struct ws_er
     return rc == 0 ? take_event(device, event, out, err) : rc;
 }
 
-static int mark_new(int device, bool shared, struct ws_mark **out, struct ws_error *err)
+static int mark_new(int device, bool shared, struct ws_event **out, struct ws_error *err)
 {
     WITHIN(device, err, mark_make(device, shared, out, err));
 }
 
-static void mark_free(struct ws_mark *mark)
+static void mark_free(struct ws_event *mark)
 {
-    struct mark *m = (struct mark *)mark;
+    struct event *m = (struct event *)mark;
     if (!m || ws_cuda_enter(m->head.device, NULL) < 0)
         return;
     (void)cuda()->event_destroy(m->event);
@@ -318,46 +323,46 @@ static void mark_free(struct ws_mark *mark)
     free(m);
 }
 
-static int mark(struct ws_queue *q, struct ws_mark *m, struct ws_error *err)
+static int mark(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
 {
     WITHIN(q->device, err,
-           ws_cuda_result(cuda()->event_record(((struct mark *)m)->event, ((struct queue *)q)->stream), err,
+           ws_cuda_result(cuda()->event_record(((struct event *)m)->event, ((struct queue *)q)->stream), err,
                           "marking a stream"));
 }
 
-static int mark_wait(struct ws_mark *m, struct ws_error *err)
+static int mark_wait(struct ws_event *m, struct ws_error *err)
 {
     WITHIN(m->device, err,
-           ws_cuda_result(cuda()->event_synchronize(((struct mark *)m)->event), err, "waiting for the GPU"));
+           ws_cuda_result(cuda()->event_synchronize(((struct event *)m)->event), err, "waiting for the GPU"));
 }
 
-static int mark_done(struct ws_mark *m, struct ws_error *err)
+static int mark_done(struct ws_event *m, struct ws_error *err)
 {
     WITHIN(m->device, err,
-           ws_cuda_result(cuda()->event_query(((struct mark *)m)->event), err, "asking the GPU"));
+           ws_cuda_result(cuda()->event_query(((struct event *)m)->event), err, "asking the GPU"));
 }
 
-static int follow_mark(struct ws_queue *q, struct ws_mark *m, struct ws_error *err)
+static int follow_mark(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
 {
     WITHIN(q->device, err,
-           ws_cuda_result(cuda()->stream_wait(((struct queue *)q)->stream, ((struct mark *)m)->event, 0), err,
-                          "waiting for a mark"));
+           ws_cuda_result(cuda()->stream_wait(((struct queue *)q)->stream, ((struct event *)m)->event, 0),
+                          err, "waiting for a mark"));
 }
 
-static int mark_share(struct ws_mark *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
+static int mark_share(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
 {
     CUipcEventHandle h;
     int rc = ws_cuda_enter(m->device, err);
     if (rc < 0)
         return rc;
-    rc = ws_cuda_result(cuda()->ipc_event_handle(&h, ((struct mark *)m)->event), err, "sharing an event");
+    rc = ws_cuda_result(cuda()->ipc_event_handle(&h, ((struct event *)m)->event), err, "sharing an event");
     ws_cuda_leave();
     if (rc == 0)
         memcpy(handle, &h, WS_HANDLE_BYTES);
     return rc;
 }
 
-static int mark_take(int device, const unsigned char *handle, struct ws_mark **out, struct ws_error *err)
+static int mark_take(int device, const unsigned char *handle, struct ws_event **out, struct ws_error *err)
 {
     CUipcEventHandle h;
     CUevent event;
@@ -366,7 +371,7 @@ static int mark_take(int device, const unsigned char *handle, struct ws_mark **o
     return rc == 0 ? take_event(device, event, out, err) : rc;
 }
 
-static int mark_open(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_mark **out,
+static int mark_open(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
                      struct ws_error *err)
 {
     WITHIN(device, err, mark_take(device, handle, out, err));
@@ -437,6 +442,7 @@ const struct ws_device_ops ws_cuda_device = {
     .count = count,
     .describe = describe,
     .reaches = reaches,
+    .is_open = is_open,
     .owns = owns,
     .queue_new = queue_new,
     .queue_free = queue_free,

@@ -38,6 +38,11 @@ static int reaches(int device, int peer, struct ws_error *why)
     return 0;
 }
 
+static bool is_open(void)
+{
+    return true;
+}
+
 static bool owns(const void *p, int *device)
 {
     *device = 0;
@@ -116,28 +121,28 @@ static int finish(struct ws_queue *q, struct ws_error *err)
     return 0;
 }
 
-static int mark_new(int device, bool shared, struct ws_mark **out, struct ws_error *err)
+static int mark_new(int device, bool shared, struct ws_event **out, struct ws_error *err)
 {
     (void)shared;
     *out = malloc(sizeof(**out));
     if (!*out)
         return ws_error_set(err, ENOMEM, "no memory for a mark");
-    **out = (struct ws_mark){.ops = &ws_host_device, .device = device};
+    **out = (struct ws_event){.ops = &ws_host_device, .device = device};
     return 0;
 }
 
-static void mark_free(struct ws_mark *m)
+static void mark_free(struct ws_event *m)
 {
     free(m);
 }
 
-static int mark(struct ws_queue *q, struct ws_mark *m, struct ws_error *err)
+static int mark(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
 {
     (void)m;
     return finish(q, err);
 }
 
-static int mark_passed(struct ws_mark *m, struct ws_error *err)
+static int mark_passed(struct ws_event *m, struct ws_error *err)
 {
     (void)m;
     (void)err;
@@ -226,14 +231,14 @@ static void close_shared(int device, void *p)
     (void)p;
 }
 
-static int mark_share(struct ws_mark *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
+static int mark_share(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
 {
     (void)m;
     (void)handle;
     return not_shared(err);
 }
 
-static int mark_open(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_mark **out,
+static int mark_open(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
                      struct ws_error *err)
 {
     (void)device;
@@ -242,7 +247,7 @@ static int mark_open(int device, const unsigned char handle[WS_HANDLE_BYTES], st
     return not_shared(err);
 }
 
-static int follow_mark(struct ws_queue *q, struct ws_mark *m, struct ws_error *err)
+static int follow_mark(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
 {
     (void)q;
     return mark_passed(m, err);
@@ -255,6 +260,7 @@ const struct ws_device_ops ws_host_device = {
     .count = one,
     .describe = describe,
     .reaches = reaches,
+    .is_open = is_open,
     .owns = owns,
     .queue_new = queue_new,
     .queue_free = queue_free,

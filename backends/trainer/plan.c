@@ -1,4 +1,4 @@
-#include "backends/trainer/plan.h"
+#include "backends/trainer/plan_state.h"
 #include "backends/trainer/sink.h"
 #include <assert.h>
 #include <errno.h>
@@ -7,37 +7,6 @@
 #include <string.h>
 
 #define ROUND_BLOCKS 64 /* between two reports of progress */
-
-struct piece {
-    struct ws_runs runs;
-    size_t file, source;
-    uint64_t begin; /* the tensor's, in the file */
-};
-/* The part of a piece that lies in one block. */
-struct span {
-    size_t piece, file, block;
-    uint64_t from, bytes; /* among the piece's bytes */
-    uint64_t first, end;  /* in the file: its first byte, and behind its last one */
-};
-/* One block: [first, first + n) of the sorted spans. */
-struct job {
-    size_t first, n, widest; /* widest: how many are entangled at most */
-    bool whole;              /* they fill it */
-    bool hashed;
-    uint64_t hash;
-};
-
-struct ws_plan {
-    struct piece *pieces;
-    size_t n_pieces, cap_pieces;
-    struct span *spans;
-    size_t n_spans, cap_spans;
-    struct job *jobs;
-    size_t n_jobs;
-    /* while it runs */
-    size_t round; /* first job of this round */
-    const struct ws_plan_run *run;
-};
 
 static int no_memory(struct ws_error *err)
 {
@@ -124,8 +93,7 @@ static int by_place(const void *x, const void *y)
     return a->first < b->first ? -1 : a->first > b->first;
 }
 
-/* How many spans from the first on lie within another's stretch. */
-static size_t entangled(const struct span *s, size_t n)
+size_t ws_plan_entangled(const struct span *s, size_t n)
 {
     uint64_t end = s[0].end;
     size_t k = 1;
@@ -171,7 +139,7 @@ int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files, str
     for (size_t i = 0; i < p->n_jobs; i++) {
         struct job *j = &p->jobs[i];
         for (size_t k = 0, n; k < j->n; k += n) {
-            n = entangled(&p->spans[j->first + k], j->n - k);
+            n = ws_plan_entangled(&p->spans[j->first + k], j->n - k);
             j->widest = n > j->widest ? n : j->widest;
         }
     }
@@ -183,7 +151,11 @@ int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files, str
 static void seek(const struct ws_plan *p, const struct span *s, struct ws_cursor *c)
 {
     const struct piece *q = &p->pieces[s->piece];
-    ws_cursor_seek(c, &q->runs, p->run->sources[q->source], s->from, s->bytes);
+    if (s->way == WAY_HOST)
+        ws_cursor_seek(c, &q->runs, p->run->sources[q->source], s->from, s->bytes);
+    else
+        ws_cursor_seek(c, s->way == WAY_PACKED ? &q->detour->packed : &q->detour->packed_raw, s->at, s->from,
+                       s->bytes);
 }
 
 static void put(const struct ws_plan *p, const struct span *s, struct ws_cursor *c, struct ws_sink *sink)
@@ -224,29 +196,58 @@ static void put_merged(const struct ws_plan *p, const struct span *s, size_t n, 
     }
 }
 
+static bool is_placed(const struct span *s)
+{
+    return s->way == WAY_DIRECT || s->way == WAY_GATHERED;
+}
+
+/* A block of which a part came by itself is hashed when all of it is there. */
+static void finish_block(const struct ws_plan *p, struct job *j)
+{
+    const struct span *first = &p->spans[j->first], *last = first;
+    for (size_t i = 1; i < j->n; i++)
+        last = first[i].end > last->end ? &first[i] : last;
+    if (!j->whole)
+        return;
+    j->hash = ws_hash(p->run->data[first->file] + first->first, last->end - first->first);
+    j->hashed = true;
+}
+
 /* Without the memory for hashing in order, the block is copied all the same, and hashed by the agent. */
 static void run_block(void *arg, size_t i)
 {
     struct ws_plan *p = arg;
     struct job *j = &p->jobs[p->round + i];
     const struct span *s = &p->spans[j->first], *end = s + j->n;
-    struct ws_cursor *cursors = j->whole && j->widest > 1 ? malloc(j->widest * sizeof(*cursors)) : NULL;
-    struct ws_hasher *h = j->whole && (cursors || j->widest == 1) ? ws_hasher_new() : NULL;
+    const bool in_order = j->whole && !j->lands;
+    struct ws_cursor *cursors = in_order && j->widest > 1 ? malloc(j->widest * sizeof(*cursors)) : NULL;
+    struct ws_hasher *h = in_order && (cursors || j->widest == 1) ? ws_hasher_new() : NULL;
     struct ws_sink sink;
     ws_sink_init(&sink, p->run->data[s->file], h);
     for (size_t n; s < end; s += n) {
-        n = h ? entangled(s, (size_t)(end - s)) : 1;
+        n = h ? ws_plan_entangled(s, (size_t)(end - s)) : 1;
         if (n > 1)
             put_merged(p, s, n, cursors, &sink);
-        else
+        else if (!is_placed(s))
             put_all(p, s, &sink);
     }
     ws_sink_flush(&sink);
     j->hashed = h != NULL;
     if (h)
         j->hash = ws_hasher_digest(h);
+    else if (j->lands)
+        finish_block(p, j);
     ws_hasher_free(h);
     free(cursors);
+}
+
+void ws_plan_work(struct ws_plan *p, size_t first, size_t n, struct ws_workers *workers)
+{
+    const struct ws_plan_run *run = p->run;
+    p->round = first;
+    ws_workers_run(workers, run_block, p, n);
+    if (run->progress)
+        run->progress(run->progress_arg, (first + n) * WS_BLOCK_BYTES, p->n_jobs * WS_BLOCK_BYTES);
 }
 
 static int collect(const struct ws_plan *p)
@@ -264,26 +265,41 @@ static int collect(const struct ws_plan *p)
     return 0;
 }
 
+/* All sources are on the host. */
+static void run_here(struct ws_plan *p, struct ws_workers *workers)
+{
+    size_t step = p->run->progress ? ROUND_BLOCKS * ws_workers_count(workers) : p->n_jobs;
+    for (size_t i = 0; i < p->n_spans; i++)
+        p->spans[i].way = WAY_HOST;
+    for (size_t at = 0, n; at < p->n_jobs; at += n) {
+        n = p->n_jobs - at < step ? p->n_jobs - at : step;
+        for (size_t i = at; i < at + n; i++)
+            p->jobs[i].lands = false;
+        ws_plan_work(p, at, n, workers);
+    }
+}
+
 int ws_plan_run(struct ws_plan *p, const struct ws_plan_run *run, struct ws_workers *workers,
                 struct ws_error *err)
 {
-    size_t step = run->progress ? ROUND_BLOCKS * ws_workers_count(workers) : p->n_jobs;
+    int rc = 0;
     p->run = run;
-    for (p->round = 0; p->round < p->n_jobs; p->round += step) {
-        size_t left = p->n_jobs - p->round, n = left < step ? left : step;
-        ws_workers_run(workers, run_block, p, n);
-        if (run->progress)
-            run->progress(run->progress_arg, (p->round + n) * WS_BLOCK_BYTES, p->n_jobs * WS_BLOCK_BYTES);
-    }
-    int rc = collect(p);
+    if (run->carrier)
+        rc = ws_plan_run_device(p, workers, err);
+    else
+        run_here(p, workers);
+    if (rc == 0 && collect(p) < 0)
+        rc = ws_error_set(err, ENOMEM, "no memory for the hashes of a copy");
     p->run = NULL;
-    return rc < 0 ? ws_error_set(err, ENOMEM, "no memory for the hashes of a copy") : 0;
+    return rc;
 }
 
 void ws_plan_free(struct ws_plan *p)
 {
     if (!p)
         return;
+    for (size_t i = 0; i < p->n_pieces; i++)
+        free(p->pieces[i].detour);
     free(p->pieces);
     free(p->spans);
     free(p->jobs);

@@ -5,10 +5,12 @@
  * small ones does; from step to step only the sources' addresses change. */
 #ifndef WS_TRAINER_PLAN_H
 #define WS_TRAINER_PLAN_H
+#include "backends/trainer/carrier.h"
 #include "transports/box.h"
 #include "transports/error.h"
 #include "transports/workers.h"
 #include <stdatomic.h>
+#include <stdbool.h>
 
 struct ws_block_hash {
     size_t file, block;
@@ -18,6 +20,9 @@ struct ws_block_hash {
 struct ws_plan_run {
     unsigned char *const *data;    /* a file's memory */
     const void *const *sources;    /* a source's first element */
+    struct ws_carrier *carrier;    /* begun; NULL: all sources are on the host */
+    const int *devices;            /* with a carrier: by source, -1: on the host */
+    const bool *pinned;            /* likewise, by file: is its memory pinned? */
     _Atomic uint64_t *overflows;   /* by source, added to; NULL: nobody asks */
     struct ws_block_hash **hashes; /* of blocks that were filled whole, appended (realloc'ed) */
     size_t *n_hashes;

@@ -55,7 +55,7 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
                                        : 1;
     if (!p)
         return ws_error_set(err, ENOMEM, "no memory for a publisher");
-    p->sock = -1;
+    p->sock = p->device = -1;
     p->pid = getpid();
     p->agent = strdup(ws_publisher_agent(c->agent));
     p->model = strdup(c->model);
@@ -94,8 +94,10 @@ int wsync_register(wsync_publisher *p, const wsync_param *params, size_t n)
 
 static void let_go(struct wsync_publisher *p)
 {
-    for (size_t i = 0; p->regions && i < p->n_files; i++)
+    for (size_t i = 0; p->regions && !p->keeps && i < p->n_files; i++)
         ws_region_free(p->regions[i]);
+    if (p->regions && p->keeps)
+        ws_pinned_rest(p->pinned);
     free(p->regions);
     p->regions = NULL;
     free(p->hashes);
@@ -114,8 +116,13 @@ static int map_slot(struct wsync_publisher *p, int *fds, size_t n_fds, struct ws
     for (size_t i = 0; rc == 0 && i < p->n_files; i++) {
         if (p->file_sizes[i] == 0)
             continue;
-        rc = used < n_fds ? ws_region_import(&p->regions[i], fds[used++], p->file_sizes[i], true, err)
-                          : ws_error_set(err, EPROTO, "the agent sent %zu descriptors, too few", n_fds);
+        if (used == n_fds)
+            rc = ws_error_set(err, EPROTO, "the agent sent %zu descriptors, too few", n_fds);
+        else if (p->keeps)
+            rc = ws_pinned_take(p->pinned, fds[used++], p->file_sizes[i], ws_device_of_kind(WS_CUDA),
+                                p->device, &p->regions[i], err);
+        else
+            rc = ws_region_import(&p->regions[i], fds[used++], p->file_sizes[i], true, err);
     }
     while (used < n_fds)
         close(fds[used++]);
@@ -134,9 +141,12 @@ static int begin(struct wsync_publisher *p, uint64_t version, struct ws_error *e
     if (p->begun)
         return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                             p->version);
+    p->keeps = p->device >= 0;
+    if (p->keeps && !p->pinned && !(p->pinned = ws_pinned_new()))
+        return ws_error_set(err, ENOMEM, "no memory for a slot");
     int rc = ws_publisher_call(p, "begin",
-                               json_pack("{s:I,s:s,s:I}", "version", (json_int_t)version, "run", p->run,
-                                         "timeout_ms", (json_int_t)p->timeout_ms),
+                               json_pack("{s:I,s:s,s:I,s:b}", "version", (json_int_t)version, "run", p->run,
+                                         "timeout_ms", (json_int_t)p->timeout_ms, "keep", (int)p->keeps),
                                &reply, fds, WS_MAX_FDS_PER_FRAME, &n, err);
     if (rc < 0)
         return rc;
@@ -233,6 +243,8 @@ int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint6
         return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                             p->version);
     int rc = ws_publisher_is_connected(p) && ws_publisher_has(p, params, n) ? 0 : -ESTALE;
+    if (rc == 0)
+        ws_publisher_locate(p, params);
     for (int tries = 0; tries < 3; tries++) {
         if (rc == -ESTALE) /* or another rank came back with other tensors: all register anew */
             rc = ws_publisher_register(p, params, n, err);
@@ -273,6 +285,11 @@ uint64_t wsync_overflows(const wsync_publisher *p, const char **first)
     return total;
 }
 
+const char *wsync_gpu_report(const wsync_publisher *p)
+{
+    return p->gpu_report;
+}
+
 static int wait_for(struct wsync_publisher *p, const char *what, uint64_t version, const char *who,
                     int timeout_ms)
 {
@@ -311,6 +328,8 @@ void wsync_close(wsync_publisher *p)
     if (p->sock >= 0)
         close(p->sock); /* the agent abandons what is begun */
     ws_publisher_forget(p);
+    ws_carrier_free(p->carrier);
+    ws_pinned_free(p->pinned);
     ws_base_free(p->base);
     ws_workers_free(p->workers);
     free(p->agent);

@@ -1,8 +1,10 @@
 /* Parameters become boxes of a plan over the begun version. */
 #include "backends/trainer/publisher_state.h"
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static int conversion_of(const wsync_param *a, const struct ws_registered *r, enum ws_conversion *out,
                          struct ws_error *err)
@@ -93,18 +95,99 @@ static bool is_fresh(const struct wsync_publisher *p)
     return p->fresh && p->rank == 0 && p->base;
 }
 
-static int run_plan(struct wsync_publisher *p, struct ws_plan *plan, bool with_progress, struct ws_error *err)
+/* --- GPUs --- */
+
+static bool is_on_device(const struct wsync_publisher *p, size_t i)
 {
-    for (size_t i = 0; i < p->n_files; i++)
+    return p->devices[i] >= 0 && p->params[i].writes;
+}
+
+static void locate(struct wsync_publisher *p, const wsync_param *a, size_t i)
+{
+    int device = -1;
+    p->devices[i] = a->data && ws_kind_of(a->data, &device) != WS_HOST ? device : -1;
+    if (p->device < 0 && is_on_device(p, i))
+        p->device = device;
+}
+
+void ws_publisher_locate(struct wsync_publisher *p, const wsync_param *params)
+{
+    p->device = -1;
+    if (!ws_device_of_kind(WS_CUDA)->is_open())
+        return;
+    for (size_t i = 0; i < p->n_params; i++)
+        locate(p, &params[i], i);
+}
+
+/* Copies wait for the streams that write what they copy; mostly that is one. */
+static int follow(struct wsync_publisher *p, const wsync_param *a, size_t i, int *device, void **stream,
+                  struct ws_error *err)
+{
+    if (!is_on_device(p, i) || (p->devices[i] == *device && a->stream == *stream))
+        return 0;
+    *device = p->devices[i];
+    *stream = a->stream;
+    return ws_carrier_follow(p->carrier, *device, *stream, err);
+}
+
+static int begin_carrier(struct wsync_publisher *p, const wsync_param *params, size_t first, size_t n,
+                         struct ws_error *err)
+{
+    int device = -1, rc = p->carrier ? 0 : ws_carrier_new(&p->carrier, err);
+    void *stream = NULL;
+    if (rc == 0)
+        rc = ws_carrier_begin(p->carrier, p->n_params, err);
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        rc = follow(p, &params[i], first + i, &device, &stream, err);
+    return rc;
+}
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+static void report(struct wsync_publisher *p, double began_ms)
+{
+    char ways[WS_ERROR_TEXT / 2];
+    const char *why = p->pinned ? ws_pinned_why_not(p->pinned) : "";
+    ws_carrier_tell(p->carrier, ways, sizeof(ways));
+    snprintf(p->gpu_report, sizeof(p->gpu_report), "%.1f ms: %s%s%s", now_ms() - began_ms, ways,
+             why[0] ? "; the slot is not pinned: " : "", why);
+}
+
+/* params: those of the plan that are the caller's, from the first-th on. */
+static int run_plan(struct wsync_publisher *p, struct ws_plan *plan, const wsync_param *params, size_t first,
+                    size_t n, bool with_progress, struct ws_error *err)
+{
+    const double began = now_ms();
+    bool on_device = false;
+    for (size_t i = 0; i < p->n_files; i++) {
         p->data[i] = p->regions[i] ? ws_region_data(p->regions[i]) : NULL;
+        p->file_is_pinned[i] = p->keeps && p->regions[i] && ws_pinned_has(p->pinned, p->regions[i]);
+    }
+    for (size_t i = first; p->device >= 0 && i < first + n; i++)
+        on_device = on_device || is_on_device(p, i);
+    int rc = on_device ? begin_carrier(p, params, first, n, err) : 0;
     struct ws_plan_run run = {.data = p->data,
                               .sources = p->sources,
+                              .carrier = on_device ? p->carrier : NULL,
+                              .devices = p->devices,
+                              .pinned = p->file_is_pinned,
                               .overflows = p->overflows,
                               .hashes = &p->hashes,
                               .n_hashes = &p->n_hashes,
                               .progress = with_progress ? p->progress : NULL,
                               .progress_arg = p->progress_arg};
-    return ws_plan_run(plan, &run, p->workers, err);
+    if (rc == 0)
+        rc = ws_plan_run(plan, &run, p->workers, err);
+    if (rc == 0 && on_device) {
+        rc = ws_carrier_end(p->carrier, p->overflows, p->n_params, err);
+        report(p, began);
+    }
+    return rc;
 }
 
 /* --- all at once --- */
@@ -170,7 +253,7 @@ int ws_publisher_put_all(struct wsync_publisher *p, const wsync_param *params, s
     else if (rc == 0 && !p->plan)
         rc = make_plan(p, false, &p->plan, err);
     if (rc == 0)
-        rc = run_plan(p, once ? once : p->plan, true, err);
+        rc = run_plan(p, once ? once : p->plan, params, 0, p->n_params, true, err);
     ws_plan_free(once);
     for (size_t i = 0; rc == 0 && i < p->n_params; i++)
         p->put[i] = true;
@@ -191,15 +274,18 @@ int ws_publisher_put(struct wsync_publisher *p, const wsync_param *a, const stru
         rc = ws_plan_new(&plan, err);
     if (rc < 0)
         return rc;
-    p->sources[r - p->params] = a->data;
+    const size_t index = (size_t)(r - p->params);
+    p->sources[index] = a->data;
+    if (ws_device_of_kind(WS_CUDA)->is_open())
+        locate(p, a, index);
     if (r->writes)
         rc = add_param(plan, p, r, &l, err);
     if (rc == 0)
         rc = ws_plan_compile(plan, p->file_sizes, p->n_files, err);
     if (rc == 0)
-        rc = run_plan(p, plan, false, err);
+        rc = run_plan(p, plan, a, index, 1, false, err);
     ws_plan_free(plan);
-    p->put[r - p->params] = rc == 0;
+    p->put[index] = rc == 0;
     return rc;
 }
 
@@ -215,7 +301,7 @@ int ws_publisher_put_fresh(struct wsync_publisher *p, struct ws_error *err)
     if (rc == 0)
         rc = ws_plan_compile(plan, p->file_sizes, p->n_files, err);
     if (rc == 0)
-        rc = run_plan(p, plan, false, err);
+        rc = run_plan(p, plan, NULL, 0, 0, false, err);
     ws_plan_free(plan);
     return rc;
 }

@@ -21,12 +21,16 @@ void ws_publisher_forget(struct wsync_publisher *p)
     free(p->layouts);
     free(p->sources);
     free(p->data);
+    free(p->devices);
+    free(p->file_is_pinned);
     free(p->put);
     free((void *)p->overflows);
     p->plan = NULL;
     p->layouts = NULL;
     p->sources = NULL;
     p->data = NULL;
+    p->devices = NULL;
+    p->file_is_pinned = NULL;
     p->put = NULL;
     p->overflows = NULL;
     p->params = p->base_places = NULL;
@@ -139,8 +143,13 @@ static int take_placement(struct wsync_publisher *p, const json_t *reply, struct
     p->sidecar_files = calloc(n_side + 1, sizeof(*p->sidecar_files));
     p->sources = calloc(p->n_params + n_side + n_base + 1, sizeof(*p->sources));
     p->data = calloc(p->n_files + 1, sizeof(*p->data));
-    if (!p->file_sizes || !p->base_places || !p->sidecar_files || !p->sources || !p->data)
+    p->devices = malloc((p->n_params + n_side + n_base + 1) * sizeof(*p->devices));
+    p->file_is_pinned = calloc(p->n_files + 1, sizeof(*p->file_is_pinned));
+    if (!p->file_sizes || !p->base_places || !p->sidecar_files || !p->sources || !p->data || !p->devices ||
+        !p->file_is_pinned)
         return ws_error_set(err, ENOMEM, "no memory for a placement");
+    for (size_t i = 0; i < p->n_params + n_side + n_base; i++)
+        p->devices[i] = -1;
     for (size_t i = 0; i < p->n_files; i++)
         p->file_sizes[i] = (uint64_t)json_integer_value(json_object_get(json_array_get(files, i), "bytes"));
     int rc = take_places(json_object_get(reply, "places"), p->params, p->n_params, p->n_files);
@@ -212,6 +221,8 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
         rc = ws_publisher_call(p, "register", registration_json(p), &reply, NULL, 0, NULL, err);
     if (rc == 0)
         rc = take_placement(p, reply, err);
+    if (rc == 0)
+        ws_publisher_locate(p, params);
     json_decref(reply);
     if (rc < 0)
         ws_publisher_forget(p);

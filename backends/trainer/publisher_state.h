@@ -4,6 +4,7 @@
 #define WS_TRAINER_PUBLISHER_STATE_H
 #include "backends/trainer/base.h"
 #include "backends/trainer/piece.h"
+#include "backends/trainer/pinned.h"
 #include "backends/trainer/plan.h"
 #include "backends/trainer/wsync.h"
 #include "transports/ipc.h"
@@ -58,6 +59,14 @@ struct wsync_publisher {
     struct ws_region **regions;
     struct ws_block_hash *hashes;
     size_t n_hashes;
+    /* GPUs */
+    int device;               /* of the first parameter that is on one; -1: all are on the host */
+    int *devices;             /* of sources, -1: on the host */
+    bool *file_is_pinned;     /* while a plan runs */
+    bool keeps;               /* regions are the pinned ones */
+    struct ws_pinned *pinned; /* NULL: nothing has been on a GPU */
+    struct ws_carrier *carrier;
+    char gpu_report[WS_ERROR_TEXT];
 };
 
 /* Of this node: what was asked for, else $WSYNC_AGENT, else the usual place. */
@@ -81,6 +90,8 @@ struct ws_registered *ws_publisher_find(struct wsync_publisher *p, const wsync_p
                                         struct ws_error *err);
 void ws_publisher_forget(struct wsync_publisher *p);
 
+/* Finds out which of the registered parameters' data is on which device. */
+void ws_publisher_locate(struct wsync_publisher *p, const wsync_param *params);
 /* How the data of a parameter lies. -EINVAL: it cannot be converted. */
 WS_MUST_USE int ws_publisher_layout(const wsync_param *a, const struct ws_registered *r,
                                     struct ws_layout *out, struct ws_error *err);

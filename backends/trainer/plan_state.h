@@ -1,0 +1,63 @@
+/* A plan's inside, shared by its files: plan (compiling; running on the CPU), plan_device (the way of what
+ * lies on a GPU). */
+#ifndef WS_TRAINER_PLAN_STATE_H
+#define WS_TRAINER_PLAN_STATE_H
+#include "backends/trainer/plan.h"
+#include <stdbool.h>
+
+/* Of a piece on a GPU: the same box once it is on the host, and how it comes there (ws_runs_raw). */
+struct detour {
+    struct ws_runs packed, packed_raw, raw;
+};
+struct piece {
+    struct ws_runs runs;
+    size_t file, source;
+    uint64_t begin;        /* the tensor's, in the file */
+    struct detour *detour; /* NULL: it was on the host so far */
+};
+
+enum way {
+    WAY_HOST,     /* the CPU copies it from its source */
+    WAY_DIRECT,   /* it comes to its place by copies of the device, */
+    WAY_GATHERED, /* or by a kernel and a copy */
+    WAY_PACKED,   /* the CPU copies it from where a kernel, */
+    WAY_RAW       /* or copies have brought it */
+};
+/* The part of a piece that lies in one block. */
+struct span {
+    size_t piece, file, block;
+    uint64_t from, bytes; /* among the piece's bytes */
+    uint64_t first, end;  /* in the file: its first byte, and behind its last one */
+    /* while it runs */
+    enum way way;
+    const unsigned char *at; /* PACKED, RAW: where the piece's first byte would be */
+};
+/* One block: [first, first + n) of the sorted spans. */
+struct job {
+    size_t first, n, widest; /* widest: how many are entangled at most */
+    bool whole;              /* they fill it */
+    bool lands;              /* while it runs: some of it comes to its place by itself */
+    bool hashed;
+    uint64_t hash;
+};
+
+struct ws_plan {
+    struct piece *pieces;
+    size_t n_pieces, cap_pieces;
+    struct span *spans;
+    size_t n_spans, cap_spans;
+    struct job *jobs;
+    size_t n_jobs;
+    /* while it runs */
+    size_t round; /* first job of this round */
+    const struct ws_plan_run *run;
+};
+
+/* How many spans from the first on lie within another's stretch. */
+size_t ws_plan_entangled(const struct span *s, size_t n);
+/* The CPU's part of jobs [first, first + n). */
+void ws_plan_work(struct ws_plan *p, size_t first, size_t n, struct ws_workers *workers);
+/* All of it, where some sources are on GPUs. */
+WS_MUST_USE int ws_plan_run_device(struct ws_plan *p, struct ws_workers *workers, struct ws_error *err);
+
+#endif
