@@ -188,6 +188,7 @@ $(BENCHES): $(B)/%: $(B)/%.o $(call HELPERS,tests/bench,bench_) $(call HELPERS,t
 	$(call link_test,$(FUSE_LIBS))
 
 # They stay in the process once they were opened: their threads run on.
+$(FAKES): $(B)/tests/fakes/told.o
 $(B)/tests/fakes/libcuda.so.1: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/fake_*.c))
 $(B)/tests/fakes/libnccl.so.2: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/nccl_*.c))
 # Kernels' bodies fill and read short arrays by two loops of one count, which the compiler loses sight of.

@@ -26,6 +26,7 @@ struct device {
     bool asked_for_kernels;
     int kernels_rc;
     struct ws_error kernels_why;
+    CUmodule module;
     CUfunction kernels[WS_N_KERNELS];
 };
 
@@ -162,8 +163,33 @@ static int errno_of(CUresult rc)
     case CUDA_ERROR_DEINITIALIZED:
     case CUDA_ERROR_NOT_INITIALIZED:
         return ESHUTDOWN;
-    default: /* a fault in somebody's kernel, a device that is lost: nothing of this process works any more */
+    case CUDA_ERROR_NOT_FOUND:
+        return ENOENT;
+    case CUDA_ERROR_OPERATING_SYSTEM:
+        return EPERM;
+    default:
         return EIO;
+    }
+}
+
+/* A fault in somebody's kernel, a device that is lost: nothing of this process works on it any more. */
+static bool is_final(CUresult rc)
+{
+    switch (rc) {
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+        return true;
+    default:
+        return false;
     }
 }
 
@@ -189,7 +215,7 @@ int ws_cuda_result(CUresult rc, struct ws_error *err, const char *format, ...)
                text ? text : "unknown");
     return ws_error_set(err, code, "%s failed on the GPU: %s (%s)%s", what, text ? text : "unknown error",
                         name ? name : "?",
-                        code == EIO ? "; this process cannot use the device any more: start it anew" : "");
+                        is_final(rc) ? "; this process cannot use the device any more: start it anew" : "");
 }
 
 /* --- contexts --- */
@@ -226,7 +252,6 @@ void ws_cuda_leave(void)
 /* Under lock, within the device's context. */
 static int load_kernels(struct device *d, struct ws_error *why)
 {
-    CUmodule module;
     const char *off = getenv("WSYNC_KERNELS");
     if (off && strcmp(off, "0") == 0)
         return ws_error_set(why, ENOTSUP, "kernels are turned off by WSYNC_KERNELS=0");
@@ -234,11 +259,14 @@ static int load_kernels(struct device *d, struct ws_error *why)
         return ws_error_set(why, ENOTSUP,
                             "this build has no kernels: nvcc was not there when it was made, so many small, "
                             "strided or converted tensors go by way of the CPU, which is slower");
-    int rc = ws_cuda_result(driver.module_load(&module, ws_kernels_fatbin), why, "loading wsync's kernels");
-    for (int k = 0; rc == 0 && k < WS_N_KERNELS; k++)
-        rc = ws_cuda_result(driver.module_function(&d->kernels[k], module, kernel_names[k]), why,
-                            "finding the kernel %s", kernel_names[k]);
-    return rc;
+    return ws_cuda_result(driver.module_load(&d->module, ws_kernels_fatbin), why, "loading wsync's kernels");
+}
+
+static int find_kernel(struct device *d, enum ws_kernel k, struct ws_error *err)
+{
+    return d->kernels[k] ? 0
+                         : ws_cuda_result(driver.module_function(&d->kernels[k], d->module, kernel_names[k]),
+                                          err, "finding the kernel %s", kernel_names[k]);
 }
 
 int ws_cuda_kernel(int device, enum ws_kernel k, CUfunction *out, struct ws_error *err)
@@ -255,7 +283,9 @@ int ws_cuda_kernel(int device, enum ws_kernel k, CUfunction *out, struct ws_erro
     rc = d->kernels_rc;
     if (rc < 0)
         ws_error_set(err, -rc, "%s", d->kernels_why.text);
-    else if (out)
+    else
+        rc = find_kernel(d, k, err);
+    if (rc == 0 && out)
         *out = d->kernels[k];
     pthread_mutex_unlock(&lock);
     ws_cuda_leave();

@@ -104,6 +104,7 @@ void ws_agent_discard(struct ws_agent *a, struct ws_agent_model *m)
     m->abandoned++;
     ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64 " why=\"%s\"", m->name,
            m->writing_version, m->why);
+    ws_agent_gpu_discarded(m);
     end_writing(a, m);
 }
 
@@ -154,7 +155,10 @@ static json_t *model_json(const struct ws_agent *a, struct ws_agent_model *m)
         n++;
     }
     for (unsigned i = 0; i < n; i++) {
+        const char *gpu = ws_agent_gpu_strategy(m, order[i]->version, order[i]->run);
         json_array_append_new(versions, slot_json(order[i]));
+        if (gpu)
+            json_object_set_new(json_array_get(versions, i), "gpu", json_string(gpu));
         if (order[i]->version == m->newest && strcmp(order[i]->run, m->run) == 0)
             digest = order[i]->manifest->digest;
     }
@@ -319,6 +323,7 @@ void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m)
     if (owner != m)
         note_newest(m, s);
     leave_others(a, m);
+    ws_agent_gpu_published(m, s);
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
            owner->name, s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
     end_writing(a, m);
@@ -386,6 +391,7 @@ static void free_model(struct ws_agent_model *m)
     for (unsigned i = 0; i < m->n_slots; i++)
         ws_slot_free(m->slots[i]);
     ws_delta_set_clear(&m->deltas);
+    ws_agent_gpu_free(m);
     ws_placement_free(m->placement);
     ws_placement_free(m->share);
     ws_agent_group_free(m);

@@ -9,7 +9,9 @@
  *
  *   commit {hashes: [[file, block, "hex"]..]}, or abandon {}
  *
- *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms} */
+ *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms}
+ *
+ * What is shared on GPUs: agent_gpu_routes.c. */
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/api.h"
@@ -415,8 +417,6 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
 {
     struct ws_agent *a = self;
     struct ws_session *c = peer->state;
-    (void)fds_in;
-    (void)n_fds_in;
     if (strcmp(method, "POST") != 0)
         return ws_error_set(err, EOPNOTSUPP, "%s takes POST", path);
     if (!c) {
@@ -438,7 +438,7 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
         do_abandon(a, c);
         return 0;
     }
-    return ws_error_set(err, ENOENT, "there is no %s", path);
+    return ws_agent_gpu_call(a, c, verb, body, fds_in, n_fds_in, reply, fds, max, n_fds, err);
 }
 
 static void local_gone(void *self, struct ws_ipc_peer *peer)
@@ -447,6 +447,7 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
     struct ws_session *c = peer->state;
     if (!c)
         return;
+    ws_agent_gpu_gone(a, c);
     pthread_mutex_lock(&a->lock);
     ws_agent_forget(a, c, "ended");
     pthread_mutex_unlock(&a->lock);

@@ -17,6 +17,7 @@ struct ws_agent_model;
 struct ws_group;
 struct ws_encoding;
 struct ws_archiving;
+struct ws_gpu_version;
 
 /* How far the archive of a model is. */
 struct ws_archive_state {
@@ -84,6 +85,7 @@ struct ws_agent_model {
     unsigned level; /* of compression, that was asked of the next delta */
     uint64_t published, abandoned, deltas_made, deltas_given_up; /* counters */
     struct ws_archive_state archive;                             /* agent_archive.c */
+    struct ws_gpu_version *gpu;                                  /* agent_gpu.c; newest first */
 };
 
 struct ws_agent {
@@ -108,6 +110,7 @@ struct ws_agent {
     struct ws_release *releases; /* newest first */
     uint64_t last_id;            /* of releases and of what is wanted */
     uint64_t last_ticket;
+    uint64_t last_gpu;      /* agent_gpu.c: of leases */
     uint64_t group_turn_ns; /* agent_primary.c */
     uint64_t slot_bytes;
     struct ws_astraflow **astraflow;
@@ -195,6 +198,19 @@ void ws_agent_orders(const struct ws_agent *a, struct ws_agent_model *m, json_t 
 WS_MUST_USE int ws_agent_fleet_route(struct ws_agent *a, const char *method, const char *path,
                                      const struct ws_api_request *q, const json_t *body, json_t **reply,
                                      struct ws_error *err);
+/* agent_gpu.c: versions that are shared on GPUs. The model's version was announced, or given up (under lock);
+ * a peer's connection has ended (not under lock, before its session goes). */
+void ws_agent_gpu_published(struct ws_agent_model *m, const struct ws_slot *slot);
+void ws_agent_gpu_discarded(struct ws_agent_model *m);
+void ws_agent_gpu_gone(struct ws_agent *a, const struct ws_session *c);
+/* How a version is shared, "cuda_ipc"; NULL: it is not. What the status shows. Under lock. */
+const char *ws_agent_gpu_strategy(const struct ws_agent_model *m, uint64_t version, const char *run);
+json_t *ws_agent_gpu_status(const struct ws_agent_model *m);
+void ws_agent_gpu_free(struct ws_agent_model *m);
+/* agent_gpu_routes.c; not under lock. -ENOENT: it is none of these. */
+WS_MUST_USE int ws_agent_gpu_call(struct ws_agent *a, struct ws_session *c, const char *verb,
+                                  const json_t *body, const int *fds_in, size_t n_in, json_t **reply,
+                                  int *fds, size_t max, size_t *n_fds, struct ws_error *err);
 /* agent_views.c: routes that only show */
 int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
                    json_t **reply, char **text, struct ws_error *err);

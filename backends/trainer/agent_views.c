@@ -31,6 +31,9 @@ static int get_status(struct ws_agent *a, json_t **reply)
                               (json_int_t)m->newest, "run", m->run, "ranks", (json_int_t)m->n_registered,
                               "published", (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned,
                               "slots", slots, "mounts", ws_fleet_json(&m->fleet, ws_agent_now_ns())));
+        if (m->gpu)
+            json_object_set_new(json_array_get(models, json_array_size(models) - 1), "gpu",
+                                ws_agent_gpu_status(m));
         if (m->group)
             json_object_set_new(json_array_get(models, json_array_size(models) - 1), "nodes",
                                 ws_group_json(a, m));

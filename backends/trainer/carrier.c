@@ -11,8 +11,9 @@
 #define SMALL      4096UL
 #define SMALL_LINE 8UL
 #define MAX_PITCH  (2UL << 30)
-#define MAX_HEIGHT 65535UL /* rows of one copy: some drivers take no more planes or rows than that at once   \
-                            */
+#define MAX_HEIGHT                                                                                           \
+    65535UL /* rows of one copy: some drivers take no more planes or rows than that at once                  \
+             */
 
 /* A copy that waits for the gather kernel of its round. */
 struct after {
@@ -125,9 +126,14 @@ static int open_rounds(struct ws_carrier *c, struct lane *l, struct ws_error *er
         if (rc == 0)
             rc = l->ops->mark_new(l->device, false, &r->done, err);
     }
-    for (unsigned i = 0; rc == 0 && i < WS_CARRIER_ROUNDS; i++)
+    for (unsigned i = 0; rc == 0 && i < WS_CARRIER_ROUNDS; i++) {
+        if (!l->has_kernels) {
+            l->ops->release(l->device, l->rounds[i].staged);
+            l->rounds[i].staged = NULL;
+        }
         if (!l->rounds[i].bounce)
             rc = ws_error_set(err, ENOMEM, "no memory for copies from a GPU");
+    }
     return rc;
 }
 

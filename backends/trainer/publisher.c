@@ -75,6 +75,8 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
         rc = ws_ipc_connect(p->agent, &p->sock, err);
     if (rc == 0 && p->rank == 0)
         rc = ws_base_open(&p->base, c->base, c->sidecars, err);
+    if (rc == 0)
+        rc = ws_publisher_share_open(p, c->share, err);
     if (rc < 0) {
         wsync_close(p);
         return rc;
@@ -180,7 +182,8 @@ int wsync_put(wsync_publisher *p, const wsync_param *param)
         return -err->code;
     if (p->put[r - p->params])
         return ws_error_set(err, EEXIST, "%s was put already into version %" PRIu64, param->name, p->version);
-    return ws_publisher_put(p, param, r, err);
+    int rc = ws_publisher_put(p, param, r, err);
+    return rc == 0 ? ws_publisher_share_note(p, param, r, err) : rc;
 }
 
 /* --- commit --- */
@@ -212,6 +215,7 @@ static int commit(struct wsync_publisher *p, struct ws_error *err)
         p->new_run = false;
         free(p->run_asked);
         p->run_asked = NULL;
+        ws_publisher_share_committed(p);
     }
     return rc;
 }
@@ -220,6 +224,8 @@ int wsync_commit(wsync_publisher *p)
 {
     struct ws_error *err = ws_last_error();
     int rc = p->begun ? ws_publisher_put_fresh(p, err) : 0;
+    if (rc == 0 && p->begun)
+        rc = ws_publisher_share(p, NULL, err);
     return rc < 0 ? rc : commit(p, err);
 }
 
@@ -252,6 +258,8 @@ int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint6
             rc = begin(p, version, err);
         if (rc == 0)
             rc = ws_publisher_put_all(p, params, err);
+        if (rc == 0)
+            rc = ws_publisher_share(p, params, err);
         if (rc == 0)
             rc = commit(p, err);
         if (rc < 0 && p->begun)
@@ -325,6 +333,7 @@ void wsync_close(wsync_publisher *p)
         return;
     }
     let_go(p);
+    ws_publisher_share_close(p);
     if (p->sock >= 0)
         close(p->sock); /* the agent abandons what is begun */
     ws_publisher_forget(p);

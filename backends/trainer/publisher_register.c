@@ -215,8 +215,10 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
     }
     if (rc == 0)
         rc = index_names(p, err);
-    if (rc == 0 && p->sock < 0)
+    if (rc == 0 && p->sock < 0) {
         rc = ws_ipc_connect(p->agent, &p->sock, err);
+        p->n_connections++;
+    }
     if (rc == 0)
         rc = ws_publisher_call(p, "register", registration_json(p), &reply, NULL, 0, NULL, err);
     if (rc == 0)

@@ -140,6 +140,8 @@ CUresult fake_stream_new(CUcontext ctx, unsigned flags, CUstream *out); /* with 
 CUcontext fake_stream_context(CUstream stream);
 /* Takes op over. wait: until it is done. */
 CUresult fake_stream_push(CUstream handle, struct fake_op *op, bool wait);
+/* As cuLaunchHostFunc; drop: called instead of run, where the context broke; with the lock. NULL: nothing. */
+FAKE_PUBLIC CUresult ws_fake_host_work(CUstream stream, CUhostFn run, CUhostFn drop, void *arg);
 void fake_quiesce(CUcontext ctx); /* until all that was submitted is done; with the lock */
 
 /* --- fake_event.c --- */

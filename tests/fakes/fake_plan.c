@@ -10,24 +10,11 @@
  *
  * A text that is not understood ends the process. */
 #include "tests/fakes/fake.h"
+#include "tests/fakes/told.h"
 #include "transports/cuda.h"
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define RULES 16
-
-enum deed { FAIL, DIE, LOST, FAULT };
-
-struct rule {
-    const char *name;
-    enum deed deed;
-    unsigned first, count;
-    CUresult result;
-    atomic_uint calls;
-};
 
 static struct fake_plan plan = {.devices = 2,
                                 .delay_us = 300,
@@ -39,8 +26,6 @@ static struct fake_plan plan = {.devices = 2,
                                 .vmm = true,
                                 .legacy = true,
                                 .kernels = true};
-static struct rule rules[RULES];
-static size_t n_rules;
 static _Thread_local bool fault_next;
 
 #define QUOTED(member, symbol) #symbol,
@@ -56,67 +41,19 @@ static const char *const names[] = {WS_CUDA_SYMBOLS(QUOTED) "cuLaunchHostFunc",
                                     "cuMemcpyDtoH_v2",
                                     "cuMemcpyHtoD_v2"};
 
-static const char *known_name(const char *name, size_t len)
-{
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (strlen(names[i]) == len && !memcmp(names[i], name, len))
-            return names[i];
-    return NULL;
-}
+static struct told told = {.library = "libcuda.so.1",
+                           .variable = "WSYNC_FAKE_CUDA",
+                           .grammar = "tests/fakes/fake_plan.c",
+                           .names = names,
+                           .n_names = sizeof(names) / sizeof(names[0]),
+                           .result = CUDA_ERROR_ILLEGAL_ADDRESS};
 
-/* A number, with K, M or G behind it; what follows it in *end. */
-static bool number(const char *s, const char **end, uint64_t *out)
+static bool take(const char *word, const char *value)
 {
-    static const char units[] = "KMG";
-    char *stop;
-    if (*s < '0' || *s > '9')
-        return false;
-    *out = strtoull(s, &stop, 0);
-    const char *unit = *stop ? strchr(units, *stop) : NULL;
-    if (unit) {
-        *out <<= 10 * (unit - units + 1);
-        stop++;
-    }
-    *end = stop;
-    return true;
-}
-
-/* NAME and up to three numbers, a colon before each. */
-static bool parse_rule(enum deed deed, const char *s)
-{
-    size_t len = strcspn(s, ":");
-    uint64_t v[3];
-    size_t n = 0;
-    struct rule *r = &rules[n_rules];
-
-    r->name = known_name(s, len);
-    for (s += len; n < 3 && *s == ':'; n++)
-        if (!number(s + 1, &s, &v[n]))
-            return false;
-    if (!r->name || *s || n < 1 || v[0] < 1 || n_rules == RULES - 1 || (deed == FAIL && n < 2))
-        return false;
-    r->deed = deed;
-    r->first = (unsigned)v[0];
-    r->result = n > 1 ? (CUresult)v[1] : CUDA_ERROR_ILLEGAL_ADDRESS;
-    r->count = n > 2 ? (unsigned)v[2] : deed == FAIL ? UINT32_MAX : 1;
-    n_rules++;
-    return true;
-}
-
-static bool parse_word(char *word)
-{
-    static const char *const deeds[] = {"fail", "die", "lost", "fault"};
-    char *value = strchr(word, '=');
     const char *end;
     uint64_t n;
 
-    if (!value)
-        return false;
-    *value++ = '\0';
-    for (size_t i = 0; i < sizeof(deeds) / sizeof(deeds[0]); i++)
-        if (!strcmp(word, deeds[i]))
-            return parse_rule((enum deed)i, value);
-    if (!number(value, &end, &n) || *end)
+    if (!told_number(value, &end, &n) || *end)
         return false;
     if (!strcmp(word, "devices") && n <= FAKE_DEVICES)
         plan.devices = (unsigned)n;
@@ -145,18 +82,7 @@ static bool parse_word(char *word)
 
 static void parse(void)
 {
-    const char *text = getenv("WSYNC_FAKE_CUDA");
-    char *words = strdup(text ? text : ""), *rest = words, *word;
-
-    while (words && (word = strsep(&rest, ",")))
-        if (*word && !parse_word(word)) {
-            fprintf(stderr,
-                    "libcuda.so.1 (stand-in): WSYNC_FAKE_CUDA='%s': '%s' and what follows is not understood; "
-                    "tests/fakes/fake_plan.c has the grammar\n",
-                    text, word);
-            _exit(2);
-        }
-    free(words);
+    told_read(&told, take);
 }
 
 const struct fake_plan *fake_plan(void)
@@ -175,29 +101,25 @@ bool fake_take_fault(void)
 
 CUresult fake_injected(const char *name)
 {
+    const struct told_rule *r;
+    CUcontext ctx = fake_context();
+
     fake_plan();
     fault_next = false;
-    for (size_t i = 0; i < n_rules; i++) {
-        struct rule *r = &rules[i];
-        if (strcmp(r->name, name))
-            continue;
-        unsigned call = atomic_fetch_add(&r->calls, 1) + 1;
-        if (call < r->first || call - r->first >= r->count)
-            continue;
-        CUcontext ctx = fake_context();
+    for (size_t at = 0; (r = told_hit(&told, name, &at));) {
         switch (r->deed) {
-        case FAIL:
-            return r->result;
-        case DIE:
+        case TOLD_FAIL:
+            return (CUresult)r->result;
+        case TOLD_DIE:
             kill(getpid(), SIGKILL);
             break;
-        case LOST:
+        case TOLD_LOST:
             pthread_mutex_lock(&fake_lock);
             if (ctx)
-                fake_break(ctx, r->result);
+                fake_break(ctx, (CUresult)r->result);
             pthread_mutex_unlock(&fake_lock);
             break;
-        case FAULT:
+        case TOLD_FAULT:
             fault_next = true;
             break;
         }

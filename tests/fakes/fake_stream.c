@@ -263,23 +263,36 @@ CUresult cuStreamQuery(CUstream handle)
 
 struct host_op {
     struct fake_op op;
-    CUhostFn fn;
+    CUhostFn run, drop;
     void *arg;
 };
 
 static CUresult run_host(struct fake_op *op)
 {
     struct host_op *h = (struct host_op *)op;
-    h->fn(h->arg);
+    h->drop = NULL;
+    h->run(h->arg);
     return CUDA_SUCCESS;
+}
+
+static void drop_host(struct fake_op *op)
+{
+    const struct host_op *h = (const struct host_op *)op;
+    if (h->drop)
+        h->drop(h->arg);
+}
+
+CUresult ws_fake_host_work(CUstream handle, CUhostFn run, CUhostFn drop, void *arg)
+{
+    struct host_op *h = calloc(1, sizeof(*h));
+    if (!h)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *h = (struct host_op){.op = {.run = run_host, .free = drop_host}, .run = run, .drop = drop, .arg = arg};
+    return fake_stream_push(handle, &h->op, false);
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn fn, void *arg)
 {
     FAKE_ENTER(FAKE_CONTEXT);
-    struct host_op *h = calloc(1, sizeof(*h));
-    if (!h)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    *h = (struct host_op){.op = {.run = run_host}, .fn = fn, .arg = arg};
-    return fake_stream_push(handle, &h->op, false);
+    return ws_fake_host_work(handle, fn, NULL, arg);
 }

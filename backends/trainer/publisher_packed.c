@@ -1,0 +1,161 @@
+/* packed_cuda_ipc: one buffer a dtype and device, which holds copies of the parameters back to back. */
+#include "backends/trainer/dense.h"
+#include "backends/trainer/publisher_share.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROOM (2UL << 20) /* what a driver shares at least: nothing else is to lie in it */
+
+static uint64_t up(uint64_t n, uint64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static struct ws_packed_buffer *buffer_of(struct ws_share_set *set, int device, enum ws_dtype dtype)
+{
+    for (size_t i = 0; i < set->n_buffers; i++)
+        if (set->buffers[i].device == device && set->buffers[i].dtype == dtype)
+            return &set->buffers[i];
+    struct ws_packed_buffer *more =
+        realloc(set->buffers, (set->n_buffers + 1) * sizeof(*more)); /* dtypes times devices: few */
+    if (!more)
+        return NULL;
+    set->buffers = more;
+    more[set->n_buffers] = (struct ws_packed_buffer){.device = device, .dtype = dtype};
+    return &more[set->n_buffers++];
+}
+
+/* Where each piece goes; its segment is the buffer's number until segments are made. */
+static int lay_out(struct ws_share_set *set, struct ws_share_offer *o, struct ws_error *err)
+{
+    struct ws_gpu_listing *l = &o->listing;
+    static const int64_t contiguous[WSYNC_MAX_DIMS];
+    int rc = 0;
+    for (size_t i = 0; i < set->n_buffers; i++)
+        set->buffers[i].used = 0;
+    for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
+        struct ws_gpu_piece *p = &l->pieces[i];
+        l->n_pieces++;
+        rc = ws_share_describe(&o->pieces[i], p, err);
+        struct ws_packed_buffer *b = rc == 0 ? buffer_of(set, o->pieces[i].device, p->data_dtype) : NULL;
+        if (rc == 0 && !b)
+            rc = ws_error_set(err, ENOMEM, "no memory for a list of buffers");
+        if (rc < 0)
+            break;
+        ws_strides_meant(contiguous, false, p->piece.size, p->tensor.n_dims, p->strides);
+        p->segment = (size_t)(b - set->buffers);
+        p->at = up(b->used, WS_PACKED_ALIGNMENT);
+        b->used = p->at + ws_gpu_piece_data_bytes(p);
+    }
+    return rc;
+}
+
+/* Buffers that are large enough; what is not used any more goes. */
+static int make_room(struct ws_publisher_share *s, struct ws_share_set *set, struct ws_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < set->n_buffers; i++) {
+        struct ws_packed_buffer *b = &set->buffers[i];
+        if (b->used <= b->room && (b->used > 0 || b->room == 0))
+            continue;
+        s->ops->release(b->device, b->data);
+        b->data = NULL;
+        b->room = 0;
+    }
+    for (size_t i = 0; rc == 0 && i < set->n_buffers; i++) {
+        struct ws_packed_buffer *b = &set->buffers[i];
+        if (b->used <= b->room)
+            continue;
+        rc = s->ops->alloc(b->device, up(b->used, ROOM), &b->data, err);
+        if (rc == 0)
+            b->room = up(b->used, ROOM);
+        else
+            (void)ws_error_prefix(err, "packed_cuda_ipc wants two buffers of %s of %zu MiB",
+                                  ws_dtype_name(b->dtype), (size_t)(up(b->used, ROOM) >> 20));
+    }
+    return rc;
+}
+
+/* Segments of the buffers that are used, and their numbers into the pieces. */
+static int make_segments(struct ws_publisher_share *s, const struct ws_share_set *set,
+                         struct ws_share_offer *o, struct ws_error *err)
+{
+    struct ws_gpu_listing *l = &o->listing;
+    size_t *segment_of = calloc(set->n_buffers + 1, sizeof(*segment_of));
+    l->segments = calloc(set->n_buffers + 1, sizeof(*l->segments));
+    int rc = segment_of && l->segments ? 0 : ws_error_set(err, ENOMEM, "no memory for a list of buffers");
+    for (size_t i = 0; rc == 0 && i < set->n_buffers; i++) {
+        const struct ws_packed_buffer *b = &set->buffers[i];
+        struct ws_gpu_segment *to = &l->segments[l->n_segments];
+        struct ws_extent x = {.base = b->data, .bytes = b->room, .device = b->device};
+        if (b->used == 0)
+            continue;
+        rc = s->ops->share(&x, to->handle, err);
+        memcpy(to->uuid, s->uuids[b->device], WS_UUID_BYTES);
+        to->bytes = b->room;
+        segment_of[i] = l->n_segments++;
+    }
+    for (size_t i = 0; rc == 0 && i < l->n_pieces; i++)
+        l->pieces[i].segment = segment_of[l->pieces[i].segment];
+    free(segment_of);
+    return rc;
+}
+
+static int copy_all(struct ws_publisher_share *s, const struct ws_share_set *set,
+                    const struct ws_share_offer *o, struct ws_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
+        const struct ws_gpu_piece *p = &o->listing.pieces[i];
+        const struct ws_shared_piece *a = &o->pieces[i];
+        struct ws_gpu_piece source = *p;
+        struct ws_runs runs;
+        struct ws_dense dense;
+        struct ws_queue *q;
+        memcpy(source.strides, a->layout.strides, sizeof(source.strides));
+        ws_gpu_piece_runs(&source, &runs);
+        ws_dense_of(&dense, &runs);
+        rc = ws_share_queue(s, a->device, &q, err);
+        if (rc == 0)
+            rc = ws_dense_copy(q, (unsigned char *)set->buffers[p->segment].data + p->at, a->data, &dense,
+                               err);
+    }
+    return rc;
+}
+
+/* The parameters are the caller's again when an offload returns: so the copies end here. */
+static int finish_all(struct ws_publisher_share *s, struct ws_error *err)
+{
+    int rc = 0;
+    for (unsigned d = 0; d < s->n_devices; d++)
+        if (s->queues[d]) {
+            struct ws_error why = {0};
+            int now = s->ops->finish(s->queues[d], &why);
+            if (now < 0 && rc == 0)
+                rc = ws_error_set(err, why.code, "%s", why.text);
+        }
+    return rc;
+}
+
+int ws_share_packed(struct ws_publisher_share *s, struct ws_share_set *set, struct ws_share_offer *o,
+                    struct ws_error *err)
+{
+    int rc = lay_out(set, o, err);
+    if (rc == 0)
+        rc = make_room(s, set, err);
+    if (rc == 0)
+        rc = copy_all(s, set, o, err);
+    int end = finish_all(s, rc == 0 ? err : NULL); /* also after a failure: nothing is queued behind it */
+    rc = rc == 0 ? end : rc;
+    return rc == 0 ? make_segments(s, set, o, err) : rc;
+}
+
+void ws_share_free_buffers(struct ws_publisher_share *s, struct ws_share_set *set)
+{
+    for (size_t i = 0; i < set->n_buffers; i++)
+        s->ops->release(set->buffers[i].device, set->buffers[i].data);
+    free(set->buffers);
+    set->buffers = NULL;
+    set->n_buffers = 0;
+}

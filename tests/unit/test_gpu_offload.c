@@ -1,0 +1,411 @@
+/* Offload out of a GPU's memory: whatever the pieces, their strides, their conversions and the driver's mood,
+ * the file is the one that the same parameters make out of host memory, and a failure loses no version.
+ * timeout: 300
+ */
+#include "backends/trainer/agent.h"
+#include "backends/trainer/wsync.h"
+#include "tests/fixtures/gpu.h"
+#include "transports/transport.h"
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MAX_PARAMS 4000
+
+struct world {
+    char dir[64], url[140];
+    struct ws_agent *agent;
+    wsync_publisher *host, *gpu; /* of the models "h" and "g" */
+    uint64_t version;
+    wsync_param at_host[MAX_PARAMS], at_gpu[MAX_PARAMS];
+    size_t bytes[MAX_PARAMS]; /* of the sources */
+    char names[MAX_PARAMS][24];
+    size_t n;
+};
+static struct world w;
+static uint64_t seed = 11;
+
+static uint64_t any(uint64_t below)
+{
+    seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
+    return (seed >> 24) % below;
+}
+
+static wsync_publisher *open_model(const char *model)
+{
+    wsync_publisher *p;
+    wsync_config c = {.struct_size = sizeof(c), .agent = w.url, .model = model, .n_threads = 2};
+    GPU_CHECK(wsync_open(&c, &p) == 0, "%s", wsync_error());
+    return p;
+}
+
+static void start(void)
+{
+    struct ws_error err = {0};
+    char socket[128];
+    strcpy(w.dir, "/tmp/wsync-gpu.XXXXXX");
+    GPU_CHECK(mkdtemp(w.dir), "no folder");
+    snprintf(socket, sizeof(socket), "%s/sock", w.dir);
+    snprintf(w.url, sizeof(w.url), "unix:%s", socket);
+    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .socket = socket, .socket_gid = (gid_t)-1};
+    GPU_CHECK(ws_agent_new(&w.agent, &o, &err) == 0, "%s", err.text);
+    w.host = open_model("h");
+    w.gpu = open_model("g");
+}
+
+static void end(void)
+{
+    wsync_close(w.host);
+    wsync_close(w.gpu);
+    ws_agent_free(w.agent);
+    (void)rmdir(w.dir);
+    for (size_t i = 0; i < w.n; i++) {
+        free((void *)(uintptr_t)w.at_host[i].data);
+        ws_cuda_device.release(0, (void *)(uintptr_t)w.at_gpu[i].data);
+    }
+    w.n = 0;
+}
+
+static size_t width(wsync_dtype t)
+{
+    return t == WSYNC_F32 ? 4 : t == WSYNC_U8 ? 1 : 2;
+}
+
+static void fill(unsigned char *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] = (unsigned char)any(251);
+}
+
+/* elements: of the source, from the first of the piece on. */
+static void add(wsync_param p, size_t elements)
+{
+    const size_t one = width(p.converts ? p.data_dtype : p.dtype), i = w.n++;
+    unsigned char *host = malloc(elements * one + 1);
+    snprintf(w.names[i], sizeof(w.names[i]), "t.%05zu", i);
+    GPU_CHECK(host && i < MAX_PARAMS, "no memory");
+    fill(host, elements * one);
+    p.name = w.names[i];
+    p.data = host;
+    w.at_host[i] = w.at_gpu[i] = p;
+    w.at_gpu[i].data = gpu_put(0, host, elements * one);
+    w.bytes[i] = elements * one;
+}
+
+static void add_plain(wsync_dtype t, uint64_t rows, uint64_t cols)
+{
+    add((wsync_param){.dtype = t, .n_dims = 2, .shape = {rows, cols}}, rows * cols);
+}
+
+static void add_box(wsync_dtype t, int converts, wsync_dtype from, uint64_t rows, uint64_t cols, int64_t row,
+                    int64_t col)
+{
+    add((wsync_param){.dtype = t,
+                      .n_dims = 2,
+                      .shape = {rows, cols},
+                      .piece = {.kind = WSYNC_BOX, .size = {rows, cols}, .strides = {row, col}, .strided = 1},
+                      .converts = converts,
+                      .data_dtype = from},
+        (size_t)((int64_t)(rows - 1) * row + (int64_t)(cols - 1) * col + 1));
+}
+
+static void add_all(void)
+{
+    add_plain(WSYNC_BF16, 3000, 2048); /* long ones */
+    add_plain(WSYNC_U8, 1, 77777);     /* what follows begins at odd places */
+    add_plain(WSYNC_BF16, 1500, 1001);
+    add_box(WSYNC_BF16, 1, WSYNC_F32, 900, 1111, 1111, 1); /* converted */
+    add_box(WSYNC_F16, 1, WSYNC_F32, 70, 333, 400, 1);
+    add_box(WSYNC_F32, 1, WSYNC_BF16, 500, 512, 512, 1);
+    add_box(WSYNC_BF16, 0, WSYNC_BF16, 700, 900, 1, 700);   /* transposed */
+    add_box(WSYNC_BF16, 0, WSYNC_BF16, 300, 4096, 5000, 1); /* long rows apart */
+    add_box(WSYNC_BF16, 0, WSYNC_BF16, 999, 20, 64, 1);     /* short ones */
+    add((wsync_param){.dtype = WSYNC_F32,
+                      .n_dims = 3,
+                      .shape = {40, 30, 50},
+                      .piece = {.kind = WSYNC_BOX,
+                                .size = {40, 30, 50},
+                                .strides = {30 * 64 * 2, 64, 1},
+                                .strided = 1}},
+        40 * 30 * 64 * 2);
+    add_plain(WSYNC_F32, 0, 5);
+    for (int i = 0; i < 700; i++)
+        add_plain(i % 3 ? WSYNC_BF16 : WSYNC_F32, 1 + any(6), 1 + any(400));
+}
+
+static void change(void)
+{
+    for (size_t i = 0; i < w.n; i++) {
+        fill((unsigned char *)(uintptr_t)w.at_host[i].data, w.bytes[i]);
+        gpu_write(0, (void *)(uintptr_t)w.at_gpu[i].data, w.at_host[i].data, w.bytes[i]);
+    }
+}
+
+static int note(void *arg, size_t block, uint64_t hash)
+{
+    const struct ws_bundle_file *f = arg;
+    GPU_CHECK(hash == f->hashes[block], "block %zu is not what the manifest says", block);
+    return 0;
+}
+
+/* The file as the agent serves it, every block hashed again. */
+static unsigned char *fetch(const char *model, uint64_t version, uint64_t *size)
+{
+    struct ws_error err = {0};
+    struct ws_source *s;
+    struct ws_lane *lane;
+    struct ws_manifest *m;
+    GPU_CHECK(ws_source_open(w.url, NULL, &s, &err) == 0, "%s", err.text);
+    GPU_CHECK(ws_source_manifest(s, model, version, NULL, &m, &err) == 0, "%s", err.text);
+    const struct ws_bundle_file *f = ws_manifest_find(m, "model.safetensors");
+    GPU_CHECK(f, "no file");
+    unsigned char *bytes = malloc(f->size_bytes);
+    struct ws_fetch q = {.manifest = m,
+                         .file = (size_t)(f - m->files),
+                         .n = f->n_blocks,
+                         .dst = bytes,
+                         .block = note,
+                         .arg = (void *)(uintptr_t)f};
+    GPU_CHECK(ws_lane_open(s, &lane, &err) == 0, "%s", err.text);
+    GPU_CHECK(ws_lane_fetch(lane, &q, &err) == 0, "%s", err.text);
+    *size = f->size_bytes;
+    ws_lane_close(lane);
+    ws_manifest_free(m);
+    ws_source_close(s);
+    return bytes;
+}
+
+static void publish(wsync_publisher *p, const wsync_param *params, uint64_t version)
+{
+    GPU_CHECK(wsync_offload(p, params, w.n, version) == 0, "%s", wsync_error());
+    GPU_CHECK(wsync_wait_published(p, version, 20000) == 0, "%s", wsync_error());
+}
+
+static void compare(uint64_t version)
+{
+    uint64_t a_bytes, b_bytes;
+    unsigned char *a = fetch("h", version, &a_bytes), *b = fetch("g", version, &b_bytes);
+    GPU_CHECK(a_bytes == b_bytes, "%llu and %llu bytes", (unsigned long long)a_bytes,
+              (unsigned long long)b_bytes);
+    for (uint64_t i = 0; i < a_bytes; i++)
+        GPU_CHECK(a[i] == b[i], "version %llu differs at byte %llu of %llu", (unsigned long long)version,
+                  (unsigned long long)i, (unsigned long long)a_bytes);
+    free(a);
+    free(b);
+}
+
+static void publish_both(uint64_t version)
+{
+    const char *first_host, *first_gpu;
+    publish(w.host, w.at_host, version);
+    publish(w.gpu, w.at_gpu, version);
+    const uint64_t host = wsync_overflows(w.host, &first_host), gpu = wsync_overflows(w.gpu, &first_gpu);
+    GPU_CHECK(host == gpu && host > 0, "%llu and %llu overflows", (unsigned long long)host,
+              (unsigned long long)gpu);
+    GPU_CHECK(strcmp(first_host, first_gpu) == 0, "%s and %s", first_host, first_gpu);
+    compare(version);
+}
+
+static void five_versions(void)
+{
+    start();
+    add_all();
+    for (uint64_t v = 1; v <= 5; v++) {
+        publish_both(v);
+        change();
+    }
+    fprintf(stderr, "# %s\n", wsync_gpu_report(w.gpu));
+    end();
+}
+
+static void test_offload(void **state)
+{
+    (void)state;
+    gpu_run(five_versions, NULL);
+}
+
+static void test_offload_by_copies_alone(void **state)
+{
+    (void)state;
+    gpu_run(five_versions, "kernels=0");
+}
+
+static void test_offload_unpinned(void **state)
+{
+    (void)state;
+    gpu_run(five_versions, "register=0");
+}
+
+static void test_offload_without_anything(void **state)
+{
+    (void)state;
+    gpu_run(five_versions, "register=0,kernels=0,fail=cuMemHostAlloc:1:2:100000");
+}
+
+static void test_offload_with_a_full_device(void **state)
+{
+    (void)state;
+    gpu_run(five_versions, "memory=80M");
+}
+
+/* Some on the host, some on the GPU; one by one; again and again. */
+static void mixed(void)
+{
+    start();
+    add_all();
+    for (size_t i = 0; i < w.n; i += 3)
+        w.at_gpu[i].data = w.at_host[i].data;
+    publish_both(1);
+    publish_both(2);
+    GPU_CHECK(wsync_register(w.gpu, w.at_gpu, w.n) == 0, "%s", wsync_error());
+    GPU_CHECK(wsync_begin(w.gpu, 3) == 0, "%s", wsync_error());
+    for (size_t i = w.n; i-- > 0;)
+        GPU_CHECK(wsync_put(w.gpu, &w.at_gpu[i]) == 0, "%s", wsync_error());
+    GPU_CHECK(wsync_commit(w.gpu) == 0, "%s", wsync_error());
+    GPU_CHECK(wsync_wait_published(w.gpu, 3, 20000) == 0, "%s", wsync_error());
+    publish(w.host, w.at_host, 3);
+    compare(3);
+    w.n = 20; /* other parameters */
+    publish_both(4);
+    w.n = 711;
+    end();
+}
+
+static void test_mixed_and_one_by_one(void **state)
+{
+    (void)state;
+    gpu_run(mixed, NULL);
+}
+
+/* What the trainer's stream has not done yet is waited for. */
+static void behind_a_stream(void)
+{
+    struct ws_error err = {0};
+    struct ws_queue *q;
+    start();
+    add_plain(WSYNC_BF16, 4000, 1024);
+    add_plain(WSYNC_BF16, 10, 10);
+    GPU_CHECK(ws_cuda_device.queue_new(0, &q, &err) == 0, "%s", err.text);
+    for (size_t i = 0; i < w.n; i++)
+        w.at_gpu[i].stream = ws_cuda_device.queue_stream(q);
+    for (uint64_t v = 1; v <= 5; v++) {
+        for (size_t i = 0; i < w.n; i++) {
+            fill((unsigned char *)(uintptr_t)w.at_host[i].data, w.bytes[i]);
+            GPU_CHECK(ws_cuda_device.copy(q, (void *)(uintptr_t)w.at_gpu[i].data, w.at_host[i].data,
+                                          w.bytes[i], &err) == 0,
+                      "%s", err.text);
+        }
+        publish(w.gpu, w.at_gpu, v);
+        publish(w.host, w.at_host, v);
+        compare(v);
+    }
+    ws_cuda_device.queue_free(q);
+    end();
+}
+
+static void test_follows_the_trainer(void **state)
+{
+    (void)state;
+    gpu_run(behind_a_stream, NULL);
+}
+
+static void test_follows_a_late_trainer(void **state)
+{
+    (void)state;
+    gpu_run(behind_a_stream, "delay=3000");
+}
+
+/* A device that is lost: the offload fails, the version before is served, nothing is torn. */
+static void lost(void)
+{
+    uint64_t bytes;
+    start();
+    add_all();
+    publish(w.gpu, w.at_gpu, 1);
+    int rc = 0;
+    uint64_t v = 2;
+    for (; rc == 0 && v < 50; v++)
+        rc = wsync_offload(w.gpu, w.at_gpu, w.n, v);
+    GPU_CHECK(rc == -EIO, "%d: %s", rc, wsync_error());
+    free(fetch("g", v - 2, &bytes));
+    publish(w.gpu, w.at_host, v); /* from the host it goes on */
+    free(fetch("g", v, &bytes));
+    _exit(0); /* what is on the device cannot be given back */
+}
+
+static void test_a_lost_device(void **state)
+{
+    (void)state;
+    gpu_run(lost, "lost=cuMemcpyAsync:770");
+}
+
+static void test_a_faulting_kernel(void **state)
+{
+    (void)state;
+    gpu_run(lost, "lost=cuLaunchKernel:9");
+}
+
+/* A trainer that is killed at any of its copies: the agent serves what was published before. */
+static void killed(void)
+{
+    pid_t child;
+    uint64_t bytes;
+    struct ws_error err = {0};
+    char socket[128];
+    strcpy(w.dir, "/tmp/wsync-gpu.XXXXXX");
+    GPU_CHECK(mkdtemp(w.dir), "no folder");
+    snprintf(socket, sizeof(socket), "%s/sock", w.dir);
+    snprintf(w.url, sizeof(w.url), "unix:%s", socket);
+    int ready[2];
+    GPU_CHECK(pipe(ready) == 0, "no pipe");
+    child = fork();
+    if (child == 0) {
+        char c;
+        close(ready[1]);
+        GPU_CHECK(read(ready[0], &c, 1) == 1, "no agent");
+        add_all();
+        w.gpu = open_model("g");
+        for (uint64_t v = 1; v < 100; v++)
+            publish(w.gpu, w.at_gpu, v);
+        _exit(0);
+    }
+    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .socket = socket, .socket_gid = (gid_t)-1};
+    GPU_CHECK(ws_agent_new(&w.agent, &o, &err) == 0, "%s", err.text);
+    GPU_CHECK(write(ready[1], "", 1) == 1, "no child");
+    int status;
+    GPU_CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "it was not killed: %d", status);
+    free(fetch("g", 2, &bytes)); /* the third was on its way */
+    ws_agent_free(w.agent);
+    (void)rmdir(w.dir);
+}
+
+static void test_a_killed_trainer(void **state)
+{
+    (void)state;
+    gpu_run(killed, "die=cuLaunchKernel:3");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_offload_by_copies_alone),
+        cmocka_unit_test(test_offload_unpinned),
+        cmocka_unit_test(test_offload_without_anything),
+        cmocka_unit_test(test_offload_with_a_full_device),
+        cmocka_unit_test(test_mixed_and_one_by_one),
+        cmocka_unit_test(test_follows_the_trainer),
+        cmocka_unit_test(test_follows_a_late_trainer),
+        cmocka_unit_test(test_a_lost_device),
+        cmocka_unit_test(test_a_faulting_kernel),
+        cmocka_unit_test(test_a_killed_trainer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
