@@ -32,7 +32,7 @@ struct load {
 
 struct lane {
     struct ws_queue *queue;
-    struct ws_mark *copied[2];
+    struct ws_event *copied[2];
     unsigned char *buffers; /* two of them */
     bool pinned;
 };
@@ -102,7 +102,7 @@ static int fill_lane(struct load *l, struct lane *lane, struct ws_error *err)
     for (unsigned turn = 0; !atomic_load(&l->failed); turn++) {
         uint64_t at = atomic_fetch_add(&l->next, 1) * CHUNK_BYTES;
         unsigned char *buffer = lane->buffers + (turn % 2) * CHUNK_BYTES;
-        struct ws_mark *copied = lane->copied[turn % 2];
+        struct ws_event *copied = lane->copied[turn % 2];
         if (at >= l->bytes)
             break;
         size_t n = l->bytes - at < CHUNK_BYTES ? (size_t)(l->bytes - at) : CHUNK_BYTES;

@@ -309,6 +309,7 @@ class BroadcastSender:
     def _end(self, member: _Member, told: dict[str, Any], why: Optional[str]) -> BroadcastResult:
         """Asks what it serves, and resumes it or not."""
         engine = member.engine
+        why = why and (member.failed() or why)  # its own words
         try:
             if why is None:
                 serves = member.serving()

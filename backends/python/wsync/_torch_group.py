@@ -65,7 +65,7 @@ class Group:
             work.wait()  # what went wrong, and for a GPU the stream's order
         except RuntimeError as e:
             self.abort()
-            raise e if isinstance(e, Lost) else Lost(f"a member has gone: {str(e).splitlines()[0][:300]}") from None
+            raise e if isinstance(e, Lost) else Lost(f"a member has gone: {str(e).splitlines()[0].partition('. ')[0][:300]}") from None
 
     def abort(self) -> None:
         """Ends it without the others. May be called twice."""
