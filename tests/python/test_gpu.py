@@ -296,6 +296,12 @@ def shared(monkeypatch):
         def close(self):
             found.closed += 1
 
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.close()
+
     def map_gpu(at, **_):
         assert at == path
         if found.error:

@@ -218,7 +218,7 @@ class GpuWeights(Mapping[str, Any]):
         pieces, of = self._pieces[name], self._mapped()
         file_dtype, _ = self._entries[name]
         _, dtype, shape = self._on.meta(name, *self._entries[name])
-        if len(pieces) == 1 and pieces[0].where is not None and self._on.is_here(pieces[0]):
+        if len(pieces) == 1 and pieces[0].count and pieces[0].where is not None and self._on.is_here(pieces[0]):
             found = self._on.view(of, pieces[0], dtype)
             if found is not None:
                 return found
