@@ -67,6 +67,7 @@ struct ws_version {
     struct ws_offer *offers;    /* what each of those that list it says, of what is left out too */
     bool disputed;              /* they do not agree on its digest */
     uint64_t partial;           /* ... and has only the delta to it */
+    uint64_t on_gpus;           /* ... and shares it with processes of this host */
     unsigned in_parts;          /* so many agents list a part each, together all of it; 0: they do not */
     uint64_t own_bytes;         /* of the cache; 0 where the memory is a source's */
     struct ws_watch *mapped;    /* whose memory it is; counted */

@@ -134,6 +134,7 @@ void ws_version_retire(struct ws_version *v, struct ws_changes *c)
             again->disputed = v->disputed;
             v->offers = NULL;
             again->partial = v->partial;
+            again->on_gpus = v->on_gpus;
             ws_changes_add(c, WS_VERSION_KNOWN, m, again);
         }
     }

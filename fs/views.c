@@ -1,6 +1,7 @@
 /* What the files of the mount say: flat "key value" lines. */
 #include "fs/changed.h"
 #include "fs/desk.h"
+#include "fs/gpu.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -220,6 +221,9 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
         break;
     case WS_VIEW_CHANGED:
         rc = ws_changed_print(v, f);
+        break;
+    case WS_VIEW_CUDA_IPC:
+        rc = ws_gpu_print(v, f, &err);
         break;
     default:
         rc = -ENOENT;
