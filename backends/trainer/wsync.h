@@ -322,6 +322,8 @@ int wsync_extract(const wsync_extract_options *options, const wsync_held *held, 
 const wsync_param *wsync_extraction_params(const wsync_extraction *e, size_t *n);
 /* The same tensors at new addresses, data[i] that of held[i] in wsync_extract. */
 void wsync_extraction_move(wsync_extraction *e, const void *const *data);
+/* The streams that write them, streams[i] that of held[i] (wsync_param.stream); those on the host have none. */
+void wsync_extraction_follow(wsync_extraction *e, void *const *streams);
 void wsync_extraction_free(wsync_extraction *e); /* NULL is fine */
 
 /* --- engines, for those who have a path and no mount; nothing is kept between calls --- */

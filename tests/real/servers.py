@@ -222,6 +222,69 @@ class VLLM(Server):
         self.call("/resume", post=True)
 
 
+def installed():
+    """A folder for PYTHONPATH with the package as pip installs it, entry points and all; the environment of vLLM is left alone."""
+    for module in ("cffi", "setuptools"):
+        if importlib.util.find_spec(module) is None:
+            raise Skip(f"{module} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+    target = unique("installed")
+    pip = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
+                          "--no-index", "--target", target, os.path.join(os.environ["ROOT"], "backends/python")], timeout=180, check=False,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert pip.returncode == 0, pip.stdout
+    return target
+
+
+class WithWsync(VLLM):
+    """vLLM with the package on its path."""
+
+    target = None
+    more = {}
+
+    def environment(self):
+        return {**super().environment(), "PYTHONPATH": self.target, **self.more}
+
+    def update(self, info):
+        """What a trainer does, paused as it has to be. It is resumed whatever comes: every state has to serve."""
+        self.call("/pause?mode=keep", post=True)
+        try:
+            self.call("/start_weight_update", post=True)
+            self.call("/update_weights", {"update_info": info})
+            self.call("/finish_weight_update", {"weight_version": str(info.get("target_version"))})
+        finally:
+            self.call("/resume", post=True)
+
+    def rpc(self, method, **kwargs):
+        """A result of each worker."""
+        return self.call("/collective_rpc", {"method": method, "kwargs": kwargs, "timeout": 60})["results"]
+
+    def load(self, path, **kwargs):
+        self.call("/pause?mode=keep", post=True)
+        try:
+            return self.rpc("wsync_load", path=path, **kwargs)
+        finally:
+            self.call("/resume", post=True)
+
+    def mapped(self):
+        """Checkpoint files that its processes have mapped."""
+        found = set()
+        for pid in [*self.workers(), self.process.pid]:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as f:
+                found |= {line.split(None, 5)[5].strip() for line in f if ".safetensors" in line}
+        return found
+
+
+class SGLangWithWsync(SGLang):
+    """SGLang with the package on its path: it finds the plug-in by its entry point."""
+
+    target = None
+    more = {}
+
+    def environment(self):
+        env = super().environment()
+        return {**env, "PYTHONPATH": os.pathsep.join((self.target, env["PYTHONPATH"])), **self.more}
+
+
 class Proxy:
     """Stands before a server: notes each path, and calls before[path] before it hands on a request to it. key: goes
     with POST requests instead of the one that was sent."""
