@@ -2,7 +2,7 @@
  * while blocks are missing.
  *
  *   POST /v1/{model}/{version}/broadcast[?run=R]
- *     {who, uuid, nccl, digest, wants: "all" | [[file, first, n]..]}       asks for a place
+ *     {mount, uuid, nccl, digest, wants: "all" | [[file, first, n]..]}       asks for a place
  *     {ticket}, {ticket, leave: true}                                      asks again; gives it up
  *   {ticket, wait_ms}                                                      not yet: ask again then
  *   {ticket, id, rank, n_ranks, bucket_bytes, stall_ms, blocks: [[file, first, n]..]}
@@ -64,7 +64,7 @@ static json_t *question(const struct receiver *r, const struct ws_block_run *run
 {
     const struct ws_manifest *m = r->fetch->manifest;
     json_t *list = n_wanted == total_blocks(m) ? json_string("all") : ws_block_runs_json(runs, n);
-    return json_pack("{s:s,s:s,s:i,s:s,s:o}", "who", r->source->who ? r->source->who : "", "uuid", r->uuid,
+    return json_pack("{s:s,s:s,s:i,s:s,s:o}", "mount", r->source->who ? r->source->who : "", "uuid", r->uuid,
                      "nccl", ws_round_release(), "digest", m->digest, "wants", list);
 }
 
@@ -165,7 +165,8 @@ static int take_part(struct receiver *r, json_t *body, bool *again, struct ws_er
     if (rc < 0)
         return rc;
     rc = ws_round_receive_all(&r->plan, &sink, r->workers, &bytes, &ns, err);
-    *again = rc == 0 || rc == -ETIMEDOUT || rc == -ECONNABORTED || rc == -EIO;
+    *again = rc == 0 || rc == -ETIMEDOUT || rc == -ECONNABORTED ||
+             (rc == -EIO && ws_round_device(f->device, r->uuid, NULL) == 0);
     if (rc < 0)
         leave(r);
     if (bytes) {

@@ -13,7 +13,7 @@
 
 /* May this process take part? 0, or why not. */
 WS_MUST_USE int ws_round_available(struct ws_error *why);
-/* Is there such a device? With its uuid. -ENODEV. */
+/* Is there such a device, and does it work? With its uuid. -ENODEV, -EIO: it is lost. */
 WS_MUST_USE int ws_round_device(int device, char uuid[WS_DEVICE_ID], struct ws_error *err);
 /* The release of NCCL, which all members need to have the same; as text. */
 int ws_round_release(void);

@@ -62,9 +62,7 @@ static int enter(int device, struct ws_error *err)
     return 0;
 }
 
-static void leave(void)
-{
-}
+static void leave(void) {}
 
 static int queue_new(int device, struct ws_queue **out, struct ws_error *err)
 {

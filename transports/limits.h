@@ -28,9 +28,9 @@
 #define WS_MAX_ENGINES        1024
 #define WS_MAX_COMMAND        4096 /* one write to a control file */
 #define WS_MAX_URL            1024
-#define WS_WHO_CHARS          511          /* a mount's name at its agents: HOST:MOUNTPOINT */
-#define WS_MAX_REPLY_BYTES    (64UL << 20) /* a JSON reply of an engine or an agent, manifests apart */
-#define WS_MAX_MEMBERS        1024         /* of one broadcast, the sender included */
+#define WS_WHO_CHARS          511           /* a mount's name at its agents: HOST:MOUNTPOINT */
+#define WS_MAX_REPLY_BYTES    (64UL << 20)  /* a JSON reply of an engine or an agent, manifests apart */
+#define WS_MAX_MEMBERS        1024          /* of one broadcast, the sender included */
 #define WS_MAX_BUCKET_BYTES   (256UL << 20) /* of a broadcast */
 #define WS_MAX_FDS_PER_FRAME  64
 #define WS_MAX_REQUEST_BYTES  (64UL << 20) /* a weight update request or a sync info, as JSON */

@@ -210,7 +210,7 @@ static int agent_models(void *self, const char *model, json_t **out, struct ws_e
 }
 
 int ws_agent_hold(void *self, const char *model, uint64_t version, const char *run, const char *holder,
-                      void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
+                  void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
 {
     struct ws_agent *a = self;
     struct ws_slot_hold *h = NULL;

@@ -147,7 +147,13 @@ static void run_round(struct ws_agent *a, struct ws_broadcasts *b)
         rc = ws_round_send_all(&r.plan, r.data, b->workers, &bytes, &ns, &err);
     log_round(b->members, &r, rc, bytes, ns, &err);
     clear_round(a, &r);
+    struct ws_error why = {0};
+    bool lost = rc < 0 && ws_round_device(b->device, b->uuid, &why) < 0;
+    if (lost)
+        ws_log(WS_LOG_ERROR, "agent", "nothing is broadcast any more: %s", why.text);
     pthread_mutex_lock(&a->lock);
+    if (lost)
+        snprintf(b->broken, sizeof(b->broken), "%s", why.text);
     b->whole += rc == 0;
     b->failed += rc < 0;
     b->bytes += bytes;

@@ -28,6 +28,7 @@ struct ws_broadcasts {
     struct ws_joiner *members; /* of the round under way */
     json_t *offer;             /* what they are told; NULL: not yet */
     uint64_t last_ticket;
+    char broken[WS_ERROR_TEXT];    /* the device is lost, and why; empty: it works */
     uint64_t whole, failed, bytes; /* counters */
     uint64_t speed;                /* of the last round, bytes a second */
 };

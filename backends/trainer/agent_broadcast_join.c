@@ -1,6 +1,7 @@
 /* Who asks for a place in a broadcast: tickets, and what is answered (transports/broadcast.c has the
  * questions). All answers are given at once. */
 #include "backends/trainer/agent_broadcast.h"
+#include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -168,10 +169,10 @@ static int check_member(const struct ws_broadcasts *b, const json_t *body, struc
     uint64_t release = ws_agent_number(body, "nccl", 0);
     const char *uuid = text_of(body, "uuid");
     const json_t *wants = json_object_get(body, "wants");
-    if (!uuid[0] || strlen(uuid) >= WS_DEVICE_ID || strlen(text_of(body, "who")) > WS_WHO_CHARS ||
+    if (!uuid[0] || strlen(uuid) >= WS_DEVICE_ID || strlen(text_of(body, "mount")) > WS_WHO_CHARS ||
         release > 1000000 || (!json_is_array(wants) && strcmp(text_of(body, "wants"), "all") != 0))
-        return ws_error_set(err, EINVAL,
-                            "who takes part in a broadcast says uuid, nccl, digest and wants, or ticket");
+        return ws_error_set(
+            err, EINVAL, "who takes part in a broadcast says mount, uuid, nccl, digest and wants, or ticket");
     ws_nccl_release_text((int)release, theirs);
     ws_nccl_release_text(ws_round_release(), ours);
     if ((int)release != ws_round_release())
@@ -215,13 +216,15 @@ static struct ws_joiner *new_joiner(const char *model, const struct ws_mark *of,
     if (!j)
         return NULL;
     j->model = strdup(model);
-    j->who = strdup(text_of(body, "who"));
+    j->who = strdup(text_of(body, "mount"));
     j->wants = json_deep_copy(json_object_get(body, "wants"));
     j->of = *of;
     snprintf(j->digest, sizeof(j->digest), "%s", text_of(body, "digest"));
     snprintf(j->uuid, sizeof(j->uuid), "%s", text_of(body, "uuid"));
-    if (j->model && j->who && j->wants)
+    if (j->model && j->who && j->wants) {
+        ws_text_clean(j->who); /* as the fleet has it */
         return j;
+    }
     free_joiner(j);
     return NULL;
 }
@@ -242,17 +245,21 @@ static int join(struct ws_agent *a, struct ws_broadcasts *b, const struct ws_api
     pthread_mutex_lock(&a->lock);
     for (const struct ws_joiner *i = b->waiting; i; i = i->next)
         n++;
-    if (n < WS_MAX_MEMBERS) {
+    if (b->broken[0]) {
+        rc = ws_error_set(err, EOPNOTSUPP, "the agent broadcasts no more, since it lost its GPU: %s",
+                          b->broken);
+    } else if (n >= WS_MAX_MEMBERS) {
+        rc = ws_error_set(err, EBUSY, "%d wait for a broadcast already", WS_MAX_MEMBERS);
+    } else {
         j->ticket = ++b->last_ticket;
         j->since_ns = j->asked_ns = ws_agent_now_ns();
         append(&b->waiting, j);
         rc = say(b, j, false, reply);
         pthread_cond_broadcast(&a->changed);
-    } else {
-        rc = ws_error_set(err, EBUSY, "%d wait for a broadcast already", WS_MAX_MEMBERS);
-        free_joiner(j);
     }
     pthread_mutex_unlock(&a->lock);
+    if (rc < 0)
+        free_joiner(j);
     return rc;
 }
 

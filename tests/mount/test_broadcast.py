@@ -144,6 +144,30 @@ def test_hangs(stack):
     hung.process.kill()
 
 
+def test_lost_gpu(stack):
+    "a receiver that loses its GPU costs the others a round; an agent that does says so to all who ask"
+    agent = agent_of(stack, window=1500)
+    lost = Receiver(stack, agent.url, 1, cuda="lost=cuMemcpyAsync:2")
+    other = Receiver(stack, agent.url, 2)
+    assert lost.fails()[0] == "EIO" and other.says(60).startswith("ok broadcast to ")
+    agent = agent_of(stack, cuda="lost=cuMemcpyAsync:3")
+    name, n, text = Receiver(stack, agent.url, timeout_ms=2000).fails(60)
+    assert n < 18 and "it lost its GPU" in text, (name, n, text)
+    assert "it lost its GPU" in Receiver(stack, agent.url).fails()[2]
+
+
+def test_known_mounts(stack):
+    "when all mounts are there that the agent knows of, it waits for no other"
+    agent = agent_of(stack, window=2000, tensors=SMALL)
+    agent.ask("/v1/actor/mounts", dict(mount="h1:/wsync"))
+    agent.ask("/v1/actor/mounts", dict(mount="h2:/wsync"))
+    all_ = [Receiver(stack, agent.url, d, WHO=f"h{d}:/wsync") for d in (1, 2)]
+    began = time.monotonic()
+    for r in all_:
+        assert (said := r.says()).startswith("ok broadcast to 2 "), said
+    assert time.monotonic() - began < 1.5 * SLOW
+
+
 def test_agent_dies(stack):
     "an agent that dies inside a round: its receivers say so in time, and keep what came"
     agent = agent_of(stack, nccl="die=ncclBroadcast:4")
@@ -203,7 +227,7 @@ def test_hostile(stack):
     "questions that make no sense are refused, and spoil no round for others for long"
     agent = agent_of(stack, tensors=SMALL)
     m = agent.get("/v1/actor/1/manifest")
-    good = dict(who="x", uuid="GPU-1", nccl=int("".join(f"{int(p):02}" for p in status(agent)["nccl"].split("."))),
+    good = dict(mount="x", uuid="GPU-1", nccl=int("".join(f"{int(p):02}" for p in status(agent)["nccl"].split("."))),
                 digest=m["digest"], wants="all")
 
     def code(version=1, **change):
@@ -214,7 +238,7 @@ def test_hostile(stack):
             return e.code
 
     assert code(uuid=None) == 400 and code(uuid="x" * 99) == 400 and code(wants="some") == 400 and code(wants=7) == 400
-    assert code(who="x" * 999) == 400 and code(nccl=-1) in (400, 405) and code(nccl="2") == 405
+    assert code(mount="x" * 999) == 400 and code(nccl=-1) in (400, 405) and code(nccl="2") == 405
     assert code(digest="0" * 32) == 410 and code(version=9) == 404
     assert code(ticket=77) == 503 and code(ticket="x") == 503
     for wants in ([[0, 0, 99999999]], [[0, -1, 1]], [[9, 0, 1]], [], [[]], [[0, 1, 1], [0, 0, 1]], [7]):
@@ -227,5 +251,5 @@ def test_hostile(stack):
     assert Receiver(stack, agent.url, timeout_ms=2000).says(60).startswith("ok ")
 
 
-run(test_one, test_three, test_only_what_is_missing, test_next_round, test_killed, test_hangs, test_agent_dies, test_revoked,
-    test_other_release, test_refused, test_hostile)
+run(test_one, test_three, test_only_what_is_missing, test_next_round, test_killed, test_hangs, test_lost_gpu, test_known_mounts,
+    test_agent_dies, test_revoked, test_other_release, test_refused, test_hostile)

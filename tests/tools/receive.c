@@ -99,8 +99,8 @@ int main(int argc, char **argv)
                                        .wants = wants,
                                        .block = take,
                                        .arg = &r,
-                                       .device = argc > 4 ? atoi(argv[4]) : 0,
-                                       .timeout_ms = argc > 5 ? (unsigned)atoi(argv[5]) : 0};
+                                       .device = argc > 4 ? (int)strtol(argv[4], NULL, 10) : 0,
+                                       .timeout_ms = argc > 5 ? (unsigned)strtoul(argv[5], NULL, 10) : 0};
         printf("begins\n");
         fflush(stdout);
         rc = ws_broadcast_fetch(s, &f, &err);
