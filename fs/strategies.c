@@ -238,7 +238,7 @@ static void look_at_sources(const struct ws_version *v, int id, char why[WS_REAS
     else if (v->partial & ws_bit(found->index))
         snprintf(why, WS_REASON_CHARS, "its source has only the delta");
     else
-        snprintf(why, WS_REASON_CHARS, "what came was a delta of another source");
+        snprintf(why, WS_REASON_CHARS, "its source was not there yet, or had not the delta that came");
 }
 
 static void reason_of(struct ws_route *r, int id, char why[WS_REASON_CHARS])

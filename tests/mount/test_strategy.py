@@ -21,6 +21,7 @@ def world(stack, source="{url}", options="", versions=(1,)):
             agent.publish("actor", v, made)
     mount = Mount(stack, source.format(url=agent.url, sock=f"unix:{agent.sock}", dir=f"dir:{folder}"), options)
     mount.wait_version("actor", versions[-1])
+    wait_for(lambda: mount.text("status").count(" up ") == source.count(",") + 1, "all sources")
     return agent, mount
 
 
