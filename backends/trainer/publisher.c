@@ -390,8 +390,8 @@ void wsync_close(wsync_publisher *p)
             close(p->sock);
         return;
     }
+    ws_publisher_share_close(p); /* and its thread, which may have begun a version */
     let_go(p);
-    ws_publisher_share_close(p);
     if (p->sock >= 0)
         close(p->sock); /* the agent abandons what is begun */
     ws_publisher_forget(p);

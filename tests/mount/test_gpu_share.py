@@ -109,7 +109,9 @@ ENOENT, EBUSY, EINVAL, ENODEV, EXDEV, ENOTSUP, ETIMEDOUT, ESTALE, EMFILE = 2, 16
 
 def agent_of(stack):
     need_driver()
-    return Agent(stack)
+    agent = Agent(stack)
+    wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")  # its port is there first
+    return agent
 
 
 def rank_of(stack, agent, *args, rank=0, world=1, model="actor", **kw):
@@ -276,7 +278,9 @@ def test_agent_ends(stack):
     opens(reader, 1, ALL[1])
     offload([rank], 2)
     agent.kill()
+    os.unlink(agent.sock)
     again = Agent(stack, sock=agent.sock)
+    wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")
     assert rank.refused("offload 3", "still has version 1") == EBUSY
     assert reader.ask("check 1").startswith("good")
     assert reader.ask("close 0") == "closed"
