@@ -162,6 +162,7 @@ static json_t *model_json(const struct ws_agent *a, struct ws_agent_model *m)
         if (order[i]->version == m->newest && strcmp(order[i]->run, m->run) == 0)
             digest = order[i]->manifest->digest;
     }
+    ws_agent_gpu_list_unmade(m, versions);
     json_t *out = json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest", (json_int_t)m->newest, "run",
                             m->run, "digest", digest, "versions", versions);
     if (m->nodes) {
@@ -216,7 +217,7 @@ int ws_agent_hold(void *self, const char *model, uint64_t version, const char *r
     struct ws_slot_hold *h = NULL;
     int rc = 0;
     pthread_mutex_lock(&a->lock);
-    const struct ws_agent_model *m = ws_agent_find(a, model);
+    struct ws_agent_model *m = ws_agent_find(a, model);
     for (unsigned i = 0; m && i < m->n_slots && !h && rc == 0; i++) {
         struct ws_slot *s = m->slots[i];
         if (s->state != WS_SLOT_SERVED || s->version != version || strcmp(s->run, run ? run : m->run) != 0)
@@ -225,6 +226,8 @@ int ws_agent_hold(void *self, const char *model, uint64_t version, const char *r
         if (!h)
             rc = ws_error_set(err, ENOMEM, "no memory for a lease");
     }
+    if (!h && rc == 0 && m)
+        rc = ws_agent_gpu_want(a, m, version, run ? run : m->run, err);
     if (!m || !m->any)
         rc = ws_error_set(err, ENOENT, "there is no model '%s' here", model);
     else if (!h && rc == 0 && m->owner && m->owner != m)
@@ -290,10 +293,10 @@ static int prove_idle(struct ws_agent *a, struct ws_slot *s)
     return -EBUSY;
 }
 
-static void note_newest(struct ws_agent_model *m, const struct ws_slot *s)
+static void note_newest(struct ws_agent_model *m, uint64_t version, const char *run)
 {
-    snprintf(m->run, sizeof(m->run), "%s", s->run);
-    m->newest = s->version;
+    snprintf(m->run, sizeof(m->run), "%s", run);
+    m->newest = version;
     m->any = true;
     m->published++;
 }
@@ -317,16 +320,26 @@ void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m)
     struct ws_agent_model *owner = m->owner;
     s->fresh = false;
     s->state = WS_SLOT_SERVED;
-    ws_agent_delta_begin(a, owner, s);
-    ws_agent_archive_published(a, owner, s);
-    note_newest(owner, s);
-    if (owner != m)
-        note_newest(m, s);
-    leave_others(a, m);
-    ws_agent_gpu_published(m, s);
+    if (!ws_agent_gpu_made(m, s)) {
+        ws_agent_delta_begin(a, owner, s);
+        ws_agent_archive_published(a, owner, s);
+        note_newest(owner, s->version, s->run);
+        if (owner != m)
+            note_newest(m, s->version, s->run);
+        leave_others(a, m);
+        ws_agent_gpu_published(m, s->version, s->run);
+    }
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
            owner->name, s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
     end_writing(a, m);
+}
+
+void ws_agent_publish_unmade(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run)
+{
+    note_newest(m, version, run);
+    leave_others(a, m);
+    ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s on-demand", m->name, version,
+           run);
 }
 
 /* Under lock. A version that was hashed, or could not be. */

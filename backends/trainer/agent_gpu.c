@@ -70,10 +70,16 @@ static void free_version(struct ws_gpu_version *v)
     free(v);
 }
 
+bool ws_gpu_is_writing(const struct ws_agent_model *m, const struct ws_gpu_version *v)
+{
+    return m->writing && m->writing_version == v->version && strcmp(m->writing->run, v->run) == 0;
+}
+
 void ws_gpu_tidy(struct ws_agent_model *m)
 {
     for (struct ws_gpu_version **at = &m->gpu, *v; (v = *at);) {
-        if (v->state == WS_GPU_OVER && !v->leases && v->n_readers == 0) {
+        bool filling = v->on_demand && !v->made && ws_gpu_is_writing(m, v);
+        if (v->state == WS_GPU_OVER && !v->leases && v->n_readers == 0 && !filling) {
             *at = v->next;
             free_version(v);
         } else {
@@ -103,7 +109,7 @@ bool ws_gpu_is_of(const struct ws_gpu_version *v, const struct ws_session *c)
     return false;
 }
 
-static struct ws_gpu_version *gathering(const struct ws_agent_model *m)
+struct ws_gpu_version *ws_gpu_gathering_of(const struct ws_agent_model *m)
 {
     struct ws_gpu_version *v = m->gpu;
     while (v && v->state != WS_GPU_GATHERING)
@@ -113,23 +119,25 @@ static struct ws_gpu_version *gathering(const struct ws_agent_model *m)
 
 struct ws_gpu_share *ws_gpu_gathering(const struct ws_session *c, uint64_t version)
 {
-    const struct ws_gpu_version *v = c->model ? gathering(c->model) : NULL;
+    const struct ws_gpu_version *v = c->model ? ws_gpu_gathering_of(c->model) : NULL;
     struct ws_gpu_share *s = v && v->version == version ? v->shares : NULL;
     while (s && s->owner != c)
         s = s->next;
     return s;
 }
 
-static struct ws_gpu_version *begin_version(struct ws_agent_model *m, bool packed, struct ws_error *err)
+static struct ws_gpu_version *begin_version(struct ws_agent_model *m, const struct ws_gpu_version *like,
+                                            struct ws_error *err)
 {
     struct ws_gpu_version *v = calloc(1, sizeof(*v));
     if (!v) {
         ws_error_set(err, ENOMEM, "no memory for a version");
         return NULL;
     }
-    v->version = m->writing_version;
-    snprintf(v->run, sizeof(v->run), "%s", m->writing->run);
-    v->packed = packed;
+    v->version = like->version;
+    memcpy(v->run, like->run, sizeof(v->run));
+    v->packed = like->packed;
+    v->on_demand = like->on_demand;
     v->next = m->gpu;
     m->gpu = v;
     return v;
@@ -144,11 +152,11 @@ static void insert(struct ws_gpu_version *v, struct ws_gpu_share *s)
     *at = s;
 }
 
-int ws_gpu_add(struct ws_session *c, bool packed, struct ws_gpu_listing *listing, int hold,
-               struct ws_gpu_share **out, struct ws_error *err)
+int ws_gpu_add(struct ws_session *c, const struct ws_gpu_version *like, struct ws_gpu_listing *listing,
+               int hold, struct ws_gpu_share **out, struct ws_error *err)
 {
     struct ws_agent_model *m = c->model;
-    struct ws_gpu_version *v = gathering(m);
+    struct ws_gpu_version *v = ws_gpu_gathering_of(m);
     struct ws_gpu_share *s = calloc(1, sizeof(*s));
     int rc = s ? 0 : ws_error_set(err, ENOMEM, "no memory for what is on GPUs");
     if (!s) {
@@ -158,12 +166,13 @@ int ws_gpu_add(struct ws_session *c, bool packed, struct ws_gpu_listing *listing
     }
     *s = (struct ws_gpu_share){.owner = c, .rank = c->rank, .pid = c->pid, .listing = listing, .hold = hold};
     rc = make_fds(s, err);
-    if (rc == 0 && v && v->packed != packed)
-        rc = ws_error_set(err, EPROTO, "rank %u of %s shares by %s, others by %s: give all the same", c->rank,
-                          m->name, packed ? "packed_cuda_ipc" : "cuda_ipc", ws_gpu_strategy(v));
+    if (rc == 0 && v && (v->packed != like->packed || v->on_demand != like->on_demand))
+        rc = ws_error_set(err, EPROTO, "rank %u of %s shares by %s%s, others by %s%s: give all the same",
+                          c->rank, m->name, ws_gpu_strategy(like), like->on_demand ? " on demand" : "",
+                          ws_gpu_strategy(v), v->on_demand ? " on demand" : "");
     if (rc == 0 && v && ws_gpu_is_of(v, c))
         rc = ws_error_set(err, EEXIST, "rank %u of %s has told already what it shares", c->rank, m->name);
-    if (rc == 0 && !v && !(v = begin_version(m, packed, err)))
+    if (rc == 0 && !v && !(v = begin_version(m, like, err)))
         rc = -ENOMEM;
     if (rc < 0) {
         free_share(s);
@@ -184,12 +193,12 @@ static bool is_whole(const struct ws_gpu_version *v)
     return true;
 }
 
-void ws_agent_gpu_published(struct ws_agent_model *m, const struct ws_slot *slot)
+void ws_agent_gpu_published(struct ws_agent_model *m, uint64_t version, const char *run)
 {
     unsigned kept = 0;
     bool told = false;
     for (struct ws_gpu_version *v = m->gpu; v; v = v->next) {
-        if (v->state == WS_GPU_GATHERING && v->version == slot->version && strcmp(v->run, slot->run) == 0) {
+        if (v->state == WS_GPU_GATHERING && v->version == version && strcmp(v->run, run) == 0) {
             if (is_whole(v))
                 v->state = WS_GPU_OFFERED;
             else
@@ -197,7 +206,7 @@ void ws_agent_gpu_published(struct ws_agent_model *m, const struct ws_slot *slot
         } else if (v->state == WS_GPU_GATHERING) {
             ws_gpu_end(m, v, "its version was not published", &told);
         }
-        bool live = strcmp(v->run, slot->run) == 0;
+        bool live = strcmp(v->run, run) == 0;
         if (v->state == WS_GPU_OFFERED && (!live || ++kept > KEPT))
             ws_gpu_end(m, v, live ? "newer ones have taken its place" : "a new lineage has begun", &told);
     }
@@ -206,9 +215,10 @@ void ws_agent_gpu_published(struct ws_agent_model *m, const struct ws_slot *slot
 
 void ws_agent_gpu_discarded(struct ws_agent_model *m)
 {
-    struct ws_gpu_version *v = gathering(m);
+    struct ws_gpu_version *v = ws_gpu_gathering_of(m);
     bool told = false;
-    if (v)
+    ws_gpu_make_failed(m);
+    if (v && !v->on_demand)
         ws_gpu_end(m, v, "its version was abandoned", &told);
     ws_gpu_tidy(m);
 }
@@ -382,10 +392,11 @@ json_t *ws_agent_gpu_status(const struct ws_agent_model *m)
                                             (json_int_t)s->pid, "pid_namespace", s->pid_namespace,
                                             "ipc_namespace", s->ipc_namespace, "no_marks", s->no_marks));
         json_array_append_new(
-            all, json_pack("{s:I,s:s,s:s,s:s,s:I,s:I,s:s,s:s,s:s,s:o}", "version", (json_int_t)v->version,
-                           "run", v->run, "strategy", ws_gpu_strategy(v), "state", names[v->state], "bytes",
-                           (json_int_t)bytes_of(v), "leases", (json_int_t)v->n_leases, "holders", holders,
-                           "why", v->why, "refused", v->refused, "ranks", ranks));
+            all, json_pack("{s:I,s:s,s:s,s:s,s:I,s:b,s:b,s:b,s:I,s:s,s:s,s:s,s:o}", "version",
+                           (json_int_t)v->version, "run", v->run, "strategy", ws_gpu_strategy(v), "state",
+                           names[v->state], "bytes", (json_int_t)bytes_of(v), "on_demand", (int)v->on_demand,
+                           "made", (int)v->made, "wanted", (int)v->wanted, "leases", (json_int_t)v->n_leases,
+                           "holders", holders, "why", v->why, "refused", v->refused, "ranks", ranks));
     }
     return all;
 }

@@ -37,21 +37,40 @@ struct ws_gpu_version {
     uint64_t version;
     char run[WS_RUN_CHARS + 1];
     bool packed;
+    bool on_demand, made; /* agent_gpu_demand.c; made: a slot has it */
+    bool wanted;          /* somebody waits for its bytes */
+    unsigned n_told;      /* ranks that have told all of theirs */
+    uint64_t bytes, created_ns, failed_ns;
     struct ws_gpu_share *shares; /* by rank */
     struct ws_gpu_lease *leases;
     unsigned n_leases, n_readers; /* readers: of its JSON, for a moment */
-    char why[160];                /* it is over */
+    char why[160];                /* it is over, or could not be made */
     char refused[WS_ERROR_TEXT];  /* the last that could not open it, and why */
 };
 
 const char *ws_gpu_strategy(const struct ws_gpu_version *v); /* "cuda_ipc" */
-/* A rank's share of the version that it writes: takes listing and hold. */
-WS_MUST_USE int ws_gpu_add(struct ws_session *c, bool packed, struct ws_gpu_listing *listing, int hold,
-                           struct ws_gpu_share **out, struct ws_error *err);
+struct ws_gpu_request { /* one on these routes, from the connection's own thread */
+    struct ws_agent *a;
+    struct ws_session *c;
+    const json_t *body;
+    const int *fds_in;
+    size_t n_in;
+    json_t **reply;
+    int *fds;
+    size_t max;
+    size_t *n_fds;
+};
+
+/* A rank's share of a version that ranks gather: takes listing and hold. */
+WS_MUST_USE int ws_gpu_add(struct ws_session *c, const struct ws_gpu_version *like,
+                           struct ws_gpu_listing *listing, int hold, struct ws_gpu_share **out,
+                           struct ws_error *err);
 /* That version's share of this rank; NULL: there is none. */
+struct ws_gpu_version *ws_gpu_gathering_of(const struct ws_agent_model *m); /* or NULL */
 struct ws_gpu_share *ws_gpu_gathering(const struct ws_session *c, uint64_t version);
 /* No more is opened; frees it where nobody has it. *told: it was offered, and those who poll are to know. */
 void ws_gpu_end(struct ws_agent_model *m, struct ws_gpu_version *v, const char *why, bool *told);
+bool ws_gpu_is_writing(const struct ws_agent_model *m, const struct ws_gpu_version *v); /* into a slot */
 void ws_gpu_tidy(struct ws_agent_model *m); /* frees what is over and nobody has */
 /* The version to open: 0: the newest. NULL and err: there is none. *told as above. */
 struct ws_gpu_version *ws_gpu_find(struct ws_agent *a, const char *model, uint64_t version, const char *run,
@@ -66,6 +85,16 @@ void ws_gpu_release(struct ws_agent *a, struct ws_gpu_version *v, const struct w
 void ws_gpu_prune(struct ws_agent *a, struct ws_gpu_version *v);
 /* "pid 12, pid 14": who has it, for people. */
 void ws_gpu_holders(const struct ws_gpu_version *v, char *out, size_t cap);
+/* agent_gpu_demand.c: may the rank share that version, unmade (gives up the lock while it waits)? A rank
+ * takes its part of one back that is being made: true: that is abandoned. The one that is being made is given
+ * up. */
+WS_MUST_USE int ws_gpu_check_unmade(struct ws_gpu_request *q, struct ws_error *err);
+bool ws_gpu_end_unmade(struct ws_agent *a, struct ws_agent_model *m, struct ws_gpu_version *v,
+                       const struct ws_session *c);
+void ws_gpu_make_failed(struct ws_agent_model *m);
+WS_MUST_USE int ws_gpu_do_told(struct ws_gpu_request *q, struct ws_error *err); /* not under lock */
+WS_MUST_USE int ws_gpu_do_wanted(struct ws_gpu_request *q, struct ws_error *err);
+WS_MUST_USE int ws_gpu_do_unmade(struct ws_gpu_request *q, struct ws_error *err);
 bool ws_gpu_is_of(const struct ws_gpu_version *v,
                   const struct ws_session *c); /* has the rank a share of it? */
 

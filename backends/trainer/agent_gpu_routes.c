@@ -1,9 +1,11 @@
 /* Routes of what is shared on GPUs, by the unix socket only, all POST to /v1/local/. A rank's, between its
  * begin and its commit, and later:
  *
- *   share {version, run, strategy, listing, pid_namespace, ipc_namespace, no_marks}   (gpu_listing.h)
+ *   share {version, run, strategy, listing, pid_namespace, ipc_namespace, no_marks, on_demand,
+ *       timeout_ms}   (gpu_listing.h)
  *       and one descriptor, which whoever opens the version gets a copy of
  *   share/fds {version, segment, from}                and the descriptors of parts from that one on
+ *   share/commit {version}                            the last of a version on demand (agent_gpu_demand.c)
  *   unshare {version?, timeout_ms?}                   waits until nobody has it (all of this rank's)
  *
  * Anybody's of this host:
@@ -14,7 +16,9 @@
  *       connection's end
  *   gpu/fds {lease, rank, segment, from}              descriptors of parts; without a segment the rank's own
  *   gpu/check {lease}                                 is the version still offered?
- *   gpu/close {lease, refused?}                       refused: why it could not be opened after all */
+ *   gpu/close {lease, refused?}                       refused: why it could not be opened after all
+ *
+ * And of a rank's second connection, for versions on demand: gpu/wanted, gpu/unmade. */
 #include "backends/trainer/agent_gpu.h"
 #include "transports/log.h"
 #include <errno.h>
@@ -30,19 +34,7 @@
 #define YEAR_MS    31536000000ULL
 #define LOOK_NS    500000000ULL /* after processes that ended without their connection */
 
-struct request {
-    struct ws_agent *a;
-    struct ws_session *c;
-    const json_t *body;
-    const int *fds_in;
-    size_t n_in;
-    json_t **reply;
-    int *fds;
-    size_t max;
-    size_t *n_fds;
-};
-
-static const char *text_of(const struct request *q, const char *key)
+static const char *text_of(const struct ws_gpu_request *q, const char *key)
 {
     const char *text = json_string_value(json_object_get(q->body, key));
     return text ? text : "";
@@ -61,7 +53,7 @@ static int copy_fd(int fd, int *out, struct ws_error *err)
 
 /* --- ranks --- */
 
-static int check_writing(const struct request *q, struct ws_error *err)
+static int check_writing(const struct ws_gpu_request *q, struct ws_error *err)
 {
     const struct ws_agent_model *m = q->c->model;
     if (m && q->c->writing && m->writing && m->writing_version == ws_agent_number(q->body, "version", 0))
@@ -72,16 +64,21 @@ static int check_writing(const struct request *q, struct ws_error *err)
 }
 
 /* Its memory is the trainer's own, and is about to be another version. */
-static void take_back_older(struct request *q, bool *told)
+static void take_back_older(struct ws_gpu_request *q, bool *told)
 {
     struct ws_agent_model *m = q->c->model;
+    struct ws_gpu_version *ended = NULL;
     for (struct ws_gpu_version *v = m->gpu; v; v = v->next)
-        if (v->state == WS_GPU_OFFERED && !v->packed && ws_gpu_is_of(v, q->c))
+        if (v->state == WS_GPU_OFFERED && !v->packed && ws_gpu_is_of(v, q->c)) {
             ws_gpu_end(m, v, "the trainer shares a newer one in the same memory", told);
+            ended = v;
+        }
+    if (ended)
+        ws_gpu_end_unmade(q->a, m, ended, q->c);
     ws_gpu_tidy(m);
 }
 
-static int do_share(struct request *q, struct ws_error *err)
+static int do_share(struct ws_gpu_request *q, struct ws_error *err)
 {
     const char *strategy = text_of(q, "strategy");
     bool packed = strcmp(strategy, "packed_cuda_ipc") == 0, told = false;
@@ -99,11 +96,15 @@ static int do_share(struct request *q, struct ws_error *err)
         ws_gpu_listing_free(listing);
         return rc;
     }
+    struct ws_gpu_version like = {.version = ws_agent_number(q->body, "version", 0),
+                                  .packed = packed,
+                                  .on_demand = json_is_true(json_object_get(q->body, "on_demand"))};
+    snprintf(like.run, sizeof(like.run), "%s", text_of(q, "run"));
     pthread_mutex_lock(&q->a->lock);
-    rc = check_writing(q, err);
+    rc = like.on_demand ? ws_gpu_check_unmade(q, err) : check_writing(q, err);
     if (rc == 0) {
         take_back_older(q, &told);
-        rc = ws_gpu_add(q->c, packed, listing, hold, &s, err);
+        rc = ws_gpu_add(q->c, &like, listing, hold, &s, err);
     } else {
         ws_gpu_listing_free(listing);
         close(hold);
@@ -119,7 +120,7 @@ static int do_share(struct request *q, struct ws_error *err)
     return rc;
 }
 
-static int take_fds(struct request *q, struct ws_gpu_share *s, struct ws_error *err)
+static int take_fds(struct ws_gpu_request *q, struct ws_gpu_share *s, struct ws_error *err)
 {
     uint64_t segment = ws_agent_number(q->body, "segment", UINT64_MAX),
              from = ws_agent_number(q->body, "from", UINT64_MAX);
@@ -137,37 +138,39 @@ static int take_fds(struct request *q, struct ws_gpu_share *s, struct ws_error *
     return rc;
 }
 
-static int do_share_fds(struct request *q, struct ws_error *err)
+static int do_share_fds(struct ws_gpu_request *q, struct ws_error *err)
 {
     pthread_mutex_lock(&q->a->lock);
-    int rc = check_writing(q, err);
-    struct ws_gpu_share *s = rc == 0 ? ws_gpu_gathering(q->c, ws_agent_number(q->body, "version", 0)) : NULL;
-    if (rc == 0)
-        rc = s ? take_fds(q, s, err) : ws_error_set(err, EINVAL, "share comes before share/fds");
+    struct ws_gpu_share *s = ws_gpu_gathering(q->c, ws_agent_number(q->body, "version", 0));
+    int rc = s ? take_fds(q, s, err) : ws_error_set(err, EINVAL, "share comes before share/fds");
     pthread_mutex_unlock(&q->a->lock);
     return rc;
 }
 
 /* Ends this rank's versions; one of those that somebody still has, or NULL. Under lock. */
-static struct ws_gpu_version *take_back(struct request *q, bool *told)
+static struct ws_gpu_version *take_back(struct ws_gpu_request *q, bool *told)
 {
     const bool all = !json_object_get(q->body, "version");
     const uint64_t version = ws_agent_number(q->body, "version", 0);
     struct ws_gpu_version *left = NULL;
     for (struct ws_agent_model *m = q->a->models; m; m = m->next) {
+        struct ws_gpu_version *making = NULL;
         for (struct ws_gpu_version *v = m->gpu; v; v = v->next) {
             if (!ws_gpu_is_of(v, q->c) || !(all || v->version == version))
                 continue;
             ws_gpu_end(m, v, "the trainer took it back", told);
             ws_gpu_prune(q->a, v);
             left = v->leases ? v : left;
+            making = ws_gpu_is_writing(m, v) ? v : making;
         }
+        if (making)
+            ws_gpu_end_unmade(q->a, m, making, q->c);
         ws_gpu_tidy(m); /* of what is left, none is freed */
     }
     return left;
 }
 
-static int do_unshare(struct request *q, struct ws_error *err)
+static int do_unshare(struct ws_gpu_request *q, struct ws_error *err)
 {
     uint64_t ms = ws_agent_number(q->body, "timeout_ms", YEAR_MS), now = ws_agent_now_ns();
     uint64_t deadline = now + (ms < YEAR_MS ? ms : YEAR_MS) * 1000000ULL;
@@ -222,7 +225,7 @@ static json_t *version_json(const struct ws_agent *a, const struct ws_agent_mode
                      v->run, "strategy", ws_gpu_strategy(v), "agent", a->options.socket, "ranks", ranks);
 }
 
-static int show(struct request *q, bool lease, struct ws_error *err)
+static int show(struct ws_gpu_request *q, bool lease, struct ws_error *err)
 {
     struct ws_agent *a = q->a;
     struct ws_agent_model *m = NULL;
@@ -257,18 +260,18 @@ static int show(struct request *q, bool lease, struct ws_error *err)
     return rc;
 }
 
-static int do_look(struct request *q, struct ws_error *err)
+static int do_look(struct ws_gpu_request *q, struct ws_error *err)
 {
     return show(q, false, err);
 }
 
-static int do_open(struct request *q, struct ws_error *err)
+static int do_open(struct ws_gpu_request *q, struct ws_error *err)
 {
     return show(q, true, err);
 }
 
 /* Under lock. A lease of this peer; still_offered: of a version that is. */
-static struct ws_gpu_lease *lease_of(struct request *q, bool still_offered, struct ws_gpu_version **v,
+static struct ws_gpu_lease *lease_of(struct ws_gpu_request *q, bool still_offered, struct ws_gpu_version **v,
                                      struct ws_agent_model **m, struct ws_error *err)
 {
     struct ws_gpu_lease *l = ws_gpu_lease_of(q->a, q->c, ws_agent_number(q->body, "lease", 0), v, m);
@@ -282,7 +285,7 @@ static struct ws_gpu_lease *lease_of(struct request *q, bool still_offered, stru
     return NULL;
 }
 
-static int give_fds(struct request *q, const struct ws_gpu_version *v, struct ws_error *err)
+static int give_fds(struct ws_gpu_request *q, const struct ws_gpu_version *v, struct ws_error *err)
 {
     const uint64_t rank = ws_agent_number(q->body, "rank", UINT64_MAX),
                    segment = ws_agent_number(q->body, "segment", UINT64_MAX),
@@ -309,7 +312,7 @@ static int give_fds(struct request *q, const struct ws_gpu_version *v, struct ws
     return rc;
 }
 
-static int do_fds(struct request *q, struct ws_error *err)
+static int do_fds(struct ws_gpu_request *q, struct ws_error *err)
 {
     struct ws_gpu_version *v;
     struct ws_agent_model *m;
@@ -319,7 +322,7 @@ static int do_fds(struct request *q, struct ws_error *err)
     return rc;
 }
 
-static int do_check(struct request *q, struct ws_error *err)
+static int do_check(struct ws_gpu_request *q, struct ws_error *err)
 {
     struct ws_gpu_version *v;
     struct ws_agent_model *m;
@@ -329,7 +332,7 @@ static int do_check(struct request *q, struct ws_error *err)
     return rc;
 }
 
-static int do_close(struct request *q, struct ws_error *err)
+static int do_close(struct ws_gpu_request *q, struct ws_error *err)
 {
     struct ws_gpu_version *v;
     struct ws_agent_model *m;
@@ -354,17 +357,26 @@ static int do_close(struct request *q, struct ws_error *err)
 
 static const struct route {
     const char *verb;
-    int (*handle)(struct request *q, struct ws_error *err);
+    int (*handle)(struct ws_gpu_request *q, struct ws_error *err);
 } routes[] = {
-    {"share", do_share},   {"share/fds", do_share_fds}, {"unshare", do_unshare}, {"gpu/look", do_look},
-    {"gpu/open", do_open}, {"gpu/fds", do_fds},         {"gpu/check", do_check}, {"gpu/close", do_close},
+    {"share", do_share},
+    {"share/fds", do_share_fds},
+    {"unshare", do_unshare},
+    {"gpu/look", do_look},
+    {"gpu/open", do_open},
+    {"gpu/fds", do_fds},
+    {"gpu/check", do_check},
+    {"gpu/close", do_close},
+    {"share/commit", ws_gpu_do_told},
+    {"gpu/wanted", ws_gpu_do_wanted},
+    {"gpu/unmade", ws_gpu_do_unmade},
 };
 
 int ws_agent_gpu_call(struct ws_agent *a, struct ws_session *c, const char *verb, const json_t *body,
                       const int *fds_in, size_t n_in, json_t **reply, int *fds, size_t max, size_t *n_fds,
                       struct ws_error *err)
 {
-    struct request q = {a, c, body, fds_in, n_in, reply, fds, max, n_fds};
+    struct ws_gpu_request q = {a, c, body, fds_in, n_in, reply, fds, max, n_fds};
     for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++)
         if (strcmp(routes[i].verb, verb) == 0)
             return routes[i].handle(&q, err);

@@ -139,6 +139,8 @@ void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *
 void ws_agent_say_why(struct ws_agent_model *m, const char *why);
 /* Announces a sealed version of the model (under lock; the caller announces it to pollers). */
 void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m);
+/* Announces one that no slot has yet (under lock, likewise). */
+void ws_agent_publish_unmade(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run);
 /* Throws it away instead. */
 void ws_agent_discard(struct ws_agent *a, struct ws_agent_model *m);
 /* What the ranks of this node write; NULL: not known yet. */
@@ -163,6 +165,10 @@ WS_MUST_USE int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool
 WS_MUST_USE int ws_agent_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err);
 /* agent_local.c: a rank is none any more (under lock); how: in a sentence, "ended" */
 void ws_agent_forget(struct ws_agent *a, struct ws_session *c, const char *how);
+/* agent_local.c: may this version be published? -EEXIST. Is the session one of the group that has places? */
+WS_MUST_USE int ws_agent_check_version(const struct ws_agent_model *m, uint64_t version, const char *run,
+                                       struct ws_error *err);
+WS_MUST_USE int ws_agent_check_session(struct ws_session *c, struct ws_error *err);
 /* agent_wait.c: POST /v1/local/wait; not under lock */
 WS_MUST_USE int ws_agent_wait_version(struct ws_agent *a, struct ws_session *c, const json_t *body,
                                       struct ws_error *err);
@@ -215,13 +221,25 @@ json_t *ws_agent_broadcast_status(struct ws_agent *a);        /* under lock; NUL
 void ws_agent_broadcast_metrics(struct ws_agent *a, FILE *f); /* under lock */
 /* agent_gpu.c: versions that are shared on GPUs. The model's version was announced, or given up (under lock);
  * a peer's connection has ended (not under lock, before its session goes). */
-void ws_agent_gpu_published(struct ws_agent_model *m, const struct ws_slot *slot);
+void ws_agent_gpu_published(struct ws_agent_model *m, uint64_t version, const char *run);
 void ws_agent_gpu_discarded(struct ws_agent_model *m);
 void ws_agent_gpu_gone(struct ws_agent *a, const struct ws_session *c);
 /* How a version is shared, "cuda_ipc"; NULL: it is not. What the status shows. Under lock. */
 const char *ws_agent_gpu_strategy(const struct ws_agent_model *m, uint64_t version, const char *run);
 json_t *ws_agent_gpu_status(const struct ws_agent_model *m);
 void ws_agent_gpu_free(struct ws_agent_model *m);
+/* agent_gpu_demand.c: versions that are announced before they are in a slot; under lock. Is the one in the
+ * slot such a one? Then nothing is to be announced of it. */
+bool ws_agent_gpu_made(struct ws_agent_model *m, const struct ws_slot *slot);
+/* Somebody asks for its bytes: has it made. 0: it is none of these; -EINPROGRESS; what went wrong just now.
+ */
+WS_MUST_USE int ws_agent_gpu_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version,
+                                  const char *run, struct ws_error *err);
+/* May a rank begin it, which is announced already? -ESTALE. */
+WS_MUST_USE int ws_agent_gpu_may_make(const struct ws_agent_model *m, uint64_t version, const char *run,
+                                      struct ws_error *err);
+/* Adds them to a listing's versions, oldest first. */
+void ws_agent_gpu_list_unmade(const struct ws_agent_model *m, json_t *versions);
 /* agent_gpu_routes.c; not under lock. -ENOENT: it is none of these. */
 WS_MUST_USE int ws_agent_gpu_call(struct ws_agent *a, struct ws_session *c, const char *verb,
                                   const json_t *body, const int *fds_in, size_t n_in, json_t **reply,

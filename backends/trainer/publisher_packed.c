@@ -102,13 +102,13 @@ static int make_segments(struct ws_publisher_share *s, const struct ws_share_set
     return rc;
 }
 
-static int copy_all(struct ws_publisher_share *s, const struct ws_share_set *set,
-                    const struct ws_share_offer *o, struct ws_error *err)
+static int copy_all(struct ws_publisher_share *s, const struct ws_share_set *set, struct ws_share_offer *o,
+                    struct ws_error *err)
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
         const struct ws_gpu_piece *p = &o->listing.pieces[i];
-        const struct ws_shared_piece *a = &o->pieces[i];
+        struct ws_shared_piece *a = &o->pieces[i];
         struct ws_gpu_piece source = *p;
         struct ws_runs runs;
         struct ws_dense dense;
@@ -116,10 +116,11 @@ static int copy_all(struct ws_publisher_share *s, const struct ws_share_set *set
         memcpy(source.strides, a->layout.strides, sizeof(source.strides));
         ws_gpu_piece_runs(&source, &runs);
         ws_dense_of(&dense, &runs);
+        unsigned char *dst = (unsigned char *)set->buffers[p->segment].data + p->at;
+        a->shared_at = dst;
         rc = ws_share_queue(s, a->device, &q, err);
         if (rc == 0)
-            rc = ws_dense_copy(q, (unsigned char *)set->buffers[p->segment].data + p->at, a->data, &dense,
-                               err);
+            rc = ws_dense_copy(q, dst, a->data, &dense, err);
     }
     return rc;
 }

@@ -203,6 +203,7 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
     if (n > WS_MAX_TENSORS)
         return ws_error_set(err, E2BIG, "%zu pieces; at most %d", n, WS_MAX_TENSORS);
     ws_publisher_forget(p);
+    p->n_registrations++;
     p->params = calloc(n + 1, sizeof(*p->params));
     p->put = calloc(n + 1, sizeof(*p->put));
     p->overflows = calloc(n + 1, sizeof(*p->overflows));

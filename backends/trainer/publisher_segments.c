@@ -150,6 +150,7 @@ int ws_share_segments(struct ws_publisher_share *s, struct ws_share_offer *o, st
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
         l->n_pieces++;
+        o->pieces[i].shared_at = o->pieces[i].data;
         rc = ws_share_describe(&o->pieces[i], &l->pieces[i], err);
     }
     if (rc == 0)

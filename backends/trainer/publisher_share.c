@@ -40,8 +40,11 @@ static int take_devices(struct ws_publisher_share *s, struct ws_error *err)
     return rc;
 }
 
-int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy, struct ws_error *err)
+int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy, bool on_demand,
+                            struct ws_error *err)
 {
+    if ((!strategy || !*strategy) && on_demand)
+        return ws_error_set(err, EINVAL, "wsync_config.on_demand is for what is shared: set share, too");
     if (!strategy || !*strategy)
         return 0;
     bool packed = strcmp(strategy, "packed_cuda_ipc") == 0;
@@ -53,6 +56,7 @@ int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy, str
         return ws_error_set(err, ENOMEM, "no memory for a publisher");
     s->ops = ws_device_of_kind(WS_CUDA);
     s->packed = packed;
+    s->on_demand = on_demand;
     s->sets[0].hold = s->sets[1].hold = -1;
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < 2; i++) {
@@ -60,6 +64,8 @@ int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy, str
         if (s->sets[i].hold < 0)
             rc = ws_error_set(err, errno, "cannot make a file for locks: %s", strerror(errno));
     }
+    if (rc == 0 && on_demand)
+        rc = ws_demand_new(&s->demand, err);
     if (rc == 0 && take_devices(s, err) < 0) {
         (void)ws_error_prefix(err, "cannot share by %s", strategy);
         rc = -err->code;
@@ -139,6 +145,7 @@ static int give_up(struct wsync_publisher *p, struct ws_share_set *set, int64_t 
     }
     set->shared = set->lost = false;
     free_marks(p->share, set);
+    ws_demand_forget(set);
     return 0;
 }
 
@@ -146,8 +153,13 @@ int wsync_unshare(wsync_publisher *p, int timeout_ms)
 {
     struct ws_error *err = ws_last_error();
     int rc = 0;
-    for (size_t i = 0; p->share && rc == 0 && i < 2; i++)
+    if (!p->share)
+        return 0;
+    ws_publisher_lock(p);
+    ws_demand_make_wanted(p);
+    for (size_t i = 0; rc == 0 && i < 2; i++)
         rc = give_up(p, &p->share->sets[i], timeout_ms, err);
+    ws_publisher_unlock(p);
     return rc;
 }
 
@@ -156,10 +168,12 @@ void ws_publisher_share_close(struct wsync_publisher *p)
 {
     struct ws_publisher_share *s = p->share;
     struct ws_error ignored;
+    ws_demand_stop(p);
     for (size_t i = 0; s && i < 2; i++) {
         struct ws_share_set *set = &s->sets[i];
         if (give_up(p, set, 0, &ignored) == 0)
             ws_share_free_buffers(s, set);
+        ws_demand_forget(set);
         free(set->buffers);
         free(set->marks);
         if (set->hold >= 0)
@@ -317,9 +331,10 @@ static json_t *offer_json(const struct wsync_publisher *p, const struct ws_share
     char pid[64], ipc[64];
     namespace_of("pid", pid);
     namespace_of("ipc", ipc);
-    return json_pack("{s:I,s:s,s:s,s:s,s:s,s:s,s:o}", "version", (json_int_t)p->version, "run", p->run,
-                     "strategy", p->share->packed ? "packed_cuda_ipc" : "cuda_ipc", "pid_namespace", pid,
-                     "ipc_namespace", ipc, "no_marks", p->share->no_marks, "listing",
+    return json_pack("{s:I,s:s,s:s,s:s,s:s,s:s,s:b,s:I,s:o}", "version", (json_int_t)p->version, "run",
+                     p->run, "strategy", p->share->packed ? "packed_cuda_ipc" : "cuda_ipc", "pid_namespace",
+                     pid, "ipc_namespace", ipc, "no_marks", p->share->no_marks, "on_demand",
+                     (int)p->share->on_demand, "timeout_ms", (json_int_t)p->timeout_ms, "listing",
                      ws_gpu_listing_json(&o->listing));
 }
 
@@ -409,6 +424,22 @@ static int make_free(struct wsync_publisher *p, struct ws_share_set *set, struct
     return rc;
 }
 
+/* On demand nothing else follows: the version is announced when all ranks have come here. */
+static int conclude(struct wsync_publisher *p, struct ws_share_set *set, int rc, struct ws_error *err)
+{
+    struct ws_error ignored;
+    if (rc == 0)
+        rc = ws_publisher_call(p, "share/commit", json_pack("{s:I}", "version", (json_int_t)p->version), NULL,
+                               NULL, 0, NULL, err);
+    if (rc == 0)
+        rc = ws_demand_start(p, err);
+    if (rc == 0)
+        p->share->turn ^= p->share->packed;
+    else
+        (void)give_up(p, set, 0, &ignored);
+    return rc;
+}
+
 int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, struct ws_error *err)
 {
     struct ws_publisher_share *s = p->share;
@@ -420,8 +451,9 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
         rc = ws_publisher_share_note(p, &params[i], &p->params[i], err);
     if (rc == 0)
         rc = collect(p, &o, err);
-    if (rc == 0 && o.n_pieces > 0) {
+    if (rc == 0 && (o.n_pieces > 0 || s->on_demand)) {
         struct ws_share_set *set = &s->sets[s->packed ? s->turn : 0];
+        ws_demand_make_wanted(p);
         rc = make_free(p, set, err);
         if (rc == 0)
             rc = follow_all(s, &o, err);
@@ -429,8 +461,12 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
             rc = s->packed ? ws_share_packed(s, set, &o, err) : ws_share_segments(s, &o, err);
         if (rc == 0 && !s->packed)
             rc = mark_all(s, set, &o, err);
+        if (rc == 0 && s->on_demand)
+            rc = ws_demand_note(p, set, &o, err);
         if (rc == 0)
             rc = send_offer(p, set, &o, err);
+        if (s->on_demand)
+            rc = conclude(p, set, rc, err);
     }
     free_offer(&o);
     return rc;
@@ -438,6 +474,6 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
 
 void ws_publisher_share_committed(struct wsync_publisher *p)
 {
-    if (p->share && p->share->sets[p->share->turn].version == p->version)
+    if (p->share && !p->share->on_demand && p->share->sets[p->share->turn].version == p->version)
         p->share->turn ^= p->share->packed;
 }

@@ -1,6 +1,8 @@
 /* What a publisher shares on GPUs (config's share), inside: publisher_share (its life, versions, the agent),
  * publisher_segments (cuda_ipc: the memory that parameters lie in), publisher_packed (packed_cuda_ipc: copies
- * of them, in two sets of buffers in turn). By the publisher's thread. */
+ * of them, in two sets of buffers in turn), publisher_demand (versions whose bytes are copied to the host
+ * only when somebody wants them). By the publisher's thread, or publisher_demand's with the publisher locked.
+ */
 #ifndef WS_TRAINER_PUBLISHER_SHARE_H
 #define WS_TRAINER_PUBLISHER_SHARE_H
 #include "backends/trainer/gpu_listing.h"
@@ -14,6 +16,7 @@ struct ws_shared_piece {
     const void *data;
     void *stream;
     int device;
+    const void *shared_at; /* where those find it who open the version */
 };
 
 /* Of one dtype on one device; pieces lie at multiples of WS_PACKED_ALIGNMENT. */
@@ -37,11 +40,17 @@ struct ws_share_set {
     size_t n_buffers;
     struct ws_event **marks;
     size_t n_marks;
+    /* on demand: what the version is made of when somebody wants its bytes */
+    wsync_param *params;  /* of the registration with that number */
+    unsigned char **host; /* copies of what is in host memory */
+    size_t n_params;
+    unsigned registration;
 };
 
 struct ws_publisher_share {
     const struct ws_device_ops *ops;
-    bool packed;
+    bool packed, on_demand;
+    struct ws_demand *demand;      /* publisher_demand.c; NULL: nothing is made on demand */
     struct ws_shared_piece *noted; /* by params */
     size_t n_noted;
     struct ws_queue **queues; /* by device; NULL: not needed yet */
@@ -72,6 +81,16 @@ WS_MUST_USE int ws_share_segments(struct ws_publisher_share *s, struct ws_share_
                                   struct ws_error *err);
 WS_MUST_USE int ws_share_packed(struct ws_publisher_share *s, struct ws_share_set *set,
                                 struct ws_share_offer *o, struct ws_error *err);
+/* publisher_demand.c: notes what the set's version is made of; starts the thread that waits for who wants it.
+ */
+WS_MUST_USE int ws_demand_note(struct wsync_publisher *p, struct ws_share_set *set,
+                               const struct ws_share_offer *o, struct ws_error *err);
+WS_MUST_USE int ws_demand_new(struct ws_demand **out, struct ws_error *err);
+WS_MUST_USE int ws_demand_start(struct wsync_publisher *p, struct ws_error *err);
+void ws_demand_stop(struct wsync_publisher *p);
+void ws_demand_forget(struct ws_share_set *set);
+/* Makes what is wanted by now, before its memory is taken back. */
+void ws_demand_make_wanted(struct wsync_publisher *p);
 void ws_share_free_buffers(struct ws_publisher_share *s, struct ws_share_set *set);
 
 #endif

@@ -68,6 +68,7 @@ struct wsync_publisher {
     struct ws_pinned *pinned; /* NULL: nothing has been on a GPU */
     struct ws_carrier *carrier;
     char gpu_report[WS_ERROR_TEXT];
+    unsigned n_registrations;
     unsigned n_connections;           /* that there were: which one is it? */
     struct ws_publisher_share *share; /* publisher_share.c; NULL: nothing is shared on GPUs */
 };
@@ -110,9 +111,19 @@ WS_MUST_USE int ws_publisher_put(struct wsync_publisher *p, const wsync_param *p
                                  const struct ws_registered *r, struct ws_error *err);
 WS_MUST_USE int ws_publisher_put_fresh(struct wsync_publisher *p, struct ws_error *err);
 
+/* publisher.c: demanded: it is announced already, and a slot has to be filled. */
+WS_MUST_USE int ws_publisher_begin(struct wsync_publisher *p, uint64_t version, bool demanded,
+                                   struct ws_error *err);
+WS_MUST_USE int ws_publisher_commit(struct wsync_publisher *p, struct ws_error *err);
+int ws_publisher_abandon(struct wsync_publisher *p, struct ws_error *err);
+
 /* publisher_share.c. strategy: the config's share; NULL: nothing. -EINVAL, -ENOTSUP. */
-WS_MUST_USE int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy,
+WS_MUST_USE int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy, bool on_demand,
                                         struct ws_error *err);
+/* publisher_demand.c: keeps the thread away that makes versions on demand; nothing where there is none. */
+bool ws_publisher_is_on_demand(const struct wsync_publisher *p);
+void ws_publisher_lock(struct wsync_publisher *p);
+void ws_publisher_unlock(struct wsync_publisher *p);
 void ws_publisher_share_close(struct wsync_publisher *p);
 /* Where the data of a piece is, for ws_publisher_share. */
 WS_MUST_USE int ws_publisher_share_note(struct wsync_publisher *p, const wsync_param *a,

@@ -11,6 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+
+import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import BUILD, SLOW, Agent, Mount, Skip, need_fuse, run, unique, wait_for
@@ -108,7 +111,9 @@ ENOENT, EBUSY, EINVAL, ENODEV, EXDEV, ENOTSUP, ETIMEDOUT, ESTALE, EMFILE = 2, 16
 
 def agent_of(stack):
     need_driver()
-    return Agent(stack)
+    agent = Agent(stack)
+    wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")  # its port is there first
+    return agent
 
 
 def rank_of(stack, agent, *args, rank=0, world=1, model="actor", **kw):
@@ -275,7 +280,9 @@ def test_agent_ends(stack):
     opens(reader, 1, ALL[1])
     offload([rank], 2)
     agent.kill()
+    os.unlink(agent.sock)
     again = Agent(stack, sock=agent.sock)
+    wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")
     assert rank.refused("offload 3", "still has version 1") == EBUSY
     assert reader.ask("check 1").startswith("good")
     assert reader.ask("close 0") == "closed"
@@ -386,6 +393,107 @@ def test_hostile(stack):
     opens(reader, 1, ALL[1])
 
 
+def value16(version, n):
+    """gpu_value of tests/tools/gpu_values.h"""
+    i = np.arange(n, dtype=np.uint64)
+    return ((i * 31 + version * 7 + (i >> 9)) & 0x3FFF).astype(np.uint16)
+
+
+def expected(version):
+    """The file's bytes of each tensor of gpu_rank."""
+    def of(n, dtype):
+        v = value16(version, n)
+        return (v if dtype == "<u2" else (v ^ v >> 7).astype(np.uint8) if dtype == "u1" else v.astype("<u4") * 65537).astype(dtype).tobytes()
+    return {"rows": of(96 * 64, "<u2"), "flat": of(5000, "<u2"), "turned": of(960, "<u4"), "back": of(33, "u1"), "host": of(5, "<u4"),
+            "master": of(1000, "<u2"), "big": of(3145735, "u1")}
+
+
+def whole(data, version):
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    want = expected(version)
+    assert sorted(header) == sorted(want)
+    for name, t in header.items():
+        begin, end = (8 + size + o for o in t["data_offsets"])
+        assert data[begin:end] == want[name], name
+
+
+def demanded(stack, share, source):
+    need_fuse()
+    agent = agent_of(stack)
+    ranks = [rank_of(stack, agent, f"share={share}", "on-demand", f"device={r}", rank=r, world=2, model=share) for r in range(2)]
+    reader, mount = reader_of(stack, agent, share), Mount(stack, source(agent))
+    offload(ranks, 1)
+    opens(reader, 1, ALL[2])
+    told = status(agent, share)[1]
+    assert told["on_demand"] and not told["made"], told
+    mount.wait_version(share, 1)
+    if share == "packed_cuda_ipc":
+        for r in ranks:
+            r.ask("fill 99")  # they are the trainer's again
+    whole(mount.read(share, "1/model.safetensors"), 1)
+    assert status(agent, share)[1]["made"]
+    reader.ask("close 0")
+    for r in ranks:
+        r.ask("unshare 5000")
+    whole(mount.read(share, "1/model.safetensors"), 1)
+    offload(ranks, 2)
+    for r in ranks:
+        r.ask("unshare 5000")
+    assert [v["version"] for v in agent.get("/v1/models")["models"][0]["versions"]] == [1]
+    offload(ranks, 3)
+    wait_for(lambda: os.path.isdir(mount.file(share, 3)) and not os.path.isdir(mount.file(share, 2)), "3 and not 2")
+    whole(mount.read(share, "3/model.safetensors"), 3)
+
+
+def test_demand(stack):
+    """On demand: announced without a slot, made when a mount reads it, gone when it is taken back before"""
+    need_driver()
+    demanded(stack, "cuda_ipc", lambda agent: f"unix:{agent.sock}")
+
+
+def test_demand_packed(stack):
+    """On demand, packed, over tcp: made out of the buffers, whatever the parameters hold by then"""
+    need_driver()
+    demanded(stack, "packed_cuda_ipc", lambda agent: agent.url)
+
+
+def test_demand_trainer_ends(stack):
+    """On demand: a rank that ends takes the version along; who waits is told"""
+    agent = agent_of(stack)
+    rank = rank_of(stack, agent, "share=packed_cuda_ipc", "on-demand")
+    offload([rank], 1)
+    assert agent.get("/v1/models")["models"][0]["versions"][0]["digest"] == ""
+    os.kill(rank.pid, signal.SIGSTOP)
+    answers = []
+    def ask():
+        try:
+            answers.append(agent.get("/v1/actor/1/manifest"))
+        except urllib.error.HTTPError as e:
+            answers.append(e.code)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_for(lambda: status(agent)[1]["wanted"], "the request")
+    rank.kill()
+    asking.join(20 * SLOW)
+    assert answers == [410], answers
+    assert agent.get("/v1/models")["models"][0]["versions"] == []
+
+
+def test_demand_fails(stack):
+    """On demand: what cannot be made says why, and can be asked for again"""
+    agent = agent_of(stack)
+    rank = rank_of(stack, agent, "share=cuda_ipc", "on-demand", fake=FAKE + ",fail=cuStreamWaitEvent:2:999:40")
+    reader = reader_of(stack, agent)
+    offload([rank], 1)
+    try:
+        agent.get("/v1/actor/1/manifest")
+        raise AssertionError("it was made")
+    except urllib.error.HTTPError as e:
+        assert "could not be made" in json.load(e)["error"]
+
+
 if __name__ == "__main__":
     run(test_parameters, test_mapped, test_packed, test_mount, test_ranks, test_unshare, test_buffers, test_trainer_ends, test_agent_ends, test_lineage,
-        test_limits, test_hostile)
+        test_limits, test_hostile, test_demand, test_demand_packed, test_demand_trainer_ends, test_demand_fails)
