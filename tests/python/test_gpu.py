@@ -1,5 +1,6 @@
 """What is on GPUs, against the stand-in driver (tests/fakes): published, shared, mapped by another process; strategies of loaders.
 What only a real GPU with torch can show is skipped."""
+import importlib.metadata
 import json
 import logging
 import os
@@ -372,6 +373,14 @@ def test_sglang(shared, monkeypatch):
     done = subprocess.run([sys.executable, "-c", "import sys, wsync.sglang as s; s.register(); print('sglang' in sys.modules, 'torch' in sys.modules)"],
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     assert done.stdout == "False False\n"
+
+
+def test_entry_point():
+    """an installed wheel is found by SGLang"""
+    from wsync.sglang import register
+
+    found = [e for e in importlib.metadata.entry_points(group="sglang.srt.plugins") if e.name == "wsync"]
+    assert [e.value for e in found] == ["wsync.sglang:register"] and found[0].load() is register
 
 
 def test_real_gpu():

@@ -49,7 +49,7 @@ class Server:
         home = unique("home")
         os.makedirs(home)
         env = dict(os.environ, HOME=home, TMPDIR=home, HF_HUB_OFFLINE="1", DO_NOT_TRACK="1", CUDA_VISIBLE_DEVICES="",
-                   OMP_NUM_THREADS="2", TORCH_COMPILE_DISABLE="1", PYTHONUNBUFFERED="1", **self.environment())
+                   OMP_NUM_THREADS="2", TORCH_COMPILE_DISABLE="1", PYTHONUNBUFFERED="1") | self.environment()
         self.started = time.monotonic()
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([sys.executable, *self.command(folder), *options], env=env, stdin=subprocess.DEVNULL,
