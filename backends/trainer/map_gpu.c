@@ -1,8 +1,8 @@
 /* wsync_map_gpu and what is done with a map. */
 #include "backends/trainer/map_gpu.h"
-#include "backends/trainer/dense.h"
 #include "backends/trainer/last_error.h"
 #include "backends/trainer/publisher_state.h"
+#include "transports/device_copies.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -139,56 +139,93 @@ void wsync_unmap_gpu(wsync_gpu_map *m)
 
 /* --- copies --- */
 
+int ws_map_check(const struct wsync_gpu_map *m, struct ws_error *err)
+{
+    return m->pid == getpid()
+               ? 0
+               : ws_error_set(err, EPERM, "this map was opened by process %d, of which this one is a fork",
+                              (int)m->pid);
+}
+
+int ws_map_queue(struct wsync_gpu_map *m, int device, struct ws_queue **out, struct ws_error *err)
+{
+    int rc = m->queues[device] ? 0 : m->ops->queue_new(device, &m->queues[device], err);
+    *out = m->queues[device];
+    return rc;
+}
+
 struct conversion {
     struct ws_queue *q;
-    const struct ws_gpu_piece *piece;
-    unsigned char *dst; /* moves on */
-    bool on_host;
-    void *data, *converted; /* a chunk, each */
+    enum ws_conversion how;
+    struct ws_runs raw; /* the source's elements, and how they lie */
+    const void *src;
+    bool to_host;
+    unsigned char *data, *converted; /* a chunk, each, pinned */
 };
 
-static int convert_part(void *arg, const struct ws_dense *d, const void *src, struct ws_error *err)
+/* Elements [first, first + n): converted on the CPU. */
+static int convert_chunk(const struct conversion *c, uint64_t first, uint64_t n, unsigned char *dst,
+                         size_t bytes, struct ws_error *err)
 {
-    struct conversion *c = arg;
     const struct ws_device_ops *ops = c->q->ops;
-    const uint64_t elements = ws_dense_bytes(d) / (ws_dtype_bits(c->piece->data_dtype) / 8),
-                   bytes = elements * (ws_dtype_bits(c->piece->tensor.dtype) / 8);
-    int rc = ws_dense_copy(c->q, c->data, src, d, err);
+    const uint64_t from = first * c->raw.element_bytes;
+    struct ws_cursor cursor;
+    ws_cursor_seek(&cursor, &c->raw, c->src, from, n * c->raw.element_bytes);
+    int rc = ws_copy_cursor(c->q, &cursor, c->data - from, err);
     if (rc == 0)
         rc = ops->finish(c->q, err);
     if (rc < 0)
         return rc;
-    (void)ws_convert(c->piece->conversion, c->on_host ? c->dst : c->converted, c->data, elements);
-    if (!c->on_host)
-        rc = ops->copy(c->q, c->dst, c->converted, bytes, err);
-    if (rc == 0 && !c->on_host)
+    (void)ws_convert(c->how, c->to_host ? dst : c->converted, c->data, n);
+    if (!c->to_host)
+        rc = ops->copy(c->q, dst, c->converted, bytes, err);
+    if (rc == 0 && !c->to_host)
         rc = ops->finish(c->q, err); /* the chunk is written again */
-    c->dst += bytes;
     return rc;
 }
 
-static int convert(struct ws_queue *q, const struct ws_gpu_piece *p, const struct ws_dense *d,
-                   const void *src, void *dst, struct ws_error *err)
+static int convert(struct ws_queue *q, const struct ws_runs *runs, const void *src, unsigned char *dst,
+                   struct ws_error *err)
 {
-    int device;
-    struct conversion c = {.q = q, .piece = p, .dst = dst, .on_host = ws_kind_of(dst, &device) == WS_HOST};
-    int rc = q->ops->alloc_pinned(q->device, 3 * CHUNK, &c.data, err); /* the widest from the narrowest */
+    const uint64_t most = CHUNK / 4, all = runs->bytes / runs->element_bytes;
+    struct conversion c = {.q = q, .how = runs->conversion, .src = src};
+    void *chunks;
+    int device,
+        rc = q->ops->alloc_pinned(q->device, 2 * CHUNK, &chunks, err); /* no element is wider than 4 */
     if (rc < 0)
         return rc;
-    c.converted = (unsigned char *)c.data + CHUNK;
-    rc = ws_dense_split(d, src, CHUNK, convert_part, &c, err);
-    q->ops->release_pinned(q->device, c.data);
+    c.to_host = ws_kind_of(dst, &device) == WS_HOST;
+    c.data = chunks;
+    c.converted = c.data + CHUNK;
+    ws_runs_raw(&c.raw, runs);
+    for (uint64_t at = 0, n; rc == 0 && at < all; at += n) {
+        n = all - at < most ? all - at : most;
+        rc = convert_chunk(&c, at, n, dst + at * runs->element_bytes, n * runs->element_bytes, err);
+    }
+    q->ops->release_pinned(q->device, chunks);
     return rc;
+}
+
+/* By copies, which reach the host's memory too. */
+static int copy_piece(struct ws_queue *q, const struct ws_runs *runs, const void *src, void *dst,
+                      struct ws_error *err)
+{
+    struct ws_cursor cursor;
+    struct ws_error ignored;
+    ws_cursor_seek(&cursor, runs, src, 0, runs->bytes);
+    int rc = ws_copy_cursor(q, &cursor, dst, err);
+    int end = q->ops->finish(q, rc == 0 ? err : &ignored); /* also what was queued before a failure */
+    return rc < 0 ? rc : end;
 }
 
 int wsync_gpu_map_copy(wsync_gpu_map *m, size_t i, void *dst, size_t bytes)
 {
     struct ws_error *err = ws_last_error();
     struct ws_runs runs;
-    struct ws_dense dense;
-    if (m->pid != getpid())
-        return ws_error_set(err, EPERM, "this map was opened by process %d, of which this one is a fork",
-                            (int)m->pid);
+    struct ws_queue *q;
+    int rc = ws_map_check(m, err);
+    if (rc < 0)
+        return rc;
     if (i >= m->n || !dst)
         return ws_error_set(err, EINVAL, "there is no tensor %zu, or no place for it", i);
     const struct ws_gpu_piece *p = m->pieces[i].piece;
@@ -196,16 +233,10 @@ int wsync_gpu_map_copy(wsync_gpu_map *m, size_t i, void *dst, size_t bytes)
     if (bytes != ws_gpu_piece_bytes(p))
         return ws_error_set(err, EINVAL, "this piece of %s has %" PRIu64 " bytes, not %zu", t->name,
                             ws_gpu_piece_bytes(p), bytes);
-    int rc = m->queues[t->device] ? 0 : m->ops->queue_new(t->device, &m->queues[t->device], err);
+    rc = ws_map_queue(m, t->device, &q, err);
     if (rc < 0)
         return rc;
-    struct ws_queue *q = m->queues[t->device];
     ws_gpu_piece_runs(p, &runs);
-    ws_dense_of(&dense, &runs);
-    if (p->conversion != WS_KEEP)
-        return convert(q, p, &dense, t->data, dst, err);
-    rc = ws_dense_copy(q, dst, t->data, &dense, err);
-    struct ws_error ignored;
-    int end = m->ops->finish(q, rc == 0 ? err : &ignored); /* also what was queued before a failure */
-    return rc < 0 ? rc : end;
+    return runs.conversion == WS_KEEP ? copy_piece(q, &runs, t->data, dst, err)
+                                      : convert(q, &runs, t->data, dst, err);
 }

@@ -42,5 +42,9 @@ struct wsync_gpu_map {
 WS_MUST_USE int ws_map_open(struct wsync_gpu_map *m, const char *agent, const char *model, uint64_t version,
                             struct ws_error *err);
 void ws_map_close(struct wsync_gpu_map *m);
+/* -EPERM: it is of the process that this one is a fork of. */
+WS_MUST_USE int ws_map_check(const struct wsync_gpu_map *m, struct ws_error *err);
+WS_MUST_USE int ws_map_queue(struct wsync_gpu_map *m, int device, struct ws_queue **out,
+                             struct ws_error *err);
 
 #endif

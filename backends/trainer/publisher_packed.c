@@ -1,6 +1,6 @@
 /* packed_cuda_ipc: one buffer a dtype and device, which holds copies of the parameters back to back. */
-#include "backends/trainer/dense.h"
 #include "backends/trainer/publisher_share.h"
+#include "transports/device_copies.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,40 +102,45 @@ static int make_segments(struct ws_publisher_share *s, const struct ws_share_set
     return rc;
 }
 
+/* What is on one device, small pieces by one launch of the kernel. */
+static int copy_device(struct ws_publisher_share *s, const struct ws_share_set *set, struct ws_share_offer *o,
+                       int device, struct ws_error *err)
+{
+    struct ws_copies copies;
+    struct ws_error ignored;
+    struct ws_queue *q;
+    int rc = ws_share_queue(s, device, &q, err);
+    if (rc < 0)
+        return rc;
+    ws_copies_begin(&copies, q);
+    for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
+        struct ws_shared_piece *a = &o->pieces[i];
+        struct ws_gpu_piece source = o->listing.pieces[i];
+        struct ws_runs runs, as_it_is;
+        if (a->device != device)
+            continue;
+        unsigned char *to = (unsigned char *)set->buffers[source.segment].data + source.at;
+        a->shared_at = to;
+        memcpy(source.strides, a->layout.strides, sizeof(source.strides));
+        ws_gpu_piece_runs(&source, &runs);
+        ws_runs_raw(&as_it_is, &runs);
+        rc = ws_copies_add(&copies, &as_it_is, a->data, to, err);
+    }
+    if (rc == 0)
+        rc = ws_copies_send(&copies, err);
+    /* The parameters are the caller's again when an offload returns: so the copies end here. */
+    int end = s->ops->finish(q, rc == 0 ? err : &ignored);
+    ws_copies_end(&copies);
+    return rc < 0 ? rc : end;
+}
+
 static int copy_all(struct ws_publisher_share *s, const struct ws_share_set *set, struct ws_share_offer *o,
                     struct ws_error *err)
 {
     int rc = 0;
-    for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
-        const struct ws_gpu_piece *p = &o->listing.pieces[i];
-        struct ws_shared_piece *a = &o->pieces[i];
-        struct ws_gpu_piece source = *p;
-        struct ws_runs runs;
-        struct ws_dense dense;
-        struct ws_queue *q;
-        memcpy(source.strides, a->layout.strides, sizeof(source.strides));
-        ws_gpu_piece_runs(&source, &runs);
-        ws_dense_of(&dense, &runs);
-        unsigned char *dst = (unsigned char *)set->buffers[p->segment].data + p->at;
-        a->shared_at = dst;
-        rc = ws_share_queue(s, a->device, &q, err);
-        if (rc == 0)
-            rc = ws_dense_copy(q, dst, a->data, &dense, err);
-    }
-    return rc;
-}
-
-/* The parameters are the caller's again when an offload returns: so the copies end here. */
-static int finish_all(struct ws_publisher_share *s, struct ws_error *err)
-{
-    int rc = 0;
-    for (unsigned d = 0; d < s->n_devices; d++)
-        if (s->queues[d]) {
-            struct ws_error why = {0};
-            int now = s->ops->finish(s->queues[d], &why);
-            if (now < 0 && rc == 0)
-                rc = ws_error_set(err, why.code, "%s", why.text);
-        }
+    for (unsigned d = 0; rc == 0 && d < s->n_devices; d++)
+        if (s->queues[d]) /* something is on it */
+            rc = copy_device(s, set, o, (int)d, err);
     return rc;
 }
 
@@ -147,8 +152,6 @@ int ws_share_packed(struct ws_publisher_share *s, struct ws_share_set *set, stru
         rc = make_room(s, set, err);
     if (rc == 0)
         rc = copy_all(s, set, o, err);
-    int end = finish_all(s, rc == 0 ? err : NULL); /* also after a failure: nothing is queued behind it */
-    rc = rc == 0 ? end : rc;
     return rc == 0 ? make_segments(s, set, o, err) : rc;
 }
 
