@@ -166,18 +166,30 @@ def test_mapped(stack):
     opens(reader, 7, ALL[1])
 
 
-def test_packed(stack):
-    """packed_cuda_ipc: buffers in turn, offsets of 256, the parameters are the trainer's again at once"""
+def packed(stack, fake, pieces, *args):
     agent = agent_of(stack)
-    rank, reader = rank_of(stack, agent, "share=packed_cuda_ipc"), reader_of(stack, agent)
+    rank, reader = rank_of(stack, agent, "share=packed_cuda_ipc", *args, fake=fake), reader_of(stack, agent)
     for version in range(1, 5):
         offload([rank], version)
         rank.ask(f"fill {version + 1000}")
-        opens(reader, version, ALL[1])
+        opens(reader, version, pieces)
+        names = reader.ask("names 0").split()
         assert reader.ask("close 0") == "closed"
     assert sorted(status(agent)) == [3, 4]
-    opens(reader, 3, ALL[1])
+    opens(reader, 3, pieces)
     assert reader.refused("open 2", "") == ENOENT
+    return names
+
+
+def test_packed(stack):
+    """packed_cuda_ipc: buffers in turn, gathered and converted by the kernel, the parameters are the trainer's again at once"""
+    names = packed(stack, FAKE, ALL[1])
+    assert "master:0:BF16" in names or "master:0:F32:converts" in names, names  # built without nvcc
+
+
+def test_packed_by_copies(stack):
+    """packed_cuda_ipc without kernels: gathered by copies, what is converted comes as it is and says so"""
+    assert "master:0:F32:converts" in packed(stack, FAKE + ",kernels=0", ALL[1] - 1, "forward")
 
 
 def test_mount(stack):
@@ -493,5 +505,5 @@ def test_demand_fails(stack):
 
 
 if __name__ == "__main__":
-    run(test_parameters, test_mapped, test_packed, test_mount, test_ranks, test_unshare, test_buffers, test_trainer_ends, test_agent_ends, test_lineage,
+    run(test_parameters, test_mapped, test_packed, test_packed_by_copies, test_mount, test_ranks, test_unshare, test_buffers, test_trainer_ends, test_agent_ends, test_lineage,
         test_limits, test_hostile, test_demand, test_demand_packed, test_demand_trainer_ends, test_demand_fails)
