@@ -212,27 +212,55 @@ static uint32_t find_changes(struct ws_delta_coder *c, const unsigned char *a, c
     return (uint32_t)found;
 }
 
-/* n elements from byte `begin` of the block on; returns how many changed. */
-static uint32_t put_segment(struct ws_delta_coder *c, struct writer *w, const unsigned char *a,
-                            const unsigned char *b, size_t begin, size_t n_elements, unsigned width)
+static void put_segment(struct writer *w, const struct ws_delta_found *f)
 {
-    uint32_t n = find_changes(c, a + begin, b + begin, n_elements, width);
+    const uint32_t n = f->n;
     unsigned char *head = n ? claim(w, HEAD_BYTES) : NULL;
     if (!head)
-        return n;
-    the_code()->gaps(c->at, n);
-    unsigned gap_bits = best_bits(c->at, n), change_bits = best_bits(c->changes, n);
-    put_low(w, c->at, n, gap_bits);
-    put_low(w, c->changes, n, change_bits);
-    put_u32(head, (uint32_t)begin);
+        return;
+    the_code()->gaps(f->at, n);
+    unsigned gap_bits = best_bits(f->at, n), change_bits = best_bits(f->changes, n);
+    put_low(w, f->at, n, gap_bits);
+    put_low(w, f->changes, n, change_bits);
+    put_u32(head, f->part.begin);
     put_u32(head + 4, n);
-    head[8] = (unsigned char)width;
+    head[8] = (unsigned char)f->part.width;
     head[9] = (unsigned char)gap_bits;
     head[10] = (unsigned char)change_bits;
     head[11] = 0;
-    put_u32(head + 12, put_patches(w, c->at, n, gap_bits));
-    put_u32(head + 16, put_patches(w, c->changes, n, change_bits));
-    return n;
+    put_u32(head + 12, put_patches(w, f->at, n, gap_bits));
+    put_u32(head + 16, put_patches(w, f->changes, n, change_bits));
+}
+
+/* A run of widths is whole elements, and before and behind them what is left of one that the block's end
+ * cuts, which is compared byte by byte on both sides. */
+bool ws_delta_next_part(struct ws_delta_part *out, size_t *at, size_t len, const struct ws_widths *w,
+                        uint64_t offset)
+{
+    if (*at >= len)
+        return false;
+    const struct ws_width_run *run = ws_widths_at(w, offset + *at), *last = &w->runs[w->n - 1];
+    const uint64_t end = run < last ? run[1].begin : UINT64_MAX;
+    const size_t left = (end - offset < len ? (size_t)(end - offset) : len) - *at;
+    const size_t within = (size_t)((offset + *at - run->begin) % run->width);
+    const size_t head = within ? run->width - within : 0;
+    unsigned width = 1;
+    size_t bytes = left;
+    if (head > 0)
+        bytes = head < left ? head : left;
+    else if (left >= run->width) {
+        width = run->width;
+        bytes = left - left % width;
+    }
+    *out = (struct ws_delta_part){(uint32_t)*at, (uint32_t)(bytes / width), width};
+    *at += bytes;
+    return true;
+}
+
+static int encoded(const struct writer *w, size_t *out_bytes, uint32_t n_changed)
+{
+    *out_bytes = w->at;
+    return w->at > w->room && n_changed ? -E2BIG : 0;
 }
 
 int ws_delta_encode(struct ws_delta_coder *c, const unsigned char *a, const unsigned char *b, size_t len,
@@ -240,23 +268,27 @@ int ws_delta_encode(struct ws_delta_coder *c, const unsigned char *a, const unsi
                     uint32_t *n_changed)
 {
     struct writer to = {.out = out, .room = len ? len - 1 : 0};
-    const struct ws_width_run *run = ws_widths_at(w, offset), *last = &w->runs[w->n - 1];
+    struct ws_delta_found f = {.at = c->at, .changes = c->changes};
     assert(len <= WS_BLOCK_BYTES);
     *n_changed = 0;
-    for (size_t at = 0; at < len; run++) {
-        uint64_t end = run < last ? run[1].begin : UINT64_MAX;
-        size_t stop = end - offset < len ? (size_t)(end - offset) : len;
-        /* an element that the block's end cuts is compared byte by byte on both sides */
-        size_t head = (size_t)((run->width - (offset + at - run->begin) % run->width) % run->width);
-        head = head < stop - at ? head : stop - at;
-        size_t n = (stop - at - head) / run->width, tail = (stop - at - head) % run->width;
-        *n_changed += put_segment(c, &to, a, b, at, head, 1);
-        *n_changed += put_segment(c, &to, a, b, at + head, n, run->width);
-        *n_changed += put_segment(c, &to, a, b, stop - tail, tail, 1);
-        at = stop;
+    for (size_t at = 0; ws_delta_next_part(&f.part, &at, len, w, offset);) {
+        f.n = find_changes(c, a + f.part.begin, b + f.part.begin, f.part.n, f.part.width);
+        *n_changed += f.n;
+        put_segment(&to, &f);
     }
-    *out_bytes = to.at;
-    return to.at > to.room && *n_changed ? -E2BIG : 0;
+    return encoded(&to, out_bytes, *n_changed);
+}
+
+int ws_delta_encode_found(const struct ws_delta_found *parts, size_t n_parts, size_t len, unsigned char *out,
+                          size_t *out_bytes, uint32_t *n_changed)
+{
+    struct writer to = {.out = out, .room = len ? len - 1 : 0};
+    *n_changed = 0;
+    for (size_t i = 0; i < n_parts; i++) {
+        *n_changed += parts[i].n;
+        put_segment(&to, &parts[i]);
+    }
+    return encoded(&to, out_bytes, *n_changed);
 }
 
 /* --- reading --- */

@@ -46,6 +46,7 @@
 #include "transports/copy.h"
 #include "transports/error.h"
 #include "transports/widths.h"
+#include <stdbool.h>
 
 #define WS_DELTA_BEYOND 8
 
@@ -64,6 +65,26 @@ size_t ws_delta_find(uint32_t *at, const unsigned char *a, const unsigned char *
 WS_MUST_USE int ws_delta_encode(struct ws_delta_coder *c, const unsigned char *a, const unsigned char *b,
                                 size_t len, const struct ws_widths *w, uint64_t offset, unsigned char *out,
                                 size_t *out_bytes, uint32_t *n_changed);
+
+/* The parts of a block whose changes make a segment each, at most: encode's way of cutting it. */
+struct ws_delta_part {
+    uint32_t begin, n; /* byte in the block; elements */
+    unsigned width;
+};
+/* The first part at or after byte *at of the block, which moves behind it; false: there is none. */
+bool ws_delta_next_part(struct ws_delta_part *out, size_t *at, size_t len, const struct ws_widths *w,
+                        uint64_t offset);
+/* What changed in a part, found elsewhere: numbers of elements, ascending, and their zigzagged changes less
+ * one. */
+struct ws_delta_found {
+    struct ws_delta_part part;
+    uint32_t n;
+    uint32_t *at; /* overwritten */
+    const uint32_t *changes;
+};
+/* The same bytes as encode's, out of what was found in the block's parts. */
+WS_MUST_USE int ws_delta_encode_found(const struct ws_delta_found *parts, size_t n_parts, size_t len,
+                                      unsigned char *out, size_t *out_bytes, uint32_t *n_changed);
 
 /* A block's delta, read and checked: nothing of it lies outside the block. */
 struct ws_delta_edit;

@@ -210,8 +210,8 @@ static int agent_models(void *self, const char *model, json_t **out, struct ws_e
     return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for the list of models");
 }
 
-static int agent_hold(void *self, const char *model, uint64_t version, const char *run, const char *holder,
-                      void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
+int ws_agent_hold(void *self, const char *model, uint64_t version, const char *run, const char *holder,
+                  void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
 {
     struct ws_agent *a = self;
     struct ws_slot_hold *h = NULL;
@@ -250,7 +250,7 @@ static int agent_hold(void *self, const char *model, uint64_t version, const cha
     return rc;
 }
 
-static void agent_drop(void *self, struct ws_hold *hold)
+void ws_agent_drop(void *self, struct ws_hold *hold)
 {
     struct ws_agent *a = self;
     pthread_mutex_lock(&a->lock);
@@ -262,8 +262,8 @@ static void agent_drop(void *self, struct ws_hold *hold)
 static const struct ws_catalog_ops catalog_ops = {
     .seq = agent_seq,
     .models = agent_models,
-    .hold = agent_hold,
-    .drop = agent_drop,
+    .hold = ws_agent_hold,
+    .drop = ws_agent_drop,
     .deltas = ws_agent_deltas,
     .delta = ws_agent_delta,
     .seen = ws_agent_seen,
@@ -458,6 +458,7 @@ void ws_agent_free(struct ws_agent *a)
     ws_agent_archive_stop(a);
     ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
+    ws_agent_broadcast_stop(a); /* a request may look at it */
     ws_agent_group_stop(a);
     ws_agent_fleet_stop(a);
     for (struct ws_agent_model *m = a->models, *next; m; m = next) {
@@ -510,6 +511,8 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
         rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     if (rc == 0)
         rc = ws_agent_archive_start(a, err);
+    if (rc == 0)
+        rc = ws_agent_broadcast_start(a, err);
     /* TCP first: publishers can come as soon as the socket is there, and announce to both. */
     struct ws_tcp_server *tcp = NULL;
     struct ws_ipc_server *ipc = NULL;

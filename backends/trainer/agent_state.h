@@ -12,11 +12,13 @@
 #include "transports/tcp.h"
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 struct ws_agent_model;
 struct ws_group;
 struct ws_encoding;
 struct ws_archiving;
+struct ws_broadcasts;
 struct ws_gpu_version;
 
 /* How far the archive of a model is. */
@@ -115,6 +117,7 @@ struct ws_agent {
     uint64_t slot_bytes;
     struct ws_astraflow **astraflow;
     size_t n_astraflow;
+    _Atomic(struct ws_broadcasts *) broadcasts; /* agent_broadcast.c; NULL: none */
     /* agent_delta.c */
     pthread_t encoder;
     struct ws_workers *encoders;              /* NULL: no deltas are made */
@@ -145,6 +148,10 @@ static inline struct ws_placement *ws_agent_layout(const struct ws_agent_model *
 {
     return m->share ? m->share : m->placement;
 }
+/* The catalog's hold and drop; not under lock. */
+int ws_agent_hold(void *self, const char *model, uint64_t version, const char *run, const char *holder,
+                  void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err);
+void ws_agent_drop(void *self, struct ws_hold *hold);
 /* Waits for `changed` until the deadline (CLOCK_MONOTONIC, ns); false when it has passed. Under lock. */
 bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns);
 uint64_t ws_agent_now_ns(void);
@@ -204,6 +211,14 @@ void ws_agent_orders(const struct ws_agent *a, struct ws_agent_model *m, json_t 
 WS_MUST_USE int ws_agent_fleet_route(struct ws_agent *a, const char *method, const char *path,
                                      const struct ws_api_request *q, const json_t *body, json_t **reply,
                                      struct ws_error *err);
+/* agent_broadcast.c: versions to many mounts at once by NCCL */
+WS_MUST_USE int ws_agent_broadcast_start(struct ws_agent *a, struct ws_error *err);
+void ws_agent_broadcast_stop(struct ws_agent *a); /* a->stop is set, and nobody asks any more */
+/* POST /v1/{model}/{version}/broadcast (transports/broadcast.c); not under lock */
+WS_MUST_USE int ws_agent_broadcast_route(struct ws_agent *a, const struct ws_api_request *q,
+                                         const json_t *body, json_t **reply, struct ws_error *err);
+json_t *ws_agent_broadcast_status(struct ws_agent *a);        /* under lock; NULL: nothing is broadcast */
+void ws_agent_broadcast_metrics(struct ws_agent *a, FILE *f); /* under lock */
 /* agent_gpu.c: versions that are shared on GPUs. The model's version was announced, or given up (under lock);
  * a peer's connection has ended (not under lock, before its session goes). */
 void ws_agent_gpu_published(struct ws_agent_model *m, uint64_t version, const char *run);

@@ -1,5 +1,6 @@
 #include "backends/trainer/strategy.h"
 #include "backends/trainer/last_error.h"
+#include "transports/broadcast.h"
 #include "transports/device.h"
 #include <errno.h>
 #include <stdio.h>
@@ -57,12 +58,13 @@ static int gpu_available(const wsync_sync_info *info, struct ws_error *why)
     return rc;
 }
 
-static int no_nccl(const wsync_sync_info *info, struct ws_error *why)
+static int broadcast_available(const wsync_sync_info *info, struct ws_error *why)
 {
     (void)info;
-    return ws_error_set(why, ENOTSUP,
-                        "it needs NCCL and a CUDA device, and this build can use neither yet; use tcp, ipc "
-                        "or dir");
+    int rc = ws_broadcast_available(why);
+    if (rc < 0)
+        ws_error_prefix(why, "broadcast needs NCCL and a CUDA device on either side; use tcp, ipc or dir");
+    return rc;
 }
 
 static const struct ws_strategy table[] = {
@@ -87,7 +89,7 @@ static const struct ws_strategy table[] = {
                                    "BroadcastWeightUpdateRequest", "BroadcastInitInfo"},
                          .info = WS_INFO_BROADCAST,
                          .may_pack = true,
-                         .available = no_nccl},
+                         .available = broadcast_available},
     [WSYNC_CUDA_IPC] = {.about = {WSYNC_CUDA_IPC, "cuda_ipc",
                                   "the CUDA device that the trainer holds the weights on",
                                   "CudaIpcWeightUpdateRequest", "CudaIpcInitInfo"},

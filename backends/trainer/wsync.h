@@ -226,6 +226,10 @@ const wsync_gpu_tensor *wsync_gpu_map_tensor(const wsync_gpu_map *map, size_t i)
 /* Copies that piece, contiguous and in the file's dtype, to dst (host or device memory of `bytes` bytes,
  * exactly its size): done when it returns. */
 int wsync_gpu_map_copy(wsync_gpu_map *map, size_t i, void *dst, size_t bytes);
+/* The same for the first n pieces at once, by few launches of a kernel where the build has kernels: dst[i]:
+ * device memory for the i-th, or NULL: that one is not wanted. Done when it returns; after a failure some are
+ * copied. */
+int wsync_gpu_map_copy_all(wsync_gpu_map *map, void *const *dst, size_t n);
 void wsync_unmap_gpu(wsync_gpu_map *map); /* NULL is fine */
 
 /* Copies bytes of an open file (of a mounted version, say) to device memory at dst, through pinned buffers,
@@ -326,6 +330,9 @@ int wsync_extract(const wsync_extract_options *options, const wsync_held *held, 
 const wsync_param *wsync_extraction_params(const wsync_extraction *e, size_t *n);
 /* The same tensors at new addresses, data[i] that of held[i] in wsync_extract. */
 void wsync_extraction_move(wsync_extraction *e, const void *const *data);
+/* The streams that write them, streams[i] that of held[i] (wsync_param.stream); those on the host have none.
+ */
+void wsync_extraction_follow(wsync_extraction *e, void *const *streams);
 void wsync_extraction_free(wsync_extraction *e); /* NULL is fine */
 
 /* --- engines, for those who have a path and no mount; nothing is kept between calls --- */

@@ -56,8 +56,9 @@ bool fake_take_fault(void);
 struct CUctx_st {
     int device;
     unsigned retained;
-    CUresult sticky; /* after a fault: what every call says */
-    uint32_t peers;  /* whose memory kernels reach, a bit each */
+    CUresult sticky;  /* after a fault: what every call says, once what was running has ended */
+    unsigned running; /* of its streams' operations, those of the device */
+    uint32_t peers;   /* whose memory kernels reach, a bit each */
     uint64_t submitted;
     struct CUstream_st *streams, *legacy;
 };
@@ -72,6 +73,7 @@ unsigned fake_device_count(void);
 unsigned fake_physical(int device);  /* its number among all there are, whatever CUDA_VISIBLE_DEVICES says */
 int fake_visible(unsigned physical); /* or -1 */
 void fake_break(CUcontext ctx, CUresult why); /* with the lock */
+CUresult fake_sticky(CUcontext ctx);          /* with the lock, which it gives up meanwhile */
 
 /* --- fake_range.c: addresses, by where they begin --- */
 enum fake_kind { FAKE_ALLOCATED, FAKE_IMPORTED, FAKE_MAPPED, FAKE_HOST, FAKE_REGISTERED };
@@ -128,7 +130,8 @@ struct fake_op {
     CUcontext ctx;
     uint64_t number; /* in the order of the context's calls */
     bool fault;
-    bool always;                             /* run also after a fault: others wait for it */
+    bool is_host; /* a host function: nobody waits for its end when the context breaks */
+    bool always;  /* run also after a fault: others wait for it */
     CUresult (*run)(struct fake_op *op);     /* without the lock; an error breaks the context */
     bool (*ready)(const struct fake_op *op); /* with the lock; NULL: as soon as it is its turn */
     bool polled;                             /* another process may make it ready */

@@ -59,6 +59,14 @@ void fake_break(CUcontext ctx, CUresult why)
     pthread_cond_broadcast(&fake_changed);
 }
 
+/* A GPU's channels are torn down before anybody hears of a fault: nothing writes any more. */
+CUresult fake_sticky(CUcontext ctx)
+{
+    while (ctx->sticky != CUDA_SUCCESS && ctx->running > 0)
+        pthread_cond_wait(&fake_changed, &fake_lock);
+    return ctx->sticky;
+}
+
 CUresult fake_enter(const char *name, enum fake_needs needs)
 {
     pid_t by = atomic_load(&owner);
@@ -73,7 +81,7 @@ CUresult fake_enter(const char *name, enum fake_needs needs)
     if (!ctx)
         return CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&fake_lock);
-    rc = !ctx->retained ? CUDA_ERROR_CONTEXT_IS_DESTROYED : ctx->sticky;
+    rc = !ctx->retained ? CUDA_ERROR_CONTEXT_IS_DESTROYED : fake_sticky(ctx);
     pthread_mutex_unlock(&fake_lock);
     return rc;
 }

@@ -188,7 +188,7 @@ CUresult cuEventQuery(CUevent handle)
     FAKE_ENTER(FAKE_INIT);
     pthread_mutex_lock(&fake_lock);
     CUevent e = fake_event_find(handle);
-    CUresult rc = !e ? CUDA_ERROR_INVALID_HANDLE : e->ctx->sticky;
+    CUresult rc = !e ? CUDA_ERROR_INVALID_HANDLE : fake_sticky(e->ctx);
     if (rc == CUDA_SUCCESS && !is_done(e->state, atomic_load(&e->state->recorded)))
         rc = CUDA_ERROR_NOT_READY;
     pthread_mutex_unlock(&fake_lock);
@@ -213,7 +213,7 @@ CUresult cuEventSynchronize(CUevent handle)
             usleep(POLL_US);
             pthread_mutex_lock(&fake_lock);
         }
-        rc = e->ctx->sticky;
+        rc = fake_sticky(e->ctx);
         put(e);
     }
     pthread_mutex_unlock(&fake_lock);

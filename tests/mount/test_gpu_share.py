@@ -9,12 +9,14 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
 
 import numpy as np
 
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import BUILD, SLOW, Agent, Mount, Skip, need_fuse, run, unique, wait_for
 
 DRIVER = os.path.join(BUILD, "tests/fakes/libcuda.so.1")

@@ -1,7 +1,7 @@
 /* Opens versions that gpu_rank shares and compares every byte. gpu_reader AGENT MODEL [driverless]
  * Commands, a line each, each answered by a line: "open V" (0: the newest): "opened V PIECES" or "error
  * NUMBER SENTENCE"; "check V": of the one that was opened last, by copies to the host and to the device:
- * "good V PIECES ELEMENTS" or "bad NAME"; "close 0"; "limit N": of open files; "names 0". */
+ * and all at once: "good V PIECES ELEMENTS" or "bad NAME"; "close 0"; "limit N": of open files; "names 0". */
 #include "backends/trainer/wsync.h"
 #include "tests/tools/gpu_values.h"
 #include "transports/device.h"
@@ -72,6 +72,40 @@ static int by_device(const wsync_gpu_tensor *t, size_t i, unsigned char *host, s
     return rc;
 }
 
+/* All of them at once. The first that is wrong, or -1; -2: it failed. */
+static long all_at_once(uint64_t version)
+{
+    struct ws_error err = {0};
+    struct ws_queue *q;
+    void *dst[64] = {0};
+    const wsync_gpu_tensor *t;
+    size_t n = 0;
+    long wrong = -1;
+    int rc = 0;
+    for (; rc == 0 && n < 64 && (t = wsync_gpu_map_tensor(reader.map, n)); n++)
+        rc = reader.ops->alloc(t->device, elements_of(t) * 8, &dst[n], &err);
+    if (rc == 0)
+        rc = wsync_gpu_map_copy_all(reader.map, dst, n);
+    for (size_t i = 0; rc == 0 && wrong < 0 && i < n; i++) {
+        t = wsync_gpu_map_tensor(reader.map, i);
+        const size_t bytes = elements_of(t) * (ws_dtype_bits((enum ws_dtype)t->dtype) / 8);
+        unsigned char *host = malloc(bytes);
+        rc = host ? reader.ops->queue_new(t->device, &q, &err) : -1;
+        if (rc == 0) {
+            rc = reader.ops->copy(q, host, dst[i], bytes, &err);
+            if (rc == 0)
+                rc = reader.ops->finish(q, &err);
+            reader.ops->queue_free(q);
+        }
+        if (rc == 0 && !is_right(t, host, version))
+            wrong = (long)i;
+        free(host);
+    }
+    for (size_t i = 0; i < n; i++)
+        reader.ops->release(wsync_gpu_map_tensor(reader.map, i)->device, dst[i]);
+    return rc < 0 ? -2 : wrong;
+}
+
 static void compare(uint64_t version)
 {
     const wsync_gpu_tensor *t;
@@ -94,7 +128,10 @@ static void compare(uint64_t version)
         }
         elements += n;
     }
-    printf("good %" PRIu64 " %zu %" PRIu64 "\n", version, i, elements);
+    if (all_at_once(version) != -1)
+        printf("bad copy_all %s\n", wsync_error());
+    else
+        printf("good %" PRIu64 " %zu %" PRIu64 "\n", version, i, elements);
 }
 
 static void names(void)

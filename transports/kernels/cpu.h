@@ -2,6 +2,7 @@
  * calling thread. */
 #ifndef WS_TRANSPORTS_KERNELS_CPU_H
 #define WS_TRANSPORTS_KERNELS_CPU_H
+#include "transports/kernels/diff.h"
 #include "transports/kernels/gather.h"
 
 struct ws_cpu_kernel {
@@ -10,17 +11,20 @@ struct ws_cpu_kernel {
     size_t args_bytes; /* of the one argument, a structure that is passed by value */
 };
 
-#define WS_CPU_KERNEL(kind)                                                                                  \
+#define WS_CPU_KERNEL(kind, type)                                                                            \
     static inline void ws_cpu_##kind(void **args, unsigned blocks, unsigned threads)                         \
     {                                                                                                        \
-        const struct ws_##kind##_args *a = (const struct ws_##kind##_args *)args[0];                         \
         for (uint32_t i = 0; i < blocks * threads; i++)                                                      \
-            ws_##kind##_body(a, (struct ws_warp){i, blocks * threads, 0});                                   \
+            ws_##kind##_body((const type *)args[0], (struct ws_warp){i, blocks * threads, 0});               \
     }
-WS_CPU_KERNEL(gather)
+WS_CPU_KERNEL(gather, struct ws_gather_args)
+WS_CPU_KERNEL(diff_count, struct ws_diff_args)
+WS_CPU_KERNEL(diff_pack, struct ws_diff_args)
 
 static const struct ws_cpu_kernel ws_cpu_kernels[] = {
     {"ws_kernel_gather", ws_cpu_gather, sizeof(struct ws_gather_args)},
+    {"ws_kernel_diff_count", ws_cpu_diff_count, sizeof(struct ws_diff_args)},
+    {"ws_kernel_diff_pack", ws_cpu_diff_pack, sizeof(struct ws_diff_args)},
 };
 
 #endif

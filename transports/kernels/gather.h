@@ -216,44 +216,47 @@ WS_DEVICE void ws_gather_bytes(int move, uint64_t dst, uint64_t src, uint32_t n,
     ws_gather_row(move, dst + done, bytes, src + done, bytes, n - (uint32_t)(done / bytes), lane);
 }
 
-/* Where element `first` lies, and with x[], at which index of each dimension. */
+/* An element's index in each dimension. */
 struct ws_gather_place {
     uint32_t x[WS_MAX_DIMS];
 };
 
 WS_DEVICE void ws_gather_seek(struct ws_gather_place *p, const struct ws_gather_item *i, uint64_t element)
 {
-    WS_UNROLL
-    for (uint32_t d = 0; d < WS_MAX_DIMS; d++) {
-        p->x[d] = 0;
-        if (d < i->n_dims) {
-            p->x[d] = (uint32_t)(element % i->size[d]);
-            element /= i->size[d];
-        }
+    WS_NO_UNROLL
+    for (uint32_t d = 0; d < i->n_dims; d++) {
+        p->x[d] = (uint32_t)(element % i->size[d]);
+        element /= i->size[d];
     }
 }
 
-/* The addresses of the element that comes `ahead` elements after p's, in the order of the box. */
-WS_DEVICE void ws_gather_at(const struct ws_gather_item *i, const struct ws_gather_place *p, uint32_t ahead,
-                            int move, uint64_t *src, uint64_t *dst)
+/* The addresses of n elements (a constant), each so many ahead of p's in the order of the box; ahead is lost.
+ */
+WS_DEVICE void ws_gather_at(const struct ws_gather_item *i, const struct ws_gather_place *p, uint32_t *ahead,
+                            uint32_t n, int move, uint64_t *src, uint64_t *dst)
 {
-    int64_t from = 0, to = 0;
+    const int64_t src_bytes = ws_gather_src_bytes(move), dst_bytes = ws_gather_dst_bytes(move);
     WS_UNROLL
-    for (uint32_t d = 0; d < WS_MAX_DIMS; d++) {
-        if (d < i->n_dims) {
-            const uint32_t size = i->size[d];
-            uint32_t x = p->x[d] + ahead;
-            if (size > ahead) /* at most once around */
-                ahead = x >= size;
+    for (uint32_t b = 0; b < n; b++) {
+        src[b] = i->src;
+        dst[b] = i->dst;
+    }
+    WS_NO_UNROLL
+    for (uint32_t d = 0; d < i->n_dims; d++) {
+        const uint32_t size = i->size[d], at = p->x[d];
+        const int64_t src_step = i->src_stride[d] * src_bytes, dst_step = i->dst_stride[d] * dst_bytes;
+        WS_UNROLL
+        for (uint32_t b = 0; b < n; b++) {
+            uint32_t x = at + ahead[b];
+            if (size > ahead[b]) /* at most once around */
+                ahead[b] = x >= size;
             else
-                ahead = x / size;
-            x -= ahead * size;
-            from += (int64_t)x * i->src_stride[d];
-            to += (int64_t)x * i->dst_stride[d];
+                ahead[b] = x / size;
+            x -= ahead[b] * size;
+            src[b] += (uint64_t)((int64_t)x * src_step);
+            dst[b] += (uint64_t)((int64_t)x * dst_step);
         }
     }
-    *src = i->src + (uint64_t)(from * (int64_t)ws_gather_src_bytes(move));
-    *dst = i->dst + (uint64_t)(to * (int64_t)ws_gather_dst_bytes(move));
 }
 
 WS_DEVICE uint32_t ws_gather_long_rows(int move, const struct ws_gather_item *i, struct ws_gather_place *p,
@@ -263,8 +266,9 @@ WS_DEVICE uint32_t ws_gather_long_rows(int move, const struct ws_gather_item *i,
     uint32_t overflows = 0;
     for (uint32_t done = 0; done < n;) {
         const uint32_t left = i->size[0] - p->x[0], row = left < n - done ? left : n - done;
+        uint32_t ahead = 0;
         uint64_t src, dst;
-        ws_gather_at(i, p, 0, move, &src, &dst);
+        ws_gather_at(i, p, &ahead, 1, move, &src, &dst);
         if (plain)
             ws_gather_bytes(move, dst, src, row, lane);
         else
@@ -272,35 +276,32 @@ WS_DEVICE uint32_t ws_gather_long_rows(int move, const struct ws_gather_item *i,
                                        i->src_stride[0] * ws_gather_src_bytes(move), row, lane);
         done += row;
         p->x[0] = 0;
-        uint32_t carry = 1;
-        WS_UNROLL
-        for (uint32_t d = 1; d < WS_MAX_DIMS; d++) {
-            if (d < i->n_dims) {
-                p->x[d] += carry;
-                carry = p->x[d] == i->size[d];
-                p->x[d] = carry ? 0 : p->x[d];
-            }
-        }
+        WS_NO_UNROLL
+        for (uint32_t d = 1; d < i->n_dims && ++p->x[d] == i->size[d]; d++)
+            p->x[d] = 0;
     }
     return overflows;
 }
+
+#define WS_GATHER_PLACES 4 /* elements of a thread that are found at once */
 
 WS_DEVICE uint32_t ws_gather_short_rows(int move, const struct ws_gather_item *i,
                                         const struct ws_gather_place *p, uint32_t n, uint32_t lane)
 {
     const uint32_t src_bytes = ws_gather_src_bytes(move), dst_bytes = ws_gather_dst_bytes(move);
     uint32_t overflows = 0;
-    for (uint32_t k = lane; k < n; k += 4 * WS_WARP) {
-        uint64_t v[4], src, dst[4];
+    for (uint32_t k = lane; k < n; k += WS_GATHER_PLACES * WS_WARP) {
+        uint32_t ahead[WS_GATHER_PLACES];
+        uint64_t v[WS_GATHER_PLACES], src[WS_GATHER_PLACES], dst[WS_GATHER_PLACES];
         WS_UNROLL
-        for (uint32_t b = 0; b < 4; b++) {
-            if (k + b * WS_WARP < n) {
-                ws_gather_at(i, p, k + b * WS_WARP, move, &src, &dst[b]);
-                v[b] = ws_gather_load(src, src_bytes);
-            }
-        }
+        for (uint32_t b = 0; b < WS_GATHER_PLACES; b++)
+            ahead[b] = k + b * WS_WARP < n ? k + b * WS_WARP : k;
+        ws_gather_at(i, p, ahead, WS_GATHER_PLACES, move, src, dst);
         WS_UNROLL
-        for (uint32_t b = 0; b < 4; b++)
+        for (uint32_t b = 0; b < WS_GATHER_PLACES; b++)
+            v[b] = ws_gather_load(src[b], src_bytes);
+        WS_UNROLL
+        for (uint32_t b = 0; b < WS_GATHER_PLACES; b++)
             if (k + b * WS_WARP < n)
                 ws_gather_store(dst[b], dst_bytes, ws_gather_turn(move, v[b], &overflows));
     }

@@ -20,6 +20,7 @@ struct ws_warp {
 #define WS_DEVICE      static __device__ __forceinline__
 #define WS_DEVICE_CALL static __device__ __noinline__ /* large, and called in several places */
 #define WS_UNROLL      _Pragma("unroll")
+#define WS_NO_UNROLL   _Pragma("unroll 1")
 #define WS_ALL         0xffffffffU /* lanes */
 
 WS_DEVICE uint32_t ws_warp_count(bool yes, uint32_t *before, uint32_t lane)
@@ -55,6 +56,16 @@ WS_DEVICE uint32_t ws_warp_sum(uint32_t v)
     return v;
 }
 
+WS_DEVICE uint32_t ws_bits(uint32_t v)
+{
+    return (uint32_t)__popc(v);
+}
+
+WS_DEVICE uint32_t ws_lowest_bit(uint32_t v)
+{
+    return (uint32_t)__ffs((int)v) - 1;
+}
+
 WS_DEVICE void ws_add_u32(uint32_t *p, uint32_t v)
 {
     atomicAdd(p, v);
@@ -69,6 +80,7 @@ WS_DEVICE void ws_add_u64(uint64_t *p, uint64_t v)
 #define WS_DEVICE      static inline __attribute__((always_inline))
 #define WS_DEVICE_CALL static __attribute__((noinline))
 #define WS_UNROLL      _Pragma("GCC unroll 16")
+#define WS_NO_UNROLL
 
 WS_DEVICE uint32_t ws_warp_count(bool yes, uint32_t *before, uint32_t lane)
 {
@@ -92,6 +104,16 @@ WS_DEVICE uint32_t ws_warp_scan(uint32_t v, uint32_t *before, uint32_t lane)
 WS_DEVICE uint32_t ws_warp_sum(uint32_t v)
 {
     return v;
+}
+
+WS_DEVICE uint32_t ws_bits(uint32_t v)
+{
+    return (uint32_t)__builtin_popcount(v);
+}
+
+WS_DEVICE uint32_t ws_lowest_bit(uint32_t v)
+{
+    return (uint32_t)__builtin_ctz(v);
 }
 
 WS_DEVICE void ws_add_u32(uint32_t *p, uint32_t v)

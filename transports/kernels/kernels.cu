@@ -1,4 +1,5 @@
 /* The kernels for the device: the bodies of transports/kernels, each on a grid of warps. */
+#include "transports/kernels/diff.h"
 #include "transports/kernels/gather.h"
 
 WS_DEVICE struct ws_warp ws_this_warp()
@@ -7,8 +8,20 @@ WS_DEVICE struct ws_warp ws_this_warp()
     return {blockIdx.x * in_block + threadIdx.x / WS_WARP, gridDim.x * in_block, threadIdx.x % WS_WARP};
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, 3)
     ws_kernel_gather(const __grid_constant__ ws_gather_args a)
 {
     ws_gather_body(&a, ws_this_warp());
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+    ws_kernel_diff_count(const __grid_constant__ ws_diff_args a)
+{
+    ws_diff_count_body(&a, ws_this_warp());
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+    ws_kernel_diff_pack(const __grid_constant__ ws_diff_args a)
+{
+    ws_diff_pack_body(&a, ws_this_warp());
 }
