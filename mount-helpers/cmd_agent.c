@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -109,10 +110,21 @@ static void drop_listeners(struct ws_astraflow_options *all, size_t n)
     }
 }
 
+/* A version on GPUs may be of thousands of descriptors, which the agent keeps for who opens it. */
+static void allow_descriptors(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 static int serve(const struct ws_agent_options *o)
 {
     struct ws_error err = {0};
     struct ws_agent *agent;
+    allow_descriptors();
     if (o->socket && make_parent(o->socket))
         return cli_fail("cannot make the folder of %s: %s; choose another --socket", o->socket,
                         strerror(errno));

@@ -1,4 +1,5 @@
 #include "transports/device_copies.h"
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -85,9 +86,10 @@ int ws_copy_cursor(struct ws_queue *q, struct ws_cursor *c, void *dst, struct ws
 
 /* --- pieces --- */
 
-void ws_copies_begin(struct ws_copies *c, struct ws_queue *q)
+void ws_copies_begin(struct ws_copies *c, struct ws_queue *q, size_t counters)
 {
-    *c = (struct ws_copies){.q = q, .kernels = q->ops->has_kernels(q->device, NULL) == 0};
+    *c = (struct ws_copies){
+        .q = q, .n_counters = counters ? counters : 1, .kernels = q->ops->has_kernels(q->device, NULL) == 0};
     ws_gather_init(&c->items);
 }
 
@@ -97,7 +99,7 @@ static bool is_long(const struct ws_runs *r)
            r->bytes >= LONG_BYTES;
 }
 
-int ws_copies_add(struct ws_copies *c, const struct ws_runs *r, const void *src, void *dst,
+int ws_copies_add(struct ws_copies *c, const struct ws_runs *r, const void *src, void *dst, size_t counter,
                   struct ws_error *err)
 {
     struct ws_runs raw;
@@ -105,7 +107,7 @@ int ws_copies_add(struct ws_copies *c, const struct ws_runs *r, const void *src,
     if (r->bytes == 0)
         return 0;
     if (c->kernels && !is_long(r) && ws_gather_takes(r, src, 0, r->bytes, dst, WS_GATHER_PACKED))
-        return ws_gather_add(&c->items, r, src, 0, r->bytes, dst, WS_GATHER_PACKED, 0, err);
+        return ws_gather_add(&c->items, r, src, 0, r->bytes, dst, WS_GATHER_PACKED, (uint32_t)counter, err);
     if (r->conversion != WS_KEEP)
         return ws_error_set(err, EOPNOTSUPP, "there is no kernel to convert on this device");
     ws_runs_raw(&raw, r);
@@ -118,22 +120,36 @@ int ws_copies_send(struct ws_copies *c, struct ws_error *err)
     const struct ws_gather *g = &c->items;
     const struct ws_device_ops *ops = c->q->ops;
     const size_t items = g->n * sizeof(g->items[0]), units = (g->n + 1) * sizeof(g->units[0]),
-                 counter = (items + units + 7) & ~(size_t)7; /* of overflows, for which nobody asks */
+                 counters = c->n_counters * sizeof(uint64_t);
     if (g->n == 0)
         return 0;
-    int rc = ops->alloc_pinned(c->q->device, counter, &c->pinned, err);
+    c->counters_at = (items + units + 7) & ~(size_t)7;
+    int rc = ops->alloc_pinned(c->q->device, c->counters_at + counters, &c->pinned, err);
     if (rc == 0)
-        rc = ops->alloc(c->q->device, counter + sizeof(uint64_t), &c->there, err);
+        rc = ops->alloc(c->q->device, c->counters_at + counters, &c->there, err);
     if (rc < 0)
         return rc;
-    memcpy(c->pinned, g->items, items);
-    memcpy((char *)c->pinned + items, g->units, units);
+    char *here = c->pinned, *there = c->there;
+    memcpy(here, g->items, items);
+    memcpy(here + items, g->units, units);
+    memset(here + c->counters_at, 0, counters);
     const struct ws_gather_args args = {.items = c->there,
-                                        .units = (void *)((char *)c->there + items),
-                                        .overflows = (void *)((char *)c->there + counter),
+                                        .units = (void *)(there + items),
+                                        .overflows = (void *)(there + c->counters_at),
                                         .n = g->n};
-    rc = ops->copy(c->q, c->there, c->pinned, items + units, err);
-    return rc == 0 ? ws_gather_launch(c->q, &args, g->units[g->n], err) : rc;
+    rc = ops->copy(c->q, there, here, c->counters_at + counters, err);
+    if (rc == 0)
+        rc = ws_gather_launch(c->q, &args, g->units[g->n], err);
+    return rc == 0 ? ops->copy(c->q, here + c->counters_at, there + c->counters_at, counters, err) : rc;
+}
+
+uint64_t ws_copies_overflows(const struct ws_copies *c, size_t counter)
+{
+    uint64_t n = 0;
+    assert(counter < c->n_counters);
+    if (c->pinned)
+        memcpy(&n, (char *)c->pinned + c->counters_at + counter * sizeof(n), sizeof(n));
+    return n;
 }
 
 void ws_copies_end(struct ws_copies *c)

@@ -13,16 +13,20 @@ WS_MUST_USE int ws_copy_cursor(struct ws_queue *q, struct ws_cursor *c, void *ds
 struct ws_copies {
     struct ws_queue *q;
     struct ws_gather items;
-    void *pinned, *there; /* the items, on the host and on the device */
+    size_t n_counters, counters_at;
+    void *pinned, *there; /* items, units and counters, on the host and on the device */
     bool kernels;
 };
-void ws_copies_begin(struct ws_copies *c, struct ws_queue *q);
+/* counters: of overflows, which ws_copies_add names; 0: nobody asks. */
+void ws_copies_begin(struct ws_copies *c, struct ws_queue *q, size_t counters);
 /* A box (src: its first element) to dst of the queue's device, its bytes back to back. -EOPNOTSUPP: it
  * converts, and there is no kernel for that. */
 WS_MUST_USE int ws_copies_add(struct ws_copies *c, const struct ws_runs *r, const void *src, void *dst,
-                              struct ws_error *err);
+                              size_t counter, struct ws_error *err);
 /* All are added: launches. They are done when the queue is. */
 WS_MUST_USE int ws_copies_send(struct ws_copies *c, struct ws_error *err);
+/* The queue is through: how many elements overflowed. */
+uint64_t ws_copies_overflows(const struct ws_copies *c, size_t counter);
 /* The queue is through; also after a failure. */
 void ws_copies_end(struct ws_copies *c);
 

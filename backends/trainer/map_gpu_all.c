@@ -17,13 +17,13 @@ static int copy_device(struct wsync_gpu_map *m, int device, void *const *dst, si
     int rc = ws_map_queue(m, device, &q, err);
     if (rc < 0)
         return rc;
-    ws_copies_begin(&copies, q);
+    ws_copies_begin(&copies, q, 0);
     for (size_t i = 0; rc == 0 && i < n; i++) {
         struct ws_runs runs;
         if (!dst[i] || m->tensors[i].device != device)
             continue;
         ws_gpu_piece_runs(m->pieces[i].piece, &runs);
-        rc = ws_copies_add(&copies, &runs, m->tensors[i].data, dst[i], err);
+        rc = ws_copies_add(&copies, &runs, m->tensors[i].data, dst[i], 0, err);
         alone[i] = rc == -EOPNOTSUPP;
         rc = alone[i] ? 0 : rc;
     }

@@ -49,6 +49,8 @@ void ws_demand_forget(struct ws_share_set *set)
         free(set->host[i]);
     free(set->host);
     free(set->params);
+    free(set->overflows);
+    set->overflows = NULL;
     set->host = NULL;
     set->params = NULL;
     set->n_params = 0;
@@ -114,7 +116,8 @@ int ws_demand_note(struct wsync_publisher *p, struct ws_share_set *set, const st
     ws_demand_forget(set);
     set->params = calloc(p->n_params + 1, sizeof(*set->params));
     set->host = calloc(p->n_params + 1, sizeof(*set->host));
-    if (!set->params || !set->host)
+    set->overflows = calloc(p->n_params + 1, sizeof(*set->overflows));
+    if (!set->params || !set->host || !set->overflows)
         return ws_error_set(err, ENOMEM, "no memory for %zu parameters", p->n_params);
     set->n_params = p->n_params;
     set->registration = p->n_registrations;
@@ -128,6 +131,8 @@ int ws_demand_note(struct wsync_publisher *p, struct ws_share_set *set, const st
         else if (is_shared(o, r, &at)) { /* this one's stream has waited for the caller's */
             const struct ws_gpu_piece *shared = &o->listing.pieces[at];
             set->params[i].data = o->pieces[at].shared_at;
+            set->overflows[i] = o->pieces[at].overflows;
+            p->overflows[i] = o->pieces[at].overflows;
             set->params[i].stream = s->ops->queue_stream(s->queues[o->pieces[at].device]);
             if (set->params[i].piece.kind == WSYNC_BOX)
                 memcpy(set->params[i].piece.strides, shared->strides, sizeof(shared->strides));
@@ -150,6 +155,10 @@ static int make(struct wsync_publisher *p, const struct ws_share_set *set, struc
     struct ws_error ignored;
     if (!p->params || set->registration != p->n_registrations)
         return ws_error_set(err, ECANCELED, "rank %u has registered other tensors since", p->rank);
+    uint64_t *overflows = malloc((p->n_params + 1) * sizeof(*overflows));
+    if (!overflows)
+        return ws_error_set(err, ENOMEM, "no memory for %zu parameters", p->n_params);
+    memcpy(overflows, (const void *)p->overflows, p->n_params * sizeof(*overflows));
     p->progress = NULL; /* which is for the caller's thread */
     ws_publisher_locate(p, set->params);
     int rc = ws_publisher_begin(p, set->version, true, err);
@@ -159,6 +168,10 @@ static int make(struct wsync_publisher *p, const struct ws_share_set *set, struc
         rc = ws_publisher_commit(p, err);
     if (rc < 0 && p->begun)
         (void)ws_publisher_abandon(p, &ignored);
+    for (size_t i = 0; i < p->n_params; i++) /* those that are asked about are of the version before */
+        p->overflows[i] =
+            set->version == before && rc == 0 ? p->overflows[i] + set->overflows[i] : overflows[i];
+    free(overflows);
     p->progress = progress;
     p->version = before;
     return rc;

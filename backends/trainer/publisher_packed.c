@@ -26,8 +26,36 @@ static struct ws_packed_buffer *buffer_of(struct ws_share_set *set, int device, 
     return &more[set->n_buffers++];
 }
 
+/* The piece as it lies in the trainer's memory. */
+static void source_runs(const struct ws_shared_piece *a, struct ws_runs *out)
+{
+    struct ws_gpu_piece p = {.tensor = a->registered->tensor,
+                             .piece = a->registered->piece,
+                             .data_dtype = a->data_dtype,
+                             .conversion = a->layout.conversion};
+    memcpy(p.strides, a->layout.strides, sizeof(p.strides));
+    ws_gpu_piece_runs(&p, out);
+}
+
+/* Does its device's kernel move it into a buffer? */
+static bool is_gathered(const struct ws_publisher_share *s, const struct ws_shared_piece *a,
+                        const struct ws_runs *r)
+{
+    const void *aligned = (const void *)WS_PACKED_ALIGNMENT;
+    return s->ops->has_kernels(a->device, NULL) == 0 &&
+           ws_gather_takes(r, a->data, 0, r->bytes, aligned, WS_GATHER_PACKED);
+}
+
+static bool converts(const struct ws_publisher_share *s, const struct ws_shared_piece *a)
+{
+    struct ws_runs runs;
+    source_runs(a, &runs);
+    return is_gathered(s, a, &runs);
+}
+
 /* Where each piece goes; its segment is the buffer's number until segments are made. */
-static int lay_out(struct ws_share_set *set, struct ws_share_offer *o, struct ws_error *err)
+static int lay_out(struct ws_publisher_share *s, struct ws_share_set *set, struct ws_share_offer *o,
+                   struct ws_error *err)
 {
     struct ws_gpu_listing *l = &o->listing;
     static const int64_t contiguous[WSYNC_MAX_DIMS];
@@ -38,6 +66,10 @@ static int lay_out(struct ws_share_set *set, struct ws_share_offer *o, struct ws
         struct ws_gpu_piece *p = &l->pieces[i];
         l->n_pieces++;
         rc = ws_share_describe(&o->pieces[i], p, err);
+        if (rc == 0 && p->conversion != WS_KEEP && converts(s, &o->pieces[i])) {
+            p->conversion = WS_KEEP;
+            p->data_dtype = p->tensor.dtype;
+        }
         struct ws_packed_buffer *b = rc == 0 ? buffer_of(set, o->pieces[i].device, p->data_dtype) : NULL;
         if (rc == 0 && !b)
             rc = ws_error_set(err, ENOMEM, "no memory for a list of buffers");
@@ -102,7 +134,7 @@ static int make_segments(struct ws_publisher_share *s, const struct ws_share_set
     return rc;
 }
 
-/* What is on one device, small pieces by one launch of the kernel. */
+/* What is on one device: small, strided and converted pieces by one launch of the kernel. */
 static int copy_device(struct ws_publisher_share *s, const struct ws_share_set *set, struct ws_share_offer *o,
                        int device, struct ws_error *err)
 {
@@ -112,26 +144,32 @@ static int copy_device(struct ws_publisher_share *s, const struct ws_share_set *
     int rc = ws_share_queue(s, device, &q, err);
     if (rc < 0)
         return rc;
-    ws_copies_begin(&copies, q);
+    ws_copies_begin(&copies, q, o->n_pieces);
     for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
         struct ws_shared_piece *a = &o->pieces[i];
-        struct ws_gpu_piece source = o->listing.pieces[i];
-        struct ws_runs runs, as_it_is;
+        const struct ws_gpu_piece *p = &o->listing.pieces[i];
+        struct ws_runs runs;
         if (a->device != device)
             continue;
-        unsigned char *to = (unsigned char *)set->buffers[source.segment].data + source.at;
+        unsigned char *to = (unsigned char *)set->buffers[p->segment].data + p->at;
         a->shared_at = to;
-        memcpy(source.strides, a->layout.strides, sizeof(source.strides));
-        ws_gpu_piece_runs(&source, &runs);
-        ws_runs_raw(&as_it_is, &runs);
-        rc = ws_copies_add(&copies, &as_it_is, a->data, to, err);
+        source_runs(a, &runs);
+        if (p->conversion != WS_KEEP) { /* it is shared as it is held */
+            const struct ws_runs held = runs;
+            ws_runs_raw(&runs, &held);
+        }
+        rc = ws_copies_add(&copies, &runs, a->data, to, i, err);
     }
     if (rc == 0)
         rc = ws_copies_send(&copies, err);
     /* The parameters are the caller's again when an offload returns: so the copies end here. */
     int end = s->ops->finish(q, rc == 0 ? err : &ignored);
+    rc = rc < 0 ? rc : end;
+    for (size_t i = 0; rc == 0 && i < o->n_pieces; i++)
+        if (o->pieces[i].device == device)
+            o->pieces[i].overflows = ws_copies_overflows(&copies, i);
     ws_copies_end(&copies);
-    return rc < 0 ? rc : end;
+    return rc;
 }
 
 static int copy_all(struct ws_publisher_share *s, const struct ws_share_set *set, struct ws_share_offer *o,
@@ -147,7 +185,7 @@ static int copy_all(struct ws_publisher_share *s, const struct ws_share_set *set
 int ws_share_packed(struct ws_publisher_share *s, struct ws_share_set *set, struct ws_share_offer *o,
                     struct ws_error *err)
 {
-    int rc = lay_out(set, o, err);
+    int rc = lay_out(s, set, o, err);
     if (rc == 0)
         rc = make_room(s, set, err);
     if (rc == 0)

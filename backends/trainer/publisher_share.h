@@ -16,6 +16,7 @@ struct ws_shared_piece {
     const void *data;
     void *stream;
     int device;
+    uint64_t overflows;    /* of what was converted for others */
     const void *shared_at; /* where those find it who open the version */
 };
 
@@ -42,6 +43,7 @@ struct ws_share_set {
     size_t n_marks;
     /* on demand: what the version is made of when somebody wants its bytes */
     wsync_param *params;  /* of the registration with that number */
+    uint64_t *overflows;  /* of what is converted in the shared memory already */
     unsigned char **host; /* copies of what is in host memory */
     size_t n_params;
     unsigned registration;

@@ -117,10 +117,14 @@ typedef struct wsync_config {
     /* Parameters on GPUs are offered to processes of this host there, too, device to device (wsync_map_gpu):
      * "cuda_ipc": the parameters' own memory, nothing is copied, and the caller must not change it before
      * wsync_unshare; "packed_cuda_ipc": one buffer a dtype and device, two of them in turn, which takes twice
-     * the size of what this rank holds on the device; NULL: they are not. */
+     * the size of what this rank holds on the device; NULL: they are not. What is in host memory is not in
+     * it. In steps, what wsync_put was given stays until wsync_commit. Memory that cannot be shared (pools)
+     * is -EOPNOTSUPP by cuda_ipc; no driver is wsync_open's -ENOTSUP; buffers that somebody still has are
+     * -EBUSY, with who. */
     const char *share;
     /* With share: the host's slot is filled only when somebody reads the version's files. A version that
-     * nobody has read is gone once its memory on the GPU is given up. */
+     * nobody has read is gone once its memory on the GPU is given up. By wsync_offload only, with all ranks
+     * on one node; a thread of its own copies what is asked for, in turns with the publisher's calls. */
     int on_demand;
     /* Keeps the last published bytes on the GPU (as many as this rank writes) and copies what has changed
      * only; by itself all of it where more than a third has. */
@@ -191,7 +195,7 @@ const char *wsync_gpu_report(const wsync_publisher *pub);
 /* Takes back what is shared (config's share): no process can open it any more, and this waits until every one
  * that has it has closed it or has ended. Then the parameters may be changed, with "cuda_ipc". -ETIMEDOUT
  * names who still has it (and it stays closed to others; call again). timeout_ms -1: no limit. Fine where
- * nothing is shared. */
+ * nothing is shared. wsync_close waits for nobody: what is still open then stays until the process ends. */
 int wsync_unshare(wsync_publisher *pub, int timeout_ms);
 
 /* One rank's piece of one tensor, in a GPU's memory. */

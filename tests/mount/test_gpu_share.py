@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 # sanitizers: address thread
+# timeout: 400
 """Versions that are shared device to device: ranks, their agent, and who opens them, over the stand-in driver (tests/fakes)."""
 import base64
 import json
@@ -21,7 +22,6 @@ from world import BUILD, SLOW, Agent, Mount, Skip, need_fuse, run, unique, wait_
 DRIVER = os.path.join(BUILD, "tests/fakes/libcuda.so.1")
 FAKE = "devices=2,memory=256M,delay=200,seed=3"
 ALL = {1: 6, 2: 8}  # pieces on GPUs, by ranks: rows and flat of each, turned, back, master, big
-PLAIN = 3
 
 
 def need_driver():
@@ -40,11 +40,11 @@ class Refused(Exception):
 class Tool:
     """A process that answers a line for a line."""
 
-    def __init__(self, stack, name, *args, fake=FAKE, driver=DRIVER, **kw):
+    def __init__(self, stack, name, *args, fake=FAKE, driver=DRIVER, prefix=(), **kw):
         env = dict(os.environ, WSYNC_LIBCUDA=driver, WSYNC_FAKE_CUDA=fake)
         self.log_path = unique(name) + ".log"
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen([os.path.join(BUILD, "tests/tools", name), *map(str, args)], env=env, text=True, bufsize=1,
+            self.process = subprocess.Popen([*prefix, os.path.join(BUILD, "tests/tools", name), *map(str, args)], env=env, text=True, bufsize=1,
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, **kw)
         self.pid = self.process.pid
         try:
@@ -168,18 +168,30 @@ def test_mapped(stack):
     opens(reader, 7, ALL[1])
 
 
-def test_packed(stack):
-    """packed_cuda_ipc: buffers in turn, offsets of 256, the parameters are the trainer's again at once"""
+def packed(stack, fake, pieces, *args):
     agent = agent_of(stack)
-    rank, reader = rank_of(stack, agent, "share=packed_cuda_ipc"), reader_of(stack, agent)
+    rank, reader = rank_of(stack, agent, "share=packed_cuda_ipc", *args, fake=fake), reader_of(stack, agent)
     for version in range(1, 5):
         offload([rank], version)
         rank.ask(f"fill {version + 1000}")
-        opens(reader, version, ALL[1])
+        opens(reader, version, pieces)
+        names = reader.ask("names 0").split()
         assert reader.ask("close 0") == "closed"
     assert sorted(status(agent)) == [3, 4]
-    opens(reader, 3, ALL[1])
+    opens(reader, 3, pieces)
     assert reader.refused("open 2", "") == ENOENT
+    return names
+
+
+def test_packed(stack):
+    """packed_cuda_ipc: buffers in turn, gathered and converted by the kernel, the parameters are the trainer's again at once"""
+    names = packed(stack, FAKE, ALL[1])
+    assert "master:0:BF16" in names or "master:0:F32:converts" in names, names  # built without nvcc
+
+
+def test_packed_by_copies(stack):
+    """packed_cuda_ipc without kernels: gathered by copies, what is converted comes as it is and says so"""
+    assert "master:0:F32:converts" in packed(stack, FAKE + ",kernels=0", ALL[1] - 1, "forward")
 
 
 def test_mount(stack):
@@ -329,6 +341,20 @@ def test_limits(stack):
         raise AssertionError("share=nccl was taken")
     except Refused as e:
         assert "wsync_config.share" in e.text, e
+
+
+def test_namespaces(stack):
+    """A reader in another PID namespace is refused with the reason, which the agent's status shows, too"""
+    agent = agent_of(stack)
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], stderr=subprocess.DEVNULL).returncode:
+        raise Skip("cannot make a PID namespace here")
+    rank = rank_of(stack, agent, "share=cuda_ipc")
+    reader = reader_of(stack, agent, prefix=("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"))
+    offload([rank], 1)
+    assert reader.refused("open 1", "another PID namespace") == EXDEV
+    told = status(agent)[1]
+    assert "another PID namespace" in told["refused"] and told["leases"] == 0, told
+    rank.ask("unshare 5000")
 
 
 class Peer:
@@ -495,5 +521,5 @@ def test_demand_fails(stack):
 
 
 if __name__ == "__main__":
-    run(test_parameters, test_mapped, test_packed, test_mount, test_ranks, test_unshare, test_buffers, test_trainer_ends, test_agent_ends, test_lineage,
-        test_limits, test_hostile, test_demand, test_demand_packed, test_demand_trainer_ends, test_demand_fails)
+    run(test_parameters, test_mapped, test_packed, test_packed_by_copies, test_mount, test_ranks, test_unshare, test_buffers, test_trainer_ends, test_agent_ends, test_lineage,
+        test_limits, test_namespaces, test_hostile, test_demand, test_demand_packed, test_demand_trainer_ends, test_demand_fails)

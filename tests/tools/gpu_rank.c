@@ -1,11 +1,12 @@
 /* A rank whose tensors are on a GPU and follow from version and position, so that who opens them can check
- * every byte. gpu_rank AGENT MODEL RANK WORLD [share=NAME] [timeout=MS] [device=N] [vmm] [plain] [close]
- * Tensors: "rows" BF16 [96, 64], a box of rows a rank, with gaps between them; "flat" U16 [5000], a range a
- * rank; of rank 0 "turned" F32 [24, 40], held transposed, "back" U8 [33], held backwards, and "host" F32 [5],
- * in host memory; of the last "master" BF16 [1000], held as F32, and "big" U8 [3145735]. vmm: all in mappings
- * of 2 MiB side by side. plain: nothing is strided or converted. Element i is value16 below, by its width.
- * Commands, a line each, each answered by a line: "offload V", "steps V" (begin, put, commit), "unshare MS",
- * "fill V", "report". They answer "done V" or "error NUMBER SENTENCE". */
+ * every byte. gpu_rank AGENT MODEL RANK WORLD [share=NAME] [timeout=MS] [device=N] [vmm] [forward]
+ * [on-demand] Tensors: "rows" BF16 [96, 64], a box of rows a rank, with gaps between them; "flat" U16 [5000],
+ * a range a rank; of rank 0 "turned" F32 [24, 40], held transposed, "back" U8 [33], held backwards, and
+ * "host" F32 [5], in host memory; of the last "master" BF16 [1000], held as F32, and "big" U8 [3145735]. vmm:
+ * all in mappings of 2 MiB side by side. forward: without "back".
+ * Element i is value16 below, by its width. Commands, a line each, each answered by a line: "offload V",
+ * "steps V" (begin, put, commit), "unshare MS", "fill V", "wait V". They answer "done V" or "error NUMBER
+ * SENTENCE". */
 #include "backends/trainer/wsync.h"
 #include "tests/tools/gpu_values.h"
 #include "transports/device.h"
@@ -40,7 +41,7 @@ static struct {
     size_t n;
     const struct ws_device_ops *ops;
     struct ws_queue *queue;
-    int device, vmm, plain;
+    int device, vmm, forward;
     unsigned char *arena;
     size_t used;
 } rank;
@@ -151,7 +152,7 @@ static void add(wsync_param p, struct held h)
 
 static void lay_out(unsigned r, unsigned world)
 {
-    const uint64_t row = 96 / world * r, rows = 96 / world, pitch = rank.plain ? 64 : 80;
+    const uint64_t row = 96 / world * r, rows = 96 / world, pitch = 80;
     const uint64_t start = 5000 * r / world, count = 5000 * (r + 1) / world - start;
     add((wsync_param){.name = "rows",
                       .dtype = WSYNC_BF16,
@@ -174,33 +175,31 @@ static void lay_out(unsigned r, unsigned world)
                       .piece = {.kind = WSYNC_RANGE, .start = start, .count = count}},
         (struct held){.elements = count, .width = 2, .first = (int64_t)start, .step = 1});
     if (r == 0) {
-        if (!rank.plain) {
-            add((wsync_param){.name = "turned",
-                              .dtype = WSYNC_F32,
-                              .n_dims = 2,
-                              .shape = {24, 40},
-                              .piece = {.kind = WSYNC_BOX, .size = {24, 40}, .strides = {1, 24}}},
-                (struct held){.elements = 960, .width = 4, .rows = 24, .columns = 40, .turned = 1});
+        add((wsync_param){.name = "turned",
+                          .dtype = WSYNC_F32,
+                          .n_dims = 2,
+                          .shape = {24, 40},
+                          .piece = {.kind = WSYNC_BOX, .size = {24, 40}, .strides = {1, 24}}},
+            (struct held){.elements = 960, .width = 4, .rows = 24, .columns = 40, .turned = 1});
+        if (!rank.forward)
             add((wsync_param){.name = "back",
                               .dtype = WSYNC_U8,
                               .n_dims = 1,
                               .shape = {33},
                               .piece = {.kind = WSYNC_BOX, .size = {33}, .strides = {-1}}},
                 (struct held){.elements = 33, .width = 1, .first = 32, .step = -1});
-        }
         add((wsync_param){.name = "host", .dtype = WSYNC_F32, .n_dims = 1, .shape = {5}},
             (struct held){.elements = 5, .width = 4, .step = 1, .on_host = 1});
     }
     if (r + 1 < world)
         return;
-    if (!rank.plain)
-        add((wsync_param){.name = "master",
-                          .dtype = WSYNC_BF16,
-                          .n_dims = 1,
-                          .shape = {1000},
-                          .converts = 1,
-                          .data_dtype = WSYNC_F32},
-            (struct held){.elements = 1000, .width = 4, .step = 1, .converts = 1});
+    add((wsync_param){.name = "master",
+                      .dtype = WSYNC_BF16,
+                      .n_dims = 1,
+                      .shape = {1000},
+                      .converts = 1,
+                      .data_dtype = WSYNC_F32},
+        (struct held){.elements = 1000, .width = 4, .step = 1, .converts = 1});
     add((wsync_param){.name = "big", .dtype = WSYNC_U8, .n_dims = 1, .shape = {BIG}},
         (struct held){.elements = BIG, .width = 1, .step = 1});
 }
@@ -264,7 +263,7 @@ int main(int argc, char **argv)
             rank.device = atoi(argv[i] + 7);
         config.on_demand |= strcmp(argv[i], "on-demand") == 0;
         rank.vmm |= strcmp(argv[i], "vmm") == 0;
-        rank.plain |= strcmp(argv[i], "plain") == 0;
+        rank.forward |= strcmp(argv[i], "forward") == 0;
     }
     rank.ops = ws_device_of_kind(WS_CUDA);
     check(rank.ops->available(&err), &err);
