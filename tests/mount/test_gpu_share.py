@@ -334,7 +334,7 @@ def test_limits(stack):
     used = len(os.listdir(f"/proc/{reader.pid}/fd"))
     assert reader.ask(f"limit {used + 3}") == "limited 0"
     assert reader.refused("open 1", "") in (EMFILE,)
-    assert status(agent)[1]["leases"] == 0
+    wait_for(lambda: status(agent)[1]["leases"] == 0, "the lease's end")
     rank.ask("unshare 5000")
     try:
         rank_of(stack, agent, "share=nccl", model="other")
