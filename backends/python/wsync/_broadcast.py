@@ -282,11 +282,13 @@ class BroadcastSender:
                 self._join(members)
             told["group_name"] = self._name()
             self._transfer(members, weights, batches, requests, told)
-        except (Lost, Refused, OSError, TimeoutError) as e:
+        except Exception as e:  # whatever it is, the engines wait
             why = _sentence(e)
             log.warning("the broadcast of %s has failed: %s", version or weights.path, why)
-        if why is not None:
             self._drop(members)
+        except BaseException:
+            self._drop(members)
+            raise
         for member in members:
             results[self.engines.index(member.engine)] = self._end(member, told, why)
 
@@ -309,7 +311,9 @@ class BroadcastSender:
     def _end(self, member: _Member, told: dict[str, Any], why: Optional[str]) -> BroadcastResult:
         """Asks what it serves, and resumes it or not."""
         engine = member.engine
-        why = why and (member.failed() or why)  # its own words
+        own = member.failed()
+        if why is not None and own is not None and own not in why:
+            why = f"{why}; {own}"
         try:
             if why is None:
                 serves = member.serving()
@@ -382,7 +386,7 @@ def _all(members: list[_Member], step: Callable[[_Member], None], timeout: float
 
 
 def _sentence(e: BaseException) -> str:
-    return str(e) or type(e).__name__
+    return (e.strerror if isinstance(e, OSError) else str(e)) or str(e) or type(e).__name__
 
 
 def _error(e: BaseException, before: str = "") -> Error:

@@ -1,6 +1,7 @@
 """JSON over HTTP to an engine, bounded, each call on a connection of its own; and such a call on a thread that can be given up."""
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import socket
@@ -40,9 +41,10 @@ class Http:
             reply = connection.getresponse()
             said = reply.read(MAX_REPLY_BYTES)
         except http.client.HTTPException as e:
-            raise ConnectionError(f"{self.url}{path}: {type(e).__name__} {e}") from None
+            raise ConnectionError(errno.ECONNRESET, f"{self.url}{path}: {type(e).__name__} {e}") from None
         except OSError as e:
-            raise type(e)(*e.args[:1], f"{self.url}{path}: {e}") from None
+            number = errno.ETIMEDOUT if isinstance(e, TimeoutError) else e.errno if e.errno and e.errno > 0 else errno.EHOSTUNREACH
+            raise OSError(number, f"{self.url}{path}: {e.strerror or e}") from None
         finally:
             self._open.discard(connection)
             connection.close()
