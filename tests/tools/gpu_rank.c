@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#if WS_HAVE_CUDA
+#ifdef WS_HAVE_CUDA
 #include "tests/fakes/opened.h"
 #endif
 
@@ -62,7 +62,7 @@ static void check(int rc, const struct ws_error *err)
 /* Mappings side by side, as expandable segments are; a real driver's too. */
 static unsigned char *reserve(size_t bytes)
 {
-#if WS_HAVE_CUDA
+#ifdef WS_HAVE_CUDA
     const char *path = getenv("WSYNC_LIBCUDA");
     void *lib = dlopen(path ? path : "libcuda.so.1", RTLD_NOW);
     __typeof__(&cuMemAddressReserve) reserve_at = lib ? dlsym(lib, "cuMemAddressReserve") : NULL;
