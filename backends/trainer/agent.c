@@ -312,8 +312,11 @@ void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m)
     struct ws_slot *s = m->writing;
     struct ws_agent_model *owner = m->owner;
     s->fresh = false;
+    s->has = ws_mark_of(s->version, s->run);
     s->state = WS_SLOT_SERVED;
     ws_agent_delta_begin(a, owner, s);
+    ws_rank_records_free(s->records); /* no delta is made of them */
+    s->records = NULL;
     ws_agent_archive_published(a, owner, s);
     note_newest(owner, s);
     if (owner != m)

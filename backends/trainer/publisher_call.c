@@ -60,8 +60,8 @@ static int explain(struct wsync_publisher *p, const char *verb, int rc, struct w
     }
 }
 
-int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body, json_t **reply, int *fds,
-                      size_t max, size_t *n, struct ws_error *err)
+static int call(struct wsync_publisher *p, const char *verb, json_t *body, const int *fds_in, size_t n_in,
+                json_t **reply, int *fds, size_t max, size_t *n, struct ws_error *err)
 {
     char path[64];
     snprintf(path, sizeof(path), "/v1/local/%s", verb);
@@ -80,7 +80,19 @@ int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body,
                            "there is no connection to the agent at %s, which has ended: the next offload "
                            "connects to the one that runs there then",
                            p->agent)
-            : ws_ipc_call(p->sock, "POST", path, body, NULL, 0, reply, fds, max, n, err);
+            : ws_ipc_call(p->sock, "POST", path, body, fds_in, n_in, reply, fds, max, n, err);
     json_decref(body);
     return rc < 0 ? explain(p, verb, rc, err) : 0;
+}
+
+int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body, json_t **reply, int *fds,
+                      size_t max, size_t *n, struct ws_error *err)
+{
+    return call(p, verb, body, NULL, 0, reply, fds, max, n, err);
+}
+
+int ws_publisher_call_with(struct wsync_publisher *p, const char *verb, json_t *body, const int *fds,
+                           size_t n_fds, struct ws_error *err)
+{
+    return call(p, verb, body, fds, n_fds, NULL, NULL, 0, NULL, err);
 }
