@@ -122,10 +122,10 @@ static void add_box(wsync_dtype t, int converts, wsync_dtype from, uint64_t rows
         (size_t)((int64_t)(rows - 1) * row + (int64_t)(cols - 1) * col + 1));
 }
 
-static void add_all(void)
+static void add_all(unsigned n_short)
 {
-    add_plain(WSYNC_BF16, 3000, 2048); /* a long one, */
-    for (int i = 0; i < 300; i++)      /* short ones of two widths, */
+    add_plain(WSYNC_BF16, 3000, 2048);     /* a long one, */
+    for (unsigned i = 0; i < n_short; i++) /* short ones of two widths, */
         add_plain(i % 9 ? WSYNC_BF16 : WSYNC_F32, 1 + any(9), 8 * (1 + any(200)));
     add_box(WSYNC_BF16, 1, WSYNC_F32, 1500, 2000, 2000, 1);  /* converted, */
     add_box(WSYNC_F16, 1, WSYNC_F32, 700, 333, 400, 1);      /* so that some overflow, */
@@ -136,7 +136,7 @@ static void add_all(void)
     add_plain(WSYNC_BF16, 1500, 1001);
 }
 
-static void start(void)
+static void start_with(unsigned n_short)
 {
     strcpy(w.dir, "/tmp/wsync-gpu.XXXXXX");
     GPU_CHECK(mkdtemp(w.dir), "no folder");
@@ -145,7 +145,12 @@ static void start(void)
     start_agent();
     w.host = open_model("h", 0);
     w.gpu = open_model("g", 1);
-    add_all();
+    add_all(n_short);
+}
+
+static void start(void)
+{
+    start_with(300);
 }
 
 static void end(void)
@@ -498,7 +503,7 @@ static void failing(void)
 {
     unsigned failed = 0;
     uint64_t base = 0;
-    start();
+    start_with(0); /* so that most copies are an offload's */
     for (uint64_t v = 1; v <= 12; v++) {
         while (offload(w.gpu, true, v) < 0) {
             GPU_CHECK(++failed < 50, "%s", wsync_error());
@@ -526,8 +531,8 @@ static void failing(void)
 static void test_failing_copies(void **state)
 {
     (void)state;
-    run(failing,
-        "memory=1G,fail=cuMemcpyAsync:700:1:1,fail=cuMemcpyAsync:1420:1:40,fail=cuMemcpyAsync:2800:1:40");
+    run(failing, "memory=1G,fail=cuMemcpyAsync:70:1:1,fail=cuMemcpyAsync:103:1:1,fail=cuMemcpyAsync:151:1:1,"
+                 "fail=cuMemcpyAsync:210:1:1,fail=cuMemcpyAsync:240:1:1,fail=cuMemcpyAsync:277:1:1");
 }
 
 static void test_failing_launches(void **state)
