@@ -115,11 +115,6 @@ int ws_kept_take(struct ws_kept *k, struct ws_error *err)
     return 0;
 }
 
-bool ws_kept_has_memory(const struct ws_kept *k)
-{
-    return k->memory;
-}
-
 size_t ws_kept_wanted(const struct ws_kept *k)
 {
     return k->n_wanted;

@@ -29,7 +29,6 @@ struct ws_kept_block *ws_kept_at(struct ws_kept *k, size_t index);
 /* Once: which are kept, and their memory. -ENOMEM: the device has no room. */
 void ws_kept_want(struct ws_kept *k, size_t index);
 WS_MUST_USE int ws_kept_take(struct ws_kept *k, struct ws_error *err);
-bool ws_kept_has_memory(const struct ws_kept *k);
 size_t ws_kept_wanted(const struct ws_kept *k);
 uint64_t ws_kept_bytes(const struct ws_kept *k);
 

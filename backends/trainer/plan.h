@@ -19,15 +19,20 @@ struct ws_block_hash {
     size_t file, block;
     uint64_t hash;
 };
+/* What one device keeps of the version before. */
+struct ws_plan_kept {
+    struct ws_kept *kept;         /* begun */
+    struct ws_comparer *comparer; /* made when it is known what is kept; NULL: not yet, or nothing is */
+    char why[WS_ERROR_TEXT / 2];  /* nothing is */
+};
 /* What has changed since the last version instead of all of it. */
 struct ws_plan_delta {
-    struct ws_kept *kept;            /* begun */
-    struct ws_comparer *comparer;    /* made when it is known what is kept */
-    struct ws_records *records;      /* likewise; begun */
+    struct ws_plan_kept *devices;
+    size_t n_devices;
+    struct ws_records *records;      /* of all of them */
     struct ws_mark slot;             /* what the files' memory holds; no run: nobody knows */
     struct ws_widths *const *widths; /* by file; NULL: none of its blocks is kept */
-    struct ws_plan_tools *tools;     /* for threads; the plan's affair */
-    char why[WS_ERROR_TEXT / 2];     /* nothing can be kept */
+    struct ws_plan_tools *tools;     /* for threads; made when they are wanted */
     uint64_t came, whole;            /* to the host for kept blocks, in all and in whole blocks */
     uint64_t patched;                /* bytes of blocks that did not come whole */
 };

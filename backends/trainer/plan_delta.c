@@ -39,6 +39,7 @@ struct delta_round {
 struct delta_run {
     struct ws_plan *plan;
     struct ws_plan_delta *d;
+    struct ws_plan_kept *k; /* the device's */
     size_t chain; /* how many sets of records lead from the slot's version to this one; 0: none do */
     size_t at;    /* job */
     unsigned sent, brought, done;
@@ -94,18 +95,24 @@ static void give_back(struct ws_plan_tools *all, struct tools *t)
 
 /* --- which blocks --- */
 
-static uint32_t len_of(const struct ws_plan *p, const struct job *j)
+static size_t index_of(const struct ws_plan *p, const struct ws_plan_kept *k, const struct job *j)
 {
     const struct span *s = &p->spans[j->first];
-    return ws_kept_at(p->run->delta->kept, ws_kept_index(p->run->delta->kept, s->file, s->block))->len;
+    return ws_kept_index(k->kept, s->file, s->block);
+}
+
+static uint32_t len_of(const struct delta_run *r, const struct job *j)
+{
+    return ws_kept_at(r->k->kept, index_of(r->plan, r->k, j))->len;
 }
 
 /* Filled by this rank alone, wholly from the one device's memory, by kernels and plain copies. */
-static bool can_be_kept(const struct ws_plan *p, const struct job *j)
+static bool can_be_kept(const struct ws_plan *p, const struct ws_plan_kept *k, const struct job *j)
 {
     const struct span *s = &p->spans[j->first];
-    const int device = ws_kept_device(p->run->delta->kept);
-    bool can = j->whole && p->run->pinned[s->file] && len_of(p, j) >= SHORT;
+    const int device = ws_kept_device(k->kept);
+    bool can = j->whole && p->run->pinned[s->file] && ws_plan_device(p, s) == device &&
+               ws_kept_at(k->kept, index_of(p, k, j))->len >= SHORT;
     for (size_t i = 0; can && i < j->n; i++) {
         const struct ws_runs *r = &p->pieces[s[i].piece].runs;
         const bool plain =
@@ -115,38 +122,36 @@ static bool can_be_kept(const struct ws_plan *p, const struct job *j)
     return can;
 }
 
-static size_t index_of(const struct ws_plan *p, const struct job *j)
-{
-    const struct span *s = &p->spans[j->first];
-    return ws_kept_index(p->run->delta->kept, s->file, s->block);
-}
-
 /* At the first version: memory for what can be kept, on both sides. What there is no room for is not kept;
  * that is no failure. */
-static int set_up(struct ws_plan *p, struct ws_plan_delta *d, struct ws_error *err)
+static void set_up(struct ws_plan *p, struct ws_plan_kept *k)
 {
     struct ws_error why = {0};
-    if (ws_kept_has_memory(d->kept) || d->why[0])
-        return 0;
+    if (k->comparer || k->why[0])
+        return;
     for (size_t i = 0; i < p->n_jobs; i++)
-        if (can_be_kept(p, &p->jobs[i]))
-            ws_kept_want(d->kept, index_of(p, &p->jobs[i]));
-    const size_t n = ws_kept_wanted(d->kept);
-    if (n == 0) {
-        snprintf(d->why, sizeof(d->why),
-                 "no block of 4 MiB of the files is written by this rank alone out of one GPU's memory");
-        return 0;
-    }
-    int rc = ws_comparer_new(&d->comparer, ws_kept_device(d->kept),
-                             n < WS_COMPARER_BLOCKS ? (unsigned)n : WS_COMPARER_BLOCKS, &why);
+        if (can_be_kept(p, k, &p->jobs[i]))
+            ws_kept_want(k->kept, index_of(p, k, &p->jobs[i]));
+    const size_t n = ws_kept_wanted(k->kept);
+    int rc = n > 0
+                 ? ws_comparer_new(&k->comparer, ws_kept_device(k->kept),
+                                   n < WS_COMPARER_BLOCKS ? (unsigned)n : WS_COMPARER_BLOCKS, &why)
+                 : ws_error_set(&why, ENODATA,
+                                "this rank writes no whole block of 4 MiB of a pinned slot out of device %d",
+                                ws_kept_device(k->kept));
     if (rc == 0)
-        rc = ws_kept_take(d->kept, &why);
-    if (rc < 0) {
-        snprintf(d->why, sizeof(d->why), "%.*s", (int)sizeof(d->why) - 1, why.text);
-        ws_comparer_free(d->comparer);
-        d->comparer = NULL;
+        rc = ws_kept_take(k->kept, &why);
+    if (rc == 0)
+        return;
+    snprintf(k->why, sizeof(k->why), "%.*s", (int)sizeof(k->why) - 1, why.text);
+    ws_comparer_free(k->comparer);
+    k->comparer = NULL;
+}
+
+static int make_tools(struct ws_plan_delta *d, struct ws_error *err)
+{
+    if (d->tools)
         return 0;
-    }
     d->tools = calloc(1, sizeof(*d->tools));
     if (!d->tools)
         return ws_error_set(err, ENOMEM, "no memory for patching blocks");
@@ -161,16 +166,16 @@ static int send_block(struct delta_run *r, struct job *j, size_t index, struct w
     struct ws_plan *p = r->plan;
     const struct span *s = &p->spans[j->first];
     const uint64_t begin = s->block * WS_BLOCK_BYTES;
-    struct ws_kept_block *b = ws_kept_at(r->d->kept, index);
-    const bool compared = ws_kept_knows(r->d->kept, b);
+    struct ws_kept_block *b = ws_kept_at(r->k->kept, index);
+    const bool compared = ws_kept_knows(r->k->kept, b);
     unsigned char *bytes;
     r->now->entries[r->now->n++] = (struct entry){.job = j, .index = index, .compared = compared};
-    int rc = ws_comparer_add(r->d->comparer, b->bytes, b->len, compared, r->d->widths[s->file], begin, &bytes,
+    int rc = ws_comparer_add(r->k->comparer, b->bytes, b->len, compared, r->d->widths[s->file], begin, &bytes,
                              err);
     for (size_t i = 0; rc == 0 && i < j->n; i++) {
         const struct piece *q = &p->pieces[s[i].piece];
         unsigned char *tensor = (unsigned char *)((uintptr_t)bytes + q->begin - begin);
-        rc = ws_carrier_within(p->run->carrier, ws_kept_device(r->d->kept), &q->runs,
+        rc = ws_carrier_within(p->run->carrier, ws_kept_device(r->k->kept), &q->runs,
                                ws_plan_source(p, &s[i]), s[i].from, s[i].bytes, tensor, q->source, err);
     }
     return rc;
@@ -182,7 +187,7 @@ static bool next_job(struct delta_run *r)
     const struct ws_plan *p = r->plan;
     for (; r->at < p->n_jobs; r->at++) {
         const struct job *j = &p->jobs[r->at];
-        if (ws_kept_at(r->d->kept, index_of(p, j))->bytes && can_be_kept(p, j))
+        if (ws_kept_at(r->k->kept, index_of(p, r->k, j))->bytes && can_be_kept(p, r->k, j))
             return true;
     }
     return false;
@@ -196,15 +201,15 @@ static int send_round(struct delta_run *r, struct ws_error *err)
     r->now->number = k;
     r->now->n = 0;
     ws_carrier_round(r->plan->run->carrier, k);
-    ws_comparer_round(r->d->comparer, k);
-    while (rc == 0 && !ws_comparer_full(r->d->comparer) && next_job(r)) {
+    ws_comparer_round(r->k->comparer, k);
+    while (rc == 0 && !ws_comparer_full(r->k->comparer) && next_job(r)) {
         struct job *j = &r->plan->jobs[r->at++];
         j->kept = true;
-        rc = send_block(r, j, index_of(r->plan, j), err);
+        rc = send_block(r, j, index_of(r->plan, r->k, j), err);
     }
     if (rc == 0)
         rc = ws_carrier_send(r->plan->run->carrier, err);
-    return rc == 0 ? ws_comparer_send(r->d->comparer, r->plan->run->carrier, k, err) : rc;
+    return rc == 0 ? ws_comparer_send(r->k->comparer, r->plan->run->carrier, k, err) : rc;
 }
 
 /* --- bringing --- */
@@ -219,23 +224,23 @@ static unsigned char *place_of(const struct ws_plan *p, const struct job *j)
  * yet, so that of the sets before it is asked. */
 static bool can_patch(const struct delta_run *r, const struct entry *e, unsigned number, unsigned block)
 {
-    return r->chain > 0 && e->compared && ws_comparer_packs(r->d->comparer, number, block) &&
+    return r->chain > 0 && e->compared && ws_comparer_packs(r->k->comparer, number, block) &&
            ws_records_leads(r->d->records, e->index, r->chain);
 }
 
 static int bring_round(struct delta_run *r, struct ws_error *err)
 {
     struct delta_round *round = &r->rounds[r->brought++ % WS_COMPARER_ROUNDS];
-    int rc = ws_comparer_count(r->d->comparer, round->number, err);
+    int rc = ws_comparer_count(r->k->comparer, round->number, err);
     for (unsigned i = 0; rc == 0 && i < round->n; i++) {
         struct entry *e = &round->entries[i];
         e->whole = !can_patch(r, e, round->number, i);
         if (e->whole)
-            rc = ws_comparer_whole(r->d->comparer, round->number, i, place_of(r->plan, e->job), err);
+            rc = ws_comparer_whole(r->k->comparer, round->number, i, place_of(r->plan, e->job), err);
         else
-            r->d->patched += len_of(r->plan, e->job);
+            r->d->patched += len_of(r, e->job);
     }
-    return rc == 0 ? ws_comparer_bring(r->d->comparer, round->number, err) : rc;
+    return rc == 0 ? ws_comparer_bring(r->k->comparer, round->number, err) : rc;
 }
 
 /* --- on the CPU --- */
@@ -247,8 +252,8 @@ static void note_record(struct delta_run *r, const struct delta_round *round, un
     struct ws_delta_record *record = NULL;
     size_t bytes;
     uint32_t changed;
-    if (!e->compared || !ws_comparer_packs(r->d->comparer, round->number, i) ||
-        ws_comparer_encode(r->d->comparer, round->number, i, t->out, &bytes, &changed, NULL) < 0)
+    if (!e->compared || !ws_comparer_packs(r->k->comparer, round->number, i) ||
+        ws_comparer_encode(r->k->comparer, round->number, i, t->out, &bytes, &changed, NULL) < 0)
         return;
     if (bytes > 0) {
         record = ws_delta_record_make((uint32_t)s->file, (uint32_t)s->block, WS_DELTA_EDIT, changed, t->out,
@@ -256,22 +261,22 @@ static void note_record(struct delta_run *r, const struct delta_round *round, un
         if (!record)
             return;
     }
-    ws_records_note(r->d->records, e->index, record, ws_kept_at(r->d->kept, e->index)->hash);
+    ws_records_note(r->d->records, e->index, record, ws_kept_at(r->k->kept, e->index)->hash);
 }
 
 static bool patch(struct delta_run *r, const struct entry *e, struct tools *t, uint64_t *hash)
 {
     const struct ws_delta_record *chain[WS_MAX_CHAIN];
     return ws_records_chain(r->d->records, e->index, r->chain, chain) &&
-           ws_patcher_block(t->patcher, place_of(r->plan, e->job), NULL, len_of(r->plan, e->job), chain,
-                            r->chain, hash, NULL) == 0;
+           ws_patcher_block(t->patcher, place_of(r->plan, e->job), NULL, len_of(r, e->job), chain, r->chain,
+                            hash, NULL) == 0;
 }
 
 static void finish_block(void *arg, size_t i)
 {
     struct delta_run *r = arg;
     struct entry *e = &r->now->entries[i];
-    const uint64_t hash = ws_comparer_hash(r->d->comparer, r->now->number, (unsigned)i);
+    const uint64_t hash = ws_comparer_hash(r->k->comparer, r->now->number, (unsigned)i);
     uint64_t has = ~hash;
     struct tools *t = take_tools(r->d->tools);
     if (t) {
@@ -281,7 +286,7 @@ static void finish_block(void *arg, size_t i)
         give_back(r->d->tools, t);
     }
     if (e->whole)
-        has = ws_hash(place_of(r->plan, e->job), len_of(r->plan, e->job));
+        has = ws_hash(place_of(r->plan, e->job), len_of(r, e->job));
     e->wrong = has != hash;
     e->job->hash = hash;
     e->job->hashed = true;
@@ -292,8 +297,8 @@ static int mend(struct delta_run *r, unsigned i, struct ws_error *err)
 {
     const struct entry *e = &r->now->entries[i];
     unsigned char *at = place_of(r->plan, e->job);
-    const uint32_t len = len_of(r->plan, e->job);
-    int rc = ws_comparer_again(r->d->comparer, r->now->number, i, at, err);
+    const uint32_t len = len_of(r, e->job);
+    int rc = ws_comparer_again(r->k->comparer, r->now->number, i, at, err);
     if (!e->whole)
         r->d->patched -= len;
     if (rc < 0 || ws_hash(at, len) == e->job->hash)
@@ -302,13 +307,13 @@ static int mend(struct delta_run *r, unsigned i, struct ws_error *err)
                         "block %zu of file %zu has other bytes on the host than on GPU %d, also when it is "
                         "copied whole: its memory or the link is broken",
                         r->plan->spans[e->job->first].block, r->plan->spans[e->job->first].file,
-                        ws_kept_device(r->d->kept));
+                        ws_kept_device(r->k->kept));
 }
 
 static int finish_round(struct delta_run *r, struct ws_workers *workers, struct ws_error *err)
 {
     r->now = &r->rounds[r->done++ % WS_COMPARER_ROUNDS];
-    int rc = ws_comparer_wait(r->d->comparer, r->now->number, err);
+    int rc = ws_comparer_wait(r->k->comparer, r->now->number, err);
     if (rc < 0)
         return rc;
     ws_workers_run(workers, finish_block, r, r->now->n);
@@ -317,7 +322,7 @@ static int finish_round(struct delta_run *r, struct ws_workers *workers, struct 
         if (e->wrong)
             rc = mend(r, i, err);
         if (rc == 0)
-            ws_kept_note(r->d->kept, ws_kept_at(r->d->kept, e->index), e->job->hash);
+            ws_kept_note(r->k->kept, ws_kept_at(r->k->kept, e->index), e->job->hash);
     }
     r->plan->n_kept += r->now->n;
     ws_plan_tell(r->plan, r->plan->n_kept);
@@ -326,20 +331,10 @@ static int finish_round(struct delta_run *r, struct ws_workers *workers, struct 
 
 /* --- all of it --- */
 
-int ws_plan_run_delta(struct ws_plan *p, struct ws_workers *workers, struct ws_error *err)
+static int run_device(struct delta_run *r, struct ws_workers *workers, struct ws_error *err)
 {
-    struct ws_plan_delta *d = p->run->delta;
-    int rc = set_up(p, d, err);
-    if (rc < 0 || !d->comparer)
-        return rc;
-    rc = ws_records_begin(d->records, ws_kept_base(d->kept), err);
-    if (rc < 0)
-        return rc;
-    struct delta_run *r = calloc(1, sizeof(*r));
-    if (!r)
-        return ws_error_set(err, ENOMEM, "no memory for copies from a GPU");
-    *r = (struct delta_run){.plan = p, .d = d, .chain = ws_records_from(d->records, &d->slot)};
-    d->patched = 0;
+    uint64_t came, whole;
+    int rc = 0;
     while (rc == 0 && (next_job(r) || r->done < r->sent)) {
         if (next_job(r) && r->sent - r->done < WS_COMPARER_ROUNDS)
             rc = send_round(r, err);
@@ -349,10 +344,40 @@ int ws_plan_run_delta(struct ws_plan *p, struct ws_workers *workers, struct ws_e
             rc = finish_round(r, workers, err);
     }
     if (rc < 0) {
-        ws_carrier_stop(p->run->carrier);
-        ws_comparer_stop(d->comparer);
+        ws_carrier_stop(r->plan->run->carrier);
+        ws_comparer_stop(r->k->comparer);
     }
-    ws_comparer_figures(d->comparer, &d->came, &d->whole);
+    ws_comparer_figures(r->k->comparer, &came, &whole);
+    r->d->came += came;
+    r->d->whole += whole;
+    return rc;
+}
+
+/* What all devices' blocks were made from. */
+static const struct ws_mark *base_of(const struct ws_plan_delta *d)
+{
+    const struct ws_mark *base = ws_kept_base(d->devices[0].kept);
+    for (size_t i = 1; i < d->n_devices && !base->run[0]; i++)
+        base = ws_kept_base(d->devices[i].kept);
+    return base;
+}
+
+int ws_plan_run_delta(struct ws_plan *p, struct ws_workers *workers, struct ws_error *err)
+{
+    struct ws_plan_delta *d = p->run->delta;
+    struct delta_run *r = calloc(1, sizeof(*r));
+    int rc = r ? make_tools(d, err) : ws_error_set(err, ENOMEM, "no memory for copies from a GPU");
+    d->came = d->whole = d->patched = 0;
+    if (rc == 0)
+        rc = ws_records_begin(d->records, base_of(d), err);
+    for (size_t i = 0; rc == 0 && i < d->n_devices; i++) {
+        set_up(p, &d->devices[i]);
+        if (!d->devices[i].comparer)
+            continue;
+        *r = (struct delta_run){
+            .plan = p, .d = d, .k = &d->devices[i], .chain = ws_records_from(d->records, &d->slot)};
+        rc = run_device(r, workers, err);
+    }
     free(r);
     return rc;
 }

@@ -10,10 +10,12 @@
 #include <unistd.h>
 
 #define USUAL_SLOTS 3 /* a slot holds a version that is at most so many before */
+#define MAX_DEVICES 16
 #define SHARE       3 /* records may take a third of what is written */
 
 struct ws_publisher_delta {
     struct ws_plan_delta plan;
+    struct ws_plan_kept devices[MAX_DEVICES];
     struct ws_widths **widths;
     size_t n_files;
     bool ran; /* in the begun version */
@@ -25,8 +27,10 @@ void ws_publisher_delta_free(struct ws_publisher_delta *d)
 {
     if (!d)
         return;
-    ws_comparer_free(d->plan.comparer); /* waits for what is queued */
-    ws_kept_free(d->plan.kept);
+    for (size_t i = 0; i < d->plan.n_devices; i++) {
+        ws_comparer_free(d->devices[i].comparer); /* waits for what is queued */
+        ws_kept_free(d->devices[i].kept);
+    }
     ws_records_free(d->plan.records);
     ws_plan_tools_free(d->plan.tools);
     for (size_t i = 0; i < d->n_files; i++)
@@ -44,7 +48,8 @@ void ws_publisher_delta_begin(struct wsync_publisher *p, const json_t *reply)
     const char *run = json_string_value(json_object_get(holds, "run"));
     if (!d)
         return;
-    ws_kept_begin(d->plan.kept);
+    for (size_t i = 0; i < d->plan.n_devices; i++)
+        ws_kept_begin(d->devices[i].kept);
     d->ran = false;
     d->why[0] = 0;
     d->plan.slot = run ? ws_mark_of((uint64_t)json_integer_value(json_object_get(holds, "version")), run)
@@ -70,26 +75,45 @@ static int read_widths(struct wsync_publisher *p, struct ws_publisher_delta *d, 
     return 0;
 }
 
+/* Each device that has parameters which this rank writes. */
+static int add_devices(const struct wsync_publisher *p, struct ws_publisher_delta *d, struct ws_error *err)
+{
+    int rc = 0;
+    d->plan.devices = d->devices;
+    for (size_t i = 0; rc == 0 && i < p->n_params && d->plan.n_devices < MAX_DEVICES; i++) {
+        bool known = p->devices[i] < 0 || !p->params[i].writes;
+        for (size_t k = 0; k < d->plan.n_devices && !known; k++)
+            known = ws_kept_device(d->devices[k].kept) == p->devices[i];
+        if (known)
+            continue;
+        struct ws_plan_kept *k = &d->devices[d->plan.n_devices];
+        rc = ws_kept_new(&k->kept, p->devices[i], p->file_sizes, p->n_files, err);
+        if (rc == 0) {
+            d->plan.n_devices++;
+            ws_kept_begin(k->kept);
+        }
+    }
+    return rc;
+}
+
 static int make(struct wsync_publisher *p, struct ws_error *err)
 {
     struct ws_publisher_delta *d = p->delta = calloc(1, sizeof(*d));
-    int rc = d ? 0 : ws_error_set(err, ENOMEM, "no memory for gpu_delta");
-    if (rc == 0 && (d->widths = calloc(p->n_files + 1, sizeof(*d->widths)))) {
+    int rc = d && (d->widths = calloc(p->n_files + 1, sizeof(*d->widths)))
+                 ? 0
+                 : ws_error_set(err, ENOMEM, "no memory for gpu_delta");
+    if (rc == 0) {
         d->n_files = p->n_files;
         d->plan.widths = d->widths;
-        rc = ws_kept_new(&d->plan.kept, p->device, p->file_sizes, p->n_files, err);
+        rc = add_devices(p, d, err);
     }
-    if (rc == 0 && d->plan.kept)
-        d->plan.records = ws_records_new(ws_kept_blocks(d->plan.kept));
-    if (rc == 0 && !d->plan.records)
+    if (rc == 0 && !(d->plan.records = ws_records_new(ws_kept_blocks(d->devices[0].kept))))
         rc = ws_error_set(err, ENOMEM, "no memory for gpu_delta");
     if (rc < 0) {
         ws_publisher_delta_free(d);
         p->delta = NULL;
-        return rc;
     }
-    ws_kept_begin(d->plan.kept);
-    return 0;
+    return rc;
 }
 
 int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_plan_delta **out, struct ws_error *err)
@@ -103,7 +127,7 @@ int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_plan_delta **out
     if (rc < 0)
         return rc;
     assert(!d->ran);
-    if (ws_device_of_kind(WS_CUDA)->has_kernels(ws_kept_device(d->plan.kept), &why) < 0) {
+    if (ws_device_of_kind(WS_CUDA)->has_kernels(ws_kept_device(d->devices[0].kept), &why) < 0) {
         snprintf(d->why, sizeof(d->why), "it needs kernels: %.400s", why.text);
         return 0;
     }
@@ -134,38 +158,58 @@ void ws_publisher_delta_commit(struct wsync_publisher *p)
 {
     struct ws_publisher_delta *d = p->delta;
     const struct ws_mark version = ws_mark_of(p->version, p->run);
-    if (!d || !d->ran || !d->plan.comparer)
+    uint64_t bytes = 0;
+    if (!d || !d->ran)
         return;
-    ws_kept_commit(d->plan.kept, &version);
+    for (size_t i = 0; i < d->plan.n_devices; i++) {
+        ws_kept_commit(d->devices[i].kept, &version);
+        bytes += ws_kept_bytes(d->devices[i].kept);
+    }
     ws_records_commit(d->plan.records, &version, p->max_slots > USUAL_SLOTS ? p->max_slots : USUAL_SLOTS,
-                      ws_kept_bytes(d->plan.kept) / SHARE);
+                      bytes / SHARE);
 }
 
+/* What they take on the GPUs: the last published bytes, and all. */
+static void figures(const struct ws_publisher_delta *d, double *last, double *all)
+{
+    *last = *all = 0;
+    for (size_t i = 0; i < d->plan.n_devices; i++) {
+        const struct ws_plan_kept *k = &d->devices[i];
+        if (!k->comparer)
+            continue;
+        *last += (double)ws_kept_bytes(k->kept) / 1e6;
+        *all += (double)(ws_kept_bytes(k->kept) + ws_comparer_bytes(k->comparer)) / 1e6;
+    }
+}
+
+/* Empty: some blocks are kept. */
 static const char *why_not(const struct ws_publisher_delta *d)
 {
     if (!d || (!d->ran && !d->why[0]))
         return "it is for wsync_offload, not for single parameters";
-    return d->why[0] ? d->why : d->plan.why;
+    for (size_t i = 0; d->ran && i < d->plan.n_devices; i++)
+        if (d->devices[i].comparer)
+            return "";
+    return d->ran ? d->devices[0].why : d->why;
 }
 
 void ws_publisher_delta_tell(struct wsync_publisher *p, char *out, size_t bytes)
 {
     struct ws_publisher_delta *d = p->delta;
+    double last, all;
     if (!p->gpu_delta)
         return;
     if (why_not(d)[0]) {
         snprintf(out, bytes, "; no gpu_delta: %s", why_not(d));
         return;
     }
-    const struct ws_plan_delta *f = &d->plan;
-    const double last = (double)ws_kept_bytes(f->kept) / 1e6,
-                 all = last + (double)ws_comparer_bytes(f->comparer) / 1e6;
+    figures(d, &last, &all);
     if (!d->told)
         ws_log(WS_LOG_INFO, "publisher",
-               "gpu_delta takes %.1f MB on device %d, %.1f MB of them for the last published bytes", all,
-               ws_kept_device(f->kept), last);
+               "gpu_delta takes %.1f MB on the GPU, %.1f MB of them for the last published bytes", all, last);
     d->told = true;
     snprintf(out, bytes,
              "; gpu_delta: %.3f MB of changes instead of %.1f MB, %.1f MB whole, %.1f MB taken on the GPU",
-             (double)(f->came - f->whole) / 1e6, (double)f->patched / 1e6, (double)f->whole / 1e6, all);
+             (double)(d->plan.came - d->plan.whole) / 1e6, (double)d->plan.patched / 1e6,
+             (double)d->plan.whole / 1e6, all);
 }

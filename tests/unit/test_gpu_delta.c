@@ -748,6 +748,41 @@ static void test_changing_parameters(void **state)
     run(changing, NULL);
 }
 
+/* Parameters on two devices: each keeps its own blocks. */
+static void two_devices(void)
+{
+    struct travelled t;
+    start();
+    for (size_t i = 303; i < w.n; i++) {
+        struct param *p = &w.params[i];
+        ws_cuda_device.release(0, (void *)(uintptr_t)p->at_gpu.data);
+        p->at_gpu.data = gpu_put(1, p->bytes, p->n * p->width);
+    }
+    for (uint64_t v = 1; v <= 6; v++) {
+        both(v, v - 1);
+        for (size_t i = 0; i < w.n; i++) {
+            struct param *p = &w.params[i];
+            for (size_t k = (size_t)any(100); k < p->n; k += 1 + (size_t)any(130))
+                p->bytes[k * p->width + (p->width == 4 && p->at_host.converts ? 2 : 0)] ^= 1;
+            gpu_write(i < 303 ? 0 : 1, (void *)(uintptr_t)p->at_gpu.data, p->bytes, p->n * p->width);
+        }
+    }
+    GPU_CHECK(travelled(&t) && t.whole == 0 && t.instead > 24 && t.changes < 4, "%s",
+              wsync_gpu_report(w.gpu));
+    fprintf(stderr, "# %s\n", wsync_gpu_report(w.gpu));
+    for (size_t i = 303; i < w.n; i++) {
+        ws_cuda_device.release(1, (void *)(uintptr_t)w.params[i].at_gpu.data);
+        w.params[i].at_gpu.data = NULL;
+    }
+    end();
+}
+
+static void test_two_devices(void **state)
+{
+    (void)state;
+    run(two_devices, "devices=2,memory=1G");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -757,7 +792,7 @@ int main(void)
         cmocka_unit_test(test_failing_copies),      cmocka_unit_test(test_failing_launches),
         cmocka_unit_test(test_failing_events),      cmocka_unit_test(test_restarts),
         cmocka_unit_test(test_a_damaged_slot),      cmocka_unit_test(test_two_ranks),
-        cmocka_unit_test(test_changing_parameters),
+        cmocka_unit_test(test_changing_parameters), cmocka_unit_test(test_two_devices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
