@@ -16,9 +16,9 @@
 #define MAX_DEVICES   64
 
 static const char *const kernel_names[WS_N_KERNELS] = {
-    [WS_KERNEL_GATHER] = "ws_kernel_gather",
-    [WS_KERNEL_DIFF_COUNT] = "ws_kernel_diff_count",
-    [WS_KERNEL_DIFF_PACK] = "ws_kernel_diff_pack",
+    [WS_KERNEL_GATHER] = "ws_kernel_gather",       [WS_KERNEL_DIFF_COUNT] = "ws_kernel_diff_count",
+    [WS_KERNEL_DIFF_PACK] = "ws_kernel_diff_pack", [WS_KERNEL_HASH_SUM] = "ws_kernel_hash_sum",
+    [WS_KERNEL_HASH_FOLD] = "ws_kernel_hash_fold",
 };
 
 struct device {

@@ -88,6 +88,8 @@ static void make_block(void *arg, size_t block)
     struct ws_delta_figures figures;
     if (at->base_hashes && at->base_hashes[block] == m->target->manifest->files[m->file].hashes[block])
         return;
+    if (ws_delta_at(m->delta, m->file, block))
+        return;
     if (atomic_load(&m->given_up) || (m->stop && atomic_load(m->stop))) {
         atomic_store(&m->given_up, true);
         return;
@@ -126,7 +128,10 @@ void ws_delta_make(struct ws_delta *d, const struct ws_delta_side *base, const s
 {
     size_t n = target->manifest->n_files;
     struct making m = {.delta = d, .target = target, .level = level, .most_bytes = most_bytes, .stop = stop};
+    struct ws_delta_figures had;
     pthread_mutex_init(&m.lock, NULL);
+    ws_delta_figures(d, &had);
+    atomic_init(&m.given_up, had.bytes > most_bytes);
     m.files = calloc(n ? n : 1, sizeof(*m.files));
     bool ok = m.files;
     for (m.file = 0; ok && m.file < n && !atomic_load(&m.given_up); m.file++) {

@@ -126,6 +126,12 @@ uint32_t ws_diff_packed(const struct ws_diff *d, const struct ws_diff_found *f)
     return end;
 }
 
+bool ws_diff_is_packed(const struct ws_diff *d, const struct ws_diff_found *f, uint32_t i)
+{
+    uint32_t place;
+    return place_of(d, f, i, &place);
+}
+
 int ws_diff_encode(const struct ws_diff *d, const struct ws_diff_found *f, uint32_t i, unsigned char *out,
                    size_t *out_bytes, uint32_t *n_changed, struct ws_error *err)
 {

@@ -43,6 +43,8 @@ struct ws_diff_found {
 };
 /* How many numbers at the beginning of at and changes are of use; they need not be there yet. */
 uint32_t ws_diff_packed(const struct ws_diff *d, const struct ws_diff_found *f);
+/* Is block i among what is packed? */
+bool ws_diff_is_packed(const struct ws_diff *d, const struct ws_diff_found *f, uint32_t i);
 /* The delta of block i, once: ws_delta_encode's bytes. *out_bytes 0: nothing changed. -E2BIG: too much has,
  * or it was not packed: the block is sent whole. *n_changed is set in all cases: elements. */
 WS_MUST_USE int ws_diff_encode(const struct ws_diff *d, const struct ws_diff_found *f, uint32_t i,

@@ -319,6 +319,7 @@ void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m)
     struct ws_slot *s = m->writing;
     struct ws_agent_model *owner = m->owner;
     s->fresh = false;
+    s->has = ws_mark_of(s->version, s->run);
     s->state = WS_SLOT_SERVED;
     if (!ws_agent_gpu_made(m, s)) {
         ws_agent_delta_begin(a, owner, s);
@@ -329,6 +330,8 @@ void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m)
         leave_others(a, m);
         ws_agent_gpu_published(m, s->version, s->run);
     }
+    ws_rank_records_free(s->records); /* no delta is made of them any more */
+    s->records = NULL;
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
            owner->name, s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
     end_writing(a, m);

@@ -15,6 +15,8 @@ struct ws_encoding {
     struct ws_agent_model *model;
     struct ws_delta *delta;
     struct ws_slot_hold *base, *target;
+    struct ws_rank_records *records; /* what ranks found out */
+    size_t n_records;                /* how many of them were of use */
     int level;
     atomic_bool stop;
 };
@@ -49,6 +51,7 @@ static void free_encoding(struct ws_encoding *e)
     if (e->target)
         ws_slot_drop(e->target);
     ws_delta_put(e->delta);
+    ws_rank_records_free(e->records);
     free(e);
 }
 
@@ -70,6 +73,8 @@ void ws_agent_delta_begin(struct ws_agent *a, struct ws_agent_model *m, struct w
         return;
     }
     ws_delta_set_add(&m->deltas, ws_delta_get(e->delta));
+    e->records = target->records;
+    target->records = NULL;
     for (last = &a->encodings; *last; last = &(*last)->next)
         ;
     *last = e;
@@ -115,6 +120,7 @@ static void make(struct ws_agent *a, struct ws_encoding *e)
     uint64_t most = target->total_bytes / 2;
     if (most > a->options.delta_cache_bytes)
         most = a->options.delta_cache_bytes;
+    e->n_records = ws_rank_records_add(e->records, e->delta, base, target, e->level, most, a->encoders);
     ws_delta_make(e->delta, &from, &to, e->level, most, a->encoders, &e->stop);
     free(files);
 }
@@ -128,9 +134,9 @@ static void encode(struct ws_agent *a, struct ws_encoding *e)
     ws_delta_figures(e->delta, &f);
     ws_log(WS_LOG_INFO, "agent",
            "delta %s model=%s base=%" PRIu64 " version=%" PRIu64 " bytes=%" PRIu64 " changed=%" PRIu64
-           " seconds=%.3f%s",
+           " seconds=%.3f from_ranks=%zu%s",
            ws_delta_state_name(f.state), e->model->name, l->base.version, l->target.version, f.bytes,
-           f.n_changed, (double)(ws_agent_now_ns() - began) / 1e9,
+           f.n_changed, (double)(ws_agent_now_ns() - began) / 1e9, e->n_records,
            f.state == WS_DELTA_WHOLE ? ""
            : atomic_load(&e->stop)   ? ": its slot was wanted"
                                      : ": it would be half as large as the version or more, or larger than "

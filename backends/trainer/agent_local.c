@@ -5,9 +5,11 @@
  *       places: [[file, begin, writes]..], base: [..], sidecars: [file..]}
  *
  *   begin {version, run, keep}
- *       replies {fresh} and descriptors, one writable a file (size 0: none); keep: ones that may stay mapped
+ *       replies {fresh, holds} and descriptors, one writable a file (size 0: none); keep: ones that may stay
+ *       mapped; holds: {version, run} that they hold all of, null: nobody knows
  *
- *   commit {hashes: [[file, block, "hex"]..]}, or abandon {}
+ *   commit {hashes: [[file, block, "hex"]..], records?: [[file, block, offset, bytes, "hex"]..]}, or abandon
+ * {} records: what changed in blocks, in the file of the descriptor that comes along (rank_records.h)
  *
  *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms}
  *
@@ -320,6 +322,13 @@ static int join_version(struct ws_agent *a, struct ws_session *c, uint64_t versi
     return 0;
 }
 
+static json_t *holds_json(const struct ws_slot *s)
+{
+    if (!s->had.run[0])
+        return json_null();
+    return json_pack("{s:I,s:s}", "version", (json_int_t)s->had.version, "run", s->had.run);
+}
+
 static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply, int *fds,
                     size_t max, size_t *n_fds, struct ws_error *err)
 {
@@ -356,7 +365,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         c->writing = true;
         c->committed = NULL;
         m->n_begun++;
-        *reply = json_pack("{s:b}", "fresh", (int)m->writing->fresh);
+        *reply = json_pack("{s:b,s:o}", "fresh", (int)m->writing->fresh, "holds", holds_json(m->writing));
     }
     pthread_mutex_unlock(&a->lock);
     if (rc < 0) {
@@ -368,12 +377,28 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
 
 /* --- commit, abandon --- */
 
-static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *body, struct ws_error *err)
+static int read_records(const json_t *body, const int *fds, size_t n_fds, struct ws_rank_records **out,
+                        struct ws_error *err)
+{
+    const json_t *list = json_object_get(body, "records");
+    if (!list && n_fds == 0)
+        return 0;
+    if (!list || n_fds != 1)
+        return ws_error_set(err, EINVAL, "the records in commit come with one descriptor, here with %zu",
+                            n_fds);
+    return ws_rank_records_read(out, list, fds[0], err);
+}
+
+static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *body, const int *fds,
+                     size_t n_fds, struct ws_error *err)
 {
     const json_t *hashes = json_object_get(body, "hashes"), *h;
+    struct ws_rank_records *records = NULL;
     size_t i;
+    int rc = read_records(body, fds, n_fds, &records, err);
     pthread_mutex_lock(&a->lock);
-    int rc = ws_agent_check_session(c, err);
+    if (rc == 0)
+        rc = ws_agent_check_session(c, err);
     struct ws_agent_model *m = c->model;
     if (rc == 0 && !c->writing)
         rc = ws_error_set(err, EINVAL, "nothing is begun");
@@ -387,7 +412,11 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
                               (uint64_t)json_integer_value(json_array_get(h, 1)), strtoull(hex, NULL, 16)))
             rc = ws_error_set(err, EINVAL, "a block's hash in commit is malformed");
     }
+    if (rc == 0 && records)
+        rc = ws_rank_records_check(records, m->writing->manifest, m->writing->hashed, err);
     if (rc == 0) {
+        m->writing->records = ws_rank_records_join(records, m->writing->records);
+        records = NULL;
         c->writing = false;
         c->committed = m->writing;
         if (++m->n_committed == m->n_local) {
@@ -396,6 +425,7 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
         }
     }
     pthread_mutex_unlock(&a->lock);
+    ws_rank_records_free(records);
     return rc;
 }
 
@@ -432,7 +462,7 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
     if (strcmp(verb, "begin") == 0)
         return do_begin(a, c, body, reply, fds, max, n_fds, err);
     if (strcmp(verb, "commit") == 0)
-        return do_commit(a, c, body, err);
+        return do_commit(a, c, body, fds_in, n_fds_in, err);
     if (strcmp(verb, "wait") == 0)
         return ws_agent_wait_version(a, c, body, err);
     if (strcmp(verb, "abandon") == 0) {

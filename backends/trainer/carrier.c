@@ -7,10 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_LANES  16 /* devices of one process */
-#define LINE       256UL
-#define SMALL      4096UL
-#define SMALL_LINE 8UL
+#define MAX_LANES   16 /* devices of one process */
+#define LINE        256UL
+#define SMALL       4096UL
+#define SMALL_LINE  8UL
+#define LONG_WITHIN (1UL << 20) /* from here on a copy within the device's memory is as fast as a kernel */
 
 /* A copy that waits for the gather kernel of its round. */
 struct after {
@@ -47,6 +48,7 @@ struct ws_carrier {
     unsigned n_lanes, now;
     size_t n_sources;
     uint64_t direct, gathered, raw;
+    bool counts;                 /* something was gathered, and may have overflowed */
     char why[WS_ERROR_TEXT / 4]; /* there are no kernels */
 };
 
@@ -186,6 +188,7 @@ int ws_carrier_begin(struct ws_carrier *c, size_t n_sources, struct ws_error *er
     int rc = 0;
     c->n_sources = n_sources;
     c->direct = c->gathered = c->raw = 0;
+    c->counts = false;
     for (unsigned i = 0; rc == 0 && i < c->n_lanes; i++)
         rc = zero_counters(c, &c->lanes[i], err);
     return rc;
@@ -299,6 +302,15 @@ unsigned char *ws_carrier_bounce(struct ws_carrier *c, int device, uint64_t byte
     return add_after(r, to, staged, bytes) == 0 ? staged : NULL;
 }
 
+static int gather(struct ws_carrier *c, struct round *round, const struct ws_runs *r, const void *src,
+                  uint64_t from, uint64_t bytes, unsigned char *dst, enum ws_gather_form form, size_t source,
+                  struct ws_error *err)
+{
+    assert(source < c->n_sources);
+    c->counts = true;
+    return ws_gather_add(&round->items, r, src, from, bytes, dst, form, (uint32_t)source, err);
+}
+
 int ws_carrier_gather(struct ws_carrier *c, int device, const struct ws_runs *r, const void *src,
                       uint64_t from, uint64_t bytes, unsigned char *dst, enum ws_gather_form form,
                       size_t source, struct ws_error *err)
@@ -307,9 +319,22 @@ int ws_carrier_gather(struct ws_carrier *c, int device, const struct ws_runs *r,
     struct round *round = round_of(c, device, &l);
     if (!dst)
         return ws_error_set(err, ENOMEM, "no memory for copies from a GPU");
-    assert(source < c->n_sources);
     c->gathered += bytes;
-    return ws_gather_add(&round->items, r, src, from, bytes, dst, form, (uint32_t)source, err);
+    return gather(c, round, r, src, from, bytes, dst, form, source, err);
+}
+
+int ws_carrier_within(struct ws_carrier *c, int device, const struct ws_runs *r, const void *src,
+                      uint64_t from, uint64_t bytes, unsigned char *dst, size_t source, struct ws_error *err)
+{
+    struct lane *l;
+    struct ws_cursor cursor;
+    struct round *round = round_of(c, device, &l);
+    const bool plain = r->conversion == WS_KEEP && r->n_loops == 0 && bytes >= LONG_WITHIN;
+    if (l->has_kernels && !plain && ws_gather_takes(r, src, from, bytes, dst, WS_GATHER_PLACED))
+        return gather(c, round, r, src, from, bytes, dst, WS_GATHER_PLACED, source, err);
+    assert(r->conversion == WS_KEEP);
+    ws_cursor_seek(&cursor, r, src, from, bytes);
+    return ws_copy_cursor(l->copies, &cursor, dst, err);
 }
 
 int ws_carrier_raw(struct ws_carrier *c, int device, const struct ws_runs *raw, const void *src,
@@ -393,13 +418,20 @@ int ws_carrier_wait(struct ws_carrier *c, unsigned round, struct ws_error *err)
     return rc;
 }
 
+int ws_carrier_precede(struct ws_carrier *c, unsigned round, struct ws_queue *q, struct ws_error *err)
+{
+    struct lane *l = find_lane(c, q->device);
+    const struct round *r = l ? &l->rounds[round % WS_CARRIER_ROUNDS] : NULL;
+    return r && r->used ? q->ops->follow_mark(q, r->done, err) : 0;
+}
+
 int ws_carrier_end(struct ws_carrier *c, _Atomic uint64_t *overflows, size_t n, struct ws_error *err)
 {
     int rc = 0;
-    uint64_t *counts = c->gathered ? calloc(c->n_sources + 1, sizeof(*counts)) : NULL;
-    if (c->gathered && !counts)
+    uint64_t *counts = c->counts ? calloc(c->n_sources + 1, sizeof(*counts)) : NULL;
+    if (c->counts && !counts)
         return ws_error_set(err, ENOMEM, "no memory for counts of overflows");
-    for (unsigned i = 0; rc == 0 && c->gathered && i < c->n_lanes; i++) {
+    for (unsigned i = 0; rc == 0 && c->counts && i < c->n_lanes; i++) {
         struct lane *l = &c->lanes[i];
         if (!l->has_kernels)
             continue;

@@ -43,10 +43,18 @@ WS_MUST_USE int ws_carrier_gather(struct ws_carrier *c, int device, const struct
 /* The source's elements as they are, to a buffer of this carrier: raw: ws_runs_raw of the box. */
 WS_MUST_USE int ws_carrier_raw(struct ws_carrier *c, int device, const struct ws_runs *raw, const void *src,
                                uint64_t from, uint64_t bytes, const unsigned char **at, struct ws_error *err);
+/* The same to where the tensor would begin in the device's own memory, by a kernel or, what is long or no
+ * kernel does, by copies. */
+WS_MUST_USE int ws_carrier_within(struct ws_carrier *c, int device, const struct ws_runs *r, const void *src,
+                                  uint64_t from, uint64_t bytes, unsigned char *dst, size_t source,
+                                  struct ws_error *err);
 /* All of the round is said. */
 WS_MUST_USE int ws_carrier_send(struct ws_carrier *c, struct ws_error *err);
 /* Until all of it is there. -EIO: the device failed. */
 WS_MUST_USE int ws_carrier_wait(struct ws_carrier *c, unsigned round, struct ws_error *err);
+/* What is put into that queue of the device from now on waits for what was sent of the round. */
+WS_MUST_USE int ws_carrier_precede(struct ws_carrier *c, unsigned round, struct ws_queue *q,
+                                   struct ws_error *err);
 /* The version is through: adds the overflows of n sources. */
 WS_MUST_USE int ws_carrier_end(struct ws_carrier *c, _Atomic uint64_t *overflows, size_t n,
                                struct ws_error *err);

@@ -220,6 +220,8 @@ static void run_block(void *arg, size_t i)
     struct job *j = &p->jobs[p->round + i];
     const struct span *s = &p->spans[j->first], *end = s + j->n;
     const bool in_order = j->whole && !j->lands;
+    if (j->kept)
+        return;
     struct ws_cursor *cursors = in_order && j->widest > 1 ? malloc(j->widest * sizeof(*cursors)) : NULL;
     struct ws_hasher *h = in_order && (cursors || j->widest == 1) ? ws_hasher_new() : NULL;
     struct ws_sink sink;
@@ -241,13 +243,21 @@ static void run_block(void *arg, size_t i)
     free(cursors);
 }
 
-void ws_plan_work(struct ws_plan *p, size_t first, size_t n, struct ws_workers *workers)
+void ws_plan_tell(const struct ws_plan *p, size_t n_jobs)
 {
     const struct ws_plan_run *run = p->run;
+    if (run->progress)
+        run->progress(run->progress_arg, n_jobs * WS_BLOCK_BYTES, p->n_jobs * WS_BLOCK_BYTES);
+}
+
+void ws_plan_work(struct ws_plan *p, size_t first, size_t n, struct ws_workers *workers)
+{
+    size_t kept_later = 0; /* they are through already */
     p->round = first;
     ws_workers_run(workers, run_block, p, n);
-    if (run->progress)
-        run->progress(run->progress_arg, (first + n) * WS_BLOCK_BYTES, p->n_jobs * WS_BLOCK_BYTES);
+    for (size_t i = first + n; p->run->progress && p->n_kept > 0 && i < p->n_jobs; i++)
+        kept_later += p->jobs[i].kept;
+    ws_plan_tell(p, first + n + kept_later);
 }
 
 static int collect(const struct ws_plan *p)
@@ -284,6 +294,9 @@ int ws_plan_run(struct ws_plan *p, const struct ws_plan_run *run, struct ws_work
 {
     int rc = 0;
     p->run = run;
+    p->n_kept = 0;
+    for (size_t i = 0; i < p->n_jobs; i++)
+        p->jobs[i].kept = false;
     if (run->carrier)
         rc = ws_plan_run_device(p, workers, err);
     else

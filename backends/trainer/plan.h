@@ -6,6 +6,9 @@
 #ifndef WS_TRAINER_PLAN_H
 #define WS_TRAINER_PLAN_H
 #include "backends/trainer/carrier.h"
+#include "backends/trainer/comparer.h"
+#include "backends/trainer/kept.h"
+#include "backends/trainer/records.h"
 #include "transports/box.h"
 #include "transports/error.h"
 #include "transports/workers.h"
@@ -16,6 +19,25 @@ struct ws_block_hash {
     size_t file, block;
     uint64_t hash;
 };
+/* What one device keeps of the version before. */
+struct ws_plan_kept {
+    struct ws_kept *kept;         /* begun */
+    struct ws_comparer *comparer; /* made when it is known what is kept; NULL: not yet, or nothing is */
+    char why[WS_ERROR_TEXT / 2];  /* nothing is */
+};
+/* What has changed since the last version instead of all of it. */
+struct ws_plan_delta {
+    struct ws_plan_kept *devices;
+    size_t n_devices;
+    struct ws_records *records;      /* of all of them */
+    struct ws_mark slot;             /* what the files' memory holds; no run: nobody knows */
+    struct ws_widths *const *widths; /* by file; NULL: none of its blocks is kept */
+    struct ws_plan_tools *tools;     /* for threads; made when they are wanted */
+    uint64_t came, whole;            /* to the host for kept blocks, in all and in whole blocks */
+    uint64_t patched;                /* bytes of blocks that did not come whole */
+};
+void ws_plan_tools_free(struct ws_plan_tools *t); /* NULL is fine */
+
 /* What a run is about. */
 struct ws_plan_run {
     unsigned char *const *data;    /* a file's memory */
@@ -23,6 +45,7 @@ struct ws_plan_run {
     struct ws_carrier *carrier;    /* begun; NULL: all sources are on the host */
     const int *devices;            /* with a carrier: by source, -1: on the host */
     const bool *pinned;            /* likewise, by file: is its memory pinned? */
+    struct ws_plan_delta *delta;   /* with a carrier; NULL: all of it is copied */
     _Atomic uint64_t *overflows;   /* by source, added to; NULL: nobody asks */
     struct ws_block_hash **hashes; /* of blocks that were filled whole, appended (realloc'ed) */
     size_t *n_hashes;

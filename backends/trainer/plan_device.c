@@ -11,21 +11,6 @@
 #define LONG_ROW    (4UL << 10)  /* of a strided copy */
 #define ROUND_BYTES (64UL << 20) /* so that the CPU has something to do meanwhile */
 
-static int device_of(const struct ws_plan *p, const struct span *s)
-{
-    return p->run->devices[p->pieces[s->piece].source];
-}
-
-static const unsigned char *source_of(const struct ws_plan *p, const struct span *s)
-{
-    return p->run->sources[p->pieces[s->piece].source];
-}
-
-static unsigned char *tensor_of(const struct ws_plan *p, const struct span *s)
-{
-    return p->run->data[s->file] + p->pieces[s->piece].begin;
-}
-
 /* --- which way --- */
 
 static bool is_long(const struct ws_plan *p, const struct span *s, bool kernels)
@@ -37,12 +22,12 @@ static bool is_long(const struct ws_plan *p, const struct span *s, bool kernels)
     return r->n_loops == 0 ? !kernels || s->bytes >= LONG_SPAN : r->run_bytes >= LONG_ROW;
 }
 
-static bool takes(const struct ws_plan *p, const struct span *s, enum ws_gather_form form)
+bool ws_plan_takes(const struct ws_plan *p, const struct span *s, enum ws_gather_form form)
 {
     const struct piece *q = &p->pieces[s->piece];
-    return ws_carrier_gathers(p->run->carrier, device_of(p, s)) &&
-           ws_gather_takes(&q->runs, source_of(p, s), s->from, s->bytes,
-                           form == WS_GATHER_PLACED ? tensor_of(p, s) : NULL, form);
+    return ws_carrier_gathers(p->run->carrier, ws_plan_device(p, s)) &&
+           ws_gather_takes(&q->runs, ws_plan_source(p, s), s->from, s->bytes,
+                           form == WS_GATHER_PLACED ? ws_plan_tensor(p, s) : NULL, form);
 }
 
 static int prepare(struct piece *q, struct ws_error *err)
@@ -60,13 +45,13 @@ static int prepare(struct piece *q, struct ws_error *err)
 
 static int route_span(struct ws_plan *p, struct span *s, struct ws_error *err)
 {
-    const int device = device_of(p, s);
+    const int device = ws_plan_device(p, s);
     if (device < 0)
         s->way = WAY_HOST;
     else if (is_long(p, s, ws_carrier_gathers(p->run->carrier, device)))
         s->way = WAY_DIRECT;
     else
-        s->way = takes(p, s, WS_GATHER_PACKED) ? WAY_PACKED : WAY_RAW;
+        s->way = ws_plan_takes(p, s, WS_GATHER_PACKED) ? WAY_PACKED : WAY_RAW;
     return device < 0 ? 0 : prepare(&p->pieces[s->piece], err);
 }
 
@@ -76,8 +61,8 @@ static bool lands_whole(const struct ws_plan *p, const struct job *j)
     const struct span *s = &p->spans[j->first];
     bool can = j->whole && p->run->pinned[s->file];
     for (size_t i = 0; can && i < j->n; i++)
-        can = s[i].way != WAY_HOST && device_of(p, &s[i]) == device_of(p, s) &&
-              (s[i].way == WAY_DIRECT || takes(p, &s[i], WS_GATHER_PLACED));
+        can = s[i].way != WAY_HOST && ws_plan_device(p, &s[i]) == ws_plan_device(p, s) &&
+              (s[i].way == WAY_DIRECT || ws_plan_takes(p, &s[i], WS_GATHER_PLACED));
     return can;
 }
 
@@ -133,7 +118,7 @@ static size_t stretch_of(const struct span *s, size_t n, uint64_t *end)
 static int send_stretch(struct ws_plan *p, const struct span *s, size_t n, uint64_t end, struct ws_error *err)
 {
     const struct ws_plan_run *run = p->run;
-    const int device = device_of(p, s);
+    const int device = ws_plan_device(p, s);
     unsigned char *staged =
         ws_carrier_stage(run->carrier, device, run->data[s->file] + s->first, end - s->first);
     if (!staged)
@@ -142,8 +127,8 @@ static int send_stretch(struct ws_plan *p, const struct span *s, size_t n, uint6
     for (size_t i = 0; rc == 0 && i < n; i++) {
         const struct piece *q = &p->pieces[s[i].piece];
         unsigned char *tensor = (unsigned char *)((uintptr_t)staged + q->begin - s->first);
-        rc = ws_carrier_gather(run->carrier, device, &q->runs, source_of(p, &s[i]), s[i].from, s[i].bytes,
-                               tensor, WS_GATHER_PLACED, q->source, err);
+        rc = ws_carrier_gather(run->carrier, device, &q->runs, ws_plan_source(p, &s[i]), s[i].from,
+                               s[i].bytes, tensor, WS_GATHER_PLACED, q->source, err);
     }
     return rc;
 }
@@ -152,21 +137,21 @@ static int send_span(struct ws_plan *p, struct span *s, struct ws_error *err)
 {
     const struct piece *q = &p->pieces[s->piece];
     struct ws_carrier *c = p->run->carrier;
-    const int device = device_of(p, s);
+    const int device = ws_plan_device(p, s);
     uint64_t from, bytes;
     const unsigned char *at = NULL;
     int rc = 0;
     if (s->way == WAY_DIRECT)
-        return ws_carrier_direct(c, device, &q->runs, source_of(p, s), s->from, s->bytes, tensor_of(p, s),
-                                 err);
+        return ws_carrier_direct(c, device, &q->runs, ws_plan_source(p, s), s->from, s->bytes,
+                                 ws_plan_tensor(p, s), err);
     if (s->way == WAY_PACKED) {
         unsigned char *staged = ws_carrier_bounce(c, device, s->bytes, &at);
         s->at = at - s->from;
-        return ws_carrier_gather(c, device, &q->runs, source_of(p, s), s->from, s->bytes, staged,
+        return ws_carrier_gather(c, device, &q->runs, ws_plan_source(p, s), s->from, s->bytes, staged,
                                  WS_GATHER_PACKED, q->source, err);
     }
     raw_part(q, s, &from, &bytes);
-    rc = ws_carrier_raw(c, device, &q->detour->raw, source_of(p, s), from, bytes, &at, err);
+    rc = ws_carrier_raw(c, device, &q->detour->raw, ws_plan_source(p, s), from, bytes, &at, err);
     s->at = at - from;
     return rc;
 }
@@ -203,6 +188,8 @@ static int send_round(struct ws_plan *p, unsigned round, size_t first, size_t *n
     for (*n = 0; rc == 0 && first + *n < p->n_jobs && bytes < ROUND_BYTES; ++*n) {
         struct job *j = &p->jobs[first + *n];
         uint64_t more = 0;
+        if (j->kept)
+            continue;
         rc = route_job(p, j, err);
         for (size_t i = 0; rc == 0 && i < j->n; i++)
             more += room_of(p, &p->spans[j->first + i]);
@@ -220,7 +207,7 @@ int ws_plan_run_device(struct ws_plan *p, struct ws_workers *workers, struct ws_
     struct rounds r = {0};
     size_t at = 0;
     unsigned sent = 0, done = 0;
-    int rc = 0;
+    int rc = p->run->delta ? ws_plan_run_delta(p, workers, err) : 0;
     while (rc == 0 && (at < p->n_jobs || done < sent)) {
         if (at < p->n_jobs && sent - done < WS_CARRIER_ROUNDS) {
             unsigned k = sent % WS_CARRIER_ROUNDS;

@@ -71,6 +71,7 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     p->timeout_ms = c->timeout_ms ? c->timeout_ms : DEFAULT_TIMEOUT_MS;
     p->progress = c->progress;
     p->progress_arg = c->progress_arg;
+    p->gpu_delta = c->gpu_delta;
     p->workers = ws_workers_new(n, 0);
     if (!p->agent || !p->model || !p->workers || (c->run && !p->run_asked))
         rc = ws_error_set(err, ENOMEM, "no memory for a publisher");
@@ -162,6 +163,7 @@ int ws_publisher_begin(struct wsync_publisher *p, uint64_t version, bool demande
     p->begun = true;
     p->version = version;
     p->fresh = json_is_true(json_object_get(reply, "fresh"));
+    ws_publisher_delta_begin(p, reply);
     json_decref(reply);
     memset(p->put, 0, p->n_params * sizeof(p->put[0]));
     memset((void *)p->overflows, 0, p->n_params * sizeof(p->overflows[0]));
@@ -220,9 +222,13 @@ int ws_publisher_commit(struct wsync_publisher *p, struct ws_error *err)
             return ws_error_set(err, ENODATA, "version %" PRIu64 " is not whole: %s was not put", p->version,
                                 p->params[i].tensor.name);
     json_t *body = hashes_json(p);
+    const int records = body ? ws_publisher_delta_export(p, body, err) : -1;
     let_go(p); /* before the agent looks whether anybody could still write */
-    int rc = ws_publisher_call(p, "commit", body, NULL, NULL, 0, NULL, err);
+    int rc = ws_publisher_send(p, "commit", body, &records, records >= 0, err);
+    if (records >= 0)
+        close(records);
     if (rc == 0) { /* the lineage is opened */
+        ws_publisher_delta_commit(p);
         p->new_run = false;
         free(p->run_asked);
         p->run_asked = NULL;

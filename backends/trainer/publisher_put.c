@@ -154,13 +154,15 @@ static void report(struct wsync_publisher *p, double began_ms)
     char ways[WS_ERROR_TEXT / 2];
     const char *why = p->pinned ? ws_pinned_why_not(p->pinned) : "";
     ws_carrier_tell(p->carrier, ways, sizeof(ways));
-    snprintf(p->gpu_report, sizeof(p->gpu_report), "%.1f ms: %s%s%s", now_ms() - began_ms, ways,
-             why[0] ? "; the slot is not pinned: " : "", why);
+    const int n = snprintf(p->gpu_report, sizeof(p->gpu_report), "%.1f ms: %s%s%s", now_ms() - began_ms, ways,
+                           why[0] ? "; the slot is not pinned: " : "", why);
+    if (n >= 0 && (size_t)n < sizeof(p->gpu_report))
+        ws_publisher_delta_tell(p, p->gpu_report + n, sizeof(p->gpu_report) - (size_t)n);
 }
 
-/* params: those of the plan that are the caller's, from the first-th on. */
+/* params: those of the plan that are the caller's, from the first-th on; all: of the version. */
 static int run_plan(struct wsync_publisher *p, struct ws_plan *plan, const wsync_param *params, size_t first,
-                    size_t n, bool with_progress, struct ws_error *err)
+                    size_t n, bool all, struct ws_error *err)
 {
     const double began = now_ms();
     bool on_device = false;
@@ -171,15 +173,19 @@ static int run_plan(struct wsync_publisher *p, struct ws_plan *plan, const wsync
     for (size_t i = first; p->device >= 0 && i < first + n; i++)
         on_device = on_device || is_on_device(p, i);
     int rc = on_device ? begin_carrier(p, params, first, n, err) : 0;
+    struct ws_plan_delta *delta = NULL;
+    if (rc == 0 && on_device && all)
+        rc = ws_publisher_delta_run(p, &delta, err);
     struct ws_plan_run run = {.data = p->data,
                               .sources = p->sources,
                               .carrier = on_device ? p->carrier : NULL,
                               .devices = p->devices,
                               .pinned = p->file_is_pinned,
+                              .delta = delta,
                               .overflows = p->overflows,
                               .hashes = &p->hashes,
                               .n_hashes = &p->n_hashes,
-                              .progress = with_progress ? p->progress : NULL,
+                              .progress = all ? p->progress : NULL,
                               .progress_arg = p->progress_arg};
     if (rc == 0)
         rc = ws_plan_run(plan, &run, p->workers, err);

@@ -12,6 +12,8 @@ void ws_publisher_forget(struct wsync_publisher *p)
         free((char *)(uintptr_t)p->params[i].tensor.name);
         free(p->params[i].file_name);
     }
+    ws_publisher_delta_free(p->delta);
+    p->delta = NULL;
     free(p->params);
     free(p->by_name);
     free(p->base_places);

@@ -71,6 +71,8 @@ struct wsync_publisher {
     unsigned n_registrations;
     unsigned n_connections;           /* that there were: which one is it? */
     struct ws_publisher_share *share; /* publisher_share.c; NULL: nothing is shared on GPUs */
+    bool gpu_delta;                   /* asked for */
+    struct ws_publisher_delta *delta; /* of this registration; NULL: not yet */
 };
 
 /* Of this node: what was asked for, else $WSYNC_AGENT, else the usual place. */
@@ -103,6 +105,16 @@ void ws_publisher_locate(struct wsync_publisher *p, const wsync_param *params);
 /* How the data of a parameter lies. -EINVAL: it cannot be converted. */
 WS_MUST_USE int ws_publisher_layout(const wsync_param *a, const struct ws_registered *r,
                                     struct ws_layout *out, struct ws_error *err);
+/* gpu_delta. begin: the agent has answered begin so. run: for the plan that puts all; *out NULL: without.
+ * export: adds what the agent is told to the body of commit, and returns a descriptor for it, the caller's,
+ * or -1. commit: the version is committed. tell: a part of the report. */
+void ws_publisher_delta_begin(struct wsync_publisher *p, const json_t *reply);
+WS_MUST_USE int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_plan_delta **out,
+                                       struct ws_error *err);
+int ws_publisher_delta_export(struct wsync_publisher *p, json_t *body, struct ws_error *err);
+void ws_publisher_delta_commit(struct wsync_publisher *p);
+void ws_publisher_delta_tell(struct wsync_publisher *p, char *out, size_t bytes);
+void ws_publisher_delta_free(struct ws_publisher_delta *d); /* NULL is fine */
 /* Copies into the begun version's memory: all registered parameters, and what ws_publisher_put_fresh does;
  * one of them; rank 0's sidecars and frozen tensors, where the slot has not got them yet. */
 WS_MUST_USE int ws_publisher_put_all(struct wsync_publisher *p, const wsync_param *params,

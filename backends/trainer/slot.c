@@ -21,6 +21,7 @@ static void free_regions(struct ws_slot *s)
     s->n_files = 0;
     s->total_bytes = 0;
     s->placement_id[0] = 0;
+    s->has = (struct ws_mark){0};
 }
 
 int ws_slot_prepare(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads, struct ws_error *err)
@@ -82,6 +83,8 @@ int ws_slot_begin(struct ws_slot *s, const struct ws_placement *l, const char *m
         rc = ws_manifest_freeze(m, l->frozen[i], err);
     s->version = version;
     snprintf(s->run, sizeof(s->run), "%s", run);
+    s->had = s->has;
+    s->has = (struct ws_mark){0};
     return rc;
 }
 
@@ -138,6 +141,8 @@ void ws_slot_clear(struct ws_slot *s)
     free_hashed(s, s->manifest ? s->manifest->n_files : 0);
     ws_manifest_free(s->manifest);
     s->manifest = NULL;
+    ws_rank_records_free(s->records);
+    s->records = NULL;
     free(s->json);
     s->json = NULL;
     s->json_bytes = 0;

@@ -10,6 +10,7 @@
 #ifndef WS_TRAINER_SLOT_H
 #define WS_TRAINER_SLOT_H
 #include "backends/trainer/placement.h"
+#include "backends/trainer/rank_records.h"
 #include "transports/bundle.h"
 #include "transports/catalog.h"
 #include "transports/workers.h"
@@ -39,11 +40,14 @@ struct ws_slot {
     char run[WS_RUN_CHARS + 1];
     char placement_id[33]; /* of what the regions hold */
     bool fresh;            /* sidecars and frozen tensors are not in it yet */
+    struct ws_mark has;    /* the version that they have all of; no run: none that is known */
+    struct ws_mark had;    /* while they are written: before */
     size_t n_files;
     uint64_t total_bytes;
-    struct ws_region **regions;   /* one a file, NULL for size 0 */
-    struct ws_manifest *manifest; /* SERVED and RETIRED; while WRITING it collects the ranks' hashes */
-    unsigned char **hashed;       /* a byte a block: its hash is in the manifest */
+    struct ws_region **regions;      /* one a file, NULL for size 0 */
+    struct ws_manifest *manifest;    /* SERVED and RETIRED; while WRITING it collects the ranks' hashes */
+    unsigned char **hashed;          /* a byte a block: its hash is in the manifest */
+    struct ws_rank_records *records; /* that ranks gave with it */
     char *json;
     size_t json_bytes;
     struct ws_slot_hold *holds;

@@ -45,9 +45,9 @@ static struct cpu_queue queue;
 static void test_table(void **state)
 {
     static const char *const names[] = {
-        [WS_KERNEL_GATHER] = "ws_kernel_gather",
-        [WS_KERNEL_DIFF_COUNT] = "ws_kernel_diff_count",
-        [WS_KERNEL_DIFF_PACK] = "ws_kernel_diff_pack",
+        [WS_KERNEL_GATHER] = "ws_kernel_gather",       [WS_KERNEL_DIFF_COUNT] = "ws_kernel_diff_count",
+        [WS_KERNEL_DIFF_PACK] = "ws_kernel_diff_pack", [WS_KERNEL_HASH_SUM] = "ws_kernel_hash_sum",
+        [WS_KERNEL_HASH_FOLD] = "ws_kernel_hash_fold",
     };
     (void)state;
     assert_int_equal(sizeof(ws_cpu_kernels) / sizeof(ws_cpu_kernels[0]), WS_N_KERNELS);

@@ -2,9 +2,9 @@
 /* Strategies: what each is and whether it can be used; sync infos and update requests, to JSON and back; what
  * the seeds write is read; what is wrong is refused with a sentence that names it. */
 #include "backends/trainer/strategy.h"
-#include "transports/device.h"
 #include "backends/trainer/update_request.h"
 #include "tests/fixtures/checkpoint.h"
+#include "transports/device.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,9 +33,7 @@ static void test_table(void **state)
         assert_true(*s->needs && *s->request_type && *s->sync_info_type);
         int rc = wsync_strategy_available(s->id, NULL);
         const bool gpu = i == WSYNC_CUDA_IPC || i == WSYNC_PACKED_CUDA_IPC;
-        assert_int_equal(rc, gpu     ? ws_device_of_kind(WS_CUDA)->available(NULL)
-                             : i < 3 ? 0
-                                     : -ENOTSUP);
+        assert_int_equal(rc, gpu ? ws_device_of_kind(WS_CUDA)->available(NULL) : i < 3 ? 0 : -ENOTSUP);
         if (rc < 0)
             assert_non_null(strstr(wsync_error(), "CUDA device"));
     }

@@ -4,6 +4,7 @@
 #define WS_TRANSPORTS_KERNELS_CPU_H
 #include "transports/kernels/diff.h"
 #include "transports/kernels/gather.h"
+#include "transports/kernels/hash.h"
 
 struct ws_cpu_kernel {
     const char *name;
@@ -20,11 +21,15 @@ struct ws_cpu_kernel {
 WS_CPU_KERNEL(gather, struct ws_gather_args)
 WS_CPU_KERNEL(diff_count, struct ws_diff_args)
 WS_CPU_KERNEL(diff_pack, struct ws_diff_args)
+WS_CPU_KERNEL(hash_sum, struct ws_hash_args)
+WS_CPU_KERNEL(hash_fold, struct ws_hash_args)
 
 static const struct ws_cpu_kernel ws_cpu_kernels[] = {
     {"ws_kernel_gather", ws_cpu_gather, sizeof(struct ws_gather_args)},
     {"ws_kernel_diff_count", ws_cpu_diff_count, sizeof(struct ws_diff_args)},
     {"ws_kernel_diff_pack", ws_cpu_diff_pack, sizeof(struct ws_diff_args)},
+    {"ws_kernel_hash_sum", ws_cpu_hash_sum, sizeof(struct ws_hash_args)},
+    {"ws_kernel_hash_fold", ws_cpu_hash_fold, sizeof(struct ws_hash_args)},
 };
 
 #endif

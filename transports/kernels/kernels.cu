@@ -1,6 +1,7 @@
 /* The kernels for the device: the bodies of transports/kernels, each on a grid of warps. */
 #include "transports/kernels/diff.h"
 #include "transports/kernels/gather.h"
+#include "transports/kernels/hash.h"
 
 WS_DEVICE struct ws_warp ws_this_warp()
 {
@@ -24,4 +25,16 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     ws_kernel_diff_pack(const __grid_constant__ ws_diff_args a)
 {
     ws_diff_pack_body(&a, ws_this_warp());
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+    ws_kernel_hash_sum(const __grid_constant__ ws_hash_args a)
+{
+    ws_hash_sum_body(&a, ws_this_warp());
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+    ws_kernel_hash_fold(const __grid_constant__ ws_hash_args a)
+{
+    ws_hash_fold_body(&a, ws_this_warp());
 }
