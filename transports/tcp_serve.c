@@ -260,16 +260,24 @@ static bool keep_waiting(struct request *q)
     return wait;
 }
 
-/* Also called again for a request that waited for bytes. */
+static bool has_time(const struct request *q)
+{
+    return !atomic_load(&q->server->stop) && now_ms() < q->poll_end_ms;
+}
+
+/* Also called again for a request that waited for bytes, or for what is being made because of it. */
 static enum MHD_Result serve_version(struct request *q)
 {
     struct ws_error err = {0};
     enum MHD_Result result = MHD_YES;
-    q->api.since = q->server->catalog.ops->seq(q->server->catalog.self); /* before looking */
+    int rc;
     q->api.timeout_ms = WS_MADE_MS;
-    int rc = try_version(q, &result, &err);
-    if (rc >= 0 || (rc == -EINPROGRESS && keep_waiting(q)))
-        return result;
+    do {
+        q->api.since = q->server->catalog.ops->seq(q->server->catalog.self); /* before looking */
+        rc = try_version(q, &result, &err);
+        if (rc >= 0 || (rc == -EINPROGRESS && keep_waiting(q)))
+            return result;
+    } while (rc == -EINPROGRESS && has_time(q)); /* something has changed meanwhile */
     if (rc == -EINPROGRESS)
         rc = -ETIMEDOUT;
     if (q->body)

@@ -478,10 +478,10 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
     struct ws_session *c = peer->state;
     if (!c)
         return;
-    ws_agent_gpu_gone(a, c);
     pthread_mutex_lock(&a->lock);
     ws_agent_forget(a, c, "ended");
     pthread_mutex_unlock(&a->lock);
+    ws_agent_gpu_gone(a, c); /* tells those who wait, who find nothing begun any more */
     free(c);
     peer->state = NULL;
     (void)malloc_trim(0); /* registrations of 100,000 tensors leave much behind */
