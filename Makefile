@@ -31,7 +31,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real bench format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu bench bench-gpu format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd libzmq
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -64,7 +64,8 @@ HAVE_NCCL := $(if $(HAVE_CUDA),$(wildcard $(NCCL_HOME)/include/nccl.h))
 HAVE_NVCC := $(if $(HAVE_CUDA),$(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc 2>/dev/null)))
 GPU_FLAGS := $(if $(HAVE_CUDA),-DWS_HAVE_CUDA=1) $(if $(HAVE_NCCL),-DWS_HAVE_NCCL=1) $(if $(HAVE_NVCC),-DWS_HAVE_NVCC=1)
 gpu_headers = $(if $(HAVE_CUDA),-isystem $(CUDA_HOME)/include) $(if $(HAVE_NCCL),-isystem $(NCCL_HOME)/include)
-LEFT_OUT := $(if $(HAVE_CUDA),transports/device_absent.c,transports/cuda.c $(wildcard transports/device_cuda*.c))
+LEFT_OUT := $(if $(HAVE_CUDA),transports/device_absent.c,transports/cuda.c $(wildcard transports/device_cuda*.c)) \
+	$(if $(HAVE_NCCL),transports/nccl_absent.c,transports/nccl.c)
 # Machine code for these; others, and later ones, take the intermediate code of the oldest that nvcc knows.
 CUDA_ARCHS := 80 90 100
 ifneq ($(HAVE_NVCC),)
@@ -76,6 +77,15 @@ NVCC_FLAGS = -std=c++17 -O3 -I. -fatbin -Werror all-warnings \
 comma := ,
 FATBIN := $(B)/transports/kernels/kernels.fatbin
 endif
+# What `wsync version` says of them.
+defined_as = $(shell sed -n 's/^\#define $(1) *\([0-9]*\).*/\1/p' $(2))
+CUDA_NUMBER := $(if $(HAVE_CUDA),$(call defined_as,CUDA_VERSION,$(HAVE_CUDA)))
+NCCL_NUMBERS := $(if $(HAVE_NCCL),$(foreach n,MAJOR MINOR PATCH,$(call defined_as,NCCL_$(n),$(HAVE_NCCL))))
+NVCC_RELEASE := $(if $(HAVE_NVCC),$(shell $(HAVE_NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p'))
+GPU_RELEASES = $(if $(HAVE_CUDA),-DWS_CUDA_RELEASE='"$(shell echo $$(($(CUDA_NUMBER) / 1000)).$$(($(CUDA_NUMBER) % 1000 / 10)))"') \
+	$(if $(HAVE_NCCL),-DWS_NCCL_RELEASE='"$(subst $() ,.,$(NCCL_NUMBERS))"') \
+	$(if $(HAVE_NVCC),-DWS_NVCC_RELEASE='"$(NVCC_RELEASE)"' \
+	-DWS_KERNEL_ARCHS='"$(addprefix sm_,$(filter $(CUDA_ARCHS),$(CUDA_KNOWN))) and compute_$(CUDA_OLDEST) (intermediate code)"')
 
 LAYERS := transports backends/engine backends/trainer fs mount-helpers
 SRC = $(filter-out $(LEFT_OUT),$(wildcard $(1)/*.c))
@@ -109,7 +119,7 @@ $(TOP)/libfuse/config.mk: .ci/libfuse
 # --- what a build was made with: a file that changes only when its text does ---
 .PHONY: FORCE
 $(B)/.flags: TEXT = $(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)
-$(B)/.commit: TEXT = $(VERSION)$(addprefix +,$(COMMIT))
+$(B)/.commit: TEXT = $(VERSION)$(addprefix +,$(COMMIT)) $(GPU_RELEASES)
 $(B)/.prefix: TEXT = $(PREFIX) $(LIBDIR) $(INCLUDEDIR)
 $(B)/.kernels: TEXT = $(HAVE_NVCC) $(NVCC_FLAGS)
 $(B)/.flags $(B)/.commit $(B)/.prefix $(B)/.kernels: FORCE
@@ -122,7 +132,7 @@ $(B)/%.o: %.c $(TOP)/libfuse/config.mk $(B)/.flags
 	$(call say,CC,$<)$(CC) $(ALL_CFLAGS) $(if $(filter fs/% mount-helpers/% tests/%,$<),$(FUSE_CFLAGS)) \
 		$(call vector_flags,$*) $(if $(filter transports/% tests/%,$<),$(gpu_headers)) $(EXTRA) -MMD -MP -c $< -o $@
 $(B)/mount-helpers/version.o: $(B)/.commit
-$(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"'
+$(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"' $(GPU_RELEASES)
 
 # The kernels, as bytes; with no nvcc the object says that there are none.
 ifneq ($(HAVE_NVCC),)
@@ -132,6 +142,15 @@ $(FATBIN): transports/kernels/kernels.cu $(B)/.kernels
 endif
 $(B)/transports/kernels/fatbin.o: $(FATBIN) $(B)/.kernels
 $(B)/transports/kernels/fatbin.o: EXTRA = $(if $(FATBIN),-DWS_FATBIN='"$(FATBIN)"')
+
+# What a trainer computes while the benchmarks offload.
+ifneq ($(HAVE_NVCC),)
+$(B)/tests/bench/matmul.fatbin: tests/bench/matmul.cu $(B)/.kernels
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)$(HAVE_NVCC) $(NVCC_FLAGS) -o $@ $<
+$(B)/tests/bench/bench_gpu_offload.o: $(B)/tests/bench/matmul.fatbin
+$(B)/tests/bench/bench_gpu_offload.o: EXTRA = -DWS_MATMUL='"$(B)/tests/bench/matmul.fatbin"'
+endif
 
 $(A_transports): $(OBJ_transports)
 $(A_engine): $(call OBJ,backends/engine)
@@ -212,7 +231,7 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real bench
+.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu bench bench-gpu
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:
@@ -231,6 +250,11 @@ test: deps-test ## install what it needs, build, pass all tests (SAN=...: those 
 	$(Q)tests/run $(SAN)
 test-real: deps-real ## fetch real engines and trainers (several GB, once), build, test with them on tiny models
 	$(Q)tests/run real
+test-gpu: deps-test ## the tests of GPUs on this machine's GPU instead of the stand-in driver
+	$(Q)TEST_GPU=1 tests/run gpu
+bench-gpu: deps-test ## what a GPU does: the benchmarks named bench_gpu_*
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
+	$(Q)tests/bench/run gpu
 bench: deps-test ## measure; prints ratios and writes build/bench.json
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	$(Q)tests/bench/run

@@ -251,6 +251,10 @@ static void tell_how(const struct assembly *a, char how[WS_HOW_CHARS])
     pthread_mutex_lock(&s->lock);
     for (unsigned i = 0; i < a->n && used < WS_HOW_CHARS; i++)
         used += (size_t)snprintf(how + used, WS_HOW_CHARS - used, "%s%s", i ? "; " : ": ", a->parts[i]->how);
+    if (a->n && a->parts[0]->why_not)
+        snprintf(a->route->part_why_not, sizeof(a->route->part_why_not), "%s", a->parts[0]->why_not);
+    if (a->n)
+        atomic_store(&a->route->used, a->parts[0]->strategy);
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -174,6 +174,18 @@ static int run_policy(struct job *j, struct ws_error *err)
     return rc;
 }
 
+static int run_strategy(struct job *j, struct ws_error *err)
+{
+    struct ws_strategies s;
+    int rc = ws_strategies_parse(j->command.args[0], &s, err);
+    if (rc == 0)
+        rc = ws_strategies_set(j->control->store, j->desk->name, &s, err);
+    if (rc == 0)
+        ws_desk_event(j->control, j->desk, "strategy model=%s strategy=%s", j->desk->name,
+                      j->command.args[0]);
+    return rc;
+}
+
 static int run_command(struct job *j, struct ws_error *err)
 {
     switch (j->command.verb) {
@@ -206,6 +218,8 @@ static int run_command(struct job *j, struct ws_error *err)
         return ws_store_remove(j->control->store, j->command.args[0], err);
     case WS_VERB_POLICY:
         return run_policy(j, err);
+    case WS_VERB_STRATEGY:
+        return run_strategy(j, err);
     default:
         return ws_error_set(err, EINVAL, "the command is not known");
     }
@@ -221,9 +235,9 @@ static void free_job(struct job *j)
 }
 
 static const bool changes_settings[WS_VERB_COUNT] = {
-    [WS_VERB_PIN] = true,           [WS_VERB_UNPIN] = true,  [WS_VERB_ENGINE_ADD] = true,
-    [WS_VERB_ENGINE_REMOVE] = true, [WS_VERB_POLICY] = true, [WS_VERB_COMMIT] = true,
-    [WS_VERB_ADD] = true,
+    [WS_VERB_PIN] = true,           [WS_VERB_UNPIN] = true,    [WS_VERB_ENGINE_ADD] = true,
+    [WS_VERB_ENGINE_REMOVE] = true, [WS_VERB_POLICY] = true,   [WS_VERB_COMMIT] = true,
+    [WS_VERB_ADD] = true,           [WS_VERB_STRATEGY] = true,
 };
 
 static void run_job(void *arg)

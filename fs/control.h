@@ -34,6 +34,8 @@ enum ws_view {
     WS_VIEW_STATE,      /* version: .wsync/state */
     WS_VIEW_PROGRESS,   /* version: .wsync/progress */
     WS_VIEW_CHANGED,    /* version: .wsync/changed; takes long */
+    WS_VIEW_CUDA_IPC, /* version: .wsync/cuda_ipc.json, where an agent of this host shares it; asks the agent
+                       */
     WS_VIEW_COUNT
 };
 /* Text of a view now (malloc'ed, caller frees). model NULL: the root's; v only for version views. */

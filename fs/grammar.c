@@ -136,6 +136,10 @@ static const struct syntax {
      "what happens when a version appears: nothing, fetch it, fetch it and switch (when its trainer releases "
      "it, where "
      "trainers do that); every, min-interval: only once it is N versions ahead, S seconds after the last"},
+    {WS_VERB_STRATEGY, WS_SCOPE_MODEL, "strategy", NULL, 1, 1, 0, 0, "strategy auto|LIST",
+     "by which ways weights may come, the best first, with commas between: packed_cuda_ipc, cuda_ipc, ipc, "
+     "broadcast, "
+     "dir, tcp, which is what auto stands for; what is not in the list is not used"},
     {WS_VERB_LOADED, WS_SCOPE_MODEL, "loaded", NULL, 1, 1, OPTION(ENGINE), 0, "loaded N [engine=NAME]",
      "what a framework says when its engines of kind external serve a version; all of them without engine="},
     {WS_VERB_PULL, WS_SCOPE_MODEL, "pull", NULL, 1, 1, 0, ASYNC, "pull N|latest [async]",

@@ -50,6 +50,7 @@ enum ws_verb {
     WS_VERB_CHECK,
     WS_VERB_ENGINE_SYNC,
     WS_VERB_LOADED,
+    WS_VERB_STRATEGY,
     WS_VERB_COUNT
 };
 enum ws_option {

@@ -24,7 +24,7 @@ static int ask_one(const struct ws_route *r, struct ws_source *source, struct ws
 
 int ws_links_ask(struct ws_route *r, struct ws_links *k, struct ws_error *err)
 {
-    struct ws_leg leg = {0};
+    struct ws_leg leg = {.control = true};
     int rc = ws_route_take(r, &leg, err);
 
     k->n = 0;

@@ -18,6 +18,7 @@ struct entry {
     const char *run;
     struct ws_offer offer;
     bool partial; /* the source has only the delta to it */
+    bool on_gpus; /* it is shared there */
 };
 
 static int read_u64(const json_t *object, const char *key, uint64_t *out)
@@ -38,6 +39,7 @@ static int read_entry(const json_t *json, struct entry *e)
         return -EPROTO;
     (void)read_u64(json, "created_ns", &e->offer.created_ns);
     e->partial = json_is_false(json_object_get(json, "anchor"));
+    e->on_gpus = json_is_string(json_object_get(json, "gpu"));
     return 0;
 }
 
@@ -78,6 +80,7 @@ void ws_listing_forget(struct ws_model *m, unsigned index)
     for (struct ws_version *v = m->versions; v; v = v->next) {
         v->sources &= ~ws_bit(index);
         v->partial &= ~ws_bit(index);
+        v->on_gpus &= ~ws_bit(index);
         ws_offers_forget(v, index);
     }
     m->claims[index] = (struct ws_claim){0};
@@ -165,6 +168,8 @@ static void take_versions(struct ws_watch *w, struct ws_model *m, const json_t *
         v->sources |= ws_bit(w->index);
         if (e.partial)
             v->partial |= ws_bit(w->index);
+        if (e.on_gpus && strcmp(ws_source_transport(w->source), "ipc") == 0)
+            v->on_gpus |= ws_bit(w->index);
     }
 }
 

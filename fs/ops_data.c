@@ -212,7 +212,9 @@ static void open_view(void *arg)
 /* What takes long has a thread of its own. */
 static void run_open_view(struct ws_call *c)
 {
-    bool is_long = ws_ino_kind(c->ino) == WS_KIND_META_VIEW && ws_ino_index(c->ino) == WS_VIEW_CHANGED;
+    const uint64_t view = ws_ino_index(c->ino);
+    bool is_long =
+        ws_ino_kind(c->ino) == WS_KIND_META_VIEW && (view == WS_VIEW_CHANGED || view == WS_VIEW_CUDA_IPC);
     if (!is_long || ws_job_start(c->fs->control, open_view, c) < 0)
         open_view(c);
 }

@@ -94,8 +94,15 @@ static int set_delta_cache(struct ws_mount_options *o, const char *value)
 SET_NUMBER(set_keep, store.keep, 1000)
 SET_NUMBER(set_streams, store.streams, WS_MAX_STREAMS)
 SET_NUMBER(set_threads, store.threads, 1024)
+SET_NUMBER(set_device, store.device, 255)
 SET_NUMBER(set_uid, uid, UINT_MAX - 1)
 SET_NUMBER(set_gid, gid, UINT_MAX - 1)
+
+static int set_strategy(struct ws_mount_options *o, const char *value)
+{
+    struct ws_error err;
+    return ws_strategies_parse(value, &o->store.strategies, &err);
+}
 
 static int set_nice(struct ws_mount_options *o, const char *value)
 {
@@ -233,6 +240,10 @@ static const struct {
     {"keep", "N", set_keep, "newest complete versions that are kept for going back; default 2"},
     {"prefetch", NULL, set_prefetch, "fetch each new version ahead (policy pull)"},
     {"streams", "N", set_streams, "connections of one pull; default 4"},
+    {"strategy", "auto|LIST", set_strategy,
+     "by which ways weights may come, the best first, with colons between: packed_cuda_ipc, cuda_ipc, ipc, "
+     "broadcast, dir, tcp, which is what auto (the default) stands for; ctl sets it for one model"},
+    {"device", "N", set_device, "the GPU of this mount, for the strategy broadcast; default 0"},
     {"threads", "N", set_threads, "background threads for hashing and pre-faulting; default: all cores"},
     {"nice", "N", set_nice, "nice value (0 to 19) of all background work"},
     {"deadline", "SECONDS", set_deadline, "longest wait of a read or open without progress; default 120"},

@@ -15,6 +15,7 @@
 #include "fs/parts.h"
 #include "fs/replay.h"
 #include "fs/room.h"
+#include "fs/rounds.h"
 #include "fs/route.h"
 #include "fs/stones.h"
 #include "fs/transfer.h"
@@ -62,7 +63,7 @@ static int get_manifest(struct ws_pull *p, struct ws_error *err)
 {
     struct ws_version *v = p->version;
     struct ws_store *s = v->store;
-    struct ws_leg leg = {0};
+    struct ws_leg leg = {.control = true};
 
     while (!atomic_load(&v->manifest)) {
         struct ws_manifest *m = NULL;
@@ -228,7 +229,9 @@ static int import(struct ws_pull *p, struct ws_error *err)
     struct ws_version *v = p->version;
     const struct ws_manifest *m = atomic_load(&v->manifest);
     struct ws_region **regions = calloc(m->n_files ? m->n_files : 1, sizeof(struct ws_region *));
-    struct ws_leg leg = {0};
+    const struct ws_strategies *list = &p->route.strategies;
+    /* a source that is in no list may still broadcast */
+    struct ws_leg leg = {.control = ws_strategies_rank(list, WSYNC_BROADCAST) >= 0};
     int rc = -EAGAIN;
 
     if (!regions)
@@ -237,13 +240,17 @@ static int import(struct ws_pull *p, struct ws_error *err)
         rc = ws_route_take(&p->route, &leg, err);
         if (rc < 0)
             break;
-        rc = ws_source_map(leg.watch->source, m, regions, err);
+        rc = ws_strategies_rank(list, leg.watch->strategy) < 0
+                 ? -ENOTSUP
+                 : ws_source_map(leg.watch->source, m, regions, err);
         if (rc == 0) {
             rc = check_mapped(v, regions, err);
-            if (rc == 0)
+            if (rc == 0) {
                 keep_mapped(v, leg.watch, regions);
-            else
+                atomic_store(&p->route.used, leg.watch->strategy);
+            } else {
                 give_back_mapped(leg.watch, m, regions);
+            }
         }
         if (rc < 0 && rc != -ENOTSUP) {
             int final = ws_route_failed(&p->route, &leg, rc, err);
@@ -316,13 +323,29 @@ static int choose_way(struct ws_pull *p, struct ws_replay **replay, char why[WS_
                         v->model->name, v->number);
 }
 
-/* From what is here and from deltas, as far as they go, and from the source. */
+/* "broadcast to 4 at 38.2 GB/s, then tcp 12 MB"; "tcp full: why no delta" */
+static void tell_full(char how[WS_HOW_CHARS], const char *rounds, const char *transport, uint64_t bytes,
+                      const char *why)
+{
+    char moved[16];
+
+    ws_room_text(bytes, moved);
+    if (rounds[0] && transport[0])
+        snprintf(how, WS_HOW_CHARS, "%.100s, then %s %s", rounds, transport, moved);
+    else if (rounds[0])
+        snprintf(how, WS_HOW_CHARS, "%s", rounds);
+    else if (transport[0])
+        snprintf(how, WS_HOW_CHARS, "%s full%s%.100s", transport, why[0] ? ": " : "", why);
+}
+
+/* From what is here and from deltas, as far as they go, from a broadcast, and from the source. */
 static int fill(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
 {
     struct ws_version *v = p->version;
     const char *patched = "", *transport = "";
     const uint64_t before = atomic_load(&v->moved_bytes);
-    char why[WS_HOW_CHARS] = "", moved[16], total[16];
+    char why[WS_HOW_CHARS] = "", rounds[WS_HOW_CHARS] = "", moved[16], total[16];
+    uint64_t by_rounds;
     struct ws_replay *replay = NULL;
     int rc = choose_way(p, &replay, why, err);
 
@@ -336,6 +359,9 @@ static int fill(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
             rc = ws_replay_result(replay, err);
     }
     ws_replay_free(replay);
+    if (rc == 0 && !replay)
+        ws_rounds_run(&p->route, &p->priority, rounds);
+    by_rounds = atomic_load(&v->moved_bytes) - before;
     if (rc == 0)
         rc = ws_transfer_run(&p->route, &p->priority, &transport, err);
     if (replay) {
@@ -343,9 +369,11 @@ static int fill(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
         ws_room_text(((struct ws_manifest *)atomic_load(&v->manifest))->total_bytes, total);
         snprintf(how, WS_HOW_CHARS, "%s%s%.60s: %s instead of %s%s", patched, patched[0] ? " " : "", why,
                  moved, total, transport[0] ? ", the rest whole" : "");
-    } else if (transport[0]) {
-        snprintf(how, WS_HOW_CHARS, "%s full%s%.100s", transport, why[0] ? ": " : "", why);
+    } else {
+        tell_full(how, rounds, transport, atomic_load(&v->moved_bytes) - before - by_rounds, why);
     }
+    if (rounds[0])
+        atomic_store(&p->route.used, WSYNC_BROADCAST);
     return rc;
 }
 
@@ -382,6 +410,7 @@ static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *e
     struct ws_version *v = p->version;
     int rc = -ENOTSUP;
 
+    atomic_store(&p->route.used, WS_NO_STRATEGY);
     enter(p, WS_PULLING);
     if (!v->store->options.own_memory && !ws_version_has_bytes(v)) {
         rc = import(p, err);
@@ -445,6 +474,25 @@ static int go_to(struct ws_pull *p, enum ws_goal goal, char how[WS_HOW_CHARS], s
 
 /* --- the end --- */
 
+/* What strategy it came by, and why by none before it: of a version in parts, what its first part says. */
+static char *why_not(struct ws_pull *p)
+{
+    char text[WS_WHY_NOT_CHARS];
+
+    if (p->route.part_why_not[0])
+        return strdup(p->route.part_why_not);
+    ws_strategies_why_not(&p->route, text);
+    return strdup(text);
+}
+
+/* With store->lock. */
+static void note_strategy(struct ws_version *v, const struct ws_route *r, char *why)
+{
+    free(v->why_not);
+    v->why_not = why;
+    v->strategy = atomic_load(&r->used);
+}
+
 /* With store->lock. */
 static void note_success(struct ws_version *v, enum ws_goal goal, const char *how, struct ws_changes *c)
 {
@@ -484,6 +532,7 @@ static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how
     struct ws_store *s = v->store;
     struct ws_changes changes;
     struct ws_wait *chain;
+    char *why = goal == WS_GOAL_ALL && !atomic_load(&p->route.stop) ? why_not(p) : NULL;
 
     ws_changes_init(&changes);
     pthread_mutex_lock(&s->lock);
@@ -492,6 +541,8 @@ static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how
         return true;
     }
     v->pull = NULL;
+    if (why)
+        note_strategy(v, &p->route, why);
     if (rc == 0)
         note_success(v, goal, how, &changes);
     else

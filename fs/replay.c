@@ -247,6 +247,7 @@ static int fetch_part(struct lane *l, struct ws_error *err)
             rc = ws_lane_delta(lane, &fetch, err);
             pthread_mutex_lock(&p->route->lock);
             p->transport = ws_source_transport(leg.watch->source);
+            atomic_store(&p->route->used, leg.watch->strategy);
             pthread_mutex_unlock(&p->route->lock);
         }
         leg.skip |= ws_bit(leg.watch->index);

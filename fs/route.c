@@ -19,6 +19,8 @@ void ws_route_init(struct ws_route *r, struct ws_version *v)
     memset(r, 0, sizeof(*r));
     r->version = v;
     atomic_init(&r->progress_ns, ws_now_ns());
+    atomic_init(&r->used, WS_NO_STRATEGY);
+    (void)ws_strategies_get_locked(v->store, v->model->name, &r->strategies);
     pthread_mutex_init(&r->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -62,20 +64,50 @@ static int none_left(struct ws_route *r, struct ws_error *err)
     return ws_error_set(err, ESTALE, "%s/%lu is gone at the source%s", v->model->name, v->number, why);
 }
 
-/* Candidates in the order of adding. With store->lock and r->lock. */
+/* The strategies of the list reach no source that has the version. With store->lock. */
+static int none_in_list(const struct ws_route *r, const struct ws_watch *barred, struct ws_error *err)
+{
+    const struct ws_version *v = r->version;
+    char list[WS_STRATEGIES_CHARS];
+
+    ws_strategies_text(&r->strategies, list);
+    return ws_error_set(
+        err, EHOSTUNREACH,
+        "%s/%lu can be reached by %s (%s), but its strategies are %s: echo \"strategy auto\" > "
+        "ctl, or name one by which its source is reached",
+        v->model->name, v->number, ws_strategies_name(barred->strategy), barred->source->url, list);
+}
+
+/* Is a better than b? */
+static bool is_before(const struct ws_strategies *s, const struct ws_watch *a, const struct ws_watch *b)
+{
+    unsigned ra = (unsigned)ws_strategies_rank(s, a->strategy); /* of one that is not in the list: the last */
+    unsigned rb = (unsigned)ws_strategies_rank(s, b->strategy);
+
+    return ra != rb ? ra < rb : a->order < b->order;
+}
+
+/* Candidates, the best one first; *barred: one that is left out for its strategy, or NULL. With store->lock
+ * and r->lock. */
 static unsigned candidates(const struct ws_route *r, const struct ws_leg *leg,
-                           struct ws_watch *out[WS_MAX_SOURCES])
+                           struct ws_watch *out[WS_MAX_SOURCES], struct ws_watch **barred)
 {
     const struct ws_version *v = r->version;
     uint64_t those = v->sources & ~r->refused & ~leg->skip & ~(leg->whole ? v->partial : 0);
+    const struct ws_strategies *list = leg->only ? leg->only : &r->strategies;
     unsigned n = 0;
 
+    *barred = NULL;
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
         struct ws_watch *w = v->store->watches[i];
         unsigned at = n;
         if (!w || !(those & ws_bit(i)))
             continue;
-        for (; at > 0 && out[at - 1]->order > w->order; at--)
+        if (!leg->control && ws_strategies_rank(list, w->strategy) < 0) {
+            *barred = w;
+            continue;
+        }
+        for (; at > 0 && is_before(list, w, out[at - 1]); at--)
             out[at] = out[at - 1];
         out[at] = w;
         n++;
@@ -86,7 +118,7 @@ static unsigned candidates(const struct ws_route *r, const struct ws_leg *leg,
 int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
 {
     struct ws_store *s = r->version->store;
-    struct ws_watch *list[WS_MAX_SOURCES];
+    struct ws_watch *list[WS_MAX_SOURCES], *barred = NULL;
     unsigned n;
     int rc = 0;
 
@@ -95,7 +127,7 @@ int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
     pthread_mutex_lock(&s->lock);
     rc = ws_offers_agree(r->version, err);
     pthread_mutex_lock(&r->lock);
-    n = rc == 0 ? candidates(r, leg, list) : 0;
+    n = rc == 0 ? candidates(r, leg, list, &barred) : 0;
     leg->turn = r->turn;
     leg->watch = NULL;
     for (unsigned k = 0; k < n && !leg->watch; k++) {
@@ -107,7 +139,7 @@ int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
     if (leg->watch)
         ws_watch_get(leg->watch);
     else if (rc == 0)
-        rc = none_left(r, err);
+        rc = barred && !r->last.code ? none_in_list(r, barred, err) : none_left(r, err);
     pthread_mutex_unlock(&r->lock);
     pthread_mutex_unlock(&s->lock);
     return rc;
@@ -132,7 +164,25 @@ void ws_route_doubt(struct ws_route *r, struct ws_leg *leg)
 void ws_route_progress(struct ws_route *r, struct ws_leg *leg)
 {
     atomic_store(&r->progress_ns, ws_now_ns());
+    if (!leg->control)
+        atomic_store(&r->used, leg->watch->strategy);
     leg->attempts = 0;
+}
+
+/* Without the request that was answered, which is the longer part. With r->lock. */
+static void note(struct ws_route *r, int strategy, const char *why)
+{
+    const char *answer = strstr(why, " answered ");
+
+    answer = answer ? strstr(answer, ": ") : NULL;
+    snprintf(r->why_not[strategy], WS_REASON_CHARS, "%s", answer ? answer + 2 : why);
+}
+
+void ws_route_note(struct ws_route *r, int strategy, const char *why)
+{
+    pthread_mutex_lock(&r->lock);
+    note(r, strategy, why);
+    pthread_mutex_unlock(&r->lock);
 }
 
 static bool says_gone(int rc)
@@ -203,6 +253,7 @@ int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_er
     if (err)
         r->last = *err;
     r->last.code = -rc;
+    note(r, w->strategy, r->last.text);
     if (says_gone(rc) && (up || rc == -ESTALE)) {
         r->refused |= ws_bit(w->index);
         r->gone = true;

@@ -2,12 +2,15 @@
  * the threads of one pull; holds the one lock of a pull (taken after store->lock). */
 #ifndef WS_FS_ROUTE_H
 #define WS_FS_ROUTE_H
+#include "fs/strategies.h"
 #include "fs/watch.h"
 
 struct ws_route {
     struct ws_version *version; /* the pull's */
     atomic_bool stop;
-    _Atomic(uint64_t) progress_ns; /* when the last byte of use came */
+    _Atomic(uint64_t) progress_ns;   /* when the last byte of use came */
+    struct ws_strategies strategies; /* never changes */
+    atomic_int used;                 /* the strategy by which weights came last, or WS_NO_STRATEGY */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* of everything in the pull; monotonic clock */
     /* guarded by lock */
@@ -15,6 +18,8 @@ struct ws_route {
     unsigned turn;        /* which of the alternatives */
     bool gone;            /* one of them said that it had the version and has it no more */
     struct ws_error last; /* why the last attempt failed */
+    char why_not[WS_N_STRATEGIES][WS_REASON_CHARS]; /* why one was of no use, where something was tried */
+    char part_why_not[WS_WHY_NOT_CHARS];            /* the pull's thread's: what its first part said */
 };
 
 /* One use of a source. */
@@ -24,12 +29,15 @@ struct ws_leg {
     unsigned attempts; /* failures in a row, of this leg's thread */
     uint64_t skip;     /* the caller's: sources that it does not want, by index */
     bool whole;        /* the caller's: bytes of files are wanted, which who has only a delta has not */
+    bool control;      /* the caller's: it moves no weights, so every strategy will do */
+    const struct ws_strategies *only; /* the caller's: sources by these; NULL: by the route's */
 };
 
 void ws_route_init(struct ws_route *r, struct ws_version *v);
 void ws_route_release(struct ws_route *r);
-/* Chooses a source: in the order of adding, those that answer first. When none is left: -ESTALE,
- * -ECANCELED or what the last one said; -EBADMSG: they disagree on what the version is. */
+/* Chooses a source: in the order of the strategies, then of adding, those that answer first. When none is
+ * left: -ESTALE, -ECANCELED or what the last one said; -EHOSTUNREACH: there are some, but by no strategy of
+ * the list; -EBADMSG: they disagree on what the version is. */
 WS_MUST_USE int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err);
 void ws_route_end(struct ws_leg *leg); /* done with the source */
 /* What the source said with rc (err: its sentence). Puts the source. 0: take one and try again, after
@@ -39,6 +47,8 @@ WS_MUST_USE int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, 
  */
 void ws_route_doubt(struct ws_route *r, struct ws_leg *leg);
 void ws_route_progress(struct ws_route *r, struct ws_leg *leg);
+/* Why a strategy was of no use. */
+void ws_route_note(struct ws_route *r, int strategy, const char *why);
 /* Wakes all that wait; callable with store->lock. */
 void ws_route_stop(struct ws_route *r);
 

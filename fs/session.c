@@ -93,16 +93,19 @@ static bool kernel_passes_through(void)
            ws_text_digits(&at, &minor) == 0 && (major > 6 || (major == 6 && minor >= 9));
 }
 
+const char *ws_mount_lacks_passthrough(void)
+{
+    if (!WS_HAVE_PASSTHROUGH)
+        return "libfuse is older than 3.17";
+    if (!kernel_passes_through())
+        return "Linux is older than 6.9";
+    return may_administer() ? NULL : "CAP_SYS_ADMIN is missing";
+}
+
 /* Before mounting: what can be hoped for, and why not better. */
 static enum ws_reads choose_reads(const struct ws_mount_options *o, char *why, size_t cap)
 {
-    const char *lack = NULL;
-    if (!WS_HAVE_PASSTHROUGH)
-        lack = "libfuse is older than 3.17";
-    else if (!kernel_passes_through())
-        lack = "Linux is older than 6.9";
-    else if (!may_administer())
-        lack = "CAP_SYS_ADMIN is missing";
+    const char *lack = ws_mount_lacks_passthrough();
     snprintf(why, cap, "%s", "");
     if ((o->reads == WS_READS_AUTO && !lack) || (o->reads == WS_READS_PASSTHROUGH && !lack))
         return WS_READS_PASSTHROUGH;

@@ -55,11 +55,16 @@ static void print_pin(void *arg, struct ws_version *v)
 
 static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
 {
-    char commit[32], policy[64];
+    char commit[32], policy[64], list[WS_STRATEGIES_CHARS];
+    struct ws_strategies strategies;
     struct ws_model *m = ws_store_find(c->store, d->name);
     struct ws_version *current = m ? ws_model_current(m) : NULL;
     fputs("model ", f);
     print_quoted(f, d->name);
+    if (ws_strategies_get(c->store, d->name, &strategies)) {
+        ws_strategies_text(&strategies, list);
+        fprintf(f, "strategy %s\n", list);
+    }
     pthread_mutex_lock(&c->lock);
     ws_desk_commit_text(d, commit);
     ws_desk_policy_text(d, policy);
@@ -181,11 +186,15 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
                       void (*add)(void *arg, struct ws_desk *d, const char *line), void *arg)
 {
     struct ws_error err;
+    struct ws_strategies strategies;
     struct ws_mark pin;
     if (strncmp(line, "policy ", 7) == 0) {
         return take_policy(c, d, line);
     } else if (strncmp(line, "commit ", 7) == 0) {
         return ws_desk_set_commit(c, d, line + 7, &err) == 0;
+    } else if (strncmp(line, "strategy ", 9) == 0) {
+        return ws_strategies_parse(line + 9, &strategies, &err) == 0 &&
+               ws_strategies_set(c->store, d->name, &strategies, &err) == 0;
     } else if (strncmp(line, "engine add ", 11) == 0) {
         add(arg, d, line);
     } else if (strncmp(line, "broken ", 7) == 0) {

@@ -5,6 +5,7 @@
  *     model "actor"
  *     policy follow
  *     commit all
+ *     strategy ipc,tcp           where it was set
  *     engine add a vllm http://10.0.0.4:8000 pause=keep
  *     broken a                   it has no good weights: never resumed before a load that it confirms
  *     pin 41 RUN

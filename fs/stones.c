@@ -111,7 +111,7 @@ static int ask(struct ws_route *r, struct ws_links *k, struct ws_error *err)
 {
     const struct ws_version *v = r->version;
     struct ws_mark mark = ws_version_mark(v);
-    struct ws_leg leg = {0};
+    struct ws_leg leg = {.control = true};
 
     for (;;) {
         int rc = ws_route_take(r, &leg, err);

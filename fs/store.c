@@ -86,6 +86,7 @@ void ws_store_put(struct ws_store *s)
     for (size_t i = 0; i < WS_MAX_MODELS; i++)
         free(s->removed[i]);
     free_options(&s->options);
+    ws_strategies_forget(s);
     pthread_cond_destroy(&s->reporter_changed);
     pthread_cond_destroy(&s->reaper_changed);
     pthread_cond_destroy(&s->clock_changed);

@@ -8,6 +8,7 @@
 #ifndef WS_FS_STORE_H
 #define WS_FS_STORE_H
 #include "fs/orders.h"
+#include "fs/strategies.h"
 #include "transports/bundle.h"
 #include "transports/error.h"
 #include "transports/region.h"
@@ -36,6 +37,8 @@ struct ws_store_options {
         delta_cache_bytes; /* deltas that are kept, of each model; 0: the versions are always pulled whole */
     bool own_memory;       /* never import descriptors: copy (link mode) */
     bool verify_imported;  /* rehash what ipc hands over before it is ready */
+    struct ws_strategies strategies; /* of models for which none are set */
+    unsigned device;                 /* of this mount, in a broadcast */
 };
 WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_store_options *options,
                              struct ws_error *err);
@@ -109,6 +112,8 @@ struct ws_version_info {
     char digest[33];
     enum ws_state state;
     char how[WS_HOW_CHARS];               /* "tcp full", "ipc", "tcp delta from 41: 30 MB of 3.4 GB", "" */
+    int strategy;                         /* of the pull that ended; WS_NO_STRATEGY: none carried weights */
+    char why_not[WS_WHY_NOT_CHARS];       /* of those before it */
     double pull_seconds;                  /* of the finished or the running pull */
     uint64_t created_ns;                  /* when it was published, CLOCK_REALTIME; 0: not told */
     bool pinned, has_manifest, at_source; /* at_source: some source still serves it */

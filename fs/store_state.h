@@ -29,6 +29,7 @@ struct ws_watch;
 struct ws_bequest;
 struct ws_report;
 struct ws_offer;
+struct ws_preference;
 
 /* One file of a version: which of its blocks are here, and where. */
 struct ws_file_state {
@@ -67,6 +68,7 @@ struct ws_version {
     struct ws_offer *offers;    /* what each of those that list it says, of what is left out too */
     bool disputed;              /* they do not agree on its digest */
     uint64_t partial;           /* ... and has only the delta to it */
+    uint64_t on_gpus;           /* ... and shares it with processes of this host */
     unsigned in_parts;          /* so many agents list a part each, together all of it; 0: they do not */
     uint64_t own_bytes;         /* of the cache; 0 where the memory is a source's */
     struct ws_watch *mapped;    /* whose memory it is; counted */
@@ -80,6 +82,8 @@ struct ws_version {
     uint64_t failed_ns, pull_began_ns;
     double pull_seconds;
     char how[WS_HOW_CHARS];
+    int strategy;               /* of the last pull */
+    char *why_not;              /* NULL: none has ended */
     struct ws_version *next;    /* of the model's named ones, ascending; or of the reaper's */
     struct ws_version *next_id; /* of its bucket */
 };
@@ -141,6 +145,7 @@ struct ws_store {
     struct ws_watch *watches[WS_MAX_SOURCES]; /* in the order of adding; index is the watch's bit */
     uint64_t next_watch;                      /* order of adding */
     char *removed[WS_MAX_MODELS];             /* models that a source for all may not bring back */
+    struct ws_preference *preferences;        /* strategies.c: by model */
     uint64_t next_id;
     struct ws_version *ids[WS_ID_BUCKETS];
     uint64_t used_bytes;    /* of the cache, by versions with and without a name */

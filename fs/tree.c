@@ -1,4 +1,5 @@
 #include "fs/tree.h"
+#include "fs/gpu.h"
 #include "fs/vnode.h"
 #include <errno.h>
 #include <stdio.h>
@@ -21,7 +22,8 @@ static const struct view_name model_views[] = {{WS_VIEW_VERSION, "version"},    
 static const struct view_name meta_views[] = {{WS_VIEW_MANIFEST, "manifest.json"},
                                               {WS_VIEW_STATE, "state"},
                                               {WS_VIEW_PROGRESS, "progress"},
-                                              {WS_VIEW_CHANGED, "changed"}};
+                                              {WS_VIEW_CHANGED, "changed"},
+                                              {WS_VIEW_CUDA_IPC, "cuda_ipc.json"}};
 static const char *const links[WS_LINK_COUNT] = {"latest", "current", "previous"};
 #define TENSORS "tensors"
 #define META    ".wsync"
@@ -361,6 +363,12 @@ static int child_of_tensors(struct ws_call *c, struct ws_version *v, const char 
     return 0;
 }
 
+/* Is it there? What is shared on GPUs comes and goes. */
+static bool has_view(struct ws_version *v, enum ws_view view)
+{
+    return view != WS_VIEW_CUDA_IPC || ws_version_is_on_gpus(v);
+}
+
 int ws_node_child(struct ws_call *c, const struct ws_node *p, const char *name, fuse_ino_t *ino,
                   double *timeout)
 {
@@ -375,10 +383,10 @@ int ws_node_child(struct ws_call *c, const struct ws_node *p, const char *name, 
         return child_of_tensors(c, p->version, name, ino, timeout);
     case WS_KIND_META: {
         const struct view_name *v = FIND_VIEW(meta_views, name);
-        if (!v)
+        if (!v || !has_view(p->version, v->view))
             return -ENOENT;
         *ino = ws_ino(ws_version_id(p->version), WS_KIND_META_VIEW, v->view);
-        *timeout = WS_FOREVER;
+        *timeout = v->view == WS_VIEW_CUDA_IPC ? 0 : WS_FOREVER;
         return 0;
     }
     default:
@@ -472,8 +480,9 @@ int ws_node_list(struct ws_call *c, const struct ws_node *n, ws_visit_name *visi
         return list_tensors(c, n->version, &l);
     case WS_KIND_META:
         for (size_t i = 0; i < sizeof(meta_views) / sizeof(meta_views[0]); i++)
-            visit(arg, meta_views[i].name,
-                  ws_ino(ws_version_id(n->version), WS_KIND_META_VIEW, meta_views[i].view));
+            if (has_view(n->version, meta_views[i].view))
+                visit(arg, meta_views[i].name,
+                      ws_ino(ws_version_id(n->version), WS_KIND_META_VIEW, meta_views[i].view));
         return 0;
     case WS_KIND_REGIONS:
         return 0;

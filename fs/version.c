@@ -48,6 +48,7 @@ struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const cha
     v->number = number;
     snprintf(v->run, sizeof(v->run), "%s", run);
     atomic_init(&v->refs, 1);
+    v->strategy = WS_NO_STRATEGY;
     pthread_mutex_init(&v->header_lock, NULL);
     pthread_mutex_init(&v->changed_lock, NULL);
     v->named = true;
@@ -72,6 +73,7 @@ void ws_version_delete(struct ws_version *v)
     free(v->changed);
     ws_model_put(v->model);
     free(v->error);
+    free(v->why_not);
     free(v);
 }
 
@@ -134,6 +136,7 @@ void ws_version_retire(struct ws_version *v, struct ws_changes *c)
             again->disputed = v->disputed;
             v->offers = NULL;
             again->partial = v->partial;
+            again->on_gpus = v->on_gpus;
             ws_changes_add(c, WS_VERSION_KNOWN, m, again);
         }
     }
@@ -302,6 +305,8 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out)
     out->total_bytes = m ? m->total_bytes : v->listed_bytes;
     out->state = v->state;
     memcpy(out->how, v->how, sizeof(out->how));
+    out->strategy = v->strategy;
+    snprintf(out->why_not, sizeof(out->why_not), "%s", v->why_not ? v->why_not : "");
     out->created_ns = v->created_ns;
     out->pull_seconds = v->pull_seconds;
     if (v->state == WS_PULLING || v->state == WS_VERIFYING)

@@ -1,6 +1,7 @@
 /* What the files of the mount say: flat "key value" lines. */
 #include "fs/changed.h"
 #include "fs/desk.h"
+#include "fs/gpu.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -23,11 +24,14 @@ static void print_version(void *arg, struct ws_version *v)
     char name[WS_MAX_NAME + 1];
     ws_version_info(v, &i);
     ws_version_name(v, name);
+    const bool ended = i.strategy != WS_NO_STRATEGY || i.why_not[0]; /* a pull has */
     fprintf(f,
             "version.%s %s bytes=%" PRIu64 " have=%" PRIu64 " moved=%" PRIu64
-            " how=\"%s\" seconds=%.3f run=%s%s%s",
-            name, ws_state_name(i.state), i.total_bytes, i.have_bytes, i.moved_bytes, i.how, i.pull_seconds,
-            i.run, i.pinned ? " pinned" : "", i.at_source ? "" : " gone-at-source");
+            " how=\"%s\"%s%s%s%s%s seconds=%.3f run=%s%s%s",
+            name, ws_state_name(i.state), i.total_bytes, i.have_bytes, i.moved_bytes, i.how,
+            ended ? " strategy=" : "", ended ? ws_strategies_name(i.strategy) : "",
+            i.why_not[0] ? " why_not=\"" : "", i.why_not, i.why_not[0] ? "\"" : "", i.pull_seconds, i.run,
+            i.pinned ? " pinned" : "", i.at_source ? "" : " gone-at-source");
     if (i.bad_blocks)
         fprintf(f, " bad-blocks=%" PRIu64, i.bad_blocks);
     if (i.error[0])
@@ -41,10 +45,13 @@ static void status_of_model(struct ws_control *c, struct ws_desk *d, struct ws_m
     print_link(f, "latest", ws_model_latest(m));
     print_link(f, "previous", ws_model_previous(m));
     pthread_mutex_lock(&c->lock);
-    char commit[32], policy[64], lacking[WS_ERROR_TEXT];
+    char commit[32], policy[64], list[WS_STRATEGIES_CHARS], lacking[WS_ERROR_TEXT];
+    struct ws_strategies strategies;
+    (void)ws_strategies_get(c->store, d->name, &strategies);
+    ws_strategies_text(&strategies, list);
     ws_desk_commit_text(d, commit);
     ws_desk_policy_text(d, policy);
-    fprintf(f, "commit %s\n", commit);
+    fprintf(f, "commit %s\nstrategy %s\n", commit, list);
     fprintf(f, "policy %s\nswitching %s\nengines %u\nswitches %" PRIu64 "\nswitches_failed %" PRIu64 "\n",
             policy, d->switching ? "yes" : "no", d->n_engines, d->switches_ok, d->switches_failed);
     pthread_mutex_unlock(&c->lock);
@@ -220,6 +227,9 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
         break;
     case WS_VIEW_CHANGED:
         rc = ws_changed_print(v, f);
+        break;
+    case WS_VIEW_CUDA_IPC:
+        rc = ws_gpu_print(v, f, &err);
         break;
     default:
         rc = -ENOENT;

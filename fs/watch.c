@@ -6,6 +6,7 @@
 #include "fs/model.h"
 #include "fs/offers.h"
 #include "fs/parts.h"
+#include "fs/strategies.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <errno.h>
@@ -157,6 +158,7 @@ int ws_watch_start(struct ws_store *s, const char *url, const char *model, struc
         free(w);
         return rc;
     }
+    w->strategy = ws_strategies_of_url(url);
     pthread_mutex_lock(&s->lock);
     rc = take_place(s, w);
     if (rc < 0)

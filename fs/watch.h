@@ -10,6 +10,7 @@ struct ws_watch {
     struct ws_source *source;
     char *model; /* all models when NULL */
     unsigned index;
+    int strategy; /* by which it serves */
     uint64_t order;
     atomic_uint refs;
     atomic_bool stop;

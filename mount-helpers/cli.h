@@ -33,7 +33,7 @@ struct cli_command {
 
 extern const struct cli_command cmd_agent, cmd_publish, cmd_mount, cmd_umount, cmd_export, cmd_ls, cmd_status,
     cmd_load, cmd_release, cmd_sync, cmd_pull, cmd_wait, cmd_verify, cmd_inspect, cmd_diff, cmd_save,
-    cmd_engine, cmd_bench;
+    cmd_engine, cmd_bench, cmd_doctor;
 extern const struct cli_command *const cli_commands[]; /* NULL-terminated */
 
 /* Last value of an option, or NULL; all values with cli_nth. Switches give "". */

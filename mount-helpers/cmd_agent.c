@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -53,6 +54,11 @@ static const struct cli_option options[] = {
     {"archive-keep", 0, "K",
      "with --archive: keep the newest K whole versions and the deltas on them; default 3; while the next one "
      "is written there are K + 1"},
+    {"broadcast", 0, "DEVICE|auto|off",
+     "send versions by NCCL to all mounts at once that ask for it within a short time, from this GPU; auto: "
+     "the "
+     "first one that is visible, and none where that does not work; default off"},
+    {"broadcast-window", 0, "MS", "with --broadcast: how long others are waited for; 1 to 2000, default 100"},
     {"threads", 't', "N", "threads for hashing after a commit, and as many for deltas; default: all cores"},
     {"nice", 0, "N", "nice value of the background threads"},
     {0},
@@ -104,10 +110,21 @@ static void drop_listeners(struct ws_astraflow_options *all, size_t n)
     }
 }
 
+/* A version on GPUs may be of thousands of descriptors, which the agent keeps for who opens it. */
+static void allow_descriptors(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 static int serve(const struct ws_agent_options *o)
 {
     struct ws_error err = {0};
     struct ws_agent *agent;
+    allow_descriptors();
     if (o->socket && make_parent(o->socket))
         return cli_fail("cannot make the folder of %s: %s; choose another --socket", o->socket,
                         strerror(errno));
@@ -143,6 +160,8 @@ static int run(const struct cli_args *args)
         .archive_every = (unsigned)cli_u64(args, "archive-every", 10),
         .archive_keep = (unsigned)cli_u64(args, "archive-keep", 3),
         .max_slots = (unsigned)cli_u64(args, "slots", 0),
+        .broadcast = cli_get(args, "broadcast"),
+        .gather_ms = (unsigned)cli_u64(args, "broadcast-window", 0),
         .n_threads = (unsigned)cli_u64(args, "threads", 0),
         .nice = (int)cli_u64(args, "nice", 0),
     };
@@ -172,6 +191,10 @@ static int run(const struct cli_args *args)
         return cli_usage("--archive-keep is at least 1");
     if (!o.archive && (cli_has(args, "archive-every") || cli_has(args, "archive-keep")))
         return cli_usage("--archive-every and --archive-keep need --archive DIR");
+    if (o.broadcast && !strcmp(o.broadcast, "off"))
+        o.broadcast = NULL;
+    if (cli_has(args, "broadcast-window") && (!o.broadcast || o.gather_ms < 1 || o.gather_ms > 2000))
+        return cli_usage("--broadcast-window is 1 to 2000 milliseconds, with --broadcast");
     if (group) {
         const struct group *g = getgrnam(group);
         if (!g)
@@ -206,6 +229,14 @@ const struct cli_command cmd_agent = {
         "its "
         "ranks wrote, a version is announced when all have theirs, and mounts name all agents: "
         "wsync mount http://NODE0:18861,http://NODE1:18861 /wsync.\n\n"
+        "With --broadcast the agent sends out of its slot's memory through one GPU, whose memory it takes "
+        "two "
+        "buckets of 16 MiB of; mounts need NCCL of the very same release and a GPU of their own. A member "
+        "that "
+        "dies or stands still ends the round after 5 seconds, and the others make a new one; whoever is left "
+        "out pulls by TCP. libnccl.so.2 and the driver are opened at run time; CUDA_VISIBLE_DEVICES and "
+        "NCCL's "
+        "own variables (NCCL_SOCKET_IFNAME ...) hold.\n\n"
         "With --astraflow it also serves AstraFlow's own receivers, unmodified, from the same memory: point "
         "them at that port (sender_endpoint, or WEIGHT_TRANSFER_HTTP_PORT). Those ports know no "
         "authentication, --token-file and TLS do not hold there: each is a listener of its own, off unless "

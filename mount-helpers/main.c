@@ -9,7 +9,7 @@
 const struct cli_command *const cli_commands[] = {
     &cmd_agent, &cmd_publish, &cmd_mount,  &cmd_umount, &cmd_export, &cmd_ls,     &cmd_status,
     &cmd_load,  &cmd_release, &cmd_sync,   &cmd_pull,   &cmd_wait,   &cmd_verify, &cmd_inspect,
-    &cmd_diff,  &cmd_save,    &cmd_engine, &cmd_bench,  NULL,
+    &cmd_diff,  &cmd_save,    &cmd_engine, &cmd_bench,  &cmd_doctor, NULL,
 };
 
 const struct cli_command *cli_find(const char *name)

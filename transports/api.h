@@ -11,6 +11,8 @@
  *        not by ipc
  *   POST /v1/{model}/{version}/map, .../unmap[?run=R]
  *        ipc only: descriptors, and giving them back
+ *   POST /v1/{model}/{version}/broadcast[?run=R]
+ *        a place in a broadcast: transports/broadcast.c; an agent's, by its route
  * Anything else goes to the catalog's route: /v1/{model}/VERB and /v1/{model}/{version}/VERB are taken apart
  * for it. A poll with &who=NAME tells the catalog that the mount of that name is there.
  * Pure functions, callable from any thread. */

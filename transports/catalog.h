@@ -29,7 +29,8 @@ struct ws_catalog_ops {
      * reference. -ENOENT. */
     int (*models)(void *self, const char *model, json_t **out, struct ws_error *err);
     /* version as number; run NULL: the model's live lineage. -ENOENT never heard of; -ESTALE gone
-     * (HTTP 410). holder: who, for status ("tcp 10.0.0.3:4123"). revoked NULL: not revocable. */
+     * (HTTP 410); -EINPROGRESS: it is being made because of this, ask again when seq grows. holder: who, for
+     * status ("tcp 10.0.0.3:4123"). revoked NULL: not revocable. */
     int (*hold)(void *self, const char *model, uint64_t version, const char *run, const char *holder,
                 void (*revoked)(void *arg), void *arg, struct ws_hold **out, struct ws_error *err);
     void (*drop)(void *self, struct ws_hold *hold);

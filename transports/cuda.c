@@ -40,7 +40,7 @@ static int init_code; /* an errno: it was tried in this process and failed */
 static char init_why[WS_ERROR_TEXT];
 static struct device devices[MAX_DEVICES];
 
-static const char *library(void)
+const char *ws_cuda_library(void)
 {
     const char *other = getenv("WSYNC_LIBCUDA");
     return other && *other ? other : "libcuda.so.1";
@@ -59,7 +59,7 @@ static int load(int flags, struct ws_error *why)
     };
     if (atomic_load(&loaded))
         return 0;
-    void *handle = dlopen(library(), RTLD_NOW | RTLD_LOCAL | flags);
+    void *handle = dlopen(ws_cuda_library(), RTLD_NOW | RTLD_LOCAL | flags);
     if (!handle)
         return ws_error_set(why, ENOTSUP, "there is no NVIDIA driver on this machine: %s", dlerror());
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
@@ -68,7 +68,7 @@ static int load(int flags, struct ws_error *why)
             dlclose(handle);
             return ws_error_set(why, ENOTSUP,
                                 "the NVIDIA driver %s is too old: it has no %s; release 525 or newer has",
-                                library(), symbols[i].name);
+                                ws_cuda_library(), symbols[i].name);
         }
         memcpy((char *)&driver + symbols[i].at, &f, sizeof(f));
     }

@@ -75,6 +75,8 @@ struct ws_cuda {
 
 /* The driver, opened and initialised at the first call; NULL: there is none that can be used, and why. */
 const struct ws_cuda *ws_cuda_open(struct ws_error *why);
+/* Its file's name. */
+const char *ws_cuda_library(void);
 /* The driver where this process has it open already, by whomever; NULL: it has not. */
 const struct ws_cuda *ws_cuda_if_open(void);
 /* A driver's result as -errno; what: "copying 12 bytes". 0 for success. The driver's own words are in err,

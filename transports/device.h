@@ -21,6 +21,7 @@ enum ws_kind { WS_HOST, WS_CUDA, WS_N_KINDS };
 #define WS_UUID_BYTES                                                                                        \
     44 /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" and its end, as nvidia-smi prints it                    \
         */
+#define WS_DRIVER_CHARS 160
 #define WS_HANDLE_BYTES 64 /* of a shared allocation or mark */
 
 struct ws_device_info {
@@ -77,6 +78,7 @@ struct ws_device_ops {
     /* Are there kernels that this device runs? 0, or why not, and everything goes by copies. */
     int (*has_kernels)(int device, struct ws_error *why);
     unsigned (*count)(void);
+    void (*driver)(char out[WS_DRIVER_CHARS]); /* "libcuda.so.1 for CUDA 13.0"; where it is available */
     int (*describe)(int device, struct ws_device_info *out, struct ws_error *err);
     /* Can the one read the other's memory? 0, or -EXDEV with a reason. Opens the way. */
     int (*reaches)(int device, int peer, struct ws_error *why);
@@ -85,6 +87,9 @@ struct ws_device_ops {
     /* Is p this kind's memory, and of which device? Opens nothing: a process that has such memory has its
      * driver open. */
     bool (*owns)(const void *p, int *device);
+    /* Makes the device the calling thread's own until leave, for a library that goes by that (NCCL). */
+    int (*enter)(int device, struct ws_error *err);
+    void (*leave)(void);
 
     int (*queue_new)(int device, struct ws_queue **out, struct ws_error *err);
     void (*queue_free)(struct ws_queue *q);    /* waits for what is queued */

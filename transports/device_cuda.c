@@ -54,6 +54,13 @@ static unsigned count(void)
     return c ? (unsigned)c->n_devices : 0;
 }
 
+static void driver(char out[WS_DRIVER_CHARS])
+{
+    const struct ws_cuda *c = cuda();
+    snprintf(out, WS_DRIVER_CHARS, "%.120s for CUDA %d.%d", ws_cuda_library(), c ? c->driver / 1000 : 0,
+             c ? c->driver % 1000 / 10 : 0);
+}
+
 /* --- devices --- */
 
 static int attribute(CUdevice d, CUdevice_attribute which)
@@ -440,10 +447,13 @@ const struct ws_device_ops ws_cuda_device = {
     .available = available,
     .has_kernels = has_kernels,
     .count = count,
+    .driver = driver,
     .describe = describe,
     .reaches = reaches,
     .is_open = is_open,
     .owns = owns,
+    .enter = ws_cuda_enter,
+    .leave = ws_cuda_leave,
     .queue_new = queue_new,
     .queue_free = queue_free,
     .queue_stream = queue_stream,

@@ -2,6 +2,7 @@
 #include "transports/copy.h"
 #include "transports/device.h"
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,11 @@ static int no_kernels(int device, struct ws_error *why)
 static unsigned one(void)
 {
     return 1;
+}
+
+static void driver(char out[WS_DRIVER_CHARS])
+{
+    snprintf(out, WS_DRIVER_CHARS, "none");
 }
 
 static int describe(int device, struct ws_device_info *out, struct ws_error *err)
@@ -48,6 +54,15 @@ static bool owns(const void *p, int *device)
     *device = 0;
     return p != NULL;
 }
+
+static int enter(int device, struct ws_error *err)
+{
+    (void)device;
+    (void)err;
+    return 0;
+}
+
+static void leave(void) {}
 
 static int queue_new(int device, struct ws_queue **out, struct ws_error *err)
 {
@@ -258,10 +273,13 @@ const struct ws_device_ops ws_host_device = {
     .available = always,
     .has_kernels = no_kernels,
     .count = one,
+    .driver = driver,
     .describe = describe,
     .reaches = reaches,
     .is_open = is_open,
     .owns = owns,
+    .enter = enter,
+    .leave = leave,
     .queue_new = queue_new,
     .queue_free = queue_free,
     .queue_stream = queue_stream,

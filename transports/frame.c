@@ -107,7 +107,7 @@ static int wait_readable(const struct receiver *r)
 
 static int take_fds(struct receiver *r, struct msghdr *msg)
 {
-    int rc = msg->msg_flags & MSG_CTRUNC ? -EBADMSG : 0;
+    int rc = msg->msg_flags & MSG_CTRUNC ? -EMFILE : 0; /* there was no room for them in our table */
     for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
@@ -189,6 +189,8 @@ int ws_frame_recv(int sock, int timeout_ms, json_t **body, int *fds, size_t max_
             err, -rc, "the agent at the other end of the unix socket ended, or sent no whole message: %s",
             rc == -ECONNRESET  ? "it closed the connection"
             : rc == -EBADMSG   ? "it is not of wsync's format"
+            : rc == -EMFILE    ? "its descriptors do not fit into this process's table, raise its limit of "
+                                 "open files (ulimit -n)"
             : rc == -ETIMEDOUT ? "it did not answer in time"
                                : strerror(-rc));
     }

@@ -83,7 +83,7 @@ static int call(struct ipc_source *s, int which, const char *method, const char 
         rc = ws_ipc_connect(s->path, &c->sock, err);
     if (rc == 0) {
         rc = ws_ipc_call(c->sock, method, path, body_in, NULL, 0, body, fds, max_fds, n_fds, err);
-        if (rc == -ECONNRESET || rc == -EBADMSG || rc == -ETIMEDOUT || rc == -EPIPE) {
+        if (rc == -ECONNRESET || rc == -EBADMSG || rc == -ETIMEDOUT || rc == -EPIPE || rc == -EMFILE) {
             close(c->sock);
             c->sock = -1;
         }

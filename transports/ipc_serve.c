@@ -67,6 +67,13 @@ static json_t *good_reply(json_t *body) /* steals body */
 
 /* --- long polls --- */
 
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000UL + (uint64_t)t.tv_nsec / 1000000UL;
+}
+
 static bool peer_is_gone(int sock)
 {
     struct pollfd p = {.fd = sock, .events = POLLRDHUP};
@@ -152,17 +159,35 @@ static int send_map(struct client *c, const struct ws_hold *hold)
     return reply ? rc : -ENOMEM;
 }
 
+/* A hold on a version, which may have to be made first. */
+static int hold_version(struct client *c, const struct ws_api_request *q, const char *holder,
+                        struct ws_hold **out, struct ws_error *err)
+{
+    const struct ws_catalog *cat = &c->server->catalog;
+    const uint64_t end = now_ms() + WS_MADE_MS;
+    for (;;) {
+        struct ws_api_request wait = {.since = cat->ops->seq(cat->self)}; /* before looking */
+        int rc = cat->ops->hold(cat->self, q->model, q->version, q->run[0] ? q->run : NULL, holder, NULL,
+                                NULL, out, err);
+        const uint64_t now = now_ms();
+        if (rc != -EINPROGRESS)
+            return rc;
+        if (now >= end || atomic_load(&c->server->stop) || peer_is_gone(c->sock))
+            return ws_error_set(err, ETIMEDOUT, "%s/%" PRIu64 " was not made in time", q->model, q->version);
+        wait.timeout_ms = (unsigned)(end - now);
+        wait_for_change(c, &wait);
+    }
+}
+
 /* The reply with the descriptors is sent here: it is more than JSON. */
 static int serve_map(struct client *c, const struct ws_api_request *q, struct ws_error *err)
 {
-    const struct ws_catalog *cat = &c->server->catalog;
     char holder[64];
     struct lease *l = calloc(1, sizeof(*l));
     if (!l)
         return ws_error_set(err, ENOMEM, "no memory for a lease");
     snprintf(holder, sizeof(holder), "ipc pid %d", (int)c->peer.pid);
-    int rc = cat->ops->hold(cat->self, q->model, q->version, q->run[0] ? q->run : NULL, holder, NULL, NULL,
-                            &l->hold, err);
+    int rc = hold_version(c, q, holder, &l->hold, err);
     if (rc < 0) {
         free(l);
         return rc;
@@ -209,8 +234,7 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
         break;
     case WS_API_MANIFEST: {
         struct ws_hold *hold;
-        rc = cat->ops->hold(cat->self, q.model, q.version, q.run[0] ? q.run : NULL, "manifest", NULL, NULL,
-                            &hold, err);
+        rc = hold_version(c, &q, "manifest", &hold, err);
         if (rc == 0) {
             out = json_loadb(hold->manifest_json, hold->manifest_json_bytes, 0, NULL);
             cat->ops->drop(cat->self, hold);

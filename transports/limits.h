@@ -28,8 +28,10 @@
 #define WS_MAX_ENGINES        1024
 #define WS_MAX_COMMAND        4096 /* one write to a control file */
 #define WS_MAX_URL            1024
-#define WS_WHO_CHARS          511          /* a mount's name at its agents: HOST:MOUNTPOINT */
-#define WS_MAX_REPLY_BYTES    (64UL << 20) /* a JSON reply of an engine or an agent, manifests apart */
+#define WS_WHO_CHARS          511           /* a mount's name at its agents: HOST:MOUNTPOINT */
+#define WS_MAX_REPLY_BYTES    (64UL << 20)  /* a JSON reply of an engine or an agent, manifests apart */
+#define WS_MAX_MEMBERS        1024          /* of one broadcast, the sender included */
+#define WS_MAX_BUCKET_BYTES   (256UL << 20) /* of a broadcast */
 #define WS_MAX_FDS_PER_FRAME  64
 #define WS_MAX_REQUEST_BYTES  (64UL << 20) /* a weight update request or a sync info, as JSON */
 #define WS_MAX_GPU_UUID       63
@@ -41,9 +43,12 @@
 #define WS_BLOCK_TRIES        3 /* a block that is wrong this often fails the pull: EBADMSG */
 #define WS_CONNECT_TIMEOUT_MS 5000
 #define WS_REPLY_TIMEOUT_MS   30000
+#define WS_MADE_MS            60000 /* a request waits so long for a version that is made on demand */
 #define WS_ARRIVAL_MS         20000 /* a mount that serves waits so long for what arrives, and then says so */
 #define WS_POLL_MS            10000 /* a mount asks its sources for news at least this often */
 #define WS_LEASE_GRACE_MS     5000  /* and is called silent when it is later than this */
+#define WS_STALL_MS           5000  /* a broadcast without progress for so long is given up */
+#define WS_GATHER_MS          100   /* and its sender waits so long for others once somebody asked */
 #define WS_READ_DEADLINE_MS   120000 /* default for a read that waits for its block */
 #define WS_DEFAULT_PORT       18861
 

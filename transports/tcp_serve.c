@@ -223,19 +223,6 @@ static int try_version(struct request *q, enum MHD_Result *result, struct ws_err
     return 1;
 }
 
-/* Also called again for a request that waited for bytes. */
-static enum MHD_Result serve_version(struct request *q)
-{
-    struct ws_error err = {0};
-    enum MHD_Result result = MHD_YES;
-    int rc = try_version(q, &result, &err);
-    if (rc >= 0)
-        return result;
-    if (q->body)
-        ws_tcp_body_free(take_body(q));
-    return reply_error(q->connection, rc, &err);
-}
-
 /* --- long polls --- */
 
 /* Out of the list of polls. Caller holds lock. */
@@ -271,6 +258,23 @@ static bool keep_waiting(struct request *q)
     }
     pthread_mutex_unlock(&s->lock);
     return wait;
+}
+
+/* Also called again for a request that waited for bytes. */
+static enum MHD_Result serve_version(struct request *q)
+{
+    struct ws_error err = {0};
+    enum MHD_Result result = MHD_YES;
+    q->api.since = q->server->catalog.ops->seq(q->server->catalog.self); /* before looking */
+    q->api.timeout_ms = WS_MADE_MS;
+    int rc = try_version(q, &result, &err);
+    if (rc >= 0 || (rc == -EINPROGRESS && keep_waiting(q)))
+        return result;
+    if (rc == -EINPROGRESS)
+        rc = -ETIMEDOUT;
+    if (q->body)
+        ws_tcp_body_free(take_body(q));
+    return reply_error(q->connection, rc, &err);
 }
 
 static void resume_polls(struct ws_tcp_server *s, int64_t ended_before_ms)

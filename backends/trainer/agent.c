@@ -104,6 +104,7 @@ void ws_agent_discard(struct ws_agent *a, struct ws_agent_model *m)
     m->abandoned++;
     ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64 " why=\"%s\"", m->name,
            m->writing_version, m->why);
+    ws_agent_gpu_discarded(m);
     end_writing(a, m);
 }
 
@@ -154,10 +155,14 @@ static json_t *model_json(const struct ws_agent *a, struct ws_agent_model *m)
         n++;
     }
     for (unsigned i = 0; i < n; i++) {
+        const char *gpu = ws_agent_gpu_strategy(m, order[i]->version, order[i]->run);
         json_array_append_new(versions, slot_json(order[i]));
+        if (gpu)
+            json_object_set_new(json_array_get(versions, i), "gpu", json_string(gpu));
         if (order[i]->version == m->newest && strcmp(order[i]->run, m->run) == 0)
             digest = order[i]->manifest->digest;
     }
+    ws_agent_gpu_list_unmade(m, versions);
     json_t *out = json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest", (json_int_t)m->newest, "run",
                             m->run, "digest", digest, "versions", versions);
     if (m->nodes) {
@@ -205,14 +210,14 @@ static int agent_models(void *self, const char *model, json_t **out, struct ws_e
     return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for the list of models");
 }
 
-static int agent_hold(void *self, const char *model, uint64_t version, const char *run, const char *holder,
-                      void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
+int ws_agent_hold(void *self, const char *model, uint64_t version, const char *run, const char *holder,
+                  void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
 {
     struct ws_agent *a = self;
     struct ws_slot_hold *h = NULL;
     int rc = 0;
     pthread_mutex_lock(&a->lock);
-    const struct ws_agent_model *m = ws_agent_find(a, model);
+    struct ws_agent_model *m = ws_agent_find(a, model);
     for (unsigned i = 0; m && i < m->n_slots && !h && rc == 0; i++) {
         struct ws_slot *s = m->slots[i];
         if (s->state != WS_SLOT_SERVED || s->version != version || strcmp(s->run, run ? run : m->run) != 0)
@@ -221,6 +226,8 @@ static int agent_hold(void *self, const char *model, uint64_t version, const cha
         if (!h)
             rc = ws_error_set(err, ENOMEM, "no memory for a lease");
     }
+    if (!h && rc == 0 && m)
+        rc = ws_agent_gpu_want(a, m, version, run ? run : m->run, err);
     if (!m || !m->any)
         rc = ws_error_set(err, ENOENT, "there is no model '%s' here", model);
     else if (!h && rc == 0 && m->owner && m->owner != m)
@@ -243,7 +250,7 @@ static int agent_hold(void *self, const char *model, uint64_t version, const cha
     return rc;
 }
 
-static void agent_drop(void *self, struct ws_hold *hold)
+void ws_agent_drop(void *self, struct ws_hold *hold)
 {
     struct ws_agent *a = self;
     pthread_mutex_lock(&a->lock);
@@ -255,8 +262,8 @@ static void agent_drop(void *self, struct ws_hold *hold)
 static const struct ws_catalog_ops catalog_ops = {
     .seq = agent_seq,
     .models = agent_models,
-    .hold = agent_hold,
-    .drop = agent_drop,
+    .hold = ws_agent_hold,
+    .drop = ws_agent_drop,
     .deltas = ws_agent_deltas,
     .delta = ws_agent_delta,
     .seen = ws_agent_seen,
@@ -286,10 +293,10 @@ static int prove_idle(struct ws_agent *a, struct ws_slot *s)
     return -EBUSY;
 }
 
-static void note_newest(struct ws_agent_model *m, const struct ws_slot *s)
+static void note_newest(struct ws_agent_model *m, uint64_t version, const char *run)
 {
-    snprintf(m->run, sizeof(m->run), "%s", s->run);
-    m->newest = s->version;
+    snprintf(m->run, sizeof(m->run), "%s", run);
+    m->newest = version;
     m->any = true;
     m->published++;
 }
@@ -314,17 +321,28 @@ void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m)
     s->fresh = false;
     s->has = ws_mark_of(s->version, s->run);
     s->state = WS_SLOT_SERVED;
-    ws_agent_delta_begin(a, owner, s);
+    if (!ws_agent_gpu_made(m, s)) {
+        ws_agent_delta_begin(a, owner, s);
+        ws_agent_archive_published(a, owner, s);
+        note_newest(owner, s->version, s->run);
+        if (owner != m)
+            note_newest(m, s->version, s->run);
+        leave_others(a, m);
+        ws_agent_gpu_published(m, s->version, s->run);
+    }
     ws_rank_records_free(s->records); /* no delta is made of them */
     s->records = NULL;
-    ws_agent_archive_published(a, owner, s);
-    note_newest(owner, s);
-    if (owner != m)
-        note_newest(m, s);
-    leave_others(a, m);
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
            owner->name, s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
     end_writing(a, m);
+}
+
+void ws_agent_publish_unmade(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run)
+{
+    note_newest(m, version, run);
+    leave_others(a, m);
+    ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s on-demand", m->name, version,
+           run);
 }
 
 /* Under lock. A version that was hashed, or could not be. */
@@ -389,6 +407,7 @@ static void free_model(struct ws_agent_model *m)
     for (unsigned i = 0; i < m->n_slots; i++)
         ws_slot_free(m->slots[i]);
     ws_delta_set_clear(&m->deltas);
+    ws_agent_gpu_free(m);
     ws_placement_free(m->placement);
     ws_placement_free(m->share);
     ws_agent_group_free(m);
@@ -442,6 +461,7 @@ void ws_agent_free(struct ws_agent *a)
     ws_agent_archive_stop(a);
     ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
+    ws_agent_broadcast_stop(a); /* a request may look at it */
     ws_agent_group_stop(a);
     ws_agent_fleet_stop(a);
     for (struct ws_agent_model *m = a->models, *next; m; m = next) {
@@ -494,6 +514,8 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
         rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     if (rc == 0)
         rc = ws_agent_archive_start(a, err);
+    if (rc == 0)
+        rc = ws_agent_broadcast_start(a, err);
     /* TCP first: publishers can come as soon as the socket is there, and announce to both. */
     struct ws_tcp_server *tcp = NULL;
     struct ws_ipc_server *ipc = NULL;

@@ -21,8 +21,10 @@ struct ws_agent_options {
     unsigned archive_keep;            /* anchors that are kept, with what hangs on them; 0: 3 */
     unsigned n_threads;               /* hashing after commit, and encoding; 0: cores */
     int nice;
-    const char *primary;                          /* the agent of the node with rank 0: URL; NULL: none */
-    struct ws_source_options primary_access;      /* token and TLS for it; borrowed while the agent is made */
+    const char *primary;                     /* the agent of the node with rank 0: URL; NULL: none */
+    struct ws_source_options primary_access; /* token and TLS for it; borrowed while the agent is made */
+    const char *broadcast;                   /* "auto" or a device's number; NULL: nothing is broadcast */
+    unsigned gather_ms;                      /* how long others are waited for; 0: the limits' */
     const struct ws_astraflow_options *astraflow; /* listeners for AstraFlow's receivers */
     size_t n_astraflow;
 };

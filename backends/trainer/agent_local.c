@@ -11,7 +11,9 @@
  *   commit {hashes: [[file, block, "hex"]..], records?: [[file, block, offset, bytes, "hex"]..]}, or abandon
  * {} records: what changed in blocks, in the file of the descriptor that comes along (rank_records.h)
  *
- *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms} */
+ *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms}
+ *
+ * What is shared on GPUs: agent_gpu_routes.c. */
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/api.h"
@@ -181,8 +183,8 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
 
 /* --- begin --- */
 
-static int check_version(const struct ws_agent_model *m, uint64_t version, const char *run,
-                         struct ws_error *err)
+int ws_agent_check_version(const struct ws_agent_model *m, uint64_t version, const char *run,
+                           struct ws_error *err)
 {
     if (m->any && strcmp(run, m->run) == 0 && version <= m->newest)
         return ws_error_set(
@@ -230,7 +232,7 @@ static int prepare(struct ws_agent *a, struct ws_agent_model *m, uint64_t versio
     return rc;
 }
 
-static int check_session(struct ws_session *c, struct ws_error *err)
+int ws_agent_check_session(struct ws_session *c, struct ws_error *err)
 {
     if (!c->model)
         return ws_error_set(err, EINVAL, "this rank is not registered");
@@ -279,7 +281,7 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
         if (!m->preparing && !before && !absent)
             return 0;
         if (ws_agent_wait(a, deadline)) {
-            rc = check_session(c, err);
+            rc = ws_agent_check_session(c, err);
             continue;
         }
         ws_group_missing(a, m, before, missing, sizeof(missing));
@@ -336,7 +338,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         return ws_error_set(err, EINVAL, "begin needs the run of the registration");
     pthread_mutex_lock(&a->lock);
     c->lost = false;
-    int rc = check_session(c, err);
+    int rc = ws_agent_check_session(c, err);
     struct ws_agent_model *m = c->model;
     if (rc == 0 && c->writing)
         rc = ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
@@ -344,7 +346,8 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     if (rc == 0)
         rc = wait_for_turn(a, c, version, deadline, err);
     if (rc == 0)
-        rc = check_version(m, version, run, err);
+        rc = json_is_true(json_object_get(body, "demanded")) ? ws_agent_gpu_may_make(m, version, run, err)
+                                                             : ws_agent_check_version(m, version, run, err);
     if (rc == 0)
         rc = join_version(a, c, version, run, err);
     bool first = rc == 0 && !m->writing;
@@ -353,7 +356,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     if (first && rc == 0 && ws_group_spans(m) && !ws_group_is_whole(a, m)) /* a rank left meanwhile */
         ws_agent_abandon(a, m, "not all ranks are there any more");
     if (rc == 0)
-        rc = check_session(c, err);
+        rc = ws_agent_check_session(c, err);
     if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))
         rc = ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", m->why);
     if (rc == 0)
@@ -395,7 +398,7 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
     int rc = read_records(body, fds, n_fds, &records, err);
     pthread_mutex_lock(&a->lock);
     if (rc == 0)
-        rc = check_session(c, err);
+        rc = ws_agent_check_session(c, err);
     struct ws_agent_model *m = c->model;
     if (rc == 0 && !c->writing)
         rc = ws_error_set(err, EINVAL, "nothing is begun");
@@ -466,7 +469,7 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
         do_abandon(a, c);
         return 0;
     }
-    return ws_error_set(err, ENOENT, "there is no %s", path);
+    return ws_agent_gpu_call(a, c, verb, body, fds_in, n_fds_in, reply, fds, max, n_fds, err);
 }
 
 static void local_gone(void *self, struct ws_ipc_peer *peer)
@@ -475,6 +478,7 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
     struct ws_session *c = peer->state;
     if (!c)
         return;
+    ws_agent_gpu_gone(a, c);
     pthread_mutex_lock(&a->lock);
     ws_agent_forget(a, c, "ended");
     pthread_mutex_unlock(&a->lock);

@@ -12,11 +12,14 @@
 #include "transports/tcp.h"
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 struct ws_agent_model;
 struct ws_group;
 struct ws_encoding;
 struct ws_archiving;
+struct ws_broadcasts;
+struct ws_gpu_version;
 
 /* How far the archive of a model is. */
 struct ws_archive_state {
@@ -84,6 +87,7 @@ struct ws_agent_model {
     unsigned level; /* of compression, that was asked of the next delta */
     uint64_t published, abandoned, deltas_made, deltas_given_up; /* counters */
     struct ws_archive_state archive;                             /* agent_archive.c */
+    struct ws_gpu_version *gpu;                                  /* agent_gpu.c; newest first */
 };
 
 struct ws_agent {
@@ -108,10 +112,12 @@ struct ws_agent {
     struct ws_release *releases; /* newest first */
     uint64_t last_id;            /* of releases and of what is wanted */
     uint64_t last_ticket;
+    uint64_t last_gpu;      /* agent_gpu.c: of leases */
     uint64_t group_turn_ns; /* agent_primary.c */
     uint64_t slot_bytes;
     struct ws_astraflow **astraflow;
     size_t n_astraflow;
+    _Atomic(struct ws_broadcasts *) broadcasts; /* agent_broadcast.c; NULL: none */
     /* agent_delta.c */
     pthread_t encoder;
     struct ws_workers *encoders;              /* NULL: no deltas are made */
@@ -133,6 +139,8 @@ void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *
 void ws_agent_say_why(struct ws_agent_model *m, const char *why);
 /* Announces a sealed version of the model (under lock; the caller announces it to pollers). */
 void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m);
+/* Announces one that no slot has yet (under lock, likewise). */
+void ws_agent_publish_unmade(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run);
 /* Throws it away instead. */
 void ws_agent_discard(struct ws_agent *a, struct ws_agent_model *m);
 /* What the ranks of this node write; NULL: not known yet. */
@@ -140,6 +148,10 @@ static inline struct ws_placement *ws_agent_layout(const struct ws_agent_model *
 {
     return m->share ? m->share : m->placement;
 }
+/* The catalog's hold and drop; not under lock. */
+int ws_agent_hold(void *self, const char *model, uint64_t version, const char *run, const char *holder,
+                  void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err);
+void ws_agent_drop(void *self, struct ws_hold *hold);
 /* Waits for `changed` until the deadline (CLOCK_MONOTONIC, ns); false when it has passed. Under lock. */
 bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns);
 uint64_t ws_agent_now_ns(void);
@@ -153,6 +165,10 @@ WS_MUST_USE int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool
 WS_MUST_USE int ws_agent_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err);
 /* agent_local.c: a rank is none any more (under lock); how: in a sentence, "ended" */
 void ws_agent_forget(struct ws_agent *a, struct ws_session *c, const char *how);
+/* agent_local.c: may this version be published? -EEXIST. Is the session one of the group that has places? */
+WS_MUST_USE int ws_agent_check_version(const struct ws_agent_model *m, uint64_t version, const char *run,
+                                       struct ws_error *err);
+WS_MUST_USE int ws_agent_check_session(struct ws_session *c, struct ws_error *err);
 /* agent_wait.c: POST /v1/local/wait; not under lock */
 WS_MUST_USE int ws_agent_wait_version(struct ws_agent *a, struct ws_session *c, const json_t *body,
                                       struct ws_error *err);
@@ -195,6 +211,39 @@ void ws_agent_orders(const struct ws_agent *a, struct ws_agent_model *m, json_t 
 WS_MUST_USE int ws_agent_fleet_route(struct ws_agent *a, const char *method, const char *path,
                                      const struct ws_api_request *q, const json_t *body, json_t **reply,
                                      struct ws_error *err);
+/* agent_broadcast.c: versions to many mounts at once by NCCL */
+WS_MUST_USE int ws_agent_broadcast_start(struct ws_agent *a, struct ws_error *err);
+void ws_agent_broadcast_stop(struct ws_agent *a); /* a->stop is set, and nobody asks any more */
+/* POST /v1/{model}/{version}/broadcast (transports/broadcast.c); not under lock */
+WS_MUST_USE int ws_agent_broadcast_route(struct ws_agent *a, const struct ws_api_request *q,
+                                         const json_t *body, json_t **reply, struct ws_error *err);
+json_t *ws_agent_broadcast_status(struct ws_agent *a);        /* under lock; NULL: nothing is broadcast */
+void ws_agent_broadcast_metrics(struct ws_agent *a, FILE *f); /* under lock */
+/* agent_gpu.c: versions that are shared on GPUs. The model's version was announced, or given up (under lock);
+ * a peer's connection has ended (not under lock, before its session goes). */
+void ws_agent_gpu_published(struct ws_agent_model *m, uint64_t version, const char *run);
+void ws_agent_gpu_discarded(struct ws_agent_model *m);
+void ws_agent_gpu_gone(struct ws_agent *a, const struct ws_session *c);
+/* How a version is shared, "cuda_ipc"; NULL: it is not. What the status shows. Under lock. */
+const char *ws_agent_gpu_strategy(const struct ws_agent_model *m, uint64_t version, const char *run);
+json_t *ws_agent_gpu_status(const struct ws_agent_model *m);
+void ws_agent_gpu_free(struct ws_agent_model *m);
+/* agent_gpu_demand.c: versions that are announced before they are in a slot; under lock. Is the one in the
+ * slot such a one? Then nothing is to be announced of it. */
+bool ws_agent_gpu_made(struct ws_agent_model *m, const struct ws_slot *slot);
+/* Somebody asks for its bytes: has it made. 0: it is none of these; -EINPROGRESS; what went wrong just now.
+ */
+WS_MUST_USE int ws_agent_gpu_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version,
+                                  const char *run, struct ws_error *err);
+/* May a rank begin it, which is announced already? -ESTALE. */
+WS_MUST_USE int ws_agent_gpu_may_make(const struct ws_agent_model *m, uint64_t version, const char *run,
+                                      struct ws_error *err);
+/* Adds them to a listing's versions, oldest first. */
+void ws_agent_gpu_list_unmade(const struct ws_agent_model *m, json_t *versions);
+/* agent_gpu_routes.c; not under lock. -ENOENT: it is none of these. */
+WS_MUST_USE int ws_agent_gpu_call(struct ws_agent *a, struct ws_session *c, const char *verb,
+                                  const json_t *body, const int *fds_in, size_t n_in, json_t **reply,
+                                  int *fds, size_t max, size_t *n_fds, struct ws_error *err);
 /* agent_views.c: routes that only show */
 int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
                    json_t **reply, char **text, struct ws_error *err);

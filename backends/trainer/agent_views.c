@@ -31,6 +31,9 @@ static int get_status(struct ws_agent *a, json_t **reply)
                               (json_int_t)m->newest, "run", m->run, "ranks", (json_int_t)m->n_registered,
                               "published", (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned,
                               "slots", slots, "mounts", ws_fleet_json(&m->fleet, ws_agent_now_ns())));
+        if (m->gpu)
+            json_object_set_new(json_array_get(models, json_array_size(models) - 1), "gpu",
+                                ws_agent_gpu_status(m));
         if (m->group)
             json_object_set_new(json_array_get(models, json_array_size(models) - 1), "nodes",
                                 ws_group_json(a, m));
@@ -39,6 +42,9 @@ static int get_status(struct ws_agent *a, json_t **reply)
         json_array_append_new(astraflow, ws_astraflow_status(a->astraflow[i]));
     *reply = json_pack("{s:I,s:o,s:o}", "slot_bytes", (json_int_t)a->slot_bytes, "models", models,
                        "astraflow", astraflow);
+    json_t *broadcast = ws_agent_broadcast_status(a);
+    if (broadcast)
+        json_object_set_new(*reply, "broadcast", broadcast);
     pthread_mutex_unlock(&a->lock);
     return 0;
 }
@@ -97,6 +103,7 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
     }
     if (a->archive)
         put_archive_metrics(f, a);
+    ws_agent_broadcast_metrics(a, f);
     fprintf(f, "# TYPE wsync_agent_newest_version gauge\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         fprintf(f, "wsync_agent_newest_version{model=\"%s\"} %" PRIu64 "\n", m->name, m->newest);
@@ -125,6 +132,8 @@ int ws_agent_route(void *self, const char *method, const char *path, const char 
     }
     if (strcmp(method, "POST") == 0 && q.model[0] && !q.has_version && strcmp(q.verb, "node") == 0)
         return ws_agent_node_route(a, &q, body, reply, err);
+    if (strcmp(method, "POST") == 0 && q.model[0] && q.has_version && strcmp(q.verb, "broadcast") == 0)
+        return ws_agent_broadcast_route(a, &q, body, reply, err);
     if (ws_agent_is_forwarded(a, path, &q))
         return ws_agent_forward(a, method, path, query, body, reply, err);
     rc = ws_agent_fleet_route(a, method, path, &q, body, reply, err);

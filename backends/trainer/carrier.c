@@ -1,4 +1,5 @@
 #include "backends/trainer/carrier.h"
+#include "transports/device_copies.h"
 #include "transports/log.h"
 #include <assert.h>
 #include <errno.h>
@@ -11,10 +12,6 @@
 #define SMALL       4096UL
 #define SMALL_LINE  8UL
 #define LONG_WITHIN (1UL << 20) /* from here on a copy within the device's memory is as fast as a kernel */
-#define MAX_PITCH   (2UL << 30)
-#define MAX_HEIGHT                                                                                           \
-    65535UL /* rows of one copy: some drivers take no more planes or rows than that at once                  \
-             */
 
 /* A copy that waits for the gather kernel of its round. */
 struct after {
@@ -239,73 +236,6 @@ static struct round *round_of(const struct ws_carrier *c, int device, struct lan
     return r;
 }
 
-/* How many rows from the cursor's on are alike and whole; 1: only what is ready. Rows of one innermost loop,
- * and where those are whole, planes of them. */
-static void shape_of(const struct ws_cursor *c, struct ws_box_copy *b)
-{
-    const struct ws_runs *r = c->runs;
-    const unsigned l = r->n_loops - 1;
-    b->width = ws_cursor_ready(c);
-    b->height = b->depth = 1;
-    if (r->n_loops == 0 || c->at > 0 || r->src_step[l] < (int64_t)r->run_bytes ||
-        r->src_step[l] >= (int64_t)MAX_PITCH || r->dst_step[l] >= MAX_PITCH)
-        return;
-    uint64_t rows = r->count[l] - c->index[l], whole = c->left / r->run_bytes;
-    rows = rows < whole ? rows : whole;
-    b->height = rows < 1 ? 1 : rows > MAX_HEIGHT ? MAX_HEIGHT : rows;
-    b->src_row = (size_t)r->src_step[l];
-    b->dst_row = r->dst_step[l];
-    if (l == 0 || c->index[l] > 0 || rows != r->count[l] || b->height != rows || r->src_step[l - 1] <= 0 ||
-        r->src_step[l - 1] % r->src_step[l] != 0 || r->dst_step[l - 1] % r->dst_step[l] != 0 ||
-        r->src_step[l - 1] < r->src_step[l] * (int64_t)rows)
-        return;
-    uint64_t planes = r->count[l - 1] - c->index[l - 1], whole_planes = c->left / (r->run_bytes * rows);
-    b->depth = planes < whole_planes ? planes : whole_planes;
-    b->depth = b->depth < 1 ? 1 : b->depth > MAX_HEIGHT ? MAX_HEIGHT : b->depth;
-    b->src_plane = (size_t)r->src_step[l - 1];
-    b->dst_plane = r->dst_step[l - 1];
-}
-
-static int copy_elements(struct lane *l, const struct ws_cursor *c, unsigned char *dst, struct ws_error *err)
-{
-    const struct ws_runs *r = c->runs;
-    const uint64_t n = ws_cursor_ready(c) / r->element_bytes;
-    const struct ws_box_copy b = {.dst = dst,
-                                  .src = c->src + (int64_t)(c->at / r->element_bytes) * r->run_step,
-                                  .width = r->element_bytes,
-                                  .height = n,
-                                  .depth = 1,
-                                  .src_row = (size_t)r->run_step,
-                                  .dst_row = r->element_bytes};
-    if (r->run_step < (int64_t)r->element_bytes || r->run_step >= (int64_t)MAX_PITCH)
-        return ws_error_set(err, ENOTSUP,
-                            "a parameter on the GPU has elements that lie backwards or are one that is "
-                            "repeated, which copies cannot bring and there are no kernels for it: make it "
-                            "contiguous");
-    return l->ops->copy_box(l->copies, &b, err);
-}
-
-/* All that a cursor passes, with as few copies as the boxes allow. dst: where its place 0 is. */
-static int copy_all(struct lane *l, struct ws_cursor *c, unsigned char *dst, struct ws_error *err)
-{
-    int rc = 0;
-    for (uint64_t n; rc == 0 && (n = ws_cursor_ready(c)) > 0;) {
-        const unsigned char *src = ws_cursor_plain(c);
-        unsigned char *to = dst + c->dst + c->at;
-        struct ws_box_copy b = {.dst = to, .src = src};
-        if (!src) {
-            rc = copy_elements(l, c, to, err);
-            ws_cursor_skip(c, n);
-            continue;
-        }
-        shape_of(c, &b);
-        rc = b.height == 1 ? l->ops->copy(l->copies, to, src, n, err) : l->ops->copy_box(l->copies, &b, err);
-        for (size_t i = 0; i < b.height * b.depth; i++)
-            ws_cursor_skip(c, b.width);
-    }
-    return rc;
-}
-
 int ws_carrier_direct(struct ws_carrier *c, int device, const struct ws_runs *r, const void *src,
                       uint64_t from, uint64_t bytes, unsigned char *dst, struct ws_error *err)
 {
@@ -314,7 +244,7 @@ int ws_carrier_direct(struct ws_carrier *c, int device, const struct ws_runs *r,
     (void)round_of(c, device, &l);
     ws_cursor_seek(&cursor, r, src, from, bytes);
     c->direct += bytes;
-    return copy_all(l, &cursor, dst, err);
+    return ws_copy_cursor(l->copies, &cursor, dst, err);
 }
 
 /* Alike in its low bits to where it goes, so that the kernel's words and the copies are aligned on both
@@ -404,7 +334,7 @@ int ws_carrier_within(struct ws_carrier *c, int device, const struct ws_runs *r,
         return gather(c, round, r, src, from, bytes, dst, WS_GATHER_PLACED, source, err);
     assert(r->conversion == WS_KEEP);
     ws_cursor_seek(&cursor, r, src, from, bytes);
-    return copy_all(l, &cursor, dst, err);
+    return ws_copy_cursor(l->copies, &cursor, dst, err);
 }
 
 int ws_carrier_raw(struct ws_carrier *c, int device, const struct ws_runs *raw, const void *src,
@@ -417,7 +347,7 @@ int ws_carrier_raw(struct ws_carrier *c, int device, const struct ws_runs *raw, 
     ws_cursor_seek(&cursor, raw, src, from, bytes);
     c->raw += bytes;
     *at = to;
-    return copy_all(l, &cursor, to - from, err);
+    return ws_copy_cursor(l->copies, &cursor, to - from, err);
 }
 
 /* --- sending --- */

@@ -380,6 +380,12 @@ void wsync_extraction_move(wsync_extraction *e, const void *const *data)
     }
 }
 
+void wsync_extraction_follow(wsync_extraction *e, void *const *streams)
+{
+    for (size_t i = 0; i < e->n; i++)
+        e->params[i].stream = streams[e->sources[i].held];
+}
+
 void wsync_extraction_free(wsync_extraction *e)
 {
     if (!e)

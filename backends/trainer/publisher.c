@@ -10,10 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define DEFAULT_TIMEOUT_MS 60000
 #define MAX_THREADS        8
+#define WAIT_STEP_MS       100
+#define WAIT_PAUSE_NS      2000000L
 
 const char *wsync_version(void)
 {
@@ -76,6 +79,8 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
         rc = ws_ipc_connect(p->agent, &p->sock, err);
     if (rc == 0 && p->rank == 0)
         rc = ws_base_open(&p->base, c->base, c->sidecars, err);
+    if (rc == 0)
+        rc = ws_publisher_share_open(p, c->share, c->on_demand, err);
     if (rc < 0) {
         wsync_close(p);
         return rc;
@@ -86,9 +91,12 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
 
 int wsync_register(wsync_publisher *p, const wsync_param *params, size_t n)
 {
+    ws_publisher_lock(p);
     if (!p->begun)
         (void)ws_publisher_is_connected(p);
-    return ws_publisher_register(p, params, n, ws_last_error());
+    int rc = ws_publisher_register(p, params, n, ws_last_error());
+    ws_publisher_unlock(p);
+    return rc;
 }
 
 /* --- begin --- */
@@ -130,7 +138,7 @@ static int map_slot(struct wsync_publisher *p, int *fds, size_t n_fds, struct ws
     return rc;
 }
 
-static int begin(struct wsync_publisher *p, uint64_t version, struct ws_error *err)
+int ws_publisher_begin(struct wsync_publisher *p, uint64_t version, bool demanded, struct ws_error *err)
 {
     int fds[WS_MAX_FDS_PER_FRAME];
     size_t n = 0;
@@ -146,8 +154,9 @@ static int begin(struct wsync_publisher *p, uint64_t version, struct ws_error *e
     if (p->keeps && !p->pinned && !(p->pinned = ws_pinned_new()))
         return ws_error_set(err, ENOMEM, "no memory for a slot");
     int rc = ws_publisher_call(p, "begin",
-                               json_pack("{s:I,s:s,s:I,s:b}", "version", (json_int_t)version, "run", p->run,
-                                         "timeout_ms", (json_int_t)p->timeout_ms, "keep", (int)p->keeps),
+                               json_pack("{s:I,s:s,s:b,s:I,s:b}", "version", (json_int_t)version, "run",
+                                         p->run, "demanded", (int)demanded, "timeout_ms",
+                                         (json_int_t)p->timeout_ms, "keep", (int)p->keeps),
                                &reply, fds, WS_MAX_FDS_PER_FRAME, &n, err);
     if (rc < 0)
         return rc;
@@ -169,7 +178,11 @@ static int begin(struct wsync_publisher *p, uint64_t version, struct ws_error *e
 
 int wsync_begin(wsync_publisher *p, uint64_t version)
 {
-    return begin(p, version, ws_last_error());
+    struct ws_error *err = ws_last_error();
+    if (ws_publisher_is_on_demand(p))
+        return ws_error_set(err, EOPNOTSUPP,
+                            "with wsync_config.on_demand versions are offloaded: wsync_offload");
+    return ws_publisher_begin(p, version, false, err);
 }
 
 int wsync_put(wsync_publisher *p, const wsync_param *param)
@@ -182,7 +195,8 @@ int wsync_put(wsync_publisher *p, const wsync_param *param)
         return -err->code;
     if (p->put[r - p->params])
         return ws_error_set(err, EEXIST, "%s was put already into version %" PRIu64, param->name, p->version);
-    return ws_publisher_put(p, param, r, err);
+    int rc = ws_publisher_put(p, param, r, err);
+    return rc == 0 ? ws_publisher_share_note(p, param, r, err) : rc;
 }
 
 /* --- commit --- */
@@ -199,7 +213,7 @@ static json_t *hashes_json(const struct wsync_publisher *p)
     return json_pack("{s:o}", "hashes", all);
 }
 
-static int commit(struct wsync_publisher *p, struct ws_error *err)
+int ws_publisher_commit(struct wsync_publisher *p, struct ws_error *err)
 {
     if (!p->begun)
         return ws_error_set(err, EINVAL, "nothing is begun");
@@ -210,7 +224,7 @@ static int commit(struct wsync_publisher *p, struct ws_error *err)
     json_t *body = hashes_json(p);
     const int records = body ? ws_publisher_delta_export(p, body, err) : -1;
     let_go(p); /* before the agent looks whether anybody could still write */
-    int rc = ws_publisher_call_with(p, "commit", body, &records, records >= 0, err);
+    int rc = ws_publisher_send(p, "commit", body, &records, records >= 0, err);
     if (records >= 0)
         close(records);
     if (rc == 0) { /* the lineage is opened */
@@ -218,6 +232,7 @@ static int commit(struct wsync_publisher *p, struct ws_error *err)
         p->new_run = false;
         free(p->run_asked);
         p->run_asked = NULL;
+        ws_publisher_share_committed(p);
     }
     return rc;
 }
@@ -226,10 +241,12 @@ int wsync_commit(wsync_publisher *p)
 {
     struct ws_error *err = ws_last_error();
     int rc = p->begun ? ws_publisher_put_fresh(p, err) : 0;
-    return rc < 0 ? rc : commit(p, err);
+    if (rc == 0 && p->begun)
+        rc = ws_publisher_share(p, NULL, err);
+    return rc < 0 ? rc : ws_publisher_commit(p, err);
 }
 
-static int abandon(struct wsync_publisher *p, struct ws_error *err)
+int ws_publisher_abandon(struct wsync_publisher *p, struct ws_error *err)
 {
     if (!p->begun)
         return ws_error_set(err, EINVAL, "nothing is begun");
@@ -239,12 +256,38 @@ static int abandon(struct wsync_publisher *p, struct ws_error *err)
 
 int wsync_abandon(wsync_publisher *p)
 {
-    return abandon(p, ws_last_error());
+    return ws_publisher_abandon(p, ws_last_error());
 }
 
-int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint64_t version)
+/* A version without a slot. */
+static int offer(struct wsync_publisher *p, const wsync_param *params, uint64_t version, struct ws_error *err)
 {
-    struct ws_error *err = ws_last_error(), ignored;
+    if (version > INT64_MAX)
+        return ws_error_set(err, EINVAL, "a version has at most 63 bits, %" PRIu64 " has more", version);
+    p->version = version;
+    memset(p->put, 1, p->n_params * sizeof(p->put[0]));
+    memset((void *)p->overflows, 0, p->n_params * sizeof(p->overflows[0]));
+    return ws_publisher_share(p, params, err);
+}
+
+static int fill(struct wsync_publisher *p, const wsync_param *params, uint64_t version, struct ws_error *err)
+{
+    struct ws_error ignored;
+    int rc = ws_publisher_begin(p, version, false, err);
+    if (rc == 0)
+        rc = ws_publisher_put_all(p, params, err);
+    if (rc == 0)
+        rc = ws_publisher_share(p, params, err);
+    if (rc == 0)
+        rc = ws_publisher_commit(p, err);
+    if (rc < 0 && p->begun)
+        (void)ws_publisher_abandon(p, &ignored);
+    return rc;
+}
+
+static int offload(struct wsync_publisher *p, const wsync_param *params, size_t n, uint64_t version,
+                   struct ws_error *err)
+{
     if (p->begun)
         return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                             p->version);
@@ -255,16 +298,19 @@ int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint6
         if (rc == -ESTALE) /* or another rank came back with other tensors: all register anew */
             rc = ws_publisher_register(p, params, n, err);
         if (rc == 0)
-            rc = begin(p, version, err);
-        if (rc == 0)
-            rc = ws_publisher_put_all(p, params, err);
-        if (rc == 0)
-            rc = commit(p, err);
-        if (rc < 0 && p->begun)
-            (void)abandon(p, &ignored);
+            rc =
+                ws_publisher_is_on_demand(p) ? offer(p, params, version, err) : fill(p, params, version, err);
         if (rc != -ESTALE)
             break;
     }
+    return rc;
+}
+
+int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint64_t version)
+{
+    ws_publisher_lock(p);
+    int rc = offload(p, params, n, version, ws_last_error());
+    ws_publisher_unlock(p);
     return rc;
 }
 
@@ -296,14 +342,34 @@ const char *wsync_gpu_report(const wsync_publisher *p)
     return p->gpu_report;
 }
 
-static int wait_for(struct wsync_publisher *p, const char *what, uint64_t version, const char *who,
-                    int timeout_ms)
+static int ask_wait(struct wsync_publisher *p, const char *what, uint64_t version, const char *who,
+                    int timeout_ms, struct ws_error *err)
 {
     json_t *body = json_pack("{s:I,s:s,s:s,s:s}", "version", (json_int_t)version, "what", what, "run", p->run,
                              "who", who);
     if (body && timeout_ms >= 0)
         json_object_set_new(body, "timeout_ms", json_integer(timeout_ms));
-    return ws_publisher_call(p, "wait", body, NULL, NULL, 0, NULL, ws_last_error());
+    return ws_publisher_call(p, "wait", body, NULL, NULL, 0, NULL, err);
+}
+
+/* What it waits for may be a version that has to be made meanwhile: then in short steps, and turns. */
+static int wait_for(struct wsync_publisher *p, const char *what, uint64_t version, const char *who,
+                    int timeout_ms)
+{
+    struct ws_error *err = ws_last_error();
+    const struct timespec pause = {.tv_nsec = WAIT_PAUSE_NS};
+    if (!ws_publisher_is_on_demand(p))
+        return ask_wait(p, what, version, who, timeout_ms, err);
+    for (int left = timeout_ms;;) {
+        const int step = left >= 0 && left < WAIT_STEP_MS ? left : WAIT_STEP_MS;
+        ws_publisher_lock(p);
+        int rc = ask_wait(p, what, version, who, step, err);
+        ws_publisher_unlock(p);
+        left -= left >= 0 ? step : 0;
+        if (rc != -ETIMEDOUT || left == 0)
+            return rc;
+        nanosleep(&pause, NULL);
+    }
 }
 
 int wsync_wait_published(wsync_publisher *p, uint64_t version, int timeout_ms)
@@ -330,6 +396,7 @@ void wsync_close(wsync_publisher *p)
             close(p->sock);
         return;
     }
+    ws_publisher_share_close(p); /* and its thread, which may have begun a version */
     let_go(p);
     if (p->sock >= 0)
         close(p->sock); /* the agent abandons what is begun */

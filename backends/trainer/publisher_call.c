@@ -48,6 +48,9 @@ static int explain(struct wsync_publisher *p, const char *verb, int rc, struct w
             "what listens at %s is no agent of this release (%s): %.200s; use agent and libwsync of "
             "one release",
             p->agent, WS_VERSION, said.text);
+    case EMFILE: /* half of an answer is lost */
+        hang_up(p);
+        return rc;
     case ENOENT:
     case EOPNOTSUPP:
         return ws_error_set(
@@ -60,8 +63,8 @@ static int explain(struct wsync_publisher *p, const char *verb, int rc, struct w
     }
 }
 
-static int call(struct wsync_publisher *p, const char *verb, json_t *body, const int *fds_in, size_t n_in,
-                json_t **reply, int *fds, size_t max, size_t *n, struct ws_error *err)
+static int request(struct wsync_publisher *p, const char *verb, json_t *body, const int *fds_in, size_t n_in,
+                   json_t **reply, int *fds, size_t max, size_t *n, struct ws_error *err)
 {
     char path[64];
     snprintf(path, sizeof(path), "/v1/local/%s", verb);
@@ -88,11 +91,11 @@ static int call(struct wsync_publisher *p, const char *verb, json_t *body, const
 int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body, json_t **reply, int *fds,
                       size_t max, size_t *n, struct ws_error *err)
 {
-    return call(p, verb, body, NULL, 0, reply, fds, max, n, err);
+    return request(p, verb, body, NULL, 0, reply, fds, max, n, err);
 }
 
-int ws_publisher_call_with(struct wsync_publisher *p, const char *verb, json_t *body, const int *fds,
-                           size_t n_fds, struct ws_error *err)
+int ws_publisher_send(struct wsync_publisher *p, const char *verb, json_t *body, const int *fds, size_t n,
+                      struct ws_error *err)
 {
-    return call(p, verb, body, fds, n_fds, NULL, NULL, 0, NULL, err);
+    return request(p, verb, body, fds, n, NULL, NULL, 0, NULL, err);
 }

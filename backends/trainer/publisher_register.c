@@ -205,6 +205,7 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
     if (n > WS_MAX_TENSORS)
         return ws_error_set(err, E2BIG, "%zu pieces; at most %d", n, WS_MAX_TENSORS);
     ws_publisher_forget(p);
+    p->n_registrations++;
     p->params = calloc(n + 1, sizeof(*p->params));
     p->put = calloc(n + 1, sizeof(*p->put));
     p->overflows = calloc(n + 1, sizeof(*p->overflows));
@@ -217,8 +218,10 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
     }
     if (rc == 0)
         rc = index_names(p, err);
-    if (rc == 0 && p->sock < 0)
+    if (rc == 0 && p->sock < 0) {
         rc = ws_ipc_connect(p->agent, &p->sock, err);
+        p->n_connections++;
+    }
     if (rc == 0)
         rc = ws_publisher_call(p, "register", registration_json(p), &reply, NULL, 0, NULL, err);
     if (rc == 0)

@@ -1,5 +1,6 @@
 /* A publisher's inside, shared by its files: publisher (its life and its versions), publisher_register (what
- * it told the agent that it holds), publisher_put (the copies), publisher_call (a request to the agent). */
+ * it told the agent that it holds), publisher_put (the copies), publisher_share (what is
+ * shared on GPUs), publisher_call (a request to the agent). */
 #ifndef WS_TRAINER_PUBLISHER_STATE_H
 #define WS_TRAINER_PUBLISHER_STATE_H
 #include "backends/trainer/base.h"
@@ -69,6 +70,9 @@ struct wsync_publisher {
     char gpu_report[WS_ERROR_TEXT];
     bool gpu_delta;                   /* asked for */
     struct ws_publisher_delta *delta; /* of this registration; NULL: not yet */
+    unsigned n_registrations;
+    unsigned n_connections;           /* that there were: which one is it? */
+    struct ws_publisher_share *share; /* publisher_share.c; NULL: nothing is shared on GPUs */
 };
 
 /* Of this node: what was asked for, else $WSYNC_AGENT, else the usual place. */
@@ -79,9 +83,9 @@ const char *ws_publisher_agent(const char *asked);
 int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body, json_t **reply, int *fds,
                       size_t max, size_t *n, struct ws_error *err);
 
-/* The same with descriptors for the agent, which stay the caller's, and no reply. */
-int ws_publisher_call_with(struct wsync_publisher *p, const char *verb, json_t *body, const int *fds,
-                           size_t n_fds, struct ws_error *err);
+/* The same with descriptors that go along, which stay the caller's. */
+int ws_publisher_send(struct wsync_publisher *p, const char *verb, json_t *body, const int *fds, size_t n,
+                      struct ws_error *err);
 
 /* Is the connection there, with somebody at its other end? One that is not is closed, and what was registered
  * by it is forgotten. */
@@ -118,5 +122,28 @@ WS_MUST_USE int ws_publisher_put_all(struct wsync_publisher *p, const wsync_para
 WS_MUST_USE int ws_publisher_put(struct wsync_publisher *p, const wsync_param *param,
                                  const struct ws_registered *r, struct ws_error *err);
 WS_MUST_USE int ws_publisher_put_fresh(struct wsync_publisher *p, struct ws_error *err);
+
+/* publisher.c: demanded: it is announced already, and a slot has to be filled. */
+WS_MUST_USE int ws_publisher_begin(struct wsync_publisher *p, uint64_t version, bool demanded,
+                                   struct ws_error *err);
+WS_MUST_USE int ws_publisher_commit(struct wsync_publisher *p, struct ws_error *err);
+int ws_publisher_abandon(struct wsync_publisher *p, struct ws_error *err);
+
+/* publisher_share.c. strategy: the config's share; NULL: nothing. -EINVAL, -ENOTSUP. */
+WS_MUST_USE int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy, bool on_demand,
+                                        struct ws_error *err);
+/* publisher_demand.c: keeps the thread away that makes versions on demand; nothing where there is none. */
+bool ws_publisher_is_on_demand(const struct wsync_publisher *p);
+void ws_publisher_lock(struct wsync_publisher *p);
+void ws_publisher_unlock(struct wsync_publisher *p);
+void ws_publisher_share_close(struct wsync_publisher *p);
+/* Where the data of a piece is, for ws_publisher_share. */
+WS_MUST_USE int ws_publisher_share_note(struct wsync_publisher *p, const wsync_param *a,
+                                        const struct ws_registered *r, struct ws_error *err);
+/* Tells the agent of the begun version's memory on GPUs, before its commit. params: all that is registered;
+ * NULL: it was noted. -EBUSY names who has the buffers that it would go to. */
+WS_MUST_USE int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params,
+                                   struct ws_error *err);
+void ws_publisher_share_committed(struct wsync_publisher *p);
 
 #endif

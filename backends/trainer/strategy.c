@@ -1,5 +1,7 @@
 #include "backends/trainer/strategy.h"
 #include "backends/trainer/last_error.h"
+#include "transports/broadcast.h"
+#include "transports/device.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -47,19 +49,22 @@ static int dir_available(const wsync_sync_info *info, struct ws_error *why)
     return on_this_host(info, S_IFDIR, "folder", why);
 }
 
-static int no_gpu(const wsync_sync_info *info, struct ws_error *why)
+static int gpu_available(const wsync_sync_info *info, struct ws_error *why)
 {
     (void)info;
-    return ws_error_set(why, ENOTSUP,
-                        "it needs a CUDA device, and this build can use none yet; use tcp, ipc or dir");
+    int rc = ws_device_of_kind(WS_CUDA)->available(why);
+    if (rc < 0)
+        ws_error_prefix(why, "it needs a CUDA device; use tcp, ipc or dir");
+    return rc;
 }
 
-static int no_nccl(const wsync_sync_info *info, struct ws_error *why)
+static int broadcast_available(const wsync_sync_info *info, struct ws_error *why)
 {
     (void)info;
-    return ws_error_set(why, ENOTSUP,
-                        "it needs NCCL and a CUDA device, and this build can use neither yet; use tcp, ipc "
-                        "or dir");
+    int rc = ws_broadcast_available(why);
+    if (rc < 0)
+        ws_error_prefix(why, "broadcast needs NCCL and a CUDA device on either side; use tcp, ipc or dir");
+    return rc;
 }
 
 static const struct ws_strategy table[] = {
@@ -84,14 +89,14 @@ static const struct ws_strategy table[] = {
                                    "BroadcastWeightUpdateRequest", "BroadcastInitInfo"},
                          .info = WS_INFO_BROADCAST,
                          .may_pack = true,
-                         .available = no_nccl},
+                         .available = broadcast_available},
     [WSYNC_CUDA_IPC] = {.about = {WSYNC_CUDA_IPC, "cuda_ipc",
                                   "the CUDA device that the trainer holds the weights on",
                                   "CudaIpcWeightUpdateRequest", "CudaIpcInitInfo"},
                         .info = WS_INFO_CUDA_IPC,
                         .may_pack = true,
                         .handles = true,
-                        .available = no_gpu},
+                        .available = gpu_available},
     [WSYNC_PACKED_CUDA_IPC] = {.about = {WSYNC_PACKED_CUDA_IPC, "packed_cuda_ipc",
                                          "the CUDA device that the trainer holds the weights on",
                                          "PackedCudaIpcWeightUpdateRequest", "CudaIpcInitInfo"},
@@ -99,7 +104,7 @@ static const struct ws_strategy table[] = {
                                .may_pack = true,
                                .must_pack = true,
                                .handles = true,
-                               .available = no_gpu},
+                               .available = gpu_available},
 };
 #define N_STRATEGIES (sizeof(table) / sizeof(table[0]))
 

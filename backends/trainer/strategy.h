@@ -1,8 +1,8 @@
 /* Strategy: a way to move weights, as SkyRL names them (WeightTransferStrategy), and what its sync info and
  * its requests are made of. One const table; the JSON codecs (sync_info.c, update_request.c) and whoever
  * opens a receiver go by it. tcp, ipc and dir are complete: a receiver is a source of transports/transport.h,
- * a sender the publisher and its agent. The others have their types and their JSON; what moves the bytes
- * needs a GPU and is not in this build, as available() says. */
+ * a sender the publisher and its agent. Of cuda_ipc and packed_cuda_ipc the sender is a publisher that shares
+ * (wsync_config.share), the receiver wsync_map_gpu. What a machine lacks for one, available() says. */
 #ifndef WS_TRAINER_STRATEGY_H
 #define WS_TRAINER_STRATEGY_H
 #include "backends/trainer/wsync.h"

@@ -117,10 +117,14 @@ typedef struct wsync_config {
     /* Parameters on GPUs are offered to processes of this host there, too, device to device (wsync_map_gpu):
      * "cuda_ipc": the parameters' own memory, nothing is copied, and the caller must not change it before
      * wsync_unshare; "packed_cuda_ipc": one buffer a dtype and device, two of them in turn, which takes twice
-     * the size of what this rank holds on the device; NULL: they are not. */
+     * the size of what this rank holds on the device; NULL: they are not. What is in host memory is not in
+     * it. In steps, what wsync_put was given stays until wsync_commit. Memory that cannot be shared (pools)
+     * is -EOPNOTSUPP by cuda_ipc; no driver is wsync_open's -ENOTSUP; buffers that somebody still has are
+     * -EBUSY, with who. */
     const char *share;
     /* With share: the host's slot is filled only when somebody reads the version's files. A version that
-     * nobody has read is gone once its memory on the GPU is given up. */
+     * nobody has read is gone once its memory on the GPU is given up. By wsync_offload only, with all ranks
+     * on one node; a thread of its own copies what is asked for, in turns with the publisher's calls. */
     int on_demand;
     /* Keeps the last published bytes on the GPU (as many as this rank writes) and copies what has changed
      * only; by itself all of it where more than a third has. */
@@ -191,7 +195,7 @@ const char *wsync_gpu_report(const wsync_publisher *pub);
 /* Takes back what is shared (config's share): no process can open it any more, and this waits until every one
  * that has it has closed it or has ended. Then the parameters may be changed, with "cuda_ipc". -ETIMEDOUT
  * names who still has it (and it stays closed to others; call again). timeout_ms -1: no limit. Fine where
- * nothing is shared. */
+ * nothing is shared. wsync_close waits for nobody: what is still open then stays until the process ends. */
 int wsync_unshare(wsync_publisher *pub, int timeout_ms);
 
 /* One rank's piece of one tensor, in a GPU's memory. */
@@ -222,6 +226,10 @@ const wsync_gpu_tensor *wsync_gpu_map_tensor(const wsync_gpu_map *map, size_t i)
 /* Copies that piece, contiguous and in the file's dtype, to dst (host or device memory of `bytes` bytes,
  * exactly its size): done when it returns. */
 int wsync_gpu_map_copy(wsync_gpu_map *map, size_t i, void *dst, size_t bytes);
+/* The same for the first n pieces at once, by few launches of a kernel where the build has kernels: dst[i]:
+ * device memory for the i-th, or NULL: that one is not wanted. Done when it returns; after a failure some are
+ * copied. */
+int wsync_gpu_map_copy_all(wsync_gpu_map *map, void *const *dst, size_t n);
 void wsync_unmap_gpu(wsync_gpu_map *map); /* NULL is fine */
 
 /* Copies bytes of an open file (of a mounted version, say) to device memory at dst, through pinned buffers,
@@ -322,6 +330,9 @@ int wsync_extract(const wsync_extract_options *options, const wsync_held *held, 
 const wsync_param *wsync_extraction_params(const wsync_extraction *e, size_t *n);
 /* The same tensors at new addresses, data[i] that of held[i] in wsync_extract. */
 void wsync_extraction_move(wsync_extraction *e, const void *const *data);
+/* The streams that write them, streams[i] that of held[i] (wsync_param.stream); those on the host have none.
+ */
+void wsync_extraction_follow(wsync_extraction *e, void *const *streams);
 void wsync_extraction_free(wsync_extraction *e); /* NULL is fine */
 
 /* --- engines, for those who have a path and no mount; nothing is kept between calls --- */

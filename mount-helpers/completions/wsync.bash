@@ -6,6 +6,8 @@ _wsync()
         mapfile -t COMPREPLY < <(compgen -W "$(wsync help --list 2>/dev/null) help version" -- "$cur")
     elif [[ $cur == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(wsync help "$command" 2>/dev/null | grep -o -- '--[a-z-]*')" -- "$cur")
+    elif [[ $command == doctor ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "gpu" -- "$cur")
     else
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi

@@ -12,6 +12,11 @@
 
 void bench_agent_start(struct bench_agent *a)
 {
+    bench_agent_start_with(a, &(struct ws_agent_options){0});
+}
+
+void bench_agent_start_with(struct bench_agent *a, const struct ws_agent_options *options)
+{
     struct ws_error err = {0};
     char socket[64];
     strcpy(a->dir, "/tmp/wsync-bench.XXXXXX");
@@ -19,7 +24,10 @@ void bench_agent_start(struct bench_agent *a)
         bench_fail("cannot make a folder below /tmp");
     snprintf(socket, sizeof(socket), "%s/agent.sock", a->dir);
     snprintf(a->url, sizeof(a->url), "unix:%s", socket);
-    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .socket = socket, .socket_gid = (gid_t)-1};
+    struct ws_agent_options o = *options;
+    o.tcp.listen = "127.0.0.1:0";
+    o.socket = socket;
+    o.socket_gid = (gid_t)-1;
     if (ws_agent_new(&a->agent, &o, &err))
         bench_fail("%s", err.text);
 }

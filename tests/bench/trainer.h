@@ -12,6 +12,7 @@ struct bench_agent {
     char dir[32], url[80];
 };
 void bench_agent_start(struct bench_agent *a);
+void bench_agent_start_with(struct bench_agent *a, const struct ws_agent_options *options);
 void bench_agent_end(struct bench_agent *a);
 /* Anonymous memory in huge pages, touched. Never freed. */
 void *bench_memory(uint64_t bytes);

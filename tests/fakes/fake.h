@@ -57,7 +57,7 @@ struct CUctx_st {
     int device;
     unsigned retained;
     CUresult sticky;  /* after a fault: what every call says, once what was running has ended */
-    unsigned running; /* operations of its streams */
+    unsigned running; /* of its streams' operations, those of the device */
     uint32_t peers;   /* whose memory kernels reach, a bit each */
     uint64_t submitted;
     struct CUstream_st *streams, *legacy;
@@ -130,7 +130,8 @@ struct fake_op {
     CUcontext ctx;
     uint64_t number; /* in the order of the context's calls */
     bool fault;
-    bool always;                             /* run also after a fault: others wait for it */
+    bool is_host; /* a host function: nobody waits for its end when the context breaks */
+    bool always;  /* run also after a fault: others wait for it */
     CUresult (*run)(struct fake_op *op);     /* without the lock; an error breaks the context */
     bool (*ready)(const struct fake_op *op); /* with the lock; NULL: as soon as it is its turn */
     bool polled;                             /* another process may make it ready */

@@ -85,13 +85,13 @@ static void *work(void *arg)
         bool sound = s->ctx->sticky == CUDA_SUCCESS && !op->fault;
         if (op->fault)
             fake_break(s->ctx, CUDA_ERROR_ILLEGAL_ADDRESS);
-        s->ctx->running++;
+        s->ctx->running += !op->is_host;
         pthread_mutex_unlock(&fake_lock);
         if (sound)
             be_late(s);
         CUresult rc = sound || op->always ? op->run(op) : CUDA_SUCCESS;
         pthread_mutex_lock(&fake_lock);
-        s->ctx->running--;
+        s->ctx->running -= !op->is_host;
         if (rc != CUDA_SUCCESS)
             fake_break(s->ctx, rc);
         s->first = op->next;
@@ -289,7 +289,8 @@ CUresult ws_fake_host_work(CUstream handle, CUhostFn run, CUhostFn drop, void *a
     struct host_op *h = calloc(1, sizeof(*h));
     if (!h)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *h = (struct host_op){.op = {.run = run_host, .free = drop_host}, .run = run, .drop = drop, .arg = arg};
+    *h = (struct host_op){
+        .op = {.is_host = true, .run = run_host, .free = drop_host}, .run = run, .drop = drop, .arg = arg};
     return fake_stream_push(handle, &h->op, false);
 }
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define HELLO_MAGIC 0x6c6c6f6565U
@@ -292,6 +293,14 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
+/* The other ranks see their sockets end. Whose thread has ended. */
+static void hang_up(ncclComm_t comm)
+{
+    for (int i = 0; i < comm->n_ranks; i++)
+        if (comm->fds[i] >= 0)
+            shutdown(comm->fds[i], SHUT_RDWR);
+}
+
 static void stop(ncclComm_t comm)
 {
     atomic_store(&comm->aborted, true);
@@ -307,6 +316,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
         return ncclSuccess;
     stop(comm);
     join_thread(comm);
+    hang_up(comm);
     nccl_comm_put(comm); /* what is in streams has its own reference, and ends */
     return ncclSuccess;
 }
@@ -338,10 +348,12 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *without, int n_without, ncclCo
     for (int i = 0; i < comm->rank; i++)
         rank += !gone[i];
     join_thread(comm);
-    if (flags & NCCL_SHRINK_ABORT)
+    if (flags & NCCL_SHRINK_ABORT) {
         stop(comm);
-    else if (nccl_comm_ready(comm) != ncclSuccess)
+        hang_up(comm);
+    } else if (nccl_comm_ready(comm) != ncclSuccess) {
         return ncclInvalidUsage;
+    }
     pthread_mutex_lock(&comm->lock);
     while (!is_quiet(comm))
         pthread_cond_wait(&comm->changed, &comm->lock);

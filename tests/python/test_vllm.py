@@ -8,7 +8,7 @@ import types
 import pytest
 import world
 import wsync
-from wsync._layout import MOST_NAMED, Difference, LayoutError, layout_of
+from wsync._layout import MOST_NAMED, Difference, LayoutError
 from wsync.vllm import Extension, _loader, register
 from wsync.vllm._path import version_path
 from wsync.vllm._ranks import Ranks
@@ -30,6 +30,10 @@ class Model:
 
     def __init__(self):
         self.loads = []
+
+    @staticmethod
+    def parameters():
+        return iter(())
 
 
 class Loader(_loader.Loader):
@@ -63,13 +67,13 @@ def test_layout():
     one = wsync.open(world.checkpoint({**TENSORS, "c": ("U8", [1])}), "numpy")
     two = wsync.open(world.checkpoint({"b.weight": ("BF16", [2, 2]), "a.weight": ("BF16", [2, 3]), "x": ("U8", [1])},
                                       files={"model-1.safetensors": ["x", "b.weight"], "model-2.safetensors": ["a.weight"]}), "numpy")
-    assert layout_of(one) == {"a.weight": ("F32", (2, 3)), "b.weight": ("BF16", (4,)), "c": ("U8", (1,))}
-    difference = Difference.between(layout_of(two), layout_of(one))
+    assert one.layout() == {"a.weight": ("F32", (2, 3)), "b.weight": ("BF16", (4,)), "c": ("U8", (1,))}
+    difference = Difference.between(two.layout(), one.layout())
     assert str(difference) == ("missing c; extra x; differs a.weight: BF16 [2,3], was F32 [2,3]; "
                                "differs b.weight: BF16 [2,2], was BF16 [4]")
     assert difference.as_json() == {"missing": ["c"], "extra": ["x"], "differing": {
         "a.weight": "BF16 [2,3], was F32 [2,3]", "b.weight": "BF16 [2,2], was BF16 [4]"}}
-    assert difference and not Difference.between(layout_of(one), layout_of(one))
+    assert difference and not Difference.between(one.layout(), one.layout())
 
 
 def test_many():
@@ -87,7 +91,8 @@ def test_load(loader):
     assert loader.serving()["path"] == start and loader.serving()["tensors"] == 2
     link = world.unique("current")
     os.symlink(two, link)
-    assert loader.load(link) == {"path": two, "model": None, "version": None, "run": None, "digest": None, "tensors": 2, "rank": 0, "broken": None}
+    assert loader.load(link) == {"path": two, "model": None, "version": None, "run": None, "digest": None, "tensors": 2, "rank": 0, "broken": None,
+                                 "strategy": "disk", "fallback": None}
     assert loader._config.model_config.model == two and loader._model.loads == [two]
 
 

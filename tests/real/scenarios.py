@@ -19,6 +19,8 @@ DAMAGED = {"missing": 4, "shape": 5, "dtype": 6}
 class Ground:
     """An agent that has versions 1 and 2, and a mount."""
 
+    agent_options = ()
+
     def __init__(self, stack, *kinds):
         for kind in kinds:
             need_real(kind.package)
@@ -26,7 +28,7 @@ class Ground:
         self.folders = unique("checkpoints")
         subprocess.run([sys.executable, os.path.join(HERE, "checkpoints.py"), self.folders], check=True, timeout=120,
                        stdin=subprocess.DEVNULL)
-        self.agent = Agent(stack)
+        self.agent = Agent(stack, *self.agent_options)
         self.publish(1, 1)
         self.publish(2, 2)
         self.mount = Mount(stack, self.agent.url)

@@ -49,7 +49,7 @@ class Server:
         home = unique("home")
         os.makedirs(home)
         env = dict(os.environ, HOME=home, TMPDIR=home, HF_HUB_OFFLINE="1", DO_NOT_TRACK="1", CUDA_VISIBLE_DEVICES="",
-                   OMP_NUM_THREADS="2", TORCH_COMPILE_DISABLE="1", PYTHONUNBUFFERED="1", **self.environment())
+                   OMP_NUM_THREADS="2", TORCH_COMPILE_DISABLE="1", PYTHONUNBUFFERED="1") | self.environment()
         self.started = time.monotonic()
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([sys.executable, *self.command(folder), *options], env=env, stdin=subprocess.DEVNULL,
@@ -220,6 +220,69 @@ class VLLM(Server):
         self.call("/pause?mode=keep", post=True)
         self.call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}, "timeout": 60})
         self.call("/resume", post=True)
+
+
+def installed():
+    """A folder for PYTHONPATH with the package as pip installs it, entry points and all; the environment of vLLM is left alone."""
+    for module in ("cffi", "setuptools"):
+        if importlib.util.find_spec(module) is None:
+            raise Skip(f"{module} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+    target = unique("installed")
+    pip = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
+                          "--no-index", "--target", target, os.path.join(os.environ["ROOT"], "backends/python")], timeout=180, check=False,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert pip.returncode == 0, pip.stdout
+    return target
+
+
+class WithWsync(VLLM):
+    """vLLM with the package on its path."""
+
+    target = None
+    more = {}
+
+    def environment(self):
+        return {**super().environment(), "PYTHONPATH": self.target, **self.more}
+
+    def update(self, info):
+        """What a trainer does, paused as it has to be. It is resumed whatever comes: every state has to serve."""
+        self.call("/pause?mode=keep", post=True)
+        try:
+            self.call("/start_weight_update", post=True)
+            self.call("/update_weights", {"update_info": info})
+            self.call("/finish_weight_update", {"weight_version": str(info.get("target_version"))})
+        finally:
+            self.call("/resume", post=True)
+
+    def rpc(self, method, **kwargs):
+        """A result of each worker."""
+        return self.call("/collective_rpc", {"method": method, "kwargs": kwargs, "timeout": 60})["results"]
+
+    def load(self, path, **kwargs):
+        self.call("/pause?mode=keep", post=True)
+        try:
+            return self.rpc("wsync_load", path=path, **kwargs)
+        finally:
+            self.call("/resume", post=True)
+
+    def mapped(self):
+        """Checkpoint files that its processes have mapped."""
+        found = set()
+        for pid in [*self.workers(), self.process.pid]:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as f:
+                found |= {line.split(None, 5)[5].strip() for line in f if ".safetensors" in line}
+        return found
+
+
+class SGLangWithWsync(SGLang):
+    """SGLang with the package on its path: it finds the plug-in by its entry point."""
+
+    target = None
+    more = {}
+
+    def environment(self):
+        env = super().environment()
+        return {**env, "PYTHONPATH": os.pathsep.join((self.target, env["PYTHONPATH"])), **self.more}
 
 
 class Proxy:

@@ -4,75 +4,21 @@
 workers and on one. Their answers are those of a vLLM without them that was started on the same version."""
 import contextlib
 import glob
-import importlib.util
 import json
 import os
-import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from scenarios import MODEL, Ground, once
-from servers import CLOSE, PROMPTS, VLLM, Refused, distance
-from world import Skip, run, unique
+from servers import CLOSE, PROMPTS, VLLM, Refused, WithWsync, distance, installed
+from world import run, unique
 
-ROOT = os.environ["ROOT"]
 TWO = ("--tensor-parallel-size", "2")
 DAMAGED = "model.layers.1.mlp.down_proj.weight"
 WRONG = {"missing": f"missing {DAMAGED}", "extra": f"extra {DAMAGED}.scale", "shape": f"differs {DAMAGED}: BF16 [56,128], was BF16 [64,128]",
          "dtype": f"differs {DAMAGED}: F32 [64,128], was BF16 [64,128]", "head": "differs lm_head.weight: BF16 [992,64], was BF16 [1000,64]",
          "truncated": "it is cut off", "none": "No such file"}
 KEY = "model.layers.0.self_attn.k_proj.weight"
-
-
-def installed():
-    """A folder for PYTHONPATH with the package as pip installs it, entry points and all; the environment of vLLM is left alone."""
-    for module in ("cffi", "setuptools"):
-        if importlib.util.find_spec(module) is None:
-            raise Skip(f"{module} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
-    target = unique("installed")
-    pip = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
-                          "--no-index", "--target", target, os.path.join(ROOT, "backends/python")], timeout=180, check=False,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert pip.returncode == 0, pip.stdout
-    return target
-
-
-class WithWsync(VLLM):
-    """vLLM with the package on its path."""
-
-    target = None
-
-    def environment(self):
-        return {**super().environment(), "PYTHONPATH": self.target}
-
-    def update(self, info):
-        """What a trainer does, paused as it has to be. It is resumed whatever comes: every state has to serve."""
-        self.call("/pause?mode=keep", post=True)
-        try:
-            self.call("/start_weight_update", post=True)
-            self.call("/update_weights", {"update_info": info})
-            self.call("/finish_weight_update", {"weight_version": str(info.get("target_version"))})
-        finally:
-            self.call("/resume", post=True)
-
-    def rpc(self, method, **kwargs):
-        """A result of each worker."""
-        return self.call("/collective_rpc", {"method": method, "kwargs": kwargs, "timeout": 60})["results"]
-
-    def load(self, path, **kwargs):
-        self.call("/pause?mode=keep", post=True)
-        try:
-            return self.rpc("wsync_load", path=path, **kwargs)
-        finally:
-            self.call("/resume", post=True)
-
-    def mapped(self):
-        """Checkpoint files that its processes have mapped."""
-        found = set()
-        for pid in [*self.workers(), self.process.pid]:
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as f:
-                found |= {line.split(None, 5)[5].strip() for line in f if ".safetensors" in line}
-        return found
 
 
 def refused(call, *args, **kwargs):

@@ -735,6 +735,10 @@ static void test_dtypes_and_moves(void **state)
     const void *moved[3] = {second, whole_numbers, NULL};
     wsync_extraction_move(e, moved);
     assert_ptr_equal(p[0].data, second);
+    void *const streams[3] = {&n, NULL, NULL};
+    wsync_extraction_follow(e, streams);
+    assert_ptr_equal(p[0].stream, &n);
+    assert_null(p[1].stream);
     wsync_extraction_free(e);
     o.dtype = "F16";
     assert_int_equal(wsync_extract(&o, h, 1, &e), 0);

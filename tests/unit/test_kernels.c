@@ -79,7 +79,7 @@ struct piece {
     struct ws_runs runs;
     unsigned char *memory;
     const unsigned char *src;
-    uint64_t tensor_bytes;
+    uint64_t elements, tensor_bytes; /* of the box; of the tensor */
 };
 
 static void free_piece(struct piece *p)
@@ -92,7 +92,7 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
 {
     static const size_t to_bytes[WS_CONVERSION_COUNT] = {0, 2, 2, 4, 4, 2, 2};
     unsigned n = (unsigned)below(most_dims + 1), order[WS_MAX_DIMS];
-    uint64_t total = 1;
+    uint64_t total = 1, left = 40000;
     int64_t step = 1, lowest = 0, highest = 0;
     *p = (struct piece){.box = {.n_dims = n,
                                 .shape = p->shape,
@@ -100,9 +100,10 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
                                 .size = p->size,
                                 .src_strides = p->strides,
                                 .element_bytes = conversion ? to_bytes[conversion] : 1U << below(4),
-                                .conversion = conversion}};
+                                .conversion = conversion},
+                        .elements = 1};
     for (unsigned d = 0; d < n; d++) {
-        const uint64_t left = 40000 / total + 1, room = 1 + below(most < left ? most : left);
+        const uint64_t room = 1 + below(most < left ? most : left + 1);
         p->shape[d] = room + below(3);
         p->offset[d] = below(p->shape[d]);
         p->size[d] = 1 + below(p->shape[d] - p->offset[d]);
@@ -111,6 +112,8 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
             p->size[d] = p->shape[d];
         }
         total *= p->shape[d];
+        p->elements *= p->size[d];
+        left /= p->shape[d];
         order[d] = d;
     }
     for (unsigned d = n; d > 1 && below(2); d--) { /* else as it is */
@@ -135,7 +138,7 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
 /* Elements of the box, cut anywhere between two of them, in one launch; by both forms. */
 static void check_piece(struct piece *p)
 {
-    const size_t width = p->runs.element_bytes, n = p->runs.bytes / width, bytes = p->tensor_bytes;
+    const size_t width = p->runs.element_bytes, n = p->elements, bytes = p->tensor_bytes;
     const size_t shift = GUARD + below(9) * width;
     unsigned char *right = cpu_filled(bytes + 2 * GUARD + 64), *placed = cpu_filled(bytes + 2 * GUARD + 64),
                   *packed = cpu_filled(bytes + 2 * GUARD + 64), *flat = cpu_filled(bytes + 2 * GUARD + 64);

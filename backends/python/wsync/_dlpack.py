@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
-_CPU = 1
+from ._cuda import need_cuda
+
+_CPU, _CUDA = 1, 2
+_LEGACY_STREAM = 1  # CUDA's default stream, in the protocol and in the driver
 _CODES = {  # (type code, bits) -> dtype
     (0, 8): "int8", (0, 16): "int16", (0, 32): "int32", (0, 64): "int64", (1, 8): "uint8", (1, 16): "uint16", (1, 32): "uint32",
     (1, 64): "uint64", (2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16", (5, 64): "complex64",
@@ -25,9 +28,10 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 class Array:
-    """dtype (its name), shape, strides (elements), address; keeps the memory alive."""
+    """dtype (its name), shape, strides (elements), address, and the stream that writes it (0 in host memory); keeps the
+    memory alive."""
 
-    __slots__ = ("dtype", "shape", "strides", "address", "owner")
+    __slots__ = ("dtype", "shape", "strides", "address", "stream", "owner")
 
 
 def _dense(shape: tuple) -> tuple:
@@ -39,14 +43,18 @@ def _dense(shape: tuple) -> tuple:
 
 
 def dlpack_array(name: str, value) -> Array:
-    """TypeError: no array, or of a dtype that a file cannot hold; NotImplementedError: not in host memory."""
+    """TypeError: no array, or of a dtype that a file cannot hold; NotImplementedError: neither in host memory nor CUDA's."""
     if not hasattr(value, "__dlpack__"):
         raise TypeError(f"{name} is a {type(value).__name__}: give a torch tensor, a numpy array or what speaks DLPack")
     device = value.__dlpack_device__()
-    if int(device[0]) != _CPU:
-        raise NotImplementedError(f"{name} is on DLPack's device {tuple(map(int, device))}: this release copies from host memory only")
+    if int(device[0]) not in (_CPU, _CUDA):
+        raise NotImplementedError(f"{name} is on DLPack's device {tuple(map(int, device))}: wsync copies from host memory and CUDA's")
+    on_gpu = int(device[0]) == _CUDA
+    if on_gpu:
+        need_cuda(name, f"DLPack's device {tuple(map(int, device))}")
     a = Array()
-    a.owner = value.__dlpack__()  # the capsule frees the tensor when it goes
+    a.stream = _LEGACY_STREAM if on_gpu else 0
+    a.owner = value.__dlpack__(stream=_LEGACY_STREAM) if on_gpu else value.__dlpack__()  # the capsule frees the tensor when it goes
     t = _Tensor.from_address(_pointer(a.owner, b"dltensor"))
     if (t.code, t.bits) not in _CODES or t.lanes != 1:
         raise TypeError(f"{name} has DLPack's type code {t.code} with {t.bits} bits, which a safetensors file cannot hold")

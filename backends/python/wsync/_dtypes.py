@@ -32,6 +32,14 @@ def number(dtype: Any, name: str) -> int:
     return found
 
 
+def file_dtype(called: str) -> str:
+    """safetensors' name of torch's ("bfloat16", "torch.bfloat16"). ValueError: a file cannot hold it."""
+    found = _FILE.get(called.rpartition(".")[2]) if isinstance(called, str) else None
+    if found is None:
+        raise ValueError(f"{str(called)[:60]!r} is no dtype that a safetensors file can hold")
+    return found
+
+
 def of_weights(dtype: Any) -> Optional[str]:
     """What weights may be converted to ("bfloat16", torch.bfloat16, "BF16", ...), as safetensors names it; None: None."""
     if dtype is None:

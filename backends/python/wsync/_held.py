@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Callable, Iterable, Mapping
 
 from . import _dtypes
+from ._cuda import need_cuda_tensor, stream_of
 from ._dlpack import dlpack_array
 from ._library import Strings, ffi, lib
 
@@ -28,17 +29,38 @@ def _kind_of(cls: type) -> str:
 
 
 class Held:
-    """One step's tensors of a rank: ``meta`` (tuples), ``addresses``, and what must live until they are copied."""
+    """One step's tensors of a rank: ``meta`` (tuples), ``addresses``, and what must live until they are copied. Those on a
+    GPU are noted by their index: ``devices`` of torch's, ``streams`` of others."""
 
-    __slots__ = ("meta", "addresses", "kept")
+    __slots__ = ("meta", "addresses", "kept", "devices", "streams")
 
     def __init__(self) -> None:
         self.meta: list[tuple] = []
         self.addresses: list[int] = []
         self.kept: list = []
+        self.devices: dict = {}
+        self.streams: dict[int, int] = {}
+
+    def on_gpu(self, name: str, tensor) -> None:
+        """Notes that the next tensor is no host's."""
+        if tensor.device not in self.devices.values():
+            need_cuda_tensor(name, tensor)
+        self.devices[len(self.addresses)] = tensor.device
+
+    def all_streams(self) -> list[int]:
+        """The stream that writes each tensor, at this moment; 0 for those on the host. [] where all are."""
+        if not self.devices and not self.streams:
+            return []
+        now = {device: stream_of(device) for device in set(self.devices.values())}
+        found = [0] * len(self.addresses)
+        for i, device in self.devices.items():
+            found[i] = now[device]
+        for i, stream in self.streams.items():
+            found[i] = stream
+        return found
 
     def add(self, name: str, tensor, layer: int = 0) -> None:
-        """A torch tensor (plain or a DTensor), a numpy array, or anything that speaks DLPack in host memory. The caller keeps it."""
+        """A torch tensor (plain or a DTensor), a numpy array, or anything that speaks DLPack, in host memory or CUDA's. The caller keeps it."""
         cls = type(tensor)
         kind = _kinds_of_type.get(cls)
         if kind is None:
@@ -49,7 +71,7 @@ class Held:
             self.addresses.append(tensor.__array_interface__["data"][0])
         elif kind == "torch":
             if not tensor.is_cpu:
-                raise _elsewhere(name, tensor)
+                self.on_gpu(name, tensor)
             if tensor.is_conj() or tensor.is_neg():
                 raise NotImplementedError(f"{name} is a view whose elements are conjugated or negated when they are read: pass .resolve_conj().resolve_neg()")
             shape = tensor.shape
@@ -61,27 +83,25 @@ class Held:
             if placements is None:  # this rank is not in the tensor's mesh
                 return
             if not local.is_cpu:
-                raise _elsewhere(name, local)
+                self.on_gpu(name, local)
             self.meta.append((name, local.dtype, tensor.shape, 0, placements, local.shape, local.stride(), 0, 0, 0, layer))
             self.addresses.append(local.data_ptr())
         else:
             array = dlpack_array(name, tensor)
             self.kept.append(array)
+            if array.stream:
+                self.streams[len(self.addresses)] = array.stream
             self.meta.append((name, array.dtype, array.shape, 0, (), array.shape, array.strides, 0, 0, 0, layer))
             self.addresses.append(array.address)
 
     def add_flat(self, name: str, shape, source, placements=(), start: int = 0, count: int = 0) -> None:
         """A part of the flattened tensor, from ``source``'s first element on (torch, 1-D, contiguous)."""
-        if not source.is_cpu:
-            raise _elsewhere(name, source)
         if not source.is_contiguous():
             raise ValueError(f"{name}: its flat part is not contiguous in memory")
+        if not source.is_cpu:
+            self.on_gpu(name, source)
         self.meta.append((name, source.dtype, shape, 1, placements, (), (), 0, start, count, 0))
         self.addresses.append(source.data_ptr())
-
-
-def _elsewhere(name: str, tensor) -> Exception:
-    return NotImplementedError(f"{name} is on {tensor.device}: this release copies from host memory only")
 
 
 _meshes: dict = {}
@@ -141,7 +161,7 @@ def tensors(given: Mapping | Callable[[], Mapping]) -> Source:
     mapping, called at each offload (JAX makes new arrays at each step).
 
     A value is a torch tensor, a DTensor (each rank gives its own; libwsync puts the shards together), a numpy
-    array (ml_dtypes for bfloat16 and float8), or anything with ``__dlpack__`` in host memory. The mapping is looked
+    array (ml_dtypes for bfloat16 and float8), or anything with ``__dlpack__``, in host memory or CUDA's. The mapping is looked
     at anew at each offload: values may be replaced, and a changed shape is registered again."""
     return Tensors(given)
 

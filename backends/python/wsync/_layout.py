@@ -6,20 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._weights import Weights
-
 #: name: (safetensors dtype, shape)
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 MOST_NAMED = 20
-
-
-def layout_of(weights: Weights) -> Layout:
-    """Reads the headers of all files, no tensor."""
-    found = {}
-    for name, file in weights._places.items():
-        entry = weights._file(file).entries[name]
-        found[name] = (entry.dtype, entry.shape)
-    return found
 
 
 def _is(of: tuple[str, tuple[int, ...]]) -> str:

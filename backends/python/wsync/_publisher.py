@@ -96,6 +96,12 @@ class Publisher:
     shard_bytes: size of the files; 0: one. threads: copying threads; default: this rank's share of the cores.
     timeout: seconds to wait for the other ranks and for a free slot.
 
+    Tensors may be on GPUs; copies wait for what is queued on torch's current stream when ``offload`` is called, and nothing else.
+    share: also offered to processes of this host on the GPU itself (``wsync.map_gpu``, the strategy cuda_ipc of engines):
+    "cuda_ipc", the parameters' own memory, which must not change before ``unshare``; "packed_cuda_ipc", copies of it that take twice
+    its size on the device. on_demand: with share, the host's slot is filled only when somebody reads the files. gpu_delta: keeps
+    the last published bytes on the GPU and copies what has changed.
+
     One thread at a time. All calls release the GIL while they copy or wait. Errors are ``wsync.Error`` (an OSError with
     wsync.h's errno) and ``wsync.Timeout``, and name rank, tensor and remedy; after one, the last version
     is still served and the next offload may be called."""
@@ -103,9 +109,12 @@ class Publisher:
     def __init__(
         self, model: str, source: Source | dict, *, hf_config=None, base=None, sidecars=None, dtype=None, agent: str | None = None,
         start_agent: bool = True, rank: int | None = None, world_size: int | None = None, run: str | None = None, new_run: bool = False,
-        shard_bytes: int = 0, max_slots: int = 0, threads: int | None = None, timeout: float = 60.0,
+        shard_bytes: int = 0, max_slots: int = 0, threads: int | None = None, timeout: float = 60.0, share: str | None = None,
+        on_demand: bool = False, gpu_delta: bool = False,
     ) -> None:  # fmt: skip
         self._pub = self._extraction = self._meta = self._version = None
+        self._follows = False  # the extraction has streams
+        self._shared = None  # what lives until it is unshared
         self._lock = threading.Lock()
         self.model = model
         self.rank, self.world_size = _place(rank, world_size)
@@ -125,6 +134,12 @@ class Publisher:
         if (threads is not None and threads < 1) or max_slots < 0 or shard_bytes < 0 or not timeout > 0:
             raise ValueError(f"{self._who}: threads, timeout, max_slots and shard_bytes are no negative numbers, and the first two not 0")
         config.n_threads, config.timeout_ms = threads or _threads(), max(1, _ms(timeout))
+        if share not in (None, "cuda_ipc", "packed_cuda_ipc"):
+            raise ValueError(f"{self._who}: share={share!r}: it is 'cuda_ipc' or 'packed_cuda_ipc'")
+        if on_demand and share is None:
+            raise ValueError(f"{self._who}: on_demand without share: nobody could have the version before its files are read")
+        config.share, config.on_demand, config.gpu_delta = keep(share), bool(on_demand), bool(gpu_delta)
+        self._share = share
         out = ffi.new("wsync_publisher **")
         self._checked(lib.wsync_open(config, out))
         self._pub = out[0]
@@ -165,6 +180,7 @@ class Publisher:
         n = ffi.new("size_t *")
         params = lib.wsync_extraction_params(self._extraction, n)
         self._checked(lib.wsync_offload(self._pub, params, n[0], version))
+        self._shared = held if self._share == "cuda_ipc" else None  # others have it open; torch must not use its memory again
         del held
         self._version = version
         self._tell()
@@ -177,7 +193,15 @@ class Publisher:
         else:
             addresses = array.array("Q", held.addresses)
             lib.wsync_extraction_move(self._extraction, ffi.from_buffer("const void *[]", addresses) if held.addresses else ffi.NULL)
+        self._follow(held)
         return held
+
+    def _follow(self, held) -> None:
+        streams = held.all_streams()
+        if streams or self._follows:
+            given = array.array("Q", streams or [0] * len(held.addresses))
+            lib.wsync_extraction_follow(self._extraction, ffi.from_buffer("void *[]", given) if given else ffi.NULL)
+        self._follows = bool(streams)
 
     def _extract(self, held) -> None:
         keep, options, more = Strings(), ffi.new("wsync_extract_options *"), self._source.options()
@@ -244,6 +268,18 @@ class Publisher:
         self._open()
         return lib.wsync_overflows(self._pub, ffi.NULL)
 
+    def gpu_report(self) -> str:
+        """How the last version left the GPUs, and why not faster, in a sentence; "" where nothing was on one."""
+        self._open()
+        return text(lib.wsync_gpu_report(self._pub))
+
+    @_one_at_a_time
+    def unshare(self, timeout: float | None = 60.0) -> None:
+        """Takes back what ``share`` offers: nobody can open it any more, and this waits until all who have it have closed it or
+        ended. Then the parameters may be changed. Timeout names who still has it; call it again."""
+        self._checked(lib.wsync_unshare(self._pub, _ms(timeout)))
+        self._shared = None
+
     @property
     def run(self) -> str:
         """The lineage that is written; "" before the first offload."""
@@ -296,7 +332,7 @@ class Publisher:
         pub, self._pub = self._pub, None
         if pub is not None:
             lib.wsync_close(pub)
-        self._extraction = self._meta = None
+        self._extraction = self._meta = self._shared = None
 
     def __enter__(self) -> Publisher:
         return self

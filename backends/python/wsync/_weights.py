@@ -167,6 +167,20 @@ class Weights(Mapping[str, Any]):
         """The lineage of a mounted version; None for what is on no mount."""
         return self._manifest().get("run")
 
+    def layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Name to (safetensors' dtype, shape). Reads the headers of all files, no tensor."""
+        found = {}
+        for name, file in self._places.items():
+            entry = self._file(file).entries[name]
+            found[name] = (entry.dtype, entry.shape)
+        return found
+
+    def to_gpu(self, device: Any = "cuda") -> dict[str, Any]:
+        """All tensors in a GPU's memory (torch), as views of one buffer a file: read by several threads through pinned buffers."""
+        from ._gpu import to_gpu
+
+        return to_gpu(self, device)
+
     def source(self) -> Any:
         """The same as vLLM (since 0.30) and SkyRL (since 0.4) want a WeightSource: see ``wsync.WeightSource``."""
         from ._weight_source import WeightSource

@@ -1,4 +1,5 @@
-"""The weight-transfer back end: vLLM's start_weight_update, update_weights and finish_weight_update, with a path."""
+"""The weight-transfer back end: vLLM's start_weight_update, update_weights and finish_weight_update, with a path, or with tensors
+over a process group."""
 from __future__ import annotations
 
 import os
@@ -8,27 +9,48 @@ from typing import Any, Optional, Union
 
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
+from .._strategy import parse
+from .._torch_group import Group
+from ._broadcast import Received, join
 from ._loader import Refused, loader_of
 from ._path import version_path
+
+BROADCAST = "broadcast"
 
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """root: the model's folder on the mount ("/wsync/actor"), where target_version is looked for."""
+    """root: the model's folder on the mount ("/wsync/actor"), where target_version is looked for. With master_addr (or
+    master_address) the workers join the process group of a wsync.BroadcastSender, as rank_offset and the ranks after it of world_size;
+    without, they leave it."""
 
     root: Optional[str] = None
+    master_addr: Optional[str] = None
+    master_port: int = 0
+    rank_offset: int = 1
+    world_size: int = 0
+    group_name: str = "wsync"
+    backend: str = "nccl"
+    timeout: float = 60.0
+    master_address: Optional[str] = None
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
     """path: of a version, absolute, as the workers see it; or target_version: 42, "42@RUN", "current", below root.
     force_layout: it may have other names, shapes and dtypes than what is served. weights_path: path, by the name that
-    vLLM's reload_weights has for it."""
+    vLLM's reload_weights has for it. strategy: "auto", "cuda_ipc", "disk", "cuda_ipc,disk", as wsync_load has it; "broadcast": names,
+    dtype_names and shapes come over the group, in this order, and path, if given, is where its files are; version: what it is."""
 
     path: Optional[str] = None
     target_version: Union[int, str, None] = None
     force_layout: bool = False
     weights_path: Optional[str] = None
+    strategy: str = "auto"
+    names: Optional[list[str]] = None
+    dtype_names: Optional[list[str]] = None
+    shapes: Optional[list[list[int]]] = None
+    version: Optional[str] = None
 
 
 class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -42,6 +64,7 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any):
         super().__init__(config, vllm_config, device, model)
         self._root: Optional[str] = None
+        self._group: Optional[Group] = None
         self._loader = loader_of(model, vllm_config)
 
     def parse_init_info(self, init_dict: dict[str, Any]) -> Any:
@@ -55,13 +78,19 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
             if info.root is not None and not (os.path.isabs(info.root) and os.path.isdir(info.root)):
                 raise ValueError(f"root={info.root!r} is no folder here by an absolute path: it is the model's on the mount, as the workers see it")
             root = info.root
-        except ValueError as e:
+            self.shutdown()
+            info.master_addr = info.master_addr or info.master_address
+            if info.master_addr is not None:
+                self._group = join(info, self._loader.parallel_config)
+        except (ValueError, RuntimeError, TypeError) as e:  # RuntimeError: torch's, of a group
             error = str(e)
         error = self._loader.ranks.agree(error)
         if error is None:
             self._root = root
-        elif self._loader.ranks.speaks:
-            raise ValueError(error)
+        else:
+            self.shutdown()
+            if self._loader.ranks.speaks:
+                raise ValueError(error)
 
     def start_weight_update(self) -> None:
         """Nothing: see the class."""
@@ -78,18 +107,34 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
             _end_session(self)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        self._loader.load(version_path(self._root, update_info.path or update_info.weights_path, update_info.target_version), update_info.force_layout)
+        if update_info.strategy == BROADCAST:
+            self._receive(update_info)
+            return
+        self._loader.load(version_path(self._root, update_info.path or update_info.weights_path, update_info.target_version), update_info.force_layout,
+                          update_info.strategy)
+
+    def _receive(self, i: UpdateInfo) -> None:
+        try:
+            self._loader.receive(lambda device: Received(self._group, i.names, i.dtype_names, i.shapes, i.path, i.version, device), i.force_layout)
+        except Refused:
+            self.shutdown()  # the sender waits in a broadcast
+            raise
 
     def _update(self, update_info: dict[str, Any]) -> None:
         try:
             info = self.parse_update_info(update_info)
-            version_path(self._root, info.path or info.weights_path, info.target_version)
+            if info.strategy != BROADCAST:
+                version_path(self._root, info.path or info.weights_path, info.target_version)
+                parse(info.strategy)
         except ValueError as e:  # on all ranks alike
             raise Refused(str(e)) from None
         self.receive_weights(info)
 
     def shutdown(self) -> None:
-        """Holds nothing."""
+        """Leaves the group."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
 
 
 def _end_session(backend: Backend) -> None:

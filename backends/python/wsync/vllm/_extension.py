@@ -13,11 +13,14 @@ class Extension:
         POST /collective_rpc {"method": "wsync_load", "kwargs": {"path": "/wsync/actor/42"}, "timeout": 300}
     """
 
-    def wsync_load(self, path: str, force_layout: bool = False) -> Any:
-        """Loads the version at path and returns what wsync_serving does. One that is refused is an error (500) that names what it
-        lacks; the version before goes on. force_layout: its names, shapes and dtypes may differ from what is served."""
+    def wsync_load(self, path: str, force_layout: bool = False, strategy: str = "auto") -> Any:
+        """Loads the version at path and returns what wsync_serving does, and "strategy" and "fallback". One that is refused is an error
+        (500) that names what it lacks; the version before goes on. force_layout: its names, shapes and dtypes may differ from what
+        is served. strategy: "cuda_ipc" (the memory that the trainer shares on this host's GPUs), "disk" (the mapped files),
+        "cuda_ipc,disk" (fallback says why not the first), "auto" (the same, where the version is shared)."""
         from vllm.config import set_current_vllm_config
 
+        from .._strategy import parse
         from ._loader import Refused
 
         worker: Any = self
@@ -25,10 +28,11 @@ class Extension:
         try:
             try:
                 version_path(None, path, None)
+                parse(strategy)
             except ValueError as e:
                 raise Refused(str(e)) from None
             with set_current_vllm_config(worker.vllm_config):
-                served = loader.load(path, force_layout)
+                served = loader.load(path, force_layout, strategy)
         except Refused as e:
             if loader.ranks.speaks:
                 raise

@@ -1,4 +1,5 @@
-"""A worker's model, loaded from a path by vLLM's own loader, layer by layer, out of the mapped files.
+"""A worker's model, loaded from a path by vLLM's own loader, layer by layer, out of the mapped files or of the memory that the
+trainer shares on the GPUs.
 
 vLLM takes a version that lacks a tensor and serves a mix of old and new weights; of one that it cannot take it keeps half, and
 no later load brings all of that back. So here
@@ -11,11 +12,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any, Callable, Optional, Union
 from weakref import WeakKeyDictionary
 
-from .._layout import Difference, Layout, LayoutError, layout_of, named
+from .._gpu import GpuWeights
+from .._layout import Difference, Layout, LayoutError, named
+from .._strategy import Opened, open_version
 from .._weights import Weights, open
+from ._broadcast import Received
 from ._ranks import Ranks
 
 log = logging.getLogger("vllm.wsync")
@@ -28,21 +32,27 @@ class Refused(RuntimeError):
 
 
 _OF_MOUNT = ("model", "version", "run", "digest")
+Source = Union[Weights, GpuWeights, Received]
 
 
-def called(weights: Weights) -> str:
+def called(weights: Source) -> str:
     """What a person calls it. vLLM's answers have no paths, so a mounted version's number is needed too."""
+    if isinstance(weights, Received):
+        return weights.name
     return weights.path if weights.version is None else f"version {weights.version}@{weights.run} ({weights.path})"
 
 
 class Served:
     """The version that a model has: headers and names, no memory of it."""
 
-    def __init__(self, weights: Weights):
-        manifest = weights._manifest()
+    def __init__(self, weights: Source):
         self.path, self.name = weights.path, called(weights)
-        self.layout: Layout = layout_of(weights)
-        self.of_mount = {key: manifest.get(key) for key in _OF_MOUNT}
+        self.layout: Layout = weights.layout()
+        if not isinstance(weights, Weights):  # its files may not be made yet, and a look at their manifest would make them
+            self.of_mount = {"model": weights.model, "version": weights.version, "run": weights.run, "digest": None}
+        else:
+            manifest = weights._manifest()
+            self.of_mount = {key: manifest.get(key) for key in _OF_MOUNT}
 
 
 class Loader:
@@ -50,6 +60,7 @@ class Loader:
 
     def __init__(self, model: Any, vllm_config: Any):
         self._model, self._config = model, vllm_config
+        self.parallel_config = vllm_config.parallel_config
         self.ranks = Ranks(vllm_config.parallel_config)
         self._filled: Optional[set[str]] = None  # parameters that the first load filled
         self._broken: Optional[str] = None
@@ -87,44 +98,64 @@ class Loader:
         served = self._look()
         try:
             with open(path, "torch") as weights:
-                difference = Difference.between(layout_of(weights), served.layout) if served else Difference()
+                difference = Difference.between(weights.layout(), served.layout) if served else Difference()
         except (OSError, ValueError) as e:
             return {"ok": False, "error": str(e), **Difference().as_json()}
         return {"ok": not difference, "error": None, **difference.as_json()}
 
-    def _open(self, path: str, force_layout: bool) -> Weights:
-        """Opens and compares. LayoutError, OSError, FormatError."""
-        weights = open(path, "torch")
+    def _open(self, opening: Callable[[], Opened], force_layout: bool) -> Opened:
+        """Opens and compares. LayoutError, OSError, ValueError."""
         served = self._look()
-        difference = Difference.between(layout_of(weights), served.layout) if served else Difference()
+        opened = opening()
+        weights = opened.weights
+        difference = Difference.between(weights.layout(), served.layout) if served else Difference()
         if served and difference and not force_layout:
             name = called(weights)
             weights.close()
             raise LayoutError(name, served.name, difference)
         self._in_doubt = bool(difference.missing) if served else not force_layout
-        return weights
+        return opened
+
+    def _device(self) -> Any:
+        """Where the model is."""
+        return next((p.device for p in self._model.parameters()), None)
 
     # --- the load ---
-    def load(self, path: str, force_layout: bool = False) -> dict[str, Any]:
+    def load(self, path: str, force_layout: bool = False, strategy: Optional[str] = None) -> dict[str, Any]:
         """Loads the version at path, on all ranks or on none; force_layout: it may have other names, shapes and dtypes than the
-        one that is served, but must still fill every parameter. Refused: on all ranks alike."""
-        weights, error = None, None
+        one that is served, but must still fill every parameter. strategy: see open_version. Returns what serving does, with the
+        strategy that was taken, and why none before it. Refused: on all ranks alike."""
+
+        def opening() -> Opened:
+            served = self._served
+            return open_version(path, strategy, self._device(), served.layout.keys() if served and not force_layout else None, log)
+
+        return self._load(path, opening, force_layout)
+
+    def receive(self, make: Callable[[Any], Received], force_layout: bool = False) -> dict[str, Any]:
+        """The same of a version that is sent; make: of the device."""
+        return self._load("what was to be received", lambda: Opened(make(self._device()), "broadcast", None), force_layout)
+
+    def _load(self, name: str, opening: Callable[[], Opened], force_layout: bool) -> dict[str, Any]:
+        opened, error = None, None
         try:
-            weights = self._open(path, force_layout)
+            opened = self._open(opening, force_layout)
         except Exception as e:  # whatever it is, the other ranks must hear of it
             error = _sentence(e)
         error = self.ranks.agree(error)
         if error:
-            raise Refused(f"{path} was not loaded and nothing has changed: {error}")
-        assert weights is not None
-        with weights:
+            if opened is not None:
+                opened.weights.close()
+            raise Refused(f"{name} was not loaded and nothing has changed: {error}")
+        assert opened is not None
+        with opened.weights as weights:
             error = self.ranks.agree(self._try(weights))
             if error:
                 raise Refused(f"{called(weights)} was not loaded: {error}. {self._back()}")
             self._took(weights)
-        return self.serving()
+        return {**self.serving(), "strategy": opened.strategy, "fallback": opened.fallback}
 
-    def _try(self, weights: Weights) -> Optional[str]:
+    def _try(self, weights: Source) -> Optional[str]:
         """What went wrong. Not the exception: it would keep the tensors of the load, and with them the version's memory."""
         self._at = ""
         try:
@@ -134,7 +165,7 @@ class Loader:
             return _sentence(e) + (f" (at tensor {self._at})" if self._at else "")
         return None
 
-    def _fill(self, weights: Weights) -> None:
+    def _fill(self, weights: Source) -> None:
         import torch
         from vllm.model_executor.model_loader.reload import layerwise
 
@@ -154,8 +185,9 @@ class Loader:
         if self._filled is None and loaded is not None:
             self._filled = set(loaded)
 
-    def _pairs(self, weights: Weights) -> Iterator[tuple[str, Any]]:
-        """Views of the mapped files. A rank touches what its part of the model is copied from, and nothing else."""
+    def _pairs(self, weights: Source) -> Iterator[tuple[str, Any]]:
+        """Views of the mapped files, of which a rank touches what its part of the model is copied from, and nothing else; or of the
+        GPUs' memory."""
         for name in weights:
             self._at = name
             yield name, weights[name]
@@ -167,9 +199,12 @@ class Loader:
             return needed_parameters(self._model, bool(self._config.lora_config))
         return self._filled or set()  # which ones a quantization makes itself, only its loader knows
 
-    def _took(self, weights: Weights) -> None:
+    def _took(self, weights: Source) -> None:
         model_config = self._config.model_config
         self._served, self._broken = Served(weights), None
+        if weights.path is None:  # it was sent, and is nowhere else
+            self._path = model_config.model
+            return
         # As vLLM's reload_weights has it: a reload without a path is one of this version.
         self._path = model_config.model = weights.path
         model_config.model_weights, model_config.revision = "", None
@@ -187,10 +222,10 @@ class Loader:
         served = self._served
         try:
             _undo(self._model)  # whatever follows: a request that finds half a layer kills vLLM
-            if served is None:
-                return "it is not known which version that was before"
+            if served is None or served.path is None:
+                return "it is not known where the version before is" if served else "it is not known which version that was before"
             with open(served.path, "torch") as weights:
-                difference = Difference.between(layout_of(weights), served.layout)
+                difference = Difference.between(weights.layout(), served.layout)
                 self._in_doubt = False
                 return f"{served.name} is another one now: {difference}" if difference else self._try(weights)
         except Exception as e:

@@ -1,0 +1,65 @@
+"""How an engine's process gets a version: "cuda_ipc,disk" is a list to be tried in turn. For loaders inside engines."""
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection
+from typing import Any, Optional
+
+from ._gpu import SHARED, GpuWeights, map_gpu
+from ._layout import Difference
+from ._weights import Weights, open as open_weights
+
+AUTO = "auto"
+CUDA_IPC, DISK = "cuda_ipc", "disk"
+
+
+def parse(strategy: Optional[str]) -> list[str]:
+    """The strategies in turn; "auto" is both, the files where a version is not shared. ValueError."""
+    if strategy is None or strategy == AUTO:
+        return [CUDA_IPC, DISK]
+    wanted = [word.strip() for word in strategy.split(",")] if isinstance(strategy, str) else []
+    if not wanted or not set(wanted) <= {CUDA_IPC, DISK}:
+        raise ValueError(f"strategy={strategy!r}: it is \"auto\", \"{CUDA_IPC}\", \"{DISK}\", or several with commas")
+    return wanted
+
+
+class Opened:
+    """A version that can be loaded: weights, by which strategy, and why not by one before it (None: there was no reason to try)."""
+
+    def __init__(self, weights: Any, strategy: str, fallback: Optional[str]):
+        self.weights, self.strategy, self.fallback = weights, strategy, fallback
+
+
+def open_version(path: str, strategy: Optional[str], device: Any, wanted: Optional[Collection[str]], log: logging.Logger) -> Opened:
+    """The version at path. wanted: names of the tensors that are served, all of which a share must have; None: not known. What cannot be had
+    by a share is taken from the files where the strategy allows it. OSError, ValueError."""
+    given, in_turn = strategy, parse(strategy)
+    why = None
+    for i, one in enumerate(in_turn):
+        if one == DISK:
+            return Opened(open_weights(path, "torch"), DISK, why)
+        if given in (None, AUTO) and not os.path.exists(os.path.join(path, SHARED)):
+            continue
+        try:
+            return Opened(_shared(path, device, wanted), CUDA_IPC, why)
+        except (OSError, ValueError, NotImplementedError, TypeError) as e:
+            if i + 1 == len(in_turn):
+                raise
+            why = f"not by {CUDA_IPC}: {type(e).__name__}: {e}"
+            log.warning("%s is loaded from its files, %s", path, why)
+    raise ValueError(f"{path}: no strategy is left")
+
+
+def _shared(path: str, device: Any, wanted: Optional[Collection[str]]) -> GpuWeights:
+    weights = map_gpu(path, device=device, framework="torch")
+    try:
+        if weights.partial:
+            raise ValueError(f"only parts of {len(weights.partial)} tensors are on GPUs, such as {weights.partial[0]}")
+        lacking = sorted(set(wanted or ()) - set(weights))
+        if lacking:
+            raise ValueError(str(Difference(missing=lacking)) + " on the GPUs")
+    except BaseException:
+        weights.close()
+        raise
+    return weights

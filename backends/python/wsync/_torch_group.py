@@ -1,0 +1,89 @@
+"""A process group of torch's beside the program's own: the sender of weights is rank 0, engines' workers are the others.
+
+Made as SGLang (init_custom_process_group), slime and others make it, so that either side may be theirs. Every wait is bounded:
+a broadcast whose peer has died ends with the group, not with a hang."""
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import time
+from datetime import timedelta
+from typing import Any, Callable, Optional
+
+POLL_SECONDS = 0.001
+
+
+class Lost(RuntimeError):
+    """The group has ended: a member failed, or did not take part in time."""
+
+
+def listen(address: str, port: int, world_size: int, timeout: float) -> Any:
+    """The store at which the others meet rank 0; port 0: any free one (``.port``)."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(address, port, world_size, is_master=True, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+
+
+def connect(address: str, port: int, world_size: int, timeout: float) -> Any:
+    """The same store from a member's side."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(address, port, world_size, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+
+
+class Group:
+    """Collective: every member makes one, at the same time. Used by one thread at a time."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, backend: str, name: str, timeout: float):
+        from torch.distributed import distributed_c10d as c10d
+
+        self.timeout = timeout
+        options = "backend_options" if "backend_options" in inspect.signature(c10d._new_process_group_helper).parameters else "pg_options"
+        store.set_timeout(timedelta(seconds=timeout))
+        self._pg, _ = c10d._new_process_group_helper(world_size, rank, [], c10d.Backend(backend), c10d.PrefixStore(name, store), group_name=name,
+                                                     timeout=timedelta(seconds=timeout), **{options: None})
+        c10d._world.pg_group_ranks[self._pg] = {i: i for i in range(world_size)}
+        self._store = store
+
+    def broadcast(self, tensor: Any, failed: Optional[Callable[[], Optional[str]]] = None) -> None:
+        """From rank 0; returns when it is done. failed: asked while it waits, for what makes waiting useless. Lost."""
+        from torch import distributed
+
+        if self._pg is None:
+            raise Lost("the group has ended")
+        try:
+            work = distributed.broadcast(tensor, src=0, group=self._pg, async_op=True)
+            until = time.monotonic() + self.timeout
+            while not work.is_completed():
+                why = failed() if failed else None
+                if why is None and time.monotonic() > until:
+                    why = f"no member has taken part for {self.timeout:g} s"
+                if why is not None:
+                    raise Lost(why)
+                time.sleep(POLL_SECONDS)
+            work.wait()  # what went wrong, and for a GPU the stream's order
+        except RuntimeError as e:
+            self.abort()
+            raise e if isinstance(e, Lost) else Lost(f"a member has gone: {str(e).splitlines()[0].partition('. ')[0][:300]}") from None
+
+    def abort(self) -> None:
+        """Ends it without the others. May be called twice."""
+        from torch.distributed import distributed_c10d as c10d
+
+        pg, self._pg = self._pg, None
+        if pg is None:
+            return
+        abort = getattr(c10d, "_abort_process_group", None)
+        nccl = "nccl" in c10d._world.pg_map.get(pg, ("",))[0]
+        ending = threading.Thread(target=_quietly, args=(abort if abort and nccl else c10d.destroy_process_group, pg), daemon=True)
+        ending.start()
+        ending.join(self.timeout)  # it may wait for what is queued
+        self._store = None
+
+    close = abort
+
+
+def _quietly(end: Callable[[Any], None], pg: Any) -> None:
+    with contextlib.suppress(Exception):
+        end(pg)

@@ -1,0 +1,50 @@
+/* Strategies: by which ways a model's weights may come to this mount, best first, and why a pull came by none
+ * of those that were before the one it took. The names are those of backends/trainer/strategy.h.
+ *
+ * A list is a preference and a limit: sources are asked in the order of their strategies, and what is not in
+ * the list moves no weights. cuda_ipc and packed_cuda_ipc never carry what a mount pulls: engines load by
+ * them, device to device, and why_not says whether they could. */
+#ifndef WS_FS_STRATEGIES_H
+#define WS_FS_STRATEGIES_H
+#include "backends/trainer/wsync.h"
+#include "transports/error.h"
+#include <stdbool.h>
+
+#define WS_N_STRATEGIES     (WSYNC_PACKED_CUDA_IPC + 1)
+#define WS_STRATEGIES_CHARS 80  /* of a list */
+#define WS_REASON_CHARS     160 /* why one was not used */
+#define WS_WHY_NOT_CHARS    960 /* all of them */
+#define WS_NO_STRATEGY      (-1)
+
+struct ws_store;
+struct ws_route;
+
+struct ws_strategies {
+    unsigned char n; /* 0: auto: all there are, the fastest first */
+    unsigned char id[WS_N_STRATEGIES];
+};
+
+/* "auto", or names with commas or colons between. -EINVAL. */
+WS_MUST_USE int ws_strategies_parse(const char *text, struct ws_strategies *out, struct ws_error *err);
+void ws_strategies_text(const struct ws_strategies *s, char out[WS_STRATEGIES_CHARS]);
+/* Its place in the list, the best one's is 0; negative: not in it. */
+int ws_strategies_rank(const struct ws_strategies *s, int id);
+/* The one at that place. */
+int ws_strategies_at(const struct ws_strategies *s, int rank);
+/* The one that a source of that URL serves by, or WS_NO_STRATEGY. */
+int ws_strategies_of_url(const char *url);
+/* "tcp"; "none" of WS_NO_STRATEGY. */
+const char *ws_strategies_name(int id);
+
+/* What was set for a model, by its name; NULL: the mount's own again. */
+WS_MUST_USE int ws_strategies_set(struct ws_store *store, const char *model, const struct ws_strategies *s,
+                                  struct ws_error *err);
+/* What holds for a model; false: nothing was set for it, it is the mount's. */
+bool ws_strategies_get(struct ws_store *store, const char *model, struct ws_strategies *out);
+bool ws_strategies_get_locked(struct ws_store *store, const char *model, struct ws_strategies *out);
+void ws_strategies_forget(struct ws_store *store); /* at its end */
+
+/* One pull's, which has ended: "ipc: no unix: source; broadcast: ...". May ask a source: without any lock. */
+void ws_strategies_why_not(struct ws_route *r, char out[WS_WHY_NOT_CHARS]);
+
+#endif

@@ -1,0 +1,55 @@
+#include "mount-helpers/doctor_ways.h"
+#include "backends/trainer/strategy.h"
+#include "fs/strategies.h"
+#include "mount-helpers/version.h"
+#include "transports/nccl.h"
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+void doctor_build(struct doctor *d)
+{
+    static const struct {
+        const char *name;
+        bool (*has)(const char **text);
+    } parts[] = {
+        {"build CUDA", cli_has_cuda}, {"build NCCL", cli_has_nccl}, {"build kernels", cli_has_kernels}};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        const char *text;
+        bool has = parts[i].has(&text);
+        doctor_say(d, has ? DOCTOR_OK : DOCTOR_NOTE, parts[i].name, "%s", text);
+    }
+}
+
+/* Where there is a library that cannot be used, something is broken. */
+static bool has_nccl(void)
+{
+    const char *text, *other = getenv("WSYNC_LIBNCCL");
+    return cli_has_nccl(&text) && dlopen(other && *other ? other : "libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
+}
+
+void doctor_nccl(struct doctor *d)
+{
+    struct ws_error why = {0};
+    int rc = ws_nccl_available(&why);
+    int release = ws_nccl_release();
+    if (rc == 0)
+        doctor_say(d, DOCTOR_OK, "NCCL", "%d.%d.%d", release / 10000, release % 10000 / 100, release % 100);
+    else
+        doctor_say(d, has_nccl() ? DOCTOR_BROKEN : DOCTOR_NOTE, "NCCL", "%s", why.text);
+}
+
+void doctor_ways(struct doctor *d)
+{
+    const struct ws_strategies fastest_first = {0};
+    for (int rank = 0; rank < WS_N_STRATEGIES; rank++) {
+        const struct ws_strategy *s =
+            ws_strategy_of((wsync_strategy_id)ws_strategies_at(&fastest_first, rank));
+        struct ws_error why = {0};
+        char name[40];
+        int rc = s->available(NULL, &why);
+        snprintf(name, sizeof name, "strategy %s", s->about.name);
+        doctor_say(d, rc == 0 ? DOCTOR_OK : DOCTOR_NOTE, name, "%s%s",
+                   rc == 0 ? "can be used; it needs " : "not used: ", rc == 0 ? s->about.needs : why.text);
+    }
+}

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+# sanitizers: address thread
+# timeout: 180
+"""wsync doctor and wsync version, with the stand-in for CUDA's driver where there is no GPU."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+CUDA, NCCL = (os.path.join(BUILD, "tests/fakes", name) for name in ("libcuda.so.1", "libnccl.so.2"))
+STRATEGIES = ["packed_cuda_ipc", "cuda_ipc", "ipc", "broadcast", "dir", "tcp"]
+
+
+def doctor(*args, cuda=CUDA, fake="", **env):
+    """(exit status, {name: (state, text)}) of what it finds."""
+    env = dict(os.environ, WSYNC_LIBCUDA=cuda, WSYNC_LIBNCCL="/nowhere/libnccl.so.2", WSYNC_FAKE_CUDA=fake) | env
+    r = wsync("doctor", *args, "--json", check=False, env=env)
+    assert "Sanitizer" not in r.stderr, r.stderr
+    said = json.loads(r.stdout)
+    found = {row["name"]: (row["state"], row["text"]) for row in said["checks"]}
+    broken = [row for row in said["checks"] if row["state"] == "broken"]
+    assert said["ok"] == (not broken) and r.returncode == (1 if broken else 0), (r.returncode, broken)
+    assert all(row["text"] and row["state"] in ("ok", "note", "broken") for row in said["checks"]), said
+    return r.returncode, found
+
+
+def need_stand_in():
+    if not os.path.exists(CUDA):
+        raise Skip("built without CUDA's headers")
+
+
+def test_version(stack):
+    "version says what is in the build: libfuse, CUDA, NCCL and kernels, or why not"
+    lines = wsync("version").stdout.splitlines()
+    assert lines[0].startswith("wsync 0.") and lines[1].startswith("libfuse 3.")
+    for part in ("CUDA", "NCCL", "kernels"):
+        assert any(part in line for line in lines[4:]), (part, lines)
+    if os.path.exists(CUDA):
+        assert any(line.startswith("CUDA 1") and "headers" in line for line in lines), lines
+
+
+def test_machine(stack):
+    "doctor: kernel, libfuse, memory, limits, and an agent that answers, is not there, or is named and silent"
+    names = {"kernel", "fuse", "libfuse", "passthrough", "huge pages", "memory", "locked memory", "open files", "agent"}
+    agent = Agent(stack)
+    agent.publish("actor", 1, checkpoint(SMALL))
+    code, found = doctor("--agent", f"unix:{agent.sock}")
+    assert code == 0 and set(found) == names, found
+    assert found["agent"] == ("ok", f"unix:{agent.sock} answers and lists 1 models"), found["agent"]
+    agent.kill()
+    code, found = doctor("--agent", f"unix:{agent.sock}")
+    assert code == 1 and found["agent"][0] == "broken", found
+    if not os.path.exists("/run/wsync/agent.sock"):
+        code, found = doctor()
+        assert code == 0 and found["agent"][0] == "note" and "--agent" in found["agent"][1], found
+    text = wsync("doctor", check=False).stdout
+    assert "kernel" in text and text.startswith("ok "), text
+
+
+def test_usage(stack):
+    "a topic that is none"
+    r = wsync("doctor", "feet", check=False)
+    assert r.returncode == 2 and "gpu" in r.stderr, r.stderr
+
+
+def test_no_gpu(stack):
+    "no driver, or one without devices, is no failure, and says so"
+    for env in (dict(cuda="/nowhere/libcuda.so.1"), dict(fake="devices=0")):
+        if "fake" in env and not os.path.exists(CUDA):
+            continue
+        if os.path.exists("/proc/driver/nvidia/version"):
+            raise Skip("there is a GPU's kernel module")
+        code, found = doctor("gpu", **env)
+        assert code == 0 and found["driver"][0] == "note" and "no GPU here" in found["driver"][1], found
+        assert [n[9:] for n in found if n.startswith("strategy ")] == STRATEGIES, found
+        for name in STRATEGIES[:2] + ["broadcast"]:
+            assert found[f"strategy {name}"][0] == "note" and "not used: " in found[f"strategy {name}"][1], found
+        assert found["strategy tcp"][0] == found["strategy ipc"][0] == "ok"
+
+
+def test_devices(stack):
+    "each device: what it is, copies, pinning, kernels, sharing, the way to the others"
+    need_stand_in()
+    code, found = doctor("gpu")
+    assert code == 0, found
+    assert "2 devices" in found["driver"][1] and "CUDA 13.0" in found["driver"][1]
+    for i in (0, 1):
+        about = found[f"device {i}"][1]
+        assert "GPU-" in about and "bus 0000:" in about and "capability 9.0" in about and "free of 268 MB" in about, about
+        for what in ("sharing", "plain copies", "pinned regions", "pinned memory", "export"):
+            assert found[f"device {i} {what}"][0] == "ok", (what, found)
+        assert "GB/s to it" in found[f"device {i} pinned memory"][1] or "MB/s to it" in found[f"device {i} pinned memory"][1]
+        assert found[f"device {i} peer"] == ("ok", f"reads the memory of device {1 - i}")
+        kernels = found[f"device {i} kernels"]
+        assert kernels == ("ok", "run here") or kernels[0] == "note" and "no kernels" in kernels[1], kernels
+    assert found["pid namespace"][0] in ("ok", "note") and found["ipc namespace"][0] in ("ok", "note")
+
+
+def test_lacks(stack):
+    "what a device lacks is a note: kernels, sharing, peers, memory"
+    need_stand_in()
+    code, found = doctor("gpu", fake="peer=0,vmm=0,legacy=0,kernels=0")
+    assert code == 0, found
+    for what in ("sharing", "kernels", "export", "peer"):
+        assert found[f"device 0 {what}"][0] == "note", (what, found)
+    code, found = doctor("gpu", fake="memory=16M,devices=1")
+    assert code == 0 and found["device 0 memory"][0] == "note" and "16 MiB" in found["device 0 memory"][1], found
+    code, found = doctor("gpu", fake="devices=1", WSYNC_KERNELS="0")
+    assert code == 0 and found["device 0 kernels"][0] == "note", found
+
+
+def test_broken(stack):
+    "what is there and does not work: the driver, a copy, a kernel; the exit status is 1, and nothing hangs"
+    need_stand_in()
+    for fake, name, word in (("fail=cuInit:1:999", "driver", "starting"), ("driver=11000", "driver", "update"),
+                             ("devices=1,fail=cuMemcpyAsync:2:700", "device 0 plain copies", "illegal"),
+                             ("devices=1,fault=cuMemcpyAsync:1", "device 0 plain copies", "illegal"),
+                             ("devices=1,fail=cuStreamCreate:1:719", "device 0 memory", "stream"),
+                             ("devices=1,fail=cuMemHostAlloc:1:1", "device 0 pinned memory", "pinning")):
+        code, found = doctor("gpu", fake=fake)
+        assert code == 1 and found[name][0] == "broken" and word in found[name][1], (fake, found)
+    bad = unique("libcuda")
+    with open(bad, "wb") as f:
+        f.write(b"no library")
+    code, found = doctor("gpu", cuda=bad)
+    assert found["driver"][0] == "note", found  # it cannot be opened by anybody
+
+
+def test_nccl(stack):
+    "NCCL: its release, and that it is not there"
+    need_stand_in()
+    code, found = doctor("gpu", fake="devices=1")
+    assert code == 0 and found["NCCL"][0] == "note", found
+    if not os.path.exists(NCCL):
+        raise Skip("built without NCCL's headers")
+    code, found = doctor("gpu", fake="devices=1", WSYNC_LIBNCCL=NCCL)
+    assert code == 0 and found["NCCL"][0] == "ok" and found["NCCL"][1].startswith("2."), found
+    assert found["strategy broadcast"][0] == "ok", found
+    code, found = doctor("gpu", fake="devices=1", WSYNC_LIBNCCL=NCCL, WSYNC_FAKE_NCCL="version=32000")
+    assert code == 1 and found["NCCL"][0] == "broken" and found["strategy broadcast"][0] == "note", found
+
+
+run(test_version, test_machine, test_usage, test_no_gpu, test_devices, test_lacks, test_broken, test_nccl)

@@ -1,0 +1,525 @@
+#!/usr/bin/env python3
+# sanitizers: address thread
+# timeout: 400
+"""Versions that are shared device to device: ranks, their agent, and who opens them, over the stand-in driver (tests/fakes)."""
+import base64
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+
+import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import BUILD, SLOW, Agent, Mount, Skip, need_fuse, run, unique, wait_for
+
+DRIVER = os.path.join(BUILD, "tests/fakes/libcuda.so.1")
+FAKE = "devices=2,memory=256M,delay=200,seed=3"
+ALL = {1: 6, 2: 8}  # pieces on GPUs, by ranks: rows and flat of each, turned, back, master, big
+
+
+def need_driver():
+    if not os.path.exists(DRIVER):
+        raise Skip("built without CUDA's headers: no stand-in driver")
+
+
+class Refused(Exception):
+    def __init__(self, line):
+        _, number, self.text = line.split(" ", 2)
+        self.errno = os.strerror(int(number))
+        self.number = int(number)
+        super().__init__(line)
+
+
+class Tool:
+    """A process that answers a line for a line."""
+
+    def __init__(self, stack, name, *args, fake=FAKE, driver=DRIVER, prefix=(), **kw):
+        env = dict(os.environ, WSYNC_LIBCUDA=driver, WSYNC_FAKE_CUDA=fake)
+        self.log_path = unique(name) + ".log"
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen([*prefix, os.path.join(BUILD, "tests/tools", name), *map(str, args)], env=env, text=True, bufsize=1,
+                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, **kw)
+        self.pid = self.process.pid
+        try:
+            line = self.answer()
+        except Refused:
+            self.process.wait(20 * SLOW)
+            raise
+        finally:
+            stack.callback(self.end)
+        if not line or not line.startswith("ready"):
+            raise AssertionError(f"{line!r} {self.log()}")
+
+    def log(self):
+        with open(self.log_path, errors="replace") as f:
+            return f.read()
+
+    def send(self, command):
+        self.process.stdin.write(command + "\n")
+
+    def answer(self, seconds=60):
+        timer = threading.Timer(seconds * SLOW, self.process.kill)
+        timer.start()
+        line = self.process.stdout.readline().strip()
+        timer.cancel()
+        if not line:
+            raise AssertionError(f"no answer: {self.process.wait(10)} {self.log()}")
+        if line.startswith("error"):
+            raise Refused(line)
+        return line
+
+    def ask(self, command, seconds=60):
+        self.send(command)
+        return self.answer(seconds)
+
+    def refused(self, command, word=""):
+        """The number of the error, whose sentence has the word."""
+        try:
+            line = self.ask(command)
+        except Refused as e:
+            assert word in e.text, f"'{e.text}' does not say '{word}'"
+            return e.number
+        raise AssertionError(f"'{command}' was answered: {line}")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            try:
+                self.process.wait(30 * SLOW)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise AssertionError(f"{self.process.args[0]} did not end: {self.log()}")
+        self.process.stdout.close()
+        assert "Sanitizer" not in self.log(), self.log()
+        code = self.process.returncode
+        assert code in (0, 1, -signal.SIGKILL), f"{self.process.args} ended with {code}: {self.log()}"
+
+
+ENOENT, EBUSY, EINVAL, ENODEV, EXDEV, ENOTSUP, ETIMEDOUT, ESTALE, EMFILE = 2, 16, 22, 19, 18, 95, 110, 116, 24
+
+
+def agent_of(stack):
+    need_driver()
+    agent = Agent(stack)
+    wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")  # its port is there first
+    return agent
+
+
+def rank_of(stack, agent, *args, rank=0, world=1, model="actor", **kw):
+    return Tool(stack, "gpu_rank", f"unix:{agent.sock}", model, rank, world, *args, **kw)
+
+
+def reader_of(stack, agent, model="actor", **kw):
+    return Tool(stack, "gpu_reader", f"unix:{agent.sock}", model, **kw)
+
+
+def offload(ranks, version, how="offload"):
+    for r in ranks:
+        r.send(f"{how} {version}")
+    for r in ranks:
+        r.answer()
+    ranks[0].ask(f"wait {version}")
+
+
+def status(agent, model="actor"):
+    """{version: what the agent's status says of it}."""
+    found = [m for m in agent.get("/v1/status")["models"] if m["name"] == model]
+    return {v["version"]: v for v in (found[0].get("gpu", []) if found else [])}
+
+
+def opens(reader, version, pieces):
+    assert reader.ask(f"open {version}") == f"opened {version} {pieces}"
+    good = reader.ask(f"check {version}").split()
+    assert good[:3] == ["good", str(version), str(pieces)], good
+
+
+def test_parameters(stack):
+    """cuda_ipc: strided, transposed, reversed and converted parameters are opened where they are, byte for byte"""
+    agent = agent_of(stack)
+    rank, reader = rank_of(stack, agent, "share=cuda_ipc"), reader_of(stack, agent)
+    offload([rank], 1)
+    opens(reader, 1, ALL[1])
+    assert "master:0:F32:converts" in reader.ask("names 0").split()
+    assert status(agent)[1]["holders"] == f"pid {reader.pid}"
+    assert reader.ask("close 0") == "closed"
+    wait_for(lambda: status(agent)[1]["leases"] == 0, "the lease's end")
+    rank.ask("unshare 5000")
+    assert reader.refused("open 1", "any more") == ENOENT
+    assert reader.refused("open 0", "no version") == ENOENT
+    assert status(agent) == {}
+
+
+def test_mapped(stack):
+    """cuda_ipc: mappings side by side come as one segment of descriptors, with parameters across their borders"""
+    agent = agent_of(stack)
+    rank, reader = rank_of(stack, agent, "share=cuda_ipc", "vmm"), reader_of(stack, agent)
+    offload([rank], 7)
+    opens(reader, 7, ALL[1])
+
+
+def packed(stack, fake, pieces, *args):
+    agent = agent_of(stack)
+    rank, reader = rank_of(stack, agent, "share=packed_cuda_ipc", *args, fake=fake), reader_of(stack, agent)
+    for version in range(1, 5):
+        offload([rank], version)
+        rank.ask(f"fill {version + 1000}")
+        opens(reader, version, pieces)
+        names = reader.ask("names 0").split()
+        assert reader.ask("close 0") == "closed"
+    assert sorted(status(agent)) == [3, 4]
+    opens(reader, 3, pieces)
+    assert reader.refused("open 2", "") == ENOENT
+    return names
+
+
+def test_packed(stack):
+    """packed_cuda_ipc: buffers in turn, gathered and converted by the kernel, the parameters are the trainer's again at once"""
+    names = packed(stack, FAKE, ALL[1])
+    assert "master:0:BF16" in names or "master:0:F32:converts" in names, names  # built without nvcc
+
+
+def test_packed_by_copies(stack):
+    """packed_cuda_ipc without kernels: gathered by copies, what is converted comes as it is and says so"""
+    assert "master:0:F32:converts" in packed(stack, FAKE + ",kernels=0", ALL[1] - 1, "forward")
+
+
+def test_mount(stack):
+    """.wsync/cuda_ipc.json is there while an agent of this host shares the version, and not elsewhere"""
+    need_driver()
+    need_fuse()
+    agent = agent_of(stack)
+    rank = rank_of(stack, agent, "share=cuda_ipc")
+    offload([rank], 1)
+    mount, far = Mount(stack, f"unix:{agent.sock}"), Mount(stack, agent.url)
+    for m in (mount, far):
+        m.wait_version("actor", 1)
+    assert "cuda_ipc.json" in os.listdir(mount.file("actor/1/.wsync"))
+    told = json.loads(mount.read("actor/1/.wsync/cuda_ipc.json"))
+    assert (told["model"], told["version"], told["strategy"], told["agent"]) == ("actor", 1, "cuda_ipc", agent.sock)
+    assert told["run"] == json.loads(mount.read("actor/1/.wsync/manifest.json"))["run"]
+    ranks = told["ranks"]
+    assert [r["rank"] for r in ranks] == [0] and ranks[0]["pid"] == rank.pid
+    names = {t["name"] for t in ranks[0]["tensors"]}
+    assert names == {"rows", "flat", "turned", "back", "master", "big"}
+    turned = next(t for t in ranks[0]["tensors"] if t["name"] == "turned")
+    assert (turned["dtype"], turned["shape"], turned["strides"]) == ("F32", [24, 40], [1, 24])
+    assert all(s["device"].startswith("GPU-") and len(base64.b64decode(s["handle"])) == 64 for s in ranks[0]["segments"])
+    assert not os.path.exists(far.file("actor/1/.wsync/cuda_ipc.json"))
+    assert "cuda_ipc.json" not in os.listdir(far.file("actor/1/.wsync"))
+    rank.ask("unshare 5000")
+    wait_for(lambda: not os.path.exists(mount.file("actor/1/.wsync/cuda_ipc.json")), "the file to go")
+    assert mount.read("actor/1/model.safetensors")  # which the slot still has
+
+
+def test_ranks(stack):
+    """Two ranks on two devices share one version; in steps, too"""
+    agent = agent_of(stack)
+    ranks = [rank_of(stack, agent, "share=packed_cuda_ipc", f"device={r}", rank=r, world=2) for r in range(2)]
+    reader = reader_of(stack, agent)
+    offload(ranks, 1)
+    opens(reader, 1, ALL[2])
+    assert {n.split(":")[1] for n in reader.ask("names 0").split()} == {"0", "1"}
+    offload(ranks, 2, "steps")
+    opens(reader, 2, ALL[2])
+    blind = reader_of(stack, agent, fake=FAKE.replace("devices=2", "devices=1"))
+    assert blind.refused("open 2", "not visible") == ENODEV
+    assert "not visible" in status(agent)[2]["refused"]
+
+
+def test_unshare(stack):
+    """Taking back waits for who has it and names them, also one that is killed; it stays closed to others meanwhile"""
+    agent = agent_of(stack)
+    rank, reader, other = rank_of(stack, agent, "share=cuda_ipc"), reader_of(stack, agent), reader_of(stack, agent)
+    offload([rank], 1)
+    opens(reader, 1, ALL[1])
+    assert rank.refused("unshare 300", f"pid {reader.pid}") == ETIMEDOUT
+    assert other.refused("open 1", "took it back") == ENOENT
+    assert reader.ask("check 1").startswith("good")
+    assert status(agent)[1]["state"] == "over"
+    rank.send("unshare -1")
+    time.sleep(0.3)
+    reader.kill()
+    assert rank.answer() == "done -1"
+    assert status(agent) == {}
+
+
+def test_buffers(stack):
+    """A packed buffer that somebody has is not written: EBUSY names who, and the next offload goes on"""
+    agent = agent_of(stack)
+    rank, reader = rank_of(stack, agent, "share=packed_cuda_ipc", "timeout=500"), reader_of(stack, agent)
+    offload([rank], 1)
+    opens(reader, 1, ALL[1])
+    offload([rank], 2)
+    assert rank.refused("offload 3", f"pid {reader.pid}") == EBUSY
+    assert reader.ask("check 1").startswith("good")
+    assert reader.ask("close 0") == "closed"
+    offload([rank], 4)
+    opens(reader, 4, ALL[1])
+
+
+def test_trainer_ends(stack):
+    """A trainer that is killed: who has the version keeps it, nobody opens it any more"""
+    agent = agent_of(stack)
+    for how in ("share=cuda_ipc", "share=packed_cuda_ipc"):
+        model = how[6:]
+        rank, reader, late = rank_of(stack, agent, how, model=model), reader_of(stack, agent, model), reader_of(stack, agent, model)
+        offload([rank], 1)
+        opens(reader, 1, ALL[1])
+        rank.kill()
+        wait_for(lambda: status(agent, model)[1]["state"] == "over", "the agent to notice")
+        assert reader.ask("check 1").startswith("good")
+        assert late.refused("open 1", "has ended") == ENOENT
+        assert late.refused("open 0", "") == ENOENT
+
+
+def test_agent_ends(stack):
+    """An agent that is killed: what is open is still waited for, and the next agent goes on"""
+    agent = agent_of(stack)
+    rank = rank_of(stack, agent, "share=packed_cuda_ipc", "timeout=500")
+    reader = reader_of(stack, agent)
+    offload([rank], 1)
+    opens(reader, 1, ALL[1])
+    offload([rank], 2)
+    agent.kill()
+    os.unlink(agent.sock)
+    again = Agent(stack, sock=agent.sock)
+    wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")
+    assert rank.refused("offload 3", "still has version 1") == EBUSY
+    assert reader.ask("check 1").startswith("good")
+    assert reader.ask("close 0") == "closed"
+    offload([rank], 4)
+    opens(reader, 4, ALL[1])
+    assert sorted(status(again)) == [4]
+
+
+def test_lineage(stack):
+    """Another lineage's versions are closed to who asks for the old ones; a version that was abandoned is never offered"""
+    agent = agent_of(stack)
+    first = rank_of(stack, agent, "share=cuda_ipc", "timeout=2000", rank=0, world=2)
+    second = rank_of(stack, agent, "share=cuda_ipc", "timeout=2000", rank=1, world=2)
+    reader = reader_of(stack, agent)
+    first.send("offload 1")
+    second.send("fill 1")
+    second.answer()
+    second.kill()
+    try:
+        first.answer()
+        raise AssertionError("a version of one of two ranks was taken")
+    except Refused:
+        pass
+    assert reader.refused("open 1") == ENOENT
+    assert status(agent) == {}
+
+
+def test_limits(stack):
+    """What cannot be: no driver, an unknown strategy, a full table of descriptors"""
+    agent = agent_of(stack)
+    rank, reader = rank_of(stack, agent, "share=cuda_ipc", "vmm"), reader_of(stack, agent, driver="/nowhere/libcuda.so")
+    offload([rank], 1)
+    assert reader.refused("open 1", "driver") == ENOTSUP
+    reader = reader_of(stack, agent)
+    opens(reader, 1, ALL[1])
+    reader.ask("close 0")
+    used = len(os.listdir(f"/proc/{reader.pid}/fd"))
+    assert reader.ask(f"limit {used + 3}") == "limited 0"
+    assert reader.refused("open 1", "") in (EMFILE,)
+    wait_for(lambda: status(agent)[1]["leases"] == 0, "the lease's end")
+    rank.ask("unshare 5000")
+    try:
+        rank_of(stack, agent, "share=nccl", model="other")
+        raise AssertionError("share=nccl was taken")
+    except Refused as e:
+        assert "wsync_config.share" in e.text, e
+
+
+def test_namespaces(stack):
+    """A reader in another PID namespace is refused with the reason, which the agent's status shows, too"""
+    agent = agent_of(stack)
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], stderr=subprocess.DEVNULL).returncode:
+        raise Skip("cannot make a PID namespace here")
+    rank = rank_of(stack, agent, "share=cuda_ipc")
+    reader = reader_of(stack, agent, prefix=("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"))
+    offload([rank], 1)
+    assert reader.refused("open 1", "another PID namespace") == EXDEV
+    told = status(agent)[1]
+    assert "another PID namespace" in told["refused"] and told["leases"] == 0, told
+    rank.ask("unshare 5000")
+
+
+class Peer:
+    """A raw connection to the agent's socket."""
+
+    def __init__(self, stack, agent):
+        self.socket = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self.socket.settimeout(20 * SLOW)
+        self.socket.connect(agent.sock)
+
+    def ask(self, verb, body, fds=()):
+        data = json.dumps({"method": "POST", "path": f"/v1/local/{verb}", "query": "", "body": body}).encode()
+        head = struct.pack("<III", 0x31465357, len(data), len(fds))
+        socket.send_fds(self.socket, [head + data], list(fds))
+        head = b""
+        while len(head) < 12:
+            head += self.socket.recv(12 - len(head))
+        _, size, _ = struct.unpack("<III", head)
+        data = b""
+        while len(data) < size:
+            data += self.socket.recv(size - len(data))
+        return json.loads(data)
+
+
+def test_hostile(stack):
+    """Malformed requests on the local routes are refused with a reason, and the agent goes on"""
+    agent = agent_of(stack)
+    rank, reader = rank_of(stack, agent, "share=cuda_ipc"), reader_of(stack, agent)
+    offload([rank], 1)
+    peer = Peer(stack, agent)
+    good = peer.ask("gpu/open", {"model": "actor", "version": 1})["body"]
+    lease = good["lease"]
+    asks = [("gpu/open", {}), ("gpu/open", {"model": 7}), ("gpu/open", {"model": "actor", "version": -1, "run": 5, "x": []}),
+            ("gpu/look", []), ("gpu/look", {"model": "../x"}), ("gpu/fds", {"lease": lease, "rank": 9}),
+            ("gpu/fds", {"lease": lease, "rank": 0, "segment": 99, "from": 0}), ("gpu/fds", {"lease": lease, "rank": 0, "segment": 0, "from": 7}),
+            ("gpu/fds", {"lease": lease + 999, "rank": 0}), ("gpu/check", {"lease": "x"}), ("gpu/close", {"lease": 12345}),
+            ("share", {"version": 1, "strategy": "cuda_ipc", "listing": {}}), ("share/fds", {"version": 1, "segment": 0, "from": 0}),
+            ("share", {"strategy": "nccl"}), ("gpu/nothing", {})]
+    for verb, body in asks:
+        reply = peer.ask(verb, body)
+        if verb == "gpu/open" and reply["status"] == 200:
+            continue  # a negative version counts as none: the newest
+        assert reply["status"] >= 400 and reply["error"], (verb, body, reply)
+    device = good["ranks"][0]["segments"][0]["device"]
+    handle = base64.b64encode(bytes(64)).decode()
+    segment = {"device": device, "bytes": 100, "handle": handle}
+    tensor = {"name": "a", "dtype": "U8", "shape": [10], "kind": "box", "offset": [0], "size": [10], "strides": [1], "segment": 0, "at": 0}
+    def listing(**change):
+        return {"segments": [segment], "tensors": [dict(tensor, **change)], "marks": []}
+    bad = [listing(at=91), listing(at=-1), listing(segment=1), listing(strides=[-1]), listing(strides=[2 ** 62]), listing(strides=["1"]),
+           listing(shape=[2 ** 62, 2 ** 62]), listing(shape=[1] * 9), listing(size=[11]), listing(name=""), listing(dtype="X9"), listing(kind="range"),
+           listing(kind="range", start=5, count=6), listing(data_dtype="I64"), listing(kind="whole"), dict(listing(), segments=[dict(segment, handle="AA==")]),
+           dict(listing(), segments=[dict(segment, parts=[50, 51])]), dict(listing(), segments=[dict(segment, parts=[])]), dict(listing(), segments=5),
+           dict(listing(), marks=[{"device": device}]), dict(listing(), segments=[dict(segment, device="x" * 99)])]
+    with open("/dev/null") as null:
+        for one in bad:
+            reply = peer.ask("share", {"version": 1, "run": good["run"], "strategy": "cuda_ipc", "listing": one}, [null.fileno()])
+            assert reply["status"] >= 400 and reply["error"], (one, reply)
+            assert "begin" not in reply["error"], (one, reply)  # it is the listing that is refused
+        reply = peer.ask("share", {"version": 1, "run": good["run"], "strategy": "cuda_ipc", "listing": listing()}, [null.fileno()])
+        assert "begin" in reply["error"], reply
+    opens(reader, 1, ALL[1])
+
+
+def value16(version, n):
+    """gpu_value of tests/tools/gpu_values.h"""
+    i = np.arange(n, dtype=np.uint64)
+    return ((i * 31 + version * 7 + (i >> 9)) & 0x3FFF).astype(np.uint16)
+
+
+def expected(version):
+    """The file's bytes of each tensor of gpu_rank."""
+    def of(n, dtype):
+        v = value16(version, n)
+        return (v if dtype == "<u2" else (v ^ v >> 7).astype(np.uint8) if dtype == "u1" else v.astype("<u4") * 65537).astype(dtype).tobytes()
+    return {"rows": of(96 * 64, "<u2"), "flat": of(5000, "<u2"), "turned": of(960, "<u4"), "back": of(33, "u1"), "host": of(5, "<u4"),
+            "master": of(1000, "<u2"), "big": of(3145735, "u1")}
+
+
+def whole(data, version):
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    want = expected(version)
+    assert sorted(header) == sorted(want)
+    for name, t in header.items():
+        begin, end = (8 + size + o for o in t["data_offsets"])
+        assert data[begin:end] == want[name], name
+
+
+def demanded(stack, share, source):
+    need_fuse()
+    agent = agent_of(stack)
+    ranks = [rank_of(stack, agent, f"share={share}", "on-demand", f"device={r}", rank=r, world=2, model=share) for r in range(2)]
+    reader, mount = reader_of(stack, agent, share), Mount(stack, source(agent))
+    offload(ranks, 1)
+    opens(reader, 1, ALL[2])
+    told = status(agent, share)[1]
+    assert told["on_demand"] and not told["made"], told
+    mount.wait_version(share, 1)
+    if share == "packed_cuda_ipc":
+        for r in ranks:
+            r.ask("fill 99")  # they are the trainer's again
+    whole(mount.read(share, "1/model.safetensors"), 1)
+    assert status(agent, share)[1]["made"]
+    reader.ask("close 0")
+    for r in ranks:
+        r.ask("unshare 5000")
+    whole(mount.read(share, "1/model.safetensors"), 1)
+    offload(ranks, 2)
+    for r in ranks:
+        r.ask("unshare 5000")
+    assert [v["version"] for v in agent.get("/v1/models")["models"][0]["versions"]] == [1]
+    offload(ranks, 3)
+    wait_for(lambda: os.path.isdir(mount.file(share, 3)) and not os.path.isdir(mount.file(share, 2)), "3 and not 2")
+    whole(mount.read(share, "3/model.safetensors"), 3)
+
+
+def test_demand(stack):
+    """On demand: announced without a slot, made when a mount reads it, gone when it is taken back before"""
+    need_driver()
+    demanded(stack, "cuda_ipc", lambda agent: f"unix:{agent.sock}")
+
+
+def test_demand_packed(stack):
+    """On demand, packed, over tcp: made out of the buffers, whatever the parameters hold by then"""
+    need_driver()
+    demanded(stack, "packed_cuda_ipc", lambda agent: agent.url)
+
+
+def test_demand_trainer_ends(stack):
+    """On demand: a rank that ends takes the version along; who waits is told"""
+    agent = agent_of(stack)
+    rank = rank_of(stack, agent, "share=packed_cuda_ipc", "on-demand")
+    offload([rank], 1)
+    assert agent.get("/v1/models")["models"][0]["versions"][0]["digest"] == ""
+    os.kill(rank.pid, signal.SIGSTOP)
+    answers = []
+    def ask():
+        try:
+            answers.append(agent.get("/v1/actor/1/manifest"))
+        except urllib.error.HTTPError as e:
+            answers.append(e.code)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_for(lambda: status(agent)[1]["wanted"], "the request")
+    rank.kill()
+    asking.join(20 * SLOW)
+    assert answers == [410], answers
+    assert agent.get("/v1/models")["models"][0]["versions"] == []
+
+
+def test_demand_fails(stack):
+    """On demand: what cannot be made says why, and can be asked for again"""
+    agent = agent_of(stack)
+    rank = rank_of(stack, agent, "share=cuda_ipc", "on-demand", fake=FAKE + ",fail=cuStreamWaitEvent:2:999:40")
+    reader = reader_of(stack, agent)
+    offload([rank], 1)
+    try:
+        agent.get("/v1/actor/1/manifest")
+        raise AssertionError("it was made")
+    except urllib.error.HTTPError as e:
+        assert "could not be made" in json.load(e)["error"]
+
+
+if __name__ == "__main__":
+    run(test_parameters, test_mapped, test_packed, test_packed_by_copies, test_mount, test_ranks, test_unshare, test_buffers, test_trainer_ends, test_agent_ends, test_lineage,
+        test_limits, test_namespaces, test_hostile, test_demand, test_demand_packed, test_demand_trainer_ends, test_demand_fails)

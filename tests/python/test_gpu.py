@@ -1,0 +1,394 @@
+"""What is on GPUs, against the stand-in driver (tests/fakes): published, shared, mapped by another process; strategies of loaders.
+What only a real GPU with torch can show is skipped."""
+import importlib.metadata
+import json
+import logging
+import os
+import subprocess
+import sys
+import types
+
+import ml_dtypes
+import numpy
+import pytest
+import world
+import wsync
+from wsync import _gpu, _strategy
+
+FAKE = os.path.join(os.environ.get("BUILD", "build"), "tests", "fakes", "libcuda.so.1")
+
+
+@pytest.fixture
+def driver():
+    """For processes that are started: this one may have looked for a driver before."""
+    if not os.path.exists(FAKE):
+        pytest.skip("built without CUDA's headers, so there is no stand-in driver")
+    return {"WSYNC_LIBCUDA": FAKE, "WSYNC_FAKE_CUDA": "devices=2,delay=100,seed=5", "PYTHONPATH": os.pathsep.join(
+        [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *sys.path])}
+
+
+@pytest.fixture
+def agent(stack):
+    return world.Agent(stack)
+
+
+class Process:
+    """A Python program in a process of its own, told lines and asked for lines."""
+
+    def __init__(self, stack, code, driver, *arguments):
+        self.p = subprocess.Popen([sys.executable, "-c", code, *arguments], env={**os.environ, **driver}, stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE, text=True)
+        stack.callback(lambda: (self.p.kill(), self.p.wait(), self.p.stdin.close(), self.p.stdout.close()))
+
+    def says(self, want="ok"):
+        line = self.p.stdout.readline().strip()
+        assert line == want, (line, self.p.poll())
+
+    def tell(self, line):
+        self.p.stdin.write(line + "\n")
+        self.p.stdin.flush()
+
+
+COMMON = """
+import os, sys, numpy, ml_dtypes, wsync
+from gpu_memory import OnGpu
+a = numpy.arange(60, dtype=numpy.float32).reshape(3, 4, 5)
+def made(v, device=0):
+    b = a + v
+    return {"plain": b, "transposed": b.T, "part": b[1:, :, ::2], "bf16": b.astype(ml_dtypes.bfloat16), "scalar": numpy.array(v + 0.5),
+            "i64": numpy.arange(v, v + 9), "long": numpy.arange(300000, dtype=numpy.float32) + v, "bool": b > 30}
+def same(weights, want):
+    assert set(weights) == set(want), (set(weights) ^ set(want))
+    for name, w in want.items():
+        got = weights[name]
+        assert got.dtype == w.dtype and got.shape == w.shape and got.tobytes() == w.tobytes(), name
+"""
+
+
+def test_publishes(agent, driver, stack):
+    """arrays on two devices and on the host, of every layout, come to the slot byte for byte, version after version"""
+    p = Process(stack, COMMON + """
+given = {n: OnGpu(x, i % 2) for i, (n, x) in enumerate(made(1).items())}
+given["host"] = numpy.ones(7, numpy.float32)
+with wsync.Publisher("actor", given, agent=sys.argv[1], start_agent=False) as pub:
+    for v in (1, 2, 3):
+        given.update({n: OnGpu(x, i % 2) for i, (n, x) in enumerate(made(v).items())})
+        pub.offload(v)
+        same(pub.weights(framework="numpy"), {**made(v), "host": given["host"]})
+        assert pub.gpu_report(), "nothing was said of the GPUs"
+print("ok")
+""", driver, f"unix:{agent.sock}")
+    p.says()
+    assert p.p.wait(20) == 0
+
+
+def test_converts(agent, driver, stack):
+    """float32 on a GPU becomes bfloat16 in the file, to the bits that the host's conversion gives"""
+    p = Process(stack, COMMON + """
+x = numpy.random.default_rng(1).standard_normal((300, 70)).astype(numpy.float32)
+with wsync.Publisher("actor", {"w": OnGpu(x), "t": OnGpu(x.T)}, agent=sys.argv[1], start_agent=False, dtype="bfloat16") as pub:
+    pub.offload(1)
+    same(pub.weights(framework="numpy"), {"w": x.astype(ml_dtypes.bfloat16), "t": x.T.astype(ml_dtypes.bfloat16)})
+print("ok")
+""", driver, f"unix:{agent.sock}")
+    p.says()
+
+
+SHARER = COMMON + """
+pub = wsync.Publisher("actor", {n: OnGpu(x, i % 2) for i, (n, x) in enumerate(made(1).items())}, agent=sys.argv[1], start_agent=False,
+                      share=sys.argv[2], timeout=20)
+pub.offload(1)
+pub.wait_published(1)
+print("ok", flush=True)
+for line in sys.stdin:
+    try:
+        if line.startswith("unshare"):
+            pub.unshare(float(line.split()[1]))
+        print("ok", flush=True)
+    except wsync.Timeout as e:
+        print("timeout", flush=True)
+"""
+READER = COMMON + """
+weights = wsync.map_gpu(sys.argv[2] if len(sys.argv) > 2 else "actor", agent=sys.argv[1] or None, device="cpu", framework="numpy")
+assert weights.version == 1 and weights.run and weights.model == "actor" and not weights.partial
+same(weights, made(1))
+assert [m.name for m in weights.metadata()] == list(weights) == sorted(made(1))
+assert weights.layout()["bf16"] == ("BF16", (3, 4, 5))
+print("ok", flush=True)
+for line in sys.stdin:
+    same(weights, made(1))
+    weights.close()
+    weights.close()
+    try:
+        weights["plain"]
+    except ValueError:
+        print("ok", flush=True)
+"""
+
+
+@pytest.mark.parametrize("share", ["cuda_ipc", "packed_cuda_ipc"])
+def test_shares(agent, driver, stack, share):
+    """another process maps what is shared, byte for byte; unshare waits for it, and is done once it has closed or ended"""
+    sharer = Process(stack, SHARER, driver, f"unix:{agent.sock}", share)
+    sharer.says()
+    reader = Process(stack, READER, driver, f"unix:{agent.sock}")
+    reader.says()
+    dying = Process(stack, READER, driver, f"unix:{agent.sock}")
+    dying.says()
+    sharer.tell("unshare 0.3")
+    sharer.says("timeout")
+    reader.tell("close")
+    reader.says()
+    sharer.tell("unshare 0.3")
+    sharer.says("timeout")
+    dying.p.kill()
+    dying.p.wait()
+    sharer.tell("unshare 20")
+    sharer.says()
+    late = Process(stack, COMMON + """
+try:
+    wsync.map_gpu("actor", agent=sys.argv[1], device="cpu", framework="numpy")
+except wsync.Error as e:
+    print("ok" if e.errno == 2 else e, flush=True)
+""", driver, f"unix:{agent.sock}")
+    late.says()
+
+
+def test_by_path(agent, driver, stack):
+    """a mounted version's folder is enough; one that is not shared is ENOENT, and says what is wanted"""
+    try:
+        world.need_fuse()
+    except world.Skip as why:
+        pytest.skip(str(why))
+    mount = world.Mount(stack, f"unix:{agent.sock}")
+    sharer = Process(stack, SHARER, driver, f"unix:{agent.sock}", "cuda_ipc")
+    sharer.says()
+    mount.wait_version("actor", 1)
+    with open(mount.file("actor", 1, ".wsync", "cuda_ipc.json")) as f:
+        told = json.load(f)
+    assert told["model"] == "actor" and told["version"] == 1 and told["strategy"] == "cuda_ipc"
+    reader = Process(stack, READER, driver, "", mount.file("actor", 1))
+    reader.says()
+    agent.publish("other", 1, world.checkpoint(world.SMALL))
+    mount.wait_version("other", 1)
+    with pytest.raises(wsync.Error, match="is not shared on a GPU") as e:
+        wsync.map_gpu(mount.file("other", 1))
+    assert e.value.errno == 2
+
+
+def test_said(agent, tmp_path):
+    """what cannot be is refused by name: a share that is none, on_demand without it, a device that is none, damaged cuda_ipc.json"""
+    for options, why in (({"share": "nccl"}, "share='nccl'"), ({"on_demand": True}, "on_demand without share")):
+        with pytest.raises(ValueError, match=why):
+            wsync.Publisher("actor", {"w": numpy.ones(3)}, agent=f"unix:{agent.sock}", start_agent=False, **options)
+    with pytest.raises(ValueError, match="goes with a model's name"):
+        wsync.map_gpu(tmp_path, version=3)
+    (tmp_path / ".wsync").mkdir()
+    for text in ("", "{", "[]", '{"model": 1}', '{"model": "a", "version": "1", "run": "r", "agent": "/x"}'):
+        (tmp_path / ".wsync" / "cuda_ipc.json").write_text(text)
+        with pytest.raises(wsync.FormatError, match="says nothing of a share"):
+            wsync.map_gpu(tmp_path)
+
+
+class OnOther:
+    """Speaks DLPack for a device that is none of ours."""
+
+    def __dlpack_device__(self):
+        return (10, 0)
+
+    def __dlpack__(self, **_):
+        raise AssertionError("it was asked for its memory")
+
+
+def test_other_devices(agent):
+    """other devices are refused by name; so are CUDA's where libwsync has no driver"""
+    with wsync.Publisher("actor", {"w": OnOther()}, agent=f"unix:{agent.sock}", start_agent=False) as pub:
+        with pytest.raises(NotImplementedError, match=r"w is on DLPack's device \(10, 0\)"):
+            pub.offload(1)
+    code = """
+import sys, wsync
+class OnGpu:
+    def __dlpack_device__(self): return (2, 0)
+    def __dlpack__(self, **_): raise AssertionError
+try:
+    wsync.Publisher("actor", {"w": OnGpu()}, agent=sys.argv[1], start_agent=False).offload(1)
+except NotImplementedError as e:
+    print(e)
+"""
+    done = subprocess.run([sys.executable, "-c", code, f"unix:{agent.sock}"], env={**os.environ, "WSYNC_LIBCUDA": "/none", "PYTHONPATH": os.pathsep.join(sys.path)},
+                          stdout=subprocess.PIPE, text=True, timeout=30, check=True)
+    assert "w is on DLPack's device (2, 0), which libwsync cannot copy from: " in done.stdout, done.stdout
+
+
+# --- pieces, without any driver ---
+
+
+class Map:
+    """A mapping of pieces that numpy arrays hold."""
+
+    def __init__(self, tensors):
+        self.pieces = tensors
+        self.lib = wsync._library.lib
+
+    def version(self):
+        return 7
+
+    def run(self):
+        return "r"
+
+    def tensors(self):
+        for name, dtype, shape, kind, where, _ in self.pieces:
+            ffi = wsync._library.ffi
+            t = ffi.new("wsync_gpu_tensor *")
+            keep = ffi.new("char[]", name.encode())
+            t.name, t.dtype, t.n_dims = keep, getattr(self.lib, f"WSYNC_{dtype}"), len(shape)
+            t.shape = shape
+            t.piece.kind = getattr(self.lib, f"WSYNC_{kind}")
+            if kind == "BOX":
+                t.piece.offset, t.piece.size = where
+            elif kind == "RANGE":
+                t.piece.start, t.piece.count = where
+            yield t
+
+    def copy(self, index, address, n_bytes):
+        import ctypes
+
+        data = self.pieces[index][5].tobytes()
+        assert len(data) == n_bytes, (index, len(data), n_bytes)
+        ctypes.memmove(address, data, n_bytes)
+
+
+def test_pieces():
+    """boxes and ranges of several ranks, empty and scalar ones, make whole tensors; of which a part is lacking are none"""
+    whole = numpy.arange(70, dtype=numpy.float32).reshape(7, 10)
+    pieces = [("box", "F32", (7, 10), "BOX", ((0, 0), (7, 4)), whole[:, :4]), ("box", "F32", (7, 10), "BOX", ((0, 4), (3, 6)), whole[:3, 4:]),
+              ("box", "F32", (7, 10), "BOX", ((3, 4), (4, 6)), whole[3:, 4:]), ("empty", "BF16", (0, 3), "WHOLE", None, whole[:0]),
+              ("partial", "F32", (7, 10), "BOX", ((0, 0), (6, 10)), whole[:6]), ("range", "F32", (7, 10), "RANGE", (0, 33), whole.reshape(-1)[:33]),
+              ("range", "F32", (7, 10), "RANGE", (33, 37), whole.reshape(-1)[33:]), ("scalar", "F32", (), "WHOLE", None, whole[1, 1]),
+              ("f4", "F4", (4,), "BOX", ((0,), (2,)), whole[:1, :1]), ("f4", "F4", (4,), "BOX", ((2,), (2,)), whole[:1, :1])]
+    weights = _gpu.GpuWeights(Map(pieces), "/a", "m", "numpy", "cpu")
+    assert weights.partial == ["partial"] and list(weights) == ["box", "empty", "range", "scalar", "f4"] and weights.version == 7
+    assert (weights["box"] == whole).all() and (weights["range"] == whole).all() and weights["scalar"] == whole[1, 1]
+    assert weights["empty"].shape == (0, 3) and weights["empty"].dtype == ml_dtypes.bfloat16
+    with pytest.raises(TypeError):
+        weights["f4"]
+    with pytest.raises(KeyError):
+        weights["partial"]
+    assert [name for name, _ in zip(weights, range(2))] == ["box", "empty"]
+    with pytest.raises(ValueError, match="NumPy's arrays are on 'cpu'"):
+        _gpu.GpuWeights(Map(pieces), "/a", "m", "numpy", "cuda:0")
+
+
+# --- strategies of loaders ---
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """A version's folder, and what map_gpu gives for it."""
+    path = world.checkpoint({"a": ("F32", [2]), "b": ("F32", [3])})
+    os.makedirs(os.path.join(path, ".wsync"))
+    with open(os.path.join(path, ".wsync", "cuda_ipc.json"), "w") as f:
+        f.write("{}")
+    found = types.SimpleNamespace(path=path, names=["a", "b"], partial=[], closed=0, error=None)
+
+    class Gpu(dict):
+        partial = property(lambda _: found.partial)
+
+        def close(self):
+            found.closed += 1
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.close()
+
+    def map_gpu(at, **_):
+        assert at == path
+        if found.error:
+            raise found.error
+        return Gpu.fromkeys(found.names)
+
+    monkeypatch.setattr(_strategy, "map_gpu", map_gpu)
+    monkeypatch.setattr(_strategy, "open_weights", lambda at, framework: wsync.open(at, "numpy"))
+    return found
+
+
+def test_strategies(shared):
+    """in turn, with the reason why not the one before; "auto" says nothing of a version that nobody shares"""
+    log = logging.getLogger("test")
+
+    def opened(strategy, path=shared.path, wanted=("a", "b")):
+        o = _strategy.open_version(path, strategy, None, wanted, log)
+        return o.strategy, o.fallback
+
+    for strategy in (None, "auto", "cuda_ipc", "cuda_ipc,disk"):
+        assert opened(strategy) == ("cuda_ipc", None)
+    assert opened("disk") == ("disk", None) and opened("disk,cuda_ipc") == ("disk", None)
+    plain = world.checkpoint({"a": ("F32", [2])})
+    assert opened("auto", plain) == ("disk", None)
+    shared.error = wsync.Error(18, "another namespace")
+    for strategy in ("auto", "cuda_ipc, disk"):
+        how, why = opened(strategy)
+        assert how == "disk" and "another namespace" in why
+    with pytest.raises(wsync.Error):
+        opened("cuda_ipc")
+    shared.error = None
+    shared.names = ["a"]
+    how, why = opened("auto")
+    assert how == "disk" and "missing b" in why and shared.closed == 1
+    assert opened("auto", wanted=None) == ("cuda_ipc", None)
+    shared.names, shared.partial = ["a", "b"], ["c"]
+    assert opened("auto")[0] == "disk" and shared.closed == 2
+    for strategy in ("", "nccl", "disk,nccl", 3, ["disk"]):
+        with pytest.raises(ValueError, match="strategy="):
+            _strategy.parse(strategy)
+
+
+def test_sglang(shared, monkeypatch):
+    """SGLang's iterator: from the GPUs where the version is shared and whole, else its own; what it had before is what must be there"""
+    from wsync import sglang
+
+    monkeypatch.setattr(sglang, "_complete", {})
+    monkeypatch.setattr(sglang, "_wanted", lambda path, prefix: sglang._complete.get(prefix, frozenset("ab")))
+    source = types.SimpleNamespace(model_or_path=shared.path, prefix="m.")
+
+    def own(loader, given, **_):
+        yield from (("m.a", 1), ("m.b", 2))
+
+    def names():
+        return [(n, t) for n, t in sglang.weights_iterator(own, None, source)]
+
+    assert names() == [("m.a", None), ("m.b", None)]
+    shared.names = ["a"]
+    assert names() == [("m.a", 1), ("m.b", 2)]
+    shared.names = ["a", "b"]
+    monkeypatch.setenv("WSYNC_STRATEGY", "disk")
+    assert names() == [("m.a", 1), ("m.b", 2)]
+    monkeypatch.setenv("WSYNC_STRATEGY", "cuda_ipc")
+    shared.error = wsync.Error(2, "gone")
+    with pytest.raises(wsync.Error):
+        names()
+    assert sglang._complete == {"m.": frozenset("ab")}
+    done = subprocess.run([sys.executable, "-c", "import sys, wsync.sglang; print('sglang' in sys.modules, 'torch' in sys.modules)"],
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout == "False False\n"
+
+
+def test_entry_point():
+    """an installed wheel is found by SGLang"""
+    from wsync.sglang import register
+
+    found = [e for e in importlib.metadata.entry_points(group="sglang.srt.plugins") if e.name == "wsync"]
+    assert [e.value for e in found] == ["wsync.sglang:register"] and found[0].load() is register
+
+
+def test_real_gpu():
+    """on a GPU: views of the trainer's memory, tensors assembled there, files loaded there"""
+    torch = pytest.importorskip("torch", reason="torch is not installed beside these tests, and this machine has no GPU")
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no GPU")
+    path = world.checkpoint({"a": ("F32", [300, 7]), "b": ("BF16", [5])})
+    loaded, there = wsync.load_gpu(path), wsync.open(path, "torch")
+    for name in there:
+        assert loaded[name].is_cuda and torch.equal(loaded[name].cpu().view(torch.uint8), there[name].view(torch.uint8))

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+# timeout: 900
+"""wsync.BroadcastSender over gloo: real SGLang (its weight-update group) and vLLM (the back end `wsync`) answer as servers that were
+started on that version. Stand-ins: a member that dies, hangs or refuses ends the group in time, and no engine is resumed on a part."""
+import contextlib
+import errno
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from scenarios import Ground, once
+from servers import CLOSE, HERE, SGLang, VLLM, WithWsync, distance, installed
+from world import Skip, checkpoint, free_port, run, wait_for
+
+TIMEOUT = 8
+TENSORS = {f"model.layers.{i}.mlp.w{k}": ("BF16" if k else "F32", [64, 3 + i]) for i in range(4) for k in (0, 1)}
+TENSORS["lm_head.bias"] = ("F32", [])
+
+
+def need(name):
+    if importlib.util.find_spec(name) is None:
+        raise Skip(f"{name} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+
+
+class StandIn:
+    def __init__(self, stack, *options):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process = subprocess.Popen([sys.executable, os.path.join(HERE, "broadcast_server.py"), str(self.port), *options],
+                                        env=dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"), stdin=subprocess.DEVNULL)
+        stack.callback(lambda: (self.process.kill(), self.process.wait()))
+        wait_for(self.lives, "the stand-in", 60)
+
+    def state(self):
+        with urllib.request.urlopen(self.url + "/state", timeout=5) as reply:
+            return json.load(reply)
+
+    def lives(self):
+        assert self.process.poll() is None
+        with contextlib.suppress(OSError):
+            return self.state()
+        return None
+
+
+def sender(stack, *engines, **options):
+    import wsync
+
+    made = wsync.BroadcastSender([wsync.Engine(kind, url, pause_mode=mode) for kind, url, mode in engines],
+                                 **{"timeout": TIMEOUT, "backend": "gloo", "bucket_bytes": 2000, **options})
+    stack.callback(made.close)
+    return made
+
+
+def weights_of(stack, seed):
+    import wsync
+
+    return stack.enter_context(wsync.open(checkpoint(TENSORS, seed=seed), "torch"))
+
+
+def sums(weights):
+    return {name: hashlib.sha256(bytes(weights.raw(name))).hexdigest() for name in weights}
+
+
+def test_stand_ins(stack):
+    "two members, several chunks: every byte arrives; the group is used again for the next version"
+    a, b = StandIn(stack), StandIn(stack)
+    s = sender(stack, ("sglang", a.url, None), ("sglang", b.url, None))
+    for seed, version in ((1, "1@r"), (2, "2@r")):
+        weights = weights_of(stack, seed)
+        results = s.send(weights, version)
+        assert all(r.ok and r.by == "broadcast" and r.pause_seconds > 0 for r in results), results
+        for member in (a, b):
+            state = member.state()
+            assert state["tensors"] == sums(weights) and state["weight_version"] == version and not state["paused"], state
+    assert a.state()["updates"] > 4 and a.state()["resumed_on"] == ["1@r", "2@r"]
+    assert s._made == 1, "the group was made twice"
+
+
+def test_one_dies(stack):
+    "one dies in the middle: both are errors in time, the other stays paused; then those that live get the next version"
+    a, b = StandIn(stack), StandIn(stack, "--die-at", "2")
+    s = sender(stack, ("sglang", a.url, None), ("sglang", b.url, None))
+    began = time.monotonic()
+    results = s.send(weights_of(stack, 1), "1@r")
+    assert time.monotonic() - began < 5 * TIMEOUT
+    assert not results[0].ok and "stays paused" in str(results[0].error), results
+    assert not results[1].ok and b.process.wait(5) == 9, results
+    state = a.state()
+    assert state["paused"] and not state["resumed_on"] and not state["session"], state
+    results = s.send(weights_of(stack, 2), "2@r")
+    assert results[0].ok and not results[1].ok, results
+    assert a.state()["resumed_on"] == ["2@r"] and a.state()["tensors"] == sums(weights_of(stack, 2))
+
+
+def test_one_hangs(stack):
+    "one takes no part: the group ends within its timeout"
+    a, b = StandIn(stack), StandIn(stack, "--hang-at", "2")
+    s = sender(stack, ("sglang", a.url, None), ("sglang", b.url, None), timeout=3)
+    began = time.monotonic()
+    results = s.send(weights_of(stack, 1), "1@r")
+    assert time.monotonic() - began < 30, time.monotonic() - began
+    assert not any(r.ok for r in results) and all("stays paused" in str(r.error) for r in results), results
+    assert not a.state()["resumed_on"] and not b.state()["resumed_on"]
+
+
+def test_one_refuses(stack):
+    "one refuses its first update: what it says is the error of all, and none is resumed"
+    a, b = StandIn(stack), StandIn(stack, "--refuse-at", "1")
+    s = sender(stack, ("sglang", a.url, None), ("sglang", b.url, None))
+    results = s.send(weights_of(stack, 1), "1@r")
+    assert not any(r.ok for r in results) and all("refused as asked" in str(r.error) for r in results), results
+    assert not a.state()["resumed_on"] and not b.state()["resumed_on"]
+
+
+def test_nobody(stack):
+    "no server there: an error for it, the others are sent to; a kind that is unknown is refused"
+    import wsync
+
+    a = StandIn(stack)
+    results = sender(stack, ("sglang", a.url, None), ("vllm", f"http://127.0.0.1:{free_port()}", None)).send(weights_of(stack, 1), "1@r")
+    assert results[0].ok and not results[1].ok and "refused" in str(results[1].error).lower() and results[1].error.errno == errno.ECONNREFUSED, results
+    try:
+        wsync.BroadcastSender([wsync.Engine("other", a.url)])
+    except ValueError as e:
+        assert "sglang or vllm" in str(e)
+    else:
+        raise AssertionError("it was taken")
+
+
+class World(Ground):
+    """A real SGLang and a real vLLM on version 1, and what fresh servers answer on each."""
+
+    def __init__(self, stack):
+        super().__init__(stack, SGLang, VLLM)
+        self.answers = {}
+        for kind in (SGLang, VLLM):
+            with contextlib.ExitStack() as one:  # one after the other: memory
+                self.answers[kind.kind] = kind(one, self.folder(2), *kind.uncached).wait().answers()
+        self.sglang = SGLang(stack, self.path(1), *SGLang.uncached)
+        self.vllm = WithWsync(stack, self.path(1), *VLLM.uncached, "--weight-transfer-config", '{"backend": "wsync"}')
+        for server in (self.sglang, self.vllm):
+            server.wait()
+            assert distance(server.answers(), self.answers[server.kind]) > 10 * CLOSE
+
+    def check(self, server):
+        assert server.answers() == self.answers[server.kind], f"{server.kind}: other answers than a fresh server on 2"
+
+
+def test_real(stack):
+    "SGLang and vLLM in one group: both answer as fresh servers on version 2 do"
+    import wsync
+
+    w = world()
+    both = (("sglang", w.sglang.url, None), ("vllm", w.vllm.url, None))
+    s = sender(stack, *both, bucket_bytes=64 << 10, timeout=40)
+    with wsync.open(w.path(2), "torch") as weights:
+        results = s.send(weights, path=w.path(2))
+    assert all(r.ok and r.by == "broadcast" for r in results), results
+    for server in (w.sglang, w.vllm):
+        w.check(server)
+        assert server.serves() == "2", server.serves()
+
+
+def test_real_refused(stack):
+    "vLLM refuses a version that lacks a tensor and serves what it did; by path it loads what is whole"
+    import wsync
+
+    w = world()
+    s = sender(stack, ("vllm", w.vllm.url, None), timeout=20)
+    before = w.vllm.answers()
+    with wsync.open(w.folder("missing"), "torch") as weights:
+        results = s.send(weights, version="9")
+    assert not results[0].ok and "missing model.layers.1.mlp.down_proj.weight" in str(results[0].error), results
+    assert "serves what it did before" in str(results[0].error), results
+    assert w.vllm.answers() == before
+    with wsync.open(w.path(1), "torch") as weights:
+        assert s.send(weights, path=w.path(1))[0].ok
+    assert distance(w.vllm.answers(), before) > 10 * CLOSE
+
+
+with contextlib.ExitStack() as stack:
+    try:
+        need("torch")
+        target = WithWsync.target = installed()
+        sys.path.insert(0, target)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    except Skip as why:
+        print(f"ok - broadcast # SKIP {why}")
+        sys.exit(0)
+    world = once(World, stack)
+    run(test_stand_ins, test_one_dies, test_one_hangs, test_one_refuses, test_nobody, test_real, test_real_refused)

@@ -1,0 +1,191 @@
+/* Opens versions that gpu_rank shares and compares every byte. gpu_reader AGENT MODEL [driverless]
+ * Commands, a line each, each answered by a line: "open V" (0: the newest): "opened V PIECES" or "error
+ * NUMBER SENTENCE"; "check V": of the one that was opened last, by copies to the host and to the device:
+ * and all at once: "good V PIECES ELEMENTS" or "bad NAME"; "close 0"; "limit N": of open files; "names 0". */
+#include "backends/trainer/wsync.h"
+#include "tests/tools/gpu_values.h"
+#include "transports/device.h"
+#include "transports/dtype.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static struct {
+    const char *agent, *model;
+    wsync_gpu_map *map;
+    const struct ws_device_ops *ops;
+} reader;
+
+static uint64_t elements_of(const wsync_gpu_tensor *t)
+{
+    uint64_t n = 1;
+    for (unsigned d = 0; d < t->n_dims; d++)
+        n *= t->piece.kind == WSYNC_BOX ? t->piece.size[d] : t->shape[d];
+    return t->piece.kind == WSYNC_RANGE ? t->piece.count : n;
+}
+
+/* Which element of the flattened tensor the i-th of the piece is. */
+static uint64_t place_of(const wsync_gpu_tensor *t, uint64_t i)
+{
+    uint64_t place = 0, step = 1;
+    if (t->piece.kind != WSYNC_BOX)
+        return t->piece.start + i;
+    for (unsigned d = t->n_dims; d-- > 0; step *= t->shape[d]) {
+        place += (t->piece.offset[d] + i % t->piece.size[d]) * step;
+        i /= t->piece.size[d];
+    }
+    return place;
+}
+
+static int is_right(const wsync_gpu_tensor *t, const unsigned char *got, uint64_t version)
+{
+    const uint64_t n = elements_of(t), width = ws_dtype_bits((enum ws_dtype)t->dtype) / 8;
+    for (uint64_t i = 0; i < n; i++) {
+        unsigned char want[8];
+        gpu_value(want, width, version, place_of(t, i), 0);
+        if (memcmp(got + i * width, want, width) != 0)
+            return 0;
+    }
+    return 1;
+}
+
+static int by_device(const wsync_gpu_tensor *t, size_t i, unsigned char *host, size_t bytes)
+{
+    struct ws_error err = {0};
+    struct ws_queue *q = NULL;
+    void *p = NULL;
+    int rc = reader.ops->queue_new(t->device, &q, &err);
+    if (rc == 0)
+        rc = reader.ops->alloc(t->device, bytes, &p, &err);
+    if (rc == 0)
+        rc = wsync_gpu_map_copy(reader.map, i, p, bytes);
+    if (rc == 0)
+        rc = reader.ops->copy(q, host, p, bytes, &err);
+    if (rc == 0)
+        rc = reader.ops->finish(q, &err);
+    if (q)
+        reader.ops->queue_free(q);
+    reader.ops->release(t->device, p);
+    return rc;
+}
+
+/* All of them at once. The first that is wrong, or -1; -2: it failed. */
+static long all_at_once(uint64_t version)
+{
+    struct ws_error err = {0};
+    struct ws_queue *q;
+    void *dst[64] = {0};
+    const wsync_gpu_tensor *t;
+    size_t n = 0;
+    long wrong = -1;
+    int rc = 0;
+    for (; rc == 0 && n < 64 && (t = wsync_gpu_map_tensor(reader.map, n)); n++)
+        rc = reader.ops->alloc(t->device, elements_of(t) * 8, &dst[n], &err);
+    if (rc == 0)
+        rc = wsync_gpu_map_copy_all(reader.map, dst, n);
+    for (size_t i = 0; rc == 0 && wrong < 0 && i < n; i++) {
+        t = wsync_gpu_map_tensor(reader.map, i);
+        const size_t bytes = elements_of(t) * (ws_dtype_bits((enum ws_dtype)t->dtype) / 8);
+        unsigned char *host = malloc(bytes);
+        rc = host ? reader.ops->queue_new(t->device, &q, &err) : -1;
+        if (rc == 0) {
+            rc = reader.ops->copy(q, host, dst[i], bytes, &err);
+            if (rc == 0)
+                rc = reader.ops->finish(q, &err);
+            reader.ops->queue_free(q);
+        }
+        if (rc == 0 && !is_right(t, host, version))
+            wrong = (long)i;
+        free(host);
+    }
+    for (size_t i = 0; i < n; i++)
+        reader.ops->release(wsync_gpu_map_tensor(reader.map, i)->device, dst[i]);
+    return rc < 0 ? -2 : wrong;
+}
+
+static void compare(uint64_t version)
+{
+    const wsync_gpu_tensor *t;
+    uint64_t elements = 0;
+    size_t i = 0;
+    for (; reader.map && (t = wsync_gpu_map_tensor(reader.map, i)); i++) {
+        const size_t n = elements_of(t), bytes = n * (ws_dtype_bits((enum ws_dtype)t->dtype) / 8);
+        unsigned char *host = malloc(bytes);
+        int rc = host ? wsync_gpu_map_copy(reader.map, i, host, bytes) : -1;
+        if (rc == 0 && !is_right(t, host, version))
+            rc = 1;
+        if (rc == 0)
+            rc = by_device(t, i, host, bytes);
+        if (rc == 0 && !is_right(t, host, version))
+            rc = 2;
+        free(host);
+        if (rc) {
+            printf("bad %s %d %s\n", t->name, rc, wsync_error());
+            return;
+        }
+        elements += n;
+    }
+    if (all_at_once(version) != -1)
+        printf("bad copy_all %s\n", wsync_error());
+    else
+        printf("good %" PRIu64 " %zu %" PRIu64 "\n", version, i, elements);
+}
+
+static void names(void)
+{
+    const wsync_gpu_tensor *t;
+    for (size_t i = 0; reader.map && (t = wsync_gpu_map_tensor(reader.map, i)); i++)
+        printf("%s%s:%d:%s%s", i ? " " : "", t->name, t->device, ws_dtype_name((enum ws_dtype)t->data_dtype),
+               t->converts ? ":converts" : "");
+    printf("\n");
+}
+
+static void obey(const char *word, uint64_t number)
+{
+    if (strcmp(word, "open") == 0) {
+        wsync_unmap_gpu(reader.map);
+        int rc = wsync_map_gpu(reader.agent, reader.model, number, &reader.map);
+        size_t n = 0;
+        while (rc == 0 && wsync_gpu_map_tensor(reader.map, n))
+            n++;
+        if (rc < 0)
+            printf("error %d %s\n", -rc, wsync_error());
+        else
+            printf("opened %" PRIu64 " %zu\n", wsync_gpu_map_version(reader.map), n);
+    } else if (strcmp(word, "check") == 0) {
+        compare(number);
+    } else if (strcmp(word, "names") == 0) {
+        names();
+    } else if (strcmp(word, "limit") == 0) {
+        struct rlimit limit = {number, number};
+        printf("limited %d\n", setrlimit(RLIMIT_NOFILE, &limit));
+    } else if (strcmp(word, "close") == 0) {
+        wsync_unmap_gpu(reader.map);
+        reader.map = NULL;
+        printf("closed\n");
+    } else {
+        printf("what?\n");
+    }
+    fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+    char line[128], word[32];
+    uint64_t number;
+    if (argc < 3)
+        return 2;
+    reader.agent = argv[1];
+    reader.model = argv[2];
+    reader.ops = ws_device_of_kind(WS_CUDA);
+    printf("ready %d\n", (int)getpid());
+    fflush(stdout);
+    while (fgets(line, sizeof(line), stdin))
+        if (sscanf(line, "%31s %" SCNu64, word, &number) == 2)
+            obey(word, number);
+    wsync_unmap_gpu(reader.map);
+    return 0;
+}

@@ -1,0 +1,170 @@
+/* What a broadcast carries: runs of blocks in JSON, hostile ones too; buckets that all members make alike; a
+ * communicator's id as text. */
+#include "transports/broadcast_round.h"
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Files of 3 blocks, none, one byte, 300 small files. */
+static struct ws_manifest *manifest(void)
+{
+    struct ws_manifest *m;
+    struct ws_bundle_file *f;
+    struct ws_error err = {0};
+    char name[32];
+    assert_int_equal(ws_manifest_new(&m, "actor", 1, "r1", &err), 0);
+    assert_int_equal(ws_manifest_add(m, "a", 2 * WS_BLOCK_BYTES + 5, 0, &f, &err), 0);
+    assert_int_equal(ws_manifest_add(m, "b", 0, 0, &f, &err), 0);
+    assert_int_equal(ws_manifest_add(m, "c", 1, 0, &f, &err), 0);
+    for (int i = 0; i < 300; i++) {
+        snprintf(name, sizeof(name), "d%03d", i);
+        assert_int_equal(ws_manifest_add(m, name, 1000, 0, &f, &err), 0);
+    }
+    ws_manifest_seal(m);
+    return m;
+}
+
+static bool all(void *arg, size_t file, size_t block)
+{
+    (void)arg;
+    (void)file;
+    (void)block;
+    return true;
+}
+
+static bool few(void *arg, size_t file, size_t block)
+{
+    (void)arg;
+    return file == 0 ? block != 1 : file == 2;
+}
+
+static void test_runs(void **state)
+{
+    (void)state;
+    struct ws_manifest *m = manifest();
+    struct ws_block_run *runs, *again;
+    size_t n, n_again;
+    assert_int_equal(ws_block_runs_new(m, few, NULL, &runs, &n, NULL), 0);
+    assert_int_equal(n, 3);
+    json_t *list = ws_block_runs_json(runs, n);
+    char *text = json_dumps(list, JSON_COMPACT);
+    assert_string_equal(text, "[[0,0,1],[0,2,1],[2,0,1]]");
+    free(text);
+    assert_int_equal(ws_block_runs_of(list, m, &again, &n_again, NULL), 0);
+    assert_int_equal(n_again, n);
+    assert_memory_equal(again, runs, n * sizeof(*runs));
+    json_decref(list);
+    free(again);
+    free(runs);
+    assert_int_equal(ws_block_runs_new(m, all, NULL, &runs, &n, NULL), 0);
+    assert_int_equal(n, 302);
+    assert_int_equal(runs[0].n, 3);
+    free(runs);
+    ws_manifest_free(m);
+}
+
+static void test_hostile_runs(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"[]",
+                                      "{}",
+                                      "[7]",
+                                      "[[0,0]]",
+                                      "[[0,0,0]]",
+                                      "[[0,0,4]]",
+                                      "[[0,3,1]]",
+                                      "[[0,-1,1]]",
+                                      "[[0,2,9223372036854775807]]",
+                                      "[[1,0,1]]",
+                                      "[[303,0,1]]",
+                                      "[[0,1,1],[0,0,1]]",
+                                      "[[0,0,2],[0,1,1]]",
+                                      "[[2,0,1],[0,0,1]]",
+                                      "[[0,0,1.0]]",
+                                      "[[0,0,1],[0,0,1]]"};
+    struct ws_manifest *m = manifest();
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct ws_block_run *runs = NULL;
+        struct ws_error err = {0};
+        size_t n;
+        json_t *list = json_loads(bad[i], 0, NULL);
+        assert_non_null(list);
+        assert_int_equal(ws_block_runs_of(list, m, &runs, &n, &err), -EPROTO);
+        assert_null(runs);
+        json_decref(list);
+    }
+    ws_manifest_free(m);
+}
+
+static void test_buckets(void **state)
+{
+    (void)state;
+    struct ws_manifest *m = manifest();
+    struct ws_block_run *runs;
+    struct ws_round_plan p = {.manifest = m, .bucket_bytes = 2 * WS_BLOCK_BYTES};
+    static struct ws_round r;
+    static unsigned seen[303][3];
+    size_t n_buckets = 0;
+    assert_int_equal(ws_block_runs_new(m, all, NULL, &runs, &p.n_runs, NULL), 0);
+    p.runs = runs;
+    r = (struct ws_round){.plan = &p};
+    memset(seen, 0, sizeof(seen));
+    for (const struct ws_bucket *b; (b = ws_round_next(&r)); n_buckets++) {
+        size_t end = 0;
+        assert_ptr_equal(b, &r.buckets[n_buckets % 2]);
+        assert_in_range(b->n, 1, WS_BUCKET_BLOCKS);
+        for (size_t i = 0; i < b->n; i++) {
+            const struct ws_packed_block *k = &b->blocks[i];
+            assert_true(k->at >= end && k->at % 256 == 0);
+            assert_int_equal(k->bytes, ws_block_len(&m->files[k->file], k->block));
+            end = k->at + k->bytes;
+            seen[k->file][k->block]++;
+        }
+        assert_int_equal(b->bytes, end);
+        assert_true(end <= p.bucket_bytes);
+    }
+    assert_int_equal(n_buckets, 3); /* two whole blocks; as many as there may be; the rest */
+    for (size_t f = 0; f < m->n_files; f++)
+        for (size_t b = 0; b < m->files[f].n_blocks; b++)
+            assert_int_equal(seen[f][b], 1);
+    free(runs);
+    ws_manifest_free(m);
+}
+
+static void test_ids(void **state)
+{
+    (void)state;
+    unsigned char id[WS_NCCL_ID_BYTES], again[WS_NCCL_ID_BYTES];
+    char text[WS_NCCL_ID_TEXT], release[WS_NCCL_RELEASE_TEXT];
+    for (size_t i = 0; i < sizeof(id); i++)
+        id[i] = (unsigned char)(i * 7 + 200);
+    ws_nccl_id_text(id, text);
+    assert_int_equal(strlen(text), 2 * WS_NCCL_ID_BYTES);
+    assert_int_equal(ws_nccl_id_of(text, again), 0);
+    assert_memory_equal(id, again, sizeof(id));
+    text[3] = 'g';
+    assert_int_equal(ws_nccl_id_of(text, again), -EPROTO);
+    text[3] = 0;
+    assert_int_equal(ws_nccl_id_of(text, again), -EPROTO);
+    assert_int_equal(ws_nccl_id_of(NULL, again), -EPROTO);
+    ws_nccl_release_text(22803, release);
+    assert_string_equal(release, "2.28.3");
+    ws_nccl_release_text(0, release);
+    assert_string_equal(release, "0.0.0");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_hostile_runs),
+        cmocka_unit_test(test_buckets),
+        cmocka_unit_test(test_ids),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
