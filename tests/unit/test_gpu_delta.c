@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -599,6 +600,7 @@ struct rank {
     unsigned number;
     uint64_t version;
     bool gives_up;
+    atomic_bool is_through, *other_is_through;
     int rc;
     char why[256];
 };
@@ -614,7 +616,8 @@ static void *offload_half(void *arg)
     }
     if (r->gives_up) {
         r->rc = wsync_begin(r->p, r->version);
-        usleep(300000); /* until the other one has committed */
+        for (unsigned i = 0; i < 6000 && !atomic_load(r->other_is_through); i++)
+            usleep(10000);
         if (r->rc == 0)
             r->rc = wsync_abandon(r->p);
     } else {
@@ -622,6 +625,7 @@ static void *offload_half(void *arg)
     }
     snprintf(r->why, sizeof(r->why), "%s", wsync_error());
     free(params);
+    atomic_store(&r->is_through, true);
     return NULL;
 }
 
@@ -630,8 +634,11 @@ static void offload_by_two(struct rank *r, uint64_t version, bool gives_up)
     for (unsigned i = 0; i < 2; i++) {
         r[i].version = version;
         r[i].gives_up = gives_up && i == 1;
-        GPU_CHECK(pthread_create(&r[i].thread, NULL, offload_half, &r[i]) == 0, "no thread");
+        r[i].other_is_through = &r[1 - i].is_through;
+        atomic_store(&r[i].is_through, false);
     }
+    for (unsigned i = 0; i < 2; i++)
+        GPU_CHECK(pthread_create(&r[i].thread, NULL, offload_half, &r[i]) == 0, "no thread");
     for (unsigned i = 0; i < 2; i++)
         pthread_join(r[i].thread, NULL);
     GPU_CHECK(r[0].rc == 0, "%s", r[0].why);
