@@ -43,10 +43,10 @@ static int receive_bucket(struct ws_round *r, struct ws_bucket *b, struct ws_err
 {
     int rc = ws_round_send(r, b, err);
     if (rc == 0)
-        rc = dev->follow_mark(r->copies, b->sent, err);
+        rc = dev->follow_event(r->copies, b->sent, err);
     if (rc == 0)
         rc = dev->copy(r->copies, b->pinned, b->device, b->bytes, err);
-    return rc == 0 ? dev->mark(r->copies, b->copied, err) : rc;
+    return rc == 0 ? dev->record(r->copies, b->copied, err) : rc;
 }
 
 int ws_round_receive_all(const struct ws_round_plan *plan, const struct ws_round_sink *sink,

@@ -57,7 +57,7 @@ static int wait_for(struct ws_round *r, struct ws_event *m, const char *what, st
     for (;;) {
         int rc = ws_comm_poll(r->comm, err);
         if (rc == 0 && m)
-            rc = dev->mark_done(m, err);
+            rc = dev->event_done(m, err);
         if (rc != -EAGAIN)
             return rc;
         rc = is_told_to_stop(p, err);
@@ -87,9 +87,9 @@ static int make_bucket(struct ws_bucket *b, const struct ws_round_plan *p, struc
     if (rc == 0)
         rc = dev->alloc(p->device, p->bucket_bytes, &device, err);
     if (rc == 0)
-        rc = dev->mark_new(p->device, false, &b->copied, err);
+        rc = dev->event_new(p->device, false, &b->copied, err);
     if (rc == 0)
-        rc = dev->mark_new(p->device, false, &b->sent, err);
+        rc = dev->event_new(p->device, false, &b->sent, err);
     b->pinned = pinned;
     b->device = device;
     return rc;
@@ -106,9 +106,9 @@ static void release(struct ws_round *r)
     for (size_t i = 0; i < 2; i++) {
         struct ws_bucket *b = &r->buckets[i];
         if (b->copied)
-            dev->mark_free(b->copied);
+            dev->event_free(b->copied);
         if (b->sent)
-            dev->mark_free(b->sent);
+            dev->event_free(b->sent);
         if (b->device)
             dev->release(device, b->device);
         if (b->pinned)
@@ -182,7 +182,7 @@ int ws_round_send(struct ws_round *r, struct ws_bucket *b, struct ws_error *err)
     if (rc == 0)
         rc = wait_for(r, NULL, "beginning to broadcast", err);
     if (rc == 0)
-        rc = dev->mark(r->wire, b->sent, err);
+        rc = dev->record(r->wire, b->sent, err);
     r->bytes += b->bytes;
     return rc;
 }

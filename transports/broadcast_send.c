@@ -24,9 +24,9 @@ static int send_bucket(struct ws_round *r, struct ws_bucket *b, const unsigned c
     ws_workers_run(workers, pack_one, &p, b->n);
     int rc = dev->copy(r->copies, b->device, b->pinned, b->bytes, err);
     if (rc == 0)
-        rc = dev->mark(r->copies, b->copied, err);
+        rc = dev->record(r->copies, b->copied, err);
     if (rc == 0)
-        rc = dev->follow_mark(r->wire, b->copied, err);
+        rc = dev->follow_event(r->wire, b->copied, err);
     return rc == 0 ? ws_round_send(r, b, err) : rc;
 }
 

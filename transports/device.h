@@ -1,5 +1,5 @@
 /* Device: kinds of memory (host, cuda) behind one table, and what can be done with memory of a kind: queues
- * that copy, marks that say when, pinning, sharing with other processes of the host, kernels. After
+ * that copy, events that say when, pinning, sharing with other processes of the host, kernels. After
  * libfabric's memory kinds: every slot is there, and what a kind or a build cannot do answers -ENOTSUP with a
  * reason, so that no caller tests for NULL.
  *
@@ -22,13 +22,13 @@ enum ws_kind { WS_HOST, WS_CUDA, WS_N_KINDS };
     44 /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" and its end, as nvidia-smi prints it                    \
         */
 #define WS_DRIVER_CHARS 160
-#define WS_HANDLE_BYTES 64 /* of a shared allocation or mark */
+#define WS_HANDLE_BYTES 64 /* of a shared allocation or event */
 
 struct ws_device_info {
     char name[96], uuid[WS_UUID_BYTES], bus[16];
     uint64_t total_bytes, free_bytes;
     unsigned major, minor; /* compute capability */
-    bool legacy;           /* allocations and marks can be shared by handles */
+    bool legacy;           /* allocations and events can be shared by handles */
     bool by_fd;            /* mapped memory can be shared by descriptors */
 };
 
@@ -107,13 +107,13 @@ struct ws_device_ops {
     /* Waits until the queue is empty. -EIO: something in it failed, or the device is lost. */
     int (*finish)(struct ws_queue *q, struct ws_error *err);
 
-    /* mark_new: shared: may be exported. mark: the mark is now here in the queue, and nowhere else. */
-    int (*mark_new)(int device, bool shared, struct ws_event **out, struct ws_error *err);
-    void (*mark_free)(struct ws_event *m);
-    int (*mark)(struct ws_queue *q, struct ws_event *m, struct ws_error *err);
-    int (*mark_wait)(struct ws_event *m, struct ws_error *err); /* on the host */
-    int (*mark_done)(struct ws_event *m, struct ws_error *err); /* 0, -EAGAIN: not yet, -EIO */
-    int (*follow_mark)(struct ws_queue *q, struct ws_event *m, struct ws_error *err);
+    /* event_new: shared: may be exported. record: the event is now here in the queue, and nowhere else. */
+    int (*event_new)(int device, bool shared, struct ws_event **out, struct ws_error *err);
+    void (*event_free)(struct ws_event *m);
+    int (*record)(struct ws_queue *q, struct ws_event *m, struct ws_error *err);
+    int (*event_wait)(struct ws_event *m, struct ws_error *err); /* on the host */
+    int (*event_done)(struct ws_event *m, struct ws_error *err); /* 0, -EAGAIN: not yet, -EIO */
+    int (*follow_event)(struct ws_queue *q, struct ws_event *m, struct ws_error *err);
 
     int (*alloc)(int device, size_t bytes, void **out, struct ws_error *err); /* -ENOMEM with the figures */
     void (*release)(int device, void *p);                                     /* NULL is fine */
@@ -136,9 +136,9 @@ struct ws_device_ops {
     int (*open_fds)(int device, const int *fds, const uint64_t *bytes, size_t n, void **out,
                     struct ws_error *err);
     void (*close)(int device, void *p); /* what either has opened; NULL is fine */
-    int (*mark_share)(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err);
-    int (*mark_open)(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
-                     struct ws_error *err);
+    int (*event_share)(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err);
+    int (*event_open)(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
+                      struct ws_error *err);
 };
 
 extern const struct ws_device_ops ws_host_device, ws_cuda_device;

@@ -1,4 +1,5 @@
-/* CUDA's memory as a kind, by the driver's API: queues are streams that wait for no other, marks are events.
+/* CUDA's memory as a kind, by the driver's API: queues are streams that wait for no other, events are its
+ * events.
  */
 #include "transports/cuda.h"
 #include "transports/log.h"
@@ -292,14 +293,14 @@ static int finish(struct ws_queue *q, struct ws_error *err)
         ws_cuda_result(cuda()->stream_synchronize(((struct queue *)q)->stream), err, "waiting for a stream"));
 }
 
-/* --- marks --- */
+/* --- events --- */
 
 static int take_event(int device, CUevent event, struct ws_event **out, struct ws_error *err)
 {
     struct event *m = calloc(1, sizeof(*m));
     if (!m) {
         (void)cuda()->event_destroy(event);
-        return ws_error_set(err, ENOMEM, "no memory for a mark");
+        return ws_error_set(err, ENOMEM, "no memory for an event");
     }
     m->head = (struct ws_event){.ops = &ws_cuda_device, .device = device};
     m->event = event;
@@ -307,7 +308,7 @@ static int take_event(int device, CUevent event, struct ws_event **out, struct w
     return 0;
 }
 
-static int mark_make(int device, bool shared, struct ws_event **out, struct ws_error *err)
+static int event_make(int device, bool shared, struct ws_event **out, struct ws_error *err)
 {
     CUevent event;
     unsigned flags = CU_EVENT_DISABLE_TIMING | (shared ? CU_EVENT_INTERPROCESS : 0);
@@ -315,14 +316,14 @@ static int mark_make(int device, bool shared, struct ws_event **out, struct ws_e
     return rc == 0 ? take_event(device, event, out, err) : rc;
 }
 
-static int mark_new(int device, bool shared, struct ws_event **out, struct ws_error *err)
+static int event_new(int device, bool shared, struct ws_event **out, struct ws_error *err)
 {
-    WITHIN(device, err, mark_make(device, shared, out, err));
+    WITHIN(device, err, event_make(device, shared, out, err));
 }
 
-static void mark_free(struct ws_event *mark)
+static void event_free(struct ws_event *event)
 {
-    struct event *m = (struct event *)mark;
+    struct event *m = (struct event *)event;
     if (!m || ws_cuda_enter(m->head.device, NULL) < 0)
         return;
     (void)cuda()->event_destroy(m->event);
@@ -330,33 +331,33 @@ static void mark_free(struct ws_event *mark)
     free(m);
 }
 
-static int mark(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
+static int record(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
 {
     WITHIN(q->device, err,
            ws_cuda_result(cuda()->event_record(((struct event *)m)->event, ((struct queue *)q)->stream), err,
-                          "marking a stream"));
+                          "recording an event"));
 }
 
-static int mark_wait(struct ws_event *m, struct ws_error *err)
+static int event_wait(struct ws_event *m, struct ws_error *err)
 {
     WITHIN(m->device, err,
            ws_cuda_result(cuda()->event_synchronize(((struct event *)m)->event), err, "waiting for the GPU"));
 }
 
-static int mark_done(struct ws_event *m, struct ws_error *err)
+static int event_done(struct ws_event *m, struct ws_error *err)
 {
     WITHIN(m->device, err,
            ws_cuda_result(cuda()->event_query(((struct event *)m)->event), err, "asking the GPU"));
 }
 
-static int follow_mark(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
+static int follow_event(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
 {
     WITHIN(q->device, err,
            ws_cuda_result(cuda()->stream_wait(((struct queue *)q)->stream, ((struct event *)m)->event, 0),
-                          err, "waiting for a mark"));
+                          err, "waiting for an event"));
 }
 
-static int mark_share(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
+static int event_share(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
 {
     CUipcEventHandle h;
     int rc = ws_cuda_enter(m->device, err);
@@ -369,7 +370,7 @@ static int mark_share(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES],
     return rc;
 }
 
-static int mark_take(int device, const unsigned char *handle, struct ws_event **out, struct ws_error *err)
+static int event_take(int device, const unsigned char *handle, struct ws_event **out, struct ws_error *err)
 {
     CUipcEventHandle h;
     CUevent event;
@@ -378,10 +379,10 @@ static int mark_take(int device, const unsigned char *handle, struct ws_event **
     return rc == 0 ? take_event(device, event, out, err) : rc;
 }
 
-static int mark_open(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
-                     struct ws_error *err)
+static int event_open(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
+                      struct ws_error *err)
 {
-    WITHIN(device, err, mark_take(device, handle, out, err));
+    WITHIN(device, err, event_take(device, handle, out, err));
 }
 
 /* --- memory --- */
@@ -463,12 +464,12 @@ const struct ws_device_ops ws_cuda_device = {
     .fill = fill,
     .launch = launch,
     .finish = finish,
-    .mark_new = mark_new,
-    .mark_free = mark_free,
-    .mark = mark,
-    .mark_wait = mark_wait,
-    .mark_done = mark_done,
-    .follow_mark = follow_mark,
+    .event_new = event_new,
+    .event_free = event_free,
+    .record = record,
+    .event_wait = event_wait,
+    .event_done = event_done,
+    .follow_event = follow_event,
     .alloc = alloc,
     .release = release,
     .alloc_pinned = alloc_pinned,
@@ -481,6 +482,6 @@ const struct ws_device_ops ws_cuda_device = {
     .open = ws_cuda_open_handle,
     .open_fds = ws_cuda_open_fds,
     .close = ws_cuda_close,
-    .mark_share = mark_share,
-    .mark_open = mark_open,
+    .event_share = event_share,
+    .event_open = event_open,
 };

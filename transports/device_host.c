@@ -136,28 +136,28 @@ static int finish(struct ws_queue *q, struct ws_error *err)
     return 0;
 }
 
-static int mark_new(int device, bool shared, struct ws_event **out, struct ws_error *err)
+static int event_new(int device, bool shared, struct ws_event **out, struct ws_error *err)
 {
     (void)shared;
     *out = malloc(sizeof(**out));
     if (!*out)
-        return ws_error_set(err, ENOMEM, "no memory for a mark");
+        return ws_error_set(err, ENOMEM, "no memory for an event");
     **out = (struct ws_event){.ops = &ws_host_device, .device = device};
     return 0;
 }
 
-static void mark_free(struct ws_event *m)
+static void event_free(struct ws_event *m)
 {
     free(m);
 }
 
-static int mark(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
+static int record(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
 {
     (void)m;
     return finish(q, err);
 }
 
-static int mark_passed(struct ws_event *m, struct ws_error *err)
+static int event_passed(struct ws_event *m, struct ws_error *err)
 {
     (void)m;
     (void)err;
@@ -246,15 +246,15 @@ static void close_shared(int device, void *p)
     (void)p;
 }
 
-static int mark_share(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
+static int event_share(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
 {
     (void)m;
     (void)handle;
     return not_shared(err);
 }
 
-static int mark_open(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
-                     struct ws_error *err)
+static int event_open(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
+                      struct ws_error *err)
 {
     (void)device;
     (void)handle;
@@ -262,10 +262,10 @@ static int mark_open(int device, const unsigned char handle[WS_HANDLE_BYTES], st
     return not_shared(err);
 }
 
-static int follow_mark(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
+static int follow_event(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
 {
     (void)q;
-    return mark_passed(m, err);
+    return event_passed(m, err);
 }
 
 const struct ws_device_ops ws_host_device = {
@@ -289,12 +289,12 @@ const struct ws_device_ops ws_host_device = {
     .fill = fill,
     .launch = launch,
     .finish = finish,
-    .mark_new = mark_new,
-    .mark_free = mark_free,
-    .mark = mark,
-    .mark_wait = mark_passed,
-    .mark_done = mark_passed,
-    .follow_mark = follow_mark,
+    .event_new = event_new,
+    .event_free = event_free,
+    .record = record,
+    .event_wait = event_passed,
+    .event_done = event_passed,
+    .follow_event = follow_event,
     .alloc = alloc,
     .release = release,
     .alloc_pinned = alloc,
@@ -307,6 +307,6 @@ const struct ws_device_ops ws_host_device = {
     .open = open_handle,
     .open_fds = open_fds,
     .close = close_shared,
-    .mark_share = mark_share,
-    .mark_open = mark_open,
+    .event_share = event_share,
+    .event_open = event_open,
 };

@@ -70,9 +70,9 @@ static void close_round(struct lane *l, struct round *r)
     else
         free(r->bounce);
     if (r->gathered)
-        l->ops->mark_free(r->gathered);
+        l->ops->event_free(r->gathered);
     if (r->done)
-        l->ops->mark_free(r->done);
+        l->ops->event_free(r->done);
     ws_gather_free(&r->items);
     free(r->afters);
 }
@@ -121,9 +121,9 @@ static int open_rounds(struct ws_carrier *c, struct lane *l, struct ws_error *er
         }
         if (!l->bounce_is_pinned)
             r->bounce = malloc(WS_CARRIER_BYTES);
-        rc = l->ops->mark_new(l->device, false, &r->gathered, err);
+        rc = l->ops->event_new(l->device, false, &r->gathered, err);
         if (rc == 0)
-            rc = l->ops->mark_new(l->device, false, &r->done, err);
+            rc = l->ops->event_new(l->device, false, &r->done, err);
     }
     for (unsigned i = 0; rc == 0 && i < WS_CARRIER_ROUNDS; i++) {
         if (!l->has_kernels) {
@@ -387,8 +387,8 @@ static int launch(struct lane *l, struct round *r, struct ws_error *err)
     if (rc == 0)
         rc = ws_gather_launch(l->gathers, &args, g->units[g->n], err);
     if (rc == 0)
-        rc = l->ops->mark(l->gathers, r->gathered, err);
-    return rc == 0 ? l->ops->follow_mark(l->copies, r->gathered, err) : rc;
+        rc = l->ops->record(l->gathers, r->gathered, err);
+    return rc == 0 ? l->ops->follow_event(l->copies, r->gathered, err) : rc;
 }
 
 int ws_carrier_send(struct ws_carrier *c, struct ws_error *err)
@@ -402,7 +402,7 @@ int ws_carrier_send(struct ws_carrier *c, struct ws_error *err)
         for (size_t k = 0; rc == 0 && k < r->n_afters; k++)
             rc = l->ops->copy(l->copies, r->afters[k].to, r->afters[k].staged, r->afters[k].bytes, err);
         if (rc == 0 && r->used)
-            rc = l->ops->mark(l->copies, r->done, err);
+            rc = l->ops->record(l->copies, r->done, err);
     }
     return rc;
 }
@@ -413,7 +413,7 @@ int ws_carrier_wait(struct ws_carrier *c, unsigned round, struct ws_error *err)
     for (unsigned i = 0; rc == 0 && i < c->n_lanes; i++) {
         struct round *r = &c->lanes[i].rounds[round % WS_CARRIER_ROUNDS];
         if (r->used)
-            rc = c->lanes[i].ops->mark_wait(r->done, err);
+            rc = c->lanes[i].ops->event_wait(r->done, err);
     }
     return rc;
 }
@@ -422,7 +422,7 @@ int ws_carrier_precede(struct ws_carrier *c, unsigned round, struct ws_queue *q,
 {
     struct lane *l = find_lane(c, q->device);
     const struct round *r = l ? &l->rounds[round % WS_CARRIER_ROUNDS] : NULL;
-    return r && r->used ? q->ops->follow_mark(q, r->done, err) : 0;
+    return r && r->used ? q->ops->follow_event(q, r->done, err) : 0;
 }
 
 int ws_carrier_end(struct ws_carrier *c, _Atomic uint64_t *overflows, size_t n, struct ws_error *err)

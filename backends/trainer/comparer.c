@@ -93,7 +93,7 @@ static int open_round(struct ws_comparer *c, struct round *r, struct ws_error *e
     if (rc == 0)
         rc = c->ops->alloc_pinned(c->device, c->most * 8 * sizeof(uint64_t), (void **)&r->lanes_host, err);
     for (size_t i = 0; rc == 0 && i < sizeof(marks) / sizeof(marks[0]); i++)
-        rc = c->ops->mark_new(c->device, false, marks[i], err);
+        rc = c->ops->event_new(c->device, false, marks[i], err);
     return rc;
 }
 
@@ -108,7 +108,7 @@ static void close_round(struct ws_comparer *c, struct round *r)
         c->ops->release_pinned(c->device, pinned[i]);
     for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
         if (marks[i])
-            c->ops->mark_free(marks[i]);
+            c->ops->event_free(marks[i]);
     free_pair(c, &r->lists);
     free_pair(c, &r->counts);
     ws_diff_free(&r->diff);
@@ -265,13 +265,13 @@ static int make_lists(struct ws_comparer *c, struct round *r, struct sent *s, st
 static int hash(struct ws_comparer *c, struct round *r, struct sent *s, struct ws_error *err)
 {
     const size_t bytes = r->n * 8 * sizeof(uint64_t);
-    int rc = c->ops->follow_mark(c->hashes, r->listed, err);
+    int rc = c->ops->follow_event(c->hashes, r->listed, err);
     if (rc == 0)
         rc = ws_block_hash_launch(c->hashes, &s->hash, err);
     if (rc == 0)
         rc = c->ops->copy(c->hashes, r->lanes_host, r->lanes, bytes, err);
     c->came += bytes;
-    return rc == 0 ? c->ops->mark(c->hashes, r->hashed, err) : rc;
+    return rc == 0 ? c->ops->record(c->hashes, r->hashed, err) : rc;
 }
 
 static int compare(struct ws_comparer *c, struct round *r, const struct sent *s, struct ws_error *err)
@@ -285,7 +285,7 @@ static int compare(struct ws_comparer *c, struct round *r, const struct sent *s,
     if (rc == 0)
         rc = c->ops->copy(q, r->counts.host, r->counts.device, s->count_bytes, err);
     if (rc == 0)
-        rc = c->ops->mark(q, r->compared, err);
+        rc = c->ops->record(q, r->compared, err);
     c->came += s->count_bytes;
     return rc == 0 ? ws_diff_launch(q, WS_KERNEL_DIFF_PACK, &s->diff, s->n_tiles, err) : rc;
 }
@@ -301,18 +301,18 @@ int ws_comparer_send(struct ws_comparer *c, struct ws_carrier *carrier, unsigned
     if (rc == 0)
         rc = c->ops->copy(c->compares, r->lists.device, r->lists.host, s.list_bytes, err);
     if (rc == 0)
-        rc = c->ops->mark(c->compares, r->listed, err);
+        rc = c->ops->record(c->compares, r->listed, err);
     if (rc == 0)
         rc = hash(c, r, &s, err);
     if (rc == 0)
         rc = compare(c, r, &s, err);
-    return rc == 0 ? c->ops->mark(c->compares, r->packed, err) : rc;
+    return rc == 0 ? c->ops->record(c->compares, r->packed, err) : rc;
 }
 
 int ws_comparer_count(struct ws_comparer *c, unsigned round, struct ws_error *err)
 {
     const struct round *r = round_of(c, round);
-    return r->diff.n_blocks ? c->ops->mark_wait(r->compared, err) : 0;
+    return r->diff.n_blocks ? c->ops->event_wait(r->compared, err) : 0;
 }
 
 bool ws_comparer_packs(const struct ws_comparer *c, unsigned round, unsigned block)
@@ -336,7 +336,7 @@ int ws_comparer_whole(struct ws_comparer *c, unsigned round, unsigned block, uns
                       struct ws_error *err)
 {
     struct round *r = round_of(c, round);
-    int rc = c->ops->follow_mark(c->brings, r->packed, err);
+    int rc = c->ops->follow_event(c->brings, r->packed, err);
     return rc == 0 ? copy_whole(c, r, block, dst, err) : rc;
 }
 
@@ -344,20 +344,20 @@ int ws_comparer_bring(struct ws_comparer *c, unsigned round, struct ws_error *er
 {
     struct round *r = round_of(c, round);
     const size_t bytes = r->diff.n_blocks ? ws_diff_packed(&r->diff, &r->found) * sizeof(uint32_t) : 0;
-    int rc = c->ops->follow_mark(c->brings, r->packed, err);
+    int rc = c->ops->follow_event(c->brings, r->packed, err);
     if (rc == 0 && bytes > 0)
         rc = c->ops->copy(c->brings, r->at_host, r->at, bytes, err);
     if (rc == 0 && bytes > 0)
         rc = c->ops->copy(c->brings, r->changes_host, r->changes, bytes, err);
     c->came += 2 * bytes;
-    return rc == 0 ? c->ops->mark(c->brings, r->brought, err) : rc;
+    return rc == 0 ? c->ops->record(c->brings, r->brought, err) : rc;
 }
 
 int ws_comparer_wait(struct ws_comparer *c, unsigned round, struct ws_error *err)
 {
     struct round *r = round_of(c, round);
-    int rc = c->ops->mark_wait(r->brought, err);
-    return rc == 0 ? c->ops->mark_wait(r->hashed, err) : rc;
+    int rc = c->ops->event_wait(r->brought, err);
+    return rc == 0 ? c->ops->event_wait(r->hashed, err) : rc;
 }
 
 uint64_t ws_comparer_hash(const struct ws_comparer *c, unsigned round, unsigned block)

@@ -54,7 +54,7 @@ static int open_lane(const struct load *l, struct lane *lane, struct ws_error *e
     void *p = NULL;
     int rc = l->ops->queue_new(l->device, &lane->queue, err);
     for (int i = 0; rc == 0 && i < 2; i++)
-        rc = l->ops->mark_new(l->device, false, &lane->copied[i], err);
+        rc = l->ops->event_new(l->device, false, &lane->copied[i], err);
     if (rc < 0)
         return rc;
     lane->pinned = l->ops->alloc_pinned(l->device, 2 * CHUNK_BYTES, &p, &why) == 0;
@@ -71,7 +71,7 @@ static void close_lane(const struct load *l, struct lane *lane)
 {
     l->ops->queue_free(lane->queue); /* waits: the buffers are in use until then */
     for (int i = 0; i < 2; i++)
-        l->ops->mark_free(lane->copied[i]);
+        l->ops->event_free(lane->copied[i]);
     if (lane->pinned)
         l->ops->release_pinned(l->device, lane->buffers);
     else
@@ -106,13 +106,13 @@ static int fill_lane(struct load *l, struct lane *lane, struct ws_error *err)
         if (at >= l->bytes)
             break;
         size_t n = l->bytes - at < CHUNK_BYTES ? (size_t)(l->bytes - at) : CHUNK_BYTES;
-        int rc = turn >= 2 ? l->ops->mark_wait(copied, err) : 0;
+        int rc = turn >= 2 ? l->ops->event_wait(copied, err) : 0;
         if (rc == 0)
             rc = read_chunk(l, at, n, buffer, err);
         if (rc == 0)
             rc = l->ops->copy(lane->queue, l->dst + at, buffer, n, err);
         if (rc == 0)
-            rc = l->ops->mark(lane->queue, copied, err);
+            rc = l->ops->record(lane->queue, copied, err);
         if (rc < 0)
             return rc;
     }

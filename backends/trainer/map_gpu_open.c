@@ -198,7 +198,7 @@ static int wait_for_mark(const struct wsync_gpu_map *m, struct ws_event *mark, u
 {
     struct timespec step = {.tv_nsec = FIRST_NS};
     int rc;
-    for (unsigned looks = 1; (rc = m->ops->mark_done(mark, err)) == -EAGAIN; looks++) {
+    for (unsigned looks = 1; (rc = m->ops->event_done(mark, err)) == -EAGAIN; looks++) {
         if (now_ms() >= deadline)
             return ws_error_set(err, ETIMEDOUT,
                                 "the trainer's streams have not written version %" PRIu64
@@ -221,12 +221,12 @@ static int wait_for_marks(const struct wsync_gpu_map *m, const struct ws_mapped_
         struct ws_event *mark = NULL;
         int device;
         rc = ws_device_by_uuid(m->ops, given->uuid, &device, err);
-        if (rc == 0 && (rc = m->ops->mark_open(device, given->handle, &mark, err)) < 0)
+        if (rc == 0 && (rc = m->ops->event_open(device, given->handle, &mark, err)) < 0)
             rc = explain(r, rc, err);
         if (rc == 0)
             rc = wait_for_mark(m, mark, deadline, err);
         if (mark)
-            m->ops->mark_free(mark);
+            m->ops->event_free(mark);
     }
     return rc;
 }

@@ -76,7 +76,7 @@ int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy, boo
 static void free_marks(struct ws_publisher_share *s, struct ws_share_set *set)
 {
     for (size_t i = 0; i < set->n_marks; i++)
-        s->ops->mark_free(set->marks[i]);
+        s->ops->event_free(set->marks[i]);
     free(set->marks);
     set->marks = NULL;
     set->n_marks = 0;
@@ -279,16 +279,16 @@ static int mark_device(struct ws_publisher_share *s, struct ws_share_set *set, i
     if (!more)
         return ws_error_set(err, ENOMEM, "no memory for a mark");
     set->marks = more;
-    int rc = s->ops->mark_new(device, true, &m, err);
+    int rc = s->ops->event_new(device, true, &m, err);
     if (rc == 0)
-        rc = s->ops->mark(s->queues[device], m, err);
+        rc = s->ops->record(s->queues[device], m, err);
     if (rc == 0)
-        rc = s->ops->mark_share(m, out->handle, err);
+        rc = s->ops->event_share(m, out->handle, err);
     memcpy(out->uuid, s->uuids[device], WS_UUID_BYTES);
     if (rc == 0)
         set->marks[set->n_marks++] = m;
     else if (m)
-        s->ops->mark_free(m);
+        s->ops->event_free(m);
     return rc;
 }
 
