@@ -31,7 +31,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu bench bench-gpu format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu bench bench-gpu gpu-bundle format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd libzmq
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -231,7 +231,7 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu bench bench-gpu
+.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu bench bench-gpu gpu-bundle
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:
@@ -255,6 +255,9 @@ test-gpu: deps-test ## the tests of GPUs on this machine's GPU instead of the st
 bench-gpu: deps-test ## what a GPU does: the benchmarks named bench_gpu_*
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	$(Q)tests/bench/run gpu
+gpu-bundle: ## build/gpu: tests and benchmarks of GPUs with their libraries, for a machine where nothing can be installed
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs bench-programs
+	$(Q)tests/gpu_bundle $(TOP)/gpu
 bench: deps-test ## measure; prints ratios and writes build/bench.json
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	$(Q)tests/bench/run

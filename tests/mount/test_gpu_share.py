@@ -24,8 +24,13 @@ FAKE = "devices=2,memory=256M,delay=200,seed=3"
 ALL = {1: 6, 2: 8}  # pieces on GPUs, by ranks: rows and flat of each, turned, back, master, big
 
 
+REAL = os.environ.get("TEST_GPU") == "1"  # make test-gpu: the machine's own driver
+
+
 def need_driver():
-    if not os.path.exists(DRIVER):
+    if REAL and not os.path.exists("/dev/nvidia0"):
+        raise Skip("no GPU on this machine")
+    if not REAL and not os.path.exists(DRIVER):
         raise Skip("built without CUDA's headers: no stand-in driver")
 
 
@@ -41,7 +46,11 @@ class Tool:
     """A process that answers a line for a line."""
 
     def __init__(self, stack, name, *args, fake=FAKE, driver=DRIVER, prefix=(), **kw):
-        env = dict(os.environ, WSYNC_LIBCUDA=driver, WSYNC_FAKE_CUDA=fake)
+        if REAL and fake != FAKE:
+            raise Skip("only the stand-in driver does what it is told")
+        if REAL and any(str(a).startswith("device=1") for a in args) and not os.path.exists("/dev/nvidia1"):
+            raise Skip("one GPU here")
+        env = dict(os.environ) if REAL and driver == DRIVER else dict(os.environ, WSYNC_LIBCUDA=driver, WSYNC_FAKE_CUDA=fake)
         self.log_path = unique(name) + ".log"
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([*prefix, os.path.join(BUILD, "tests/tools", name), *map(str, args)], env=env, text=True, bufsize=1,
