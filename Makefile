@@ -188,7 +188,7 @@ $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 	$(call say,GEN,$@){ echo '['; sep=; for f in $(DATABASE); do \
 		case $$f in *_avx2.c) v='$(FLAGS_avx2)';; *_avx512.c) v='$(FLAGS_avx512)';; *) v=;; esac; \
 		printf '%s{"directory":"%s","file":"%s","command":"%s"}\n' "$$sep" "$(CURDIR)" "$$f" \
-		"$(subst ",\\\",$(CC) $(ALL_CFLAGS) $(gpu_headers) $(FUSE_CFLAGS)) $$v -c $$f"; sep=,; done; echo ']'; } >$@
+		"$(subst ",\\\",$(CC) $(ALL_CFLAGS) $(GPU_RELEASES) $(gpu_headers) $(FUSE_CFLAGS)) $$v -c $$f"; sep=,; done; echo ']'; } >$@
 
 # --- tests ---
 .PHONY: test-programs

@@ -538,6 +538,7 @@ static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how
     pthread_mutex_lock(&s->lock);
     if (rc == 0 && p->goal > goal) {
         pthread_mutex_unlock(&s->lock);
+        free(why);
         return true;
     }
     v->pull = NULL;

@@ -162,7 +162,7 @@ static void share(struct trial *t)
         say(t, DOCTOR_OK, "export",
             e.by_fd ? "its memory goes out by a descriptor" : "its memory goes out by a handle");
     else
-        say(t, rc == -EOPNOTSUPP || rc == -ENOTSUP ? DOCTOR_NOTE : DOCTOR_BROKEN, "export", err.text);
+        say(t, rc == -ENOTSUP ? DOCTOR_NOTE : DOCTOR_BROKEN, "export", err.text);
 }
 
 static void reach_others(struct trial *t, unsigned n)
@@ -234,7 +234,9 @@ static void namespace(struct doctor *d, const char *kind, unsigned long machines
         return;
     snprintf(path, sizeof path, "/proc/1/ns/%s", kind);
     bool other = readlink(path, first, sizeof first - 1) > 0 && strcmp(ours, first) != 0;
-    if (sscanf(ours, "%*[^[][%lu]", &number) != 1)
+    const char *bracket = strchr(ours, '[');
+    number = bracket ? strtoul(bracket + 1, NULL, 10) : 0;
+    if (number == 0)
         return;
     snprintf(name, sizeof name, "%s namespace", kind);
     if (number == machines_own && !other)

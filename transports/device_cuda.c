@@ -72,17 +72,18 @@ static int attribute(CUdevice d, CUdevice_attribute which)
 
 static void uuid_text(const CUuuid *u, char out[WS_UUID_BYTES])
 {
-    char *p = out + snprintf(out, WS_UUID_BYTES, "GPU-");
-    for (int i = 0; i < 16; i++)
-        p += sprintf(p, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
-                     (unsigned)(unsigned char)u->bytes[i]);
+    size_t at = (size_t)snprintf(out, WS_UUID_BYTES, "GPU");
+    for (size_t i = 0; i < sizeof(u->bytes); i++)
+        at += (size_t)snprintf(out + at, WS_UUID_BYTES - at, "%s%02x",
+                               i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                               (unsigned)(unsigned char)u->bytes[i]);
 }
 
 static int describe_here(int device, struct ws_device_info *out, struct ws_error *err)
 {
     const struct ws_cuda *c = cuda();
     CUdevice d;
-    CUuuid uuid;
+    CUuuid uuid = {{0}};
     size_t free_bytes = 0, total = 0;
     *out = (struct ws_device_info){0};
     int rc = ws_cuda_result(c->device_get(&d, device), err, "finding device %d", device);

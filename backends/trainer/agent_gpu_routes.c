@@ -21,6 +21,7 @@
  * And of a rank's second connection, for versions on demand: gpu/wanted, gpu/unmade. */
 #include "backends/trainer/agent_gpu.h"
 #include "transports/log.h"
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -243,6 +244,7 @@ static int show(struct ws_gpu_request *q, bool lease, struct ws_error *err)
     else if (lease)
         rc = ws_gpu_lease(a, v, q->c, &id, err);
     if (rc == 0) {
+        assert(v);
         v->n_readers++;
         pthread_mutex_unlock(&a->lock);
         *q->reply = version_json(a, m, v);

@@ -407,6 +407,7 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
         const char *hex = json_string_value(json_array_get(h, 2));
         if (rc < 0)
             break;
+        assert(m); /* the session was checked */
         if (!hex ||
             ws_slot_note_hash(m->writing, (uint64_t)json_integer_value(json_array_get(h, 0)),
                               (uint64_t)json_integer_value(json_array_get(h, 1)), strtoull(hex, NULL, 16)))

@@ -293,7 +293,7 @@ static int read_piece(const json_t *o, struct ws_gpu_piece *p, const struct ws_g
     const json_t *shape = json_object_get(o, "shape");
     wsync_param a = {.name = name, .n_dims = (unsigned)json_array_size(shape)};
     enum ws_dtype dtype;
-    uint64_t before, after, segment = 0;
+    uint64_t before = 0, after = 0, segment = 0;
     if (!name || !json_is_array(shape) || json_array_size(shape) > WS_MAX_DIMS ||
         read_numbers(shape, a.n_dims, a.shape) < 0 || read_dtypes(o, &dtype, p) < 0)
         return -EINVAL;

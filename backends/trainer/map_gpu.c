@@ -72,6 +72,18 @@ static int list_pieces(struct wsync_gpu_map *m, struct ws_error *err)
 
 /* --- public --- */
 
+static void end(struct wsync_gpu_map *m)
+{
+    for (unsigned d = 0; m->queues && d < m->ops->count(); d++)
+        if (m->queues[d])
+            m->ops->queue_free(m->queues[d]);
+    ws_map_close(m);
+    free(m->queues);
+    free(m->pieces);
+    free(m->tensors);
+    free(m);
+}
+
 int wsync_map_gpu(const char *agent, const char *model, uint64_t version, wsync_gpu_map **out)
 {
     struct ws_error *err = ws_last_error();
@@ -97,7 +109,7 @@ int wsync_map_gpu(const char *agent, const char *model, uint64_t version, wsync_
     if (rc == 0)
         rc = list_pieces(m, err);
     if (rc < 0)
-        wsync_unmap_gpu(m);
+        end(m);
     else
         *out = m;
     return rc;
@@ -122,19 +134,10 @@ void wsync_unmap_gpu(wsync_gpu_map *m)
 {
     if (!m)
         return;
-    if (m->pid != getpid()) { /* of a fork: the driver's mappings are its parent's */
-        if (m->sock >= 0)
-            close(m->sock);
-        return;
-    }
-    for (unsigned d = 0; m->queues && d < m->ops->count(); d++)
-        if (m->queues[d])
-            m->ops->queue_free(m->queues[d]);
-    ws_map_close(m);
-    free(m->queues);
-    free(m->pieces);
-    free(m->tensors);
-    free(m);
+    if (m->pid == getpid())
+        end(m);
+    else if (m->sock >= 0) /* of a fork: the driver's mappings are its parent's */
+        close(m->sock);
 }
 
 /* --- copies --- */

@@ -40,6 +40,8 @@ static int check_config(const wsync_config *c, struct ws_error *err)
     return 0;
 }
 
+static void end(struct wsync_publisher *p);
+
 int wsync_open(const wsync_config *config, wsync_publisher **out)
 {
     struct ws_error *err = ws_last_error();
@@ -82,7 +84,7 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     if (rc == 0)
         rc = ws_publisher_share_open(p, c->share, c->on_demand, err);
     if (rc < 0) {
-        wsync_close(p);
+        end(p);
         return rc;
     }
     *out = p;
@@ -396,6 +398,11 @@ void wsync_close(wsync_publisher *p)
             close(p->sock);
         return;
     }
+    end(p);
+}
+
+static void end(struct wsync_publisher *p)
+{
     ws_publisher_share_close(p); /* and its thread, which may have begun a version */
     let_go(p);
     if (p->sock >= 0)

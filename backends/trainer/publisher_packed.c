@@ -73,7 +73,7 @@ static int lay_out(struct ws_publisher_share *s, struct ws_share_set *set, struc
         struct ws_packed_buffer *b = rc == 0 ? buffer_of(set, o->pieces[i].device, p->data_dtype) : NULL;
         if (rc == 0 && !b)
             rc = ws_error_set(err, ENOMEM, "no memory for a list of buffers");
-        if (rc < 0)
+        if (rc < 0 || !b)
             break;
         ws_strides_meant(contiguous, false, p->piece.size, p->tensor.n_dims, p->strides);
         p->segment = (size_t)(b - set->buffers);

@@ -68,7 +68,7 @@ static void prepare(struct importer *i)
     i->q = bench_gpu_queue();
     i->from = bench_gpu_memory(i->bytes);
     i->to = bench_gpu_memory(i->bytes);
-    i->dst = calloc(i->n, sizeof(*i->dst));
+    i->dst = calloc(i->n + 1, sizeof(*i->dst));
     if (!i->dst)
         bench_fail("no memory for a list");
     for (size_t k = 0; k < i->n; k++) {

@@ -243,7 +243,6 @@ static void obey(const char *word, int64_t number)
 int main(int argc, char **argv)
 {
     char line[128], word[32];
-    int64_t number;
     struct ws_error err = {0};
     if (argc < 5)
         return 2;
@@ -260,7 +259,7 @@ int main(int argc, char **argv)
         else if (strncmp(argv[i], "timeout=", 8) == 0)
             config.timeout_ms = (unsigned)strtoul(argv[i] + 8, NULL, 10);
         else if (strncmp(argv[i], "device=", 7) == 0)
-            rank.device = atoi(argv[i] + 7);
+            rank.device = (int)strtol(argv[i] + 7, NULL, 10);
         config.on_demand |= strcmp(argv[i], "on-demand") == 0;
         rank.vmm |= strcmp(argv[i], "vmm") == 0;
         rank.forward |= strcmp(argv[i], "forward") == 0;
@@ -274,8 +273,8 @@ int main(int argc, char **argv)
     printf("ready %d\n", (int)getpid());
     fflush(stdout);
     while (fgets(line, sizeof(line), stdin))
-        if (sscanf(line, "%31s %" SCNd64, word, &number) == 2)
-            obey(word, number);
+        if (sscanf(line, "%31s", word) == 1 && strchr(line, ' '))
+            obey(word, strtoll(strchr(line, ' '), NULL, 10));
     wsync_close(rank.publisher);
     for (size_t i = 0; i < rank.n; i++)
         if (rank.held[i].on_host)

@@ -175,7 +175,6 @@ static void obey(const char *word, uint64_t number)
 int main(int argc, char **argv)
 {
     char line[128], word[32];
-    uint64_t number;
     if (argc < 3)
         return 2;
     reader.agent = argv[1];
@@ -184,8 +183,8 @@ int main(int argc, char **argv)
     printf("ready %d\n", (int)getpid());
     fflush(stdout);
     while (fgets(line, sizeof(line), stdin))
-        if (sscanf(line, "%31s %" SCNu64, word, &number) == 2)
-            obey(word, number);
+        if (sscanf(line, "%31s", word) == 1 && strchr(line, ' '))
+            obey(word, strtoull(strchr(line, ' '), NULL, 10));
     wsync_unmap_gpu(reader.map);
     return 0;
 }

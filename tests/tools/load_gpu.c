@@ -85,7 +85,7 @@ int main(int argc, char **argv)
     }
     int rc = ops->available(&err);
     if (rc == 0)
-        rc = measure(fd, (uint64_t)st.st_size, atoi(argv[2]), &err);
+        rc = measure(fd, (uint64_t)st.st_size, (int)strtol(argv[2], NULL, 10), &err);
     if (rc < 0)
         printf("%s\n", err.text);
     close(fd);

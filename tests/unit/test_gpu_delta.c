@@ -324,10 +324,22 @@ struct travelled {
 
 static bool travelled(struct travelled *t)
 {
-    const char *at = strstr(wsync_gpu_report(w.gpu), "gpu_delta: ");
+    static const char *const words[] = {"gpu_delta: ", " MB of changes instead of ", " MB, "};
+    double *const numbers[] = {&t->changes, &t->instead, &t->whole};
+    const char *at = wsync_gpu_report(w.gpu);
     *t = (struct travelled){0};
-    return at && sscanf(at, "gpu_delta: %lf MB of changes instead of %lf MB, %lf MB whole", &t->changes,
-                        &t->instead, &t->whole) == 3;
+    for (size_t i = 0; i < 3; i++) {
+        at = strstr(at, words[i]);
+        if (!at)
+            return false;
+        char *behind;
+        at += strlen(words[i]);
+        *numbers[i] = strtod(at, &behind);
+        if (behind == at)
+            return false;
+        at = behind;
+    }
+    return true;
 }
 
 static int offload(wsync_publisher *p, bool at_gpu, uint64_t version)
