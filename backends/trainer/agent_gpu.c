@@ -171,7 +171,9 @@ int ws_gpu_add(struct ws_session *c, const struct ws_gpu_version *like, struct w
                           c->rank, m->name, ws_gpu_strategy(like), like->on_demand ? " on demand" : "",
                           ws_gpu_strategy(v), v->on_demand ? " on demand" : "");
     if (rc == 0 && v && ws_gpu_is_of(v, c))
-        rc = ws_error_set(err, EEXIST, "rank %u of %s has told already what it shares", c->rank, m->name);
+        rc = ws_error_set(err, EEXIST,
+                          "rank %u of %s has shared version %" PRIu64 " already; offload the next one",
+                          c->rank, m->name, like->version);
     if (rc == 0 && !v && !(v = begin_version(m, like, err)))
         rc = -ENOMEM;
     if (rc < 0) {

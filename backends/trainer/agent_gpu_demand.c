@@ -29,19 +29,21 @@ static int wait_for_others(struct ws_gpu_request *q, uint64_t version, uint64_t 
     struct ws_gpu_version *v;
     bool told = false;
     while (q->c->model && (v = ws_gpu_gathering_of(q->c->model)) && v->version != version) {
-        if (version < v->version)
+        const uint64_t theirs = v->version; /* it may be gone after waiting */
+        if (version < theirs)
             return ws_error_set(err, EPROTO,
                                 "rank %u shares version %" PRIu64 " while others share %" PRIu64
                                 ": give every rank the same version",
-                                q->c->rank, version, v->version);
+                                q->c->rank, version, theirs);
         if (!ws_gpu_is_of(v, q->c)) {
             ws_gpu_end(q->c->model, v, "a rank went on without it", &told);
             ws_gpu_tidy(q->c->model);
+            pthread_cond_broadcast(&q->a->changed); /* those that wait with the next one */
         } else if (!ws_agent_wait(q->a, deadline)) {
             return ws_error_set(err, ETIMEDOUT,
                                 "rank %u waited with version %" PRIu64 " for version %" PRIu64
                                 ", which not all ranks have shared",
-                                q->c->rank, version, v->version);
+                                q->c->rank, version, theirs);
         }
     }
     return 0;

@@ -516,6 +516,22 @@ def test_demand_trainer_ends(stack):
     assert agent.get("/v1/models")["models"][0]["versions"] == []
 
 
+def test_demand_parting(stack):
+    """On demand: a rank that went ahead alone goes on with the others as soon as they come"""
+    agent = agent_of(stack)
+    ranks = [rank_of(stack, agent, "share=packed_cuda_ipc", "on-demand", rank=r, world=2) for r in range(2)]
+    offload(ranks, 1)
+    ranks[0].ask("offload 2")
+    begun = time.monotonic()
+    ranks[0].send("offload 3")
+    time.sleep(0.5)
+    ranks[1].send("offload 3")
+    for r in ranks:
+        assert r.answer() == "done 3"
+    assert time.monotonic() - begun < 15 * SLOW  # and not the rank's timeout of 20 s
+    opens(reader_of(stack, agent), 3, ALL[2])
+
+
 def test_demand_fails(stack):
     """On demand: what cannot be made says why, and can be asked for again"""
     agent = agent_of(stack)
@@ -531,4 +547,4 @@ def test_demand_fails(stack):
 
 if __name__ == "__main__":
     run(test_parameters, test_mapped, test_packed, test_packed_by_copies, test_mount, test_ranks, test_unshare, test_buffers, test_trainer_ends, test_agent_ends, test_lineage,
-        test_limits, test_namespaces, test_hostile, test_demand, test_demand_packed, test_demand_trainer_ends, test_demand_fails)
+        test_limits, test_namespaces, test_hostile, test_demand, test_demand_packed, test_demand_trainer_ends, test_demand_parting, test_demand_fails)
