@@ -13,7 +13,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define SHORT 4096U /* a block of fewer bytes is not worth it */
+#define ROOM_SHARE 16    /* of a device: that much of it stays free */
+#define SHORT      4096U /* a block of fewer bytes is not worth it */
 
 /* One thread's memory; handed from one to the next. */
 struct tools {
@@ -122,6 +123,21 @@ static bool can_be_kept(const struct ws_plan *p, const struct ws_plan_kept *k, c
     return can;
 }
 
+/* The trainer, and what else is shared of a version, find some of the device left. */
+static int leave_room(const struct ws_kept *k, struct ws_error *why)
+{
+    struct ws_device_info d;
+    int rc = ws_device_of_kind(WS_CUDA)->describe(ws_kept_device(k), &d, why);
+    if (rc == 0 && d.free_bytes < ws_kept_bytes(k) + d.total_bytes / ROOM_SHARE)
+        rc = ws_error_set(
+            why, ENOMEM,
+            "device %d has %zu MiB free of %zu, and beside the %zu MiB for what was published last "
+            "a %dth is left alone",
+            ws_kept_device(k), (size_t)d.free_bytes >> 20, (size_t)d.total_bytes >> 20,
+            (size_t)ws_kept_bytes(k) >> 20, ROOM_SHARE);
+    return rc;
+}
+
 /* At the first version: memory for what can be kept, on both sides. What there is no room for is not kept;
  * that is no failure. */
 static void set_up(struct ws_plan *p, struct ws_plan_kept *k)
@@ -139,6 +155,8 @@ static void set_up(struct ws_plan *p, struct ws_plan_kept *k)
                  : ws_error_set(&why, ENODATA,
                                 "this rank writes no whole block of 4 MiB of a pinned slot out of device %d",
                                 ws_kept_device(k->kept));
+    if (rc == 0)
+        rc = leave_room(k->kept, &why);
     if (rc == 0)
         rc = ws_kept_take(k->kept, &why);
     if (rc == 0)

@@ -120,7 +120,7 @@ int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_plan_delta **out
 {
     struct ws_error why = {0};
     *out = NULL;
-    if (!p->gpu_delta)
+    if (!p->gpu_delta || p->no_delta[0])
         return 0;
     int rc = p->delta ? 0 : make(p, err);
     struct ws_publisher_delta *d = p->delta;
@@ -137,6 +137,14 @@ int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_plan_delta **out
         *out = &d->plan;
     }
     return rc;
+}
+
+void ws_publisher_delta_give_up(struct wsync_publisher *p, const char *why)
+{
+    ws_publisher_delta_free(p->delta);
+    p->delta = NULL;
+    snprintf(p->no_delta, sizeof(p->no_delta), "%s", why);
+    ws_log(WS_LOG_WARN, "publisher", "no gpu_delta any more: %s", why);
 }
 
 /* --- its end --- */
@@ -199,8 +207,8 @@ void ws_publisher_delta_tell(struct wsync_publisher *p, char *out, size_t bytes)
     double last, all;
     if (!p->gpu_delta)
         return;
-    if (why_not(d)[0]) {
-        snprintf(out, bytes, "; no gpu_delta: %s", why_not(d));
+    if (p->no_delta[0] || why_not(d)[0]) {
+        snprintf(out, bytes, "; no gpu_delta: %s", p->no_delta[0] ? p->no_delta : why_not(d));
         return;
     }
     figures(d, &last, &all);

@@ -182,12 +182,19 @@ static int copy_all(struct ws_publisher_share *s, const struct ws_share_set *set
     return rc;
 }
 
-int ws_share_packed(struct ws_publisher_share *s, struct ws_share_set *set, struct ws_share_offer *o,
+int ws_share_packed(struct wsync_publisher *p, struct ws_share_set *set, struct ws_share_offer *o,
                     struct ws_error *err)
 {
+    struct ws_publisher_share *s = p->share;
+    struct ws_error why = {0};
     int rc = lay_out(s, set, o, err);
-    if (rc == 0)
-        rc = make_room(s, set, err);
+    if (rc == 0 && make_room(s, set, &why) < 0) {
+        rc = ws_error_set(err, why.code, "%s", why.text);
+        if (rc == -ENOMEM && p->delta) { /* what was asked for goes before what makes offloads shorter */
+            ws_publisher_delta_give_up(p, why.text);
+            rc = make_room(s, set, err);
+        }
+    }
     if (rc == 0)
         rc = copy_all(s, set, o, err);
     return rc == 0 ? make_segments(s, set, o, err) : rc;

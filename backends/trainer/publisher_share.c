@@ -458,7 +458,7 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
         if (rc == 0)
             rc = follow_all(s, &o, err);
         if (rc == 0)
-            rc = s->packed ? ws_share_packed(s, set, &o, err) : ws_share_segments(s, &o, err);
+            rc = s->packed ? ws_share_packed(p, set, &o, err) : ws_share_segments(s, &o, err);
         if (rc == 0 && !s->packed)
             rc = mark_all(s, set, &o, err);
         if (rc == 0 && s->on_demand)

@@ -81,8 +81,8 @@ WS_MUST_USE int ws_share_describe(const struct ws_shared_piece *a, struct ws_gpu
 /* Fill the offer's segments and pieces. */
 WS_MUST_USE int ws_share_segments(struct ws_publisher_share *s, struct ws_share_offer *o,
                                   struct ws_error *err);
-WS_MUST_USE int ws_share_packed(struct ws_publisher_share *s, struct ws_share_set *set,
-                                struct ws_share_offer *o, struct ws_error *err);
+WS_MUST_USE int ws_share_packed(struct wsync_publisher *p, struct ws_share_set *set, struct ws_share_offer *o,
+                                struct ws_error *err);
 /* publisher_demand.c: notes what the set's version is made of; starts the thread that waits for who wants it.
  */
 WS_MUST_USE int ws_demand_note(struct wsync_publisher *p, struct ws_share_set *set,

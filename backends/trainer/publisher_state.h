@@ -73,6 +73,7 @@ struct wsync_publisher {
     struct ws_publisher_share *share; /* publisher_share.c; NULL: nothing is shared on GPUs */
     bool gpu_delta;                   /* asked for */
     struct ws_publisher_delta *delta; /* of this registration; NULL: not yet */
+    char no_delta[WS_ERROR_TEXT / 2]; /* its memory is needed for something else */
 };
 
 /* Of this node: what was asked for, else $WSYNC_AGENT, else the usual place. */
@@ -113,6 +114,8 @@ WS_MUST_USE int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_plan
                                        struct ws_error *err);
 int ws_publisher_delta_export(struct wsync_publisher *p, json_t *body, struct ws_error *err);
 void ws_publisher_delta_commit(struct wsync_publisher *p);
+/* Its memory is needed; for good. */
+void ws_publisher_delta_give_up(struct wsync_publisher *p, const char *why);
 void ws_publisher_delta_tell(struct wsync_publisher *p, char *out, size_t bytes);
 void ws_publisher_delta_free(struct ws_publisher_delta *d); /* NULL is fine */
 /* Copies into the begun version's memory: all registered parameters, and what ws_publisher_put_fresh does;

@@ -62,6 +62,8 @@ static void run(void (*fn)(void), const char *told)
 
 /* --- the world --- */
 
+static const char *strategy; /* of the model on the GPU */
+
 static wsync_publisher *open_model(const char *model, int gpu_delta)
 {
     wsync_publisher *p;
@@ -70,6 +72,7 @@ static wsync_publisher *open_model(const char *model, int gpu_delta)
                       .model = model,
                       .n_threads = 2,
                       .max_slots = 4,
+                      .share = gpu_delta ? strategy : NULL,
                       .gpu_delta = gpu_delta};
     GPU_CHECK(wsync_open(&c, &p) == 0, "%s", wsync_error());
     return p;
@@ -802,16 +805,59 @@ static void test_two_devices(void **state)
     run(two_devices, "devices=2,memory=1G");
 }
 
+/* What is shared goes before: its second buffer takes the memory that gpu_delta had. */
+static void makes_room(void)
+{
+    strategy = "packed_cuda_ipc";
+    start();
+    for (uint64_t v = 1; v <= 5; v++) {
+        both(v, v - 1);
+        GPU_CHECK((strstr(wsync_gpu_report(w.gpu), "no gpu_delta: ") != NULL) == (v > 2), "version %llu: %s",
+                  (unsigned long long)v, wsync_gpu_report(w.gpu));
+        change(66);
+    }
+    fprintf(stderr, "# %s\n", wsync_gpu_report(w.gpu));
+    end();
+}
+
+static void stays(void)
+{
+    struct travelled t;
+    strategy = "packed_cuda_ipc";
+    start();
+    for (uint64_t v = 1; v <= 5; v++) {
+        both(v, v - 1);
+        change(66);
+    }
+    GPU_CHECK(travelled(&t) && t.whole == 0, "%s", wsync_gpu_report(w.gpu));
+    end();
+}
+
+static void test_shared(void **state)
+{
+    (void)state;
+    run(stays, NULL);
+    run(makes_room, "memory=400M");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_versions),       cmocka_unit_test(test_without_kernels),
-        cmocka_unit_test(test_without_room),        cmocka_unit_test(test_unpinned),
-        cmocka_unit_test(test_held_slots),          cmocka_unit_test(test_abandoned_versions),
-        cmocka_unit_test(test_failing_copies),      cmocka_unit_test(test_failing_launches),
-        cmocka_unit_test(test_failing_events),      cmocka_unit_test(test_restarts),
-        cmocka_unit_test(test_a_damaged_slot),      cmocka_unit_test(test_two_ranks),
-        cmocka_unit_test(test_changing_parameters), cmocka_unit_test(test_two_devices),
+        cmocka_unit_test(test_many_versions),
+        cmocka_unit_test(test_without_kernels),
+        cmocka_unit_test(test_without_room),
+        cmocka_unit_test(test_unpinned),
+        cmocka_unit_test(test_held_slots),
+        cmocka_unit_test(test_abandoned_versions),
+        cmocka_unit_test(test_failing_copies),
+        cmocka_unit_test(test_failing_launches),
+        cmocka_unit_test(test_failing_events),
+        cmocka_unit_test(test_restarts),
+        cmocka_unit_test(test_a_damaged_slot),
+        cmocka_unit_test(test_two_ranks),
+        cmocka_unit_test(test_changing_parameters),
+        cmocka_unit_test(test_two_devices),
+        cmocka_unit_test(test_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
