@@ -17,6 +17,17 @@ static void print_link(FILE *f, const char *key, struct ws_version *v) /* puts v
         ws_version_put(v);
 }
 
+/* One word of a line: quotes within the text become single ones, so that who splits it is not misled. */
+static void print_quoted(FILE *f, const char *key, const char *text)
+{
+    if (!text[0])
+        return;
+    fprintf(f, " %s=\"", key);
+    for (; *text; text++)
+        fputc(*text == '"' ? '\'' : *text, f);
+    fputc('"', f);
+}
+
 static void print_version(void *arg, struct ws_version *v)
 {
     FILE *f = arg;
@@ -25,17 +36,16 @@ static void print_version(void *arg, struct ws_version *v)
     ws_version_info(v, &i);
     ws_version_name(v, name);
     const bool ended = i.strategy != WS_NO_STRATEGY || i.why_not[0]; /* a pull has */
-    fprintf(f,
-            "version.%s %s bytes=%" PRIu64 " have=%" PRIu64 " moved=%" PRIu64
-            " how=\"%s\"%s%s%s%s%s seconds=%.3f run=%s%s%s",
-            name, ws_state_name(i.state), i.total_bytes, i.have_bytes, i.moved_bytes, i.how,
-            ended ? " strategy=" : "", ended ? ws_strategies_name(i.strategy) : "",
-            i.why_not[0] ? " why_not=\"" : "", i.why_not, i.why_not[0] ? "\"" : "", i.pull_seconds, i.run,
-            i.pinned ? " pinned" : "", i.at_source ? "" : " gone-at-source");
+    fprintf(f, "version.%s %s bytes=%" PRIu64 " have=%" PRIu64 " moved=%" PRIu64 " how=\"%s\"", name,
+            ws_state_name(i.state), i.total_bytes, i.have_bytes, i.moved_bytes, i.how);
+    if (ended)
+        fprintf(f, " strategy=%s", ws_strategies_name(i.strategy));
+    print_quoted(f, "why_not", i.why_not);
+    fprintf(f, " seconds=%.3f run=%s%s%s", i.pull_seconds, i.run, i.pinned ? " pinned" : "",
+            i.at_source ? "" : " gone-at-source");
     if (i.bad_blocks)
         fprintf(f, " bad-blocks=%" PRIu64, i.bad_blocks);
-    if (i.error[0])
-        fprintf(f, " error=\"%s\"", i.error);
+    print_quoted(f, "error", i.error);
     fputc('\n', f);
 }
 
@@ -77,10 +87,12 @@ static void status_of_mount(struct ws_control *c, FILE *f)
             "\nbad_blocks %" PRIu64 "\n",
             c->options.mountpoint, c->options.mode_text, s.cache_bytes, s.used_bytes, s.waiting_bytes,
             s.moved_bytes, s.pulls_ok, s.pulls_failed, s.retries, s.bad_blocks);
-    for (size_t i = 0; i < n; i++)
-        fprintf(f, "source %s %s transport=%s contact=%.1f%s%s%s\n", sources[i].url,
-                sources[i].up ? "up" : "down", sources[i].transport, sources[i].seconds_since_contact,
-                sources[i].error[0] ? " error=\"" : "", sources[i].error, sources[i].error[0] ? "\"" : "");
+    for (size_t i = 0; i < n; i++) {
+        fprintf(f, "source %s %s transport=%s contact=%.1f", sources[i].url, sources[i].up ? "up" : "down",
+                sources[i].transport, sources[i].seconds_since_contact);
+        print_quoted(f, "error", sources[i].error);
+        fputc('\n', f);
+    }
     ws_store_each(c->store, print_model, f);
     free(sources);
 }
@@ -112,8 +124,7 @@ void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
         fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->state));
         print_served(e, v ? ws_version_run(v) : NULL, f);
         fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
-        if (e->error[0])
-            fprintf(f, " error=\"%s\"", e->error);
+        print_quoted(f, "error", e->error);
         fputc('\n', f);
     }
     pthread_mutex_unlock(&c->lock);

@@ -269,6 +269,11 @@ static int find_kernel(struct device *d, enum ws_kernel k, struct ws_error *err)
                                           err, "finding the kernel %s", kernel_names[k]);
 }
 
+const char *ws_cuda_kernel_name(enum ws_kernel k)
+{
+    return kernel_names[k];
+}
+
 int ws_cuda_kernel(int device, enum ws_kernel k, CUfunction *out, struct ws_error *err)
 {
     int rc = ws_cuda_enter(device, err);

@@ -88,6 +88,7 @@ int ws_cuda_result(CUresult rc, struct ws_error *err, const char *format, ...)
 WS_MUST_USE int ws_cuda_enter(int device, struct ws_error *err);
 void ws_cuda_leave(void);
 /* The kernels' function on that device. -ENOTSUP: the build has none, or this device runs none of them. */
+const char *ws_cuda_kernel_name(enum ws_kernel k);
 WS_MUST_USE int ws_cuda_kernel(int device, enum ws_kernel k, CUfunction *out, struct ws_error *err);
 
 /* What the table has of other files. */

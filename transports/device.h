@@ -87,6 +87,9 @@ struct ws_device_ops {
     /* Is p this kind's memory, and of which device? Opens nothing: a process that has such memory has its
      * driver open. */
     bool (*owns)(const void *p, int *device);
+    /* What it was taken with: nothing outside may be read. */
+    int (*range)(int device, const void *p, const unsigned char **base, uint64_t *bytes,
+                 struct ws_error *err);
     /* Makes the device the calling thread's own until leave, for a library that goes by that (NCCL). */
     int (*enter)(int device, struct ws_error *err);
     void (*leave)(void);

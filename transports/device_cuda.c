@@ -149,16 +149,52 @@ static bool is_open(void)
     return ws_cuda_if_open() != NULL;
 }
 
+/* A driver that is not started has no memory; one that cannot answer, since the device is lost, may have:
+ * then whoever uses it hears of that, and does not touch it as if it were the host's. */
 static bool owns(const void *p, int *device)
 {
     const struct ws_cuda *c = ws_cuda_if_open();
     CUmemorytype type = 0;
-    return c &&
-           c->pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)p) ==
-               CUDA_SUCCESS &&
-           type == CU_MEMORYTYPE_DEVICE &&
-           c->pointer_attribute(device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (CUdeviceptr)(uintptr_t)p) ==
-               CUDA_SUCCESS;
+    if (!c)
+        return false;
+    switch (c->pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)p)) {
+    case CUDA_SUCCESS:
+        break;
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_NOT_INITIALIZED:
+    case CUDA_ERROR_DEINITIALIZED:
+    case CUDA_ERROR_INVALID_CONTEXT:
+        return false;
+    default:
+        *device = 0;
+        return true;
+    }
+    if (type == CU_MEMORYTYPE_DEVICE && c->pointer_attribute(device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                                             (CUdeviceptr)(uintptr_t)p) != CUDA_SUCCESS)
+        *device = 0;
+    return type == CU_MEMORYTYPE_DEVICE;
+}
+
+static int range_here(const void *p, const unsigned char **base, uint64_t *bytes, struct ws_error *err)
+{
+    const struct ws_cuda *c = cuda();
+    CUdeviceptr start = 0;
+    size_t n = 0;
+    int rc = ws_cuda_result(
+        c->pointer_attribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, (CUdeviceptr)(uintptr_t)p), err,
+        "finding the allocation of %p", p);
+    if (rc == 0)
+        rc = ws_cuda_result(
+            c->pointer_attribute(&n, CU_POINTER_ATTRIBUTE_RANGE_SIZE, (CUdeviceptr)(uintptr_t)p), err,
+            "asking how large the allocation of %p is", p);
+    *base = (const unsigned char *)(uintptr_t)start;
+    *bytes = n;
+    return rc;
+}
+
+static int range(int device, const void *p, const unsigned char **base, uint64_t *bytes, struct ws_error *err)
+{
+    WITHIN(device, err, range_here(p, base, bytes, err));
 }
 
 /* --- queues --- */
@@ -284,7 +320,7 @@ static int launch(struct ws_queue *q, enum ws_kernel k, unsigned blocks, unsigne
     WITHIN(q->device, err,
            ws_cuda_result(
                cuda()->launch(f, blocks, 1, 1, threads, 1, 1, 0, ((struct queue *)q)->stream, args, NULL),
-               err, "starting kernel %d", (int)k));
+               err, "starting the kernel %s", ws_cuda_kernel_name(k)));
 }
 
 static int finish(struct ws_queue *q, struct ws_error *err)
@@ -454,6 +490,7 @@ const struct ws_device_ops ws_cuda_device = {
     .reaches = reaches,
     .is_open = is_open,
     .owns = owns,
+    .range = range,
     .enter = ws_cuda_enter,
     .leave = ws_cuda_leave,
     .queue_new = queue_new,

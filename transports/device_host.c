@@ -64,6 +64,15 @@ static int enter(int device, struct ws_error *err)
 
 static void leave(void) {}
 
+static int range(int device, const void *p, const unsigned char **base, uint64_t *bytes, struct ws_error *err)
+{
+    (void)device;
+    (void)p;
+    (void)base;
+    (void)bytes;
+    return ws_error_set(err, EOPNOTSUPP, "nobody knows how large an allocation of the host is");
+}
+
 static int queue_new(int device, struct ws_queue **out, struct ws_error *err)
 {
     *out = malloc(sizeof(**out));
@@ -278,6 +287,7 @@ const struct ws_device_ops ws_host_device = {
     .reaches = reaches,
     .is_open = is_open,
     .owns = owns,
+    .range = range,
     .enter = enter,
     .leave = leave,
     .queue_new = queue_new,

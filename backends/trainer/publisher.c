@@ -269,7 +269,10 @@ static int offer(struct wsync_publisher *p, const wsync_param *params, uint64_t 
     p->version = version;
     memset(p->put, 1, p->n_params * sizeof(p->put[0]));
     memset((void *)p->overflows, 0, p->n_params * sizeof(p->overflows[0]));
-    return ws_publisher_share(p, params, err);
+    int rc = ws_publisher_share(p, params, err);
+    if (rc == 0)
+        snprintf(p->gpu_report, sizeof(p->gpu_report), "shared on demand: nothing was copied to the host");
+    return rc;
 }
 
 static int fill(struct wsync_publisher *p, const wsync_param *params, uint64_t version, struct ws_error *err)
@@ -295,7 +298,7 @@ static int offload(struct wsync_publisher *p, const wsync_param *params, size_t 
                             p->version);
     int rc = ws_publisher_is_connected(p) && ws_publisher_has(p, params, n) ? 0 : -ESTALE;
     if (rc == 0)
-        ws_publisher_locate(p, params);
+        rc = ws_publisher_locate(p, params, err);
     for (int tries = 0; tries < 3; tries++) {
         if (rc == -ESTALE) /* or another rank came back with other tensors: all register anew */
             rc = ws_publisher_register(p, params, n, err);

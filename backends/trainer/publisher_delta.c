@@ -116,12 +116,29 @@ static int make(struct wsync_publisher *p, struct ws_error *err)
     return rc;
 }
 
+/* Parameters that have moved to another device leave nothing to compare with. */
+static bool has_moved(const struct wsync_publisher *p, const struct ws_publisher_delta *d)
+{
+    for (size_t i = 0; i < p->n_params; i++) {
+        bool known = p->devices[i] < 0 || !p->params[i].writes;
+        for (size_t k = 0; k < d->plan.n_devices && !known; k++)
+            known = ws_kept_device(d->devices[k].kept) == p->devices[i];
+        if (!known)
+            return true;
+    }
+    return false;
+}
+
 int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_plan_delta **out, struct ws_error *err)
 {
     struct ws_error why = {0};
     *out = NULL;
     if (!p->gpu_delta || p->no_delta[0])
         return 0;
+    if (p->delta && has_moved(p, p->delta)) {
+        ws_publisher_delta_free(p->delta);
+        p->delta = NULL;
+    }
     int rc = p->delta ? 0 : make(p, err);
     struct ws_publisher_delta *d = p->delta;
     if (rc < 0)
@@ -218,6 +235,6 @@ void ws_publisher_delta_tell(struct wsync_publisher *p, char *out, size_t bytes)
     d->told = true;
     snprintf(out, bytes,
              "; gpu_delta: %.3f MB of changes instead of %.1f MB, %.1f MB whole, %.1f MB taken on the GPU",
-             (double)(d->plan.came - d->plan.whole) / 1e6, (double)d->plan.patched / 1e6,
-             (double)d->plan.whole / 1e6, all);
+             d->plan.patched ? (double)(d->plan.came - d->plan.whole) / 1e6 : 0.0, /* else counted in vain */
+             (double)d->plan.patched / 1e6, (double)d->plan.whole / 1e6, all);
 }

@@ -160,8 +160,9 @@ static int make(struct wsync_publisher *p, const struct ws_share_set *set, struc
         return ws_error_set(err, ENOMEM, "no memory for %zu parameters", p->n_params);
     memcpy(overflows, (const void *)p->overflows, p->n_params * sizeof(*overflows));
     p->progress = NULL; /* which is for the caller's thread */
-    ws_publisher_locate(p, set->params);
-    int rc = ws_publisher_begin(p, set->version, true, err);
+    int rc = ws_publisher_locate(p, set->params, err);
+    if (rc == 0)
+        rc = ws_publisher_begin(p, set->version, true, err);
     if (rc == 0)
         rc = ws_publisher_put_all(p, set->params, err);
     if (rc == 0)

@@ -1,6 +1,7 @@
 /* Parameters become boxes of a plan over the begun version. */
 #include "backends/trainer/publisher_state.h"
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,21 +103,105 @@ static bool is_on_device(const struct wsync_publisher *p, size_t i)
     return p->devices[i] >= 0 && p->params[i].writes;
 }
 
-static void locate(struct wsync_publisher *p, const wsync_param *a, size_t i)
+/* How far the piece's elements reach from the first one, in elements: lowest, at most 0, and behind the
+ * highest. -EOVERFLOW. */
+static int reach(const struct ws_registered *r, const struct ws_layout *l, int64_t *low, int64_t *high)
 {
-    int device = -1;
-    p->devices[i] = a->data && ws_kind_of(a->data, &device) != WS_HOST ? device : -1;
-    if (p->device < 0 && is_on_device(p, i))
-        p->device = device;
+    *low = 0;
+    *high = 1;
+    if (r->piece.range) {
+        *high = (int64_t)r->piece.count;
+        return 0;
+    }
+    for (unsigned d = 0; d < r->tensor.n_dims; d++) {
+        int64_t far, *end = l->strides[d] < 0 ? low : high;
+        if (__builtin_mul_overflow(l->strides[d], (int64_t)r->piece.size[d] - 1, &far) ||
+            __builtin_add_overflow(*end, far, end))
+            return -EOVERFLOW;
+    }
+    return 0;
 }
 
-void ws_publisher_locate(struct wsync_publisher *p, const wsync_param *params)
+/* The allocation that was looked at last: mostly the next parameter lies in it, too, and asking the driver
+ * anew for each of ten thousand takes as long as copying them. */
+struct allocation {
+    int device;
+    const unsigned char *base; /* NULL: none */
+    uint64_t bytes;
+};
+
+static bool lies_in(const struct allocation *x, const void *p)
 {
+    const unsigned char *at = p;
+    return x->base && at >= x->base && (uint64_t)(at - x->base) < x->bytes;
+}
+
+/* A kernel that reads beyond an allocation ends the trainer's whole context. */
+static int check_reach(const struct wsync_publisher *p, const wsync_param *a, size_t i,
+                       const struct allocation *x, struct ws_error *err)
+{
+    const struct ws_registered *r = &p->params[i];
+    const unsigned char *at = a->data;
+    const int64_t width = ws_dtype_bits(a->converts ? (enum ws_dtype)a->data_dtype : r->tensor.dtype) / 8;
+    struct ws_layout l;
+    int64_t low = 0, high = 0;
+    if (width == 0 || ws_piece_elements(&r->piece, r->tensor.n_dims) == 0)
+        return 0;
+    int rc = ws_publisher_layout(a, r, &l, err);
+    if (rc < 0)
+        return rc;
+    if (reach(r, &l, &low, &high) == 0 && !__builtin_mul_overflow(low, width, &low) &&
+        !__builtin_mul_overflow(high, width, &high) && -low <= at - x->base &&
+        high <= (int64_t)x->bytes - (at - x->base))
+        return 0;
+    return ws_error_set(err, EINVAL,
+                        "the parameter %s at %p reaches out of its allocation on device %d, %" PRIu64
+                        " bytes at %p: look at its sizes and strides",
+                        a->name, a->data, p->devices[i], x->bytes, (const void *)x->base);
+}
+
+static int locate(struct wsync_publisher *p, const wsync_param *a, size_t i, struct allocation *x,
+                  struct ws_error *err)
+{
+    const bool was = p->devices[i] >= 0 && p->sources[i] == a->data;
+    int device = -1, rc = 0;
+    if (a->data && lies_in(x, a->data))
+        p->devices[i] = x->device;
+    else
+        p->devices[i] = a->data && ws_kind_of(a->data, &device) != WS_HOST ? device : -1;
+    if (was && p->devices[i] < 0)
+        return ws_error_set(
+            err, EINVAL,
+            "the parameter %s at %p was in a GPU's memory, and is no memory that the driver knows any "
+            "more: it was freed",
+            a->name, a->data);
+    if (!is_on_device(p, i))
+        return 0;
+    if (p->device < 0)
+        p->device = p->devices[i];
+    if (!lies_in(x, a->data)) {
+        x->device = p->devices[i];
+        rc = ws_device_of_kind(WS_CUDA)->range(x->device, a->data, &x->base, &x->bytes, err);
+    }
+    if (rc < 0) {
+        x->base = NULL;
+        (void)ws_error_prefix(err, "the parameter %s", a->name);
+        return rc;
+    }
+    return check_reach(p, a, i, x, err);
+}
+
+int ws_publisher_locate(struct wsync_publisher *p, const wsync_param *params, struct ws_error *err)
+{
+    struct allocation seen = {0};
+    int rc = 0;
     p->device = -1;
+    p->gpu_report[0] = 0;
     if (!ws_device_of_kind(WS_CUDA)->is_open())
-        return;
-    for (size_t i = 0; i < p->n_params; i++)
-        locate(p, &params[i], i);
+        return 0;
+    for (size_t i = 0; rc == 0 && i < p->n_params; i++)
+        rc = locate(p, &params[i], i, &seen, err);
+    return rc;
 }
 
 /* Copies wait for the streams that write what they copy; mostly that is one. */
@@ -281,9 +366,13 @@ int ws_publisher_put(struct wsync_publisher *p, const wsync_param *a, const stru
     if (rc < 0)
         return rc;
     const size_t index = (size_t)(r - p->params);
-    p->sources[index] = a->data;
     if (ws_device_of_kind(WS_CUDA)->is_open())
-        locate(p, a, index);
+        rc = locate(p, a, index, &(struct allocation){0}, err);
+    if (rc < 0) {
+        ws_plan_free(plan);
+        return rc;
+    }
+    p->sources[index] = a->data;
     if (r->writes)
         rc = add_param(plan, p, r, &l, err);
     if (rc == 0)

@@ -227,7 +227,7 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
     if (rc == 0)
         rc = take_placement(p, reply, err);
     if (rc == 0)
-        ws_publisher_locate(p, params);
+        rc = ws_publisher_locate(p, params, err);
     json_decref(reply);
     if (rc < 0)
         ws_publisher_forget(p);

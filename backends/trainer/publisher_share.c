@@ -6,6 +6,7 @@
  * on), and the kernel knows when the last one has let go. */
 #include "backends/trainer/publisher_share.h"
 #include "backends/trainer/last_error.h"
+#include "transports/log.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -440,6 +441,19 @@ static int conclude(struct wsync_publisher *p, struct ws_share_set *set, int rc,
     return rc;
 }
 
+/* Memory that cannot be shared is no reason to publish nothing: others fetch the version from the host. */
+static int go_without(struct wsync_publisher *p, struct ws_share_set *set, struct ws_error *why)
+{
+    struct ws_publisher_share *s = p->share;
+    struct ws_error ignored;
+    if (strcmp(s->refused, why->text) != 0)
+        ws_log(WS_LOG_WARN, "publisher", "not shared on GPUs: %s", why->text);
+    snprintf(s->refused, sizeof(s->refused), "%s", why->text);
+    size_t n = strlen(p->gpu_report);
+    snprintf(p->gpu_report + n, sizeof(p->gpu_report) - n, "; not shared: %s", why->text);
+    return give_up(p, set, 0, &ignored);
+}
+
 int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, struct ws_error *err)
 {
     struct ws_publisher_share *s = p->share;
@@ -465,6 +479,8 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
             rc = ws_demand_note(p, set, &o, err);
         if (rc == 0)
             rc = send_offer(p, set, &o, err);
+        if ((rc == -EOPNOTSUPP || rc == -ENOTSUP) && !s->on_demand)
+            rc = go_without(p, set, err);
         if (s->on_demand)
             rc = conclude(p, set, rc, err);
     }

@@ -60,6 +60,7 @@ struct ws_publisher_share {
     unsigned n_devices;
     struct ws_share_set sets[2]; /* unpacked: the first one */
     unsigned turn;
+    char refused[WS_ERROR_TEXT];  /* why the last version that was not shared was not */
     char no_marks[WS_ERROR_TEXT]; /* why there are none in the last version */
 };
 

@@ -101,8 +101,10 @@ struct ws_registered *ws_publisher_find(struct wsync_publisher *p, const wsync_p
                                         struct ws_error *err);
 void ws_publisher_forget(struct wsync_publisher *p);
 
-/* Finds out which of the registered parameters' data is on which device. */
-void ws_publisher_locate(struct wsync_publisher *p, const wsync_param *params);
+/* Finds out which of the registered parameters' data is on which device. -EINVAL: it reaches out of its
+ * allocation, or was freed. */
+WS_MUST_USE int ws_publisher_locate(struct wsync_publisher *p, const wsync_param *params,
+                                    struct ws_error *err);
 /* How the data of a parameter lies. -EINVAL: it cannot be converted. */
 WS_MUST_USE int ws_publisher_layout(const wsync_param *a, const struct ws_registered *r,
                                     struct ws_layout *out, struct ws_error *err);

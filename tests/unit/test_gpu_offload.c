@@ -284,6 +284,63 @@ static void test_mixed_and_one_by_one(void **state)
     gpu_run(mixed, NULL);
 }
 
+static void refused(int rc, int expected, const char *words)
+{
+    GPU_CHECK(rc == expected && strstr(wsync_error(), words), "%d, not %d with \"%s\": %s", rc, expected,
+              words, wsync_error());
+}
+
+/* What reaches out of its allocation, or was freed, is refused by name, and nothing is read. */
+static void out_of_bounds(void)
+{
+    uint64_t bytes;
+    start();
+    add_plain(WSYNC_F32, 100, 1000);
+    publish(w.gpu, w.at_gpu, 1);
+    const wsync_param good = w.at_gpu[0];
+    w.at_gpu[0].piece = (wsync_piece){.kind = WSYNC_BOX, .size = {100, 1000}, .strides = {1LL << 60, 1}};
+    refused(wsync_offload(w.gpu, w.at_gpu, 1, 2), -EINVAL, "t.00000");
+    w.at_gpu[0].piece.strides[0] = INT64_MIN;
+    refused(wsync_offload(w.gpu, w.at_gpu, 1, 2), -EINVAL, "reaches out of its allocation");
+    w.at_gpu[0].piece.strides[0] = 1001;
+    refused(wsync_offload(w.gpu, w.at_gpu, 1, 2), -EINVAL, "reaches out of its allocation");
+    w.at_gpu[0].piece.strides[0] = -1000;
+    refused(wsync_offload(w.gpu, w.at_gpu, 1, 2), -EINVAL, "reaches out of its allocation");
+    w.at_gpu[0] = good;
+    w.at_gpu[0].data = (const char *)good.data + 4;
+    refused(wsync_offload(w.gpu, w.at_gpu, 1, 2), -EINVAL, "reaches out of its allocation");
+    w.at_gpu[0] = good;
+    publish(w.gpu, w.at_gpu, 2);
+    ws_cuda_device.release(0, (void *)(uintptr_t)good.data);
+    refused(wsync_offload(w.gpu, w.at_gpu, 1, 3), -EINVAL, "it was freed");
+    free(fetch("g", 2, &bytes));
+    w.at_gpu[0].data = NULL;
+    end();
+}
+
+static void test_out_of_bounds(void **state)
+{
+    (void)state;
+    gpu_run(out_of_bounds, NULL);
+}
+
+/* A driver that cannot say whose memory it is: the offload fails, the trainer does not. */
+static void unknown(void)
+{
+    start();
+    add_plain(WSYNC_F32, 100, 1000);
+    int rc = wsync_offload(w.gpu, w.at_gpu, 1, 1);
+    GPU_CHECK(rc < 0, "it was published");
+    end();
+}
+
+static void test_unknown_memory(void **state)
+{
+    (void)state;
+    gpu_run(unknown, "fail=cuPointerGetAttribute:1:999:100000");
+    gpu_run(unknown, "fail=cuPointerGetAttribute:1:700:100000");
+}
+
 /* What the trainer's stream has not done yet is waited for. */
 static void behind_a_stream(void)
 {
@@ -403,6 +460,8 @@ int main(void)
         cmocka_unit_test(test_mixed_and_one_by_one),
         cmocka_unit_test(test_follows_the_trainer),
         cmocka_unit_test(test_follows_a_late_trainer),
+        cmocka_unit_test(test_out_of_bounds),
+        cmocka_unit_test(test_unknown_memory),
         cmocka_unit_test(test_a_lost_device),
         cmocka_unit_test(test_a_faulting_kernel),
         cmocka_unit_test(test_a_killed_trainer),
