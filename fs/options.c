@@ -240,7 +240,7 @@ static const struct {
     {"keep", "N", set_keep, "newest complete versions that are kept for going back; default 2"},
     {"prefetch", NULL, set_prefetch, "fetch each new version ahead (policy pull)"},
     {"streams", "N", set_streams, "connections of one pull; default 4"},
-    {"strategy", "auto|LIST", set_strategy,
+    {"strategy", "auto|NAME:NAME:...", set_strategy,
      "by which ways weights may come, the best first, with colons between: packed_cuda_ipc, cuda_ipc, ipc, "
      "broadcast, dir, tcp, which is what auto (the default) stands for; ctl sets it for one model"},
     {"device", "N", set_device, "the GPU of this mount, for the strategy broadcast; default 0"},

@@ -50,6 +50,8 @@ static int add(struct ws_strategies *s, const char *word, size_t n, struct ws_er
 
     snprintf(name, sizeof(name), "%.*s", n < sizeof(name) ? (int)n : (int)sizeof(name) - 1, word);
     const struct ws_strategy *found = ws_strategy_named(name);
+    if (strcmp(name, "auto") == 0)
+        return ws_error_set(err, EINVAL, "auto stands for all strategies and goes with no others: " ALL);
     if (!found)
         return ws_error_set(err, EINVAL,
                             "there is no strategy '%s'; there are " ALL ", or auto for all of them", name);

@@ -58,6 +58,11 @@ static int load(int flags, struct ws_error *why)
     if (atomic_load(&loaded))
         return 0;
     void *handle = dlopen(ws_cuda_library(), RTLD_NOW | RTLD_LOCAL | flags);
+    if (!handle && getenv("WSYNC_LIBCUDA"))
+        return ws_error_set(
+            why, ENOTSUP,
+            "the driver that WSYNC_LIBCUDA names cannot be opened (unset it to use the machine's own): %s",
+            dlerror());
     if (!handle)
         return ws_error_set(why, ENOTSUP, "there is no NVIDIA driver on this machine: %s", dlerror());
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {

@@ -126,8 +126,11 @@ typedef struct wsync_config {
      * nobody has read is gone once its memory on the GPU is given up. By wsync_offload only, with all ranks
      * on one node; a thread of its own copies what is asked for, in turns with the publisher's calls. */
     int on_demand;
-    /* Keeps the last published bytes on the GPU (as many as this rank writes) and copies what has changed
-     * only; by itself all of it where more than a third has. */
+    /* Keeps the last published bytes on the GPU and copies what has changed only; by itself all of it where
+     * more than a third has. Of blocks of 4 MiB of a file that this rank fills alone, from one device: what
+     * it shares with others goes as usual. Takes as much memory there as those blocks have, and up to 300 MB
+     * to compare with; where that would leave less than a sixteenth of the device, or what `share` wants
+     * lacks it, it is given up, as wsync_gpu_report says. */
     int gpu_delta;
 } wsync_config;
 
@@ -138,13 +141,13 @@ int wsync_open(const wsync_config *config, wsync_publisher **out);
 /* Coarse: registers when the metadata changed, then begin, put of everything, commit. When it
  * returns the sources may be written again; the version is announced once all ranks have committed
  * and every block is hashed (wsync_wait_published). data must be set in every entry.
- * -EEXIST: the version is not higher than the newest of this lineage (see new_run); -EBUSY: no free
- * slot, the text names the holder; -EPROTO: ranks disagree about a tensor or the version, or the agent is of
- * another release; -EINVAL: a box out of range, pieces that overlap, bytes that nobody holds; -ENOMEM: does
- * not fit, with the figures; -ECANCELED: another rank died or went on to a higher version, which is named;
- * -ETIMEDOUT: ranks that are missing, likewise. -ECONNRESET, -ECONNREFUSED, -ENOENT: the agent has gone; the
- * next offload connects to the one that runs then, and the lineage goes on. After any of these the last
- * version is served and the next offload may be called. */
+ * -EEXIST: the version is not higher than the newest of this lineage (see new_run), or this rank has shared
+ * it on demand already; -EBUSY: no free slot, the text names the holder; -EPROTO: ranks disagree about a
+ * tensor or the version, or the agent is of another release; -EINVAL: a box out of range, pieces that
+ * overlap, bytes that nobody holds; -ENOMEM: does not fit, with the figures; -ECANCELED: another rank died or
+ * went on to a higher version, which is named; -ETIMEDOUT: ranks that are missing, likewise. -ECONNRESET,
+ * -ECONNREFUSED, -ENOENT: the agent has gone; the next offload connects to the one that runs then, and the
+ * lineage goes on. After any of these the last version is served and the next offload may be called. */
 int wsync_offload(wsync_publisher *pub, const wsync_param *params, size_t n, uint64_t version);
 /* The same in steps. register: this rank's pieces (collective: waits for every rank). put: copies one
  * registered piece; any order, each once. commit: this rank is done; -ENODATA when bytes are missing,
@@ -216,8 +219,8 @@ typedef struct wsync_gpu_map wsync_gpu_map;
 /* Opens a version's memory on the GPUs. agent: "unix:PATH", NULL as in wsync_config. version 0: the newest
  * that is shared. The trainer waits for wsync_unmap_gpu, or this process's end. -ENOENT: it is not shared
  * (any more); -ESTALE: another lineage's; -ENODEV: its device is not visible here; -EXDEV: not reachable from
- * here (another namespace, no peer access); -ENOTSUP: no driver, or built without. Thread safe; one map by
- * one thread at a time. */
+ * here (another namespace, no peer access); -EBUSY: it is this process's own; -EMFILE: `ulimit -n`; -ENOTSUP:
+ * no driver, or built without. Thread safe; one map by one thread at a time. */
 int wsync_map_gpu(const char *agent, const char *model, uint64_t version, wsync_gpu_map **out);
 uint64_t wsync_gpu_map_version(const wsync_gpu_map *map);
 const char *wsync_gpu_map_run(const wsync_gpu_map *map);

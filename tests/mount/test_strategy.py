@@ -44,7 +44,7 @@ def test_grammar(stack):
     agent, mount = world(stack)
     assert "\nstrategy auto|LIST\n" in mount.text("actor/ctl") and mount.status("actor")["strategy"] == "auto"
     for text, word in {"strategy": "missing", "strategy pigeon": "pigeon", "strategy ipc,,tcp": "''", "strategy ,": "''",
-                       "strategy tcp,ipc,tcp": "twice", "strategy tcp,auto": "'auto'", "strategy ipc tcp": "one word too many",
+                       "strategy tcp,ipc,tcp": "twice", "strategy tcp,auto": "goes with no others", "strategy ipc tcp": "one word too many",
                        "strategy TCP": "'TCP'", "strategy archive": "packed_cuda_ipc"}.items():
         assert mount.refused(text, "actor/ctl") == "EINVAL", text
         assert word in mount.text("actor/last_error"), (text, mount.text("actor/last_error"))

@@ -96,7 +96,7 @@ static void no_driver(void)
     struct ws_error err = {0};
     setenv("WSYNC_LIBCUDA", "/nowhere/libcuda.so.1", 1);
     GPU_CHECK(ops->available(&err) == -ENOTSUP, "%s", err.text);
-    says(&err, "no NVIDIA driver");
+    says(&err, "WSYNC_LIBCUDA");
     setenv("WSYNC_LIBCUDA", "libc.so.6", 1); /* the first answer stands: it is tried once a process */
     GPU_CHECK(ops->available(&err) == -ENOTSUP, "%s", err.text);
 }
