@@ -5,7 +5,7 @@
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
-#include "transports/transport.h"
+#include "tests/fixtures/served.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -148,37 +148,12 @@ static void change(void)
     }
 }
 
-static int note(void *arg, size_t block, uint64_t hash)
-{
-    const struct ws_bundle_file *f = arg;
-    GPU_CHECK(hash == f->hashes[block], "block %zu is not what the manifest says", block);
-    return 0;
-}
-
-/* The file as the agent serves it, every block hashed again. */
+/* The file as the agent serves it. */
 static unsigned char *fetch(const char *model, uint64_t version, uint64_t *size)
 {
     struct ws_error err = {0};
-    struct ws_source *s;
-    struct ws_lane *lane;
-    struct ws_manifest *m;
-    GPU_CHECK(ws_source_open(w.url, NULL, &s, &err) == 0, "%s", err.text);
-    GPU_CHECK(ws_source_manifest(s, model, version, NULL, &m, &err) == 0, "%s", err.text);
-    const struct ws_bundle_file *f = ws_manifest_find(m, "model.safetensors");
-    GPU_CHECK(f, "no file");
-    unsigned char *bytes = malloc(f->size_bytes);
-    struct ws_fetch q = {.manifest = m,
-                         .file = (size_t)(f - m->files),
-                         .n = f->n_blocks,
-                         .dst = bytes,
-                         .block = note,
-                         .arg = (void *)(uintptr_t)f};
-    GPU_CHECK(ws_lane_open(s, &lane, &err) == 0, "%s", err.text);
-    GPU_CHECK(ws_lane_fetch(lane, &q, &err) == 0, "%s", err.text);
-    *size = f->size_bytes;
-    ws_lane_close(lane);
-    ws_manifest_free(m);
-    ws_source_close(s);
+    unsigned char *bytes = served_file(w.url, model, version, size, &err);
+    GPU_CHECK(bytes, "%s", err.text);
     return bytes;
 }
 

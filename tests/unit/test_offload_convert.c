@@ -4,8 +4,9 @@
  */
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
+#include "tests/fixtures/served.h"
 #include "transports/convert.h"
-#include "transports/transport.h"
+#include "transports/safetensors.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -71,39 +72,14 @@ static void end(struct world *w)
     free(w->f32);
 }
 
-static int on_block(void *arg, size_t block, uint64_t hash)
-{
-    const struct ws_bundle_file *f = arg;
-    assert_int_equal(hash, f->hashes[block]);
-    return 0;
-}
-
-/* The file as the agent serves it, every block's hash checked. */
+/* The file as the agent serves it. */
 static unsigned char *fetch(const struct world *w, uint64_t version, struct ws_safetensors **st)
 {
     struct ws_error err = {0};
-    struct ws_source *s;
-    struct ws_lane *lane;
-    struct ws_manifest *m;
-    assert_int_equal(ws_source_open(w->url, NULL, &s, &err), 0);
-    if (ws_source_manifest(s, "m", version, NULL, &m, &err))
+    uint64_t n;
+    unsigned char *bytes = served_file(w->url, "m", version, &n, &err);
+    if (!bytes || ws_safetensors_parse(bytes, n, n, st, &err))
         fail_msg("%s", err.text);
-    const struct ws_bundle_file *f = ws_manifest_find(m, "model.safetensors");
-    assert_non_null(f);
-    unsigned char *bytes = malloc(f->size_bytes);
-    struct ws_fetch q = {.manifest = m,
-                         .file = (size_t)(f - m->files),
-                         .n = f->n_blocks,
-                         .dst = bytes,
-                         .block = on_block,
-                         .arg = (void *)(uintptr_t)f};
-    assert_int_equal(ws_lane_open(s, &lane, &err), 0);
-    if (ws_lane_fetch(lane, &q, &err))
-        fail_msg("%s", err.text);
-    assert_int_equal(ws_safetensors_parse(bytes, f->size_bytes, f->size_bytes, st, &err), 0);
-    ws_lane_close(lane);
-    ws_manifest_free(m);
-    ws_source_close(s);
     return bytes;
 }
 

@@ -3,6 +3,7 @@
  * be. */
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
+#include "tests/fixtures/served.h"
 #include "transports/api.h"
 #include "transports/ipc.h"
 #include "transports/transport.h"
@@ -91,38 +92,16 @@ static wsync_param flat_param(const void *data)
     return (wsync_param){.name = "flat", .dtype = WSYNC_F16, .n_dims = 1, .shape = {FLAT}, .data = data};
 }
 
-static int on_block(void *arg, size_t block, uint64_t hash)
-{
-    const struct ws_bundle_file *f = arg;
-    assert_int_equal(hash, f->hashes[block]);
-    return 0;
-}
-
 /* Pulls a version by a transport and compares both tensors. */
 static void expect(const struct world *w, const char *url, uint64_t version)
 {
     struct ws_error err = {0};
-    struct ws_source *s;
-    struct ws_lane *lane;
-    struct ws_manifest *m;
     struct ws_safetensors *st;
+    uint64_t n;
     (void)w;
-    assert_int_equal(ws_source_open(url, NULL, &s, &err), 0);
-    if (ws_source_manifest(s, "m", version, NULL, &m, &err))
+    unsigned char *bytes = served_file(url, "m", version, &n, &err);
+    if (!bytes || ws_safetensors_parse(bytes, n, n, &st, &err))
         fail_msg("%s", err.text);
-    const struct ws_bundle_file *f = ws_manifest_find(m, "model.safetensors");
-    assert_non_null(f);
-    unsigned char *bytes = malloc(f->size_bytes);
-    struct ws_fetch q = {.manifest = m,
-                         .file = (size_t)(f - m->files),
-                         .n = f->n_blocks,
-                         .dst = bytes,
-                         .block = on_block,
-                         .arg = (void *)(uintptr_t)f};
-    assert_int_equal(ws_lane_open(s, &lane, &err), 0);
-    if (ws_lane_fetch(lane, &q, &err))
-        fail_msg("%s", err.text);
-    assert_int_equal(ws_safetensors_parse(bytes, f->size_bytes, f->size_bytes, &st, &err), 0);
     struct model *want = malloc(sizeof(*want));
     fill(want, version);
     assert_memory_equal(bytes + ws_safetensors_find(st, "matrix")->begin, want->matrix, sizeof(want->matrix));
@@ -130,9 +109,6 @@ static void expect(const struct world *w, const char *url, uint64_t version)
     free(want);
     free(bytes);
     ws_safetensors_free(st);
-    ws_lane_close(lane);
-    ws_manifest_free(m);
-    ws_source_close(s);
 }
 
 static wsync_publisher *opened(const wsync_config *c)
