@@ -49,7 +49,7 @@ static int is_told_to_stop(const struct ws_round_plan *p, struct ws_error *err)
     return 0;
 }
 
-/* Until nothing of the communicator is under way and the mark (NULL: none) is reached. */
+/* Until nothing of the communicator is under way and the event (NULL: none) is reached. */
 static int wait_for(struct ws_round *r, struct ws_event *m, const char *what, struct ws_error *err)
 {
     const struct ws_round_plan *p = r->plan;

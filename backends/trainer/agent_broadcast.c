@@ -148,7 +148,8 @@ static void run_round(struct ws_agent *a, struct ws_broadcasts *b)
     log_round(b->members, &r, rc, bytes, ns, &err);
     clear_round(a, &r);
     struct ws_error why = {0};
-    bool lost = rc < 0 && ws_round_device(b->device, b->uuid, &why) < 0;
+    char uuid[WS_DEVICE_ID]; /* b's is read under the lock */
+    bool lost = rc < 0 && ws_round_device(b->device, uuid, &why) < 0;
     if (lost)
         ws_log(WS_LOG_ERROR, "agent", "nothing is broadcast any more: %s", why.text);
     pthread_mutex_lock(&a->lock);
