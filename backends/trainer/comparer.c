@@ -76,7 +76,7 @@ static int take_device(struct ws_comparer *c, void **out, size_t bytes, struct w
 static int open_round(struct ws_comparer *c, struct round *r, struct ws_error *err)
 {
     const size_t parts = WS_BLOCK_BYTES / WS_HASH_PART, numbers = c->room * sizeof(uint32_t);
-    struct ws_event **marks[] = {&r->listed, &r->compared, &r->packed, &r->hashed, &r->brought};
+    struct ws_event **events[] = {&r->listed, &r->compared, &r->packed, &r->hashed, &r->brought};
     int rc = take_device(c, (void **)&r->staged, c->most * WS_BLOCK_BYTES, err);
     if (rc == 0)
         rc = take_device(c, (void **)&r->at, numbers, err);
@@ -92,8 +92,8 @@ static int open_round(struct ws_comparer *c, struct round *r, struct ws_error *e
         rc = c->ops->alloc_pinned(c->device, numbers, (void **)&r->changes_host, err);
     if (rc == 0)
         rc = c->ops->alloc_pinned(c->device, c->most * 8 * sizeof(uint64_t), (void **)&r->lanes_host, err);
-    for (size_t i = 0; rc == 0 && i < sizeof(marks) / sizeof(marks[0]); i++)
-        rc = c->ops->event_new(c->device, false, marks[i], err);
+    for (size_t i = 0; rc == 0 && i < sizeof(events) / sizeof(events[0]); i++)
+        rc = c->ops->event_new(c->device, false, events[i], err);
     return rc;
 }
 
@@ -101,14 +101,14 @@ static void close_round(struct ws_comparer *c, struct round *r)
 {
     void *const device[] = {r->staged, r->at, r->changes, r->sums, r->lanes};
     void *const pinned[] = {r->at_host, r->changes_host, r->lanes_host};
-    struct ws_event *const marks[] = {r->listed, r->compared, r->packed, r->hashed, r->brought};
+    struct ws_event *const events[] = {r->listed, r->compared, r->packed, r->hashed, r->brought};
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         c->ops->release(c->device, device[i]);
     for (size_t i = 0; i < sizeof(pinned) / sizeof(pinned[0]); i++)
         c->ops->release_pinned(c->device, pinned[i]);
-    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
-        if (marks[i])
-            c->ops->event_free(marks[i]);
+    for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
+        if (events[i])
+            c->ops->event_free(events[i]);
     free_pair(c, &r->lists);
     free_pair(c, &r->counts);
     ws_diff_free(&r->diff);
