@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# sanitizers: address thread
+# sanitizers: address
 # timeout: 180
 """wsync doctor and wsync version, with the stand-in for CUDA's driver where there is no GPU."""
 import os
