@@ -6,6 +6,7 @@
 #include "fs/room.h"
 #include "fs/version.h"
 #include "fs/waits.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/part.h"
 #include "transports/workers.h"
@@ -83,17 +84,17 @@ static int wait_for_parts(struct assembly *a, struct ws_error *err)
 
     pthread_mutex_lock(&s->lock);
     while (rc == -EAGAIN && !atomic_load(&a->route->stop)) {
-        struct timespec until = ws_time_of(ws_now_ns() + STEP_NS);
+        const uint64_t until = ws_clock_ns() + STEP_NS;
         rc = 0;
         for (unsigned i = 0; i < a->n && (rc == 0 || rc == -EAGAIN); i++) {
             int one = how_is(a, i, err);
             rc = one ? one : rc;
         }
         if (rc == -EAGAIN)
-            pthread_cond_timedwait(&s->changed, &s->lock, &until);
+            (void)ws_cond_wait_until(&s->changed, &s->lock, until);
     }
     pthread_mutex_unlock(&s->lock);
-    atomic_store(&a->route->progress_ns, ws_now_ns());
+    atomic_store(&a->route->progress_ns, ws_clock_ns());
     if (atomic_load(&a->route->stop))
         return ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", a->version->model->name,
                             a->version->number);

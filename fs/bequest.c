@@ -1,6 +1,7 @@
 #include "fs/bequest.h"
 #include "fs/content.h"
 #include "fs/version.h"
+#include "transports/clock.h"
 #include <stdlib.h>
 
 #define SETTLE_MS 1000 /* for the kernel to forget names, and for readers to end */
@@ -32,13 +33,13 @@ struct ws_bequest *ws_bequest_new(struct ws_version *from, struct ws_version *he
 bool ws_bequest_take(struct ws_bequest *b, const atomic_bool *stop, _Atomic(uint64_t) ***here)
 {
     struct ws_store *s = b->heir->store;
-    uint64_t end_ns = ws_now_ns() + SETTLE_MS * 1000000UL;
+    uint64_t end_ns = ws_clock_ns() + SETTLE_MS * WS_MS_NS;
     bool handed;
 
     pthread_mutex_lock(&s->lock);
-    while (b->state == WAITS && ws_now_ns() < end_ns && !atomic_load(stop)) {
-        struct timespec until = ws_time_of(ws_now_ns() + 10000000UL);
-        pthread_cond_timedwait(&s->changed, &s->lock, &until);
+    while (b->state == WAITS && ws_clock_ns() < end_ns && !atomic_load(stop)) {
+        const uint64_t until = ws_clock_ns() + 10000000UL;
+        (void)ws_cond_wait_until(&s->changed, &s->lock, until);
     }
     if (b->state == WAITS)
         b->from->bequest = NULL; /* it still exists: it is what would settle this */

@@ -2,6 +2,7 @@
 #include "fs/model.h"
 #include "fs/version.h"
 #include "fs/waits.h"
+#include "transports/clock.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,15 +31,10 @@ static void wake(struct ws_wait *w, int result)
 
 static void init_sleeper(struct sleeper *s)
 {
-    pthread_condattr_t attr;
-
     memset(s, 0, sizeof(*s));
     s->wait.done = wake;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->done, &attr);
-    pthread_condattr_destroy(&attr);
+    ws_cond_init(&s->done);
 }
 
 /* Sleeps until the wait is over, or *cancel. */
@@ -46,7 +42,7 @@ static int sleep_on(struct sleeper *s, const atomic_bool *cancel)
 {
     pthread_mutex_lock(&s->lock);
     while (!s->over) {
-        struct timespec until = ws_time_of(ws_now_ns() + LOOK_MS * 1000000UL);
+        const uint64_t until = ws_clock_ns() + LOOK_MS * WS_MS_NS;
         if (cancel && atomic_load(cancel)) {
             bool ours;
             pthread_mutex_unlock(&s->lock);
@@ -59,7 +55,7 @@ static int sleep_on(struct sleeper *s, const atomic_bool *cancel)
             cancel = NULL; /* it is being answered just now */
             continue;
         }
-        pthread_cond_timedwait(&s->done, &s->lock, &until);
+        (void)ws_cond_wait_until(&s->done, &s->lock, until);
     }
     pthread_mutex_unlock(&s->lock);
     return s->result;
@@ -68,7 +64,7 @@ static int sleep_on(struct sleeper *s, const atomic_bool *cancel)
 static int wait_for(struct ws_version *v, size_t file, enum ws_priority priority, int timeout_ms,
                     const atomic_bool *cancel)
 {
-    uint64_t deadline = timeout_ms < 0 ? WS_NEVER - 1 : ws_now_ns() + (uint64_t)timeout_ms * 1000000UL;
+    uint64_t deadline = timeout_ms < 0 ? WS_NEVER - 1 : ws_clock_ns() + (uint64_t)timeout_ms * WS_MS_NS;
     struct sleeper s;
     int rc;
 

@@ -10,6 +10,7 @@
 #include "fs/settings.h"
 #include "fs/standing.h"
 #include "fs/switch.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/text.h"
 #include <errno.h>
@@ -303,7 +304,7 @@ void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *
 static void note_failed_pull(struct ws_control *c, struct ws_desk *d, const struct ws_version_info *info)
 {
     pthread_mutex_lock(&c->lock);
-    d->last_error.real_ns = ws_time_real_ns();
+    d->last_error.real_ns = ws_clock_day_ns();
     d->last_error.code = info->error_code ? info->error_code : EIO;
     snprintf(d->last_error.command, sizeof(d->last_error.command), "pull %" PRIu64, info->number);
     snprintf(d->last_error.text, sizeof(d->last_error.text), "%s", info->error);

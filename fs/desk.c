@@ -1,4 +1,5 @@
 #include "fs/desk.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <stdarg.h>
@@ -136,7 +137,7 @@ int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, c
     int code = err->code > 0 ? err->code : EIO;
     char shown[WS_ERROR_TEXT], why[WS_ERROR_TEXT];
     pthread_mutex_lock(&c->lock);
-    d->last_error.real_ns = ws_time_real_ns();
+    d->last_error.real_ns = ws_clock_day_ns();
     d->last_error.code = code;
     snprintf(d->last_error.command, sizeof(d->last_error.command), "%s", command);
     snprintf(d->last_error.text, sizeof(d->last_error.text), "%s", err->text);

@@ -2,6 +2,7 @@
  * reader never sees half a line; one that reads on at an offset beyond the new end sees the file as
  * cut, which is what `tail -f` knows from rotated logs. */
 #include "fs/events.h"
+#include "transports/clock.h"
 #include "transports/text.h"
 #include <pthread.h>
 #include <stdio.h>
@@ -16,24 +17,6 @@ struct ws_events {
     char *text;        /* guarded by lock */
     size_t used, room; /* guarded by lock */
 };
-
-static uint64_t clock_ns(clockid_t clock)
-{
-    struct timespec now;
-
-    clock_gettime(clock, &now);
-    return (uint64_t)now.tv_sec * 1000000000UL + (uint64_t)now.tv_nsec;
-}
-
-uint64_t ws_time_real_ns(void)
-{
-    return clock_ns(CLOCK_REALTIME);
-}
-
-uint64_t ws_time_mono_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC);
-}
 
 void ws_time_text(uint64_t real_ns, char out[WS_TIME_CHARS])
 {
@@ -97,7 +80,7 @@ void ws_events_add(struct ws_events *e, const char *line)
     char whole[WS_TIME_CHARS + WS_EVENT_LINE], time_text[WS_TIME_CHARS];
     size_t n;
 
-    ws_time_text(ws_time_real_ns(), time_text);
+    ws_time_text(ws_clock_day_ns(), time_text);
     snprintf(whole, sizeof(whole) - 1, "%s %s", time_text, line);
     ws_text_clean(whole);
     n = strlen(whole);

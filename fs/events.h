@@ -22,7 +22,5 @@ char *ws_events_copy(struct ws_events *e, size_t *len);
 
 /* "2026-11-21T07:37:41.123Z" of CLOCK_REALTIME nanoseconds. */
 void ws_time_text(uint64_t real_ns, char out[WS_TIME_CHARS]);
-uint64_t ws_time_real_ns(void);
-uint64_t ws_time_mono_ns(void);
 
 #endif

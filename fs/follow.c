@@ -3,6 +3,7 @@
 #include "fs/muster.h"
 #include "fs/standing.h"
 #include "fs/switch.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/transport.h"
 #include <errno.h>
@@ -93,7 +94,7 @@ static void note_later(struct ws_control *c, const struct ws_switch_part *p)
     pthread_mutex_lock(&c->lock);
     uint64_t wait = p->desk->again_ns ? p->desk->again_ns * 2 : FIRST_AGAIN_NS;
     p->desk->again_ns = wait < LAST_AGAIN_NS ? wait : LAST_AGAIN_NS;
-    p->desk->not_before_ns = ws_time_mono_ns() + p->desk->again_ns;
+    p->desk->not_before_ns = ws_clock_ns() + p->desk->again_ns;
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -211,7 +212,7 @@ static void add_released(void *arg, struct ws_model *m)
     pthread_mutex_lock(&g->control->lock);
     bool refused = v && d->refused_id == ws_version_id(v) && d->refused_by == g->errand->release;
     refused = refused || (v && is_coming_back(d, v));
-    g->busy = g->busy || d->switching || ws_time_mono_ns() < d->not_before_ns;
+    g->busy = g->busy || d->switching || ws_clock_ns() < d->not_before_ns;
     pthread_mutex_unlock(&g->control->lock);
     if (!v)
         tell_of_missing(g->control, d, &o);
@@ -240,13 +241,13 @@ static void follow_release(struct ws_control *c, uint64_t release)
 /* Is a published version far enough ahead, and the last switch long enough ago? Under the control's lock. */
 static bool is_due(const struct ws_desk *d, const struct ws_version *latest, const struct ws_version *current)
 {
-    if (d->switching || ws_time_mono_ns() < d->not_before_ns || d->refused_id == ws_version_id(latest) ||
+    if (d->switching || ws_clock_ns() < d->not_before_ns || d->refused_id == ws_version_id(latest) ||
         is_coming_back(d, latest))
         return false;
     if (!current || strcmp(ws_version_run(latest), ws_version_run(current)) != 0)
         return true;
     if (d->follow_interval_s &&
-        ws_time_mono_ns() - d->followed_ns < (uint64_t)d->follow_interval_s * 1000000000UL)
+        ws_clock_ns() - d->followed_ns < (uint64_t)d->follow_interval_s * WS_SECOND_NS)
         return false;
     return ws_version_number(latest) >= ws_version_number(current) + d->follow_every;
 }
@@ -260,7 +261,7 @@ static void follow_published(struct ws_control *c, struct ws_desk *d, struct ws_
         enum ws_policy policy = d->policy;
         bool due = policy == WS_POLICY_FOLLOW && is_due(d, latest, current);
         if (due)
-            d->followed_ns = ws_time_mono_ns();
+            d->followed_ns = ws_clock_ns();
         pthread_mutex_unlock(&c->lock);
         /* One after the other: on a slow link two at once would both come too late; what the first leaves is
          * the base of the next. */

@@ -2,6 +2,7 @@
 #include "fs/follow.h"
 #include "fs/settings.h"
 #include "fs/switch.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <errno.h>
@@ -65,7 +66,7 @@ static bool should_come_along(struct ws_control *c, const struct ws_desk *d, con
 {
     pthread_mutex_lock(&c->lock);
     bool want = !d->switching && !e->removed && (e->state != WS_ENGINE_SERVING || e->doubted) &&
-                ws_time_mono_ns() >= e->next_try_ns &&
+                ws_clock_ns() >= e->next_try_ns &&
                 (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || e->doubted);
     pthread_mutex_unlock(&c->lock);
     return want;
@@ -78,7 +79,7 @@ static void bring_along(struct ws_control *c, struct ws_desk *d, struct ws_model
     pthread_mutex_lock(&c->lock);
     uint64_t wait = e->try_wait_ns ? e->try_wait_ns * 2 : FIRST_WAIT_NS;
     e->try_wait_ns = rc == 0 ? 0 : wait < LAST_WAIT_NS ? wait : LAST_WAIT_NS;
-    e->next_try_ns = ws_time_mono_ns() + e->try_wait_ns;
+    e->next_try_ns = ws_clock_ns() + e->try_wait_ns;
     pthread_mutex_unlock(&c->lock);
     if (rc < 0 && rc != -EBUSY)
         ws_log(WS_LOG_WARN, "keeper", "%s", err.text);
@@ -172,10 +173,8 @@ static void *keep(void *arg)
     struct ws_control *c = k->control;
     pthread_mutex_lock(&k->lock);
     while (!k->stop) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += LOOK_MS / 1000;
-        while (!k->stop && !k->look && pthread_cond_timedwait(&k->changed, &k->lock, &until) == 0)
+        const uint64_t until = ws_clock_ns() + LOOK_MS * WS_MS_NS;
+        while (!k->stop && !k->look && ws_cond_wait_until(&k->changed, &k->lock, until) == 0)
             ;
         k->look = false;
         if (k->stop)
@@ -194,17 +193,13 @@ static void *keep(void *arg)
 
 int ws_keeper_start(struct ws_control *c, struct ws_keeper **out)
 {
-    pthread_condattr_t attr;
     struct ws_keeper *k = calloc(1, sizeof(*k));
     if (!k)
         return -ENOMEM;
     k->control = c;
     k->look = true;
     pthread_mutex_init(&k->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&k->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    ws_cond_init(&k->changed);
     if (pthread_create(&k->thread, NULL, keep, k) != 0) {
         pthread_cond_destroy(&k->changed);
         pthread_mutex_destroy(&k->lock);

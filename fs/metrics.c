@@ -1,5 +1,6 @@
 /* The mount's figures in Prometheus' text format. */
 #include "fs/desk.h"
+#include "transports/clock.h"
 #include <inttypes.h>
 #include <string.h>
 
@@ -41,7 +42,7 @@ static void age(void *arg, struct ws_model *m)
     struct printer *p = arg;
     struct ws_version *v = ws_model_current(m);
     struct ws_version_info i;
-    uint64_t now = ws_time_real_ns();
+    uint64_t now = ws_clock_day_ns();
     if (!v)
         return;
     ws_version_info(v, &i);

@@ -1,5 +1,6 @@
 #include "fs/neighbours.h"
 #include "transports/api.h"
+#include "transports/clock.h"
 #include "transports/name.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -114,10 +115,10 @@ int ws_neighbours_wait(struct ws_control *c, const struct ws_switch_part *p,
     json_t *names = named(c, p->desk);
     const char *missing = NULL;
     bool told = false;
-    uint64_t now = ws_time_mono_ns(), asked = 0;
-    uint64_t end = now + (o->deadline_s ? o->deadline_s : WAIT_S) * 1000000000UL;
+    uint64_t now = ws_clock_ns(), asked = 0;
+    uint64_t end = now + (o->deadline_s ? o->deadline_s : WAIT_S) * WS_SECOND_NS;
     int rc = names ? 0 : ws_error_set(err, ENOMEM, "no memory for a switch");
-    for (; rc == 0 && json_array_size(names) > 0; now = ws_time_mono_ns()) {
+    for (; rc == 0 && json_array_size(names) > 0; now = ws_clock_ns()) {
         if (now - asked > RENEW_NS) {
             rc = want(p, names, err);
             asked = now;

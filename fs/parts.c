@@ -2,6 +2,7 @@
 #include "fs/model.h"
 #include "fs/version.h"
 #include "fs/watch.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/part.h"
 #include <assert.h>
@@ -139,8 +140,8 @@ static void warn(struct ws_model *m)
         return;
     }
     if (!m->lacking_since_ns)
-        m->lacking_since_ns = ws_now_ns();
-    if (!answered || ws_now_ns() - m->lacking_since_ns < WARN_NS)
+        m->lacking_since_ns = ws_clock_ns();
+    if (!answered || ws_clock_ns() - m->lacking_since_ns < WARN_NS)
         return;
     m->warned = true;
     ws_log(WS_LOG_WARN, "store", "%s", m->lacking);

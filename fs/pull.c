@@ -22,6 +22,7 @@
 #include "fs/verify.h"
 #include "fs/version.h"
 #include "fs/waits.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <assert.h>
@@ -31,7 +32,7 @@
 #include <string.h>
 
 #define WAY_TRIES   3
-#define HOLD_OFF_NS 1000000000UL /* after a failure: readers that ask again at once get the same answer */
+#define HOLD_OFF_NS WS_SECOND_NS /* after a failure: readers that ask again at once get the same answer */
 
 struct ws_pull {
     struct ws_version *version; /* counted */
@@ -387,7 +388,7 @@ static void enter(struct ws_pull *p, enum ws_state state)
     ws_changes_init(&changes);
     pthread_mutex_lock(&v->store->lock);
     if (state == WS_PULLING)
-        v->pull_began_ns = ws_now_ns();
+        v->pull_began_ns = ws_clock_ns();
     if (v->named)
         ws_version_set_state(v, state, &changes);
     pthread_mutex_unlock(&v->store->lock);
@@ -502,7 +503,7 @@ static void note_success(struct ws_version *v, enum ws_goal goal, const char *ho
     if (goal != WS_GOAL_ALL)
         return;
     atomic_store(&v->complete, true);
-    v->pull_seconds = (double)(ws_now_ns() - v->pull_began_ns) / 1e9;
+    v->pull_seconds = (double)(ws_clock_ns() - v->pull_began_ns) / 1e9;
     snprintf(v->how, sizeof(v->how), "%s", how);
     v->store->pulls_ok++;
     if (v->named)
@@ -516,7 +517,7 @@ static void note_failure(struct ws_version *v, enum ws_goal goal, int rc, const 
     free(v->error);
     v->error = strdup(err->text);
     v->error_code = -rc;
-    v->failed_ns = ws_now_ns();
+    v->failed_ns = ws_clock_ns();
     if (goal != WS_GOAL_ALL)
         return;
     v->pull_seconds = (double)(v->failed_ns - v->pull_began_ns) / 1e9;
@@ -659,7 +660,7 @@ static bool has_reached(struct ws_version *v, enum ws_goal goal)
 static bool is_held_off(const struct ws_version *v, enum ws_priority priority)
 {
     return v->error_code && v->error_code != ENOSPC && priority != WS_PRIORITY_SWITCH &&
-           ws_now_ns() - v->failed_ns < HOLD_OFF_NS;
+           ws_clock_ns() - v->failed_ns < HOLD_OFF_NS;
 }
 
 int ws_pull_ask(struct ws_version *v, enum ws_goal goal, enum ws_priority priority)

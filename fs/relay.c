@@ -3,6 +3,7 @@
 #include "fs/offers.h"
 #include "fs/version.h"
 #include "fs/waits.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <errno.h>
@@ -330,7 +331,6 @@ int ws_relay_new(struct ws_relay **out, struct ws_store *store, const struct ws_
                  struct ws_error *err)
 {
     struct ws_relay *r = calloc(1, sizeof(*r));
-    struct timespec born;
     int rc;
 
     if (!r)
@@ -338,8 +338,7 @@ int ws_relay_new(struct ws_relay **out, struct ws_store *store, const struct ws_
     r->store = store;
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
-    clock_gettime(CLOCK_REALTIME, &born); /* who polled the one before is answered at once */
-    atomic_init(&r->seq, (uint64_t)born.tv_sec * 1000000UL + (uint64_t)born.tv_nsec / 1000UL);
+    atomic_init(&r->seq, ws_clock_day_ns() / 1000); /* who polled the one before is answered at once */
     rc = ws_tcp_server_new(&r->server, &(struct ws_catalog){&ops, r}, options, err);
     if (rc == 0 && (rc = ws_thread_start(&r->announcer, announce, r)) < 0) {
         ws_error_set(err, -rc, "cannot start a thread to serve other mounts: %s", strerror(-rc));

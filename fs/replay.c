@@ -7,6 +7,7 @@
 #include "fs/plan.h"
 #include "fs/version.h"
 #include "fs/waits.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/patcher.h"
 #include "transports/workers.h"
@@ -161,7 +162,7 @@ static bool make_block(struct ws_replay *p, struct ws_patcher *patcher, size_t f
     const struct ws_delta_record *records[WS_MAX_CHAIN];
     unsigned char *dst = ws_region_data(ws_content_region(p->version, file)) + block * WS_BLOCK_BYTES;
     size_t len = ws_block_len(f, block), n = p->plan.n_links;
-    uint64_t began = ws_now_ns(), hash = 0;
+    uint64_t began = ws_clock_ns(), hash = 0;
     bool based = base_has(p, file, block);
     bool same = based && p->plan.base->files[p->base_file[file]].hashes[block] == f->hashes[block];
 
@@ -174,7 +175,7 @@ static bool make_block(struct ws_replay *p, struct ws_patcher *patcher, size_t f
     if (!based || ws_patcher_block(patcher, dst, source_of(p, file, block), len, records, n, &hash, NULL) < 0)
         return false;
     atomic_fetch_add(&p->patched_bytes, len);
-    atomic_fetch_add(&p->patched_ns, ws_now_ns() - began);
+    atomic_fetch_add(&p->patched_ns, ws_clock_ns() - began);
     return hash == f->hashes[block];
 }
 
@@ -186,7 +187,7 @@ static void patch_block(struct ws_replay *p, struct ws_patcher *patcher, size_t 
         return;
     if (make_block(p, patcher, file, block)) {
         ws_content_arrived(v, file, block);
-        atomic_store(&p->route->progress_ns, ws_now_ns());
+        atomic_store(&p->route->progress_ns, ws_clock_ns());
         ws_waits_answer(v);
     }
 }
@@ -213,7 +214,7 @@ static int on_record(void *arg, struct ws_delta_record *r)
 
     atomic_fetch_add(&v->moved_bytes, bytes);
     atomic_fetch_add(&v->store->moved_bytes, bytes);
-    atomic_store(&p->route->progress_ns, ws_now_ns());
+    atomic_store(&p->route->progress_ns, ws_clock_ns());
     if (rc == -EINVAL)
         return 1;
     if (rc == 0 && l->patching)

@@ -6,6 +6,7 @@
 #include "fs/report.h"
 #include "fs/watch.h"
 #include "transports/api.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <errno.h>
@@ -119,10 +120,10 @@ int ws_model_ask(struct ws_model *m, const char *path, const json_t *body, json_
 
 void ws_store_drain(struct ws_store *s, unsigned timeout_ms)
 {
-    struct timespec until = ws_time_of(ws_now_ns() + timeout_ms * 1000000UL);
+    const uint64_t until = ws_clock_ns() + timeout_ms * WS_MS_NS;
 
     pthread_mutex_lock(&s->lock);
-    while (s->n_reports > 0 && pthread_cond_timedwait(&s->changed, &s->lock, &until) != ETIMEDOUT)
+    while (s->n_reports > 0 && ws_cond_wait_until(&s->changed, &s->lock, until) != ETIMEDOUT)
         ;
     pthread_mutex_unlock(&s->lock);
 }

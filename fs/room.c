@@ -7,6 +7,7 @@
 #include "fs/model.h"
 #include "fs/parts.h"
 #include "fs/version.h"
+#include "transports/clock.h"
 #include "transports/memory.h"
 #include <errno.h>
 #include <stdio.h>
@@ -125,7 +126,7 @@ static int try_take(struct ws_version *v, uint64_t bytes, uint64_t limit, uint64
 {
     struct ws_store *s = v->store;
     bool wait_helps = s->used_bytes - s->waiting_bytes + bytes <= limit;
-    struct timespec until = ws_time_of(ws_now_ns() + STEP_MS * 1000000UL);
+    const uint64_t until = ws_clock_ns() + STEP_MS * WS_MS_NS;
     struct ws_version *victim;
 
     if (s->used_bytes + in_pool + bytes <= limit) {
@@ -133,10 +134,10 @@ static int try_take(struct ws_version *v, uint64_t bytes, uint64_t limit, uint64
         v->own_bytes = bytes;
         return 0;
     }
-    if (wait_helps && (*give_up_ns == 0 || ws_now_ns() < *give_up_ns)) {
+    if (wait_helps && (*give_up_ns == 0 || ws_clock_ns() < *give_up_ns)) {
         if (*give_up_ns == 0)
-            *give_up_ns = ws_now_ns() + SETTLE_MS * 1000000UL;
-        pthread_cond_timedwait(&s->changed, &s->lock, &until);
+            *give_up_ns = ws_clock_ns() + SETTLE_MS * WS_MS_NS;
+        (void)ws_cond_wait_until(&s->changed, &s->lock, until);
         return 1;
     }
     victim = bytes <= limit ? find_victim(s, v) : NULL;

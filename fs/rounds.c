@@ -2,6 +2,7 @@
 #include "fs/content.h"
 #include "fs/waits.h"
 #include "transports/broadcast.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -126,7 +127,7 @@ static void join(struct rounds *b, const atomic_int *priority, unsigned char **d
             ws_log(WS_LOG_WARN, "store", "broadcast given up model=%s version=%lu errno=%s error=\"%s\"",
                    b->version->model->name, b->version->number, ws_errno_name(-rc), err.text);
     }
-    atomic_store(&b->route->progress_ns, ws_now_ns()); /* what follows has its whole deadline */
+    atomic_store(&b->route->progress_ns, ws_clock_ns()); /* what follows has its whole deadline */
 }
 
 void ws_rounds_run(struct ws_route *r, const atomic_int *priority, char how[WS_HOW_CHARS])

@@ -4,6 +4,7 @@
  * nothing has moved for the pull's deadline. */
 #include "fs/route.h"
 #include "fs/offers.h"
+#include "transports/clock.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,18 +15,14 @@
 
 void ws_route_init(struct ws_route *r, struct ws_version *v)
 {
-    pthread_condattr_t attr;
 
     memset(r, 0, sizeof(*r));
     r->version = v;
-    atomic_init(&r->progress_ns, ws_now_ns());
+    atomic_init(&r->progress_ns, ws_clock_ns());
     atomic_init(&r->used, WS_NO_STRATEGY);
     (void)ws_strategies_get_locked(v->store, v->model->name, &r->strategies);
     pthread_mutex_init(&r->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&r->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    ws_cond_init(&r->changed);
 }
 
 void ws_route_release(struct ws_route *r)
@@ -163,7 +160,7 @@ void ws_route_doubt(struct ws_route *r, struct ws_leg *leg)
 
 void ws_route_progress(struct ws_route *r, struct ws_leg *leg)
 {
-    atomic_store(&r->progress_ns, ws_now_ns());
+    atomic_store(&r->progress_ns, ws_clock_ns());
     if (!leg->control)
         atomic_store(&r->used, leg->watch->strategy);
     leg->attempts = 0;
@@ -226,18 +223,18 @@ static int given_up(const struct ws_route *r, int rc, struct ws_error *err)
 static void back_off(struct ws_route *r, unsigned attempts)
 {
     unsigned doublings = attempts < MAX_DOUBLINGS ? attempts : MAX_DOUBLINGS;
-    uint64_t ns = (uint64_t)FIRST_PAUSE_MS * 1000000UL << doublings;
-    uint64_t now = ws_now_ns();
-    struct timespec until = ws_time_of(now + ns / 2 + (now ^ (uintptr_t)&until) % ns);
+    uint64_t ns = (uint64_t)FIRST_PAUSE_MS * WS_MS_NS << doublings;
+    uint64_t now = ws_clock_ns();
+    const uint64_t until = now + ns / 2 + (now ^ (uintptr_t)r) % ns;
 
-    while (!atomic_load(&r->stop) && pthread_cond_timedwait(&r->changed, &r->lock, &until) != ETIMEDOUT)
+    while (!atomic_load(&r->stop) && ws_cond_wait_until(&r->changed, &r->lock, until) != ETIMEDOUT)
         ;
 }
 
 int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_error *err)
 {
     struct ws_store *s = r->version->store;
-    uint64_t deadline_ns = (uint64_t)s->options.deadline_ms * 1000000UL;
+    uint64_t deadline_ns = (uint64_t)s->options.deadline_ms * WS_MS_NS;
     struct ws_watch *w = leg->watch;
     bool up;
     int final = 0;
@@ -263,7 +260,7 @@ int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_er
         atomic_fetch_add(&s->retries, 1);
         if (r->turn == leg->turn)
             r->turn++;
-        if (ws_now_ns() - atomic_load(&r->progress_ns) > deadline_ns)
+        if (ws_clock_ns() - atomic_load(&r->progress_ns) > deadline_ns)
             final = given_up(r, rc, err);
         else
             back_off(r, leg->attempts++);

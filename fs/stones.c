@@ -2,6 +2,7 @@
 #include "fs/links.h"
 #include "fs/pull.h"
 #include "fs/version.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/patcher.h"
 #include <errno.h>
@@ -83,8 +84,8 @@ static int bring(struct ws_route *r, struct ws_version *stone, enum ws_priority 
     pthread_mutex_lock(&s->lock);
     rc = ws_pull_ask(stone, WS_GOAL_ALL, priority);
     while (rc == 0 && stone->pull && !ws_version_is_complete(stone) && !atomic_load(&r->stop)) {
-        struct timespec until = ws_time_of(ws_now_ns() + STEP_NS);
-        pthread_cond_timedwait(&s->changed, &s->lock, &until);
+        const uint64_t until = ws_clock_ns() + STEP_NS;
+        (void)ws_cond_wait_until(&s->changed, &s->lock, until);
     }
     if (ws_version_is_complete(stone))
         rc = 0;
@@ -95,7 +96,7 @@ static int bring(struct ws_route *r, struct ws_version *stone, enum ws_priority 
     if (stone->error)
         snprintf(why, sizeof(why), "%s", stone->error);
     pthread_mutex_unlock(&s->lock);
-    atomic_store(&r->progress_ns, ws_now_ns());
+    atomic_store(&r->progress_ns, ws_clock_ns());
     if (atomic_load(&r->stop))
         return ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name, v->number);
     if (rc < 0)

@@ -10,6 +10,7 @@
 #include "fs/store_state.h"
 #include "fs/waits.h"
 #include "fs/watch.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/memory.h"
 #include "transports/name.h"
@@ -23,7 +24,7 @@
 
 #define DEFAULT_KEEP    2
 #define DEFAULT_STREAMS 4
-#define END_NS          1000000000UL /* for pulls at the end; a call that nothing can cut may take longer */
+#define END_NS          WS_SECOND_NS /* for pulls at the end; a call that nothing can cut may take longer */
 
 /* --- options --- */
 
@@ -67,16 +68,6 @@ static int copy_options(struct ws_store_options *o, const struct ws_store_option
 }
 
 /* --- life --- */
-
-static void init_cond(pthread_cond_t *c)
-{
-    pthread_condattr_t attr;
-
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(c, &attr);
-    pthread_condattr_destroy(&attr);
-}
 
 void ws_store_put(struct ws_store *s)
 {
@@ -134,10 +125,10 @@ int ws_store_new(struct ws_store **out, const struct ws_store_options *options, 
         return ws_error_set(err, ENOMEM, "out of memory for a store");
     atomic_init(&s->refs, 1);
     pthread_mutex_init(&s->lock, NULL);
-    init_cond(&s->changed);
-    init_cond(&s->clock_changed);
-    init_cond(&s->reaper_changed);
-    init_cond(&s->reporter_changed);
+    ws_cond_init(&s->changed);
+    ws_cond_init(&s->clock_changed);
+    ws_cond_init(&s->reaper_changed);
+    ws_cond_init(&s->reporter_changed);
     s->next_deadline_ns = WS_NEVER;
     s->last_dead = &s->dead;
     s->last_report = &s->reports;
@@ -177,7 +168,7 @@ static unsigned unlist_watches(struct ws_store *s, const char *model, struct ws_
  * than a second ends by itself later: it holds references to all it needs. */
 static void stop_pulls(struct ws_store *s)
 {
-    struct timespec until = ws_time_of(ws_now_ns() + END_NS);
+    const uint64_t until = ws_clock_ns() + END_NS;
 
     for (unsigned i = 0; i < WS_ID_BUCKETS; i++) {
         for (struct ws_version *v = s->ids[i]; v; v = v->next_id) {
@@ -185,7 +176,7 @@ static void stop_pulls(struct ws_store *s)
                 ws_pull_stop(v->pull);
         }
     }
-    while (s->n_pulls > 0 && pthread_cond_timedwait(&s->changed, &s->lock, &until) != ETIMEDOUT)
+    while (s->n_pulls > 0 && ws_cond_wait_until(&s->changed, &s->lock, until) != ETIMEDOUT)
         ;
     if (s->n_pulls > 0)
         ws_log(WS_LOG_WARN, "store", "a source does not answer: a pull ends later pulls=%u", s->n_pulls);
@@ -301,7 +292,7 @@ int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err)
 
 bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms)
 {
-    struct timespec until = ws_time_of(ws_now_ns() + (uint64_t)timeout_ms * 1000000UL);
+    const uint64_t until = ws_clock_ns() + (uint64_t)timeout_ms * WS_MS_NS;
     bool all = false, late = false;
 
     pthread_mutex_lock(&s->lock);
@@ -310,7 +301,7 @@ bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms)
         for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
             all = all && (!s->watches[i] || s->watches[i]->answered);
         if (!all)
-            late = pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT;
+            late = ws_cond_wait_until(&s->changed, &s->lock, until) == ETIMEDOUT;
     }
     pthread_mutex_unlock(&s->lock);
     return all;
@@ -339,7 +330,7 @@ size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t m
         snprintf(out[i].transport, sizeof(out[i].transport), "%s", ws_source_transport(w->source));
         snprintf(out[i].error, sizeof(out[i].error), "%s", w->error);
         out[i].up = w->up;
-        out[i].seconds_since_contact = w->contact_ns ? (double)(ws_now_ns() - w->contact_ns) / 1e9 : -1;
+        out[i].seconds_since_contact = w->contact_ns ? (double)(ws_clock_ns() - w->contact_ns) / 1e9 : -1;
     }
     pthread_mutex_unlock(&s->lock);
     return n;

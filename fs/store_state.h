@@ -14,6 +14,7 @@
 #define WS_FS_STORE_STATE_H
 #include "fs/choice.h"
 #include "fs/store.h"
+#include "transports/clock.h"
 #include "transports/delta_set.h"
 #include "transports/limits.h"
 #include "transports/pool.h"
@@ -170,19 +171,6 @@ struct ws_store {
 };
 
 void ws_store_put(struct ws_store *s); /* the last one frees it; without any lock */
-
-static inline uint64_t ws_now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000UL + (uint64_t)t.tv_nsec;
-}
-
-static inline struct timespec ws_time_of(uint64_t ns)
-{
-    return (struct timespec){.tv_sec = (time_t)(ns / 1000000000UL), .tv_nsec = (long)(ns % 1000000000UL)};
-}
 
 static inline uint64_t ws_bit(unsigned index)
 {

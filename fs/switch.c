@@ -27,6 +27,7 @@
 #include "fs/settings.h"
 #include "fs/standing.h"
 #include "fs/switch_work.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -42,7 +43,7 @@
 
 static uint64_t deadline_of(const struct ws_switch_options *o)
 {
-    return ws_time_mono_ns() + (o->deadline_s ? o->deadline_s : WS_SWITCH_DEADLINE_S) * 1000000000UL;
+    return ws_clock_ns() + (o->deadline_s ? o->deadline_s : WS_SWITCH_DEADLINE_S) * WS_SECOND_NS;
 }
 
 static int check_end(struct ws_run *r, const struct ws_desk *d, struct ws_error *err)
@@ -52,7 +53,7 @@ static int check_end(struct ws_run *r, const struct ws_desk *d, struct ws_error 
         return ws_error_set(err, ECANCELED, "the mount is ending");
     if ((o->cancel && atomic_load(o->cancel)) || (d && atomic_load(&d->cancel)))
         return ws_error_set(err, EINTR, "the switch was cancelled");
-    if (ws_time_mono_ns() > r->deadline_ns)
+    if (ws_clock_ns() > r->deadline_ns)
         return ws_error_set(err, ETIMEDOUT, "the switch took longer than its deadline");
     return 0;
 }
@@ -333,7 +334,7 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
                   const struct ws_switch_options *o, struct ws_error *err)
 {
     struct ws_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
-    uint64_t start = ws_time_mono_ns();
+    uint64_t start = ws_clock_ns();
     bool drove = false;
     int rc = claim_in_time(&r, parts, n, err);
     if (rc < 0)
@@ -357,7 +358,7 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
         ws_desk_event(c, parts[i].desk,
                       "switched model=%s version=%" PRIu64 " run=%s engines=%u seconds=%.3f",
                       ws_model_name(parts[i].model), ws_version_number(parts[i].version),
-                      ws_version_run(parts[i].version), serving, (double)(ws_time_mono_ns() - start) * 1e-9);
+                      ws_version_run(parts[i].version), serving, (double)(ws_clock_ns() - start) * 1e-9);
         const struct ws_mark mark = ws_version_mark(parts[i].version);
         ws_standing_report(c, parts[i].desk, parts[i].model, &mark, "loaded", NULL);
     }

@@ -1,4 +1,5 @@
 #include "fs/switch_work.h"
+#include "transports/clock.h"
 #include "transports/workers.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 static void call_of(struct ws_work *w, struct ws_engine_call *call)
 {
     struct ws_run *r = w->run;
-    uint64_t now = ws_time_mono_ns();
+    uint64_t now = ws_clock_ns();
     ws_engine_call_of(w->engine, r->control, call);
     call->target.sleeping = w->sleeping;
     if (r->going_back) { /* engines are not left half-way because somebody lost patience */
@@ -74,7 +75,7 @@ static void tell(struct ws_work *w, const char *phase, uint64_t start_ns, int rc
     char why[WS_ERROR_TEXT];
     ws_desk_event(w->run->control, w->desk,
                   "%s model=%s version=%s engine=%s seconds=%.3f result=%s%s%.300s%s", phase, w->desk->name,
-                  w->to_version, w->engine->name, (double)(ws_time_mono_ns() - start_ns) * 1e-9,
+                  w->to_version, w->engine->name, (double)(ws_clock_ns() - start_ns) * 1e-9,
                   rc < 0 ? ws_errno_name(-rc) : "ok", rc < 0 ? " why=\"" : "",
                   rc < 0 ? ws_desk_quotable(w->err.text, why) : "", rc < 0 ? "\"" : "");
 }
@@ -138,7 +139,7 @@ int ws_work_pause(struct ws_work *w)
 {
     struct ws_engine_call call;
     struct ws_engine_serving now = {0};
-    uint64_t start = ws_time_mono_ns();
+    uint64_t start = ws_clock_ns();
     call_of(w, &call);
     int rc = w->engine->ops->serving(&call.target, &now, &w->err);
     if (rc == 0 && is_another(w, &now)) { /* restarted since: it may be of another release, too */
@@ -152,7 +153,7 @@ int ws_work_pause(struct ws_work *w)
         rc = w->engine->ops->pause(&call.target, &w->err);
         w->paused = rc != -EHOSTUNREACH &&
                     rc != -EACCES; /* also when the answer was lost: it is resumed either way */
-        w->paused_ns = ws_time_mono_ns();
+        w->paused_ns = ws_clock_ns();
     }
     if (rc < 0) {
         ws_work_set_state(w, WS_ENGINE_UNKNOWN, NULL, w->err.text);
@@ -189,7 +190,7 @@ static int load_path(struct ws_work *w, const char *path, const char *version)
 
 int ws_work_load(struct ws_work *w)
 {
-    uint64_t start = ws_time_mono_ns();
+    uint64_t start = ws_clock_ns();
     int rc = load_path(w, w->to_path, w->to_mark);
     w->touched = rc != -EHOSTUNREACH; /* that one never heard of it */
     w->lost = rc < 0;
@@ -200,7 +201,7 @@ int ws_work_load(struct ws_work *w)
 static void note_pause(struct ws_work *w)
 {
     struct ws_control *c = w->run->control;
-    double seconds = (double)(ws_time_mono_ns() - w->paused_ns) * 1e-9;
+    double seconds = (double)(ws_clock_ns() - w->paused_ns) * 1e-9;
     size_t b = 0;
     while (b < WS_PAUSE_BUCKETS && seconds > ws_pause_bounds[b])
         b++;
@@ -232,7 +233,7 @@ static int resume(struct ws_work *w)
 
 int ws_work_resume(struct ws_work *w)
 {
-    uint64_t start = ws_time_mono_ns();
+    uint64_t start = ws_clock_ns();
     int rc = resume(w);
     ws_work_set_state(w, rc == 0 ? WS_ENGINE_SERVING : WS_ENGINE_PAUSED, w->to_mark,
                       rc == 0 ? NULL : w->err.text);
@@ -261,7 +262,7 @@ int ws_work_pause_again(struct ws_work *w)
     call_of(w, &call);
     int rc = w->engine->ops->pause(&call.target, &w->err);
     w->paused = true; /* also when the answer was lost: it is loaded back either way */
-    w->paused_ns = ws_time_mono_ns();
+    w->paused_ns = ws_clock_ns();
     return rc;
 }
 
@@ -269,7 +270,7 @@ int ws_work_pause_again(struct ws_work *w)
 int ws_work_bring_back(struct ws_work *w)
 {
     struct ws_error why = w->err;
-    uint64_t start = ws_time_mono_ns();
+    uint64_t start = ws_clock_ns();
     int rc = w->touched || w->broken ? -EIO : 0;
     for (int i = 0; w->touched && w->back_path[0] && i < BACK_TRIES && rc < 0; i++)
         rc = load_path(w, w->back_path, w->back_version[0] ? w->back_version : "default");

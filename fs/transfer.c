@@ -8,6 +8,7 @@
 #include "fs/transfer.h"
 #include "fs/content.h"
 #include "fs/waits.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <assert.h>
@@ -196,7 +197,7 @@ static bool next_run(struct lane *l)
     bool found = false, goes_on = true;
 
     while (!found && goes_on) {
-        struct timespec until;
+        uint64_t until;
         if (claim_waited(t, &l->run))
             return true;
         pthread_mutex_lock(&r->lock);
@@ -204,10 +205,10 @@ static bool next_run(struct lane *l)
         goes_on = t->rc == 0 && t->n_left > 0 && !atomic_load(&r->stop);
         found = goes_on && !outranked && claim_next(t, &l->run);
         if (goes_on && !found) {
-            until = ws_time_of(ws_now_ns() + (outranked ? NAP_MS : IDLE_MS) * 1000000UL);
-            pthread_cond_timedwait(&r->changed, &r->lock, &until);
+            until = ws_clock_ns() + (outranked ? NAP_MS : IDLE_MS) * WS_MS_NS;
+            (void)ws_cond_wait_until(&r->changed, &r->lock, until);
             if (outranked)
-                atomic_store(&r->progress_ns, ws_now_ns()); /* waiting its turn is no silence */
+                atomic_store(&r->progress_ns, ws_clock_ns()); /* waiting its turn is no silence */
         }
         pthread_mutex_unlock(&r->lock);
     }
@@ -366,7 +367,7 @@ int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char *
         .how = "",
     };
     int rc = make_table(&t);
-    const uint64_t began = ws_now_ns(), before = atomic_load(&v->moved_bytes);
+    const uint64_t began = ws_clock_ns(), before = atomic_load(&v->moved_bytes);
 
     if (rc < 0) {
         rc = ws_error_set(err, ENOMEM, "out of memory for the blocks of %s/%lu", v->model->name, v->number);
@@ -375,7 +376,7 @@ int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char *
         t.n_lanes = t.n_left < streams ? (unsigned)t.n_left : streams;
         rc = run_lanes(&t, err);
         ws_speed_note(&v->store->speeds.link, atomic_load(&v->moved_bytes) - before,
-                      (double)(ws_now_ns() - began) / 1e9);
+                      (double)(ws_clock_ns() - began) / 1e9);
     }
     if (rc == 0 && t.n_left > 0) {
         rc = t.rc ? t.rc : -ECANCELED;

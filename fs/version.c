@@ -13,6 +13,7 @@
 #include "fs/pull.h"
 #include "fs/reaper.h"
 #include "fs/watch.h"
+#include "transports/clock.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -310,7 +311,7 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out)
     out->created_ns = v->created_ns;
     out->pull_seconds = v->pull_seconds;
     if (v->state == WS_PULLING || v->state == WS_VERIFYING)
-        out->pull_seconds = (double)(ws_now_ns() - v->pull_began_ns) / 1e9;
+        out->pull_seconds = (double)(ws_clock_ns() - v->pull_began_ns) / 1e9;
     out->pinned = v->pinned;
     out->at_source = ws_version_is_offered(v);
     if (v->error) {

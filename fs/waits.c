@@ -5,6 +5,7 @@
 #include "fs/waits.h"
 #include "fs/content.h"
 #include "fs/pull.h"
+#include "transports/clock.h"
 #include "transports/workers.h"
 #include <assert.h>
 #include <errno.h>
@@ -137,8 +138,8 @@ int ws_waits_ask(struct ws_version *v, size_t file, size_t first, size_t n, enum
 int ws_version_wait(struct ws_version *v, size_t file, size_t first, size_t n, unsigned timeout_ms,
                     struct ws_wait *w)
 {
-    return ws_waits_ask(v, file, first, n, WS_PRIORITY_READER, ws_now_ns() + (uint64_t)timeout_ms * 1000000UL,
-                        w);
+    return ws_waits_ask(v, file, first, n, WS_PRIORITY_READER,
+                        ws_clock_ns() + (uint64_t)timeout_ms * WS_MS_NS, w);
 }
 
 bool ws_wait_cancel(struct ws_wait *w)
@@ -194,12 +195,11 @@ static void *clock_main(void *arg)
 
     pthread_mutex_lock(&s->lock);
     while (!s->threads_stop) {
-        uint64_t now = ws_now_ns();
+        uint64_t now = ws_clock_ns();
         if (s->next_deadline_ns > now) {
             uint64_t until =
                 s->next_deadline_ns == WS_NEVER ? now + 3600000000000UL : s->next_deadline_ns + CLOCK_STEP_NS;
-            struct timespec t = ws_time_of(until);
-            pthread_cond_timedwait(&s->clock_changed, &s->lock, &t);
+            (void)ws_cond_wait_until(&s->clock_changed, &s->lock, until);
             continue;
         }
         chain = take_due(s, now, false);

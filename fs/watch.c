@@ -7,6 +7,7 @@
 #include "fs/offers.h"
 #include "fs/parts.h"
 #include "fs/strategies.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <errno.h>
@@ -23,10 +24,10 @@ static void pause_ms(struct ws_watch *w, unsigned ms, unsigned *seed)
 {
     struct ws_store *s = w->store;
     uint64_t ns = (uint64_t)ms * 750000UL + (uint64_t)rand_r(seed) % ((uint64_t)ms * 500000UL);
-    struct timespec until = ws_time_of(ws_now_ns() + ns);
+    const uint64_t until = ws_clock_ns() + ns;
 
     pthread_mutex_lock(&s->lock);
-    while (!atomic_load(&w->stop) && pthread_cond_timedwait(&s->changed, &s->lock, &until) != ETIMEDOUT)
+    while (!atomic_load(&w->stop) && ws_cond_wait_until(&s->changed, &s->lock, until) != ETIMEDOUT)
         ;
     pthread_mutex_unlock(&s->lock);
 }
@@ -42,7 +43,7 @@ static void note(struct ws_watch *w, int rc, const struct ws_error *err)
     w->up = rc == 0;
     w->answered = true;
     if (rc == 0) {
-        w->contact_ns = ws_now_ns();
+        w->contact_ns = ws_clock_ns();
         w->error[0] = '\0';
     } else {
         snprintf(w->error, sizeof(w->error), "%s", err->text);
@@ -90,14 +91,14 @@ static void *watch_main(void *arg)
 {
     struct ws_watch *w = arg;
     uint64_t since = 0;
-    unsigned wait_ms = FIRST_PAUSE_MS, seed = (unsigned)(ws_now_ns() ^ w->order);
+    unsigned wait_ms = FIRST_PAUSE_MS, seed = (unsigned)(ws_clock_ns() ^ w->order);
 
     ws_thread_nice(w->store->options.nice);
     while (!atomic_load(&w->stop)) {
-        uint64_t began = ws_now_ns();
+        uint64_t began = ws_clock_ns();
         bool news;
         int rc = ask(w, &since, &news);
-        if (rc == 0 && (news || ws_now_ns() - began > FIRST_PAUSE_MS * 1000000UL)) {
+        if (rc == 0 && (news || ws_clock_ns() - began > FIRST_PAUSE_MS * WS_MS_NS)) {
             wait_ms = FIRST_PAUSE_MS;
             continue;
         }

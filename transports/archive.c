@@ -1,5 +1,6 @@
 #include "transports/archive.h"
 #include "transports/archive_listing.h"
+#include "transports/clock.h"
 #include "transports/copy.h"
 #include "transports/delta_offer.h"
 #include "transports/delta_stream.h"
@@ -141,9 +142,7 @@ static int replace_listing(const struct ws_archive *a, const char *model, const 
 /* A number that was not used before, also where an archive was deleted and made anew. */
 static uint64_t next_seq(uint64_t seq)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    uint64_t now = (uint64_t)t.tv_sec * 1000000UL + (uint64_t)t.tv_nsec / 1000UL;
+    const uint64_t now = ws_clock_day_ns() / 1000;
     return now > seq ? now : seq + 1;
 }
 

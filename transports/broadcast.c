@@ -12,6 +12,7 @@
 #include "transports/broadcast.h"
 #include "transports/api.h"
 #include "transports/broadcast_plan.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -125,7 +126,7 @@ static bool is_canceled(const struct ws_broadcast_fetch *f)
 /* Asks until there is a round. */
 static int find_place(struct receiver *r, json_t *body, struct ws_error *err)
 {
-    uint64_t end = ws_round_now_ns() + (uint64_t)r->timeout_ms * 1000000ULL;
+    uint64_t end = ws_clock_ns() + (uint64_t)r->timeout_ms * WS_MS_NS;
     for (;;) {
         json_t *reply = NULL;
         int rc = ask(r, body, &reply, err);
@@ -140,7 +141,7 @@ static int find_place(struct receiver *r, json_t *body, struct ws_error *err)
             return rc;
         if (is_canceled(r->fetch))
             rc = ws_error_set(err, ECANCELED, "the transfer was stopped");
-        else if (ws_round_now_ns() > end)
+        else if (ws_clock_ns() > end)
             rc = ws_error_set(err, ETIMEDOUT, "%s had no place in a broadcast within %u ms", r->source->url,
                               r->timeout_ms);
         if (rc < 0) {

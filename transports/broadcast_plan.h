@@ -51,8 +51,6 @@ struct ws_round_plan {
     const atomic_bool *stop, *cancel; /* either ends it, -ECANCELED; may be NULL */
 };
 
-uint64_t ws_round_now_ns(void);
-
 /* broadcast_send.c: the whole of rank 0's part. data: the files' memory, in the manifest's order. */
 WS_MUST_USE int ws_round_send_all(const struct ws_round_plan *plan, const unsigned char *const *data,
                                   struct ws_workers *workers, uint64_t *bytes, uint64_t *ns,

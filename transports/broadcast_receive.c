@@ -1,6 +1,7 @@
 /* A receiver of a broadcast: each bucket comes to the device, goes on into pinned memory, and from there its
  * blocks into their places, hashed on the way. While one is stored the next one comes. */
 #include "transports/broadcast_round.h"
+#include "transports/clock.h"
 #include "transports/copy.h"
 #include <errno.h>
 
@@ -69,6 +70,6 @@ int ws_round_receive_all(const struct ws_round_plan *plan, const struct ws_round
             rc = store(b, sink, workers, bytes, err);
         b = next;
     }
-    *ns = ws_round_now_ns() - r.begun_ns;
+    *ns = ws_clock_ns() - r.begun_ns;
     return ws_round_end(&r, rc, err);
 }

@@ -1,4 +1,5 @@
 #include "transports/broadcast_round.h"
+#include "transports/clock.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -12,13 +13,6 @@
 #define SELDOM_NS   1000000L
 
 static const struct ws_device_ops *const dev = &ws_cuda_device;
-
-uint64_t ws_round_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
-}
 
 int ws_round_available(struct ws_error *why)
 {
@@ -53,7 +47,7 @@ static int is_told_to_stop(const struct ws_round_plan *p, struct ws_error *err)
 static int wait_for(struct ws_round *r, struct ws_event *m, const char *what, struct ws_error *err)
 {
     const struct ws_round_plan *p = r->plan;
-    uint64_t began = ws_round_now_ns();
+    uint64_t began = ws_clock_ns();
     for (;;) {
         int rc = ws_comm_poll(r->comm, err);
         if (rc == 0 && m)
@@ -63,8 +57,8 @@ static int wait_for(struct ws_round *r, struct ws_event *m, const char *what, st
         rc = is_told_to_stop(p, err);
         if (rc < 0)
             return rc;
-        uint64_t waited = ws_round_now_ns() - began;
-        if (waited > (uint64_t)p->stall_ms * 1000000ULL)
+        uint64_t waited = ws_clock_ns() - began;
+        if (waited > (uint64_t)p->stall_ms * WS_MS_NS)
             return ws_error_set(err, ETIMEDOUT,
                                 "%s: nothing moved for %u ms: one of the %u members is slow or dead", what,
                                 p->stall_ms, p->n_ranks);
@@ -134,7 +128,7 @@ int ws_round_begin(struct ws_round *r, const struct ws_round_plan *plan, struct 
         rc = wait_for(r, NULL, "joining a broadcast", err);
     if (rc < 0)
         release(r);
-    r->begun_ns = ws_round_now_ns();
+    r->begun_ns = ws_clock_ns();
     return rc;
 }
 

@@ -1,6 +1,7 @@
 /* The sender of a broadcast: packs blocks into pinned buckets, copies them to the device and broadcasts them.
  * While one bucket is on its way the next one is packed. */
 #include "transports/broadcast_round.h"
+#include "transports/clock.h"
 #include "transports/copy.h"
 
 static const struct ws_device_ops *const dev = &ws_cuda_device;
@@ -53,6 +54,6 @@ int ws_round_send_all(const struct ws_round_plan *plan, const unsigned char *con
     if (rc == 0)
         rc = ws_round_wait(&r, r.buckets[(r.n_begun - 1) % 2].sent, err);
     *bytes = r.bytes;
-    *ns = ws_round_now_ns() - r.begun_ns;
+    *ns = ws_clock_ns() - r.begun_ns;
     return ws_round_end(&r, rc, err);
 }

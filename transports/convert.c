@@ -1,10 +1,10 @@
 #include "transports/convert.h"
 #include "transports/convert_code.h"
+#include "transports/cpu.h"
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define VIA_ELEMENTS 1024 /* of f32 between two narrow types: stays in the first-level cache */
@@ -12,25 +12,17 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const struct ws_convert_code *code; /* written once by pick */
 
-#if defined(__x86_64__) && !defined(WS_NO_VECTOR)
-static bool wanted(const char *name)
-{
-    const char *forced = getenv("WSYNC_CONVERT");
-    return !forced || strcmp(forced, name) == 0;
-}
+const struct ws_convert_code *const ws_convert_codes[] = {
+    [WS_PORTABLE] = &ws_convert_portable,
+#ifdef WS_HAS_VECTORS
+    [WS_AVX2] = &ws_convert_avx2,
+    [WS_AVX512] = &ws_convert_avx512,
 #endif
+};
 
 static void pick(void)
 {
-    code = &ws_convert_portable;
-#if defined(__x86_64__) && !defined(WS_NO_VECTOR)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && ws_has_f16c() && wanted("avx2"))
-        code = &ws_convert_avx2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && wanted("avx512"))
-        code = &ws_convert_avx512;
-#endif
+    code = ws_convert_codes[ws_cpu_vector("WSYNC_CONVERT")];
 }
 
 static const struct ws_convert_code *the_code(void)

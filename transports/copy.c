@@ -1,5 +1,6 @@
 #include "transports/copy.h"
 #include "transports/copy_code.h"
+#include "transports/cpu.h"
 #include <assert.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -13,25 +14,17 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const struct ws_copy_code *code; /* written once by pick */
 
-static bool wanted(const char *name)
-{
-    const char *forced = getenv("WSYNC_COPY");
-    return !forced || strcmp(forced, name) == 0;
-}
+const struct ws_copy_code *const ws_copy_codes[] = {
+    [WS_PORTABLE] = &ws_copy_portable,
+#ifdef WS_HAS_VECTORS
+    [WS_AVX2] = &ws_copy_avx2,
+    [WS_AVX512] = &ws_copy_avx512,
+#endif
+};
 
 static void pick(void)
 {
-    code = &ws_copy_portable;
-#if defined(__x86_64__) && !defined(WS_NO_VECTOR)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && wanted("avx2"))
-        code = &ws_copy_avx2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && wanted("avx512"))
-        code = &ws_copy_avx512;
-#endif
-    if (!wanted(code->name))
-        code = &ws_copy_portable;
+    code = ws_copy_codes[ws_cpu_vector("WSYNC_COPY")];
 }
 
 static const struct ws_copy_code *the_code(void)

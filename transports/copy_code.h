@@ -14,5 +14,6 @@ struct ws_copy_code {
     void (*copy_update)(void *state, void *dst, const void *src, size_t n);
 };
 extern const struct ws_copy_code ws_copy_portable, ws_copy_avx2, ws_copy_avx512;
+extern const struct ws_copy_code *const ws_copy_codes[]; /* by enum ws_vector */
 
 #endif

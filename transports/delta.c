@@ -1,4 +1,5 @@
 #include "transports/delta.h"
+#include "transports/clock.h"
 #include "transports/delta_stream.h"
 #include <assert.h>
 #include <errno.h>
@@ -47,17 +48,13 @@ int ws_delta_new(struct ws_delta **out, const struct ws_delta_link *link, const 
                  struct ws_error *err)
 {
     struct ws_delta *d = calloc(1, sizeof(*d));
-    pthread_condattr_t attr;
     if (!d)
         return ws_error_set(err, ENOMEM, "no memory for a delta");
     atomic_init(&d->refs, 1);
     d->link = *link;
     d->n_files = target->n_files;
     pthread_mutex_init(&d->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&d->ended, &attr);
-    pthread_condattr_destroy(&attr);
+    ws_cond_init(&d->ended);
     d->first = calloc(target->n_files + 1, sizeof(*d->first));
     for (size_t i = 0; d->first && i < target->n_files; i++)
         d->first[i + 1] = d->first[i] + target->files[i].n_blocks;
@@ -223,18 +220,11 @@ bool ws_delta_unwait(struct ws_delta *d, struct ws_delta_watch *w)
 
 bool ws_delta_wait_ended(struct ws_delta *d, unsigned timeout_ms)
 {
-    struct timespec until;
+    const uint64_t until = ws_clock_ns() + timeout_ms * WS_MS_NS;
     int rc = 0;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += timeout_ms / 1000;
-    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000L;
-    if (until.tv_nsec >= 1000000000L) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000L;
-    }
     pthread_mutex_lock(&d->lock);
     while (atomic_load(&d->state) == WS_DELTA_GROWING && rc == 0)
-        rc = pthread_cond_timedwait(&d->ended, &d->lock, &until);
+        rc = ws_cond_wait_until(&d->ended, &d->lock, until);
     pthread_mutex_unlock(&d->lock);
     return rc == 0;
 }

@@ -1,5 +1,6 @@
 #include "transports/delta_block.h"
 #include "transports/copy.h"
+#include "transports/cpu.h"
 #include "transports/delta_code.h"
 #include <assert.h>
 #include <errno.h>
@@ -18,25 +19,17 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const struct ws_delta_code *code; /* written once by pick */
 
-static bool wanted(const char *name)
-{
-    const char *forced = getenv("WSYNC_DELTA");
-    return !forced || strcmp(forced, name) == 0;
-}
+const struct ws_delta_code *const ws_delta_codes[] = {
+    [WS_PORTABLE] = &ws_delta_portable,
+#ifdef WS_HAS_VECTORS
+    [WS_AVX2] = &ws_delta_avx2,
+    [WS_AVX512] = &ws_delta_avx512,
+#endif
+};
 
 static void pick(void)
 {
-    code = &ws_delta_portable;
-#if defined(__x86_64__) && !defined(WS_NO_VECTOR)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && wanted("avx2"))
-        code = &ws_delta_avx2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && wanted("avx512"))
-        code = &ws_delta_avx512;
-#endif
-    if (!wanted(code->name))
-        code = &ws_delta_portable;
+    code = ws_delta_codes[ws_cpu_vector("WSYNC_DELTA")];
 }
 
 static const struct ws_delta_code *the_code(void)

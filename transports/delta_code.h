@@ -32,5 +32,6 @@ struct ws_delta_code {
                     uint32_t end);
 };
 extern const struct ws_delta_code ws_delta_portable, ws_delta_avx2, ws_delta_avx512;
+extern const struct ws_delta_code *const ws_delta_codes[]; /* by enum ws_vector */
 
 #endif

@@ -1,4 +1,5 @@
 /* fault: decorates another source with faults, from a seed (plan language at the end of transport.h). */
+#include "transports/clock.h"
 #include "transports/transport.h"
 #include <assert.h>
 #include <errno.h>
@@ -32,13 +33,6 @@ struct passage {
     bool cut, stale;
 };
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000UL + (uint64_t)t.tv_nsec;
-}
-
 /* splitmix64: one atomic step a draw, so that threads share one stream. */
 static uint64_t draw(struct fault_source *s)
 {
@@ -53,7 +47,7 @@ static void pace(struct fault_source *s, uint64_t bytes)
 {
     if (!s->rate)
         return;
-    uint64_t now = now_ns(), take = bytes * 1000 / s->rate, from = atomic_load(&s->free_ns), until;
+    uint64_t now = ws_clock_ns(), take = bytes * 1000 / s->rate, from = atomic_load(&s->free_ns), until;
     do
         until = (from > now ? from : now) + take;
     while (!atomic_compare_exchange_weak(&s->free_ns, &from, until));

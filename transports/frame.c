@@ -1,5 +1,6 @@
 /* Frames: JSON and file descriptors over a unix stream socket (format in ipc.h). */
 #include "transports/api.h"
+#include "transports/clock.h"
 #include "transports/ipc.h"
 #include <assert.h>
 #include <errno.h>
@@ -20,9 +21,7 @@ struct head {
 
 static int64_t now_ms(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (int64_t)ws_clock_ms();
 }
 
 static void close_all(int *fds, size_t n)

@@ -1,5 +1,6 @@
 /* The unix-socket carrier of a catalog: a thread a connection, bounded. */
 #include "transports/api.h"
+#include "transports/clock.h"
 #include "transports/ipc.h"
 #include "transports/log.h"
 #include <assert.h>
@@ -67,13 +68,6 @@ static json_t *good_reply(json_t *body) /* steals body */
 
 /* --- long polls --- */
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000UL + (uint64_t)t.tv_nsec / 1000000UL;
-}
-
 static bool peer_is_gone(int sock)
 {
     struct pollfd p = {.fd = sock, .events = POLLRDHUP};
@@ -83,26 +77,15 @@ static bool peer_is_gone(int sock)
 static void wait_for_change(struct client *c, const struct ws_api_request *q)
 {
     struct ws_ipc_server *s = c->server;
-    struct timespec end;
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    end.tv_sec += q->timeout_ms / 1000;
-    end.tv_nsec += (long)(q->timeout_ms % 1000) * 1000000L;
-    if (end.tv_nsec >= 1000000000L) {
-        end.tv_sec++;
-        end.tv_nsec -= 1000000000L;
-    }
+    const uint64_t end = ws_clock_ns() + q->timeout_ms * WS_MS_NS;
     while (!atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->since &&
            !peer_is_gone(c->sock)) {
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        if (now.tv_sec > end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec >= end.tv_nsec))
+        const uint64_t now = ws_clock_ns(), look = now + WS_SECOND_NS; /* after the peer */
+        if (now >= end)
             return;
-        struct timespec until = {now.tv_sec + 1, now.tv_nsec}; /* looks after the peer once a second */
-        if (until.tv_sec > end.tv_sec || (until.tv_sec == end.tv_sec && until.tv_nsec > end.tv_nsec))
-            until = end;
         pthread_mutex_lock(&s->lock);
         if (!atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->since)
-            pthread_cond_timedwait(&s->woken, &s->lock, &until);
+            (void)ws_cond_wait_until(&s->woken, &s->lock, look < end ? look : end);
         pthread_mutex_unlock(&s->lock);
     }
 }
@@ -164,12 +147,12 @@ static int hold_version(struct client *c, const struct ws_api_request *q, const 
                         struct ws_hold **out, struct ws_error *err)
 {
     const struct ws_catalog *cat = &c->server->catalog;
-    const uint64_t end = now_ms() + WS_MADE_MS;
+    const uint64_t end = ws_clock_ms() + WS_MADE_MS;
     for (;;) {
         struct ws_api_request wait = {.since = cat->ops->seq(cat->self)}; /* before looking */
         int rc = cat->ops->hold(cat->self, q->model, q->version, q->run[0] ? q->run : NULL, holder, NULL,
                                 NULL, out, err);
-        const uint64_t now = now_ms();
+        const uint64_t now = ws_clock_ms();
         if (rc != -EINPROGRESS)
             return rc;
         if (now >= end || atomic_load(&c->server->stop) || peer_is_gone(c->sock))
@@ -461,11 +444,7 @@ int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid,
     s->listener = -1;
     s->stop_event = eventfd(0, EFD_CLOEXEC);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->woken, &attr);
-    pthread_condattr_destroy(&attr);
+    ws_cond_init(&s->woken);
     int rc = bind_socket(s, gid, err);
     if (rc == 0 && pthread_create(&s->acceptor, NULL, accept_clients, s) != 0)
         rc = ws_error_set(err, EAGAIN, "cannot start the thread of the socket %s", path);

@@ -1,4 +1,5 @@
 #include "transports/pool.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/memory.h"
 #include "transports/workers.h"
@@ -208,16 +209,11 @@ static void make_reserve(struct ws_pool *p)
 
 static void wait_a_while(struct ws_pool *p)
 {
-    struct timespec t;
     if (!p->waiting.first) {
         pthread_cond_wait(&p->changed, &p->lock);
         return;
     }
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_nsec += (long)p->wait_ms * 1000000L;
-    t.tv_sec += t.tv_nsec / 1000000000L;
-    t.tv_nsec %= 1000000000L;
-    pthread_cond_timedwait(&p->changed, &p->lock, &t);
+    (void)ws_cond_wait_until(&p->changed, &p->lock, ws_clock_ns() + p->wait_ms * WS_MS_NS);
     p->wait_ms = p->wait_ms * 2 > LONGEST_WAIT_MS ? LONGEST_WAIT_MS : p->wait_ms * 2;
 }
 
@@ -252,12 +248,8 @@ int ws_pool_new(struct ws_pool **out, uint64_t keep_bytes, unsigned n_threads, s
     p->keep_bytes = keep_bytes;
     p->n_threads = n_threads ? n_threads : 1;
     p->wait_ms = FIRST_WAIT_MS;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->changed, &monotonic);
-    pthread_cond_init(&p->made, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    ws_cond_init(&p->changed);
+    ws_cond_init(&p->made);
     pthread_mutex_init(&p->lock, NULL);
     int rc = ws_thread_start(&p->keeper, keep, p);
     if (rc < 0) {

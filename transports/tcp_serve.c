@@ -1,5 +1,6 @@
 /* The HTTP carrier of a catalog: libmicrohttpd with a thread pool; bodies go out of the slot's own memory. */
 #include "transports/api.h"
+#include "transports/clock.h"
 #include "transports/http_server.h"
 #include "transports/log.h"
 #include "transports/tcp.h"
@@ -55,9 +56,7 @@ struct ws_tcp_server {
 
 static int64_t now_ms(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (int64_t)ws_clock_ms();
 }
 
 /* --- replies --- */
@@ -302,19 +301,12 @@ static void *end_polls(void *arg)
 {
     struct ws_tcp_server *s = arg;
     while (!atomic_load(&s->stop)) {
-        struct timespec until;
         resume_polls(s, now_ms());
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += 50000000L;
-        if (until.tv_nsec >= 1000000000L) {
-            until.tv_sec++;
-            until.tv_nsec -= 1000000000L;
-        }
         pthread_mutex_lock(&s->lock);
         if (!s->polls && !atomic_load(&s->stop))
             pthread_cond_wait(&s->changed, &s->lock);
         else
-            pthread_cond_timedwait(&s->changed, &s->lock, &until);
+            (void)ws_cond_wait_until(&s->changed, &s->lock, ws_clock_ns() + 50 * WS_MS_NS);
         pthread_mutex_unlock(&s->lock);
     }
     return NULL;
@@ -571,11 +563,7 @@ int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catal
     ws_tcp_bodies_init(&s->bodies, &s->catalog);
     ws_tcp_deltas_init(&s->deltas, &s->bytes_sent);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    ws_cond_init(&s->changed);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned n = o->n_threads ? o->n_threads : cores > 8 ? 8 : cores > 1 ? (unsigned)cores : 2;
     int rc = read_file(o->tls_cert_file, &s->cert, err);

@@ -2,6 +2,7 @@
  * easy interface reports progress once a second, which is a long time for a person who pressed ^C), and only
  * there connections are shared. Callers hand over a handle and sleep. */
 #include "backends/engine/http_loop.h"
+#include "transports/clock.h"
 #include "transports/workers.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -110,9 +111,7 @@ static void end_those_that_are_done(struct ws_http *h)
 
 static int64_t now_ms(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (int64_t)ws_clock_ms();
 }
 
 /* rc 0: those that are cancelled; else all. */

@@ -5,6 +5,7 @@
  * it fails as they do: SGLang's dies without a reply, vLLM's weights are gone. What it always shares: no
  * check that a checkpoint is complete, shapes fixed by the first load. */
 #include "backends/engine/reference_state.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <stdio.h>
@@ -28,24 +29,15 @@ static void reached(void *arg, const char *step)
     ws_reference_die_if(arg, step);
 }
 
-static double seconds_since(const struct timespec *start)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)(now.tv_sec - start->tv_sec) + (double)(now.tv_nsec - start->tv_nsec) / 1e9;
-}
-
 /* Under load_lock. model: NULL at the first load. */
 static int load_into_spare(struct ws_reference *r, const struct ws_weights *model, const char *path,
                            struct ws_error *err)
 {
     struct ws_weights_steps steps = {reached, r};
-    struct timespec start;
+    const uint64_t start = ws_clock_ns();
     size_t missing = 0;
     int rc;
 
-    clock_gettime(CLOCK_MONOTONIC, &start);
     rc = ws_weights_load(&r->spare, model, path, model ? &steps : NULL, &missing, err);
     if (rc) {
         ws_log(WS_LOG_WARN, "engine", "load failed path=%s: %s", path, err->text);
@@ -55,7 +47,7 @@ static int load_into_spare(struct ws_reference *r, const struct ws_weights *mode
         ws_log(WS_LOG_WARN, "engine", "a mix of old and new weights: tensors missing=%zu path=%s", missing,
                path);
     ws_log(WS_LOG_INFO, "engine", "loaded path=%s tensors=%zu bytes=%zu seconds=%.3f", path,
-           r->spare.n_tensors, r->spare.used_bytes, seconds_since(&start));
+           r->spare.n_tensors, r->spare.used_bytes, (double)(ws_clock_ns() - start) / 1e9);
     return 0;
 }
 

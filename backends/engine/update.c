@@ -1,16 +1,10 @@
 #include "backends/engine/update.h"
+#include "transports/clock.h"
 #include <errno.h>
 #include <string.h>
 #include <time.h>
 
 #define BACK_TRIES 2
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* After a load that failed: -errno of the load, with how the engine was left. */
 static int go_back(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
@@ -40,7 +34,7 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
         return rc;
     t.facts = &facts;
     t.sleeping = before.sleeping;
-    double start = now();
+    const uint64_t start = ws_clock_ns();
     rc = ops->pause(&t, err);
     if (rc < 0)
         return rc == -EHOSTUNREACH || rc == -EACCES ? rc : go_back(ops, &t, &before, false, rc, err);
@@ -52,6 +46,6 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
         return go_back(ops, &t, &before, rc != -EHOSTUNREACH, rc, err);
     rc = ops->resume(&t, err);
     if (pause_seconds)
-        *pause_seconds = now() - start;
+        *pause_seconds = (double)(ws_clock_ns() - start) / 1e9;
     return rc;
 }

@@ -1,5 +1,6 @@
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <assert.h>
 #include <errno.h>
@@ -12,20 +13,11 @@
 
 #define DEFAULT_SLOTS 3
 
-uint64_t ws_agent_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
-}
-
 bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns)
 {
-    struct timespec t = {.tv_sec = (time_t)(deadline_ns / 1000000000ULL),
-                         .tv_nsec = (long)(deadline_ns % 1000000000ULL)};
     if (atomic_load(&a->stop))
         return false;
-    return pthread_cond_timedwait(&a->changed, &a->lock, &t) != ETIMEDOUT;
+    return ws_cond_wait_until(&a->changed, &a->lock, deadline_ns) != ETIMEDOUT;
 }
 
 void ws_agent_announce(struct ws_agent *a)
@@ -286,7 +278,7 @@ static int prove_idle(struct ws_agent *a, struct ws_slot *s)
     for (int tries = 0; tries < 200; tries++) {
         if (ws_slot_idle(s) == 0)
             return 0;
-        (void)ws_agent_wait(a, ws_agent_now_ns() + 10000000ULL);
+        (void)ws_agent_wait(a, ws_clock_ns() + 10000000ULL);
         if (atomic_load(&a->stop))
             break;
     }
@@ -367,10 +359,8 @@ static void finish(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_slot *s = m->writing;
     struct ws_error err = {0};
-    struct timespec now;
     int rc = prove_idle(a, s);
-    clock_gettime(CLOCK_REALTIME, &now);
-    s->manifest->created_ns = (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
+    s->manifest->created_ns = ws_clock_day_ns();
     pthread_mutex_unlock(&a->lock);
     if (rc == 0)
         rc = ws_slot_seal(s, a->workers, &err);
@@ -478,7 +468,6 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
 {
     struct ws_agent *a = calloc(1, sizeof(*a));
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    pthread_condattr_t attr;
     if (!a)
         return ws_error_set(err, ENOMEM, "no memory for an agent");
     a->options = *options;
@@ -492,15 +481,9 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     if (a->options.n_threads == 0)
         a->options.n_threads = cores > 0 ? (unsigned)cores : 1;
     pthread_mutex_init(&a->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&a->changed, &attr);
-    pthread_cond_init(&a->group_changed, &attr);
-    pthread_condattr_destroy(&attr);
-    struct timespec born;
-    clock_gettime(CLOCK_REALTIME,
-                  &born); /* so that who polled an agent before this one is answered at once */
-    a->born = (uint64_t)born.tv_sec * 1000000UL + (uint64_t)born.tv_nsec / 1000UL;
+    ws_cond_init(&a->changed);
+    ws_cond_init(&a->group_changed);
+    a->born = ws_clock_day_ns() / 1000; /* so that who polled an agent before this one is answered at once */
     atomic_store(&a->seq, a->born);
     struct ws_catalog catalog = {&catalog_ops, a};
     int rc = 0;

@@ -6,6 +6,7 @@
  * written whole and was not still comes as a delta, where that is made and its base is there. */
 #include "backends/trainer/agent_state.h"
 #include "transports/archive.h"
+#include "transports/clock.h"
 #include "transports/copy.h"
 #include "transports/log.h"
 #include <errno.h>
@@ -200,7 +201,7 @@ static void note(struct ws_agent *a, struct ws_archiving *j, int rc, unsigned de
 
 static void archive(struct ws_agent *a, struct ws_archiving *j)
 {
-    const uint64_t began = ws_agent_now_ns();
+    const uint64_t began = ws_clock_ns();
     const struct ws_manifest *m = j->manifest;
     struct ws_delta_figures f = {.bytes = m->total_bytes};
     struct ws_error err = {0};
@@ -212,7 +213,7 @@ static void archive(struct ws_agent *a, struct ws_archiving *j)
         ws_log(WS_LOG_INFO, "agent",
                "archived %s model=%s version=%" PRIu64 " bytes=%" PRIu64 " seconds=%.3f",
                j->delta ? "delta" : "whole", m->model, m->version, f.bytes,
-               (double)(ws_agent_now_ns() - began) / 1e9);
+               (double)(ws_clock_ns() - began) / 1e9);
     else if (is_no_trouble(rc))
         ws_log(WS_LOG_INFO, "agent",
                "not archived model=%s version=%" PRIu64 ": %s; the next version is written whole", m->model,

@@ -2,6 +2,7 @@
  * them at once out of its slot, one round at a time. Who asks while a round is under way is in the next one.
  * A version whose slot is wanted ends its round. The questions: transports/broadcast.c. */
 #include "backends/trainer/agent_broadcast.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/text.h"
 #include <errno.h>
@@ -172,12 +173,12 @@ static void *broadcaster(void *arg)
     ws_thread_nice(a->options.nice);
     pthread_mutex_lock(&a->lock);
     while (!atomic_load(&a->stop)) {
-        ws_broadcast_forget(b, ws_agent_now_ns());
+        ws_broadcast_forget(b, ws_clock_ns());
         const struct ws_joiner *first = b->waiting;
-        uint64_t end = first ? first->since_ns + b->gather_ms * 1000000ULL : 0;
+        uint64_t end = first ? first->since_ns + b->gather_ms * WS_MS_NS : 0;
         if (!first) {
             pthread_cond_wait(&a->changed, &a->lock);
-        } else if (ws_agent_now_ns() < end && !ws_broadcast_all_here(a, b)) {
+        } else if (ws_clock_ns() < end && !ws_broadcast_all_here(a, b)) {
             (void)ws_agent_wait(a, end);
         } else {
             atomic_store(&b->end_round, false);

@@ -1,6 +1,7 @@
 /* Who asks for a place in a broadcast: tickets, and what is answered (transports/broadcast.c has the
  * questions). All answers are given at once. */
 #include "backends/trainer/agent_broadcast.h"
+#include "transports/clock.h"
 #include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -83,7 +84,7 @@ bool ws_broadcast_all_here(struct ws_agent *a, const struct ws_broadcasts *b)
     unsigned n = 0;
     for (const struct ws_fleet_mount *i = m ? m->fleet.mounts : NULL; i; i = i->next) {
         const struct ws_joiner *j = first;
-        if (i->lease_ns < ws_agent_now_ns())
+        if (i->lease_ns < ws_clock_ns())
             continue;
         while (j && (!is_same(j, first) || strcmp(j->who, i->who) != 0))
             j = j->next;
@@ -121,8 +122,8 @@ static int say_wait(const struct ws_joiner *j, uint64_t ms, json_t **reply)
 /* Under lock. */
 static int say(const struct ws_broadcasts *b, const struct ws_joiner *j, bool is_member, json_t **reply)
 {
-    uint64_t end = j->since_ns + b->gather_ms * 1000000ULL, now = ws_agent_now_ns();
-    uint64_t left = end > now ? (end - now) / 1000000ULL + 1 : 0;
+    uint64_t end = j->since_ns + b->gather_ms * WS_MS_NS, now = ws_clock_ns();
+    uint64_t left = end > now ? (end - now) / WS_MS_NS + 1 : 0;
     if (is_member && b->offer) {
         *reply = json_deep_copy(b->offer);
         json_object_set_new(*reply, "ticket", json_integer((json_int_t)j->ticket));
@@ -150,7 +151,7 @@ static int ask_again(struct ws_agent *a, struct ws_broadcasts *b, const json_t *
     else if (!leaves && !j)
         rc = ws_error_set(err, EAGAIN, "the ticket %" PRIu64 " is of no round (any more): ask anew", ticket);
     if (!leaves && j) {
-        j->asked_ns = ws_agent_now_ns();
+        j->asked_ns = ws_clock_ns();
         rc = say(b, j, !*waits, reply);
     }
     pthread_mutex_unlock(&a->lock);
@@ -252,7 +253,7 @@ static int join(struct ws_agent *a, struct ws_broadcasts *b, const struct ws_api
         rc = ws_error_set(err, EBUSY, "%d wait for a broadcast already", WS_MAX_MEMBERS);
     } else {
         j->ticket = ++b->last_ticket;
-        j->since_ns = j->asked_ns = ws_agent_now_ns();
+        j->since_ns = j->asked_ns = ws_clock_ns();
         append(&b->waiting, j);
         rc = say(b, j, false, reply);
         pthread_cond_broadcast(&a->changed);

@@ -3,6 +3,7 @@
  * and the delta is given up. What was made is kept within the delta cache, so that a mount that missed some
  * versions finds a chain. */
 #include "backends/trainer/agent_state.h"
+#include "transports/clock.h"
 #include "transports/delta_make.h"
 #include "transports/log.h"
 #include <errno.h>
@@ -128,7 +129,7 @@ static void make(struct ws_agent *a, struct ws_encoding *e)
 static void encode(struct ws_agent *a, struct ws_encoding *e)
 {
     struct ws_delta_figures f;
-    const uint64_t began = ws_agent_now_ns();
+    const uint64_t began = ws_clock_ns();
     const struct ws_delta_link *l = ws_delta_link(e->delta);
     make(a, e);
     ws_delta_figures(e->delta, &f);
@@ -136,7 +137,7 @@ static void encode(struct ws_agent *a, struct ws_encoding *e)
            "delta %s model=%s base=%" PRIu64 " version=%" PRIu64 " bytes=%" PRIu64 " changed=%" PRIu64
            " seconds=%.3f from_ranks=%zu%s",
            ws_delta_state_name(f.state), e->model->name, l->base.version, l->target.version, f.bytes,
-           f.n_changed, (double)(ws_agent_now_ns() - began) / 1e9, e->n_records,
+           f.n_changed, (double)(ws_clock_ns() - began) / 1e9, e->n_records,
            f.state == WS_DELTA_WHOLE ? ""
            : atomic_load(&e->stop)   ? ": its slot was wanted"
                                      : ": it would be half as large as the version or more, or larger than "

@@ -11,6 +11,7 @@
  *   GET  /v1/releases, /v1/releases/{id};  POST /v1/releases/{id}/abort */
 /* clang-format on */
 #include "backends/trainer/agent_state.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/text.h"
 #include <errno.h>
@@ -53,7 +54,7 @@ static int who_of(const json_t *body, char out[WS_WHO_CHARS + 1], struct ws_erro
 static bool advance(struct ws_agent *a)
 {
     bool changed = false;
-    uint64_t now = ws_agent_now_ns();
+    uint64_t now = ws_clock_ns();
     for (struct ws_release *r = a->releases; r; r = r->next) {
         if (!ws_release_advance(r, now))
             continue;
@@ -93,7 +94,7 @@ static void *end_leases(void *arg)
             pthread_cond_wait(&a->changed, &a->lock);
             continue;
         }
-        (void)ws_agent_wait(a, ws_agent_now_ns() + TICK_NS);
+        (void)ws_agent_wait(a, ws_clock_ns() + TICK_NS);
         if (advance(a)) {
             pthread_mutex_unlock(&a->lock);
             ws_agent_announce(a);
@@ -137,7 +138,7 @@ void ws_agent_seen(void *self, const char *who, unsigned ms)
 {
     struct ws_agent *a = self;
     char name[WS_WHO_CHARS + 1];
-    uint64_t now = ws_agent_now_ns();
+    uint64_t now = ws_clock_ns();
     snprintf(name, sizeof(name), "%s", who);
     ws_text_clean(name); /* as it was registered */
     pthread_mutex_lock(&a->lock);
@@ -149,7 +150,7 @@ void ws_agent_seen(void *self, const char *who, unsigned ms)
 void ws_agent_orders(const struct ws_agent *a, struct ws_agent_model *m, json_t *out)
 {
     const struct ws_release *last = a->releases;
-    uint64_t now = ws_agent_now_ns();
+    uint64_t now = ws_clock_ns();
     json_t *wanted = json_array();
     while (last && !ws_release_names(last, m->name))
         last = last->next;
@@ -191,7 +192,7 @@ static int take_stand(struct ws_agent_model *m, const json_t *body, struct ws_er
         return 0;
     }
     if (rc == 0)
-        rc = ws_fleet_meet(&m->fleet, who, ws_agent_now_ns(), &mount, err);
+        rc = ws_fleet_meet(&m->fleet, who, ws_clock_ns(), &mount, err);
     if (rc < 0)
         return rc;
     mount->follows = json_is_true(json_object_get(body, "follows"));
@@ -211,7 +212,7 @@ static int take_report(struct ws_agent_model *m, const struct ws_api_request *q,
     const struct ws_mark to = ws_mark_of(q->version, q->run[0] ? q->run : m->run);
     int rc = who_of(body, who, err);
     if (rc == 0)
-        rc = ws_fleet_meet(&m->fleet, who, ws_agent_now_ns(), &mount, err);
+        rc = ws_fleet_meet(&m->fleet, who, ws_clock_ns(), &mount, err);
     if (rc < 0)
         return rc;
     const json_t *engines = json_object_get(body, "engines");
@@ -244,9 +245,7 @@ static int find_mark(const struct ws_agent_model *m, uint64_t version, const cha
 /* No other has it, of an agent before neither. */
 static uint64_t new_id(struct ws_agent *a)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    uint64_t id = (uint64_t)t.tv_sec * 1000000000UL + (uint64_t)t.tv_nsec;
+    const uint64_t id = ws_clock_day_ns();
     return a->last_id = id > a->last_id ? id : a->last_id + 1;
 }
 
@@ -256,7 +255,7 @@ static int want(struct ws_agent *a, struct ws_agent_model *m, const struct ws_ap
     json_t *names = json_object_get(body, "mounts");
     const json_t *name;
     struct ws_mark to;
-    uint64_t now = ws_agent_now_ns();
+    uint64_t now = ws_clock_ns();
     size_t i, n = 0;
     int rc = find_mark(m, q->version, q->run, &to, err);
     if (rc < 0)
@@ -321,7 +320,7 @@ static int start_release(struct ws_agent *a, const struct ws_release_part *parts
     char why[128];
     const json_t *s = json_object_get(body, "prepare_s");
     json_int_t seconds = json_is_integer(s) ? json_integer_value(s) : PREPARE_S;
-    uint64_t now = ws_agent_now_ns();
+    uint64_t now = ws_clock_ns();
     if (seconds < 1 || seconds > MAX_PREPARE_S)
         return ws_error_set(err, EINVAL, "prepare_s is a number of seconds from 1 to %d", MAX_PREPARE_S);
     uint64_t id = new_id(a);
@@ -335,7 +334,7 @@ static int start_release(struct ws_agent *a, const struct ws_release_part *parts
     make_room(a);
     for (size_t i = 0; i < n; i++)
         ws_fleet_forget(parts[i].fleet, now);
-    struct ws_release *r = ws_release_new(id, parts, n, now, now + (uint64_t)seconds * 1000000000UL);
+    struct ws_release *r = ws_release_new(id, parts, n, now, now + (uint64_t)seconds * WS_SECOND_NS);
     if (!r)
         return ws_error_set(err, ENOMEM, "no memory for a release");
     r->next = a->releases;
@@ -390,7 +389,7 @@ static int release_many(struct ws_agent *a, const json_t *body, json_t **reply, 
 static int show_releases(struct ws_agent *a, const char *rest, bool post, json_t **reply, bool *tell,
                          struct ws_error *err)
 {
-    uint64_t id, now = ws_agent_now_ns();
+    uint64_t id, now = ws_clock_ns();
     if (!*rest && !post) {
         *reply = json_array();
         for (const struct ws_release *r = a->releases; r; r = r->next)
@@ -417,11 +416,11 @@ static json_t *say_loaded(const struct ws_agent_model *m, const struct ws_api_re
 {
     const struct ws_mark to = ws_mark_of(q->version, q->run[0] ? q->run : m->run);
     char missing[WS_ERROR_TEXT] = "";
-    bool loaded = ws_fleet_serves(&m->fleet, &to, q->who[0] ? q->who : "all", ws_agent_now_ns(), missing,
-                                  sizeof(missing));
+    bool loaded =
+        ws_fleet_serves(&m->fleet, &to, q->who[0] ? q->who : "all", ws_clock_ns(), missing, sizeof(missing));
     json_t *silent = json_array();
     for (const struct ws_fleet_mount *i = m->fleet.mounts; i; i = i->next)
-        if (i->lease_ns < ws_agent_now_ns() && (i->follows || i->engines))
+        if (i->lease_ns < ws_clock_ns() && (i->follows || i->engines))
             json_array_append_new(silent, json_string(i->who));
     return json_pack("{s:b,s:s,s:o}", "loaded", (int)loaded, "missing", missing, "silent", silent);
 }
@@ -439,7 +438,7 @@ static int ask_model(struct ws_agent *a, const struct ws_api_request *q, bool po
     if (!q->has_version && strcmp(verb, "mounts") == 0) {
         if (post)
             return take_stand(m, body, err);
-        *reply = ws_fleet_json(&m->fleet, ws_agent_now_ns());
+        *reply = ws_fleet_json(&m->fleet, ws_clock_ns());
         return 0;
     }
     if (q->has_version && !post && strcmp(verb, "loaded") == 0) {

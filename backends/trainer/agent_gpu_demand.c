@@ -3,13 +3,14 @@
  * others are. One that is taken back, or whose rank ends, before anybody asked is gone. */
 #include "backends/trainer/agent_gpu.h"
 #include "backends/trainer/agent_group.h"
+#include "transports/clock.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#define HOLD_OFF_NS 1000000000ULL /* after a failure: those who wait are told of it */
+#define HOLD_OFF_NS WS_SECOND_NS /* after a failure: those who wait are told of it */
 #define POLL_MS     2000
 
 static struct ws_gpu_version *unmade(const struct ws_agent_model *m, uint64_t version, const char *run)
@@ -52,7 +53,7 @@ static int wait_for_others(struct ws_gpu_request *q, uint64_t version, uint64_t 
 int ws_gpu_check_unmade(struct ws_gpu_request *q, struct ws_error *err)
 {
     const uint64_t version = ws_agent_number(q->body, "version", 0),
-                   deadline = ws_agent_now_ns() + ws_agent_number(q->body, "timeout_ms", 60000) * 1000000ULL;
+                   deadline = ws_clock_ns() + ws_agent_number(q->body, "timeout_ms", 60000) * WS_MS_NS;
     const char *run = json_string_value(json_object_get(q->body, "run"));
     int rc = run ? ws_agent_check_session(q->c, err) : ws_error_set(err, EINVAL, "share needs a run");
     if (rc == 0 && ws_group_spans(q->c->model))
@@ -83,9 +84,7 @@ int ws_gpu_do_told(struct ws_gpu_request *q, struct ws_error *err)
     if (rc == 0 && s->n_missing > 0)
         rc = ws_error_set(err, EINVAL, "not all descriptors of version %" PRIu64 " are here", version);
     if (rc == 0 && ++v->n_told == m->world_size) {
-        struct timespec now;
-        clock_gettime(CLOCK_REALTIME, &now);
-        v->created_ns = (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
+        v->created_ns = ws_clock_day_ns();
         v->bytes = ws_agent_layout(m)->total_bytes;
         ws_agent_publish_unmade(q->a, m, v->version, v->run);
         ws_agent_gpu_published(m, v->version, v->run);
@@ -106,7 +105,7 @@ int ws_agent_gpu_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t ver
     struct ws_gpu_version *v = unmade(m, version, run);
     if (!v || (v->state != WS_GPU_OFFERED && !ws_gpu_is_writing(m, v)))
         return 0;
-    if (v->failed_ns && ws_agent_now_ns() - v->failed_ns < HOLD_OFF_NS)
+    if (v->failed_ns && ws_clock_ns() - v->failed_ns < HOLD_OFF_NS)
         return ws_error_set(err, EIO, "%s/%" PRIu64 " could not be made out of the GPUs' memory: %s", m->name,
                             version, v->why);
     if (!v->wanted)
@@ -149,7 +148,7 @@ bool ws_gpu_end_unmade(struct ws_agent *a, struct ws_agent_model *m, struct ws_g
 static void note_failure(struct ws_gpu_version *v, const char *why)
 {
     v->wanted = false;
-    v->failed_ns = ws_agent_now_ns();
+    v->failed_ns = ws_clock_ns();
     snprintf(v->why, sizeof(v->why), "%s", why);
 }
 
@@ -179,7 +178,7 @@ int ws_gpu_do_wanted(struct ws_gpu_request *q, struct ws_error *err)
 {
     const char *model = json_string_value(json_object_get(q->body, "model"));
     uint64_t ms = ws_agent_number(q->body, "timeout_ms", 0);
-    const uint64_t deadline = ws_agent_now_ns() + (ms < POLL_MS ? ms : POLL_MS) * 1000000ULL;
+    const uint64_t deadline = ws_clock_ns() + (ms < POLL_MS ? ms : POLL_MS) * WS_MS_NS;
     struct ws_gpu_version *v = NULL;
     pthread_mutex_lock(&q->a->lock);
     struct ws_agent_model *m = model ? ws_agent_find(q->a, model) : NULL;

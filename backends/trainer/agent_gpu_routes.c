@@ -20,6 +20,7 @@
  *
  * And of a rank's second connection, for versions on demand: gpu/wanted, gpu/unmade. */
 #include "backends/trainer/agent_gpu.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <assert.h>
 #include <errno.h>
@@ -173,8 +174,8 @@ static struct ws_gpu_version *take_back(struct ws_gpu_request *q, bool *told)
 
 static int do_unshare(struct ws_gpu_request *q, struct ws_error *err)
 {
-    uint64_t ms = ws_agent_number(q->body, "timeout_ms", YEAR_MS), now = ws_agent_now_ns();
-    uint64_t deadline = now + (ms < YEAR_MS ? ms : YEAR_MS) * 1000000ULL;
+    uint64_t ms = ws_agent_number(q->body, "timeout_ms", YEAR_MS), now = ws_clock_ns();
+    uint64_t deadline = now + (ms < YEAR_MS ? ms : YEAR_MS) * WS_MS_NS;
     const struct ws_gpu_version *left;
     bool told = false;
     char holders[512];
@@ -187,7 +188,7 @@ static int do_unshare(struct ws_gpu_request *q, struct ws_error *err)
         pthread_mutex_lock(&q->a->lock);
     }
     while (rc == 0 && (left = take_back(q, &told))) { /* anew: the lock is given up while it waits */
-        now = ws_agent_now_ns();
+        now = ws_clock_ns();
         ws_gpu_holders(left, holders, sizeof(holders));
         if (atomic_load(&q->a->stop) || (kill(q->c->pid, 0) < 0 && errno == ESRCH))
             rc = ws_error_set(err, ECONNRESET, "the agent is stopping, or the rank has ended");

@@ -2,6 +2,7 @@
  * conversation is agent_primary.c, the others' agent_secondary.c. */
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/share.h"
+#include "transports/clock.h"
 #include "transports/copy.h"
 #include "transports/log.h"
 #include "transports/part.h"
@@ -359,11 +360,9 @@ static void *group_main(void *arg)
     pthread_mutex_lock(&a->lock);
     while (!atomic_load(&a->stop)) {
         uint64_t wait_ns = a->primary ? ws_secondary_turn(a) : ws_primary_turn(a);
-        uint64_t until = ws_agent_now_ns() + wait_ns;
-        struct timespec t = {.tv_sec = (time_t)(until / 1000000000ULL),
-                             .tv_nsec = (long)(until % 1000000000ULL)};
+        uint64_t until = ws_clock_ns() + wait_ns;
         if (wait_ns && !atomic_load(&a->stop))
-            pthread_cond_timedwait(&a->group_changed, &a->lock, &t);
+            (void)ws_cond_wait_until(&a->group_changed, &a->lock, until);
     }
     pthread_mutex_unlock(&a->lock);
     return NULL;

@@ -2,6 +2,7 @@
  */
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
+#include "transports/clock.h"
 #include <assert.h>
 #include <errno.h>
 #include <signal.h>
@@ -15,7 +16,7 @@ static void random_run(char out[WS_RUN_CHARS + 1])
 {
     unsigned char bytes[8];
     if (getrandom(bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes)) {
-        uint64_t now = ws_agent_now_ns() ^ ((uint64_t)getpid() << 40);
+        uint64_t now = ws_clock_ns() ^ ((uint64_t)getpid() << 40);
         memcpy(bytes, &now, sizeof(bytes));
     }
     for (size_t i = 0; i < sizeof(bytes); i++)

@@ -17,6 +17,7 @@
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/api.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <assert.h>
 #include <errno.h>
@@ -31,7 +32,7 @@
 
 static uint64_t deadline_of(const json_t *body)
 {
-    return ws_agent_now_ns() + ws_agent_number(body, "timeout_ms", DEFAULT_WAIT_MS) * 1000000ULL;
+    return ws_clock_ns() + ws_agent_number(body, "timeout_ms", DEFAULT_WAIT_MS) * WS_MS_NS;
 }
 
 /* --- register --- */

@@ -1,6 +1,7 @@
 /* The primary of a group: it hears the other agents of a trainer, knows all ranks, and says how far a version
  * is (agent_group.h). */
 #include "backends/trainer/agent_group.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -9,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SILENT_NS ((WS_LEASE_GRACE_MS + 3000) * 1000000UL) /* a call may take WS_NODE_CALL_MS */
+#define SILENT_NS ((WS_LEASE_GRACE_MS + 3000) * WS_MS_NS) /* a call may take WS_NODE_CALL_MS */
 #define TURN_NS   500000000UL
 #define SOON_NS   20000000UL
 
@@ -295,7 +296,7 @@ static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_no
 
 uint64_t ws_primary_turn(struct ws_agent *a)
 {
-    uint64_t now = ws_agent_now_ns(), wait = 10 * TURN_NS;
+    uint64_t now = ws_clock_ns(), wait = 10 * TURN_NS;
     /* Where this thread did not get on, those who speak may not have either: a large placement takes seconds.
      */
     bool late = now - a->group_turn_ns > 12 * TURN_NS;
@@ -517,12 +518,12 @@ int ws_agent_node_route(struct ws_agent *a, const struct ws_api_request *q, cons
     if (rc == 0 && !(n = node_of(m->group, id, name, err)))
         rc = -E2BIG;
     if (rc == 0) {
-        n->heard_ns = ws_agent_now_ns();
+        n->heard_ns = ws_clock_ns();
         take_version(a, m, n, body); /* first: a rank may end once its node has committed */
         take_ranks(a, m, n, body, need, refused);
         tell = ws_primary_advance(a, m);
         *reply = answer(a, m, n, need, refused);
-        n->heard_ns = ws_agent_now_ns();
+        n->heard_ns = ws_clock_ns();
         pthread_cond_broadcast(&a->changed);
     } else {
         json_decref(need);

@@ -1,6 +1,7 @@
 /* The other agents of a group: each says to the primary how things stand on its node, and does what follows
  * from the answer (agent_group.h). */
 #include "backends/trainer/agent_group.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/transport.h"
 #include <errno.h>
@@ -9,11 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BEAT_NS   1000000000UL /* where nothing happens */
+#define BEAT_NS   WS_SECOND_NS /* where nothing happens */
 #define SOON_NS   10000000UL   /* while a version waits for other nodes */
 #define RANKS_NS  50000000UL   /* while ranks wait for others */
 #define AGAIN_NS  200000000UL  /* after a failure */
-#define SILENT_NS (WS_LEASE_GRACE_MS * 1000000UL)
+#define SILENT_NS (WS_LEASE_GRACE_MS * WS_MS_NS)
 
 /* --- what is said; under lock --- */
 
@@ -202,7 +203,7 @@ static bool take(struct ws_agent *a, struct ws_agent_model *m, const json_t *rep
     const char *run = json_string_value(json_object_get(reply, "run"));
     const uint64_t primary = ws_agent_number(reply, "primary", 0);
     g->away[0] = '\0';
-    g->answered_ns = ws_agent_now_ns();
+    g->answered_ns = ws_clock_ns();
     if (primary != g->primary_id)
         forget_primary(a, m, primary);
     bool tell = take_round(a, m, reply);
@@ -237,7 +238,7 @@ static void note_silence(struct ws_agent *a, struct ws_agent_model *m, const str
         ws_log(WS_LOG_WARN, "agent", "the primary agent does not answer model=%s url=%s error=\"%s\"",
                m->name, a->primary->url, err->text);
     snprintf(g->away, sizeof(g->away), "%s", err->text);
-    if (ws_agent_now_ns() - g->answered_ns < SILENT_NS)
+    if (ws_clock_ns() - g->answered_ns < SILENT_NS)
         return;
     g->whole = false;
     /* What is sealed may have been announced: that the primary has to say. */
@@ -259,7 +260,7 @@ static void exchange(struct ws_agent *a, struct ws_agent_model *m)
     g->dirty = false;
     g->n_told = m->n_registered;
     if (!g->answered_ns)
-        g->answered_ns = ws_agent_now_ns();
+        g->answered_ns = ws_clock_ns();
     ws_api_model_path(path, "node", m->name);
     pthread_mutex_unlock(&a->lock);
     int rc = body ? ws_source_call(a->primary, "POST", path, body, &reply, &err)

@@ -1,5 +1,6 @@
 /* Which slot the next version gets: never the newest; one that nobody can read any more. */
 #include "backends/trainer/agent_state.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/memory.h"
 #include <errno.h>
@@ -101,7 +102,7 @@ static int busy(struct ws_agent_model *m, struct ws_error *err)
 /* Makes the slot ours: its names are gone, its readers are cut, nobody maps it. */
 static int retire(struct ws_agent *a, struct ws_slot *s)
 {
-    uint64_t deadline = ws_agent_now_ns() + REVOKE_NS;
+    uint64_t deadline = ws_clock_ns() + REVOKE_NS;
     bool was_served = s->state == WS_SLOT_SERVED;
     s->state = WS_SLOT_RETIRED;
     ws_slot_revoke(s);
@@ -145,7 +146,7 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struc
             *out = s;
             return 0;
         }
-        uint64_t step = ws_agent_now_ns() + STEP_NS;
+        uint64_t step = ws_clock_ns() + STEP_NS;
         if (step > deadline_ns)
             return busy(m, err);
         (void)ws_agent_wait(a, step);

@@ -154,7 +154,6 @@ int ws_agent_hold(void *self, const char *model, uint64_t version, const char *r
 void ws_agent_drop(void *self, struct ws_hold *hold);
 /* Waits for `changed` until the deadline (CLOCK_MONOTONIC, ns); false when it has passed. Under lock. */
 bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns);
-uint64_t ws_agent_now_ns(void);
 /* agent_join.c: a rank becomes one of the model's group (under lock, which it gives up while it waits for
  * others to end); the lineage that the group writes, which the first of them settles; how many they are */
 WS_MUST_USE int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c,

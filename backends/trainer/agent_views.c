@@ -2,6 +2,7 @@
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/api.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -30,7 +31,7 @@ static int get_status(struct ws_agent *a, json_t **reply)
             models, json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o,s:o}", "name", m->name, "newest",
                               (json_int_t)m->newest, "run", m->run, "ranks", (json_int_t)m->n_registered,
                               "published", (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned,
-                              "slots", slots, "mounts", ws_fleet_json(&m->fleet, ws_agent_now_ns())));
+                              "slots", slots, "mounts", ws_fleet_json(&m->fleet, ws_clock_ns())));
         if (m->gpu)
             json_object_set_new(json_array_get(models, json_array_size(models) - 1), "gpu",
                                 ws_agent_gpu_status(m));

@@ -1,6 +1,7 @@
 /* A rank that waits until a version is announced, its delta made, or served by the engines of mounts. */
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
+#include "transports/clock.h"
 #include "transports/transport.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -32,13 +33,13 @@ static bool is_loaded(struct ws_agent *a, const struct ws_agent_model *m, uint64
     if (a->primary && m->owner != m)
         return is_loaded_there(a, m, version, who, missing, cap);
     snprintf(to.run, sizeof(to.run), "%s", m->run);
-    return ws_fleet_serves(&m->fleet, &to, who, ws_agent_now_ns(), missing, cap);
+    return ws_fleet_serves(&m->fleet, &to, who, ws_clock_ns(), missing, cap);
 }
 
 /* A mount that falls silent counts no more, and nothing tells of that. */
 static uint64_t look_again(uint64_t deadline)
 {
-    uint64_t soon = ws_agent_now_ns() + 500000000UL;
+    uint64_t soon = ws_clock_ns() + 500000000UL;
     return soon < deadline ? soon : deadline;
 }
 
@@ -46,7 +47,7 @@ static uint64_t look_again(uint64_t deadline)
 static uint64_t patient_deadline_of(const json_t *body)
 {
     uint64_t ms = ws_agent_number(body, "timeout_ms", UINT64_MAX);
-    return ws_agent_now_ns() + (ms > 31536000000ULL ? 31536000000ULL : ms) * 1000000ULL;
+    return ws_clock_ns() + (ms > 31536000000ULL ? 31536000000ULL : ms) * WS_MS_NS;
 }
 
 static int late(const struct ws_agent *a, const struct ws_agent_model *m, uint64_t version, bool loaded,
@@ -84,7 +85,7 @@ static int wait_version(struct ws_agent *a, struct ws_session *c, const json_t *
             rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun%s%s",
                               version, m->name, m->why[0] ? "; the last that was: " : "", m->why);
         else if (!ws_agent_wait(a, look_again(deadline)) &&
-                 (atomic_load(&a->stop) || ws_agent_now_ns() >= deadline))
+                 (atomic_load(&a->stop) || ws_clock_ns() >= deadline))
             rc = late(a, m, version, loaded, missing, err);
     }
     return rc;
@@ -112,8 +113,7 @@ static int wait_delta(struct ws_agent *a, const struct ws_agent_model *m, uint64
 {
     int rc;
     while ((rc = delta_state(m, version, err)) == 1)
-        if (!ws_agent_wait(a, look_again(deadline)) &&
-            (atomic_load(&a->stop) || ws_agent_now_ns() >= deadline))
+        if (!ws_agent_wait(a, look_again(deadline)) && (atomic_load(&a->stop) || ws_clock_ns() >= deadline))
             return ws_error_set(err, ETIMEDOUT, "the delta to version %" PRIu64 " of %s was not made in time",
                                 version, m->name);
     return rc;

@@ -1,4 +1,5 @@
 #include "backends/trainer/astraflow_ahead.h"
+#include "transports/clock.h"
 #include "transports/delta_offer.h"
 #include "transports/log.h"
 #include "transports/workers.h"
@@ -23,23 +24,10 @@ struct ws_ahead {
     pthread_cond_t changed;
     /* guarded by lock */
     struct ws_blob *newest, *before; /* NULL: none */
-    struct timespec before_ends;
-    struct ws_mark tried; /* what it leads to, or would */
+    uint64_t before_ends;            /* ws_clock_ns */
+    struct ws_mark tried;            /* what it leads to, or would */
     uint64_t asked, answered;
 };
-
-static struct timespec in_ms(unsigned ms)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_sec += ms / 1000;
-    t.tv_nsec += (long)(ms % 1000) * 1000000L;
-    if (t.tv_nsec >= 1000000000L) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000L;
-    }
-    return t;
-}
 
 /* --- making one --- */
 
@@ -118,7 +106,7 @@ static void set_aside(struct ws_ahead *a)
 {
     ws_blob_put(a->before);
     a->before = a->newest;
-    a->before_ends = in_ms(KEPT_S * 1000);
+    a->before_ends = ws_clock_ns() + KEPT_S * WS_SECOND_NS;
     a->newest = NULL;
 }
 
@@ -158,7 +146,7 @@ static void *run(void *arg)
             pthread_cond_broadcast(&a->changed);
         } else if (!a->before) {
             pthread_cond_wait(&a->changed, &a->lock);
-        } else if (pthread_cond_timedwait(&a->changed, &a->lock, &a->before_ends) == ETIMEDOUT) {
+        } else if (ws_cond_wait_until(&a->changed, &a->lock, a->before_ends) == ETIMEDOUT) {
             ws_blob_put(a->before);
             a->before = NULL;
         }
@@ -171,17 +159,13 @@ int ws_ahead_new(struct ws_ahead **out, const struct ws_topic *topic,
                  bool (*wanted)(void *arg, const struct ws_mark *base), void *arg, struct ws_error *err)
 {
     struct ws_ahead *a = calloc(1, sizeof(*a));
-    pthread_condattr_t attr;
     if (!a)
         return ws_error_set(err, ENOMEM, "no memory for deltas");
     a->topic = topic;
     a->wanted = wanted;
     a->arg = arg;
     pthread_mutex_init(&a->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&a->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    ws_cond_init(&a->changed);
     a->has_thread = ws_thread_start(&a->thread, run, a) == 0;
     if (!a->has_thread) {
         ws_ahead_free(a);
@@ -201,7 +185,7 @@ void ws_ahead_wake(struct ws_ahead *a)
 
 struct ws_blob *ws_ahead_to(struct ws_ahead *a, const struct ws_mark *target, unsigned wait_ms)
 {
-    struct timespec end = in_ms(wait_ms);
+    const uint64_t end = ws_clock_ns() + wait_ms * WS_MS_NS;
     struct ws_blob *b = NULL;
     pthread_mutex_lock(&a->lock);
     uint64_t asked = ++a->asked;
@@ -209,7 +193,7 @@ struct ws_blob *ws_ahead_to(struct ws_ahead *a, const struct ws_mark *target, un
     while (!b && !atomic_load(&a->stop)) {
         if (a->newest && ws_mark_is(&a->newest->target, target))
             b = ws_blob_get(a->newest);
-        else if (a->answered >= asked || pthread_cond_timedwait(&a->changed, &a->lock, &end) == ETIMEDOUT)
+        else if (a->answered >= asked || ws_cond_wait_until(&a->changed, &a->lock, end) == ETIMEDOUT)
             break;
     }
     pthread_mutex_unlock(&a->lock);

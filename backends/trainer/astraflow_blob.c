@@ -1,4 +1,5 @@
 #include "backends/trainer/astraflow_blob.h"
+#include "transports/clock.h"
 #include "transports/memory.h"
 #include <assert.h>
 #include <endian.h>
@@ -185,16 +186,9 @@ static void write_head(struct ws_blob *b, unsigned index_width)
     memset(b->bytes + 12, 0, 4);
 }
 
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 static int make(struct walk *w, struct ws_blob **out, struct ws_error *err)
 {
-    double began = now_s();
+    const uint64_t began = ws_clock_ns();
     uint64_t n_bytes;
     w->found = count_byte;
     int rc = walk_all(w, err);
@@ -226,7 +220,7 @@ static int make(struct walk *w, struct ws_blob **out, struct ws_error *err)
         return rc;
     }
     assert(w->n == b->count);
-    b->seconds = now_s() - began;
+    b->seconds = (double)(ws_clock_ns() - began) / 1e9;
     *out = b;
     return 0;
 }

@@ -1,4 +1,5 @@
 #include "backends/trainer/astraflow_push.h"
+#include "transports/clock.h"
 #include "transports/workers.h"
 #include <arpa/inet.h>
 #include <assert.h>
@@ -43,9 +44,7 @@ struct ws_push {
 
 static int64_t now_ms(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (int64_t)ws_clock_ms();
 }
 
 struct ws_push *ws_push_new(unsigned stall_ms)

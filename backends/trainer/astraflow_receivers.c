@@ -1,4 +1,5 @@
 #include "backends/trainer/astraflow_receivers.h"
+#include "transports/clock.h"
 #include "transports/keep.h"
 #include "transports/log.h"
 #include <arpa/inet.h>
@@ -204,17 +205,13 @@ static int load(struct ws_receivers *all, struct ws_error *err)
 int ws_receivers_new(struct ws_receivers **out, const char *path, struct ws_error *err)
 {
     struct ws_receivers *all = calloc(1, sizeof(*all));
-    pthread_condattr_t attr;
     if (!all || (path && !(all->path = strdup(path)))) {
         free(all);
         return ws_error_set(err, ENOMEM, "no memory for the receivers");
     }
     pthread_mutex_init(&all->saving, NULL);
     pthread_mutex_init(&all->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&all->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    ws_cond_init(&all->changed);
     int rc = path ? load(all, err) : 0;
     if (rc < 0) {
         ws_receivers_free(all);
@@ -239,16 +236,14 @@ int ws_receivers_put(struct ws_receivers *all, const struct ws_receiver *r, stru
 /* Waits until the entry is nobody's. It may be another one, or gone, each time the lock was given up. */
 static struct entry *wait_for_turn(struct ws_receivers *all, const char *instance)
 {
-    struct timespec end;
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    end.tv_sec += TAKE_OVER_S;
+    const uint64_t end = ws_clock_ns() + TAKE_OVER_S * WS_SECOND_NS;
     for (;;) {
         struct entry *e = *place_of(all, instance);
         if (!e || !e->busy)
             return e;
         if (e->running)
             ws_push_cut(e->running, EINTR);
-        if (pthread_cond_timedwait(&all->changed, &all->lock, &end) == ETIMEDOUT)
+        if (ws_cond_wait_until(&all->changed, &all->lock, end) == ETIMEDOUT)
             return e;
     }
 }

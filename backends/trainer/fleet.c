@@ -1,4 +1,5 @@
 #include "backends/trainer/fleet.h"
+#include "transports/clock.h"
 #include "transports/name.h"
 #include "transports/text.h"
 #include <errno.h>
@@ -9,7 +10,7 @@
 
 #define MAX_MOUNTS 4096 /* of a model */
 #define FORGET_NS  600000000000UL
-#define MS         1000000UL
+#define MS         WS_MS_NS
 
 const char *ws_progress_name(enum ws_progress p)
 {

@@ -2,6 +2,7 @@
  * bytes are there; and once more the question whether it is still offered, so that what is returned is one
  * version. */
 #include "backends/trainer/map_gpu.h"
+#include "transports/clock.h"
 #include "transports/ipc.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -186,20 +187,13 @@ static int open_segment(const struct wsync_gpu_map *m, struct ws_mapped_rank *r,
 
 /* --- marks --- */
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000UL + (uint64_t)t.tv_nsec / 1000000UL;
-}
-
 static int wait_for_mark(const struct wsync_gpu_map *m, struct ws_event *mark, uint64_t deadline,
                          struct ws_error *err)
 {
     struct timespec step = {.tv_nsec = FIRST_NS};
     int rc;
     for (unsigned looks = 1; (rc = m->ops->event_done(mark, err)) == -EAGAIN; looks++) {
-        if (now_ms() >= deadline)
+        if (ws_clock_ms() >= deadline)
             return ws_error_set(err, ETIMEDOUT,
                                 "the trainer's streams have not written version %" PRIu64
                                 " of %s within %d s",
@@ -235,7 +229,7 @@ static int wait_for_marks(const struct wsync_gpu_map *m, const struct ws_mapped_
 
 static int open_all(struct wsync_gpu_map *m, struct ws_error *err)
 {
-    const uint64_t deadline = now_ms() + READY_MS;
+    const uint64_t deadline = ws_clock_ms() + READY_MS;
     int rc = 0;
     for (size_t k = 0; rc == 0 && k < m->n_ranks; k++) {
         struct ws_mapped_rank *r = &m->ranks[k];

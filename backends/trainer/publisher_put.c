@@ -1,5 +1,6 @@
 /* Parameters become boxes of a plan over the begun version. */
 #include "backends/trainer/publisher_state.h"
+#include "transports/clock.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -227,19 +228,13 @@ static int begin_carrier(struct wsync_publisher *p, const wsync_param *params, s
     return rc;
 }
 
-static double now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
-static void report(struct wsync_publisher *p, double began_ms)
+static void report(struct wsync_publisher *p, uint64_t began_ns)
 {
     char ways[WS_ERROR_TEXT / 2];
     const char *why = p->pinned ? ws_pinned_why_not(p->pinned) : "";
     ws_carrier_tell(p->carrier, ways, sizeof(ways));
-    const int n = snprintf(p->gpu_report, sizeof(p->gpu_report), "%.1f ms: %s%s%s", now_ms() - began_ms, ways,
+    const int n = snprintf(p->gpu_report, sizeof(p->gpu_report), "%.1f ms: %s%s%s",
+                           (double)(ws_clock_ns() - began_ns) / 1e6, ways,
                            why[0] ? "; the slot is not pinned: " : "", why);
     if (n >= 0 && (size_t)n < sizeof(p->gpu_report))
         ws_publisher_delta_tell(p, p->gpu_report + n, sizeof(p->gpu_report) - (size_t)n);
@@ -249,7 +244,7 @@ static void report(struct wsync_publisher *p, double began_ms)
 static int run_plan(struct wsync_publisher *p, struct ws_plan *plan, const wsync_param *params, size_t first,
                     size_t n, bool all, struct ws_error *err)
 {
-    const double began = now_ms();
+    const uint64_t began = ws_clock_ns();
     bool on_device = false;
     for (size_t i = 0; i < p->n_files; i++) {
         p->data[i] = p->regions[i] ? ws_region_data(p->regions[i]) : NULL;

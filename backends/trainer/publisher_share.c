@@ -6,6 +6,7 @@
  * on), and the kernel knows when the last one has let go. */
 #include "backends/trainer/publisher_share.h"
 #include "backends/trainer/last_error.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -92,13 +93,6 @@ int ws_share_queue(struct ws_publisher_share *s, int device, struct ws_queue **o
 
 /* --- giving up --- */
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000UL + (uint64_t)t.tv_nsec / 1000000UL;
-}
-
 /* Until no process holds the lock any more. */
 static int wait_for_holders(const struct ws_share_set *set, uint64_t deadline, struct ws_error *err)
 {
@@ -107,7 +101,7 @@ static int wait_for_holders(const struct ws_share_set *set, uint64_t deadline, s
         if (errno != EWOULDBLOCK && errno != EINTR)
             return ws_error_set(err, errno, "cannot see who has version %" PRIu64 " on GPUs: %s",
                                 set->version, strerror(errno));
-        if (now_ms() >= deadline)
+        if (ws_clock_ms() >= deadline)
             return ws_error_set(err, ETIMEDOUT,
                                 "a process still has version %" PRIu64
                                 " on GPUs; the agent that knew which has ended: end or reload the engines "
@@ -123,7 +117,7 @@ static int give_up(struct wsync_publisher *p, struct ws_share_set *set, int64_t 
                    struct ws_error *err)
 {
     struct ws_error why;
-    uint64_t deadline = timeout_ms < 0 ? UINT64_MAX : now_ms() + (uint64_t)timeout_ms;
+    uint64_t deadline = timeout_ms < 0 ? UINT64_MAX : ws_clock_ms() + (uint64_t)timeout_ms;
     if (!set->shared)
         return 0;
     bool lost = set->lost || p->sock < 0 || set->connection != p->n_connections;

@@ -4,6 +4,7 @@
 #include "tests/fixtures/choice.h"
 #include "transports/convert.h"
 #include "transports/convert_code.h"
+#include "transports/cpu.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -76,16 +77,9 @@ static uint32_t widened(const struct format *f, uint16_t bits)
 
 static size_t all_codes(const struct ws_convert_code **codes)
 {
-    size_t n = 0;
-    codes[n++] = &ws_convert_portable;
-#if defined(__x86_64__) && !defined(WS_NO_VECTOR)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && ws_has_f16c())
-        codes[n++] = &ws_convert_avx2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        codes[n++] = &ws_convert_avx512;
-#endif
+    const size_t n = ws_cpu_vector(NULL) + 1;
+    for (size_t i = 0; i < n; i++)
+        codes[i] = ws_convert_codes[i];
     return n;
 }
 

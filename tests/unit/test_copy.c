@@ -3,6 +3,7 @@
 #include "tests/fixtures/choice.h"
 #include "transports/copy.h"
 #include "transports/copy_code.h"
+#include "transports/cpu.h"
 #include "transports/limits.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -34,16 +35,9 @@ static unsigned char *random_bytes(size_t n, uint64_t seed)
 /* What this processor can run. */
 static size_t all_codes(const struct ws_copy_code **codes)
 {
-    size_t n = 0;
-    codes[n++] = &ws_copy_portable;
-#if defined(__x86_64__) && !defined(WS_NO_VECTOR)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2"))
-        codes[n++] = &ws_copy_avx2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        codes[n++] = &ws_copy_avx512;
-#endif
+    const size_t n = ws_cpu_vector(NULL) + 1;
+    for (size_t i = 0; i < n; i++)
+        codes[i] = ws_copy_codes[i];
     return n;
 }
 

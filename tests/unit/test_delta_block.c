@@ -1,6 +1,7 @@
 /* The difference of a block: applying encode(a, b) to a gives b, bit for bit, for every width, length and
  * alignment; all versions of the loops give the same bytes; the format is what its head comment says; damaged
  * deltas are refused or change nothing outside the block. */
+#include "transports/cpu.h"
 #include "transports/delta_block.h"
 #include "transports/delta_code.h"
 #include <errno.h>
@@ -244,16 +245,9 @@ static void test_chain(void **state)
 
 static size_t all_codes(const struct ws_delta_code **codes)
 {
-    size_t n = 0;
-    codes[n++] = &ws_delta_portable;
-#if defined(__x86_64__) && !defined(WS_NO_VECTOR)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2"))
-        codes[n++] = &ws_delta_avx2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        codes[n++] = &ws_delta_avx512;
-#endif
+    const size_t n = ws_cpu_vector(NULL) + 1;
+    for (size_t i = 0; i < n; i++)
+        codes[i] = ws_delta_codes[i];
     return n;
 }
 
