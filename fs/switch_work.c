@@ -101,9 +101,9 @@ static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now
     if (e->ops->tells_paused && !now->paused)
         e->weights_gone = false; /* it was left paused: somebody has started it anew */
     w->broken = e->weights_gone;
+    w->ran = !now->paused && !e->doubted && (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_STALE);
     snprintf(w->back_path, sizeof(w->back_path), "%s", e->ops->tells_path ? now->path : e->path);
-    snprintf(w->back_version, sizeof(w->back_version), "%s",
-             e->ops->tells_version ? now->version : e->version);
+    snprintf(w->back_version, sizeof(w->back_version), "%s", e->ops->tells_version ? now->version : e->version);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -134,7 +134,15 @@ static void find_way_back(struct ws_work *w)
         ws_model_put(m);
 }
 
-int ws_work_pause(struct ws_work *w)
+static int tell_paused(struct ws_work *w, uint64_t start, int rc)
+{
+    ws_work_set_state(w, rc < 0 ? WS_ENGINE_UNKNOWN : WS_ENGINE_PAUSED, NULL, rc < 0 ? w->err.text : NULL);
+    w->lost = rc < 0;
+    tell(w, "paused", start, rc);
+    return rc;
+}
+
+int ws_work_ask(struct ws_work *w)
 {
     struct ws_engine_call call;
     struct ws_engine_serving now = {0};
@@ -149,19 +157,19 @@ int ws_work_pause(struct ws_work *w)
         note_way_back(w, &now);
         if (!w->back_path[0])
             find_way_back(w);
-        rc = w->engine->ops->pause(&call.target, &w->err);
-        w->paused = rc != -EHOSTUNREACH &&
-                    rc != -EACCES; /* also when the answer was lost: it is resumed either way */
-        w->paused_ns = ws_time_mono_ns();
     }
-    if (rc < 0) {
-        ws_work_set_state(w, WS_ENGINE_UNKNOWN, NULL, w->err.text);
-        w->lost = true;
-    } else {
-        ws_work_set_state(w, WS_ENGINE_PAUSED, NULL, NULL);
-    }
-    tell(w, "paused", start, rc);
-    return rc;
+    return rc < 0 ? tell_paused(w, start, rc) : 0;
+}
+
+int ws_work_pause(struct ws_work *w)
+{
+    struct ws_engine_call call;
+    uint64_t start = ws_time_mono_ns();
+    call_of(w, &call);
+    int rc = w->engine->ops->pause(&call.target, &w->err);
+    w->paused = rc != -EHOSTUNREACH && rc != -EACCES; /* also when the answer was lost: it is resumed */
+    w->paused_ns = ws_time_mono_ns();
+    return tell_paused(w, start, rc);
 }
 
 /* Loads and, when the answer was lost, asks. */
@@ -176,7 +184,7 @@ static int load_path(struct ws_work *w, const char *path, const char *version)
     int rc = ops->load(&call.target, path, version, &w->err);
     if (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -ECANCELED) {
         call.target.cancel[0] = call.target.cancel[1] = call.target.cancel[2] = NULL;
-        if (ops->tells_version && ops->serving(&call.target, &now, NULL) == 0 &&
+        if (w->engine->ops->tells_version && ops->serving(&call.target, &now, NULL) == 0 &&
             strcmp(now.version, version) == 0 && (!ops->tells_path || strcmp(now.path, path) == 0))
             rc = 0;
     }
@@ -239,6 +247,14 @@ int ws_work_resume(struct ws_work *w)
     w->lost = rc < 0;
     tell(w, "resumed", start, rc);
     return rc;
+}
+
+void ws_work_run_on(struct ws_work *w)
+{
+    const struct ws_error why = w->err;
+    if (w->ran && w->paused && !w->touched)
+        (void)resume(w);
+    w->err = why;
 }
 
 void ws_work_give_up(struct ws_work *w, const char *why)
