@@ -81,12 +81,13 @@ static void tell(struct ws_work *w, const char *phase, uint64_t start_ns, int rc
 
 /* --- one engine --- */
 
-/* Does it serve something else than what we left it with? */
+/* Does it serve something else than what we left it with, or has it not been asked what it is? */
 static bool is_another(struct ws_work *w, const struct ws_engine_serving *now)
 {
     struct ws_control *c = w->run->control;
     pthread_mutex_lock(&c->lock);
-    bool another = w->engine->ops->tells_version && strcmp(now->version, w->engine->version) != 0;
+    bool another = w->engine->tells_version && strcmp(now->version, w->engine->version) != 0;
+    another = another || !w->engine->facts.known;
     pthread_mutex_unlock(&c->lock);
     return another;
 }
@@ -103,7 +104,7 @@ static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now
     w->broken = e->weights_gone;
     w->ran = !now->paused && !e->doubted && (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_STALE);
     snprintf(w->back_path, sizeof(w->back_path), "%s", e->ops->tells_path ? now->path : e->path);
-    snprintf(w->back_version, sizeof(w->back_version), "%s", e->ops->tells_version ? now->version : e->version);
+    snprintf(w->back_version, sizeof(w->back_version), "%s", e->tells_version ? now->version : e->version);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -184,7 +185,7 @@ static int load_path(struct ws_work *w, const char *path, const char *version)
     int rc = ops->load(&call.target, path, version, &w->err);
     if (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -ECANCELED) {
         call.target.cancel[0] = call.target.cancel[1] = call.target.cancel[2] = NULL;
-        if (w->engine->ops->tells_version && ops->serving(&call.target, &now, NULL) == 0 &&
+        if (w->engine->tells_version && ops->serving(&call.target, &now, NULL) == 0 &&
             strcmp(now.version, version) == 0 && (!ops->tells_path || strcmp(now.path, path) == 0))
             rc = 0;
     }
@@ -267,7 +268,7 @@ void ws_work_give_up(struct ws_work *w, const char *why)
     call_of(w, &call);
     call.target.cancel[0] = call.target.cancel[1] = call.target.cancel[2] = NULL;
     bool told =
-        w->engine->ops->tells_version && w->touched && w->engine->ops->serving(&call.target, &now, NULL) == 0;
+        w->engine->tells_version && w->touched && w->engine->ops->serving(&call.target, &now, NULL) == 0;
     ws_work_set_state(w, state, told ? now.version : NULL, why);
 }
 
