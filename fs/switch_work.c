@@ -71,10 +71,12 @@ void ws_work_set_state(struct ws_work *w, enum ws_engine_state state, const char
 
 static void tell(struct ws_work *w, const char *phase, uint64_t start_ns, int rc)
 {
-    char why[WS_ERROR_TEXT];
+    char why[WS_ERROR_TEXT], pause[32] = "";
+    if (w->pause_s > 0)
+        snprintf(pause, sizeof(pause), " pause=%.3f", w->pause_s);
     ws_desk_event(w->run->control, w->desk,
-                  "%s model=%s version=%s engine=%s seconds=%.3f result=%s%s%.300s%s", phase, w->desk->name,
-                  w->to_version, w->engine->name, (double)(ws_time_mono_ns() - start_ns) * 1e-9,
+                  "%s model=%s version=%s engine=%s seconds=%.3f%s result=%s%s%.300s%s", phase, w->desk->name,
+                  w->to_version, w->engine->name, (double)(ws_time_mono_ns() - start_ns) * 1e-9, pause,
                   rc < 0 ? ws_errno_name(-rc) : "ok", rc < 0 ? " why=\"" : "",
                   rc < 0 ? ws_desk_quotable(w->err.text, why) : "", rc < 0 ? "\"" : "");
 }
@@ -214,7 +216,7 @@ static void note_pause(struct ws_work *w)
     while (b < WS_PAUSE_BUCKETS && seconds > ws_pause_bounds[b])
         b++;
     pthread_mutex_lock(&c->lock);
-    w->engine->pause_seconds = seconds;
+    w->pause_s = w->engine->pause_seconds = seconds;
     w->desk->pauses[b]++;
     w->desk->pause_sum += seconds;
     pthread_mutex_unlock(&c->lock);

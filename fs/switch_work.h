@@ -23,6 +23,7 @@ struct ws_work {
     bool broken; /* had no good weights when the switch began: only a load that it confirms lets it be resumed
                   */
     uint64_t paused_ns;
+    double pause_s; /* from pause to resume, once it was resumed; told in events */
     int rc;
     struct ws_error err;
 };
