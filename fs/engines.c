@@ -67,9 +67,9 @@ int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms
     if (rc == 0) {
         pthread_mutex_lock(&c->lock);
         e->facts = facts;
+        if (out->path[0] || (e->tells_version && strcmp(e->version, out->version) != 0))
+            memcpy(e->path, out->path, sizeof(e->path)); /* what we saw it load is what it serves no more */
         snprintf(e->version, sizeof(e->version), "%s", out->version);
-        if (out->path[0])
-            memcpy(e->path, out->path, sizeof(e->path));
         pthread_mutex_unlock(&c->lock);
     }
     return rc;
@@ -183,6 +183,8 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
                                                WS_OPTION_SERVING};
     const char *const *o = q->options;
     bool remote = e->ops == &ws_engine_remote;
+    e->tells_version = e->ops->tells_version || (remote && o[WS_OPTION_SERVING] && o[WS_OPTION_LOAD] &&
+                                                 strstr(o[WS_OPTION_LOAD], "{version}"));
     const struct {
         const char *from;
         char **to;
@@ -202,6 +204,8 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
         rc = check_pause_mode(e->ops, o[WS_OPTION_PAUSE], err);
     for (size_t i = 0; rc == 0 && i < sizeof(strings) / sizeof(strings[0]); i++)
         rc = copy(strings[i].from, strings[i].to, err);
+    for (size_t n = rc == 0 && e->prefix ? strlen(e->prefix) : 0; n > 1 && e->prefix[n - 1] == '/';)
+        e->prefix[--n] = 0;
     for (size_t i = 0; rc == 0 && remote && i < 4; i++)
         rc = copy(o[templates[i]], &e->templates[i], err);
     if (rc == 0 && o[WS_OPTION_TOKEN_FILE])
@@ -245,7 +249,7 @@ static bool has_engine(const struct ws_desk *d, const char *name)
 static const struct ws_engine *engine_at(const struct ws_desk *d, const char *url)
 {
     const struct ws_engine *e = d->engines;
-    while (e && (!url || !e->url || strcmp(e->url, url) != 0))
+    while (e && (!url || !e->url || !ws_http_is_same(e->url, url)))
         e = e->next;
     return e;
 }

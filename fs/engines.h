@@ -30,6 +30,7 @@ struct ws_engine {
     char *line;         /* the command that added it, for the state file */
     enum ws_engine_cache cache;
     unsigned timeout_ms, short_ms;
+    bool tells_version; /* its kind does, or its templates */
     /* guarded by the control's lock */
     enum ws_engine_state state;
     struct ws_engine_facts facts;

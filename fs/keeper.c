@@ -27,7 +27,7 @@ struct ws_keeper {
 static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, int rc,
                  const struct ws_engine_serving *now, const char *current, const struct ws_error *err)
 {
-    bool tells = e->ops->tells_version, lost = false, strange = false;
+    bool tells = e->tells_version, lost = false, strange = false;
     char why[WS_ERROR_TEXT];
     pthread_mutex_lock(&c->lock);
     if (!d->switching && !e->removed) {
@@ -38,6 +38,10 @@ static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
         } else if (rc == 0) {
             bool same = current && (!tells || strcmp(now->version, current) == 0);
             strange = tells && strcmp(now->version, e->version) != 0;
+            if (strange && !e->ops->tells_path) { /* it is asked anew what it is, and where that is from */
+                e->facts.known = false;
+                e->path[0] = 0;
+            }
             if (tells)
                 snprintf(e->version, sizeof(e->version), "%s", now->version);
             if (e->ops->tells_paused && !now->paused)
@@ -47,6 +51,8 @@ static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
             } else if (same && !now->paused && (tells || e->state == WS_ENGINE_SERVING)) {
                 e->state = WS_ENGINE_SERVING;
                 e->error[0] = 0;
+            } else if (same && tells && now->paused) {
+                e->state = WS_ENGINE_PAUSED;
             } else if (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_UNKNOWN ||
                        e->state == WS_ENGINE_BROKEN) {
                 e->state = current ? WS_ENGINE_STALE : now->paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;

@@ -131,9 +131,10 @@ int ws_neighbours_wait(struct ws_control *c, const struct ws_switch_part *p,
         told = true;
         if (rc < 0 || !missing)
             break;
-        if (atomic_load(&c->stop) || (o->cancel && atomic_load(o->cancel)) || atomic_load(&p->desk->cancel))
-            rc = ws_error_set(err, EINTR, "the switch was cancelled while the mount %s fetched its version",
-                              missing);
+        bool interrupted = o->cancel && atomic_load(o->cancel);
+        if (interrupted || atomic_load(&c->stop) || atomic_load(&p->desk->cancel))
+            rc = ws_error_set(err, interrupted ? EINTR : ECANCELED,
+                              "the switch was cancelled while the mount %s fetched its version", missing);
         else if (now > end)
             rc = ws_error_set(err, ETIMEDOUT,
                               "the mount %s, which an engine reads too, does not have version %" PRIu64

@@ -6,7 +6,7 @@
 #include "fs/switch.h"
 
 /* Until every mount that engines of the model name (mounts=) has the version, complete. -ETIMEDOUT, -EINTR,
- * with which one has not; -EREMOTEIO: one cannot; -ENOENT: no source of the model is an agent. */
+ * -ECANCELED, with which one has not; -EREMOTEIO: one cannot; -ENOENT: no source of the model is an agent. */
 WS_MUST_USE int ws_neighbours_wait(struct ws_control *c, const struct ws_switch_part *p,
                                    const struct ws_switch_options *o, struct ws_error *err);
 

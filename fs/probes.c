@@ -47,7 +47,7 @@ static json_t *look(struct ws_control *c, struct ws_engine *e, const struct ws_m
     pthread_mutex_lock(&c->lock);
     enum ws_engine_state state = e->state;
     bool gone = e->weights_gone;
-    if (!e->ops->tells_version)
+    if (!e->tells_version)
         snprintf(now.version, sizeof(now.version), "%s", e->version);
     pthread_mutex_unlock(&c->lock);
     uint64_t behind = aim->run[0] ? behind_of(now.version, aim) : UINT64_MAX;

@@ -6,7 +6,9 @@
  *        v
  *     gate (layout)          -- differs -> nothing was touched: no engine ever hears of it
  *        v
- *     .- pause (asks first)  -- an engine fails --.
+ *     .- ask what it serves  -- an engine fails --.
+ *     |  v                                        |
+ *     |  pause               -- an engine fails --|
  *     |  v                                        |
  *     |  load, confirm       -- an engine fails --+--> fewer are left than the commit setting asks for: back
  *     |  v                                        |
@@ -17,6 +19,7 @@
  *     back: those that may have changed are paused, load what they served (twice at most), and resume; one that has no
  *     good weights stays paused and is called broken
  *
+ * All answer before any is paused: one that hangs costs the others no pause.
  * commit=all and commit=quorum=N take all engines at once, commit=rolling=K at most K at a time, the lost ones counted,
  * and engines of one group together. An engine in doubt (timed out, connection lost after the request) is asked what it
  * serves before anything is decided. An engine is never resumed before a load that it confirmed. */
@@ -46,13 +49,17 @@ static uint64_t deadline_of(const struct ws_switch_options *o)
     return ws_clock_ns() + (o->deadline_s ? o->deadline_s : WS_SWITCH_DEADLINE_S) * WS_SECOND_NS;
 }
 
-static int check_end(struct ws_run *r, const struct ws_desk *d, struct ws_error *err)
+/* EINTR is for a writer that got a signal: from Python others would write the command again. */
+static int check_end(struct ws_run *r, struct ws_error *err)
 {
     const struct ws_switch_options *o = r->options;
     if (atomic_load(&r->control->stop))
         return ws_error_set(err, ECANCELED, "the mount is ending");
-    if ((o->cancel && atomic_load(o->cancel)) || (d && atomic_load(&d->cancel)))
-        return ws_error_set(err, EINTR, "the switch was cancelled");
+    if (o->cancel && atomic_load(o->cancel))
+        return ws_error_set(err, EINTR, "the writer was interrupted");
+    for (size_t i = 0; i < r->n_parts; i++)
+        if (atomic_load(&r->parts[i].desk->cancel))
+            return ws_error_set(err, ECANCELED, "the switch was cancelled");
     if (ws_clock_ns() > r->deadline_ns)
         return ws_error_set(err, ETIMEDOUT, "the switch took longer than its deadline");
     return 0;
@@ -138,19 +145,48 @@ static void retire(struct ws_run *r)
     }
 }
 
+/* Those that are next, as many as may be out of service beside the lost ones; engines of one group are never
+ * parted. false: nobody is left. */
+static bool make_batch(struct ws_run *r, unsigned batch)
+{
+    const struct ws_desk *d = r->works[0].desk;
+    size_t room = SIZE_MAX, taken = 0;
+    if (d->commit == WS_COMMIT_ROLLING)
+        room = d->commit_n;
+    for (size_t i = 0; d->commit == WS_COMMIT_ROLLING && i < r->n; i++)
+        room -= r->works[i].lost;
+    for (size_t i = 0; i < r->n && taken < room; i++) {
+        const char *group = r->works[i].engine->group;
+        if (r->works[i].batch != UINT_MAX)
+            continue;
+        for (size_t k = i; k < r->n; k++) {
+            const char *other = r->works[k].engine->group;
+            if (k == i || (group && other && strcmp(group, other) == 0)) {
+                r->works[k].batch = batch;
+                taken++;
+            }
+        }
+    }
+    return taken > 0;
+}
+
 static int drive(struct ws_run *r, struct ws_error *err)
 {
     static const struct {
         int (*fn)(struct ws_work *w);
         const char *failed;
-    } steps[] = {{ws_work_pause, "could not be paused for"},
+    } steps[] = {{ws_work_ask, "could not be told of"},
+                 {ws_work_pause, "could not be paused for"},
                  {ws_work_load, "did not load"},
                  {ws_work_resume, "did not resume on"}};
-    for (unsigned b = 0; b < r->n_batches; b++) {
-        for (size_t s = 0; s < sizeof(steps) / sizeof(steps[0]); s++) {
+    const size_t n_steps = sizeof(steps) / sizeof(steps[0]);
+    for (size_t i = 0; i < r->n; i++)
+        r->works[i].batch = UINT_MAX;
+    for (unsigned b = 0; make_batch(r, b); b++) {
+        for (size_t s = 0; s < n_steps; s++) {
             struct ws_work ended = {.engine = r->works[0].engine};
             snprintf(ended.to_version, sizeof(ended.to_version), "%s", r->works[0].to_version);
-            if (s < 2 && check_end(r, r->works[0].desk, &ended.err) < 0)
+            if (s + 1 < n_steps && check_end(r, &ended.err) < 0)
                 return go_back(r, b, &ended, "was not told any more of", err);
             if (ws_work_each(r, b, is_going, steps[s].fn) > 0 && !is_enough(r))
                 return go_back(r, b, first_lost(r), steps[s].failed, err);
@@ -162,15 +198,13 @@ static int drive(struct ws_run *r, struct ws_error *err)
 
 /* --- before engines are touched --- */
 
-int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priority priority,
-                     const struct ws_switch_options *o, struct ws_error *err)
+static int pull(struct ws_run *r, struct ws_version *v, enum ws_priority priority, struct ws_error *err)
 {
-    struct ws_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
     for (;;) {
-        int rc = ws_version_pull(v, priority, PULL_STEP_MS, o->cancel, err);
+        int rc = ws_version_pull(v, priority, PULL_STEP_MS, r->options->cancel, err);
         if (rc != -ETIMEDOUT || ws_version_state(v) == WS_FAILED)
             return rc;
-        rc = check_end(&r, NULL, err);
+        rc = check_end(r, err);
         if (rc == -EINTR)
             return ws_error_set(err, EINTR, "the writer was interrupted; the pull goes on in the background");
         if (rc < 0)
@@ -178,15 +212,28 @@ int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priorit
     }
 }
 
+int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priority priority,
+                     const struct ws_switch_options *o, struct ws_error *err)
+{
+    struct ws_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
+    return pull(&r, v, priority, err);
+}
+
+static int prepare(struct ws_run *r, const struct ws_switch_part *p, struct ws_error *err)
+{
+    int rc = pull(r, p->version, WS_PRIORITY_SWITCH, err);
+    if (rc == 0 && !r->options->force_layout)
+        rc = ws_gate(r->control, p->desk, p->model, p->version, err);
+    if (rc == 0)
+        rc = ws_neighbours_wait(r->control, p, r->options, err);
+    return rc;
+}
+
 int ws_switch_prepare(struct ws_control *c, const struct ws_switch_part *p, const struct ws_switch_options *o,
                       struct ws_error *err)
 {
-    int rc = ws_pull_and_wait(c, p->version, WS_PRIORITY_SWITCH, o, err);
-    if (rc == 0 && !o->force_layout)
-        rc = ws_gate(c, p->desk, p->model, p->version, err);
-    if (rc == 0)
-        rc = ws_neighbours_wait(c, p, o, err);
-    return rc;
+    struct ws_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
+    return prepare(&r, p, err);
 }
 
 /* *by_keeper: -EBUSY is the keeper's doing, which a person's switch waits for. */
@@ -220,7 +267,7 @@ static int claim_in_time(struct ws_run *r, struct ws_switch_part *parts, size_t 
         int rc = claim(r->control, parts, n, false, &by_keeper, err);
         if (rc != -EBUSY || !(by_keeper || r->options->wait))
             return rc;
-        rc = check_end(r, NULL, err);
+        rc = check_end(r, err);
         if (rc < 0)
             return rc;
         usleep(WAIT_STEP_US);
@@ -232,6 +279,7 @@ static void let_go(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     pthread_mutex_lock(&c->lock);
     for (size_t i = 0; i < n; i++) {
         parts[i].desk->switching = false;
+        atomic_store(&parts[i].desk->cancel, false); /* nor does it end what is staged next */
         if (ok)
             parts[i].desk->again_ns = 0;
         if (counts && ok)
@@ -252,32 +300,6 @@ static void add_work(struct ws_run *r, const struct ws_switch_part *p, struct ws
     const struct ws_mark mark = ws_version_mark(p->version);
     snprintf(w->to_version, sizeof(w->to_version), "%" PRIu64, mark.version);
     ws_mark_text(&mark, w->to_mark);
-}
-
-/* Engines of one group are never parted. */
-static void make_batches(struct ws_run *r)
-{
-    const struct ws_desk *d = r->n ? r->works[0].desk : NULL;
-    unsigned size = d && d->commit == WS_COMMIT_ROLLING ? d->commit_n : UINT_MAX, taken = 0;
-    r->n_batches = r->n > 0;
-    for (size_t i = 0; i < r->n; i++)
-        r->works[i].batch = UINT_MAX;
-    for (size_t i = 0; i < r->n; i++) {
-        if (r->works[i].batch != UINT_MAX)
-            continue;
-        if (taken >= size) {
-            r->n_batches++;
-            taken = 0;
-        }
-        const char *group = r->works[i].engine->group;
-        for (size_t k = i; k < r->n; k++) {
-            const char *other = r->works[k].engine->group;
-            if (k == i || (group && other && strcmp(group, other) == 0)) {
-                r->works[k].batch = r->n_batches - 1;
-                taken++;
-            }
-        }
-    }
 }
 
 /* Engines that drive themselves are not ours to drive. Nobody adds or removes one while the switch is
@@ -309,7 +331,6 @@ static int collect(struct ws_run *r, struct ws_switch_part *parts, size_t n, con
         for (struct ws_engine *e = parts[i].desk->engines; e; e = e->next)
             if (!engine || strcmp(e->name, engine) == 0)
                 add_work(r, &parts[i], e);
-    make_batches(r);
     return 0;
 }
 
@@ -339,15 +360,17 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     int rc = claim_in_time(&r, parts, n, err);
     if (rc < 0)
         return rc;
+    r.parts = parts;
+    r.n_parts = n;
     for (size_t i = 0; i < n; i++)
         ws_version_keep(parts[i].version, 1);
     rc = check_kinds(parts, n, err);
     for (size_t i = 0; rc == 0 && i < n; i++)
-        rc = ws_switch_prepare(c, &parts[i], o, err);
+        rc = prepare(&r, &parts[i], err);
     if (rc == 0)
         rc = collect(&r, parts, n, NULL, err);
-    for (size_t i = 0; rc == 0 && i < n; i++)
-        rc = check_end(&r, parts[i].desk, err);
+    if (rc == 0)
+        rc = check_end(&r, err);
     if (rc == 0 && (drove = r.n > 0)) {
         set_touching(c, parts, n, true); /* a daemon that is killed now knows it when it is back */
         rc = drive(&r, err);
@@ -383,18 +406,22 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
     bool by_keeper;
     int rc = claim(c, &part, 1, true, &by_keeper, err);
     if (rc == 0) {
+        r.parts = &part;
+        r.n_parts = 1;
         ws_version_keep(part.version, 1);
         rc = check_kinds(&part, 1, err);
         if (rc == 0)
-            rc = ws_pull_and_wait(c, part.version, WS_PRIORITY_SWITCH, &o, err);
+            rc = pull(&r, part.version, WS_PRIORITY_SWITCH, err);
         if (rc == 0)
             rc = collect(&r, &part, 1, engine, err);
         if (rc == 0 && r.n == 0)
             rc = ws_error_set(err, ENOENT, "%s has no engine '%s'", d->name, engine);
-        if (rc == 0 && (ws_work_each(&r, 0, is_going, ws_work_pause) > 0 ||
+        if (rc == 0 && (ws_work_each(&r, 0, is_going, ws_work_ask) > 0 ||
+                        ws_work_each(&r, 0, is_going, ws_work_pause) > 0 ||
                         ws_work_each(&r, 0, is_going, ws_work_load) > 0 ||
                         ws_work_each(&r, 0, is_going, ws_work_resume) > 0)) {
             struct ws_work *w = &r.works[0];
+            ws_work_run_on(w);
             rc = ws_error_set(err, w->err.code ? w->err.code : EREMOTEIO,
                               "engine %s (%s) could not be brought to version %s: %.800s", w->engine->name,
                               w->engine->url, w->to_version, w->err.text);

@@ -19,8 +19,8 @@ struct ws_switch_options {
 /* Runs it to its end. 0: every engine of every part serves its version (or as many as the model's commit
  * setting asks for, the others retired and named in events) and `current` of every model moved. Otherwise
  * every engine that could be brought back serves what it did before, no `current` moved, and err says why:
- * EBUSY a switch is running, EPROTO the layout differs, EREMOTEIO an engine refused, EINTR cancelled,
- * ETIMEDOUT its deadline, or what the pull ended with. */
+ * EBUSY a switch is running, EPROTO the layout differs, EREMOTEIO an engine refused, ECANCELED cancelled,
+ * EINTR the writer got a signal, ETIMEDOUT its deadline, or what the pull ended with. */
 WS_MUST_USE int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
                               const struct ws_switch_options *options, struct ws_error *err);
 /* Pull, verify and gate, and no more: what a switch would begin with. */

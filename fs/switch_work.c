@@ -72,22 +72,25 @@ void ws_work_set_state(struct ws_work *w, enum ws_engine_state state, const char
 
 static void tell(struct ws_work *w, const char *phase, uint64_t start_ns, int rc)
 {
-    char why[WS_ERROR_TEXT];
+    char why[WS_ERROR_TEXT], pause[32] = "";
+    if (w->pause_s > 0)
+        snprintf(pause, sizeof(pause), " pause=%.3f", w->pause_s);
     ws_desk_event(w->run->control, w->desk,
-                  "%s model=%s version=%s engine=%s seconds=%.3f result=%s%s%.300s%s", phase, w->desk->name,
-                  w->to_version, w->engine->name, (double)(ws_clock_ns() - start_ns) * 1e-9,
+                  "%s model=%s version=%s engine=%s seconds=%.3f%s result=%s%s%.300s%s", phase, w->desk->name,
+                  w->to_version, w->engine->name, (double)(ws_clock_ns() - start_ns) * 1e-9, pause,
                   rc < 0 ? ws_errno_name(-rc) : "ok", rc < 0 ? " why=\"" : "",
                   rc < 0 ? ws_desk_quotable(w->err.text, why) : "", rc < 0 ? "\"" : "");
 }
 
 /* --- one engine --- */
 
-/* Does it serve something else than what we left it with? */
+/* Does it serve something else than what we left it with, or has it not been asked what it is? */
 static bool is_another(struct ws_work *w, const struct ws_engine_serving *now)
 {
     struct ws_control *c = w->run->control;
     pthread_mutex_lock(&c->lock);
-    bool another = w->engine->ops->tells_version && strcmp(now->version, w->engine->version) != 0;
+    bool another = w->engine->tells_version && strcmp(now->version, w->engine->version) != 0;
+    another = another || !w->engine->facts.known;
     pthread_mutex_unlock(&c->lock);
     return another;
 }
@@ -102,9 +105,9 @@ static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now
     if (e->ops->tells_paused && !now->paused)
         e->weights_gone = false; /* it was left paused: somebody has started it anew */
     w->broken = e->weights_gone;
+    w->ran = !now->paused && !e->doubted && (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_STALE);
     snprintf(w->back_path, sizeof(w->back_path), "%s", e->ops->tells_path ? now->path : e->path);
-    snprintf(w->back_version, sizeof(w->back_version), "%s",
-             e->ops->tells_version ? now->version : e->version);
+    snprintf(w->back_version, sizeof(w->back_version), "%s", e->tells_version ? now->version : e->version);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -135,7 +138,15 @@ static void find_way_back(struct ws_work *w)
         ws_model_put(m);
 }
 
-int ws_work_pause(struct ws_work *w)
+static int tell_paused(struct ws_work *w, uint64_t start, int rc)
+{
+    ws_work_set_state(w, rc < 0 ? WS_ENGINE_UNKNOWN : WS_ENGINE_PAUSED, NULL, rc < 0 ? w->err.text : NULL);
+    w->lost = rc < 0;
+    tell(w, "paused", start, rc);
+    return rc;
+}
+
+int ws_work_ask(struct ws_work *w)
 {
     struct ws_engine_call call;
     struct ws_engine_serving now = {0};
@@ -150,19 +161,19 @@ int ws_work_pause(struct ws_work *w)
         note_way_back(w, &now);
         if (!w->back_path[0])
             find_way_back(w);
-        rc = w->engine->ops->pause(&call.target, &w->err);
-        w->paused = rc != -EHOSTUNREACH &&
-                    rc != -EACCES; /* also when the answer was lost: it is resumed either way */
-        w->paused_ns = ws_clock_ns();
     }
-    if (rc < 0) {
-        ws_work_set_state(w, WS_ENGINE_UNKNOWN, NULL, w->err.text);
-        w->lost = true;
-    } else {
-        ws_work_set_state(w, WS_ENGINE_PAUSED, NULL, NULL);
-    }
-    tell(w, "paused", start, rc);
-    return rc;
+    return rc < 0 ? tell_paused(w, start, rc) : 0;
+}
+
+int ws_work_pause(struct ws_work *w)
+{
+    struct ws_engine_call call;
+    uint64_t start = ws_clock_ns();
+    call_of(w, &call);
+    int rc = w->engine->ops->pause(&call.target, &w->err);
+    w->paused = rc != -EHOSTUNREACH && rc != -EACCES; /* also when the answer was lost: it is resumed */
+    w->paused_ns = ws_clock_ns();
+    return tell_paused(w, start, rc);
 }
 
 /* Loads and, when the answer was lost, asks. */
@@ -177,7 +188,7 @@ static int load_path(struct ws_work *w, const char *path, const char *version)
     int rc = ops->load(&call.target, path, version, &w->err);
     if (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -ECANCELED) {
         call.target.cancel[0] = call.target.cancel[1] = call.target.cancel[2] = NULL;
-        if (ops->tells_version && ops->serving(&call.target, &now, NULL) == 0 &&
+        if (w->engine->tells_version && ops->serving(&call.target, &now, NULL) == 0 &&
             strcmp(now.version, version) == 0 && (!ops->tells_path || strcmp(now.path, path) == 0))
             rc = 0;
     }
@@ -206,7 +217,7 @@ static void note_pause(struct ws_work *w)
     while (b < WS_PAUSE_BUCKETS && seconds > ws_pause_bounds[b])
         b++;
     pthread_mutex_lock(&c->lock);
-    w->engine->pause_seconds = seconds;
+    w->pause_s = w->engine->pause_seconds = seconds;
     w->desk->pauses[b]++;
     w->desk->pause_sum += seconds;
     pthread_mutex_unlock(&c->lock);
@@ -242,6 +253,14 @@ int ws_work_resume(struct ws_work *w)
     return rc;
 }
 
+void ws_work_run_on(struct ws_work *w)
+{
+    const struct ws_error why = w->err;
+    if (w->ran && w->paused && !w->touched)
+        (void)resume(w);
+    w->err = why;
+}
+
 void ws_work_give_up(struct ws_work *w, const char *why)
 {
     enum ws_engine_state state = w->touched && !w->good ? WS_ENGINE_BROKEN
@@ -252,7 +271,7 @@ void ws_work_give_up(struct ws_work *w, const char *why)
     call_of(w, &call);
     call.target.cancel[0] = call.target.cancel[1] = call.target.cancel[2] = NULL;
     bool told =
-        w->engine->ops->tells_version && w->touched && w->engine->ops->serving(&call.target, &now, NULL) == 0;
+        w->engine->tells_version && w->touched && w->engine->ops->serving(&call.target, &now, NULL) == 0;
     ws_work_set_state(w, state, told ? now.version : NULL, why);
 }
 

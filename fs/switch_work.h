@@ -19,9 +19,11 @@ struct ws_work {
     bool touched;  /* a load was asked for */
     bool sleeping; /* by its words before the pause */
     bool lost;     /* failed; what follows goes on without it, or back */
+    bool ran;      /* it answered requests when it was asked */
     bool broken; /* had no good weights when the switch began: only a load that it confirms lets it be resumed
                   */
     uint64_t paused_ns;
+    double pause_s; /* from pause to resume, once it was resumed; told in events */
     int rc;
     struct ws_error err;
 };
@@ -29,11 +31,12 @@ struct ws_work {
 struct ws_run {
     struct ws_control *control;
     const struct ws_switch_options *options;
+    const struct ws_switch_part *parts; /* whose `cancel` ends it, once it is claimed */
+    size_t n_parts;
     uint64_t deadline_ns;
     bool going_back;
     struct ws_work *works, **chosen; /* the latter: room for those that take part in a step */
     size_t n;
-    unsigned n_batches;
 };
 
 /* Where its engine sees a version. */
@@ -43,13 +46,16 @@ size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct 
                     int (*fn)(struct ws_work *w));
 /* The steps. They set the engine's state, tell an event, and mark what failed as lost; 0 or -errno with
  * w->err. */
-int ws_work_pause(struct ws_work *w);  /* asks what it serves first: that is the way back */
+int ws_work_ask(struct ws_work *w); /* what it serves: that is the way back */
+int ws_work_pause(struct ws_work *w);
 int ws_work_load(struct ws_work *w);   /* and confirms; in doubt it is asked */
 int ws_work_resume(struct ws_work *w); /* on the new version */
 int ws_work_pause_again(struct ws_work *w);
 /* To what it served before: loaded where it may have changed, and resumed; without good weights it stays
  * paused and is called broken, without an answer unknown. */
 int ws_work_bring_back(struct ws_work *w);
+/* It ran, and was paused and never told to load: it goes on as it was. */
+void ws_work_run_on(struct ws_work *w);
 /* It failed and nobody brings it back now: it stays as it is, paused or not, and is called broken where its
  * weights are in doubt, unknown where it was never told to load. */
 void ws_work_give_up(struct ws_work *w, const char *why);

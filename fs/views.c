@@ -2,6 +2,7 @@
 #include "fs/changed.h"
 #include "fs/desk.h"
 #include "fs/gpu.h"
+#include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -110,7 +111,13 @@ static void print_served(const struct ws_engine *e, const char *run, FILE *f)
 {
     const char *at = strchr(e->version, '@');
     bool plain = at && run && strcmp(at + 1, run) == 0;
-    fprintf(f, "%.*s", plain ? (int)(at - e->version) : 64, e->version[0] ? e->version : "unknown");
+    char text[sizeof(e->version)];
+    snprintf(text, sizeof(text), "%.*s", plain ? (int)(at - e->version) : 64,
+             e->version[0] ? e->version : "unknown");
+    ws_text_clean(text);
+    for (char *p = text; *p; p++) /* one word, whatever it says */
+        *p = *p == ' ' ? '_' : *p;
+    fputs(text, f);
 }
 
 void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f)

@@ -144,6 +144,11 @@ unsigned ws_call_short_ms(const struct ws_engine_target *t)
     return part > LEAST_MS ? part : LEAST_MS;
 }
 
+unsigned ws_call_pause_ms(const struct ws_engine_target *t)
+{
+    return t->short_ms ? ws_call_short_ms(t) : t->timeout_ms;
+}
+
 const char *ws_call_text(const struct ws_http_reply *reply, const char *key)
 {
     const char *text = json_string_value(json_object_get(reply->json, key));

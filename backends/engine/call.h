@@ -32,6 +32,8 @@ const char *ws_call_token(const struct ws_engine_target *t, bool changes);
 int ws_call_told(int rc, struct ws_error *err);
 /* For everything but a load. */
 unsigned ws_call_short_ms(const struct ws_engine_target *t);
+/* For a pause that lasts as long as the requests that run: that of a load, where no other is asked for. */
+unsigned ws_call_pause_ms(const struct ws_engine_target *t);
 /* A string member of the reply; "" where there is none. */
 const char *ws_call_text(const struct ws_http_reply *reply, const char *key);
 /* Copies what an engine says of itself; -EPROTO where it does not fit: then it is no version and no path of

@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_BYTES 4096UL
-#define KEEP_S      4L /* a connection without a call, or a name's address: uvicorn closes after 5 s */
+#define FIRST_BYTES    4096UL
+#define SHORTEST_TOKEN 8  /* that is looked for in replies */
+#define KEEP_S         4L /* a connection without a call, or a name's address: uvicorn closes after 5 s */
 
 struct body {
     char *bytes;
@@ -66,6 +67,41 @@ int ws_http_check_url(const char *url, struct ws_error *err)
     return rc;
 }
 
+/* One address out of "http://host:1/" and "/path". */
+static char *join(const char *url, const char *path)
+{
+    size_t n = strlen(url);
+    char *whole = NULL;
+
+    while (n > 0 && url[n - 1] == '/')
+        n--;
+    return asprintf(&whole, "%.*s%s", (int)n, url, path) < 0 ? NULL : whole;
+}
+
+/* Scheme, host and port as libcurl writes them, without the slash at the end; NULL: no memory. */
+static char *plain_url(const char *url)
+{
+    CURLU *u = curl_url();
+    char *whole = NULL, *out = NULL;
+
+    if (u && !curl_url_set(u, CURLUPART_URL, url, 0) &&
+        !curl_url_get(u, CURLUPART_URL, &whole, CURLU_DEFAULT_PORT))
+        out = join(whole, "");
+    curl_free(whole);
+    curl_url_cleanup(u);
+    return out;
+}
+
+bool ws_http_is_same(const char *url, const char *other)
+{
+    char *a = plain_url(url), *b = plain_url(other);
+    bool same = a && b ? strcmp(a, b) == 0 : strcmp(url, other) == 0;
+
+    free(a);
+    free(b);
+    return same;
+}
+
 /* --- one call --- */
 
 static size_t take_bytes(char *bytes, size_t one, size_t n, void *arg)
@@ -93,6 +129,15 @@ static size_t take_bytes(char *bytes, size_t one, size_t n, void *arg)
     b->used += n;
     b->bytes[b->used] = '\0';
     return n;
+}
+
+/* What an engine says ends up in messages, and some repeat the key that they did not like. */
+static void blank_token(char *text, const char *token)
+{
+    size_t n = token ? strlen(token) : 0;
+
+    for (char *p = text; n >= SHORTEST_TOKEN && (p = strstr(p, token)); p += n)
+        memset(p, '*', n);
 }
 
 /* Over all connections that libcurl tried: it asks again, by itself, when one that it had kept turns out to
@@ -205,17 +250,6 @@ static int make_headers(const struct ws_http_request *r, struct curl_slist **out
     return rc;
 }
 
-/* One address out of "http://host:1/" and "/path". */
-static char *join(const char *url, const char *path)
-{
-    size_t n = strlen(url);
-    char *whole = NULL;
-
-    while (n > 0 && url[n - 1] == '/')
-        n--;
-    return asprintf(&whole, "%.*s%s", (int)n, url, path) < 0 ? NULL : whole;
-}
-
 int ws_http_call(struct ws_http *http, const struct ws_http_request *r, struct ws_http_reply *out,
                  struct ws_error *err)
 {
@@ -247,6 +281,7 @@ int ws_http_call(struct ws_http *http, const struct ws_http_request *r, struct w
         goto out;
     }
     curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &out->status);
+    blank_token(body.bytes, r->token);
     out->json = json_loadb(body.bytes, body.used, JSON_REJECT_DUPLICATES, NULL);
     out->text = body.bytes;
     body.bytes = NULL;

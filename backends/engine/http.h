@@ -36,6 +36,8 @@ struct ws_http_reply {
 /* Is this the address of an engine? -EINVAL for another scheme, credentials, a query or a fragment;
  * the sentence never repeats credentials. */
 WS_MUST_USE int ws_http_check_url(const char *url, struct ws_error *err);
+/* Do two addresses that were checked name the same place, however they are written? */
+bool ws_http_is_same(const char *url, const char *other);
 /* Any thread, any number at once. 0 when any reply came, whatever its status; the reply is then the caller's
  * to release. No byte was sent, on any connection: -EHOSTUNREACH. Else the engine may have acted: -ETIMEDOUT,
  * -ECONNRESET (no reply), -ECANCELED; -EPROTO for no HTTP or a reply over WS_MAX_REPLY_BYTES; -EACCES for a

@@ -205,6 +205,7 @@ int ws_reference_new(struct ws_reference **out, const struct ws_reference_option
     r->version = copy_or_null("default", &ok);
     r->start_path = copy_or_null(o->model_path, &ok);
     r->slow_ms = o->slow_ms;
+    r->lie = o->lie;
     r->lifelike = o->lifelike;
     rc = ok ? load_into_spare(r, NULL, o->model_path, &own)
             : ws_error_set(&own, ENOMEM, "no memory for the engine");

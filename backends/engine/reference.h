@@ -13,6 +13,7 @@ struct ws_reference_options {
     const char *api;        /* whose routes: "sglang" (NULL too) or "vllm" */
     const char *api_key;    /* NULL: none */
     const char *refuse;     /* weight_version that is answered 400 */
+    bool lie;               /* ... which then is answered with success, and nothing is loaded */
     unsigned slow_ms;       /* added to each load */
     const char *die_at;     /* "pause", "open", "load", "reply", "continue": exits there; NULL: never */
     bool lifelike;          /* a load that fails ends it (sglang) or costs it its weights (vllm) */

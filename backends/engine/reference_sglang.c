@@ -55,7 +55,9 @@ static void update_from_disk(void *self, const json_t *body, struct ws_answer *a
         ws_answer_bad(a, "weight_version: not a string");
     else if (text && r->refuse && strcspn(text, "@") == strlen(r->refuse) &&
              strncmp(text, r->refuse, strlen(r->refuse)) == 0)
-        answer_success(a, false, "Refused: this reference engine was started with --refuse");
+        answer_success(a, r->lie,
+                       r->lie ? "Succeeded to update model weights."
+                              : "Refused: this reference engine was started with --refuse");
     else
         load(r, path, text, !json_is_false(flush), a);
 }

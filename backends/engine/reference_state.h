@@ -13,7 +13,7 @@ struct ws_reference {
     struct ws_reference_http *http;
     char *refuse, *die_at; /* NULL: none */
     unsigned slow_ms;
-    bool lifelike;
+    bool lifelike, lie;
     char *start_path;
 
     pthread_mutex_t load_lock;

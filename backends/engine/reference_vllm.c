@@ -131,7 +131,8 @@ static void collective_rpc(void *self, const json_t *body, struct ws_answer *a)
     if (sleeping)
         rc = ws_error_set(&err, EAGAIN, "the weights are asleep");
     else if (path && r->refuse && strcmp(last_component(path), r->refuse) == 0)
-        rc = ws_error_set(&err, EINVAL, "Refused: this reference engine was started with --refuse");
+        rc = r->lie ? 0
+                    : ws_error_set(&err, EINVAL, "Refused: this reference engine was started with --refuse");
     else
         rc = ws_reference_load(r, path ? path : r->path, NULL, &err);
     note_load(r, rc, &err);
@@ -143,6 +144,7 @@ static void collective_rpc(void *self, const json_t *body, struct ws_answer *a)
 
 static void update_weight_version(void *self, const json_t *body, struct ws_answer *a)
 {
+    struct ws_reference *r = self;
     const char *text = json_string_value(json_object_get(body, "new_version"));
     char *own = text ? strdup(text) : NULL;
     if (!own) {
@@ -150,7 +152,11 @@ static void update_weight_version(void *self, const json_t *body, struct ws_answ
         return;
     }
     a->json = json_pack("{s:b, s:s}", "success", true, "new_version", own);
-    ws_reference_set_version(self, own);
+    if (r->lie && r->refuse && strcspn(own, "@") == strlen(r->refuse) &&
+        strncmp(own, r->refuse, strlen(r->refuse)) == 0)
+        free(own);
+    else
+        ws_reference_set_version(r, own);
 }
 
 static void weight_info(void *self, const json_t *body, struct ws_answer *a)

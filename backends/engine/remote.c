@@ -4,9 +4,9 @@
  *     pause=POST:/pause      resume=POST:/resume      serving=GET:/version:.version
  *
  * A template is METHOD:PATH[:BODY]. {path}, {version} (42@RUN) and {number} (42) are put in as JSON strings'
- * contents in a body, and percent-encoded in a path. Any 2xx is success. `serving` is
- * METHOD:PATH:.KEY[.KEY...], where in the JSON reply the version is found. Without `serving` a 2xx of the
- * load is believed: say it where it can be asked.
+ * contents in a body, and percent-encoded in a path. A server that is told {number} alone names that one. Any
+ * 2xx is success. `serving` is METHOD:PATH:.KEY[.KEY...], where in the JSON reply the version is found.
+ * Without `serving` a 2xx of the load is believed: say it where it can be asked.
  */
 #include "backends/engine/call.h"
 #include "transports/limits.h"
@@ -207,7 +207,8 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
 
 static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
 {
-    return t->templates->pause ? run(t, t->templates->pause, "", "", false, t->timeout_ms, NULL, err) : 0;
+    return t->templates->pause ? run(t, t->templates->pause, "", "", false, ws_call_pause_ms(t), NULL, err)
+                               : 0;
 }
 
 static int resume(const struct ws_engine_target *t, struct ws_error *err)
@@ -219,10 +220,13 @@ static int resume(const struct ws_engine_target *t, struct ws_error *err)
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
 {
     struct ws_engine_serving now;
+    char number[sizeof(now.version)];
+    bool whole = strstr(t->templates->load, "{version}"); /* else it was told the number alone, if that */
+    snprintf(number, sizeof(number), "%.*s", (int)strcspn(version, "@"), version);
     int rc = run(t, t->templates->load, path, version, true, t->timeout_ms, NULL, err);
     if (!rc)
         rc = ws_call_told(serving(t, &now, err), err);
-    if (!rc && now.version[0] && strcmp(now.version, version) != 0)
+    if (!rc && now.version[0] && strcmp(now.version, whole ? version : number) != 0)
         rc = ws_error_set(err, EREMOTEIO, "%s said that it loaded %s, but serves version '%s'", t->url, path,
                           now.version);
     return rc;

@@ -139,8 +139,7 @@ static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
     struct ws_http_reply reply;
     snprintf(path, sizeof(path), "/pause?mode=%s&clear_cache=%s",
              t->pause_mode ? t->pause_mode : pause_modes[0], t->cache == WS_CACHE_KEEP ? "false" : "true");
-    int rc = ws_call_post(t, path, json_object(), t->timeout_ms, &reply,
-                          err); /* `wait` lasts as long as a request */
+    int rc = ws_call_post(t, path, json_object(), ws_call_pause_ms(t), &reply, err);
     if (rc)
         return rc;
     if (reply.status != 200 || strcmp(ws_call_text(&reply, "status"), "paused") != 0)

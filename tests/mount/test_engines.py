@@ -2,6 +2,7 @@
 # sanitizers: address
 # timeout: 240
 """Kinds of engines in a switch: vLLM and SGLang as they fail, together, and servers described by templates."""
+import http.server
 import os
 import shutil
 import sys
@@ -169,6 +170,77 @@ def test_remote(stack):
     for bad in ("", "load=DELETE:/x", f"{load} pause=POST:/p"):
         assert mount.refused(f"engine add x remote {engine.url} {bad}", "actor/ctl") == "EINVAL", bad
     assert mount.refused(f"engine add x sglang {engine.url} {load}", "actor/ctl") == "EINVAL"
+    engine.kill()
+    engine = Engine(stack, folders[1], port=engine.port)
+    wait_for(lambda: mount.engines()["r"].startswith("stale default"), "the restart to be noticed")
+    mount.write("engine sync r", "actor/ctl")
+    assert engine.serves() == "1" and mount.engines()["r"].startswith("serving 1 remote")
+    mount.write("engine remove r", "actor/ctl")
+    mount.write(f"engine add r remote {engine.url} {load.replace('{version}', '{number}')} {rest}", "actor/ctl")
+    mount.write("2", "actor/version")
+    assert engine.serves(whole=True) == "2" and mount.engines()["r"].startswith("serving 2 remote")
+
+
+def test_twice_and_odd_words(stack):
+    "one engine under two spellings of its address is refused; what an engine calls its version stays one word"
+    _, mount, folders = world(stack)
+    engine = Engine(stack, folders[1], api="vllm")
+    engine.ask("/update_weight_version", {"new_version": "my own\nbroken 9"})
+    add(mount, "e", engine)
+    assert mount.engines() == {"e": f"serving my_own_broken_9 vllm {engine.url} pause=0.000"}
+    for url in (engine.url, engine.url + "/", engine.url.replace("http", "HTTP")):
+        assert mount.refused(f"engine add other vllm {url}", "actor/ctl") == "EEXIST", url
+
+
+class Late:
+    """Passes requests on to an engine; where `late` is set, a pause is done and its answer kept back."""
+
+    def __init__(self, stack, engine):
+        self.url, self.late, done = None, False, threading.Event()
+        late = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0))) or None
+                request = urllib.request.Request(engine.url + self.path, data=body, headers={"Content-Type": "application/json"})
+                try:
+                    with urllib.request.urlopen(request, timeout=60) as r:
+                        status, text = r.status, r.read()
+                except urllib.error.HTTPError as e:
+                    status, text = e.code, e.read()
+                if late.late and self.path.startswith("/pause"):
+                    done.wait(60)
+                    return
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_POST = do_GET
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url, self.api = f"http://127.0.0.1:{server.server_address[1]}", engine.api
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.shutdown)
+        stack.callback(done.set)
+
+
+def test_pause_answer_lost(stack):
+    "a pause whose answer is late: pause-timeout ends the wait, and the engine runs on, in a switch and in a sync"
+    _, mount, folders = world(stack)
+    engine = Engine(stack, folders[1], api="vllm")
+    late = Late(stack, engine)
+    add(mount, "e", late, "pause-timeout=1")
+    mount.write("1", "actor/version")
+    late.late = True
+    start = time.monotonic()
+    for command in ("load 2", "engine sync e"):
+        assert mount.refused(command, "actor/ctl") == "ETIMEDOUT"
+        assert not engine.is_paused() and engine.serves() == "1", command
+    assert time.monotonic() - start < 30 * SLOW
+    wait_for(lambda: mount.engines()["e"].startswith("serving 1"), "the engine to be asked again")
 
 
 def test_wrong_kind(stack):
@@ -218,6 +290,21 @@ def test_restarted_engine(stack):
         mount.write(f"engine remove {api}", "actor/ctl")
 
 
+def test_restarted_and_noticed(stack):
+    "vLLM restarted on a folder of its own, and seen there: a switch that fails brings it back to that folder"
+    _, mount, folders = world(stack)
+    own = checkpoint(MEDIUM, seed=9)
+    engine = Engine(stack, folders[1], api="vllm")
+    add(mount, "e", engine)
+    mount.write("1", "actor/version")
+    engine.kill()
+    engine = Engine(stack, own, "--refuse", "2", "--lifelike", api="vllm", port=engine.port)
+    before = engine.checksum()
+    wait_for(lambda: mount.engines()["e"].startswith("stale default"), "the restart to be noticed")
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    assert engine.checksum() == before and mount.engines()["e"].startswith("serving default")
+
+
 run(
     test_vllm,
     test_vllm_reload_fails,
@@ -227,7 +314,10 @@ run(
     test_sglang_dies_of_a_file,
     test_requests_under_switches,
     test_remote,
+    test_twice_and_odd_words,
+    test_pause_answer_lost,
     test_wrong_kind,
     test_first_switch_is_gated,
     test_restarted_engine,
+    test_restarted_and_noticed,
 )

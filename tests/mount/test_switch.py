@@ -49,7 +49,9 @@ def test_switch(stack):
     assert mount.text("actor/engines").startswith("e1 serving 1 sglang")
     loaded = lambda: agent.get("/v1/status")["models"][0]["mounts"][0]["loaded"]
     wait_for(lambda: loaded() and loaded()["version"] == 1, "the agent's word of what is served")
-    assert "switched model=actor version=2" in mount.text("actor/events")
+    events = mount.text("actor/events")
+    assert "switched model=actor version=2" in events
+    assert all(" pause=" in l for l in events.splitlines() if " resumed " in l), events
 
 
 def test_two_engines_all_or_none(stack):

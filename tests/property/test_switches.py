@@ -44,14 +44,14 @@ class Fleet:
         self.engines[name] = Engine(self.stack, self.folders[self.r.choice(VERSIONS)], *args, api=api, port=port)
 
     def faults(self):
-        """Two of five engines are good; the others refuse a version, are slow, or die at some step."""
+        """Two of five engines are good; the others refuse a version or lie about it, are slow, or die at some step."""
         kind = self.r.randrange(5)
         if kind == 0:
             return ["--refuse", str(self.r.choice(VERSIONS)), "--lifelike"]
         if kind == 1:
             return ["--slow", str(self.r.choice((50, 300)))]
         if kind == 2:
-            return ["--refuse", str(self.r.choice(VERSIONS))]
+            return ["--refuse", str(self.r.choice(VERSIONS)), *self.r.choice(([], ["--lie"]))]
         if kind == 3 and self.r.randrange(2):
             return ["--die-at", self.r.choice(("pause", "open", "load", "reply", "continue"))]
         return ["--lifelike"]

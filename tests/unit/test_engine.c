@@ -459,6 +459,24 @@ static void test_odd_answers(void **state)
     }
 }
 
+static void test_key_in_a_reply(void **state)
+{
+    static const struct bad_step step = {
+        NULL, BAD_JSON, 400, "{\"success\":false,\"message\":\"no such key: s3cret-of-the-engine\"}"};
+    struct bad_server *s = bad_server_start(&step, 1);
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    e.target.token = "s3cret-of-the-engine";
+    assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -EREMOTEIO);
+    assert_null(strstr(err.text, "s3cret"));
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -EREMOTEIO);
+    assert_non_null(strstr(err.text, "no such key"));
+    assert_null(strstr(err.text, "s3cret"));
+    bad_server_stop(s);
+}
+
 static void test_hanging(void **state)
 {
     static const struct bad_step step = {NULL, BAD_HANG, 0, NULL};
@@ -951,6 +969,10 @@ static void test_urls(void **state)
         assert_int_equal(ws_http_check_url(secret[i], &err), -EINVAL);
         assert_null(strstr(err.text, "pa55"));
     }
+    assert_true(ws_http_is_same("http://host:80", "HTTP://host/"));
+    assert_true(ws_http_is_same("http://host:1/engine-1", "http://host:1/engine-1/"));
+    assert_false(ws_http_is_same("http://host:1", "https://host:1"));
+    assert_false(ws_http_is_same("http://host:1/engine-1", "http://host:1/engine-2"));
 }
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, make_http, free_http)
@@ -964,6 +986,7 @@ int main(void)
         TEST(test_refused_version),
         TEST(test_bad_folder_keeps_the_old_weights),
         TEST(test_key),
+        TEST(test_key_in_a_reply),
         TEST(test_cancelled_load),
         TEST(test_request_during_pause),
         TEST(test_stopped_while_a_request_waits),
