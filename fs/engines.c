@@ -29,7 +29,7 @@ void ws_engine_free(struct ws_engine *e)
                              e->admin_token, e->ca_file, e->mounts, e->group,      e->line};
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++)
         free(strings[i]);
-    for (size_t i = 0; i < 4; i++)
+    for (size_t i = 0; i < WS_ENGINE_TEMPLATES; i++)
         free(e->templates[i]);
     free(e);
 }
@@ -39,8 +39,8 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
     pthread_mutex_lock(&c->lock);
     out->facts = e->facts;
     pthread_mutex_unlock(&c->lock);
-    out->templates =
-        (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2], e->templates[3]};
+    out->templates = (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2],
+                                                  e->templates[3], e->templates[4]};
     out->target = (struct ws_engine_target){.http = c->http,
                                             .url = e->url,
                                             .token = e->token,
@@ -149,7 +149,8 @@ static int find_kind(const char *kind, const struct ws_engine_ops **out, struct 
 
 static int check_options(const struct ws_command *q, const struct ws_engine_ops *ops, struct ws_error *err)
 {
-    static const enum ws_option templates[] = {WS_OPTION_LOAD, WS_OPTION_RESUME, WS_OPTION_SERVING};
+    static const enum ws_option templates[] = {WS_OPTION_LOAD, WS_OPTION_FLUSH, WS_OPTION_RESUME,
+                                               WS_OPTION_SERVING};
     const char *prefix = q->options[WS_OPTION_PREFIX];
     if (!ws_name_is_safe(q->args[0]) || strchr(q->args[0], ' '))
         return ws_error_set(err, EINVAL, "'%s' is no name for an engine: no blanks and no slash", q->args[0]);
@@ -172,15 +173,15 @@ static int check_options(const struct ws_command *q, const struct ws_engine_ops 
                             "prefix=%s is no absolute path: it is where the engine sees this mount", prefix);
     for (size_t i = 0; ops != &ws_engine_remote && i < sizeof(templates) / sizeof(templates[0]); i++)
         if (q->options[templates[i]])
-            return ws_error_set(err, EINVAL,
-                                "load=, resume= and serving= are templates of engines of kind remote");
+            return ws_error_set(
+                err, EINVAL, "load=, flush=, resume= and serving= are templates of engines of kind remote");
     return ops->external ? 0 : ws_http_check_url(q->args[2], err);
 }
 
 static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct ws_error *err)
 {
-    static const enum ws_option templates[] = {WS_OPTION_PAUSE, WS_OPTION_LOAD, WS_OPTION_RESUME,
-                                               WS_OPTION_SERVING};
+    static const enum ws_option templates[WS_ENGINE_TEMPLATES] = {
+        WS_OPTION_PAUSE, WS_OPTION_LOAD, WS_OPTION_FLUSH, WS_OPTION_RESUME, WS_OPTION_SERVING};
     const char *const *o = q->options;
     bool remote = e->ops == &ws_engine_remote;
     e->tells_version = e->ops->tells_version || (remote && o[WS_OPTION_SERVING] && o[WS_OPTION_LOAD] &&
@@ -206,7 +207,7 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
         rc = copy(strings[i].from, strings[i].to, err);
     for (size_t n = rc == 0 && e->prefix ? strlen(e->prefix) : 0; n > 1 && e->prefix[n - 1] == '/';)
         e->prefix[--n] = 0;
-    for (size_t i = 0; rc == 0 && remote && i < 4; i++)
+    for (size_t i = 0; rc == 0 && remote && i < WS_ENGINE_TEMPLATES; i++)
         rc = copy(o[templates[i]], &e->templates[i], err);
     if (rc == 0 && o[WS_OPTION_TOKEN_FILE])
         rc = read_token(o[WS_OPTION_TOKEN_FILE], &e->token, err);

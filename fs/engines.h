@@ -19,15 +19,16 @@ enum ws_engine_state {
 };
 const char *ws_engine_state_name(enum ws_engine_state s);
 
+#define WS_ENGINE_TEMPLATES 5
 /* A registered engine. Never freed while a switch of its model runs. */
 struct ws_engine {
     struct ws_engine *next;
     const struct ws_engine_ops *ops;
     char *name, *url, *prefix, *pause_mode, *token, *admin_token, *ca_file; /* never change; NULL: none */
-    char *mounts;       /* "H1,H2:/wsync": others that it reads; NULL: none */
-    char *templates[4]; /* remote: pause, load, resume, serving; NULL: none */
-    char *group;        /* NULL: none; engines of one are never parted */
-    char *line;         /* the command that added it, for the state file */
+    char *mounts;                         /* "H1,H2:/wsync": others that it reads; NULL: none */
+    char *templates[WS_ENGINE_TEMPLATES]; /* remote: pause, load, flush, resume, serving; NULL: none */
+    char *group;                          /* NULL: none; engines of one are never parted */
+    char *line;                           /* the command that added it, for the state file */
     enum ws_engine_cache cache;
     unsigned timeout_ms, short_ms;
     bool tells_version; /* its kind does, or its templates */

@@ -90,23 +90,15 @@ int ws_words_parse(const char *text, size_t len, struct ws_words *out, struct ws
 enum { FORCE_LAYOUT = 1, ASYNC = 2, WAIT = 4 };
 
 static const char *const option_names[WS_OPTION_COUNT] = {
-    [WS_OPTION_PREFIX] = "prefix",
-    [WS_OPTION_PAUSE] = "pause",
-    [WS_OPTION_TIMEOUT] = "timeout",
-    [WS_OPTION_TOKEN_FILE] = "token-file",
-    [WS_OPTION_POLICY] = "policy",
-    [WS_OPTION_CACHE] = "cache",
-    [WS_OPTION_LOAD] = "load",
-    [WS_OPTION_RESUME] = "resume",
-    [WS_OPTION_SERVING] = "serving",
-    [WS_OPTION_GROUP] = "group",
-    [WS_OPTION_DEADLINE] = "deadline",
-    [WS_OPTION_EVERY] = "every",
-    [WS_OPTION_MIN_INTERVAL] = "min-interval",
-    [WS_OPTION_MOUNTS] = "mounts",
-    [WS_OPTION_ADMIN_TOKEN_FILE] = "admin-token-file",
-    [WS_OPTION_CA_FILE] = "ca-file",
-    [WS_OPTION_PAUSE_TIMEOUT] = "pause-timeout",
+    [WS_OPTION_PREFIX] = "prefix",   [WS_OPTION_PAUSE] = "pause",
+    [WS_OPTION_TIMEOUT] = "timeout", [WS_OPTION_TOKEN_FILE] = "token-file",
+    [WS_OPTION_POLICY] = "policy",   [WS_OPTION_CACHE] = "cache",
+    [WS_OPTION_LOAD] = "load",       [WS_OPTION_FLUSH] = "flush",
+    [WS_OPTION_RESUME] = "resume",   [WS_OPTION_SERVING] = "serving",
+    [WS_OPTION_GROUP] = "group",     [WS_OPTION_DEADLINE] = "deadline",
+    [WS_OPTION_EVERY] = "every",     [WS_OPTION_MIN_INTERVAL] = "min-interval",
+    [WS_OPTION_MOUNTS] = "mounts",   [WS_OPTION_ADMIN_TOKEN_FILE] = "admin-token-file",
+    [WS_OPTION_CA_FILE] = "ca-file", [WS_OPTION_PAUSE_TIMEOUT] = "pause-timeout",
     [WS_OPTION_ENGINE] = "engine",
 };
 #define OPTION(name) (1U << WS_OPTION_##name)
@@ -152,19 +144,19 @@ static const struct syntax {
      "hash what is here against the manifest"},
     {WS_VERB_ENGINE_ADD, WS_SCOPE_MODEL, "engine", "add", 2, 3,
      OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE) | OPTION(CACHE) | OPTION(GROUP) |
-         OPTION(LOAD) | OPTION(RESUME) | OPTION(SERVING) | OPTION(MOUNTS) | OPTION(ADMIN_TOKEN_FILE) |
-         OPTION(CA_FILE) | OPTION(PAUSE_TIMEOUT),
+         OPTION(LOAD) | OPTION(FLUSH) | OPTION(RESUME) | OPTION(SERVING) | OPTION(MOUNTS) |
+         OPTION(ADMIN_TOKEN_FILE) | OPTION(CA_FILE) | OPTION(PAUSE_TIMEOUT),
      0,
      "engine add NAME sglang|vllm|remote URL [prefix=PATH] [pause=MODE] [timeout=S] [pause-timeout=S] "
      "[token-file=F] "
      "[admin-token-file=F] [ca-file=F] [cache=local|external|keep] [group=G] [mounts=HOST,HOST:MOUNT...] "
-     "[load=T resume=T serving=T]; engine add NAME external",
+     "[load=T flush=T resume=T serving=T]; engine add NAME external",
      "register an inference server; prefix: where it sees this mount; timeout: of a load (300), of the rest "
      "a tenth or "
-     "pause-timeout; admin-token-file: for the routes that change it; cache: what is emptied with a load; "
+     "pause-timeout; admin-token-file: for the routes that change it; cache: what is emptied after a load; "
      "mounts: other "
-     "mounts that it reads, which must have a version before it is paused; for remote, pause, load, resume "
-     "and serving "
+     "mounts that it reads, which must have a version before it is paused; for remote, pause, load, flush, "
+     "resume and serving "
      "are templates METHOD:/PATH[:BODY] with {path}, {version} (42@RUN) and {number}; external: driven by "
      "its own framework, "
      "which says "

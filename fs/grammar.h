@@ -63,6 +63,7 @@ enum ws_option {
     WS_OPTION_GROUP,
     WS_OPTION_DEADLINE,
     WS_OPTION_LOAD, /* templates of kind remote */
+    WS_OPTION_FLUSH,
     WS_OPTION_RESUME,
     WS_OPTION_SERVING,
     WS_OPTION_EVERY, /* of the policy follow */

@@ -12,6 +12,8 @@
  *     |  v                                        |
  *     |  load, confirm       -- an engine fails --+--> fewer are left than the commit setting asks for: back
  *     |  v                                        |
+ *     |  empty its caches    -- an engine fails --|
+ *     |  v                                        |
  *     '- resume              -- an engine fails --'--> else it is retired: out of service until it is caught up
  *        v                                             (keeper.c), and the others go on
  *     move current, report
@@ -178,6 +180,7 @@ static int drive(struct ws_run *r, struct ws_error *err)
     } steps[] = {{ws_work_ask, "could not be told of"},
                  {ws_work_pause, "could not be paused for"},
                  {ws_work_load, "did not load"},
+                 {ws_work_flush, "did not empty its caches for"},
                  {ws_work_resume, "did not resume on"}};
     const size_t n_steps = sizeof(steps) / sizeof(steps[0]);
     for (size_t i = 0; i < r->n; i++)
@@ -419,6 +422,7 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
         if (rc == 0 && (ws_work_each(&r, 0, is_going, ws_work_ask) > 0 ||
                         ws_work_each(&r, 0, is_going, ws_work_pause) > 0 ||
                         ws_work_each(&r, 0, is_going, ws_work_load) > 0 ||
+                        ws_work_each(&r, 0, is_going, ws_work_flush) > 0 ||
                         ws_work_each(&r, 0, is_going, ws_work_resume) > 0)) {
             struct ws_work *w = &r.works[0];
             ws_work_run_on(w);

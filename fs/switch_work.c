@@ -203,9 +203,26 @@ int ws_work_load(struct ws_work *w)
 {
     uint64_t start = ws_clock_ns();
     int rc = load_path(w, w->to_path, w->to_mark);
-    w->touched = rc != -EHOSTUNREACH; /* that one never heard of it */
+    w->touched = rc != -EHOSTUNREACH && rc != -EAGAIN; /* those never heard of it */
     w->lost = rc < 0;
     tell(w, "loaded", start, rc);
+    return rc;
+}
+
+static int flush(struct ws_work *w)
+{
+    struct ws_engine_call call;
+    call_of(w, &call);
+    return w->engine->ops->flush(&call.target, &w->err);
+}
+
+int ws_work_flush(struct ws_work *w)
+{
+    uint64_t start = ws_clock_ns();
+    int rc = flush(w);
+    w->lost = rc < 0;
+    if (w->engine->cache != WS_CACHE_KEEP)
+        tell(w, "flushed", start, rc);
     return rc;
 }
 
@@ -223,17 +240,32 @@ static void note_pause(struct ws_work *w)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* Whether it may be resumed once more after a resume that failed: it was never told, or is as we left it. */
+static bool may_resume_again(struct ws_work *w, const struct ws_engine_target *t, int *rc)
+{
+    struct ws_control *c = w->run->control;
+    struct ws_engine_serving now = {0};
+    if (*rc == -EHOSTUNREACH)
+        return true;
+    if (w->engine->ops->serving(t, &now, NULL) < 0)
+        return false;
+    if (w->engine->ops->tells_paused && !now.paused)
+        *rc = 0; /* it did, and the answer was lost */
+    pthread_mutex_lock(&c->lock);
+    bool same = !w->engine->tells_version || strcmp(now.version, w->engine->version) == 0;
+    pthread_mutex_unlock(&c->lock);
+    return *rc < 0 && same;
+}
+
 static int resume(struct ws_work *w)
 {
-    const struct ws_engine_ops *ops = w->engine->ops;
     struct ws_engine_call call;
-    struct ws_engine_serving now = {0};
     int rc = -EIO;
     call_of(w, &call);
     for (int i = 0; i < RESUME_TRIES && rc < 0; i++) {
-        rc = ops->resume(&call.target, &w->err);
-        if (rc < 0 && ops->tells_paused && ops->serving(&call.target, &now, NULL) == 0 && !now.paused)
-            rc = 0; /* it did, and the answer was lost */
+        rc = w->engine->ops->resume(&call.target, &w->err);
+        if (rc < 0 && !may_resume_again(w, &call.target, &rc))
+            break;
     }
     if (rc == 0) {
         w->paused = false;
@@ -256,7 +288,7 @@ int ws_work_resume(struct ws_work *w)
 void ws_work_run_on(struct ws_work *w)
 {
     const struct ws_error why = w->err;
-    if (w->ran && w->paused && !w->touched)
+    if (w->ran && w->paused && !w->touched && !w->sleeping)
         (void)resume(w);
     w->err = why;
 }
@@ -293,12 +325,14 @@ int ws_work_bring_back(struct ws_work *w)
     int rc = w->touched || w->broken ? -EIO : 0;
     for (int i = 0; w->touched && w->back_path[0] && i < BACK_TRIES && rc < 0; i++)
         rc = load_path(w, w->back_path, w->back_version[0] ? w->back_version : "default");
+    if (w->touched && rc == 0)
+        rc = flush(w);
     if (w->broken && !w->touched)
         ws_error_set(&w->err, EREMOTEIO, "it has had no good weights since an earlier switch");
     else if (w->touched && !w->back_path[0])
         ws_error_set(&w->err, EREMOTEIO, "it never said what it served before");
-    if (rc == 0)
-        rc = w->paused ? resume(w) : 0;
+    if (rc == 0 && w->paused && (w->touched || !w->sleeping)) /* else it sleeps on */
+        rc = resume(w);
     if (rc == 0) {
         ws_work_set_state(w, WS_ENGINE_SERVING, w->back_version, NULL);
     } else {

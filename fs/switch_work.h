@@ -49,6 +49,7 @@ size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct 
 int ws_work_ask(struct ws_work *w); /* what it serves: that is the way back */
 int ws_work_pause(struct ws_work *w);
 int ws_work_load(struct ws_work *w);   /* and confirms; in doubt it is asked */
+int ws_work_flush(struct ws_work *w);  /* its caches of what old weights computed */
 int ws_work_resume(struct ws_work *w); /* on the new version */
 int ws_work_pause_again(struct ws_work *w);
 /* To what it served before: loaded where it may have changed, and resumed; without good weights it stays

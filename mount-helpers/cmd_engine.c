@@ -14,6 +14,7 @@ static const struct cli_option options[] = {
     {"refuse", 0, "N", "answer 400 to a load of this version, as an engine does that cannot load it"},
     {"lie", 0, NULL, "with --refuse: say that the version was loaded, and go on as before"},
     {"slow", 0, "MS", "add this many milliseconds to each load"},
+    {"busy", 0, "N", "refuse the first N flushes of the cache, as if requests were in the way"},
     {"die-at", 0, "STEP", "exit at a step: pause, open, load, reply or continue"},
     {"lifelike", 0, NULL,
      "fail as the real servers do: a bad file ends SGLang's, and costs vLLM's its weights"},
@@ -32,6 +33,7 @@ static int run(const struct cli_args *args)
         .refuse = cli_get(args, "refuse"),
         .lie = cli_has(args, "lie"),
         .slow_ms = (unsigned)cli_u64(args, "slow", 0),
+        .busy = (unsigned)cli_u64(args, "busy", 0),
         .die_at = cli_get(args, "die-at"),
         .lifelike = cli_has(args, "lifelike"),
     };
@@ -59,7 +61,8 @@ const struct cli_command cmd_engine = {
         "A small server that loads safetensors folders as SGLang and vLLM do (each file opened twice "
         "at once, mapped privately, tensors read in name order), keeps its own copy of the weights, and "
         "answers /weights_checker with the checksum of what it holds. For trying out a deployment and "
-        "for tests: --refuse, --lie, --slow and --die-at make it fail on purpose. It generates no text worth "
+        "for tests: --refuse, --lie, --slow, --busy and --die-at make it fail on purpose. It generates no "
+        "text worth "
         "reading.",
     .examples = "wsync engine --listen 127.0.0.1:30000 --model-path /wsync/actor/1\n"
                 "curl -s http://127.0.0.1:30000/model_info",

@@ -1,9 +1,13 @@
 #include "backends/engine/call.h"
+#include "transports/clock.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#define LEAST_MS 5000U
+#define LEAST_MS         5000U
+#define FIRST_PAUSE_MS   5U
+#define LONGEST_PAUSE_MS 250U
 
 static int check_status(const struct ws_engine_target *t, const char *path, const struct ws_http_reply *reply,
                         struct ws_error *err)
@@ -90,20 +94,39 @@ int ws_call_post_once(const struct ws_engine_target *t, const char *path, json_t
     return post(t, path, body, true, timeout_ms, reply, err);
 }
 
-int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_error *err)
+int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
+                  struct ws_error *err)
 {
-    struct ws_http_reply reply;
+    struct ws_http_reply own;
     json_t *body = json_object();
-    int rc = call(t, path, body, true, ws_call_short_ms(t), &reply, err);
+    int rc = call(t, path, body, true, ws_call_short_ms(t), &own, err);
     json_decref(body);
     if (rc)
         return rc;
-    rc = check_status(t, path, &reply, err);
-    if (!rc && reply.status != 200)
-        rc =
-            ws_error_set(err, EREMOTEIO, "%s refused %s: %ld %.300s", t->url, path, reply.status, reply.text);
-    ws_http_reply_release(&reply);
+    rc = check_status(t, path, &own, err);
+    if (!rc && own.status != 200)
+        rc = ws_error_set(err, EREMOTEIO, "%s refused %s: %ld %.300s", t->url, path, own.status, own.text);
+    if (!rc && reply)
+        *reply = own;
+    else
+        ws_http_reply_release(&own);
     return rc;
+}
+
+int ws_call_while_busy(const struct ws_engine_target *t,
+                       int (*once)(const struct ws_engine_target *t, struct ws_error *err),
+                       struct ws_error *err)
+{
+    const uint64_t end = ws_clock_ms() + ws_call_short_ms(t);
+    unsigned pause_ms = FIRST_PAUSE_MS;
+    int rc;
+    while ((rc = once(t, err)) == -EBUSY && ws_clock_ms() < end) {
+        usleep(pause_ms * 1000);
+        pause_ms = pause_ms * 2 < LONGEST_PAUSE_MS ? pause_ms * 2 : LONGEST_PAUSE_MS;
+    }
+    if (rc == -EBUSY && err)
+        err->code = EREMOTEIO;
+    return rc == -EBUSY ? -EREMOTEIO : rc;
 }
 
 int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *has, struct ws_error *err)

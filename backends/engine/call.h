@@ -17,9 +17,14 @@ WS_MUST_USE int ws_call_post(const struct ws_engine_target *t, const char *path,
  * may be sent again when a connection that was kept is closed without a reply. */
 WS_MUST_USE int ws_call_post_once(const struct ws_engine_target *t, const char *path, json_t *body,
                                   unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);
-/* POST of {}, sent once at most, to a route whose reply has no body worth reading; any status but 200 is an
- * error. */
-WS_MUST_USE int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_error *err);
+/* POST of {}, sent once at most, to a route whose reply may have no body; any status but 200 is an error.
+ * reply: as above, where it is not NULL; its json may be NULL. */
+WS_MUST_USE int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
+                              struct ws_error *err);
+/* once(), again and again while it returns -EBUSY, for as long as ws_call_short_ms; then -EREMOTEIO. */
+WS_MUST_USE int ws_call_while_busy(const struct ws_engine_target *t,
+                                   int (*once)(const struct ws_engine_target *t, struct ws_error *err),
+                                   struct ws_error *err);
 /* Is there such a route that is only POSTed? FastAPI answers a GET of it with 405, and 404 where there is
  * none. */
 WS_MUST_USE int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *has,

@@ -24,7 +24,7 @@ struct ws_engine_facts {
 };
 /* Templates of a server of kind `remote`; see remote.c. NULL: a step that it does not have. */
 struct ws_engine_templates {
-    const char *pause, *load, *resume, *serving;
+    const char *pause, *load, *flush, *resume, *serving;
 };
 #define WS_CANCELS 3 /* the mount ends, the writer is interrupted, somebody says cancel */
 struct ws_http;
@@ -62,12 +62,15 @@ struct ws_engine_ops {
                  struct ws_engine_serving *out, struct ws_error *err);
     /* After success no request runs on half-loaded weights. */
     int (*pause)(const struct ws_engine_target *t, struct ws_error *err);
-    /* Loads path as `version` (text) and empties the caches. 0: the engine itself says that it now serves it.
+    /* Loads path as `version` (text). 0: the engine itself says that it now serves it.
      * -EREMOTEIO: it refused or failed, and says so (its old weights may go on, but no engine promises that:
-     * load the old path back); -ECONNRESET, -ETIMEDOUT: in doubt, ask serving; -EHOSTUNREACH: it was never
-     * told. */
+     * load the old path back); -ECONNRESET, -ETIMEDOUT: in doubt, ask serving; -EHOSTUNREACH, -EAGAIN: it was
+     * never told, since it is not there, or sleeps and could not be woken. */
     int (*load)(const struct ws_engine_target *t, const char *path, const char *version,
                 struct ws_error *err);
+    /* After a load: empties what t->cache says of the caches. 0: the engine itself says that they are empty.
+     * It is asked again while it says that requests are in the way; -EREMOTEIO: they are not empty. */
+    int (*flush)(const struct ws_engine_target *t, struct ws_error *err);
     int (*resume)(const struct ws_engine_target *t, struct ws_error *err);
     int (*serving)(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err);
     /* Checksum of the weights in the engine's memory as text (malloc'ed); -ENOTSUP. */

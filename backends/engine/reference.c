@@ -62,6 +62,7 @@ static void serve_spare(struct ws_reference *r, char *path, char *version)
     r->spare = old;
     free(r->path);
     r->path = path;
+    r->loads++;
     if (version) {
         free(r->version);
         r->version = version;
@@ -135,6 +136,30 @@ bool ws_reference_wait(struct ws_reference *r)
     return !stopping;
 }
 
+bool ws_reference_flush(struct ws_reference *r, bool local, bool external)
+{
+    if (local && atomic_load(&r->busy) > 0) {
+        atomic_fetch_sub(&r->busy, 1);
+        return false;
+    }
+    pthread_rwlock_wrlock(&r->weights_lock);
+    r->cached = local ? 0 : r->cached;
+    r->cached_externally = external ? 0 : r->cached_externally;
+    pthread_rwlock_unlock(&r->weights_lock);
+    return true;
+}
+
+json_t *ws_reference_use_caches(struct ws_reference *r)
+{
+    pthread_rwlock_wrlock(&r->weights_lock);
+    r->cached = r->cached ? r->cached : r->loads;
+    r->cached_externally = r->cached_externally ? r->cached_externally : r->loads;
+    json_t *stale =
+        json_pack("{s:b, s:b}", "local", r->cached != r->loads, "external", r->cached_externally != r->loads);
+    pthread_rwlock_unlock(&r->weights_lock);
+    return stale;
+}
+
 json_t *ws_reference_checksums(struct ws_reference *r, char combined[33])
 {
     json_t *all = json_object();
@@ -205,6 +230,8 @@ int ws_reference_new(struct ws_reference **out, const struct ws_reference_option
     r->version = copy_or_null("default", &ok);
     r->start_path = copy_or_null(o->model_path, &ok);
     r->slow_ms = o->slow_ms;
+    atomic_init(&r->busy, o->busy);
+    r->loads = 1;
     r->lie = o->lie;
     r->lifelike = o->lifelike;
     rc = ok ? load_into_spare(r, NULL, o->model_path, &own)

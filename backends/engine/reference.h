@@ -15,6 +15,7 @@ struct ws_reference_options {
     const char *refuse;     /* weight_version that is answered 400 */
     bool lie;               /* ... which then is answered with success, and nothing is loaded */
     unsigned slow_ms;       /* added to each load */
+    unsigned busy;          /* so many flushes of its cache are refused, as if requests were in the way */
     const char *die_at;     /* "pause", "open", "load", "reply", "continue": exits there; NULL: never */
     bool lifelike;          /* a load that fails ends it (sglang) or costs it its weights (vllm) */
 };

@@ -34,8 +34,9 @@ static void load(struct ws_reference *r, const char *path, const char *version, 
     if (rc) {
         snprintf(message, sizeof(message), "Failed to get weights iterator: %s", err.text);
         answer_success(a, false, message);
-    } else if (flush && ws_reference_is_paused(r, &in_place) && in_place) {
-        answer_success(a, false, "Cache flush failed after updating weights");
+    } else if (flush &&
+               ((ws_reference_is_paused(r, &in_place) && in_place) || !ws_reference_flush(r, true, false))) {
+        answer_success(a, false, "Weights were updated, but the cache was not flushed");
     } else {
         answer_success(a, true, "Succeeded to update model weights.");
     }
@@ -136,19 +137,34 @@ static void generate(void *self, const json_t *body, struct ws_answer *a)
     struct ws_reference *r = self;
     (void)body;
     bool served = ws_reference_wait(r);
+    json_t *stale = ws_reference_use_caches(r);
     pthread_rwlock_rdlock(&r->weights_lock);
-    a->json = json_pack("{s:s, s:[], s:{s:{s:s}, s:i, s:i, s:s}}", "text",
-                        "This is wsync's reference engine: it holds weights and generates no text.",
-                        "output_ids", "meta_info", "finish_reason", "type", served ? "stop" : "abort",
-                        "prompt_tokens", 0, "completion_tokens", 0, "weight_version", r->version);
+    a->json =
+        json_pack("{s:s, s:[], s:{s:{s:s}, s:i, s:i, s:s, s:o}}", "text",
+                  "This is wsync's reference engine: it holds weights and generates no text.", "output_ids",
+                  "meta_info", "finish_reason", "type", served ? "stop" : "abort", "prompt_tokens", 0,
+                  "completion_tokens", 0, "weight_version", r->version, "stale_cache", stale);
     pthread_rwlock_unlock(&r->weights_lock);
 }
 
 static void flush_cache(void *self, const json_t *body, struct ws_answer *a)
 {
-    (void)self;
+    struct ws_reference *r = self;
+    bool in_place;
     (void)body;
-    a->text = "Cache flushed.\n";
+    if ((ws_reference_is_paused(r, &in_place) && in_place) || !ws_reference_flush(r, true, false)) {
+        a->status = 400;
+        a->text = "Flush cache failed: requests are pending.\n";
+    } else {
+        a->text = "Cache flushed.\n";
+    }
+}
+
+static void clear_external(void *self, const json_t *body, struct ws_answer *a)
+{
+    (void)body;
+    (void)ws_reference_flush(self, false, true);
+    a->text = "Hierarchical cache storage backend cleared.\n";
 }
 
 static void server_info(void *self, const json_t *body, struct ws_answer *a)
@@ -177,8 +193,8 @@ const struct ws_route ws_reference_sglang_routes[] = {
     {"/update_weight_version", WS_POST, false, update_weight_version},
     {"/weights_checker", WS_GET | WS_POST, false, weights_checker},
     {"/server_info", WS_GET, false, server_info},
-    {"/hicache/storage-backend/clear", WS_POST, false, flush_cache},
-    {"/clear_hicache_storage_backend", WS_GET | WS_POST, false, flush_cache},
+    {"/hicache/storage-backend/clear", WS_POST, false, clear_external},
+    {"/clear_hicache_storage_backend", WS_GET | WS_POST, false, clear_external},
     {"/generate", WS_POST, false, generate},
 };
 const size_t ws_reference_sglang_n_routes =

@@ -8,11 +8,13 @@
 #include "backends/engine/reference_http.h"
 #include "backends/engine/weights.h"
 #include <pthread.h>
+#include <stdatomic.h>
 
 struct ws_reference {
     struct ws_reference_http *http;
     char *refuse, *die_at; /* NULL: none */
     unsigned slow_ms;
+    atomic_uint busy; /* flushes that are still refused */
     bool lifelike, lie;
     char *start_path;
 
@@ -23,6 +25,8 @@ struct ws_reference {
     struct ws_weights weights;
     char *path, *version;
     unsigned good_loads_needed; /* vLLM's: over 0 its weights are gone */
+    unsigned loads;             /* so far, and, of what is in either cache, then; 0: it is empty */
+    unsigned cached, cached_externally;
 
     pthread_mutex_t pause_lock;
     pthread_cond_t resumed;
@@ -41,6 +45,11 @@ void ws_reference_set_version(struct ws_reference *r, char *version); /* steals 
 void ws_reference_pause(struct ws_reference *r, bool in_place);
 void ws_reference_resume(struct ws_reference *r);
 bool ws_reference_is_paused(struct ws_reference *r, bool *in_place);
+/* Empties its caches; false: requests are said to be in the way. */
+bool ws_reference_flush(struct ws_reference *r, bool local, bool external);
+/* As a request does: fills caches that are empty, and says which have what other weights computed: {"local":
+ * bool, "external": bool}. New reference. */
+json_t *ws_reference_use_caches(struct ws_reference *r);
 /* Waits while paused; false: the server ends. */
 bool ws_reference_wait(struct ws_reference *r);
 /* {NAME: hex, ...}, and one hash over all names and hashes in name order (33 bytes). New reference. */

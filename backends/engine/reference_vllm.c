@@ -1,6 +1,7 @@
 /* The reference engine's vLLM routes, as of 0.32 with VLLM_SERVER_DEV_MODE=1: a reload does not touch the
  * recorded version, a failed one (with `lifelike`) leaves no weights behind, and a request after it ends the
- * server. A wrong shape takes two good reloads. */
+ * server. A wrong shape takes two good reloads. A pause empties the caches in no mode: newer releases do not
+ * promise it. */
 #include "backends/engine/reference_state.h"
 #include "transports/log.h"
 #include <errno.h>
@@ -176,11 +177,16 @@ static void weight_checker(void *self, const json_t *body, struct ws_answer *a)
                         "per_engine_checksum", combined);
 }
 
+static bool is_true(const json_t *body, const char *key)
+{
+    const char *text = json_string_value(json_object_get(body, key));
+    return text && strcmp(text, "true") == 0;
+}
+
 static void reset_prefix_cache(void *self, const json_t *body, struct ws_answer *a)
 {
-    (void)self;
-    (void)body;
-    a->text = "";
+    bool done = ws_reference_flush(self, true, is_true(body, "reset_external"));
+    a->json = json_pack("{s:b}", "success", done);
 }
 
 static void completions(void *self, const json_t *body, struct ws_answer *a)
@@ -195,9 +201,10 @@ static void completions(void *self, const json_t *body, struct ws_answer *a)
         ws_log(WS_LOG_WARN, "engine", "dies of a request without weights, as the real server does");
         _exit(1);
     }
-    a->json = json_pack("{s:s, s:[{s:s, s:s}]}", "object", "text_completion", "choices", "text",
-                        "This is wsync's reference engine: it holds weights and generates no text.",
-                        "finish_reason", served ? "stop" : "abort");
+    a->json =
+        json_pack("{s:s, s:[{s:s, s:s}], s:o}", "object", "text_completion", "choices", "text",
+                  "This is wsync's reference engine: it holds weights and generates no text.",
+                  "finish_reason", served ? "stop" : "abort", "stale_cache", ws_reference_use_caches(r));
 }
 
 const struct ws_route ws_reference_vllm_routes[] = {

@@ -1,7 +1,7 @@
 /* remote: any server that can be told to load a path over HTTP, described by templates instead of code:
  *
  *     load=POST:/reload:{"path":"{path}","version":"{version}"}
- *     pause=POST:/pause      resume=POST:/resume      serving=GET:/version:.version
+ *     pause=POST:/pause  flush=POST:/flush  resume=POST:/resume  serving=GET:/version:.version
  *
  * A template is METHOD:PATH[:BODY]. {path}, {version} (42@RUN) and {number} (42) are put in as JSON strings'
  * contents in a body, and percent-encoded in a path. A server that is told {number} alone names that one. Any
@@ -186,7 +186,8 @@ static int serving(const struct ws_engine_target *t, struct ws_engine_serving *o
 static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts,
                  struct ws_engine_serving *out, struct ws_error *err)
 {
-    const char *const all[] = {t->templates->pause, t->templates->load, t->templates->resume};
+    const char *const all[] = {t->templates->pause, t->templates->load, t->templates->flush,
+                               t->templates->resume};
     struct request q;
     *facts = (struct ws_engine_facts){.known = true};
     if (!t->templates->load)
@@ -217,6 +218,13 @@ static int resume(const struct ws_engine_target *t, struct ws_error *err)
                                 : 0;
 }
 
+static int flush(const struct ws_engine_target *t, struct ws_error *err)
+{
+    return t->templates->flush && t->cache != WS_CACHE_KEEP
+               ? run(t, t->templates->flush, "", "", true, ws_call_short_ms(t), NULL, err)
+               : 0;
+}
+
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
 {
     struct ws_engine_serving now;
@@ -244,6 +252,7 @@ const struct ws_engine_ops ws_engine_remote = {
     .probe = probe,
     .pause = pause_engine,
     .load = load,
+    .flush = flush,
     .resume = resume,
     .serving = serving,
     .checksum = checksum,

@@ -6,8 +6,10 @@
  *   /model_info names the new path and version.
  * - Pausing by `retract` puts running requests back into the queue and frees their KV cache, so that
  *   after the load no token is computed from old keys; `abort` is what older servers know; `in_place`
- *   keeps the cache, and then the load must not flush it: the server would answer success false
- *   although the weights are new.
+ *   keeps the cache.
+ * - A load that flushes the cache answers success false where requests are in the way, although the weights
+ *   are new, and records no version then. So the load leaves the cache alone, and the flush is a call of its
+ *   own, which can be made again.
  * - /health runs a request and takes a second, so it is not used: /model_info answers at once. */
 #include "backends/engine/call.h"
 #include <errno.h>
@@ -131,10 +133,8 @@ static int confirm(const struct ws_engine_target *t, const char *path, const cha
 
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
 {
-    bool in_place = t->pause_mode && strcmp(t->pause_mode, "in_place") == 0;
-    bool flush = !in_place && t->cache != WS_CACHE_KEEP;
     json_t *body =
-        json_pack("{s:s, s:s, s:b}", "model_path", path, "weight_version", version, "flush_cache", flush);
+        json_pack("{s:s, s:s, s:b}", "model_path", path, "weight_version", version, "flush_cache", 0);
     struct ws_http_reply reply;
     int rc = ws_call_post_once(t, "/update_weights_from_disk", body, t->timeout_ms, &reply, err);
 
@@ -144,15 +144,29 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
         rc = ws_error_set(err, EREMOTEIO, "%s did not load %s: %.600s", t->url, path,
                           ws_call_text(&reply, "message")[0] ? ws_call_text(&reply, "message") : reply.text);
     ws_http_reply_release(&reply);
-    if (!rc &&
-        t->cache == WS_CACHE_EXTERNAL) { /* outlives a flush, and would serve what old weights computed */
-        rc = ws_call_plain(t, CLEAR_EXTERNAL, err);
-        if (rc == -EPROTO)
-            rc = ws_call_plain(t, CLEAR_EXTERNAL_OLD, err);
-    }
     if (!rc)
         rc = confirm(t, path, version, err);
     return ws_call_told(rc, err);
+}
+
+/* 400: requests run or wait. While it is paused those that wait do not count. */
+static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
+{
+    int rc = ws_call_plain(t, "/flush_cache", NULL, err);
+    if (rc == -EREMOTEIO && err)
+        err->code = EBUSY;
+    return rc == -EREMOTEIO ? -EBUSY : rc;
+}
+
+/* What runs on after `in_place` needs its keys and values: they stay. */
+static int flush(const struct ws_engine_target *t, struct ws_error *err)
+{
+    bool in_place = t->pause_mode && strcmp(t->pause_mode, "in_place") == 0;
+    int rc = in_place || t->cache == WS_CACHE_KEEP ? 0 : ws_call_while_busy(t, flush_once, err);
+    if (rc || t->cache != WS_CACHE_EXTERNAL)
+        return rc;
+    rc = ws_call_plain(t, CLEAR_EXTERNAL, NULL, err);
+    return rc == -EPROTO ? ws_call_plain(t, CLEAR_EXTERNAL_OLD, NULL, err) : rc;
 }
 
 static int resume(const struct ws_engine_target *t, struct ws_error *err)
@@ -194,6 +208,7 @@ const struct ws_engine_ops ws_engine_sglang = {
     .probe = probe,
     .pause = pause_engine,
     .load = load,
+    .flush = flush,
     .resume = resume,
     .serving = serving,
     .checksum = checksum,

@@ -13,11 +13,13 @@ static int go_back(const struct ws_engine_ops *ops, const struct ws_engine_targe
     struct ws_error why = *err;
     bool good = !touched;
     for (int i = 0; !good && before->path[0] && i < BACK_TRIES; i++)
-        good = ops->load(t, before->path, before->version[0] ? before->version : "default", NULL) == 0;
-    bool runs = good && ops->resume(t, NULL) == 0;
+        good = ops->load(t, before->path, before->version[0] ? before->version : "default", NULL) == 0 &&
+               ops->flush(t, NULL) == 0;
+    bool runs = good && !(t->sleeping && !touched) && ops->resume(t, NULL) == 0;
     return ws_error_set(err, -rc, "%.700s; %s", why.text,
-                        runs   ? "it serves what it did before"
-                        : good ? "it has its old weights and could not be resumed"
+                        runs                      ? "it serves what it did before"
+                        : t->sleeping && !touched ? "it sleeps on"
+                        : good                    ? "it has its old weights and could not be resumed"
                                : "its weights are in doubt and it was left paused: restart it");
 }
 
@@ -42,8 +44,11 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
     if ((rc == -ETIMEDOUT || rc == -ECONNRESET) && ops->tells_version &&
         ops->serving(&t, &after, NULL) == 0 && strcmp(after.version, version) == 0)
         rc = 0;
+    const bool touched = rc != -EHOSTUNREACH && rc != -EAGAIN;
+    if (rc == 0)
+        rc = ops->flush(&t, err);
     if (rc < 0)
-        return go_back(ops, &t, &before, rc != -EHOSTUNREACH, rc, err);
+        return go_back(ops, &t, &before, touched, rc, err);
     rc = ops->resume(&t, err);
     if (pause_seconds)
         *pause_seconds = (double)(ws_clock_ns() - start) / 1e9;

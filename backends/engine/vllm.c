@@ -9,6 +9,8 @@
  * the model's.
  * - A folder that is not there is taken for the name of a model on a hub, and a missing tensor answers 200:
  * what is to be loaded is checked before (the gate of a switch).
+ * - A pause empties the prefix cache (clear_cache), but newer releases do not promise it of `keep`: so it is
+ * emptied again after the load, by a call that says whether it was.
  * - Newer releases have start, update and finish routes for weight transfers; they are used where
  * collective_rpc is not offered.
  * - A sleeping engine has no weights to reload: they are woken first, the cache after the load. /is_sleeping
@@ -20,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HAS_RPC = 1, HAS_VERSION = 2, HAS_TRANSFER = 4, HAS_SLEEP = 8 };
+enum { HAS_RPC = 1, HAS_VERSION = 2, HAS_TRANSFER = 4, HAS_SLEEP = 8, HAS_RESET = 16 };
 
 static const char *const pause_modes[] = {"keep", "wait", "abort", NULL};
 
@@ -89,7 +91,8 @@ static int find_routes(const struct ws_engine_target *t, struct ws_engine_facts 
     } routes[] = {{HAS_RPC, "/collective_rpc"},
                   {HAS_VERSION, "/update_weight_version"},
                   {HAS_TRANSFER, "/finish_weight_update"},
-                  {HAS_SLEEP, "/wake_up"}};
+                  {HAS_SLEEP, "/wake_up"},
+                  {HAS_RESET, "/reset_prefix_cache"}};
     size_t n = 0;
     for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
         bool there;
@@ -229,21 +232,56 @@ static int record_version(const struct ws_engine_target *t, const char *version,
     return rc;
 }
 
+static int wake(const struct ws_engine_target *t, struct ws_error *err)
+{
+    struct ws_error why = {0};
+    int rc = ws_call_plain(t, "/wake_up?tags=weights", NULL, &why);
+    if (rc == -EREMOTEIO || rc == -EPROTO)
+        return ws_error_set(err, EAGAIN, "%s sleeps and could not be woken: %.700s; wake it and try again",
+                            t->url, why.text);
+    if (rc && err)
+        *err = why;
+    return rc;
+}
+
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
 {
-    int rc = t->sleeping ? ws_call_plain(t, "/wake_up?tags=weights", err) : 0;
+    int rc = t->sleeping ? wake(t, err) : 0;
     if (rc)
         return rc;
     rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : reload_by_transfer(t, path, version, err);
     if (rc)
         return t->sleeping ? ws_call_told(rc, err) : rc;
     if (t->sleeping)
-        rc = ws_call_plain(t, "/wake_up?tags=kv_cache", err);
-    if (!rc && t->cache == WS_CACHE_EXTERNAL)
-        rc = ws_call_plain(t, "/reset_prefix_cache?reset_external=true", err);
+        rc = ws_call_plain(t, "/wake_up?tags=kv_cache", NULL, err);
     if (!rc && has(t, HAS_VERSION))
         rc = record_version(t, version, err);
     return ws_call_told(rc, err);
+}
+
+/* {"success": bool}; older releases answer without a body. Requests that were frozen in the pause hold
+ * blocks: they give them up and are computed anew, with the new weights. */
+static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    int rc = ws_call_plain(t,
+                           t->cache == WS_CACHE_EXTERNAL
+                               ? "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
+                               : "/reset_prefix_cache?reset_running_requests=true",
+                           &reply, err);
+    if (rc)
+        return rc;
+    if (json_is_false(json_object_get(reply.json, "success")))
+        rc = ws_error_set(err, EBUSY, "%s did not empty its prefix cache: requests hold parts of it", t->url);
+    ws_http_reply_release(&reply);
+    return rc;
+}
+
+static int flush(const struct ws_engine_target *t, struct ws_error *err)
+{
+    if (t->cache == WS_CACHE_KEEP || (t->cache == WS_CACHE_LOCAL && !has(t, HAS_RESET)))
+        return 0; /* without the route the pause has emptied it (clear_cache) */
+    return ws_call_while_busy(t, flush_once, err);
 }
 
 static int checksum(const struct ws_engine_target *t, char **out, struct ws_error *err)
@@ -272,6 +310,7 @@ const struct ws_engine_ops ws_engine_vllm = {
     .probe = probe,
     .pause = pause_engine,
     .load = load,
+    .flush = flush,
     .resume = resume,
     .serving = serving,
     .checksum = checksum,

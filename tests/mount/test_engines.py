@@ -47,6 +47,42 @@ def test_vllm(stack):
     assert "keep, wait, abort" in mount.text("actor/last_error")
 
 
+def stale(engine):
+    "What of its caches other weights have computed, as a request finds them."
+    answer = engine.generate()
+    return answer.get("stale_cache") or answer["meta_info"]["stale_cache"]
+
+
+def test_caches(stack):
+    "cache=: what old weights computed is gone before the resume; retried while requests are in the way, else all goes back"
+    _, mount, folders = world(stack)
+    cases = [("sglang", "", False, True), ("sglang", "cache=external", False, False), ("sglang", "cache=keep", True, True),
+             ("sglang", "pause=in_place cache=external", True, False), ("sglang", "pause=abort", False, True),
+             ("vllm", "pause=keep", False, True), ("vllm", "pause=wait cache=external", False, False),
+             ("vllm", "cache=keep", True, True)]
+    for api, options, local, external in cases:
+        engine = Engine(stack, folders[1], "--busy", "4", api=api)
+        assert stale(engine) == {"local": False, "external": False}
+        add(mount, "e", engine, options)
+        mount.write("2", "actor/version")
+        assert stale(engine) == {"local": local, "external": external}, (api, options, stale(engine))
+        mount.write("engine remove e", "actor/ctl")
+        engine.end()
+    assert "flushed model=actor version=2 engine=e" in mount.text("actor/events")
+    mount.write("1", "actor/version")
+    for api in ("sglang", "vllm"):
+        engine, other = Engine(stack, folders[1], "--busy", "1000000", api=api), Engine(stack, folders[1], api=api)
+        before = engine.checksum()
+        add(mount, "e", engine, "pause-timeout=1")
+        add(mount, "f", other)
+        assert mount.refused("2", "actor/version") == "EREMOTEIO"
+        assert "did not empty its caches for version 2" in mount.text("actor/last_error"), mount.text("actor/last_error")
+        assert engine.checksum() == before == other.checksum() and other.generate()
+        assert mount.engines()["e"].startswith("broken"), mount.engines()  # old weights, keys and values of new ones: not resumed
+        for e in ("e", "f"):
+            mount.write(f"engine remove {e}", "actor/ctl")
+
+
 def test_vllm_reload_fails(stack):
     "vLLM loses its weights in a failed reload: the old ones are loaded back before it is resumed"
     _, mount, folders = world(stack)
@@ -161,7 +197,7 @@ def test_remote(stack):
     sums = sums_of(stack, folders, "sglang")
     engine = Engine(stack, folders[1])
     load = 'load=POST:/update_weights_from_disk:{"model_path":"{path}","weight_version":"{version}"}'
-    rest = 'pause=POST:/pause_generation:{"mode":"retract"} resume=POST:/continue_generation serving=GET:/model_info:.weight_version'
+    rest = 'pause=POST:/pause_generation:{"mode":"retract"} resume=POST:/continue_generation flush=POST:/flush_cache serving=GET:/model_info:.weight_version'
     mount.write(f"engine add r remote {engine.url} {load} {rest}", "actor/ctl")
     for version in (2, 1):
         mount.write(str(version), "actor/version")
@@ -307,6 +343,7 @@ def test_restarted_and_noticed(stack):
 
 run(
     test_vllm,
+    test_caches,
     test_vllm_reload_fails,
     test_vllm_is_broken,
     test_vllm_added_anew,

@@ -877,6 +877,23 @@ static void test_vllm_asleep(void **state)
     stop_engine(&e);
 }
 
+/* Weights that cannot be woken were never told of a load: nothing has changed. */
+static void test_vllm_stays_asleep(void **state)
+{
+    static const struct bad_step steps[] = {
+        {"POST /wake_up", BAD_JSON, 500, "{\"error\":\"no memory for the weights\"}"}};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    e.target.sleeping = true;
+    assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), -EAGAIN);
+    assert_non_null(strstr(err.text, "no memory for the weights"));
+    assert_non_null(strstr(err.text, "wake it and try again"));
+    bad_server_stop(s);
+}
+
 /* Each kind says of the other's server that it is none of its kind, and what to do. */
 static void test_wrong_kind(void **state)
 {
@@ -1009,6 +1026,7 @@ int main(void)
         TEST(test_ca_file),
         TEST(test_vllm),
         TEST(test_vllm_asleep),
+        TEST(test_vllm_stays_asleep),
         TEST(test_wrong_kind),
         TEST(test_vllm_without_routes),
         TEST(test_remote),
