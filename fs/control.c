@@ -154,6 +154,32 @@ static int run_add(struct job *j, struct ws_error *err)
     return rc < 0 ? rc : ws_store_add(j->control->store, j->command.args[1], j->command.args[0], err);
 }
 
+/* Not while engines are driven by it, nor in a switch, as which it counts meanwhile. */
+static int run_remove(struct job *j, struct ws_error *err)
+{
+    struct ws_control *c = j->control;
+    const char *model = j->command.args[0];
+    struct ws_desk *d = ws_desk_of(c, model);
+    int rc = d ? 0 : ws_error_set(err, ENOMEM, "no memory for a model");
+    pthread_mutex_lock(&c->lock);
+    if (rc == 0 && d->switching)
+        rc = ws_error_set(err, EBUSY,
+                          "a switch of %s is running: write cancel to its ctl, or wait for its end", model);
+    else if (rc == 0 && d->n_engines > 0)
+        rc = ws_error_set(err, EBUSY, "%s has %u engines, %s%s: remove them first", model, d->n_engines,
+                          d->engines->name, d->n_engines > 1 ? " and others" : "");
+    else if (rc == 0)
+        d->switching = true;
+    pthread_mutex_unlock(&c->lock);
+    if (rc < 0)
+        return rc;
+    rc = ws_store_remove(c->store, model, err);
+    pthread_mutex_lock(&c->lock);
+    d->switching = false;
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
 static int cancel_switch(struct job *j, struct ws_error *err)
 {
     struct ws_control *c = j->control;
@@ -216,7 +242,7 @@ static int run_command(struct job *j, struct ws_error *err)
     case WS_VERB_ADD:
         return run_add(j, err);
     case WS_VERB_REMOVE:
-        return ws_store_remove(j->control->store, j->command.args[0], err);
+        return run_remove(j, err);
     case WS_VERB_POLICY:
         return run_policy(j, err);
     case WS_VERB_STRATEGY:
@@ -249,7 +275,8 @@ static void run_job(void *arg)
     if (rc < 0) {
         rc = ws_desk_fail(j->control, j->desk, j->shown, &err);
     } else if (changes_settings[j->command.verb]) {
-        ws_settings_save(j->control);
+        if (ws_settings_keep(j->control, &err) < 0)
+            rc = ws_desk_fail(j->control, j->desk, j->shown, &err);
         if (j->model)
             ws_standing_tell(j->control, j->desk, j->model);
     }

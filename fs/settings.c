@@ -111,25 +111,28 @@ static char *text_of(struct ws_control *c, size_t *n)
     return k < 0 ? NULL : whole;
 }
 
-void ws_settings_save(struct ws_control *c)
+int ws_settings_keep(struct ws_control *c, struct ws_error *err)
 {
-    struct ws_error err;
     size_t n = 0;
     if (!c->settings_path || atomic_load(&c->restoring))
-        return;
+        return 0;
     pthread_mutex_lock(&c->saving);
     char *text = text_of(c, &n);
     int rc = text ? ws_keep_write(c->settings_path, text, n) : -ENOMEM;
     pthread_mutex_unlock(&c->saving);
     free(text);
-    if (rc < 0) {
-        ws_error_set(
-            &err, -rc,
-            "the settings cannot be kept in %s, and are gone when this mount ends: %s; make room there, or "
-            "mount with state=DIR",
-            c->settings_path, strerror(-rc));
+    return rc < 0 ? ws_error_set(err, -rc,
+                                 "it holds, but the settings cannot be kept in %s, and are gone when this "
+                                 "mount ends: %s; make room there, or mount with state=DIR",
+                                 c->settings_path, strerror(-rc))
+                  : 0;
+}
+
+void ws_settings_save(struct ws_control *c)
+{
+    struct ws_error err;
+    if (ws_settings_keep(c, &err) < 0)
         (void)ws_desk_fail(c, &c->root, "keep the settings", &err);
-    }
 }
 
 /* --- reading --- */
@@ -144,6 +147,20 @@ static int damaged(const char *path, const char *why, struct ws_error *err)
         "the settings in %s are damaged (%s) and were left out: engines, policies and pins have to be "
         "set again; the file %s %s",
         path, why, moved ? "is now" : "stays", moved ? aside : "where it is");
+}
+
+/* As of a newer release: nothing else is lost for it, nor that line, before the settings are written anew. */
+static int unknown(const char *path, const char *line, struct ws_error *err)
+{
+    char aside[4096];
+    snprintf(aside, sizeof(aside), "%s.damaged", path);
+    (void)unlink(aside);
+    bool kept = link(path, aside) == 0;
+    return ws_error_set(
+        err, EBADMSG,
+        "the settings in %s have a line that is not known here and was left out, '%.200s'; all "
+        "others hold%s%s",
+        path, line, kept ? "; a copy is in " : "", kept ? aside : "");
 }
 
 /* Head, end and hash are right, and there is no NUL in it. */
@@ -228,18 +245,17 @@ int ws_settings_load(struct ws_control *c, void (*add)(void *arg, struct ws_desk
         return rc;
     const char *why = check(text, n);
     struct ws_desk *d = NULL;
-    for (char *line = why ? NULL : strtok_r(text + strlen(HEAD), "\n", &save); line && !why;
+    for (char *line = why ? NULL : strtok_r(text + strlen(HEAD), "\n", &save); line;
          line = strtok_r(NULL, "\n", &save)) {
         struct ws_words words = {0};
         if (strncmp(line, "model ", 6) == 0) {
             bool good = ws_words_parse(line, strlen(line), &words, err) == 0 && words.n == 2 &&
                         ws_name_is_model(words.word[1]);
             d = good ? ws_desk_of(c, words.word[1]) : NULL;
-            why = d ? NULL : "a model's name is none";
-        } else if (!d || !take_line(c, d, line, add, arg)) {
-            why = "a line is not known";
         }
+        if (!d || (strncmp(line, "model ", 6) != 0 && !take_line(c, d, line, add, arg)))
+            rc = unknown(c->settings_path, line, err);
     }
     free(text);
-    return why ? damaged(c->settings_path, why, err) : 0;
+    return why ? damaged(c->settings_path, why, err) : rc;
 }

@@ -25,7 +25,8 @@
 char *ws_settings_path(const char *dir, const char *mountpoint);
 /* Writes them now. A failure is noted in the mount's last_error; what was set stays set until the daemon
  * ends. */
-void ws_settings_save(struct ws_control *c);
+WS_MUST_USE int ws_settings_keep(struct ws_control *c, struct ws_error *err); /* -ENOSPC, -EROFS, ... */
+void ws_settings_save(struct ws_control *c); /* an error goes to the mount's last_error */
 /* Reads them at start: policies and commits are set, wishes are left in the desks for versions that are not
  * known yet, and `engine add` lines are given to add, one after the other. A damaged file is moved aside and
  * noted. 0 also where there is none. */

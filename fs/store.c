@@ -274,9 +274,6 @@ int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err)
     m = ws_model_at(s, model, NULL);
     if (!m) {
         rc = ws_error_set(err, ENOENT, "there is no model %s", model);
-    } else if (m->current) {
-        rc = ws_error_set(err, EBUSY, "engines serve %s/%lu: remove them from the model first", model,
-                          m->current->number);
     } else {
         remember_removed(s, model);
         n = unlist_watches(s, model, watches, &changes);

@@ -46,7 +46,7 @@ WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_store_option
  * URL: -EINVAL. An unreachable source is not an error: it is retried and shown in status. Several
  * sources that serve one model are alternatives in the order of adding. */
 WS_MUST_USE int ws_store_add(struct ws_store *s, const char *url, const char *model, struct ws_error *err);
-/* Forgets a model and its sources: its names vanish, readers go on. -ENOENT, -EBUSY (current). */
+/* Forgets a model and its sources: its names vanish, readers go on. -ENOENT. */
 WS_MUST_USE int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err);
 /* Waits until every source has answered once or failed; false at the timeout. */
 bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms);

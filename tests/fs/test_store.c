@@ -316,7 +316,6 @@ static void current_and_previous_move_together(void **state)
     assert_ptr_equal(v, one);
     ws_version_put(v);
     assert_int_equal(ws_version_drop(two, &err), -EBUSY);
-    assert_int_equal(ws_store_remove(s, "actor", &err), -EBUSY);
     assert_ok(ws_version_drop(one, &err), &err);
     assert_null(ws_model_previous(m));
     ws_version_put(one);

@@ -11,6 +11,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import xxhash
 from world import *
 
 
@@ -92,16 +93,54 @@ def test_damaged_settings(stack):
     assert again.text("actor/engines") == "" and os.path.exists(name + ".damaged")
 
 
+def test_settings_of_a_newer_release(stack):
+    "a line of the settings that is not known is named and left out, the others hold, and a copy is kept"
+    agent, mount, folders, servers = world(stack, 1)
+    mount.kill()
+    folder = os.path.join(TESTDIR, "state")
+    name = os.path.join(folder, next(f for f in os.listdir(folder) if f.endswith(os.path.basename(mount.path))))
+    with open(name, encoding="utf-8") as f:
+        text = f.read()
+    text = text[:text.rindex("end ")].replace("engine add", "colour green\nengine add", 1)
+    with open(name, "w", encoding="utf-8") as f:
+        f.write(f"{text}end {xxhash.xxh3_64_hexdigest(text.encode())}\n")
+    again = Mount(stack, agent.url, path=mount.path)
+    again.wait_version("actor", 2)
+    assert "colour green" in again.text("last_error") and os.path.exists(name + ".damaged"), again.text("last_error")
+    wait_state(again, "e0", "serving")
+
+
 def test_settings_disk_full(stack):
-    "settings that cannot be kept: the command is done, last_error says that it will be forgotten"
+    "settings that cannot be kept: the command is done, and fails with what will be forgotten"
     need_fuse()
     full = unique("full")
     os.makedirs(full)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=1", "none", full], check=True)
     stack.callback(lambda: subprocess.run(["umount", full], check=False))
-    agent, mount, folders, servers = world(stack, 1, f"state={full}")
+    agent, mount, folders, _ = world(stack, 0, f"state={full}")
+    engine = Engine(stack, folders[1])
+    assert mount.refused(f"engine add e0 sglang {engine.url}", "actor/ctl") == "ENOSPC"
+    said = mount.text("actor/last_error")
+    assert "it holds, but" in said and "errno ENOSPC" in said and "state=DIR" in said, said
     assert mount.engines()["e0"].startswith("serving")
-    assert "errno ENOSPC" in mount.text("last_error") and "state=DIR" in mount.text("last_error")
+    mount.write("2", "actor/version")  # a switch is not the settings' to end
+    assert engine.serves() == "2" and "errno ENOSPC" in mount.text("last_error")
+
+
+def test_remove_model(stack):
+    "a model is not removed under its engines, nor in a switch; then it is"
+    agent, mount, folders, servers = world(stack, 1, "", "--slow", "1000")
+    thread = threading.Thread(target=lambda: refused_or_gone(mount))
+    thread.start()
+    wait_for(lambda: "switching yes" in mount.text("actor/status"), "the switch")
+    assert mount.refused("remove actor", "ctl") == "EBUSY" and "cancel" in mount.text("last_error"), mount.text("last_error")
+    thread.join()
+    assert servers[0].serves() == "2"
+    assert mount.refused("remove actor", "ctl") == "EBUSY" and "e0" in mount.text("last_error"), mount.text("last_error")
+    mount.write("engine remove e0", "actor/ctl")
+    mount.write("remove actor", "ctl")
+    assert not os.path.exists(mount.file("actor"))
+    assert mount.refused("remove actor", "ctl") == "ENOENT"
 
 
 def test_broken_is_remembered(stack):
@@ -319,7 +358,9 @@ run(
     test_settings,
     test_killed_in_a_switch,
     test_damaged_settings,
+    test_settings_of_a_newer_release,
     test_settings_disk_full,
+    test_remove_model,
     test_broken_is_remembered,
     test_engine_comes_back,
     test_silent_engines_hold_nobody_up,
