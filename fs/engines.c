@@ -247,12 +247,17 @@ static bool has_engine(const struct ws_desk *d, const char *name)
     return false;
 }
 
-static const struct ws_engine *engine_at(const struct ws_desk *d, const char *url)
+/* Of any model: one server serves one. With the lock. */
+static const struct ws_engine *engine_at(const struct ws_control *c, const char *url,
+                                         const struct ws_desk **of)
 {
-    const struct ws_engine *e = d->engines;
-    while (e && (!url || !e->url || !ws_http_is_same(e->url, url)))
-        e = e->next;
-    return e;
+    for (const struct ws_desk *d = c->desks; url && d; d = d->next)
+        for (const struct ws_engine *e = d->engines; e; e = e->next)
+            if (e->url && ws_http_is_same(e->url, url)) {
+                *of = d;
+                return e;
+            }
+    return NULL;
 }
 
 int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *q, const char *line,
@@ -269,10 +274,11 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
     else if (ask && !e->ops->external)
         rc = ws_engine_ask(e, c, PROBE_MS, &serving, err);
     pthread_mutex_lock(&c->lock);
-    const struct ws_engine *same = rc == 0 ? engine_at(d, e->url) : NULL;
+    const struct ws_desk *of = NULL;
+    const struct ws_engine *same = rc == 0 ? engine_at(c, e->url, &of) : NULL;
     if (same)
-        rc = ws_error_set(err, EEXIST, "%s is registered with %s already, as '%s'", e->url, d->name,
-                          same->name);
+        rc = ws_error_set(err, EEXIST, "%s is registered with %s already, as '%s'; remove it there first",
+                          e->url, of->name, same->name);
     if (rc == 0 && d->engines && d->engines->ops->external != e->ops->external)
         rc = ws_error_set(err, EINVAL, "the engines of a model are all external, or none of them is");
     if (rc == 0 && has_engine(d, e->name))

@@ -311,20 +311,45 @@ int ws_word_number(const char *word, uint64_t max, uint64_t *out)
     return 0;
 }
 
-/* Puts three stars (fewer, where there was less) for what stands between :// and @, everywhere. */
-static void blank_credentials(char *text)
+/* Puts three stars (fewer, where there was less) in the place of n bytes; returns what comes behind them. */
+static char *blank(char *at, size_t n)
+{
+    const size_t stars = n < 3 ? n : 3;
+    memset(at, '*', stars);
+    memmove(at + stars, at + n, strlen(at + n) + 1);
+    return at + stars;
+}
+
+/* What stands between :// and @, everywhere. */
+static void blank_users(char *text)
 {
     for (char *p = text; (p = strstr(p, "://"));) {
-        size_t n;
-        char *at;
         p += 3;
-        n = strcspn(p, "/?# \t\"");
-        at = memrchr(p, '@', n);
-        if (!at)
-            continue;
-        memset(p, '*', (size_t)(at - p));
-        if (at - p > 3)
-            memmove(p + 3, at, strlen(at) + 1);
+        char *at = memrchr(p, '@', strcspn(p, "/?# \t\""));
+        if (at)
+            p = blank(p, (size_t)(at - p));
+    }
+}
+
+/* Words that are meant to be addresses may hold keys in other places, too: user:KEY@host,
+ * http://host/?key=KEY. Options are left as they are: templates of requests have such parts. */
+static void blank_addresses(char *text)
+{
+    for (char *word = text; *(word += strspn(word, " \t"));) {
+        char *const scheme = strstr(word, "://"), *const end = word + strcspn(word, " \t");
+        const bool has_scheme = scheme && scheme < end;
+        char *const host = has_scheme ? scheme + 3 : word;
+        char *at = memrchr(host, '@', (size_t)(end - host)), *query = memchr(host, '?', (size_t)(end - host));
+        char *const colon = memchr(host, ':', (size_t)(end - host));
+        if (memchr(word, '=', (size_t)(host - word)) ||
+            (!has_scheme && memchr(word, '{', (size_t)(end - word))))
+            word = end;
+        else if (!has_scheme && at && colon && colon < at && !memchr(word, '=', (size_t)(at - word)))
+            word = blank(word, (size_t)(at - word));
+        else if (has_scheme && query)
+            word = blank(query + 1, (size_t)(end - query - 1));
+        else
+            word = end;
     }
 }
 
@@ -341,5 +366,6 @@ void ws_command_show(const char *text, size_t len, char out[WS_MAX_COMMAND + 1])
             out[i] = '?';
     }
     ws_text_clean(out);
-    blank_credentials(out);
+    blank_users(out);
+    blank_addresses(out);
 }

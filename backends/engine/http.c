@@ -60,9 +60,8 @@ int ws_http_check_url(const char *url, struct ws_error *err)
         rc = ws_error_set(err, EINVAL, "an engine is reached by http:// or https://, not by '%s'", url);
     else if (part_is_there(u, CURLUPART_QUERY) || part_is_there(u, CURLUPART_FRAGMENT))
         rc = ws_error_set(err, EINVAL,
-                          "the engine's URL '%s' has a query or a fragment; write "
-                          "http://HOST:PORT",
-                          url);
+                          "the engine's URL has a query or a fragment, which would show in status and logs; "
+                          "write http://HOST:PORT");
     curl_url_cleanup(u);
     return rc;
 }
