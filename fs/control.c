@@ -225,7 +225,8 @@ static int run_command(struct job *j, struct ws_error *err)
     case WS_VERB_COMMIT:
         return ws_desk_set_commit(j->control, j->desk, j->command.args[0], err);
     case WS_VERB_ENGINE_SYNC:
-        return ws_switch_catch_up(j->control, j->desk, j->model, j->command.args[0], err);
+        return ws_switch_catch_up(j->control, j->desk, j->model, (const char *const[]){j->command.args[0]}, 1,
+                                  NULL, err);
     case WS_VERB_LOAD_ALL:
         return run_load_all(j, err);
     case WS_VERB_PULL:

@@ -67,28 +67,21 @@ static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
         ws_desk_event(c, d, "engine-serves model=%s engine=%s version=%s", d->name, e->name, now->version);
 }
 
-/* Looked at again before each: engines that took long to answer, or to be brought along, came before it. */
-static bool should_come_along(struct ws_control *c, const struct ws_desk *d, const struct ws_engine *e)
+/* With the lock. */
+static bool should_come_along(const struct ws_desk *d, const struct ws_engine *e)
 {
-    pthread_mutex_lock(&c->lock);
-    bool want = !d->switching && !e->removed && (e->state != WS_ENGINE_SERVING || e->doubted) &&
-                ws_clock_ns() >= e->next_try_ns &&
-                (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || e->doubted);
-    pthread_mutex_unlock(&c->lock);
-    return want;
+    return !d->switching && !e->removed && (e->state != WS_ENGINE_SERVING || e->doubted) &&
+           ws_clock_ns() >= e->next_try_ns &&
+           (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || e->doubted);
 }
 
-static void bring_along(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_engine *e)
+static void note_try(struct ws_control *c, struct ws_engine *e, int rc)
 {
-    struct ws_error err = {0};
-    int rc = ws_switch_catch_up(c, d, m, e->name, &err);
     pthread_mutex_lock(&c->lock);
     uint64_t wait = e->try_wait_ns ? e->try_wait_ns * 2 : FIRST_WAIT_NS;
     e->try_wait_ns = rc == 0 ? 0 : wait < LAST_WAIT_NS ? wait : LAST_WAIT_NS;
     e->next_try_ns = ws_clock_ns() + e->try_wait_ns;
     pthread_mutex_unlock(&c->lock);
-    if (rc < 0 && rc != -EBUSY)
-        ws_log(WS_LOG_WARN, "keeper", "%s", err.text);
 }
 
 /* One look at a model's engines. */
@@ -120,7 +113,42 @@ static void ask(void *arg, size_t i)
     l->answered[i] = rc == 0;
 }
 
-/* Asks all at once, since dead ones take their time; brings along one after the other. */
+/* Those that shall come along now: all, and with commit=rolling=K no more than may be out of service at once.
+ */
+static size_t choose(const struct look *l, struct ws_engine **chosen)
+{
+    size_t n = 0, most = SIZE_MAX;
+    pthread_mutex_lock(&l->control->lock);
+    if (l->desk->commit == WS_COMMIT_ROLLING)
+        most = l->desk->commit_n;
+    for (size_t i = 0; i < l->n && n < most; i++)
+        if (l->answered[i] && should_come_along(l->desk, l->engines[i]))
+            chosen[n++] = l->engines[i];
+    pthread_mutex_unlock(&l->control->lock);
+    return n;
+}
+
+static bool bring_along(const struct look *l, struct ws_model *m)
+{
+    struct ws_error err = {0};
+    struct ws_engine **chosen = calloc(l->n + 1, sizeof(struct ws_engine *));
+    const char **names = calloc(l->n + 1, sizeof(*names));
+    int *results = calloc(l->n + 1, sizeof(*results));
+    size_t n = chosen && names && results ? choose(l, chosen) : 0;
+    for (size_t i = 0; i < n; i++)
+        names[i] = chosen[i]->name;
+    int rc = n > 0 ? ws_switch_catch_up(l->control, l->desk, m, names, n, results, &err) : 0;
+    for (size_t i = 0; i < n; i++)
+        note_try(l->control, chosen[i], results[i]);
+    if (rc < 0 && rc != -EBUSY)
+        ws_log(WS_LOG_WARN, "keeper", "%s", err.text);
+    free(chosen);
+    free(names);
+    free(results);
+    return n > 0;
+}
+
+/* Asks all at once, since dead ones take their time. */
 static void look_at_engines(struct ws_control *c, struct ws_desk *d, struct ws_model *m, const char *current)
 {
     struct look l = {.control = c, .desk = d, .current = current};
@@ -128,9 +156,8 @@ static void look_at_engines(struct ws_control *c, struct ws_desk *d, struct ws_m
     l.answered = calloc(l.n + 1, sizeof(bool));
     if (l.engines && l.answered) {
         ws_run_at_once(ask, &l, l.n);
-        for (size_t i = 0; m && current && i < l.n && !atomic_load(&c->stop); i++)
-            if (l.answered[i] && should_come_along(c, d, l.engines[i]))
-                bring_along(c, d, m, l.engines[i]);
+        while (m && current && !atomic_load(&c->stop) && bring_along(&l, m))
+            ; /* who failed waits for its next try, so that this ends */
     }
     free(l.answered);
     ws_engine_release_all(c, l.engines, l.n);

@@ -319,9 +319,17 @@ static int check_kinds(const struct ws_switch_part *parts, size_t n, struct ws_e
     return 0;
 }
 
-/* engine NULL: all of them. */
-static int collect(struct ws_run *r, struct ws_switch_part *parts, size_t n, const char *engine,
-                   struct ws_error *err)
+static bool is_named(const struct ws_engine *e, const char *const *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(e->name, names[i]) == 0)
+            return true;
+    return names == NULL;
+}
+
+/* names NULL: all engines. */
+static int collect(struct ws_run *r, struct ws_switch_part *parts, size_t n, const char *const *names,
+                   size_t n_names, struct ws_error *err)
 {
     size_t total = 0;
     for (size_t i = 0; i < n; i++)
@@ -332,7 +340,7 @@ static int collect(struct ws_run *r, struct ws_switch_part *parts, size_t n, con
         return ws_error_set(err, ENOMEM, "no memory for a switch of %zu engines", total);
     for (size_t i = 0; i < n; i++)
         for (struct ws_engine *e = parts[i].desk->engines; e; e = e->next)
-            if (!engine || strcmp(e->name, engine) == 0)
+            if (is_named(e, names, n_names))
                 add_work(r, &parts[i], e);
     return 0;
 }
@@ -371,7 +379,7 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     for (size_t i = 0; rc == 0 && i < n; i++)
         rc = prepare(&r, &parts[i], err);
     if (rc == 0)
-        rc = collect(&r, parts, n, NULL, err);
+        rc = collect(&r, parts, n, NULL, 0, err);
     if (rc == 0)
         rc = check_end(&r, err);
     if (rc == 0 && (drove = r.n > 0)) {
@@ -398,47 +406,73 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     return rc;
 }
 
-int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model *m, const char *engine,
-                       struct ws_error *err)
+/* --- catching up --- */
+
+static int catch_up_one(struct ws_work *w)
+{
+    static int (*const steps[])(struct ws_work * w) = {ws_work_ask, ws_work_pause, ws_work_load,
+                                                       ws_work_flush, ws_work_resume};
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < sizeof(steps) / sizeof(steps[0]); i++)
+        rc = steps[i](w);
+    if (rc == 0)
+        return 0;
+    ws_work_run_on(w);
+    ws_work_give_up(w, w->err.text);
+    return rc;
+}
+
+static int catch_up(struct ws_run *r, struct ws_switch_part *part, const char *const *names, size_t n,
+                    struct ws_error *err)
+{
+    int rc = check_kinds(part, 1, err);
+    if (rc == 0)
+        rc = pull(r, part->version, WS_PRIORITY_SWITCH, err);
+    if (rc == 0)
+        rc = collect(r, part, 1, names, n, err);
+    if (rc == 0 && r->n == 0)
+        rc = ws_error_set(err, ENOENT, "%s has no engine '%s'", part->desk->name, names[0]);
+    if (rc == 0 && ws_work_each(r, 0, is_going, catch_up_one) > 0) {
+        const struct ws_work *w = first_lost(r);
+        rc = ws_error_set(err, w->err.code ? w->err.code : EREMOTEIO,
+                          "engine %s (%s) could not be brought to version %s: %.800s", w->engine->name,
+                          w->engine->url, w->to_version, w->err.text);
+        ws_settings_save(r->control);
+    }
+    return rc;
+}
+
+int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model *m, const char *const *names,
+                       size_t n, int *results, struct ws_error *err)
 {
     const struct ws_switch_options o = {0};
     struct ws_switch_part part = {.desk = d, .model = m, .version = ws_model_current(m)};
-    struct ws_run r = {.control = c, .options = &o, .deadline_ns = deadline_of(&o)};
-    if (!part.version)
-        return ws_error_set(err, ENOENT, "%s has no current version", ws_model_name(m));
+    struct ws_run r = {
+        .control = c, .options = &o, .deadline_ns = deadline_of(&o), .parts = &part, .n_parts = 1};
     bool by_keeper;
-    int rc = claim(c, &part, 1, true, &by_keeper, err);
-    if (rc == 0) {
-        r.parts = &part;
-        r.n_parts = 1;
+    int rc = part.version ? claim(c, &part, 1, true, &by_keeper, err)
+                          : ws_error_set(err, ENOENT, "%s has no current version", ws_model_name(m));
+    const bool claimed = rc == 0;
+    if (claimed) {
         ws_version_keep(part.version, 1);
-        rc = check_kinds(&part, 1, err);
-        if (rc == 0)
-            rc = pull(&r, part.version, WS_PRIORITY_SWITCH, err);
-        if (rc == 0)
-            rc = collect(&r, &part, 1, engine, err);
-        if (rc == 0 && r.n == 0)
-            rc = ws_error_set(err, ENOENT, "%s has no engine '%s'", d->name, engine);
-        if (rc == 0 && (ws_work_each(&r, 0, is_going, ws_work_ask) > 0 ||
-                        ws_work_each(&r, 0, is_going, ws_work_pause) > 0 ||
-                        ws_work_each(&r, 0, is_going, ws_work_load) > 0 ||
-                        ws_work_each(&r, 0, is_going, ws_work_flush) > 0 ||
-                        ws_work_each(&r, 0, is_going, ws_work_resume) > 0)) {
-            struct ws_work *w = &r.works[0];
-            ws_work_run_on(w);
-            rc = ws_error_set(err, w->err.code ? w->err.code : EREMOTEIO,
-                              "engine %s (%s) could not be brought to version %s: %.800s", w->engine->name,
-                              w->engine->url, w->to_version, w->err.text);
-            ws_work_give_up(w, w->err.text);
-            ws_settings_save(c);
-        }
-        free(r.chosen);
-        free(r.works);
+        rc = catch_up(&r, &part, names, n, err);
         ws_version_keep(part.version, -1);
         let_go(c, &part, 1, false, rc == 0);
-        ws_desk_event(c, d, "caught-up model=%s engine=%s version=%" PRIu64 " result=%s", d->name, engine,
-                      ws_version_number(part.version), rc < 0 ? ws_errno_name(-rc) : "ok");
     }
-    ws_version_put(part.version);
+    for (size_t i = 0; i < n; i++) {
+        int one = r.n == 0 ? rc : -ENOENT;
+        for (size_t k = 0; k < r.n; k++)
+            if (strcmp(r.works[k].engine->name, names[i]) == 0)
+                one = r.works[k].rc;
+        if (results)
+            results[i] = one;
+        if (claimed)
+            ws_desk_event(c, d, "caught-up model=%s engine=%s version=%" PRIu64 " result=%s", d->name,
+                          names[i], ws_version_number(part.version), one < 0 ? ws_errno_name(-one) : "ok");
+    }
+    free(r.chosen);
+    free(r.works);
+    if (part.version)
+        ws_version_put(part.version);
     return rc;
 }

@@ -26,10 +26,12 @@ WS_MUST_USE int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts
 /* Pull, verify and gate, and no more: what a switch would begin with. */
 WS_MUST_USE int ws_switch_prepare(struct ws_control *c, const struct ws_switch_part *part,
                                   const struct ws_switch_options *options, struct ws_error *err);
-/* Brings one engine to its model's current version: one that was retired, restarted or added late. -EBUSY,
- * -ENOENT (no such engine, or nothing is current). */
+/* Brings engines to their model's current version, all at once: those that were retired, restarted or added
+ * late. What fails is left as it is and holds up no other. results: a number for each name, 0 or -errno; may
+ * be NULL. Returns the first error: what an engine failed with, -EBUSY, -ENOENT (no such engine, or nothing
+ * is current). */
 WS_MUST_USE int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
-                                   const char *engine, struct ws_error *err);
+                                   const char *const *names, size_t n, int *results, struct ws_error *err);
 /* Waits for a pull in short steps, so that the writer's cancel, a deadline and the end of the mount are seen.
  */
 WS_MUST_USE int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priority priority,

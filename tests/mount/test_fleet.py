@@ -187,6 +187,31 @@ def test_engine_comes_back(stack):
     assert back.serves() == "2"
 
 
+def test_many_come_back(stack):
+    "engines that were all started anew are brought along beside each other; with commit=rolling=1 one after the other"
+    agent, mount, folders, servers = world(stack, 4, "", "--slow", "2000")
+    mount.write("2", "actor/version")
+    mount.write("follow", "actor/policy")
+    for commit, at_once in (("all", 4), ("rolling=1", 1)):
+        mount.write(f"commit {commit}", "actor/ctl")
+        servers[:] = [again(stack, folders[1], e) for e in servers]
+        most = 0
+
+        def all_are_back():
+            nonlocal most
+            states = [text.split()[0] for text in mount.engines().values()]
+            most = max(most, states.count("loading"))
+            return states == ["serving"] * 4 and all(e.serves() == "2" for e in servers)
+
+        wait_for(all_are_back, f"all to be brought along: {mount.engines()}", 60)
+        assert most == at_once, (commit, most)
+
+
+def again(stack, folder, engine):
+    engine.kill()
+    return Engine(stack, folder, "--slow", "2000", api=engine.api, port=engine.port)
+
+
 def test_silent_engines_hold_nobody_up(stack):
     "engines that do not answer are asked beside the others: one that dies is seen as soon as if it were alone"
     agent, mount, folders, servers = world(stack, 7)
@@ -363,6 +388,7 @@ run(
     test_remove_model,
     test_broken_is_remembered,
     test_engine_comes_back,
+    test_many_come_back,
     test_silent_engines_hold_nobody_up,
     test_stale_under_manual,
     test_quorum,

@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 SEED = int(os.environ.get("RELEASE_SEED", random.SystemRandom().randrange(1 << 32)))
-ROUNDS = int(os.environ.get("RELEASE_ROUNDS", "6" if SANITIZER else "12"))
+ROUNDS = int(os.environ.get("RELEASE_ROUNDS", "6" if SANITIZER else "30"))
 MODELS = ("actor", "critic")
 HOSTS = ("a", "b")
 

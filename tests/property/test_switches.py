@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # timeout: 600
-"""Random switches over engines that fail at random, and daemons that are killed; SWITCH_ROUNDS rounds (default 40) from
+"""Random switches over engines that fail at random, and daemons that are killed; SWITCH_ROUNDS rounds (default 1,000) from
 the seed that is printed (SWITCH_SEED). After each round all engines that answer serve one version, it is the one that
 `current` names, their memory holds it, and none is paused."""
 import os
@@ -12,7 +12,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
-ROUNDS = int(os.environ.get("SWITCH_ROUNDS", "40"))
+ROUNDS = int(os.environ.get("SWITCH_ROUNDS", "1000"))
 SEED = int(os.environ.get("SWITCH_SEED", random.SystemRandom().randrange(1 << 32)))
 VERSIONS = (1, 2, 3)
 
