@@ -9,8 +9,6 @@
 #define MAX_EVERY    1000000000
 #define MAX_INTERVAL 86400
 
-const double ws_pause_bounds[WS_PAUSE_BUCKETS] = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};
-
 const char *ws_policy_name(enum ws_policy p)
 {
     static const char *const names[] = {"manual", "pull", "follow"};

@@ -17,9 +17,6 @@ const char *ws_policy_name(enum ws_policy p);
  * left. */
 enum ws_commit { WS_COMMIT_ALL, WS_COMMIT_QUORUM, WS_COMMIT_ROLLING };
 
-#define WS_PAUSE_BUCKETS 10
-extern const double ws_pause_bounds[WS_PAUSE_BUCKETS]; /* seconds */
-
 struct ws_last_error {
     uint64_t real_ns; /* 0: none yet */
     char command[WS_MAX_COMMAND + 1];
@@ -53,8 +50,7 @@ struct ws_desk {
     uint64_t missed_by;               /* release whose version was gone */
     struct ws_orders orders;          /* that were seen last */
     struct ws_last_error last_error;
-    uint64_t switches_ok, switches_failed, pauses[WS_PAUSE_BUCKETS + 1];
-    double pause_sum;
+    uint64_t switches_ok, switches_failed;
 };
 
 struct ws_control {

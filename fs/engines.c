@@ -17,6 +17,8 @@ const char *ws_engine_state_name(enum ws_engine_state s)
     return names[s];
 }
 
+const double ws_pause_bounds[WS_PAUSE_BUCKETS] = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};
+
 void ws_engine_free(struct ws_engine *e)
 {
     if (!e)

@@ -19,6 +19,9 @@ enum ws_engine_state {
 };
 const char *ws_engine_state_name(enum ws_engine_state s);
 
+#define WS_PAUSE_BUCKETS 10
+extern const double ws_pause_bounds[WS_PAUSE_BUCKETS]; /* seconds */
+
 #define WS_ENGINE_TEMPLATES 5
 /* A registered engine. Never freed while a switch of its model runs. */
 struct ws_engine {
@@ -38,7 +41,8 @@ struct ws_engine {
     char version[64]; /* what it serves, in its own words */
     char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];
-    double pause_seconds; /* of the last switch */
+    double pause_seconds, pause_sum;       /* of the last switch, of all; each counted in one of: */
+    uint64_t pauses[WS_PAUSE_BUCKETS + 1]; /* up to ws_pause_bounds, and above */
     bool doubted;      /* a daemon ended in the middle of a switch: it may be paused, or hold half a load */
     bool weights_gone; /* a load failed and none was confirmed since: it must not be resumed, whatever its
                           state */

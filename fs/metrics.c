@@ -52,6 +52,34 @@ static void age(void *arg, struct ws_model *m)
     ws_version_put(v);
 }
 
+/* {model="M",engine="E" and no end: others may follow. */
+static void labels(const struct ws_desk *d, const struct ws_engine *e, FILE *f)
+{
+    fprintf(f, "{model=\"%s\",engine=\"", d->name);
+    for (const char *p = e->name; *p; p++)
+        fprintf(f, *p == '"' || *p == '\\' ? "\\%c" : "%c", *p);
+    fputc('"', f);
+}
+
+static void pauses(const struct ws_desk *d, const struct ws_engine *e, FILE *f)
+{
+    uint64_t sum = 0;
+    for (size_t b = 0; b <= WS_PAUSE_BUCKETS; b++) {
+        fputs("wsync_pause_seconds_bucket", f);
+        labels(d, e, f);
+        sum += e->pauses[b];
+        if (b < WS_PAUSE_BUCKETS)
+            fprintf(f, ",le=\"%g\"} %" PRIu64 "\n", ws_pause_bounds[b], sum);
+        else
+            fprintf(f, ",le=\"+Inf\"} %" PRIu64 "\n", sum);
+    }
+    fputs("wsync_pause_seconds_sum", f);
+    labels(d, e, f);
+    fprintf(f, "} %.6f\nwsync_pause_seconds_count", e->pause_sum);
+    labels(d, e, f);
+    fprintf(f, "} %" PRIu64 "\n", sum);
+}
+
 static void engines(struct ws_control *c, FILE *f)
 {
     fprintf(f, "# TYPE wsync_engines gauge\n");
@@ -69,19 +97,9 @@ static void engines(struct ws_control *c, FILE *f)
                 "\nwsync_switches_total{model=\"%s\",result=\"failed\"} %" PRIu64 "\n",
                 d->name, d->switches_ok, d->name, d->switches_failed);
     fprintf(f, "# TYPE wsync_pause_seconds histogram\n");
-    for (const struct ws_desk *d = c->desks; d; d = d->next) {
-        uint64_t sum = 0;
-        for (size_t b = 0; b < WS_PAUSE_BUCKETS; b++)
-            fprintf(f, "wsync_pause_seconds_bucket{model=\"%s\",le=\"%g\"} %" PRIu64 "\n", d->name,
-                    ws_pause_bounds[b], sum += d->pauses[b]);
-        sum += d->pauses[WS_PAUSE_BUCKETS];
-        fprintf(
-            f,
-            "wsync_pause_seconds_bucket{model=\"%s\",le=\"+Inf\"} %" PRIu64
-            "\nwsync_pause_seconds_sum{model=\"%s\"} %.6f\nwsync_pause_seconds_count{model=\"%s\"} %" PRIu64
-            "\n",
-            d->name, sum, d->name, d->pause_sum, d->name, sum);
-    }
+    for (const struct ws_desk *d = c->desks; d; d = d->next)
+        for (const struct ws_engine *e = d->engines; e; e = e->next)
+            pauses(d, e, f);
 }
 
 void ws_view_metrics(struct ws_control *c, FILE *f)

@@ -235,8 +235,8 @@ static void note_pause(struct ws_work *w)
         b++;
     pthread_mutex_lock(&c->lock);
     w->pause_s = w->engine->pause_seconds = seconds;
-    w->desk->pauses[b]++;
-    w->desk->pause_sum += seconds;
+    w->engine->pauses[b]++;
+    w->engine->pause_sum += seconds;
     pthread_mutex_unlock(&c->lock);
 }
 

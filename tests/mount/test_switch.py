@@ -219,5 +219,23 @@ def test_views(stack):
     wsync("inspect", mount.file("actor/1"))
 
 
+def test_pauses(stack):
+    "how long each engine was paused: its line, its event and a histogram of its own"
+    agent, mount, folders = world(stack)
+    engines = {'a"b': Engine(stack, folders[1]), "slow": Engine(stack, folders[1], "--slow", "400", api="vllm")}
+    for name, e in engines.items():
+        mount.write(f"engine add {name} {e.api} {e.url}", "actor/ctl")
+    for v in (2, 1):
+        mount.write(str(v), "actor/version")
+    metrics = dict(line.rsplit(" ", 1) for line in mount.text("metrics").splitlines() if line.startswith("wsync_pause_seconds"))
+    for name in ('a\\"b', "slow"):  # both are paused until the slower one has loaded
+        of = f'{{model="actor",engine="{name}"'
+        assert metrics[f"wsync_pause_seconds_count{of}}}"] == "2", metrics
+        assert metrics[f'wsync_pause_seconds_bucket{of},le="+Inf"}}'] == "2", metrics
+        assert metrics[f'wsync_pause_seconds_bucket{of},le="0.3"}}'] == "0", metrics
+    assert 0.8 < float(metrics['wsync_pause_seconds_sum{model="actor",engine="slow"}']) < 10 * SLOW
+    assert "engine=slow" in mount.text("actor/events") and float(mount.engines()["slow"].rsplit("pause=", 1)[1]) > 0.4
+
+
 run(test_switch, test_two_engines_all_or_none, test_engine_dies, test_gate, test_commands, test_policy, test_barrier, test_lineage,
-    test_wait_loaded, test_views)
+    test_wait_loaded, test_views, test_pauses)

@@ -112,12 +112,15 @@ class Fleet:
     def check_words(self, before, ok, anew):
         """What the mount says of an engine is so, before anybody mends anything. One that was started anew may not have
         been asked yet where the switch failed early."""
-        rolled_back = not ok and "commit all" in self.mount.text("actor/status")
+        commit_all = "commit all" in self.mount.text("actor/status")
+        rolled_back = not ok and commit_all
         wait_for(lambda: "switching no" in self.mount.text("actor/status"), "the keeper's end")
         for name, (state, version) in self.states().items():
             e = self.engines[name]
+            assert state not in ("paused", "loading") or not commit_all, (name, state)  # else the keeper is at it again
+            assert state == "serving" or not (ok and commit_all), (name, state)
             if state in ("paused", "loading") or (name == anew and not ok):
-                continue  # the keeper is at it again
+                continue
             if state != "serving" or not e.alive():
                 assert state in ("serving", "broken", "unknown", "stale"), (name, state)
                 continue
