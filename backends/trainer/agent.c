@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #define DEFAULT_SLOTS 3
+#define IDLE_MS       2000 /* for a rank's descriptors to be closed */
+#define IDLE_STEP_MS  10
 
 bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns)
 {
@@ -275,14 +277,13 @@ static struct ws_agent_model *next_to_finish(struct ws_agent *a)
 /* Nobody but us may have it open from now on; a rank's descriptors were closed at its commit. */
 static int prove_idle(struct ws_agent *a, struct ws_slot *s)
 {
-    for (int tries = 0; tries < 200; tries++) {
-        if (ws_slot_idle(s) == 0)
-            return 0;
-        (void)ws_agent_wait(a, ws_clock_ns() + 10000000ULL);
-        if (atomic_load(&a->stop))
-            break;
+    const uint64_t end = ws_clock_ns() + IDLE_MS * WS_MS_NS; /* what happens elsewhere wakes us, too */
+    while (ws_slot_idle(s) != 0) {
+        if (atomic_load(&a->stop) || ws_clock_ns() > end)
+            return -EBUSY;
+        (void)ws_agent_wait(a, ws_clock_ns() + IDLE_STEP_MS * WS_MS_NS);
     }
-    return -EBUSY;
+    return 0;
 }
 
 static void note_newest(struct ws_agent_model *m, uint64_t version, const char *run)
