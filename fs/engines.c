@@ -107,18 +107,6 @@ static int check_pause_mode(const struct ws_engine_ops *ops, const char *mode, s
     return mode ? ws_error_set(err, EINVAL, "pause=%s: %s knows %s", mode, ops->kind, known) : 0;
 }
 
-static int parse_cache(const char *word, enum ws_engine_cache *out, struct ws_error *err)
-{
-    static const char *const words[] = {"local", "external", "keep"};
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-        if (!word || strcmp(word, words[i]) == 0) {
-            *out = (enum ws_engine_cache)i;
-            return 0;
-        }
-    }
-    return ws_error_set(err, EINVAL, "cache=%.100s: it is local, external or keep", word);
-}
-
 /* NULL stays NULL. */
 static int copy(const char *from, char **to, struct ws_error *err)
 {
@@ -198,7 +186,7 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
                    {o[WS_OPTION_GROUP], &e->group},
                    {o[WS_OPTION_CA_FILE], &e->ca_file},
                    {o[WS_OPTION_MOUNTS], &e->mounts}};
-    int rc = parse_cache(o[WS_OPTION_CACHE], &e->cache, err);
+    int rc = ws_engine_cache_parse(o[WS_OPTION_CACHE], &e->cache, err);
     if (rc == 0)
         rc = seconds_of(o[WS_OPTION_TIMEOUT], "timeout", DEFAULT_TIMEOUT_S, &e->timeout_ms, err);
     if (rc == 0)

@@ -14,6 +14,10 @@ static const struct cli_option options[] = {
     {"version", 0, "N", "what the engines are told that they serve; default: the path's last part"},
     {"pause", 0, "MODE", "the kind's own word; default sglang retract, vllm keep"},
     {"token-file", 0, "FILE", "bearer token of all of them, in the file's first line"},
+    {"admin-token-file", 0, "FILE", "the same for what changes them, where that wants another one"},
+    {"ca-file", 0, "FILE", "authorities to trust for https; default the system's"},
+    {"cache", 0, "WHAT",
+     "emptied after the load: local (default), external (its stores, too), keep (nothing)"},
     {"timeout", 0, "S", "seconds for a load; default 300"},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
@@ -42,7 +46,8 @@ static int parse_engines(const struct cli_args *args, struct named *out)
     return out->n ? CLI_OK : cli_usage("no engine is named: --engine KIND=URL");
 }
 
-static int sync_all(const struct cli_args *args, struct named *all, const char *token)
+static int sync_all(const struct cli_args *args, struct named *all, const char *token,
+                    const char *admin_token)
 {
     const char *version = cli_get(args, "version");
     char path[PATH_MAX];
@@ -55,6 +60,9 @@ static int sync_all(const struct cli_args *args, struct named *all, const char *
         e->version = version;
         e->pause_mode = cli_get(args, "pause");
         e->token = token;
+        e->admin_token = admin_token;
+        e->ca_file = cli_get(args, "ca-file");
+        e->cache = cli_get(args, "cache");
         e->timeout_ms = (unsigned)cli_u64(args, "timeout", 300) * 1000;
     }
     int failed = wsync_sync_weights_to_engines(all->engines, all->n, path, all->results);
@@ -71,17 +79,19 @@ static int sync_all(const struct cli_args *args, struct named *all, const char *
 
 static int run(const struct cli_args *args)
 {
-    const char *token_file = cli_get(args, "token-file");
+    const char *token_file = cli_get(args, "token-file"), *admin_file = cli_get(args, "admin-token-file");
     struct named *all = calloc(1, sizeof(*all));
     if (!all)
         return cli_fail("no memory");
     int code = parse_engines(args, all);
     char *token = code == CLI_OK && token_file ? cli_read_secret(token_file) : NULL;
+    char *admin_token = code == CLI_OK && admin_file ? cli_read_secret(admin_file) : NULL;
     if (code == CLI_OK)
-        code = sync_all(args, all, token);
+        code = sync_all(args, all, token, admin_token);
     for (size_t i = 0; i < all->n; i++)
         free(all->texts[i]);
     free(token);
+    free(admin_token);
     free(all);
     return code;
 }

@@ -1,5 +1,6 @@
 /* The kinds of engines that are built in. */
 #include "backends/engine/engine.h"
+#include <errno.h>
 #include <string.h>
 
 static const struct ws_engine_ops *const engines[] = {
@@ -28,4 +29,16 @@ const struct ws_engine_ops *ws_engine_find(const char *kind)
 const char *const *ws_engine_kinds(void)
 {
     return kinds;
+}
+
+int ws_engine_cache_parse(const char *word, enum ws_engine_cache *out, struct ws_error *err)
+{
+    static const char *const words[] = {"local", "external", "keep"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        if (!word || strcmp(word, words[i]) == 0) {
+            *out = (enum ws_engine_cache)i;
+            return 0;
+        }
+    }
+    return ws_error_set(err, EINVAL, "cache=%.100s: it is local, external or keep", word);
 }

@@ -15,6 +15,8 @@ enum ws_engine_cache {
     WS_CACHE_EXTERNAL, /* hierarchical and external stores too */
     WS_CACHE_KEEP      /* nothing: the user knows why */
 };
+/* "local" (NULL too), "external", "keep". -EINVAL. */
+WS_MUST_USE int ws_engine_cache_parse(const char *word, enum ws_engine_cache *out, struct ws_error *err);
 /* What a probe found: kept by the caller, given back with every call. */
 struct ws_engine_facts {
     bool known;       /* false: not probed, everything is tried */

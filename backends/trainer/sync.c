@@ -17,6 +17,8 @@ static int update(struct ws_http *http, const wsync_engine *e, const char *path,
     struct ws_engine_target t = {.http = http,
                                  .url = e->url,
                                  .token = e->token,
+                                 .admin_token = e->admin_token,
+                                 .ca_file = e->ca_file,
                                  .pause_mode = e->pause_mode,
                                  .timeout_ms = e->timeout_ms ? e->timeout_ms : DEFAULT_TIMEOUT_MS};
     bool known = !e->pause_mode;
@@ -30,6 +32,8 @@ static int update(struct ws_http *http, const wsync_engine *e, const char *path,
     if (!path || path[0] != '/')
         return ws_error_set(err, EINVAL, "'%.200s' is no absolute path", path ? path : "");
     int rc = e->url ? ws_http_check_url(e->url, err) : ws_error_set(err, EINVAL, "an engine has no url");
+    if (rc == 0)
+        rc = ws_engine_cache_parse(e->cache, &t.cache, err);
     return rc < 0 ? rc
                   : ws_engine_update(ops, &t, path, e->version ? e->version : "default", pause_seconds, err);
 }

@@ -349,16 +349,21 @@ typedef struct wsync_engine {
     const char
         *pause_mode;     /* sglang: retract (default), abort, in_place; vllm: keep (default), wait, abort */
     unsigned timeout_ms; /* of the load; 0: 300 s */
+    const char *admin_token; /* for what changes it, where that wants another one; NULL: token */
+    const char *ca_file;     /* whom to trust for https; NULL: the system's authorities */
+    const char
+        *cache; /* what is emptied of the old weights' keys and values: local (default), external, keep */
 } wsync_engine;
 typedef struct wsync_engine_result {
     int rc;               /* 0 or -errno */
     double pause_seconds; /* from the pause to the resume */
     char error[1024];     /* a sentence, and how it was left; empty on success */
 } wsync_engine_result;
-/* Pauses the engine, lets it load the folder at path (absolute, as it sees it), asks it what it serves and
- * resumes it. When the load fails, it loads back what it served before, where that can be known; it is never
- * resumed without a load that it confirmed. options: all but kind and url; may be NULL. -EREMOTEIO: it
- * refused or failed; -EHOSTUNREACH, -ETIMEDOUT, -EACCES, -EPROTO: no such server; -EINVAL. Thread safe. */
+/* Pauses the engine, lets it load the folder at path (absolute, as it sees it), asks it what it serves,
+ * empties its caches and resumes it. When the load fails, it loads back what it served before, where that can
+ * be known; it is never resumed without a load that it confirmed. options: all but kind and url; may be NULL.
+ * -EREMOTEIO: it refused or failed; -EHOSTUNREACH, -ETIMEDOUT, -EACCES, -EPROTO: no such server; -EINVAL.
+ * Thread safe. */
 int wsync_update_sglang_weights_from_disk(const char *url, const char *path, const wsync_engine *options);
 int wsync_update_vllm_weights_from_disk(const char *url, const char *path, const wsync_engine *options);
 /* The same for n engines at once, each by itself. Fills results[n]. Returns how many failed (wsync_error: the

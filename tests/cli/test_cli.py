@@ -202,7 +202,8 @@ def test_sync(stack):
     refusing.generate()
     for args, word in ((["sync", "/x"], "--engine"), (["sync", "/x", "--engine", "http://h:1"], "KIND=URL"),
                        (["sync", "/x", "--engine", "trt=http://127.0.0.1:1"], "sglang or vllm"),
-                       (["sync", folders[2], named[0], "--pause", "keep"], "pause mode")):
+                       (["sync", folders[2], named[0], "--pause", "keep"], "pause mode"),
+                       (["sync", folders[2], named[0], "--cache", "some"], "local, external or keep")):
         r = wsync(*args, check=False)
         assert r.returncode != 0 and word in r.stderr, (args, r.stderr)
 

@@ -36,6 +36,15 @@ def test_update(stack, folders, api):
         assert engine.is_paused() and "paused" in str(e.value)
         UPDATE[api](engine.url, folders[2])
     assert engine.generate()
+    for cache, want in (("external", {"local": False, "external": False}), ("local", {"local": False, "external": True}),
+                        ("keep", {"local": True, "external": True})):
+        UPDATE[api](engine.url, folders[1], cache="external")
+        engine.generate()  # fills both
+        UPDATE[api](engine.url, folders[2], cache=cache)
+        answer = engine.generate()
+        assert (answer.get("stale_cache") or answer["meta_info"]["stale_cache"]) == want, cache
+    with pytest.raises(wsync.Error, match="local, external or keep"):
+        UPDATE[api](engine.url, folders[2], cache="nonsense")
     with pytest.raises(wsync.Error) as e:
         UPDATE[api](f"http://127.0.0.1:{world.free_port()}", folders[2], timeout=5)
     assert e.value.errno == errno.EHOSTUNREACH

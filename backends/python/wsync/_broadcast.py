@@ -339,7 +339,8 @@ class BroadcastSender:
         engine = member.engine
         paused_at = member.paused_at or time.monotonic()
         try:
-            member.load_path(engine.url, told["path"], version=told["version"], token=engine.token, pause_mode=engine.pause_mode, timeout=engine.timeout)
+            member.load_path(engine.url, told["path"], version=told["version"], token=engine.token, pause_mode=engine.pause_mode,
+                             timeout=engine.timeout, admin_token=engine.admin_token, ca_file=engine.ca_file, cache=engine.cache)
         except Error as e:
             return BroadcastResult(engine, type(e)(e.errno, f"{why}; {e.strerror}"), 0.0, "disk", why)
         return BroadcastResult(engine, None, time.monotonic() - paused_at, "disk", why)

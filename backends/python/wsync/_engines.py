@@ -20,7 +20,8 @@ Version = Union[int, str, None]
 class Engine:
     """An inference server. kind: "sglang" or "vllm"; url: http(s)://HOST:PORT; version: what it is told that it serves; token: a
     bearer token; pause_mode: SGLang's retract (default), abort, in_place; vLLM's keep (default), wait, abort; timeout: of the load,
-    in seconds."""
+    in seconds; admin_token: for what changes it, where that wants another one; ca_file: whom to trust for https; cache: what is
+    emptied of the old weights' keys and values, "local", "external" (stores beside it, too) or "keep"."""
 
     kind: str
     url: str
@@ -28,6 +29,9 @@ class Engine:
     token: Optional[str] = None
     pause_mode: Optional[str] = None
     timeout: float = 300.0
+    admin_token: Optional[str] = None
+    ca_file: Optional[Path] = None
+    cache: str = "local"
 
     def __repr__(self) -> str:  # a token does not belong into logs
         return f"<wsync.Engine {self.kind} {self.url}>"
@@ -51,6 +55,7 @@ def _fill(out: Any, keep: Strings, engine: Engine) -> Any:
     if not 0 < engine.timeout < 4_000_000:
         raise ValueError(f"timeout={engine.timeout!r}: it is in seconds, more than 0 and less than 4000000")
     out.kind, out.url, out.token, out.pause_mode = map(keep, (engine.kind, engine.url, engine.token, engine.pause_mode))
+    out.admin_token, out.ca_file, out.cache = map(keep, (engine.admin_token, engine.ca_file, engine.cache))
     out.version = keep(None if engine.version is None else str(engine.version))
     out.timeout_ms = math.ceil(engine.timeout * 1000)
     return out
@@ -62,18 +67,21 @@ def _update(function: Any, path: Path, engine: Engine) -> None:
 
 
 def update_sglang_weights_from_disk(url: str, path: Path, *, version: Version = None, token: Optional[str] = None,
-                                    pause_mode: Optional[str] = None, timeout: float = 300.0) -> None:
+                                    pause_mode: Optional[str] = None, timeout: float = 300.0, admin_token: Optional[str] = None,
+                                    ca_file: Optional[Path] = None, cache: str = "local") -> None:
     """Pauses the SGLang server, has it load the folder at path (absolute, as the server sees it), asks it what it serves and
     resumes it. When the load fails it loads back what it served before, where that can be known; it is never resumed without a
-    load that it confirmed. version: what it is told that it serves; pause_mode: retract, abort, in_place; timeout: seconds.
+    load that it confirmed. version: what it is told that it serves; pause_mode: retract, abort, in_place; timeout: seconds; the others
+    are wsync.Engine's.
     wsync.Error: EREMOTEIO it refused or failed; EHOSTUNREACH, EACCES, EPROTO no such server; EINVAL. wsync.Timeout."""
-    _update(lib.wsync_update_sglang_weights_from_disk, path, Engine("sglang", url, version, token, pause_mode, timeout))
+    _update(lib.wsync_update_sglang_weights_from_disk, path, Engine("sglang", url, version, token, pause_mode, timeout, admin_token, ca_file, cache))
 
 
 def update_vllm_weights_from_disk(url: str, path: Path, *, version: Version = None, token: Optional[str] = None,
-                                  pause_mode: Optional[str] = None, timeout: float = 300.0) -> None:
+                                  pause_mode: Optional[str] = None, timeout: float = 300.0, admin_token: Optional[str] = None,
+                                  ca_file: Optional[Path] = None, cache: str = "local") -> None:
     """The same for a vLLM server with VLLM_SERVER_DEV_MODE=1. pause_mode: keep, wait, abort."""
-    _update(lib.wsync_update_vllm_weights_from_disk, path, Engine("vllm", url, version, token, pause_mode, timeout))
+    _update(lib.wsync_update_vllm_weights_from_disk, path, Engine("vllm", url, version, token, pause_mode, timeout, admin_token, ca_file, cache))
 
 
 def sync_weights_to_engines(engines: Iterable[Engine], path: Path) -> list[EngineResult]:

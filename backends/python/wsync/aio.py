@@ -16,17 +16,19 @@ __all__ = ["sync_weights_to_engines", "update_sglang_weights_from_disk", "update
 
 
 async def update_sglang_weights_from_disk(url: str, path: Path, *, version: Version = None, token: Optional[str] = None,
-                                          pause_mode: Optional[str] = None, timeout: float = 300.0) -> None:
+                                          pause_mode: Optional[str] = None, timeout: float = 300.0, admin_token: Optional[str] = None,
+                                          ca_file: Optional[Path] = None, cache: str = "local") -> None:
     """wsync.update_sglang_weights_from_disk, awaited."""
     await asyncio.to_thread(_engines.update_sglang_weights_from_disk, url, path, version=version, token=token,
-                            pause_mode=pause_mode, timeout=timeout)
+                            pause_mode=pause_mode, timeout=timeout, admin_token=admin_token, ca_file=ca_file, cache=cache)
 
 
 async def update_vllm_weights_from_disk(url: str, path: Path, *, version: Version = None, token: Optional[str] = None,
-                                        pause_mode: Optional[str] = None, timeout: float = 300.0) -> None:
+                                        pause_mode: Optional[str] = None, timeout: float = 300.0, admin_token: Optional[str] = None,
+                                        ca_file: Optional[Path] = None, cache: str = "local") -> None:
     """wsync.update_vllm_weights_from_disk, awaited."""
     await asyncio.to_thread(_engines.update_vllm_weights_from_disk, url, path, version=version, token=token,
-                            pause_mode=pause_mode, timeout=timeout)
+                            pause_mode=pause_mode, timeout=timeout, admin_token=admin_token, ca_file=ca_file, cache=cache)
 
 
 async def sync_weights_to_engines(engines: Iterable[Engine], path: Path) -> list[EngineResult]:
