@@ -37,6 +37,7 @@ static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
             snprintf(e->error, sizeof(e->error), "%s", err->text);
         } else if (rc == 0) {
             bool same = current && (!tells || strcmp(now->version, current) == 0);
+            bool paused = now->paused || (e->doubted && !e->ops->tells_paused);
             strange = tells && strcmp(now->version, e->version) != 0;
             if (strange && !e->ops->tells_path) { /* it is asked anew what it is, and where that is from */
                 e->facts.known = false;
@@ -48,10 +49,10 @@ static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
                 e->weights_gone = false; /* it was left paused: somebody has started it anew */
             if (e->weights_gone) {
                 e->state = WS_ENGINE_BROKEN;
-            } else if (same && !now->paused && (tells || e->state == WS_ENGINE_SERVING)) {
+            } else if (same && !paused && (tells || e->state == WS_ENGINE_SERVING)) {
                 e->state = WS_ENGINE_SERVING;
                 e->error[0] = 0;
-            } else if (same && tells && now->paused) {
+            } else if (same && tells && paused) {
                 e->state = WS_ENGINE_PAUSED;
             } else if (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_UNKNOWN ||
                        e->state == WS_ENGINE_BROKEN) {
