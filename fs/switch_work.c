@@ -100,8 +100,10 @@ static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now
 {
     struct ws_control *c = w->run->control;
     struct ws_engine *e = w->engine;
-    w->sleeping = now->sleeping;
     pthread_mutex_lock(&c->lock);
+    if (!now->paused)
+        e->sleeping = now->sleeping;
+    w->sleeping = e->sleeping;
     if (e->ops->tells_paused && !now->paused)
         e->weights_gone = false; /* it was left paused: somebody has started it anew */
     w->broken = e->weights_gone;
@@ -196,6 +198,8 @@ static int load_path(struct ws_work *w, const char *path, const char *version)
     w->good = rc == 0;
     pthread_mutex_lock(&c->lock);
     snprintf(w->engine->path, sizeof(w->engine->path), "%s", rc == 0 ? path : "");
+    if (rc == 0)
+        w->sleeping = w->engine->sleeping = false; /* it was woken for it */
     pthread_mutex_unlock(&c->lock);
     return rc;
 }

@@ -114,6 +114,20 @@ def test_vllm_is_broken(stack):
     assert engine.alive()
 
 
+def test_vllm_sleeps_on(stack):
+    "vLLM asleep in a switch that ends before its load sleeps on, paused; the next switch wakes it, although it cannot say"
+    _, mount, folders = world(stack)
+    asleep, dies = Engine(stack, folders[1], api="vllm"), Engine(stack, folders[1], "--die-at", "pause")
+    add(mount, "e0", asleep)
+    add(mount, "e1", dies)
+    urllib.request.urlopen(urllib.request.Request(asleep.url + "/sleep", data=b"{}"), timeout=20).close()
+    assert mount.refused("2", "actor/version") in ("EHOSTUNREACH", "ECONNRESET")
+    assert asleep.is_paused() and asleep.serves() == "default"
+    mount.write("engine remove e1", "actor/ctl")
+    mount.write("2", "actor/version")
+    assert asleep.serves() == "2" and not asleep.is_paused() and asleep.generate()
+
+
 def test_vllm_added_anew(stack):
     "vLLM does not say where it loaded from: one that was added anew still has its way back, the current version"
     _, mount, folders = world(stack)
@@ -346,6 +360,7 @@ run(
     test_caches,
     test_vllm_reload_fails,
     test_vllm_is_broken,
+    test_vllm_sleeps_on,
     test_vllm_added_anew,
     test_mixed,
     test_sglang_dies_of_a_file,
