@@ -253,6 +253,7 @@ static int claim(struct ws_control *c, struct ws_switch_part *parts, size_t n, b
                               parts[done].desk->name);
         } else {
             parts[done].desk->switching = true;
+            parts[done].desk->turns++;
             parts[done].desk->catching_up = catching_up;
             atomic_store(&parts[done].desk->cancel, false);
         }
@@ -282,6 +283,7 @@ static void let_go(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     pthread_mutex_lock(&c->lock);
     for (size_t i = 0; i < n; i++) {
         parts[i].desk->switching = false;
+        parts[i].desk->turns++;
         atomic_store(&parts[i].desk->cancel, false); /* nor does it end what is staged next */
         if (ok)
             parts[i].desk->again_ns = 0;

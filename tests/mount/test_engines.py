@@ -243,10 +243,11 @@ def test_twice_and_odd_words(stack):
 
 
 class Late:
-    """Passes requests on to an engine; where `late` is set, a pause is done and its answer kept back."""
+    """Passes requests on to an engine; where `late` is set, a pause is done and its answer kept back. The
+    next question what it serves after `hold` was set is answered once `held` is cleared."""
 
     def __init__(self, stack, engine):
-        self.url, self.late, done = None, False, threading.Event()
+        self.url, self.late, self.hold, self.held, done = None, False, False, False, threading.Event()
         late = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -264,6 +265,10 @@ class Late:
                 if late.late and self.path.startswith("/pause"):
                     done.wait(60)
                     return
+                if late.hold and self.path == "/model_info":
+                    late.hold, late.held = False, True
+                    while late.held:
+                        done.wait(0.02)
                 self.send_response(status)
                 self.end_headers()
                 self.wfile.write(text)
@@ -291,6 +296,23 @@ def test_pause_answer_lost(stack):
         assert not engine.is_paused() and engine.serves() == "1", command
     assert time.monotonic() - start < 30 * SLOW
     wait_for(lambda: mount.engines()["e"].startswith("serving 1"), "the engine to be asked again")
+
+
+def test_old_answer(stack):
+    "what an engine answered before a switch is not held against it after the switch"
+    _, mount, folders = world(stack)
+    late = Late(stack, Engine(stack, folders[1]))
+    add(mount, "e", late)
+    mount.write("1", "actor/version")
+    mount.write("commit quorum=1", "actor/ctl")
+    late.hold = True
+    wait_for(lambda: late.held, "the mount to ask")
+    mount.write("2", "actor/version")
+    late.held = False
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        assert mount.engines()["e"].startswith("serving 2"), mount.text("actor/events")
+    assert "caught-up" not in mount.text("actor/events")
 
 
 def test_wrong_kind(stack):
@@ -368,6 +390,7 @@ run(
     test_remote,
     test_twice_and_odd_words,
     test_pause_answer_lost,
+    test_old_answer,
     test_wrong_kind,
     test_first_switch_is_gated,
     test_restarted_engine,
