@@ -39,7 +39,8 @@ struct ws_desk {
     unsigned
         commit_n; /* quorum: engines that must be left; rolling: engines that may be out of service at once */
     bool switching, catching_up; /* the latter: by the keeper or `engine sync`, one engine */
-    bool touching;               /* engines are, or were when a daemon ended, between two versions */
+    uint64_t turns; /* counts the begins and ends of such: what was seen before is of no use after */
+    bool touching;  /* engines are, or were when a daemon ended, between two versions */
     struct ws_mark wanted, pins[WS_MAX_PINS]; /* of a daemon before, not known here yet */
     size_t n_pins;
     unsigned follow_every, follow_interval_s; /* how far, and how long, it stays behind at least */

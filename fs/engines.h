@@ -43,7 +43,9 @@ struct ws_engine {
     char error[WS_ERROR_TEXT];
     double pause_seconds, pause_sum;       /* of the last switch, of all; each counted in one of: */
     uint64_t pauses[WS_PAUSE_BUCKETS + 1]; /* up to ws_pause_bounds, and above */
-    bool doubted;      /* a daemon ended in the middle of a switch: it may be paused, or hold half a load */
+    bool doubted;  /* left in the middle of a switch: it may be paused, hold half a load or an old cache */
+    bool sleeping; /* when it was last asked and not paused: a paused one does not say */
+    bool touching; /* being brought along: doubted, should the daemon end now */
     bool weights_gone; /* a load failed and none was confirmed since: it must not be resumed, whatever its
                           state */
     unsigned holders;  /* who looks at it beside a switch */

@@ -271,7 +271,8 @@ int ws_command_parse(enum ws_scope scope, const char *text, size_t len, struct w
         } else if (c->n_args < s->max) {
             c->args[c->n_args++] = word;
         } else {
-            return ws_error_set(err, EINVAL, "'%s' is one word too many; the command is: %s", word, s->usage);
+            return ws_error_set(err, EINVAL, "'%.*s' is one word too many; the command is: %s",
+                                (int)strcspn(word, "="), word, s->usage); /* its value may be a key */
         }
     }
     if (c->n_args < s->min)
@@ -331,25 +332,47 @@ static void blank_users(char *text)
     }
 }
 
+/* host:1?... and no part of an option's value. */
+static bool is_plain_address(const char *word, const char *colon, const char *query)
+{
+    const size_t n = (size_t)(query - word);
+    return colon && colon < query && !memchr(word, '=', n) && !memchr(word, '"', n);
+}
+
 /* Words that are meant to be addresses may hold keys in other places, too: user:KEY@host,
- * http://host/?key=KEY. Options are left as they are: templates of requests have such parts. */
+ * http://host/?key=KEY, host:1#KEY. Options are left as they are: templates of requests have such parts. */
 static void blank_addresses(char *text)
 {
     for (char *word = text; *(word += strspn(word, " \t"));) {
         char *const scheme = strstr(word, "://"), *const end = word + strcspn(word, " \t");
         const bool has_scheme = scheme && scheme < end;
         char *const host = has_scheme ? scheme + 3 : word;
-        char *at = memrchr(host, '@', (size_t)(end - host)), *query = memchr(host, '?', (size_t)(end - host));
+        char *at = memrchr(host, '@', (size_t)(end - host)), *query = host + strcspn(host, "?# \t");
         char *const colon = memchr(host, ':', (size_t)(end - host));
         if (memchr(word, '=', (size_t)(host - word)) ||
             (!has_scheme && memchr(word, '{', (size_t)(end - word))))
             word = end;
         else if (!has_scheme && at && colon && colon < at && !memchr(word, '=', (size_t)(at - word)))
             word = blank(word, (size_t)(at - word));
-        else if (has_scheme && query)
+        else if (query < end && (has_scheme || is_plain_address(word, colon, query)))
             word = blank(query + 1, (size_t)(end - query - 1));
         else
             word = end;
+    }
+}
+
+/* token=KEY: there is no such option, but who writes token-file= may think so. */
+static void blank_values(char *text)
+{
+    static const char *const names[] = {"token", "key", "secret", "password"};
+    for (char *word = text; *(word += strspn(word, " \t"));) {
+        char *const equals = word + strcspn(word, "=\" \t"), *const end = word + strcspn(word, " \t");
+        bool hides = false;
+        for (size_t i = 0; *equals == '=' && i < sizeof(names) / sizeof(names[0]); i++) {
+            const size_t n = strlen(names[i]);
+            hides = hides || ((size_t)(equals - word) >= n && strncmp(equals - n, names[i], n) == 0);
+        }
+        word = hides ? blank(equals + 1, (size_t)(end - equals - 1)) : end;
     }
 }
 
@@ -368,4 +391,5 @@ void ws_command_show(const char *text, size_t len, char out[WS_MAX_COMMAND + 1])
     ws_text_clean(out);
     blank_users(out);
     blank_addresses(out);
+    blank_values(out);
 }

@@ -23,20 +23,35 @@ struct ws_keeper {
     bool stop, look; /* guarded by lock */
 };
 
-/* What an engine says now, put beside what is known of it. */
-static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, int rc,
-                 const struct ws_engine_serving *now, const char *current, const struct ws_error *err)
+/* One look at a model's engines. */
+struct look {
+    struct ws_control *control;
+    struct ws_desk *desk;
+    const char *current; /* NULL: none */
+    uint64_t turns;      /* the desk's, before current was read */
+    struct ws_engine **engines;
+    size_t n;
+    bool *answered;
+};
+
+/* What an engine said, put beside what is known of it, where no switch has come between. */
+static void note(const struct look *l, struct ws_engine *e, int rc, const struct ws_engine_serving *now,
+                 const struct ws_error *err)
 {
+    struct ws_control *c = l->control;
+    struct ws_desk *d = l->desk;
+    const char *current = l->current;
     bool tells = e->tells_version, lost = false, strange = false;
     char why[WS_ERROR_TEXT];
     pthread_mutex_lock(&c->lock);
-    if (!d->switching && !e->removed) {
+    if (!d->switching && d->turns == l->turns && !e->removed) {
         if (rc < 0 && e->state != WS_ENGINE_UNKNOWN) {
             lost = true;
             e->state = WS_ENGINE_UNKNOWN;
             snprintf(e->error, sizeof(e->error), "%s", err->text);
         } else if (rc == 0) {
             bool same = current && (!tells || strcmp(now->version, current) == 0);
+            bool paused = now->paused || (e->doubted && !e->ops->tells_paused);
             strange = tells && strcmp(now->version, e->version) != 0;
             if (strange && !e->ops->tells_path) { /* it is asked anew what it is, and where that is from */
                 e->facts.known = false;
@@ -48,10 +63,10 @@ static void note(struct ws_control *c, struct ws_desk *d, struct ws_engine *e, i
                 e->weights_gone = false; /* it was left paused: somebody has started it anew */
             if (e->weights_gone) {
                 e->state = WS_ENGINE_BROKEN;
-            } else if (same && !now->paused && (tells || e->state == WS_ENGINE_SERVING)) {
+            } else if (same && !paused && (tells || e->state == WS_ENGINE_SERVING)) {
                 e->state = WS_ENGINE_SERVING;
                 e->error[0] = 0;
-            } else if (same && tells && now->paused) {
+            } else if (same && tells && paused) {
                 e->state = WS_ENGINE_PAUSED;
             } else if (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_UNKNOWN ||
                        e->state == WS_ENGINE_BROKEN) {
@@ -84,16 +99,6 @@ static void note_try(struct ws_control *c, struct ws_engine *e, int rc)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* One look at a model's engines. */
-struct look {
-    struct ws_control *control;
-    struct ws_desk *desk;
-    const char *current; /* NULL: none */
-    struct ws_engine **engines;
-    size_t n;
-    bool *answered;
-};
-
 static void ask(void *arg, size_t i)
 {
     struct look *l = arg;
@@ -109,7 +114,7 @@ static void ask(void *arg, size_t i)
                               : ws_engine_ask(e, l->control, ANSWER_MS, &now, &err);
     if (atomic_load(&l->control->stop))
         return;
-    note(l->control, l->desk, e, rc, &now, l->current, &err);
+    note(l, e, rc, &now, &err);
     l->answered[i] = rc == 0;
 }
 
@@ -149,9 +154,10 @@ static bool bring_along(const struct look *l, struct ws_model *m)
 }
 
 /* Asks all at once, since dead ones take their time. */
-static void look_at_engines(struct ws_control *c, struct ws_desk *d, struct ws_model *m, const char *current)
+static void look_at_engines(struct ws_control *c, struct ws_desk *d, struct ws_model *m, const char *current,
+                            uint64_t turns)
 {
-    struct look l = {.control = c, .desk = d, .current = current};
+    struct look l = {.control = c, .desk = d, .current = current, .turns = turns};
     l.engines = ws_engine_hold_all(c, d, &l.n);
     l.answered = calloc(l.n + 1, sizeof(bool));
     if (l.engines && l.answered) {
@@ -175,6 +181,9 @@ static bool all_serve(struct ws_control *c, const struct ws_desk *d)
 
 static void look_at(struct ws_control *c, struct ws_desk *d)
 {
+    pthread_mutex_lock(&c->lock);
+    const uint64_t turns = d->turns;
+    pthread_mutex_unlock(&c->lock);
     struct ws_model *m = ws_store_find(c->store, d->name);
     struct ws_version *v = m ? ws_model_current(m) : NULL;
     char current[WS_MARK_TEXT] = "";
@@ -182,7 +191,7 @@ static void look_at(struct ws_control *c, struct ws_desk *d)
         const struct ws_mark mark = ws_version_mark(v);
         ws_mark_text(&mark, current);
     }
-    look_at_engines(c, d, m, v ? current : NULL);
+    look_at_engines(c, d, m, v ? current : NULL, turns);
     pthread_mutex_lock(&c->lock);
     bool interrupted = d->touching && !d->switching && v;
     pthread_mutex_unlock(&c->lock);

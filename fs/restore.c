@@ -33,7 +33,7 @@ void ws_restore_settings(struct ws_control *c)
         (void)ws_desk_fail(c, &c->root, "read the settings", &why);
     for (struct ws_desk *d = c->desks; d; d = d->next)
         for (struct ws_engine *e = d->engines; e; e = e->next)
-            e->doubted = d->touching;
+            e->doubted = e->doubted || d->touching;
     atomic_store(&c->restoring, false);
 }
 

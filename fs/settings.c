@@ -53,6 +53,15 @@ static void print_pin(void *arg, struct ws_version *v)
         fprintf(arg, "pin %" PRIu64 " %s\n", i.number, i.run);
 }
 
+static void print_engine(const struct ws_engine *e, FILE *f)
+{
+    fprintf(f, "%s\n", e->line);
+    if (e->weights_gone)
+        fprintf(f, "broken %s\n", e->name);
+    if (e->doubted || e->touching)
+        fprintf(f, "doubted %s\n", e->name);
+}
+
 static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
 {
     char commit[32], policy[64], list[WS_STRATEGIES_CHARS];
@@ -70,8 +79,7 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
     ws_desk_policy_text(d, policy);
     fprintf(f, "policy %s\ncommit %s\n", policy, commit);
     for (const struct ws_engine *e = d->engines; e; e = e->next)
-        fprintf(f, "%s\n%s%s%s", e->line, e->weights_gone ? "broken " : "", e->weights_gone ? e->name : "",
-                e->weights_gone ? "\n" : "");
+        print_engine(e, f);
     if (current)
         fprintf(f, "current %" PRIu64 " %s\n", ws_version_number(current), ws_version_run(current));
     else if (d->wanted.run[0])
@@ -218,6 +226,10 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
         for (struct ws_engine *e = d->engines; e; e = e->next)
             if (strcmp(e->name, line + 7) == 0)
                 e->weights_gone = true;
+    } else if (strncmp(line, "doubted ", 8) == 0) {
+        for (struct ws_engine *e = d->engines; e; e = e->next)
+            if (strcmp(e->name, line + 8) == 0)
+                e->doubted = true;
     } else if (strncmp(line, "current ", 8) == 0) {
         return take_mark(line + 8, &d->wanted);
     } else if (strncmp(line, "pin ", 4) == 0) {

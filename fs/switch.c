@@ -253,6 +253,7 @@ static int claim(struct ws_control *c, struct ws_switch_part *parts, size_t n, b
                               parts[done].desk->name);
         } else {
             parts[done].desk->switching = true;
+            parts[done].desk->turns++;
             parts[done].desk->catching_up = catching_up;
             atomic_store(&parts[done].desk->cancel, false);
         }
@@ -282,6 +283,7 @@ static void let_go(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     pthread_mutex_lock(&c->lock);
     for (size_t i = 0; i < n; i++) {
         parts[i].desk->switching = false;
+        parts[i].desk->turns++;
         atomic_store(&parts[i].desk->cancel, false); /* nor does it end what is staged next */
         if (ok)
             parts[i].desk->again_ns = 0;
@@ -422,9 +424,19 @@ static int catch_up_one(struct ws_work *w)
     return rc;
 }
 
+static void set_catching_up(struct ws_run *r, bool touching)
+{
+    pthread_mutex_lock(&r->control->lock);
+    for (size_t i = 0; i < r->n; i++)
+        r->works[i].engine->touching = touching;
+    pthread_mutex_unlock(&r->control->lock);
+    ws_settings_save(r->control);
+}
+
 static int catch_up(struct ws_run *r, struct ws_switch_part *part, const char *const *names, size_t n,
                     struct ws_error *err)
 {
+    size_t failed = 0;
     int rc = check_kinds(part, 1, err);
     if (rc == 0)
         rc = pull(r, part->version, WS_PRIORITY_SWITCH, err);
@@ -432,12 +444,16 @@ static int catch_up(struct ws_run *r, struct ws_switch_part *part, const char *c
         rc = collect(r, part, 1, names, n, err);
     if (rc == 0 && r->n == 0)
         rc = ws_error_set(err, ENOENT, "%s has no engine '%s'", part->desk->name, names[0]);
-    if (rc == 0 && ws_work_each(r, 0, is_going, catch_up_one) > 0) {
+    if (rc == 0) {
+        set_catching_up(r, true); /* a daemon that is killed now knows it when it is back */
+        failed = ws_work_each(r, 0, is_going, catch_up_one);
+        set_catching_up(r, false);
+    }
+    if (failed > 0) {
         const struct ws_work *w = first_lost(r);
         rc = ws_error_set(err, w->err.code ? w->err.code : EREMOTEIO,
                           "engine %s (%s) could not be brought to version %s: %.800s", w->engine->name,
                           w->engine->url, w->to_version, w->err.text);
-        ws_settings_save(r->control);
     }
     return rc;
 }

@@ -100,11 +100,14 @@ static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now
 {
     struct ws_control *c = w->run->control;
     struct ws_engine *e = w->engine;
-    w->sleeping = now->sleeping;
     pthread_mutex_lock(&c->lock);
+    if (!now->paused)
+        e->sleeping = now->sleeping;
+    w->sleeping = e->sleeping;
     if (e->ops->tells_paused && !now->paused)
         e->weights_gone = false; /* it was left paused: somebody has started it anew */
     w->broken = e->weights_gone;
+    w->doubted = e->doubted;
     w->ran = !now->paused && !e->doubted && (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_STALE);
     snprintf(w->back_path, sizeof(w->back_path), "%s", e->ops->tells_path ? now->path : e->path);
     snprintf(w->back_version, sizeof(w->back_version), "%s", e->tells_version ? now->version : e->version);
@@ -195,6 +198,8 @@ static int load_path(struct ws_work *w, const char *path, const char *version)
     w->good = rc == 0;
     pthread_mutex_lock(&c->lock);
     snprintf(w->engine->path, sizeof(w->engine->path), "%s", rc == 0 ? path : "");
+    if (rc == 0)
+        w->sleeping = w->engine->sleeping = false; /* it was woken for it */
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -293,6 +298,15 @@ void ws_work_run_on(struct ws_work *w)
     w->err = why;
 }
 
+/* Not every engine says that it is paused: it must not be taken for one that serves. */
+static void note_left_paused(struct ws_work *w)
+{
+    struct ws_control *c = w->run->control;
+    pthread_mutex_lock(&c->lock);
+    w->engine->doubted = w->engine->doubted || w->paused;
+    pthread_mutex_unlock(&c->lock);
+}
+
 void ws_work_give_up(struct ws_work *w, const char *why)
 {
     enum ws_engine_state state = w->touched && !w->good ? WS_ENGINE_BROKEN
@@ -305,6 +319,7 @@ void ws_work_give_up(struct ws_work *w, const char *why)
     bool told =
         w->engine->tells_version && w->touched && w->engine->ops->serving(&call.target, &now, NULL) == 0;
     ws_work_set_state(w, state, told ? now.version : NULL, why);
+    note_left_paused(w);
 }
 
 int ws_work_pause_again(struct ws_work *w)
@@ -331,9 +346,12 @@ int ws_work_bring_back(struct ws_work *w)
         ws_error_set(&w->err, EREMOTEIO, "it has had no good weights since an earlier switch");
     else if (w->touched && !w->back_path[0])
         ws_error_set(&w->err, EREMOTEIO, "it never said what it served before");
-    if (rc == 0 && w->paused && (w->touched || !w->sleeping)) /* else it sleeps on */
+    const bool stays = w->doubted && !w->touched; /* paused, for the keeper to bring along */
+    if (rc == 0 && w->paused && !stays && (w->touched || !w->sleeping)) /* else it sleeps on */
         rc = resume(w);
-    if (rc == 0) {
+    if (rc == 0 && stays) {
+        ws_work_set_state(w, WS_ENGINE_PAUSED, NULL, "it was left in the middle of an earlier switch");
+    } else if (rc == 0) {
         ws_work_set_state(w, WS_ENGINE_SERVING, w->back_version, NULL);
     } else {
         struct ws_engine_call call;
@@ -343,6 +361,8 @@ int ws_work_bring_back(struct ws_work *w)
         char text[WS_ERROR_TEXT + 64];
         snprintf(text, sizeof(text), "%s: %.800s", there ? "restart it" : "it does not answer", w->err.text);
         ws_work_set_state(w, there ? WS_ENGINE_BROKEN : WS_ENGINE_UNKNOWN, NULL, text);
+        if (!there)
+            note_left_paused(w);
     }
     tell(w, "brought-back", start, rc);
     w->err = why;

@@ -22,6 +22,7 @@ struct ws_work {
     bool ran;      /* it answered requests when it was asked */
     bool broken; /* had no good weights when the switch began: only a load that it confirms lets it be resumed
                   */
+    bool doubted; /* may have been left paused when the switch began: the same */
     uint64_t paused_ns;
     double pause_s; /* from pause to resume, once it was resumed; told in events */
     int rc;

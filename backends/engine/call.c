@@ -42,6 +42,7 @@ static int call(const struct ws_engine_target *t, const char *path, const json_t
         .path = path,
         .body = body,
         .token = ws_call_token(t, body != NULL),
+        .hidden = {t->token, t->admin_token},
         .ca_file = t->ca_file,
         .fresh = fresh,
         .timeout_ms = timeout_ms,
@@ -117,7 +118,9 @@ int ws_call_while_busy(const struct ws_engine_target *t,
                        int (*once)(const struct ws_engine_target *t, struct ws_error *err),
                        struct ws_error *err)
 {
-    const uint64_t end = ws_clock_ms() + ws_call_short_ms(t);
+    const unsigned short_ms =
+        ws_call_short_ms(t); /* of a switch whose deadline is near: no longer than that */
+    const uint64_t end = ws_clock_ms() + (short_ms < t->timeout_ms ? short_ms : t->timeout_ms);
     unsigned pause_ms = FIRST_PAUSE_MS;
     int rc;
     while ((rc = once(t, err)) == -EBUSY && ws_clock_ms() < end) {

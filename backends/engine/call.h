@@ -13,15 +13,16 @@ WS_MUST_USE int ws_call_get(const struct ws_engine_target *t, const char *path, 
                             struct ws_error *err);
 WS_MUST_USE int ws_call_post(const struct ws_engine_target *t, const char *path, json_t *body,
                              unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);
-/* The same, sent once at most, on a connection of its own: for what changes weights. A POST by ws_call_post
- * may be sent again when a connection that was kept is closed without a reply. */
+/* The same, sent once at most, on a connection of its own: for what changes weights, and a resume. A POST by
+ * ws_call_post may be sent again when a connection that was kept is closed without a reply. */
 WS_MUST_USE int ws_call_post_once(const struct ws_engine_target *t, const char *path, json_t *body,
                                   unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);
 /* POST of {}, sent once at most, to a route whose reply may have no body; any status but 200 is an error.
  * reply: as above, where it is not NULL; its json may be NULL. */
 WS_MUST_USE int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
                               struct ws_error *err);
-/* once(), again and again while it returns -EBUSY, for as long as ws_call_short_ms; then -EREMOTEIO. */
+/* once(), again and again while it returns -EBUSY, for as long as ws_call_short_ms, t->timeout_ms at most;
+ * then -EREMOTEIO. */
 WS_MUST_USE int ws_call_while_busy(const struct ws_engine_target *t,
                                    int (*once)(const struct ws_engine_target *t, struct ws_error *err),
                                    struct ws_error *err);

@@ -281,6 +281,8 @@ int ws_http_call(struct ws_http *http, const struct ws_http_request *r, struct w
     }
     curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &out->status);
     blank_token(body.bytes, r->token);
+    for (size_t i = 0; i < sizeof(r->hidden) / sizeof(r->hidden[0]); i++)
+        blank_token(body.bytes, r->hidden[i]);
     out->json = json_loadb(body.bytes, body.used, JSON_REJECT_DUPLICATES, NULL);
     out->text = body.bytes;
     body.bytes = NULL;

@@ -11,10 +11,12 @@
 #include <stdbool.h>
 
 struct ws_http_request {
-    const char *url;     /* http(s)://host:port[/prefix] */
-    const char *path;    /* "/model_info"; added to url */
-    const json_t *body;  /* borrowed; NULL: GET, else POST of this */
-    const char *token;   /* bearer, or NULL */
+    const char *url;    /* http(s)://host:port[/prefix] */
+    const char *path;   /* "/model_info"; added to url */
+    const json_t *body; /* borrowed; NULL: GET, else POST of this */
+    const char *token;  /* bearer, or NULL */
+    const char
+        *hidden[2]; /* keys that are not shown where a reply repeats them, as the bearer is not; NULL: none */
     const char *ca_file; /* whom to trust instead of the system's authorities; NULL: those */
     bool fresh;          /* on a connection of its own, sent once at most. Else it may be sent again when a
                             connection that was kept is closed without a reply: for what may be repeated. */

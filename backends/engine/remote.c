@@ -5,8 +5,9 @@
  *
  * A template is METHOD:PATH[:BODY]. {path}, {version} (42@RUN) and {number} (42) are put in as JSON strings'
  * contents in a body, and percent-encoded in a path. A server that is told {number} alone names that one. Any
- * 2xx is success. `serving` is METHOD:PATH:.KEY[.KEY...], where in the JSON reply the version is found.
- * Without `serving` a 2xx of the load is believed: say it where it can be asked.
+ * 2xx is success, of a flush one that does not say "success": false. `serving` is METHOD:PATH:.KEY[.KEY...],
+ * where in the JSON reply the version is found. Without `serving` a 2xx of the load is believed: say it where
+ * it can be asked.
  */
 #include "backends/engine/call.h"
 #include "transports/limits.h"
@@ -119,6 +120,7 @@ static int run(const struct ws_engine_target *t, const char *template, const cha
                                           .path = q.path,
                                           .body = body,
                                           .token = ws_call_token(t, body != NULL),
+                                          .hidden = {t->token, t->admin_token},
                                           .ca_file = t->ca_file,
                                           .fresh = fresh,
                                           .timeout_ms = timeout_ms,
@@ -214,15 +216,27 @@ static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
 
 static int resume(const struct ws_engine_target *t, struct ws_error *err)
 {
-    return t->templates->resume ? run(t, t->templates->resume, "", "", false, ws_call_short_ms(t), NULL, err)
+    return t->templates->resume ? run(t, t->templates->resume, "", "", true, ws_call_short_ms(t), NULL, err)
                                 : 0;
+}
+
+/* A 2xx that says "success": false is none: requests are in the way, as vLLM has it. */
+static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    int rc = run(t, t->templates->flush, "", "", true, ws_call_short_ms(t), &reply, err);
+    if (rc)
+        return rc;
+    if (json_is_false(json_object_get(reply.json, "success")))
+        rc = ws_error_set(err, EBUSY, "%s did not empty its caches: %.300s", t->url, reply.text);
+    ws_http_reply_release(&reply);
+    return rc;
 }
 
 static int flush(const struct ws_engine_target *t, struct ws_error *err)
 {
-    return t->templates->flush && t->cache != WS_CACHE_KEEP
-               ? run(t, t->templates->flush, "", "", true, ws_call_short_ms(t), NULL, err)
-               : 0;
+    bool flushes = t->templates->flush && t->cache != WS_CACHE_KEEP;
+    return flushes ? ws_call_while_busy(t, flush_once, err) : 0;
 }
 
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)

@@ -172,7 +172,7 @@ static int flush(const struct ws_engine_target *t, struct ws_error *err)
 static int resume(const struct ws_engine_target *t, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = ws_call_post(t, "/continue_generation", json_object(), ws_call_short_ms(t), &reply, err);
+    int rc = ws_call_post_once(t, "/continue_generation", json_object(), ws_call_short_ms(t), &reply, err);
 
     return rc ? rc : check_ok(t, "/continue_generation", &reply, err);
 }

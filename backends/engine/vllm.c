@@ -154,7 +154,7 @@ static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
 static int resume(const struct ws_engine_target *t, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = ws_call_post(t, "/resume", json_object(), ws_call_short_ms(t), &reply, err);
+    int rc = ws_call_post_once(t, "/resume", json_object(), ws_call_short_ms(t), &reply, err);
     if (rc)
         return rc;
     if (reply.status != 200 || strcmp(ws_call_text(&reply, "status"), "resumed") != 0)
@@ -271,8 +271,12 @@ static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
                            &reply, err);
     if (rc)
         return rc;
-    if (json_is_false(json_object_get(reply.json, "success")))
+    const json_t *success = json_object_get(reply.json, "success");
+    if (json_is_false(success))
         rc = ws_error_set(err, EBUSY, "%s did not empty its prefix cache: requests hold parts of it", t->url);
+    else if (!json_is_true(success) && reply.text[0] && strcmp(reply.text, "null") != 0)
+        rc = ws_error_set(err, EREMOTEIO, "%s does not say whether it emptied its prefix cache: %.300s",
+                          t->url, reply.text);
     ws_http_reply_release(&reply);
     return rc;
 }

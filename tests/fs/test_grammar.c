@@ -246,6 +246,14 @@ static void test_show(void **state)
         {"engine add a vllm http://h:1/?key=KEY cache=keep", "engine add a vllm http://h:1/?*** cache=keep"},
         {"engine add a remote http://h:1 load=POST:/l?x=y:{\"p\":\"{path}\"} pause=POST:/p?mode=a:b@c",
          "engine add a remote http://h:1 load=POST:/l?x=y:{\"p\":\"{path}\"} pause=POST:/p?mode=a:b@c"},
+        {"engine add a vllm h:1?key=KEY", "engine add a vllm h:1?***"},
+        {"engine add a vllm http://h:1/#KEY token=KEY", "engine add a vllm http://h:1/#*** token=***"},
+        {"engine add a vllm http://h:1 api-key=KEY token-file=/f",
+         "engine add a vllm http://h:1 api-key=*** token-file=/f"},
+        {"engine add a remote http://h:1 load=\"POST:/l:{\\\"a\\\": \\\"x:y?z\\\", \\\"b\\\": "
+         "\\\"token=c\\\"}\"",
+         "engine add a remote http://h:1 load=\"POST:/l:{\\\"a\\\": \\\"x:y?z\\\", \\\"b\\\": "
+         "\\\"token=c\\\"}\""},
         {"load 42@8d2f", "load 42@8d2f"},
         {"add m http://a@host", "add m http://*@host"},
         {"add m http://host/@x", "add m http://host/@x"},

@@ -114,6 +114,20 @@ def test_vllm_is_broken(stack):
     assert engine.alive()
 
 
+def test_vllm_sleeps_on(stack):
+    "vLLM asleep in a switch that ends before its load sleeps on, paused; the next switch wakes it, although it cannot say"
+    _, mount, folders = world(stack)
+    asleep, dies = Engine(stack, folders[1], api="vllm"), Engine(stack, folders[1], "--die-at", "pause")
+    add(mount, "e0", asleep)
+    add(mount, "e1", dies)
+    urllib.request.urlopen(urllib.request.Request(asleep.url + "/sleep", data=b"{}"), timeout=20).close()
+    assert mount.refused("2", "actor/version") in ("EHOSTUNREACH", "ECONNRESET")
+    assert asleep.is_paused() and asleep.serves() == "default"
+    mount.write("engine remove e1", "actor/ctl")
+    mount.write("2", "actor/version")
+    assert asleep.serves() == "2" and not asleep.is_paused() and asleep.generate()
+
+
 def test_vllm_added_anew(stack):
     "vLLM does not say where it loaded from: one that was added anew still has its way back, the current version"
     _, mount, folders = world(stack)
@@ -229,10 +243,11 @@ def test_twice_and_odd_words(stack):
 
 
 class Late:
-    """Passes requests on to an engine; where `late` is set, a pause is done and its answer kept back."""
+    """Passes requests on to an engine; where `late` is set, a pause is done and its answer kept back. The
+    next question what it serves after `hold` was set is answered once `held` is cleared."""
 
     def __init__(self, stack, engine):
-        self.url, self.late, done = None, False, threading.Event()
+        self.url, self.late, self.hold, self.held, done = None, False, False, False, threading.Event()
         late = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -250,6 +265,10 @@ class Late:
                 if late.late and self.path.startswith("/pause"):
                     done.wait(60)
                     return
+                if late.hold and self.path == "/model_info":
+                    late.hold, late.held = False, True
+                    while late.held:
+                        done.wait(0.02)
                 self.send_response(status)
                 self.end_headers()
                 self.wfile.write(text)
@@ -277,6 +296,23 @@ def test_pause_answer_lost(stack):
         assert not engine.is_paused() and engine.serves() == "1", command
     assert time.monotonic() - start < 30 * SLOW
     wait_for(lambda: mount.engines()["e"].startswith("serving 1"), "the engine to be asked again")
+
+
+def test_old_answer(stack):
+    "what an engine answered before a switch is not held against it after the switch"
+    _, mount, folders = world(stack)
+    late = Late(stack, Engine(stack, folders[1]))
+    add(mount, "e", late)
+    mount.write("1", "actor/version")
+    mount.write("commit quorum=1", "actor/ctl")
+    late.hold = True
+    wait_for(lambda: late.held, "the mount to ask")
+    mount.write("2", "actor/version")
+    late.held = False
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        assert mount.engines()["e"].startswith("serving 2"), mount.text("actor/events")
+    assert "caught-up" not in mount.text("actor/events")
 
 
 def test_wrong_kind(stack):
@@ -346,6 +382,7 @@ run(
     test_caches,
     test_vllm_reload_fails,
     test_vllm_is_broken,
+    test_vllm_sleeps_on,
     test_vllm_added_anew,
     test_mixed,
     test_sglang_dies_of_a_file,
@@ -353,6 +390,7 @@ run(
     test_remote,
     test_twice_and_odd_words,
     test_pause_answer_lost,
+    test_old_answer,
     test_wrong_kind,
     test_first_switch_is_gated,
     test_restarted_engine,

@@ -71,9 +71,9 @@ def test_killed_in_a_switch(stack):
         e.generate()
 
 
-def refused_or_gone(mount):
+def refused_or_gone(mount, command="2", file="actor/version"):
     try:
-        mount.write("2", "actor/version")
+        mount.write(command, file)
     except OSError:
         pass
 
@@ -260,6 +260,63 @@ def test_quorum(stack):
     assert back.serves() == "2" and not back.is_paused()
 
 
+def test_left_paused(stack):
+    "an engine that was left paused is not taken for one that serves, also not by a later daemon; it is brought along"
+    need_fuse()
+    agent = Agent(stack)
+    folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
+    for v, f in folders.items():
+        agent.publish("actor", v, f)
+    mount = Mount(stack, agent.url)
+    mount.wait_version("actor", 2)
+    busy, other = Engine(stack, folders[1], "--busy", "1000000"), Engine(stack, folders[1], api="vllm")
+    mount.write(f"engine add e0 sglang {busy.url} pause-timeout=1", "actor/ctl")
+    mount.write(f"engine add e1 vllm {other.url}", "actor/ctl")
+    mount.write("commit quorum=1", "actor/ctl")
+    mount.write("2", "actor/version")
+    assert busy.serves() == "2" and mount.engines()["e0"].startswith("paused 2"), mount.engines()
+    mount.write("commit all", "actor/ctl")
+    never_serves(mount, "e0")
+    mount.kill()
+    again = Mount(stack, agent.url, path=mount.path)
+    again.wait_version("actor", 2)
+    wait_state(again, "e1", "serving 2")
+    never_serves(again, "e0")
+    other.kill()
+    assert again.refused("1", "actor/version") == "EHOSTUNREACH"  # and nobody resumes e0 for that
+    never_serves(again, "e0", 2)
+    busy.kill()
+    back = Engine(stack, folders[1], port=busy.port)
+    wait_state(again, "e0", "serving 2", 60)
+    assert back.serves() == "2" and back.generate()
+
+
+def never_serves(mount, engine, seconds=7):
+    "For longer than the mount takes from one look at its engines to the next."
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert not mount.engines()[engine].startswith("serving"), mount.text("actor/events")
+        time.sleep(0.1)
+
+
+def test_killed_while_it_catches_up(stack):
+    "a daemon that is killed while it brings one engine along: the next one does not take it for one that serves"
+    agent, mount, folders, servers = world(stack, 2, "", "--slow", "2000")
+    mount.write("2", "actor/version")
+    servers[0] = again(stack, folders[1], servers[0])
+    wait_state(mount, "e0", "stale")
+    thread = threading.Thread(target=lambda: refused_or_gone(mount, "engine sync e0", "actor/ctl"))
+    thread.start()
+    wait_state(mount, "e0", "loading")
+    mount.kill()
+    thread.join()
+    later = Mount(stack, agent.url, path=mount.path)
+    later.wait_version("actor", 2)
+    wait_state(later, "e0", "serving 2", 60)
+    assert servers[0].serves() == "2" and servers[0].generate()
+    assert later.text("actor/events").count(" paused ") == 1  # the other one is left alone
+
+
 def test_rolling(stack):
     "commit=rolling=1: one engine is out of service at a time"
     agent, mount, folders, servers = world(stack, 4, "", "--slow", "200")
@@ -392,6 +449,8 @@ run(
     test_silent_engines_hold_nobody_up,
     test_stale_under_manual,
     test_quorum,
+    test_left_paused,
+    test_killed_while_it_catches_up,
     test_rolling,
     test_rolling_counts_the_lost,
     test_hanging_engine_pauses_nobody,

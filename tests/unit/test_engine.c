@@ -601,7 +601,8 @@ static void test_connection_is_kept(void **state)
     bad_server_stop(s);
 }
 
-/* libcurl asks again by itself when a connection that it had kept ends without a reply: never for a load. */
+/* libcurl asks again by itself when a connection that it had kept ends without a reply: never for a load or a
+ * resume. */
 static void test_load_is_sent_once(void **state)
 {
     static const struct bad_step steps[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
@@ -610,10 +611,12 @@ static void test_load_is_sent_once(void **state)
                                             {"/is_paused", BAD_JSON, 200, "{\"is_paused\":true}"},
                                             {"/collective_rpc", BAD_CLOSE, 0, NULL},
                                             {"/wake_up", BAD_CLOSE, 0, NULL},
-                                            {"/pause_generation", BAD_CLOSE, 0, NULL}};
+                                            {"/pause_generation", BAD_CLOSE, 0, NULL},
+                                            {"/continue_generation", BAD_CLOSE, 0, NULL},
+                                            {"/resume", BAD_CLOSE, 0, NULL}};
     struct bad_server *s = bad_server_start(steps, LENGTH(steps));
-    struct ws_engine_templates templates = {.load = "POST:/reload",
-                                            .serving = "GET:/model_info:.weight_version"};
+    struct ws_engine_templates templates = {
+        .load = "POST:/reload", .resume = "POST:/resume", .serving = "GET:/model_info:.weight_version"};
     struct engine e;
 
     (void)state;
@@ -634,6 +637,15 @@ static void test_load_is_sent_once(void **state)
     assert_serves(&e.target, "/m", "1");
     assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -ECONNRESET);
     assert_int_equal(bad_server_hits(s, 6), 2); /* may be repeated, and is */
+    assert_serves(&e.target, "/m", "1");
+    assert_int_equal(ws_engine_sglang.resume(&e.target, &err), -ECONNRESET);
+    assert_int_equal(bad_server_hits(s, 7), 1);
+    for (unsigned i = 1; i <= 2; i++) {
+        const struct ws_engine_ops *ops = i == 1 ? &ws_engine_vllm : &ws_engine_remote;
+        assert_serves(&e.target, "/m", "1");
+        assert_int_equal(ops->resume(&e.target, &err), -ECONNRESET);
+        assert_int_equal(bad_server_hits(s, 8), i);
+    }
     bad_server_stop(s);
 }
 
@@ -925,6 +937,56 @@ static void test_vllm_without_routes(void **state)
     bad_server_stop(s);
 }
 
+/* A flush is believed where it says so, or has no body as that of older releases. */
+static void test_flush_answers(void **state)
+{
+    static const struct {
+        const char *body;
+        int vllm, remote;
+    } cases[] = {{"{\"success\": true}", 0, 0},
+                 {"", 0, 0},
+                 {"{\"success\": false}", -EREMOTEIO, -EREMOTEIO},
+                 {"{\"success\": \"no\"}", -EREMOTEIO, 0},
+                 {"<html>", -EREMOTEIO, 0}};
+    const struct ws_engine_templates templates = {.flush = "POST:/reset_prefix_cache"};
+    char url[64];
+
+    (void)state;
+    for (size_t i = 0; i < LENGTH(cases); i++) {
+        const struct bad_step steps[] = {{"POST /reset_prefix_cache", BAD_JSON, 200, cases[i].body}};
+        struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+        struct ws_engine_target t = {
+            .http = http, .url = url, .timeout_ms = 5000, .short_ms = 300, .templates = &templates};
+        snprintf(url, sizeof(url), "http://127.0.0.1:%u", bad_server_port(s));
+        assert_int_equal(ws_engine_vllm.flush(&t, &err), cases[i].vllm);
+        assert_int_equal(ws_engine_remote.flush(&t, &err), cases[i].remote);
+        bad_server_stop(s);
+    }
+}
+
+/* An engine has two keys, and may repeat the one that it was not asked with. */
+static void test_other_key_is_not_shown(void **state)
+{
+    static const struct bad_step steps[] = {
+        {"POST", BAD_JSON, 500, "{\"error\":\"not s3cret-of-all nor s3cret-of-admin\"}"}};
+    const struct ws_engine_templates templates = {.resume = "POST:/resume"};
+    const struct ws_engine_ops *const kinds[] = {&ws_engine_sglang, &ws_engine_vllm, &ws_engine_remote};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    e.target.token = "s3cret-of-all";
+    e.target.admin_token = "s3cret-of-admin";
+    e.target.templates = &templates;
+    for (size_t i = 0; i < LENGTH(kinds); i++) {
+        assert_int_equal(kinds[i]->resume(&e.target, &err), -EREMOTEIO);
+        assert_non_null(strstr(err.text, "nor"));
+        assert_null(strstr(err.text, "s3cret"));
+    }
+    bad_server_stop(s);
+}
+
 /* --- remote --- */
 
 static void test_remote(void **state)
@@ -1029,6 +1091,8 @@ int main(void)
         TEST(test_vllm_stays_asleep),
         TEST(test_wrong_kind),
         TEST(test_vllm_without_routes),
+        TEST(test_flush_answers),
+        TEST(test_other_key_is_not_shown),
         TEST(test_remote),
         TEST(test_urls),
     };
