@@ -118,17 +118,28 @@ static void ask(void *arg, size_t i)
     l->answered[i] = rc == 0;
 }
 
-/* Those that shall come along now: all, and with commit=rolling=K no more than may be out of service at once.
- */
+static bool answers_requests(const struct ws_engine *e)
+{
+    return e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_STALE;
+}
+
+/* Those that shall come along now: all, and with commit=rolling=K no more of those that answer requests than
+ * may be out of service beside the others. */
 static size_t choose(const struct look *l, struct ws_engine **chosen)
 {
-    size_t n = 0, most = SIZE_MAX;
+    size_t n = 0, room = SIZE_MAX;
     pthread_mutex_lock(&l->control->lock);
     if (l->desk->commit == WS_COMMIT_ROLLING)
-        most = l->desk->commit_n;
-    for (size_t i = 0; i < l->n && n < most; i++)
-        if (l->answered[i] && should_come_along(l->desk, l->engines[i]))
-            chosen[n++] = l->engines[i];
+        room = l->desk->commit_n;
+    for (size_t i = 0; l->desk->commit == WS_COMMIT_ROLLING && i < l->n; i++)
+        room -= room > 0 && !answers_requests(l->engines[i]);
+    for (size_t i = 0; i < l->n; i++) {
+        struct ws_engine *e = l->engines[i];
+        if (!l->answered[i] || !should_come_along(l->desk, e) || (answers_requests(e) && room == 0))
+            continue;
+        room -= answers_requests(e);
+        chosen[n++] = e;
+    }
     pthread_mutex_unlock(&l->control->lock);
     return n;
 }
