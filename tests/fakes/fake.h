@@ -70,6 +70,7 @@ CUcontext fake_context(void);          /* this thread's current one, or NULL */
 CUcontext fake_context_of(int device); /* NULL: there is no such device */
 bool fake_is_context(CUcontext ctx);
 unsigned fake_device_count(void);
+bool fake_is_owner(void);            /* this process has initialised, no parent of it */
 unsigned fake_physical(int device);  /* its number among all there are, whatever CUDA_VISIBLE_DEVICES says */
 int fake_visible(unsigned physical); /* or -1 */
 void fake_break(CUcontext ctx, CUresult why); /* with the lock */

@@ -34,6 +34,11 @@ bool fake_is_context(CUcontext ctx)
     return ctx >= contexts && ctx < contexts + n_devices;
 }
 
+bool fake_is_owner(void)
+{
+    return atomic_load(&owner) == getpid();
+}
+
 unsigned fake_device_count(void)
 {
     return n_devices;

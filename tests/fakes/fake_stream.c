@@ -8,17 +8,20 @@
 #include <time.h>
 #include <unistd.h>
 
-#define POLL_NS 200000L
+#define POLL_NS     200000L
+#define END_SECONDS 5 /* for threads of streams that are destroyed, when the process ends */
 
 struct CUstream_st {
     struct CUstream_st *next;
     CUcontext ctx;
+    pthread_t thread;
     unsigned flags, waiters;
     bool destroyed;
     uint64_t seed;
     struct fake_op *first, **last; /* the first one may be running */
 };
 
+static struct CUstream_st *ended;                /* whose threads are to be joined; guarded by fake_lock */
 static _Thread_local CUstream own[FAKE_DEVICES]; /* this thread's default streams */
 
 static uint64_t next_random(uint64_t *s)
@@ -106,18 +109,63 @@ static void *work(void *arg)
     while (*at != s)
         at = &(*at)->next;
     *at = s->next;
+    s->next = ended;
+    ended = s;
+    pthread_cond_broadcast(&fake_changed);
     pthread_mutex_unlock(&fake_lock);
-    free(s);
     return NULL;
+}
+
+/* With the lock, which it gives up. */
+static void join_ended(void)
+{
+    struct CUstream_st *s = ended;
+    ended = NULL;
+    pthread_mutex_unlock(&fake_lock);
+    for (struct CUstream_st *next; s; s = next) {
+        next = s->next;
+        pthread_join(s->thread, NULL);
+        free(s);
+    }
+    pthread_mutex_lock(&fake_lock);
+}
+
+static bool are_ending(void)
+{
+    for (unsigned i = 0; i < fake_device_count(); i++)
+        for (const struct CUstream_st *s = fake_context_of((int)i)->streams; s; s = s->next)
+            if (s->destroyed)
+                return true;
+    return false;
+}
+
+/* Threads that end while the process does are more than a sanitizer bears. */
+static void at_exit(void)
+{
+    struct timespec end;
+    if (!fake_is_owner())
+        return; /* a fork's threads are not here */
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += END_SECONDS;
+    pthread_mutex_lock(&fake_lock);
+    while (are_ending() && pthread_cond_timedwait(&fake_changed, &fake_lock, &end) == 0)
+        ;
+    join_ended();
+    pthread_mutex_unlock(&fake_lock);
+}
+
+static void leave_at_exit(void)
+{
+    atexit(at_exit);
 }
 
 CUresult fake_stream_new(CUcontext ctx, unsigned flags, CUstream *out)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct CUstream_st *s = calloc(1, sizeof(*s));
-    pthread_attr_t attr;
-    pthread_t thread;
     sigset_t all, before;
 
+    pthread_once(&once, leave_at_exit);
     if (!s)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *s = (struct CUstream_st){.next = ctx->streams,
@@ -127,10 +175,7 @@ CUresult fake_stream_new(CUcontext ctx, unsigned flags, CUstream *out)
                               .last = &s->first};
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    int rc = pthread_create(&thread, &attr, work, s); /* begins with the lock, which we have */
-    pthread_attr_destroy(&attr);
+    int rc = pthread_create(&s->thread, NULL, work, s); /* begins with the lock, which we have */
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc) {
         free(s);
@@ -216,6 +261,7 @@ CUresult cuStreamCreate(CUstream *out, unsigned int flags)
     if (flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
+    join_ended();
     CUresult rc = fake_stream_new(fake_context(), flags, out);
     pthread_mutex_unlock(&fake_lock);
     return rc;
