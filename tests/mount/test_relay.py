@@ -261,6 +261,7 @@ def test_invented_manifest(stack):
     other.publish("actor", 1, checkpoint(MEDIUM, seed=99), "--run", run)
     relay = Relay(stack, other.url)
     leaf = leaf_of(stack, relay.url, agent.url)
+    wait_for(lambda: leaf.text("status").count(" up transport=") == 2, "both to be heard")  # one alone is believed
     assert error_of(lambda: leaf.read("actor/1/model.safetensors")) == "EBADMSG"
     pulled = wsync("pull", "--mount", leaf.path, "actor", "1", check=False)
     for said in (leaf.text("actor/status"), pulled.stderr, leaf.text("actor/last_error")):
