@@ -70,7 +70,7 @@ static void note(const struct look *l, struct ws_engine *e, int rc, const struct
                 e->state = WS_ENGINE_PAUSED;
             } else if (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_UNKNOWN ||
                        e->state == WS_ENGINE_BROKEN) {
-                e->state = current ? WS_ENGINE_STALE : now->paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
+                e->state = current ? WS_ENGINE_STALE : paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
             }
         }
     }

@@ -157,7 +157,8 @@ def test_full(stack):
         r = agent.receiver(n_ports=n_ports)
         mode, reply = r.notified(1)
         assert mode == "full" and reply == {"ok": True, "version": 1, "mode": "full"}, reply
-        assert same(r, one) and len(r.streams) == n_ports, r.streams
+        assert same(r, one)
+        wait_for(lambda: len(r.streams) == n_ports, f"each port to be through: {r.streams}")
         agent.publish("actor", 2, two)
         r.notified(2)
         assert same(r, two) and agent.receivers()[r.instance]["version"] == 2
