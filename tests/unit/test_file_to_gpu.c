@@ -1,7 +1,7 @@
 /* wsync_file_to_gpu: a file's bytes in device memory, for any place and size, pinned or not; what is refused
- * and what fails. Against the stand-in driver: each test in a process of its own, since a driver is opened
- * once a process. */
+ * and what fails. */
 #include "backends/trainer/wsync.h"
+#include "tests/fixtures/gpu.h"
 #include "transports/device.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -25,75 +24,41 @@
 static unsigned char *content;
 static int file;
 
-/* In the child: ends it with the line that was wrong. */
-#define EXPECT(condition)                                                                                    \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "# line %d: %s (%s)\n", __LINE__, #condition, wsync_error());                    \
-            _exit(1);                                                                                        \
-        }                                                                                                    \
-    } while (0)
+#define EXPECT(condition) GPU_CHECK(condition, "%s", wsync_error())
 
-static void in_child(const char *plan, void (*test)(void))
+static void compare(const unsigned char *p, const unsigned char *want, size_t bytes, int device)
 {
-    const char *build = getenv("BUILD");
-    char path[1024];
-    int status = 0;
-    snprintf(path, sizeof(path), "%s/tests/fakes/libcuda.so.1", build ? build : "build");
-    if (access(path, R_OK) != 0) {
-        print_message("built without CUDA's headers, so there is no stand-in driver\n");
-        skip();
-    }
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        alarm(100);
-        setenv("WSYNC_LIBCUDA", path, 1);
-        setenv("WSYNC_FAKE_CUDA", plan, 1);
-        test();
-        _exit(0);
-    }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(status, 0);
-}
-
-static unsigned char *device_memory(int device, size_t bytes)
-{
-    struct ws_error err = {0};
-    void *p = NULL;
-    EXPECT(ws_cuda_device.available(&err) == 0);
-    EXPECT(ws_cuda_device.alloc(device, bytes, &p, &err) == 0);
-    return p;
-}
-
-static void compare(int device, const unsigned char *p, const unsigned char *want, size_t bytes)
-{
-    struct ws_error err = {0};
-    struct ws_queue *q;
     unsigned char *got = malloc(bytes + 1);
-    EXPECT(got && ws_cuda_device.queue_new(device, &q, &err) == 0);
-    EXPECT(ws_cuda_device.copy(q, got, p, bytes, &err) == 0);
-    EXPECT(ws_cuda_device.finish(q, &err) == 0);
+    EXPECT(got);
+    gpu_read(device, got, p, bytes);
     EXPECT(memcmp(got, want, bytes) == 0);
-    ws_cuda_device.queue_free(q);
     free(got);
 }
 
-static void load_all_sizes(void)
+static void load_sizes(int device)
 {
     static const struct {
         uint64_t offset, bytes;
     } parts[] = {{0, 1},         {5, 4096},         {0, CHUNK - 1}, {3, CHUNK},
                  {1, CHUNK + 1}, {4096, 4 * CHUNK}, {0, FILE_BYTES}};
-    for (int device = 0; device < 2; device++) {
-        unsigned char *p = device_memory(device, FILE_BYTES + 1);
-        for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-            EXPECT(wsync_file_to_gpu(file, parts[i].offset, parts[i].bytes, p + 1) == 0);
-            compare(device, p + 1, content + parts[i].offset, parts[i].bytes);
-        }
-        EXPECT(wsync_file_to_gpu(file, FILE_BYTES, 0, p) == 0);
-        ws_cuda_device.release(device, p);
+    unsigned char *p = gpu_alloc(device, FILE_BYTES + 1);
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        EXPECT(wsync_file_to_gpu(file, parts[i].offset, parts[i].bytes, p + 1) == 0);
+        compare(p + 1, content + parts[i].offset, parts[i].bytes, device);
     }
+    EXPECT(wsync_file_to_gpu(file, FILE_BYTES, 0, p) == 0);
+    ws_cuda_device.release(device, p);
+}
+
+static void load_on_first(void)
+{
+    load_sizes(0);
+}
+
+static void load_on_both(void)
+{
+    load_sizes(0);
+    load_sizes(1);
 }
 
 static void *load_again(void *arg)
@@ -108,27 +73,27 @@ static void load_at_once(void)
     pthread_t threads[2];
     unsigned char *p[2];
     for (int i = 0; i < 2; i++) {
-        p[i] = device_memory(i, FILE_BYTES);
+        p[i] = gpu_alloc(i, FILE_BYTES);
         EXPECT(pthread_create(&threads[i], NULL, load_again, p[i]) == 0);
     }
     for (int i = 0; i < 2; i++) {
         EXPECT(pthread_join(threads[i], NULL) == 0);
-        compare(i, p[i], content, FILE_BYTES);
+        compare(p[i], content, FILE_BYTES, i);
         ws_cuda_device.release(i, p[i]);
     }
 }
 
 static void load_unpinned(void)
 {
-    unsigned char *p = device_memory(0, FILE_BYTES);
+    unsigned char *p = gpu_alloc(0, FILE_BYTES);
     EXPECT(wsync_file_to_gpu(file, 0, FILE_BYTES, p) == 0);
-    compare(0, p, content, FILE_BYTES);
+    compare(p, content, FILE_BYTES, 0);
     ws_cuda_device.release(0, p);
 }
 
 static void refuse(void)
 {
-    unsigned char *p = device_memory(0, FILE_BYTES), on_host[8];
+    unsigned char *p = gpu_alloc(0, FILE_BYTES), on_host[8];
     EXPECT(wsync_file_to_gpu(file, 0, 8, on_host) == -EINVAL && strstr(wsync_error(), "no memory of a GPU"));
     EXPECT(wsync_file_to_gpu(file, 0, 8, NULL) == -EINVAL);
     EXPECT(wsync_file_to_gpu(file, 78, FILE_BYTES - 77, p) == -ENODATA &&
@@ -137,51 +102,57 @@ static void refuse(void)
     EXPECT(wsync_file_to_gpu(file, 1, INT64_MAX, p) == -EINVAL);
     EXPECT(wsync_file_to_gpu(-1, 0, 8, p) == -EBADF);
     EXPECT(wsync_file_to_gpu(file, 0, FILE_BYTES, p) == 0); /* and it goes on */
-    compare(0, p, content, FILE_BYTES);
+    compare(p, content, FILE_BYTES, 0);
     ws_cuda_device.release(0, p);
 }
 
 static void fail_to_copy(void)
 {
-    unsigned char *p = device_memory(0, FILE_BYTES);
+    unsigned char *p = gpu_alloc(0, FILE_BYTES);
     EXPECT(wsync_file_to_gpu(file, 0, FILE_BYTES, p) < 0 && strstr(wsync_error(), "copying"));
 }
 
 static void test_sizes(void **state)
 {
     (void)state;
-    in_child("devices=2,delay=300,seed=3", load_all_sizes);
+    gpu_run(load_on_first, NULL);
+}
+
+static void test_other_device(void **state)
+{
+    (void)state;
+    gpu_run(load_on_both, "devices=2,delay=300,seed=3");
 }
 
 static void test_at_once(void **state)
 {
     (void)state;
-    in_child("devices=2,delay=100,seed=4", load_at_once);
+    gpu_run(load_at_once, "devices=2,delay=100,seed=4");
 }
 
 static void test_unpinned(void **state)
 {
     (void)state;
-    in_child("fail=cuMemHostAlloc:1:2:1000", load_unpinned);
+    gpu_run(load_unpinned, "fail=cuMemHostAlloc:1:2:1000");
 }
 
 static void test_refused(void **state)
 {
     (void)state;
-    in_child("devices=1", refuse);
+    gpu_run(refuse, NULL);
 }
 
 static void test_fails(void **state)
 {
     (void)state;
-    in_child("fail=cuMemcpyAsync:3:1:1000", fail_to_copy);
+    gpu_run(fail_to_copy, "fail=cuMemcpyAsync:3:1:1000");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),   cmocka_unit_test(test_at_once), cmocka_unit_test(test_unpinned),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_fails),
+        cmocka_unit_test(test_sizes),    cmocka_unit_test(test_other_device), cmocka_unit_test(test_at_once),
+        cmocka_unit_test(test_unpinned), cmocka_unit_test(test_refused),      cmocka_unit_test(test_fails),
     };
     content = malloc(FILE_BYTES);
     file = memfd_create("file", MFD_CLOEXEC);
