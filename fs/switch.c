@@ -44,6 +44,17 @@
 #define PULL_STEP_MS 250
 #define WAIT_STEP_US 50000
 
+/* What is done with each engine, in this order. */
+static const struct {
+    int (*fn)(struct ws_work *w);
+    const char *failed; /* "engine a ... version 42" */
+} steps[] = {{ws_work_ask, "could not be told of"},
+             {ws_work_pause, "could not be paused for"},
+             {ws_work_load, "did not load"},
+             {ws_work_flush, "did not empty its caches for"},
+             {ws_work_resume, "did not resume on"}};
+#define N_STEPS (sizeof(steps) / sizeof(steps[0]))
+
 /* --- an end that comes from outside --- */
 
 static uint64_t deadline_of(const struct ws_switch_options *o)
@@ -174,22 +185,13 @@ static bool make_batch(struct ws_run *r, unsigned batch)
 
 static int drive(struct ws_run *r, struct ws_error *err)
 {
-    static const struct {
-        int (*fn)(struct ws_work *w);
-        const char *failed;
-    } steps[] = {{ws_work_ask, "could not be told of"},
-                 {ws_work_pause, "could not be paused for"},
-                 {ws_work_load, "did not load"},
-                 {ws_work_flush, "did not empty its caches for"},
-                 {ws_work_resume, "did not resume on"}};
-    const size_t n_steps = sizeof(steps) / sizeof(steps[0]);
     for (size_t i = 0; i < r->n; i++)
         r->works[i].batch = UINT_MAX;
     for (unsigned b = 0; make_batch(r, b); b++) {
-        for (size_t s = 0; s < n_steps; s++) {
+        for (size_t s = 0; s < N_STEPS; s++) {
             struct ws_work ended = {.engine = r->works[0].engine};
             snprintf(ended.to_version, sizeof(ended.to_version), "%s", r->works[0].to_version);
-            if (s + 1 < n_steps && check_end(r, &ended.err) < 0)
+            if (s + 1 < N_STEPS && check_end(r, &ended.err) < 0)
                 return go_back(r, b, &ended, "was not told any more of", err);
             if (ws_work_each(r, b, is_going, steps[s].fn) > 0 && !is_enough(r))
                 return go_back(r, b, first_lost(r), steps[s].failed, err);
@@ -412,11 +414,9 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
 
 static int catch_up_one(struct ws_work *w)
 {
-    static int (*const steps[])(struct ws_work * w) = {ws_work_ask, ws_work_pause, ws_work_load,
-                                                       ws_work_flush, ws_work_resume};
     int rc = 0;
-    for (size_t i = 0; rc == 0 && i < sizeof(steps) / sizeof(steps[0]); i++)
-        rc = steps[i](w);
+    for (size_t i = 0; rc == 0 && i < N_STEPS; i++)
+        rc = steps[i].fn(w);
     if (rc == 0)
         return 0;
     ws_work_run_on(w);
