@@ -380,8 +380,9 @@ def tensors_of(path):
 
 SMALL = {"a.weight": ("BF16", [64, 32]), "b.weight": ("F32", [16]), "model.layers.10.x": ("BF16", [8, 8]),
          "model.layers.2.x": ("BF16", [8, 8]), "nested/name": ("U8", [5])}
-# Some blocks of 4 MiB, and a tail.
-MEDIUM = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(12)} | {"tail": ("U8", [12345])}
+# Of more than one block of 4 MiB is LARGE; both have a tail.
+MEDIUM = {f"layer.{i}.weight": ("BF16", [256, 256]) for i in range(12)} | {"tail": ("U8", [12345])}
+LARGE = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(12)} | {"tail": ("U8", [12345])}
 
 
 def kill_quietly(pid):

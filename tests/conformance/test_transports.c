@@ -4,6 +4,7 @@
  * timeout: 400
  * beside others */
 #include "tests/conformance/memory_catalog.h"
+#include "tests/fixtures/unwatched.h"
 #include "transports/api.h"
 #include "transports/archive.h"
 #include "transports/copy.h"
@@ -45,7 +46,7 @@ static const uint64_t sizes[] = {2 * B + 12345, 0, 1, B - 1, B, B + 1, 1000};
 
 /* --- worlds --- */
 
-static void write_folder(struct world *w, unsigned version, unsigned seed)
+UNWATCHED static void write_folder(struct world *w, unsigned version, unsigned seed)
 {
     char path[256], part[256];
     unsigned char *bytes = malloc(3 * B);
@@ -76,7 +77,8 @@ static void write_folder(struct world *w, unsigned version, unsigned seed)
     assert_int_equal(rename(part, path), 0);
 }
 
-static int archived_block(void *arg, size_t file, size_t block, unsigned char *dst, struct ws_error *err)
+UNWATCHED static int archived_block(void *arg, size_t file, size_t block, unsigned char *dst,
+                                    struct ws_error *err)
 {
     const unsigned seed = *(const unsigned *)arg;
     const size_t at = block * B, n = sizes[file] - at < B ? sizes[file] - at : B;

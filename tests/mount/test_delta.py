@@ -20,7 +20,7 @@ def same(mount, version, folder, file="model.safetensors", model="actor"):
 class Run:
     """A trainer's run: steps that are published one after the other."""
 
-    def __init__(self, stack, tensors=MEDIUM, *args):
+    def __init__(self, stack, tensors=LARGE, *args):
         need_fuse()
         self.agent = Agent(stack, *args)
         self.folders = {1: checkpoint(tensors, seed=1)}

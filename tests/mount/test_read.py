@@ -15,7 +15,7 @@ READERS = os.path.join(BUILD, "tests/tools/readers")
 MODES = ["reads=passthrough", "reads=link", "reads=cached", "open=stream", "open=stream,reads=cached", "open=stream,reads=link"]
 
 
-def world(stack, options="", source=None, tensors=MEDIUM):
+def world(stack, options="", source=None, tensors=LARGE):
     need_fuse()
     agent = Agent(stack)
     folder = checkpoint(tensors)
@@ -119,7 +119,7 @@ def test_ipc(stack):
     "a unix: source shares memory: no byte moves"
     need_fuse()
     agent = Agent(stack)
-    folder = checkpoint(MEDIUM)
+    folder = checkpoint(LARGE)
     agent.publish("actor", 1, folder)
     mount = Mount(stack, f"unix:{agent.sock}")
     mount.wait_version("actor", 1)
@@ -147,9 +147,9 @@ def test_dir(stack):
 def test_shards(stack):
     "several shard files with their index"
     need_fuse()
-    names = list(MEDIUM)
+    names = list(LARGE)
     files = {"model-00001-of-00002.safetensors": names[:6], "model-00002-of-00002.safetensors": names[6:]}
-    folder = checkpoint(MEDIUM, files=files)
+    folder = checkpoint(LARGE, files=files)
     agent = Agent(stack)
     agent.publish("actor", 1, folder)
     mount = Mount(stack, agent.url)

@@ -98,7 +98,7 @@ class Gate:
 def published(stack, *args):
     need_fuse()
     agent = Agent(stack, *args)
-    folder = checkpoint(MEDIUM, seed=1)
+    folder = checkpoint(LARGE, seed=1)
     agent.publish("actor", 1, folder)
     return agent, folder
 
@@ -168,7 +168,7 @@ def test_chain(stack):
     size = size_of(leaf)
     assert sent(agent) == size and [sent(r, "relay") for r in chain] == [size] * 3, (size, sent(agent))
     for v in (2, 3):
-        folder = checkpoint(MEDIUM, seed=v)
+        folder = checkpoint(LARGE, seed=v)
         agent.publish("actor", v, folder)
         start = time.monotonic()
         wait_for(lambda v=v: os.path.isdir(leaf.file("actor", v)) and state(leaf, v) == "ready", f"actor/{v} at the leaf")
@@ -179,7 +179,7 @@ def test_chain(stack):
     fresh = Mount(stack, chain[0].url)
     fresh.wait_version("actor", 3)
     if os.path.isdir(fresh.file("actor/1")):
-        assert same(fresh, checkpoint(MEDIUM, seed=1))
+        assert same(fresh, checkpoint(LARGE, seed=1))
 
 
 def test_while_it_arrives(stack):
@@ -258,7 +258,7 @@ def test_invented_manifest(stack):
     agent, folder = published(stack)
     run = agent.get("/v1/models")["models"][0]["run"]
     other = Agent(stack)
-    other.publish("actor", 1, checkpoint(MEDIUM, seed=99), "--run", run)
+    other.publish("actor", 1, checkpoint(LARGE, seed=99), "--run", run)
     relay = Relay(stack, other.url)
     leaf = leaf_of(stack, relay.url, agent.url)
     wait_for(lambda: leaf.text("status").count(" up transport=") == 2, "both to be heard")  # one alone is believed
@@ -310,7 +310,7 @@ def test_follow(stack):
     leaf.write(f"engine add e sglang {engine.url}", "actor/ctl")
     leaf.write("follow", "actor/policy")
     wait_for(lambda: leaf.text("actor/version") == "1\n", "version 1")
-    agent.publish("actor", 2, checkpoint(MEDIUM, seed=2))
+    agent.publish("actor", 2, checkpoint(LARGE, seed=2))
     leaf.wait_version("actor", 2)
     time.sleep(1)
     assert engine.serves() == "1" and leaf.text("actor/version") == "1\n"
@@ -337,10 +337,10 @@ def test_rings(stack):
     assert all(state(r) == "ready" for r in ring)
     # Nobody holds version 2 when the agent forgets it: the ring does too.
     for v in (2, 3):
-        agent.publish("actor", v, checkpoint(MEDIUM, seed=v))
+        agent.publish("actor", v, checkpoint(LARGE, seed=v))
         for mount in ring:
             mount.wait_version("actor", v)
-    agent.publish("actor", 4, checkpoint(MEDIUM, seed=4))
+    agent.publish("actor", 4, checkpoint(LARGE, seed=4))
     listed = lambda r: [v["version"] for v in r.get("/v1/models")["models"][0]["versions"]]
     wait_for(lambda: all(listed(r) == [1, 3, 4] for r in ring), f"version 2 to be forgotten: {[listed(r) for r in ring]}")
     agent.kill()
@@ -353,7 +353,7 @@ def test_rings(stack):
 def test_eviction(stack):
     "a slow reader does not hold memory that the cache wants: it is cut"
     agent, _ = published(stack)
-    agent.publish("actor", 2, checkpoint(MEDIUM, seed=2))
+    agent.publish("actor", 2, checkpoint(LARGE, seed=2))
     relay = Relay(stack, agent.url, "cache=30M,keep=1")
     relay.wait_version("actor", 1)
     relay.read("actor/1/model.safetensors")
@@ -373,7 +373,7 @@ def test_eviction(stack):
         assert got < size_of(relay, 2), got
     leaf = Mount(stack, relay.url)
     leaf.wait_version("actor", 2)
-    assert same(leaf, checkpoint(MEDIUM, seed=2), 2)
+    assert same(leaf, checkpoint(LARGE, seed=2), 2)
 
 
 def test_end(stack):
@@ -529,11 +529,11 @@ def test_nginx(stack):
     served = raw(url, f"/v1/actor/1/files/model.safetensors?run={run}", Range=f"bytes={BLOCK - 10}-{2 * BLOCK + 9}", **bearer)
     assert served[0] == 206 and served[2] == second.read("actor/1/model.safetensors")[BLOCK - 10 : 2 * BLOCK + 10]
     assert figure() == cost
-    agent.publish("actor", 2, checkpoint(MEDIUM, seed=2))  # polls go through
+    agent.publish("actor", 2, checkpoint(LARGE, seed=2))  # polls go through
     second.wait_version("actor", 2)
-    assert same(second, checkpoint(MEDIUM, seed=2), 2)
+    assert same(second, checkpoint(LARGE, seed=2), 2)
     first.write("pull 2", "actor/ctl")
-    third = step(checkpoint(MEDIUM, seed=2), 3)
+    third = step(checkpoint(LARGE, seed=2), 3)
     agent.publish("actor", 3, third)
     deltas = lambda: json.loads(raw(agent.url, "/v1/actor/3/deltas", **bearer)[2])["deltas"]
     wait_for(lambda: deltas()[0]["state"] == "whole", "the delta")

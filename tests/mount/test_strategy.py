@@ -175,7 +175,7 @@ def told(nccl="", cuda="devices=4"):
             del os.environ[name]
 
 
-LARGE = {f"t{i}": ("U8", [4 << 20]) for i in range(20)}  # of several buckets
+BUCKETS = {f"t{i}": ("U8", [4 << 20]) for i in range(20)}  # of several buckets
 
 
 def broadcaster(stack, window=100, tensors=MEDIUM):
@@ -218,7 +218,7 @@ def test_broadcast(stack):
 
 def test_broadcast_cut(stack):
     "NCCL fails in the middle: what came stays, and tcp carries the rest; without tcp in the list the pull fails"
-    agent = broadcaster(stack, tensors=LARGE)
+    agent = broadcaster(stack, tensors=BUCKETS)
     mount = receiver(stack, agent, "device=1", nccl="fail=ncclBroadcast:4:2")
     strategy, why = pulled(mount)
     assert strategy == "broadcast" and re.fullmatch(r"broadcast to 1 at \S+ GB/s in \d+ rounds?, then tcp \S+ MB", how(mount)), how(mount)

@@ -102,7 +102,7 @@ def test_gate(stack):
     changed = dict(MEDIUM)
     del changed["layer.3.weight"]
     shape = dict(MEDIUM) | {"tail": ("U8", [12344])}
-    dtype = dict(MEDIUM) | {"layer.0.weight": ("F16", [1024, 1024])}
+    dtype = dict(MEDIUM) | {"layer.0.weight": ("F16", MEDIUM["layer.0.weight"][1])}
     for version, (tensors, word) in enumerate([(changed, "layer.3.weight"), (shape, "tail"), (dtype, "layer.0.weight")], 3):
         agent.publish("actor", version, checkpoint(tensors))
         mount.wait_version("actor", version)

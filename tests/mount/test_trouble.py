@@ -15,7 +15,7 @@ from world import *
 READERS = os.path.join(BUILD, "tests/tools/readers")
 
 
-def published(stack, tensors=MEDIUM, *args):
+def published(stack, tensors=LARGE, *args):
     need_fuse()
     agent = Agent(stack, *args)
     folder = checkpoint(tensors, seed=1)
@@ -131,7 +131,7 @@ def test_reader_outlives_version(stack):
             assert len(first) == 17
             mount.write("drop 1", "actor/ctl")
             for v in range(2, 6):
-                r = agent.publish("actor", v, checkpoint(MEDIUM, seed=v), "--timeout", "2", check=False)
+                r = agent.publish("actor", v, checkpoint(LARGE, seed=v), "--timeout", "2", check=False)
                 if source == "http":
                     assert r.returncode == 0, r.stderr
                     mount.wait_version("actor", v)
@@ -145,15 +145,15 @@ def test_reader_outlives_version(stack):
 def test_slot_overwritten(stack):
     "a puller slower than the trainer: the old version fails with the reason, the newest is read"
     agent, folder = published(stack)
-    mount = mounted_fault(stack, f"delay={2000 * SLOW}", agent, "streams=1")
+    mount = mounted_fault(stack, "delay=2000", agent, "streams=1")
     mount.write("pull 1 async", "actor/ctl")
     wait_for(lambda: int(read_value(mount, "have_bytes")) > 0, "the first block")
     for v in (2, 3, 4):
-        agent.publish("actor", v, checkpoint(MEDIUM, seed=v))
+        agent.publish("actor", v, checkpoint(LARGE, seed=v))
     got = error_of(lambda: mount.read("actor/1/model.safetensors"))
     assert got in ("ESTALE", "ENOENT", "EIO"), got
     mount.wait_version("actor", 4)
-    assert tensors_of(mount.file("actor/4/model.safetensors")) == tensors_of(checkpoint(MEDIUM, seed=4) + "/model.safetensors")
+    assert tensors_of(mount.file("actor/4/model.safetensors")) == tensors_of(checkpoint(LARGE, seed=4) + "/model.safetensors")
 
 
 def test_cache_full(stack):

@@ -1,5 +1,6 @@
 /* The archive: what is written is read back, bit for bit; who is kept and who goes; what crashes leave; what
  * a disk damages; what is refused. */
+#include "tests/fixtures/unwatched.h"
 #include "transports/archive.h"
 #include "transports/archive_listing.h"
 #include "transports/copy.h"
@@ -39,8 +40,8 @@ static const size_t sizes[N_FILES] = {BIG, 700, 0};
 static const char *const names[N_FILES] = {"a.bin", "config.json", "empty"};
 static char dir[64];
 
-static void make_version(struct version *v, const struct version *before, uint64_t number, const char *run,
-                         size_t config_bytes)
+UNWATCHED static void make_version(struct version *v, const struct version *before, uint64_t number,
+                                   const char *run, size_t config_bytes)
 {
     *v = (struct version){0};
     assert_int_equal(ws_manifest_new(&v->manifest, "actor", number, run, NULL), 0);

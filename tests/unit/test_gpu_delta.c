@@ -6,6 +6,7 @@
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
+#include "tests/fixtures/unwatched.h"
 #include "transports/delta_stream.h"
 #include "transports/patcher.h"
 #include "transports/transport.h"
@@ -44,7 +45,7 @@ struct world {
 static struct world w;
 static uint64_t seed = 11;
 
-static uint64_t any(uint64_t below)
+UNWATCHED static uint64_t any(uint64_t below)
 {
     seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
     return (seed >> 24) % below;
@@ -101,7 +102,7 @@ static void start_agent(void)
     GPU_CHECK(ws_agent_new(&w.agent, &o, &err) == 0, "%s", err.text);
 }
 
-static void add(wsync_param p, size_t elements)
+UNWATCHED static void add(wsync_param p, size_t elements)
 {
     static const size_t widths[] = {[WSYNC_F32] = 4, [WSYNC_U8] = 1, [WSYNC_BF16] = 2, [WSYNC_F16] = 2};
     struct param *q = &w.params[w.n];
@@ -198,7 +199,7 @@ static void bring(void *to, const void *from, size_t bytes)
 }
 
 /* One element of `each` changes, by chance; 0: none. */
-static void change(double each)
+UNWATCHED static void change(double each)
 {
     for (size_t i = 0; i < w.n && each > 0; i++) {
         struct param *p = &w.params[i];
@@ -298,7 +299,8 @@ static void drop(struct fetched *f)
     free(f->bytes);
 }
 
-static void check_equal(const unsigned char *a, const unsigned char *b, uint64_t n, const char *what)
+UNWATCHED static void check_equal(const unsigned char *a, const unsigned char *b, uint64_t n,
+                                  const char *what)
 {
     for (uint64_t i = 0; i < n; i++)
         GPU_CHECK(a[i] == b[i], "%s: byte %llu of %llu differs", what, (unsigned long long)i,

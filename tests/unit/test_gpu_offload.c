@@ -6,6 +6,7 @@
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
 #include "tests/fixtures/served.h"
+#include "tests/fixtures/unwatched.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,7 +38,7 @@ struct world {
 static struct world w;
 static uint64_t seed = 11;
 
-static uint64_t any(uint64_t below)
+UNWATCHED static uint64_t any(uint64_t below)
 {
     seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
     return (seed >> 24) % below;
@@ -83,14 +84,14 @@ static size_t width(wsync_dtype t)
     return t == WSYNC_F32 ? 4 : t == WSYNC_U8 ? 1 : 2;
 }
 
-static void fill(unsigned char *p, size_t n)
+UNWATCHED static void fill(unsigned char *p, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         p[i] = (unsigned char)any(251);
 }
 
 /* elements: of the source, from the first of the piece on. */
-static void add(wsync_param p, size_t elements)
+UNWATCHED static void add(wsync_param p, size_t elements)
 {
     const size_t one = width(p.converts ? p.data_dtype : p.dtype), i = w.n++;
     unsigned char *host = malloc(elements * one + 1);
@@ -168,7 +169,7 @@ static void publish(wsync_publisher *p, const wsync_param *params, uint64_t vers
     GPU_CHECK(wsync_wait_published(p, version, 20000) == 0, "%s", wsync_error());
 }
 
-static void compare(uint64_t version)
+UNWATCHED static void compare(uint64_t version)
 {
     uint64_t a_bytes, b_bytes;
     unsigned char *a = fetch("h", version, &a_bytes), *b = fetch("g", version, &b_bytes);
