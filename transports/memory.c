@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <malloc.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -144,4 +146,14 @@ int ws_memory_check(uint64_t bytes, const char *what, struct ws_error *err)
         return 0;
     return ws_error_set(err, ENOMEM, "no memory for %s: %" PRIu64 " MiB are needed and %.500s", what,
                         (bytes + (1 << 20) - 1) >> 20, text);
+}
+
+/* One thread at a time: where another allocator is in use (jemalloc, a sanitizer's) this is the first that
+ * glibc's own hears of the process, and it makes its arena ready without a lock. */
+void ws_memory_trim(void)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    (void)malloc_trim(0);
+    pthread_mutex_unlock(&lock);
 }

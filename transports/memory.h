@@ -1,5 +1,5 @@
-/* Memory: how much may be taken, asked before it is. A page that is touched when none is left ends the
- * process, so whoever takes gigabytes asks here first. Any thread. */
+/* Memory: how much may be taken, asked before it is, and given back. A page that is touched when none is left
+ * ends the process, so whoever takes gigabytes asks here first. Any thread. */
 #ifndef WS_TRANSPORTS_MEMORY_H
 #define WS_TRANSPORTS_MEMORY_H
 #include "transports/error.h"
@@ -13,5 +13,8 @@ uint64_t ws_memory_available(char *text);
 uint64_t ws_memory_available_below(const char *root, char *text);
 /* -ENOMEM with the figures when `bytes` may not be taken now; what: "two slots of 3.4 GB". */
 WS_MUST_USE int ws_memory_check(uint64_t bytes, const char *what, struct ws_error *err);
+
+/* Gives back to the system what free() has kept of it. */
+void ws_memory_trim(void);
 
 #endif

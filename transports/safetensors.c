@@ -3,9 +3,9 @@
  * rule of the format is checked here, once, so that the rest of the program can trust offsets. */
 #include "transports/safetensors.h"
 #include "transports/json_cursor.h"
+#include "transports/memory.h"
 #include <endian.h>
 #include <errno.h>
-#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -399,7 +399,7 @@ out:
     free(b.names);
     free(b.metadata);
     if (b.n_tensors > TRIM_TENSORS)
-        malloc_trim(0);
+        ws_memory_trim();
     return rc;
 }
 

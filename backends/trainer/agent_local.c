@@ -19,10 +19,10 @@
 #include "transports/api.h"
 #include "transports/clock.h"
 #include "transports/log.h"
+#include "transports/memory.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -486,7 +486,7 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
     ws_agent_gpu_gone(a, c); /* tells those who wait, who find nothing begun any more */
     free(c);
     peer->state = NULL;
-    (void)malloc_trim(0); /* registrations of 100,000 tensors leave much behind */
+    ws_memory_trim(); /* registrations of 100,000 tensors leave much behind */
 }
 
 const struct ws_ipc_handler ws_agent_local = {.call = local_call, .gone = local_gone};

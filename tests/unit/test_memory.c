@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -155,13 +156,39 @@ static void test_check(void **state)
     assert_int_equal(ws_memory_check(1ULL << 60, "two slots of a model", NULL), -ENOMEM);
 }
 
+#define N_TRIMS 8
+
+static void *trim(void *start)
+{
+    (void)pthread_barrier_wait(start);
+    for (int i = 0; i < 20; i++)
+        ws_memory_trim();
+    return NULL;
+}
+
+/* By the first threads at once: under the address sanitizer nothing of glibc's allocator was in use before.
+ */
+static void test_trim(void **state)
+{
+    pthread_t threads[N_TRIMS];
+    pthread_barrier_t start;
+
+    (void)state;
+    assert_int_equal(pthread_barrier_init(&start, NULL, N_TRIMS), 0);
+    for (int i = 0; i < N_TRIMS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, trim, &start), 0);
+    for (int i = 0; i < N_TRIMS; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    pthread_barrier_destroy(&start);
+}
+
 int main(void)
 {
 #define WITH_SYSTEM(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
     const struct CMUnitTest tests[] = {
         WITH_SYSTEM(test_machine),  WITH_SYSTEM(test_nothing_told), WITH_SYSTEM(test_v2),
         WITH_SYSTEM(test_v2_above), WITH_SYSTEM(test_v2_container), WITH_SYSTEM(test_v1),
-        WITH_SYSTEM(test_damaged),  cmocka_unit_test(test_check),
+        WITH_SYSTEM(test_damaged),  cmocka_unit_test(test_check),   cmocka_unit_test(test_trim),
     };
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);
