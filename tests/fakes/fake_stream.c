@@ -139,7 +139,7 @@ static bool are_ending(void)
     return false;
 }
 
-/* Threads that end while the process does are more than a sanitizer bears. */
+/* Destroyed streams end before the process does, with their threads joined. */
 static void at_exit(void)
 {
     struct timespec end;

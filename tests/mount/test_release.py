@@ -160,7 +160,7 @@ def test_silent(stack):
 
 def test_deadline_and_interrupt(stack):
     "a mount that does not get ready in time ends the release for all, as ^C does; a newer release takes its place"
-    fleet = Fleet(stack, 1, tensors=LARGE)  # of six blocks
+    fleet = Fleet(stack, 1, tensors=LARGE)  # of seven blocks
     slow = Mount(stack, "fault:delay=1200:" + fleet.agent.url, "host=slow,streams=1,delta-cache=0")
     slow.wait_version("actor", 2)
     slow.write("follow", "actor/policy")

@@ -26,7 +26,7 @@ static int file;
 
 #define EXPECT(condition) GPU_CHECK(condition, "%s", wsync_error())
 
-static void compare(const unsigned char *p, const unsigned char *want, size_t bytes, int device)
+static void compare(int device, const unsigned char *p, const unsigned char *want, size_t bytes)
 {
     unsigned char *got = malloc(bytes + 1);
     EXPECT(got);
@@ -44,7 +44,7 @@ static void load_sizes(int device)
     unsigned char *p = gpu_alloc(device, FILE_BYTES + 1);
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         EXPECT(wsync_file_to_gpu(file, parts[i].offset, parts[i].bytes, p + 1) == 0);
-        compare(p + 1, content + parts[i].offset, parts[i].bytes, device);
+        compare(device, p + 1, content + parts[i].offset, parts[i].bytes);
     }
     EXPECT(wsync_file_to_gpu(file, FILE_BYTES, 0, p) == 0);
     ws_cuda_device.release(device, p);
@@ -78,7 +78,7 @@ static void load_at_once(void)
     }
     for (int i = 0; i < 2; i++) {
         EXPECT(pthread_join(threads[i], NULL) == 0);
-        compare(p[i], content, FILE_BYTES, i);
+        compare(i, p[i], content, FILE_BYTES);
         ws_cuda_device.release(i, p[i]);
     }
 }
@@ -87,7 +87,7 @@ static void load_unpinned(void)
 {
     unsigned char *p = gpu_alloc(0, FILE_BYTES);
     EXPECT(wsync_file_to_gpu(file, 0, FILE_BYTES, p) == 0);
-    compare(p, content, FILE_BYTES, 0);
+    compare(0, p, content, FILE_BYTES);
     ws_cuda_device.release(0, p);
 }
 
@@ -102,7 +102,7 @@ static void refuse(void)
     EXPECT(wsync_file_to_gpu(file, 1, INT64_MAX, p) == -EINVAL);
     EXPECT(wsync_file_to_gpu(-1, 0, 8, p) == -EBADF);
     EXPECT(wsync_file_to_gpu(file, 0, FILE_BYTES, p) == 0); /* and it goes on */
-    compare(p, content, FILE_BYTES, 0);
+    compare(0, p, content, FILE_BYTES);
     ws_cuda_device.release(0, p);
 }
 
