@@ -118,17 +118,33 @@ def test_interrupted_open(stack):
     reader.wait(2 * SLOW)
 
 
+class Holder:
+    """A process that maps a file and closes it."""
+
+    def __init__(self, stack, path):
+        self.process = subprocess.Popen([READERS, "hold", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        stack.callback(self.end)
+        self.hash = self.process.stdout.readline()
+        assert len(self.hash) == 17
+
+    def sees_the_same(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline() == self.hash and self.process.wait(20 * SLOW) == 0
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
 def test_reader_outlives_version(stack):
     "a mapping keeps its bytes while its version is dropped and the memory is wanted"
     for source in ("http", "unix"):
         with contextlib.ExitStack() as inner:
             agent, folder = published(inner)
             mount = mounted(inner, agent.url if source == "http" else f"unix:{agent.sock}", "keep=1")
-            reader = subprocess.Popen([READERS, "hold", mount.file("actor/1/model.safetensors")], stdin=subprocess.PIPE,
-                                      stdout=subprocess.PIPE, text=True)
-            inner.callback(lambda r=reader: (r.kill(), r.wait()))
-            first = reader.stdout.readline()
-            assert len(first) == 17
+            reader = Holder(inner, mount.file("actor/1/model.safetensors"))
             mount.write("drop 1", "actor/ctl")
             for v in range(2, 6):
                 r = agent.publish("actor", v, checkpoint(LARGE, seed=v), "--timeout", "2", check=False)
@@ -137,9 +153,7 @@ def test_reader_outlives_version(stack):
                     mount.wait_version("actor", v)
                     wsync("pull", "--mount", mount.path, "actor", v)
                     mount.read("actor", v, "model.safetensors")
-            reader.stdin.write("\n")
-            reader.stdin.flush()
-            assert reader.stdout.readline() == first
+            assert reader.sees_the_same()
 
 
 def test_slot_overwritten(stack):
@@ -177,14 +191,10 @@ def test_daemon_killed(stack):
     mount = mounted(stack, agent.url)
     path = mount.file("actor/1/model.safetensors")
     want = open(path, "rb").read()
-    reader = subprocess.Popen([READERS, "hold", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    stack.callback(lambda: (reader.kill(), reader.wait()))
-    first = reader.stdout.readline()
+    reader = Holder(stack, path)
     fd = os.open(path, os.O_RDONLY)
     mount.kill()
-    reader.stdin.write("\n")
-    reader.stdin.flush()
-    assert reader.stdout.readline() == first
+    assert reader.sees_the_same()
     if "reads passthrough" in mount.text():
         assert os.pread(fd, 1 << 20, 4096) == want[4096 : 4096 + (1 << 20)]
     os.close(fd)
