@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define HEAR_NS (2 * WS_SECOND_NS)
+
 int ws_group_have(struct ws_agent_model *m, struct ws_error *err)
 {
     if (m->group)
@@ -263,6 +265,18 @@ bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m)
     if (!ws_group_is_whole(a, m))
         return true; /* a rank on another node may just be coming back */
     return a->primary ? g->gave_up == g->round : g->hashing;
+}
+
+void ws_group_hear(struct ws_agent *a, struct ws_agent_model *m)
+{
+    const uint64_t since_ns = ws_clock_ns();
+    if (!a->primary || !ws_group_spans(m))
+        return;
+    while (!m->writing && m->group->asked_ns < since_ns && !m->group->away[0]) {
+        ws_group_wake(a, m);
+        if (!ws_agent_wait(a, since_ns + HEAR_NS))
+            return;
+    }
 }
 
 void ws_group_begun(struct ws_agent_model *m)

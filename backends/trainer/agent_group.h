@@ -57,13 +57,13 @@ struct ws_group {
     unsigned count, own; /* parts; ours, count or more: none */
     json_t *names;       /* of the nodes, by index */
     /* a secondary's */
-    uint64_t primary_id; /* which agent that was */
-    uint64_t gave_up;    /* the round that this node abandoned by itself */
-    uint64_t answered_ns;
-    unsigned n_here;   /* ranks that the primary knows */
-    unsigned n_told;   /* of our ranks */
-    bool whole, dirty; /* the primary has all ranks; something is to be told at once */
-    json_t *need;      /* ranks whose registrations it wants */
+    uint64_t primary_id;            /* which agent that was */
+    uint64_t gave_up;               /* the round that this node abandoned by itself */
+    uint64_t asked_ns, answered_ns; /* the last that was answered: when it was asked, and answered */
+    unsigned n_here;                /* ranks that the primary knows */
+    unsigned n_told;                /* of our ranks */
+    bool whole, dirty;              /* the primary has all ranks; something is to be told at once */
+    json_t *need;                   /* ranks whose registrations it wants */
     char asked_run[WS_RUN_CHARS + 1];
     bool new_run;
     char away[WS_ERROR_TEXT]; /* why the primary does not answer */
@@ -95,6 +95,10 @@ bool ws_group_register_again(const struct ws_agent_model *m);
 void ws_group_left(struct ws_agent *a, struct ws_agent_model *m);
 /* Must a rank wait before it begins: for the round before, or for ranks that are on their way back? */
 bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m);
+/* A rank is about to begin a version: a secondary hears from the primary first how things stand, since by
+ * what it heard a second ago the version could be begun in a round that is over. The lock is given up
+ * meanwhile, for 2 s at most; where the primary is away, what is known has to do. */
+void ws_group_hear(struct ws_agent *a, struct ws_agent_model *m);
 void ws_group_begun(struct ws_agent_model *m);
 /* All ranks of this node have committed / its part is sealed, or could not be. */
 void ws_group_committed(struct ws_agent *a, struct ws_agent_model *m);

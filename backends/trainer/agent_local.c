@@ -344,6 +344,10 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     if (rc == 0 && c->writing)
         rc = ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                           m->writing_version);
+    if (rc == 0) {
+        ws_group_hear(a, m);
+        rc = ws_agent_check_session(c, err);
+    }
     if (rc == 0)
         rc = wait_for_turn(a, c, version, deadline, err);
     if (rc == 0)
@@ -354,8 +358,11 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     bool first = rc == 0 && !m->writing;
     if (first)
         rc = prepare(a, m, version, run, deadline, err);
-    if (first && rc == 0 && ws_group_spans(m) && !ws_group_is_whole(a, m)) /* a rank left meanwhile */
-        ws_agent_abandon(a, m, "not all ranks are there any more");
+    if (first && rc == 0 && ws_group_spans(m) && !ws_group_is_whole(a, m)) { /* a rank left meanwhile */
+        char why[WS_ERROR_TEXT];
+        snprintf(why, sizeof(why), "not all ranks are there any more: %s", m->why);
+        ws_agent_abandon(a, m, why);
+    }
     if (rc == 0)
         rc = ws_agent_check_session(c, err);
     if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))

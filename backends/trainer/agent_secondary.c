@@ -255,6 +255,7 @@ static void exchange(struct ws_agent *a, struct ws_agent_model *m)
     struct ws_group *g = m->group;
     char path[WS_API_PATH_BYTES];
     struct ws_error err = {0};
+    const uint64_t asked_ns = ws_clock_ns();
     json_t *body = say(a, m), *reply = NULL;
     bool tell = false;
     g->dirty = false;
@@ -267,10 +268,13 @@ static void exchange(struct ws_agent *a, struct ws_agent_model *m)
                   : ws_error_set(&err, ENOMEM, "no memory for a request");
     json_decref(body);
     pthread_mutex_lock(&a->lock);
-    if (rc == 0)
+    if (rc == 0) {
         tell = take(a, m, reply);
-    else
+        g->asked_ns = asked_ns;
+    } else {
         note_silence(a, m, &err);
+    }
+    pthread_cond_broadcast(&a->changed); /* a rank may wait for it (ws_group_hear) */
     json_decref(reply);
     if (tell) {
         pthread_mutex_unlock(&a->lock);

@@ -337,6 +337,22 @@ def test_rank_killed(stack):
         w.expect_same(mount, version - 1)
 
 
+def test_rank_restarted(stack):
+    "a rank that ends between versions and is back: who offloads next is not told of a round that is over, on either node"
+    w = World(stack)
+    w.publish(1)
+    mount = w.mount("i0")
+    w.expect_same(mount, 1)
+    for version, victim in enumerate((0, 3, 0), 2):
+        w.step()
+        w.ranks[victim].kill()
+        again = w.ranks[victim] = w.start_rank(victim)
+        for _ in range(version - 1):
+            assert say([again], "step 0.01")[0].startswith("stepped")
+        w.publish(version)
+        w.expect_same(mount, version)
+
+
 def test_disagreement(stack):
     "nodes that offload different versions publish neither, and their ranks are told who wrote what; the next works"
     w = World(stack)
@@ -406,5 +422,5 @@ def test_whole_again(stack):
     assert "2 parts" in mount.status("actor")["version.3"]
 
 
-run(test_two_and_two, test_release, test_missing_agent, test_slow, test_unix, test_relay, test_archives, test_agent_killed, test_primary_killed, test_rank_killed, test_disagreement,
+run(test_two_and_two, test_release, test_missing_agent, test_slow, test_unix, test_relay, test_archives, test_agent_killed, test_primary_killed, test_rank_killed, test_rank_restarted, test_disagreement,
     test_cut_apart, test_whole_again)

@@ -181,9 +181,12 @@ static int obey(char *line)
         if (rc == 0)
             printf("loaded %" PRIu64 "\n", version);
     } else if (strcmp(word, "begin") == 0) {
-        rc = wsync_register(trainer.publisher, trainer.params, trainer.n);
-        if (rc == 0)
-            rc = wsync_begin(trainer.publisher, version);
+        rc = wsync_begin(trainer.publisher, version);
+        if (rc < 0) { /* not registered yet, or the group has changed */
+            rc = wsync_register(trainer.publisher, trainer.params, trainer.n);
+            if (rc == 0)
+                rc = wsync_begin(trainer.publisher, version);
+        }
         if (rc == 0)
             printf("begun %" PRIu64 "\n", version);
     } else {
