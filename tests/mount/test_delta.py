@@ -45,7 +45,10 @@ class Run:
 def pull(mount, version):
     wait_for(lambda: os.path.isdir(mount.file("actor", version)), f"version {version}")
     mount.write(f"pull {version}", "actor/ctl")
-    return next(line for line in mount.text("actor/status").splitlines() if line.startswith(f"version.{version} "))
+    line = next(line for line in mount.text("actor/status").splitlines() if line.startswith(f"version.{version} "))
+    if SANITIZER and "patching would take longer" in line:
+        raise Skip("on this busy machine a sanitizer makes patching slower than the link, and the mount has noticed")
+    return line
 
 
 def test_steps(stack):
