@@ -44,7 +44,7 @@ SYSTEMD_CFLAGS := $(if $(SYSTEMD_LIBS),-DWS_HAVE_SYSTEMD)
 endif
 
 WARN := -Wall -Wextra -Werror -Wno-unknown-warning-option -Wno-format-truncation -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef
-CFLAGS ?= -O2 -g
+CFLAGS ?= $(if $(SAN),-O1,-O2) -g
 ALL_CFLAGS = -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
 	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS) $(GPU_FLAGS)
 LIBS = -Wl,--as-needed $(PKG_LIBS) $(SYSTEMD_LIBS) -pthread
@@ -75,7 +75,7 @@ NVCC_FLAGS = -std=c++17 -O3 -I. -fatbin -Werror all-warnings \
 	$(patsubst %,-gencode=arch=compute_%,$(foreach a,$(filter $(CUDA_ARCHS),$(CUDA_KNOWN)),$a$(comma)code=sm_$a) \
 	$(CUDA_OLDEST)$(comma)code=compute_$(CUDA_OLDEST))
 comma := ,
-FATBIN := $(B)/transports/kernels/kernels.fatbin
+FATBIN := $(TOP)/transports/kernels/kernels.fatbin
 endif
 # What `wsync version` says of them.
 defined_as = $(shell sed -n 's/^\#define $(1) *\([0-9]*\).*/\1/p' $(2))
@@ -121,8 +121,8 @@ $(TOP)/libfuse/config.mk: .ci/libfuse
 $(B)/.flags: TEXT = $(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)
 $(B)/.commit: TEXT = $(VERSION)$(addprefix +,$(COMMIT)) $(GPU_RELEASES)
 $(B)/.prefix: TEXT = $(PREFIX) $(LIBDIR) $(INCLUDEDIR)
-$(B)/.kernels: TEXT = $(HAVE_NVCC) $(NVCC_FLAGS)
-$(B)/.flags $(B)/.commit $(B)/.prefix $(B)/.kernels: FORCE
+$(TOP)/.kernels: TEXT = $(HAVE_NVCC) $(NVCC_FLAGS)
+$(B)/.flags $(B)/.commit $(B)/.prefix $(TOP)/.kernels: FORCE
 	@mkdir -p $(@D)
 	@echo '$(subst ','\'',$(TEXT))' | cmp -s - $@ || echo '$(subst ','\'',$(TEXT))' >$@
 
@@ -136,16 +136,16 @@ $(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(ad
 
 # The kernels, as bytes; with no nvcc the object says that there are none.
 ifneq ($(HAVE_NVCC),)
-$(FATBIN): transports/kernels/kernels.cu $(B)/.kernels
+$(FATBIN): transports/kernels/kernels.cu $(TOP)/.kernels
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(HAVE_NVCC) $(NVCC_FLAGS) -MD -MP -MF $(@:.fatbin=.d) -MT $@ -o $@ $<
 endif
-$(B)/transports/kernels/fatbin.o: $(FATBIN) $(B)/.kernels
+$(B)/transports/kernels/fatbin.o: $(FATBIN) $(TOP)/.kernels
 $(B)/transports/kernels/fatbin.o: EXTRA = $(if $(FATBIN),-DWS_FATBIN='"$(FATBIN)"')
 
 # What a trainer computes while the benchmarks offload.
 ifneq ($(HAVE_NVCC),)
-$(B)/tests/bench/matmul.fatbin: tests/bench/matmul.cu $(B)/.kernels
+$(B)/tests/bench/matmul.fatbin: tests/bench/matmul.cu $(TOP)/.kernels
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(HAVE_NVCC) $(NVCC_FLAGS) -o $@ $<
 $(B)/tests/bench/bench_gpu_offload.o: $(B)/tests/bench/matmul.fatbin
