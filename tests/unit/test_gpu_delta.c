@@ -140,16 +140,16 @@ static void add_box(wsync_dtype t, int converts, wsync_dtype from, uint64_t rows
 
 static void add_all(unsigned n_short)
 {
-    add_plain(WSYNC_BF16, 3000, 2048);     /* a long one, */
+    add_plain(WSYNC_BF16, 2200, 2048);     /* a long one, */
     for (unsigned i = 0; i < n_short; i++) /* short ones of two widths, */
         add_plain(i % 9 ? WSYNC_BF16 : WSYNC_F32, 1 + any(9), 8 * (1 + any(200)));
-    add_box(WSYNC_BF16, 1, WSYNC_F32, 1500, 2000, 2000, 1);  /* converted, */
-    add_box(WSYNC_F16, 1, WSYNC_F32, 700, 333, 400, 1);      /* so that some overflow, */
-    add_box(WSYNC_BF16, 0, WSYNC_BF16, 1700, 1200, 1, 1700); /* transposed, */
-    add_box(WSYNC_BF16, 0, WSYNC_BF16, 300, 4096, 5000, 1);  /* long rows apart, */
-    add_plain(WSYNC_F32, 1000, 1003);
-    add_plain(WSYNC_U8, 1, 2777777); /* and ones that lie unevenly */
-    add_plain(WSYNC_BF16, 1500, 1001);
+    add_box(WSYNC_BF16, 1, WSYNC_F32, 800, 2000, 2000, 1);  /* converted, */
+    add_box(WSYNC_F16, 1, WSYNC_F32, 700, 333, 400, 1);     /* so that some overflow, */
+    add_box(WSYNC_BF16, 0, WSYNC_BF16, 900, 1200, 1, 900);  /* transposed, */
+    add_box(WSYNC_BF16, 0, WSYNC_BF16, 300, 4096, 5000, 1); /* long rows apart, */
+    add_plain(WSYNC_F32, 500, 1003);
+    add_plain(WSYNC_U8, 1, 1777777); /* and ones that lie unevenly */
+    add_plain(WSYNC_BF16, 700, 1001);
 }
 
 static void start_with(unsigned n_short)
@@ -302,7 +302,12 @@ static void drop(struct fetched *f)
 UNWATCHED static void check_equal(const unsigned char *a, const unsigned char *b, uint64_t n,
                                   const char *what)
 {
-    for (uint64_t i = 0; i < n; i++)
+    uint64_t i = 0;
+    for (uint64_t x = 0, y = 0; x == y && i + sizeof(x) <= n; i += x == y ? sizeof(x) : 0) { /* fast */
+        memcpy(&x, a + i, sizeof(x));
+        memcpy(&y, b + i, sizeof(y));
+    }
+    for (; i < n; i++)
         GPU_CHECK(a[i] == b[i], "%s: byte %llu of %llu differs", what, (unsigned long long)i,
                   (unsigned long long)n);
 }
@@ -605,7 +610,7 @@ static void damaged(void)
     }
     GPU_CHECK(n >= 2, "%u slots", n);
     publish(w.gpu, true, 5);
-    GPU_CHECK(travelled(&t) && t.whole > 4 && t.whole < 5 && t.instead > 20, "%s", wsync_gpu_report(w.gpu));
+    GPU_CHECK(travelled(&t) && t.whole > 4 && t.whole < 5 && t.instead > 15, "%s", wsync_gpu_report(w.gpu));
     publish(w.host, false, 5);
     struct fetched h = fetch("h", 5, 0), g = fetch("g", 5, 0);
     check_equal(h.bytes, g.bytes, bytes, "the file");
@@ -802,7 +807,7 @@ static void two_devices(void)
             gpu_write(i < 303 ? 0 : 1, (void *)(uintptr_t)p->at_gpu.data, p->bytes, p->n * p->width);
         }
     }
-    GPU_CHECK(travelled(&t) && t.whole == 0 && t.instead > 24 && t.changes < 4, "%s",
+    GPU_CHECK(travelled(&t) && t.whole == 0 && t.instead > 15 && t.changes < 4, "%s",
               wsync_gpu_report(w.gpu));
     fprintf(stderr, "# %s\n", wsync_gpu_report(w.gpu));
     for (size_t i = 303; i < w.n; i++) {
@@ -850,7 +855,7 @@ static void test_shared(void **state)
 {
     (void)state;
     run(stays, NULL);
-    run(makes_room, "memory=400M");
+    run(makes_room, "memory=296M");
 }
 
 int main(void)
