@@ -265,20 +265,42 @@ static void reason_of(struct ws_route *r, int id, char why[WS_REASON_CHARS])
     }
 }
 
+/* As a sentence's part: what to do is left out, and no mark ends the quotation. */
+static void shorten(char why[WS_REASON_CHARS])
+{
+    why[strcspn(why, ";")] = '\0';
+    for (char *p = why; (p = strchr(p, '"'));)
+        *p = '\'';
+}
+
+static void append(char out[WS_WHY_NOT_CHARS], const char *a, const char *b)
+{
+    const size_t n = strlen(out);
+    snprintf(out + n, WS_WHY_NOT_CHARS - n, "%s%s", a, b);
+}
+
 void ws_strategies_why_not(struct ws_route *r, char out[WS_WHY_NOT_CHARS])
 {
     const struct ws_strategies *s = spelled_out(&r->strategies);
     const int used = atomic_load(&r->used);
-    char why[WS_REASON_CHARS];
-    size_t n = 0;
+    char why[WS_N_STRATEGIES][WS_REASON_CHARS];
+    int n = 0;
 
     out[0] = '\0';
-    for (int i = 0; i < s->n && s->id[i] != used && n < WS_WHY_NOT_CHARS; i++) {
-        reason_of(r, s->id[i], why);
-        why[strcspn(why, ";")] = '\0'; /* the rest is what to do */
-        for (char *p = why; (p = strchr(p, '"'));)
-            *p = '\'';
-        n += (size_t)snprintf(out + n, WS_WHY_NOT_CHARS - n, "%s%s: %s", i ? "; " : "",
-                              ws_strategies_name(s->id[i]), why);
+    for (; n < s->n && s->id[n] != used; n++) {
+        reason_of(r, s->id[n], why[n]);
+        shorten(why[n]);
+    }
+    for (int i = 0; i < n; i++) {
+        if (!why[i][0])
+            continue; /* named with an earlier one */
+        append(out, out[0] ? "; " : "", ws_strategies_name(s->id[i]));
+        for (int k = i + 1; k < n; k++) {
+            if (strcmp(why[k], why[i]) != 0)
+                continue;
+            append(out, ", ", ws_strategies_name(s->id[k]));
+            why[k][0] = '\0';
+        }
+        append(out, ": ", why[i]);
     }
 }

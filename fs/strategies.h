@@ -44,7 +44,8 @@ bool ws_strategies_get(struct ws_store *store, const char *model, struct ws_stra
 bool ws_strategies_get_locked(struct ws_store *store, const char *model, struct ws_strategies *out);
 void ws_strategies_forget(struct ws_store *store); /* at its end */
 
-/* One pull's, which has ended: "ipc: no unix: source; broadcast: ...". May ask a source: without any lock. */
+/* One pull's, which has ended: "ipc: no unix: source; cuda_ipc, broadcast: there is no NVIDIA driver ...".
+ * May ask a source: without any lock. */
 void ws_strategies_why_not(struct ws_route *r, char out[WS_WHY_NOT_CHARS]);
 
 #endif
