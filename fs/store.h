@@ -116,7 +116,8 @@ struct ws_version_info {
     char why_not[WS_WHY_NOT_CHARS];       /* of those before it */
     double pull_seconds;                  /* of the finished or the running pull */
     uint64_t created_ns;                  /* when it was published, CLOCK_REALTIME; 0: not told */
-    bool pinned, has_manifest, at_source; /* at_source: some source still serves it */
+    bool pinned, has_manifest, at_source; /* at_source: some source still serves it, or its parts */
+    unsigned n_sources;                   /* that list it whole */
     uint64_t bad_blocks;                  /* blocks refetched because a hash differed */
     int error_code;                       /* positive; 0: none */
     char error[WS_ERROR_TEXT];            /* why it failed */

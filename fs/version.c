@@ -314,6 +314,7 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out)
         out->pull_seconds = (double)(ws_clock_ns() - v->pull_began_ns) / 1e9;
     out->pinned = v->pinned;
     out->at_source = ws_version_is_offered(v);
+    out->n_sources = (unsigned)__builtin_popcountll(v->sources);
     if (v->error) {
         out->error_code = v->error_code;
         snprintf(out->error, sizeof(out->error), "%s", v->error);

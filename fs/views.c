@@ -44,6 +44,8 @@ static void print_version(void *arg, struct ws_version *v)
     print_quoted(f, "why_not", i.why_not);
     fprintf(f, " seconds=%.3f run=%s%s%s", i.pull_seconds, i.run, i.pinned ? " pinned" : "",
             i.at_source ? "" : " gone-at-source");
+    if (i.n_sources)
+        fprintf(f, " sources=%u", i.n_sources);
     if (i.bad_blocks)
         fprintf(f, " bad-blocks=%" PRIu64, i.bad_blocks);
     print_quoted(f, "error", i.error);
