@@ -260,8 +260,11 @@ class Mount(Process):
         """{name: "state version kind url ..."}."""
         return dict(line.split(" ", 1) for line in self.text(model, "engines").splitlines())
 
-    def wait_version(self, model, version):
+    def wait_version(self, model, version, sources=1):
+        """Until so many list it: before that not all ways are open."""
         wait_for(lambda: os.path.isdir(self.file(model, version)), f"{model}/{version}")
+        if sources > 1:
+            wait_for(lambda: f" sources={sources}" in self.status(model).get(f"version.{version}", ""), f"{model}/{version} at {sources} sources")
 
     def status(self, *names):
         return dict(line.split(" ", 1) for line in self.text(*names, "status").splitlines() if " " in line)

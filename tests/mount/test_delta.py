@@ -231,6 +231,7 @@ def test_second_source(stack):
     for _ in range(3):
         run.step()
         run.wait_delta()
+        leaf.wait_version("actor", run.newest, sources=2)
         line = pull(leaf, run.newest)
         same(leaf, run.newest, run.folders[run.newest])
         assert int(line.split(" moved=")[1].split()[0]) < 400000, line

@@ -21,7 +21,7 @@ def world(stack, source="{url}", options="", versions=(1,)):
             agent.publish("actor", v, made)
     mount = Mount(stack, source.format(url=agent.url, sock=f"unix:{agent.sock}", dir=f"dir:{folder}"), options)
     for v in versions:
-        listed(mount, v, source.count(",") + 1)
+        mount.wait_version("actor", v, source.count(",") + 1)
     return agent, mount
 
 
@@ -29,12 +29,6 @@ def pulled(mount, version=1):
     """What status says of a version after a pull: (strategy, {strategy: why not})."""
     mount.write(f"pull {version}", "actor/ctl")
     return said(mount, version)
-
-
-def listed(mount, version, by=2):
-    """Waits until so many sources list it: before that, not all ways are open."""
-    mount.wait_version("actor", version)
-    wait_for(lambda: f" sources={by}" in mount.status("actor").get(f"version.{version}", ""), f"actor/{version} at {by} sources")
 
 
 def said(mount, version=1):
@@ -83,7 +77,7 @@ def test_kept(stack):
     mount.write("policy pull", "critic/ctl")
     mount.kill()
     again = Mount(stack, f"unix:{agent.sock},{agent.url}", "strategy=dir:tcp", path=mount.path)
-    listed(again, 1)
+    again.wait_version("actor", 1, sources=2)
     again.wait_version("critic", 1)
     assert again.status("actor")["strategy"] == "tcp,ipc" and again.status("critic")["strategy"] == "dir,tcp"
     assert pulled(again)[0] == "tcp"
@@ -117,7 +111,7 @@ def test_order(stack):
     mount.write("strategy tcp,ipc", "actor/ctl")
     assert pulled(mount, 2) == ("tcp", {})
     agent.publish("actor", 3, checkpoint(MEDIUM, seed=3))
-    listed(mount, 3)
+    mount.wait_version("actor", 3, sources=2)
     mount.write("strategy dir,ipc,tcp", "actor/ctl")
     assert pulled(mount, 3) == ("ipc", {"dir": "no dir: source"})
     assert mount.read("actor/3/config.json")
@@ -149,8 +143,7 @@ def test_source_ended(stack):
     for agent in (near, far):
         agent.publish("actor", 1, made, "--run", "0123456789abcdef")
     mount = Mount(stack, f"unix:{near.sock},{far.url}")
-    mount.wait_version("actor", 1)
-    wait_for(lambda: mount.text("status").count(" up ") == 2, "both sources")
+    mount.wait_version("actor", 1, sources=2)
     near.kill()
     wait_for(lambda: " down " in mount.text("status"), "the end of one")
     mount.write("strategy ipc,tcp", "actor/ctl")
