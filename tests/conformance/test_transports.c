@@ -1,7 +1,7 @@
 /* One suite for every transport: tcp and ipc over a memory catalog, dir over a folder and over an archive,
  * and each of them behind faults. What a mount relies on is asserted here.
  *
- * timeout: 400
+ * timeout: 350
  * beside others */
 #include "tests/conformance/memory_catalog.h"
 #include "tests/fixtures/unwatched.h"

@@ -1,7 +1,7 @@
 /* Pulls: whole, by descriptor, from a folder, over sources that cut, flip, lie, delay and end, and what
  * is left when they fail.
  *
- * timeout: 400
+ * timeout: 420
  * beside others */
 #include "tests/fixtures/checkpoint.h"
 #include "tests/fs/opened_store.h"

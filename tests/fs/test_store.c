@@ -1,7 +1,7 @@
 /* The store's objects: names and lineages, links, eviction, pins, drops, what listeners hear, headers,
  * verification, sources added and removed, reports.
  *
- * timeout: 400
+ * timeout: 250
  * beside others */
 #include "tests/fs/opened_store.h"
 #include "transports/copy.h"

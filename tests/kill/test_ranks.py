@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # sanitizers: address thread
 # beside others
-# timeout: 240
+# timeout: 260
 """Ranks that are killed in the middle of an offload: readers see whole versions only, the last one stays served, those that
 live are told, and the next offload works. RANKS_ROUNDS, RANKS_SEED."""
 import os

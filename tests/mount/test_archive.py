@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # beside others
-# timeout: 500
+# timeout: 310
 # sanitizers: address
 """Versions as plain files: written by an agent and by `wsync save`, read by dir: and through a web server, also
 when the disk is full, damaged or was left in the middle."""

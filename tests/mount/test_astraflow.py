@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # beside others
 # sanitizers: thread
-# timeout: 240
+# timeout: 390
 """AstraFlow's receivers, served by the agent: a receiver of our own making that is as trusting as theirs registers,
 pulls, is stuck, dies; what it was told is whole must be one version, bit for bit."""
 import contextlib

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # beside others
-# timeout: 300
+# timeout: 450
 # sanitizers: address thread
 """Broadcasts by NCCL out of an agent's slot, with stand-ins for the driver and for NCCL: several receivers at once, and
 one that dies, hangs, or is of another release; an agent that dies; a version that goes meanwhile."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # beside others
-# timeout: 400
+# timeout: 480
 # sanitizers: thread
 """Versions made of those before them: by one delta, by chains, in place and by copies, whatever goes wrong."""
 import mmap

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # beside others
 # sanitizers: thread
-# timeout: 240
+# timeout: 500
 """Engines over time: settings that outlive a daemon, engines that die, come back and are brought along, commit
 settings, cancel, deadlines."""
 import os

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # beside others
 # sanitizers: thread
-# timeout: 300
+# timeout: 460
 """Mounts as sources of other mounts: chains, trees and rings of them, what is passed on while it arrives, who lies, who
 dies; and nginx in between, which keeps what never changes."""
 import http.client

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # beside others
 # sanitizers: thread
-# timeout: 300
+# timeout: 400
 """Fleets: releases in two phases over several mounts, late joiners, lost ones, engines that span mounts or drive
 themselves."""
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # beside others
-# timeout: 400
+# timeout: 320
 # sanitizers: address
 """What goes wrong: dying agents and daemons, faults on the wire, full caches, slow pullers, readers that stay."""
 import os

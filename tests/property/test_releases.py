@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # beside others
 # sanitizers: thread
-# timeout: 420
+# timeout: 440
 """Random releases and barriers over two mounts and two models, with engines that refuse, die or are slow, mounts whose
 daemon is killed, and releases that come on the heels of others. RELEASE_SEED, RELEASE_ROUNDS."""
 import os
