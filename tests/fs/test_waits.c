@@ -1,4 +1,6 @@
-/* Waits: what is waited for comes first, deadlines, cancels, failures, and many at once. */
+/* Waits: what is waited for comes first, deadlines, cancels, failures, and many at once.
+ *
+ * beside others */
 #include "tests/fs/opened_store.h"
 #include <pthread.h>
 

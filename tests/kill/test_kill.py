@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # beside others
-# timeout: 380
+# timeout: 430
 """kill -9 at random moments of publish, pull and switch: 100 rounds, no wrong byte, no stuck process."""
 import os
 import random

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # beside others
-# timeout: 360
+# timeout: 425
 """A trainer and three inference nodes, each in a network namespace of its own, joined by a bridge in one more: links
 are slowed down, cut and mended while versions are released."""
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # beside others
-# timeout: 340
+# timeout: 415
 """A trainer on two nodes with two ranks each, and two inference nodes, each in a network namespace of its own: what
 mounts show is compared with what one rank alone publishes of the same numbers."""
 import errno

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # sanitizers: address thread
 # beside others
-# timeout: 300
+# timeout: 370
 """Two ranks offload every 50 ms for a minute, and readers of two mounts check every byte of each version that they see:
 versions may be skipped, none is torn or mixed. OFFLOADS_SECONDS."""
 import os
