@@ -88,7 +88,7 @@ static int explain(struct ws_version *v, int rc, int timeout_ms, struct ws_error
     pthread_mutex_unlock(&s->lock);
     if (text[0])
         return ws_error_set(err, -rc, "%s", text);
-    if (rc == -ETIMEDOUT)
+    if (rc == -ETIMEDOUT || rc == -EAGAIN)
         return ws_error_set(err, ETIMEDOUT, "%s/%lu did not arrive within %.1f s; the pull goes on",
                             v->model->name, v->number, (double)timeout_ms / 1000);
     if (rc == -ECANCELED)
@@ -104,7 +104,13 @@ int ws_version_pull(struct ws_version *v, enum ws_priority priority, int timeout
 {
     int rc = wait_for(v, WS_FILE_ALL, priority, timeout_ms, cancel);
 
-    return rc < 0 ? explain(v, rc, timeout_ms, err) : 0;
+    if (rc == -ETIMEDOUT) { /* the wait's end, or what the pull has come to, maybe a moment after it */
+        pthread_mutex_lock(&v->store->lock);
+        rc = v->state == WS_FAILED && v->error_code > 0 ? -v->error_code : -EAGAIN;
+        pthread_mutex_unlock(&v->store->lock);
+    }
+    const int told = rc < 0 ? explain(v, rc, timeout_ms, err) : 0;
+    return rc == -EAGAIN ? rc : told;
 }
 
 const struct ws_manifest *ws_version_manifest(struct ws_version *v, struct ws_error *err)

@@ -127,7 +127,8 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out);
 /* Starts a pull if none runs and nothing is here (whole version; files and blocks in order). */
 enum ws_priority { WS_PRIORITY_BACKGROUND, WS_PRIORITY_SWITCH, WS_PRIORITY_READER };
 void ws_version_start(struct ws_version *v, enum ws_priority priority);
-/* Starts and waits until it is READY: 0, or the pull's error, -ETIMEDOUT, -ECANCELED. */
+/* Starts and waits until it is READY: 0, or the pull's error, -ECANCELED; -EAGAIN: not within timeout_ms, and
+ * the pull goes on (err says ETIMEDOUT). */
 WS_MUST_USE int ws_version_pull(struct ws_version *v, enum ws_priority priority, int timeout_ms,
                                 const atomic_bool *cancel, struct ws_error *err);
 /* Asks for bytes without waiting. Blocks [first, first + n) of a file (n 0: only the manifest;

@@ -207,7 +207,7 @@ static int pull(struct ws_run *r, struct ws_version *v, enum ws_priority priorit
 {
     for (;;) {
         int rc = ws_version_pull(v, priority, PULL_STEP_MS, r->options->cancel, err);
-        if (rc != -ETIMEDOUT || ws_version_state(v) == WS_FAILED)
+        if (rc != -EAGAIN)
             return rc;
         rc = check_end(r, err);
         if (rc == -EINTR)
