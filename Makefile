@@ -315,3 +315,4 @@ help: ## print this
 	@echo '  variables: SAN=address|undefined|thread, V=1, ARGS (of demo-rl), PREFIX, DESTDIR, CFLAGS'
 
 -include $(shell find $(B) -name '*.d' -not -path '*/libfuse/*' 2>/dev/null)
+-include $(FATBIN:.fatbin=.d)

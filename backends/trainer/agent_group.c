@@ -267,14 +267,14 @@ bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m)
     return a->primary ? g->gave_up == g->round : g->hashing;
 }
 
-void ws_group_hear(struct ws_agent *a, struct ws_agent_model *m)
+void ws_group_hear(struct ws_agent *a, struct ws_agent_model *m, uint64_t deadline_ns)
 {
-    const uint64_t since_ns = ws_clock_ns();
+    const uint64_t since_ns = ws_clock_ns(), until_ns = since_ns + HEAR_NS;
     if (!a->primary || !ws_group_spans(m))
         return;
     while (!m->writing && m->group->asked_ns < since_ns && !m->group->away[0]) {
         ws_group_wake(a, m);
-        if (!ws_agent_wait(a, since_ns + HEAR_NS))
+        if (!ws_agent_wait(a, until_ns < deadline_ns ? until_ns : deadline_ns))
             return;
     }
 }

@@ -98,7 +98,7 @@ bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m);
 /* A rank is about to begin a version: a secondary hears from the primary first how things stand, since by
  * what it heard a second ago the version could be begun in a round that is over. The lock is given up
  * meanwhile, for 2 s at most; where the primary is away, what is known has to do. */
-void ws_group_hear(struct ws_agent *a, struct ws_agent_model *m);
+void ws_group_hear(struct ws_agent *a, struct ws_agent_model *m, uint64_t deadline_ns);
 void ws_group_begun(struct ws_agent_model *m);
 /* All ranks of this node have committed / its part is sealed, or could not be. */
 void ws_group_committed(struct ws_agent *a, struct ws_agent_model *m);

@@ -345,7 +345,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         rc = ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                           m->writing_version);
     if (rc == 0) {
-        ws_group_hear(a, m);
+        ws_group_hear(a, m, deadline);
         rc = ws_agent_check_session(c, err);
     }
     if (rc == 0)
@@ -359,8 +359,10 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     if (first)
         rc = prepare(a, m, version, run, deadline, err);
     if (first && rc == 0 && ws_group_spans(m) && !ws_group_is_whole(a, m)) { /* a rank left meanwhile */
-        char why[WS_ERROR_TEXT];
-        snprintf(why, sizeof(why), "not all ranks are there any more: %s", m->why);
+        char missing[WS_ERROR_TEXT / 2], why[WS_ERROR_TEXT];
+        ws_group_missing(a, m, false, missing, sizeof(missing));
+        snprintf(why, sizeof(why), "not all ranks are there any more%s%s%.400s", missing,
+                 m->why[0] ? "; " : "", m->why);
         ws_agent_abandon(a, m, why);
     }
     if (rc == 0)
