@@ -6,7 +6,8 @@ VERSION := 0.1.0
 COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude '*' 2>/dev/null))
 PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
-SBINDIR ?= /sbin
+# Where mount(8) looks for its helpers; a PREFIX of one's own keeps to itself.
+SBINDIR ?= $(if $(filter /usr /usr/%,$(PREFIX)),/sbin,$(PREFIX)/sbin)
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 MANDIR ?= $(PREFIX)/share/man
@@ -31,7 +32,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu bench bench-gpu gpu-bundle format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu mutate bench bench-gpu gpu-bundle format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd libzmq
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -39,15 +40,13 @@ $(if $(LACKING),$(error $(LACKING); as root or with sudo, `make deps` installs w
 -include $(TOP)/libfuse/config.mk
 PKG_CFLAGS := $(shell pkg-config --cflags $(PACKAGES))
 PKG_LIBS := $(shell pkg-config --libs $(PACKAGES))
-SYSTEMD_LIBS := $(shell pkg-config --libs libsystemd 2>/dev/null)
-SYSTEMD_CFLAGS := $(if $(SYSTEMD_LIBS),-DWS_HAVE_SYSTEMD)
 endif
 
 WARN := -Wall -Wextra -Werror -Wno-unknown-warning-option -Wno-format-truncation -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef
 CFLAGS ?= $(if $(SAN),-O1,-O2) -g
 ALL_CFLAGS = -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
-	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(SYSTEMD_CFLAGS) $(GPU_FLAGS)
-LIBS = -Wl,--as-needed $(PKG_LIBS) $(SYSTEMD_LIBS) -pthread
+	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(PKG_CFLAGS) $(GPU_FLAGS)
+LIBS = -Wl,--as-needed $(PKG_LIBS) -pthread
 
 ifeq ($(shell uname -m),x86_64)
 FLAGS_avx2 := -mavx2 -mf16c -mbmi -mlzcnt -mpopcnt
@@ -231,7 +230,7 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu bench bench-gpu gpu-bundle
+.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu mutate bench bench-gpu gpu-bundle
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:
@@ -258,6 +257,9 @@ bench-gpu: deps-test ## what a GPU does: the benchmarks named bench_gpu_*
 gpu-bundle: ## build/gpu: tests and benchmarks of GPUs with their libraries, for a machine where nothing can be installed
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs bench-programs
 	$(Q)tests/gpu_bundle $(TOP)/gpu
+mutate: deps-test ## change the code in one place at a time and look whether a test fails (ARGS=part of a file's name)
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs
+	$(Q)tests/mutate $(ARGS)
 bench: deps-test ## measure; prints ratios and writes build/bench.json
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	$(Q)tests/bench/run
@@ -270,7 +272,7 @@ INSTALLED = $(BINDIR)/wsync $(SBINDIR)/mount.wsync $(INCLUDEDIR)/wsync.h $(LIBDI
 	$(LIBDIR)/libwsync.so $(LIBDIR)/libwsync.so.0 $(LIBDIR)/libwsync.so.$(VERSION) $(LIBDIR)/pkgconfig/wsync.pc \
 	$(COMPLETIONDIR)/wsync $(addprefix $(UNITDIR)/,$(notdir $(wildcard mount-helpers/systemd/*.service))) \
 	$(MANDIR)/man1/wsync.1 $(MANDIR)/man1/wsync-*.1 $(MANDIR)/man8/mount.wsync.8
-install: all ## install command, mount helper, library, manual pages (PREFIX, DESTDIR)
+install: all ## install command, mount helper, library, manual pages (PREFIX, DESTDIR; with PREFIX=~/.local no root is needed)
 	install -Dm755 $(B)/wsync $(DESTDIR)$(BINDIR)/wsync
 	install -d $(DESTDIR)$(SBINDIR)
 	ln -sf $(BINDIR)/wsync $(DESTDIR)$(SBINDIR)/mount.wsync
@@ -284,9 +286,9 @@ install: all ## install command, mount helper, library, manual pages (PREFIX, DE
 	install -d $(DESTDIR)$(MANDIR)/man8
 	ln -sf ../man1/wsync-mount.1 $(DESTDIR)$(MANDIR)/man8/mount.wsync.8
 	install -d $(DESTDIR)$(UNITDIR)
-	for u in mount-helpers/systemd/*.service; do sed 's|=wsync |=$(BINDIR)/wsync |; s|=-wsync |=-$(BINDIR)/wsync |' $$u >$(DESTDIR)$(UNITDIR)/$${u##*/}; done
+	for u in mount-helpers/systemd/*.service; do sed 's|=wsync |=$(BINDIR)/wsync |; s|=-wsync |=-$(BINDIR)/wsync |' $$u | install -m644 /dev/stdin $(DESTDIR)$(UNITDIR)/$${u##*/} || exit; done
 	install -Dm644 mount-helpers/completions/wsync.bash $(DESTDIR)$(COMPLETIONDIR)/wsync
-	$(if $(DESTDIR),,-ldconfig)
+	$(if $(DESTDIR),,@[ "$$(id -u)" != 0 ] || ldconfig)
 uninstall: ## remove what install put there
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
 
@@ -312,7 +314,7 @@ clean: ## remove what was built, keep fetched libraries and the Python environme
 	rm -rf $(filter-out $(TOP)/libfuse $(TOP)/venv $(TOP)/venv-real $(TOP)/demo,$(wildcard $(TOP)/*))
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
-	@echo '  variables: SAN=address|undefined|thread, V=1, ARGS (of demo-rl), PREFIX, DESTDIR, CFLAGS'
+	@echo '  variables: SAN=address|undefined|thread, V=1, ARGS (of demo-rl and mutate), PREFIX, DESTDIR, CFLAGS'
 
 -include $(shell find $(B) -name '*.d' -not -path '*/libfuse/*' 2>/dev/null)
 -include $(FATBIN:.fatbin=.d)

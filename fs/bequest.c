@@ -53,7 +53,7 @@ bool ws_bequest_take(struct ws_bequest *b, const atomic_bool *stop, _Atomic(uint
     return handed;
 }
 
-/* Does nobody have any of it open or mapped? */
+/* May all of it be written again? */
 static bool is_idle(struct ws_version *v)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);

@@ -1,7 +1,7 @@
 /* Bequest: the memory of a version that goes, handed with what is in it to one that comes, which patches it
  * in place instead of filling memory of its own. The reaper hands it over, after the last reference and the
- * kernel's names are gone, when the kernel's lease says that no process reads any of it; else it goes the
- * usual way. */
+ * kernel's names are gone, when nobody but this process ever had any of it and the kernel's lease says so
+ * too; else it goes the usual way. */
 #ifndef WS_FS_BEQUEST_H
 #define WS_FS_BEQUEST_H
 #include "fs/changes.h"

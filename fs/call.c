@@ -94,19 +94,22 @@ void ws_call_park(struct ws_call *c, struct ws_version *v, size_t file, size_t f
         ws_call_error(c, EIO);
         return;
     }
+    pthread_mutex_lock(&c->lock);
     struct ws_version *before = c->held;
     c->held = ws_version_get(v);
-    if (before)
-        ws_version_put(before);
     c->wait = (struct ws_wait){.done = on_done};
     c->phase = WS_CALL_STARTING;
     c->interrupted = false;
+    const unsigned generation = ++c->generation;
     c->refs++; /* until this function is through: done may come at once */
+    pthread_mutex_unlock(&c->lock);
+    if (before)
+        ws_version_put(before);
     fuse_req_interrupt_func(c->req, on_interrupt, c);
     int here = ws_version_wait(v, file, first, n, timeout_ms, &c->wait);
     bool interrupted = false;
     pthread_mutex_lock(&c->lock);
-    if (here == 0 && c->phase == WS_CALL_STARTING) {
+    if (here == 0 && c->generation == generation && c->phase == WS_CALL_STARTING) {
         c->phase = WS_CALL_PARKED;
         interrupted = c->interrupted && ws_wait_cancel(&c->wait);
         if (interrupted)

@@ -24,6 +24,8 @@ struct ws_call {
     int refs, tries;
     enum { WS_CALL_STARTING, WS_CALL_PARKED, WS_CALL_FINISHED } phase;
     bool interrupted;
+    unsigned generation; /* of the parking: done may come, and the call be parked anew, before the one who
+                            parked it looks */
 };
 
 /* Makes a call and runs it. name may be NULL (copied). Replies ENOMEM itself. */

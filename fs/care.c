@@ -64,7 +64,7 @@ static int sleep_on(struct sleeper *s, const atomic_bool *cancel)
 static int wait_for(struct ws_version *v, size_t file, enum ws_priority priority, int timeout_ms,
                     const atomic_bool *cancel)
 {
-    uint64_t deadline = timeout_ms < 0 ? WS_NEVER - 1 : ws_clock_ns() + (uint64_t)timeout_ms * WS_MS_NS;
+    uint64_t deadline = timeout_ms < 0 ? WS_NEVER : ws_clock_ns() + (uint64_t)timeout_ms * WS_MS_NS;
     struct sleeper s;
     int rc;
 
@@ -139,6 +139,11 @@ int ws_version_drop(struct ws_version *v, struct ws_error *err)
         rc = ws_error_set(err, EBUSY,
                           "%s/%lu is what the engines serve: load another version before it is dropped",
                           v->model->name, v->number);
+    else if (v->held > 0)
+        rc = ws_error_set(err, EBUSY,
+                          "engines are being switched to %s/%lu: write cancel to its ctl, or wait for the "
+                          "switch's end",
+                          v->model->name, v->number);
     else if (v->pinned)
         rc = ws_error_set(err, EBUSY, "%s/%lu is pinned: echo \"unpin %lu\" > /wsync/%s/ctl first",
                           v->model->name, v->number, v->number, v->model->name);
@@ -147,6 +152,28 @@ int ws_version_drop(struct ws_version *v, struct ws_error *err)
     pthread_mutex_unlock(&s->lock);
     ws_changes_tell(&changes, s);
     return rc;
+}
+
+int ws_version_hold(struct ws_version *v, struct ws_error *err)
+{
+    struct ws_store *s = v->store;
+    pthread_mutex_lock(&s->lock);
+    const bool named = v->named;
+    v->held += named;
+    pthread_mutex_unlock(&s->lock);
+    if (!named)
+        return ws_error_set(err, ESTALE, "%s/%lu was dropped meanwhile", v->model->name, v->number);
+    ws_version_keep(v, 1);
+    return 0;
+}
+
+void ws_version_let_go(struct ws_version *v)
+{
+    struct ws_store *s = v->store;
+    pthread_mutex_lock(&s->lock);
+    v->held--;
+    pthread_mutex_unlock(&s->lock);
+    ws_version_keep(v, -1);
 }
 
 int ws_version_pin(struct ws_version *v, bool pin, struct ws_error *err)

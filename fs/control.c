@@ -12,6 +12,7 @@
 #include "fs/switch.h"
 #include "transports/clock.h"
 #include "transports/log.h"
+#include "transports/name.h"
 #include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -26,12 +27,14 @@ struct job {
     struct ws_model *model; /* a reference; NULL at the root */
     struct ws_command command;
     char shown[WS_MAX_COMMAND + 1];
+    bool any_file;
     const atomic_bool *cancel;
     void (*done)(void *arg, int result); /* NULL once called */
     void *arg;
 };
 
-#define NEWS_TRIES 25 /* half a second */
+#define END_NS     (30 * WS_SECOND_NS) /* for the way back of switches that the mount's end interrupts */
+#define NEWS_TRIES 25                  /* half a second */
 #define NEWS_MS    20
 
 /* --- the commands --- */
@@ -144,9 +147,42 @@ static int run_version(struct job *j, struct ws_error *err)
     return rc;
 }
 
+/* A desk is made for a name that may be a model's, and is kept. */
+static int check_model(const char *name, struct ws_error *err)
+{
+    return ws_name_is_model(name)
+               ? 0
+               : ws_error_set(err, EINVAL, "'%.100s' is no model's name: %s", name, WS_MODEL_NAME_RULE);
+}
+
+/* What is kept of the engine says the folder, too: its files are read again at the next start. */
+static int run_engine_add(struct job *j, struct ws_error *err)
+{
+    const char **o = j->command.options, *below = j->control->options.files;
+    const size_t n = strlen(j->shown);
+    if (!j->any_file && (o[WS_OPTION_CA_FILE] || o[WS_OPTION_FILES]))
+        return ws_error_set(err, EPERM, "ca-file= and files= are for root to give");
+    if (!j->any_file && (o[WS_OPTION_TOKEN_FILE] || o[WS_OPTION_ADMIN_TOKEN_FILE])) {
+        if (!below)
+            return ws_error_set(err, EPERM,
+                                "who is not root names no files to this mount: have root add the engine, or "
+                                "mount with -o files=DIR for those below that folder");
+        if (n + sizeof(" files=") + strlen(below) > sizeof(j->shown))
+            return ws_error_set(err, E2BIG, "the command is longer than %d bytes", WS_MAX_COMMAND);
+        snprintf(j->shown + n, sizeof(j->shown) - n, " files=%s", below);
+        o[WS_OPTION_FILES] = below;
+    }
+    return ws_engine_add(j->control, j->desk, &j->command, j->shown, true, err);
+}
+
 static int run_add(struct job *j, struct ws_error *err)
 {
     const char *policy = j->command.options[WS_OPTION_POLICY];
+    if (check_model(j->command.args[0], err) < 0)
+        return -err->code;
+    if (!j->any_file && strncmp(j->command.args[1], "dir:", 4) == 0)
+        return ws_error_set(err, EPERM, "only root has this mount read a folder: have root add %s",
+                            j->command.args[1]);
     struct ws_desk *d = ws_desk_of(j->control, j->command.args[0]);
     int rc = d ? 0 : ws_error_set(err, ENOMEM, "no memory for a model");
     if (rc == 0 && policy)
@@ -159,6 +195,8 @@ static int run_remove(struct job *j, struct ws_error *err)
 {
     struct ws_control *c = j->control;
     const char *model = j->command.args[0];
+    if (check_model(model, err) < 0)
+        return -err->code;
     struct ws_desk *d = ws_desk_of(c, model);
     int rc = d ? 0 : ws_error_set(err, ENOMEM, "no memory for a model");
     pthread_mutex_lock(&c->lock);
@@ -237,7 +275,7 @@ static int run_command(struct job *j, struct ws_error *err)
     case WS_VERB_LOADED:
         return run_version(j, err);
     case WS_VERB_ENGINE_ADD:
-        return ws_engine_add(j->control, j->desk, &j->command, j->shown, true, err);
+        return run_engine_add(j, err);
     case WS_VERB_ENGINE_REMOVE:
         return ws_engine_remove(j->control, j->desk, j->command.args[0], err);
     case WS_VERB_ADD:
@@ -275,7 +313,12 @@ static void run_job(void *arg)
     int rc = run_command(j, &err);
     if (rc < 0) {
         rc = ws_desk_fail(j->control, j->desk, j->shown, &err);
-    } else if (changes_settings[j->command.verb]) {
+    } else {
+        pthread_mutex_lock(&j->control->lock);
+        ws_desk_settle(j->desk, j->shown);
+        pthread_mutex_unlock(&j->control->lock);
+    }
+    if (rc == 0 && changes_settings[j->command.verb]) {
         if (ws_settings_keep(j->control, &err) < 0)
             rc = ws_desk_fail(j->control, j->desk, j->shown, &err);
         if (j->model)
@@ -289,7 +332,8 @@ static void run_job(void *arg)
 }
 
 void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text,
-                      size_t len, const atomic_bool *cancel, void (*done)(void *arg, int result), void *arg)
+                      size_t len, bool any_file, const atomic_bool *cancel,
+                      void (*done)(void *arg, int result), void *arg)
 {
     static const enum ws_scope scopes[WS_VIEW_COUNT] = {
         [WS_VIEW_VERSION] = WS_SCOPE_VERSION, [WS_VIEW_POLICY] = WS_SCOPE_POLICY};
@@ -302,7 +346,8 @@ void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *
         done(arg, -ENOMEM);
         return;
     }
-    *j = (struct job){.control = c, .desk = d, .cancel = cancel, .done = done, .arg = arg};
+    *j = (struct job){
+        .control = c, .desk = d, .any_file = any_file, .cancel = cancel, .done = done, .arg = arg};
     ws_command_show(text, len, j->shown);
     int rc = scope ? ws_command_parse(scope, text, len, &j->command, &err)
                    : ws_error_set(&err, EPERM, "this file is only read");
@@ -319,7 +364,9 @@ void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *
                 done(arg, 0);
             return;
         }
-        ws_error_set(&err, -rc, "the command could not be started: %s", strerror(-rc));
+        ws_error_set(&err, -rc, "the command could not be started: %s",
+                     rc == -ESHUTDOWN ? "the mount is ending, or is not at its path any more"
+                                      : strerror(-rc));
         if (j->model)
             ws_model_put(j->model);
     }
@@ -328,15 +375,20 @@ void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *
     done(arg, rc);
 }
 
-/* Readers that open a file start pulls, too: why one failed is found where a command's failure is. */
-static void note_failed_pull(struct ws_control *c, struct ws_desk *d, const struct ws_version_info *info)
+/* Readers that open a file start pulls, too: why one failed is found where a command's failure is. False: it
+ * is there already. */
+static bool note_failed_pull(struct ws_control *c, struct ws_desk *d, const struct ws_version_info *info)
 {
+    struct ws_last_error e = {.real_ns = ws_clock_day_ns(),
+                              .code = info->error_code ? info->error_code : EIO};
+    snprintf(e.command, sizeof(e.command), "pull %" PRIu64, info->number);
+    snprintf(e.text, sizeof(e.text), "%s", info->error);
     pthread_mutex_lock(&c->lock);
-    d->last_error.real_ns = ws_clock_day_ns();
-    d->last_error.code = info->error_code ? info->error_code : EIO;
-    snprintf(d->last_error.command, sizeof(d->last_error.command), "pull %" PRIu64, info->number);
-    snprintf(d->last_error.text, sizeof(d->last_error.text), "%s", info->error);
+    const struct ws_last_error *old = &d->last_error;
+    bool is_new = !old->real_ns || old->code != e.code || strcmp(old->command, e.command) != 0;
+    d->last_error = e;
     pthread_mutex_unlock(&c->lock);
+    return is_new;
 }
 
 static void on_change(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v)
@@ -376,7 +428,17 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
                       info.error[0] ? "\"" : "");
         if (info.state == WS_FAILED)
             note_failed_pull(c, d, &info);
+        if (info.state == WS_READY || info.state == WS_ACTIVE) {
+            pthread_mutex_lock(&c->lock);
+            ws_desk_settle(d, "pull");
+            pthread_mutex_unlock(&c->lock);
+        }
         break;
+    case WS_VERSION_UNREAD:
+        if (note_failed_pull(c, d, &info)) /* readers ask again and again */
+            ws_desk_event(c, d, "unread model=%s version=%" PRIu64 " errno=%s why=\"%s\"", d->name,
+                          info.number, ws_errno_name(info.error_code), ws_desk_quotable(info.error, why));
+        return;
     case WS_VERSION_RENAMED:
         ws_desk_event(c, d, "superseded model=%s version=%" PRIu64 " run=%s", d->name, info.number, info.run);
         break;
@@ -437,12 +499,13 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
 
 void ws_control_stop(struct ws_control *c)
 {
-    if (!c)
+    if (!c || atomic_load(&c->stop))
         return;
+    c->end_by_ns = ws_clock_ns() + END_NS;
     atomic_store(&c->stop, true);
+    ws_jobs_wait(c); /* before the keeper, which they wake */
     ws_keeper_stop(c->keeper);
     c->keeper = NULL;
-    ws_jobs_wait(c);
     ws_standing_leave(c);
 }
 

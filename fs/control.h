@@ -11,6 +11,7 @@ struct ws_control_options {
     bool passthrough, link; /* for status: how reads are served */
     const char *mode_text;  /* "passthrough", "link", "cached: why"; may change until the mount answers */
     bool prefetch;          /* models begin with the policy pull */
+    const char *files;      /* folder below which who is not root names files; NULL: none */
     const char *state;      /* folder for the settings; NULL: the default one; "none": not kept */
 };
 WS_MUST_USE int ws_control_new(struct ws_control **out, struct ws_store *store,
@@ -43,9 +44,12 @@ WS_MUST_USE int ws_control_read(struct ws_control *c, enum ws_view view, struct 
                                 struct ws_version *v, char **text, size_t *len);
 /* One write: runs the command on a thread of its own and calls done exactly once (from that thread, or
  * at once for grammar errors) with 0 or -errno. `cancel` (caller's, lives until done) is set when the
- * writer was interrupted. The text is copied. Records last_error and an event on failure. */
+ * writer was interrupted. The text is copied. Records last_error and an event on failure. any_file: who
+ * writes could read every file that the daemon can, and may name it; all others only those below
+ * options.files. */
 void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text,
-                      size_t len, const atomic_bool *cancel, void (*done)(void *arg, int result), void *arg);
+                      size_t len, bool any_file, const atomic_bool *cancel,
+                      void (*done)(void *arg, int result), void *arg);
 /* events grow: size now and a listener that is called after each line (for FUSE poll). */
 uint64_t ws_control_events_size(struct ws_control *c, struct ws_model *model);
 void ws_control_on_event(struct ws_control *c, void (*listener)(void *arg, struct ws_model *model),

@@ -145,6 +145,32 @@ int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, c
     return -code;
 }
 
+/* What a command is about: what fails in one of these is over when another one of the same matter succeeds.
+ */
+static const char *matter_of(const char *command, char out[16])
+{
+    static const struct {
+        const char *word, *matter;
+    } matters[] = {{"stage", "load"},   {"check", "load"},  {"follow", "load"},   {"prepare", "load"},
+                   {"restore", "load"}, {"latest", "load"}, {"previous", "load"}, {"current", "load"},
+                   {"fetch", "pull"},   {"read", "pull"}};
+    snprintf(out, 16, "%.*s", (int)strcspn(command, " "), command);
+    if (out[0] >= '0' && out[0] <= '9')
+        return "load";
+    for (size_t i = 0; i < sizeof(matters) / sizeof(matters[0]); i++)
+        if (strcmp(out, matters[i].word) == 0)
+            return matters[i].matter;
+    return out;
+}
+
+void ws_desk_settle(struct ws_desk *d, const char *command)
+{
+    char one[16], other[16];
+    if (d->last_error.real_ns &&
+        strcmp(matter_of(d->last_error.command, one), matter_of(command, other)) == 0)
+        d->last_error.real_ns = 0;
+}
+
 bool ws_desk_is_enough(const struct ws_desk *d, size_t n, size_t lost)
 {
     if (lost == 0 || d->commit == WS_COMMIT_ALL)

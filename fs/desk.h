@@ -43,6 +43,8 @@ struct ws_desk {
     bool touching;  /* engines are, or were when a daemon ended, between two versions */
     struct ws_mark wanted, pins[WS_MAX_PINS]; /* of a daemon before, not known here yet */
     size_t n_pins;
+    bool restoring;                           /* `wanted` is being pulled */
+    uint64_t restore_ns, restore_wait_ns;     /* when that is tried next */
     unsigned follow_every, follow_interval_s; /* how far, and how long, it stays behind at least */
     uint64_t followed_ns;
     uint64_t not_before_ns, again_ns; /* following failed for a while only */
@@ -58,6 +60,7 @@ struct ws_control {
     struct ws_store *store;
     struct ws_control_options options;
     atomic_bool stop;
+    uint64_t end_by_ns; /* set before stop: until when engines are brought back */
     pthread_mutex_t lock;
     pthread_cond_t idle; /* n_jobs became 0 */
     unsigned n_jobs;     /* guarded by lock */
@@ -82,6 +85,9 @@ __attribute__((format(printf, 3, 4))) void ws_desk_event(struct ws_control *c, s
 const char *ws_desk_quotable(const char *text, char out[WS_ERROR_TEXT]);
 /* Notes a failed command; returns -err->code. */
 int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, const struct ws_error *err);
+/* A command has succeeded: the last error is none any more where it was of the same matter (a load, a pull,
+ * or the same verb), so that a file that is not empty is worth an alert. Under the lock. */
+void ws_desk_settle(struct ws_desk *d, const char *command);
 /* "all", "quorum=3", "rolling=1". */
 void ws_desk_commit_text(const struct ws_desk *d, char out[32]);
 WS_MUST_USE int ws_desk_set_commit(struct ws_control *c, struct ws_desk *d, const char *word,

@@ -2,6 +2,7 @@
 #include "backends/engine/http.h"
 #include "fs/desk.h"
 #include "fs/external.h"
+#include "fs/token.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +18,6 @@ const char *ws_engine_state_name(enum ws_engine_state s)
     return names[s];
 }
 
-const double ws_pause_bounds[WS_PAUSE_BUCKETS] = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};
-
 void ws_engine_free(struct ws_engine *e)
 {
     if (!e)
@@ -27,8 +26,9 @@ void ws_engine_free(struct ws_engine *e)
         explicit_bzero(e->token, strlen(e->token));
     if (e->admin_token)
         explicit_bzero(e->admin_token, strlen(e->admin_token));
-    char *const strings[] = {e->name,        e->url,     e->prefix, e->pause_mode, e->token,
-                             e->admin_token, e->ca_file, e->mounts, e->group,      e->line};
+    char *const strings[] = {
+        e->files,       e->load_format, e->name,   e->url,   e->prefix, e->pause_mode, e->token,
+        e->admin_token, e->ca_file,     e->mounts, e->group, e->line,   e->token_file, e->admin_token_file};
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++)
         free(strings[i]);
     for (size_t i = 0; i < WS_ENGINE_TEMPLATES; i++)
@@ -40,16 +40,18 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
 {
     pthread_mutex_lock(&c->lock);
     out->facts = e->facts;
+    const char *token = e->token, *admin_token = e->admin_token;
     pthread_mutex_unlock(&c->lock);
     out->templates = (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2],
                                                   e->templates[3], e->templates[4]};
     out->target = (struct ws_engine_target){.http = c->http,
                                             .url = e->url,
-                                            .token = e->token,
-                                            .admin_token = e->admin_token,
+                                            .token = token,
+                                            .admin_token = admin_token,
                                             .ca_file = e->ca_file,
                                             .short_ms = e->short_ms,
                                             .pause_mode = e->pause_mode,
+                                            .load_format = e->load_format,
                                             .cache = e->cache,
                                             .timeout_ms = e->timeout_ms,
                                             .cancel = {&c->stop},
@@ -77,22 +79,35 @@ int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms
     return rc;
 }
 
-static int read_token(const char *path, char **out, struct ws_error *err)
+/* Sets a token that is not set yet. */
+static int find_token(struct ws_control *c, const char *path, const char *files, char **token,
+                      struct ws_error *err)
 {
-    char line[4096] = "";
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return ws_error_set(err, errno, "cannot read the token file %s: %s", path, strerror(errno));
-    if (!fgets(line, sizeof(line), f))
-        line[0] = 0;
-    int code = ferror(f) ? errno : 0;
-    fclose(f);
-    if (code)
-        return ws_error_set(err, code, "cannot read the token file %s: %s", path, strerror(code));
-    line[strcspn(line, "\r\n")] = 0;
-    *out = line[0] ? strdup(line) : NULL;
-    explicit_bzero(line, sizeof(line));
-    return *out ? 0 : ws_error_set(err, EINVAL, "the token file %s is empty", path);
+    char *found = NULL;
+    pthread_mutex_lock(&c->lock);
+    const bool lacks = path && !*token;
+    pthread_mutex_unlock(&c->lock);
+    int rc = lacks ? ws_token_read(path, files, &found, err) : 0;
+    pthread_mutex_lock(&c->lock);
+    if (found && !*token) {
+        *token = found;
+        found = NULL;
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (found)
+        explicit_bzero(found, strlen(found));
+    free(found);
+    return rc;
+}
+
+int ws_engine_ready(struct ws_engine *e, struct ws_control *c, struct ws_error *err)
+{
+    int rc = find_token(c, e->token_file, e->files, &e->token, err);
+    if (rc == 0)
+        rc = find_token(c, e->admin_token_file, e->files, &e->admin_token, err);
+    if (rc == 0 && e->ca_file && access(e->ca_file, R_OK) != 0)
+        rc = ws_error_set(err, errno, "cannot read the certificates %s: %s", e->ca_file, strerror(errno));
+    return rc;
 }
 
 static int check_pause_mode(const struct ws_engine_ops *ops, const char *mode, struct ws_error *err)
@@ -165,6 +180,10 @@ static int check_options(const struct ws_command *q, const struct ws_engine_ops 
         if (q->options[templates[i]])
             return ws_error_set(
                 err, EINVAL, "load=, flush=, resume= and serving= are templates of engines of kind remote");
+    if (ops != &ws_engine_sglang && q->options[WS_OPTION_LOAD_FORMAT])
+        return ws_error_set(err, EINVAL,
+                            "load-format= is SGLang's: an engine of kind %s is told no format with a load",
+                            ops->kind);
     return ops->external ? 0 : ws_http_check_url(q->args[2], err);
 }
 
@@ -183,8 +202,12 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
                    {e->ops->external ? NULL : q->args[2], &e->url},
                    {o[WS_OPTION_PREFIX], &e->prefix},
                    {remote ? NULL : o[WS_OPTION_PAUSE], &e->pause_mode},
+                   {o[WS_OPTION_LOAD_FORMAT], &e->load_format},
                    {o[WS_OPTION_GROUP], &e->group},
                    {o[WS_OPTION_CA_FILE], &e->ca_file},
+                   {o[WS_OPTION_TOKEN_FILE], &e->token_file},
+                   {o[WS_OPTION_FILES], &e->files},
+                   {o[WS_OPTION_ADMIN_TOKEN_FILE], &e->admin_token_file},
                    {o[WS_OPTION_MOUNTS], &e->mounts}};
     int rc = ws_engine_cache_parse(o[WS_OPTION_CACHE], &e->cache, err);
     if (rc == 0)
@@ -199,12 +222,6 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
         e->prefix[--n] = 0;
     for (size_t i = 0; rc == 0 && remote && i < WS_ENGINE_TEMPLATES; i++)
         rc = copy(o[templates[i]], &e->templates[i], err);
-    if (rc == 0 && o[WS_OPTION_TOKEN_FILE])
-        rc = read_token(o[WS_OPTION_TOKEN_FILE], &e->token, err);
-    if (rc == 0 && o[WS_OPTION_ADMIN_TOKEN_FILE])
-        rc = read_token(o[WS_OPTION_ADMIN_TOKEN_FILE], &e->admin_token, err);
-    if (rc == 0 && e->ca_file && access(e->ca_file, R_OK) != 0)
-        rc = ws_error_set(err, errno, "cannot read the certificates %s: %s", e->ca_file, strerror(errno));
     return rc;
 }
 
@@ -261,7 +278,9 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
     e->line = strdup(line);
     if (!e->line)
         rc = ws_error_set(err, ENOMEM, "no memory for an engine");
-    else if (ask && !e->ops->external)
+    if (rc == 0 && ask)
+        rc = ws_engine_ready(e, c, err);
+    if (rc == 0 && ask && !e->ops->external)
         rc = ws_engine_ask(e, c, PROBE_MS, &serving, err);
     pthread_mutex_lock(&c->lock);
     const struct ws_desk *of = NULL;

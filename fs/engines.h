@@ -4,6 +4,7 @@
 #define WS_FS_ENGINES_H
 #include "backends/engine/engine.h"
 #include "fs/grammar.h"
+#include "fs/histogram.h"
 
 struct ws_control;
 struct ws_desk;
@@ -19,16 +20,15 @@ enum ws_engine_state {
 };
 const char *ws_engine_state_name(enum ws_engine_state s);
 
-#define WS_PAUSE_BUCKETS 10
-extern const double ws_pause_bounds[WS_PAUSE_BUCKETS]; /* seconds */
-
 #define WS_ENGINE_TEMPLATES 5
 /* A registered engine. Never freed while a switch of its model runs. */
 struct ws_engine {
     struct ws_engine *next;
     const struct ws_engine_ops *ops;
-    char *name, *url, *prefix, *pause_mode, *token, *admin_token, *ca_file; /* never change; NULL: none */
-    char *mounts;                         /* "H1,H2:/wsync": others that it reads; NULL: none */
+    char *name, *url, *prefix, *pause_mode, *load_format, *ca_file; /* never change; NULL: none */
+    char *files, *token_file, *admin_token_file;                    /* never change */
+    char *token, *admin_token; /* guarded by the control's lock until they are set, then never change */
+    char *mounts;              /* "H1,H2:/wsync": others that it reads; NULL: none */
     char *templates[WS_ENGINE_TEMPLATES]; /* remote: pause, load, flush, resume, serving; NULL: none */
     char *group;                          /* NULL: none; engines of one are never parted */
     char *line;                           /* the command that added it, for the state file */
@@ -41,11 +41,11 @@ struct ws_engine {
     char version[64]; /* what it serves, in its own words */
     char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];
-    double pause_seconds, pause_sum;       /* of the last switch, of all; each counted in one of: */
-    uint64_t pauses[WS_PAUSE_BUCKETS + 1]; /* up to ws_pause_bounds, and above */
-    bool doubted;  /* left in the middle of a switch: it may be paused, hold half a load or an old cache */
-    bool sleeping; /* when it was last asked and not paused: a paused one does not say */
-    bool touching; /* being brought along: doubted, should the daemon end now */
+    double pause_seconds;       /* of the last switch */
+    struct ws_histogram pauses; /* of all */
+    bool doubted; /* left in the middle of a switch: it may be paused, hold half a load or an old cache */
+    bool sleeping, sleep_told; /* when it last said; the latter: it has said so */
+    bool touching;             /* being brought along: doubted, should the daemon end now */
     bool weights_gone; /* a load failed and none was confirmed since: it must not be resumed, whatever its
                           state */
     unsigned holders;  /* who looks at it beside a switch */
@@ -54,7 +54,8 @@ struct ws_engine {
 };
 
 /* Adds or removes an engine. line: the command as it was written. ask: it must answer now; else it is unknown
- * until the keeper has asked it. -EEXIST, -EBUSY, -ENOENT, or why it cannot be reached. */
+ * until the keeper has asked it, and its tokens need not be there yet. -EEXIST, -EBUSY, -ENOENT, or why it
+ * cannot be reached. */
 WS_MUST_USE int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *command,
                               const char *line, bool ask, struct ws_error *err);
 WS_MUST_USE int ws_engine_remove(struct ws_control *c, struct ws_desk *d, const char *name,
@@ -66,6 +67,9 @@ struct ws_engine_call {
     struct ws_engine_templates templates;
 };
 void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engine_call *out);
+/* Has it what calls of it need? Its tokens are read where they could not be when the settings were: until
+ * they can it is unknown, and no switch goes without it. */
+WS_MUST_USE int ws_engine_ready(struct ws_engine *e, struct ws_control *c, struct ws_error *err);
 /* Asks it anew what it is and serves, and notes that. */
 WS_MUST_USE int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms,
                               struct ws_engine_serving *out, struct ws_error *err);

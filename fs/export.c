@@ -1,31 +1,66 @@
 #include "fs/export.h"
+#include "fs/exported.h"
+#include "transports/clock.h"
+#include "transports/copy.h"
+#include "transports/limits.h"
 #include "transports/log.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/mount.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LOOK_MS 200
+#define LOOK_MS  200
+#define AGAIN_NS 5000000000UL
+#define MAX_TOLD 64
 
 struct exporter {
     const struct ws_mount_options *options;
     struct ws_store *store;
-    bool mounted; /* the tmpfs is at the mountpoint: files are links */
+    int root;     /* the folder, as it was when we came: a path may lead elsewhere later */
+    bool mounted; /* a tmpfs of ours is there: files are links */
     struct ws_error *err;
-    int result;
+    uint64_t again_ns;       /* a disk that failed is not tried before */
+    uint64_t told[MAX_TOLD]; /* hashes of the last complaints, each of which is told once */
+    size_t n_told;
 };
 
-static int copy_file(const unsigned char *data, uint64_t size, const char *path)
+__attribute__((format(printf, 2, 3))) static void complain(struct exporter *e, const char *format, ...)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0444), rc = 0;
+    char text[8192];
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
+    uint64_t hash = ws_hash(text, strlen(text));
+    for (size_t i = 0; i < MAX_TOLD; i++)
+        if (e->told[i] == hash)
+            return;
+    e->told[e->n_told++ % MAX_TOLD] = hash;
+    ws_log(WS_LOG_ERROR, "export", "%s", text);
+}
+
+/* A model's folder below the export's; -errno. */
+static int open_model(const struct exporter *e, const char *model, bool make)
+{
+    if (make && mkdirat(e->root, model, 0755) != 0 && errno != EEXIST)
+        return -errno;
+    int fd = openat(e->root, model, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+static int copy_file(const unsigned char *data, uint64_t size, int folder, const char *name)
+{
+    int fd = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444), rc = 0;
     if (fd < 0)
         return -errno;
     for (uint64_t at = 0; rc == 0 && at < size;) {
@@ -34,53 +69,43 @@ static int copy_file(const unsigned char *data, uint64_t size, const char *path)
             rc = -errno;
         at += n > 0 ? (uint64_t)n : 0;
     }
+    /* The mark says whose bytes these are: they must be there before the name is, also after a power cut. */
+    if (rc == 0 && fdatasync(fd) != 0 && errno != EINVAL)
+        rc = -errno;
     if (close(fd) != 0 && rc == 0)
         rc = -errno;
     return rc;
 }
 
-static int place_file(struct exporter *e, struct ws_version *v, size_t i, const char *path)
+static int place_file(const struct exporter *e, struct ws_version *v, const struct ws_manifest *m, size_t i,
+                      int folder)
 {
+    const struct ws_bundle_file *f = &m->files[i];
     struct ws_region *r = ws_version_region(v, i);
-    if (e->mounted && r && ws_region_link(r, AT_FDCWD, path) == 0)
+    if (f->size_bytes > 0 && !r)
+        return -ESTALE; /* it went meanwhile */
+    if (e->mounted && r && ws_region_link(r, folder, f->name) == 0)
         return 0;
-    return copy_file(r ? ws_region_data(r) : NULL, r ? ws_region_size(r) : 0, path);
-}
-
-static void remove_folder(const char *path)
-{
-    char name[8192];
-    DIR *d = opendir(path);
-    for (const struct dirent *f; d && (f = readdir(d));) {
-        snprintf(name, sizeof(name), "%s/%s", path, f->d_name);
-        (void)unlink(name);
-    }
-    if (d)
-        closedir(d);
-    (void)rmdir(path);
+    return copy_file(r ? ws_region_data(r) : NULL, f->size_bytes, folder, f->name);
 }
 
 /* The folder appears under its name only when every file is in it. */
-static int place_version(struct exporter *e, struct ws_version *v, const char *model, const char *name)
+static int place_version(struct exporter *e, struct ws_version *v, int dir, const char *name)
 {
-    char part[4096], final[4096], path[8192];
+    char part[WS_MAX_NAME + 16];
     const struct ws_manifest *m = ws_version_manifest(v, e->err);
-    snprintf(final, sizeof(final), "%s/%s/%s", e->options->mountpoint, model, name);
-    snprintf(part, sizeof(part), "%s/%s/.%s.part", e->options->mountpoint, model, name);
     if (!m)
         return -EIO;
-    remove_folder(part);
-    int rc = mkdir(part, 0755) == 0 ? 0 : -errno;
-    for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
-        snprintf(path, sizeof(path), "%s/%s", part, m->files[i].name);
-        rc = place_file(e, v, i, path);
-    }
-    if (rc == 0 && rename(part, final) != 0)
+    snprintf(part, sizeof(part), ".%s.part", name);
+    int folder = ws_exported_begin(dir, part, name, m), rc = folder < 0 ? folder : 0;
+    for (size_t i = 0; rc == 0 && i < m->n_files; i++)
+        rc = place_file(e, v, m, i, folder);
+    if (folder >= 0)
+        close(folder);
+    if (rc == 0 && renameat2(dir, part, dir, name, RENAME_NOREPLACE) != 0)
         rc = -errno;
-    if (rc < 0)
-        remove_folder(part);
-    else
-        ws_log(WS_LOG_INFO, "export", "version is there path=%s", final);
+    if (rc < 0 && folder >= 0)
+        (void)ws_exported_remove(dir, part);
     return rc;
 }
 
@@ -88,84 +113,176 @@ static int place_version(struct exporter *e, struct ws_version *v, const char *m
 static void take_away(void *arg, struct ws_version *v)
 {
     const struct exporter *e = arg;
-    char path[4096], name[WS_MAX_NAME + 1];
+    char name[WS_MAX_NAME + 1];
+    int dir = open_model(e, ws_model_name(ws_version_model(v)), false);
     ws_version_name(v, name);
-    snprintf(path, sizeof(path), "%s/%s/%s", e->options->mountpoint, ws_model_name(ws_version_model(v)),
-             name);
-    remove_folder(path);
+    if (dir >= 0 && name[0] && ws_exported_look(dir, name, NULL) != WS_EXPORTED_FOREIGN)
+        (void)ws_exported_remove(dir, name);
+    if (dir >= 0)
+        close(dir);
 }
 
-static void set_link(const struct exporter *e, const char *model, const char *link, const char *name)
+/* Moves a link; what is there and is no link is somebody's own. */
+static void set_link(struct exporter *e, int dir, const char *model, const char *link, const char *name)
 {
-    char path[4096], part[4096], now[WS_MAX_NAME + 1] = "";
-    snprintf(path, sizeof(path), "%s/%s/%s", e->options->mountpoint, model, link);
-    snprintf(part, sizeof(part), "%s/%s/.%s.part", e->options->mountpoint, model, link);
-    ssize_t n = readlink(path, now, sizeof(now) - 1);
+    char part[64], now[WS_MAX_NAME + 1] = "";
+    struct stat st;
+    snprintf(part, sizeof(part), ".%s.part", link);
+    ssize_t n = readlinkat(dir, link, now, sizeof(now) - 1);
     if (n > 0 && strcmp(now, name) == 0)
         return;
-    (void)unlink(part);
-    if (symlink(name, part) != 0 || rename(part, path) != 0)
-        ws_log(WS_LOG_WARN, "export", "cannot move the link %s: %s", path, strerror(errno));
+    if (n < 0 && errno != ENOENT) {
+        complain(e, "%s/%s/%s is there and is no link of ours: it is left; take it away for the link to come",
+                 e->options->mountpoint, model, link);
+        return;
+    }
+    if (fstatat(dir, part, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(st.st_mode))
+        (void)unlinkat(dir, part, 0);
+    if (symlinkat(name, dir, part) != 0 || renameat(dir, part, dir, link) != 0)
+        complain(e, "cannot move the link %s/%s/%s: %s", e->options->mountpoint, model, link,
+                 strerror(errno));
 }
+
+struct visit {
+    struct exporter *exporter;
+    const char *model;
+    int dir; /* of the model */
+};
 
 static void visit_version(void *arg, struct ws_version *v)
 {
-    struct exporter *e = arg;
-    char name[WS_MAX_NAME + 1], path[4096];
-    struct stat st;
-    const char *model = ws_model_name(ws_version_model(v));
+    struct visit *visit = arg;
+    struct exporter *e = visit->exporter;
+    char name[WS_MAX_NAME + 1];
     enum ws_state state = ws_version_state(v);
+    const struct ws_manifest *m = ws_version_has_manifest(v) ? ws_version_manifest(v, e->err) : NULL;
     ws_version_name(v, name);
-    snprintf(path, sizeof(path), "%s/%s/%s", e->options->mountpoint, model, name);
-    if ((state == WS_READY || state == WS_ACTIVE) && name[0] && stat(path, &st) != 0) {
-        int rc = place_version(e, v, model, name);
-        if (rc < 0)
-            ws_log(WS_LOG_ERROR, "export", "cannot write %s: %s", path, strerror(-rc));
+    if ((state != WS_READY && state != WS_ACTIVE) || !name[0] || !m)
+        return;
+    enum ws_exported is = ws_exported_look(visit->dir, name, m->digest);
+    int rc = 0;
+    if (is == WS_EXPORTED_OURS || (is != WS_EXPORTED_FOREIGN && ws_clock_ns() < e->again_ns))
+        return;
+    if (is == WS_EXPORTED_FOREIGN)
+        rc = -EEXIST;
+    else if (is == WS_EXPORTED_OLD)
+        rc = ws_exported_remove(visit->dir, name);
+    if (rc == 0)
+        rc = place_version(e, v, visit->dir, name);
+    if (rc == 0)
+        ws_log(WS_LOG_INFO, "export", "version is there path=%s/%s/%s", e->options->mountpoint, visit->model,
+               name);
+    else if (rc == -EEXIST || rc == -EPERM || rc == -ENOTEMPTY)
+        complain(
+            e,
+            "%s/%s/%s is not written: there is something that wsync export did not make; move it elsewhere",
+            e->options->mountpoint, visit->model, name);
+    else {
+        e->again_ns = ws_clock_ns() + AGAIN_NS;
+        complain(e, "cannot write %s/%s/%s: %s; it is tried again", e->options->mountpoint, visit->model,
+                 name, strerror(-rc));
     }
 }
 
-/* Takes folders away whose version is gone. */
-static void visit_folders(struct exporter *e, struct ws_model *m)
+/* Takes folders away that we made and whose version is gone, and what a killed export left half made. */
+static void visit_folders(const struct visit *visit, struct ws_model *m)
 {
-    char path[4096], folder[8192];
     struct ws_error ignored;
-    snprintf(path, sizeof(path), "%s/%s", e->options->mountpoint, ws_model_name(m));
-    DIR *d = opendir(path);
+    int fd = openat(visit->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     for (const struct dirent *f; d && (f = readdir(d));) {
-        if (f->d_type != DT_DIR || f->d_name[0] == '.')
+        struct ws_version *v = NULL;
+        size_t n = strlen(f->d_name);
+        bool part = f->d_name[0] == '.' && n > 6 && !strcmp(f->d_name + n - 5, ".part");
+        if (!strcmp(f->d_name, "latest") || (f->d_name[0] == '.' && !part))
             continue;
-        struct ws_version *v = ws_version_find(m, f->d_name, &ignored);
-        if (!v) {
-            snprintf(folder, sizeof(folder), "%s/%s", path, f->d_name);
-            remove_folder(folder);
-        } else {
+        if (!part && (v = ws_version_find(m, f->d_name, &ignored)))
             ws_version_put(v);
-        }
+        else
+            (void)ws_exported_remove(visit->dir, f->d_name); /* only where the mark is ours */
     }
     if (d)
         closedir(d);
+    else if (fd >= 0)
+        close(fd);
 }
 
 static void visit_model(void *arg, struct ws_model *m)
 {
     struct exporter *e = arg;
-    char path[4096], name[WS_MAX_NAME + 1];
-    struct stat st;
-    snprintf(path, sizeof(path), "%s/%s", e->options->mountpoint, ws_model_name(m));
-    if (mkdir(path, 0755) != 0 && errno != EEXIST)
+    char name[WS_MAX_NAME + 1];
+    struct visit visit = {.exporter = e, .model = ws_model_name(m)};
+    visit.dir = open_model(e, visit.model, true);
+    if (visit.dir < 0) {
+        complain(e, "cannot open the folder %s/%s: %s", e->options->mountpoint, visit.model,
+                 strerror(-visit.dir));
         return;
+    }
     struct ws_version *latest = ws_model_latest(m);
     if (latest && ws_version_state(latest) == WS_KNOWN)
         ws_version_start(latest, WS_PRIORITY_BACKGROUND);
-    visit_folders(e, m);
-    ws_model_each(m, visit_version, e);
+    visit_folders(&visit, m);
+    ws_model_each(m, visit_version, &visit);
     if (latest) {
         ws_version_name(latest, name);
-        snprintf(path, sizeof(path), "%s/%s/%s", e->options->mountpoint, ws_model_name(m), name);
-        if (stat(path, &st) == 0)
-            set_link(e, ws_model_name(m), "latest", name);
+        if (name[0] && ws_exported_look(visit.dir, name, NULL) == WS_EXPORTED_OURS)
+            set_link(e, visit.dir, visit.model, "latest", name);
         ws_version_put(latest);
     }
+    close(visit.dir);
+}
+
+/* The folder, alone: a second export on it would take the first one's versions for old ones. */
+static int open_root(struct exporter *e, struct ws_error *err)
+{
+    const char *path = e->options->mountpoint;
+    if (mkdir(path, 0755) != 0 && errno != EEXIST)
+        return ws_error_set(err, errno, "cannot make %s: %s", path, strerror(errno));
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return ws_error_set(err, errno, "cannot open %s: %s", path, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        int rc =
+            ws_error_set(err, errno == EWOULDBLOCK ? EBUSY : errno, "cannot export to %s: %s", path,
+                         errno == EWOULDBLOCK ? "another wsync export does; end it, or name another folder"
+                                              : strerror(errno));
+        close(fd);
+        return rc;
+    }
+    e->root = fd;
+    return 0;
+}
+
+/* A tmpfs of ours over the folder, where that is allowed. The folder below stays locked. Returns its
+ * descriptor, which then is the root, or the folder's. */
+static int mount_tmpfs(struct exporter *e)
+{
+    int folder = e->root, fs = ws_region_tmpfs();
+    if (fs >= 0)
+        e->mounted =
+            syscall(SYS_move_mount, fs, "", AT_FDCWD, e->options->mountpoint, MOVE_MOUNT_F_EMPTY_PATH) == 0;
+    int root = e->mounted ? openat(fs, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (root >= 0) {
+        (void)flock(root, LOCK_EX | LOCK_NB); /* who comes to the same path opens this one */
+        e->root = root;
+        return folder;
+    }
+    if (e->mounted)
+        (void)umount2(e->options->mountpoint, MNT_DETACH);
+    e->mounted = false;
+    ws_log(WS_LOG_WARN, "export",
+           "no tmpfs can be mounted at %s: files are copies, which takes the memory twice",
+           e->options->mountpoint);
+    return folder;
+}
+
+/* Only what is ours: over it, or in its place, there may be another one's mount by now. */
+static void unmount_tmpfs(const struct exporter *e)
+{
+    struct stat ours, there;
+    if (fstat(e->root, &ours) == 0 && stat(e->options->mountpoint, &there) == 0 &&
+        ours.st_dev == there.st_dev)
+        (void)umount2(e->options->mountpoint, MNT_DETACH);
 }
 
 int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, void (*ready)(void),
@@ -174,22 +291,17 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
     struct exporter e = {.options = o, .err = err};
     struct ws_store_options s = o->store;
     char *copy = strdup(o->source), *save = NULL;
+    int folder = -1;
     s.own_memory = true;
-    int rc = copy ? ws_store_new(&e.store, &s, err) : ws_error_set(err, ENOMEM, "no memory");
+    int rc = copy ? open_root(&e, err) : ws_error_set(err, ENOMEM, "no memory");
+    if (rc == 0 && (rc = ws_store_new(&e.store, &s, err)) < 0)
+        close(e.root);
     if (rc < 0) {
         free(copy);
         return rc;
     }
     ws_store_set_release(e.store, take_away, &e);
-    if (mkdir(o->mountpoint, 0755) != 0 && errno != EEXIST)
-        rc = ws_error_set(err, errno, "cannot make %s: %s", o->mountpoint, strerror(errno));
-    int fs = rc == 0 ? ws_region_tmpfs() : -EPERM;
-    if (fs >= 0)
-        e.mounted = syscall(SYS_move_mount, fs, "", AT_FDCWD, o->mountpoint, MOVE_MOUNT_F_EMPTY_PATH) == 0;
-    if (rc == 0 && !e.mounted)
-        ws_log(WS_LOG_WARN, "export",
-               "no tmpfs can be mounted at %s: files are copies, which takes the memory twice",
-               o->mountpoint);
+    folder = mount_tmpfs(&e);
     for (char *url = strtok_r(copy, ",", &save); url && rc == 0; url = strtok_r(NULL, ",", &save))
         rc = ws_store_add(e.store, url, NULL, err);
     free(copy);
@@ -200,7 +312,10 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
         (void)poll(NULL, 0, LOOK_MS);
     }
     if (e.mounted)
-        (void)umount2(o->mountpoint, MNT_DETACH);
-    ws_store_free(e.store);
+        unmount_tmpfs(&e);
+    ws_store_free(e.store); /* takes copies away: the root must be open */
+    if (folder != e.root)
+        close(folder);
+    close(e.root);
     return rc;
 }

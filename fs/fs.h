@@ -8,6 +8,7 @@
 #define WS_FS_FS_H
 #include "fs/control.h"
 #include "fs/options.h"
+#include "fs/place.h"
 #include "fs/store.h"
 #define FUSE_USE_VERSION 314
 #include <fuse_lowlevel.h>
@@ -45,6 +46,8 @@ struct ws_fs {
     struct ws_probes *probes; /* NULL: nobody asked for them */
     struct ws_relay *relay;   /* NULL: it serves no other mounts */
     struct fuse_session *session;
+    struct ws_place place; /* where the session is mounted, once it is */
+    int settings;          /* the lock on them; -1: none, or control has ended */
     enum ws_reads reads;   /* what is in use; never WS_READS_AUTO */
     char mode_text[256];   /* the same for status, with the reason of a fallback */
     struct timespec start; /* times of all files */

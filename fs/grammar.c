@@ -99,7 +99,8 @@ static const char *const option_names[WS_OPTION_COUNT] = {
     [WS_OPTION_EVERY] = "every",     [WS_OPTION_MIN_INTERVAL] = "min-interval",
     [WS_OPTION_MOUNTS] = "mounts",   [WS_OPTION_ADMIN_TOKEN_FILE] = "admin-token-file",
     [WS_OPTION_CA_FILE] = "ca-file", [WS_OPTION_PAUSE_TIMEOUT] = "pause-timeout",
-    [WS_OPTION_ENGINE] = "engine",
+    [WS_OPTION_ENGINE] = "engine",   [WS_OPTION_LOAD_FORMAT] = "load-format",
+    [WS_OPTION_FILES] = "files",
 };
 #define OPTION(name) (1U << WS_OPTION_##name)
 
@@ -145,15 +146,20 @@ static const struct syntax {
     {WS_VERB_ENGINE_ADD, WS_SCOPE_MODEL, "engine", "add", 2, 3,
      OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE) | OPTION(CACHE) | OPTION(GROUP) |
          OPTION(LOAD) | OPTION(FLUSH) | OPTION(RESUME) | OPTION(SERVING) | OPTION(MOUNTS) |
-         OPTION(ADMIN_TOKEN_FILE) | OPTION(CA_FILE) | OPTION(PAUSE_TIMEOUT),
+         OPTION(ADMIN_TOKEN_FILE) | OPTION(CA_FILE) | OPTION(PAUSE_TIMEOUT) | OPTION(LOAD_FORMAT) |
+         OPTION(FILES),
      0,
      "engine add NAME sglang|vllm|remote URL [prefix=PATH] [pause=MODE] [timeout=S] [pause-timeout=S] "
      "[token-file=F] "
-     "[admin-token-file=F] [ca-file=F] [cache=local|external|keep] [group=G] [mounts=HOST,HOST:MOUNT...] "
+     "[admin-token-file=F] [files=DIR] [ca-file=F] [cache=local|external|keep] [group=G] "
+     "[mounts=HOST,HOST:MOUNT...] "
+     "[load-format=F] "
      "[load=T flush=T resume=T serving=T]; engine add NAME external",
      "register an inference server; prefix: where it sees this mount; timeout: of a load (300), of the rest "
      "a tenth or "
-     "pause-timeout; admin-token-file: for the routes that change it; cache: what is emptied after a load; "
+     "pause-timeout; admin-token-file: for the routes that change it; files: below which "
+     "both have to be, which is so for who is not root; cache: what is emptied after a load; "
+     "load-format: SGLang's word for how it reads the files (as it was started, auto where that is dummy); "
      "mounts: other "
      "mounts that it reads, which must have a version before it is paused; for remote, pause, load, flush, "
      "resume and serving "

@@ -58,6 +58,7 @@ enum ws_option {
     WS_OPTION_PAUSE,
     WS_OPTION_TIMEOUT,
     WS_OPTION_TOKEN_FILE,
+    WS_OPTION_FILES, /* below which those of tokens are */
     WS_OPTION_POLICY,
     WS_OPTION_CACHE,
     WS_OPTION_GROUP,
@@ -73,6 +74,7 @@ enum ws_option {
     WS_OPTION_CA_FILE,
     WS_OPTION_PAUSE_TIMEOUT,
     WS_OPTION_ENGINE,
+    WS_OPTION_LOAD_FORMAT,
     WS_OPTION_COUNT
 };
 struct ws_command {

@@ -1,4 +1,5 @@
 #include "fs/job.h"
+#include "transports/workers.h"
 #include <errno.h>
 #include <stdlib.h>
 
@@ -36,7 +37,7 @@ int ws_job_start(struct ws_control *c, void (*fn)(void *arg), void *arg)
     bool stop = atomic_load(&c->stop);
     c->n_jobs += !stop;
     pthread_mutex_unlock(&c->lock);
-    if (!stop && pthread_create(&thread, NULL, run, j) == 0) {
+    if (!stop && ws_thread_start(&thread, run, j) == 0) {
         pthread_detach(thread);
         return 0;
     }

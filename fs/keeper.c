@@ -1,5 +1,6 @@
 #include "fs/keeper.h"
 #include "fs/follow.h"
+#include "fs/restore.h"
 #include "fs/settings.h"
 #include "fs/switch.h"
 #include "transports/clock.h"
@@ -45,10 +46,11 @@ static void note(const struct look *l, struct ws_engine *e, int rc, const struct
     char why[WS_ERROR_TEXT];
     pthread_mutex_lock(&c->lock);
     if (!d->switching && d->turns == l->turns && !e->removed) {
-        if (rc < 0 && e->state != WS_ENGINE_UNKNOWN) {
-            lost = true;
+        if (rc < 0) {
+            lost = e->state != WS_ENGINE_UNKNOWN;
             e->state = WS_ENGINE_UNKNOWN;
-            snprintf(e->error, sizeof(e->error), "%s", err->text);
+            if (lost || !e->error[0])
+                snprintf(e->error, sizeof(e->error), "%s", err->text);
         } else if (rc == 0) {
             bool same = current && (!tells || strcmp(now->version, current) == 0);
             bool paused = now->paused || (e->doubted && !e->ops->tells_paused);
@@ -108,9 +110,11 @@ static void ask(void *arg, size_t i)
     struct ws_error err = {0};
     if (e->ops->external)
         return;
+    int rc = ws_engine_ready(e, l->control, &err);
     ws_engine_call_of(e, l->control, &call);
     call.target.timeout_ms = call.target.timeout_ms < ANSWER_MS ? call.target.timeout_ms : ANSWER_MS;
-    int rc = call.facts.known ? e->ops->serving(&call.target, &now, &err)
+    if (rc == 0)
+        rc = call.facts.known ? e->ops->serving(&call.target, &now, &err)
                               : ws_engine_ask(e, l->control, ANSWER_MS, &now, &err);
     if (atomic_load(&l->control->stop))
         return;
@@ -212,6 +216,8 @@ static void look_at(struct ws_control *c, struct ws_desk *d)
         pthread_mutex_unlock(&c->lock);
         ws_settings_save(c);
     }
+    if (m && !v)
+        ws_restore_again(c, d, m);
     if (m)
         ws_follow_look(c, m); /* min-interval may be over */
     if (v)
@@ -253,7 +259,7 @@ int ws_keeper_start(struct ws_control *c, struct ws_keeper **out)
     k->look = true;
     pthread_mutex_init(&k->lock, NULL);
     ws_cond_init(&k->changed);
-    if (pthread_create(&k->thread, NULL, keep, k) != 0) {
+    if (ws_thread_start(&k->thread, keep, k) < 0) {
         pthread_cond_destroy(&k->changed);
         pthread_mutex_destroy(&k->lock);
         free(k);

@@ -292,6 +292,13 @@ struct ws_delta *ws_model_delta(struct ws_model *m, uint64_t version, const char
     return d;
 }
 
+void ws_model_pulls(struct ws_model *m, struct ws_histogram *out)
+{
+    pthread_mutex_lock(&m->store->lock);
+    *out = m->pulls;
+    pthread_mutex_unlock(&m->store->lock);
+}
+
 bool ws_model_is_pulling(struct ws_model *m)
 {
     bool is = false;

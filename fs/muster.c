@@ -19,6 +19,8 @@ static void ask(void *arg, size_t i)
     struct ws_engine_call call;
     if (e->ops->external)
         return;
+    if (ws_engine_ready(e, m->control, &m->errors[i]) < 0)
+        return;
     ws_engine_call_of(e, m->control, &call);
     call.target.timeout_ms = call.target.timeout_ms < ANSWER_MS ? call.target.timeout_ms : ANSWER_MS;
     if (e->ops->serving(&call.target, &now, &m->errors[i]) == 0)

@@ -1,4 +1,5 @@
 #include "fs/notify.h"
+#include "transports/workers.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,7 +56,7 @@ int ws_notify_start(struct ws_fs *fs)
     pthread_mutex_init(&n->lock, NULL);
     pthread_cond_init(&n->changed, NULL);
     fs->notify = n;
-    if (pthread_create(&n->thread, NULL, deliver, fs) != 0) {
+    if (ws_thread_start(&n->thread, deliver, fs) < 0) {
         fs->notify = NULL;
         free(n);
         return -EAGAIN;

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* An open file; fi->fh. */
 struct ws_open {
@@ -14,7 +15,7 @@ struct ws_open {
     struct ws_version *version; /* weights: a reference, and a use while its bytes may be read through us */
     size_t file;
     uint64_t begin, size; /* of the bytes in the file: a tensor is a part of it */
-    bool uses, kept;
+    bool uses, kept, by_root;
     enum ws_view view;
     struct ws_model *model;
     char *text; /* a view's, at open */
@@ -26,6 +27,13 @@ struct ws_open {
         *prev; /* in fs->opens: the kernel does not release what is open at a lazy unmount */
     bool listed;
 };
+
+/* Could the caller read what the daemon can? */
+static bool is_root(fuse_req_t req)
+{
+    const uid_t uid = fuse_req_ctx(req)->uid;
+    return uid == 0 || uid == geteuid();
+}
 
 static struct ws_open *open_of(const struct fuse_file_info *fi)
 {
@@ -111,12 +119,6 @@ static int place_of(struct ws_call *c, const struct ws_node *n, struct ws_open *
     return 0;
 }
 
-static bool is_complete(struct ws_version *v)
-{
-    enum ws_state s = ws_version_state(v);
-    return s == WS_READY || s == WS_ACTIVE;
-}
-
 /* How the kernel is to read it from now on; 1: parked. */
 static int choose_reading(struct ws_call *c, struct ws_open *o)
 {
@@ -124,12 +126,12 @@ static int choose_reading(struct ws_call *c, struct ws_open *o)
     if (o->kind == WS_KIND_FILL && fs->options.open == WS_OPEN_WAIT) {
         /* Link mode: held until the file is complete; then its name is a link, which ESTALE makes the kernel
          * look up (open(2) tries again once with fresh lookups). */
-        if (is_complete(o->version))
+        if (ws_version_is_complete(o->version))
             return -ESTALE;
         ws_call_park(c, o->version, WS_FILE_ALL, 0, 0, fs->options.deadline_ms);
         return 1;
     }
-    if (o->kind == WS_KIND_FILE && !is_complete(o->version)) {
+    if (o->kind == WS_KIND_FILE && !ws_version_is_complete(o->version)) {
         ws_call_park(c, o->version, WS_FILE_ALL, 0, 0, fs->options.deadline_ms);
         return 1;
     }
@@ -190,6 +192,7 @@ static void open_view(void *arg)
     }
     o->kind = n.kind;
     o->view = (enum ws_view)n.index;
+    o->by_root = is_root(c->req);
     o->model = n.model ? ws_model_get(n.model) : n.version ? ws_model_get(ws_version_model(n.version)) : NULL;
     if (n.kind == WS_KIND_META_VIEW && o->view == WS_VIEW_MANIFEST && !ws_version_has_manifest(n.version)) {
         free_open(c->fs, o);
@@ -251,7 +254,7 @@ static void run_read_weights(struct ws_call *c)
     if (n > o->size - off)
         n = o->size - off;
     uint64_t begin = o->begin + off;
-    if (!is_complete(o->version)) {
+    if (!ws_version_is_complete(o->version)) {
         size_t first = begin / WS_BLOCK_BYTES, last = (begin + n - 1) / WS_BLOCK_BYTES;
         /* Not parked twice: what was here once stays here while the file is open. */
         if (c->tries == 0) {
@@ -357,7 +360,8 @@ void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
     w->size = size;
     w->model = o->model ? ws_model_get(o->model) : NULL;
     fuse_req_interrupt_func(req, on_cancel, w);
-    ws_control_write(fs->control, o->view, w->model, buf, size, &w->cancel, command_done, w);
+    ws_control_write(fs->control, o->view, w->model, buf, size, o->by_root && is_root(req), &w->cancel,
+                     command_done, w);
 }
 
 /* --- poll --- */
@@ -369,14 +373,16 @@ void ws_op_poll(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struc
     unsigned ready = POLLIN | POLLOUT;
     (void)ino;
     if (!o->version && o->view == WS_VIEW_EVENTS) {
+        if (ph) { /* first: an event that comes while we look finds it */
+            pthread_mutex_lock(&fs->lock);
+            struct fuse_pollhandle *old = o->ph;
+            o->ph = ph;
+            pthread_mutex_unlock(&fs->lock);
+            ph = old;
+        }
         uint64_t size = ws_control_events_size(fs->control, o->model);
         pthread_mutex_lock(&fs->lock);
         ready = size != o->seen ? POLLIN | POLLPRI : 0;
-        if (ph) {
-            struct fuse_pollhandle *old = o->ph;
-            o->ph = ph;
-            ph = old;
-        }
         pthread_mutex_unlock(&fs->lock);
     }
     if (ph)

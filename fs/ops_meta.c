@@ -301,7 +301,7 @@ static void shape_text(const struct ws_tensor *t, char *out, size_t cap)
 static int hash_text(struct ws_call *c, struct ws_version *v, size_t file, const struct ws_tensor *t,
                      char *out, size_t cap)
 {
-    if (t->end > t->begin && !(ws_version_state(v) == WS_READY || ws_version_state(v) == WS_ACTIVE)) {
+    if (t->end > t->begin && !ws_version_is_complete(v)) {
         ws_call_park(c, v, WS_FILE_ALL, 0, 0, c->fs->options.deadline_ms);
         return 1;
     }

@@ -182,6 +182,7 @@ static int set_serve_token_file(struct ws_mount_options *o, const char *value)
         return copy ? 0 : -ENOMEM;                                                                           \
     }
 SET_STRING(set_ca_file, store.source.ca_file)
+SET_STRING(keep_files, files)
 SET_STRING(set_cert_file, store.source.cert_file)
 SET_STRING(set_key_file, store.source.key_file)
 SET_STRING(set_log, log_file)
@@ -193,6 +194,12 @@ SET_STRING(set_serve, serve.listen)
 SET_STRING(set_serve_cert, serve.tls_cert_file)
 SET_STRING(set_serve_key, serve.tls_key_file)
 SET_STRING(set_serve_client_ca, serve.tls_client_ca_file)
+
+/* It becomes a word of the lines in which engines are kept. */
+static int set_files(struct ws_mount_options *o, const char *value)
+{
+    return value[0] == '/' && !value[strcspn(value, " \t\n\"\\")] ? keep_files(o, value) : -EINVAL;
+}
 
 static int set_verify(struct ws_mount_options *o, const char *value)
 {
@@ -258,6 +265,9 @@ static const struct {
     {"gid", "N", set_gid, "group of all files"},
     {"mode", "OCTAL", set_mode, "mode of files; default 0444"},
     {"ctl-group", "GROUP", set_ctl_group, "let this group write control files (0660 instead of 0600)"},
+    {"files", "DIR", set_files,
+     "who is not root may name files below this folder (token-file= of an engine), an absolute path; "
+     "default: none"},
     {"log", "FILE", set_log, "where a daemon in the background logs"},
     {"state", "DIR|none", set_state,
      "where engines, policies and pins are kept over a restart; default /var/lib/wsync, or "

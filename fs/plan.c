@@ -3,6 +3,7 @@
 #include "fs/choice.h"
 #include "fs/content.h"
 #include "fs/model.h"
+#include "fs/room.h"
 #include "fs/version.h"
 #include "transports/log.h"
 #include <float.h>
@@ -33,10 +34,22 @@ static struct ws_version *find_base(struct ws_version *v, const struct ws_delta_
     return w;
 }
 
-/* May its memory be patched in place? Readers that do not show here the kernel's lease shows. */
+/* May it go? */
 static bool may_be_replaced(const struct ws_version *w)
 {
     return !w->pull && atomic_load(&w->n_waits) == 0 && !ws_version_is_protected(w);
+}
+
+/* Could anybody outside ever read it? Then its memory is not patched in place: what he put into a pipe or a
+ * socket would change, and nobody sees that it is there. It is copied, where there is room. */
+static bool was_read(struct ws_version *w)
+{
+    const struct ws_manifest *m = atomic_load(&w->manifest);
+    bool was = false;
+
+    for (size_t i = 0; i < m->n_files; i++)
+        was = was || (ws_content_region(w, i) && ws_region_was_shown(ws_content_region(w, i)));
+    return was;
 }
 
 /* --- choosing; with store->lock --- */
@@ -46,7 +59,8 @@ struct choice {
     bool in_place;
     size_t n_links;
     double seconds;
-    bool dearer; /* there was a base, and a full pull is cheaper */
+    bool dearer;  /* there was a base, and a full pull is cheaper */
+    bool no_room; /* or there is none for a copy of it, and a full pull may evict it */
 };
 
 static uint64_t bytes_of(const struct ws_link *l, uint64_t total)
@@ -59,10 +73,10 @@ static uint64_t bytes_of(const struct ws_link *l, uint64_t total)
 }
 
 static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, uint64_t delta_bytes,
-                  struct choice *best)
+                  const struct ws_room *room, struct choice *best)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
-    bool in_place = !ws_version_has_bytes(v) && may_be_replaced(w);
+    bool may_go = !ws_version_has_bytes(v) && may_be_replaced(w), in_place = may_go && !was_read(w);
     struct ws_way way = {.fetch_bytes = delta_bytes + m->total_bytes - ws_content_bytes(w),
                          .patch_bytes = m->total_bytes,
                          .copies = !in_place,
@@ -71,6 +85,11 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
 
     if (!in_place && !ws_version_is_complete(w))
         return;
+    if (!in_place && may_go && ws_version_comes_whole(v) && v->own_bytes == 0 &&
+        !ws_room_has_beside(room, w, v, m->total_bytes)) {
+        best->no_room = true;
+        return;
+    }
     if (seconds >= best->seconds) {
         best->dearer = true;
         return;
@@ -80,7 +99,7 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
 
 /* Walks back from the version, link by link; each version that is here on the way is a base. links: newest
  * first. */
-static struct choice choose(struct ws_version *v, const struct ws_links *k,
+static struct choice choose(struct ws_version *v, const struct ws_links *k, const struct ws_room *room,
                             struct ws_link links[WS_MAX_CHAIN])
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
@@ -96,7 +115,7 @@ static struct choice choose(struct ws_version *v, const struct ws_links *k,
         struct ws_version *w = find_base(v, &links[n].offer.link);
         bytes += bytes_of(&links[n], m->total_bytes);
         if (w)
-            weigh(v, w, n + 1, bytes, &best);
+            weigh(v, w, n + 1, bytes, room, &best);
         at = links[n].offer.link.base;
         digest = links[n].offer.link.base_digest;
     }
@@ -145,9 +164,10 @@ bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *
         struct ws_link links[WS_MAX_CHAIN];
         struct ws_bequest *bequest = NULL;
         struct ws_changes changes;
+        const struct ws_room room = ws_room_now(s);
         ws_changes_init(&changes);
         pthread_mutex_lock(&s->lock);
-        struct choice c = choose(v, k, links);
+        struct choice c = choose(v, k, &room, links);
         bool taken = c.base && keep_choice(p, &c, links) == 0;
         if (taken && c.in_place) {
             say_why(&c, p, why);
@@ -162,7 +182,10 @@ bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *
         ws_changes_tell(&changes, s);
         if (!taken) {
             forget_choice(p);
-            snprintf(why, WS_HOW_CHARS, "%s", c.dearer ? "patching would take longer" : "");
+            snprintf(why, WS_HOW_CHARS, "%s",
+                     c.dearer    ? "patching would take longer"
+                     : c.no_room ? "no room for a copy of the version before"
+                                 : "");
             return false;
         }
         if (!bequest || ws_bequest_take(bequest, &r->stop, &p->here))
@@ -171,7 +194,7 @@ bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *
             forget_choice(p);
             return false;
         }
-        ws_log(WS_LOG_INFO, "store", "version %lu of %s is still read: its memory is not patched in place",
+        ws_log(WS_LOG_INFO, "store", "version %lu of %s was or is read: its memory is not patched in place",
                p->base->version, v->model->name);
         forget_choice(p);
     }

@@ -38,7 +38,7 @@ static json_t *look(struct ws_control *c, struct ws_engine *e, const struct ws_m
     struct ws_error err = {0};
     struct ws_engine_call call;
     int rc = 0;
-    if (!e->ops->external) {
+    if (!e->ops->external && (rc = ws_engine_ready(e, c, &err)) == 0) {
         ws_engine_call_of(e, c, &call);
         call.target.timeout_ms = call.target.timeout_ms < ANSWER_MS ? call.target.timeout_ms : ANSWER_MS;
         call.target.short_ms = call.target.timeout_ms;

@@ -48,6 +48,11 @@ enum ws_goal ws_goal_of(size_t file, size_t n)
     return file == WS_FILE_ALL || n > 0 ? WS_GOAL_ALL : WS_GOAL_MANIFEST;
 }
 
+uint64_t ws_pull_progress_ns(const struct ws_pull *p)
+{
+    return atomic_load(&p->route.progress_ns);
+}
+
 bool ws_pull_wants_all(const struct ws_pull *p)
 {
     return p->goal == WS_GOAL_ALL;
@@ -506,6 +511,7 @@ static void note_success(struct ws_version *v, enum ws_goal goal, const char *ho
     v->pull_seconds = (double)(ws_clock_ns() - v->pull_began_ns) / 1e9;
     snprintf(v->how, sizeof(v->how), "%s", how);
     v->store->pulls_ok++;
+    ws_histogram_add(&v->model->pulls, v->pull_seconds);
     if (v->named)
         ws_version_set_state(v, v->model->current == v ? WS_ACTIVE : WS_READY, c);
 }
@@ -518,6 +524,8 @@ static void note_failure(struct ws_version *v, enum ws_goal goal, int rc, const 
     v->error = strdup(err->text);
     v->error_code = -rc;
     v->failed_ns = ws_clock_ns();
+    if (goal != WS_GOAL_ALL && rc != -ECANCELED)
+        ws_changes_add(c, WS_VERSION_UNREAD, v->model, v);
     if (goal != WS_GOAL_ALL)
         return;
     v->pull_seconds = (double)(v->failed_ns - v->pull_began_ns) / 1e9;
@@ -549,7 +557,8 @@ static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how
         note_success(v, goal, how, &changes);
     else
         note_failure(v, p->goal, rc, err, &changes);
-    chain = ws_waits_take(v, rc);
+    /* Who waits for a version that was dropped did not cancel anything. */
+    chain = ws_waits_take(v, rc == -ECANCELED && !v->named ? -ESTALE : rc);
     ws_model_settle(v->model, &changes);
     pthread_mutex_unlock(&s->lock);
     ws_changes_tell(&changes, s);

@@ -5,24 +5,30 @@
 #include "fs/settings.h"
 #include "fs/standing.h"
 #include "fs/switch.h"
+#include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define PULL_S 86400
+#define PULL_S        86400
+#define FIRST_WAIT_NS (2 * WS_SECOND_NS) /* before a pull that failed is tried again */
+#define LAST_WAIT_NS  (60 * WS_SECOND_NS)
 
-static void restore_engine(void *arg, struct ws_desk *d, const char *line)
+static bool restore_engine(void *arg, struct ws_desk *d, const char *line)
 {
     struct ws_control *c = arg;
-    struct ws_error err;
+    struct ws_error err = {0};
     struct ws_command *q = calloc(1, sizeof(*q));
-    if (!q || ws_command_parse(WS_SCOPE_MODEL, line, strlen(line), q, &err) < 0 ||
-        q->verb != WS_VERB_ENGINE_ADD || ws_engine_add(c, d, q, line, false, &err) < 0)
-        ws_log(WS_LOG_WARN, "control", "an engine could not be brought back: %s: %s", line,
-               q ? err.text : "no memory");
+    if (!q)
+        ws_error_set(&err, ENOMEM, "no memory");
+    bool good = q && ws_command_parse(WS_SCOPE_MODEL, line, strlen(line), q, &err) == 0 &&
+                q->verb == WS_VERB_ENGINE_ADD && ws_engine_add(c, d, q, line, false, &err) == 0;
+    if (!good)
+        ws_log(WS_LOG_ERROR, "control", "an engine could not be brought back: %s: %s", line, err.text);
     free(q);
+    return good;
 }
 
 void ws_restore_settings(struct ws_control *c)
@@ -39,40 +45,75 @@ void ws_restore_settings(struct ws_control *c)
 
 struct current {
     struct ws_control *control;
-    struct ws_desk *desk;
-    struct ws_model *model; /* references */
-    struct ws_version *version;
+    struct ws_switch_part part; /* references */
 };
+
+/* One try. What fails is tried again when the keeper looks, more and more seldom, until it is there or
+ * somebody has switched to something else. */
+static void note_try(struct ws_control *c, struct ws_desk *d, int rc)
+{
+    pthread_mutex_lock(&c->lock);
+    uint64_t wait = d->restore_wait_ns ? d->restore_wait_ns * 2 : FIRST_WAIT_NS;
+    d->restore_wait_ns = rc == 0 ? 0 : wait < LAST_WAIT_NS ? wait : LAST_WAIT_NS;
+    d->restore_ns = ws_clock_ns() + d->restore_wait_ns;
+    d->restoring = false;
+    pthread_mutex_unlock(&c->lock);
+}
 
 static void make_current(void *arg)
 {
     struct current *w = arg;
     struct ws_control *c = w->control;
+    struct ws_switch_part *p = &w->part;
     struct ws_error err = {0};
-    struct ws_version *current = ws_model_current(w->model);
     const struct ws_switch_options o = {.deadline_s = PULL_S};
-    int rc = ws_pull_and_wait(c, w->version, WS_PRIORITY_SWITCH, &o, &err);
-    if (rc == 0 && !current) {
-        ws_model_set_current(w->model, w->version);
-        ws_desk_event(c, w->desk, "restored model=%s version=%" PRIu64, w->desk->name,
-                      ws_version_number(w->version));
-    } else if (rc < 0) {
-        (void)ws_desk_fail(c, w->desk, "restore the current version", &err);
-    }
-    pthread_mutex_lock(&c->lock);
-    w->desk->wanted.run[0] = 0;
-    pthread_mutex_unlock(&c->lock);
-    if (rc == 0 && !current) {
+    int rc = ws_pull_and_wait(c, p->version, WS_PRIORITY_SWITCH, &o, &err);
+    if (rc == 0)
+        rc = ws_switch_restore(c, p, &err);
+    if (rc == 0) {
+        ws_desk_event(c, p->desk, "restored model=%s version=%" PRIu64, p->desk->name,
+                      ws_version_number(p->version));
         ws_settings_save(c);
-        ws_standing_tell(c, w->desk, w->model);
-        ws_keeper_wake(c->keeper);
+        ws_standing_tell(c, p->desk, p->model);
+    } else if (rc != -EEXIST && rc != -EBUSY && !atomic_load(&c->stop)) {
+        (void)ws_desk_fail(c, p->desk, "restore the current version", &err);
     }
-    ws_follow_look(c, w->model);
-    if (current)
-        ws_version_put(current);
-    ws_version_put(w->version);
-    ws_model_put(w->model);
+    note_try(c, p->desk, rc == -EEXIST ? 0 : rc);
+    if (rc == 0)
+        ws_keeper_wake(c->keeper);
+    ws_follow_look(c, p->model);
+    ws_version_put(p->version);
+    ws_model_put(p->model);
     free(w);
+}
+
+static void restore_current(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v)
+{
+    const struct ws_mark mark = ws_version_mark(v);
+    pthread_mutex_lock(&c->lock);
+    /* a wish until it is fulfilled: the daemon may end before */
+    bool due = ws_mark_is(&d->wanted, &mark) && !d->restoring && ws_clock_ns() >= d->restore_ns;
+    d->restoring = d->restoring || due;
+    pthread_mutex_unlock(&c->lock);
+    if (!due)
+        return;
+    struct current *w = malloc(sizeof(*w));
+    if (w)
+        *w = (struct current){c, {.desk = d, .model = ws_model_get(m), .version = ws_version_get(v)}};
+    int rc = w ? ws_job_start(c, make_current, w) : -ENOMEM;
+    if (rc == 0)
+        return;
+    if (w) {
+        ws_version_put(v);
+        ws_model_put(m);
+        free(w);
+    }
+    note_try(c, d, rc);
+    if (rc != -ESHUTDOWN) {
+        struct ws_error err;
+        ws_error_set(&err, -rc, "no memory or thread for it just now: %s", strerror(-rc));
+        (void)ws_desk_fail(c, d, "restore the current version", &err);
+    }
 }
 
 void ws_restore_version(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v)
@@ -87,18 +128,20 @@ void ws_restore_version(struct ws_control *c, struct ws_desk *d, struct ws_model
             pin = true;
         }
     }
-    /* a wish until it is fulfilled: the daemon may end before */
-    bool current = ws_mark_is(&d->wanted, &mark);
     pthread_mutex_unlock(&c->lock);
     if (pin && ws_version_pin(v, true, &err) < 0)
-        ws_log(WS_LOG_WARN, "control", "%s", err.text);
-    struct current *w = current ? malloc(sizeof(*w)) : NULL;
-    if (!w)
-        return;
-    *w = (struct current){c, d, ws_model_get(m), ws_version_get(v)};
-    if (ws_job_start(c, make_current, w) < 0) {
+        (void)ws_desk_fail(c, d, "restore a pin", &err);
+    restore_current(c, d, m, v);
+}
+
+void ws_restore_again(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
+{
+    pthread_mutex_lock(&c->lock);
+    const struct ws_mark wanted = d->wanted;
+    pthread_mutex_unlock(&c->lock);
+    struct ws_version *v = wanted.run[0] ? ws_version_at(m, wanted.version, wanted.run) : NULL;
+    if (v) {
+        restore_current(c, d, m, v);
         ws_version_put(v);
-        ws_model_put(m);
-        free(w);
     }
 }

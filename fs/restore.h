@@ -8,5 +8,7 @@
 void ws_restore_settings(struct ws_control *c);
 /* A version has become known: pinned again, and made current again once it is here. Returns soon. */
 void ws_restore_version(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v);
+/* The same, where a try has failed and it is time for the next. */
+void ws_restore_again(struct ws_control *c, struct ws_desk *d, struct ws_model *m);
 
 #endif

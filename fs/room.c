@@ -41,6 +41,12 @@ static bool goes_first(const struct ws_version *a, const struct ws_version *b)
     return a->id < b->id;
 }
 
+/* May it be evicted? With s->lock. */
+static bool is_victim(const struct ws_version *v)
+{
+    return v->own_bytes > 0 && !v->pull && !ws_version_is_protected(v);
+}
+
 /* With s->lock. */
 static struct ws_version *find_victim(struct ws_store *s, const struct ws_version *but)
 {
@@ -48,7 +54,7 @@ static struct ws_version *find_victim(struct ws_store *s, const struct ws_versio
 
     for (struct ws_model *m = s->models; m; m = m->next) {
         for (struct ws_version *v = m->versions; v; v = v->next) {
-            if (v == but || v->own_bytes == 0 || v->pull || ws_version_is_protected(v))
+            if (v == but || !is_victim(v))
                 continue;
             if (!victim || goes_first(v, victim))
                 victim = v;
@@ -106,30 +112,55 @@ static int no_room(struct ws_version *v, uint64_t bytes, uint64_t limit, struct 
                         v->model->name, v->number, need, cache, held[0] ? ": " : "", held);
 }
 
-/* What the cache may hold now: its size, or less where the machine has less. */
-static uint64_t limit_now(struct ws_store *s, const struct ws_pool_stats *pool)
+uint64_t ws_room_limit(uint64_t cache, uint64_t held, uint64_t available)
 {
-    uint64_t available = ws_memory_available(NULL), held;
+    uint64_t rest = held < cache ? cache - held : 0;
 
+    return available < rest ? held + available : cache;
+}
+
+struct ws_room ws_room_now(struct ws_store *s)
+{
+    struct ws_pool_stats pool;
+    struct ws_room r;
+    uint64_t held;
+
+    ws_pool_stats(s->pool, &pool);
+    r.others = pool.waiting_bytes + ws_region_left_bytes();
     pthread_mutex_lock(&s->lock);
     held = s->used_bytes;
     pthread_mutex_unlock(&s->lock);
-    held += pool->free_bytes + pool->waiting_bytes;
-    return available < s->options.cache_bytes - (held < s->options.cache_bytes ? held : 0)
-               ? held + available
-               : s->options.cache_bytes;
+    held += pool.free_bytes + r.others;
+    r.limit = ws_room_limit(s->options.cache_bytes, held, ws_memory_available(NULL));
+    return r;
+}
+
+bool ws_room_has_beside(const struct ws_room *r, struct ws_version *base, struct ws_version *v,
+                        uint64_t bytes)
+{
+    const struct ws_store *s = v->store;
+    uint64_t stays = s->used_bytes + r->others;
+
+    for (const struct ws_model *m = s->models; m; m = m->next) {
+        for (const struct ws_version *w = m->versions; w; w = w->next) {
+            if (w != base && w != v && is_victim(w))
+                stays -= w->own_bytes;
+        }
+    }
+    return stays + bytes <= r->limit;
 }
 
 /* One look at the cache: 0 when the bytes were taken, 1 to look again, -ENOSPC. With s->lock. */
-static int try_take(struct ws_version *v, uint64_t bytes, uint64_t limit, uint64_t in_pool,
-                    uint64_t *give_up_ns, struct ws_changes *c, struct ws_error *err)
+static int try_take(struct ws_version *v, uint64_t bytes, const struct ws_room *room, uint64_t *give_up_ns,
+                    struct ws_changes *c, struct ws_error *err)
 {
     struct ws_store *s = v->store;
+    const uint64_t limit = room->limit;
     bool wait_helps = s->used_bytes - s->waiting_bytes + bytes <= limit;
     const uint64_t until = ws_clock_ns() + STEP_MS * WS_MS_NS;
     struct ws_version *victim;
 
-    if (s->used_bytes + in_pool + bytes <= limit) {
+    if (s->used_bytes + room->others + bytes <= limit) {
         s->used_bytes += bytes;
         v->own_bytes = bytes;
         return 0;
@@ -156,16 +187,13 @@ int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_bool *stop, 
 
     while (rc > 0) {
         struct ws_changes changes;
-        struct ws_pool_stats pool;
-        uint64_t limit;
-        ws_pool_stats(s->pool, &pool);
-        limit = limit_now(s, &pool);
+        const struct ws_room room = ws_room_now(s);
         ws_changes_init(&changes);
         pthread_mutex_lock(&s->lock);
         if (atomic_load(stop))
             rc = ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name, v->number);
         else
-            rc = try_take(v, bytes, limit, pool.waiting_bytes, &give_up_ns, &changes, err);
+            rc = try_take(v, bytes, &room, &give_up_ns, &changes, err);
         pthread_mutex_unlock(&s->lock);
         ws_changes_tell(&changes, s);
     }
@@ -174,24 +202,22 @@ int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_bool *stop, 
 
 void ws_room_trim(struct ws_store *s)
 {
-    struct ws_pool_stats pool;
+    const struct ws_room room = ws_room_now(s);
     uint64_t used;
 
-    ws_pool_stats(s->pool, &pool);
     pthread_mutex_lock(&s->lock);
-    used = s->used_bytes + pool.waiting_bytes;
+    used = s->used_bytes + room.others;
     pthread_mutex_unlock(&s->lock);
     ws_pool_trim(s->pool, used < s->options.cache_bytes ? s->options.cache_bytes - used : 0);
 }
 
 void ws_room_reserve(struct ws_store *s, const struct ws_manifest *m)
 {
-    struct ws_pool_stats pool;
+    const struct ws_room room = ws_room_now(s);
     uint64_t used;
 
-    ws_pool_stats(s->pool, &pool);
     pthread_mutex_lock(&s->lock);
-    used = s->used_bytes + pool.waiting_bytes;
+    used = s->used_bytes + room.others;
     pthread_mutex_unlock(&s->lock);
     /* Free regions are left out: they are what is used first, and what gives way. */
     if (used + m->total_bytes > s->options.cache_bytes)

@@ -7,6 +7,17 @@
  * is on its way back. -ENOSPC with what could be dropped; -ECANCELED when *stop. Without any lock. */
 WS_MUST_USE int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_bool *stop,
                              struct ws_error *err);
+/* What the cache may hold now, and what of it is no version's: of regions that wait in the pool, and of those
+ * that were closed while others had them. */
+struct ws_room {
+    uint64_t limit, others;
+};
+struct ws_room ws_room_now(struct ws_store *s); /* without any lock */
+/* Is there room for bytes of v while base stays? With store->lock. */
+bool ws_room_has_beside(const struct ws_room *r, struct ws_version *base, struct ws_version *v,
+                        uint64_t bytes);
+/* The cache's size, or less where the machine has less; held: what is in it. */
+uint64_t ws_room_limit(uint64_t cache, uint64_t held, uint64_t available);
 /* After the regions were taken from the pool: what the pool keeps for later must fit beside them. */
 void ws_room_trim(struct ws_store *s);
 /* Has the pool fault in regions for one more version like this one, where there is room for it. */

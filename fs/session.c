@@ -1,21 +1,22 @@
 #include "fs/session.h"
+#include "fs/ending.h"
 #include "fs/fs.h"
 #include "fs/notify.h"
 #include "fs/probes.h"
 #include "fs/relay.h"
+#include "fs/settings.h"
 #include "fs/vnode.h"
 #include "transports/log.h"
 #include "transports/text.h"
+#include "transports/workers.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/mount.h>
-#include <mntent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -26,52 +27,6 @@
 #define READ_AHEAD_KB    4096
 #define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
 #define MAX_WORKERS      16
-
-/* --- what is at the mountpoint now --- */
-
-static bool is_mount_of_ours(const char *path)
-{
-    bool found = false;
-    FILE *f = setmntent("/proc/self/mounts", "re");
-    for (const struct mntent *m; f && (m = getmntent(f));)
-        if (strcmp(m->mnt_dir, path) == 0)
-            found = strcmp(m->mnt_type, "fuse.wsync") == 0; /* the last one is on top */
-    if (f)
-        endmntent(f);
-    return found;
-}
-
-static int check_place(const struct ws_mount_options *o, struct ws_error *err)
-{
-    struct stat st;
-    const char *at = o->mountpoint;
-    if (access("/dev/fuse", R_OK | W_OK) != 0)
-        return ws_error_set(
-            err, ENODEV,
-            "cannot mount on %s: /dev/fuse: %s; load the module (modprobe fuse), give a container "
-            "--device /dev/fuse --cap-add SYS_ADMIN, or use 'wsync export'",
-            at, strerror(errno));
-    int rc = stat(at, &st) == 0 ? 0 : -errno;
-    if (rc == -ENOTCONN || rc == -ECONNABORTED) {
-        ws_log(WS_LOG_WARN, "mount", "recovering a dead mount at=%s", at);
-        char regions[4200];
-        snprintf(regions, sizeof(regions), "%s/" WS_REGIONS_NAME, at);
-        (void)umount2(regions, MNT_DETACH);
-        if (umount2(at, MNT_DETACH) != 0)
-            return ws_error_set(err, errno,
-                                "a dead mount is on %s and cannot be taken away: %s; try fusermount3 -uz %s",
-                                at, strerror(errno), at);
-        rc = stat(at, &st) == 0 ? 0 : -errno;
-    } else if (rc == 0 && is_mount_of_ours(at)) {
-        return ws_error_set(err, EBUSY,
-                            "wsync is mounted on %s already and answers; 'wsync umount %s' ends it", at, at);
-    }
-    if (rc == 0 && !S_ISDIR(st.st_mode))
-        rc = -ENOTDIR;
-    if (rc < 0)
-        return ws_error_set(err, -rc, "cannot mount on %s: %s", at, strerror(-rc));
-    return 0;
-}
 
 /* --- how complete files will be read --- */
 
@@ -136,13 +91,10 @@ static void say_reads(struct ws_fs *fs, const char *why)
 
 /* --- after the session answers --- */
 
-static void set_read_ahead(const char *mountpoint)
+static void set_read_ahead(dev_t dev)
 {
-    struct stat st;
     char path[128];
-    if (stat(mountpoint, &st) != 0)
-        return;
-    snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", major(st.st_dev), minor(st.st_dev));
+    snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", major(dev), minor(dev));
     FILE *f = fopen(path, "we");
     if (f) {
         fprintf(f, "%d\n", READ_AHEAD_KB);
@@ -189,7 +141,7 @@ static void *finish_start(void *arg)
         }
     }
     if (rc == 0) {
-        set_read_ahead(fs->options.mountpoint);
+        set_read_ahead(fs->place.dev);
         (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
     }
     if (s->tell >= 0 && write(s->tell, &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
@@ -223,6 +175,7 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
                                    .link = fs->reads == WS_READS_LINK,
                                    .mode_text = fs->mode_text,
                                    .prefetch = fs->options.prefetch,
+                                   .files = fs->options.files,
                                    .state = fs->options.state};
     rc = ws_control_new(&fs->control, fs->store, &c, err);
     if (rc < 0)
@@ -273,36 +226,78 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
             err, errno ? errno : EIO, "cannot mount on %s: %s%s", o->mountpoint,
             errno ? strerror(errno) : "libfuse said why above",
             o->allow_other && geteuid() ? "; allow_other needs user_allow_other in /etc/fuse.conf" : "");
-    return 0;
+    int rc = ws_place_note(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
+    return rc < 0 ? ws_error_set(err, -rc, "cannot mount on %s: what is there now cannot be told: %s",
+                                 o->mountpoint, strerror(-rc))
+                  : 0;
+}
+
+/* Closes the kernel's end and no more. The number stays taken, by a pipe that nobody reads: replies of calls
+ * that are parked in the store fail on it, and libfuse, which polls it before it unmounts by path, finds an
+ * error and does not. */
+static void cut(struct ws_fs *fs)
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return;
+    close(ends[0]);
+    (void)dup3(ends[1], fuse_session_fd(fs->session), O_CLOEXEC);
+    close(ends[1]);
 }
 
 /* Unmounts lazily, with link mode's tmpfs below it, and ends the connection: nobody answers any more, so
  * whoever waits for us, be it finish_start's stat or the lock that a notification wants, has to be let go.
- * The descriptor stays open, since calls that are parked in the store still reply to it. */
+ * The descriptor stays taken, since calls that are parked in the store still reply to it. What is at the path
+ * and is not ours, as a successor's mount after a lazy unmount, is left alone. */
 static void end_connection(struct ws_fs *fs)
 {
-    if (umount2(fs->options.mountpoint, MNT_FORCE | MNT_DETACH) == 0 || errno != EPERM)
-        return;
-    /* Not root: libfuse's helper unmounts, and closing the descriptor ends the connection. Replies that come
-     * after fail. */
-    fuse_session_unmount(fs->session);
+    int rc = ws_place_detach(&fs->place);
+    if (rc ==
+        -EPERM) /* not root: libfuse's helper unmounts, and closing the descriptor ends the connection */
+        fuse_session_unmount(fs->session);
+    else if (rc < 0)
+        cut(fs);
+}
+
+static void end_control(void *arg)
+{
+    struct ws_fs *fs = arg;
+    ws_control_stop(fs->control);
+    ws_settings_disown(fs->settings);
+    fs->settings = -1;
+}
+
+static void end_session(void *arg)
+{
+    const struct ws_fs *fs = arg;
+    fuse_session_exit(fs->session);
 }
 
 static int serve(struct ws_fs *fs, struct starter *s)
 {
     pthread_t thread;
+    struct ws_ending *ending = NULL;
     struct fuse_loop_config *config = fuse_loop_cfg_create();
-    if (!config || fuse_set_signal_handlers(fs->session) != 0 ||
-        pthread_create(&thread, NULL, finish_start, s) != 0)
-        return -EAGAIN;
-    fuse_loop_cfg_set_clone_fd(config, 0);
-    fuse_loop_cfg_set_max_threads(config, MAX_WORKERS);
-    fuse_loop_cfg_set_idle_threads(config, MAX_WORKERS);
-    int rc = fuse_session_loop_mt(fs->session, config);
-    fuse_loop_cfg_destroy(config);
-    fuse_remove_signal_handlers(fs->session);
+    int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
+    const bool started = rc == 0;
+    if (rc == 0)
+        rc = ws_ending_watch(&ending, &(struct ws_ending_options){.place = &fs->place,
+                                                                  .end_control = end_control,
+                                                                  .end_session = end_session,
+                                                                  .arg = fs,
+                                                                  .session = pthread_self()});
+    if (rc == 0) {
+        fuse_loop_cfg_set_clone_fd(config, 0);
+        fuse_loop_cfg_set_max_threads(config, MAX_WORKERS);
+        fuse_loop_cfg_set_idle_threads(config, MAX_WORKERS);
+        rc = fuse_session_loop_mt(fs->session, config);
+    }
+    if (config)
+        fuse_loop_cfg_destroy(config);
+    ws_ending_over(ending);
     end_connection(fs);
-    pthread_join(thread, NULL);
+    if (started)
+        pthread_join(thread, NULL);
     return rc < 0 ? rc : 0;
 }
 
@@ -310,7 +305,7 @@ static void stop(struct ws_fs *fs)
 {
     if (fs->control)
         ws_probes_free(fs->probes);
-    ws_control_stop(fs->control);
+    end_control(fs);
     ws_relay_stop(fs->relay);
     if (fs->store)
         ws_store_stop(fs->store); /* ends parked calls, which look at open files */
@@ -330,15 +325,20 @@ static void stop(struct ws_fs *fs)
 
 static int run(const struct ws_mount_options *o, void (*ready)(void), int tell, struct ws_error *err)
 {
-    struct ws_fs fs = {.options = *o};
+    struct ws_fs fs = {.options = *o, .settings = -1};
     struct starter s = {.fs = &fs, .ready = ready, .tell = tell};
+    sigset_t signals;
     char why[160];
+    int rc = ws_settings_own(o->state, o->mountpoint, &fs.settings, err);
+    if (rc < 0)
+        return rc;
+    ws_ending_hold_signals(&signals);
     pthread_mutex_init(&fs.lock, NULL);
     clock_gettime(CLOCK_REALTIME, &fs.start);
     fs.reads = choose_reads(o, why, sizeof(why));
     say_reads(&fs, why);
     errno = 0;
-    int rc = start_session(&fs, err);
+    rc = start_session(&fs, err);
     if (rc == 0)
         rc = start_store(&fs, err);
     if (rc == 0)
@@ -346,17 +346,17 @@ static int run(const struct ws_mount_options *o, void (*ready)(void), int tell, 
     else if (fs.session)
         end_connection(&fs);
     stop(&fs);
+    pthread_sigmask(SIG_SETMASK, &signals, NULL);
     return rc;
 }
 
 /* --- in the background --- */
 
-static void leave_terminal(const struct ws_mount_options *o)
+/* log -1: nobody reads what it says. */
+static void leave_terminal(int log)
 {
-    int in = open("/dev/null", O_RDWR), out = in;
+    int in = open("/dev/null", O_RDWR), out = log;
     (void)setsid();
-    if (o->log_file)
-        out = open(o->log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
     (void)dup2(in, STDIN_FILENO);
     (void)dup2(out >= 0 ? out : in, STDOUT_FILENO);
     (void)dup2(out >= 0 ? out : in, STDERR_FILENO);
@@ -367,7 +367,10 @@ static void leave_terminal(const struct ws_mount_options *o)
 /* The child tells how it went: 0, or an errno and a sentence. */
 static int run_in_background(const struct ws_mount_options *o, struct ws_error *err)
 {
-    int pipes[2], code = 0;
+    int pipes[2], code = 0, log = -1;
+    if (o->log_file && (log = open(o->log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640)) < 0)
+        return ws_error_set(err, errno, "cannot write the log %s: %s; name another with log=", o->log_file,
+                            strerror(errno));
     if (pipe2(pipes, O_CLOEXEC) != 0)
         return ws_error_set(err, errno, "cannot make a pipe: %s", strerror(errno));
     pid_t pid = fork();
@@ -376,7 +379,7 @@ static int run_in_background(const struct ws_mount_options *o, struct ws_error *
     if (pid == 0) {
         struct ws_error why = {0};
         close(pipes[0]);
-        leave_terminal(o);
+        leave_terminal(log);
         int rc = run(o, NULL, pipes[1], &why);
         if (rc < 0) {
             ws_log(WS_LOG_ERROR, "mount", "%s", why.text);
@@ -386,6 +389,8 @@ static int run_in_background(const struct ws_mount_options *o, struct ws_error *
         _exit(rc < 0);
     }
     close(pipes[1]);
+    if (log >= 0)
+        close(log);
     ssize_t n = read(pipes[0], &code, sizeof(code));
     if (n == (ssize_t)sizeof(code) && code == 0) {
         close(pipes[0]);
@@ -402,40 +407,8 @@ static int run_in_background(const struct ws_mount_options *o, struct ws_error *
 
 int ws_mount_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err)
 {
-    int rc = check_place(o, err);
+    int rc = ws_place_check(o->mountpoint, err);
     if (rc < 0)
         return rc;
     return o->foreground ? run(o, ready, -1, err) : run_in_background(o, err);
-}
-
-int ws_mount_end(const char *mountpoint, bool lazy, struct ws_error *err)
-{
-    char path[4096], regions[4200];
-    struct stat st;
-    if (!realpath(mountpoint, path)) {
-        if (errno != ENOTCONN)
-            return ws_error_set(err, errno, "cannot unmount %s: %s", mountpoint, strerror(errno));
-        snprintf(path, sizeof(path), "%s", mountpoint);
-    }
-    if (!is_mount_of_ours(path))
-        return ws_error_set(err, EINVAL, "no wsync mount is on %s", path);
-    snprintf(regions, sizeof(regions), "%s/" WS_REGIONS_NAME, path);
-    if (stat(regions, &st) == 0)
-        (void)umount2(regions, MNT_DETACH);
-    if (umount2(path, lazy ? MNT_DETACH : 0) == 0)
-        return 0;
-    int code = errno;
-    if (code == EPERM) { /* not root: by libfuse's helper */
-        pid_t pid = fork();
-        if (pid == 0) {
-            execlp("fusermount3", "fusermount3", lazy ? "-uz" : "-u", "--", path, (char *)NULL);
-            _exit(127);
-        }
-        int status = -1;
-        if (pid > 0 && waitpid(pid, &status, 0) == pid && status == 0)
-            return 0;
-    }
-    return ws_error_set(err, code, "cannot unmount %s: %s%s", path, strerror(code),
-                        code == EBUSY ? "; somebody has a file open or stands in it: end that, or use --lazy"
-                                      : "");
 }

@@ -5,12 +5,11 @@
 
 /* Mounts and serves until it is unmounted or told to end (SIGINT, SIGTERM). In the background unless
  * o->foreground: then the caller's process returns 0 as soon as the mount answers, and a child serves.
- * -EBUSY: a live mount is there; a dead one is taken away first. -ENODEV: no /dev/fuse. `ready` is called
+ * -EBUSY: a live mount is there, or another daemon
+ * owns its settings; a dead one is taken away first. -ENODEV: no /dev/fuse. `ready` is called
  * once the mount answers (in the foreground; may be NULL). */
 WS_MUST_USE int ws_mount_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err);
 /* Why complete files cannot be read by FUSE passthrough here; NULL: they can. */
 const char *ws_mount_lacks_passthrough(void);
-/* Unmounts; lazy: now, while readers go on. -EINVAL: no wsync mount. */
-WS_MUST_USE int ws_mount_end(const char *mountpoint, bool lazy, struct ws_error *err);
 
 #endif

@@ -1,16 +1,21 @@
 #include "fs/settings.h"
+#include "transports/clock.h"
 #include "transports/copy.h"
 #include "transports/keep.h"
 #include "transports/log.h"
 #include "transports/name.h"
 #include "transports/text.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
-#define HEAD "wsync-settings 1\n"
+#define HEAD        "wsync-settings 1\n"
+#define OWN_WAIT_MS 45000 /* for a predecessor: longer than its control takes to end */
+#define OWN_LOOK_US 50000
 
 char *ws_settings_path(const char *dir, const char *mountpoint)
 {
@@ -30,6 +35,76 @@ char *ws_settings_path(const char *dir, const char *mountpoint)
     if (asprintf(&path, "%s/%.240s", dir ? dir : own, file) < 0)
         return NULL;
     return path;
+}
+
+/* --- whose they are --- */
+
+static int open_lock(const char *path, int *code)
+{
+    char beside[4096];
+    snprintf(beside, sizeof(beside), "%s.lock", path);
+    int rc = ws_keep_folder(path);
+    int fd = rc == 0 ? open(beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
+    *code = fd >= 0 ? 0 : rc < 0 ? -rc : errno;
+    return fd >= 0 ? fd : open(path, O_RDONLY | O_CLOEXEC);
+}
+
+static int lock_in_time(int fd, const char *path, struct ws_error *err)
+{
+    const uint64_t until = ws_clock_ns() + OWN_WAIT_MS * WS_MS_NS;
+    char pid[32] = "";
+    for (bool told = false; flock(fd, LOCK_EX | LOCK_NB) != 0; told = true) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return ws_error_set(err, errno,
+                                "cannot lock the settings in %s: %s; put them on a local file system with "
+                                "state=DIR",
+                                path, strerror(errno));
+        ssize_t n = pread(fd, pid, sizeof(pid) - 1, 0);
+        pid[n > 0 ? strspn(pid, "0123456789") : 0] = 0;
+        if (ws_clock_ns() > until)
+            return ws_error_set(err, EBUSY,
+                                "another daemon (process %s) owns the settings in %s: end it, or mount with "
+                                "another state=DIR",
+                                pid[0] ? pid : "unknown", path);
+        if (!told)
+            ws_log(WS_LOG_INFO, "mount", "waiting for the daemon that owns the settings file=%s process=%s",
+                   path, pid[0] ? pid : "unknown");
+        usleep(OWN_LOOK_US);
+    }
+    return 0;
+}
+
+int ws_settings_own(const char *dir, const char *mountpoint, int *out, struct ws_error *err)
+{
+    char *path = ws_settings_path(dir, mountpoint), pid[32];
+    int code = 0, rc = 0, fd = path ? open_lock(path, &code) : -1;
+    *out = -1;
+    if (fd >= 0)
+        rc = lock_in_time(fd, path, err);
+    else if (path && dir && code != ENOSPC && code != EDQUOT) /* room may come */
+        rc = ws_error_set(err, code,
+                          "the settings cannot be kept in %s: %s; name another folder with state=DIR, or "
+                          "state=none",
+                          path, strerror(code));
+    else if (path)
+        ws_log(WS_LOG_WARN, "mount", "the settings cannot be kept in %s: %s", path, strerror(code));
+    if (fd >= 0 && rc == 0 && code == 0) {
+        int n = snprintf(pid, sizeof(pid), "%d\n", (int)getpid());
+        if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)n, 0) != n)
+            ws_log(WS_LOG_DEBUG, "mount", "the lock of %s does not say whose it is", path);
+    }
+    if (fd >= 0 && rc < 0)
+        close(fd);
+    else
+        *out = fd;
+    free(path);
+    return rc;
+}
+
+void ws_settings_disown(int lock)
+{
+    if (lock >= 0)
+        close(lock);
 }
 
 /* --- writing --- */
@@ -166,7 +241,7 @@ static int unknown(const char *path, const char *line, struct ws_error *err)
     bool kept = link(path, aside) == 0;
     return ws_error_set(
         err, EBADMSG,
-        "the settings in %s have a line that is not known here and was left out, '%.200s'; all "
+        "the settings in %s have a line that cannot be followed here and was left out, '%.200s'; all "
         "others hold%s%s",
         path, line, kept ? "; a copy is in " : "", kept ? aside : "");
 }
@@ -208,7 +283,7 @@ static bool take_policy(struct ws_control *c, struct ws_desk *d, const char *lin
 }
 
 static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
-                      void (*add)(void *arg, struct ws_desk *d, const char *line), void *arg)
+                      bool (*add)(void *arg, struct ws_desk *d, const char *line), void *arg)
 {
     struct ws_error err;
     struct ws_strategies strategies;
@@ -221,7 +296,7 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
         return ws_strategies_parse(line + 9, &strategies, &err) == 0 &&
                ws_strategies_set(c->store, d->name, &strategies, &err) == 0;
     } else if (strncmp(line, "engine add ", 11) == 0) {
-        add(arg, d, line);
+        return add(arg, d, line);
     } else if (strncmp(line, "broken ", 7) == 0) {
         for (struct ws_engine *e = d->engines; e; e = e->next)
             if (strcmp(e->name, line + 7) == 0)
@@ -245,7 +320,7 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
     return true;
 }
 
-int ws_settings_load(struct ws_control *c, void (*add)(void *arg, struct ws_desk *d, const char *line),
+int ws_settings_load(struct ws_control *c, bool (*add)(void *arg, struct ws_desk *d, const char *line),
                      void *arg, struct ws_error *err)
 {
     char *text, *save = NULL;

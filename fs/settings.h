@@ -23,15 +23,22 @@
  * $XDG_STATE_HOME/wsync or
  * ~/.local/state/wsync). malloc'ed; NULL: dir is "none", or there is no home. */
 char *ws_settings_path(const char *dir, const char *mountpoint);
+/* One daemon owns them: takes the lock on the file beside them (NAME.lock, with its process id), or on
+ * themselves where their folder is only read. Waits for a predecessor that is ending. *out: for
+ * ws_settings_disown; -1: they are not kept. -EBUSY: another daemon has them; else why they could not be kept
+ * in a folder that was asked for. */
+WS_MUST_USE int ws_settings_own(const char *dir, const char *mountpoint, int *out, struct ws_error *err);
+void ws_settings_disown(int lock); /* -1 is fine */
 /* Writes them now. A failure is noted in the mount's last_error; what was set stays set until the daemon
  * ends. */
 WS_MUST_USE int ws_settings_keep(struct ws_control *c, struct ws_error *err); /* -ENOSPC, -EROFS, ... */
 void ws_settings_save(struct ws_control *c); /* an error goes to the mount's last_error */
 /* Reads them at start: policies and commits are set, wishes are left in the desks for versions that are not
- * known yet, and `engine add` lines are given to add, one after the other. A damaged file is moved aside and
+ * known yet, and `engine add` lines are given to add, one after the other. A line that
+ * is not understood, or that add refuses, is noted and kept in a copy. A damaged file is moved aside and
  * noted. 0 also where there is none. */
 WS_MUST_USE int ws_settings_load(struct ws_control *c,
-                                 void (*add)(void *arg, struct ws_desk *d, const char *line), void *arg,
+                                 bool (*add)(void *arg, struct ws_desk *d, const char *line), void *arg,
                                  struct ws_error *err);
 
 #endif

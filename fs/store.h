@@ -7,6 +7,7 @@
  * All functions are thread safe. None of them calls back while it holds a lock. */
 #ifndef WS_FS_STORE_H
 #define WS_FS_STORE_H
+#include "fs/histogram.h"
 #include "fs/orders.h"
 #include "fs/strategies.h"
 #include "transports/bundle.h"
@@ -73,6 +74,7 @@ struct ws_version *ws_model_previous(struct ws_model *m);
 bool ws_model_lacks(struct ws_model *m, char *out, size_t cap);
 /* Has it to be made of parts before anything of it is known, its manifest too? */
 bool ws_version_is_to_be_made(struct ws_version *v);
+void ws_model_pulls(struct ws_model *m, struct ws_histogram *out); /* seconds of its whole pulls so far */
 bool ws_model_is_pulling(struct ws_model *m); /* is any version of it being pulled whole? */
 void ws_model_orders(struct ws_model *m, struct ws_orders *out);
 /* Makes v current and the old current previous, both kept from eviction. Atomic for readers. */
@@ -98,6 +100,8 @@ uint64_t ws_version_number(const struct ws_version *v);
 const char *ws_version_run(const struct ws_version *v);
 void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1]); /* its directory name now */
 enum ws_state ws_version_state(struct ws_version *v);
+/* Is every byte here and verified? Once true it stays so, also without a name. Takes no lock. */
+bool ws_version_is_complete(const struct ws_version *v);
 /* The manifest; fetched at the first call (waits for the network, bounded: not from FUSE workers
  * unless ws_version_has_manifest). Borrowed, lives as long as the version. NULL with err. */
 bool ws_version_has_manifest(struct ws_version *v);
@@ -139,14 +143,15 @@ WS_MUST_USE int ws_version_pull(struct ws_version *v, enum ws_priority priority,
  * the caller's and must live until done or until cancel returned true, and so must the caller's
  * reference to v. What fails at once (no such file, the last pull failed a moment ago and is not
  * tried again yet) is told through done as well, never by the return value. The timeout is the
- * wait's own: the pull goes on. */
+ * wait's own, and a time without progress: while blocks of the version come it is not over. The pull goes on
+ * after it. */
 #define WS_FILE_ALL     ((size_t)-1)
 #define WS_FILE_HEADERS ((size_t)-2)
 struct ws_wait {
     void (*done)(struct ws_wait *w, int result); /* set by the caller */
     struct ws_version *version;                  /* the rest is the store's */
     size_t file, first, n;
-    uint64_t deadline_ns;
+    uint64_t deadline_ns, patience_ns; /* the deadline moves on so far behind what comes; 0: it does not */
     int result;
     bool queued;
     struct ws_wait *next, *prev;
@@ -186,6 +191,8 @@ enum ws_change {
     WS_MODEL_OFFERS, /* sources were heard: what can be passed on of it may have changed */
     WS_VERSION_KNOWN,
     WS_VERSION_STATE,
+    WS_VERSION_UNREAD, /* what a reader asked of it (its manifest, its headers) could not be had; its state is
+                          as before */
     WS_VERSION_RENAMED,
     WS_VERSION_GONE
 };
@@ -198,6 +205,10 @@ void ws_version_use(struct ws_version *v, int delta);
  * between its pull and its end. Lookups alone (ws_version_use) do not: the version loses its names,
  * the kernel is told to forget them, and what nobody has open goes. (Added after the first draft.) */
 void ws_version_keep(struct ws_version *v, int delta);
+/* A switch to it begins and ends: until then it is kept, and not dropped either. -ESTALE: it lost its name
+ * before. */
+WS_MUST_USE int ws_version_hold(struct ws_version *v, struct ws_error *err);
+void ws_version_let_go(struct ws_version *v);
 /* Called when a version's memory is about to be given back, so that fs can close backing ids and
  * names (link mode). Returns when that is done. One hook. */
 void ws_store_set_release(struct ws_store *s, void (*release)(void *arg, struct ws_version *v), void *arg);

@@ -63,6 +63,7 @@ struct ws_version {
     uint64_t listed_bytes, created_ns;
     enum ws_state state;
     bool named, pinned;
+    unsigned held;              /* by switches to it */
     bool dying;                 /* the reaper's: found by nobody any more */
     bool live;                  /* what its name says: of the live lineage, or N@RUN */
     uint64_t sources;           /* bit i: the watch with index i lists it */
@@ -108,6 +109,7 @@ struct ws_model {
     size_t n_versions;
     struct ws_version *current, *previous; /* counted */
     struct ws_claim claims[WS_MAX_SOURCES];
+    struct ws_histogram pulls; /* seconds of those that came whole */
     struct ws_orders orders;
     unsigned orders_from;       /* index of the source that said so */
     bool told[WS_MAX_SOURCES];  /* the source with that index was told where the mount stands */

@@ -95,19 +95,41 @@ static bool has_changed(const struct ws_work *w)
     return w->paused || w->touched;
 }
 
+/* Names, with commas between; those that find no room are counted. */
+static bool name_lost(const struct ws_run *r, char *out, size_t cap)
+{
+    size_t n = 0, more = 0;
+    out[0] = 0;
+    for (size_t i = 0; i < r->n; i++) {
+        if (!r->works[i].not_back)
+            continue;
+        const char *name = r->works[i].engine->name;
+        if (n + strlen(name) + 40 < cap)
+            n += (size_t)snprintf(out + n, cap - n, "%s%s", n ? ", " : "", name);
+        else
+            more++;
+    }
+    if (more > 0)
+        snprintf(out + n, cap - n, "%s%zu more", n ? " and " : "", more);
+    return n + more > 0;
+}
+
 static int go_back(struct ws_run *r, unsigned last_batch, const struct ws_work *first, const char *what,
                    struct ws_error *err)
 {
-    int code = first->err.code ? first->err.code : EREMOTEIO;
-    ws_error_set(
-        err, code,
-        "engine %s (%s) %s version %s: %.700s; every engine was brought back where that was possible",
-        first->engine->name, first->engine->url, what, first->to_version, first->err.text);
+    const int code = first->err.code ? first->err.code : EREMOTEIO;
+    const struct ws_error why = first->err;
+    char lost[300];
     r->going_back = true;
     for (unsigned b = last_batch + 1; b-- > 0;) {
         (void)ws_work_each(r, b, was_resumed, ws_work_pause_again);
         (void)ws_work_each(r, b, has_changed, ws_work_bring_back);
     }
+    ws_error_set(err, code, "engine %s (%s) %s version %s: %.500s; %s%s", first->engine->name,
+                 first->engine->url, what, first->to_version, why.text,
+                 name_lost(r, lost, sizeof(lost)) ? "not brought back, and left as `engines` says: "
+                                                  : "every engine was brought back",
+                 lost);
     return -code;
 }
 
@@ -124,11 +146,13 @@ static bool has_mates(const struct ws_run *r, const struct ws_work *w)
 static bool is_enough(const struct ws_run *r)
 {
     size_t lost = 0;
-    for (size_t i = 0; i < r->n; i++) { /* a barrier over several models is always all or none */
+    for (size_t i = 0; i < r->n; i++) {
         const struct ws_desk *d = r->works[i].desk;
         if (!r->works[i].lost)
             continue;
-        if (d->commit == WS_COMMIT_ALL || d != r->works[0].desk || has_mates(r, &r->works[i]))
+        if (r->n_parts > 1) /* a barrier over several models is always all or none */
+            return false;
+        if (d->commit == WS_COMMIT_ALL || has_mates(r, &r->works[i]))
             return false; /* engines of one group are never parted */
         lost++;
     }
@@ -289,10 +313,13 @@ static void let_go(struct ws_control *c, struct ws_switch_part *parts, size_t n,
         atomic_store(&parts[i].desk->cancel, false); /* nor does it end what is staged next */
         if (ok)
             parts[i].desk->again_ns = 0;
-        if (counts && ok)
+        if (counts && ok) {
+            parts[i].desk->wanted.run[0] = 0; /* what was current before is of no use any more */
             parts[i].desk->switches_ok++;
-        else if (counts)
+            ws_desk_settle(parts[i].desk, "load");
+        } else if (counts) {
             parts[i].desk->switches_failed++;
+        }
     }
     pthread_mutex_unlock(&c->lock);
 }
@@ -357,6 +384,21 @@ static unsigned n_serving(const struct ws_run *r, const struct ws_desk *d)
     return n;
 }
 
+/* Does an engine stay between two versions? Only where the mount ended in the middle: else a person sees it
+ * and decides. */
+static bool is_left_behind(struct ws_run *r)
+{
+    bool left = false;
+    struct ws_control *c = r->control;
+    pthread_mutex_lock(&c->lock);
+    for (size_t i = 0; i < r->n; i++) {
+        const struct ws_engine *e = r->works[i].engine;
+        left = left || (has_changed(&r->works[i]) && (e->state != WS_ENGINE_SERVING || e->doubted));
+    }
+    pthread_mutex_unlock(&c->lock);
+    return left && atomic_load(&c->stop);
+}
+
 static void set_touching(struct ws_control *c, struct ws_switch_part *parts, size_t n, bool touching)
 {
     pthread_mutex_lock(&c->lock);
@@ -377,9 +419,11 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
         return rc;
     r.parts = parts;
     r.n_parts = n;
-    for (size_t i = 0; i < n; i++)
-        ws_version_keep(parts[i].version, 1);
-    rc = check_kinds(parts, n, err);
+    size_t held = 0;
+    for (; rc == 0 && held < n; held += rc == 0)
+        rc = ws_version_hold(parts[held].version, err);
+    if (rc == 0)
+        rc = check_kinds(parts, n, err);
     for (size_t i = 0; rc == 0 && i < n; i++)
         rc = prepare(&r, &parts[i], err);
     if (rc == 0)
@@ -400,13 +444,43 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
         const struct ws_mark mark = ws_version_mark(parts[i].version);
         ws_standing_report(c, parts[i].desk, parts[i].model, &mark, "loaded", NULL);
     }
-    if (rc == 0 || drove)
-        set_touching(c, parts, n, false);
-    for (size_t i = 0; i < n; i++)
-        ws_version_keep(parts[i].version, -1);
+    if (rc == 0 || drove) /* the next daemon brings along what this one leaves behind */
+        set_touching(c, parts, n, rc < 0 && is_left_behind(&r));
+    for (size_t i = 0; i < held; i++)
+        ws_version_let_go(parts[i].version);
     free(r.chosen);
     free(r.works);
     let_go(c, parts, n, true, rc == 0);
+    return rc;
+}
+
+/* --- what a daemon before had left --- */
+
+int ws_switch_restore(struct ws_control *c, struct ws_switch_part *part, struct ws_error *err)
+{
+    bool by_keeper;
+    int rc = claim(c, part, 1, true, &by_keeper, err);
+    if (rc < 0)
+        return rc;
+    struct ws_version *current = ws_model_current(part->model);
+    const struct ws_mark mark = ws_version_mark(part->version);
+    pthread_mutex_lock(&c->lock);
+    if (current)
+        part->desk->wanted.run[0] = 0; /* somebody has decided otherwise */
+    bool wanted = ws_mark_is(&part->desk->wanted, &mark);
+    pthread_mutex_unlock(&c->lock);
+    if (current)
+        ws_version_put(current);
+    rc = wanted ? ws_version_hold(part->version, err)
+                : ws_error_set(err, EEXIST, "%s was switched meanwhile", part->desk->name);
+    if (rc == 0) {
+        ws_model_set_current(part->model, part->version);
+        pthread_mutex_lock(&c->lock);
+        part->desk->wanted.run[0] = 0;
+        pthread_mutex_unlock(&c->lock);
+        ws_version_let_go(part->version);
+    }
+    let_go(c, part, 1, false, rc == 0);
     return rc;
 }
 
@@ -447,7 +521,7 @@ static int catch_up(struct ws_run *r, struct ws_switch_part *part, const char *c
     if (rc == 0) {
         set_catching_up(r, true); /* a daemon that is killed now knows it when it is back */
         failed = ws_work_each(r, 0, is_going, catch_up_one);
-        set_catching_up(r, false);
+        set_catching_up(r, is_left_behind(r));
     }
     if (failed > 0) {
         const struct ws_work *w = first_lost(r);
@@ -470,9 +544,11 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
                           : ws_error_set(err, ENOENT, "%s has no current version", ws_model_name(m));
     const bool claimed = rc == 0;
     if (claimed) {
-        ws_version_keep(part.version, 1);
-        rc = catch_up(&r, &part, names, n, err);
-        ws_version_keep(part.version, -1);
+        rc = ws_version_hold(part.version, err);
+        if (rc == 0) {
+            rc = catch_up(&r, &part, names, n, err);
+            ws_version_let_go(part.version);
+        }
         let_go(c, &part, 1, false, rc == 0);
     }
     for (size_t i = 0; i < n; i++) {

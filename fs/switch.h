@@ -32,6 +32,10 @@ WS_MUST_USE int ws_switch_prepare(struct ws_control *c, const struct ws_switch_p
  * is current). */
 WS_MUST_USE int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
                                    const char *const *names, size_t n, int *results, struct ws_error *err);
+/* The version that was current when a daemon before ended, and is here, is current again. It waits for no
+ * engine: they are looked at next. -EEXIST: somebody has switched meanwhile, which stays; -EBUSY: somebody is
+ * doing so. */
+WS_MUST_USE int ws_switch_restore(struct ws_control *c, struct ws_switch_part *part, struct ws_error *err);
 /* Waits for a pull in short steps, so that the writer's cancel, a deadline and the end of the mount are seen.
  */
 WS_MUST_USE int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priority priority,

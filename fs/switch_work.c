@@ -1,4 +1,5 @@
 #include "fs/switch_work.h"
+#include "backends/engine/load.h"
 #include "transports/clock.h"
 #include "transports/workers.h"
 #include <errno.h>
@@ -7,25 +8,30 @@
 
 #define BACK_TRIES   2
 #define RESUME_TRIES 3
-#define ENDING_MS    30000 /* of a way back while the mount ends */
+#define LEAST_MS     1 /* of a call whose time is over */
+
+static void limit(struct ws_engine_call *call, uint64_t until_ns)
+{
+    const uint64_t now = ws_clock_ns();
+    const uint64_t left_ms = now < until_ns ? (until_ns - now) / WS_MS_NS + 1 : LEAST_MS;
+    if (left_ms < call->target.timeout_ms)
+        call->target.timeout_ms = (unsigned)left_ms;
+}
 
 static void call_of(struct ws_work *w, struct ws_engine_call *call)
 {
     struct ws_run *r = w->run;
-    uint64_t now = ws_clock_ns();
     ws_engine_call_of(w->engine, r->control, call);
     call->target.sleeping = w->sleeping;
     if (r->going_back) { /* engines are not left half-way because somebody lost patience */
         call->target.cancel[0] = NULL;
-        if (atomic_load(&r->control->stop) && call->target.timeout_ms > ENDING_MS)
-            call->target.timeout_ms = ENDING_MS;
+        if (atomic_load(&r->control->stop))
+            limit(call, r->control->end_by_ns);
         return;
     }
     call->target.cancel[1] = r->options->cancel;
     call->target.cancel[2] = &w->desk->cancel;
-    uint64_t left_ms = now < r->deadline_ns ? (r->deadline_ns - now) / 1000000 + 1 : 1;
-    if (left_ms < call->target.timeout_ms)
-        call->target.timeout_ms = (unsigned)left_ms;
+    limit(call, r->deadline_ns);
 }
 
 /* --- steps in parallel --- */
@@ -101,15 +107,17 @@ static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now
     struct ws_control *c = w->run->control;
     struct ws_engine *e = w->engine;
     pthread_mutex_lock(&c->lock);
-    if (!now->paused)
+    if (!now->sleep_unknown) {
         e->sleeping = now->sleeping;
+        e->sleep_told = true;
+    }
     w->sleeping = e->sleeping;
     if (e->ops->tells_paused && !now->paused)
         e->weights_gone = false; /* it was left paused: somebody has started it anew */
     w->broken = e->weights_gone;
     w->doubted = e->doubted;
     w->ran = !now->paused && !e->doubted && (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_STALE);
-    snprintf(w->back_path, sizeof(w->back_path), "%s", e->ops->tells_path ? now->path : e->path);
+    snprintf(w->back_path, sizeof(w->back_path), "%s", now->path[0] ? now->path : e->path);
     snprintf(w->back_version, sizeof(w->back_version), "%s", e->tells_version ? now->version : e->version);
     pthread_mutex_unlock(&c->lock);
 }
@@ -154,12 +162,19 @@ int ws_work_ask(struct ws_work *w)
     struct ws_engine_call call;
     struct ws_engine_serving now = {0};
     uint64_t start = ws_clock_ns();
+    int rc = ws_engine_ready(w->engine, w->run->control, &w->err);
     call_of(w, &call);
-    int rc = w->engine->ops->serving(&call.target, &now, &w->err);
+    if (rc == 0)
+        rc = w->engine->ops->serving(&call.target, &now, &w->err);
     if (rc == 0 && is_another(w, &now)) { /* restarted since: it may be of another release, too */
         rc = ws_engine_ask(w->engine, w->run->control, call.target.timeout_ms, &now, &w->err);
         call_of(w, &call);
     }
+    if (rc == 0 && now.sleep_unknown && !w->engine->sleep_told)
+        rc = ws_error_set(
+            &w->err, EAGAIN,
+            "it is paused, and its /metrics do not say whether it sleeps: resume it where it was "
+            "paused on purpose, else restart it");
     if (rc == 0) {
         note_way_back(w, &now);
         if (!w->back_path[0])
@@ -179,27 +194,18 @@ int ws_work_pause(struct ws_work *w)
     return tell_paused(w, start, rc);
 }
 
-/* Loads and, when the answer was lost, asks. */
-static int load_path(struct ws_work *w, const char *path, const char *version)
+static int load_path(struct ws_work *w, const char *path, const char *version, bool *told)
 {
     struct ws_control *c = w->run->control;
-    const struct ws_engine_ops *ops = w->engine->ops;
     struct ws_engine_call call;
-    struct ws_engine_serving now = {0};
     call_of(w, &call);
     ws_work_set_state(w, WS_ENGINE_LOADING, version, NULL);
-    int rc = ops->load(&call.target, path, version, &w->err);
-    if (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -ECANCELED) {
-        call.target.cancel[0] = call.target.cancel[1] = call.target.cancel[2] = NULL;
-        if (w->engine->tells_version && ops->serving(&call.target, &now, NULL) == 0 &&
-            strcmp(now.version, version) == 0 && (!ops->tells_path || strcmp(now.path, path) == 0))
-            rc = 0;
-    }
+    int rc = ws_engine_load(w->engine->ops, &call.target, path, version, told, &w->err);
+    w->touched = w->touched || *told;
     w->good = rc == 0;
     pthread_mutex_lock(&c->lock);
-    snprintf(w->engine->path, sizeof(w->engine->path), "%s", rc == 0 ? path : "");
-    if (rc == 0)
-        w->sleeping = w->engine->sleeping = false; /* it was woken for it */
+    if (*told)
+        snprintf(w->engine->path, sizeof(w->engine->path), "%s", rc == 0 ? path : "");
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -207,8 +213,8 @@ static int load_path(struct ws_work *w, const char *path, const char *version)
 int ws_work_load(struct ws_work *w)
 {
     uint64_t start = ws_clock_ns();
-    int rc = load_path(w, w->to_path, w->to_mark);
-    w->touched = rc != -EHOSTUNREACH && rc != -EAGAIN; /* those never heard of it */
+    bool told;
+    int rc = load_path(w, w->to_path, w->to_mark, &told);
     w->lost = rc < 0;
     tell(w, "loaded", start, rc);
     return rc;
@@ -235,13 +241,9 @@ static void note_pause(struct ws_work *w)
 {
     struct ws_control *c = w->run->control;
     double seconds = (double)(ws_clock_ns() - w->paused_ns) * 1e-9;
-    size_t b = 0;
-    while (b < WS_PAUSE_BUCKETS && seconds > ws_pause_bounds[b])
-        b++;
     pthread_mutex_lock(&c->lock);
     w->pause_s = w->engine->pause_seconds = seconds;
-    w->engine->pauses[b]++;
-    w->engine->pause_sum += seconds;
+    ws_histogram_add(&w->engine->pauses, seconds);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -262,8 +264,10 @@ static bool may_resume_again(struct ws_work *w, const struct ws_engine_target *t
     return *rc < 0 && same;
 }
 
-static int resume(struct ws_work *w)
+/* version: what it was told to load since its pause; NULL: nothing. */
+static int resume(struct ws_work *w, const char *version)
 {
+    struct ws_control *c = w->run->control;
     struct ws_engine_call call;
     int rc = -EIO;
     call_of(w, &call);
@@ -274,17 +278,25 @@ static int resume(struct ws_work *w)
     }
     if (rc == 0) {
         w->paused = false;
+        pthread_mutex_lock(&c->lock);
+        w->sleeping = w->engine->sleeping = false;
+        pthread_mutex_unlock(&c->lock);
         note_pause(w);
     }
+    if (rc == 0 && version && w->engine->tells_version)
+        rc = ws_engine_confirm(w->engine->ops, &call.target, version, &w->err);
     return rc;
 }
 
 int ws_work_resume(struct ws_work *w)
 {
     uint64_t start = ws_clock_ns();
-    int rc = resume(w);
-    ws_work_set_state(w, rc == 0 ? WS_ENGINE_SERVING : WS_ENGINE_PAUSED, w->to_mark,
-                      rc == 0 ? NULL : w->err.text);
+    int rc = resume(w, w->to_mark);
+    ws_work_set_state(w,
+                      rc == 0     ? WS_ENGINE_SERVING
+                      : w->paused ? WS_ENGINE_PAUSED
+                                  : WS_ENGINE_UNKNOWN,
+                      w->to_mark, rc == 0 ? NULL : w->err.text);
     w->lost = rc < 0;
     tell(w, "resumed", start, rc);
     return rc;
@@ -294,7 +306,7 @@ void ws_work_run_on(struct ws_work *w)
 {
     const struct ws_error why = w->err;
     if (w->ran && w->paused && !w->touched && !w->sleeping)
-        (void)resume(w);
+        (void)resume(w, NULL);
     w->err = why;
 }
 
@@ -310,7 +322,7 @@ static void note_left_paused(struct ws_work *w)
 void ws_work_give_up(struct ws_work *w, const char *why)
 {
     enum ws_engine_state state = w->touched && !w->good ? WS_ENGINE_BROKEN
-                                 : w->good              ? WS_ENGINE_PAUSED
+                                 : w->good && w->paused ? WS_ENGINE_PAUSED
                                                         : WS_ENGINE_UNKNOWN;
     struct ws_engine_call call;
     struct ws_engine_serving now = {0};
@@ -337,9 +349,11 @@ int ws_work_bring_back(struct ws_work *w)
 {
     struct ws_error why = w->err;
     uint64_t start = ws_clock_ns();
+    const char *version = w->back_version[0] ? w->back_version : "default";
     int rc = w->touched || w->broken ? -EIO : 0;
-    for (int i = 0; w->touched && w->back_path[0] && i < BACK_TRIES && rc < 0; i++)
-        rc = load_path(w, w->back_path, w->back_version[0] ? w->back_version : "default");
+    bool told = true; /* one that is busy with an earlier load was waited for long enough */
+    for (int i = 0; w->touched && w->back_path[0] && i < BACK_TRIES && rc < 0 && told; i++)
+        rc = load_path(w, w->back_path, version, &told);
     if (w->touched && rc == 0)
         rc = flush(w);
     if (w->broken && !w->touched)
@@ -348,7 +362,8 @@ int ws_work_bring_back(struct ws_work *w)
         ws_error_set(&w->err, EREMOTEIO, "it never said what it served before");
     const bool stays = w->doubted && !w->touched; /* paused, for the keeper to bring along */
     if (rc == 0 && w->paused && !stays && (w->touched || !w->sleeping)) /* else it sleeps on */
-        rc = resume(w);
+        rc = resume(w, w->touched ? version : NULL);
+    w->not_back = rc < 0;
     if (rc == 0 && stays) {
         ws_work_set_state(w, WS_ENGINE_PAUSED, NULL, "it was left in the middle of an earlier switch");
     } else if (rc == 0) {

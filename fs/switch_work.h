@@ -17,7 +17,8 @@ struct ws_work {
     bool paused;   /* by us, and not resumed */
     bool good;     /* the last load was confirmed */
     bool touched;  /* a load was asked for */
-    bool sleeping; /* by its words before the pause */
+    bool not_back; /* it was to be brought back, and was not */
+    bool sleeping; /* by its words; its resume wakes the rest of it */
     bool lost;     /* failed; what follows goes on without it, or back */
     bool ran;      /* it answered requests when it was asked */
     bool broken; /* had no good weights when the switch began: only a load that it confirms lets it be resumed

@@ -16,7 +16,6 @@ void ws_version_set_state(struct ws_version *v, enum ws_state state, struct ws_c
  * one, KNOWN, with a new id: what readers of the old one hold is never filled again. */
 void ws_version_retire(struct ws_version *v, struct ws_changes *c);
 bool ws_version_is_live(const struct ws_version *v);
-bool ws_version_is_complete(const struct ws_version *v);
 /* Has it regions, filled or not? Callable without the lock. */
 bool ws_version_has_bytes(const struct ws_version *v);
 /* Has a source that is up all of it, not only a delta to it? Where none is up: has any? */

@@ -133,6 +133,8 @@ void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
         fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->state));
         print_served(e, v ? ws_version_run(v) : NULL, f);
         fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
+        if (e->facts.draft[0])
+            fprintf(f, " draft=%s", e->facts.draft);
         print_quoted(f, "error", e->error);
         fputc('\n', f);
     }

@@ -37,7 +37,7 @@ int ws_backing_probe(struct ws_fs *fs)
     int fd, rc = ws_region_new(&r, WS_PAGE_BYTES, &err);
     if (rc < 0)
         return rc;
-    rc = ws_region_open(r, false, &fd, &err);
+    rc = ws_region_open(r, WS_REGION_READ, &fd, &err);
     if (rc == 0) {
         rc = backing_open(fs, fd);
         close(fd);
@@ -151,7 +151,7 @@ int ws_vnode_backing(struct ws_fs *fs, struct ws_version *v, size_t file)
     id = n->backing[file];
     if (id == 0) {
         bool ours = ws_region_kind(region) != WS_REGION_IMPORTED;
-        int rc = ours ? ws_region_open(region, false, &fd, &err) : 0;
+        int rc = ours ? ws_region_open(region, WS_REGION_READ, &fd, &err) : 0;
         id = rc < 0 ? rc : backing_open(fs, ours ? fd : ws_region_fd(region));
         if (id > 0)
             n->backing[file] = id;

@@ -94,8 +94,8 @@ void ws_waits_answer(struct ws_version *v)
 
 /* --- asking --- */
 
-int ws_waits_ask(struct ws_version *v, size_t file, size_t first, size_t n, enum ws_priority priority,
-                 uint64_t deadline_ns, struct ws_wait *w)
+static int ask(struct ws_version *v, size_t file, size_t first, size_t n, enum ws_priority priority,
+               uint64_t deadline_ns, uint64_t patience_ns, struct ws_wait *w)
 {
     struct ws_store *s = v->store;
     const struct ws_manifest *m;
@@ -109,6 +109,7 @@ int ws_waits_ask(struct ws_version *v, size_t file, size_t first, size_t n, enum
     w->first = first;
     w->n = n;
     w->deadline_ns = deadline_ns;
+    w->patience_ns = patience_ns;
     w->result = 0;
     pthread_mutex_lock(&s->lock);
     atomic_fetch_add(&v->n_waits, 1);
@@ -138,8 +139,14 @@ int ws_waits_ask(struct ws_version *v, size_t file, size_t first, size_t n, enum
 int ws_version_wait(struct ws_version *v, size_t file, size_t first, size_t n, unsigned timeout_ms,
                     struct ws_wait *w)
 {
-    return ws_waits_ask(v, file, first, n, WS_PRIORITY_READER,
-                        ws_clock_ns() + (uint64_t)timeout_ms * WS_MS_NS, w);
+    const uint64_t patience_ns = (uint64_t)timeout_ms * WS_MS_NS;
+    return ask(v, file, first, n, WS_PRIORITY_READER, ws_clock_ns() + patience_ns, patience_ns, w);
+}
+
+int ws_waits_ask(struct ws_version *v, size_t file, size_t first, size_t n, enum ws_priority priority,
+                 uint64_t deadline_ns, struct ws_wait *w)
+{
+    return ask(v, file, first, n, priority, deadline_ns, 0, w);
 }
 
 bool ws_wait_cancel(struct ws_wait *w)
@@ -160,6 +167,16 @@ bool ws_wait_cancel(struct ws_wait *w)
 
 /* --- the clock thread --- */
 
+/* While bytes of its version come, a patient wait is not due. */
+static void put_off(const struct ws_version *v, struct ws_wait *w)
+{
+    if (w->patience_ns == 0 || w->result < 0 || !v->pull)
+        return;
+    const uint64_t due = ws_pull_progress_ns(v->pull) + w->patience_ns;
+    if (due > w->deadline_ns)
+        w->deadline_ns = due;
+}
+
 /* Takes out all that is due, of all versions; sets when to look again. With store->lock. */
 static struct ws_wait *take_due(struct ws_store *s, uint64_t now, bool all)
 {
@@ -170,6 +187,8 @@ static struct ws_wait *take_due(struct ws_store *s, uint64_t now, bool all)
         for (struct ws_version *v = s->ids[i]; v; v = v->next_id) {
             for (struct ws_wait *w = v->waits; w; w = next) {
                 next = w->next;
+                if (w->deadline_ns <= now && !all)
+                    put_off(v, w);
                 if (w->deadline_ns > now && !all) {
                     if (w->deadline_ns < s->next_deadline_ns)
                         s->next_deadline_ns = w->deadline_ns;

@@ -23,7 +23,7 @@ struct ws_source *agents_open(const struct cli_args *args)
 
 bool agents_sleep(double start, uint64_t seconds)
 {
-    if (seconds && cli_now() - start > (double)seconds)
+    if (cli_now() - start >= (double)seconds)
         return false;
     nanosleep(&(struct timespec){.tv_nsec = SLEEP_MS * 1000000L}, NULL);
     return true;

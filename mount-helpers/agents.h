@@ -16,7 +16,7 @@
 
 /* Opened without waiting for it; exits with a sentence when the URL is none. */
 struct ws_source *agents_open(const struct cli_args *args);
-/* "timeout" and the like in seconds: sleeps a moment, false once the time is over. */
+/* "timeout" and the like in seconds, or CLI_FOREVER: sleeps a moment, false once the time is over. */
 bool agents_sleep(double start, uint64_t seconds);
 
 #endif

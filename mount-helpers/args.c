@@ -90,21 +90,23 @@ size_t cli_words(const struct cli_args *args)
     return args->n_words;
 }
 
-uint64_t cli_parse_u64(const char *what, const char *text)
+/* Is the text a whole number that the option takes? Else the exit code, with its sentence. */
+static int check_number(const struct cli_option *o, const char *text)
 {
     char *end;
     errno = 0;
     uint64_t v = strtoull(text, &end, 10);
-    if (errno || end == text || *end || !isdigit((unsigned char)text[0]))
-        exit(cli_usage(errno == ERANGE ? "%s: %s is too large" : "%s: '%s' is not a whole number", what,
-                       text));
-    return v;
+    if (end == text || *end || !isdigit((unsigned char)text[0]))
+        return cli_usage("--%s: '%s' is not a whole number", o->name, text);
+    if (errno || v < o->min || v > o->max)
+        return cli_usage("--%s is %" PRIu64 " to %" PRIu64 ", not %s", o->name, o->min, o->max, text);
+    return CLI_OK;
 }
 
 uint64_t cli_u64(const struct cli_args *args, const char *option, uint64_t fallback)
 {
-    const char *text = cli_get(args, option);
-    return text ? cli_parse_u64(option, text) : fallback;
+    const char *text = cli_get(args, option); /* checked when it was parsed */
+    return text ? strtoull(text, NULL, 10) : fallback;
 }
 
 uint64_t cli_bytes(const struct cli_args *args, const char *option, uint64_t fallback)
@@ -170,6 +172,9 @@ int cli_run(const struct cli_command *command, int argc, char **argv)
                 o++;
         if (args.n_values == MAX_VALUES)
             return cli_usage("more than %d options", MAX_VALUES);
+        int code = o->max ? check_number(o, optarg) : CLI_OK;
+        if (code != CLI_OK)
+            return code;
         args.values[args.n_values++] = (struct cli_value){o->name, o->arg ? optarg : ""};
     }
     args.words = argv + optind;

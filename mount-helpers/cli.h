@@ -11,12 +11,19 @@
 #define CLI_FAILED 1
 #define CLI_USAGE  2
 
+/* Tables of options leave out what most options do not have. */
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 struct cli_option {
     const char *name; /* long name without dashes; NULL ends the table */
     char letter;      /* 0: none */
     const char *arg;  /* placeholder of its value; NULL: a switch */
     const char *help;
+    uint64_t min, max; /* of a whole number; max 0: the value is something else */
 };
+
+#define CLI_MAX_SECONDS 2000000 /* 23 days: as milliseconds it fits an int */
+#define CLI_MAX_THREADS 1024
+#define CLI_FOREVER     UINT64_MAX /* for a number of seconds that was not given */
 
 struct cli_args;
 
@@ -42,10 +49,10 @@ const char *cli_nth(const struct cli_args *args, const char *option, size_t n);
 bool cli_has(const struct cli_args *args, const char *option);
 const char *cli_word(const struct cli_args *args, size_t n); /* positional, or NULL */
 size_t cli_words(const struct cli_args *args);
-/* Numbers with a default; a bad value prints why and exits with CLI_USAGE. Sizes take K M G T. */
+/* Numbers with a default: cli_run refuses those outside the option's min and max, which must be in its table.
+ * Sizes take K M G T; a bad one prints why and exits with CLI_USAGE. */
 uint64_t cli_u64(const struct cli_args *args, const char *option, uint64_t fallback);
 uint64_t cli_bytes(const struct cli_args *args, const char *option, uint64_t fallback);
-uint64_t cli_parse_u64(const char *what, const char *text);
 
 /* "wsync publish: sentence" on stderr; returns CLI_FAILED or CLI_USAGE. */
 __attribute__((format(printf, 1, 2))) int cli_fail(const char *format, ...);

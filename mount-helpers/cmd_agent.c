@@ -37,30 +37,37 @@ static const struct cli_option options[] = {
     {"primary-cert", 0, "FILE", "with --primary: show this client certificate"},
     {"primary-key", 0, "FILE", "with --primary: its private key"},
     {"memory", 'm', "SIZE", "budget of all slots; default: what the machine and its cgroups allow"},
-    {"slots", 0, "N", "most slots of one model; default 3 (two, and one while a reader holds the older)"},
+    {"slots", 0, "N", "most slots of one model; default 3 (two, and one while a reader holds the older)", 2,
+     WS_MAX_SLOTS},
     {"astraflow", 0, "[MODEL=]HOST:PORT",
      "serve AstraFlow's own receivers here, too (one model a listener; without MODEL the only one that there "
      "is); their protocol knows no token: who reaches this port can have the weights"},
-    {"astraflow-stall", 0, "SECONDS", "give a receiver up that takes no bytes for so long; default 30"},
+    {"astraflow-stall", 0, "SECONDS", "give a receiver up that takes no bytes for so long; default 30", 1,
+     CLI_MAX_SECONDS},
     {"state", 0, "DIR",
      "keep the registrations of AstraFlow's receivers here; default /var/lib/wsync, or below the home of one "
      "who is not root; 'none': they are forgotten at the end"},
     {"delta-cache", 0, "SIZE",
-     "memory for deltas between versions, of all models; default 1G; 0: none are made"},
+     "memory for deltas between versions, of all models; default a tenth of the models, which is room for "
+     "three "
+     "steps that change 5 %, and 1G at least; 0: none are made"},
     {"archive", 0, "DIR",
      "write versions to this folder: readable as dir:DIR, and by http: behind any web server"},
-    {"archive-every", 0, "N",
-     "with --archive: every N-th version whole, deltas between; 1 to 64, default 10"},
+    {"archive-every", 0, "N", "with --archive: every N-th version whole, deltas between; 1 to 64, default 10",
+     1, 64},
     {"archive-keep", 0, "K",
      "with --archive: keep the newest K whole versions and the deltas on them; default 3; while the next one "
-     "is written there are K + 1"},
+     "is written there are K + 1",
+     1, 10000},
     {"broadcast", 0, "DEVICE|auto|off",
      "send versions by NCCL to all mounts at once that ask for it within a short time, from this GPU; auto: "
      "the "
      "first one that is visible, and none where that does not work; default off"},
-    {"broadcast-window", 0, "MS", "with --broadcast: how long others are waited for; 1 to 2000, default 100"},
-    {"threads", 't', "N", "threads for hashing after a commit, and as many for deltas; default: all cores"},
-    {"nice", 0, "N", "nice value of the background threads"},
+    {"broadcast-window", 0, "MS", "with --broadcast: how long others are waited for; 1 to 2000, default 100",
+     1, 2000},
+    {"threads", 't', "N", "threads for hashing after a commit, and as many for deltas; default: all cores", 0,
+     CLI_MAX_THREADS},
+    {"nice", 0, "N", "nice value of the background threads", 0, 19},
     {0},
 };
 
@@ -155,7 +162,7 @@ static int run(const struct cli_args *args)
         .socket = socket ? socket : DEFAULT_SOCKET,
         .socket_gid = (gid_t)-1,
         .memory_bytes = cli_bytes(args, "memory", 0),
-        .delta_cache_bytes = cli_bytes(args, "delta-cache", 1UL << 30),
+        .delta_cache_bytes = cli_bytes(args, "delta-cache", WS_DELTA_CACHE_BY_SIZE),
         .archive = cli_get(args, "archive"),
         .archive_every = (unsigned)cli_u64(args, "archive-every", 10),
         .archive_keep = (unsigned)cli_u64(args, "archive-keep", 3),
@@ -185,16 +192,12 @@ static int run(const struct cli_args *args)
         o.socket = NULL;
     if (!o.tcp.listen && !o.socket)
         return cli_usage("with neither --listen nor --socket nobody could reach the agent");
-    if (o.archive_every < 1 || o.archive_every > 64)
-        return cli_usage("--archive-every is 1 to 64, not %u", o.archive_every);
-    if (o.archive_keep < 1)
-        return cli_usage("--archive-keep is at least 1");
     if (!o.archive && (cli_has(args, "archive-every") || cli_has(args, "archive-keep")))
         return cli_usage("--archive-every and --archive-keep need --archive DIR");
     if (o.broadcast && !strcmp(o.broadcast, "off"))
         o.broadcast = NULL;
-    if (cli_has(args, "broadcast-window") && (!o.broadcast || o.gather_ms < 1 || o.gather_ms > 2000))
-        return cli_usage("--broadcast-window is 1 to 2000 milliseconds, with --broadcast");
+    if (cli_has(args, "broadcast-window") && !o.broadcast)
+        return cli_usage("--broadcast-window needs --broadcast");
     if (group) {
         const struct group *g = getgrnam(group);
         if (!g)

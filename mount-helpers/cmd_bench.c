@@ -1,5 +1,6 @@
 /* wsync bench: how fast readers get a mounted file, against the same bytes in plain memory files. */
 #include "mount-helpers/cli.h"
+#include "mount-helpers/json_text.h"
 #include "mount-helpers/mounts.h"
 #include "transports/region.h"
 #include <errno.h>
@@ -15,9 +16,11 @@
 
 #define READ_BYTES (1UL << 20)
 #define LINE_BYTES 64
+#define MAX_REPEAT 101
 
 static const struct cli_option options[] = {
-    {"repeat", 'r', "N", "measurements of each row, interleaved; the median counts; default 5"},
+    {"repeat", 'r', "N", "measurements of each row, interleaved; the median counts; default 5", 1,
+     MAX_REPEAT},
     {"json", 'j', NULL, "print rows as [{name, value, unit, baseline, ratio}]"},
     {"no-shm", 0, NULL, "leave the copy in /dev/shm out"},
     {0},
@@ -68,7 +71,6 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-#define MAX_REPEAT 101
 struct subject {
     const char *name;
     int fd;
@@ -125,8 +127,6 @@ static int measure(const struct cli_args *args, struct subject *s, size_t n_subj
     } kinds[] = {{"read-mount", "read-mount-vs-shm", read_all},
                  {"mmap-mount", "mmap-mount-vs-shm", touch_all}};
     size_t repeat = (size_t)cli_u64(args, "repeat", 5);
-    if (repeat == 0 || repeat > MAX_REPEAT)
-        return cli_usage("--repeat is 1 to %d", MAX_REPEAT);
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         for (size_t i = 0; i < n_subjects; i++) /* page tables and caches of all alike */
             if (kinds[k].fn(s[i].fd, size) < 0)
@@ -173,10 +173,8 @@ static int run(const struct cli_args *args)
     if (!cli_has(args, "no-shm"))
         subjects[2].fd = shm_copy(subjects[0].fd, size);
     code = measure(args, subjects, subjects[2].fd >= 0 ? 3 : 2, size, rows);
-    if (rows && code == CLI_OK) {
-        json_dumpf(rows, stdout, JSON_INDENT(1));
-        putchar('\n');
-    }
+    if (rows && code == CLI_OK)
+        code = json_print(json_incref(rows));
 out:
     json_decref(rows);
     ws_region_free(region);

@@ -155,8 +155,10 @@ static int run_verb(const struct cli_args *args, const char *verb, const char *d
     if (need_model(mount, model))
         return CLI_FAILED;
     snprintf(w.path, sizeof w.path, "%s/%s/ctl", mount, model);
-    if (snprintf(w.command, sizeof w.command - 64, "%s %s", verb, version) > WS_MAX_NAME * 2)
+    if (strlen(version) > WS_MAX_NAME)
         return cli_usage("'%s' is no version", version);
+    size_t n = (size_t)snprintf(w.command, sizeof w.command, "%s", verb);
+    append_word(w.command + n, sizeof w.command - n, version); /* one word, whatever is in it */
     append_flags(args, w.command, sizeof w.command);
     snprintf(what, sizeof what, "%s %s/%s", verb, model, version);
     int rc = run_long(&w, mount, model, version, cli_has(args, "quiet") ? NULL : what);

@@ -1,5 +1,6 @@
 /* wsync diff: how far two versions are apart, tensor by tensor. */
 #include "mount-helpers/cli.h"
+#include "mount-helpers/json_text.h"
 #include "transports/difference.h"
 #include "transports/folder.h"
 #include "transports/text.h"
@@ -19,7 +20,7 @@ static const struct cli_option options[] = {
     {"json", 'j', NULL, "print JSON"},
     {"match", 'n', "PATTERN", "only tensors whose name matches this shell pattern"},
     {"all", 'a', NULL, "also tensors that are equal"},
-    {"threads", 't', "N", "threads; default: all cores"},
+    {"threads", 't', "N", "threads; default: all cores", 0, CLI_MAX_THREADS},
     {0},
 };
 
@@ -111,7 +112,7 @@ static void note_other(struct diff *d, const char *what, const struct ws_tensor 
     char line[WS_MAX_TENSOR_NAME + 256];
     snprintf(line, sizeof line, "%s %s %.200s", t->name, what, where);
     ws_text_clean(line);
-    json_array_append_new(d->other, json_string(line));
+    json_array_append_new(d->other, json_text(line));
     d->n_other++;
 }
 
@@ -196,22 +197,19 @@ static json_t *difference_json(const struct ws_difference *o)
                      "largest_ulp", (json_int_t)o->largest);
 }
 
-static void print_json(const struct diff *d, bool all, const struct ws_difference *total)
+static int print_json(const struct diff *d, bool all, const struct ws_difference *total)
 {
     json_t *rows = json_array();
     for (size_t i = 0; i < d->n; i++) {
         if (!d->pairs[i].out.changed && !all)
             continue;
         json_t *row = difference_json(&d->pairs[i].out);
-        json_object_set_new(row, "name", json_string(d->names[i]));
+        json_object_set_new(row, "name", json_text(d->names[i]));
         json_object_set_new(row, "dtype", json_string(ws_dtype_name(d->pairs[i].dtype)));
         json_array_append_new(rows, row);
     }
-    json_t *out =
-        json_pack("{s:o,s:o,s:O}", "total", difference_json(total), "tensors", rows, "other", d->other);
-    json_dumpf(out, stdout, JSON_INDENT(1));
-    putchar('\n');
-    json_decref(out);
+    return json_print(
+        json_pack("{s:o,s:o,s:O}", "total", difference_json(total), "tensors", rows, "other", d->other));
 }
 
 static int run(const struct cli_args *args)
@@ -235,7 +233,7 @@ static int run(const struct cli_args *args)
         total.largest = d.pairs[i].out.largest > total.largest ? d.pairs[i].out.largest : total.largest;
     }
     if (code == CLI_OK && cli_has(args, "json"))
-        print_json(&d, cli_has(args, "all"), &total);
+        code = print_json(&d, cli_has(args, "all"), &total);
     else if (code == CLI_OK)
         print_text(&d, cli_has(args, "all"), &total);
     ws_workers_free(workers);

@@ -1,6 +1,7 @@
 /* wsync doctor: what this machine has for wsync, tried out, and what is broken. */
 #include "mount-helpers/agents.h"
 #include "mount-helpers/doctor.h"
+#include "mount-helpers/json_text.h"
 #include "transports/text.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -40,10 +41,9 @@ static int run(const struct cli_args *args)
     else
         doctor_machine(&d, args);
     if (d.rows) {
-        json_t *out = json_pack("{s:b,s:o}", "ok", d.n_broken == 0, "checks", d.rows);
-        json_dumpf(out, stdout, JSON_INDENT(1));
-        putchar('\n');
-        json_decref(out);
+        int code = json_print(json_pack("{s:b,s:o}", "ok", d.n_broken == 0, "checks", d.rows));
+        if (code != CLI_OK)
+            return code;
     }
     return d.n_broken ? CLI_FAILED : CLI_OK;
 }

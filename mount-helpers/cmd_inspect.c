@@ -1,5 +1,6 @@
 /* wsync inspect: the tensors of a safetensors file, a checkpoint folder or a mounted version. */
 #include "mount-helpers/cli.h"
+#include "mount-helpers/json_text.h"
 #include "transports/bundle.h"
 #include "transports/text.h"
 #include <errno.h>
@@ -76,9 +77,9 @@ static json_t *tensor_json(const struct ws_tensor *t, const char *file)
     json_t *shape = json_array();
     for (unsigned d = 0; d < t->n_dims; d++)
         json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-    return json_pack("{s:s,s:s,s:o,s:I,s:I,s:s}", "name", t->name, "dtype", ws_dtype_name(t->dtype), "shape",
-                     shape, "offset", (json_int_t)t->begin, "bytes", (json_int_t)(t->end - t->begin), "file",
-                     file);
+    return json_pack("{s:o,s:s,s:o,s:I,s:I,s:o}", "name", json_text(t->name), "dtype",
+                     ws_dtype_name(t->dtype), "shape", shape, "offset", (json_int_t)t->begin, "bytes",
+                     (json_int_t)(t->end - t->begin), "file", json_text(file));
 }
 
 struct totals {
@@ -151,12 +152,9 @@ static int run(const struct cli_args *args)
     int code = S_ISDIR(st.st_mode) ? inspect_folder(args, path, &totals)
                                    : inspect_file(args, path, slash ? slash + 1 : path, &totals);
     if (code == CLI_OK && totals.rows) {
-        json_t *all =
-            json_pack("{s:s,s:I,s:I,s:I,s:O}", "path", path, "files", (json_int_t)totals.files, "n_tensors",
-                      (json_int_t)totals.tensors, "bytes", (json_int_t)totals.bytes, "tensors", totals.rows);
-        json_dumpf(all, stdout, JSON_INDENT(1));
-        putchar('\n');
-        json_decref(all);
+        code = json_print(json_pack("{s:o,s:I,s:I,s:I,s:O}", "path", json_text(path), "files",
+                                    (json_int_t)totals.files, "n_tensors", (json_int_t)totals.tensors,
+                                    "bytes", (json_int_t)totals.bytes, "tensors", totals.rows));
     } else if (code == CLI_OK) {
         printf("%zu tensors in %zu files, %s\n", totals.tensors, totals.files, cli_size(totals.bytes));
     }

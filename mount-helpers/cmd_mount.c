@@ -1,4 +1,5 @@
 /* wsync mount, umount; also mount(8)'s helper: mount.wsync SOURCE DIR [-sfnv] [-o OPTIONS]. */
+#include "fs/place.h"
 #include "fs/session.h"
 #include "mount-helpers/cli.h"
 #include "mount-helpers/mounts.h"
@@ -108,6 +109,7 @@ const struct cli_command cmd_mount = {
 };
 
 static const struct cli_option umount_options[] = {
+    {"mount", 'd', "DIR", "the mount, where DIR is not given as a word"},
     {"lazy", 'l', NULL, "take it away now; open files go on being readable"},
     {0},
 };
@@ -115,7 +117,10 @@ static const struct cli_option umount_options[] = {
 static int run_umount(const struct cli_args *args)
 {
     struct ws_error err = {0};
-    if (ws_mount_end(cli_word(args, 0), cli_has(args, "lazy"), &err) < 0)
+    const char *mount = cli_word(args, 0) ? cli_word(args, 0) : cli_get(args, "mount");
+    if (!mount || (cli_word(args, 0) && cli_has(args, "mount")))
+        return cli_usage("name one mount, as 'wsync umount DIR' or with --mount DIR");
+    if (ws_place_unmount(mount, cli_has(args, "lazy"), &err) < 0)
         return cli_fail("%s", err.text);
     return CLI_OK;
 }
@@ -128,7 +133,6 @@ const struct cli_command cmd_umount = {
         "Ends the mount and its daemon. Engines keep what they have loaded, and mappings stay readable.",
     .examples = "wsync umount /wsync",
     .options = umount_options,
-    .min_words = 1,
     .max_words = 1,
     .run = run_umount,
 };

@@ -19,7 +19,7 @@ static const struct cli_option options[] = {
      "the agent's unix socket; default $WSYNC_AGENT, or "
      "unix:/run/wsync/agent.sock"},
     {"model", 'm', "NAME", "the model's name"},
-    {"version", 'v', "N", "the version's number, higher than the newest of this lineage"},
+    {"version", 'v', "N", "the version's number, higher than the newest of this lineage", 0, INT64_MAX},
     {"run", 0, "ID",
      "lineage id: up to 32 of letters, digits, '.', '_' and '-'; "
      "default: the model's present one"},
@@ -29,9 +29,10 @@ static const struct cli_option options[] = {
     {"base", 'b', "DIR",
      "checkpoint that fills the tensors that CHECKPOINT_DIR lacks; "
      "the manifest names them frozen"},
-    {"threads", 't', "N", "copying threads; default: all cores, at most 8"},
-    {"timeout", 0, "SECONDS", "longest wait for a free slot; default 60"},
-    {"wait-loaded", 'w', "SECONDS", "then wait until every mount that follows or has engines serves it"},
+    {"threads", 't', "N", "copying threads; default: all cores, at most 8", 0, CLI_MAX_THREADS},
+    {"timeout", 0, "SECONDS", "longest wait for a free slot; default 60", 0, CLI_MAX_SECONDS},
+    {"wait-loaded", 'w', "SECONDS", "then wait until every mount that follows or has engines serves it", 0,
+     CLI_MAX_SECONDS},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
 };
@@ -53,11 +54,12 @@ static void on_bus_error(int sig)
     _exit(CLI_FAILED);
 }
 
-static int map_file(const struct ws_folder_file *f, void **map)
+static int map_file(const struct ws_folder *folder, const struct ws_folder_file *f, void **map)
 {
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    struct ws_error err = {0};
+    int fd = ws_folder_file_open(folder, f, &err);
     if (fd < 0)
-        return cli_fail("cannot open %s: %s", f->path, strerror(errno));
+        return cli_fail("%s", err.text);
     *map = mmap(NULL, f->size_bytes, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
     if (*map == MAP_FAILED) {
@@ -104,7 +106,7 @@ static int map_folder(const char *path, bool quiet, struct mapped *m)
         const struct ws_folder_file *f = &m->folder->files[i];
         if (!f->st)
             continue;
-        if (map_file(f, &m->maps[i]))
+        if (map_file(m->folder, f, &m->maps[i]))
             return CLI_FAILED;
         for (size_t t = 0; t < f->st->n_tensors; t++)
             add_tensor(m, f, m->maps[i], &f->st->tensors[t]);
@@ -138,7 +140,7 @@ static uint64_t bytes_of(const struct mapped *m)
 static int publish(const struct cli_args *args, const struct mapped *m, wsync_config *config,
                    uint64_t version)
 {
-    const char *wait = cli_get(args, "wait-loaded");
+    const int wait_ms = (int)cli_u64(args, "wait-loaded", 0) * 1000;
     wsync_publisher *pub = NULL;
     int code = CLI_FAILED;
     double start = cli_now();
@@ -152,8 +154,7 @@ static int publish(const struct cli_args *args, const struct mapped *m, wsync_co
     if (!cli_has(args, "quiet"))
         printf("published %s/%" PRIu64 ": %zu tensors, %s in %.2f s, %s, run %s\n", config->model, version,
                m->n_params, cli_size(bytes_of(m)), seconds, cli_rate(bytes_of(m), seconds), wsync_run(pub));
-    if (wait &&
-        wsync_wait_loaded(pub, version, NULL, (int)(cli_parse_u64("--wait-loaded", wait) * 1000)) < 0) {
+    if (cli_has(args, "wait-loaded") && wsync_wait_loaded(pub, version, NULL, wait_ms) < 0) {
         cli_fail("%s", wsync_error());
         goto out;
     }
@@ -172,7 +173,7 @@ static int run(const struct cli_args *args)
 
     if (!model || !version)
         return cli_usage("--model and --version are needed");
-    uint64_t number = cli_parse_u64("--version", version);
+    uint64_t number = cli_u64(args, "version", 0);
     snprintf(what, sizeof what, "publishing %s/%s", model, version);
     progress_start(&progress, cli_has(args, "quiet") ? NULL : what);
     wsync_config config = {

@@ -16,7 +16,8 @@ static const struct cli_option options[] = {
     AGENTS_OPTIONS,
     {"wait", 'w', "SECONDS",
      "wait until every mount serves it, and end the release if not all have prepared it by then; without it "
-     "the command returns at once, and mounts have 600 s to prepare"},
+     "the command returns at once, and mounts have 600 s to prepare",
+     1, CLI_MAX_SECONDS},
     {"astraflow-notify", 0, "URL",
      "then tell AstraFlow's inference service (RaaS) at this address, and wait until its engine has loaded "
      "the "
@@ -153,7 +154,7 @@ static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool
     while (!json_is_true(json_object_get(release, "settled")) && in_time) {
         bool preparing = strcmp(text_of(release, "phase"), "preparing") == 0;
         /* of a release that is not ready by then the agent itself says so */
-        in_time = agents_sleep(start, seconds && preparing ? seconds + AGENT_S : seconds);
+        in_time = agents_sleep(start, preparing ? seconds + AGENT_S : seconds);
         bool end = interrupted;
         json_decref(release);
         if (end && !preparing)
@@ -256,7 +257,7 @@ static int tell_services(const struct services *to, uint64_t seconds, double sta
 static int run(const struct cli_args *args)
 {
     double start = cli_now();
-    uint64_t seconds = cli_u64(args, "wait", 0);
+    uint64_t seconds = cli_u64(args, "wait", 0); /* 0: not given */
     bool quiet = cli_has(args, "quiet");
     struct services services;
     json_t *reply, *models = json_object(), *body = json_pack("{s:o}", "models", models);
@@ -276,6 +277,7 @@ static int run(const struct cli_args *args)
     if (seconds)
         json_object_set_new(body, "prepare_s", json_integer((json_int_t)seconds));
     sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
+    sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
     rc = ask(s, "POST", "/v1/release", body, &reply) < 0 ? CLI_FAILED : CLI_OK;
     if (rc == CLI_OK && cli_has(args, "wait")) {
         rc = wait_for(s, reply, seconds, quiet, start, services.n > 0);
@@ -309,8 +311,8 @@ const struct cli_command cmd_release = {
         "until it serves what was released. A mount that has not been heard of for 15 seconds is "
         "left out and named; it, and "
         "one that joins late, catches up with what was released last.\n\n"
-        "A release that is begun before another one has been prepared takes its place. ^C ends "
-        "one that is not committed. "
+        "A release that is begun before another one has been prepared takes its place. ^C or "
+        "SIGTERM ends one that is not committed. "
         "To go back, release the version before. The command fails when no mount serves the "
         "version at its end.\n\n"
         "With --astraflow-notify it then tells AstraFlow's services, with --wait once the mounts "

@@ -17,7 +17,7 @@
 
 static const struct cli_option options[] = {
     {"whole", 'w', NULL, "write every version whole, none as a delta on the one before"},
-    {"threads", 't', "N", "threads for deltas; default: all cores"},
+    {"threads", 't', "N", "threads for deltas; default: all cores", 0, CLI_MAX_THREADS},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
 };
@@ -232,7 +232,7 @@ static int save_one(struct save *s, struct side *before, struct side *v)
         return CLI_OK;
     }
     snprintf(what, sizeof what, "saving %s/%" PRIu64, v->manifest->model, v->manifest->version);
-    progress_start(&s->progress, what);
+    progress_start(&s->progress, cli_has(s->args, "quiet") ? NULL : what);
     if (before->manifest && !cli_has(s->args, "whole"))
         code = write_delta(s, before, v, &written);
     if (code == CLI_OK && !written)

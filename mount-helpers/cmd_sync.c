@@ -18,7 +18,7 @@ static const struct cli_option options[] = {
     {"ca-file", 0, "FILE", "authorities to trust for https; default the system's"},
     {"cache", 0, "WHAT",
      "emptied after the load: local (default), external (its stores, too), keep (nothing)"},
-    {"timeout", 0, "S", "seconds for a load; default 300"},
+    {"timeout", 0, "S", "seconds for a load; default 300", 1, CLI_MAX_SECONDS},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
 };

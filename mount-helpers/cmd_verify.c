@@ -18,7 +18,7 @@
 
 static const struct cli_option options[] = {
     {"mount", 'd', "DIR", "the mount; default $WSYNC_MOUNT, or the only one on this machine"},
-    {"threads", 't', "N", "default: all cores"},
+    {"threads", 't', "N", "default: all cores", 0, CLI_MAX_THREADS},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
 };
@@ -100,7 +100,7 @@ static int check_version(struct check *c, const struct cli_args *args)
     struct progress progress;
     double start = cli_now();
     int code = CLI_OK;
-    progress_start(&progress, "verifying");
+    progress_start(&progress, cli_has(args, "quiet") ? NULL : "verifying");
     for (size_t i = 0; i < c->manifest->n_files && code == CLI_OK; i++) {
         c->file = &c->manifest->files[i];
         code = check_file(c, n > MAX_THREADS ? MAX_THREADS : n ? (unsigned)n : 1, &progress);

@@ -1,7 +1,8 @@
 /* wsync ls, status: what a mount knows, as tables or JSON. */
 #include "mount-helpers/cli.h"
+#include "mount-helpers/json_text.h"
 #include "mount-helpers/mounts.h"
-#include <ctype.h>
+#include "mount-helpers/status_json.h"
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -11,44 +12,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-/* --- flat "key value" text --- */
-
-static json_t *json_of_value(const char *value)
-{
-    char *end;
-    errno = 0;
-    long long n = strtoll(value, &end, 10);
-    if (!errno && end != value && !*end)
-        return json_integer(n);
-    double d = strtod(value, &end);
-    if (end != value && !*end && isdigit((unsigned char)value[0]))
-        return json_real(d);
-    return json_string(value);
-}
-
-/* Lines to an object; a key that comes again makes an array. */
-static json_t *json_of_text(const char *text)
-{
-    json_t *all = json_object();
-    while (*text) {
-        size_t n = strcspn(text, "\n"), k = strcspn(text, " \n");
-        char key[128], value[4096];
-        snprintf(key, sizeof key, "%.*s", (int)k, text);
-        snprintf(value, sizeof value, "%.*s", k < n ? (int)(n - k - 1) : 0, text + (k < n ? k + 1 : n));
-        json_t *old = json_object_get(all, key), *v = json_of_value(value);
-        if (!key[0])
-            json_decref(v);
-        else if (json_is_array(old))
-            json_array_append_new(old, v);
-        else if (old)
-            json_object_set_new(all, key, json_pack("[O,o]", old, v));
-        else
-            json_object_set_new(all, key, v);
-        text += n + (text[n] == '\n');
-    }
-    return all;
-}
 
 /* --- models and versions of a mount, by its folders --- */
 
@@ -106,9 +69,9 @@ static int list_version(void *arg, const char *name)
     uint64_t have_bytes = have ? strtoull(have, NULL, 10) : 0;
     if (v->rows)
         json_array_append_new(v->rows,
-                              json_pack("{s:s,s:s,s:s,s:I,s:I}", "model", v->model, "version", name, "state",
-                                        state ? state : "gone", "bytes", (json_int_t)total_bytes,
-                                        "have_bytes", (json_int_t)have_bytes));
+                              json_pack("{s:o,s:o,s:s,s:I,s:I}", "model", json_text(v->model), "version",
+                                        json_text(name), "state", state ? state : "gone", "bytes",
+                                        (json_int_t)total_bytes, "have_bytes", (json_int_t)have_bytes));
     else
         printf("%-24s %-16s %-10s %10s %5.0f %%\n", v->model, name, state ? state : "gone",
                cli_size(total_bytes), total_bytes ? 100.0 * (double)have_bytes / (double)total_bytes : 0);
@@ -130,20 +93,20 @@ static int list_model(void *arg, const char *model)
 
 static int print_rows(json_t *rows, int code)
 {
-    if (rows && code == CLI_OK) {
-        json_dumpf(rows, stdout, JSON_INDENT(1));
-        putchar('\n');
-    }
+    if (rows && code == CLI_OK)
+        return json_print(rows);
     json_decref(rows);
     return code;
 }
 
 static int run_ls(const struct cli_args *args)
 {
-    struct view v = {.mount = mounts_pick(args), .rows = cli_has(args, "json") ? json_array() : NULL};
+    const char *model;
+    struct view v = {.mount = mounts_pick_model(args, &model),
+                     .rows = cli_has(args, "json") ? json_array() : NULL};
     if (!v.rows)
         printf("%-24s %-16s %-10s %10s %7s\n", "MODEL", "VERSION", "STATE", "SIZE", "HERE");
-    int code = cli_word(args, 0) ? list_model(&v, cli_word(args, 0)) : each_folder(v.mount, list_model, &v);
+    int code = model ? list_model(&v, model) : each_folder(v.mount, list_model, &v);
     return print_rows(v.rows, code);
 }
 
@@ -160,14 +123,7 @@ static int status_model(void *arg, const char *model)
         return cli_fail("cannot read %s/%s/status: %s", v->mount, model, strerror(errno));
     }
     if (v->rows) {
-        json_t *o = json_of_text(text);
-        json_object_set_new(o, "model", json_string(model));
-        json_t *lines = json_array();
-        for (char *save = NULL, *line = strtok_r(engines, "\n", &save); line;
-             line = strtok_r(NULL, "\n", &save))
-            json_array_append_new(lines, json_string(line));
-        json_object_set_new(o, "engines", lines);
-        json_array_append_new(v->rows, o);
+        json_array_append_new(v->rows, status_json_model(model, text, engines));
     } else {
         printf("\n%s\n", model);
         for (char *save = NULL, *line = strtok_r(text, "\n", &save); line;
@@ -191,7 +147,7 @@ static int print_status(struct view *v, const char *model, bool json)
         return cli_fail("cannot read %s/status: %s%s", v->mount, strerror(errno),
                         errno == ENOTCONN ? "; its daemon died: 'wsync mount' over it recovers it" : "");
     v->rows = json ? json_array() : NULL;
-    json_t *root = json ? json_of_text(text) : NULL;
+    json_t *root = json ? status_json_mount(text) : NULL;
     if (!json) {
         printf("%s\n", v->mount);
         for (char *save = NULL, *line = strtok_r(text, "\n", &save); line;
@@ -203,7 +159,7 @@ static int print_status(struct view *v, const char *model, bool json)
     free(text);
     int code = model ? status_model(v, model) : each_folder(v->mount, status_model, v);
     if (json) {
-        json_object_set_new(root, "mount", json_string(v->mount));
+        json_object_set_new(root, "mount", json_text(v->mount));
         json_object_set_new(root, "models", v->rows);
         return print_rows(root, code);
     }
@@ -212,13 +168,14 @@ static int print_status(struct view *v, const char *model, bool json)
 
 static int run_status(const struct cli_args *args)
 {
-    struct view v = {.mount = mounts_pick(args)};
+    const char *model;
+    struct view v = {.mount = mounts_pick_model(args, &model)};
     bool watch = cli_has(args, "watch");
     uint64_t interval = cli_u64(args, "interval", 1);
     for (;;) {
         if (watch && isatty(STDOUT_FILENO))
             printf("\033[H\033[2J");
-        int code = print_status(&v, cli_word(args, 0), cli_has(args, "json"));
+        int code = print_status(&v, model, cli_has(args, "json"));
         if (code || !watch)
             return code;
         fflush(stdout);
@@ -235,11 +192,11 @@ static const struct cli_option ls_options[] = {
 const struct cli_command cmd_ls = {
     .name = "ls",
     .summary = "list models and versions of a mount with state and size",
-    .synopsis = "[OPTIONS] [MODEL]",
+    .synopsis = "[OPTIONS] [MODEL]\n[OPTIONS] DIR [MODEL]",
     .description = "Listing starts no pull. HERE is how much of a version has arrived and is verified.",
-    .examples = "wsync ls\nwsync ls actor --json",
+    .examples = "wsync ls\nwsync ls /wsync/actor\nwsync ls actor --json",
     .options = ls_options,
-    .max_words = 1,
+    .max_words = 2,
     .run = run_ls,
 };
 
@@ -247,17 +204,17 @@ static const struct cli_option status_options[] = {
     {"mount", 'd', "DIR", "the mount; default $WSYNC_MOUNT, or the only one on this machine"},
     {"json", 'j', NULL, "print JSON"},
     {"watch", 'w', NULL, "print again every interval until interrupted"},
-    {"interval", 'n', "SECONDS", "with --watch; default 1"},
+    {"interval", 'n', "SECONDS", "with --watch; default 1", 0, CLI_MAX_SECONDS},
     {0},
 };
 
 const struct cli_command cmd_status = {
     .name = "status",
     .summary = "show what a mount serves: versions, engines, sources, memory",
-    .synopsis = "[OPTIONS] [MODEL]",
+    .synopsis = "[OPTIONS] [MODEL]\n[OPTIONS] DIR [MODEL]",
     .description = "The same as the status and engines files of the mount, as a table or as JSON.",
-    .examples = "wsync status -w\nwsync status --json | jq .models[0].current",
+    .examples = "wsync status -w\nwsync status /wsync actor\nwsync status --json | jq .models[0].current",
     .options = status_options,
-    .max_words = 1,
+    .max_words = 2,
     .run = run_status,
 };

@@ -19,7 +19,8 @@ static const struct cli_option wait_options[] = {
      "ask the agent instead, until WHO serves it or a later version: all (mounts that follow or have "
      "engines), a number of them, or one by HOST or HOST:MOUNTPOINT"},
     AGENTS_OPTIONS,
-    {"timeout", 't', "SECONDS", "give up after this; default: wait for ever"},
+    {"timeout", 't', "SECONDS", "give up after this; 0: look once; default: wait for ever", 0,
+     CLI_MAX_SECONDS},
     {0},
 };
 
@@ -46,7 +47,7 @@ static void name_silent(const json_t *reply)
 static int wait_loaded(const struct cli_args *args)
 {
     const char *model = cli_word(args, 0), *who = cli_get(args, "loaded");
-    uint64_t timeout = cli_u64(args, "timeout", 0), version;
+    uint64_t timeout = cli_u64(args, "timeout", CLI_FOREVER), version;
     struct ws_source *s = agents_open(args);
     struct ws_error err;
     char path[WS_API_PATH_BYTES], missing[WS_ERROR_TEXT] = "";
@@ -77,18 +78,31 @@ static int wait_loaded(const struct cli_args *args)
                              missing);
 }
 
+/* A mount that is named and is to be waited for may still be on its way. */
+static void await_mount(const struct cli_args *args, double start, uint64_t timeout)
+{
+    char mount[PATH_MAX], below[PATH_MAX];
+    const char *named = mounts_named(args);
+    while (named && !(mounts_find(named, mount, below) && !below[0]) && agents_sleep(start, timeout))
+        ;
+}
+
 static int run_wait(const struct cli_args *args)
 {
     if (cli_has(args, "loaded"))
         return wait_loaded(args);
-    const char *mount = mounts_pick(args), *model = cli_word(args, 0), *version = cli_word(args, 1);
+    const char *model = cli_word(args, 0), *version = cli_word(args, 1);
     const char *state = cli_get(args, "state") ? cli_get(args, "state") : "ready";
-    uint64_t timeout = cli_u64(args, "timeout", 0);
+    uint64_t timeout = cli_u64(args, "timeout", CLI_FOREVER);
     double start = cli_now();
+    char seen[64] = "unknown";
 
     if (strcmp(state, "known") && strcmp(state, "ready") && strcmp(state, "active"))
         return cli_usage("--state is known, ready or active, not '%s'", state);
-    for (char seen[64] = "unknown";; agents_sleep(start, 0)) {
+    if (timeout != CLI_FOREVER)
+        await_mount(args, start, timeout);
+    const char *mount = mounts_pick(args);
+    do {
         char *text = mounts_read("%s/%s/%s/.wsync/state", mount, model, version);
         if (text) {
             snprintf(seen, sizeof seen, "%.*s", (int)strcspn(text, " \n"), text);
@@ -101,18 +115,18 @@ static int run_wait(const struct cli_args *args)
         } else if (errno == ENOTCONN || errno == EIO) {
             return cli_fail("the mount %s does not answer: %s", mount, strerror(errno));
         }
-        if (timeout && cli_now() - start > (double)timeout)
-            return cli_fail("%s/%s is %s after %" PRIu64 " s, waited for %s", model, version, seen, timeout,
-                            state);
-    }
+    } while (agents_sleep(start, timeout));
+    return cli_fail("%s/%s is %s after %" PRIu64 " s, waited for %s", model, version, seen, timeout, state);
 }
 
 const struct cli_command cmd_wait = {
     .name = "wait",
     .summary = "wait until a version is known, ready or active on a mount, or served by a fleet",
     .synopsis = "[OPTIONS] MODEL VERSION",
-    .description = "Returns 0 once the version has reached the state, 1 when it failed or at the "
-                   "timeout. It does not start a pull: see 'wsync pull'.",
+    .description =
+        "Returns 0 once the version has reached the state, 1 when it failed or at the "
+        "timeout. With a timeout the mount itself may come later, too. It does not start a pull: see "
+        "'wsync pull'.",
     .examples =
         "wsync wait actor 42 --state active --timeout 60\nwsync wait actor 42 --loaded all --timeout 120",
     .options = wait_options,

@@ -8,50 +8,116 @@
 #include <string.h>
 #include <unistd.h>
 
-static size_t each_mount(const char *wanted, char found[PATH_MAX])
+/* Calls visit with each wsync mount's folder until it says so; false: it never did. */
+static bool each_mount(bool (*visit)(const char *dir, void *arg), void *arg)
 {
-    size_t n = 0;
+    bool ended = false;
     FILE *f = setmntent("/proc/self/mounts", "re");
     if (!f)
-        return 0;
-    for (const struct mntent *m; (m = getmntent(f));) {
-        if (strcmp(m->mnt_type, "fuse.wsync"))
-            continue;
-        if (wanted && strcmp(wanted, m->mnt_dir))
-            continue;
-        snprintf(found, PATH_MAX, "%s", m->mnt_dir);
-        n++;
-    }
+        return false;
+    for (const struct mntent *m; !ended && (m = getmntent(f));)
+        ended = !strcmp(m->mnt_type, "fuse.wsync") && visit(m->mnt_dir, arg);
     endmntent(f);
-    return n;
+    return ended;
 }
 
-bool mounts_is_wsync(const char *path)
+struct search {
+    const char *path;    /* absolute */
+    char best[PATH_MAX]; /* the innermost mount that path is on, or below */
+};
+
+static bool is_on(const char *dir, void *arg)
 {
-    char found[PATH_MAX];
-    return each_mount(path, found) > 0;
+    struct search *s = arg;
+    size_t n = strlen(dir);
+    if (!strncmp(s->path, dir, n) && (s->path[n] == 0 || s->path[n] == '/') && n >= strlen(s->best))
+        snprintf(s->best, sizeof s->best, "%s", dir);
+    return false;
+}
+
+bool mounts_find(const char *path, char mount[PATH_MAX], char below[PATH_MAX])
+{
+    char real[PATH_MAX];
+    struct search s = {.path = realpath(path, real)};
+    if (!s.path) { /* below a dead mount nothing can be looked up: what is written must do */
+        size_t n = strlen(path);
+        while (n > 1 && path[n - 1] == '/')
+            n--;
+        snprintf(real, sizeof real, "%.*s", (int)n, path);
+        s.path = real;
+    }
+    each_mount(is_on, &s);
+    if (!s.best[0])
+        return false;
+    snprintf(mount, PATH_MAX, "%s", s.best);
+    snprintf(below, PATH_MAX, "%s", s.path + strlen(s.best) + (s.path[strlen(s.best)] == '/'));
+    return true;
+}
+
+struct tally {
+    size_t n;
+    char last[PATH_MAX];
+};
+
+static bool take(const char *dir, void *arg)
+{
+    struct tally *t = arg;
+    if (t->n++ == 0 || strcmp(t->last, dir)) /* one that is mounted over a dead one counts once */
+        snprintf(t->last, sizeof t->last, "%s", dir);
+    else
+        t->n--;
+    return false;
+}
+
+const char *mounts_named(const struct cli_args *args)
+{
+    const char *named = cli_get(args, "mount");
+    if (!named)
+        named = getenv("WSYNC_MOUNT");
+    return named && *named ? named : NULL;
 }
 
 const char *mounts_pick(const struct cli_args *args)
 {
-    static char found[PATH_MAX];
-    const char *named = cli_get(args, "mount");
-    if (!named)
-        named = getenv("WSYNC_MOUNT");
-    if (named && *named) {
-        size_t n = strlen(named);
-        while (n > 1 && named[n - 1] == '/')
-            n--;
-        snprintf(found, sizeof found, "%.*s", (int)n, named);
-        return found;
+    static char mount[PATH_MAX];
+    char below[PATH_MAX];
+    const char *named = mounts_named(args);
+    if (named) {
+        if (!mounts_find(named, mount, below) || below[0])
+            exit(cli_fail("%s is not a wsync mount; 'findmnt -t fuse.wsync' lists those of this machine",
+                          named));
+        return mount;
     }
-    size_t n = each_mount(NULL, found);
-    if (n == 0)
+    struct tally t = {0};
+    each_mount(take, &t);
+    if (t.n == 0)
         exit(cli_fail("no wsync mount on this machine; mount one with 'wsync mount SOURCE DIR', "
                       "or name it with --mount DIR"));
-    if (n > 1)
-        exit(cli_fail("%zu wsync mounts on this machine; name one with --mount DIR or $WSYNC_MOUNT", n));
-    return found;
+    if (t.n > 1)
+        exit(cli_fail("%zu wsync mounts on this machine; name one with --mount DIR or $WSYNC_MOUNT", t.n));
+    snprintf(mount, sizeof mount, "%s", t.last);
+    return mount;
+}
+
+const char *mounts_pick_model(const struct cli_args *args, const char **model)
+{
+    static char mount[PATH_MAX], below[PATH_MAX];
+    const char *first = cli_word(args, 0);
+    *model = first;
+    if (!first || !strchr(first, '/')) {
+        if (cli_words(args) > 1)
+            exit(cli_usage("one argument too many: '%s'", cli_word(args, 1)));
+        return mounts_pick(args);
+    }
+    if (cli_get(args, "mount"))
+        exit(cli_usage("the mount is named twice: '%s' and --mount %s", first, cli_get(args, "mount")));
+    if (!mounts_find(first, mount, below))
+        exit(cli_fail("%s is not on a wsync mount; 'findmnt -t fuse.wsync' lists those of this machine",
+                      first));
+    if (strchr(below, '/') || (below[0] && cli_words(args) > 1))
+        exit(cli_usage("'%s' is neither a mount nor the folder of a model", first));
+    *model = below[0] ? below : cli_word(args, 1);
+    return mount;
 }
 
 char *mounts_read(const char *format, ...)

@@ -1,4 +1,5 @@
-/* Notify: tells systemd (sd_notify) that a service is up or ends; nothing without systemd. */
+/* Notify: tells the service manager ($NOTIFY_SOCKET, systemd) that a service is up or ends; nothing without
+ * one. */
 #ifndef WS_MOUNT_HELPERS_NOTIFY_H
 #define WS_MOUNT_HELPERS_NOTIFY_H
 

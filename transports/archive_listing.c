@@ -21,7 +21,7 @@ void ws_archive_path(char out[WS_ARCHIVE_PATH_BYTES], const char *root, const ch
 int ws_archive_read_file(const char *path, size_t most, char **text, size_t *n, struct ws_error *err)
 {
     struct stat st = {0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC), code = 0;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), code = 0; /* a FIFO would block */
     char *p = NULL;
     size_t got = 0;
     if (fd < 0 || fstat(fd, &st) < 0)

@@ -58,6 +58,8 @@ void ws_manifest_seal(struct ws_manifest *m);
 /* *json: NUL-terminated, len without it; malloc, the caller's. */
 WS_MUST_USE int ws_manifest_to_json(const struct ws_manifest *m, char **json, size_t *len,
                                     struct ws_error *err);
+/* How the last member of such a text reads. */
+#define WS_MANIFEST_NO_DELTAS "\"deltas\":[]"
 /* Checks every limit, every name, and the digest. -EBADMSG. Keys that are unknown are skipped. */
 WS_MUST_USE int ws_manifest_from_json(const char *json, size_t len, struct ws_manifest **out,
                                       struct ws_error *err);

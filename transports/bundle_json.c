@@ -70,7 +70,7 @@ static int put_manifest(FILE *f, const struct ws_manifest *m, struct ws_error *e
             fputc(',', f);
         rc = put_string(f, m->frozen[i], err);
     }
-    fputs("],\"deltas\":[]}", f);
+    fputs("]," WS_MANIFEST_NO_DELTAS "}", f); /* its last member: a server puts its list there */
     return rc;
 }
 

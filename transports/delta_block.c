@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The format's numbers are little-endian, and are written as the machine has them. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "deltas are written in the machine's byte order");
+
 #define HEAD_BYTES  20
 #define TILE_BYTES  (32UL << 10) /* compared, then looked at again while it is in the first-level cache */
 #define CHUNK_BYTES (16UL << 10) /* patched, then hashed while it is there */

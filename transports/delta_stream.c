@@ -336,6 +336,11 @@ int ws_delta_read(struct ws_delta_reader *r, const void *bytes, size_t n, struct
     return rc;
 }
 
+bool ws_delta_reader_is_inside(const struct ws_delta_reader *r)
+{
+    return r->coming || r->head_at > 0;
+}
+
 bool ws_delta_reader_ended(const struct ws_delta_reader *r, bool *whole)
 {
     *whole = r->whole;

@@ -82,6 +82,8 @@ struct ws_delta_reader *ws_delta_reader_new(const struct ws_delta_link *link, ui
 void ws_delta_reader_free(struct ws_delta_reader *r);
 /* -EBADMSG: damaged, or another delta; what record returned. */
 WS_MUST_USE int ws_delta_read(struct ws_delta_reader *r, const void *bytes, size_t n, struct ws_error *err);
+/* Has a head or a record begun that is not through? */
+bool ws_delta_reader_is_inside(const struct ws_delta_reader *r);
 /* Did it come to its end? *whole: and was it whole. */
 bool ws_delta_reader_ended(const struct ws_delta_reader *r, bool *whole);
 

@@ -3,6 +3,7 @@
  * a folder that is no whole checkpoint yet is left out until it is. Hashes are computed at the first
  * manifest, on all cores: the folder has none. */
 #include "transports/copy.h"
+#include "transports/entry.h"
 #include "transports/folder.h"
 #include "transports/log.h"
 #include "transports/text.h"
@@ -30,9 +31,12 @@
 struct version {
     char *model, *path;
     uint64_t number;
-    struct timespec mtime; /* of the folder when it was checked */
+    dev_t dev; /* of the folder when it was checked, as what follows */
+    ino_t ino;
+    struct timespec mtime;
     uint64_t total_bytes;
     struct ws_manifest *manifest; /* NULL until asked for */
+    struct ws_stamp *stamps;      /* of its files, when they were hashed */
 };
 
 struct dir_source {
@@ -58,6 +62,7 @@ static void free_version(struct version *v)
     free(v->model);
     free(v->path);
     ws_manifest_free(v->manifest);
+    free(v->stamps);
 }
 
 static void dir_close(struct ws_source *source)
@@ -129,13 +134,28 @@ static void watch(struct scan *k, const char *path)
                                 IN_ONLYDIR);
 }
 
+/* Are its files those that were hashed? Asked only of what was. */
+static bool is_as_hashed(int folder, const struct version *v)
+{
+    for (size_t i = 0; v->manifest && i < v->manifest->n_files; i++) {
+        struct stat st;
+        if (fstatat(folder, v->manifest->files[i].name, &st, 0) != 0)
+            return false;
+        struct ws_stamp now = ws_stamp_of(&st);
+        if (!ws_stamp_is(&now, &v->stamps[i]))
+            return false;
+    }
+    return true;
+}
+
 /* What an earlier scan found at this path, when nothing changed since. Moved out of the old list. */
-static bool reuse(struct scan *k, const char *path, const struct stat *st, struct version *out)
+static bool reuse(struct scan *k, int folder, const char *path, const struct stat *st, struct version *out)
 {
     for (size_t i = 0; i < k->source->n_versions; i++) {
         struct version *v = &k->source->versions[i];
-        if (v->path && strcmp(v->path, path) == 0 && v->mtime.tv_sec == st->st_mtim.tv_sec &&
-            v->mtime.tv_nsec == st->st_mtim.tv_nsec) {
+        if (v->path && strcmp(v->path, path) == 0 && v->dev == st->st_dev && v->ino == st->st_ino &&
+            v->mtime.tv_sec == st->st_mtim.tv_sec && v->mtime.tv_nsec == st->st_mtim.tv_nsec &&
+            is_as_hashed(folder, v)) {
             *out = *v;
             *v = (struct version){0};
             return true;
@@ -144,9 +164,18 @@ static bool reuse(struct scan *k, const char *path, const struct stat *st, struc
     return false;
 }
 
-static bool has_weights(const char *path)
+static DIR *open_list(int folder)
 {
-    DIR *d = opendir(path);
+    int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d && fd >= 0)
+        close(fd);
+    return d;
+}
+
+static bool has_weights(int folder)
+{
+    DIR *d = open_list(folder);
     bool found = false;
     for (const struct dirent *e; d && !found && (e = readdir(d));) {
         size_t n = strlen(e->d_name);
@@ -157,22 +186,35 @@ static bool has_weights(const char *path)
     return found;
 }
 
-static void add_version(struct scan *k, const char *model, uint64_t number, const char *path)
+/* folder: the open folder; taken over. */
+static void add_version(struct scan *k, const char *model, uint64_t number, int fd, const char *path)
 {
     struct version v = {0};
     struct ws_folder *folder = NULL;
     struct ws_error err = {0};
     struct stat st;
-    if (stat(path, &st) != 0 || !ws_name_is_model(model))
+    if (fstat(fd, &st) != 0 || !ws_name_is_model(model)) {
+        close(fd);
         return;
+    }
     watch(k, path);
-    if (!reuse(k, path, &st, &v)) {
-        if (ws_folder_open(path, &folder, &err)) {
-            ws_log(WS_LOG_DEBUG, "dir", "not a whole checkpoint yet: %s", err.text);
+    if (reuse(k, fd, path, &st, &v)) {
+        close(fd);
+    } else {
+        int rc = ws_folder_read(fd, path, &folder, &err);
+        if (rc < 0) {
+            /* What is not there yet comes; what may not be read does not come by itself. */
+            bool refused = rc == -EACCES || rc == -EINVAL;
+            ws_log(refused ? WS_LOG_WARN : WS_LOG_DEBUG, "dir", "%s: %s",
+                   refused ? "left out" : "not a whole checkpoint yet", err.text);
             return;
         }
-        v = (struct version){
-            .model = strdup(model), .path = strdup(path), .number = number, .mtime = st.st_mtim};
+        v = (struct version){.model = strdup(model),
+                             .path = strdup(path),
+                             .number = number,
+                             .dev = st.st_dev,
+                             .ino = st.st_ino,
+                             .mtime = st.st_mtim};
         bool weights = false;
         for (size_t i = 0; i < folder->n_files; i++) {
             v.total_bytes += folder->files[i].size_bytes;
@@ -195,39 +237,47 @@ static void add_version(struct scan *k, const char *model, uint64_t number, cons
     k->found[k->n++] = v;
 }
 
-static void each_folder(struct scan *k, const char *path,
-                        void (*visit)(struct scan *, const char *, const char *))
+/* visit takes the child's descriptor over. */
+static void each_folder(struct scan *k, int folder, const char *path,
+                        void (*visit)(struct scan *, int fd, const char *path, const char *name))
 {
     char child[PATH_MAX];
     struct stat st;
-    DIR *d = opendir(path);
+    struct ws_error err = {0};
+    DIR *d = open_list(folder);
     for (const struct dirent *e; d && (e = readdir(d));) {
-        snprintf(child, sizeof(child), "%s/%s", path, e->d_name);
-        if (e->d_name[0] != '.' && stat(child, &st) == 0 && S_ISDIR(st.st_mode))
-            visit(k, child, e->d_name);
+        if (e->d_name[0] == '.' || snprintf(child, sizeof(child), "%s/%s", path, e->d_name) >= PATH_MAX)
+            continue;
+        int fd = ws_entry_open(folder, e->d_name, true, &st, &err);
+        if (fd >= 0)
+            visit(k, fd, child, e->d_name);
+        else if (fd == -EACCES)
+            ws_log(WS_LOG_WARN, "dir", "left out in %s: %s", path, err.text);
     }
     if (d)
         closedir(d);
 }
 
-static void visit_version(struct scan *k, const char *path, const char *name)
+static void visit_version(struct scan *k, int fd, const char *path, const char *name)
 {
     char parent[PATH_MAX];
     uint64_t number;
-    if (!is_number(name, &number))
-        return;
     snprintf(parent, sizeof(parent), "%.*s", (int)(strlen(path) - strlen(name) - 1), path);
-    add_version(k, strrchr(parent, '/') + 1, number, path);
+    if (is_number(name, &number))
+        add_version(k, strrchr(parent, '/') + 1, number, fd, path);
+    else
+        close(fd);
 }
 
-static void visit_top(struct scan *k, const char *path, const char *name)
+static void visit_top(struct scan *k, int fd, const char *path, const char *name)
 {
     uint64_t number;
     if (is_number(name, &number)) {
-        add_version(k, k->source->base, number, path);
+        add_version(k, k->source->base, number, fd, path);
     } else {
         watch(k, path);
-        each_folder(k, path, visit_version);
+        each_folder(k, fd, path, visit_version);
+        close(fd);
     }
 }
 
@@ -243,11 +293,14 @@ static void rescan(struct dir_source *s)
 {
     struct scan k = {.source = s};
     size_t before = s->n_versions, reused = 0;
+    int root = open(s->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     watch(&k, s->root);
-    if (has_weights(s->root))
-        add_version(&k, s->base, 1, s->root);
-    else
-        each_folder(&k, s->root, visit_top);
+    if (root >= 0 && has_weights(root)) {
+        add_version(&k, s->base, 1, root, s->root);
+    } else if (root >= 0) {
+        each_folder(&k, root, s->root, visit_top);
+        close(root);
+    }
     if (k.n > 1)
         qsort(k.found, k.n, sizeof(k.found[0]), by_model_and_number);
     for (size_t i = 0; i < s->n_versions; i++) {
@@ -347,21 +400,39 @@ static void hash_block(void *arg, size_t i)
     free(buffer);
 }
 
-static int hash_folder(struct ws_manifest *m, const char *path, struct ws_error *err)
+/* What is below the root is opened from there, step by step: others may write to it. */
+static int open_below(const struct dir_source *s, const char *path, bool folder, struct stat *st,
+                      struct ws_error *err)
 {
-    char name[PATH_MAX];
+    int root = open(s->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0)
+        return ws_error_set(err, errno, "cannot open %s: %s", s->root, strerror(errno));
+    const char *below = path + strlen(s->root);
+    below += strspn(below, "/");
+    int fd = ws_entry_open(root, *below ? below : ".", folder, st, err);
+    close(root);
+    return fd;
+}
+
+/* Of the files in the order of the folder, which is the manifest's. */
+static int hash_folder(struct ws_manifest *m, const struct ws_folder *folder, struct ws_error *err)
+{
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     struct ws_workers *w = ws_workers_new(cores > 0 ? (unsigned)cores : 1, 5);
     int rc = w ? 0 : ws_error_set(err, ENOMEM, "no memory for workers");
     for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
-        struct hash_job j = {.file = &m->files[i]};
-        snprintf(name, sizeof(name), "%s/%s", path, m->files[i].name);
-        j.fd = open(name, O_RDONLY | O_CLOEXEC);
+        const char *name = folder->files[i].path;
+        struct hash_job j = {.file = &m->files[i], .fd = ws_folder_file_open(folder, &folder->files[i], err)};
+        struct stat st;
         if (j.fd < 0) {
-            rc = ws_error_set(err, errno, "cannot open %s: %s", name, strerror(errno));
+            rc = j.fd;
             break;
         }
         ws_workers_run(w, hash_block, &j, j.file->n_blocks);
+        struct ws_stamp now = fstat(j.fd, &st) == 0 ? ws_stamp_of(&st) : (struct ws_stamp){0};
+        if (!j.error && !ws_stamp_is(&now, &folder->files[i].stamp))
+            rc = ws_error_set(err, ESTALE, "%s was written to while it was hashed: let its writer finish",
+                              name);
         if (j.error)
             rc = ws_error_set(err, j.error == ENODATA ? ESTALE : j.error, "cannot hash %s: %s", name,
                               j.error == ENODATA ? "it shrank meanwhile" : strerror(j.error));
@@ -371,21 +442,27 @@ static int hash_folder(struct ws_manifest *m, const char *path, struct ws_error 
     return rc;
 }
 
-static int make_manifest(const struct version *v, struct ws_manifest **out, struct ws_error *err)
+static int make_manifest(const struct dir_source *s, struct version *v, struct ws_manifest **out,
+                         struct ws_error *err)
 {
     struct ws_folder *folder;
     struct ws_manifest *m = NULL;
-    int rc = ws_folder_open(v->path, &folder, err);
+    struct stat st;
+    int fd = open_below(s, v->path, true, &st, err);
+    int rc = fd < 0 ? fd : ws_folder_read(fd, v->path, &folder, err);
     if (rc < 0)
         return rc;
-    rc = ws_manifest_new(&m, v->model, v->number, RUN, err);
+    v->stamps = calloc(folder->n_files, sizeof(*v->stamps));
+    rc = v->stamps ? ws_manifest_new(&m, v->model, v->number, RUN, err)
+                   : ws_error_set(err, ENOMEM, "no memory for a manifest");
     for (size_t i = 0; rc == 0 && i < folder->n_files; i++) {
         struct ws_bundle_file *f;
+        v->stamps[i] = folder->files[i].stamp;
         rc = ws_manifest_add(m, folder->files[i].name, folder->files[i].size_bytes,
                              folder->files[i].st ? folder->files[i].st->data_begin : 0, &f, err);
     }
     if (rc == 0)
-        rc = hash_folder(m, v->path, err);
+        rc = hash_folder(m, folder, err);
     ws_folder_free(folder);
     if (rc < 0) {
         ws_manifest_free(m);
@@ -426,16 +503,22 @@ static int dir_manifest(struct ws_source *source, const char *model, uint64_t nu
             .model = strdup(v->model), .path = strdup(v->path), .number = number, .mtime = v->mtime};
     pthread_mutex_unlock(&s->lock);
     if (rc == 0 && copy.path && copy.model) {
-        rc = make_manifest(&copy, out, err);
+        rc = make_manifest(s, &copy, out, err);
         pthread_mutex_lock(&s->lock);
         v = find_version(s, model, number);
-        if (rc == 0 && v && !v->manifest && ws_manifest_copy(*out, &v->manifest))
-            v->manifest = NULL; /* hashed again next time */
+        if (rc == 0 && v && !v->manifest) {
+            if (ws_manifest_copy(*out, &v->manifest))
+                v->manifest = NULL; /* hashed again next time */
+            free(v->stamps);
+            v->stamps = copy.stamps;
+            copy.stamps = NULL;
+        }
         pthread_mutex_unlock(&s->lock);
     }
     pthread_mutex_unlock(&s->hashing);
     free(copy.model);
     free(copy.path);
+    free(copy.stamps);
     return rc;
 }
 
@@ -478,12 +561,14 @@ static int open_file(struct dir_lane *l, const struct ws_manifest *m, const stru
         if (l->fd >= 0)
             close(l->fd);
         free(l->open_path);
+        l->open_path = NULL;
+        l->fd = open_below(s, path, false, &st, err);
+        if (l->fd < 0)
+            return l->fd == -ENOENT ? ws_error_set(err, ESTALE, "%s is gone", path) : l->fd;
         l->open_path = strdup(path);
-        l->fd = open(path, O_RDONLY | O_CLOEXEC);
     }
-    if (l->fd < 0 || fstat(l->fd, &st) != 0)
-        return ws_error_set(err, errno == ENOENT ? ESTALE : errno, "cannot open %s: %s", path,
-                            strerror(errno));
+    if (fstat(l->fd, &st) != 0)
+        return ws_error_set(err, errno, "cannot stat %s: %s", path, strerror(errno));
     if ((uint64_t)st.st_size != f->size_bytes)
         return ws_error_set(err, ESTALE, "%s was changed: it had %" PRIu64 " bytes and has %lld", path,
                             f->size_bytes, (long long)st.st_size);

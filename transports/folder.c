@@ -5,11 +5,13 @@
 #include "transports/log.h"
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define SHOWN "%.160s"
 
@@ -46,9 +48,10 @@ static void free_file(struct ws_folder_file *file)
     ws_safetensors_free(file->st);
 }
 
-static int add_file(struct ws_folder *f, const char *name, uint64_t size_bytes, struct ws_error *err)
+static int add_file(struct ws_folder *f, const char *name, const struct stat *stat, struct ws_error *err)
 {
-    struct ws_folder_file *files, file = {.size_bytes = size_bytes};
+    const uint64_t size_bytes = (uint64_t)stat->st_size;
+    struct ws_folder_file *files, file = {.size_bytes = size_bytes, .stamp = ws_stamp_of(stat)};
 
     if (!ws_name_is_file(name))
         return ws_error_set(err, EINVAL,
@@ -88,9 +91,10 @@ static void leave_out(struct ws_folder *f, const char *name)
 }
 
 /* Looks at one entry; adds it when it is a file of the bundle. */
-static int look_at(struct ws_folder *f, int dirfd, const char *name, bool *pickles, struct ws_error *err)
+static int look_at(struct ws_folder *f, const char *name, bool *pickles, struct ws_error *err)
 {
     struct stat stat;
+    int rc = 0;
 
     if (name[0] == '.')
         return 0;
@@ -100,17 +104,18 @@ static int look_at(struct ws_folder *f, int dirfd, const char *name, bool *pickl
         leave_out(f, name);
         return 0;
     }
-    if (fstatat(dirfd, name, &stat, 0) < 0) {
-        int code = errno;
-        if (code == ENOENT)
-            return ws_error_set(err, code, "%s is a link that leads nowhere, or was removed just now", name);
-        return ws_error_set(err, code, "cannot stat %s: %s", name, strerror(code));
-    }
-    if (!S_ISREG(stat.st_mode)) {
+    if (fstatat(f->fd, name, &stat, AT_SYMLINK_NOFOLLOW) < 0)
+        rc = ws_error_set(err, errno, "cannot stat %s: %s", name, strerror(errno));
+    else if (!S_ISREG(stat.st_mode) && !S_ISDIR(stat.st_mode) &&
+             (rc = ws_entry_open(f->fd, name, false, &stat, err)) >= 0)
+        close(rc);
+    if (rc == -ENOENT)
+        return ws_error_set(err, ENOENT, "%s is a link that leads nowhere, or was removed just now", name);
+    if (rc == -EISDIR || (rc >= 0 && S_ISDIR(stat.st_mode))) {
         leave_out(f, name);
         return 0;
     }
-    return add_file(f, name, (uint64_t)stat.st_size, err);
+    return rc < 0 ? rc : add_file(f, name, &stat, err);
 }
 
 static int by_name(const void *a, const void *b)
@@ -120,15 +125,20 @@ static int by_name(const void *a, const void *b)
 
 static int list(struct ws_folder *f, struct ws_error *err)
 {
-    DIR *dir = opendir(f->path);
+    int fd = openat(f->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     struct dirent *entry;
     bool pickles = false, weights = false;
     int rc = 0;
 
-    if (!dir)
-        return ws_error_set(err, errno, "cannot open the folder: %s", strerror(errno));
+    if (!dir) {
+        rc = ws_error_set(err, errno, "cannot open the folder: %s", strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
     while (rc == 0 && (errno = 0, entry = readdir(dir)))
-        rc = look_at(f, dirfd(dir), entry->d_name, &pickles, err);
+        rc = look_at(f, entry->d_name, &pickles, err);
     if (rc == 0 && errno != 0)
         rc = ws_error_set(err, errno, "cannot read the folder: %s", strerror(errno));
     closedir(dir);
@@ -237,13 +247,17 @@ static int read_headers(struct ws_folder *f, struct ws_error *err)
 
     for (size_t i = 0; i < f->n_files; i++) {
         struct ws_folder_file *file = &f->files[i];
-        int rc;
+        int fd, rc;
 
         if (!ends_with(file->name, weights_suffix))
             continue;
-        rc = ws_safetensors_read(file->path, &file->st, err);
+        fd = ws_folder_file_open(f, file, err);
+        if (fd < 0)
+            return fd;
+        rc = ws_safetensors_read_fd(fd, &file->st, err);
+        close(fd);
         if (rc < 0)
-            return rc;
+            return ws_error_prefix(err, "%s", file->path);
         file->size_bytes = file->st->file_bytes;
         n_tensors += file->st->n_tensors;
         if (n_tensors > WS_MAX_TENSORS)
@@ -319,7 +333,35 @@ out:
     return rc;
 }
 
+int ws_folder_file_open(const struct ws_folder *f, const struct ws_folder_file *file, struct ws_error *err)
+{
+    struct stat stat;
+    int fd = ws_entry_open(f->fd, file->name, false, &stat, err);
+    struct ws_stamp now;
+
+    if (fd < 0)
+        return fd;
+    now = ws_stamp_of(&stat);
+    if (!ws_stamp_is(&now, &file->stamp)) {
+        close(fd);
+        return ws_error_set(err, ESTALE, "%s was changed while its folder was read: let its writer finish",
+                            file->path);
+    }
+    return fd;
+}
+
 int ws_folder_open(const char *path, struct ws_folder **out, struct ws_error *err)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* the path is its caller's word */
+
+    if (fd < 0) {
+        int code = errno;
+        return ws_error_set(err, code, "checkpoint %s: cannot open the folder: %s", path, strerror(code));
+    }
+    return ws_folder_read(fd, path, out, err);
+}
+
+int ws_folder_read(int fd, const char *path, struct ws_folder **out, struct ws_error *err)
 {
     struct ws_folder *f = calloc(1, sizeof(*f));
     size_t length = strlen(path);
@@ -331,8 +373,10 @@ int ws_folder_open(const char *path, struct ws_folder **out, struct ws_error *er
         f->path = strndup(path, length);
     if (!f || !f->path) {
         free(f);
+        close(fd);
         return out_of_memory(err);
     }
+    f->fd = fd;
     rc = load(f, err);
     if (rc < 0) {
         ws_error_prefix(err, "checkpoint %s", f->path);
@@ -350,6 +394,7 @@ void ws_folder_free(struct ws_folder *f)
     for (size_t i = 0; i < f->n_files; i++)
         free_file(&f->files[i]);
     free(f->files);
+    close(f->fd);
     free(f->path);
     free(f);
 }

@@ -33,15 +33,16 @@ static const struct ws_folder_file *find_file(const struct ws_folder *f, const c
     return bsearch(name, f->files, f->n_files, sizeof(*f->files), by_name);
 }
 
-static int read_text(const char *path, struct ws_folder_index *index, struct ws_error *err)
+static int read_text(const struct ws_folder *f, const struct ws_folder_file *file,
+                     struct ws_folder_index *index, struct ws_error *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = ws_folder_file_open(f, file, err);
     size_t got = 0;
     ssize_t n;
     int rc = 0;
 
     if (fd < 0)
-        return ws_error_set(err, errno, "cannot open %s: %s", INDEX_NAME, strerror(errno));
+        return fd;
     while (got < index->len) {
         n = read(fd, index->text + got, index->len - got);
         if (n < 0 && errno == EINTR)
@@ -76,7 +77,7 @@ int ws_folder_index_read(const struct ws_folder *f, struct ws_folder_index **out
         return out_of_memory(err);
     index->len = file->size_bytes;
     index->text = malloc(index->len + 1);
-    rc = index->text ? read_text(file->path, index, err) : out_of_memory(err);
+    rc = index->text ? read_text(f, file, index, err) : out_of_memory(err);
     if (rc < 0) {
         ws_folder_index_free(index);
         return rc;

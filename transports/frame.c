@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,26 @@ static void close_all(int *fds, size_t n)
         close(fds[i]);
 }
 
-static int send_all(int sock, const void *p, size_t n, const int *fds, size_t n_fds)
+/* Until the socket is ready, at most to the deadline (ms; -1: for ever). */
+static int wait_ready(int sock, short events, int64_t deadline)
+{
+    for (;;) {
+        int64_t left = deadline < 0 ? -1 : deadline - now_ms();
+        if (deadline >= 0 && left < 0)
+            left = 0;
+        struct pollfd p = {.fd = sock, .events = events};
+        int n = poll(&p, 1, left > INT_MAX ? INT_MAX : (int)left);
+        if (n > 0)
+            return 0;
+        if (n == 0 && (deadline < 0 || now_ms() >= deadline))
+            return -ETIMEDOUT;
+        if (n < 0 && errno != EINTR)
+            return -errno;
+    }
+}
+
+/* stall_ms: the peer has to take some of it within this. */
+static int send_all(int sock, const void *p, size_t n, const int *fds, size_t n_fds, int64_t stall_ms)
 {
     union {
         struct cmsghdr align;
@@ -49,9 +69,15 @@ static int send_all(int sock, const void *p, size_t n, const int *fds, size_t n_
             c->cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
             memcpy(CMSG_DATA(c), fds, sizeof(int) * n_fds);
         }
-        ssize_t sent = sendmsg(sock, &msg, MSG_NOSIGNAL);
+        ssize_t sent = sendmsg(sock, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0 && errno == EINTR)
             continue;
+        if (sent < 0 && errno == EAGAIN) {
+            int rc = wait_ready(sock, POLLOUT, now_ms() + stall_ms);
+            if (rc < 0)
+                return rc;
+            continue;
+        }
         if (sent < 0)
             return errno == EPIPE ? -ECONNRESET : -errno;
         n_fds = 0; /* they ride with the first byte */
@@ -61,7 +87,8 @@ static int send_all(int sock, const void *p, size_t n, const int *fds, size_t n_
     return 0;
 }
 
-int ws_frame_send(int sock, const json_t *body, const int *fds, size_t n_fds, struct ws_error *err)
+int ws_frame_send(int sock, const json_t *body, const int *fds, size_t n_fds, int64_t stall_ms,
+                  struct ws_error *err)
 {
     assert(n_fds <= WS_MAX_FDS_PER_FRAME);
     size_t n = json_dumpb(body, NULL, 0, JSON_COMPACT);
@@ -73,11 +100,32 @@ int ws_frame_send(int sock, const json_t *body, const int *fds, size_t n_fds, st
     struct head head = {MAGIC, (uint32_t)n, (uint32_t)n_fds};
     memcpy(frame, &head, sizeof(head));
     (void)json_dumpb(body, frame + sizeof(head), n, JSON_COMPACT);
-    int rc = send_all(sock, frame, sizeof(head) + n, fds, n_fds);
+    int rc = send_all(sock, frame, sizeof(head) + n, fds, n_fds, stall_ms);
     free(frame);
     if (rc < 0)
-        return ws_error_set(err, -rc, "cannot send to the peer on the unix socket: %s", strerror(-rc));
+        return ws_error_set(err, -rc, "cannot send to the peer on the unix socket: %s",
+                            rc == -ETIMEDOUT ? "it takes nothing, as a process that is stopped"
+                                             : strerror(-rc));
     return 0;
+}
+
+int ws_frame_send_many(int sock, json_t *body, const int *fds, size_t n_fds, int64_t stall_ms,
+                       struct ws_error *err)
+{
+    json_t *next = NULL;
+    int rc = 0;
+    for (size_t at = 0, n; rc == 0 && (at == 0 || at < n_fds); at += n ? n : 1) {
+        n = n_fds - at > WS_MAX_FDS_PER_FRAME ? WS_MAX_FDS_PER_FRAME : n_fds - at;
+        json_t *one = at == 0 ? body : (next = json_object());
+        if (!one ||
+            (n_fds > WS_MAX_FDS_PER_FRAME && json_object_set_new(one, "more", json_boolean(at + n < n_fds))))
+            rc = ws_error_set(err, ENOMEM, "no memory for a reply");
+        else
+            rc = ws_frame_send(sock, one, fds + at, n, stall_ms, err);
+        json_decref(next);
+        next = NULL;
+    }
+    return rc;
 }
 
 struct receiver {
@@ -86,23 +134,6 @@ struct receiver {
     int *fds;
     size_t max_fds, n_fds;
 };
-
-static int wait_readable(const struct receiver *r)
-{
-    for (;;) {
-        int64_t left = r->deadline < 0 ? -1 : r->deadline - now_ms();
-        if (r->deadline >= 0 && left < 0)
-            left = 0;
-        struct pollfd p = {.fd = r->sock, .events = POLLIN};
-        int n = poll(&p, 1, (int)left);
-        if (n > 0)
-            return 0;
-        if (n == 0)
-            return -ETIMEDOUT;
-        if (errno != EINTR)
-            return -errno;
-    }
-}
 
 static int take_fds(struct receiver *r, struct msghdr *msg)
 {
@@ -133,7 +164,7 @@ static int recv_all(struct receiver *r, void *p, size_t n)
     } control;
     char *at = p;
     while (n > 0) {
-        int rc = wait_readable(r);
+        int rc = wait_ready(r->sock, POLLIN, r->deadline);
         if (rc < 0)
             return rc;
         struct iovec iov = {.iov_base = at, .iov_len = n};
@@ -141,7 +172,7 @@ static int recv_all(struct receiver *r, void *p, size_t n)
                              .msg_iovlen = 1,
                              .msg_control = control.bytes,
                              .msg_controllen = sizeof(control.bytes)};
-        ssize_t got = recvmsg(r->sock, &msg, MSG_CMSG_CLOEXEC);
+        ssize_t got = recvmsg(r->sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (got < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
         if (got < 0)
@@ -151,13 +182,14 @@ static int recv_all(struct receiver *r, void *p, size_t n)
             return rc;
         if (got == 0)
             return -ECONNRESET;
+        r->deadline = now_ms() + WS_REPLY_TIMEOUT_MS; /* a message that has begun goes on */
         at += got;
         n -= (size_t)got;
     }
     return 0;
 }
 
-int ws_frame_recv(int sock, int timeout_ms, json_t **body, int *fds, size_t max_fds, size_t *n_fds,
+int ws_frame_recv(int sock, int64_t timeout_ms, json_t **body, int *fds, size_t max_fds, size_t *n_fds,
                   struct ws_error *err)
 {
     struct receiver r = {.sock = sock,
@@ -190,7 +222,7 @@ int ws_frame_recv(int sock, int timeout_ms, json_t **body, int *fds, size_t max_
             : rc == -EBADMSG   ? "it is not of wsync's format"
             : rc == -EMFILE    ? "its descriptors do not fit into this process's table, raise its limit of "
                                  "open files (ulimit -n)"
-            : rc == -ETIMEDOUT ? "it did not answer in time"
+            : rc == -ETIMEDOUT ? "it did not answer in time, as a process that is stopped"
                                : strerror(-rc));
     }
     *n_fds = r.n_fds;
@@ -211,8 +243,13 @@ int ws_ipc_connect(const char *path, int *sock, struct ws_error *err)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return ws_error_set(err, errno, "cannot make a unix socket: %s", strerror(errno));
-    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0) {
-        int code = errno;
+    const struct timeval limit = {.tv_sec = WS_CONNECT_TIMEOUT_MS / 1000}, none = {0};
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit,
+                     sizeof(limit)); /* the queue of one that is stopped is full */
+    int connected = connect(fd, (struct sockaddr *)&address, sizeof(address));
+    int code = connected == 0 ? 0 : errno == EAGAIN ? ETIMEDOUT : errno;
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof(none));
+    if (connected != 0) {
         close(fd);
         return ws_error_set(err, code,
                             "cannot reach the agent at unix:%s: %s; is 'wsync agent --socket %s' running?",
@@ -240,29 +277,37 @@ static int recv_more(int sock, json_t *reply, int *fds, size_t max_fds, size_t *
     return 0;
 }
 
-int ws_ipc_call(int sock, const char *method, const char *path, const json_t *body_in, const int *fds_in,
-                size_t n_fds_in, json_t **body_out, int *fds, size_t max_fds, size_t *n_fds,
-                struct ws_error *err)
+int ws_ipc_ask(int sock, const char *method, const char *path, const json_t *body_in, const int *fds_in,
+               size_t n_fds_in, struct ws_error *err)
 {
     const char *query = strchr(path, '?');
-    size_t n = 0;
-    json_t *reply = NULL;
     json_t *request =
         json_pack("{s:s,s:s%,s:s}", "method", method, "path", path,
                   query ? (size_t)(query - path) : strlen(path), "query", query ? query + 1 : "");
     if (request && body_in)
         json_object_set(request, "body", (json_t *)(uintptr_t)body_in);
-    if (body_out)
-        *body_out = NULL;
     if (!request)
         return ws_error_set(err, ENOMEM, "no memory for a request");
-    int rc = ws_frame_send(sock, request, fds_in, n_fds_in, err);
+    int rc = ws_frame_send(sock, request, fds_in, n_fds_in, WS_REPLY_TIMEOUT_MS, err);
     json_decref(request);
-    if (rc == 0)
-        rc = ws_frame_recv(sock, -1, &reply, fds,
+    if (rc < 0 && rc != -E2BIG && rc != -ENOMEM) /* part of it was sent */
+        (void)shutdown(sock, SHUT_RDWR);
+    return rc;
+}
+
+int ws_ipc_answer(int sock, int64_t timeout_ms, json_t **body_out, int *fds, size_t max_fds, size_t *n_fds,
+                  struct ws_error *err)
+{
+    size_t n = 0;
+    json_t *reply = NULL;
+    int rc = ws_frame_recv(sock, timeout_ms, &reply, fds,
                            max_fds < WS_MAX_FDS_PER_FRAME ? max_fds : WS_MAX_FDS_PER_FRAME, &n, err);
+    if (body_out)
+        *body_out = NULL;
     if (rc == 0)
         rc = recv_more(sock, reply, fds, max_fds, &n, err);
+    if (rc < 0) /* what comes late is no answer to the next request */
+        (void)shutdown(sock, SHUT_RDWR);
     if (rc == 0) {
         json_int_t status = json_integer_value(json_object_get(reply, "status"));
         if (status < 200 || status >= 300) {
@@ -287,4 +332,16 @@ int ws_ipc_call(int sock, const char *method, const char *path, const json_t *bo
     else
         close_all(fds, n);
     return rc;
+}
+
+int ws_ipc_call(int sock, const char *method, const char *path, const json_t *body_in, const int *fds_in,
+                size_t n_fds_in, int64_t timeout_ms, json_t **body_out, int *fds, size_t max_fds,
+                size_t *n_fds, struct ws_error *err)
+{
+    if (body_out)
+        *body_out = NULL;
+    if (n_fds)
+        *n_fds = 0;
+    int rc = ws_ipc_ask(sock, method, path, body_in, fds_in, n_fds_in, err);
+    return rc == 0 ? ws_ipc_answer(sock, timeout_ms, body_out, fds, max_fds, n_fds, err) : rc;
 }

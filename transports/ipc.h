@@ -5,7 +5,9 @@
  * "body":...}, its reply {"status":200,"body":...} or {"status":410,"errno":"ESTALE","error":"..."}.
  * Paths are the HTTP API's, so there is one API and two carriers; in addition, with descriptors:
  *   GET /v1/{model}/{version}/map[?run=R]  body: the manifest; descriptors: one a file (size 0: none),
- *                                          read-only; a lease, until "unmap" or the peer's end
+ *                                          read-only; a lease, until "unmap" or the peer's end. &copy=1:
+ *                                          the peer maps them, copies and closes, and hands them to nobody.
+ *                                          Where the kernel grants no leases only that is served: EOPNOTSUPP
  *   POST /v1/{model}/{version}/unmap
  * More descriptors than WS_MAX_FDS_PER_FRAME come in follow-up frames {"more":true}.
  * The server knows the peer's pid and uid (SO_PEERCRED); a dead peer's leases are released at once. */
@@ -13,28 +15,44 @@
 #define WS_TRANSPORTS_IPC_H
 #include "transports/catalog.h"
 #include "transports/transport.h"
+#include <stdatomic.h>
 #include <sys/types.h>
 
-/* One frame each way; blocking, whole, bounded by timeout_ms (-1: none). Used by both ends and by
- * the publisher. recv: *body new reference; fds are the caller's; -ECONNRESET at the peer's end,
- * -EBADMSG for a malformed frame, -ETIMEDOUT. */
-WS_MUST_USE int ws_frame_send(int sock, const json_t *body, const int *fds, size_t n_fds,
+/* One frame each way; blocking, whole. Used by both ends and by the publisher. A peer that is stopped holds
+ * nobody: what is sent has to move within stall_ms, what is received has to begin within timeout_ms (-1:
+ * whenever it likes) and to go on within WS_REPLY_TIMEOUT_MS, else -ETIMEDOUT. recv: *body new reference; fds
+ * are the caller's; -ECONNRESET at the peer's end, -EBADMSG for a malformed frame. */
+WS_MUST_USE int ws_frame_send(int sock, const json_t *body, const int *fds, size_t n_fds, int64_t stall_ms,
                               struct ws_error *err);
-WS_MUST_USE int ws_frame_recv(int sock, int timeout_ms, json_t **body, int *fds, size_t max_fds,
+/* With as many frames as the descriptors need; body may be changed. */
+WS_MUST_USE int ws_frame_send_many(int sock, json_t *body, const int *fds, size_t n_fds, int64_t stall_ms,
+                                   struct ws_error *err);
+WS_MUST_USE int ws_frame_recv(int sock, int64_t timeout_ms, json_t **body, int *fds, size_t max_fds,
                               size_t *n_fds, struct ws_error *err);
 /* Connects to a unix socket path ("unix:/run/..." or the bare path). */
 WS_MUST_USE int ws_ipc_connect(const char *path, int *sock, struct ws_error *err);
-/* Request and reply in one, with the error of the reply in err (its errno as code). *fds may come
- * back. body_in borrowed, may be NULL. */
+/* A request, its reply, and both in one, with the error of the reply in err (its errno as code). *fds may
+ * come back. body_in borrowed, may be NULL. timeout_ms: until the reply begins. Where the conversation itself
+ * fails
+ * (-ETIMEDOUT, -ECONNRESET, -EBADMSG, -EMFILE) the socket is shut down: a late reply would answer another
+ * request. */
+WS_MUST_USE int ws_ipc_ask(int sock, const char *method, const char *path, const json_t *body_in,
+                           const int *fds_in, size_t n_fds_in, struct ws_error *err);
+WS_MUST_USE int ws_ipc_answer(int sock, int64_t timeout_ms, json_t **body_out, int *fds, size_t max_fds,
+                              size_t *n_fds, struct ws_error *err);
 WS_MUST_USE int ws_ipc_call(int sock, const char *method, const char *path, const json_t *body_in,
-                            const int *fds_in, size_t n_fds_in, json_t **body_out, int *fds, size_t max_fds,
-                            size_t *n_fds, struct ws_error *err);
+                            const int *fds_in, size_t n_fds_in, int64_t timeout_ms, json_t **body_out,
+                            int *fds, size_t max_fds, size_t *n_fds, struct ws_error *err);
 
 struct ws_ipc_peer {
     pid_t pid;
     uid_t uid;
-    void *state; /* the handler's own, NULL at first */
+    int pidfd; /* of the process that connected; -1: it cannot be told, as from another pid namespace */
+    atomic_bool ends_with_process; /* set by the handler: also where a child of it keeps the socket */
+    void *state;                   /* the handler's own, NULL at first */
 };
+/* Has the process ended? False where that cannot be told. */
+bool ws_ipc_peer_is_dead(const struct ws_ipc_peer *p);
 struct ws_ipc_handler {
     /* A local-only route (the publisher's: POST /v1/local/...). fds_in are borrowed (closed after
      * the call). Fills *reply (new reference) and up to max_fds descriptors in fds_out, which the

@@ -66,8 +66,12 @@ static void ipc_close(struct ws_source *source)
     free(s);
 }
 
+/* Longer than a version that is made on demand may take. */
+#define CALL_MS (WS_MADE_MS + WS_REPLY_TIMEOUT_MS)
+
 static int call(struct ipc_source *s, int which, const char *method, const char *path, const json_t *body_in,
-                json_t **body, int *fds, size_t max_fds, size_t *n_fds, struct ws_error *err)
+                int64_t timeout_ms, json_t **body, int *fds, size_t max_fds, size_t *n_fds,
+                struct ws_error *err)
 {
     struct connection *c = &s->connections[which];
     int rc = 0;
@@ -82,7 +86,7 @@ static int call(struct ipc_source *s, int which, const char *method, const char 
     if (c->sock < 0)
         rc = ws_ipc_connect(s->path, &c->sock, err);
     if (rc == 0) {
-        rc = ws_ipc_call(c->sock, method, path, body_in, NULL, 0, body, fds, max_fds, n_fds, err);
+        rc = ws_ipc_call(c->sock, method, path, body_in, NULL, 0, timeout_ms, body, fds, max_fds, n_fds, err);
         if (rc == -ECONNRESET || rc == -EBADMSG || rc == -ETIMEDOUT || rc == -EPIPE || rc == -EMFILE) {
             close(c->sock);
             c->sock = -1;
@@ -100,8 +104,8 @@ static int ipc_models(struct ws_source *source, const char *model, uint64_t sinc
     unsigned step = timeout_ms > 900 ? 900 : timeout_ms;
     for (unsigned waited = 0;; waited += step) {
         ws_api_models_path(path, model, since, step, source->who);
-        int rc = call((struct ipc_source *)source, since ? POLLS : CALLS, "GET", path, NULL, out, NULL, 0,
-                      NULL, err);
+        int rc = call((struct ipc_source *)source, since ? POLLS : CALLS, "GET", path, NULL,
+                      step + WS_REPLY_TIMEOUT_MS, out, NULL, 0, NULL, err);
         if (rc < 0)
             return rc;
         if (!json_is_object(*out)) {
@@ -133,7 +137,7 @@ static int ipc_manifest(struct ws_source *source, const char *model, uint64_t ve
     char path[WS_API_PATH_BYTES];
     json_t *body = NULL;
     ws_api_version_path(path, "manifest", model, version, NULL, run);
-    int rc = call((struct ipc_source *)source, CALLS, "GET", path, NULL, &body, NULL, 0, NULL, err);
+    int rc = call((struct ipc_source *)source, CALLS, "GET", path, NULL, CALL_MS, &body, NULL, 0, NULL, err);
     if (rc < 0)
         return rc;
     rc = manifest_of(body, out, err);
@@ -165,6 +169,7 @@ static int import_all(const struct ws_manifest *m, int *fds, size_t n_fds, struc
     return rc;
 }
 
+/* By a lane's own connection only to copy from, else to be handed on to readers. */
 static int receive_map(struct ipc_source *s, int sock, const struct ws_manifest *m,
                        struct ws_region **regions, struct ws_error *err)
 {
@@ -175,9 +180,13 @@ static int receive_map(struct ipc_source *s, int sock, const struct ws_manifest 
     int *fds = calloc(m->n_files + 1, sizeof(*fds));
     if (!fds)
         return ws_error_set(err, ENOMEM, "no memory for %zu descriptors", m->n_files);
-    ws_api_version_path(path, "map", m->model, m->version, NULL, m->run);
-    int rc = sock >= 0 ? ws_ipc_call(sock, "GET", path, NULL, NULL, 0, &body, fds, m->n_files, &n_fds, err)
-                       : call(s, CALLS, "GET", path, NULL, &body, fds, m->n_files, &n_fds, err);
+    if (sock >= 0)
+        ws_api_map_to_copy_path(path, m->model, m->version, m->run);
+    else
+        ws_api_version_path(path, "map", m->model, m->version, NULL, m->run);
+    int rc = sock >= 0
+                 ? ws_ipc_call(sock, "GET", path, NULL, NULL, 0, CALL_MS, &body, fds, m->n_files, &n_fds, err)
+                 : call(s, CALLS, "GET", path, NULL, CALL_MS, &body, fds, m->n_files, &n_fds, err);
     if (rc == 0) {
         rc = manifest_of(body, &theirs, err);
         if (rc == 0 && strcmp(theirs->digest, m->digest) != 0)
@@ -203,9 +212,16 @@ static int ipc_map(struct ws_source *source, const struct ws_manifest *m, struct
 
 static void ipc_unmap(struct ws_source *source, const char *model, uint64_t version, const char *run)
 {
+    struct ipc_source *s = (struct ipc_source *)source;
+    struct connection *c = &s->connections[CALLS];
     char path[WS_API_PATH_BYTES];
+    pthread_mutex_lock(&c->lock);
+    bool connected = c->sock >= 0;
+    pthread_mutex_unlock(&c->lock);
+    if (!connected)
+        return; /* the lease ended with the connection */
     ws_api_version_path(path, "unmap", model, version, NULL, run);
-    (void)call((struct ipc_source *)source, CALLS, "POST", path, NULL, NULL, NULL, 0, NULL, NULL);
+    (void)call(s, CALLS, "POST", path, NULL, WS_REPLY_TIMEOUT_MS, NULL, NULL, 0, NULL, NULL);
 }
 
 /* --- lanes: where memory is to be copied (link mode), from a mapping of the lane's own --- */
@@ -278,7 +294,7 @@ static int ipc_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
 static int ipc_call(struct ws_source *source, const char *method, const char *path, const json_t *body,
                     json_t **reply, struct ws_error *err)
 {
-    int rc = call((struct ipc_source *)source, CALLS, method, path, body, reply, NULL, 0, NULL, err);
+    int rc = call((struct ipc_source *)source, CALLS, method, path, body, CALL_MS, reply, NULL, 0, NULL, err);
     if (rc == 0 && !*reply)
         *reply = json_null();
     return rc;

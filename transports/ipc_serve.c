@@ -3,6 +3,7 @@
 #include "transports/clock.h"
 #include "transports/ipc.h"
 #include "transports/log.h"
+#include "transports/workers.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -15,10 +16,13 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
+#define LOOK_MS         1000 /* after peers whose process has ended */
+#define PEER_PIDFD      77   /* SO_PEERPIDFD, Linux 6.5 */
 #define LEASE_KEY_BYTES (WS_MAX_NAME + WS_RUN_CHARS + 32)
 
 /* A lease that a peer holds by a map request. */
@@ -74,6 +78,12 @@ static bool peer_is_gone(int sock)
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR));
 }
 
+bool ws_ipc_peer_is_dead(const struct ws_ipc_peer *peer)
+{
+    struct pollfd p = {.fd = peer->pidfd, .events = POLLIN};
+    return peer->pidfd >= 0 && poll(&p, 1, 0) > 0;
+}
+
 static void wait_for_change(struct client *c, const struct ws_api_request *q)
 {
     struct ws_ipc_server *s = c->server;
@@ -105,7 +115,7 @@ static void drop_lease(struct client *c, struct lease **at)
     free(l);
 }
 
-static int send_map(struct client *c, const struct ws_hold *hold)
+static int send_map(struct client *c, const struct ws_hold *hold, bool copies)
 {
     int fds[WS_MAX_FDS_PER_FRAME];
     size_t n = 0, sent = 0;
@@ -119,7 +129,7 @@ static int send_map(struct client *c, const struct ws_hold *hold)
         if (n == WS_MAX_FDS_PER_FRAME) {
             json_t *frame = sent ? json_pack("{s:b}", "more", 1) : json_copy(reply);
             json_object_set_new(frame, "more", json_true());
-            rc = ws_frame_send(c->sock, frame, fds, n, &err);
+            rc = ws_frame_send(c->sock, frame, fds, n, WS_REPLY_TIMEOUT_MS, &err);
             json_decref(frame);
             for (size_t k = 0; k < n; k++)
                 close(fds[k]);
@@ -127,13 +137,13 @@ static int send_map(struct client *c, const struct ws_hold *hold)
             n = 0;
         }
         if (rc == 0)
-            rc = ws_region_open(hold->regions[i], false, &fds[n], &err);
+            rc = ws_region_open(hold->regions[i], copies ? WS_REGION_COPY : WS_REGION_READ, &fds[n], &err);
         if (rc == 0)
             n++;
     }
     if (rc == 0 && reply) {
         json_t *last = sent ? json_pack("{s:b}", "more", 0) : json_incref(reply);
-        rc = ws_frame_send(c->sock, last, fds, n, &err);
+        rc = ws_frame_send(c->sock, last, fds, n, WS_REPLY_TIMEOUT_MS, &err);
         json_decref(last);
     }
     for (size_t k = 0; k < n; k++)
@@ -166,6 +176,10 @@ static int hold_version(struct client *c, const struct ws_api_request *q, const 
 static int serve_map(struct client *c, const struct ws_api_request *q, struct ws_error *err)
 {
     char holder[64];
+    if (!q->copy && !ws_region_leases_work())
+        return ws_error_set(err, EOPNOTSUPP,
+                            "the kernel grants the agent no leases, so that it cannot see who reads its "
+                            "memory: it is only copied, by a mount of this release or by tcp");
     struct lease *l = calloc(1, sizeof(*l));
     if (!l)
         return ws_error_set(err, ENOMEM, "no memory for a lease");
@@ -178,8 +192,9 @@ static int serve_map(struct client *c, const struct ws_api_request *q, struct ws
     lease_key(l->key, q);
     l->next = c->leases;
     c->leases = l;
-    return send_map(c, l->hold) < 0 ? ws_error_set(err, ECONNABORTED, "the descriptors could not be sent")
-                                    : 0;
+    return send_map(c, l->hold, q->copy) < 0
+               ? ws_error_set(err, ECONNABORTED, "the descriptors could not be sent")
+               : 0;
 }
 
 static void serve_unmap(struct client *c, const struct ws_api_request *q)
@@ -256,7 +271,7 @@ static int serve_one(struct client *c, const json_t *request, const int *fds, si
     const json_t *body = json_object_get(request, "body");
     struct ws_error err = {0};
     json_t *reply = NULL;
-    int out[WS_MAX_FDS_PER_FRAME];
+    int out[WS_MAX_FDS_PER_CALL];
     size_t n_out = 0;
     int rc;
     if (!method || !path)
@@ -264,7 +279,7 @@ static int serve_one(struct client *c, const json_t *request, const int *fds, si
     else if (s->handler && strncmp(path, "/v1/local/", 10) == 0) {
         json_t *answer = NULL;
         rc = s->handler->call(s->handler_self, &c->peer, method, path, body, fds, n_fds, &answer, out,
-                              WS_MAX_FDS_PER_FRAME, &n_out, &err);
+                              WS_MAX_FDS_PER_CALL, &n_out, &err);
         if (rc == 0)
             reply = good_reply(answer);
         else
@@ -278,7 +293,8 @@ static int serve_one(struct client *c, const json_t *request, const int *fds, si
         json_decref(reply);
         reply = error_reply(-rc, err.text);
     }
-    rc = reply ? ws_frame_send(c->sock, reply, out, n_out, &err) : 0; /* no reply: map sent its own */
+    rc = reply ? ws_frame_send_many(c->sock, reply, out, n_out, WS_REPLY_TIMEOUT_MS, &err)
+               : 0; /* no reply: map sent its own */
     json_decref(reply);
     for (size_t i = 0; i < n_out; i++)
         close(out[i]);
@@ -340,8 +356,21 @@ static void reap(struct ws_ipc_server *s, bool all)
         (void)shutdown(c->sock, SHUT_RDWR);
         pthread_join(c->thread, NULL);
         close(c->sock);
+        if (c->peer.pidfd >= 0)
+            close(c->peer.pidfd);
         free(c);
     }
+}
+
+/* The process that connected. Where the kernel cannot say it of the socket, its number does: if that has
+ * another process by now, the one that connected is dead, and to end with the other is late but not wrong. */
+static int pidfd_of(int sock, pid_t pid)
+{
+    int fd = -1;
+    socklen_t len = sizeof(fd);
+    if (getsockopt(sock, SOL_SOCKET, PEER_PIDFD, &fd, &len) == 0)
+        return fd;
+    return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
 
 static void welcome(struct ws_ipc_server *s, int sock)
@@ -358,10 +387,14 @@ static void welcome(struct ws_ipc_server *s, int sock)
     }
     c->server = s;
     c->sock = sock;
-    c->peer = (struct ws_ipc_peer){.pid = cred.pid, .uid = cred.uid};
+    c->peer.pid = cred.pid;
+    c->peer.uid = cred.uid;
+    c->peer.pidfd = pidfd_of(sock, cred.pid);
     pthread_mutex_lock(&s->lock);
-    if (pthread_create(&c->thread, NULL, serve_client, c) != 0) {
+    if (ws_thread_start(&c->thread, serve_client, c) < 0) {
         pthread_mutex_unlock(&s->lock);
+        if (c->peer.pidfd >= 0)
+            close(c->peer.pidfd);
         free(c);
         close(sock);
         return;
@@ -374,15 +407,26 @@ static void welcome(struct ws_ipc_server *s, int sock)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* A child that keeps the socket keeps nothing else of its parent. */
+static void hang_up_on_the_dead(struct ws_ipc_server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    for (struct client *c = s->clients; c; c = c->next)
+        if (!c->ended && atomic_load(&c->peer.ends_with_process) && ws_ipc_peer_is_dead(&c->peer))
+            (void)shutdown(c->sock, SHUT_RDWR);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void *accept_clients(void *arg)
 {
     struct ws_ipc_server *s = arg;
-    struct pollfd p[] = {{.fd = s->listener, .events = POLLIN}, {.fd = s->stop_event, .events = POLLIN}};
+    struct pollfd p[2] = {{.fd = s->listener, .events = POLLIN}, {.fd = s->stop_event, .events = POLLIN}};
     while (!atomic_load(&s->stop)) {
-        if (poll(p, 2, 5000) < 0 && errno != EINTR)
+        if (poll(p, 2, LOOK_MS) < 0 && errno != EINTR)
             break;
         if (p[1].revents)
             break;
+        hang_up_on_the_dead(s);
         int sock = p[0].revents ? accept4(s->listener, NULL, NULL, SOCK_CLOEXEC) : -1;
         if (sock >= 0)
             welcome(s, sock);
@@ -446,7 +490,7 @@ int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid,
     pthread_mutex_init(&s->lock, NULL);
     ws_cond_init(&s->woken);
     int rc = bind_socket(s, gid, err);
-    if (rc == 0 && pthread_create(&s->acceptor, NULL, accept_clients, s) != 0)
+    if (rc == 0 && ws_thread_start(&s->acceptor, accept_clients, s) < 0)
         rc = ws_error_set(err, EAGAIN, "cannot start the thread of the socket %s", path);
     if (rc < 0) {
         if (s->listener >= 0)

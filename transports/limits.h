@@ -33,12 +33,14 @@
 #define WS_MAX_MEMBERS        1024          /* of one broadcast, the sender included */
 #define WS_MAX_BUCKET_BYTES   (256UL << 20) /* of a broadcast */
 #define WS_MAX_FDS_PER_FRAME  64
-#define WS_MAX_REQUEST_BYTES  (64UL << 20) /* a weight update request or a sync info, as JSON */
-#define WS_MAX_GPU_UUID       63
-#define WS_MAX_GPUS           65536 /* that one update has handles for */
-#define WS_MAX_HANDLE_CHARS   8192  /* of a GPU's handle of memory, in base64 */
-#define WS_MAX_CLIENTS        4096
-#define WS_MAX_PARKED         65536 /* FUSE requests that wait for bytes */
+#define WS_MAX_FDS_PER_CALL                                                                                  \
+    1024 /* files of a version that a rank writes; of more the descriptors do not fit */
+#define WS_MAX_REQUEST_BYTES (64UL << 20) /* a weight update request or a sync info, as JSON */
+#define WS_MAX_GPU_UUID      63
+#define WS_MAX_GPUS          65536 /* that one update has handles for */
+#define WS_MAX_HANDLE_CHARS  8192  /* of a GPU's handle of memory, in base64 */
+#define WS_MAX_CLIENTS       4096
+#define WS_MAX_PARKED        65536 /* FUSE requests that wait for bytes */
 
 #define WS_BLOCK_TRIES        3 /* a block that is wrong this often fails the pull: EBADMSG */
 #define WS_CONNECT_TIMEOUT_MS 5000

@@ -1,9 +1,10 @@
 /* Pool: regions that were faulted in once are used again, because first touch is slow.
  *
- * put hands a region back; it waits on a list until it is idle (nobody reads it any more in any process)
- * and is then kept for reuse, or freed. What is kept, free and reserved together, is at most
- * keep_bytes; a newcomer pushes the oldest out, for models change their size, not back again.
- * One background thread of low priority looks after the list and makes reserves. Thread safe. */
+ * put hands a region back; it waits on a list until nobody has it open or mapped any more in any process,
+ * and is then kept for reuse, or freed: always where readers outside had it, whose pipes and sockets may
+ * still hold pages of it (ws_region_idle). What is kept, free and reserved together, is at most keep_bytes; a
+ * newcomer pushes the oldest out, for models change their size, not back again. One background thread of low
+ * priority looks after the list and makes reserves. Thread safe. */
 #ifndef WS_TRANSPORTS_POOL_H
 #define WS_TRANSPORTS_POOL_H
 #include "transports/region.h"

@@ -1,5 +1,6 @@
 #include "transports/region.h"
 #include "transports/limits.h"
+#include "transports/log.h"
 #include "transports/region_file.h"
 #include "transports/workers.h"
 #include <assert.h>
@@ -7,6 +8,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,8 +30,17 @@ struct ws_region {
     int fd;
     unsigned char *data;
     bool writable;
-    unsigned long kept; /* number of the name that ws_region_file_keep made; 0: none */
+    atomic_bool shown;             /* somebody outside could read it; set before he can, never taken back */
+    unsigned long kept;            /* number of the name that ws_region_file_keep made; 0: none */
+    struct ws_region *next, *prev; /* of ours, in the tmpfs */
 };
+
+/* What of the tmpfs is ours still: the rest of what it holds is what others keep of regions that are gone. */
+static struct {
+    pthread_mutex_t lock;
+    struct ws_region *first;
+    uint64_t closing_bytes; /* of those that are being closed */
+} ours = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 const char *ws_region_kind_name(enum ws_region_kind kind)
 {
@@ -87,6 +98,54 @@ static int map_region(struct ws_region *r, struct ws_error *err)
     return 0;
 }
 
+static uint64_t held_bytes(const struct ws_region *r)
+{
+    struct stat st;
+    return fstat(r->fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+}
+
+static void list(struct ws_region *r)
+{
+    pthread_mutex_lock(&ours.lock);
+    r->next = ours.first;
+    if (r->next)
+        r->next->prev = r;
+    ours.first = r;
+    pthread_mutex_unlock(&ours.lock);
+}
+
+/* Giving gigabytes back takes a while, in which they are neither ours nor anybody's. */
+static void close_listed(struct ws_region *r)
+{
+    uint64_t bytes = held_bytes(r);
+    pthread_mutex_lock(&ours.lock);
+    if (r->prev)
+        r->prev->next = r->next;
+    else
+        ours.first = r->next;
+    if (r->next)
+        r->next->prev = r->prev;
+    ours.closing_bytes += bytes;
+    pthread_mutex_unlock(&ours.lock);
+    close(r->fd);
+    pthread_mutex_lock(&ours.lock);
+    ours.closing_bytes -= bytes;
+    pthread_mutex_unlock(&ours.lock);
+}
+
+uint64_t ws_region_left_bytes(void)
+{
+    uint64_t used = ws_region_file_used(), known;
+    if (used == 0)
+        return 0;
+    pthread_mutex_lock(&ours.lock);
+    known = ours.closing_bytes;
+    for (const struct ws_region *r = ours.first; r; r = r->next)
+        known += held_bytes(r);
+    pthread_mutex_unlock(&ours.lock);
+    return used > known ? used - known : 0;
+}
+
 int ws_region_new(struct ws_region **out, uint64_t size_bytes, struct ws_error *err)
 {
     assert(out && size_bytes > 0);
@@ -101,6 +160,8 @@ int ws_region_new(struct ws_region **out, uint64_t size_bytes, struct ws_error *
     r->writable = true;
     r->fd = ws_region_file_new(&r->kind);
     int rc = r->fd < 0 ? r->fd : 0;
+    if (rc == 0 && r->kind == WS_REGION_TMPFS_HUGE)
+        list(r);
     if (rc == 0 && ftruncate(r->fd, (off_t)size_bytes) != 0)
         rc = -errno;
     if (rc < 0) {
@@ -146,6 +207,10 @@ int ws_region_import(struct ws_region **out, int fd, uint64_t size_bytes, bool w
         ws_region_free(r);
         return rc;
     }
+    if (writable) { /* a child that is forked between here and its arrival still has it: that is short */
+        close(r->fd);
+        r->fd = -1;
+    }
     *out = r;
     return 0;
 }
@@ -185,19 +250,20 @@ static int change_mode(const struct ws_region *r, mode_t add, mode_t remove)
  * is how a recycled region gets its next writers. An imported file is not ours to change. */
 static int open_again(const struct ws_region *r, bool writable)
 {
-    if (r->kind == WS_REGION_IMPORTED && writable == r->writable) {
+    if (r->kind == WS_REGION_IMPORTED) {
         int same = fcntl(r->fd, F_DUPFD_CLOEXEC, 0); /* its owner sees this one like the first */
         return same < 0 ? -errno : same;
     }
-    if (r->kind == WS_REGION_IMPORTED)
-        return ws_region_file_reopen(r->fd, O_RDONLY);
     int rc = writable ? change_mode(r, 0200, 0) : change_mode(r, 0, 0222);
     return rc < 0 ? rc : ws_region_file_reopen(r->fd, writable ? O_RDWR : O_RDONLY);
 }
 
-int ws_region_open(const struct ws_region *r, bool writable, int *fd, struct ws_error *err)
+int ws_region_open(struct ws_region *r, enum ws_region_access access, int *fd, struct ws_error *err)
 {
-    assert(fd && (!writable || r->writable));
+    bool writable = access == WS_REGION_WRITE;
+    assert(fd && (!writable || r->writable) && r->fd >= 0);
+    if (access == WS_REGION_READ)
+        atomic_store(&r->shown, true);
     int again = open_again(r, writable);
     if (again < 0)
         return ws_error_set(err, -again, "cannot open a region's file again: %s%s", strerror(-again),
@@ -239,10 +305,38 @@ int ws_region_idle(const struct ws_region *r)
         rc = errno == EAGAIN ? -EBUSY : -EPERM;
     if (rc == 0)
         (void)fcntl(r->fd, F_SETLEASE, F_UNLCK);
+    if (rc == 0 && ws_region_was_shown(r))
+        rc = -EPERM; /* its pages may be in a pipe or in a socket's queue */
     if (!sigismember(&pending, SIGIO))
         (void)sigtimedwait(&io, NULL, &(struct timespec){0});
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
+}
+
+bool ws_region_was_shown(const struct ws_region *r)
+{
+    return atomic_load(&r->shown);
+}
+
+static pthread_once_t leases_once = PTHREAD_ONCE_INIT;
+static bool leases_work;
+
+static void ask_for_leases(void)
+{
+    struct ws_region *r = NULL;
+    leases_work = ws_region_new(&r, WS_PAGE_BYTES, NULL) == 0 && ws_region_idle(r) == 0;
+    ws_region_free(r);
+    if (!leases_work)
+        ws_log(WS_LOG_WARN, "region",
+               "the kernel grants no leases (sysctl fs.leases-enable, or a sandbox), so that nobody can tell "
+               "who still reads a version: memory is never used again but given back, which is slower, and "
+               "mounts on this machine get copies");
+}
+
+bool ws_region_leases_work(void)
+{
+    pthread_once(&leases_once, ask_for_leases);
+    return leases_work;
 }
 
 struct populate {
@@ -322,6 +416,7 @@ int ws_region_link(struct ws_region *r, int dirfd, const char *name)
         r->kept = 0;
         return rc;
     }
+    atomic_store(&r->shown, true);
     snprintf(path, sizeof(path), "/proc/self/fd/%d", r->fd);
     if (fchmod(r->fd, 0444) != 0 || linkat(AT_FDCWD, path, dirfd, name, AT_SYMLINK_FOLLOW) != 0)
         return -errno;
@@ -354,7 +449,9 @@ void ws_region_free(struct ws_region *r)
         ws_region_file_forget(r->kept);
     if (r->data)
         munmap(r->data, r->size_bytes);
-    if (r->fd >= 0)
+    if (r->fd >= 0 && r->kind == WS_REGION_TMPFS_HUGE)
+        close_listed(r);
+    else if (r->fd >= 0)
         close(r->fd);
     free(r);
 }

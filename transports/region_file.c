@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #ifndef MFD_NOEXEC_SEAL
@@ -49,8 +50,9 @@ static int make_detached_tmpfs(void)
     int fs = (int)syscall(SYS_fsopen, "tmpfs", FSOPEN_CLOEXEC), rc;
     if (fs < 0)
         return -errno;
-    /* size 0 is no limit; the default would be half of the memory. */
-    if (set_option(fs, "huge", "always") || set_option(fs, "size", "0") || set_option(fs, "mode", "0755")) {
+    /* More than any machine has; the default would be half of the memory, and without a limit (0) nothing is
+     * counted (ws_region_file_used). */
+    if (set_option(fs, "huge", "always") || set_option(fs, "size", "1P") || set_option(fs, "mode", "0755")) {
         rc = -errno;
         goto out;
     }
@@ -85,6 +87,15 @@ int ws_region_tmpfs(void)
         return -ENOSYS;
     pthread_once(&tmpfs_once, make_tmpfs);
     return tmpfs_fd;
+}
+
+uint64_t ws_region_file_used(void)
+{
+    struct statfs st;
+    int fs = ws_region_tmpfs();
+    if (fs < 0 || fstatfs(fs, &st) != 0 || st.f_blocks < st.f_bfree)
+        return 0;
+    return (uint64_t)(st.f_blocks - st.f_bfree) * (uint64_t)st.f_bsize;
 }
 
 int ws_region_file_reopen(int fd, int flags)

@@ -38,6 +38,7 @@ WS_MUST_USE int ws_safetensors_parse(const void *p, size_t len, uint64_t file_by
 /* Reads and parses the header of the file at `path`: as ws_safetensors_parse, or what open and read
  * say; the sentence names the file. The tensors' bytes are not read. */
 WS_MUST_USE int ws_safetensors_read(const char *path, struct ws_safetensors **out, struct ws_error *err);
+WS_MUST_USE int ws_safetensors_read_fd(int fd, struct ws_safetensors **out, struct ws_error *err);
 /* Lays tensors out in name order, because readers walk them so; where that would put a tensor at an
  * offset that its type cannot have (an F32 after three bytes of U8: PyTorch refuses it), the widest
  * types come first, as the stock writer has it. Sets begin and end of a copy of `specs` (name, dtype,

@@ -27,7 +27,7 @@ static int read_at(int fd, void *p, size_t len, uint64_t offset, struct ws_error
     return 0;
 }
 
-static int read_header(int fd, struct ws_safetensors **out, struct ws_error *err)
+int ws_safetensors_read_fd(int fd, struct ws_safetensors **out, struct ws_error *err)
 {
     unsigned char length[8] = {0};
     uint64_t header_bytes = 0, file_bytes;
@@ -61,7 +61,7 @@ static int read_header(int fd, struct ws_safetensors **out, struct ws_error *err
 
 int ws_safetensors_read(const char *path, struct ws_safetensors **out, struct ws_error *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); /* a FIFO would block */
     int rc;
 
     if (fd < 0) {
@@ -69,7 +69,7 @@ int ws_safetensors_read(const char *path, struct ws_safetensors **out, struct ws
         ws_error_set(err, -rc, "cannot open %s: %m", path);
         return rc;
     }
-    rc = read_header(fd, out, err);
+    rc = ws_safetensors_read_fd(fd, out, err);
     if (rc < 0)
         ws_error_prefix(err, "%s", path);
     close(fd);

@@ -256,14 +256,24 @@ static bool is_growing(const json_t *deltas)
     return false;
 }
 
-/* The manifest's text with the list of deltas as one member more; malloc'ed. NULL: no memory. */
+/* How much of the text is before its end, or before its last bracket where it ends in another way. */
+static size_t without(const char *text, size_t len, const char *end)
+{
+    size_t n = strlen(end);
+    return len >= n && memcmp(text + len - n, end, n) == 0 ? len - n : len - 1;
+}
+
+/* The manifest's text with the list of deltas in the place of its empty one; malloc'ed. NULL: no memory. */
 static char *with_deltas(const struct ws_hold *hold, const json_t *deltas, size_t *n)
 {
     char *own = NULL, *list = deltas ? json_dumps(deltas, JSON_COMPACT) : strdup("[]"), *text = NULL;
     size_t len = hold->manifest_json_bytes;
     int bytes = -1;
+    const char *end = "," WS_MANIFEST_NO_DELTAS "}";
     if (list && (hold->manifest_json || ws_manifest_to_json(hold->manifest, &own, &len, NULL) == 0))
-        bytes = asprintf(&text, "%.*s,\"deltas\":%s}", (int)len - 1, own ? own : hold->manifest_json, list);
+        bytes =
+            asprintf(&text, "%.*s,\"deltas\":%s}", (int)without(own ? own : hold->manifest_json, len, end),
+                     own ? own : hold->manifest_json, list);
     free(list);
     free(own);
     *n = bytes > 0 ? (size_t)bytes : 0;

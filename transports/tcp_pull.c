@@ -1,6 +1,7 @@
 /* tcp, the mount's side: libcurl. A lane is one easy handle whose connection is kept; the bytes that it
  * receives are hashed and stored where they belong in the same pass. */
 #include "transports/api.h"
+#include "transports/clock.h"
 #include "transports/copy.h"
 #include "transports/delta_stream.h"
 #include "transports/tcp.h"
@@ -17,6 +18,7 @@
 
 #define BUFFER_BYTES  (128L << 10) /* received, hashed and stored while it is in the second-level cache */
 #define STALL_SECONDS 10L          /* a transfer that moves nothing for so long has lost its peer */
+#define FLOOR_BYTES_S 1024UL       /* ... and one below this is kept open by it, not served */
 
 struct tcp_source {
     struct ws_source head;
@@ -139,18 +141,39 @@ static int errno_of_curl(CURLcode code)
     }
 }
 
-static int on_progress(void *arg, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d)
+/* What watches over a request while it goes on. Silence is curl's to notice; a peer that sends a few bytes
+ * now and then is not silent, and would keep a lane for ever. */
+struct guard {
+    const atomic_bool *cancel; /* may be NULL */
+    uint64_t stall_ns;         /* 0: a trickle is fine */
+    bool owed;                 /* what comes now is at hand, its sender waits for nobody */
+    uint64_t since_ns, since_bytes;
+    bool trickles;
+};
+
+static int on_progress(void *arg, curl_off_t total, curl_off_t received, curl_off_t c, curl_off_t d)
 {
-    const atomic_bool *cancel = arg;
-    (void)a;
-    (void)b;
+    struct guard *g = arg;
+    const uint64_t now = ws_clock_ns(), bytes = (uint64_t)received;
+    (void)total;
     (void)c;
     (void)d;
-    return cancel && atomic_load(cancel);
+    if (g->cancel && atomic_load(g->cancel))
+        return 1;
+    if (!g->owed || g->stall_ns == 0 || g->since_ns == 0) {
+        g->since_ns = now;
+        g->since_bytes = bytes;
+    } else if (now - g->since_ns >= g->stall_ns) {
+        const uint64_t more = bytes - g->since_bytes;
+        g->trickles = more > 0 && more < g->stall_ns / WS_MS_NS * FLOOR_BYTES_S / 1000;
+        g->since_ns = now;
+        g->since_bytes = bytes;
+    }
+    return g->trickles;
 }
 
 /* What every request has in common. */
-static void set_up(CURL *c, const struct tcp_source *s, char *error, const atomic_bool *cancel)
+static void set_up(CURL *c, const struct tcp_source *s, char *error, struct guard *guard)
 {
     unsigned connect_ms =
         s->options.connect_timeout_ms ? s->options.connect_timeout_ms : WS_CONNECT_TIMEOUT_MS;
@@ -176,7 +199,7 @@ static void set_up(CURL *c, const struct tcp_source *s, char *error, const atomi
         curl_easy_setopt(c, CURLOPT_SSLKEY, s->options.key_file);
     curl_easy_setopt(c, CURLOPT_NOPROGRESS, 0L);
     curl_easy_setopt(c, CURLOPT_XFERINFOFUNCTION, on_progress);
-    curl_easy_setopt(c, CURLOPT_XFERINFODATA, cancel);
+    curl_easy_setopt(c, CURLOPT_XFERINFODATA, guard);
 }
 
 /* --- small requests: JSON in and out --- */
@@ -226,6 +249,7 @@ static int request(struct tcp_source *s, const char *path, const json_t *post, u
     char *body = post ? json_dumps(post, JSON_COMPACT) : NULL;
     long status = 0;
     int rc = 0;
+    struct guard guard = {.cancel = cancel};
     CURL *c = curl_easy_init();
     *out = (struct text){.limit = limit};
     snprintf(url, sizeof(url), "%s%s", s->head.url, path);
@@ -233,7 +257,7 @@ static int request(struct tcp_source *s, const char *path, const json_t *post, u
         rc = ws_error_set(err, ENOMEM, "no memory for a request to %s", s->head.url);
         goto out;
     }
-    set_up(c, s, why, cancel);
+    set_up(c, s, why, &guard);
     curl_easy_setopt(c, CURLOPT_URL, url);
     curl_easy_setopt(c, CURLOPT_TIMEOUT_MS, (long)timeout_ms);
     curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, on_text);
@@ -365,6 +389,18 @@ static int tcp_lane_open(struct ws_source *source, struct ws_lane **out, struct 
     return 0;
 }
 
+static uint64_t stall_ns(const struct ws_lane *lane)
+{
+    const unsigned ms = ((const struct tcp_source *)lane->source)->options.stall_ms;
+    return ms ? ms * WS_MS_NS : (uint64_t)STALL_SECONDS * 1000 * WS_MS_NS;
+}
+
+static int trickled(const struct ws_lane *lane, const char *what, struct ws_error *err)
+{
+    return ws_error_set(err, ETIMEDOUT, "%s sends %s at less than %lu bytes a second", lane->source->url,
+                        what, FLOOR_BYTES_S);
+}
+
 static void tcp_lane_close(struct ws_lane *lane)
 {
     struct tcp_lane *l = (struct tcp_lane *)lane;
@@ -380,6 +416,7 @@ struct sink {
     const struct ws_bundle_file *file;
     uint64_t at, end; /* of the file */
     size_t block;
+    struct guard guard;
     bool checked, stopped;
     struct text refusal; /* the body of a response that is no 206 */
     const char *lie;     /* what was wrong with the answer */
@@ -455,6 +492,8 @@ static int fetch_result(struct sink *k, CURLcode code, struct ws_error *err)
     curl_easy_getinfo(l->curl, CURLINFO_RESPONSE_CODE, &status);
     if (k->stopped)
         return ws_error_set(err, ECANCELED, "the transfer was stopped");
+    if (k->guard.trickles)
+        return trickled(&l->head, k->file->name, err);
     if (k->lie)
         return ws_error_set(err, EPROTO, "%s does not keep to the protocol: %s", url, k->lie);
     if (code != CURLE_OK)
@@ -484,12 +523,13 @@ static int tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
                      .at = f->first * WS_BLOCK_BYTES,
                      .end = last * WS_BLOCK_BYTES + ws_block_len(file, last),
                      .block = f->first,
+                     .guard = {.cancel = f->cancel, .stall_ns = stall_ns(lane), .owed = true},
                      .refusal.limit = 64 << 10};
     char path[WS_API_PATH_BYTES], url[WS_MAX_URL + WS_API_PATH_BYTES], range[64];
     ws_api_version_path(path, "files", m->model, m->version, file->name, m->run);
     snprintf(url, sizeof(url), "%s%s", lane->source->url, path);
     snprintf(range, sizeof(range), "%" PRIu64 "-%" PRIu64, k.at, k.end - 1);
-    set_up(l->curl, (struct tcp_source *)lane->source, l->error, f->cancel);
+    set_up(l->curl, (struct tcp_source *)lane->source, l->error, &k.guard);
     curl_easy_setopt(l->curl, CURLOPT_URL, url);
     curl_easy_setopt(l->curl, CURLOPT_RANGE, range);
     curl_easy_setopt(l->curl, CURLOPT_BUFFERSIZE, BUFFER_BYTES);
@@ -509,6 +549,7 @@ static int tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
 struct delta_sink {
     struct tcp_lane *lane;
     struct ws_delta_reader *reader;
+    struct guard guard; /* a record comes whole; between records its maker may still be at work */
     struct ws_error err;
     int rc;              /* of the reader */
     struct text refusal; /* the body of a response that is no 200 */
@@ -523,6 +564,7 @@ static size_t on_delta(char *data, size_t size, size_t n, void *arg)
     if (status != 200)
         return on_text(data, 1, n, &k->refusal);
     k->rc = ws_delta_read(k->reader, data, n, &k->err);
+    k->guard.owed = ws_delta_reader_is_inside(k->reader);
     return k->rc ? 0 : n;
 }
 
@@ -539,6 +581,8 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
                             f->link.target.version, url, k->err.text);
     if (k->rc > 0)
         return ws_error_set(err, ECANCELED, "the transfer was stopped");
+    if (k->guard.trickles)
+        return trickled(&l->head, "a delta", err);
     if (code != CURLE_OK)
         return ws_error_set(err, errno_of_curl(code), "the delta of %s/%" PRIu64 " from %s ended early: %s",
                             f->model, f->link.target.version, url,
@@ -558,14 +602,15 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
 static int tcp_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, struct ws_error *err)
 {
     struct tcp_lane *l = (struct tcp_lane *)lane;
-    struct delta_sink k = {.lane = l, .refusal.limit = 64 << 10};
+    struct delta_sink k = {
+        .lane = l, .guard = {.cancel = f->cancel, .stall_ns = stall_ns(lane)}, .refusal.limit = 64 << 10};
     char path[WS_API_PATH_BYTES], url[WS_MAX_URL + WS_API_PATH_BYTES];
     k.reader = ws_delta_reader_new(&f->link, f->n_blocks, f->record, f->arg);
     if (!k.reader)
         return ws_error_set(err, ENOMEM, "no memory for a delta");
     ws_api_delta_path(path, f->model, &f->link.target, &f->link.base, f->part, f->parts, f->level);
     snprintf(url, sizeof(url), "%s%s", lane->source->url, path);
-    set_up(l->curl, (struct tcp_source *)lane->source, l->error, f->cancel);
+    set_up(l->curl, (struct tcp_source *)lane->source, l->error, &k.guard);
     curl_easy_setopt(l->curl, CURLOPT_URL, url);
     curl_easy_setopt(l->curl, CURLOPT_BUFFERSIZE, BUFFER_BYTES);
     curl_easy_setopt(l->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);

@@ -6,6 +6,7 @@
 #include "transports/tcp.h"
 #include "transports/tcp_body.h"
 #include "transports/tcp_delta.h"
+#include "transports/workers.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <microhttpd.h>
@@ -582,7 +583,7 @@ int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catal
         rc = ws_error_set(err, EIO, "the HTTP server on %s did not start%s", o->listen,
                           s->cert ? "; are certificate and key right?" : "");
     }
-    if (rc == 0 && pthread_create(&s->clock, NULL, end_polls, s) != 0) {
+    if (rc == 0 && ws_thread_start(&s->clock, end_polls, s) < 0) {
         MHD_stop_daemon(s->daemon);
         rc = ws_error_set(err, EAGAIN, "cannot start a thread");
     }

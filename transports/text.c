@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 size_t ws_utf8_length(const char *s, size_t n)
 {
@@ -78,4 +79,26 @@ int ws_text_digits(const char **at, uint64_t *out)
 int ws_text_u64(const char *text, uint64_t *out)
 {
     return ws_text_digits(&text, out) || *text ? -EINVAL : 0;
+}
+
+int ws_text_hash(const char *text, uint64_t *out)
+{
+    if (!text || strspn(text, "0123456789abcdef") != 16 || text[16])
+        return -EINVAL;
+    *out = strtoull(text, NULL, 16);
+    return 0;
+}
+
+int ws_text_random(char *out, size_t n)
+{
+    static const char digits[] = "0123456789abcdef";
+    for (size_t i = 0; i < n; i++) {
+        unsigned char byte;
+        if (getrandom(&byte, 1, 0) != 1)
+            return -EIO;
+        out[2 * i] = digits[byte >> 4];
+        out[2 * i + 1] = digits[byte & 15];
+    }
+    out[2 * n] = '\0';
+    return 0;
 }

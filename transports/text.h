@@ -18,4 +18,9 @@ int ws_text_digits(const char **at, uint64_t *out);
 /* The same where the whole text is the number. */
 int ws_text_u64(const char *text, uint64_t *out);
 
+/* A hash as we write it: 16 lower-case hex digits, nothing else. -EINVAL; NULL is none. */
+int ws_text_hash(const char *text, uint64_t *out);
+/* 2 * n random hex digits and a NUL. -EIO. */
+int ws_text_random(char *out, size_t n);
+
 #endif

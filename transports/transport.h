@@ -15,7 +15,8 @@ struct ws_source_options {
     const char *token;                             /* bearer, or NULL */
     const char *ca_file, *cert_file, *key_file;    /* TLS; NULL: the system's */
     unsigned connect_timeout_ms, reply_timeout_ms; /* 0: the limits' defaults */
-    const char *who; /* the mount that asks, for its polls (HOST:MOUNTPOINT); NULL: a passer-by */
+    unsigned stall_ms; /* a transfer that moves less than a trickle for so long is ended; 0: the default */
+    const char *who;   /* the mount that asks, for its polls (HOST:MOUNTPOINT); NULL: a passer-by */
 };
 
 struct ws_source { /* the head of each transport's own struct */

@@ -15,9 +15,9 @@ struct ws_workers *ws_workers_new(unsigned n_threads, int nice);
 void ws_workers_run(struct ws_workers *w, void (*job)(void *arg, size_t i), void *arg, size_t n);
 unsigned ws_workers_count(const struct ws_workers *w);
 void ws_workers_free(struct ws_workers *w); /* NULL is fine */
-/* Runs job(arg, i) for i in [0, n) all at once, each on a thread of its own with a small stack (the last one
- * on the caller's; so are those that the system has no thread for, one after the other), and returns when all
- * are done. For jobs that wait more than they compute. */
+/* Runs job(arg, i) for i in [0, n) all at once, each on a thread of its own with a stack of 1 MiB (the last
+ * one on the caller's; so are those that the system has no thread for, one after the other), and returns when
+ * all are done. For jobs that wait more than they compute. */
 void ws_run_at_once(void (*job)(void *arg, size_t i), void *arg, size_t n);
 /* Lowers the calling thread's priority, and that of threads that it starts later; 0 leaves it. */
 void ws_thread_nice(int nice);

@@ -114,13 +114,27 @@ int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_
     return rc;
 }
 
-int ws_call_while_busy(const struct ws_engine_target *t,
+int ws_call_page(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
+                 struct ws_error *err)
+{
+    int rc = call(t, path, NULL, false, ws_call_short_ms(t), reply, err);
+    if (rc)
+        return rc;
+    rc = check_status(t, path, reply, err);
+    if (!rc && reply->status != 200)
+        rc = ws_error_set(err, EREMOTEIO, "%s%s answered %ld: %.300s", t->url, path, reply->status,
+                          reply->text);
+    if (rc)
+        ws_http_reply_release(reply);
+    return rc;
+}
+
+int ws_call_while_busy(const struct ws_engine_target *t, unsigned limit_ms,
                        int (*once)(const struct ws_engine_target *t, struct ws_error *err),
                        struct ws_error *err)
 {
-    const unsigned short_ms =
-        ws_call_short_ms(t); /* of a switch whose deadline is near: no longer than that */
-    const uint64_t end = ws_clock_ms() + (short_ms < t->timeout_ms ? short_ms : t->timeout_ms);
+    /* of a switch whose deadline is near: no longer than that */
+    const uint64_t end = ws_clock_ms() + (limit_ms < t->timeout_ms ? limit_ms : t->timeout_ms);
     unsigned pause_ms = FIRST_PAUSE_MS;
     int rc;
     while ((rc = once(t, err)) == -EBUSY && ws_clock_ms() < end) {

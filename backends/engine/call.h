@@ -21,11 +21,13 @@ WS_MUST_USE int ws_call_post_once(const struct ws_engine_target *t, const char *
  * reply: as above, where it is not NULL; its json may be NULL. */
 WS_MUST_USE int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
                               struct ws_error *err);
-/* once(), again and again while it returns -EBUSY, for as long as ws_call_short_ms, t->timeout_ms at most;
- * then -EREMOTEIO. */
-WS_MUST_USE int ws_call_while_busy(const struct ws_engine_target *t,
+/* once(), again and again while it returns -EBUSY, for limit_ms, t->timeout_ms at most; then -EREMOTEIO. */
+WS_MUST_USE int ws_call_while_busy(const struct ws_engine_target *t, unsigned limit_ms,
                                    int (*once)(const struct ws_engine_target *t, struct ws_error *err),
                                    struct ws_error *err);
+/* GET of what may be no JSON; any status but 200 is an error. */
+WS_MUST_USE int ws_call_page(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
+                             struct ws_error *err);
 /* Is there such a route that is only POSTed? FastAPI answers a GET of it with 405, and 404 where there is
  * none. */
 WS_MUST_USE int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *has,

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_DEPTH      64
 #define FIRST_BYTES    4096UL
 #define SHORTEST_TOKEN 8  /* that is looked for in replies */
 #define KEEP_S         4L /* a connection without a call, or a name's address: uvicorn closes after 5 s */
@@ -249,6 +250,26 @@ static int make_headers(const struct ws_http_request *r, struct curl_slist **out
     return rc;
 }
 
+/* Is text nested no deeper than an engine's replies are? jansson goes 2,048 levels down on the caller's
+ * stack, and frees what it made as deep. */
+static bool is_shallow(const char *text, size_t n)
+{
+    bool quoted = false;
+    for (size_t i = 0, depth = 0; i < n; i++) {
+        if (text[i] == '"')
+            quoted = !quoted;
+        else if (quoted)
+            i += text[i] == '\\';
+        else if (text[i] == '{' || text[i] == '[')
+            depth++;
+        else if ((text[i] == '}' || text[i] == ']') && depth > 0)
+            depth--;
+        if (depth > MAX_DEPTH)
+            return false;
+    }
+    return true;
+}
+
 int ws_http_call(struct ws_http *http, const struct ws_http_request *r, struct ws_http_reply *out,
                  struct ws_error *err)
 {
@@ -283,7 +304,8 @@ int ws_http_call(struct ws_http *http, const struct ws_http_request *r, struct w
     blank_token(body.bytes, r->token);
     for (size_t i = 0; i < sizeof(r->hidden) / sizeof(r->hidden[0]); i++)
         blank_token(body.bytes, r->hidden[i]);
-    out->json = json_loadb(body.bytes, body.used, JSON_REJECT_DUPLICATES, NULL);
+    if (is_shallow(body.bytes, body.used))
+        out->json = json_loadb(body.bytes, body.used, JSON_REJECT_DUPLICATES, NULL);
     out->text = body.bytes;
     body.bytes = NULL;
 out:

@@ -92,6 +92,12 @@ int ws_reference_load(struct ws_reference *r, const char *path, const char *vers
     return rc;
 }
 
+void ws_reference_settle(struct ws_reference *r)
+{
+    pthread_mutex_lock(&r->load_lock);
+    pthread_mutex_unlock(&r->load_lock);
+}
+
 void ws_reference_set_version(struct ws_reference *r, char *version)
 {
     pthread_rwlock_wrlock(&r->weights_lock);
@@ -228,9 +234,12 @@ int ws_reference_new(struct ws_reference **out, const struct ws_reference_option
     r->die_at = copy_or_null(o->die_at, &ok);
     r->path = copy_or_null(o->model_path, &ok);
     r->version = copy_or_null("default", &ok);
+    r->load_format = copy_or_null(o->load_format, &ok);
     r->start_path = copy_or_null(o->model_path, &ok);
     r->slow_ms = o->slow_ms;
+    r->workers = o->workers ? o->workers : 1;
     atomic_init(&r->busy, o->busy);
+    atomic_init(&r->refuse_resumes, o->refuse_resumes);
     r->loads = 1;
     r->lie = o->lie;
     r->lifelike = o->lifelike;
@@ -276,6 +285,7 @@ void ws_reference_free(struct ws_reference *r)
     pthread_mutex_destroy(&r->load_lock);
     free(r->refuse);
     free(r->die_at);
+    free(r->load_format);
     free(r->path);
     free(r->start_path);
     free(r->version);

@@ -42,6 +42,12 @@ static void load(struct ws_reference *r, const char *path, const char *version, 
     }
 }
 
+static bool is_dummy(const struct ws_reference *r, const char *format)
+{
+    format = format ? format : r->load_format ? r->load_format : "auto";
+    return strcmp(format, "dummy") == 0;
+}
+
 static void update_from_disk(void *self, const json_t *body, struct ws_answer *a)
 {
     struct ws_reference *r = self;
@@ -54,6 +60,8 @@ static void update_from_disk(void *self, const json_t *body, struct ws_answer *a
         ws_answer_bad(a, "model_path: a string is needed");
     else if (version && !json_is_null(version) && !text)
         ws_answer_bad(a, "weight_version: not a string");
+    else if (is_dummy(r, json_string_value(json_object_get(body, "load_format"))))
+        answer_success(a, false, "Failed to get model loader: DummyModelLoader.");
     else if (text && r->refuse && strcspn(text, "@") == strlen(r->refuse) &&
              strncmp(text, r->refuse, strlen(r->refuse)) == 0)
         answer_success(a, r->lie,
@@ -111,9 +119,10 @@ static void model_info(void *self, const json_t *body, struct ws_answer *a)
 
     (void)body;
     pthread_rwlock_rdlock(&r->weights_lock);
-    a->json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:b}", "model_path", r->path, "served_model_name", r->path,
-                        "weight_version", r->version, "load_format", "auto", "model_type", "reference",
-                        "is_generation", true);
+    const char *path = r->workers > 1 ? r->start_path : r->path;
+    a->json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:b}", "model_path", path, "served_model_name", path,
+                        "weight_version", r->workers > 1 ? "default" : r->version, "load_format", "auto",
+                        "model_type", "reference", "is_generation", true);
     pthread_rwlock_unlock(&r->weights_lock);
 }
 
@@ -169,9 +178,15 @@ static void clear_external(void *self, const json_t *body, struct ws_answer *a)
 
 static void server_info(void *self, const json_t *body, struct ws_answer *a)
 {
-    (void)self;
+    struct ws_reference *r = self;
     (void)body;
-    a->json = json_pack("{s:s}", "version", "0.5.23");
+    ws_reference_settle(r);
+    pthread_rwlock_rdlock(&r->weights_lock);
+    a->json =
+        json_pack("{s:s, s:s, s:s, s:s, s:i, s:[{s:s}]}", "version", "0.5.23", "model_path", r->start_path,
+                  "weight_version", "default", "load_format", r->load_format ? r->load_format : "auto",
+                  "tokenizer_worker_num", (int)r->workers, "internal_states", "weight_version", r->version);
+    pthread_rwlock_unlock(&r->weights_lock);
 }
 
 static void health(void *self, const json_t *body, struct ws_answer *a)

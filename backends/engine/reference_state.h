@@ -12,9 +12,11 @@
 
 struct ws_reference {
     struct ws_reference_http *http;
-    char *refuse, *die_at; /* NULL: none */
+    char *refuse, *die_at, *load_format; /* NULL: none */
     unsigned slow_ms;
-    atomic_uint busy; /* flushes that are still refused */
+    unsigned workers;
+    atomic_uint busy;           /* flushes that are still refused */
+    atomic_uint refuse_resumes; /* resumes, likewise */
     bool lifelike, lie;
     char *start_path;
 
@@ -30,7 +32,10 @@ struct ws_reference {
 
     pthread_mutex_t pause_lock;
     pthread_cond_t resumed;
-    bool paused, in_place, stopping, sleeping; /* guarded by pause_lock */
+    bool paused, in_place, stopping; /* guarded by pause_lock */
+    bool weights_asleep, cache_asleep;
+    bool images_known,
+        images_held; /* vLLM's: the scheduler has seen one, the workers keep what they made of it */
 };
 
 extern const struct ws_route ws_reference_sglang_routes[], ws_reference_vllm_routes[];
@@ -50,6 +55,8 @@ bool ws_reference_flush(struct ws_reference *r, bool local, bool external);
 /* As a request does: fills caches that are empty, and says which have what other weights computed: {"local":
  * bool, "external": bool}. New reference. */
 json_t *ws_reference_use_caches(struct ws_reference *r);
+/* What the real servers' schedulers answer, they answer after the load that runs: waits for its end. */
+void ws_reference_settle(struct ws_reference *r);
 /* Waits while paused; false: the server ends. */
 bool ws_reference_wait(struct ws_reference *r);
 /* {NAME: hex, ...}, and one hash over all names and hashes in name order (33 bytes). New reference. */

@@ -1,7 +1,9 @@
 /* The reference engine's vLLM routes, as of 0.32 with VLLM_SERVER_DEV_MODE=1: a reload does not touch the
  * recorded version, a failed one (with `lifelike`) leaves no weights behind, and a request after it ends the
- * server. A wrong shape takes two good reloads. A pause empties the caches in no mode: newer releases do not
- * promise it. */
+ * server, as does one for an image that the scheduler has seen and whose embeddings a reload has emptied from
+ * the workers alone, and one without the memory of a cache that sleeps. A wrong shape takes two good reloads.
+ * Its core does one thing after the other. A sleeping one says that it is paused, a paused one that it
+ * sleeps. A pause empties the caches in no mode: newer releases do not promise it. */
 #include "backends/engine/reference_state.h"
 #include "transports/log.h"
 #include <errno.h>
@@ -54,8 +56,15 @@ static void pause_requests(void *self, const json_t *body, struct ws_answer *a)
 
 static void resume_requests(void *self, const json_t *body, struct ws_answer *a)
 {
+    struct ws_reference *r = self;
     (void)body;
     ws_reference_die_if(self, "continue");
+    ws_reference_settle(self);
+    if (atomic_load(&r->refuse_resumes) > 0) {
+        atomic_fetch_sub(&r->refuse_resumes, 1);
+        answer_failure(a, "Failed to resume generation: pause is still in flight");
+        return;
+    }
     ws_reference_resume(self);
     a->json = json_pack("{s:s}", "status", "resumed");
 }
@@ -63,30 +72,33 @@ static void resume_requests(void *self, const json_t *body, struct ws_answer *a)
 static void is_paused(void *self, const json_t *body, struct ws_answer *a)
 {
     (void)body;
+    ws_reference_settle(self);
     a->json = json_pack("{s:b}", "is_paused", ws_reference_is_paused(self, NULL));
-}
-
-static void set_sleeping(struct ws_reference *r, bool sleeping)
-{
-    pthread_mutex_lock(&r->pause_lock);
-    r->sleeping = sleeping;
-    pthread_mutex_unlock(&r->pause_lock);
 }
 
 static void go_to_sleep(void *self, const json_t *body, struct ws_answer *a)
 {
+    struct ws_reference *r = self;
     (void)body;
-    set_sleeping(self, true);
-    a->text = "";
+    pthread_mutex_lock(&r->pause_lock);
+    r->weights_asleep = r->cache_asleep = r->paused = true;
+    pthread_mutex_unlock(&r->pause_lock);
+    a->json = json_pack("{s:s, s:i}", "status", "sleeping", "level", 1);
 }
 
-/* Ends a pause, too: as the real server does. */
+/* Once all of it is awake it ends a pause, too: as the real server does. */
 static void wake_up(void *self, const json_t *body, struct ws_answer *a)
 {
-    (void)body;
-    set_sleeping(self, false);
-    ws_reference_resume(self);
-    a->text = "";
+    struct ws_reference *r = self;
+    const char *tag = json_string_value(json_object_get(body, "tags"));
+    pthread_mutex_lock(&r->pause_lock);
+    r->weights_asleep = r->weights_asleep && tag && strcmp(tag, "weights") != 0;
+    r->cache_asleep = r->cache_asleep && tag && strcmp(tag, "kv_cache") != 0;
+    bool asleep = r->weights_asleep || r->cache_asleep;
+    pthread_mutex_unlock(&r->pause_lock);
+    if (!asleep)
+        ws_reference_resume(r);
+    a->json = json_pack("{s:s}", "status", asleep ? "sleeping" : "awake");
 }
 
 static void is_sleeping(void *self, const json_t *body, struct ws_answer *a)
@@ -94,8 +106,33 @@ static void is_sleeping(void *self, const json_t *body, struct ws_answer *a)
     struct ws_reference *r = self;
     (void)body;
     pthread_mutex_lock(&r->pause_lock);
-    a->json = json_pack("{s:b}", "is_sleeping", r->sleeping || r->paused); /* so says the real server */
+    bool yes = r->weights_asleep || r->cache_asleep || r->paused; /* so says the real server */
     pthread_mutex_unlock(&r->pause_lock);
+    a->json = json_pack("{s:b}", "is_sleeping", yes);
+}
+
+static void metrics(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)body;
+    pthread_mutex_lock(&r->pause_lock);
+    a->text =
+        r->weights_asleep || r->cache_asleep
+            ? "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"awake\"} 0.0\n"
+              "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"discard_all\"} 1.0\n"
+            : "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"awake\"} 1.0\n"
+              "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"discard_all\"} 0.0\n";
+    pthread_mutex_unlock(&r->pause_lock);
+}
+
+static void reset_encoder_cache(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)body;
+    pthread_mutex_lock(&r->pause_lock);
+    r->images_known = r->images_held = false;
+    pthread_mutex_unlock(&r->pause_lock);
+    a->text = "";
 }
 
 static const char *last_component(const char *path)
@@ -127,7 +164,8 @@ static void collective_rpc(void *self, const json_t *body, struct ws_answer *a)
         return;
     }
     pthread_mutex_lock(&r->pause_lock);
-    sleeping = r->sleeping;
+    sleeping = r->weights_asleep;
+    r->images_held = false;
     pthread_mutex_unlock(&r->pause_lock);
     if (sleeping)
         rc = ws_error_set(&err, EAGAIN, "the weights are asleep");
@@ -192,12 +230,18 @@ static void reset_prefix_cache(void *self, const json_t *body, struct ws_answer 
 static void completions(void *self, const json_t *body, struct ws_answer *a)
 {
     struct ws_reference *r = self;
-    (void)body;
     bool served = ws_reference_wait(r);
     pthread_rwlock_rdlock(&r->weights_lock);
     bool gone = r->good_loads_needed > 0;
     pthread_rwlock_unlock(&r->weights_lock);
-    if (gone) {
+    pthread_mutex_lock(&r->pause_lock);
+    gone = gone || r->weights_asleep || r->cache_asleep;
+    if (json_is_string(json_object_get(body, "image"))) {
+        gone = gone || (r->images_known && !r->images_held);
+        r->images_known = r->images_held = true;
+    }
+    pthread_mutex_unlock(&r->pause_lock);
+    if (gone && served) {
         ws_log(WS_LOG_WARN, "engine", "dies of a request without weights, as the real server does");
         _exit(1);
     }
@@ -219,11 +263,13 @@ const struct ws_route ws_reference_vllm_routes[] = {
     {"/sleep", WS_POST, true, go_to_sleep},
     {"/wake_up", WS_POST, true, wake_up},
     {"/is_sleeping", WS_GET, true, is_sleeping},
+    {"/metrics", WS_GET, true, metrics},
     {"/collective_rpc", WS_POST, true, collective_rpc},
     {"/update_weight_version", WS_POST, true, update_weight_version},
     {"/weight_info", WS_GET, true, weight_info},
     {"/weight_checker", WS_POST, true, weight_checker},
     {"/reset_prefix_cache", WS_POST, true, reset_prefix_cache},
+    {"/reset_encoder_cache", WS_POST, true, reset_encoder_cache},
 };
 const size_t ws_reference_vllm_n_routes =
     sizeof(ws_reference_vllm_routes) / sizeof(ws_reference_vllm_routes[0]);

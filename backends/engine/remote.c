@@ -236,7 +236,7 @@ static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
 static int flush(const struct ws_engine_target *t, struct ws_error *err)
 {
     bool flushes = t->templates->flush && t->cache != WS_CACHE_KEEP;
-    return flushes ? ws_call_while_busy(t, flush_once, err) : 0;
+    return flushes ? ws_call_while_busy(t, ws_call_short_ms(t), flush_once, err) : 0;
 }
 
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)

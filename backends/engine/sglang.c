@@ -10,20 +10,74 @@
  * - A load that flushes the cache answers success false where requests are in the way, although the weights
  *   are new, and records no version then. So the load leaves the cache alone, and the flush is a call of its
  *   own, which can be made again.
- * - /health runs a request and takes a second, so it is not used: /model_info answers at once. */
+ * - /health runs a request and takes a second, so it is not used: /model_info answers at once.
+ * - /server_info is answered by the scheduler, which does one thing after the other: it answers once a load
+ * is over. A reply that comes late is taken for that of the next load, so that none is sent before.
+ * - With several tokenizer workers each tells its own path and version, and only one of them hears of a load:
+ *   the version is what the schedulers say, the path nobody's, and a pause by `abort` stops one of them
+ * alone.
+ * - What was started with dummy weights reads files as `dummy` too, unless it is told another format. */
 #include "backends/engine/call.h"
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { WAS_DUMMY = 1, HAS_WORKERS = 2 };
 
 #define CLEAR_EXTERNAL     "/hicache/storage-backend/clear"
 #define CLEAR_EXTERNAL_OLD "/clear_hicache_storage_backend"
 
 static const char *const pause_modes[] = {"retract", "abort", "in_place", NULL};
 
+static bool is(const struct ws_engine_target *t, unsigned fact)
+{
+    return t->facts && t->facts->known && t->facts->routes & fact;
+}
+
+/* Its arguments and its schedulers' state. May hold keys: only what is named here is looked at. */
+static int server_info(const struct ws_engine_target *t, struct ws_http_reply *reply, struct ws_error *err)
+{
+    int rc = ws_call_get(t, "/server_info", reply, err);
+    return rc == -EPROTO ? ws_call_get(t, "/get_server_info", reply, err) : rc;
+}
+
+/* Of all schedulers, where they agree. */
+static int version_of_schedulers(const struct ws_engine_target *t, const struct ws_http_reply *reply,
+                                 struct ws_engine_serving *out, struct ws_error *err)
+{
+    const json_t *states = json_object_get(reply->json, "internal_states");
+    const char *version = json_string_value(json_object_get(json_array_get(states, 0), "weight_version"));
+    for (size_t i = 1; version && i < json_array_size(states); i++) {
+        const char *other = json_string_value(json_object_get(json_array_get(states, i), "weight_version"));
+        version = other && strcmp(other, version) == 0 ? version : NULL;
+    }
+    if (!version)
+        return ws_error_set(err, EPROTO,
+                            "%s has several tokenizer workers, and its schedulers do not say one version: "
+                            "start it with --tokenizer-worker-num 1, or as a newer release",
+                            t->url);
+    return ws_call_copy(t, out->version, sizeof(out->version), version, "weight_version", err);
+}
+
+static int serving_of_workers(const struct ws_engine_target *t, struct ws_engine_serving *out,
+                              struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    *out = (struct ws_engine_serving){0};
+    int rc = server_info(t, &reply, err);
+    if (rc)
+        return rc;
+    rc = version_of_schedulers(t, &reply, out, err);
+    ws_http_reply_release(&reply);
+    return rc;
+}
+
 static int serving(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
 {
     struct ws_http_reply reply;
+    if (is(t, HAS_WORKERS))
+        return serving_of_workers(t, out, err);
     int rc = ws_call_get(t, "/model_info", &reply, err);
 
     if (rc == -EPROTO && !ws_call_get(t, "/get_model_info", &reply, NULL))
@@ -58,12 +112,62 @@ static int check_admin(const struct ws_engine_target *t, struct ws_error *err)
     return rc == -EACCES ? rc : 0; /* older ones have no such route */
 }
 
+/* It keeps the embeddings of images that it has seen, by the image alone, and no flush of its own empties
+ * them. The plug-in of our Python package does, and says so. */
+static void note_embeddings(const struct ws_engine_target *t, const json_t *info,
+                            struct ws_engine_facts *facts)
+{
+    const json_t *state = json_array_get(json_object_get(info, "internal_states"), 0);
+    const json_t *forgets = json_object_get(json_object_get(state, "wsync"), "forgets_embeddings");
+    struct ws_http_reply reply;
+    if (json_is_true(forgets) || ws_call_get(t, "/model_info", &reply, NULL))
+        return;
+    if (json_is_true(json_object_get(reply.json, "has_image_understanding")))
+        snprintf(facts->lacks, sizeof(facts->lacks),
+                 "a way to forget the old weights' image embeddings: start it with "
+                 "SGLANG_VLM_CACHE_SIZE_MB=0, or with the Python package wsync beside it");
+    ws_http_reply_release(&reply);
+}
+
+/* What it was started with; what cannot be read is as by default. */
+static int read_arguments(const struct ws_engine_target *t, struct ws_engine_facts *facts,
+                          struct ws_engine_serving *out, struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    int rc = 0;
+    if (server_info(t, &reply, NULL))
+        return 0;
+    (void)ws_call_copy(t, facts->release, sizeof(facts->release), ws_call_text(&reply, "version"), "version",
+                       NULL);
+    note_embeddings(t, reply.json, facts);
+    if (strcmp(ws_call_text(&reply, "load_format"), "dummy") == 0)
+        facts->routes |= WAS_DUMMY;
+    if (json_integer_value(json_object_get(reply.json, "tokenizer_worker_num")) > 1) {
+        const char *first = ws_call_text(&reply, "weight_version");
+        facts->routes |= HAS_WORKERS;
+        rc = version_of_schedulers(t, &reply, out, err);
+        if (!rc && t->pause_mode && strcmp(t->pause_mode, "abort") == 0)
+            rc = ws_error_set(err, EPROTO,
+                              "%s has several tokenizer workers, and pause=abort stops one of them alone: "
+                              "use retract or in_place, or start it with --tokenizer-worker-num 1",
+                              t->url);
+        if (!rc && strcmp(out->version, first) == 0) /* nothing was loaded since its start */
+            rc = ws_call_copy(t, out->path, sizeof(out->path), ws_call_text(&reply, "model_path"),
+                              "model_path", err);
+        else
+            out->path[0] = 0;
+    }
+    ws_http_reply_release(&reply);
+    return rc;
+}
+
 static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts,
                  struct ws_engine_serving *out, struct ws_error *err)
 {
-    struct ws_http_reply reply;
+    struct ws_engine_target fresh = *t;
     bool has;
-    int rc = serving(t, out, err);
+    fresh.facts = NULL;
+    int rc = serving(&fresh, out, err);
     if (rc)
         return rc;
     *facts = (struct ws_engine_facts){.known = true};
@@ -74,15 +178,9 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
                           t->url);
     if (!rc)
         rc = check_admin(t, err);
-    if (rc)
-        return rc;
-    if (!ws_call_get(t, "/server_info", &reply,
-                     NULL)) { /* may hold keys: nothing but the release is looked at */
-        (void)ws_call_copy(t, facts->release, sizeof(facts->release), ws_call_text(&reply, "version"),
-                           "version", NULL);
-        ws_http_reply_release(&reply);
-    }
-    return 0;
+    if (!rc)
+        rc = ws_call_has_post(t, "/update_weight_version", &facts->labels, err);
+    return rc ? rc : read_arguments(t, facts, out, err);
 }
 
 /* {"message", "status": "ok"}: what pausing and resuming answer. */
@@ -111,8 +209,35 @@ static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
 {
     int rc = pause_with(t, t->pause_mode ? t->pause_mode : pause_modes[0], err);
 
-    if (rc == -EREMOTEIO && !t->pause_mode) /* a server that does not know retract */
+    if (rc == -EREMOTEIO && !t->pause_mode && !is(t, HAS_WORKERS)) /* a server that does not know retract */
         rc = pause_with(t, "abort", err);
+    return rc;
+}
+
+/* Any reply will do: older releases have neither route. */
+static int settle(const struct ws_engine_target *target, struct ws_error *err)
+{
+    struct ws_engine_target t = *target;
+    struct ws_http_reply reply;
+    t.short_ms = t.timeout_ms;
+    int rc = server_info(&t, &reply, err);
+    if (!rc)
+        ws_http_reply_release(&reply);
+    return rc == -EPROTO || rc == -EREMOTEIO ? 0 : rc;
+}
+
+/* Its default aborts all requests. */
+static int label(const struct ws_engine_target *t, const char *version, struct ws_error *err)
+{
+    json_t *body = json_pack("{s:s, s:b}", "new_version", version, "abort_all_requests", 0);
+    struct ws_http_reply reply;
+    int rc = ws_call_post_once(t, "/update_weight_version", body, ws_call_short_ms(t), &reply, err);
+    if (rc)
+        return rc;
+    if (reply.status != 200 || !json_is_true(json_object_get(reply.json, "success")))
+        rc =
+            ws_error_set(err, EREMOTEIO, "%s did not take version '%s': %.300s", t->url, version, reply.text);
+    ws_http_reply_release(&reply);
     return rc;
 }
 
@@ -125,7 +250,7 @@ static int confirm(const struct ws_engine_target *t, const char *path, const cha
 
     if (rc)
         return rc;
-    if (strcmp(now.path, path) != 0 || (now.version[0] && strcmp(now.version, version) != 0))
+    if ((now.path[0] && strcmp(now.path, path) != 0) || (now.version[0] && strcmp(now.version, version) != 0))
         return ws_error_set(err, EREMOTEIO, "%s said that it loaded %s, but serves version '%s' of %s",
                             t->url, path, now.version, now.path);
     return 0;
@@ -135,7 +260,10 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
 {
     json_t *body =
         json_pack("{s:s, s:s, s:b}", "model_path", path, "weight_version", version, "flush_cache", 0);
+    const char *format = t->load_format ? t->load_format : is(t, WAS_DUMMY) ? "auto" : NULL;
     struct ws_http_reply reply;
+    if (body && format)
+        json_object_set_new(body, "load_format", json_string(format));
     int rc = ws_call_post_once(t, "/update_weights_from_disk", body, t->timeout_ms, &reply, err);
 
     if (rc)
@@ -162,7 +290,9 @@ static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
 static int flush(const struct ws_engine_target *t, struct ws_error *err)
 {
     bool in_place = t->pause_mode && strcmp(t->pause_mode, "in_place") == 0;
-    int rc = in_place || t->cache == WS_CACHE_KEEP ? 0 : ws_call_while_busy(t, flush_once, err);
+    int rc = in_place || t->cache == WS_CACHE_KEEP
+                 ? 0
+                 : ws_call_while_busy(t, ws_call_short_ms(t), flush_once, err);
     if (rc || t->cache != WS_CACHE_EXTERNAL)
         return rc;
     rc = ws_call_plain(t, CLEAR_EXTERNAL, NULL, err);
@@ -207,6 +337,8 @@ const struct ws_engine_ops ws_engine_sglang = {
     .tells_version = true,
     .probe = probe,
     .pause = pause_engine,
+    .settle = settle,
+    .label = label,
     .load = load,
     .flush = flush,
     .resume = resume,

@@ -1,21 +1,36 @@
 #include "backends/engine/update.h"
+#include "backends/engine/load.h"
 #include "transports/clock.h"
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #define BACK_TRIES 2
+#define AT_START   "default" /* what an engine says that has loaded nothing */
+
+/* What it is told for the length of the update. It could say the version itself without this load: because it
+ * says so now, or because it is started anew in between. */
+static void label_of(const struct ws_engine_serving *before, const struct ws_engine_facts *facts,
+                     const char *version, char out[64])
+{
+    if (facts->labels && (strcmp(version, before->version) == 0 || strcmp(version, AT_START) == 0))
+        snprintf(out, 64, "wsync-%" PRIx64, ws_clock_ns());
+    else
+        snprintf(out, 64, "%s", version);
+}
 
 /* After a load that failed: -errno of the load, with how the engine was left. */
 static int go_back(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
                    const struct ws_engine_serving *before, bool touched, int rc, struct ws_error *err)
 {
     struct ws_error why = *err;
-    bool good = !touched;
-    for (int i = 0; !good && before->path[0] && i < BACK_TRIES; i++)
-        good = ops->load(t, before->path, before->version[0] ? before->version : "default", NULL) == 0 &&
-               ops->flush(t, NULL) == 0;
-    bool runs = good && !(t->sleeping && !touched) && ops->resume(t, NULL) == 0;
+    const char *version = before->version[0] ? before->version : AT_START;
+    bool good = !touched, told = true; /* one that is busy with the load was waited for long enough */
+    for (int i = 0; !good && told && before->path[0] && i < BACK_TRIES; i++)
+        good = ws_engine_load(ops, t, before->path, version, &told, NULL) == 0 && ops->flush(t, NULL) == 0;
+    bool runs = good && !(t->sleeping && !touched) && ops->resume(t, NULL) == 0 &&
+                (!touched || ws_engine_confirm(ops, t, version, NULL) == 0);
     return ws_error_set(err, -rc, "%.700s; %s", why.text,
                         runs                      ? "it serves what it did before"
                         : t->sleeping && !touched ? "it sleeps on"
@@ -28,23 +43,28 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
 {
     struct ws_engine_target t = *target;
     struct ws_engine_facts facts;
-    struct ws_engine_serving before, after;
+    struct ws_engine_serving before;
     struct ws_error own = {0};
+    char label[sizeof(before.version)];
+    bool touched = false;
     err = err ? err : &own;
     int rc = ops->probe(&t, &facts, &before, err);
     if (rc < 0)
         return rc;
+    if (before.sleep_unknown)
+        return ws_error_set(
+            err, EAGAIN,
+            "%s is paused, and its /metrics do not say whether it sleeps: resume it where it was "
+            "paused on purpose, else restart it",
+            t.url);
     t.facts = &facts;
     t.sleeping = before.sleeping;
+    label_of(&before, &facts, version, label);
     const uint64_t start = ws_clock_ns();
     rc = ops->pause(&t, err);
     if (rc < 0)
         return rc == -EHOSTUNREACH || rc == -EACCES ? rc : go_back(ops, &t, &before, false, rc, err);
-    rc = ops->load(&t, path, version, err);
-    if ((rc == -ETIMEDOUT || rc == -ECONNRESET) && ops->tells_version &&
-        ops->serving(&t, &after, NULL) == 0 && strcmp(after.version, version) == 0)
-        rc = 0;
-    const bool touched = rc != -EHOSTUNREACH && rc != -EAGAIN;
+    rc = ws_engine_load(ops, &t, path, label, &touched, err);
     if (rc == 0)
         rc = ops->flush(&t, err);
     if (rc < 0)
@@ -52,5 +72,9 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
     rc = ops->resume(&t, err);
     if (pause_seconds)
         *pause_seconds = (double)(ws_clock_ns() - start) / 1e9;
+    if (rc == 0)
+        rc = ws_engine_confirm(ops, &t, label, err);
+    if (rc == 0 && strcmp(label, version) != 0)
+        rc = ops->label(&t, version, err);
     return rc;
 }

@@ -13,16 +13,26 @@
  * emptied again after the load, by a call that says whether it was.
  * - Newer releases have start, update and finish routes for weight transfers; they are used where
  * collective_rpc is not offered.
- * - A sleeping engine has no weights to reload: they are woken first, the cache after the load. /is_sleeping
- * says true of a paused one too, and /wake_up would end the pause: so it is asked before the pause, and
- * believed only then. */
+ * - A sleeping engine has no weights to reload: they are woken first. Once all of it is awake its pause is
+ * over: so the rest is woken by the resume, and a load begins with the question whether it is paused.
+ * /is_paused and /is_sleeping both say true of a sleeping engine and of a paused one: the metrics tell them
+ * apart, and where they cannot be read nobody knows.
+ * - Its core does one call after the other, and each worker answers them in turn. With a `timeout` in
+ * /collective_rpc a late reply stays in the queue and becomes that of the next call: there is none, and
+ * before another load it has to answer a call that its core answers.
+ * - Images' embeddings are kept by the scheduler and by the workers, and a reload empties the workers' only:
+ * a request for one that is kept ends the engine. Both are emptied after each load, whatever cache= says.
+ * - With data parallel experts a resume is refused while a pause is under way, also one that nobody waits
+ * for. */
 #include "backends/engine/call.h"
+#include "transports/log.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { HAS_RPC = 1, HAS_VERSION = 2, HAS_TRANSFER = 4, HAS_SLEEP = 8, HAS_RESET = 16 };
+enum { HAS_RPC = 1, HAS_VERSION = 2, HAS_TRANSFER = 4, HAS_SLEEP = 8, HAS_RESET = 16, HAS_ENCODER = 32 };
+#define SLEEP_GAUGE "vllm:engine_sleep_state{"
 
 static const char *const pause_modes[] = {"keep", "wait", "abort", NULL};
 
@@ -47,14 +57,48 @@ static int ask_bool(const struct ws_engine_target *t, const char *path, const ch
     return rc;
 }
 
+/* Of the lines SLEEP_GAUGE...sleep_state="awake"...} 1.0, one a data parallel engine. */
+static int read_gauge(const char *page, bool *asleep)
+{
+    int rc = -ENOENT;
+    *asleep = false;
+    for (const char *line = strstr(page, SLEEP_GAUGE); line; line = strstr(line + 1, SLEEP_GAUGE)) {
+        const char *labels = line + strlen(SLEEP_GAUGE), *end = labels + strcspn(labels, "\n");
+        const char *awake = strstr(labels, "sleep_state=\"awake\""), *value = strstr(labels, "} ");
+        if (!awake || awake > end || !value || value > end)
+            continue;
+        *asleep = *asleep || strtod(value + 2, NULL) == 0;
+        rc = 0;
+    }
+    return rc;
+}
+
+/* One that is neither paused nor asleep says so. */
+static int find_sleep(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    bool can = has(t, HAS_SLEEP);
+    int rc = can && !(t->facts && t->facts->known) ? ws_call_has_post(t, "/wake_up", &can, err) : 0;
+    if (rc || !can)
+        return rc;
+    rc = ask_bool(t, "/is_sleeping", "is_sleeping", &out->sleeping, err);
+    if (rc || !out->paused || !out->sleeping)
+        return rc;
+    out->sleeping = false;
+    rc = ws_call_page(t, "/metrics", &reply, NULL);
+    out->sleep_unknown = rc || read_gauge(reply.text, &out->sleeping) < 0;
+    if (!rc)
+        ws_http_reply_release(&reply);
+    return 0;
+}
+
 static int serving(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
 {
     struct ws_http_reply reply;
     *out = (struct ws_engine_serving){0};
     int rc = ask_bool(t, "/is_paused", "is_paused", &out->paused, err);
-    if (!rc && !out->paused && has(t, HAS_SLEEP) &&
-        ask_bool(t, "/is_sleeping", "is_sleeping", &out->sleeping, NULL))
-        out->sleeping = false; /* a release that cannot sleep */
+    if (!rc)
+        rc = find_sleep(t, out, err);
     if (rc || !has(t, HAS_VERSION))
         return rc;
     rc = ws_call_get(t, "/weight_info", &reply, err);
@@ -92,7 +136,8 @@ static int find_routes(const struct ws_engine_target *t, struct ws_engine_facts 
                   {HAS_VERSION, "/update_weight_version"},
                   {HAS_TRANSFER, "/finish_weight_update"},
                   {HAS_SLEEP, "/wake_up"},
-                  {HAS_RESET, "/reset_prefix_cache"}};
+                  {HAS_RESET, "/reset_prefix_cache"},
+                  {HAS_ENCODER, "/reset_encoder_cache"}};
     size_t n = 0;
     for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
         bool there;
@@ -105,6 +150,28 @@ static int find_routes(const struct ws_engine_target *t, struct ws_engine_facts 
                                   routes[i].path);
     }
     return 0;
+}
+
+/* A reload is the target model's alone: a draft model with weights of its own stays as it was started. */
+static void find_draft(const struct ws_engine_target *t, struct ws_engine_facts *facts)
+{
+    struct ws_http_reply reply;
+    if (ws_call_page(t, "/metrics", &reply, NULL))
+        return;
+    bool speculates = strstr(reply.text, "vllm:spec_decode_"); /* at the first call what follows is slow */
+    ws_http_reply_release(&reply);
+    if (!speculates)
+        return;
+    snprintf(facts->draft, sizeof(facts->draft), "unknown");
+    if (ws_call_get(t, "/server_info?config_format=json", &reply, NULL))
+        return;
+    const json_t *config = json_object_get(reply.json, "vllm_config");
+    const char *method =
+        json_string_value(json_object_get(json_object_get(config, "speculative_config"), "method"));
+    if (method) /* some look at the text alone */
+        snprintf(facts->draft, sizeof(facts->draft), "%s",
+                 strncmp(method, "ngram", 5) == 0 || strcmp(method, "suffix") == 0 ? "" : "unchanged");
+    ws_http_reply_release(&reply);
 }
 
 static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts,
@@ -129,10 +196,25 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
             "%s is a vLLM %s without its development routes: start it with VLLM_SERVER_DEV_MODE=1", t->url,
             facts->release);
     facts->known = true;
+    facts->labels = facts->routes & HAS_VERSION;
     with.facts = facts;
     rc = serving(&with, out, err);
     if (!rc && (!out->version[0] || strcmp(out->version, "default") == 0))
         rc = start_path(t, out, err);
+    if (!rc)
+        find_draft(t, facts);
+    return rc;
+}
+
+static int wake(const struct ws_engine_target *t, const char *route, struct ws_error *err)
+{
+    struct ws_error why = {0};
+    int rc = ws_call_plain(t, route, NULL, &why);
+    if (rc == -EREMOTEIO || rc == -EPROTO)
+        return ws_error_set(err, EAGAIN, "%s sleeps and could not be woken: %.700s; wake it and try again",
+                            t->url, why.text);
+    if (rc && err)
+        *err = why;
     return rc;
 }
 
@@ -151,14 +233,73 @@ static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
     return rc;
 }
 
-static int resume(const struct ws_engine_target *t, struct ws_error *err)
+/* A call of its core, which is busy as long as a reload lasts. */
+static int settle(const struct ws_engine_target *target, struct ws_error *err)
+{
+    struct ws_engine_target t = *target;
+    bool paused;
+    t.short_ms = t.timeout_ms;
+    return ask_bool(&t, "/is_paused", "is_paused", &paused, err);
+}
+
+static int stay_paused(const struct ws_engine_target *t, struct ws_error *err)
+{
+    bool paused;
+    int rc = ask_bool(t, "/is_paused", "is_paused", &paused, err);
+    return rc || paused ? rc : pause_engine(t, err);
+}
+
+/* -EBUSY: refused, or without effect, and it is paused still. */
+static int resume_once(const struct ws_engine_target *t, struct ws_error *err)
 {
     struct ws_http_reply reply;
+    bool paused;
     int rc = ws_call_post_once(t, "/resume", json_object(), ws_call_short_ms(t), &reply, err);
+    if (!rc) {
+        if (reply.status != 200 || strcmp(ws_call_text(&reply, "status"), "resumed") != 0)
+            rc = ws_error_set(err, EREMOTEIO, "%s did not resume: %ld %.300s", t->url, reply.status,
+                              reply.text);
+        ws_http_reply_release(&reply);
+    }
+    if (rc && rc != -EREMOTEIO)
+        return rc;
+    int asked = ask_bool(t, "/is_paused", "is_paused", &paused, rc ? NULL : err);
+    if (asked)
+        return rc ? rc : asked;
+    if (!paused)
+        return 0;
+    if (!rc)
+        (void)ws_error_set(err, EBUSY, "%s said that it resumed, and is paused still", t->url);
+    if (err)
+        err->code = EBUSY;
+    return -EBUSY;
+}
+
+static int resume(const struct ws_engine_target *t, struct ws_error *err)
+{
+    int rc = t->sleeping ? wake(t, "/wake_up?tags=kv_cache", err) : 0;
+    return rc ? rc : ws_call_while_busy(t, ws_call_pause_ms(t), resume_once, err);
+}
+
+/* Workers are read one after the other, up to the first that failed: what those behind it answered stays, and
+ * becomes their reply to the next call. So several are asked what is never answered by null, as a reload is;
+ * the executor asks it at each start. */
+static int check_step(const struct ws_engine_target *t, size_t workers, struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    int rc = ws_call_post_once(t, "/collective_rpc", json_pack("{s:s}", "method", "get_supported_tasks"),
+                               ws_call_short_ms(t), &reply, err);
     if (rc)
         return rc;
-    if (reply.status != 200 || strcmp(ws_call_text(&reply, "status"), "resumed") != 0)
-        rc = ws_error_set(err, EREMOTEIO, "%s did not resume: %ld %.300s", t->url, reply.status, reply.text);
+    const json_t *results = json_object_get(reply.json, "results");
+    bool good = reply.status == 200 && json_array_size(results) == workers;
+    for (size_t i = 0; good && i < workers; i++)
+        good = !json_is_null(json_array_get(results, i));
+    if (!good)
+        rc = ws_error_set(err, EREMOTEIO,
+                          "%s: its workers answer the call before, since one that failed; nobody can tell "
+                          "whether they loaded: restart it",
+                          t->url);
     ws_http_reply_release(&reply);
     return rc;
 }
@@ -166,21 +307,21 @@ static int resume(const struct ws_engine_target *t, struct ws_error *err)
 /* 200 with one result a worker; each worker's is null where all went well. */
 static int reload_by_rpc(const struct ws_engine_target *t, const char *path, struct ws_error *err)
 {
-    json_t *body = json_pack("{s:s, s:{s:s}, s:i}", "method", "reload_weights", "kwargs", "weights_path",
-                             path, "timeout", (int)(t->timeout_ms / 1000 ? t->timeout_ms / 1000 : 1));
+    json_t *body = json_pack("{s:s, s:{s:s}}", "method", "reload_weights", "kwargs", "weights_path", path);
     struct ws_http_reply reply;
     int rc = ws_call_post_once(t, "/collective_rpc", body, t->timeout_ms, &reply, err);
     if (rc)
         return rc;
     const json_t *results = json_object_get(reply.json, "results");
-    bool good = reply.status == 200 && json_array_size(results) > 0;
-    for (size_t i = 0; good && i < json_array_size(results); i++)
+    const size_t workers = json_array_size(results);
+    bool good = reply.status == 200 && workers > 0;
+    for (size_t i = 0; good && i < workers; i++)
         good = json_is_null(json_array_get(results, i));
     if (!good)
         rc = ws_error_set(err, EREMOTEIO, "%s did not reload %s: %ld %.600s", t->url, path, reply.status,
                           reply.text);
     ws_http_reply_release(&reply);
-    return rc;
+    return !rc && workers > 1 ? check_step(t, workers, err) : rc;
 }
 
 static int transfer_step(const struct ws_engine_target *t, const char *route, json_t *body,
@@ -213,7 +354,6 @@ static int reload_by_transfer(const struct ws_engine_target *t, const char *path
 static int record_version(const struct ws_engine_target *t, const char *version, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    struct ws_engine_serving now;
     int rc = ws_call_post_once(t, "/update_weight_version", json_pack("{s:s}", "new_version", version),
                                ws_call_short_ms(t), &reply, err);
     if (rc == -EPROTO && !(t->facts && t->facts->known))
@@ -224,37 +364,34 @@ static int record_version(const struct ws_engine_target *t, const char *version,
         rc =
             ws_error_set(err, EREMOTEIO, "%s did not record version %s: %.300s", t->url, version, reply.text);
     ws_http_reply_release(&reply);
-    if (!rc)
-        rc = serving(t, &now, err);
-    if (!rc && strcmp(now.version, version) != 0)
-        rc = ws_error_set(err, EREMOTEIO, "%s said that it recorded version %s, but names '%s'", t->url,
-                          version, now.version);
-    return rc;
-}
-
-static int wake(const struct ws_engine_target *t, struct ws_error *err)
-{
-    struct ws_error why = {0};
-    int rc = ws_call_plain(t, "/wake_up?tags=weights", NULL, &why);
-    if (rc == -EREMOTEIO || rc == -EPROTO)
-        return ws_error_set(err, EAGAIN, "%s sleeps and could not be woken: %.700s; wake it and try again",
-                            t->url, why.text);
-    if (rc && err)
-        *err = why;
-    return rc;
-}
-
-static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
-{
-    int rc = t->sleeping ? wake(t, err) : 0;
     if (rc)
         return rc;
-    rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : reload_by_transfer(t, path, version, err);
+    rc = ws_call_get(t, "/weight_info", &reply, err);
+    if (rc)
+        return rc;
+    if (strcmp(ws_call_text(&reply, "weight_version"), version) != 0)
+        rc = ws_error_set(err, EREMOTEIO, "%s said that it recorded version %s, but names '%.64s'", t->url,
+                          version, ws_call_text(&reply, "weight_version"));
+    ws_http_reply_release(&reply);
+    return rc;
+}
+
+static int label(const struct ws_engine_target *t, const char *version, struct ws_error *err)
+{
+    return has(t, HAS_VERSION) ? record_version(t, version, err)
+                               : ws_error_set(err, EPROTO, "%s keeps no version of its weights", t->url);
+}
+static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
+{
+    int rc = t->sleeping ? wake(t, "/wake_up?tags=weights", err) : 0;
+    if (rc)
+        return rc;
+    rc = stay_paused(t, err);
+    if (!rc)
+        rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : reload_by_transfer(t, path, version, err);
     if (rc)
         return t->sleeping ? ws_call_told(rc, err) : rc;
-    if (t->sleeping)
-        rc = ws_call_plain(t, "/wake_up?tags=kv_cache", NULL, err);
-    if (!rc && has(t, HAS_VERSION))
+    if (has(t, HAS_VERSION))
         rc = record_version(t, version, err);
     return ws_call_told(rc, err);
 }
@@ -281,11 +418,24 @@ static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
     return rc;
 }
 
+static int reset_encoder(const struct ws_engine_target *t, struct ws_error *err)
+{
+    int rc = has(t, HAS_ENCODER) ? ws_call_plain(t, "/reset_encoder_cache", NULL, err) : -EPROTO;
+    if (rc != -EPROTO)
+        return rc;
+    ws_log(WS_LOG_WARN, "engine",
+           "%s has no /reset_encoder_cache: if its model takes images, those that it has seen keep what old "
+           "weights made of them",
+           t->url);
+    return 0;
+}
+
 static int flush(const struct ws_engine_target *t, struct ws_error *err)
 {
-    if (t->cache == WS_CACHE_KEEP || (t->cache == WS_CACHE_LOCAL && !has(t, HAS_RESET)))
-        return 0; /* without the route the pause has emptied it (clear_cache) */
-    return ws_call_while_busy(t, flush_once, err);
+    int rc = reset_encoder(t, err);
+    if (rc || t->cache == WS_CACHE_KEEP || (t->cache == WS_CACHE_LOCAL && !has(t, HAS_RESET)))
+        return rc; /* without the route the pause has emptied it (clear_cache) */
+    return ws_call_while_busy(t, ws_call_short_ms(t), flush_once, err);
 }
 
 static int checksum(const struct ws_engine_target *t, char **out, struct ws_error *err)
@@ -313,6 +463,8 @@ const struct ws_engine_ops ws_engine_vllm = {
     .tells_paused = true,
     .probe = probe,
     .pause = pause_engine,
+    .settle = settle,
+    .label = label,
     .load = load,
     .flush = flush,
     .resume = resume,

@@ -2,6 +2,7 @@
 #include "backends/trainer/agent_state.h"
 #include "transports/clock.h"
 #include "transports/log.h"
+#include "transports/workers.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -93,12 +94,14 @@ void ws_agent_say_why(struct ws_agent_model *m, const char *why)
 void ws_agent_discard(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_slot *s = m->writing;
+    m->given_up = ws_mark_of(m->writing_version, s->run);
     ws_slot_clear(s);
     s->state = WS_SLOT_RETIRED;
     m->abandoned++;
     ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64 " why=\"%s\"", m->name,
            m->writing_version, m->why);
     ws_agent_gpu_discarded(m);
+    ws_agent_audit_dropped(m);
     end_writing(a, m);
 }
 
@@ -278,7 +281,8 @@ static struct ws_agent_model *next_to_finish(struct ws_agent *a)
 static int prove_idle(struct ws_agent *a, struct ws_slot *s)
 {
     const uint64_t end = ws_clock_ns() + IDLE_MS * WS_MS_NS; /* what happens elsewhere wakes us, too */
-    while (ws_slot_idle(s) != 0) {
+    while (ws_slot_idle(s) ==
+           -EBUSY) { /* where nobody can tell, readers only get copies, which are compared */
         if (atomic_load(&a->stop) || ws_clock_ns() > end)
             return -EBUSY;
         (void)ws_agent_wait(a, ws_clock_ns() + IDLE_STEP_MS * WS_MS_NS);
@@ -327,6 +331,7 @@ void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m)
     s->records = NULL;
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
            owner->name, s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
+    ws_agent_audit_published(m);
     end_writing(a, m);
 }
 
@@ -398,6 +403,7 @@ static void free_model(struct ws_agent_model *m)
     for (unsigned i = 0; i < m->n_slots; i++)
         ws_slot_free(m->slots[i]);
     ws_delta_set_clear(&m->deltas);
+    ws_audit_clear(&m->audit.said_here);
     ws_agent_gpu_free(m);
     ws_placement_free(m->placement);
     ws_placement_free(m->share);
@@ -489,7 +495,7 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     struct ws_catalog catalog = {&catalog_ops, a};
     int rc = 0;
     a->workers = ws_workers_new(a->options.n_threads, a->options.nice);
-    if (!a->workers || pthread_create(&a->finisher, NULL, finisher, a) != 0) {
+    if (!a->workers || ws_thread_start(&a->finisher, finisher, a) < 0) {
         ws_workers_free(a->workers);
         a->workers = NULL;
         rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");

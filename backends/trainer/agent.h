@@ -9,13 +9,17 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+/* What three steps that change 5 % of the elements need, by the size of the models that are here; 1 GiB at
+ * least. A changed bf16 element costs some 1.2 bytes in a delta: 3 % of the version's bytes a step. */
+#define WS_DELTA_CACHE_BY_SIZE UINT64_MAX
+
 struct ws_agent_options {
     struct ws_tcp_server_options tcp; /* tcp.listen NULL: no TCP */
     const char *socket;               /* unix socket path; NULL: none */
     gid_t socket_gid;                 /* (gid_t)-1: owner only */
     uint64_t memory_bytes;            /* budget for slots; 0: what memory allows at each request */
     unsigned max_slots;               /* per model; 0: 3 */
-    uint64_t delta_cache_bytes;       /* deltas that are kept, of all models; 0: none are made */
+    uint64_t delta_cache_bytes;       /* deltas that are kept, of all models; 0: none are made; or: */
     const char *archive;              /* folder; NULL: versions are not archived */
     unsigned archive_every;           /* an anchor every so many versions, deltas between; 0: 10 */
     unsigned archive_keep;            /* anchors that are kept, with what hangs on them; 0: 3 */

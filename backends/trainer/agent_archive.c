@@ -128,7 +128,7 @@ void ws_agent_archive_delta(struct ws_agent *a, struct ws_agent_model *m, struct
         return;
     ws_delta_figures(d, &f);
     /* Deltas that wait for a slow disk are bounded like those that are kept for mounts. */
-    if (f.state == WS_DELTA_WHOLE && waiting_bytes(a) + f.bytes <= a->options.delta_cache_bytes)
+    if (f.state == WS_DELTA_WHOLE && waiting_bytes(a) + f.bytes <= ws_agent_delta_room(a))
         j = add(a, m, target->manifest, target->manifest_json, target->manifest_json_bytes);
     if (j)
         j->delta = ws_delta_get(d);

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MIN_ROOM_BYTES (1UL << 30)
+
 struct ws_encoding {
     struct ws_encoding *next;
     struct ws_agent_model *model;
@@ -18,9 +20,25 @@ struct ws_encoding {
     struct ws_slot_hold *base, *target;
     struct ws_rank_records *records; /* what ranks found out */
     size_t n_records;                /* how many of them were of use */
+    uint64_t most;                   /* it is given up beyond */
     int level;
     atomic_bool stop;
 };
+
+uint64_t ws_agent_delta_room(const struct ws_agent *a)
+{
+    uint64_t bytes = 0;
+    if (a->options.delta_cache_bytes != WS_DELTA_CACHE_BY_SIZE)
+        return a->options.delta_cache_bytes;
+    for (const struct ws_agent_model *m = a->models; m; m = m->next) {
+        uint64_t largest = 0;
+        for (unsigned i = 0; i < m->n_slots; i++)
+            if (m->slots[i]->state == WS_SLOT_SERVED && m->slots[i]->manifest->total_bytes > largest)
+                largest = m->slots[i]->manifest->total_bytes;
+        bytes += largest / 10;
+    }
+    return bytes > MIN_ROOM_BYTES ? bytes : MIN_ROOM_BYTES;
+}
 
 static void on_revoked(void *arg)
 {
@@ -65,6 +83,9 @@ void ws_agent_delta_begin(struct ws_agent *a, struct ws_agent_model *m, struct w
         return;
     link = link_of(base, target);
     e->model = m;
+    e->most = ws_agent_delta_room(a);
+    if (e->most > target->manifest->total_bytes / 2)
+        e->most = target->manifest->total_bytes / 2;
     e->level = (int)m->level;
     m->level = 0; /* asked for again by who wants it still */
     e->base = ws_slot_take(base, "the delta to the next version", on_revoked, e);
@@ -95,7 +116,7 @@ static void trim(struct ws_agent *a)
                 most = m;
             }
         }
-        if (total <= a->options.delta_cache_bytes || !most)
+        if (total <= ws_agent_delta_room(a) || !most)
             return;
         ws_delta_set_drop_oldest(&most->deltas);
     }
@@ -118,12 +139,33 @@ static void make(struct ws_agent *a, struct ws_encoding *e)
         return;
     }
     struct ws_delta_side from = side_of(e->base, files), to = side_of(e->target, files + base->n_files);
-    uint64_t most = target->total_bytes / 2;
-    if (most > a->options.delta_cache_bytes)
-        most = a->options.delta_cache_bytes;
-    e->n_records = ws_rank_records_add(e->records, e->delta, base, target, e->level, most, a->encoders);
-    ws_delta_make(e->delta, &from, &to, e->level, most, a->encoders, &e->stop);
+    e->n_records = ws_rank_records_add(e->records, e->delta, base, target, e->level, e->most, a->encoders);
+    ws_delta_make(e->delta, &from, &to, e->level, e->most, a->encoders, &e->stop);
     free(files);
+}
+
+/* Why a delta was given up. One that no cache could have kept is what a step of large changes looks like; one
+ * that this cache did not keep costs the mounts whole pulls, and the operator can help it. */
+static void say_given_up(const struct ws_encoding *e, const struct ws_delta_figures *f)
+{
+    const struct ws_delta_link *l = ws_delta_link(e->delta);
+    const uint64_t version_bytes = e->target->base.manifest->total_bytes;
+    const char *why = "there was no memory for it; mounts pull this version whole";
+    enum ws_log_level level = WS_LOG_WARN;
+    if (atomic_load(&e->stop)) {
+        why = "its slot was wanted for the next version";
+        level = WS_LOG_INFO;
+    } else if (f->bytes > e->most && e->most == version_bytes / 2) {
+        why = "it would be half as large as the version or more";
+        level = WS_LOG_INFO;
+    } else if (f->bytes > e->most) {
+        why = "it is larger than the room for deltas; mounts pull this version whole; --delta-cache=SIZE "
+              "makes room";
+    }
+    ws_log(level, "agent",
+           "no delta model=%s base=%" PRIu64 " version=%" PRIu64 " bytes=%" PRIu64 " version_bytes=%" PRIu64
+           " room=%" PRIu64 ": %s",
+           e->model->name, l->base.version, l->target.version, f->bytes, version_bytes, e->most, why);
 }
 
 static void encode(struct ws_agent *a, struct ws_encoding *e)
@@ -133,15 +175,14 @@ static void encode(struct ws_agent *a, struct ws_encoding *e)
     const struct ws_delta_link *l = ws_delta_link(e->delta);
     make(a, e);
     ws_delta_figures(e->delta, &f);
-    ws_log(WS_LOG_INFO, "agent",
-           "delta %s model=%s base=%" PRIu64 " version=%" PRIu64 " bytes=%" PRIu64 " changed=%" PRIu64
-           " seconds=%.3f from_ranks=%zu%s",
-           ws_delta_state_name(f.state), e->model->name, l->base.version, l->target.version, f.bytes,
-           f.n_changed, (double)(ws_clock_ns() - began) / 1e9, e->n_records,
-           f.state == WS_DELTA_WHOLE ? ""
-           : atomic_load(&e->stop)   ? ": its slot was wanted"
-                                     : ": it would be half as large as the version or more, or larger than "
-                                       "--delta-cache, or memory was short");
+    if (f.state != WS_DELTA_WHOLE)
+        say_given_up(e, &f);
+    else
+        ws_log(WS_LOG_INFO, "agent",
+               "delta whole model=%s base=%" PRIu64 " version=%" PRIu64 " bytes=%" PRIu64 " changed=%" PRIu64
+               " seconds=%.3f from_ranks=%zu",
+               e->model->name, l->base.version, l->target.version, f.bytes, f.n_changed,
+               (double)(ws_clock_ns() - began) / 1e9, e->n_records);
     pthread_mutex_lock(&a->lock);
     if (f.state == WS_DELTA_WHOLE)
         e->model->deltas_made++;

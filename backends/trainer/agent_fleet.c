@@ -14,6 +14,7 @@
 #include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/text.h"
+#include "transports/workers.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -107,7 +108,7 @@ static void *end_leases(void *arg)
 
 int ws_agent_fleet_start(struct ws_agent *a)
 {
-    a->has_clock = pthread_create(&a->clock, NULL, end_leases, a) == 0;
+    a->has_clock = ws_thread_start(&a->clock, end_leases, a) == 0;
     return a->has_clock ? 0 : -EAGAIN;
 }
 

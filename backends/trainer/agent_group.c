@@ -37,6 +37,8 @@ void ws_agent_group_free(struct ws_agent_model *m)
     struct ws_group *g = m->group;
     for (unsigned r = 0; g && r < m->world_size; r++)
         ws_registration_free(g->remotes[r].registration);
+    for (unsigned i = 0; g && i < WS_MAX_PARTS; i++)
+        ws_audit_clear(&g->nodes[i].audit);
     if (g) {
         free(g->remotes);
         free(g->node_of);
@@ -186,6 +188,8 @@ int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_regis
     m->placement = whole;
     m->share = share;
     m->epoch++;
+    ws_replicas_locate(&whole->replicas, regs, m->world_size, count > 1 ? node_of : NULL, index);
+    ws_agent_audit_placed(m);
     m->n_local = 0;
     for (unsigned r = 0; r < m->world_size; r++)
         if (m->ranks[r]) {
@@ -222,7 +226,8 @@ static void place_alone(struct ws_agent *a, struct ws_agent_model *m, const stru
     snprintf(why, sizeof(why), "rank %u (process %d) came back, and it has to be written anew", last->rank,
              (int)last->pid);
     if (m->writing && (rc < 0 || ws_group_register_again(m) || committed != m->n_committed ||
-                       strcmp(m->writing->placement_id, m->placement->id) != 0))
+                       strcmp(m->writing->placement_id, m->placement->id) != 0 ||
+                       strcmp(m->writing->base_id, m->placement->base_id) != 0))
         ws_agent_abandon(a, m, why);
     if (rc == 0)
         return;

@@ -27,6 +27,8 @@ struct ws_node { /* the primary's view of another agent */
     uint64_t epoch, round, version;
     char run[WS_RUN_CHARS + 1];
     bool committed, sealed; /* in that round */
+    struct ws_audit audit;  /* what its ranks have said of replicas that span nodes, in audit_round */
+    uint64_t audit_round;
 };
 
 struct ws_remote { /* a rank on another node, at the primary */
@@ -62,6 +64,7 @@ struct ws_group {
     uint64_t asked_ns, answered_ns; /* the last that was answered: when it was asked, and answered */
     unsigned n_here;                /* ranks that the primary knows */
     unsigned n_told;                /* of our ranks */
+    uint64_t audit_round;           /* of which the primary has what our ranks said of replicas */
     bool whole, dirty;              /* the primary has all ranks; something is to be told at once */
     json_t *need;                   /* ranks whose registrations it wants */
     char asked_run[WS_RUN_CHARS + 1];

@@ -3,24 +3,22 @@
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/clock.h"
+#include "transports/text.h"
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
+
+#define RANDOM_RUN_BYTES 8
 
 static void random_run(char out[WS_RUN_CHARS + 1])
 {
-    unsigned char bytes[8];
-    if (getrandom(bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes)) {
-        uint64_t now = ws_clock_ns() ^ ((uint64_t)getpid() << 40);
-        memcpy(bytes, &now, sizeof(bytes));
-    }
-    for (size_t i = 0; i < sizeof(bytes); i++)
-        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    if (ws_text_random(out, RANDOM_RUN_BYTES))
+        snprintf(out, WS_RUN_CHARS + 1, "%016" PRIx64, ws_clock_ns() ^ ((uint64_t)getpid() << 40));
 }
 
 int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
@@ -29,7 +27,7 @@ int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bo
     if (run && !ws_run_is_safe(run))
         return ws_error_set(err, EINVAL, "'%.80s' is no run id: 1 to %d of letters, digits, '.', '_', '-'",
                             run, WS_RUN_CHARS);
-    if (run && m->any && strcmp(run, m->run) != 0 && !new_run)
+    if (run && m->any && strcmp(run, m->run) != 0 && !new_run && strcmp(run, m->opened_run) != 0)
         return ws_error_set(err, EEXIST, "%s has the lineage %s; to supersede it by %s say so (--new-run)",
                             m->name, m->run, run);
     if (run && m->any && strcmp(run, m->run) == 0 && new_run)
@@ -47,6 +45,8 @@ int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bo
         memcpy(m->group_run, m->run, sizeof(m->group_run));
     else
         random_run(m->group_run);
+    if (new_run)
+        memcpy(m->opened_run, m->group_run, sizeof(m->opened_run));
     return 0;
 }
 

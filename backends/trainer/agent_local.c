@@ -1,15 +1,21 @@
 /* The publishers' routes, by the unix socket only. A rank's calls, in order, all POST to /v1/local/:
  *
  *   register {api, release, model, run?, new_run, rank, world_size, shard_bytes, max_slots, params, base,
- * sidecars} waits for all ranks; replies {api, run, epoch, part, files: [{name, bytes, header_bytes}],
+ *       base_id?, sidecars, audit?, audit_warns?} waits for all ranks;
+ *       replies {api, run, epoch, part, files: [{name, bytes, header_bytes}],
  *       places: [[file, begin, writes]..], base: [..], sidecars: [file..]}
  *
- *   begin {version, run, keep}
- *       replies {fresh, holds} and descriptors, one writable a file (size 0: none); keep: ones that may stay
- *       mapped; holds: {version, run} that they hold all of, null: nobody knows
+ *   begin {version, run, keep, changes?, max_fds?}
+ *       replies {fresh, holds, slot, slots, audit: [[param, first, n]..]} and descriptors, one writable
+ *       a file (size 0: none); keep: ones that may stay mapped; changes: where they hold a version, only
+ *       what changed will be written; holds: {version, run} that they hold all of, null: nobody knows;
+ *       slot: a number of this memory; slots: those of all that will be written again: the rest must not
+ *       stay mapped; audit: chunks of what it holds that it is to hash (audit.h)
  *
- *   commit {hashes: [[file, block, "hex"]..], records?: [[file, block, offset, bytes, "hex"]..]}, or abandon
- * {} records: what changed in blocks, in the file of the descriptor that comes along (rank_records.h)
+ *   commit {hashes: [[file, block, "hex"]..], audit?: [[param, chunk, "hex"]..],
+ *       records?: [[file, block, offset, bytes, "hex"]..]}, or abandon {}
+ *       commit replies {slots}; records: what changed in blocks, in the file of the descriptor that comes
+ *       along (rank_records.h)
  *
  *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms}
  *
@@ -20,6 +26,7 @@
 #include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/memory.h"
+#include "transports/text.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -29,6 +36,9 @@
 #include <unistd.h>
 
 #define DEFAULT_WAIT_MS 60000
+#define DYING_NS        (10 * WS_SECOND_NS) /* for the rest of a process to be torn down */
+#define COMING_BACK_NS  (5 * WS_SECOND_NS)  /* for a launcher that starts the one rank anew */
+#define DYING_STEP_NS   (50 * WS_MS_NS)
 
 static uint64_t deadline_of(const json_t *body)
 {
@@ -147,8 +157,13 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
         return ws_error_set(err, EINVAL, "rank %" PRIu64 " of %" PRIu64 " makes no sense; at most %d ranks",
                             rank, world, WS_MAX_RANKS);
     int rc = ws_registration_of(body, (unsigned)rank, &r, err);
-    if (rc < 0)
+    if (rc == 0 && r->n_base > 0 && !r->base_id[0] && ws_text_random(r->base_id, WS_BASE_ID_CHARS / 2))
+        rc = ws_error_set(err, EIO,
+                          "the system gives no random numbers"); /* cannot tell: it is another base */
+    if (rc < 0) {
+        ws_registration_free(r);
         return rc;
+    }
     pthread_mutex_lock(&a->lock);
     ws_agent_forget(a, c, "registered anew");
     struct ws_agent_model *m = ws_agent_find_or_add(a, name);
@@ -198,7 +213,7 @@ int ws_agent_check_version(const struct ws_agent_model *m, uint64_t version, con
 
 /* The first rank's thread takes and prepares the slot; the others wait for it. Under lock. */
 static int prepare(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run,
-                   uint64_t deadline, struct ws_error *err)
+                   bool changes_only, uint64_t deadline, struct ws_error *err)
 {
     struct ws_slot *s = NULL;
     m->preparing = true;
@@ -208,13 +223,9 @@ static int prepare(struct ws_agent *a, struct ws_agent_model *m, uint64_t versio
     int rc = ws_agent_take_slot(a, owner, ws_agent_layout(m), &s, deadline, err);
     const struct ws_placement *l = ws_agent_layout(m);
     if (rc == 0) {
-        a->slot_bytes -= s->total_bytes;
-        pthread_mutex_unlock(&a->lock);
-        rc = ws_slot_prepare(s, l, a->options.n_threads, err);
+        rc = ws_agent_prepare_slot(a, s, l, changes_only, err);
         if (rc == 0)
             rc = ws_slot_begin(s, l, owner->name, version, run, err);
-        pthread_mutex_lock(&a->lock);
-        a->slot_bytes += s->total_bytes;
         if (rc < 0) {
             ws_slot_clear(s);
             s->state = WS_SLOT_FREE;
@@ -228,6 +239,7 @@ static int prepare(struct ws_agent *a, struct ws_agent_model *m, uint64_t versio
         m->writing = s;
         m->writing_version = version;
         m->n_begun = m->n_committed = 0;
+        ws_agent_audit_begin(m);
     }
     pthread_cond_broadcast(&a->changed);
     return rc;
@@ -260,7 +272,7 @@ static int open_all(const struct ws_slot *s, bool keep, int *fds, size_t max, si
             return ws_error_set(err, E2BIG,
                                 "a version of over %zu files cannot be published; use larger shards", max);
         rc = keep ? ws_region_lend(s->regions[i], &fds[*n], err)
-                  : ws_region_open(s->regions[i], true, &fds[*n], err);
+                  : ws_region_open(s->regions[i], WS_REGION_WRITE, &fds[*n], err);
         *n += rc == 0;
     }
     return rc;
@@ -330,11 +342,25 @@ static json_t *holds_json(const struct ws_slot *s)
     return json_pack("{s:I,s:s}", "version", (json_int_t)s->had.version, "run", s->had.run);
 }
 
+/* Those that will be written again as they are: what a rank has mapped of others it lets go. */
+static json_t *slots_json(const struct ws_agent_model *m)
+{
+    json_t *all = json_array();
+    for (unsigned i = 0; i < m->owner->n_slots; i++) {
+        const struct ws_slot *s = m->owner->slots[i];
+        if ((s == m->writing || s->state != WS_SLOT_WRITING) && ws_slot_stays(s))
+            json_array_append_new(all, json_integer((json_int_t)s->id));
+    }
+    return all;
+}
+
 static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply, int *fds,
                     size_t max, size_t *n_fds, struct ws_error *err)
 {
     uint64_t version = ws_agent_number(body, "version", 0), deadline = deadline_of(body);
     const char *run = json_string_value(json_object_get(body, "run"));
+    const uint64_t takes = ws_agent_number(body, "max_fds", WS_MAX_FDS_PER_FRAME);
+    max = takes < max ? takes : max;
     if (!run || !ws_run_is_safe(run))
         return ws_error_set(err, EINVAL, "begin needs the run of the registration");
     pthread_mutex_lock(&a->lock);
@@ -357,7 +383,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         rc = join_version(a, c, version, run, err);
     bool first = rc == 0 && !m->writing;
     if (first)
-        rc = prepare(a, m, version, run, deadline, err);
+        rc = prepare(a, m, version, run, json_is_true(json_object_get(body, "changes")), deadline, err);
     if (first && rc == 0 && ws_group_spans(m) && !ws_group_is_whole(a, m)) { /* a rank left meanwhile */
         char missing[WS_ERROR_TEXT / 2], why[WS_ERROR_TEXT];
         ws_group_missing(a, m, false, missing, sizeof(missing));
@@ -375,7 +401,9 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         c->writing = true;
         c->committed = NULL;
         m->n_begun++;
-        *reply = json_pack("{s:b,s:o}", "fresh", (int)m->writing->fresh, "holds", holds_json(m->writing));
+        *reply = json_pack("{s:b,s:o,s:o,s:I,s:o}", "fresh", (int)m->writing->fresh, "holds",
+                           holds_json(m->writing), "audit", ws_agent_audit_ask(m, c), "slot",
+                           (json_int_t)m->writing->id, "slots", slots_json(m));
     }
     pthread_mutex_unlock(&a->lock);
     if (rc < 0) {
@@ -400,7 +428,7 @@ static int read_records(const json_t *body, const int *fds, size_t n_fds, struct
 }
 
 static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *body, const int *fds,
-                     size_t n_fds, struct ws_error *err)
+                     size_t n_fds, json_t **reply, struct ws_error *err)
 {
     const json_t *hashes = json_object_get(body, "hashes"), *h;
     struct ws_rank_records *records = NULL;
@@ -414,24 +442,33 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
         rc = ws_error_set(err, EINVAL, "nothing is begun");
     json_array_foreach(hashes, i, h)
     {
-        const char *hex = json_string_value(json_array_get(h, 2));
+        uint64_t hash;
         if (rc < 0)
             break;
         assert(m); /* the session was checked */
-        if (!hex ||
+        if (ws_text_hash(json_string_value(json_array_get(h, 2)), &hash) < 0 ||
+            !json_is_integer(json_array_get(h, 0)) || !json_is_integer(json_array_get(h, 1)) ||
             ws_slot_note_hash(m->writing, (uint64_t)json_integer_value(json_array_get(h, 0)),
-                              (uint64_t)json_integer_value(json_array_get(h, 1)), strtoull(hex, NULL, 16)))
+                              (uint64_t)json_integer_value(json_array_get(h, 1)), hash))
             rc = ws_error_set(err, EINVAL, "a block's hash in commit is malformed");
     }
     if (rc == 0 && records)
         rc = ws_rank_records_check(records, m->writing->manifest, m->writing->hashed, err);
+    if (rc == 0)
+        rc = ws_agent_audit_take(m, c, body, err);
     if (rc == 0) {
         m->writing->records = ws_rank_records_join(records, m->writing->records);
         records = NULL;
         c->writing = false;
         c->committed = m->writing;
+        *reply = json_pack("{s:o}", "slots", slots_json(m));
         if (++m->n_committed == m->n_local) {
-            ws_group_committed(a, m);
+            const uint64_t version = m->writing_version;
+            rc = ws_agent_audit_check(m, NULL, version, err);
+            if (rc < 0)
+                ws_agent_abandon(a, m, err->text);
+            else
+                ws_group_committed(a, m);
             pthread_cond_broadcast(&a->changed);
         }
     }
@@ -468,12 +505,14 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
         c->pid = peer->pid;
     }
     const char *verb = path + strlen("/v1/local/");
-    if (strcmp(verb, "register") == 0)
+    if (strcmp(verb, "register") == 0) {
+        atomic_store(&peer->ends_with_process, true);
         return do_register(a, c, body, reply, err);
+    }
     if (strcmp(verb, "begin") == 0)
         return do_begin(a, c, body, reply, fds, max, n_fds, err);
     if (strcmp(verb, "commit") == 0)
-        return do_commit(a, c, body, fds_in, n_fds_in, err);
+        return do_commit(a, c, body, fds_in, n_fds_in, reply, err);
     if (strcmp(verb, "wait") == 0)
         return ws_agent_wait_version(a, c, body, err);
     if (strcmp(verb, "abandon") == 0) {
@@ -483,6 +522,30 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
     return ws_agent_gpu_call(a, c, verb, body, fds_in, n_fds_in, reply, fds, max, n_fds, err);
 }
 
+/* A rank whose connection ended before it began a version that others write. A publisher that was closed may
+ * be opened again and begin it; a process that is dead does not, and the others are told. Its connection ends
+ * a little before it does. Who starts it anew, maybe since it ended in the version before, has a moment: its
+ * successor begins the version, and what the others have committed is of use. */
+static void tell_of_death(struct ws_agent *a, struct ws_agent_model *m, unsigned rank,
+                          const struct ws_ipc_peer *peer, const struct ws_mark *version)
+{
+    const uint64_t began = ws_clock_ns(), until = began + DYING_NS + COMING_BACK_NS;
+    char why[128];
+    snprintf(why, sizeof(why), "rank %u (process %d) ended before it had begun", rank, (int)peer->pid);
+    pthread_mutex_lock(&a->lock);
+    for (bool dead = false; !dead && !atomic_load(&a->stop) && ws_clock_ns() < until;) {
+        if (!m->writing || m->writing_version != version->version ||
+            strcmp(m->writing->run, version->run) != 0 || rank >= m->world_size || m->ranks[rank])
+            break; /* it is over, or the rank came back */
+        dead = ws_clock_ns() - began >= COMING_BACK_NS && ws_ipc_peer_is_dead(peer);
+        if (dead)
+            ws_agent_abandon(a, m, why);
+        else
+            (void)ws_agent_wait(a, ws_clock_ns() + DYING_STEP_NS);
+    }
+    pthread_mutex_unlock(&a->lock);
+}
+
 static void local_gone(void *self, struct ws_ipc_peer *peer)
 {
     struct ws_agent *a = self;
@@ -490,9 +553,16 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
     if (!c)
         return;
     pthread_mutex_lock(&a->lock);
+    struct ws_agent_model *m = c->model;
+    const bool awaited = m && !ws_group_spans(m) && m->writing && !c->writing && c->committed != m->writing;
+    struct ws_mark version = {0};
+    if (awaited)
+        version = ws_mark_of(m->writing_version, m->writing->run);
     ws_agent_forget(a, c, "ended");
     pthread_mutex_unlock(&a->lock);
     ws_agent_gpu_gone(a, c); /* tells those who wait, who find nothing begun any more */
+    if (awaited)
+        tell_of_death(a, m, c->rank, peer, &version);
     free(c);
     peer->state = NULL;
     ws_memory_trim(); /* registrations of 100,000 tensors leave much behind */

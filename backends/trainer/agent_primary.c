@@ -40,6 +40,8 @@ static void abandon(struct ws_agent *a, struct ws_agent_model *m, const char *wh
         ws_group_drop(a, m, why); /* may end the round itself */
     else
         ws_agent_say_why(m, why);
+    if (!m->n_local)
+        ws_agent_audit_dropped(m);
     if (g->round == before)
         g->round++;
     g->hashing = false;
@@ -93,6 +95,27 @@ static bool have_all(const struct ws_agent_model *m, bool sealed)
     return true;
 }
 
+/* Compares the replicas of all nodes' ranks. */
+static int audit(struct ws_agent_model *m, uint64_t version, char *why, size_t cap)
+{
+    const struct ws_group *g = m->group;
+    struct ws_audit said = {0};
+    struct ws_error err = {0};
+    int rc = 0;
+    if (!m->n_local) /* nothing is begun here */
+        ws_agent_audit_begin(m);
+    for (size_t i = 0; rc == 0 && i < m->audit.said_here.n; i++)
+        rc = ws_audit_add(&said, &m->audit.said_here.list[i], &err);
+    for (unsigned k = 0; k < WS_MAX_PARTS; k++)
+        for (size_t i = 0; rc == 0 && g->nodes[k].audit_round == g->round && i < g->nodes[k].audit.n; i++)
+            rc = ws_audit_add(&said, &g->nodes[k].audit.list[i], &err);
+    if (rc == 0)
+        rc = ws_agent_audit_check(m, &said, version, &err);
+    ws_audit_clear(&said);
+    snprintf(why, cap, "%s", err.text);
+    return rc;
+}
+
 static void begin_hashing(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
@@ -107,6 +130,10 @@ static void begin_hashing(struct ws_agent *a, struct ws_agent_model *m)
                  " of run %s; every rank offloads the same step",
                  m->n_local ? a->node : one->name, version, run, other->name, other->version, other->run);
         ws_log(WS_LOG_ERROR, "agent", "version refused model=%s: %s", m->name, why);
+        abandon(a, m, why);
+        return;
+    }
+    if (audit(m, version, why, sizeof(why)) < 0) {
         abandon(a, m, why);
         return;
     }
@@ -130,6 +157,7 @@ static void announce(struct ws_agent *a, struct ws_agent_model *m)
         m->newest = g->announced.version;
         m->any = true;
         m->published++;
+        ws_agent_audit_published(m);
     }
     ws_log(WS_LOG_INFO, "agent", "all parts are there model=%s version=%" PRIu64 " parts=%u", m->name,
            g->announced.version, g->count);
@@ -291,6 +319,7 @@ static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_no
         abandon(a, m, why);
     if (n->member)
         g->stale = true;
+    ws_audit_clear(&n->audit);
     *n = (struct ws_node){0};
 }
 
@@ -422,6 +451,20 @@ static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_n
     }
 }
 
+/* Once a round. What is not understood was not said, and the audit says that it lacks it. */
+static void take_audit(struct ws_node *n, const json_t *said)
+{
+    struct ws_error err = {0};
+    if (!json_is_array(said) || n->audit_round == n->round)
+        return;
+    ws_audit_clear(&n->audit);
+    if (ws_audit_of_json(&n->audit, said, &err) < 0) {
+        ws_log(WS_LOG_WARN, "agent", "a node's audit is left out node=%s error=\"%s\"", n->name, err.text);
+        ws_audit_clear(&n->audit);
+    }
+    n->audit_round = n->round;
+}
+
 static void take_version(struct ws_agent *a, struct ws_agent_model *m, struct ws_node *n, const json_t *body)
 {
     struct ws_group *g = m->group;
@@ -434,6 +477,7 @@ static void take_version(struct ws_agent *a, struct ws_agent_model *m, struct ws
     snprintf(n->run, sizeof(n->run), "%s", run ? run : "");
     n->committed = json_is_true(json_object_get(body, "committed"));
     n->sealed = json_is_true(json_object_get(body, "sealed"));
+    take_audit(n, json_object_get(body, "audit"));
     if (ws_agent_number(body, "gave_up", 0) != g->round)
         return;
     snprintf(text, sizeof(text), "%.200s: %s", n->name, why ? why : "it did not say why");
@@ -488,6 +532,7 @@ static json_t *answer(const struct ws_agent *a, const struct ws_agent_model *m, 
                           "epoch", (json_int_t)g->epoch, "here", (int)n_here(m), "run", m->group_run, "why",
                           g->why, "need", need, "refused", refused);
     json_object_set_new(o, "announced_round", json_integer((json_int_t)g->announced_round));
+    json_object_set_new(o, "audit_round", json_integer((json_int_t)n->audit_round));
     if (whole && n->member && n->epoch != g->epoch)
         json_object_set_new(o, "group", group_json(m, n));
     return o;

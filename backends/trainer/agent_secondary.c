@@ -35,7 +35,7 @@ static json_t *needed(const struct ws_agent_model *m)
     return all;
 }
 
-static json_t *say(const struct ws_agent *a, const struct ws_agent_model *m)
+static json_t *say(const struct ws_agent *a, struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
     json_t *ranks = json_array();
@@ -55,6 +55,8 @@ static json_t *say(const struct ws_agent *a, const struct ws_agent_model *m)
         json_object_set_new(o, "version_run", json_string(m->writing->run));
         json_object_set_new(o, "committed", json_boolean(g->committed));
         json_object_set_new(o, "sealed", json_boolean(g->sealed));
+        if (g->committed && m->audit.runs && m->placement && g->audit_round != g->writing_round)
+            json_object_set_new(o, "audit", ws_audit_json(&m->audit.said_here, &m->placement->replicas));
     }
     return o;
 }
@@ -70,7 +72,7 @@ static void forget_primary(struct ws_agent *a, struct ws_agent_model *m, uint64_
         ws_group_drop(a, m, "the primary agent was started anew");
     }
     g->primary_id = primary;
-    g->epoch = g->round = g->gave_up = 0;
+    g->epoch = g->round = g->gave_up = g->audit_round = 0;
     g->whole = false;
 }
 
@@ -81,6 +83,7 @@ static bool take_round(struct ws_agent *a, struct ws_agent_model *m, const json_
     const char *why = json_string_value(json_object_get(reply, "why"));
     char text[WS_ERROR_TEXT];
     g->round = ws_agent_number(reply, "round", 0);
+    g->audit_round = ws_agent_number(reply, "audit_round", 0);
     if (!m->writing || m->preparing)
         return false;
     if (ws_agent_number(reply, "announced_round", 0) == g->writing_round && g->sealed) {

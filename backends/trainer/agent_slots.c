@@ -24,7 +24,7 @@ static bool can_take(const struct ws_slot *s)
 {
     if (s->state == WS_SLOT_WRITING || s->state == WS_SLOT_HASHING || s->state == WS_SLOT_SEALED)
         return false;
-    return !ws_slot_has_firm_holds(s) && ws_slot_idle(s) == 0;
+    return !ws_slot_has_firm_holds(s) && ws_slot_idle(s) != -EBUSY;
 }
 
 /* When it was committed; an abandoned one comes first. */
@@ -51,9 +51,9 @@ static struct ws_slot *oldest_that_can_be_taken(struct ws_agent_model *m)
 static int check_budget(struct ws_agent *a, const struct ws_placement *l, struct ws_error *err)
 {
     char text[WS_ERROR_TEXT] = "";
-    uint64_t has;
+    uint64_t has, used = a->slot_bytes + ws_region_left_bytes(); /* readers keep what we have closed */
     if (a->options.memory_bytes) {
-        has = a->slot_bytes < a->options.memory_bytes ? a->options.memory_bytes - a->slot_bytes : 0;
+        has = used < a->options.memory_bytes ? a->options.memory_bytes - used : 0;
         snprintf(text, sizeof(text), "--memory leaves %" PRIu64 " bytes", has);
     } else {
         has = ws_memory_available(text);
@@ -64,7 +64,7 @@ static int check_budget(struct ws_agent *a, const struct ws_placement *l, struct
     return ws_error_set(err, ENOMEM,
                         "a slot of %" PRIu64 " bytes does not fit: %s (slots take %" PRIu64
                         " bytes now); raise the limit, or use fewer slots or a smaller model",
-                        l->total_bytes, text, a->slot_bytes);
+                        l->total_bytes, text, used);
 }
 
 static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
@@ -114,7 +114,7 @@ static int retire(struct ws_agent *a, struct ws_slot *s)
     while (s->n_holds > 0)
         if (!ws_agent_wait(a, deadline))
             break;
-    if (s->n_holds > 0 || ws_slot_idle(s) != 0)
+    if (s->n_holds > 0 || ws_slot_idle(s) == -EBUSY)
         return -EBUSY; /* stays retired: it is tried again by the next version */
     ws_slot_clear(s);
     s->state = WS_SLOT_WRITING;
@@ -153,6 +153,35 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struc
         if (atomic_load(&a->stop))
             return ws_error_set(err, ESHUTDOWN, "the agent is stopping");
     }
+}
+
+/* A slot that has to be laid out anew gives its memory back first, and is then budgeted like a new one. One
+ * whose regions are exchanged takes as much as before: nobody has the old ones mapped any more. */
+static int reserve(struct ws_agent *a, struct ws_slot *s, const struct ws_placement *l, struct ws_error *err)
+{
+    int rc = 0;
+    if (!ws_slot_fits(s, l)) {
+        a->slot_bytes -= s->total_bytes;
+        pthread_mutex_unlock(&a->lock); /* giving gigabytes back takes a while */
+        ws_slot_empty(s);
+        pthread_mutex_lock(&a->lock);
+        rc = check_budget(a, l, err);
+        a->slot_bytes += rc == 0 ? l->total_bytes : 0;
+    }
+    return rc;
+}
+
+int ws_agent_prepare_slot(struct ws_agent *a, struct ws_slot *s, const struct ws_placement *l,
+                          bool changes_only, struct ws_error *err)
+{
+    int rc = reserve(a, s, l, err);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_unlock(&a->lock);
+    rc = ws_slot_prepare(s, l, changes_only, a->options.n_threads, err);
+    pthread_mutex_lock(&a->lock);
+    a->slot_bytes -= rc < 0 ? l->total_bytes : 0; /* it has no memory any more */
+    return rc;
 }
 
 void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m)

@@ -4,6 +4,7 @@
 #ifndef WS_TRAINER_AGENT_STATE_H
 #define WS_TRAINER_AGENT_STATE_H
 #include "backends/trainer/agent.h"
+#include "backends/trainer/audit.h"
 #include "backends/trainer/release.h"
 #include "backends/trainer/slot.h"
 #include "transports/api.h"
@@ -29,6 +30,19 @@ struct ws_archive_state {
     bool anchor_due;                            /* a link is missing: the next version is written whole */
     uint64_t newest;                            /* that is on the disk */
     uint64_t anchors, deltas, given_up, failed; /* counters */
+};
+
+/* The audits of a model (agent_audit.c). */
+struct ws_audit_state {
+    bool due;                            /* of all replicas: nothing of this placement was published yet */
+    bool said;                           /* that not all of it can be compared */
+    uint64_t since, turn;                /* versions published since then; audits of a share */
+    bool runs, is_whole;                 /* the version on its way is audited; all of it */
+    bool differs, lacks;                 /* and replicas differ, or were not all compared */
+    uint64_t epoch;                      /* of the placement that it was begun by */
+    struct ws_replica_window window;     /* what is compared */
+    struct ws_audit said_here;           /* by this node's ranks */
+    uint64_t passed, failed, incomplete; /* counters */
 };
 
 /* A rank's connection. */
@@ -58,6 +72,8 @@ struct ws_agent_model {
     unsigned n_slots, max_slots;
     /* the group of ranks */
     char group_run[WS_RUN_CHARS + 1];
+    char opened_run[WS_RUN_CHARS +
+                    1]; /* that new_run opened last: it needs no leave again, published or not */
     unsigned world_size, n_registered;
     struct ws_session **ranks;
     struct ws_placement *placement; /* NULL until all ranks are there */
@@ -66,6 +82,7 @@ struct ws_agent_model {
     unsigned n_local;             /* ranks of this node in it */
     struct ws_group *group;       /* NULL: no other agent is known */
     char why[WS_ERROR_TEXT];      /* the last version was abandoned */
+    struct ws_mark given_up;      /* which one that was; no run: none was */
     char *nodes;                  /* of a part: JSON of the nodes' names */
     uint64_t shard_bytes;
     uint64_t epoch; /* of the placement */
@@ -87,7 +104,8 @@ struct ws_agent_model {
     unsigned level; /* of compression, that was asked of the next delta */
     uint64_t published, abandoned, deltas_made, deltas_given_up; /* counters */
     struct ws_archive_state archive;                             /* agent_archive.c */
-    struct ws_gpu_version *gpu;                                  /* agent_gpu.c; newest first */
+    struct ws_audit_state audit;
+    struct ws_gpu_version *gpu; /* agent_gpu.c; newest first */
 };
 
 struct ws_agent {
@@ -178,9 +196,15 @@ static inline uint64_t ws_agent_number(const json_t *body, const char *key, uint
     const json_t *v = json_object_get(body, key);
     return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v) : fallback;
 }
+/* agent_delta.c: how many bytes of deltas may be kept now. Under lock. */
+uint64_t ws_agent_delta_room(const struct ws_agent *a);
 /* agent_slots.c: a slot for the next version; under lock, gives it up meanwhile. */
 WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
                                    struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err);
+/* Makes the memory of a slot that was taken fit, within what the agent may use; changes_only as in
+ * ws_slot_prepare. Under lock, gives it up meanwhile. On failure it has none. */
+WS_MUST_USE int ws_agent_prepare_slot(struct ws_agent *a, struct ws_slot *s, const struct ws_placement *l,
+                                      bool changes_only, struct ws_error *err);
 /* Gives the slots of a model back that nobody reads, and what others have of it when they end. Under lock. */
 void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m);
 /* agent_delta.c: deltas between versions */
@@ -192,6 +216,20 @@ int ws_agent_deltas(void *self, const char *model, uint64_t version, const char 
                     struct ws_error *err);
 int ws_agent_delta(void *self, const char *model, uint64_t version, const char *run,
                    const struct ws_mark *base, unsigned level, struct ws_delta **out, struct ws_error *err);
+/* agent_audit.c: replicas are compared. All under lock.
+ * placed: a placement was made. begin: a version is. ask: what the rank is to hash, for the reply of its
+ * begin. take: what it says in the body of its commit. check: compares what this node's ranks have said, or
+ * (said) what those of all nodes have. -ECANCELED: replicas differ, and the version is to be abandoned for
+ * the reason in err. published, dropped: how the version ended. */
+void ws_agent_audit_placed(struct ws_agent_model *m);
+void ws_agent_audit_begin(struct ws_agent_model *m);
+json_t *ws_agent_audit_ask(const struct ws_agent_model *m, const struct ws_session *c);
+WS_MUST_USE int ws_agent_audit_take(struct ws_agent_model *m, const struct ws_session *c, const json_t *body,
+                                    struct ws_error *err);
+WS_MUST_USE int ws_agent_audit_check(struct ws_agent_model *m, struct ws_audit *said, uint64_t version,
+                                     struct ws_error *err);
+void ws_agent_audit_published(struct ws_agent_model *m);
+void ws_agent_audit_dropped(struct ws_agent_model *m);
 /* agent_archive.c: versions on the disk */
 WS_MUST_USE int ws_agent_archive_start(struct ws_agent *a, struct ws_error *err);
 void ws_agent_archive_stop(struct ws_agent *a); /* a->stop is set */

@@ -81,7 +81,10 @@ static int wait_version(struct ws_agent *a, struct ws_session *c, const json_t *
                         (!loaded || is_loaded(a, m, version, who ? who : "all", missing, sizeof(missing))))) {
         bool pending =
             m->writing && m->writing_version == version && (!run || strcmp(run, m->writing->run) == 0);
-        if (!pending && !loaded)
+        const bool given_up = !pending && m->given_up.version == version && m->given_up.run[0] &&
+                              (!run || strcmp(run, m->given_up.run) == 0) &&
+                              !(m->any && strcmp(m->given_up.run, m->run) == 0 && m->newest >= version);
+        if (!pending && (!loaded || given_up))
             rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun%s%s",
                               version, m->name, m->why[0] ? "; the last that was: " : "", m->why);
         else if (!ws_agent_wait(a, look_again(deadline)) &&

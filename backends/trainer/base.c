@@ -1,9 +1,11 @@
 #include "backends/trainer/base.h"
+#include "backends/trainer/registration.h"
 #include "transports/copy.h"
+#include "transports/entry.h"
+#include "transports/text.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,18 +33,21 @@ struct ws_base {
     size_t n_tensors;
     struct sidecar *sidecars;
     size_t n_sidecars;
+    char id[WS_BASE_ID_CHARS + 1];
 };
 
-static int map_file(const char *path, uint64_t bytes, void **out, struct ws_error *err)
+static int map_file(const struct ws_folder *folder, const struct ws_folder_file *f, void **out,
+                    struct ws_error *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    *out = fd < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    int fd = ws_folder_file_open(folder, f, err);
+    if (fd < 0)
+        return fd;
+    *out = mmap(NULL, f->size_bytes, PROT_READ, MAP_SHARED, fd, 0);
     int code = errno;
-    if (fd >= 0)
-        close(fd);
+    close(fd);
     if (*out == MAP_FAILED) {
         *out = NULL;
-        return ws_error_set(err, code, "cannot map %s: %s", path, strerror(code));
+        return ws_error_set(err, code, "cannot map %s: %s", f->path, strerror(code));
     }
     return 0;
 }
@@ -63,31 +68,31 @@ static int open_checkpoint(struct ws_base *b, const char *path, struct ws_error 
         const struct ws_folder_file *f = &b->folder->files[i];
         if (!f->st)
             continue;
-        rc = map_file(f->path, f->size_bytes, &b->maps[i], err);
+        rc = map_file(b->folder, f, &b->maps[i], err);
         for (size_t t = 0; rc == 0 && t < f->st->n_tensors; t++)
             b->tensors[b->n_tensors++] = (struct tensor_ref){i, &f->st->tensors[t]};
     }
     return rc;
 }
 
-static int read_whole(const char *path, uint64_t bytes, void **out, struct ws_error *err)
+/* Reads an open file, which is closed. */
+static int read_whole(int fd, const char *path, uint64_t bytes, void **out, struct ws_error *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC), rc = 0;
+    int rc = 0;
     *out = malloc(bytes ? bytes : 1);
-    for (uint64_t got = 0; rc == 0 && fd >= 0 && *out && got < bytes;) {
+    if (!*out)
+        rc = ws_error_set(err, ENOMEM, "no memory for %s", path);
+    for (uint64_t got = 0; rc == 0 && got < bytes;) {
         ssize_t n = read(fd, (char *)*out + got, bytes - got);
+        if (n < 0 && errno == EINTR)
+            continue;
         if (n <= 0)
             rc = ws_error_set(err, n < 0 ? errno : EBADMSG, "cannot read %s: %s", path,
                               n < 0 ? strerror(errno) : "it became shorter");
         else
             got += (uint64_t)n;
     }
-    if (fd < 0)
-        rc = ws_error_set(err, errno, "cannot open %s: %s", path, strerror(errno));
-    else
-        close(fd);
-    if (rc == 0 && !*out)
-        rc = ws_error_set(err, ENOMEM, "no memory for %s", path);
+    close(fd);
     return rc;
 }
 
@@ -99,30 +104,48 @@ static int is_sidecar(const struct dirent *e)
     return ws_folder_is_sidecar(e->d_name);
 }
 
+static int open_sidecar(struct ws_base *b, int folder, const char *name, struct ws_error *err)
+{
+    struct stat st;
+    int fd = ws_entry_open(folder, name, false, &st, err);
+    if (fd < 0)
+        return fd == -EISDIR ? 0 : fd;
+    if ((uint64_t)st.st_size > WS_MAX_SIDECAR_BYTES) {
+        close(fd);
+        return 0;
+    }
+    struct sidecar *s = &b->sidecars[b->n_sidecars];
+    s->bytes = (uint64_t)st.st_size;
+    s->name = strdup(name);
+    if (!s->name) {
+        close(fd);
+        return ws_error_set(err, ENOMEM, "no memory for sidecar files");
+    }
+    b->n_sidecars++;
+    return read_whole(fd, name, s->bytes, &s->data, err);
+}
+
 static int open_sidecars(struct ws_base *b, const char *path, struct ws_error *err)
 {
-    struct dirent **names;
-    char file[PATH_MAX];
-    struct stat st;
-    int n = scandir(path, &names, is_sidecar, alphasort), rc = 0;
-    if (n < 0)
-        return ws_error_set(err, errno, "cannot list the sidecar files of %s: %s", path, strerror(errno));
+    struct dirent **names = NULL;
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
+    int n = folder < 0 ? -1 : scandirat(folder, ".", &names, is_sidecar, alphasort);
+    if (n < 0) {
+        rc = ws_error_set(err, errno, "cannot list the sidecar files of %s: %s", path, strerror(errno));
+        if (folder >= 0)
+            close(folder);
+        return rc;
+    }
     b->sidecars = calloc((size_t)n + 1, sizeof(*b->sidecars));
     if (!b->sidecars)
         rc = ws_error_set(err, ENOMEM, "no memory for sidecar files");
     for (int i = 0; i < n; i++) {
-        snprintf(file, sizeof(file), "%s/%s", path, names[i]->d_name);
-        if (rc == 0 && stat(file, &st) == 0 && S_ISREG(st.st_mode) &&
-            (uint64_t)st.st_size <= WS_MAX_SIDECAR_BYTES) {
-            struct sidecar *s = &b->sidecars[b->n_sidecars++];
-            s->bytes = (uint64_t)st.st_size;
-            s->name = strdup(names[i]->d_name);
-            rc = s->name ? read_whole(file, s->bytes, &s->data, err)
-                         : ws_error_set(err, ENOMEM, "no memory for sidecar files");
-        }
+        if (rc == 0 && (rc = open_sidecar(b, folder, names[i]->d_name, err)) < 0)
+            (void)ws_error_prefix(err, "sidecar files of %s", path);
         free(names[i]);
     }
     free(names);
+    close(folder);
     return rc;
 }
 
@@ -130,6 +153,10 @@ int ws_base_open(struct ws_base **out, const char *checkpoint, const char *sidec
 {
     struct ws_base *b = calloc(1, sizeof(*b));
     int rc = b ? 0 : ws_error_set(err, ENOMEM, "no memory for a publisher");
+    if (rc == 0)
+        rc = ws_text_random(b->id, WS_BASE_ID_CHARS / 2)
+                 ? ws_error_set(err, EIO, "the system gives no random numbers")
+                 : 0;
     if (rc == 0 && checkpoint)
         rc = open_checkpoint(b, checkpoint, err);
     if (rc == 0 && sidecars)
@@ -164,6 +191,11 @@ json_t *ws_base_sidecars_json(const struct ws_base *b)
                                              (json_int_t)b->sidecars[i].bytes, "hash",
                                              (json_int_t)ws_hash(b->sidecars[i].data, b->sidecars[i].bytes)));
     return all;
+}
+
+const char *ws_base_id(const struct ws_base *b)
+{
+    return b->id;
 }
 
 size_t ws_base_n_tensors(const struct ws_base *b)

@@ -12,6 +12,8 @@ WS_MUST_USE int ws_base_open(struct ws_base **out, const char *checkpoint, const
                              struct ws_error *err);
 /* For the registration: arrays "base" and "sidecars". */
 json_t *ws_base_tensors_json(const struct ws_base *b);
+/* Which opening this is: no other ever had or gets the same (registration.h). */
+const char *ws_base_id(const struct ws_base *b);
 json_t *ws_base_sidecars_json(const struct ws_base *b);
 size_t ws_base_n_tensors(const struct ws_base *b);
 const char *ws_base_tensor_name(const struct ws_base *b, size_t i);

@@ -236,6 +236,12 @@ static struct round *round_of(const struct ws_carrier *c, int device, struct lan
     return r;
 }
 
+void ws_carrier_use(struct ws_carrier *c, int device)
+{
+    struct lane *l;
+    (void)round_of(c, device, &l);
+}
+
 int ws_carrier_direct(struct ws_carrier *c, int device, const struct ws_runs *r, const void *src,
                       uint64_t from, uint64_t bytes, unsigned char *dst, struct ws_error *err)
 {

@@ -28,6 +28,9 @@ bool ws_carrier_gathers(const struct ws_carrier *c, int device);
 uint64_t ws_carrier_room(uint64_t bytes);
 /* A round begins; the one before in its place has been waited for. */
 void ws_carrier_round(struct ws_carrier *c, unsigned round);
+/* Nothing may be carried from the device, but what the round precedes waits for what the device was told to
+ * follow. */
+void ws_carrier_use(struct ws_carrier *c, int device);
 /* Bytes [from, from + bytes) of a box (src: its first element) to the tensor that begins at dst, in pinned
  * host memory. */
 WS_MUST_USE int ws_carrier_direct(struct ws_carrier *c, int device, const struct ws_runs *r, const void *src,

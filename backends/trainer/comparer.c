@@ -182,8 +182,9 @@ int ws_comparer_add(struct ws_comparer *c, unsigned char *kept, uint32_t len, bo
     assert(!ws_comparer_full(c) && ws_block_hash_takes(len));
     struct block *b = &r->blocks[r->n];
     *b = (struct block){.bytes = kept, .len = len, .compared = NOT_COMPARED};
-    if (compare) {
+    if (compare || !kept)
         b->bytes = r->staged + r->n * WS_BLOCK_BYTES;
+    if (compare) {
         b->compared = r->diff.n_blocks;
         int rc = ws_diff_add(&r->diff, b->bytes, kept, len, w, offset, err);
         if (rc < 0)

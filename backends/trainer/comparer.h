@@ -24,7 +24,8 @@ uint64_t ws_comparer_bytes(const struct ws_comparer *c); /* of the device's memo
 void ws_comparer_round(struct ws_comparer *c, unsigned round);
 bool ws_comparer_full(const struct ws_comparer *c);
 /* One more block of it, of len bytes. *bytes: where the new ones go: the kept ones' place, unless they are to
- * be compared. Its number is how many were added before. */
+ * be compared; kept NULL: nothing is kept, they are hashed in the round's own memory. Its number is how many
+ * were added before. */
 WS_MUST_USE int ws_comparer_add(struct ws_comparer *c, unsigned char *kept, uint32_t len, bool compare,
                                 const struct ws_widths *w, uint64_t offset, unsigned char **bytes,
                                 struct ws_error *err);

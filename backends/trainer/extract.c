@@ -202,6 +202,10 @@ static int extract_flat(struct extractor *x, const wsync_held *h, size_t held, c
         return add_range(x, h, held, &e->fused, h->start, h->count, 0);
     }
     int rc = ws_sharding_make(h->name, &n, 1, e->placements, e->n_placements, &s, x->err);
+    if (rc == 0 && h->count && ws_index_runs_count(&s.dims[0]) > h->count) /* 0: it was not said */
+        rc = ws_error_set(x->err, EINVAL,
+                          "%s: this rank holds %" PRIu64 " elements, and its placement says %" PRIu64,
+                          h->name, h->count, ws_index_runs_count(&s.dims[0]));
     for (size_t i = 0; rc == 0 && i < s.dims[0].n; i++) {
         const struct ws_run *r = &s.dims[0].run[i];
         rc = add_range(x, h, held, &e->fused, r->start, r->count, r->local);

@@ -46,6 +46,10 @@ static const struct rule rules[] = {
 };
 #define N_RULES (sizeof(rules) / sizeof(rules[0]))
 
+/* Families whose names these are, each compared with the published converters' tensors. Others share many of
+ * them and mean something else by the rest. */
+static const char *const model_types[] = {"llama", "qwen2", "qwen3", "qwen3_moe"};
+
 /* What changes layouts or values in a way that no rule knows: an option that is set, or a held name. */
 static const struct {
     const char *feature, *why;
@@ -68,6 +72,9 @@ static const struct {
                             "SequentialMLP or TEGroupedMLP (moe_use_legacy_grouped_gemm=False)"},
     {"mtp.", "the layout of multi-token prediction is not known; leave its tensors out and give base="},
     {"shared_experts", "shared experts are not known"},
+    {"router.expert_bias",
+     "Qwen3-MoE's file has no bias of the router, and an engine would route without it; train with "
+     "moe_router_enable_expert_bias=False"},
 };
 
 /* Does the name match, with numbers for '#'? numbers: of the first two. */
@@ -94,6 +101,14 @@ static unsigned size_of(const wsync_parallel *p)
     return p->size ? p->size : 1;
 }
 
+static bool is_known_type(const char *type)
+{
+    for (size_t i = 0; i < sizeof(model_types) / sizeof(model_types[0]); i++)
+        if (strcmp(type, model_types[i]) == 0)
+            return true;
+    return false;
+}
+
 static int check(const wsync_extract_options *o, const struct ws_hf_config *c, struct ws_error *err)
 {
     const wsync_parallel *groups[] = {&o->tensor, &o->expert, &o->expert_tensor};
@@ -101,6 +116,13 @@ static int check(const wsync_extract_options *o, const struct ws_hf_config *c, s
         return ws_error_set(err, EINVAL,
                             "a Megatron model needs hf_config, the folder of its Hugging Face "
                             "config.json: heads, vocabulary and sizes are taken from there");
+    if (!is_known_type(c->model_type))
+        return ws_error_set(
+            err, EOPNOTSUPP,
+            "%s has the model_type '%s', and Megatron's tensors are known here for llama, qwen2, "
+            "qwen3 and qwen3_moe only: convert them yourself and publish them by name "
+            "(wsync.tensors, wsync_put)",
+            o->hf_config, c->model_type);
     if (!c->heads || !c->head_dim || !c->vocab_size)
         return ws_error_set(err, EINVAL,
                             "%s does not say num_attention_heads, head_dim or hidden_size, and "

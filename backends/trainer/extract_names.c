@@ -7,26 +7,61 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What wrappers put into a module's name. */
-static const char *const wrappers[] = {"_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."};
+/* What wrappers put into a module's name, wherever they stand; and what only the outermost ones do: DDP and
+ * DeepSpeed's engine, and PEFT's model. */
+static const char *const wrappers[] = {"_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.",
+                                       "_forward_module."};
+static const char *const outermost[] = {"module.", "base_model.model."};
+/* Segments of PEFT's layers: a tensor there is what an adapter is added to, or the adapter. */
+static const char *const adapters[] = {"base_layer",       "lora_A",           "lora_B",
+                                       "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector",
+                                       "modules_to_save",  "original_module"};
 
+static size_t begins_with_one_of(const char *name, const char *const *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strncmp(name, all[i], strlen(all[i])) == 0)
+            return strlen(all[i]);
+    return 0;
+}
+
+static bool is_adapter(const char *segment, size_t n)
+{
+    for (size_t i = 0; i < sizeof(adapters) / sizeof(adapters[0]); i++)
+        if (strlen(adapters[i]) == n && strncmp(segment, adapters[i], n) == 0)
+            return true;
+    return false;
+}
+
+/* Wrappers' segments are left out; those of an adapter cannot be. */
 static int unwrap(const char *name, char out[WS_MAX_TENSOR_NAME + 1], struct ws_error *err)
 {
-    size_t n = 0;
+    const char *whole = name;
+    size_t n = 0, skip;
     while (*name) {
-        size_t skip = 0;
-        for (size_t i = 0; i < sizeof(wrappers) / sizeof(wrappers[0]) && !skip; i++)
-            if (strncmp(name, wrappers[i], strlen(wrappers[i])) == 0)
-                skip = strlen(wrappers[i]);
-        if (!skip && n == WS_MAX_TENSOR_NAME)
+        const size_t segment = strcspn(name, ".");
+        if ((skip = begins_with_one_of(name, wrappers, sizeof(wrappers) / sizeof(wrappers[0]))) ||
+            (n == 0 &&
+             (skip = begins_with_one_of(name, outermost, sizeof(outermost) / sizeof(outermost[0]))))) {
+            name += skip;
+            continue;
+        }
+        if (is_adapter(name, segment))
+            return ws_error_set(
+                err, EOPNOTSUPP,
+                "%s is of an adapter (PEFT) that is not merged, and no tensor of the file: publish "
+                "what merge_and_unload() returns",
+                whole);
+        const size_t take = segment + (name[segment] == '.');
+        if (n + take > WS_MAX_TENSOR_NAME)
             return ws_error_set(err, E2BIG, "a tensor's name has over %d bytes: %.100s...",
-                                WS_MAX_TENSOR_NAME, out);
-        if (!skip)
-            out[n++] = *name;
-        name += skip ? skip : 1;
+                                WS_MAX_TENSOR_NAME, whole);
+        memcpy(out + n, name, take);
+        n += take;
+        name += take;
     }
     out[n] = '\0';
-    return 0;
+    return n ? 0 : ws_error_set(err, EINVAL, "%s is the name of a wrapper, and of no tensor", whole);
 }
 
 /* Does the name end with the fusion's, after a dot or whole? *prefix is what stands before it. */

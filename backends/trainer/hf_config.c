@@ -43,6 +43,8 @@ static void fill(const struct reader *r, struct ws_hf_config *c)
 {
     static const char *const experts[] = {"num_experts", "num_local_experts", "n_routed_experts"};
     const json_t *dtype = get(r, "dtype");
+    const char *type = json_string_value(get(r, "model_type"));
+    snprintf(c->model_type, sizeof(c->model_type), "%s", type ? type : "");
     c->hidden_size = number(r, "hidden_size");
     c->heads = number(r, "num_attention_heads");
     c->kv_heads = number(r, "num_key_value_heads");

@@ -8,7 +8,8 @@
 struct ws_hf_config {
     uint64_t hidden_size, heads, kv_heads, head_dim, intermediate_size, moe_intermediate_size, experts,
         vocab_size;
-    bool tied; /* the output layer is the embedding */
+    char model_type[64]; /* empty: it does not say */
+    bool tied;           /* the output layer is the embedding */
     bool has_dtype;
     enum ws_dtype dtype;
 };

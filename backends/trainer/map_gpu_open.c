@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define CALL_MS     (WS_MADE_MS + WS_REPLY_TIMEOUT_MS)
 #define READY_MS    60000 /* for the trainer's streams to come to the marks */
 #define FIRST_NS    20000L
 #define SLOWEST_NS  2000000L
@@ -22,7 +23,7 @@ static int call(const struct wsync_gpu_map *m, const char *verb, json_t *body, j
 {
     char path[64];
     snprintf(path, sizeof(path), "/v1/local/gpu/%s", verb);
-    int rc = body ? ws_ipc_call(m->sock, "POST", path, body, NULL, 0, reply, fds, max, n, err)
+    int rc = body ? ws_ipc_call(m->sock, "POST", path, body, NULL, 0, CALL_MS, reply, fds, max, n, err)
                   : ws_error_set(err, ENOMEM, "no memory for a request");
     json_decref(body);
     return rc;

@@ -210,38 +210,65 @@ static int check_overlaps(const struct ws_tensor *t, const struct ws_claim **wri
     return rc;
 }
 
+/* By what ws_piece_equal compares. */
+static int by_piece(const void *x, const void *y, void *arg)
+{
+    const struct ws_claim *a = *(struct ws_claim *const *)x, *b = *(struct ws_claim *const *)y;
+    const struct ws_piece *p = &a->piece, *q = &b->piece;
+    const unsigned n_dims = *(const unsigned *)arg;
+    int c = (int)p->range - (int)q->range;
+    if (c == 0 && p->range)
+        c = p->start != q->start ? (p->start < q->start ? -1 : 1)
+                                 : (p->count > q->count) - (p->count < q->count);
+    for (unsigned d = 0; c == 0 && !p->range && d < n_dims; d++)
+        c = p->offset[d] != q->offset[d] ? (p->offset[d] < q->offset[d] ? -1 : 1)
+                                         : (p->size[d] > q->size[d]) - (p->size[d] < q->size[d]);
+    return c ? c : (a > b) - (a < b);
+}
+
 int ws_claims_settle(const struct ws_tensor *t, struct ws_claim *claims, size_t n, uint64_t *load,
                      struct ws_error *err)
 {
     const struct ws_claim **writers = calloc(n ? n : 1, sizeof(*writers));
+    struct ws_claim **sorted = calloc(n ? n : 1, sizeof(*sorted)); /* equal pieces together, in order */
+    size_t *first =
+        calloc(n ? n : 1, sizeof(*first)); /* by claim: where its piece begins there, if it is the first */
     uint64_t covered = 0, bytes_each = ws_dtype_bits(t->dtype);
     size_t n_writers = 0;
-    if (!writers)
-        return ws_error_set(err, ENOMEM, "no memory for the pieces of %s", t->name);
-    for (size_t i = 0; i < n; i++)
+    unsigned n_dims = t->n_dims;
+    int rc =
+        writers && sorted && first ? 0 : ws_error_set(err, ENOMEM, "no memory for the pieces of %s", t->name);
+    for (size_t i = 0; rc == 0 && i < n; i++) {
         claims[i].writes = false;
-    for (size_t i = 0; i < n; i++) {
-        bool seen = false;
-        size_t best = i;
-        for (size_t j = 0; j < i && !seen; j++)
-            seen = ws_piece_equal(&claims[i].piece, &claims[j].piece, t->n_dims);
-        if (seen)
+        sorted[i] = &claims[i];
+    }
+    if (rc == 0)
+        qsort_r(sorted, n, sizeof(sorted[0]), by_piece, &n_dims);
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        if (i == 0 || !ws_piece_equal(&sorted[i]->piece, &sorted[i - 1]->piece, t->n_dims))
+            first[sorted[i] - claims] = i + 1;
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        if (first[i] == 0)
             continue;
-        for (size_t j = i + 1; j < n; j++)
-            if (load[claims[j].rank] < load[claims[best].rank] &&
-                ws_piece_equal(&claims[i].piece, &claims[j].piece, t->n_dims))
-                best = j;
-        uint64_t elements = ws_piece_elements(&claims[best].piece, t->n_dims);
-        claims[best].writes = true;
-        writers[n_writers++] = &claims[best];
-        load[claims[best].rank] += elements * bytes_each / 8;
+        struct ws_claim *best = &claims[i];
+        for (size_t j = first[i]; j < n && ws_piece_equal(&sorted[j]->piece, &claims[i].piece, t->n_dims);
+             j++)
+            if (load[sorted[j]->rank] < load[best->rank])
+                best = sorted[j];
+        uint64_t elements = ws_piece_elements(&best->piece, t->n_dims);
+        best->writes = true;
+        writers[n_writers++] = best;
+        load[best->rank] += elements * bytes_each / 8;
         covered += elements;
     }
-    int rc = check_overlaps(t, writers, n_writers, err);
+    if (rc == 0)
+        rc = check_overlaps(t, writers, n_writers, err);
     if (rc == 0 && covered != elements_of(t))
         rc =
             ws_error_set(err, ENODATA, "%s is not whole: of its %" PRIu64 " elements the ranks hold %" PRIu64,
                          t->name, elements_of(t), covered);
+    free(first);
+    free(sorted);
     free(writers);
     return rc;
 }

@@ -13,6 +13,7 @@ struct kept {
     struct kept *next;
     dev_t dev;
     ino_t ino;
+    uint64_t slot;
     struct ws_region *region;
     const struct ws_device_ops *ops;
     int device;
@@ -47,7 +48,7 @@ static struct kept *find(const struct ws_pinned *set, const struct stat *st, uin
     return NULL;
 }
 
-static int add(struct ws_pinned *set, int fd, const struct stat *st, uint64_t bytes,
+static int add(struct ws_pinned *set, uint64_t slot, int fd, const struct stat *st, uint64_t bytes,
                const struct ws_device_ops *ops, int device, struct kept **out, struct ws_error *err)
 {
     struct ws_error why = {0};
@@ -63,6 +64,7 @@ static int add(struct ws_pinned *set, int fd, const struct stat *st, uint64_t by
     }
     k->dev = st->st_dev;
     k->ino = st->st_ino;
+    k->slot = slot;
     k->ops = ops;
     k->device = device;
     k->pinned = ops->pin(device, ws_region_data(k->region), bytes, &why) == 0;
@@ -76,8 +78,8 @@ static int add(struct ws_pinned *set, int fd, const struct stat *st, uint64_t by
     return 0;
 }
 
-int ws_pinned_take(struct ws_pinned *set, int fd, uint64_t bytes, const struct ws_device_ops *ops, int device,
-                   struct ws_region **out, struct ws_error *err)
+int ws_pinned_take(struct ws_pinned *set, uint64_t slot, int fd, uint64_t bytes,
+                   const struct ws_device_ops *ops, int device, struct ws_region **out, struct ws_error *err)
 {
     struct stat st;
     if (fstat(fd, &st) != 0) {
@@ -91,11 +93,12 @@ int ws_pinned_take(struct ws_pinned *set, int fd, uint64_t bytes, const struct w
         close(fd);
         rc = ws_region_protect(k->region, true, err);
     } else {
-        rc = add(set, fd, &st, bytes, ops, device, &k, err);
+        rc = add(set, slot, fd, &st, bytes, ops, device, &k, err);
     }
     if (rc < 0)
         return rc;
     k->taken = set->version;
+    k->slot = slot; /* another one of its files may have been exchanged */
     *out = k->region;
     return 0;
 }
@@ -111,6 +114,28 @@ bool ws_pinned_has(const struct ws_pinned *set, const struct ws_region *r)
 const char *ws_pinned_why_not(const struct ws_pinned *set)
 {
     return set->why_not;
+}
+
+static bool is_in(const json_t *slots, uint64_t slot)
+{
+    for (size_t i = 0; i < json_array_size(slots); i++)
+        if ((uint64_t)json_integer_value(json_array_get(slots, i)) == slot)
+            return true;
+    return false;
+}
+
+void ws_pinned_keep(struct ws_pinned *set, const json_t *slots)
+{
+    struct kept **at = &set->all;
+    while (slots && *at) {
+        struct kept *k = *at;
+        if (is_in(slots, k->slot)) {
+            at = &k->next;
+        } else {
+            *at = k->next;
+            let_go(k);
+        }
+    }
 }
 
 void ws_pinned_rest(struct ws_pinned *set)

@@ -106,7 +106,10 @@ static int unify_all(struct maker *k, struct ws_error *err)
         for (n = 1; i + n < k->n_all && strcmp(k->all[i]->tensor.name, k->all[i + n]->tensor.name) == 0; n++)
             ;
         rc = unify(k, &k->all[i], n, err);
+        if (rc == 0)
+            rc = ws_replicas_note(&k->placement->replicas, k->regs, &k->all[i], n, err);
     }
+    ws_replicas_settle(&k->placement->replicas, k->regs, k->world_size);
     /* What no rank holds comes from the base checkpoint. */
     size_t held = k->n_wholes;
     const struct ws_registration *first = k->regs[0];
@@ -337,6 +340,8 @@ static int lay_out(struct maker *k, struct ws_error *err)
     set_places(k);
     for (size_t i = 0; i < l->n_files; i++)
         l->total_bytes += l->files[i].size_bytes;
+    if (l->n_frozen > 0)
+        memcpy(l->base_id, k->regs[0]->base_id, sizeof(l->base_id));
     return set_id(k, err);
 }
 
@@ -400,6 +405,7 @@ void ws_placement_free(struct ws_placement *l)
     }
     for (size_t i = 0; i < l->n_frozen; i++)
         free(l->frozen[i]);
+    ws_replicas_clear(&l->replicas);
     free(l->frozen);
     free(l->files);
     free(l);

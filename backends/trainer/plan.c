@@ -60,6 +60,16 @@ int ws_plan_add_bytes(struct ws_plan *p, size_t file, uint64_t begin, uint64_t b
                        source, err);
 }
 
+void ws_plan_confine(struct ws_plan *p, const struct ws_block_range *by_file)
+{
+    p->only = by_file;
+}
+
+static bool is_wanted(const struct ws_plan *p, size_t file, size_t block)
+{
+    return !p->only || (block >= p->only[file].first && block - p->only[file].first < p->only[file].n);
+}
+
 static int cut(struct ws_plan *p, size_t piece, const uint64_t *size)
 {
     const struct piece *q = &p->pieces[piece];
@@ -70,7 +80,7 @@ static int cut(struct ws_plan *p, size_t piece, const uint64_t *size)
         uint64_t begin = b * WS_BLOCK_BYTES, end = begin + WS_BLOCK_BYTES,
                  from = begin > q->begin ? ws_runs_before(&q->runs, begin - q->begin) : 0,
                  to = ws_runs_before(&q->runs, end - q->begin);
-        if (from == to)
+        if (from == to || !is_wanted(p, q->file, b))
             continue;
         if (grow((void **)&p->spans, p->n_spans, &p->cap_spans, sizeof(*p->spans)) < 0)
             return -ENOMEM;
@@ -134,6 +144,7 @@ int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files, str
     }
     if (p->n_spans > 0)
         qsort(p->spans, p->n_spans, sizeof(p->spans[0]), by_place);
+    p->only = NULL;
     if (make_jobs(p, size) < 0)
         return no_memory(err);
     for (size_t i = 0; i < p->n_jobs; i++) {
@@ -213,7 +224,8 @@ static void finish_block(const struct ws_plan *p, struct job *j)
     j->hashed = true;
 }
 
-/* Without the memory for hashing in order, the block is copied all the same, and hashed by the agent. */
+/* Without the memory for hashing in order, the block is copied all the same, and hashed by the agent; what is
+ * only to be hashed is not. */
 static void run_block(void *arg, size_t i)
 {
     struct ws_plan *p = arg;
@@ -225,8 +237,8 @@ static void run_block(void *arg, size_t i)
     struct ws_cursor *cursors = in_order && j->widest > 1 ? malloc(j->widest * sizeof(*cursors)) : NULL;
     struct ws_hasher *h = in_order && (cursors || j->widest == 1) ? ws_hasher_new() : NULL;
     struct ws_sink sink;
-    ws_sink_init(&sink, p->run->data[s->file], h);
-    for (size_t n; s < end; s += n) {
+    ws_sink_init(&sink, p->run->data ? p->run->data[s->file] : NULL, h);
+    for (size_t n; s < end && (h || p->run->data); s += n) {
         n = h ? ws_plan_entangled(s, (size_t)(end - s)) : 1;
         if (n > 1)
             put_merged(p, s, n, cursors, &sink);

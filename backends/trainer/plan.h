@@ -1,6 +1,8 @@
 /* Plan: one rank's pieces as copy jobs, block by block, so that a block which this rank fills alone is
  * copied, converted and hashed in one pass, on all threads.
  *
+ * A run without memory to write to hashes only: that is how an audit reads a rank's replicas.
+ *
  * It is compiled once a registration, since sorting tens of thousands of pieces takes longer than copying
  * small ones does; from step to step only the sources' addresses change. */
 #ifndef WS_TRAINER_PLAN_H
@@ -18,6 +20,10 @@
 struct ws_block_hash {
     size_t file, block;
     uint64_t hash;
+};
+/* Blocks [first, first + n) of a file. */
+struct ws_block_range {
+    size_t first, n;
 };
 /* What one device keeps of the version before. */
 struct ws_plan_kept {
@@ -40,7 +46,7 @@ void ws_plan_tools_free(struct ws_plan_tools *t); /* NULL is fine */
 
 /* What a run is about. */
 struct ws_plan_run {
-    unsigned char *const *data;    /* a file's memory */
+    unsigned char *const *data;    /* a file's memory; NULL: blocks are hashed, and go nowhere */
     const void *const *sources;    /* a source's first element */
     struct ws_carrier *carrier;    /* begun; NULL: all sources are on the host */
     const int *devices;            /* with a carrier: by source, -1: on the host */
@@ -61,6 +67,8 @@ WS_MUST_USE int ws_plan_add(struct ws_plan *p, size_t file, uint64_t begin, cons
 /* Bytes, out of sources[source]. */
 WS_MUST_USE int ws_plan_add_bytes(struct ws_plan *p, size_t file, uint64_t begin, uint64_t bytes,
                                   size_t source, struct ws_error *err);
+/* Before compile: of each file these blocks only; borrowed until then. */
+void ws_plan_confine(struct ws_plan *p, const struct ws_block_range *by_file);
 /* All is added; what was added does not overlap. size: of the files. */
 WS_MUST_USE int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files,
                                 struct ws_error *err);

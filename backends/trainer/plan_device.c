@@ -207,7 +207,9 @@ int ws_plan_run_device(struct ws_plan *p, struct ws_workers *workers, struct ws_
     struct rounds r = {0};
     size_t at = 0;
     unsigned sent = 0, done = 0;
-    int rc = p->run->delta ? ws_plan_run_delta(p, workers, err) : 0;
+    int rc = p->run->delta  ? ws_plan_run_delta(p, workers, err)
+             : p->run->data ? 0
+                            : ws_plan_run_hashes(p, err);
     while (rc == 0 && (at < p->n_jobs || done < sent)) {
         if (at < p->n_jobs && sent - done < WS_CARRIER_ROUNDS) {
             unsigned k = sent % WS_CARRIER_ROUNDS;

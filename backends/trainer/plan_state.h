@@ -37,7 +37,7 @@ struct job {
     size_t first, n, widest; /* widest: how many are entangled at most */
     bool whole;              /* they fill it */
     bool lands;              /* while it runs: some of it comes to its place by itself */
-    bool kept;               /* likewise: it came by way of its kept bytes, and is through */
+    bool kept;               /* likewise: it went by way of a device's own memory, and is through */
     bool hashed;
     uint64_t hash;
 };
@@ -49,6 +49,7 @@ struct ws_plan {
     size_t n_spans, cap_spans;
     struct job *jobs;
     size_t n_jobs;
+    const struct ws_block_range *only; /* while it is compiled: by file; NULL: all */
     /* while it runs */
     size_t round;  /* first job of this round */
     size_t n_kept; /* jobs */
@@ -79,6 +80,8 @@ bool ws_plan_takes(const struct ws_plan *p, const struct span *s, enum ws_gather
 void ws_plan_tell(const struct ws_plan *p, size_t n_jobs);
 /* The jobs whose blocks are kept, of a run with a delta. */
 WS_MUST_USE int ws_plan_run_delta(struct ws_plan *p, struct ws_workers *workers, struct ws_error *err);
+/* The jobs that a device can hash by itself, of a run that only hashes; the others are left. */
+WS_MUST_USE int ws_plan_run_hashes(struct ws_plan *p, struct ws_error *err);
 /* All of it, where some sources are on GPUs. */
 WS_MUST_USE int ws_plan_run_device(struct ws_plan *p, struct ws_workers *workers, struct ws_error *err);
 

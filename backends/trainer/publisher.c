@@ -37,6 +37,9 @@ static int check_config(const wsync_config *c, struct ws_error *err)
                             c->model ? c->model : "", WS_MODEL_NAME_RULE);
     if (c->rank >= (c->world_size ? c->world_size : 1))
         return ws_error_set(err, EINVAL, "rank %u of world_size %u makes no sense", c->rank, c->world_size);
+    if (c->audit < WSYNC_NO_AUDIT)
+        return ws_error_set(err, EINVAL, "wsync_config.audit cannot be %d: it is every how many versions",
+                            c->audit);
     return 0;
 }
 
@@ -73,7 +76,11 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     p->timeout_ms = c->timeout_ms ? c->timeout_ms : DEFAULT_TIMEOUT_MS;
     p->progress = c->progress;
     p->progress_arg = c->progress_arg;
+    p->interrupted = c->interrupted;
+    p->interrupted_arg = c->interrupted_arg;
     p->gpu_delta = c->gpu_delta;
+    p->audit_every = c->audit;
+    p->audit_warns = c->audit_warns;
     p->workers = ws_workers_new(n, 0);
     if (!p->agent || !p->model || !p->workers || (c->run && !p->run_asked))
         rc = ws_error_set(err, ENOMEM, "no memory for a publisher");
@@ -81,6 +88,8 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
         rc = ws_ipc_connect(p->agent, &p->sock, err);
     if (rc == 0 && p->rank == 0)
         rc = ws_base_open(&p->base, c->base, c->sidecars, err);
+    if (rc == 0 && p->base && !(p->base_was_held = calloc(ws_base_n_tensors(p->base) + 1, sizeof(bool))))
+        rc = ws_error_set(err, ENOMEM, "no memory for a publisher");
     if (rc == 0)
         rc = ws_publisher_share_open(p, c->share, c->on_demand, err);
     if (rc < 0) {
@@ -114,10 +123,11 @@ static void let_go(struct wsync_publisher *p)
     free(p->hashes);
     p->hashes = NULL;
     p->n_hashes = 0;
+    ws_publisher_audit_end(p);
     p->begun = false;
 }
 
-static int map_slot(struct wsync_publisher *p, int *fds, size_t n_fds, struct ws_error *err)
+static int map_slot(struct wsync_publisher *p, uint64_t slot, int *fds, size_t n_fds, struct ws_error *err)
 {
     size_t used = 0;
     int rc = 0;
@@ -130,7 +140,7 @@ static int map_slot(struct wsync_publisher *p, int *fds, size_t n_fds, struct ws
         if (used == n_fds)
             rc = ws_error_set(err, EPROTO, "the agent sent %zu descriptors, too few", n_fds);
         else if (p->keeps)
-            rc = ws_pinned_take(p->pinned, fds[used++], p->file_sizes[i], ws_device_of_kind(WS_CUDA),
+            rc = ws_pinned_take(p->pinned, slot, fds[used++], p->file_sizes[i], ws_device_of_kind(WS_CUDA),
                                 p->device, &p->regions[i], err);
         else
             rc = ws_region_import(&p->regions[i], fds[used++], p->file_sizes[i], true, err);
@@ -142,7 +152,7 @@ static int map_slot(struct wsync_publisher *p, int *fds, size_t n_fds, struct ws
 
 int ws_publisher_begin(struct wsync_publisher *p, uint64_t version, bool demanded, struct ws_error *err)
 {
-    int fds[WS_MAX_FDS_PER_FRAME];
+    int fds[WS_MAX_FDS_PER_CALL];
     size_t n = 0;
     json_t *reply = NULL;
     if (!p->params)
@@ -156,20 +166,27 @@ int ws_publisher_begin(struct wsync_publisher *p, uint64_t version, bool demande
     if (p->keeps && !p->pinned && !(p->pinned = ws_pinned_new()))
         return ws_error_set(err, ENOMEM, "no memory for a slot");
     int rc = ws_publisher_call(p, "begin",
-                               json_pack("{s:I,s:s,s:b,s:I,s:b}", "version", (json_int_t)version, "run",
-                                         p->run, "demanded", (int)demanded, "timeout_ms",
-                                         (json_int_t)p->timeout_ms, "keep", (int)p->keeps),
-                               &reply, fds, WS_MAX_FDS_PER_FRAME, &n, err);
+                               json_pack("{s:I,s:s,s:b,s:I,s:b,s:b,s:i}", "version", (json_int_t)version,
+                                         "run", p->run, "demanded", (int)demanded, "timeout_ms",
+                                         (json_int_t)p->timeout_ms, "keep", (int)p->keeps, "changes",
+                                         (int)(p->delta != NULL), "max_fds", WS_MAX_FDS_PER_CALL),
+                               &reply, fds, WS_MAX_FDS_PER_CALL, &n, err);
     if (rc < 0)
         return rc;
     p->begun = true;
     p->version = version;
-    p->fresh = json_is_true(json_object_get(reply, "fresh"));
+    /* An agent that tells no slots (0.1.0) does not tell one base from the next either. */
+    p->fresh = json_is_true(json_object_get(reply, "fresh")) || !json_object_get(reply, "slot");
     ws_publisher_delta_begin(p, reply);
+    rc = ws_publisher_audit_begin(p, reply, err);
+    const uint64_t slot = (uint64_t)json_integer_value(json_object_get(reply, "slot"));
+    if (p->keeps)
+        ws_pinned_keep(p->pinned, json_object_get(reply, "slots"));
     json_decref(reply);
     memset(p->put, 0, p->n_params * sizeof(p->put[0]));
     memset((void *)p->overflows, 0, p->n_params * sizeof(p->overflows[0]));
-    rc = map_slot(p, fds, n, err);
+    const int mapped = map_slot(p, slot, fds, n, rc == 0 ? err : NULL);
+    rc = rc < 0 ? rc : mapped;
     if (rc < 0) {
         struct ws_error ignored;
         (void)ws_publisher_call(p, "abandon", json_object(), NULL, NULL, 0, NULL, &ignored);
@@ -224,16 +241,24 @@ int ws_publisher_commit(struct wsync_publisher *p, struct ws_error *err)
             return ws_error_set(err, ENODATA, "version %" PRIu64 " is not whole: %s was not put", p->version,
                                 p->params[i].tensor.name);
     json_t *body = hashes_json(p);
+    if (body)
+        ws_publisher_audit_tell(p, body);
     const int records = body ? ws_publisher_delta_export(p, body, err) : -1;
     let_go(p); /* before the agent looks whether anybody could still write */
-    int rc = ws_publisher_send(p, "commit", body, &records, records >= 0, err);
+    json_t *reply = NULL;
+    int rc = ws_publisher_send(p, "commit", body, &records, records >= 0, &reply, err);
+    if (rc == 0 && p->pinned)
+        ws_pinned_keep(p->pinned, json_object_get(reply, "slots"));
+    json_decref(reply);
     if (records >= 0)
         close(records);
-    if (rc == 0) { /* the lineage is opened */
-        ws_publisher_delta_commit(p);
+    if (rc == 0 || p->sock < 0) { /* the lineage is opened; or may be: the answer was lost */
         p->new_run = false;
         free(p->run_asked);
         p->run_asked = NULL;
+    }
+    if (rc == 0) {
+        ws_publisher_delta_commit(p);
         ws_publisher_share_committed(p);
     }
     return rc;
@@ -245,7 +270,11 @@ int wsync_commit(wsync_publisher *p)
     int rc = p->begun ? ws_publisher_put_fresh(p, err) : 0;
     if (rc == 0 && p->begun)
         rc = ws_publisher_share(p, NULL, err);
-    return rc < 0 ? rc : ws_publisher_commit(p, err);
+    if (rc == 0)
+        rc = ws_publisher_commit(p, err);
+    if (rc == 0)
+        ws_publisher_note_held(p);
+    return rc;
 }
 
 int ws_publisher_abandon(struct wsync_publisher *p, struct ws_error *err)
@@ -308,6 +337,8 @@ static int offload(struct wsync_publisher *p, const wsync_param *params, size_t 
         if (rc != -ESTALE)
             break;
     }
+    if (rc == 0)
+        ws_publisher_note_held(p);
     return rc;
 }
 
@@ -352,9 +383,10 @@ static int ask_wait(struct wsync_publisher *p, const char *what, uint64_t versio
 {
     json_t *body = json_pack("{s:I,s:s,s:s,s:s}", "version", (json_int_t)version, "what", what, "run", p->run,
                              "who", who);
-    if (body && timeout_ms >= 0)
-        json_object_set_new(body, "timeout_ms", json_integer(timeout_ms));
-    return ws_publisher_call(p, "wait", body, NULL, NULL, 0, NULL, err);
+    int rc = body ? ws_publisher_wait(p, "wait", body, timeout_ms, err)
+                  : ws_error_set(err, ENOMEM, "no memory for a request");
+    json_decref(body);
+    return rc;
 }
 
 /* What it waits for may be a version that has to be made meanwhile: then in short steps, and turns. */
@@ -414,6 +446,7 @@ static void end(struct wsync_publisher *p)
     ws_carrier_free(p->carrier);
     ws_pinned_free(p->pinned);
     ws_base_free(p->base);
+    free(p->base_was_held);
     ws_workers_free(p->workers);
     free(p->agent);
     free(p->model);

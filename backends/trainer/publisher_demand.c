@@ -2,6 +2,7 @@
  * wants the bytes of one that is shared, and fills a slot out of the shared memory. It takes turns with the
  * publisher's calls by one lock. */
 #include "backends/trainer/publisher_share.h"
+#include "transports/workers.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -152,6 +153,7 @@ static int make(struct wsync_publisher *p, const struct ws_share_set *set, struc
 {
     const uint64_t before = p->version;
     void (*progress)(void *, uint64_t, uint64_t) = p->progress;
+    int (*interrupted)(void *) = p->interrupted;
     struct ws_error ignored;
     if (!p->params || set->registration != p->n_registrations)
         return ws_error_set(err, ECANCELED, "rank %u has registered other tensors since", p->rank);
@@ -159,7 +161,8 @@ static int make(struct wsync_publisher *p, const struct ws_share_set *set, struc
     if (!overflows)
         return ws_error_set(err, ENOMEM, "no memory for %zu parameters", p->n_params);
     memcpy(overflows, (const void *)p->overflows, p->n_params * sizeof(*overflows));
-    p->progress = NULL; /* which is for the caller's thread */
+    p->progress = NULL; /* which are for the caller's thread */
+    p->interrupted = NULL;
     int rc = ws_publisher_locate(p, set->params, err);
     if (rc == 0)
         rc = ws_publisher_begin(p, set->version, true, err);
@@ -174,6 +177,7 @@ static int make(struct wsync_publisher *p, const struct ws_share_set *set, struc
             set->version == before && rc == 0 ? p->overflows[i] + set->overflows[i] : overflows[i];
     free(overflows);
     p->progress = progress;
+    p->interrupted = interrupted;
     p->version = before;
     return rc;
 }
@@ -235,8 +239,9 @@ static void set_sock(struct ws_demand *d, int sock)
 static int call(struct ws_demand *d, const char *path, json_t *body, json_t **reply)
 {
     struct ws_error ignored;
-    int rc =
-        body ? ws_ipc_call(d->sock, "POST", path, body, NULL, 0, reply, NULL, 0, NULL, &ignored) : -ENOMEM;
+    int rc = body ? ws_ipc_call(d->sock, "POST", path, body, NULL, 0, POLL_MS + WS_REPLY_TIMEOUT_MS, reply,
+                                NULL, 0, NULL, &ignored)
+                  : -ENOMEM;
     json_decref(body);
     return rc;
 }
@@ -284,11 +289,11 @@ int ws_demand_start(struct wsync_publisher *p, struct ws_error *err)
     if (d->publisher)
         return 0;
     d->publisher = p;
-    int rc = pthread_create(&d->thread, NULL, run, d);
+    int rc = ws_thread_start(&d->thread, run, d);
     if (rc == 0)
         return 0;
     d->publisher = NULL;
-    return ws_error_set(err, rc, "cannot start a thread: %s", strerror(rc));
+    return ws_error_set(err, -rc, "cannot start a thread: %s", strerror(-rc));
 }
 
 int ws_demand_new(struct ws_demand **out, struct ws_error *err)

@@ -40,20 +40,21 @@ int ws_publisher_layout(const wsync_param *a, const struct ws_registered *r, str
     return 0;
 }
 
-static int add_param(struct ws_plan *plan, const struct wsync_publisher *p,
-                     const struct ws_registered *registered, const struct ws_layout *l, struct ws_error *err)
+int ws_publisher_plan(struct ws_plan *plan, const struct wsync_publisher *p,
+                      const struct ws_registered *registered, const struct ws_layout *l,
+                      const struct ws_goal *goal, struct ws_error *err)
 {
     struct ws_registered own = *registered;
     const struct ws_registered *r = &own;
     const struct ws_tensor *t = &own.tensor;
     size_t source = (size_t)(registered - p->params);
-    if (p->in_part)
+    if (goal->alone)
         ws_piece_alone(&own.tensor, &own.piece);
     const int64_t one = 1;
     uint64_t elements = 1, bytes;
     (void)ws_dtype_bytes(t->dtype, t->shape, t->n_dims, &bytes);
     if (ws_dtype_bits(t->dtype) % 8) /* packed elements: whole tensors only */
-        return ws_plan_add_bytes(plan, r->file, t->begin, bytes, source, err);
+        return ws_plan_add_bytes(plan, goal->file, goal->begin, bytes, source, err);
     struct ws_box box = {.n_dims = t->n_dims,
                          .shape = t->shape,
                          .offset = r->piece.offset,
@@ -70,7 +71,14 @@ static int add_param(struct ws_plan *plan, const struct wsync_publisher *p,
         box.size = &r->piece.count;
         box.src_strides = &one;
     }
-    return ws_plan_add(plan, r->file, t->begin, &box, source, err);
+    return ws_plan_add(plan, goal->file, goal->begin, &box, source, err);
+}
+
+static int add_param(struct ws_plan *plan, const struct wsync_publisher *p, const struct ws_registered *r,
+                     const struct ws_layout *l, struct ws_error *err)
+{
+    const struct ws_goal goal = {r->file, r->tensor.begin, p->in_part};
+    return ws_publisher_plan(plan, p, r, l, &goal, err);
 }
 
 /* What only rank 0 writes, once a slot: sidecars and frozen tensors. */
@@ -161,11 +169,38 @@ static int check_reach(const struct wsync_publisher *p, const wsync_param *a, si
                         a->name, a->data, p->devices[i], x->bytes, (const void *)x->base);
 }
 
+static int check_allocation(const struct wsync_publisher *p, const wsync_param *a, size_t i,
+                            struct allocation *x, struct ws_error *err)
+{
+    int rc = 0;
+    if (!lies_in(x, a->data)) {
+        x->device = p->devices[i];
+        rc = ws_device_of_kind(WS_CUDA)->range(x->device, a->data, &x->base, &x->bytes, err);
+    }
+    if (rc < 0) {
+        x->base = NULL;
+        (void)ws_error_prefix(err, "the parameter %s", a->name);
+        return rc;
+    }
+    return check_reach(p, a, i, x, err);
+}
+
+int ws_publisher_check_audited(struct wsync_publisher *p, const wsync_param *params, size_t first, size_t n,
+                               struct ws_error *err)
+{
+    struct allocation seen = {0};
+    int rc = 0;
+    for (size_t k = 0; rc == 0 && k < n; k++) /* what is written was checked */
+        if (p->devices[first + k] >= 0 && !p->params[first + k].writes && ws_publisher_audits(p, first + k))
+            rc = check_allocation(p, &params[k], first + k, &seen, err);
+    return rc;
+}
+
 static int locate(struct wsync_publisher *p, const wsync_param *a, size_t i, struct allocation *x,
                   struct ws_error *err)
 {
     const bool was = p->devices[i] >= 0 && p->sources[i] == a->data;
-    int device = -1, rc = 0;
+    int device = -1;
     if (a->data && lies_in(x, a->data))
         p->devices[i] = x->device;
     else
@@ -180,16 +215,7 @@ static int locate(struct wsync_publisher *p, const wsync_param *a, size_t i, str
         return 0;
     if (p->device < 0)
         p->device = p->devices[i];
-    if (!lies_in(x, a->data)) {
-        x->device = p->devices[i];
-        rc = ws_device_of_kind(WS_CUDA)->range(x->device, a->data, &x->base, &x->bytes, err);
-    }
-    if (rc < 0) {
-        x->base = NULL;
-        (void)ws_error_prefix(err, "the parameter %s", a->name);
-        return rc;
-    }
-    return check_reach(p, a, i, x, err);
+    return check_allocation(p, a, i, x, err);
 }
 
 int ws_publisher_locate(struct wsync_publisher *p, const wsync_param *params, struct ws_error *err)
@@ -341,6 +367,8 @@ int ws_publisher_put_all(struct wsync_publisher *p, const wsync_param *params, s
     if (rc == 0)
         rc = run_plan(p, once ? once : p->plan, params, 0, p->n_params, true, err);
     ws_plan_free(once);
+    if (rc == 0)
+        rc = ws_publisher_audit_hash(p, params, 0, p->n_params, err);
     for (size_t i = 0; rc == 0 && i < p->n_params; i++)
         p->put[i] = true;
     return rc;
@@ -374,6 +402,8 @@ int ws_publisher_put(struct wsync_publisher *p, const wsync_param *a, const stru
         rc = ws_plan_compile(plan, p->file_sizes, p->n_files, err);
     if (rc == 0)
         rc = run_plan(p, plan, a, index, 1, false, err);
+    if (rc == 0)
+        rc = ws_publisher_audit_hash(p, a, index, 1, err);
     ws_plan_free(plan);
     p->put[index] = rc == 0;
     return rc;

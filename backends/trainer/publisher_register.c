@@ -176,6 +176,28 @@ static int take_placement(struct wsync_publisher *p, const json_t *reply, struct
     return 0;
 }
 
+/* A tensor that a rank has held and none does now would be the base's in silence. */
+static int refuse_fallback(const struct wsync_publisher *p, struct ws_error *err)
+{
+    const size_t n = p->base ? ws_base_n_tensors(p->base) : 0;
+    for (size_t i = 0; i < n; i++)
+        if (p->base_was_held[i] && p->base_places[i].writes)
+            return ws_error_set(
+                err, EINVAL,
+                "no rank holds %s any more, and one did in the last version: its values would "
+                "be the base's from now on; let a rank give it, or open another publisher "
+                "where that is meant",
+                ws_base_tensor_name(p->base, i));
+    return 0;
+}
+
+void ws_publisher_note_held(struct wsync_publisher *p)
+{
+    const size_t n = p->base && p->base_places ? ws_base_n_tensors(p->base) : 0;
+    for (size_t i = 0; i < n; i++)
+        p->base_was_held[i] = !p->base_places[i].writes;
+}
+
 static json_t *registration_json(const struct wsync_publisher *p)
 {
     json_t *params = json_array();
@@ -189,8 +211,14 @@ static json_t *registration_json(const struct wsync_publisher *p)
                           p->base ? ws_base_tensors_json(p->base) : json_array(), "sidecars",
                           p->base ? ws_base_sidecars_json(p->base) : json_array());
     const char *run = p->run_asked ? p->run_asked : p->run[0] ? p->run : NULL;
+    if (o && p->base)
+        json_object_set_new(o, "base_id", json_string(ws_base_id(p->base)));
     if (o && run)
         json_object_set_new(o, "run", json_string(run));
+    if (o) {
+        json_object_set_new(o, "audit", json_integer(p->audit_every));
+        json_object_set_new(o, "audit_warns", json_boolean(p->audit_warns));
+    }
     return o;
 }
 
@@ -226,6 +254,8 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
         rc = ws_publisher_call(p, "register", registration_json(p), &reply, NULL, 0, NULL, err);
     if (rc == 0)
         rc = take_placement(p, reply, err);
+    if (rc == 0)
+        rc = refuse_fallback(p, err);
     if (rc == 0)
         rc = ws_publisher_locate(p, params, err);
     json_decref(reply);

@@ -20,8 +20,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STREAMS 64        /* that one looks back for */
-#define LOOK_NS 10000000L /* at the lock, where the agent cannot say who has it */
+#define STREAMS     64        /* that one looks back for */
+#define PATIENCE_MS 2000      /* with readers of a buffer that is wanted */
+#define LOOK_NS     10000000L /* at the lock, where the agent cannot say who has it */
 
 /* --- life --- */
 
@@ -125,9 +126,9 @@ static int give_up(struct wsync_publisher *p, struct ws_share_set *set, int64_t 
         json_t *body = json_object();
         if (p->share->packed)
             json_object_set_new(body, "version", json_integer((json_int_t)set->version));
-        if (timeout_ms >= 0)
-            json_object_set_new(body, "timeout_ms", json_integer(timeout_ms));
-        int rc = ws_publisher_call(p, "unshare", body, NULL, NULL, 0, NULL, &why);
+        int rc = body ? ws_publisher_wait(p, "unshare", body, timeout_ms, &why)
+                      : ws_error_set(&why, ENOMEM, "no memory for a request");
+        json_decref(body);
         lost = p->sock < 0;
         if (rc < 0 && !lost)
             return ws_error_set(err, why.code, "%s", why.text);
@@ -360,7 +361,7 @@ static int send_parts(struct wsync_publisher *p, size_t segment, size_t from, co
         rc = ws_publisher_send(p, "share/fds",
                                json_pack("{s:I,s:I,s:I}", "version", (json_int_t)p->version, "segment",
                                          (json_int_t)segment, "from", (json_int_t)from),
-                               fds, n, err);
+                               fds, n, NULL, err);
     while (got > 0)
         close(fds[--got]);
     return rc;
@@ -391,7 +392,7 @@ static int send_offer(struct wsync_publisher *p, struct ws_share_set *set, const
     set->shared = true;
     set->version = p->version;
     set->connection = p->n_connections;
-    rc = ws_publisher_send(p, "share", offer_json(p, o), &fd, 1, err);
+    rc = ws_publisher_send(p, "share", offer_json(p, o), &fd, 1, NULL, err);
     close(fd);
     return rc == 0 ? send_fds(p, o, err) : rc;
 }
@@ -403,7 +404,8 @@ static void free_offer(struct ws_share_offer *o)
     ws_gpu_listing_clear(&o->listing);
 }
 
-/* The set's memory is free for the next version. */
+/* The set's memory is free for the next version. One on demand has no other place, and waits; another one
+ * goes without after a while: -EBUSY. */
 static int make_free(struct wsync_publisher *p, struct ws_share_set *set, struct ws_error *err)
 {
     struct ws_error ignored;
@@ -411,7 +413,10 @@ static int make_free(struct wsync_publisher *p, struct ws_share_set *set, struct
         (void)give_up(p, set, 0, &ignored);
         return 0;
     }
-    int rc = give_up(p, set, p->timeout_ms, err);
+    int64_t patience = p->timeout_ms;
+    if (!p->share->on_demand && patience > PATIENCE_MS)
+        patience = PATIENCE_MS;
+    int rc = give_up(p, set, patience, err);
     if (rc == -ETIMEDOUT) {
         err->code = EBUSY;
         return ws_error_prefix(err, "no free buffer on the GPU for version %" PRIu64, p->version);
@@ -436,16 +441,14 @@ static int conclude(struct wsync_publisher *p, struct ws_share_set *set, int rc,
 }
 
 /* Memory that cannot be shared is no reason to publish nothing: others fetch the version from the host. */
-static int go_without(struct wsync_publisher *p, struct ws_share_set *set, struct ws_error *why)
+static void go_without(struct wsync_publisher *p, const struct ws_error *why)
 {
     struct ws_publisher_share *s = p->share;
-    struct ws_error ignored;
     if (strcmp(s->refused, why->text) != 0)
         ws_log(WS_LOG_WARN, "publisher", "not shared on GPUs: %s", why->text);
     snprintf(s->refused, sizeof(s->refused), "%s", why->text);
     size_t n = strlen(p->gpu_report);
     snprintf(p->gpu_report + n, sizeof(p->gpu_report) - n, "; not shared: %s", why->text);
-    return give_up(p, set, 0, &ignored);
 }
 
 int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, struct ws_error *err)
@@ -463,6 +466,12 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
         struct ws_share_set *set = &s->sets[s->packed ? s->turn : 0];
         ws_demand_make_wanted(p);
         rc = make_free(p, set, err);
+        if (rc == -EBUSY && !s->on_demand) { /* the next version takes the other one */
+            go_without(p, err);
+            s->turn ^= 1;
+            free_offer(&o);
+            return 0;
+        }
         if (rc == 0)
             rc = follow_all(s, &o, err);
         if (rc == 0)
@@ -473,8 +482,10 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
             rc = ws_demand_note(p, set, &o, err);
         if (rc == 0)
             rc = send_offer(p, set, &o, err);
-        if ((rc == -EOPNOTSUPP || rc == -ENOTSUP) && !s->on_demand)
-            rc = go_without(p, set, err);
+        if ((rc == -EOPNOTSUPP || rc == -ENOTSUP) && !s->on_demand) {
+            go_without(p, err);
+            rc = give_up(p, set, 0, err);
+        }
         if (s->on_demand)
             rc = conclude(p, set, rc, err);
     }

@@ -1,6 +1,6 @@
 /* A publisher's inside, shared by its files: publisher (its life and its versions), publisher_register (what
  * it told the agent that it holds), publisher_put (the copies), publisher_share (what is
- * shared on GPUs), publisher_call (a request to the agent). */
+ * shared on GPUs), publisher_audit (the hashes of its replicas), publisher_call (a request to the agent). */
 #ifndef WS_TRAINER_PUBLISHER_STATE_H
 #define WS_TRAINER_PUBLISHER_STATE_H
 #include "backends/trainer/base.h"
@@ -38,11 +38,14 @@ struct wsync_publisher {
     struct ws_base *base;
     void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_arg;
+    int (*interrupted)(void *arg);
+    void *interrupted_arg;
     /* the registration */
     struct ws_registered *params; /* in the caller's order */
     size_t n_params;
     size_t *by_name;                   /* indices into params, by name */
     struct ws_registered *base_places; /* writes and file of base tensors */
+    bool *base_was_held;               /* of base tensors: ranks held them in the last version */
     size_t *sidecar_files;
     uint64_t *file_sizes;
     size_t n_files;
@@ -60,6 +63,7 @@ struct wsync_publisher {
     struct ws_region **regions;
     struct ws_block_hash *hashes;
     size_t n_hashes;
+    struct ws_publisher_audit *audit; /* what it is asked to hash of its replicas; NULL: nothing */
     /* GPUs */
     int device;               /* of the first parameter that is on one; -1: all are on the host */
     int *devices;             /* of sources, -1: on the host */
@@ -74,6 +78,8 @@ struct wsync_publisher {
     bool gpu_delta;                   /* asked for */
     struct ws_publisher_delta *delta; /* of this registration; NULL: not yet */
     char no_delta[WS_ERROR_TEXT / 2]; /* its memory is needed for something else */
+    int audit_every;                  /* wsync_config.audit */
+    bool audit_warns, audit_said;     /* said: that this agent knows no audits */
 };
 
 /* Of this node: what was asked for, else $WSYNC_AGENT, else the usual place. */
@@ -86,6 +92,11 @@ int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body,
 
 /* The same with descriptors that go along, which stay the caller's. */
 int ws_publisher_send(struct wsync_publisher *p, const char *verb, json_t *body, const int *fds, size_t n,
+                      json_t **reply, struct ws_error *err);
+
+/* The same where the agent is asked to wait: again and again for a while, so that one that answers no more is
+ * noticed. body is borrowed. timeout_ms negative: no limit. */
+int ws_publisher_wait(struct wsync_publisher *p, const char *verb, const json_t *body, int64_t timeout_ms,
                       struct ws_error *err);
 
 /* Is the connection there, with somebody at its other end? One that is not is closed, and what was registered
@@ -94,6 +105,8 @@ bool ws_publisher_is_connected(struct wsync_publisher *p);
 
 WS_MUST_USE int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, size_t n,
                                       struct ws_error *err);
+/* After a version: which tensors of the base were held, and so may not come from it in the next one. */
+void ws_publisher_note_held(struct wsync_publisher *p);
 /* Is this the very list that is registered? */
 bool ws_publisher_has(const struct wsync_publisher *p, const wsync_param *params, size_t n);
 /* The registered piece that a parameter is; NULL and err where there is none. */
@@ -127,6 +140,31 @@ WS_MUST_USE int ws_publisher_put_all(struct wsync_publisher *p, const wsync_para
 WS_MUST_USE int ws_publisher_put(struct wsync_publisher *p, const wsync_param *param,
                                  const struct ws_registered *r, struct ws_error *err);
 WS_MUST_USE int ws_publisher_put_fresh(struct wsync_publisher *p, struct ws_error *err);
+
+/* Where a piece goes in a plan: to its place in the tensor that begins there, or alone, as a tensor of its
+ * own. */
+struct ws_goal {
+    size_t file;
+    uint64_t begin;
+    bool alone;
+};
+WS_MUST_USE int ws_publisher_plan(struct ws_plan *plan, const struct wsync_publisher *p,
+                                  const struct ws_registered *r, const struct ws_layout *l,
+                                  const struct ws_goal *goal, struct ws_error *err);
+/* Of n parameters from the first-th on: those that only an audit reads reach out of no allocation. */
+WS_MUST_USE int ws_publisher_check_audited(struct wsync_publisher *p, const wsync_param *params, size_t first,
+                                           size_t n, struct ws_error *err);
+
+/* publisher_audit.c. begin: the agent has answered begin so. hash: the next n registered parameters from the
+ * first-th on have been put, and are in the caller's memory still. tell: adds what was found to the body of
+ * commit. */
+WS_MUST_USE int ws_publisher_audit_begin(struct wsync_publisher *p, const json_t *reply,
+                                         struct ws_error *err);
+WS_MUST_USE int ws_publisher_audit_hash(struct wsync_publisher *p, const wsync_param *params, size_t first,
+                                        size_t n, struct ws_error *err);
+bool ws_publisher_audits(const struct wsync_publisher *p, size_t i);
+void ws_publisher_audit_tell(const struct wsync_publisher *p, json_t *body);
+void ws_publisher_audit_end(struct wsync_publisher *p);
 
 /* publisher.c: demanded: it is announced already, and a slot has to be filled. */
 WS_MUST_USE int ws_publisher_begin(struct wsync_publisher *p, uint64_t version, bool demanded,

@@ -1,5 +1,6 @@
 #include "backends/trainer/rank_records.h"
 #include "transports/log.h"
+#include "transports/text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -71,23 +72,13 @@ static bool number(const json_t *list, size_t i, uint64_t most, uint64_t *out)
     return json_is_integer(v) && json_integer_value(v) >= 0 && *out <= most;
 }
 
-static bool read_hash(const json_t *v, uint64_t *out)
-{
-    char *end;
-    const char *hex = json_string_value(v);
-    if (!hex || strlen(hex) != 16 || strspn(hex, "0123456789abcdef") != 16)
-        return false;
-    *out = strtoull(hex, &end, 16);
-    return true;
-}
-
 static bool read_entry(const json_t *one, uint64_t size, struct entry *e)
 {
     uint64_t file, block, bytes;
     if (!number(one, 0, UINT32_MAX, &file) || !number(one, 1, UINT32_MAX, &block) ||
         !number(one, 3, WS_BLOCK_BYTES, &bytes) || bytes == 0 || bytes + WS_DELTA_BEYOND > size ||
         !number(one, 2, size - WS_DELTA_BEYOND - bytes, &e->offset) ||
-        !read_hash(json_array_get(one, 4), &e->base_hash))
+        ws_text_hash(json_string_value(json_array_get(one, 4)), &e->base_hash) < 0)
         return false;
     e->file = (uint32_t)file;
     e->block = (uint32_t)block;

@@ -2,6 +2,7 @@
 #include "backends/trainer/registration.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,18 +128,36 @@ static int sidecars_of(const json_t *array, struct ws_registration *r, struct ws
     return 0;
 }
 
+static int base_id_of(const json_t *o, struct ws_registration *r, struct ws_error *err)
+{
+    const char *id = json_string_value(o);
+    if (!o)
+        return 0;
+    if (!id || strlen(id) != WS_BASE_ID_CHARS || !ws_name_is_file(id))
+        return ws_error_set(err, EINVAL, "the base_id of a registration is malformed");
+    memcpy(r->base_id, id, sizeof(r->base_id));
+    return 0;
+}
+
 int ws_registration_of(const json_t *body, unsigned rank, struct ws_registration **out, struct ws_error *err)
 {
     struct ws_registration *r = calloc(1, sizeof(*r));
     *out = NULL;
     if (!r)
         return ws_error_set(err, ENOMEM, "no memory for a registration");
+    const json_t *audit = json_object_get(body, "audit");
     r->rank = rank;
+    r->audits = json_is_integer(audit) && json_integer_value(audit) >= WSYNC_NO_AUDIT &&
+                json_integer_value(audit) <= INT_MAX;
+    r->audit = r->audits ? (int)json_integer_value(audit) : WSYNC_NO_AUDIT;
+    r->audit_warns = json_is_true(json_object_get(body, "audit_warns"));
     int rc = entries_of(json_object_get(body, "params"), rank, &r->entries, &r->n_entries, err);
     if (rc == 0)
         rc = entries_of(json_object_get(body, "base"), rank, &r->base, &r->n_base, err);
     if (rc == 0)
         rc = sidecars_of(json_object_get(body, "sidecars"), r, err);
+    if (rc == 0 && r->n_base > 0)
+        rc = base_id_of(json_object_get(body, "base_id"), r, err);
     if (rc < 0) {
         ws_registration_free(r);
         return rc;
@@ -191,8 +210,15 @@ json_t *ws_registration_to_json(const struct ws_registration *r)
         json_array_append_new(sidecars, json_pack("{s:s,s:I,s:I}", "name", r->sidecars[i].name, "bytes",
                                                   (json_int_t)r->sidecars[i].size_bytes, "hash",
                                                   (json_int_t)r->sidecars[i].hash));
-    return json_pack("{s:o,s:o,s:o}", "params", entries_json(r->entries, r->n_entries), "base",
-                     entries_json(r->base, r->n_base), "sidecars", sidecars);
+    json_t *o = json_pack("{s:o,s:o,s:o}", "params", entries_json(r->entries, r->n_entries), "base",
+                          entries_json(r->base, r->n_base), "sidecars", sidecars);
+    if (o && r->audits) {
+        json_object_set_new(o, "audit", json_integer(r->audit));
+        json_object_set_new(o, "audit_warns", json_boolean(r->audit_warns));
+    }
+    if (o && r->base_id[0])
+        json_object_set_new(o, "base_id", json_string(r->base_id));
+    return o;
 }
 
 static void free_entries(struct ws_entry *e, size_t n)

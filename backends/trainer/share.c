@@ -223,6 +223,8 @@ static int finish(struct maker *k, struct ws_error *err)
     for (size_t i = 0; k->first && i < k->whole->n_frozen; i++, l->n_frozen++)
         if (!(l->frozen[i] = strdup(k->whole->frozen[i])))
             return no_memory(err);
+    if (k->first)
+        memcpy(l->base_id, k->whole->base_id, sizeof(l->base_id));
     return ws_placement_set_id(l, k->whole->id, err); /* which the sidecars' contents are in */
 }
 

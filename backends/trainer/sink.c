@@ -15,7 +15,9 @@ void ws_sink_init(struct ws_sink *s, unsigned char *dst, struct ws_hasher *hashe
 
 static void store(struct ws_sink *s, uint64_t at, const unsigned char *src, size_t n)
 {
-    if (s->hasher)
+    if (!s->dst)
+        ws_hasher_add(s->hasher, src, n);
+    else if (s->hasher)
         ws_hasher_copy(s->hasher, s->dst + at, src, n);
     else if (n >= STREAM_BYTES)
         ws_copy_stream(s->dst + at, src, n);
@@ -34,7 +36,7 @@ void ws_sink_flush(struct ws_sink *s)
 /* What can be staged still, so that a full stage ends with a cache line. */
 static size_t room(const struct ws_sink *s)
 {
-    return WS_SINK_BYTES - ((uintptr_t)(s->dst + s->at) & (LINE_BYTES - 1)) - s->staged;
+    return WS_SINK_BYTES - (((uintptr_t)s->dst + s->at) & (LINE_BYTES - 1)) - s->staged;
 }
 
 uint64_t ws_sink_put(struct ws_sink *s, uint64_t tensor_begin, struct ws_cursor *c, uint64_t n)

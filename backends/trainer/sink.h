@@ -9,7 +9,7 @@
 #define WS_SINK_BYTES 4096UL
 
 struct ws_sink {
-    unsigned char *dst;       /* the file's memory */
+    unsigned char *dst;       /* the file's memory; NULL: what is put is hashed only */
     struct ws_hasher *hasher; /* NULL: nothing is hashed; else pieces come in order and without gaps */
     uint64_t at;              /* in the file: where what is staged goes */
     size_t staged;

@@ -1,5 +1,7 @@
 #include "backends/trainer/slot.h"
+#include "transports/clock.h"
 #include "transports/copy.h"
+#include "transports/memory.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -24,35 +26,117 @@ static void free_regions(struct ws_slot *s)
     s->has = (struct ws_mark){0};
 }
 
-int ws_slot_prepare(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads, struct ws_error *err)
+bool ws_slot_fits(const struct ws_slot *s, const struct ws_placement *l)
+{
+    return s->regions && strcmp(s->placement_id, l->id) == 0;
+}
+
+void ws_slot_empty(struct ws_slot *s)
+{
+    free_regions(s);
+}
+
+static int new_region(const struct ws_placement_file *f, unsigned n_threads, struct ws_region **out,
+                      struct ws_error *err)
+{
+    int rc = ws_region_new(out, f->size_bytes, err);
+    if (rc == 0)
+        rc = ws_region_prefault(*out, n_threads, err);
+    if (rc == 0 && f->content)
+        memcpy(ws_region_data(*out), f->content, f->content_bytes);
+    return rc;
+}
+
+struct move {
+    unsigned char *to;
+    const unsigned char *from;
+    uint64_t bytes;
+};
+
+static void move_block(void *arg, size_t i)
+{
+    const struct move *m = arg;
+    const uint64_t at = i * WS_BLOCK_BYTES, n = m->bytes - at;
+    ws_copy_stream(m->to + at, m->from + at, n < WS_BLOCK_BYTES ? n : WS_BLOCK_BYTES);
+}
+
+/* One file after the other, so that only one is there twice. workers NULL: its bytes are of no use. */
+static int exchange(struct ws_slot *s, size_t i, const struct ws_placement_file *f,
+                    struct ws_workers *workers, unsigned n_threads, struct ws_error *err)
+{
+    struct ws_region *old = s->regions[i];
+    s->regions[i] = NULL;
+    if (!workers) {
+        ws_region_free(old);
+        return new_region(f, n_threads, &s->regions[i], err);
+    }
+    int rc = new_region(f, n_threads, &s->regions[i], err);
+    if (rc == 0) {
+        struct move m = {ws_region_data(s->regions[i]), ws_region_data(old), f->size_bytes};
+        ws_workers_run(workers, move_block, &m, (m.bytes + WS_BLOCK_BYTES - 1) / WS_BLOCK_BYTES);
+    }
+    ws_region_free(old);
+    return rc;
+}
+
+static int exchange_all(struct ws_slot *s, const struct ws_placement *l, bool with_bytes, unsigned n_threads,
+                        struct ws_error *err)
+{
+    uint64_t largest = 0;
+    for (size_t i = 0; i < l->n_files; i++)
+        largest = l->files[i].size_bytes > largest ? l->files[i].size_bytes : largest;
+    with_bytes = with_bytes && ws_memory_check(largest, "a slot's file beside the one before", NULL) == 0;
+    struct ws_workers *workers = with_bytes ? ws_workers_new(n_threads, 0) : NULL;
+    int rc = with_bytes && !workers ? ws_error_set(err, ENOMEM, "no memory for the threads of a copy") : 0;
+    for (size_t i = 0; rc == 0 && i < l->n_files; i++)
+        if (s->regions[i])
+            rc = exchange(s, i, &l->files[i], workers, n_threads, err);
+    ws_workers_free(workers);
+    s->fresh = s->fresh || !with_bytes;
+    if (!with_bytes)
+        s->has = (struct ws_mark){0};
+    return rc;
+}
+
+static int lay_out(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads, struct ws_error *err)
 {
     int rc = 0;
-    assert(s->state == WS_SLOT_WRITING && s->n_holds == 0);
-    if (strcmp(s->placement_id, l->id) == 0)
-        return 0;
     free_regions(s);
     s->regions = calloc(l->n_files, sizeof(struct ws_region *));
     if (!s->regions)
         return ws_error_set(err, ENOMEM, "no memory for a slot");
     s->n_files = l->n_files;
-    for (size_t i = 0; rc == 0 && i < l->n_files; i++) {
-        const struct ws_placement_file *f = &l->files[i];
-        if (f->size_bytes == 0)
-            continue;
-        rc = ws_region_new(&s->regions[i], f->size_bytes, err);
-        if (rc == 0)
-            rc = ws_region_prefault(s->regions[i], n_threads, err);
-        if (rc == 0 && f->content)
-            memcpy(ws_region_data(s->regions[i]), f->content, f->content_bytes);
-    }
-    if (rc < 0) {
-        free_regions(s);
-        return rc;
-    }
+    for (size_t i = 0; rc == 0 && i < l->n_files; i++)
+        if (l->files[i].size_bytes)
+            rc = new_region(&l->files[i], n_threads, &s->regions[i], err);
     s->total_bytes = l->total_bytes;
     memcpy(s->placement_id, l->id, sizeof(s->placement_id));
+    memcpy(s->base_id, l->base_id, sizeof(s->base_id));
     s->fresh = true;
-    return 0;
+    return rc;
+}
+
+int ws_slot_prepare(struct ws_slot *s, const struct ws_placement *l, bool changes_only, unsigned n_threads,
+                    struct ws_error *err)
+{
+    int rc;
+    assert(s->state == WS_SLOT_WRITING && s->n_holds == 0);
+    if (ws_slot_fits(s, l) && strcmp(s->base_id, l->base_id) != 0) {
+        s->fresh = true;
+        s->has = (struct ws_mark){0};
+        memcpy(s->base_id, l->base_id, sizeof(s->base_id));
+    }
+    if (ws_slot_fits(s, l) && ws_slot_idle(s) == 0)
+        return 0;
+    if (ws_slot_fits(s, l))
+        rc = exchange_all(s, l, !s->fresh && (changes_only || l->n_frozen > 0), n_threads, err);
+    else
+        rc = lay_out(s, l, n_threads, err);
+    if (rc < 0)
+        free_regions(s);
+    else
+        s->id = ws_clock_day_ns();
+    return rc;
 }
 
 static void free_hashed(struct ws_slot *s, size_t n)
@@ -99,12 +183,22 @@ int ws_slot_note_hash(struct ws_slot *s, uint64_t file, uint64_t block, uint64_t
 
 int ws_slot_idle(const struct ws_slot *s)
 {
+    int all = 0;
     for (size_t i = 0; i < s->n_files; i++) {
         int rc = s->regions[i] ? ws_region_idle(s->regions[i]) : 0;
         if (rc == -EBUSY)
             return rc;
+        all = rc < 0 ? rc : all;
     }
-    return 0;
+    return all;
+}
+
+bool ws_slot_stays(const struct ws_slot *s)
+{
+    bool stays = s->regions && ws_region_leases_work();
+    for (size_t i = 0; i < s->n_files; i++)
+        stays = stays && !(s->regions[i] && ws_region_was_shown(s->regions[i]));
+    return stays;
 }
 
 struct hash_job {
@@ -220,6 +314,7 @@ void ws_slot_holders(const struct ws_slot *s, char *out, size_t cap)
     out[0] = 0;
     for (const struct ws_slot_hold *h = s->holds; h && n < cap; h = h->next)
         n += (size_t)snprintf(out + n, cap - n, "%s%s", n ? ", " : "", h->holder);
-    if (!s->holds && ws_slot_idle(s) == -EBUSY)
+    bool in_work = s->state == WS_SLOT_WRITING || s->state == WS_SLOT_HASHING || s->state == WS_SLOT_SEALED;
+    if (!s->holds && !in_work && ws_slot_idle(s) == -EBUSY) /* in work its regions are others' */
         snprintf(out, cap, "a process that still maps it");
 }

@@ -5,8 +5,10 @@
  * SERVED
  *
  * A slot is written again only when no hold is left and the kernel says that no other process has its regions
- * open or mapped (ws_region_idle). Not thread safe by itself: the agent's lock guards all fields but the
- * regions' bytes. */
+ * open or mapped (ws_region_idle). Where readers had descriptors of them, or the kernel grants no leases,
+ * that is no proof: then the slot gets other regions first, and those are closed, never written, which also
+ * keeps away what ranks have mapped and pinned of them. Not thread safe by itself: the agent's lock guards
+ * all fields but the regions' bytes. */
 #ifndef WS_TRAINER_SLOT_H
 #define WS_TRAINER_SLOT_H
 #include "backends/trainer/placement.h"
@@ -36,12 +38,14 @@ struct ws_slot_hold {
 
 struct ws_slot {
     enum ws_slot_state state;
+    uint64_t id; /* of its regions: another number whenever any of them is another one */
     uint64_t version;
     char run[WS_RUN_CHARS + 1];
-    char placement_id[33]; /* of what the regions hold */
-    bool fresh;            /* sidecars and frozen tensors are not in it yet */
-    struct ws_mark has;    /* the version that they have all of; no run: none that is known */
-    struct ws_mark had;    /* while they are written: before */
+    char placement_id[33];              /* of what the regions hold */
+    char base_id[WS_BASE_ID_CHARS + 1]; /* whose frozen tensors they hold, or are to */
+    bool fresh;                         /* sidecars and frozen tensors are not in it yet */
+    struct ws_mark has;                 /* the version that they have all of; no run: none that is known */
+    struct ws_mark had;                 /* while they are written: before */
     size_t n_files;
     uint64_t total_bytes;
     struct ws_region **regions;      /* one a file, NULL for size 0 */
@@ -54,18 +58,26 @@ struct ws_slot {
     unsigned n_holds;
 };
 
+/* Has it the regions of that placement? */
+bool ws_slot_fits(const struct ws_slot *s, const struct ws_placement *l);
+/* Gives its memory back. */
+void ws_slot_empty(struct ws_slot *s);
 /* Makes the regions fit a placement (new ones where they do not) and writes headers and generated files;
- * memory is faulted in here, so that it is charged to this process. -ENOMEM. May take seconds: the slot is
- * WRITING and only the caller uses it. */
-WS_MUST_USE int ws_slot_prepare(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads,
-                                struct ws_error *err);
+ * those that must not be written again are exchanged, with the bytes in them where those are of use: of a
+ * frozen tensor, or where the ranks only write what changed. Memory is faulted in here, so that it is charged
+ * to this process. -ENOMEM. May take seconds: the slot is WRITING and only the caller uses it. */
+WS_MUST_USE int ws_slot_prepare(struct ws_slot *s, const struct ws_placement *l, bool changes_only,
+                                unsigned n_threads, struct ws_error *err);
 /* Starts the manifest of a version in a prepared slot. */
 WS_MUST_USE int ws_slot_begin(struct ws_slot *s, const struct ws_placement *l, const char *model,
                               uint64_t version, const char *run, struct ws_error *err);
 /* Notes the hash of a block that one rank filled alone; -EINVAL when there is no such block. */
 WS_MUST_USE int ws_slot_note_hash(struct ws_slot *s, uint64_t file, uint64_t block, uint64_t hash);
-/* Is nobody else able to write or read it? 0, -EBUSY. Holds do not count here. */
+/* Is nobody else able to write or read it? 0; -EBUSY; -EPERM: nobody knows, its regions are not to be written
+ * again. Holds do not count here. */
 WS_MUST_USE int ws_slot_idle(const struct ws_slot *s);
+/* Will its regions be written again, as far as is known now? Not asked while it is prepared. */
+bool ws_slot_stays(const struct ws_slot *s);
 /* Hashes the blocks that have no hash yet, seals the manifest, makes its JSON. */
 WS_MUST_USE int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, struct ws_error *err);
 /* Forgets manifest and JSON (n_holds must be 0). */

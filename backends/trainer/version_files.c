@@ -78,6 +78,11 @@ const char *wsync_version_file(const wsync_version_files *v, size_t i, int *fd, 
     return v->manifest->files[i].name;
 }
 
+const char *wsync_version_run(const wsync_version_files *v)
+{
+    return v->manifest->run;
+}
+
 void wsync_close_version(wsync_version_files *v)
 {
     if (!v)

@@ -29,6 +29,7 @@ extern "C" {
 #define WSYNC_VERSION_MAJOR 0
 #define WSYNC_VERSION_MINOR 1
 #define WSYNC_MAX_DIMS      8
+#define WSYNC_NO_AUDIT      (-1) /* wsync_config.audit */
 
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)
@@ -110,7 +111,9 @@ typedef struct wsync_config {
     uint64_t shard_bytes;      /* 0: one model.safetensors */
     unsigned max_slots;        /* 0: 2, growing to 3 while a reader by ipc holds the older one */
     unsigned n_threads;        /* copying threads; 0: min(cores, 8) */
-    unsigned timeout_ms;       /* waiting for the other ranks and for a slot; 0: 60 s */
+    unsigned timeout_ms; /* waiting for the other ranks and for a slot; 0: 60 s. An agent that does not answer
+                          * at all is given 30 s more (and in begin what memory for a slot takes), then the
+                          * call ends with -ETIMEDOUT and the next offload connects anew */
     /* progress of long calls: done and total bytes; may be NULL. Called on the calling thread. */
     void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_arg;
@@ -119,8 +122,8 @@ typedef struct wsync_config {
      * wsync_unshare; "packed_cuda_ipc": one buffer a dtype and device, two of them in turn, which takes twice
      * the size of what this rank holds on the device; NULL: they are not. What is in host memory is not in
      * it. In steps, what wsync_put was given stays until wsync_commit. Memory that cannot be shared (pools)
-     * is -EOPNOTSUPP by cuda_ipc; no driver is wsync_open's -ENOTSUP; buffers that somebody still has are
-     * -EBUSY, with who. */
+     * is -EOPNOTSUPP by cuda_ipc; no driver is wsync_open's -ENOTSUP; a version whose buffer
+     * somebody still has after two seconds is not shared, on demand -EBUSY, with who. */
     const char *share;
     /* With share: the host's slot is filled only when somebody reads the version's files. A version that
      * nobody has read is gone once its memory on the GPU is given up. By wsync_offload only, with all ranks
@@ -132,6 +135,20 @@ typedef struct wsync_config {
      * to compare with; where that would leave less than a sixteenth of the device, or what `share` wants
      * lacks it, it is given up, as wsync_gpu_report says. */
     int gpu_delta;
+    /* Audits: pieces that several ranks hold (replicas) are hashed by each of them and compared at the agent;
+     * that finds diverged replicas, gathers of stale memory and wrong shardings, whatever their cause. A
+     * difference abandons the version, and says which ranks differ in which elements of which tensor: the
+     * rank that commits last gets -ECANCELED, the others hear it from the waits. 0: the first version after
+     * each registration, all of it; N: also every N-th after it, of which each rank hashes a share, another
+     * one each time, so that all together hash at most half of what is offloaded; WSYNC_NO_AUDIT: none. What
+     * rank 0 says counts. */
+    int audit;
+    int audit_warns; /* a difference is logged by the agent, and the version published all the same */
+    /* Asked on the calling thread twice a second while a call waits for the agent, so for other ranks or a
+     * slot; may be NULL. Not 0: the call ends with -EINTR, what it has begun is abandoned, and the next
+     * offload connects anew. */
+    int (*interrupted)(void *arg);
+    void *interrupted_arg;
 } wsync_config;
 
 typedef struct wsync_publisher wsync_publisher;
@@ -145,9 +162,10 @@ int wsync_open(const wsync_config *config, wsync_publisher **out);
  * it on demand already; -EBUSY: no free slot, the text names the holder; -EPROTO: ranks disagree about a
  * tensor or the version, or the agent is of another release; -EINVAL: a box out of range, pieces that
  * overlap, bytes that nobody holds; -ENOMEM: does not fit, with the figures; -ECANCELED: another rank died or
- * went on to a higher version, which is named; -ETIMEDOUT: ranks that are missing, likewise. -ECONNRESET,
- * -ECONNREFUSED, -ENOENT: the agent has gone; the next offload connects to the one that runs then, and the
- * lineage goes on. After any of these the last version is served and the next offload may be called. */
+ * went on to a higher version, which is named, or an audit found that replicas differ; -ETIMEDOUT: ranks that
+ * are missing, likewise. -ECONNRESET, -ECONNREFUSED, -ENOENT: the agent has gone; the next offload connects
+ * to the one that runs then, and the lineage goes on. After any of these the last version is served and the
+ * next offload may be called. */
 int wsync_offload(wsync_publisher *pub, const wsync_param *params, size_t n, uint64_t version);
 /* The same in steps. register: this rank's pieces (collective: waits for every rank). put: copies one
  * registered piece; any order, each once. commit: this rank is done; -ENODATA when bytes are missing,
@@ -188,6 +206,8 @@ int wsync_open_version(const char *agent, const char *model, uint64_t version, w
 /* Name of the i-th file, in name order, its descriptor (stays the version's; -1 where it is empty) and size;
  * NULL: there are no more. */
 const char *wsync_version_file(const wsync_version_files *v, size_t i, int *fd, uint64_t *bytes);
+/* Its lineage; valid until close. */
+const char *wsync_version_run(const wsync_version_files *v);
 void wsync_close_version(wsync_version_files *v); /* NULL is fine */
 
 /* --- GPUs: versions that are shared device to device on one host --- */

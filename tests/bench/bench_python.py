@@ -1,5 +1,6 @@
 """wsync.Publisher: what a parameter costs when there are many small ones; and what a step costs two FSDP2 ranks, against
-gathering the whole model and saving it to /dev/shm, as frameworks do that hand their engines files."""
+gathering the whole model and saving it to /dev/shm, as frameworks do that hand their engines files; and what a broadcast's buckets
+save."""
 import json
 import os
 import statistics
@@ -41,20 +42,32 @@ def small(agent):
     row("offload-small-python", statistics.median(times[3:]) * 1e6 / N, "us", None, 3, at_most=True)
 
 
-def gather(agent):
+def two_ranks(agent, script, name):
+    """What two ranks of torch's have written to $FIGURES; None: there is no torch."""
     python = subprocess.check_output([os.path.join(ROOT, ".ci/python"), "real"], text=True).strip()
     if subprocess.run([python, "-c", "import torch, transformers, safetensors"], stderr=subprocess.DEVNULL).returncode:
-        print("  gather-avoided: skipped: no torch here; `.ci/deps real` fetches it")
-        return
+        print(f"  {name}: skipped: no torch here; `.ci/deps real` fetches it")
+        return None
     home, out = os.path.join(TESTDIR, "home"), os.path.join(TESTDIR, "figures.json")
     os.makedirs(home, exist_ok=True)
     env = dict(os.environ, PYTHONPATH=package(), WSYNC_AGENT=f"unix:{agent.sock}", HOME=home, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
                FIGURES=out, CUDA_VISIBLE_DEVICES="")
-    subprocess.run([python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", os.path.join(HERE, "gather_ranks.py")],
+    subprocess.run([python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", os.path.join(HERE, script)],
                    env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, timeout=600)
     with open(out) as f:
-        figures = json.load(f)
-    row("gather-avoided", statistics.median(figures["offload"]), "s", statistics.median(figures["gather"]), 0.2, at_most=True)
+        return {name: statistics.median(times) for name, times in json.load(f).items()}
+
+
+def gather(agent):
+    figures = two_ranks(agent, "gather_ranks.py", "gather-avoided")
+    if figures:
+        row("gather-avoided", figures["offload"], "s", figures["gather"], 0.2, at_most=True)
+
+
+def buckets(agent):
+    figures = two_ranks(agent, "broadcast_ranks.py", "broadcast-buckets")
+    if figures:
+        row("broadcast-buckets", figures["buckets"], "s", figures["tensors"], 0.5, at_most=True)
 
 
 def main():
@@ -64,6 +77,7 @@ def main():
         agent = Agent(stack)
         small(agent)
         gather(agent)
+        buckets(agent)
 
 
 main()

@@ -2,8 +2,11 @@
 # sanitizers
 """The command: help, manual pages, wrong usage, what publish refuses."""
 import os
+import re
+import socket
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
@@ -15,7 +18,10 @@ def test_help(stack):
     assert {"agent", "publish", "mount", "umount", "ls", "status", "load", "pull", "wait", "verify", "inspect", "engine", "bench"} <= set(names)
     for name in names:
         assert f"wsync {name}" in wsync(name, "--help").stdout
-        assert ".TH WSYNC" in wsync("help", "--man", name).stdout
+        page = wsync("help", "--man", name).stdout
+        assert ".TH WSYNC" in page
+        said = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z"], input=page, text=True, capture_output=True, timeout=60, check=True)
+        assert said.stderr == "", (name, said.stderr)
     assert "wsync 0." in wsync("version").stdout
 
 
@@ -28,7 +34,60 @@ def test_usage(stack):
         assert r.returncode == 2 and word in r.stderr, (args, r.returncode, r.stderr)
 
 
+def test_numbers(stack):
+    "each number has its bounds, and what lies outside is said with them"
+    for args in (("publish", "-m", "a", "-v", "1", "--wait-loaded", "4294968", "x"), ("publish", "-m", "a", "-v", "9223372036854775808", "x"),
+                 ("agent", "--archive-every", "4294967297"), ("agent", "--nice", "4294967295"), ("agent", "--archive-keep", "0"),
+                 ("agent", "--slots", "1"), ("agent", "--broadcast-window", "2001"), ("verify", "--threads", "99999999999999999999", "x"),
+                 ("wait", "--timeout", "4294967296", "a", "1"), ("release", "--wait", "0", "a", "1"), ("bench", "--repeat", "0", "x")):
+        r = wsync(*args, check=False)
+        assert r.returncode == 2 and re.search(r"--[a-z-]+ is \d+ to \d+, not \d+", r.stderr), (args, r.returncode, r.stderr)
+    r = wsync("wait", "--timeout", "-1", "a", "1", check=False)
+    assert r.returncode == 2 and "not a whole number" in r.stderr, r.stderr
+
+
+def test_no_mount(stack):
+    "a folder that is no mount is said to be none, by every command that takes one"
+    folder = unique("plain")
+    os.makedirs(folder + "/actor/1")
+    for args in (("ls", folder), ("ls", "--mount", folder), ("status", folder + "/actor"), ("wait", "--mount", folder, "actor", "1"),
+                 ("wait", "--mount", folder, "--timeout", "0", "actor", "1"), ("load", "--mount", folder, "actor", "1"),
+                 ("umount", folder), ("umount", "--mount", folder)):
+        r = wsync(*args, check=False)
+        assert r.returncode == 1 and re.search("not (on )?a wsync mount|no wsync mount is on", r.stderr) and r.stdout == "", (args, r)
+    assert wsync("umount", check=False).returncode == 2
+
+
+def test_ready(stack):
+    "READY=1 goes to $NOTIFY_SOCKET, which a unit of Type=notify waits for; no library is needed"
+    path = unique("notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.bind(path)
+        s.settimeout(60)
+        os.environ["NOTIFY_SOCKET"] = path
+        stack.callback(os.environ.pop, "NOTIFY_SOCKET")
+        agent = Agent(stack)
+        assert s.recv(100) == b"READY=1"
+        agent.end()
+        assert s.recv(100) == b"STOPPING=1"
+
+
+def test_install(stack):
+    "make install into a folder of one's own touches nothing else, whatever the umask"
+    prefix = unique("prefix")
+    done = subprocess.run(["sh", "-c", 'umask 077; exec make -s install PREFIX="$1"', "sh", prefix], cwd=os.environ["ROOT"],
+                          env={k: v for k, v in os.environ.items() if k not in ("SANITIZER", "BUILD")}, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0 and "error" not in done.stderr, done.stderr
+    assert os.readlink(prefix + "/sbin/mount.wsync") == prefix + "/bin/wsync"
+    with open(prefix + "/lib/systemd/system/wsync-agent.service") as f:
+        assert f"={prefix}/bin/wsync agent" in f.read()
+    for name, mode in (("bin/wsync", 0o755), ("lib/systemd/system/wsync-agent.service", 0o644), ("include/wsync.h", 0o644)):
+        assert os.stat(f"{prefix}/{name}").st_mode & 0o777 == mode, name
+
+
 def bad_checkpoints():
+    """(what is wrong, what the sentence says of it, the folder)"""
+
     def made(write):
         folder = unique("bad")
         os.makedirs(folder)
@@ -42,24 +101,24 @@ def bad_checkpoints():
         return lambda path: write_safetensors(path, header, data)
 
     good = {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}
-    yield "empty file", made(raw(b""))
-    yield "header longer than the file", made(raw(struct.pack("<Q", 1 << 40) + b"{}"))
-    yield "no JSON", made(headed(b"not json"))
-    yield "truncated data", made(headed({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}))
-    yield "trailing bytes", made(headed({"a": {"dtype": "U8", "shape": [7], "data_offsets": [0, 7]}}))
-    yield "duplicate name", made(headed(b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}'))
-    yield "overlap", made(headed({"a": good, "b": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}))
-    yield "gap", made(headed({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}, "b": {"dtype": "U8", "shape": [2], "data_offsets": [6, 8]}}))
-    yield "unknown dtype", made(headed({"a": dict(good, dtype="F7")}))
-    yield "shape overflow", made(headed({"a": dict(good, shape=[1 << 62, 1 << 62])}))
-    yield "nine dimensions", made(headed({"a": dict(good, shape=[1] * 8 + [8])}))
-    yield "invalid UTF-8", made(headed(b'{"\xff":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}'))
-    yield "NUL in a name", made(headed(b'{"a\\u0000b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}'))
+    yield "empty file", "it has 0 bytes, fewer than the 8", made(raw(b""))
+    yield "header longer than the file", "more than the limit of 268435456", made(raw(struct.pack("<Q", 1 << 40) + b"{}"))
+    yield "no JSON", "its header does not begin with '{'", made(headed(b"not json"))
+    yield "truncated data", "it ends at byte 9 of the data, but the file has only 8", made(headed({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}))
+    yield "trailing bytes", "1 bytes follow the last tensor", made(headed({"a": {"dtype": "U8", "shape": [7], "data_offsets": [0, 7]}}))
+    yield "duplicate name", 'tensor "a" is there twice', made(headed(b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}'))
+    yield "overlap", 'tensors "a" and "b" overlap', made(headed({"a": good, "b": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}))
+    yield "gap", 'a gap of 4 bytes in front of tensor "b"', made(headed({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}, "b": {"dtype": "U8", "shape": [2], "data_offsets": [6, 8]}}))
+    yield "unknown dtype", 'its dtype "F7" is unknown', made(headed({"a": dict(good, dtype="F7")}))
+    yield "shape overflow", "more than the limit of 2^53", made(headed({"a": dict(good, shape=[1 << 62, 1 << 62])}))
+    yield "nine dimensions", "its shape has more than 8 numbers", made(headed({"a": dict(good, shape=[1] * 8 + [8])}))
+    yield "invalid UTF-8", "unable to decode byte 0xff", made(headed(b'{"\xff":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}'))
+    yield "NUL in a name", "\\u0000 is not allowed", made(headed(b'{"a\\u0000b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}'))
     folder = checkpoint(SMALL)
     with open(folder + "/model.safetensors.index.json", "w") as f:
         json.dump({"weight_map": {"a.weight": "missing.safetensors"}}, f)
-    yield "index names a missing file", folder
-    yield "no such folder", unique("nowhere")
+    yield "index names a missing file", "in missing.safetensors, which is missing", folder
+    yield "no such folder", "cannot open the folder: No such file", unique("nowhere")
 
 
 def test_publish_refuses(stack):
@@ -67,11 +126,12 @@ def test_publish_refuses(stack):
     agent = Agent(stack)
     agent.publish("actor", 1, checkpoint(SMALL))
     before = agent.get("/v1/actor/1/manifest")
-    for what, folder in bad_checkpoints():
+    for what, sentence, folder in bad_checkpoints():
         r = agent.publish("actor", 2, folder, check=False)
-        assert r.returncode == 1 and len(r.stderr) > 20, (what, r.returncode, r.stderr)
+        assert r.returncode == 1 and sentence in r.stderr, (what, r.returncode, r.stderr)
         if os.path.exists(folder):
-            assert wsync("inspect", folder, check=False).returncode == 1, what
+            r = wsync("inspect", folder, check=False)
+            assert r.returncode == 1 and sentence in r.stderr, (what, r.returncode, r.stderr)
     assert agent.get("/v1/models")["models"][0]["newest"] == 1
     assert agent.get("/v1/actor/1/manifest") == before
     for args, word in {("--version", "1"): "--new-run", ("--version", "2", "--run", "other"): "--new-run"}.items():
@@ -129,6 +189,63 @@ def test_export(stack):
     path = to + "/actor/latest/model.safetensors"
     wait_for(lambda: os.path.exists(path), "the exported version")
     assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
+
+
+def test_export_leaves_what_is_not_its_own(stack):
+    "export into a plain folder: what it did not make stays, what it made is known again, a version's bytes are those of its digest"
+    if os.geteuid() != 0:
+        raise Skip("needs root to give up a right")
+    agent, to = Agent(stack), unique("export")
+    own = {to + "/actor/1/notes.txt": "mine", to + "/actor/old/notes.txt": "mine, too", to + "/actor/.tmp.part/x": "x"}
+    for path, text in own.items():
+        os.makedirs(os.path.dirname(path))
+        with open(path, "w") as f:
+            f.write(text)
+
+    def begin():
+        p = Process.__new__(Process)
+        p.log_path = unique("export") + ".log"
+        p.log = open(p.log_path, "wb")
+        p.process = subprocess.Popen(["setpriv", "--bounding-set", "-sys_admin", WSYNC, "export", agent.url, to],
+                                     stdout=p.log, stderr=p.log, stdin=subprocess.DEVNULL)
+        stack.callback(p.end)
+        return p
+
+    def shows(version, folder):
+        path = f"{to}/actor/{version}/model.safetensors"
+        wait_for(lambda: os.path.exists(path) and tensors_of(path) == tensors_of(folder + "/model.safetensors"), f"version {version} of {folder}", 60)
+
+    one, two, three = (checkpoint(SMALL, seed=n) for n in (1, 2, 3))
+    agent.publish("actor", 1, one)
+    export = begin()
+    wait_for(lambda: "did not make" in export.text(), "the complaint", 60)
+    second = subprocess.run([WSYNC, "export", agent.url, to], capture_output=True, text=True, timeout=60, check=False)
+    assert second.returncode == 1 and "another wsync export" in second.stderr, second
+    os.makedirs(to + "/actor/empty")
+    agent.publish("actor", 2, two)
+    shows(2, two)
+    os.rename(to + "/actor/2", to + "/actor/kept")
+    shows(2, two)  # it comes again
+    subprocess.run(["cp", "-r", to + "/actor/2", to + "/actor/copy"], check=True)
+    inode = os.stat(to + "/actor/2").st_ino
+    export.kill()
+    export = begin()  # what is there is known by its mark and not written again
+    wait_for(lambda: "ready model=actor version=2" in export.text(), "the second one's pull", 60)
+    time.sleep(1)  # five looks
+    assert os.stat(to + "/actor/2").st_ino == inode
+    export.kill()
+    agent.end()
+    agent = Agent(stack)  # another lineage with the same numbers
+    agent.publish("actor", 2, three)
+    export = begin()
+    shows(2, three)
+    export.end()
+    for path, text in own.items():
+        with open(path) as f:
+            assert f.read() == text
+    assert os.path.exists(to + "/actor/copy/model.safetensors"), "a copy of a version's folder is somebody's own"
+    assert tensors_of(to + "/actor/kept/model.safetensors") == tensors_of(two + "/model.safetensors"), "so is one that was moved"
+    assert os.path.isdir(to + "/actor/empty"), "and one that is empty"
 
 
 def test_tls(stack):
@@ -208,4 +325,4 @@ def test_sync(stack):
         assert r.returncode != 0 and word in r.stderr, (args, r.stderr)
 
 
-run(test_sync, test_tls, test_unprivileged, test_help, test_usage, test_publish_refuses, test_agent_refuses, test_frozen, test_export)
+run(test_sync, test_tls, test_unprivileged, test_help, test_usage, test_numbers, test_no_mount, test_ready, test_install, test_publish_refuses, test_agent_refuses, test_frozen, test_export, test_export_leaves_what_is_not_its_own)

@@ -11,7 +11,7 @@ ROOT, TESTDIR = os.environ["ROOT"], os.environ["TESTDIR"]
 NEEDED = ("pip", "setuptools", "pytest", "cffi", "numpy", "ml_dtypes", "safetensors")
 missing = [m for m in NEEDED if importlib.util.find_spec(m) is None]
 if missing:
-    print(f"ok - the Python package # SKIP not installed, as PyPI could not be reached: {', '.join(missing)}")
+    print(f"1..0 # SKIP not installed, as PyPI could not be reached: {', '.join(missing)}")
     sys.exit(0)
 
 target = os.path.join(TESTDIR, "installed")
@@ -30,6 +30,7 @@ print(f"{'not ok' if pip.returncode else 'ok'} - the wheel is built and installe
 left = git_status()
 print(f"{'ok' if left == before else 'not ok'} - nothing is left in the source tree {left if left != before else ''}")
 if pip.returncode:
+    print("1..2")
     sys.exit(1)
 
 import pytest  # noqa: E402
@@ -62,4 +63,5 @@ tap = Tap()
 rc = pytest.main(["-q", "-p", "no:cacheprovider", "--tb=short", "--durations=3", f"--basetemp={TESTDIR}/pytest",
                   os.path.join(ROOT, "tests/python")], plugins=[tap])
 print("\n".join(tap.lines))
+print(f"1..{2 + len(tap.lines)}")
 sys.exit(int(rc))

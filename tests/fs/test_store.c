@@ -3,6 +3,7 @@
  *
  * timeout: 250
  * beside others */
+#include "fs/room.h"
 #include "tests/fs/opened_store.h"
 #include "transports/copy.h"
 #include <fcntl.h>
@@ -426,7 +427,7 @@ static void memory_that_is_mapped_is_not_taken(void **state)
     s = store_of_cache(30 * MIB, 1);
     v = pulled(s, "actor", "1");
     size = ws_version_manifest(v, &err)->files[1].size_bytes;
-    assert_ok(ws_region_open(ws_version_region(v, 1), false, &fd, &err), &err);
+    assert_ok(ws_region_open(ws_version_region(v, 1), WS_REGION_READ, &fd, &err), &err);
     map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
     assert_ptr_not_equal(map, MAP_FAILED);
     close(fd);
@@ -637,10 +638,23 @@ static void reports_reach_the_source(void **state)
     ws_store_free(s);
 }
 
+/* A cache that is exactly full has no room, however much memory the machine still has. */
+static void test_room_limit(void **state)
+{
+    (void)state;
+    assert_int_equal(ws_room_limit(100, 0, 1000), 100);
+    assert_int_equal(ws_room_limit(100, 60, 20), 80); /* the machine has less */
+    assert_int_equal(ws_room_limit(100, 60, 40), 100);
+    assert_int_equal(ws_room_limit(100, 100, 50), 100);
+    assert_int_equal(ws_room_limit(100, 100, 0), 100);
+    assert_int_equal(ws_room_limit(100, 130, 50), 100);
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_room_limit),
         TEST(versions_are_found_by_their_names),
         TEST(models_and_versions_are_visited_in_order),
         TEST(a_version_unknown_to_the_source_vanishes_unless_held),

@@ -14,7 +14,7 @@ from world import *
 try:
     from ranks import Rank, Reader, Refused, ask_all, describe, expected
 except ImportError as e:
-    print(f"ok - ranks that are killed # SKIP {e.name} is not installed, as PyPI could not be reached")
+    print(f"1..0 # SKIP {e.name} is not installed, as PyPI could not be reached")
     sys.exit(0)
 
 ROUNDS = int(os.environ.get("RANKS_ROUNDS", "20" if SANITIZER else "50"))

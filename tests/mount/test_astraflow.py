@@ -25,7 +25,7 @@ from world import *
 try:
     from astraflow_receiver import Failed, Receiver, call
 except ImportError:
-    print("ok - AstraFlow's receivers # SKIP pyzmq is not installed")
+    print("1..0 # SKIP pyzmq is not installed")
     sys.exit(0)
 
 SHARDS = {"model-00001-of-00002.safetensors": ["a.weight", "nested/name", "model.layers.2.x"],

@@ -52,23 +52,42 @@ def pull(mount, version):
 
 
 def test_steps(stack):
-    "each step comes as a delta, in place once there are two versions, and is what was published bit for bit"
+    "each step comes as a delta, in place once there are two versions and nobody has read the older, and is what was published bit for bit"
     run = Run(stack)
-    mount = Mount(stack, run.url)
-    assert 'how="tcp full"' in pull(mount, 1)
-    ways = []
+    unread, mount = Mount(stack, run.url), Mount(stack, run.url)
+    assert all('how="tcp full"' in pull(m, 1) for m in (unread, mount))
+    same(mount, 1, run.folders[1])
+    ways, copies = [], []
     for _ in range(5):
         version = run.step()
         d = run.wait_delta()[0]
         assert d["base"] == version - 1 and d["state"] == "whole" and d["changed"] > 0, d
         assert d["bytes"] < 1.5 * d["changed"], d
-        ways.append(pull(mount, version))
+        with urllib.request.urlopen(f"{run.agent.url}/v1/actor/{version}/manifest", timeout=60) as reply:
+            assert reply.read().count(b'"deltas"') == 1, "a member of a JSON object stands once"
+        ways.append(pull(unread, version))
+        copies.append(pull(mount, version))
         same(mount, version, run.folders[version])
-        mount.write(f"verify {version}", "actor/ctl")
+        unread.write(f"verify {version}", "actor/ctl")
     assert "delta from 1" in ways[0] and "in place" not in ways[0], ways
     assert all("chain of 2" in w and "in place" in w for w in ways[1:]), ways
-    assert all(int(w.split(" moved=")[1].split()[0]) < 400000 for w in ways), ways
-    same(mount, 5, run.folders[5])  # the one before is whole too
+    assert all("delta from" in w and "in place" not in w for w in copies), copies  # of what was read
+    assert all(int(w.split(" moved=")[1].split()[0]) < 400000 for w in ways + copies), (ways, copies)
+    for m in unread, mount:
+        same(m, 6, run.folders[6])
+        same(m, 5, run.folders[5])  # the one before is whole too
+
+
+def test_no_room(stack):
+    "a delta that the cache has no room for is said in a warning with what to do; one of a version that is all new is no warning"
+    run = Run(stack, LARGE, "--delta-cache", "16K")
+    run.step()
+    line = wait_for(lambda: next((l for l in run.agent.text().splitlines() if "no delta model=actor" in l), None), "the warning", 60)
+    assert line.startswith("warn ") and "room=16384" in line and "--delta-cache=SIZE makes room" in line, line
+    run = Run(stack, LARGE)
+    run.agent.publish("actor", 2, checkpoint(LARGE, seed=2))
+    line = wait_for(lambda: next((l for l in run.agent.text().splitlines() if "no delta model=actor" in l), None), "the line", 60)
+    assert line.startswith("info ") and "half as large as the version" in line, line
 
 
 def test_missed(stack):
@@ -259,4 +278,4 @@ def test_slow_link(stack):
     same(mount, run.newest, run.folders[run.newest])
 
 
-run(test_steps, test_missed, test_reader_stays, test_pinned, test_faults, test_agent_restart, test_given_up, test_relays, test_second_source, test_slow_link)
+run(test_steps, test_no_room, test_missed, test_reader_stays, test_pinned, test_faults, test_agent_restart, test_given_up, test_relays, test_second_source, test_slow_link)

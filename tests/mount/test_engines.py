@@ -90,7 +90,7 @@ def test_vllm_reload_fails(stack):
     add(mount, "e", engine)
     before = engine.checksum()
     assert mount.refused("2", "actor/version") == "EREMOTEIO"
-    assert "Refused" in mount.text("actor/last_error")
+    assert "Refused" in mount.text("actor/last_error") and "every engine was brought back" in mount.text("actor/last_error")
     assert mount.engines()["e"].startswith("serving default"), mount.engines()
     assert not engine.is_paused() and engine.checksum() == before
     engine.generate()  # it would have died of it
@@ -107,6 +107,7 @@ def test_vllm_is_broken(stack):
     assert mount.refused("2", "actor/version") == "EREMOTEIO"
     assert mount.engines()["e"].startswith("broken"), mount.engines()
     assert "restart it" in mount.engines()["e"]
+    assert "not brought back, and left as `engines` says: e" in mount.text("actor/last_error"), mount.text("actor/last_error")
     assert engine.is_paused()
     mount.write("1", "actor/version")
     assert mount.engines()["e"].startswith("serving 1") and not engine.is_paused()
@@ -244,10 +245,12 @@ def test_twice_and_odd_words(stack):
 
 class Late:
     """Passes requests on to an engine; where `late` is set, a pause is done and its answer kept back. The
-    next question what it serves after `hold` was set is answered once `held` is cleared."""
+    next question what it serves after `hold` was set is answered once `held` is cleared. What `before` holds of a
+    path is called before a request to it is passed on, once; `seen` are the paths of all."""
 
     def __init__(self, stack, engine):
         self.url, self.late, self.hold, self.held, done = None, False, False, False, threading.Event()
+        self.before, self.seen = {}, []
         late = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -256,6 +259,8 @@ class Late:
 
             def do_GET(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0))) or None
+                late.before.pop(self.path, lambda: None)()
+                late.seen.append(self.path)
                 request = urllib.request.Request(engine.url + self.path, data=body, headers={"Content-Type": "application/json"})
                 try:
                     with urllib.request.urlopen(request, timeout=60) as r:
@@ -296,6 +301,45 @@ def test_pause_answer_lost(stack):
         assert not engine.is_paused() and engine.serves() == "1", command
     assert time.monotonic() - start < 30 * SLOW
     wait_for(lambda: mount.engines()["e"].startswith("serving 1"), "the engine to be asked again")
+
+
+def test_started_anew_before_its_resume(stack):
+    "an engine that dies between load and resume, and is back in time for the latter, serves its first weights: no success"
+    _, mount, folders = world(stack)
+    for api, resume in (("sglang", "/continue_generation"), ("vllm", "/resume")):
+        engine = Engine(stack, folders[1], api=api)
+        late = Late(stack, engine)
+        add(mount, api, late)
+        mount.write("1", "actor/version")
+        before = engine.checksum()
+
+        def anew():
+            engine.kill()
+            Engine(stack, folders[1], api=api, port=engine.port)
+
+        late.before[resume] = anew
+        assert mount.refused("2", "actor/version") == "EREMOTEIO"
+        assert "started anew" in mount.text("actor/last_error"), mount.text("actor/last_error")
+        assert engine.checksum() == before and engine.generate(), api
+        assert mount.text("actor/version") == "1\n" and mount.engines()[api].startswith("serving 1 "), mount.engines()
+        mount.write(f"engine remove {api}", "actor/ctl")
+
+
+def test_vllm_is_woken_for_a_switch(stack):
+    "vLLM asleep: its weights are woken for the load, the rest of it by the resume, which nothing comes before"
+    _, mount, folders = world(stack)
+    engine = Engine(stack, folders[1], api="vllm")
+    late = Late(stack, engine)
+    add(mount, "e", late)
+    late.seen.clear()
+    urllib.request.urlopen(urllib.request.Request(engine.url + "/sleep", data=b"{}"), timeout=20).close()
+    mount.write("2", "actor/version")
+    order = [p for p in late.seen if p in ("/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/resume")]
+    assert order == ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/resume"], late.seen
+    assert engine.serves() == "2" and not engine.is_paused() and engine.generate()
+    late.seen.clear()
+    mount.write("1", "actor/version")  # awake by now
+    assert engine.serves() == "1" and not any("wake_up" in p for p in late.seen if "?" in p), late.seen
 
 
 def test_old_answer(stack):
@@ -390,6 +434,8 @@ run(
     test_remote,
     test_twice_and_odd_words,
     test_pause_answer_lost,
+    test_started_anew_before_its_resume,
+    test_vllm_is_woken_for_a_switch,
     test_old_answer,
     test_wrong_kind,
     test_first_switch_is_gated,

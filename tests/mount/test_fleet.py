@@ -115,7 +115,8 @@ def test_settings_disk_full(stack):
     need_fuse()
     full = unique("full")
     os.makedirs(full)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=1", "none", full], check=True)
+    # room for the folder and the lock
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=2", "none", full], check=True)
     stack.callback(lambda: subprocess.run(["umount", full], check=False))
     agent, mount, folders, _ = world(stack, 0, f"state={full}")
     engine = Engine(stack, folders[1])

@@ -2,6 +2,8 @@
 # sanitizers: thread
 """The mount's HTTP server for load balancers, Kubernetes and Prometheus."""
 import os
+import re
+import subprocess
 import sys
 import urllib.error
 
@@ -81,4 +83,35 @@ def test_routes(stack):
         raise AssertionError("a port was shared")
 
 
-run(test_ready, test_routes)
+def test_daemonset(stack):
+    "the DaemonSet that is shipped mounts on a fresh node, recovers after a kill, and is not shown read-only to engines' pods"
+    need_fuse()
+    agent, port, node = Agent(stack), free_port(), unique("node")
+    with open(os.path.join(os.environ["ROOT"], "mount-helpers/kubernetes/wsync-mount.yaml")) as f:
+        text = f.read()
+    command = json.loads(re.search(r"^ *command: (\[\"sh\".*?\])$", text, re.M | re.S)[1])
+    assert "readOnly" not in next(line for line in text.splitlines() if "HostToContainer," in line or "HostToContainer}" in line)
+    os.makedirs(node)  # hostPath with DirectoryOrCreate
+    token = unique("token")
+    with open(token, "w") as f:
+        f.write("not asked for\n")
+    for old, new in {"/etc/wsync/token": token, "0.0.0.0:18862": f"127.0.0.1:{port}", "$(NODE_NAME)": "node-1", "SOURCE": agent.url,
+                     "exec wsync": f"exec {WSYNC}", "/wsync/": node + "/"}.items():
+        command = [word.replace(old, new) for word in command]
+
+    def mounted():
+        daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        stack.callback(daemon.wait, 60)
+        stack.callback(daemon.terminate)
+        wait_for(lambda: os.path.exists(node + "/mnt/ctl"), "the mount", 60)
+        return daemon
+
+    first = mounted()
+    first.kill()
+    first.wait()
+    mounted()
+    assert get(port, "/healthz")[0] == 200
+    assert os.listdir(node + "/state")
+
+
+run(test_ready, test_routes, test_daemonset)

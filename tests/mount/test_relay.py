@@ -291,7 +291,7 @@ def test_killed(stack):
     relay.kill()
     assert same(two, folder)
     wait_for(lambda: state(one) == "failed", "the end of its patience", 60)
-    said = one.text("actor/last_error")
+    said = wait_for(lambda: one.text("actor/last_error"), "its reason, which is told a moment after", 60)
     assert "EHOSTUNREACH" in said or "ETIMEDOUT" in said, said
     assert relay.url.split("//")[1] in said or "connect" in said, said
     gate.open()

@@ -159,7 +159,7 @@ def test_silent(stack):
 
 
 def test_deadline_and_interrupt(stack):
-    "a mount that does not get ready in time ends the release for all, as ^C does; a newer release takes its place"
+    "a mount that does not get ready in time ends the release for all, as ^C and SIGTERM do; a newer release takes its place"
     fleet = Fleet(stack, 1, tensors=LARGE)  # of seven blocks
     slow = Mount(stack, "fault:delay=1200:" + fleet.agent.url, "host=slow,streams=1,delta-cache=0")
     slow.wait_version("actor", 2)
@@ -167,11 +167,12 @@ def test_deadline_and_interrupt(stack):
     wait_for(lambda: fleet.stands("slow")["follows"], "the slow one registers")
     wait_for(lambda: fleet.serve([slow]) == ["1"], "the slow one", 60)
     fleet.agent.publish("actor", 3, fleet.folders[3])
-    p = subprocess.Popen(fleet.command("actor", 3), stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: fleet.agent.get("/v1/releases")[0]["phase"] == "preparing", "the release")
-    p.send_signal(signal.SIGINT)
-    code, err = p.wait(20), p.stderr.read()
-    assert code == 1 and "aborted" in err, (code, err)
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        p = subprocess.Popen(fleet.command("actor", 3), stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: fleet.agent.get("/v1/releases")[0]["phase"] == "preparing", "the release")
+        p.send_signal(sig)
+        code, err = p.wait(20), p.stderr.read()
+        assert code == 1 and "aborted" in err, (code, err)
     p = subprocess.Popen(fleet.command("actor", 3), stderr=subprocess.PIPE, text=True)
     wait_for(lambda: fleet.agent.get("/v1/releases")[0]["phase"] == "preparing", "the release")
     out = fleet.release(2, wait=60)

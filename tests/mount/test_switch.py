@@ -3,6 +3,7 @@
 # timeout: 240
 """One write switches engines, all or none; control files, links, policy, lineages."""
 import os
+import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
@@ -126,8 +127,13 @@ def test_commands(stack):
         error = mount.text("actor/last_error")
         assert f"errno {want}" in error and "pw@" not in error, error
     assert mount.refused("99", "actor/version") == "ENOENT"
+    mount.write("1", "actor/version")
+    assert mount.text("actor/last_error") == "", "a load that succeeds ends the error of one that did not"
     assert mount.refused("sometimes", "actor/policy") == "EINVAL"
     assert mount.refused("load actor=1 nobody=2", "ctl") == "ENOENT"
+    for verb in ("add ..evil dir:/nowhere", "add .b dir:/nowhere policy=follow", "remove .hidden"):
+        assert mount.refused(verb, "ctl") == "EINVAL", verb
+    assert not re.search('model="(?!actor")', mount.text("metrics")), "a name that is refused leaves nothing"
     assert "load N" in mount.text("actor/ctl") and "add MODEL SOURCE" in mount.text("ctl")
     mount.write("pull 1 async", "actor/ctl")
     mount.write("pull 2", "actor/ctl")
@@ -167,6 +173,13 @@ def test_barrier(stack):
     assert mount.refused("load actor=2 critic=2", "ctl") == "EREMOTEIO"
     assert a.serves() == "1" and b.serves() == "1"
     assert mount.text("actor/version") == "1\n" and mount.text("critic/version") == "1\n"
+    c = Engine(stack, folders[1], "--refuse", "2")
+    mount.write(f"engine add c sglang {c.url}", "actor/ctl")
+    mount.write("load actor=1 critic=1", "ctl")
+    mount.write("engine remove b", "critic/ctl")
+    mount.write("commit quorum=1", "actor/ctl")  # of a model by itself
+    assert mount.refused("load actor=2 critic=2", "ctl") == "EREMOTEIO"
+    assert a.serves() == "1" and c.serves() == "1" and mount.text("actor/version") == "1\n"
 
 
 def test_lineage(stack):
@@ -208,13 +221,29 @@ def test_views(stack):
     wsync("pull", "--mount", mount.path, "actor", "1")
     assert json.loads(mount.read("actor/1/.wsync/manifest.json"))["version"] == 1
     assert "have_bytes" in mount.text("actor/1/.wsync/progress")
-    assert "wsync_pulls_total 1" in mount.text("metrics")
+    metrics = mount.text("metrics")
+    assert "wsync_pulls_total 1" in metrics and 'wsync_pull_seconds_count{model="actor"} 1' in metrics, metrics
+    helped = re.findall(r"^# HELP (\S+) \S", metrics, re.M)
+    assert helped == re.findall(r"^# TYPE (\S+) (?:gauge|counter|histogram)$", metrics, re.M) and len(set(helped)) == len(helped), metrics
+    samples = {re.match(r"[a-z_]+", line)[0] for line in metrics.splitlines() if not line.startswith("#")}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in samples} <= set(helped), samples
     rows = json.loads(wsync("ls", "--mount", mount.path, "--json").stdout)
     assert [(r["version"], r["state"]) for r in rows] == [("1", "ready"), ("2", "known")], rows
-    status = json.loads(wsync("status", "--mount", mount.path, "--json").stdout)
-    assert status["models"][0]["latest"] == 2 and status["reads"]
+    by_option, by_path = (json.loads(wsync("status", *args, "--json").stdout) for args in (("--mount", mount.path), (mount.path,)))
+    assert by_option["mount"] == by_path["mount"] == os.path.realpath(mount.path) and by_path["reads"]
+    (source,), (model,) = by_path["sources"], by_path["models"]
+    assert (source["url"], source["up"], source["transport"], source["error"]) == (agent.url, True, "tcp", None), source
+    assert (model["current"], model["latest"], model["engines"], model["switching"]) == (None, "2", [], False), model
+    one, two = sorted(model["versions"], key=lambda v: v["name"])
+    assert set(one) == set(two), "the same keys for a version that is here and one that is not"
+    assert (one["name"], one["state"], one["strategy"], one["have"] == one["bytes"] > 0, one["error"]) == ("1", "ready", "tcp", True, None), one
+    assert (two["name"], two["state"], two["strategy"], two["have"], two["at_source"]) == ("2", "known", None, 0, True), two
+    assert json.loads(wsync("status", mount.path + "/actor", "--json").stdout)["models"][0]["model"] == "actor"
+    assert json.loads(wsync("ls", mount.path + "/actor/", "--json").stdout) == rows == json.loads(wsync("ls", mount.path, "actor", "--json").stdout)
     wsync("wait", "--mount", mount.path, "--timeout", "5", "actor", "1")
-    assert wsync("wait", "--mount", mount.path, "--timeout", "1", "actor", "2", check=False).returncode == 1
+    assert wsync("wait", "--mount", mount.path, "--timeout", "0", "actor", "2", check=False).returncode == 1
+    r = wsync("load", "--mount", mount.path, "actor", "1 force-layout", check=False)  # one word, and no version
+    assert r.returncode == 1 and "1 force-layout" in r.stderr, r
     wsync("verify", "--mount", mount.path, "actor", "1")
     wsync("inspect", mount.file("actor/1"))
 

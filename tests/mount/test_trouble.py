@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
@@ -106,6 +107,65 @@ def test_stream_deadline(stack):
     reader.wait(5 * SLOW)
     assert error_of(lambda: open(mount.file("actor/1/model.safetensors"), "rb").read()) in ("EHOSTUNREACH", "ETIMEDOUT", "ECONNRESET", "EIO")
     os.close(fd)
+
+
+def test_unread_is_said(stack):
+    "a read that fails since the agent is away is in last_error and events, once; a pull that succeeds empties last_error"
+    agent, _ = published(stack)
+    mount = mounted(stack, agent.url, "deadline=2")
+    agent.kill()
+    for _ in range(3):
+        assert error_of(lambda: os.listdir(mount.file("actor/1"))) or error_of(lambda: mount.read("actor/1/config.json"))
+    said = wait_for(lambda: mount.text("actor/last_error"), "the reason", 60)
+    assert "errno " in said and "agent" in said, said
+    events = [line for line in mount.text("actor/events").splitlines() if " unread " in line or " failed " in line]
+    assert events and len([line for line in events if " unread " in line]) <= 1, events
+    again = Agent(stack, port=agent.port)
+    again.publish("actor", 1, checkpoint(SMALL))
+    wait_for(lambda: not error_of(lambda: mount.read("actor/1/model.safetensors")), "the agent that is back", 60)
+    wait_for(lambda: mount.text("actor/last_error") == "", "no error any more", 60)
+
+
+def test_dropped_meanwhile(stack):
+    "the folder of a version that was dropped leads to its bytes while they are here, or to ESTALE, never to EIO"
+    agent, _ = published(stack)
+    agent.publish("actor", 2, checkpoint(SMALL))
+    mount = mounted(stack, agent.url)
+    with open(mount.file("actor/1/model.safetensors"), "rb") as f:
+        want = f.read()
+    held = os.open(mount.file("actor/1/config.json"), os.O_RDONLY)  # keeps the version
+    below = os.open(mount.file("actor/1"), os.O_PATH)
+    mount.write("drop 1", "actor/ctl")
+    try:
+        fd = os.open("model.safetensors", os.O_RDONLY, dir_fd=below)
+        with os.fdopen(fd, "rb") as f:
+            assert f.read() == want
+    except OSError as e:
+        assert e.errno in (errno.ESTALE, errno.ENOENT), e
+    os.close(below)
+    os.close(held)
+
+
+def test_dropped_while_waited_for(stack):
+    "who waits for a version that is dropped hears that it is gone, not that somebody cancelled"
+    agent, _ = published(stack)
+    mount = mounted(stack, f"http://127.0.0.1:{Slow(stack, agent.port, 1e6).port}", "streams=1")
+    heard = []
+    reader = threading.Thread(target=lambda: heard.append(error_of(lambda: open(mount.file("actor/1/model.safetensors"), "rb").close())))
+    reader.start()
+    wait_for(lambda: mount.text("actor/1/.wsync/state").startswith("pulling"), "the pull", 60)
+    mount.write("drop 1", "actor/ctl")
+    reader.join(60 * SLOW)
+    assert heard in ([None], ["ESTALE"], ["ENOENT"]), heard  # the kernel tries again, and may find the version anew
+
+
+def test_deadline_is_without_progress(stack):
+    "while bytes come an open is not timed out, however long all of them take: deadline= is silence, not time"
+    agent = Agent(stack)
+    folder = checkpoint(LARGE)
+    agent.publish("actor", 1, folder)
+    mount = mounted(stack, f"http://127.0.0.1:{Slow(stack, agent.port, 4e6).port}", "deadline=4,streams=1")  # 1 s a block, 6 s in all
+    assert tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(folder + "/model.safetensors")
 
 
 def test_interrupted_open(stack):
@@ -288,5 +348,70 @@ class Proxy:
         stack.callback(self.server.shutdown)
 
 
-run(test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_interrupted_open, test_reader_outlives_version,
+def by_group(mount, gid, text, *names):
+    """What a write by a user who is nobody but of that group ends with: 0 or an errno."""
+    pid = os.fork()
+    if pid == 0:
+        code = 255
+        try:
+            os.setgroups([gid])
+            os.setgid(gid)
+            os.setuid(65534)
+            code = 0
+            mount.write(text, *names)
+        except OSError as e:
+            code = e.errno
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_files_of_others(stack):
+    "who may write ctl by ctl-group has the daemon read files of one folder, and nothing that leads out of it; root any"
+    if os.geteuid() != 0:
+        raise Skip("only root mounts for a group")
+    agent, folder = published(stack, SMALL)
+    engine = Engine(stack, folder)
+    secret, keys, public = unique("secret"), unique("keys"), tempfile.mkdtemp(prefix="wsync-test-")
+    stack.callback(lambda: os.path.isdir(public) and os.rmdir(public))
+    os.chmod(public, 0o755)
+    os.mkdir(keys)
+    for path in (secret, os.path.join(keys, "key")):
+        with open(path, "w") as f:
+            f.write("not for everybody\n")
+    os.symlink("../" + os.path.basename(secret), os.path.join(keys, "out"))
+    os.symlink("key", os.path.join(keys, "in"))
+    os.mkfifo(os.path.join(keys, "fifo"))
+    gid = 4242
+
+    def tries(mount, **files):
+        codes = [by_group(mount, gid, f"engine add e sglang {engine.url} {option}={path}", "actor/ctl") for option, path in files.items()]
+        return [errno.errorcode.get(code, code) for code in codes]
+
+    mount = Mount(stack, agent.url, f"ctl-group={gid}", path=public)
+    mount.wait_version("actor", 1)
+    assert tries(mount, **{"token-file": secret, "admin-token-file": f"{keys}/key", "ca-file": secret, "files": "/"}) == 4 * ["EPERM"]
+    assert by_group(mount, gid, f"add other dir:{folder}", "ctl") == errno.EPERM
+    assert by_group(mount, gid, f"engine add e sglang {engine.url}", "actor/ctl") == 0
+    mount.write("engine remove e", "actor/ctl")
+    mount.write(f"engine add e sglang {engine.url} token-file={secret}", "actor/ctl")
+    mount.write("engine remove e", "actor/ctl")
+    mount.write(f"add other dir:{folder}", "ctl")
+    mount.end()
+    mount = Mount(stack, agent.url, f"ctl-group={gid},files={keys}", path=public)
+    mount.wait_version("actor", 1)
+    assert tries(mount, **{"token-file": secret, "admin-token-file": f"{keys}/../{os.path.basename(secret)}", "ca-file": f"{keys}/key"}) == 3 * ["EPERM"]
+    assert [tries(mount, **{"token-file": f"{keys}/{name}"})[0] for name in ("out", "fifo", ".")] == 3 * ["EPERM"]
+    assert "who is not root" in mount.text("actor/last_error")
+    assert tries(mount, **{"token-file": f"{keys}/in"}) == [0]
+    mount.end()
+    os.unlink(os.path.join(keys, "in"))
+    os.symlink(secret, os.path.join(keys, "in"))  # it is no other file at the next start
+    mount = Mount(stack, agent.url, f"ctl-group={gid}", path=public)
+    mount.wait_version("actor", 1)
+    mount.refused("1", "actor/version")
+    assert f"is no file below {keys}" in mount.text("actor/last_error"), mount.text("actor/last_error")
+
+
+run(test_files_of_others, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
     test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_background, test_lying_server)

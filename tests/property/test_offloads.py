@@ -13,11 +13,12 @@ from world import *
 try:
     from ranks import Rank, Reader, ask_all
 except ImportError as e:
-    print(f"ok - offloads every 50 ms # SKIP {e.name} is not installed, as PyPI could not be reached")
+    print(f"1..0 # SKIP {e.name} is not installed, as PyPI could not be reached")
     sys.exit(0)
 
 SECONDS = float(os.environ.get("OFFLOADS_SECONDS", "20" if SANITIZER else "60"))
 PERIOD = 0.05
+LEAST = int(SECONDS / PERIOD / 20)  # offloads, however slow the machine is: it goes on until there are so many
 ELEMENTS = 1 << 20  # 3 MB
 
 
@@ -28,7 +29,7 @@ def test_offloads(stack):
     mounts = [Mount(stack, agent.url), Mount(stack, f"unix:{agent.sock}")]
     readers = [Reader(stack, m, "actor", ELEMENTS) for m in mounts for _ in range(2)]
     begin, version, late = time.monotonic(), 0, 0
-    while (now := time.monotonic()) < begin + SECONDS:
+    while (now := time.monotonic()) < begin + SECONDS or (version < LEAST and now < begin + 60 * SLOW + SECONDS):
         version += 1
         answers = ask_all(ranks, f"offload {version}")
         assert answers == [f"offloaded {version}"] * 2, answers
@@ -45,6 +46,7 @@ def test_offloads(stack):
     seen = [f"{len(r.versions)} versions in {sum(r.versions.values())} reads, {r.refused} gone" for r in readers]
     print(f"# {version} offloads in {SECONDS:.0f} s, {late} of them over {PERIOD * 1000:.0f} ms; http: {'; '.join(seen[:2])}; "
           f"unix: {'; '.join(seen[2:])}", flush=True)
+    assert version >= LEAST, f"{version} offloads only"
     assert all(len(r.versions) > 3 for r in readers), seen
 
 

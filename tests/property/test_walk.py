@@ -185,11 +185,13 @@ class Walk:
             self.failure = e
 
     def compare(self):
-        """All that is ready, with what was published; how those came that were not ready before."""
+        """Of what is ready every third with what was published: what nobody has read is patched in place, the rest is copied. And
+        how those came that were not ready before."""
         for version, (state, how) in versions_of(self.mount).items():
             if state != "ready" or version not in self.trainer.kept:
                 continue
-            assert_same(self.mount, version, self.trainer)
+            if version % 3 == 0:
+                assert_same(self.mount, version, self.trainer)
             if version not in self.compared:
                 self.compared[version] = how
                 way = "chain" if "chain of" in how else "delta" if "delta from" in how else "full"
@@ -238,7 +240,7 @@ def test_walk(stack):
         for i, what in enumerate(("the agent's own memory", "the agent's with its slots", "the mount's own memory",
                                   "the mount's with its versions", "all of it")):
             assert_flat([s[i] for s in samples], what)
-    assert walk.ways["in place"] > len(walk.compared) / 2 and walk.ways["chain"] > 0 or STEPS < 100, walk.ways
+    assert min(walk.ways["in place"], walk.ways["copied"]) > len(walk.compared) / 8 and walk.ways["chain"] > 0 or STEPS < 100, walk.ways
 
 
 def fetch_metrics(agent):

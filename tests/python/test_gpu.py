@@ -345,13 +345,35 @@ def test_strategies(shared):
             _strategy.parse(strategy)
 
 
+def test_sglang_embeddings(monkeypatch):
+    """a flush, and a load, empty SGLang's cache of image embeddings, and its state says so; a flush that is refused does not"""
+    from wsync import sglang
+
+    cleared = []
+    cache = types.SimpleNamespace(clear=lambda: cleared.append(1))
+    monkeypatch.setitem(sys.modules, sglang.EMBEDDINGS[0], types.SimpleNamespace(embedding_cache=cache))
+    monkeypatch.setitem(sys.modules, sglang.EMBEDDINGS[1], types.SimpleNamespace())
+    sglang.flushed(False, None)
+    assert not cleared
+    sglang.flushed(True, None)
+    assert cleared == [1]
+    source = types.SimpleNamespace(model_or_path="/nowhere", prefix="", model_config=None)
+    assert list(sglang.weights_iterator(lambda *_: iter((("a", 1),)), None, source)) == [("a", 1)] and cleared == [1, 1]
+    said = types.SimpleNamespace(internal_state={"version": "0"})
+    assert sglang.stated(said, None) is None and said.internal_state["wsync"] == {"forgets_embeddings": True}
+
+
 def test_sglang(shared, monkeypatch):
     """SGLang's iterator: from the GPUs where the version is shared and whole, else its own; what it had before is what must be there"""
     from wsync import sglang
 
-    monkeypatch.setattr(sglang, "_complete", {})
-    monkeypatch.setattr(sglang, "_wanted", lambda path, prefix: sglang._complete.get(prefix, frozenset("ab")))
-    source = types.SimpleNamespace(model_or_path=shared.path, prefix="m.")
+    class Config:
+        """SGLang's, as far as it is looked at: each model has its own."""
+
+    config, draft = Config(), Config()
+    own_files = types.SimpleNamespace(names=frozenset("ab"))
+    monkeypatch.setattr(sglang, "_wanted", lambda source: sglang._loaded(source).get(source.prefix, own_files.names))
+    source = types.SimpleNamespace(model_or_path=shared.path, prefix="m.", model_config=config)
 
     def own(loader, given, **_):
         yield from (("m.a", 1), ("m.b", 2))
@@ -369,7 +391,14 @@ def test_sglang(shared, monkeypatch):
     shared.error = wsync.Error(2, "gone")
     with pytest.raises(wsync.Error):
         names()
-    assert sglang._complete == {"m.": frozenset("ab")}
+    assert sglang._complete[config] == {"m.": frozenset("ab")}
+    shared.error, shared.names = None, ["a", "c"]  # a draft model of other names, by the same prefix
+    own_files.names = frozenset("ac")
+    source.model_config = draft
+    assert names() == [("m.a", None), ("m.c", None)]
+    assert sglang._complete[draft] == {"m.": frozenset("ac")} and sglang._complete[config] == {"m.": frozenset("ab")}
+    source.model_config = None  # nothing is remembered of what has none
+    assert names() == [("m.a", None), ("m.c", None)] and len(sglang._complete) == 2
     done = subprocess.run([sys.executable, "-c", "import sys, wsync.sglang; print('sglang' in sys.modules, 'torch' in sys.modules)"],
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     assert done.stdout == "False False\n"

@@ -36,7 +36,7 @@ def test_arrays(agent):
             given["plain"] = given["plain"] + version
             pub.offload(version)
             weights = pub.weights(framework="numpy")
-            assert weights.version is None and set(weights) == set(given)
+            assert (weights.version, weights.run) == (version, pub.run) and set(weights) == set(given)
             for name, want in given.items():
                 assert weights[name].dtype == want.dtype and weights[name].shape == want.shape, name
                 assert weights[name].tobytes() == want.tobytes(), name
@@ -160,6 +160,46 @@ def test_two_threads(agent):
         pub.offload(2)
 
 
+def test_interrupted(agent):
+    """^C ends a call that waits for other ranks, and a wait without a limit; the publisher goes on afterwards"""
+    code = """
+import os, signal, sys, threading, time, numpy, wsync
+
+def interrupted(call, *args, **kwargs):
+    "Once, when the call has most likely come to its wait."
+    armed = [True]
+    def handler(*_):
+        if armed.pop():
+            raise KeyboardInterrupt
+    signal.signal(signal.SIGINT, handler)
+    pressing = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+    pressing.start()
+    try:
+        call(*args, **kwargs)
+    except KeyboardInterrupt:
+        return "yes"
+    return "no"
+
+agent = sys.argv[1]
+two = wsync.Publisher("pair", {"w": numpy.ones(4)}, agent=agent, start_agent=False, rank=0, world_size=2, timeout=3600)
+print("offload", interrupted(two.offload, 1))
+one = wsync.Publisher("alone", {"w": numpy.ones(4)}, agent=agent, start_agent=False)
+one.offload(1)
+print("wait", interrupted(one.wait_loaded, 1, timeout=None))
+one.offload(2)
+one.wait_published(2)
+other = wsync.Publisher("pair", {"v": numpy.ones(2)}, agent=agent, start_agent=False, rank=1, world_size=2, timeout=60)
+both = threading.Thread(target=other.offload, args=(2,))
+both.start()
+two.offload(2)
+both.join()
+two.wait_published(2)
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", code, f"unix:{agent.sock}"], timeout=120, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.stdout.split("\n") == ["offload yes", "wait yes", "done", ""], done.stdout + done.stderr
+
+
 def test_conversion(agent, caplog):
     """the file's dtype from dtype=, config.json or the base; what overflows float16 is counted and told once"""
     weights = {"a": numpy.array([1, 70000, -1e30, 2], numpy.float32), "step": numpy.array([3])}
@@ -190,8 +230,12 @@ def test_base(agent):
         given["mine"] = numpy.ones((3, 2), numpy.float32)
         with pytest.raises(wsync.Error, match=r"rank 0 of 1.*mine.*\[3, 2\].*\[2, 3\].*base"):
             pub.offload(2)
-        given["mine"] = numpy.ones((2, 3), numpy.float32)
+        del given["mine"]
+        with pytest.raises(wsync.Error, match="no rank holds mine any more.*the base's"):
+            pub.offload(2)
+        given["mine"] = numpy.full((2, 3), 2, numpy.float32)
         pub.offload(2)
+        assert pub.weights(2, "numpy")["mine"].tolist() == [[2] * 3] * 2
 
 
 def test_changed_model(agent):

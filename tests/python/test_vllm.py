@@ -192,6 +192,67 @@ def test_reloaded_by_vllm(loader, begun):
     assert loader.serving()["path"] == other and loader.check(start)["missing"] == ["other"]
 
 
+def worker_of(path):
+    """A worker into whose class vLLM has mixed the extension, as it does: at the end, after the class is made."""
+
+    class Base:
+        def __init__(self, config):
+            self.vllm_config = config
+
+    class Worker(Base):
+        pass
+
+    Worker.__bases__ += (Extension,)
+    worker = Worker(Config(path))
+    worker.model_runner = types.SimpleNamespace(get_model=lambda: model)
+    model = Model()
+    return worker
+
+
+def test_started_from_a_link(begun):
+    """what a worker was started with is looked at when it starts: its path may be a link that stands for another version later"""
+    one, two = world.checkpoint(TENSORS, seed=1), world.checkpoint({"other": ("U8", [1])})
+    link = world.unique("current")
+    os.symlink(one, link)
+    worker = worker_of(link)
+    os.unlink(link)
+    os.symlink(two, link)
+    assert worker.wsync_serving()["path"] == one and worker.wsync_check(one)["ok"] and worker.wsync_check(two)["extra"] == ["other"]
+    nowhere = worker_of("org/model")  # of a hub, whose files are not here yet: the worker starts all the same
+    assert nowhere.wsync_start is None
+
+
+def test_draft(begun):
+    """a draft model stays as it was started, and that is said"""
+    worker = worker_of(world.checkpoint(TENSORS))
+    assert "draft" not in worker.wsync_serving()
+    worker.vllm_config.speculative_config = "ngram"
+    assert worker.wsync_serving()["draft"] == "unknown"
+    worker.model_runner.drafter = types.SimpleNamespace()
+    assert "draft" not in worker.wsync_serving()
+    worker.model_runner.drafter.model = Model()
+    assert worker.wsync_serving()["draft"] == "unchanged"
+    worker.model_runner.get_draft_model = lambda: None
+    assert "draft" not in worker.wsync_serving()
+
+
+def test_undone_when_the_mount_dies(loader, monkeypatch):
+    """a mount that dies in the middle of a load: nothing of it is read to go back, and the other ranks hear of it"""
+    loader, start = loader
+    bad = world.checkpoint(TENSORS)
+    loader.bad = (bad,)
+    manifest = wsync.Weights._manifest
+
+    def dying(weights):
+        if loader._model.loads:
+            raise OSError(107, "Transport endpoint is not connected")
+        return manifest(weights)
+
+    monkeypatch.setattr(wsync.Weights, "_manifest", dying)
+    with pytest.raises(_loader.Refused, match=f"{bad} was not loaded: ValueError: no such parameter. {start} was loaded again and is served"):
+        loader.load(bad)
+
+
 def test_ranks(monkeypatch):
     """what fails on one rank is refused by all, which is named; only the last one raises where workers are processes of vLLM's"""
     from wsync.vllm import _ranks

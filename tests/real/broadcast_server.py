@@ -1,6 +1,6 @@
 """A server with SGLang's routes of a weight update and nothing else, for BroadcastSender's faults: it joins the group as SGLang does,
-keeps what it receives, and says what that is. broadcast_server.py PORT [--die-at N] [--hang-at N] [--refuse-at N]: at its N-th update
-it ends, or answers nothing and takes no part, or answers 400."""
+keeps what it receives, and says what that is. broadcast_server.py PORT FOLDER RELEASE [--die-at N] [--hang-at N] [--refuse-at N]: at its
+N-th update it ends, or answers nothing and takes no part, or answers 400."""
 import hashlib
 import http.server
 import json
@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world, default_pg_timeout, rendezvous
 
-STATE = {"weight_version": "default", "paused": False, "session": False, "updates": 0, "tensors": {}, "resumed_on": []}
+STATE = {"weight_version": "default", "paused": False, "session": False, "updates": 0, "buckets": 0, "flushed_on": [], "tensors": {}, "resumed_on": []}
 GROUPS = {}
-WHEN = {sys.argv[i][2:-3]: int(sys.argv[i + 1]) for i in range(2, len(sys.argv), 2)}
+FOLDER, RELEASE = sys.argv[2:4]
+WHEN = {sys.argv[i][2:-3]: int(sys.argv[i + 1]) for i in range(4, len(sys.argv), 2)}
 
 
 def join(ask):
@@ -38,9 +39,16 @@ def update(ask):
     if WHEN.get("refuse") == STATE["updates"]:
         return "refused as asked"
     tensors = [(n, torch.empty(s, dtype=getattr(torch, d))) for n, d, s in zip(ask["names"], ask["dtypes"], ask["shapes"])]
-    works = [dist.broadcast(t, src=0, group=GROUPS[ask["group_name"]], async_op=True) for _, t in tensors]
-    for work in works:
-        work.wait()
+    if ask.get("load_format") == "flattened_bucket":
+        STATE["buckets"] += 1
+        bucket = torch.empty(sum(t.numel() * t.itemsize for _, t in tensors), dtype=torch.uint8)
+        dist.broadcast(bucket, src=0, group=GROUPS[ask["group_name"]])
+        parts = torch.split(bucket, [t.numel() * t.itemsize for _, t in tensors])
+        tensors = [(n, part.view(t.dtype).reshape(t.shape)) for (n, t), part in zip(tensors, parts)]
+    else:
+        works = [dist.broadcast(t, src=0, group=GROUPS[ask["group_name"]], async_op=True) for _, t in tensors]
+        for work in works:
+            work.wait()
     for name, tensor in tensors:
         STATE["tensors"][name] = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
     if "weight_version" in ask:
@@ -58,6 +66,10 @@ def post(path, ask):
         join(ask)
     elif path == "/destroy_weights_update_group":
         dist.destroy_process_group(GROUPS.pop(ask["group_name"]))
+    elif path == "/update_weight_version":
+        STATE["weight_version"] = ask["new_version"]
+    elif path == "/flush_cache":
+        STATE["flushed_on"].append(STATE["weight_version"])
     elif path == "/begin_weight_update":
         STATE["session"] = True
     elif path == "/end_weight_update":
@@ -78,7 +90,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def do_GET(self):
-        known = {"/model_info": {"model_path": "/none", "weight_version": STATE["weight_version"]}, "/server_info": {"tp_size": 1}, "/state": STATE}
+        known = {"/model_info": {"model_path": FOLDER, "weight_version": STATE["weight_version"]}, "/state": STATE,
+                 "/server_info": {"tp_size": 1, "pp_size": 1, "dp_size": 1, "version": RELEASE}}
         self.reply(200 if self.path in known else 404, known.get(self.path, {}))
 
     def do_POST(self):

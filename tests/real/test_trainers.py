@@ -11,15 +11,15 @@ from world import run
 
 
 def test_fsdp_2(stack):
-    "FSDP over 2 ranks: Shard(0) and (1), float32 to bfloat16, CPU offload, tied, root left unsharded, experts, FSDP1, DTensors"
+    "FSDP over 2 ranks: Shard(0) and (1), float32 to bfloat16, CPU offload, tied, root left unsharded, experts, FSDP1 with and without original parameters, DTensors"
     need("torch")
-    compared(stack, 2, "fsdp_ranks.py", "fsdp", "dim1", "mixed", "offload", "tied", "unsharded", "moe", "mixtral", "fsdp1", "manual")
+    compared(stack, 2, "fsdp_ranks.py", "fsdp", "dim1", "mixed", "offload", "tied", "unsharded", "moe", "mixtral", "fsdp1", "fsdp1_flat", "manual")
 
 
 def test_fsdp_3(stack):
     "FSDP over 3 ranks: uneven shards, experts, FSDP1, DTensors that leave ranks empty"
     need("torch")
-    compared(stack, 3, "fsdp_ranks.py", "fsdp", "moe", "fsdp1", "manual")
+    compared(stack, 3, "fsdp_ranks.py", "fsdp", "moe", "fsdp1", "fsdp1_flat", "manual")
 
 
 def test_fsdp_4(stack):
@@ -31,8 +31,8 @@ def test_fsdp_4(stack):
 def test_deepspeed_2(stack):
     "DeepSpeed over 2 ranks: stages 1, 2 and 3, parameters and masters, frozen, tied, offloaded, experts"
     need("deepspeed")
-    compared(stack, 2, "deepspeed_ranks.py", "zero1", "zero1-master", "zero1-frozen", "zero2", "zero3", "zero3-master", "zero3-frozen",
-             "zero3-tied", "zero3-offload", "zero3-moe")
+    compared(stack, 2, "deepspeed_ranks.py", "zero1", "zero1-master", "zero1-frozen", "zero2", "zero3", "zero3-master", "zero3-copies", "zero3-frozen",
+             "zero3-master-offload", "zero3-tied", "zero3-offload", "zero3-moe")
 
 
 def test_deepspeed_3(stack):
@@ -54,9 +54,9 @@ def test_megatron_1(stack):
 
 
 def test_megatron_2(stack):
-    "Megatron over 2 ranks: tensor, pipeline, virtual pipeline and expert parallel, tied, with biases"
+    "Megatron over 2 ranks: tensor, pipeline, virtual pipeline and expert parallel, tied, with biases, and gathers that come late"
     need("megatron.core")
-    compared(stack, 2, "megatron_ranks.py", "tp2", "tp2-bias", "pp2-tied", "vpp2", "moe-tp2", "moe-ep2")
+    compared(stack, 2, "megatron_ranks.py", "late", "tp2", "tp2-bias", "pp2-tied", "vpp2", "moe-tp2", "moe-ep2")
 
 
 def test_megatron_4(stack):

@@ -418,6 +418,34 @@ static void what_fails_leaves_nothing(void **state)
     free_version(&resized);
 }
 
+/* The same number and lineage with other bytes, as of a trainer that came back from an older state, is not
+ * the base that the delta was made from. */
+static void a_delta_hangs_on_its_very_base(void **state)
+{
+    struct version v, other, next;
+    struct ws_error err = {0};
+    (void)state;
+    struct ws_archive *a = open_archive();
+    make_version(&v, NULL, 1, "r1", 0);
+    make_version(&other, &v, 1, "r1", 0);
+    make_version(&next, &other, 2, "r1", 0);
+    assert_string_not_equal(v.manifest->digest, other.manifest->digest);
+    assert_int_equal(add_whole(a, &v, &err), 0);
+    unsigned depth;
+    assert_true(ws_archive_has(a, v.manifest, &depth));
+    assert_false(ws_archive_has(a, other.manifest, &depth));
+    assert_int_equal(add_delta(a, &v, &other, &err), -EINVAL); /* it would hang on itself */
+    assert_int_equal(add_delta(a, &other, &next, &err), -ENOENT);
+    assert_listed("1");
+    assert_false(is_there("actor/2") || is_there("actor/.new-2"));
+    assert_int_equal(add_delta(a, &v, &next, &err), 0);
+    assert_listed("1 2+");
+    ws_archive_close(a);
+    free_version(&v);
+    free_version(&other);
+    free_version(&next);
+}
+
 static void chains_end(void **state)
 {
     struct version v[N_VERSIONS];
@@ -549,6 +577,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_number_is_there_once, begin, end),
         cmocka_unit_test_setup_teardown(what_a_crash_leaves_goes, begin, end),
         cmocka_unit_test_setup_teardown(what_fails_leaves_nothing, begin, end),
+        cmocka_unit_test_setup_teardown(a_delta_hangs_on_its_very_base, begin, end),
         cmocka_unit_test_setup_teardown(chains_end, begin, end),
         cmocka_unit_test_setup_teardown(damage_is_named, begin, end),
         cmocka_unit_test_setup_teardown(hostile_listings_are_refused, begin, end),

@@ -1,6 +1,8 @@
 /* What a broadcast carries: runs of blocks in JSON, hostile ones too; buckets that all members make alike; a
- * communicator's id as text. */
+ * communicator's id as text. And whom the agent waits for before it begins one. */
+#include "backends/trainer/agent_broadcast.h"
 #include "transports/broadcast_round.h"
+#include "transports/clock.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -158,13 +160,55 @@ static void test_ids(void **state)
     assert_string_equal(release, "0.0.0");
 }
 
+#define HOUR_NS (3600 * 1000 * WS_MS_NS)
+
+static struct ws_joiner joiner(const char *who, uint64_t version)
+{
+    struct ws_joiner j = {.model = (char *)(uintptr_t) "actor", .who = (char *)(uintptr_t)who};
+    j.of = ws_mark_of(version, "r1");
+    snprintf(j.digest, sizeof(j.digest), "%032x", (unsigned)version);
+    return j;
+}
+
+/* Two mounts are known, one of them asks: the other is waited for while its lease runs, and no longer. */
+static void test_who_is_waited_for(void **state)
+{
+    (void)state;
+    struct ws_fleet_mount b = {.who = (char *)(uintptr_t) "b:/wsync"};
+    struct ws_fleet_mount a = {.next = &b, .who = (char *)(uintptr_t) "a:/wsync"};
+    struct ws_agent_model m = {.name = (char *)(uintptr_t) "actor", .fleet = {.mounts = &a, .n = 2}};
+    struct ws_agent *agent = calloc(1, sizeof(*agent));
+    struct ws_joiner first = joiner("a:/wsync", 1), second = joiner("b:/wsync", 1);
+    struct ws_broadcasts all = {.waiting = &first};
+    assert_non_null(agent);
+    agent->models = &m;
+    a.lease_ns = b.lease_ns = ws_clock_ns() + HOUR_NS;
+    assert_false(ws_broadcast_all_here(agent, &all));
+    b.lease_ns = 1;
+    assert_true(ws_broadcast_all_here(agent, &all));
+    b.lease_ns = a.lease_ns;
+    first.next = &second;
+    assert_true(ws_broadcast_all_here(agent, &all));
+    second = joiner("b:/wsync", 2); /* another version, lineage or content is another round's */
+    assert_false(ws_broadcast_all_here(agent, &all));
+    second = joiner("b:/wsync", 1);
+    second.of = ws_mark_of(1, "r2");
+    assert_false(ws_broadcast_all_here(agent, &all));
+    second = joiner("b:/wsync", 1);
+    second.digest[0] = 'f';
+    assert_false(ws_broadcast_all_here(agent, &all));
+    a.lease_ns = b.lease_ns = 1; /* nobody is known: others may come */
+    assert_false(ws_broadcast_all_here(agent, &all));
+    agent->models = NULL;
+    assert_false(ws_broadcast_all_here(agent, &all));
+    free(agent);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_runs),
-        cmocka_unit_test(test_hostile_runs),
-        cmocka_unit_test(test_buckets),
-        cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_runs), cmocka_unit_test(test_hostile_runs),      cmocka_unit_test(test_buckets),
+        cmocka_unit_test(test_ids),  cmocka_unit_test(test_who_is_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -271,6 +271,39 @@ static int drop(void *arg, struct ws_delta_record *r)
     return 0;
 }
 
+/* A record that says that it is longer than a block, or than what it unpacks to. */
+static void test_sizes(void **state)
+{
+    struct version a, b;
+    static unsigned char raw[4096], room[2 * sizeof(raw) + WS_DELTA_BEYOND];
+    unsigned char head[WS_DELTA_RECORD_BYTES];
+    size_t n;
+    (void)state;
+    struct ws_delta_record *r = ws_delta_record_make(0, 0, WS_DELTA_BLOCK, 0, raw, sizeof(raw), 1);
+    assert_true(r && r->packed);
+    assert_ptr_equal(ws_delta_record_raw(r, room), room);
+    r->raw_bytes++;
+    assert_null(ws_delta_record_raw(r, room));
+    first_version(&a);
+    next_version(&b, &a, 1000, 1);
+    struct ws_delta *d = delta_of(&a, &b, 0);
+    unsigned char *bytes = stream_of(d, &n);
+    for (unsigned over = 0; over < 2; over++) {
+        struct ws_delta_reader *reader =
+            ws_delta_reader_new(ws_delta_link(d), ws_delta_blocks(d), drop, NULL);
+        assert_int_equal(ws_delta_read(reader, bytes, WS_DELTA_HEAD_BYTES, NULL), 0);
+        r->raw_bytes = WS_BLOCK_BYTES + over;
+        ws_delta_record_head(r, head);
+        assert_int_equal(ws_delta_read(reader, head, sizeof(head), NULL), over ? -EBADMSG : 0);
+        ws_delta_reader_free(reader);
+    }
+    free(r);
+    free(bytes);
+    ws_delta_put(d);
+    free_version(&a);
+    free_version(&b);
+}
+
 static void test_damaged(void **state)
 {
     struct version a, b;
@@ -378,6 +411,7 @@ int main(void)
         cmocka_unit_test(test_other_content),
         cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_end),
         cmocka_unit_test(test_watched),
     };

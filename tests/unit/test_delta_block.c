@@ -412,14 +412,87 @@ static void test_damaged(void **state)
     close_work(&k);
 }
 
+/* One segment of three one-byte changes, written by hand, with 31 bits of each packed change; then a patch.
+ */
+static int read_patched(struct work *k, const unsigned char *patch, unsigned char n)
+{
+    unsigned char bytes[64 + WS_DELTA_BEYOND] = {
+        0, 0, 0,  0, 3, 0, 0, 0, /* begin, n */
+        1, 0, 31, 0,             /* width 1, gaps of no bits: 0, 0, 0 */
+        0, 0, 0,  0, n, 0, 0, 0, /* bytes of the patches */
+        1,                       /* changes 1, 0, 0 in 93 bits */
+    };
+    memcpy(bytes + 20 + 12, patch, n);
+    return ws_delta_edit_read(k->edit[0], bytes, 20 + 12 + n, 3, NULL);
+}
+
+static void on_change(void *arg, uint32_t byte, unsigned width, uint32_t change)
+{
+    assert_int_equal(width, 1);
+    ((uint32_t *)arg)[byte] = change;
+}
+
+/* A patch behind the last number, or one that leaves no number of 32 bits, is none; the last that is one is.
+ */
+static void test_patches_at_the_edge(void **state)
+{
+    uint32_t changes[3] = {0};
+    struct work k;
+    (void)state;
+    open_work(&k);
+    assert_int_equal(read_patched(&k, (const unsigned char[]){2, 1}, 2), 0);
+    ws_delta_edit_each(k.edit[0], on_change, changes);
+    assert_true(changes[0] == 1 && changes[1] == 0 && changes[2] == 1U << 31);
+    assert_int_equal(read_patched(&k, (const unsigned char[]){3, 1}, 2), -EBADMSG);
+    assert_int_equal(read_patched(&k, (const unsigned char[]){0, 1, 2, 1}, 4), -EBADMSG);
+    assert_int_equal(read_patched(&k, (const unsigned char[]){0, 1, 1, 1}, 4), 0);
+    assert_int_equal(read_patched(&k, (const unsigned char[]){0, 2}, 2), -EBADMSG); /* 2 << 31 */
+    assert_int_equal(read_patched(&k, (const unsigned char[]){0, 3}, 2), -EBADMSG);
+    assert_int_equal(read_patched(&k, (const unsigned char[]){0, 0}, 2), -EBADMSG);
+    assert_int_equal(read_patched(&k, (const unsigned char[]){0}, 1), -EBADMSG);
+    close_work(&k);
+}
+
+/* Segments over each other, one of more changes than elements fit, and one whose patches end behind the
+ * delta. */
+static void test_segments_at_the_edge(void **state)
+{
+    struct work k;
+    struct ws_error err = {0};
+    unsigned char two[42 + WS_DELTA_BEYOND] = {
+        0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 8, 0, [20] = 5, /* byte 0 */
+        1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 8, 0, [41] = 5, /* byte 1 */
+    };
+    unsigned char one[24 + WS_DELTA_BEYOND] = {
+        0, 0, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0, [16] = 2, [20] = 0, 1, /* four changes of no bits, one patch */
+    };
+    (void)state;
+    open_work(&k);
+    assert_int_equal(ws_delta_edit_read(k.edit[0], two, 42, 4, &err), 0);
+    two[21] = 0;
+    assert_int_equal(ws_delta_edit_read(k.edit[0], two, 42, 4, &err), -EBADMSG);
+    assert_int_equal(ws_delta_edit_read(k.edit[0], one, 22, 4, &err), 0);
+    assert_int_equal(ws_delta_edit_read(k.edit[0], one, 21, 4, &err), -EBADMSG);
+    assert_int_equal(ws_delta_edit_read(k.edit[0], one, 20, 4, &err), -EBADMSG);
+    assert_int_equal(ws_delta_edit_read(k.edit[0], one, 22, 3, &err), -EBADMSG);
+    assert_non_null(strstr(err.text, "a segment lies outside the block")); /* before there is room for them */
+    close_work(&k);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trips),  cmocka_unit_test(test_whole_blocks),
-        cmocka_unit_test(test_mixed_widths), cmocka_unit_test(test_bit_patterns),
-        cmocka_unit_test(test_chain),        cmocka_unit_test(test_all_codes_agree),
-        cmocka_unit_test(test_vector),       cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_round_trips),
+        cmocka_unit_test(test_whole_blocks),
+        cmocka_unit_test(test_mixed_widths),
+        cmocka_unit_test(test_bit_patterns),
+        cmocka_unit_test(test_chain),
+        cmocka_unit_test(test_all_codes_agree),
+        cmocka_unit_test(test_vector),
+        cmocka_unit_test(test_nothing),
         cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_patches_at_the_edge),
+        cmocka_unit_test(test_segments_at_the_edge),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

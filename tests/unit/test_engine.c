@@ -2,7 +2,9 @@
  * refuse, hang, lie and talk nonsense. */
 #include "backends/engine/engine.h"
 #include "backends/engine/http.h"
+#include "backends/engine/load.h"
 #include "backends/engine/reference.h"
+#include "backends/engine/update.h"
 #include "tests/fixtures/bad_server.h"
 #include "tests/fixtures/checkpoint.h"
 #include "transports/workers.h"
@@ -399,6 +401,12 @@ static void test_nobody_there(void **state)
 
 #define INFO_OF(path, version) "{\"model_path\":\"" path "\",\"weight_version\":\"" version "\"}"
 
+#define OPEN_8  "[[[[[[[["
+#define CLOSE_8 "]]]]]]]]"
+#define DEEP                                                                                                 \
+    OPEN_8 OPEN_8 OPEN_8 OPEN_8 OPEN_8 OPEN_8 OPEN_8 OPEN_8 CLOSE_8 CLOSE_8 CLOSE_8 CLOSE_8 CLOSE_8 CLOSE_8  \
+        CLOSE_8 CLOSE_8
+
 /* One odd answer to every request, and what probe and load make of it. */
 static const struct odd {
     struct bad_step step;
@@ -418,6 +426,10 @@ static const struct odd {
      -EPROTO},
     {{NULL, BAD_JSON, 200, ""}, -EPROTO, -EPROTO},
     {{NULL, BAD_JSON, 200, "[]"}, -EPROTO, -EPROTO},
+    {{NULL, BAD_JSON, 200,
+      "{\"model_path\":\"/\",\"weight_version\":\"1\",\"a\":\"]]]]\",\"deep\":" DEEP "}"},
+     -EPROTO,
+     -EPROTO},
     {{NULL, BAD_JSON, 200, "<html>hello</html>"}, -EPROTO, -EPROTO},
     {{NULL, BAD_JSON, 200, "{\"success\":true}"}, -EPROTO, -EPROTO},
     {{NULL, BAD_JSON, 200, "{\"success\":true,\"success\":false}"}, -EPROTO, -EPROTO},
@@ -634,6 +646,7 @@ static void test_load_is_sent_once(void **state)
     e.target.sleeping = true;
     assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), -ECONNRESET);
     assert_int_equal(bad_server_hits(s, 5), 1);
+    e.target.sleeping = false;
     assert_serves(&e.target, "/m", "1");
     assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -ECONNRESET);
     assert_int_equal(bad_server_hits(s, 6), 2); /* may be repeated, and is */
@@ -674,6 +687,11 @@ static void test_dies_of_a_request(void **state)
     }
 }
 
+#define IS_PAUSED                                                                                            \
+    {                                                                                                        \
+        "/is_paused", BAD_JSON, 200, "{\"is_paused\":true}"                                                  \
+    }
+
 /* It said that it loaded, and was gone when it was asked what it serves: it has been told. */
 static void test_dies_after_a_load(void **state)
 {
@@ -691,7 +709,8 @@ static void test_dies_after_a_load(void **state)
         const struct ws_engine_ops *ops = i == 0                   ? &ws_engine_sglang
                                           : i + 1 == LENGTH(steps) ? &ws_engine_remote
                                                                    : &ws_engine_vllm;
-        struct bad_server *s = bad_server_start(&steps[i], 1);
+        const struct bad_step pair[] = {steps[i], IS_PAUSED};
+        struct bad_server *s = bad_server_start(pair, LENGTH(pair));
         struct engine e;
         target_of(&e, bad_server_port(s));
         e.target.templates = &templates;
@@ -883,10 +902,320 @@ static void test_vllm_asleep(void **state)
     assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
     assert_true(now.sleeping);
     e.target.sleeping = now.sleeping;
-    assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), 0); /* woken for it */
+    assert_int_equal(ws_engine_vllm.pause(&e.target, &err), 0);
+    for (unsigned i = 0; i < 2; i++) { /* woken for it; a second load, as one that goes back, ends no pause */
+        assert_int_equal(ws_engine_vllm.load(&e.target, i ? one : two, "2", &err), 0);
+        assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
+        assert_true(now.paused);
+        assert_true(now.sleeping); /* in part */
+    }
+    assert_int_equal(ws_engine_vllm.resume(&e.target, &err), 0);
     assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
-    assert_false(now.sleeping);
+    assert_false(now.sleeping || now.paused);
+    assert_int_equal(plain(&e, "/v1/completions"), 0); /* it would have died without its cache's memory */
+    assert_int_equal(ws_engine_vllm.pause(&e.target, &err), 0);
+    assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
+    assert_true(now.paused);
+    assert_false(now.sleeping || now.sleep_unknown);
     stop_engine(&e);
+}
+
+/* Paused, and maybe asleep: only its metrics could say. A reply that says nothing is not one that denies. */
+static void test_vllm_does_not_say_that_it_sleeps(void **state)
+{
+    static const struct {
+        const char *sleeping, *metrics;
+        unsigned status; /* of the metrics */
+        int rc;
+        bool asleep, unknown;
+    } cases[] = {
+        {"{\"is_sleeping\":true}", "", 404, 0, false, true},
+        {"{\"is_sleeping\":true}", "up 1\n", 200, 0, false, true},
+        {"{\"is_sleeping\":true}", "vllm:engine_sleep_state{sleep_state=\"awake\"} 1.0\n", 200, 0, false,
+         false},
+        {"{\"is_sleeping\":true}",
+         "vllm:engine_sleep_state{sleep_state=\"awake\",engine=\"0\"} 1.0\n"
+         "vllm:engine_sleep_state{sleep_state=\"awake\",engine=\"1\"} 0.0\n",
+         200, 0, true, false},
+        {"{\"is_sleeping\":false}", "", 404, 0, false, false},
+        {"{}", "", 404, -EPROTO, false, false},
+    };
+    (void)state;
+    for (size_t i = 0; i < LENGTH(cases); i++) {
+        const struct bad_step steps[] = {IS_PAUSED,
+                                         {"GET /is_sleeping", BAD_JSON, 200, cases[i].sleeping},
+                                         {"GET /wake_up", BAD_JSON, 405, "{}"},
+                                         {"GET /metrics", BAD_JSON, cases[i].status, cases[i].metrics},
+                                         {"GET /weight_info", BAD_JSON, 200, "{\"weight_version\":\"1\"}"}};
+        struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+        struct ws_engine_serving now;
+        struct engine e;
+        target_of(&e, bad_server_port(s));
+        assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), cases[i].rc);
+        if (cases[i].rc == 0) {
+            assert_int_equal(now.sleeping, cases[i].asleep);
+            assert_int_equal(now.sleep_unknown, cases[i].unknown);
+        }
+        bad_server_stop(s);
+    }
+}
+
+/* A `timeout` of its own makes vLLM's workers answer the call after. */
+static void test_vllm_reload_has_no_timeout(void **state)
+{
+    static const struct bad_step steps[] = {
+        IS_PAUSED,
+        {"\"timeout\"", BAD_JSON, 500, "{\"error\":\"late\"}"},
+        {"reload_weights", BAD_JSON, 200, "{\"results\":[null,null]}"},
+        {"get_supported_tasks", BAD_JSON, 200, "{\"results\":[\"generate\",\"generate\"]}"},
+        {"POST /update_weight_version", BAD_JSON, 200, "{\"success\":true}"},
+        {"/weight_info", BAD_JSON, 200, "{\"weight_version\":\"2\"}"}};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), 0);
+    bad_server_stop(s);
+}
+
+/* The second worker's reply is that to the call before. */
+static void test_vllm_workers_out_of_step(void **state)
+{
+    static const struct bad_step steps[] = {
+        IS_PAUSED,
+        {"reload_weights", BAD_JSON, 200, "{\"results\":[null,null]}"},
+        {"get_supported_tasks", BAD_JSON, 200, "{\"results\":[\"generate\",null]}"}};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), -EREMOTEIO);
+    assert_non_null(strstr(err.text, "restart it"));
+    bad_server_stop(s);
+}
+
+/* Nobody waits any more for the pause that is under way: a resume is refused until it is done. */
+static void test_vllm_resume_in_a_pause(void **state)
+{
+    struct engine e;
+    struct ws_engine_serving now;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.api = "vllm", .refuse_resumes = 5});
+    assert_int_equal(ws_engine_vllm.pause(&e.target, &err), 0);
+    assert_int_equal(ws_engine_vllm.resume(&e.target, &err), 0);
+    assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
+    assert_false(now.paused);
+    stop_engine(&e);
+    start_engine(&e, (struct ws_reference_options){.api = "vllm", .refuse_resumes = 1000000});
+    e.target.short_ms = 100;
+    assert_int_equal(ws_engine_vllm.pause(&e.target, &err), 0);
+    assert_int_equal(ws_engine_vllm.resume(&e.target, &err), -EREMOTEIO);
+    assert_non_null(strstr(err.text, "still in flight"));
+    stop_engine(&e);
+}
+
+static void ask_for_an_image(const struct engine *e)
+{
+    struct ws_http_reply reply;
+    json_t *body = json_pack("{s:s}", "image", "a cat");
+    struct ws_http_request request = {
+        .url = e->url, .path = "/v1/completions", .body = body, .timeout_ms = 30000};
+    assert_int_equal(ws_http_call(http, &request, &reply, &err), 0);
+    assert_int_equal(reply.status, 200);
+    ws_http_reply_release(&reply);
+    json_decref(body);
+}
+
+/* The scheduler and the workers forget an image together, also with cache=keep: else it dies of the next. */
+static void test_vllm_images(void **state)
+{
+    struct engine e;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.api = "vllm"});
+    e.target.cache = WS_CACHE_KEEP;
+    ask_for_an_image(&e);
+    assert_int_equal(ws_engine_vllm.pause(&e.target, &err), 0);
+    assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), 0);
+    assert_int_equal(ws_engine_vllm.flush(&e.target, &err), 0);
+    assert_int_equal(ws_engine_vllm.resume(&e.target, &err), 0);
+    ask_for_an_image(&e);
+    stop_engine(&e);
+}
+
+/* --- a load that is believed --- */
+
+static const char *const both[] = {"sglang", "vllm"};
+
+/* It timed out, and the engine has named the version all along: that is no success. When the load is over,
+ * the next one is. */
+static void test_timed_out_under_its_own_name(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < LENGTH(both); i++) {
+        const struct ws_engine_ops *ops = ws_engine_find(both[i]);
+        struct engine e;
+        struct ws_engine_serving now;
+        bool told;
+        start_engine(&e, (struct ws_reference_options){.api = both[i], .slow_ms = 1500});
+        assert_int_equal(ops->label(&e.target, "2", &err), 0);
+        assert_int_equal(ops->pause(&e.target, &err), 0);
+        e.target.timeout_ms = 300;
+        assert_int_equal(ws_engine_load(ops, &e.target, two, "2", &told, &err), -ETIMEDOUT);
+        e.target.timeout_ms = 60000;
+        assert_int_equal(ws_engine_load(ops, &e.target, two, "2", &told, &err), 0);
+        assert_int_equal(ops->serving(&e.target, &now, &err), 0);
+        assert_string_equal(now.version, "2");
+        assert_int_equal(ws_engine_confirm(ops, &e.target, "2", &err), 0);
+        assert_int_equal(ws_engine_confirm(ops, &e.target, "3", &err), -EREMOTEIO);
+        stop_engine(&e);
+    }
+}
+
+/* Without a mount a version has no number: every load is the "default" one, as is what it was started with.
+ */
+static void test_update_under_one_name(void **state)
+{
+    char *bad = checkpoint_folder();
+    (void)state;
+    checkpoint_write_text(bad, "model.safetensors", "this is no safetensors file");
+    const struct ws_engine_ops *ops = &ws_engine_vllm;
+    struct engine e;
+    struct ws_engine_serving now;
+    start_engine(&e, (struct ws_reference_options){.api = "vllm", .slow_ms = 1500});
+    e.target.timeout_ms = 300;
+    assert_int_equal(ws_engine_update(ops, &e.target, bad, "default", NULL, &err), -ETIMEDOUT);
+    e.target.timeout_ms = 60000;
+    assert_int_equal(ws_engine_update(ops, &e.target, two, "default", NULL, &err), 0);
+    assert_int_equal(ops->serving(&e.target, &now, &err), 0);
+    assert_string_equal(now.version, "default");
+    stop_engine(&e);
+    checkpoint_remove(bad);
+}
+
+/* One that cannot be told another version: what it says after a lost reply proves nothing. */
+static void test_lost_reply_without_a_label(void **state)
+{
+    static const struct bad_step steps[] = {{"/update_weights_from_disk", BAD_CLOSE, 0, NULL},
+                                            {"/model_info", BAD_JSON, 200, INFO_OF("/m", "2")}};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct engine e;
+    bool told;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", &told, &err), -ECONNRESET);
+    assert_true(told);
+    bad_server_stop(s);
+}
+
+/* One that takes another version and goes on to say this one, as schedulers that never hear of a label. */
+static void test_lost_reply_with_a_label_of_no_effect(void **state)
+{
+    static const struct bad_step steps[] = {{"/update_weights_from_disk", BAD_CLOSE, 0, NULL},
+                                            {"/update_weight_version", BAD_JSON, 200, "{\"success\":true}"},
+                                            {"/model_info", BAD_JSON, 200, INFO_OF("/m", "2")}};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct engine e;
+    bool told;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", &told, &err), -ECONNRESET);
+    assert_true(told);
+    assert_int_equal(bad_server_hits(s, 1), 1);
+    bad_server_stop(s);
+}
+
+/* --- what SGLang was started with --- */
+
+static void test_sglang_of_dummy_weights(void **state)
+{
+    struct engine e;
+    struct ws_engine_serving now;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.load_format = "dummy"});
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -EREMOTEIO);
+    e.target.load_format = "auto";
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), 0);
+    e.target.load_format = NULL;
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
+    e.target.facts = &facts;
+    assert_int_equal(ws_engine_sglang.load(&e.target, one, "1", &err), 0);
+    e.target.load_format = "dummy"; /* what a person asked for is not replaced */
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -EREMOTEIO);
+    stop_engine(&e);
+}
+
+/* Whoever answers was not told of the load: the schedulers were. */
+static void test_sglang_with_tokenizer_workers(void **state)
+{
+    struct engine e;
+    struct ws_engine_serving now;
+    bool told;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.workers = 2});
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
+    assert_string_equal(now.path, one);
+    e.target.facts = &facts;
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, two, "2", &told, &err), 0);
+    assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), 0);
+    assert_string_equal(now.version, "2");
+    assert_string_equal(now.path, "");
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
+    assert_string_equal(now.version, "2");
+    assert_string_equal(now.path, ""); /* each worker names its own */
+    assert_holds(&e.target, 2);
+    e.target.pause_mode = "abort";
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), -EPROTO);
+    assert_non_null(strstr(err.text, "--tokenizer-worker-num"));
+    stop_engine(&e);
+}
+
+/* Several workers of a release whose schedulers do not say what they hold. */
+static void test_sglang_workers_that_cannot_say(void **state)
+{
+    static const struct bad_step steps[] = {
+        {"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
+        {"GET /server_info", BAD_JSON, 200, "{\"tokenizer_worker_num\":4,\"internal_states\":[{}]}"},
+        {"GET /update_weights_from_disk", BAD_JSON, 405, "{}"}};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct ws_engine_serving now;
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), -EPROTO);
+    assert_non_null(strstr(err.text, "--tokenizer-worker-num 1"));
+    bad_server_stop(s);
+}
+
+/* Who sees images wants the plug-in, or no cache of them. */
+static void test_sglang_with_images(void **state)
+{
+    static const char *const states[] = {"{}", "{\"wsync\":{\"forgets_embeddings\":true}}"};
+    (void)state;
+    for (size_t i = 0; i < LENGTH(states); i++) {
+        char info[128];
+        snprintf(info, sizeof(info), "{\"version\":\"0.5.23\",\"internal_states\":[%s]}", states[i]);
+        const struct bad_step steps[] = {
+            {"/model_info", BAD_JSON, 200,
+             "{\"model_path\":\"/m\",\"weight_version\":\"1\",\"has_image_understanding\":true}"},
+            {"GET /server_info", BAD_JSON, 200, info},
+            {"GET /update_weights_from_disk", BAD_JSON, 405, "{}"}};
+        struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+        struct ws_engine_serving now;
+        struct engine e;
+        target_of(&e, bad_server_port(s));
+        assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
+        assert_int_equal(!!strstr(facts.lacks, "SGLANG_VLM_CACHE_SIZE_MB=0"), i == 0);
+        bad_server_stop(s);
+    }
 }
 
 /* Weights that cannot be woken were never told of a load: nothing has changed. */
@@ -1089,6 +1418,19 @@ int main(void)
         TEST(test_vllm),
         TEST(test_vllm_asleep),
         TEST(test_vllm_stays_asleep),
+        TEST(test_vllm_does_not_say_that_it_sleeps),
+        TEST(test_vllm_reload_has_no_timeout),
+        TEST(test_vllm_workers_out_of_step),
+        TEST(test_vllm_resume_in_a_pause),
+        TEST(test_vllm_images),
+        TEST(test_timed_out_under_its_own_name),
+        TEST(test_update_under_one_name),
+        TEST(test_lost_reply_without_a_label),
+        TEST(test_lost_reply_with_a_label_of_no_effect),
+        TEST(test_sglang_of_dummy_weights),
+        TEST(test_sglang_with_tokenizer_workers),
+        TEST(test_sglang_workers_that_cannot_say),
+        TEST(test_sglang_with_images),
         TEST(test_wrong_kind),
         TEST(test_vllm_without_routes),
         TEST(test_flush_answers),

@@ -408,7 +408,8 @@ static void write_config(struct gpt *m)
     snprintf(m->config, sizeof(m->config), "/tmp/wsync-config.XXXXXX");
     int fd = mkstemp(m->config),
         n = snprintf(text, sizeof(text),
-                     "{\"num_attention_heads\":%u,\"num_key_value_heads\":%u,\"head_dim\":%u,"
+                     "{\"model_type\":\"qwen3_moe\",\"num_attention_heads\":%u,\"num_key_value_heads\":%u,"
+                     "\"head_dim\":%u,"
                      "\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
                      "\"vocab_size\":%u,\"num_experts\":%u,\"tie_word_embeddings\":%s}",
                      m->heads, m->kv_heads, m->head_dim, m->hidden, m->inner, m->moe_inner, m->vocab,
@@ -674,8 +675,20 @@ static void test_refusals(void **state)
     h.start = 10;
     h.count = 7;
     refused(-EINVAL, &fsdp, &h, "w", "range held begins at 10");
+    h.start = 0;
+    h.count = 7; /* of 8 that the placement says */
+    h.n_placements = 1;
+    h.placements[0] = (wsync_placement){.kind = WSYNC_SHARD, .size = 2};
+    refused(-EINVAL, &fsdp, &h, "w", "holds 7 elements");
+    h.n_placements = 0;
     h.flat = 0;
+    h.name = "base_model.model.layers.0.q_proj.base_layer.weight";
+    refused(-EOPNOTSUPP, &fsdp, &h, h.name, "merge_and_unload");
+    h.name = "layers.0.q_proj.lora_A.default.weight";
+    refused(-EOPNOTSUPP, &fsdp, &h, h.name, "merge_and_unload");
     h.layer = 1;
+    h.name = "decoder.layers.0.mlp.router.expert_bias";
+    refused(-EOPNOTSUPP, &meg, &h, h.name, "moe_router_enable_expert_bias");
     h.name = "decoder.layers.0.mlp.experts.weight1";
     refused(-EOPNOTSUPP, &meg, &h, h.name, "transposed");
     h.name = "decoder.layers.0.mlp.something.weight";
@@ -691,11 +704,44 @@ static void test_refusals(void **state)
     meg.n_features = 2;
     refused(-EOPNOTSUPP, &meg, &h, "attention_output_gate", "interleaved");
     meg.n_features = 0;
+    FILE *f = fopen(m.config, "w");
+    assert_non_null(f);
+    fputs("{\"model_type\":\"mixtral\",\"num_attention_heads\":2,\"head_dim\":2,\"vocab_size\":10}", f);
+    fclose(f);
+    refused(-EOPNOTSUPP, &meg, &h, "mixtral", "by name");
+    unlink(m.config);
+    write_config(&m);
+    meg.hf_config = m.config;
     meg.hf_config = "/nowhere";
     refused(-ENOENT, &meg, &h, "/nowhere", "config");
     meg.hf_config = NULL;
     refused(-EINVAL, &meg, &h, "hf_config", "needs");
     unlink(m.config);
+}
+
+static void test_wrappers(void **state)
+{
+    static const struct {
+        const char *held, *file;
+    } all[] = {{"module.model.norm.weight", "model.norm.weight"},
+               {"_orig_mod.module.model.norm.weight", "model.norm.weight"},
+               {"base_model.model.model.norm.weight", "model.norm.weight"},
+               {"model._fsdp_wrapped_module.layers.0._checkpoint_wrapped_module.w", "model.layers.0.w"},
+               {"model.my_orig_mod.w", "model.my_orig_mod.w"},
+               {"model.module.w", "model.module.w"}};
+    float data[4] = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        const wsync_held h = {
+            .name = all[i].held, .dtype = WSYNC_F32, .n_dims = 1, .shape = {4}, .local = {4}, .data = data};
+        wsync_extraction *e;
+        size_t n;
+        assert_int_equal(wsync_extract(&fsdp, &h, 1, &e), 0);
+        const wsync_param *p = wsync_extraction_params(e, &n);
+        assert_int_equal(n, 1);
+        assert_string_equal(p[0].name, all[i].file);
+        wsync_extraction_free(e);
+    }
 }
 
 static void test_dtypes_and_moves(void **state)
@@ -751,9 +797,9 @@ static void test_dtypes_and_moves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_meshes),           cmocka_unit_test(test_stacked_experts),
-        cmocka_unit_test(test_megatron),         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dtypes_and_moves),
+        cmocka_unit_test(test_meshes),   cmocka_unit_test(test_stacked_experts),
+        cmocka_unit_test(test_megatron), cmocka_unit_test(test_wrappers),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_dtypes_and_moves),
     };
     return cmocka_run_group_tests_name("extract", tests, NULL, NULL);
 }

@@ -165,8 +165,6 @@ static void test_which_files(void **state)
     put_text(".json", "x");
     snprintf(path, sizeof(path), "%s/folder.json", dir);
     assert_int_equal(mkdir(path, 0700), 0);
-    snprintf(path, sizeof(path), "%s/pipe.json", dir);
-    assert_int_equal(mkfifo(path, 0600), 0); /* would hang whoever opened it */
     expect_files("chat_template.jinja config.json merges.txt model.safetensors qwen.tiktoken "
                  "tokenizer.model");
 }
@@ -199,6 +197,88 @@ static void test_links(void **state)
     snprintf(target, sizeof(target), "%s/other.safetensors", dir);
     assert_int_equal(symlink("gone", target), 0);
     expect_error(-ENOENT, "other.safetensors is a link that leads nowhere");
+}
+
+static void test_no_files(void **state)
+{
+    char path[512];
+
+    (void)state;
+    put_weights("model.safetensors", "a");
+    snprintf(path, sizeof(path), "%s/pipe.json", dir);
+    assert_int_equal(mkfifo(path, 0600), 0); /* would hang whoever opened it */
+    expect_error(-EINVAL, "pipe.json is a FIFO");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink("/dev/zero", path), 0);
+    expect_error(-EINVAL, "pipe.json is a character device");
+}
+
+static void link_of(const char *name, const char *target, uid_t owner)
+{
+    char path[512];
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    (void)unlink(path);
+    assert_int_equal(symlink(target, path), 0);
+    assert_int_equal(lchown(path, owner, owner), 0);
+}
+
+/* A link of somebody else must not lend him our rights. */
+static void test_links_of_others(void **state)
+{
+    enum { STRANGER = 12345 };
+    char path[512], secret[256];
+
+    (void)state;
+    if (geteuid() != 0)
+        skip(); /* links of others are root's to make */
+    put_weights("model.safetensors", "a");
+    assert_int_equal(chmod(dir, 0755), 0);
+    snprintf(secret, sizeof(secret), "%s/private", dir);
+    assert_int_equal(mkdir(secret, 0700), 0);
+    put_text("private/secret", "s");
+    put_text("shadow", "s");
+    snprintf(path, sizeof(path), "%s/shadow", dir);
+    assert_int_equal(chmod(path, 0600), 0);
+    link_of("config.json", path, STRANGER);
+    expect_error(-EACCES, "config.json: a link of user 12345");
+    link_of("config.json", "shadow", STRANGER);
+    expect_error(-EACCES, "config.json: a link of user 12345");
+    assert_int_equal(chmod(path, 0644), 0); /* open to everybody */
+    expect_files("config.json model.safetensors");
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(chown(path, STRANGER, STRANGER), 0); /* his own */
+    expect_files("config.json model.safetensors");
+    snprintf(path, sizeof(path), "%s/private/secret", dir);
+    assert_int_equal(chmod(path, 0644), 0); /* but its folder is closed to him */
+    link_of("config.json", "private/secret", STRANGER);
+    expect_error(-EACCES, "config.json: a link of user 12345");
+    link_of("way", "private", STRANGER); /* or the way is his */
+    link_of("config.json", "way/secret", 0);
+    expect_error(-EACCES, "config.json: a link of user 12345");
+    link_of("config.json", "private/secret", 0); /* root says so */
+    expect_files("config.json model.safetensors");
+    link_of("config.json", "config.json", 0);
+    expect_error(-ELOOP, "config.json");
+}
+
+static void test_changed_meanwhile(void **state)
+{
+    struct ws_folder *f = NULL;
+    int fd;
+
+    (void)state;
+    put_weights("model.safetensors", "a");
+    put_text("config.json", "{}");
+    assert_int_equal(ws_folder_open(dir, &f, &err), 0);
+    fd = ws_folder_file_open(f, &f->files[0], &err);
+    assert_true(fd >= 0);
+    close(fd);
+    remove_file("config.json");
+    put_text("config.json", "[]"); /* of the same size */
+    assert_int_equal(ws_folder_file_open(f, &f->files[0], &err), -ESTALE);
+    assert_non_null(strstr(err.text, "config.json was changed"));
+    ws_folder_free(f);
 }
 
 static void test_no_weights(void **state)
@@ -406,6 +486,9 @@ int main(void)
         TEST(test_which_files),
         TEST(test_is_sidecar),
         TEST(test_links),
+        TEST(test_no_files),
+        TEST(test_links_of_others),
+        TEST(test_changed_meanwhile),
         TEST(test_no_weights),
         TEST(test_no_folder),
         TEST(test_bad_file),

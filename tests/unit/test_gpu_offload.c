@@ -8,6 +8,7 @@
 #include "tests/fixtures/served.h"
 #include "tests/fixtures/unwatched.h"
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -265,6 +266,87 @@ static void test_mixed_and_one_by_one(void **state)
     gpu_run(mixed, NULL);
 }
 
+/* --- audits --- */
+
+struct audited {
+    pthread_t thread;
+    wsync_publisher *p;
+    const wsync_param *params;
+    uint64_t version;
+    int rc;
+};
+
+static void *offload_one(void *arg)
+{
+    struct audited *a = arg;
+    a->rc = wsync_offload(a->p, a->params, w.n, a->version);
+    return NULL;
+}
+
+/* Two ranks hold all of it, one on the host and one on the GPU. Is the version published? */
+static bool offload_both(struct audited *ranks, uint64_t version)
+{
+    for (int r = 0; r < 2; r++) {
+        ranks[r].version = version;
+        GPU_CHECK(pthread_create(&ranks[r].thread, NULL, offload_one, &ranks[r]) == 0, "no thread");
+    }
+    for (int r = 0; r < 2; r++)
+        pthread_join(ranks[r].thread, NULL);
+    const int rc = wsync_wait_published(ranks[0].p, version, 60000);
+    GPU_CHECK(rc == 0 || rc == -ECANCELED, "%s", wsync_error());
+    GPU_CHECK((rc == 0) == (ranks[0].rc == 0 && ranks[1].rc == 0), "%d, and %d and %d", rc, ranks[0].rc,
+              ranks[1].rc);
+    return rc == 0;
+}
+
+/* What a device hashes is what the host does, of all forms; one changed byte is found, whoever writes it. */
+static void audited(void)
+{
+    struct audited ranks[2] = {{.params = w.at_host}, {.params = w.at_gpu}};
+    uint64_t version = 1;
+    start();
+    add_all();
+    add((wsync_param){.dtype = WSYNC_BF16, /* a range, and a source at an odd place */
+                      .n_dims = 1,
+                      .shape = {5000001},
+                      .piece = {.kind = WSYNC_RANGE, .start = 0, .count = 5000001}},
+        5000001);
+    for (unsigned r = 0; r < 2; r++) {
+        wsync_config c = {.struct_size = sizeof(c),
+                          .agent = w.url,
+                          .model = "a",
+                          .rank = r,
+                          .world_size = 2,
+                          .n_threads = 2,
+                          .timeout_ms = 60000,
+                          .audit = 1};
+        GPU_CHECK(wsync_open(&c, &ranks[r].p) == 0, "%s", wsync_error());
+    }
+    static const size_t some[] = {0, 1, 3, 4, 6, 8, 9, 11, 200, 711};
+    for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++) {
+        const wsync_param *p = &w.at_host[some[i]];
+        unsigned char *at =
+            (unsigned char *)(uintptr_t)p->data + width(p->converts ? p->data_dtype : p->dtype) - 1;
+        *at ^= 0x40; /* the first element's exponent: no rounding hides it */
+        GPU_CHECK(!offload_both(ranks, version++), "%s differs, and was published", p->name);
+        GPU_CHECK(strstr(wsync_error(), p->name), "%s is not in: %s", p->name, wsync_error());
+        *at ^= 0x40;
+    }
+    for (int i = 0; i < 4; i++) /* all of it, then shares */
+        GPU_CHECK(offload_both(ranks, version++), "%s", wsync_error());
+    for (unsigned r = 0; r < 2; r++)
+        wsync_close(ranks[r].p);
+    end();
+}
+
+static void test_audit(void **state)
+{
+    (void)state;
+    gpu_run(audited, NULL);
+    gpu_run(audited, "kernels=0");
+    gpu_run(audited, "memory=150M");
+}
+
 static void refused(int rc, int expected, const char *words)
 {
     GPU_CHECK(rc == expected && strstr(wsync_error(), words), "%d, not %d with \"%s\": %s", rc, expected,
@@ -439,6 +521,7 @@ int main(void)
         cmocka_unit_test(test_offload_without_anything),
         cmocka_unit_test(test_offload_with_a_full_device),
         cmocka_unit_test(test_mixed_and_one_by_one),
+        cmocka_unit_test(test_audit),
         cmocka_unit_test(test_follows_the_trainer),
         cmocka_unit_test(test_follows_a_late_trainer),
         cmocka_unit_test(test_out_of_bounds),

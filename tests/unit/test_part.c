@@ -419,6 +419,11 @@ static void test_refused(void **state)
     ws_manifest_free(n1->manifest);
     describe(&w, n1, 1, 7);
 
+    const char other = n1->manifest->run[0];
+    n1->manifest->run[0] = other == 'x' ? 'y' : 'x';
+    refuse(&w, -EPROTO, "different runs", "n1");
+    n1->manifest->run[0] = other;
+
     char *id = strstr((char *)text, "\"placement\":\"");
     assert_non_null(id);
     id += strlen("\"placement\":\"");

@@ -1,4 +1,5 @@
 /* Regions of every kind: memory that is a file, who may write it, who holds it, and what comes back. */
+#include "tests/fixtures/without_leases.h"
 #include "transports/limits.h"
 #include "transports/region.h"
 #include <errno.h>
@@ -48,10 +49,11 @@ static struct ws_region *make(uint64_t size)
     return r;
 }
 
+/* By somebody who keeps none of it. */
 static int open_again(struct ws_region *r, bool writable)
 {
     int fd = -1;
-    if (ws_region_open(r, writable, &fd, &err) < 0)
+    if (ws_region_open(r, writable ? WS_REGION_WRITE : WS_REGION_COPY, &fd, &err) < 0)
         fail_msg("%s", err.text);
     return fd;
 }
@@ -444,11 +446,17 @@ static void test_import(void **state)
     assert_int_equal(ws_region_import(&in, open_again(r, true), 3 * MIB, true, &err), 0);
     ws_region_data(in)[MIB] = 43;
     assert_int_equal(ws_region_data(r)[MIB], 43);
-    close(open_again(in, true));
-    fd = open_again(in, false);
-    assert_int_equal(pwrite(fd, "x", 1, 0), -1);
-    close(fd);
+    assert_int_equal(ws_region_fd(in), -1);
+    pid_t child = fork(); /* has no descriptor by which it could hold it */
+    assert_true(child >= 0);
+    if (child == 0)
+        for (;;)
+            pause();
+    assert_idle(r, -EBUSY, "mapped by us");
     ws_region_free(in);
+    assert_idle(r, 0, "a child lives that was forked meanwhile");
+    kill(child, SIGKILL);
+    assert_int_equal(end_of(child), 128 + SIGKILL);
     ws_region_free(r);
 }
 
@@ -517,7 +525,7 @@ static void test_link(void **state)
                 assert_int_equal(unlinkat(fs, "weights", 0), 0);
                 assert_idle(both[i], -EBUSY, "open by name");
                 close(fd);
-                assert_idle(both[i], 0, "unlinked and closed");
+                assert_idle(both[i], -EPERM, "unlinked and closed");
             }
             close(open_again(both[i], false));
         }
@@ -549,19 +557,85 @@ static void test_unprivileged(void **state)
         if (ws_region_new(&r, 2 * MIB, NULL) < 0 || ws_region_idle(r) != 0)
             _exit(3);
         ws_region_data(r)[0] = 1;
-        if (ws_region_open(r, false, &ro, NULL) < 0 || ws_region_idle(r) != -EBUSY)
+        if (ws_region_open(r, WS_REGION_READ, &ro, NULL) < 0 || ws_region_idle(r) != -EBUSY)
             _exit(4);
         char path[64];
         snprintf(path, sizeof(path), "/proc/self/fd/%d", ro);
         if (open(path, O_RDWR) >= 0) /* not even we, by mistake */
             _exit(5);
-        if (ws_region_open(r, true, &rw, NULL) < 0)
+        if (ws_region_open(r, WS_REGION_WRITE, &rw, NULL) < 0)
             _exit(6);
         close(ro);
         close(rw);
-        _exit(ws_region_idle(r) == 0 ? 0 : 7);
+        _exit(ws_region_idle(r) == -EPERM ? 0 : 7);
     }
     assert_int_equal(end_of(child), 0);
+}
+
+/* What is in a pipe is the region's own memory, and neither an open file nor a mapping. */
+static void test_shown_is_never_idle_again(void **state)
+{
+    int ends[2], fd = -1;
+    char got[8] = "";
+
+    if (!have_kind(state))
+        return;
+    struct ws_region *r = make(2 * MIB);
+    memcpy(ws_region_data(r), "version1", sizeof(got));
+    assert_false(ws_region_was_shown(r));
+    assert_int_equal(ws_region_open(r, WS_REGION_READ, &fd, &err), 0);
+    assert_true(ws_region_was_shown(r));
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(splice(fd, NULL, ends[1], NULL, sizeof(got), 0), sizeof(got));
+    assert_idle(r, -EBUSY, "open");
+    close(fd);
+    assert_idle(r, -EPERM, "its pages are in a pipe");
+    assert_int_equal(read(ends[0], got, sizeof(got)), sizeof(got));
+    assert_memory_equal(got, "version1", sizeof(got));
+    assert_idle(r, -EPERM, "nobody knows that they are not");
+    close(ends[0]);
+    close(ends[1]);
+    ws_region_free(r);
+}
+
+/* A kernel without leases (fs.leases-enable=0, sandboxes): nobody can tell, so the answer is no. */
+static void test_without_leases(void **state)
+{
+    if (!have_kind(state))
+        return;
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct ws_region *r = make(2 * MIB);
+        if (ws_region_idle(r) != 0)
+            _exit(2);
+        refuse_leases();
+        if (ws_region_idle(r) != -EPERM || ws_region_was_shown(r))
+            _exit(3);
+        _exit(ws_region_leases_work() ? 4 : 0);
+    }
+    assert_int_equal(end_of(child), 0);
+}
+
+/* What a reader keeps of a region that is gone is counted; what is ours is not. */
+static void test_left(void **state)
+{
+    int fd = -1;
+
+    if (!have_kind(state))
+        return;
+    struct ws_region *r = make(4 * MIB), *other = make(2 * MIB);
+    memset(ws_region_data(r), 1, 4 * MIB);
+    memset(ws_region_data(other), 1, 2 * MIB);
+    assert_int_equal(ws_region_left_bytes(), 0);
+    assert_int_equal(ws_region_open(r, WS_REGION_READ, &fd, &err), 0);
+    ws_region_free(r);
+    assert_int_equal(ws_region_left_bytes(), 4 * MIB);
+    ws_region_free(other);
+    assert_int_equal(ws_region_left_bytes(), 4 * MIB);
+    close(fd);
+    assert_int_equal(ws_region_left_bytes(), 0);
 }
 
 int main(void)
@@ -585,6 +659,9 @@ int main(void)
         EACH_KIND(test_resize),
         EACH_KIND(test_import),
         EACH_KIND(test_import_checks),
+        EACH_KIND(test_shown_is_never_idle_again),
+        EACH_KIND(test_without_leases),
+        KIND(test_left, "tmpfs"),
         EACH_KIND(test_link),
         cmocka_unit_test(test_large_is_huge),
         cmocka_unit_test(test_refusals),

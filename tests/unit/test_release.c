@@ -93,6 +93,9 @@ static void test_leases(void **state)
     struct ws_release *r = release_of(&f, &two, S);
     ws_fleet_note_prepared(a, &two);
     ws_fleet_seen(&f, "a:/m", 10 * S, 10000);
+    const uint64_t lease_ns = a->lease_ns;
+    ws_fleet_seen(&f, "a:/m", 2 * S, 0); /* a lease is not cut short by a poll that came late */
+    assert_true(a->lease_ns == lease_ns);
     ws_fleet_seen(&f, "nobody", 10 * S, 10000);
     assert_false(ws_release_advance(r, (LEASE_S + 1) * S));
     assert_true(ws_release_advance(r, (LEASE_S + 1) * S + 1)); /* b is silent: it goes on without it */

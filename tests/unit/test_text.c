@@ -1,5 +1,6 @@
 /* Text cleaning: whatever comes in, one printable line of UTF-8 comes out. */
 #include "transports/text.h"
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -67,11 +68,33 @@ static void test_clean(void **state)
     }
 }
 
+static void test_hash(void **state)
+{
+    static const char *const bad[] = {NULL,
+                                      "",
+                                      "0123456789abcde",
+                                      "0123456789abcdef0",
+                                      "0123456789ABCDEF",
+                                      "-123456789abcdef",
+                                      " 123456789abcdef",
+                                      "0x23456789abcdef",
+                                      "g123456789abcdef"};
+    uint64_t out = 7;
+    (void)state;
+    assert_int_equal(ws_text_hash("0123456789abcdef", &out), 0);
+    assert_int_equal(out, 0x0123456789abcdef);
+    assert_int_equal(ws_text_hash("ffffffffffffffff", &out), 0);
+    assert_int_equal(out, UINT64_MAX);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_int_equal(ws_text_hash(bad[i], &out), -EINVAL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_utf8_length),
         cmocka_unit_test(test_clean),
+        cmocka_unit_test(test_hash),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

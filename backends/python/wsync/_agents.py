@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Optional, Union
 
-from ._library import NATIVE, Error, Timeout
+from ._library import Error, Timeout, native
 
-COMMAND = os.path.join(NATIVE, "wsync")
+COMMAND = native("wsync")
 SYSTEM_FOLDER = "/run/wsync"
 DEFAULT_LISTEN = "127.0.0.1:18861"
 LOG_LINES, LOG_BYTES = 10, 4096

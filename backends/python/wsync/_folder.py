@@ -56,6 +56,7 @@ class VersionFiles:
         self.path = f"{agent or 'agent'}:{model}/{version}"
         check(lib.wsync_open_version(keep(agent), keep(model), version, out))
         self._version = ffi.gc(out[0], lib.wsync_close_version)
+        self.manifest = {"model": model, "version": version, "run": text(lib.wsync_version_run(self._version))}
         self._fds: dict[str, int] = {}
         fd, size = ffi.new("int *"), ffi.new("uint64_t *")
         while (name := lib.wsync_version_file(self._version, len(self._fds), fd, size)) != ffi.NULL:

@@ -7,7 +7,7 @@ from ._held import Held, Source
 
 def fsdp(model, *, conversions=True) -> Source:
     """The parameters and persistent buffers of a torch module, however they are sharded: FSDP2's ``fully_shard`` (any
-    Shard dimension, hybrid, over tensor parallelism), FSDP1 with ``use_orig_params=True``, plain DTensors, or not at
+    Shard dimension, hybrid, over tensor parallelism), FSDP1 with and without ``use_orig_params``, plain DTensors, or not at
     all. Names are the Hugging Face file's; experts that transformers stacks are split as it does when it saves
     (``conversions=False``: names as the module has them). A root that a forward left unsharded is resharded.
 
@@ -19,47 +19,80 @@ class Fsdp(Source):
     kind = "fsdp"
 
     def __init__(self, model, conversions) -> None:
-        self.model = model
-        self._conversions = Conversions(model) if conversions else None
+        self.model = unwrapped(model)
+        self._conversions = Conversions(self.model) if conversions else None
 
     def held(self) -> Held:
-        held, flat = Held(), {}
+        held, flat = Held(), Flat()
         for name, module in self.model.named_modules():
             if hasattr(module, "reshard") and hasattr(module, "_get_fsdp_state"):
                 module.reshard()  # a forward without a backward leaves the root's parameters whole
             elif type(module).__name__ == "FullyShardedDataParallel":
-                self._flat_parameter(name, module, held, flat)
+                flat.take(name, module, held)
         for name, p in self.model.named_parameters():
-            if name.replace("_fsdp_wrapped_module.", "") not in flat:
+            if not flat.has(name, p):
                 held.add(name, p)
         add_buffers(self.model, held)
         return held
 
-    def _flat_parameter(self, name: str, module, held: Held, flat: dict) -> None:
-        handle = module._handle
-        if handle is None:
-            return
-        p = handle.flat_param
-        if not hasattr(p, "_shard_param_infos"):
-            raise NotImplementedError("this FSDP1 model keeps no list of its parameters' shards: wrap it with use_orig_params=True, or use fully_shard")
-        local = getattr(p, "_local_shard", p).detach()
-        prefix = name.replace("_fsdp_wrapped_module", "").replace("..", ".").strip(".")
-        for info, fqn, shape in zip(p._shard_param_infos, p._fqns, p._shapes):
-            full = f"{prefix}.{fqn}" if prefix else fqn
-            flat[full] = True
-            if info.in_shard:
-                held.add_flat(full, shape, local.narrow(0, info.offset_in_shard, info.numel_in_shard), start=info.intra_param_start_idx, count=info.numel_in_shard)
-
     def options(self) -> dict:
+        refuse_adapters(self.model)
         return self._conversions.options() if self._conversions else {}
 
     def expected(self, meta):
         return self._conversions.expected(meta) if self._conversions else None
 
 
-def add_buffers(model, held: Held) -> None:
-    """Persistent buffers are in the file, too: router biases, running means."""
+class Flat:
+    """FSDP1's flat parameters: which runs of them are parameters of the model. With use_orig_params the module shows those as its
+    own, else the flat one."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._flat: dict[int, object] = {}
+
+    def has(self, name: str, p) -> bool:
+        return id(p) in self._flat or name.replace("_fsdp_wrapped_module.", "") in self._names
+
+    def take(self, name: str, module, held: Held) -> None:
+        handle = module._handle
+        if handle is None:
+            return
+        p = handle.flat_param
+        missing = [a for a in ("_shard_param_infos", "_fqns", "_shapes") if not hasattr(p, a)]
+        if missing:
+            raise NotImplementedError(f"{name or 'the model'} is of FSDP1 and its flat parameter has no {missing[0]}: this release of torch is not known here; use fully_shard")
+        self._flat[id(p)] = p
+        local = getattr(p, "_local_shard", p).detach()
+        prefix = name.replace("_fsdp_wrapped_module", "").replace("..", ".").strip(".")
+        for info, fqn, shape in zip(p._shard_param_infos, p._fqns, p._shapes):
+            full = f"{prefix}.{fqn}" if prefix else fqn
+            self._names.add(full)
+            if info.in_shard:
+                held.add_flat(full, shape, local.narrow(0, info.offset_in_shard, info.numel_in_shard), start=info.intra_param_start_idx, count=info.numel_in_shard)
+
+
+_WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+
+
+def unwrapped(model):
+    """The model in torch's own wrappers, whose names are not the file's."""
+    while (inner := _WRAPPERS.get(type(model).__name__)) and hasattr(model, inner):
+        model = getattr(model, inner)
+    return model
+
+
+def refuse_adapters(model) -> None:
+    """PEFT's layers hold a base and what is added to it: neither is a tensor of the file."""
+    for name, _ in model.named_modules():
+        if name.rpartition(".")[2] == "base_layer":
+            raise NotImplementedError(f"{name} is in an adapter's layer (PEFT): publish what merge_and_unload() of a copy returns, or the tensors by wsync.tensors({{name: tensor}})")
+
+
+def add_buffers(model, held: Held, layers: dict | None = None) -> None:
+    """Persistent buffers are in the file, too: router biases, running means. layers: of which layer one is, as Megatron numbers them."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
-                held.add(f"{prefix}.{name}" if prefix else name, buffer)
+                full = f"{prefix}.{name}" if prefix else name
+                held.add(full, buffer, layers.get(full, 0) if layers else 0)

@@ -7,6 +7,7 @@ bytes. Addresses, which may change from step to step, are a list of their own. R
 a microsecond or so, since all of them are read at every step: nothing is worked out here that can wait."""
 from __future__ import annotations
 
+import sys
 from typing import Callable, Iterable, Mapping
 
 from . import _dtypes
@@ -23,14 +24,28 @@ _kinds_of_type: dict = {}
 def _kind_of(cls: type) -> str:
     """"DTensor", "torch", "numpy", or "" for what speaks DLPack."""
     names = [c.__name__ for c in cls.__mro__]
-    found = "DTensor" if "DTensor" in names else "torch" if hasattr(cls, "data_ptr") else "numpy" if hasattr(cls, "__array_interface__") else ""
+    found = "DTensor" if "DTensor" in names else _torch_kind(cls) if hasattr(cls, "data_ptr") else "numpy" if hasattr(cls, "__array_interface__") else ""
     _kinds_of_type[cls] = found
     return found
 
 
+def _torch_kind(cls: type) -> str:
+    """"wrapper": a subclass whose own address is not that of its values (quantised ones, results that are not there yet)."""
+    torch = sys.modules.get("torch")
+    return "wrapper" if torch is not None and issubclass(cls, torch.Tensor) and cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ else "torch"
+
+
+def _address(name: str, tensor) -> int:
+    found = tensor.data_ptr()
+    if not found and tensor.numel():
+        raise RuntimeError(f"{name} has no memory now: its framework has taken it away or put it elsewhere (offloaded, or not gathered); let it bring it back before the offload")
+    return found
+
+
 class Held:
-    """One step's tensors of a rank: ``meta`` (tuples), ``addresses``, and what must live until they are copied. Those on a
-    GPU are noted by their index: ``devices`` of torch's, ``streams`` of others."""
+    """One step's tensors of a rank: ``meta`` (tuples), ``addresses``, and ``kept``, their owners, which must live until they are
+    copied: whoever adds an address adds its object. Those on a GPU are noted by their index: ``devices`` of torch's,
+    ``streams`` of others."""
 
     __slots__ = ("meta", "addresses", "kept", "devices", "streams")
 
@@ -60,7 +75,7 @@ class Held:
         return found
 
     def add(self, name: str, tensor, layer: int = 0) -> None:
-        """A torch tensor (plain or a DTensor), a numpy array, or anything that speaks DLPack, in host memory or CUDA's. The caller keeps it."""
+        """A torch tensor (plain or a DTensor), a numpy array, or anything that speaks DLPack, in host memory or CUDA's. It is kept."""
         cls = type(tensor)
         kind = _kinds_of_type.get(cls)
         if kind is None:
@@ -69,6 +84,7 @@ class Held:
             shape = tensor.shape
             self.meta.append((name, tensor.dtype, shape, 0, (), shape, tensor.strides, 1, 0, 0, layer))
             self.addresses.append(tensor.__array_interface__["data"][0])
+            self.kept.append(tensor)
         elif kind == "torch":
             if not tensor.is_cpu:
                 self.on_gpu(name, tensor)
@@ -76,7 +92,8 @@ class Held:
                 raise NotImplementedError(f"{name} is a view whose elements are conjugated or negated when they are read: pass .resolve_conj().resolve_neg()")
             shape = tensor.shape
             self.meta.append((name, tensor.dtype, shape, 0, (), shape, tensor.stride(), 0, 0, 0, layer))
-            self.addresses.append(tensor.data_ptr())
+            self.addresses.append(_address(name, tensor))
+            self.kept.append(tensor)
         elif kind == "DTensor":
             spec, local = tensor._spec, tensor._local_tensor
             placements = _placements(spec)
@@ -85,7 +102,10 @@ class Held:
             if not local.is_cpu:
                 self.on_gpu(name, local)
             self.meta.append((name, local.dtype, tensor.shape, 0, placements, local.shape, local.stride(), 0, 0, 0, layer))
-            self.addresses.append(local.data_ptr())
+            self.addresses.append(_address(name, local))
+            self.kept.append(local)
+        elif kind == "wrapper":
+            raise NotImplementedError(f"{name} is a {cls.__name__}, whose values are in tensors of its own: pass what it stands for, as a plain torch tensor")
         else:
             array = dlpack_array(name, tensor)
             self.kept.append(array)
@@ -101,7 +121,8 @@ class Held:
         if not source.is_cpu:
             self.on_gpu(name, source)
         self.meta.append((name, source.dtype, shape, 1, placements, (), (), 0, start, count, 0))
-        self.addresses.append(source.data_ptr())
+        self.addresses.append(_address(name, source))
+        self.kept.append(source)
 
 
 _meshes: dict = {}

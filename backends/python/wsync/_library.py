@@ -11,7 +11,17 @@ from typing import Any
 
 import cffi
 
-NATIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
+_BUILT = {"libwsync.so": "build/libwsync.so", "wsync": "build/wsync", "wsync.h": "backends/trainer/wsync.h"}
+
+
+def native(name: str) -> str:
+    """Where a file of the C part is: beside the package, or where `make` puts it in a checkout that is imported as it is."""
+    installed = os.path.join(_HERE, "native", name)
+    if os.path.exists(installed) or not os.path.exists(os.path.join(_CHECKOUT, _BUILT["wsync.h"])):
+        return installed
+    return os.path.join(_CHECKOUT, _BUILT[name])
 
 
 class Error(OSError):
@@ -32,12 +42,14 @@ def _declarations(header: str) -> str:
 
 def _open() -> tuple[cffi.FFI, Any]:
     ffi = cffi.FFI()
+    header, path = native("wsync.h"), os.environ.get("WSYNC_LIBRARY") or native("libwsync.so")
     try:
-        with open(os.path.join(NATIVE, "wsync.h"), encoding="utf-8") as f:
+        with open(header, encoding="utf-8") as f:
             ffi.cdef(_declarations(f.read()))
     except FileNotFoundError:
-        raise ImportError(f"{NATIVE} is not there: this is a source tree; `pip install ./backends/python`, without -e, puts it in place") from None
-    path = os.environ.get("WSYNC_LIBRARY") or os.path.join(NATIVE, "libwsync.so")
+        raise ImportError(f"{header} is not there: `pip install ./backends/python` in a checkout of wsync puts it in place") from None
+    if not os.path.exists(path):
+        raise ImportError(f"{path} is not there: run `make` in the checkout, or `pip install ./backends/python`, which does")
     try:
         return ffi, ffi.dlopen(path)
     except OSError as e:

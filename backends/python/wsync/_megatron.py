@@ -1,38 +1,83 @@
-"""Megatron-core: local parameters, the parallel groups' ranks and layer numbers."""
+"""Megatron-core: local parameters, the parallel groups' ranks and layer numbers.
+
+With a distributed optimizer each rank updates its own shard, and the others' are gathered: in step(), or, with
+overlap_param_gather, only as the next forward comes to them. So the DDP that gathers is kept, and made to."""
 from __future__ import annotations
 
+from ._fsdp import add_buffers
 from ._held import Held, Source
 
 
 def megatron(chunks) -> Source:
     """A Megatron-core GPTModel, or the list of this rank's model chunks (virtual pipeline stages), wrapped or not:
     dense Llama, Qwen2, Qwen3 and Qwen3-MoE with tensor, pipeline and expert parallelism. What is not known is refused by
-    name. The publisher needs ``hf_config``."""
+    name. The publisher needs ``hf_config``. With overlap_param_gather give what DistributedDataParallel returned: its parameters
+    are gathered at each offload, which is then a collective call."""
     return Megatron(list(chunks) if isinstance(chunks, (list, tuple)) else [chunks])
 
 
-def _unwrap(model):
+_SHARDED = ("FullyShardedDataParallel", "TorchFullyShardedDataParallel", "MegatronFSDP")
+_GATHERS = "DistributedDataParallel._make_forward_pre_hook."
+
+
+def _unwrap(model) -> tuple:
+    """The model itself, and the DDPs around it that gather parameters late."""
+    late = []
     while hasattr(model, "module"):
+        if type(model).__name__ in _SHARDED:
+            raise NotImplementedError(f"the Megatron model is in a {type(model).__name__}, whose layout is not known here: use DistributedDataParallel")
+        config = getattr(model, "ddp_config", None)
+        if getattr(config, "use_distributed_optimizer", False) and getattr(config, "overlap_param_gather", False):
+            if getattr(config, "reuse_grad_buf_for_mxfp8_param_ag", False):
+                raise NotImplementedError("the Megatron model has reuse_grad_buf_for_mxfp8_param_ag: between steps its parameters are gathered nowhere")
+            late.append(model)
         model = model.module
-    return model
+    return model, late
+
+
+def _gather(ddp) -> None:
+    """What each rank has updated reaches the others. A gather that is under way may have begun before the last step(), and
+    start_param_sync(force_sync=True) only waits for such a one: so that is ended first, and then all are gathered."""
+    for group in ddp.bucket_groups + ddp.expert_parallel_bucket_groups:
+        if group.param_gather_handle is not None:
+            group.start_param_sync(force_sync=True)
+    ddp.start_param_sync(force_sync=True)
 
 
 class Megatron(Source):
     kind = "megatron"
 
     def __init__(self, chunks: list) -> None:
-        self._chunks = [_unwrap(c) for c in chunks]
+        self._chunks, self._late = [], []
+        for chunk in chunks:
+            model, late = _unwrap(chunk)
+            self._chunks.append(model)
+            self._late += late
 
     def held(self) -> Held:
+        self._refuse_unknown_gathers()
+        for ddp in self._late:
+            _gather(ddp)
         held = Held()
         for chunk in self._chunks:
             layers = {}
             for i, layer in enumerate(chunk.decoder.layers):
-                for name, _ in layer.named_parameters(prefix=f"decoder.layers.{i}"):
+                for name, _ in (*layer.named_parameters(prefix=f"decoder.layers.{i}"), *layer.named_buffers(prefix=f"decoder.layers.{i}")):
                     layers[name] = layer.layer_number
             for name, p in chunk.named_parameters():
                 held.add(name, p, layers.get(name, 0))
+            add_buffers(chunk, held, layers)
         return held
+
+    def _refuse_unknown_gathers(self) -> None:
+        """A model without its DDP shows by that one's hooks that its parameters are gathered late."""
+        if self._late:
+            return
+        for chunk in self._chunks:
+            for module in chunk.modules():
+                if any(getattr(hook, "__qualname__", "").startswith(_GATHERS) for hook in module._forward_pre_hooks.values()):
+                    raise ValueError("this model is in a DistributedDataParallel with overlap_param_gather, whose parameters are old until they are "
+                                     "gathered: give wsync.megatron() what DistributedDataParallel returned, not its .module")
 
     def options(self) -> dict:
         from megatron.core import parallel_state as ps

@@ -10,6 +10,7 @@ import logging
 import operator
 import os
 import threading
+import time
 import weakref
 
 from . import _agents, _dtypes
@@ -19,6 +20,7 @@ from ._library import Error, Strings, Timeout, check, ffi, lib, text
 from ._weights import Weights
 
 log = logging.getLogger("wsync")
+SLICE_SECONDS = 0.3  # of a wait, between which Python hears of signals
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -61,6 +63,27 @@ def _one_at_a_time(call):
     return alone
 
 
+class _Interrupt:
+    """Lets Python's signal handlers run while libwsync waits: they may raise, as ^C does, and then the call ends."""
+
+    def __init__(self) -> None:
+        self._raised: BaseException | None = None
+        self.callback = ffi.callback("int(void *)", _go_on, error=1, onerror=self._keep)
+
+    def _keep(self, _, raised: BaseException, __) -> None:
+        self._raised = raised
+
+    def look(self) -> None:
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+
+
+def _go_on(_) -> int:
+    """Called: so it is Python's turn, and signals are handled."""
+    return 0
+
+
 _opened: weakref.WeakSet = weakref.WeakSet()
 
 
@@ -101,6 +124,10 @@ class Publisher:
     "cuda_ipc", the parameters' own memory, which must not change before ``unshare``; "packed_cuda_ipc", copies of it that take twice
     its size on the device. on_demand: with share, the host's slot is filled only when somebody reads the files. gpu_delta: keeps
     the last published bytes on the GPU and copies what has changed.
+    audit: pieces that several ranks hold are hashed by each of them and compared; where they differ (diverged replicas, gathers of
+    stale memory, a wrong sharding) the version is abandoned, and the error names ranks, tensor and elements: the rank that commits last gets
+    it from ``offload``, all from ``wait_published``. None: the first version after each registration; N: also every N-th one, of which a
+    share is hashed, another each time; 0: none. audit_warn: the agent logs the difference, and publishes. Rank 0's count.
 
     One thread at a time. All calls release the GIL while they copy or wait. Errors are ``wsync.Error`` (an OSError with
     wsync.h's errno) and ``wsync.Timeout``, and name rank, tensor and remedy; after one, the last version
@@ -110,7 +137,7 @@ class Publisher:
         self, model: str, source: Source | dict, *, hf_config=None, base=None, sidecars=None, dtype=None, agent: str | None = None,
         start_agent: bool = True, rank: int | None = None, world_size: int | None = None, run: str | None = None, new_run: bool = False,
         shard_bytes: int = 0, max_slots: int = 0, threads: int | None = None, timeout: float = 60.0, share: str | None = None,
-        on_demand: bool = False, gpu_delta: bool = False,
+        on_demand: bool = False, gpu_delta: bool = False, audit: int | None = None, audit_warn: bool = False,
     ) -> None:  # fmt: skip
         self._pub = self._extraction = self._meta = self._version = None
         self._follows = False  # the extraction has streams
@@ -139,7 +166,12 @@ class Publisher:
         if on_demand and share is None:
             raise ValueError(f"{self._who}: on_demand without share: nobody could have the version before its files are read")
         config.share, config.on_demand, config.gpu_delta = keep(share), bool(on_demand), bool(gpu_delta)
+        if audit is not None and not 0 <= audit < 1 << 31:
+            raise ValueError(f"{self._who}: audit={audit!r}: it is every how many versions, 0 for none")
+        config.audit, config.audit_warns = 0 if audit is None else (audit or -1), bool(audit_warn)
         self._share = share
+        self._interrupt = _Interrupt()
+        config.interrupted = self._interrupt.callback
         out = ffi.new("wsync_publisher **")
         self._checked(lib.wsync_open(config, out))
         self._pub = out[0]
@@ -150,12 +182,25 @@ class Publisher:
         return f"rank {self.rank} of {self.world_size}, model {self.model}"
 
     def _checked(self, rc: int) -> int:
+        self._interrupt.look()
         try:
             return check(rc)
         except Error as e:
             raise type(e)(e.errno, f"{self._who}: {e.strerror}") from None
         except MemoryError as e:
             raise MemoryError(f"{self._who}: {e}") from None
+
+    def _wait(self, call, timeout: float | None) -> None:
+        """Calls it with milliseconds until it does not time out, or for all of timeout (None: for ever). In slices, since Python hears of
+        a signal, such as ^C, between two calls only."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if end is None else end - time.monotonic()
+            last = left is not None and left <= SLICE_SECONDS
+            rc = call(_ms(left if last else SLICE_SECONDS))
+            if rc != -errno.ETIMEDOUT or last:
+                self._checked(rc)
+                return
 
     def _number(self, version: int) -> int:
         try:
@@ -277,7 +322,7 @@ class Publisher:
     def unshare(self, timeout: float | None = 60.0) -> None:
         """Takes back what ``share`` offers: nobody can open it any more, and this waits until all who have it have closed it or
         ended. Then the parameters may be changed. Timeout names who still has it; call it again."""
-        self._checked(lib.wsync_unshare(self._pub, _ms(timeout)))
+        self._wait(lambda ms: lib.wsync_unshare(self._pub, ms), timeout)
         self._shared = None
 
     @property
@@ -289,14 +334,14 @@ class Publisher:
     @_one_at_a_time
     def wait_published(self, version: int, timeout: float | None = 60.0) -> None:
         """Until a version that this rank has offloaded is announced. Timeout, or Error (ECANCELED) when it was abandoned."""
-        self._checked(lib.wsync_wait_published(self._pub, version, _ms(timeout)))
+        self._wait(lambda ms: lib.wsync_wait_published(self._pub, version, ms), timeout)
 
     @_one_at_a_time
     def wait_delta(self, version: int | None = None, timeout: float | None = 60.0) -> bool:
         """Until the difference to the version before is made (None: of the newest version). False: there will be none, and the
         version travels whole: it is the first, or too much has changed."""
         try:
-            self._checked(lib.wsync_wait_delta(self._pub, version or 0, _ms(timeout)))
+            self._wait(lambda ms: lib.wsync_wait_delta(self._pub, version or 0, ms), timeout)
         except Error as e:
             if e.errno != errno.ENODATA:
                 raise
@@ -308,7 +353,8 @@ class Publisher:
         """Until the engines serve it or a later version: of all mounts, of a number of them, or of one (HOST or
         HOST:MOUNTPOINT). Timeout names who is missing."""
         keep = Strings()
-        self._checked(lib.wsync_wait_loaded(self._pub, version, keep("all" if who is None else str(who)), _ms(timeout)))
+        name = keep("all" if who is None else str(who))
+        self._wait(lambda ms: lib.wsync_wait_loaded(self._pub, version, name, ms), timeout)
 
     def weights(self, version: int | None = None, framework: str | None = None) -> Weights:
         """A published version (None: the last that was offloaded; waits until it is announced) as ``wsync.open`` has a mounted one,

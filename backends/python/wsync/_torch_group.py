@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import threading
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Callable, Optional
 
@@ -46,26 +47,38 @@ class Group:
         c10d._world.pg_group_ranks[self._pg] = {i: i for i in range(world_size)}
         self._store = store
 
-    def broadcast(self, tensor: Any, failed: Optional[Callable[[], Optional[str]]] = None) -> None:
-        """From rank 0; returns when it is done. failed: asked while it waits, for what makes waiting useless. Lost."""
+    def start(self, tensor: Any) -> Any:
+        """A broadcast from rank 0 begins; the tensor must live until it was waited for. Lost."""
         from torch import distributed
 
         if self._pg is None:
             raise Lost("the group has ended")
         try:
-            work = distributed.broadcast(tensor, src=0, group=self._pg, async_op=True)
-            until = time.monotonic() + self.timeout
-            while not work.is_completed():
-                why = failed() if failed else None
-                if why is None and time.monotonic() > until:
-                    why = f"no member has taken part for {self.timeout:g} s"
-                if why is not None:
-                    raise Lost(why)
-                time.sleep(POLL_SECONDS)
-            work.wait()  # what went wrong, and for a GPU the stream's order
+            return distributed.broadcast(tensor, src=0, group=self._pg, async_op=True)
         except RuntimeError as e:
             self.abort()
-            raise e if isinstance(e, Lost) else Lost(f"a member has gone: {str(e).splitlines()[0].partition('. ')[0][:300]}") from None
+            raise _lost(e) from None
+
+    def wait(self, works: Iterable[Any], failed: Optional[Callable[[], Optional[str]]] = None) -> None:
+        """Until those that were started have ended. failed: asked meanwhile, for what makes waiting useless. Lost."""
+        try:
+            for work in works:
+                until = time.monotonic() + self.timeout
+                while not work.is_completed():
+                    why = failed() if failed else None
+                    if why is None and time.monotonic() > until:
+                        why = f"no member has taken part for {self.timeout:g} s"
+                    if why is not None:
+                        raise Lost(why)
+                    time.sleep(POLL_SECONDS)
+                work.wait()  # what went wrong, and for a GPU the stream's order
+        except RuntimeError as e:
+            self.abort()
+            raise e if isinstance(e, Lost) else _lost(e) from None
+
+    def broadcast(self, tensor: Any) -> None:
+        """From rank 0; returns when it is done. Lost."""
+        self.wait([self.start(tensor)])
 
     def abort(self) -> None:
         """Ends it without the others. May be called twice."""
@@ -82,6 +95,10 @@ class Group:
         self._store = None
 
     close = abort
+
+
+def _lost(e: RuntimeError) -> Lost:
+    return Lost(f"a member has gone: {str(e).splitlines()[0].partition('. ')[0][:300]}")
 
 
 def _quietly(end: Callable[[Any], None], pg: Any) -> None:

@@ -150,6 +150,8 @@ class Weights(Mapping[str, Any]):
         return found
 
     def _manifest(self) -> dict[str, Any]:
+        if isinstance(self._folder, VersionFiles):
+            return self._folder.manifest
         if not hasattr(self, "_manifest_read"):
             try:
                 self._manifest_read = json.loads(self._text(".wsync/manifest.json"))
@@ -159,12 +161,12 @@ class Weights(Mapping[str, Any]):
 
     @property
     def version(self) -> Optional[int]:
-        """The number of a mounted version; None for what is on no mount."""
+        """The number of a published version; None for a checkpoint that is none."""
         return self._manifest().get("version")
 
     @property
     def run(self) -> Optional[str]:
-        """The lineage of a mounted version; None for what is on no mount."""
+        """The lineage of a published version; None for a checkpoint that is none."""
         return self._manifest().get("run")
 
     def layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -152,12 +152,20 @@ def case_tp_hsdp(case):
 
 
 def case_fsdp1(case):
+    fsdp1(case, use_orig_params=True)
+
+
+def case_fsdp1_flat(case):
+    fsdp1(case, use_orig_params=False)
+
+
+def fsdp1(case, use_orig_params):
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     model = dense()
     policy = ModuleWrapPolicy({type(model.model.layers[0])})
-    model = FullyShardedDataParallel(model, use_orig_params=True, auto_wrap_policy=policy, device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(model, use_orig_params=use_orig_params, auto_wrap_policy=policy, device_id=torch.device("cpu"))
     save(case, 1, dense() if rank() == 0 else None)
     pub = publisher(case, wsync.fsdp(model))
     pub.offload(1)

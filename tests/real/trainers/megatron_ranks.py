@@ -10,6 +10,7 @@ import torch.distributed as dist
 torch.cuda.current_device = lambda: "cpu"  # what Megatron-core asks of a device, on a machine without one
 torch.Tensor.cuda = lambda self, *a, **k: self
 from megatron.core import parallel_state as ps
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import random as megatron_random
@@ -166,6 +167,38 @@ def case(tp, pp=1, ep=1, moe=False, tied=False, bias=False, virtual=False):
     return go
 
 
+def case_late(name):
+    """Two ranks with Megatron's own DDP, of which each updates its shard; the other one's is gathered when the next forward comes."""
+    ps.initialize_model_parallel(1)
+    hf = hugging_face(False, False, False)
+    chunk = megatron(1, 1, 1, False, False, False, D)
+    fill(chunk, hf, D)
+    config = DistributedDataParallelConfig(use_distributed_optimizer=True, overlap_param_gather=True, overlap_grad_reduce=True, bucket_size=20000)
+    ddp = DistributedDataParallel(chunk.config, config, chunk)
+    pub = None
+    for version in (1, 2):
+        for group in ddp.bucket_groups:  # step(); before the second one a gather has run that nobody has asked for its end
+            if version == 2:
+                group.start_param_sync()
+                group.param_gather_handle.wait()
+            for bucket in group.buckets:
+                bucket.param_data.chunk(2)[rank()].mul_(1.5)
+        with torch.no_grad():
+            for p in hf.parameters():
+                p.mul_(1.5)
+        save(name, version, hf)
+        pub = pub or publisher(name, wsync.megatron(ddp))
+        pub.offload(version)
+        pub.wait_published(version)
+    try:
+        wsync.megatron(chunk).held()
+        raise AssertionError("a model without its DDP was taken")
+    except ValueError as e:
+        assert "overlap_param_gather" in str(e), e
+    pub.close()
+    ps.destroy_model_parallel()
+
+
 class Wrapped(torch.nn.Module):
     """As DDP and Float16Module wrap it."""
 
@@ -177,6 +210,7 @@ class Wrapped(torch.nn.Module):
 main({
     "tp1": case(1),
     "tp2": case(2),
+    "late": case_late,
     "tp4": case(4),  # 2 key and value heads on 4 ranks: groups are cut
     "tp2-bias": case(2, bias=True),
     "tp4-bias": case(4, bias=True),

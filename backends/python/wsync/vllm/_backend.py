@@ -22,7 +22,7 @@ BROADCAST = "broadcast"
 class InitInfo(WeightTransferInitInfo):
     """root: the model's folder on the mount ("/wsync/actor"), where target_version is looked for. With master_addr (or
     master_address) the workers join the process group of a wsync.BroadcastSender, as rank_offset and the ranks after it of world_size;
-    without, they leave it."""
+    without, they leave it. buckets: nothing; a sender asks by it whether this back end takes them."""
 
     root: Optional[str] = None
     master_addr: Optional[str] = None
@@ -33,6 +33,7 @@ class InitInfo(WeightTransferInitInfo):
     backend: str = "nccl"
     timeout: float = 60.0
     master_address: Optional[str] = None
+    buckets: bool = False
 
 
 @dataclass
@@ -40,7 +41,8 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """path: of a version, absolute, as the workers see it; or target_version: 42, "42@RUN", "current", below root.
     force_layout: it may have other names, shapes and dtypes than what is served. weights_path: path, by the name that
     vLLM's reload_weights has for it. strategy: "auto", "cuda_ipc", "disk", "cuda_ipc,disk", as wsync_load has it; "broadcast": names,
-    dtype_names and shapes come over the group, in this order, and path, if given, is where its files are; version: what it is."""
+    dtype_names and shapes come over the group, in this order, in buckets of several where that is given
+    (see Received), and path, if given, is where its files are; version: what it is."""
 
     path: Optional[str] = None
     target_version: Union[int, str, None] = None
@@ -51,6 +53,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     dtype_names: Optional[list[str]] = None
     shapes: Optional[list[list[int]]] = None
     version: Optional[str] = None
+    buckets: Optional[list[int]] = None
 
 
 class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -77,7 +80,7 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
             info = super().parse_init_info(init_info)
             if info.root is not None and not (os.path.isabs(info.root) and os.path.isdir(info.root)):
                 raise ValueError(f"root={info.root!r} is no folder here by an absolute path: it is the model's on the mount, as the workers see it")
-            root = info.root
+            root = info.root or self._root
             self.shutdown()
             info.master_addr = info.master_addr or info.master_address
             if info.master_addr is not None:
@@ -115,7 +118,8 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _receive(self, i: UpdateInfo) -> None:
         try:
-            self._loader.receive(lambda device: Received(self._group, i.names, i.dtype_names, i.shapes, i.path, i.version, device), i.force_layout)
+            self._loader.receive(lambda device: Received(self._group, i.names, i.dtype_names, i.shapes, i.path, i.version, device, i.buckets),
+                                 i.force_layout)
         except Refused:
             self.shutdown()  # the sender waits in a broadcast
             raise

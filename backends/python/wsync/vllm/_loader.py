@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 from weakref import WeakKeyDictionary
 
@@ -55,10 +56,32 @@ class Served:
             self.of_mount = {key: manifest.get(key) for key in _OF_MOUNT}
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a worker was started with: vLLM's word for it, and what that stood for."""
+
+    path: str
+    served: Served
+
+
+def look_at_start(vllm_config: Any) -> Optional[Start]:
+    """None: it is no folder (a hub's files may not be here yet), or cannot be read; then it is looked at with the first call. Must not
+    raise: the worker would not start."""
+    try:
+        path = vllm_config.model_config.model
+        if not os.path.isdir(path):
+            return None
+        with open(path, "torch") as weights:
+            return Start(path, Served(weights))
+    except Exception as e:
+        log.warning("what this worker starts with cannot be looked at now: %s", _sentence(e))
+        return None
+
+
 class Loader:
     """Of one model in one worker. Used by the worker's own thread."""
 
-    def __init__(self, model: Any, vllm_config: Any):
+    def __init__(self, model: Any, vllm_config: Any, start: Optional[Start] = None):
         self._model, self._config = model, vllm_config
         self.parallel_config = vllm_config.parallel_config
         self.ranks = Ranks(vllm_config.parallel_config)
@@ -68,6 +91,8 @@ class Loader:
         self._served: Optional[Served] = None
         self._at = ""  # the tensor that a load is at
         self._in_doubt = False  # the names of the version that is loaded are not known to be all
+        if start is not None and start.path == vllm_config.model_config.model:
+            self._path, self._served = start.path, start.served
         self._look()
 
     # --- what is served ---
@@ -137,9 +162,10 @@ class Loader:
         return self._load("what was to be received", lambda: Opened(make(self._device()), "broadcast", None), force_layout)
 
     def _load(self, name: str, opening: Callable[[], Opened], force_layout: bool) -> dict[str, Any]:
-        opened, error = None, None
+        opened, fresh, error = None, None, None
         try:
             opened = self._open(opening, force_layout)
+            fresh = Served(opened.weights)  # all that is said of it later: its mount may die in the middle of the load
         except Exception as e:  # whatever it is, the other ranks must hear of it
             error = _sentence(e)
         error = self.ranks.agree(error)
@@ -147,21 +173,21 @@ class Loader:
             if opened is not None:
                 opened.weights.close()
             raise Refused(f"{name} was not loaded and nothing has changed: {error}")
-        assert opened is not None
+        assert opened is not None and fresh is not None
         with opened.weights as weights:
-            error = self.ranks.agree(self._try(weights))
+            error = self.ranks.agree(self._try(weights, fresh.name))
             if error:
-                raise Refused(f"{called(weights)} was not loaded: {error}. {self._back()}")
-            self._took(weights)
+                raise Refused(f"{fresh.name} was not loaded: {error}. {self._back()}")
+            self._took(fresh)
         return {**self.serving(), "strategy": opened.strategy, "fallback": opened.fallback}
 
-    def _try(self, weights: Source) -> Optional[str]:
+    def _try(self, weights: Source, name: str) -> Optional[str]:
         """What went wrong. Not the exception: it would keep the tensors of the load, and with them the version's memory."""
         self._at = ""
         try:
             self._fill(weights)
         except Exception as e:
-            log.exception("%s could not be loaded", called(weights))
+            log.exception("%s could not be loaded", name)
             return _sentence(e) + (f" (at tensor {self._at})" if self._at else "")
         return None
 
@@ -199,14 +225,14 @@ class Loader:
             return needed_parameters(self._model, bool(self._config.lora_config))
         return self._filled or set()  # which ones a quantization makes itself, only its loader knows
 
-    def _took(self, weights: Source) -> None:
+    def _took(self, fresh: Served) -> None:
         model_config = self._config.model_config
-        self._served, self._broken = Served(weights), None
-        if weights.path is None:  # it was sent, and is nowhere else
+        self._served, self._broken = fresh, None
+        if fresh.path is None:  # it was sent, and is nowhere else
             self._path = model_config.model
             return
         # As vLLM's reload_weights has it: a reload without a path is one of this version.
-        self._path = model_config.model = weights.path
+        self._path = model_config.model = fresh.path
         model_config.model_weights, model_config.revision = "", None
 
     def _back(self) -> str:
@@ -227,7 +253,7 @@ class Loader:
             with open(served.path, "torch") as weights:
                 difference = Difference.between(weights.layout(), served.layout)
                 self._in_doubt = False
-                return f"{served.name} is another one now: {difference}" if difference else self._try(weights)
+                return f"{served.name} is another one now: {difference}" if difference else self._try(weights, served.name)
         except Exception as e:
             return f"{served.name if served else 'the model'} cannot be loaded again: {_sentence(e)}"
 
@@ -290,9 +316,9 @@ def _begun(model: Any) -> bool:
 _loaders: "WeakKeyDictionary[Any, Loader]" = WeakKeyDictionary()
 
 
-def loader_of(model: Any, vllm_config: Any) -> Loader:
-    """The back end's and the extension's are the same."""
+def loader_of(model: Any, vllm_config: Any, start: Optional[Start] = None) -> Loader:
+    """The back end's and the extension's are the same. start: what the worker was started with, where that was looked at."""
     found = _loaders.get(model)
     if found is None:
-        found = _loaders[model] = Loader(model, vllm_config)
+        found = _loaders[model] = Loader(model, vllm_config, start)
     return found

@@ -1,0 +1,128 @@
+#include "fs/ending.h"
+#include "transports/log.h"
+#include "transports/workers.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#define WAKE     SIGUSR1
+#define AGAIN_MS 20
+
+struct ws_ending {
+    struct ws_ending_options options;
+    pthread_t thread;
+    int over, signals, mounts; /* mounts -1: unmounting is not seen */
+    bool controls;             /* control has not been ended */
+};
+
+/* Those that end a process where nobody said otherwise, as nohup does. */
+static void ending_signals(sigset_t *out)
+{
+    static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
+    struct sigaction now;
+    sigemptyset(out);
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+        if (sigaction(signals[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
+            sigaddset(out, signals[i]);
+}
+
+void ws_ending_hold_signals(sigset_t *before)
+{
+    sigset_t held;
+    ending_signals(&held);
+    pthread_sigmask(SIG_BLOCK, &held, before);
+}
+
+static void end_control(struct ws_ending *e, const char *why)
+{
+    if (!e->controls)
+        return;
+    e->controls = false;
+    ws_log(WS_LOG_INFO, "mount", "control ends: %s", why);
+    e->options.end_control(e->options.arg);
+}
+
+static bool is_over(const struct ws_ending *e, int wait_ms)
+{
+    struct pollfd fd = {.fd = e->over, .events = POLLIN};
+    return poll(&fd, 1, wait_ms) > 0;
+}
+
+static void *watch(void *arg)
+{
+    struct ws_ending *e = arg;
+    struct pollfd fds[3] = {{.fd = e->over, .events = POLLIN},
+                            {.fd = e->signals, .events = POLLIN},
+                            {.fd = e->mounts, .events = POLLPRI}};
+    bool ended = false;
+    while (!ended) {
+        if (fds[2].fd >= 0 && !ws_place_is_mounted(e->options.place, e->mounts)) {
+            end_control(e, "the mount is not at its path any more");
+            fds[2].fd = -1;
+        }
+        if (poll(fds, 3, -1) < 0 && errno != EINTR)
+            break;
+        ended = fds[0].revents || fds[1].revents;
+    }
+    if (is_over(e, 0))
+        return NULL;
+    end_control(e, "the daemon was told to end");
+    e->options.end_session(e->options.arg);
+    do /* it may look for the end just before it sleeps */
+        pthread_kill(e->options.session, WAKE);
+    while (!is_over(e, AGAIN_MS));
+    return NULL;
+}
+
+static void wake(int signal)
+{
+    (void)signal;
+}
+
+static void release(struct ws_ending *e)
+{
+    const int fds[] = {e->over, e->signals, e->mounts};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    free(e);
+}
+
+int ws_ending_watch(struct ws_ending **out, const struct ws_ending_options *o)
+{
+    struct ws_ending *e = calloc(1, sizeof(*e));
+    const struct sigaction interrupts = {.sa_handler = wake}; /* no SA_RESTART: calls end with EINTR */
+    sigset_t held;
+    if (!e)
+        return -ENOMEM;
+    ending_signals(&held);
+    e->options = *o;
+    e->controls = true;
+    e->over = eventfd(0, EFD_CLOEXEC);
+    e->signals = signalfd(-1, &held, SFD_CLOEXEC | SFD_NONBLOCK);
+    e->mounts = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+    if (e->over < 0 || e->signals < 0 || sigaction(WAKE, &interrupts, NULL) != 0 ||
+        ws_thread_start(&e->thread, watch, e) < 0) {
+        release(e);
+        return -EAGAIN;
+    }
+    *out = e;
+    return 0;
+}
+
+void ws_ending_over(struct ws_ending *e)
+{
+    if (!e)
+        return;
+    struct signalfd_siginfo one;
+    (void)eventfd_write(e->over, 1);
+    pthread_join(e->thread, NULL);
+    while (read(e->signals, &one, sizeof(one)) == (ssize_t)sizeof(one))
+        ; /* they did what they were sent for, and shall not end the process once they are let through */
+    release(e);
+}

@@ -1,0 +1,30 @@
+/* Ending: what ends a mount's control, and in which order. At SIGTERM, SIGINT or SIGHUP control ends first,
+ * while the mount still serves: engines that are in the middle of a switch read the version that they go back
+ * to from it. Where the mount is no longer at its path (it was unmounted, maybe lazily) control ends at once,
+ * since the path and its settings may be a successor's from then on; files that are open go on being served.
+ *
+ *     serving --- a signal ----> control ends ----> the session ends
+ *        '------- unmounted ---> control ends ----> the session ends with its last reader, or by a signal */
+#ifndef WS_FS_ENDING_H
+#define WS_FS_ENDING_H
+#include "fs/place.h"
+#include <pthread.h>
+#include <signal.h>
+
+struct ws_ending_options {
+    const struct ws_place *place; /* borrowed until ws_ending_over */
+    void (*end_control)(void *arg);
+    void (*end_session)(
+        void *arg); /* `session` sees it at its next EINTR, which it gets until ws_ending_over */
+    void *arg;
+    pthread_t session;
+};
+struct ws_ending;
+
+/* Keeps the signals that end a mount from all threads that are started from now on; before any of them. */
+void ws_ending_hold_signals(sigset_t *before);
+WS_MUST_USE int ws_ending_watch(struct ws_ending **out, const struct ws_ending_options *o);
+/* The session is over: returns when nothing is under way any more. NULL is fine. */
+void ws_ending_over(struct ws_ending *e);
+
+#endif

@@ -1,0 +1,11 @@
+/* Token: an engine's key, the first line of a file. */
+#ifndef WS_FS_TOKEN_H
+#define WS_FS_TOKEN_H
+#include "transports/error.h"
+
+/* below: NULL: any file, for who is root and could read it anyway; else a folder, and path must be a regular
+ * file below it, wherever links in its name lead. *out is the caller's to free. -EPERM, -EINVAL: it is empty,
+ * or errno. */
+WS_MUST_USE int ws_token_read(const char *path, const char *below, char **out, struct ws_error *err);
+
+#endif

@@ -1,0 +1,356 @@
+#!/usr/bin/env python3
+# beside others
+# sanitizers: address
+# timeout: 240
+"""How mounts end and begin: a daemon touches its own mount only, owns its settings, and leaves engines as they were."""
+import ctypes
+import fcntl
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+
+def world(stack, options=""):
+    need_fuse()
+    agent = Agent(stack)
+    folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
+    for v, f in folders.items():
+        agent.publish("actor", v, f)
+    mount = Mount(stack, agent.url, options)
+    mount.wait_version("actor", 2)
+    return agent, mount, folders
+
+
+def is_mounted(path):
+    with open("/proc/self/mounts") as f:
+        return [line.split()[2] for line in f if line.split()[1] == path]
+
+
+def detached(stack, options=""):
+    "A mount that was detached lazily while somebody reads in it and has its ctl open, and its successor on the same path."
+    agent, old, folders = world(stack, options)
+    held = open(old.file("actor/1/model.safetensors"), "rb")
+    stack.callback(held.close)
+    ctl = os.open(old.file("actor/ctl"), os.O_WRONLY)
+    stack.callback(lambda: os.close(ctl))
+    subprocess.run(["umount", "-l", old.path], check=True)
+    new = Mount(stack, agent.url, options, path=old.path)
+    new.wait_version("actor", 2)
+    return old, new, held, ctl, folders
+
+
+def test_told_to_end(stack):
+    "a mount that was detached lazily is told to end: its successor on the same path stays"
+    for reads in ("auto", "link", "cached"):
+        with contextlib.ExitStack() as inner:
+            old, new, held, _, folders = detached(inner, f"reads={reads}")
+            old.end()
+            assert is_mounted(new.path)[-1:] == ["fuse.wsync"] and new.text("actor/version") == "none\n"
+            assert tensors_of(new.file("actor/2/model.safetensors")) == tensors_of(folders[2] + "/model.safetensors")
+
+
+def test_last_reader(stack):
+    "a mount that was detached lazily serves its readers, ends with the last of them, and its successor stays"
+    for reads in ("auto", "cached"):
+        with contextlib.ExitStack() as inner:
+            old, new, held, ctl, folders = detached(inner, f"reads={reads}")
+            assert held.read() == new.read("actor/1/model.safetensors")
+            held.close()
+            with open("/dev/null", "w") as null:
+                os.dup2(null.fileno(), ctl)  # the last one that keeps it
+            wait_for(lambda: not old.alive(), "the old daemon's end", 60)
+            assert is_mounted(new.path)[-1:] == ["fuse.wsync"] and new.text("actor/version") == "none\n"
+
+
+def test_control_ends(stack):
+    "control ends with the mount: what was detached drives no engine, and its settings are its successor's"
+    agent, old, folders = world(stack)
+    engine = Engine(stack, folders[1])
+    old.write(f"engine add e sglang {engine.url}", "actor/ctl")
+    old.write("1", "actor/version")
+    held = open(old.file("actor/1/model.safetensors"), "rb")
+    stack.callback(held.close)
+    ctl = os.open(old.file("actor/ctl"), os.O_WRONLY)
+    stack.callback(lambda: os.close(ctl))
+    with open(settings_lock(old)) as f:
+        assert int(f.read()) == old.pid
+    subprocess.run(["umount", "-l", old.path], check=True)
+    new = Mount(stack, agent.url, path=old.path)  # waits until the settings are free
+    new.wait_version("actor", 2)
+    wait_for(lambda: new.engines().get("e", "").startswith("serving 1 "), "the engine's new owner", 60)
+    with open(settings_lock(new)) as f:
+        assert int(f.read()) == new.pid
+    try:
+        os.write(ctl, b"load 2\n")
+        raise AssertionError("a daemon whose mount is gone took a command")
+    except OSError as e:
+        assert e.errno == errno.ESHUTDOWN, e
+    new.write("2", "actor/version")
+    assert engine.serves() == "2"
+
+
+def settings_lock(mount):
+    folder = TESTDIR + "/state"
+    names = [n for n in os.listdir(folder) if n.endswith(os.path.basename(mount.path) + ".lock")]
+    assert len(names) == 1, os.listdir(folder)
+    return os.path.join(folder, names[0])
+
+
+def test_one_owner(stack):
+    "a daemon waits for the settings that another one has; folders for settings and logs that cannot be are refused before the mount"
+    agent, mount, _ = world(stack)
+    lock = settings_lock(mount)
+    mount.end()
+    wait_for(lambda: not is_mounted(mount.path), "the end")
+    with open(lock) as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        again = Mount(stack, agent.url, path=mount.path, wait=False)
+        wait_for(lambda: "waiting for the daemon that owns the settings" in again.text() or not again.alive(), "the waiting", 60)
+        assert again.alive() and not is_mounted(mount.path), again.text()
+    wait_for(lambda: os.path.exists(mount.path + "/status"), "the mount")
+    again.end()
+    empty = unique("empty")
+    os.makedirs(empty)
+    plain = unique("plain")
+    open(plain, "w").close()
+    for option, word in ((f"state={plain}/below", "state=DIR"), (f"state=none,log={plain}/below", "log=")):
+        r = wsync("mount", "-o", option, agent.url, empty, check=False)
+        assert r.returncode == 1 and plain in r.stderr and word in r.stderr, r.stderr
+        assert not is_mounted(empty)
+
+
+def test_refused_umount(stack):
+    "an umount that is refused leaves the files of link mode where they are"
+    _, mount, folders = world(stack, "reads=link")
+    path = mount.file("actor/1/model.safetensors")
+    want = tensors_of(folders[1] + "/model.safetensors")
+    assert tensors_of(path) == want
+    if not os.path.islink(path):
+        raise Skip("link mode is not to be had here")
+    busy = os.open(mount.path, os.O_RDONLY)
+    try:
+        r = wsync("umount", mount.path, check=False)
+        assert r.returncode == 1 and "busy" in r.stderr, r.stderr
+        assert os.path.islink(path) and tensors_of(path) == want
+    finally:
+        os.close(busy)
+    wsync("umount", mount.path)
+    assert not is_mounted(mount.path) and not is_mounted(mount.path + "/.regions")
+    wait_for(lambda: not mount.alive(), "the daemon's end", 60)
+
+
+def test_foreign(stack):
+    "a dead file system that is not wsync's is left where it is"
+    need_fuse()
+    path = unique("foreign")
+    os.makedirs(path)
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open("/dev/fuse", os.O_RDWR)
+    rc = libc.mount(b"other", path.encode(), b"fuse.other", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode())
+    assert rc == 0, os.strerror(ctypes.get_errno())
+    stack.callback(lambda: subprocess.run(["umount", "-l", path], check=False))
+    os.close(fd)
+    r = wsync("mount", "-o", "state=none", "http://127.0.0.1:1", path, check=False)
+    assert r.returncode == 1 and "not wsync's" in r.stderr, r.stderr
+    assert is_mounted(path) == ["fuse.other"]
+
+
+class Between:
+    """An HTTP server that passes requests on. Those whose path has one of `words` wait while `hold` is set, and are answered
+    with `wrong`, a status and a body, where that is set, or with zeros while `zeros` is."""
+
+    def __init__(self, stack, server, *words):
+        self.hold, self.held, self.zeros, self.wrong, self.api = False, False, False, None, getattr(server, "api", None)
+        between, over = self, threading.Event()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0))) or None
+                meant = any(w in self.path for w in words)
+                while meant and between.hold and not over.is_set():
+                    between.held = True
+                    over.wait(0.02)
+                headers = {k: v for k, v in self.headers.items() if k.lower() in ("range", "content-type", "authorization")}
+                status, text, got = *(meant and between.wrong or (None, b"")), {}
+                if status is None:
+                    try:
+                        with urllib.request.urlopen(urllib.request.Request(server.url + self.path, data=body, headers=headers), timeout=60) as r:
+                            status, text, got = r.status, r.read(), r.headers
+                    except urllib.error.HTTPError as e:
+                        status, text, got = e.code, e.read(), e.headers
+                if meant and between.zeros:
+                    text = bytes(len(text))
+                with contextlib.suppress(OSError):
+                    self.send_response(status)
+                    for k in ("Content-Range", "ETag"):
+                        if got.get(k):
+                            self.send_header(k, got[k])
+                    self.send_header("Content-Length", str(len(text)))
+                    self.end_headers()
+                    self.wfile.write(text)
+
+            do_POST = do_GET
+
+        http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        http_server.daemon_threads = True
+        http_server.handle_error = lambda *_: None
+        self.url = f"http://127.0.0.1:{http_server.server_address[1]}"
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        stack.callback(http_server.shutdown)
+        stack.callback(over.set)
+
+
+LOADS = ("/update_weights_from_disk", "/collective_rpc")
+
+
+def in_a_load(stack, api):
+    "A mount with an engine that serves 1 and is in the middle of loading 2, kept back between them."
+    agent, mount, folders = world(stack)
+    engine = Engine(stack, folders[1], api=api)
+    between = Between(stack, engine, *LOADS)
+    mount.write(f"engine add e {api} {between.url}", "actor/ctl")
+    mount.write("1", "actor/version")
+    before = engine.checksum()
+    between.hold = True
+    writer = threading.Thread(target=lambda: mount.refused("2", "actor/version"))
+    writer.start()
+    stack.callback(writer.join)
+    wait_for(lambda: between.held, "the load", 60)
+    return agent, mount, engine, between, before
+
+
+def test_end_in_a_load(stack):
+    "a mount that is told to end in the middle of a load brings its engines back before it ends"
+    for api in ("sglang", "vllm"):
+        with contextlib.ExitStack() as inner:
+            _, mount, engine, between, before = in_a_load(inner, api)
+            mount.process.send_signal(signal.SIGTERM)
+            between.hold = False
+            wait_for(lambda: not mount.alive(), "the mount's end", 60)
+            assert mount.process.returncode == 0, (mount.process.returncode, mount.text())
+            assert engine.serves() == "1" and engine.checksum() == before
+            assert api == "sglang" or not engine.is_paused()
+            engine.generate()
+
+
+def test_left_behind(stack):
+    "an engine that could not be brought back at the mount's end is brought back by the next one"
+    agent, mount, engine, between, before = in_a_load(stack, "vllm")
+    between.wrong = 400, b'{"success": false, "message": "not now"}'
+    mount.process.send_signal(signal.SIGTERM)
+    between.hold = False
+    wait_for(lambda: not mount.alive(), "the mount's end", 60)
+    assert engine.is_paused()
+    between.wrong = None
+    again = Mount(stack, agent.url, path=mount.path)
+    again.wait_version("actor", 2)
+    wait_for(lambda: again.engines().get("e", "").startswith("serving 1 "), "the engine to be brought back", 60)
+    assert not engine.is_paused() and engine.serves() == "1" and engine.checksum() == before
+
+
+def test_lost_token(stack):
+    "an engine whose token cannot be read at the start stays, as unknown; nothing is switched without it, and all is well once it can"
+    agent, mount, folders = world(stack)
+    token = unique("token")
+    with open(token, "w") as f:
+        f.write("s3cret\n")
+    engine = Engine(stack, folders[1], "--api-key-file", token)
+    mount.write(f"engine add e sglang {engine.url} token-file={token}", "actor/ctl")
+    mount.write("1", "actor/version")
+    mount.end()
+    os.rename(token, token + ".away")
+    again = Mount(stack, agent.url, path=mount.path)
+    again.wait_version("actor", 2)
+    wait_for(lambda: again.text("actor/version") == "1\n", "version 1", 60)
+    assert again.refused("2", "actor/version") == "ENOENT"
+    assert token in again.text("actor/last_error") and again.text("actor/version") == "1\n"
+    assert again.engines()["e"].startswith("unknown") and token in again.engines()["e"]
+    os.rename(token + ".away", token)
+    again.write("2", "actor/version")
+    assert again.engines()["e"].startswith("serving 2 ")
+
+
+def restarted(stack):
+    "A mount that starts again, whose current version, 1, is kept from it; and whose engine serves it."
+    agent, mount, folders = world(stack)
+    engine = Engine(stack, folders[1])
+    mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
+    mount.write("1", "actor/version")
+    mount.end()
+    between = Between(stack, agent, "/1/files/")
+    return mount.path, between, engine
+
+
+def test_restored_in_the_end(stack):
+    "the current version is restored although its first pull fails"
+    path, between, _ = restarted(stack)
+    between.zeros = True
+    mount = Mount(stack, between.url, path=path)
+    mount.wait_version("actor", 2)
+    wait_for(lambda: "restore the current version" in mount.text("actor/events"), "a pull that fails", 60)
+    assert mount.text("actor/version") == "none\n"
+    between.zeros = False
+    wait_for(lambda: mount.text("actor/version") == "1\n", "version 1", 60)
+    wait_for(lambda: mount.engines()["e"].startswith("serving 1 "), "the engine", 60)
+
+
+def test_restore_gives_way(stack):
+    "a switch that is made while the current version is being restored stays"
+    path, between, engine = restarted(stack)
+    between.hold = True
+    mount = Mount(stack, between.url, path=path)
+    mount.wait_version("actor", 2)
+    wait_for(lambda: between.held, "the pull", 60)
+    mount.write("2", "actor/version")
+    between.hold = False
+    mount.write("pull 1", "actor/ctl")
+    wait_for(lambda: mount.status("actor")["version.1"].startswith("ready "), "version 1", 60)
+    mount.write("engine sync e", "actor/ctl")
+    assert mount.text("actor/version") == "2\n" and engine.serves() == "2"
+    assert "restored" not in mount.text("actor/events")
+
+
+def test_drop_in_a_switch(stack):
+    "what engines are being switched to is not dropped"
+    agent, mount, folders = world(stack)
+    engine = Engine(stack, folders[1])
+    between = Between(stack, engine, *LOADS)
+    mount.write(f"engine add e sglang {between.url}", "actor/ctl")
+    between.hold = True
+    writer = threading.Thread(target=lambda: mount.write("2", "actor/version"))
+    writer.start()
+    stack.callback(writer.join)
+    wait_for(lambda: between.held, "the load", 60)
+    assert mount.refused("drop 2", "actor/ctl") == "EBUSY"
+    between.hold = False
+    writer.join()
+    assert mount.text("actor/version") == "2\n" and engine.serves() == "2"
+    mount.write("1", "actor/version")
+    mount.write("drop 2", "actor/ctl")
+
+
+run(
+    test_told_to_end,
+    test_last_reader,
+    test_control_ends,
+    test_one_owner,
+    test_refused_umount,
+    test_foreign,
+    test_end_in_a_load,
+    test_left_behind,
+    test_lost_token,
+    test_restored_in_the_end,
+    test_restore_gives_way,
+    test_drop_in_a_switch,
+)

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+# beside others
+"""What readers keep of a version stays what it was, also where no lease shows it: pages in a pipe, or a kernel without leases."""
+import fcntl
+import mmap
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+WEIGHTS = "model.safetensors"
+
+
+def same(mount, version, folder):
+    assert tensors_of(mount.file("actor", version, WEIGHTS)) == tensors_of(os.path.join(folder, WEIGHTS))
+
+
+class Pipe:
+    """Holds pages of a file, as many as go in: spliced, not copied; the file is closed again."""
+
+    def __init__(self, path):
+        self.out, into = os.pipe()
+        fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 1 << 20)
+        fd = os.open(path, os.O_RDONLY)
+        self.size = 0
+        with contextlib.suppress(BlockingIOError):
+            while n := os.splice(fd, into, 1 << 20, flags=os.SPLICE_F_NONBLOCK):
+                self.size += n
+        os.close(fd)
+        os.close(into)
+        assert self.size >= 1 << 16
+
+    def read(self):
+        with open(self.out, "rb") as f:
+            return f.read()
+
+
+def pull(mount, version, **kw):
+    mount.wait_version("actor", version, **kw)
+    mount.write(f"pull {version}", "actor/ctl")
+    return mount.status("actor")[f"version.{version}"]
+
+
+def make_pipe_test(options):
+    def test(stack):
+        need_fuse()
+        agent, folder = Agent(stack), checkpoint(LARGE, seed=1)
+        agent.publish("actor", 1, folder)
+        url = f"http://127.0.0.1:{Slow(stack, agent.port, 40e6 / min(SLOW, 3)).port}"  # deltas are worth it
+        mount = Mount(stack, url, options)
+        pull(mount, 1)
+        want = mount.read("actor/1", WEIGHTS)
+        pipe = Pipe(mount.file("actor/1", WEIGHTS))
+        for version in range(2, 6):
+            folder = step(folder, version)
+            agent.publish("actor", version, folder)
+            pull(mount, version)
+        same(mount, 5, folder)
+        assert pipe.read() == want[:pipe.size]
+
+    test.__doc__ = f"what was spliced into a pipe before its file was closed is never patched, {options}"
+    return test
+
+
+def test_slots(stack):
+    "a slot whose memory readers had is never filled again: what they spliced stays"
+    need_fuse()
+    agent, folder = Agent(stack, "--slots", "2"), checkpoint(LARGE, seed=1)
+    agent.publish("actor", 1, folder)
+    mount = Mount(stack, f"unix:{agent.sock}")
+    assert 'how="ipc"' in pull(mount, 1)
+    want = mount.read("actor/1", WEIGHTS)
+    pipe = Pipe(mount.file("actor/1", WEIGHTS))
+    for version in range(2, 6):
+        mount.write(f"drop {version - 1}", "actor/ctl")
+        folder = step(folder, version)
+        agent.publish("actor", version, folder, timeout=120)
+        assert 'how="ipc"' in pull(mount, version)
+        same(mount, version, folder)
+    assert pipe.read() == want[:pipe.size]
+
+
+def test_without_leases(stack):
+    "where the kernel grants no leases a mount gets copies, which is said once, and no version that is read is written over"
+    need_fuse()
+    prefix = [os.path.join(BUILD, "tests/tools/without_leases")]
+    blind = lambda kind: type(kind.__name__, (kind,), {"prefix": prefix})
+    agent, folder = blind(Agent)(stack, "--slots", "2"), checkpoint(LARGE, seed=1)
+    agent.publish("actor", 1, folder)
+    mount = blind(Mount)(stack, f"unix:{agent.sock}")
+    line = pull(mount, 1)
+    assert 'how="ipc full' in line, line
+    want = mount.read("actor/1", WEIGHTS)
+    with open(mount.file("actor/1", WEIGHTS), "rb") as f:
+        mapped = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
+    for version in range(2, 6):
+        folder = step(folder, version)
+        agent.publish("actor", version, folder)
+        assert 'how="ipc' in pull(mount, version)
+        same(mount, version, folder)
+        assert mapped[:] == want
+    assert agent.text().count("grants no leases") == 1, agent.text()
+    mapped.close()
+
+
+def test_memory(stack):
+    "a slot that is laid out larger is within --memory, or the version is refused"
+    agent = Agent(stack, "--memory", "60M")
+    folder = checkpoint(LARGE)  # 25 MB
+    for version in 1, 2:
+        agent.publish("actor", version, folder)
+    larger = checkpoint({f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(19)})  # 40 MB
+    r = agent.publish("actor", 3, larger, check=False)
+    assert r.returncode and "does not fit: --memory leaves" in r.stderr, (r.returncode, r.stderr)
+    agent.publish("actor", 4, folder)  # what fits goes on
+    assert agent.get("/v1/status")["slot_bytes"] <= 60e6
+
+
+run(*[make_pipe_test(f"reads={how}") for how in ("passthrough", "link", "cached")], test_slots, test_without_leases, test_memory)

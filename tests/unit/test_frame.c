@@ -1,0 +1,108 @@
+/* A peer on the unix socket that is stopped: what is sent to it and what is awaited of it ends. */
+#include "transports/ipc.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define SHORT_MS 100
+#define LONG_MS  60000
+
+static void pair(int sock[2])
+{
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sock), 0);
+}
+
+static void nobody_reads(void **state)
+{
+    int sock[2];
+    struct ws_error err = {0};
+    char *text = malloc(8 << 20);
+    (void)state;
+    assert_non_null(text);
+    pair(sock);
+    memset(text, 'x', (8 << 20) - 1);
+    text[(8 << 20) - 1] = '\0';
+    json_t *body = json_pack("{s:s}", "text", text);
+    assert_int_equal(ws_frame_send(sock[0], body, NULL, 0, SHORT_MS, &err), -ETIMEDOUT);
+    assert_non_null(strstr(err.text, "stopped"));
+    json_decref(body);
+    free(text);
+    close(sock[0]);
+    close(sock[1]);
+}
+
+static void nobody_answers(void **state)
+{
+    int sock[2];
+    struct ws_error err = {0};
+    json_t *reply = NULL;
+    (void)state;
+    pair(sock);
+    assert_int_equal(
+        ws_ipc_call(sock[0], "GET", "/v1/models", NULL, NULL, 0, SHORT_MS, &reply, NULL, 0, NULL, &err),
+        -ETIMEDOUT);
+    assert_null(reply);
+    /* It answers late: that is no answer to the next request. */
+    json_t *late = json_pack("{s:i,s:s}", "status", 200, "body", "late");
+    assert_true(ws_frame_send(sock[1], late, NULL, 0, SHORT_MS, &err) < 0);
+    json_decref(late);
+    assert_true(
+        ws_ipc_call(sock[0], "GET", "/v1/models", NULL, NULL, 0, LONG_MS, &reply, NULL, 0, NULL, &err) < 0);
+    assert_null(reply);
+    close(sock[0]);
+    close(sock[1]);
+}
+
+static void many_descriptors(void **state)
+{
+    enum { MANY = 3 * WS_MAX_FDS_PER_FRAME + 1 };
+    int sock[2], fds[MANY], one = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    static const size_t counts[] = {0, 1, WS_MAX_FDS_PER_FRAME, WS_MAX_FDS_PER_FRAME + 1, MANY};
+    struct ws_error err = {0};
+    (void)state;
+    assert_true(one >= 0);
+    pair(sock);
+    for (size_t i = 0; i < MANY; i++)
+        fds[i] = one;
+    for (size_t k = 0; k < sizeof(counts) / sizeof(counts[0]); k++) {
+        int got[WS_MAX_FDS_PER_FRAME];
+        size_t n, total = 0, frames = 0;
+        json_t *body = json_pack("{s:i}", "status", 200), *frame;
+        assert_int_equal(ws_frame_send_many(sock[0], body, fds, counts[k], LONG_MS, &err), 0);
+        json_decref(body);
+        bool more = true;
+        for (; more; frames++) {
+            if (ws_frame_recv(sock[1], LONG_MS, &frame, got, WS_MAX_FDS_PER_FRAME, &n, &err))
+                fail_msg("%s", err.text);
+            assert_int_equal(json_object_get(frame, "status") != NULL, frames == 0);
+            more = json_is_true(json_object_get(frame, "more"));
+            json_decref(frame);
+            total += n;
+            while (n > 0)
+                close(got[--n]);
+        }
+        assert_int_equal(total, counts[k]);
+    }
+    close(one);
+    close(sock[0]);
+    close(sock[1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nobody_reads),
+        cmocka_unit_test(nobody_answers),
+        cmocka_unit_test(many_descriptors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

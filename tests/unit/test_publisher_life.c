@@ -1,0 +1,333 @@
+/* What outlives a publisher at an agent that stays: slots with another base checkpoint's tensors, a lineage
+ * whose first version was abandoned, ranks that died. */
+#include "backends/trainer/agent.h"
+#include "backends/trainer/wsync.h"
+#include "tests/fixtures/served.h"
+#include "transports/safetensors.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define N       1000UL
+#define LONG_MS 60000
+
+struct world {
+    char dir[64], socket[128], url[140], http[64];
+    struct ws_agent *agent;
+};
+
+static void start(struct world *w)
+{
+    struct ws_error err = {0};
+    strcpy(w->dir, "/tmp/wsync-life.XXXXXX");
+    assert_non_null(mkdtemp(w->dir));
+    snprintf(w->socket, sizeof(w->socket), "%s/sock", w->dir);
+    snprintf(w->url, sizeof(w->url), "unix:%s", w->socket);
+    struct ws_agent_options o = {
+        .tcp.listen = "127.0.0.1:0", .socket = w->socket, .socket_gid = (gid_t)-1, .n_threads = 2};
+    if (ws_agent_new(&w->agent, &o, &err))
+        fail_msg("%s", err.text);
+    snprintf(w->http, sizeof(w->http), "http://127.0.0.1:%u", ws_agent_port(w->agent));
+}
+
+static void end(struct world *w)
+{
+    ws_agent_free(w->agent);
+    (void)rmdir(w->dir);
+}
+
+static wsync_config config_of(const struct world *w, unsigned rank, unsigned world_size)
+{
+    return (wsync_config){.struct_size = sizeof(wsync_config),
+                          .agent = w->url,
+                          .model = "m",
+                          .rank = rank,
+                          .world_size = world_size,
+                          .n_threads = 2,
+                          .timeout_ms = LONG_MS};
+}
+
+static wsync_publisher *opened(const wsync_config *c)
+{
+    wsync_publisher *p;
+    if (wsync_open(c, &p))
+        fail_msg("%s", wsync_error());
+    return p;
+}
+
+/* A rank of two holds one half. */
+struct half {
+    wsync_publisher *p;
+    unsigned rank;
+    uint64_t version;
+    int rc;
+    char why[512];
+    uint16_t values[N];
+    pthread_t thread;
+};
+
+static wsync_param half_param(struct half *h)
+{
+    for (size_t i = 0; i < N; i++)
+        h->values[i] = (uint16_t)(h->version * 7 + i);
+    return (wsync_param){.name = "trained",
+                         .dtype = WSYNC_BF16,
+                         .n_dims = 1,
+                         .shape = {2 * N},
+                         .data = h->values,
+                         .piece = {.kind = WSYNC_RANGE, .start = h->rank * N, .count = N}};
+}
+
+static void *register_half(void *arg)
+{
+    struct half *h = arg;
+    const wsync_param param = half_param(h);
+    h->rc = wsync_register(h->p, &param, 1);
+    snprintf(h->why, sizeof(h->why), "%s", h->rc ? wsync_error() : "");
+    return NULL;
+}
+
+static void *offload_half(void *arg)
+{
+    struct half *h = arg;
+    const wsync_param param = half_param(h);
+    h->rc = wsync_offload(h->p, &param, 1, h->version);
+    snprintf(h->why, sizeof(h->why), "%s", h->rc ? wsync_error() : "");
+    return NULL;
+}
+
+static void both(struct half h[2], void *(*what)(void *), uint64_t version)
+{
+    for (unsigned r = 0; r < 2; r++) {
+        h[r].version = version;
+        assert_int_equal(pthread_create(&h[r].thread, NULL, what, &h[r]), 0);
+    }
+    for (unsigned r = 0; r < 2; r++)
+        pthread_join(h[r].thread, NULL);
+    for (unsigned r = 0; r < 2; r++)
+        if (h[r].rc)
+            fail_msg("rank %u: %s", r, h[r].why);
+}
+
+/* --- another base --- */
+
+static void write_base(const char *path, unsigned char value)
+{
+    struct ws_tensor spec = {.name = "frozen", .dtype = WS_U8, .n_dims = 1, .shape = {N}};
+    struct ws_safetensors *st;
+    void *header;
+    unsigned char bytes[N];
+    FILE *f = fopen(path, "we");
+    assert_non_null(f);
+    assert_int_equal(ws_safetensors_layout(&spec, 1, NULL, &st, &header, NULL), 0);
+    memset(bytes, value, sizeof(bytes));
+    assert_int_equal(fwrite(header, st->data_begin, 1, f), 1);
+    assert_int_equal(fwrite(bytes, sizeof(bytes), 1, f), 1);
+    assert_int_equal(fclose(f), 0);
+    free(header);
+    ws_safetensors_free(st);
+}
+
+static void expect_frozen(const struct world *w, uint64_t version, unsigned char value)
+{
+    struct ws_error err = {0};
+    struct ws_safetensors *st;
+    uint64_t n;
+    unsigned char *bytes = served_file(w->http, "m", version, &n, &err);
+    if (!bytes || ws_safetensors_parse(bytes, n, n, &st, &err))
+        fail_msg("%s", err.text);
+    const struct ws_tensor *t = ws_safetensors_find(st, "frozen");
+    assert_non_null(t);
+    for (uint64_t i = t->begin; i < t->end; i++)
+        assert_int_equal(bytes[i], value);
+    free(bytes);
+    ws_safetensors_free(st);
+}
+
+/* A trainer that starts again beside the same agent, four times: each slot is met by each base. */
+static void another_base(void **state)
+{
+    struct world w;
+    char base[160];
+    uint16_t values[N] = {0};
+    const wsync_param param = {
+        .name = "trained", .dtype = WSYNC_BF16, .n_dims = 1, .shape = {N}, .data = values};
+    (void)state;
+    start(&w);
+    snprintf(base, sizeof(base), "%s/model.safetensors", w.dir);
+    uint64_t version = 1;
+    for (unsigned char life = 1; life <= 4; life++) {
+        wsync_config c = config_of(&w, 0, 1);
+        (void)unlink(base);
+        write_base(base, life);
+        c.base = w.dir;
+        c.new_run = life == 3; /* in a new lineage as in the old one */
+        version = c.new_run ? 1 : version;
+        wsync_publisher *p = opened(&c);
+        for (int i = 0; i < 3; i++, version++) {
+            values[0]++;
+            if (wsync_offload(p, &param, 1, version) || wsync_wait_published(p, version, LONG_MS))
+                fail_msg("%s", wsync_error());
+            expect_frozen(&w, version, life);
+        }
+        wsync_close(p);
+    }
+    (void)unlink(base);
+    end(&w);
+}
+
+/* --- a lineage whose first version nobody got --- */
+
+static void abandoned_first_version(void **state)
+{
+    struct world w;
+    static struct half h[2];
+    (void)state;
+    start(&w);
+    for (unsigned r = 0; r < 2; r++) {
+        wsync_config c = config_of(&w, r, 2);
+        c.run = "one";
+        h[r] = (struct half){.p = opened(&c), .rank = r};
+    }
+    both(h, offload_half, 1);
+    assert_int_equal(wsync_wait_published(h[0].p, 1, LONG_MS), 0);
+    for (unsigned r = 0; r < 2; r++) {
+        wsync_config c = config_of(&w, r, 2);
+        c.run = "two";
+        c.new_run = 1;
+        wsync_close(h[r].p);
+        h[r].p = opened(&c);
+    }
+    both(h, register_half, 1);
+    const wsync_param param = half_param(&h[0]);
+    assert_int_equal(wsync_begin(h[1].p, 1), 0); /* and gives it up, after rank 0 has committed */
+    assert_int_equal(wsync_offload(h[0].p, &param, 1, 1), 0);
+    assert_int_equal(wsync_abandon(h[1].p), 0);
+    assert_int_equal(wsync_wait_published(h[0].p, 1, LONG_MS), -ECANCELED);
+    both(h, register_half, 1); /* rank 0 takes the lineage for opened, rank 1 does not */
+    both(h, offload_half, 1);
+    if (wsync_wait_published(h[0].p, 1, LONG_MS))
+        fail_msg("%s", wsync_error());
+    assert_string_equal(wsync_run(h[0].p), "two");
+    both(h, register_half, 2); /* both do */
+    both(h, offload_half, 2);
+    for (unsigned r = 0; r < 2; r++)
+        wsync_close(h[r].p);
+    end(&w);
+}
+
+/* --- a rank that dies before it begins, while a child of it lives and keeps its connection --- */
+
+static int be_dying_rank(const char *url)
+{
+    static struct half h = {.rank = 1, .version = 1};
+    wsync_config c = {.struct_size = sizeof(c), .agent = url, .model = "m", .rank = 1, .world_size = 2};
+    char byte;
+    if (wsync_open(&c, &h.p))
+        return 1;
+    (void)register_half(&h);
+    if (h.rc)
+        return 2;
+    pid_t child = fork();
+    if (child == 0) {
+        while (read(STDIN_FILENO, &byte, 1) > 0)
+            ;
+        _exit(0); /* the test has ended */
+    }
+    (void)pause();
+    return 3;
+}
+
+static void a_rank_dies_before_it_begins(void **state)
+{
+    struct world w;
+    static struct half h;
+    int ends[2], status;
+    posix_spawn_file_actions_t actions;
+    pid_t pid = -1;
+    (void)state;
+    start(&w);
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    assert_int_equal(posix_spawn_file_actions_init(&actions), 0);
+    assert_int_equal(posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO), 0);
+    char *argv[] = {"test_publisher_life", "die", w.url, NULL};
+    assert_int_equal(posix_spawn(&pid, "/proc/self/exe", &actions, NULL, argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    wsync_config c = config_of(&w, 0, 2);
+    h = (struct half){.p = opened(&c), .version = 1};
+    const wsync_param param = half_param(&h);
+    if (wsync_offload(h.p, &param, 1, 1)) /* commits; rank 1 does not even begin */
+        fail_msg("%s", wsync_error());
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(wsync_wait_loaded(h.p, 1, NULL, LONG_MS), -ECANCELED);
+    assert_non_null(strstr(wsync_error(), "rank 1 (process"));
+    assert_int_equal(wsync_wait_published(h.p, 1, LONG_MS), -ECANCELED);
+    wsync_close(h.p);
+    close(ends[0]);
+    close(ends[1]);
+    end(&w);
+}
+
+/* --- more files than one message has descriptors for --- */
+
+static void many_files(void **state)
+{
+    enum { FILES = 200 };
+    struct world w;
+    struct ws_error err = {0};
+    static char names[FILES][32], files[FILES][48];
+    static wsync_param params[FILES];
+    uint16_t values[4] = {1, 2, 3, 4};
+    uint64_t n;
+    (void)state;
+    start(&w);
+    for (unsigned i = 0; i < FILES; i++) {
+        snprintf(names[i], sizeof(names[i]), "tensor%u", i);
+        snprintf(files[i], sizeof(files[i]), i ? "shard-%05u.safetensors" : "model.safetensors", i);
+        params[i] = (wsync_param){.name = names[i],
+                                  .dtype = WSYNC_BF16,
+                                  .n_dims = 1,
+                                  .shape = {4},
+                                  .data = values,
+                                  .file = files[i]};
+    }
+    wsync_config c = config_of(&w, 0, 1);
+    wsync_publisher *p = opened(&c);
+    for (uint64_t v = 1; v <= 4; v++) {
+        if (wsync_offload(p, params, FILES, v) || wsync_wait_published(p, v, LONG_MS))
+            fail_msg("%s", wsync_error());
+        unsigned char *bytes = served_file(w.url, "m", v, &n, &err); /* with all descriptors */
+        if (!bytes)
+            fail_msg("%s", err.text);
+        free(bytes);
+    }
+    wsync_close(p);
+    end(&w);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "die") == 0)
+        return be_dying_rank(argv[2]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(another_base),
+        cmocka_unit_test(abandoned_first_version),
+        cmocka_unit_test(many_files),
+        cmocka_unit_test(a_rank_dies_before_it_begins),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

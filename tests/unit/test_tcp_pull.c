@@ -1,0 +1,87 @@
+/* The mount's side of tcp against a source that sends a few bytes now and then. */
+#include "transports/bundle.h"
+#include "transports/transport.h"
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define SIZE (1UL << 20)
+
+/* Answers one request with the right head, and then drips until its peer has enough. */
+static void *drip(void *arg)
+{
+    char request[4096];
+    const int *listener = arg;
+    int fd = accept(*listener, NULL, NULL);
+    if (fd < 0 || read(fd, request, sizeof(request)) <= 0)
+        return NULL;
+    dprintf(fd,
+            "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-%lu/%lu\r\nContent-Length: %lu\r\n\r\n",
+            SIZE - 1, SIZE, SIZE);
+    while (send(fd, "x", 1, MSG_NOSIGNAL) == 1)
+        (void)poll(NULL, 0, 10);
+    close(fd);
+    return NULL;
+}
+
+static int no_block(void *arg, size_t block, uint64_t hash)
+{
+    (void)arg, (void)block, (void)hash;
+    return 0;
+}
+
+static void test_a_source_that_drips(void **state)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof(a);
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct ws_source_options options = {.stall_ms = 500};
+    struct ws_source *source;
+    struct ws_lane *lane;
+    struct ws_manifest *m;
+    struct ws_bundle_file *f;
+    struct ws_error err = {0};
+    unsigned char *dst = malloc(SIZE);
+    pthread_t server;
+    char url[64];
+
+    (void)state;
+    assert_non_null(dst);
+    assert_int_equal(bind(listener, (struct sockaddr *)&a, n), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n), 0);
+    assert_int_equal(pthread_create(&server, NULL, drip, &listener), 0);
+    snprintf(url, sizeof(url), "http://127.0.0.1:%u", ntohs(a.sin_port));
+    assert_int_equal(ws_source_open(url, &options, &source, &err), 0);
+    assert_int_equal(ws_lane_open(source, &lane, &err), 0);
+    assert_int_equal(ws_manifest_new(&m, "m", 1, "r", &err), 0);
+    assert_int_equal(ws_manifest_add(m, "config.json", SIZE, 0, &f, &err), 0);
+    struct ws_fetch fetch = {.manifest = m, .n = 1, .dst = dst, .block = no_block};
+    assert_int_equal(ws_lane_fetch(lane, &fetch, &err), -ETIMEDOUT);
+    assert_non_null(strstr(err.text, "less than 1024 bytes a second"));
+    ws_lane_close(lane);
+    ws_source_close(source);
+    ws_manifest_free(m);
+    pthread_join(server, NULL);
+    close(listener);
+    free(dst);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_source_that_drips)};
+
+    return cmocka_run_group_tests_name("tcp_pull", tests, NULL, NULL);
+}
