@@ -58,7 +58,7 @@ def test_killed_in_a_switch(stack):
     mount.write("1", "actor/version")
     thread = threading.Thread(target=lambda: refused_or_gone(mount))
     thread.start()
-    wait_for(lambda: servers[1].is_paused(), "the pause")
+    wait_for(lambda: mount.engines()["e1"].startswith("loading"), "the load")  # the engine itself answers after it
     mount.kill()
     thread.join()
     again = Mount(stack, agent.url, path=mount.path)

@@ -100,8 +100,8 @@ class Nodes:
                     e.generate()
 
     def is_loading(self, node):
-        with self.net.inside(node):
-            return self.engines[node][1].is_paused()
+        """By the mount's word: an engine that is asked while it loads answers when it has loaded."""
+        return any(state.startswith("loading") for state in self.mounts[node].engines().values())
 
     def say(self, nodes, version):
         """Does the agent's list say that they are there and serve it?"""
