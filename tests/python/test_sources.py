@@ -1,10 +1,12 @@
 """What is read off a trainer's framework, by stand-ins of its objects: whose memory it is, and what must not be read. tests/real has
 the frameworks themselves."""
+import contextlib
 import enum
 import os
 import subprocess
 import sys
 import types
+from concurrent import futures
 
 import numpy
 import pytest
@@ -107,6 +109,34 @@ def test_checkout():
         assert done.stdout.strip() == wsync.__version__, done.stderr
     else:
         assert "run `make` in the checkout" in done.stderr
+
+
+def test_library_of_before(tmp_path):
+    """a library without what the package's wsync.h declares is refused by name, with both releases"""
+    path = tmp_path / "libwsync.so"
+    (tmp_path / "old.c").write_text('const char *wsync_version(void) { return "0.0.7"; }')
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, tmp_path / "old.c"], check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", "import wsync"], env=dict(os.environ, WSYNC_LIBRARY=str(path)), text=True, timeout=60, stderr=subprocess.PIPE)
+    release = ".".join(wsync.__version__.split(".")[:2])
+    for words in ("ImportError", f"{path} is libwsync 0.0.7", "has no wsync_abandon and ", f"wsync.h ({release}) declares", "WSYNC_LIBRARY"):
+        assert words in done.stderr, (words, done.stderr)
+
+
+# --- torch ---
+
+
+def test_running_means(agent):
+    """running means that each rank has its own of are refused, since one rank's mean would stand beside another's variance; given to all, they pass"""
+    models = [Module({"weight": Tensor(numbers(3, 0))}, (), {"running_mean": Tensor(numbers(3, rank))}) for rank in range(2)]
+    with contextlib.ExitStack() as stack:
+        pubs = [stack.enter_context(wsync.Publisher("actor", wsync.fsdp(m, conversions=False), agent=f"unix:{agent.sock}", start_agent=False,
+                                                    rank=rank, world_size=2)) for rank, m in enumerate(models)]  # fmt: skip
+        with futures.ThreadPoolExecutor() as pool:
+            errors = [f.exception(60) for f in [pool.submit(p.offload, 1) for p in pubs]]
+        assert ["elements 0 to 2 of running_mean differ between rank 1 and rank 0" in str(e) for e in errors if e] == [True], errors
+        models[1]._buffers["running_mean"].array[:] = models[0]._buffers["running_mean"].array
+        with futures.ThreadPoolExecutor() as pool:
+            assert [f.exception(60) for f in [pool.submit(p.offload, 2) for p in pubs]] == [None, None]
 
 
 # --- DeepSpeed ---
@@ -313,9 +343,10 @@ def test_late_gathers():
     held = source.held()
     assert (mine == shard).all() and group.gathers == 2 and group.param_gather_handle is None
     assert [m[0] for m in held.meta] == ["decoder.layers.0.router.weight"] and held.meta[0][-1] == 3
-    for hidden in (lambda: wsync.megatron(model).held(),):
+    known = DistributedDataParallel(chunk(Tensor(numbers(4, 0))), [])
+    for chunks in (model, [known, model], [model, known]):
         with pytest.raises(ValueError, match="overlap_param_gather.*not its .module"):
-            hidden()
+            wsync.megatron(chunks).held()
 
 
 def test_megatron_refuses():

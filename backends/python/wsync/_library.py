@@ -40,20 +40,34 @@ def _declarations(header: str) -> str:
     return re.sub(r"\bWSYNC_\w+\b", lambda m: constants.get(m.group(0), m.group(0)), header)
 
 
+def _refuse_older(ffi: cffi.FFI, lib: Any, path: str, header: str) -> None:
+    """An older library refuses what has come to the structs of wsync.h since. It shows by the functions that have come with it."""
+    missing = [name for name in dir(lib) if not hasattr(lib, name)]
+    if missing:
+        has = ffi.string(lib.wsync_version()).decode() if hasattr(lib, "wsync_version") else "of an unknown release"
+        wants = ".".join(re.findall(r"^#define WSYNC_VERSION_(?:MAJOR|MINOR)\s+(\d+)", header, re.M))
+        more = f" and {len(missing) - 1} more functions" if len(missing) > 1 else ""
+        raise ImportError(f"{path} is libwsync {has} and has no {missing[0]}{more}, which this package's wsync.h ({wants}) declares: the library is "
+                          "older than the package. Install both from one checkout, and unset WSYNC_LIBRARY where it names another one")
+
+
 def _open() -> tuple[cffi.FFI, Any]:
     ffi = cffi.FFI()
     header, path = native("wsync.h"), os.environ.get("WSYNC_LIBRARY") or native("libwsync.so")
     try:
         with open(header, encoding="utf-8") as f:
-            ffi.cdef(_declarations(f.read()))
+            declared = f.read()
+        ffi.cdef(_declarations(declared))
     except FileNotFoundError:
         raise ImportError(f"{header} is not there: `pip install ./backends/python` in a checkout of wsync puts it in place") from None
     if not os.path.exists(path):
         raise ImportError(f"{path} is not there: run `make` in the checkout, or `pip install ./backends/python`, which does")
     try:
-        return ffi, ffi.dlopen(path)
+        lib = ffi.dlopen(path)
     except OSError as e:
         raise ImportError(f"cannot load {path}: {e}. On Debian, libmicrohttpd, libcurl4, libjansson4, libxxhash0, libzstd1 and libzmq5 are needed") from None
+    _refuse_older(ffi, lib, path, declared)
+    return ffi, lib
 
 
 ffi, lib = _open()

@@ -48,11 +48,10 @@ class Megatron(Source):
     kind = "megatron"
 
     def __init__(self, chunks: list) -> None:
-        self._chunks, self._late = [], []
-        for chunk in chunks:
-            model, late = _unwrap(chunk)
-            self._chunks.append(model)
-            self._late += late
+        unwrapped = [_unwrap(chunk) for chunk in chunks]
+        self._chunks = [model for model, _ in unwrapped]
+        self._late = [ddp for _, late in unwrapped for ddp in late]
+        self._bare = [model for model, late in unwrapped if not late]
 
     def held(self) -> Held:
         self._refuse_unknown_gathers()
@@ -70,10 +69,8 @@ class Megatron(Source):
         return held
 
     def _refuse_unknown_gathers(self) -> None:
-        """A model without its DDP shows by that one's hooks that its parameters are gathered late."""
-        if self._late:
-            return
-        for chunk in self._chunks:
+        """A chunk without its DDP shows by that one's hooks that its parameters are gathered late."""
+        for chunk in self._bare:
             for module in chunk.modules():
                 if any(getattr(hook, "__qualname__", "").startswith(_GATHERS) for hook in module._forward_pre_hooks.values()):
                     raise ValueError("this model is in a DistributedDataParallel with overlap_param_gather, whose parameters are old until they are "
