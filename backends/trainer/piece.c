@@ -1,4 +1,5 @@
 #include "backends/trainer/piece.h"
+#include "backends/trainer/overlap.h"
 #include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -146,70 +147,6 @@ void ws_piece_alone(struct ws_tensor *t, struct ws_piece *p)
     }
 }
 
-static bool boxes_overlap(const struct ws_piece *a, const struct ws_piece *b, unsigned n_dims)
-{
-    for (unsigned d = 0; d < n_dims; d++)
-        if (a->offset[d] >= b->offset[d] + b->size[d] || b->offset[d] >= a->offset[d] + a->size[d])
-            return false;
-    return true;
-}
-
-/* 1: they overlap, 0: they do not, -1: a range and a box that is no run cannot be compared. */
-static int overlap(const struct ws_piece *a, const struct ws_piece *b, const struct ws_tensor *t)
-{
-    uint64_t sa, na, sb, nb;
-    if (ws_piece_elements(a, t->n_dims) == 0 || ws_piece_elements(b, t->n_dims) == 0)
-        return 0;
-    if (!a->range && !b->range)
-        return boxes_overlap(a, b, t->n_dims);
-    if (!ws_piece_as_range(a, t, &sa, &na) || !ws_piece_as_range(b, t, &sb, &nb))
-        return -1;
-    return sa < sb + nb && sb < sa + na;
-}
-
-static int check_pair(const struct ws_tensor *t, const struct ws_claim *a, const struct ws_claim *b,
-                      struct ws_error *err)
-{
-    int o = overlap(&a->piece, &b->piece, t);
-    if (o > 0)
-        return ws_error_set(err, EINVAL, "two pieces of %s overlap: one of rank %u and one of rank %u",
-                            t->name, a->rank, b->rank);
-    if (o < 0)
-        return ws_error_set(err, EINVAL,
-                            "%s has a range (rank %u) and a box (rank %u): use one kind for a tensor",
-                            t->name, a->piece.range ? a->rank : b->rank, a->piece.range ? b->rank : a->rank);
-    return 0;
-}
-
-static int by_start(const void *x, const void *y)
-{
-    const struct ws_claim *a = *(const struct ws_claim *const *)x, *b = *(const struct ws_claim *const *)y;
-    return a->piece.start < b->piece.start ? -1 : a->piece.start > b->piece.start;
-}
-
-/* Distinct writers only. All ranges: sorted, neighbours. Else all pairs: boxes of a mesh are few. */
-static int check_overlaps(const struct ws_tensor *t, const struct ws_claim **writers, size_t n,
-                          struct ws_error *err)
-{
-    bool ranges = true;
-    int rc = 0;
-    for (size_t i = 0; i < n; i++)
-        ranges = ranges && writers[i]->piece.range;
-    if (ranges) {
-        qsort(writers, n, sizeof(writers[0]), by_start);
-        size_t last = 0; /* the latest that is not empty */
-        for (size_t i = 1; rc == 0 && i < n; i++) {
-            rc = check_pair(t, writers[last], writers[i], err);
-            last = writers[i]->piece.count ? i : last;
-        }
-        return rc;
-    }
-    for (size_t i = 0; rc == 0 && i < n; i++)
-        for (size_t j = i + 1; rc == 0 && j < n; j++)
-            rc = check_pair(t, writers[i], writers[j], err);
-    return rc;
-}
-
 /* By what ws_piece_equal compares. */
 static int by_piece(const void *x, const void *y, void *arg)
 {
@@ -262,7 +199,7 @@ int ws_claims_settle(const struct ws_tensor *t, struct ws_claim *claims, size_t 
         covered += elements;
     }
     if (rc == 0)
-        rc = check_overlaps(t, writers, n_writers, err);
+        rc = ws_overlap_check(t, writers, n_writers, err);
     if (rc == 0 && covered != elements_of(t))
         rc =
             ws_error_set(err, ENODATA, "%s is not whole: of its %" PRIu64 " elements the ranks hold %" PRIu64,
