@@ -5,6 +5,7 @@
 #include "fs/content.h"
 #include "fs/model.h"
 #include "fs/plan.h"
+#include "fs/room.h"
 #include "fs/version.h"
 #include "fs/waits.h"
 #include "transports/clock.h"
@@ -20,7 +21,8 @@
 #define BITS  64
 #define NONE  SIZE_MAX
 #define SPARE 4
-#define TRIES 2 /* of a part, when the connection breaks */
+#define TRIES 2            /* of a part, when the connection breaks */
+#define STEP  (64UL << 20) /* in which room is taken for a delta that is still being made */
 
 struct ws_replay {
     struct ws_route *route;
@@ -32,6 +34,9 @@ struct ws_replay {
     atomic_uchar **tried;                 /* a byte a block: it is no base any more */
     const char *transport;                /* guarded by route->lock */
     _Atomic(uint64_t) patched_bytes, patched_ns;
+    _Atomic(uint64_t) room; /* for records: bytes that are neither here nor on their way */
+    pthread_mutex_t more;   /* held while more room is taken; no other lock is held then */
+    uint64_t lent;          /* of the cache, what delta-cache= has not; guarded by more */
     pthread_mutex_t lock;
     struct ws_error err; /* why a link did not come; guarded by lock */
     struct patching {
@@ -77,6 +82,8 @@ struct ws_replay *ws_replay_new(struct ws_route *r, char why[WS_HOW_CHARS])
         p->version = v;
         p->manifest = atomic_load(&v->manifest);
         pthread_mutex_init(&p->lock, NULL);
+        pthread_mutex_init(&p->more, NULL);
+        atomic_init(&p->room, v->store->options.delta_cache_bytes);
         if (ws_links_ask(r, k, &err) < 0)
             ws_log(WS_LOG_DEBUG, "store", "no list of deltas model=%s version=%lu error=\"%s\"",
                    v->model->name, v->number, err.text);
@@ -108,6 +115,9 @@ void ws_replay_free(struct ws_replay *p)
         ws_patcher_free(t->patcher);
         free(t);
     }
+    if (p->lent)
+        ws_room_return(p->version->store, p->lent);
+    pthread_mutex_destroy(&p->more);
     pthread_mutex_destroy(&p->lock);
     free(p);
 }
@@ -192,16 +202,89 @@ static void patch_block(struct ws_replay *p, struct ws_patcher *patcher, size_t 
     }
 }
 
+/* --- room for records ---
+ *
+ * What a source says that a delta has is what it may send. There is room for it before it is read: within
+ * delta-cache=, and what is beyond is taken from the cache. */
+
+/* Takes what is there; false: nothing was taken. */
+static bool take_room(struct ws_replay *p, uint64_t bytes)
+{
+    uint64_t has = atomic_load(&p->room);
+
+    while (has >= bytes)
+        if (atomic_compare_exchange_weak(&p->room, &has, has - bytes))
+            return true;
+    return false;
+}
+
+/* Takes it, from the cache where it has to be. bytes at once, or step. */
+static int make_room(struct ws_replay *p, uint64_t bytes, uint64_t step, struct ws_error *err)
+{
+    int rc = 0;
+
+    if (take_room(p, bytes))
+        return 0;
+    pthread_mutex_lock(&p->more);
+    while (rc == 0 && !take_room(p, bytes)) {
+        uint64_t has = atomic_load(&p->room), more = bytes > has ? bytes - has : 0;
+        more = more < step ? step : more;
+        rc = ws_room_lend(p->version, more, &p->lent, &p->route->stop, err);
+        if (rc == 0)
+            atomic_fetch_add(&p->room, more);
+    }
+    pthread_mutex_unlock(&p->more);
+    return rc;
+}
+
 /* --- fetching a link --- */
+
+/* Of all parts of a link. */
+struct offered {
+    uint64_t bytes;         /* that may come; of one that is still being made, what it makes */
+    bool taken;             /* there is room for all of them already */
+    _Atomic(uint64_t) came; /* of records that are here or on their way */
+};
 
 struct lane {
     struct ws_replay *replay;
+    struct offered *offered;
+    uint64_t coming; /* of the record that is on its way */
     size_t link;
     unsigned part, parts;
     struct patching *patching; /* NULL: the link is not the last, nothing is patched yet */
     pthread_t thread;
     bool ok;
 };
+
+static void forget_coming(struct lane *l)
+{
+    atomic_fetch_sub(&l->offered->came, l->coming);
+    if (!l->offered->taken)
+        atomic_fetch_add(&l->replay->room, l->coming);
+    l->coming = 0;
+}
+
+static int on_coming(void *arg, uint64_t bytes, struct ws_error *err)
+{
+    struct lane *l = arg;
+    struct offered *o = l->offered;
+    uint64_t came = atomic_fetch_add(&o->came, bytes) + bytes;
+    int rc = 0;
+
+    if (came > o->bytes)
+        rc = ws_error_set(err, E2BIG,
+                          "it has more than the %lu bytes that its source offered; the source is damaged or "
+                          "lies, the rest is fetched whole",
+                          o->bytes);
+    else if (!o->taken)
+        rc = make_room(l->replay, bytes, STEP, err);
+    if (rc < 0)
+        atomic_fetch_sub(&o->came, bytes);
+    else
+        l->coming = bytes;
+    return rc;
+}
 
 static int on_record(void *arg, struct ws_delta_record *r)
 {
@@ -215,6 +298,9 @@ static int on_record(void *arg, struct ws_delta_record *r)
     atomic_fetch_add(&v->moved_bytes, bytes);
     atomic_fetch_add(&v->store->moved_bytes, bytes);
     atomic_store(&p->route->progress_ns, ws_clock_ns());
+    if (rc < 0)
+        forget_coming(l); /* it was one too many */
+    l->coming = 0;
     if (rc == -EINVAL)
         return 1;
     if (rc == 0 && l->patching)
@@ -232,8 +318,7 @@ static int fetch_part(struct lane *l, struct ws_error *err)
                                    .part = l->part,
                                    .parts = l->parts,
                                    .level = ws_choice_level(&p->version->store->speeds),
-                                   .record = on_record,
-                                   .arg = l,
+                                   .taker = {on_coming, on_record, l},
                                    .cancel = &p->route->stop};
     struct ws_lane *lane = NULL;
     struct ws_leg leg = {0};
@@ -246,6 +331,7 @@ static int fetch_part(struct lane *l, struct ws_error *err)
         rc = ws_lane_open(leg.watch->source, &lane, err);
         if (rc == 0) {
             rc = ws_lane_delta(lane, &fetch, err);
+            forget_coming(l);
             pthread_mutex_lock(&p->route->lock);
             p->transport = ws_source_transport(leg.watch->source);
             atomic_store(&p->route->used, leg.watch->strategy);
@@ -261,6 +347,14 @@ static int fetch_part(struct lane *l, struct ws_error *err)
     return rc;
 }
 
+static void note_error(struct ws_replay *p, const struct ws_error *err)
+{
+    pthread_mutex_lock(&p->lock);
+    if (p->err.code == 0)
+        p->err = *err;
+    pthread_mutex_unlock(&p->lock);
+}
+
 static void *lane_main(void *arg)
 {
     struct lane *l = arg;
@@ -272,12 +366,8 @@ static void *lane_main(void *arg)
     for (int tries = 0; tries < TRIES && (tries == 0 || ws_source_is_away(rc)); tries++)
         rc = fetch_part(l, &err);
     l->ok = rc == 0;
-    if (rc < 0) {
-        pthread_mutex_lock(&l->replay->lock);
-        if (l->replay->err.code == 0)
-            l->replay->err = err;
-        pthread_mutex_unlock(&l->replay->lock);
-    }
+    if (rc < 0)
+        note_error(l->replay, &err);
     if (rc < 0 && rc != -ECANCELED)
         ws_log(WS_LOG_INFO, "store", "delta incomplete model=%s version=%lu errno=%s error=\"%s\"",
                v->model->name, v->number, ws_errno_name(-rc), err.text);
@@ -297,7 +387,7 @@ static unsigned parts_of(const struct ws_replay *p, const struct ws_delta_offer 
 }
 
 /* All parts at once. True when the link is whole. */
-static bool fetch_link(struct ws_replay *p, size_t i)
+static bool fetch_parts(struct ws_replay *p, size_t i, struct offered *offered)
 {
     struct lane lanes[WS_MAX_STREAMS] = {0};
     const unsigned n = parts_of(p, &p->plan.links[i].offer);
@@ -305,7 +395,7 @@ static bool fetch_link(struct ws_replay *p, size_t i)
     bool whole = n > 0, last = i + 1 == p->plan.n_links;
 
     for (unsigned k = 0; whole && k < n; k++) {
-        lanes[k] = (struct lane){.replay = p, .link = i, .part = k, .parts = n};
+        lanes[k] = (struct lane){.replay = p, .offered = offered, .link = i, .part = k, .parts = n};
         lanes[k].patching = last ? take_patching(p) : NULL;
         whole = (!last || lanes[k].patching) && ws_thread_start(&lanes[k].thread, lane_main, &lanes[k]) == 0;
         started += whole;
@@ -319,6 +409,26 @@ static bool fetch_link(struct ws_replay *p, size_t i)
             give_back_patching(p, lanes[k].patching);
     }
     return whole;
+}
+
+static bool fetch_link(struct ws_replay *p, size_t i)
+{
+    const struct ws_delta_figures *f = &p->plan.links[i].offer.figures;
+    struct offered offered = {.bytes = f->bytes, .taken = f->state == WS_DELTA_WHOLE};
+    struct ws_error err = {0};
+    int rc = 0;
+
+    if (offered.taken)
+        rc = make_room(p, offered.bytes, 0, &err);
+    else
+        offered.bytes = p->manifest->total_bytes; /* one that is longer is none */
+    if (rc < 0) {
+        ws_log(WS_LOG_INFO, "store", "no delta model=%s version=%lu errno=%s error=\"%s\"",
+               p->version->model->name, p->version->number, ws_errno_name(-rc), err.text);
+        note_error(p, &err);
+        return false;
+    }
+    return fetch_parts(p, i, &offered);
 }
 
 /* Deltas that no version here could be patched with any more are forgotten, but for a few that others may

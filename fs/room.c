@@ -151,8 +151,8 @@ bool ws_room_has_beside(const struct ws_room *r, struct ws_version *base, struct
 }
 
 /* One look at the cache: 0 when the bytes were taken, 1 to look again, -ENOSPC. With s->lock. */
-static int try_take(struct ws_version *v, uint64_t bytes, const struct ws_room *room, uint64_t *give_up_ns,
-                    struct ws_changes *c, struct ws_error *err)
+static int try_take(struct ws_version *v, uint64_t bytes, uint64_t *taken, const struct ws_room *room,
+                    uint64_t *give_up_ns, struct ws_changes *c, struct ws_error *err)
 {
     struct ws_store *s = v->store;
     const uint64_t limit = room->limit;
@@ -162,7 +162,7 @@ static int try_take(struct ws_version *v, uint64_t bytes, const struct ws_room *
 
     if (s->used_bytes + room->others + bytes <= limit) {
         s->used_bytes += bytes;
-        v->own_bytes = bytes;
+        *taken += bytes;
         return 0;
     }
     if (wait_helps && (*give_up_ns == 0 || ws_clock_ns() < *give_up_ns)) {
@@ -179,7 +179,8 @@ static int try_take(struct ws_version *v, uint64_t bytes, const struct ws_room *
     return 1;
 }
 
-int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_bool *stop, struct ws_error *err)
+int ws_room_lend(struct ws_version *v, uint64_t bytes, uint64_t *lent, const atomic_bool *stop,
+                 struct ws_error *err)
 {
     struct ws_store *s = v->store;
     uint64_t give_up_ns = 0;
@@ -193,11 +194,24 @@ int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_bool *stop, 
         if (atomic_load(stop))
             rc = ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name, v->number);
         else
-            rc = try_take(v, bytes, &room, &give_up_ns, &changes, err);
+            rc = try_take(v, bytes, lent, &room, &give_up_ns, &changes, err);
         pthread_mutex_unlock(&s->lock);
         ws_changes_tell(&changes, s);
     }
     return rc;
+}
+
+int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_bool *stop, struct ws_error *err)
+{
+    return ws_room_lend(v, bytes, &v->own_bytes, stop, err);
+}
+
+void ws_room_return(struct ws_store *s, uint64_t lent)
+{
+    pthread_mutex_lock(&s->lock);
+    s->used_bytes -= lent;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
 }
 
 void ws_room_trim(struct ws_store *s)

@@ -7,6 +7,11 @@
  * is on its way back. -ENOSPC with what could be dropped; -ECANCELED when *stop. Without any lock. */
 WS_MUST_USE int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_bool *stop,
                              struct ws_error *err);
+/* The same for memory that is not v's own but goes when what is made for it is done (a delta on its way):
+ * adds them to *lent. */
+WS_MUST_USE int ws_room_lend(struct ws_version *v, uint64_t bytes, uint64_t *lent, const atomic_bool *stop,
+                             struct ws_error *err);
+void ws_room_return(struct ws_store *s, uint64_t lent); /* without any lock */
 /* What the cache may hold now, and what of it is no version's: of regions that wait in the pool, and of those
  * that were closed while others had them. */
 struct ws_room {

@@ -267,7 +267,7 @@ static int archive_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, s
     int rc = open_file(l, path);
     if (rc < 0)
         return missing(s, f->model, target->version, target->run, path, -rc, err);
-    struct ws_delta_reader *r = ws_delta_reader_new(&f->link, f->n_blocks, f->record, f->arg);
+    struct ws_delta_reader *r = ws_delta_reader_new(&f->link, f->n_blocks, &f->taker);
     if (!l->piece)
         l->piece = malloc(PIECE_BYTES);
     if (!r || !l->piece)

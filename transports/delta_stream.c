@@ -191,8 +191,7 @@ uint64_t ws_delta_stream_bytes(const struct ws_delta *d, unsigned part, unsigned
 struct ws_delta_reader {
     struct ws_delta_link link;
     uint64_t n_blocks;
-    int (*record)(void *arg, struct ws_delta_record *r);
-    void *arg;
+    struct ws_delta_taker taker;
     unsigned char head[WS_DELTA_HEAD_BYTES]; /* of the stream or of the record that comes now */
     size_t head_at;
     struct ws_delta_record *coming; /* its data comes */
@@ -203,15 +202,14 @@ struct ws_delta_reader {
 };
 
 struct ws_delta_reader *ws_delta_reader_new(const struct ws_delta_link *link, uint64_t n_blocks,
-                                            int (*record)(void *arg, struct ws_delta_record *r), void *arg)
+                                            const struct ws_delta_taker *taker)
 {
     struct ws_delta_reader *r = calloc(1, sizeof(*r));
     if (!r)
         return NULL;
     r->link = *link;
     r->n_blocks = n_blocks;
-    r->record = record;
-    r->arg = arg;
+    r->taker = *taker;
     r->hashes = XXH3_createState();
     if (!r->hashes || XXH3_64bits_reset(r->hashes) != XXH_OK) {
         ws_delta_reader_free(r);
@@ -279,12 +277,15 @@ static int read_end(struct ws_delta_reader *r, struct ws_error *err)
 static int read_record_head(struct ws_delta_reader *r, struct ws_error *err)
 {
     const unsigned char *h = r->head;
+    int rc;
     if (u32_at(h) == END)
         return read_end(r, err);
     const uint32_t raw = u32_at(h + 16), bytes = u32_at(h + 20);
     if ((h[8] != WS_DELTA_EDIT && h[8] != WS_DELTA_BLOCK) || h[9] > 1 || h[10] || h[11] ||
         raw > WS_BLOCK_BYTES || bytes > raw || raw == 0 || bytes == 0)
         return damaged(err, "a record's head is none");
+    if (r->taker.coming && (rc = r->taker.coming(r->taker.arg, WS_DELTA_RECORD_BYTES + bytes, err)) < 0)
+        return rc;
     if (!(r->coming = ws_delta_record_new(bytes)))
         return ws_error_set(err, ENOMEM, "no memory for a record of %u bytes", bytes);
     r->coming->file = u32_at(h);
@@ -308,7 +309,7 @@ static int read_data(struct ws_delta_reader *r, struct ws_error *err)
     }
     (void)XXH3_64bits_update(r->hashes, &done->hash, HASH_BYTES);
     r->n_records++;
-    return r->record(r->arg, done);
+    return r->taker.record(r->taker.arg, done);
 }
 
 int ws_delta_read(struct ws_delta_reader *r, const void *bytes, size_t n, struct ws_error *err)

@@ -75,12 +75,18 @@ uint64_t ws_delta_stream_bytes(const struct ws_delta *delta, unsigned part, unsi
 
 /* --- reading, piece by piece --- */
 struct ws_delta_reader;
-/* link: what must be in the head (digests, lineages and versions). record: takes a record that was checked;
- * non-zero stops. NULL: no memory. */
+struct ws_delta_taker {
+    /* Is asked before a record is read, and before there is memory for it: bytes is what it has with its
+     * head. Negative, with err: the reading ends with it. NULL: whatever comes is read. */
+    int (*coming)(void *arg, uint64_t bytes, struct ws_error *err);
+    int (*record)(void *arg, struct ws_delta_record *r); /* takes one that was checked; non-zero stops */
+    void *arg;
+};
+/* link: what must be in the head (digests, lineages and versions). NULL: no memory. */
 struct ws_delta_reader *ws_delta_reader_new(const struct ws_delta_link *link, uint64_t n_blocks,
-                                            int (*record)(void *arg, struct ws_delta_record *r), void *arg);
+                                            const struct ws_delta_taker *taker);
 void ws_delta_reader_free(struct ws_delta_reader *r);
-/* -EBADMSG: damaged, or another delta; what record returned. */
+/* -EBADMSG: damaged, or another delta; what the taker returned. */
 WS_MUST_USE int ws_delta_read(struct ws_delta_reader *r, const void *bytes, size_t n, struct ws_error *err);
 /* Has a head or a record begun that is not through? */
 bool ws_delta_reader_is_inside(const struct ws_delta_reader *r);

@@ -256,6 +256,12 @@ struct delta_passage {
     bool cut;
 };
 
+static int pass_coming(void *arg, uint64_t bytes, struct ws_error *err)
+{
+    const struct ws_delta_taker *t = &((struct delta_passage *)arg)->asked->taker;
+    return t->coming(t->arg, bytes, err);
+}
+
 static int pass_record(void *arg, struct ws_delta_record *r)
 {
     struct delta_passage *p = arg;
@@ -267,7 +273,7 @@ static int pass_record(void *arg, struct ws_delta_record *r)
         return 0;
     }
     pace(s, r->bytes);
-    int stop = p->asked->record(p->asked->arg, r);
+    int stop = p->asked->taker.record(p->asked->taker.arg, r);
     p->cut = p->cut || (!stop && happens(s, s->cut));
     return stop || p->cut;
 }
@@ -278,8 +284,7 @@ static int fault_delta(struct ws_lane *lane, const struct ws_delta_fetch *asked,
     struct fault_source *s = (struct fault_source *)lane->source;
     struct delta_passage p = {.source = s, .asked = asked};
     struct ws_delta_fetch f = *asked;
-    f.record = pass_record;
-    f.arg = &p;
+    f.taker = (struct ws_delta_taker){asked->taker.coming ? pass_coming : NULL, pass_record, &p};
     if (s->delay_ms)
         (void)poll(NULL, 0, (int)s->delay_ms);
     int rc = ws_lane_delta(l->inner, &f, err);

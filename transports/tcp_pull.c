@@ -605,7 +605,7 @@ static int tcp_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, struc
     struct delta_sink k = {
         .lane = l, .guard = {.cancel = f->cancel, .stall_ns = stall_ns(lane)}, .refusal.limit = 64 << 10};
     char path[WS_API_PATH_BYTES], url[WS_MAX_URL + WS_API_PATH_BYTES];
-    k.reader = ws_delta_reader_new(&f->link, f->n_blocks, f->record, f->arg);
+    k.reader = ws_delta_reader_new(&f->link, f->n_blocks, &f->taker);
     if (!k.reader)
         return ws_error_set(err, ENOMEM, "no memory for a delta");
     ws_api_delta_path(path, f->model, &f->link.target, &f->link.base, f->part, f->parts, f->level);

@@ -130,7 +130,7 @@ int ws_source_deltas(struct ws_source *s, const char *model, const struct ws_mar
 
 int ws_lane_delta(struct ws_lane *l, const struct ws_delta_fetch *f, struct ws_error *err)
 {
-    assert(f->model && f->record && f->part < f->parts);
+    assert(f->model && f->taker.record && f->part < f->parts);
     if (!l->source->ops->delta)
         return ws_error_set(err, ENOENT, "%s has no deltas", l->source->url);
     int rc = l->source->ops->delta(l, f, err);

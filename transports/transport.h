@@ -6,6 +6,7 @@
 #define WS_TRANSPORTS_TRANSPORT_H
 #include "transports/bundle.h"
 #include "transports/delta_offer.h"
+#include "transports/delta_stream.h"
 #include "transports/error.h"
 #include "transports/region.h"
 #include <jansson.h>
@@ -47,11 +48,9 @@ struct ws_delta_fetch {
     struct ws_delta_link link;
     uint64_t n_blocks; /* of the target */
     unsigned part, parts;
-    unsigned level; /* how hard the server should compress the next ones for this link: 0 to 3 */
-    /* Takes each record, checked, on the fetching thread. Non-zero stops (-ECANCELED). */
-    int (*record)(void *arg, struct ws_delta_record *r);
-    void *arg;
-    const atomic_bool *cancel; /* looked at often; may be NULL */
+    unsigned level;              /* how hard the server should compress the next ones for this link: 0 to 3 */
+    struct ws_delta_taker taker; /* called on the fetching thread; what its record stops is -ECANCELED */
+    const atomic_bool *cancel;   /* looked at often; may be NULL */
 };
 
 struct ws_transport_ops {

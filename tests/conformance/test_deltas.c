@@ -155,8 +155,8 @@ static void open_client(struct client *c, struct world *w)
                                        .link = link_of(w),
                                        .part = 0,
                                        .parts = 1,
-                                       .record = on_record,
-                                       .arg = c,
+                                       .taker.record = on_record,
+                                       .taker.arg = c,
                                        .cancel = &c->cancel};
     assert_int_equal(ws_delta_new(&c->got, &c->fetch.link, w->target, NULL), 0);
     c->fetch.n_blocks = ws_delta_blocks(c->got);
@@ -537,7 +537,7 @@ static void a_folder_has_none(void **state)
     assert_int_equal(ws_source_deltas(s, MODEL, &mark, offers, &n, NULL), 0);
     assert_int_equal(n, 0);
     assert_int_equal(ws_lane_open(s, &lane, NULL), 0);
-    struct ws_delta_fetch f = {.model = MODEL, .parts = 1, .record = on_record, .arg = &c};
+    struct ws_delta_fetch f = {.model = MODEL, .parts = 1, .taker.record = on_record, .taker.arg = &c};
     assert_int_equal(ws_lane_delta(lane, &f, &c.err), -ENOENT);
     assert_true(c.err.text[0]);
     ws_lane_close(lane);
@@ -555,7 +555,7 @@ static void faults_are_told_by_hashes(void **state)
     size_t best = SIZE_MAX, n_errors = 0, n_wrong = 0;
     for (unsigned tries = 0; tries < 2000 && best > 0; tries++) {
         open_client(&c, &w);
-        c.fetch.record = on_any_record;
+        c.fetch.taker.record = on_any_record;
         int rc = fetch(&c);
         assert_true(rc == 0 || ws_source_is_away(rc));
         n_errors += rc != 0;

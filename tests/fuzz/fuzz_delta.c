@@ -396,7 +396,8 @@ static void fuzz_stream(struct input in, bool right)
     uint8_t *bytes = copy_of(in.p, n, 0);
     int rc = 0;
     require(ws_delta_new(&d, &l, target(), NULL) == 0);
-    struct ws_delta_reader *r = ws_delta_reader_new(&l, ws_delta_blocks(d), add, d);
+    struct ws_delta_reader *r =
+        ws_delta_reader_new(&l, ws_delta_blocks(d), &(struct ws_delta_taker){.record = add, .arg = d});
     require(r != NULL);
     if (right)
         put_right(d, bytes, n);

@@ -3,6 +3,8 @@
 # timeout: 480
 # sanitizers: thread
 """Versions made of those before them: by one delta, by chains, in place and by copies, whatever goes wrong."""
+import http.client
+import http.server
 import mmap
 import os
 import sys
@@ -256,6 +258,57 @@ def test_second_source(stack):
         assert int(line.split(" moved=")[1].split()[0]) < 400000, line
 
 
+class Understates:
+    """A proxy that says of each delta that it has next to nothing."""
+
+    def __init__(self, stack, url):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                headers = {k: v for k, v in self.headers.items() if k in ("Range", "Accept")}
+                try:
+                    with urllib.request.urlopen(urllib.request.Request(url + self.path, headers=headers), timeout=60 * SLOW) as r:
+                        status, body, kept = r.status, r.read(), r.headers.get("Content-Range")
+                except urllib.error.HTTPError as e:
+                    status, body, kept = e.code, e.read(), None
+                except (OSError, http.client.HTTPException):  # the agent has ended
+                    self.close_connection = True
+                    return
+                if self.path.split("?")[0].endswith("/deltas") and status == 200:
+                    body = json.dumps({"deltas": [{**d, "bytes": 300} for d in json.loads(body)["deltas"]]}).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                if kept:
+                    self.send_header("Content-Range", kept)
+                self.end_headers()
+                self.wfile.write(body)
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        self.url = f"http://127.0.0.1:{server.server_port}"
+
+
+def test_more_than_offered(stack):
+    "of a delta that is longer than its source offered no more is read than was offered; the version comes whole and right"
+    run = Run(stack)
+    mount = Mount(stack, Understates(stack, run.url).url)
+    pull(mount, 1)
+    run.step()
+    run.wait_delta()
+    line = pull(mount, run.newest)
+    same(mount, run.newest, run.folders[run.newest])
+    assert "delta from 1" in line and "the rest whole" in line, line
+    log = mount.text()
+    assert "errno=E2BIG" in log and "300 bytes that its source offered" in log, log[-2000:]
+
+
 def test_slow_link(stack):
     "on a link where a pull takes five steps it converges: what is here is patched, the rest comes from the newest"
     if SANITIZER:
@@ -278,4 +331,5 @@ def test_slow_link(stack):
     same(mount, run.newest, run.folders[run.newest])
 
 
-run(test_steps, test_no_room, test_missed, test_reader_stays, test_pinned, test_faults, test_agent_restart, test_given_up, test_relays, test_second_source, test_slow_link)
+run(test_steps, test_no_room, test_missed, test_reader_stays, test_pinned, test_faults, test_agent_restart, test_given_up, test_relays, test_second_source, test_more_than_offered,
+    test_slow_link)

@@ -218,8 +218,8 @@ static int fetch_delta(struct ws_source *s, const struct ws_delta_offer *o, cons
                                .link = o->link,
                                .n_blocks = o->n_blocks,
                                .parts = 1,
-                               .record = on_record,
-                               .arg = *out};
+                               .taker.record = on_record,
+                               .taker.arg = *out};
     assert_int_equal(ws_lane_open(s, &l, err), 0);
     int rc = ws_lane_delta(l, &f, err);
     ws_lane_close(l);

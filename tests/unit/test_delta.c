@@ -157,7 +157,8 @@ static struct ws_delta *send(struct ws_delta *d, const struct version *target, u
     assert_int_equal(ws_delta_new(&out, ws_delta_link(d), target->manifest, NULL), 0);
     for (unsigned part = 0; part < parts; part++) {
         struct ws_delta_writer w;
-        struct ws_delta_reader *r = ws_delta_reader_new(ws_delta_link(d), ws_delta_blocks(d), take, out);
+        struct ws_delta_reader *r = ws_delta_reader_new(ws_delta_link(d), ws_delta_blocks(d),
+                                                        &(struct ws_delta_taker){.record = take, .arg = out});
         unsigned char *piece = malloc(most);
         uint64_t bytes = 0;
         ssize_t n;
@@ -242,7 +243,8 @@ static void test_given_up(void **state)
     assert_int_equal(ws_delta_new(&d, &l, b.manifest, NULL), 0);
     ws_delta_make(d, &a.side, &b.side, 0, 300000, w, NULL); /* too large */
     assert_int_equal(ws_delta_state(d), WS_DELTA_GIVEN_UP);
-    struct ws_delta_reader *r = ws_delta_reader_new(&l, ws_delta_blocks(d), take, NULL);
+    struct ws_delta_reader *r =
+        ws_delta_reader_new(&l, ws_delta_blocks(d), &(struct ws_delta_taker){.record = take, .arg = NULL});
     ws_delta_reader_free(r);
     ws_delta_put(d);
     ws_workers_free(w);
@@ -289,8 +291,8 @@ static void test_sizes(void **state)
     struct ws_delta *d = delta_of(&a, &b, 0);
     unsigned char *bytes = stream_of(d, &n);
     for (unsigned over = 0; over < 2; over++) {
-        struct ws_delta_reader *reader =
-            ws_delta_reader_new(ws_delta_link(d), ws_delta_blocks(d), drop, NULL);
+        struct ws_delta_reader *reader = ws_delta_reader_new(
+            ws_delta_link(d), ws_delta_blocks(d), &(struct ws_delta_taker){.record = drop, .arg = NULL});
         assert_int_equal(ws_delta_read(reader, bytes, WS_DELTA_HEAD_BYTES, NULL), 0);
         r->raw_bytes = WS_BLOCK_BYTES + over;
         ws_delta_record_head(r, head);
@@ -314,7 +316,8 @@ static void test_damaged(void **state)
     size_t n;
     unsigned char *bytes = stream_of(d, &n);
     for (unsigned round = 0; round < 400; round++) {
-        struct ws_delta_reader *r = ws_delta_reader_new(ws_delta_link(d), ws_delta_blocks(d), drop, NULL);
+        struct ws_delta_reader *r = ws_delta_reader_new(
+            ws_delta_link(d), ws_delta_blocks(d), &(struct ws_delta_taker){.record = drop, .arg = NULL});
         size_t at = round < 240 ? round : any() % n, cut = any() % 2 ? n : any() % n;
         bool whole;
         bytes[at] ^= (unsigned char)(1 << any() % 8);
@@ -326,7 +329,8 @@ static void test_damaged(void **state)
     }
     struct ws_delta_link other = *ws_delta_link(d);
     other.base_digest[3] ^= 1; /* made from another base */
-    struct ws_delta_reader *r = ws_delta_reader_new(&other, ws_delta_blocks(d), drop, NULL);
+    struct ws_delta_reader *r = ws_delta_reader_new(&other, ws_delta_blocks(d),
+                                                    &(struct ws_delta_taker){.record = drop, .arg = NULL});
     assert_int_equal(ws_delta_read(r, bytes, n, NULL), -EBADMSG);
     ws_delta_reader_free(r);
     free(bytes);
@@ -346,7 +350,8 @@ static void test_end(void **state)
     size_t n;
     unsigned char *bytes = stream_of(d, &n);
     for (size_t bit = 0; bit < 8 * WS_DELTA_RECORD_BYTES; bit++) {
-        struct ws_delta_reader *r = ws_delta_reader_new(ws_delta_link(d), ws_delta_blocks(d), drop, NULL);
+        struct ws_delta_reader *r = ws_delta_reader_new(
+            ws_delta_link(d), ws_delta_blocks(d), &(struct ws_delta_taker){.record = drop, .arg = NULL});
         unsigned char *at = bytes + n - WS_DELTA_RECORD_BYTES + bit / 8;
         bool whole = false;
         *at ^= (unsigned char)(1 << bit % 8);

@@ -140,7 +140,8 @@ static struct ws_delta *kept(const struct pair *p)
     bool whole;
     unsigned char *bytes = read_file(p->path, &n);
     assert_int_equal(ws_delta_new(&d, &p->link, p->target.manifest, NULL), 0);
-    struct ws_delta_reader *r = ws_delta_reader_new(&p->link, ws_delta_blocks(d), take, d);
+    struct ws_delta_reader *r =
+        ws_delta_reader_new(&p->link, ws_delta_blocks(d), &(struct ws_delta_taker){.record = take, .arg = d});
     if (ws_delta_read(r, bytes, n, &err) < 0)
         fail_msg("%s: %s", p->path, err.text);
     assert_true(ws_delta_reader_ended(r, &whole) && whole);

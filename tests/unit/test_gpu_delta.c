@@ -253,8 +253,8 @@ static void fetch_delta(struct ws_source *s, struct ws_lane *lane, struct fetche
                                    .link = offers[0].link,
                                    .n_blocks = offers[0].n_blocks,
                                    .parts = 1,
-                                   .record = note_record,
-                                   .arg = f};
+                                   .taker.record = note_record,
+                                   .taker.arg = f};
         int rc = ws_lane_delta(lane, &q, &err);
         GPU_CHECK(rc == 0 || rc == -ENODATA, "%s", err.text);
         f->has_delta = rc == 0;
