@@ -135,11 +135,8 @@ static void close_listed(struct ws_region *r)
 
 uint64_t ws_region_left_bytes(void)
 {
-    uint64_t used = ws_region_file_used(), known;
-    if (used == 0)
-        return 0;
-    pthread_mutex_lock(&ours.lock);
-    known = ours.closing_bytes;
+    pthread_mutex_lock(&ours.lock); /* first: what is closed between the two counts would be others' */
+    uint64_t used = ws_region_file_used(), known = ours.closing_bytes;
     for (const struct ws_region *r = ours.first; r; r = r->next)
         known += held_bytes(r);
     pthread_mutex_unlock(&ours.lock);
@@ -318,25 +315,27 @@ bool ws_region_was_shown(const struct ws_region *r)
     return atomic_load(&r->shown);
 }
 
-static pthread_once_t leases_once = PTHREAD_ONCE_INIT;
-static bool leases_work;
-
-static void ask_for_leases(void)
-{
-    struct ws_region *r = NULL;
-    leases_work = ws_region_new(&r, WS_PAGE_BYTES, NULL) == 0 && ws_region_idle(r) == 0;
-    ws_region_free(r);
-    if (!leases_work)
-        ws_log(WS_LOG_WARN, "region",
-               "the kernel grants no leases (sysctl fs.leases-enable, or a sandbox), so that nobody can tell "
-               "who still reads a version: memory is never used again but given back, which is slower, and "
-               "mounts on this machine get copies");
-}
-
+/* A yes stays. A no may have been a moment's (no descriptor, no memory): it is asked again. */
 bool ws_region_leases_work(void)
 {
-    pthread_once(&leases_once, ask_for_leases);
-    return leases_work;
+    static atomic_bool work, said;
+    struct ws_region *r = NULL;
+    struct ws_error err = {0};
+    if (atomic_load(&work))
+        return true;
+    int rc = ws_region_new(&r, WS_PAGE_BYTES, &err);
+    if (rc == 0 && (rc = ws_region_idle(r)) < 0)
+        (void)ws_error_set(&err, -rc, "F_SETLEASE is refused; sysctl fs.leases-enable, or a sandbox");
+    ws_region_free(r);
+    atomic_store(&work, rc == 0);
+    if (rc < 0 && !atomic_exchange(&said, true))
+        ws_log(
+            WS_LOG_WARN, "region",
+            "the kernel grants no leases (%s), so that nobody can tell who still reads a version: until it "
+            "does, memory is never used again but given back, which is slower, and mounts on this machine "
+            "get copies",
+            err.text);
+    return rc == 0;
 }
 
 struct populate {

@@ -61,8 +61,8 @@ WS_MUST_USE int ws_region_protect(struct ws_region *r, bool writable, struct ws_
 WS_MUST_USE int ws_region_idle(const struct ws_region *r);
 /* Could anybody outside ever read it? Then ws_region_idle never says 0 again. */
 bool ws_region_was_shown(const struct ws_region *r);
-/* Does the kernel grant leases at all (sysctl fs.leases-enable, sandboxes)? Asked once, and said where not.
- */
+/* Does the kernel grant leases at all (sysctl fs.leases-enable, sandboxes)? Asked until it does, and said
+ * once where it does not. */
 bool ws_region_leases_work(void);
 /* Memory of regions that this process has closed and others still hold, as far as the tmpfs tells; 0 where
  * regions are memfds. */

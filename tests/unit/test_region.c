@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -618,6 +619,28 @@ static void test_without_leases(void **state)
     assert_int_equal(end_of(child), 0);
 }
 
+/* A moment without descriptors is no answer for good. */
+static void test_leases_are_asked_for_again(void **state)
+{
+    if (!have_kind(state))
+        return;
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct rlimit limit;
+        if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+            _exit(2);
+        const struct rlimit none = {.rlim_max = limit.rlim_max};
+        setrlimit(RLIMIT_NOFILE, &none);
+        if (ws_region_leases_work())
+            _exit(3);
+        setrlimit(RLIMIT_NOFILE, &limit);
+        _exit(ws_region_leases_work() ? 0 : 4);
+    }
+    assert_int_equal(end_of(child), 0);
+}
+
 /* What a reader keeps of a region that is gone is counted; what is ours is not. */
 static void test_left(void **state)
 {
@@ -636,6 +659,43 @@ static void test_left(void **state)
     assert_int_equal(ws_region_left_bytes(), 4 * MIB);
     close(fd);
     assert_int_equal(ws_region_left_bytes(), 0);
+}
+
+#define MANY 2000
+
+struct closing {
+    struct ws_region *regions[MANY];
+    atomic_bool done;
+};
+
+static void *close_all(void *arg)
+{
+    struct closing *c = arg;
+    for (size_t i = 0; i < MANY; i++)
+        ws_region_free(c->regions[i]);
+    atomic_store(&c->done, true);
+    return NULL;
+}
+
+/* What is closed while it is counted is nobody else's. */
+static void test_left_while_others_close(void **state)
+{
+    static struct closing c;
+    pthread_t thread;
+
+    if (!have_kind(state))
+        return;
+    for (size_t i = 0; i < MANY; i++) {
+        c.regions[i] = make(16 << 10);
+        memset(ws_region_data(c.regions[i]), 1, 16 << 10);
+    }
+    assert_int_equal(pthread_create(&thread, NULL, close_all, &c), 0);
+    uint64_t most = 0, left;
+    while (!atomic_load(&c.done))
+        if ((left = ws_region_left_bytes()) > most)
+            most = left;
+    pthread_join(thread, NULL);
+    assert_int_equal(most, 0);
 }
 
 int main(void)
@@ -661,7 +721,9 @@ int main(void)
         EACH_KIND(test_import_checks),
         EACH_KIND(test_shown_is_never_idle_again),
         EACH_KIND(test_without_leases),
+        EACH_KIND(test_leases_are_asked_for_again),
         KIND(test_left, "tmpfs"),
+        KIND(test_left_while_others_close, "tmpfs"),
         EACH_KIND(test_link),
         cmocka_unit_test(test_large_is_huge),
         cmocka_unit_test(test_refusals),
