@@ -15,7 +15,7 @@
  *   commit {hashes: [[file, block, "hex"]..], audit?: [[param, chunk, "hex"]..],
  *       records?: [[file, block, offset, bytes, "hex"]..]}, or abandon {}
  *       commit replies {slots}; records: what changed in blocks, in the file of the descriptor that comes
- *       along (rank_records.h)
+ *       along (rank_records.h); where commit is refused the version is abandoned
  *
  *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms}
  *
@@ -415,6 +415,18 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
 
 /* --- commit, abandon --- */
 
+/* What the rank has copied is not used without its hashes: it is as if it had given the version up. */
+static void refuse_commit(struct ws_agent *a, struct ws_session *c, struct ws_error *err)
+{
+    char why[WS_ERROR_TEXT];
+    if (!c->model || !c->writing)
+        return;
+    snprintf(why, sizeof(why), "the commit of rank %u was refused: %.800s", c->rank, err->text);
+    ws_agent_abandon(a, c->model, why);
+    c->lost = false; /* it is told now */
+    ws_error_set(err, err->code, "%s; the next version may be offloaded", c->model->why);
+}
+
 static int read_records(const json_t *body, const int *fds, size_t n_fds, struct ws_rank_records **out,
                         struct ws_error *err)
 {
@@ -471,6 +483,8 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
                 ws_group_committed(a, m);
             pthread_cond_broadcast(&a->changed);
         }
+    } else {
+        refuse_commit(a, c, err);
     }
     pthread_mutex_unlock(&a->lock);
     ws_rank_records_free(records);

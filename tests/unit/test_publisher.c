@@ -394,6 +394,57 @@ static void memory_is_refused(void **state)
     end(&w);
 }
 
+/* A rank's request as it is on the wire; what it answers is not looked at. */
+static int raw(int sock, const char *verb, json_t *body, struct ws_error *err)
+{
+    char path[64];
+    int fds[4];
+    size_t n = 0;
+    json_t *reply = NULL;
+    snprintf(path, sizeof(path), "/v1/local/%s", verb);
+    int rc = ws_ipc_call(sock, "POST", path, body, NULL, 0, 60000, &reply, fds, 4, &n, err);
+    while (n > 0)
+        close(fds[--n]);
+    json_decref(reply);
+    json_decref(body);
+    return rc;
+}
+
+/* The version is abandoned, with the reason, and the same connection writes the next one. */
+static void a_refused_commit_ends_its_version(void **state)
+{
+    struct world w;
+    struct ws_error err = {0};
+    int sock;
+    (void)state;
+    start(&w, 0);
+    assert_int_equal(ws_ipc_connect(w.url, &sock, &err), 0);
+    json_t *params = json_pack("[{s:s,s:s,s:[i]}]", "name", "a", "dtype", "U8", "shape", 64);
+    assert_int_equal(
+        raw(sock, "register",
+            json_pack("{s:i,s:s,s:s,s:o}", "api", WS_LOCAL_API, "model", "m", "run", "r", "params", params),
+            &err),
+        0);
+    for (int version = 1; version <= 2; version++) {
+        assert_int_equal(raw(sock, "begin", json_pack("{s:i,s:s}", "version", version, "run", "r"), &err), 0);
+        assert_int_equal(raw(sock, "commit",
+                             json_pack("{s:[[i,i,s]]}", "hashes", 0, version == 1 ? 0 : 99,
+                                       version == 1 ? "no" : "0123456789abcdef"),
+                             &err),
+                         -EINVAL);
+        assert_non_null(strstr(err.text, "was abandoned: the commit of rank 0 was refused: a block's hash"));
+    }
+    assert_int_equal(raw(sock, "commit", json_pack("{s:[]}", "hashes"), &err), -EINVAL);
+    assert_non_null(strstr(err.text, "nothing is begun"));
+    if (raw(sock, "begin", json_pack("{s:i,s:s}", "version", 3, "run", "r"), &err) < 0 ||
+        raw(sock, "commit", json_pack("{s:[]}", "hashes"), &err) < 0 ||
+        raw(sock, "wait", json_pack("{s:i,s:s,s:s}", "version", 3, "run", "r", "what", "published"), &err) <
+            0)
+        fail_msg("%s", err.text);
+    close(sock);
+    end(&w);
+}
+
 /* A reader by descriptor cannot be cut: a third slot is taken, then EBUSY names it. */
 static void readers_hold_slots(void **state)
 {
@@ -477,10 +528,15 @@ int main(int argc, char **argv)
     if (argc == 4 && strcmp(argv[1], "torn") == 0)
         return be_torn(argv[2], (int)strtol(argv[3], NULL, 10));
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_rank),           cmocka_unit_test(four_ranks),
-        cmocka_unit_test(a_rank_dies),        cmocka_unit_test(a_rank_dies_in_the_middle),
-        cmocka_unit_test(wrong_calls),        cmocka_unit_test(memory_is_refused),
-        cmocka_unit_test(readers_hold_slots), cmocka_unit_test(loaded_is_waited_for),
+        cmocka_unit_test(one_rank),
+        cmocka_unit_test(four_ranks),
+        cmocka_unit_test(a_rank_dies),
+        cmocka_unit_test(a_rank_dies_in_the_middle),
+        cmocka_unit_test(wrong_calls),
+        cmocka_unit_test(memory_is_refused),
+        cmocka_unit_test(readers_hold_slots),
+        cmocka_unit_test(loaded_is_waited_for),
+        cmocka_unit_test(a_refused_commit_ends_its_version),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
