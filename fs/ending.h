@@ -1,7 +1,8 @@
 /* Ending: what ends a mount's control, and in which order. At SIGTERM, SIGINT or SIGHUP control ends first,
  * while the mount still serves: engines that are in the middle of a switch read the version that they go back
  * to from it. Where the mount is no longer at its path (it was unmounted, maybe lazily) control ends at once,
- * since the path and its settings may be a successor's from then on; files that are open go on being served.
+ * since the path, its settings and its ports may be a successor's from then on; files that are open go on
+ * being served.
  *
  *     serving --- a signal ----> control ends ----> the session ends
  *        '------- unmounted ---> control ends ----> the session ends with its last reader, or by a signal */

@@ -259,10 +259,14 @@ static void end_connection(struct ws_fs *fs)
         cut(fs);
 }
 
+/* With it goes what a successor at the path wants, the settings last: it waits for them. */
 static void end_control(void *arg)
 {
     struct ws_fs *fs = arg;
     ws_control_stop(fs->control);
+    ws_probes_free(fs->probes);
+    fs->probes = NULL;
+    ws_relay_stop(fs->relay);
     ws_settings_disown(fs->settings);
     fs->settings = -1;
 }
@@ -303,10 +307,7 @@ static int serve(struct ws_fs *fs, struct starter *s)
 
 static void stop(struct ws_fs *fs)
 {
-    if (fs->control)
-        ws_probes_free(fs->probes);
     end_control(fs);
-    ws_relay_stop(fs->relay);
     if (fs->store)
         ws_store_stop(fs->store); /* ends parked calls, which look at open files */
     ws_fs_close_all(fs);

@@ -68,6 +68,17 @@ def test_last_reader(stack):
             assert is_mounted(new.path)[-1:] == ["fuse.wsync"] and new.text("actor/version") == "none\n"
 
 
+def test_ports(stack):
+    "a mount that was detached lazily leaves its ports to its successor, and its readers their files"
+    listen, serve = free_port(), free_port()
+    old, new, held, _, folders = detached(stack, f"listen=127.0.0.1:{listen},serve=127.0.0.1:{serve}")
+    for port, path in ((listen, "/healthz"), (serve, "/v1/models")):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20 * SLOW) as r:
+            assert r.status == 200
+    assert old.alive() and held.read() == new.read("actor/1/model.safetensors")
+    assert f"port={serve}" in new.text()
+
+
 def test_control_ends(stack):
     "control ends with the mount: what was detached drives no engine, and its settings are its successor's"
     agent, old, folders = world(stack)
@@ -343,6 +354,7 @@ def test_drop_in_a_switch(stack):
 run(
     test_told_to_end,
     test_last_reader,
+    test_ports,
     test_control_ends,
     test_one_owner,
     test_refused_umount,
