@@ -32,7 +32,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu mutate bench bench-gpu gpu-bundle format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd libzmq
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -260,6 +260,9 @@ gpu-bundle: ## build/gpu: tests and benchmarks of GPUs with their libraries, for
 mutate: deps-test ## change the code in one place at a time and look whether a test fails (ARGS=part of a file's name)
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	$(Q)tests/mutate $(ARGS)
+campaign: deps-test ## kill, stop, cut off everything at random for half an hour, read meanwhile, see it heal (CAMPAIGN_SECONDS, CAMPAIGN_SEED, SAN)
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs
+	$(Q)SAN=$(SAN) nice tests/kill/campaign.py
 bench: deps-test ## measure; prints ratios and writes build/bench.json
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	$(Q)tests/bench/run

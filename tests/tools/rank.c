@@ -1,15 +1,21 @@
 /* A rank of a trainer that computes nothing: what its tensors hold follows from version and position, so that
- * any reader can check every byte. rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [timeout=MS] [seed=N] The
- * model's tensors, with E = ELEMENTS: rows    BF16 [E/64, 64]   each rank holds a box of rows, the last ones
- * more flat    U16 [E/2 + 7]     each rank holds a range, not of equal sizes all     U16 [64, 65]      every
- * rank holds all of it tail    U8 [4321]         held by the last rank SEED.x  U16 [3]           with seed=N:
- * a tensor more, of rank 0 Element i (of the flattened tensor) of version V is i * 31 + (i >> 11) + (V + (i &
- * 63)) / 64: a version changes each 64th element by one, and no two versions in a row agree in 128 bytes
- * anywhere. As bytes: the low one of it. Reads commands, a line each, and answers each with a line: fill
- * VERSION     "filled VERSION"; what the tensors hold from here on offload VERSION  fills, offloads:
- * "offloaded VERSION", or "error NUMBER SENTENCE" die AT VERSION   the same, and kills itself with SIGKILL
- * when AT of 1000 bytes are copied wait VERSION     "published VERSION" or "error NUMBER SENTENCE" run - "run
- * NAME" */
+ * any reader can check every byte.
+ *   rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [run=ID] [salt=N] [timeout=MS] [seed=N]
+ * The model's tensors, with E = ELEMENTS:
+ *   rows    BF16 [E/64, 64]   each rank holds a box of rows, the last ones more
+ *   flat    U16 [E/2 + 7]     each rank holds a range, not of equal sizes
+ *   all     U16 [64, 65]      every rank holds all of it
+ *   tail    U8 [4321]         held by the last rank
+ *   SEED.x  U16 [3]           with seed=N: a tensor more, of rank 0
+ * Element i (of the flattened tensor) of version V is i * 31 + (i >> 11) + (V + salt + (i & 63)) / 64:
+ * a version changes each 64th element by one, and no two versions in a row agree in 128 bytes anywhere.
+ * As bytes: the low one of it.
+ * Reads commands, a line each, and answers each with a line:
+ *   fill VERSION      "filled VERSION"; what the tensors hold from here on
+ *   offload VERSION   fills, offloads: "offloaded VERSION", or "error NUMBER SENTENCE"
+ *   die AT VERSION    the same, and kills itself with SIGKILL when AT of 1000 bytes are copied
+ *   wait VERSION      "published VERSION" or "error NUMBER SENTENCE"
+ *   run -             "run NAME" */
 #include "backends/trainer/wsync.h"
 #include <inttypes.h>
 #include <signal.h>
@@ -38,6 +44,7 @@ static struct {
     struct part parts[MAX_PARAMS];
     size_t n;
     uint64_t dies_at; /* of 1000; over 1000: never */
+    uint64_t salt;    /* what tells the same numbers of several lineages and models apart */
 } rank = {.dies_at = 1001};
 
 static uint16_t value(uint64_t version, uint64_t i)
@@ -47,6 +54,7 @@ static uint16_t value(uint64_t version, uint64_t i)
 
 static void fill(uint64_t version)
 {
+    version += rank.salt;
     for (size_t p = 0; p < rank.n; p++) {
         const struct part *part = &rank.parts[p];
         for (uint64_t i = 0; i < part->count; i++) {
@@ -142,7 +150,8 @@ int main(int argc, char **argv)
 {
     char line[128], more[32] = "";
     if (argc < 6) {
-        fprintf(stderr, "usage: rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [timeout=MS] [seed=N]\n");
+        fprintf(stderr, "usage: rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [run=ID] [salt=N] "
+                        "[timeout=MS] [seed=N]\n");
         return 2;
     }
     wsync_config config = {.struct_size = sizeof(config),
@@ -155,6 +164,10 @@ int main(int argc, char **argv)
                            .progress = progress};
     for (int i = 6; i < argc; i++) {
         config.new_run |= strcmp(argv[i], "new-run") == 0;
+        if (strncmp(argv[i], "run=", 4) == 0)
+            config.run = argv[i] + 4;
+        if (strncmp(argv[i], "salt=", 5) == 0)
+            rank.salt = strtoull(argv[i] + 5, NULL, 10);
         if (strncmp(argv[i], "timeout=", 8) == 0)
             config.timeout_ms = (unsigned)strtoul(argv[i] + 8, NULL, 10);
         if (strncmp(argv[i], "seed=", 5) == 0)
