@@ -326,8 +326,8 @@ static void run_job(void *arg)
     }
     if (j->done)
         j->done(j->arg, rc);
-    if (j->model && j->command.verb == WS_VERB_LOAD)
-        ws_follow_look(j->control, j->model); /* a version may have come meanwhile */
+    if (j->model && (j->command.verb == WS_VERB_LOAD || j->command.verb == WS_VERB_LOADED))
+        ws_follow_look(j->control, j->model); /* a version may have come meanwhile, a release have ended */
     free_job(j);
 }
 

@@ -162,6 +162,8 @@ static void switch_all(void *arg)
             note_done(c, p, e->release);
         (void)ws_desk_fail(c, p->desk, "follow", &err);
         ws_standing_report(c, p->desk, p->model, &to, "failed", err.text);
+        if (e->release)
+            ws_standing_answer(c, p->desk, p->model, e->release);
     }
     for (size_t i = 0; i < e->n; i++) /* a version may have come meanwhile */
         ws_follow_look(c, e->parts[i].model);
@@ -182,7 +184,8 @@ static bool is_coming_back(const struct ws_desk *d, const struct ws_version *v)
 }
 
 /* Once: the daemon that held it was killed, or this mount came too late. */
-static void tell_of_missing(struct ws_control *c, struct ws_desk *d, const struct ws_orders *o)
+static void tell_of_missing(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
+                            const struct ws_orders *o)
 {
     struct ws_error err;
     pthread_mutex_lock(&c->lock);
@@ -197,9 +200,12 @@ static void tell_of_missing(struct ws_control *c, struct ws_desk *d, const struc
                  "a newer one",
                  o->released.version, d->name);
     (void)ws_desk_fail(c, d, "follow", &err);
+    ws_standing_report(c, d, m, &o->released, "failed", err.text);
+    ws_standing_answer(c, d, m, o->released_by);
 }
 
-/* A model that the release names, when it is followed and is not there yet. */
+/* A model that the release names, when it is followed and is not there yet. Where nothing is to be done, or
+ * no more, that is said once: an agent cannot see whether the mount has heard of the release. */
 static void add_released(void *arg, struct ws_model *m)
 {
     struct gather *g = arg;
@@ -208,14 +214,22 @@ static void add_released(void *arg, struct ws_model *m)
     ws_model_orders(m, &o);
     if (!d || o.released_by != g->errand->release || !is_policy(g->control, d, WS_POLICY_FOLLOW))
         return;
-    struct ws_version *v = find(m, &o.released, NULL), *current = ws_model_current(m);
+    struct ws_version *v = find(m, &o.released, NULL);
+    pthread_mutex_lock(&g->control->lock);
+    const uint64_t turns = d->turns;
+    pthread_mutex_unlock(&g->control->lock);
+    struct ws_version *current = ws_model_current(m);
     pthread_mutex_lock(&g->control->lock);
     bool refused = v && d->refused_id == ws_version_id(v) && d->refused_by == g->errand->release;
     refused = refused || (v && is_coming_back(d, v));
     g->busy = g->busy || d->switching || ws_clock_ns() < d->not_before_ns;
+    bool served = v && v == current && !d->switching && !d->touching && d->turns == turns &&
+                  d->answered_by != o.released_by;
     pthread_mutex_unlock(&g->control->lock);
     if (!v)
-        tell_of_missing(g->control, d, &o);
+        tell_of_missing(g->control, d, m, &o);
+    if (served)
+        ws_standing_answer(g->control, d, m, o.released_by);
     if (v && v != current && !refused)
         errand_add(g->errand, d, m, v);
     else if (v)

@@ -4,13 +4,14 @@
 
 void ws_standing_tell(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
 {
-    struct ws_version *v = ws_model_current(m);
     pthread_mutex_lock(&c->lock);
     bool follows = d->policy == WS_POLICY_FOLLOW;
     unsigned engines = d->n_engines;
+    uint64_t release = d->answered_by;
     pthread_mutex_unlock(&c->lock);
-    json_t *body =
-        json_pack("{s:s,s:b,s:i}", "mount", c->who, "follows", (int)follows, "engines", (int)engines);
+    struct ws_version *v = ws_model_current(m); /* after it: never older than the release */
+    json_t *body = json_pack("{s:s,s:b,s:i,s:I}", "mount", c->who, "follows", (int)follows, "engines",
+                             (int)engines, "release", (json_int_t)release);
     if (body && v) {
         json_object_set_new(body, "version", json_integer((json_int_t)ws_version_number(v)));
         json_object_set_new(body, "run", json_string(ws_version_run(v)));
@@ -18,6 +19,14 @@ void ws_standing_tell(struct ws_control *c, struct ws_desk *d, struct ws_model *
     if (v)
         ws_version_put(v);
     ws_model_tell(m, NULL, "mounts", body);
+}
+
+void ws_standing_answer(struct ws_control *c, struct ws_desk *d, struct ws_model *m, uint64_t release)
+{
+    pthread_mutex_lock(&c->lock);
+    d->answered_by = release;
+    pthread_mutex_unlock(&c->lock);
+    ws_standing_tell(c, d, m);
 }
 
 void ws_standing_report(struct ws_control *c, struct ws_desk *d, struct ws_model *m,

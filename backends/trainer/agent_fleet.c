@@ -1,7 +1,8 @@
 /* clang-format off */
 /* The agent's routes for mounts and releases, and the thread that sees leases and deadlines end.
  *
- *   POST /v1/{model}/mounts                where a mount stands: {"mount","follows","engines","version","run"}
+ *   POST /v1/{model}/mounts                where a mount stands: {"mount","follows","engines","version","run",
+ *                                          "release": the one that it has come to an end with, 0: none}
  *   GET  /v1/{model}/mounts                where all of them stand
  *   POST /v1/{model}/{version}/prepared, fetched, loaded, failed[?run=R]     {"mount","engines","error"}
  *   GET  /v1/{model}/{version}/loaded?who=all|N|NAME     is it, or a later one, served there
@@ -63,17 +64,6 @@ static bool advance(struct ws_agent *a)
         ws_log(WS_LOG_INFO, "agent", "release %s id=%" PRIu64 " model=%s version=%" PRIu64 "%s%s",
                r->phase == WS_RELEASE_COMMITTED ? "committed" : "aborted", r->id, r->parts[0].model,
                r->parts[0].to.version, r->why[0] ? " why=" : "", r->why);
-    }
-    for (struct ws_release *r = a->releases; r; r = r->next) { /* newest first */
-        for (size_t i = 0; r->phase == WS_RELEASE_COMMITTED && i < r->n_parts; i++) {
-            struct ws_agent_model *m = ws_agent_find(a, r->parts[i].model);
-            if (r->id >= m->released_id) {
-                m->released_id = r->id;
-                m->released = r->parts[i].to;
-            } else {
-                r->passed = true;
-            }
-        }
     }
     return changed;
 }
@@ -157,10 +147,10 @@ void ws_agent_orders(const struct ws_agent *a, struct ws_agent_model *m, json_t 
         last = last->next;
     if (last)
         json_object_set_new(out, "release", ws_release_order(last, m->name));
-    if (m->released.run[0])
+    if (m->fleet.release)
         json_object_set_new(out, "released",
-                            json_pack("{s:I,s:s,s:I}", "version", (json_int_t)m->released.version, "run",
-                                      m->released.run, "by", (json_int_t)m->released_id));
+                            json_pack("{s:I,s:s,s:I}", "version", (json_int_t)m->fleet.released.version,
+                                      "run", m->fleet.released.run, "by", (json_int_t)m->fleet.release));
     for (const struct ws_wanted *w = m->wanted; w; w = w->next)
         if (w->until_ns > now)
             json_array_append_new(wanted, json_pack("{s:I,s:I,s:s,s:o}", "id", (json_int_t)w->id, "version",
@@ -200,7 +190,10 @@ static int take_stand(struct ws_agent_model *m, const json_t *body, struct ws_er
     mount->engines = (uint64_t)json_integer_value(json_object_get(body, "engines"));
     struct ws_mark serves =
         ws_mark_of((uint64_t)json_integer_value(json_object_get(body, "version")), run ? run : "");
-    ws_fleet_note_loaded(mount, run && *run ? &serves : NULL);
+    const json_t *release = json_object_get(body, "release");
+    uint64_t answered = (uint64_t)json_integer_value(release);
+    ws_fleet_note_stand(&m->fleet, mount, run && *run ? &serves : NULL,
+                        json_is_integer(release) ? &answered : NULL);
     return 0;
 }
 
@@ -224,9 +217,9 @@ static int take_report(struct ws_agent_model *m, const struct ws_api_request *q,
     else if (strcmp(q->verb, "fetched") == 0)
         ws_fleet_note_fetched(mount, &to);
     else if (strcmp(q->verb, "loaded") == 0)
-        ws_fleet_note_loaded(mount, &to);
+        ws_fleet_note_loaded(&m->fleet, mount, &to);
     else
-        ws_fleet_note_failed(mount, &to, why ? why : "it did not say why");
+        ws_fleet_note_failed(&m->fleet, mount, &to, why ? why : "it did not say why");
     ws_log(WS_LOG_INFO, "agent", "%s model=%s version=%" PRIu64 " mount=%s%s%s", q->verb, q->model,
            q->version, who, why ? " why=" : "", why ? why : "");
     return 0;

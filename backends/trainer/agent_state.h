@@ -97,8 +97,6 @@ struct ws_agent_model {
     /* agent_fleet.c */
     struct ws_fleet fleet;
     struct ws_wanted *wanted;
-    struct ws_mark released; /* what was committed last */
-    uint64_t released_id;    /* by which release */
     /* agent_delta.c */
     struct ws_delta_set deltas;
     unsigned level; /* of compression, that was asked of the next delta */

@@ -110,6 +110,38 @@ void ws_fleet_ask_anew(struct ws_fleet *f, const struct ws_mark *to, const char 
     }
 }
 
+void ws_fleet_commit(struct ws_fleet *f, uint64_t release, const struct ws_mark *to)
+{
+    bool again = !f->release || ws_mark_is(&f->released, to);
+    f->release = release;
+    f->released = *to;
+    for (struct ws_fleet_mount *m = f->mounts; m; m = m->next)
+        m->moves = m->follows && (m->moves || !again || !ws_mark_is(&m->loaded, to));
+}
+
+static bool is_under_way(const struct ws_fleet *f, const struct ws_fleet_mount *m)
+{
+    return f->release && m->follows && (m->answers ? m->answered != f->release : m->moves);
+}
+
+void ws_fleet_note_stand(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *serves,
+                         const uint64_t *answered)
+{
+    m->loaded = serves ? *serves : (struct ws_mark){0};
+    if (serves && ws_mark_is(&m->failed, serves))
+        m->failed.run[0] = 0;
+    m->answers = answered != NULL;
+    m->answered = answered ? *answered : 0;
+    m->moves = m->follows && (m->moves || (f->release && !ws_mark_is(&m->loaded, &f->released)));
+}
+
+/* With what was released last. */
+static void note_end(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *to)
+{
+    if (f->release && ws_mark_is(&f->released, to))
+        m->moves = false;
+}
+
 void ws_fleet_note_prepared(struct ws_fleet_mount *m, const struct ws_mark *to)
 {
     if (ws_mark_is(&m->failed, to))
@@ -124,26 +156,30 @@ void ws_fleet_note_fetched(struct ws_fleet_mount *m, const struct ws_mark *to)
     m->fetched[m->next_fetched++ % WS_PREPARED_MARKS] = *to;
 }
 
-void ws_fleet_note_loaded(struct ws_fleet_mount *m, const struct ws_mark *to)
+void ws_fleet_note_loaded(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *to)
 {
-    m->loaded = to ? *to : (struct ws_mark){0};
-    if (to && ws_mark_is(&m->failed, to))
+    m->loaded = *to;
+    if (ws_mark_is(&m->failed, to))
         m->failed.run[0] = 0;
+    note_end(f, m, to);
 }
 
-void ws_fleet_note_failed(struct ws_fleet_mount *m, const struct ws_mark *to, const char *why)
+void ws_fleet_note_failed(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *to,
+                          const char *why)
 {
     m->failed = *to;
     snprintf(m->error, sizeof(m->error), "%s", why);
+    note_end(f, m, to);
 }
 
-enum ws_progress ws_fleet_progress(const struct ws_fleet_mount *m, const struct ws_mark *to, uint64_t now_ns)
+enum ws_progress ws_fleet_progress(const struct ws_fleet *f, const struct ws_fleet_mount *m, uint64_t release,
+                                   const struct ws_mark *to, uint64_t now_ns)
 {
     if (m->lease_ns < now_ns)
         return WS_FLEET_SILENT;
     if (ws_mark_is(&m->failed, to))
         return WS_FLEET_FAILED;
-    if (ws_mark_is(&m->loaded, to))
+    if (f->release == release && ws_mark_is(&m->loaded, to) && !is_under_way(f, m))
         return WS_FLEET_LOADED;
     for (size_t i = 0; i < WS_PREPARED_MARKS; i++)
         if (ws_mark_is(&m->prepared[i], to))
@@ -165,7 +201,8 @@ bool ws_fleet_serves(const struct ws_fleet *f, const struct ws_mark *to, const c
         bool counts = name ? ws_name_means_mount(name, m->who) : m->follows || m->engines > 0;
         if (!counts || (m->lease_ns < now_ns && !name))
             continue;
-        bool serves = strcmp(m->loaded.run, to->run) == 0 && m->loaded.version >= to->version;
+        bool serves =
+            strcmp(m->loaded.run, to->run) == 0 && m->loaded.version >= to->version && !is_under_way(f, m);
         serving += serves;
         if (!serves && missing++ == 0 && text)
             snprintf(text, cap, "%s does not serve it", m->who);
@@ -200,8 +237,9 @@ json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns)
     json_t *all = json_array();
     for (const struct ws_fleet_mount *m = f->mounts; m; m = m->next)
         json_array_append_new(all,
-                              json_pack("{s:s,s:b,s:b,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->who, "silent",
-                                        (int)(m->lease_ns < now_ns), "follows", (int)m->follows, "engines",
+                              json_pack("{s:s,s:b,s:b,s:b,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->who,
+                                        "silent", (int)(m->lease_ns < now_ns), "follows", (int)m->follows,
+                                        "under_way", (int)is_under_way(f, m), "engines",
                                         (json_int_t)m->engines, "loaded", mark_json(&m->loaded), "prepared",
                                         marks_json(m->prepared), "fetched", marks_json(m->fetched), "failed",
                                         mark_json(&m->failed), "error", m->failed.run[0] ? m->error : ""));

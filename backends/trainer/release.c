@@ -42,6 +42,21 @@ void ws_release_abort(struct ws_release *r, const char *why)
     snprintf(r->why, sizeof(r->why), "%s", why);
 }
 
+bool ws_release_is_passed(const struct ws_release *r)
+{
+    bool passed = false;
+    for (size_t i = 0; r->phase == WS_RELEASE_COMMITTED && i < r->n_parts; i++)
+        passed = passed || r->parts[i].fleet->release != r->id;
+    return passed;
+}
+
+static void commit(struct ws_release *r)
+{
+    r->phase = WS_RELEASE_COMMITTED;
+    for (size_t i = 0; i < r->n_parts; i++)
+        ws_fleet_commit(r->parts[i].fleet, r->id, &r->parts[i].to);
+}
+
 bool ws_release_advance(struct ws_release *r, uint64_t now_ns)
 {
     char why[WS_ERROR_TEXT];
@@ -52,7 +67,7 @@ bool ws_release_advance(struct ws_release *r, uint64_t now_ns)
     for (size_t i = 0; i < r->n_parts; i++) {
         const struct ws_release_part *p = &r->parts[i];
         for (const struct ws_fleet_mount *m = p->fleet->mounts; m; m = m->next) {
-            enum ws_progress at = ws_fleet_progress(m, &p->to, now_ns);
+            enum ws_progress at = ws_fleet_progress(p->fleet, m, r->id, &p->to, now_ns);
             if (!m->follows)
                 continue;
             if (at == WS_FLEET_FAILED) {
@@ -65,7 +80,7 @@ bool ws_release_advance(struct ws_release *r, uint64_t now_ns)
                 waiting = m;
             if (at == WS_FLEET_SILENT)
                 silent = m;
-            ready += at == WS_FLEET_PREPARED || at == WS_FLEET_LOADED;
+            ready += at == WS_FLEET_PREPARED;
         }
     }
     if (ready == 0 && !waiting)
@@ -78,7 +93,7 @@ bool ws_release_advance(struct ws_release *r, uint64_t now_ns)
     }
     if (waiting)
         return false;
-    r->phase = WS_RELEASE_COMMITTED;
+    commit(r);
     return true;
 }
 
@@ -86,9 +101,9 @@ bool ws_release_is_settled(const struct ws_release *r, uint64_t now_ns)
 {
     if (r->phase != WS_RELEASE_COMMITTED)
         return r->phase == WS_RELEASE_ABORTED;
-    for (size_t i = 0; i < r->n_parts && !r->passed; i++)
+    for (size_t i = 0; i < r->n_parts && !ws_release_is_passed(r); i++)
         for (const struct ws_fleet_mount *m = r->parts[i].fleet->mounts; m; m = m->next) {
-            enum ws_progress at = ws_fleet_progress(m, &r->parts[i].to, now_ns);
+            enum ws_progress at = ws_fleet_progress(r->parts[i].fleet, m, r->id, &r->parts[i].to, now_ns);
             if (m->follows && (at == WS_FLEET_WAITING || at == WS_FLEET_PREPARED))
                 return false;
         }
@@ -117,7 +132,7 @@ json_t *ws_release_json(const struct ws_release *r, uint64_t now_ns)
         json_object_set_new(models, p->model,
                             json_pack("{s:I,s:s}", "version", (json_int_t)p->to.version, "run", p->to.run));
         for (const struct ws_fleet_mount *m = p->fleet->mounts; m; m = m->next) {
-            enum ws_progress at = ws_fleet_progress(m, &p->to, now_ns);
+            enum ws_progress at = ws_fleet_progress(p->fleet, m, r->id, &p->to, now_ns);
             if (m->follows)
                 json_array_append_new(mounts, json_pack("{s:s,s:s,s:s,s:I,s:s}", "mount", m->who, "model",
                                                         p->model, "state", ws_progress_name(at), "engines",
@@ -126,6 +141,6 @@ json_t *ws_release_json(const struct ws_release *r, uint64_t now_ns)
         }
     }
     return json_pack("{s:I,s:s,s:b,s:b,s:s,s:o,s:o}", "id", (json_int_t)r->id, "phase", phase_name(r->phase),
-                     "settled", (int)ws_release_is_settled(r, now_ns), "passed", (int)r->passed, "why",
-                     r->why, "models", models, "mounts", mounts);
+                     "settled", (int)ws_release_is_settled(r, now_ns), "passed", (int)ws_release_is_passed(r),
+                     "why", r->why, "models", models, "mounts", mounts);
 }

@@ -25,7 +25,6 @@ struct ws_release {
     uint64_t id; /* no other release has it, of an agent before neither */
     enum ws_release_phase phase;
     uint64_t deadline_ns;    /* of preparing */
-    bool passed;             /* a newer one was committed */
     char why[WS_ERROR_TEXT]; /* aborted */
     size_t n_parts;
     struct ws_release_part parts[];
@@ -35,6 +34,8 @@ struct ws_release {
 struct ws_release *ws_release_new(uint64_t id, const struct ws_release_part *parts, size_t n, uint64_t now_ns,
                                   uint64_t deadline_ns);
 bool ws_release_names(const struct ws_release *r, const char *model);
+/* A newer one was committed for one of its models. */
+bool ws_release_is_passed(const struct ws_release *r);
 /* Looks at the fleets; whether the phase has changed. */
 bool ws_release_advance(struct ws_release *r, uint64_t now_ns);
 void ws_release_abort(struct ws_release *r, const char *why); /* only while it is preparing */

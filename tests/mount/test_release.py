@@ -86,6 +86,24 @@ def test_release(stack):
     assert late.text("actor/policy") == "follow\n"
 
 
+def test_there_and_back(stack):
+    "a release of what a mount served before, while its engine still loads another, is at its end only when it serves it again"
+    fleet = Fleet(stack, 1)
+    mount, engine = fleet.mounts[0], fleet.engines[0]
+    engine.end()
+    fleet.engines[0] = Engine(stack, fleet.folders[1], "--slow", "3000", port=engine.port)
+    fleet.release(2)
+    wsync("release", "--agent", fleet.agent.url, "actor", 1)
+    wait_for(lambda: mount.text("actor/events").count("paused model=actor version=1 engine=e") > 1, "the load of 1")
+    out = fleet.release(2)
+    assert "released: 1 mount serves it" in out, out
+    events = mount.text("actor/events")
+    switched = [line.split("version=")[1].split()[0] for line in events.splitlines() if "switched model=actor" in line]
+    assert switched == ["1", "2", "1", "2"] and fleet.engines[0].serves() == "2", events
+    assert "released: 1 mount serves it" in fleet.release(2)  # it has nothing to do, and says so
+    assert wsync("wait", "actor", 2, "--loaded", "all", "--timeout", 0, "--agent", fleet.agent.url).returncode == 0
+
+
 def test_aborted(stack):
     "a version that one mount cannot take is taken by none; the mount and the reason are named"
     fleet = Fleet(stack, 2)
@@ -345,5 +363,5 @@ def test_slow_following(stack):
     wait_for(lambda: mount.text("actor/version") == "5\n", "version 5")
 
 
-run(test_release, test_aborted, test_failed_after_commit, test_models, test_silent, test_deadline_and_interrupt,
+run(test_release, test_there_and_back, test_aborted, test_failed_after_commit, test_models, test_silent, test_deadline_and_interrupt,
     test_wait_loaded, test_agent_restarts, test_bad_requests, test_external, test_neighbours, test_slow_following)

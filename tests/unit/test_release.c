@@ -21,12 +21,13 @@ static struct ws_fleet_mount *meet(struct ws_fleet *f, const char *who, uint64_t
     return m;
 }
 
-static const struct ws_mark two = {2, "r"}, three = {3, "r"}, other = {2, "q"};
+static const struct ws_mark one = {1, "r"}, two = {2, "r"}, three = {3, "r"}, other = {2, "q"};
 
 static struct ws_release *release_of(struct ws_fleet *f, const struct ws_mark *to, uint64_t now)
 {
+    static uint64_t id;
     const struct ws_release_part part = {"actor", f, *to};
-    struct ws_release *r = ws_release_new(1, &part, 1, now, now + 60 * S);
+    struct ws_release *r = ws_release_new(++id, &part, 1, now, now + 60 * S);
     assert_non_null(r);
     return r;
 }
@@ -40,7 +41,7 @@ static void test_phases(void **state)
     ws_fleet_note_prepared(a, &two); /* of a release before: it is asked anew */
     struct ws_release *r = release_of(&f, &two, S);
     assert_false(ws_release_advance(r, S));
-    assert_int_equal(ws_fleet_progress(a, &two, S), WS_FLEET_WAITING);
+    assert_int_equal(ws_fleet_progress(&f, a, r->id, &two, S), WS_FLEET_WAITING);
     ws_fleet_note_prepared(a, &two);
     ws_fleet_note_prepared(b, &other); /* the same number of another lineage */
     ws_fleet_note_fetched(b, &two);    /* for another mount's engine: its layout was not compared */
@@ -50,15 +51,15 @@ static void test_phases(void **state)
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
     ws_release_abort(r, "too late");
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
-    ws_fleet_note_loaded(a, &two);
+    ws_fleet_note_loaded(&f, a, &two);
     assert_false(ws_release_is_settled(r, 2 * S));
-    ws_fleet_note_failed(b, &two, "its engine");
+    ws_fleet_note_failed(&f, b, &two, "its engine");
     assert_true(ws_release_is_settled(r, 2 * S));
-    ws_fleet_note_loaded(b, &two); /* later, after all */
-    assert_int_equal(ws_fleet_progress(b, &two, 2 * S), WS_FLEET_LOADED);
+    ws_fleet_note_loaded(&f, b, &two); /* later, after all */
+    assert_int_equal(ws_fleet_progress(&f, b, r->id, &two, 2 * S), WS_FLEET_LOADED);
     struct ws_fleet_mount *late = meet(&f, "late:/m", 2 * S);
     assert_false(ws_release_is_settled(r, 2 * S));
-    ws_fleet_note_loaded(late, &two);
+    ws_fleet_note_loaded(&f, late, &two);
     assert_true(ws_release_is_settled(r, 2 * S));
     free(r);
     ws_fleet_clear(&f);
@@ -70,7 +71,7 @@ static void test_aborts(void **state)
     struct ws_fleet_mount *a = meet(&f, "a:/m", S);
     (void)state;
     struct ws_release *r = release_of(&f, &two, S);
-    ws_fleet_note_failed(a, &two, "a tensor is missing");
+    ws_fleet_note_failed(&f, a, &two, "a tensor is missing");
     assert_true(ws_release_advance(r, S));
     assert_int_equal(r->phase, WS_RELEASE_ABORTED);
     assert_non_null(strstr(r->why, "a:/m cannot take actor/2: a tensor is missing"));
@@ -100,13 +101,13 @@ static void test_leases(void **state)
     assert_false(ws_release_advance(r, (LEASE_S + 1) * S));
     assert_true(ws_release_advance(r, (LEASE_S + 1) * S + 1)); /* b is silent: it goes on without it */
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
-    assert_int_equal(ws_fleet_progress(b, &two, 20 * S), WS_FLEET_SILENT);
-    ws_fleet_note_loaded(a, &two);
+    assert_int_equal(ws_fleet_progress(&f, b, r->id, &two, 20 * S), WS_FLEET_SILENT);
+    ws_fleet_note_loaded(&f, a, &two);
     assert_true(ws_release_is_settled(r, 20 * S));
     (void)meet(&f, "b:/m", 21 * S); /* it is back, and on its way */
     assert_false(ws_release_is_settled(r, 21 * S));
-    r->passed = true;
-    assert_true(ws_release_is_settled(r, 21 * S));
+    ws_fleet_commit(&f, r->id + 100, &three);
+    assert_true(ws_release_is_passed(r) && ws_release_is_settled(r, 21 * S));
     free(r);
     r = release_of(&f, &three, 100 * S); /* all are silent, or we are cut off: not committed with nobody */
     assert_false(ws_release_advance(r, 101 * S));
@@ -120,6 +121,88 @@ static void test_leases(void **state)
     r = release_of(&f, &two, S); /* nobody is there: committed at once */
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
     free(r);
+}
+
+/* 2, then 1 and 2 again while the engine still loads 1. */
+static void there_and_back(struct ws_fleet *f, struct ws_release *out[2], uint64_t *answered)
+{
+    struct ws_fleet_mount *m = meet(f, "a:/m", S);
+    const struct ws_mark *const to[] = {&two, &one, &two};
+    for (size_t i = 0; i < 3; i++) {
+        struct ws_release *r = release_of(f, to[i], S);
+        assert_int_equal(r->phase, WS_RELEASE_PREPARING);
+        ws_fleet_note_prepared(m, to[i]);
+        assert_true(ws_release_advance(r, S));
+        if (i > 0) {
+            out[i - 1] = r;
+            continue;
+        }
+        assert_false(ws_release_is_settled(r, S));
+        ws_fleet_note_loaded(f, m, &two);
+        if (answered) {
+            *answered = r->id;
+            ws_fleet_note_stand(f, m, &two, answered);
+        }
+        assert_true(ws_release_is_settled(r, S));
+        free(r);
+    }
+}
+
+static void test_there_and_back(void **state)
+{
+    struct ws_fleet f = {0};
+    struct ws_release *r[2];
+    uint64_t answered = 0;
+    (void)state;
+    there_and_back(&f, r, &answered);
+    struct ws_fleet_mount *m = f.mounts;
+    assert_true(ws_release_is_passed(r[0]) && !ws_release_is_passed(r[1]));
+    assert_int_equal(ws_fleet_progress(&f, m, r[1]->id, &two, S), WS_FLEET_PREPARED);
+    assert_false(ws_fleet_serves(&f, &two, "all", S, NULL, 0) || ws_fleet_serves(&f, &two, "a", S, NULL, 0));
+    ws_fleet_note_stand(&f, m, &two, &answered); /* of the release before: another engine was added */
+    assert_false(ws_release_is_settled(r[1], S));
+    ws_fleet_note_loaded(&f, m, &one);
+    ws_fleet_note_stand(&f, m, &one, &r[0]->id);
+    assert_false(ws_release_is_settled(r[1], S));
+    ws_fleet_note_loaded(&f, m, &two);
+    assert_false(ws_release_is_settled(r[1], S));
+    ws_fleet_note_stand(&f, m, &two, &r[1]->id);
+    assert_true(ws_release_is_settled(r[1], S) && ws_fleet_serves(&f, &two, "all", S, NULL, 0));
+    free(r[0]);
+    free(r[1]);
+    ws_fleet_clear(&f);
+}
+
+/* Mounts of wsync 0.1.0 name no release, and report nothing where they have nothing to do. */
+static void test_old_mounts(void **state)
+{
+    struct ws_fleet f = {0};
+    struct ws_release *r[2];
+    (void)state;
+    there_and_back(&f, r, NULL);
+    struct ws_fleet_mount *m = f.mounts;
+    assert_false(ws_release_is_settled(r[1], S) || ws_fleet_serves(&f, &two, "all", S, NULL, 0));
+    ws_fleet_note_stand(&f, m, &two, NULL); /* may be said while it loads */
+    assert_false(ws_release_is_settled(r[1], S));
+    ws_fleet_note_loaded(&f, m, &one);
+    assert_false(ws_release_is_settled(r[1], S));
+    ws_fleet_note_loaded(&f, m, &two);
+    assert_true(ws_release_is_settled(r[1], S) && ws_fleet_serves(&f, &two, "all", S, NULL, 0));
+    free(r[0]);
+    r[0] = release_of(&f, &two, S); /* which it serves: it will not report it again */
+    ws_fleet_note_prepared(m, &two);
+    assert_true(ws_release_advance(r[0], S) && ws_release_is_settled(r[0], S));
+    assert_int_equal(ws_fleet_progress(&f, m, r[0]->id, &two, S), WS_FLEET_LOADED);
+    struct ws_fleet_mount *late = meet(&f, "b:/m", S);
+    ws_fleet_note_stand(&f, late, &two, NULL);
+    assert_true(ws_release_is_settled(r[0], S));
+    ws_fleet_note_stand(&f, late, &one, NULL);
+    assert_false(ws_release_is_settled(r[0], S));
+    ws_fleet_note_failed(&f, late, &two, "its engine");
+    assert_true(ws_release_is_settled(r[0], S));
+    free(r[0]);
+    free(r[1]);
+    ws_fleet_clear(&f);
 }
 
 static void test_models(void **state)
@@ -154,8 +237,8 @@ static void test_serves(void **state)
     c->follows = false; /* has neither policy nor engines: does not count for all */
     assert_false(ws_fleet_serves(&f, &two, "all", S, text, sizeof(text)));
     assert_non_null(strstr(text, "a:/m does not serve it, nor do 1 more"));
-    ws_fleet_note_loaded(a, &two);
-    ws_fleet_note_loaded(b, &other);
+    ws_fleet_note_loaded(&f, a, &two);
+    ws_fleet_note_loaded(&f, b, &other);
     assert_false(ws_fleet_serves(&f, &two, "all", S, text, sizeof(text)));
     assert_non_null(strstr(text, "b:/m does not"));
     assert_true(ws_fleet_serves(&f, &two, "1", S, NULL, 0));
@@ -164,9 +247,9 @@ static void test_serves(void **state)
     assert_true(ws_fleet_serves(&f, &two, "a", S, NULL, 0) && ws_fleet_serves(&f, &two, "a:/m", S, NULL, 0));
     assert_false(ws_fleet_serves(&f, &two, "a:/", S, NULL, 0) ||
                  ws_fleet_serves(&f, &two, "nobody", S, NULL, 0));
-    ws_fleet_note_loaded(b, &three); /* a later one of the run */
+    ws_fleet_note_loaded(&f, b, &three); /* a later one of the run */
     assert_true(ws_fleet_serves(&f, &two, "all", S, NULL, 0));
-    ws_fleet_note_loaded(b, NULL);
+    ws_fleet_note_stand(&f, b, NULL, NULL);
     assert_true(ws_fleet_serves(&f, &two, "a", S, NULL, 0));
     ws_fleet_seen(&f, "a:/m", 90 * S, 0);
     assert_true(ws_fleet_serves(&f, &two, "all", 91 * S, NULL, 0)); /* b is silent */
@@ -177,8 +260,10 @@ static void test_serves(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_phases), cmocka_unit_test(test_aborts),
-                                       cmocka_unit_test(test_leases), cmocka_unit_test(test_models),
-                                       cmocka_unit_test(test_serves)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_phases),     cmocka_unit_test(test_aborts),
+        cmocka_unit_test(test_leases),     cmocka_unit_test(test_there_and_back),
+        cmocka_unit_test(test_old_mounts), cmocka_unit_test(test_models),
+        cmocka_unit_test(test_serves)};
     return cmocka_run_group_tests_name("release", tests, NULL, NULL);
 }
