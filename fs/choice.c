@@ -9,9 +9,9 @@
 #define PACK_BELOW   50e6
 #define PACK_2_BELOW 5e6
 
-void ws_speed_note(_Atomic(double) *speed, uint64_t bytes, double seconds)
+void ws_speed_note(const struct ws_speeds *s, _Atomic(double) *speed, uint64_t bytes, double seconds)
 {
-    if (bytes < LEAST_BYTES || seconds <= 0)
+    if (s->given || bytes < LEAST_BYTES || seconds <= 0)
         return;
     double now = (double)bytes / seconds, before = atomic_load(speed);
     atomic_store(speed, before > 0 ? (before + now) / 2 : now);

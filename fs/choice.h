@@ -12,9 +12,10 @@ struct ws_speeds {
     _Atomic(double) link;  /* of all lanes of a pull together */
     _Atomic(double) patch; /* of one thread that applies a delta and hashes the result */
     _Atomic(double) copy;  /* the same, with a copy of the base */
+    bool given;            /* by the operator, before any thread runs: nothing is measured */
 };
-/* The mean of what was and what is now; too few bytes say nothing. */
-void ws_speed_note(_Atomic(double) *speed, uint64_t bytes, double seconds);
+/* One of s: the mean of what was and what is now; too few bytes say nothing. */
+void ws_speed_note(const struct ws_speeds *s, _Atomic(double) *speed, uint64_t bytes, double seconds);
 
 struct ws_way {
     uint64_t fetch_bytes; /* over the link */

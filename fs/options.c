@@ -104,6 +104,25 @@ static int set_strategy(struct ws_mount_options *o, const char *value)
     return ws_strategies_parse(value, &o->store.strategies, &err);
 }
 
+/* LINK:PATCH:COPY, or as measured. */
+static int set_speeds(struct ws_mount_options *o, const char *value)
+{
+    struct ws_speeds *s = &o->store.speeds;
+    _Atomic(double) *const speeds[] = {&s->link, &s->patch, &s->copy};
+    s->given = strcmp(value, "measured") != 0;
+    for (size_t i = 0; i < sizeof(speeds) / sizeof(speeds[0]); i++) {
+        char word[32];
+        uint64_t bytes = 0;
+        const size_t n = strcspn(value, ":");
+        snprintf(word, sizeof(word), "%.*s", n < sizeof(word) ? (int)n : 0, value);
+        if (s->given && (set_size(word, &bytes) < 0 || bytes == 0 || (value[n] == ':') != (i < 2)))
+            return -EINVAL;
+        atomic_store(speeds[i], (double)bytes);
+        value += s->given ? n + 1 : 0;
+    }
+    return 0;
+}
+
 static int set_nice(struct ws_mount_options *o, const char *value)
 {
     unsigned long n;
@@ -250,6 +269,10 @@ static const struct {
     {"strategy", "auto|NAME:NAME:...", set_strategy,
      "by which ways weights may come, the best first, with colons between: packed_cuda_ipc, cuda_ipc, ipc, "
      "broadcast, dir, tcp, which is what auto (the default) stands for; ctl sets it for one model"},
+    {"speeds", "measured|LINK:PATCH:COPY", set_speeds,
+     "which way is quicker, a whole pull or deltas, is worked out from speeds in bytes a second (40M:5G:2G): "
+     "of the link, of one thread that patches, and of one that copies and patches; as measured (the "
+     "default), or these and no others"},
     {"device", "N", set_device, "the GPU of this mount, for the strategy broadcast; default 0"},
     {"threads", "N", set_threads, "background threads for hashing and pre-faulting; default: all cores"},
     {"nice", "N", set_nice, "nice value (0 to 19) of all background work"},

@@ -530,7 +530,7 @@ void ws_replay_run(struct ws_replay *p, const char **transport)
     pthread_mutex_lock(&p->version->store->lock);
     tidy(p->version->model); /* how large they are is known now */
     pthread_mutex_unlock(&p->version->store->lock);
-    ws_speed_note(p->plan.copied ? &speeds->copy : &speeds->patch, atomic_load(&p->patched_bytes),
+    ws_speed_note(speeds, p->plan.copied ? &speeds->copy : &speeds->patch, atomic_load(&p->patched_bytes),
                   (double)atomic_load(&p->patched_ns) / 1e9);
     if (p->transport)
         *transport = p->transport;

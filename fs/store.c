@@ -132,6 +132,7 @@ int ws_store_new(struct ws_store **out, const struct ws_store_options *options, 
     s->next_deadline_ns = WS_NEVER;
     s->last_dead = &s->dead;
     s->last_report = &s->reports;
+    s->speeds = options->speeds;
     rc = copy_options(&s->options, options, err);
     if (rc == 0 && getrandom(&s->id, sizeof(s->id), 0) != (ssize_t)sizeof(s->id))
         rc = ws_error_set(err, errno, "no random number for a store: %s", strerror(errno));

@@ -7,6 +7,7 @@
  * All functions are thread safe. None of them calls back while it holds a lock. */
 #ifndef WS_FS_STORE_H
 #define WS_FS_STORE_H
+#include "fs/choice.h"
 #include "fs/histogram.h"
 #include "fs/orders.h"
 #include "fs/strategies.h"
@@ -40,6 +41,7 @@ struct ws_store_options {
     bool verify_imported;  /* rehash what ipc hands over before it is ready */
     struct ws_strategies strategies; /* of models for which none are set */
     unsigned device;                 /* of this mount, in a broadcast */
+    struct ws_speeds speeds;         /* by which ways are chosen; all 0: as measured */
 };
 WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_store_options *options,
                              struct ws_error *err);

@@ -132,7 +132,7 @@ struct ws_store {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a source answered, a pull ended, room was made; monotonic clock */
     _Atomic(uint64_t) moved_bytes, bad_blocks, retries;
-    struct ws_speeds speeds;                      /* as measured; its members are atomic */
+    struct ws_speeds speeds;                      /* as measured or given; its members are atomic */
     atomic_uint n_moving[WS_PRIORITY_READER + 1]; /* lanes inside a fetch, by priority */
     /* set before the first source is added, then only read */
     struct {

@@ -375,7 +375,7 @@ int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char *
         unsigned streams = v->store->options.streams;
         t.n_lanes = t.n_left < streams ? (unsigned)t.n_left : streams;
         rc = run_lanes(&t, err);
-        ws_speed_note(&v->store->speeds.link, atomic_load(&v->moved_bytes) - before,
+        ws_speed_note(&v->store->speeds, &v->store->speeds.link, atomic_load(&v->moved_bytes) - before,
                       (double)(ws_clock_ns() - began) / 1e9);
     }
     if (rc == 0 && t.n_left > 0) {

@@ -214,6 +214,71 @@ class Slow:
                 s.shutdown(socket.SHUT_RDWR)
 
 
+class Gate:
+    """A TCP proxy that lets `limit` bytes of files through, more when it is told, and the rest once it is opened."""
+
+    def __init__(self, stack, url, limit):
+        self.target = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        self.left = limit
+        self.changed = threading.Condition()
+        self.over = False
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.sockets = [self.listener]
+        stack.callback(self.end)
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def end(self):
+        with self.changed:
+            self.over = True
+            self.changed.notify_all()
+        for s in self.sockets:
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
+            s.close()
+
+    def let(self, more):
+        with self.changed:
+            self.left += more
+            self.changed.notify_all()
+
+    def open(self):
+        self.let(1 << 60)
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near = self.listener.accept()[0]
+                far = socket.create_connection(self.target)
+                self.sockets += [near, far]
+                threading.Thread(target=self.serve, args=(near, far), daemon=True).start()
+
+    def serve(self, near, far):
+        """What is asked for; each connection asks for files alone, or for none."""
+        first = near.recv(1 << 16)
+        threading.Thread(target=self.pump, args=(far, near, b"/files/" in first), daemon=True).start()
+        with contextlib.suppress(OSError):
+            far.sendall(first)
+        self.pump(near, far, False)
+
+    def pump(self, a, b, counted):
+        with contextlib.suppress(OSError):
+            while data := a.recv(1 << 16):
+                while counted and data:
+                    with self.changed:
+                        self.changed.wait_for(lambda: self.left > 0 or self.over)
+                        n = min(len(data), self.left)
+                        self.left -= n
+                    if self.over:
+                        return
+                    b.sendall(data[:n])
+                    data = data[n:]
+                if data:
+                    b.sendall(data)
+        with contextlib.suppress(OSError):
+            b.shutdown(socket.SHUT_RDWR)
+
+
 class Mount(Process):
     """A mount in the foreground, at .path; waits until it answers."""
 
@@ -399,6 +464,8 @@ def tensors_of(path):
 
 SMALL = {"a.weight": ("BF16", [64, 32]), "b.weight": ("F32", [16]), "model.layers.10.x": ("BF16", [8, 8]),
          "model.layers.2.x": ("BF16", [8, 8]), "nested/name": ("U8", [5])}
+# By these speeds (of the link, and of a thread that patches or copies) a mount takes a delta wherever it can.
+DELTAS = "speeds=40M:5G:2G"
 # Of more than one block of 4 MiB is LARGE; both have a tail.
 MEDIUM = {f"layer.{i}.weight": ("BF16", [256, 256]) for i in range(12)} | {"tail": ("U8", [12345])}
 LARGE = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(12)} | {"tail": ("U8", [12345])}

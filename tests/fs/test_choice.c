@@ -19,21 +19,24 @@ static void assert_near(double got, double want)
 
 static void test_speeds(void **state)
 {
-    _Atomic(double) speed = 0;
+    struct ws_speeds s = {0};
     (void)state;
-    ws_speed_note(&speed, 1000, 1e-9); /* says nothing */
-    ws_speed_note(&speed, (8U << 20) - 1, 1);
-    assert_true(atomic_load(&speed) == 0);
-    ws_speed_note(&speed, 100000000, 0); /* clocks stand still now and then */
-    ws_speed_note(&speed, 100000000, -1);
-    assert_true(atomic_load(&speed) == 0);
-    ws_speed_note(&speed, 100000000, 0.1); /* the first is taken as it is */
-    assert_near(atomic_load(&speed), 1e9);
-    ws_speed_note(&speed, 300000000, 0.1);
-    assert_near(atomic_load(&speed), 2e9);
+    ws_speed_note(&s, &s.link, 1000, 1e-9); /* says nothing */
+    ws_speed_note(&s, &s.link, (8U << 20) - 1, 1);
+    assert_true(atomic_load(&s.link) == 0);
+    ws_speed_note(&s, &s.link, 100000000, 0); /* clocks stand still now and then */
+    ws_speed_note(&s, &s.link, 100000000, -1);
+    assert_true(atomic_load(&s.link) == 0);
+    ws_speed_note(&s, &s.link, 100000000, 0.1); /* the first is taken as it is */
+    assert_near(atomic_load(&s.link), 1e9);
+    ws_speed_note(&s, &s.link, 300000000, 0.1);
+    assert_near(atomic_load(&s.link), 2e9);
     for (int i = 0; i < 40; i++) /* forgets */
-        ws_speed_note(&speed, 50000000, 1);
-    assert_true(atomic_load(&speed) > 49e6 && atomic_load(&speed) < 51e6);
+        ws_speed_note(&s, &s.link, 50000000, 1);
+    assert_true(atomic_load(&s.link) > 49e6 && atomic_load(&s.link) < 51e6);
+    struct ws_speeds given = {.link = 1e9, .given = true};
+    ws_speed_note(&given, &given.link, 50000000, 1);
+    assert_near(atomic_load(&given.link), 1e9);
 }
 
 static double full(const struct ws_speeds *s)

@@ -47,8 +47,7 @@ def make_pipe_test(options):
         need_fuse()
         agent, folder = Agent(stack), checkpoint(LARGE, seed=1)
         agent.publish("actor", 1, folder)
-        url = f"http://127.0.0.1:{Slow(stack, agent.port, 40e6 / min(SLOW, 3)).port}"  # deltas are worth it
-        mount = Mount(stack, url, options)
+        mount = Mount(stack, agent.url, f"{options},{DELTAS}")
         pull(mount, 1)
         want = mount.read("actor/1", WEIGHTS)
         pipe = Pipe(mount.file("actor/1", WEIGHTS))

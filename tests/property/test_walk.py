@@ -139,8 +139,7 @@ class Walk:
         self.rng = np.random.default_rng(SEED)
         self.agent = Agent(stack, "--delta-cache", CACHE, "--threads", 1)
         self.trainer = Trainer(self.agent, self.rng)
-        self.mount = Mount(stack, f"http://127.0.0.1:{Slow(stack, self.agent.port, 100e6 / SLOW).port}",
-                           f"delta-cache={CACHE},cache={VERSIONS}")
+        self.mount = Mount(stack, self.agent.url, f"delta-cache={CACHE},cache={VERSIONS},{DELTAS}")
         self.failure = None
         self.ways = dict.fromkeys(("full", "delta", "chain", "in place", "copied", "not made"), 0)
         self.compared, self.lost = {}, 0
