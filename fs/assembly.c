@@ -117,7 +117,7 @@ static int read_parts(struct assembly *a, struct ws_error *err)
         }
         a->merge_parts[i] = (struct ws_merge_part){.from = a->from[i], .manifest = m, .files = files};
     }
-    return ws_merge_new(&a->merge, a->merge_parts, a->n, err);
+    return ws_merge_new(&a->merge, a->merge_parts, a->n, &a->route->stop, err);
 }
 
 static int get_regions(struct assembly *a, struct ws_error *err)
@@ -193,7 +193,7 @@ static int make_whole(struct assembly *a, struct ws_error *err)
     if (rc < 0)
         return rc;
     workers = ws_workers_new(v->store->options.threads, v->store->options.nice);
-    rc = workers ? ws_merge_run(a->merge, v->model->name, a->dst, workers, &a->route->stop, &m, err)
+    rc = workers ? ws_merge_run(a->merge, v->model->name, a->dst, workers, &m, err)
                  : ws_error_set(err, ENOMEM, "out of memory for the threads of a merge");
     ws_workers_free(workers);
     return rc == 0 ? hand_over(a, m, err) : rc;

@@ -23,8 +23,9 @@
 #define WS_MAX_RANKS          65536
 #define WS_MAX_STREAMS        64
 #define WS_MAX_SOURCES        64
-#define WS_MAX_PARTS          64 /* nodes of a trainer, each with a part of the model */
-#define WS_MAX_RELAYS         8  /* mounts that a version may come through, one after the other */
+#define WS_MAX_PARTS          64            /* nodes of a trainer, each with a part of the model */
+#define WS_MAX_PART_BYTES     (256UL << 20) /* the description of one */
+#define WS_MAX_RELAYS         8             /* mounts that a version may come through, one after the other */
 #define WS_MAX_ENGINES        1024
 #define WS_MAX_COMMAND        4096 /* one write to a control file */
 #define WS_MAX_URL            1024

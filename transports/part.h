@@ -49,7 +49,8 @@ WS_MUST_USE int ws_part_model(char out[WS_MAX_NAME + 1], const char *model, unsi
 void ws_part_tensor(char out[WS_PART_NAME_BYTES], size_t i);
 /* The text of WS_PART_FILE; malloc, NUL-terminated. NULL: no memory. */
 char *ws_part_to_json(const struct ws_part *p);
-/* -EBADMSG: it is none, with what is wrong. */
+/* -EBADMSG: it is none, or longer than WS_MAX_PART_BYTES, with what is wrong. Never builds a tree of all of
+ * it. */
 WS_MUST_USE int ws_part_from_json(const char *text, size_t n, struct ws_part **out, struct ws_error *err);
 void ws_part_free(struct ws_part *p); /* NULL is fine */
 
@@ -60,18 +61,17 @@ struct ws_merge_part {
     const unsigned char *const *files; /* memory, one a file of the manifest; NULL for size 0 */
 };
 struct ws_merge;
-/* Reads and compares the parts; keeps pointers into them. -EBADMSG: one is damaged; -EPROTO: they do not
- * belong together, with two of them by name. */
+/* Reads and compares the parts; keeps pointers into them. *stop: this and the run end soon with -ECANCELED;
+ * may be NULL. -EBADMSG: one is damaged; -EPROTO: they do not belong together, with two of them by name. */
 WS_MUST_USE int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_t n,
-                             struct ws_error *err);
+                             const atomic_bool *stop, struct ws_error *err);
 /* The files of the whole version, by name. */
 size_t ws_merge_n_files(const struct ws_merge *m);
 const struct ws_part_file *ws_merge_file(const struct ws_merge *m, size_t i);
 /* Fills dst[i], one a file (NULL for size 0), and gives the whole version's manifest, hashed and sealed.
- * *stop: ends soon with -ECANCELED; may be NULL. */
+ */
 WS_MUST_USE int ws_merge_run(struct ws_merge *m, const char *model, unsigned char *const *dst,
-                             struct ws_workers *workers, const atomic_bool *stop, struct ws_manifest **out,
-                             struct ws_error *err);
+                             struct ws_workers *workers, struct ws_manifest **out, struct ws_error *err);
 void ws_merge_free(struct ws_merge *m);
 
 #endif

@@ -4,6 +4,7 @@
 #include "transports/box.h"
 #include "transports/copy.h"
 #include "transports/part.h"
+#include "transports/part_overlap.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -24,13 +25,6 @@ struct job {
     uint64_t first, n; /* rows of the box, of its first dimension */
 };
 
-/* A piece that is not empty, to see whether any two are of the same bytes. */
-struct laid {
-    const struct ws_tensor *tensor;
-    const struct ws_part_piece *piece;
-    uint64_t begin, end; /* its first element in the flattened tensor, and behind its last */
-};
-
 struct ws_merge {
     const struct ws_merge_part *parts; /* as given */
     size_t n_parts;
@@ -40,13 +34,13 @@ struct ws_merge {
     uint64_t *covered;                     /* bytes of tensors, a file */
     struct job *jobs;
     size_t n_jobs, cap_jobs;
-    struct laid *laid;
+    struct ws_laid_piece *laid;
     size_t n_laid, cap_laid;
+    const atomic_bool *stop;
     /* while it runs */
     unsigned char *const *dst;
     struct ws_manifest *manifest;
     size_t hashing;
-    const atomic_bool *stop;
 };
 
 static const struct ws_part *first_of(const struct ws_merge *m)
@@ -62,6 +56,11 @@ size_t ws_merge_n_files(const struct ws_merge *m)
 const struct ws_part_file *ws_merge_file(const struct ws_merge *m, size_t i)
 {
     return &first_of(m)->files[i];
+}
+
+static bool is_stopped(const struct ws_merge *m)
+{
+    return m->stop && atomic_load(m->stop);
 }
 
 static int no_memory(struct ws_error *err)
@@ -211,60 +210,15 @@ static uint64_t check_piece(const struct ws_part_piece *p, const struct ws_tenso
 
 static int lay(struct ws_merge *m, const struct ws_tensor *t, const struct ws_part_piece *p)
 {
-    struct laid l = {.tensor = t, .piece = p, .begin = p->start, .end = p->start + p->count};
-    if (!p->range) {
-        uint64_t step = 1;
-        l.begin = 0;
-        l.end = 1;
-        for (unsigned d = t->n_dims; d-- > 0; step *= t->shape[d]) {
-            l.begin += p->offset[d] * step;
-            l.end += (p->offset[d] + p->size[d] - 1) * step;
-        }
-    }
     if (m->n_laid == m->cap_laid) {
         size_t cap = m->cap_laid ? 2 * m->cap_laid : 256;
-        struct laid *more = realloc(m->laid, cap * sizeof(*more));
+        struct ws_laid_piece *more = realloc(m->laid, cap * sizeof(*more));
         if (!more)
             return -ENOMEM;
         m->laid = more;
         m->cap_laid = cap;
     }
-    m->laid[m->n_laid++] = l;
-    return 0;
-}
-
-static int by_begin(const void *x, const void *y)
-{
-    const struct laid *a = x, *b = y;
-    if (a->tensor != b->tensor)
-        return (uintptr_t)a->tensor < (uintptr_t)b->tensor ? -1 : 1;
-    return a->begin < b->begin ? -1 : a->begin > b->begin;
-}
-
-/* Of two whose intervals meet. A range and a box that meet so are never made. */
-static bool overlap(const struct laid *a, const struct laid *b)
-{
-    if (a->piece->range || b->piece->range)
-        return true;
-    for (unsigned d = 0; d < a->tensor->n_dims; d++)
-        if (a->piece->offset[d] >= b->piece->offset[d] + b->piece->size[d] ||
-            b->piece->offset[d] >= a->piece->offset[d] + a->piece->size[d])
-            return false;
-    return true;
-}
-
-/* Their bytes add up, so where no two overlap each byte is written once. */
-static int check_overlaps(struct ws_merge *m, struct ws_error *err)
-{
-    if (m->n_laid > 1)
-        qsort(m->laid, m->n_laid, sizeof(m->laid[0]), by_begin);
-    for (size_t i = 0; i < m->n_laid; i++) {
-        const struct laid *a = &m->laid[i];
-        for (size_t k = i + 1; k < m->n_laid && m->laid[k].tensor == a->tensor && m->laid[k].begin < a->end;
-             k++)
-            if (overlap(a, &m->laid[k]))
-                return ws_error_set(err, EBADMSG, "two pieces of %s overlap", a->tensor->name);
-    }
+    m->laid[m->n_laid++] = ws_lay(t, p);
     return 0;
 }
 
@@ -341,6 +295,8 @@ static int plan(struct ws_merge *m, struct ws_error *err)
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < ws_merge_n_files(m); i++) {
         const struct ws_part_file *f = ws_merge_file(m, i);
+        if (is_stopped(m))
+            return ws_error_set(err, ECANCELED, "the merge of parts was stopped");
         rc = take_whole(m, i, err);
         for (size_t k = 0; rc == 0 && k < m->n_parts; k++)
             rc = take_pieces(m, i, k, err);
@@ -352,7 +308,8 @@ static int plan(struct ws_merge *m, struct ws_error *err)
     return rc;
 }
 
-int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_t n, struct ws_error *err)
+int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_t n, const atomic_bool *stop,
+                 struct ws_error *err)
 {
     struct ws_merge *m = calloc(1, sizeof(*m));
     int rc = 0;
@@ -362,6 +319,7 @@ int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_
         return no_memory(err);
     m->parts = parts;
     m->n_parts = n;
+    m->stop = stop;
     m->in_order = calloc(n, sizeof(*m->in_order));
     m->described = calloc(n, sizeof(struct ws_part *));
     if (!m->in_order || !m->described)
@@ -375,8 +333,8 @@ int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_
         m->covered = calloc(ws_merge_n_files(m), sizeof(*m->covered));
         rc = m->headers && m->covered ? plan(m, err) : no_memory(err);
     }
-    if (rc == 0)
-        rc = check_overlaps(m, err);
+    if (rc == 0) /* their bytes add up, so where no two overlap each byte is written once */
+        rc = ws_part_overlaps(m->laid, m->n_laid, stop, err);
     if (rc < 0) {
         ws_merge_free(m);
         return rc;
@@ -391,7 +349,7 @@ static void run_job(void *arg, size_t i)
 {
     struct ws_merge *m = arg;
     const struct job *j = &m->jobs[i];
-    if (m->stop && atomic_load(m->stop))
+    if (is_stopped(m))
         return;
     if (!j->piece) {
         ws_copy(m->dst[j->file] + j->at, j->src, j->bytes);
@@ -419,7 +377,7 @@ static void hash_block(void *arg, size_t block)
 {
     struct ws_merge *m = arg;
     struct ws_bundle_file *f = &m->manifest->files[m->hashing];
-    if (m->stop && atomic_load(m->stop))
+    if (is_stopped(m))
         return;
     f->hashes[block] = ws_hash(m->dst[m->hashing] + block * WS_BLOCK_BYTES, ws_block_len(f, block));
 }
@@ -444,16 +402,15 @@ static int describe(struct ws_merge *m, const char *model, struct ws_error *err)
 }
 
 int ws_merge_run(struct ws_merge *m, const char *model, unsigned char *const *dst, struct ws_workers *workers,
-                 const atomic_bool *stop, struct ws_manifest **out, struct ws_error *err)
+                 struct ws_manifest **out, struct ws_error *err)
 {
     int rc = describe(m, model, err);
     m->dst = dst;
-    m->stop = stop;
     if (rc == 0) {
         ws_workers_run(workers, run_job, m, m->n_jobs);
         for (m->hashing = 0; m->hashing < m->manifest->n_files; m->hashing++)
             ws_workers_run(workers, hash_block, m, m->manifest->files[m->hashing].n_blocks);
-        if (stop && atomic_load(stop))
+        if (is_stopped(m))
             rc = ws_error_set(err, ECANCELED, "the merge of %s/%" PRIu64 " was stopped", model,
                               m->manifest->version);
     }

@@ -28,23 +28,14 @@ static bool is_wanted(void *arg, size_t file, size_t block)
     return ((struct round *)arg)->wanted[file][block];
 }
 
-/* Notes what one member wants; false: that makes no sense. */
-static bool add_wants(struct round *r, const json_t *wants)
+/* Notes what one member wants. Its blocks are of the version with that digest, as the round's. */
+static void add_wants(struct round *r, const struct ws_joiner *j)
 {
     const struct ws_manifest *m = r->hold->manifest;
-    struct ws_block_run *runs;
-    size_t n;
-    if (json_is_string(wants)) {
-        for (size_t f = 0; f < m->n_files; f++)
-            memset(r->wanted[f], true, m->files[f].n_blocks);
-        return true;
-    }
-    if (ws_block_runs_of(wants, m, &runs, &n, NULL) < 0)
-        return false;
-    for (size_t i = 0; i < n; i++)
-        memset(&r->wanted[runs[i].file][runs[i].first], true, runs[i].n);
-    free(runs);
-    return true;
+    for (size_t f = 0; !j->wants && f < m->n_files; f++)
+        memset(r->wanted[f], true, m->files[f].n_blocks);
+    for (size_t i = 0; i < j->n_wants; i++)
+        memset(&r->wanted[j->wants[i].file][j->wants[i].first], true, j->wants[i].n);
 }
 
 static int make_room(struct round *r, struct ws_error *err)
@@ -96,9 +87,11 @@ static int plan_round(struct ws_agent *a, struct ws_broadcasts *b, struct round 
                            &b->end_round, &r->hold, err);
     if (rc == 0)
         rc = make_room(r, err);
+    if (rc == 0 && strcmp(r->hold->manifest->digest, first->digest) != 0)
+        rc = ws_error_set(err, ESTALE, "%s/%" PRIu64 " is another one by now", first->model,
+                          first->of.version);
     for (const struct ws_joiner *j = first; rc == 0 && j; j = j->next, n++)
-        if (!add_wants(r, j->wants))
-            rc = ws_error_set(err, EINVAL, "%s wants blocks that there are not", j->who);
+        add_wants(r, j);
     if (rc == 0)
         rc = ws_block_runs_new(r->hold->manifest, is_wanted, r, &r->runs, &r->plan.n_runs, err);
     if (rc == 0 && r->plan.n_runs == 0)

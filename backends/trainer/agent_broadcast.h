@@ -12,7 +12,8 @@ struct ws_joiner {
     char *model, *who;
     struct ws_mark of;
     char digest[33], uuid[WS_DEVICE_ID];
-    json_t *wants;
+    struct ws_block_run *wants; /* NULL: all blocks */
+    size_t n_wants;
     unsigned rank; /* in the round under way */
 };
 

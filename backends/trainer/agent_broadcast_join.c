@@ -16,7 +16,7 @@
 
 static void free_joiner(struct ws_joiner *j)
 {
-    json_decref(j->wants);
+    free(j->wants);
     free(j->model);
     free(j->who);
     free(j);
@@ -195,34 +195,39 @@ static void never_mind(void *arg)
     (void)arg;
 }
 
-static int check_version(struct ws_agent *a, const struct ws_api_request *q, const char *digest,
-                         struct ws_mark *of, struct ws_error *err)
+/* Is the version the one that is meant, and are there the blocks that it wants? With both in *out. */
+static int check_version(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
+                         struct ws_joiner *out, struct ws_error *err)
 {
+    const json_t *wants = json_object_get(body, "wants");
     struct ws_hold *hold;
     int rc = ws_agent_hold(a, q->model, q->version, q->run[0] ? q->run : NULL, "broadcast", never_mind, NULL,
                            &hold, err);
     if (rc < 0)
         return rc;
-    *of = ws_mark_of(q->version, hold->manifest->run);
-    if (strcmp(hold->manifest->digest, digest) != 0)
+    out->of = ws_mark_of(q->version, hold->manifest->run);
+    if (strcmp(hold->manifest->digest, text_of(body, "digest")) != 0)
         rc = ws_error_set(err, ESTALE, "%s/%" PRIu64 " is another one at the agent by now", q->model,
                           q->version);
+    else if (json_is_array(wants))
+        rc = ws_block_runs_of(wants, hold->manifest, &out->wants, &out->n_wants, err);
+    if (rc == -EPROTO) /* it is who asks who is wrong */
+        rc = ws_error_set(err, EINVAL, "%s/%" PRIu64 " does not have the blocks that the member wants",
+                          q->model, q->version);
     ws_agent_drop(a, hold);
     return rc;
 }
 
-static struct ws_joiner *new_joiner(const char *model, const struct ws_mark *of, const json_t *body)
+static struct ws_joiner *new_joiner(const char *model, const json_t *body)
 {
     struct ws_joiner *j = calloc(1, sizeof(*j));
     if (!j)
         return NULL;
     j->model = strdup(model);
     j->who = strdup(text_of(body, "mount"));
-    j->wants = json_deep_copy(json_object_get(body, "wants"));
-    j->of = *of;
     snprintf(j->digest, sizeof(j->digest), "%s", text_of(body, "digest"));
     snprintf(j->uuid, sizeof(j->uuid), "%s", text_of(body, "uuid"));
-    if (j->model && j->who && j->wants) {
+    if (j->model && j->who) {
         ws_text_clean(j->who); /* as the fleet has it */
         return j;
     }
@@ -233,16 +238,18 @@ static struct ws_joiner *new_joiner(const char *model, const struct ws_mark *of,
 static int join(struct ws_agent *a, struct ws_broadcasts *b, const struct ws_api_request *q,
                 const json_t *body, json_t **reply, struct ws_error *err)
 {
-    struct ws_mark of;
     unsigned n = 0;
     int rc = check_member(b, body, err);
-    if (rc == 0)
-        rc = check_version(a, q, text_of(body, "digest"), &of, err);
     if (rc < 0)
         return rc;
-    struct ws_joiner *j = new_joiner(q->model, &of, body);
+    struct ws_joiner *j = new_joiner(q->model, body);
     if (!j)
         return ws_error_set(err, ENOMEM, "no memory for a member of a broadcast");
+    rc = check_version(a, q, body, j, err);
+    if (rc < 0) {
+        free_joiner(j);
+        return rc;
+    }
     pthread_mutex_lock(&a->lock);
     for (const struct ws_joiner *i = b->waiting; i; i = i->next)
         n++;

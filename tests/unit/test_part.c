@@ -332,7 +332,7 @@ static void check_merge(struct world *w, char digest[33])
     struct ws_manifest *m = NULL;
     struct ws_error err = {0};
     parts_of(w, parts);
-    if (ws_merge_new(&merge, parts, w->n_nodes, &err) < 0)
+    if (ws_merge_new(&merge, parts, w->n_nodes, NULL, &err) < 0)
         fail_msg("%s", err.text);
     assert_int_equal(ws_merge_n_files(merge), w->whole->n_files);
     unsigned char **dst = calloc(w->whole->n_files, sizeof(*dst));
@@ -342,7 +342,7 @@ static void check_merge(struct world *w, char digest[33])
         dst[i] = malloc(w->whole->files[i].size_bytes + 1);
         memset(dst[i], 0xee, w->whole->files[i].size_bytes + 1);
     }
-    if (ws_merge_run(merge, "actor", dst, w->workers, NULL, &m, &err) < 0)
+    if (ws_merge_run(merge, "actor", dst, w->workers, &m, &err) < 0)
         fail_msg("%s", err.text);
     for (size_t i = 0; i < w->whole->n_files; i++) {
         const uint64_t size = w->whole->files[i].size_bytes;
@@ -392,7 +392,7 @@ static void refuse(struct world *w, int rc, const char *a, const char *b)
     struct ws_merge *merge;
     struct ws_error err = {0};
     parts_of(w, parts);
-    assert_int_equal(ws_merge_new(&merge, parts, w->n_nodes, &err), rc);
+    assert_int_equal(ws_merge_new(&merge, parts, w->n_nodes, NULL, &err), rc);
     assert_null(merge);
     if (!strstr(err.text, a) || !strstr(err.text, b))
         fail_msg("%s", err.text);
@@ -470,11 +470,11 @@ static void test_hostile_text(void **state)
             struct ws_merge *merge = NULL;
             struct ws_manifest *m = NULL;
             parts_of(&w, parts);
-            if (ws_merge_new(&merge, parts, w.n_nodes, NULL) == 0) {
+            if (ws_merge_new(&merge, parts, w.n_nodes, NULL, NULL) == 0) {
                 unsigned char **dst = calloc(ws_merge_n_files(merge), sizeof(*dst));
                 for (size_t f = 0; f < ws_merge_n_files(merge); f++)
                     dst[f] = malloc(ws_merge_file(merge, f)->size_bytes + 1);
-                if (ws_merge_run(merge, "actor", dst, w.workers, NULL, &m, NULL) == 0)
+                if (ws_merge_run(merge, "actor", dst, w.workers, &m, NULL) == 0)
                     ws_manifest_free(m);
                 for (size_t f = 0; f < ws_merge_n_files(merge); f++)
                     free(dst[f]);
@@ -485,6 +485,51 @@ static void test_hostile_text(void **state)
         }
         free(was);
     }
+    end_world(&w);
+}
+
+static int reads(const char *text, size_t n)
+{
+    struct ws_part *part;
+    struct ws_error err = {0};
+    int rc = ws_part_from_json(text, n, &part, &err);
+    ws_part_free(part);
+    return rc;
+}
+
+#define PLACED "\"placement\":\"0123456789abcdef0123456789abcdef\""
+
+/* Whatever a part says, its description and what is made of it have limits; the order of its keys has none.
+ */
+static void test_limits(void **state)
+{
+    char text[512];
+    (void)state;
+    const char *format =
+        "{\"files\":[{\"pieces\":[],\"header_bytes\":%lu,\"bytes\":%lu,\"name\":\"a\",\"x\":[1]}],"
+        "\"y\":{},\"count\":1,\"index\":0," PLACED ",\"wsync_part\":1%s}";
+    snprintf(text, sizeof(text), format, WS_MAX_HEADER_BYTES + 8, WS_MAX_FILE_BYTES, "");
+    assert_int_equal(reads(text, strlen(text)), 0);
+    assert_int_equal(reads(text, WS_MAX_PART_BYTES + 1), -EBADMSG); /* and is not looked at */
+    snprintf(text, sizeof(text), format, WS_MAX_HEADER_BYTES + 9, WS_MAX_FILE_BYTES, "");
+    assert_int_equal(reads(text, strlen(text)), -EBADMSG);
+    snprintf(text, sizeof(text), format, 0, WS_MAX_FILE_BYTES + 1, "");
+    assert_int_equal(reads(text, strlen(text)), -EBADMSG);
+    snprintf(text, sizeof(text), format, 0, 0, ",\"count\":1");
+    assert_int_equal(reads(text, strlen(text)), -EBADMSG);
+}
+
+/* Whoever asks for the merge can end it before its first copy. */
+static void test_stopped(void **state)
+{
+    struct ws_merge_part parts[MAX_RANKS];
+    struct ws_merge *merge;
+    struct world w;
+    const atomic_bool stop = true;
+    (void)state;
+    make_world(&w, 8, 0);
+    parts_of(&w, parts);
+    assert_int_equal(ws_merge_new(&merge, parts, w.n_nodes, &stop, NULL), -ECANCELED);
     end_world(&w);
 }
 
@@ -511,10 +556,8 @@ static void test_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_random),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_hostile_text),
+        cmocka_unit_test(test_limits), cmocka_unit_test(test_stopped), cmocka_unit_test(test_names),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_refused), cmocka_unit_test(test_hostile_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
