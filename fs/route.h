@@ -43,8 +43,8 @@ void ws_route_end(struct ws_leg *leg); /* done with the source */
 /* What the source said with rc (err: its sentence). Puts the source. 0: take one and try again, after
  * the wait that is due; else final, with err. */
 WS_MUST_USE int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_error *err);
-/* What the source sent was not the manifest's. Puts it; the next attempt is with another, where there is one.
- */
+/* What the source sent was not the manifest's, or came much slower than from another. Puts it; the next
+ * attempt is with another, where there is one. */
 void ws_route_doubt(struct ws_route *r, struct ws_leg *leg);
 void ws_route_progress(struct ws_route *r, struct ws_leg *leg);
 /* Why a strategy was of no use. */

@@ -4,6 +4,10 @@
  * here when the hash of what was stored is the manifest's; a wrong one is missing again, as are the
  * blocks of a run that was cut.
  *
+ * Lanes of different sources are measured by each other: one whose source sent next to nothing while the
+ * lanes of others moved block after block gives its run back, and goes on at another source. Only bytes are
+ * compared, so that it means the same on every link.
+ *
  * Towards the end runs get shorter, so that the lanes finish together. */
 #include "fs/transfer.h"
 #include "fs/content.h"
@@ -19,6 +23,8 @@
 #define RUN_BLOCKS 4
 #define NAP_MS     20 /* of a lane that lets a more urgent pull go first */
 #define IDLE_MS    500
+#define SLOWER     8             /* times, than the others: it gives its run back */
+#define SLACK      (256UL << 10) /* bytes that a lane may be behind at first */
 
 enum block_state { MISSING, TAKEN, HERE };
 
@@ -38,9 +44,11 @@ struct transfer {
     const struct ws_manifest *manifest;
     const atomic_int *priority;
     unsigned n_lanes;
+    struct lane *lanes;
     /* guarded by route->lock */
     struct block **blocks; /* by file */
     size_t n_missing, n_left;
+    uint64_t moved[WS_MAX_SOURCES]; /* in runs that are over */
     struct cursor next;
     int rc; /* why it ends; 0: it goes on, or is done */
     struct ws_error err;
@@ -56,7 +64,13 @@ struct lane {
     struct ws_leg leg;
     struct ws_lane *lane;
     struct run run;
-    bool doubtful; /* a block of the run was wrong */
+    bool doubtful;          /* a block of the run was wrong */
+    _Atomic(uint64_t) came; /* bytes of the run */
+    atomic_bool yield;      /* it is to give its run back */
+    /* guarded by route->lock */
+    bool has_source, fetches;
+    unsigned source;
+    uint64_t others; /* what the lanes of others had moved when the run began */
     pthread_t thread;
 };
 
@@ -125,6 +139,52 @@ static void give_back(struct transfer *t, const struct run *run)
         }
     }
     pthread_cond_broadcast(&t->route->changed);
+}
+
+/* --- how fast a source is beside others; with route->lock --- */
+
+static uint64_t moved_by_others(const struct transfer *t, unsigned source)
+{
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
+        bytes += i == source ? 0 : t->moved[i];
+    for (unsigned i = 0; i < t->n_lanes; i++)
+        if (t->lanes[i].fetches && t->lanes[i].source != source)
+            bytes += atomic_load(&t->lanes[i].came);
+    return bytes;
+}
+
+static void run_begins(struct lane *l)
+{
+    l->has_source = l->fetches = true;
+    l->source = l->leg.watch->index;
+    l->others = moved_by_others(l->t, l->source);
+    atomic_store(&l->came, 0);
+    atomic_store(&l->yield, false);
+}
+
+static void run_ends(struct lane *l)
+{
+    if (l->fetches)
+        l->t->moved[l->source] += atomic_load(&l->came);
+    l->fetches = false;
+}
+
+/* Tells lanes that are much slower than those of other sources to give their runs back. */
+static void compare(struct transfer *t)
+{
+    for (unsigned i = 0; i < t->n_lanes; i++) {
+        struct lane *l = &t->lanes[i];
+        unsigned n = 0;
+        if (!l->fetches)
+            continue;
+        for (unsigned k = 0; k < t->n_lanes; k++)
+            n += t->lanes[k].has_source && t->lanes[k].source != l->source;
+        if (n > 0 &&
+            (moved_by_others(t, l->source) - l->others) / n > SLOWER * (atomic_load(&l->came) + SLACK))
+            atomic_store(&l->yield, true);
+    }
 }
 
 static int make_table(struct transfer *t)
@@ -201,6 +261,7 @@ static bool next_run(struct lane *l)
         if (claim_waited(t, &l->run))
             return true;
         pthread_mutex_lock(&r->lock);
+        compare(t);
         bool outranked = is_outranked(t);
         goes_on = t->rc == 0 && t->n_left > 0 && !atomic_load(&r->stop);
         found = goes_on && !outranked && claim_next(t, &l->run);
@@ -289,7 +350,12 @@ static int fetch_run(struct lane *l, struct ws_error *err)
         .block = on_block,
         .arg = l,
         .cancel = &t->route->stop,
+        .yield = &l->yield,
+        .came = &l->came,
     };
+    pthread_mutex_lock(&t->route->lock);
+    run_begins(l);
+    pthread_mutex_unlock(&t->route->lock);
     moving = &t->version->store->n_moving[atomic_load(t->priority)];
     atomic_fetch_add(moving, 1);
     rc = ws_lane_fetch(l->lane, &fetch, err);
@@ -307,6 +373,7 @@ static void *lane_main(void *arg)
         struct ws_error err = {0};
         int rc = fetch_run(l, &err);
         pthread_mutex_lock(&t->route->lock);
+        run_ends(l);
         give_back(t, &l->run);
         if (rc == 0)
             t->how = ws_source_transport(l->leg.watch->source);
@@ -319,6 +386,13 @@ static void *lane_main(void *arg)
         l->doubtful = false;
         if (rc == 0 || over)
             continue;
+        if (rc == -ECANCELED && l->leg.watch && atomic_load(&l->yield)) {
+            ws_log(WS_LOG_INFO, "store", "a source is much slower than others model=%s version=%lu source=%s",
+                   t->version->model->name, t->version->number, l->leg.watch->source->url);
+            close_lane(l);
+            ws_route_doubt(t->route, &l->leg);
+            continue;
+        }
         if (l->leg.watch) {
             close_lane(l);
             rc = ws_route_failed(t->route, &l->leg, rc, &err);
@@ -341,6 +415,7 @@ static int run_lanes(struct transfer *t, struct ws_error *err)
     int rc = 0;
 
     memset(lanes, 0, sizeof(lanes));
+    t->lanes = lanes;
     for (unsigned i = 0; i < t->n_lanes; i++)
         lanes[i] = (struct lane){.t = t, .leg.whole = true};
     while (started < t->n_lanes) {
@@ -349,10 +424,11 @@ static int run_lanes(struct transfer *t, struct ws_error *err)
             break;
         started++;
     }
-    if (started == 0)
-        return ws_error_set(err, -rc, "cannot start a thread for a transfer: %s", strerror(-rc));
     for (unsigned i = 0; i < started; i++)
         pthread_join(lanes[i].thread, NULL);
+    t->lanes = NULL;
+    if (started == 0)
+        return ws_error_set(err, -rc, "cannot start a thread for a transfer: %s", strerror(-rc));
     return 0;
 }
 

@@ -144,9 +144,9 @@ static int errno_of_curl(CURLcode code)
 /* What watches over a request while it goes on. Silence is curl's to notice; a peer that sends a few bytes
  * now and then is not silent, and would keep a lane for ever. */
 struct guard {
-    const atomic_bool *cancel; /* may be NULL */
-    uint64_t stall_ns;         /* 0: a trickle is fine */
-    bool owed;                 /* what comes now is at hand, its sender waits for nobody */
+    const atomic_bool *cancel, *yield; /* may be NULL */
+    uint64_t stall_ns;                 /* 0: a trickle is fine */
+    bool owed;                         /* what comes now is at hand, its sender waits for nobody */
     uint64_t since_ns, since_bytes;
     bool trickles;
 };
@@ -158,7 +158,7 @@ static int on_progress(void *arg, curl_off_t total, curl_off_t received, curl_of
     (void)total;
     (void)c;
     (void)d;
-    if (g->cancel && atomic_load(g->cancel))
+    if ((g->cancel && atomic_load(g->cancel)) || (g->yield && atomic_load(g->yield)))
         return 1;
     if (!g->owed || g->stall_ns == 0 || g->since_ns == 0) {
         g->since_ns = now;
@@ -465,6 +465,8 @@ static size_t on_bytes(char *data, size_t size, size_t n, void *arg)
         k->lie = "it sent more bytes than were asked for";
         return 0;
     }
+    if (k->fetch->came)
+        atomic_fetch_add(k->fetch->came, n);
     for (size_t left = n; left > 0;) {
         uint64_t block_end = k->block * WS_BLOCK_BYTES + ws_block_len(k->file, k->block);
         size_t piece = left < block_end - k->at ? left : (size_t)(block_end - k->at);
@@ -517,14 +519,15 @@ static int tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
     const struct ws_manifest *m = f->manifest;
     const struct ws_bundle_file *file = &m->files[f->file];
     size_t last = f->first + f->n - 1;
-    struct sink k = {.lane = l,
-                     .fetch = f,
-                     .file = file,
-                     .at = f->first * WS_BLOCK_BYTES,
-                     .end = last * WS_BLOCK_BYTES + ws_block_len(file, last),
-                     .block = f->first,
-                     .guard = {.cancel = f->cancel, .stall_ns = stall_ns(lane), .owed = true},
-                     .refusal.limit = 64 << 10};
+    struct sink k = {
+        .lane = l,
+        .fetch = f,
+        .file = file,
+        .at = f->first * WS_BLOCK_BYTES,
+        .end = last * WS_BLOCK_BYTES + ws_block_len(file, last),
+        .block = f->first,
+        .guard = {.cancel = f->cancel, .yield = f->yield, .stall_ns = stall_ns(lane), .owed = true},
+        .refusal.limit = 64 << 10};
     char path[WS_API_PATH_BYTES], url[WS_MAX_URL + WS_API_PATH_BYTES], range[64];
     ws_api_version_path(path, "files", m->model, m->version, file->name, m->run);
     snprintf(url, sizeof(url), "%s%s", lane->source->url, path);

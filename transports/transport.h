@@ -39,7 +39,9 @@ struct ws_fetch {
      * stored (computed in the same pass); not before. Return non-zero to stop (-ECANCELED). */
     int (*block)(void *arg, size_t block, uint64_t hash);
     void *arg;
-    const atomic_bool *cancel; /* looked at often; may be NULL */
+    const atomic_bool *cancel, *yield; /* either ends it, -ECANCELED; looked at often; may be NULL */
+    _Atomic(uint64_t) *came; /* bytes as they come, of blocks that are not whole yet, too; tcp's only;
+                                may be NULL */
 };
 
 /* A part of a delta: blocks (counted over all files) that leave `part` when divided by `parts`. */

@@ -33,6 +33,31 @@ class Relay(Mount):
             return json.load(r)
 
 
+class Drip(Gate):
+    """Of files one connection gets a trickle, more than a peer that is kept for lost, and all others are closed."""
+
+    def __init__(self, stack, url):
+        self.dripping = False
+        super().__init__(stack, url, 0)
+
+    def serve(self, near, far):
+        first = near.recv(1 << 16)
+        if b"/files/" not in first:
+            threading.Thread(target=self.pump, args=(far, near, False), daemon=True).start()
+            with contextlib.suppress(OSError):
+                far.sendall(first)
+            return self.pump(near, far, False)
+        with self.changed:
+            first_one, self.dripping = not self.dripping, True
+        with contextlib.suppress(OSError):
+            if first_one:
+                far.sendall(first)
+                while data := far.recv(1000):
+                    near.sendall(data)
+                    time.sleep(0.04)
+            near.shutdown(socket.SHUT_RDWR)
+
+
 def published(stack, *args):
     need_fuse()
     agent = Agent(stack, *args)
@@ -236,6 +261,17 @@ def test_killed(stack):
     Relay(stack, gate.url, port=port, path=relay.path)
     wait_for(lambda: error_of(lambda: one.read("actor/1/model.safetensors")) is None, "the relay's return")
     assert same(one, folder)
+
+
+def test_drips(stack):
+    "a lane whose source sends next to nothing while others move block after block gives its run back, and the version is whole"
+    agent, folder = published(stack)
+    drip = Drip(stack, agent.url)
+    leaf = Mount(stack, f"{drip.url},{agent.url}", "streams=4")
+    leaf.wait_version("actor", 1, sources=2)
+    leaf.write("pull 1", "actor/ctl")
+    assert drip.dripping and same(leaf, folder)
+    assert "is much slower than others" in leaf.text() and drip.url in leaf.text(), leaf.text()
 
 
 def test_follow(stack):
@@ -487,4 +523,4 @@ def test_nginx(stack):
 
 
 run(test_chain, test_while_it_arrives, test_reader_goes_first, test_tree, test_liar, test_invented_manifest, test_killed,
-    test_follow, test_rings, test_eviction, test_end, test_guards, test_headers, test_nginx)
+    test_drips, test_follow, test_rings, test_eviction, test_end, test_guards, test_headers, test_nginx)
