@@ -1,7 +1,7 @@
 /* The delta of bf16 weights in one thread: encoding against AstraFlow's published speed and against reading
- * both versions; applying in place, verified, against hashing alone; bytes per changed element against an
- * index and a value (6 bytes). Shares of 0.1 %, 1.5 % and 10 % moved by one unit, and 1.5 % by a mix of step
- * sizes as Adam makes them. */
+ * both versions; applying in place, verified, against hashing alone, and to a copy, against in place; bytes
+ * per changed element against an index and a value (6 bytes). Shares of 0.1 %, 1.5 % and 10 % moved by one
+ * unit, and 1.5 % by a mix of step sizes as Adam makes them. */
 #include "tests/bench/common.h"
 #include "transports/delta_block.h"
 #include "transports/delta_stream.h"
@@ -82,16 +82,30 @@ static void read_both(void *arg)
     }
 }
 
-static void apply(void *arg)
+/* src: NULL: in place. */
+static void patch(const unsigned char *src)
 {
     size_t from = 0;
-    (void)arg;
     for (size_t i = 0; i < BLOCKS; from += b.bytes[i++]) {
+        const size_t at = i * WS_BLOCK_BYTES;
         if (ws_delta_edit_read(b.edit, b.deltas + from, b.bytes[i], WS_BLOCK_BYTES, NULL) < 0)
             bench_fail("a delta is damaged");
         b.seen =
-            b.seen + ws_delta_patch(b.hasher, b.work + i * WS_BLOCK_BYTES, NULL, WS_BLOCK_BYTES, &b.edit, 1);
+            b.seen + ws_delta_patch(b.hasher, b.work + at, src ? src + at : NULL, WS_BLOCK_BYTES, &b.edit, 1);
     }
+}
+
+static void apply(void *arg)
+{
+    (void)arg;
+    patch(NULL);
+}
+
+/* As where somebody has opened the version before. */
+static void apply_to_copy(void *arg)
+{
+    (void)arg;
+    patch(b.old);
 }
 
 static void hash(void *arg)
@@ -103,11 +117,12 @@ static void hash(void *arg)
 
 static void measure(const char *what, double share, bool mixed, bool has_goals)
 {
-    struct bench_subject s[] = {{.run = encode}, {.run = read_both}, {.run = apply}, {.run = hash}};
-    char names[4][48];
+    struct bench_subject s[] = {
+        {.run = encode}, {.run = read_both}, {.run = apply}, {.run = hash}, {.run = apply_to_copy}};
+    char names[5][48];
     change(share, mixed);
     memcpy(b.work, b.old, BYTES);
-    bench_in_turns(s, 4, REPEATS);
+    bench_in_turns(s, 5, REPEATS);
     double encoded = bench_rate(BYTES, s[0].seconds), applied = bench_rate(BYTES, s[2].seconds);
     /* what a record's head costs is a block's share of the stream */
     const size_t sent = b.total + BLOCKS * WS_DELTA_RECORD_BYTES;
@@ -118,9 +133,11 @@ static void measure(const char *what, double share, bool mixed, bool has_goals)
     snprintf(names[1], sizeof(names[1]), "delta-encode-read%s", what);
     snprintf(names[2], sizeof(names[2]), "delta-apply%s", what);
     snprintf(names[3], sizeof(names[3]), "delta-bytes%s", what);
+    snprintf(names[4], sizeof(names[4]), "delta-apply-copy%s", what);
     bench_row(&(struct bench_row){names[0], encoded, "GB/s", ASTRAFLOW, least, 2.5});
     bench_row(&(struct bench_row){names[1], encoded, "GB/s", bench_rate(BYTES, s[1].seconds), least, 0.6});
     bench_row(&(struct bench_row){names[2], applied, "GB/s", bench_rate(BYTES, s[3].seconds), least, 0.7});
+    bench_row(&(struct bench_row){names[4], bench_rate(BYTES, s[4].seconds), "GB/s", applied, least, 0.85});
     bench_row(&(struct bench_row){names[3], bytes, "B", PLAIN, most, 0.2});
 }
 

@@ -1,6 +1,7 @@
-"""A training step from the trainer's memory to a ready file on a mount, by deltas and by full pulls, at loopback's speed
-and at 10 Gbit/s; on to a loaded engine, against copying the version into /dev/shm; against one memcpy of the model. And
-what a pull and a patch take from a neighbour that reads memory all the time."""
+"""A training step from the trainer's memory to a ready file on a mount, by deltas, by deltas into copies, as where somebody has
+opened the version before, and by full pulls, at loopback's speed and at 10 Gbit/s; on to a loaded engine, against copying the
+version into /dev/shm; against one memcpy of the model. And what a pull and a patch take from a neighbour that reads memory all
+the time."""
 import mmap
 import re
 import socket
@@ -66,8 +67,14 @@ def publish_to_ready(trainer, mount, kind="step", share=SHARE):
     return time.monotonic() - began
 
 
-def steps(stack, agent, trainer, options, source=None, kind="step", share=SHARE, rounds=ROUNDS, then=None):
-    """Medians of publish to ready, and of publish to what comes then; how the last came."""
+def look(mount, version):
+    """As an engine that reads: what it has opened is patched into a copy."""
+    with open(mount.file(f"actor/{version}/model.safetensors"), "rb") as f:
+        f.read(1)
+
+
+def steps(stack, agent, trainer, options, source=None, kind="step", share=SHARE, rounds=ROUNDS, then=None, opens=False):
+    """Medians of publish to ready, and of publish to what comes then; how the last came. opens: each version is, before the next one."""
     with contextlib.ExitStack() as inner:
         mount = Mount(inner, f"unix:{unique('nobody')}.sock", f"cache={int(trainer.bytes * 2.6)},{options}")
         mount.write(f"add actor {source or ''}{agent.url}", "ctl")
@@ -79,6 +86,8 @@ def steps(stack, agent, trainer, options, source=None, kind="step", share=SHARE,
                 ready.append(seconds)
                 if then:
                     after.append(seconds + then(mount))
+            if opens:
+                look(mount, trainer.version)
         how = re.search(r'how="([^"]*)"', line_of(mount, trainer.version)).group(1)
         print(f"    {statistics.median(ready):.3f} s: {how}", flush=True)
         return statistics.median(ready), statistics.median(after) if after else None
@@ -213,6 +222,8 @@ def one_model(stack, name):
         full, _ = steps(inner, agent, trainer, "delta-cache=0")
         delta, _ = steps(inner, agent, trainer, "")
         row(f"delta-step{suffix}", delta, "s", full, 0.6, at_most=True)
+        opened, _ = steps(inner, agent, trainer, "", opens=True)
+        row(f"delta-step-opened{suffix}", opened, "s", delta, 1.15, at_most=True)
         slow_full, _ = steps(inner, agent, trainer, "delta-cache=0", "fault:rate=1250:", rounds=3)
         slow, _ = steps(inner, agent, trainer, "", "fault:rate=1250:", rounds=3)
         row(f"delta-step-slow-link{suffix}", slow, "s", slow_full, 0.2, at_most=True)

@@ -1,7 +1,10 @@
 /* Waits: what is waited for comes first, deadlines, cancels, failures, and many at once.
  *
  * beside others */
+#include "fs/store_state.h"
+#include "fs/waits.h"
 #include "tests/fs/opened_store.h"
+#include "transports/clock.h"
 #include <pthread.h>
 
 static struct shelf *shelf;
@@ -227,6 +230,104 @@ static void waits_end_with_the_store(void **state)
     ws_version_put(v);
 }
 
+/* --- by hand: with a version, a deadline and a result as they are in the list --- */
+
+#define HOUR_NS    (3600 * 1000 * WS_MS_NS)
+#define NEVER_HERE 7 /* there is no such file */
+
+static void put(struct ws_version *v, struct waiter *w, size_t file, uint64_t deadline_ns,
+                uint64_t patience_ns)
+{
+    init_waiter(w);
+    w->wait.version = v;
+    w->wait.file = file;
+    w->wait.n = 1;
+    w->wait.deadline_ns = deadline_ns;
+    w->wait.patience_ns = patience_ns;
+    w->wait.queued = true;
+    ws_version_get(v);
+    atomic_fetch_add(&v->n_waits, 1);
+    pthread_mutex_lock(&store->lock);
+    w->wait.prev = v->last_wait;
+    *(v->last_wait ? &v->last_wait->next : &v->waits) = &w->wait;
+    v->last_wait = &w->wait;
+    pthread_mutex_unlock(&store->lock);
+}
+
+static void look_at_the_clock(void)
+{
+    pthread_mutex_lock(&store->lock);
+    store->next_deadline_ns = 0;
+    pthread_cond_signal(&store->clock_changed);
+    pthread_mutex_unlock(&store->lock);
+}
+
+/* What is here is told as here, whatever failed or passed meanwhile. */
+static void what_came_is_no_failure(void **state)
+{
+    struct ws_version *v = slow_version(MIB);
+    struct waiter late, failed, missing;
+    struct ws_wait *chain;
+
+    (void)state;
+    pull(v);
+    put(v, &late, 1, 0, 0);
+    look_at_the_clock();
+    assert_int_equal(result_of(&late), 0);
+    put(v, &failed, 1, WS_NEVER, 0);
+    put(v, &missing, NEVER_HERE, WS_NEVER, 0);
+    pthread_mutex_lock(&store->lock);
+    chain = ws_waits_take(v, -EIO);
+    pthread_mutex_unlock(&store->lock);
+    ws_waits_tell(chain);
+    assert_int_equal(atomic_load(&failed.result), 0);
+    assert_int_equal(atomic_load(&missing.result), -EIO);
+    ws_version_put(v);
+}
+
+/* A deadline counts from the last byte, for who is patient; not for what has failed already. */
+static void silence_counts_from_the_last_byte(void **state)
+{
+    struct ws_store_options options = {.cache_bytes = 1UL << 30, .deadline_ms = LONG_MS, .threads = 2};
+    struct waiter all, patient, failed, other;
+    struct ws_version *v;
+
+    (void)state;
+    shelf_publish(shelf, "actor", 1, "r1", MIB);
+    store = store_with(&options);
+    add_source(store, shelf_tcp_start(shelf), NULL);
+    v = version(store, "actor", "1");
+    shelf_tcp_stop(shelf); /* the pull goes on trying */
+    assert_int_equal(wait_for(&all, v, WS_FILE_ALL, 0, 0, LONG_MS), 0);
+    put(v, &patient, NEVER_HERE, 0, HOUR_NS);
+    put(v, &failed, NEVER_HERE, 0, HOUR_NS);
+    failed.wait.result = -ESTALE;
+    put(v, &other, NEVER_HERE, 0, 0);
+    look_at_the_clock();
+    assert_int_equal(result_of(&other), -ETIMEDOUT);
+    assert_int_equal(result_of(&failed), -ESTALE);
+    assert_int_equal(atomic_load(&patient.n_done), 0);
+    ws_store_free(store);
+    store = NULL;
+    assert_int_equal(result_of(&patient), -ECANCELED);
+    assert_int_equal(result_of(&all), -ECANCELED);
+    ws_version_put(v);
+}
+
+/* Without a pull nobody but the end of the store answers it. */
+static void a_wait_for_nothing_ends_with_the_store(void **state)
+{
+    struct ws_version *v = slow_version(MIB);
+    struct waiter w;
+
+    (void)state;
+    put(v, &w, WS_FILE_ALL, WS_NEVER, 0);
+    ws_store_free(store);
+    store = NULL;
+    assert_int_equal(result_of(&w), -ECANCELED);
+    ws_version_put(v);
+}
+
 struct reader {
     struct ws_version *version;
     unsigned seed;
@@ -281,6 +382,9 @@ int main(void)
         TEST(failures_reach_every_wait),
         TEST(no_such_file),
         TEST(waits_end_with_the_store),
+        TEST(what_came_is_no_failure),
+        TEST(silence_counts_from_the_last_byte),
+        TEST(a_wait_for_nothing_ends_with_the_store),
         TEST(many_readers_of_a_filling_version),
     };
 

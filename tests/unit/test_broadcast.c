@@ -1,5 +1,5 @@
 /* What a broadcast carries: runs of blocks in JSON, hostile ones too; buckets that all members make alike; a
- * communicator's id as text. And whom the agent waits for before it begins one. */
+ * communicator's id as text. And who is waited for, who takes part, and who may not. */
 #include "backends/trainer/agent_broadcast.h"
 #include "transports/broadcast_round.h"
 #include "transports/clock.h"
@@ -204,11 +204,122 @@ static void test_who_is_waited_for(void **state)
     free(agent);
 }
 
+/* As the agent keeps one: it is freed by its list. */
+static struct ws_joiner *waiting(struct ws_broadcasts *all, const char *who, const char *uuid,
+                                 uint64_t version)
+{
+    struct ws_joiner *j = calloc(1, sizeof(*j)), **end = &all->waiting;
+    assert_non_null(j);
+    *j = joiner(who, version);
+    j->model = strdup("actor");
+    j->who = strdup(who);
+    snprintf(j->uuid, sizeof(j->uuid), "%s", uuid);
+    while (*end)
+        end = &(*end)->next;
+    *end = j;
+    return j;
+}
+
+/* Those that want what the first one wants, one a device, in their order. */
+static void test_who_takes_part(void **state)
+{
+    struct ws_broadcasts all = {0};
+    (void)state;
+    (void)waiting(&all, "a:/wsync", "GPU-1", 7);
+    (void)waiting(&all, "b:/wsync", "GPU-2", 8);
+    (void)waiting(&all, "c:/wsync", "GPU-1", 7);
+    (void)waiting(&all, "d:/wsync", "GPU-3", 7);
+    ws_broadcast_choose(&all);
+    assert_string_equal(all.members->who, "a:/wsync");
+    assert_int_equal(all.members->rank, 1);
+    assert_string_equal(all.members->next->who, "d:/wsync");
+    assert_int_equal(all.members->next->rank, 2);
+    assert_null(all.members->next->next);
+    assert_string_equal(all.waiting->who, "b:/wsync");
+    assert_string_equal(all.waiting->next->who, "c:/wsync");
+    assert_null(all.waiting->next->next);
+    ws_joiners_free(&all.members);
+    ws_joiners_free(&all.waiting);
+}
+
+static void test_who_asks_no_more(void **state)
+{
+    const uint64_t now = 10 * HOUR_NS;
+    struct ws_broadcasts all = {0};
+    (void)state;
+    waiting(&all, "a:/wsync", "GPU-1", 1)->asked_ns = now - HOUR_NS;
+    waiting(&all, "b:/wsync", "GPU-2", 1)->asked_ns = now - 1000 * WS_MS_NS;
+    ws_broadcast_forget(&all, now);
+    assert_string_equal(all.waiting->who, "b:/wsync");
+    assert_null(all.waiting->next);
+    ws_joiners_free(&all.waiting);
+}
+
+static int ask_for(struct ws_agent *a, const char *digest, int release, const char *uuid, json_t **reply,
+                   struct ws_error *err)
+{
+    static const struct ws_api_request q = {.model = "actor", .version = 1};
+    json_t *body = json_pack("{s:s,s:s,s:i,s:s,s:s}", "mount", "a:/wsync", "uuid", uuid, "nccl", release,
+                             "digest", digest, "wants", "all");
+    *reply = NULL;
+    int rc = ws_agent_broadcast_route(a, &q, body, reply, err);
+    json_decref(body);
+    return rc;
+}
+
+/* A place is given to whoever wants these very bytes, with this NCCL, on another device. */
+static void test_who_may_ask(void **state)
+{
+    struct ws_agent *a = calloc(1, sizeof(*a));
+    struct ws_broadcasts all = {.uuid = "GPU-0"};
+    struct ws_slot slot = {.state = WS_SLOT_SERVED, .version = 1, .run = "r1", .manifest = manifest()};
+    struct ws_agent_model m = {.name = (char *)(uintptr_t) "actor",
+                               .run = "r1",
+                               .any = true,
+                               .newest = 1,
+                               .slots = {&slot},
+                               .n_slots = 1};
+    const char *digest = slot.manifest->digest;
+    struct ws_error err;
+    char other[33];
+    json_t *reply;
+    (void)state;
+    assert_non_null(a);
+    pthread_mutex_init(&a->lock, NULL);
+    pthread_cond_init(&a->changed, NULL);
+    a->models = &m;
+    atomic_store(&a->broadcasts, &all);
+    snprintf(other, sizeof(other), "%s", digest);
+    other[0] = other[0] == 'f' ? '0' : 'f';
+    const int release = ws_round_release();
+    assert_int_equal(ask_for(a, other, release, "GPU-1", &reply, &err), -ESTALE);
+    assert_int_equal(ask_for(a, digest, release + 1, "GPU-1", &reply, &err), -EOPNOTSUPP);
+    assert_non_null(strstr(err.text, "NCCL of one release"));
+    assert_int_equal(ask_for(a, digest, release, "GPU-0", &reply, &err), -EOPNOTSUPP);
+    assert_non_null(strstr(err.text, "from this very GPU"));
+    assert_null(all.waiting);
+    assert_int_equal(ask_for(a, digest, release, "GPU-1", &reply, &err), 0);
+    assert_int_equal(all.waiting->ticket, json_integer_value(json_object_get(reply, "ticket")));
+    assert_int_equal(slot.n_holds, 0);
+    json_decref(reply);
+    ws_joiners_free(&all.waiting);
+    ws_manifest_free(slot.manifest);
+    pthread_mutex_destroy(&a->lock);
+    pthread_cond_destroy(&a->changed);
+    free(a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_runs), cmocka_unit_test(test_hostile_runs),      cmocka_unit_test(test_buckets),
-        cmocka_unit_test(test_ids),  cmocka_unit_test(test_who_is_waited_for),
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_hostile_runs),
+        cmocka_unit_test(test_buckets),
+        cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_who_is_waited_for),
+        cmocka_unit_test(test_who_takes_part),
+        cmocka_unit_test(test_who_asks_no_more),
+        cmocka_unit_test(test_who_may_ask),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

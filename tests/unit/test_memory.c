@@ -84,6 +84,9 @@ static void test_nothing_told(void **state)
     (void)state;
     put("proc/meminfo", "MemTotal:       16777216 kB\n");
     assert_left(UINT64_MAX, "does not tell");
+    put("proc/self/cgroup", "7:memory:/a\n"); /* of v1, without a limit */
+    put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
+    assert_left(UINT64_MAX, "does not tell");
 }
 
 static void test_v2(void **state)
@@ -100,6 +103,8 @@ static void test_v2(void **state)
     assert_left(1536 * MIB, "leaves 1536 MiB");
     put("sys/fs/cgroup/pods/one/memory.current", "3221225472\n"); /* over its limit */
     assert_left(0, "leaves 0 MiB");
+    put("sys/fs/cgroup/pods/one/memory.current", "104857600\n"); /* less than what was cache a moment ago */
+    assert_left(1948 * MIB, "leaves 1948 MiB");
 }
 
 static void test_v2_above(void **state)
@@ -138,7 +143,7 @@ static void test_v1(void **state)
 static void test_damaged(void **state)
 {
     (void)state;
-    put("proc/self/cgroup", "\n:\n0\n7:memory\n7:notmemory:/a\n0::\n0::relative\n");
+    put("proc/self/cgroup", "\n:\n0\n7:memory\n7:notmemory:/a\n8:memory2:/a\n0::\n0::relative\n");
     put("sys/fs/cgroup/memory.max", "\n");
     put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1\n");
     assert_left(8192 * MIB, "MemAvailable");

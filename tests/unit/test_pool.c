@@ -323,6 +323,43 @@ static void test_get_claims_its_reserve(void **state)
     ws_pool_free(p);
 }
 
+/* Waits until the reserve of that size is being made, and nothing else is free. */
+static void assert_begins(struct ws_pool *p, uint64_t free_bytes)
+{
+    struct ws_pool_stats s = {0};
+    for (int ms = 0; ms < WAIT_MS; ms++) {
+        ws_pool_stats(p, &s);
+        if (s.free_bytes >= free_bytes)
+            return;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    fail_msg("the reserve was never begun");
+}
+
+/* What is being made counts as what there is: for what may be kept beside it, and for who can have it. */
+static void test_a_reserve_that_is_made_counts(void **state)
+{
+    struct ws_pool *p = make(700 * MIB);
+    struct ws_pool_stats s;
+
+    (void)state;
+    need_memory();
+    struct ws_region *first = get(p, 200 * MIB), *second = get(p, 150 * MIB), *third = get(p, 400 * MIB);
+    ws_pool_put(p, first);
+    assert_settles(p, 1, 0);
+    ws_pool_reserve(p, 400 * MIB);
+    assert_begins(p, 600 * MIB);
+    ws_pool_put(p, third); /* finds no room beside it */
+    ws_region_free(get(p, MIB));
+    ws_pool_put(p, second); /* the first one makes room for it */
+    struct ws_region *larger = get(p, 500 * MIB);
+    assert_settles(p, 2, 0); /* the reserve, which has less, stays */
+    ws_pool_stats(p, &s);
+    assert_int_equal(s.free_bytes, 550 * MIB);
+    ws_region_free(larger);
+    ws_pool_free(p);
+}
+
 static void test_free_waits_for_nobody(void **state)
 {
     struct ws_pool *p = make(1024 * MIB);
@@ -446,6 +483,7 @@ int main(void)
         cmocka_unit_test(test_reserve),
         cmocka_unit_test(test_trim),
         cmocka_unit_test(test_get_claims_its_reserve),
+        cmocka_unit_test(test_a_reserve_that_is_made_counts),
         cmocka_unit_test(test_free_waits_for_nobody),
         cmocka_unit_test(test_readers_never_see_the_next_version),
     };

@@ -303,6 +303,8 @@ static void test_header_length(void **state)
         uint64_t length = htole64(WS_MAX_HEADER_BYTES);
         assert_int_equal(ws_safetensors_header_bytes(&length, 1UL << 40, &out, &err), 0);
         assert_int_equal(out, WS_MAX_HEADER_BYTES + 8);
+        length = htole64(WS_MAX_HEADER_BYTES + 1);
+        assert_int_equal(ws_safetensors_header_bytes(&length, 1UL << 40, &out, &err), -EBADMSG);
     }
     assert_int_equal(ws_safetensors_header_bytes("", 0, &out, &err), -EBADMSG);
     assert_int_equal(ws_safetensors_header_bytes("\2\0\0\0\0\0", 7, &out, &err), -EBADMSG);
