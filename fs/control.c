@@ -234,9 +234,12 @@ static int run_policy(struct job *j, struct ws_error *err)
     const char *const *o = j->command.options;
     int rc = ws_desk_set_policy(j->control, j->desk, j->command.args[0], o[WS_OPTION_EVERY],
                                 o[WS_OPTION_MIN_INTERVAL], err);
-    if (rc == 0)
-        ws_follow_orders(j->control, j->model); /* a release may be under way */
-    return rc;
+    if (rc < 0)
+        return rc;
+    if (strcmp(j->command.args[0], "follow") != 0)
+        ws_follow_forget(j->control, j->desk, j->model);
+    ws_follow_orders(j->control, j->model); /* a release may be under way */
+    return 0;
 }
 
 static int run_strategy(struct job *j, struct ws_error *err)

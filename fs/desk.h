@@ -50,8 +50,10 @@ struct ws_desk {
     uint64_t not_before_ns, again_ns; /* following failed for a while only */
     uint64_t refused_id, refused_by;  /* version (and release) that following has come to an end with */
     uint64_t asked_by, prepared_by;   /* release that is prepared, or was; whose preparing came to an end */
-    uint64_t answered_by;    /* release that this mount has come to an end with, as agents are told */
-    uint64_t missed_by;      /* release whose version was gone */
+    uint64_t answered_by; /* release that this mount has come to an end with, as agents are told */
+    uint64_t missed_by;   /* release whose version was gone */
+    uint64_t kept_by;     /* release that a daemon before followed last, until the model is known; 0: none */
+    struct ws_mark kept;
     struct ws_orders orders; /* that were seen last */
     struct ws_last_error last_error;
     uint64_t switches_ok, switches_failed;

@@ -1,6 +1,7 @@
 #include "fs/follow.h"
 #include "fs/job.h"
 #include "fs/muster.h"
+#include "fs/settings.h"
 #include "fs/standing.h"
 #include "fs/switch.h"
 #include "transports/clock.h"
@@ -98,6 +99,13 @@ static void note_later(struct ws_control *c, const struct ws_switch_part *p)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* It has come to an end with that release, which the next daemon, too, goes on from. */
+static void answer(struct ws_control *c, struct ws_desk *d, struct ws_model *m, uint64_t release)
+{
+    ws_standing_answer(c, d, m, release);
+    ws_settings_save(c);
+}
+
 static int muster_all(struct errand *e, struct ws_error *err)
 {
     int rc = 0;
@@ -163,7 +171,7 @@ static void switch_all(void *arg)
         (void)ws_desk_fail(c, p->desk, "follow", &err);
         ws_standing_report(c, p->desk, p->model, &to, "failed", err.text);
         if (e->release)
-            ws_standing_answer(c, p->desk, p->model, e->release);
+            answer(c, p->desk, p->model, e->release);
     }
     for (size_t i = 0; i < e->n; i++) /* a version may have come meanwhile */
         ws_follow_look(c, e->parts[i].model);
@@ -197,11 +205,12 @@ static void tell_of_missing(struct ws_control *c, struct ws_desk *d, struct ws_m
     ws_error_set(&err, ESTALE,
                  "version %" PRIu64
                  " of %s, which was released last, is neither here nor at a source any more: release "
-                 "a newer one",
-                 o->released.version, d->name);
+                 "a newer one%s",
+                 o->released.version, d->name,
+                 o->kept ? ", or set the policy to manual and then to follow for what is published" : "");
     (void)ws_desk_fail(c, d, "follow", &err);
     ws_standing_report(c, d, m, &o->released, "failed", err.text);
-    ws_standing_answer(c, d, m, o->released_by);
+    answer(c, d, m, o->released_by);
 }
 
 /* A model that the release names, when it is followed and is not there yet. Where nothing is to be done, or
@@ -229,7 +238,7 @@ static void add_released(void *arg, struct ws_model *m)
     if (!v)
         tell_of_missing(g->control, d, m, &o);
     if (served)
-        ws_standing_answer(g->control, d, m, o.released_by);
+        answer(g->control, d, m, o.released_by);
     if (v && v != current && !refused)
         errand_add(g->errand, d, m, v);
     else if (v)
@@ -293,13 +302,35 @@ static void follow_published(struct ws_control *c, struct ws_desk *d, struct ws_
         start(e, switch_all);
 }
 
+/* What a daemon before followed last is the model's, now that it is known. */
+static void hand_over_kept(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
+{
+    pthread_mutex_lock(&c->lock);
+    const uint64_t by = d->kept_by;
+    const struct ws_mark kept = d->kept;
+    pthread_mutex_unlock(&c->lock);
+    if (!by)
+        return;
+    ws_model_keep_released(m, by, &kept);
+    pthread_mutex_lock(&c->lock);
+    d->kept_by = 0;
+    pthread_mutex_unlock(&c->lock);
+}
+
+void ws_follow_forget(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
+{
+    hand_over_kept(c, d, m);
+    ws_model_forget_kept(m);
+}
+
 void ws_follow_look(struct ws_control *c, struct ws_model *m)
 {
     struct ws_desk *d = ws_desk_of(c, ws_model_name(m));
     struct ws_orders o;
-    ws_model_orders(m, &o);
     if (!d || atomic_load(&c->stop))
         return;
+    hand_over_kept(c, d, m);
+    ws_model_orders(m, &o);
     if (o.released_by && is_policy(c, d, WS_POLICY_FOLLOW))
         follow_release(c, o.released_by);
     else
@@ -372,6 +403,7 @@ void ws_follow_orders(struct ws_control *c, struct ws_model *m)
     struct ws_orders o;
     if (!d)
         return;
+    hand_over_kept(c, d, m);
     ws_model_orders(m, &o);
     pthread_mutex_lock(&c->lock);
     bool asked = o.phase == WS_ORDER_PREPARING && d->policy == WS_POLICY_FOLLOW && d->asked_by != o.release;
@@ -384,6 +416,9 @@ void ws_follow_orders(struct ws_control *c, struct ws_model *m)
     pthread_mutex_unlock(&c->lock);
     if (asked)
         start_preparing(c, d, m, &o.to, o.release);
+    if (o.kept && !before.kept)
+        ws_desk_event(c, d, "release-kept model=%s version=%" PRIu64 " run=%s", d->name, o.released.version,
+                      o.released.run);
     for (size_t i = 0; i < o.n_wanted; i++)
         if (!ws_orders_want(&before, o.wanted[i].id))
             start_preparing(c, d, m, &o.wanted[i].version, 0);

@@ -13,6 +13,8 @@ WS_MUST_USE int ws_follow_allows(struct ws_control *c, struct ws_desk *d, struct
 /* An agent may have missed what was said of the orders: they are carried out again, which is soon done where
  * they were. */
 void ws_follow_again(struct ws_control *c, struct ws_model *m);
+/* What agents that have ended had released counts no more. */
+void ws_follow_forget(struct ws_control *c, struct ws_desk *d, struct ws_model *m);
 /* The orders for the model have changed. */
 void ws_follow_orders(struct ws_control *c, struct ws_model *m);
 #endif

@@ -225,6 +225,7 @@ static void take_orders(struct ws_watch *w, struct ws_model *m, const json_t *js
     if (m->orders_from != w->index && !outranks(&orders, &m->orders))
         return;
     m->orders_from = w->index;
+    ws_orders_keep(&orders, &m->orders);
     if (ws_orders_same(&orders, &m->orders))
         return;
     m->orders = orders;

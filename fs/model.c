@@ -317,6 +317,26 @@ void ws_model_orders(struct ws_model *m, struct ws_orders *out)
     pthread_mutex_unlock(&m->store->lock);
 }
 
+void ws_model_keep_released(struct ws_model *m, uint64_t by, const struct ws_mark *released)
+{
+    const struct ws_orders before = {.released_by = by, .released = *released};
+
+    pthread_mutex_lock(&m->store->lock);
+    ws_orders_keep(&m->orders, &before);
+    pthread_mutex_unlock(&m->store->lock);
+}
+
+void ws_model_forget_kept(struct ws_model *m)
+{
+    pthread_mutex_lock(&m->store->lock);
+    if (m->orders.kept) {
+        m->orders.kept = false;
+        m->orders.released_by = 0;
+        m->orders.released.run[0] = '\0';
+    }
+    pthread_mutex_unlock(&m->store->lock);
+}
+
 struct ws_version *ws_model_latest(struct ws_model *m)
 {
     struct ws_version *latest = NULL;

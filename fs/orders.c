@@ -68,6 +68,15 @@ int ws_orders_read(const json_t *model, const char *who, struct ws_orders *out)
     return 0;
 }
 
+void ws_orders_keep(struct ws_orders *o, const struct ws_orders *before)
+{
+    if (o->released_by || !before->released_by)
+        return;
+    o->released_by = before->released_by;
+    o->released = before->released;
+    o->kept = true;
+}
+
 static bool is_same(const struct ws_mark *a, const struct ws_mark *b)
 {
     return ws_mark_is(a, b) || (!a->run[0] && !b->run[0]);
@@ -77,7 +86,7 @@ bool ws_orders_same(const struct ws_orders *a, const struct ws_orders *b)
 {
     bool same = a->release == b->release && a->phase == b->phase && is_same(&a->to, &b->to) &&
                 a->released_by == b->released_by && is_same(&a->released, &b->released) &&
-                a->n_wanted == b->n_wanted;
+                a->kept == b->kept && a->n_wanted == b->n_wanted;
     for (size_t i = 0; same && i < a->n_wanted; i++)
         same = a->wanted[i].id == b->wanted[i].id;
     return same;

@@ -16,6 +16,8 @@ struct ws_orders {
     struct ws_mark to;
     uint64_t released_by; /* id of the last release that was committed; 0: trainers do not release */
     struct ws_mark released;
+    bool kept; /* the last two are of an agent that has ended: the one that is there has released nothing yet
+                */
     size_t n_wanted;
     struct ws_wanted {
         uint64_t id;
@@ -25,6 +27,9 @@ struct ws_orders {
 
 /* Of a model's entry in a listing; who: this mount (HOST:MOUNTPOINT). -EPROTO: it is malformed. */
 WS_MUST_USE int ws_orders_read(const json_t *model, const char *who, struct ws_orders *out);
+/* An agent that was started anew does not know what was released before. It is kept: what was only published
+ * is not acted on where releases were. */
+void ws_orders_keep(struct ws_orders *o, const struct ws_orders *before);
 bool ws_orders_same(const struct ws_orders *a, const struct ws_orders *b);
 bool ws_orders_want(const struct ws_orders *o, uint64_t wanted_id);
 

@@ -137,12 +137,20 @@ static void print_engine(const struct ws_engine *e, FILE *f)
         fprintf(f, "doubted %s\n", e->name);
 }
 
+static void print_released(uint64_t by, const struct ws_mark *mark, FILE *f)
+{
+    fprintf(f, "released %" PRIu64 " %" PRIu64 " %s\n", by, mark->version, mark->run);
+}
+
 static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
 {
     char commit[32], policy[64], list[WS_STRATEGIES_CHARS];
     struct ws_strategies strategies;
+    struct ws_orders orders = {0};
     struct ws_model *m = ws_store_find(c->store, d->name);
     struct ws_version *current = m ? ws_model_current(m) : NULL;
+    if (m)
+        ws_model_orders(m, &orders);
     fputs("model ", f);
     print_quoted(f, d->name);
     if (ws_strategies_get(c->store, d->name, &strategies)) {
@@ -161,6 +169,10 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
         fprintf(f, "current %" PRIu64 " %s\n", d->wanted.version, d->wanted.run);
     if (d->touching)
         fputs("switching\n", f);
+    if (d->policy == WS_POLICY_FOLLOW && orders.released_by)
+        print_released(orders.released_by, &orders.released, f);
+    else if (d->kept_by)
+        print_released(d->kept_by, &d->kept, f);
     for (size_t i = 0; i < d->n_pins; i++)
         fprintf(f, "pin %" PRIu64 " %s\n", d->pins[i].version, d->pins[i].run);
     pthread_mutex_unlock(&c->lock);
@@ -307,6 +319,9 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
                 e->doubted = true;
     } else if (strncmp(line, "current ", 8) == 0) {
         return take_mark(line + 8, &d->wanted);
+    } else if (strncmp(line, "released ", 9) == 0) {
+        line += 9;
+        return ws_text_digits(&line, &d->kept_by) == 0 && *line++ == ' ' && take_mark(line, &d->kept);
     } else if (strncmp(line, "pin ", 4) == 0) {
         if (!take_mark(line + 4, &pin))
             return false;

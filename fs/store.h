@@ -79,6 +79,10 @@ bool ws_version_is_to_be_made(struct ws_version *v);
 void ws_model_pulls(struct ws_model *m, struct ws_histogram *out); /* seconds of its whole pulls so far */
 bool ws_model_is_pulling(struct ws_model *m); /* is any version of it being pulled whole? */
 void ws_model_orders(struct ws_model *m, struct ws_orders *out);
+/* Releases of agents that have ended (ws_orders_keep): this one counts where no agent knows another; none
+ * counts any more. */
+void ws_model_keep_released(struct ws_model *m, uint64_t by, const struct ws_mark *released);
+void ws_model_forget_kept(struct ws_model *m);
 /* Makes v current and the old current previous, both kept from eviction. Atomic for readers. */
 void ws_model_set_current(struct ws_model *m, struct ws_version *v);
 void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_version *v), void *arg);

@@ -46,6 +46,24 @@ static void test_good(void **state)
     assert_int_equal(o.n_wanted, 0);
 }
 
+static void test_kept(void **state)
+{
+    const struct ws_orders before = {
+        .release = 9, .phase = WS_ORDER_COMMITTED, .released_by = 9, .released = {42, "r"}};
+    struct ws_orders o = {0}, none = {0}, next = {.released_by = 10, .released = {1, "q"}};
+    (void)state;
+    ws_orders_keep(&o, &none);
+    assert_true(ws_orders_same(&o, &none));
+    ws_orders_keep(&o, &before); /* an agent anew */
+    assert_true(o.kept && o.release == 0 && o.phase == WS_ORDER_NONE && o.released_by == 9 &&
+                o.released.version == 42);
+    none = (struct ws_orders){0};
+    ws_orders_keep(&none, &o); /* and another one */
+    assert_true(none.kept && ws_orders_same(&none, &o));
+    ws_orders_keep(&next, &o);
+    assert_true(!next.kept && next.released_by == 10 && next.released.version == 1);
+}
+
 static void test_bad(void **state)
 {
     static const char *const bad[] = {
@@ -82,6 +100,7 @@ static void test_bad(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_good), cmocka_unit_test(test_bad)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_good), cmocka_unit_test(test_kept),
+                                       cmocka_unit_test(test_bad)};
     return cmocka_run_group_tests_name("orders", tests, NULL, NULL);
 }

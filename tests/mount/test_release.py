@@ -232,11 +232,40 @@ def test_agent_restarts(stack):
         start = time.monotonic()
         wait_for(lambda: all(fleet.stands(h)["follows"] for h in ("n0", "n1")), "the mounts' word")
         assert time.monotonic() - start < 4 * SLOW, "only the next poll brought it"
+    fleet.agent.publish("actor", 3, fleet.folders[3])
+    for mount in fleet.mounts:
+        mount.wait_version("actor", 3)
     fleet.release(2)
     assert fleet.serve() == ["2", "2"]
+    for mount in fleet.mounts:  # what nobody has released, of the agents before neither
+        events = mount.text("actor/events")
+        assert "release-kept model=actor version=1" in events and events.count("switched model=actor") == 2, events
     fleet.mounts[1].end()
     wait_for(lambda: fleet.stands("n1")["follows"] is None, "its leaving")
     assert "released: 1 mount serves it" in fleet.release(2)
+
+
+def test_releases_end(stack):
+    "a trainer that is started anew and releases nothing is followed once somebody has set the policy to manual and back"
+    fleet = Fleet(stack, 1)
+    mount = fleet.mounts[0]
+    fleet.agent.end()
+    fleet.agent = Agent(stack, port=fleet.agent.port)
+    fleet.agent.publish("actor", 2, fleet.folders[2])
+    wait_for(lambda: "release-kept" in mount.text("actor/events"), "the new agent's word")
+    mount.wait_version("actor", 2)
+    assert mount.refused("2", "actor/version") == "EPERM"
+    mount.kill()
+    subprocess.run(["umount", "-l", mount.path], check=True)
+    mount = Mount(stack, fleet.agent.url, "host=n0", path=mount.path)  # started anew, too
+    mount.wait_version("actor", 2)
+    wait_for(lambda: "release-kept" in mount.text("actor/events"), "the new mount's word")
+    assert mount.refused("2", "actor/version") == "EPERM" and mount.text("actor/version") != "2\n"
+    mount.write("follow every=1", "actor/policy")
+    assert mount.text("actor/version") != "2\n"
+    mount.write("manual", "actor/policy")
+    mount.write("follow", "actor/policy")
+    wait_for(lambda: mount.text("actor/version") == "2\n", "what is published")
 
 
 def test_bad_requests(stack):
@@ -364,4 +393,4 @@ def test_slow_following(stack):
 
 
 run(test_release, test_there_and_back, test_aborted, test_failed_after_commit, test_models, test_silent, test_deadline_and_interrupt,
-    test_wait_loaded, test_agent_restarts, test_bad_requests, test_external, test_neighbours, test_slow_following)
+    test_wait_loaded, test_agent_restarts, test_releases_end, test_bad_requests, test_external, test_neighbours, test_slow_following)
