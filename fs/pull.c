@@ -50,7 +50,8 @@ enum ws_goal ws_goal_of(size_t file, size_t n)
 
 uint64_t ws_pull_progress_ns(const struct ws_pull *p)
 {
-    return atomic_load(&p->route.progress_ns);
+    const uint64_t use = atomic_load(&p->route.progress_ns), any = atomic_load(&p->route.came_ns);
+    return use > any ? use : any;
 }
 
 bool ws_pull_wants_all(const struct ws_pull *p)
@@ -121,6 +122,7 @@ static int fetch_header(struct ws_pull *p, struct ws_watch *w, size_t file, unsi
         .block = on_header_block,
         .arg = &h,
         .cancel = &p->route.stop,
+        .came_ns = &p->route.came_ns,
     };
     int rc = ws_lane_open(w->source, &lane, err);
 

@@ -319,7 +319,8 @@ static int fetch_part(struct lane *l, struct ws_error *err)
                                    .parts = l->parts,
                                    .level = ws_choice_level(&p->version->store->speeds),
                                    .taker = {on_coming, on_record, l},
-                                   .cancel = &p->route->stop};
+                                   .cancel = &p->route->stop,
+                                   .came_ns = &p->route->came_ns};
     struct ws_lane *lane = NULL;
     struct ws_leg leg = {0};
     struct ws_error none;

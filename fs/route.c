@@ -19,6 +19,7 @@ void ws_route_init(struct ws_route *r, struct ws_version *v)
     memset(r, 0, sizeof(*r));
     r->version = v;
     atomic_init(&r->progress_ns, ws_clock_ns());
+    atomic_init(&r->came_ns, 0);
     atomic_init(&r->used, WS_NO_STRATEGY);
     (void)ws_strategies_get_locked(v->store, v->model->name, &r->strategies);
     pthread_mutex_init(&r->lock, NULL);

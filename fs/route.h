@@ -8,7 +8,8 @@
 struct ws_route {
     struct ws_version *version; /* the pull's */
     atomic_bool stop;
-    _Atomic(uint64_t) progress_ns;   /* when the last byte of use came */
+    _Atomic(uint64_t) progress_ns;   /* when the last byte of use came: a block that is what it should be */
+    _Atomic(uint64_t) came_ns;       /* when any byte did */
     struct ws_strategies strategies; /* never changes */
     atomic_int used;                 /* the strategy by which weights came last, or WS_NO_STRATEGY */
     pthread_mutex_t lock;

@@ -352,6 +352,7 @@ static int fetch_run(struct lane *l, struct ws_error *err)
         .cancel = &t->route->stop,
         .yield = &l->yield,
         .came = &l->came,
+        .came_ns = &t->route->came_ns,
     };
     pthread_mutex_lock(&t->route->lock);
     run_begins(l);

@@ -145,11 +145,26 @@ static int errno_of_curl(CURLcode code)
  * now and then is not silent, and would keep a lane for ever. */
 struct guard {
     const atomic_bool *cancel, *yield; /* may be NULL */
-    uint64_t stall_ns;                 /* 0: a trickle is fine */
-    bool owed;                         /* what comes now is at hand, its sender waits for nobody */
+    _Atomic(uint64_t) *came_ns;        /* may be NULL */
+    uint64_t told_ns, told_bytes;
+    uint64_t stall_ns; /* 0: a trickle is fine */
+    bool owed;         /* what comes now is at hand, its sender waits for nobody */
     uint64_t since_ns, since_bytes;
     bool trickles;
 };
+
+/* Tells that bytes come, at no less than the floor since that was told last. */
+static void tell_came(struct guard *g, uint64_t now, uint64_t bytes)
+{
+    const uint64_t more = bytes - g->told_bytes;
+    if (g->told_ns == 0)
+        g->told_ns = now;
+    if (more < FLOOR_BYTES_S || more < (now - g->told_ns) / WS_MS_NS * FLOOR_BYTES_S / 1000)
+        return;
+    g->told_ns = now;
+    g->told_bytes = bytes;
+    atomic_store(g->came_ns, now);
+}
 
 static int on_progress(void *arg, curl_off_t total, curl_off_t received, curl_off_t c, curl_off_t d)
 {
@@ -160,6 +175,8 @@ static int on_progress(void *arg, curl_off_t total, curl_off_t received, curl_of
     (void)d;
     if ((g->cancel && atomic_load(g->cancel)) || (g->yield && atomic_load(g->yield)))
         return 1;
+    if (g->came_ns)
+        tell_came(g, now, bytes);
     if (!g->owed || g->stall_ns == 0 || g->since_ns == 0) {
         g->since_ns = now;
         g->since_bytes = bytes;
@@ -519,15 +536,18 @@ static int tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
     const struct ws_manifest *m = f->manifest;
     const struct ws_bundle_file *file = &m->files[f->file];
     size_t last = f->first + f->n - 1;
-    struct sink k = {
-        .lane = l,
-        .fetch = f,
-        .file = file,
-        .at = f->first * WS_BLOCK_BYTES,
-        .end = last * WS_BLOCK_BYTES + ws_block_len(file, last),
-        .block = f->first,
-        .guard = {.cancel = f->cancel, .yield = f->yield, .stall_ns = stall_ns(lane), .owed = true},
-        .refusal.limit = 64 << 10};
+    struct sink k = {.lane = l,
+                     .fetch = f,
+                     .file = file,
+                     .at = f->first * WS_BLOCK_BYTES,
+                     .end = last * WS_BLOCK_BYTES + ws_block_len(file, last),
+                     .block = f->first,
+                     .guard = {.cancel = f->cancel,
+                               .yield = f->yield,
+                               .came_ns = f->came_ns,
+                               .stall_ns = stall_ns(lane),
+                               .owed = true},
+                     .refusal.limit = 64 << 10};
     char path[WS_API_PATH_BYTES], url[WS_MAX_URL + WS_API_PATH_BYTES], range[64];
     ws_api_version_path(path, "files", m->model, m->version, file->name, m->run);
     snprintf(url, sizeof(url), "%s%s", lane->source->url, path);
@@ -605,8 +625,9 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
 static int tcp_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, struct ws_error *err)
 {
     struct tcp_lane *l = (struct tcp_lane *)lane;
-    struct delta_sink k = {
-        .lane = l, .guard = {.cancel = f->cancel, .stall_ns = stall_ns(lane)}, .refusal.limit = 64 << 10};
+    struct delta_sink k = {.lane = l,
+                           .guard = {.cancel = f->cancel, .came_ns = f->came_ns, .stall_ns = stall_ns(lane)},
+                           .refusal.limit = 64 << 10};
     char path[WS_API_PATH_BYTES], url[WS_MAX_URL + WS_API_PATH_BYTES];
     k.reader = ws_delta_reader_new(&f->link, f->n_blocks, &f->taker);
     if (!k.reader)

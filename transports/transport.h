@@ -40,8 +40,9 @@ struct ws_fetch {
     int (*block)(void *arg, size_t block, uint64_t hash);
     void *arg;
     const atomic_bool *cancel, *yield; /* either ends it, -ECANCELED; looked at often; may be NULL */
-    _Atomic(uint64_t) *came; /* bytes as they come, of blocks that are not whole yet, too; tcp's only;
-                                may be NULL */
+    _Atomic(uint64_t) *came;    /* bytes as they come, of blocks that are not whole yet, too; tcp's only;
+                                   may be NULL */
+    _Atomic(uint64_t) *came_ns; /* moved on (ws_clock_ns) while they come; may be NULL */
 };
 
 /* A part of a delta: blocks (counted over all files) that leave `part` when divided by `parts`. */
@@ -53,6 +54,7 @@ struct ws_delta_fetch {
     unsigned level;              /* how hard the server should compress the next ones for this link: 0 to 3 */
     struct ws_delta_taker taker; /* called on the fetching thread; what its record stops is -ECANCELED */
     const atomic_bool *cancel;   /* looked at often; may be NULL */
+    _Atomic(uint64_t) *came_ns;  /* as ws_fetch's */
 };
 
 struct ws_transport_ops {
