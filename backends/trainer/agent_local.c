@@ -5,12 +5,14 @@
  *       replies {api, run, epoch, part, files: [{name, bytes, header_bytes}],
  *       places: [[file, begin, writes]..], base: [..], sidecars: [file..]}
  *
- *   begin {version, run, keep, changes?, max_fds?}
+ *   begin {version, run, keep, kept?, changes?, max_fds?}
  *       replies {fresh, holds, slot, slots, audit: [[param, first, n]..]} and descriptors, one writable
  *       a file (size 0: none); keep: ones that may stay mapped; changes: where they hold a version, only
  *       what changed will be written; holds: {version, run} that they hold all of, null: nobody knows;
  *       slot: a number of this memory; slots: those of all that will be written again: the rest must not
- *       stay mapped; audit: chunks of what it holds that it is to hash (audit.h)
+ *       stay mapped; audit: chunks of what it holds that it is to hash (audit.h).
+ *       kept: the slots that it has mapped. Where memory is short and others are among them it replies
+ *       {again: true, slots}: the rest is to be let go, and begin to be asked again
  *
  *   commit {hashes: [[file, block, "hex"]..], audit?: [[param, chunk, "hex"]..],
  *       records?: [[file, block, offset, bytes, "hex"]..]}, or abandon {}
@@ -212,30 +214,27 @@ int ws_agent_check_version(const struct ws_agent_model *m, uint64_t version, con
 }
 
 /* The first rank's thread takes and prepares the slot; the others wait for it. Under lock. */
-static int prepare(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run,
-                   bool changes_only, uint64_t deadline, struct ws_error *err)
+static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t version, const char *run,
+                   bool changes, uint64_t deadline, struct ws_error *err)
 {
+    struct ws_agent_model *m = c->model;
     struct ws_slot *s = NULL;
     m->preparing = true;
     struct ws_agent_model *owner = m->owner;
     owner->max_slots = m->max_slots;
     ws_group_begun(m);
-    int rc = ws_agent_take_slot(a, owner, ws_agent_layout(m), &s, deadline, err);
-    const struct ws_placement *l = ws_agent_layout(m);
+    int rc = ws_agent_take_slot(a, m, c, &s, deadline, err);
     if (rc == 0) {
-        rc = ws_agent_prepare_slot(a, s, l, changes_only, err);
+        rc = ws_agent_prepare_slot(a, m, c, s, changes, deadline, err);
         if (rc == 0)
-            rc = ws_slot_begin(s, l, owner->name, version, run, err);
+            rc = ws_slot_begin(s, ws_agent_layout(m), owner->name, version, run, err);
         if (rc < 0) {
             ws_slot_clear(s);
             s->state = WS_SLOT_FREE;
         }
     }
     m->preparing = false;
-    m->prepare_error = -rc;
-    if (rc < 0) {
-        snprintf(m->prepare_text, sizeof(m->prepare_text), "%s", err ? err->text : "");
-    } else {
+    if (rc == 0) {
         m->writing = s;
         m->writing_version = version;
         m->n_begun = m->n_committed = 0;
@@ -279,7 +278,8 @@ static int open_all(const struct ws_slot *s, bool keep, int *fds, size_t max, si
 }
 
 /* The version before may still be hashed, or copied by ranks that are slower than this one; another rank
- * prepares this one; or one has died, and comes back. */
+ * prepares this one; or one has died, and comes back. -EAGAIN: the one that prepares needs memory that this
+ * one keeps. */
 static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t version, uint64_t deadline,
                          struct ws_error *err)
 {
@@ -293,6 +293,8 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
             spans ? !m->writing && ws_group_is_busy(a, m) : m->n_registered + m->n_left < m->world_size;
         if (!m->preparing && !before && !absent)
             return 0;
+        if (m->preparing && m->wants_room && ws_agent_keeps_others(c))
+            return -EAGAIN;
         if (ws_agent_wait(a, deadline)) {
             rc = ws_agent_check_session(c, err);
             continue;
@@ -342,16 +344,11 @@ static json_t *holds_json(const struct ws_slot *s)
     return json_pack("{s:I,s:s}", "version", (json_int_t)s->had.version, "run", s->had.run);
 }
 
-/* Those that will be written again as they are: what a rank has mapped of others it lets go. */
-static json_t *slots_json(const struct ws_agent_model *m)
+static void set_kept(struct ws_agent *a, struct ws_session *c, json_t *kept)
 {
-    json_t *all = json_array();
-    for (unsigned i = 0; i < m->owner->n_slots; i++) {
-        const struct ws_slot *s = m->owner->slots[i];
-        if ((s == m->writing || s->state != WS_SLOT_WRITING) && ws_slot_stays(s))
-            json_array_append_new(all, json_integer((json_int_t)s->id));
-    }
-    return all;
+    json_decref(c->kept);
+    c->kept = kept;
+    pthread_cond_broadcast(&a->changed); /* another rank may wait for memory that this one had */
 }
 
 static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply, int *fds,
@@ -359,12 +356,14 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
 {
     uint64_t version = ws_agent_number(body, "version", 0), deadline = deadline_of(body);
     const char *run = json_string_value(json_object_get(body, "run"));
+    const bool keep = json_is_true(json_object_get(body, "keep"));
     const uint64_t takes = ws_agent_number(body, "max_fds", WS_MAX_FDS_PER_FRAME);
     max = takes < max ? takes : max;
     if (!run || !ws_run_is_safe(run))
         return ws_error_set(err, EINVAL, "begin needs the run of the registration");
     pthread_mutex_lock(&a->lock);
     c->lost = false;
+    set_kept(a, c, json_copy(json_object_get(body, "kept")));
     int rc = ws_agent_check_session(c, err);
     struct ws_agent_model *m = c->model;
     if (rc == 0 && c->writing)
@@ -376,6 +375,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     }
     if (rc == 0)
         rc = wait_for_turn(a, c, version, deadline, err);
+    bool again = rc == -EAGAIN;
     if (rc == 0)
         rc = json_is_true(json_object_get(body, "demanded")) ? ws_agent_gpu_may_make(m, version, run, err)
                                                              : ws_agent_check_version(m, version, run, err);
@@ -383,7 +383,13 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         rc = join_version(a, c, version, run, err);
     bool first = rc == 0 && !m->writing;
     if (first)
-        rc = prepare(a, m, version, run, json_is_true(json_object_get(body, "changes")), deadline, err);
+        rc = prepare(a, c, version, run, json_is_true(json_object_get(body, "changes")), deadline, err);
+    again = again || (first && rc == -ENOMEM && ws_agent_keeps_others(c));
+    if (again) {
+        *reply = json_pack("{s:b,s:o}", "again", 1, "slots", ws_agent_slots_that_stay(m));
+        pthread_mutex_unlock(&a->lock);
+        return 0;
+    }
     if (first && rc == 0 && ws_group_spans(m) && !ws_group_is_whole(a, m)) { /* a rank left meanwhile */
         char missing[WS_ERROR_TEXT / 2], why[WS_ERROR_TEXT];
         ws_group_missing(a, m, false, missing, sizeof(missing));
@@ -396,14 +402,16 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))
         rc = ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", m->why);
     if (rc == 0)
-        rc = open_all(m->writing, json_is_true(json_object_get(body, "keep")), fds, max, n_fds, err);
+        rc = open_all(m->writing, keep, fds, max, n_fds, err);
     if (rc == 0) {
         c->writing = true;
         c->committed = NULL;
         m->n_begun++;
         *reply = json_pack("{s:b,s:o,s:o,s:I,s:o}", "fresh", (int)m->writing->fresh, "holds",
                            holds_json(m->writing), "audit", ws_agent_audit_ask(m, c), "slot",
-                           (json_int_t)m->writing->id, "slots", slots_json(m));
+                           (json_int_t)m->writing->id, "slots", ws_agent_slots_that_stay(m));
+        if (keep && c->kept)
+            set_kept(a, c, json_copy(json_object_get(*reply, "slots")));
     }
     pthread_mutex_unlock(&a->lock);
     if (rc < 0) {
@@ -473,7 +481,9 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
         records = NULL;
         c->writing = false;
         c->committed = m->writing;
-        *reply = json_pack("{s:o}", "slots", slots_json(m));
+        *reply = json_pack("{s:o}", "slots", ws_agent_slots_that_stay(m));
+        if (c->kept)
+            set_kept(a, c, json_copy(json_object_get(*reply, "slots")));
         if (++m->n_committed == m->n_local) {
             const uint64_t version = m->writing_version;
             rc = ws_agent_audit_check(m, NULL, version, err);
@@ -573,6 +583,7 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
     if (awaited)
         version = ws_mark_of(m->writing_version, m->writing->run);
     ws_agent_forget(a, c, "ended");
+    json_decref(c->kept);
     pthread_mutex_unlock(&a->lock);
     ws_agent_gpu_gone(a, c); /* tells those who wait, who find nothing begun any more */
     if (awaited)

@@ -5,6 +5,7 @@
 #include "transports/memory.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,10 +49,115 @@ static struct ws_slot *oldest_that_can_be_taken(struct ws_agent_model *m)
     return best;
 }
 
-static int check_budget(struct ws_agent *a, const struct ws_placement *l, struct ws_error *err)
+/* --- what ranks keep mapped --- */
+
+/* Of one that is being prepared the number tells: it is another one already where its regions will be. */
+static bool stays(const struct ws_agent_model *m, const struct ws_slot *s)
+{
+    const struct ws_placement *l = ws_agent_layout(m);
+    if (s->state == WS_SLOT_WRITING && s != m->writing)
+        return true;
+    return ws_slot_stays(s) && l && ws_slot_fits(s, l);
+}
+
+json_t *ws_agent_slots_that_stay(const struct ws_agent_model *m)
+{
+    json_t *all = json_array();
+    for (unsigned i = 0; m->owner && i < m->owner->n_slots; i++)
+        if (stays(m, m->owner->slots[i]))
+            json_array_append_new(all, json_integer((json_int_t)m->owner->slots[i]->id));
+    return all;
+}
+
+bool ws_agent_keeps_others(const struct ws_session *c)
+{
+    json_t *all = c->kept && c->model ? ws_agent_slots_that_stay(c->model) : NULL;
+    bool others = false;
+    for (size_t i = 0; all && !others && i < json_array_size(c->kept); i++) {
+        size_t k = 0;
+        while (k < json_array_size(all) && !json_equal(json_array_get(all, k), json_array_get(c->kept, i)))
+            k++;
+        others = k == json_array_size(all);
+    }
+    json_decref(all);
+    return others;
+}
+
+static bool another_keeps_others(const struct ws_agent_model *m, const struct ws_session *c)
+{
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (m->ranks[r] && m->ranks[r] != c && ws_agent_keeps_others(m->ranks[r]))
+            return true;
+    return false;
+}
+
+/* --- memory --- */
+
+struct list {
+    char text[WS_ERROR_TEXT / 2];
+    size_t n;
+};
+
+__attribute__((format(printf, 2, 3))) static void add(struct list *l, const char *format, ...)
+{
+    va_list args;
+    if (l->n >= sizeof(l->text))
+        return;
+    va_start(args, format);
+    int n = vsnprintf(l->text + l->n, sizeof(l->text) - l->n, format, args);
+    va_end(args);
+    l->n += n > 0 ? (size_t)n : 0;
+}
+
+/* One that another thread lays out just now is not looked at. */
+static bool is_settled(const struct ws_agent *a, const struct ws_slot *s)
+{
+    bool begun = s->state != WS_SLOT_WRITING;
+    for (const struct ws_agent_model *m = a->models; m && !begun; m = m->next)
+        begun = m->writing == s;
+    return begun;
+}
+
+/* "; actor has 2 of 10 bytes in all, version 3 held by ipc pid 7" */
+static void say_slots(const struct ws_agent *a, const struct ws_agent_model *m, struct list *out)
+{
+    uint64_t bytes = 0;
+    unsigned n = 0;
+    char who[160];
+    for (unsigned i = 0; i < m->n_slots; i++)
+        if (is_settled(a, m->slots[i]) && m->slots[i]->total_bytes > 0) {
+            bytes += m->slots[i]->total_bytes;
+            n++;
+        }
+    if (n == 0)
+        return;
+    add(out, "; %s has %u of %" PRIu64 " bytes in all", m->name, n, bytes);
+    for (unsigned i = 0; i < m->n_slots; i++) {
+        ws_slot_holders(m->slots[i], who, sizeof(who));
+        if (who[0])
+            add(out, ", version %" PRIu64 " held by %s", m->slots[i]->version, who);
+    }
+}
+
+static void say_who(const struct ws_agent *a, uint64_t left, struct list *out)
+{
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        say_slots(a, m, out);
+    if (left == 0)
+        return;
+    add(out, "; %" PRIu64 " bytes of versions that are gone are still held by readers of them", left);
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        for (unsigned r = 0; r < m->world_size; r++)
+            if (m->ranks[r] && ws_agent_keeps_others(m->ranks[r]))
+                add(out, ", or by rank %u of %s (process %d)", r, m->name, (int)m->ranks[r]->pid);
+}
+
+static int check_budget(struct ws_agent *a, uint64_t bytes, struct ws_error *err)
 {
     char text[WS_ERROR_TEXT] = "";
-    uint64_t has, used = a->slot_bytes + ws_region_left_bytes(); /* readers keep what we have closed */
+    struct list who = {0};
+    const uint64_t left = ws_region_left_bytes(), used = a->slot_bytes + left;
+    uint64_t has;
     if (a->options.memory_bytes) {
         has = used < a->options.memory_bytes ? a->options.memory_bytes - used : 0;
         snprintf(text, sizeof(text), "--memory leaves %" PRIu64 " bytes", has);
@@ -59,24 +165,48 @@ static int check_budget(struct ws_agent *a, const struct ws_placement *l, struct
         has = ws_memory_available(text);
         has = has > RESERVE_BYTES ? has - RESERVE_BYTES : 0;
     }
-    if (l->total_bytes <= has)
+    if (bytes <= has)
         return 0;
-    return ws_error_set(err, ENOMEM,
-                        "a slot of %" PRIu64 " bytes does not fit: %s (slots take %" PRIu64
-                        " bytes now); raise the limit, or use fewer slots or a smaller model",
-                        l->total_bytes, text, used);
+    say_who(a, left, &who);
+    return ws_error_set(
+        err, ENOMEM,
+        "a slot of %" PRIu64 " bytes does not fit: %.300s (slots take %" PRIu64
+        " bytes now%s); raise the limit, end who holds memory, or use fewer slots or a smaller "
+        "model",
+        bytes, text, used, who.text);
 }
 
-static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
-                    struct ws_slot **out, struct ws_error *err)
+/* The same, after other ranks have let go of what is of no use: they are told when they begin. The rank that
+ * asks is told by its answer. */
+static int find_room(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c, uint64_t bytes,
+                     uint64_t deadline_ns, struct ws_error *err)
 {
-    int rc = check_budget(a, l, err);
+    int rc;
+    while ((rc = check_budget(a, bytes, err)) < 0 && !ws_agent_keeps_others(c) &&
+           another_keeps_others(m, c)) {
+        if (!m->wants_room)
+            pthread_cond_broadcast(&a->changed);
+        m->wants_room = true;
+        if (!ws_agent_wait(a, deadline_ns))
+            break;
+    }
+    m->wants_room = false;
+    return rc;
+}
+
+static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
+                    struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err)
+{
+    struct ws_agent_model *owner = m->owner;
+    const uint64_t bytes = ws_agent_layout(m)->total_bytes;
+    int rc = owner->n_slots < NORMAL_SLOTS ? find_room(a, m, c, bytes, deadline_ns, err)
+                                           : check_budget(a, bytes, err);
     if (rc < 0)
         return rc;
     *out = calloc(1, sizeof(**out));
     if (!*out)
         return ws_error_set(err, ENOMEM, "no memory for a slot");
-    m->slots[m->n_slots++] = *out;
+    owner->slots[owner->n_slots++] = *out;
     return 0;
 }
 
@@ -121,9 +251,10 @@ static int retire(struct ws_agent *a, struct ws_slot *s)
     return 0;
 }
 
-int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
+int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *group, const struct ws_session *c,
                        struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err)
 {
+    struct ws_agent_model *m = group->owner;
     for (;;) {
         struct ws_slot *s = m->n_slots >= NORMAL_SLOTS ? oldest_that_can_be_taken(m) : NULL;
         if (!s && m->n_slots < NORMAL_SLOTS)
@@ -131,7 +262,7 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struc
                 if (m->slots[i]->state == WS_SLOT_FREE)
                     s = m->slots[i];
         if (!s && m->n_slots < m->max_slots) {
-            int rc = add_slot(a, m, l, &s, err);
+            int rc = add_slot(a, group, c, &s, deadline_ns, err);
             if (rc < 0 && m->n_slots < NORMAL_SLOTS)
                 return rc;
             if (rc < 0)
@@ -155,33 +286,61 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struc
     }
 }
 
-/* A slot that has to be laid out anew gives its memory back first, and is then budgeted like a new one. One
- * whose regions are exchanged takes as much as before: nobody has the old ones mapped any more. */
-static int reserve(struct ws_agent *a, struct ws_slot *s, const struct ws_placement *l, struct ws_error *err)
+static int take_room(void *arg, uint64_t bytes, struct ws_error *err)
 {
-    int rc = 0;
-    if (!ws_slot_fits(s, l)) {
-        a->slot_bytes -= s->total_bytes;
-        pthread_mutex_unlock(&a->lock); /* giving gigabytes back takes a while */
-        ws_slot_empty(s);
-        pthread_mutex_lock(&a->lock);
-        rc = check_budget(a, l, err);
-        a->slot_bytes += rc == 0 ? l->total_bytes : 0;
-    }
+    struct ws_agent *a = arg;
+    pthread_mutex_lock(&a->lock);
+    int rc = check_budget(a, bytes, err);
+    a->slot_bytes += rc == 0 ? bytes : 0;
+    pthread_mutex_unlock(&a->lock);
     return rc;
 }
 
-int ws_agent_prepare_slot(struct ws_agent *a, struct ws_slot *s, const struct ws_placement *l,
-                          bool changes_only, struct ws_error *err)
+static void give_room(void *arg, uint64_t bytes)
 {
-    int rc = reserve(a, s, l, err);
+    struct ws_agent *a = arg;
+    pthread_mutex_lock(&a->lock);
+    a->slot_bytes -= bytes;
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* What has to be laid out anew gives its memory back first, and is then budgeted like a new slot. */
+static int lay_out(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
+                   struct ws_slot *s, uint64_t deadline_ns, struct ws_error *err)
+{
+    const struct ws_placement *l = ws_agent_layout(m);
+    a->slot_bytes -= s->total_bytes;
+    pthread_mutex_unlock(&a->lock); /* giving gigabytes back takes a while */
+    ws_slot_empty(s);
+    pthread_mutex_lock(&a->lock);
+    int rc = find_room(a, m, c, l->total_bytes, deadline_ns, err);
     if (rc < 0)
         return rc;
+    a->slot_bytes += l->total_bytes;
     pthread_mutex_unlock(&a->lock);
-    rc = ws_slot_prepare(s, l, changes_only, a->options.n_threads, err);
+    rc = ws_slot_lay_out(s, l, a->options.n_threads, err);
     pthread_mutex_lock(&a->lock);
-    a->slot_bytes -= rc < 0 ? l->total_bytes : 0; /* it has no memory any more */
+    a->slot_bytes -= rc < 0 ? l->total_bytes : 0;
     return rc;
+}
+
+int ws_agent_prepare_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
+                          struct ws_slot *s, bool changes, uint64_t deadline_ns, struct ws_error *err)
+{
+    const struct ws_placement *l = ws_agent_layout(m);
+    const struct ws_slot_room room = {take_room, give_room, a};
+    ws_slot_rebase(s, l);
+    if (ws_slot_fits(s, l) && ws_slot_idle(s) == 0)
+        return 0;
+    s->id = ws_clock_day_ns(); /* from now on ranks that have it mapped have others' memory */
+    if (ws_slot_has_use(s, l, changes)) {
+        pthread_mutex_unlock(&a->lock);
+        int rc = ws_slot_exchange(s, l, a->options.n_threads, &room, err);
+        pthread_mutex_lock(&a->lock);
+        if (rc == 0 || ws_agent_keeps_others(c)) /* it lets go, and begins again */
+            return rc;
+    }
+    return lay_out(a, m, c, s, deadline_ns, err);
 }
 
 void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m)

@@ -60,6 +60,7 @@ struct ws_session {
     bool writing;              /* has begun model->writing and not committed */
     struct ws_slot *committed; /* what it has committed, while that is not announced */
     bool lost;                 /* its version was abandoned by another rank; told at the next call */
+    json_t *kept; /* numbers of slots that it may have mapped, of a rank that can be told to let go of them */
 };
 
 struct ws_agent_model {
@@ -85,10 +86,9 @@ struct ws_agent_model {
     struct ws_mark given_up;      /* which one that was; no run: none was */
     char *nodes;                  /* of a part: JSON of the nodes' names */
     uint64_t shard_bytes;
-    uint64_t epoch; /* of the placement */
-    bool preparing; /* one rank's thread prepares the slot, the others wait */
-    int prepare_error;
-    char prepare_text[WS_ERROR_TEXT];
+    uint64_t epoch;  /* of the placement */
+    bool preparing;  /* one rank's thread prepares the slot, the others wait */
+    bool wants_room; /* and it waits until they have let go of memory that is of no use */
     /* the version on its way */
     struct ws_slot *writing;
     uint64_t writing_version;
@@ -196,13 +196,19 @@ static inline uint64_t ws_agent_number(const json_t *body, const char *key, uint
 }
 /* agent_delta.c: how many bytes of deltas may be kept now. Under lock. */
 uint64_t ws_agent_delta_room(const struct ws_agent *a);
-/* agent_slots.c: a slot for the next version; under lock, gives it up meanwhile. */
-WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_placement *l,
+/* agent_slots.c: a slot for the next version of the group's model, which a rank of it begins; under lock,
+ * gives it up meanwhile. */
+WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
                                    struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err);
-/* Makes the memory of a slot that was taken fit, within what the agent may use; changes_only as in
- * ws_slot_prepare. Under lock, gives it up meanwhile. On failure it has none. */
-WS_MUST_USE int ws_agent_prepare_slot(struct ws_agent *a, struct ws_slot *s, const struct ws_placement *l,
-                                      bool changes_only, struct ws_error *err);
+/* Makes the memory of a slot that was taken fit, within what the agent may use; changes: ranks only write
+ * what changed. Under lock, gives it up meanwhile. On failure it may have none. */
+WS_MUST_USE int ws_agent_prepare_slot(struct ws_agent *a, struct ws_agent_model *m,
+                                      const struct ws_session *c, struct ws_slot *s, bool changes,
+                                      uint64_t deadline_ns, struct ws_error *err);
+/* The numbers of the slots that will be written again as they are: what ranks have mapped of others is of no
+ * use. Has the rank such memory mapped, as far as is known? */
+json_t *ws_agent_slots_that_stay(const struct ws_agent_model *m);
+bool ws_agent_keeps_others(const struct ws_session *c);
 /* Gives the slots of a model back that nobody reads, and what others have of it when they end. Under lock. */
 void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m);
 /* agent_delta.c: deltas between versions */

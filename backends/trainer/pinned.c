@@ -138,6 +138,15 @@ void ws_pinned_keep(struct ws_pinned *set, const json_t *slots)
     }
 }
 
+json_t *ws_pinned_slots(const struct ws_pinned *set)
+{
+    json_t *all = json_array();
+    for (const struct kept *k = set->all; k; k = k->next)
+        if (!is_in(all, k->slot))
+            json_array_append_new(all, json_integer((json_int_t)k->slot));
+    return all;
+}
+
 void ws_pinned_rest(struct ws_pinned *set)
 {
     struct kept **at = &set->all;

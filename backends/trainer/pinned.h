@@ -22,6 +22,8 @@ bool ws_pinned_has(const struct ws_pinned *set, const struct ws_region *r);
 const char *ws_pinned_why_not(const struct ws_pinned *set);
 /* Lets go of what is not of one of these slots; NULL: they were not told. Not between take and rest. */
 void ws_pinned_keep(struct ws_pinned *set, const json_t *slots);
+/* The slots that it has mapped, by their numbers; a new reference. */
+json_t *ws_pinned_slots(const struct ws_pinned *set);
 /* The version is done: nothing is written any more. What has not been taken for some versions is let go. */
 void ws_pinned_rest(struct ws_pinned *set);
 void ws_pinned_free(struct ws_pinned *set); /* NULL is fine */

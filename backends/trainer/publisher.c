@@ -150,6 +150,34 @@ static int map_slot(struct wsync_publisher *p, uint64_t slot, int *fds, size_t n
     return rc;
 }
 
+/* Where the agent is short of memory, what it has no use for any more is let go first. */
+static int ask_begin(struct wsync_publisher *p, uint64_t version, bool demanded, json_t **reply,
+                     int fds[WS_MAX_FDS_PER_CALL], size_t *n, struct ws_error *err)
+{
+    for (size_t before = SIZE_MAX;;) {
+        json_t *kept = p->keeps ? ws_pinned_slots(p->pinned) : json_array();
+        const size_t n_kept = json_array_size(kept);
+        if (n_kept >= before) {
+            json_decref(kept);
+            return ws_error_set(err, EPROTO, "the agent at %s asks for memory that this rank does not have",
+                                p->agent);
+        }
+        before = n_kept;
+        int rc =
+            ws_publisher_call(p, "begin",
+                              json_pack("{s:I,s:s,s:b,s:I,s:b,s:o,s:b,s:i}", "version", (json_int_t)version,
+                                        "run", p->run, "demanded", (int)demanded, "timeout_ms",
+                                        (json_int_t)p->timeout_ms, "keep", (int)p->keeps, "kept", kept,
+                                        "changes", (int)(p->delta != NULL), "max_fds", WS_MAX_FDS_PER_CALL),
+                              reply, fds, WS_MAX_FDS_PER_CALL, n, err);
+        if (rc < 0 || !json_is_true(json_object_get(*reply, "again")))
+            return rc;
+        if (p->keeps)
+            ws_pinned_keep(p->pinned, json_object_get(*reply, "slots"));
+        json_decref(*reply);
+    }
+}
+
 int ws_publisher_begin(struct wsync_publisher *p, uint64_t version, bool demanded, struct ws_error *err)
 {
     int fds[WS_MAX_FDS_PER_CALL];
@@ -163,14 +191,13 @@ int ws_publisher_begin(struct wsync_publisher *p, uint64_t version, bool demande
         return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                             p->version);
     p->keeps = p->device >= 0;
+    if (!p->keeps) {
+        ws_pinned_free(p->pinned);
+        p->pinned = NULL;
+    }
     if (p->keeps && !p->pinned && !(p->pinned = ws_pinned_new()))
         return ws_error_set(err, ENOMEM, "no memory for a slot");
-    int rc = ws_publisher_call(p, "begin",
-                               json_pack("{s:I,s:s,s:b,s:I,s:b,s:b,s:i}", "version", (json_int_t)version,
-                                         "run", p->run, "demanded", (int)demanded, "timeout_ms",
-                                         (json_int_t)p->timeout_ms, "keep", (int)p->keeps, "changes",
-                                         (int)(p->delta != NULL), "max_fds", WS_MAX_FDS_PER_CALL),
-                               &reply, fds, WS_MAX_FDS_PER_CALL, &n, err);
+    int rc = ask_begin(p, version, demanded, &reply, fds, &n, err);
     if (rc < 0)
         return rc;
     p->begun = true;

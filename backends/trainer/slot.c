@@ -1,7 +1,5 @@
 #include "backends/trainer/slot.h"
-#include "transports/clock.h"
 #include "transports/copy.h"
-#include "transports/memory.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -60,48 +58,45 @@ static void move_block(void *arg, size_t i)
     ws_copy_stream(m->to + at, m->from + at, n < WS_BLOCK_BYTES ? n : WS_BLOCK_BYTES);
 }
 
-/* One file after the other, so that only one is there twice. workers NULL: its bytes are of no use. */
 static int exchange(struct ws_slot *s, size_t i, const struct ws_placement_file *f,
                     struct ws_workers *workers, unsigned n_threads, struct ws_error *err)
 {
-    struct ws_region *old = s->regions[i];
-    s->regions[i] = NULL;
-    if (!workers) {
-        ws_region_free(old);
-        return new_region(f, n_threads, &s->regions[i], err);
+    struct ws_region *fresh = NULL;
+    int rc = new_region(f, n_threads, &fresh, err);
+    if (rc < 0) {
+        ws_region_free(fresh);
+        return rc;
     }
-    int rc = new_region(f, n_threads, &s->regions[i], err);
-    if (rc == 0) {
-        struct move m = {ws_region_data(s->regions[i]), ws_region_data(old), f->size_bytes};
-        ws_workers_run(workers, move_block, &m, (m.bytes + WS_BLOCK_BYTES - 1) / WS_BLOCK_BYTES);
-    }
-    ws_region_free(old);
-    return rc;
+    struct move m = {ws_region_data(fresh), ws_region_data(s->regions[i]), f->size_bytes};
+    ws_workers_run(workers, move_block, &m, (m.bytes + WS_BLOCK_BYTES - 1) / WS_BLOCK_BYTES);
+    ws_region_free(s->regions[i]);
+    s->regions[i] = fresh;
+    return 0;
 }
 
-static int exchange_all(struct ws_slot *s, const struct ws_placement *l, bool with_bytes, unsigned n_threads,
-                        struct ws_error *err)
+int ws_slot_exchange(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads,
+                     const struct ws_slot_room *room, struct ws_error *err)
 {
-    uint64_t largest = 0;
-    for (size_t i = 0; i < l->n_files; i++)
-        largest = l->files[i].size_bytes > largest ? l->files[i].size_bytes : largest;
-    with_bytes = with_bytes && ws_memory_check(largest, "a slot's file beside the one before", NULL) == 0;
-    struct ws_workers *workers = with_bytes ? ws_workers_new(n_threads, 0) : NULL;
-    int rc = with_bytes && !workers ? ws_error_set(err, ENOMEM, "no memory for the threads of a copy") : 0;
-    for (size_t i = 0; rc == 0 && i < l->n_files; i++)
-        if (s->regions[i])
-            rc = exchange(s, i, &l->files[i], workers, n_threads, err);
+    assert(s->state == WS_SLOT_WRITING && s->n_holds == 0 && ws_slot_fits(s, l));
+    struct ws_workers *workers = ws_workers_new(n_threads, 0);
+    int rc = workers ? 0 : ws_error_set(err, ENOMEM, "no memory for the threads of a copy");
+    for (size_t i = 0; rc == 0 && i < l->n_files; i++) {
+        if (!s->regions[i])
+            continue;
+        rc = room->take(room->arg, l->files[i].size_bytes, err);
+        if (rc < 0)
+            break;
+        rc = exchange(s, i, &l->files[i], workers, n_threads, err);
+        room->give(room->arg, l->files[i].size_bytes);
+    }
     ws_workers_free(workers);
-    s->fresh = s->fresh || !with_bytes;
-    if (!with_bytes)
-        s->has = (struct ws_mark){0};
     return rc;
 }
 
-static int lay_out(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads, struct ws_error *err)
+int ws_slot_lay_out(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads, struct ws_error *err)
 {
     int rc = 0;
-    free_regions(s);
+    assert(s->state == WS_SLOT_WRITING && s->n_holds == 0 && !s->regions);
     s->regions = calloc(l->n_files, sizeof(struct ws_region *));
     if (!s->regions)
         return ws_error_set(err, ENOMEM, "no memory for a slot");
@@ -113,30 +108,23 @@ static int lay_out(struct ws_slot *s, const struct ws_placement *l, unsigned n_t
     memcpy(s->placement_id, l->id, sizeof(s->placement_id));
     memcpy(s->base_id, l->base_id, sizeof(s->base_id));
     s->fresh = true;
+    if (rc < 0)
+        free_regions(s);
     return rc;
 }
 
-int ws_slot_prepare(struct ws_slot *s, const struct ws_placement *l, bool changes_only, unsigned n_threads,
-                    struct ws_error *err)
+void ws_slot_rebase(struct ws_slot *s, const struct ws_placement *l)
 {
-    int rc;
-    assert(s->state == WS_SLOT_WRITING && s->n_holds == 0);
-    if (ws_slot_fits(s, l) && strcmp(s->base_id, l->base_id) != 0) {
-        s->fresh = true;
-        s->has = (struct ws_mark){0};
-        memcpy(s->base_id, l->base_id, sizeof(s->base_id));
-    }
-    if (ws_slot_fits(s, l) && ws_slot_idle(s) == 0)
-        return 0;
-    if (ws_slot_fits(s, l))
-        rc = exchange_all(s, l, !s->fresh && (changes_only || l->n_frozen > 0), n_threads, err);
-    else
-        rc = lay_out(s, l, n_threads, err);
-    if (rc < 0)
-        free_regions(s);
-    else
-        s->id = ws_clock_day_ns();
-    return rc;
+    if (!ws_slot_fits(s, l) || strcmp(s->base_id, l->base_id) == 0)
+        return;
+    s->fresh = true;
+    s->has = (struct ws_mark){0};
+    memcpy(s->base_id, l->base_id, sizeof(s->base_id));
+}
+
+bool ws_slot_has_use(const struct ws_slot *s, const struct ws_placement *l, bool changes)
+{
+    return ws_slot_fits(s, l) && !s->fresh && (changes || l->n_frozen > 0);
 }
 
 static void free_hashed(struct ws_slot *s, size_t n)

@@ -38,7 +38,7 @@ struct ws_slot_hold {
 
 struct ws_slot {
     enum ws_slot_state state;
-    uint64_t id; /* of its regions: another number whenever any of them is another one */
+    uint64_t id; /* of its regions: another number from when any of them is about to be another one */
     uint64_t version;
     char run[WS_RUN_CHARS + 1];
     char placement_id[33];              /* of what the regions hold */
@@ -62,12 +62,27 @@ struct ws_slot {
 bool ws_slot_fits(const struct ws_slot *s, const struct ws_placement *l);
 /* Gives its memory back. */
 void ws_slot_empty(struct ws_slot *s);
-/* Makes the regions fit a placement (new ones where they do not) and writes headers and generated files;
- * those that must not be written again are exchanged, with the bytes in them where those are of use: of a
- * frozen tensor, or where the ranks only write what changed. Memory is faulted in here, so that it is charged
- * to this process. -ENOMEM. May take seconds: the slot is WRITING and only the caller uses it. */
-WS_MUST_USE int ws_slot_prepare(struct ws_slot *s, const struct ws_placement *l, bool changes_only,
-                                unsigned n_threads, struct ws_error *err);
+/* Where its regions fit, but hold frozen tensors of another base: they are to be written again. */
+void ws_slot_rebase(struct ws_slot *s, const struct ws_placement *l);
+/* Are there bytes in its regions, which fit, that the next version needs? changes: ranks only write what
+ * changed. */
+bool ws_slot_has_use(const struct ws_slot *s, const struct ws_placement *l, bool changes);
+/* The two of these may take seconds: the slot is WRITING and only the caller uses it. Memory is faulted in
+ * here, so that it is charged to this process.
+ *
+ * exchange: regions that fit, but must not be written again, give way to others with the same bytes, one
+ * after the other; take is asked for the memory of each before, and give gets it back when the old one is
+ * closed. -ENOMEM: the slot is of use as it is. */
+struct ws_slot_room {
+    int (*take)(void *arg, uint64_t bytes, struct ws_error *err);
+    void (*give)(void *arg, uint64_t bytes);
+    void *arg;
+};
+WS_MUST_USE int ws_slot_exchange(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads,
+                                 const struct ws_slot_room *room, struct ws_error *err);
+/* lay_out: an empty slot gets regions, with headers and generated files in them. -ENOMEM: it is empty. */
+WS_MUST_USE int ws_slot_lay_out(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads,
+                                struct ws_error *err);
 /* Starts the manifest of a version in a prepared slot. */
 WS_MUST_USE int ws_slot_begin(struct ws_slot *s, const struct ws_placement *l, const char *model,
                               uint64_t version, const char *run, struct ws_error *err);

@@ -7,10 +7,13 @@
 #include "tests/fixtures/gpu.h"
 #include "tests/fixtures/served.h"
 #include "tests/fixtures/unwatched.h"
+#include "transports/region_file.h"
+#include "transports/transport.h"
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -28,6 +31,8 @@
 
 struct world {
     char dir[64], url[140];
+    uint64_t memory; /* of the agent; 0: no limit */
+    bool gpu_delta;
     struct ws_agent *agent;
     wsync_publisher *host, *gpu; /* of the models "h" and "g" */
     uint64_t version;
@@ -48,7 +53,8 @@ UNWATCHED static uint64_t any(uint64_t below)
 static wsync_publisher *open_model(const char *model)
 {
     wsync_publisher *p;
-    wsync_config c = {.struct_size = sizeof(c), .agent = w.url, .model = model, .n_threads = 2};
+    wsync_config c = {
+        .struct_size = sizeof(c), .agent = w.url, .model = model, .n_threads = 2, .gpu_delta = w.gpu_delta};
     GPU_CHECK(wsync_open(&c, &p) == 0, "%s", wsync_error());
     return p;
 }
@@ -61,7 +67,8 @@ static void start(void)
     GPU_CHECK(mkdtemp(w.dir), "no folder");
     snprintf(socket, sizeof(socket), "%s/sock", w.dir);
     snprintf(w.url, sizeof(w.url), "unix:%s", socket);
-    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .socket = socket, .socket_gid = (gid_t)-1};
+    struct ws_agent_options o = {
+        .tcp.listen = "127.0.0.1:0", .socket = socket, .socket_gid = (gid_t)-1, .memory_bytes = w.memory};
     GPU_CHECK(ws_agent_new(&w.agent, &o, &err) == 0, "%s", err.text);
     w.host = open_model("h");
     w.gpu = open_model("g");
@@ -512,6 +519,147 @@ static void test_a_killed_trainer(void **state)
     gpu_run(killed, "die=cuLaunchKernel:3");
 }
 
+/* --- an agent with memory for two slots and a half --- */
+
+#define SLOT (8UL << 20)
+
+/* All the memory that the agent's slots have, or had and others keep, for as long as it runs. */
+static struct {
+    pthread_t thread;
+    atomic_bool stop;
+    uint64_t most;
+} watch;
+
+static void *look(void *arg)
+{
+    (void)arg;
+    while (!atomic_load(&watch.stop)) {
+        const uint64_t used = ws_region_file_used();
+        watch.most = used > watch.most ? used : watch.most;
+    }
+    return NULL;
+}
+
+static void start_narrow(void)
+{
+    w.memory = 5 * SLOT / 2;
+    start();
+    add_plain(WSYNC_BF16, 2048, SLOT / 2 / 2048 - 64); /* and a header, in whole huge pages */
+    GPU_CHECK(pthread_create(&watch.thread, NULL, look, NULL) == 0, "no thread");
+}
+
+static void end_narrow(void)
+{
+    atomic_store(&watch.stop, true);
+    pthread_join(watch.thread, NULL);
+    GPU_CHECK(watch.most <= w.memory, "%llu bytes", (unsigned long long)watch.most);
+    end();
+}
+
+/* The same bytes of another shape, so that no slot fits. */
+static void turn(void)
+{
+    wsync_param *p = &w.at_gpu[0];
+    const uint64_t rows = p->shape[0];
+    p->shape[0] = p->shape[1] * 2;
+    p->shape[1] = rows / 2;
+}
+
+static void layouts_change(void)
+{
+    start_narrow();
+    for (uint64_t v = 1; v <= 9; v++) {
+        publish(w.gpu, w.at_gpu, v);
+        if (v % 3 == 0)
+            turn();
+    }
+    end_narrow();
+}
+
+/* What ranks keep pinned of slots that are of no use any more does not keep the agent from laying out others.
+ */
+static void test_layouts_change(void **state)
+{
+    (void)state;
+    gpu_run(layouts_change, NULL);
+}
+
+static void layouts_of_ranks_change(void)
+{
+    struct audited ranks[2] = {{.params = w.at_gpu}, {.params = w.at_gpu}};
+    start_narrow();
+    for (unsigned r = 0; r < 2; r++) {
+        wsync_config c = {.struct_size = sizeof(c),
+                          .agent = w.url,
+                          .model = "a",
+                          .rank = r,
+                          .world_size = 2,
+                          .n_threads = 2,
+                          .timeout_ms = 60000};
+        GPU_CHECK(wsync_open(&c, &ranks[r].p) == 0, "%s", wsync_error());
+    }
+    for (uint64_t v = 1; v <= 9; v++) {
+        GPU_CHECK(offload_both(ranks, v), "%s", wsync_error());
+        if (v % 3 == 0)
+            turn();
+    }
+    for (unsigned r = 0; r < 2; r++)
+        wsync_close(ranks[r].p);
+    end_narrow();
+}
+
+static void test_layouts_of_ranks_change(void **state)
+{
+    (void)state;
+    gpu_run(layouts_of_ranks_change, NULL);
+}
+
+/* By descriptors, and long after the rank was told that the slot stays. */
+static void read_it(uint64_t version)
+{
+    struct ws_error err = {0};
+    struct ws_source *s;
+    struct ws_manifest *m;
+    struct ws_region *regions[4] = {0};
+    GPU_CHECK(ws_source_open(w.url, NULL, &s, &err) == 0, "%s", err.text);
+    GPU_CHECK(ws_source_manifest(s, "g", version, NULL, &m, &err) == 0, "%s", err.text);
+    GPU_CHECK(ws_source_map(s, m, regions, &err) == 0, "%s", err.text);
+    ws_region_free(regions[0]);
+    ws_source_unmap(s, "g", version, m->run);
+    ws_manifest_free(m);
+    ws_source_close(s);
+}
+
+static void slots_are_exchanged(void)
+{
+    start_narrow();
+    for (uint64_t v = 1; v <= 6; v++) {
+        publish(w.gpu, w.at_gpu, v);
+        if (v > 1)
+            read_it(v - 1);
+    }
+    end_narrow();
+}
+
+/* Regions that are exchanged are within what the agent may use, like any others. */
+static void test_slots_are_exchanged(void **state)
+{
+    (void)state;
+    gpu_run(slots_are_exchanged, NULL);
+}
+
+static void changes_are_exchanged(void)
+{
+    w.gpu_delta = true;
+    slots_are_exchanged();
+}
+
+static void test_changes_are_exchanged(void **state)
+{
+    (void)state;
+    gpu_run(changes_are_exchanged, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -529,6 +677,10 @@ int main(void)
         cmocka_unit_test(test_a_lost_device),
         cmocka_unit_test(test_a_faulting_kernel),
         cmocka_unit_test(test_a_killed_trainer),
+        cmocka_unit_test(test_layouts_change),
+        cmocka_unit_test(test_layouts_of_ranks_change),
+        cmocka_unit_test(test_slots_are_exchanged),
+        cmocka_unit_test(test_changes_are_exchanged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -394,6 +394,39 @@ static void memory_is_refused(void **state)
     end(&w);
 }
 
+/* The refusal names whose memory it is. */
+static void memory_has_names(void **state)
+{
+    struct world w;
+    struct ws_error err = {0};
+    struct ws_source *s;
+    struct ws_manifest *read;
+    struct ws_region *regions[4] = {0};
+    static struct model m;
+    char pid[64];
+    (void)state;
+    start(&w, 3 * sizeof(m) / 2);
+    wsync_config c = config_of(w.url, 0, 1);
+    wsync_publisher *p = opened(&c), *other;
+    c.model = "n";
+    other = opened(&c);
+    offload(p, 7);
+    assert_int_equal(ws_source_open(w.url, NULL, &s, &err), 0);
+    assert_int_equal(ws_source_manifest(s, "m", 7, NULL, &read, &err), 0);
+    assert_int_equal(ws_source_map(s, read, regions, &err), 0);
+    const wsync_param params[] = {matrix_param(m.matrix), flat_param(m.flat)};
+    assert_int_equal(wsync_offload(other, params, 2, 1), -ENOMEM);
+    assert_non_null(strstr(wsync_error(), "; m has 1 of "));
+    snprintf(pid, sizeof(pid), ", version 7 held by ipc pid %d)", (int)getpid());
+    assert_non_null(strstr(wsync_error(), pid));
+    ws_region_free(regions[0]);
+    ws_manifest_free(read);
+    ws_source_close(s);
+    wsync_close(other);
+    wsync_close(p);
+    end(&w);
+}
+
 /* A rank's request as it is on the wire; what it answers is not looked at. */
 static int raw(int sock, const char *verb, json_t *body, struct ws_error *err)
 {
@@ -534,6 +567,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_dies_in_the_middle),
         cmocka_unit_test(wrong_calls),
         cmocka_unit_test(memory_is_refused),
+        cmocka_unit_test(memory_has_names),
         cmocka_unit_test(readers_hold_slots),
         cmocka_unit_test(loaded_is_waited_for),
         cmocka_unit_test(a_refused_commit_ends_its_version),
