@@ -134,11 +134,11 @@ static int merge(const struct lie *l, unsigned char *out, struct ws_error *err)
         parts[k] =
             (struct ws_merge_part){.from = names[k], .manifest = made[k].manifest, .files = made[k].files};
     }
-    int rc = ws_merge_new(&m, parts, 2, err);
+    int rc = ws_merge_new(&m, parts, 2, NULL, err);
     if (rc == 0) {
         struct ws_workers *workers = ws_workers_new(1, 0);
         struct ws_manifest *whole;
-        assert_int_equal(ws_merge_run(m, "actor", &out, workers, NULL, &whole, err), 0);
+        assert_int_equal(ws_merge_run(m, "actor", &out, workers, &whole, err), 0);
         ws_manifest_free(whole);
         ws_workers_free(workers);
     }
