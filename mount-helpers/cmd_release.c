@@ -47,15 +47,17 @@ static const char *text_of(const json_t *object, const char *key)
     return text ? text : "";
 }
 
-/* Mounts, each once, that are in that state with one of the models; NULL: in any. */
-static size_t count(const json_t *release, const char *state)
+/* Mounts, each once, that are in that state (NULL: in any) with one of the models, for which they have so
+ * many engines at least. */
+static size_t count(const json_t *release, const char *state, json_int_t engines)
 {
     const json_t *mounts = json_object_get(release, "mounts"), *mount;
     json_t *seen = json_object();
     size_t i, n;
     json_array_foreach(mounts, i, mount)
     {
-        if (!state || strcmp(text_of(mount, "state"), state) == 0)
+        if ((!state || strcmp(text_of(mount, "state"), state) == 0) &&
+            json_integer_value(json_object_get(mount, "engines")) >= engines)
             json_object_set_new(seen, text_of(mount, "mount"), json_true());
     }
     n = json_object_size(seen);
@@ -88,20 +90,34 @@ static void show_progress(const json_t *release, char shown[256])
 {
     char line[256];
     bool preparing = strcmp(text_of(release, "phase"), "preparing") == 0;
-    size_t all = count(release, NULL), silent = count(release, "silent");
+    size_t all = count(release, NULL, 0), silent = count(release, "silent", 0);
     snprintf(line, sizeof line, "%s: %zu of %zu mounts%s", text_of(release, "phase"),
-             count(release, "loaded") + (preparing ? count(release, "prepared") : 0), all - silent,
+             count(release, "loaded", 0) + (preparing ? count(release, "prepared", 0) : 0), all - silent,
              silent ? ", some are silent" : "");
     if (strcmp(line, shown) != 0)
         fprintf(stderr, "%s\n", line);
     memcpy(shown, line, sizeof line);
 }
 
+/* A mount without engines serves nothing: who opens `current` there reads the version. */
+static void tell_success(const json_t *release, double start)
+{
+    size_t all = count(release, "loaded", 0), serve = count(release, "loaded", 1);
+    if (serve > 0)
+        printf("released: %zu mount%s serve%s it after %.2f s\n", serve, serve == 1 ? "" : "s",
+               serve == 1 ? "s" : "", cli_now() - start);
+    if (serve == 0)
+        printf("released: %zu mount%s it after %.2f s; no engine is attached\n", all,
+               all == 1 ? " has" : "s have", cli_now() - start);
+    else if (serve < all)
+        printf("%zu more ha%s it, and no engine attached\n", all - serve, all - serve == 1 ? "s" : "ve");
+}
+
 /* What is said at the end. alone: mounts are not all that is told. */
 static int conclude(const json_t *release, bool passed_time, double start, bool quiet, bool alone)
 {
     const char *phase = text_of(release, "phase");
-    size_t serving = count(release, "loaded"), failed = count(release, "failed");
+    size_t loaded = count(release, "loaded", 0), failed = count(release, "failed", 0);
     if (strcmp(phase, "aborted") == 0)
         return cli_fail("the release was aborted, every mount goes on as it was: %s",
                         text_of(release, "why"));
@@ -113,23 +129,22 @@ static int conclude(const json_t *release, bool passed_time, double start, bool 
     if (json_is_true(json_object_get(release, "passed")))
         return cli_fail("a newer release was committed before every mount served this one");
     if (failed) {
-        int rc = cli_fail(
-            "%zu mounts serve it, %zu could not load it and serve what they did before:", serving, failed);
+        int rc = cli_fail("%zu mounts serve it, %zu could not load it and serve what they did before:",
+                          count(release, "loaded", 1), failed);
         name_those_behind(release);
         return rc;
     }
-    if (serving == 0 && alone)
+    if (loaded == 0 && alone)
         return CLI_OK;
-    if (serving == 0) {
+    if (loaded == 0) {
         int rc = cli_fail(
             "no mount serves it: none with the policy follow is heard of; those that come later catch up");
         name_those_behind(release);
         return rc;
     }
     if (!quiet)
-        printf("released: %zu mount%s serve%s it after %.2f s\n", serving, serving == 1 ? "" : "s",
-               serving == 1 ? "s" : "", cli_now() - start);
-    if (count(release, "silent")) {
+        tell_success(release, start);
+    if (count(release, "silent", 0)) {
         fprintf(stderr, "left out:\n");
         name_those_behind(release);
     }
@@ -285,7 +300,7 @@ static int run(const struct cli_args *args)
         if (!quiet)
             printf("release %" JSON_INTEGER_FORMAT ": %s, %zu mounts\n",
                    json_integer_value(json_object_get(reply, "id")), text_of(reply, "phase"),
-                   count(reply, NULL));
+                   count(reply, NULL, 0));
         json_decref(reply);
     }
     ws_source_close(s);
@@ -313,7 +328,7 @@ const struct cli_command cmd_release = {
         "one that joins late, catches up with what was released last.\n\n"
         "A release that is begun before another one has been prepared takes its place. ^C or "
         "SIGTERM ends one that is not committed. "
-        "To go back, release the version before. The command fails when no mount serves the "
+        "To go back, release the version before. The command fails when no mount has the "
         "version at its end.\n\n"
         "With --astraflow-notify it then tells AstraFlow's services, with --wait once the mounts "
         "serve it: each has its receiver take the newest version from the agent and its engine load "

@@ -17,7 +17,8 @@ static const struct cli_option wait_options[] = {
      "default ready"},
     {"loaded", 'l', "WHO",
      "ask the agent instead, until WHO serves it or a later version: all (mounts that follow or have "
-     "engines), a number of them, or one by HOST or HOST:MOUNTPOINT"},
+     "engines), a number of them, or one by HOST or HOST:MOUNTPOINT; a mount without engines serves what is "
+     "its current version"},
     AGENTS_OPTIONS,
     {"timeout", 't', "SECONDS", "give up after this; 0: look once; default: wait for ever", 0,
      CLI_MAX_SECONDS},

@@ -104,6 +104,28 @@ def test_there_and_back(stack):
     assert wsync("wait", "actor", 2, "--loaded", "all", "--timeout", 0, "--agent", fleet.agent.url).returncode == 0
 
 
+def test_without_engines(stack):
+    "mounts that have a version and no engine to serve it are not said to serve it"
+    need_fuse()
+    agent = Agent(stack)
+    folder = checkpoint(SMALL)
+    agent.publish("actor", 1, folder)
+    release = lambda: wsync("release", "--agent", agent.url, "--wait", 30 * SLOW, "actor", 1).stdout
+    mounts = [Mount(stack, agent.url, f"host=n{i}") for i in range(2)]
+    for i, mount in enumerate(mounts):
+        mount.wait_version("actor", 1)
+        mount.write("follow", "actor/policy")
+        wait_for(lambda: sum(m["follows"] for m in agent.get("/v1/actor/mounts")) == i + 1, "the mount's word")
+        out = release()
+        assert f"released: {i + 1} mount{'s have' if i else ' has'} it after" in out and "no engine is attached" in out, out
+        assert wsync("wait", "--loaded", i + 1, "--timeout", 0, "--agent", agent.url, "actor", 1).returncode == 0
+    engine = Engine(stack, folder)
+    mounts[1].write(f"engine add e sglang {engine.url}", "actor/ctl")
+    wait_for(lambda: sum(m["engines"] for m in agent.get("/v1/actor/mounts")) == 1, "the engine's word")
+    out = release()
+    assert "released: 1 mount serves it after" in out and "1 more has it, and no engine attached" in out, out
+
+
 def test_aborted(stack):
     "a version that one mount cannot take is taken by none; the mount and the reason are named"
     fleet = Fleet(stack, 2)
@@ -194,7 +216,7 @@ def test_deadline_and_interrupt(stack):
     p = subprocess.Popen(fleet.command("actor", 3), stderr=subprocess.PIPE, text=True)
     wait_for(lambda: fleet.agent.get("/v1/releases")[0]["phase"] == "preparing", "the release")
     out = fleet.release(2, wait=60)
-    assert "released: 2 mounts" in out, out
+    assert "released: 1 mount serves it" in out and "1 more has it" in out, out
     assert p.wait(20) == 1 and "a newer release" in p.stderr.read()
     assert fleet.serve() == ["2"] and fleet.serve([slow]) == ["2"]
     fleet.agent.publish("actor", 4, fleet.folders[1])
@@ -392,5 +414,6 @@ def test_slow_following(stack):
     wait_for(lambda: mount.text("actor/version") == "5\n", "version 5")
 
 
-run(test_release, test_there_and_back, test_aborted, test_failed_after_commit, test_models, test_silent, test_deadline_and_interrupt,
-    test_wait_loaded, test_agent_restarts, test_releases_end, test_bad_requests, test_external, test_neighbours, test_slow_following)
+run(test_release, test_there_and_back, test_without_engines, test_aborted, test_failed_after_commit, test_models, test_silent,
+    test_deadline_and_interrupt, test_wait_loaded, test_agent_restarts, test_releases_end, test_bad_requests, test_external,
+    test_neighbours, test_slow_following)
