@@ -105,7 +105,8 @@ bool ws_version_is_newer(const struct ws_version *a, const struct ws_version *b)
 }
 
 /* What is complete, and what is about to be, count among the newest: an arriving version pushes the
- * oldest kept one out. */
+ * oldest kept one out. For a slot of the trainer's what is announced counts, too: the trainer wants the slot
+ * for the next version, whether or not anybody here reads this one. */
 bool ws_version_is_protected(const struct ws_version *v)
 {
     const struct ws_model *m = v->model;
@@ -118,7 +119,9 @@ bool ws_version_is_protected(const struct ws_version *v)
     if (ws_model_is_hidden(m))
         return false; /* what was made of it is here; it stays only where there is room */
     for (const struct ws_version *w = m->versions; w; w = w->next) {
-        if (w != v && (ws_version_is_complete(w) || (w->pull && ws_pull_wants_all(w->pull))) &&
+        if (w != v &&
+            (ws_version_is_complete(w) || (w->pull && ws_pull_wants_all(w->pull)) ||
+             (v->mapped && ws_version_is_offered(w))) &&
             ws_version_is_newer(w, v))
             newer++;
     }

@@ -80,6 +80,22 @@ def test_slots(stack):
     assert pipe.read() == want[:pipe.size]
 
 
+def test_idle_mount(stack):
+    "a mount by unix: that nobody reads any more gives the trainer its slots back"
+    need_fuse()
+    agent, folder = Agent(stack), checkpoint(SMALL)
+    agent.publish("actor", 1, folder)
+    mount = Mount(stack, f"unix:{agent.sock}")
+    assert 'how="ipc"' in pull(mount, 1)
+    agent.publish("actor", 2, folder)
+    assert 'how="ipc"' in pull(mount, 2)
+    for version in range(3, 7):  # nobody wants these
+        agent.publish("actor", version, folder)
+    mount.wait_version("actor", 6)
+    pull(mount, 6)
+    same(mount, 6, folder)
+
+
 def test_without_leases(stack):
     "where the kernel grants no leases a mount gets copies, which is said once, and no version that is read is written over"
     need_fuse()
@@ -116,4 +132,4 @@ def test_memory(stack):
     assert agent.get("/v1/status")["slot_bytes"] <= 60e6
 
 
-run(*[make_pipe_test(f"reads={how}") for how in ("passthrough", "link", "cached")], test_slots, test_without_leases, test_memory)
+run(*[make_pipe_test(f"reads={how}") for how in ("passthrough", "link", "cached")], test_slots, test_idle_mount, test_without_leases, test_memory)
