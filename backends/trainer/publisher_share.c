@@ -405,7 +405,7 @@ static void free_offer(struct ws_share_offer *o)
 }
 
 /* The set's memory is free for the next version. One on demand has no other place, and waits; another one
- * goes without after a while: -EBUSY. */
+ * goes without after a while, and at once where the same readers were waited for before: -EBUSY. */
 static int make_free(struct wsync_publisher *p, struct ws_share_set *set, struct ws_error *err)
 {
     struct ws_error ignored;
@@ -416,10 +416,11 @@ static int make_free(struct wsync_publisher *p, struct ws_share_set *set, struct
     int64_t patience = p->timeout_ms;
     if (!p->share->on_demand && patience > PATIENCE_MS)
         patience = PATIENCE_MS;
-    int rc = give_up(p, set, patience, err);
+    int rc = give_up(p, set, set->stuck ? 0 : patience, err);
+    set->stuck = rc == -ETIMEDOUT && !p->share->on_demand;
     if (rc == -ETIMEDOUT) {
         err->code = EBUSY;
-        return ws_error_prefix(err, "no free buffer on the GPU for version %" PRIu64, p->version);
+        return ws_error_prefix(err, "no free buffer on the GPU");
     }
     return rc;
 }

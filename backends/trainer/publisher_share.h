@@ -33,6 +33,7 @@ struct ws_packed_buffer {
 struct ws_share_set {
     bool shared; /* from when the agent is told until nobody has it any more */
     bool lost;   /* an agent that knew who has it has ended */
+    bool stuck; /* who has it was waited for in vain: from now on it is only looked whether he still has it */
     uint64_t version;
     unsigned connection; /* that it was told by */
     int hold; /* a file: each process that has the version holds a lock on it, whatever becomes of the agent

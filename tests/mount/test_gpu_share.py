@@ -275,10 +275,15 @@ def test_buffers(stack):
     assert reader.ask("check 1").startswith("good")
     offload([rank], 4)  # by the other buffer
     assert 4 in status(agent)
+    for version in 5, 6, 7:
+        offload([rank], version)
+    assert sorted(status(agent)) == [1, 6]
     assert reader.ask("check 1").startswith("good")
+    assert rank.log().count("not shared on GPUs") == 1, rank.log()  # the same reader is said, and waited for, once
     assert reader.ask("close 0") == "closed"
-    offload([rank], 5)
-    opens(reader, 5, ALL[1])
+    offload([rank], 8)
+    offload([rank], 9)
+    opens(reader, 9, ALL[1])
 
 
 def test_trainer_ends(stack):
