@@ -6,7 +6,7 @@
 #define ASKS   100 /* how often a source is asked that does not know its deltas yet */
 #define ASK_MS 20
 
-static int ask_one(const struct ws_route *r, struct ws_source *source, struct ws_links *k,
+static int ask_one(const struct ws_route *r, const struct ws_leg *leg, struct ws_links *k,
                    struct ws_error *err)
 {
     const struct ws_version *v = r->version;
@@ -15,8 +15,8 @@ static int ask_one(const struct ws_route *r, struct ws_source *source, struct ws
 
     /* Another mount may have to find out first by which way it comes there. */
     do
-        rc = ws_source_deltas(source, v->model->name, &mark, k->offers, &k->n, err);
-    while (rc == -EAGAIN && ++tries < ASKS && !atomic_load(&r->stop) && poll(NULL, 0, ASK_MS) == 0);
+        rc = ws_source_deltas(leg->watch->source, v->model->name, &mark, k->offers, &k->n, err);
+    while (rc == -EAGAIN && ++tries < ASKS && !atomic_load(&leg->leave) && poll(NULL, 0, ASK_MS) == 0);
     if (rc < 0)
         k->n = 0;
     return rc;
@@ -29,7 +29,7 @@ int ws_links_ask(struct ws_route *r, struct ws_links *k, struct ws_error *err)
 
     k->n = 0;
     while (leg.watch) { /* until one knows of any */
-        rc = ask_one(r, leg.watch->source, k, err);
+        rc = ask_one(r, &leg, k, err);
         leg.skip |= ws_bit(leg.watch->index);
         ws_route_end(&leg);
         if (k->n > 0 || ws_route_take(r, &leg, &(struct ws_error){0}) < 0)

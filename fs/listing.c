@@ -6,6 +6,7 @@
 #include "fs/model.h"
 #include "fs/offers.h"
 #include "fs/parts.h"
+#include "fs/rings.h"
 #include "fs/version.h"
 #include "transports/log.h"
 #include "transports/name.h"
@@ -170,6 +171,7 @@ static void take_versions(struct ws_watch *w, struct ws_model *m, const json_t *
             v->partial |= ws_bit(w->index);
         if (e.on_gpus && strcmp(ws_source_transport(w->source), "ipc") == 0)
             v->on_gpus |= ws_bit(w->index);
+        ws_rings_heard(v, w->index, &e.offer);
     }
 }
 

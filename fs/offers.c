@@ -1,6 +1,7 @@
 #include "fs/offers.h"
 #include "fs/model.h"
 #include "fs/parts.h"
+#include "fs/rings.h"
 #include "fs/version.h"
 #include "fs/watch.h"
 #include "transports/log.h"
@@ -17,7 +18,7 @@ static bool is_digest(const char *digest)
 int ws_offer_read(const json_t *entry, struct ws_offer *out)
 {
     const char *digest = json_string_value(json_object_get(entry, "digest"));
-    const json_t *via = json_object_get(entry, "via"), *one;
+    const json_t *via = json_object_get(entry, "via"), *waits = json_object_get(entry, "waits"), *one;
     size_t i;
 
     *out = (struct ws_offer){0};
@@ -32,6 +33,12 @@ int ws_offer_read(const json_t *entry, struct ws_offer *out)
         if (!json_is_integer(one) || i == WS_MAX_RELAYS)
             return -EPROTO;
         out->via[out->n_via++] = (uint64_t)json_integer_value(one);
+    }
+    json_array_foreach(waits, i, one)
+    {
+        if (!json_is_integer(one) || i == WS_MAX_RELAYS)
+            return -EPROTO;
+        out->waits[out->n_waits++] = (uint64_t)json_integer_value(one);
     }
     return 0;
 }
@@ -166,9 +173,10 @@ static json_t *entry_of(const struct ws_version *v)
     for (unsigned i = 0; i < n; i++)
         json_array_append_new(via, json_integer((json_int_t)o->via[i]));
     json_array_append_new(via, json_integer((json_int_t)v->store->id));
-    return json_pack("{s:I,s:s,s:s,s:I,s:I,s:o}", "version", (json_int_t)v->number, "run", v->run, "digest",
-                     v->digest, "bytes", (json_int_t)(m ? m->total_bytes : v->listed_bytes), "created_ns",
-                     (json_int_t)v->created_ns, "via", via);
+    return json_pack("{s:I,s:s,s:s,s:I,s:I,s:o,s:o*}", "version", (json_int_t)v->number, "run", v->run,
+                     "digest", v->digest, "bytes", (json_int_t)(m ? m->total_bytes : v->listed_bytes),
+                     "created_ns", (json_int_t)v->created_ns, "via", via, "waits",
+                     ws_version_is_complete(v) ? NULL : ws_rings_said(v));
 }
 
 /* What was released last is passed on, so that who follows does not act on what is only published. */

@@ -14,6 +14,8 @@ struct ws_offer {
     char digest[33]; /* empty: the source does not say */
     unsigned n_via;  /* mounts between the trainer and us; 0: its agent, or a folder */
     uint64_t via[WS_MAX_RELAYS];
+    unsigned n_waits; /* rings.h; of an older release and of an agent: 0 */
+    uint64_t waits[WS_MAX_RELAYS];
 };
 
 /* Of an entry in a listing. -EPROTO: it is malformed. Pure. */

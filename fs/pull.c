@@ -59,6 +59,11 @@ bool ws_pull_wants_all(const struct ws_pull *p)
     return p->goal == WS_GOAL_ALL;
 }
 
+struct ws_route *ws_pull_route(struct ws_pull *p)
+{
+    return &p->route;
+}
+
 void ws_pull_stop(struct ws_pull *p)
 {
     ws_route_stop(&p->route);
@@ -77,7 +82,7 @@ static int get_manifest(struct ws_pull *p, struct ws_error *err)
         int rc = ws_route_take(&p->route, &leg, err);
         if (rc < 0)
             return rc;
-        rc = ws_source_manifest(leg.watch->source, v->model->name, v->number, v->run, &m, err);
+        rc = ws_source_manifest(leg.watch->source, v->model->name, v->number, v->run, &leg.leave, &m, err);
         if (rc == 0) {
             pthread_mutex_lock(&s->lock);
             rc = ws_content_describe(v, m, err);
@@ -107,7 +112,7 @@ static int on_header_block(void *arg, size_t block, uint64_t hash)
 }
 
 /* Fetches the blocks of one file's header into memory of their own. */
-static int fetch_header(struct ws_pull *p, struct ws_watch *w, size_t file, unsigned char *bytes,
+static int fetch_header(struct ws_pull *p, struct ws_leg *leg, size_t file, unsigned char *bytes,
                         struct ws_error *err)
 {
     struct ws_version *v = p->version;
@@ -121,10 +126,10 @@ static int fetch_header(struct ws_pull *p, struct ws_watch *w, size_t file, unsi
         .dst = bytes,
         .block = on_header_block,
         .arg = &h,
-        .cancel = &p->route.stop,
+        .cancel = &leg->leave,
         .came_ns = &p->route.came_ns,
     };
-    int rc = ws_lane_open(w->source, &lane, err);
+    int rc = ws_lane_open(leg->watch->source, &lane, err);
 
     if (rc < 0)
         return rc;
@@ -154,7 +159,7 @@ static int get_header(struct ws_pull *p, size_t file, struct ws_error *err)
         rc = ws_route_take(&p->route, &leg, err);
         if (rc < 0)
             break;
-        rc = fetch_header(p, leg.watch, file, bytes, err);
+        rc = fetch_header(p, &leg, file, bytes, err);
         if (rc == -EAGAIN && ++n_bad >= WS_BLOCK_TRIES)
             rc = -EBADMSG;
         if (rc < 0) {

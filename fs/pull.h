@@ -16,6 +16,7 @@ WS_MUST_USE int ws_pull_ask(struct ws_version *v, enum ws_goal goal, enum ws_pri
 /* When the last byte came, of a whole block or not, or the pull began. */
 uint64_t ws_pull_progress_ns(const struct ws_pull *p);
 bool ws_pull_wants_all(const struct ws_pull *p);
+struct ws_route *ws_pull_route(struct ws_pull *p);
 void ws_pull_stop(struct ws_pull *p); /* does not wait */
 
 #endif

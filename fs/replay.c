@@ -312,6 +312,7 @@ static int fetch_part(struct lane *l, struct ws_error *err)
 {
     struct ws_replay *p = l->replay;
     const struct ws_delta_offer *o = &p->plan.links[l->link].offer;
+    struct ws_leg leg = {0};
     struct ws_delta_fetch fetch = {.model = p->version->model->name,
                                    .link = o->link,
                                    .n_blocks = o->n_blocks,
@@ -319,10 +320,9 @@ static int fetch_part(struct lane *l, struct ws_error *err)
                                    .parts = l->parts,
                                    .level = ws_choice_level(&p->version->store->speeds),
                                    .taker = {on_coming, on_record, l},
-                                   .cancel = &p->route->stop,
+                                   .cancel = &leg.leave,
                                    .came_ns = &p->route->came_ns};
     struct ws_lane *lane = NULL;
-    struct ws_leg leg = {0};
     struct ws_error none;
     int rc = ws_route_take(p->route, &leg, err);
 
@@ -342,7 +342,7 @@ static int fetch_part(struct lane *l, struct ws_error *err)
         ws_lane_close(lane);
         lane = NULL;
         ws_route_end(&leg);
-        if (rc == -ENOENT && ws_route_take(p->route, &leg, &none) < 0)
+        if ((rc == -ENOENT || atomic_load(&leg.leave)) && ws_route_take(p->route, &leg, &none) < 0)
             break;
     }
     return rc;

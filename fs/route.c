@@ -3,7 +3,9 @@
  * connections, resets, silence) is tried again, with the next alternative where there is one, until
  * nothing has moved for the pull's deadline. */
 #include "fs/route.h"
+#include "fs/changes.h"
 #include "fs/offers.h"
+#include "fs/rings.h"
 #include "transports/clock.h"
 #include <errno.h>
 #include <stdio.h>
@@ -113,15 +115,40 @@ static unsigned candidates(const struct ws_route *r, const struct ws_leg *leg,
     return n;
 }
 
+/* With r->lock. */
+static void link_leg(struct ws_route *r, struct ws_leg *leg)
+{
+    atomic_store(&leg->leave, atomic_load(&r->stop));
+    leg->route = r;
+    leg->prev = NULL;
+    leg->next = r->legs;
+    if (r->legs)
+        r->legs->prev = leg;
+    r->legs = leg;
+}
+
+static void unlink_leg(struct ws_leg *leg)
+{
+    struct ws_route *r = leg->route;
+
+    pthread_mutex_lock(&r->lock);
+    *(leg->prev ? &leg->prev->next : &r->legs) = leg->next;
+    if (leg->next)
+        leg->next->prev = leg->prev;
+    pthread_mutex_unlock(&r->lock);
+}
+
 int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
 {
     struct ws_store *s = r->version->store;
     struct ws_watch *list[WS_MAX_SOURCES], *barred = NULL;
+    struct ws_changes changes;
     unsigned n;
     int rc = 0;
 
     if (atomic_load(&r->stop))
         return canceled(r, err);
+    ws_changes_init(&changes);
     pthread_mutex_lock(&s->lock);
     rc = ws_offers_agree(r->version, err);
     pthread_mutex_lock(&r->lock);
@@ -134,20 +161,44 @@ int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
     }
     if (n && !leg->watch)
         leg->watch = list[r->turn % n];
-    if (leg->watch)
+    if (leg->watch) {
         ws_watch_get(leg->watch);
-    else if (rc == 0)
+        link_leg(r, leg);
+        if (ws_rings_stay(r, leg->watch->index, n > 1))
+            ws_changes_add(&changes, WS_MODEL_OFFERS, r->version->model, NULL);
+    } else if (rc == 0) {
         rc = barred && !r->last.code ? none_in_list(r, barred, err) : none_left(r, err);
+    }
     pthread_mutex_unlock(&r->lock);
     pthread_mutex_unlock(&s->lock);
+    ws_changes_tell(&changes, s);
     return rc;
 }
 
 void ws_route_end(struct ws_leg *leg)
 {
-    if (leg->watch)
+    if (leg->watch) {
+        unlink_leg(leg);
         ws_watch_put(leg->watch);
+    }
     leg->watch = NULL;
+}
+
+/* With r->lock. */
+static void leave(struct ws_route *r, const struct ws_watch *but_one)
+{
+    for (struct ws_leg *leg = r->legs; leg; leg = leg->next)
+        if (!but_one || leg->watch == but_one)
+            atomic_store(&leg->leave, true);
+    pthread_cond_broadcast(&r->changed);
+}
+
+void ws_route_leave(struct ws_route *r, unsigned index)
+{
+    pthread_mutex_lock(&r->lock);
+    r->turn++;
+    leave(r, r->version->store->watches[index]);
+    pthread_mutex_unlock(&r->lock);
 }
 
 void ws_route_doubt(struct ws_route *r, struct ws_leg *leg)
@@ -245,6 +296,11 @@ int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_er
         return canceled(r, err);
     }
     pthread_mutex_lock(&s->lock);
+    if (atomic_load(&leg->leave)) { /* the next one is asked at once */
+        pthread_mutex_unlock(&s->lock);
+        ws_route_doubt(r, leg);
+        return 0;
+    }
     up = w->up && s->watches[w->index] == w;
     pthread_mutex_unlock(&s->lock);
     pthread_mutex_lock(&r->lock);
@@ -275,6 +331,6 @@ void ws_route_stop(struct ws_route *r)
 {
     atomic_store(&r->stop, true);
     pthread_mutex_lock(&r->lock);
-    pthread_cond_broadcast(&r->changed);
+    leave(r, NULL);
     pthread_mutex_unlock(&r->lock);
 }

@@ -17,15 +17,22 @@ struct ws_route {
     /* guarded by lock */
     uint64_t refused;     /* sources that will not serve this version, by index */
     unsigned turn;        /* which of the alternatives */
+    struct ws_leg *legs;  /* that use a source now */
     bool gone;            /* one of them said that it had the version and has it no more */
     struct ws_error last; /* why the last attempt failed */
     char why_not[WS_N_STRATEGIES][WS_REASON_CHARS]; /* why one was of no use, where something was tried */
     char part_why_not[WS_WHY_NOT_CHARS];            /* the pull's thread's: what its first part said */
+    /* rings.c, guarded by store->lock: the stay at a source that is a mount */
+    unsigned at;
+    uint64_t token; /* 0: there is none */
 };
 
-/* One use of a source. */
+/* One use of a source. It stays where it is in memory while it has one. */
 struct ws_leg {
     struct ws_watch *watch; /* counted; NULL: none */
+    atomic_bool leave;      /* this use is to end: cancels what is asked of the source */
+    struct ws_route *route; /* that it is linked in */
+    struct ws_leg *next, *prev;
     unsigned turn;
     unsigned attempts; /* failures in a row, of this leg's thread */
     uint64_t skip;     /* the caller's: sources that it does not want, by index */
@@ -47,6 +54,9 @@ WS_MUST_USE int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, 
 /* What the source sent was not the manifest's, or came much slower than from another. Puts it; the next
  * attempt is with another, where there is one. */
 void ws_route_doubt(struct ws_route *r, struct ws_leg *leg);
+/* All uses of the source with that index are to end, and the next one is of another source where there is
+ * one; ws_route_failed then says to go on, at once. With store->lock. */
+void ws_route_leave(struct ws_route *r, unsigned index);
 void ws_route_progress(struct ws_route *r, struct ws_leg *leg);
 /* Why a strategy was of no use. */
 void ws_route_note(struct ws_route *r, int strategy, const char *why);

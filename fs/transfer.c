@@ -66,7 +66,6 @@ struct lane {
     struct run run;
     bool doubtful;          /* a block of the run was wrong */
     _Atomic(uint64_t) came; /* bytes of the run */
-    atomic_bool yield;      /* it is to give its run back */
     /* guarded by route->lock */
     bool has_source, fetches;
     unsigned source;
@@ -161,7 +160,6 @@ static void run_begins(struct lane *l)
     l->source = l->leg.watch->index;
     l->others = moved_by_others(l->t, l->source);
     atomic_store(&l->came, 0);
-    atomic_store(&l->yield, false);
 }
 
 static void run_ends(struct lane *l)
@@ -169,6 +167,15 @@ static void run_ends(struct lane *l)
     if (l->fetches)
         l->t->moved[l->source] += atomic_load(&l->came);
     l->fetches = false;
+}
+
+static void told_to_leave(struct lane *l)
+{
+    const struct ws_version *v = l->t->version;
+
+    if (!atomic_exchange(&l->leg.leave, true))
+        ws_log(WS_LOG_INFO, "store", "a source is much slower than others model=%s version=%lu source=%s",
+               v->model->name, v->number, l->leg.watch->source->url);
 }
 
 /* Tells lanes that are much slower than those of other sources to give their runs back. */
@@ -183,7 +190,7 @@ static void compare(struct transfer *t)
             n += t->lanes[k].has_source && t->lanes[k].source != l->source;
         if (n > 0 &&
             (moved_by_others(t, l->source) - l->others) / n > SLOWER * (atomic_load(&l->came) + SLACK))
-            atomic_store(&l->yield, true);
+            told_to_leave(l);
     }
 }
 
@@ -349,8 +356,7 @@ static int fetch_run(struct lane *l, struct ws_error *err)
         .dst = ws_region_data(ws_content_region(t->version, l->run.file)),
         .block = on_block,
         .arg = l,
-        .cancel = &t->route->stop,
-        .yield = &l->yield,
+        .cancel = &l->leg.leave,
         .came = &l->came,
         .came_ns = &t->route->came_ns,
     };
@@ -387,13 +393,6 @@ static void *lane_main(void *arg)
         l->doubtful = false;
         if (rc == 0 || over)
             continue;
-        if (rc == -ECANCELED && l->leg.watch && atomic_load(&l->yield)) {
-            ws_log(WS_LOG_INFO, "store", "a source is much slower than others model=%s version=%lu source=%s",
-                   t->version->model->name, t->version->number, l->leg.watch->source->url);
-            close_lane(l);
-            ws_route_doubt(t->route, &l->leg);
-            continue;
-        }
         if (l->leg.watch) {
             close_lane(l);
             rc = ws_route_failed(t->route, &l->leg, rc, &err);

@@ -130,8 +130,9 @@ static int archive_models(struct ws_source *source, const char *model, uint64_t 
 }
 
 static int archive_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
-                            struct ws_manifest **out, struct ws_error *err)
+                            const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
+    (void)cancel;
     const struct archive_source *s = (struct archive_source *)source;
     char path[WS_ARCHIVE_PATH_BYTES], *text;
     struct ws_archive_entry e;

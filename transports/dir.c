@@ -483,8 +483,9 @@ static struct version *find_version(struct dir_source *s, const char *model, uin
 }
 
 static int dir_manifest(struct ws_source *source, const char *model, uint64_t number, const char *run,
-                        struct ws_manifest **out, struct ws_error *err)
+                        const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
+    (void)cancel;
     struct dir_source *s = (struct dir_source *)source;
     struct version copy = {0};
     int rc = 0;

@@ -140,11 +140,11 @@ static int fault_models(struct ws_source *source, const char *model, uint64_t si
 }
 
 static int fault_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
-                          struct ws_manifest **out, struct ws_error *err)
+                          const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
     struct fault_source *s = (struct fault_source *)source;
     int rc = control_fault(s, err);
-    return rc ? rc : ws_source_manifest(s->inner, model, version, run, out, err);
+    return rc ? rc : ws_source_manifest(s->inner, model, version, run, cancel, out, err);
 }
 
 static int fault_map(struct ws_source *source, const struct ws_manifest *m, struct ws_region **regions,

@@ -132,8 +132,9 @@ static int manifest_of(json_t *body, struct ws_manifest **out, struct ws_error *
 }
 
 static int ipc_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
-                        struct ws_manifest **out, struct ws_error *err)
+                        const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
+    (void)cancel;
     char path[WS_API_PATH_BYTES];
     json_t *body = NULL;
     ws_api_version_path(path, "manifest", model, version, NULL, run);

@@ -144,8 +144,8 @@ static int errno_of_curl(CURLcode code)
 /* What watches over a request while it goes on. Silence is curl's to notice; a peer that sends a few bytes
  * now and then is not silent, and would keep a lane for ever. */
 struct guard {
-    const atomic_bool *cancel, *yield; /* may be NULL */
-    _Atomic(uint64_t) *came_ns;        /* may be NULL */
+    const atomic_bool *cancel;  /* may be NULL */
+    _Atomic(uint64_t) *came_ns; /* may be NULL */
     uint64_t told_ns, told_bytes;
     uint64_t stall_ns; /* 0: a trickle is fine */
     bool owed;         /* what comes now is at hand, its sender waits for nobody */
@@ -173,7 +173,7 @@ static int on_progress(void *arg, curl_off_t total, curl_off_t received, curl_of
     (void)total;
     (void)c;
     (void)d;
-    if ((g->cancel && atomic_load(g->cancel)) || (g->yield && atomic_load(g->yield)))
+    if (g->cancel && atomic_load(g->cancel))
         return 1;
     if (g->came_ns)
         tell_came(g, now, bytes);
@@ -335,13 +335,13 @@ static int tcp_models(struct ws_source *source, const char *model, uint64_t sinc
 }
 
 static int tcp_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
-                        struct ws_manifest **out, struct ws_error *err)
+                        const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
     struct tcp_source *s = (struct tcp_source *)source;
     char path[WS_API_PATH_BYTES];
     struct text text;
     ws_api_version_path(path, "manifest", model, version, NULL, run);
-    int rc = request(s, path, NULL, reply_ms(s), WS_MAX_MANIFEST_BYTES, NULL, &text, err);
+    int rc = request(s, path, NULL, reply_ms(s), WS_MAX_MANIFEST_BYTES, cancel, &text, err);
     if (rc == 0)
         rc = ws_manifest_from_json(text.p ? text.p : "", text.n, out, err);
     free(text.p);
@@ -536,18 +536,15 @@ static int tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
     const struct ws_manifest *m = f->manifest;
     const struct ws_bundle_file *file = &m->files[f->file];
     size_t last = f->first + f->n - 1;
-    struct sink k = {.lane = l,
-                     .fetch = f,
-                     .file = file,
-                     .at = f->first * WS_BLOCK_BYTES,
-                     .end = last * WS_BLOCK_BYTES + ws_block_len(file, last),
-                     .block = f->first,
-                     .guard = {.cancel = f->cancel,
-                               .yield = f->yield,
-                               .came_ns = f->came_ns,
-                               .stall_ns = stall_ns(lane),
-                               .owed = true},
-                     .refusal.limit = 64 << 10};
+    struct sink k = {
+        .lane = l,
+        .fetch = f,
+        .file = file,
+        .at = f->first * WS_BLOCK_BYTES,
+        .end = last * WS_BLOCK_BYTES + ws_block_len(file, last),
+        .block = f->first,
+        .guard = {.cancel = f->cancel, .came_ns = f->came_ns, .stall_ns = stall_ns(lane), .owed = true},
+        .refusal.limit = 64 << 10};
     char path[WS_API_PATH_BYTES], url[WS_MAX_URL + WS_API_PATH_BYTES], range[64];
     ws_api_version_path(path, "files", m->model, m->version, file->name, m->run);
     snprintf(url, sizeof(url), "%s%s", lane->source->url, path);

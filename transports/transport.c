@@ -66,10 +66,10 @@ int ws_source_models(struct ws_source *s, const char *model, uint64_t since, uns
 }
 
 int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version, const char *run,
-                       struct ws_manifest **out, struct ws_error *err)
+                       const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
     *out = NULL;
-    int rc = s->ops->manifest(s, model, version, run, out, err);
+    int rc = s->ops->manifest(s, model, version, run, cancel, out, err);
     if (rc == 0 && (strcmp((*out)->model, model) != 0 || (*out)->version != version ||
                     (run && *run && strcmp((*out)->run, run) != 0))) {
         rc = ws_error_set(err, EPROTO, "%s was asked for %s/%llu and sent the manifest of %s/%llu run %s",

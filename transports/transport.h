@@ -39,7 +39,7 @@ struct ws_fetch {
      * stored (computed in the same pass); not before. Return non-zero to stop (-ECANCELED). */
     int (*block)(void *arg, size_t block, uint64_t hash);
     void *arg;
-    const atomic_bool *cancel, *yield; /* either ends it, -ECANCELED; looked at often; may be NULL */
+    const atomic_bool *cancel;  /* looked at often; may be NULL */
     _Atomic(uint64_t) *came;    /* bytes as they come, of blocks that are not whole yet, too; tcp's only;
                                    may be NULL */
     _Atomic(uint64_t) *came_ns; /* moved on (ws_clock_ns) while they come; may be NULL */
@@ -69,8 +69,9 @@ struct ws_transport_ops {
      * -EACCES (token), -EPROTO. cancel ends the wait within a second. */
     int (*models)(struct ws_source *s, const char *model, uint64_t since, unsigned timeout_ms,
                   const atomic_bool *cancel, json_t **out, struct ws_error *err);
+    /* cancel ends the wait for one that is not there yet within a second. */
     int (*manifest)(struct ws_source *s, const char *model, uint64_t version, const char *run,
-                    struct ws_manifest **out, struct ws_error *err);
+                    const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err);
     /* Regions of all files at once, no byte copied (ipc). -ENOTSUP elsewhere. regions: one a file,
      * NULL for size 0; the caller frees them and then calls unmap. */
     int (*map)(struct ws_source *s, const struct ws_manifest *m, struct ws_region **regions,
@@ -103,7 +104,7 @@ const char *ws_source_transport(const struct ws_source *s); /* "tcp" */
 WS_MUST_USE int ws_source_models(struct ws_source *s, const char *model, uint64_t since, unsigned timeout_ms,
                                  const atomic_bool *cancel, json_t **out, struct ws_error *err);
 WS_MUST_USE int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version, const char *run,
-                                   struct ws_manifest **out, struct ws_error *err);
+                                   const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err);
 WS_MUST_USE int ws_source_map(struct ws_source *s, const struct ws_manifest *m, struct ws_region **regions,
                               struct ws_error *err);
 void ws_source_unmap(struct ws_source *s, const char *model, uint64_t version, const char *run);

@@ -56,7 +56,7 @@ int wsync_open_version(const char *agent, const char *model, uint64_t version, w
     if (rc == 0)
         rc = ws_source_open(agent, &options, &source, err);
     if (rc == 0)
-        rc = ws_source_manifest(source, model, version, NULL, &v->manifest, err);
+        rc = ws_source_manifest(source, model, version, NULL, NULL, &v->manifest, err);
     if (rc == 0)
         rc = open_all(v, source, err);
     if (source)

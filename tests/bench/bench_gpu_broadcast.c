@@ -73,7 +73,7 @@ static void receive_all(const char *url)
     if (ws_broadcast_available(&err) < 0)
         bench_skip("%s", err.text);
     if (ws_source_open(url, &(struct ws_source_options){.who = "bench"}, &r.source, &err) < 0 ||
-        ws_source_manifest(r.source, "model", 1, NULL, &r.manifest, &err) < 0)
+        ws_source_manifest(r.source, "model", 1, NULL, NULL, &r.manifest, &err) < 0)
         bench_fail("%s", err.text);
     for (size_t i = 0; i < r.manifest->n_files; i++) {
         const struct ws_bundle_file *f = &r.manifest->files[i];

@@ -51,7 +51,7 @@ static struct ws_manifest *get_manifest(struct world *w, uint64_t version)
     while (ws_source_models(w->source, NULL, 0, 0, NULL, &models, &err) < 0)
         assert_non_null(w->faults); /* control calls may fail on purpose */
     json_decref(models);
-    while (ws_source_manifest(w->source, MODEL, version, NULL, &m, &err) < 0)
+    while (ws_source_manifest(w->source, MODEL, version, NULL, NULL, &m, &err) < 0)
         assert_non_null(w->faults);
     return m;
 }

@@ -215,7 +215,7 @@ static struct ws_manifest *get_manifest(struct world *w, unsigned version)
     for (int tries = 0; tries < 50; tries++) {
         if (!models && ws_source_models(w->source, NULL, 0, 0, NULL, &models, &err))
             continue;
-        if (ws_source_manifest(w->source, MODEL, version, NULL, &m, &err) == 0)
+        if (ws_source_manifest(w->source, MODEL, version, NULL, NULL, &m, &err) == 0)
             break;
     }
     json_decref(models);
@@ -452,8 +452,8 @@ static void unknown_is_not_there(void **state)
         skip();
     open_world(&w, NULL);
     publish(&w, 1, 1);
-    assert_int_equal(ws_source_manifest(w.source, MODEL, 99, NULL, &m, &err), -ENOENT);
-    assert_int_equal(ws_source_manifest(w.source, "other", 1, NULL, &m, &err), -ENOENT);
+    assert_int_equal(ws_source_manifest(w.source, MODEL, 99, NULL, NULL, &m, &err), -ENOENT);
+    assert_int_equal(ws_source_manifest(w.source, "other", 1, NULL, NULL, &m, &err), -ENOENT);
     assert_true(strlen(err.text) > 3);
     close_world(&w);
 }

@@ -324,6 +324,48 @@ def test_rings(stack):
     assert same(ring[1], folder)
 
 
+def left(relay):
+    return relay.text().count("a ring of ")
+
+
+def test_waiting_rings(stack):
+    "of two or three mounts that have each other as their first source one leaves the ring at once; nothing is tried again after a time-out"
+    agent, folder = published(stack)
+    for n, at_once in ((2, False), (3, False), (2, True), (3, True)):
+        ports = [free_port() for _ in range(n)]
+        ring = [Relay(stack, f"http://127.0.0.1:{ports[(i + 1) % n]},{agent.url}", port=ports[i]) for i in range(n)]
+        for mount in ring:
+            mount.wait_version("actor", 1, sources=2)
+        for mount in ring if at_once else ():
+            mount.write("pull 1 async", "actor/ctl")
+        for mount in ring:  # the first one's has all others pull
+            mount.write("pull 1", "actor/ctl")
+            assert same(mount, folder) and mount.status()["retries"] == "0", mount.text("status")
+        line = f"a ring of {n} mounts that wait for each other is left model=actor version=1"
+        assert at_once or line in "".join(m.text() for m in ring), [m.text() for m in ring]
+        assert all("waits" not in r.get("/v1/models")["models"][0]["versions"][0] for r in ring)
+
+
+def test_waiting_chain(stack):
+    "a chain of mounts that wait says so, is no ring, and nobody leaves it"
+    agent, folder = published(stack)
+    gate = Gate(stack, agent.url, 0)
+    chain = [Relay(stack, gate.url)]
+    for _ in range(2):
+        chain.append(Relay(stack, f"{chain[-1].url},{agent.url}"))
+        chain[-1].wait_version("actor", 1, sources=2)
+
+    def waits(relay):
+        return relay.get("/v1/models")["models"][0]["versions"][0].get("waits")
+
+    chain[2].write("pull 1 async", "actor/ctl")
+    wait_for(lambda: len(waits(chain[2]) or []) == 2, "all to wait")
+    assert waits(chain[2])[1:] == waits(chain[1]) and waits(chain[0]) is None
+    gate.open()
+    chain[2].write("pull 1", "actor/ctl")
+    assert same(chain[2], folder) and not any(map(left, chain))
+
+
 def test_eviction(stack):
     "a slow reader does not hold memory that the cache wants: it is cut"
     agent, _ = published(stack)
@@ -523,4 +565,4 @@ def test_nginx(stack):
 
 
 run(test_chain, test_while_it_arrives, test_reader_goes_first, test_tree, test_liar, test_invented_manifest, test_killed,
-    test_drips, test_follow, test_rings, test_eviction, test_end, test_guards, test_headers, test_nginx)
+    test_drips, test_follow, test_rings, test_waiting_rings, test_waiting_chain, test_eviction, test_end, test_guards, test_headers, test_nginx)

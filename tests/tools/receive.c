@@ -89,7 +89,7 @@ int main(int argc, char **argv)
     if (rc == 0)
         rc = ws_source_open(argv[1], &(struct ws_source_options){.who = getenv("WHO")}, &s, &err);
     if (rc == 0)
-        rc = ws_source_manifest(s, argv[2], strtoull(argv[3], NULL, 10), NULL, &m, &err);
+        rc = ws_source_manifest(s, argv[2], strtoull(argv[3], NULL, 10), NULL, NULL, &m, &err);
     r.manifest = m;
     if (rc == 0 && prepare(&r) < 0)
         rc = ws_error_set(&err, ENOMEM, "no memory for the version");

@@ -251,7 +251,7 @@ static void what_is_written_is_read(void **state)
         assert_int_equal(bytes, v[i].json_bytes);
         assert_memory_equal(text, v[i].json, bytes);
         free(text);
-        assert_int_equal(ws_source_manifest(s, "actor", i + 1, "r1", &m, &err), 0);
+        assert_int_equal(ws_source_manifest(s, "actor", i + 1, "r1", NULL, &m, &err), 0);
         assert_string_equal(m->digest, v[i].manifest->digest);
         ws_manifest_free(m);
         assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){i + 1, "r1"}, offers, &n, &err), 0);
@@ -367,9 +367,9 @@ static void what_a_crash_leaves_goes(void **state)
     shell("cd %s/v1 && touch .models.new && rm events && mkdir other && touch other/kept %s", "");
     struct ws_source *s = open_source(); /* a reader does not mind */
     struct ws_manifest *m;
-    assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", &m, &err), 0);
+    assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", NULL, &m, &err), 0);
     ws_manifest_free(m);
-    assert_int_equal(ws_source_manifest(s, "actor", 3, "r1", &m, &err), -ENOENT);
+    assert_int_equal(ws_source_manifest(s, "actor", 3, "r1", NULL, &m, &err), -ENOENT);
     ws_source_close(s);
     a = open_archive();
     assert_listed("1");
@@ -520,10 +520,10 @@ static void damage_is_named(void **state)
     assert_int_equal(fetch(s, &v[0], 1, bytes, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "/v1/actor/1/files/config.json"));
     flip("actor/1/manifest", 40);
-    assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", &m, &err), -EBADMSG);
+    assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", NULL, &m, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "/v1/actor/1/manifest"));
     shell("cp %s/v1/actor/2/manifest %s/v1/actor/1/manifest", dir); /* another's */
-    assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", &m, &err), -EBADMSG);
+    assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", NULL, &m, &err), -EBADMSG);
     shell("echo '{' > %s/v1/actor/2/%s", "deltas");
     assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){2, "r1"}, offers, &n, &err), -EBADMSG);
     shell("rm %s/v1/actor/2/%s", "deltas");

@@ -272,7 +272,7 @@ static struct fetched fetch(const char *model, uint64_t version, uint64_t base)
     char url[64];
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", ws_agent_port(w.agent));
     GPU_CHECK(ws_source_open(url, NULL, &s, &err) == 0, "%s", err.text);
-    GPU_CHECK(ws_source_manifest(s, model, version, NULL, &f.manifest, &err) == 0, "%s", err.text);
+    GPU_CHECK(ws_source_manifest(s, model, version, NULL, NULL, &f.manifest, &err) == 0, "%s", err.text);
     f.file = ws_manifest_find(f.manifest, "model.safetensors");
     GPU_CHECK(f.file && f.file->n_blocks <= MAX_BLOCKS, "no such file");
     f.bytes = malloc(f.file->size_bytes + WS_DELTA_BEYOND);

@@ -622,7 +622,7 @@ static void read_it(uint64_t version)
     struct ws_manifest *m;
     struct ws_region *regions[4] = {0};
     GPU_CHECK(ws_source_open(w.url, NULL, &s, &err) == 0, "%s", err.text);
-    GPU_CHECK(ws_source_manifest(s, "g", version, NULL, &m, &err) == 0, "%s", err.text);
+    GPU_CHECK(ws_source_manifest(s, "g", version, NULL, NULL, &m, &err) == 0, "%s", err.text);
     GPU_CHECK(ws_source_map(s, m, regions, &err) == 0, "%s", err.text);
     ws_region_free(regions[0]);
     ws_source_unmap(s, "g", version, m->run);

@@ -412,7 +412,7 @@ static void memory_has_names(void **state)
     other = opened(&c);
     offload(p, 7);
     assert_int_equal(ws_source_open(w.url, NULL, &s, &err), 0);
-    assert_int_equal(ws_source_manifest(s, "m", 7, NULL, &read, &err), 0);
+    assert_int_equal(ws_source_manifest(s, "m", 7, NULL, NULL, &read, &err), 0);
     assert_int_equal(ws_source_map(s, read, regions, &err), 0);
     const wsync_param params[] = {matrix_param(m.matrix), flat_param(m.flat)};
     assert_int_equal(wsync_offload(other, params, 2, 1), -ENOMEM);
@@ -495,7 +495,7 @@ static void readers_hold_slots(void **state)
     assert_int_equal(ws_source_open(w.url, NULL, &s, &err), 0);
     for (uint64_t v = 1; v <= 2; v++) {
         offload(p, v);
-        assert_int_equal(ws_source_manifest(s, "m", v, NULL, &m[v - 1], &err), 0);
+        assert_int_equal(ws_source_manifest(s, "m", v, NULL, NULL, &m[v - 1], &err), 0);
         assert_int_equal(ws_source_map(s, m[v - 1], regions[v - 1], &err), 0);
     }
     offload(p, 3); /* the third slot */

@@ -51,9 +51,9 @@ static struct ws_mark sent;
 static const char *sent_model;
 
 static int send_manifest(struct ws_source *s, const char *model, uint64_t version, const char *run,
-                         struct ws_manifest **out, struct ws_error *e)
+                         const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *e)
 {
-    (void)s, (void)model, (void)version, (void)run, (void)e;
+    (void)s, (void)model, (void)version, (void)run, (void)cancel, (void)e;
     *out = manifest_of(sent_model, sent.version, sent.run, 1);
     return 0;
 }
@@ -65,7 +65,7 @@ static void assert_sent(const char *model, uint64_t version, const char *run, in
     struct ws_manifest *m;
     sent_model = model;
     sent = ws_mark_of(version, run);
-    assert_int_equal(ws_source_manifest(&s, "actor", 7, "r1", &m, &err), rc);
+    assert_int_equal(ws_source_manifest(&s, "actor", 7, "r1", NULL, &m, &err), rc);
     assert_int_equal(m == NULL, rc < 0);
     ws_manifest_free(m);
 }

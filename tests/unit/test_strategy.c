@@ -316,7 +316,7 @@ static void test_open_dir(void **state)
     free(text);
     json_decref(models);
     struct ws_manifest *m;
-    assert_int_equal(ws_source_manifest(s, "m", 3, NULL, &m, &err), 0);
+    assert_int_equal(ws_source_manifest(s, "m", 3, NULL, NULL, &m, &err), 0);
     assert_int_equal(m->version, 3);
     ws_manifest_free(m);
     ws_source_close(s);
