@@ -295,8 +295,8 @@ int ws_ipc_ask(int sock, const char *method, const char *path, const json_t *bod
     return rc;
 }
 
-int ws_ipc_answer(int sock, int64_t timeout_ms, json_t **body_out, int *fds, size_t max_fds, size_t *n_fds,
-                  struct ws_error *err)
+int ws_ipc_answer_leased(int sock, int64_t timeout_ms, json_t **body_out, int *fds, size_t max_fds,
+                         size_t *n_fds, bool *lost, struct ws_error *err)
 {
     size_t n = 0;
     json_t *reply = NULL;
@@ -306,8 +306,7 @@ int ws_ipc_answer(int sock, int64_t timeout_ms, json_t **body_out, int *fds, siz
         *body_out = NULL;
     if (rc == 0)
         rc = recv_more(sock, reply, fds, max_fds, &n, err);
-    if (rc < 0) /* what comes late is no answer to the next request */
-        (void)shutdown(sock, SHUT_RDWR);
+    *lost = rc < 0;
     if (rc == 0) {
         json_int_t status = json_integer_value(json_object_get(reply, "status"));
         if (status < 200 || status >= 300) {
@@ -331,6 +330,16 @@ int ws_ipc_answer(int sock, int64_t timeout_ms, json_t **body_out, int *fds, siz
         *n_fds = n;
     else
         close_all(fds, n);
+    return rc;
+}
+
+int ws_ipc_answer(int sock, int64_t timeout_ms, json_t **body_out, int *fds, size_t max_fds, size_t *n_fds,
+                  struct ws_error *err)
+{
+    bool lost;
+    int rc = ws_ipc_answer_leased(sock, timeout_ms, body_out, fds, max_fds, n_fds, &lost, err);
+    if (lost) /* what comes late is no answer to the next request */
+        (void)shutdown(sock, SHUT_RDWR);
     return rc;
 }
 

@@ -27,6 +27,7 @@ struct wsync_gpu_map {
     const struct ws_device_ops *ops;
     pid_t pid; /* that opened it */
     int sock;  /* the lease ends with it */
+    bool lost; /* no more is asked by it: an answer is missing */
     uint64_t lease, version;
     char model[WS_MAX_NAME + 1], run[WS_RUN_CHARS + 1];
     struct ws_mapped_rank *ranks;

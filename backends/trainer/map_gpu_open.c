@@ -18,15 +18,20 @@
 #define SLOWEST_NS  2000000L
 #define CHECK_EVERY 64 /* looks at a mark: is there still somebody who will reach it? */
 
-static int call(const struct wsync_gpu_map *m, const char *verb, json_t *body, json_t **reply, int *fds,
-                size_t max, size_t *n, struct ws_error *err)
+/* Whatever becomes of a call, the connection stays, and the lease with it, until nothing is mapped any more.
+ */
+static int call(struct wsync_gpu_map *m, const char *verb, json_t *body, json_t **reply, int *fds, size_t max,
+                size_t *n, struct ws_error *err)
 {
     char path[64];
     snprintf(path, sizeof(path), "/v1/local/gpu/%s", verb);
-    int rc = body ? ws_ipc_call(m->sock, "POST", path, body, NULL, 0, CALL_MS, reply, fds, max, n, err)
-                  : ws_error_set(err, ENOMEM, "no memory for a request");
+    if (reply)
+        *reply = NULL;
+    int rc = m->lost ? ws_error_set(err, ENOTCONN, "the agent has not answered before")
+             : body  ? ws_ipc_ask(m->sock, "POST", path, body, NULL, 0, err)
+                     : ws_error_set(err, ENOMEM, "no memory for a request");
     json_decref(body);
-    return rc;
+    return rc == 0 ? ws_ipc_answer_leased(m->sock, CALL_MS, reply, fds, max, n, &m->lost, err) : rc;
 }
 
 static json_t *lease_json(const struct wsync_gpu_map *m)
@@ -34,7 +39,7 @@ static json_t *lease_json(const struct wsync_gpu_map *m)
     return json_pack("{s:I}", "lease", (json_int_t)m->lease);
 }
 
-static int check(const struct wsync_gpu_map *m, struct ws_error *err)
+static int check(struct wsync_gpu_map *m, struct ws_error *err)
 {
     return call(m, "check", lease_json(m), NULL, NULL, 0, NULL, err);
 }
@@ -97,7 +102,7 @@ static int lease(struct wsync_gpu_map *m, const char *agent, uint64_t version, s
 
 /* --- memory --- */
 
-static int take_hold(const struct wsync_gpu_map *m, struct ws_mapped_rank *r, struct ws_error *err)
+static int take_hold(struct wsync_gpu_map *m, struct ws_mapped_rank *r, struct ws_error *err)
 {
     json_t *body = lease_json(m);
     size_t n = 0;
@@ -110,7 +115,7 @@ static int take_hold(const struct wsync_gpu_map *m, struct ws_mapped_rank *r, st
     return rc;
 }
 
-static int fetch_fds(const struct wsync_gpu_map *m, const struct ws_mapped_rank *r, size_t segment, int *fds,
+static int fetch_fds(struct wsync_gpu_map *m, const struct ws_mapped_rank *r, size_t segment, int *fds,
                      size_t want, size_t *got, struct ws_error *err)
 {
     int rc = 0;
@@ -128,7 +133,7 @@ static int fetch_fds(const struct wsync_gpu_map *m, const struct ws_mapped_rank 
     return rc;
 }
 
-static int open_parts(const struct wsync_gpu_map *m, const struct ws_mapped_rank *r, size_t i, int device,
+static int open_parts(struct wsync_gpu_map *m, const struct ws_mapped_rank *r, size_t i, int device,
                       void **base, struct ws_error *err)
 {
     const struct ws_gpu_segment *s = &r->listing->segments[i];
@@ -169,8 +174,7 @@ static int explain(const struct ws_mapped_rank *r, int rc, struct ws_error *err)
     return rc;
 }
 
-static int open_segment(const struct wsync_gpu_map *m, struct ws_mapped_rank *r, size_t i,
-                        struct ws_error *err)
+static int open_segment(struct wsync_gpu_map *m, struct ws_mapped_rank *r, size_t i, struct ws_error *err)
 {
     const struct ws_gpu_segment *s = &r->listing->segments[i];
     struct ws_mapped_segment *to = &r->segments[i];
@@ -188,7 +192,7 @@ static int open_segment(const struct wsync_gpu_map *m, struct ws_mapped_rank *r,
 
 /* --- marks --- */
 
-static int wait_for_mark(const struct wsync_gpu_map *m, struct ws_event *mark, uint64_t deadline,
+static int wait_for_mark(struct wsync_gpu_map *m, struct ws_event *mark, uint64_t deadline,
                          struct ws_error *err)
 {
     struct timespec step = {.tv_nsec = FIRST_NS};
@@ -207,7 +211,7 @@ static int wait_for_mark(const struct wsync_gpu_map *m, struct ws_event *mark, u
     return rc;
 }
 
-static int wait_for_marks(const struct wsync_gpu_map *m, const struct ws_mapped_rank *r, uint64_t deadline,
+static int wait_for_marks(struct wsync_gpu_map *m, const struct ws_mapped_rank *r, uint64_t deadline,
                           struct ws_error *err)
 {
     int rc = 0;
@@ -243,6 +247,18 @@ static int open_all(struct wsync_gpu_map *m, struct ws_error *err)
     return rc;
 }
 
+static void unmap(struct wsync_gpu_map *m)
+{
+    for (size_t k = 0; m->ranks && k < m->n_ranks; k++) {
+        struct ws_mapped_rank *r = &m->ranks[k];
+        for (size_t i = 0; r->segments && i < r->listing->n_segments; i++) {
+            if (r->segments[i].device >= 0)
+                m->ops->close(r->segments[i].device, r->segments[i].base);
+            r->segments[i].device = -1;
+        }
+    }
+}
+
 int ws_map_open(struct wsync_gpu_map *m, const char *agent, const char *model, uint64_t version,
                 struct ws_error *err)
 {
@@ -252,7 +268,7 @@ int ws_map_open(struct wsync_gpu_map *m, const char *agent, const char *model, u
     if (rc < 0)
         return rc;
     rc = open_all(m, err);
-    if (rc == -EMFILE) /* half of an answer is lost: there is no asking any more */
+    if (m->lost) /* there is no asking any more */
         return rc;
     int still = check(m, &gone); /* a trainer that ends, or takes it back, is the reason of what failed */
     if (still < 0) {
@@ -261,6 +277,7 @@ int ws_map_open(struct wsync_gpu_map *m, const char *agent, const char *model, u
         return still;
     }
     if (rc < 0) {
+        unmap(m);
         json_t *body = lease_json(m);
         json_object_set_new(body, "refused", json_string(err ? err->text : ""));
         (void)call(m, "close", body, NULL, NULL, 0, NULL, &gone);
@@ -270,18 +287,14 @@ int ws_map_open(struct wsync_gpu_map *m, const char *agent, const char *model, u
 
 void ws_map_close(struct wsync_gpu_map *m)
 {
-    for (size_t k = 0; m->ranks && k < m->n_ranks; k++) {
+    unmap(m);
+    for (size_t k = 0; m->ranks && k < m->n_ranks; k++) { /* then only it is said to be closed */
         struct ws_mapped_rank *r = &m->ranks[k];
-        for (size_t i = 0; r->segments && i < r->listing->n_segments; i++)
-            if (r->segments[i].device >= 0)
-                m->ops->close(r->segments[i].device, r->segments[i].base);
         free(r->segments);
         ws_gpu_listing_free(r->listing);
+        if (r->hold >= 0)
+            close(r->hold);
     }
-    /* then only it is said to be closed */
-    for (size_t k = 0; m->ranks && k < m->n_ranks; k++)
-        if (m->ranks[k].hold >= 0)
-            close(m->ranks[k].hold);
     if (m->sock >= 0)
         close(m->sock);
     free(m->ranks);

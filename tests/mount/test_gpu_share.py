@@ -3,6 +3,7 @@
 # timeout: 400
 """Versions that are shared device to device: ranks, their agent, and who opens them, over the stand-in driver (tests/fakes)."""
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -362,6 +363,66 @@ def test_limits(stack):
         assert "wsync_config.share" in e.text, e
 
 
+class Between:
+    """A socket whose connections go on to the agent's; what is asked is seen before the agent gets it."""
+
+    def __init__(self, stack, agent, seen):
+        self.sock, self.target, self.seen = unique("between.sock"), agent.sock, seen
+        self.listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self.listener.bind(self.sock)
+        self.listener.listen()
+        self.peers = []
+        stack.callback(self.end)
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                here, there = self.listener.accept()[0], socket.socket(socket.AF_UNIX)
+                there.connect(self.target)
+                self.peers += here, there
+                threading.Thread(target=self.pump, args=(here, there, self.seen), daemon=True).start()
+                threading.Thread(target=self.pump, args=(there, here, None), daemon=True).start()
+
+    def pump(self, source, to, seen):
+        with contextlib.suppress(OSError):
+            while True:
+                data, fds, _, _ = socket.recv_fds(source, 1 << 16, 64)
+                if not data:
+                    break
+                if seen:
+                    seen(data)
+                socket.send_fds(to, [data], fds)
+                for fd in fds:
+                    os.close(fd)
+        with contextlib.suppress(OSError):
+            to.shutdown(socket.SHUT_RDWR)
+
+    def end(self):
+        for s in self.peers:
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
+
+
+def test_refused(stack):
+    """A version that cannot be opened whole is given back after what was opened of it is closed"""
+    agent = agent_of(stack)
+    rank = rank_of(stack, agent, "share=cuda_ipc")
+    offload([rank], 1)
+    found = []
+
+    def seen(data):
+        if b"/v1/local/gpu/fds" in data or b"/v1/local/gpu/close" in data:
+            with open(f"/proc/{reader.pid}/maps") as f:
+                found.append((b"gpu/close" in data, sum("memfd:fake-gpu" in line for line in f)))
+
+    between = Between(stack, agent, seen)
+    reader = reader_of(stack, between, fake=FAKE + ",fail=cuIpcOpenMemHandle_v2:2:1")
+    assert reader.refused("open 1", "") > 0
+    assert found[-1][0] and found[-1][1] == found[0][1], found
+    assert status(agent)[1]["leases"] == 0
+
+
 def test_namespaces(stack):
     """A reader in another PID namespace is refused with the reason, which the agent's status shows, too"""
     agent = agent_of(stack)
@@ -557,4 +618,4 @@ def test_demand_fails(stack):
 
 if __name__ == "__main__":
     run(test_parameters, test_mapped, test_packed, test_packed_by_copies, test_mount, test_ranks, test_unshare, test_buffers, test_trainer_ends, test_agent_ends, test_lineage,
-        test_limits, test_namespaces, test_hostile, test_demand, test_demand_packed, test_demand_trainer_ends, test_demand_parting, test_demand_fails)
+        test_limits, test_refused, test_namespaces, test_hostile, test_demand, test_demand_packed, test_demand_trainer_ends, test_demand_parting, test_demand_fails)

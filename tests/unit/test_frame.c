@@ -2,6 +2,7 @@
 #include "transports/ipc.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,6 +63,24 @@ static void nobody_answers(void **state)
     close(sock[1]);
 }
 
+/* A connection that a lease lives on stays when an answer is missing; another one ends. */
+static void silence_ends_no_lease(void **state)
+{
+    int sock[2];
+    struct ws_error err = {0};
+    (void)state;
+    pair(sock);
+    struct pollfd other = {.fd = sock[1], .events = POLLIN | POLLRDHUP};
+    bool lost = false;
+    assert_int_equal(ws_ipc_answer_leased(sock[0], SHORT_MS, NULL, NULL, 0, NULL, &lost, &err), -ETIMEDOUT);
+    assert_true(lost);
+    assert_int_equal(poll(&other, 1, 0), 0);
+    assert_int_equal(ws_ipc_answer(sock[0], SHORT_MS, NULL, NULL, 0, NULL, &err), -ETIMEDOUT);
+    assert_int_equal(poll(&other, 1, 0), 1);
+    close(sock[0]);
+    close(sock[1]);
+}
+
 static void many_descriptors(void **state)
 {
     enum { MANY = 3 * WS_MAX_FDS_PER_FRAME + 1 };
@@ -102,6 +121,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nobody_reads),
         cmocka_unit_test(nobody_answers),
+        cmocka_unit_test(silence_ends_no_lease),
         cmocka_unit_test(many_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
