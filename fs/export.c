@@ -154,10 +154,9 @@ static void visit_version(void *arg, struct ws_version *v)
     struct visit *visit = arg;
     struct exporter *e = visit->exporter;
     char name[WS_MAX_NAME + 1];
-    enum ws_state state = ws_version_state(v);
     const struct ws_manifest *m = ws_version_has_manifest(v) ? ws_version_manifest(v, e->err) : NULL;
     ws_version_name(v, name);
-    if ((state != WS_READY && state != WS_ACTIVE) || !name[0] || !m)
+    if (!ws_version_is_complete(v) || !ws_version_is_named(v) || !name[0] || !m)
         return;
     enum ws_exported is = ws_exported_look(visit->dir, name, m->digest);
     int rc = 0;

@@ -10,15 +10,14 @@ const struct ws_engine_ops ws_external_ops = {.kind = "external", .external = tr
 int ws_external_loaded(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v,
                        const char *engine, struct ws_error *err)
 {
-    enum ws_state state = ws_version_state(v);
     const struct ws_mark mark = ws_version_mark(v);
     char text[WS_MARK_TEXT];
     unsigned named = 0;
     bool all = true;
-    if (state != WS_READY && state != WS_ACTIVE)
+    if (!ws_version_is_complete(v) || !ws_version_is_named(v))
         return ws_error_set(err, ENODATA,
                             "%s/%" PRIu64 " is %s here: no engine can have loaded it; stage it first",
-                            d->name, mark.version, ws_state_name(state));
+                            d->name, mark.version, ws_state_name(ws_version_state(v)));
     ws_mark_text(&mark, text);
     pthread_mutex_lock(&c->lock);
     bool busy = d->switching;

@@ -158,7 +158,7 @@ static int relay_hold(void *self, const char *model, uint64_t version, const cha
         .relay = r, .version = v, .wait.done = on_wait, .revoked = revoked, .revoked_arg = arg};
     link_hold(h);
     /* One that lost its name before it was linked is not revoked any more. */
-    if (ws_version_state(v) == WS_DROPPING) {
+    if (!ws_version_is_named(v)) {
         relay_drop(r, &h->base);
         return ws_error_set(err, ESTALE, "%s/%" PRIu64 " was just dropped", model, version);
     }

@@ -22,6 +22,8 @@ struct ws_store;
 struct ws_model;
 struct ws_version;
 
+/* DROPPING: it has no name any more (ws_version_is_named); whether its bytes are here is another matter
+ * (ws_version_is_complete). */
 enum ws_state { WS_KNOWN, WS_PULLING, WS_VERIFYING, WS_READY, WS_ACTIVE, WS_DROPPING, WS_FAILED };
 const char *ws_state_name(enum ws_state s); /* "known" */
 
@@ -106,6 +108,8 @@ uint64_t ws_version_number(const struct ws_version *v);
 const char *ws_version_run(const struct ws_version *v);
 void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1]); /* its directory name now */
 enum ws_state ws_version_state(struct ws_version *v);
+/* Does its model list it still? Once false it stays so: DROPPING. */
+bool ws_version_is_named(struct ws_version *v);
 /* Is every byte here and verified? Once true it stays so, also without a name. Takes no lock. */
 bool ws_version_is_complete(const struct ws_version *v);
 /* The manifest; fetched at the first call (waits for the network, bounded: not from FUSE workers

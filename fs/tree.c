@@ -300,16 +300,10 @@ static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name
     return 0;
 }
 
-static bool is_complete(struct ws_version *v)
-{
-    enum ws_state s = ws_version_state(v);
-    return s == WS_READY || s == WS_ACTIVE;
-}
-
 fuse_ino_t ws_file_ino(struct ws_fs *fs, struct ws_version *v, size_t file)
 {
     char name[64];
-    bool complete = is_complete(v);
+    bool complete = ws_version_is_complete(v);
     enum ws_kind kind = WS_KIND_FILE;
     if (complete && fs->reads == WS_READS_LINK && ws_vnode_link(fs, v, file, name) == 0)
         kind = WS_KIND_LINK;
@@ -336,7 +330,7 @@ static int child_of_version(struct ws_call *c, struct ws_version *v, const char 
         return -ENOENT;
     *ino = ws_file_ino(c->fs, v, (size_t)(f - m->files));
     /* A name that fills is looked up each time, so that the next lookup finds what it became. */
-    *timeout = ws_ino_kind(*ino) == WS_KIND_FILL || !is_complete(v) ? 0 : WS_FOREVER;
+    *timeout = ws_ino_kind(*ino) == WS_KIND_FILL || !ws_version_is_complete(v) ? 0 : WS_FOREVER;
     return 0;
 }
 

@@ -280,6 +280,14 @@ void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1])
     snprintf(out, WS_MAX_NAME + 1, live ? "%lu" : "%lu@%s", v->number, v->run);
 }
 
+bool ws_version_is_named(struct ws_version *v)
+{
+    pthread_mutex_lock(&v->store->lock);
+    const bool named = v->named;
+    pthread_mutex_unlock(&v->store->lock);
+    return named;
+}
+
 enum ws_state ws_version_state(struct ws_version *v)
 {
     enum ws_state state;

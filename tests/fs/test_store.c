@@ -282,6 +282,8 @@ static void listeners_hear_a_pull_and_a_drop(void **state)
     assert_ok(ws_version_drop(v, NULL), &(struct ws_error){0});
     wait_until(has_heard(&heard, "gone 1;known 1;")); /* still at the source: again, as another */
     assert_int_equal(ws_version_state(v), WS_DROPPING);
+    assert_false(ws_version_is_named(v));
+    assert_true(ws_version_is_complete(v)); /* no name says nothing of its bytes */
     ws_version_put(v);
     v = version(s, "actor", "1");
     assert_int_not_equal(ws_version_id(v), id);
