@@ -178,6 +178,14 @@ bool ws_desk_is_enough(const struct ws_desk *d, size_t n, size_t lost)
     return d->commit == WS_COMMIT_QUORUM ? n - lost >= d->commit_n : lost < d->commit_n && lost < n;
 }
 
+bool ws_desk_is_settled(const struct ws_desk *d)
+{
+    size_t doubted = 0;
+    for (const struct ws_engine *e = d->engines; e; e = e->next)
+        doubted += ws_condition_is_doubted(&e->condition);
+    return ws_desk_is_enough(d, d->n_engines, doubted);
+}
+
 bool ws_desk_is_external(const struct ws_desk *d)
 {
     for (const struct ws_engine *e = d->engines; e; e = e->next)

@@ -40,7 +40,6 @@ struct ws_desk {
         commit_n; /* quorum: engines that must be left; rolling: engines that may be out of service at once */
     bool switching, catching_up; /* the latter: by the keeper or `engine sync`, one engine */
     uint64_t turns; /* counts the begins and ends of such: what was seen before is of no use after */
-    bool touching;  /* engines are, or were when a daemon ended, between two versions */
     struct ws_mark wanted, pins[WS_MAX_PINS]; /* of a daemon before, not known here yet */
     size_t n_pins;
     bool restoring;                           /* `wanted` is being pulled */
@@ -104,6 +103,9 @@ void ws_desk_policy_text(const struct ws_desk *d, char out[64]);
 /* May a switch of n engines go on when that many are lost, by the commit setting? Under the lock, or while it
  * switches. */
 bool ws_desk_is_enough(const struct ws_desk *d, size_t n, size_t lost);
+/* Are as many engines as that in no doubt: none that a switch, or a daemon before, has left on its way?
+ * Under the lock. */
+bool ws_desk_is_settled(const struct ws_desk *d);
 /* Are there engines that their own framework drives? Under the lock. */
 bool ws_desk_is_external(const struct ws_desk *d);
 void ws_desk_release(struct ws_desk *d);

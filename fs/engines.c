@@ -12,12 +12,6 @@
 #define DEFAULT_TIMEOUT_S 300
 #define PROBE_MS          15000
 
-const char *ws_engine_state_name(enum ws_engine_state s)
-{
-    static const char *const names[] = {"serving", "paused", "loading", "unknown", "broken", "stale"};
-    return names[s];
-}
-
 void ws_engine_free(struct ws_engine *e)
 {
     if (!e)
@@ -40,6 +34,7 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
 {
     pthread_mutex_lock(&c->lock);
     out->facts = e->facts;
+    const bool sleeping = e->condition.sleeping;
     const char *token = e->token, *admin_token = e->admin_token;
     pthread_mutex_unlock(&c->lock);
     out->templates = (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2],
@@ -53,6 +48,7 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
                                             .pause_mode = e->pause_mode,
                                             .load_format = e->load_format,
                                             .cache = e->cache,
+                                            .sleeping = sleeping,
                                             .timeout_ms = e->timeout_ms,
                                             .cancel = {&c->stop},
                                             .facts = &out->facts,
@@ -60,23 +56,20 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
 }
 
 int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms,
-                  struct ws_engine_serving *out, struct ws_error *err)
+                  struct ws_engine_facts *facts, struct ws_engine_serving *out, struct ws_error *err)
 {
     struct ws_engine_call call;
-    struct ws_engine_facts facts;
     ws_engine_call_of(e, c, &call);
     call.target.facts = NULL;
     call.target.timeout_ms = timeout_ms < e->timeout_ms ? timeout_ms : e->timeout_ms;
-    int rc = e->ops->probe(&call.target, &facts, out, err);
-    if (rc == 0) {
-        pthread_mutex_lock(&c->lock);
-        e->facts = facts;
-        if (out->path[0] || (e->tells_version && strcmp(e->version, out->version) != 0))
-            memcpy(e->path, out->path, sizeof(e->path)); /* what we saw it load is what it serves no more */
-        snprintf(e->version, sizeof(e->version), "%s", out->version);
-        pthread_mutex_unlock(&c->lock);
-    }
-    return rc;
+    return e->ops->probe(&call.target, facts, out, err);
+}
+
+void ws_engine_note(struct ws_engine *e, const struct ws_engine_facts *facts,
+                    const struct ws_engine_serving *now)
+{
+    e->facts = *facts;
+    ws_condition_probed(&e->condition, now);
 }
 
 /* Sets a token that is not set yet. */
@@ -193,8 +186,12 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
         WS_OPTION_PAUSE, WS_OPTION_LOAD, WS_OPTION_FLUSH, WS_OPTION_RESUME, WS_OPTION_SERVING};
     const char *const *o = q->options;
     bool remote = e->ops == &ws_engine_remote;
-    e->tells_version = e->ops->tells_version || (remote && o[WS_OPTION_SERVING] && o[WS_OPTION_LOAD] &&
-                                                 strstr(o[WS_OPTION_LOAD], "{version}"));
+    const bool tells_version =
+        e->ops->tells_version ||
+        (remote && o[WS_OPTION_SERVING] && o[WS_OPTION_LOAD] && strstr(o[WS_OPTION_LOAD], "{version}"));
+    ws_condition_init(&e->condition, (struct ws_condition_tells){.version = tells_version,
+                                                                 .path = e->ops->tells_path,
+                                                                 .paused = e->ops->tells_paused});
     const struct {
         const char *from;
         char **to;
@@ -271,6 +268,7 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
                   bool ask, struct ws_error *err)
 {
     struct ws_engine *e = NULL;
+    struct ws_engine_facts facts = {0};
     struct ws_engine_serving serving = {0};
     int rc = make_engine(q, &e, err);
     if (rc < 0)
@@ -281,7 +279,7 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
     if (rc == 0 && ask)
         rc = ws_engine_ready(e, c, err);
     if (rc == 0 && ask && !e->ops->external)
-        rc = ws_engine_ask(e, c, PROBE_MS, &serving, err);
+        rc = ws_engine_ask(e, c, PROBE_MS, &facts, &serving, err);
     pthread_mutex_lock(&c->lock);
     const struct ws_desk *of = NULL;
     const struct ws_engine *same = rc == 0 ? engine_at(c, e->url, &of) : NULL;
@@ -298,9 +296,10 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
         rc = ws_error_set(err, EBUSY, "a switch of %s is running; add the engine when it is done", d->name);
     if (rc == 0) {
         struct ws_engine **at = &d->engines;
-        e->state = !ask || e->ops->external ? WS_ENGINE_UNKNOWN
-                   : serving.paused         ? WS_ENGINE_PAUSED
-                                            : WS_ENGINE_SERVING;
+        if (ask && !e->ops->external) {
+            ws_engine_note(e, &facts, &serving);
+            ws_condition_added(&e->condition, serving.paused);
+        }
         while (*at)
             at = &(*at)->next;
         *at = e;
@@ -312,9 +311,9 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
         return rc;
     }
     ws_desk_event(c, d, "engine-added model=%s engine=%s kind=%s release=%s url=%s serving=%s%s%s", d->name,
-                  q->args[0], q->args[1], e->facts.release[0] ? e->facts.release : "unknown",
+                  q->args[0], q->args[1], facts.release[0] ? facts.release : "unknown",
                   q->n_args > 2 ? q->args[2] : "-", serving.version[0] ? serving.version : "unknown",
-                  e->facts.lacks[0] ? " lacks=" : "", e->facts.lacks);
+                  facts.lacks[0] ? " lacks=" : "", facts.lacks);
     return 0;
 }
 

@@ -2,23 +2,12 @@
  * control and its files. */
 #ifndef WS_FS_ENGINES_H
 #define WS_FS_ENGINES_H
-#include "backends/engine/engine.h"
+#include "fs/condition.h"
 #include "fs/grammar.h"
 #include "fs/histogram.h"
 
 struct ws_control;
 struct ws_desk;
-
-enum ws_engine_state {
-    WS_ENGINE_SERVING,
-    WS_ENGINE_PAUSED,
-    WS_ENGINE_LOADING,
-    WS_ENGINE_UNKNOWN,
-    WS_ENGINE_BROKEN,
-    WS_ENGINE_STALE, /* answers, and serves something else than the current version */
-    WS_ENGINE_STATES
-};
-const char *ws_engine_state_name(enum ws_engine_state s);
 
 #define WS_ENGINE_TEMPLATES 5
 /* A registered engine. Never freed while a switch of its model runs. */
@@ -34,22 +23,13 @@ struct ws_engine {
     char *line;                           /* the command that added it, for the state file */
     enum ws_engine_cache cache;
     unsigned timeout_ms, short_ms;
-    bool tells_version; /* its kind does, or its templates */
     /* guarded by the control's lock */
-    enum ws_engine_state state;
+    struct ws_condition condition;
     struct ws_engine_facts facts;
-    char version[64]; /* what it serves, in its own words */
-    char path[4096];  /* what it loaded last; empty: not known */
-    char error[WS_ERROR_TEXT];
-    double pause_seconds;       /* of the last switch */
-    struct ws_histogram pauses; /* of all */
-    bool doubted; /* left in the middle of a switch: it may be paused, hold half a load or an old cache */
-    bool sleeping, sleep_told; /* when it last said; the latter: it has said so */
-    bool touching;             /* being brought along: doubted, should the daemon end now */
-    bool weights_gone; /* a load failed and none was confirmed since: it must not be resumed, whatever its
-                          state */
-    unsigned holders;  /* who looks at it beside a switch */
-    bool removed;      /* freed by the last of them */
+    double pause_seconds;              /* of the last switch */
+    struct ws_histogram pauses;        /* of all */
+    unsigned holders;                  /* who looks at it beside a switch */
+    bool removed;                      /* freed by the last of them */
     uint64_t next_try_ns, try_wait_ns; /* of being brought along */
 };
 
@@ -70,9 +50,13 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
 /* Has it what calls of it need? Its tokens are read where they could not be when the settings were: until
  * they can it is unknown, and no switch goes without it. */
 WS_MUST_USE int ws_engine_ready(struct ws_engine *e, struct ws_control *c, struct ws_error *err);
-/* Asks it anew what it is and serves, and notes that. */
+/* Asks it anew what it is and serves. note: writes that down, with the control's lock, where nothing newer is
+ * known. */
 WS_MUST_USE int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms,
-                              struct ws_engine_serving *out, struct ws_error *err);
+                              struct ws_engine_facts *facts, struct ws_engine_serving *out,
+                              struct ws_error *err);
+void ws_engine_note(struct ws_engine *e, const struct ws_engine_facts *facts,
+                    const struct ws_engine_serving *now);
 /* All engines of a model, held: none is freed before they are released. NULL: no memory. */
 struct ws_engine **ws_engine_hold_all(struct ws_control *c, struct ws_desk *d, size_t *n);
 void ws_engine_release_all(struct ws_control *c, struct ws_engine **all, size_t n); /* and the array */

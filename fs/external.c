@@ -24,11 +24,9 @@ int ws_external_loaded(struct ws_control *c, struct ws_desk *d, struct ws_model 
     for (struct ws_engine *e = d->engines; e && !busy; e = e->next) {
         if (e->ops->external && (!engine || strcmp(e->name, engine) == 0)) {
             named++;
-            snprintf(e->version, sizeof(e->version), "%s", text);
-            e->state = WS_ENGINE_SERVING;
-            e->error[0] = 0;
+            busy = !ws_condition_reported(&e->condition, text);
         }
-        all = all && strcmp(e->version, text) == 0;
+        all = all && strcmp(e->condition.version, text) == 0;
     }
     pthread_mutex_unlock(&c->lock);
     if (busy)

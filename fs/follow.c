@@ -232,7 +232,7 @@ static void add_released(void *arg, struct ws_model *m)
     bool refused = v && d->refused_id == ws_version_id(v) && d->refused_by == g->errand->release;
     refused = refused || (v && is_coming_back(d, v));
     g->busy = g->busy || d->switching || ws_clock_ns() < d->not_before_ns;
-    bool served = v && v == current && !d->switching && !d->touching && d->turns == turns &&
+    bool served = v && v == current && !d->switching && ws_desk_is_settled(d) && d->turns == turns &&
                   d->answered_by != o.released_by;
     pthread_mutex_unlock(&g->control->lock);
     if (!v)

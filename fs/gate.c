@@ -130,7 +130,7 @@ static struct start *starts_of(struct ws_control *c, const struct ws_desk *d, si
     struct start *all = calloc(d->n_engines + 1, sizeof(*all));
     for (const struct ws_engine *e = d->engines; all && e; e = e->next) {
         struct start *s = &all[(*n)++];
-        snprintf(s->path, sizeof(s->path), "%s", e->path);
+        snprintf(s->path, sizeof(s->path), "%s", e->condition.path);
         snprintf(s->prefix, sizeof(s->prefix), "%s", e->prefix ? e->prefix : c->options.mountpoint);
         snprintf(s->engine, sizeof(s->engine), "%s", e->name);
     }

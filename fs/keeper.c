@@ -1,7 +1,6 @@
 #include "fs/keeper.h"
 #include "fs/follow.h"
 #include "fs/restore.h"
-#include "fs/settings.h"
 #include "fs/switch.h"
 #include "transports/clock.h"
 #include "transports/log.h"
@@ -35,47 +34,23 @@ struct look {
     bool *answered;
 };
 
-/* What an engine said, put beside what is known of it, where no switch has come between. */
-static void note(const struct look *l, struct ws_engine *e, int rc, const struct ws_engine_serving *now,
-                 const struct ws_error *err)
+/* What an engine said, where no switch has come between. facts NULL: it was not asked what it is. */
+static void note(const struct look *l, struct ws_engine *e, int rc, const struct ws_engine_facts *facts,
+                 const struct ws_engine_serving *now, const struct ws_error *err)
 {
     struct ws_control *c = l->control;
     struct ws_desk *d = l->desk;
-    const char *current = l->current;
-    bool tells = e->tells_version, lost = false, strange = false;
+    struct ws_condition *k = &e->condition;
+    bool lost = false, strange = false;
     char why[WS_ERROR_TEXT];
     pthread_mutex_lock(&c->lock);
-    if (!d->switching && d->turns == l->turns && !e->removed) {
-        if (rc < 0) {
-            lost = e->state != WS_ENGINE_UNKNOWN;
-            e->state = WS_ENGINE_UNKNOWN;
-            if (lost || !e->error[0])
-                snprintf(e->error, sizeof(e->error), "%s", err->text);
-        } else if (rc == 0) {
-            bool same = current && (!tells || strcmp(now->version, current) == 0);
-            bool paused = now->paused || (e->doubted && !e->ops->tells_paused);
-            strange = tells && strcmp(now->version, e->version) != 0;
-            if (strange && !e->ops->tells_path) { /* it is asked anew what it is, and where that is from */
-                e->facts.known = false;
-                e->path[0] = 0;
-            }
-            if (tells)
-                snprintf(e->version, sizeof(e->version), "%s", now->version);
-            if (e->ops->tells_paused && !now->paused)
-                e->weights_gone = false; /* it was left paused: somebody has started it anew */
-            if (e->weights_gone) {
-                e->state = WS_ENGINE_BROKEN;
-            } else if (same && !paused && (tells || e->state == WS_ENGINE_SERVING)) {
-                e->state = WS_ENGINE_SERVING;
-                e->error[0] = 0;
-            } else if (same && tells && paused) {
-                e->state = WS_ENGINE_PAUSED;
-            } else if (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_UNKNOWN ||
-                       e->state == WS_ENGINE_BROKEN) {
-                e->state = current ? WS_ENGINE_STALE : paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
-            }
-        }
-    }
+    const bool newest = !d->switching && d->turns == l->turns && !e->removed;
+    if (newest && rc == 0 && facts)
+        ws_engine_note(e, facts, now);
+    if (newest && rc == 0 && ws_condition_answered(k, now, l->current, &strange) && strange && !k->tells.path)
+        e->facts.known = false; /* it is asked anew what it is, and where that is from */
+    if (newest && rc < 0)
+        (void)ws_condition_silent(k, err->text, &lost);
     pthread_mutex_unlock(&c->lock);
     if (lost)
         ws_desk_event(c, d, "engine-lost model=%s engine=%s why=\"%.300s\"", d->name, e->name,
@@ -87,9 +62,9 @@ static void note(const struct look *l, struct ws_engine *e, int rc, const struct
 /* With the lock. */
 static bool should_come_along(const struct ws_desk *d, const struct ws_engine *e)
 {
-    return !d->switching && !e->removed && (e->state != WS_ENGINE_SERVING || e->doubted) &&
+    return !d->switching && !e->removed && ws_condition_is_behind(&e->condition) &&
            ws_clock_ns() >= e->next_try_ns &&
-           (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || e->doubted);
+           (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || e->condition.left);
 }
 
 static void note_try(struct ws_control *c, struct ws_engine *e, int rc)
@@ -106,6 +81,7 @@ static void ask(void *arg, size_t i)
     struct look *l = arg;
     struct ws_engine *e = l->engines[i];
     struct ws_engine_call call;
+    struct ws_engine_facts facts;
     struct ws_engine_serving now = {0};
     struct ws_error err = {0};
     if (e->ops->external)
@@ -115,16 +91,11 @@ static void ask(void *arg, size_t i)
     call.target.timeout_ms = call.target.timeout_ms < ANSWER_MS ? call.target.timeout_ms : ANSWER_MS;
     if (rc == 0)
         rc = call.facts.known ? e->ops->serving(&call.target, &now, &err)
-                              : ws_engine_ask(e, l->control, ANSWER_MS, &now, &err);
+                              : ws_engine_ask(e, l->control, ANSWER_MS, &facts, &now, &err);
     if (atomic_load(&l->control->stop))
         return;
-    note(l, e, rc, &now, &err);
+    note(l, e, rc, call.facts.known ? NULL : &facts, &now, &err);
     l->answered[i] = rc == 0;
-}
-
-static bool answers_requests(const struct ws_engine *e)
-{
-    return e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_STALE;
 }
 
 /* Those that shall come along now: all, and with commit=rolling=K no more of those that answer requests than
@@ -136,12 +107,13 @@ static size_t choose(const struct look *l, struct ws_engine **chosen)
     if (l->desk->commit == WS_COMMIT_ROLLING)
         room = l->desk->commit_n;
     for (size_t i = 0; l->desk->commit == WS_COMMIT_ROLLING && i < l->n; i++)
-        room -= room > 0 && !answers_requests(l->engines[i]);
+        room -= room > 0 && !ws_condition_answers(&l->engines[i]->condition);
     for (size_t i = 0; i < l->n; i++) {
         struct ws_engine *e = l->engines[i];
-        if (!l->answered[i] || !should_come_along(l->desk, e) || (answers_requests(e) && room == 0))
+        const bool answers = ws_condition_answers(&e->condition);
+        if (!l->answered[i] || !should_come_along(l->desk, e) || (answers && room == 0))
             continue;
-        room -= answers_requests(e);
+        room -= answers;
         chosen[n++] = e;
     }
     pthread_mutex_unlock(&l->control->lock);
@@ -184,16 +156,6 @@ static void look_at_engines(struct ws_control *c, struct ws_desk *d, struct ws_m
     ws_engine_release_all(c, l.engines, l.n);
 }
 
-static bool all_serve(struct ws_control *c, const struct ws_desk *d)
-{
-    bool all = true;
-    pthread_mutex_lock(&c->lock);
-    for (const struct ws_engine *e = d->engines; e; e = e->next)
-        all = all && (e->ops->external || (e->state == WS_ENGINE_SERVING && !e->doubted));
-    pthread_mutex_unlock(&c->lock);
-    return all;
-}
-
 static void look_at(struct ws_control *c, struct ws_desk *d)
 {
     pthread_mutex_lock(&c->lock);
@@ -207,15 +169,6 @@ static void look_at(struct ws_control *c, struct ws_desk *d)
         ws_mark_text(&mark, current);
     }
     look_at_engines(c, d, m, v ? current : NULL, turns);
-    pthread_mutex_lock(&c->lock);
-    bool interrupted = d->touching && !d->switching && v;
-    pthread_mutex_unlock(&c->lock);
-    if (interrupted && all_serve(c, d)) { /* what a daemon's end left behind is put right */
-        pthread_mutex_lock(&c->lock);
-        d->touching = false;
-        pthread_mutex_unlock(&c->lock);
-        ws_settings_save(c);
-    }
     if (m && !v)
         ws_restore_again(c, d, m);
     if (m)

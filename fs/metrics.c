@@ -120,7 +120,7 @@ static void engine_states(const struct ws_control *c, FILE *f)
         for (enum ws_engine_state s = WS_ENGINE_SERVING; s < WS_ENGINE_STATES; s++) {
             unsigned n = 0;
             for (const struct ws_engine *e = d->engines; e; e = e->next)
-                n += e->state == s;
+                n += e->condition.state == s;
             put_label(labels, put_label(labels, 0, "model", d->name), "state", ws_engine_state_name(s));
             fprintf(f, "wsync_engines{%s} %u\n", labels, n);
         }

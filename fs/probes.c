@@ -45,10 +45,10 @@ static json_t *look(struct ws_control *c, struct ws_engine *e, const struct ws_m
         rc = e->ops->serving(&call.target, &now, &err);
     }
     pthread_mutex_lock(&c->lock);
-    enum ws_engine_state state = e->state;
-    bool gone = e->weights_gone;
-    if (!e->tells_version)
-        snprintf(now.version, sizeof(now.version), "%s", e->version);
+    const enum ws_engine_state state = e->condition.state;
+    const bool gone = ws_condition_is_broken(&e->condition);
+    if (!e->condition.tells.version)
+        snprintf(now.version, sizeof(now.version), "%s", e->condition.version);
     pthread_mutex_unlock(&c->lock);
     uint64_t behind = aim->run[0] ? behind_of(now.version, aim) : UINT64_MAX;
     const char *why = rc < 0                                                ? err.text

@@ -37,9 +37,6 @@ void ws_restore_settings(struct ws_control *c)
     atomic_store(&c->restoring, true);
     if (ws_settings_load(c, restore_engine, c, &why) < 0)
         (void)ws_desk_fail(c, &c->root, "read the settings", &why);
-    for (struct ws_desk *d = c->desks; d; d = d->next)
-        for (struct ws_engine *e = d->engines; e; e = e->next)
-            e->doubted = e->doubted || d->touching;
     atomic_store(&c->restoring, false);
 }
 

@@ -131,9 +131,9 @@ static void print_pin(void *arg, struct ws_version *v)
 static void print_engine(const struct ws_engine *e, FILE *f)
 {
     fprintf(f, "%s\n", e->line);
-    if (e->weights_gone)
+    if (ws_condition_is_broken(&e->condition))
         fprintf(f, "broken %s\n", e->name);
-    if (e->doubted || e->touching)
+    if (ws_condition_is_doubted(&e->condition))
         fprintf(f, "doubted %s\n", e->name);
 }
 
@@ -167,8 +167,6 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
         fprintf(f, "current %" PRIu64 " %s\n", ws_version_number(current), ws_version_run(current));
     else if (d->wanted.run[0])
         fprintf(f, "current %" PRIu64 " %s\n", d->wanted.version, d->wanted.run);
-    if (d->touching)
-        fputs("switching\n", f);
     if (d->policy == WS_POLICY_FOLLOW && orders.released_by)
         print_released(orders.released_by, &orders.released, f);
     else if (d->kept_by)
@@ -294,6 +292,14 @@ static bool take_policy(struct ws_control *c, struct ws_desk *d, const char *lin
     return good;
 }
 
+/* name NULL: all that were read before. */
+static void each_engine(struct ws_desk *d, const char *name, void (*read)(struct ws_condition *c))
+{
+    for (struct ws_engine *e = d->engines; e; e = e->next)
+        if (!name || strcmp(e->name, name) == 0)
+            read(&e->condition);
+}
+
 static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
                       bool (*add)(void *arg, struct ws_desk *d, const char *line), void *arg)
 {
@@ -310,13 +316,9 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
     } else if (strncmp(line, "engine add ", 11) == 0) {
         return add(arg, d, line);
     } else if (strncmp(line, "broken ", 7) == 0) {
-        for (struct ws_engine *e = d->engines; e; e = e->next)
-            if (strcmp(e->name, line + 7) == 0)
-                e->weights_gone = true;
+        each_engine(d, line + 7, ws_condition_read_broken);
     } else if (strncmp(line, "doubted ", 8) == 0) {
-        for (struct ws_engine *e = d->engines; e; e = e->next)
-            if (strcmp(e->name, line + 8) == 0)
-                e->doubted = true;
+        each_engine(d, line + 8, ws_condition_read_doubted);
     } else if (strncmp(line, "current ", 8) == 0) {
         return take_mark(line + 8, &d->wanted);
     } else if (strncmp(line, "released ", 9) == 0) {
@@ -328,7 +330,7 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
         if (d->n_pins < WS_MAX_PINS)
             d->pins[d->n_pins++] = pin;
     } else if (strcmp(line, "switching") == 0) {
-        d->touching = true;
+        each_engine(d, NULL, ws_condition_read_doubted);
     } else {
         return false;
     }

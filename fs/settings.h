@@ -8,13 +8,14 @@
  *     strategy ipc,tcp           where it was set
  *     engine add a vllm http://10.0.0.4:8000 pause=keep
  *     broken a                   it has no good weights: never resumed before a load that it confirms
- *     pin 41 RUN
+ *     doubted a                  a switch had it, or left it: it is not believed, but brought to `current`
  *     current 42 RUN
- *     switching                  a switch was under way: no engine is believed, all are brought to `current`
+ *     pin 41 RUN
  *     end 0123456789abcdef       XXH3 of what is before
  *
- * Written whole to a file beside it and renamed, so that there is always an old or a new one. Tokens are
- * never in it, only the names of their files. */
+ * An older daemon's `switching` is `doubted` for each engine of the model. Written whole to a file beside it
+ * and renamed, so that there is always an old or a new one. Tokens are never in it, only the names of their
+ * files. */
 #ifndef WS_FS_SETTINGS_H
 #define WS_FS_SETTINGS_H
 #include "fs/desk.h"

@@ -85,16 +85,6 @@ static bool is_going(const struct ws_work *w)
     return !w->lost;
 }
 
-static bool was_resumed(const struct ws_work *w)
-{
-    return w->touched && !w->paused;
-}
-
-static bool has_changed(const struct ws_work *w)
-{
-    return w->paused || w->touched;
-}
-
 /* Names, with commas between; those that find no room are counted. */
 static bool name_lost(const struct ws_run *r, char *out, size_t cap)
 {
@@ -122,8 +112,8 @@ static int go_back(struct ws_run *r, unsigned last_batch, const struct ws_work *
     char lost[300];
     r->going_back = true;
     for (unsigned b = last_batch + 1; b-- > 0;) {
-        (void)ws_work_each(r, b, was_resumed, ws_work_pause_again);
-        (void)ws_work_each(r, b, has_changed, ws_work_bring_back);
+        (void)ws_work_each(r, b, ws_work_was_resumed, ws_work_pause_again);
+        (void)ws_work_each(r, b, ws_work_has_changed, ws_work_bring_back);
     }
     ws_error_set(err, code, "engine %s (%s) %s version %s: %.500s; %s%s", first->engine->name,
                  first->engine->url, what, first->to_version, why.text,
@@ -384,30 +374,6 @@ static unsigned n_serving(const struct ws_run *r, const struct ws_desk *d)
     return n;
 }
 
-/* Does an engine stay between two versions? Only where the mount ended in the middle: else a person sees it
- * and decides. */
-static bool is_left_behind(struct ws_run *r)
-{
-    bool left = false;
-    struct ws_control *c = r->control;
-    pthread_mutex_lock(&c->lock);
-    for (size_t i = 0; i < r->n; i++) {
-        const struct ws_engine *e = r->works[i].engine;
-        left = left || (has_changed(&r->works[i]) && (e->state != WS_ENGINE_SERVING || e->doubted));
-    }
-    pthread_mutex_unlock(&c->lock);
-    return left && atomic_load(&c->stop);
-}
-
-static void set_touching(struct ws_control *c, struct ws_switch_part *parts, size_t n, bool touching)
-{
-    pthread_mutex_lock(&c->lock);
-    for (size_t i = 0; i < n; i++)
-        parts[i].desk->touching = touching;
-    pthread_mutex_unlock(&c->lock);
-    ws_settings_save(c);
-}
-
 int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
                   const struct ws_switch_options *o, struct ws_error *err)
 {
@@ -431,7 +397,7 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     if (rc == 0)
         rc = check_end(&r, err);
     if (rc == 0 && (drove = r.n > 0)) {
-        set_touching(c, parts, n, true); /* a daemon that is killed now knows it when it is back */
+        ws_work_begin(&r);
         rc = drive(&r, err);
     }
     for (size_t i = 0; rc == 0 && i < n; i++) {
@@ -444,8 +410,10 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
         const struct ws_mark mark = ws_version_mark(parts[i].version);
         ws_standing_report(c, parts[i].desk, parts[i].model, &mark, "loaded", NULL);
     }
-    if (rc == 0 || drove) /* the next daemon brings along what this one leaves behind */
-        set_touching(c, parts, n, rc < 0 && is_left_behind(&r));
+    if (drove)
+        ws_work_over(&r);
+    else if (rc == 0)
+        ws_settings_save(c);
     for (size_t i = 0; i < held; i++)
         ws_version_let_go(parts[i].version);
     free(r.chosen);
@@ -498,15 +466,6 @@ static int catch_up_one(struct ws_work *w)
     return rc;
 }
 
-static void set_catching_up(struct ws_run *r, bool touching)
-{
-    pthread_mutex_lock(&r->control->lock);
-    for (size_t i = 0; i < r->n; i++)
-        r->works[i].engine->touching = touching;
-    pthread_mutex_unlock(&r->control->lock);
-    ws_settings_save(r->control);
-}
-
 static int catch_up(struct ws_run *r, struct ws_switch_part *part, const char *const *names, size_t n,
                     struct ws_error *err)
 {
@@ -519,9 +478,9 @@ static int catch_up(struct ws_run *r, struct ws_switch_part *part, const char *c
     if (rc == 0 && r->n == 0)
         rc = ws_error_set(err, ENOENT, "%s has no engine '%s'", part->desk->name, names[0]);
     if (rc == 0) {
-        set_catching_up(r, true); /* a daemon that is killed now knows it when it is back */
+        ws_work_begin(r);
         failed = ws_work_each(r, 0, is_going, catch_up_one);
-        set_catching_up(r, is_left_behind(r));
+        ws_work_over(r);
     }
     if (failed > 0) {
         const struct ws_work *w = first_lost(r);

@@ -1,7 +1,9 @@
 #include "fs/switch_work.h"
 #include "backends/engine/load.h"
+#include "fs/settings.h"
 #include "transports/clock.h"
 #include "transports/workers.h"
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +24,6 @@ static void call_of(struct ws_work *w, struct ws_engine_call *call)
 {
     struct ws_run *r = w->run;
     ws_engine_call_of(w->engine, r->control, call);
-    call->target.sleeping = w->sleeping;
     if (r->going_back) { /* engines are not left half-way because somebody lost patience */
         call->target.cancel[0] = NULL;
         if (atomic_load(&r->control->stop))
@@ -32,6 +33,60 @@ static void call_of(struct ws_work *w, struct ws_engine_call *call)
     call->target.cancel[1] = r->options->cancel;
     call->target.cancel[2] = &w->desk->cancel;
     limit(call, r->deadline_ns);
+}
+
+/* --- its condition --- */
+
+static struct ws_condition *lock(const struct ws_work *w)
+{
+    pthread_mutex_lock(&w->run->control->lock);
+    return &w->engine->condition;
+}
+
+static void unlock(const struct ws_work *w)
+{
+    pthread_mutex_unlock(&w->run->control->lock);
+}
+
+void ws_work_begin(struct ws_run *r)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        const bool free = ws_condition_begin(lock(&r->works[i]));
+        unlock(&r->works[i]);
+        assert(free); /* the desk is claimed */
+    }
+    ws_settings_save(r->control);
+}
+
+void ws_work_over(struct ws_run *r)
+{
+    const bool ending = atomic_load(&r->control->stop);
+    for (size_t i = 0; i < r->n; i++) {
+        ws_condition_over(lock(&r->works[i]), ending);
+        unlock(&r->works[i]);
+    }
+    ws_settings_save(r->control);
+}
+
+bool ws_work_has_changed(const struct ws_work *w)
+{
+    const bool is = ws_condition_has_changed(lock(w));
+    unlock(w);
+    return is;
+}
+
+bool ws_work_was_resumed(const struct ws_work *w)
+{
+    const bool is = ws_condition_was_resumed(lock(w));
+    unlock(w);
+    return is;
+}
+
+static bool may_run(const struct ws_work *w)
+{
+    const bool is = ws_condition_may_run(lock(w));
+    unlock(w);
+    return is;
 }
 
 /* --- steps in parallel --- */
@@ -61,21 +116,6 @@ size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct 
     return failed;
 }
 
-void ws_work_set_state(struct ws_work *w, enum ws_engine_state state, const char *version, const char *error)
-{
-    struct ws_control *c = w->run->control;
-    pthread_mutex_lock(&c->lock);
-    w->engine->state = state;
-    if (state == WS_ENGINE_SERVING)
-        w->engine->doubted = w->engine->weights_gone = false;
-    if (state == WS_ENGINE_BROKEN)
-        w->engine->weights_gone = true;
-    if (version)
-        snprintf(w->engine->version, sizeof(w->engine->version), "%s", version);
-    snprintf(w->engine->error, sizeof(w->engine->error), "%s", error ? error : "");
-    pthread_mutex_unlock(&c->lock);
-}
-
 static void tell(struct ws_work *w, const char *phase, uint64_t start_ns, int rc)
 {
     char why[WS_ERROR_TEXT], pause[32] = "";
@@ -93,33 +133,9 @@ static void tell(struct ws_work *w, const char *phase, uint64_t start_ns, int rc
 /* Does it serve something else than what we left it with, or has it not been asked what it is? */
 static bool is_another(struct ws_work *w, const struct ws_engine_serving *now)
 {
-    struct ws_control *c = w->run->control;
-    pthread_mutex_lock(&c->lock);
-    bool another = w->engine->tells_version && strcmp(now->version, w->engine->version) != 0;
-    another = another || !w->engine->facts.known;
-    pthread_mutex_unlock(&c->lock);
+    const bool another = ws_condition_is_another(lock(w), now) || !w->engine->facts.known;
+    unlock(w);
     return another;
-}
-
-/* What it serves now: by its own words, or by ours where it has none. */
-static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now)
-{
-    struct ws_control *c = w->run->control;
-    struct ws_engine *e = w->engine;
-    pthread_mutex_lock(&c->lock);
-    if (!now->sleep_unknown) {
-        e->sleeping = now->sleeping;
-        e->sleep_told = true;
-    }
-    w->sleeping = e->sleeping;
-    if (e->ops->tells_paused && !now->paused)
-        e->weights_gone = false; /* it was left paused: somebody has started it anew */
-    w->broken = e->weights_gone;
-    w->doubted = e->doubted;
-    w->ran = !now->paused && !e->doubted && (e->state == WS_ENGINE_SERVING || e->state == WS_ENGINE_STALE);
-    snprintf(w->back_path, sizeof(w->back_path), "%s", now->path[0] ? now->path : e->path);
-    snprintf(w->back_version, sizeof(w->back_version), "%s", e->tells_version ? now->version : e->version);
-    pthread_mutex_unlock(&c->lock);
 }
 
 void ws_work_path_of(const struct ws_work *w, struct ws_model *m, struct ws_version *v, char out[PATH_MAX])
@@ -131,28 +147,41 @@ void ws_work_path_of(const struct ws_work *w, struct ws_model *m, struct ws_vers
              ws_model_name(m), name);
 }
 
-/* It does not say where it loaded from, and we did not see it load: it was added, or we started, later. Where
- * it names the current version, that is what it has. */
-static void find_way_back(struct ws_work *w)
+/* What is current, as engines are told it; empty: nothing is. path: where this one sees it; may be NULL. */
+static void find_current(struct ws_work *w, char text[WS_MARK_TEXT], char path[PATH_MAX])
 {
     struct ws_model *m = ws_store_find(w->run->control->store, w->desk->name);
     struct ws_version *v = m ? ws_model_current(m) : NULL;
-    char text[WS_MARK_TEXT];
+    text[0] = 0;
     if (v) {
         const struct ws_mark mark = ws_version_mark(v);
         ws_mark_text(&mark, text);
-        if (strcmp(w->back_version, text) == 0)
-            ws_work_path_of(w, m, v, w->back_path);
+        if (path)
+            ws_work_path_of(w, m, v, path);
         ws_version_put(v);
     }
     if (m)
         ws_model_put(m);
 }
 
-static int tell_paused(struct ws_work *w, uint64_t start, int rc)
+/* What it serves now is the way back. Where it does not say where that is from, and we did not see it load
+ * (it was added, or we started, later), but names the current version, that is what it has. */
+static void note_way_back(struct ws_work *w, const struct ws_engine_serving *now)
 {
-    ws_work_set_state(w, rc < 0 ? WS_ENGINE_UNKNOWN : WS_ENGINE_PAUSED, NULL, rc < 0 ? w->err.text : NULL);
-    w->lost = rc < 0;
+    char current[WS_MARK_TEXT], path[PATH_MAX];
+    find_current(w, current, path);
+    struct ws_condition *c = lock(w);
+    ws_condition_asked(c, now);
+    if (!c->back_path[0] && current[0] && strcmp(c->back_version, current) == 0)
+        ws_condition_came_from(c, path);
+    unlock(w);
+}
+
+static int fail_before(struct ws_work *w, uint64_t start, int rc)
+{
+    ws_condition_failed(lock(w), w->err.text);
+    unlock(w);
+    w->lost = true;
     tell(w, "paused", start, rc);
     return rc;
 }
@@ -160,6 +189,7 @@ static int tell_paused(struct ws_work *w, uint64_t start, int rc)
 int ws_work_ask(struct ws_work *w)
 {
     struct ws_engine_call call;
+    struct ws_engine_facts facts;
     struct ws_engine_serving now = {0};
     uint64_t start = ws_clock_ns();
     int rc = ws_engine_ready(w->engine, w->run->control, &w->err);
@@ -167,20 +197,22 @@ int ws_work_ask(struct ws_work *w)
     if (rc == 0)
         rc = w->engine->ops->serving(&call.target, &now, &w->err);
     if (rc == 0 && is_another(w, &now)) { /* restarted since: it may be of another release, too */
-        rc = ws_engine_ask(w->engine, w->run->control, call.target.timeout_ms, &now, &w->err);
-        call_of(w, &call);
+        rc = ws_engine_ask(w->engine, w->run->control, call.target.timeout_ms, &facts, &now, &w->err);
+        if (rc == 0) {
+            (void)lock(w);
+            ws_engine_note(w->engine, &facts, &now);
+            unlock(w);
+        }
     }
-    if (rc == 0 && now.sleep_unknown && !w->engine->sleep_told)
+    if (rc == 0 && now.sleep_unknown && !w->engine->condition.sleep_told)
         rc = ws_error_set(
             &w->err, EAGAIN,
             "it is paused, and its /metrics do not say whether it sleeps: resume it where it was "
             "paused on purpose, else restart it");
-    if (rc == 0) {
-        note_way_back(w, &now);
-        if (!w->back_path[0])
-            find_way_back(w);
-    }
-    return rc < 0 ? tell_paused(w, start, rc) : 0;
+    if (rc < 0)
+        return fail_before(w, start, rc);
+    note_way_back(w, &now);
+    return 0;
 }
 
 int ws_work_pause(struct ws_work *w)
@@ -189,24 +221,29 @@ int ws_work_pause(struct ws_work *w)
     uint64_t start = ws_clock_ns();
     call_of(w, &call);
     int rc = w->engine->ops->pause(&call.target, &w->err);
-    w->paused = rc != -EHOSTUNREACH && rc != -EACCES; /* also when the answer was lost: it is resumed */
     w->paused_ns = ws_clock_ns();
-    return tell_paused(w, start, rc);
+    struct ws_condition *c = lock(w);
+    if (rc != -EHOSTUNREACH && rc != -EACCES) /* also when the answer was lost: it is resumed */
+        ws_condition_told_to_pause(c);
+    if (rc == 0)
+        ws_condition_paused(c);
+    unlock(w);
+    if (rc < 0)
+        return fail_before(w, start, rc);
+    tell(w, "paused", start, rc);
+    return 0;
 }
 
 static int load_path(struct ws_work *w, const char *path, const char *version, bool *told)
 {
-    struct ws_control *c = w->run->control;
     struct ws_engine_call call;
     call_of(w, &call);
-    ws_work_set_state(w, WS_ENGINE_LOADING, version, NULL);
+    const bool begins = ws_condition_load_begins(lock(w), version);
+    unlock(w);
+    assert(begins); /* it was paused before */
     int rc = ws_engine_load(w->engine->ops, &call.target, path, version, told, &w->err);
-    w->touched = w->touched || *told;
-    w->good = rc == 0;
-    pthread_mutex_lock(&c->lock);
-    if (*told)
-        snprintf(w->engine->path, sizeof(w->engine->path), "%s", rc == 0 ? path : "");
-    pthread_mutex_unlock(&c->lock);
+    ws_condition_load_ended(lock(w), path, *told, rc == 0);
+    unlock(w);
     return rc;
 }
 
@@ -250,7 +287,6 @@ static void note_pause(struct ws_work *w)
 /* Whether it may be resumed once more after a resume that failed: it was never told, or is as we left it. */
 static bool may_resume_again(struct ws_work *w, const struct ws_engine_target *t, int *rc)
 {
-    struct ws_control *c = w->run->control;
     struct ws_engine_serving now = {0};
     if (*rc == -EHOSTUNREACH)
         return true;
@@ -258,18 +294,17 @@ static bool may_resume_again(struct ws_work *w, const struct ws_engine_target *t
         return false;
     if (w->engine->ops->tells_paused && !now.paused)
         *rc = 0; /* it did, and the answer was lost */
-    pthread_mutex_lock(&c->lock);
-    bool same = !w->engine->tells_version || strcmp(now.version, w->engine->version) == 0;
-    pthread_mutex_unlock(&c->lock);
+    const bool same = !ws_condition_is_another(lock(w), &now);
+    unlock(w);
     return *rc < 0 && same;
 }
 
 /* version: what it was told to load since its pause; NULL: nothing. */
 static int resume(struct ws_work *w, const char *version)
 {
-    struct ws_control *c = w->run->control;
     struct ws_engine_call call;
     int rc = -EIO;
+    assert(may_run(w));
     call_of(w, &call);
     for (int i = 0; i < RESUME_TRIES && rc < 0; i++) {
         rc = w->engine->ops->resume(&call.target, &w->err);
@@ -277,13 +312,12 @@ static int resume(struct ws_work *w, const char *version)
             break;
     }
     if (rc == 0) {
-        w->paused = false;
-        pthread_mutex_lock(&c->lock);
-        w->sleeping = w->engine->sleeping = false;
-        pthread_mutex_unlock(&c->lock);
+        const bool runs = ws_condition_runs(lock(w));
+        unlock(w);
+        assert(runs);
         note_pause(w);
     }
-    if (rc == 0 && version && w->engine->tells_version)
+    if (rc == 0 && version && w->engine->condition.tells.version)
         rc = ws_engine_confirm(w->engine->ops, &call.target, version, &w->err);
     return rc;
 }
@@ -292,11 +326,11 @@ int ws_work_resume(struct ws_work *w)
 {
     uint64_t start = ws_clock_ns();
     int rc = resume(w, w->to_mark);
-    ws_work_set_state(w,
-                      rc == 0     ? WS_ENGINE_SERVING
-                      : w->paused ? WS_ENGINE_PAUSED
-                                  : WS_ENGINE_UNKNOWN,
-                      w->to_mark, rc == 0 ? NULL : w->err.text);
+    struct ws_condition *c = lock(w);
+    const bool serves = rc == 0 && ws_condition_serves(c);
+    if (!serves)
+        ws_condition_resume_failed(c, w->err.text);
+    unlock(w);
     w->lost = rc < 0;
     tell(w, "resumed", start, rc);
     return rc;
@@ -305,33 +339,25 @@ int ws_work_resume(struct ws_work *w)
 void ws_work_run_on(struct ws_work *w)
 {
     const struct ws_error why = w->err;
-    if (w->ran && w->paused && !w->touched && !w->sleeping)
+    const bool may = ws_condition_may_run_on(lock(w));
+    unlock(w);
+    if (may)
         (void)resume(w, NULL);
     w->err = why;
 }
 
-/* Not every engine says that it is paused: it must not be taken for one that serves. */
-static void note_left_paused(struct ws_work *w)
-{
-    struct ws_control *c = w->run->control;
-    pthread_mutex_lock(&c->lock);
-    w->engine->doubted = w->engine->doubted || w->paused;
-    pthread_mutex_unlock(&c->lock);
-}
-
 void ws_work_give_up(struct ws_work *w, const char *why)
 {
-    enum ws_engine_state state = w->touched && !w->good ? WS_ENGINE_BROKEN
-                                 : w->good && w->paused ? WS_ENGINE_PAUSED
-                                                        : WS_ENGINE_UNKNOWN;
     struct ws_engine_call call;
     struct ws_engine_serving now = {0};
+    const bool touched = ws_condition_is_touched(lock(w));
+    unlock(w);
     call_of(w, &call);
     call.target.cancel[0] = call.target.cancel[1] = call.target.cancel[2] = NULL;
-    bool told =
-        w->engine->tells_version && w->touched && w->engine->ops->serving(&call.target, &now, NULL) == 0;
-    ws_work_set_state(w, state, told ? now.version : NULL, why);
-    note_left_paused(w);
+    const bool told = w->engine->condition.tells.version && touched &&
+                      w->engine->ops->serving(&call.target, &now, NULL) == 0;
+    ws_condition_given_up(lock(w), told ? now.version : NULL, why);
+    unlock(w);
 }
 
 int ws_work_pause_again(struct ws_work *w)
@@ -339,45 +365,62 @@ int ws_work_pause_again(struct ws_work *w)
     struct ws_engine_call call;
     call_of(w, &call);
     int rc = w->engine->ops->pause(&call.target, &w->err);
-    w->paused = true; /* also when the answer was lost: it is loaded back either way */
+    ws_condition_told_to_pause(lock(w)); /* also when the answer was lost: it is loaded back either way */
+    unlock(w);
     w->paused_ns = ws_clock_ns();
     return rc;
+}
+
+/* It stays as it is; whether it answers says what it is called. */
+static void stay(struct ws_work *w)
+{
+    struct ws_engine_call call;
+    struct ws_engine_serving now;
+    char text[WS_ERROR_TEXT + 64];
+    call_of(w, &call);
+    const bool there = w->engine->ops->serving(&call.target, &now, NULL) == 0;
+    snprintf(text, sizeof(text), "%s: %.800s", there ? "restart it" : "it does not answer", w->err.text);
+    ws_condition_not_back(lock(w), there, text);
+    unlock(w);
+}
+
+/* Loads what it served before, and empties its caches. */
+static int load_back(struct ws_work *w, const char *path, const char *version)
+{
+    int rc = -EIO;
+    bool told = true; /* one that is busy with an earlier load was waited for long enough */
+    for (int i = 0; i < BACK_TRIES && rc < 0 && told; i++)
+        rc = load_path(w, path, version, &told);
+    return rc == 0 ? flush(w) : rc;
 }
 
 /* Back to what it served: nothing to load when it was never told. */
 int ws_work_bring_back(struct ws_work *w)
 {
-    struct ws_error why = w->err;
-    uint64_t start = ws_clock_ns();
-    const char *version = w->back_version[0] ? w->back_version : "default";
-    int rc = w->touched || w->broken ? -EIO : 0;
-    bool told = true; /* one that is busy with an earlier load was waited for long enough */
-    for (int i = 0; w->touched && w->back_path[0] && i < BACK_TRIES && rc < 0 && told; i++)
-        rc = load_path(w, w->back_path, version, &told);
-    if (w->touched && rc == 0)
-        rc = flush(w);
-    if (w->broken && !w->touched)
-        ws_error_set(&w->err, EREMOTEIO, "it has had no good weights since an earlier switch");
-    else if (w->touched && !w->back_path[0])
-        ws_error_set(&w->err, EREMOTEIO, "it never said what it served before");
-    const bool stays = w->doubted && !w->touched; /* paused, for the keeper to bring along */
-    if (rc == 0 && w->paused && !stays && (w->touched || !w->sleeping)) /* else it sleeps on */
-        rc = resume(w, w->touched ? version : NULL);
+    const struct ws_error why = w->err;
+    const uint64_t start = ws_clock_ns();
+    char path[PATH_MAX], version[64], current[WS_MARK_TEXT];
+    int rc = 0;
+    struct ws_condition *c = lock(w);
+    const bool touched = ws_condition_is_touched(c), broken = ws_condition_is_broken(c), sleeps = c->sleeping;
+    snprintf(path, sizeof(path), "%s", c->back_path);
+    snprintf(version, sizeof(version), "%s", c->back_version[0] ? c->back_version : "default");
+    unlock(w);
+    if (touched && path[0])
+        rc = load_back(w, path, version);
+    else if (touched)
+        rc = ws_error_set(&w->err, EREMOTEIO, "it never said what it served before");
+    else if (broken)
+        rc = ws_error_set(&w->err, EREMOTEIO, "it has had no good weights since an earlier switch");
+    if (rc == 0 && may_run(w) && (touched || !sleeps)) /* else it sleeps on, or waits to be brought along */
+        rc = resume(w, touched ? version : NULL);
     w->not_back = rc < 0;
-    if (rc == 0 && stays) {
-        ws_work_set_state(w, WS_ENGINE_PAUSED, NULL, "it was left in the middle of an earlier switch");
-    } else if (rc == 0) {
-        ws_work_set_state(w, WS_ENGINE_SERVING, w->back_version, NULL);
+    find_current(w, current, NULL);
+    if (rc == 0) {
+        ws_condition_brought_back(lock(w), current[0] ? current : NULL);
+        unlock(w);
     } else {
-        struct ws_engine_call call;
-        struct ws_engine_serving now;
-        call_of(w, &call);
-        bool there = w->engine->ops->serving(&call.target, &now, NULL) == 0;
-        char text[WS_ERROR_TEXT + 64];
-        snprintf(text, sizeof(text), "%s: %.800s", there ? "restart it" : "it does not answer", w->err.text);
-        ws_work_set_state(w, there ? WS_ENGINE_BROKEN : WS_ENGINE_UNKNOWN, NULL, text);
-        if (!there)
-            note_left_paused(w);
+        stay(w);
     }
     tell(w, "brought-back", start, rc);
     w->err = why;

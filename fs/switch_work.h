@@ -13,17 +13,8 @@ struct ws_work {
     unsigned batch;
     char to_path[PATH_MAX], to_version[32]; /* its number, for people */
     char to_mark[WS_MARK_TEXT];             /* what the engine is told that it is */
-    char back_path[PATH_MAX], back_version[64];
-    bool paused;   /* by us, and not resumed */
-    bool good;     /* the last load was confirmed */
-    bool touched;  /* a load was asked for */
-    bool not_back; /* it was to be brought back, and was not */
-    bool sleeping; /* by its words; its resume wakes the rest of it */
-    bool lost;     /* failed; what follows goes on without it, or back */
-    bool ran;      /* it answered requests when it was asked */
-    bool broken; /* had no good weights when the switch began: only a load that it confirms lets it be resumed
-                  */
-    bool doubted; /* may have been left paused when the switch began: the same */
+    bool not_back;                          /* it was to be brought back, and was not */
+    bool lost;                              /* failed; what follows goes on without it, or back */
     uint64_t paused_ns;
     double pause_s; /* from pause to resume, once it was resumed; told in events */
     int rc;
@@ -46,7 +37,14 @@ void ws_work_path_of(const struct ws_work *w, struct ws_model *m, struct ws_vers
 /* Runs fn for those engines of a batch, each on a thread of its own, and waits for all; how many failed. */
 size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct ws_work *w),
                     int (*fn)(struct ws_work *w));
-/* The steps. They set the engine's state, tell an event, and mark what failed as lost; 0 or -errno with
+/* A switch has them, and then it is over: kept, so that a daemon that is killed in between knows it when it
+ * is back. */
+void ws_work_begin(struct ws_run *r);
+void ws_work_over(struct ws_run *r);
+/* Was it paused or told to load; does it run on what it was told? */
+bool ws_work_has_changed(const struct ws_work *w);
+bool ws_work_was_resumed(const struct ws_work *w);
+/* The steps. They tell the engine's condition and an event, and mark what failed as lost; 0 or -errno with
  * w->err. */
 int ws_work_ask(struct ws_work *w); /* what it serves: that is the way back */
 int ws_work_pause(struct ws_work *w);
@@ -62,7 +60,5 @@ void ws_work_run_on(struct ws_work *w);
 /* It failed and nobody brings it back now: it stays as it is, paused or not, and is called broken where its
  * weights are in doubt, unknown where it was never told to load. */
 void ws_work_give_up(struct ws_work *w, const char *why);
-/* version and error NULL: as it is, none. */
-void ws_work_set_state(struct ws_work *w, enum ws_engine_state state, const char *version, const char *error);
 
 #endif

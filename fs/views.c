@@ -111,11 +111,10 @@ void ws_view_status(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
 /* What an engine serves in its own words, without the lineage where that is the current one. */
 static void print_served(const struct ws_engine *e, const char *run, FILE *f)
 {
-    const char *at = strchr(e->version, '@');
+    const char *version = ws_condition_version(&e->condition), *at = strchr(version, '@');
     bool plain = at && run && strcmp(at + 1, run) == 0;
-    char text[sizeof(e->version)];
-    snprintf(text, sizeof(text), "%.*s", plain ? (int)(at - e->version) : 64,
-             e->version[0] ? e->version : "unknown");
+    char text[sizeof(e->condition.version)];
+    snprintf(text, sizeof(text), "%.*s", plain ? (int)(at - version) : 64, version[0] ? version : "unknown");
     ws_text_clean(text);
     for (char *p = text; *p; p++) /* one word, whatever it says */
         *p = *p == ' ' ? '_' : *p;
@@ -130,12 +129,12 @@ void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
         v = ws_model_latest(m);
     pthread_mutex_lock(&c->lock);
     for (const struct ws_engine *e = d->engines; e; e = e->next) {
-        fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->state));
+        fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->condition.state));
         print_served(e, v ? ws_version_run(v) : NULL, f);
         fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
         if (e->facts.draft[0])
             fprintf(f, " draft=%s", e->facts.draft);
-        print_quoted(f, "error", e->error);
+        print_quoted(f, "error", e->condition.error);
         fputc('\n', f);
     }
     pthread_mutex_unlock(&c->lock);

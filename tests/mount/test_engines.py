@@ -418,7 +418,7 @@ def test_restarted_and_noticed(stack):
     before = engine.checksum()
     wait_for(lambda: mount.engines()["e"].startswith("stale default"), "the restart to be noticed")
     assert mount.refused("2", "actor/version") == "EREMOTEIO"
-    assert engine.checksum() == before and mount.engines()["e"].startswith("serving default")
+    assert engine.checksum() == before and mount.engines()["e"].startswith("stale default")
 
 
 run(

@@ -1,0 +1,402 @@
+/* An engine's condition: every event from every state, and those that are refused. */
+#include "fs/condition.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+#define OLD  "41@r"
+#define NEW  "42@r"
+#define PATH "/w/actor/42"
+
+static const struct ws_condition_tells vllm = {.version = true, .paused = true},
+                                       sglang = {.version = true, .path = true}, remote = {0};
+
+static struct ws_engine_serving says(const char *version, const char *path, bool paused)
+{
+    struct ws_engine_serving now = {.paused = paused};
+    strcpy(now.version, version);
+    strcpy(now.path, path);
+    return now;
+}
+
+static bool hears(struct ws_condition *c, const char *version, bool paused, const char *current)
+{
+    const struct ws_engine_serving now = says(version, "", paused);
+    bool strange;
+    return ws_condition_answered(c, &now, current, &strange);
+}
+
+/* Serves OLD, which we saw it load. */
+static void make(struct ws_condition *c, struct ws_condition_tells tells)
+{
+    const struct ws_engine_serving now = says(OLD, "/w/actor/41", false);
+    ws_condition_init(c, tells);
+    ws_condition_probed(c, &now);
+    ws_condition_added(c, false);
+}
+
+/* How far a switch comes with it. */
+enum step { BEGUN, ASKED, TOLD, PAUSED, LOADING, UNHEARD, FAILED, LOADED, RUNS, SERVES, N_STEPS };
+
+static void ask(struct ws_condition *c)
+{
+    const struct ws_engine_serving now = says(c->version, "", c->state == WS_ENGINE_PAUSED);
+    ws_condition_asked(c, &now);
+}
+
+static void go(struct ws_condition *c, enum step step)
+{
+    assert_true(ws_condition_begin(c));
+    if (step >= ASKED)
+        ask(c);
+    if (step >= TOLD)
+        ws_condition_told_to_pause(c);
+    if (step >= PAUSED)
+        ws_condition_paused(c);
+    if (step >= LOADING)
+        assert_true(ws_condition_load_begins(c, NEW));
+    if (step >= UNHEARD)
+        ws_condition_load_ended(c, PATH, step > UNHEARD, step > FAILED);
+    if (step >= RUNS)
+        assert_true(ws_condition_runs(c));
+    if (step >= SERVES)
+        assert_true(ws_condition_serves(c));
+}
+
+static void check(const struct ws_condition *c, enum ws_engine_state state, enum ws_weights weights,
+                  bool left)
+{
+    if (c->state != state || c->weights != weights || c->left != left)
+        fail_msg("%s, weights %d, left %d; not %s, %d, %d", ws_engine_state_name(c->state), c->weights,
+                 c->left, ws_engine_state_name(state), weights, left);
+}
+
+static void test_heard(void **state)
+{
+    static const struct {
+        enum ws_engine_state from;
+        const char *says, *current;
+        bool paused;
+        enum ws_engine_state to;
+    } cases[] = {
+        {WS_ENGINE_UNKNOWN, OLD, OLD, false, WS_ENGINE_SERVING},
+        {WS_ENGINE_UNKNOWN, OLD, NEW, false, WS_ENGINE_STALE},
+        {WS_ENGINE_UNKNOWN, OLD, NULL, false, WS_ENGINE_SERVING},
+        {WS_ENGINE_UNKNOWN, OLD, NULL, true, WS_ENGINE_PAUSED},
+        {WS_ENGINE_UNKNOWN, OLD, OLD, true, WS_ENGINE_PAUSED},
+        {WS_ENGINE_SERVING, OLD, OLD, false, WS_ENGINE_SERVING},
+        {WS_ENGINE_SERVING, OLD, NEW, false, WS_ENGINE_STALE},
+        {WS_ENGINE_SERVING, OLD, OLD, true, WS_ENGINE_PAUSED},
+        {WS_ENGINE_SERVING, OLD, NEW, true, WS_ENGINE_STALE},
+        {WS_ENGINE_STALE, OLD, OLD, false, WS_ENGINE_SERVING},
+        {WS_ENGINE_STALE, OLD, NEW, false, WS_ENGINE_STALE},
+        {WS_ENGINE_PAUSED, OLD, OLD, false, WS_ENGINE_SERVING},
+        {WS_ENGINE_PAUSED, OLD, NEW, true, WS_ENGINE_PAUSED},
+    };
+    struct ws_condition c;
+    bool lost;
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        make(&c, vllm);
+        c.state = cases[i].from;
+        assert_true(hears(&c, cases[i].says, cases[i].paused, cases[i].current));
+        check(&c, cases[i].to, WS_WEIGHTS_SOUND, false);
+        assert_true(ws_condition_silent(&c, "gone", &lost) && lost);
+        assert_true(ws_condition_silent(&c, "still gone", &lost) && !lost);
+        check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_SOUND, false);
+        assert_string_equal(c.error, "gone");
+    }
+    make(&c, remote); /* one that does not say what it serves is what we know of it */
+    assert_true(hears(&c, "", false, NEW));
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+    assert_true(ws_condition_silent(&c, "gone", &lost) && hears(&c, "", false, NEW));
+    check(&c, WS_ENGINE_STALE, WS_WEIGHTS_SOUND, false);
+    assert_true(ws_condition_reported(&c, NEW));
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+    assert_string_equal(c.version, NEW);
+}
+
+static void test_strange(void **state)
+{
+    const struct ws_engine_serving now = says("default", "", false);
+    struct ws_condition c;
+    bool strange;
+    (void)state;
+    make(&c, vllm);
+    assert_true(ws_condition_is_another(&c, &now) && ws_condition_answered(&c, &now, OLD, &strange));
+    assert_true(strange && !c.path[0]); /* it does not serve any more what we saw it load */
+    make(&c, sglang);
+    assert_true(ws_condition_answered(&c, &now, OLD, &strange) && strange && c.path[0]);
+    make(&c, remote);
+    assert_true(ws_condition_answered(&c, &now, OLD, &strange) && !strange && c.path[0]);
+}
+
+static void test_switch(void **state)
+{
+    static const enum ws_engine_state seen[N_STEPS] = {
+        [BEGUN] = WS_ENGINE_SERVING,  [ASKED] = WS_ENGINE_SERVING,   [TOLD] = WS_ENGINE_SERVING,
+        [PAUSED] = WS_ENGINE_PAUSED,  [LOADING] = WS_ENGINE_LOADING, [UNHEARD] = WS_ENGINE_LOADING,
+        [FAILED] = WS_ENGINE_LOADING, [LOADED] = WS_ENGINE_LOADING,  [RUNS] = WS_ENGINE_LOADING,
+        [SERVES] = WS_ENGINE_SERVING};
+    struct ws_condition c;
+    (void)state;
+    for (enum step s = BEGUN; s < N_STEPS; s++) {
+        make(&c, vllm);
+        go(&c, s);
+        assert_int_equal(c.state, seen[s]);
+        assert_true(
+            ws_condition_is_doubted(&c)); /* also one that serves: others can fail, and it goes back */
+        assert_int_equal(ws_condition_is_broken(&c), s == FAILED);
+        assert_int_equal(ws_condition_is_touched(&c), s >= FAILED);
+        assert_int_equal(ws_condition_has_changed(&c), s >= TOLD);
+        assert_int_equal(ws_condition_was_resumed(&c), s >= RUNS);
+        assert_int_equal(ws_condition_may_run(&c), s != FAILED);
+        assert_int_equal(ws_condition_may_run_on(&c), s >= TOLD && s <= UNHEARD);
+        assert_string_equal(c.version, s >= FAILED ? NEW : OLD);
+        assert_string_equal(ws_condition_version(&c), s >= LOADING ? NEW : OLD);
+        assert_string_equal(c.path, s >= LOADED ? PATH : s == FAILED ? "" : "/w/actor/41");
+        if (s >= ASKED) {
+            assert_string_equal(c.back_version, OLD);
+            assert_string_equal(c.back_path, "/w/actor/41");
+        }
+    }
+    ws_condition_over(&c, true);
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+    assert_false(ws_condition_is_doubted(&c) || ws_condition_is_behind(&c) || ws_condition_has_changed(&c));
+}
+
+/* From each step to each end. */
+static void test_ends(void **state)
+{
+    struct ws_condition c;
+    (void)state;
+    for (int ending = 0; ending < 2; ending++)
+        for (enum step s = BEGUN; s < N_STEPS; s++) {
+            const bool paused = s >= TOLD && s < RUNS;
+            make(&c, vllm);
+            go(&c, s);
+            ws_condition_given_up(&c, NULL, "why");
+            ws_condition_over(&c, ending);
+            check(&c,
+                  s == FAILED   ? WS_ENGINE_BROKEN
+                  : s == LOADED ? WS_ENGINE_PAUSED
+                                : WS_ENGINE_UNKNOWN,
+                  s == FAILED ? WS_WEIGHTS_GONE : WS_WEIGHTS_SOUND, paused || (ending && s >= RUNS));
+            assert_string_equal(c.error, "why");
+
+            for (int answers = 0; answers < 2; answers++) {
+                make(&c, vllm);
+                go(&c, s);
+                ws_condition_not_back(&c, answers, "why");
+                ws_condition_over(&c, ending);
+                check(&c, answers ? WS_ENGINE_BROKEN : WS_ENGINE_UNKNOWN,
+                      answers || s == FAILED ? WS_WEIGHTS_GONE : WS_WEIGHTS_SOUND,
+                      (paused && !answers) || (ending && s >= TOLD));
+            }
+            if (s == FAILED || s < TOLD) /* it is not for them */
+                continue;
+            make(&c, vllm);
+            go(&c, s);
+            ws_condition_brought_back(&c, OLD);
+            ws_condition_over(&c, ending);
+            check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+            assert_string_equal(c.version, OLD);
+        }
+}
+
+static void test_way_back(void **state)
+{
+    struct ws_condition c;
+    (void)state;
+    make(&c, sglang);
+    go(&c, SERVES);
+    ws_condition_told_to_pause(&c);
+    assert_true(ws_condition_load_begins(&c, c.back_version));
+    ws_condition_load_ended(&c, c.back_path, true, false);
+    assert_false(ws_condition_may_run(&c) || ws_condition_runs(&c));
+    assert_true(ws_condition_load_begins(&c, c.back_version));
+    ws_condition_load_ended(&c, c.back_path, false, false); /* not heard: it has no more than it had */
+    assert_false(ws_condition_runs(&c));
+    assert_true(ws_condition_load_begins(&c, c.back_version));
+    ws_condition_load_ended(&c, c.back_path, true, true);
+    assert_true(ws_condition_runs(&c));
+    ws_condition_brought_back(&c, NEW); /* at once, and not when the keeper looks */
+    check(&c, WS_ENGINE_STALE, WS_WEIGHTS_LOADED, false);
+    ws_condition_over(&c, true);
+    check(&c, WS_ENGINE_STALE, WS_WEIGHTS_SOUND, false);
+    assert_string_equal(c.version, OLD);
+    assert_string_equal(c.path, "/w/actor/41");
+
+    make(&c, sglang);
+    go(&c, PAUSED);
+    ws_condition_brought_back(&c, NULL); /* nothing is current: nothing is stale */
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+    make(&c, remote);
+    go(&c, PAUSED);
+    ws_condition_brought_back(&c, NEW); /* it does not say */
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+
+    make(&c, vllm);
+    c.path[0] = 0;
+    go(&c, ASKED);
+    ws_condition_came_from(&c, "/w/actor/41");
+    assert_string_equal(c.back_path, "/w/actor/41");
+}
+
+static void test_given_up_with_a_version(void **state)
+{
+    struct ws_condition c;
+    (void)state;
+    make(&c, vllm);
+    go(&c, FAILED);
+    ws_condition_given_up(&c, "default", "why");
+    assert_string_equal(c.version, "default");
+    make(&c, vllm);
+    go(&c, UNHEARD); /* it never heard of 42, and is not said to serve it */
+    ws_condition_given_up(&c, NULL, "why");
+    assert_string_equal(ws_condition_version(&c), OLD);
+    ws_condition_over(&c, false);
+    assert_true(hears(&c, OLD, true, NEW) && c.path[0]); /* nor is its way back forgotten */
+}
+
+/* What a daemon before knew. */
+static void test_read(void **state)
+{
+    struct ws_condition c;
+    (void)state;
+    ws_condition_init(&c, sglang);
+    ws_condition_read_broken(&c);
+    check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_GONE, false);
+    assert_true(ws_condition_is_broken(&c) && !ws_condition_is_doubted(&c));
+    assert_true(hears(&c, OLD, false, OLD));
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_GONE, false); /* whatever it says */
+    go(&c, PAUSED);
+    assert_false(ws_condition_may_run(&c) || ws_condition_may_run_on(&c) || ws_condition_runs(&c));
+    ws_condition_not_back(&c, false, "why");
+    ws_condition_over(&c, false);
+    check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_GONE, true);
+    go(&c, SERVES);
+    ws_condition_over(&c, false);
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+
+    ws_condition_init(&c, vllm);
+    ws_condition_read_broken(&c);
+    assert_true(hears(&c, OLD, true, OLD));
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_GONE, false);
+    assert_true(hears(&c, OLD, false, OLD)); /* it was left paused: somebody has started it anew */
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+
+    ws_condition_init(&c, sglang);
+    ws_condition_read_doubted(&c);
+    assert_true(ws_condition_is_doubted(&c) && hears(&c, OLD, false, OLD));
+    check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, true); /* it cannot say that it is not */
+    go(&c, PAUSED);
+    assert_false(ws_condition_may_run(&c) || ws_condition_runs(&c));
+    ws_condition_brought_back(&c, OLD);
+    check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, true);
+    ws_condition_over(&c, false);
+    go(&c, SERVES);
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_LOADED, false);
+
+    ws_condition_init(&c, vllm);
+    ws_condition_read_doubted(&c);
+    assert_true(hears(&c, OLD, false, OLD));
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, true);
+    assert_true(ws_condition_is_behind(&c)); /* half a load, or an old cache */
+}
+
+static void test_sleep(void **state)
+{
+    struct ws_engine_serving now = says(OLD, "", true);
+    struct ws_condition c;
+    (void)state;
+    make(&c, vllm);
+    assert_true(ws_condition_begin(&c));
+    now.sleeping = true;
+    ws_condition_asked(&c, &now);
+    assert_true(c.sleeping && c.sleep_told && !c.ran);
+    ws_condition_told_to_pause(&c);
+    assert_false(ws_condition_may_run_on(&c)); /* it sleeps on */
+    ws_condition_brought_back(&c, OLD);
+    ws_condition_over(&c, false);
+    assert_true(ws_condition_begin(&c));
+    now.sleeping = false;
+    now.sleep_unknown = true;
+    ws_condition_asked(&c, &now);
+    assert_true(c.sleeping); /* as it last said */
+    ws_condition_told_to_pause(&c);
+    assert_true(ws_condition_runs(&c) && !c.sleeping);
+}
+
+static void test_refused(void **state)
+{
+    struct ws_condition c, before;
+    bool strange, lost;
+    (void)state;
+    for (enum step s = BEGUN; s < N_STEPS; s++) {
+        const struct ws_engine_serving now = says("43@r", "/w", true);
+        make(&c, vllm);
+        go(&c, s);
+        before = c;
+        assert_false(ws_condition_begin(&c));
+        assert_false(ws_condition_answered(&c, &now, OLD, &strange) || strange);
+        assert_false(ws_condition_silent(&c, "why", &lost) || lost);
+        assert_false(ws_condition_reported(&c, NEW));
+        if (s < TOLD || s >= RUNS) {
+            assert_false(ws_condition_load_begins(&c, NEW));
+            assert_false(ws_condition_runs(&c));
+        }
+        if (s != RUNS && s != SERVES)
+            assert_false(ws_condition_serves(&c));
+        assert_memory_equal(&c, &before, sizeof(c));
+    }
+    make(&c, vllm);
+    before = c;
+    assert_false(ws_condition_load_begins(&c, NEW) || ws_condition_runs(&c) || ws_condition_serves(&c));
+    assert_memory_equal(&c, &before, sizeof(c));
+    make(&c, vllm);
+    go(&c, FAILED);
+    before = c;
+    assert_false(ws_condition_runs(&c) || ws_condition_serves(&c));
+    assert_memory_equal(&c, &before, sizeof(c));
+}
+
+static void test_failed_steps(void **state)
+{
+    struct ws_condition c;
+    (void)state;
+    make(&c, vllm);
+    go(&c, BEGUN);
+    ws_condition_failed(&c, "no answer");
+    ws_condition_over(&c, true);
+    check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_SOUND, false);
+    assert_string_equal(c.error, "no answer");
+    make(&c, vllm);
+    go(&c, LOADED);
+    ws_condition_resume_failed(&c, "why");
+    check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_LOADED, false);
+    make(&c, vllm);
+    go(&c, RUNS);
+    ws_condition_resume_failed(&c, "another answers");
+    check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_LOADED, false);
+    make(&c, vllm);
+    go(&c, TOLD); /* its answer to the pause was lost: it goes on */
+    ws_condition_failed(&c, "no answer");
+    assert_true(ws_condition_may_run_on(&c) && ws_condition_runs(&c) && !ws_condition_has_changed(&c));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_heard),    cmocka_unit_test(test_strange),
+        cmocka_unit_test(test_switch),   cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_way_back), cmocka_unit_test(test_given_up_with_a_version),
+        cmocka_unit_test(test_read),     cmocka_unit_test(test_sleep),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_failed_steps),
+    };
+    return cmocka_run_group_tests_name("condition", tests, NULL, NULL);
+}
