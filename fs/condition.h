@@ -1,37 +1,44 @@
-/* Condition: what is known of an engine, as one state machine. What people and programs read of it (the file
- * `engines`, metrics, probes) and what the state file keeps are views; only the events below change it.
+/* clang-format off */
+/* Condition: what is known of an engine, as one state machine. What people and programs read of it (the file `engines`,
+ * metrics, probes) and what the state file keeps are views; only the events below change it.
  *
- * What is seen (`state`) while no switch has the engine and the keeper asks it:
+ * What is seen (`state`), while no switch has the engine:
  *
- *     init --> UNKNOWN <------- silent ------- any
- *     any  --- answered -----> SERVING   it names the current version, or none is current, and it runs
- *                          |-> STALE     it names another one
- *                          |-> PAUSED    it says so, or was left so and cannot say
- *                          `-> BROKEN    its weights are gone
+ *     init                                                               -> UNKNOWN
+ *     answered   its weights are GONE                                    -> BROKEN
+ *                it names the current version (or none is), and runs     -> SERVING
+ *                it names another one                                    -> STALE
+ *                it is paused, or was left so and cannot say             -> PAUSED
+ *     silent                                                             -> UNKNOWN
+ *     reported   by the framework that drives it                         -> SERVING
  *
- * From begin to over a switch has it, and the keeper is not heard:
+ * ... and while one has it, from begin to over, where those three are refused:
  *
- *     begin --> asked --> told_to_pause, paused --> load_begins --> load_ended --> runs --> serves --> over
- *                 |            | PAUSED                LOADING          |           |       SERVING |
- *                 |            |                                        |           |               | another
- * fails v            v                                        v           v               v failed (UNKNOWN),
- * resume_failed (PAUSED, UNKNOWN): nobody, or everybody goes back | | v v given_up: as it is told_to_pause,
- * load_begins, load_ended, runs BROKEN (half a load), PAUSED, UNKNOWN                | | | not_back
- * brought_back v                                           BROKEN, UNKNOWN     SERVING, STALE, PAUSED (left)
- *               over <----------------------------------------------+-----------------------'
+ *     begin -> asked -> told_to_pause -> paused -> load_begins -> load_ended -> runs -> serves ---------------> over
+ *                |            |          PAUSED      LOADING          |           |     SERVING                  ^
+ *                |            |                         ^             |           |        | another one fails   |
+ *                +------------'                         |             +-----------'        v                     |
+ *                | failed                               |             | resume_failed   told_to_pause            |
+ *                v UNKNOWN                              |             v PAUSED, UNKNOWN    |                     |
+ *                +--------------------------------------|-------------+                    |                     |
+ *                |                                      |             |                    |                     |
+ *                | it alone                             '-- the way --+--------------------'                     |
+ *                v                                          back                                                 |
+ *            given_up   BROKEN after half a load, PAUSED after a whole one, else UNKNOWN ------------------------+
+ *            not_back   BROKEN where it answers, else UNKNOWN ---------------------------------------------------+
+ *            brought_back   SERVING, STALE; PAUSED where a switch before has left it so -------------------------'
  *
  * What it holds (`weights`), which alone decides whether it may be resumed:
  *
- *     SOUND, GONE ---- a load is heard ----> LOADING ---- and confirmed ----> LOADED
- *       ^      ^                               |   ^---- the next is heard -----'  |
- *       |      `-- over; also where BROKEN ----'                                   |
- *       `----------------------------------- over ---------------------------------'
+ *     SOUND, GONE --- a load is heard ---> LOADING --- and confirmed ---> LOADED --- the next is heard ---> LOADING
+ *     at over: LOADED -> SOUND; LOADING, and whatever is BROKEN -> GONE
  *     GONE -> SOUND: it says that it is not paused, as which it was left: somebody has started it anew
  *
  * A load that was never heard changes nothing of this: the engine goes on as it was, with its former version.
  *
- * What outlives a daemon: `broken` (GONE, LOADING) and `doubted` (`left`, or `moving`: also one that serves
+ * What outlives a daemon: `broken` (GONE, LOADING, BROKEN) and `doubted` (`left`, or `moving`: also one that serves
  * already has to go back while others can fail, so that it is doubted until the switch is over). */
+/* clang-format on */
 #ifndef WS_FS_CONDITION_H
 #define WS_FS_CONDITION_H
 #include "backends/engine/engine.h"

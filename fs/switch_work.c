@@ -10,29 +10,28 @@
 
 #define BACK_TRIES   2
 #define RESUME_TRIES 3
-#define LEAST_MS     1 /* of a call whose time is over */
+#define RESUME_NS    (5 * WS_SECOND_NS) /* whatever the deadline: what has loaded is not left paused for it */
 
-static void limit(struct ws_engine_call *call, uint64_t until_ns)
+/* Engines are not left half-way because somebody lost patience; the mount's end alone ends it. */
+static void patient_call_of(struct ws_work *w, struct ws_engine_call *call)
 {
-    const uint64_t now = ws_clock_ns();
-    const uint64_t left_ms = now < until_ns ? (until_ns - now) / WS_MS_NS + 1 : LEAST_MS;
-    if (left_ms < call->target.timeout_ms)
-        call->target.timeout_ms = (unsigned)left_ms;
+    struct ws_control *c = w->run->control;
+    ws_engine_call_of(w->engine, c, call);
+    call->target.cancel[0] = NULL;
+    call->target.end_ns = atomic_load(&c->stop) ? c->end_by_ns : 0;
 }
 
 static void call_of(struct ws_work *w, struct ws_engine_call *call)
 {
-    struct ws_run *r = w->run;
-    ws_engine_call_of(w->engine, r->control, call);
-    if (r->going_back) { /* engines are not left half-way because somebody lost patience */
-        call->target.cancel[0] = NULL;
-        if (atomic_load(&r->control->stop))
-            limit(call, r->control->end_by_ns);
+    const struct ws_run *r = w->run;
+    if (r->going_back) {
+        patient_call_of(w, call);
         return;
     }
+    ws_engine_call_of(w->engine, r->control, call);
     call->target.cancel[1] = r->options->cancel;
     call->target.cancel[2] = &w->desk->cancel;
-    limit(call, r->deadline_ns);
+    call->target.end_ns = r->deadline_ns;
 }
 
 /* --- its condition --- */
@@ -238,11 +237,14 @@ static int load_path(struct ws_work *w, const char *path, const char *version, b
 {
     struct ws_engine_call call;
     call_of(w, &call);
-    const bool begins = ws_condition_load_begins(lock(w), version);
+    struct ws_condition *c = lock(w);
+    *told = ws_condition_is_touched(c) || ws_condition_is_broken(c);
+    const bool begins = ws_condition_load_begins(c, version);
     unlock(w);
     assert(begins); /* it was paused before */
     int rc = ws_engine_load(w->engine->ops, &call.target, path, version, told, &w->err);
-    ws_condition_load_ended(lock(w), path, *told, rc == 0);
+    c = lock(w);
+    ws_condition_load_ended(c, path, *told, rc == 0);
     unlock(w);
     return rc;
 }
@@ -306,6 +308,8 @@ static int resume(struct ws_work *w, const char *version)
     int rc = -EIO;
     assert(may_run(w));
     call_of(w, &call);
+    if (!w->run->going_back && call.target.end_ns < ws_clock_ns() + RESUME_NS)
+        call.target.end_ns = ws_clock_ns() + RESUME_NS;
     for (int i = 0; i < RESUME_TRIES && rc < 0; i++) {
         rc = w->engine->ops->resume(&call.target, &w->err);
         if (rc < 0 && !may_resume_again(w, &call.target, &rc))
@@ -352,8 +356,7 @@ void ws_work_give_up(struct ws_work *w, const char *why)
     struct ws_engine_serving now = {0};
     const bool touched = ws_condition_is_touched(lock(w));
     unlock(w);
-    call_of(w, &call);
-    call.target.cancel[0] = call.target.cancel[1] = call.target.cancel[2] = NULL;
+    patient_call_of(w, &call);
     const bool told = w->engine->condition.tells.version && touched &&
                       w->engine->ops->serving(&call.target, &now, NULL) == 0;
     ws_condition_given_up(lock(w), told ? now.version : NULL, why);

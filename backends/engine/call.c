@@ -45,7 +45,7 @@ static int call(const struct ws_engine_target *t, const char *path, const json_t
         .hidden = {t->token, t->admin_token},
         .ca_file = t->ca_file,
         .fresh = fresh,
-        .timeout_ms = timeout_ms,
+        .timeout_ms = ws_call_within_ms(t, timeout_ms),
         .n_cancel = WS_CANCELS,
         .cancel = t->cancel,
     };
@@ -133,8 +133,8 @@ int ws_call_while_busy(const struct ws_engine_target *t, unsigned limit_ms,
                        int (*once)(const struct ws_engine_target *t, struct ws_error *err),
                        struct ws_error *err)
 {
-    /* of a switch whose deadline is near: no longer than that */
-    const uint64_t end = ws_clock_ms() + (limit_ms < t->timeout_ms ? limit_ms : t->timeout_ms);
+    const uint64_t end =
+        ws_clock_ms() + ws_call_within_ms(t, limit_ms < t->timeout_ms ? limit_ms : t->timeout_ms);
     unsigned pause_ms = FIRST_PAUSE_MS;
     int rc;
     while ((rc = once(t, err)) == -EBUSY && ws_clock_ms() < end) {
@@ -173,6 +173,13 @@ int ws_call_told(int rc, struct ws_error *err)
     if (err)
         err->code = ECONNRESET;
     return -ECONNRESET;
+}
+
+unsigned ws_call_within_ms(const struct ws_engine_target *t, unsigned timeout_ms)
+{
+    const uint64_t now = ws_clock_ns(), left_ms = now < t->end_ns ? (t->end_ns - now) / WS_MS_NS + 1 : 1;
+
+    return t->end_ns && left_ms < timeout_ms ? (unsigned)left_ms : timeout_ms;
 }
 
 unsigned ws_call_short_ms(const struct ws_engine_target *t)

@@ -38,6 +38,8 @@ const char *ws_call_token(const struct ws_engine_target *t, bool changes);
 /* rc of a later step of a load: the engine has been told by then, so that -EHOSTUNREACH becomes -ECONNRESET.
  */
 int ws_call_told(int rc, struct ws_error *err);
+/* timeout_ms, or what is left until t->end_ns; 1 where that is over. */
+unsigned ws_call_within_ms(const struct ws_engine_target *t, unsigned timeout_ms);
 /* For everything but a load. */
 unsigned ws_call_short_ms(const struct ws_engine_target *t);
 /* For a pause that lasts as long as the requests that run: that of a load, where no other is asked for. */

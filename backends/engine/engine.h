@@ -45,6 +45,7 @@ struct ws_engine_target {
     bool sleeping;       /* it said so: its weights are woken for a load, the rest of it for a resume */
     unsigned timeout_ms; /* of a load */
     unsigned short_ms;   /* of the other calls; 0: a tenth of it, at least 5 s */
+    uint64_t end_ns;     /* of all of them, by ws_clock_ns: no call lasts beyond it; 0: there is none */
     const atomic_bool *cancel[WS_CANCELS];       /* looked at while waiting; NULLs are fine */
     const struct ws_engine_facts *facts;         /* may be NULL: not probed */
     const struct ws_engine_templates *templates; /* kind remote only */

@@ -8,13 +8,15 @@ static bool names(const struct ws_engine_serving *now, const char *version)
     return now->version[0] && strcmp(now->version, version) == 0;
 }
 
-/* *changes: afterwards it names the version only where this load was done. */
+/* *changes: afterwards it names the version only where this load was done. *renamed: until then it names
+ * another one, or may. */
 static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_target *t, const char *version,
-                     bool *changes, struct ws_error *err)
+                     bool *changes, bool *renamed, struct ws_error *err)
 {
     struct ws_engine_serving before;
     char other[sizeof(before.version)];
     *changes = true;
+    *renamed = false;
     int rc = ops->settle ? ops->settle(t, err) : 0;
     if (rc == 0)
         rc = ops->serving(t, &before, err);
@@ -22,10 +24,21 @@ static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_tar
         return rc;
     snprintf(other, sizeof(other), "loading %s", version);
     rc = ops->label ? ops->label(t, other, err) : -EPROTO;
+    *renamed = rc != -EPROTO;
     if (rc == 0)
         rc = ops->serving(t, &before, err);
     *changes = rc == 0 && !names(&before, version); /* of several workers one took the label */
     return rc == -EPROTO ? 0 : rc;
+}
+
+/* It never heard of the load: it holds what it held, and says so again. One that cannot be told goes on to
+ * say that it is loading, which is no version of anybody's. */
+static void name_again(const struct ws_engine_ops *ops, const struct ws_engine_target *target,
+                       const char *version)
+{
+    struct ws_engine_target t = *target;
+    memset(t.cancel, 0, sizeof(t.cancel));
+    (void)ops->label(&t, version, NULL);
 }
 
 /* Its reply was lost. */
@@ -44,13 +57,18 @@ static int ask(const struct ws_engine_ops *ops, const struct ws_engine_target *t
 int ws_engine_load(const struct ws_engine_ops *ops, const struct ws_engine_target *t, const char *path,
                    const char *version, bool *told, struct ws_error *err)
 {
-    bool changes;
+    const bool doubted = *told;
+    bool changes, renamed;
     *told = false;
-    int rc = get_ready(ops, t, version, &changes, err);
-    if (rc < 0)
+    int rc = get_ready(ops, t, version, &changes, &renamed, err);
+    if (rc == 0) {
+        rc = ops->load(t, path, version, err);
+        *told = rc != -EHOSTUNREACH && rc != -EAGAIN;
+    }
+    if (!*told && renamed && !doubted)
+        name_again(ops, t, version);
+    if (!*told)
         return rc;
-    rc = ops->load(t, path, version, err);
-    *told = rc != -EHOSTUNREACH && rc != -EAGAIN;
     if (changes && (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -ECANCELED))
         rc = ask(ops, t, path, version, rc);
     return rc;

@@ -6,7 +6,8 @@
 
 /* Waits for the end of what the engine was told before, has it say another version where it names this one
  * already, and loads. Where the reply is lost, it is asked: 0, or the load's own errors. *told: it heard of
- * the load; false: it goes on as it was. Blocking; the caller has paused it. */
+ * the load; false: it goes on as it was, by its former version. Before the call: it has heard of one already,
+ * and may not hold what it names: then that is not put back. Blocking; the caller has paused it. */
 WS_MUST_USE int ws_engine_load(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
                                const char *path, const char *version, bool *told, struct ws_error *err);
 /* After the resume: is it still the server that was told to load? One that was started anew since says

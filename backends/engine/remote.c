@@ -123,7 +123,7 @@ static int run(const struct ws_engine_target *t, const char *template, const cha
                                           .hidden = {t->token, t->admin_token},
                                           .ca_file = t->ca_file,
                                           .fresh = fresh,
-                                          .timeout_ms = timeout_ms,
+                                          .timeout_ms = ws_call_within_ms(t, timeout_ms),
                                           .n_cancel = WS_CANCELS,
                                           .cancel = t->cancel};
         rc = ws_http_call(t->http, &request, &own, err);

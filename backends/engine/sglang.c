@@ -214,7 +214,7 @@ static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
     return rc;
 }
 
-/* Any reply will do: older releases have neither route. */
+/* Older releases have neither route. One that fails to answer does not say that it has settled. */
 static int settle(const struct ws_engine_target *target, struct ws_error *err)
 {
     struct ws_engine_target t = *target;
@@ -223,7 +223,7 @@ static int settle(const struct ws_engine_target *target, struct ws_error *err)
     int rc = server_info(&t, &reply, err);
     if (!rc)
         ws_http_reply_release(&reply);
-    return rc == -EPROTO || rc == -EREMOTEIO ? 0 : rc;
+    return rc == -EPROTO ? 0 : rc;
 }
 
 /* Its default aborts all requests. */

@@ -1,5 +1,6 @@
 /* Engines: SGLang's table against the reference engine, which really loads, and against servers that
  * refuse, hang, lie and talk nonsense. */
+#include "backends/engine/call.h"
 #include "backends/engine/engine.h"
 #include "backends/engine/http.h"
 #include "backends/engine/load.h"
@@ -7,6 +8,7 @@
 #include "backends/engine/update.h"
 #include "tests/fixtures/bad_server.h"
 #include "tests/fixtures/checkpoint.h"
+#include "transports/clock.h"
 #include "transports/workers.h"
 #include <errno.h>
 #include <pthread.h>
@@ -499,6 +501,26 @@ static void test_hanging(void **state)
     target_of(&e, bad_server_port(s));
     e.target.timeout_ms = 200;
     assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -ETIMEDOUT);
+    bad_server_stop(s);
+}
+
+/* Whatever a call may take by itself, it ends with the time that all of them have. */
+static void test_hanging_at_the_end(void **state)
+{
+    static const struct bad_step step = {NULL, BAD_HANG, 0, NULL};
+    struct bad_server *s = bad_server_start(&step, 1);
+    struct ws_engine_serving now;
+    struct engine e;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    e.target.timeout_ms = 86400000; /* a short call has a tenth of it */
+    assert_int_equal(ws_call_within_ms(&e.target, 86400000), 86400000);
+    e.target.end_ns = ws_clock_ns() + 200 * WS_MS_NS;
+    assert_int_equal(ws_engine_sglang.load(&e.target, two, "2", &err), -ETIMEDOUT);
+    assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -ETIMEDOUT);
+    assert_int_equal(ws_engine_vllm.pause(&e.target, &err), -ETIMEDOUT);
+    assert_int_equal(ws_call_within_ms(&e.target, 86400000), 1);
     bad_server_stop(s);
 }
 
@@ -1059,7 +1081,7 @@ static void test_timed_out_under_its_own_name(void **state)
         const struct ws_engine_ops *ops = ws_engine_find(both[i]);
         struct engine e;
         struct ws_engine_serving now;
-        bool told;
+        bool told = false;
         start_engine(&e, (struct ws_reference_options){.api = both[i], .slow_ms = 1500});
         assert_int_equal(ops->label(&e.target, "2", &err), 0);
         assert_int_equal(ops->pause(&e.target, &err), 0);
@@ -1103,12 +1125,84 @@ static void test_lost_reply_without_a_label(void **state)
                                             {"/model_info", BAD_JSON, 200, INFO_OF("/m", "2")}};
     struct bad_server *s = bad_server_start(steps, LENGTH(steps));
     struct engine e;
-    bool told;
+    bool told = false;
 
     (void)state;
     target_of(&e, bad_server_port(s));
     assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", &told, &err), -ECONNRESET);
     assert_true(told);
+    bad_server_stop(s);
+}
+
+/* An engine that says `named`, takes another label, and of which a load is never heard. */
+static char named[64];
+static int label_result;
+
+static int say_named(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *e)
+{
+    (void)t;
+    (void)e;
+    *out = (struct ws_engine_serving){0};
+    snprintf(out->version, sizeof(out->version), "%s", named);
+    return 0;
+}
+
+static int take_label(const struct ws_engine_target *t, const char *version, struct ws_error *e)
+{
+    (void)t;
+    snprintf(named, sizeof(named), "%s", version);
+    return label_result ? ws_error_set(e, -label_result, "the answer was lost") : 0;
+}
+
+static int sleep_on(const struct ws_engine_target *t, const char *path, const char *version,
+                    struct ws_error *e)
+{
+    (void)t;
+    (void)path;
+    (void)version;
+    assert_string_equal(named, "loading 2");
+    return ws_error_set(e, EAGAIN, "it sleeps");
+}
+
+static void test_load_that_is_never_heard(void **state)
+{
+    static const struct ws_engine_ops ops = {.serving = say_named, .label = take_label, .load = sleep_on};
+    struct engine e = {0};
+    bool told = false;
+
+    (void)state;
+    strcpy(named, "2");
+    label_result = 0;
+    assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", &told, &err), -EAGAIN);
+    assert_false(told);
+    assert_string_equal(named, "2"); /* it goes on as it was, and says so */
+    label_result = -ETIMEDOUT;
+    assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", &told, &err), -ETIMEDOUT);
+    assert_false(told);
+    assert_string_equal(named, "2");
+    told = true; /* it has heard of another one: who knows what it holds */
+    label_result = 0;
+    assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", &told, &err), -EAGAIN);
+    assert_false(told);
+    assert_string_equal(named, "loading 2");
+}
+
+/* One that answers with a failure does not say that the load before it is over. */
+static void test_sglang_that_does_not_settle(void **state)
+{
+    static const struct bad_step steps[] = {
+        {"/server_info", BAD_JSON, 500, "{}"},
+        {"/update_weights_from_disk", BAD_JSON, 200, "{\"success\":true}"},
+        {"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")}};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct engine e;
+    bool told = true;
+
+    (void)state;
+    target_of(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", &told, &err), -EREMOTEIO);
+    assert_false(told);
+    assert_int_equal(bad_server_hits(s, 1), 0);
     bad_server_stop(s);
 }
 
@@ -1120,7 +1214,7 @@ static void test_lost_reply_with_a_label_of_no_effect(void **state)
                                             {"/model_info", BAD_JSON, 200, INFO_OF("/m", "2")}};
     struct bad_server *s = bad_server_start(steps, LENGTH(steps));
     struct engine e;
-    bool told;
+    bool told = false;
 
     (void)state;
     target_of(&e, bad_server_port(s));
@@ -1156,7 +1250,7 @@ static void test_sglang_with_tokenizer_workers(void **state)
 {
     struct engine e;
     struct ws_engine_serving now;
-    bool told;
+    bool told = false;
 
     (void)state;
     start_engine(&e, (struct ws_reference_options){.workers = 2});
@@ -1403,6 +1497,7 @@ int main(void)
         TEST(test_nobody_there),
         TEST(test_odd_answers),
         TEST(test_hanging),
+        TEST(test_hanging_at_the_end),
         TEST(test_long_fields),
         TEST(test_success_that_is_none),
         TEST(test_server_that_only_knows_abort),
@@ -1426,6 +1521,8 @@ int main(void)
         TEST(test_timed_out_under_its_own_name),
         TEST(test_update_under_one_name),
         TEST(test_lost_reply_without_a_label),
+        TEST(test_load_that_is_never_heard),
+        TEST(test_sglang_that_does_not_settle),
         TEST(test_lost_reply_with_a_label_of_no_effect),
         TEST(test_sglang_of_dummy_weights),
         TEST(test_sglang_with_tokenizer_workers),
