@@ -87,7 +87,7 @@ struct agent {
     char path[64], url[80];
     struct ws_manifest *by_version[3]; /* what it says that a version is */
     struct ws_region *regions[3];      /* and its memory: of every file the same */
-    size_t n_fds;                      /* that it sends */
+    atomic_size_t n_fds;               /* that it sends */
     pthread_t thread;
 };
 
