@@ -202,6 +202,15 @@ static void test_old_mounts(void **state)
     assert_true(ws_release_is_settled(r[0], S));
     free(r[0]);
     free(r[1]);
+    r[0] = release_of(&f, &one, S); /* back: the one that failed may just try 2 again */
+    ws_fleet_note_prepared(m, &one);
+    ws_fleet_note_prepared(late, &one);
+    assert_true(ws_release_advance(r[0], S));
+    ws_fleet_note_loaded(&f, m, &one);
+    assert_false(ws_release_is_settled(r[0], S));
+    ws_fleet_note_loaded(&f, late, &one);
+    assert_true(ws_release_is_settled(r[0], S));
+    free(r[0]);
     ws_fleet_clear(&f);
 }
 
