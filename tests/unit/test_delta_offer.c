@@ -62,9 +62,9 @@ static void test_read(void **state)
 
 static void test_refused(void **state)
 {
-    static const char *const digests[] = {"", "0123456789abcdef0123456789abcde", ONE "0",
-                                          "0123456789abcdef0123456789abcdeg",
-                                          "0123456789ABCDEF0123456789ABCDEF"};
+    static const char *const digests[] = {
+        "",      "0123456789abcdef0123456789abcde",  ONE "0",
+        ONE "g", "0123456789abcdef0123456789abcdeg", "0123456789ABCDEF0123456789ABCDEF"};
     static const char *const numbers[] = {"base",         "version", "bytes", "changed",
                                           "whole_blocks", "blocks",  "parts"};
     size_t n;
