@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #define LOOK_MS         1000 /* after peers whose process has ended */
+#define FULL_MS         100  /* between looks whether there are descriptors again */
 #define PEER_PIDFD      77   /* SO_PEERPIDFD, Linux 6.5 */
 #define LEASE_KEY_BYTES (WS_MAX_NAME + WS_RUN_CHARS + 32)
 
@@ -51,6 +52,7 @@ struct ws_ipc_server {
     ino_t ino; /* of the socket that we made */
     int listener, stop_event;
     pthread_t acceptor;
+    bool said_full; /* the acceptor's */
     atomic_bool stop;
     pthread_mutex_t lock;
     pthread_cond_t woken; /* the catalog changed, or the server stops */
@@ -417,6 +419,21 @@ static void hang_up_on_the_dead(struct ws_ipc_server *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Who waits there waits on: he is not told to go, and not looked after without a pause. */
+static void wait_for_descriptors(struct ws_ipc_server *s, int code, struct pollfd *stop)
+{
+    if (!s->said_full)
+        ws_log(WS_LOG_WARN, "ipc", "nobody more can connect to %s: %s; raise the limit of open files",
+               s->path, strerror(code));
+    s->said_full = true;
+    (void)poll(stop, 1, FULL_MS);
+}
+
+static bool is_short_of_descriptors(int code)
+{
+    return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
+}
+
 static void *accept_clients(void *arg)
 {
     struct ws_ipc_server *s = arg;
@@ -428,10 +445,13 @@ static void *accept_clients(void *arg)
             break;
         hang_up_on_the_dead(s);
         int sock = p[0].revents ? accept4(s->listener, NULL, NULL, SOCK_CLOEXEC) : -1;
+        const int code = p[0].revents && sock < 0 ? errno : 0;
         if (sock >= 0)
             welcome(s, sock);
         else
             reap(s, false);
+        if (is_short_of_descriptors(code))
+            wait_for_descriptors(s, code, &p[1]);
     }
     return NULL;
 }

@@ -6,6 +6,8 @@
 #include "transports/tcp.h"
 #include "transports/tcp_body.h"
 #include "transports/tcp_delta.h"
+#include "transports/tcp_strangers.h"
+#include "transports/text.h"
 #include "transports/workers.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -17,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -42,6 +45,7 @@ struct ws_tcp_server {
     struct ws_catalog catalog;
     struct ws_tcp_bodies bodies;
     struct ws_tcp_deltas deltas;
+    struct ws_tcp_strangers strangers;
     struct MHD_Daemon *daemon;
     char *token, *cert, *key, *client_ca;
     unsigned port;
@@ -361,6 +365,37 @@ static enum MHD_Result serve_other(struct request *q, const char *method, const 
     return reply_json(q->connection, 200, reply ? reply : json_object());
 }
 
+static enum MHD_Result refuse_stranger(struct request *q)
+{
+    struct ws_error err = {0};
+    return reply_error(q->connection,
+                       ws_error_set(&err, EACCES, "a token is asked for: Authorization: Bearer TOKEN"), &err);
+}
+
+static enum MHD_Result refuse_length(struct request *q)
+{
+    struct ws_error err = {0};
+    return reply_error(q->connection,
+                       ws_error_set(&err, E2BIG, "the body is over %lu bytes", WS_MAX_REPLY_BYTES), &err);
+}
+
+/* The head of a request is here, and nothing of its body. What is refused for its head is refused now: the
+ * rest is not read, and the connection ends with the reply. */
+static enum MHD_Result welcome(struct request *q, const char *method)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(q->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    const char *length = header_of(q, "Content-Length");
+    uint64_t bytes = 0;
+    if (is_allowed(q))
+        ws_tcp_stranger_is_known(&q->server->strangers, info ? info->socket_context : NULL);
+    else if (strcmp(method, "POST") == 0)
+        return refuse_stranger(q);
+    if (length && (ws_text_u64(length, &bytes) < 0 || bytes > WS_MAX_REPLY_BYTES))
+        return refuse_length(q);
+    return MHD_YES;
+}
+
 static enum MHD_Result take_upload(struct request *q, const char *data, size_t *size)
 {
     if (q->post_bytes + *size > WS_MAX_REPLY_BYTES) {
@@ -386,12 +421,9 @@ static enum MHD_Result answer(struct request *q, const char *method)
     if (!q->parsed) /* one that waited comes here again */
         atomic_fetch_add(&q->server->requests, 1);
     if (strcmp(q->url, "/healthz") != 0 && !is_allowed(q))
-        return reply_error(q->connection,
-                           ws_error_set(&err, EACCES, "a token is asked for: Authorization: Bearer TOKEN"),
-                           &err);
+        return refuse_stranger(q);
     if (q->too_large)
-        return reply_error(q->connection,
-                           ws_error_set(&err, E2BIG, "the body is over %lu bytes", WS_MAX_REPLY_BYTES), &err);
+        return refuse_length(q);
     bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     if (!get && strcmp(method, "POST") != 0)
         return reply_error(q->connection,
@@ -437,7 +469,7 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *c, const char *u
         return MHD_NO;    /* no memory */
     if (!q->connection) { /* first call: headers are here */
         q->connection = c;
-        return MHD_YES;
+        return welcome(q, method);
     }
     if (*size > 0)
         return take_upload(q, data, size);
@@ -483,15 +515,16 @@ static void connection_event(void *cls, struct MHD_Connection *c, void **state,
                              enum MHD_ConnectionNotificationCode code)
 {
     struct ws_tcp_server *s = cls;
-    (void)state;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
         int sock = ws_tcp_connection_socket(c), on = 1;
         atomic_fetch_add(&s->connections, 1);
+        *state = ws_tcp_stranger_came(&s->strangers, sock);
         (void)setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         (void)setsockopt(sock, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
         return;
     }
     ws_tcp_bodies_closed(&s->bodies, c);
+    ws_tcp_stranger_left(&s->strangers, *state);
     atomic_fetch_sub(&s->connections, 1);
 }
 
@@ -519,7 +552,18 @@ static int read_file(const char *path, char **out, struct ws_error *err)
     return 0;
 }
 
-static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, int sock, unsigned n_threads)
+/* No more connections than there are descriptors for, with as many left for everything else: libmicrohttpd
+ * tries again and again where there is none. */
+static unsigned most_clients(void)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur / 2 >= WS_MAX_CLIENTS)
+        return WS_MAX_CLIENTS;
+    return (unsigned)files.rlim_cur / 2;
+}
+
+static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, int sock, unsigned n_threads,
+                                       unsigned clients)
 {
     bool tls = s->cert && s->key;
     unsigned flags =
@@ -536,14 +580,15 @@ static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, int sock, unsign
         flags, 0, NULL, NULL, handle, s, MHD_OPTION_ARRAY, tls ? tls_options : none, MHD_OPTION_LISTEN_SOCKET,
         sock, MHD_OPTION_THREAD_POOL_SIZE, n_threads, MHD_OPTION_URI_LOG_CALLBACK, begin_request, s,
         MHD_OPTION_NOTIFY_COMPLETED, end_request, s, MHD_OPTION_NOTIFY_CONNECTION, connection_event, s,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)WS_MAX_CLIENTS, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(32 << 10), MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS, MHD_OPTION_CONNECTION_LIMIT, clients,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(32 << 10), MHD_OPTION_END);
 }
 
 static void free_server(struct ws_tcp_server *s)
 {
     ws_tcp_bodies_destroy(&s->bodies);
     ws_tcp_deltas_destroy(&s->deltas);
+    ws_tcp_strangers_destroy(&s->strangers);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s->token);
@@ -563,6 +608,8 @@ int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catal
     s->catalog = *catalog;
     ws_tcp_bodies_init(&s->bodies, &s->catalog);
     ws_tcp_deltas_init(&s->deltas, &s->bytes_sent);
+    const unsigned clients = o->max_clients ? o->max_clients : most_clients();
+    ws_tcp_strangers_init(&s->strangers, clients / 2);
     pthread_mutex_init(&s->lock, NULL);
     ws_cond_init(&s->changed);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -578,7 +625,7 @@ int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catal
         rc = ws_error_set(err, ENOMEM, "no memory for a server");
     if (rc == 0)
         rc = ws_http_listen(o->listen, o->token || o->insecure, &sock, &s->port, err);
-    if (rc == 0 && !(s->daemon = start_daemon(s, sock, n))) {
+    if (rc == 0 && !(s->daemon = start_daemon(s, sock, n, clients))) {
         close(sock);
         rc = ws_error_set(err, EIO, "the HTTP server on %s did not start%s", o->listen,
                           s->cert ? "; are certificate and key right?" : "");
