@@ -157,10 +157,12 @@ static int parse_version_path(const char *at, const char *query, struct ws_api_r
         return -EINVAL;
     if (query_value(query, "run", out->run, sizeof(out->run)) == -EINVAL)
         return -EINVAL;
-    uint64_t copy = 0;
-    if (out->kind == WS_API_MAP && parse_number(query, "copy", 1, &copy))
+    uint64_t copy = 0, copies = 0;
+    if (out->kind == WS_API_MAP &&
+        (parse_number(query, "copy", 1, &copy) || parse_number(query, "copies", 1, &copies)))
         return -EINVAL;
     out->copy = copy;
+    out->copies = copies;
     if (out->kind == WS_API_DELTA && parse_delta(query, out))
         return -EINVAL;
     return parse_who(query, out);
@@ -229,11 +231,12 @@ void ws_api_version_path(char out[WS_API_PATH_BYTES], const char *verb, const ch
         (void)stpcpy(stpcpy(at, "?run="), run);
 }
 
-void ws_api_map_to_copy_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version,
-                             const char *run)
+void ws_api_map_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *run,
+                     bool copy)
 {
     ws_api_version_path(out, "map", model, version, NULL, run);
-    (void)strcat(out, strchr(out, '?') ? "&copy=1" : "?copy=1");
+    const char mark = strchr(out, '?') ? '&' : '?';
+    sprintf(out + strlen(out), "%c%s=1", mark, copy ? "copy" : "copies");
 }
 
 void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const struct ws_mark *target,

@@ -11,10 +11,10 @@
  *        not by ipc
  *   POST /v1/{model}/{version}/map, .../unmap[?run=R]
  *        ipc only: descriptors, and giving them back; map&copy=1: they are only mapped, copied from and
- * closed POST /v1/{model}/{version}/broadcast[?run=R] a place in a broadcast: transports/broadcast.c; an
- * agent's, by its route Anything else goes to the catalog's route: /v1/{model}/VERB and
- * /v1/{model}/{version}/VERB are taken apart for it. A poll with &who=NAME tells the catalog that the mount
- * of that name is there. Pure functions, callable from any thread. */
+ * closed; map&copies=1: the peer can do with that instead POST /v1/{model}/{version}/broadcast[?run=R] a
+ * place in a broadcast: transports/broadcast.c; an agent's, by its route Anything else goes to the catalog's
+ * route: /v1/{model}/VERB and /v1/{model}/{version}/VERB are taken apart for it. A poll with &who=NAME tells
+ * the catalog that the mount of that name is there. Pure functions, callable from any thread. */
 #ifndef WS_TRANSPORTS_API_H
 #define WS_TRANSPORTS_API_H
 /* Of the publishers' routes (/v1/local/): told by either end when a rank registers; ends that differ refuse.
@@ -45,7 +45,7 @@ struct ws_api_request {
     char run[WS_RUN_CHARS + 1]; /* empty: live lineage */
     char file[WS_MAX_NAME + 1];
     char who[WS_WHO_CHARS + 1]; /* of &who=; empty: nobody */
-    bool copy;                  /* WS_API_MAP */
+    bool copy, copies;          /* WS_API_MAP */
     struct ws_mark base;        /* WS_API_DELTA; run empty: the version's own lineage */
     unsigned part, parts, level;
     uint64_t since;
@@ -64,9 +64,9 @@ void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t
  * live lineage. */
 void ws_api_version_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model, uint64_t version,
                          const char *file, const char *run);
-/* Of map, by who only copies. */
-void ws_api_map_to_copy_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version,
-                             const char *run);
+/* Of map, by who only copies, or else would rather have descriptors to keep. */
+void ws_api_map_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *run,
+                     bool copy);
 /* parts 1: all of it. */
 void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const struct ws_mark *target,
                        const struct ws_mark *base, unsigned part, unsigned parts, unsigned level);

@@ -17,6 +17,7 @@ struct ws_hold {
     const char *manifest_json;          /* the same as text, made once; NULL: whoever needs it makes it */
     size_t manifest_json_bytes;
     struct ws_region *const *regions; /* one a file, in the manifest's order; NULL for size 0 */
+    bool to_copy;                     /* descriptors of them are only for peers that cannot do with copies */
 };
 
 struct ws_catalog_ops {

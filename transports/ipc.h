@@ -7,7 +7,9 @@
  *   GET /v1/{model}/{version}/map[?run=R]  body: the manifest; descriptors: one a file (size 0: none),
  *                                          read-only; a lease, until "unmap" or the peer's end. &copy=1:
  *                                          the peer maps them, copies and closes, and hands them to nobody.
- *                                          Where the kernel grants no leases only that is served: EOPNOTSUPP
+ *                                          Where the kernel grants no leases only that is served: EOPNOTSUPP.
+ *                                          &copies=1: the peer can do with that instead, and is asked to by
+ *                                          EOPNOTSUPP where a version's memory is not to be lent
  *   POST /v1/{model}/{version}/unmap
  * More descriptors than WS_MAX_FDS_PER_FRAME come in follow-up frames {"more":true}.
  * The server knows the peer's pid and uid (SO_PEERCRED); a dead peer's leases are released at once. */

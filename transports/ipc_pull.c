@@ -181,10 +181,7 @@ static int receive_map(struct ipc_source *s, int sock, const struct ws_manifest 
     int *fds = calloc(m->n_files + 1, sizeof(*fds));
     if (!fds)
         return ws_error_set(err, ENOMEM, "no memory for %zu descriptors", m->n_files);
-    if (sock >= 0)
-        ws_api_map_to_copy_path(path, m->model, m->version, m->run);
-    else
-        ws_api_version_path(path, "map", m->model, m->version, NULL, m->run);
+    ws_api_map_path(path, m->model, m->version, m->run, sock >= 0);
     int rc = sock >= 0
                  ? ws_ipc_call(sock, "GET", path, NULL, NULL, 0, CALL_MS, &body, fds, m->n_files, &n_fds, err)
                  : call(s, CALLS, "GET", path, NULL, CALL_MS, &body, fds, m->n_files, &n_fds, err);

@@ -194,6 +194,13 @@ static int serve_map(struct client *c, const struct ws_api_request *q, struct ws
     lease_key(l->key, q);
     l->next = c->leases;
     c->leases = l;
+    if (q->copies && l->hold->to_copy) {
+        drop_lease(c, &c->leases);
+        return ws_error_set(err, EOPNOTSUPP,
+                            "an older libwsync's publisher keeps the memory of %s/%" PRIu64
+                            " mapped, which is only copied therefore",
+                            q->model, q->version);
+    }
     return send_map(c, l->hold, q->copy) < 0
                ? ws_error_set(err, ECONNABORTED, "the descriptors could not be sent")
                : 0;

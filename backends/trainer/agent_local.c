@@ -225,6 +225,7 @@ static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t vers
     ws_group_begun(m);
     int rc = ws_agent_take_slot(a, m, c, &s, deadline, err);
     if (rc == 0) {
+        s->lent = false;
         rc = ws_agent_prepare_slot(a, m, c, s, changes, deadline, err);
         if (rc == 0)
             rc = ws_slot_begin(s, ws_agent_layout(m), owner->name, version, run, err);
@@ -351,6 +352,19 @@ static void set_kept(struct ws_agent *a, struct ws_session *c, json_t *kept)
     pthread_cond_broadcast(&a->changed); /* another rank may wait for memory that this one had */
 }
 
+/* Once an agent. Mounts get copies of what it keeps: what they had descriptors of would be exchanged, and the
+ * rank lets go of nothing that is. */
+static void say_deaf(const struct ws_session *c)
+{
+    static atomic_bool said;
+    if (!atomic_exchange(&said, true))
+        ws_log(
+            WS_LOG_WARN, "agent",
+            "rank %u of %s (process %d) has libwsync 0.1.0, which keeps slots pinned for some versions, also "
+            "beyond --memory: mounts by unix: get copies; use agent and libwsync of one release",
+            c->rank, c->model->name, (int)c->pid);
+}
+
 static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply, int *fds,
                     size_t max, size_t *n_fds, struct ws_error *err)
 {
@@ -364,6 +378,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     pthread_mutex_lock(&a->lock);
     c->lost = false;
     set_kept(a, c, json_copy(json_object_get(body, "kept")));
+    c->deaf = keep && !c->kept;
     int rc = ws_agent_check_session(c, err);
     struct ws_agent_model *m = c->model;
     if (rc == 0 && c->writing)
@@ -403,6 +418,10 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         rc = ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", m->why);
     if (rc == 0)
         rc = open_all(m->writing, keep, fds, max, n_fds, err);
+    if (rc == 0 && c->deaf) {
+        say_deaf(c);
+        m->writing->lent = true;
+    }
     if (rc == 0) {
         c->writing = true;
         c->committed = NULL;

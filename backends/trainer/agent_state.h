@@ -60,6 +60,7 @@ struct ws_session {
     bool writing;              /* has begun model->writing and not committed */
     struct ws_slot *committed; /* what it has committed, while that is not announced */
     bool lost;                 /* its version was abandoned by another rank; told at the next call */
+    bool deaf;                 /* it keeps slots mapped, and cannot be told (0.1.0) */
     json_t *kept; /* numbers of slots that it may have mapped, of a rank that can be told to let go of them */
 };
 

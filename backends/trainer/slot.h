@@ -46,6 +46,7 @@ struct ws_slot {
     bool fresh;                         /* sidecars and frozen tensors are not in it yet */
     struct ws_mark has;                 /* the version that they have all of; no run: none that is known */
     struct ws_mark had;                 /* while they are written: before */
+    bool lent;                          /* to a rank that keeps its regions and cannot be told (0.1.0) */
     size_t n_files;
     uint64_t total_bytes;
     struct ws_region **regions;      /* one a file, NULL for size 0 */

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -478,6 +479,99 @@ static void a_refused_commit_ends_its_version(void **state)
     end(&w);
 }
 
+/* A rank of 0.1.0 keeps the memory of its slots, and cannot be told to let go: readers that can copy do so,
+ * so that it is used again, and those of 0.1.0 get descriptors still. */
+static void old_ranks_keep_slots(void **state)
+{
+    struct world w;
+    struct ws_error err = {0};
+    struct ws_source *s;
+    struct ws_region *regions[4];
+    struct ws_manifest *m;
+    struct stat memory[6];
+    int sock, old, fds[4];
+    size_t n;
+    (void)state;
+    start(&w, 0);
+    assert_int_equal(ws_ipc_connect(w.url, &sock, &err), 0);
+    json_t *params = json_pack("[{s:s,s:s,s:[i]}]", "name", "a", "dtype", "U8", "shape", 64);
+    assert_int_equal(
+        raw(sock, "register",
+            json_pack("{s:i,s:s,s:s,s:o}", "api", WS_LOCAL_API, "model", "m", "run", "r", "params", params),
+            &err),
+        0);
+    assert_int_equal(ws_source_open(w.url, NULL, &s, &err), 0);
+    for (int v = 1; v <= 5; v++) {
+        json_t *begin = json_pack("{s:i,s:s,s:b}", "version", v, "run", "r", "keep", 1), *reply;
+        n = 0;
+        if (ws_ipc_call(sock, "POST", "/v1/local/begin", begin, NULL, 0, 60000, &reply, fds, 4, &n, &err))
+            fail_msg("%s", err.text);
+        json_decref(begin);
+        json_decref(reply);
+        assert_int_equal(n, 1);
+        assert_int_equal(fstat(fds[0], &memory[v]), 0);
+        close(fds[0]);
+        if (raw(sock, "commit", json_pack("{s:[]}", "hashes"), &err) < 0 ||
+            raw(sock, "wait", json_pack("{s:i,s:s,s:s}", "version", v, "run", "r", "what", "published"),
+                &err) < 0 ||
+            ws_source_manifest(s, "m", (uint64_t)v, NULL, NULL, &m, &err) < 0)
+            fail_msg("%s", err.text);
+        assert_int_equal(ws_source_map(s, m, regions, &err), -EOPNOTSUPP);
+        ws_manifest_free(m);
+    }
+    for (int v = 3; v <= 5; v++)
+        assert_int_equal(memory[v].st_ino, memory[v - 2].st_ino);
+    assert_int_equal(ws_ipc_connect(w.url, &old, &err), 0);
+    n = 0;
+    if (ws_ipc_call(old, "GET", "/v1/m/5/map?run=r", NULL, NULL, 0, 60000, NULL, fds, 4, &n, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(n, 1);
+    close(fds[0]);
+    close(old);
+    ws_source_close(s);
+    close(sock);
+    end(&w);
+}
+
+/* What it keeps of slots that are laid out anew does not stop it, as it did not with an agent of 0.1.0. */
+static void old_ranks_change_layouts(void **state)
+{
+    enum { SLOT = 4 << 20 };
+    struct world w;
+    struct ws_error err = {0};
+    struct ws_region *kept[7] = {0};
+    int sock, fds[4];
+    (void)state;
+    start(&w, 5 * SLOT / 2);
+    assert_int_equal(ws_ipc_connect(w.url, &sock, &err), 0);
+    for (int v = 1; v <= 6; v++) {
+        json_t *params =
+            json_pack("[{s:s,s:s,s:[i]}]", "name", v < 4 ? "a" : "b", "dtype", "U8", "shape", SLOT - 65536);
+        json_t *begin = json_pack("{s:i,s:s,s:b}", "version", v, "run", "r", "keep", 1), *reply;
+        struct stat st;
+        size_t n = 0;
+        if (raw(sock, "register",
+                json_pack("{s:i,s:s,s:s,s:o}", "api", WS_LOCAL_API, "model", "m", "run", "r", "params",
+                          params),
+                &err) ||
+            ws_ipc_call(sock, "POST", "/v1/local/begin", begin, NULL, 0, 60000, &reply, fds, 4, &n, &err))
+            fail_msg("version %d: %s", v, err.text);
+        json_decref(begin);
+        json_decref(reply);
+        assert_int_equal(n, 1);
+        assert_int_equal(fstat(fds[0], &st), 0);
+        if (ws_region_import(&kept[v], fds[0], (uint64_t)st.st_size, true, &err) ||
+            raw(sock, "commit", json_pack("{s:[]}", "hashes"), &err) ||
+            raw(sock, "wait", json_pack("{s:i,s:s,s:s}", "version", v, "run", "r", "what", "published"),
+                &err))
+            fail_msg("version %d: %s", v, err.text);
+    }
+    for (int v = 1; v <= 6; v++)
+        ws_region_free(kept[v]);
+    close(sock);
+    end(&w);
+}
+
 /* A reader by descriptor cannot be cut: a third slot is taken, then EBUSY names it. */
 static void readers_hold_slots(void **state)
 {
@@ -571,6 +665,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(readers_hold_slots),
         cmocka_unit_test(loaded_is_waited_for),
         cmocka_unit_test(a_refused_commit_ends_its_version),
+        cmocka_unit_test(old_ranks_keep_slots),
+        cmocka_unit_test(old_ranks_change_layouts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
