@@ -3,7 +3,9 @@
 # sanitizers: thread
 # timeout: 440
 """Random releases and barriers over two mounts and two models, with engines that refuse, die or are slow, mounts whose
-daemon is killed, and releases that come on the heels of others. RELEASE_SEED, RELEASE_ROUNDS."""
+daemon is killed, and releases that come on the heels of others. Each model has bytes of its own in each version, by
+which it is looked at what a mount and its engines have moved to. RELEASE_SEED, RELEASE_ROUNDS."""
+import hashlib
 import os
 import random
 import subprocess
@@ -18,18 +20,31 @@ SEED = int(os.environ.get("RELEASE_SEED", random.SystemRandom().randrange(1 << 3
 ROUNDS = int(os.environ.get("RELEASE_ROUNDS", "6" if SANITIZER else "30"))
 MODELS = ("actor", "critic")
 HOSTS = ("a", "b")
+KINDS = 4  # of bytes of a model, in turn
+
+
+def digest_of(folder):
+    """Of the tensors in a folder."""
+    tensors = {}
+    for name in os.listdir(folder):
+        if name.endswith(".safetensors"):
+            tensors.update(tensors_of(os.path.join(folder, name)))
+    assert len(tensors) == len(SMALL), sorted(tensors)
+    return hashlib.sha256(repr(sorted(tensors.items())).encode()).hexdigest()
 
 
 class Fleet:
     def __init__(self, stack, r):
         self.stack, self.r, self.number, self.faulty = stack, r, 0, set()
         self.agent = Agent(stack)
-        self.folders = [checkpoint(SMALL, seed=v) for v in range(3)]
+        self.folders = {(m, i): checkpoint(SMALL, seed=KINDS * k + i) for k, m in enumerate(MODELS) for i in range(KINDS)}
+        self.digests = {which: digest_of(folder) for which, folder in self.folders.items()}
+        assert len(set(self.digests.values())) == len(self.digests)
         self.sums = {}
-        for i, folder in enumerate(self.folders):
+        for which, folder in self.folders.items():
             for api in ("sglang", "vllm"):
                 engine = Engine(stack, folder, api=api)
-                self.sums[i, api] = engine.checksum()
+                self.sums[which, api] = engine.checksum()
                 engine.end()
         self.publish(MODELS)
         self.mounts = {h: Mount(stack, self.agent.url, f"host={h}") for h in HOSTS}
@@ -48,10 +63,10 @@ class Fleet:
         """A version that is not released soon would be gone for a mount that lost its memory."""
         self.number += 1
         for m in models:
-            self.agent.publish(m, self.number, self.folders[self.number % len(self.folders)])
+            self.agent.publish(m, self.number, self.folders[m, self.number % KINDS])
 
     def start(self, h, m, api, *args, port=None):
-        self.engines[h, m, api] = Engine(self.stack, self.folders[0], *(args or ["--lifelike"]), api=api, port=port)
+        self.engines[h, m, api] = Engine(self.stack, self.folders[m, 0], *(args or ["--lifelike"]), api=api, port=port)
 
     def restart(self, key, *args):
         old = self.engines[key]
@@ -116,11 +131,39 @@ class Fleet:
                 assert h == killed or all(mount.text(m, "version") != f"{self.number}\n" for m in models), (h, err)
         else:
             assert "could not load it" in err or "the time is over" in err, err
+        if models == MODELS:
+            self.together(killed)
         self.whole()
         self.settle(models)
 
+    def versions(self, mount):
+        """What its models serve, at a time at which neither is switching; None: they may just move."""
+        looks = []
+        for _ in range(2):
+            looks.append([mount.text(m, "version").strip() for m in MODELS])
+            if any("switching no" not in mount.text(m, "status") for m in MODELS):
+                return None
+        return looks[0] if looks[0] == looks[1] else None
+
+    def together(self, killed):
+        """A mount's two models moved together, or neither did. One that was killed has had no time to."""
+        for h, mount in self.mounts.items():
+            if h == killed:
+                continue
+            served = wait_for(lambda: self.versions(mount), f"the end of {h}'s switches", 60)
+            moved = [v == str(self.number) for v in served]
+            assert moved[0] == moved[1], f"{h} serves {served} of {MODELS}, of which {self.number} was released together"
+            self.compare(h, served)
+
+    def compare(self, h, served):
+        """The bytes of those versions at the mount, with what was published for each model."""
+        for m, v in zip(MODELS, served):
+            got = digest_of(self.mounts[h].file(m, v))
+            whose = [which for which, digest in self.digests.items() if digest == got]
+            assert whose == [(m, int(v) % KINDS)], f"{h}: {m}/{v} has the bytes of {whose}"
+
     def whole(self):
-        """A mount's two models moved together where they were released together, and its engines with them."""
+        """An engine that says that it serves its mount's version does."""
         for h, mount in self.mounts.items():
             for m in MODELS:
                 try:
@@ -133,7 +176,7 @@ class Fleet:
                     e = self.engines[h, m, name]
                     try:
                         if state == "serving" and e.alive() and e.serves() == current:
-                            assert e.checksum() == self.sums[int(current) % len(self.folders), name], (h, m, name)
+                            assert e.checksum() == self.sums[(m, int(current) % KINDS), name], (h, m, name)
                             e.generate()
                     except OSError:
                         pass  # it died just now
@@ -161,9 +204,11 @@ class Fleet:
             want = self.released[m]
             wait_for(lambda: self.mounts[h].text(m, "version") == f"{want}\n", f"{key} at {want}", 60)
             wait_for(lambda: self.serves(key, want), f"{key} to serve {want}: {self.mounts[h].engines(m)}", 60)
-            assert e.checksum() == self.sums[want % len(self.folders), api], key
+            assert e.checksum() == self.sums[(m, want % KINDS), api], key
             if api == "vllm":
                 wait_for(lambda: not e.is_paused(), f"{key} to run")
+        for h in HOSTS:
+            self.compare(h, [str(self.released[m]) for m in MODELS])
 
     def serves(self, key, want):
         try:
