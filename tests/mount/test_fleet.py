@@ -93,21 +93,41 @@ def test_damaged_settings(stack):
     assert again.text("actor/engines") == "" and os.path.exists(name + ".damaged")
 
 
-def test_settings_of_a_newer_release(stack):
-    "a line of the settings that is not known is named and left out, the others hold, and a copy is kept"
-    agent, mount, folders, servers = world(stack, 1)
-    mount.kill()
+def rewrite_settings(mount, change):
+    "Of a mount that is dead. The file."
     folder = os.path.join(TESTDIR, "state")
     name = os.path.join(folder, next(f for f in os.listdir(folder) if f.endswith(os.path.basename(mount.path))))
     with open(name, encoding="utf-8") as f:
         text = f.read()
-    text = text[:text.rindex("end ")].replace("engine add", "colour green\nengine add", 1)
+    text = change(text[: text.rindex("end ")])
     with open(name, "w", encoding="utf-8") as f:
         f.write(f"{text}end {xxhash.xxh3_64_hexdigest(text.encode())}\n")
+    return name
+
+
+def test_settings_of_a_newer_release(stack):
+    "a line of the settings that is not known is named and left out, the others hold, and a copy is kept"
+    agent, mount, folders, servers = world(stack, 1)
+    mount.kill()
+    name = rewrite_settings(mount, lambda text: text.replace("engine add", "colour green\nengine add", 1))
     again = Mount(stack, agent.url, path=mount.path)
     again.wait_version("actor", 2)
     assert "colour green" in again.text("last_error") and os.path.exists(name + ".damaged"), again.text("last_error")
     wait_state(again, "e0", "serving")
+
+
+def test_settings_of_an_older_release(stack):
+    "a daemon of an older release ended in a switch: none of its engines is believed, all are brought to what is current"
+    agent, mount, folders, servers = world(stack, 2)
+    mount.write("1", "actor/version")
+    mount.kill()
+    rewrite_settings(mount, lambda text: text + "switching\n")
+    again = Mount(stack, agent.url, path=mount.path)
+    again.wait_version("actor", 2)
+    for e in ("e0", "e1"):
+        wait_for(lambda: f"caught-up model=actor engine={e} version=1 result=ok" in again.text("actor/events"), e, 60)
+        wait_state(again, e, "serving")
+    assert not again.text("actor/last_error"), again.text("actor/last_error")
 
 
 def test_settings_disk_full(stack):
@@ -442,6 +462,7 @@ run(
     test_killed_in_a_switch,
     test_damaged_settings,
     test_settings_of_a_newer_release,
+    test_settings_of_an_older_release,
     test_settings_disk_full,
     test_remove_model,
     test_broken_is_remembered,
