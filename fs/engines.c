@@ -55,14 +55,12 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
                                             .templates = &out->templates};
 }
 
-int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms,
-                  struct ws_engine_facts *facts, struct ws_engine_serving *out, struct ws_error *err)
+int ws_engine_ask(const struct ws_engine *e, const struct ws_engine_target *t, struct ws_engine_facts *facts,
+                  struct ws_engine_serving *out, struct ws_error *err)
 {
-    struct ws_engine_call call;
-    ws_engine_call_of(e, c, &call);
-    call.target.facts = NULL;
-    call.target.timeout_ms = timeout_ms < e->timeout_ms ? timeout_ms : e->timeout_ms;
-    return e->ops->probe(&call.target, facts, out, err);
+    struct ws_engine_target fresh = *t;
+    fresh.facts = NULL;
+    return e->ops->probe(&fresh, facts, out, err);
 }
 
 void ws_engine_note(struct ws_engine *e, const struct ws_engine_facts *facts,
@@ -278,8 +276,12 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
         rc = ws_error_set(err, ENOMEM, "no memory for an engine");
     if (rc == 0 && ask)
         rc = ws_engine_ready(e, c, err);
-    if (rc == 0 && ask && !e->ops->external)
-        rc = ws_engine_ask(e, c, PROBE_MS, &facts, &serving, err);
+    if (rc == 0 && ask && !e->ops->external) {
+        struct ws_engine_call call;
+        ws_engine_call_of(e, c, &call);
+        call.target.timeout_ms = call.target.timeout_ms < PROBE_MS ? call.target.timeout_ms : PROBE_MS;
+        rc = ws_engine_ask(e, &call.target, &facts, &serving, err);
+    }
     pthread_mutex_lock(&c->lock);
     const struct ws_desk *of = NULL;
     const struct ws_engine *same = rc == 0 ? engine_at(c, e->url, &of) : NULL;

@@ -50,9 +50,9 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
 /* Has it what calls of it need? Its tokens are read where they could not be when the settings were: until
  * they can it is unknown, and no switch goes without it. */
 WS_MUST_USE int ws_engine_ready(struct ws_engine *e, struct ws_control *c, struct ws_error *err);
-/* Asks it anew what it is and serves. note: writes that down, with the control's lock, where nothing newer is
- * known. */
-WS_MUST_USE int ws_engine_ask(struct ws_engine *e, struct ws_control *c, unsigned timeout_ms,
+/* Asks it anew what it is and serves, whatever t knows of it. note: writes that down, with the control's
+ * lock, where nothing newer is known. */
+WS_MUST_USE int ws_engine_ask(const struct ws_engine *e, const struct ws_engine_target *t,
                               struct ws_engine_facts *facts, struct ws_engine_serving *out,
                               struct ws_error *err);
 void ws_engine_note(struct ws_engine *e, const struct ws_engine_facts *facts,

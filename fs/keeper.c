@@ -91,7 +91,7 @@ static void ask(void *arg, size_t i)
     call.target.timeout_ms = call.target.timeout_ms < ANSWER_MS ? call.target.timeout_ms : ANSWER_MS;
     if (rc == 0)
         rc = call.facts.known ? e->ops->serving(&call.target, &now, &err)
-                              : ws_engine_ask(e, l->control, ANSWER_MS, &facts, &now, &err);
+                              : ws_engine_ask(e, &call.target, &facts, &now, &err);
     if (atomic_load(&l->control->stop))
         return;
     note(l, e, rc, call.facts.known ? NULL : &facts, &now, &err);

@@ -196,7 +196,7 @@ int ws_work_ask(struct ws_work *w)
     if (rc == 0)
         rc = w->engine->ops->serving(&call.target, &now, &w->err);
     if (rc == 0 && is_another(w, &now)) { /* restarted since: it may be of another release, too */
-        rc = ws_engine_ask(w->engine, w->run->control, call.target.timeout_ms, &facts, &now, &w->err);
+        rc = ws_engine_ask(w->engine, &call.target, &facts, &now, &w->err);
         if (rc == 0) {
             (void)lock(w);
             ws_engine_note(w->engine, &facts, &now);
