@@ -171,14 +171,22 @@ static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool
         /* of a release that is not ready by then the agent itself says so */
         in_time = agents_sleep(start, preparing ? seconds + AGENT_S : seconds);
         bool end = interrupted;
-        json_decref(release);
-        if (end && !preparing)
-            return cli_fail("interrupted; the release is committed and goes on");
+        json_t *now = NULL;
         snprintf(path, sizeof path, "/v1/releases/%" JSON_INTEGER_FORMAT "%s", id, end ? "/abort" : "");
-        if (ask(s, end ? "POST" : "GET", path, NULL, &release) < 0)
-            return CLI_FAILED;
-        if (!quiet)
-            show_progress(release, shown);
+        int rc = end && !preparing ? cli_fail("interrupted; the release is committed and goes on")
+                                   : ask(s, end ? "POST" : "GET", path, NULL, &now);
+        if (rc == 0) {
+            json_decref(release);
+            release = now;
+            if (!quiet)
+                show_progress(release, shown);
+        } else if (end || !interrupted) { /* else the signal came meanwhile: the agent is told */
+            json_decref(release);
+            return rc > 0 ? rc
+                          : cli_fail("release %" JSON_INTEGER_FORMAT
+                                     " goes on without this command, unless the agent has ended",
+                                     id);
+        }
     }
     int rc = conclude(release, !in_time, start, quiet, alone);
     json_decref(release);
@@ -294,7 +302,7 @@ static int run(const struct cli_args *args)
     sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
     sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
     rc = ask(s, "POST", "/v1/release", body, &reply) < 0 ? CLI_FAILED : CLI_OK;
-    if (rc == CLI_OK && cli_has(args, "wait")) {
+    if (rc == CLI_OK && (cli_has(args, "wait") || interrupted)) {
         rc = wait_for(s, reply, seconds, quiet, start, services.n > 0);
     } else if (rc == CLI_OK) {
         if (!quiet)

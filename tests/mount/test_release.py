@@ -4,10 +4,12 @@
 # timeout: 400
 """Fleets: releases in two phases over several mounts, late joiners, lost ones, engines that span mounts or drive
 themselves."""
+import http.server
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 
@@ -226,6 +228,48 @@ def test_deadline_and_interrupt(stack):
     assert "slow:" in p.stderr or SANITIZER, p.stderr  # the first that is late is named, and under a sanitizer all may be
 
 
+def test_interrupt_without_answer(stack):
+    "a signal that comes while the agent does not answer ends the release all the same; where it cannot be ended, that is said"
+    release = {"id": 7, "phase": "preparing", "settled": False, "passed": False, "why": "", "models": {}, "mounts": []}
+    aborted = dict(release, phase="aborted", settled=True, why="ended")
+    asked, started, reaches = [], threading.Event(), True
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def answer(self, reply):
+            body = json.dumps(reply).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self):
+            asked.append(self.path)
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if reaches or not self.path.endswith("/abort"):
+                self.answer(aborted if self.path.endswith("/abort") else release)
+
+        def do_GET(self):  # without an answer
+            started.wait(60)
+            p.send_signal(signal.SIGTERM)
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    stack.callback(server.server_close)
+    stack.callback(server.shutdown)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for reaches in (True, False):
+        started.clear()
+        url = f"http://127.0.0.1:{server.server_port}"
+        p = subprocess.Popen([WSYNC, "release", "--agent", url, "--wait", "600", "actor", "1"],
+                             stderr=subprocess.PIPE, text=True)
+        started.set()
+        err = p.communicate(timeout=60 * SLOW)[1]
+        assert p.returncode == 1 and ("was aborted" if reaches else "release 7 goes on without this command") in err, err
+    assert asked == ["/v1/release", "/v1/releases/7/abort"] * 2, asked
+
+
 def test_wait_loaded(stack):
     "wait --loaded all, N or a name returns when the fleet serves it, and names who does not"
     fleet = Fleet(stack, 2)
@@ -415,5 +459,5 @@ def test_slow_following(stack):
 
 
 run(test_release, test_there_and_back, test_without_engines, test_aborted, test_failed_after_commit, test_models, test_silent,
-    test_deadline_and_interrupt, test_wait_loaded, test_agent_restarts, test_releases_end, test_bad_requests, test_external,
-    test_neighbours, test_slow_following)
+    test_deadline_and_interrupt, test_interrupt_without_answer, test_wait_loaded, test_agent_restarts, test_releases_end,
+    test_bad_requests, test_external, test_neighbours, test_slow_following)
