@@ -82,7 +82,8 @@ static int run_load(struct job *j, struct ws_error *err)
         rc = j->command.verb == WS_VERB_LOAD ? ws_switch_run(j->control, &part, 1, &o, err)
              : j->command.verb == WS_VERB_STAGE
                  ? ws_switch_prepare(j->control, &part, &o, err)
-                 : ws_gate(j->control, part.desk, part.model, part.version, err);
+                 : ws_gate_pass(&(struct ws_gate){.model = part.model, .version = part.version}, j->control,
+                                part.desk, err);
     ws_version_put(part.version);
     return rc;
 }

@@ -238,11 +238,18 @@ int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priorit
     return pull(&r, v, priority, err);
 }
 
+static int fetch_served(void *arg, struct ws_version *served, struct ws_error *err)
+{
+    return pull(arg, served, WS_PRIORITY_SWITCH, err);
+}
+
 static int prepare(struct ws_run *r, const struct ws_switch_part *p, struct ws_error *err)
 {
     int rc = pull(r, p->version, WS_PRIORITY_SWITCH, err);
     if (rc == 0 && !r->options->force_layout)
-        rc = ws_gate(r->control, p->desk, p->model, p->version, err);
+        rc = ws_gate_pass(
+            &(struct ws_gate){.model = p->model, .version = p->version, .fetch = fetch_served, .arg = r},
+            r->control, p->desk, err);
     if (rc == 0)
         rc = ws_neighbours_wait(r->control, p, r->options, err);
     return rc;

@@ -392,6 +392,28 @@ def test_first_switch_is_gated(stack):
             mount.end()
 
 
+def test_gate_fetches_what_is_served(stack):
+    "what an engine serves was dropped: it is fetched for the comparison; where that cannot be, the switch is refused"
+    need_fuse()
+    agent = Agent(stack)
+    agent.publish("actor", 1, checkpoint(MEDIUM, seed=1))
+    agent.publish("actor", 2, checkpoint({k: v for k, v in MEDIUM.items() if k != "tail"}, seed=2))
+    mount = Mount(stack, agent.url, "deadline=2")
+    mount.wait_version("actor", 2)
+    engine = Engine(stack, mount.file("actor/1"))
+    add(mount, "e", engine)
+    assert mount.refused("check 2", "actor/ctl") == "ENOENT" and "pull it first" in mount.text("actor/last_error")
+    mount.write("drop 1", "actor/ctl")
+    assert mount.refused("2", "actor/version") == "EPROTO"
+    assert "missing tail" in mount.text("actor/last_error"), mount.text("actor/last_error")
+    mount.write("drop 1", "actor/ctl")
+    assert mount.refused("check 2", "actor/ctl") == "ENOENT" and "cannot be compared" in mount.text("actor/last_error")
+    agent.kill()
+    mount.refused("2", "actor/version")
+    assert "cannot be compared with what engine e serves, version 1" in mount.text("actor/last_error")
+    assert engine.serves() == "default" and mount.engines()["e"].split()[0] == "serving"
+
+
 def test_restarted_engine(stack):
     "an engine that was restarted on another folder is asked anew, and brought along by the next switch"
     _, mount, folders = world(stack)
@@ -439,6 +461,7 @@ run(
     test_old_answer,
     test_wrong_kind,
     test_first_switch_is_gated,
+    test_gate_fetches_what_is_served,
     test_restarted_engine,
     test_restarted_and_noticed,
 )
