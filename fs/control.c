@@ -176,14 +176,39 @@ static int run_engine_add(struct job *j, struct ws_error *err)
     return ws_engine_add(j->control, j->desk, &j->command, j->shown, true, err);
 }
 
+/* Is it one of the sources that root mounted? */
+static bool is_own_source(const struct ws_control *c, const char *url)
+{
+    const size_t n = strlen(url);
+    for (const char *at = c->options.source; at && *at; at += *at == ',') {
+        const size_t k = strcspn(at, ",");
+        if (k == n && memcmp(at, url, n) == 0)
+            return true;
+        at += k;
+    }
+    return false;
+}
+
+/* Folders are read and sockets opened with our rights, and a server is told our token: who is not root leads
+ * us to none that root did not name. */
+static int check_source(const struct job *j, const char *url, struct ws_error *err)
+{
+    const struct ws_control *c = j->control;
+    const bool http = strncmp(url, "http://", 7) == 0 || strncmp(url, "https://", 8) == 0;
+    if (j->any_file || is_own_source(c, url) || (http && !c->options.has_token))
+        return 0;
+    if (http)
+        return ws_error_set(err, EPERM,
+                            "only root has this mount send its token to another source: have root add it");
+    return ws_error_set(err, EPERM,
+                        "only root has this mount read a folder or open a socket: have root add %s", url);
+}
+
 static int run_add(struct job *j, struct ws_error *err)
 {
     const char *policy = j->command.options[WS_OPTION_POLICY];
-    if (check_model(j->command.args[0], err) < 0)
+    if (check_model(j->command.args[0], err) < 0 || check_source(j, j->command.args[1], err) < 0)
         return -err->code;
-    if (!j->any_file && strncmp(j->command.args[1], "dir:", 4) == 0)
-        return ws_error_set(err, EPERM, "only root has this mount read a folder: have root add %s",
-                            j->command.args[1]);
     struct ws_desk *d = ws_desk_of(j->control, j->command.args[0]);
     int rc = d ? 0 : ws_error_set(err, ENOMEM, "no memory for a model");
     if (rc == 0 && policy)

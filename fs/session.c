@@ -175,6 +175,8 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
                                    .link = fs->reads == WS_READS_LINK,
                                    .mode_text = fs->mode_text,
                                    .prefetch = fs->options.prefetch,
+                                   .source = fs->options.source,
+                                   .has_token = fs->options.store.source.token != NULL,
                                    .files = fs->options.files,
                                    .state = fs->options.state};
     rc = ws_control_new(&fs->control, fs->store, &c, err);

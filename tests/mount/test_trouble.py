@@ -415,5 +415,34 @@ def test_files_of_others(stack):
     assert f"is no file below {keys}" in mount.text("actor/last_error"), mount.text("actor/last_error")
 
 
-run(test_files_of_others, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
+def test_sources_of_others(stack):
+    "who may write ctl by ctl-group leads the mount's token, and its rights, to no source that root did not name"
+    if os.geteuid() != 0:
+        raise Skip("only root mounts for a group")
+    token, public, gid = unique("token"), tempfile.mkdtemp(prefix="wsync-test-"), 4242
+    stack.callback(lambda: os.path.isdir(public) and os.rmdir(public))
+    os.chmod(public, 0o755)
+    with open(token, "w") as f:
+        f.write("a-token-of-the-trainer\n")
+    agent = Agent(stack, "--token-file", token)
+    agent.publish("actor", 1, checkpoint(SMALL))
+    server = socket.create_server(("127.0.0.1", 0))
+    stack.callback(server.close)
+    other = f"http://127.0.0.1:{server.getsockname()[1]}"
+    mount = Mount(stack, agent.url, f"ctl-group={gid},token-file={token}", path=public)
+    mount.wait_version("actor", 1)
+    for source in (other, other.replace("http:", "https:"), agent.url + "0", f"unix:{agent.sock}"):
+        assert by_group(mount, gid, f"add other {source}", "ctl") == errno.EPERM, source
+    assert "root" in mount.text("last_error")
+    assert by_group(mount, gid, f"add other {agent.url}", "ctl") == 0
+    mount.end()
+    server.settimeout(0)
+    with contextlib.suppress(BlockingIOError):
+        server.accept()
+        raise AssertionError("the mount went to a source that it was not to go to")
+    mount = Mount(stack, agent.url, f"ctl-group={gid},state=none", path=public)
+    assert by_group(mount, gid, f"add other {other}", "ctl") == 0  # there is nothing to be told
+
+
+run(test_files_of_others, test_sources_of_others, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
     test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_background, test_lying_server)
