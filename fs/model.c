@@ -104,27 +104,51 @@ bool ws_version_is_newer(const struct ws_version *a, const struct ws_version *b)
     return a->number != b->number ? a->number > b->number : a->id > b->id;
 }
 
+/* Does a release name it? With s->lock. */
+static bool is_ordered(const struct ws_version *v)
+{
+    const struct ws_orders *o = &v->model->orders;
+    const struct ws_mark mark = ws_mark_of(v->number, v->run);
+
+    return (o->release && ws_mark_is(&o->to, &mark)) || (o->released_by && ws_mark_is(&o->released, &mark));
+}
+
+/* A slot of the trainer's, which wants it for the next version: of those that are not the newest the mount
+ * keeps `current`, else one. `newer`: announced versions that are. */
+static bool gives_way(const struct ws_version *v, unsigned newer)
+{
+    const struct ws_version *current = v->model->current;
+
+    if (current && current->mapped && ws_version_is_newer(v, current))
+        newer++;
+    return newer >= 2 && !is_ordered(v);
+}
+
 /* What is complete, and what is about to be, count among the newest: an arriving version pushes the
- * oldest kept one out. For a slot of the trainer's what is announced counts, too: the trainer wants the slot
- * for the next version, whether or not anybody here reads this one. */
+ * oldest kept one out. For a slot of the trainer's what is announced counts, too, and it is not kept for
+ * going back any longer: the trainer wants it for the next version, whether or not anybody here takes this
+ * one. */
 bool ws_version_is_protected(const struct ws_version *v)
 {
     const struct ws_model *m = v->model;
-    unsigned newer = 0;
+    unsigned newer = 0, announced = 0;
 
-    if (v->pinned || atomic_load(&v->kept) > 0 || v == m->current || v == m->previous)
+    if (v->pinned || atomic_load(&v->kept) > 0 || v == m->current)
+        return true;
+    for (const struct ws_version *w = m->versions; w; w = w->next) {
+        if (w == v || !ws_version_is_newer(w, v))
+            continue;
+        announced += ws_version_is_offered(w);
+        newer += ws_version_is_complete(w) || (w->pull && ws_pull_wants_all(w->pull));
+    }
+    if (v->mapped && gives_way(v, announced))
+        return false;
+    if (v == m->previous)
         return true;
     if (!ws_version_is_complete(v))
         return v->pull != NULL;
     if (ws_model_is_hidden(m))
         return false; /* what was made of it is here; it stays only where there is room */
-    for (const struct ws_version *w = m->versions; w; w = w->next) {
-        if (w != v &&
-            (ws_version_is_complete(w) || (w->pull && ws_pull_wants_all(w->pull)) ||
-             (v->mapped && ws_version_is_offered(w))) &&
-            ws_version_is_newer(w, v))
-            newer++;
-    }
     return newer < m->store->options.keep;
 }
 

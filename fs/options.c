@@ -263,7 +263,9 @@ static const struct {
     {"delta-cache", "SIZE", set_delta_cache,
      "memory for the deltas of each model, by which versions are made of those that are held; default 1G; "
      "0: every version is pulled whole"},
-    {"keep", "N", set_keep, "newest complete versions that are kept for going back; default 2"},
+    {"keep", "N", set_keep,
+     "newest complete versions that are kept for going back; default 2. Of a unix: source's own memory the "
+     "mount keeps the current version, or else one, besides the newest"},
     {"prefetch", NULL, set_prefetch, "fetch each new version ahead (policy pull)"},
     {"streams", "N", set_streams, "connections of one pull; default 4"},
     {"strategy", "auto|NAME:NAME:...", set_strategy,

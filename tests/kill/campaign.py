@@ -143,14 +143,17 @@ class Campaign:
         with self.lock:
             if not self.failure:
                 self.failure = text
-                self.events.write(f"{time.monotonic() - self.began:.2f} FAILURE {text}\n")
+        self.tell_event(f"FAILURE {text}")
+
+    def tell_event(self, text):
+        self.events.write(f"{time.monotonic() - self.began:.2f} {text}\n")
 
     def note(self, kind, name, middle):
         with self.lock:
             self.faults[kind] += 1
             self.middles[kind] += bool(middle)
             self.whats.update(middle)
-            self.events.write(f"{time.monotonic() - self.began:.2f} {kind} of {name}{', in the middle of a ' + ', '.join(sorted(middle)) if middle else ''}\n")
+        self.tell_event(f"{kind} of {name}{', in the middle of a ' + ', '.join(sorted(middle)) if middle else ''}")
 
     # --- faults ---
     def signals(self, place, weights, again=None):

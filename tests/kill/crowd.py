@@ -395,6 +395,7 @@ class Trainer(Worker):
                 out.append(r.answer(120))
             except Refused as e:
                 self.refused[errno.errorcode.get(e.errno, e.errno)] += 1
+                self.campaign.tell_event(f"rank {i} of {self.model} was refused {command}: {e.text}")
                 out.append(e)
             if out[-1] is None:
                 self.drop(i)

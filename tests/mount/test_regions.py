@@ -96,6 +96,30 @@ def test_idle_mount(stack):
     same(mount, 6, folder)
 
 
+def test_lost_engine(stack):
+    "an engine that is gone for good does not stop the trainer: what is current stays, the version before it gives way"
+    need_fuse()
+    agent, folder = Agent(stack), checkpoint(SMALL)
+    agent.publish("actor", 1, folder)
+    mount = Mount(stack, f"unix:{agent.sock}")
+    mount.wait_version("actor", 1)
+    engine = Engine(stack, mount.file("actor/1"))
+    mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
+    mount.write("1", "actor/version")
+    agent.publish("actor", 2, folder)
+    mount.wait_version("actor", 2)
+    mount.write("2", "actor/version")
+    engine.kill()
+    agent.publish("actor", 3, folder)
+    mount.wait_version("actor", 3)
+    assert mount.refused("3", "actor/version") == "EHOSTUNREACH"
+    for version in range(4, 7):
+        agent.publish("actor", version, folder)
+    assert mount.text("actor/version") == "2\n"
+    same(mount, 2, folder)
+    assert mount.refused("previous", "actor/version") == "ENOENT"
+
+
 def test_without_leases(stack):
     "where the kernel grants no leases a mount gets copies, which is said once, and no version that is read is written over"
     need_fuse()
@@ -132,4 +156,4 @@ def test_memory(stack):
     assert agent.get("/v1/status")["slot_bytes"] <= 60e6
 
 
-run(*[make_pipe_test(f"reads={how}") for how in ("passthrough", "link", "cached")], test_slots, test_idle_mount, test_without_leases, test_memory)
+run(*[make_pipe_test(f"reads={how}") for how in ("passthrough", "link", "cached")], test_slots, test_idle_mount, test_lost_engine, test_without_leases, test_memory)
