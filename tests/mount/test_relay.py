@@ -352,15 +352,15 @@ def test_waiting_chain(stack):
     gate = Gate(stack, agent.url, 0)
     chain = [Relay(stack, gate.url)]
     for _ in range(2):
-        chain.append(Relay(stack, f"{chain[-1].url},{agent.url}"))
+        chain.append(Relay(stack, f"{chain[-1].url},{gate.url}"))
         chain[-1].wait_version("actor", 1, sources=2)
 
     def waits(relay):
         return relay.get("/v1/models")["models"][0]["versions"][0].get("waits")
 
     chain[2].write("pull 1 async", "actor/ctl")
-    wait_for(lambda: len(waits(chain[2]) or []) == 2, "all to wait")
-    assert waits(chain[2])[1:] == waits(chain[1]) and waits(chain[0]) is None
+    wait_for(lambda: len(waits(chain[2]) or []) == 2 and waits(chain[2])[1:] == waits(chain[1]), "all to wait", 60)
+    assert waits(chain[0]) is None
     gate.open()
     chain[2].write("pull 1", "actor/ctl")
     assert same(chain[2], folder) and not any(map(left, chain))
