@@ -79,6 +79,8 @@ static int make_room(void **array, size_t n, size_t element_bytes)
 static int check_file(const struct ws_manifest *m, const char *name, uint64_t size_bytes,
                       uint64_t header_bytes, struct ws_error *err)
 {
+    uint64_t headers = header_bytes;
+
     if (!ws_name_is_file(name))
         return ws_error_set(err, EINVAL,
                             "\"%.255s\" cannot be a file's name: it is 1 to %d bytes without '/' and control "
@@ -91,6 +93,12 @@ static int check_file(const struct ws_manifest *m, const char *name, uint64_t si
                               header_bytes - 8 > WS_MAX_HEADER_BYTES))
         return ws_error_set(err, EINVAL, "file \"%s\" of %lu bytes cannot have a header of %lu", name,
                             size_bytes, header_bytes);
+    for (size_t i = 0; i < m->n_files; i++)
+        headers += m->files[i].header_bytes;
+    if (headers > WS_MAX_HEADER_BYTES + 8)
+        return ws_error_set(err, E2BIG,
+                            "the headers of the version have %lu bytes, more than the limit of %lu", headers,
+                            WS_MAX_HEADER_BYTES);
     if (m->n_files == WS_MAX_FILES)
         return ws_error_set(err, E2BIG, "the version has more than %d files, the limit", WS_MAX_FILES);
     return 0;

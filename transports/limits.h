@@ -11,7 +11,7 @@
 #define WS_RUN_CHARS          32            /* a lineage's run id: up to 32 of [A-Za-z0-9._-] */
 #define WS_MAX_TENSOR_NAME    1024          /* before percent-encoding */
 #define WS_MAX_TENSORS        1000000       /* in one file, and in one version */
-#define WS_MAX_HEADER_BYTES   (256UL << 20) /* safetensors header; the official parser stops at 100 MB */
+#define WS_MAX_HEADER_BYTES   (256UL << 20) /* of a file's safetensors header, and of all of a version */
 #define WS_MAX_JSON_VALUE     (8UL << 20)   /* one value of a header, index or manifest, kept or skipped */
 #define WS_MAX_FILES          4096          /* in one version */
 #define WS_MAX_FILE_BYTES     (1UL << 44)

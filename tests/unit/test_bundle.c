@@ -182,6 +182,22 @@ static void test_too_many_files(void **state)
     ws_manifest_free(m);
 }
 
+/* Who looks at its tensors has all of its headers in memory, however many files they are spread over. */
+static void test_too_long_headers(void **state)
+{
+    struct ws_manifest *m = NULL;
+    struct ws_bundle_file *f;
+
+    (void)state;
+    assert_int_equal(ws_manifest_new(&m, "m", 0, "r", &err), 0);
+    add(m, "a", WS_MAX_HEADER_BYTES, WS_MAX_HEADER_BYTES - 4096);
+    assert_int_equal(ws_manifest_add(m, "b", 8192, 4096 + 9, &f, &err), -E2BIG);
+    assert_int_equal(ws_manifest_add(m, "b", 8192, 4096 + 8, &f, &err), 0);
+    assert_int_equal(ws_manifest_add(m, "c", 8192, 16, &f, &err), -E2BIG);
+    assert_int_equal(ws_manifest_add(m, "c", 8192, 0, &f, &err), 0);
+    ws_manifest_free(m);
+}
+
 static void test_json_round_trip(void **state)
 {
     struct ws_manifest *m = sample(), *back = NULL;
@@ -476,6 +492,7 @@ int main(void)
         cmocka_unit_test(test_files_are_sorted_and_found),
         cmocka_unit_test(test_add_refuses),
         cmocka_unit_test(test_too_many_files),
+        cmocka_unit_test(test_too_long_headers),
         cmocka_unit_test(test_json_round_trip),
         cmocka_unit_test(test_json_form),
         cmocka_unit_test(test_digest_is_stable),
