@@ -10,11 +10,13 @@
  *   GET  /v1/{model}/{version}/files/{file}[?run=R]
  *        not by ipc
  *   POST /v1/{model}/{version}/map, .../unmap[?run=R]
- *        ipc only: descriptors, and giving them back; map&copy=1: they are only mapped, copied from and
- * closed; map&copies=1: the peer can do with that instead POST /v1/{model}/{version}/broadcast[?run=R] a
- * place in a broadcast: transports/broadcast.c; an agent's, by its route Anything else goes to the catalog's
- * route: /v1/{model}/VERB and /v1/{model}/{version}/VERB are taken apart for it. A poll with &who=NAME tells
- * the catalog that the mount of that name is there. Pure functions, callable from any thread. */
+ *        ipc only: descriptors, and giving them back
+ *        map&copy=1: the peer only maps them, copies and closes; map&copies=1: it can do with that instead
+ *   POST /v1/{model}/{version}/broadcast[?run=R]
+ *        a place in a broadcast: transports/broadcast.c; an agent's, by its route
+ * Anything else goes to the catalog's route: /v1/{model}/VERB and /v1/{model}/{version}/VERB are taken apart
+ * for it. A poll with &who=NAME tells the catalog that the mount of that name is there.
+ * Pure functions, callable from any thread. */
 #ifndef WS_TRANSPORTS_API_H
 #define WS_TRANSPORTS_API_H
 /* Of the publishers' routes (/v1/local/): told by either end when a rank registers; ends that differ refuse.
