@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -532,10 +533,12 @@ static struct {
 
 static void *look(void *arg)
 {
+    const struct timespec step = {.tv_nsec = 100000};
     (void)arg;
     while (!atomic_load(&watch.stop)) {
         const uint64_t used = ws_region_file_used();
         watch.most = used > watch.most ? used : watch.most;
+        nanosleep(&step, NULL);
     }
     return NULL;
 }
