@@ -239,6 +239,11 @@ static void test_way_back(void **state)
     go(&c, PAUSED);
     ws_condition_brought_back(&c, NEW); /* it does not say */
     check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+    const struct ws_engine_serving nothing = says("", "", false);
+    make(&c, remote);
+    go(&c, BEGUN);
+    ws_condition_asked(&c, &nothing); /* likewise: what it was left with is its way back */
+    assert_string_equal(c.back_version, OLD);
 
     make(&c, vllm);
     c.path[0] = 0;
@@ -330,6 +335,14 @@ static void test_sleep(void **state)
     assert_true(c.sleeping); /* as it last said */
     ws_condition_told_to_pause(&c);
     assert_true(ws_condition_runs(&c) && !c.sleeping);
+
+    make(&c, sglang); /* which says that it sleeps, and not that it is paused */
+    now = says(OLD, "", false);
+    now.sleeping = true;
+    go(&c, BEGUN);
+    ws_condition_asked(&c, &now);
+    ws_condition_told_to_pause(&c);
+    assert_true(c.ran && !ws_condition_may_run_on(&c));
 }
 
 static void test_refused(void **state)

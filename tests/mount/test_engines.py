@@ -325,6 +325,25 @@ def test_started_anew_before_its_resume(stack):
         mount.write(f"engine remove {api}", "actor/ctl")
 
 
+def test_started_anew_on_its_way_back(stack):
+    "one that dies between the load of its old version and the resume, and is back in time for the latter, is not called brought back"
+    _, mount, folders = world(stack)
+    for api, resume in (("sglang", "/continue_generation"), ("vllm", "/resume")):
+        engine = Engine(stack, folders[1], "--refuse", "2", "--lifelike", api=api)
+        late = Late(stack, engine)
+        add(mount, api, late)
+        mount.write("1", "actor/version")
+
+        def anew():
+            engine.kill()
+            Engine(stack, folders[2], api=api, port=engine.port)
+
+        late.before[resume] = anew
+        assert mount.refused("2", "actor/version") == "EREMOTEIO"
+        assert f"not brought back, and left as `engines` says: {api}" in mount.text("actor/last_error"), mount.text("actor/last_error")
+        mount.write(f"engine remove {api}", "actor/ctl")
+
+
 def test_vllm_is_woken_for_a_switch(stack):
     "vLLM asleep: its weights are woken for the load, the rest of it by the resume, which nothing comes before"
     _, mount, folders = world(stack)
@@ -457,6 +476,7 @@ run(
     test_twice_and_odd_words,
     test_pause_answer_lost,
     test_started_anew_before_its_resume,
+    test_started_anew_on_its_way_back,
     test_vllm_is_woken_for_a_switch,
     test_old_answer,
     test_wrong_kind,
