@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # beside others
 # timeout: 430
-"""kill -9 at random moments of publish, pull and switch: 100 rounds, no wrong byte, no stuck process."""
+"""kill -9 at random moments of publish, pull and switch: 100 rounds, no wrong byte, no stuck process. What each kill hit the logs
+say: some hit the middle of an offload, of a pull and of a load."""
 import os
 import random
+import re
 import subprocess
 import sys
 
@@ -24,6 +26,7 @@ class World:
         self.bytes = [tensors_of(f + "/model.safetensors") for f in self.folders]
         self.agent = self.mount = self.engine = None
         self.version = 0
+        self.hits = dict.fromkeys(("offload", "pull", "load"), 0)
         self.content = {}
 
     def start_agent(self):
@@ -56,12 +59,19 @@ class World:
         assert got == self.bytes[self.content[version]], f"version {version} has wrong bytes (seed {SEED})"
 
 
+def hit_pull(log, version):
+    """Had the mount begun to pull it, and not come to the end?"""
+    return f" pulling model=actor version={version} " in log and f" ready model=actor version={version} " not in log
+
+
 def kill_publisher(w):
     w.publish(kill_after=w.random.random() * 0.08)
+    killed = w.version
     v = w.newest()
     w.mount.wait_version("actor", v)
     w.check(v)
     w.publish()  # the next one works
+    w.hits["offload"] += f"version abandoned model=actor version={killed} " in w.agent.text()
 
 
 def kill_mount(w):
@@ -71,6 +81,7 @@ def kill_mount(w):
     reader = subprocess.Popen(["cat", w.mount.file("actor", v, "model.safetensors")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(w.random.random() * 0.05)
     w.mount.kill()
+    w.hits["pull"] += hit_pull(w.mount.text(), v)
     reader.wait(30 * SLOW)
     w.mount.detach()
     subprocess.run(["umount", "-l", w.mount.path], stderr=subprocess.DEVNULL)
@@ -87,6 +98,7 @@ def kill_agent(w):
     w.agent.kill()
     reader.send_signal(signal.SIGKILL) if w.random.random() < 0.5 else None
     reader.wait(60 * SLOW)
+    w.hits["pull"] += hit_pull(w.mount.text(), v)
     w.mount.end()
     w.mount.detach()
     w.start_agent()
@@ -107,6 +119,8 @@ def kill_engine(w):
     writer.wait(60 * SLOW)
     current = w.mount.text("actor/version").strip()
     assert (current == str(v)) == (writer.returncode == 0), (current, v, writer.returncode)
+    paused = re.search(f" paused model=actor version={v} engine=k .*result=ok", w.mount.text())
+    w.hits["load"] += bool(writer.returncode and paused)
     w.mount.write("engine remove k", "actor/ctl")
 
 
@@ -117,13 +131,19 @@ def test_rounds(stack):
     w.start_agent()
     w.start_mount()
     kinds = [kill_publisher] * 6 + [kill_mount] * 2 + [kill_agent] + [kill_engine] * 2
-    for i in range(ROUNDS):
-        kind = w.random.choice(kinds)
+    again = {"offload": kill_publisher, "pull": kill_mount, "load": kill_engine}
+    for i in range(2 * ROUNDS + 1):
+        missed = [kind for what, kind in again.items() if not w.hits[what]]
+        if i >= ROUNDS and not missed:
+            break
+        kind = w.random.choice(kinds if i < ROUNDS else missed)
         try:
             kind(w)
         except Exception:
             print(f"# round {i} {kind.__name__} seed {SEED}", flush=True)
             raise
+    print(f"# {i} rounds; in the middle of: {w.hits}", flush=True)
+    assert all(w.hits.values()), w.hits
 
 
 test_rounds.__doc__ = f"{ROUNDS} rounds of kill -9"

@@ -120,11 +120,13 @@ def killed(stack, world, rounds):
         except Exception:
             print(f"# round {i}, seed {SEED}\n# " + "\n# ".join(agent.text().splitlines()[-12:]) + f"\n# {agent.get('/v1/status')}", flush=True)
             raise
+    middle = agent.text().count("version abandoned model=actor ")
+    assert middle > 0, f"none of {rounds} kills hit the middle of an offload"
     wait_for(lambda: trainer.version in reader.versions or reader.wrong, "the last version at the reader")
     got = tensors_of(mount.file("actor", trainer.version, "model.safetensors"))
     want = expected(trainer.version, ELEMENTS)
     assert got == want, describe(trainer.version, got, want)
-    print(f"# {rounds} kills, {got_through} after their version was whole, {trainer.told} others told; the reader saw "
+    print(f"# {rounds} kills, {middle} in the middle of an offload, {got_through} after their version was whole, {trainer.told} others told; the reader saw "
           f"{len(reader.versions)} versions in {sum(reader.versions.values())} reads, {reader.refused} were gone", flush=True)
 
 
