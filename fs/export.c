@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/mount.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -17,11 +18,13 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
-#define LOOK_MS  200
-#define AGAIN_NS 5000000000UL
-#define MAX_TOLD 64
+#define LOOK_MS   200
+#define AGAIN_NS  5000000000UL
+#define MAX_TOLD  64
+#define LEFT_MARK ".wsync-export" /* in the root of a tmpfs of ours */
 
 struct exporter {
     const struct ws_mount_options *options;
@@ -231,6 +234,18 @@ static void visit_model(void *arg, struct ws_model *m)
     close(visit.dir);
 }
 
+/* Is it the root of a tmpfs that an export mounted and, killed, did not take away? Only that one has the
+ * mark.
+ */
+static bool is_left_over(int root)
+{
+    struct stat st, above;
+    struct statfs fs;
+    return fstatat(root, LEFT_MARK, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_uid == geteuid() &&
+           fstat(root, &st) == 0 && fstatat(root, "..", &above, 0) == 0 && st.st_dev != above.st_dev &&
+           fstatfs(root, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
+}
+
 /* The folder, alone: a second export on it would take the first one's versions for old ones. */
 static int open_root(struct exporter *e, struct ws_error *err)
 {
@@ -248,6 +263,10 @@ static int open_root(struct exporter *e, struct ws_error *err)
         close(fd);
         return rc;
     }
+    if (is_left_over(fd) && umount2(path, MNT_DETACH) == 0) { /* its lock was free: nobody serves it */
+        close(fd);
+        return open_root(e, err);
+    }
     e->root = fd;
     return 0;
 }
@@ -257,18 +276,20 @@ static int open_root(struct exporter *e, struct ws_error *err)
 static int mount_tmpfs(struct exporter *e)
 {
     int folder = e->root, fs = ws_region_tmpfs();
-    if (fs >= 0)
-        e->mounted =
-            syscall(SYS_move_mount, fs, "", AT_FDCWD, e->options->mountpoint, MOVE_MOUNT_F_EMPTY_PATH) == 0;
-    int root = e->mounted ? openat(fs, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    if (root >= 0) {
-        (void)flock(root, LOCK_EX | LOCK_NB); /* who comes to the same path opens this one */
+    int root = fs >= 0 ? openat(fs, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int mark = root >= 0 ? openat(root, LEFT_MARK, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0400) : -1;
+    if (mark >= 0)
+        close(mark);
+    /* Locked before it is there: who comes to the same path opens this one. */
+    e->mounted =
+        mark >= 0 && flock(root, LOCK_EX | LOCK_NB) == 0 &&
+        syscall(SYS_move_mount, fs, "", AT_FDCWD, e->options->mountpoint, MOVE_MOUNT_F_EMPTY_PATH) == 0;
+    if (e->mounted) {
         e->root = root;
         return folder;
     }
-    if (e->mounted)
-        (void)umount2(e->options->mountpoint, MNT_DETACH);
-    e->mounted = false;
+    if (root >= 0)
+        close(root);
     ws_log(WS_LOG_WARN, "export",
            "no tmpfs can be mounted at %s: files are copies, which takes the memory twice",
            e->options->mountpoint);

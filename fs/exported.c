@@ -52,15 +52,18 @@ static json_t *read_mark(int dir, const char *entry, int folder)
     return NULL;
 }
 
-/* Is every file of the mark there? */
+/* Is every file of the mark there, and as long as it was? Marks of v0.1.0 say no sizes. */
 static bool is_whole(int folder, const json_t *mark)
 {
-    const json_t *name;
+    const json_t *name, *sizes = json_object_get(mark, "sizes");
     struct stat st;
     size_t i;
     json_array_foreach(json_object_get(mark, "files"), i, name)
     {
-        if (!json_is_string(name) || fstatat(folder, json_string_value(name), &st, AT_SYMLINK_NOFOLLOW) != 0)
+        const json_t *size = json_array_get(sizes, i);
+        if (!json_is_string(name) ||
+            fstatat(folder, json_string_value(name), &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode) ||
+            (sizes && json_integer_value(size) != st.st_size))
             return false;
     }
     return true;
@@ -88,12 +91,16 @@ static int write_mark(int dir, int folder, const char *name, const struct ws_man
     struct stat st, of_dir;
     if (fstat(folder, &st) != 0 || fstat(dir, &of_dir) != 0)
         return -errno;
-    json_t *files = json_array();
-    json_t *mark = json_pack("{s:s,s:s,s:I,s:I,s:O}", "name", name, "digest", m->digest, "inode",
-                             (json_int_t)st.st_ino, "parent", (json_int_t)of_dir.st_ino, "files", files);
+    json_t *files = json_array(), *sizes = json_array();
+    json_t *mark =
+        json_pack("{s:s,s:s,s:I,s:I,s:O,s:O}", "name", name, "digest", m->digest, "inode",
+                  (json_int_t)st.st_ino, "parent", (json_int_t)of_dir.st_ino, "files", files, "sizes", sizes);
     int rc = mark ? 0 : -ENOMEM;
     for (size_t i = 0; rc == 0 && i < m->n_files; i++)
-        rc = json_array_append_new(files, json_string(m->files[i].name)) == 0 ? 0 : -ENOMEM;
+        rc = json_array_append_new(files, json_string(m->files[i].name)) == 0 &&
+                     json_array_append_new(sizes, json_integer((json_int_t)m->files[i].size_bytes)) == 0
+                 ? 0
+                 : -ENOMEM;
     int fd = rc == 0 ? openat(folder, WS_EXPORTED_MARK, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444) : rc;
     if (rc == 0 && fd < 0)
         rc = -errno;
@@ -103,6 +110,7 @@ static int write_mark(int dir, int folder, const char *name, const struct ws_man
         rc = -errno;
     json_decref(mark);
     json_decref(files);
+    json_decref(sizes);
     return rc;
 }
 

@@ -191,6 +191,32 @@ def test_export(stack):
     assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
 
 
+def test_export_after_a_kill(stack):
+    "the tmpfs of an export that was killed is taken away by the next one, whose own is gone at its end"
+    if os.geteuid() != 0:
+        raise Skip("needs root for a tmpfs")
+    agent = Agent(stack)
+    agent.publish("actor", 1, checkpoint(SMALL))
+    to = unique("export")
+    os.makedirs(to)
+    stack.callback(lambda: subprocess.run(["umount", "-l", to], stderr=subprocess.DEVNULL))
+    path = to + "/actor/latest/model.safetensors"
+
+    def mounts():
+        with open("/proc/self/mounts") as f:
+            return sum(line.split()[1] == to for line in f)
+
+    for n in range(3):
+        export = Process(stack, "export", agent.url, to)
+        wait_for(lambda: "version is there" in export.text(), "the exported version", 60)
+        assert mounts() == 1 and os.path.exists(path), "nothing of one that was killed is there"
+        second = subprocess.run([WSYNC, "export", agent.url, to], capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 1 and "another wsync export" in second.stderr, second
+        export.kill() if n < 2 else export.end()
+    wait_for(lambda: mounts() == 0, "the end of all of them")
+    assert os.listdir(to) == [], os.listdir(to)
+
+
 def test_export_leaves_what_is_not_its_own(stack):
     "export into a plain folder: what it did not make stays, what it made is known again, a version's bytes are those of its digest"
     if os.geteuid() != 0:
@@ -233,6 +259,11 @@ def test_export_leaves_what_is_not_its_own(stack):
     wait_for(lambda: "ready model=actor version=2" in export.text(), "the second one's pull", 60)
     time.sleep(1)  # five looks
     assert os.stat(to + "/actor/2").st_ino == inode
+    export.kill()
+    os.truncate(to + "/actor/2/model.safetensors", 100)
+    export = begin()
+    wait_for(lambda: os.path.exists(to + "/actor/2/model.safetensors") and os.path.getsize(to + "/actor/2/model.safetensors") > 100, "the whole file", 60)
+    shows(2, two)
     export.kill()
     agent.end()
     agent = Agent(stack)  # another lineage with the same numbers
@@ -325,4 +356,4 @@ def test_sync(stack):
         assert r.returncode != 0 and word in r.stderr, (args, r.stderr)
 
 
-run(test_sync, test_tls, test_unprivileged, test_help, test_usage, test_numbers, test_no_mount, test_ready, test_install, test_publish_refuses, test_agent_refuses, test_frozen, test_export, test_export_leaves_what_is_not_its_own)
+run(test_sync, test_tls, test_unprivileged, test_help, test_usage, test_numbers, test_no_mount, test_ready, test_install, test_publish_refuses, test_agent_refuses, test_frozen, test_export, test_export_after_a_kill, test_export_leaves_what_is_not_its_own)
