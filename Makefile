@@ -294,6 +294,8 @@ install: all ## install command, mount helper, library, manual pages (PREFIX, DE
 	$(if $(DESTDIR),,@[ "$$(id -u)" != 0 ] || ldconfig)
 uninstall: ## remove what install put there
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
+	@# v0.1.0 put its helper into /sbin whatever the prefix was: only where it leads to what was just removed
+	@old=$(DESTDIR)/sbin/mount.wsync; if [ "$$(readlink $$old 2>/dev/null)" = $(BINDIR)/wsync ]; then rm -f $$old || true; fi
 
 # --- care ---
 C_FILES = $(foreach d,$(LAYERS) transports/kernels backends/trainer/examples $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h $(d)/*.cu))

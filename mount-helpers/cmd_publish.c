@@ -208,7 +208,9 @@ const struct cli_command cmd_publish = {
         "Checks the folder (every safetensors header, the index against the files), copies its "
         "tensors into a free slot of the agent, with tensors in name order and their data aligned, and "
         "announces the version when every block is hashed. Sidecars (config.json, tokenizer files) go "
-        "along. What is announced never changes.\n\n"
+        "along; one that is a link that leads nowhere, or a link that its owner could not read through, or "
+        "no "
+        "regular file (a FIFO), is an error. What is announced never changes.\n\n"
         "A version that is not higher than the newest one is refused; --new-run opens a new lineage.",
     .examples = "wsync publish --agent unix:/run/wsync/agent.sock --model actor --version 1 ./checkpoint\n"
                 "wsync publish -m actor -v 41 --new-run --wait-loaded 120 ./step-41",

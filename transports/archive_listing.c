@@ -1,4 +1,5 @@
 #include "transports/archive_listing.h"
+#include "transports/entry.h"
 #include "transports/name.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -21,12 +22,12 @@ void ws_archive_path(char out[WS_ARCHIVE_PATH_BYTES], const char *root, const ch
 int ws_archive_read_file(const char *path, size_t most, char **text, size_t *n, struct ws_error *err)
 {
     struct stat st = {0};
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), code = 0; /* a FIFO would block */
+    int fd = ws_entry_open(AT_FDCWD, path, false, &st, err), code = 0;
     char *p = NULL;
     size_t got = 0;
-    if (fd < 0 || fstat(fd, &st) < 0)
-        code = errno;
-    else if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size > most)
+    if (fd < 0 && fd != -EINVAL && fd != -EISDIR)
+        return fd;
+    if (fd < 0 || (uint64_t)st.st_size > most)
         code = EBADMSG;
     else if (!(p = malloc((size_t)st.st_size + 1)))
         code = ENOMEM;

@@ -5,6 +5,7 @@
 #include "transports/archive_listing.h"
 #include "transports/copy.h"
 #include "transports/delta_stream.h"
+#include "transports/entry.h"
 #include "transports/name.h"
 #include "transports/transport.h"
 #include <errno.h>
@@ -203,13 +204,14 @@ static void archive_lane_close(struct ws_lane *lane)
 
 static int open_file(struct archive_lane *l, const char *path)
 {
+    struct stat st;
     if (l->fd >= 0 && strcmp(l->open_path, path) == 0)
         return 0;
     if (l->fd >= 0)
         close(l->fd);
     snprintf(l->open_path, sizeof(l->open_path), "%s", path);
-    l->fd = open(path, O_RDONLY | O_CLOEXEC);
-    return l->fd < 0 ? -errno : 0;
+    l->fd = ws_entry_open(AT_FDCWD, path, false, &st, NULL);
+    return l->fd < 0 ? l->fd : 0;
 }
 
 /* Bytes read; less than n at the end of the file; -errno. */

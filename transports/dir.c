@@ -27,6 +27,7 @@
 #define RUN       "dir"
 #define SETTLE_MS 200 /* files of a checkpoint come one after the other */
 #define STEP_MS   250
+#define MAX_TOLD  64
 
 struct version {
     char *model, *path;
@@ -43,6 +44,8 @@ struct dir_source {
     struct ws_source head;
     char *root, *base; /* base: its last component, the model's name */
     int inotify;
+    uint64_t told[MAX_TOLD]; /* hashes of the last complaints, each of which is told once; guarded by lock */
+    size_t n_told;
     pthread_mutex_t hashing; /* one manifest at a time; taken before lock */
     pthread_mutex_t lock;
     /* guarded by lock */
@@ -127,6 +130,19 @@ static bool is_number(const char *name, uint64_t *out)
     return !(name[0] == '0' && name[1]) && ws_text_u64(name, out) == 0;
 }
 
+/* What may not be read does not come by itself, and every scan finds it again. */
+static void complain(struct dir_source *s, const char *where, const struct ws_error *err)
+{
+    char text[sizeof(err->text) + PATH_MAX];
+    snprintf(text, sizeof(text), "left out%s%s: %s", where ? " in " : "", where ? where : "", err->text);
+    const uint64_t hash = ws_hash(text, strlen(text));
+    for (size_t i = 0; i < MAX_TOLD; i++)
+        if (s->told[i] == hash)
+            return;
+    s->told[s->n_told++ % MAX_TOLD] = hash;
+    ws_log(WS_LOG_WARN, "dir", "%s", text);
+}
+
 static void watch(struct scan *k, const char *path)
 {
     (void)inotify_add_watch(k->source->inotify, path,
@@ -203,10 +219,10 @@ static void add_version(struct scan *k, const char *model, uint64_t number, int 
     } else {
         int rc = ws_folder_read(fd, path, &folder, &err);
         if (rc < 0) {
-            /* What is not there yet comes; what may not be read does not come by itself. */
-            bool refused = rc == -EACCES || rc == -EINVAL;
-            ws_log(refused ? WS_LOG_WARN : WS_LOG_DEBUG, "dir", "%s: %s",
-                   refused ? "left out" : "not a whole checkpoint yet", err.text);
+            if (rc == -EACCES || rc == -EINVAL)
+                complain(k->source, NULL, &err);
+            else
+                ws_log(WS_LOG_DEBUG, "dir", "not a whole checkpoint yet: %s", err.text);
             return;
         }
         v = (struct version){.model = strdup(model),
@@ -252,7 +268,7 @@ static void each_folder(struct scan *k, int folder, const char *path,
         if (fd >= 0)
             visit(k, fd, child, e->d_name);
         else if (fd == -EACCES)
-            ws_log(WS_LOG_WARN, "dir", "left out in %s: %s", path, err.text);
+            complain(k->source, path, &err);
     }
     if (d)
         closedir(d);

@@ -350,6 +350,22 @@ class Proxy:
         stack.callback(self.server.shutdown)
 
 
+def test_told_once(stack):
+    "what a dir: source leaves out is said once, however often the folder is looked at"
+    need_fuse()
+    folder = os.path.join(unique("runs"), "actor")
+    os.makedirs(folder + "/1")
+    os.mkfifo(folder + "/1/config.json")
+    with open(folder + "/1/model.safetensors", "wb") as f, open(checkpoint(SMALL) + "/model.safetensors", "rb") as g:
+        f.write(g.read())
+    mount = Mount(stack, f"dir:{os.path.dirname(folder)}")
+    for version in (2, 3, 4):
+        os.rename(checkpoint(SMALL, seed=version), f"{folder}/{version}")
+        mount.wait_version("actor", version)
+    said = [line for line in mount.text().splitlines() if line.startswith("warn ") and "left out" in line]
+    assert len(said) == 1 and "config.json" in said[0], said
+
+
 def by_group(mount, gid, text, *names):
     """What a write by a user who is nobody but of that group ends with: 0 or an errno."""
     pid = os.fork()
@@ -444,5 +460,5 @@ def test_sources_of_others(stack):
     assert by_group(mount, gid, f"add other {other}", "ctl") == 0  # there is nothing to be told
 
 
-run(test_files_of_others, test_sources_of_others, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
+run(test_files_of_others, test_sources_of_others, test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
     test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_background, test_lying_server)
