@@ -2,6 +2,7 @@
 #include "fs/content.h"
 #include "fs/version.h"
 #include "transports/clock.h"
+#include <assert.h>
 #include <stdlib.h>
 
 #define SETTLE_MS 1000 /* for the kernel to forget names, and for readers to end */
@@ -77,6 +78,7 @@ static void hand_over(struct ws_version *v, struct ws_bequest *b)
         b->here[i] = v->files[i].here;
         v->files[i].here = NULL;
     }
+    assert(b->heir->own_bytes == 0);
     b->heir->own_bytes = v->own_bytes;
     v->store->waiting_bytes -= v->own_bytes;
     v->own_bytes = 0;

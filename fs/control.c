@@ -136,7 +136,7 @@ static int run_version(struct job *j, struct ws_error *err)
         rc = ws_version_drop(v, err);
         break;
     case WS_VERB_VERIFY:
-        rc = ws_version_verify(v, err);
+        rc = ws_version_verify(v, (const atomic_bool *const[]){&j->control->stop, j->cancel}, err);
         break;
     case WS_VERB_LOADED:
         rc = ws_external_loaded(j->control, j->desk, j->model, v, j->command.options[WS_OPTION_ENGINE], err);
@@ -335,11 +335,35 @@ static const bool changes_settings[WS_VERB_COUNT] = {
     [WS_VERB_ADD] = true,           [WS_VERB_STRATEGY] = true,
 };
 
+static const bool lengthens_settings[WS_VERB_COUNT] = {[WS_VERB_PIN] = true, [WS_VERB_ENGINE_ADD] = true};
+
+/* A model that no source lists any more and of which nothing is here leaves, where no engine is driven by it.
+ * That counts as a switch meanwhile: no engine is added. */
+static void forget_gone(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
+{
+    if (!ws_model_is_gone(m))
+        return;
+    pthread_mutex_lock(&c->lock);
+    const bool idle = !d->switching && d->n_engines == 0;
+    d->switching = d->switching || idle;
+    pthread_mutex_unlock(&c->lock);
+    if (!idle)
+        return;
+    ws_model_forget(m);
+    pthread_mutex_lock(&c->lock);
+    d->switching = false;
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void run_job(void *arg)
 {
     struct job *j = arg;
     struct ws_error err = {0};
-    int rc = run_command(j, &err);
+    int rc = 0;
+    if (lengthens_settings[j->command.verb])
+        rc = ws_settings_fit(j->control, 3 * strlen(j->shown) + WS_MARK_TEXT, &err);
+    if (rc == 0)
+        rc = run_command(j, &err);
     if (rc < 0) {
         rc = ws_desk_fail(j->control, j->desk, j->shown, &err);
     } else {
@@ -355,6 +379,8 @@ static void run_job(void *arg)
     }
     if (j->done)
         j->done(j->arg, rc);
+    if (j->model && j->command.verb == WS_VERB_ENGINE_REMOVE)
+        forget_gone(j->control, j->desk, j->model);
     if (j->model && (j->command.verb == WS_VERB_LOAD || j->command.verb == WS_VERB_LOADED))
         ws_follow_look(j->control, j->model); /* a version may have come meanwhile, a release have ended */
     free_job(j);
@@ -445,6 +471,7 @@ static void on_change(void *arg, enum ws_change change, struct ws_model *m, stru
         ws_follow_orders(c, m);
         return;
     case WS_MODEL_OFFERS:
+        forget_gone(c, d, m);
         return;
     case WS_VERSION_KNOWN:
         ws_desk_event(c, d, "known model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64, d->name, info.number,

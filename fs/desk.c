@@ -202,5 +202,6 @@ void ws_desk_release(struct ws_desk *d)
         ws_engine_free(e);
     }
     ws_events_free(d->events);
+    free(d->pins);
     free(d->name);
 }

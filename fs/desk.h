@@ -24,8 +24,6 @@ struct ws_last_error {
     char text[WS_ERROR_TEXT];
 };
 
-#define WS_MAX_PINS 64
-
 struct ws_desk {
     struct ws_desk *next;
     char *name;         /* of the model; NULL: the mount's own */
@@ -40,7 +38,7 @@ struct ws_desk {
         commit_n; /* quorum: engines that must be left; rolling: engines that may be out of service at once */
     bool switching, catching_up; /* the latter: by the keeper or `engine sync`, one engine */
     uint64_t turns; /* counts the begins and ends of such: what was seen before is of no use after */
-    struct ws_mark wanted, pins[WS_MAX_PINS]; /* of a daemon before, not known here yet */
+    struct ws_mark wanted, *pins; /* of a daemon before, not known here yet */
     size_t n_pins;
     bool restoring;                           /* `wanted` is being pulled */
     uint64_t restore_ns, restore_wait_ns;     /* when that is tried next */

@@ -317,6 +317,7 @@ static void take(struct ws_watch *w, const json_t *models, uint64_t agent, bool 
             ws_changes_add(&changes, WS_MODEL_OFFERS, m, NULL);
             ws_model_settle(m, &changes);
         }
+        ws_model_forget_parts(s, &changes);
     }
     pthread_mutex_unlock(&s->lock);
     ws_changes_tell(&changes, s);

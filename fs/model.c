@@ -237,6 +237,66 @@ void ws_model_tidy(struct ws_model *m)
     ws_changes_tell(&changes, s);
 }
 
+/* --- models that nobody has any more --- */
+
+static bool is_listed_by(const struct ws_model *m, unsigned index)
+{
+    return m->claims[index].direct || m->claims[index].run[0];
+}
+
+/* Has it parts of its own? */
+static bool has_parts(const struct ws_model *m)
+{
+    char base[WS_MAX_NAME + 1];
+
+    for (const struct ws_model *p = m->store->models; p; p = p->next)
+        if (ws_name_is_part(p->name, base, NULL, NULL) && strcmp(base, m->name) == 0)
+            return true;
+    return false;
+}
+
+static bool is_gone(const struct ws_model *m)
+{
+    if (!m->listed || m->versions || m->current || m->previous || m->orders.released_by || has_parts(m))
+        return false;
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        const struct ws_watch *w = m->store->watches[i];
+        if (w && (is_listed_by(m, i) || !w->told || (w->model && strcmp(w->model, m->name) == 0)))
+            return false;
+    }
+    return true;
+}
+
+void ws_model_forget_parts(struct ws_store *s, struct ws_changes *c)
+{
+    for (struct ws_model *m = s->models, *next; m; m = next) {
+        next = m->next;
+        if (ws_model_is_hidden(m) && is_gone(m))
+            ws_model_unlist(m, c);
+    }
+}
+
+bool ws_model_is_gone(struct ws_model *m)
+{
+    pthread_mutex_lock(&m->store->lock);
+    bool gone = is_gone(m);
+    pthread_mutex_unlock(&m->store->lock);
+    return gone;
+}
+
+void ws_model_forget(struct ws_model *m)
+{
+    struct ws_store *s = m->store;
+    struct ws_changes changes;
+
+    ws_changes_init(&changes);
+    pthread_mutex_lock(&s->lock);
+    if (is_gone(m)) /* it may have come back */
+        ws_model_unlist(m, &changes);
+    pthread_mutex_unlock(&s->lock);
+    ws_changes_tell(&changes, s);
+}
+
 /* --- what others see --- */
 
 const char *ws_model_name(const struct ws_model *m)

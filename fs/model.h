@@ -22,6 +22,8 @@ bool ws_version_is_protected(const struct ws_version *v);
 void ws_model_settle(struct ws_model *m, struct ws_changes *c);
 /* Only the first part: which lineage is live. */
 void ws_model_settle_lineage(struct ws_model *m);
+/* Parts that are gone (ws_model_is_gone): nobody else knows of them. With store->lock. */
+void ws_model_forget_parts(struct ws_store *s, struct ws_changes *c);
 /* Settles without the lock held, and tells the changes. */
 void ws_model_tidy(struct ws_model *m);
 

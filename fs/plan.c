@@ -76,7 +76,8 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
                   const struct ws_room *room, struct choice *best)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
-    bool may_go = !ws_version_has_bytes(v) && may_be_replaced(w), in_place = may_go && !was_read(w);
+    bool may_go = v->own_bytes == 0 && !ws_version_has_bytes(v) && may_be_replaced(w),
+         in_place = may_go && !was_read(w);
     struct ws_way way = {.fetch_bytes = delta_bytes + m->total_bytes - ws_content_bytes(w),
                          .patch_bytes = m->total_bytes,
                          .copies = !in_place,

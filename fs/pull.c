@@ -199,8 +199,9 @@ static int get_headers(struct ws_pull *p, struct ws_error *err)
 
 /* --- the source's own memory --- */
 
-static int check_mapped(struct ws_version *v, struct ws_region **regions, struct ws_error *err)
+static int check_mapped(struct ws_pull *p, struct ws_region **regions, struct ws_error *err)
 {
+    struct ws_version *v = p->version;
     const struct ws_manifest *m = atomic_load(&v->manifest);
 
     for (size_t i = 0; i < m->n_files; i++) {
@@ -213,7 +214,7 @@ static int check_mapped(struct ws_version *v, struct ws_region **regions, struct
     }
     if (!v->store->options.verify_imported)
         return 0;
-    return ws_verify_regions(v->store, m, regions, NULL, err);
+    return ws_verify_regions(v->store, m, regions, NULL, (const atomic_bool *const[2]){&p->route.stop}, err);
 }
 
 static void give_back_mapped(struct ws_watch *w, const struct ws_manifest *m, struct ws_region **regions)
@@ -257,7 +258,7 @@ static int import(struct ws_pull *p, struct ws_error *err)
                  ? -ENOTSUP
                  : ws_source_map(leg.watch->source, m, regions, err);
         if (rc == 0) {
-            rc = check_mapped(v, regions, err);
+            rc = check_mapped(p, regions, err);
             if (rc == 0) {
                 keep_mapped(v, leg.watch, regions);
                 atomic_store(&p->route.used, leg.watch->strategy);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define HEAD        "wsync-settings 1\n"
+#define DESK_BYTES  256   /* by which what is set for a model by words may become longer */
 #define OWN_WAIT_MS 45000 /* for a predecessor: longer than its control takes to end */
 #define OWN_LOOK_US 50000
 
@@ -128,12 +129,13 @@ static void print_pin(void *arg, struct ws_version *v)
         fprintf(arg, "pin %" PRIu64 " %s\n", i.number, i.run);
 }
 
-static void print_engine(const struct ws_engine *e, FILE *f)
+/* worst: as long as it may become without a command. */
+static void print_engine(const struct ws_engine *e, bool worst, FILE *f)
 {
     fprintf(f, "%s\n", e->line);
-    if (ws_condition_is_broken(&e->condition))
+    if (ws_condition_is_broken(&e->condition) || worst)
         fprintf(f, "broken %s\n", e->name);
-    if (ws_condition_is_doubted(&e->condition))
+    if (ws_condition_is_doubted(&e->condition) || worst)
         fprintf(f, "doubted %s\n", e->name);
 }
 
@@ -142,7 +144,7 @@ static void print_released(uint64_t by, const struct ws_mark *mark, FILE *f)
     fprintf(f, "released %" PRIu64 " %" PRIu64 " %s\n", by, mark->version, mark->run);
 }
 
-static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
+static void print_desk(struct ws_control *c, struct ws_desk *d, bool worst, FILE *f)
 {
     char commit[32], policy[64], list[WS_STRATEGIES_CHARS];
     struct ws_strategies strategies;
@@ -162,7 +164,7 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
     ws_desk_policy_text(d, policy);
     fprintf(f, "policy %s\ncommit %s\n", policy, commit);
     for (const struct ws_engine *e = d->engines; e; e = e->next)
-        print_engine(e, f);
+        print_engine(e, worst, f);
     if (current)
         fprintf(f, "current %" PRIu64 " %s\n", ws_version_number(current), ws_version_run(current));
     else if (d->wanted.run[0])
@@ -171,6 +173,8 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
         print_released(orders.released_by, &orders.released, f);
     else if (d->kept_by)
         print_released(d->kept_by, &d->kept, f);
+    if (worst)
+        fprintf(f, "%*s\n", DESK_BYTES, "");
     for (size_t i = 0; i < d->n_pins; i++)
         fprintf(f, "pin %" PRIu64 " %s\n", d->pins[i].version, d->pins[i].run);
     pthread_mutex_unlock(&c->lock);
@@ -182,7 +186,7 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, FILE *f)
         ws_version_put(current);
 }
 
-static char *text_of(struct ws_control *c, size_t *n)
+static char *text_of(struct ws_control *c, bool worst, size_t *n)
 {
     char *text = NULL, *whole = NULL;
     FILE *f = open_memstream(&text, n);
@@ -193,7 +197,7 @@ static char *text_of(struct ws_control *c, size_t *n)
     struct ws_desk *d = c->desks; /* only ever added to, at this end */
     pthread_mutex_unlock(&c->lock);
     for (; d; d = d->next)
-        print_desk(c, d, f);
+        print_desk(c, d, worst, f);
     if (fclose(f) != 0) {
         free(text);
         return NULL;
@@ -204,20 +208,39 @@ static char *text_of(struct ws_control *c, size_t *n)
     return k < 0 ? NULL : whole;
 }
 
+int ws_settings_fit(struct ws_control *c, size_t more, struct ws_error *err)
+{
+    size_t n = 0;
+    if (!c->settings_path)
+        return 0;
+    char *text = text_of(c, true, &n);
+    int rc = text ? 0 : ws_error_set(err, ENOMEM, "no memory for the settings");
+    free(text);
+    if (rc == 0 && n + more > WS_MAX_KEPT_BYTES)
+        rc =
+            ws_error_set(err, E2BIG,
+                         "the settings of this mount, in %s, may have %lu bytes, and would have more: remove "
+                         "engines or pins that are of no use",
+                         c->settings_path, WS_MAX_KEPT_BYTES);
+    return rc;
+}
+
 int ws_settings_keep(struct ws_control *c, struct ws_error *err)
 {
     size_t n = 0;
     if (!c->settings_path || atomic_load(&c->restoring))
         return 0;
     pthread_mutex_lock(&c->saving);
-    char *text = text_of(c, &n);
+    char *text = text_of(c, false, &n);
     int rc = text ? ws_keep_write(c->settings_path, text, n) : -ENOMEM;
     pthread_mutex_unlock(&c->saving);
     free(text);
     return rc < 0 ? ws_error_set(err, -rc,
                                  "it holds, but the settings cannot be kept in %s, and are gone when this "
-                                 "mount ends: %s; make room there, or mount with state=DIR",
-                                 c->settings_path, strerror(-rc))
+                                 "mount ends: %s; %s",
+                                 c->settings_path, strerror(-rc),
+                                 rc == -EFBIG ? "remove engines or pins that are of no use"
+                                              : "make room there, or mount with state=DIR")
                   : 0;
 }
 
@@ -327,8 +350,11 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
     } else if (strncmp(line, "pin ", 4) == 0) {
         if (!take_mark(line + 4, &pin))
             return false;
-        if (d->n_pins < WS_MAX_PINS)
-            d->pins[d->n_pins++] = pin;
+        struct ws_mark *more = realloc(d->pins, (d->n_pins + 1) * sizeof(*more));
+        if (!more)
+            return false;
+        d->pins = more;
+        d->pins[d->n_pins++] = pin;
     } else if (strcmp(line, "switching") == 0) {
         each_engine(d, NULL, ws_condition_read_doubted);
     } else {

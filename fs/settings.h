@@ -30,6 +30,8 @@ char *ws_settings_path(const char *dir, const char *mountpoint);
  * in a folder that was asked for. */
 WS_MUST_USE int ws_settings_own(const char *dir, const char *mountpoint, int *out, struct ws_error *err);
 void ws_settings_disown(int lock); /* -1 is fine */
+/* Would they fit with that many bytes more, whatever happens to engines meanwhile? -E2BIG says what to do. */
+WS_MUST_USE int ws_settings_fit(struct ws_control *c, size_t more, struct ws_error *err);
 /* Writes them now. A failure is noted in the mount's last_error; what was set stays set until the daemon
  * ends. */
 WS_MUST_USE int ws_settings_keep(struct ws_control *c, struct ws_error *err); /* -ENOSPC, -EROFS, ... */

@@ -85,6 +85,10 @@ void ws_model_orders(struct ws_model *m, struct ws_orders *out);
  * counts any more. */
 void ws_model_keep_released(struct ws_model *m, uint64_t by, const struct ws_mark *released);
 void ws_model_forget_kept(struct ws_model *m);
+/* Has every source said that it does not list the model, is nothing of it here, and was no source added for
+ * it alone? forget: then its name vanishes until one lists it again. */
+bool ws_model_is_gone(struct ws_model *m);
+void ws_model_forget(struct ws_model *m);
 /* Makes v current and the old current previous, both kept from eviction. Atomic for readers. */
 void ws_model_set_current(struct ws_model *m, struct ws_version *v);
 void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_version *v), void *arg);
@@ -176,10 +180,11 @@ size_t ws_version_blocks_here(struct ws_version *v, size_t file);
 
 /* Eviction and care. drop: removes the names, memory follows when the last reader is gone; current,
  * pinned: -EBUSY. pinned versions are never evicted. verify: rehashes all that is here against the
- * manifest: -EBADMSG names file and block. */
+ * manifest: -EBADMSG names file and block; -ECANCELED: one of stop (NULL: none) was set. */
 WS_MUST_USE int ws_version_drop(struct ws_version *v, struct ws_error *err);
 WS_MUST_USE int ws_version_pin(struct ws_version *v, bool pin, struct ws_error *err);
-WS_MUST_USE int ws_version_verify(struct ws_version *v, struct ws_error *err);
+WS_MUST_USE int ws_version_verify(struct ws_version *v, const atomic_bool *const stop[2],
+                                  struct ws_error *err);
 /* Tells every agent that lists the model, in the background and as well as it goes: POST .../verb of a
  * version, or of the model itself (NULL). body: new reference, stolen. */
 void ws_model_tell(struct ws_model *m, const struct ws_mark *version, const char *verb, json_t *body);

@@ -502,15 +502,15 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
                        size_t n, int *results, struct ws_error *err)
 {
     const struct ws_switch_options o = {0};
-    struct ws_switch_part part = {.desk = d, .model = m, .version = ws_model_current(m)};
+    struct ws_switch_part part = {.desk = d, .model = m};
     struct ws_run r = {
         .control = c, .options = &o, .deadline_ns = deadline_of(&o), .parts = &part, .n_parts = 1};
     bool by_keeper;
-    int rc = part.version ? claim(c, &part, 1, true, &by_keeper, err)
+    int rc = claim(c, &part, 1, true, &by_keeper, err);
+    if (rc == 0) { /* no switch moves current any more */
+        part.version = ws_model_current(m);
+        rc = part.version ? ws_version_hold(part.version, err)
                           : ws_error_set(err, ENOENT, "%s has no current version", ws_model_name(m));
-    const bool claimed = rc == 0;
-    if (claimed) {
-        rc = ws_version_hold(part.version, err);
         if (rc == 0) {
             rc = catch_up(&r, &part, names, n, err);
             ws_version_let_go(part.version);
@@ -524,7 +524,7 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
                 one = r.works[k].rc;
         if (results)
             results[i] = one;
-        if (claimed)
+        if (part.version)
             ws_desk_event(c, d, "caught-up model=%s engine=%s version=%" PRIu64 " result=%s", d->name,
                           names[i], ws_version_number(part.version), one < 0 ? ws_errno_name(-one) : "ok");
     }

@@ -10,8 +10,9 @@ struct verify {
     const struct ws_manifest *manifest;
     struct ws_region *const *regions;
     struct ws_version *version;
-    size_t *first;     /* number of each file's first block */
-    atomic_size_t bad; /* the lowest one that differs, or all blocks' number */
+    size_t *first;                  /* number of each file's first block */
+    const atomic_bool *const *stop; /* two; NULL: none */
+    atomic_size_t bad;              /* the lowest one that differs, or all blocks' number */
 };
 
 static size_t file_of(const struct verify *j, size_t block)
@@ -28,6 +29,11 @@ static size_t file_of(const struct verify *j, size_t block)
     return low;
 }
 
+static bool is_stopped(const struct verify *j)
+{
+    return (j->stop[0] && atomic_load(j->stop[0])) || (j->stop[1] && atomic_load(j->stop[1]));
+}
+
 static void verify_block(void *arg, size_t i)
 {
     struct verify *j = arg;
@@ -36,7 +42,7 @@ static void verify_block(void *arg, size_t i)
     const unsigned char *data;
     size_t bad = atomic_load(&j->bad);
 
-    if (i > bad || (j->version && !ws_content_has(j->version, file, block, 1)))
+    if (i > bad || is_stopped(j) || (j->version && !ws_content_has(j->version, file, block, 1)))
         return;
     data = ws_region_data(j->regions[file]) + block * WS_BLOCK_BYTES;
     if (ws_hash(data, ws_block_len(f, block)) == f->hashes[block])
@@ -46,10 +52,10 @@ static void verify_block(void *arg, size_t i)
 }
 
 int ws_verify_regions(struct ws_store *s, const struct ws_manifest *m, struct ws_region *const *regions,
-                      struct ws_version *v, struct ws_error *err)
+                      struct ws_version *v, const atomic_bool *const stop[2], struct ws_error *err)
 {
     struct ws_workers *workers = ws_workers_new(s->options.threads, s->options.nice);
-    struct verify j = {.manifest = m, .regions = regions, .version = v};
+    struct verify j = {.manifest = m, .regions = regions, .version = v, .stop = stop};
     size_t n = 0, file;
     int rc = 0;
 
@@ -70,6 +76,8 @@ int ws_verify_regions(struct ws_store *s, const struct ws_manifest *m, struct ws
                           "block %zu of %s/%lu/%s is not what the manifest says: the memory was "
                           "damaged or written to; drop the version and pull it again",
                           atomic_load(&j.bad) - j.first[file], m->model, m->version, m->files[file].name);
+    } else if (is_stopped(&j)) {
+        rc = ws_error_set(err, ECANCELED, "the check of %s/%lu was stopped", m->model, m->version);
     }
 out:
     free(j.first);
@@ -77,7 +85,7 @@ out:
     return rc;
 }
 
-int ws_version_verify(struct ws_version *v, struct ws_error *err)
+int ws_version_verify(struct ws_version *v, const atomic_bool *const stop[2], struct ws_error *err)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
     struct ws_region **regions;
@@ -91,7 +99,7 @@ int ws_version_verify(struct ws_version *v, struct ws_error *err)
         return ws_error_set(err, ENOMEM, "out of memory to verify %s/%lu", m->model, m->version);
     for (size_t i = 0; i < m->n_files; i++)
         regions[i] = ws_content_region(v, i);
-    rc = ws_verify_regions(v->store, m, regions, v, err);
+    rc = ws_verify_regions(v->store, m, regions, v, stop, err);
     free(regions);
     return rc;
 }

@@ -4,9 +4,10 @@
 #include "fs/store_state.h"
 
 /* Rehashes the blocks in regions (one a file, NULL for size 0); of v only those that are here, all
- * where v is NULL. -EBADMSG names the first file and block that differ. Without any lock. */
+ * where v is NULL. -EBADMSG names the first file and block that differ; -ECANCELED: one of stop (NULL: none)
+ * was set. Without any lock. */
 WS_MUST_USE int ws_verify_regions(struct ws_store *s, const struct ws_manifest *m,
                                   struct ws_region *const *regions, struct ws_version *v,
-                                  struct ws_error *err);
+                                  const atomic_bool *const stop[2], struct ws_error *err);
 
 #endif

@@ -536,6 +536,8 @@ static void headers_are_here_when_their_blocks_are(void **state)
 
 static void verify_finds_a_changed_byte(void **state)
 {
+    const atomic_bool over = true;
+    const atomic_bool *const no_stop[2] = {NULL}, *const stop[2] = {NULL, &over};
     struct ws_store *s;
     struct ws_version *v;
     struct ws_error err = {0};
@@ -544,11 +546,12 @@ static void verify_finds_a_changed_byte(void **state)
     shelf_publish_shards(shelf, "actor", 1, "r1", 2, 10 * MIB);
     s = store_of(shelf_tcp_start(shelf));
     v = version(s, "actor", "1");
-    assert_int_equal(ws_version_verify(v, &err), -ENOENT);
+    assert_int_equal(ws_version_verify(v, no_stop, &err), -ENOENT);
     pull(v);
-    assert_ok(ws_version_verify(v, &err), &err);
+    assert_ok(ws_version_verify(v, no_stop, &err), &err);
+    assert_int_equal(ws_version_verify(v, stop, &err), -ECANCELED);
     ws_region_data(ws_version_region(v, 2))[WS_BLOCK_BYTES] ^= 1;
-    assert_int_equal(ws_version_verify(v, &err), -EBADMSG);
+    assert_int_equal(ws_version_verify(v, no_stop, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "block 1 of actor/1/model-00002-of-00002.safetensors"));
     ws_version_put(v);
     ws_store_free(s);

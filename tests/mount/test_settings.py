@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+# sanitizers: thread
+# timeout: 240
+"""What a mount keeps of models, engines and pins: all of it over a restart, and no more than it can read again."""
+import os
+import shutil
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+PINS = 70
+
+
+def pins_of(mount):
+    return sum(" pinned" in line for line in mount.text("actor/status").splitlines() if line.startswith("version."))
+
+
+def test_many_pins(stack):
+    "seventy pins are seventy pins after a restart"
+    need_fuse()
+    folder = os.path.join(unique("runs"), "actor")
+    for version in range(1, PINS + 1):
+        shutil.copytree(checkpoint(SMALL, seed=version), os.path.join(folder, str(version)))
+    source = f"dir:{os.path.dirname(folder)}"
+    mount = Mount(stack, source)
+    for version in range(1, PINS + 1):
+        mount.wait_version("actor", version)
+        mount.write(f"pin {version}", "actor/ctl")
+    assert pins_of(mount) == PINS
+    mount.end()
+    mount = Mount(stack, source, path=mount.path)
+    wait_for(lambda: os.path.isdir(mount.file("actor")) and pins_of(mount) == PINS, "the pins", 60)
+
+
+
+def write_settings(path, text):
+    try:
+        import xxhash
+    except ImportError:
+        raise Skip("the Python package xxhash is not here (PyPI was not reached)")
+    with open(path, "wb") as f:
+        f.write(text + f"end {xxhash.xxh3_64_hexdigest(text)}\n".encode())
+
+
+def test_full(stack):
+    "an engine that the settings have no room for is refused with its reason, and what was there is there after a restart"
+    need_fuse()
+    agent = Agent(stack)
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    mount = Mount(stack, agent.url)
+    mount.wait_version("actor", 1)
+    mount.write("engine add first external", "actor/ctl")
+    path = next(os.path.join(TESTDIR, "state", f) for f in os.listdir(f"{TESTDIR}/state") if mount.path.rsplit("/", 1)[1] in f and "lock" not in f)
+    mount.end()
+    with open(path, "rb") as f:
+        text = f.read()
+    text = text[:text.rindex(b"end ")]
+    for model in range(17):
+        text += f'model "m{model}"\npolicy manual\ncommit all\n'.encode()
+        text += b"".join(b"engine add " + b"%04d" % i + 100 * b"x" + b" external\n" for i in range(800))
+    write_settings(path, text)
+    mount = Mount(stack, agent.url, path=mount.path)
+    mount.wait_version("actor", 1)
+    assert len(mount.engines()) == 1
+    assert mount.refused("engine add second external", "actor/ctl") == "E2BIG"
+    assert "remove engines or pins" in mount.text("actor/last_error") and list(mount.engines()) == ["first"]
+    assert mount.refused("pin 1", "actor/ctl") == "E2BIG"
+    mount.write("engine remove first", "actor/ctl")
+    mount.end()
+    mount = Mount(stack, agent.url, path=mount.path)
+    mount.wait_version("actor", 1)
+    assert not mount.engines() and not mount.text("last_error"), mount.text("last_error")
+
+
+def test_models_leave(stack):
+    "a model that no source lists any more leaves when nothing of it is here and no engine is driven by it, and comes back"
+    need_fuse()
+    agent = Agent(stack)
+    folder = checkpoint(SMALL, seed=1)
+    engine = Engine(stack, folder)
+    names = ("actor", "held", "driven", "gone")
+    for name in names:
+        agent.publish(name, 1, folder)
+    mount = Mount(stack, agent.url)
+    for name in names:
+        mount.wait_version(name, 1)
+    mount.read("held/1/model.safetensors")
+    mount.write(f"engine add e sglang {engine.url}", "driven/ctl")
+    agent.kill()
+    wait_for(lambda: " down " in mount.text("status"), "the end of the agent to be noticed")
+    assert all(os.path.isdir(mount.file(name)) for name in names), "a source that does not answer says nothing"
+    agent = Agent(stack, port=agent.port, sock=agent.sock)
+    agent.publish("actor", 1, folder)
+    wait_for(lambda: not os.path.exists(mount.file("gone")), "the model to leave")
+    assert all(os.path.isdir(mount.file(name)) for name in names[:3])
+    mount.read("held/1/model.safetensors")
+    mount.write("engine remove e", "driven/ctl")
+    wait_for(lambda: not os.path.exists(mount.file("driven")), "the model without its engine to leave")
+    for name in ("gone", "driven"):
+        agent.publish(name, 7, folder)
+        mount.wait_version(name, 7)
+        mount.read(name, "7/model.safetensors")
+
+
+run(test_many_pins, test_full, test_models_leave)
