@@ -286,8 +286,9 @@ void ws_condition_brought_back(struct ws_condition *c, const char *current)
 void ws_condition_not_back(struct ws_condition *c, bool answers, const char *why)
 {
     assert(c->moving);
-    see(c, answers ? WS_ENGINE_BROKEN : WS_ENGINE_UNKNOWN, why);
-    if (!answers)
+    const bool whole = c->weights == WS_WEIGHTS_SOUND || c->weights == WS_WEIGHTS_LOADED;
+    see(c, !answers ? WS_ENGINE_UNKNOWN : whole ? WS_ENGINE_PAUSED : WS_ENGINE_BROKEN, why);
+    if (c->state != WS_ENGINE_BROKEN)
         leave(c);
 }
 

@@ -374,7 +374,7 @@ int ws_work_pause_again(struct ws_work *w)
     return rc;
 }
 
-/* It stays as it is; whether it answers says what it is called. */
+/* It stays as it is; whether it answers, and has whole weights, says what it is called. */
 static void stay(struct ws_work *w)
 {
     struct ws_engine_call call;
@@ -382,7 +382,13 @@ static void stay(struct ws_work *w)
     char text[WS_ERROR_TEXT + 64];
     call_of(w, &call);
     const bool there = w->engine->ops->serving(&call.target, &now, NULL) == 0;
-    snprintf(text, sizeof(text), "%s: %.800s", there ? "restart it" : "it does not answer", w->err.text);
+    const bool broken = ws_condition_is_broken(lock(w));
+    unlock(w);
+    snprintf(text, sizeof(text), "%s: %.800s",
+             !there   ? "it does not answer"
+             : broken ? "restart it"
+                      : "it is paused, or may be, and will be brought along",
+             w->err.text);
     ws_condition_not_back(lock(w), there, text);
     unlock(w);
 }

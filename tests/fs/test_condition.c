@@ -193,9 +193,12 @@ static void test_ends(void **state)
                 go(&c, s);
                 ws_condition_not_back(&c, answers, "why");
                 ws_condition_over(&c, ending);
-                check(&c, answers ? WS_ENGINE_BROKEN : WS_ENGINE_UNKNOWN,
-                      answers || s == FAILED ? WS_WEIGHTS_GONE : WS_WEIGHTS_SOUND,
-                      (paused && !answers) || (ending && s >= TOLD));
+                check(&c,
+                      !answers      ? WS_ENGINE_UNKNOWN
+                      : s == FAILED ? WS_ENGINE_BROKEN
+                                    : WS_ENGINE_PAUSED,
+                      s == FAILED ? WS_WEIGHTS_GONE : WS_WEIGHTS_SOUND,
+                      (paused && (!answers || s != FAILED)) || (ending && s >= TOLD));
             }
             if (s == FAILED || s < TOLD) /* it is not for them */
                 continue;

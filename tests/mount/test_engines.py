@@ -78,7 +78,7 @@ def test_caches(stack):
         assert mount.refused("2", "actor/version") == "EREMOTEIO"
         assert "did not empty its caches for version 2" in mount.text("actor/last_error"), mount.text("actor/last_error")
         assert engine.checksum() == before == other.checksum() and other.generate()
-        assert mount.engines()["e"].startswith("broken"), mount.engines()  # old weights, keys and values of new ones: not resumed
+        assert mount.engines()["e"].startswith("paused"), mount.engines()  # old weights, keys and values of new ones: not resumed
         for e in ("e", "f"):
             mount.write(f"engine remove {e}", "actor/ctl")
 
@@ -244,12 +244,12 @@ def test_twice_and_odd_words(stack):
 
 
 class Late:
-    """Passes requests on to an engine; where `late` is set, a pause is done and its answer kept back. The
+    """Passes requests on to an engine; what has a path that begins with `late` is done and its answer kept back. The
     next question what it serves after `hold` was set is answered once `held` is cleared. What `before` holds of a
     path is called before a request to it is passed on, once; `seen` are the paths of all."""
 
     def __init__(self, stack, engine):
-        self.url, self.late, self.hold, self.held, done = None, False, False, False, threading.Event()
+        self.url, self.late, self.hold, self.held, done = None, None, False, False, threading.Event()
         self.before, self.seen = {}, []
         late = self
 
@@ -267,7 +267,7 @@ class Late:
                         status, text = r.status, r.read()
                 except urllib.error.HTTPError as e:
                     status, text = e.code, e.read()
-                if late.late and self.path.startswith("/pause"):
+                if late.late and self.path.startswith(late.late):
                     done.wait(60)
                     return
                 if late.hold and self.path == "/model_info":
@@ -294,13 +294,35 @@ def test_pause_answer_lost(stack):
     late = Late(stack, engine)
     add(mount, "e", late, "pause-timeout=1")
     mount.write("1", "actor/version")
-    late.late = True
+    late.late = "/pause"
     start = time.monotonic()
     for command in ("load 2", "engine sync e"):
         assert mount.refused(command, "actor/ctl") == "ETIMEDOUT"
         assert not engine.is_paused() and engine.serves() == "1", command
     assert time.monotonic() - start < 30 * SLOW
     wait_for(lambda: mount.engines()["e"].startswith("serving 1"), "the engine to be asked again")
+
+
+def test_resume_answer_lost(stack):
+    "a resume whose answer is late: vLLM says that it runs; SGLang cannot, is not called broken and is brought along"
+    _, mount, folders = world(stack)
+    for api in ("vllm", "sglang"):
+        engine = Engine(stack, folders[1], api=api)
+        late = Late(stack, engine)
+        add(mount, "e", late, "pause-timeout=1")
+        mount.write("1", "actor/version")
+        late.late = "/continue_generation" if api == "sglang" else "/resume"
+        if api == "vllm":
+            mount.write("2", "actor/version")
+            assert mount.engines()["e"].startswith("serving 2 ") and engine.generate()
+        else:
+            assert mount.refused("2", "actor/version") == "ETIMEDOUT"
+            said = mount.engines()["e"]
+            assert said.startswith("paused ") and "will be brought along" in said, said
+            late.late = None
+            wait_for(lambda: mount.engines()["e"].startswith("serving 1 "), "the engine to be brought along", 60)
+            assert engine.serves() == "1" and engine.generate()
+        mount.write("engine remove e", "actor/ctl")
 
 
 def test_started_anew_before_its_resume(stack):
@@ -475,6 +497,7 @@ run(
     test_remote,
     test_twice_and_odd_words,
     test_pause_answer_lost,
+    test_resume_answer_lost,
     test_started_anew_before_its_resume,
     test_started_anew_on_its_way_back,
     test_vllm_is_woken_for_a_switch,
