@@ -352,6 +352,19 @@ static void set_kept(struct ws_agent *a, struct ws_session *c, json_t *kept)
     pthread_cond_broadcast(&a->changed); /* another rank may wait for memory that this one had */
 }
 
+/* It was told which slots stay, and lets go of the rest; with the one that it writes, unless that is NULL. */
+static void keep_those(struct ws_agent *a, struct ws_session *c, const json_t *slots,
+                       const struct ws_slot *writing)
+{
+    json_t *kept = json_array();
+    for (size_t i = 0; i < json_array_size(c->kept); i++)
+        if (ws_agent_is_in(slots, json_array_get(c->kept, i)))
+            json_array_append(kept, json_array_get(c->kept, i));
+    if (writing)
+        json_array_append_new(kept, json_integer((json_int_t)writing->id));
+    set_kept(a, c, kept);
+}
+
 /* Once an agent. Mounts get copies of what it keeps: what they had descriptors of would be exchanged, and the
  * rank lets go of nothing that is. */
 static void say_deaf(const struct ws_session *c)
@@ -430,7 +443,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
                            holds_json(m->writing), "audit", ws_agent_audit_ask(m, c), "slot",
                            (json_int_t)m->writing->id, "slots", ws_agent_slots_that_stay(m));
         if (keep && c->kept)
-            set_kept(a, c, json_copy(json_object_get(*reply, "slots")));
+            keep_those(a, c, json_object_get(*reply, "slots"), m->writing);
     }
     pthread_mutex_unlock(&a->lock);
     if (rc < 0) {
@@ -502,7 +515,7 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
         c->committed = m->writing;
         *reply = json_pack("{s:o}", "slots", ws_agent_slots_that_stay(m));
         if (c->kept)
-            set_kept(a, c, json_copy(json_object_get(*reply, "slots")));
+            keep_those(a, c, json_object_get(*reply, "slots"), NULL);
         if (++m->n_committed == m->n_local) {
             const uint64_t version = m->writing_version;
             rc = ws_agent_audit_check(m, NULL, version, err);

@@ -69,16 +69,20 @@ json_t *ws_agent_slots_that_stay(const struct ws_agent_model *m)
     return all;
 }
 
+bool ws_agent_is_in(const json_t *slots, const json_t *slot)
+{
+    size_t i = 0;
+    while (i < json_array_size(slots) && !json_equal(json_array_get(slots, i), slot))
+        i++;
+    return i < json_array_size(slots);
+}
+
 bool ws_agent_keeps_others(const struct ws_session *c)
 {
     json_t *all = c->kept && c->model ? ws_agent_slots_that_stay(c->model) : NULL;
     bool others = false;
-    for (size_t i = 0; all && !others && i < json_array_size(c->kept); i++) {
-        size_t k = 0;
-        while (k < json_array_size(all) && !json_equal(json_array_get(all, k), json_array_get(c->kept, i)))
-            k++;
-        others = k == json_array_size(all);
-    }
+    for (size_t i = 0; all && !others && i < json_array_size(c->kept); i++)
+        others = !ws_agent_is_in(all, json_array_get(c->kept, i));
     json_decref(all);
     return others;
 }

@@ -207,8 +207,9 @@ WS_MUST_USE int ws_agent_prepare_slot(struct ws_agent *a, struct ws_agent_model 
                                       const struct ws_session *c, struct ws_slot *s, bool changes,
                                       uint64_t deadline_ns, struct ws_error *err);
 /* The numbers of the slots that will be written again as they are: what ranks have mapped of others is of no
- * use. Has the rank such memory mapped, as far as is known? */
+ * use. Is one among them? Has the rank such memory mapped, as far as is known? */
 json_t *ws_agent_slots_that_stay(const struct ws_agent_model *m);
+bool ws_agent_is_in(const json_t *slots, const json_t *slot);
 bool ws_agent_keeps_others(const struct ws_session *c);
 /* Gives the slots of a model back that nobody reads, and what others have of it when they end. Under lock. */
 void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m);

@@ -6,6 +6,7 @@
 #include "tests/fixtures/served.h"
 #include "transports/api.h"
 #include "transports/ipc.h"
+#include "transports/region_file.h"
 #include "transports/transport.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -572,6 +573,75 @@ static void old_ranks_change_layouts(void **state)
     end(&w);
 }
 
+/* What a rank that keeps nothing mapped never had is nobody's to wait for, and no reason that is told. */
+static void ranks_that_keep_nothing(void **state)
+{
+    enum { SLOT = 4 << 20 };
+    struct world w;
+    struct ws_error err = {0};
+    struct ws_region *kept = NULL;
+    int sock[2], fds[4], rc = 0;
+    (void)state;
+    start(&w, 5 * SLOT / 2);
+    for (int r = 1; r >= 0; r--) { /* the other one's registration is answered once this one is there, too */
+        json_t *params = json_pack("[{s:s,s:s,s:[i]}]", "name", r ? "b" : "a", "dtype", "U8", "shape",
+                                   r ? 64 : SLOT - 65536);
+        json_t *body = json_pack("{s:i,s:s,s:s,s:i,s:i,s:o}", "api", WS_LOCAL_API, "model", "m", "run", "r",
+                                 "rank", r, "world_size", 2, "params", params);
+        if (ws_ipc_connect(w.url, &sock[r], &err) ||
+            ws_ipc_ask(sock[r], "POST", "/v1/local/register", body, NULL, 0, &err))
+            fail_msg("%s", err.text);
+        json_decref(body);
+    }
+    for (int r = 0; r < 2; r++)
+        if (ws_ipc_answer(sock[r], 60000, NULL, NULL, 0, NULL, &err))
+            fail_msg("%s", err.text);
+    for (int v = 1; v <= 3; v++) {
+        json_t *begin = json_pack("{s:i,s:s,s:b,s:[],s:i}", "version", v, "run", "r", "keep", 1, "kept",
+                                  "timeout_ms", v == 3 ? 500 : 60000);
+        struct stat st;
+        size_t n = 0;
+        rc = ws_ipc_call(sock[0], "POST", "/v1/local/begin", begin, NULL, 0, 60000, NULL, fds, 4, &n, &err);
+        json_decref(begin);
+        if (v == 3)
+            break;
+        if (rc < 0 ||
+            raw(sock[1], "begin", json_pack("{s:i,s:s,s:[]}", "version", v, "run", "r", "kept"), &err))
+            fail_msg("version %d: %s", v, err.text);
+        assert_int_equal(n, 1);
+        assert_int_equal(fstat(fds[0], &st), 0);
+        if (v == 1)
+            assert_int_equal(ws_region_import(&kept, fds[0], (uint64_t)st.st_size, true, &err), 0);
+        else
+            close(fds[0]);
+        for (int r = 0; r < 2; r++)
+            if (raw(sock[r], "commit", json_pack("{s:[]}", "hashes"), &err))
+                fail_msg("version %d: %s", v, err.text);
+        if (raw(sock[0], "wait", json_pack("{s:i,s:s,s:s}", "version", v, "run", "r", "what", "published"),
+                &err))
+            fail_msg("version %d: %s", v, err.text);
+        if (v == 2) { /* somebody reads the first one: its slot will be another one */
+            size_t got = 0;
+            int reader;
+            if (ws_ipc_connect(w.url, &reader, &err) || ws_ipc_call(reader, "GET", "/v1/m/1/map?run=r", NULL,
+                                                                    NULL, 0, 60000, NULL, fds, 4, &got, &err))
+                fail_msg("%s", err.text);
+            assert_int_equal(got, 1);
+            close(fds[0]);
+            close(reader);
+        }
+    }
+    if (ws_region_file_used() > 0) { /* else it is not seen that rank 0 still has version 1's memory */
+        assert_int_equal(rc, -ENOMEM);
+        assert_non_null(strstr(err.text, "still held by readers"));
+        assert_null(strstr(err.text, "or by rank"));
+    }
+    ws_region_free(kept);
+    for (int r = 0; r < 2; r++)
+        close(sock[r]);
+    end(&w);
+}
+
 /* A reader by descriptor cannot be cut: a third slot is taken, then EBUSY names it. */
 static void readers_hold_slots(void **state)
 {
@@ -667,6 +737,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_refused_commit_ends_its_version),
         cmocka_unit_test(old_ranks_keep_slots),
         cmocka_unit_test(old_ranks_change_layouts),
+        cmocka_unit_test(ranks_that_keep_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
