@@ -25,10 +25,13 @@ static int64_t now_ms(void)
     return (int64_t)ws_clock_ms();
 }
 
+/* Whoever lent the array may hold one of them by it, and close it by its number. */
 static void close_all(int *fds, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         close(fds[i]);
+        fds[i] = -1;
+    }
 }
 
 /* Until the socket is ready, at most to the deadline (ms; -1: for ever). */

@@ -81,6 +81,33 @@ static void silence_ends_no_lease(void **state)
     close(sock[1]);
 }
 
+/* Descriptors that came with what is no answer are closed, and nobody closes their numbers again. */
+static void descriptors_of_no_answer(void **state)
+{
+    int sock[2], fd = -1;
+    struct ws_error err = {0};
+    size_t n = 0;
+    bool lost;
+    (void)state;
+    pair(sock);
+    json_t *refusal = json_pack("{s:i,s:s}", "status", 500, "error", "no");
+    assert_int_equal(ws_frame_send(sock[1], refusal, &sock[0], 1, LONG_MS, &err), 0);
+    json_decref(refusal);
+    assert_true(ws_ipc_answer_leased(sock[0], LONG_MS, NULL, &fd, 1, &n, &lost, &err) < 0);
+    assert_false(lost);
+    assert_int_equal(n, 0);
+    assert_int_equal(fd, -1);
+    json_t *torn = json_pack("{s:i,s:b}", "status", 200, "more", 1);
+    assert_int_equal(ws_frame_send(sock[1], torn, &sock[0], 1, LONG_MS, &err), 0);
+    json_decref(torn);
+    close(sock[1]);
+    assert_true(ws_ipc_answer_leased(sock[0], LONG_MS, NULL, &fd, 1, &n, &lost, &err) < 0);
+    assert_true(lost);
+    assert_int_equal(n, 0);
+    assert_int_equal(fd, -1);
+    close(sock[0]);
+}
+
 static void many_descriptors(void **state)
 {
     enum { MANY = 3 * WS_MAX_FDS_PER_FRAME + 1 };
@@ -119,9 +146,8 @@ static void many_descriptors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nobody_reads),
-        cmocka_unit_test(nobody_answers),
-        cmocka_unit_test(silence_ends_no_lease),
+        cmocka_unit_test(nobody_reads),          cmocka_unit_test(nobody_answers),
+        cmocka_unit_test(silence_ends_no_lease), cmocka_unit_test(descriptors_of_no_answer),
         cmocka_unit_test(many_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
