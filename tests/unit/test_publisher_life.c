@@ -1,6 +1,6 @@
 /* What outlives a publisher at an agent that stays: slots with another base checkpoint's tensors, a lineage
  * whose first version was abandoned, ranks that died. */
-#include "backends/trainer/agent.h"
+#include "backends/trainer/agent_state.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/served.h"
 #include "transports/safetensors.h"
@@ -66,6 +66,25 @@ static wsync_publisher *opened(const wsync_config *c)
     if (wsync_open(c, &p))
         fail_msg("%s", wsync_error());
     return p;
+}
+
+static unsigned n_registered(const struct world *w)
+{
+    pthread_mutex_lock(&w->agent->lock);
+    const struct ws_agent_model *m = ws_agent_find(w->agent, "m");
+    const unsigned n = m ? m->n_registered : 0;
+    pthread_mutex_unlock(&w->agent->lock);
+    return n;
+}
+
+/* A connection that is closed is noticed a moment later: a rank that registers before that finds its mates of
+ * before, and they find it gone on when they come. */
+static void wait_until_gone(const struct world *w)
+{
+    for (unsigned ms = 0; n_registered(w) > 0; ms++) {
+        assert_true(ms < LONG_MS);
+        usleep(1000);
+    }
 }
 
 /* A rank of two holds one half. */
@@ -204,11 +223,13 @@ static void abandoned_first_version(void **state)
     }
     both(h, offload_half, 1);
     assert_int_equal(wsync_wait_published(h[0].p, 1, LONG_MS), 0);
+    for (unsigned r = 0; r < 2; r++)
+        wsync_close(h[r].p);
+    wait_until_gone(&w);
     for (unsigned r = 0; r < 2; r++) {
         wsync_config c = config_of(&w, r, 2);
         c.run = "two";
         c.new_run = 1;
-        wsync_close(h[r].p);
         h[r].p = opened(&c);
     }
     both(h, register_half, 1);
