@@ -8,7 +8,7 @@
  * open or mapped (ws_region_idle). Where readers had descriptors of them, or the kernel grants no leases,
  * that is no proof: then the slot gets other regions first, and those are closed, never written, which also
  * keeps away what ranks have mapped and pinned of them. Not thread safe by itself: the agent's lock guards
- * all fields but the regions' bytes. */
+ * all fields but the regions and their bytes. */
 #ifndef WS_TRAINER_SLOT_H
 #define WS_TRAINER_SLOT_H
 #include "backends/trainer/placement.h"
@@ -16,6 +16,7 @@
 #include "transports/bundle.h"
 #include "transports/catalog.h"
 #include "transports/workers.h"
+#include <stdatomic.h>
 
 enum ws_slot_state {
     WS_SLOT_FREE,
@@ -48,7 +49,7 @@ struct ws_slot {
     struct ws_mark had;                 /* while they are written: before */
     bool lent;                          /* to a rank that keeps its regions and cannot be told (0.1.0) */
     size_t n_files;
-    uint64_t total_bytes;
+    _Atomic(uint64_t) total_bytes;   /* shown, also while it is laid out */
     struct ws_region **regions;      /* one a file, NULL for size 0 */
     struct ws_manifest *manifest;    /* SERVED and RETIRED; while WRITING it collects the ranks' hashes */
     unsigned char **hashed;          /* a byte a block: its hash is in the manifest */

@@ -10,10 +10,12 @@
 #include "transports/transport.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -573,6 +575,57 @@ static void old_ranks_change_layouts(void **state)
     end(&w);
 }
 
+struct onlooker {
+    const char *url;
+    atomic_bool stop;
+};
+
+static void *look(void *arg)
+{
+    struct onlooker *o = arg;
+    struct ws_error err = {0};
+    int sock = -1;
+    if (ws_ipc_connect(o->url, &sock, &err) < 0)
+        return NULL;
+    while (!atomic_load(&o->stop))
+        if (ws_ipc_call(sock, "GET", "/v1/status", NULL, NULL, 0, 60000, NULL, NULL, 0, NULL, &err) < 0)
+            break;
+    close(sock);
+    return NULL;
+}
+
+/* It is looked at the slots while one after the other is laid out anew. */
+static void slots_are_looked_at(void **state)
+{
+    struct world w;
+    struct ws_error err = {0};
+    struct onlooker o = {0};
+    pthread_t thread;
+    int sock;
+    (void)state;
+    start(&w, 0);
+    o.url = w.url;
+    assert_int_equal(pthread_create(&thread, NULL, look, &o), 0);
+    assert_int_equal(ws_ipc_connect(w.url, &sock, &err), 0);
+    for (int v = 1; v <= 8; v++) {
+        json_t *params = json_pack("[{s:s,s:s,s:[i]}]", "name", v % 3 ? "a" : "b", "dtype", "U8", "shape",
+                                   (v % 3 + 1) << 20);
+        if (raw(sock, "register",
+                json_pack("{s:i,s:s,s:s,s:o}", "api", WS_LOCAL_API, "model", "m", "run", "r", "params",
+                          params),
+                &err) ||
+            raw(sock, "begin", json_pack("{s:i,s:s}", "version", v, "run", "r"), &err) ||
+            raw(sock, "commit", json_pack("{s:[]}", "hashes"), &err) ||
+            raw(sock, "wait", json_pack("{s:i,s:s,s:s}", "version", v, "run", "r", "what", "published"),
+                &err))
+            fail_msg("version %d: %s", v, err.text);
+    }
+    atomic_store(&o.stop, true);
+    pthread_join(thread, NULL);
+    close(sock);
+    end(&w);
+}
+
 /* What a rank that keeps nothing mapped never had is nobody's to wait for, and no reason that is told. */
 static void ranks_that_keep_nothing(void **state)
 {
@@ -737,6 +790,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_refused_commit_ends_its_version),
         cmocka_unit_test(old_ranks_keep_slots),
         cmocka_unit_test(old_ranks_change_layouts),
+        cmocka_unit_test(slots_are_looked_at),
         cmocka_unit_test(ranks_that_keep_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
