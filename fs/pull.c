@@ -648,6 +648,7 @@ static int start(struct ws_version *v, enum ws_goal goal, enum ws_priority prior
     atomic_init(&p->priority, (int)priority);
     p->goal = goal;
     v->pull = p;
+    v->pull_began_ns = ws_clock_ns();
     v->store->n_pulls++;
     rc = ws_thread_start(&thread, pull_main, p);
     if (rc == 0) {

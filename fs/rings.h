@@ -6,9 +6,9 @@
  *
  * Who hears the token of the stay that goes on from the very source of that stay waits for himself: everybody
  * in between said so while he waited. All members of a ring hear the same tokens, and the one with the least
- * leaves it for his next source, at once; the tokens of those that have no other one are greater than all of
- * others, so that a ring in which nobody has is left alone. A chain never brings a token back. A mount that
- * says nothing (of an older release) is no part of a ring that can be seen.
+ * leaves it for his next source, at once; the tokens of those that have no other one that answers are greater
+ * than all of others, so that a ring in which nobody has is left alone. A chain never brings a token back. A
+ * mount that says nothing (of an older release) is no part of a ring that can be seen.
  *
  * All with store->lock held. */
 #ifndef WS_FS_RINGS_H

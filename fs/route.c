@@ -115,6 +115,16 @@ static unsigned candidates(const struct ws_route *r, const struct ws_leg *leg,
     return n;
 }
 
+/* Is there one to go to from the one that is taken? With store->lock. */
+static bool has_other(struct ws_watch *const *list, unsigned n, const struct ws_watch *taken)
+{
+    bool other = false;
+
+    for (unsigned k = 0; k < n; k++)
+        other = other || (list[k] != taken && list[k]->up);
+    return other;
+}
+
 /* With r->lock. */
 static void link_leg(struct ws_route *r, struct ws_leg *leg)
 {
@@ -164,7 +174,7 @@ int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
     if (leg->watch) {
         ws_watch_get(leg->watch);
         link_leg(r, leg);
-        if (ws_rings_stay(r, leg->watch->index, n > 1))
+        if (ws_rings_stay(r, leg->watch->index, has_other(list, n, leg->watch)))
             ws_changes_add(&changes, WS_MODEL_OFFERS, r->version->model, NULL);
     } else if (rc == 0) {
         rc = barred && !r->last.code ? none_in_list(r, barred, err) : none_left(r, err);
@@ -296,10 +306,13 @@ int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_er
         return canceled(r, err);
     }
     pthread_mutex_lock(&s->lock);
-    if (atomic_load(&leg->leave)) { /* the next one is asked at once */
-        pthread_mutex_unlock(&s->lock);
-        ws_route_doubt(r, leg);
-        return 0;
+    if (atomic_load(&leg->leave)) {
+        if (ws_clock_ns() - atomic_load(&r->progress_ns) <= deadline_ns) { /* the next one is asked at once */
+            pthread_mutex_unlock(&s->lock);
+            ws_route_doubt(r, leg);
+            return 0;
+        }
+        rc = ws_error_set(err, EHOSTUNREACH, "the mounts that were asked for it wait for each other");
     }
     up = w->up && s->watches[w->index] == w;
     pthread_mutex_unlock(&s->lock);

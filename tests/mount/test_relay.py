@@ -346,6 +346,27 @@ def test_waiting_rings(stack):
         assert all("waits" not in r.get("/v1/models")["models"][0]["versions"][0] for r in ring)
 
 
+def test_dead_rings(stack):
+    "mounts that have each other, and an agent that has ended, as their sources: their pulls fail, and no ring is left for nobody"
+    for n in (2, 3):
+        agent, _ = published(stack)
+        ports = [free_port() for _ in range(n)]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        ring = [Relay(stack, ",".join(urls[i + 1:] + urls[:i] + [agent.url]), f"deadline={SLOW}", port=ports[i]) for i in range(n)]
+        for mount in ring:
+            mount.wait_version("actor", 1, sources=n)
+        agent.kill()
+        for mount in ring:
+            wait_for(lambda: f"source is not there, asking again url={agent.url}" in mount.text(), "the agent's end", 60)
+        for mount in ring:
+            mount.write("pull 1 async", "actor/ctl")
+        for mount in ring:
+            wait_for(lambda: "command=\"pull 1 async\" why=" in mount.text("actor/events"), "the pull to fail", 60)
+        assert n > 2 or not any(map(left, ring)), "there was nobody to go to"
+        seconds = re.search(r'how="" seconds=([0-9.]+)', ring[0].text("actor/events"))
+        assert float(seconds[1]) < 100 * SLOW, seconds[0]
+
+
 def test_waiting_chain(stack):
     "a chain of mounts that wait says so, is no ring, and nobody leaves it"
     agent, folder = published(stack)
@@ -565,4 +586,4 @@ def test_nginx(stack):
 
 
 run(test_chain, test_while_it_arrives, test_reader_goes_first, test_tree, test_liar, test_invented_manifest, test_killed,
-    test_drips, test_follow, test_rings, test_waiting_rings, test_waiting_chain, test_eviction, test_end, test_guards, test_headers, test_nginx)
+    test_drips, test_follow, test_rings, test_waiting_rings, test_dead_rings, test_waiting_chain, test_eviction, test_end, test_guards, test_headers, test_nginx)
