@@ -36,7 +36,10 @@ static const struct cli_option options[] = {
     {"primary-ca", 0, "FILE", "with --primary: trust this CA's certificates (PEM) for https"},
     {"primary-cert", 0, "FILE", "with --primary: show this client certificate"},
     {"primary-key", 0, "FILE", "with --primary: its private key"},
-    {"memory", 'm', "SIZE", "budget of all slots; default: what the machine and its cgroups allow"},
+    {"memory", 'm', "SIZE",
+     "budget of all slots; default: what the machine and its cgroups allow. Without room for a third slot of "
+     "a "
+     "model, mounts by unix: get copies"},
     {"slots", 0, "N", "most slots of one model; default 3 (two, and one while a reader holds the older)", 2,
      WS_MAX_SLOTS},
     {"astraflow", 0, "[MODEL=]HOST:PORT",

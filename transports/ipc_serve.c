@@ -197,8 +197,9 @@ static int serve_map(struct client *c, const struct ws_api_request *q, struct ws
     if (q->copies && l->hold->to_copy) {
         drop_lease(c, &c->leases);
         return ws_error_set(err, EOPNOTSUPP,
-                            "an older libwsync's publisher keeps the memory of %s/%" PRIu64
-                            " mapped, which is only copied therefore",
+                            "the memory of %s/%" PRIu64 " is only copied: the trainer needs it back (the "
+                            "agent's --memory has no room for a third slot, or a publisher of libwsync 0.1.0 "
+                            "keeps it mapped)",
                             q->model, q->version);
     }
     return send_map(c, l->hold, q->copy) < 0

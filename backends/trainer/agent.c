@@ -222,6 +222,8 @@ int ws_agent_hold(void *self, const char *model, uint64_t version, const char *r
         h = ws_slot_take(s, holder, revoked, arg);
         if (!h)
             rc = ws_error_set(err, ENOMEM, "no memory for a lease");
+        else if (ws_agent_is_narrow(a, m, s))
+            h->base.to_copy = true;
     }
     if (!h && rc == 0 && m)
         rc = ws_agent_gpu_want(a, m, version, run ? run : m->run, err);

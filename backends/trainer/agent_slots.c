@@ -224,7 +224,20 @@ static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct w
     return 0;
 }
 
-static int busy(struct ws_agent_model *m, struct ws_error *err)
+bool ws_agent_is_narrow(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_slot *s)
+{
+    const unsigned n = m->n_slots > NORMAL_SLOTS ? m->n_slots : NORMAL_SLOTS + 1;
+    uint64_t need = n * s->total_bytes;
+    if (!a->options.memory_bytes || m->max_slots <= NORMAL_SLOTS)
+        return false;
+    for (const struct ws_agent_model *o = a->models; o; o = o->next)
+        for (unsigned i = 0; o != m && i < o->n_slots; i++)
+            need += is_settled(a, o->slots[i]) ? o->slots[i]->total_bytes : 0;
+    return need > a->options.memory_bytes;
+}
+
+/* full: why there cannot be a slot more, where it is not for their number. */
+static int busy(struct ws_agent_model *m, const struct ws_error *full, struct ws_error *err)
 {
     char text[WS_ERROR_TEXT / 2] = "";
     size_t n = 0;
@@ -237,6 +250,9 @@ static int busy(struct ws_agent_model *m, struct ws_error *err)
                               n ? "; " : "", m->slots[i]->version, ws_slot_state_name(m->slots[i]->state),
                               who[0] ? who : "a rank");
     }
+    if (full->code)
+        return ws_error_set(err, EBUSY, "no free slot for %s: %s; end that reader, or make room: %.500s",
+                            m->name, text, full->text);
     return ws_error_set(
         err, EBUSY,
         "no free slot for %s: %s; end that reader, or allow more slots (agent --slots, at most %u now)",
@@ -275,10 +291,11 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *group, const s
             for (unsigned i = 0; i < m->n_slots; i++)
                 if (m->slots[i]->state == WS_SLOT_FREE)
                     s = m->slots[i];
+        struct ws_error full = {0};
         if (!s && m->n_slots < m->max_slots) {
-            int rc = add_slot(a, group, c, &s, deadline_ns, err);
+            int rc = add_slot(a, group, c, &s, deadline_ns, &full);
             if (rc < 0 && m->n_slots < NORMAL_SLOTS)
-                return rc;
+                return ws_error_set(err, -rc, "%s", full.text);
             if (rc < 0)
                 s = NULL; /* a slot more does not fit: wait for a reader to end */
         }
@@ -293,7 +310,7 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *group, const s
         }
         uint64_t step = ws_clock_ns() + STEP_NS;
         if (step > deadline_ns)
-            return busy(m, err);
+            return busy(m, &full, err);
         (void)ws_agent_wait(a, step);
         if (atomic_load(&a->stop))
             return ws_error_set(err, ESHUTDOWN, "the agent is stopping");

@@ -206,6 +206,8 @@ WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m,
 WS_MUST_USE int ws_agent_prepare_slot(struct ws_agent *a, struct ws_agent_model *m,
                                       const struct ws_session *c, struct ws_slot *s, bool changes,
                                       uint64_t deadline_ns, struct ws_error *err);
+/* Has --memory no room for the slot that the trainer needs while a reader keeps this one? Under lock. */
+bool ws_agent_is_narrow(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_slot *s);
 /* The numbers of the slots that will be written again as they are: what ranks have mapped of others is of no
  * use. Is one among them? Has the rank such memory mapped, as far as is known? */
 json_t *ws_agent_slots_that_stay(const struct ws_agent_model *m);

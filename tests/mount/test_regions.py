@@ -96,6 +96,20 @@ def test_idle_mount(stack):
     same(mount, 6, folder)
 
 
+def test_narrow_memory(stack):
+    "where --memory has no third slot, what a mount by unix: keeps is a copy, and the trainer goes on"
+    need_fuse()
+    agent, folder = Agent(stack, "--memory", "8M"), checkpoint(MEDIUM)  # two of 1.6 MB fit beside another model's
+    agent.publish("other", 1, checkpoint({"w": ("U8", [4 << 20])}))
+    agent.publish("actor", 1, folder)
+    mount = Mount(stack, f"unix:{agent.sock}")
+    for version in range(2, 6):
+        assert 'how="ipc full' in pull(mount, version - 1)
+        same(mount, version - 1, folder)
+        folder = step(folder, version)
+        agent.publish("actor", version, folder)
+
+
 def test_lost_engine(stack):
     "an engine that is gone for good does not stop the trainer: what is current stays, the version before it gives way"
     need_fuse()
@@ -156,4 +170,4 @@ def test_memory(stack):
     assert agent.get("/v1/status")["slot_bytes"] <= 60e6
 
 
-run(*[make_pipe_test(f"reads={how}") for how in ("passthrough", "link", "cached")], test_slots, test_idle_mount, test_lost_engine, test_without_leases, test_memory)
+run(*[make_pipe_test(f"reads={how}") for how in ("passthrough", "link", "cached")], test_slots, test_idle_mount, test_narrow_memory, test_lost_engine, test_without_leases, test_memory)
