@@ -533,7 +533,7 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     c->store = store;
     c->options = *options;
     pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->idle, NULL);
+    ws_cond_init(&c->idle);
     pthread_mutex_init(&c->saving, NULL);
     c->settings_path = ws_settings_path(options->state, options->mountpoint);
     snprintf(c->who, sizeof(c->who), "%s", options->who);

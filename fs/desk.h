@@ -61,6 +61,7 @@ struct ws_control {
     struct ws_control_options options;
     atomic_bool stop;
     uint64_t end_by_ns; /* set before stop: until when engines are brought back */
+    atomic_bool cut;    /* it is over: calls of engines that began before the stop end, too */
     pthread_mutex_t lock;
     pthread_cond_t idle; /* n_jobs became 0 */
     unsigned n_jobs;     /* guarded by lock */

@@ -1,4 +1,5 @@
 #include "fs/job.h"
+#include "transports/clock.h"
 #include "transports/workers.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -50,6 +51,9 @@ int ws_job_start(struct ws_control *c, void (*fn)(void *arg), void *arg)
 void ws_jobs_wait(struct ws_control *c)
 {
     pthread_mutex_lock(&c->lock);
+    while (c->n_jobs > 0 && ws_cond_wait_until(&c->idle, &c->lock, c->end_by_ns) != ETIMEDOUT)
+        ;
+    atomic_store(&c->cut, c->n_jobs > 0);
     while (c->n_jobs > 0)
         pthread_cond_wait(&c->idle, &c->lock);
     pthread_mutex_unlock(&c->lock);

@@ -17,7 +17,7 @@ static void patient_call_of(struct ws_work *w, struct ws_engine_call *call)
 {
     struct ws_control *c = w->run->control;
     ws_engine_call_of(w->engine, c, call);
-    call->target.cancel[0] = NULL;
+    call->target.cancel[0] = &c->cut;
     call->target.end_ns = atomic_load(&c->stop) ? c->end_by_ns : 0;
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # beside others
 # sanitizers: address
-# timeout: 240
+# timeout: 300
 """How mounts end and begin: a daemon touches its own mount only, owns its settings, and leaves engines as they were."""
 import ctypes
 import fcntl
@@ -270,6 +270,28 @@ def test_left_behind(stack):
     assert not engine.is_paused() and engine.serves() == "1" and engine.checksum() == before
 
 
+def test_end_on_the_way_back(stack):
+    "a mount that is told to end while an engine that is loaded back does not answer waits for it so long, and no longer"
+    agent, mount, folders = world(stack)
+    engines = [Engine(stack, folders[1]) for _ in range(2)]
+    stuck, wrong = (Between(stack, e, *LOADS) for e in engines)
+    mount.write(f"engine add stuck sglang {stuck.url} timeout=3600", "actor/ctl")
+    mount.write(f"engine add wrong sglang {wrong.url} timeout=3600", "actor/ctl")
+    mount.write("1", "actor/version")
+    wrong.hold = True
+    writer = threading.Thread(target=lambda: mount.refused("2", "actor/version"))
+    writer.start()
+    stack.callback(writer.join)
+    wait_for(lambda: wrong.held and engines[0].serves() == "2", "the loads", 60)
+    stuck.hold = True
+    wrong.wrong = 400, b'{"success": false, "message": "not now"}'
+    wrong.hold = False
+    wait_for(lambda: stuck.held, "the load back", 60)
+    mount.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: not mount.alive(), "the mount's end", 120)
+    assert mount.process.returncode == 0, (mount.process.returncode, mount.text())
+
+
 def test_lost_token(stack):
     "an engine whose token cannot be read at the start stays, as unknown; nothing is switched without it, and all is well once it can"
     agent, mount, folders = world(stack)
@@ -361,6 +383,7 @@ run(
     test_foreign,
     test_end_in_a_load,
     test_left_behind,
+    test_end_on_the_way_back,
     test_lost_token,
     test_restored_in_the_end,
     test_restore_gives_way,
