@@ -221,7 +221,7 @@ $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
 # The fuzzers have objects of their own, by clang; only what parses is in them.
 FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS) $(GPU_FLAGS) $(gpu_headers)
 FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) transports/kernels/fatbin.c fs/grammar.c $(patsubst %,backends/trainer/%.c, \
-	strategy sync_info update_request update_request_read chunk piece abi arena last_error))
+	strategy sync_info update_request update_request_read chunk piece overlap abi arena last_error))
 $(TOP)/fuzz/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
 	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -MMD -MP -c $< -o $@
