@@ -2,6 +2,7 @@
 #include "fs/ending.h"
 #include "fs/fs.h"
 #include "fs/notify.h"
+#include "fs/outside.h"
 #include "fs/probes.h"
 #include "fs/relay.h"
 #include "fs/settings.h"
@@ -106,9 +107,7 @@ static int mount_regions(const struct ws_fs *fs)
 {
     char path[4200];
     snprintf(path, sizeof(path), "%s/" WS_REGIONS_NAME, fs->options.mountpoint);
-    return syscall(SYS_move_mount, ws_region_tmpfs(), "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) == 0
-               ? 0
-               : -errno;
+    return ws_outside_attach(ws_region_tmpfs(), path);
 }
 
 struct starter {
@@ -117,15 +116,14 @@ struct starter {
     int tell; /* pipe to the parent; -1: none */
 };
 
-/* Runs beside the session's loop: looks at the mount as a user would, then says that it is there. */
+/* Runs beside the session's loop: has the mount looked at as by a user, then says that it is there. */
 static void *finish_start(void *arg)
 {
     struct starter *s = arg;
     struct ws_fs *fs = s->fs;
-    struct stat st;
     char path[4200];
     snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
-    int rc = stat(path, &st) == 0 ? 0 : -errno;
+    int rc = ws_outside_look(path);
     if (rc == 0 && fs->reads == WS_READS_PASSTHROUGH) {
         int probe = ws_backing_probe(fs);
         if (probe < 0) {

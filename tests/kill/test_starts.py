@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+# beside others
+# timeout: 300
+"""Daemons that are killed in their first milliseconds, while they look at their own mount: each of them ends, and the next one
+mounts there. It is a matter of luck to hit the moment (one in some hundred), so there are many of them."""
+import os
+import random
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+ROUNDS = 1000
+
+
+def is_mounted(path):
+    with open("/proc/self/mounts") as f:
+        return any(line.split()[1] == path for line in f)
+
+
+def end(daemon, path):
+    """Killed, it is gone at once. One that is not is freed, so that nothing waits for it for ever."""
+    daemon.kill()
+    try:
+        daemon.wait(20 * SLOW)
+        return True
+    except subprocess.TimeoutExpired:
+        while is_mounted(path):
+            subprocess.run(["umount", "-f", path], stderr=subprocess.DEVNULL, check=False)
+            subprocess.run(["umount", "-l", path], stderr=subprocess.DEVNULL, check=False)
+        daemon.wait(20 * SLOW)
+        return False
+
+
+def test_killed_at_the_start(stack):
+    "a daemon that is killed while it starts ends, and the next one mounts at the same place"
+    need_fuse()
+    agent, path = Agent(stack), unique("mnt")
+    agent.publish("actor", 1, checkpoint(SMALL))
+    os.makedirs(path)
+    stack.callback(subprocess.run, ["umount", "-l", path], stderr=subprocess.DEVNULL, check=False)
+    for i in range(ROUNDS):
+        options = "state=none,reads=" + random.choice(("auto", "link", "cached"))
+        with open(path + ".log", "w") as log:
+            daemon = subprocess.Popen([WSYNC, "mount", "-f", "-o", options, agent.url, path], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        wait_for(lambda: is_mounted(path) or daemon.poll() is not None, "the mount", 60)
+        time.sleep(random.random() * 0.004)
+        assert end(daemon, path), f"round {i}, {options}: the daemon did not end when it was killed"
+    again = Mount(stack, agent.url, path=path)
+    again.wait_version("actor", 1)
+
+
+run(test_killed_at_the_start)
