@@ -563,6 +563,7 @@ void ws_control_stop(struct ws_control *c)
     ws_keeper_stop(c->keeper);
     c->keeper = NULL;
     ws_standing_leave(c);
+    ws_settings_give_up(c);
 }
 
 void ws_control_free(struct ws_control *c)

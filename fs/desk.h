@@ -74,6 +74,7 @@ struct ws_control {
     char who[WS_WHO_CHARS + 1]; /* this mount, to agents */
     char *settings_path;        /* NULL: not kept */
     pthread_mutex_t saving;     /* one writer of that file at a time */
+    bool given_up;              /* under saving: the file is a successor's */
     atomic_bool restoring;
 };
 

@@ -231,8 +231,8 @@ int ws_settings_keep(struct ws_control *c, struct ws_error *err)
     if (!c->settings_path || atomic_load(&c->restoring))
         return 0;
     pthread_mutex_lock(&c->saving);
-    char *text = text_of(c, false, &n);
-    int rc = text ? ws_keep_write(c->settings_path, text, n) : -ENOMEM;
+    char *text = c->given_up ? NULL : text_of(c, false, &n);
+    int rc = c->given_up ? 0 : text ? ws_keep_write(c->settings_path, text, n) : -ENOMEM;
     pthread_mutex_unlock(&c->saving);
     free(text);
     return rc < 0 ? ws_error_set(err, -rc,
@@ -242,6 +242,13 @@ int ws_settings_keep(struct ws_control *c, struct ws_error *err)
                                  rc == -EFBIG ? "remove engines or pins that are of no use"
                                               : "make room there, or mount with state=DIR")
                   : 0;
+}
+
+void ws_settings_give_up(struct ws_control *c)
+{
+    pthread_mutex_lock(&c->saving);
+    c->given_up = true;
+    pthread_mutex_unlock(&c->saving);
 }
 
 void ws_settings_save(struct ws_control *c)

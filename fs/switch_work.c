@@ -301,13 +301,17 @@ static bool may_resume_again(struct ws_work *w, const struct ws_engine_target *t
     return *rc < 0 && same;
 }
 
-/* version: what it was told to load since its pause; NULL: nothing. */
+/* version: what it was told to load since its pause; NULL: nothing, and it goes on also where its switch was
+ * cancelled or the daemon ends. */
 static int resume(struct ws_work *w, const char *version)
 {
     struct ws_engine_call call;
     int rc = -EIO;
     assert(may_run(w));
-    call_of(w, &call);
+    if (version)
+        call_of(w, &call);
+    else
+        patient_call_of(w, &call);
     if (!w->run->going_back && call.target.end_ns < ws_clock_ns() + RESUME_NS)
         call.target.end_ns = ws_clock_ns() + RESUME_NS;
     for (int i = 0; i < RESUME_TRIES && rc < 0; i++) {
