@@ -2,20 +2,29 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/mount.h>
-#include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 /* Only system calls here: other threads of the parent may have held any lock. */
+static void close_from(unsigned first, unsigned last)
+{
+    struct rlimit limit;
+    if (first > last || syscall(SYS_close_range, first, last, 0) == 0)
+        return;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) /* Linux before 5.9, or a filter that does not know the call */
+        for (unsigned fd = first; fd <= last && fd < limit.rlim_cur; fd++)
+            (void)close((int)fd);
+}
+
 static int act(int file_system, const char *path)
 {
     struct stat st;
-    const int fd = file_system < 3 ? 2 : file_system;
-    if ((fd > 3 && syscall(SYS_close_range, 3, fd - 1, 0) != 0) ||
-        syscall(SYS_close_range, fd + 1, ~0U, 0) != 0)
-        return errno;
+    const unsigned kept = file_system < 3 ? 2 : (unsigned)file_system;
+    close_from(3, kept - 1);
+    close_from(kept + 1, ~0U);
     const long rc = file_system < 0
                         ? stat(path, &st)
                         : syscall(SYS_move_mount, file_system, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH);
