@@ -2,6 +2,7 @@
 #include "mount-helpers/cli.h"
 #include "mount-helpers/version.h"
 #include <malloc.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,6 +71,7 @@ int main(int argc, char **argv)
     const char *base = strrchr(argv[0], '/');
     base = base ? base + 1 : argv[0];
     int code;
+    (void)signal(SIGCHLD, SIG_DFL); /* who started us may ignore it, and then no child can be waited for */
     keep_memory_small();
     if (!strcmp(base, "mount.wsync") || !strcmp(base, "mount.fuse.wsync")) {
         code = cli_run(&cmd_mount, argc, argv);

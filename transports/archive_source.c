@@ -245,6 +245,7 @@ static int archive_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct 
         if (f->cancel && atomic_load(f->cancel))
             return ws_error_set(err, ECANCELED, "the transfer was stopped");
         ssize_t got = read_at(l->fd, dst, n, i * WS_BLOCK_BYTES);
+        ws_fetch_came(f, got < 0 ? 0 : (uint64_t)got);
         if (got < 0)
             rc = (int)got;
         else if ((size_t)got < n || ws_hash(dst, n) != file->hashes[i])

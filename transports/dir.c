@@ -1,6 +1,7 @@
 /* dir: a folder of checkpoints as a source. Versions are its numbered subfolders (or those of its
  * subfolders, one a model); a folder that is itself a checkpoint is version 1. New ones appear by inotify;
- * a folder that is no whole checkpoint yet is left out until it is. Hashes are computed at the first
+ * a folder that is no whole checkpoint yet is left out until it is. Where it cannot be looked at, what it had
+ * stays known: that is no word about what is there. Hashes are computed at the first
  * manifest, on all cores: the folder has none. */
 #include "transports/copy.h"
 #include "transports/entry.h"
@@ -38,6 +39,7 @@ struct version {
     uint64_t total_bytes;
     struct ws_manifest *manifest; /* NULL until asked for */
     struct ws_stamp *stamps;      /* of its files, when they were hashed */
+    struct version *was;          /* while a scan goes on: the one before, whose all of this is */
 };
 
 struct dir_source {
@@ -120,10 +122,23 @@ static int dir_open(const char *url, const struct ws_source_options *options, st
 
 struct scan {
     struct dir_source *source;
+    int root;
     struct version *found;
     size_t n;
-    bool out_of_memory;
+    struct ws_error err; /* why it cannot tell what is there */
 };
+
+static void fail(struct scan *k, int code, const char *path)
+{
+    if (!k->err.code) /* ENOENT would be said of a model that the source has not got */
+        ws_error_set(&k->err, code == ENOENT ? ESTALE : code, "cannot look at %s: %s", path, strerror(code));
+}
+
+/* One that has nothing to do with what is looked at. */
+static bool is_shortage(int code)
+{
+    return code == EMFILE || code == ENFILE || code == ENOMEM;
+}
 
 static bool is_number(const char *name, uint64_t *out)
 {
@@ -164,7 +179,7 @@ static bool is_as_hashed(int folder, const struct version *v)
     return true;
 }
 
-/* What an earlier scan found at this path, when nothing changed since. Moved out of the old list. */
+/* What an earlier scan found at this path, when nothing changed since. */
 static bool reuse(struct scan *k, int folder, const char *path, const struct stat *st, struct version *out)
 {
     for (size_t i = 0; i < k->source->n_versions; i++) {
@@ -173,27 +188,40 @@ static bool reuse(struct scan *k, int folder, const char *path, const struct sta
             v->mtime.tv_sec == st->st_mtim.tv_sec && v->mtime.tv_nsec == st->st_mtim.tv_nsec &&
             is_as_hashed(folder, v)) {
             *out = *v;
-            *v = (struct version){0};
+            out->was = v;
             return true;
         }
     }
     return false;
 }
 
-static DIR *open_list(int folder)
+static DIR *open_list(struct scan *k, int folder, const char *path)
 {
     int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d && (folder == k->root || is_shortage(errno)))
+        fail(k, errno, path);
     if (!d && fd >= 0)
         close(fd);
     return d;
 }
 
-static bool has_weights(int folder)
+/* The next entry; NULL: that was the last, or the rest cannot be read. */
+static const struct dirent *next_entry(struct scan *k, DIR *d, const char *path)
 {
-    DIR *d = open_list(folder);
+    errno = 0;
+    const struct dirent *e = readdir(d);
+    if (!e && errno)
+        fail(k, errno, path);
+    return e;
+}
+
+static bool has_weights(struct scan *k)
+{
+    const char *path = k->source->root;
+    DIR *d = open_list(k, k->root, path);
     bool found = false;
-    for (const struct dirent *e; d && !found && (e = readdir(d));) {
+    for (const struct dirent *e; d && !found && (e = next_entry(k, d, path));) {
         size_t n = strlen(e->d_name);
         found = n > 12 && strcmp(e->d_name + n - 12, ".safetensors") == 0;
     }
@@ -219,7 +247,9 @@ static void add_version(struct scan *k, const char *model, uint64_t number, int 
     } else {
         int rc = ws_folder_read(fd, path, &folder, &err);
         if (rc < 0) {
-            if (rc == -EACCES || rc == -EINVAL)
+            if (is_shortage(-rc))
+                fail(k, -rc, path);
+            else if (rc == -EACCES || rc == -EINVAL)
                 complain(k->source, NULL, &err);
             else
                 ws_log(WS_LOG_DEBUG, "dir", "not a whole checkpoint yet: %s", err.text);
@@ -246,8 +276,14 @@ static void add_version(struct scan *k, const char *model, uint64_t number, int 
     if (more)
         k->found = more;
     if (!more || !v.model || !v.path) {
-        free_version(&v);
-        k->out_of_memory = true;
+        ws_error_set(&err, E2BIG, "%s has more than %d checkpoints, the limit", k->source->root,
+                     WS_MAX_VERSIONS);
+        if (k->n < WS_MAX_VERSIONS)
+            fail(k, ENOMEM, path);
+        else
+            complain(k->source, NULL, &err);
+        if (!v.was)
+            free_version(&v);
         return;
     }
     k->found[k->n++] = v;
@@ -260,8 +296,8 @@ static void each_folder(struct scan *k, int folder, const char *path,
     char child[PATH_MAX];
     struct stat st;
     struct ws_error err = {0};
-    DIR *d = open_list(folder);
-    for (const struct dirent *e; d && (e = readdir(d));) {
+    DIR *d = open_list(k, folder, path);
+    for (const struct dirent *e; d && (e = next_entry(k, d, path));) {
         if (e->d_name[0] == '.' || snprintf(child, sizeof(child), "%s/%s", path, e->d_name) >= PATH_MAX)
             continue;
         int fd = ws_entry_open(folder, e->d_name, true, &st, &err);
@@ -269,6 +305,8 @@ static void each_folder(struct scan *k, int folder, const char *path,
             visit(k, fd, child, e->d_name);
         else if (fd == -EACCES)
             complain(k->source, path, &err);
+        else if (is_shortage(-fd))
+            fail(k, -fd, child);
     }
     if (d)
         closedir(d);
@@ -304,30 +342,53 @@ static int by_model_and_number(const void *a, const void *b)
     return c ? c : x->number < y->number ? -1 : x->number > y->number;
 }
 
-/* Looks at the folders; the sequence number grows when something is different. Caller holds lock. */
-static void rescan(struct dir_source *s)
+static void look(struct scan *k)
+{
+    const char *path = k->source->root;
+    k->root = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (k->root < 0) {
+        fail(k, errno, path);
+        return;
+    }
+    watch(k, path);
+    if (has_weights(k)) {
+        add_version(k, k->source->base, 1, k->root, path);
+        return;
+    }
+    each_folder(k, k->root, path, visit_top);
+    close(k->root);
+}
+
+/* Looks at the folders; the sequence number grows when something is different. Where it cannot tell, all
+ * stays as it was. Caller holds lock. */
+static int rescan(struct dir_source *s, struct ws_error *err)
 {
     struct scan k = {.source = s};
-    size_t before = s->n_versions, reused = 0;
-    int root = open(s->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    watch(&k, s->root);
-    if (root >= 0 && has_weights(root)) {
-        add_version(&k, s->base, 1, root, s->root);
-    } else if (root >= 0) {
-        each_folder(&k, root, s->root, visit_top);
-        close(root);
+    size_t reused = 0;
+    look(&k);
+    for (size_t i = 0; i < k.n; i++) {
+        struct version *was = k.found[i].was;
+        k.found[i].was = NULL;
+        if (was && !k.err.code)
+            *was = (struct version){0};
+        else if (!was && k.err.code)
+            free_version(&k.found[i]);
+        reused += was != NULL;
+    }
+    if (k.err.code) {
+        free(k.found);
+        return ws_error_set(err, k.err.code, "%s", k.err.text);
     }
     if (k.n > 1)
         qsort(k.found, k.n, sizeof(k.found[0]), by_model_and_number);
-    for (size_t i = 0; i < s->n_versions; i++) {
-        reused += s->versions[i].path == NULL;
+    if (s->seq == 0 || s->n_versions != k.n || reused != k.n)
+        s->seq++;
+    for (size_t i = 0; i < s->n_versions; i++)
         free_version(&s->versions[i]);
-    }
     free(s->versions);
     s->versions = k.found;
     s->n_versions = k.n;
-    if (s->seq == 0 || before != k.n || reused != before)
-        s->seq++;
+    return 0;
 }
 
 static json_t *list_models(struct dir_source *s, const char *wanted)
@@ -371,12 +432,13 @@ static int dir_models(struct ws_source *source, const char *model, uint64_t sinc
 {
     struct dir_source *s = (struct dir_source *)source;
     bool changed = true;
+    int rc = 0;
     for (unsigned waited = 0;; waited += STEP_MS) {
         pthread_mutex_lock(&s->lock);
         if (changed || s->seq == 0)
-            rescan(s);
-        bool done = s->seq > since || waited >= timeout_ms || (cancel && atomic_load(cancel));
-        if (done)
+            rc = rescan(s, err);
+        bool done = rc < 0 || s->seq > since || waited >= timeout_ms || (cancel && atomic_load(cancel));
+        if (done && rc == 0)
             *out = list_models(s, model);
         pthread_mutex_unlock(&s->lock);
         if (done)
@@ -385,7 +447,7 @@ static int dir_models(struct ws_source *source, const char *model, uint64_t sinc
         if (changed)
             (void)poll(NULL, 0, SETTLE_MS);
     }
-    return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for the list of models");
+    return rc < 0 || *out ? rc : ws_error_set(err, ENOMEM, "no memory for the list of models");
 }
 
 /* --- manifests --- */
@@ -509,9 +571,11 @@ static int dir_manifest(struct ws_source *source, const char *model, uint64_t nu
     pthread_mutex_lock(&s->hashing);
     pthread_mutex_lock(&s->lock);
     if (s->seq == 0)
-        rescan(s);
+        rc = rescan(s, err);
     struct version *v = find_version(s, model, number);
-    if (!v)
+    if (rc < 0)
+        v = NULL;
+    else if (!v)
         rc = ws_error_set(err, ENOENT, "%s has no checkpoint %s/%" PRIu64, s->head.url, model, number);
     else if (v->manifest)
         rc = ws_manifest_copy(v->manifest, out);
@@ -612,6 +676,7 @@ static int dir_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
             else
                 got += (size_t)r;
         }
+        ws_fetch_came(f, got);
         if (rc == 0 && f->block(f->arg, i, ws_hash(dst, n)))
             rc = ws_error_set(err, ECANCELED, "the transfer was stopped");
     }

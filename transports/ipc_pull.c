@@ -283,6 +283,7 @@ static int ipc_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
             return ws_error_set(err, ECANCELED, "the transfer was stopped");
         size_t at = i * WS_BLOCK_BYTES, n = ws_block_len(&f->manifest->files[f->file], i);
         uint64_t hash = ws_copy_hash(f->dst + at, ws_region_data(l->regions[f->file]) + at, n);
+        ws_fetch_came(f, n);
         if (f->block(f->arg, i, hash))
             rc = ws_error_set(err, ECANCELED, "the transfer was stopped");
     }

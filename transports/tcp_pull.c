@@ -482,8 +482,7 @@ static size_t on_bytes(char *data, size_t size, size_t n, void *arg)
         k->lie = "it sent more bytes than were asked for";
         return 0;
     }
-    if (k->fetch->came)
-        atomic_fetch_add(k->fetch->came, n);
+    ws_fetch_came(k->fetch, n);
     for (size_t left = n; left > 0;) {
         uint64_t block_end = k->block * WS_BLOCK_BYTES + ws_block_len(k->file, k->block);
         size_t piece = left < block_end - k->at ? left : (size_t)(block_end - k->at);

@@ -40,10 +40,16 @@ struct ws_fetch {
     int (*block)(void *arg, size_t block, uint64_t hash);
     void *arg;
     const atomic_bool *cancel;  /* looked at often; may be NULL */
-    _Atomic(uint64_t) *came;    /* bytes as they come, of blocks that are not whole yet, too; tcp's only;
-                                   may be NULL */
+    _Atomic(uint64_t) *came;    /* bytes as they come, by tcp of blocks that are not whole yet, too; may be
+                                   NULL */
     _Atomic(uint64_t) *came_ns; /* moved on (ws_clock_ns) while they come; may be NULL */
 };
+
+static inline void ws_fetch_came(const struct ws_fetch *f, uint64_t n_bytes)
+{
+    if (f->came)
+        atomic_fetch_add(f->came, n_bytes);
+}
 
 /* A part of a delta: blocks (counted over all files) that leave `part` when divided by `parts`. */
 struct ws_delta_fetch {

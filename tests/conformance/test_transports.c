@@ -254,6 +254,7 @@ static void fetch_whole(struct world *w, const struct ws_manifest *m, size_t fil
     struct arrival a = {.file = f, .dst = malloc(f->size_bytes + 1)};
     struct ws_lane *lane = NULL;
     struct ws_error err = {0};
+    _Atomic(uint64_t) came = 0; /* by which a mount compares its sources */
     if (f->n_blocks == 0) {
         free(a.dst);
         return;
@@ -271,11 +272,14 @@ static void fetch_whole(struct world *w, const struct ws_manifest *m, size_t fil
                              .n = f->n_blocks - first,
                              .dst = a.dst,
                              .block = on_block,
-                             .arg = &a};
+                             .arg = &a,
+                             .came = &came};
         int rc = ws_lane_fetch(lane, &q, &err);
         if (!w->faults)
             assert_int_equal(rc, 0);
     }
+    if (!w->faults)
+        assert_int_equal(came, f->size_bytes);
     for (size_t i = 0; i < f->n_blocks; i++)
         assert_true(a.good[i] > 0);
     assert_true(a.bad < 1000);

@@ -45,6 +45,23 @@ def detached(stack, options=""):
     return old, new, held, ctl, folders
 
 
+class Heedless(Mount):
+    "A mount whose starter ignores the ends of children, which it inherits."
+
+    prefix = (sys.executable, "-c", "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])")
+
+
+def test_heedless_starter(stack):
+    "a mount that is started by one who ignores SIGCHLD is there, and goes when it is told to"
+    need_fuse()
+    agent = Agent(stack)
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    mount = Heedless(stack, agent.url)
+    mount.wait_version("actor", 1)
+    subprocess.run([*Heedless.prefix, WSYNC, "umount", mount.path], check=True, timeout=60)
+    wait_for(lambda: not mount.alive(), "the daemon's end")
+
+
 def test_told_to_end(stack):
     "a mount that was detached lazily is told to end: its successor on the same path stays"
     for reads in ("auto", "link", "cached"):
@@ -388,4 +405,5 @@ run(
     test_restored_in_the_end,
     test_restore_gives_way,
     test_drop_in_a_switch,
+    test_heedless_starter,
 )

@@ -1,0 +1,153 @@
+/* A folder as a source, where it cannot be looked at: what it had stays known, and that it cannot is said. */
+#include "transports/transport.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+struct world {
+    char root[200], away[220];
+    struct ws_source *source;
+};
+
+/* Version 7 of the model m: one tensor of four bytes. */
+static void write_checkpoint(const char *root)
+{
+    static const char header[] = "{\"t\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}";
+    const uint64_t n = sizeof(header) - 1;
+    char path[256];
+    snprintf(path, sizeof(path), "%s/m", root);
+    assert_int_equal(mkdir(path, 0755), 0);
+    snprintf(path, sizeof(path), "%s/m/7", root);
+    assert_int_equal(mkdir(path, 0755), 0);
+    snprintf(path, sizeof(path), "%s/m/7/model.safetensors", root);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(&n, 1, sizeof(n), f), sizeof(n));
+    assert_int_equal(fwrite(header, 1, n, f), n);
+    assert_int_equal(fwrite("abcd", 1, 4, f), 4);
+    assert_int_equal(fclose(f), 0);
+}
+
+static int open_world(void **state)
+{
+    static struct world w;
+    const char *base = getenv("TESTDIR");
+    char url[256];
+    snprintf(w.root, sizeof(w.root), "%.150s/dir.XXXXXX", base ? base : "/tmp");
+    if (!mkdtemp(w.root))
+        return -1;
+    snprintf(w.away, sizeof(w.away), "%s.away", w.root);
+    snprintf(url, sizeof(url), "dir:%s", w.root);
+    write_checkpoint(w.root);
+    *state = &w;
+    return ws_source_open(url, NULL, &w.source, NULL);
+}
+
+static int close_world(void **state)
+{
+    const struct world *w = *state;
+    char path[256];
+    static const char *const names[] = {"/m/7/model.safetensors", "/m/7", "/m", ""};
+    ws_source_close(w->source);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(path, sizeof(path), "%s%s", w->root, names[i]);
+        (void)remove(path);
+    }
+    return 0;
+}
+
+/* As text; the caller's. */
+static char *listing(const struct world *w)
+{
+    json_t *list = NULL;
+    struct ws_error err;
+    assert_int_equal(ws_source_models(w->source, NULL, 0, 0, NULL, &list, &err), 0);
+    char *text = json_dumps(list, JSON_COMPACT | JSON_SORT_KEYS);
+    json_decref(list);
+    assert_non_null(text);
+    return text;
+}
+
+/* Its digest is in the list from now on. */
+static char *known(const struct world *w)
+{
+    struct ws_manifest *m = NULL;
+    assert_int_equal(ws_source_manifest(w->source, "m", 7, NULL, NULL, &m, NULL), 0);
+    char *text = listing(w);
+    assert_non_null(strstr(text, m->digest));
+    ws_manifest_free(m);
+    return text;
+}
+
+static void assert_is_listed(const struct world *w, char *before)
+{
+    char *now = listing(w);
+    assert_string_equal(now, before);
+    free(now);
+    free(before);
+}
+
+static void a_folder_that_is_away_has_not_lost_its_versions(void **state)
+{
+    const struct world *w = *state;
+    char *before = known(w);
+    assert_int_equal(rename(w->root, w->away), 0);
+    for (int i = 0; i < 2; i++) {
+        json_t *list = NULL;
+        struct ws_error err;
+        assert_int_equal(ws_source_models(w->source, NULL, 0, 0, NULL, &list, &err), -ESTALE);
+        assert_null(list);
+        assert_non_null(strstr(err.text, "cannot look at "));
+    }
+    assert_int_equal(rename(w->away, w->root), 0);
+    assert_is_listed(w, before);
+}
+
+/* n descriptors are left, for the folder itself or also for some of what is in it. */
+static void look_with(const struct world *w, unsigned n)
+{
+    struct rlimit limit, less;
+    json_t *list = NULL;
+    struct ws_error err;
+    const int next = open("/", O_RDONLY | O_CLOEXEC);
+    assert_true(next >= 0);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    less = limit;
+    less.rlim_cur = (rlim_t)next + n;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &less), 0);
+    const int rc = ws_source_models(w->source, NULL, 0, 0, NULL, &list, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_int_equal(rc, rc == 0 ? 0 : -EMFILE);
+    assert_int_equal(json_array_size(json_object_get(list, "models")), rc == 0);
+    json_decref(list);
+}
+
+static void without_descriptors_nothing_is_lost(void **state)
+{
+    const struct world *w = *state;
+    char *before = known(w);
+    for (unsigned n = 0; n < 16; n++)
+        look_with(w, n);
+    assert_is_listed(w, before);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_folder_that_is_away_has_not_lost_its_versions, open_world,
+                                        close_world),
+        cmocka_unit_test_setup_teardown(without_descriptors_nothing_is_lost, open_world, close_world),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
