@@ -280,9 +280,10 @@ static int recv_more(int sock, json_t *reply, int *fds, size_t max_fds, size_t *
     return 0;
 }
 
-int ws_ipc_ask(int sock, const char *method, const char *path, const json_t *body_in, const int *fds_in,
-               size_t n_fds_in, struct ws_error *err)
+int ws_ipc_ask_leased(int sock, const char *method, const char *path, const json_t *body_in,
+                      const int *fds_in, size_t n_fds_in, bool *lost, struct ws_error *err)
 {
+    *lost = false;
     const char *query = strchr(path, '?');
     json_t *request =
         json_pack("{s:s,s:s%,s:s}", "method", method, "path", path,
@@ -293,7 +294,16 @@ int ws_ipc_ask(int sock, const char *method, const char *path, const json_t *bod
         return ws_error_set(err, ENOMEM, "no memory for a request");
     int rc = ws_frame_send(sock, request, fds_in, n_fds_in, WS_REPLY_TIMEOUT_MS, err);
     json_decref(request);
-    if (rc < 0 && rc != -E2BIG && rc != -ENOMEM) /* part of it was sent */
+    *lost = rc < 0 && rc != -E2BIG && rc != -ENOMEM; /* part of it was sent */
+    return rc;
+}
+
+int ws_ipc_ask(int sock, const char *method, const char *path, const json_t *body_in, const int *fds_in,
+               size_t n_fds_in, struct ws_error *err)
+{
+    bool lost;
+    int rc = ws_ipc_ask_leased(sock, method, path, body_in, fds_in, n_fds_in, &lost, err);
+    if (lost)
         (void)shutdown(sock, SHUT_RDWR);
     return rc;
 }

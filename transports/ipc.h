@@ -44,6 +44,8 @@ WS_MUST_USE int ws_ipc_answer(int sock, int64_t timeout_ms, json_t **body_out, i
                               size_t *n_fds, struct ws_error *err);
 /* The same of a connection that a lease lives on, which is not shut down: lost: it is of no use for another
  * request, and to be closed when what was leased is. */
+WS_MUST_USE int ws_ipc_ask_leased(int sock, const char *method, const char *path, const json_t *body_in,
+                                  const int *fds_in, size_t n_fds_in, bool *lost, struct ws_error *err);
 WS_MUST_USE int ws_ipc_answer_leased(int sock, int64_t timeout_ms, json_t **body_out, int *fds,
                                      size_t max_fds, size_t *n_fds, bool *lost, struct ws_error *err);
 WS_MUST_USE int ws_ipc_call(int sock, const char *method, const char *path, const json_t *body_in,

@@ -28,7 +28,7 @@ static int call(struct wsync_gpu_map *m, const char *verb, json_t *body, json_t 
     if (reply)
         *reply = NULL;
     int rc = m->lost ? ws_error_set(err, ENOTCONN, "the agent has not answered before")
-             : body  ? ws_ipc_ask(m->sock, "POST", path, body, NULL, 0, err)
+             : body  ? ws_ipc_ask_leased(m->sock, "POST", path, body, NULL, 0, &m->lost, err)
                      : ws_error_set(err, ENOMEM, "no memory for a request");
     json_decref(body);
     return rc == 0 ? ws_ipc_answer_leased(m->sock, CALL_MS, reply, fds, max, n, &m->lost, err) : rc;

@@ -82,6 +82,26 @@ static void silence_ends_no_lease(void **state)
 }
 
 /* Descriptors that came with what is no answer are closed, and nobody closes their numbers again. */
+/* What is leased lives on a connection on which a request could not be sent, too; else that is ended. */
+static void a_lost_request_ends_no_lease(void **state)
+{
+    struct ws_error err = {0};
+    (void)state;
+    for (int leased = 0; leased < 2; leased++) {
+        int sock[2];
+        bool lost = false;
+        pair(sock);
+        assert_int_equal(shutdown(sock[1], SHUT_RD), 0);
+        int rc = leased ? ws_ipc_ask_leased(sock[0], "GET", "/v1/models", NULL, NULL, 0, &lost, &err)
+                        : ws_ipc_ask(sock[0], "GET", "/v1/models", NULL, NULL, 0, &err);
+        assert_int_equal(rc, -ECONNRESET);
+        assert_int_equal(lost, leased);
+        assert_int_equal(send(sock[1], "x", 1, MSG_NOSIGNAL), leased ? 1 : -1); /* is the other end there? */
+        close(sock[0]);
+        close(sock[1]);
+    }
+}
+
 static void descriptors_of_no_answer(void **state)
 {
     int sock[2], fd = -1;
@@ -146,8 +166,11 @@ static void many_descriptors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nobody_reads),          cmocka_unit_test(nobody_answers),
-        cmocka_unit_test(silence_ends_no_lease), cmocka_unit_test(descriptors_of_no_answer),
+        cmocka_unit_test(nobody_reads),
+        cmocka_unit_test(nobody_answers),
+        cmocka_unit_test(silence_ends_no_lease),
+        cmocka_unit_test(a_lost_request_ends_no_lease),
+        cmocka_unit_test(descriptors_of_no_answer),
         cmocka_unit_test(many_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
