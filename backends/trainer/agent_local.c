@@ -347,9 +347,13 @@ static json_t *holds_json(const struct ws_slot *s)
 
 static void set_kept(struct ws_agent *a, struct ws_session *c, json_t *kept)
 {
+    bool less = false;
+    for (size_t i = 0; !less && i < json_array_size(c->kept); i++)
+        less = !ws_agent_is_in(kept, json_array_get(c->kept, i));
     json_decref(c->kept);
     c->kept = kept;
-    pthread_cond_broadcast(&a->changed); /* another rank may wait for memory that this one had */
+    if (less) /* another rank may wait for memory that this one had */
+        pthread_cond_broadcast(&a->changed);
 }
 
 /* It was told which slots stay, and lets go of the rest; with the one that it writes, unless that is NULL. */

@@ -156,21 +156,22 @@ static void say_who(const struct ws_agent *a, uint64_t left, struct list *out)
                 add(out, ", or by rank %u of %s (process %d)", r, m->name, (int)m->ranks[r]->pid);
 }
 
-/* What ranks keep that cannot be told would be in the way for good: it is not counted. */
-static bool has_deaf_ranks(const struct ws_agent_model *m)
+/* What ranks keep that cannot be told would be in the way for good, of every model: nobody can tell whose is
+ * what is left, and it is not counted. */
+static bool has_deaf_ranks(const struct ws_agent *a)
 {
-    for (unsigned r = 0; r < m->world_size; r++)
-        if (m->ranks[r] && m->ranks[r]->deaf)
-            return true;
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        for (unsigned r = 0; r < m->world_size; r++)
+            if (m->ranks[r] && m->ranks[r]->deaf)
+                return true;
     return false;
 }
 
-static int check_budget(struct ws_agent *a, const struct ws_agent_model *m, uint64_t bytes,
-                        struct ws_error *err)
+static int check_budget(struct ws_agent *a, uint64_t bytes, struct ws_error *err)
 {
     char text[WS_ERROR_TEXT] = "";
     struct list who = {0};
-    const uint64_t left = has_deaf_ranks(m) ? 0 : ws_region_left_bytes(), used = a->slot_bytes + left;
+    const uint64_t left = has_deaf_ranks(a) ? 0 : ws_region_left_bytes(), used = a->slot_bytes + left;
     uint64_t has;
     if (a->options.memory_bytes) {
         has = used < a->options.memory_bytes ? a->options.memory_bytes - used : 0;
@@ -196,7 +197,7 @@ static int find_room(struct ws_agent *a, struct ws_agent_model *m, const struct 
                      uint64_t deadline_ns, struct ws_error *err)
 {
     int rc;
-    while ((rc = check_budget(a, m, bytes, err)) < 0 && !ws_agent_keeps_others(c) &&
+    while ((rc = check_budget(a, bytes, err)) < 0 && !ws_agent_keeps_others(c) &&
            another_keeps_others(m, c)) {
         if (!m->wants_room)
             pthread_cond_broadcast(&a->changed);
@@ -214,7 +215,7 @@ static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct w
     struct ws_agent_model *owner = m->owner;
     const uint64_t bytes = ws_agent_layout(m)->total_bytes;
     int rc = owner->n_slots < NORMAL_SLOTS ? find_room(a, m, c, bytes, deadline_ns, err)
-                                           : check_budget(a, m, bytes, err);
+                                           : check_budget(a, bytes, err);
     if (rc < 0)
         return rc;
     *out = calloc(1, sizeof(**out));
@@ -317,17 +318,11 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *group, const s
     }
 }
 
-struct room {
-    struct ws_agent *agent;
-    const struct ws_agent_model *m;
-};
-
 static int take_room(void *arg, uint64_t bytes, struct ws_error *err)
 {
-    const struct ws_agent_model *m = ((const struct room *)arg)->m;
-    struct ws_agent *a = ((const struct room *)arg)->agent;
+    struct ws_agent *a = arg;
     pthread_mutex_lock(&a->lock);
-    int rc = check_budget(a, m, bytes, err);
+    int rc = check_budget(a, bytes, err);
     a->slot_bytes += rc == 0 ? bytes : 0;
     pthread_mutex_unlock(&a->lock);
     return rc;
@@ -335,7 +330,7 @@ static int take_room(void *arg, uint64_t bytes, struct ws_error *err)
 
 static void give_room(void *arg, uint64_t bytes)
 {
-    struct ws_agent *a = ((const struct room *)arg)->agent;
+    struct ws_agent *a = arg;
     pthread_mutex_lock(&a->lock);
     a->slot_bytes -= bytes;
     pthread_mutex_unlock(&a->lock);
@@ -365,8 +360,7 @@ int ws_agent_prepare_slot(struct ws_agent *a, struct ws_agent_model *m, const st
                           struct ws_slot *s, bool changes, uint64_t deadline_ns, struct ws_error *err)
 {
     const struct ws_placement *l = ws_agent_layout(m);
-    struct room mine = {a, m};
-    const struct ws_slot_room room = {take_room, give_room, &mine};
+    const struct ws_slot_room room = {take_room, give_room, a};
     ws_slot_rebase(s, l);
     if (ws_slot_fits(s, l) && ws_slot_idle(s) == 0)
         return 0;

@@ -535,7 +535,8 @@ static void old_ranks_keep_slots(void **state)
     end(&w);
 }
 
-/* What it keeps of slots that are laid out anew does not stop it, as it did not with an agent of 0.1.0. */
+/* What it keeps of slots that are laid out anew does not stop it, as it did not with an agent of 0.1.0, nor
+ * another model. */
 static void old_ranks_change_layouts(void **state)
 {
     enum { SLOT = 4 << 20 };
@@ -568,6 +569,11 @@ static void old_ranks_change_layouts(void **state)
                 &err))
             fail_msg("version %d: %s", v, err.text);
     }
+    wsync_config c = config_of(w.url, 0, 1);
+    c.model = "n";
+    wsync_publisher *other = opened(&c);
+    offload(other, 1);
+    wsync_close(other);
     for (int v = 1; v <= 6; v++)
         ws_region_free(kept[v]);
     close(sock);
