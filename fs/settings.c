@@ -260,6 +260,7 @@ void ws_settings_save(struct ws_control *c)
 
 /* --- reading --- */
 
+/* What is there is not written over: it may be all that anybody knows of the engines. */
 static int damaged(const char *path, const char *why, struct ws_error *err)
 {
     char aside[4096];
@@ -267,7 +268,7 @@ static int damaged(const char *path, const char *why, struct ws_error *err)
     bool moved = rename(path, aside) == 0;
     return ws_error_set(
         err, EBADMSG,
-        "the settings in %s are damaged (%s) and were left out: engines, policies and pins have to be "
+        "the settings in %s are damaged (%.400s) and were left out: engines, policies and pins have to be "
         "set again; the file %s %s",
         path, why, moved ? "is now" : "stays", moved ? aside : "where it is");
 }
@@ -377,9 +378,12 @@ int ws_settings_load(struct ws_control *c, bool (*add)(void *arg, struct ws_desk
     size_t n = 0;
     if (!c->settings_path)
         return 0;
-    int rc = ws_keep_read(c->settings_path, &text, &n, err);
-    if (rc < 0 || !text)
-        return rc;
+    struct ws_error unread;
+    int rc = ws_keep_read(c->settings_path, &text, &n, &unread);
+    if (rc < 0)
+        return damaged(c->settings_path, unread.text, err);
+    if (!text)
+        return 0;
     const char *why = check(text, n);
     struct ws_desk *d = NULL;
     for (char *line = why ? NULL : strtok_r(text + strlen(HEAD), "\n", &save); line;

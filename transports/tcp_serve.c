@@ -1,6 +1,7 @@
 /* The HTTP carrier of a catalog: libmicrohttpd with a thread pool; bodies go out of the slot's own memory. */
 #include "transports/api.h"
 #include "transports/clock.h"
+#include "transports/keep.h"
 #include "transports/http_server.h"
 #include "transports/log.h"
 #include "transports/tcp.h"
@@ -530,26 +531,17 @@ static void connection_event(void *cls, struct MHD_Connection *c, void **state,
 
 /* --- starting --- */
 
+/* All of it, or none: a part of a list of authorities is another list. */
 static int read_file(const char *path, char **out, struct ws_error *err)
 {
-    *out = NULL;
-    if (!path)
-        return 0;
     size_t n = 0;
-    FILE *f = fopen(path, "re");
-    char *text = calloc(1, WS_PAGE_BYTES * 16);
-    if (f && text)
-        n = fread(text, 1, WS_PAGE_BYTES * 16 - 1, f);
-    int code = f ? (n == 0 ? EINVAL : 0) : errno;
-    if (f)
-        fclose(f);
-    if (code || !text) {
-        free(text);
-        return ws_error_set(err, code ? code : ENOMEM, "cannot read the TLS file %s: %s", path,
-                            strerror(code));
-    }
-    *out = text;
-    return 0;
+    *out = NULL;
+    int rc = path ? ws_keep_read(path, out, &n, err) : 0;
+    if (rc == 0 && path && !*out)
+        rc = ws_error_set(err, ENOENT, "%s: %s", path, strerror(ENOENT));
+    else if (rc == 0 && path && n == 0)
+        rc = ws_error_set(err, EINVAL, "%s is empty", path);
+    return rc < 0 ? ws_error_prefix(err, "cannot read the TLS file") : 0;
 }
 
 /* No more connections than there are descriptors for, with as many left for everything else: libmicrohttpd

@@ -73,6 +73,32 @@ def test_full(stack):
     assert not mount.engines() and not mount.text("last_error"), mount.text("last_error")
 
 
+def test_unread(stack):
+    "settings that cannot be read are moved aside with the reason, and what is kept from then on is not written over them"
+    need_fuse()
+    agent = Agent(stack)
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    mount = Mount(stack, agent.url)
+    mount.wait_version("actor", 1)
+    mount.write("engine add first external", "actor/ctl")
+    path = next(os.path.join(TESTDIR, "state", f) for f in os.listdir(f"{TESTDIR}/state") if mount.path.rsplit("/", 1)[1] in f and "lock" not in f)
+    mount.end()
+    with open(path, "ab") as f:
+        f.write(b"#" * (4 << 20))  # as a release that has higher limits may keep
+    with open(path, "rb") as f:
+        before = f.read()
+    mount = Mount(stack, agent.url, path=mount.path)
+    mount.wait_version("actor", 1)
+    assert "larger than" in mount.text("last_error") and ".damaged" in mount.text("last_error"), mount.text("last_error")
+    mount.write("engine add second external", "actor/ctl")
+    mount.end()
+    with open(path + ".damaged", "rb") as f:
+        assert f.read() == before
+    mount = Mount(stack, agent.url, path=mount.path)
+    mount.wait_version("actor", 1)
+    assert list(mount.engines()) == ["second"]
+
+
 def test_models_leave(stack):
     "a model that no source lists any more leaves when nothing of it is here and no engine is driven by it, and comes back"
     need_fuse()
@@ -103,4 +129,4 @@ def test_models_leave(stack):
         mount.read(name, "7/model.safetensors")
 
 
-run(test_many_pins, test_full, test_models_leave)
+run(test_many_pins, test_full, test_unread, test_models_leave)

@@ -1,6 +1,7 @@
 /* What the servers of a catalog do with those who want no good: many who connect and say nothing, bodies of
  * strangers, and no descriptors left. */
 #include "transports/ipc.h"
+#include "transports/keep.h"
 #include "transports/tcp.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -188,11 +189,41 @@ static void test_no_descriptors(void **state)
     close(stderr_was);
 }
 
+/* A file of which a part was read would be another one: here a list of authorities that lacks the last. */
+static void test_long_tls_file(void **state)
+{
+    static const char begin[] = "-----BEGIN CERTIFICATE-----\n";
+    const char *folder = getenv("TESTDIR");
+    struct ws_error err = {0};
+    struct ws_tcp_server *s = NULL;
+    char path[256];
+    (void)state;
+    snprintf(path, sizeof(path), "%.200s/long.%d.pem", folder ? folder : "/tmp", (int)getpid());
+    const struct ws_tcp_server_options o = {.listen = "127.0.0.1:0",
+                                            .token = "t",
+                                            .tls_cert_file = path,
+                                            .tls_key_file = path,
+                                            .tls_client_ca_file = path,
+                                            .n_threads = 1};
+    FILE *f = fopen(path, "we");
+    assert_non_null(f);
+    for (size_t n = 0; n <= WS_MAX_KEPT_BYTES; n += sizeof(begin) - 1)
+        assert_true(fputs(begin, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(ws_tcp_server_new(&s, &(struct ws_catalog){&ops, NULL}, &o, &err), -EFBIG);
+    assert_non_null(strstr(err.text, path));
+    assert_int_equal(truncate(path, 0), 0);
+    assert_int_equal(ws_tcp_server_new(&s, &(struct ws_catalog){&ops, NULL}, &o, &err), -EINVAL);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(ws_tcp_server_new(&s, &(struct ws_catalog){&ops, NULL}, &o, &err), -ENOENT);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_half_open),
                                        cmocka_unit_test(test_bodies_of_strangers),
-                                       cmocka_unit_test(test_no_descriptors)};
+                                       cmocka_unit_test(test_no_descriptors),
+                                       cmocka_unit_test(test_long_tls_file)};
 
     return cmocka_run_group_tests_name("tcp_serve", tests, NULL, NULL);
 }
