@@ -12,6 +12,7 @@
 
 #define WAKE     SIGUSR1
 #define AGAIN_MS 20
+#define LOOK_MS  1000 /* where it could not be told whether the mount is there */
 
 struct ws_ending {
     struct ws_ending_options options;
@@ -61,11 +62,12 @@ static void *watch(void *arg)
                             {.fd = e->mounts, .events = POLLPRI}};
     bool ended = false;
     while (!ended) {
-        if (fds[2].fd >= 0 && !ws_place_is_mounted(e->options.place, e->mounts)) {
+        const int mounted = fds[2].fd >= 0 ? ws_place_is_mounted(e->options.place, e->mounts) : 1;
+        if (mounted == 0) {
             end_control(e, "the mount is not at its path any more");
             fds[2].fd = -1;
         }
-        if (poll(fds, 3, -1) < 0 && errno != EINTR)
+        if (poll(fds, 3, mounted < 0 ? LOOK_MS : -1) < 0 && errno != EINTR)
             break;
         ended = fds[0].revents || fds[1].revents;
     }

@@ -16,6 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define MOUNTS_BYTES (64UL << 10) /* mostly enough */
+
 static bool is_mount_of_wsync(const char *path)
 {
     bool found = false;
@@ -117,20 +119,38 @@ static bool is_line_of(const struct ws_place *p, char *line)
     return strcmp(field[4], p->at) == 0;
 }
 
-bool ws_place_is_mounted(const struct ws_place *p, int mounts)
+/* From its begin to its end; the caller's. NULL: it cannot be read now. No descriptor is made for it. */
+static char *read_all(int fd)
 {
-    bool found = false;
-    char *line = NULL;
-    size_t cap = 0;
-    int fd = lseek(mounts, 0, SEEK_SET) == 0 ? dup(mounts) : -1;
-    FILE *f = fd >= 0 ? fdopen(fd, "r") : NULL;
-    if (!f && fd >= 0)
-        close(fd);
-    while (f && !found && getline(&line, &cap, f) > 0)
+    size_t n = 0, room = MOUNTS_BYTES;
+    char *text = lseek(fd, 0, SEEK_SET) == 0 ? malloc(room) : NULL;
+    ssize_t got = text ? 1 : 0;
+    while (text && (got = read(fd, text + n, room - n - 1)) > 0) {
+        n += (size_t)got;
+        room *= n + 1 == room ? 2 : 1;
+        char *more = realloc(text, room);
+        if (!more)
+            free(text);
+        text = more;
+    }
+    if (text && got < 0) {
+        free(text);
+        text = NULL;
+    }
+    if (text)
+        text[n] = 0;
+    return text;
+}
+
+int ws_place_is_mounted(const struct ws_place *p, int mounts)
+{
+    int found = 0;
+    char *text = read_all(mounts), *save = NULL;
+    if (!text)
+        return -EAGAIN;
+    for (char *line = strtok_r(text, "\n", &save); line && !found; line = strtok_r(NULL, "\n", &save))
         found = is_line_of(p, line);
-    free(line);
-    if (f)
-        fclose(f);
+    free(text);
     return found;
 }
 

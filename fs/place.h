@@ -21,9 +21,9 @@ WS_MUST_USE int ws_place_check(const char *at, struct ws_error *err);
 WS_MUST_USE int ws_place_note(struct ws_place *p, const char *at, int connection);
 /* Is it on top at its path? */
 bool ws_place_is_ours(const struct ws_place *p);
-/* Is it at its path at all, on top or below another? mounts: /proc/self/mountinfo, which polls as POLLPRI
- * when it has changed. */
-bool ws_place_is_mounted(const struct ws_place *p, int mounts);
+/* Is it at its path at all, on top or below another? 1, 0, or -EAGAIN: that cannot be told now. mounts:
+ * /proc/self/mountinfo, which polls as POLLPRI when it has changed. */
+WS_MUST_USE int ws_place_is_mounted(const struct ws_place *p, int mounts);
 /* Detaches it where it is ours, and ends its connection. -EPERM: fusermount3 may; -ENOENT: it is not there.
  */
 WS_MUST_USE int ws_place_detach(const struct ws_place *p);

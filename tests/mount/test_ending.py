@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import http.server
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -128,6 +129,21 @@ def settings_lock(mount):
     names = [n for n in os.listdir(folder) if n.endswith(os.path.basename(mount.path) + ".lock")]
     assert len(names) == 1, os.listdir(folder)
     return os.path.join(folder, names[0])
+
+
+def test_mounts_without_descriptors(stack):
+    "where no descriptor is left, a mount that others make elsewhere does not end the control of one that is at its path"
+    agent, mount, folders = world(stack)
+    resource.prlimit(mount.pid, resource.RLIMIT_NOFILE, (8, 4096))  # all of them are taken
+    other = unique("elsewhere")
+    os.makedirs(other)
+    for _ in range(3):
+        subprocess.run(["mount", "-t", "tmpfs", "none", other], check=True)
+        subprocess.run(["umount", other], check=True)
+    resource.prlimit(mount.pid, resource.RLIMIT_NOFILE, (4096, 4096))
+    mount.write("policy follow", "actor/ctl")
+    wait_for(lambda: mount.text("actor/version") == "2\n", "the newest version to be current")
+    assert "control ends" not in Process.text(mount), Process.text(mount)
 
 
 def test_one_owner(stack):
@@ -395,6 +411,7 @@ run(
     test_last_reader,
     test_ports,
     test_control_ends,
+    test_mounts_without_descriptors,
     test_one_owner,
     test_refused_umount,
     test_foreign,
