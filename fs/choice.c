@@ -4,6 +4,7 @@
 #define GUESSED_LINK  1e9 /* 10 Gbit/s, less what nobody gets of it */
 #define GUESSED_PATCH 5e9
 #define GUESSED_COPY  2e9
+#define DOUBT         1.05
 
 /* zstd takes a twelfth off what is sent, at 0.6 GB/s of it; harder still, at a tenth of that. */
 #define PACK_BELOW   50e6
@@ -15,6 +16,15 @@ void ws_speed_note(const struct ws_speeds *s, _Atomic(double) *speed, uint64_t b
         return;
     double now = (double)bytes / seconds, before = atomic_load(speed);
     atomic_store(speed, before > 0 ? (before + now) / 2 : now);
+}
+
+/* 0, not measured yet, stays. */
+void ws_speeds_doubt(struct ws_speeds *s)
+{
+    if (s->given)
+        return;
+    atomic_store(&s->patch, atomic_load(&s->patch) * DOUBT);
+    atomic_store(&s->copy, atomic_load(&s->copy) * DOUBT);
 }
 
 static double known(const _Atomic(double) *speed, double guess)
@@ -31,17 +41,29 @@ static double patch_speed(const struct ws_speeds *s, bool copies)
     return copies && copy < patch ? copy : patch;
 }
 
-/* Fetching and patching overlap; each link more costs a part of the first pass over memory. A copy also takes
- * memory that others could have, which counts as its time again. */
+/* Each link more costs a part of the first pass over memory. */
+static double patch_seconds(const struct ws_way *way, const struct ws_speeds *s, unsigned threads)
+{
+    const double links = way->n_links > 1 ? 1 + 0.2 * (double)(way->n_links - 1) : 1;
+    return links * (double)way->patch_bytes / (patch_speed(s, way->copies) * (threads ? threads : 1));
+}
+
+/* Fetching and patching overlap. */
+static double together(double fetch, double patch)
+{
+    return fetch > patch ? fetch + patch / 10 : patch + fetch / 10;
+}
+
 double ws_way_seconds(const struct ws_way *way, const struct ws_speeds *s, unsigned threads)
 {
-    double fetch = (double)way->fetch_bytes / known(&s->link, GUESSED_LINK);
-    double patch = (double)way->patch_bytes / (patch_speed(s, way->copies) * (threads ? threads : 1));
-    if (way->copies)
-        patch *= 2;
-    if (way->n_links > 1)
-        patch *= 1 + 0.2 * (double)(way->n_links - 1);
-    return fetch > patch ? fetch + patch / 10 : patch + fetch / 10;
+    return together((double)way->fetch_bytes / known(&s->link, GUESSED_LINK), patch_seconds(way, s, threads));
+}
+
+double ws_way_price(const struct ws_way *way, const struct ws_speeds *s, unsigned threads)
+{
+    const double patch = patch_seconds(way, s, threads);
+    return together((double)way->fetch_bytes / known(&s->link, GUESSED_LINK),
+                    way->copies ? 2 * patch : patch);
 }
 
 unsigned ws_choice_level(const struct ws_speeds *s)

@@ -17,6 +17,11 @@ struct ws_speeds {
 /* One of s: the mean of what was and what is now; too few bytes say nothing. */
 void ws_speed_note(const struct ws_speeds *s, _Atomic(double) *speed, uint64_t bytes, double seconds);
 
+/* A version was pulled whole because patching is slower, as was measured once. Nothing is measured that is
+ * not used, and that once may have been disturbed: each time it is held for a little faster, until it is
+ * tried. */
+void ws_speeds_doubt(struct ws_speeds *s);
+
 struct ws_way {
     uint64_t fetch_bytes; /* over the link */
     uint64_t patch_bytes; /* of the model, that are patched; 0: a full pull */
@@ -24,6 +29,9 @@ struct ws_way {
     size_t n_links;
 };
 double ws_way_seconds(const struct ws_way *way, const struct ws_speeds *speeds, unsigned threads);
+/* By which deltas are compared with each other: a copy takes memory where a patch in place takes none, which
+ * counts as its time again. A full pull takes as much as a copy: these two are compared by seconds. */
+double ws_way_price(const struct ws_way *way, const struct ws_speeds *speeds, unsigned threads);
 /* How hard the sender should compress a delta for this link: zstd's level, 0: not at all. */
 unsigned ws_choice_level(const struct ws_speeds *speeds);
 

@@ -58,8 +58,9 @@ struct choice {
     struct ws_version *base; /* NULL: a full pull */
     bool in_place;
     size_t n_links;
-    double seconds;
-    bool dearer;  /* there was a base, and a full pull is cheaper */
+    double price;
+    double full_seconds;
+    bool dearer;  /* there was a base, and a full pull is quicker */
     bool no_room; /* or there is none for a copy of it, and a full pull may evict it */
 };
 
@@ -82,7 +83,9 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
                          .patch_bytes = m->total_bytes,
                          .copies = !in_place,
                          .n_links = n_links};
-    double seconds = ws_way_seconds(&way, &v->store->speeds, v->store->options.threads);
+    const struct ws_speeds *speeds = &v->store->speeds;
+    const unsigned threads = v->store->options.threads;
+    const double price = ws_way_price(&way, speeds, threads);
 
     if (!in_place && !ws_version_is_complete(w))
         return;
@@ -91,11 +94,14 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
         best->no_room = true;
         return;
     }
-    if (seconds >= best->seconds) {
+    if (ws_way_seconds(&way, speeds, threads) >= best->full_seconds) {
         best->dearer = true;
-        return;
+    } else if (price < best->price) {
+        best->base = w;
+        best->in_place = in_place;
+        best->n_links = n_links;
+        best->price = price;
     }
-    *best = (struct choice){.base = w, .in_place = in_place, .n_links = n_links, .seconds = seconds};
 }
 
 /* Walks back from the version, link by link; each version that is here on the way is a base. links: newest
@@ -105,13 +111,16 @@ static struct choice choose(struct ws_version *v, const struct ws_links *k, cons
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
     struct ws_way full = {.fetch_bytes = m->total_bytes};
-    struct choice best = {.seconds = ws_way_seconds(&full, &v->store->speeds, v->store->options.threads)};
+    struct choice best = {
+        .price = DBL_MAX,
+        .full_seconds = ws_way_seconds(&full, &v->store->speeds, v->store->options.threads),
+    };
     struct ws_mark at = ws_version_mark(v);
     const char *digest = v->digest;
     uint64_t bytes = 0;
 
     if (!ws_version_comes_whole(v))
-        best.seconds = DBL_MAX; /* there is no other way */
+        best.full_seconds = DBL_MAX; /* there is no other way */
     for (size_t n = 0; n < WS_MAX_CHAIN && ws_links_find(v->model, k, &at, digest, &links[n]); n++) {
         struct ws_version *w = find_base(v, &links[n].offer.link);
         bytes += bytes_of(&links[n], m->total_bytes);
@@ -183,6 +192,8 @@ bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *
         ws_changes_tell(&changes, s);
         if (!taken) {
             forget_choice(p);
+            if (!c.base && c.dearer)
+                ws_speeds_doubt(&s->speeds);
             snprintf(why, WS_HOW_CHARS, "%s",
                      c.dearer    ? "patching would take longer"
                      : c.no_room ? "no room for a copy of the version before"

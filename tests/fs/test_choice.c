@@ -44,11 +44,22 @@ static double full(const struct ws_speeds *s)
     return ws_way_seconds(&(struct ws_way){.fetch_bytes = MODEL_BYTES}, s, 4);
 }
 
+static struct ws_way by_delta(uint64_t bytes, bool copies, size_t n_links)
+{
+    return (struct ws_way){
+        .fetch_bytes = bytes, .patch_bytes = MODEL_BYTES, .copies = copies, .n_links = n_links};
+}
+
 static double delta(const struct ws_speeds *s, uint64_t bytes, bool copies, size_t n_links)
 {
-    const struct ws_way way = {
-        .fetch_bytes = bytes, .patch_bytes = MODEL_BYTES, .copies = copies, .n_links = n_links};
+    const struct ws_way way = by_delta(bytes, copies, n_links);
     return ws_way_seconds(&way, s, 4);
+}
+
+static double price(const struct ws_speeds *s, uint64_t bytes, bool copies, size_t n_links)
+{
+    const struct ws_way way = by_delta(bytes, copies, n_links);
+    return ws_way_price(&way, s, 4);
 }
 
 /* Whatever the speeds: more is never less. */
@@ -65,6 +76,7 @@ static void test_order(void **state)
                 const double now = delta(&s, bytes, false, 1);
                 assert_true(isfinite(now) && now >= before);
                 assert_true(delta(&s, bytes, true, 1) >= now);
+                assert_true(price(&s, bytes, true, 1) > price(&s, bytes, false, 1));
                 assert_true(delta(&s, bytes, false, 3) >= now);
                 before = now;
             }
@@ -101,8 +113,35 @@ static void test_one_slow_step(void **state)
 {
     const struct ws_speeds s = {.link = 1e8, .patch = 3e8, .copy = 3e9};
     (void)state;
-    assert_true(delta(&s, 170000, false, 1) < delta(&s, 170000, true, 1));
-    assert_true(delta(&s, 340000, false, 2) < delta(&s, 170000, true, 1));
+    assert_true(price(&s, 170000, false, 1) < price(&s, 170000, true, 1));
+    assert_true(price(&s, 340000, false, 2) < price(&s, 170000, true, 1));
+}
+
+/* What an engine has mapped is patched into a copy, which takes the memory that a full pull takes as well. */
+static void test_copy_beside_full(void **state)
+{
+    const struct ws_speeds loopback = {.link = 3e9, .patch = 1.9e9, .copy = 1.3e9};
+    (void)state;
+    assert_true(delta(&loopback, MODEL_BYTES / 100, true, 1) < full(&loopback));
+}
+
+/* One copy that was disturbed does not end copies for good, and what was never measured stays a guess. */
+static void test_doubt(void **state)
+{
+    struct ws_speeds s = {.link = 3e9, .patch = 2e9, .copy = 3e8};
+    unsigned n = 0;
+    (void)state;
+    assert_true(delta(&s, MODEL_BYTES / 100, true, 1) > full(&s));
+    while (n < 100 && delta(&s, MODEL_BYTES / 100, true, 1) > full(&s)) {
+        ws_speeds_doubt(&s);
+        n++;
+    }
+    assert_true(n > 10 && n < 30); /* nor is it tried all the time */
+    struct ws_speeds none = {0}, given = {.copy = 3e8, .given = true};
+    ws_speeds_doubt(&none);
+    ws_speeds_doubt(&given);
+    assert_true(atomic_load(&none.copy) == 0 && atomic_load(&none.patch) == 0);
+    assert_near(atomic_load(&given.copy), 3e8);
 }
 
 static void test_level(void **state)
@@ -121,8 +160,13 @@ static void test_level(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_speeds),        cmocka_unit_test(test_order), cmocka_unit_test(test_which),
-        cmocka_unit_test(test_one_slow_step), cmocka_unit_test(test_level),
+        cmocka_unit_test(test_speeds),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_which),
+        cmocka_unit_test(test_one_slow_step),
+        cmocka_unit_test(test_copy_beside_full),
+        cmocka_unit_test(test_doubt),
+        cmocka_unit_test(test_level),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

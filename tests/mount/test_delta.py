@@ -113,7 +113,8 @@ def test_speeds(stack):
     "given speeds decide, whatever is measured; what are no speeds is refused"
     run = Run(stack)
     patches, pulls = Mount(stack, run.url, DELTAS), Mount(stack, run.url, "speeds=50G:1M:1M")
-    for m in (patches, pulls):
+    opened = Mount(stack, run.url, "threads=2,speeds=3G:5G:1900M")  # to copy is quicker than to pull whole, which takes as much memory
+    for m in (patches, pulls, opened):
         pull(m, 1)
     for _ in range(3):
         run.step()
@@ -122,6 +123,9 @@ def test_speeds(stack):
         line = pull(pulls, run.newest)
         assert 'how="tcp full: patching would take longer"' in line, line
         same(pulls, run.newest, run.folders[run.newest])
+        same(opened, run.newest - 1, run.folders[run.newest - 1])
+        line = pull(opened, run.newest)
+        assert f"delta from {run.newest - 1}" in line and "in place" not in line, line
     for wrong in ("1M", "1M:1M", "1M:1M:1M:1M", "1M:0:1M", "1M::1M", "1M:1M:", "fast", "1M:1M:1M:"):
         r = wsync("mount", "-o", f"speeds={wrong}", run.url, unique("none"), check=False)
         assert r.returncode != 0 and "measured|LINK:PATCH:COPY" in r.stderr, (wrong, r.stderr)
