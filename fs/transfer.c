@@ -5,8 +5,9 @@
  * blocks of a run that was cut.
  *
  * Lanes of different sources are measured by each other: one whose source sent next to nothing while the
- * lanes of others moved block after block gives its run back, and goes on at another source. Only bytes are
- * compared, so that it means the same on every link.
+ * lanes of others moved several whole runs gives its own back, and goes on at another source;
+ * once all else is taken and it alone is waited for, sooner. Only bytes are compared, so that it means the
+ * same on every link, also on one whose round trip is long and whose first bytes come late.
  *
  * Towards the end runs get shorter, so that the lanes finish together. */
 #include "fs/transfer.h"
@@ -23,8 +24,9 @@
 #define RUN_BLOCKS 4
 #define NAP_MS     20 /* of a lane that lets a more urgent pull go first */
 #define IDLE_MS    500
-#define SLOWER     8             /* times, than the others: it gives its run back */
-#define SLACK      (256UL << 10) /* bytes that a lane may be behind at first */
+#define SLOWER     8                             /* times, than the others: it gives its run back */
+#define SLACK      (RUN_BLOCKS * WS_BLOCK_BYTES) /* bytes that a lane may be behind at first */
+#define LAST_SLACK (256UL << 10)                 /* ... once nothing else is missing */
 
 enum block_state { MISSING, TAKEN, HERE };
 
@@ -188,8 +190,11 @@ static void compare(struct transfer *t)
             continue;
         for (unsigned k = 0; k < t->n_lanes; k++)
             n += t->lanes[k].has_source && t->lanes[k].source != l->source;
-        if (n > 0 &&
-            (moved_by_others(t, l->source) - l->others) / n > SLOWER * (atomic_load(&l->came) + SLACK))
+        if (n == 0)
+            continue;
+        const uint64_t slack = t->n_missing > 0 ? SLACK : LAST_SLACK,
+                       others = (moved_by_others(t, l->source) - l->others) / n;
+        if (others > SLOWER * (atomic_load(&l->came) + slack))
             told_to_leave(l);
     }
 }

@@ -58,6 +58,30 @@ class Drip(Gate):
             near.shutdown(socket.SHUT_RDWR)
 
 
+class Distant(Gate):
+    """Of files one connection gets nothing at first, as by a long round trip, and all others are closed. Opened, it is as others."""
+
+    def __init__(self, stack, url):
+        self.holds = self.opened = False
+        super().__init__(stack, url, 0)
+
+    def serve(self, near, far):
+        first = near.recv(1 << 16)
+        with self.changed:
+            closes = b"/files/" in first and self.holds and not self.opened
+            self.holds = self.holds or b"/files/" in first
+        if closes:
+            return near.shutdown(socket.SHUT_RDWR)
+        threading.Thread(target=self.pump, args=(far, near, b"/files/" in first), daemon=True).start()
+        with contextlib.suppress(OSError):
+            far.sendall(first)
+        self.pump(near, far, False)
+
+    def open(self):
+        self.opened = True
+        super().open()
+
+
 def published(stack, *args):
     need_fuse()
     agent = Agent(stack, *args)
@@ -272,6 +296,23 @@ def test_drips(stack):
     leaf.write("pull 1", "actor/ctl")
     assert drip.dripping and same(leaf, folder)
     assert "is much slower than others" in leaf.text() and drip.url in leaf.text(), leaf.text()
+
+
+def test_distance(stack):
+    "a lane whose first bytes take long is not held for slow while there is other work: its source goes on serving"
+    agent, folder = published(stack)
+    distant, near = Distant(stack, agent.url), Gate(stack, agent.url, 13 << 20)  # three runs of other lanes, and part of a fourth
+    leaf = Mount(stack, f"{distant.url},{near.url}", "streams=2")
+    leaf.wait_version("actor", 1, sources=2)
+    pulling = threading.Thread(target=leaf.write, args=("pull 1", "actor/ctl"))
+    pulling.start()
+    wait_for(lambda: near.left == 0, "the blocks of the near source", 60)
+    assert distant.holds
+    distant.open()
+    near.end()
+    pulling.join()
+    assert same(leaf, folder)
+    assert "is much slower than others" not in leaf.text(), leaf.text()
 
 
 def test_follow(stack):
@@ -586,4 +627,4 @@ def test_nginx(stack):
 
 
 run(test_chain, test_while_it_arrives, test_reader_goes_first, test_tree, test_liar, test_invented_manifest, test_killed,
-    test_drips, test_follow, test_rings, test_waiting_rings, test_dead_rings, test_waiting_chain, test_eviction, test_end, test_guards, test_headers, test_nginx)
+    test_drips, test_distance, test_follow, test_rings, test_waiting_rings, test_dead_rings, test_waiting_chain, test_eviction, test_end, test_guards, test_headers, test_nginx)
