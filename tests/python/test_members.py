@@ -163,6 +163,17 @@ def test_pause(stack, send, kind, pause):
     assert not results[0].ok and not fake.resumed() and "serves what it did before" in str(results[0].error), results
 
 
+def test_pause_refused_again(stack, send):
+    """a refusal to be paused once more says nothing of the pause before: it is this sender's still, and is ended by a send that works"""
+    fake = Fake(stack, "vllm")
+    fake.on["/reset_prefix_cache"] = (500, {"message": "no"})
+    assert not send(fake)[0].ok and fake.paused
+    fake.on = {"/pause": [(403, {})]}
+    assert not send.sender.send(send.weights, force_layout=True)[0].ok and fake.paused and not fake.resumed()
+    results = send.sender.send(send.weights, force_layout=True)
+    assert results[0].ok and not fake.paused, results
+
+
 def test_told_a_part(stack, send):
     """one that refuses to be called a part of a version is as it was; one that may have been is not resumed"""
     for how, paused in (((403, {}), False), ("drop", True)):

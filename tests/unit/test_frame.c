@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -81,7 +82,6 @@ static void silence_ends_no_lease(void **state)
     close(sock[1]);
 }
 
-/* Descriptors that came with what is no answer are closed, and nobody closes their numbers again. */
 /* What is leased lives on a connection on which a request could not be sent, too; else that is ended. */
 static void a_lost_request_ends_no_lease(void **state)
 {
@@ -102,6 +102,7 @@ static void a_lost_request_ends_no_lease(void **state)
     }
 }
 
+/* Descriptors that came with what is no answer are closed, and nobody closes their numbers again. */
 static void descriptors_of_no_answer(void **state)
 {
     int sock[2], fd = -1;
@@ -126,6 +127,44 @@ static void descriptors_of_no_answer(void **state)
     assert_int_equal(n, 0);
     assert_int_equal(fd, -1);
     close(sock[0]);
+}
+
+/* A message is whole with all its descriptors: a version that is mapped without its last file is another one. */
+static void descriptors_that_are_lost(void **state)
+{
+    const uint32_t head[] = {0x31465357U, 2, 1}; /* it tells of one */
+    int sock[2], got[2], more[2];
+    size_t n = 0;
+    json_t *body = NULL;
+    struct ws_error err = {0};
+    struct rlimit limit, less;
+    (void)state;
+    pair(sock);
+    assert_int_equal(send(sock[0], head, sizeof(head), MSG_NOSIGNAL), sizeof(head));
+    assert_int_equal(send(sock[0], "{}", 2, MSG_NOSIGNAL), 2);
+    assert_int_equal(ws_frame_recv(sock[1], LONG_MS, &body, got, 2, &n, &err), -EBADMSG);
+    assert_int_equal(n, 0);
+
+    json_t *reply = json_pack("{s:i}", "status", 200);
+    assert_int_equal(ws_frame_send(sock[0], reply, sock, 2, LONG_MS, &err), 0);
+    json_decref(reply);
+    assert_int_equal(pipe2(more, O_CLOEXEC), 0); /* there is room for one of the two */
+    close(more[0]);
+    close(more[1]);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    less = limit;
+    less.rlim_cur = (rlim_t)more[0] + 1;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &less), 0);
+    const int rc = ws_frame_recv(sock[1], LONG_MS, &body, got, 2, &n, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_int_equal(rc, -EMFILE);
+    assert_int_equal(n, 0);
+    assert_non_null(strstr(err.text, "ulimit"));
+    const int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    assert_int_equal(next, more[0]); /* and none of them is left open */
+    close(next);
+    close(sock[0]);
+    close(sock[1]);
 }
 
 static void many_descriptors(void **state)
@@ -171,6 +210,7 @@ int main(void)
         cmocka_unit_test(silence_ends_no_lease),
         cmocka_unit_test(a_lost_request_ends_no_lease),
         cmocka_unit_test(descriptors_of_no_answer),
+        cmocka_unit_test(descriptors_that_are_lost),
         cmocka_unit_test(many_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -135,15 +135,13 @@ class Member:
 
     # --- in and out of service ---
     def pause(self) -> None:
-        self._paused_at = time.monotonic()
+        self._paused_at, before = time.monotonic(), (self.paused, self._unanswered)  # by a send that failed
         self.paused = self._unanswered = True
         try:
             self.post_pause()
-        except Refused as e:
-            self._unanswered = self.paused = not e.changed_nothing
-            raise
-        except OSError as e:
-            self._unanswered = self.paused = e.errno != errno.ECONNREFUSED
+        except (OSError, Refused) as e:
+            if e.changed_nothing if isinstance(e, Refused) else e.errno == errno.ECONNREFUSED:
+                self.paused, self._unanswered = before
             raise
         self._unanswered = False
 
