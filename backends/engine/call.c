@@ -153,7 +153,7 @@ int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *h
     if (rc)
         return rc;
     *has = reply.status == 405;
-    if (reply.status == 401 || reply.status == 403)
+    if (reply.status != 404 && reply.status != 405 && reply.status != 501) /* it does not say */
         rc = check_status(t, path, &reply, err);
     ws_http_reply_release(&reply);
     return rc;

@@ -129,14 +129,15 @@ static void note_embeddings(const struct ws_engine_target *t, const json_t *info
     ws_http_reply_release(&reply);
 }
 
-/* What it was started with; what cannot be read is as by default. */
+/* What it was started with; as by default where it is too old to say. One that cannot say it now may have been
+ * started with dummy weights, which it would "load" with success. */
 static int read_arguments(const struct ws_engine_target *t, struct ws_engine_facts *facts,
                           struct ws_engine_serving *out, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = 0;
-    if (server_info(t, &reply, NULL))
-        return 0;
+    int rc = server_info(t, &reply, err);
+    if (rc)
+        return rc == -EPROTO ? 0 : rc;
     (void)ws_call_copy(t, facts->release, sizeof(facts->release), ws_call_text(&reply, "version"), "version",
                        NULL);
     note_embeddings(t, reply.json, facts);

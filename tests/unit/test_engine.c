@@ -1312,6 +1312,39 @@ static void test_sglang_with_images(void **state)
     }
 }
 
+/* What an engine cannot say for a moment, as behind a gateway, is not that it has no such route, nor that it was
+ * started as by default. */
+static void test_facts_that_are_not_told(void **state)
+{
+    static const struct bad_step sglang[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
+                                             {"GET /update_weights_from_disk", BAD_JSON, 405, "{}"},
+                                             {"GET /server_info", BAD_JSON, 503, "{}"}},
+                                 vllm[] = {{"GET /version", BAD_JSON, 200, "{\"version\":\"0.30\"}"},
+                                           {"GET /collective_rpc", BAD_JSON, 405, "{}"},
+                                           {"GET /is_paused", BAD_JSON, 200, "{\"is_paused\":false}"},
+                                           {"GET /reset_prefix_cache", BAD_JSON, 503, "{}"}},
+                                 busy[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
+                                           {"GET /update_weights_from_disk", BAD_JSON, 502, "{}"}};
+    const struct {
+        const struct ws_engine_ops *ops;
+        const struct bad_step *steps;
+        size_t n;
+    } cases[] = {{&ws_engine_sglang, sglang, LENGTH(sglang)},
+                 {&ws_engine_vllm, vllm, LENGTH(vllm)},
+                 {&ws_engine_sglang, busy, LENGTH(busy)}};
+
+    (void)state;
+    for (size_t i = 0; i < LENGTH(cases); i++) {
+        struct bad_server *s = bad_server_start(cases[i].steps, cases[i].n);
+        struct ws_engine_serving now;
+        struct engine e;
+        target_of(&e, bad_server_port(s));
+        assert_int_equal(cases[i].ops->probe(&e.target, &facts, &now, &err), -EREMOTEIO);
+        assert_int_equal(bad_server_hits(s, cases[i].n - 1), 1);
+        bad_server_stop(s);
+    }
+}
+
 /* Weights that cannot be woken were never told of a load: nothing has changed. */
 static void test_vllm_stays_asleep(void **state)
 {
@@ -1528,6 +1561,7 @@ int main(void)
         TEST(test_sglang_with_tokenizer_workers),
         TEST(test_sglang_workers_that_cannot_say),
         TEST(test_sglang_with_images),
+        TEST(test_facts_that_are_not_told),
         TEST(test_wrong_kind),
         TEST(test_vllm_without_routes),
         TEST(test_flush_answers),
