@@ -3,6 +3,7 @@
 """The command: help, manual pages, wrong usage, what publish refuses."""
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -321,14 +322,16 @@ def test_unprivileged(stack):
     os.chown(home, 65534, 65534)
     for path in (TESTDIR, folder):
         os.chmod(path, 0o755)
+    command = shutil.copy(WSYNC, home)  # others may not be let into the checkout
     port, sock, log = free_port(), home + "/agent.sock", home + "/log"
     with open(log, "wb") as f:
-        agent = subprocess.Popen([WSYNC, "agent", "--listen", f"127.0.0.1:{port}", "--socket", sock], user=65534, group=65534,
+        agent = subprocess.Popen([command, "agent", "--listen", f"127.0.0.1:{port}", "--socket", sock], user=65534, group=65534,
                                  extra_groups=[], stdout=f, stderr=f)
     stack.callback(agent.wait)
     stack.callback(agent.terminate)
     wait_for(lambda: os.path.exists(sock), "the agent")
-    wsync("publish", "--agent", f"unix:{sock}", "-m", "actor", "-v", "1", folder, user=65534, group=65534, extra_groups=[])
+    wsync("publish", "--agent", f"unix:{sock}", "-m", "actor", "-v", "1", folder, user=65534, group=65534, extra_groups=[],
+          executable=command)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as r:
         assert json.load(r)["models"][0]["newest"] == 1
     with open(log) as f:

@@ -95,9 +95,10 @@ def test_daemonset(stack):
     token = unique("token")
     with open(token, "w") as f:
         f.write("not asked for\n")
-    for old, new in {"/etc/wsync/token": token, "0.0.0.0:18862": f"127.0.0.1:{port}", "$(NODE_NAME)": "node-1", "SOURCE": agent.url,
-                     "exec wsync": f"exec {WSYNC}", "/wsync/": node + "/"}.items():
-        command = [word.replace(old, new) for word in command]
+    here = {"/etc/wsync/token": token, "0.0.0.0:18862": f"127.0.0.1:{port}", "$(NODE_NAME)": "node-1", "SOURCE": agent.url,
+            "exec wsync": f"exec {WSYNC}", "/wsync/": node + "/"}
+    each = re.compile("|".join(map(re.escape, here)))  # in one go: a checkout may be in a folder of the name wsync
+    command = [each.sub(lambda found: here[found[0]], word) for word in command]
 
     def mounted():
         daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
