@@ -36,6 +36,12 @@ def counts(status, text, passed, failed, skipped):
     assert status == (1 if failed else 0), (status, text)
 
 
+def test_help(stack):
+    "--help says what names there are, and runs nothing"
+    done = subprocess.run([os.path.join(ROOT, "tests/run"), "--help"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "tests/run [NAME...]" in done.stdout and "-- build" not in done.stdout, done
+
+
 def test_plan(stack):
     """a program that ends after its first result, and one without a plan, have failed"""
     counts(*outcome("good", "echo 1..2; echo ok - a; echo ok - b\n"), 2, 0, 0)
@@ -65,4 +71,4 @@ def test_unsteady(stack):
     counts(*outcome("twice", "echo 1..1; echo not ok - a; exit 1\n", ci=True), 0, 1, 0)
 
 
-run(test_plan, test_skips, test_unsteady)
+run(test_help, test_plan, test_skips, test_unsteady)
