@@ -185,7 +185,8 @@ DATABASE = $(foreach d,$(LAYERS) transports/kernels backends/trainer/examples $(
 $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 	@mkdir -p $(@D)
 	$(call say,GEN,$@){ echo '['; sep=; for f in $(DATABASE); do \
-		case $$f in *_avx2.c) v='$(FLAGS_avx2)';; *_avx512.c) v='$(FLAGS_avx512)';; *) v=;; esac; \
+		case $$f in *_avx2.c) v='$(FLAGS_avx2)';; *_avx512.c) v='$(FLAGS_avx512)';; \
+		backends/trainer/examples/*) v=-Ibackends/trainer;; *) v=;; esac; \
 		printf '%s{"directory":"%s","file":"%s","command":"%s"}\n' "$$sep" "$(CURDIR)" "$$f" \
 		"$(subst ",\\\",$(CC) $(ALL_CFLAGS) $(GPU_RELEASES) $(gpu_headers) $(FUSE_CFLAGS)) $$v -c $$f"; sep=,; done; echo ']'; } >$@
 
@@ -230,7 +231,7 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu mutate bench bench-gpu gpu-bundle
+.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu mutate bench bench-gpu gpu-bundle campaign
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:

@@ -94,25 +94,24 @@ static bool is_connected(const struct ws_place *p)
 
 bool ws_place_is_ours(const struct ws_place *p)
 {
-    dev_t dev;
+    dev_t dev = 0;
     return is_connected(p) && device_at(p->at, &dev) == 0 && dev == p->dev && is_connected(p);
 }
 
 /* "36 35 98:0 /root /mount/point options - type source more": blanks in a path are \040. */
 static bool is_line_of(const struct ws_place *p, char *line)
 {
-    unsigned major, minor;
-    char *save = NULL, *field[5] = {NULL};
+    char device[32], *save = NULL, *field[5] = {NULL};
     for (size_t i = 0; i < 5; i++)
         if (!(field[i] = strtok_r(i ? NULL : line, " ", &save)))
             return false;
-    if (sscanf(field[2], "%u:%u", &major, &minor) != 2 || makedev(major, minor) != p->dev)
+    snprintf(device, sizeof(device), "%u:%u", major(p->dev), minor(p->dev));
+    if (strcmp(field[2], device) != 0)
         return false;
     char *to = field[4];
     for (const char *from = field[4]; *from; to++) {
-        unsigned code;
-        const bool escaped = from[0] == '\\' && sscanf(from + 1, "%3o", &code) == 1;
-        *to = escaped ? (char)code : *from;
+        const bool escaped = from[0] == '\\' && strspn(from + 1, "01234567") >= 3;
+        *to = escaped ? (char)((from[1] - '0') << 6 | (from[2] - '0') << 3 | (from[3] - '0')) : *from;
         from += escaped ? 4 : 1;
     }
     *to = 0;
@@ -167,7 +166,7 @@ int ws_place_detach(const struct ws_place *p)
  * back: a copy of it is held meanwhile. -1: there is none. */
 static int take_regions(const char *path, char regions[4200])
 {
-    dev_t outer, inner;
+    dev_t outer = 0, inner = 0;
     snprintf(regions, 4200, "%s/" WS_REGIONS_NAME, path);
     if (device_at(path, &outer) < 0 || device_at(regions, &inner) < 0 || outer == inner)
         return -1;

@@ -362,6 +362,7 @@ static int collect(struct ws_run *r, struct ws_switch_part *parts, size_t n, con
     size_t total = 0;
     for (size_t i = 0; i < n; i++)
         total += parts[i].desk->n_engines; /* stable: the switch is claimed */
+    r->n = 0;
     r->works = calloc(total + 1, sizeof(*r->works));
     r->chosen = calloc(total + 1, sizeof(*r->chosen));
     if (!r->works || !r->chosen)

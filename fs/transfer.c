@@ -158,6 +158,7 @@ static uint64_t moved_by_others(const struct transfer *t, unsigned source)
 
 static void run_begins(struct lane *l)
 {
+    assert(l->leg.watch); /* a lane that is open has a source */
     l->has_source = l->fetches = true;
     l->source = l->leg.watch->index;
     l->others = moved_by_others(l->t, l->source);

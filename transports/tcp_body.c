@@ -267,13 +267,13 @@ static size_t without(const char *text, size_t len, const char *end)
 static char *with_deltas(const struct ws_hold *hold, const json_t *deltas, size_t *n)
 {
     char *own = NULL, *list = deltas ? json_dumps(deltas, JSON_COMPACT) : strdup("[]"), *text = NULL;
+    const char *whole = hold->manifest_json, *end = "," WS_MANIFEST_NO_DELTAS "}";
     size_t len = hold->manifest_json_bytes;
     int bytes = -1;
-    const char *end = "," WS_MANIFEST_NO_DELTAS "}";
-    if (list && (hold->manifest_json || ws_manifest_to_json(hold->manifest, &own, &len, NULL) == 0))
-        bytes =
-            asprintf(&text, "%.*s,\"deltas\":%s}", (int)without(own ? own : hold->manifest_json, len, end),
-                     own ? own : hold->manifest_json, list);
+    if (list && !whole && ws_manifest_to_json(hold->manifest, &own, &len, NULL) == 0)
+        whole = own;
+    if (list && whole)
+        bytes = asprintf(&text, "%.*s,\"deltas\":%s}", (int)without(whole, len, end), whole, list);
     free(list);
     free(own);
     *n = bytes > 0 ? (size_t)bytes : 0;

@@ -20,7 +20,7 @@ static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_tar
     int rc = ops->settle ? ops->settle(t, err) : 0;
     if (rc == 0)
         rc = ops->serving(t, &before, err);
-    if (rc < 0 || !names(&before, version))
+    if (rc != 0 || !names(&before, version))
         return rc;
     snprintf(other, sizeof(other), "loading %s", version);
     rc = ops->label ? ops->label(t, other, err) : -EPROTO;

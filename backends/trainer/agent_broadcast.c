@@ -34,7 +34,7 @@ static void add_wants(struct round *r, const struct ws_joiner *j)
     const struct ws_manifest *m = r->hold->manifest;
     for (size_t f = 0; !j->wants && f < m->n_files; f++)
         memset(r->wanted[f], true, m->files[f].n_blocks);
-    for (size_t i = 0; i < j->n_wants; i++)
+    for (size_t i = 0; j->wants && i < j->n_wants; i++)
         memset(&r->wanted[j->wants[i].file][j->wants[i].first], true, j->wants[i].n);
 }
 

@@ -249,7 +249,7 @@ static void run_block(void *arg, size_t i)
     j->hashed = h != NULL;
     if (h)
         j->hash = ws_hasher_digest(h);
-    else if (j->lands)
+    else if (j->lands && p->run->data)
         finish_block(p, j);
     ws_hasher_free(h);
     free(cursors);

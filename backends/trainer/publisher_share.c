@@ -483,7 +483,7 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
             rc = ws_demand_note(p, set, &o, err);
         if (rc == 0)
             rc = send_offer(p, set, &o, err);
-        if ((rc == -EOPNOTSUPP || rc == -ENOTSUP) && !s->on_demand) {
+        if (rc == -EOPNOTSUPP && !s->on_demand) {
             go_without(p, err);
             rc = give_up(p, set, 0, err);
         }

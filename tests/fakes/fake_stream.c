@@ -105,10 +105,11 @@ static void *work(void *arg)
         free(op);
         pthread_cond_broadcast(&fake_changed);
     }
-    struct CUstream_st **at = &s->ctx->streams;
-    while (*at != s)
-        at = &(*at)->next;
-    *at = s->next;
+    for (struct CUstream_st **at = &s->ctx->streams; *at; at = &(*at)->next)
+        if (*at == s) {
+            *at = s->next;
+            break;
+        }
     s->next = ended;
     ended = s;
     pthread_cond_broadcast(&fake_changed);

@@ -124,7 +124,7 @@ static void test_strange(void **state)
 {
     const struct ws_engine_serving now = says("default", "", false);
     struct ws_condition c;
-    bool strange;
+    bool strange = false;
     (void)state;
     make(&c, vllm);
     assert_true(ws_condition_is_another(&c, &now) && ws_condition_answered(&c, &now, OLD, &strange));

@@ -393,19 +393,21 @@ int main(void)
     } ways[] = {{"read", 0, read_plain},     {"direct", O_DIRECT, read_direct}, {"uring", 0, read_uring},
                 {"splice", 0, read_splice},  {"sendfile", 0, read_sendfile},    {"map", 0, read_map},
                 {"private", 0, read_private}};
-    char line[4352], way[16], path[4097];
+    static char path[4097];
+    char line[4352], way[16], hold_ms[16];
     const struct sigaction action = {.sa_handler = on_bus};
     sigaction(SIGBUS, &action, NULL);
     job.random = (uint64_t)getpid();
     while (fgets(line, sizeof(line), stdin)) {
         size_t i = 0;
         const size_t n = sizeof(ways) / sizeof(ways[0]);
-        if (sscanf(line, "%15s %u %4096[^\n]", way, &job.hold_ms, path) == 3)
+        if (sscanf(line, "%15s %15[0-9] %4096[^\n]", way, hold_ms, path) == 3)
             while (i < n && strcmp(ways[i].name, way) != 0)
                 i++;
         else
             i = n;
         job.path = path;
+        job.hold_ms = i < n ? (unsigned)strtoul(hold_ms, NULL, 10) : 0;
         if (i < n)
             look(ways[i].flags, ways[i].read);
         else

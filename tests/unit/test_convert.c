@@ -268,7 +268,7 @@ static void test_choice(void **state)
     size_t n_codes = all_codes(codes);
 
     (void)state;
-    assert_string_equal(ws_convert_code(), codes[n_codes - 1]->name);
+    assert_string_equal(ws_convert_code(), ws_convert_codes[n_codes - 1]->name);
     for (size_t c = 0; c < n_codes; c++)
         assert_chooses("WSYNC_CONVERT", codes[c]->name, codes[c]->name);
     assert_chooses("WSYNC_CONVERT", "what-is-not-there", "portable");

@@ -202,7 +202,7 @@ static void test_choice(void **state)
     size_t n_codes = all_codes(codes);
 
     (void)state;
-    assert_string_equal(ws_copy_code(), codes[n_codes - 1]->name);
+    assert_string_equal(ws_copy_code(), ws_copy_codes[n_codes - 1]->name);
     for (size_t c = 0; c < n_codes; c++)
         assert_chooses("WSYNC_COPY", codes[c]->name, codes[c]->name);
     assert_chooses("WSYNC_COPY", "what-is-not-there", "portable");

@@ -72,17 +72,6 @@ static void end(struct world *w)
     free(w->f32);
 }
 
-/* The file as the agent serves it. */
-static unsigned char *fetch(const struct world *w, uint64_t version, struct ws_safetensors **st)
-{
-    struct ws_error err = {0};
-    uint64_t n;
-    unsigned char *bytes = served_file(w->url, "m", version, &n, &err);
-    if (!bytes || ws_safetensors_parse(bytes, n, n, st, &err))
-        fail_msg("%s", err.text);
-    return bytes;
-}
-
 static void publish(struct world *w, const wsync_param *params, size_t n, uint64_t version)
 {
     if (wsync_offload(w->publisher, params, n, version) || wsync_wait_published(w->publisher, version, 20000))
@@ -145,7 +134,7 @@ static void test_whole_tensors(void **state)
         const char *first = "?";
         assert_int_equal(wsync_overflows(w.publisher, &first), 0);
         assert_null(first);
-        unsigned char *file = fetch(&w, v, &st);
+        unsigned char *file = served_tensors(w.url, "m", v, &st);
         assert_memory_equal(file + ws_safetensors_find(st, "a.odd")->begin, w.bytes, ODD);
         expect(file, st, "b.bf16", WS_F32_TO_BF16, w.f32, N);
         expect(file, st, "c.f16", WS_F32_TO_F16, w.f32, N);
@@ -202,7 +191,7 @@ static void test_pieces(void **state)
             assert_int_equal(wsync_commit(w.publisher), 0);
             assert_int_equal(wsync_wait_published(w.publisher, v, 20000), 0);
         }
-        unsigned char *file = fetch(&w, v, &st);
+        unsigned char *file = served_tensors(w.url, "m", v, &st);
         assert_memory_equal(file + ws_safetensors_find(st, "a.odd")->begin, w.bytes, ODD);
         expect(file, st, "m", WS_F32_TO_BF16, w.f32, N);
         ws_safetensors_free(st);

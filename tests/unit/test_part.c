@@ -197,7 +197,7 @@ static unsigned char **memory_of(const struct ws_placement *l)
         if (l->files[i].content)
             memcpy(files[i], l->files[i].content, l->files[i].content_bytes);
         else
-            memcpy(files[i], SIDECAR_IS, strlen(SIDECAR_IS));
+            memcpy(files[i], SIDECAR_IS, sizeof(SIDECAR_IS)); /* its end, too: there is room */
     }
     return files;
 }
@@ -239,7 +239,7 @@ static void describe(struct world *w, struct node *n, unsigned index, uint64_t v
 
 static void share_out(struct world *w)
 {
-    uint64_t begins[MAX_RANKS][256];
+    uint64_t begins[MAX_RANKS][256] = {{0}};
     struct ws_error err = {0};
     for (unsigned r = 0; r < w->n_ranks; r++)
         for (size_t i = 0; i < w->ranks[r]->n_entries; i++)
@@ -459,7 +459,7 @@ static void test_hostile_text(void **state)
         size_t i = file_at(n, WS_PART_FILE), bytes = n->manifest->files[i].size_bytes;
         for (size_t cut_at = 0; cut_at < bytes; cut_at += 1 + any(50))
             assert_int_equal(ws_part_from_json((char *)n->files[i], cut_at, &part, NULL), -EBADMSG);
-        unsigned char *was = malloc(bytes);
+        unsigned char *was = malloc(bytes + 1);
         memcpy(was, n->files[i], bytes);
         for (int tries = 0; tries < 300; tries++) { /* digits change: refused, or merged within bounds */
             size_t at = any((unsigned)bytes);

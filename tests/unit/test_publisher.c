@@ -99,13 +99,9 @@ static wsync_param flat_param(const void *data)
 /* Pulls a version by a transport and compares both tensors. */
 static void expect(const struct world *w, const char *url, uint64_t version)
 {
-    struct ws_error err = {0};
     struct ws_safetensors *st;
-    uint64_t n;
     (void)w;
-    unsigned char *bytes = served_file(url, "m", version, &n, &err);
-    if (!bytes || ws_safetensors_parse(bytes, n, n, &st, &err))
-        fail_msg("%s", err.text);
+    unsigned char *bytes = served_tensors(url, "m", version, &st);
     struct model *want = malloc(sizeof(*want));
     fill(want, version);
     assert_memory_equal(bytes + ws_safetensors_find(st, "matrix")->begin, want->matrix, sizeof(want->matrix));

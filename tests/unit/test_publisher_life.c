@@ -162,12 +162,8 @@ static void write_base(const char *path, unsigned char value)
 
 static void expect_frozen(const struct world *w, uint64_t version, unsigned char value)
 {
-    struct ws_error err = {0};
     struct ws_safetensors *st;
-    uint64_t n;
-    unsigned char *bytes = served_file(w->http, "m", version, &n, &err);
-    if (!bytes || ws_safetensors_parse(bytes, n, n, &st, &err))
-        fail_msg("%s", err.text);
+    unsigned char *bytes = served_tensors(w->http, "m", version, &st);
     const struct ws_tensor *t = ws_safetensors_find(st, "frozen");
     assert_non_null(t);
     for (uint64_t i = t->begin; i < t->end; i++)

@@ -94,11 +94,12 @@ struct agent {
 static void answer(struct agent *a, int sock, const json_t *request)
 {
     int fds[N_FILES];
-    unsigned long version;
-    char *text;
+    char *text, *rest = NULL;
     size_t n;
     const char *path = json_string_value(json_object_get(request, "path"));
-    if (!path || sscanf(path, "/v1/actor/%lu/map", &version) != 1 || version > 2)
+    const char *number = path && strncmp(path, "/v1/actor/", 10) == 0 ? path + 10 : "";
+    const unsigned long version = strtoul(number, &rest, 10);
+    if (rest == number || strcmp(rest, "/map") != 0 || version > 2)
         abort();
     for (size_t i = 0; i < a->n_fds; i++)
         if (ws_region_open(a->regions[version], WS_REGION_COPY, &fds[i], NULL) < 0)

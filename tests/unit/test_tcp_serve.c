@@ -80,7 +80,7 @@ static int status_of(int sock)
     ssize_t more;
     while (!strstr(reply, "\r\n") && (more = recv(sock, reply + n, sizeof(reply) - 1 - n, 0)) > 0)
         n += (size_t)more;
-    return n > 12 ? atoi(reply + 9) : 0;
+    return n > 12 ? (int)strtol(reply + 9, NULL, 10) : 0;
 }
 
 static int ask(const struct ws_tcp_server *s, const char *head)
@@ -220,10 +220,9 @@ static void test_long_tls_file(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_half_open),
-                                       cmocka_unit_test(test_bodies_of_strangers),
-                                       cmocka_unit_test(test_no_descriptors),
-                                       cmocka_unit_test(test_long_tls_file)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_half_open), cmocka_unit_test(test_bodies_of_strangers),
+        cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_long_tls_file)};
 
     return cmocka_run_group_tests_name("tcp_serve", tests, NULL, NULL);
 }
