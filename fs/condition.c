@@ -31,7 +31,7 @@ bool ws_condition_is_broken(const struct ws_condition *c)
 
 bool ws_condition_is_doubted(const struct ws_condition *c)
 {
-    return c->left || c->moving;
+    return c->left || c->unanswered || c->moving;
 }
 
 bool ws_condition_answers(const struct ws_condition *c)
@@ -41,7 +41,7 @@ bool ws_condition_answers(const struct ws_condition *c)
 
 bool ws_condition_is_behind(const struct ws_condition *c)
 {
-    return c->state != WS_ENGINE_SERVING || c->left;
+    return c->state != WS_ENGINE_SERVING || c->left || c->unanswered;
 }
 
 bool ws_condition_is_another(const struct ws_condition *c, const struct ws_engine_serving *now)
@@ -67,6 +67,11 @@ bool ws_condition_was_resumed(const struct ws_condition *c)
 bool ws_condition_may_run(const struct ws_condition *c)
 {
     return c->weights == WS_WEIGHTS_LOADED || (c->weights == WS_WEIGHTS_SOUND && !c->left);
+}
+
+bool ws_condition_may_be_paused_yet(const struct ws_condition *c)
+{
+    return c->unanswered && ws_condition_may_run(c);
 }
 
 bool ws_condition_may_run_on(const struct ws_condition *c)
@@ -105,13 +110,6 @@ void ws_condition_probed(struct ws_condition *c, const struct ws_engine_serving 
     KEEP(c->version, now->version);
 }
 
-/* One that was left paused and is not: somebody has started it anew. */
-static void see_whether_anew(struct ws_condition *c, const struct ws_engine_serving *now)
-{
-    if (c->tells.paused && !now->paused)
-        c->weights = WS_WEIGHTS_SOUND;
-}
-
 bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_serving *now, const char *current,
                            bool *strange)
 {
@@ -120,16 +118,20 @@ bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_servin
         return false;
     const bool tells = c->tells.version;
     const bool same = current && (!tells || strcmp(now->version, current) == 0);
-    const bool paused = now->paused || (c->left && !c->tells.paused);
+    const bool paused = now->paused || ((c->left || c->unanswered) && !now->tells_paused);
     *strange = ws_condition_is_another(c, now);
     if (*strange && !c->tells.path)
         c->path[0] = 0;
     if (tells)
         KEEP(c->version, now->version);
-    see_whether_anew(c, now);
-    if (c->weights == WS_WEIGHTS_GONE)
+    if (now->paused && c->stray) {
+        c->stray = false;
+        c->left = true;
+    }
+    if (c->weights == WS_WEIGHTS_GONE) {
         c->state = WS_ENGINE_BROKEN;
-    else if (same && !paused && (tells || c->state == WS_ENGINE_SERVING))
+        c->left = c->left || (now->tells_paused && !now->paused);
+    } else if (same && !paused && (tells || c->state == WS_ENGINE_SERVING))
         see(c, WS_ENGINE_SERVING, NULL);
     else if (same && tells && paused)
         c->state = WS_ENGINE_PAUSED;
@@ -179,8 +181,7 @@ void ws_condition_asked(struct ws_condition *c, const struct ws_engine_serving *
         c->sleeping = now->sleeping;
         c->sleep_told = true;
     }
-    see_whether_anew(c, now);
-    c->ran = !now->paused && !c->left && ws_condition_answers(c);
+    c->ran = !c->left && (c->unanswered || (!now->paused && ws_condition_answers(c)));
     KEEP(c->back_path, now->path[0] ? now->path : c->path);
     KEEP(c->back_version, c->tells.version ? now->version : c->version);
 }
@@ -200,12 +201,14 @@ void ws_condition_failed(struct ws_condition *c, const char *why)
 void ws_condition_told_to_pause(struct ws_condition *c)
 {
     assert(c->moving);
-    c->paused = true;
+    c->stray = c->stray || c->unanswered;
+    c->paused = c->unanswered = true;
 }
 
 void ws_condition_paused(struct ws_condition *c)
 {
     assert(c->moving && c->paused);
+    c->unanswered = false;
     see(c, WS_ENGINE_PAUSED, NULL);
 }
 
@@ -277,6 +280,7 @@ void ws_condition_brought_back(struct ws_condition *c, const char *current)
         see(c, WS_ENGINE_PAUSED, "it was left in the middle of an earlier switch");
         return;
     }
+    assert(!c->unanswered);
     c->left = false;
     KEEP(c->version, c->back_version);
     const bool other = c->tells.version && current && strcmp(c->version, current) != 0;

@@ -32,12 +32,18 @@
  *
  *     SOUND, GONE --- a load is heard ---> LOADING --- and confirmed ---> LOADED --- the next is heard ---> LOADING
  *     at over: LOADED -> SOUND; LOADING, and whatever is BROKEN -> GONE
- *     GONE -> SOUND: it says that it is not paused, as which it was left: somebody has started it anew
+ * One that is GONE and says that it runs was started anew, or resumed by somebody, or never paused: it is brought
+ * along, and called BROKEN until then.
+ *
+ * A pause without an answer (`unanswered`) may come at any time, also after a resume that was answered. It has come,
+ * or never will, once a later pause is answered. Until then the engine is called PAUSED where it cannot say that it
+ * runs, and is brought along, which begins with a pause. Something between us and the engine may still turn the two
+ * around: an engine that says so later is brought along once more (`stray`).
  *
  * A load that was never heard changes nothing of this: the engine goes on as it was, with its former version.
  *
- * What outlives a daemon: `broken` (GONE, LOADING, BROKEN) and `doubted` (`left`, or `moving`: also one that serves
- * already has to go back while others can fail, so that it is doubted until the switch is over). */
+ * What outlives a daemon: `broken` (GONE, LOADING, BROKEN) and `doubted` (`left`, `unanswered`, or `moving`: also one
+ * that serves already has to go back while others can fail, so that it is doubted until the switch is over). */
 /* clang-format on */
 #ifndef WS_FS_CONDITION_H
 #define WS_FS_CONDITION_H
@@ -63,7 +69,7 @@ enum ws_weights {
 
 /* What its kind says of itself. */
 struct ws_condition_tells {
-    bool version, path, paused;
+    bool version, path;
 };
 /* Guarded by the control's lock; written by condition.c alone. */
 struct ws_condition {
@@ -73,8 +79,11 @@ struct ws_condition {
     char version[64]; /* what it serves, in its own words or in ours */
     char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];
-    bool left; /* in the middle of a switch, by a daemon that ended or because it did not answer: it may be
-                  paused or hold an old cache, and is brought along without being asked to */
+    bool unanswered; /* a pause that it was told may come yet, whatever it says: until it has answered another
+                        one */
+    bool stray; /* ... and one that never did: should it say that it is paused, that one has come after all */
+    bool left;  /* in the middle of a switch, by a daemon that ended or because it did not answer: it may be
+                   paused or hold an old cache, and is brought along without being asked to */
     bool sleeping, sleep_told; /* when it last said; the latter: it has said so */
     /* of the switch that has it */
     bool moving; /* one does */
@@ -87,8 +96,9 @@ struct ws_condition {
 
 /* What it serves, or is loading. */
 const char *ws_condition_version(const struct ws_condition *c);
-bool ws_condition_is_broken(const struct ws_condition *c);  /* for the state file, and probes */
-bool ws_condition_is_doubted(const struct ws_condition *c); /* for the state file */
+bool ws_condition_is_broken(const struct ws_condition *c); /* for the state file, and probes */
+/* For the state file; outside of a switch: it is brought along without being asked to. */
+bool ws_condition_is_doubted(const struct ws_condition *c);
 /* It answers requests, or may. */
 bool ws_condition_answers(const struct ws_condition *c);
 /* It is not as it should be, where a version is current. */
@@ -103,6 +113,8 @@ bool ws_condition_has_changed(const struct ws_condition *c);
 bool ws_condition_was_resumed(const struct ws_condition *c);
 /* ... may it be resumed? Not before a load that it confirmed, unless it was never told and nobody left it. */
 bool ws_condition_may_run(const struct ws_condition *c);
+/* ... and can a pause without an answer still undo that? */
+bool ws_condition_may_be_paused_yet(const struct ws_condition *c);
 /* ... it ran, was paused and never told: may it go on as if nothing had been? */
 bool ws_condition_may_run_on(const struct ws_condition *c);
 
@@ -132,7 +144,7 @@ void ws_condition_came_from(struct ws_condition *c, const char *path);
 void ws_condition_failed(struct ws_condition *c, const char *why); /* it could not be asked or paused */
 /* It was told to pause, or may have been: it is resumed, or left to be. */
 void ws_condition_told_to_pause(struct ws_condition *c);
-void ws_condition_paused(struct ws_condition *c); /* it says so */
+void ws_condition_paused(struct ws_condition *c); /* it says so, and no earlier pause can come any more */
 /* Refused where it is not paused. */
 bool ws_condition_load_begins(struct ws_condition *c, const char *version);
 void ws_condition_load_ended(struct ws_condition *c, const char *path, bool heard, bool confirmed);
@@ -144,7 +156,7 @@ void ws_condition_resume_failed(struct ws_condition *c, const char *why);
 /* Nobody brings it back now: it stays as it is, paused or not. version: what it says now; NULL: it does not.
  */
 void ws_condition_given_up(struct ws_condition *c, const char *version, const char *why);
-/* It serves what it did before; one that was left paused before stays so. */
+/* It serves what it did before, and no pause can come any more; one that was left paused before stays so. */
 void ws_condition_brought_back(struct ws_condition *c, const char *current);
 void ws_condition_not_back(struct ws_condition *c, bool answers, const char *why); /* paused, or who knows */
 /* ending: the daemon ends, so that nobody sees how it was left but the next one. */

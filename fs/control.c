@@ -338,21 +338,16 @@ static const bool changes_settings[WS_VERB_COUNT] = {
 static const bool lengthens_settings[WS_VERB_COUNT] = {[WS_VERB_PIN] = true, [WS_VERB_ENGINE_ADD] = true};
 
 /* A model that no source lists any more and of which nothing is here leaves, where no engine is driven by it.
- * That counts as a switch meanwhile: no engine is added. */
+ * An engine that is added just now is kept for when it is listed again. */
 static void forget_gone(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
 {
     if (!ws_model_is_gone(m))
         return;
     pthread_mutex_lock(&c->lock);
     const bool idle = !d->switching && d->n_engines == 0;
-    d->switching = d->switching || idle;
     pthread_mutex_unlock(&c->lock);
-    if (!idle)
-        return;
-    ws_model_forget(m);
-    pthread_mutex_lock(&c->lock);
-    d->switching = false;
-    pthread_mutex_unlock(&c->lock);
+    if (idle)
+        ws_model_forget(m);
 }
 
 static void run_job(void *arg)

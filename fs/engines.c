@@ -187,9 +187,8 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
     const bool tells_version =
         e->ops->tells_version ||
         (remote && o[WS_OPTION_SERVING] && o[WS_OPTION_LOAD] && strstr(o[WS_OPTION_LOAD], "{version}"));
-    ws_condition_init(&e->condition, (struct ws_condition_tells){.version = tells_version,
-                                                                 .path = e->ops->tells_path,
-                                                                 .paused = e->ops->tells_paused});
+    ws_condition_init(&e->condition,
+                      (struct ws_condition_tells){.version = tells_version, .path = e->ops->tells_path});
     const struct {
         const char *from;
         char **to;

@@ -302,17 +302,13 @@ static void follow_published(struct ws_control *c, struct ws_desk *d, struct ws_
         start(e, switch_all);
 }
 
-/* What a daemon before followed last is the model's, now that it is known. */
+/* What a daemon before followed last is the model's, now that it is known. In one go: what is forgotten later
+ * does not come back. */
 static void hand_over_kept(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
 {
     pthread_mutex_lock(&c->lock);
-    const uint64_t by = d->kept_by;
-    const struct ws_mark kept = d->kept;
-    pthread_mutex_unlock(&c->lock);
-    if (!by)
-        return;
-    ws_model_keep_released(m, by, &kept);
-    pthread_mutex_lock(&c->lock);
+    if (d->kept_by)
+        ws_model_keep_released(m, d->kept_by, &d->kept);
     d->kept_by = 0;
     pthread_mutex_unlock(&c->lock);
 }

@@ -12,8 +12,9 @@
 
 #define LOOK_MS       5000
 #define ANSWER_MS     5000
-#define FIRST_WAIT_NS 2000000000UL   /* before an engine that could not be brought along is tried again */
-#define LAST_WAIT_NS  300000000000UL /* ... and at most */
+#define FIRST_WAIT_NS 2000000000UL    /* before an engine that could not be brought along is tried again */
+#define LAST_WAIT_NS  300000000000UL  /* ... and at most */
+#define SERVES        "engine-serves" /* the matter of an engine that serves something else */
 
 struct ws_keeper {
     struct ws_control *control;
@@ -34,6 +35,23 @@ struct look {
     bool *answered;
 };
 
+/* With the lock. */
+static bool comes_along(const struct ws_desk *d, const struct ws_engine *e)
+{
+    return d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL ||
+           ws_condition_is_doubted(&e->condition);
+}
+
+/* With the lock. What was said of one that is stale is over when none is. */
+static void settle(struct ws_desk *d)
+{
+    const struct ws_engine *e = d->engines;
+    while (e && e->condition.state != WS_ENGINE_STALE)
+        e = e->next;
+    if (!e)
+        ws_desk_settle(d, SERVES);
+}
+
 /* What an engine said, where no switch has come between. facts NULL: it was not asked what it is. */
 static void note(const struct look *l, struct ws_engine *e, int rc, const struct ws_engine_facts *facts,
                  const struct ws_engine_serving *now, const struct ws_error *err)
@@ -41,30 +59,43 @@ static void note(const struct look *l, struct ws_engine *e, int rc, const struct
     struct ws_control *c = l->control;
     struct ws_desk *d = l->desk;
     struct ws_condition *k = &e->condition;
-    bool lost = false, strange = false;
+    bool lost = false, strange = false, astray = false;
     char why[WS_ERROR_TEXT];
     pthread_mutex_lock(&c->lock);
     const bool newest = !d->switching && d->turns == l->turns && !e->removed;
+    const bool was_stale = k->state == WS_ENGINE_STALE;
     if (newest && rc == 0 && facts)
         ws_engine_note(e, facts, now);
     if (newest && rc == 0 && ws_condition_answered(k, now, l->current, &strange) && strange && !k->tells.path)
         e->facts.known = false; /* it is asked anew what it is, and where that is from */
     if (newest && rc < 0)
         (void)ws_condition_silent(k, err->text, &lost);
+    if (newest) {
+        astray = k->state == WS_ENGINE_STALE && !was_stale && !comes_along(d, e);
+        settle(d);
+    }
     pthread_mutex_unlock(&c->lock);
     if (lost)
         ws_desk_event(c, d, "engine-lost model=%s engine=%s why=\"%.300s\"", d->name, e->name,
                       ws_desk_quotable(err->text, why));
     if (strange)
         ws_desk_event(c, d, "engine-serves model=%s engine=%s version=%s", d->name, e->name, now->version);
+    if (astray) {
+        struct ws_error other;
+        ws_error_set(&other, ESTALE,
+                     "engine %s (%s) serves version %s instead of %s: it was started anew, or told so by "
+                     "somebody else, "
+                     "or by a load that came late; `engine sync %s` brings it along",
+                     e->name, e->url, now->version, l->current, e->name);
+        (void)ws_desk_fail(c, d, SERVES, &other);
+    }
 }
 
 /* With the lock. */
 static bool should_come_along(const struct ws_desk *d, const struct ws_engine *e)
 {
     return !d->switching && !e->removed && ws_condition_is_behind(&e->condition) &&
-           ws_clock_ns() >= e->next_try_ns &&
-           (d->policy == WS_POLICY_FOLLOW || d->commit != WS_COMMIT_ALL || e->condition.left);
+           ws_clock_ns() >= e->next_try_ns && comes_along(d, e);
 }
 
 static void note_try(struct ws_control *c, struct ws_engine *e, int rc)

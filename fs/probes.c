@@ -51,12 +51,12 @@ static json_t *look(struct ws_control *c, struct ws_engine *e, const struct ws_m
         snprintf(now.version, sizeof(now.version), "%s", e->condition.version);
     pthread_mutex_unlock(&c->lock);
     uint64_t behind = aim->run[0] ? behind_of(now.version, aim) : UINT64_MAX;
-    const char *why = rc < 0                                                ? err.text
-                      : now.paused                                          ? "it is paused"
-                      : now.sleeping                                        ? "it sleeps"
-                      : gone                                                ? "it has no good weights"
-                      : !e->ops->tells_paused && state != WS_ENGINE_SERVING ? ws_engine_state_name(state)
-                      : !aim->run[0]                                        ? "no version is current"
+    const char *why = rc < 0                                            ? err.text
+                      : now.paused                                      ? "it is paused"
+                      : now.sleeping                                    ? "it sleeps"
+                      : gone                                            ? "it has no good weights"
+                      : !now.tells_paused && state != WS_ENGINE_SERVING ? ws_engine_state_name(state)
+                      : !aim->run[0]                                    ? "no version is current"
                       : behind == UINT64_MAX ? "it serves something else than the current version"
                       : behind > most_behind ? "it is too far behind the current version"
                                              : NULL;

@@ -214,10 +214,9 @@ int ws_work_ask(struct ws_work *w)
     return 0;
 }
 
-int ws_work_pause(struct ws_work *w)
+static int pause_engine(struct ws_work *w)
 {
     struct ws_engine_call call;
-    uint64_t start = ws_clock_ns();
     call_of(w, &call);
     int rc = w->engine->ops->pause(&call.target, &w->err);
     w->paused_ns = ws_clock_ns();
@@ -227,6 +226,13 @@ int ws_work_pause(struct ws_work *w)
     if (rc == 0)
         ws_condition_paused(c);
     unlock(w);
+    return rc;
+}
+
+int ws_work_pause(struct ws_work *w)
+{
+    const uint64_t start = ws_clock_ns();
+    int rc = pause_engine(w);
     if (rc < 0)
         return fail_before(w, start, rc);
     tell(w, "paused", start, rc);
@@ -294,7 +300,7 @@ static bool may_resume_again(struct ws_work *w, const struct ws_engine_target *t
         return true;
     if (w->engine->ops->serving(t, &now, NULL) < 0)
         return false;
-    if (w->engine->ops->tells_paused && !now.paused)
+    if (now.tells_paused && !now.paused)
         *rc = 0; /* it did, and the answer was lost */
     const bool same = !ws_condition_is_another(lock(w), &now);
     unlock(w);
@@ -369,12 +375,11 @@ void ws_work_give_up(struct ws_work *w, const char *why)
 
 int ws_work_pause_again(struct ws_work *w)
 {
-    struct ws_engine_call call;
-    call_of(w, &call);
-    int rc = w->engine->ops->pause(&call.target, &w->err);
-    ws_condition_told_to_pause(lock(w)); /* also when the answer was lost: it is loaded back either way */
-    unlock(w);
-    w->paused_ns = ws_clock_ns();
+    int rc = pause_engine(w);
+    if (rc < 0) { /* it is loaded back either way */
+        ws_condition_told_to_pause(lock(w));
+        unlock(w);
+    }
     return rc;
 }
 
@@ -407,6 +412,22 @@ static int load_back(struct ws_work *w, const char *path, const char *version)
     return rc == 0 ? flush(w) : rc;
 }
 
+/* It runs, and goes on running: a pause without an answer has come once another one is answered. version: as
+ * of resume. */
+static int resume_for_good(struct ws_work *w, const char *version, bool sleeps)
+{
+    const bool may_be_paused_yet = ws_condition_may_be_paused_yet(lock(w));
+    unlock(w);
+    int rc = may_be_paused_yet ? pause_engine(w) : 0;
+    const struct ws_error why = w->err;
+    const int resumed =
+        may_run(w) && !sleeps ? resume(w, version) : 0; /* else it waits to be brought along */
+    if (resumed < 0)
+        return resumed;
+    w->err = why;
+    return rc;
+}
+
 /* Back to what it served: nothing to load when it was never told. */
 int ws_work_bring_back(struct ws_work *w)
 {
@@ -425,8 +446,8 @@ int ws_work_bring_back(struct ws_work *w)
         rc = ws_error_set(&w->err, EREMOTEIO, "it never said what it served before");
     else if (broken)
         rc = ws_error_set(&w->err, EREMOTEIO, "it has had no good weights since an earlier switch");
-    if (rc == 0 && may_run(w) && (touched || !sleeps)) /* else it sleeps on, or waits to be brought along */
-        rc = resume(w, touched ? version : NULL);
+    if (rc == 0)
+        rc = resume_for_good(w, touched ? version : NULL, sleeps && !touched);
     w->not_back = rc < 0;
     find_current(w, current, NULL);
     if (rc == 0) {

@@ -134,6 +134,8 @@ void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
         fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
         if (e->facts.draft[0])
             fprintf(f, " draft=%s", e->facts.draft);
+        if (e->condition.state == WS_ENGINE_STALE && !e->condition.error[0] && !e->ops->external)
+            fprintf(f, " error=\"not the current version; engine sync %s brings it along\"", e->name);
         print_quoted(f, "error", e->condition.error);
         fputc('\n', f);
     }

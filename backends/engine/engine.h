@@ -53,7 +53,8 @@ struct ws_engine_target {
 /* What an engine says that it serves. Empty strings where it does not say. */
 struct ws_engine_serving {
     char version[64];
-    char path[4096]; /* what it loaded last */
+    char path[4096];   /* what it loaded last */
+    bool tells_paused; /* it says whether it is paused: */
     bool paused, sleeping;
     bool sleep_unknown; /* it may sleep and does not say: without other knowledge it must not be loaded */
 };
@@ -62,7 +63,6 @@ struct ws_engine_ops {
     const char *const *pause_modes; /* NULL-terminated, the default first */
     bool tells_path;    /* serving fills path where it can; empty: the caller remembers what was loaded */
     bool tells_version; /* serving fills version with what load was told */
-    bool tells_paused;  /* serving fills paused */
     bool external;      /* driven by its own framework: no function is there */
     /* Is it there, and of this kind, and what does it offer? Fills both. -EHOSTUNREACH, -ETIMEDOUT, -EACCES,
      * -EPROTO with what is missing and how it is turned on. */

@@ -140,6 +140,14 @@ static void weights_checker(void *self, const json_t *body, struct ws_answer *a)
                         "checksums", all, "per_gpu_checksum", combined, "per_engine_checksum", combined);
 }
 
+static void ready(void *self, const json_t *body, struct ws_answer *a)
+{
+    bool in_place;
+    (void)body;
+    a->status = ws_reference_is_paused(self, &in_place) ? 503 : 200;
+    a->text = "";
+}
+
 /* Waits while paused, as the real server's requests do; generates nothing and says so. */
 static void generate(void *self, const json_t *body, struct ws_answer *a)
 {
@@ -198,7 +206,7 @@ static void health(void *self, const json_t *body, struct ws_answer *a)
 
 const struct ws_route ws_reference_sglang_routes[] = {
     {"/health", WS_GET, true, health},
-    {"/ready", WS_GET, true, health},
+    {"/ready", WS_GET, false, ready},
     {"/model_info", WS_GET, false, model_info},
     {"/get_model_info", WS_GET, false, model_info},
     {"/pause_generation", WS_POST, false, pause_generation},

@@ -11,6 +11,7 @@
  *   are new, and records no version then. So the load leaves the cache alone, and the flush is a call of its
  *   own, which can be made again.
  * - /health runs a request and takes a second, so it is not used: /model_info answers at once.
+ * - /ready says whether it takes requests: not while it is paused. Older releases do not have it.
  * - /server_info is answered by the scheduler, which does one thing after the other: it answers once a load
  * is over. A reply that comes late is taken for that of the next load, so that none is sent before.
  * - With several tokenizer workers each tells its own path and version, and only one of them hears of a load:
@@ -23,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WAS_DUMMY = 1, HAS_WORKERS = 2 };
+enum { WAS_DUMMY = 1, HAS_WORKERS = 2, HAS_READY = 4 };
 
 #define CLEAR_EXTERNAL     "/hicache/storage-backend/clear"
 #define CLEAR_EXTERNAL_OLD "/clear_hicache_storage_backend"
@@ -64,7 +65,6 @@ static int serving_of_workers(const struct ws_engine_target *t, struct ws_engine
                               struct ws_error *err)
 {
     struct ws_http_reply reply;
-    *out = (struct ws_engine_serving){0};
     int rc = server_info(t, &reply, err);
     if (rc)
         return rc;
@@ -73,18 +73,16 @@ static int serving_of_workers(const struct ws_engine_target *t, struct ws_engine
     return rc;
 }
 
-static int serving(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
+static int serving_of_one(const struct ws_engine_target *t, struct ws_engine_serving *out,
+                          struct ws_error *err)
 {
     struct ws_http_reply reply;
-    if (is(t, HAS_WORKERS))
-        return serving_of_workers(t, out, err);
     int rc = ws_call_get(t, "/model_info", &reply, err);
 
     if (rc == -EPROTO && !ws_call_get(t, "/get_model_info", &reply, NULL))
         rc = 0; /* its name in older versions */
     if (rc)
         return rc;
-    *out = (struct ws_engine_serving){0};
     if (reply.status != 200 || !json_is_string(json_object_get(reply.json, "model_path")))
         rc = ws_error_set(err, EPROTO, "%s answered %ld without a model_path: this is no SGLang", t->url,
                           reply.status);
@@ -96,6 +94,25 @@ static int serving(const struct ws_engine_target *t, struct ws_engine_serving *o
                           "weight_version", err);
     ws_http_reply_release(&reply);
     return rc;
+}
+
+/* Does it take requests? Not while it is paused. Older releases do not say. */
+static int ask_ready(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    int rc = ws_call_page(t, "/ready", &reply, err);
+    if (rc == 0)
+        ws_http_reply_release(&reply);
+    out->tells_paused = rc == 0 || rc == -EREMOTEIO;
+    out->paused = rc == -EREMOTEIO;
+    return out->tells_paused ? 0 : rc;
+}
+
+static int serving(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
+{
+    *out = (struct ws_engine_serving){0};
+    int rc = is(t, HAS_WORKERS) ? serving_of_workers(t, out, err) : serving_of_one(t, out, err);
+    return rc == 0 && is(t, HAS_READY) ? ask_ready(t, out, err) : rc;
 }
 
 /* Are its keys ours, too, on the routes that change it? Where it has an admin key they want that one, and all
@@ -172,7 +189,11 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
     if (rc)
         return rc;
     *facts = (struct ws_engine_facts){.known = true};
-    rc = ws_call_has_post(t, "/update_weights_from_disk", &has, err);
+    rc = ask_ready(t, out, err);
+    if (rc == 0)
+        facts->routes |= HAS_READY;
+    if (rc == 0 || rc == -EPROTO)
+        rc = ws_call_has_post(t, "/update_weights_from_disk", &has, err);
     if (!rc && !has)
         rc = ws_error_set(err, EPROTO,
                           "%s is an SGLang without /update_weights_from_disk: it is too old to switch",

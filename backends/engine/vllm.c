@@ -95,7 +95,7 @@ static int find_sleep(const struct ws_engine_target *t, struct ws_engine_serving
 static int serving(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    *out = (struct ws_engine_serving){0};
+    *out = (struct ws_engine_serving){.tells_paused = true};
     int rc = ask_bool(t, "/is_paused", "is_paused", &out->paused, err);
     if (!rc)
         rc = find_sleep(t, out, err);
@@ -460,7 +460,6 @@ const struct ws_engine_ops ws_engine_vllm = {
     .kind = "vllm",
     .pause_modes = pause_modes,
     .tells_version = true,
-    .tells_paused = true,
     .probe = probe,
     .pause = pause_engine,
     .settle = settle,

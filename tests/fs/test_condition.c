@@ -12,8 +12,8 @@
 #define NEW  "42@r"
 #define PATH "/w/actor/42"
 
-static const struct ws_condition_tells vllm = {.version = true, .paused = true},
-                                       sglang = {.version = true, .path = true}, remote = {0};
+static const struct ws_condition_tells vllm = {.version = true}, sglang = {.version = true, .path = true},
+                                       remote = {0};
 
 static struct ws_engine_serving says(const char *version, const char *path, bool paused)
 {
@@ -25,8 +25,9 @@ static struct ws_engine_serving says(const char *version, const char *path, bool
 
 static bool hears(struct ws_condition *c, const char *version, bool paused, const char *current)
 {
-    const struct ws_engine_serving now = says(version, "", paused);
+    struct ws_engine_serving now = says(version, "", paused);
     bool strange;
+    now.tells_paused = c->tells.version && !c->tells.path; /* an older SGLang */
     return ws_condition_answered(c, &now, current, &strange);
 }
 
@@ -200,7 +201,7 @@ static void test_ends(void **state)
                       s == FAILED ? WS_WEIGHTS_GONE : WS_WEIGHTS_SOUND,
                       (paused && (!answers || s != FAILED)) || (ending && s >= TOLD));
             }
-            if (s == FAILED || s < TOLD) /* it is not for them */
+            if (s == FAILED || s < PAUSED) /* it is not for them */
                 continue;
             make(&c, vllm);
             go(&c, s);
@@ -218,6 +219,7 @@ static void test_way_back(void **state)
     make(&c, sglang);
     go(&c, SERVES);
     ws_condition_told_to_pause(&c);
+    ws_condition_paused(&c);
     assert_true(ws_condition_load_begins(&c, c.back_version));
     ws_condition_load_ended(&c, c.back_path, true, false);
     assert_false(ws_condition_may_run(&c) || ws_condition_runs(&c));
@@ -295,7 +297,11 @@ static void test_read(void **state)
     ws_condition_read_broken(&c);
     assert_true(hears(&c, OLD, true, OLD));
     check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_GONE, false);
-    assert_true(hears(&c, OLD, false, OLD)); /* it was left paused: somebody has started it anew */
+    assert_false(ws_condition_is_doubted(&c));
+    assert_true(hears(&c, OLD, false, OLD)); /* started anew, or resumed as it is: it is brought along */
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_GONE, true);
+    go(&c, SERVES);
+    ws_condition_over(&c, false);
     check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
 
     ws_condition_init(&c, sglang);
@@ -328,6 +334,7 @@ static void test_sleep(void **state)
     ws_condition_asked(&c, &now);
     assert_true(c.sleeping && c.sleep_told && !c.ran);
     ws_condition_told_to_pause(&c);
+    ws_condition_paused(&c);
     assert_false(ws_condition_may_run_on(&c)); /* it sleeps on */
     ws_condition_brought_back(&c, OLD);
     ws_condition_over(&c, false);
@@ -381,6 +388,58 @@ static void test_refused(void **state)
     assert_memory_equal(&c, &before, sizeof(c));
 }
 
+/* A pause without an answer may come at any time, until another one is answered. */
+static void test_unanswered(void **state)
+{
+    const struct ws_condition_tells kinds[] = {vllm, sglang};
+    struct ws_condition c;
+    (void)state;
+    for (int tells = 0; tells < 2; tells++) {
+        const enum ws_engine_state seen = tells ? WS_ENGINE_SERVING : WS_ENGINE_PAUSED;
+        make(&c, kinds[!tells]);
+        go(&c, TOLD);
+        assert_true(ws_condition_may_be_paused_yet(&c) && ws_condition_runs(&c));
+        ws_condition_not_back(&c, true, "why");
+        ws_condition_over(&c, false);
+        check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, false);
+        assert_true(ws_condition_is_behind(&c) && ws_condition_is_doubted(&c));
+        assert_true(hears(&c, OLD, false, OLD));
+        check(&c, seen, WS_WEIGHTS_SOUND, false);
+        assert_true(ws_condition_is_behind(&c) && ws_condition_is_doubted(&c));
+
+        assert_true(ws_condition_begin(&c)); /* not again, and it runs on */
+        ask(&c);
+        ws_condition_told_to_pause(&c);
+        assert_true(ws_condition_may_run_on(&c) && ws_condition_runs(&c));
+        ws_condition_given_up(&c, NULL, "why");
+        ws_condition_over(&c, false);
+        assert_true(hears(&c, OLD, false, OLD));
+        check(&c, seen, WS_WEIGHTS_SOUND, false);
+
+        assert_true(ws_condition_begin(&c)); /* in the end */
+        ask(&c);
+        ws_condition_told_to_pause(&c);
+        ws_condition_paused(&c);
+        assert_true(!ws_condition_may_be_paused_yet(&c) && ws_condition_runs(&c));
+        ws_condition_brought_back(&c, OLD);
+        ws_condition_over(&c, false);
+        assert_true(hears(&c, OLD, false, OLD));
+        check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+        assert_false(ws_condition_is_behind(&c) || ws_condition_is_doubted(&c));
+        assert_true(hears(&c, OLD, true, OLD)); /* it was overtaken, and comes after all */
+        check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, true);
+    }
+    make(&c, vllm); /* paused in vain before a load back of which it has half: it runs, on nobody's weights */
+    go(&c, SERVES);
+    ws_condition_told_to_pause(&c);
+    assert_true(ws_condition_load_begins(&c, OLD));
+    ws_condition_load_ended(&c, PATH, true, false);
+    ws_condition_not_back(&c, true, "why");
+    ws_condition_over(&c, false);
+    assert_true(hears(&c, OLD, false, OLD));
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_GONE, true);
+}
+
 static void test_failed_steps(void **state)
 {
     struct ws_condition c;
@@ -408,11 +467,12 @@ static void test_failed_steps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_heard),    cmocka_unit_test(test_strange),
-        cmocka_unit_test(test_switch),   cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_way_back), cmocka_unit_test(test_given_up_with_a_version),
-        cmocka_unit_test(test_read),     cmocka_unit_test(test_sleep),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_failed_steps),
+        cmocka_unit_test(test_heard),        cmocka_unit_test(test_strange),
+        cmocka_unit_test(test_switch),       cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_way_back),     cmocka_unit_test(test_given_up_with_a_version),
+        cmocka_unit_test(test_read),         cmocka_unit_test(test_sleep),
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_unanswered),
+        cmocka_unit_test(test_failed_steps),
     };
     return cmocka_run_group_tests_name("condition", tests, NULL, NULL);
 }

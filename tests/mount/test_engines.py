@@ -2,6 +2,7 @@
 # sanitizers: address
 # timeout: 240
 """Kinds of engines in a switch: vLLM and SGLang as they fail, together, and servers described by templates."""
+import contextlib
 import http.server
 import os
 import shutil
@@ -246,11 +247,13 @@ def test_twice_and_odd_words(stack):
 class Late:
     """Passes requests on to an engine; what has a path that begins with `late` is done and its answer kept back. The
     next question what it serves after `hold` was set is answered once `held` is cleared. What `before` holds of a
-    path is called before a request to it is passed on, once; `seen` are the paths of all."""
+    path is called before a request to it is passed on, once; `seen` are the paths of all. The next request to `stray` is
+    passed on once `comes` is set. The engine knows no path of `lacks`."""
 
     def __init__(self, stack, engine):
         self.url, self.late, self.hold, self.held, done = None, None, False, False, threading.Event()
-        self.before, self.seen = {}, []
+        self.before, self.seen, self.stray, self.comes, self.lacks = {}, [], None, threading.Event(), ()
+        stack.callback(self.comes.set)
         late = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -261,6 +264,12 @@ class Late:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0))) or None
                 late.before.pop(self.path, lambda: None)()
                 late.seen.append(self.path)
+                if self.path in late.lacks:
+                    self.send_error(404)
+                    return
+                if self.path == late.stray:
+                    late.stray = None
+                    late.comes.wait(60)
                 request = urllib.request.Request(engine.url + self.path, data=body, headers={"Content-Type": "application/json"})
                 try:
                     with urllib.request.urlopen(request, timeout=60) as r:
@@ -274,9 +283,10 @@ class Late:
                     late.hold, late.held = False, True
                     while late.held:
                         done.wait(0.02)
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(text)
+                with contextlib.suppress(OSError):  # it was given up
+                    self.send_response(status)
+                    self.end_headers()
+                    self.wfile.write(text)
 
             do_POST = do_GET
 
@@ -303,16 +313,62 @@ def test_pause_answer_lost(stack):
     wait_for(lambda: mount.engines()["e"].startswith("serving 1"), "the engine to be asked again")
 
 
-def test_resume_answer_lost(stack):
-    "a resume whose answer is late: vLLM says that it runs; SGLang cannot, is not called broken and is brought along"
+def caught_up(mount, name):
+    wait_for(lambda: f"caught-up model=actor engine={name} version=1 result=ok" in mount.text("actor/events"), f"{name} to be brought along", 90)
+
+
+def test_pause_in_doubt(stack):
+    "an SGLang that cannot say whether it is paused, and whose pauses are not answered, is not called serving; brought along once one is"
     _, mount, folders = world(stack)
-    for api in ("vllm", "sglang"):
+    engine = Engine(stack, folders[1])
+    late = Late(stack, engine)
+    late.lacks = ("/ready",)
+    add(mount, "e", late, "pause-timeout=1")
+    mount.write("1", "actor/version")
+    late.late = "/pause_generation"
+    assert mount.refused("2", "actor/version") == "ETIMEDOUT"
+    said = mount.engines()["e"]
+    assert said.startswith("paused 1 ") and "paused, or may be, and will be brought along" in said, said
+    assert "not brought back, and left as `engines` says: e" in mount.text("actor/last_error"), mount.text("actor/last_error")
+    seen = len(late.seen)
+    wait_for(lambda: late.seen[seen:].count("/pause_generation") > 1, "another try", 60)
+    assert not mount.engines()["e"].startswith("serving "), mount.engines()
+    late.late = None
+    caught_up(mount, "e")
+    assert mount.engines()["e"].startswith("serving 1 ") and engine.serves() == "1" and engine.generate()
+
+
+def test_pause_comes_late(stack):
+    "a pause that an engine hears of after all that was said later is seen, and the engine brought along"
+    _, mount, folders = world(stack)
+    for api, pause in (("sglang", "/pause_generation"), ("vllm", "/pause?mode=keep&clear_cache=true")):
         engine = Engine(stack, folders[1], api=api)
         late = Late(stack, engine)
+        add(mount, api, late, "pause-timeout=1")
+        mount.write("1", "actor/version")
+        late.seen.clear()
+        late.stray = pause
+        assert mount.refused("2", "actor/version") == "ETIMEDOUT"
+        assert late.seen.count(pause) == 2, late.seen
+        assert mount.engines()[api].startswith("serving 1 ") and engine.generate()
+        late.comes.set()
+        wait_for(lambda: late.seen.count(pause) == 3, "the engine to be brought along", 60)
+        caught_up(mount, api)
+        assert mount.engines()[api].startswith("serving 1 ") and engine.serves() == "1" and engine.generate()
+        mount.write(f"engine remove {api}", "actor/ctl")
+
+
+def test_resume_answer_lost(stack):
+    "a resume whose answer is late: one that can says that it runs; an older SGLang is not called broken and is brought along"
+    _, mount, folders = world(stack)
+    for api, lacks in (("vllm", ()), ("sglang", ()), ("sglang", ("/ready",))):
+        engine = Engine(stack, folders[1], api=api)
+        late = Late(stack, engine)
+        late.lacks = lacks
         add(mount, "e", late, "pause-timeout=1")
         mount.write("1", "actor/version")
         late.late = "/continue_generation" if api == "sglang" else "/resume"
-        if api == "vllm":
+        if not lacks:
             mount.write("2", "actor/version")
             assert mount.engines()["e"].startswith("serving 2 ") and engine.generate()
         else:
@@ -320,8 +376,8 @@ def test_resume_answer_lost(stack):
             said = mount.engines()["e"]
             assert said.startswith("paused ") and "will be brought along" in said, said
             late.late = None
-            wait_for(lambda: mount.engines()["e"].startswith("serving 1 "), "the engine to be brought along", 60)
-            assert engine.serves() == "1" and engine.generate()
+            caught_up(mount, "e")
+            assert mount.engines()["e"].startswith("serving 1 ") and engine.serves() == "1" and engine.generate()
         mount.write("engine remove e", "actor/ctl")
 
 
@@ -480,8 +536,31 @@ def test_restarted_and_noticed(stack):
     engine = Engine(stack, own, "--refuse", "2", "--lifelike", api="vllm", port=engine.port)
     before = engine.checksum()
     wait_for(lambda: mount.engines()["e"].startswith("stale default"), "the restart to be noticed")
+    assert "engine sync e brings it along" in mount.engines()["e"], mount.engines()
+    wait_for(lambda: mount.text("actor/last_error"), "its error")
+    assert "serves version default instead of 1@" in mount.text("actor/last_error"), mount.text("actor/last_error")
     assert mount.refused("2", "actor/version") == "EREMOTEIO"
     assert engine.checksum() == before and mount.engines()["e"].startswith("stale default")
+
+
+def test_load_comes_late(stack):
+    "a load that an engine hears of after it was loaded back is told: in engines, last_error and events; engine sync mends that"
+    _, mount, folders = world(stack)
+    engine = Engine(stack, folders[1])
+    late = Late(stack, engine)
+    add(mount, "e", late, "timeout=2")
+    mount.write("1", "actor/version")
+    late.stray = "/update_weights_from_disk"
+    assert mount.refused("2", "actor/version") == "ETIMEDOUT"
+    assert engine.serves() == "1" and mount.engines()["e"].startswith("serving 1 ")
+    late.comes.set()
+    wait_for(lambda: mount.engines()["e"].startswith("stale 2 "), "the load to be noticed")
+    wait_for(lambda: "serves version 2@" in mount.text("actor/last_error"), "its error")
+    assert "`engine sync e` brings it along" in mount.text("actor/last_error"), mount.text("actor/last_error")
+    assert "engine-serves model=actor engine=e version=2@" in mount.text("actor/events")
+    mount.write("engine sync e", "actor/ctl")
+    assert engine.serves() == "1" and mount.engines()["e"].startswith("serving 1 ")
+    wait_for(lambda: not mount.text("actor/last_error"), "the error to be over")
 
 
 run(
@@ -497,6 +576,9 @@ run(
     test_remote,
     test_twice_and_odd_words,
     test_pause_answer_lost,
+    test_pause_in_doubt,
+    test_pause_comes_late,
+    test_load_comes_late,
     test_resume_answer_lost,
     test_started_anew_before_its_resume,
     test_started_anew_on_its_way_back,

@@ -183,6 +183,15 @@ def test_told_a_part(stack, send):
         assert not results[0].ok and fake.paused == paused and (fake.version == "default") == (not paused), results
 
 
+def test_resume_sglang(stack, send):
+    """one that says that it is not ready is resumed until it says that it is; older ones do not say"""
+    fake = Fake(stack, "sglang")
+    fake.on["/ready"] = [(503, {}), (503, {})]
+    assert send(fake)[0].ok and not fake.paused and fake.asked.count("/continue_generation") == 3
+    fake.on["/ready"] = (404, {})
+    assert send(fake)[0].ok and not fake.paused
+
+
 def test_resume(stack, send):
     """one that is refused for a while is asked until it says that it is not paused"""
     fake = Fake(stack, "vllm")

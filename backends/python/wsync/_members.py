@@ -84,6 +84,16 @@ class Member:
             return False
         return True
 
+    def refuses(self, path: str, status: int) -> bool:
+        """Whether it answers that with this status; one that does not know the route does not."""
+        try:
+            self.get(path)
+        except Refused as e:
+            if e.status not in (404, 405, status):
+                raise
+            return e.status == status
+        return False
+
     def failed(self) -> Optional[str]:
         """What one of its calls ended with."""
         return next((sentence(c.error) for c in self.calls if c.failed and c.error is not None), None)
@@ -238,6 +248,9 @@ class SGLangMember(Member):
 
     def post_resume(self) -> None:
         self.post("/continue_generation")
+
+    def says_paused(self) -> bool:
+        return self.refuses("/ready", 503)  # older ones do not say
 
     def begin(self, requests: list[Request], told: Told) -> None:
         self.post_if_known("/begin_weight_update")  # older ones know no sessions
