@@ -36,12 +36,12 @@ static const struct cli_option options[] = {
     {"primary-ca", 0, "FILE", "with --primary: trust this CA's certificates (PEM) for https"},
     {"primary-cert", 0, "FILE", "with --primary: show this client certificate"},
     {"primary-key", 0, "FILE", "with --primary: its private key"},
-    {"memory", 'm', "SIZE",
-     "budget of all slots; default: what the machine and its cgroups allow. Without room for a third slot of "
-     "a "
-     "model, mounts by unix: get copies"},
-    {"slots", 0, "N", "most slots of one model; default 3 (two, and one while a reader holds the older)", 2,
-     WS_MAX_SLOTS},
+    {"memory", 'm', "SIZE", "budget of all slots; default: what the machine and its cgroups allow"},
+    {"slots", 0, "N",
+     "most slots of one model; default 4: two, and those that readers on this host keep. These get the "
+     "memory "
+     "of N - 2 versions, as far as --memory has room for all of them, and copies of others",
+     2, WS_MAX_SLOTS},
     {"astraflow", 0, "[MODEL=]HOST:PORT",
      "serve AstraFlow's own receivers here, too (one model a listener; without MODEL the only one that there "
      "is); their protocol knows no token: who reaches this port can have the weights"},

@@ -17,7 +17,6 @@ struct ws_hold {
     const char *manifest_json;          /* the same as text, made once; NULL: whoever needs it makes it */
     size_t manifest_json_bytes;
     struct ws_region *const *regions; /* one a file, in the manifest's order; NULL for size 0 */
-    bool to_copy;                     /* descriptors of them are only for peers that cannot do with copies */
 };
 
 struct ws_catalog_ops {
@@ -35,6 +34,9 @@ struct ws_catalog_ops {
     int (*hold)(void *self, const char *model, uint64_t version, const char *run, const char *holder,
                 void (*revoked)(void *arg), void *arg, struct ws_hold **out, struct ws_error *err);
     void (*drop)(void *self, struct ws_hold *hold);
+    /* May descriptors of what is held go to a peer, who keeps them as long as he likes? -EOPNOTSUPP: he is to
+     * copy, and err says why. Not one who cannot (can_copy). NULL: they may. */
+    int (*lend)(void *self, struct ws_hold *hold, bool can_copy, struct ws_error *err);
     /* The deltas that lead to a version, newest first, also of one whose bytes are gone: delta_offer.h. New
      * reference. look: those that are known now; else -EAGAIN where they are
      * not yet: ask again shortly. -ENOMEM.

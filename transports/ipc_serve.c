@@ -177,6 +177,7 @@ static int hold_version(struct client *c, const struct ws_api_request *q, const 
 /* The reply with the descriptors is sent here: it is more than JSON. */
 static int serve_map(struct client *c, const struct ws_api_request *q, struct ws_error *err)
 {
+    const struct ws_catalog *cat = &c->server->catalog;
     char holder[64];
     if (!q->copy && !ws_region_leases_work())
         return ws_error_set(err, EOPNOTSUPP,
@@ -185,7 +186,8 @@ static int serve_map(struct client *c, const struct ws_api_request *q, struct ws
     struct lease *l = calloc(1, sizeof(*l));
     if (!l)
         return ws_error_set(err, ENOMEM, "no memory for a lease");
-    snprintf(holder, sizeof(holder), "ipc pid %d", (int)c->peer.pid);
+    snprintf(holder, sizeof(holder), "ipc pid %d%s", (int)c->peer.pid,
+             q->copy || q->copies ? "" : " of wsync 0.1.0");
     int rc = hold_version(c, q, holder, &l->hold, err);
     if (rc < 0) {
         free(l);
@@ -194,13 +196,9 @@ static int serve_map(struct client *c, const struct ws_api_request *q, struct ws
     lease_key(l->key, q);
     l->next = c->leases;
     c->leases = l;
-    if (q->copies && l->hold->to_copy) {
+    if (!q->copy && cat->ops->lend && (rc = cat->ops->lend(cat->self, l->hold, q->copies, err)) < 0) {
         drop_lease(c, &c->leases);
-        return ws_error_set(err, EOPNOTSUPP,
-                            "the memory of %s/%" PRIu64 " is only copied: the trainer needs it back (the "
-                            "agent's --memory has no room for a third slot, or a publisher of libwsync 0.1.0 "
-                            "keeps it mapped)",
-                            q->model, q->version);
+        return rc;
     }
     return send_map(c, l->hold, q->copy) < 0
                ? ws_error_set(err, ECONNABORTED, "the descriptors could not be sent")

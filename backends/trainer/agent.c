@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define DEFAULT_SLOTS 3
+#define DEFAULT_SLOTS 4
 #define IDLE_MS       2000 /* for a rank's descriptors to be closed */
 #define IDLE_STEP_MS  10
 
@@ -222,8 +222,6 @@ int ws_agent_hold(void *self, const char *model, uint64_t version, const char *r
         h = ws_slot_take(s, holder, revoked, arg);
         if (!h)
             rc = ws_error_set(err, ENOMEM, "no memory for a lease");
-        else if (ws_agent_is_narrow(a, m, s))
-            h->base.to_copy = true;
     }
     if (!h && rc == 0 && m)
         rc = ws_agent_gpu_want(a, m, version, run ? run : m->run, err);
@@ -263,6 +261,7 @@ static const struct ws_catalog_ops catalog_ops = {
     .models = agent_models,
     .hold = ws_agent_hold,
     .drop = ws_agent_drop,
+    .lend = ws_agent_lend,
     .deltas = ws_agent_deltas,
     .delta = ws_agent_delta,
     .seen = ws_agent_seen,

@@ -18,7 +18,7 @@ struct ws_agent_options {
     const char *socket;               /* unix socket path; NULL: none */
     gid_t socket_gid;                 /* (gid_t)-1: owner only */
     uint64_t memory_bytes;            /* budget for slots; 0: what memory allows at each request */
-    unsigned max_slots;               /* per model; 0: 3 */
+    unsigned max_slots;               /* per model; 0: 4 */
     uint64_t delta_cache_bytes;       /* deltas that are kept, of all models; 0: none are made; or: */
     const char *archive;              /* folder; NULL: versions are not archived */
     unsigned archive_every;           /* an anchor every so many versions, deltas between; 0: 10 */

@@ -225,7 +225,7 @@ static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t vers
     ws_group_begun(m);
     int rc = ws_agent_take_slot(a, m, c, &s, deadline, err);
     if (rc == 0) {
-        s->lent = false;
+        s->kept = false;
         rc = ws_agent_prepare_slot(a, m, c, s, changes, deadline, err);
         if (rc == 0)
             rc = ws_slot_begin(s, ws_agent_layout(m), owner->name, version, run, err);
@@ -437,7 +437,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         rc = open_all(m->writing, keep, fds, max, n_fds, err);
     if (rc == 0 && c->deaf) {
         say_deaf(c);
-        m->writing->lent = true;
+        m->writing->kept = true;
     }
     if (rc == 0) {
         c->writing = true;

@@ -15,7 +15,7 @@
 #define STEP_NS       20000000ULL
 #define RESERVE_BYTES (256UL << 20) /* of memory that is left to others */
 
-static bool is_newest(const struct ws_agent_model *m, const struct ws_slot *s)
+bool ws_agent_is_newest(const struct ws_agent_model *m, const struct ws_slot *s)
 {
     return s->state == WS_SLOT_SERVED && s->version == m->newest && strcmp(s->run, m->run) == 0;
 }
@@ -39,7 +39,7 @@ static struct ws_slot *oldest_that_can_be_taken(struct ws_agent_model *m)
     struct ws_slot *best = NULL;
     for (unsigned i = 0; i < m->n_slots; i++) {
         struct ws_slot *s = m->slots[i];
-        if (is_newest(m, s) || !can_take(s))
+        if (ws_agent_is_newest(m, s) || !can_take(s))
             continue;
         if (s->state == WS_SLOT_FREE)
             return s;
@@ -113,8 +113,7 @@ __attribute__((format(printf, 2, 3))) static void add(struct list *l, const char
     l->n += n > 0 ? (size_t)n : 0;
 }
 
-/* One that another thread lays out just now is not looked at. */
-static bool is_settled(const struct ws_agent *a, const struct ws_slot *s)
+bool ws_agent_is_settled(const struct ws_agent *a, const struct ws_slot *s)
 {
     bool begun = s->state != WS_SLOT_WRITING;
     for (const struct ws_agent_model *m = a->models; m && !begun; m = m->next)
@@ -129,7 +128,7 @@ static void say_slots(const struct ws_agent *a, const struct ws_agent_model *m, 
     unsigned n = 0;
     char who[160];
     for (unsigned i = 0; i < m->n_slots; i++)
-        if (is_settled(a, m->slots[i]) && m->slots[i]->total_bytes > 0) {
+        if (ws_agent_is_settled(a, m->slots[i]) && m->slots[i]->total_bytes > 0) {
             bytes += m->slots[i]->total_bytes;
             n++;
         }
@@ -167,7 +166,7 @@ static bool has_deaf_ranks(const struct ws_agent *a)
     return false;
 }
 
-static int check_budget(struct ws_agent *a, uint64_t bytes, struct ws_error *err)
+int ws_agent_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_error *err)
 {
     char text[WS_ERROR_TEXT] = "";
     struct list who = {0};
@@ -197,7 +196,7 @@ static int find_room(struct ws_agent *a, struct ws_agent_model *m, const struct 
                      uint64_t deadline_ns, struct ws_error *err)
 {
     int rc;
-    while ((rc = check_budget(a, bytes, err)) < 0 && !ws_agent_keeps_others(c) &&
+    while ((rc = ws_agent_check_budget(a, bytes, err)) < 0 && !ws_agent_keeps_others(c) &&
            another_keeps_others(m, c)) {
         if (!m->wants_room)
             pthread_cond_broadcast(&a->changed);
@@ -215,7 +214,7 @@ static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct w
     struct ws_agent_model *owner = m->owner;
     const uint64_t bytes = ws_agent_layout(m)->total_bytes;
     int rc = owner->n_slots < NORMAL_SLOTS ? find_room(a, m, c, bytes, deadline_ns, err)
-                                           : check_budget(a, bytes, err);
+                                           : ws_agent_check_budget(a, bytes, err);
     if (rc < 0)
         return rc;
     *out = calloc(1, sizeof(**out));
@@ -225,18 +224,6 @@ static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct w
     return 0;
 }
 
-bool ws_agent_is_narrow(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_slot *s)
-{
-    const unsigned n = m->n_slots > NORMAL_SLOTS ? m->n_slots : NORMAL_SLOTS + 1;
-    uint64_t need = n * s->total_bytes;
-    if (!a->options.memory_bytes || m->max_slots <= NORMAL_SLOTS)
-        return false;
-    for (const struct ws_agent_model *o = a->models; o; o = o->next)
-        for (unsigned i = 0; o != m && i < o->n_slots; i++)
-            need += is_settled(a, o->slots[i]) ? o->slots[i]->total_bytes : 0;
-    return need > a->options.memory_bytes;
-}
-
 /* full: why there cannot be a slot more, where it is not for their number. */
 static int busy(struct ws_agent_model *m, const struct ws_error *full, struct ws_error *err)
 {
@@ -244,20 +231,22 @@ static int busy(struct ws_agent_model *m, const struct ws_error *full, struct ws
     size_t n = 0;
     for (unsigned i = 0; i < m->n_slots && n < sizeof(text); i++) {
         char who[200];
-        if (is_newest(m, m->slots[i]))
+        if (ws_agent_is_newest(m, m->slots[i]))
             continue;
         ws_slot_holders(m->slots[i], who, sizeof(who));
         n += (size_t)snprintf(text + n, sizeof(text) - n, "%sversion %" PRIu64 " (%s) is held by %s",
                               n ? "; " : "", m->slots[i]->version, ws_slot_state_name(m->slots[i]->state),
                               who[0] ? who : "a rank");
     }
+    const char *remedy =
+        "write 'drop N' to the ctl of a mount that keeps version N (one of wsync 0.1.0 gives "
+        "none back by itself), end another reader,";
     if (full->code)
-        return ws_error_set(err, EBUSY, "no free slot for %s: %s; end that reader, or make room: %.500s",
-                            m->name, text, full->text);
-    return ws_error_set(
-        err, EBUSY,
-        "no free slot for %s: %s; end that reader, or allow more slots (agent --slots, at most %u now)",
-        m->name, text, m->max_slots);
+        return ws_error_set(err, EBUSY, "no free slot for %s: %s; %s or make room: %.400s", m->name, text,
+                            remedy, full->text);
+    return ws_error_set(err, EBUSY,
+                        "no free slot for %s: %s; %s or allow more slots (agent --slots, at most %u now)",
+                        m->name, text, remedy, m->max_slots);
 }
 
 /* Makes the slot ours: its names are gone, its readers are cut, nobody maps it. */
@@ -322,7 +311,7 @@ static int take_room(void *arg, uint64_t bytes, struct ws_error *err)
 {
     struct ws_agent *a = arg;
     pthread_mutex_lock(&a->lock);
-    int rc = check_budget(a, bytes, err);
+    int rc = ws_agent_check_budget(a, bytes, err);
     a->slot_bytes += rc == 0 ? bytes : 0;
     pthread_mutex_unlock(&a->lock);
     return rc;

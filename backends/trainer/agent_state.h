@@ -70,6 +70,7 @@ struct ws_agent_model {
     char run[WS_RUN_CHARS + 1]; /* live lineage; empty before the first */
     uint64_t newest;            /* published in it; 0: none */
     bool any;                   /* something was published in it */
+    bool said_copies;           /* that readers on this host get some */
     struct ws_slot *slots[WS_MAX_SLOTS];
     unsigned n_slots, max_slots;
     /* the group of ranks */
@@ -206,8 +207,13 @@ WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m,
 WS_MUST_USE int ws_agent_prepare_slot(struct ws_agent *a, struct ws_agent_model *m,
                                       const struct ws_session *c, struct ws_slot *s, bool changes,
                                       uint64_t deadline_ns, struct ws_error *err);
-/* Has --memory no room for the slot that the trainer needs while a reader keeps this one? Under lock. */
-bool ws_agent_is_narrow(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_slot *s);
+/* All under lock. Is the model's newest version in it? One that another thread lays out just now is not
+ * settled, and not looked at. Is there memory for so many bytes more? -ENOMEM. */
+bool ws_agent_is_newest(const struct ws_agent_model *m, const struct ws_slot *s);
+bool ws_agent_is_settled(const struct ws_agent *a, const struct ws_slot *s);
+WS_MUST_USE int ws_agent_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_error *err);
+/* agent_lend.c: the catalog's lend; not under lock */
+int ws_agent_lend(void *self, struct ws_hold *hold, bool can_copy, struct ws_error *err);
 /* The numbers of the slots that will be written again as they are: what ranks have mapped of others is of no
  * use. Is one among them? Has the rank such memory mapped, as far as is known? */
 json_t *ws_agent_slots_that_stay(const struct ws_agent_model *m);

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define USUAL_SLOTS 3 /* a slot holds a version that is at most so many before */
+#define USUAL_SLOTS 4 /* a slot holds a version that is at most so many before */
 #define MAX_DEVICES 16
 #define SHARE       3 /* records may take a third of what is written */
 

@@ -33,6 +33,7 @@ struct ws_slot_hold {
     struct ws_slot *slot;
     struct ws_slot_hold *next, *prev;
     char holder[96];
+    bool lent;                  /* he has descriptors of the regions and keeps them */
     void (*revoked)(void *arg); /* NULL: cannot be revoked */
     void *arg;
 };
@@ -47,7 +48,7 @@ struct ws_slot {
     bool fresh;                         /* sidecars and frozen tensors are not in it yet */
     struct ws_mark has;                 /* the version that they have all of; no run: none that is known */
     struct ws_mark had;                 /* while they are written: before */
-    bool lent;                          /* to a rank that keeps its regions and cannot be told (0.1.0) */
+    bool kept;                          /* by a rank that cannot be told to let go of its regions (0.1.0) */
     size_t n_files;
     _Atomic(uint64_t) total_bytes;   /* shown, also while it is laid out */
     struct ws_region **regions;      /* one a file, NULL for size 0 */

@@ -3,10 +3,11 @@
 #include "backends/trainer/publisher_state.h"
 #include "backends/trainer/wsync.h"
 #include "transports/limits.h"
+#include "transports/memory.h"
 #include "transports/name.h"
 #include "transports/transport.h"
 #include <errno.h>
-#include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,6 +16,41 @@ struct wsync_version_files {
     struct ws_manifest *manifest;
     int *fds; /* -1: not open */
 };
+
+static int check_block(void *arg, size_t block, uint64_t hash)
+{
+    const struct ws_bundle_file *f = arg;
+    return hash != f->hashes[block];
+}
+
+/* Where the trainer needs the slot. */
+static int copy_all(struct ws_source *source, const struct ws_manifest *m, struct ws_region **regions,
+                    struct ws_error *err)
+{
+    struct ws_lane *lane;
+    int rc = ws_memory_check(m->total_bytes, "a copy of a version", err);
+    if (rc == 0)
+        rc = ws_lane_open(source, &lane, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
+        struct ws_bundle_file *f = &m->files[i];
+        if (f->size_bytes == 0 || (rc = ws_region_new(&regions[i], f->size_bytes, err)) < 0)
+            continue;
+        struct ws_fetch fetch = {.manifest = m,
+                                 .file = i,
+                                 .n = f->n_blocks,
+                                 .dst = ws_region_data(regions[i]),
+                                 .block = check_block,
+                                 .arg = f};
+        rc = ws_lane_fetch(lane, &fetch, err);
+        if (rc == -ECANCELED)
+            rc = ws_error_set(err, EBADMSG, "%s/%" PRIu64 "/%s came with bytes that are not the manifest's",
+                              m->model, m->version, f->name);
+    }
+    ws_lane_close(lane);
+    return rc;
+}
 
 static int open_all(wsync_version_files *v, struct ws_source *source, struct ws_error *err)
 {
@@ -28,10 +64,11 @@ static int open_all(wsync_version_files *v, struct ws_source *source, struct ws_
     for (size_t i = 0; i < m->n_files; i++)
         v->fds[i] = -1;
     int rc = ws_source_map(source, m, regions, err);
-    for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
-        if (regions[i] && (v->fds[i] = fcntl(ws_region_fd(regions[i]), F_DUPFD_CLOEXEC, 0)) < 0)
-            rc = ws_error_set(err, errno, "no descriptor for %s: %s", m->files[i].name, strerror(errno));
-    }
+    if (rc == -EOPNOTSUPP)
+        rc = copy_all(source, m, regions, err);
+    for (size_t i = 0; rc == 0 && i < m->n_files; i++)
+        if (regions[i])
+            rc = ws_region_open(regions[i], WS_REGION_READ, &v->fds[i], err);
     for (size_t i = 0; i < m->n_files; i++)
         ws_region_free(regions[i]);
     free(regions);

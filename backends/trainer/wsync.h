@@ -109,7 +109,7 @@ typedef struct wsync_config {
     const char *base;          /* checkpoint folder that fills tensors that no rank holds ("frozen") */
     const char *sidecars;      /* folder whose config.json, tokenizer files, ... go along (rank 0) */
     uint64_t shard_bytes;      /* 0: one model.safetensors */
-    unsigned max_slots;        /* 0: 2, growing to 3 while a reader by ipc holds the older one */
+    unsigned max_slots;        /* 0: the agent's; 2, and more while readers on its host keep their memory */
     unsigned n_threads;        /* copying threads; 0: min(cores, 8) */
     unsigned timeout_ms; /* waiting for the other ranks and for a slot; 0: 60 s. An agent that does not answer
                           * at all is given 30 s more (and in begin what memory for a slot takes), then the
@@ -197,10 +197,11 @@ const char *wsync_run(const wsync_publisher *pub);
 /* Abandons what is begun and disconnects; NULL is fine. */
 void wsync_close(wsync_publisher *pub);
 
-/* A published version's files on the agent's own host: the slot's memory itself, nothing is copied. agent:
- * "unix:PATH", NULL as in wsync_config. Descriptors are read-only; a descriptor and what is mapped of it stay
- * whole for as long as they are open, and the trainer takes another slot meanwhile. -ENOENT, -ESTALE: there
- * is no such version, or not any more; -EOPNOTSUPP: the agent is not on this host. Thread safe. */
+/* A published version's files on the agent's own host: the slot's memory itself, nothing is copied but where
+ * the agent has no slot left for the trainer beside it. agent: "unix:PATH", NULL as in wsync_config.
+ * Descriptors are read-only; a descriptor and what is mapped of it stay whole for as long as they are open,
+ * and the trainer takes another slot meanwhile. -ENOENT, -ESTALE: there is no such version, or not any more;
+ * -EOPNOTSUPP: the agent is not on this host. Thread safe. */
 typedef struct wsync_version_files wsync_version_files;
 int wsync_open_version(const char *agent, const char *model, uint64_t version, wsync_version_files **out);
 /* Name of the i-th file, in name order, its descriptor (stays the version's; -1 where it is empty) and size;

@@ -7,6 +7,8 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "kill"))
+from crowd import Group
 from world import *
 
 WEIGHTS = "model.safetensors"
@@ -65,7 +67,7 @@ def make_pipe_test(options):
 def test_slots(stack):
     "a slot whose memory readers had is never filled again: what they spliced stays"
     need_fuse()
-    agent, folder = Agent(stack, "--slots", "2"), checkpoint(LARGE, seed=1)
+    agent, folder = Agent(stack, "--slots", "3"), checkpoint(LARGE, seed=1)
     agent.publish("actor", 1, folder)
     mount = Mount(stack, f"unix:{agent.sock}")
     assert 'how="ipc"' in pull(mount, 1)
@@ -108,6 +110,60 @@ def test_narrow_memory(stack):
         same(mount, version - 1, folder)
         folder = step(folder, version)
         agent.publish("actor", version, folder)
+
+
+def test_two_slots(stack):
+    "two slots are the trainer's: a mount by unix: gets copies, which the agent says once"
+    need_fuse()
+    agent, folder = Agent(stack, "--slots", "2"), checkpoint(MEDIUM)
+    agent.publish("actor", 1, folder)
+    mount = Mount(stack, f"unix:{agent.sock}")
+    for version in range(2, 6):
+        assert 'how="ipc full' in pull(mount, version - 1)
+        same(mount, version - 1, folder)
+        folder = step(folder, version)
+        agent.publish("actor", version, folder)
+    assert agent.text().count("of 2 slots (agent --slots) readers may keep 0") == 1, agent.text()
+
+
+def test_little_memory(stack):
+    "where the machine has no room for a third slot a mount by unix: gets copies, and the trainer goes on"
+    need_fuse()
+    try:
+        group = Group(stack, "agent")
+    except OSError as e:
+        raise Skip(f"no memory cgroup can be made here: {e}")
+    kind = type("Agent", (Agent,), {"prefix": ["sh", "-c", f'echo $$ >{group.path}/cgroup.procs && exec "$@"', "sh"]})
+    agent, folder = kind(stack), checkpoint(LARGE)  # 25 MB
+    for version in 1, 2:
+        agent.publish("actor", version, folder)
+    group.limit(group.usage() + (256 << 20) + (10 << 20))  # which it leaves to others, and less than a slot
+    mount = Mount(stack, f"unix:{agent.sock}")
+    for version in range(3, 7):
+        assert 'how="ipc full' in pull(mount, version - 1)
+        folder = step(folder, version)
+        agent.publish("actor", version, folder)
+    assert agent.text().count("readers on this host get copies") == 1, agent.text()
+
+
+def test_stuck_readers(stack):
+    "readers that never end, one of each version, do not stop the trainer: two have the agent's memory, the others copies"
+    need_fuse()
+    agent, folder, held = Agent(stack), checkpoint(MEDIUM), []
+    agent.publish("actor", 1, folder)
+    mount = Mount(stack, f"unix:{agent.sock}")
+    for version in range(1, 7):
+        line = pull(mount, version)
+        assert ('how="ipc full' if version > 2 else 'how="ipc"') in line, line
+        with open(mount.file("actor", version, WEIGHTS), "rb") as f:
+            mapped = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
+        same(mount, version, folder)
+        held.append((mapped, mapped[:]))
+        folder = step(folder, version)
+        agent.publish("actor", version + 1, folder)
+    for mapped, want in held:
+        assert mapped[:] == want
+        mapped.close()
 
 
 def test_lost_engine(stack):
@@ -170,4 +226,4 @@ def test_memory(stack):
     assert agent.get("/v1/status")["slot_bytes"] <= 60e6
 
 
-run(*[make_pipe_test(f"reads={how}") for how in ("passthrough", "link", "cached")], test_slots, test_idle_mount, test_narrow_memory, test_lost_engine, test_without_leases, test_memory)
+run(*[make_pipe_test(f"reads={how}") for how in ("passthrough", "link", "cached")], test_slots, test_idle_mount, test_narrow_memory, test_two_slots, test_little_memory, test_stuck_readers, test_lost_engine, test_without_leases, test_memory)
