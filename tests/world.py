@@ -390,6 +390,14 @@ class Engine(Process):
     def generate(self):
         return self.ask("/v1/completions" if self.api == "vllm" else "/generate", {"prompt": "x"})
 
+    def is_ready(self):  # SGLang says it
+        try:
+            urllib.request.urlopen(self.url + "/ready", timeout=20).close()
+        except urllib.error.HTTPError as e:
+            assert e.code == 503, e
+            return False
+        return True
+
     def is_paused(self):  # vLLM says it
         return self.ask("/is_paused")["is_paused"]
 

@@ -288,6 +288,24 @@ def test_end_in_a_load(stack):
             engine.generate()
 
 
+def test_end_in_a_sync(stack):
+    "a mount that is told to end while it brings an engine along, and has only paused it, has it run on"
+    _, mount, folders = world(stack)
+    engine = Engine(stack, folders[1])
+    between = Between(stack, engine, "/server_info")  # asked between pause and load
+    mount.write(f"engine add e sglang {between.url}", "actor/ctl")
+    mount.write("1", "actor/version")
+    between.hold = True
+    writer = threading.Thread(target=lambda: mount.refused("engine sync e", "actor/ctl"))
+    writer.start()
+    stack.callback(writer.join)
+    wait_for(lambda: between.held, "the sync", 60)
+    assert not engine.is_ready()
+    mount.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: not mount.alive(), "the mount's end", 60)
+    assert engine.serves() == "1" and engine.is_ready() and engine.generate()
+
+
 def test_left_behind(stack):
     "an engine that could not be brought back at the mount's end is brought back by the next one"
     agent, mount, engine, between, before = in_a_load(stack, "vllm")
@@ -416,6 +434,7 @@ run(
     test_refused_umount,
     test_foreign,
     test_end_in_a_load,
+    test_end_in_a_sync,
     test_left_behind,
     test_end_on_the_way_back,
     test_lost_token,
