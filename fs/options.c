@@ -259,7 +259,9 @@ static const struct {
      "into a "
      "huge-page tmpfs, or through the daemon; auto takes the first that works"},
     {"cache", "SIZE", set_cache,
-     "memory for versions; default: 0.8 of what the machine and its cgroups allow"},
+     "memory for versions; default: 0.8 of what the machine and its cgroups allow; with room for three, "
+     "memory for "
+     "the next one is taken ahead"},
     {"delta-cache", "SIZE", set_delta_cache,
      "memory for the deltas of each model, by which versions are made of those that are held; default 1G; "
      "0: every version is pulled whole"},

@@ -1,5 +1,5 @@
-"""A training step from the trainer's memory to a ready file on a mount, by deltas, by deltas into copies, as where somebody has
-opened the version before, and by full pulls, at loopback's speed and at 10 Gbit/s; on to a loaded engine, against copying the
+"""A training step from the trainer's memory to a ready file on a mount, by deltas, by deltas into copies, as where an engine has
+opened the version before, with room for a third version and without, and by full pulls, at loopback's speed and at 10 Gbit/s; on to a loaded engine, against copying the
 version into /dev/shm; against one memcpy of the model. And what a pull and a patch take from a neighbour that reads memory all
 the time."""
 import mmap
@@ -20,6 +20,7 @@ from rows import row
 from world import *
 
 SHARE, ROUNDS, STREAMS = 0.015, 5, 6
+MOMENT = 0.7  # in which a trainer computes its next step, and a mount takes memory ahead
 TRAINER = os.path.join(BUILD, "tests/tools/trainer")
 
 
@@ -73,12 +74,19 @@ def look(mount, version):
         f.read(1)
 
 
-def steps(stack, agent, trainer, options, source=None, kind="step", share=SHARE, rounds=ROUNDS, then=None, opens=False):
-    """Medians of publish to ready, and of publish to what comes then; how the last came. opens: each version is, before the next one."""
+def way(mount, version):
+    """F: pulled whole, p: patched in place, c: patched into a copy."""
+    how = re.search(r'how="([^"]*)"', line_of(mount, version)).group(1)
+    return "F" if "full" in how else "p" if "in place" in how else "c"
+
+
+def steps(stack, agent, trainer, options, source=None, kind="step", share=SHARE, rounds=ROUNDS, then=None, opens=False, room=2.6):
+    """Medians of publish to ready, and of publish to what comes then; how each came. opens: each version is, before the next one, and
+    there is a moment between two. room: for so many versions."""
     with contextlib.ExitStack() as inner:
-        mount = Mount(inner, f"unix:{unique('nobody')}.sock", f"cache={int(trainer.bytes * 2.6)},{options}")
+        mount = Mount(inner, f"unix:{unique('nobody')}.sock", f"cache={int(trainer.bytes * room)},{options}")
         mount.write(f"add actor {source or ''}{agent.url}", "ctl")
-        ready, after = [], []
+        ready, after, ways = [], [], ""
         for i in range(rounds + 3):  # the first three fill the cache and are not counted
             began = time.monotonic()
             seconds = publish_to_ready(trainer, mount, kind, share)
@@ -86,10 +94,11 @@ def steps(stack, agent, trainer, options, source=None, kind="step", share=SHARE,
                 ready.append(seconds)
                 if then:
                     after.append(seconds + then(mount))
+            ways += way(mount, trainer.version)
             if opens:
                 look(mount, trainer.version)
-        how = re.search(r'how="([^"]*)"', line_of(mount, trainer.version)).group(1)
-        print(f"    {statistics.median(ready):.3f} s: {how}", flush=True)
+                time.sleep(MOMENT)
+        print(f"    {statistics.median(ready):.3f} s: {ways[:3]} {ways[3:]}", flush=True)
         return statistics.median(ready), statistics.median(after) if after else None
 
 
@@ -222,11 +231,16 @@ def one_model(stack, name):
         full, _ = steps(inner, agent, trainer, "delta-cache=0")
         delta, _ = steps(inner, agent, trainer, "")
         row(f"delta-step{suffix}", delta, "s", full, 0.6, at_most=True)
-        opened, _ = steps(inner, agent, trainer, "", opens=True)
+        opened, _ = steps(inner, agent, trainer, "", opens=True, room=3.6)
         row(f"delta-step-opened{suffix}", opened, "s", delta, 1.15, at_most=True)
+        row(f"delta-step-opened-vs-full{suffix}", opened, "s", full, 1, at_most=True)
+        tight, _ = steps(inner, agent, trainer, "", opens=True)
+        row(f"delta-step-opened-tight{suffix}", tight, "s", full, 1, at_most=True)
         slow_full, _ = steps(inner, agent, trainer, "delta-cache=0", "fault:rate=1250:", rounds=3)
         slow, _ = steps(inner, agent, trainer, "", "fault:rate=1250:", rounds=3)
         row(f"delta-step-slow-link{suffix}", slow, "s", slow_full, 0.2, at_most=True)
+        slow_opened, _ = steps(inner, agent, trainer, "", "fault:rate=1250:", rounds=3, opens=True, room=3.6)
+        row(f"delta-step-opened-slow-link{suffix}", slow_opened, "s", slow_full, 0.4, at_most=True)
         if name == "1.7b":
             by_mount, by_copy = to_loaded(inner, agent, trainer)
             row("publish-to-loaded", by_mount, "s", by_copy, 0.45, at_most=True)
