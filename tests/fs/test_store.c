@@ -3,6 +3,7 @@
  *
  * timeout: 250
  * beside others */
+#include "fs/content.h"
 #include "fs/room.h"
 #include "tests/fs/opened_store.h"
 #include "transports/copy.h"
@@ -534,6 +535,30 @@ static void headers_are_here_when_their_blocks_are(void **state)
     ws_store_free(s);
 }
 
+/* As of an agent that has other bytes under the same number by now. */
+static void a_manifest_that_is_not_what_was_listed_is_refused(void **state)
+{
+    struct ws_error err = {0};
+    struct ws_bundle_file *f;
+    struct ws_manifest *m;
+    (void)state;
+    shelf_publish(shelf, "actor", 1, "r", MIB);
+    struct ws_store *s = store_of_cache(64 * MIB, 2);
+    struct ws_version *v = version(s, "actor", "1");
+    assert_int_equal(ws_manifest_new(&m, "actor", 1, "r", &err), 0);
+    assert_int_equal(ws_manifest_add(m, "config.json", 2, 0, &f, &err), 0);
+    ws_manifest_seal(m);
+    pthread_mutex_lock(&s->lock);
+    const int rc = ws_content_describe(v, m, &err);
+    pthread_mutex_unlock(&s->lock);
+    assert_int_equal(rc, -EBADMSG);
+    assert_non_null(strstr(err.text, "its source lists it with"));
+    pull(v);
+    assert_same_bytes(shelf, v);
+    ws_version_put(v);
+    ws_store_free(s);
+}
+
 static void verify_finds_a_changed_byte(void **state)
 {
     const atomic_bool over = true;
@@ -674,6 +699,7 @@ int main(void)
         TEST(memory_returns_after_the_last_use),
         TEST(dropping_while_it_is_pulled_ends_the_pull),
         TEST(headers_are_here_when_their_blocks_are),
+        TEST(a_manifest_that_is_not_what_was_listed_is_refused),
         TEST(verify_finds_a_changed_byte),
         TEST(sources_for_one_model),
         TEST(a_removed_model_does_not_come_back_by_itself),

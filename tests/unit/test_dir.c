@@ -113,6 +113,32 @@ static void a_folder_that_is_away_has_not_lost_its_versions(void **state)
     assert_is_listed(w, before);
 }
 
+/* In place, as long as before, and the folder knows nothing of it: what was hashed is not there any more. */
+static void a_file_that_was_written_to_is_hashed_again(void **state)
+{
+    const struct world *w = *state;
+    char path[256], *before = known(w), *now;
+    struct stat was, is;
+    struct ws_manifest *m = NULL;
+    snprintf(path, sizeof(path), "%s/m/7/model.safetensors", w->root);
+    assert_int_equal(stat(path, &was), 0);
+    do { /* until the file system's clock has moved on */
+        const int fd = open(path, O_WRONLY | O_CLOEXEC);
+        assert_true(fd >= 0);
+        assert_int_equal(pwrite(fd, "x", 1, was.st_size - 1), 1);
+        close(fd);
+        assert_int_equal(stat(path, &is), 0);
+    } while (is.st_ctim.tv_sec == was.st_ctim.tv_sec && is.st_ctim.tv_nsec == was.st_ctim.tv_nsec);
+    now = listing(w);
+    assert_non_null(strstr(now, "\"digest\":\"\""));
+    assert_string_not_equal(now, before);
+    free(now);
+    assert_int_equal(ws_source_manifest(w->source, "m", 7, NULL, NULL, &m, NULL), 0);
+    assert_null(strstr(before, m->digest));
+    ws_manifest_free(m);
+    free(before);
+}
+
 /* n descriptors are left, for the folder itself or also for some of what is in it. */
 static void look_with(const struct world *w, unsigned n)
 {
@@ -148,6 +174,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_folder_that_is_away_has_not_lost_its_versions, open_world,
                                         close_world),
         cmocka_unit_test_setup_teardown(without_descriptors_nothing_is_lost, open_world, close_world),
+        cmocka_unit_test_setup_teardown(a_file_that_was_written_to_is_hashed_again, open_world, close_world),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

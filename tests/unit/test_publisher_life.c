@@ -23,6 +23,7 @@
 
 #define N       1000UL
 #define LONG_MS 60000
+#define SHORT_MS 300 /* of a wait that cannot end well, however long */
 
 struct world {
     char dir[64], socket[128], url[140], http[64];
@@ -246,6 +247,90 @@ static void abandoned_first_version(void **state)
     end(&w);
 }
 
+/* --- a rank that comes back while others write --- */
+
+static void offloaded(struct half *h, uint64_t version)
+{
+    h->version = version;
+    offload_half(h);
+    if (h->rc)
+        fail_msg("rank %u: %s", h->rank, h->why);
+}
+
+static void come_back(const struct world *w, struct half *h, const wsync_config *c)
+{
+    wsync_close(h->p);
+    for (unsigned ms = 0; n_registered(w) > 1; ms++) {
+        assert_true(ms < LONG_MS);
+        usleep(1000);
+    }
+    h->p = opened(c);
+}
+
+/* What it had committed is no half of the version that it begins: that waits for the other one. */
+static void a_rank_that_has_committed_comes_back(void **state)
+{
+    struct world w;
+    static struct half h[2];
+    wsync_config c[2];
+    (void)state;
+    start(&w);
+    for (unsigned r = 0; r < 2; r++) {
+        c[r] = config_of(&w, r, 2);
+        h[r] = (struct half){.p = opened(&c[r]), .rank = r};
+    }
+    both(h, offload_half, 1);
+    offloaded(&h[0], 2);
+    come_back(&w, &h[0], &c[0]);
+    offloaded(&h[0], 2);
+    assert_int_equal(wsync_wait_published(h[0].p, 2, SHORT_MS), -ETIMEDOUT);
+    offloaded(&h[1], 2);
+    if (wsync_wait_published(h[0].p, 2, LONG_MS))
+        fail_msg("%s", wsync_error());
+    for (unsigned r = 0; r < 2; r++)
+        wsync_close(h[r].p);
+    end(&w);
+}
+
+/* The slot that others have begun to fill has the frozen tensors of the base before, and the one that would write
+ * them finds it used. */
+static void a_rank_comes_back_with_another_base(void **state)
+{
+    struct world w;
+    static struct half h[2];
+    wsync_config c[2];
+    char base[160];
+    (void)state;
+    start(&w);
+    snprintf(base, sizeof(base), "%s/model.safetensors", w.dir);
+    write_base(base, 1);
+    for (unsigned r = 0; r < 2; r++) {
+        c[r] = config_of(&w, r, 2);
+        c[r].base = w.dir;
+        h[r] = (struct half){.p = opened(&c[r]), .rank = r};
+    }
+    uint64_t version = 1;
+    for (; version <= 3; version++) { /* no slot is fresh any more */
+        both(h, offload_half, version);
+        if (wsync_wait_published(h[0].p, version, LONG_MS))
+            fail_msg("%s", wsync_error());
+    }
+    offloaded(&h[1], version);
+    assert_int_equal(unlink(base), 0);
+    write_base(base, 2);
+    come_back(&w, &h[0], &c[0]);
+    offloaded(&h[0], version);
+    assert_int_equal(wsync_wait_published(h[0].p, version, SHORT_MS), -ETIMEDOUT);
+    offloaded(&h[1], version);
+    if (wsync_wait_published(h[0].p, version, LONG_MS))
+        fail_msg("%s", wsync_error());
+    expect_frozen(&w, version, 2);
+    for (unsigned r = 0; r < 2; r++)
+        wsync_close(h[r].p);
+    (void)unlink(base);
+    end(&w);
+}
+
 /* --- a rank that dies before it begins, while a child of it lives and keeps its connection --- */
 
 static int be_dying_rank(const char *url)
@@ -344,6 +429,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(another_base),
         cmocka_unit_test(abandoned_first_version),
         cmocka_unit_test(many_files),
+        cmocka_unit_test(a_rank_that_has_committed_comes_back),
+        cmocka_unit_test(a_rank_comes_back_with_another_base),
         cmocka_unit_test(a_rank_dies_before_it_begins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
