@@ -1,5 +1,6 @@
 #include "fs/control.h"
 #include "backends/engine/http.h"
+#include "fs/added.h"
 #include "fs/desk.h"
 #include "fs/external.h"
 #include "fs/follow.h"
@@ -156,14 +157,14 @@ static int check_model(const char *name, struct ws_error *err)
                : ws_error_set(err, EINVAL, "'%.100s' is no model's name: %s", name, WS_MODEL_NAME_RULE);
 }
 
-/* What is kept of the engine says the folder, too: its files are read again at the next start. */
+/* What is kept of the engine says the folder, too: its files are read again later. */
 static int run_engine_add(struct job *j, struct ws_error *err)
 {
     const char **o = j->command.options, *below = j->control->options.files;
     const size_t n = strlen(j->shown);
-    if (!j->any_file && (o[WS_OPTION_CA_FILE] || o[WS_OPTION_FILES]))
-        return ws_error_set(err, EPERM, "ca-file= and files= are for root to give");
-    if (!j->any_file && (o[WS_OPTION_TOKEN_FILE] || o[WS_OPTION_ADMIN_TOKEN_FILE])) {
+    if (!j->any_file && o[WS_OPTION_FILES])
+        return ws_error_set(err, EPERM, "files= is for root to give");
+    if (!j->any_file && (o[WS_OPTION_TOKEN_FILE] || o[WS_OPTION_ADMIN_TOKEN_FILE] || o[WS_OPTION_CA_FILE])) {
         if (!below)
             return ws_error_set(err, EPERM,
                                 "who is not root names no files to this mount: have root add the engine, or "
@@ -176,44 +177,17 @@ static int run_engine_add(struct job *j, struct ws_error *err)
     return ws_engine_add(j->control, j->desk, &j->command, j->shown, true, err);
 }
 
-/* Is it one of the sources that root mounted? */
-static bool is_own_source(const struct ws_control *c, const char *url)
-{
-    const size_t n = strlen(url);
-    for (const char *at = c->options.source; at && *at; at += *at == ',') {
-        const size_t k = strcspn(at, ",");
-        if (k == n && memcmp(at, url, n) == 0)
-            return true;
-        at += k;
-    }
-    return false;
-}
-
-/* Folders are read and sockets opened with our rights, and a server is told our token: who is not root leads
- * us to none that root did not name. */
-static int check_source(const struct job *j, const char *url, struct ws_error *err)
-{
-    const struct ws_control *c = j->control;
-    const bool http = strncmp(url, "http://", 7) == 0 || strncmp(url, "https://", 8) == 0;
-    if (j->any_file || is_own_source(c, url) || (http && !c->options.has_token))
-        return 0;
-    if (http)
-        return ws_error_set(err, EPERM,
-                            "only root has this mount send its token to another source: have root add it");
-    return ws_error_set(err, EPERM,
-                        "only root has this mount read a folder or open a socket: have root add %s", url);
-}
-
 static int run_add(struct job *j, struct ws_error *err)
 {
     const char *policy = j->command.options[WS_OPTION_POLICY];
-    if (check_model(j->command.args[0], err) < 0 || check_source(j, j->command.args[1], err) < 0)
+    if (check_model(j->command.args[0], err) < 0 ||
+        ws_added_check(j->control, j->command.args[1], !j->any_file, err) < 0)
         return -err->code;
     struct ws_desk *d = ws_desk_of(j->control, j->command.args[0]);
     int rc = d ? 0 : ws_error_set(err, ENOMEM, "no memory for a model");
     if (rc == 0 && policy)
         rc = ws_desk_set_policy(j->control, d, policy, NULL, NULL, err);
-    return rc < 0 ? rc : ws_store_add(j->control->store, j->command.args[1], j->command.args[0], err);
+    return rc < 0 ? rc : ws_added_add(j->control, d, j->command.args[1], !j->any_file, err);
 }
 
 /* Not while engines are driven by it, nor in a switch, as which it counts meanwhile. */
@@ -237,7 +211,7 @@ static int run_remove(struct job *j, struct ws_error *err)
     pthread_mutex_unlock(&c->lock);
     if (rc < 0)
         return rc;
-    rc = ws_store_remove(c->store, model, err);
+    rc = ws_added_remove(c, d, err);
     pthread_mutex_lock(&c->lock);
     d->switching = false;
     pthread_mutex_unlock(&c->lock);
@@ -332,10 +306,11 @@ static void free_job(struct job *j)
 static const bool changes_settings[WS_VERB_COUNT] = {
     [WS_VERB_PIN] = true,           [WS_VERB_UNPIN] = true,    [WS_VERB_ENGINE_ADD] = true,
     [WS_VERB_ENGINE_REMOVE] = true, [WS_VERB_POLICY] = true,   [WS_VERB_COMMIT] = true,
-    [WS_VERB_ADD] = true,           [WS_VERB_STRATEGY] = true,
+    [WS_VERB_ADD] = true,           [WS_VERB_STRATEGY] = true, [WS_VERB_REMOVE] = true,
 };
 
-static const bool lengthens_settings[WS_VERB_COUNT] = {[WS_VERB_PIN] = true, [WS_VERB_ENGINE_ADD] = true};
+static const bool lengthens_settings[WS_VERB_COUNT] = {
+    [WS_VERB_PIN] = true, [WS_VERB_ENGINE_ADD] = true, [WS_VERB_ADD] = true};
 
 /* A model that no source lists any more and of which nothing is here leaves, where no engine is driven by it.
  * An engine that is added just now is kept for when it is listed again. */
@@ -530,6 +505,7 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     pthread_mutex_init(&c->lock, NULL);
     ws_cond_init(&c->idle);
     pthread_mutex_init(&c->saving, NULL);
+    pthread_mutex_init(&c->adding, NULL);
     c->settings_path = ws_settings_path(options->state, options->mountpoint);
     snprintf(c->who, sizeof(c->who), "%s", options->who);
     int rc = ws_http_new(&c->http, err);
@@ -546,6 +522,11 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     ws_store_listen(store, on_change, c);
     *out = c;
     return 0;
+}
+
+void ws_control_open_kept(struct ws_control *c)
+{
+    ws_added_open(c);
 }
 
 void ws_control_stop(struct ws_control *c)
@@ -574,6 +555,7 @@ void ws_control_free(struct ws_control *c)
     ws_desk_release(&c->root);
     ws_http_free(c->http);
     free(c->settings_path);
+    pthread_mutex_destroy(&c->adding);
     pthread_mutex_destroy(&c->saving);
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->lock);

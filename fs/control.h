@@ -18,6 +18,9 @@ struct ws_control_options {
 };
 WS_MUST_USE int ws_control_new(struct ws_control **out, struct ws_store *store,
                                const struct ws_control_options *options, struct ws_error *err);
+/* The sources that commands have added before, kept in the settings: after the mount's own, which come first.
+ */
+void ws_control_open_kept(struct ws_control *c);
 /* In two steps, because the store's threads tell control what happened until the store is freed: stop cancels
  * what runs and waits for it, free gives the memory back after ws_store_free. */
 void ws_control_stop(struct ws_control *c);

@@ -1,4 +1,5 @@
 #include "fs/desk.h"
+#include "fs/added.h"
 #include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
@@ -201,6 +202,7 @@ void ws_desk_release(struct ws_desk *d)
         d->engines = e->next;
         ws_engine_free(e);
     }
+    ws_added_free(d);
     ws_events_free(d->events);
     free(d->pins);
     free(d->name);

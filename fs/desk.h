@@ -31,6 +31,7 @@ struct ws_desk {
     struct ws_events *events;
     /* guarded by the control's lock */
     struct ws_engine *engines; /* in the order of adding */
+    struct ws_added *added;    /* sources, too; changes with the control's adding held, too */
     unsigned n_engines;
     enum ws_policy policy;
     enum ws_commit commit;
@@ -76,6 +77,8 @@ struct ws_control {
     pthread_mutex_t saving;     /* one writer of that file at a time */
     bool given_up;              /* under saving: the file is a successor's */
     atomic_bool restoring;
+    pthread_mutex_t adding;    /* sources are opened and removed one after the other; before lock */
+    atomic_bool lacks_sources; /* some that were kept could not be opened */
 };
 
 /* The model's desk (made at need); NULL model: the root's. NULL: no memory. Takes the lock. */

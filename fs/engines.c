@@ -3,6 +3,7 @@
 #include "fs/desk.h"
 #include "fs/external.h"
 #include "fs/token.h"
+#include "transports/below.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,6 +45,7 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
                                             .token = token,
                                             .admin_token = admin_token,
                                             .ca_file = e->ca_file,
+                                            .ca_below = e->files,
                                             .short_ms = e->short_ms,
                                             .pause_mode = e->pause_mode,
                                             .load_format = e->load_format,
@@ -91,14 +93,26 @@ static int find_token(struct ws_control *c, const char *path, const char *files,
     return rc;
 }
 
+/* Each call opens it again. */
+static int check_ca(const struct ws_engine *e, struct ws_error *err)
+{
+    struct stat st;
+    if (!e->files)
+        return access(e->ca_file, R_OK) == 0 ? 0
+                                             : ws_error_set(err, errno, "cannot read the certificates %s: %s",
+                                                            e->ca_file, strerror(errno));
+    int fd = ws_below_open(e->files, e->ca_file, false, &st, err);
+    if (fd >= 0)
+        close(fd);
+    return fd < 0 ? fd : 0;
+}
+
 int ws_engine_ready(struct ws_engine *e, struct ws_control *c, struct ws_error *err)
 {
     int rc = find_token(c, e->token_file, e->files, &e->token, err);
     if (rc == 0)
         rc = find_token(c, e->admin_token_file, e->files, &e->admin_token, err);
-    if (rc == 0 && e->ca_file && access(e->ca_file, R_OK) != 0)
-        rc = ws_error_set(err, errno, "cannot read the certificates %s: %s", e->ca_file, strerror(errno));
-    return rc;
+    return rc == 0 && e->ca_file ? check_ca(e, err) : rc;
 }
 
 static int check_pause_mode(const struct ws_engine_ops *ops, const char *mode, struct ws_error *err)

@@ -323,7 +323,7 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
     ws_store_set_release(e.store, take_away, &e);
     folder = mount_tmpfs(&e);
     for (char *url = strtok_r(copy, ",", &save); url && rc == 0; url = strtok_r(NULL, ",", &save))
-        rc = ws_store_add(e.store, url, NULL, err);
+        rc = ws_store_add(e.store, url, NULL, NULL, err);
     free(copy);
     if (rc == 0 && ready)
         ready();

@@ -157,8 +157,9 @@ static const struct syntax {
      "[load=T flush=T resume=T serving=T]; engine add NAME external",
      "register an inference server; prefix: where it sees this mount; timeout: of a load (300), of the rest "
      "a tenth or "
-     "pause-timeout; admin-token-file: for the routes that change it; files: below which "
-     "both have to be, which is so for who is not root; cache: what is emptied after a load; "
+     "pause-timeout; admin-token-file: for the routes that change it; ca-file: whom to trust for https; "
+     "files: below which "
+     "all these have to be, which is so for who is not root; cache: what is emptied after a load; "
      "load-format: SGLang's word for how it reads the files (as it was started, auto where that is dummy); "
      "mounts: other "
      "mounts that it reads, which must have a version before it is paused; for remote, pause, load, flush, "
@@ -172,7 +173,10 @@ static const struct syntax {
     {WS_VERB_ENGINE_SYNC, WS_SCOPE_MODEL, "engine", "sync", 1, 1, 0, ASYNC, "engine sync NAME [async]",
      "bring one engine to the current version"},
     {WS_VERB_ADD, WS_SCOPE_ROOT, "add", NULL, 2, 2, OPTION(POLICY), 0,
-     "add MODEL SOURCE [policy=manual|pull|follow]", "take a model from a source"},
+     "add MODEL SOURCE [policy=manual|pull|follow]",
+     "take a model from a source, also after a restart; who is not root: no unix:, dir: only below the "
+     "mount's "
+     "files=, and http: only where the mount has no token"},
     {WS_VERB_REMOVE, WS_SCOPE_ROOT, "remove", NULL, 1, 1, 0, 0, "remove MODEL",
      "forget a model and its sources; readers go on"},
     {WS_VERB_LOAD_ALL, WS_SCOPE_ROOT, "load", NULL, 1, WS_MAX_MODELS, OPTION(DEADLINE),

@@ -1,5 +1,7 @@
 #include "fs/keeper.h"
+#include "fs/added.h"
 #include "fs/follow.h"
+#include "fs/job.h"
 #include "fs/restore.h"
 #include "fs/switch.h"
 #include "transports/clock.h"
@@ -210,6 +212,12 @@ static void look_at(struct ws_control *c, struct ws_desk *d)
         ws_model_put(m);
 }
 
+/* On a thread of its own: a folder on a server that is away may keep it. */
+static void open_sources(void *arg)
+{
+    ws_added_open(arg);
+}
+
 static void *keep(void *arg)
 {
     struct ws_keeper *k = arg;
@@ -228,6 +236,8 @@ static void *keep(void *arg)
         pthread_mutex_unlock(&c->lock);
         for (; d && !atomic_load(&c->stop); d = d->next)
             look_at(c, d);
+        if (atomic_exchange(&c->lacks_sources, false) && ws_job_start(c, open_sources, c) < 0)
+            atomic_store(&c->lacks_sources, true);
         pthread_mutex_lock(&k->lock);
     }
     pthread_mutex_unlock(&k->lock);

@@ -293,11 +293,12 @@ static const struct {
     {"mode", "OCTAL", set_mode, "mode of files; default 0444"},
     {"ctl-group", "GROUP", set_ctl_group, "let this group write control files (0660 instead of 0600)"},
     {"files", "DIR", set_files,
-     "who is not root may name files below this folder (token-file= of an engine), an absolute path; "
-     "default: none"},
+     "who is not root may name files (token-file=, admin-token-file= and ca-file= of an engine) and folders "
+     "(add MODEL dir:PATH) below this folder, an absolute path, and no others: ctl-group can read by the "
+     "mount whatever is there; default: none"},
     {"log", "FILE", set_log, "where a daemon in the background logs"},
     {"state", "DIR|none", set_state,
-     "where engines, policies and pins are kept over a restart; default /var/lib/wsync, or "
+     "where engines, added sources, policies and pins are kept over a restart; default /var/lib/wsync, or "
      "$XDG_STATE_HOME/wsync"},
     {"host", "NAME", set_host, "this machine's name to agents and other mounts; default: its host name"},
     {"listen", "HOST:PORT", set_listen,

@@ -191,8 +191,10 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     char *copy = strdup(fs->options.source), *save = NULL;
     for (char *url = copy ? strtok_r(copy, ",", &save) : NULL; url && rc == 0;
          url = strtok_r(NULL, ",", &save))
-        rc = ws_store_add(fs->store, url, NULL, err);
+        rc = ws_store_add(fs->store, url, NULL, NULL, err);
     free(copy);
+    if (rc == 0)
+        ws_control_open_kept(fs->control);
     return rc;
 }
 

@@ -1,4 +1,5 @@
 #include "fs/settings.h"
+#include "fs/added.h"
 #include "transports/clock.h"
 #include "transports/copy.h"
 #include "transports/keep.h"
@@ -110,7 +111,7 @@ void ws_settings_disown(int lock)
 
 /* --- writing --- */
 
-static void print_quoted(FILE *f, const char *text)
+void ws_settings_quote(FILE *f, const char *text)
 {
     fputc('"', f);
     for (; *text; text++) {
@@ -118,7 +119,7 @@ static void print_quoted(FILE *f, const char *text)
             fputc('\\', f);
         fputc(*text, f);
     }
-    fputs("\"\n", f);
+    fputc('"', f);
 }
 
 static void print_pin(void *arg, struct ws_version *v)
@@ -154,7 +155,8 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, bool worst, FILE
     if (m)
         ws_model_orders(m, &orders);
     fputs("model ", f);
-    print_quoted(f, d->name);
+    ws_settings_quote(f, d->name);
+    fputc('\n', f);
     if (ws_strategies_get(c->store, d->name, &strategies)) {
         ws_strategies_text(&strategies, list);
         fprintf(f, "strategy %s\n", list);
@@ -163,6 +165,7 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, bool worst, FILE
     ws_desk_commit_text(d, commit);
     ws_desk_policy_text(d, policy);
     fprintf(f, "policy %s\ncommit %s\n", policy, commit);
+    ws_added_print(d, f);
     for (const struct ws_engine *e = d->engines; e; e = e->next)
         print_engine(e, worst, f);
     if (current)
@@ -344,6 +347,8 @@ static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
     } else if (strncmp(line, "strategy ", 9) == 0) {
         return ws_strategies_parse(line + 9, &strategies, &err) == 0 &&
                ws_strategies_set(c->store, d->name, &strategies, &err) == 0;
+    } else if (strncmp(line, "source ", 7) == 0) {
+        return ws_added_read(d, line);
     } else if (strncmp(line, "engine add ", 11) == 0) {
         return add(arg, d, line);
     } else if (strncmp(line, "broken ", 7) == 0) {

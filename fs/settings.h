@@ -1,11 +1,12 @@
-/* Settings: what people set by commands (engines, policies, pins) and what the engines serve, kept over the
- * end of a daemon in a small file as the commands that bring it back:
+/* Settings: what people set by commands (engines, sources, policies, pins) and what the engines serve, kept
+ * over the end of a daemon in a small file as the commands that bring it back:
  *
  *     wsync-settings 1
  *     model "actor"
  *     policy follow
  *     commit all
  *     strategy ipc,tcp           where it was set
+ *     source "dir:/models/a" others /models    an added one, who named it, below which folder it is
  *     engine add a vllm http://10.0.0.4:8000 pause=keep
  *     broken a                   it has no good weights: never resumed before a load that it confirms
  *     doubted a                  a switch had it, or left it: it is not believed, but brought to `current`
@@ -38,9 +39,11 @@ WS_MUST_USE int ws_settings_keep(struct ws_control *c, struct ws_error *err); /*
 void ws_settings_save(struct ws_control *c); /* an error goes to the mount's last_error */
 /* From now on nothing is written, whoever still asks for it: a successor may have the file. */
 void ws_settings_give_up(struct ws_control *c);
+/* One word of a line, between quotes. */
+void ws_settings_quote(FILE *f, const char *text);
 /* Reads them at start: policies and commits are set, wishes are left in the desks for versions that are not
- * known yet, and `engine add` lines are given to add, one after the other. A line that
- * is not understood, or that add refuses, is noted and kept in a copy. A damaged file is moved aside and
+ * known yet, sources for ws_added_open, and `engine add` lines are given to add, one after the other. A line
+ * that is not understood, or that add refuses, is noted and kept in a copy. A damaged file is moved aside and
  * noted. 0 also where there is none. */
 WS_MUST_USE int ws_settings_load(struct ws_control *c,
                                  bool (*add)(void *arg, struct ws_desk *d, const char *line), void *arg,

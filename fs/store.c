@@ -240,7 +240,8 @@ static void remember_removed(struct ws_store *s, const char *model)
     }
 }
 
-int ws_store_add(struct ws_store *s, const char *url, const char *model, struct ws_error *err)
+int ws_store_add(struct ws_store *s, const char *url, const char *model, const char *below,
+                 struct ws_error *err)
 {
     struct ws_changes changes;
     bool known = true;
@@ -248,7 +249,7 @@ int ws_store_add(struct ws_store *s, const char *url, const char *model, struct 
 
     if (model && !ws_name_is_model(model))
         return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", model, WS_MODEL_NAME_RULE);
-    rc = ws_watch_start(s, url, model, err);
+    rc = ws_watch_start(s, url, model, below, err);
     if (rc < 0 || !model)
         return rc;
     ws_changes_init(&changes);

@@ -49,8 +49,9 @@ WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_store_option
                              struct ws_error *err);
 /* Adds a source for all its models, or for `model` only, and watches it (one thread a source). Bad
  * URL: -EINVAL. An unreachable source is not an error: it is retried and shown in status. Several
- * sources that serve one model are alternatives in the order of adding. */
-WS_MUST_USE int ws_store_add(struct ws_store *s, const char *url, const char *model, struct ws_error *err);
+ * sources that serve one model are alternatives in the order of adding. below: as of ws_source_options. */
+WS_MUST_USE int ws_store_add(struct ws_store *s, const char *url, const char *model, const char *below,
+                             struct ws_error *err);
 /* Forgets a model and its sources: its names vanish, readers go on. -ENOENT. */
 WS_MUST_USE int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err);
 /* Waits until every source has answered once or failed; false at the timeout. */

@@ -142,9 +142,11 @@ static int take_place(struct ws_store *s, struct ws_watch *w)
     return -E2BIG;
 }
 
-int ws_watch_start(struct ws_store *s, const char *url, const char *model, struct ws_error *err)
+int ws_watch_start(struct ws_store *s, const char *url, const char *model, const char *below,
+                   struct ws_error *err)
 {
     struct ws_watch *w = calloc(1, sizeof(*w));
+    struct ws_source_options options = s->options.source;
     int rc;
 
     if (!w || (model && !(w->model = strdup(model)))) {
@@ -153,7 +155,8 @@ int ws_watch_start(struct ws_store *s, const char *url, const char *model, struc
     }
     w->store = s;
     atomic_init(&w->refs, 2); /* the store's and the thread's */
-    rc = ws_source_open(url, &s->options.source, &w->source, err);
+    options.below = below;
+    rc = ws_source_open(url, &options, &w->source, err);
     if (rc < 0) {
         free(w->model);
         free(w);

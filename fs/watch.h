@@ -25,8 +25,10 @@ struct ws_watch {
     char error[WS_ERROR_TEXT];
 };
 
-/* Opens the source, takes a place among store->watches and starts the thread. */
-WS_MUST_USE int ws_watch_start(struct ws_store *s, const char *url, const char *model, struct ws_error *err);
+/* Opens the source, takes a place among store->watches and starts the thread. below: as the source's option.
+ */
+WS_MUST_USE int ws_watch_start(struct ws_store *s, const char *url, const char *model, const char *below,
+                               struct ws_error *err);
 struct ws_watch *ws_watch_get(struct ws_watch *w);
 void ws_watch_put(struct ws_watch *w);
 /* With store->lock: tells it to stop, takes it out of store->watches and its word out of all models;

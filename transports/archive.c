@@ -1,5 +1,6 @@
 #include "transports/archive.h"
 #include "transports/archive_listing.h"
+#include "transports/below.h"
 #include "transports/clock.h"
 #include "transports/copy.h"
 #include "transports/delta_offer.h"
@@ -336,7 +337,7 @@ int ws_archive_open(struct ws_archive **out, const char *dir, struct ws_error *e
     if (rc == 0)
         rc = lock_it(a, err);
     if (rc == 0 && !is_new)
-        rc = ws_archive_listing_read(a->root, &a->listing, err);
+        rc = ws_archive_listing_read(a->root, NULL, &a->listing, err);
     if (rc == 0 && !is_new)
         clean(a);
     if (rc == 0) /* all say the same again, and nothing is new */
@@ -484,7 +485,7 @@ static int chain_of(struct ws_archive *a, const char *model, const struct ws_del
     json_object_set_new(mine, "parts", json_integer(1));
     json_array_append_new(chain, mine);
     ws_archive_path(path, a->root, model, l->base.version, "deltas");
-    int rc = ws_archive_read_file(path, WS_MAX_REPLY_BYTES, &text, &n, err);
+    int rc = ws_below_read(NULL, path, WS_MAX_REPLY_BYTES, &text, &n, err);
     if (rc < 0)
         return rc;
     json_t *file = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL);
@@ -611,7 +612,7 @@ static int check_base(const struct ws_archive *a, const struct ws_manifest *m, u
     struct ws_manifest *other = NULL;
     size_t n;
     ws_archive_path(path, a->root, m->model, base, "manifest");
-    int rc = ws_archive_read_file(path, WS_MAX_MANIFEST_BYTES, &text, &n, err);
+    int rc = ws_below_read(NULL, path, WS_MAX_MANIFEST_BYTES, &text, &n, err);
     if (rc < 0)
         return rc;
     rc = ws_manifest_from_json(text, n, &other, err);

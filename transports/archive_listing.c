@@ -1,11 +1,8 @@
 #include "transports/archive_listing.h"
-#include "transports/entry.h"
+#include "transports/below.h"
 #include "transports/name.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 void ws_archive_path(char out[WS_ARCHIVE_PATH_BYTES], const char *root, const char *model, uint64_t version,
                      const char *what)
@@ -17,39 +14,6 @@ void ws_archive_path(char out[WS_ARCHIVE_PATH_BYTES], const char *root, const ch
         n += snprintf(out + n, WS_ARCHIVE_PATH_BYTES - (size_t)n, "/%" PRIu64, version);
     if (what)
         snprintf(out + n, WS_ARCHIVE_PATH_BYTES - (size_t)n, "/%s", what);
-}
-
-int ws_archive_read_file(const char *path, size_t most, char **text, size_t *n, struct ws_error *err)
-{
-    struct stat st = {0};
-    int fd = ws_entry_open(AT_FDCWD, path, false, &st, err), code = 0;
-    char *p = NULL;
-    size_t got = 0;
-    if (fd < 0 && fd != -EINVAL && fd != -EISDIR)
-        return fd;
-    if (fd < 0 || (uint64_t)st.st_size > most)
-        code = EBADMSG;
-    else if (!(p = malloc((size_t)st.st_size + 1)))
-        code = ENOMEM;
-    while (code == 0 && got < (size_t)st.st_size) {
-        ssize_t r = read(fd, p + got, (size_t)st.st_size - got);
-        if (r < 0 && errno != EINTR)
-            code = errno;
-        if (r == 0)
-            break;
-        got += r > 0 ? (size_t)r : 0;
-    }
-    if (fd >= 0)
-        close(fd);
-    if (code || !p) {
-        free(p);
-        return ws_error_set(err, code, "cannot read %s: %s", path,
-                            code == EBADMSG ? "it is no file of an archive" : strerror(code));
-    }
-    p[got] = '\0';
-    *text = p;
-    *n = got;
-    return 0;
 }
 
 /* --- reading --- */
@@ -112,13 +76,14 @@ static int take(struct ws_archive_listing *l, const json_t *listing, const char 
     return 0;
 }
 
-int ws_archive_listing_read(const char *root, struct ws_archive_listing *out, struct ws_error *err)
+int ws_archive_listing_read(const char *root, const char *below, struct ws_archive_listing *out,
+                            struct ws_error *err)
 {
     char path[WS_ARCHIVE_PATH_BYTES], *text;
     size_t n;
     *out = (struct ws_archive_listing){0};
     ws_archive_path(path, root, NULL, UINT64_MAX, "models");
-    int rc = ws_archive_read_file(path, WS_MAX_REPLY_BYTES, &text, &n, err);
+    int rc = ws_below_read(below, path, WS_MAX_REPLY_BYTES, &text, &n, err);
     if (rc < 0)
         return rc;
     json_t *listing = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL);

@@ -36,8 +36,8 @@ static inline bool ws_archive_is_anchor(const struct ws_archive_entry *e)
     return !e->base.run[0];
 }
 
-/* ROOT/v1/models. -ENOENT: there is no archive; -EBADMSG: damaged. */
-WS_MUST_USE int ws_archive_listing_read(const char *root, struct ws_archive_listing *out,
+/* ROOT/v1/models; below: as ws_below_open. -ENOENT: there is no archive; -EBADMSG: damaged. */
+WS_MUST_USE int ws_archive_listing_read(const char *root, const char *below, struct ws_archive_listing *out,
                                         struct ws_error *err);
 void ws_archive_listing_free(struct ws_archive_listing *l);
 /* model NULL: all. New reference; NULL: no memory. */
@@ -55,9 +55,5 @@ void ws_archive_listing_remove(struct ws_archive_model *m, size_t i);
 /* ROOT/v1[/MODEL[/VERSION[/what]]]; version UINT64_MAX and what NULL: left out. */
 void ws_archive_path(char out[WS_ARCHIVE_PATH_BYTES], const char *root, const char *model, uint64_t version,
                      const char *what);
-/* All of a small file; NUL-terminated, malloc, the caller's. -ENOENT and others with a sentence; -EBADMSG:
- * larger than `most`. */
-WS_MUST_USE int ws_archive_read_file(const char *path, size_t most, char **text, size_t *n,
-                                     struct ws_error *err);
 
 #endif

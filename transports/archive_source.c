@@ -3,9 +3,9 @@
  * listing's file, which is looked at a few times a second: that also works where the folder is mounted over a
  * network. */
 #include "transports/archive_listing.h"
+#include "transports/below.h"
 #include "transports/copy.h"
 #include "transports/delta_stream.h"
-#include "transports/entry.h"
 #include "transports/name.h"
 #include "transports/transport.h"
 #include <errno.h>
@@ -22,6 +22,7 @@
 struct archive_source {
     struct ws_source head;
     char root[WS_ARCHIVE_ROOT_BYTES];
+    char *below; /* nothing else is opened; NULL: anything */
 };
 
 struct archive_lane {
@@ -31,35 +32,40 @@ struct archive_lane {
     unsigned char *piece; /* of a delta's stream */
 };
 
+static void archive_close(struct ws_source *source)
+{
+    struct archive_source *s = (struct archive_source *)source;
+    free(s->head.url);
+    free(s->below);
+    free(s);
+}
+
 static int archive_open(const char *url, const struct ws_source_options *options, struct ws_source **out,
                         struct ws_error *err)
 {
-    char *root = realpath(url + 4, NULL);
-    (void)options;
-    if (!root || strlen(root) >= WS_ARCHIVE_ROOT_BYTES) {
-        int code = root ? ENAMETOOLONG : errno;
+    char *root;
+    int rc = ws_below_root(options->below, url + 4, &root, err);
+    if (rc < 0)
+        return rc;
+    if (strlen(root) >= WS_ARCHIVE_ROOT_BYTES) {
         free(root);
-        return ws_error_set(err, code, "cannot use %s as a source: %s", url, strerror(code));
+        return ws_error_set(err, ENAMETOOLONG, "cannot use %s as a source: %s", url, strerror(ENAMETOOLONG));
     }
     struct archive_source *s = calloc(1, sizeof(*s));
     if (s) {
         snprintf(s->root, sizeof(s->root), "%s", root);
         s->head.url = strdup(url);
+        s->below = options->below ? strdup(options->below) : NULL;
         s->head.ops = &ws_archive_ops;
     }
     free(root);
-    if (!s || !s->head.url) {
-        free(s);
+    if (!s || !s->head.url || !s->below != !options->below) {
+        if (s)
+            archive_close(&s->head);
         return ws_error_set(err, ENOMEM, "no memory for a source");
     }
     *out = &s->head;
     return 0;
-}
-
-static void archive_close(struct ws_source *source)
-{
-    free(source->url);
-    free(source);
 }
 
 /* --- what is there --- */
@@ -70,7 +76,7 @@ static int find(const struct archive_source *s, const char *model, uint64_t vers
 {
     struct ws_archive_listing listing;
     uint64_t newest = 0;
-    int rc = ws_archive_listing_read(s->root, &listing, err);
+    int rc = ws_archive_listing_read(s->root, s->below, &listing, err);
     if (rc < 0)
         return rc;
     const struct ws_archive_model *m = ws_archive_model(&listing, model);
@@ -115,7 +121,7 @@ static int archive_models(struct ws_source *source, const char *model, uint64_t 
         if (waited == 0 || over || now.st_ino == 0 || now.st_ino != seen.st_ino ||
             now.st_mtim.tv_sec != seen.st_mtim.tv_sec || now.st_mtim.tv_nsec != seen.st_mtim.tv_nsec) {
             struct ws_archive_listing listing;
-            int rc = ws_archive_listing_read(s->root, &listing, err);
+            int rc = ws_archive_listing_read(s->root, s->below, &listing, err);
             if (rc < 0)
                 return rc;
             seen = now;
@@ -142,7 +148,7 @@ static int archive_manifest(struct ws_source *source, const char *model, uint64_
     if (rc < 0)
         return rc;
     ws_archive_path(path, s->root, model, version, "manifest");
-    rc = ws_archive_read_file(path, WS_MAX_MANIFEST_BYTES, &text, &n, err);
+    rc = ws_below_read(s->below, path, WS_MAX_MANIFEST_BYTES, &text, &n, err);
     if (rc < 0)
         return missing(s, model, version, run, path, -rc, err);
     rc = ws_manifest_from_json(text, n, out, err);
@@ -168,7 +174,7 @@ static int archive_deltas(struct ws_source *source, const char *model, const str
     if (rc < 0 || ws_archive_is_anchor(&e))
         return rc;
     ws_archive_path(path, s->root, model, version->version, "deltas");
-    rc = ws_archive_read_file(path, WS_MAX_REPLY_BYTES, &text, &bytes, err);
+    rc = ws_below_read(s->below, path, WS_MAX_REPLY_BYTES, &text, &bytes, err);
     if (rc < 0)
         return missing(s, model, version->version, version->run, path, -rc, err);
     json_t *file = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
@@ -204,13 +210,14 @@ static void archive_lane_close(struct ws_lane *lane)
 
 static int open_file(struct archive_lane *l, const char *path)
 {
+    const struct archive_source *s = (struct archive_source *)l->head.source;
     struct stat st;
     if (l->fd >= 0 && strcmp(l->open_path, path) == 0)
         return 0;
     if (l->fd >= 0)
         close(l->fd);
     snprintf(l->open_path, sizeof(l->open_path), "%s", path);
-    l->fd = ws_entry_open(AT_FDCWD, path, false, &st, NULL);
+    l->fd = ws_below_open(s->below, path, false, &st, NULL);
     return l->fd < 0 ? l->fd : 0;
 }
 

@@ -3,8 +3,8 @@
  * a folder that is no whole checkpoint yet is left out until it is. Where it cannot be looked at, what it had
  * stays known: that is no word about what is there. Hashes are computed at the first
  * manifest, on all cores: the folder has none. */
+#include "transports/below.h"
 #include "transports/copy.h"
-#include "transports/entry.h"
 #include "transports/folder.h"
 #include "transports/log.h"
 #include "transports/text.h"
@@ -45,6 +45,7 @@ struct version {
 struct dir_source {
     struct ws_source head;
     char *root, *base; /* base: its last component, the model's name */
+    char *below;       /* nothing else is opened; NULL: anything */
     int inotify;
     uint64_t told[MAX_TOLD]; /* hashes of the last complaints, each of which is told once; guarded by lock */
     size_t n_told;
@@ -82,6 +83,7 @@ static void dir_close(struct ws_source *source)
     pthread_mutex_destroy(&s->hashing);
     free(s->root);
     free(s->base);
+    free(s->below);
     free(s->head.url);
     free(s);
 }
@@ -89,14 +91,10 @@ static void dir_close(struct ws_source *source)
 static int dir_open(const char *url, const struct ws_source_options *options, struct ws_source **out,
                     struct ws_error *err)
 {
-    struct stat st;
-    (void)options;
-    char *root = realpath(url + 4, NULL);
-    if (!root || stat(root, &st) != 0 || !S_ISDIR(st.st_mode)) {
-        int code = root ? ENOTDIR : errno;
-        free(root);
-        return ws_error_set(err, code, "cannot use %s as a source: %s", url, strerror(code));
-    }
+    char *root;
+    int rc = ws_below_root(options->below, url + 4, &root, err);
+    if (rc < 0)
+        return rc;
     struct dir_source *s = calloc(1, sizeof(*s));
     if (!s) {
         free(root);
@@ -106,16 +104,33 @@ static int dir_open(const char *url, const struct ws_source_options *options, st
     const char *slash = strrchr(root, '/');
     s->base = strdup(slash[1] ? slash + 1 : "root");
     s->head.url = strdup(url);
+    s->below = options->below ? strdup(options->below) : NULL;
     s->head.ops = &ws_dir_ops;
     s->inotify = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->hashing, NULL);
-    if (!s->base || !s->head.url || s->inotify < 0) {
+    if (!s->base || !s->head.url || !s->below != !options->below || s->inotify < 0) {
         dir_close(&s->head);
         return ws_error_set(err, ENOMEM, "cannot watch %s: no memory or no inotify instances left", url);
     }
     *out = &s->head;
     return 0;
+}
+
+/* What is below the root is opened from there, step by step: others may write to it. */
+static int open_in(const struct dir_source *s, const char *path, bool folder, struct stat *st,
+                   struct ws_error *err)
+{
+    if (s->below)
+        return ws_below_open(s->below, path, folder, st, err);
+    int root = open(s->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0)
+        return ws_error_set(err, errno, "cannot open %s: %s", s->root, strerror(errno));
+    const char *below = path + strlen(s->root);
+    below += strspn(below, "/");
+    int fd = ws_entry_open(root, *below ? below : ".", folder, st, err);
+    close(root);
+    return fd;
 }
 
 /* --- what is there --- */
@@ -245,11 +260,11 @@ static void add_version(struct scan *k, const char *model, uint64_t number, int 
     if (reuse(k, fd, path, &st, &v)) {
         close(fd);
     } else {
-        int rc = ws_folder_read(fd, path, &folder, &err);
+        int rc = ws_folder_read(fd, path, k->source->below, &folder, &err);
         if (rc < 0) {
             if (is_shortage(-rc))
                 fail(k, -rc, path);
-            else if (rc == -EACCES || rc == -EINVAL)
+            else if (rc == -EACCES || rc == -EPERM || rc == -EINVAL)
                 complain(k->source, NULL, &err);
             else
                 ws_log(WS_LOG_DEBUG, "dir", "not a whole checkpoint yet: %s", err.text);
@@ -300,10 +315,11 @@ static void each_folder(struct scan *k, int folder, const char *path,
     for (const struct dirent *e; d && (e = next_entry(k, d, path));) {
         if (e->d_name[0] == '.' || snprintf(child, sizeof(child), "%s/%s", path, e->d_name) >= PATH_MAX)
             continue;
-        int fd = ws_entry_open(folder, e->d_name, true, &st, &err);
+        int fd = k->source->below ? ws_below_open(k->source->below, child, true, &st, &err)
+                                  : ws_entry_open(folder, e->d_name, true, &st, &err);
         if (fd >= 0)
             visit(k, fd, child, e->d_name);
-        else if (fd == -EACCES)
+        else if (fd == -EACCES || fd == -EPERM)
             complain(k->source, path, &err);
         else if (is_shortage(-fd))
             fail(k, -fd, child);
@@ -345,9 +361,13 @@ static int by_model_and_number(const void *a, const void *b)
 static void look(struct scan *k)
 {
     const char *path = k->source->root;
-    k->root = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct stat st;
+    struct ws_error err;
+    k->root = open_in(k->source, path, true, &st, &err);
     if (k->root < 0) {
-        fail(k, errno, path);
+        fail(k, -k->root, path);
+        if (k->root == -EPERM) /* it says more */
+            k->err = err;
         return;
     }
     watch(k, path);
@@ -478,20 +498,6 @@ static void hash_block(void *arg, size_t i)
     free(buffer);
 }
 
-/* What is below the root is opened from there, step by step: others may write to it. */
-static int open_below(const struct dir_source *s, const char *path, bool folder, struct stat *st,
-                      struct ws_error *err)
-{
-    int root = open(s->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (root < 0)
-        return ws_error_set(err, errno, "cannot open %s: %s", s->root, strerror(errno));
-    const char *below = path + strlen(s->root);
-    below += strspn(below, "/");
-    int fd = ws_entry_open(root, *below ? below : ".", folder, st, err);
-    close(root);
-    return fd;
-}
-
 /* Of the files in the order of the folder, which is the manifest's. */
 static int hash_folder(struct ws_manifest *m, const struct ws_folder *folder, struct ws_error *err)
 {
@@ -526,8 +532,8 @@ static int make_manifest(const struct dir_source *s, struct version *v, struct w
     struct ws_folder *folder;
     struct ws_manifest *m = NULL;
     struct stat st;
-    int fd = open_below(s, v->path, true, &st, err);
-    int rc = fd < 0 ? fd : ws_folder_read(fd, v->path, &folder, err);
+    int fd = open_in(s, v->path, true, &st, err);
+    int rc = fd < 0 ? fd : ws_folder_read(fd, v->path, s->below, &folder, err);
     if (rc < 0)
         return rc;
     v->stamps = calloc(folder->n_files, sizeof(*v->stamps));
@@ -643,7 +649,7 @@ static int open_file(struct dir_lane *l, const struct ws_manifest *m, const stru
             close(l->fd);
         free(l->open_path);
         l->open_path = NULL;
-        l->fd = open_below(s, path, false, &st, err);
+        l->fd = open_in(s, path, false, &st, err);
         if (l->fd < 0)
             return l->fd == -ENOENT ? ws_error_set(err, ESTALE, "%s is gone", path) : l->fd;
         l->open_path = strdup(path);

@@ -1,6 +1,7 @@
 /* Reading a checkpoint folder. Engines load whatever lies in a folder, complete or not; here it is
  * complete, or it is refused with the reason. The index is folder_index.c's. */
 #include "transports/folder.h"
+#include "transports/below.h"
 #include "transports/folder_index.h"
 #include "transports/log.h"
 #include <dirent.h>
@@ -90,6 +91,20 @@ static void leave_out(struct ws_folder *f, const char *name)
     f->n_left_out++;
 }
 
+static int open_entry(const struct ws_folder *f, const char *name, struct stat *stat, struct ws_error *err)
+{
+    char *path;
+    int fd;
+
+    if (!f->below)
+        return ws_entry_open(f->fd, name, false, stat, err);
+    if (asprintf(&path, "%s/%s", f->path, name) < 0)
+        return out_of_memory(err);
+    fd = ws_below_open(f->below, path, false, stat, err);
+    free(path);
+    return fd;
+}
+
 /* Looks at one entry; adds it when it is a file of the bundle. */
 static int look_at(struct ws_folder *f, const char *name, bool *pickles, struct ws_error *err)
 {
@@ -106,8 +121,7 @@ static int look_at(struct ws_folder *f, const char *name, bool *pickles, struct 
     }
     if (fstatat(f->fd, name, &stat, AT_SYMLINK_NOFOLLOW) < 0)
         rc = ws_error_set(err, errno, "cannot stat %s: %s", name, strerror(errno));
-    else if (!S_ISREG(stat.st_mode) && !S_ISDIR(stat.st_mode) &&
-             (rc = ws_entry_open(f->fd, name, false, &stat, err)) >= 0)
+    else if (!S_ISREG(stat.st_mode) && !S_ISDIR(stat.st_mode) && (rc = open_entry(f, name, &stat, err)) >= 0)
         close(rc);
     if (rc == -ENOENT)
         return ws_error_set(err, ENOENT, "%s is a link that leads nowhere, or was removed just now", name);
@@ -336,7 +350,7 @@ out:
 int ws_folder_file_open(const struct ws_folder *f, const struct ws_folder_file *file, struct ws_error *err)
 {
     struct stat stat;
-    int fd = ws_entry_open(f->fd, file->name, false, &stat, err);
+    int fd = open_entry(f, file->name, &stat, err);
     struct ws_stamp now;
 
     if (fd < 0)
@@ -358,10 +372,10 @@ int ws_folder_open(const char *path, struct ws_folder **out, struct ws_error *er
         int code = errno;
         return ws_error_set(err, code, "checkpoint %s: cannot open the folder: %s", path, strerror(code));
     }
-    return ws_folder_read(fd, path, out, err);
+    return ws_folder_read(fd, path, NULL, out, err);
 }
 
-int ws_folder_read(int fd, const char *path, struct ws_folder **out, struct ws_error *err)
+int ws_folder_read(int fd, const char *path, const char *below, struct ws_folder **out, struct ws_error *err)
 {
     struct ws_folder *f = calloc(1, sizeof(*f));
     size_t length = strlen(path);
@@ -369,14 +383,17 @@ int ws_folder_read(int fd, const char *path, struct ws_folder **out, struct ws_e
 
     while (length > 1 && path[length - 1] == '/')
         length--;
-    if (f)
-        f->path = strndup(path, length);
-    if (!f || !f->path) {
-        free(f);
+    if (!f) {
         close(fd);
         return out_of_memory(err);
     }
     f->fd = fd;
+    f->path = strndup(path, length);
+    f->below = below ? strdup(below) : NULL;
+    if (!f->path || !f->below != !below) {
+        ws_folder_free(f);
+        return out_of_memory(err);
+    }
     rc = load(f, err);
     if (rc < 0) {
         ws_error_prefix(err, "checkpoint %s", f->path);
@@ -396,5 +413,6 @@ void ws_folder_free(struct ws_folder *f)
     free(f->files);
     close(f->fd);
     free(f->path);
+    free(f->below);
     free(f);
 }

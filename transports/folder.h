@@ -23,7 +23,7 @@ struct ws_folder_file {
     struct ws_safetensors *st; /* NULL for a sidecar */
 };
 struct ws_folder {
-    char *path;
+    char *path, *below;
     int fd;         /* of the folder itself, whatever its path leads to later */
     size_t n_files; /* sorted by name (strcmp) */
     struct ws_folder_file *files;
@@ -33,8 +33,11 @@ struct ws_folder {
 /* -ENOENT: no such folder, no weights in it, or a shard is missing; -EBADMSG: a file or the index is
  * wrong; -EINVAL: a name that cannot be published; -E2BIG: over a limit; or what the system says. */
 WS_MUST_USE int ws_folder_open(const char *path, struct ws_folder **out, struct ws_error *err);
-/* The same of an open folder, whose descriptor is taken over, also on failure; path: what it is called. */
-WS_MUST_USE int ws_folder_read(int fd, const char *path, struct ws_folder **out, struct ws_error *err);
+/* The same of an open folder, whose descriptor is taken over, also on failure; path: what it is called.
+ * below: its files are opened by path, and only below this folder (below.h), -EPERM; NULL: from the
+ * descriptor. */
+WS_MUST_USE int ws_folder_read(int fd, const char *path, const char *below, struct ws_folder **out,
+                               struct ws_error *err);
 /* Opens a file of it again. A descriptor, or -ESTALE: it is another file now, or was written to; or as
  * ws_entry_open. */
 WS_MUST_USE int ws_folder_file_open(const struct ws_folder *f, const struct ws_folder_file *file,

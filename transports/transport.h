@@ -17,6 +17,7 @@ struct ws_source_options {
     const char *ca_file, *cert_file, *key_file;    /* TLS; NULL: the system's */
     unsigned connect_timeout_ms, reply_timeout_ms; /* 0: the limits' defaults */
     unsigned stall_ms; /* a transfer that moves less than a trickle for so long is ended; 0: the default */
+    const char *below; /* dir: opens nothing that does not lie below this folder; NULL: anything */
     const char *who;   /* the mount that asks, for its polls (HOST:MOUNTPOINT); NULL: a passer-by */
 };
 

@@ -44,6 +44,7 @@ static int call(const struct ws_engine_target *t, const char *path, const json_t
         .token = ws_call_token(t, body != NULL),
         .hidden = {t->token, t->admin_token},
         .ca_file = t->ca_file,
+        .ca_below = t->ca_below,
         .fresh = fresh,
         .timeout_ms = ws_call_within_ms(t, timeout_ms),
         .n_cancel = WS_CANCELS,

@@ -39,6 +39,7 @@ struct ws_engine_target {
     const char *token;       /* bearer, or NULL; never logged */
     const char *admin_token; /* for what changes the engine, where that wants another one; NULL: token */
     const char *ca_file;     /* whom to trust, NULL: the system's authorities */
+    const char *ca_below;    /* the folder that ca_file has to lie below; NULL: anywhere */
     const char *pause_mode;  /* the kind's own word, NULL: its default */
     const char *load_format; /* how SGLang reads files, its own word; NULL: as it was started */
     enum ws_engine_cache cache;

@@ -1,6 +1,7 @@
 /* HTTP to an engine: what a request becomes for libcurl, and what libcurl says becomes an errno. */
 #include "backends/engine/http.h"
 #include "backends/engine/http_loop.h"
+#include "transports/below.h"
 #include "transports/limits.h"
 #include "transports/log.h"
 #include <errno.h>
@@ -9,7 +10,8 @@
 
 #define MAX_DEPTH      64
 #define FIRST_BYTES    4096UL
-#define SHORTEST_TOKEN 8  /* that is looked for in replies */
+#define SHORTEST_TOKEN 8 /* that is looked for in replies */
+#define MAX_CA_BYTES   (1UL << 20)
 #define KEEP_S         4L /* a connection without a call, or a name's address: uvicorn closes after 5 s */
 
 struct body {
@@ -188,6 +190,28 @@ static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r, c
                         why);
 }
 
+/* libcurl is given the bytes: by a name it would open whatever that leads to by then. */
+static int set_ca_below(CURL *easy, const struct ws_http_request *r, struct ws_error *err)
+{
+    char *text;
+    size_t n;
+    int rc = ws_below_read(r->ca_below, r->ca_file, MAX_CA_BYTES, &text, &n, err);
+
+    if (rc == 0) {
+        struct curl_blob blob = {.data = text, .len = n, .flags = CURL_BLOB_COPY};
+        const CURLcode bad = curl_easy_setopt(easy, CURLOPT_CAINFO_BLOB, &blob);
+        if (bad == CURLE_UNKNOWN_OPTION || bad == CURLE_NOT_BUILT_IN)
+            rc = ws_error_set(err, ENOTSUP,
+                              "this libcurl takes certificates from no memory (CURLOPT_CAINFO_BLOB), which "
+                              "ca-file=%s needs below %s: have root add the engine without files=",
+                              r->ca_file, r->ca_below);
+        else if (bad)
+            rc = ws_error_set(err, ENOMEM, "no memory for the certificates %s", r->ca_file);
+        free(text);
+    }
+    return rc;
+}
+
 static int set_options(CURL *easy, const struct ws_http_request *r, const char *url, const char *text,
                        struct curl_slist *headers, struct body *body)
 {
@@ -210,7 +234,7 @@ static int set_options(CURL *easy, const struct ws_http_request *r, const char *
     bad |= curl_easy_setopt(easy, CURLOPT_HTTPHEADER, headers);
     bad |= curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_bytes);
     bad |= curl_easy_setopt(easy, CURLOPT_WRITEDATA, body);
-    if (r->ca_file)
+    if (r->ca_file && !r->ca_below)
         bad |= curl_easy_setopt(easy, CURLOPT_CAINFO, r->ca_file);
     if (text) {
         bad |= curl_easy_setopt(easy, CURLOPT_POST, 1L);
@@ -285,6 +309,11 @@ int ws_http_call(struct ws_http *http, const struct ws_http_request *r, struct w
     if (!easy || !url || (r->body && !text) || make_headers(r, &headers) ||
         set_options(easy, r, url, text, headers, &body)) {
         rc = ws_error_set(err, ENOMEM, "no memory to call %s%s", r->url, r->path);
+        goto out;
+    }
+    if (r->ca_file && r->ca_below && set_ca_below(easy, r, err) < 0) {
+        err->code = EACCES; /* whatever it was, the engine has heard of nothing */
+        rc = -EACCES;
         goto out;
     }
     rc = ws_http_run(http, easy, r, &code);

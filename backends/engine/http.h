@@ -18,8 +18,10 @@ struct ws_http_request {
     const char
         *hidden[2]; /* keys that are not shown where a reply repeats them, as the bearer is not; NULL: none */
     const char *ca_file; /* whom to trust instead of the system's authorities; NULL: those */
-    bool fresh;          /* on a connection of its own, sent once at most. Else it may be sent again when a
-                            connection that was kept is closed without a reply: for what may be repeated. */
+    const char
+        *ca_below; /* the folder that ca_file has to lie below, at this call (below.h); NULL: anywhere */
+    bool fresh;    /* on a connection of its own, sent once at most. Else it may be sent again when a
+                      connection that was kept is closed without a reply: for what may be repeated. */
     unsigned timeout_ms; /* of the whole call; connecting ends earlier */
     size_t n_cancel;
     const atomic_bool *const *cancel; /* n_cancel of them, any of them NULL */
@@ -43,7 +45,7 @@ bool ws_http_is_same(const char *url, const char *other);
 /* Any thread, any number at once. 0 when any reply came, whatever its status; the reply is then the caller's
  * to release. No byte was sent, on any connection: -EHOSTUNREACH. Else the engine may have acted: -ETIMEDOUT,
  * -ECONNRESET (no reply), -ECANCELED; -EPROTO for no HTTP or a reply over WS_MAX_REPLY_BYTES; -EACCES for a
- * certificate that is not trusted; -ENOMEM. */
+ * certificate that is not trusted, and where ca_file cannot be used; -ENOMEM. */
 WS_MUST_USE int ws_http_call(struct ws_http *http, const struct ws_http_request *request,
                              struct ws_http_reply *out, struct ws_error *err);
 void ws_http_reply_release(struct ws_http_reply *reply); /* zeroed is fine */

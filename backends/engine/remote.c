@@ -122,6 +122,7 @@ static int run(const struct ws_engine_target *t, const char *template, const cha
                                           .token = ws_call_token(t, body != NULL),
                                           .hidden = {t->token, t->admin_token},
                                           .ca_file = t->ca_file,
+                                          .ca_below = t->ca_below,
                                           .fresh = fresh,
                                           .timeout_ms = ws_call_within_ms(t, timeout_ms),
                                           .n_cancel = WS_CANCELS,

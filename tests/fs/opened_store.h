@@ -39,7 +39,7 @@ static inline void add_source(struct ws_store *s, const char *url, const char *m
 {
     struct ws_error err = {0};
 
-    assert_ok(ws_store_add(s, url, model, &err), &err);
+    assert_ok(ws_store_add(s, url, model, NULL, &err), &err);
     assert_true(ws_store_wait_first(s, LONG_MS));
 }
 

@@ -595,8 +595,8 @@ static void sources_for_one_model(void **state)
     shelf_publish(shelf, "actor", 1, "r1", MIB);
     shelf_publish(shelf, "critic", 1, "r1", MIB);
     url = shelf_tcp_start(shelf);
-    assert_int_equal(ws_store_add(s, "gopher://x", NULL, &err), -EINVAL);
-    assert_int_equal(ws_store_add(s, url, "../x", &err), -EINVAL);
+    assert_int_equal(ws_store_add(s, "gopher://x", NULL, NULL, &err), -EINVAL);
+    assert_int_equal(ws_store_add(s, url, "../x", NULL, &err), -EINVAL);
     add_source(s, url, "critic");
     add_source(s, url, "later");
     ws_version_put(version(s, "critic", "1"));

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
@@ -366,99 +365,5 @@ def test_told_once(stack):
     assert len(said) == 1 and "config.json" in said[0], said
 
 
-def by_group(mount, gid, text, *names):
-    """What a write by a user who is nobody but of that group ends with: 0 or an errno."""
-    pid = os.fork()
-    if pid == 0:
-        code = 255
-        try:
-            os.setgroups([gid])
-            os.setgid(gid)
-            os.setuid(65534)
-            code = 0
-            mount.write(text, *names)
-        except OSError as e:
-            code = e.errno
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def test_files_of_others(stack):
-    "who may write ctl by ctl-group has the daemon read files of one folder, and nothing that leads out of it; root any"
-    if os.geteuid() != 0:
-        raise Skip("only root mounts for a group")
-    agent, folder = published(stack, SMALL)
-    engine = Engine(stack, folder)
-    secret, keys, public = unique("secret"), unique("keys"), tempfile.mkdtemp(prefix="wsync-test-")
-    stack.callback(lambda: os.path.isdir(public) and os.rmdir(public))
-    os.chmod(public, 0o755)
-    os.mkdir(keys)
-    for path in (secret, os.path.join(keys, "key")):
-        with open(path, "w") as f:
-            f.write("not for everybody\n")
-    os.symlink("../" + os.path.basename(secret), os.path.join(keys, "out"))
-    os.symlink("key", os.path.join(keys, "in"))
-    os.mkfifo(os.path.join(keys, "fifo"))
-    gid = 4242
-
-    def tries(mount, **files):
-        codes = [by_group(mount, gid, f"engine add e sglang {engine.url} {option}={path}", "actor/ctl") for option, path in files.items()]
-        return [errno.errorcode.get(code, code) for code in codes]
-
-    mount = Mount(stack, agent.url, f"ctl-group={gid}", path=public)
-    mount.wait_version("actor", 1)
-    assert tries(mount, **{"token-file": secret, "admin-token-file": f"{keys}/key", "ca-file": secret, "files": "/"}) == 4 * ["EPERM"]
-    assert by_group(mount, gid, f"add other dir:{folder}", "ctl") == errno.EPERM
-    assert by_group(mount, gid, f"engine add e sglang {engine.url}", "actor/ctl") == 0
-    mount.write("engine remove e", "actor/ctl")
-    mount.write(f"engine add e sglang {engine.url} token-file={secret}", "actor/ctl")
-    mount.write("engine remove e", "actor/ctl")
-    mount.write(f"add other dir:{folder}", "ctl")
-    mount.end()
-    mount = Mount(stack, agent.url, f"ctl-group={gid},files={keys}", path=public)
-    mount.wait_version("actor", 1)
-    assert tries(mount, **{"token-file": secret, "admin-token-file": f"{keys}/../{os.path.basename(secret)}", "ca-file": f"{keys}/key"}) == 3 * ["EPERM"]
-    assert [tries(mount, **{"token-file": f"{keys}/{name}"})[0] for name in ("out", "fifo", ".")] == 3 * ["EPERM"]
-    assert "who is not root" in mount.text("actor/last_error")
-    assert tries(mount, **{"token-file": f"{keys}/in"}) == [0]
-    mount.end()
-    os.unlink(os.path.join(keys, "in"))
-    os.symlink(secret, os.path.join(keys, "in"))  # it is no other file at the next start
-    mount = Mount(stack, agent.url, f"ctl-group={gid}", path=public)
-    mount.wait_version("actor", 1)
-    mount.refused("1", "actor/version")
-    assert f"is no file below {keys}" in mount.text("actor/last_error"), mount.text("actor/last_error")
-
-
-def test_sources_of_others(stack):
-    "who may write ctl by ctl-group leads the mount's token, and its rights, to no source that root did not name"
-    if os.geteuid() != 0:
-        raise Skip("only root mounts for a group")
-    token, public, gid = unique("token"), tempfile.mkdtemp(prefix="wsync-test-"), 4242
-    stack.callback(lambda: os.path.isdir(public) and os.rmdir(public))
-    os.chmod(public, 0o755)
-    with open(token, "w") as f:
-        f.write("a-token-of-the-trainer\n")
-    agent = Agent(stack, "--token-file", token)
-    agent.publish("actor", 1, checkpoint(SMALL))
-    server = socket.create_server(("127.0.0.1", 0))
-    stack.callback(server.close)
-    other = f"http://127.0.0.1:{server.getsockname()[1]}"
-    mount = Mount(stack, agent.url, f"ctl-group={gid},token-file={token}", path=public)
-    mount.wait_version("actor", 1)
-    for source in (other, other.replace("http:", "https:"), agent.url + "0", f"unix:{agent.sock}"):
-        assert by_group(mount, gid, f"add other {source}", "ctl") == errno.EPERM, source
-    assert "root" in mount.text("last_error")
-    assert by_group(mount, gid, f"add other {agent.url}", "ctl") == 0
-    mount.end()
-    server.settimeout(0)
-    with contextlib.suppress(BlockingIOError):
-        server.accept()
-        raise AssertionError("the mount went to a source that it was not to go to")
-    mount = Mount(stack, agent.url, f"ctl-group={gid},state=none", path=public)
-    assert by_group(mount, gid, f"add other {other}", "ctl") == 0  # there is nothing to be told
-
-
-run(test_files_of_others, test_sources_of_others, test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
+run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
     test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_background, test_lying_server)

@@ -3,6 +3,7 @@
 #include "tests/fixtures/unwatched.h"
 #include "transports/archive.h"
 #include "transports/archive_listing.h"
+#include "transports/below.h"
 #include "transports/copy.h"
 #include "transports/delta_make.h"
 #include "transports/patcher.h"
@@ -143,7 +144,7 @@ static void assert_listed(const char *want)
 {
     struct ws_archive_listing l;
     char got[1024] = "";
-    assert_int_equal(ws_archive_listing_read(dir, &l, NULL), 0);
+    assert_int_equal(ws_archive_listing_read(dir, NULL, &l, NULL), 0);
     const struct ws_archive_model *m = ws_archive_model(&l, "actor");
     for (size_t i = 0; m && i < m->n; i++)
         snprintf(got + strlen(got), sizeof(got) - strlen(got), "%s%" PRIu64 "%s", i ? " " : "",
@@ -247,7 +248,7 @@ static void what_is_written_is_read(void **state)
         size_t bytes;
         struct ws_manifest *m;
         ws_archive_path(path, dir, "actor", i + 1, "manifest");
-        assert_int_equal(ws_archive_read_file(path, 1 << 20, &text, &bytes, &err), 0);
+        assert_int_equal(ws_below_read(NULL, path, 1 << 20, &text, &bytes, &err), 0);
         assert_int_equal(bytes, v[i].json_bytes);
         assert_memory_equal(text, v[i].json, bytes);
         free(text);
@@ -564,7 +565,7 @@ static void hostile_listings_are_refused(void **state)
         assert_non_null(f);
         fputs(bad[i], f);
         fclose(f);
-        assert_int_equal(ws_archive_listing_read(dir, &l, &err), -EBADMSG);
+        assert_int_equal(ws_archive_listing_read(dir, NULL, &l, &err), -EBADMSG);
         assert_non_null(strstr(err.text, path));
     }
 }

@@ -854,6 +854,13 @@ static void test_ca_file(void **state)
     snprintf(e.url, sizeof(e.url), "https://127.0.0.1:%u", bad_server_port(s));
     e.target.ca_file = "/nonexistent/ca.pem";
     assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -EACCES);
+    e.target.ca_file = "/etc/passwd"; /* no certificates: what counts is who opens it */
+    e.target.ca_below = "/usr";
+    assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -EACCES);
+    assert_non_null(strstr(err.text, "is no file below /usr"));
+    e.target.ca_below = "/etc";
+    assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -EACCES);
+    assert_non_null(strstr(err.text, "is not trusted"));
     bad_server_stop(s);
 }
 
