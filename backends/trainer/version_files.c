@@ -27,7 +27,7 @@ static int check_block(void *arg, size_t block, uint64_t hash)
 static int copy_all(struct ws_source *source, const struct ws_manifest *m, struct ws_region **regions,
                     struct ws_error *err)
 {
-    struct ws_lane *lane;
+    struct ws_lane *lane = NULL;
     int rc = ws_memory_check(m->total_bytes, "a copy of a version", err);
     if (rc == 0)
         rc = ws_lane_open(source, &lane, err);
