@@ -25,7 +25,8 @@
  *                | it alone                             '-- the way --+--------------------'                     |
  *                v                                          back                                                 |
  *            given_up   BROKEN after half a load, PAUSED after a whole one, else UNKNOWN ------------------------+
- *            not_back   UNKNOWN where it does not answer, else PAUSED; BROKEN after half a load -----------------+
+ *            not_back   UNKNOWN where it does not answer, or did not hear of the way back;                       |
+ *                       else PAUSED; BROKEN after half a load -------------------------------------------------+
  *            brought_back   SERVING, STALE; PAUSED where a switch before has left it so -------------------------'
  *
  * What it holds (`weights`), which alone decides whether it may be resumed:

@@ -383,14 +383,15 @@ int ws_work_pause_again(struct ws_work *w)
     return rc;
 }
 
-/* It stays as it is; whether it answers, and has whole weights, says what it is called. */
-static void stay(struct ws_work *w)
+/* It stays as it is; whether it answers, and has whole weights, says what it is called. heard: of the way
+ * back, if there was one; else it was busy then and may be so still, whatever it answers in between. */
+static void stay(struct ws_work *w, bool heard)
 {
     struct ws_engine_call call;
     struct ws_engine_serving now;
     char text[WS_ERROR_TEXT + 64];
     call_of(w, &call);
-    const bool there = w->engine->ops->serving(&call.target, &now, NULL) == 0;
+    const bool there = heard && w->engine->ops->serving(&call.target, &now, NULL) == 0;
     const bool broken = ws_condition_is_broken(lock(w));
     unlock(w);
     snprintf(text, sizeof(text), "%s: %.800s",
@@ -402,13 +403,13 @@ static void stay(struct ws_work *w)
     unlock(w);
 }
 
-/* Loads what it served before, and empties its caches. */
-static int load_back(struct ws_work *w, const char *path, const char *version)
+/* Loads what it served before, and empties its caches. One that did not hear of it was waited for long
+ * enough. */
+static int load_back(struct ws_work *w, const char *path, const char *version, bool *heard)
 {
     int rc = -EIO;
-    bool told = true; /* one that is busy with an earlier load was waited for long enough */
-    for (int i = 0; i < BACK_TRIES && rc < 0 && told; i++)
-        rc = load_path(w, path, version, &told);
+    for (int i = 0; i < BACK_TRIES && rc < 0 && *heard; i++)
+        rc = load_path(w, path, version, heard);
     return rc == 0 ? flush(w) : rc;
 }
 
@@ -435,13 +436,14 @@ int ws_work_bring_back(struct ws_work *w)
     const uint64_t start = ws_clock_ns();
     char path[PATH_MAX], version[64], current[WS_MARK_TEXT];
     int rc = 0;
+    bool heard = true;
     struct ws_condition *c = lock(w);
     const bool touched = ws_condition_is_touched(c), broken = ws_condition_is_broken(c), sleeps = c->sleeping;
     snprintf(path, sizeof(path), "%s", c->back_path);
     snprintf(version, sizeof(version), "%s", c->back_version[0] ? c->back_version : "default");
     unlock(w);
     if (touched && path[0])
-        rc = load_back(w, path, version);
+        rc = load_back(w, path, version, &heard);
     else if (touched)
         rc = ws_error_set(&w->err, EREMOTEIO, "it never said what it served before");
     else if (broken)
@@ -454,7 +456,7 @@ int ws_work_bring_back(struct ws_work *w)
         ws_condition_brought_back(lock(w), current[0] ? current : NULL);
         unlock(w);
     } else {
-        stay(w);
+        stay(w, heard);
     }
     tell(w, "brought-back", start, rc);
     w->err = why;

@@ -358,6 +358,24 @@ def test_pause_comes_late(stack):
         mount.write(f"engine remove {api}", "actor/ctl")
 
 
+def test_busy_at_its_way_back(stack):
+    "an engine that was too busy for its way back, and answers just after, is not called broken: it is brought along"
+    _, mount, folders = world(stack)
+    engine, free = Engine(stack, folders[1], "--refuse", "2"), threading.Event()
+    stack.callback(free.set)
+    late = Late(stack, engine)
+    add(mount, "e", late, "timeout=2 pause-timeout=60")
+    mount.write("1", "actor/version")
+    late.late = "/update_weights_from_disk"
+    late.before[late.late] = lambda: late.before.update({"/server_info": lambda: free.wait(60)})
+    assert mount.refused("2", "actor/version") == "ETIMEDOUT"
+    late.late = None
+    free.set()
+    assert not mount.engines()["e"].startswith("broken "), mount.engines()
+    caught_up(mount, "e")
+    assert mount.engines()["e"].startswith("serving 1 ") and engine.serves() == "1" and engine.generate()
+
+
 def test_resume_answer_lost(stack):
     "a resume whose answer is late: one that can says that it runs; an older SGLang is not called broken and is brought along"
     _, mount, folders = world(stack)
@@ -579,6 +597,7 @@ run(
     test_pause_in_doubt,
     test_pause_comes_late,
     test_load_comes_late,
+    test_busy_at_its_way_back,
     test_resume_answer_lost,
     test_started_anew_before_its_resume,
     test_started_anew_on_its_way_back,
