@@ -48,13 +48,14 @@ class Ground:
         if not self.has_clocks:
             self.skipped["clock"] = f"no time namespaces here: {done.stderr.strip() or 'they do not hold for what is started in them'}"
 
-    def prefix(self, name, random):
-        """What runs a daemon there, with arguments."""
+    def prefix(self, name, random, spared=False):
+        """What runs a daemon there, with arguments. spared: where memory is short, the kernel kills another one."""
         words = []
         if self.network:
             words += ["nsenter", f"--net=/run/netns/{self.network.prefix}{name}"]
         if name in self.groups:
-            words += ["sh", "-c", f'echo $$ >{self.groups[name].path}/cgroup.procs && exec "$@"', "sh"]
+            spare = "echo -1000 >/proc/self/oom_score_adj && " * spared
+            words += ["sh", "-c", f'{spare}echo $$ >{self.groups[name].path}/cgroup.procs && exec "$@"', "sh"]
         if self.has_clocks and random.random() < 0.5:
             seconds = str(random.randrange(1, 20 * 86400))
             words += ["unshare", "--time", "--monotonic", seconds, "--boottime", seconds]
@@ -69,8 +70,9 @@ class Group:
             own = next((line.strip().split(":", 2)[2] for line in f if line.split(":")[1] == "memory"), None)
         old = own is not None
         self.path = f"/sys/fs/cgroup{'/memory' if old else ''}/wsync-campaign-{os.getpid()}-{name}"
-        self.limit_file, self.usage_file, self.none = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "-1") if old else ("memory.max", "memory.current", "max"))
+        self.limit_file, self.usage_file, self.events_file, self.none = (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "-1") if old else
+            ("memory.max", "memory.current", "memory.events", "max"))
         os.mkdir(self.path)
         stack.callback(self.remove)
         self.limit(None)
@@ -86,6 +88,11 @@ class Group:
     def usage(self):
         with open(f"{self.path}/{self.usage_file}") as f:
             return int(f.read())
+
+    def kills(self):
+        """How many of its processes the kernel has killed."""
+        with open(f"{self.path}/{self.events_file}") as f:
+            return int(dict(line.split() for line in f)["oom_kill"])
 
     def limit(self, size):
         with open(f"{self.path}/{self.limit_file}", "w") as f:
@@ -122,7 +129,7 @@ class Place:
 
     def run(self, *args):
         """A process of wsync's in the foreground."""
-        prefix = self.ground.prefix(self.host, self.random)
+        prefix = self.ground.prefix(self.host, self.random, spared=args[0] == "engine")
 
         class Here(Process):
             pass
