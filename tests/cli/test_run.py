@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """tests/run itself: what ends early, says too little, skips or fails once is seen. It runs a tree of its own, of scripts made here."""
+import glob
 import os
 import shutil
 import subprocess
@@ -71,4 +72,19 @@ def test_unsteady(stack):
     counts(*outcome("twice", "echo 1..1; echo not ok - a; exit 1\n", ci=True), 0, 1, 0)
 
 
-run(test_help, test_plan, test_skips, test_unsteady)
+def test_killed(stack):
+    """a C test's folders are in the test's own: nothing stays where it is killed"""
+    for name, folder in (("publisher", "wsync-pub.*"), ("gpu_offload", "wsync-gpu.*")):
+        own = os.path.join(TESTDIR, unique("own"))
+        os.makedirs(own)
+        process = subprocess.Popen([os.path.join(BUILD, "tests/unit/test_" + name)], env=os.environ | {"TESTDIR": own},
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_for(lambda: glob.glob(f"{own}/{folder}") or process.poll() is not None, f"a folder of test_{name}")
+            assert process.poll() is None, f"test_{name} ended without a folder in {own}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+run(test_help, test_plan, test_skips, test_unsteady, test_killed)

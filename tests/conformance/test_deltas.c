@@ -1,6 +1,7 @@
 /* Deltas over every transport, from a memory catalog: whole, in parts, while they grow, given up, gone, of
  * another base; a client that stops and a server that does; behind faults. ipc and dir have none. */
 #include "tests/conformance/memory_catalog.h"
+#include "tests/fixtures/private_folder.h"
 #include "transports/ipc.h"
 #include "transports/patcher.h"
 #include "transports/tcp.h"
@@ -62,8 +63,7 @@ static struct world open_world(void **state)
     struct world w = *(const struct world *)*state;
     struct ws_error err = {0};
     char inner[128], url[256];
-    snprintf(w.dir, sizeof(w.dir), "/tmp/wsync-conf.XXXXXX");
-    assert_non_null(mkdtemp(w.dir));
+    assert_true(private_folder(w.dir, sizeof(w.dir), "conf"));
     w.catalog = memory_catalog_new();
     memory_catalog_publish(w.catalog, MODEL, 1, sizes, N_FILES, 1);
     memory_catalog_step(w.catalog, MODEL, 2, 1);
@@ -523,7 +523,7 @@ static void there_are_none(void **state)
 
 static void a_folder_has_none(void **state)
 {
-    char dir[] = "/tmp/wsync-conf.XXXXXX", url[64];
+    char dir[64], url[96];
     struct ws_delta_offer offers[WS_MAX_OFFERS];
     struct ws_source *s;
     struct ws_lane *lane;
@@ -531,7 +531,7 @@ static void a_folder_has_none(void **state)
     struct client c = {0};
     size_t n = 7;
     (void)state;
-    assert_non_null(mkdtemp(dir));
+    assert_true(private_folder(dir, sizeof(dir), "conf"));
     snprintf(url, sizeof(url), "dir:%s", dir);
     assert_int_equal(ws_source_open(url, NULL, &s, NULL), 0);
     assert_int_equal(ws_source_deltas(s, MODEL, &mark, offers, &n, NULL), 0);

@@ -4,6 +4,7 @@
  * timeout: 350
  * beside others */
 #include "tests/conformance/memory_catalog.h"
+#include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/unwatched.h"
 #include "transports/api.h"
 #include "transports/archive.h"
@@ -138,8 +139,7 @@ static void open_world(struct world *w, const char *token)
 {
     struct ws_error err = {0};
     char inner[200] = "";
-    snprintf(w->dir, sizeof(w->dir), "/tmp/wsync-conf.XXXXXX");
-    assert_non_null(mkdtemp(w->dir));
+    assert_true(private_folder(w->dir, sizeof(w->dir), "conf"));
     if (strcmp(w->transport, "tcp") == 0 || strcmp(w->transport, "ipc") == 0)
         w->catalog = memory_catalog_new();
     if (strcmp(w->transport, "tcp") == 0) {

@@ -1,5 +1,6 @@
 /* The archive: what is written is read back, bit for bit; who is kept and who goes; what crashes leave; what
  * a disk damages; what is refused. */
+#include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/unwatched.h"
 #include "transports/archive.h"
 #include "transports/archive_listing.h"
@@ -156,8 +157,7 @@ static void assert_listed(const char *want)
 static int begin(void **state)
 {
     (void)state;
-    snprintf(dir, sizeof(dir), "/tmp/wsync-archive.XXXXXX");
-    return mkdtemp(dir) ? 0 : -1;
+    return private_folder(dir, sizeof(dir), "archive") ? 0 : -1;
 }
 
 static int end(void **state)

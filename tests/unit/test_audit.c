@@ -4,6 +4,7 @@
 #include "backends/trainer/agent.h"
 #include "backends/trainer/audit.h"
 #include "backends/trainer/wsync.h"
+#include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
 #include "transports/api.h"
 #include "transports/ipc.h"
@@ -288,8 +289,7 @@ static void start_over(bool nodes, int audit, int warns)
     struct ws_error err = {0};
     char http[64], second[128], second_url[140];
     w = (struct world){0};
-    strcpy(w.dir, "/tmp/wsync-audit.XXXXXX");
-    assert_non_null(mkdtemp(w.dir));
+    assert_true(private_folder(w.dir, sizeof(w.dir), "audit"));
     snprintf(w.socket, sizeof(w.socket), "%s/sock", w.dir);
     snprintf(w.url, sizeof(w.url), "unix:%s", w.socket);
     struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .socket = w.socket, .socket_gid = (gid_t)-1};

@@ -3,6 +3,7 @@
  * pick one writer a piece. */
 #include "backends/trainer/piece.h"
 #include "backends/trainer/wsync.h"
+#include "tests/fixtures/private_folder.h"
 #include "transports/box.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -405,7 +406,7 @@ struct gpt {
 static void write_config(struct gpt *m)
 {
     char text[600];
-    snprintf(m->config, sizeof(m->config), "/tmp/wsync-config.XXXXXX");
+    assert_true(private_path(m->config, sizeof(m->config), "config.XXXXXX"));
     int fd = mkstemp(m->config),
         n = snprintf(text, sizeof(text),
                      "{\"model_type\":\"qwen3_moe\",\"num_attention_heads\":%u,\"num_key_value_heads\":%u,"
@@ -747,7 +748,7 @@ static void test_wrappers(void **state)
 static void test_dtypes_and_moves(void **state)
 {
     static const char text[] = "{\"torch_dtype\":\"bfloat16\",\"tie_word_embeddings\":true}";
-    char dir[] = "/tmp/wsync-extract.XXXXXX", path[64];
+    char dir[64], path[96];
     float first[4] = {1}, second[4] = {2};
     int64_t whole_numbers[2] = {0};
     wsync_held h[3] = {
@@ -763,7 +764,7 @@ static void test_dtypes_and_moves(void **state)
     wsync_extraction *e;
     size_t n;
     (void)state;
-    assert_non_null(mkdtemp(dir));
+    assert_true(private_folder(dir, sizeof(dir), "extract"));
     snprintf(path, sizeof(path), "%s/config.json", dir);
     FILE *f = fopen(path, "w");
     assert_non_null(f);

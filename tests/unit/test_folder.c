@@ -1,4 +1,5 @@
 /* Checkpoint folders: what is published of them, and what is refused before anything is. */
+#include "tests/fixtures/private_folder.h"
 #include "transports/folder.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -24,8 +25,7 @@ static char dir[64];
 static int setup(void **state)
 {
     (void)state;
-    strcpy(dir, "/tmp/wsync-folder-XXXXXX");
-    return mkdtemp(dir) ? 0 : -1;
+    return private_folder(dir, sizeof(dir), "folder") ? 0 : -1;
 }
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)

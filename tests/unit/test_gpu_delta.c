@@ -6,6 +6,7 @@
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
+#include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/unwatched.h"
 #include "transports/delta_stream.h"
 #include "transports/patcher.h"
@@ -154,8 +155,7 @@ static void add_all(unsigned n_short)
 
 static void start_with(unsigned n_short)
 {
-    strcpy(w.dir, "/tmp/wsync-gpu.XXXXXX");
-    GPU_CHECK(mkdtemp(w.dir), "no folder");
+    GPU_CHECK(private_folder(w.dir, sizeof(w.dir), "gpu"), "no folder");
     snprintf(w.socket, sizeof(w.socket), "%s/sock", w.dir);
     snprintf(w.url, sizeof(w.url), "unix:%s", w.socket);
     start_agent();

@@ -5,6 +5,7 @@
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
+#include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
 #include "tests/fixtures/unwatched.h"
 #include "transports/ipc.h"
@@ -66,8 +67,7 @@ static void start(void)
 {
     struct ws_error err = {0};
     char socket[128];
-    strcpy(w.dir, "/tmp/wsync-gpu.XXXXXX");
-    GPU_CHECK(mkdtemp(w.dir), "no folder");
+    GPU_CHECK(private_folder(w.dir, sizeof(w.dir), "gpu"), "no folder");
     snprintf(socket, sizeof(socket), "%s/sock", w.dir);
     snprintf(w.url, sizeof(w.url), "unix:%s", socket);
     struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0",
@@ -492,8 +492,7 @@ static void killed(void)
     uint64_t bytes;
     struct ws_error err = {0};
     char socket[128];
-    strcpy(w.dir, "/tmp/wsync-gpu.XXXXXX");
-    GPU_CHECK(mkdtemp(w.dir), "no folder");
+    GPU_CHECK(private_folder(w.dir, sizeof(w.dir), "gpu"), "no folder");
     snprintf(socket, sizeof(socket), "%s/sock", w.dir);
     snprintf(w.url, sizeof(w.url), "unix:%s", socket);
     int ready[2];

@@ -1,4 +1,5 @@
 /* Small files that are replaced whole: what cannot be read whole is an error, never a shorter file. */
+#include "tests/fixtures/private_folder.h"
 #include "transports/keep.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -13,12 +14,12 @@
 
 #include <cmocka.h>
 
-static char folder[] = "/tmp/wsync-keep.XXXXXX", path[64];
+static char folder[64], path[96];
 
 static int make(void **state)
 {
     (void)state;
-    assert_non_null(mkdtemp(folder));
+    assert_true(private_folder(folder, sizeof(folder), "keep"));
     snprintf(path, sizeof(path), "%s/state", folder);
     return 0;
 }

@@ -1,4 +1,5 @@
 /* Memory left: the least of the machine and every cgroup above us, read from made-up systems. */
+#include "tests/fixtures/private_folder.h"
 #include "transports/memory.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -49,8 +50,7 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
 static int setup(void **state)
 {
     (void)state;
-    strcpy(root, "/tmp/wsync-memory.XXXXXX");
-    if (!mkdtemp(root))
+    if (!private_folder(root, sizeof(root), "memory"))
         return -1;
     put("proc/meminfo",
         "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:    8388608 kB\n"); /* 8 GiB */

@@ -2,6 +2,7 @@
  * it succeeds. Every failure must come back as -ENOMEM, with nothing leaked; the C library's malloc is
  * interposed for that, which a sanitizer's own does not allow. */
 #include "backends/trainer/wsync.h"
+#include "tests/fixtures/private_folder.h"
 #include "transports/bundle.h"
 #include <errno.h>
 #include <malloc.h>
@@ -212,7 +213,7 @@ static void test_compare(void **state)
     exhaust(compare_layouts);
 }
 
-static char dir[] = "/tmp/wsync-memory-XXXXXX";
+static char dir[64];
 static const char *const names[] = {"model.safetensors", "extra.safetensors", "config.json",
                                     "model.safetensors.index.json"};
 
@@ -249,7 +250,7 @@ static void test_folder(void **state)
     void *header;
 
     (void)state;
-    assert_non_null(mkdtemp(dir));
+    assert_true(private_folder(dir, sizeof(dir), "memory"));
     assert_int_equal(ws_safetensors_layout(&empty, 1, NULL, &st, &header, &err), 0);
     put(names[0], header, st->data_begin);
     put(names[1], header, st->data_begin);

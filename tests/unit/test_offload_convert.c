@@ -4,6 +4,7 @@
  */
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
+#include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
 #include "transports/convert.h"
 #include "transports/safetensors.h"
@@ -44,8 +45,7 @@ static void start(struct world *w)
 {
     struct ws_error err = {0};
     char socket[128];
-    strcpy(w->dir, "/tmp/wsync-convert.XXXXXX");
-    assert_non_null(mkdtemp(w->dir));
+    assert_true(private_folder(w->dir, sizeof(w->dir), "convert"));
     snprintf(socket, sizeof(socket), "%s/sock", w->dir);
     snprintf(w->url, sizeof(w->url), "unix:%s", socket);
     struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .socket = socket, .socket_gid = (gid_t)-1};

@@ -3,6 +3,7 @@
  * be. */
 #include "backends/trainer/agent.h"
 #include "backends/trainer/wsync.h"
+#include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
 #include "transports/api.h"
 #include "transports/ipc.h"
@@ -40,8 +41,7 @@ struct world {
 static void start(struct world *w, uint64_t memory)
 {
     struct ws_error err = {0};
-    strcpy(w->dir, "/tmp/wsync-pub.XXXXXX");
-    assert_non_null(mkdtemp(w->dir));
+    assert_true(private_folder(w->dir, sizeof(w->dir), "pub"));
     snprintf(w->socket, sizeof(w->socket), "%s/sock", w->dir);
     snprintf(w->url, sizeof(w->url), "unix:%s", w->socket);
     struct ws_agent_options o = {

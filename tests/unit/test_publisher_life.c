@@ -2,6 +2,7 @@
  * whose first version was abandoned, ranks that died. */
 #include "backends/trainer/agent_state.h"
 #include "backends/trainer/wsync.h"
+#include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
 #include "transports/safetensors.h"
 #include <errno.h>
@@ -33,8 +34,7 @@ struct world {
 static void start(struct world *w)
 {
     struct ws_error err = {0};
-    strcpy(w->dir, "/tmp/wsync-life.XXXXXX");
-    assert_non_null(mkdtemp(w->dir));
+    assert_true(private_folder(w->dir, sizeof(w->dir), "life"));
     snprintf(w->socket, sizeof(w->socket), "%s/sock", w->dir);
     snprintf(w->url, sizeof(w->url), "unix:%s", w->socket);
     struct ws_agent_options o = {

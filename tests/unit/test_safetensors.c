@@ -1,5 +1,6 @@
 /* Safetensors headers: what the stock writer makes is read, what is wrong is refused with the reason,
  * what we lay out reads back and is aligned. */
+#include "tests/fixtures/private_folder.h"
 #include "transports/safetensors.h"
 #include <endian.h>
 #include <errno.h>
@@ -558,11 +559,12 @@ static void test_layout_refuses(void **state)
 
 static void test_read(void **state)
 {
-    char path[] = "/tmp/wsync-test-XXXXXX";
+    char path[96];
     struct ws_safetensors *st = NULL;
-    int fd = mkstemp(path);
 
     (void)state;
+    assert_true(private_path(path, sizeof(path), "test.XXXXXX"));
+    int fd = mkstemp(path);
     assert_true(fd >= 0);
     assert_int_equal(ws_safetensors_read(path, &st, &err), -EBADMSG); /* empty */
     assert_non_null(strstr(err.text, path));

@@ -1,5 +1,6 @@
 /* What a source answers is compared with what it was asked for: manifests of something else, and agents that
  * hand over the memory of another version, or less of it. */
+#include "tests/fixtures/private_folder.h"
 #include "transports/bundle.h"
 #include "transports/copy.h"
 #include "transports/ipc.h"
@@ -132,7 +133,7 @@ static void start(struct agent *a)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     *a = (struct agent){.n_fds = N_FILES};
-    snprintf(a->path, sizeof(a->path), "/tmp/wsync-source.%d", (int)getpid());
+    assert_true(private_path(a->path, sizeof(a->path), "source"));
     snprintf(a->url, sizeof(a->url), "unix:%s", a->path);
     for (int v = 1; v <= 2; v++) {
         a->by_version[v] = manifest_of("actor", (uint64_t)v, "r1", v);

@@ -1,5 +1,6 @@
 /* What the servers of a catalog do with those who want no good: many who connect and say nothing, bodies of
  * strangers, and no descriptors left. */
+#include "tests/fixtures/private_folder.h"
 #include "transports/ipc.h"
 #include "transports/keep.h"
 #include "transports/tcp.h"
@@ -159,7 +160,7 @@ static void test_no_descriptors(void **state)
     struct rlimit was, none;
     int waiting[2], log = memfd_create("log", MFD_CLOEXEC), stderr_was = dup(STDERR_FILENO);
     (void)state;
-    snprintf(path, sizeof(path), "/tmp/wsync-test-%d.sock", getpid());
+    assert_true(private_path(path, sizeof(path), "test.sock"));
     memcpy(a.sun_path, path, strlen(path) + 1);
     assert_int_equal(
         ws_ipc_server_new(&s, path, (gid_t)-1, &(struct ws_catalog){&ops, NULL}, NULL, NULL, &err), 0);
