@@ -48,14 +48,14 @@ class Ground:
         if not self.has_clocks:
             self.skipped["clock"] = f"no time namespaces here: {done.stderr.strip() or 'they do not hold for what is started in them'}"
 
-    def prefix(self, name, random, spared=False):
-        """What runs a daemon there, with arguments. spared: where memory is short, the kernel kills another one."""
+    def prefix(self, name, random, first=False):
+        """What runs a daemon there, with arguments. first: to be killed where memory is short."""
         words = []
         if self.network:
             words += ["nsenter", f"--net=/run/netns/{self.network.prefix}{name}"]
         if name in self.groups:
-            spare = "echo -1000 >/proc/self/oom_score_adj && " * spared
-            words += ["sh", "-c", f'{spare}echo $$ >{self.groups[name].path}/cgroup.procs && exec "$@"', "sh"]
+            mark = "echo 1000 >/proc/self/oom_score_adj && " * first
+            words += ["sh", "-c", f'{mark}echo $$ >{self.groups[name].path}/cgroup.procs && exec "$@"', "sh"]
         if self.has_clocks and random.random() < 0.5:
             seconds = str(random.randrange(1, 20 * 86400))
             words += ["unshare", "--time", "--monotonic", seconds, "--boottime", seconds]
@@ -129,7 +129,7 @@ class Place:
 
     def run(self, *args):
         """A process of wsync's in the foreground."""
-        prefix = self.ground.prefix(self.host, self.random, spared=args[0] == "engine")
+        prefix = self.ground.prefix(self.host, self.random, first=args[0] == "mount")
 
         class Here(Process):
             pass
