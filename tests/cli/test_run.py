@@ -3,6 +3,7 @@
 import glob
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -78,12 +79,12 @@ def test_killed(stack):
         own = os.path.join(TESTDIR, unique("own"))
         os.makedirs(own)
         process = subprocess.Popen([os.path.join(BUILD, "tests/unit/test_" + name)], env=os.environ | {"TESTDIR": own},
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             wait_for(lambda: glob.glob(f"{own}/{folder}") or process.poll() is not None, f"a folder of test_{name}")
             assert process.poll() is None, f"test_{name} ended without a folder in {own}"
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with its children
             process.wait()
 
 
