@@ -62,6 +62,8 @@ char *cli_read_secret(const char *path);
 /* Blocks until SIGINT or SIGTERM. To be called after cli_block_signals in main thread. */
 void cli_block_signals(void);
 int cli_wait_signal(void);
+/* For a daemon: as many open files as the hard limit allows. */
+void cli_allow_descriptors(void);
 
 /* Human figures in static per-thread buffers (four of them in turn). */
 const char *cli_size(uint64_t bytes);                 /* "1.19 GB" */

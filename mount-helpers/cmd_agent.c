@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -120,21 +119,11 @@ static void drop_listeners(struct ws_astraflow_options *all, size_t n)
     }
 }
 
-/* A version on GPUs may be of thousands of descriptors, which the agent keeps for who opens it. */
-static void allow_descriptors(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max)
-        return;
-    limit.rlim_cur = limit.rlim_max;
-    (void)setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 static int serve(const struct ws_agent_options *o)
 {
     struct ws_error err = {0};
     struct ws_agent *agent;
-    allow_descriptors();
+    cli_allow_descriptors(); /* a version on GPUs may be of thousands */
     if (o->socket && make_parent(o->socket))
         return cli_fail("cannot make the folder of %s: %s; choose another --socket", o->socket,
                         strerror(errno));

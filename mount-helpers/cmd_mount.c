@@ -65,6 +65,7 @@ static int run_mount(const struct cli_args *args)
         rc = ws_mount_options_place(&o, cli_word(args, 0), cli_word(args, 1), &err);
     o.foreground = cli_has(args, "foreground");
     signal(SIGPIPE, SIG_IGN);
+    cli_allow_descriptors();
     if (rc == 0)
         rc = ws_mount_run(&o, notify_ready, &err);
     if (rc == 0 && !o.foreground)
