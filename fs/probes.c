@@ -1,4 +1,5 @@
 #include "fs/probes.h"
+#include "transports/http_door.h"
 #include "transports/http_server.h"
 #include "transports/log.h"
 #include "transports/text.h"
@@ -8,7 +9,6 @@
 #include <microhttpd.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MAX_CONNECTIONS 512U
 #define IDLE_SECONDS    5U   /* also of a request that does not come to its end */
@@ -16,7 +16,7 @@
 
 struct ws_probes {
     struct ws_control *control;
-    struct MHD_Daemon *daemon;
+    struct ws_http_door *door;
 };
 
 /* --- is it ready --- */
@@ -193,21 +193,22 @@ int ws_probes_new(struct ws_probes **out, const char *listen, struct ws_control 
 {
     struct ws_probes *p = calloc(1, sizeof(*p));
     unsigned port;
-    int sock,
-        rc = p ? ws_http_listen(listen, true, &sock, &port, err) : ws_error_set(err, ENOMEM, "no memory");
+    int rc = p ? ws_http_door_new(&p->door, listen, true, MAX_CONNECTIONS, &port, err)
+               : ws_error_set(err, ENOMEM, "no memory");
     if (rc < 0) {
         free(p);
         return rc;
     }
     p->control = c;
-    p->daemon = MHD_start_daemon(
-        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL, 0, NULL, NULL,
-        on_request, p, MHD_OPTION_LISTEN_SOCKET, sock, MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS,
-        MHD_OPTION_CONNECTION_TIMEOUT, IDLE_SECONDS, MHD_OPTION_END);
-    if (!p->daemon) {
-        close(sock);
-        free(p);
-        return ws_error_set(err, EIO, "the server for probes on %s did not start", listen);
+    struct MHD_Daemon *daemon = MHD_start_daemon(
+        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | WS_HTTP_DOOR_FLAGS,
+        0, NULL, NULL, on_request, p, WS_HTTP_DOOR_OPTIONS(p->door), MHD_OPTION_CONNECTION_TIMEOUT,
+        IDLE_SECONDS, MHD_OPTION_END);
+    rc = daemon ? ws_http_door_open(p->door, daemon, err)
+                : ws_error_set(err, EIO, "the server for probes on %s did not start", listen);
+    if (rc < 0) {
+        ws_probes_free(p);
+        return rc;
     }
     ws_log(WS_LOG_INFO, "mount", "probes are answered at=%s port=%u", listen, port);
     *out = p;
@@ -218,6 +219,6 @@ void ws_probes_free(struct ws_probes *p)
 {
     if (!p)
         return;
-    MHD_stop_daemon(p->daemon);
+    ws_http_door_free(p->door);
     free(p);
 }

@@ -1,4 +1,5 @@
 /* The unix-socket carrier of a catalog: a thread a connection, bounded. */
+#include "transports/acceptor.h"
 #include "transports/api.h"
 #include "transports/clock.h"
 #include "transports/ipc.h"
@@ -13,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -21,9 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_MS         1000 /* after peers whose process has ended */
-#define FULL_MS         100  /* between looks whether there are descriptors again */
-#define PEER_PIDFD      77   /* SO_PEERPIDFD, Linux 6.5 */
+#define PEER_PIDFD      77 /* SO_PEERPIDFD, Linux 6.5 */
 #define LEASE_KEY_BYTES (WS_MAX_NAME + WS_RUN_CHARS + 32)
 
 /* A lease that a peer holds by a map request. */
@@ -50,9 +48,8 @@ struct ws_ipc_server {
     char *path;
     dev_t dev;
     ino_t ino; /* of the socket that we made */
-    int listener, stop_event;
-    pthread_t acceptor;
-    bool said_full; /* the acceptor's */
+    int listener;
+    struct ws_acceptor *acceptor;
     atomic_bool stop;
     pthread_mutex_t lock;
     pthread_cond_t woken; /* the catalog changed, or the server stops */
@@ -381,12 +378,12 @@ static int pidfd_of(int sock, pid_t pid)
     return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
 
-static void welcome(struct ws_ipc_server *s, int sock)
+static void welcome(void *self, int sock)
 {
+    struct ws_ipc_server *s = self;
     struct ucred cred = {0};
     socklen_t len = sizeof(cred);
     struct client *c = calloc(1, sizeof(*c));
-    reap(s, false);
     if (!c || s->n_clients >= WS_MAX_CLIENTS || getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0) {
         ws_log(WS_LOG_WARN, "ipc", "a connection is refused clients=%u", s->n_clients);
         free(c);
@@ -425,41 +422,10 @@ static void hang_up_on_the_dead(struct ws_ipc_server *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Who waits there waits on: he is not told to go, and not looked after without a pause. */
-static void wait_for_descriptors(struct ws_ipc_server *s, int code, struct pollfd *stop)
+static void look_around(void *self)
 {
-    if (!s->said_full)
-        ws_log(WS_LOG_WARN, "ipc", "nobody more can connect to %s: %s; raise the limit of open files",
-               s->path, strerror(code));
-    s->said_full = true;
-    (void)poll(stop, 1, FULL_MS);
-}
-
-static bool is_short_of_descriptors(int code)
-{
-    return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
-}
-
-static void *accept_clients(void *arg)
-{
-    struct ws_ipc_server *s = arg;
-    struct pollfd p[2] = {{.fd = s->listener, .events = POLLIN}, {.fd = s->stop_event, .events = POLLIN}};
-    while (!atomic_load(&s->stop)) {
-        if (poll(p, 2, LOOK_MS) < 0 && errno != EINTR)
-            break;
-        if (p[1].revents)
-            break;
-        hang_up_on_the_dead(s);
-        int sock = p[0].revents ? accept4(s->listener, NULL, NULL, SOCK_CLOEXEC) : -1;
-        const int code = p[0].revents && sock < 0 ? errno : 0;
-        if (sock >= 0)
-            welcome(s, sock);
-        else
-            reap(s, false);
-        if (is_short_of_descriptors(code))
-            wait_for_descriptors(s, code, &p[1]);
-    }
-    return NULL;
+    hang_up_on_the_dead(self);
+    reap(self, false);
 }
 
 static int bind_socket(struct ws_ipc_server *s, gid_t gid, struct ws_error *err)
@@ -512,16 +478,19 @@ int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid,
     s->handler = handler;
     s->handler_self = handler_self;
     s->listener = -1;
-    s->stop_event = eventfd(0, EFD_CLOEXEC);
     pthread_mutex_init(&s->lock, NULL);
     ws_cond_init(&s->woken);
     int rc = bind_socket(s, gid, err);
-    if (rc == 0 && ws_thread_start(&s->acceptor, accept_clients, s) < 0)
+    if (rc == 0 && ws_acceptor_new(&s->acceptor, &(struct ws_acceptor_options){.listener = s->listener,
+                                                                               .part = "ipc",
+                                                                               .name = path,
+                                                                               .came = welcome,
+                                                                               .looks = look_around,
+                                                                               .self = s}) < 0)
         rc = ws_error_set(err, EAGAIN, "cannot start the thread of the socket %s", path);
     if (rc < 0) {
         if (s->listener >= 0)
             close(s->listener);
-        close(s->stop_event);
         pthread_cond_destroy(&s->woken);
         pthread_mutex_destroy(&s->lock);
         free(s->path);
@@ -545,14 +514,12 @@ void ws_ipc_server_free(struct ws_ipc_server *s)
     if (!s)
         return;
     atomic_store(&s->stop, true);
-    (void)eventfd_write(s->stop_event, 1);
     ws_ipc_server_wake(s);
-    pthread_join(s->acceptor, NULL);
+    ws_acceptor_free(s->acceptor);
     reap(s, true);
     if (lstat(s->path, &st) == 0 && st.st_dev == s->dev && st.st_ino == s->ino)
         (void)unlink(s->path); /* not the socket of an agent that replaced us */
     close(s->listener);
-    close(s->stop_event);
     pthread_cond_destroy(&s->woken);
     pthread_mutex_destroy(&s->lock);
     free(s->path);

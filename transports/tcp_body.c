@@ -1,4 +1,5 @@
 #include "transports/tcp_body.h"
+#include "transports/http_door.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -69,15 +70,9 @@ void ws_tcp_bodies_stop(struct ws_tcp_bodies *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-int ws_tcp_connection_socket(struct MHD_Connection *c)
-{
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-    return info ? info->connect_fd : -1;
-}
-
 void ws_tcp_bodies_closed(struct ws_tcp_bodies *s, struct MHD_Connection *c)
 {
-    int sock = ws_tcp_connection_socket(c);
+    int sock = ws_http_connection_socket(c);
     pthread_mutex_lock(&s->lock);
     for (struct ws_tcp_body *b = s->first; b; b = b->next)
         if (b->sock == sock)
@@ -140,7 +135,7 @@ int ws_tcp_body_new(struct ws_tcp_body **out, struct ws_tcp_bodies *s, struct MH
     b->bodies = s;
     b->connection = c;
     b->of_a_run = q->run[0] != 0;
-    b->sock = ws_tcp_connection_socket(c);
+    b->sock = ws_http_connection_socket(c);
     peer_name(c, holder);
     link_in(b);
     int rc = s->catalog->ops->hold(s->catalog->self, q->model, q->version, q->run[0] ? q->run : NULL, holder,

@@ -50,6 +50,4 @@ struct MHD_Response *ws_tcp_body_range(struct ws_tcp_body *body, const struct ws
                                        uint64_t begin, uint64_t end);
 struct MHD_Response *ws_tcp_body_unchanged(struct ws_tcp_body *body, bool of_manifest); /* for a 304 */
 
-int ws_tcp_connection_socket(struct MHD_Connection *connection);
-
 #endif

@@ -1,8 +1,9 @@
 /* The HTTP carrier of a catalog: libmicrohttpd with a thread pool; bodies go out of the slot's own memory. */
 #include "transports/api.h"
 #include "transports/clock.h"
-#include "transports/keep.h"
+#include "transports/http_door.h"
 #include "transports/http_server.h"
+#include "transports/keep.h"
 #include "transports/log.h"
 #include "transports/tcp.h"
 #include "transports/tcp_body.h"
@@ -47,7 +48,7 @@ struct ws_tcp_server {
     struct ws_tcp_bodies bodies;
     struct ws_tcp_deltas deltas;
     struct ws_tcp_strangers strangers;
-    struct MHD_Daemon *daemon;
+    struct ws_http_door *door;
     char *token, *cert, *key, *client_ca;
     unsigned port;
     pthread_t clock; /* ends long polls */
@@ -481,7 +482,7 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *c, const char *u
 static void *begin_request(void *cls, const char *uri, struct MHD_Connection *c)
 {
     struct request *q = calloc(1, sizeof(*q));
-    (void)c;
+    (void)ws_http_door_target(NULL, uri, c);
     if (q && !(q->url = strdup(uri))) {
         free(q);
         return NULL;
@@ -517,7 +518,7 @@ static void connection_event(void *cls, struct MHD_Connection *c, void **state,
 {
     struct ws_tcp_server *s = cls;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-        int sock = ws_tcp_connection_socket(c), on = 1;
+        int sock = ws_http_connection_socket(c), on = 1;
         atomic_fetch_add(&s->connections, 1);
         *state = ws_tcp_stranger_came(&s->strangers, sock);
         (void)setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -527,6 +528,7 @@ static void connection_event(void *cls, struct MHD_Connection *c, void **state,
     ws_tcp_bodies_closed(&s->bodies, c);
     ws_tcp_stranger_left(&s->strangers, *state);
     atomic_fetch_sub(&s->connections, 1);
+    ws_http_door_event(s->door, c, state, code);
 }
 
 /* --- starting --- */
@@ -544,8 +546,7 @@ static int read_file(const char *path, char **out, struct ws_error *err)
     return rc < 0 ? ws_error_prefix(err, "cannot read the TLS file") : 0;
 }
 
-/* No more connections than there are descriptors for, with as many left for everything else: libmicrohttpd
- * tries again and again where there is none. */
+/* No more connections than there are descriptors for, with as many left for everything else. */
 static unsigned most_clients(void)
 {
     struct rlimit files;
@@ -554,12 +555,11 @@ static unsigned most_clients(void)
     return (unsigned)files.rlim_cur / 2;
 }
 
-static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, int sock, unsigned n_threads,
-                                       unsigned clients)
+static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, unsigned n_threads)
 {
     bool tls = s->cert && s->key;
-    unsigned flags =
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC | (tls ? MHD_USE_TLS : 0);
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | WS_HTTP_DOOR_FLAGS |
+                     (tls ? MHD_USE_TLS : 0);
     struct MHD_OptionItem tls_options[] = {
         {MHD_OPTION_HTTPS_MEM_CERT, 0, s->cert},
         {MHD_OPTION_HTTPS_MEM_KEY, 0, s->key},
@@ -568,12 +568,12 @@ static struct MHD_Daemon *start_daemon(struct ws_tcp_server *s, int sock, unsign
         {MHD_OPTION_END, 0, NULL},
     };
     struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
-    return MHD_start_daemon(
-        flags, 0, NULL, NULL, handle, s, MHD_OPTION_ARRAY, tls ? tls_options : none, MHD_OPTION_LISTEN_SOCKET,
-        sock, MHD_OPTION_THREAD_POOL_SIZE, n_threads, MHD_OPTION_URI_LOG_CALLBACK, begin_request, s,
-        MHD_OPTION_NOTIFY_COMPLETED, end_request, s, MHD_OPTION_NOTIFY_CONNECTION, connection_event, s,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS, MHD_OPTION_CONNECTION_LIMIT, clients,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(32 << 10), MHD_OPTION_END);
+    return MHD_start_daemon(flags, 0, NULL, NULL, handle, s, MHD_OPTION_ARRAY, tls ? tls_options : none,
+                            MHD_OPTION_THREAD_POOL_SIZE, n_threads, MHD_OPTION_URI_LOG_CALLBACK,
+                            begin_request, s, MHD_OPTION_NOTIFY_COMPLETED, end_request, s,
+                            MHD_OPTION_NOTIFY_CONNECTION, connection_event, s, MHD_OPTION_CONNECTION_TIMEOUT,
+                            (unsigned)IDLE_SECONDS, WS_HTTP_DOOR_LIMIT, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                            (size_t)(32 << 10), MHD_OPTION_END);
 }
 
 static void free_server(struct ws_tcp_server *s)
@@ -594,7 +594,6 @@ int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catal
                       const struct ws_tcp_server_options *o, struct ws_error *err)
 {
     struct ws_tcp_server *s = calloc(1, sizeof(*s));
-    int sock = -1;
     if (!s)
         return ws_error_set(err, ENOMEM, "no memory for a server");
     s->catalog = *catalog;
@@ -616,17 +615,17 @@ int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catal
     if (rc == 0 && o->token && !(s->token = strdup(o->token)))
         rc = ws_error_set(err, ENOMEM, "no memory for a server");
     if (rc == 0)
-        rc = ws_http_listen(o->listen, o->token || o->insecure, &sock, &s->port, err);
-    if (rc == 0 && !(s->daemon = start_daemon(s, sock, n, clients))) {
-        close(sock);
+        rc = ws_http_door_new(&s->door, o->listen, o->token || o->insecure, clients, &s->port, err);
+    struct MHD_Daemon *daemon = rc == 0 ? start_daemon(s, n) : NULL;
+    if (rc == 0 && !daemon)
         rc = ws_error_set(err, EIO, "the HTTP server on %s did not start%s", o->listen,
                           s->cert ? "; are certificate and key right?" : "");
-    }
-    if (rc == 0 && ws_thread_start(&s->clock, end_polls, s) < 0) {
-        MHD_stop_daemon(s->daemon);
+    if (rc == 0)
+        rc = ws_http_door_open(s->door, daemon, err);
+    if (rc == 0 && ws_thread_start(&s->clock, end_polls, s) < 0)
         rc = ws_error_set(err, EAGAIN, "cannot start a thread");
-    }
     if (rc < 0) {
+        ws_http_door_free(s->door);
         free_server(s);
         return rc;
     }
@@ -658,6 +657,6 @@ void ws_tcp_server_free(struct ws_tcp_server *s)
     resume_polls(s, INT64_MAX); /* a suspended connection would hold the daemon up */
     ws_tcp_bodies_stop(&s->bodies);
     ws_tcp_deltas_stop(&s->deltas);
-    MHD_stop_daemon(s->daemon);
+    ws_http_door_free(s->door);
     free_server(s);
 }

@@ -1,6 +1,7 @@
 /* The HTTP of the reference engine, on libmicrohttpd with a thread a connection, because a load blocks
  * for as long as it takes while /model_info goes on answering. */
 #include "backends/engine/reference_http.h"
+#include "transports/http_door.h"
 #include "transports/http_server.h"
 #include <errno.h>
 #include <microhttpd.h>
@@ -8,14 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MAX_BODY        (1UL << 20)
 #define MAX_CONNECTIONS 64U
 #define IDLE_SECONDS    60U
 
 struct ws_reference_http {
-    struct MHD_Daemon *daemon;
+    struct ws_http_door *door;
     const struct ws_route *routes;
     size_t n_routes;
     void *self;
@@ -167,18 +167,16 @@ static void on_completed(void *self, struct MHD_Connection *connection, void **s
 
 static int start(struct ws_reference_http *h, const char *listen, struct ws_error *err)
 {
-    unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL;
-    int sock, rc = ws_http_listen(listen, true, &sock, &h->port, err);
+    unsigned flags =
+        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | WS_HTTP_DOOR_FLAGS;
+    int rc = ws_http_door_new(&h->door, listen, true, MAX_CONNECTIONS, &h->port, err);
     if (rc)
         return rc;
-    h->daemon =
-        MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_LISTEN_SOCKET, sock,
-                         MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
-                         IDLE_SECONDS, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_END);
-    if (h->daemon)
-        return 0;
-    close(sock);
-    return ws_error_set(err, EIO, "the HTTP server on %s did not start", listen);
+    struct MHD_Daemon *daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, on_request, h, WS_HTTP_DOOR_OPTIONS(h->door), MHD_OPTION_CONNECTION_TIMEOUT,
+        IDLE_SECONDS, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_END);
+    return daemon ? ws_http_door_open(h->door, daemon, err)
+                  : ws_error_set(err, EIO, "the HTTP server on %s did not start", listen);
 }
 
 int ws_reference_http_new(struct ws_reference_http **out, const char *listen, const char *api_key,
@@ -212,8 +210,7 @@ void ws_reference_http_free(struct ws_reference_http *h)
 {
     if (!h)
         return;
-    if (h->daemon)
-        MHD_stop_daemon(h->daemon);
+    ws_http_door_free(h->door);
     free(h->api_key);
     free(h);
 }

@@ -1,18 +1,18 @@
 #include "backends/trainer/astraflow_http.h"
+#include "transports/http_door.h"
 #include "transports/http_server.h"
 #include <errno.h>
 #include <microhttpd.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MAX_BODY        (64UL << 10)
 #define MAX_CONNECTIONS 4096U
 #define IDLE_SECONDS    30U
 
 struct ws_astraflow_http {
-    struct MHD_Daemon *daemon;
+    struct ws_http_door *door;
     const struct ws_astraflow_route *routes;
     void *self;
     unsigned port;
@@ -100,25 +100,22 @@ int ws_astraflow_http_new(struct ws_astraflow_http **out, const char *listen,
                           const struct ws_astraflow_route *routes, void *self, struct ws_error *err)
 {
     struct ws_astraflow_http *h = calloc(1, sizeof(*h));
-    unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL;
-    int sock;
+    unsigned flags =
+        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | WS_HTTP_DOOR_FLAGS;
     if (!h)
         return ws_error_set(err, ENOMEM, "no memory for the HTTP server");
     h->routes = routes;
     h->self = self;
-    int rc = ws_http_listen(listen, true, &sock, &h->port, err);
+    int rc = ws_http_door_new(&h->door, listen, true, MAX_CONNECTIONS, &h->port, err);
     if (rc == 0) {
-        h->daemon =
-            MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_LISTEN_SOCKET, sock,
-                             MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
-                             IDLE_SECONDS, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_END);
-        if (!h->daemon) {
-            close(sock);
-            rc = ws_error_set(err, EIO, "the HTTP server on %s did not start", listen);
-        }
+        struct MHD_Daemon *daemon = MHD_start_daemon(
+            flags, 0, NULL, NULL, on_request, h, WS_HTTP_DOOR_OPTIONS(h->door), MHD_OPTION_CONNECTION_TIMEOUT,
+            IDLE_SECONDS, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_END);
+        rc = daemon ? ws_http_door_open(h->door, daemon, err)
+                    : ws_error_set(err, EIO, "the HTTP server on %s did not start", listen);
     }
     if (rc < 0) {
-        free(h);
+        ws_astraflow_http_free(h);
         return rc;
     }
     *out = h;
@@ -134,6 +131,6 @@ void ws_astraflow_http_free(struct ws_astraflow_http *h)
 {
     if (!h)
         return;
-    MHD_stop_daemon(h->daemon);
+    ws_http_door_free(h->door);
     free(h);
 }

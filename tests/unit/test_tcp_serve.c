@@ -42,7 +42,9 @@ static int no_models(void *self, const char *model, json_t **out, struct ws_erro
 static int route(void *self, const char *method, const char *path, const char *query, const json_t *body,
                  json_t **reply, char **text, struct ws_error *err)
 {
-    (void)self, (void)method, (void)path, (void)query, (void)body, (void)text, (void)err;
+    (void)self, (void)method, (void)query, (void)body, (void)text;
+    if (strcmp(path, "/") == 0)
+        return ws_error_set(err, ENOENT, "nothing is there");
     *reply = json_pack("{s:b}", "taken", 1);
     return 0;
 }
@@ -60,16 +62,27 @@ static struct ws_tcp_server *serve(const char *token)
     return s;
 }
 
-static int call(const struct ws_tcp_server *s, const char *head)
+static int new_socket(void)
+{
+    const struct timeval bound = {.tv_sec = 60};
+    int sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &bound, sizeof(bound)), 0);
+    return sock;
+}
+
+static void begin_call(const struct ws_tcp_server *s, int sock, const char *head)
 {
     struct sockaddr_in a = {.sin_family = AF_INET,
                             .sin_port = htons((uint16_t)ws_tcp_server_port(s)),
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    const struct timeval bound = {.tv_sec = 60};
-    int sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &bound, sizeof(bound)), 0);
     assert_int_equal(connect(sock, (struct sockaddr *)&a, sizeof(a)), 0);
     assert_int_equal(send(sock, head, strlen(head), MSG_NOSIGNAL), strlen(head));
+}
+
+static int call(const struct ws_tcp_server *s, const char *head)
+{
+    int sock = new_socket();
+    begin_call(s, sock, head);
     return sock;
 }
 
@@ -150,6 +163,38 @@ static unsigned count_lines(int fd, const char *what)
     return n;
 }
 
+/* No descriptors are left, and what is logged is kept. */
+struct shortage {
+    struct rlimit was;
+    int log, stderr_was;
+};
+
+static void begin_shortage(struct shortage *n)
+{
+    n->log = memfd_create("log", MFD_CLOEXEC);
+    n->stderr_was = dup(STDERR_FILENO);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &n->was), 0);
+    assert_true(dup2(n->log, STDERR_FILENO) >= 0);
+    const struct rlimit none = {.rlim_cur = (rlim_t)highest(), .rlim_max = n->was.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+}
+
+/* Once it has been said. */
+static void end_shortage(struct shortage *n)
+{
+    for (unsigned i = 0; i < 600 && count_lines(n->log, "nobody more can connect") == 0; i++)
+        (void)poll(NULL, 0, 100);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &n->was), 0);
+}
+
+static void look_at_log(struct shortage *n)
+{
+    dup2(n->stderr_was, STDERR_FILENO);
+    assert_int_equal(count_lines(n->log, "nobody more can connect"), 1);
+    close(n->log);
+    close(n->stderr_was);
+}
+
 /* The acceptor waits where there are no descriptors, says so once, and goes on when there are again. */
 static void test_no_descriptors(void **state)
 {
@@ -157,8 +202,8 @@ static void test_no_descriptors(void **state)
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     struct ws_ipc_server *s;
     struct ws_error err = {0};
-    struct rlimit was, none;
-    int waiting[2], log = memfd_create("log", MFD_CLOEXEC), stderr_was = dup(STDERR_FILENO);
+    struct shortage shortage;
+    int waiting[2];
     (void)state;
     assert_true(private_path(path, sizeof(path), "test.sock"));
     memcpy(a.sun_path, path, strlen(path) + 1);
@@ -166,15 +211,10 @@ static void test_no_descriptors(void **state)
         ws_ipc_server_new(&s, path, (gid_t)-1, &(struct ws_catalog){&ops, NULL}, NULL, NULL, &err), 0);
     for (unsigned i = 0; i < 2; i++)
         waiting[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
-    none = (struct rlimit){.rlim_cur = (rlim_t)highest(), .rlim_max = was.rlim_max};
-    assert_true(dup2(log, STDERR_FILENO) >= 0);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    begin_shortage(&shortage);
     for (unsigned i = 0; i < 2; i++)
         assert_int_equal(connect(waiting[i], (struct sockaddr *)&a, sizeof(a)), 0);
-    for (unsigned i = 0; i < 600 && count_lines(log, "nobody more can connect") == 0; i++)
-        (void)poll(NULL, 0, 100);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+    end_shortage(&shortage);
     for (unsigned i = 0; i < 2; i++) { /* both are served now: what is no request ends the connection */
         assert_true(
             send(waiting[i], "no request at all, and long enough to be seen as none", 53, MSG_NOSIGNAL) > 0);
@@ -184,10 +224,54 @@ static void test_no_descriptors(void **state)
         close(waiting[i]);
     }
     ws_ipc_server_free(s);
-    dup2(stderr_was, STDERR_FILENO);
-    assert_int_equal(count_lines(log, "nobody more can connect"), 1);
-    close(log);
-    close(stderr_was);
+    look_at_log(&shortage);
+}
+
+/* So does that of HTTP; for who waits there, nobody who is there already has to go. */
+static void test_no_descriptors_for_http(void **state)
+{
+    struct ws_tcp_server *s = serve(NULL);
+    struct shortage shortage;
+    int known = call(s, PROBE), waiting[2];
+    (void)state;
+    assert_int_equal(status_of(known), 200);
+    for (unsigned i = 0; i < 2; i++)
+        waiting[i] = new_socket();
+    begin_shortage(&shortage);
+    for (unsigned i = 0; i < 2; i++)
+        begin_call(s, waiting[i], PROBE);
+    end_shortage(&shortage);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(status_of(waiting[i]), 200);
+        close(waiting[i]);
+    }
+    close(known);
+    ws_tcp_server_free(s);
+    look_at_log(&shortage);
+}
+
+/* More arguments than libmicrohttpd has memory for are answered, too. */
+static void test_many_arguments(void **state)
+{
+    static const unsigned counts[] = {20, 63, 500, 1500}, bytes[] = {1, 20, 200, 2000, 20000};
+    static char head[48 << 10];
+    struct ws_tcp_server *s = serve(NULL);
+    (void)state;
+    for (unsigned i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
+        for (unsigned k = 0; k < sizeof(bytes) / sizeof(bytes[0]); k++) {
+            size_t n = (size_t)snprintf(head, sizeof(head), "GET /healthz?a=%0*d", (int)bytes[k], 1);
+            for (unsigned j = 1; j < counts[i]; j++)
+                n += (size_t)snprintf(head + n, sizeof(head) - n, "&a%u=1", j);
+            snprintf(head + n, sizeof(head) - n, " HTTP/1.1\r\nHost: x\r\n\r\n");
+            int sock = call(s, head);
+            const int status = status_of(sock);
+            if (counts[i] <= 63 && bytes[k] <= 2000)
+                assert_int_equal(status, 200);
+            else
+                assert_true(status == 404 || status == 414);
+            close(sock);
+        }
+    ws_tcp_server_free(s);
 }
 
 /* A file of which a part was read would be another one: here a list of authorities that lacks the last. */
@@ -222,8 +306,9 @@ static void test_long_tls_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_half_open), cmocka_unit_test(test_bodies_of_strangers),
-        cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_long_tls_file)};
+        cmocka_unit_test(test_half_open),      cmocka_unit_test(test_bodies_of_strangers),
+        cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_no_descriptors_for_http),
+        cmocka_unit_test(test_many_arguments), cmocka_unit_test(test_long_tls_file)};
 
     return cmocka_run_group_tests_name("tcp_serve", tests, NULL, NULL);
 }
