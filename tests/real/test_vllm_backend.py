@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from scenarios import MODEL, Ground, once
-from servers import CLOSE, PROMPTS, VLLM, Refused, WithWsync, distance, installed
+from servers import CLOSE, PROMPTS, VLLM, Proxy, Refused, WithWsync, distance, freeze, installed
 from world import run, unique
 
 TWO = ("--tensor-parallel-size", "2")
@@ -157,6 +157,35 @@ def test_mount(stack):
         w.check(version)
 
 
+def test_plain_kind(stack):
+    "kind vllm, two workers: a reply that is late is waited for before the way back; after a load that failed none is believed"
+    w = world()
+    w.server.load(w.path(1))
+    proxy = Proxy(stack, w.server)
+    w.engine(stack, "two", proxy, "timeout=2 pause-timeout=20")
+    for version in (2, 1):
+        w.switch(version)
+        w.check(version)
+    second = [pid for pid in w.server.workers() if "Worker" in name_of(pid)][1]
+    proxy.before[VLLM.load_path] = lambda: (proxy.before.clear(), freeze([second], 3))
+    assert w.refused(2) == "ETIMEDOUT" and "brought back" in w.last_error(), w.last_error()
+    assert w.engines()["two"].startswith("serving 1 "), w.engines()
+    assert w.server.rpc("check_health") == [None, None]
+    w.check(1)
+    version = w.another("shape")
+    proxy.seen.clear()
+    for text in (f"load {version} force-layout", "load 2"):  # the second is a good one
+        assert w.refused(text, f"{MODEL}/ctl") == "EREMOTEIO", w.last_error()
+        assert w.engines()["two"].startswith("broken "), w.engines()
+        assert "restart it" in w.engines()["two"], w.engines()
+    assert "/resume" not in proxy.seen and w.server.call("/is_paused")["is_paused"] is True
+
+
+def name_of(pid):
+    with open(f"/proc/{pid}/comm") as f:
+        return f.read()
+
+
 def test_one_worker(stack):
     "one worker, made-up weights at the start: the first version is checked by what it fills; a reload of vLLM's own that failed is healed"
     w = world()
@@ -188,4 +217,4 @@ def test_one_worker(stack):
 
 with contextlib.ExitStack() as stack:
     world = once(World, stack)
-    run(test_update, test_serving, test_refused, test_extension, test_forced, test_mount, test_one_worker)
+    run(test_update, test_serving, test_refused, test_extension, test_forced, test_mount, test_plain_kind, test_one_worker)
