@@ -15,6 +15,7 @@
 #include "transports/log.h"
 #include "transports/name.h"
 #include "transports/text.h"
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -28,6 +29,7 @@ struct job {
     struct ws_model *model; /* a reference; NULL at the root */
     struct ws_command command;
     char shown[WS_MAX_COMMAND + 1];
+    size_t bytes; /* of it as it was written */
     bool any_file;
     const atomic_bool *cancel;
     void (*done)(void *arg, int result); /* NULL once called */
@@ -161,7 +163,8 @@ static int check_model(const char *name, struct ws_error *err)
 static int run_engine_add(struct job *j, struct ws_error *err)
 {
     const char **o = j->command.options, *below = j->control->options.files;
-    const size_t n = strlen(j->shown);
+    struct ws_words *w = &j->command.words;
+    char files[WS_MAX_COMMAND + 1];
     if (!j->any_file && o[WS_OPTION_FILES])
         return ws_error_set(err, EPERM, "files= is for root to give");
     if (!j->any_file && (o[WS_OPTION_TOKEN_FILE] || o[WS_OPTION_ADMIN_TOKEN_FILE] || o[WS_OPTION_CA_FILE])) {
@@ -169,12 +172,12 @@ static int run_engine_add(struct job *j, struct ws_error *err)
             return ws_error_set(err, EPERM,
                                 "who is not root names no files to this mount: have root add the engine, or "
                                 "mount with -o files=DIR for those below that folder");
-        if (n + sizeof(" files=") + strlen(below) > sizeof(j->shown))
-            return ws_error_set(err, E2BIG, "the command is longer than %d bytes", WS_MAX_COMMAND);
-        snprintf(j->shown + n, sizeof(j->shown) - n, " files=%s", below);
+        assert(w->n < WS_MAX_WORDS); /* a command has no more than its options */
+        snprintf(files, sizeof(files), "files=%s", below);
+        w->word[w->n++] = files;
         o[WS_OPTION_FILES] = below;
     }
-    return ws_engine_add(j->control, j->desk, &j->command, j->shown, true, err);
+    return ws_engine_add(j->control, j->desk, &j->command, true, err);
 }
 
 static int run_add(struct job *j, struct ws_error *err)
@@ -330,8 +333,8 @@ static void run_job(void *arg)
     struct job *j = arg;
     struct ws_error err = {0};
     int rc = 0;
-    if (lengthens_settings[j->command.verb])
-        rc = ws_settings_fit(j->control, 3 * strlen(j->shown) + WS_MARK_TEXT, &err);
+    if (lengthens_settings[j->command.verb]) /* quotes may be doubled, and names said again */
+        rc = ws_settings_fit(j->control, 4 * j->bytes + WS_MARK_TEXT, &err);
     if (rc == 0)
         rc = run_command(j, &err);
     if (rc < 0) {
@@ -371,8 +374,13 @@ void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *
         done(arg, -ENOMEM);
         return;
     }
-    *j = (struct job){
-        .control = c, .desk = d, .any_file = any_file, .cancel = cancel, .done = done, .arg = arg};
+    *j = (struct job){.control = c,
+                      .desk = d,
+                      .bytes = len,
+                      .any_file = any_file,
+                      .cancel = cancel,
+                      .done = done,
+                      .arg = arg};
     ws_command_show(text, len, j->shown);
     int rc = scope ? ws_command_parse(scope, text, len, &j->command, &err)
                    : ws_error_set(&err, EPERM, "this file is only read");

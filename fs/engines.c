@@ -275,17 +275,18 @@ static const struct ws_engine *engine_at(const struct ws_control *c, const char 
     return NULL;
 }
 
-int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *q, const char *line,
-                  bool ask, struct ws_error *err)
+int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *q, bool ask,
+                  struct ws_error *err)
 {
+    char line[WS_MAX_COMMAND + 1];
     struct ws_engine *e = NULL;
     struct ws_engine_facts facts = {0};
     struct ws_engine_serving serving = {0};
     int rc = make_engine(q, &e, err);
     if (rc < 0)
         return rc;
-    e->line = strdup(line);
-    if (!e->line)
+    rc = ws_words_join(&q->words, line, err);
+    if (rc == 0 && !(e->line = strdup(line)))
         rc = ws_error_set(err, ENOMEM, "no memory for an engine");
     if (rc == 0 && ask)
         rc = ws_engine_ready(e, c, err);

@@ -33,11 +33,11 @@ struct ws_engine {
     uint64_t next_try_ns, try_wait_ns; /* of being brought along */
 };
 
-/* Adds or removes an engine. line: the command as it was written. ask: it must answer now; else it is unknown
- * until the keeper has asked it, and its tokens need not be there yet. -EEXIST, -EBUSY, -ENOENT, or why it
- * cannot be reached. */
+/* Adds or removes an engine. The command's words are kept. ask: it must answer now; else it is unknown until
+ * the keeper has asked it, and its tokens need not be there yet. -EEXIST, -EBUSY, -ENOENT, or why it cannot
+ * be reached. */
 WS_MUST_USE int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *command,
-                              const char *line, bool ask, struct ws_error *err);
+                              bool ask, struct ws_error *err);
 WS_MUST_USE int ws_engine_remove(struct ws_control *c, struct ws_desk *d, const char *name,
                                  struct ws_error *err);
 /* What its functions need, with storage for what they point to. Takes the lock. */

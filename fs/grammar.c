@@ -85,6 +85,43 @@ int ws_words_parse(const char *text, size_t len, struct ws_words *out, struct ws
     return 0;
 }
 
+static bool needs_quotes(const char *word)
+{
+    const char *equals = strchr(word, '=');
+    return !*word || *word == '"' || strpbrk(word, " \t") || (equals && equals[1] == '"');
+}
+
+static void put(char out[WS_MAX_COMMAND + 1], size_t *at, char c)
+{
+    if (*at < WS_MAX_COMMAND)
+        out[*at] = c;
+    ++*at;
+}
+
+int ws_words_join(const struct ws_words *w, char out[WS_MAX_COMMAND + 1], struct ws_error *err)
+{
+    size_t at = 0;
+
+    for (size_t i = 0; i < w->n; i++) {
+        const bool quoted = needs_quotes(w->word[i]);
+        if (i > 0)
+            put(out, &at, ' ');
+        if (quoted)
+            put(out, &at, '"');
+        for (const char *p = w->word[i]; *p; p++) {
+            if (quoted && (*p == '"' || *p == '\\'))
+                put(out, &at, '\\');
+            put(out, &at, *p);
+        }
+        if (quoted)
+            put(out, &at, '"');
+    }
+    if (at > WS_MAX_COMMAND)
+        return ws_error_set(err, E2BIG, "the command is longer than %d bytes", WS_MAX_COMMAND);
+    out[at] = '\0';
+    return 0;
+}
+
 /* --- the table --- */
 
 enum { FORCE_LAYOUT = 1, ASYNC = 2, WAIT = 4 };

@@ -25,6 +25,9 @@ struct ws_words {
  * the end. */
 WS_MUST_USE int ws_words_parse(const char *text, size_t len, struct ws_words *out, struct ws_error *err);
 
+/* The line that parses to these words and no others. -E2BIG: it would be longer than a command. */
+WS_MUST_USE int ws_words_join(const struct ws_words *w, char out[WS_MAX_COMMAND + 1], struct ws_error *err);
+
 enum ws_scope {
     WS_SCOPE_ROOT = 1,    /* /ctl */
     WS_SCOPE_MODEL = 2,   /* MODEL/ctl */
@@ -95,7 +98,8 @@ bool ws_command_usage(enum ws_scope scope, size_t i, const char **usage, const c
 WS_MUST_USE int ws_word_split(char *word, char **value, struct ws_error *err);
 /* Decimal digits only, no sign; -EINVAL, -ERANGE. */
 WS_MUST_USE int ws_word_number(const char *word, uint64_t max, uint64_t *out);
-/* The command as it may be shown and kept: one printable line, credentials in URLs blanked out. */
+/* The command as it may be shown, which is another than it was: one printable line, credentials in URLs
+ * blanked out. */
 void ws_command_show(const char *text, size_t len, char out[WS_MAX_COMMAND + 1]);
 
 #endif

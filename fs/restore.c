@@ -20,13 +20,15 @@ static bool restore_engine(void *arg, struct ws_desk *d, const char *line)
 {
     struct ws_control *c = arg;
     struct ws_error err = {0};
+    char shown[WS_MAX_COMMAND + 1];
     struct ws_command *q = calloc(1, sizeof(*q));
     if (!q)
         ws_error_set(&err, ENOMEM, "no memory");
     bool good = q && ws_command_parse(WS_SCOPE_MODEL, line, strlen(line), q, &err) == 0 &&
-                q->verb == WS_VERB_ENGINE_ADD && ws_engine_add(c, d, q, line, false, &err) == 0;
+                q->verb == WS_VERB_ENGINE_ADD && ws_engine_add(c, d, q, false, &err) == 0;
+    ws_command_show(line, strlen(line), shown);
     if (!good)
-        ws_log(WS_LOG_ERROR, "control", "an engine could not be brought back: %s: %s", line, err.text);
+        ws_log(WS_LOG_ERROR, "control", "an engine could not be brought back: %s: %s", shown, err.text);
     free(q);
     return good;
 }

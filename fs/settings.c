@@ -279,15 +279,16 @@ static int damaged(const char *path, const char *why, struct ws_error *err)
 /* As of a newer release: nothing else is lost for it, nor that line, before the settings are written anew. */
 static int unknown(const char *path, const char *line, struct ws_error *err)
 {
-    char aside[4096];
+    char aside[4096], shown[WS_MAX_COMMAND + 1];
     snprintf(aside, sizeof(aside), "%s.damaged", path);
+    ws_command_show(line, strlen(line), shown);
     (void)unlink(aside);
     bool kept = link(path, aside) == 0;
     return ws_error_set(
         err, EBADMSG,
         "the settings in %s have a line that cannot be followed here and was left out, '%.200s'; all "
         "others hold%s%s",
-        path, line, kept ? "; a copy is in " : "", kept ? aside : "");
+        path, shown, kept ? "; a copy is in " : "", kept ? aside : "");
 }
 
 /* Head, end and hash are right, and there is no NUL in it. */

@@ -16,7 +16,7 @@
  *
  * An older daemon's `switching` is `doubted` for each engine of the model. Written whole to a file beside it
  * and renamed, so that there is always an old or a new one. Tokens are never in it, only the names of their
- * files. */
+ * files. Lines of engines have the words of the commands, not what was shown of these. */
 #ifndef WS_FS_SETTINGS_H
 #define WS_FS_SETTINGS_H
 #include "fs/desk.h"

@@ -275,12 +275,44 @@ static void test_show(void **state)
     assert_string_equal(shown, "");
 }
 
+/* What is kept of a command says the same words, whatever stood between quotes. */
+static void test_join(void **state)
+{
+    static const char *const lines[] = {
+        "engine add e sglang http://h:1",
+        "engine add e sglang http://h:1 \"prefix=/w key=b\" \"group=x token-file=/f load-format=auto\"",
+        "a \"\" \"=\" b=\"\" \"b=\\\"c\" b=\\ \"\\\\ \" \"\\n\" \"\\\"\" a\"b c=d=\"e =\\\"",
+        "engine add r remote http://h:1 load=POST:/l:{\"path\":\"{path}\"} \"flush=POST:/f:{\\\"a\\\": 1}\"",
+    };
+    struct ws_words *w = calloc(2, sizeof(*w));
+    char line[WS_MAX_COMMAND + 1];
+
+    (void)state;
+    assert_non_null(w);
+    for (size_t i = 0; i < LENGTH(lines); i++) {
+        assert_int_equal(ws_words_parse(lines[i], strlen(lines[i]), &w[0], &err), 0);
+        assert_int_equal(ws_words_join(&w[0], line, &err), 0);
+        assert_int_equal(ws_words_parse(line, strlen(line), &w[1], &err), 0);
+        assert_int_equal(w[0].n, w[1].n);
+        for (size_t k = 0; k < w[0].n; k++)
+            assert_string_equal(w[0].word[k], w[1].word[k]);
+    }
+    memset(line, 'x', WS_MAX_COMMAND);
+    assert_int_equal(ws_words_parse(line, WS_MAX_COMMAND, &w[0], &err), 0);
+    assert_int_equal(ws_words_join(&w[0], line, &err), 0);
+    assert_int_equal(strlen(line), WS_MAX_COMMAND);
+    w[0].word[w[0].n++] = w[0].word[0];
+    assert_int_equal(ws_words_join(&w[0], line, &err), -E2BIG);
+    free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_words),   cmocka_unit_test(test_bad_words),    cmocka_unit_test(test_commands),
         cmocka_unit_test(test_options), cmocka_unit_test(test_bad_commands), cmocka_unit_test(test_usage),
         cmocka_unit_test(test_split),   cmocka_unit_test(test_numbers),      cmocka_unit_test(test_show),
+        cmocka_unit_test(test_join),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -22,11 +22,27 @@ static void require_inside(const struct ws_words *w, const char *p)
     require(memchr(p, 0, (size_t)(w->bytes + sizeof(w->bytes) - p)) != NULL);
 }
 
+/* What is kept of words says these, and no others. */
+static void check_joined(const struct ws_words *w)
+{
+    static struct ws_words again;
+    static char line[WS_MAX_COMMAND + 1];
+    struct ws_error err;
+
+    if (ws_words_join(w, line, &err) != 0)
+        return;
+    require(ws_words_parse(line, strlen(line), &again, &err) == 0 && again.n == w->n);
+    for (size_t i = 0; i < w->n; i++)
+        require(!strcmp(again.word[i], w->word[i]));
+}
+
 static void check_command(struct ws_command *c)
 {
     struct ws_error err;
     char *value;
     uint64_t n;
+
+    check_joined(&c->words);
 
     require(c->verb < WS_VERB_COUNT);
     require(c->n_args >= 1 && c->n_args <= c->words.n && c->words.n <= WS_MAX_WORDS);

@@ -366,5 +366,49 @@ def test_certificates_of_others(stack):
     assert engine.serves() == "2"
 
 
+class Wire:
+    """Stands before a server and keeps what it is told."""
+
+    def __init__(self, stack, port):
+        self.port, self.heard = port, b""
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.server.getsockname()[1]}"
+        stack.callback(self.server.close)
+        stack.callback(self.server.shutdown, socket.SHUT_RDWR)
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self.carry, args=self.server.accept()[:1], daemon=True).start()
+
+    def carry(self, near):
+        with contextlib.suppress(OSError), near, socket.create_connection(("127.0.0.1", self.port)) as far:
+            threading.Thread(target=Tls.pump, args=(far, near), daemon=True).start()
+            while data := near.recv(1 << 16):
+                self.heard += data
+                far.sendall(data)
+
+
+def test_words_are_kept(stack):
+    "an engine comes back with the words that it was added with: none of them becomes a file that root never named"
+    agent, folder = published(stack)
+    engine, secret, public = Engine(stack, folder), unique("secret"), open_to_all(stack)
+    with open(secret, "w") as f:
+        f.write("not-for-everybody\n")
+    wire = Wire(stack, engine.port)
+    mount = Mount(stack, agent.url, f"ctl-group={GID}", path=public)
+    mount.wait_version("actor", 1)
+    # what is shown of it has one quote less, since something like a key is hidden
+    words = f'"prefix=/w key=b" "group=x token-file={secret} load-format=auto"'
+    assert by_group(mount, f"engine add e sglang {wire.url} {words}", "actor/ctl") == 0, mount.text("actor/last_error")
+    before = len(wire.heard)
+    mount.end()
+    mount = Mount(stack, agent.url, f"ctl-group={GID}", path=public)
+    mount.wait_version("actor", 1)
+    wait_for(lambda: len(wire.heard) > before and mount.text("actor/engines").split()[1] != "unknown", "the engine to be asked")
+    assert b"not-for-everybody" not in wire.heard, wire.heard[before:]
+
+
 run(test_files_of_others, test_sources_of_others, test_folders_of_others, test_folder_exchanged, test_archive_of_others,
-    test_added_are_kept, test_certificates_of_others)
+    test_added_are_kept, test_certificates_of_others, test_words_are_kept)
