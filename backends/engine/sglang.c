@@ -146,8 +146,8 @@ static void note_embeddings(const struct ws_engine_target *t, const json_t *info
     ws_http_reply_release(&reply);
 }
 
-/* What it was started with; as by default where it is too old to say. One that cannot say it now may have been
- * started with dummy weights, which it would "load" with success. */
+/* What it was started with; as by default where it is too old to say. One that cannot say it now may have
+ * been started with dummy weights, which it would "load" with success. */
 static int read_arguments(const struct ws_engine_target *t, struct ws_engine_facts *facts,
                           struct ws_engine_serving *out, struct ws_error *err)
 {

@@ -1,4 +1,5 @@
-/* Memory that is handed on with what is in it: never where anybody else can see it, however late he looked. */
+/* Memory that is handed on with what is in it: never where anybody else can see it, however late he looked.
+ */
 #include "fs/bequest.h"
 #include "fs/content.h"
 #include "fs/version.h"

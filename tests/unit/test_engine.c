@@ -1319,8 +1319,8 @@ static void test_sglang_with_images(void **state)
     }
 }
 
-/* What an engine cannot say for a moment, as behind a gateway, is not that it has no such route, nor that it was
- * started as by default. */
+/* What an engine cannot say for a moment, as behind a gateway, is not that it has no such route, nor that it
+ * was started as by default. */
 static void test_facts_that_are_not_told(void **state)
 {
     static const struct bad_step sglang[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},

@@ -129,7 +129,8 @@ static void descriptors_of_no_answer(void **state)
     close(sock[0]);
 }
 
-/* A message is whole with all its descriptors: a version that is mapped without its last file is another one. */
+/* A message is whole with all its descriptors: a version that is mapped without its last file is another one.
+ */
 static void descriptors_that_are_lost(void **state)
 {
     const uint32_t head[] = {0x31465357U, 2, 1}; /* it tells of one */

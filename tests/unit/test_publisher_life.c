@@ -22,8 +22,8 @@
 
 #include <cmocka.h>
 
-#define N       1000UL
-#define LONG_MS 60000
+#define N        1000UL
+#define LONG_MS  60000
 #define SHORT_MS 300 /* of a wait that cannot end well, however long */
 
 struct world {
@@ -292,8 +292,8 @@ static void a_rank_that_has_committed_comes_back(void **state)
     end(&w);
 }
 
-/* The slot that others have begun to fill has the frozen tensors of the base before, and the one that would write
- * them finds it used. */
+/* The slot that others have begun to fill has the frozen tensors of the base before, and the one that would
+ * write them finds it used. */
 static void a_rank_comes_back_with_another_base(void **state)
 {
     struct world w;
