@@ -245,6 +245,15 @@ static bool has_weights(struct scan *k)
     return found;
 }
 
+/* An entry may be read twice while somebody renames others. */
+static bool is_found(const struct scan *k, const char *path)
+{
+    for (size_t i = 0; i < k->n; i++)
+        if (strcmp(k->found[i].path, path) == 0)
+            return true;
+    return false;
+}
+
 /* folder: the open folder; taken over. */
 static void add_version(struct scan *k, const char *model, uint64_t number, int fd, const char *path)
 {
@@ -252,7 +261,7 @@ static void add_version(struct scan *k, const char *model, uint64_t number, int 
     struct ws_folder *folder = NULL;
     struct ws_error err = {0};
     struct stat st;
-    if (fstat(fd, &st) != 0 || !ws_name_is_model(model)) {
+    if (fstat(fd, &st) != 0 || !ws_name_is_model(model) || is_found(k, path)) {
         close(fd);
         return;
     }
