@@ -7,6 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define TRIES 1000
+
 static int refuse(const char *below, const char *path, bool folder, struct ws_error *err)
 {
     return ws_error_set(err, EPERM,
@@ -26,15 +28,24 @@ static const char *rest_of(const char *below, const char *path)
     return *path ? path : ".";
 }
 
+/* The kernel cannot tell of a name with `..` while anybody renames anything: it is asked again. */
+static int look_beneath(int dir, const char *rest)
+{
+    const struct open_how how = {.flags = O_PATH | O_CLOEXEC,
+                                 .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
+    int fd = -1;
+    for (int i = 0; i < TRIES && fd < 0 && (i == 0 || errno == EAGAIN); i++)
+        fd = (int)syscall(SYS_openat2, dir, rest, &how, sizeof(how));
+    return fd;
+}
+
 /* The kernel looks at each part of the name, so that nothing that is exchanged meanwhile leads out. What it
  * has come to is then opened as an entry of the folder, and has to be that. */
 static int open_beneath(int dir, const char *rest, const char *below, const char *path, bool folder,
                         struct stat *st, struct ws_error *err)
 {
-    const struct open_how how = {.flags = O_PATH | O_CLOEXEC,
-                                 .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
     struct stat seen;
-    int at = (int)syscall(SYS_openat2, dir, rest, &how, sizeof(how)), fd;
+    int at = look_beneath(dir, rest), fd;
     if (at < 0 && (errno == EXDEV || errno == ELOOP))
         return refuse(below, path, folder, err);
     if (at < 0)

@@ -2,8 +2,10 @@
 #include "transports/below.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -122,9 +124,34 @@ static void test_read(void **state)
     assert_int_equal(ws_below_read(allowed, path, 1 << 20, &text, &n, &err), -EPERM);
 }
 
+static void *rename_others(void *stop)
+{
+    while (!atomic_load((atomic_bool *)stop))
+        if (rename("allowedx/file", "allowedx/other") != 0 || rename("allowedx/other", "allowedx/file") != 0)
+            return stop;
+    return NULL;
+}
+
+static void test_while_others_are_renamed(void **state)
+{
+    atomic_bool stop = false;
+    pthread_t thread;
+    void *failed;
+    int bad = 0;
+    (void)state;
+    assert_int_equal(pthread_create(&thread, NULL, rename_others, &stop), 0);
+    for (int i = 0; i < 20000; i++)
+        bad += opened(allowed, "/sub/in", false) != 0;
+    atomic_store(&stop, true);
+    assert_int_equal(pthread_join(thread, &failed), 0);
+    assert_null(failed);
+    assert_int_equal(bad, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_inside), cmocka_unit_test(test_outside),
-                                       cmocka_unit_test(test_read)};
+                                       cmocka_unit_test(test_read),
+                                       cmocka_unit_test(test_while_others_are_renamed)};
     return cmocka_run_group_tests(tests, make, clean);
 }
