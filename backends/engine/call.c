@@ -115,18 +115,37 @@ int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_
     return rc;
 }
 
+static int check_page(const struct ws_engine_target *t, const char *path, const struct ws_http_reply *reply,
+                      struct ws_error *err)
+{
+    int rc = check_status(t, path, reply, err);
+    return rc || reply->status == 200 ? rc
+                                      : ws_error_set(err, EREMOTEIO, "%s%s answered %ld: %.300s", t->url,
+                                                     path, reply->status, reply->text);
+}
+
 int ws_call_page(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
                  struct ws_error *err)
 {
     int rc = call(t, path, NULL, false, ws_call_short_ms(t), reply, err);
     if (rc)
         return rc;
-    rc = check_status(t, path, reply, err);
-    if (!rc && reply->status != 200)
-        rc = ws_error_set(err, EREMOTEIO, "%s%s answered %ld: %.300s", t->url, path, reply->status,
-                          reply->text);
+    rc = check_page(t, path, reply, err);
     if (rc)
         ws_http_reply_release(reply);
+    return rc;
+}
+
+int ws_call_refuses(const struct ws_engine_target *t, const char *path, long status, bool *refuses,
+                    struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    int rc = call(t, path, NULL, false, ws_call_short_ms(t), &reply, err);
+    if (rc)
+        return rc;
+    *refuses = reply.status == status;
+    rc = *refuses ? 0 : check_page(t, path, &reply, err);
+    ws_http_reply_release(&reply);
     return rc;
 }
 

@@ -28,6 +28,9 @@ WS_MUST_USE int ws_call_while_busy(const struct ws_engine_target *t, unsigned li
 /* GET of what may be no JSON; any status but 200 is an error. */
 WS_MUST_USE int ws_call_page(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
                              struct ws_error *err);
+/* Does it answer a GET of that with this status? Not with 200; any other is an error. */
+WS_MUST_USE int ws_call_refuses(const struct ws_engine_target *t, const char *path, long status,
+                                bool *refuses, struct ws_error *err);
 /* Is there such a route that is only POSTed? FastAPI answers a GET of it with 405, and 404 where there is
  * none. */
 WS_MUST_USE int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *has,

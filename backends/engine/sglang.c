@@ -99,13 +99,9 @@ static int serving_of_one(const struct ws_engine_target *t, struct ws_engine_ser
 /* Does it take requests? Not while it is paused. Older releases do not say. */
 static int ask_ready(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
 {
-    struct ws_http_reply reply;
-    int rc = ws_call_page(t, "/ready", &reply, err);
-    if (rc == 0)
-        ws_http_reply_release(&reply);
-    out->tells_paused = rc == 0 || rc == -EREMOTEIO;
-    out->paused = rc == -EREMOTEIO;
-    return out->tells_paused ? 0 : rc;
+    int rc = ws_call_refuses(t, "/ready", 503, &out->paused, err);
+    out->tells_paused = rc == 0;
+    return rc;
 }
 
 static int serving(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)

@@ -1331,14 +1331,18 @@ static void test_facts_that_are_not_told(void **state)
                                            {"GET /is_paused", BAD_JSON, 200, "{\"is_paused\":false}"},
                                            {"GET /reset_prefix_cache", BAD_JSON, 503, "{}"}},
                                  busy[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
-                                           {"GET /update_weights_from_disk", BAD_JSON, 502, "{}"}};
+                                           {"GET /update_weights_from_disk", BAD_JSON, 502, "{}"}},
+                                 paused[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
+                                             {"GET /update_weights_from_disk", BAD_JSON, 405, "{}"},
+                                             {"GET /ready", BAD_JSON, 502, "{}"}};
     const struct {
         const struct ws_engine_ops *ops;
         const struct bad_step *steps;
         size_t n;
     } cases[] = {{&ws_engine_sglang, sglang, LENGTH(sglang)},
                  {&ws_engine_vllm, vllm, LENGTH(vllm)},
-                 {&ws_engine_sglang, busy, LENGTH(busy)}};
+                 {&ws_engine_sglang, busy, LENGTH(busy)},
+                 {&ws_engine_sglang, paused, LENGTH(paused)}};
 
     (void)state;
     for (size_t i = 0; i < LENGTH(cases); i++) {
