@@ -1,4 +1,5 @@
 #include "fs/options.h"
+#include "fs/token.h"
 #include <ctype.h>
 #include <errno.h>
 #include <grp.h>
@@ -169,18 +170,14 @@ static int set_ctl_group(struct ws_mount_options *o, const char *value)
 /* The token is read when the options are parsed: before the daemon goes anywhere else. */
 static int read_token(struct ws_mount_options *o, const char *value, const char **out)
 {
-    char line[4096];
-    FILE *f = fopen(value, "re");
-    if (!f)
-        return -errno;
-    char *got = fgets(line, sizeof(line), f);
-    fclose(f);
-    if (!got)
-        return -ENODATA;
-    line[strcspn(line, "\r\n")] = 0;
-    *out = line[0] ? keep(o, line) : NULL;
-    explicit_bzero(line, sizeof(line));
-    return *out ? 0 : -ENODATA;
+    char *token;
+    int rc = ws_token_read(value, NULL, &token, NULL);
+    if (rc < 0)
+        return rc == -EINVAL ? -ENODATA : rc;
+    *out = keep(o, token);
+    explicit_bzero(token, strlen(token));
+    free(token);
+    return *out ? 0 : -ENOMEM;
 }
 
 static int set_token_file(struct ws_mount_options *o, const char *value)
@@ -379,7 +376,9 @@ static int parse_one(struct ws_mount_options *o, const char *word, struct ws_err
                                 table[i].value, value);
         if (rc < 0)
             return ws_error_set(err, -rc, "the mount option %s=%.200s: %s", table[i].name, value,
-                                rc == -ENODATA ? "the file is empty" : strerror(-rc));
+                                rc == -ENODATA ? "the file is empty"
+                                : rc == -E2BIG ? "the file's first line is longer than a token may be"
+                                               : strerror(-rc));
         return 0;
     }
     return ws_error_set(err, EINVAL,

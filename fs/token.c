@@ -22,8 +22,15 @@ int ws_token_read(const char *path, const char *below, char **out, struct ws_err
     }
     if (!fgets(line, sizeof(line), f))
         line[0] = 0;
+    const int next = strchr(line, '\n') ? EOF : fgetc(f);
+    const bool is_cut = next != EOF && next != '\n' && next != '\r';
     int code = ferror(f) ? errno : 0;
     fclose(f);
+    if (is_cut) {
+        explicit_bzero(line, sizeof(line));
+        return ws_error_set(err, E2BIG, "the first line of the token file %s is longer than %zu bytes", path,
+                            sizeof(line) - 1);
+    }
     if (code)
         return ws_error_set(err, code, "cannot read the token file %s: %s", path, strerror(code));
     line[strcspn(line, "\r\n")] = 0;

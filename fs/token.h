@@ -5,7 +5,7 @@
 
 /* below: NULL: any file, for who is root and could read it anyway; else a folder, and path must be a regular
  * file below it, wherever links in its name lead. *out is the caller's to free. -EPERM, -EINVAL: it is empty,
- * or errno. */
+ * -E2BIG: longer than any token, or errno. */
 WS_MUST_USE int ws_token_read(const char *path, const char *below, char **out, struct ws_error *err);
 
 #endif
