@@ -97,14 +97,10 @@ static int find_token(struct ws_control *c, const char *path, const char *files,
 static int check_ca(const struct ws_engine *e, struct ws_error *err)
 {
     struct stat st;
-    if (!e->files)
-        return access(e->ca_file, R_OK) == 0 ? 0
-                                             : ws_error_set(err, errno, "cannot read the certificates %s: %s",
-                                                            e->ca_file, strerror(errno));
     int fd = ws_below_open(e->files, e->ca_file, false, &st, err);
     if (fd >= 0)
         close(fd);
-    return fd < 0 ? fd : 0;
+    return fd >= 0 ? 0 : e->files ? fd : ws_error_prefix(err, "cannot read the certificates");
 }
 
 int ws_engine_ready(struct ws_engine *e, struct ws_control *c, struct ws_error *err)

@@ -11,10 +11,9 @@ int ws_token_read(const char *path, const char *below, char **out, struct ws_err
 {
     char line[4096] = "";
     struct stat st;
-    int fd = below ? ws_below_open(below, path, false, &st, err) : open(path, O_RDONLY | O_CLOEXEC);
+    int fd = ws_below_open(below, path, false, &st, err);
     if (fd < 0)
-        return below ? fd
-                     : ws_error_set(err, errno, "cannot read the token file %s: %s", path, strerror(errno));
+        return below ? fd : ws_error_prefix(err, "cannot read the token file");
     FILE *f = fdopen(fd, "r");
     if (!f) {
         close(fd);

@@ -80,6 +80,12 @@ def test_files_of_others(stack):
     mount.write("engine remove e", "actor/ctl")
     mount.write(f"engine add e sglang {engine.url} token-file={secret}", "actor/ctl")
     mount.write("engine remove e", "actor/ctl")
+    fifo = os.open(os.path.join(keys, "fifo"), os.O_RDWR)  # whoever opens it gets a line, and need not wait for ever
+    os.write(fifo, b"a line\n")
+    for option in ("token-file", "admin-token-file", "ca-file"):
+        assert mount.refused(f"engine add e sglang {engine.url} {option}={keys}/fifo", "actor/ctl") == "EINVAL", option
+        assert f"{keys}/fifo is a FIFO" in mount.text("actor/last_error"), mount.text("actor/last_error")
+    os.close(fifo)
     mount.write(f"add other dir:{folder}", "ctl")
     mount.end()
     mount = Mount(stack, agent.url, f"ctl-group={GID},files={keys}", path=public)
