@@ -202,7 +202,7 @@ SET_STRING(keep_files, files)
 SET_STRING(set_cert_file, store.source.cert_file)
 SET_STRING(set_key_file, store.source.key_file)
 SET_STRING(set_log, log_file)
-SET_STRING(set_fsname, fsname)
+SET_STRING(keep_fsname, fsname)
 SET_STRING(set_state, state)
 SET_STRING(set_host, host)
 SET_STRING(set_listen, listen)
@@ -210,6 +210,11 @@ SET_STRING(set_serve, serve.listen)
 SET_STRING(set_serve_cert, serve.tls_cert_file)
 SET_STRING(set_serve_key, serve.tls_key_file)
 SET_STRING(set_serve_client_ca, serve.tls_client_ca_file)
+
+static int set_fsname(struct ws_mount_options *o, const char *value)
+{
+    return value[0] ? keep_fsname(o, value) : -EINVAL;
+}
 
 /* It becomes a word of the lines in which engines are kept. */
 static int set_files(struct ws_mount_options *o, const char *value)
@@ -400,32 +405,50 @@ int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct 
     return rc;
 }
 
-int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
-                           struct ws_error *err)
+/* Of what cannot be looked up, as a folder that is yet to be made: all but the last component resolved. */
+static int resolve_parent(const char *path, char out[PATH_MAX], struct ws_error *err)
 {
     char absolute[PATH_MAX], cwd[PATH_MAX];
-    size_t n = strlen(mountpoint);
-    while (n > 1 && mountpoint[n - 1] == '/')
-        n--;
-    /* realpath would touch a dead mount: only the part before the last component is resolved */
-    if (mountpoint[0] == '/')
-        snprintf(absolute, sizeof(absolute), "%.*s", (int)n, mountpoint);
+    if (path[0] == '/')
+        snprintf(absolute, sizeof(absolute), "%s", path);
     else if (getcwd(cwd, sizeof(cwd)))
-        snprintf(absolute, sizeof(absolute), "%s/%.*s", cwd, (int)n, mountpoint);
+        snprintf(absolute, sizeof(absolute), "%s/%s", cwd, path);
     else
         return ws_error_set(err, errno, "cannot find the working directory: %s", strerror(errno));
     char *slash = strrchr(absolute, '/');
-    char parent[PATH_MAX], *real = NULL;
+    char parent[PATH_MAX];
     snprintf(parent, sizeof(parent), "%.*s", slash == absolute ? 1 : (int)(slash - absolute), absolute);
-    real = realpath(parent, NULL);
-    if (real) {
-        char joined[PATH_MAX];
-        snprintf(joined, sizeof(joined), "%s/%s", strcmp(real, "/") == 0 ? "" : real, slash + 1);
-        snprintf(absolute, sizeof(absolute), "%s", joined);
-        free(real);
+    char *real = realpath(parent, NULL);
+    if (real)
+        snprintf(out, PATH_MAX, "%s/%s", strcmp(real, "/") == 0 ? "" : real, slash + 1);
+    else
+        snprintf(out, PATH_MAX, "%s", absolute);
+    free(real);
+    return 0;
+}
+
+int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
+                           struct ws_error *err)
+{
+    char given[PATH_MAX], parent[PATH_MAX];
+    size_t n = strlen(mountpoint);
+    if (!source[0])
+        return ws_error_set(
+            err, EINVAL,
+            "'' is no source; write http://HOST:PORT, https://HOST:PORT, unix:/PATH or dir:/PATH");
+    /* With "/" or "/." at its end realpath would look into what is there, which may be a dead mount. */
+    while (n > 1 && (mountpoint[n - 1] == '/' || (mountpoint[n - 1] == '.' && mountpoint[n - 2] == '/')))
+        n--;
+    snprintf(given, sizeof(given), "%.*s", (int)n, mountpoint);
+    char *real = realpath(given, NULL);
+    int rc = real ? 0 : resolve_parent(given, parent, err);
+    if (rc == 0) {
+        o->source = (char *)(uintptr_t)keep(o, source);
+        o->mountpoint = (char *)(uintptr_t)keep(o, real ? real : parent);
     }
-    o->source = (char *)(uintptr_t)keep(o, source);
-    o->mountpoint = (char *)(uintptr_t)keep(o, absolute);
+    free(real);
+    if (rc < 0)
+        return rc;
     return o->source && o->mountpoint ? 0 : ws_error_set(err, ENOMEM, "no memory for options");
 }
 

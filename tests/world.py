@@ -98,11 +98,11 @@ class Process:
 
     prefix = ()  # what runs it, with arguments
 
-    def __init__(self, stack, name, *args):
+    def __init__(self, stack, name, *args, cwd=None):
         self.log_path = unique(name) + ".log"
         self.log = open(self.log_path, "wb")
         self.process = subprocess.Popen([*self.prefix, WSYNC, name, *map(str, args)], stdout=self.log, stderr=self.log,
-                                        stdin=subprocess.DEVNULL)
+                                        stdin=subprocess.DEVNULL, cwd=cwd)
         stack.callback(self.end)
 
     @property
@@ -282,7 +282,7 @@ class Gate:
 class Mount(Process):
     """A mount in the foreground, at .path; waits until it answers."""
 
-    def __init__(self, stack, source, options="", path=None, wait=True):
+    def __init__(self, stack, source, options="", path=None, wait=True, cwd=None):
         self.path = path or unique("mnt")
         if not path:
             os.makedirs(self.path)
@@ -290,9 +290,9 @@ class Mount(Process):
             options += f"{',' if options else ''}state={TESTDIR}/state"
         args = ["-f", "-o", options, source, self.path]
         stack.callback(self.detach)
-        super().__init__(stack, "mount", *args)
+        super().__init__(stack, "mount", *args, cwd=cwd)
         if wait:
-            wait_for(lambda: os.path.exists(self.path + "/status") or not self.alive(), "the mount")
+            wait_for(lambda: os.path.exists(os.path.join(cwd or "", self.path, "status")) or not self.alive(), "the mount")
             if not self.alive():
                 raise AssertionError(self.text())
 

@@ -275,8 +275,28 @@ def test_second_mount(stack):
     assert r.returncode == 2 and "nonsense" in r.stderr, r.stderr
     empty = unique("empty")
     os.makedirs(empty)
-    r = wsync("mount", "ftp://x", empty, check=False)
-    assert r.returncode and "ftp" in r.stderr, r.stderr
+    for arguments, word in ((("ftp://x",), "ftp"), (("",), "is no source"), (("-o", "fsname=", agent.url), "fsname takes NAME")):
+        r = wsync("mount", *arguments, empty, check=False)
+        assert r.returncode == 2 and word in r.stderr, r.stderr
+
+
+def test_names_of_the_folder(stack):
+    "however its folder is written, a mount has the name that the kernel has: links, dots, from within; also where a dead one is"
+    agent, folder = published(stack)
+    path, link = unique("mnt"), unique("link")
+    os.makedirs(path)
+    os.symlink(path, link)
+    for at, cwd in ((".", path), (link, "/"), (path + "/.", "/"), (link + "/./", "/"), (os.path.basename(path) + "/", TESTDIR)):
+        mount = Mount(stack, agent.url, path=at, cwd=cwd)
+        mount.path = path
+        mount.wait_version("actor", 1)
+        assert mount.status()["mountpoint"] == path and mount.mounted()
+        if at == ".":
+            mount.end()
+        else:
+            mount.kill()
+    wsync("umount", link)
+    assert not mount.mounted()
 
 
 def test_background(stack):
@@ -366,4 +386,4 @@ def test_told_once(stack):
 
 
 run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
-    test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_background, test_lying_server)
+    test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_names_of_the_folder, test_background, test_lying_server)
