@@ -3,6 +3,7 @@
 #include "transports/api.h"
 #include "transports/clock.h"
 #include "transports/ipc.h"
+#include "transports/ipc_place.h"
 #include "transports/log.h"
 #include "transports/workers.h"
 #include <assert.h>
@@ -45,10 +46,7 @@ struct ws_ipc_server {
     struct ws_catalog catalog;
     const struct ws_ipc_handler *handler;
     void *handler_self;
-    char *path;
-    dev_t dev;
-    ino_t ino; /* of the socket that we made */
-    int listener;
+    struct ws_ipc_place place;
     struct ws_acceptor *acceptor;
     atomic_bool stop;
     pthread_mutex_t lock;
@@ -428,74 +426,36 @@ static void look_around(void *self)
     reap(self, false);
 }
 
-static int bind_socket(struct ws_ipc_server *s, gid_t gid, struct ws_error *err)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(s->path) >= sizeof(address.sun_path))
-        return ws_error_set(err, ENAMETOOLONG, "the socket's path %s is longer than %zu bytes", s->path,
-                            sizeof(address.sun_path) - 1);
-    int probe;
-    if (ws_ipc_connect(s->path, &probe, NULL) == 0) {
-        close(probe);
-        return ws_error_set(err, EADDRINUSE, "an agent serves %s already; stop it or choose another --socket",
-                            s->path);
-    }
-    struct stat st;
-    if (lstat(s->path, &st) == 0) {
-        if (!S_ISSOCK(st.st_mode))
-            return ws_error_set(err, EEXIST,
-                                "%s exists and is no socket; remove it or choose another --socket", s->path);
-        (void)unlink(s->path); /* nobody answers there */
-    }
-    memcpy(address.sun_path, s->path, strlen(s->path) + 1);
-    s->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    mode_t mask = umask(0177);
-    int rc =
-        s->listener < 0 || bind(s->listener, (struct sockaddr *)&address, sizeof(address)) != 0 ? -errno : 0;
-    umask(mask);
-    if (rc == 0 && gid != (gid_t)-1 && (chown(s->path, (uid_t)-1, gid) != 0 || chmod(s->path, 0660) != 0))
-        rc = -errno;
-    if (rc == 0 && (listen(s->listener, 128) != 0 || lstat(s->path, &st) != 0))
-        rc = -errno;
-    if (rc < 0)
-        return ws_error_set(err, -rc, "cannot listen on %s: %s", s->path, strerror(-rc));
-    s->dev = st.st_dev;
-    s->ino = st.st_ino;
-    return 0;
-}
-
 int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid,
                       const struct ws_catalog *catalog, const struct ws_ipc_handler *handler,
                       void *handler_self, struct ws_error *err)
 {
     assert(!catalog->ops->here);
     struct ws_ipc_server *s = calloc(1, sizeof(*s));
-    if (!s || !(s->path = strdup(path))) {
-        free(s);
+    if (!s)
         return ws_error_set(err, ENOMEM, "no memory for a server");
+    int rc = ws_ipc_place_take(&s->place, path, gid, err);
+    if (rc < 0) {
+        free(s);
+        return rc;
     }
     s->catalog = *catalog;
     s->handler = handler;
     s->handler_self = handler_self;
-    s->listener = -1;
     pthread_mutex_init(&s->lock, NULL);
     ws_cond_init(&s->woken);
-    int rc = bind_socket(s, gid, err);
-    if (rc == 0 && ws_acceptor_new(&s->acceptor, &(struct ws_acceptor_options){.listener = s->listener,
-                                                                               .part = "ipc",
-                                                                               .name = path,
-                                                                               .came = welcome,
-                                                                               .looks = look_around,
-                                                                               .self = s}) < 0)
-        rc = ws_error_set(err, EAGAIN, "cannot start the thread of the socket %s", path);
+    rc = ws_acceptor_new(&s->acceptor, &(struct ws_acceptor_options){.listener = s->place.listener,
+                                                                     .part = "ipc",
+                                                                     .name = path,
+                                                                     .came = welcome,
+                                                                     .looks = look_around,
+                                                                     .self = s});
     if (rc < 0) {
-        if (s->listener >= 0)
-            close(s->listener);
+        ws_ipc_place_leave(&s->place);
         pthread_cond_destroy(&s->woken);
         pthread_mutex_destroy(&s->lock);
-        free(s->path);
         free(s);
-        return rc;
+        return ws_error_set(err, EAGAIN, "cannot start the thread of the socket %s", path);
     }
     *out = s;
     return 0;
@@ -510,18 +470,14 @@ void ws_ipc_server_wake(struct ws_ipc_server *s)
 
 void ws_ipc_server_free(struct ws_ipc_server *s)
 {
-    struct stat st;
     if (!s)
         return;
     atomic_store(&s->stop, true);
     ws_ipc_server_wake(s);
     ws_acceptor_free(s->acceptor);
     reap(s, true);
-    if (lstat(s->path, &st) == 0 && st.st_dev == s->dev && st.st_ino == s->ino)
-        (void)unlink(s->path); /* not the socket of an agent that replaced us */
-    close(s->listener);
+    ws_ipc_place_leave(&s->place);
     pthread_cond_destroy(&s->woken);
     pthread_mutex_destroy(&s->lock);
-    free(s->path);
     free(s);
 }
