@@ -105,16 +105,17 @@ int ws_ending_watch(struct ws_ending **out, const struct ws_ending_options *o)
     ending_signals(&held);
     e->options = *o;
     e->controls = true;
+    e->mounts = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
     e->over = eventfd(0, EFD_CLOEXEC);
     e->signals = signalfd(-1, &held, SFD_CLOEXEC | SFD_NONBLOCK);
-    e->mounts = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
-    if (e->over < 0 || e->signals < 0 || sigaction(WAKE, &interrupts, NULL) != 0 ||
-        ws_thread_start(&e->thread, watch, e) < 0) {
+    int rc = e->over < 0 || e->signals < 0 || sigaction(WAKE, &interrupts, NULL) != 0
+                 ? -errno
+                 : ws_thread_start(&e->thread, watch, e);
+    if (rc < 0)
         release(e);
-        return -EAGAIN;
-    }
-    *out = e;
-    return 0;
+    else
+        *out = e;
+    return rc;
 }
 
 void ws_ending_over(struct ws_ending *e)

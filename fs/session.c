@@ -110,45 +110,78 @@ static int mount_regions(const struct ws_fs *fs)
     return ws_outside_attach(ws_region_tmpfs(), path);
 }
 
+/* Closes the kernel's end and no more. The number stays taken, by a pipe that nobody reads: replies of calls
+ * that are parked in the store fail on it, and libfuse, which polls it before it unmounts by path, finds an
+ * error and does not. */
+static void cut(struct ws_fs *fs)
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return;
+    close(ends[0]);
+    (void)dup3(ends[1], fuse_session_fd(fs->session), O_CLOEXEC);
+    close(ends[1]);
+}
+
+/* Unmounts lazily, with link mode's tmpfs below it, and ends the connection: nobody answers any more, so
+ * whoever waits for us, be it finish_start's stat or the lock that a notification wants, has to be let go.
+ * The descriptor stays taken, since calls that are parked in the store still reply to it. What is at the path
+ * and is not ours, as a successor's mount after a lazy unmount, is left alone. */
+static void end_connection(struct ws_fs *fs)
+{
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&one_at_a_time);
+    int rc = ws_place_detach(&fs->place);
+    if (rc ==
+        -EPERM) /* not root: libfuse's helper unmounts, and closing the descriptor ends the connection */
+        fuse_session_unmount(fs->session);
+    else if (rc < 0)
+        cut(fs);
+    pthread_mutex_unlock(&one_at_a_time);
+}
+
 struct starter {
     struct ws_fs *fs;
     void (*ready)(void);
     int tell; /* pipe to the parent; -1: none */
+    int rc;   /* of the look at the mount */
 };
 
-/* Runs beside the session's loop: has the mount looked at as by a user, then says that it is there. */
+/* Runs beside the session's loop: has the mount looked at as by a user, then says that it is there. One that
+ * cannot be looked at ends, and run's caller hears of it. */
 static void *finish_start(void *arg)
 {
     struct starter *s = arg;
     struct ws_fs *fs = s->fs;
     char path[4200];
     snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
-    int rc = ws_outside_look(path);
-    if (rc == 0 && fs->reads == WS_READS_PASSTHROUGH) {
+    s->rc = ws_outside_look(path);
+    if (s->rc < 0) {
+        end_connection(fs);
+        return NULL;
+    }
+    if (fs->reads == WS_READS_PASSTHROUGH) {
         int probe = ws_backing_probe(fs);
         if (probe < 0) {
             fs->reads = WS_READS_CACHED;
             say_reads(fs, strerror(-probe));
         }
     }
-    if (rc == 0 && fs->reads == WS_READS_LINK) {
+    if (fs->reads == WS_READS_LINK) {
         int linked = mount_regions(fs);
         if (linked < 0) {
             fs->reads = WS_READS_CACHED;
             say_reads(fs, strerror(-linked));
         }
     }
-    if (rc == 0) {
-        set_read_ahead(fs->place.dev);
-        (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
-    }
-    if (s->tell >= 0 && write(s->tell, &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
+    set_read_ahead(fs->place.dev);
+    (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
+    if (s->tell >= 0 && write(s->tell, &s->rc, sizeof(s->rc)) != (ssize_t)sizeof(s->rc))
         ws_log(WS_LOG_DEBUG, "mount", "nobody waits for the mount");
-    if (rc == 0 && s->ready)
+    if (s->ready)
         s->ready();
-    if (rc == 0)
-        ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
-               fs->options.source, fs->mode_text);
+    ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
+           fs->options.source, fs->mode_text);
     return NULL;
 }
 
@@ -234,33 +267,6 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
                   : 0;
 }
 
-/* Closes the kernel's end and no more. The number stays taken, by a pipe that nobody reads: replies of calls
- * that are parked in the store fail on it, and libfuse, which polls it before it unmounts by path, finds an
- * error and does not. */
-static void cut(struct ws_fs *fs)
-{
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0)
-        return;
-    close(ends[0]);
-    (void)dup3(ends[1], fuse_session_fd(fs->session), O_CLOEXEC);
-    close(ends[1]);
-}
-
-/* Unmounts lazily, with link mode's tmpfs below it, and ends the connection: nobody answers any more, so
- * whoever waits for us, be it finish_start's stat or the lock that a notification wants, has to be let go.
- * The descriptor stays taken, since calls that are parked in the store still reply to it. What is at the path
- * and is not ours, as a successor's mount after a lazy unmount, is left alone. */
-static void end_connection(struct ws_fs *fs)
-{
-    int rc = ws_place_detach(&fs->place);
-    if (rc ==
-        -EPERM) /* not root: libfuse's helper unmounts, and closing the descriptor ends the connection */
-        fuse_session_unmount(fs->session);
-    else if (rc < 0)
-        cut(fs);
-}
-
 /* With it goes what a successor at the path wants, the settings last: it waits for them. */
 static void end_control(void *arg)
 {
@@ -279,7 +285,7 @@ static void end_session(void *arg)
     fuse_session_exit(fs->session);
 }
 
-static int serve(struct ws_fs *fs, struct starter *s)
+static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
 {
     pthread_t thread;
     struct ws_ending *ending = NULL;
@@ -304,7 +310,12 @@ static int serve(struct ws_fs *fs, struct starter *s)
     end_connection(fs);
     if (started)
         pthread_join(thread, NULL);
-    return rc < 0 ? rc : 0;
+    if (s->rc < 0)
+        return ws_error_set(err, -s->rc, "the mount on %s cannot be looked at, and ended: %s",
+                            fs->options.mountpoint, strerror(-s->rc));
+    return rc < 0 ? ws_error_set(err, -rc, "cannot serve the mount on %s: %s", fs->options.mountpoint,
+                                 strerror(-rc))
+                  : 0;
 }
 
 static void stop(struct ws_fs *fs)
@@ -345,7 +356,7 @@ static int run(const struct ws_mount_options *o, void (*ready)(void), int tell, 
     if (rc == 0)
         rc = start_store(&fs, err);
     if (rc == 0)
-        rc = serve(&fs, &s);
+        rc = serve(&fs, &s, err);
     else if (fs.session)
         end_connection(&fs);
     stop(&fs);

@@ -169,6 +169,19 @@ def test_one_owner(stack):
         assert not is_mounted(empty)
 
 
+def test_unseen(stack):
+    "a mount that cannot be looked at at its start, as where nothing more can be forked, ends with the reason"
+    agent, mount, _ = world(stack)
+    path = unique("mnt")
+    os.makedirs(path)
+    for foreground in ((), ("-f",)):
+        fails = [["strace", "-f", "-o", "/dev/null", "-P", f"{path}/status", "-e", "inject=newfstatat:error=EAGAIN", WSYNC, "mount", *foreground], ["-o", "state=none", agent.url, path]]
+        stack.callback(subprocess.run, ["umount", "-l", path], stderr=subprocess.DEVNULL, check=False)
+        r = subprocess.run(sum(fails, []), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, timeout=60 * SLOW)
+        assert r.returncode == 1 and f"the mount on {path} cannot be looked at, and ended: " in r.stderr, r.stderr
+        assert not is_mounted(path)
+
+
 def test_refused_umount(stack):
     "an umount that is refused leaves the files of link mode where they are"
     _, mount, folders = world(stack, "reads=link")
@@ -431,6 +444,7 @@ run(
     test_control_ends,
     test_mounts_without_descriptors,
     test_one_owner,
+    test_unseen,
     test_refused_umount,
     test_foreign,
     test_end_in_a_load,
