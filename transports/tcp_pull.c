@@ -208,8 +208,10 @@ static void set_up(CURL *c, const struct tcp_source *s, char *error, struct guar
         curl_easy_setopt(c, CURLOPT_HTTPHEADER, s->headers);
         curl_easy_setopt(c, CURLOPT_UNRESTRICTED_AUTH, 0L);
     }
-    if (s->options.ca_file)
+    if (s->options.ca_file) { /* instead of the folder of the system's, too */
         curl_easy_setopt(c, CURLOPT_CAINFO, s->options.ca_file);
+        curl_easy_setopt(c, CURLOPT_CAPATH, NULL);
+    }
     if (s->options.cert_file)
         curl_easy_setopt(c, CURLOPT_SSLCERT, s->options.cert_file);
     if (s->options.key_file)

@@ -236,6 +236,8 @@ static int set_options(CURL *easy, const struct ws_http_request *r, const char *
     bad |= curl_easy_setopt(easy, CURLOPT_WRITEDATA, body);
     if (r->ca_file && !r->ca_below)
         bad |= curl_easy_setopt(easy, CURLOPT_CAINFO, r->ca_file);
+    if (r->ca_file) /* instead of the folder of the system's, too; not every TLS library has one */
+        (void)curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);
     if (text) {
         bad |= curl_easy_setopt(easy, CURLOPT_POST, 1L);
         bad |= curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(text));

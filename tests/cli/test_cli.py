@@ -312,6 +312,41 @@ def test_tls(stack):
     assert "down" in stranger.status()["source"], stranger.status()
 
 
+def test_ca_file(stack):
+    "ca-file stands in the place of all of the system's authorities, also of those in their folder"
+    certs, keys = [unique("cert") + ".pem" for _ in range(2)], [unique("key") + ".pem" for _ in range(2)]
+    for name, cert, key in zip(("localhost", "other"), certs, keys):
+        made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
+                               "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], stderr=subprocess.DEVNULL)
+        if made.returncode:
+            raise Skip("openssl cannot make a certificate here")
+    system = unique("authorities")
+    os.mkdir(system)
+    number = subprocess.run(["openssl", "x509", "-hash", "-noout", "-in", certs[0]], capture_output=True, text=True, check=True).stdout.strip()
+    shutil.copy(certs[0], f"{system}/{number}.0")
+    shutil.copy(certs[1], f"{system}/ca-certificates.crt")
+    own = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/ssl/certs && exec "$@"', system]
+    if not os.path.isdir("/etc/ssl/certs") or subprocess.run([*own, "true"], stderr=subprocess.DEVNULL).returncode:
+        raise Skip("authorities cannot be put in the place of the system's here")
+    url = f"https://127.0.0.1:{free_port()}"
+    agent = Process(stack, "agent", "--listen", url[8:], "--socket", unique("tls") + ".sock", "--tls-cert", certs[0], "--tls-key", keys[0])
+
+    def says(*more):
+        "why the agent is not reached, and why an engine there is not synced"
+        for args in (["release", "actor", "1", "--agent", url], ["sync", "/x", f"--engine=sglang={url}"]):
+            yield subprocess.run([*own, WSYNC, *args, *more], capture_output=True, text=True, timeout=60).stderr
+
+    wait_for(lambda: "serving" in agent.text() or not agent.alive(), "the TLS agent")
+    assert agent.alive(), agent.text()
+    for text in says("--ca-file", certs[1]):
+        assert "trusted" in text or "certificate" in text, text
+    for text in says("--ca-file", certs[0]):
+        assert "trusted" not in text and "certificate" not in text, text
+    if not all("trusted" in text or "certificate" in text for text in says()):
+        return
+    raise Skip("this libcurl has no such folder")
+
+
 def test_unprivileged(stack):
     "another user publishes and serves without privileges: memfd, said once"
     if os.geteuid() != 0:
@@ -359,4 +394,4 @@ def test_sync(stack):
         assert r.returncode != 0 and word in r.stderr, (args, r.stderr)
 
 
-run(test_sync, test_tls, test_unprivileged, test_help, test_usage, test_numbers, test_no_mount, test_ready, test_install, test_publish_refuses, test_agent_refuses, test_frozen, test_export, test_export_after_a_kill, test_export_leaves_what_is_not_its_own)
+run(test_sync, test_tls, test_ca_file, test_unprivileged, test_help, test_usage, test_numbers, test_no_mount, test_ready, test_install, test_publish_refuses, test_agent_refuses, test_frozen, test_export, test_export_after_a_kill, test_export_leaves_what_is_not_its_own)
