@@ -31,7 +31,8 @@ struct ws_mount_options {
 void ws_mount_options_init(struct ws_mount_options *o);
 /* One -o argument ("a,b=c"); may be called several times. -EINVAL names the option and what it takes. */
 WS_MUST_USE int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct ws_error *err);
-/* Source and mountpoint; of the latter the name that the kernel has for it. A comma in a source separates sources. */
+/* Source and mountpoint; of the latter the name that the kernel has for it. A comma in a source separates
+ * sources. */
 WS_MUST_USE int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
                                        struct ws_error *err);
 void ws_mount_options_release(struct ws_mount_options *o);
