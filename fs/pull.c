@@ -22,6 +22,7 @@
 #include "fs/verify.h"
 #include "fs/version.h"
 #include "fs/waits.h"
+#include "fs/why_not.h"
 #include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/workers.h"
@@ -495,7 +496,7 @@ static char *why_not(struct ws_pull *p)
 
     if (p->route.part_why_not[0])
         return strdup(p->route.part_why_not);
-    ws_strategies_why_not(&p->route, text);
+    ws_why_not(&p->route, text);
     return strdup(text);
 }
 

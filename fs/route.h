@@ -5,6 +5,8 @@
 #include "fs/strategies.h"
 #include "fs/watch.h"
 
+#define WS_REASON_CHARS 160 /* why one strategy was not used */
+
 struct ws_route {
     struct ws_version *version; /* the pull's */
     atomic_bool stop;

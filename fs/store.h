@@ -27,7 +27,8 @@ struct ws_version;
 enum ws_state { WS_KNOWN, WS_PULLING, WS_VERIFYING, WS_READY, WS_ACTIVE, WS_DROPPING, WS_FAILED };
 const char *ws_state_name(enum ws_state s); /* "known" */
 
-#define WS_HOW_CHARS 160
+#define WS_HOW_CHARS     160 /* by what a version came */
+#define WS_WHY_NOT_CHARS 960 /* why it came by nothing better */
 
 struct ws_store_options {
     struct ws_source_options source; /* token and TLS for every source */

@@ -1,9 +1,9 @@
-/* Strategies: by which ways a model's weights may come to this mount, best first, and why a pull came by none
- * of those that were before the one it took. The names are those of backends/trainer/strategy.h.
+/* Strategies: by which ways a model's weights may come to this mount, best first. The names are those of
+ * backends/trainer/strategy.h.
  *
  * A list is a preference and a limit: sources are asked in the order of their strategies, and what is not in
  * the list moves no weights. cuda_ipc and packed_cuda_ipc never carry what a mount pulls: engines load by
- * them, device to device, and why_not says whether they could. */
+ * them, device to device, and why_not.h says whether they could. */
 #ifndef WS_FS_STRATEGIES_H
 #define WS_FS_STRATEGIES_H
 #include "backends/trainer/wsync.h"
@@ -11,13 +11,10 @@
 #include <stdbool.h>
 
 #define WS_N_STRATEGIES     (WSYNC_PACKED_CUDA_IPC + 1)
-#define WS_STRATEGIES_CHARS 80  /* of a list */
-#define WS_REASON_CHARS     160 /* why one was not used */
-#define WS_WHY_NOT_CHARS    960 /* all of them */
+#define WS_STRATEGIES_CHARS 80 /* of a list */
 #define WS_NO_STRATEGY      (-1)
 
 struct ws_store;
-struct ws_route;
 
 struct ws_strategies {
     unsigned char n; /* 0: auto: all there are, the fastest first */
@@ -29,7 +26,7 @@ WS_MUST_USE int ws_strategies_parse(const char *text, struct ws_strategies *out,
 void ws_strategies_text(const struct ws_strategies *s, char out[WS_STRATEGIES_CHARS]);
 /* Its place in the list, the best one's is 0; negative: not in it. */
 int ws_strategies_rank(const struct ws_strategies *s, int id);
-/* The one at that place. */
+/* The one at that place; WS_NO_STRATEGY: the list ends before it. */
 int ws_strategies_at(const struct ws_strategies *s, int rank);
 /* The one that a source of that URL serves by, or WS_NO_STRATEGY. */
 int ws_strategies_of_url(const char *url);
@@ -43,9 +40,5 @@ WS_MUST_USE int ws_strategies_set(struct ws_store *store, const char *model, con
 bool ws_strategies_get(struct ws_store *store, const char *model, struct ws_strategies *out);
 bool ws_strategies_get_locked(struct ws_store *store, const char *model, struct ws_strategies *out);
 void ws_strategies_forget(struct ws_store *store); /* at its end */
-
-/* One pull's, which has ended: "ipc: no unix: source; cuda_ipc, broadcast: there is no NVIDIA driver ...".
- * May ask a source: without any lock. */
-void ws_strategies_why_not(struct ws_route *r, char out[WS_WHY_NOT_CHARS]);
 
 #endif
