@@ -2,7 +2,6 @@
 #include "fs/content.h"
 #include "fs/model.h"
 #include "fs/parts.h"
-#include "fs/pull.h"
 #include "fs/room.h"
 #include "fs/version.h"
 #include "fs/waits.h"
@@ -54,7 +53,8 @@ static int begin(struct assembly *a, struct ws_error *err)
                             v->model->lacking[0] ? v->model->lacking
                                                  : "no agent lists a part of it any more");
     for (unsigned i = 0; i < n; i++)
-        if (ws_pull_ask(a->parts[i], WS_GOAL_ALL, priority) < 0) /* why, is in its error already */
+        if (a->parts[i]->store->puller->ask(a->parts[i], WS_GOAL_ALL, priority) <
+            0) /* why, is in its error already */
             ws_log(WS_LOG_DEBUG, "store", "no pull started model=%s version=%lu", a->parts[i]->model->name,
                    v->number);
     return 0;
@@ -69,7 +69,7 @@ static int how_is(struct assembly *a, unsigned i, struct ws_error *err)
     if (ws_version_is_complete(w))
         return 0;
     if (w->pull) { /* how urgent it is may have risen */
-        int rc = ws_pull_ask(w, WS_GOAL_ALL, (enum ws_priority)atomic_load(a->priority));
+        int rc = w->store->puller->ask(w, WS_GOAL_ALL, (enum ws_priority)atomic_load(a->priority));
         return rc < 0 && !w->pull ? rc : -EAGAIN;
     }
     return ws_error_set(err, code, "part %u of %u of %s/%lu, of the agent %s, cannot be had: %s", i + 1, a->n,

@@ -1,8 +1,9 @@
-/* What a person asks of a version: pull it and wait, drop it, pin it. */
+/* What a person asks of a version: pull it, and maybe wait for that, drop it, pin it. */
 #include "fs/model.h"
 #include "fs/version.h"
 #include "fs/waits.h"
 #include "transports/clock.h"
+#include "transports/log.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -111,6 +112,17 @@ int ws_version_pull(struct ws_version *v, enum ws_priority priority, int timeout
     }
     const int told = rc < 0 ? explain(v, rc, timeout_ms, err) : 0;
     return rc == -EAGAIN ? rc : told;
+}
+
+void ws_version_start(struct ws_version *v, enum ws_priority priority)
+{
+    struct ws_store *s = v->store;
+
+    pthread_mutex_lock(&s->lock);
+    /* Best effort: why it cannot start now is in the version's error already. */
+    if (s->puller->ask(v, WS_GOAL_ALL, priority) < 0)
+        ws_log(WS_LOG_DEBUG, "store", "no pull started model=%s version=%lu", v->model->name, v->number);
+    pthread_mutex_unlock(&s->lock);
 }
 
 const struct ws_manifest *ws_version_manifest(struct ws_version *v, struct ws_error *err)

@@ -1,5 +1,6 @@
 #include "fs/export.h"
 #include "fs/exported.h"
+#include "fs/pull.h"
 #include "transports/clock.h"
 #include "transports/copy.h"
 #include "transports/limits.h"
@@ -314,7 +315,7 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
     int folder = -1;
     s.own_memory = true;
     int rc = copy ? open_root(&e, err) : ws_error_set(err, ENOMEM, "no memory");
-    if (rc == 0 && (rc = ws_store_new(&e.store, &s, err)) < 0)
+    if (rc == 0 && (rc = ws_store_new(&e.store, &ws_puller, &s, err)) < 0)
         close(e.root);
     if (rc < 0) {
         free(copy);

@@ -3,7 +3,6 @@
  * the moment in which a trainer resumes, the one whose newest version is younger is right. */
 #include "fs/model.h"
 #include "fs/parts.h"
-#include "fs/pull.h"
 #include "fs/version.h"
 #include "fs/watch.h"
 #include <assert.h>
@@ -139,7 +138,7 @@ bool ws_version_is_protected(const struct ws_version *v)
         if (w == v || !ws_version_is_newer(w, v))
             continue;
         announced += ws_version_is_offered(w);
-        newer += ws_version_is_complete(w) || (w->pull && ws_pull_wants_all(w->pull));
+        newer += ws_version_is_complete(w) || (w->pull && m->store->puller->wants_all(w->pull));
     }
     if (v->mapped && gives_way(v, announced))
         return false;
@@ -392,7 +391,7 @@ bool ws_model_is_pulling(struct ws_model *m)
 
     pthread_mutex_lock(&m->store->lock);
     for (const struct ws_version *v = m->versions; v; v = v->next)
-        is = is || (v->pull && ws_pull_wants_all(v->pull));
+        is = is || (v->pull && m->store->puller->wants_all(v->pull));
     pthread_mutex_unlock(&m->store->lock);
     return is;
 }

@@ -42,34 +42,6 @@ struct ws_pull {
     enum ws_goal goal; /* guarded by store->lock; only rises */
 };
 
-enum ws_goal ws_goal_of(size_t file, size_t n)
-{
-    if (file == WS_FILE_HEADERS)
-        return WS_GOAL_HEADERS;
-    return file == WS_FILE_ALL || n > 0 ? WS_GOAL_ALL : WS_GOAL_MANIFEST;
-}
-
-uint64_t ws_pull_progress_ns(const struct ws_pull *p)
-{
-    const uint64_t use = atomic_load(&p->route.progress_ns), any = atomic_load(&p->route.came_ns);
-    return use > any ? use : any;
-}
-
-bool ws_pull_wants_all(const struct ws_pull *p)
-{
-    return p->goal == WS_GOAL_ALL;
-}
-
-struct ws_route *ws_pull_route(struct ws_pull *p)
-{
-    return &p->route;
-}
-
-void ws_pull_stop(struct ws_pull *p)
-{
-    ws_route_stop(&p->route);
-}
-
 /* --- the steps; without any lock --- */
 
 static int get_manifest(struct ws_pull *p, struct ws_error *err)
@@ -634,7 +606,7 @@ static void *pull_main(void *arg)
     return NULL;
 }
 
-/* --- asking; with store->lock --- */
+/* --- what the store asks; with store->lock --- */
 
 static int start(struct ws_version *v, enum ws_goal goal, enum ws_priority priority)
 {
@@ -682,7 +654,7 @@ static bool is_held_off(const struct ws_version *v, enum ws_priority priority)
            ws_clock_ns() - v->failed_ns < HOLD_OFF_NS;
 }
 
-int ws_pull_ask(struct ws_version *v, enum ws_goal goal, enum ws_priority priority)
+static int ask(struct ws_version *v, enum ws_goal goal, enum ws_priority priority)
 {
     struct ws_store *s = v->store;
     struct ws_pull *p = v->pull;
@@ -710,11 +682,31 @@ int ws_pull_ask(struct ws_version *v, enum ws_goal goal, enum ws_priority priori
     return start(v, goal, priority);
 }
 
-void ws_version_start(struct ws_version *v, enum ws_priority priority)
+static void stop(struct ws_pull *p)
 {
-    pthread_mutex_lock(&v->store->lock);
-    /* Best effort: why it cannot start now is in the version's error already. */
-    if (ws_pull_ask(v, WS_GOAL_ALL, priority) < 0)
-        ws_log(WS_LOG_DEBUG, "store", "no pull started model=%s version=%lu", v->model->name, v->number);
-    pthread_mutex_unlock(&v->store->lock);
+    ws_route_stop(&p->route);
 }
+
+static void leave(struct ws_pull *p, unsigned index)
+{
+    ws_route_leave(&p->route, index);
+}
+
+static bool wants_all(const struct ws_pull *p)
+{
+    return p->goal == WS_GOAL_ALL;
+}
+
+static uint64_t progress_ns(const struct ws_pull *p)
+{
+    const uint64_t use = atomic_load(&p->route.progress_ns), any = atomic_load(&p->route.came_ns);
+    return use > any ? use : any;
+}
+
+const struct ws_puller ws_puller = {
+    .ask = ask,
+    .stop = stop,
+    .leave = leave,
+    .wants_all = wants_all,
+    .progress_ns = progress_ns,
+};

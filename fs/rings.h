@@ -14,10 +14,11 @@
 #ifndef WS_FS_RINGS_H
 #define WS_FS_RINGS_H
 #include "fs/offers.h"
-#include "fs/route.h"
 
-/* The route begins a stay at a source, or goes on with it. True: what is said of it has changed. */
-bool ws_rings_stay(struct ws_route *r, unsigned index, bool has_other);
+/* A pull of the version begins, with no stay. */
+void ws_rings_begin(struct ws_version *v);
+/* It begins a stay at a source, or goes on with it. True: what is said of it has changed. */
+bool ws_rings_stay(struct ws_version *v, unsigned index, bool has_other);
 /* What this mount says; NULL: nothing. A new reference. */
 json_t *ws_rings_said(const struct ws_version *v);
 /* The source with that index says so now. */

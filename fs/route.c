@@ -17,13 +17,13 @@
 
 void ws_route_init(struct ws_route *r, struct ws_version *v)
 {
-
     memset(r, 0, sizeof(*r));
     r->version = v;
     atomic_init(&r->progress_ns, ws_clock_ns());
     atomic_init(&r->came_ns, 0);
     atomic_init(&r->used, WS_NO_STRATEGY);
     (void)ws_strategies_get_locked(v->store, v->model->name, &r->strategies);
+    ws_rings_begin(v);
     pthread_mutex_init(&r->lock, NULL);
     ws_cond_init(&r->changed);
 }
@@ -174,7 +174,7 @@ int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
     if (leg->watch) {
         ws_watch_get(leg->watch);
         link_leg(r, leg);
-        if (ws_rings_stay(r, leg->watch->index, has_other(list, n, leg->watch)))
+        if (ws_rings_stay(r->version, leg->watch->index, has_other(list, n, leg->watch)))
             ws_changes_add(&changes, WS_MODEL_OFFERS, r->version->model, NULL);
     } else if (rc == 0) {
         rc = barred && !r->last.code ? none_in_list(r, barred, err) : none_left(r, err);

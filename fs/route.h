@@ -24,9 +24,6 @@ struct ws_route {
     struct ws_error last; /* why the last attempt failed */
     char why_not[WS_N_STRATEGIES][WS_REASON_CHARS]; /* why one was of no use, where something was tried */
     char part_why_not[WS_WHY_NOT_CHARS];            /* the pull's thread's: what its first part said */
-    /* rings.c, guarded by store->lock: the stay at a source that is a mount */
-    unsigned at;
-    uint64_t token; /* 0: there is none */
 };
 
 /* One use of a source. It stays where it is in memory while it has one. */
@@ -43,7 +40,7 @@ struct ws_leg {
     const struct ws_strategies *only; /* the caller's: sources by these; NULL: by the route's */
 };
 
-void ws_route_init(struct ws_route *r, struct ws_version *v);
+void ws_route_init(struct ws_route *r, struct ws_version *v); /* with store->lock */
 void ws_route_release(struct ws_route *r);
 /* Chooses a source: in the order of the strategies, then of adding, those that answer first. When none is
  * left: -ESTALE, -ECANCELED or what the last one said; -EHOSTUNREACH: there are some, but by no strategy of

@@ -4,6 +4,7 @@
 #include "fs/notify.h"
 #include "fs/outside.h"
 #include "fs/probes.h"
+#include "fs/pull.h"
 #include "fs/relay.h"
 #include "fs/settings.h"
 #include "fs/vnode.h"
@@ -196,7 +197,7 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
              fs->options.mountpoint);
     o.source.who = who;
     o.own_memory = fs->reads == WS_READS_LINK;
-    int rc = ws_store_new(&fs->store, &o, err);
+    int rc = ws_store_new(&fs->store, &ws_puller, &o, err);
     if (rc < 0)
         return rc;
     ws_store_set_release(fs->store, ws_vnode_release, fs);

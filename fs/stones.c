@@ -1,6 +1,5 @@
 #include "fs/stones.h"
 #include "fs/links.h"
-#include "fs/pull.h"
 #include "fs/version.h"
 #include "transports/clock.h"
 #include "transports/log.h"
@@ -82,7 +81,7 @@ static int bring(struct ws_route *r, struct ws_version *stone, enum ws_priority 
     ws_log(WS_LOG_INFO, "store", "brought first model=%s version=%lu for=%lu", v->model->name, stone->number,
            v->number);
     pthread_mutex_lock(&s->lock);
-    rc = ws_pull_ask(stone, WS_GOAL_ALL, priority);
+    rc = s->puller->ask(stone, WS_GOAL_ALL, priority);
     while (rc == 0 && stone->pull && !ws_version_is_complete(stone) && !atomic_load(&r->stop)) {
         const uint64_t until = ws_clock_ns() + STEP_NS;
         (void)ws_cond_wait_until(&s->changed, &s->lock, until);

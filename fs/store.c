@@ -3,7 +3,6 @@
 #include "fs/listing.h"
 #include "fs/model.h"
 #include "fs/parts.h"
-#include "fs/pull.h"
 #include "fs/reaper.h"
 #include "fs/report.h"
 #include "fs/room.h"
@@ -116,13 +115,16 @@ stop_waits:
     return rc;
 }
 
-int ws_store_new(struct ws_store **out, const struct ws_store_options *options, struct ws_error *err)
+int ws_store_new(struct ws_store **out, const struct ws_puller *puller,
+                 const struct ws_store_options *options, struct ws_error *err)
 {
     struct ws_store *s = calloc(1, sizeof(*s));
     int rc;
 
     if (!s)
         return ws_error_set(err, ENOMEM, "out of memory for a store");
+    assert(puller->ask && puller->stop && puller->leave && puller->wants_all && puller->progress_ns);
+    s->puller = puller;
     atomic_init(&s->refs, 1);
     pthread_mutex_init(&s->lock, NULL);
     ws_cond_init(&s->changed);
@@ -174,7 +176,7 @@ static void stop_pulls(struct ws_store *s)
     for (unsigned i = 0; i < WS_ID_BUCKETS; i++) {
         for (struct ws_version *v = s->ids[i]; v; v = v->next_id) {
             if (v->pull)
-                ws_pull_stop(v->pull);
+                s->puller->stop(v->pull);
         }
     }
     while (s->n_pulls > 0 && ws_cond_wait_until(&s->changed, &s->lock, until) != ETIMEDOUT)

@@ -21,6 +21,7 @@
 struct ws_store;
 struct ws_model;
 struct ws_version;
+struct ws_puller;
 
 /* DROPPING: it has no name any more (ws_version_is_named); whether its bytes are here is another matter
  * (ws_version_is_complete). */
@@ -46,8 +47,9 @@ struct ws_store_options {
     unsigned device;                 /* of this mount, in a broadcast */
     struct ws_speeds speeds;         /* by which ways are chosen; all 0: as measured */
 };
-WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_store_options *options,
-                             struct ws_error *err);
+/* puller: brings the versions (fs/pull.h); borrowed for the store's life. */
+WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_puller *puller,
+                             const struct ws_store_options *options, struct ws_error *err);
 /* Adds a source for all its models, or for `model` only, and watches it (one thread a source). Bad
  * URL: -EINVAL. An unreachable source is not an error: it is retried and shown in status. Several
  * sources that serve one model are alternatives in the order of adding. below: as of ws_source_options. */

@@ -1,5 +1,5 @@
-/* The store's own view of its objects, for the files of the store only (store, model, version, pull,
- * route, room, waits, watch, reaper); everybody else includes fs/store.h.
+/* The store's own view of its objects, for the files of the store and of what pulls for it; everybody else
+ * includes fs/store.h.
  *
  * One lock, store->lock, guards what objects say about each other and about themselves. It is held
  * for moments only: never over I/O, a listener, a wait's done, or an allocation of weights. What
@@ -12,8 +12,7 @@
  * have to wait for the kernel. */
 #ifndef WS_FS_STORE_STATE_H
 #define WS_FS_STORE_STATE_H
-#include "fs/choice.h"
-#include "fs/store.h"
+#include "fs/puller.h"
 #include "transports/clock.h"
 #include "transports/delta_set.h"
 #include "transports/limits.h"
@@ -25,7 +24,6 @@
 #define WS_MAX_LISTENERS 4
 #define WS_NEVER         UINT64_MAX
 
-struct ws_pull;
 struct ws_watch;
 struct ws_bequest;
 struct ws_report;
@@ -38,6 +36,12 @@ struct ws_file_state {
     _Atomic(struct ws_safetensors *) header; /* set once */
     _Atomic(uint64_t) *here;                 /* bit set: the block is here and was verified */
     atomic_size_t n_here;
+};
+
+/* rings.c: a pull's stay at a source that is a mount. */
+struct ws_stay {
+    unsigned at;    /* index of the source */
+    uint64_t token; /* 0: there is none */
 };
 
 struct ws_version {
@@ -76,6 +80,7 @@ struct ws_version {
     struct ws_watch *mapped;    /* whose memory it is; counted */
     struct ws_bequest *bequest; /* who gets its memory when it goes */
     struct ws_pull *pull;
+    struct ws_stay stay;   /* of that pull */
     bool emptied_pool;     /* its pull's: regions were taken that nothing was reserved for in turn */
     struct ws_wait *waits; /* in order of asking */
     struct ws_wait *last_wait;
@@ -124,6 +129,7 @@ struct ws_model {
 };
 
 struct ws_store {
+    const struct ws_puller *puller;
     struct ws_store_options options; /* with its strings copied; never changes */
     struct ws_pool *pool;
     uint64_t id;      /* by which other mounts know this one */

@@ -10,7 +10,6 @@
 #include "fs/model.h"
 #include "fs/offers.h"
 #include "fs/parts.h"
-#include "fs/pull.h"
 #include "fs/reaper.h"
 #include "fs/watch.h"
 #include "transports/clock.h"
@@ -123,7 +122,7 @@ void ws_version_retire(struct ws_version *v, struct ws_changes *c)
         ws_version_put_locked(v);
     }
     if (v->pull)
-        ws_pull_stop(v->pull);
+        v->store->puller->stop(v->pull);
     unname(v, c);
     if (m->listed && ws_version_is_offered(v) && ws_version_is_live(v)) {
         again = ws_version_new(m, v->number, v->run);

@@ -4,7 +4,6 @@
  * wakes, at most a hundred times a second, because deadlines are rare and waits are few. */
 #include "fs/waits.h"
 #include "fs/content.h"
-#include "fs/pull.h"
 #include "transports/clock.h"
 #include "transports/workers.h"
 #include <assert.h>
@@ -94,6 +93,13 @@ void ws_waits_answer(struct ws_version *v)
 
 /* --- asking --- */
 
+static enum ws_goal goal_of(size_t file, size_t n)
+{
+    if (file == WS_FILE_HEADERS)
+        return WS_GOAL_HEADERS;
+    return file == WS_FILE_ALL || n > 0 ? WS_GOAL_ALL : WS_GOAL_MANIFEST;
+}
+
 static int ask(struct ws_version *v, size_t file, size_t first, size_t n, enum ws_priority priority,
                uint64_t deadline_ns, uint64_t patience_ns, struct ws_wait *w)
 {
@@ -123,7 +129,7 @@ static int ask(struct ws_version *v, size_t file, size_t first, size_t n, enum w
     if (file != WS_FILE_ALL && file != WS_FILE_HEADERS && m && file >= m->n_files)
         rc = -EINVAL;
     else
-        rc = ws_pull_ask(v, ws_goal_of(file, n), priority);
+        rc = s->puller->ask(v, goal_of(file, n), priority);
     if (rc < 0) { /* the clock thread says it: done is never called from here */
         w->result = rc;
         w->deadline_ns = 0;
@@ -172,7 +178,7 @@ static void put_off(const struct ws_version *v, struct ws_wait *w)
 {
     if (w->patience_ns == 0 || w->result < 0 || !v->pull)
         return;
-    const uint64_t due = ws_pull_progress_ns(v->pull) + w->patience_ns;
+    const uint64_t due = v->store->puller->progress_ns(v->pull) + w->patience_ns;
     if (due > w->deadline_ns)
         w->deadline_ns = due;
 }

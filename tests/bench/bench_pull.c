@@ -3,6 +3,7 @@
  * otherwise: six streams of sendfile from plain shared memory into plain shared memory. Memory was touched
  * before on all sides (the store reuses the regions of versions that it dropped); the first pull into fresh
  * memory is printed beside. */
+#include "fs/pull.h"
 #include "fs/store.h"
 #include "tests/bench/common.h"
 #include "tests/conformance/memory_catalog.h"
@@ -183,10 +184,10 @@ int main(void)
     double seconds[3][ROUNDS];
 
     memory_catalog_publish(c, "m", 1, &bytes, 1, 1);
-    if (ws_tcp_server_new(&server, &catalog, &so, &err) || ws_store_new(&p.store, &o, &err))
+    if (ws_tcp_server_new(&server, &catalog, &so, &err) || ws_store_new(&p.store, &ws_puller, &o, &err))
         bench_fail("%s", err.text);
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", ws_tcp_server_port(server));
-    if (ws_store_add(p.store, url, NULL, &err))
+    if (ws_store_add(p.store, url, NULL, NULL, &err))
         bench_fail("%s", err.text);
     p.version = version_of(p.store, "1");
     double start = bench_now();

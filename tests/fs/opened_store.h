@@ -2,6 +2,7 @@
  * comparing bytes. Static, because these programs are one file each. */
 #ifndef WS_TESTS_OPENED_STORE_H
 #define WS_TESTS_OPENED_STORE_H
+#include "fs/pull.h"
 #include "fs/store.h"
 #include "tests/fixtures/shelf.h"
 #include <errno.h>
@@ -30,7 +31,7 @@ static inline struct ws_store *store_with(const struct ws_store_options *options
     struct ws_store *s = NULL;
     struct ws_error err = {0};
 
-    assert_ok(ws_store_new(&s, options, &err), &err);
+    assert_ok(ws_store_new(&s, &ws_puller, options, &err), &err);
     return s;
 }
 
