@@ -6,7 +6,7 @@
 #include "fs/switch.h"
 #include "transports/clock.h"
 #include "transports/log.h"
-#include "transports/transport.h"
+#include "transports/source.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>

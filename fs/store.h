@@ -14,7 +14,7 @@
 #include "transports/bundle.h"
 #include "transports/error.h"
 #include "transports/region.h"
-#include "transports/transport.h"
+#include "transports/source.h"
 #include <stdatomic.h>
 #include <stdbool.h>
 

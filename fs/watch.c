@@ -9,6 +9,7 @@
 #include "fs/strategies.h"
 #include "transports/clock.h"
 #include "transports/log.h"
+#include "transports/transport.h"
 #include "transports/workers.h"
 #include <errno.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
 #include "mount-helpers/agents.h"
+#include "transports/transport.h"
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -2,7 +2,7 @@
 #ifndef WS_MOUNT_HELPERS_AGENTS_H
 #define WS_MOUNT_HELPERS_AGENTS_H
 #include "mount-helpers/cli.h"
-#include "transports/transport.h"
+#include "transports/source.h"
 
 /* The option of a command's table, and its token and certificates. */
 #define AGENTS_OPTIONS                                                                                       \

@@ -4,9 +4,10 @@
  *     DIR/v1/models, DIR/v1/events       the listing (archive_listing.h)
  *     DIR/v1/MODEL/events                the same of one model
  *     DIR/v1/MODEL/13/manifest           the trainer's, byte for byte: its hashes show what a disk damaged
- *     DIR/v1/MODEL/13/deltas             {"deltas":[...]}: the chain back to its anchor, as delta_offer.h has
- * it DIR/v1/MODEL/13/files/NAME         of an anchor, a version that was written whole DIR/v1/MODEL/13/delta
- * of any other: the stream from the version before (delta_stream.h)
+ *     DIR/v1/MODEL/13/deltas             {"deltas":[...]}: the chain back to its anchor, as delta_offer.h
+ *                                        has it
+ *     DIR/v1/MODEL/13/files/NAME         of an anchor, a version that was written whole
+ *     DIR/v1/MODEL/13/delta              of any other: the stream from the version before (delta_stream.h)
  *
  * A version is written into a folder beside, made durable, renamed, and only then listed; a listing is
  * replaced by a rename. One that goes is first taken out of the listing. So readers see whole versions only,
@@ -15,7 +16,10 @@
 #ifndef WS_TRANSPORTS_ARCHIVE_H
 #define WS_TRANSPORTS_ARCHIVE_H
 #include "transports/delta.h"
+#include "transports/source.h"
 #include <stdatomic.h>
+
+extern const struct ws_transport_ops ws_archive_ops; /* reads one: archive_source.c */
 
 /* Is there an archive in this folder? */
 bool ws_archive_is_at(const char *dir);

@@ -2,12 +2,12 @@
  * read is damage, and named by its file; one that is listed no more is gone. What is new shows by the
  * listing's file, which is looked at a few times a second: that also works where the folder is mounted over a
  * network. */
+#include "transports/archive.h"
 #include "transports/archive_listing.h"
 #include "transports/below.h"
 #include "transports/copy.h"
 #include "transports/delta_stream.h"
 #include "transports/name.h"
-#include "transports/transport.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

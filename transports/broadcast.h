@@ -6,7 +6,7 @@
  */
 #ifndef WS_TRANSPORTS_BROADCAST_H
 #define WS_TRANSPORTS_BROADCAST_H
-#include "transports/transport.h"
+#include "transports/source.h"
 
 struct ws_broadcast_fetch {
     const struct ws_manifest *manifest;

@@ -3,12 +3,12 @@
  * a folder that is no whole checkpoint yet is left out until it is. Where it cannot be looked at, what it had
  * stays known: that is no word about what is there. Hashes are computed at the first
  * manifest, on all cores: the folder has none. */
+#include "transports/dir.h"
 #include "transports/below.h"
 #include "transports/copy.h"
 #include "transports/folder.h"
 #include "transports/log.h"
 #include "transports/text.h"
-#include "transports/transport.h"
 #include "transports/workers.h"
 #include <ctype.h>
 #include <dirent.h>

@@ -1,4 +1,5 @@
-/* fault: decorates another source with faults, from a seed (plan language at the end of transport.h). */
+/* fault: decorates another source with faults, from a seed (plan language in fault.h). */
+#include "transports/fault.h"
 #include "transports/clock.h"
 #include "transports/transport.h"
 #include <assert.h>

@@ -16,9 +16,11 @@
 #ifndef WS_TRANSPORTS_IPC_H
 #define WS_TRANSPORTS_IPC_H
 #include "transports/catalog.h"
-#include "transports/transport.h"
+#include "transports/source.h"
 #include <stdatomic.h>
 #include <sys/types.h>
+
+extern const struct ws_transport_ops ws_ipc_ops;
 
 /* One frame each way; blocking, whole. Used by both ends and by the publisher. A peer that is stopped holds
  * nobody: what is sent has to move within stall_ms, what is received has to begin within timeout_ms (-1:

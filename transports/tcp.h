@@ -2,7 +2,9 @@
 #ifndef WS_TRANSPORTS_TCP_H
 #define WS_TRANSPORTS_TCP_H
 #include "transports/catalog.h"
-#include "transports/transport.h"
+#include "transports/source.h"
+
+extern const struct ws_transport_ops ws_tcp_ops;
 
 struct ws_tcp_server_options {
     const char *listen; /* "127.0.0.1:18861", "[::]:18861", port 0: any */

@@ -4,8 +4,8 @@
 #define WS_TRAINER_AGENT_H
 #include "backends/trainer/astraflow.h"
 #include "transports/error.h"
+#include "transports/source.h"
 #include "transports/tcp.h"
-#include "transports/transport.h"
 #include <stdbool.h>
 #include <sys/types.h>
 

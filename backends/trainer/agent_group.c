@@ -6,6 +6,7 @@
 #include "transports/copy.h"
 #include "transports/log.h"
 #include "transports/part.h"
+#include "transports/transport.h"
 #include "transports/workers.h"
 #include <assert.h>
 #include <errno.h>

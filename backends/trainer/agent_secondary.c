@@ -3,7 +3,7 @@
 #include "backends/trainer/agent_group.h"
 #include "transports/clock.h"
 #include "transports/log.h"
-#include "transports/transport.h"
+#include "transports/source.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_state.h"
 #include "transports/clock.h"
-#include "transports/transport.h"
+#include "transports/source.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

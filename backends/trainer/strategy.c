@@ -2,6 +2,7 @@
 #include "backends/trainer/last_error.h"
 #include "transports/broadcast.h"
 #include "transports/device.h"
+#include "transports/transport.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,12 +1,12 @@
 /* Strategy: a way to move weights, as SkyRL names them (WeightTransferStrategy), and what its sync info and
  * its requests are made of. One const table; the JSON codecs (sync_info.c, update_request.c) and whoever
- * opens a receiver go by it. tcp, ipc and dir are complete: a receiver is a source of transports/transport.h,
+ * opens a receiver go by it. tcp, ipc and dir are complete: a receiver is a source of transports/source.h,
  * a sender the publisher and its agent. Of cuda_ipc and packed_cuda_ipc the sender is a publisher that shares
  * (wsync_config.share), the receiver wsync_map_gpu. What a machine lacks for one, available() says. */
 #ifndef WS_TRAINER_STRATEGY_H
 #define WS_TRAINER_STRATEGY_H
 #include "backends/trainer/wsync.h"
-#include "transports/transport.h"
+#include "transports/source.h"
 #include <stdbool.h>
 
 enum ws_info_kind { WS_INFO_SOURCE, WS_INFO_BROADCAST, WS_INFO_CUDA_IPC }; /* the member of wsync_sync_info */

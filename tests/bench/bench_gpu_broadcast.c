@@ -4,6 +4,7 @@
 #include "tests/bench/common.h"
 #include "tests/bench/gpu.h"
 #include "transports/broadcast.h"
+#include "transports/transport.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

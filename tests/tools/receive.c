@@ -5,6 +5,7 @@
  * The manifest is asked of the source; the files' memory is its own. */
 #include "transports/broadcast.h"
 #include "transports/copy.h"
+#include "transports/transport.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

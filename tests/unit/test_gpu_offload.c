@@ -10,7 +10,7 @@
 #include "tests/fixtures/unwatched.h"
 #include "transports/ipc.h"
 #include "transports/region_file.h"
-#include "transports/transport.h"
+#include "transports/source.h"
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
