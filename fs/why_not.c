@@ -110,7 +110,9 @@ void ws_why_not(struct ws_route *r, char out[WS_WHY_NOT_CHARS])
     char why[WS_N_STRATEGIES][WS_REASON_CHARS];
     int id[WS_N_STRATEGIES], n = 0;
 
-    out[0] = '\0';
+    snprintf(out, WS_WHY_NOT_CHARS, "%s", r->part_why_not);
+    if (out[0])
+        return;
     for (; n < WS_N_STRATEGIES; n++) {
         id[n] = ws_strategies_at(&r->strategies, n);
         if (id[n] == WS_NO_STRATEGY || id[n] == used)

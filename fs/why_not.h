@@ -5,8 +5,8 @@
 #define WS_FS_WHY_NOT_H
 #include "fs/route.h"
 
-/* "ipc: no unix: source; cuda_ipc, broadcast: there is no NVIDIA driver ...". May ask a source: without any
- * lock. */
+/* "ipc: no unix: source; cuda_ipc, broadcast: there is no NVIDIA driver ..."; of a version in parts, what its
+ * first part says. May ask a source: without any lock. */
 void ws_why_not(struct ws_route *r, char out[WS_WHY_NOT_CHARS]);
 
 #endif
