@@ -2,7 +2,7 @@
 #include "backends/engine/http.h"
 #include "fs/added.h"
 #include "fs/desk.h"
-#include "fs/external.h"
+#include "fs/external_loaded.h"
 #include "fs/follow.h"
 #include "fs/gate.h"
 #include "fs/job.h"
