@@ -42,10 +42,10 @@ static double patch_speed(const struct ws_speeds *s, bool copies)
 }
 
 /* Each link more costs a part of the first pass over memory. */
-static double patch_seconds(const struct ws_way *way, const struct ws_speeds *s, unsigned threads)
+static double patch_seconds(const struct ws_cost *cost, const struct ws_speeds *s, unsigned threads)
 {
-    const double links = way->n_links > 1 ? 1 + 0.2 * (double)(way->n_links - 1) : 1;
-    return links * (double)way->patch_bytes / (patch_speed(s, way->copies) * (threads ? threads : 1));
+    const double links = cost->n_links > 1 ? 1 + 0.2 * (double)(cost->n_links - 1) : 1;
+    return links * (double)cost->patch_bytes / (patch_speed(s, cost->copies) * (threads ? threads : 1));
 }
 
 /* Fetching and patching overlap. */
@@ -54,16 +54,17 @@ static double together(double fetch, double patch)
     return fetch > patch ? fetch + patch / 10 : patch + fetch / 10;
 }
 
-double ws_way_seconds(const struct ws_way *way, const struct ws_speeds *s, unsigned threads)
+double ws_cost_seconds(const struct ws_cost *cost, const struct ws_speeds *s, unsigned threads)
 {
-    return together((double)way->fetch_bytes / known(&s->link, GUESSED_LINK), patch_seconds(way, s, threads));
+    return together((double)cost->fetch_bytes / known(&s->link, GUESSED_LINK),
+                    patch_seconds(cost, s, threads));
 }
 
-double ws_way_price(const struct ws_way *way, const struct ws_speeds *s, unsigned threads)
+double ws_cost_price(const struct ws_cost *cost, const struct ws_speeds *s, unsigned threads)
 {
-    const double patch = patch_seconds(way, s, threads);
-    return together((double)way->fetch_bytes / known(&s->link, GUESSED_LINK),
-                    way->copies ? 2 * patch : patch);
+    const double patch = patch_seconds(cost, s, threads);
+    return together((double)cost->fetch_bytes / known(&s->link, GUESSED_LINK),
+                    cost->copies ? 2 * patch : patch);
 }
 
 unsigned ws_choice_level(const struct ws_speeds *s)

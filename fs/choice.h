@@ -22,16 +22,16 @@ void ws_speed_note(const struct ws_speeds *s, _Atomic(double) *speed, uint64_t b
  * tried. */
 void ws_speeds_doubt(struct ws_speeds *s);
 
-struct ws_way {
+struct ws_cost {
     uint64_t fetch_bytes; /* over the link */
     uint64_t patch_bytes; /* of the model, that are patched; 0: a full pull */
     bool copies;          /* ... after they were copied */
     size_t n_links;
 };
-double ws_way_seconds(const struct ws_way *way, const struct ws_speeds *speeds, unsigned threads);
+double ws_cost_seconds(const struct ws_cost *cost, const struct ws_speeds *speeds, unsigned threads);
 /* By which deltas are compared with each other: a copy takes memory where a patch in place takes none, which
  * counts as its time again. A full pull takes as much as a copy: these two are compared by seconds. */
-double ws_way_price(const struct ws_way *way, const struct ws_speeds *speeds, unsigned threads);
+double ws_cost_price(const struct ws_cost *cost, const struct ws_speeds *speeds, unsigned threads);
 /* How hard the sender should compress a delta for this link: zstd's level, 0: not at all. */
 unsigned ws_choice_level(const struct ws_speeds *speeds);
 

@@ -116,7 +116,7 @@ int ws_fill_run(struct ws_route *r, const atomic_int *priority, char how[WS_HOW_
         tell_full(how, rounds, transport, atomic_load(&v->moved_bytes) - before - by_rounds, why);
     }
     if (rounds[0])
-        atomic_store(&r->used, WSYNC_BROADCAST);
+        atomic_store(&r->used, WS_WAY_BROADCAST);
     return rc;
 }
 

@@ -49,7 +49,7 @@ int ws_import_run(struct ws_route *r, struct ws_error *err)
     struct ws_region **regions = calloc(m->n_files ? m->n_files : 1, sizeof(struct ws_region *));
     const struct ws_strategies *list = &r->strategies;
     /* a source that is in no list may still broadcast */
-    struct ws_leg leg = {.control = ws_strategies_rank(list, WSYNC_BROADCAST) >= 0};
+    struct ws_leg leg = {.control = ws_strategies_rank(list, WS_WAY_BROADCAST) >= 0};
     int rc = -EAGAIN;
 
     if (!regions)

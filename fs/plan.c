@@ -79,13 +79,13 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
     const struct ws_manifest *m = atomic_load(&v->manifest);
     bool may_go = v->own_bytes == 0 && !ws_version_has_bytes(v) && may_be_replaced(w),
          in_place = may_go && !was_read(w);
-    struct ws_way way = {.fetch_bytes = delta_bytes + m->total_bytes - ws_content_bytes(w),
-                         .patch_bytes = m->total_bytes,
-                         .copies = !in_place,
-                         .n_links = n_links};
+    struct ws_cost cost = {.fetch_bytes = delta_bytes + m->total_bytes - ws_content_bytes(w),
+                           .patch_bytes = m->total_bytes,
+                           .copies = !in_place,
+                           .n_links = n_links};
     const struct ws_speeds *speeds = &v->store->speeds;
     const unsigned threads = v->store->options.threads;
-    const double price = ws_way_price(&way, speeds, threads);
+    const double price = ws_cost_price(&cost, speeds, threads);
 
     if (!in_place && !ws_version_is_complete(w))
         return;
@@ -94,7 +94,7 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
         best->no_room = true;
         return;
     }
-    if (ws_way_seconds(&way, speeds, threads) >= best->full_seconds) {
+    if (ws_cost_seconds(&cost, speeds, threads) >= best->full_seconds) {
         best->dearer = true;
     } else if (price < best->price) {
         best->base = w;
@@ -110,10 +110,10 @@ static struct choice choose(struct ws_version *v, const struct ws_links *k, cons
                             struct ws_link links[WS_MAX_CHAIN])
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
-    struct ws_way full = {.fetch_bytes = m->total_bytes};
+    struct ws_cost full = {.fetch_bytes = m->total_bytes};
     struct choice best = {
         .price = DBL_MAX,
-        .full_seconds = ws_way_seconds(&full, &v->store->speeds, v->store->options.threads),
+        .full_seconds = ws_cost_seconds(&full, &v->store->speeds, v->store->options.threads),
     };
     struct ws_mark at = ws_version_mark(v);
     const char *digest = v->digest;

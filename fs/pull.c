@@ -68,7 +68,7 @@ static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *e
     struct ws_version *v = p->version;
     int rc = -ENOTSUP;
 
-    atomic_store(&p->route.used, WS_NO_STRATEGY);
+    atomic_store(&p->route.used, WS_NO_WAY);
     enter(p, WS_PULLING);
     if (!v->store->options.own_memory && !ws_version_has_bytes(v)) {
         rc = ws_import_run(&p->route, err);

@@ -64,7 +64,7 @@ static bool has_better(struct ws_route *r)
     if (ws_route_take(r, &leg, &(struct ws_error){0}) < 0)
         return false;
     bool better = ws_strategies_rank(&r->strategies, leg.watch->strategy) <
-                  ws_strategies_rank(&r->strategies, WSYNC_BROADCAST);
+                  ws_strategies_rank(&r->strategies, WS_WAY_BROADCAST);
     ws_route_end(&leg);
     return better;
 }
@@ -119,10 +119,10 @@ static void join(struct rounds *b, const atomic_int *priority, unsigned char **d
     int rc = ask(b, priority, &f, &err);
     if (b->bytes) {
         snprintf(how, WS_HOW_CHARS, "%s", f.how);
-        atomic_store(&b->route->used, WSYNC_BROADCAST);
+        atomic_store(&b->route->used, WS_WAY_BROADCAST);
     }
     if (rc < 0) {
-        ws_route_note(b->route, WSYNC_BROADCAST, err.text);
+        ws_route_note(b->route, WS_WAY_BROADCAST, err.text);
         if (rc != -ENOTSUP && rc != -ECANCELED)
             ws_log(WS_LOG_WARN, "store", "broadcast given up model=%s version=%lu errno=%s error=\"%s\"",
                    b->version->model->name, b->version->number, ws_errno_name(-rc), err.text);
@@ -138,16 +138,16 @@ void ws_rounds_run(struct ws_route *r, const atomic_int *priority, char how[WS_H
     struct ws_error why = {0};
 
     how[0] = '\0';
-    if (ws_strategies_rank(&r->strategies, WSYNC_BROADCAST) < 0 || !is_missing_any(&b) || has_better(r))
+    if (ws_strategies_rank(&r->strategies, WS_WAY_BROADCAST) < 0 || !is_missing_any(&b) || has_better(r))
         return;
     if (ws_broadcast_available(&why) < 0) {
-        ws_route_note(r, WSYNC_BROADCAST, why.text);
+        ws_route_note(r, WS_WAY_BROADCAST, why.text);
         return;
     }
     unsigned char **data = calloc(m->n_files ? m->n_files : 1, sizeof(*data));
     if (data)
         join(&b, priority, data, how);
     else
-        ws_route_note(r, WSYNC_BROADCAST, "no memory for it");
+        ws_route_note(r, WS_WAY_BROADCAST, "no memory for it");
     free(data);
 }

@@ -21,7 +21,7 @@ void ws_route_init(struct ws_route *r, struct ws_version *v)
     r->version = v;
     atomic_init(&r->progress_ns, ws_clock_ns());
     atomic_init(&r->came_ns, 0);
-    atomic_init(&r->used, WS_NO_STRATEGY);
+    atomic_init(&r->used, WS_NO_WAY);
     (void)ws_strategies_get_locked(v->store, v->model->name, &r->strategies);
     ws_rings_begin(v);
     pthread_mutex_init(&r->lock, NULL);
@@ -75,7 +75,7 @@ static int none_in_list(const struct ws_route *r, const struct ws_watch *barred,
         err, EHOSTUNREACH,
         "%s/%lu can be reached by %s (%s), but its strategies are %s: echo \"strategy auto\" > "
         "ctl, or name one by which its source is reached",
-        v->model->name, v->number, ws_strategies_name(barred->strategy), barred->source->url, list);
+        v->model->name, v->number, ws_way_name(barred->strategy), barred->source->url, list);
 }
 
 /* Is a better than b? */

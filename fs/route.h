@@ -13,7 +13,7 @@ struct ws_route {
     _Atomic(uint64_t) progress_ns;   /* when the last byte of use came: a block that is what it should be */
     _Atomic(uint64_t) came_ns;       /* when any byte did */
     struct ws_strategies strategies; /* never changes */
-    atomic_int used;                 /* the strategy by which weights came last, or WS_NO_STRATEGY */
+    atomic_int used;                 /* the strategy by which weights came last, or WS_NO_WAY */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* of everything in the pull; monotonic clock */
     /* guarded by lock */
@@ -22,8 +22,8 @@ struct ws_route {
     struct ws_leg *legs;  /* that use a source now */
     bool gone;            /* one of them said that it had the version and has it no more */
     struct ws_error last; /* why the last attempt failed */
-    char why_not[WS_N_STRATEGIES][WS_REASON_CHARS]; /* why one was of no use, where something was tried */
-    char part_why_not[WS_WHY_NOT_CHARS];            /* the pull's thread's: what its first part said */
+    char why_not[WS_N_WAYS][WS_REASON_CHARS]; /* why one was of no use, where something was tried */
+    char part_why_not[WS_WHY_NOT_CHARS];      /* the pull's thread's: what its first part said */
 };
 
 /* One use of a source. It stays where it is in memory while it has one. */

@@ -134,7 +134,7 @@ struct ws_version_info {
     char digest[33];
     enum ws_state state;
     char how[WS_HOW_CHARS];               /* "tcp full", "ipc", "tcp delta from 41: 30 MB of 3.4 GB", "" */
-    int strategy;                         /* of the pull that ended; WS_NO_STRATEGY: none carried weights */
+    int strategy;                         /* of the pull that ended; WS_NO_WAY: none carried weights */
     char why_not[WS_WHY_NOT_CHARS];       /* of those before it */
     double pull_seconds;                  /* of the finished or the running pull */
     uint64_t created_ns;                  /* when it was published, CLOCK_REALTIME; 0: not told */

@@ -1,5 +1,4 @@
 #include "fs/strategies.h"
-#include "backends/trainer/strategy.h"
 #include "fs/store_state.h"
 #include <errno.h>
 #include <stdio.h>
@@ -10,8 +9,8 @@
 #define ALL        "packed_cuda_ipc, cuda_ipc, ipc, broadcast, dir, tcp"
 
 static const struct ws_strategies fastest_first = {
-    .n = WS_N_STRATEGIES,
-    .id = {WSYNC_PACKED_CUDA_IPC, WSYNC_CUDA_IPC, WSYNC_IPC, WSYNC_BROADCAST, WSYNC_DIR, WSYNC_TCP},
+    .n = WS_N_WAYS,
+    .id = {WS_WAY_PACKED_CUDA_IPC, WS_WAY_CUDA_IPC, WS_WAY_IPC, WS_WAY_BROADCAST, WS_WAY_DIR, WS_WAY_TCP},
 };
 
 static const struct ws_strategies *spelled_out(const struct ws_strategies *s)
@@ -32,12 +31,7 @@ int ws_strategies_rank(const struct ws_strategies *s, int id)
 
 int ws_strategies_at(const struct ws_strategies *s, int rank)
 {
-    return rank < spelled_out(s)->n ? spelled_out(s)->id[rank] : WS_NO_STRATEGY;
-}
-
-const char *ws_strategies_name(int id)
-{
-    return id == WS_NO_STRATEGY ? "none" : ws_strategy_of((wsync_strategy_id)id)->about.name;
+    return rank < spelled_out(s)->n ? spelled_out(s)->id[rank] : WS_NO_WAY;
 }
 
 static int add(struct ws_strategies *s, const char *word, size_t n, struct ws_error *err)
@@ -45,16 +39,16 @@ static int add(struct ws_strategies *s, const char *word, size_t n, struct ws_er
     char name[32];
 
     snprintf(name, sizeof(name), "%.*s", n < sizeof(name) ? (int)n : (int)sizeof(name) - 1, word);
-    const struct ws_strategy *found = ws_strategy_named(name);
+    const struct ws_way *found = ws_way_named(name);
     if (strcmp(name, "auto") == 0)
         return ws_error_set(err, EINVAL, "auto stands for all strategies and goes with no others: " ALL);
     if (!found)
         return ws_error_set(err, EINVAL,
                             "there is no strategy '%s'; there are " ALL ", or auto for all of them", name);
     for (int i = 0; i < s->n; i++)
-        if (s->id[i] == found->about.id)
+        if (s->id[i] == (int)found->id)
             return ws_error_set(err, EINVAL, "the strategy %s is there twice", name);
-    s->id[s->n++] = (unsigned char)found->about.id;
+    s->id[s->n++] = (unsigned char)found->id;
     return 0;
 }
 
@@ -83,22 +77,7 @@ void ws_strategies_text(const struct ws_strategies *s, char out[WS_STRATEGIES_CH
     snprintf(out, WS_STRATEGIES_CHARS, "auto");
     for (int i = 0; i < s->n; i++)
         used += (size_t)snprintf(out + used, WS_STRATEGIES_CHARS - used, "%s%s", i ? "," : "",
-                                 ws_strategies_name(s->id[i]));
-}
-
-int ws_strategies_of_url(const char *url)
-{
-    while (strncmp(url, "fault:", 6) == 0) { /* it decorates what is behind its plan */
-        const char *colon = strchr(url + 6, ':');
-        if (!colon)
-            return WS_NO_STRATEGY;
-        url = colon + 1;
-    }
-    for (int id = 0; id < WS_N_STRATEGIES; id++)
-        for (const char *const *scheme = ws_strategy_of((wsync_strategy_id)id)->schemes; *scheme; scheme++)
-            if (strncmp(url, *scheme, strlen(*scheme)) == 0)
-                return id;
-    return WS_NO_STRATEGY;
+                                 ws_way_name(s->id[i]));
 }
 
 /* --- what was set for a model --- */

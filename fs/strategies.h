@@ -1,24 +1,20 @@
 /* Strategies: by which ways a model's weights may come to this mount, best first. The names are those of
- * backends/trainer/strategy.h.
+ * transports/ways.h.
  *
  * A list is a preference and a limit: sources are asked in the order of their strategies, and what is not in
  * the list moves no weights. cuda_ipc and packed_cuda_ipc never carry what a mount pulls: engines load by
  * them, device to device, and why_not.h says whether they could. */
 #ifndef WS_FS_STRATEGIES_H
 #define WS_FS_STRATEGIES_H
-#include "backends/trainer/wsync.h"
-#include "transports/error.h"
-#include <stdbool.h>
+#include "transports/ways.h"
 
-#define WS_N_STRATEGIES     (WSYNC_PACKED_CUDA_IPC + 1)
 #define WS_STRATEGIES_CHARS 80 /* of a list */
-#define WS_NO_STRATEGY      (-1)
 
 struct ws_store;
 
 struct ws_strategies {
     unsigned char n; /* 0: auto: all there are, the fastest first */
-    unsigned char id[WS_N_STRATEGIES];
+    unsigned char id[WS_N_WAYS];
 };
 
 /* "auto", or names with commas or colons between. -EINVAL. */
@@ -26,12 +22,8 @@ WS_MUST_USE int ws_strategies_parse(const char *text, struct ws_strategies *out,
 void ws_strategies_text(const struct ws_strategies *s, char out[WS_STRATEGIES_CHARS]);
 /* Its place in the list, the best one's is 0; negative: not in it. */
 int ws_strategies_rank(const struct ws_strategies *s, int id);
-/* The one at that place; WS_NO_STRATEGY: the list ends before it. */
+/* The one at that place; WS_NO_WAY: the list ends before it. */
 int ws_strategies_at(const struct ws_strategies *s, int rank);
-/* The one that a source of that URL serves by, or WS_NO_STRATEGY. */
-int ws_strategies_of_url(const char *url);
-/* "tcp"; "none" of WS_NO_STRATEGY. */
-const char *ws_strategies_name(int id);
 
 /* What was set for a model, by its name; NULL: the mount's own again. */
 WS_MUST_USE int ws_strategies_set(struct ws_store *store, const char *model, const struct ws_strategies *s,

@@ -48,7 +48,7 @@ struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const cha
     v->number = number;
     snprintf(v->run, sizeof(v->run), "%s", run);
     atomic_init(&v->refs, 1);
-    v->strategy = WS_NO_STRATEGY;
+    v->strategy = WS_NO_WAY;
     pthread_mutex_init(&v->header_lock, NULL);
     pthread_mutex_init(&v->changed_lock, NULL);
     v->named = true;

@@ -36,11 +36,11 @@ static void print_version(void *arg, struct ws_version *v)
     char name[WS_MAX_NAME + 1];
     ws_version_info(v, &i);
     ws_version_name(v, name);
-    const bool ended = i.strategy != WS_NO_STRATEGY || i.why_not[0]; /* a pull has */
+    const bool ended = i.strategy != WS_NO_WAY || i.why_not[0]; /* a pull has */
     fprintf(f, "version.%s %s bytes=%" PRIu64 " have=%" PRIu64 " moved=%" PRIu64 " how=\"%s\"", name,
             ws_state_name(i.state), i.total_bytes, i.have_bytes, i.moved_bytes, i.how);
     if (ended)
-        fprintf(f, " strategy=%s", ws_strategies_name(i.strategy));
+        fprintf(f, " strategy=%s", ws_way_name(i.strategy));
     print_quoted(f, "why_not", i.why_not);
     fprintf(f, " seconds=%.3f run=%s%s%s", i.pull_seconds, i.run, i.pinned ? " pinned" : "",
             i.at_source ? "" : " gone-at-source");

@@ -163,7 +163,7 @@ int ws_watch_start(struct ws_store *s, const char *url, const char *model, const
         free(w);
         return rc;
     }
-    w->strategy = ws_strategies_of_url(url);
+    w->strategy = ws_way_of_url(url);
     pthread_mutex_lock(&s->lock);
     rc = take_place(s, w);
     if (rc < 0)

@@ -1,5 +1,4 @@
 #include "fs/why_not.h"
-#include "backends/trainer/strategy.h"
 #include "fs/gpu.h"
 #include "transports/broadcast.h"
 #include "transports/device.h"
@@ -11,7 +10,7 @@
 static void look_at_devices(struct ws_route *r, int id, char why[WS_REASON_CHARS])
 {
     const struct ws_version *v = r->version;
-    const struct ws_strategies ipc = {.n = 1, .id = {WSYNC_IPC}};
+    const struct ws_strategies ipc = {.n = 1, .id = {WS_WAY_IPC}};
     struct ws_leg leg = {.only = &ipc};
     struct ws_error err = {0};
     json_t *reply = NULL;
@@ -36,7 +35,7 @@ static void look_at_devices(struct ws_route *r, int id, char why[WS_REASON_CHARS
     const char *shared = json_string_value(json_object_get(reply, "strategy"));
     if (rc < 0)
         snprintf(why, WS_REASON_CHARS, "the source shares it no more: %s", err.text);
-    else if (shared && strcmp(shared, ws_strategies_name(id)) != 0)
+    else if (shared && strcmp(shared, ws_way_name(id)) != 0)
         snprintf(why, WS_REASON_CHARS, "the source shares it by %.30s", shared);
     else
         snprintf(why, WS_REASON_CHARS, "for engines only, which find it in .wsync/cuda_ipc.json");
@@ -48,7 +47,7 @@ static void look_at_devices(struct ws_route *r, int id, char why[WS_REASON_CHARS
 /* What a source says that was never asked, or has not failed. With store->lock. */
 static void look_at_sources(const struct ws_version *v, int id, char why[WS_REASON_CHARS])
 {
-    const char *const *scheme = ws_strategy_of((wsync_strategy_id)id)->schemes;
+    const char *const *scheme = ws_way_schemes(&ws_ways[id]);
     const struct ws_watch *found = NULL;
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
@@ -78,9 +77,9 @@ static void reason_of(struct ws_route *r, int id, char why[WS_REASON_CHARS])
     pthread_mutex_unlock(&r->lock);
     if (why[0])
         return;
-    if (ws_strategy_of((wsync_strategy_id)id)->handles) {
+    if (ws_ways[id].handles) {
         look_at_devices(r, id, why);
-    } else if (id == WSYNC_BROADCAST) {
+    } else if (id == WS_WAY_BROADCAST) {
         snprintf(why, WS_REASON_CHARS, "%s",
                  ws_broadcast_available(&err) < 0 ? err.text : "what came was a delta");
     } else {
@@ -107,15 +106,15 @@ static void append(char out[WS_WHY_NOT_CHARS], const char *a, const char *b)
 void ws_why_not(struct ws_route *r, char out[WS_WHY_NOT_CHARS])
 {
     const int used = atomic_load(&r->used);
-    char why[WS_N_STRATEGIES][WS_REASON_CHARS];
-    int id[WS_N_STRATEGIES], n = 0;
+    char why[WS_N_WAYS][WS_REASON_CHARS];
+    int id[WS_N_WAYS], n = 0;
 
     snprintf(out, WS_WHY_NOT_CHARS, "%s", r->part_why_not);
     if (out[0])
         return;
-    for (; n < WS_N_STRATEGIES; n++) {
+    for (; n < WS_N_WAYS; n++) {
         id[n] = ws_strategies_at(&r->strategies, n);
-        if (id[n] == WS_NO_STRATEGY || id[n] == used)
+        if (id[n] == WS_NO_WAY || id[n] == used)
             break;
         reason_of(r, id[n], why[n]);
         shorten(why[n]);
@@ -123,11 +122,11 @@ void ws_why_not(struct ws_route *r, char out[WS_WHY_NOT_CHARS])
     for (int i = 0; i < n; i++) {
         if (!why[i][0])
             continue; /* named with an earlier one */
-        append(out, out[0] ? "; " : "", ws_strategies_name(id[i]));
+        append(out, out[0] ? "; " : "", ws_way_name(id[i]));
         for (int k = i + 1; k < n; k++) {
             if (strcmp(why[k], why[i]) != 0)
                 continue;
-            append(out, ", ", ws_strategies_name(id[k]));
+            append(out, ", ", ws_way_name(id[k]));
             why[k][0] = '\0';
         }
         append(out, ": ", why[i]);

@@ -1,5 +1,4 @@
 #include "mount-helpers/doctor_ways.h"
-#include "backends/trainer/strategy.h"
 #include "fs/strategies.h"
 #include "mount-helpers/version.h"
 #include "transports/nccl.h"
@@ -42,14 +41,13 @@ void doctor_nccl(struct doctor *d)
 void doctor_ways(struct doctor *d)
 {
     const struct ws_strategies fastest_first = {0};
-    for (int rank = 0; rank < WS_N_STRATEGIES; rank++) {
-        const struct ws_strategy *s =
-            ws_strategy_of((wsync_strategy_id)ws_strategies_at(&fastest_first, rank));
+    for (int rank = 0; rank < WS_N_WAYS; rank++) {
+        const struct ws_way *w = &ws_ways[ws_strategies_at(&fastest_first, rank)];
         struct ws_error why = {0};
         char name[40];
-        int rc = s->available(NULL, &why);
-        snprintf(name, sizeof name, "strategy %s", s->about.name);
+        int rc = ws_way_available(w, &why);
+        snprintf(name, sizeof name, "strategy %s", w->name);
         doctor_say(d, rc == 0 ? DOCTOR_OK : DOCTOR_NOTE, name, "%s%s",
-                   rc == 0 ? "can be used; it needs " : "not used: ", rc == 0 ? s->about.needs : why.text);
+                   rc == 0 ? "can be used; it needs " : "not used: ", rc == 0 ? w->needs : why.text);
     }
 }

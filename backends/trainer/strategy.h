@@ -1,30 +1,29 @@
-/* Strategy: a way to move weights, as SkyRL names them (WeightTransferStrategy), and what its sync info and
- * its requests are made of. One const table; the JSON codecs (sync_info.c, update_request.c) and whoever
- * opens a receiver go by it. tcp, ipc and dir are complete: a receiver is a source of transports/source.h,
+/* Strategy: a way to move weights (transports/ways.h), as SkyRL names it (WeightTransferStrategy), and what
+ * its sync info and its requests are made of. One const table; the JSON codecs (sync_info.c,
+ * update_request.c) and who opens a receiver go by it. tcp, ipc and dir are complete: a receiver is a source,
  * a sender the publisher and its agent. Of cuda_ipc and packed_cuda_ipc the sender is a publisher that shares
- * (wsync_config.share), the receiver wsync_map_gpu. What a machine lacks for one, available() says. */
+ * (wsync_config.share), the receiver wsync_map_gpu. */
 #ifndef WS_TRAINER_STRATEGY_H
 #define WS_TRAINER_STRATEGY_H
 #include "backends/trainer/wsync.h"
 #include "transports/source.h"
+#include "transports/ways.h"
 #include <stdbool.h>
 
 enum ws_info_kind { WS_INFO_SOURCE, WS_INFO_BROADCAST, WS_INFO_CUDA_IPC }; /* the member of wsync_sync_info */
 
 struct ws_strategy {
-    wsync_strategy about;
+    const struct ws_way *way;
+    const char *request_type, *sync_info_type; /* SkyRL's */
     enum ws_info_kind info;
-    /* What a url of its sync info begins with; {NULL} where weights do not come from a source. */
-    const char *schemes[3];
     bool may_pack, must_pack; /* requests: several tensors in one buffer */
-    bool handles;             /* requests: memory of GPUs, by handles */
-    /* 0, or why it cannot be used: here at all, and with this sync info (checked before; NULL: any). */
-    int (*available)(const wsync_sync_info *info, struct ws_error *why);
+    /* 0, or why no url of this sync info (checked before) can be reached from here; NULL: that shows later.
+     */
+    int (*reaches)(const wsync_sync_info *info, struct ws_error *why);
 };
 
 /* NULL: there is none. */
 const struct ws_strategy *ws_strategy_of(wsync_strategy_id id);
-const struct ws_strategy *ws_strategy_named(const char *name);
 /* For the codecs: is there the strategy that the reader expects (NULL: any), and is the text not too long? */
 WS_MUST_USE int ws_strategy_expect(const char *expected, size_t len, struct ws_error *err);
 /* Which one a JSON text is about: what it says (empty: nothing), what the reader expects, or both where they

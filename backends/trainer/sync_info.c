@@ -188,7 +188,7 @@ int ws_sync_info_encode(const wsync_sync_info *given, char **json, struct ws_err
         return rc;
     const struct ws_strategy *s = ws_strategy_of(info.strategy);
     json_t *o = json_object();
-    rc = json_object_set_new(o, "strategy", json_string(s->about.name));
+    rc = json_object_set_new(o, "strategy", json_string(s->way->name));
     for (size_t i = 0; rc == 0 && i < N_FIELDS; i++) {
         const struct field *f = &fields[i];
         if (f->has & 1U << s->info && is_set(&info, f))
@@ -365,7 +365,7 @@ int ws_sync_info_decode(const char *json, size_t len, const char *strategy, wsyn
         rc = read_strategy(json, len, strategy, &r.strategy, err);
     if (rc == 0) {
         r.o->info.struct_size = sizeof(r.o->info);
-        r.o->info.strategy = r.strategy->about.id;
+        r.o->info.strategy = (wsync_strategy_id)r.strategy->way->id;
         rc = read_all(&r, json, len, err);
         if (rc == -EINVAL) { /* what was checked came from outside */
             rc = -EBADMSG;

@@ -102,14 +102,14 @@ static int check_names(const wsync_update_request *r, struct ws_error *err)
 static int check_packing(const wsync_update_request *r, const struct ws_strategy *s, struct ws_error *err)
 {
     if (r->packed && !s->may_pack)
-        return ws_error_set(err, EINVAL, "an update by %s is not packed", s->about.name);
+        return ws_error_set(err, EINVAL, "an update by %s is not packed", s->way->name);
     if (!r->packed && s->must_pack)
-        return ws_error_set(err, EINVAL, "an update by %s is packed", s->about.name);
+        return ws_error_set(err, EINVAL, "an update by %s is packed", s->way->name);
     if (r->alignment && (!r->packed || !ws_pack_alignment_fits(r->alignment)))
         return ws_error_set(err, EINVAL,
                             "\"alignment\" is %lu; it is a power of two of at most %lu, of what is packed",
                             (unsigned long)r->alignment, WS_MAX_PACK_ALIGNMENT);
-    for (size_t i = 1; r->packed && s->handles && !r->alignment && i < r->n; i++)
+    for (size_t i = 1; r->packed && s->way->handles && !r->alignment && i < r->n; i++)
         if (r->tensors[i].dtype != r->tensors[0].dtype)
             return ws_error_set(err, EINVAL,
                                 "%.255s and %.255s are packed together without an alignment, and differ in "
@@ -120,19 +120,19 @@ static int check_packing(const wsync_update_request *r, const struct ws_strategy
 
 static int check_memory(const wsync_update_request *r, const struct ws_strategy *s, struct ws_error *err)
 {
-    bool whole = s->handles && r->packed, each = s->handles && !r->packed;
+    bool whole = s->way->handles && r->packed, each = s->way->handles && !r->packed;
     int rc = 0;
     if (whole)
         rc = check_handles(r->handles, r->n_handles, "the packed buffer", err);
     else if (r->n_handles)
         rc = ws_error_set(err, EINVAL, "an update by %s that is not packed has no handle of a buffer",
-                          s->about.name);
+                          s->way->name);
     for (size_t i = 0; rc == 0 && i < r->n; i++)
         if (each)
             rc = check_handles(r->tensors[i].handles, r->tensors[i].n_handles, r->tensors[i].name, err);
         else if (r->tensors[i].n_handles)
             rc = ws_error_set(err, EINVAL, "%.255s has a handle of its own, and the update is by %s%s",
-                              r->tensors[i].name, s->about.name, r->packed ? ", packed" : "");
+                              r->tensors[i].name, s->way->name, r->packed ? ", packed" : "");
     return rc;
 }
 
@@ -147,7 +147,7 @@ int ws_update_request_check(const wsync_update_request *r, struct ws_error *err)
                             (unsigned long)r->version, r->run ? r->run : "");
     if (r->n > WS_MAX_TENSORS || (r->n && !r->tensors) || (r->n == 0 && s->info != WS_INFO_SOURCE))
         return ws_error_set(err, EINVAL, "it names %zu tensors; an update by %s has 1 to %d", r->n,
-                            s->about.name, WS_MAX_TENSORS);
+                            s->way->name, WS_MAX_TENSORS);
     for (size_t i = 0; rc == 0 && i < r->n; i++)
         rc = check_tensor(&r->tensors[i], err);
     if (rc == 0)
@@ -203,11 +203,11 @@ static void put_sizes(FILE *f, const wsync_update_request *r, const struct ws_st
 {
     if (s->info == WS_INFO_BROADCAST)
         fprintf(f, ",\"packed\":%s,\"sizes\":%s", r->packed ? "true" : "false", r->packed ? "" : "null");
-    else if (s->handles)
+    else if (s->way->handles)
         fputs(",\"sizes\":", f);
-    for (size_t i = 0; (r->packed || s->handles) && i < r->n; i++)
+    for (size_t i = 0; (r->packed || s->way->handles) && i < r->n; i++)
         fprintf(f, i ? ",%lu" : "[%lu", ws_update_tensor_numel(&r->tensors[i]));
-    if (r->packed || s->handles)
+    if (r->packed || s->way->handles)
         fputc(']', f);
     if (r->alignment)
         fprintf(f, ",\"alignment\":%lu", r->alignment);
@@ -217,7 +217,7 @@ static int put_request(FILE *f, const wsync_update_request *r)
 {
     const struct ws_strategy *s = ws_strategy_of(r->strategy);
     int rc = 0;
-    fprintf(f, "{\"strategy\":\"%s\"", s->about.name);
+    fprintf(f, "{\"strategy\":\"%s\"", s->way->name);
     if (r->version)
         fprintf(f, ",\"version\":%lu", r->version);
     if (r->run)
@@ -233,15 +233,15 @@ static int put_request(FILE *f, const wsync_update_request *r)
     fputc(']', f);
     put_shapes(f, r);
     put_sizes(f, r, s);
-    if (s->handles)
+    if (s->way->handles)
         fputs(r->packed ? ",\"ipc_handles\":" : ",\"ipc_handles\":[", f);
-    if (s->handles && r->packed && rc == 0)
+    if (s->way->handles && r->packed && rc == 0)
         rc = put_handles(f, r->handles, r->n_handles);
-    for (size_t i = 0; s->handles && !r->packed && rc == 0 && i < r->n; i++) {
+    for (size_t i = 0; s->way->handles && !r->packed && rc == 0 && i < r->n; i++) {
         fputs(i ? "," : "", f);
         rc = put_handles(f, r->tensors[i].handles, r->tensors[i].n_handles);
     }
-    fputs(s->handles && !r->packed ? "]}" : "}", f);
+    fputs(s->way->handles && !r->packed ? "]}" : "}", f);
     return rc;
 }
 

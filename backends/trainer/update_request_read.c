@@ -234,10 +234,10 @@ static int settle_packing(const struct reading *r, const struct ws_strategy *s, 
                           struct ws_error *err)
 {
     bool said = r->seen & 1U << PACKED, sizes = r->seen & 1U << SIZES;
-    *packed = s->handles ? r->one_set : s->may_pack ? sizes || r->packed : said && r->packed;
-    if (s->handles && !(r->seen & 1U << HANDLES))
+    *packed = s->way->handles ? r->one_set : s->may_pack ? sizes || r->packed : said && r->packed;
+    if (s->way->handles && !(r->seen & 1U << HANDLES))
         return ws_error_set(err, EBADMSG, "it has no \"ipc_handles\"");
-    if (s->handles && *packed && !sizes)
+    if (s->way->handles && *packed && !sizes)
         return ws_error_set(err, EBADMSG, "it is packed, and has no \"sizes\"");
     if (said && r->packed != (bool)*packed)
         return ws_error_set(err, EBADMSG, "\"packed\" is %s, and the rest says otherwise",
@@ -281,7 +281,7 @@ static int settle(struct reading *r, const char *expected, struct ws_owned_reque
         t->handles = r->sets.n && !r->one_set ? sets[i].handles : NULL;
         t->n_handles = r->sets.n && !r->one_set ? sets[i].n : 0;
     }
-    o->request.strategy = s->about.id;
+    o->request.strategy = (wsync_strategy_id)s->way->id;
     o->request.version = r->version;
     o->request.packed = packed;
     o->request.alignment = r->alignment;

@@ -41,25 +41,25 @@ static void test_speeds(void **state)
 
 static double full(const struct ws_speeds *s)
 {
-    return ws_way_seconds(&(struct ws_way){.fetch_bytes = MODEL_BYTES}, s, 4);
+    return ws_cost_seconds(&(struct ws_cost){.fetch_bytes = MODEL_BYTES}, s, 4);
 }
 
-static struct ws_way by_delta(uint64_t bytes, bool copies, size_t n_links)
+static struct ws_cost by_delta(uint64_t bytes, bool copies, size_t n_links)
 {
-    return (struct ws_way){
+    return (struct ws_cost){
         .fetch_bytes = bytes, .patch_bytes = MODEL_BYTES, .copies = copies, .n_links = n_links};
 }
 
 static double delta(const struct ws_speeds *s, uint64_t bytes, bool copies, size_t n_links)
 {
-    const struct ws_way way = by_delta(bytes, copies, n_links);
-    return ws_way_seconds(&way, s, 4);
+    const struct ws_cost cost = by_delta(bytes, copies, n_links);
+    return ws_cost_seconds(&cost, s, 4);
 }
 
 static double price(const struct ws_speeds *s, uint64_t bytes, bool copies, size_t n_links)
 {
-    const struct ws_way way = by_delta(bytes, copies, n_links);
-    return ws_way_price(&way, s, 4);
+    const struct ws_cost cost = by_delta(bytes, copies, n_links);
+    return ws_cost_price(&cost, s, 4);
 }
 
 /* Whatever the speeds: more is never less. */
@@ -81,13 +81,13 @@ static void test_order(void **state)
                 before = now;
             }
             assert_true(delta(&s, MODEL_BYTES, false, 1) >= full(&s)); /* all of it, and patched besides */
-            const struct ws_way way = {.fetch_bytes = 1000, .patch_bytes = MODEL_BYTES, .n_links = 1};
-            assert_true(ws_way_seconds(&way, &s, 1) >= ws_way_seconds(&way, &s, 8));
-            assert_near(ws_way_seconds(&way, &s, 0), ws_way_seconds(&way, &s, 1));
+            const struct ws_cost cost = {.fetch_bytes = 1000, .patch_bytes = MODEL_BYTES, .n_links = 1};
+            assert_true(ws_cost_seconds(&cost, &s, 1) >= ws_cost_seconds(&cost, &s, 8));
+            assert_near(ws_cost_seconds(&cost, &s, 0), ws_cost_seconds(&cost, &s, 1));
         }
     }
     const struct ws_speeds s = {.link = 1e9};
-    assert_true(ws_way_seconds(&(struct ws_way){0}, &s, 4) == 0);
+    assert_true(ws_cost_seconds(&(struct ws_cost){0}, &s, 4) == 0);
 }
 
 static void test_which(void **state)

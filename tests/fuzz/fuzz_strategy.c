@@ -29,7 +29,7 @@ static void check_info(const wsync_sync_info *info, const char *expected)
     wsync_sync_info *back;
     struct ws_error err;
 
-    require(s && (!expected || strcmp(expected, s->about.name) == 0));
+    require(s && (!expected || strcmp(expected, s->way->name) == 0));
     if (s->info == WS_INFO_SOURCE) {
         require(info->source.model && info->source.n_urls > 0 && info->source.n_urls <= WS_MAX_SOURCES);
         for (size_t i = 0; i < info->source.n_urls; i++)
@@ -57,14 +57,14 @@ static void check_request(const wsync_update_request *r, const char *expected)
     char *first, *second;
     uint64_t bytes;
 
-    require(s && (!expected || strcmp(expected, s->about.name) == 0));
+    require(s && (!expected || strcmp(expected, s->way->name) == 0));
     require((r->n > 0 || s->info == WS_INFO_SOURCE) && r->n <= WS_MAX_TENSORS);
-    require((s->handles && r->packed) == (r->n_handles > 0));
+    require((s->way->handles && r->packed) == (r->n_handles > 0));
     for (size_t i = 0; i < r->n; i++) {
         const wsync_update_tensor *t = &r->tensors[i];
         require(t->name && *t->name && strlen(t->name) <= WS_MAX_TENSOR_NAME);
         require(ws_dtype_bytes((enum ws_dtype)t->dtype, t->shape, t->n_dims, &bytes) == 0);
-        require((s->handles && !r->packed) == (t->n_handles > 0));
+        require((s->way->handles && !r->packed) == (t->n_handles > 0));
     }
     require(ws_update_request_encode(r, &first, &err) == 0);
     require(ws_update_request_decode(first, strlen(first), NULL, &back, &err) == 0);
@@ -85,7 +85,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size == 0)
         return 0;
     const struct ws_strategy *s = ws_strategy_of((wsync_strategy_id)(data[0] / 2 % (N_STRATEGIES + 1)));
-    const char *expected = s ? s->about.name : NULL;
+    const char *expected = s ? s->way->name : NULL;
     char *text = malloc(size);
     require(text != NULL);
     memcpy(text, data + 1, size - 1);

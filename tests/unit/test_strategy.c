@@ -29,7 +29,7 @@ static void test_table(void **state)
         assert_string_equal(s->name, names[i]);
         assert_int_equal(s->id, i);
         assert_ptr_equal(wsync_strategy_find(names[i]), s);
-        assert_ptr_equal(&ws_strategy_of(s->id)->about, s);
+        assert_ptr_equal(ws_strategy_of(s->id)->way, ws_way_named(names[i]));
         assert_true(*s->needs && *s->request_type && *s->sync_info_type);
         int rc = wsync_strategy_available(s->id, NULL);
         const bool gpu = i == WSYNC_CUDA_IPC || i == WSYNC_PACKED_CUDA_IPC;

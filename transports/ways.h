@@ -1,0 +1,44 @@
+/* Ways: by which weights come from one place to another, under the names that settings, status and JSON have
+ * for them ("strategy"). Three are transports of sources; broadcast goes beside a source, by NCCL; of the two
+ * that share memory of a GPU, engines and trainers are the ends, and a mount only says where it is. What this
+ * machine or this build lacks for a way, ws_way_available says. Constant: any thread may call. */
+#ifndef WS_TRANSPORTS_WAYS_H
+#define WS_TRANSPORTS_WAYS_H
+#include "transports/error.h"
+#include <stdbool.h>
+
+struct ws_transport_ops;
+
+enum ws_way_id {
+    WS_WAY_TCP,
+    WS_WAY_IPC,
+    WS_WAY_DIR,
+    WS_WAY_BROADCAST,
+    WS_WAY_CUDA_IPC,
+    WS_WAY_PACKED_CUDA_IPC,
+    WS_N_WAYS
+};
+#define WS_NO_WAY (-1)
+
+struct ws_way {
+    enum ws_way_id id;
+    const char *name;                         /* "packed_cuda_ipc" */
+    const char *needs;                        /* for people */
+    const struct ws_transport_ops *transport; /* by which sources serve; NULL: weights come from no source */
+    bool handles;                             /* memory of GPUs, by handles */
+    /* 0, or why it cannot be used by this build on this machine; NULL: it always can. */
+    int (*available)(struct ws_error *why);
+};
+
+extern const struct ws_way ws_ways[WS_N_WAYS];
+
+const struct ws_way *ws_way_named(const char *name); /* NULL: there is none */
+/* The one that a source of that URL serves by, or WS_NO_WAY. */
+int ws_way_of_url(const char *url);
+/* "tcp"; "none" of WS_NO_WAY. */
+const char *ws_way_name(int id);
+/* What a source's URL begins with, up to a NULL; none where weights come from no source. */
+const char *const *ws_way_schemes(const struct ws_way *w);
+WS_MUST_USE int ws_way_available(const struct ws_way *w, struct ws_error *why);
+
+#endif
