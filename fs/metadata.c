@@ -1,7 +1,7 @@
 #include "fs/metadata.h"
 #include "fs/content.h"
 #include "fs/waits.h"
-#include "transports/transport.h"
+#include "transports/source.h"
 #include <errno.h>
 #include <stdlib.h>
 
