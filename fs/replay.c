@@ -39,10 +39,8 @@ struct ws_replay {
     uint64_t lent;          /* of the cache, what delta-cache= has not; guarded by more */
     pthread_mutex_t lock;
     struct ws_error err; /* why a link did not come; guarded by lock */
-    struct patching {
-        struct patching *next;
-        struct ws_patcher *patcher;
-    } * idle; /* guarded by lock */
+    /* by lane, and after the lanes by worker; NULL: it has patched nothing yet */
+    struct ws_patcher **patchers;
 };
 
 static int make_tables(struct ws_replay *p)
@@ -51,6 +49,7 @@ static int make_tables(struct ws_replay *p)
 
     p->base_file = calloc(m->n_files + 1, sizeof(*p->base_file));
     p->tried = calloc(m->n_files + 1, sizeof(*p->tried));
+    p->patchers = calloc(p->version->store->options.threads, sizeof(struct ws_patcher *));
     for (size_t i = 0; p->base_file && p->tried && i < m->n_files; i++) {
         const struct ws_bundle_file *f = ws_manifest_find(p->plan.base, m->files[i].name);
         p->base_file[i] = f ? (size_t)(f - p->plan.base->files) : NONE;
@@ -58,7 +57,7 @@ static int make_tables(struct ws_replay *p)
         if (!p->tried[i])
             return -ENOMEM;
     }
-    return p->base_file && p->tried ? 0 : -ENOMEM;
+    return p->base_file && p->tried && p->patchers ? 0 : -ENOMEM;
 }
 
 struct ws_replay *ws_replay_new(struct ws_route *r, char why[WS_HOW_CHARS])
@@ -110,11 +109,9 @@ void ws_replay_free(struct ws_replay *p)
     free(p->tried);
     free(p->base_file);
     ws_plan_release(&p->plan);
-    for (struct patching *t = p->idle, *next; t; t = next) {
-        next = t->next;
-        ws_patcher_free(t->patcher);
-        free(t);
-    }
+    for (unsigned i = 0; p->patchers && i < p->version->store->options.threads; i++)
+        ws_patcher_free(p->patchers[i]);
+    free(p->patchers);
     if (p->lent)
         ws_room_return(p->version->store, p->lent);
     pthread_mutex_destroy(&p->more);
@@ -124,29 +121,12 @@ void ws_replay_free(struct ws_replay *p)
 
 /* --- a block --- */
 
-static struct patching *take_patching(struct ws_replay *p)
+/* NULL: no memory. */
+static struct ws_patcher *patcher_of(struct ws_replay *p, unsigned index)
 {
-    pthread_mutex_lock(&p->lock);
-    struct patching *t = p->idle;
-    if (t)
-        p->idle = t->next;
-    pthread_mutex_unlock(&p->lock);
-    if (t)
-        return t;
-    t = calloc(1, sizeof(*t));
-    if (t && !(t->patcher = ws_patcher_new())) {
-        free(t);
-        t = NULL;
-    }
-    return t;
-}
-
-static void give_back_patching(struct ws_replay *p, struct patching *t)
-{
-    pthread_mutex_lock(&p->lock);
-    t->next = p->idle;
-    p->idle = t;
-    pthread_mutex_unlock(&p->lock);
+    if (!p->patchers[index])
+        p->patchers[index] = ws_patcher_new();
+    return p->patchers[index];
 }
 
 static bool base_has(const struct ws_replay *p, size_t file, size_t block)
@@ -252,7 +232,7 @@ struct lane {
     uint64_t coming; /* of the record that is on its way */
     size_t link;
     unsigned part, parts;
-    struct patching *patching; /* NULL: the link is not the last, nothing is patched yet */
+    struct ws_patcher *patcher; /* NULL: the link is not the last, nothing is patched yet */
     pthread_t thread;
     bool ok;
 };
@@ -303,8 +283,8 @@ static int on_record(void *arg, struct ws_delta_record *r)
     l->coming = 0;
     if (rc == -EINVAL)
         return 1;
-    if (rc == 0 && l->patching)
-        patch_block(p, l->patching->patcher, file, block);
+    if (rc == 0 && l->patcher)
+        patch_block(p, l->patcher, file, block);
     return 0;
 }
 
@@ -397,17 +377,13 @@ static bool fetch_parts(struct ws_replay *p, size_t i, struct offered *offered)
 
     for (unsigned k = 0; whole && k < n; k++) {
         lanes[k] = (struct lane){.replay = p, .offered = offered, .link = i, .part = k, .parts = n};
-        lanes[k].patching = last ? take_patching(p) : NULL;
-        whole = (!last || lanes[k].patching) && ws_thread_start(&lanes[k].thread, lane_main, &lanes[k]) == 0;
+        lanes[k].patcher = last ? patcher_of(p, k) : NULL;
+        whole = (!last || lanes[k].patcher) && ws_thread_start(&lanes[k].thread, lane_main, &lanes[k]) == 0;
         started += whole;
     }
-    for (unsigned k = 0; k < n; k++) {
-        if (k < started) {
-            pthread_join(lanes[k].thread, NULL);
-            whole = whole && lanes[k].ok;
-        }
-        if (lanes[k].patching)
-            give_back_patching(p, lanes[k].patching);
+    for (unsigned k = 0; k < started; k++) {
+        pthread_join(lanes[k].thread, NULL);
+        whole = whole && lanes[k].ok;
     }
     return whole;
 }
@@ -498,22 +474,20 @@ static bool has_last_record(const struct ws_replay *p, size_t file, size_t block
     return last && ws_delta_at(last, file, block);
 }
 
-static void patch_rest(void *arg, size_t block)
+static void patch_rest(void *arg, size_t block, unsigned worker)
 {
     struct rest *r = arg;
     struct ws_replay *p = r->replay;
     const struct ws_bundle_file *f = &p->manifest->files[r->file];
     size_t base = p->base_file[r->file];
     bool same = base_has(p, r->file, block) && p->plan.base->files[base].hashes[block] == f->hashes[block];
-    struct patching *t;
+    struct ws_patcher *patcher;
 
     if (atomic_load(&p->route->stop) || (!r->whole && !same && !has_last_record(p, r->file, block)))
         return;
-    t = take_patching(p);
-    if (t) {
-        patch_block(p, t->patcher, r->file, block);
-        give_back_patching(p, t);
-    }
+    patcher = patcher_of(p, worker);
+    if (patcher)
+        patch_block(p, patcher, r->file, block);
 }
 
 void ws_replay_run(struct ws_replay *p, const char **transport)
@@ -525,7 +499,7 @@ void ws_replay_run(struct ws_replay *p, const char **transport)
 
     for (size_t i = 0; workers && i < p->manifest->n_files; i++) {
         struct rest r = {.replay = p, .file = i, .whole = whole};
-        ws_workers_run(workers, patch_rest, &r, p->manifest->files[i].n_blocks);
+        ws_workers_run_indexed(workers, patch_rest, &r, p->manifest->files[i].n_blocks);
     }
     ws_workers_free(workers);
     pthread_mutex_lock(&p->version->store->lock);

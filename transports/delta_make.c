@@ -1,12 +1,10 @@
 #include "transports/delta_make.h"
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* One thread's memory; handed from one to the next. */
+/* One worker's memory. */
 struct tools {
-    struct tools *next;
     struct ws_delta_coder *coder;
     unsigned char out[WS_BLOCK_BYTES];
 };
@@ -26,8 +24,7 @@ struct making {
     uint64_t most_bytes;
     const atomic_bool *stop;
     atomic_bool given_up;
-    pthread_mutex_t lock;
-    struct tools *tools; /* guarded by lock */
+    struct tools **tools; /* by worker; NULL: it has made nothing yet */
 };
 
 static void free_tools(struct tools *t)
@@ -37,13 +34,10 @@ static void free_tools(struct tools *t)
     free(t);
 }
 
-static struct tools *take_tools(struct making *m)
+/* NULL: no memory. */
+static struct tools *tools_of(struct making *m, unsigned worker)
 {
-    pthread_mutex_lock(&m->lock);
-    struct tools *t = m->tools;
-    if (t)
-        m->tools = t->next;
-    pthread_mutex_unlock(&m->lock);
+    struct tools *t = m->tools[worker];
     if (t)
         return t;
     t = malloc(sizeof(*t));
@@ -51,15 +45,7 @@ static struct tools *take_tools(struct making *m)
         free(t);
         t = NULL;
     }
-    return t;
-}
-
-static void give_back_tools(struct making *m, struct tools *t)
-{
-    pthread_mutex_lock(&m->lock);
-    t->next = m->tools;
-    m->tools = t;
-    pthread_mutex_unlock(&m->lock);
+    return m->tools[worker] = t;
 }
 
 static struct ws_delta_record *encode(struct making *m, struct tools *t, size_t block)
@@ -81,7 +67,7 @@ static struct ws_delta_record *encode(struct making *m, struct tools *t, size_t 
                                 (uint32_t)len, m->level);
 }
 
-static void make_block(void *arg, size_t block)
+static void make_block(void *arg, size_t block, unsigned worker)
 {
     struct making *m = arg;
     const struct file *at = &m->files[m->file];
@@ -94,10 +80,8 @@ static void make_block(void *arg, size_t block)
         atomic_store(&m->given_up, true);
         return;
     }
-    struct tools *t = take_tools(m);
+    struct tools *t = tools_of(m, worker);
     struct ws_delta_record *r = t ? encode(m, t, block) : NULL;
-    if (t)
-        give_back_tools(m, t);
     if (!r || ws_delta_add(m->delta, r) < 0)
         atomic_store(&m->given_up, true);
     ws_delta_figures(m->delta, &figures);
@@ -126,26 +110,25 @@ static bool look_at_file(struct making *m, const struct ws_delta_side *base, siz
 void ws_delta_make(struct ws_delta *d, const struct ws_delta_side *base, const struct ws_delta_side *target,
                    int level, uint64_t most_bytes, struct ws_workers *workers, const atomic_bool *stop)
 {
-    size_t n = target->manifest->n_files;
+    const size_t n = target->manifest->n_files;
+    const unsigned n_workers = ws_workers_count(workers);
     struct making m = {.delta = d, .target = target, .level = level, .most_bytes = most_bytes, .stop = stop};
     struct ws_delta_figures had;
-    pthread_mutex_init(&m.lock, NULL);
     ws_delta_figures(d, &had);
     atomic_init(&m.given_up, had.bytes > most_bytes);
     m.files = calloc(n ? n : 1, sizeof(*m.files));
-    bool ok = m.files;
+    m.tools = calloc(n_workers, sizeof(*m.tools));
+    bool ok = m.files && m.tools;
     for (m.file = 0; ok && m.file < n && !atomic_load(&m.given_up); m.file++) {
         ok = look_at_file(&m, base, m.file);
         if (ok)
-            ws_workers_run(workers, make_block, &m, target->manifest->files[m.file].n_blocks);
+            ws_workers_run_indexed(workers, make_block, &m, target->manifest->files[m.file].n_blocks);
     }
     for (size_t i = 0; m.files && i < n; i++)
         free(m.files[i].widths);
     free(m.files);
-    for (struct tools *t = m.tools, *next; t; t = next) {
-        next = t->next;
-        free_tools(t);
-    }
-    pthread_mutex_destroy(&m.lock);
+    for (unsigned i = 0; m.tools && i < n_workers; i++)
+        free_tools(m.tools[i]);
+    free(m.tools);
     ws_delta_end(d, ok && !atomic_load(&m.given_up) ? WS_DELTA_WHOLE : WS_DELTA_GIVEN_UP);
 }

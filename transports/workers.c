@@ -11,6 +11,8 @@
 #define MAX_WORKERS 256
 #define STACK_BYTES (1UL << 20) /* some parse what strangers answered; only what is touched takes memory */
 
+typedef void worker_job(void *arg, size_t i, unsigned worker);
+
 struct ws_workers {
     pthread_mutex_t turn; /* held by the caller of run; taken before lock */
     pthread_mutex_t lock;
@@ -19,14 +21,18 @@ struct ws_workers {
     unsigned long round;
     unsigned active; /* workers inside the round */
     bool stop;
-    void (*job)(void *arg, size_t i); /* NULL: the round is over, whoever wakes up only now stays out of it */
+    worker_job *job; /* NULL: the round is over, whoever wakes up only now stays out of it */
     void *arg;
     size_t n;
     /* end of guarded */
     atomic_size_t next;
     int nice;
     unsigned n_threads; /* the caller counts as one */
-    pthread_t threads[];
+    struct thread {
+        struct ws_workers *workers;
+        unsigned index; /* from 1: 0 is the caller */
+        pthread_t thread;
+    } threads[];
 };
 
 void ws_thread_nice(int nice)
@@ -96,15 +102,16 @@ void ws_run_at_once(void (*job)(void *arg, size_t i), void *arg, size_t n)
 
 /* --- workers --- */
 
-static void work(struct ws_workers *w, void (*job)(void *, size_t), void *arg, size_t n)
+static void work(struct ws_workers *w, worker_job *job, void *arg, size_t n, unsigned worker)
 {
     for (size_t i; (i = atomic_fetch_add(&w->next, 1)) < n;)
-        job(arg, i);
+        job(arg, i, worker);
 }
 
 static void *worker(void *self)
 {
-    struct ws_workers *w = self;
+    const struct thread *t = self;
+    struct ws_workers *w = t->workers;
     unsigned long seen = 0;
     ws_thread_nice(w->nice);
     pthread_mutex_lock(&w->lock);
@@ -114,12 +121,12 @@ static void *worker(void *self)
         if (w->stop)
             break;
         seen = w->round;
-        void (*job)(void *, size_t) = w->job;
+        worker_job *job = w->job;
         void *arg = w->arg;
         size_t n = w->n;
         w->active++;
         pthread_mutex_unlock(&w->lock);
-        work(w, job, arg, n);
+        work(w, job, arg, n, t->index);
         pthread_mutex_lock(&w->lock);
         if (--w->active == 0)
             pthread_cond_signal(&w->finished);
@@ -140,12 +147,17 @@ struct ws_workers *ws_workers_new(unsigned n_threads, int nice)
     pthread_cond_init(&w->finished, NULL);
     w->nice = nice;
     w->n_threads = 1;
-    while (w->n_threads < n && ws_thread_start(&w->threads[w->n_threads - 1], worker, w) == 0)
-        w->n_threads++;
+    for (; w->n_threads < n; w->n_threads++) {
+        struct thread *t = &w->threads[w->n_threads - 1];
+        *t = (struct thread){.workers = w, .index = w->n_threads};
+        if (ws_thread_start(&t->thread, worker, t) < 0)
+            break;
+    }
     return w;
 }
 
-void ws_workers_run(struct ws_workers *w, void (*job)(void *arg, size_t i), void *arg, size_t n)
+void ws_workers_run_indexed(struct ws_workers *w, void (*job)(void *arg, size_t i, unsigned worker),
+                            void *arg, size_t n)
 {
     assert(job);
     if (n == 0)
@@ -161,13 +173,30 @@ void ws_workers_run(struct ws_workers *w, void (*job)(void *arg, size_t i), void
     if (n > 1)
         pthread_cond_broadcast(&w->start);
     pthread_mutex_unlock(&w->lock);
-    work(w, job, arg, n);
+    work(w, job, arg, n, 0);
     pthread_mutex_lock(&w->lock);
     w->job = NULL;
     while (w->active > 0)
         pthread_cond_wait(&w->finished, &w->lock);
     pthread_mutex_unlock(&w->lock);
     pthread_mutex_unlock(&w->turn);
+}
+
+struct plain {
+    void (*job)(void *arg, size_t i);
+    void *arg;
+};
+
+static void run_plain(void *self, size_t i, unsigned worker)
+{
+    const struct plain *p = self;
+    (void)worker;
+    p->job(p->arg, i);
+}
+
+void ws_workers_run(struct ws_workers *w, void (*job)(void *arg, size_t i), void *arg, size_t n)
+{
+    ws_workers_run_indexed(w, run_plain, &(struct plain){job, arg}, n);
 }
 
 unsigned ws_workers_count(const struct ws_workers *w)
@@ -184,7 +213,7 @@ void ws_workers_free(struct ws_workers *w)
     pthread_cond_broadcast(&w->start);
     pthread_mutex_unlock(&w->lock);
     for (unsigned i = 0; i + 1 < w->n_threads; i++)
-        pthread_join(w->threads[i], NULL);
+        pthread_join(w->threads[i].thread, NULL);
     pthread_cond_destroy(&w->finished);
     pthread_cond_destroy(&w->start);
     pthread_mutex_destroy(&w->lock);

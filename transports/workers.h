@@ -13,6 +13,10 @@ struct ws_workers;
  * system gives no more: ws_workers_count. */
 struct ws_workers *ws_workers_new(unsigned n_threads, int nice);
 void ws_workers_run(struct ws_workers *w, void (*job)(void *arg, size_t i), void *arg, size_t n);
+/* As run; the job also hears which of the workers runs it, below ws_workers_count: what it keeps for a worker
+ * is no other thread's until the call returns. */
+void ws_workers_run_indexed(struct ws_workers *w, void (*job)(void *arg, size_t i, unsigned worker),
+                            void *arg, size_t n);
 unsigned ws_workers_count(const struct ws_workers *w);
 void ws_workers_free(struct ws_workers *w); /* NULL is fine */
 /* Runs job(arg, i) for i in [0, n) all at once, each on a thread of its own with a stack of 1 MiB (the last

@@ -38,7 +38,7 @@ struct ws_plan_delta {
     struct ws_records *records;      /* of all of them */
     struct ws_mark slot;             /* what the files' memory holds; no run: nobody knows */
     struct ws_widths *const *widths; /* by file; NULL: none of its blocks is kept */
-    struct ws_plan_tools *tools;     /* for threads; made when they are wanted */
+    struct ws_plan_tools *tools;     /* of the workers; made when they are wanted */
     uint64_t came, whole;            /* to the host for kept blocks, in all and in whole blocks */
     uint64_t patched;                /* bytes of blocks that did not come whole */
 };

@@ -10,21 +10,19 @@
 #include "transports/block_hash.h"
 #include <assert.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 
 #define ROOM_SHARE 16    /* of a device: that much of it stays free */
 #define SHORT      4096U /* a block of fewer bytes is not worth it */
 
-/* One thread's memory; handed from one to the next. */
+/* One worker's memory. */
 struct tools {
-    struct tools *next;
     struct ws_patcher *patcher;
     unsigned char out[WS_BLOCK_BYTES];
 };
 struct ws_plan_tools {
-    pthread_mutex_t lock;
-    struct tools *free; /* guarded by lock */
+    unsigned n;
+    struct tools *of[]; /* by worker; NULL: it has finished no block yet */
 };
 
 struct delta_round {
@@ -48,7 +46,7 @@ struct delta_run {
     struct delta_round *now;
 };
 
-/* --- threads' memory --- */
+/* --- workers' memory --- */
 
 static void free_tools(struct tools *t)
 {
@@ -59,23 +57,15 @@ static void free_tools(struct tools *t)
 
 void ws_plan_tools_free(struct ws_plan_tools *all)
 {
-    if (!all)
-        return;
-    for (struct tools *t = all->free, *next; t; t = next) {
-        next = t->next;
-        free_tools(t);
-    }
-    pthread_mutex_destroy(&all->lock);
+    for (unsigned i = 0; all && i < all->n; i++)
+        free_tools(all->of[i]);
     free(all);
 }
 
-static struct tools *take_tools(struct ws_plan_tools *all)
+/* NULL: no memory. */
+static struct tools *tools_of(struct ws_plan_tools *all, unsigned worker)
 {
-    pthread_mutex_lock(&all->lock);
-    struct tools *t = all->free;
-    if (t)
-        all->free = t->next;
-    pthread_mutex_unlock(&all->lock);
+    struct tools *t = all->of[worker];
     if (t)
         return t;
     t = malloc(sizeof(*t));
@@ -83,15 +73,7 @@ static struct tools *take_tools(struct ws_plan_tools *all)
         free(t);
         t = NULL;
     }
-    return t;
-}
-
-static void give_back(struct ws_plan_tools *all, struct tools *t)
-{
-    pthread_mutex_lock(&all->lock);
-    t->next = all->free;
-    all->free = t;
-    pthread_mutex_unlock(&all->lock);
+    return all->of[worker] = t;
 }
 
 /* --- which blocks --- */
@@ -166,14 +148,15 @@ static void set_up(struct ws_plan *p, struct ws_plan_kept *k)
     k->comparer = NULL;
 }
 
-static int make_tools(struct ws_plan_delta *d, struct ws_error *err)
+static int make_tools(struct ws_plan_delta *d, unsigned n, struct ws_error *err)
 {
-    if (d->tools)
+    if (d->tools && d->tools->n >= n)
         return 0;
-    d->tools = calloc(1, sizeof(*d->tools));
+    ws_plan_tools_free(d->tools);
+    d->tools = calloc(1, sizeof(*d->tools) + n * sizeof(d->tools->of[0]));
     if (!d->tools)
         return ws_error_set(err, ENOMEM, "no memory for patching blocks");
-    pthread_mutex_init(&d->tools->lock, NULL);
+    d->tools->n = n;
     return 0;
 }
 
@@ -290,18 +273,17 @@ static bool patch(struct delta_run *r, const struct entry *e, struct tools *t, u
                             hash, NULL) == 0;
 }
 
-static void finish_block(void *arg, size_t i)
+static void finish_block(void *arg, size_t i, unsigned worker)
 {
     struct delta_run *r = arg;
     struct entry *e = &r->now->entries[i];
     const uint64_t hash = ws_comparer_hash(r->k->comparer, r->now->number, (unsigned)i);
     uint64_t has = ~hash;
-    struct tools *t = take_tools(r->d->tools);
+    struct tools *t = tools_of(r->d->tools, worker);
     if (t) {
         note_record(r, r->now, (unsigned)i, t);
         if (!e->whole && !patch(r, e, t, &has))
             has = ~hash;
-        give_back(r->d->tools, t);
     }
     if (e->whole)
         has = ws_hash(place_of(r->plan, e->job), len_of(r, e->job));
@@ -334,7 +316,7 @@ static int finish_round(struct delta_run *r, struct ws_workers *workers, struct 
     int rc = ws_comparer_wait(r->k->comparer, r->now->number, err);
     if (rc < 0)
         return rc;
-    ws_workers_run(workers, finish_block, r, r->now->n);
+    ws_workers_run_indexed(workers, finish_block, r, r->now->n);
     for (unsigned i = 0; rc == 0 && i < r->now->n; i++) {
         const struct entry *e = &r->now->entries[i];
         if (e->wrong)
@@ -384,7 +366,8 @@ int ws_plan_run_delta(struct ws_plan *p, struct ws_workers *workers, struct ws_e
 {
     struct ws_plan_delta *d = p->run->delta;
     struct delta_run *r = calloc(1, sizeof(*r));
-    int rc = r ? make_tools(d, err) : ws_error_set(err, ENOMEM, "no memory for copies from a GPU");
+    int rc = r ? make_tools(d, ws_workers_count(workers), err)
+               : ws_error_set(err, ENOMEM, "no memory for copies from a GPU");
     d->came = d->whole = d->patched = 0;
     if (rc == 0)
         rc = ws_records_begin(d->records, base_of(d), err);

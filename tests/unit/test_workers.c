@@ -15,7 +15,8 @@
 
 #include <cmocka.h>
 
-#define MOST 5000
+#define MOST    5000
+#define WORKERS 4
 
 struct tally {
     atomic_uint times[MOST];
@@ -82,6 +83,43 @@ static void test_many_rounds(void **state)
             assert_int_equal(values[i], i < n);
     }
     ws_workers_free(w);
+}
+
+/* Plain memory of each worker: two that have one index at a time are a race that TSan sees. */
+struct shares {
+    unsigned n_workers;
+    struct {
+        size_t jobs, sum;
+    } of[WORKERS];
+};
+
+static void share(void *arg, size_t i, unsigned worker)
+{
+    struct shares *s = arg;
+    assert_true(worker < s->n_workers);
+    s->of[worker].jobs++;
+    s->of[worker].sum += i;
+}
+
+static void test_index(void **state)
+{
+    (void)state;
+    for (unsigned threads = 1; threads <= WORKERS; threads++) {
+        struct ws_workers *w = ws_workers_new(threads, 0);
+        assert_non_null(w);
+        for (size_t n = 0; n < 500; n = n * 2 + 1) {
+            struct shares s = {.n_workers = ws_workers_count(w)};
+            size_t jobs = 0, sum = 0;
+            ws_workers_run_indexed(w, share, &s, n);
+            for (unsigned k = 0; k < WORKERS; k++) {
+                jobs += s.of[k].jobs;
+                sum += s.of[k].sum;
+            }
+            assert_int_equal(jobs, n);
+            assert_int_equal(sum, n ? n * (n - 1) / 2 : 0);
+        }
+        ws_workers_free(w);
+    }
 }
 
 struct caller {
@@ -183,9 +221,13 @@ static void test_start(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_once),         cmocka_unit_test(test_at_once),
-        cmocka_unit_test(test_many_rounds),       cmocka_unit_test(test_callers_take_turns),
-        cmocka_unit_test(test_threads_are_quiet), cmocka_unit_test(test_start),
+        cmocka_unit_test(test_each_once),
+        cmocka_unit_test(test_at_once),
+        cmocka_unit_test(test_many_rounds),
+        cmocka_unit_test(test_index),
+        cmocka_unit_test(test_callers_take_turns),
+        cmocka_unit_test(test_threads_are_quiet),
+        cmocka_unit_test(test_start),
     };
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);
