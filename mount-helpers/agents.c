@@ -8,12 +8,11 @@
 
 struct ws_source *agents_open(const struct cli_args *args)
 {
-    const char *url = cli_get(args, "agent") ? cli_get(args, "agent") : getenv("WSYNC_AGENT");
     char *token = cli_has(args, "token-file") ? cli_read_secret(cli_get(args, "token-file")) : NULL;
     const struct ws_source_options options = {.token = token, .ca_file = cli_get(args, "ca-file")};
     struct ws_source *s;
     struct ws_error err;
-    int rc = ws_source_open(url && *url ? url : "unix:/run/wsync/agent.sock", &options, &s, &err);
+    int rc = ws_source_open(ws_agent_address(cli_get(args, "agent")), &options, &s, &err);
     if (token)
         explicit_bzero(token, strlen(token));
     free(token);

@@ -1,6 +1,7 @@
 /* Agents: the agent that a command of the trainer's side talks to. */
 #ifndef WS_MOUNT_HELPERS_AGENTS_H
 #define WS_MOUNT_HELPERS_AGENTS_H
+#include "backends/trainer/agent_address.h"
 #include "mount-helpers/cli.h"
 #include "transports/source.h"
 
@@ -8,7 +9,7 @@
 #define AGENTS_OPTIONS                                                                                       \
     {"agent", 'a', "URL",                                                                                    \
      "the agent: unix:/PATH or http(s)://HOST:PORT; default $WSYNC_AGENT, or "                               \
-     "unix:/run/wsync/agent.sock"},                                                                          \
+     "unix:" WS_AGENT_SOCKET},                                                                               \
         {"token-file", 0, "FILE", "bearer token for it, the file's first line"},                             \
     {                                                                                                        \
         "ca-file", 0, "FILE", "certificates that an https agent is checked against"                          \

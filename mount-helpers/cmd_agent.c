@@ -1,5 +1,6 @@
 /* wsync agent: holds a trainer node's slots and serves them. */
 #include "backends/trainer/agent.h"
+#include "backends/trainer/agent_address.h"
 #include "fs/settings.h"
 #include "mount-helpers/cli.h"
 #include "mount-helpers/notify.h"
@@ -14,13 +15,12 @@
 #include <unistd.h>
 
 #define DEFAULT_LISTEN "127.0.0.1:18861"
-#define DEFAULT_SOCKET "/run/wsync/agent.sock"
 #define MAX_ASTRAFLOW  64
 
 static const struct cli_option options[] = {
     {"listen", 'l', "HOST:PORT", "serve HTTP here; default " DEFAULT_LISTEN ", 'none' for no TCP"},
     {"socket", 's', "PATH",
-     "unix socket for publishers and for mounts on this host; default " DEFAULT_SOCKET ", 'none' for none"},
+     "unix socket for publishers and for mounts on this host; default " WS_AGENT_SOCKET ", 'none' for none"},
     {"group", 'g', "NAME", "let this group use the socket (it may then publish and read)"},
     {"token-file", 0, "FILE", "ask HTTP clients for the bearer token in the file's first line"},
     {"insecure", 0, NULL, "listen beyond loopback without a token"},
@@ -151,7 +151,7 @@ static int run(const struct cli_args *args)
         .tcp.tls_cert_file = cli_get(args, "tls-cert"),
         .tcp.tls_key_file = cli_get(args, "tls-key"),
         .tcp.tls_client_ca_file = cli_get(args, "tls-client-ca"),
-        .socket = socket ? socket : DEFAULT_SOCKET,
+        .socket = socket ? socket : WS_AGENT_SOCKET,
         .socket_gid = (gid_t)-1,
         .memory_bytes = cli_bytes(args, "memory", 0),
         .delta_cache_bytes = cli_bytes(args, "delta-cache", WS_DELTA_CACHE_BY_SIZE),

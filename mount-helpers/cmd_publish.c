@@ -1,4 +1,5 @@
 /* wsync publish: publishes a checkpoint folder as a version, through the same calls as a trainer. */
+#include "backends/trainer/agent_address.h"
 #include "backends/trainer/wsync.h"
 #include "mount-helpers/cli.h"
 #include "mount-helpers/progress.h"
@@ -17,7 +18,7 @@
 static const struct cli_option options[] = {
     {"agent", 'a', "SOCKET",
      "the agent's unix socket; default $WSYNC_AGENT, or "
-     "unix:/run/wsync/agent.sock"},
+     "unix:" WS_AGENT_SOCKET},
     {"model", 'm', "NAME", "the model's name"},
     {"version", 'v', "N", "the version's number, higher than the newest of this lineage", 0, INT64_MAX},
     {"run", 0, "ID",

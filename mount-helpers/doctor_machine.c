@@ -14,8 +14,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#define ENOUGH_FILES  4096
-#define DEFAULT_AGENT "/run/wsync/agent.sock"
+#define ENOUGH_FILES 4096
 
 static void kernel(struct doctor *d)
 {
@@ -72,8 +71,9 @@ static void agent(struct doctor *d, const struct cli_args *args)
     struct ws_error err = {0};
     struct stat st;
     json_t *models = NULL;
-    if ((!named || !*named) && stat(DEFAULT_AGENT, &st) != 0) {
-        doctor_say(d, DOCTOR_NOTE, "agent", "none on this host at " DEFAULT_AGENT "; --agent names another");
+    if ((!named || !*named) && stat(WS_AGENT_SOCKET, &st) != 0) {
+        doctor_say(d, DOCTOR_NOTE, "agent",
+                   "none on this host at " WS_AGENT_SOCKET "; --agent names another");
         return;
     }
     struct ws_source *s = agents_open(args);

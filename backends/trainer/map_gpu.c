@@ -1,7 +1,7 @@
 /* wsync_map_gpu and what is done with a map. */
 #include "backends/trainer/map_gpu.h"
+#include "backends/trainer/agent_address.h"
 #include "backends/trainer/last_error.h"
-#include "backends/trainer/publisher_state.h"
 #include "transports/device_copies.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -88,7 +88,7 @@ int wsync_map_gpu(const char *agent, const char *model, uint64_t version, wsync_
 {
     struct ws_error *err = ws_last_error();
     *out = NULL;
-    agent = ws_publisher_agent(agent);
+    agent = ws_agent_address(agent);
     if (!model || !ws_name_is_model(model))
         return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", model ? model : "",
                             WS_MODEL_NAME_RULE);

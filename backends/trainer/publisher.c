@@ -1,6 +1,7 @@
 /* Publisher: one rank's side of a publish. Registers metadata, gets the slot's memory for one version, copies
  * and hashes into it, and lets go of it at commit, so that nobody can write a version that is announced. */
 #include "backends/trainer/abi.h"
+#include "backends/trainer/agent_address.h"
 #include "backends/trainer/last_error.h"
 #include "backends/trainer/publisher_state.h"
 #include "transports/name.h"
@@ -65,7 +66,7 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
         return ws_error_set(err, ENOMEM, "no memory for a publisher");
     p->sock = p->device = -1;
     p->pid = getpid();
-    p->agent = strdup(ws_publisher_agent(c->agent));
+    p->agent = strdup(ws_agent_address(c->agent));
     p->model = strdup(c->model);
     p->run_asked = c->run ? strdup(c->run) : NULL;
     p->new_run = c->new_run;

@@ -5,19 +5,12 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define FAULTED_PER_MS (256UL << 10) /* bytes, by a machine that is slow at it */
 #define SLICE_MS       10000
 #define ASK_MS         500 /* between two questions whether the caller wants to go on */
-
-const char *ws_publisher_agent(const char *asked)
-{
-    const char *agent = asked ? asked : getenv("WSYNC_AGENT");
-    return agent && *agent ? agent : "unix:/run/wsync/agent.sock";
-}
 
 static void hang_up(struct wsync_publisher *p)
 {

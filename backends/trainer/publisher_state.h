@@ -82,9 +82,6 @@ struct wsync_publisher {
     bool audit_warns, audit_said;     /* said: that this agent knows no audits */
 };
 
-/* Of this node: what was asked for, else $WSYNC_AGENT, else the usual place. */
-const char *ws_publisher_agent(const char *asked);
-
 /* POST /v1/local/{verb}; steals body. fds: room for descriptors of the reply, or NULL. -ECONNRESET: the agent
  * has gone; -EPROTO: it is of another release, which its socket may be, too. */
 int ws_publisher_call(struct wsync_publisher *p, const char *verb, json_t *body, json_t **reply, int *fds,

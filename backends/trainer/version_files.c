@@ -1,6 +1,6 @@
 /* Descriptors of a published version's files, for processes on the agent's host (wsync_open_version). */
+#include "backends/trainer/agent_address.h"
 #include "backends/trainer/last_error.h"
-#include "backends/trainer/publisher_state.h"
 #include "backends/trainer/wsync.h"
 #include "transports/limits.h"
 #include "transports/memory.h"
@@ -86,7 +86,7 @@ int wsync_open_version(const char *agent, const char *model, uint64_t version, w
     if (rc == 0 && (!model || !ws_name_is_model(model)))
         rc = ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", model ? model : "",
                           WS_MODEL_NAME_RULE);
-    agent = ws_publisher_agent(agent);
+    agent = ws_agent_address(agent);
     if (rc == 0 && strncmp(agent, "unix:", 5) != 0)
         rc = ws_error_set(err, EOPNOTSUPP,
                           "%.200s is no agent of this host: its memory is reached by unix:/PATH", agent);
