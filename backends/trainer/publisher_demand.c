@@ -2,6 +2,7 @@
  * wants the bytes of one that is shared, and fills a slot out of the shared memory. It takes turns with the
  * publisher's calls by one lock. */
 #include "backends/trainer/publisher_share.h"
+#include "backends/trainer/version_step.h"
 #include "transports/workers.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -165,13 +166,13 @@ static int make(struct wsync_publisher *p, const struct ws_share_set *set, struc
     p->interrupted = NULL;
     int rc = ws_publisher_locate(p, set->params, err);
     if (rc == 0)
-        rc = ws_publisher_begin(p, set->version, true, err);
+        rc = ws_version_step_begin(p, set->version, true, err);
     if (rc == 0)
         rc = ws_publisher_put_all(p, set->params, err);
     if (rc == 0)
-        rc = ws_publisher_commit(p, err);
+        rc = ws_version_step_commit(p, err);
     if (rc < 0 && p->begun)
-        (void)ws_publisher_abandon(p, &ignored);
+        (void)ws_version_step_abandon(p, &ignored);
     for (size_t i = 0; i < p->n_params; i++) /* those that are asked about are of the version before */
         p->overflows[i] =
             set->version == before && rc == 0 ? p->overflows[i] + set->overflows[i] : overflows[i];

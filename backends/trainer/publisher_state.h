@@ -1,6 +1,7 @@
-/* A publisher's inside, shared by its files: publisher (its life and its versions), publisher_register (what
- * it told the agent that it holds), publisher_put (the copies), publisher_share (what is
- * shared on GPUs), publisher_audit (the hashes of its replicas), publisher_call (a request to the agent). */
+/* A publisher's inside, shared by its files: publisher (its life), version_step (begin, commit, abandon),
+ * publisher_register (what it told the agent that it holds), publisher_put (the copies), publisher_share
+ * (what is shared on GPUs), publisher_audit (the hashes of its replicas), publisher_call (a request to the
+ * agent). */
 #ifndef WS_TRAINER_PUBLISHER_STATE_H
 #define WS_TRAINER_PUBLISHER_STATE_H
 #include "backends/trainer/base.h"
@@ -162,12 +163,6 @@ WS_MUST_USE int ws_publisher_audit_hash(struct wsync_publisher *p, const wsync_p
 bool ws_publisher_audits(const struct wsync_publisher *p, size_t i);
 void ws_publisher_audit_tell(const struct wsync_publisher *p, json_t *body);
 void ws_publisher_audit_end(struct wsync_publisher *p);
-
-/* publisher.c: demanded: it is announced already, and a slot has to be filled. */
-WS_MUST_USE int ws_publisher_begin(struct wsync_publisher *p, uint64_t version, bool demanded,
-                                   struct ws_error *err);
-WS_MUST_USE int ws_publisher_commit(struct wsync_publisher *p, struct ws_error *err);
-int ws_publisher_abandon(struct wsync_publisher *p, struct ws_error *err);
 
 /* publisher_share.c. strategy: the config's share; NULL: nothing. -EINVAL, -ENOTSUP. */
 WS_MUST_USE int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy, bool on_demand,
