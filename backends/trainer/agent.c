@@ -1,5 +1,7 @@
+#include "backends/trainer/agent_delta.h"
+#include "backends/trainer/agent_features.h"
+#include "backends/trainer/agent_fleet.h"
 #include "backends/trainer/agent_group.h"
-#include "backends/trainer/agent_state.h"
 #include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/workers.h"
@@ -33,8 +35,7 @@ void ws_agent_announce(struct ws_agent *a)
     if (ipc)
         ws_ipc_server_wake(ipc);
     pthread_mutex_lock(&a->lock);
-    for (size_t i = 0; i < a->n_astraflow; i++)
-        ws_astraflow_wake(a->astraflow[i]);
+    ws_features_announced(a);
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -100,8 +101,7 @@ void ws_agent_discard(struct ws_agent *a, struct ws_agent_model *m)
     m->abandoned++;
     ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64 " why=\"%s\"", m->name,
            m->writing_version, m->why);
-    ws_agent_gpu_discarded(m);
-    ws_agent_audit_dropped(m);
+    ws_features_discarded(a, m);
     end_writing(a, m);
 }
 
@@ -118,7 +118,7 @@ void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *
         }
     }
     ws_agent_discard(a, m);
-    ws_group_abandoned(a, m, why);
+    ws_features_abandoned(a, m, why);
 }
 
 /* --- catalog --- */
@@ -135,7 +135,7 @@ static json_t *slot_json(const struct ws_slot *s)
                      (json_int_t)s->manifest->created_ns);
 }
 
-static json_t *model_json(const struct ws_agent *a, struct ws_agent_model *m)
+static json_t *model_json(const struct ws_agent *a, const struct ws_agent_model *m)
 {
     const struct ws_slot *order[WS_MAX_SLOTS];
     unsigned n = 0;
@@ -152,14 +152,10 @@ static json_t *model_json(const struct ws_agent *a, struct ws_agent_model *m)
         n++;
     }
     for (unsigned i = 0; i < n; i++) {
-        const char *gpu = ws_agent_gpu_strategy(m, order[i]->version, order[i]->run);
         json_array_append_new(versions, slot_json(order[i]));
-        if (gpu)
-            json_object_set_new(json_array_get(versions, i), "gpu", json_string(gpu));
         if (order[i]->version == m->newest && strcmp(order[i]->run, m->run) == 0)
             digest = order[i]->manifest->digest;
     }
-    ws_agent_gpu_list_unmade(m, versions);
     json_t *out = json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest", (json_int_t)m->newest, "run",
                             m->run, "digest", digest, "versions", versions);
     if (m->nodes) {
@@ -169,7 +165,7 @@ static json_t *model_json(const struct ws_agent *a, struct ws_agent_model *m)
                             json_pack("{s:i,s:i,s:o?}", "index", (int)index, "count", (int)count, "nodes",
                                       json_loads(m->nodes, 0, NULL)));
     }
-    ws_agent_orders(a, m, out);
+    ws_features_list(a, m, out);
     return out;
 }
 
@@ -224,7 +220,7 @@ int ws_agent_hold(void *self, const char *model, uint64_t version, const char *r
             rc = ws_error_set(err, ENOMEM, "no memory for a lease");
     }
     if (!h && rc == 0 && m)
-        rc = ws_agent_gpu_want(a, m, version, run ? run : m->run, err);
+        rc = ws_features_want(a, m, version, run ? run : m->run, err);
     if (!m || !m->any)
         rc = ws_error_set(err, ENOENT, "there is no model '%s' here", model);
     else if (!h && rc == 0 && m->owner && m->owner != m)
@@ -319,20 +315,17 @@ void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m)
     s->fresh = false;
     s->has = ws_mark_of(s->version, s->run);
     s->state = WS_SLOT_SERVED;
-    if (!ws_agent_gpu_made(m, s)) {
-        ws_agent_delta_begin(a, owner, s);
-        ws_agent_archive_published(a, owner, s);
+    if (!ws_features_written(a, m, s)) {
+        ws_features_published(a, m, s);
         note_newest(owner, s->version, s->run);
         if (owner != m)
             note_newest(m, s->version, s->run);
         leave_others(a, m);
-        ws_agent_gpu_published(m, s->version, s->run);
     }
     ws_rank_records_free(s->records); /* no delta is made of them any more */
     s->records = NULL;
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
            owner->name, s->version, s->run, s->manifest->total_bytes, s->manifest->digest);
-    ws_agent_audit_published(m);
     end_writing(a, m);
 }
 
@@ -399,46 +392,21 @@ static void *finisher(void *arg)
 
 /* --- start and stop --- */
 
-static void free_model(struct ws_agent_model *m)
+#define FEATURE(name) &ws_feature_##name,
+static const struct ws_agent_feature *const features[] = {WS_AGENT_FEATURES(FEATURE) NULL};
+#undef FEATURE
+
+static void free_model(const struct ws_agent *a, struct ws_agent_model *m)
 {
     for (unsigned i = 0; i < m->n_slots; i++)
         ws_slot_free(m->slots[i]);
-    ws_delta_set_clear(&m->deltas);
-    ws_audit_clear(&m->audit.said_here);
-    ws_agent_gpu_free(m);
+    ws_features_free(a, m);
     ws_placement_free(m->placement);
     ws_placement_free(m->share);
-    ws_agent_group_free(m);
     free(m->nodes);
     free(m->ranks);
     free(m->name);
     free(m);
-}
-
-static int start_astraflow(struct ws_agent *a, const struct ws_catalog *catalog, struct ws_error *err)
-{
-    int rc = 0;
-    a->astraflow = calloc(a->options.n_astraflow + 1, sizeof(struct ws_astraflow *));
-    if (!a->astraflow)
-        return ws_error_set(err, ENOMEM, "no memory for AstraFlow's endpoints");
-    for (size_t i = 0; rc == 0 && i < a->options.n_astraflow; i++) {
-        rc = ws_astraflow_new(&a->astraflow[i], catalog, &a->options.astraflow[i], err);
-        pthread_mutex_lock(&a->lock);
-        a->n_astraflow += rc == 0; /* the status shows it */
-        pthread_mutex_unlock(&a->lock);
-    }
-    return rc;
-}
-
-static void stop_astraflow(struct ws_agent *a)
-{
-    pthread_mutex_lock(&a->lock);
-    size_t n = a->n_astraflow;
-    a->n_astraflow = 0;
-    pthread_mutex_unlock(&a->lock);
-    while (n > 0)
-        ws_astraflow_free(a->astraflow[--n]);
-    free(a->astraflow);
 }
 
 void ws_agent_free(struct ws_agent *a)
@@ -454,17 +422,13 @@ void ws_agent_free(struct ws_agent *a)
         pthread_join(a->finisher, NULL);
         ws_workers_free(a->workers);
     }
-    ws_agent_delta_stop(a); /* responses wait for what it makes */
-    stop_astraflow(a);
-    ws_agent_archive_stop(a);
+    ws_features_stop(a);                      /* responses wait for what they make; they wake the servers */
     ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
-    ws_agent_broadcast_stop(a); /* a request may look at it */
-    ws_agent_group_stop(a);
-    ws_agent_fleet_stop(a);
+    ws_features_end(a);
     for (struct ws_agent_model *m = a->models, *next; m; m = next) {
         next = m->next;
-        free_model(m);
+        free_model(a, m);
     }
     pthread_cond_destroy(&a->group_changed);
     pthread_cond_destroy(&a->changed);
@@ -479,6 +443,8 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     if (!a)
         return ws_error_set(err, ENOMEM, "no memory for an agent");
     a->options = *options;
+    a->features = features;
+    a->catalog = (struct ws_catalog){&catalog_ops, a};
     if (a->options.max_slots == 0)
         a->options.max_slots = DEFAULT_SLOTS;
     if (a->options.max_slots < 2 || a->options.max_slots > WS_MAX_SLOTS) {
@@ -493,7 +459,6 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     ws_cond_init(&a->group_changed);
     a->born = ws_clock_day_ns() / 1000; /* so that who polled an agent before this one is answered at once */
     atomic_store(&a->seq, a->born);
-    struct ws_catalog catalog = {&catalog_ops, a};
     int rc = 0;
     a->workers = ws_workers_new(a->options.n_threads, a->options.nice);
     if (!a->workers || ws_thread_start(&a->finisher, finisher, a) < 0) {
@@ -501,25 +466,20 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
         a->workers = NULL;
         rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     }
-    if (rc == 0 && (ws_agent_delta_start(a) < 0 || ws_agent_fleet_start(a) < 0))
-        rc = ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     if (rc == 0)
-        rc = ws_agent_archive_start(a, err);
-    if (rc == 0)
-        rc = ws_agent_broadcast_start(a, err);
+        rc = ws_features_start(a, err);
     /* TCP first: publishers can come as soon as the socket is there, and announce to both. */
     struct ws_tcp_server *tcp = NULL;
     struct ws_ipc_server *ipc = NULL;
     if (rc == 0 && options->tcp.listen)
-        rc = ws_tcp_server_new(&tcp, &catalog, &options->tcp, err);
+        rc = ws_tcp_server_new(&tcp, &a->catalog, &options->tcp, err);
     atomic_store(&a->tcp, tcp);
     if (rc == 0)
-        rc = ws_agent_group_start(a, err);
+        rc = ws_features_serve(a, err);
     if (rc == 0 && options->socket)
-        rc = ws_ipc_server_new(&ipc, options->socket, options->socket_gid, &catalog, &ws_agent_local, a, err);
+        rc = ws_ipc_server_new(&ipc, options->socket, options->socket_gid, &a->catalog, &ws_agent_local, a,
+                               err);
     atomic_store(&a->ipc, ipc);
-    if (rc == 0)
-        rc = start_astraflow(a, &catalog, err);
     ws_agent_announce(a); /* who came in between is told again */
     if (rc < 0) {
         ws_agent_free(a);

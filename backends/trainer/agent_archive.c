@@ -4,7 +4,8 @@
  * the copy of one block at most. What was begun is then removed, and the next version is written whole; so it
  * is after a delta that was given up, and after anything that a disk refuses. A version that was to be
  * written whole and was not still comes as a delta, where that is made and its base is there. */
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_delta.h"
+#include "backends/trainer/agent_features.h"
 #include "transports/archive.h"
 #include "transports/clock.h"
 #include "transports/copy.h"
@@ -95,8 +96,9 @@ static void add_whole(struct ws_agent *a, struct ws_agent_model *m, struct ws_sl
     m->archive.anchor_due = !j || !j->hold;
 }
 
-void ws_agent_archive_published(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
+static void published(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_slot *s)
 {
+    struct ws_agent_model *m = ranks->owner;
     struct ws_archive_state *st = &m->archive;
     if (!a->archive)
         return;
@@ -118,8 +120,8 @@ static uint64_t waiting_bytes(const struct ws_agent *a)
     return bytes;
 }
 
-void ws_agent_archive_delta(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
-                            const struct ws_hold *target)
+static void encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
+                    const struct ws_hold *target)
 {
     struct ws_archive_state *st = &m->archive;
     struct ws_archiving *j = NULL;
@@ -254,7 +256,7 @@ static void *archiver(void *arg)
 
 /* --- start and stop --- */
 
-int ws_agent_archive_start(struct ws_agent *a, struct ws_error *err)
+static int start(struct ws_agent *a, struct ws_error *err)
 {
     struct ws_archive *archive = NULL;
     if (!a->options.archive)
@@ -275,7 +277,7 @@ int ws_agent_archive_start(struct ws_agent *a, struct ws_error *err)
     return 0;
 }
 
-void ws_agent_archive_stop(struct ws_agent *a)
+static void stop(struct ws_agent *a)
 {
     if (!a->archive)
         return;
@@ -297,3 +299,30 @@ void ws_agent_archive_stop(struct ws_agent *a)
     ws_archive_close(a->archive);
     a->archive = NULL;
 }
+
+static void put_metrics(const struct ws_agent *a, FILE *f)
+{
+    if (!a->archive)
+        return;
+    fprintf(f, "# TYPE wsync_agent_archived_total counter\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next) {
+        const struct ws_archive_state *s = &m->archive;
+        fprintf(f,
+                "wsync_agent_archived_total{model=\"%s\",result=\"whole\"} %" PRIu64
+                "\nwsync_agent_archived_total{model=\"%s\",result=\"delta\"} %" PRIu64
+                "\nwsync_agent_archived_total{model=\"%s\",result=\"given-up\"} %" PRIu64
+                "\nwsync_agent_archived_total{model=\"%s\",result=\"failed\"} %" PRIu64 "\n",
+                m->name, s->anchors, m->name, s->deltas, m->name, s->given_up, m->name, s->failed);
+    }
+    fprintf(f, "# TYPE wsync_agent_archived_version gauge\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        fprintf(f, "wsync_agent_archived_version{model=\"%s\"} %" PRIu64 "\n", m->name, m->archive.newest);
+}
+
+const struct ws_agent_feature ws_feature_archive = {
+    .start = start,
+    .stop = stop,
+    .published = published,
+    .encoded = encoded,
+    .metrics = put_metrics,
+};

@@ -2,7 +2,8 @@
  * follows when replicas differ. The first version of each placement is audited whole, of later ones every
  * N-th a share. Where the trainer spans nodes each agent decides alike, since all publish the same versions
  * of the same placements; what only one side audits is found to be incomplete, and said. */
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_audit.h"
+#include "backends/trainer/agent_features.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -139,3 +140,22 @@ void ws_agent_audit_dropped(struct ws_agent_model *m)
     m->audit.runs = m->audit.runs && m->audit.differs; /* else nothing was found out */
     end(&m->audit);
 }
+
+/* It may have been announced before: what is audited are ranks that write. */
+static bool written(struct ws_agent_model *m, const struct ws_slot *s)
+{
+    (void)s;
+    ws_agent_audit_published(m);
+    return false;
+}
+
+static void free_audit(struct ws_agent_model *m)
+{
+    ws_audit_clear(&m->audit.said_here);
+}
+
+const struct ws_agent_feature ws_feature_audit = {
+    .free = free_audit,
+    .written = written,
+    .discarded = ws_agent_audit_dropped,
+};

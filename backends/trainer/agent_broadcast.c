@@ -187,25 +187,27 @@ static void *broadcaster(void *arg)
 
 /* --- views; under lock --- */
 
-json_t *ws_agent_broadcast_status(struct ws_agent *a)
+static void put_status(const struct ws_agent *a, json_t *out)
 {
     const struct ws_broadcasts *b = atomic_load(&a->broadcasts);
     unsigned waiting = 0, members = 0;
     char release[WS_NCCL_RELEASE_TEXT];
     if (!b)
-        return NULL;
+        return;
     for (const struct ws_joiner *j = b->waiting; j; j = j->next)
         waiting++;
     for (const struct ws_joiner *j = b->members; j; j = j->next)
         members++;
     ws_nccl_release_text(ws_round_release(), release);
-    return json_pack("{s:i,s:s,s:s,s:i,s:i,s:I,s:I,s:I,s:I}", "device", b->device, "uuid", b->uuid, "nccl",
-                     release, "waiting", (int)waiting, "receiving", (int)members, "rounds",
-                     (json_int_t)b->whole, "failed", (json_int_t)b->failed, "bytes", (json_int_t)b->bytes,
-                     "bytes_per_second", (json_int_t)b->speed);
+    json_object_set_new(out, "broadcast",
+                        json_pack("{s:i,s:s,s:s,s:i,s:i,s:I,s:I,s:I,s:I}", "device", b->device, "uuid",
+                                  b->uuid, "nccl", release, "waiting", (int)waiting, "receiving",
+                                  (int)members, "rounds", (json_int_t)b->whole, "failed",
+                                  (json_int_t)b->failed, "bytes", (json_int_t)b->bytes, "bytes_per_second",
+                                  (json_int_t)b->speed));
 }
 
-void ws_agent_broadcast_metrics(struct ws_agent *a, FILE *f)
+static void put_metrics(const struct ws_agent *a, FILE *f)
 {
     const struct ws_broadcasts *b = atomic_load(&a->broadcasts);
     if (!b)
@@ -240,7 +242,7 @@ static int open_device(struct ws_broadcasts *b, const char *name, struct ws_erro
     return rc == 0 ? ws_round_device(b->device, b->uuid, err) : rc;
 }
 
-int ws_agent_broadcast_start(struct ws_agent *a, struct ws_error *err)
+static int start(struct ws_agent *a, struct ws_error *err)
 {
     const char *name = a->options.broadcast;
     struct ws_error why = {0};
@@ -272,11 +274,26 @@ int ws_agent_broadcast_start(struct ws_agent *a, struct ws_error *err)
     return ws_error_set(err, -rc, "cannot broadcast from device %s: %s", name, why.text);
 }
 
-void ws_agent_broadcast_stop(struct ws_agent *a)
+static void stop(struct ws_agent *a)
+{
+    const struct ws_broadcasts *b = atomic_load(&a->broadcasts);
+    if (b)
+        pthread_join(b->thread, NULL);
+}
+
+/* A request may have looked at it until now. */
+static void end(struct ws_agent *a)
 {
     struct ws_broadcasts *b = atomic_load(&a->broadcasts);
-    if (!b)
-        return;
-    pthread_join(b->thread, NULL);
-    free_broadcasts(b);
+    if (b)
+        free_broadcasts(b);
 }
+
+const struct ws_agent_feature ws_feature_broadcast = {
+    .start = start,
+    .stop = stop,
+    .end = end,
+    .status = put_status,
+    .metrics = put_metrics,
+    .route = ws_broadcast_route,
+};

@@ -2,7 +2,7 @@
  * (agent_broadcast.c). */
 #ifndef WS_TRAINER_AGENT_BROADCAST_H
 #define WS_TRAINER_AGENT_BROADCAST_H
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_features.h"
 #include "transports/broadcast_plan.h"
 
 /* Somebody with a ticket. */
@@ -41,5 +41,8 @@ bool ws_broadcast_all_here(struct ws_agent *a, const struct ws_broadcasts *b);
 /* The waiting ones that want what the first one wants become members of the next round. */
 void ws_broadcast_choose(struct ws_broadcasts *b);
 void ws_joiners_free(struct ws_joiner **list);
+/* POST /v1/{model}/{version}/broadcast (transports/broadcast.c); not under lock. */
+int ws_broadcast_route(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply,
+                       struct ws_error *err);
 
 #endif

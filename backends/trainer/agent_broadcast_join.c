@@ -271,13 +271,16 @@ static int join(struct ws_agent *a, struct ws_broadcasts *b, const struct ws_api
     return rc;
 }
 
-int ws_agent_broadcast_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
-                             json_t **reply, struct ws_error *err)
+int ws_broadcast_route(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply,
+                       struct ws_error *err)
 {
     struct ws_broadcasts *b = atomic_load(&a->broadcasts);
+    if (strcmp(r->method, "POST") != 0 || !r->q->model[0] || !r->q->has_version ||
+        strcmp(r->q->verb, "broadcast") != 0)
+        return WS_ROUTE_NOT_MINE;
     if (!b)
         return ws_error_set(err, EOPNOTSUPP, "the agent broadcasts nothing: start it with --broadcast");
-    if (json_object_get(body, "ticket"))
-        return ask_again(a, b, body, reply, err);
-    return join(a, b, q, body, reply, err);
+    if (json_object_get(r->body, "ticket"))
+        return ask_again(a, b, r->body, reply, err);
+    return join(a, b, r->q, r->body, reply, err);
 }

@@ -2,7 +2,8 @@
  * slots are held. The holds are revocable: a trainer that wants the older slot gets it within a block's time,
  * and the delta is given up. What was made is kept within the delta cache, so that a mount that missed some
  * versions finds a chain. */
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_delta.h"
+#include "backends/trainer/agent_features.h"
 #include "transports/clock.h"
 #include "transports/delta_make.h"
 #include "transports/log.h"
@@ -74,8 +75,10 @@ static void free_encoding(struct ws_encoding *e)
     free(e);
 }
 
-void ws_agent_delta_begin(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *target)
+/* Has the delta from the newest version to this one made. */
+static void begin(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_slot *target)
 {
+    struct ws_agent_model *m = ranks->owner;
     struct ws_slot *base = m->any ? slot_of(m, m->newest, m->run) : NULL;
     struct ws_encoding *e = a->options.delta_cache_bytes && base ? calloc(1, sizeof(*e)) : NULL, **last;
     struct ws_delta_link link;
@@ -188,7 +191,7 @@ static void encode(struct ws_agent *a, struct ws_encoding *e)
         e->model->deltas_made++;
     else
         e->model->deltas_given_up++;
-    ws_agent_archive_delta(a, e->model, e->delta, &e->target->base);
+    ws_features_encoded(a, e->model, e->delta, &e->target->base);
     a->encoding = NULL;
     free_encoding(e);
     trim(a);
@@ -216,7 +219,7 @@ static void *encoder(void *arg)
     return NULL;
 }
 
-int ws_agent_delta_start(struct ws_agent *a)
+static int start(struct ws_agent *a, struct ws_error *err)
 {
     if (!a->options.delta_cache_bytes)
         return 0;
@@ -224,12 +227,12 @@ int ws_agent_delta_start(struct ws_agent *a)
     if (!a->encoders || ws_thread_start(&a->encoder, encoder, a) < 0) {
         ws_workers_free(a->encoders);
         a->encoders = NULL;
-        return -EAGAIN;
+        return ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     }
     return 0;
 }
 
-void ws_agent_delta_stop(struct ws_agent *a)
+static void stop(struct ws_agent *a)
 {
     if (!a->encoders)
         return;
@@ -249,6 +252,11 @@ void ws_agent_delta_stop(struct ws_agent *a)
     pthread_mutex_unlock(&a->lock);
     ws_workers_free(a->encoders);
     a->encoders = NULL;
+}
+
+static void free_deltas(struct ws_agent_model *m)
+{
+    ws_delta_set_clear(&m->deltas);
 }
 
 /* --- the catalog's part --- */
@@ -292,3 +300,27 @@ int ws_agent_delta(void *self, const char *model, uint64_t version, const char *
              : ws_error_set(err, ENOENT, "there is no delta from %" PRIu64 " to %s/%" PRIu64 " here",
                             base->version, model, version);
 }
+
+/* --- what is shown --- */
+
+static void put_metrics(const struct ws_agent *a, FILE *f)
+{
+    fprintf(f, "# TYPE wsync_agent_delta_bytes gauge\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        fprintf(f, "wsync_agent_delta_bytes{model=\"%s\"} %" PRIu64 "\n", m->name,
+                ws_delta_set_bytes(&m->deltas));
+    fprintf(f, "# TYPE wsync_agent_deltas_total counter\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        fprintf(f,
+                "wsync_agent_deltas_total{model=\"%s\",result=\"whole\"} %" PRIu64
+                "\nwsync_agent_deltas_total{model=\"%s\",result=\"given-up\"} %" PRIu64 "\n",
+                m->name, m->deltas_made, m->name, m->deltas_given_up);
+}
+
+const struct ws_agent_feature ws_feature_delta = {
+    .start = start,
+    .stop = stop,
+    .free = free_deltas,
+    .published = begin,
+    .metrics = put_metrics,
+};

@@ -11,7 +11,8 @@
  *   POST /v1/release                       {"models":{"actor":42,...},"prepare_s"}
  *   GET  /v1/releases, /v1/releases/{id};  POST /v1/releases/{id}/abort */
 /* clang-format on */
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_fleet.h"
+#include "backends/trainer/agent_features.h"
 #include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/text.h"
@@ -96,10 +97,10 @@ static void *end_leases(void *arg)
     return NULL;
 }
 
-int ws_agent_fleet_start(struct ws_agent *a)
+static int start(struct ws_agent *a, struct ws_error *err)
 {
     a->has_clock = ws_thread_start(&a->clock, end_leases, a) == 0;
-    return a->has_clock ? 0 : -EAGAIN;
+    return a->has_clock ? 0 : ws_error_set(err, EAGAIN, "cannot start the agent's threads");
 }
 
 static void free_wanted(struct ws_wanted *w)
@@ -108,20 +109,26 @@ static void free_wanted(struct ws_wanted *w)
     free(w);
 }
 
-void ws_agent_fleet_stop(struct ws_agent *a)
+static void stop(struct ws_agent *a)
 {
     if (a->has_clock)
         pthread_join(a->clock, NULL);
+}
+
+static void end(struct ws_agent *a)
+{
     for (struct ws_release *r = a->releases, *next; r; r = next) {
         next = r->next;
         free(r);
     }
-    for (struct ws_agent_model *m = a->models; m; m = m->next) {
-        ws_fleet_clear(&m->fleet);
-        for (struct ws_wanted *w = m->wanted, *next; w; w = next) {
-            next = w->next;
-            free_wanted(w);
-        }
+}
+
+static void free_fleet(struct ws_agent_model *m)
+{
+    ws_fleet_clear(&m->fleet);
+    for (struct ws_wanted *w = m->wanted, *next; w; w = next) {
+        next = w->next;
+        free_wanted(w);
     }
 }
 
@@ -138,7 +145,8 @@ void ws_agent_seen(void *self, const char *who, unsigned ms)
     pthread_mutex_unlock(&a->lock);
 }
 
-void ws_agent_orders(const struct ws_agent *a, struct ws_agent_model *m, json_t *out)
+/* What mounts are asked to do with a model, put into its entry of the listing. */
+static void list_orders(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out)
 {
     const struct ws_release *last = a->releases;
     uint64_t now = ws_clock_ns();
@@ -449,23 +457,22 @@ static int ask_model(struct ws_agent *a, const struct ws_api_request *q, bool po
     for (size_t i = 0; q->has_version && post && i < sizeof(reports) / sizeof(reports[0]); i++)
         if (strcmp(verb, reports[i]) == 0)
             return take_report(m, q, body, err);
-    return -EOPNOTSUPP;
+    return WS_ROUTE_NOT_MINE;
 }
 
-int ws_agent_fleet_route(struct ws_agent *a, const char *method, const char *path,
-                         const struct ws_api_request *q, const json_t *body, json_t **reply,
-                         struct ws_error *err)
+static int route(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply, struct ws_error *err)
 {
-    bool post = strcmp(method, "POST") == 0, tell = false;
-    int rc = -EOPNOTSUPP;
+    const char *path = r->path;
+    bool post = strcmp(r->method, "POST") == 0, tell = false;
+    int rc = WS_ROUTE_NOT_MINE;
     pthread_mutex_lock(&a->lock);
     if (strncmp(path, "/v1/releases", 12) == 0 && (!path[12] || path[12] == '/')) {
         rc = show_releases(a, path + 12, post, reply, &tell, err);
     } else if (post && strcmp(path, "/v1/release") == 0) {
-        rc = release_many(a, body, reply, err);
+        rc = release_many(a, r->body, reply, err);
         tell = rc == 0;
-    } else if (q->verb[0]) {
-        rc = ask_model(a, q, post, body, reply, &tell, err);
+    } else if (r->q->verb[0]) {
+        rc = ask_model(a, r->q, post, r->body, reply, &tell, err);
     }
     if (rc == 0 && post) {
         tell = advance(a) || tell;
@@ -476,3 +483,21 @@ int ws_agent_fleet_route(struct ws_agent *a, const char *method, const char *pat
         ws_agent_announce(a);
     return rc;
 }
+
+/* --- what is shown --- */
+
+static void put_status(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out)
+{
+    (void)a;
+    json_object_set_new(out, "mounts", ws_fleet_json(&m->fleet, ws_clock_ns()));
+}
+
+const struct ws_agent_feature ws_feature_fleet = {
+    .start = start,
+    .stop = stop,
+    .end = end,
+    .free = free_fleet,
+    .list = list_orders,
+    .model_status = put_status,
+    .route = route,
+};

@@ -195,7 +195,7 @@ static bool is_whole(const struct ws_gpu_version *v)
     return true;
 }
 
-void ws_agent_gpu_published(struct ws_agent_model *m, uint64_t version, const char *run)
+void ws_gpu_published(struct ws_agent_model *m, uint64_t version, const char *run)
 {
     unsigned kept = 0;
     bool told = false;
@@ -215,7 +215,13 @@ void ws_agent_gpu_published(struct ws_agent_model *m, uint64_t version, const ch
     ws_gpu_tidy(m);
 }
 
-void ws_agent_gpu_discarded(struct ws_agent_model *m)
+static void published(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
+{
+    (void)a;
+    ws_gpu_published(m, s->version, s->run);
+}
+
+static void discarded(struct ws_agent_model *m)
 {
     struct ws_gpu_version *v = ws_gpu_gathering_of(m);
     bool told = false;
@@ -248,7 +254,7 @@ static bool forget(struct ws_agent *a, struct ws_agent_model *m, const struct ws
     return told;
 }
 
-void ws_agent_gpu_gone(struct ws_agent *a, const struct ws_session *c)
+static void gone(struct ws_agent *a, const struct ws_session *c)
 {
     bool told = false;
     pthread_mutex_lock(&a->lock);
@@ -363,12 +369,28 @@ void ws_gpu_holders(const struct ws_gpu_version *v, char *out, size_t cap)
 
 /* --- what is shown --- */
 
-const char *ws_agent_gpu_strategy(const struct ws_agent_model *m, uint64_t version, const char *run)
+/* How a version is shared, "cuda_ipc"; NULL: it is not. */
+static const char *strategy_of(const struct ws_agent_model *m, uint64_t version, const char *run)
 {
     for (const struct ws_gpu_version *v = m->gpu; v; v = v->next)
         if (v->state == WS_GPU_OFFERED && v->version == version && strcmp(v->run, run) == 0)
             return ws_gpu_strategy(v);
     return NULL;
+}
+
+static void list(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out)
+{
+    json_t *versions = json_object_get(out, "versions"), *v;
+    size_t i;
+    (void)a;
+    json_array_foreach(versions, i, v)
+    {
+        const char *way = strategy_of(m, (uint64_t)json_integer_value(json_object_get(v, "version")),
+                                      json_string_value(json_object_get(v, "run")));
+        if (way)
+            json_object_set_new(v, "gpu", json_string(way));
+    }
+    ws_gpu_list_unmade(m, versions);
 }
 
 static uint64_t bytes_of(const struct ws_gpu_version *v)
@@ -380,10 +402,11 @@ static uint64_t bytes_of(const struct ws_gpu_version *v)
     return n;
 }
 
-json_t *ws_agent_gpu_status(const struct ws_agent_model *m)
+static void put_status(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out)
 {
     static const char *const names[] = {"gathering", "offered", "over"};
     json_t *all = json_array();
+    (void)a;
     for (const struct ws_gpu_version *v = m->gpu; v; v = v->next) {
         char holders[512];
         json_t *ranks = json_array();
@@ -400,10 +423,12 @@ json_t *ws_agent_gpu_status(const struct ws_agent_model *m)
                            "made", (int)v->made, "wanted", (int)v->wanted, "leases", (json_int_t)v->n_leases,
                            "holders", holders, "why", v->why, "refused", v->refused, "ranks", ranks));
     }
-    return all;
+    if (m->gpu)
+        json_object_set(out, "gpu", all);
+    json_decref(all);
 }
 
-void ws_agent_gpu_free(struct ws_agent_model *m)
+static void free_versions(struct ws_agent_model *m)
 {
     while (m->gpu) {
         struct ws_gpu_version *v = m->gpu;
@@ -411,3 +436,15 @@ void ws_agent_gpu_free(struct ws_agent_model *m)
         free_version(v);
     }
 }
+
+const struct ws_agent_feature ws_feature_gpu = {
+    .free = free_versions,
+    .written = ws_gpu_made,
+    .published = published,
+    .discarded = discarded,
+    .want = ws_gpu_want,
+    .gone = gone,
+    .list = list,
+    .model_status = put_status,
+    .rank_routes = ws_gpu_routes,
+};

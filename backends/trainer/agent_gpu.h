@@ -7,7 +7,7 @@
  * A version that is over stays until nobody has it: the rank that waits for that, and the status, see it. */
 #ifndef WS_TRAINER_AGENT_GPU_H
 #define WS_TRAINER_AGENT_GPU_H
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_features.h"
 #include "backends/trainer/gpu_listing.h"
 
 enum ws_gpu_state { WS_GPU_GATHERING, WS_GPU_OFFERED, WS_GPU_OVER };
@@ -49,17 +49,6 @@ struct ws_gpu_version {
 };
 
 const char *ws_gpu_strategy(const struct ws_gpu_version *v); /* "cuda_ipc" */
-struct ws_gpu_request { /* one on these routes, from the connection's own thread */
-    struct ws_agent *a;
-    struct ws_session *c;
-    const json_t *body;
-    const int *fds_in;
-    size_t n_in;
-    json_t **reply;
-    int *fds;
-    size_t max;
-    size_t *n_fds;
-};
 
 /* A rank's share of a version that ranks gather: takes listing and hold. */
 WS_MUST_USE int ws_gpu_add(struct ws_session *c, const struct ws_gpu_version *like,
@@ -88,14 +77,27 @@ void ws_gpu_holders(const struct ws_gpu_version *v, char *out, size_t cap);
 /* agent_gpu_demand.c: may the rank share that version, unmade (gives up the lock while it waits)? A rank
  * takes its part of one back that is being made: true: that is abandoned. The one that is being made is given
  * up. */
-WS_MUST_USE int ws_gpu_check_unmade(struct ws_gpu_request *q, struct ws_error *err);
+WS_MUST_USE int ws_gpu_check_unmade(struct ws_rank_call *q, struct ws_error *err);
 bool ws_gpu_end_unmade(struct ws_agent *a, struct ws_agent_model *m, struct ws_gpu_version *v,
                        const struct ws_session *c);
 void ws_gpu_make_failed(struct ws_agent_model *m);
-WS_MUST_USE int ws_gpu_do_told(struct ws_gpu_request *q, struct ws_error *err); /* not under lock */
-WS_MUST_USE int ws_gpu_do_wanted(struct ws_gpu_request *q, struct ws_error *err);
-WS_MUST_USE int ws_gpu_do_unmade(struct ws_gpu_request *q, struct ws_error *err);
+WS_MUST_USE int ws_gpu_do_told(struct ws_rank_call *q, struct ws_error *err); /* not under lock */
+WS_MUST_USE int ws_gpu_do_wanted(struct ws_rank_call *q, struct ws_error *err);
+WS_MUST_USE int ws_gpu_do_unmade(struct ws_rank_call *q, struct ws_error *err);
 bool ws_gpu_is_of(const struct ws_gpu_version *v,
                   const struct ws_session *c); /* has the rank a share of it? */
+/* The model's version was announced. */
+void ws_gpu_published(struct ws_agent_model *m, uint64_t version, const char *run);
+/* agent_gpu_demand.c: versions that are announced before they are in a slot. The hooks of agent_features.h:
+ * is the one in the slot such a one? May one be made, of which the bytes are asked for? */
+bool ws_gpu_made(struct ws_agent_model *m, const struct ws_slot *slot);
+int ws_gpu_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run,
+                struct ws_error *err);
+/* May a rank begin it, which is announced already? -ESTALE. */
+WS_MUST_USE int ws_gpu_may_make(const struct ws_agent_model *m, uint64_t version, const char *run,
+                                struct ws_error *err);
+/* Adds them to a listing's versions, oldest first. */
+void ws_gpu_list_unmade(const struct ws_agent_model *m, json_t *versions);
+extern const struct ws_rank_route ws_gpu_routes[]; /* agent_gpu_routes.c */
 
 #endif

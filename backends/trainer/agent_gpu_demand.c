@@ -24,8 +24,7 @@ static struct ws_gpu_version *unmade(const struct ws_agent_model *m, uint64_t ve
 /* --- gathering --- */
 
 /* A rank shares the next version while others still share this one. */
-static int wait_for_others(struct ws_gpu_request *q, uint64_t version, uint64_t deadline,
-                           struct ws_error *err)
+static int wait_for_others(struct ws_rank_call *q, uint64_t version, uint64_t deadline, struct ws_error *err)
 {
     struct ws_gpu_version *v;
     bool told = false;
@@ -50,7 +49,7 @@ static int wait_for_others(struct ws_gpu_request *q, uint64_t version, uint64_t 
     return 0;
 }
 
-int ws_gpu_check_unmade(struct ws_gpu_request *q, struct ws_error *err)
+int ws_gpu_check_unmade(struct ws_rank_call *q, struct ws_error *err)
 {
     const uint64_t version = ws_agent_number(q->body, "version", 0),
                    deadline = ws_clock_ns() + ws_agent_number(q->body, "timeout_ms", 60000) * WS_MS_NS;
@@ -70,7 +69,7 @@ int ws_gpu_check_unmade(struct ws_gpu_request *q, struct ws_error *err)
 }
 
 /* POST share/commit {version} */
-int ws_gpu_do_told(struct ws_gpu_request *q, struct ws_error *err)
+int ws_gpu_do_told(struct ws_rank_call *q, struct ws_error *err)
 {
     struct ws_agent_model *m = q->c->model;
     const uint64_t version = ws_agent_number(q->body, "version", 0);
@@ -87,7 +86,7 @@ int ws_gpu_do_told(struct ws_gpu_request *q, struct ws_error *err)
         v->created_ns = ws_clock_day_ns();
         v->bytes = ws_agent_layout(m)->total_bytes;
         ws_agent_publish_unmade(q->a, m, v->version, v->run);
-        ws_agent_gpu_published(m, v->version, v->run);
+        ws_gpu_published(m, v->version, v->run);
         pthread_cond_broadcast(&q->a->changed);
         offered = true;
     }
@@ -99,8 +98,8 @@ int ws_gpu_do_told(struct ws_gpu_request *q, struct ws_error *err)
 
 /* --- making --- */
 
-int ws_agent_gpu_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run,
-                      struct ws_error *err)
+int ws_gpu_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run,
+                struct ws_error *err)
 {
     struct ws_gpu_version *v = unmade(m, version, run);
     if (!v || (v->state != WS_GPU_OFFERED && !ws_gpu_is_writing(m, v)))
@@ -115,8 +114,7 @@ int ws_agent_gpu_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t ver
                         version);
 }
 
-int ws_agent_gpu_may_make(const struct ws_agent_model *m, uint64_t version, const char *run,
-                          struct ws_error *err)
+int ws_gpu_may_make(const struct ws_agent_model *m, uint64_t version, const char *run, struct ws_error *err)
 {
     const struct ws_gpu_version *v = unmade(m, version, run);
     if (v && (v->state == WS_GPU_OFFERED || ws_gpu_is_writing(m, v)))
@@ -125,7 +123,7 @@ int ws_agent_gpu_may_make(const struct ws_agent_model *m, uint64_t version, cons
                         m->name);
 }
 
-bool ws_agent_gpu_made(struct ws_agent_model *m, const struct ws_slot *slot)
+bool ws_gpu_made(struct ws_agent_model *m, const struct ws_slot *slot)
 {
     struct ws_gpu_version *v = unmade(m, slot->version, slot->run);
     if (!v)
@@ -174,7 +172,7 @@ static struct ws_gpu_version *wanted(struct ws_agent_model *m, unsigned rank, pi
 }
 
 /* POST gpu/wanted {model, rank, timeout_ms}: a version of this process's rank, or null. */
-int ws_gpu_do_wanted(struct ws_gpu_request *q, struct ws_error *err)
+int ws_gpu_do_wanted(struct ws_rank_call *q, struct ws_error *err)
 {
     const char *model = json_string_value(json_object_get(q->body, "model"));
     uint64_t ms = ws_agent_number(q->body, "timeout_ms", 0);
@@ -191,7 +189,7 @@ int ws_gpu_do_wanted(struct ws_gpu_request *q, struct ws_error *err)
 }
 
 /* POST gpu/unmade {model, version, why}: this process's rank could not. */
-int ws_gpu_do_unmade(struct ws_gpu_request *q, struct ws_error *err)
+int ws_gpu_do_unmade(struct ws_rank_call *q, struct ws_error *err)
 {
     const char *model = json_string_value(json_object_get(q->body, "model")),
                *why = json_string_value(json_object_get(q->body, "why"));
@@ -212,7 +210,7 @@ int ws_gpu_do_unmade(struct ws_gpu_request *q, struct ws_error *err)
 
 /* --- what is shown --- */
 
-void ws_agent_gpu_list_unmade(const struct ws_agent_model *m, json_t *versions)
+void ws_gpu_list_unmade(const struct ws_agent_model *m, json_t *versions)
 {
     for (const struct ws_gpu_version *v = m->gpu; v; v = v->next) {
         size_t at = 0;

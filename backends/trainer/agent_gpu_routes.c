@@ -36,7 +36,7 @@
 #define YEAR_MS    31536000000ULL
 #define LOOK_NS    500000000ULL /* after processes that ended without their connection */
 
-static const char *text_of(const struct ws_gpu_request *q, const char *key)
+static const char *text_of(const struct ws_rank_call *q, const char *key)
 {
     const char *text = json_string_value(json_object_get(q->body, key));
     return text ? text : "";
@@ -55,7 +55,7 @@ static int copy_fd(int fd, int *out, struct ws_error *err)
 
 /* --- ranks --- */
 
-static int check_writing(const struct ws_gpu_request *q, struct ws_error *err)
+static int check_writing(const struct ws_rank_call *q, struct ws_error *err)
 {
     const struct ws_agent_model *m = q->c->model;
     if (m && q->c->writing && m->writing && m->writing_version == ws_agent_number(q->body, "version", 0))
@@ -66,7 +66,7 @@ static int check_writing(const struct ws_gpu_request *q, struct ws_error *err)
 }
 
 /* Its memory is the trainer's own, and is about to be another version. */
-static void take_back_older(struct ws_gpu_request *q, bool *told)
+static void take_back_older(struct ws_rank_call *q, bool *told)
 {
     struct ws_agent_model *m = q->c->model;
     struct ws_gpu_version *ended = NULL;
@@ -80,7 +80,7 @@ static void take_back_older(struct ws_gpu_request *q, bool *told)
     ws_gpu_tidy(m);
 }
 
-static int do_share(struct ws_gpu_request *q, struct ws_error *err)
+static int do_share(struct ws_rank_call *q, struct ws_error *err)
 {
     const char *strategy = text_of(q, "strategy");
     bool packed = strcmp(strategy, "packed_cuda_ipc") == 0, told = false;
@@ -122,7 +122,7 @@ static int do_share(struct ws_gpu_request *q, struct ws_error *err)
     return rc;
 }
 
-static int take_fds(struct ws_gpu_request *q, struct ws_gpu_share *s, struct ws_error *err)
+static int take_fds(struct ws_rank_call *q, struct ws_gpu_share *s, struct ws_error *err)
 {
     uint64_t segment = ws_agent_number(q->body, "segment", UINT64_MAX),
              from = ws_agent_number(q->body, "from", UINT64_MAX);
@@ -140,7 +140,7 @@ static int take_fds(struct ws_gpu_request *q, struct ws_gpu_share *s, struct ws_
     return rc;
 }
 
-static int do_share_fds(struct ws_gpu_request *q, struct ws_error *err)
+static int do_share_fds(struct ws_rank_call *q, struct ws_error *err)
 {
     pthread_mutex_lock(&q->a->lock);
     struct ws_gpu_share *s = ws_gpu_gathering(q->c, ws_agent_number(q->body, "version", 0));
@@ -150,7 +150,7 @@ static int do_share_fds(struct ws_gpu_request *q, struct ws_error *err)
 }
 
 /* Ends this rank's versions; one of those that somebody still has, or NULL. Under lock. */
-static struct ws_gpu_version *take_back(struct ws_gpu_request *q, bool *told)
+static struct ws_gpu_version *take_back(struct ws_rank_call *q, bool *told)
 {
     const bool all = !json_object_get(q->body, "version");
     const uint64_t version = ws_agent_number(q->body, "version", 0);
@@ -172,7 +172,7 @@ static struct ws_gpu_version *take_back(struct ws_gpu_request *q, bool *told)
     return left;
 }
 
-static int do_unshare(struct ws_gpu_request *q, struct ws_error *err)
+static int do_unshare(struct ws_rank_call *q, struct ws_error *err)
 {
     uint64_t ms = ws_agent_number(q->body, "timeout_ms", YEAR_MS), now = ws_clock_ns();
     uint64_t deadline = now + (ms < YEAR_MS ? ms : YEAR_MS) * WS_MS_NS;
@@ -227,7 +227,7 @@ static json_t *version_json(const struct ws_agent *a, const struct ws_agent_mode
                      v->run, "strategy", ws_gpu_strategy(v), "agent", a->options.socket, "ranks", ranks);
 }
 
-static int show(struct ws_gpu_request *q, bool lease, struct ws_error *err)
+static int show(struct ws_rank_call *q, bool lease, struct ws_error *err)
 {
     struct ws_agent *a = q->a;
     struct ws_agent_model *m = NULL;
@@ -263,18 +263,18 @@ static int show(struct ws_gpu_request *q, bool lease, struct ws_error *err)
     return rc;
 }
 
-static int do_look(struct ws_gpu_request *q, struct ws_error *err)
+static int do_look(struct ws_rank_call *q, struct ws_error *err)
 {
     return show(q, false, err);
 }
 
-static int do_open(struct ws_gpu_request *q, struct ws_error *err)
+static int do_open(struct ws_rank_call *q, struct ws_error *err)
 {
     return show(q, true, err);
 }
 
 /* Under lock. A lease of this peer; still_offered: of a version that is. */
-static struct ws_gpu_lease *lease_of(struct ws_gpu_request *q, bool still_offered, struct ws_gpu_version **v,
+static struct ws_gpu_lease *lease_of(struct ws_rank_call *q, bool still_offered, struct ws_gpu_version **v,
                                      struct ws_agent_model **m, struct ws_error *err)
 {
     struct ws_gpu_lease *l = ws_gpu_lease_of(q->a, q->c, ws_agent_number(q->body, "lease", 0), v, m);
@@ -288,7 +288,7 @@ static struct ws_gpu_lease *lease_of(struct ws_gpu_request *q, bool still_offere
     return NULL;
 }
 
-static int give_fds(struct ws_gpu_request *q, const struct ws_gpu_version *v, struct ws_error *err)
+static int give_fds(struct ws_rank_call *q, const struct ws_gpu_version *v, struct ws_error *err)
 {
     const uint64_t rank = ws_agent_number(q->body, "rank", UINT64_MAX),
                    segment = ws_agent_number(q->body, "segment", UINT64_MAX),
@@ -315,7 +315,7 @@ static int give_fds(struct ws_gpu_request *q, const struct ws_gpu_version *v, st
     return rc;
 }
 
-static int do_fds(struct ws_gpu_request *q, struct ws_error *err)
+static int do_fds(struct ws_rank_call *q, struct ws_error *err)
 {
     struct ws_gpu_version *v;
     struct ws_agent_model *m;
@@ -325,7 +325,7 @@ static int do_fds(struct ws_gpu_request *q, struct ws_error *err)
     return rc;
 }
 
-static int do_check(struct ws_gpu_request *q, struct ws_error *err)
+static int do_check(struct ws_rank_call *q, struct ws_error *err)
 {
     struct ws_gpu_version *v;
     struct ws_agent_model *m;
@@ -335,7 +335,7 @@ static int do_check(struct ws_gpu_request *q, struct ws_error *err)
     return rc;
 }
 
-static int do_close(struct ws_gpu_request *q, struct ws_error *err)
+static int do_close(struct ws_rank_call *q, struct ws_error *err)
 {
     struct ws_gpu_version *v;
     struct ws_agent_model *m;
@@ -358,10 +358,7 @@ static int do_close(struct ws_gpu_request *q, struct ws_error *err)
     return rc;
 }
 
-static const struct route {
-    const char *verb;
-    int (*handle)(struct ws_gpu_request *q, struct ws_error *err);
-} routes[] = {
+const struct ws_rank_route ws_gpu_routes[] = {
     {"share", do_share},
     {"share/fds", do_share_fds},
     {"unshare", do_unshare},
@@ -373,15 +370,5 @@ static const struct route {
     {"share/commit", ws_gpu_do_told},
     {"gpu/wanted", ws_gpu_do_wanted},
     {"gpu/unmade", ws_gpu_do_unmade},
+    {0},
 };
-
-int ws_agent_gpu_call(struct ws_agent *a, struct ws_session *c, const char *verb, const json_t *body,
-                      const int *fds_in, size_t n_in, json_t **reply, int *fds, size_t max, size_t *n_fds,
-                      struct ws_error *err)
-{
-    struct ws_gpu_request q = {a, c, body, fds_in, n_in, reply, fds, max, n_fds};
-    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++)
-        if (strcmp(routes[i].verb, verb) == 0)
-            return routes[i].handle(&q, err);
-    return ws_error_set(err, ENOENT, "there is no /v1/local/%.100s", verb);
-}

@@ -1,6 +1,7 @@
 /* What both sides of a group do: the placement, and the life of a version. The primary's side of the
  * conversation is agent_primary.c, the others' agent_secondary.c. */
 #include "backends/trainer/agent_group.h"
+#include "backends/trainer/agent_audit.h"
 #include "backends/trainer/share.h"
 #include "transports/clock.h"
 #include "transports/copy.h"
@@ -33,7 +34,7 @@ int ws_group_have(struct ws_agent_model *m, struct ws_error *err)
     return 0;
 }
 
-void ws_agent_group_free(struct ws_agent_model *m)
+static void free_group(struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
     for (unsigned r = 0; g && r < m->world_size; r++)
@@ -252,7 +253,7 @@ void ws_group_joined(struct ws_agent *a, struct ws_agent_model *m, const struct 
         place_alone(a, m, last);
 }
 
-void ws_group_left(struct ws_agent *a, struct ws_agent_model *m)
+static void left(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
     if (g && g->spans && !a->primary &&
@@ -357,7 +358,7 @@ void ws_group_drop(struct ws_agent *a, struct ws_agent_model *m, const char *why
     }
 }
 
-json_t *ws_group_json(const struct ws_agent *a, const struct ws_agent_model *m)
+static json_t *nodes_json(const struct ws_agent *a, const struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
     json_t *nodes = json_array();
@@ -388,29 +389,65 @@ static void *group_main(void *arg)
     return NULL;
 }
 
-int ws_agent_group_start(struct ws_agent *a, struct ws_error *err)
+static int start(struct ws_agent *a, struct ws_error *err)
 {
+    struct ws_source_options access = a->options.primary_access;
+    access.connect_timeout_ms = WS_CONNECT_TIMEOUT_MS;
+    access.reply_timeout_ms = WS_NODE_CALL_MS;
+    if (!a->options.primary)
+        return 0;
+    if (strncmp(a->options.primary, "http://", 7) != 0 && strncmp(a->options.primary, "https://", 8) != 0)
+        return ws_error_set(err, EINVAL, "--primary is the http:// or https:// URL of an agent, not '%.200s'",
+                            a->options.primary);
+    return ws_source_open(a->options.primary, &access, &a->primary, err);
+}
+
+static int serve(struct ws_agent *a, struct ws_error *err)
+{
+    pthread_mutex_lock(&a->lock);
     ws_node_name(a);
-    if (a->options.primary) {
-        struct ws_source_options access = a->options.primary_access;
-        access.connect_timeout_ms = WS_CONNECT_TIMEOUT_MS;
-        access.reply_timeout_ms = WS_NODE_CALL_MS;
-        if (strncmp(a->options.primary, "http://", 7) != 0 && strncmp(a->options.primary, "https://", 8) != 0)
-            return ws_error_set(err, EINVAL,
-                                "--primary is the http:// or https:// URL of an agent, not '%.200s'",
-                                a->options.primary);
-        int rc = ws_source_open(a->options.primary, &access, &a->primary, err);
-        if (rc < 0)
-            return rc;
-    }
+    pthread_mutex_unlock(&a->lock);
     a->has_grouper = ws_thread_start(&a->grouper, group_main, a) == 0;
     return a->has_grouper ? 0 : ws_error_set(err, EAGAIN, "cannot start the agent's threads");
 }
 
-void ws_agent_group_stop(struct ws_agent *a)
+static void stop(struct ws_agent *a)
 {
     if (a->has_grouper)
         pthread_join(a->grouper, NULL);
+}
+
+/* Requests were forwarded until now. */
+static void end(struct ws_agent *a)
+{
     ws_source_close(a->primary);
     a->primary = NULL;
 }
+
+/* --- what is asked and shown --- */
+
+static int route(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply, struct ws_error *err)
+{
+    const struct ws_api_request *q = r->q;
+    if (strcmp(r->method, "POST") == 0 && q->model[0] && !q->has_version && strcmp(q->verb, "node") == 0)
+        return ws_primary_node_route(a, q, r->body, reply, err);
+    return ws_secondary_forwards(a, r) ? ws_secondary_forward(a, r, reply, err) : WS_ROUTE_NOT_MINE;
+}
+
+static void put_status(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out)
+{
+    if (m->group)
+        json_object_set_new(out, "nodes", nodes_json(a, m));
+}
+
+const struct ws_agent_feature ws_feature_group = {
+    .start = start,
+    .serve = serve,
+    .stop = stop,
+    .end = end,
+    .free = free_group,
+    .abandoned = ws_group_abandoned,
+    .left = left,
+    .model_status = put_status,
+    .route = route,
+};

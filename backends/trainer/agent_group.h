@@ -17,7 +17,7 @@
  * abandons it everywhere: the round's number is then larger than the one that a node is in. */
 #ifndef WS_TRAINER_AGENT_GROUP_H
 #define WS_TRAINER_AGENT_GROUP_H
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_features.h"
 
 struct ws_node { /* the primary's view of another agent */
     uint64_t id; /* that agent; 0: this place is free */
@@ -72,10 +72,6 @@ struct ws_group {
     char away[WS_ERROR_TEXT]; /* why the primary does not answer */
 };
 
-WS_MUST_USE int ws_agent_group_start(struct ws_agent *a, struct ws_error *err);
-void ws_agent_group_stop(struct ws_agent *a); /* a->stop is set */
-void ws_agent_group_free(struct ws_agent_model *m);
-
 /* All below under lock. */
 /* Makes m->group where there is none. -ENOMEM. */
 WS_MUST_USE int ws_group_have(struct ws_agent_model *m, struct ws_error *err);
@@ -95,7 +91,6 @@ uint64_t ws_group_places(const struct ws_agent_model *m, const struct ws_registr
 /* Has a rank of this node been told places that are others by now? It learns so at its next begin, and
  * registers again: until then what it holds may be out of date. */
 bool ws_group_register_again(const struct ws_agent_model *m);
-void ws_group_left(struct ws_agent *a, struct ws_agent_model *m);
 /* Must a rank wait before it begins: for the round before, or for ranks that are on their way back? */
 bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m);
 /* A rank is about to begin a version: a secondary hears from the primary first how things stand, since by
@@ -121,8 +116,6 @@ WS_MUST_USE int ws_group_place(struct ws_agent *a, struct ws_agent_model *m,
 void ws_group_refuse(struct ws_agent *a, struct ws_agent_model *m, int code, const char *why);
 /* The round was abandoned elsewhere: so is this node's version. */
 void ws_group_drop(struct ws_agent *a, struct ws_agent_model *m, const char *why);
-/* For status. New reference. */
-json_t *ws_group_json(const struct ws_agent *a, const struct ws_agent_model *m);
 /* There is something to say to the other side. */
 void ws_group_wake(struct ws_agent *a, struct ws_agent_model *m);
 /* Which of the ranks' numbers are taken by another node. NULL: it is free. */
@@ -139,11 +132,11 @@ bool ws_primary_advance(struct ws_agent *a, struct ws_agent_model *m);
 uint64_t ws_secondary_turn(struct ws_agent *a);
 
 /* Not under lock: POST /v1/MODEL/node. */
-WS_MUST_USE int ws_agent_node_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
-                                    json_t **reply, struct ws_error *err);
+WS_MUST_USE int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
+                                      json_t **reply, struct ws_error *err);
 /* Does a request belong to the primary? Then it is forwarded there. Not under lock. */
-bool ws_agent_is_forwarded(struct ws_agent *a, const char *path, const struct ws_api_request *q);
-WS_MUST_USE int ws_agent_forward(struct ws_agent *a, const char *method, const char *path, const char *query,
-                                 const json_t *body, json_t **reply, struct ws_error *err);
+bool ws_secondary_forwards(struct ws_agent *a, const struct ws_agent_request *r);
+WS_MUST_USE int ws_secondary_forward(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply,
+                                     struct ws_error *err);
 
 #endif

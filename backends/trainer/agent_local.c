@@ -22,8 +22,9 @@
  *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms}
  *
  * What is shared on GPUs: agent_gpu_routes.c. */
+#include "backends/trainer/agent_audit.h"
+#include "backends/trainer/agent_gpu.h"
 #include "backends/trainer/agent_group.h"
-#include "backends/trainer/agent_state.h"
 #include "transports/api.h"
 #include "transports/clock.h"
 #include "transports/log.h"
@@ -74,7 +75,7 @@ void ws_agent_forget(struct ws_agent *a, struct ws_session *c, const char *how)
         if (m->n_registered == 0 && !ws_group_spans(m))
             ws_agent_abandon(a, m, why);
         pthread_cond_broadcast(&a->changed);
-        ws_group_left(a, m);
+        ws_features_left(a, m);
     }
     c->model = NULL;
     ws_registration_free(c->registration); /* also one that was refused before it joined a group */
@@ -138,14 +139,17 @@ static int wait_for_placement(struct ws_agent *a, struct ws_agent_model *m, cons
     return 0;
 }
 
-static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply,
-                       struct ws_error *err)
+static int do_register(struct ws_rank_call *q, struct ws_error *err)
 {
+    struct ws_agent *a = q->a;
+    struct ws_session *c = q->c;
+    const json_t *body = q->body;
     const char *name = json_string_value(json_object_get(body, "model"));
     uint64_t world = ws_agent_number(body, "world_size", 1), rank = ws_agent_number(body, "rank", 0),
              deadline = deadline_of(body);
     struct ws_registration *r = NULL;
     const char *release = json_string_value(json_object_get(body, "release"));
+    atomic_store(&q->peer->ends_with_process, true);
     if (ws_agent_number(body, "api", 0) != WS_LOCAL_API)
         return ws_error_set(err, EPROTO,
                             "rank %" PRIu64
@@ -190,7 +194,7 @@ static int do_register(struct ws_agent *a, struct ws_session *c, const json_t *b
     }
     if (rc == 0) {
         c->told = ws_group_places(m, c->registration);
-        *reply = placement_json(m, c);
+        *q->reply = placement_json(m, c);
         pthread_cond_broadcast(&a->changed);
     } else {
         ws_agent_forget(a, c, "could not register");
@@ -382,14 +386,16 @@ static void say_deaf(const struct ws_session *c)
             c->rank, c->model->name, (int)c->pid);
 }
 
-static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body, json_t **reply, int *fds,
-                    size_t max, size_t *n_fds, struct ws_error *err)
+static int do_begin(struct ws_rank_call *q, struct ws_error *err)
 {
+    struct ws_agent *a = q->a;
+    struct ws_session *c = q->c;
+    const json_t *body = q->body;
     uint64_t version = ws_agent_number(body, "version", 0), deadline = deadline_of(body);
     const char *run = json_string_value(json_object_get(body, "run"));
     const bool keep = json_is_true(json_object_get(body, "keep"));
     const uint64_t takes = ws_agent_number(body, "max_fds", WS_MAX_FDS_PER_FRAME);
-    max = takes < max ? takes : max;
+    const size_t max = takes < q->max ? takes : q->max;
     if (!run || !ws_run_is_safe(run))
         return ws_error_set(err, EINVAL, "begin needs the run of the registration");
     pthread_mutex_lock(&a->lock);
@@ -409,7 +415,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         rc = wait_for_turn(a, c, version, deadline, err);
     bool again = rc == -EAGAIN;
     if (rc == 0)
-        rc = json_is_true(json_object_get(body, "demanded")) ? ws_agent_gpu_may_make(m, version, run, err)
+        rc = json_is_true(json_object_get(body, "demanded")) ? ws_gpu_may_make(m, version, run, err)
                                                              : ws_agent_check_version(m, version, run, err);
     if (rc == 0)
         rc = join_version(a, c, version, run, err);
@@ -418,7 +424,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         rc = prepare(a, c, version, run, json_is_true(json_object_get(body, "changes")), deadline, err);
     again = again || (first && rc == -ENOMEM && ws_agent_keeps_others(c));
     if (again) {
-        *reply = json_pack("{s:b,s:o}", "again", 1, "slots", ws_agent_slots_that_stay(m));
+        *q->reply = json_pack("{s:b,s:o}", "again", 1, "slots", ws_agent_slots_that_stay(m));
         pthread_mutex_unlock(&a->lock);
         return 0;
     }
@@ -434,7 +440,7 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
     if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))
         rc = ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", m->why);
     if (rc == 0)
-        rc = open_all(m->writing, keep, fds, max, n_fds, err);
+        rc = open_all(m->writing, keep, q->fds, max, q->n_fds, err);
     if (rc == 0 && c->deaf) {
         say_deaf(c);
         m->writing->kept = true;
@@ -443,16 +449,16 @@ static int do_begin(struct ws_agent *a, struct ws_session *c, const json_t *body
         c->writing = true;
         c->committed = NULL;
         m->n_begun++;
-        *reply = json_pack("{s:b,s:o,s:o,s:I,s:o}", "fresh", (int)m->writing->fresh, "holds",
-                           holds_json(m->writing), "audit", ws_agent_audit_ask(m, c), "slot",
-                           (json_int_t)m->writing->id, "slots", ws_agent_slots_that_stay(m));
+        *q->reply = json_pack("{s:b,s:o,s:o,s:I,s:o}", "fresh", (int)m->writing->fresh, "holds",
+                              holds_json(m->writing), "audit", ws_agent_audit_ask(m, c), "slot",
+                              (json_int_t)m->writing->id, "slots", ws_agent_slots_that_stay(m));
         if (keep && c->kept)
-            keep_those(a, c, json_object_get(*reply, "slots"), m->writing);
+            keep_those(a, c, json_object_get(*q->reply, "slots"), m->writing);
     }
     pthread_mutex_unlock(&a->lock);
     if (rc < 0) {
-        while (*n_fds > 0)
-            close(fds[--*n_fds]);
+        while (*q->n_fds > 0)
+            close(q->fds[--*q->n_fds]);
     }
     return rc;
 }
@@ -483,13 +489,15 @@ static int read_records(const json_t *body, const int *fds, size_t n_fds, struct
     return ws_rank_records_read(out, list, fds[0], err);
 }
 
-static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *body, const int *fds,
-                     size_t n_fds, json_t **reply, struct ws_error *err)
+static int do_commit(struct ws_rank_call *q, struct ws_error *err)
 {
+    struct ws_agent *a = q->a;
+    struct ws_session *c = q->c;
+    const json_t *body = q->body;
     const json_t *hashes = json_object_get(body, "hashes"), *h;
     struct ws_rank_records *records = NULL;
     size_t i;
-    int rc = read_records(body, fds, n_fds, &records, err);
+    int rc = read_records(body, q->fds_in, q->n_in, &records, err);
     pthread_mutex_lock(&a->lock);
     if (rc == 0)
         rc = ws_agent_check_session(c, err);
@@ -517,9 +525,9 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
         records = NULL;
         c->writing = false;
         c->committed = m->writing;
-        *reply = json_pack("{s:o}", "slots", ws_agent_slots_that_stay(m));
+        *q->reply = json_pack("{s:o}", "slots", ws_agent_slots_that_stay(m));
         if (c->kept)
-            keep_those(a, c, json_object_get(*reply, "slots"), NULL);
+            keep_those(a, c, json_object_get(*q->reply, "slots"), NULL);
         if (++m->n_committed == m->n_local) {
             const uint64_t version = m->writing_version;
             rc = ws_agent_audit_check(m, NULL, version, err);
@@ -537,18 +545,35 @@ static int do_commit(struct ws_agent *a, struct ws_session *c, const json_t *bod
     return rc;
 }
 
-static void do_abandon(struct ws_agent *a, struct ws_session *c)
+static int do_abandon(struct ws_rank_call *q, struct ws_error *err)
 {
+    struct ws_agent *a = q->a;
+    struct ws_session *c = q->c;
     char why[64];
+    (void)err;
     pthread_mutex_lock(&a->lock);
     snprintf(why, sizeof(why), "rank %u gave it up", c->rank);
     if (c->model && c->writing)
         ws_agent_abandon(a, c->model, why);
     c->lost = false;
     pthread_mutex_unlock(&a->lock);
+    return 0;
 }
 
 /* --- dispatch --- */
+
+static const struct ws_rank_route routes[] = {
+    {"register", do_register},       {"begin", do_begin},     {"commit", do_commit},
+    {"wait", ws_agent_wait_version}, {"abandon", do_abandon},
+};
+
+static const struct ws_rank_route *find_route(const struct ws_agent *a, const char *verb)
+{
+    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++)
+        if (strcmp(routes[i].verb, verb) == 0)
+            return &routes[i];
+    return ws_features_rank_route(a, verb);
+}
 
 static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, const char *path,
                       const json_t *body, const int *fds_in, size_t n_fds_in, json_t **reply, int *fds,
@@ -565,21 +590,9 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
         c->pid = peer->pid;
     }
     const char *verb = path + strlen("/v1/local/");
-    if (strcmp(verb, "register") == 0) {
-        atomic_store(&peer->ends_with_process, true);
-        return do_register(a, c, body, reply, err);
-    }
-    if (strcmp(verb, "begin") == 0)
-        return do_begin(a, c, body, reply, fds, max, n_fds, err);
-    if (strcmp(verb, "commit") == 0)
-        return do_commit(a, c, body, fds_in, n_fds_in, reply, err);
-    if (strcmp(verb, "wait") == 0)
-        return ws_agent_wait_version(a, c, body, err);
-    if (strcmp(verb, "abandon") == 0) {
-        do_abandon(a, c);
-        return 0;
-    }
-    return ws_agent_gpu_call(a, c, verb, body, fds_in, n_fds_in, reply, fds, max, n_fds, err);
+    const struct ws_rank_route *route = find_route(a, verb);
+    struct ws_rank_call q = {a, peer, c, body, fds_in, n_fds_in, reply, fds, max, n_fds};
+    return route ? route->handle(&q, err) : ws_error_set(err, ENOENT, "there is no /v1/local/%.100s", verb);
 }
 
 /* A rank whose connection ended before it began a version that others write. A publisher that was closed may
@@ -621,7 +634,7 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
     ws_agent_forget(a, c, "ended");
     json_decref(c->kept);
     pthread_mutex_unlock(&a->lock);
-    ws_agent_gpu_gone(a, c); /* tells those who wait, who find nothing begun any more */
+    ws_features_gone(a, c); /* tells those who wait, who find nothing begun any more */
     if (awaited)
         tell_of_death(a, m, c->rank, peer, &version);
     free(c);

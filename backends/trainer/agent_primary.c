@@ -1,5 +1,6 @@
 /* The primary of a group: it hears the other agents of a trainer, knows all ranks, and says how far a version
  * is (agent_group.h). */
+#include "backends/trainer/agent_audit.h"
 #include "backends/trainer/agent_group.h"
 #include "transports/clock.h"
 #include "transports/log.h"
@@ -538,8 +539,8 @@ static json_t *answer(const struct ws_agent *a, const struct ws_agent_model *m, 
     return o;
 }
 
-int ws_agent_node_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
-                        json_t **reply, struct ws_error *err)
+int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
+                          json_t **reply, struct ws_error *err)
 {
     const char *name = json_string_value(json_object_get(body, "node"));
     const uint64_t id = ws_agent_number(body, "id", 0);

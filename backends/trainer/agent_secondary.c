@@ -319,11 +319,12 @@ uint64_t ws_secondary_turn(struct ws_agent *a)
 
 /* --- what belongs to the primary --- */
 
-bool ws_agent_is_forwarded(struct ws_agent *a, const char *path, const struct ws_api_request *q)
+bool ws_secondary_forwards(struct ws_agent *a, const struct ws_agent_request *r)
 {
+    const struct ws_api_request *q = r->q;
     if (!a->primary)
         return false;
-    if (strncmp(path, "/v1/release", 11) == 0)
+    if (strncmp(r->path, "/v1/release", 11) == 0)
         return true;
     if (!q->model[0] || !q->verb[0])
         return false;
@@ -334,13 +335,13 @@ bool ws_agent_is_forwarded(struct ws_agent *a, const char *path, const struct ws
     return is;
 }
 
-int ws_agent_forward(struct ws_agent *a, const char *method, const char *path, const char *query,
-                     const json_t *body, json_t **reply, struct ws_error *err)
+int ws_secondary_forward(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply,
+                         struct ws_error *err)
 {
     char *full;
-    if (asprintf(&full, "%s%s%s", path, query && *query ? "?" : "", query ? query : "") < 0)
+    if (asprintf(&full, "%s%s%s", r->path, r->query && *r->query ? "?" : "", r->query ? r->query : "") < 0)
         return ws_error_set(err, ENOMEM, "no memory for a request");
-    int rc = ws_source_call(a->primary, method, full, body, reply, err);
+    int rc = ws_source_call(a->primary, r->method, full, r->body, reply, err);
     if (rc < 0)
         ws_error_prefix(err, "asked the primary agent");
     free(full);

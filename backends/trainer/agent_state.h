@@ -21,6 +21,7 @@ struct ws_encoding;
 struct ws_archiving;
 struct ws_broadcasts;
 struct ws_gpu_version;
+struct ws_agent_feature;
 
 /* How far the archive of a model is. */
 struct ws_archive_state {
@@ -110,7 +111,9 @@ struct ws_agent_model {
 
 struct ws_agent {
     struct ws_agent_options options;
-    _Atomic(struct ws_tcp_server *) tcp; /* set while threads run already */
+    const struct ws_agent_feature *const *features; /* agent_features.h; the last is NULL */
+    struct ws_catalog catalog;                      /* what it serves */
+    _Atomic(struct ws_tcp_server *) tcp;            /* set while threads run already */
     _Atomic(struct ws_ipc_server *) ipc;
     struct ws_workers *workers;
     pthread_t finisher, clock;
@@ -186,9 +189,9 @@ void ws_agent_forget(struct ws_agent *a, struct ws_session *c, const char *how);
 WS_MUST_USE int ws_agent_check_version(const struct ws_agent_model *m, uint64_t version, const char *run,
                                        struct ws_error *err);
 WS_MUST_USE int ws_agent_check_session(struct ws_session *c, struct ws_error *err);
+struct ws_rank_call;
 /* agent_wait.c: POST /v1/local/wait; not under lock */
-WS_MUST_USE int ws_agent_wait_version(struct ws_agent *a, struct ws_session *c, const json_t *body,
-                                      struct ws_error *err);
+int ws_agent_wait_version(struct ws_rank_call *q, struct ws_error *err);
 /* agent_local.c: the publishers' routes */
 extern const struct ws_ipc_handler ws_agent_local;
 static inline uint64_t ws_agent_number(const json_t *body, const char *key, uint64_t fallback)
@@ -196,8 +199,6 @@ static inline uint64_t ws_agent_number(const json_t *body, const char *key, uint
     const json_t *v = json_object_get(body, key);
     return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v) : fallback;
 }
-/* agent_delta.c: how many bytes of deltas may be kept now. Under lock. */
-uint64_t ws_agent_delta_room(const struct ws_agent *a);
 /* agent_slots.c: a slot for the next version of the group's model, which a rank of it begins; under lock,
  * gives it up meanwhile. */
 WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
@@ -221,80 +222,6 @@ bool ws_agent_is_in(const json_t *slots, const json_t *slot);
 bool ws_agent_keeps_others(const struct ws_session *c);
 /* Gives the slots of a model back that nobody reads, and what others have of it when they end. Under lock. */
 void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m);
-/* agent_delta.c: deltas between versions */
-WS_MUST_USE int ws_agent_delta_start(struct ws_agent *a);
-void ws_agent_delta_stop(struct ws_agent *a); /* a->stop is set */
-/* A version is about to be announced: has the delta from the newest one to it made. Under lock. */
-void ws_agent_delta_begin(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *target);
-int ws_agent_deltas(void *self, const char *model, uint64_t version, const char *run, bool look, json_t **out,
-                    struct ws_error *err);
-int ws_agent_delta(void *self, const char *model, uint64_t version, const char *run,
-                   const struct ws_mark *base, unsigned level, struct ws_delta **out, struct ws_error *err);
-/* agent_audit.c: replicas are compared. All under lock.
- * placed: a placement was made. begin: a version is. ask: what the rank is to hash, for the reply of its
- * begin. take: what it says in the body of its commit. check: compares what this node's ranks have said, or
- * (said) what those of all nodes have. -ECANCELED: replicas differ, and the version is to be abandoned for
- * the reason in err. published, dropped: how the version ended. */
-void ws_agent_audit_placed(struct ws_agent_model *m);
-void ws_agent_audit_begin(struct ws_agent_model *m);
-json_t *ws_agent_audit_ask(const struct ws_agent_model *m, const struct ws_session *c);
-WS_MUST_USE int ws_agent_audit_take(struct ws_agent_model *m, const struct ws_session *c, const json_t *body,
-                                    struct ws_error *err);
-WS_MUST_USE int ws_agent_audit_check(struct ws_agent_model *m, struct ws_audit *said, uint64_t version,
-                                     struct ws_error *err);
-void ws_agent_audit_published(struct ws_agent_model *m);
-void ws_agent_audit_dropped(struct ws_agent_model *m);
-/* agent_archive.c: versions on the disk */
-WS_MUST_USE int ws_agent_archive_start(struct ws_agent *a, struct ws_error *err);
-void ws_agent_archive_stop(struct ws_agent *a); /* a->stop is set */
-/* A version is about to be announced. Under lock. */
-void ws_agent_archive_published(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
-/* The delta to a version has ended; its slot is held. Under lock. */
-void ws_agent_archive_delta(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
-                            const struct ws_hold *target);
-/* agent_fleet.c: mounts and releases */
-WS_MUST_USE int ws_agent_fleet_start(struct ws_agent *a);
-void ws_agent_fleet_stop(struct ws_agent *a); /* a->stop is set */
-void ws_agent_seen(void *self, const char *who, unsigned ms);
-/* What mounts are asked to do with a model, put into its entry of the listing. Under lock. */
-void ws_agent_orders(const struct ws_agent *a, struct ws_agent_model *m, json_t *out);
-/* -EOPNOTSUPP: it is none of these routes. Not under lock. */
-WS_MUST_USE int ws_agent_fleet_route(struct ws_agent *a, const char *method, const char *path,
-                                     const struct ws_api_request *q, const json_t *body, json_t **reply,
-                                     struct ws_error *err);
-/* agent_broadcast.c: versions to many mounts at once by NCCL */
-WS_MUST_USE int ws_agent_broadcast_start(struct ws_agent *a, struct ws_error *err);
-void ws_agent_broadcast_stop(struct ws_agent *a); /* a->stop is set, and nobody asks any more */
-/* POST /v1/{model}/{version}/broadcast (transports/broadcast.c); not under lock */
-WS_MUST_USE int ws_agent_broadcast_route(struct ws_agent *a, const struct ws_api_request *q,
-                                         const json_t *body, json_t **reply, struct ws_error *err);
-json_t *ws_agent_broadcast_status(struct ws_agent *a);        /* under lock; NULL: nothing is broadcast */
-void ws_agent_broadcast_metrics(struct ws_agent *a, FILE *f); /* under lock */
-/* agent_gpu.c: versions that are shared on GPUs. The model's version was announced, or given up (under lock);
- * a peer's connection has ended (not under lock, before its session goes). */
-void ws_agent_gpu_published(struct ws_agent_model *m, uint64_t version, const char *run);
-void ws_agent_gpu_discarded(struct ws_agent_model *m);
-void ws_agent_gpu_gone(struct ws_agent *a, const struct ws_session *c);
-/* How a version is shared, "cuda_ipc"; NULL: it is not. What the status shows. Under lock. */
-const char *ws_agent_gpu_strategy(const struct ws_agent_model *m, uint64_t version, const char *run);
-json_t *ws_agent_gpu_status(const struct ws_agent_model *m);
-void ws_agent_gpu_free(struct ws_agent_model *m);
-/* agent_gpu_demand.c: versions that are announced before they are in a slot; under lock. Is the one in the
- * slot such a one? Then nothing is to be announced of it. */
-bool ws_agent_gpu_made(struct ws_agent_model *m, const struct ws_slot *slot);
-/* Somebody asks for its bytes: has it made. 0: it is none of these; -EINPROGRESS; what went wrong just now.
- */
-WS_MUST_USE int ws_agent_gpu_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version,
-                                  const char *run, struct ws_error *err);
-/* May a rank begin it, which is announced already? -ESTALE. */
-WS_MUST_USE int ws_agent_gpu_may_make(const struct ws_agent_model *m, uint64_t version, const char *run,
-                                      struct ws_error *err);
-/* Adds them to a listing's versions, oldest first. */
-void ws_agent_gpu_list_unmade(const struct ws_agent_model *m, json_t *versions);
-/* agent_gpu_routes.c; not under lock. -ENOENT: it is none of these. */
-WS_MUST_USE int ws_agent_gpu_call(struct ws_agent *a, struct ws_session *c, const char *verb,
-                                  const json_t *body, const int *fds_in, size_t n_in, json_t **reply,
-                                  int *fds, size_t max, size_t *n_fds, struct ws_error *err);
 /* agent_views.c: routes that only show */
 int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
                    json_t **reply, char **text, struct ws_error *err);

@@ -1,6 +1,5 @@
-/* What the agent shows beside versions: status and metrics. */
-#include "backends/trainer/agent_group.h"
-#include "backends/trainer/agent_state.h"
+/* What is asked of the agent beside versions: status, metrics, and the features' routes. */
+#include "backends/trainer/agent_features.h"
 #include "transports/api.h"
 #include "transports/clock.h"
 #include "transports/log.h"
@@ -21,51 +20,23 @@ static json_t *slot_status(const struct ws_slot *s)
 
 static int get_status(struct ws_agent *a, json_t **reply)
 {
-    json_t *models = json_array(), *astraflow = json_array();
+    json_t *models = json_array();
     pthread_mutex_lock(&a->lock);
     for (const struct ws_agent_model *m = a->models; m; m = m->next) {
         json_t *slots = json_array();
         for (unsigned i = 0; i < m->n_slots; i++)
             json_array_append_new(slots, slot_status(m->slots[i]));
-        json_array_append_new(
-            models, json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o,s:o}", "name", m->name, "newest",
-                              (json_int_t)m->newest, "run", m->run, "ranks", (json_int_t)m->n_registered,
-                              "published", (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned,
-                              "slots", slots, "mounts", ws_fleet_json(&m->fleet, ws_clock_ns())));
-        if (m->gpu)
-            json_object_set_new(json_array_get(models, json_array_size(models) - 1), "gpu",
-                                ws_agent_gpu_status(m));
-        if (m->group)
-            json_object_set_new(json_array_get(models, json_array_size(models) - 1), "nodes",
-                                ws_group_json(a, m));
+        json_t *one =
+            json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o}", "name", m->name, "newest", (json_int_t)m->newest,
+                      "run", m->run, "ranks", (json_int_t)m->n_registered, "published",
+                      (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned, "slots", slots);
+        ws_features_model_status(a, m, one);
+        json_array_append_new(models, one);
     }
-    for (size_t i = 0; i < a->n_astraflow; i++)
-        json_array_append_new(astraflow, ws_astraflow_status(a->astraflow[i]));
-    *reply = json_pack("{s:I,s:o,s:o}", "slot_bytes", (json_int_t)a->slot_bytes, "models", models,
-                       "astraflow", astraflow);
-    json_t *broadcast = ws_agent_broadcast_status(a);
-    if (broadcast)
-        json_object_set_new(*reply, "broadcast", broadcast);
+    *reply = json_pack("{s:I,s:o}", "slot_bytes", (json_int_t)a->slot_bytes, "models", models);
+    ws_features_status(a, *reply);
     pthread_mutex_unlock(&a->lock);
     return 0;
-}
-
-/* Under lock. */
-static void put_archive_metrics(FILE *f, const struct ws_agent *a)
-{
-    fprintf(f, "# TYPE wsync_agent_archived_total counter\n");
-    for (const struct ws_agent_model *m = a->models; m; m = m->next) {
-        const struct ws_archive_state *s = &m->archive;
-        fprintf(f,
-                "wsync_agent_archived_total{model=\"%s\",result=\"whole\"} %" PRIu64
-                "\nwsync_agent_archived_total{model=\"%s\",result=\"delta\"} %" PRIu64
-                "\nwsync_agent_archived_total{model=\"%s\",result=\"given-up\"} %" PRIu64
-                "\nwsync_agent_archived_total{model=\"%s\",result=\"failed\"} %" PRIu64 "\n",
-                m->name, s->anchors, m->name, s->deltas, m->name, s->given_up, m->name, s->failed);
-    }
-    fprintf(f, "# TYPE wsync_agent_archived_version gauge\n");
-    for (const struct ws_agent_model *m = a->models; m; m = m->next)
-        fprintf(f, "wsync_agent_archived_version{model=\"%s\"} %" PRIu64 "\n", m->name, m->archive.newest);
 }
 
 static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
@@ -85,16 +56,7 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
             tcp.bytes_sent, tcp.requests, tcp.connections);
     pthread_mutex_lock(&a->lock);
     fprintf(f, "# TYPE wsync_agent_slot_bytes gauge\nwsync_agent_slot_bytes %" PRIu64 "\n", a->slot_bytes);
-    fprintf(f, "# TYPE wsync_agent_delta_bytes gauge\n");
-    for (const struct ws_agent_model *m = a->models; m; m = m->next)
-        fprintf(f, "wsync_agent_delta_bytes{model=\"%s\"} %" PRIu64 "\n", m->name,
-                ws_delta_set_bytes(&m->deltas));
-    fprintf(f, "# TYPE wsync_agent_deltas_total counter\n");
-    for (const struct ws_agent_model *m = a->models; m; m = m->next)
-        fprintf(f,
-                "wsync_agent_deltas_total{model=\"%s\",result=\"whole\"} %" PRIu64
-                "\nwsync_agent_deltas_total{model=\"%s\",result=\"given-up\"} %" PRIu64 "\n",
-                m->name, m->deltas_made, m->name, m->deltas_given_up);
+    ws_features_metrics(a, f);
     static const char *const names[] = {"published", "abandoned"};
     for (size_t k = 0; k < 2; k++) {
         fprintf(f, "# TYPE wsync_agent_versions_%s_total counter\n", names[k]);
@@ -102,9 +64,6 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
             fprintf(f, "wsync_agent_versions_%s_total{model=\"%s\"} %" PRIu64 "\n", names[k], m->name,
                     k == 0 ? m->published : m->abandoned);
     }
-    if (a->archive)
-        put_archive_metrics(f, a);
-    ws_agent_broadcast_metrics(a, f);
     fprintf(f, "# TYPE wsync_agent_newest_version gauge\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         fprintf(f, "wsync_agent_newest_version{model=\"%s\"} %" PRIu64 "\n", m->name, m->newest);
@@ -131,14 +90,9 @@ int ws_agent_route(void *self, const char *method, const char *path, const char 
         if (strcmp(path, "/metrics") == 0)
             return get_metrics(a, text, err);
     }
-    if (strcmp(method, "POST") == 0 && q.model[0] && !q.has_version && strcmp(q.verb, "node") == 0)
-        return ws_agent_node_route(a, &q, body, reply, err);
-    if (strcmp(method, "POST") == 0 && q.model[0] && q.has_version && strcmp(q.verb, "broadcast") == 0)
-        return ws_agent_broadcast_route(a, &q, body, reply, err);
-    if (ws_agent_is_forwarded(a, path, &q))
-        return ws_agent_forward(a, method, path, query, body, reply, err);
-    rc = ws_agent_fleet_route(a, method, path, &q, body, reply, err);
-    if (rc != -EOPNOTSUPP)
+    const struct ws_agent_request r = {method, path, query, &q, body};
+    rc = ws_features_route(a, &r, reply, err);
+    if (rc != WS_ROUTE_NOT_MINE)
         return rc;
     return ws_error_set(err, ENOENT, "there is no %s %.200s here; /v1/models lists what there is", method,
                         path);

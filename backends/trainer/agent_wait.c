@@ -122,14 +122,15 @@ static int wait_delta(struct ws_agent *a, const struct ws_agent_model *m, uint64
     return rc;
 }
 
-int ws_agent_wait_version(struct ws_agent *a, struct ws_session *c, const json_t *body, struct ws_error *err)
+int ws_agent_wait_version(struct ws_rank_call *q, struct ws_error *err)
 {
-    const char *what = json_string_value(json_object_get(body, "what"));
-    uint64_t deadline = patient_deadline_of(body);
+    struct ws_agent *a = q->a;
+    const char *what = json_string_value(json_object_get(q->body, "what"));
+    uint64_t deadline = patient_deadline_of(q->body);
     pthread_mutex_lock(&a->lock);
-    int rc = wait_version(a, c, body, deadline, err);
+    int rc = wait_version(a, q->c, q->body, deadline, err);
     if (rc == 0 && what && strcmp(what, "delta") == 0)
-        rc = wait_delta(a, c->model, ws_agent_number(body, "version", 0), deadline, err);
+        rc = wait_delta(a, q->c->model, ws_agent_number(q->body, "version", 0), deadline, err);
     pthread_mutex_unlock(&a->lock);
     return rc;
 }

@@ -258,11 +258,13 @@ static void test_who_asks_no_more(void **state)
 static int ask_for(struct ws_agent *a, const char *digest, int release, const char *uuid, json_t **reply,
                    struct ws_error *err)
 {
-    static const struct ws_api_request q = {.model = "actor", .version = 1};
+    static const struct ws_api_request q = {
+        .model = "actor", .has_version = true, .version = 1, .verb = "broadcast"};
     json_t *body = json_pack("{s:s,s:s,s:i,s:s,s:s}", "mount", "a:/wsync", "uuid", uuid, "nccl", release,
                              "digest", digest, "wants", "all");
     *reply = NULL;
-    int rc = ws_agent_broadcast_route(a, &q, body, reply, err);
+    const struct ws_agent_request r = {.method = "POST", .q = &q, .body = body};
+    int rc = ws_broadcast_route(a, &r, reply, err);
     json_decref(body);
     return rc;
 }
