@@ -1,3 +1,4 @@
+#include "backends/trainer/agent.h"
 #include "backends/trainer/agent_delta.h"
 #include "backends/trainer/agent_features.h"
 #include "backends/trainer/agent_fleet.h"

@@ -1,5 +1,6 @@
 /* The primary of a group: it hears the other agents of a trainer, knows all ranks, and says how far a version
  * is (agent_group.h). */
+#include "backends/trainer/agent.h"
 #include "backends/trainer/agent_audit.h"
 #include "backends/trainer/agent_group.h"
 #include "transports/clock.h"

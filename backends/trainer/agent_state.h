@@ -3,7 +3,7 @@
  * or a socket is written. */
 #ifndef WS_TRAINER_AGENT_STATE_H
 #define WS_TRAINER_AGENT_STATE_H
-#include "backends/trainer/agent.h"
+#include "backends/trainer/agent_options.h"
 #include "backends/trainer/audit.h"
 #include "backends/trainer/release.h"
 #include "backends/trainer/slot.h"
