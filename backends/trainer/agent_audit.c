@@ -7,7 +7,6 @@
 #include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>
-#include <string.h>
 
 void ws_agent_audit_placed(struct ws_agent_model *m)
 {

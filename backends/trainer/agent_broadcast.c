@@ -2,6 +2,8 @@
  * them at once out of its slot, one round at a time. Who asks while a round is under way is in the next one.
  * A version whose slot is wanted ends its round. The questions: transports/broadcast.c. */
 #include "backends/trainer/agent_broadcast.h"
+#include "backends/trainer/agent_features.h"
+#include "backends/trainer/agent_models.h"
 #include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/text.h"

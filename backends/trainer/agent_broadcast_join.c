@@ -1,6 +1,8 @@
 /* Who asks for a place in a broadcast: tickets, and what is answered (transports/broadcast.c has the
  * questions). All answers are given at once. */
 #include "backends/trainer/agent_broadcast.h"
+#include "backends/trainer/agent_features.h"
+#include "backends/trainer/agent_models.h"
 #include "transports/clock.h"
 #include "transports/text.h"
 #include <errno.h>

@@ -4,6 +4,7 @@
  * versions finds a chain. */
 #include "backends/trainer/agent_delta.h"
 #include "backends/trainer/agent_features.h"
+#include "backends/trainer/agent_models.h"
 #include "transports/clock.h"
 #include "transports/delta_make.h"
 #include "transports/log.h"

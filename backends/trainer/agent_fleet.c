@@ -13,6 +13,7 @@
 /* clang-format on */
 #include "backends/trainer/agent_fleet.h"
 #include "backends/trainer/agent_features.h"
+#include "backends/trainer/agent_models.h"
 #include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/text.h"

@@ -1,4 +1,6 @@
 #include "backends/trainer/agent_gpu.h"
+#include "backends/trainer/agent_features.h"
+#include "backends/trainer/agent_models.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>

@@ -1,6 +1,7 @@
 /* What ranks share on GPUs, at their agent: versions, the memory of each rank, who has it open. Descriptors
- * and JSON only: the agent touches no GPU. Private to agent_gpu.c (records) and agent_gpu_routes.c; all under
- * the agent's lock unless it says otherwise.
+ * and JSON only: the agent touches no GPU. Private to agent_gpu.c (records), agent_gpu_routes.c and
+ * agent_gpu_demand.c, but for ws_gpu_may_make, which a rank's begin asks; all under the agent's lock unless
+ * it says otherwise.
  *
  *     GATHERING (ranks tell) -> OFFERED (all ranks have committed it) -> OVER (no more is opened) -> freed
  *

@@ -1,14 +1,15 @@
 /* Versions on demand: announced as soon as all ranks share them, without a slot. The first request for their
  * bytes has the ranks fill one out of the shared memory, by an ordinary begin and commit; then they are as
  * others are. One that is taken back, or whose rank ends, before anybody asked is gone. */
+#include "backends/trainer/agent_features.h"
 #include "backends/trainer/agent_gpu.h"
-#include "backends/trainer/agent_group.h"
+#include "backends/trainer/agent_models.h"
+#include "backends/trainer/agent_sessions.h"
 #include "transports/clock.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #define HOLD_OFF_NS WS_SECOND_NS /* after a failure: those who wait are told of it */
 #define POLL_MS     2000
@@ -54,18 +55,18 @@ int ws_gpu_check_unmade(struct ws_rank_call *q, struct ws_error *err)
     const uint64_t version = ws_agent_number(q->body, "version", 0),
                    deadline = ws_clock_ns() + ws_agent_number(q->body, "timeout_ms", 60000) * WS_MS_NS;
     const char *run = json_string_value(json_object_get(q->body, "run"));
-    int rc = run ? ws_agent_check_session(q->c, err) : ws_error_set(err, EINVAL, "share needs a run");
-    if (rc == 0 && ws_group_spans(q->c->model))
+    int rc = run ? ws_session_check(q->c, err) : ws_error_set(err, EINVAL, "share needs a run");
+    if (rc == 0 && q->c->model->spans_nodes)
         return ws_error_set(err, EOPNOTSUPP,
                             "the ranks of %s are on several nodes: what is shared on demand is one node's",
                             q->c->model->name);
     if (rc == 0)
         rc = wait_for_others(q, version, deadline, err);
     if (rc == 0)
-        rc = ws_agent_check_session(q->c, err);
+        rc = ws_session_check(q->c, err);
     if (rc == 0 && strcmp(run, q->c->model->group_run) != 0)
         rc = ws_error_set(err, EINVAL, "share needs the run of the registration");
-    return rc == 0 ? ws_agent_check_version(q->c->model, version, run, err) : rc;
+    return rc == 0 ? ws_session_check_version(q->c->model, version, run, err) : rc;
 }
 
 /* POST share/commit {version} */

@@ -19,16 +19,16 @@
  *   gpu/close {lease, refused?}                       refused: why it could not be opened after all
  *
  * And of a rank's second connection, for versions on demand: gpu/wanted, gpu/unmade. */
+#include "backends/trainer/agent_features.h"
 #include "backends/trainer/agent_gpu.h"
+#include "backends/trainer/agent_models.h"
 #include "transports/clock.h"
-#include "transports/log.h"
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -2,16 +2,16 @@
  * conversation is agent_primary.c, the others' agent_secondary.c. */
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_audit.h"
+#include "backends/trainer/agent_features.h"
+#include "backends/trainer/agent_models.h"
 #include "backends/trainer/share.h"
 #include "transports/clock.h"
 #include "transports/copy.h"
-#include "transports/log.h"
 #include "transports/part.h"
 #include "transports/transport.h"
 #include "transports/workers.h"
 #include <assert.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +31,31 @@ int ws_group_have(struct ws_agent_model *m, struct ws_error *err)
     }
     g->round = 1;
     m->group = g;
+    return 0;
+}
+
+int ws_group_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err)
+{
+    if (m->world_size == world_size)
+        return 0;
+    struct ws_session **ranks = calloc(world_size, sizeof(struct ws_session *));
+    struct ws_remote *remotes = m->group ? calloc(world_size, sizeof(*remotes)) : NULL;
+    if (!ranks || (m->group && !remotes)) {
+        free(ranks);
+        free(remotes);
+        return ws_error_set(err, ENOMEM, "no memory for %u ranks", world_size);
+    }
+    free(m->ranks);
+    m->ranks = ranks;
+    if (m->group) {
+        free(m->group->remotes);
+        m->group->remotes = remotes;
+    }
+    m->world_size = world_size;
+    m->n_registered = 0;
+    ws_placement_free(m->placement);
+    ws_placement_free(m->share);
+    m->placement = m->share = NULL;
     return 0;
 }
 
@@ -205,7 +230,7 @@ int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_regis
     if (m->group)
         m->group->stale = m->group->tried = false;
     if (m->group)
-        m->group->spans = count > 1 || index >= count || a->primary;
+        m->spans_nodes = count > 1 || index >= count || a->primary;
     pthread_cond_broadcast(&a->changed);
     return 0;
 }
@@ -242,7 +267,7 @@ static void place_alone(struct ws_agent *a, struct ws_agent_model *m, const stru
 
 void ws_group_joined(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *last)
 {
-    if (m->group && (a->primary || m->group->n_remotes || m->group->spans)) {
+    if (m->group && (a->primary || m->group->n_remotes || m->spans_nodes)) {
         m->group->stale = true;
         ws_group_wake(a, m);
         if (!a->primary)
@@ -256,7 +281,7 @@ void ws_group_joined(struct ws_agent *a, struct ws_agent_model *m, const struct 
 static void left(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
-    if (g && g->spans && !a->primary &&
+    if (g && m->spans_nodes && !a->primary &&
         m->why[0]) /* what the others are told where they write for a round that is over */
         snprintf(g->why, sizeof(g->why), "%s: %s", a->node, m->why);
     ws_group_wake(a, m);
@@ -267,7 +292,7 @@ static void left(struct ws_agent *a, struct ws_agent_model *m)
 bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
-    if (!g || !g->spans)
+    if (!g || !m->spans_nodes)
         return false;
     if (!ws_group_is_whole(a, m))
         return true; /* a rank on another node may just be coming back */
@@ -277,7 +302,7 @@ bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m)
 void ws_group_hear(struct ws_agent *a, struct ws_agent_model *m, uint64_t deadline_ns)
 {
     const uint64_t since_ns = ws_clock_ns(), until_ns = since_ns + HEAR_NS;
-    if (!a->primary || !ws_group_spans(m))
+    if (!a->primary || !m->spans_nodes)
         return;
     while (!m->writing && m->group->asked_ns < since_ns && !m->group->away[0]) {
         ws_group_wake(a, m);
@@ -298,7 +323,7 @@ void ws_group_begun(struct ws_agent_model *m)
 void ws_group_committed(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
-    if (!g || !g->spans) {
+    if (!g || !m->spans_nodes) {
         m->writing->state = WS_SLOT_HASHING;
         return;
     }
@@ -311,7 +336,7 @@ void ws_group_committed(struct ws_agent *a, struct ws_agent_model *m)
 bool ws_group_sealed(struct ws_agent *a, struct ws_agent_model *m, const char *failed, bool *tell)
 {
     struct ws_group *g = m->group;
-    if (!g || !g->spans)
+    if (!g || !m->spans_nodes)
         return true;
     if (failed || g->drop) {
         bool abandoned = g->drop;
@@ -330,7 +355,7 @@ bool ws_group_sealed(struct ws_agent *a, struct ws_agent_model *m, const char *f
 void ws_group_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char *why)
 {
     struct ws_group *g = m->group;
-    if (!g || !g->spans)
+    if (!g || !m->spans_nodes)
         return;
     if (!a->primary) {
         g->round++;

@@ -40,7 +40,6 @@ struct ws_remote { /* a rank on another node, at the primary */
 struct ws_group {
     uint64_t round, epoch; /* of the primary; epoch 0: none was made or adopted */
     bool hashing;          /* the phase */
-    bool spans;            /* of the epoch: other nodes have ranks */
     struct ws_mark announced;
     uint64_t announced_round;
     char why[WS_ERROR_TEXT]; /* the last round was abandoned */
@@ -75,14 +74,11 @@ struct ws_group {
 /* All below under lock. */
 /* Makes m->group where there is none. -ENOMEM. */
 WS_MUST_USE int ws_group_have(struct ws_agent_model *m, struct ws_error *err);
+/* How many ranks write the model. Nobody of a group of another size is left. */
+WS_MUST_USE int ws_group_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err);
 /* Are all ranks of the model there, wherever? */
 bool ws_group_is_whole(const struct ws_agent *a, const struct ws_agent_model *m);
 unsigned ws_group_n_here(const struct ws_agent_model *m);
-/* Are ranks on other nodes, too, or may they be? */
-static inline bool ws_group_spans(const struct ws_agent_model *m)
-{
-    return m->group && m->group->spans;
-}
 /* A rank of this node was added: makes the placement when it was the last one. What goes wrong the waiting
  * ranks are told. */
 void ws_group_joined(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *last);

@@ -1,54 +1,14 @@
 /* Who may be a rank of a model's group: as many as the first of them said, each number once, of one lineage.
  */
 #include "backends/trainer/agent_group.h"
-#include "backends/trainer/agent_state.h"
-#include "transports/clock.h"
-#include "transports/text.h"
+#include "backends/trainer/agent_local.h"
+#include "backends/trainer/agent_models.h"
+#include "backends/trainer/agent_sessions.h"
 #include <assert.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-#define RANDOM_RUN_BYTES 8
-
-static void random_run(char out[WS_RUN_CHARS + 1])
-{
-    if (ws_text_random(out, RANDOM_RUN_BYTES))
-        snprintf(out, WS_RUN_CHARS + 1, "%016" PRIx64, ws_clock_ns() ^ ((uint64_t)getpid() << 40));
-}
-
-int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
-                     struct ws_error *err)
-{
-    if (run && !ws_run_is_safe(run))
-        return ws_error_set(err, EINVAL, "'%.80s' is no run id: 1 to %d of letters, digits, '.', '_', '-'",
-                            run, WS_RUN_CHARS);
-    if (run && m->any && strcmp(run, m->run) != 0 && !new_run && strcmp(run, m->opened_run) != 0)
-        return ws_error_set(err, EEXIST, "%s has the lineage %s; to supersede it by %s say so (--new-run)",
-                            m->name, m->run, run);
-    if (run && m->any && strcmp(run, m->run) == 0 && new_run)
-        return ws_error_set(err, EEXIST, "%s has the lineage %s already; a new one needs another id", m->name,
-                            run);
-    if (!first && run && strcmp(run, m->group_run) != 0)
-        return ws_error_set(err, EPROTO,
-                            "the ranks of %s name different runs, %s and %s: give all of them the same",
-                            m->name, m->group_run, run);
-    if (!first)
-        return 0;
-    if (run)
-        snprintf(m->group_run, sizeof(m->group_run), "%s", run);
-    else if (m->any && !new_run)
-        memcpy(m->group_run, m->run, sizeof(m->group_run));
-    else
-        random_run(m->group_run);
-    if (new_run)
-        memcpy(m->opened_run, m->group_run, sizeof(m->opened_run));
-    return 0;
-}
 
 /* On a node that is not the primary's the primary settles it. */
 static int set_run(struct ws_agent *a, struct ws_agent_model *m, const json_t *body, struct ws_error *err)
@@ -57,9 +17,9 @@ static int set_run(struct ws_agent *a, struct ws_agent_model *m, const json_t *b
     bool new_run = json_is_true(json_object_get(body, "new_run"));
     struct ws_group *g = m->group;
     if (!a->primary)
-        return ws_agent_set_run(m, run, new_run, ws_group_n_here(m) == 0, err);
+        return ws_session_set_run(m, run, new_run, ws_group_n_here(m) == 0, err);
     if (run && !ws_run_is_safe(run))
-        return ws_agent_set_run(m, run, new_run, true, err);
+        return ws_session_set_run(m, run, new_run, true, err);
     if (run && m->n_registered > 0 && g->asked_run[0] && strcmp(run, g->asked_run) != 0)
         return ws_error_set(err, EPROTO,
                             "the ranks of %s name different runs, %s and %s: give all of them the same",
@@ -69,32 +29,6 @@ static int set_run(struct ws_agent *a, struct ws_agent_model *m, const json_t *b
     g->new_run = new_run;
     if (run)
         snprintf(g->asked_run, sizeof(g->asked_run), "%s", run);
-    return 0;
-}
-
-/* Nobody of a group of another size is left. */
-int ws_agent_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err)
-{
-    if (m->world_size == world_size)
-        return 0;
-    struct ws_session **ranks = calloc(world_size, sizeof(struct ws_session *));
-    struct ws_remote *remotes = m->group ? calloc(world_size, sizeof(*remotes)) : NULL;
-    if (!ranks || (m->group && !remotes)) {
-        free(ranks);
-        free(remotes);
-        return ws_error_set(err, ENOMEM, "no memory for %u ranks", world_size);
-    }
-    free(m->ranks);
-    m->ranks = ranks;
-    if (m->group) {
-        free(m->group->remotes);
-        m->group->remotes = remotes;
-    }
-    m->world_size = world_size;
-    m->n_registered = 0;
-    ws_placement_free(m->placement);
-    ws_placement_free(m->share);
-    m->placement = m->share = NULL;
     return 0;
 }
 
@@ -143,7 +77,7 @@ int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_sessio
     for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) ||
                                          (node = other_node(m, c->rank, world_size)) || m->preparing;)
         if (other && other->pid > 0 && kill(other->pid, 0) < 0 && errno == ESRCH)
-            ws_agent_forget(a, m->ranks[other->rank], "ended, and a child of it keeps its connection,");
+            ws_session_forget(a, m->ranks[other->rank], "ended, and a child of it keeps its connection,");
         else if (!ws_agent_wait(a, deadline))
             return node ? ws_error_set(
                               err, EBUSY,
@@ -152,9 +86,9 @@ int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_sessio
                               node->name, m->name, c->rank, world_size)
                    : !other ? ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name)
                             : refuse(m, c, other, world_size, err);
-    if (ws_group_spans(m))
+    if (m->spans_nodes)
         ws_agent_abandon(a, m, "a rank joined: its placement is about to change");
-    int rc = ws_agent_set_world(m, world_size, err);
+    int rc = ws_group_set_world(m, world_size, err);
     if (rc == 0)
         rc = set_run(a, m, body, err);
     if (rc < 0)

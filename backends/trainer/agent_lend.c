@@ -2,7 +2,7 @@
  * write again, and nobody can take it from him. So two slots of a model are never lent, the one of the newest
  * version and the one that is written next, whatever readers do: of N slots, N - 2 are. Readers of 0.1.0
  * cannot copy; they get what they ask for, as they did, and can stop the trainer. */
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_slots.h"
 #include "transports/log.h"
 #include <assert.h>
 #include <errno.h>

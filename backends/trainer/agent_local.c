@@ -22,9 +22,14 @@
  *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms}
  *
  * What is shared on GPUs: agent_gpu_routes.c. */
+#include "backends/trainer/agent_local.h"
 #include "backends/trainer/agent_audit.h"
+#include "backends/trainer/agent_features.h"
 #include "backends/trainer/agent_gpu.h"
 #include "backends/trainer/agent_group.h"
+#include "backends/trainer/agent_models.h"
+#include "backends/trainer/agent_sessions.h"
+#include "backends/trainer/agent_slots.h"
 #include "transports/api.h"
 #include "transports/clock.h"
 #include "transports/log.h"
@@ -49,38 +54,6 @@ static uint64_t deadline_of(const json_t *body)
 }
 
 /* --- register --- */
-
-void ws_agent_forget(struct ws_agent *a, struct ws_session *c, const char *how)
-{
-    struct ws_agent_model *m = c->model;
-    char why[128];
-    snprintf(why, sizeof(why), "rank %u (process %d) %s before it had committed", c->rank, (int)c->pid, how);
-    /* Half of what it writes may be there. Where it has not begun, it may come back and do so; nodes do not
-     * wait for one another's ranks. */
-    if (m && m->writing && (c->writing || (ws_group_spans(m) && c->committed != m->writing)))
-        ws_agent_abandon(a, m, why);
-    else if (m && c->placed && ws_group_spans(m) && !m->writing)
-        ws_agent_say_why(m, why);
-    if (m && m->writing && c->committed == m->writing)
-        m->n_left++;
-    c->writing = false;
-    c->committed = NULL;
-    c->placed = c->stale = false;
-    c->told = 0;
-    if (m && m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
-        m->ranks[c->rank] = NULL;
-        m->n_registered--;
-        snprintf(why, sizeof(why), "all ranks have ended, rank %u (process %d) as the last", c->rank,
-                 (int)c->pid);
-        if (m->n_registered == 0 && !ws_group_spans(m))
-            ws_agent_abandon(a, m, why);
-        pthread_cond_broadcast(&a->changed);
-        ws_features_left(a, m);
-    }
-    c->model = NULL;
-    ws_registration_free(c->registration); /* also one that was refused before it joined a group */
-    c->registration = NULL;
-}
 
 static json_t *places_json(const struct ws_entry *e, size_t n)
 {
@@ -115,11 +88,10 @@ static int wait_for_placement(struct ws_agent *a, struct ws_agent_model *m, cons
                               uint64_t deadline, struct ws_error *err)
 {
     char missing[WS_ERROR_TEXT / 2];
-    while (!c->placed || ws_group_register_again(m) ||
-           (!ws_group_spans(m) && m->n_registered < m->world_size)) {
+    while (!c->placed || ws_group_register_again(m) || (!m->spans_nodes && m->n_registered < m->world_size)) {
         /* Where all ranks had a placement before, those on other nodes may be about to register again, too.
          */
-        bool may_change = ws_group_register_again(m) || (ws_group_spans(m) && m->placement);
+        bool may_change = ws_group_register_again(m) || (m->spans_nodes && m->placement);
         if (m->ranks[c->rank] != c)
             return ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank,
                                 m->name);
@@ -171,7 +143,7 @@ static int do_register(struct ws_rank_call *q, struct ws_error *err)
         return rc;
     }
     pthread_mutex_lock(&a->lock);
-    ws_agent_forget(a, c, "registered anew");
+    ws_session_forget(a, c, "registered anew");
     struct ws_agent_model *m = ws_agent_find_or_add(a, name);
     c->rank = (unsigned)rank;
     c->registration = r;
@@ -197,25 +169,13 @@ static int do_register(struct ws_rank_call *q, struct ws_error *err)
         *q->reply = placement_json(m, c);
         pthread_cond_broadcast(&a->changed);
     } else {
-        ws_agent_forget(a, c, "could not register");
+        ws_session_forget(a, c, "could not register");
     }
     pthread_mutex_unlock(&a->lock);
     return rc;
 }
 
 /* --- begin --- */
-
-int ws_agent_check_version(const struct ws_agent_model *m, uint64_t version, const char *run,
-                           struct ws_error *err)
-{
-    if (m->any && strcmp(run, m->run) == 0 && version <= m->newest)
-        return ws_error_set(
-            err, EEXIST,
-            "version %" PRIu64 " of %s is not higher than the newest, %" PRIu64
-            " (run %s); a trainer that resumes from an older step opens a new lineage (new_run, --new-run)",
-            version, m->name, m->newest, m->run);
-    return 0;
-}
 
 /* The first rank's thread takes and prepares the slot; the others wait for it. Under lock. */
 static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t version, const char *run,
@@ -249,22 +209,6 @@ static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t vers
     return rc;
 }
 
-int ws_agent_check_session(struct ws_session *c, struct ws_error *err)
-{
-    if (!c->model)
-        return ws_error_set(err, EINVAL, "this rank is not registered");
-    const struct ws_placement *l = ws_agent_layout(c->model);
-    if (c->lost && l && !c->stale) {
-        c->lost = false;
-        return ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", c->model->why);
-    }
-    if (!c->model->ranks || c->rank >= c->model->world_size || c->model->ranks[c->rank] != c || !l ||
-        c->stale)
-        return ws_error_set(err, ESTALE, "the group of ranks of %s has changed: register again",
-                            c->model->name);
-    return 0;
-}
-
 /* keep: the rank keeps them mapped when it has committed (pinned.h). */
 static int open_all(const struct ws_slot *s, bool keep, int *fds, size_t max, size_t *n, struct ws_error *err)
 {
@@ -292,7 +236,7 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
     char missing[WS_ERROR_TEXT / 2];
     int rc = 0;
     while (rc == 0) {
-        bool spans = ws_group_spans(m);
+        bool spans = m->spans_nodes;
         bool before = m->writing && (m->writing->state != WS_SLOT_WRITING || c->committed == m->writing);
         bool absent =
             spans ? !m->writing && ws_group_is_busy(a, m) : m->n_registered + m->n_left < m->world_size;
@@ -301,7 +245,7 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
         if (m->preparing && m->wants_room && ws_agent_keeps_others(c))
             return -EAGAIN;
         if (ws_agent_wait(a, deadline)) {
-            rc = ws_agent_check_session(c, err);
+            rc = ws_session_check(c, err);
             continue;
         }
         ws_group_missing(a, m, before, missing, sizeof(missing));
@@ -402,21 +346,21 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
     c->lost = false;
     set_kept(a, c, json_copy(json_object_get(body, "kept")));
     c->deaf = keep && !c->kept;
-    int rc = ws_agent_check_session(c, err);
+    int rc = ws_session_check(c, err);
     struct ws_agent_model *m = c->model;
     if (rc == 0 && c->writing)
         rc = ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                           m->writing_version);
     if (rc == 0) {
         ws_group_hear(a, m, deadline);
-        rc = ws_agent_check_session(c, err);
+        rc = ws_session_check(c, err);
     }
     if (rc == 0)
         rc = wait_for_turn(a, c, version, deadline, err);
     bool again = rc == -EAGAIN;
     if (rc == 0)
         rc = json_is_true(json_object_get(body, "demanded")) ? ws_gpu_may_make(m, version, run, err)
-                                                             : ws_agent_check_version(m, version, run, err);
+                                                             : ws_session_check_version(m, version, run, err);
     if (rc == 0)
         rc = join_version(a, c, version, run, err);
     bool first = rc == 0 && !m->writing;
@@ -428,7 +372,7 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
         pthread_mutex_unlock(&a->lock);
         return 0;
     }
-    if (first && rc == 0 && ws_group_spans(m) && !ws_group_is_whole(a, m)) { /* a rank left meanwhile */
+    if (first && rc == 0 && m->spans_nodes && !ws_group_is_whole(a, m)) { /* a rank left meanwhile */
         char missing[WS_ERROR_TEXT / 2], why[WS_ERROR_TEXT];
         ws_group_missing(a, m, false, missing, sizeof(missing));
         snprintf(why, sizeof(why), "not all ranks are there any more%s%s%.400s", missing,
@@ -436,7 +380,7 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
         ws_agent_abandon(a, m, why);
     }
     if (rc == 0)
-        rc = ws_agent_check_session(c, err);
+        rc = ws_session_check(c, err);
     if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))
         rc = ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", m->why);
     if (rc == 0)
@@ -500,7 +444,7 @@ static int do_commit(struct ws_rank_call *q, struct ws_error *err)
     int rc = read_records(body, q->fds_in, q->n_in, &records, err);
     pthread_mutex_lock(&a->lock);
     if (rc == 0)
-        rc = ws_agent_check_session(c, err);
+        rc = ws_session_check(c, err);
     struct ws_agent_model *m = c->model;
     if (rc == 0 && !c->writing)
         rc = ws_error_set(err, EINVAL, "nothing is begun");
@@ -627,11 +571,11 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
         return;
     pthread_mutex_lock(&a->lock);
     struct ws_agent_model *m = c->model;
-    const bool awaited = m && !ws_group_spans(m) && m->writing && !c->writing && c->committed != m->writing;
+    const bool awaited = m && !m->spans_nodes && m->writing && !c->writing && c->committed != m->writing;
     struct ws_mark version = {0};
     if (awaited)
         version = ws_mark_of(m->writing_version, m->writing->run);
-    ws_agent_forget(a, c, "ended");
+    ws_session_forget(a, c, "ended");
     json_decref(c->kept);
     pthread_mutex_unlock(&a->lock);
     ws_features_gone(a, c); /* tells those who wait, who find nothing begun any more */

@@ -1,8 +1,9 @@
 /* The primary of a group: it hears the other agents of a trainer, knows all ranks, and says how far a version
  * is (agent_group.h). */
-#include "backends/trainer/agent.h"
 #include "backends/trainer/agent_audit.h"
 #include "backends/trainer/agent_group.h"
+#include "backends/trainer/agent_models.h"
+#include "backends/trainer/agent_sessions.h"
 #include "transports/clock.h"
 #include "transports/log.h"
 #include <errno.h>
@@ -20,16 +21,17 @@
 void ws_node_name(struct ws_agent *a)
 {
     const char *listen = a->options.tcp.listen ? a->options.tcp.listen : "";
+    const struct ws_tcp_server *tcp = atomic_load(&a->tcp);
+    const unsigned port = tcp ? ws_tcp_server_port(tcp) : 0;
     char host[256] = "";
     const char *colon = strrchr(listen, ':');
     (void)gethostname(host, sizeof(host) - 1);
     if (!*listen)
         snprintf(a->node, sizeof(a->node), "%s", host);
     else if (strncmp(listen, "0.0.0.0:", 8) == 0 || strncmp(listen, "[::]:", 5) == 0)
-        snprintf(a->node, sizeof(a->node), "%s:%u", host, ws_agent_port(a));
+        snprintf(a->node, sizeof(a->node), "%s:%u", host, port);
     else
-        snprintf(a->node, sizeof(a->node), "%.*s:%u", (int)(colon ? colon - listen : 0), listen,
-                 ws_agent_port(a));
+        snprintf(a->node, sizeof(a->node), "%.*s:%u", (int)(colon ? colon - listen : 0), listen, port);
 }
 
 /* --- a round --- */
@@ -172,9 +174,9 @@ bool ws_primary_advance(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
     bool tell = false;
-    if (g->spans && !g->hashing && !g->stale && (m->n_local || first_member(g)) && have_all(m, false))
+    if (m->spans_nodes && !g->hashing && !g->stale && (m->n_local || first_member(g)) && have_all(m, false))
         begin_hashing(a, m);
-    if (g->spans && g->hashing && have_all(m, true)) {
+    if (m->spans_nodes && g->hashing && have_all(m, true)) {
         announce(a, m);
         tell = true;
     }
@@ -389,15 +391,15 @@ static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_node
 {
     struct ws_group *g = m->group;
     struct ws_registration *r;
-    int rc = ws_agent_set_run(m, json_string_value(json_object_get(body, "run")),
-                              json_is_true(json_object_get(body, "new_run")), n_here(m) == 0, err);
+    int rc = ws_session_set_run(m, json_string_value(json_object_get(body, "run")),
+                                json_is_true(json_object_get(body, "new_run")), n_here(m) == 0, err);
     if (rc == 0)
         rc = ws_registration_of(registration, rank, &r, err);
     if (rc < 0)
         return rc;
     g->remotes[rank] = (struct ws_remote){.registration = r, .node = n, .ticket = ticket};
     g->n_remotes++;
-    g->spans = true; /* until a placement says otherwise: nothing is announced by this node alone */
+    m->spans_nodes = true; /* until a placement says otherwise: nothing is announced by this node alone */
     m->shard_bytes = ws_agent_number(body, "shard_bytes", 0);
     if (m->n_registered == 0)
         m->max_slots = a->options.max_slots;
@@ -428,7 +430,7 @@ static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_n
         struct ws_error err = {0};
         char key[16];
         if (world != m->world_size && (n_here(m) > 0 || m->preparing || world == 0 || world > WS_MAX_RANKS ||
-                                       ws_agent_set_world(m, (unsigned)world, &err) < 0)) {
+                                       ws_group_set_world(m, (unsigned)world, &err) < 0)) {
             snprintf(err.text, sizeof(err.text),
                      "%u of %u ranks of %s are registered, this one is of %" PRIu64, n_here(m), m->world_size,
                      m->name, world);

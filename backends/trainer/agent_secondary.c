@@ -1,6 +1,8 @@
 /* The other agents of a group: each says to the primary how things stand on its node, and does what follows
  * from the answer (agent_group.h). */
+#include "backends/trainer/agent_features.h"
 #include "backends/trainer/agent_group.h"
+#include "backends/trainer/agent_models.h"
 #include "transports/clock.h"
 #include "transports/log.h"
 #include "transports/source.h"

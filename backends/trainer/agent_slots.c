@@ -1,7 +1,7 @@
 /* Which slot the next version gets: never the newest; one that nobody can read any more. */
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_slots.h"
+#include "backends/trainer/agent_models.h"
 #include "transports/clock.h"
-#include "transports/log.h"
 #include "transports/memory.h"
 #include <errno.h>
 #include <inttypes.h>

@@ -1,6 +1,6 @@
-/* What the agent's parts share: models, their slots, and the ranks that are attached. Private to
- * backends/trainer/agent*.c. One lock guards it all; it is never held while bytes move, memory is faulted in
- * or a socket is written. */
+/* The data that the agent's parts share: models, their slots, and the ranks that are attached; what is done
+ * with it is agent_models.h, agent_slots.h and agent_sessions.h. Private to backends/trainer/agent*.c. One
+ * lock guards it all; it is never held while bytes move, memory is faulted in or a socket is written. */
 #ifndef WS_TRAINER_AGENT_STATE_H
 #define WS_TRAINER_AGENT_STATE_H
 #include "backends/trainer/agent_options.h"
@@ -85,6 +85,7 @@ struct ws_agent_model {
     struct ws_agent_model *owner; /* whose slots they write: this one, or its part; NULL: not settled */
     unsigned n_local;             /* ranks of this node in it */
     struct ws_group *group;       /* NULL: no other agent is known */
+    bool spans_nodes;             /* other nodes have ranks in it, or may have */
     char why[WS_ERROR_TEXT];      /* the last version was abandoned */
     struct ws_mark given_up;      /* which one that was; no run: none was */
     char *nodes;                  /* of a part: JSON of the nodes' names */
@@ -149,81 +150,15 @@ struct ws_agent {
     struct ws_archiving *archivings, *archiving; /* that wait, first come first; the one in work */
 };
 
-/* agent.c */
-struct ws_agent_model *ws_agent_find(struct ws_agent *a, const char *model);        /* under lock */
-struct ws_agent_model *ws_agent_find_or_add(struct ws_agent *a, const char *model); /* under lock */
-void ws_agent_announce(struct ws_agent *a); /* seq grows, long polls end; not under lock */
-/* Gives up the version on its way (under lock). why: the end of a sentence, with the rank that is the reason.
- */
-void ws_agent_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why);
-/* Notes why it will be or was given up; ranks are told. */
-void ws_agent_say_why(struct ws_agent_model *m, const char *why);
-/* Announces a sealed version of the model (under lock; the caller announces it to pollers). */
-void ws_agent_publish(struct ws_agent *a, struct ws_agent_model *m);
-/* Announces one that no slot has yet (under lock, likewise). */
-void ws_agent_publish_unmade(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run);
-/* Throws it away instead. */
-void ws_agent_discard(struct ws_agent *a, struct ws_agent_model *m);
 /* What the ranks of this node write; NULL: not known yet. */
 static inline struct ws_placement *ws_agent_layout(const struct ws_agent_model *m)
 {
     return m->share ? m->share : m->placement;
 }
-/* The catalog's hold and drop; not under lock. */
-int ws_agent_hold(void *self, const char *model, uint64_t version, const char *run, const char *holder,
-                  void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err);
-void ws_agent_drop(void *self, struct ws_hold *hold);
-/* Waits for `changed` until the deadline (CLOCK_MONOTONIC, ns); false when it has passed. Under lock. */
-bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns);
-/* agent_join.c: a rank becomes one of the model's group (under lock, which it gives up while it waits for
- * others to end); the lineage that the group writes, which the first of them settles; how many they are */
-WS_MUST_USE int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c,
-                              unsigned world_size, uint64_t deadline, const json_t *body,
-                              struct ws_error *err);
-WS_MUST_USE int ws_agent_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
-                                 struct ws_error *err);
-WS_MUST_USE int ws_agent_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err);
-/* agent_local.c: a rank is none any more (under lock); how: in a sentence, "ended" */
-void ws_agent_forget(struct ws_agent *a, struct ws_session *c, const char *how);
-/* agent_local.c: may this version be published? -EEXIST. Is the session one of the group that has places? */
-WS_MUST_USE int ws_agent_check_version(const struct ws_agent_model *m, uint64_t version, const char *run,
-                                       struct ws_error *err);
-WS_MUST_USE int ws_agent_check_session(struct ws_session *c, struct ws_error *err);
-struct ws_rank_call;
-/* agent_wait.c: POST /v1/local/wait; not under lock */
-int ws_agent_wait_version(struct ws_rank_call *q, struct ws_error *err);
-/* agent_local.c: the publishers' routes */
-extern const struct ws_ipc_handler ws_agent_local;
 static inline uint64_t ws_agent_number(const json_t *body, const char *key, uint64_t fallback)
 {
     const json_t *v = json_object_get(body, key);
     return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v) : fallback;
 }
-/* agent_slots.c: a slot for the next version of the group's model, which a rank of it begins; under lock,
- * gives it up meanwhile. */
-WS_MUST_USE int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
-                                   struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err);
-/* Makes the memory of a slot that was taken fit, within what the agent may use; changes: ranks only write
- * what changed. Under lock, gives it up meanwhile. On failure it may have none. */
-WS_MUST_USE int ws_agent_prepare_slot(struct ws_agent *a, struct ws_agent_model *m,
-                                      const struct ws_session *c, struct ws_slot *s, bool changes,
-                                      uint64_t deadline_ns, struct ws_error *err);
-/* All under lock. Is the model's newest version in it? One that another thread lays out just now is not
- * settled, and not looked at. Is there memory for so many bytes more? -ENOMEM. */
-bool ws_agent_is_newest(const struct ws_agent_model *m, const struct ws_slot *s);
-bool ws_agent_is_settled(const struct ws_agent *a, const struct ws_slot *s);
-WS_MUST_USE int ws_agent_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_error *err);
-/* agent_lend.c: the catalog's lend; not under lock */
-int ws_agent_lend(void *self, struct ws_hold *hold, bool can_copy, struct ws_error *err);
-/* The numbers of the slots that will be written again as they are: what ranks have mapped of others is of no
- * use. Is one among them? Has the rank such memory mapped, as far as is known? */
-json_t *ws_agent_slots_that_stay(const struct ws_agent_model *m);
-bool ws_agent_is_in(const json_t *slots, const json_t *slot);
-bool ws_agent_keeps_others(const struct ws_session *c);
-/* Gives the slots of a model back that nobody reads, and what others have of it when they end. Under lock. */
-void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m);
-/* agent_views.c: routes that only show */
-int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
-                   json_t **reply, char **text, struct ws_error *err);
 
 #endif

@@ -1,12 +1,10 @@
 /* What is asked of the agent beside versions: status, metrics, and the features' routes. */
+#include "backends/trainer/agent_views.h"
 #include "backends/trainer/agent_features.h"
 #include "transports/api.h"
-#include "transports/clock.h"
-#include "transports/log.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static json_t *slot_status(const struct ws_slot *s)

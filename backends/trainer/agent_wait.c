@@ -1,6 +1,8 @@
 /* A rank that waits until a version is announced, its delta made, or served by the engines of mounts. */
+#include "backends/trainer/agent_features.h"
 #include "backends/trainer/agent_group.h"
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_local.h"
+#include "backends/trainer/agent_models.h"
 #include "transports/clock.h"
 #include "transports/source.h"
 #include <errno.h>

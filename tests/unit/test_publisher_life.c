@@ -1,7 +1,7 @@
 /* What outlives a publisher at an agent that stays: slots with another base checkpoint's tensors, a lineage
  * whose first version was abandoned, ranks that died. */
 #include "backends/trainer/agent.h"
-#include "backends/trainer/agent_state.h"
+#include "backends/trainer/agent_models.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
