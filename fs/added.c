@@ -1,5 +1,4 @@
 #include "fs/added.h"
-#include "fs/settings.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,7 +164,7 @@ void ws_added_print(const struct ws_desk *d, FILE *f)
 {
     for (const struct ws_added *a = d->added; a; a = a->next) {
         fputs("source ", f);
-        ws_settings_quote(f, a->url);
+        ws_words_quote(f, a->url);
         fprintf(f, " %s%s%s\n", a->others ? "others" : "root", a->below ? " " : "", a->below ? a->below : "");
     }
 }

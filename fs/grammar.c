@@ -5,6 +5,7 @@
 #include "transports/text.h"
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* --- words --- */
@@ -85,41 +86,47 @@ int ws_words_parse(const char *text, size_t len, struct ws_words *out, struct ws
     return 0;
 }
 
+void ws_words_quote(FILE *f, const char *text)
+{
+    fputc('"', f);
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\')
+            fputc('\\', f);
+        fputc(*text, f);
+    }
+    fputc('"', f);
+}
+
 static bool needs_quotes(const char *word)
 {
     const char *equals = strchr(word, '=');
     return !*word || *word == '"' || strpbrk(word, " \t") || (equals && equals[1] == '"');
 }
 
-static void put(char out[WS_MAX_COMMAND + 1], size_t *at, char c)
-{
-    if (*at < WS_MAX_COMMAND)
-        out[*at] = c;
-    ++*at;
-}
-
 int ws_words_join(const struct ws_words *w, char out[WS_MAX_COMMAND + 1], struct ws_error *err)
 {
-    size_t at = 0;
+    char *text = NULL;
+    size_t len = 0;
+    FILE *f = open_memstream(&text, &len);
 
-    for (size_t i = 0; i < w->n; i++) {
-        const bool quoted = needs_quotes(w->word[i]);
+    for (size_t i = 0; f && i < w->n; i++) {
         if (i > 0)
-            put(out, &at, ' ');
-        if (quoted)
-            put(out, &at, '"');
-        for (const char *p = w->word[i]; *p; p++) {
-            if (quoted && (*p == '"' || *p == '\\'))
-                put(out, &at, '\\');
-            put(out, &at, *p);
-        }
-        if (quoted)
-            put(out, &at, '"');
+            fputc(' ', f);
+        if (needs_quotes(w->word[i]))
+            ws_words_quote(f, w->word[i]);
+        else
+            fputs(w->word[i], f);
     }
-    if (at > WS_MAX_COMMAND)
-        return ws_error_set(err, E2BIG, "the command is longer than %d bytes", WS_MAX_COMMAND);
-    out[at] = '\0';
-    return 0;
+    if (!f || fclose(f) != 0) {
+        free(text);
+        return ws_error_set(err, ENOMEM, "no memory for the words of a command");
+    }
+    if (len <= WS_MAX_COMMAND)
+        memcpy(out, text, len + 1);
+    free(text);
+    return len <= WS_MAX_COMMAND
+               ? 0
+               : ws_error_set(err, E2BIG, "the command is longer than %d bytes", WS_MAX_COMMAND);
 }
 
 /* --- the table --- */

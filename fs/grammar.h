@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #define WS_MAX_WORDS (WS_MAX_MODELS + 8) /* load A=N B=M ... of every model, and flags */
 
@@ -24,6 +25,8 @@ struct ws_words {
 /* -EINVAL: empty, too long, more than one line, a control character, no UTF-8, a quote that is open at
  * the end. */
 WS_MUST_USE int ws_words_parse(const char *text, size_t len, struct ws_words *out, struct ws_error *err);
+/* Text as one word, between quotes: what parse makes it of again. */
+void ws_words_quote(FILE *f, const char *text);
 
 /* The line that parses to these words and no others. -E2BIG: it would be longer than a command. */
 WS_MUST_USE int ws_words_join(const struct ws_words *w, char out[WS_MAX_COMMAND + 1], struct ws_error *err);

@@ -111,17 +111,6 @@ void ws_settings_disown(int lock)
 
 /* --- writing --- */
 
-void ws_settings_quote(FILE *f, const char *text)
-{
-    fputc('"', f);
-    for (; *text; text++) {
-        if (*text == '"' || *text == '\\')
-            fputc('\\', f);
-        fputc(*text, f);
-    }
-    fputc('"', f);
-}
-
 static void print_pin(void *arg, struct ws_version *v)
 {
     struct ws_version_info i;
@@ -155,7 +144,7 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, bool worst, FILE
     if (m)
         ws_model_orders(m, &orders);
     fputs("model ", f);
-    ws_settings_quote(f, d->name);
+    ws_words_quote(f, d->name);
     fputc('\n', f);
     if (ws_strategies_get(c->store, d->name, &strategies)) {
         ws_strategies_text(&strategies, list);

@@ -39,8 +39,6 @@ WS_MUST_USE int ws_settings_keep(struct ws_control *c, struct ws_error *err); /*
 void ws_settings_save(struct ws_control *c); /* an error goes to the mount's last_error */
 /* From now on nothing is written, whoever still asks for it: a successor may have the file. */
 void ws_settings_give_up(struct ws_control *c);
-/* One word of a line, between quotes. */
-void ws_settings_quote(FILE *f, const char *text);
 /* Reads them at start: policies and commits are set, wishes are left in the desks for versions that are not
  * known yet, sources for ws_added_open, and `engine add` lines are given to add, one after the other. A line
  * that is not understood, or that add refuses, is noted and kept in a copy. A damaged file is moved aside and

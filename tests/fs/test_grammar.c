@@ -54,6 +54,27 @@ static void test_words(void **state)
     }
 }
 
+/* What is quoted is one word, and the same one. */
+static void test_quoted_words(void **state)
+{
+    static const char *const texts[] = {
+        "", "m", "a b", "say \"hi\"", "back\\slash\\", "k=\"v\"", "dir:/a b\t/\\\""};
+    struct ws_words w;
+
+    (void)state;
+    for (size_t i = 0; i < LENGTH(texts); i++) {
+        char line[64] = "";
+        FILE *f = fmemopen(line, sizeof(line), "w");
+        assert_non_null(f);
+        ws_words_quote(f, texts[i]);
+        fputs(" x", f);
+        fclose(f);
+        assert_int_equal(ws_words_parse(line, strlen(line), &w, &err), 0);
+        assert_int_equal(w.n, 2);
+        assert_string_equal(w.word[0], texts[i]);
+    }
+}
+
 static void test_bad_words(void **state)
 {
     static const char *const bad[] = {
@@ -309,9 +330,11 @@ static void test_join(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_words),   cmocka_unit_test(test_bad_words),    cmocka_unit_test(test_commands),
-        cmocka_unit_test(test_options), cmocka_unit_test(test_bad_commands), cmocka_unit_test(test_usage),
-        cmocka_unit_test(test_split),   cmocka_unit_test(test_numbers),      cmocka_unit_test(test_show),
+        cmocka_unit_test(test_words),     cmocka_unit_test(test_quoted_words),
+        cmocka_unit_test(test_bad_words), cmocka_unit_test(test_commands),
+        cmocka_unit_test(test_options),   cmocka_unit_test(test_bad_commands),
+        cmocka_unit_test(test_usage),     cmocka_unit_test(test_split),
+        cmocka_unit_test(test_numbers),   cmocka_unit_test(test_show),
         cmocka_unit_test(test_join),
     };
 
