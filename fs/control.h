@@ -2,20 +2,10 @@
  * FUSE front (which carries text) and store, engines and switch (which do). */
 #ifndef WS_FS_CONTROL_H
 #define WS_FS_CONTROL_H
+#include "fs/control_options.h"
 #include "fs/store.h"
 
 struct ws_control;
-struct ws_control_options {
-    const char *mountpoint; /* absolute; engines are given mountpoint/model/version unless prefix= */
-    const char *who;        /* HOST:MOUNTPOINT, copied */
-    bool passthrough, link; /* for status: how reads are served */
-    const char *mode_text;  /* "passthrough", "link", "cached: why"; may change until the mount answers */
-    bool prefetch;          /* models begin with the policy pull */
-    const char *source;     /* what root mounted, with commas between */
-    bool has_token;         /* its sources are sent one */
-    const char *files;      /* folder below which who is not root names files; NULL: none */
-    const char *state;      /* folder for the settings; NULL: the default one; "none": not kept */
-};
 WS_MUST_USE int ws_control_new(struct ws_control **out, struct ws_store *store,
                                const struct ws_control_options *options, struct ws_error *err);
 /* The sources that commands have added before, kept in the settings: after the mount's own, which come first.

@@ -1,12 +1,13 @@
 /* Desk: what control keeps for one model: its engines, its policy, its events and its last error. Found by
- * name, so that it outlives the model's coming and going. Private to control.c, switch.c, views.c, metrics.c.
- */
+ * name, so that it outlives the model's coming and going. And control itself, as its own files see it;
+ * everybody else includes fs/control.h. */
 #ifndef WS_FS_DESK_H
 #define WS_FS_DESK_H
-#include "fs/control.h"
+#include "fs/control_options.h"
 #include "fs/engines.h"
 #include "fs/events.h"
 #include "fs/grammar.h"
+#include "fs/store.h"
 #include <pthread.h>
 #include <stdio.h>
 
@@ -112,13 +113,5 @@ bool ws_desk_is_settled(const struct ws_desk *d);
 /* Are there engines that their own framework drives? Under the lock. */
 bool ws_desk_is_external(const struct ws_desk *d);
 void ws_desk_release(struct ws_desk *d);
-
-/* views.c, metrics.c: text of a view, appended to f. */
-void ws_view_status(struct ws_control *c, struct ws_desk *d, struct ws_model *m, FILE *f);
-void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f);
-void ws_view_state(struct ws_version *v, FILE *f);
-void ws_view_progress(struct ws_version *v, FILE *f);
-void ws_view_last_error(struct ws_control *c, struct ws_desk *d, FILE *f);
-void ws_view_metrics(struct ws_control *c, FILE *f);
 
 #endif

@@ -1,5 +1,4 @@
-/* The mount's figures in Prometheus' text format. */
-#include "fs/desk.h"
+#include "fs/metrics.h"
 #include "transports/clock.h"
 #include <inttypes.h>
 #include <string.h>
@@ -148,7 +147,7 @@ static void pauses(const struct ws_control *c, FILE *f)
         }
 }
 
-void ws_view_metrics(struct ws_control *c, FILE *f)
+void ws_metrics_print(struct ws_control *c, FILE *f)
 {
     struct printer p = {c, f};
     store_figures(c->store, f);

@@ -1,4 +1,5 @@
 #include "fs/probes.h"
+#include "fs/control.h"
 #include "transports/http_door.h"
 #include "transports/http_server.h"
 #include "transports/log.h"

@@ -1,7 +1,9 @@
 /* What the files of the mount say: flat "key value" lines. */
 #include "fs/changed.h"
+#include "fs/control.h"
 #include "fs/desk.h"
 #include "fs/gpu.h"
+#include "fs/metrics.h"
 #include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -100,7 +102,7 @@ static void status_of_mount(struct ws_control *c, FILE *f)
     free(sources);
 }
 
-void ws_view_status(struct ws_control *c, struct ws_desk *d, struct ws_model *m, FILE *f)
+static void print_status(struct ws_control *c, struct ws_desk *d, struct ws_model *m, FILE *f)
 {
     if (m)
         status_of_model(c, d, m, f);
@@ -121,7 +123,7 @@ static void print_served(const struct ws_engine *e, const char *run, FILE *f)
     fputs(text, f);
 }
 
-void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
+static void print_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
 {
     struct ws_model *m = ws_store_find(c->store, d->name);
     struct ws_version *v = m ? ws_model_current(m) : NULL;
@@ -146,7 +148,7 @@ void ws_view_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
         ws_model_put(m);
 }
 
-void ws_view_state(struct ws_version *v, FILE *f)
+static void print_state(struct ws_version *v, FILE *f)
 {
     struct ws_version_info i;
     ws_version_info(v, &i);
@@ -155,7 +157,7 @@ void ws_view_state(struct ws_version *v, FILE *f)
         fprintf(f, "error %s\n", i.error);
 }
 
-void ws_view_progress(struct ws_version *v, FILE *f)
+static void print_progress(struct ws_version *v, FILE *f)
 {
     struct ws_version_info i;
     ws_version_info(v, &i);
@@ -169,7 +171,7 @@ void ws_view_progress(struct ws_version *v, FILE *f)
                 m->files[k].n_blocks);
 }
 
-void ws_view_last_error(struct ws_control *c, struct ws_desk *d, FILE *f)
+static void print_last_error(struct ws_control *c, struct ws_desk *d, FILE *f)
 {
     char when[WS_TIME_CHARS];
     pthread_mutex_lock(&c->lock);
@@ -204,7 +206,7 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
         show_grammar(m ? WS_SCOPE_MODEL : WS_SCOPE_ROOT, f);
         break;
     case WS_VIEW_STATUS:
-        ws_view_status(c, d, m, f);
+        print_status(c, d, m, f);
         break;
     case WS_VIEW_EVENTS:
         text = ws_events_copy(d->events, &len);
@@ -212,10 +214,10 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
         fwrite(text ? text : "", 1, len, f);
         break;
     case WS_VIEW_METRICS:
-        ws_view_metrics(c, f);
+        ws_metrics_print(c, f);
         break;
     case WS_VIEW_LAST_ERROR:
-        ws_view_last_error(c, d, f);
+        print_last_error(c, d, f);
         break;
     case WS_VIEW_VERSION:
         current = ws_model_current(m);
@@ -227,7 +229,7 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
             ws_version_put(current);
         break;
     case WS_VIEW_ENGINES:
-        ws_view_engines(c, d, f);
+        print_engines(c, d, f);
         break;
     case WS_VIEW_POLICY:
         pthread_mutex_lock(&c->lock);
@@ -243,10 +245,10 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
         break;
     }
     case WS_VIEW_STATE:
-        ws_view_state(v, f);
+        print_state(v, f);
         break;
     case WS_VIEW_PROGRESS:
-        ws_view_progress(v, f);
+        print_progress(v, f);
         break;
     case WS_VIEW_CHANGED:
         rc = ws_changed_print(v, f);
