@@ -4,6 +4,10 @@
 #include "backends/trainer/agent_features.h"
 
 extern const struct ws_ipc_handler ws_agent_local;
+/* When a rank's request gives up, by its timeout_ms (CLOCK_MONOTONIC, ns). */
+uint64_t ws_rank_deadline(const json_t *body);
+/* agent_register.c: POST /v1/local/register; not under lock. */
+int ws_agent_register(struct ws_rank_call *q, struct ws_error *err);
 /* agent_join.c: a rank becomes one of the model's group. Under lock, which it gives up while it waits for
  * others to end. */
 WS_MUST_USE int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c,
