@@ -61,7 +61,7 @@ enum ws_engine_state {
 };
 const char *ws_engine_state_name(enum ws_engine_state s);
 
-enum ws_weights {
+enum ws_engine_weights {
     WS_WEIGHTS_SOUND,
     WS_WEIGHTS_LOADING, /* this switch's load was heard, and is not confirmed */
     WS_WEIGHTS_LOADED,  /* it was */
@@ -76,7 +76,7 @@ struct ws_condition_tells {
 struct ws_condition {
     struct ws_condition_tells tells;
     enum ws_engine_state state;
-    enum ws_weights weights;
+    enum ws_engine_weights weights;
     char version[64]; /* what it serves, in its own words or in ours */
     char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];

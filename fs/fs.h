@@ -20,7 +20,7 @@
 #define WS_HAVE_PASSTHROUGH 0
 #endif
 
-enum ws_kind {
+enum ws_tree_kind {
     WS_KIND_ROOT,      /* id 0, index FUSE_ROOT_ID */
     WS_KIND_ROOT_VIEW, /* index: enum ws_view */
     WS_KIND_MODEL,
@@ -59,8 +59,8 @@ struct ws_fs {
     _Atomic uint64_t turns; /* lookups of files that take commands */
 };
 
-fuse_ino_t ws_ino(uint64_t id, enum ws_kind kind, uint64_t index);
-enum ws_kind ws_ino_kind(fuse_ino_t ino);
+fuse_ino_t ws_ino(uint64_t id, enum ws_tree_kind kind, uint64_t index);
+enum ws_tree_kind ws_ino_kind(fuse_ino_t ino);
 uint64_t ws_ino_id(fuse_ino_t ino);
 uint64_t ws_ino_index(fuse_ino_t ino);
 

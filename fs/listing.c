@@ -84,7 +84,7 @@ void ws_listing_forget(struct ws_model *m, unsigned index)
         v->on_gpus &= ~ws_bit(index);
         ws_offers_forget(v, index);
     }
-    m->claims[index] = (struct ws_claim){0};
+    m->claims[index] = (struct ws_model_claim){0};
 }
 
 static bool is_held(const struct ws_version *v)
@@ -177,7 +177,7 @@ static void take_versions(struct ws_watch *w, struct ws_model *m, const json_t *
 
 static void take_claim(struct ws_model *m, unsigned index, const json_t *model)
 {
-    struct ws_claim *claim = &m->claims[index];
+    struct ws_model_claim *claim = &m->claims[index];
     const char *run = json_string_value(json_object_get(model, "run"));
     const json_t *json;
     size_t i;

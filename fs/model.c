@@ -153,10 +153,10 @@ bool ws_version_is_protected(const struct ws_version *v)
 
 void ws_model_settle_lineage(struct ws_model *m)
 {
-    const struct ws_claim *best = NULL;
+    const struct ws_model_claim *best = NULL;
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
-        const struct ws_claim *claim = &m->claims[i];
+        const struct ws_model_claim *claim = &m->claims[i];
         if (claim->run[0] && (!best || claim->created_ns > best->created_ns))
             best = claim;
     }

@@ -11,7 +11,7 @@
 
 /* An open file; fi->fh. */
 struct ws_open {
-    enum ws_kind kind;
+    enum ws_tree_kind kind;
     struct ws_version *version; /* weights: a reference, and a use while its bytes may be read through us */
     size_t file;
     uint64_t begin, size; /* of the bytes in the file: a tensor is a part of it */
@@ -91,7 +91,7 @@ static void reply_opened(struct ws_call *c, struct ws_open *o)
 /* --- open --- */
 
 /* The bytes of an inode: [begin, begin + size) of a file of the version. 1: parked. */
-static int place_of(struct ws_call *c, const struct ws_node *n, struct ws_open *o)
+static int place_of(struct ws_call *c, const struct ws_tree_node *n, struct ws_open *o)
 {
     if (!ws_version_has_manifest(n->version)) {
         ws_call_park(c, n->version, 0, 0, 0, c->fs->options.deadline_ms);
@@ -153,9 +153,9 @@ static int choose_reading(struct ws_call *c, struct ws_open *o)
 static void run_open_weights(struct ws_call *c)
 {
     struct ws_fs *fs = c->fs; /* a call that was parked may be over and freed when we come back */
-    struct ws_node n;
+    struct ws_tree_node n;
     struct ws_open *o = calloc(1, sizeof(*o));
-    int rc = o ? ws_node_of(c->fs, c->ino, &n) : -ENOMEM;
+    int rc = o ? ws_tree_node_of(c->fs, c->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free(o);
         ws_call_error(c, rc == -ENOENT ? ESTALE : -rc);
@@ -169,7 +169,7 @@ static void run_open_weights(struct ws_call *c)
         o->kept = true;
         rc = choose_reading(c, o);
     }
-    ws_node_release(&n);
+    ws_tree_node_release(&n);
     if (rc == 0) {
         reply_opened(c, o);
         return;
@@ -182,9 +182,9 @@ static void run_open_weights(struct ws_call *c)
 static void open_view(void *arg)
 {
     struct ws_call *c = arg;
-    struct ws_node n;
+    struct ws_tree_node n;
     struct ws_open *o = calloc(1, sizeof(*o));
-    int rc = o ? ws_node_of(c->fs, c->ino, &n) : -ENOMEM;
+    int rc = o ? ws_tree_node_of(c->fs, c->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free(o);
         ws_call_error(c, -rc);
@@ -197,12 +197,12 @@ static void open_view(void *arg)
     if (n.kind == WS_KIND_META_VIEW && o->view == WS_VIEW_MANIFEST && !ws_version_has_manifest(n.version)) {
         free_open(c->fs, o);
         ws_call_park(c, n.version, 0, 0, 0, ws_meta_ms(c->fs, n.version));
-        ws_node_release(&n);
+        ws_tree_node_release(&n);
         return;
     }
     if ((c->fi.flags & O_ACCMODE) != O_WRONLY && o->view != WS_VIEW_EVENTS)
         rc = ws_control_read(c->fs->control, o->view, o->model, n.version, &o->text, &o->len);
-    ws_node_release(&n);
+    ws_tree_node_release(&n);
     if (rc < 0) {
         free_open(c->fs, o);
         ws_call_error(c, -rc);
@@ -224,7 +224,7 @@ static void run_open_view(struct ws_call *c)
 
 void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    enum ws_kind kind = ws_ino_kind(ino);
+    enum ws_tree_kind kind = ws_ino_kind(ino);
     bool view = kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW;
     if ((fi->flags & O_ACCMODE) != O_RDONLY && !(view && ws_view_is_written((enum ws_view)ws_ino_index(ino))))
         fuse_reply_err(req, EROFS);

@@ -10,19 +10,19 @@
 
 static void run_lookup(struct ws_call *c)
 {
-    struct ws_node parent, child;
+    struct ws_tree_node parent, child;
     struct fuse_entry_param e = {0};
-    int rc = ws_node_of(c->fs, c->ino, &parent);
+    int rc = ws_tree_node_of(c->fs, c->ino, &parent);
     if (rc == 0)
-        rc = ws_node_child(c, &parent, c->name, &e.ino, &e.entry_timeout);
-    ws_node_release(&parent);
+        rc = ws_tree_node_child(c, &parent, c->name, &e.ino, &e.entry_timeout);
+    ws_tree_node_release(&parent);
     if (rc > 0)
         return; /* parked */
     if (rc == 0)
-        rc = ws_node_of(c->fs, e.ino, &child);
+        rc = ws_tree_node_of(c->fs, e.ino, &child);
     if (rc == 0) {
-        rc = ws_node_attr(c->fs, &child, &e.attr, &e.attr_timeout);
-        ws_node_release(&child);
+        rc = ws_tree_node_attr(c->fs, &child, &e.attr, &e.attr_timeout);
+        ws_tree_node_release(&child);
     }
     if (rc < 0) {
         ws_call_error(c, -rc);
@@ -50,14 +50,14 @@ static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
 static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ws_fs *fs = fuse_req_userdata(req);
-    struct ws_node n;
+    struct ws_tree_node n;
     struct stat st;
     double timeout = 0;
     (void)fi;
-    int rc = ws_node_of(fs, ino, &n);
+    int rc = ws_tree_node_of(fs, ino, &n);
     if (rc == 0) {
-        rc = ws_node_attr(fs, &n, &st, &timeout);
-        ws_node_release(&n);
+        rc = ws_tree_node_attr(fs, &n, &st, &timeout);
+        ws_tree_node_release(&n);
     }
     if (rc < 0)
         fuse_reply_err(req, -rc);
@@ -69,7 +69,7 @@ static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
                        struct fuse_file_info *fi)
 {
-    enum ws_kind kind = ws_ino_kind(ino);
+    enum ws_tree_kind kind = ws_ino_kind(ino);
     (void)attr;
     if ((kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW) && (to_set & FUSE_SET_ATTR_SIZE) &&
         !(to_set & (FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)))
@@ -81,12 +81,13 @@ static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to
 static void op_readlink(fuse_req_t req, fuse_ino_t ino)
 {
     struct ws_fs *fs = fuse_req_userdata(req);
-    struct ws_node n;
+    struct ws_tree_node n;
     char target[WS_MAX_NAME + 128];
-    int rc = ws_node_of(fs, ino, &n);
+    int rc = ws_tree_node_of(fs, ino, &n);
     if (rc == 0)
-        rc = ws_kind_type(n.kind) == S_IFLNK ? ws_node_target(fs, &n, target, sizeof(target)) : -EINVAL;
-    ws_node_release(&n);
+        rc = ws_tree_kind_type(n.kind) == S_IFLNK ? ws_tree_node_target(fs, &n, target, sizeof(target))
+                                                  : -EINVAL;
+    ws_tree_node_release(&n);
     if (rc < 0)
         fuse_reply_err(req, -rc);
     else
@@ -176,9 +177,9 @@ void ws_fs_close_folders(struct ws_fs *fs)
 
 static void run_opendir(struct ws_call *c)
 {
-    struct ws_node n;
+    struct ws_tree_node n;
     struct ws_folder_open *f = calloc(1, sizeof(*f));
-    int rc = f ? ws_node_of(c->fs, c->ino, &n) : -ENOMEM;
+    int rc = f ? ws_tree_node_of(c->fs, c->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free_folder(f);
         ws_call_error(c, -rc);
@@ -186,8 +187,8 @@ static void run_opendir(struct ws_call *c)
     }
     add_entry(f, ".", c->ino);
     add_entry(f, "..", FUSE_ROOT_ID);
-    rc = ws_node_list(c, &n, add_entry, f);
-    ws_node_release(&n);
+    rc = ws_tree_node_list(c, &n, add_entry, f);
+    ws_tree_node_release(&n);
     if (rc > 0) {
         free_folder(f);
         return; /* parked */
@@ -220,22 +221,22 @@ static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info 
 
 static size_t add_plain(fuse_req_t req, char *buf, size_t room, const char *name, fuse_ino_t ino, off_t next)
 {
-    struct stat st = {.st_ino = ino, .st_mode = ws_kind_type(ws_ino_kind(ino))};
+    struct stat st = {.st_ino = ino, .st_mode = ws_tree_kind_type(ws_ino_kind(ino))};
     return fuse_add_direntry(req, buf, room, name, &st, next);
 }
 
 static size_t add_plus(fuse_req_t req, char *buf, size_t room, const char *name, fuse_ino_t ino, off_t next)
 {
     struct ws_fs *fs = fuse_req_userdata(req);
-    struct fuse_entry_param e = {.attr = {.st_ino = ino, .st_mode = ws_kind_type(ws_ino_kind(ino))}};
-    struct ws_node n;
+    struct fuse_entry_param e = {.attr = {.st_ino = ino, .st_mode = ws_tree_kind_type(ws_ino_kind(ino))}};
+    struct ws_tree_node n;
     bool dots = name[0] == '.' && (name[1] == 0 || (name[1] == '.' && name[2] == 0));
-    if (!dots && ws_node_of(fs, ino, &n) == 0) {
-        if (ws_node_attr(fs, &n, &e.attr, &e.attr_timeout) == 0) {
+    if (!dots && ws_tree_node_of(fs, ino, &n) == 0) {
+        if (ws_tree_node_attr(fs, &n, &e.attr, &e.attr_timeout) == 0) {
             e.ino = ino; /* counted as a lookup; forgetting is free */
             e.entry_timeout = n.kind == WS_KIND_TENSOR ? WS_FOREVER : 0;
         }
-        ws_node_release(&n);
+        ws_tree_node_release(&n);
     }
     return fuse_add_direntry_plus(req, buf, room, name, &e, next);
 }
@@ -313,12 +314,12 @@ static int hash_text(struct ws_call *c, struct ws_version *v, size_t file, const
 
 static void run_getxattr(struct ws_call *c)
 {
-    struct ws_node n;
+    struct ws_tree_node n;
     struct ws_vnode *vnode;
     char value[WS_MAX_NAME + 256];
     const char *key = strncmp(c->name, "user.wsync.", 11) == 0 ? c->name + 11 : "";
     size_t file;
-    int rc = ws_ino_kind(c->ino) == WS_KIND_TENSOR ? ws_node_of(c->fs, c->ino, &n) : -ENODATA;
+    int rc = ws_ino_kind(c->ino) == WS_KIND_TENSOR ? ws_tree_node_of(c->fs, c->ino, &n) : -ENODATA;
     if (rc < 0) {
         ws_call_error(c, -rc);
         return;
@@ -341,7 +342,7 @@ static void run_getxattr(struct ws_call *c)
         else
             rc = -ENODATA;
     }
-    ws_node_release(&n);
+    ws_tree_node_release(&n);
     if (rc > 0)
         return; /* parked */
     if (rc < 0)

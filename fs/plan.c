@@ -134,7 +134,7 @@ static struct choice choose(struct ws_version *v, const struct ws_links *k, cons
 
 /* --- taking the base --- */
 
-static int keep_choice(struct ws_plan *p, const struct choice *c, const struct ws_link *newest_first)
+static int keep_choice(struct ws_delta_plan *p, const struct choice *c, const struct ws_link *newest_first)
 {
     p->n_links = c->n_links;
     for (size_t i = 0; i < c->n_links; i++) {
@@ -145,7 +145,7 @@ static int keep_choice(struct ws_plan *p, const struct choice *c, const struct w
     return ws_manifest_copy(atomic_load(&c->base->manifest), &p->base);
 }
 
-static void forget_choice(struct ws_plan *p)
+static void forget_choice(struct ws_delta_plan *p)
 {
     for (size_t i = 0; i < p->n_links; i++)
         ws_delta_put(p->links[i].held);
@@ -154,7 +154,7 @@ static void forget_choice(struct ws_plan *p)
     p->base = NULL;
 }
 
-static void say_why(const struct choice *c, const struct ws_plan *p, char why[WS_HOW_CHARS])
+static void say_why(const struct choice *c, const struct ws_delta_plan *p, char why[WS_HOW_CHARS])
 {
     if (c->n_links == 1)
         snprintf(why, WS_HOW_CHARS, "delta from %lu", p->base->version);
@@ -165,7 +165,8 @@ static void say_why(const struct choice *c, const struct ws_plan *p, char why[WS
 }
 
 /* Again when a base could not be had in the end. */
-bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *k, char why[WS_HOW_CHARS])
+bool ws_delta_plan_make(struct ws_delta_plan *p, struct ws_route *r, const struct ws_links *k,
+                        char why[WS_HOW_CHARS])
 {
     struct ws_version *v = r->version;
     struct ws_store *s = v->store;
@@ -212,7 +213,7 @@ bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *
     }
 }
 
-void ws_plan_release(struct ws_plan *p)
+void ws_delta_plan_release(struct ws_delta_plan *p)
 {
     for (size_t i = 0; p->here && i < p->base->n_files; i++)
         free(p->here[i]);

@@ -6,7 +6,7 @@
 #include "fs/links.h"
 #include "transports/patcher.h"
 
-struct ws_plan {
+struct ws_delta_plan {
     size_t n_links;                     /* oldest first */
     struct ws_link links[WS_MAX_CHAIN]; /* held: counted */
     struct ws_manifest *base;
@@ -17,7 +17,8 @@ struct ws_plan {
 /* plan: zeroed. True: the route's version is made of plan->base; the regions are there where it is patched in
  * place. False: it is pulled whole. why: for people. Without any lock; may wait a moment for readers of the
  * base to end. */
-bool ws_plan_make(struct ws_plan *p, struct ws_route *r, const struct ws_links *k, char why[WS_HOW_CHARS]);
-void ws_plan_release(struct ws_plan *p); /* zeroed is fine */
+bool ws_delta_plan_make(struct ws_delta_plan *p, struct ws_route *r, const struct ws_links *k,
+                        char why[WS_HOW_CHARS]);
+void ws_delta_plan_release(struct ws_delta_plan *p); /* zeroed is fine */
 
 #endif

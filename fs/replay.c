@@ -28,7 +28,7 @@ struct ws_replay {
     struct ws_route *route;
     struct ws_version *version;
     const struct ws_manifest *manifest;
-    struct ws_plan plan;
+    struct ws_delta_plan plan;
     struct ws_delta *chain[WS_MAX_CHAIN]; /* of its links */
     size_t *base_file;                    /* of each file: its number in the base, or NONE */
     atomic_uchar **tried;                 /* a byte a block: it is no base any more */
@@ -86,7 +86,7 @@ struct ws_replay *ws_replay_new(struct ws_route *r, char why[WS_HOW_CHARS])
         if (ws_links_ask(r, k, &err) < 0)
             ws_log(WS_LOG_DEBUG, "store", "no list of deltas model=%s version=%lu error=\"%s\"",
                    v->model->name, v->number, err.text);
-        if (!ws_plan_make(&p->plan, r, k, why) || make_tables(p) < 0) {
+        if (!ws_delta_plan_make(&p->plan, r, k, why) || make_tables(p) < 0) {
             ws_replay_free(p);
             p = NULL;
         }
@@ -108,7 +108,7 @@ void ws_replay_free(struct ws_replay *p)
         free(p->tried[i]);
     free(p->tried);
     free(p->base_file);
-    ws_plan_release(&p->plan);
+    ws_delta_plan_release(&p->plan);
     for (unsigned i = 0; p->patchers && i < p->version->store->options.threads; i++)
         ws_patcher_free(p->patchers[i]);
     free(p->patchers);

@@ -96,7 +96,7 @@ struct ws_version {
 };
 
 /* What one source says about a model. */
-struct ws_claim {
+struct ws_model_claim {
     char run[WS_RUN_CHARS + 1]; /* empty: nothing yet */
     uint64_t newest, created_ns;
     bool direct; /* it lists the model itself, not only a part of it: who reports are for */
@@ -113,7 +113,7 @@ struct ws_model {
     struct ws_version *versions; /* named ones, by number, then by time of creation */
     size_t n_versions;
     struct ws_version *current, *previous; /* counted */
-    struct ws_claim claims[WS_MAX_SOURCES];
+    struct ws_model_claim claims[WS_MAX_SOURCES];
     struct ws_histogram pulls; /* seconds of those that came whole */
     struct ws_orders orders;
     unsigned orders_from;       /* index of the source that said so */

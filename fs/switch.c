@@ -63,7 +63,7 @@ static uint64_t deadline_of(const struct ws_switch_options *o)
 }
 
 /* EINTR is for a writer that got a signal: from Python others would write the command again. */
-static int check_end(struct ws_run *r, struct ws_error *err)
+static int check_end(struct ws_switch_run *r, struct ws_error *err)
 {
     const struct ws_switch_options *o = r->options;
     if (atomic_load(&r->control->stop))
@@ -86,7 +86,7 @@ static bool is_going(const struct ws_work *w)
 }
 
 /* Names, with commas between; those that find no room are counted. */
-static bool name_lost(const struct ws_run *r, char *out, size_t cap)
+static bool name_lost(const struct ws_switch_run *r, char *out, size_t cap)
 {
     size_t n = 0, more = 0;
     out[0] = 0;
@@ -104,8 +104,8 @@ static bool name_lost(const struct ws_run *r, char *out, size_t cap)
     return n + more > 0;
 }
 
-static int go_back(struct ws_run *r, unsigned last_batch, const struct ws_work *first, const char *what,
-                   struct ws_error *err)
+static int go_back(struct ws_switch_run *r, unsigned last_batch, const struct ws_work *first,
+                   const char *what, struct ws_error *err)
 {
     const int code = first->err.code ? first->err.code : EREMOTEIO;
     const struct ws_error why = first->err;
@@ -124,7 +124,7 @@ static int go_back(struct ws_run *r, unsigned last_batch, const struct ws_work *
 }
 
 /* May the switch go on with the engines that are left? */
-static bool has_mates(const struct ws_run *r, const struct ws_work *w)
+static bool has_mates(const struct ws_switch_run *r, const struct ws_work *w)
 {
     const char *group = w->engine->group;
     for (size_t i = 0; group && i < r->n; i++)
@@ -133,7 +133,7 @@ static bool has_mates(const struct ws_run *r, const struct ws_work *w)
     return false;
 }
 
-static bool is_enough(const struct ws_run *r)
+static bool is_enough(const struct ws_switch_run *r)
 {
     size_t lost = 0;
     for (size_t i = 0; i < r->n; i++) {
@@ -149,7 +149,7 @@ static bool is_enough(const struct ws_run *r)
     return r->n == 0 || ws_desk_is_enough(r->works[0].desk, r->n, lost);
 }
 
-static const struct ws_work *first_lost(const struct ws_run *r)
+static const struct ws_work *first_lost(const struct ws_switch_run *r)
 {
     for (size_t i = 0; i < r->n; i++)
         if (r->works[i].lost && r->works[i].rc < 0)
@@ -157,7 +157,7 @@ static const struct ws_work *first_lost(const struct ws_run *r)
     return &r->works[0];
 }
 
-static void retire(struct ws_run *r)
+static void retire(struct ws_switch_run *r)
 {
     for (size_t i = 0; i < r->n; i++) {
         struct ws_work *w = &r->works[i];
@@ -174,7 +174,7 @@ static void retire(struct ws_run *r)
 
 /* Those that are next, as many as may be out of service beside the lost ones; engines of one group are never
  * parted. false: nobody is left. */
-static bool make_batch(struct ws_run *r, unsigned batch)
+static bool make_batch(struct ws_switch_run *r, unsigned batch)
 {
     const struct ws_desk *d = r->works[0].desk;
     size_t room = SIZE_MAX, taken = 0;
@@ -197,7 +197,7 @@ static bool make_batch(struct ws_run *r, unsigned batch)
     return taken > 0;
 }
 
-static int drive(struct ws_run *r, struct ws_error *err)
+static int drive(struct ws_switch_run *r, struct ws_error *err)
 {
     for (size_t i = 0; i < r->n; i++)
         r->works[i].batch = UINT_MAX;
@@ -217,7 +217,8 @@ static int drive(struct ws_run *r, struct ws_error *err)
 
 /* --- before engines are touched --- */
 
-static int pull(struct ws_run *r, struct ws_version *v, enum ws_priority priority, struct ws_error *err)
+static int pull(struct ws_switch_run *r, struct ws_version *v, enum ws_priority priority,
+                struct ws_error *err)
 {
     for (;;) {
         int rc = ws_version_pull(v, priority, PULL_STEP_MS, r->options->cancel, err);
@@ -234,7 +235,7 @@ static int pull(struct ws_run *r, struct ws_version *v, enum ws_priority priorit
 int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priority priority,
                      const struct ws_switch_options *o, struct ws_error *err)
 {
-    struct ws_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
+    struct ws_switch_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
     return pull(&r, v, priority, err);
 }
 
@@ -243,7 +244,7 @@ static int fetch_served(void *arg, struct ws_version *served, struct ws_error *e
     return pull(arg, served, WS_PRIORITY_SWITCH, err);
 }
 
-static int prepare(struct ws_run *r, const struct ws_switch_part *p, struct ws_error *err)
+static int prepare(struct ws_switch_run *r, const struct ws_switch_part *p, struct ws_error *err)
 {
     int rc = pull(r, p->version, WS_PRIORITY_SWITCH, err);
     if (rc == 0 && !r->options->force_layout)
@@ -258,7 +259,7 @@ static int prepare(struct ws_run *r, const struct ws_switch_part *p, struct ws_e
 int ws_switch_prepare(struct ws_control *c, const struct ws_switch_part *p, const struct ws_switch_options *o,
                       struct ws_error *err)
 {
-    struct ws_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
+    struct ws_switch_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
     return prepare(&r, p, err);
 }
 
@@ -287,7 +288,8 @@ static int claim(struct ws_control *c, struct ws_switch_part *parts, size_t n, b
     return rc;
 }
 
-static int claim_in_time(struct ws_run *r, struct ws_switch_part *parts, size_t n, struct ws_error *err)
+static int claim_in_time(struct ws_switch_run *r, struct ws_switch_part *parts, size_t n,
+                         struct ws_error *err)
 {
     for (;;) {
         bool by_keeper = false;
@@ -321,7 +323,7 @@ static void let_go(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     pthread_mutex_unlock(&c->lock);
 }
 
-static void add_work(struct ws_run *r, const struct ws_switch_part *p, struct ws_engine *e)
+static void add_work(struct ws_switch_run *r, const struct ws_switch_part *p, struct ws_engine *e)
 {
     struct ws_work *w = &r->works[r->n++];
     w->run = r;
@@ -356,7 +358,7 @@ static bool is_named(const struct ws_engine *e, const char *const *names, size_t
 }
 
 /* names NULL: all engines. */
-static int collect(struct ws_run *r, struct ws_switch_part *parts, size_t n, const char *const *names,
+static int collect(struct ws_switch_run *r, struct ws_switch_part *parts, size_t n, const char *const *names,
                    size_t n_names, struct ws_error *err)
 {
     size_t total = 0;
@@ -374,7 +376,7 @@ static int collect(struct ws_run *r, struct ws_switch_part *parts, size_t n, con
     return 0;
 }
 
-static unsigned n_serving(const struct ws_run *r, const struct ws_desk *d)
+static unsigned n_serving(const struct ws_switch_run *r, const struct ws_desk *d)
 {
     unsigned n = 0;
     for (size_t i = 0; i < r->n; i++)
@@ -385,7 +387,7 @@ static unsigned n_serving(const struct ws_run *r, const struct ws_desk *d)
 int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
                   const struct ws_switch_options *o, struct ws_error *err)
 {
-    struct ws_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
+    struct ws_switch_run r = {.control = c, .options = o, .deadline_ns = deadline_of(o)};
     uint64_t start = ws_clock_ns();
     bool drove = false;
     int rc = claim_in_time(&r, parts, n, err);
@@ -474,7 +476,7 @@ static int catch_up_one(struct ws_work *w)
     return rc;
 }
 
-static int catch_up(struct ws_run *r, struct ws_switch_part *part, const char *const *names, size_t n,
+static int catch_up(struct ws_switch_run *r, struct ws_switch_part *part, const char *const *names, size_t n,
                     struct ws_error *err)
 {
     size_t failed = 0;
@@ -504,7 +506,7 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model 
 {
     const struct ws_switch_options o = {0};
     struct ws_switch_part part = {.desk = d, .model = m};
-    struct ws_run r = {
+    struct ws_switch_run r = {
         .control = c, .options = &o, .deadline_ns = deadline_of(&o), .parts = &part, .n_parts = 1};
     bool by_keeper;
     int rc = claim(c, &part, 1, true, &by_keeper, err);

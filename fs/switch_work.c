@@ -23,7 +23,7 @@ static void patient_call_of(struct ws_work *w, struct ws_engine_call *call)
 
 static void call_of(struct ws_work *w, struct ws_engine_call *call)
 {
-    const struct ws_run *r = w->run;
+    const struct ws_switch_run *r = w->run;
     if (r->going_back) {
         patient_call_of(w, call);
         return;
@@ -47,7 +47,7 @@ static void unlock(const struct ws_work *w)
     pthread_mutex_unlock(&w->run->control->lock);
 }
 
-void ws_work_begin(struct ws_run *r)
+void ws_work_begin(struct ws_switch_run *r)
 {
     for (size_t i = 0; i < r->n; i++) {
         const bool free = ws_condition_begin(lock(&r->works[i]));
@@ -57,7 +57,7 @@ void ws_work_begin(struct ws_run *r)
     ws_settings_save(r->control);
 }
 
-void ws_work_over(struct ws_run *r)
+void ws_work_over(struct ws_switch_run *r)
 {
     const bool ending = atomic_load(&r->control->stop);
     for (size_t i = 0; i < r->n; i++) {
@@ -101,7 +101,7 @@ static void run_step(void *arg, size_t i)
     s->works[i]->rc = s->fn(s->works[i]);
 }
 
-size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct ws_work *w),
+size_t ws_work_each(struct ws_switch_run *r, unsigned batch, bool (*when)(const struct ws_work *w),
                     int (*fn)(struct ws_work *w))
 {
     struct step step = {r->chosen, fn};

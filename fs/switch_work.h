@@ -7,7 +7,7 @@
 
 /* One engine in a switch. */
 struct ws_work {
-    struct ws_run *run;
+    struct ws_switch_run *run;
     struct ws_desk *desk;
     struct ws_engine *engine;
     unsigned batch;
@@ -21,7 +21,7 @@ struct ws_work {
     struct ws_error err;
 };
 
-struct ws_run {
+struct ws_switch_run {
     struct ws_control *control;
     const struct ws_switch_options *options;
     const struct ws_switch_part *parts; /* whose `cancel` ends it, once it is claimed */
@@ -35,12 +35,12 @@ struct ws_run {
 /* Where its engine sees a version. */
 void ws_work_path_of(const struct ws_work *w, struct ws_model *m, struct ws_version *v, char out[PATH_MAX]);
 /* Runs fn for those engines of a batch, each on a thread of its own, and waits for all; how many failed. */
-size_t ws_work_each(struct ws_run *r, unsigned batch, bool (*when)(const struct ws_work *w),
+size_t ws_work_each(struct ws_switch_run *r, unsigned batch, bool (*when)(const struct ws_work *w),
                     int (*fn)(struct ws_work *w));
 /* A switch has them, and then it is over: kept, so that a daemon that is killed in between knows it when it
  * is back. */
-void ws_work_begin(struct ws_run *r);
-void ws_work_over(struct ws_run *r);
+void ws_work_begin(struct ws_switch_run *r);
+void ws_work_over(struct ws_switch_run *r);
 /* Was it paused or told to load; does it run on what it was told? */
 bool ws_work_has_changed(const struct ws_work *w);
 bool ws_work_was_resumed(const struct ws_work *w);

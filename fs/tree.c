@@ -28,14 +28,14 @@ static const char *const links[WS_LINK_COUNT] = {"latest", "current", "previous"
 #define TENSORS "tensors"
 #define META    ".wsync"
 
-fuse_ino_t ws_ino(uint64_t id, enum ws_kind kind, uint64_t index)
+fuse_ino_t ws_ino(uint64_t id, enum ws_tree_kind kind, uint64_t index)
 {
     return id << 36 | (uint64_t)kind << 32 | index;
 }
 
-enum ws_kind ws_ino_kind(fuse_ino_t ino)
+enum ws_tree_kind ws_ino_kind(fuse_ino_t ino)
 {
-    return (enum ws_kind)(ino >> 32 & 15);
+    return (enum ws_tree_kind)(ino >> 32 & 15);
 }
 
 uint64_t ws_ino_id(fuse_ino_t ino)
@@ -45,12 +45,12 @@ uint64_t ws_ino_id(fuse_ino_t ino)
 
 uint64_t ws_ino_index(fuse_ino_t ino)
 {
-    enum ws_kind kind = ws_ino_kind(ino);
+    enum ws_tree_kind kind = ws_ino_kind(ino);
     bool view = kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW; /* see view_ino */
     return ino & (view ? 0xFF : 0xFFFFFFFF);
 }
 
-mode_t ws_kind_type(enum ws_kind kind)
+mode_t ws_tree_kind_type(enum ws_tree_kind kind)
 {
     switch (kind) {
     case WS_KIND_ROOT:
@@ -82,9 +82,9 @@ static void match_id(void *arg, struct ws_model *m)
         s->found = ws_model_get(m);
 }
 
-int ws_node_of(struct ws_fs *fs, fuse_ino_t ino, struct ws_node *out)
+int ws_tree_node_of(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
 {
-    *out = (struct ws_node){.ino = ino, .kind = ws_ino_kind(ino), .index = ws_ino_index(ino)};
+    *out = (struct ws_tree_node){.ino = ino, .kind = ws_ino_kind(ino), .index = ws_ino_index(ino)};
     switch (out->kind) {
     case WS_KIND_ROOT:
     case WS_KIND_ROOT_VIEW:
@@ -104,7 +104,7 @@ int ws_node_of(struct ws_fs *fs, fuse_ino_t ino, struct ws_node *out)
     }
 }
 
-void ws_node_release(struct ws_node *n)
+void ws_tree_node_release(struct ws_tree_node *n)
 {
     if (n->model)
         ws_model_put(n->model);
@@ -121,7 +121,7 @@ static struct ws_version *link_target(struct ws_model *m, uint64_t index)
                                       : ws_model_previous(m);
 }
 
-int ws_node_target(struct ws_fs *fs, const struct ws_node *n, char *out, size_t cap)
+int ws_tree_node_target(struct ws_fs *fs, const struct ws_tree_node *n, char *out, size_t cap)
 {
     if (n->kind == WS_KIND_LINK) {
         char name[64];
@@ -157,7 +157,7 @@ bool ws_view_is_written(enum ws_view view)
     return view == WS_VIEW_CTL || view == WS_VIEW_VERSION || view == WS_VIEW_POLICY;
 }
 
-static int file_attr(struct ws_fs *fs, const struct ws_node *n, struct stat *st)
+static int file_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat *st)
 {
     const struct ws_manifest *m =
         ws_version_has_manifest(n->version) ? ws_version_manifest(n->version, NULL) : NULL;
@@ -169,7 +169,7 @@ static int file_attr(struct ws_fs *fs, const struct ws_node *n, struct stat *st)
     return 0;
 }
 
-static int tensor_attr(struct ws_fs *fs, const struct ws_node *n, struct stat *st)
+static int tensor_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat *st)
 {
     struct ws_vnode *vnode;
     size_t file;
@@ -184,7 +184,7 @@ static int tensor_attr(struct ws_fs *fs, const struct ws_node *n, struct stat *s
     return 0;
 }
 
-int ws_node_attr(struct ws_fs *fs, const struct ws_node *n, struct stat *st, double *timeout)
+int ws_tree_node_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat *st, double *timeout)
 {
     const struct ws_mount_options *o = &fs->options;
     char target[WS_MAX_NAME + 128];
@@ -196,7 +196,7 @@ int ws_node_attr(struct ws_fs *fs, const struct ws_node *n, struct stat *st, dou
                         .st_mtim = fs->start,
                         .st_blksize = 1 << 20};
     *timeout = 0;
-    switch (ws_kind_type(n->kind)) {
+    switch (ws_tree_kind_type(n->kind)) {
     case S_IFDIR:
         st->st_nlink = 2;
         st->st_mode = S_IFDIR | o->mode | ((o->mode & 0444) >> 2);
@@ -204,7 +204,7 @@ int ws_node_attr(struct ws_fs *fs, const struct ws_node *n, struct stat *st, dou
         break;
     case S_IFLNK:
         st->st_mode = S_IFLNK | 0777;
-        rc = ws_node_target(fs, n, target, sizeof(target));
+        rc = ws_tree_node_target(fs, n, target, sizeof(target));
         st->st_size = rc == 0 ? (off_t)strlen(target) : 0;
         break;
     default:
@@ -239,7 +239,7 @@ static const struct view_name *find_view(const struct view_name *views, size_t n
 
 /* A file that takes commands is another inode at each lookup: the kernel holds an inode's lock while it is
  * written or truncated, and a second writer, or a cancel, could not even ask while the first command runs. */
-static fuse_ino_t view_ino(struct ws_fs *fs, uint64_t id, enum ws_kind kind, enum ws_view view)
+static fuse_ino_t view_ino(struct ws_fs *fs, uint64_t id, enum ws_tree_kind kind, enum ws_view view)
 {
     uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->turns, 1) & 0xFFFFFF : 0;
     return ws_ino(id, kind, turn << 8 | view);
@@ -304,7 +304,7 @@ fuse_ino_t ws_file_ino(struct ws_fs *fs, struct ws_version *v, size_t file)
 {
     char name[64];
     bool complete = ws_version_is_complete(v);
-    enum ws_kind kind = WS_KIND_FILE;
+    enum ws_tree_kind kind = WS_KIND_FILE;
     if (complete && fs->reads == WS_READS_LINK && ws_vnode_link(fs, v, file, name) == 0)
         kind = WS_KIND_LINK;
     else if (!complete && (fs->options.open == WS_OPEN_STREAM || fs->reads == WS_READS_LINK))
@@ -363,8 +363,8 @@ static bool has_view(struct ws_version *v, enum ws_view view)
     return view != WS_VIEW_CUDA_IPC || ws_version_is_on_gpus(v);
 }
 
-int ws_node_child(struct ws_call *c, const struct ws_node *p, const char *name, fuse_ino_t *ino,
-                  double *timeout)
+int ws_tree_node_child(struct ws_call *c, const struct ws_tree_node *p, const char *name, fuse_ino_t *ino,
+                       double *timeout)
 {
     switch (p->kind) {
     case WS_KIND_ROOT:
@@ -456,7 +456,7 @@ static int list_tensors(struct ws_call *c, struct ws_version *v, struct listing 
     return rc;
 }
 
-int ws_node_list(struct ws_call *c, const struct ws_node *n, ws_visit_name *visit, void *arg)
+int ws_tree_node_list(struct ws_call *c, const struct ws_tree_node *n, ws_visit_name *visit, void *arg)
 {
     struct listing l = {visit, arg};
     switch (n->kind) {

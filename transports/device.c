@@ -8,16 +8,16 @@ static const struct ws_device_ops *const table[WS_N_KINDS] = {
     [WS_CUDA] = &ws_cuda_device,
 };
 
-const struct ws_device_ops *ws_device_of_kind(enum ws_kind k)
+const struct ws_device_ops *ws_device_of_kind(enum ws_device_kind k)
 {
     return table[k];
 }
 
-enum ws_kind ws_kind_of(const void *p, int *device)
+enum ws_device_kind ws_device_kind_of(const void *p, int *device)
 {
     for (int k = WS_HOST + 1; k < WS_N_KINDS; k++)
         if (p && table[k]->owns(p, device))
-            return (enum ws_kind)k;
+            return (enum ws_device_kind)k;
     *device = 0;
     return WS_HOST;
 }

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum ws_kind { WS_HOST, WS_CUDA, WS_N_KINDS };
+enum ws_device_kind { WS_HOST, WS_CUDA, WS_N_KINDS };
 
 #define WS_UUID_BYTES                                                                                        \
     44 /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" and its end, as nvidia-smi prints it                    \
@@ -145,9 +145,9 @@ struct ws_device_ops {
 };
 
 extern const struct ws_device_ops ws_host_device, ws_cuda_device;
-const struct ws_device_ops *ws_device_of_kind(enum ws_kind k);
+const struct ws_device_ops *ws_device_of_kind(enum ws_device_kind k);
 /* Which kind of memory is it, and of which device (host: 0)? */
-enum ws_kind ws_kind_of(const void *p, int *device);
+enum ws_device_kind ws_device_kind_of(const void *p, int *device);
 /* The device with that uuid; -ENODEV says which there are. */
 WS_MUST_USE int ws_device_by_uuid(const struct ws_device_ops *ops, const char *uuid, int *device,
                                   struct ws_error *err);

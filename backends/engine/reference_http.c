@@ -16,7 +16,7 @@
 
 struct ws_reference_http {
     struct ws_http_door *door;
-    const struct ws_route *routes;
+    const struct ws_reference_route *routes;
     size_t n_routes;
     void *self;
     char *api_key; /* NULL: none */
@@ -74,7 +74,7 @@ static enum MHD_Result take_argument(void *arg, enum MHD_ValueKind kind, const c
 }
 
 static void serve(struct ws_reference_http *h, struct MHD_Connection *connection,
-                  const struct ws_route *route, const struct incoming *in, struct ws_answer *a)
+                  const struct ws_reference_route *route, const struct incoming *in, struct ws_answer *a)
 {
     json_t *body = NULL;
 
@@ -120,7 +120,7 @@ static enum MHD_Result on_request(void *self, struct MHD_Connection *connection,
     struct ws_reference_http *h = self;
     struct ws_answer a = {.status = MHD_HTTP_OK};
     struct incoming *in = *state;
-    const struct ws_route *route = NULL;
+    const struct ws_reference_route *route = NULL;
     enum MHD_Result rc;
 
     (void)protocol;
@@ -180,7 +180,8 @@ static int start(struct ws_reference_http *h, const char *listen, struct ws_erro
 }
 
 int ws_reference_http_new(struct ws_reference_http **out, const char *listen, const char *api_key,
-                          const struct ws_route *routes, size_t n_routes, void *self, struct ws_error *err)
+                          const struct ws_reference_route *routes, size_t n_routes, void *self,
+                          struct ws_error *err)
 {
     struct ws_reference_http *h = calloc(1, sizeof(*h));
     int rc;

@@ -15,8 +15,8 @@ struct ws_answer {
 /* 400 with the real server's shape of an error. */
 void ws_answer_bad(struct ws_answer *a, const char *message);
 
-enum ws_route_methods { WS_GET = 1, WS_POST = 2 };
-struct ws_route {
+enum ws_reference_methods { WS_GET = 1, WS_POST = 2 };
+struct ws_reference_route {
     const char *path;
     unsigned methods;
     bool open; /* answered without a key */
@@ -28,7 +28,7 @@ struct ws_route {
 struct ws_reference_http;
 /* Starts answering. listen: "HOST:PORT", "[V6]:PORT", port 0: any. routes and self are borrowed. */
 WS_MUST_USE int ws_reference_http_new(struct ws_reference_http **out, const char *listen, const char *api_key,
-                                      const struct ws_route *routes, size_t n_routes, void *self,
+                                      const struct ws_reference_route *routes, size_t n_routes, void *self,
                                       struct ws_error *err);
 unsigned ws_reference_http_port(const struct ws_reference_http *h);
 /* Stops listening and waits for the requests that run; NULL is fine. */

@@ -204,7 +204,7 @@ static void health(void *self, const json_t *body, struct ws_answer *a)
     a->text = "";
 }
 
-const struct ws_route ws_reference_sglang_routes[] = {
+const struct ws_reference_route ws_reference_sglang_routes[] = {
     {"/health", WS_GET, true, health},
     {"/ready", WS_GET, false, ready},
     {"/model_info", WS_GET, false, model_info},

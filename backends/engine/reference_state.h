@@ -38,7 +38,7 @@ struct ws_reference {
         images_held; /* vLLM's: the scheduler has seen one, the workers keep what they made of it */
 };
 
-extern const struct ws_route ws_reference_sglang_routes[], ws_reference_vllm_routes[];
+extern const struct ws_reference_route ws_reference_sglang_routes[], ws_reference_vllm_routes[];
 extern const size_t ws_reference_sglang_n_routes, ws_reference_vllm_n_routes;
 
 /* Faults on command: as a killed process, without a word to anybody. */

@@ -251,7 +251,7 @@ static void completions(void *self, const json_t *body, struct ws_answer *a)
                   "finish_reason", served ? "stop" : "abort", "stale_cache", ws_reference_use_caches(r));
 }
 
-const struct ws_route ws_reference_vllm_routes[] = {
+const struct ws_reference_route ws_reference_vllm_routes[] = {
     {"/health", WS_GET, true, health},
     {"/version", WS_GET, true, version},
     {"/v1/models", WS_GET, false, models},

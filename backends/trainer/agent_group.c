@@ -92,7 +92,7 @@ bool ws_group_is_whole(const struct ws_agent *a, const struct ws_agent_model *m)
            !(m->group && m->group->stale);
 }
 
-const struct ws_node *ws_group_holder(const struct ws_agent_model *m, unsigned rank)
+const struct ws_group_node *ws_group_holder(const struct ws_agent_model *m, unsigned rank)
 {
     return m->group && m->group->remotes[rank].registration ? m->group->remotes[rank].node : NULL;
 }

@@ -19,8 +19,8 @@
 #define WS_TRAINER_AGENT_GROUP_H
 #include "backends/trainer/agent_features.h"
 
-struct ws_node { /* the primary's view of another agent */
-    uint64_t id; /* that agent; 0: this place is free */
+struct ws_group_node { /* the primary's view of another agent */
+    uint64_t id;       /* that agent; 0: this place is free */
     char name[WS_WHO_CHARS + 1];
     uint64_t heard_ns;
     bool member; /* of the epoch: its part is needed */
@@ -33,7 +33,7 @@ struct ws_node { /* the primary's view of another agent */
 
 struct ws_remote { /* a rank on another node, at the primary */
     struct ws_registration *registration;
-    struct ws_node *node;
+    struct ws_group_node *node;
     uint64_t ticket;
 };
 
@@ -47,7 +47,7 @@ struct ws_group {
     uint64_t writing_round;
     bool committed, sealed, drop; /* drop: it was abandoned while it is hashed */
     /* the primary's */
-    struct ws_node nodes[WS_MAX_PARTS];
+    struct ws_group_node nodes[WS_MAX_PARTS];
     struct ws_remote *remotes; /* by rank */
     unsigned n_remotes;
     bool stale; /* somebody joined since the placement was made */
@@ -115,7 +115,7 @@ void ws_group_drop(struct ws_agent *a, struct ws_agent_model *m, const char *why
 /* There is something to say to the other side. */
 void ws_group_wake(struct ws_agent *a, struct ws_agent_model *m);
 /* Which of the ranks' numbers are taken by another node. NULL: it is free. */
-const struct ws_node *ws_group_holder(const struct ws_agent_model *m, unsigned rank);
+const struct ws_group_node *ws_group_holder(const struct ws_agent_model *m, unsigned rank);
 
 /* agent_primary.c */
 #define WS_NODE_CALL_MS 10000

@@ -44,7 +44,8 @@ static const struct ws_session *in_the_way(const struct ws_agent_model *m, unsig
 }
 
 /* The same of ranks on other nodes, at the primary. */
-static const struct ws_node *other_node(const struct ws_agent_model *m, unsigned rank, unsigned world_size)
+static const struct ws_group_node *other_node(const struct ws_agent_model *m, unsigned rank,
+                                              unsigned world_size)
 {
     if (m->world_size == world_size)
         return ws_group_holder(m, rank);
@@ -73,7 +74,7 @@ static int refuse(const struct ws_agent_model *m, const struct ws_session *c, co
 int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c, unsigned world_size,
                   uint64_t deadline, const json_t *body, struct ws_error *err)
 {
-    const struct ws_node *node = NULL;
+    const struct ws_group_node *node = NULL;
     for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) ||
                                          (node = other_node(m, c->rank, world_size)) || m->preparing;)
         if (other && other->pid > 0 && kill(other->pid, 0) < 0 && errno == ESRCH)

@@ -66,17 +66,17 @@ static bool is_written(const struct ws_agent_model *m)
 }
 
 /* The first that is in this round and has another version than the one given; NULL: none. */
-static const struct ws_node *other_version(const struct ws_group *g, uint64_t version, const char *run)
+static const struct ws_group_node *other_version(const struct ws_group *g, uint64_t version, const char *run)
 {
     for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
-        const struct ws_node *n = &g->nodes[i];
+        const struct ws_group_node *n = &g->nodes[i];
         if (n->id && n->member && (n->version != version || strcmp(n->run, run) != 0))
             return n;
     }
     return NULL;
 }
 
-static const struct ws_node *first_member(const struct ws_group *g)
+static const struct ws_group_node *first_member(const struct ws_group *g)
 {
     for (unsigned i = 0; i < WS_MAX_PARTS; i++)
         if (g->nodes[i].id && g->nodes[i].member)
@@ -91,7 +91,7 @@ static bool have_all(const struct ws_agent_model *m, bool sealed)
     if (m->n_local && !(m->writing && g->writing_round == g->round && (sealed ? g->sealed : g->committed)))
         return false;
     for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
-        const struct ws_node *n = &g->nodes[i];
+        const struct ws_group_node *n = &g->nodes[i];
         if (n->id && n->member &&
             !(n->round == g->round && n->epoch == g->epoch && (sealed ? n->sealed : n->committed)))
             return false;
@@ -123,7 +123,7 @@ static int audit(struct ws_agent_model *m, uint64_t version, char *why, size_t c
 static void begin_hashing(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
-    const struct ws_node *one = first_member(g), *other;
+    const struct ws_group_node *one = first_member(g), *other;
     const uint64_t version = m->n_local ? m->writing_version : one->version;
     const char *run = m->n_local ? m->writing->run : one->run;
     char why[WS_ERROR_TEXT];
@@ -195,11 +195,11 @@ static unsigned n_here(const struct ws_agent_model *m)
 static unsigned number_nodes(const struct ws_agent *a, const struct ws_agent_model *m, unsigned *node_of,
                              unsigned *own, json_t *names)
 {
-    const struct ws_node *known[WS_MAX_PARTS + 1]; /* NULL: this one */
+    const struct ws_group_node *known[WS_MAX_PARTS + 1]; /* NULL: this one */
     unsigned count = 0;
     *own = WS_MAX_PARTS + 1;
     for (unsigned r = 0; r < m->world_size; r++) {
-        const struct ws_node *n = m->ranks[r] ? NULL : m->group->remotes[r].node;
+        const struct ws_group_node *n = m->ranks[r] ? NULL : m->group->remotes[r].node;
         unsigned i = 0;
         while (i < count && known[i] != n)
             i++;
@@ -294,7 +294,7 @@ static void drop_rank(struct ws_agent *a, struct ws_agent_model *m, unsigned ran
 {
     struct ws_group *g = m->group;
     struct ws_remote *r = &g->remotes[rank];
-    const struct ws_node *n = r->node;
+    const struct ws_group_node *n = r->node;
     char why[WS_ERROR_TEXT];
     ws_registration_free(r->registration);
     snprintf(why, sizeof(why), "rank %u on %.200s %s", rank, n->name, how);
@@ -306,7 +306,7 @@ static void drop_rank(struct ws_agent *a, struct ws_agent_model *m, unsigned ran
     pthread_cond_broadcast(&a->changed);
 }
 
-static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_node *n)
+static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n)
 {
     struct ws_group *g = m->group;
     char why[WS_ERROR_TEXT];
@@ -324,7 +324,7 @@ static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_no
     if (n->member)
         g->stale = true;
     ws_audit_clear(&n->audit);
-    *n = (struct ws_node){0};
+    *n = (struct ws_group_node){0};
 }
 
 uint64_t ws_primary_turn(struct ws_agent *a)
@@ -355,9 +355,9 @@ uint64_t ws_primary_turn(struct ws_agent *a)
 
 /* --- what a node says --- */
 
-static struct ws_node *node_of(struct ws_group *g, uint64_t id, const char *name, struct ws_error *err)
+static struct ws_group_node *node_of(struct ws_group *g, uint64_t id, const char *name, struct ws_error *err)
 {
-    struct ws_node *place_ = NULL;
+    struct ws_group_node *place_ = NULL;
     for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
         if (g->nodes[i].id == id)
             return &g->nodes[i];
@@ -368,7 +368,7 @@ static struct ws_node *node_of(struct ws_group *g, uint64_t id, const char *name
         ws_error_set(err, E2BIG, "%.200s is one node more than %d", name, WS_MAX_PARTS);
         return NULL;
     }
-    *place_ = (struct ws_node){.id = id};
+    *place_ = (struct ws_group_node){.id = id};
     snprintf(place_->name, sizeof(place_->name), "%s", name);
     return place_;
 }
@@ -386,7 +386,7 @@ static bool is_listed(const json_t *ranks, unsigned rank, uint64_t ticket)
     return false;
 }
 
-static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_node *n, unsigned rank,
+static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n, unsigned rank,
                     uint64_t ticket, const json_t *body, const json_t *registration, struct ws_error *err)
 {
     struct ws_group *g = m->group;
@@ -413,8 +413,8 @@ static json_t *refusal(unsigned rank, int code, const char *why)
 }
 
 /* Ranks that it has now; need and refused: what it is told of them. */
-static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_node *n, const json_t *body,
-                       json_t *need, json_t *refused)
+static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
+                       const json_t *body, json_t *need, json_t *refused)
 {
     struct ws_group *g = m->group;
     const json_t *ranks = json_object_get(body, "ranks"), *one;
@@ -456,7 +456,7 @@ static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_n
 }
 
 /* Once a round. What is not understood was not said, and the audit says that it lacks it. */
-static void take_audit(struct ws_node *n, const json_t *said)
+static void take_audit(struct ws_group_node *n, const json_t *said)
 {
     struct ws_error err = {0};
     if (!json_is_array(said) || n->audit_round == n->round)
@@ -469,7 +469,8 @@ static void take_audit(struct ws_node *n, const json_t *said)
     n->audit_round = n->round;
 }
 
-static void take_version(struct ws_agent *a, struct ws_agent_model *m, struct ws_node *n, const json_t *body)
+static void take_version(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
+                         const json_t *body)
 {
     struct ws_group *g = m->group;
     const char *run = json_string_value(json_object_get(body, "version_run"));
@@ -490,7 +491,7 @@ static void take_version(struct ws_agent *a, struct ws_agent_model *m, struct ws
 
 /* --- what it is told --- */
 
-static json_t *registrations_but(const struct ws_agent_model *m, const struct ws_node *n)
+static json_t *registrations_but(const struct ws_agent_model *m, const struct ws_group_node *n)
 {
     json_t *all = json_object();
     for (unsigned r = 0; r < m->world_size; r++) {
@@ -505,7 +506,7 @@ static json_t *registrations_but(const struct ws_agent_model *m, const struct ws
     return all;
 }
 
-static json_t *group_json(const struct ws_agent_model *m, const struct ws_node *n)
+static json_t *group_json(const struct ws_agent_model *m, const struct ws_group_node *n)
 {
     const struct ws_group *g = m->group;
     json_t *nodes = json_array(), *tickets = json_array();
@@ -523,7 +524,7 @@ static json_t *group_json(const struct ws_agent_model *m, const struct ws_node *
                      registrations_but(m, n));
 }
 
-static json_t *answer(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_node *n,
+static json_t *answer(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_group_node *n,
                       json_t *need, json_t *refused)
 {
     const struct ws_group *g = m->group;
@@ -561,7 +562,7 @@ int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, co
     }
     pthread_mutex_lock(&a->lock);
     struct ws_agent_model *m = ws_agent_find_or_add(a, q->model);
-    struct ws_node *n = NULL;
+    struct ws_group_node *n = NULL;
     int rc = m ? ws_group_have(m, err)
                : ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", q->model, WS_MAX_MODELS);
     if (rc == 0 && !(n = node_of(m->group, id, name, err)))

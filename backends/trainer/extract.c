@@ -207,7 +207,7 @@ static int extract_flat(struct extractor *x, const wsync_held *h, size_t held, c
                           "%s: this rank holds %" PRIu64 " elements, and its placement says %" PRIu64,
                           h->name, h->count, ws_index_runs_count(&s.dims[0]));
     for (size_t i = 0; rc == 0 && i < s.dims[0].n; i++) {
-        const struct ws_run *r = &s.dims[0].run[i];
+        const struct ws_element_range *r = &s.dims[0].run[i];
         rc = add_range(x, h, held, &e->fused, r->start, r->count, r->local);
     }
     ws_sharding_release(&s);
@@ -225,7 +225,7 @@ static int extract_boxes(struct extractor *x, const wsync_held *h, size_t held, 
         uint64_t offset[WSYNC_MAX_DIMS], size[WSYNC_MAX_DIMS];
         int64_t begin = 0;
         for (unsigned d = 0; d < f->n_dims; d++) {
-            const struct ws_run *r = &s->dims[d].run[at[d]];
+            const struct ws_element_range *r = &s->dims[d].run[at[d]];
             offset[d] = r->start;
             size[d] = r->count;
             begin += (int64_t)r->local * strides[d];

@@ -150,7 +150,7 @@ int wsync_file_to_gpu(int fd, uint64_t offset, uint64_t bytes, void *dst)
         return ws_error_set(err, EINVAL, "no file has %" PRIu64 " bytes from %" PRIu64 " on", bytes, offset);
     if (bytes == 0)
         return 0;
-    enum ws_kind kind = ws_kind_of(dst, &l.device);
+    enum ws_device_kind kind = ws_device_kind_of(dst, &l.device);
     if (kind == WS_HOST)
         return ws_error_set(err, EINVAL, "%p is no memory of a GPU: a file is mapped or read there", dst);
     l.ops = ws_device_of_kind(kind);

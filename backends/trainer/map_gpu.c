@@ -197,7 +197,7 @@ static int convert(struct ws_queue *q, const struct ws_runs *runs, const void *s
         rc = q->ops->alloc_pinned(q->device, 2 * CHUNK, &chunks, err); /* no element is wider than 4 */
     if (rc < 0)
         return rc;
-    c.to_host = ws_kind_of(dst, &device) == WS_HOST;
+    c.to_host = ws_device_kind_of(dst, &device) == WS_HOST;
     c.data = chunks;
     c.converted = c.data + CHUNK;
     ws_runs_raw(&c.raw, runs);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int refuse(const struct ws_tensor *t, const struct ws_claim *a, const struct ws_claim *b,
+static int refuse(const struct ws_tensor *t, const struct ws_piece_claim *a, const struct ws_piece_claim *b,
                   struct ws_error *err)
 {
     const bool in_order = a->rank <= b->rank;
@@ -15,7 +15,7 @@ static int refuse(const struct ws_tensor *t, const struct ws_claim *a, const str
 
 struct run {
     uint64_t start, count;
-    const struct ws_claim *claim;
+    const struct ws_piece_claim *claim;
 };
 
 static int by_start(const void *x, const void *y)
@@ -25,8 +25,8 @@ static int by_start(const void *x, const void *y)
 }
 
 /* Ranges, and boxes that are runs: sorted, neighbours. */
-static int check_runs(const struct ws_tensor *t, const struct ws_claim **claims, size_t n,
-                      const struct ws_claim *range, struct ws_error *err)
+static int check_runs(const struct ws_tensor *t, const struct ws_piece_claim **claims, size_t n,
+                      const struct ws_piece_claim *range, struct ws_error *err)
 {
     struct run *runs = malloc(n * sizeof(*runs));
     int rc = runs ? 0 : ws_error_set(err, ENOMEM, "no memory for the pieces of %s", t->name);
@@ -50,14 +50,15 @@ static int check_runs(const struct ws_tensor *t, const struct ws_claim **claims,
 
 static int by_offset(const void *x, const void *y, void *dimension)
 {
-    const struct ws_claim *a = *(const struct ws_claim *const *)x, *b = *(const struct ws_claim *const *)y;
+    const struct ws_piece_claim *a = *(const struct ws_piece_claim *const *)x,
+                                *b = *(const struct ws_piece_claim *const *)y;
     const unsigned d = *(const unsigned *)dimension;
     const uint64_t p = a->piece.offset[d], q = b->piece.offset[d];
     return p < q ? -1 : p > q;
 }
 
 /* How many of them, in order of dimension d, come before the first plane across it that cuts none. */
-static size_t until_plane(const struct ws_claim **boxes, size_t n, unsigned d)
+static size_t until_plane(const struct ws_piece_claim **boxes, size_t n, unsigned d)
 {
     uint64_t end = 0;
     size_t i = 0;
@@ -76,7 +77,7 @@ static bool boxes_overlap(const struct ws_piece *a, const struct ws_piece *b, un
     return true;
 }
 
-static int check_pairs(const struct ws_tensor *t, const struct ws_claim **boxes, size_t n,
+static int check_pairs(const struct ws_tensor *t, const struct ws_piece_claim **boxes, size_t n,
                        struct ws_error *err)
 {
     for (size_t i = 0; i < n; i++)
@@ -89,13 +90,13 @@ static int check_pairs(const struct ws_tensor *t, const struct ws_claim **boxes,
 /* Planes across one dimension after the other part them into groups. The largest group is what it goes on
  * with, so that the others, which it calls itself for, have at most half. What no plane parts, such as a
  * pinwheel, is compared by pairs. */
-static int check_boxes(const struct ws_tensor *t, const struct ws_claim **boxes, size_t n,
+static int check_boxes(const struct ws_tensor *t, const struct ws_piece_claim **boxes, size_t n,
                        struct ws_error *err)
 {
     unsigned uncut = 0; /* dimensions in a row across which no plane was found */
     int rc = 0;
     for (unsigned d = 0; n > 1 && uncut < t->n_dims; d = (d + 1) % t->n_dims) {
-        const struct ws_claim **most = boxes;
+        const struct ws_piece_claim **most = boxes;
         size_t n_most = 0;
         qsort_r(boxes, n, sizeof(boxes[0]), by_offset, &d);
         for (size_t i = 0, k; i < n; i += k) {
@@ -113,10 +114,10 @@ static int check_boxes(const struct ws_tensor *t, const struct ws_claim **boxes,
     return check_pairs(t, boxes, n, err);
 }
 
-int ws_overlap_check(const struct ws_tensor *t, const struct ws_claim **claims, size_t n,
+int ws_overlap_check(const struct ws_tensor *t, const struct ws_piece_claim **claims, size_t n,
                      struct ws_error *err)
 {
-    const struct ws_claim *range = NULL;
+    const struct ws_piece_claim *range = NULL;
     size_t filled = 0;
     for (size_t i = 0; i < n; i++) {
         if (ws_piece_elements(&claims[i]->piece, t->n_dims) == 0)

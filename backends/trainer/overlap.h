@@ -6,7 +6,7 @@
 
 /* Pieces that differ, one claim each; they are put into another order. -EINVAL names the tensor and the ranks
  * of two that overlap, or of a range and a box that is no run, which cannot be compared. */
-WS_MUST_USE int ws_overlap_check(const struct ws_tensor *t, const struct ws_claim **claims, size_t n,
+WS_MUST_USE int ws_overlap_check(const struct ws_tensor *t, const struct ws_piece_claim **claims, size_t n,
                                  struct ws_error *err);
 
 #endif

@@ -150,7 +150,8 @@ void ws_piece_alone(struct ws_tensor *t, struct ws_piece *p)
 /* By what ws_piece_equal compares. */
 static int by_piece(const void *x, const void *y, void *arg)
 {
-    const struct ws_claim *a = *(struct ws_claim *const *)x, *b = *(struct ws_claim *const *)y;
+    const struct ws_piece_claim *a = *(struct ws_piece_claim *const *)x,
+                                *b = *(struct ws_piece_claim *const *)y;
     const struct ws_piece *p = &a->piece, *q = &b->piece;
     const unsigned n_dims = *(const unsigned *)arg;
     int c = (int)p->range - (int)q->range;
@@ -163,11 +164,11 @@ static int by_piece(const void *x, const void *y, void *arg)
     return c ? c : (a > b) - (a < b);
 }
 
-int ws_claims_settle(const struct ws_tensor *t, struct ws_claim *claims, size_t n, uint64_t *load,
+int ws_claims_settle(const struct ws_tensor *t, struct ws_piece_claim *claims, size_t n, uint64_t *load,
                      struct ws_error *err)
 {
-    const struct ws_claim **writers = calloc(n ? n : 1, sizeof(*writers));
-    struct ws_claim **sorted = calloc(n ? n : 1, sizeof(*sorted)); /* equal pieces together, in order */
+    const struct ws_piece_claim **writers = calloc(n ? n : 1, sizeof(*writers));
+    struct ws_piece_claim **sorted = calloc(n ? n : 1, sizeof(*sorted)); /* equal pieces together, in order */
     size_t *first =
         calloc(n ? n : 1, sizeof(*first)); /* by claim: where its piece begins there, if it is the first */
     uint64_t covered = 0, bytes_each = ws_dtype_bits(t->dtype);
@@ -187,7 +188,7 @@ int ws_claims_settle(const struct ws_tensor *t, struct ws_claim *claims, size_t 
     for (size_t i = 0; rc == 0 && i < n; i++) {
         if (first[i] == 0)
             continue;
-        struct ws_claim *best = &claims[i];
+        struct ws_piece_claim *best = &claims[i];
         for (size_t j = first[i]; j < n && ws_piece_equal(&sorted[j]->piece, &claims[i].piece, t->n_dims);
              j++)
             if (load[sorted[j]->rank] < load[best->rank])

@@ -33,7 +33,7 @@ bool ws_piece_as_range(const struct ws_piece *p, const struct ws_tensor *t, uint
 void ws_piece_alone(struct ws_tensor *t, struct ws_piece *p);
 
 /* One rank's piece of one tensor. */
-struct ws_claim {
+struct ws_piece_claim {
     struct ws_piece piece;
     unsigned rank;
     size_t param; /* the rank's own index */
@@ -42,7 +42,7 @@ struct ws_claim {
 /* Gives each distinct piece of a tensor one writer, the rank with the fewest bytes so far (load[rank], bytes,
  * updated), and checks that the distinct pieces cover the tensor exactly. -EINVAL names the tensor and the
  * ranks of pieces that overlap; -ENODATA what nobody holds. */
-WS_MUST_USE int ws_claims_settle(const struct ws_tensor *t, struct ws_claim *claims, size_t n, uint64_t *load,
-                                 struct ws_error *err);
+WS_MUST_USE int ws_claims_settle(const struct ws_tensor *t, struct ws_piece_claim *claims, size_t n,
+                                 uint64_t *load, struct ws_error *err);
 
 #endif

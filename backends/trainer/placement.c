@@ -70,7 +70,7 @@ static int collect(struct maker *k, struct ws_error *err)
 /* Entries of one name, by all ranks, become one tensor with one writer a piece. */
 static int unify(struct maker *k, struct ws_entry **parts, size_t n, struct ws_error *err)
 {
-    struct ws_claim *claims = calloc(n, sizeof(*claims));
+    struct ws_piece_claim *claims = calloc(n, sizeof(*claims));
     struct whole *w = &k->wholes[k->n_wholes++];
     int rc = claims ? 0 : no_memory(err);
     *w = (struct whole){.tensor = parts[0]->tensor, .file = parts[0]->asked, .parts = parts, .n_parts = n};
@@ -84,7 +84,7 @@ static int unify(struct maker *k, struct ws_entry **parts, size_t n, struct ws_e
         else if (!w->file != !parts[i]->asked || (w->file && strcmp(w->file, parts[i]->asked) != 0))
             rc = ws_error_set(err, EPROTO, "ranks %u and %u put %s into different files", parts[0]->rank,
                               parts[i]->rank, w->tensor.name);
-        claims[i] = (struct ws_claim){.piece = parts[i]->piece, .rank = parts[i]->rank};
+        claims[i] = (struct ws_piece_claim){.piece = parts[i]->piece, .rank = parts[i]->rank};
     }
     if (rc == 0)
         rc = ws_claims_settle(&w->tensor, claims, n, k->load, err);

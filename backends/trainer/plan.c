@@ -13,7 +13,7 @@ static int no_memory(struct ws_error *err)
     return ws_error_set(err, ENOMEM, "no memory for a plan of copies");
 }
 
-int ws_plan_new(struct ws_plan **out, struct ws_error *err)
+int ws_copy_plan_new(struct ws_copy_plan **out, struct ws_error *err)
 {
     *out = calloc(1, sizeof(**out));
     return *out ? 0 : no_memory(err);
@@ -34,8 +34,8 @@ static int grow(void **array, size_t n, size_t *cap, size_t element)
 
 /* --- compiling --- */
 
-int ws_plan_add(struct ws_plan *p, size_t file, uint64_t begin, const struct ws_box *box, size_t source,
-                struct ws_error *err)
+int ws_copy_plan_add(struct ws_copy_plan *p, size_t file, uint64_t begin, const struct ws_box *box,
+                     size_t source, struct ws_error *err)
 {
     struct ws_runs runs;
     ws_runs_of(&runs, box);
@@ -47,30 +47,30 @@ int ws_plan_add(struct ws_plan *p, size_t file, uint64_t begin, const struct ws_
     return 0;
 }
 
-int ws_plan_add_bytes(struct ws_plan *p, size_t file, uint64_t begin, uint64_t bytes, size_t source,
-                      struct ws_error *err)
+int ws_copy_plan_add_bytes(struct ws_copy_plan *p, size_t file, uint64_t begin, uint64_t bytes, size_t source,
+                           struct ws_error *err)
 {
-    return ws_plan_add(p, file, begin,
-                       &(struct ws_box){.n_dims = 1,
-                                        .shape = &bytes,
-                                        .offset = (const uint64_t[]){0},
-                                        .size = &bytes,
-                                        .src_strides = (const int64_t[]){1},
-                                        .element_bytes = 1},
-                       source, err);
+    return ws_copy_plan_add(p, file, begin,
+                            &(struct ws_box){.n_dims = 1,
+                                             .shape = &bytes,
+                                             .offset = (const uint64_t[]){0},
+                                             .size = &bytes,
+                                             .src_strides = (const int64_t[]){1},
+                                             .element_bytes = 1},
+                            source, err);
 }
 
-void ws_plan_confine(struct ws_plan *p, const struct ws_block_range *by_file)
+void ws_copy_plan_confine(struct ws_copy_plan *p, const struct ws_block_range *by_file)
 {
     p->only = by_file;
 }
 
-static bool is_wanted(const struct ws_plan *p, size_t file, size_t block)
+static bool is_wanted(const struct ws_copy_plan *p, size_t file, size_t block)
 {
     return !p->only || (block >= p->only[file].first && block - p->only[file].first < p->only[file].n);
 }
 
-static int cut(struct ws_plan *p, size_t piece, const uint64_t *size)
+static int cut(struct ws_copy_plan *p, size_t piece, const uint64_t *size)
 {
     const struct piece *q = &p->pieces[piece];
     uint64_t first = q->begin + ws_runs_place(&q->runs, 0),
@@ -103,7 +103,7 @@ static int by_place(const void *x, const void *y)
     return a->first < b->first ? -1 : a->first > b->first;
 }
 
-size_t ws_plan_entangled(const struct span *s, size_t n)
+size_t ws_copy_plan_entangled(const struct span *s, size_t n)
 {
     uint64_t end = s[0].end;
     size_t k = 1;
@@ -113,7 +113,7 @@ size_t ws_plan_entangled(const struct span *s, size_t n)
 }
 
 /* A job for each block that any span lies in. */
-static int make_jobs(struct ws_plan *p, const uint64_t *size)
+static int make_jobs(struct ws_copy_plan *p, const uint64_t *size)
 {
     size_t cap = 0;
     uint64_t covered = 0;
@@ -134,7 +134,7 @@ static int make_jobs(struct ws_plan *p, const uint64_t *size)
     return 0;
 }
 
-int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files, struct ws_error *err)
+int ws_copy_plan_compile(struct ws_copy_plan *p, const uint64_t *size, size_t n_files, struct ws_error *err)
 {
     assert(p->n_jobs == 0);
     for (size_t i = 0; i < p->n_pieces; i++) {
@@ -150,7 +150,7 @@ int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files, str
     for (size_t i = 0; i < p->n_jobs; i++) {
         struct job *j = &p->jobs[i];
         for (size_t k = 0, n; k < j->n; k += n) {
-            n = ws_plan_entangled(&p->spans[j->first + k], j->n - k);
+            n = ws_copy_plan_entangled(&p->spans[j->first + k], j->n - k);
             j->widest = n > j->widest ? n : j->widest;
         }
     }
@@ -159,7 +159,7 @@ int ws_plan_compile(struct ws_plan *p, const uint64_t *size, size_t n_files, str
 
 /* --- running --- */
 
-static void seek(const struct ws_plan *p, const struct span *s, struct ws_cursor *c)
+static void seek(const struct ws_copy_plan *p, const struct span *s, struct ws_cursor *c)
 {
     const struct piece *q = &p->pieces[s->piece];
     if (s->way == WAY_HOST)
@@ -169,7 +169,7 @@ static void seek(const struct ws_plan *p, const struct span *s, struct ws_cursor
                        s->bytes);
 }
 
-static void put(const struct ws_plan *p, const struct span *s, struct ws_cursor *c, struct ws_sink *sink)
+static void put(const struct ws_copy_plan *p, const struct span *s, struct ws_cursor *c, struct ws_sink *sink)
 {
     const struct piece *q = &p->pieces[s->piece];
     uint64_t overflows = ws_sink_put(sink, q->begin, c, ws_cursor_ready(c));
@@ -177,7 +177,7 @@ static void put(const struct ws_plan *p, const struct span *s, struct ws_cursor 
         atomic_fetch_add_explicit(&p->run->overflows[q->source], overflows, memory_order_relaxed);
 }
 
-static void put_all(const struct ws_plan *p, const struct span *s, struct ws_sink *sink)
+static void put_all(const struct ws_copy_plan *p, const struct span *s, struct ws_sink *sink)
 {
     struct ws_cursor c;
     seek(p, s, &c);
@@ -186,7 +186,7 @@ static void put_all(const struct ws_plan *p, const struct span *s, struct ws_sin
 }
 
 /* Spans that lie one within the other, columns beside columns: always what comes next in the file. */
-static void put_merged(const struct ws_plan *p, const struct span *s, size_t n, struct ws_cursor *c,
+static void put_merged(const struct ws_copy_plan *p, const struct span *s, size_t n, struct ws_cursor *c,
                        struct ws_sink *sink)
 {
     for (size_t i = 0; i < n; i++)
@@ -213,7 +213,7 @@ static bool is_placed(const struct span *s)
 }
 
 /* A block of which a part came by itself is hashed when all of it is there. */
-static void finish_block(const struct ws_plan *p, struct job *j)
+static void finish_block(const struct ws_copy_plan *p, struct job *j)
 {
     const struct span *first = &p->spans[j->first], *last = first;
     for (size_t i = 1; i < j->n; i++)
@@ -228,7 +228,7 @@ static void finish_block(const struct ws_plan *p, struct job *j)
  * only to be hashed is not. */
 static void run_block(void *arg, size_t i)
 {
-    struct ws_plan *p = arg;
+    struct ws_copy_plan *p = arg;
     struct job *j = &p->jobs[p->round + i];
     const struct span *s = &p->spans[j->first], *end = s + j->n;
     const bool in_order = j->whole && !j->lands;
@@ -239,7 +239,7 @@ static void run_block(void *arg, size_t i)
     struct ws_sink sink;
     ws_sink_init(&sink, p->run->data ? p->run->data[s->file] : NULL, h);
     for (size_t n; s < end && (h || p->run->data); s += n) {
-        n = h ? ws_plan_entangled(s, (size_t)(end - s)) : 1;
+        n = h ? ws_copy_plan_entangled(s, (size_t)(end - s)) : 1;
         if (n > 1)
             put_merged(p, s, n, cursors, &sink);
         else if (!is_placed(s))
@@ -255,26 +255,26 @@ static void run_block(void *arg, size_t i)
     free(cursors);
 }
 
-void ws_plan_tell(const struct ws_plan *p, size_t n_jobs)
+void ws_copy_plan_tell(const struct ws_copy_plan *p, size_t n_jobs)
 {
-    const struct ws_plan_run *run = p->run;
+    const struct ws_copy_plan_run *run = p->run;
     if (run->progress)
         run->progress(run->progress_arg, n_jobs * WS_BLOCK_BYTES, p->n_jobs * WS_BLOCK_BYTES);
 }
 
-void ws_plan_work(struct ws_plan *p, size_t first, size_t n, struct ws_workers *workers)
+void ws_copy_plan_work(struct ws_copy_plan *p, size_t first, size_t n, struct ws_workers *workers)
 {
     size_t kept_later = 0; /* they are through already */
     p->round = first;
     ws_workers_run(workers, run_block, p, n);
     for (size_t i = first + n; p->run->progress && p->n_kept > 0 && i < p->n_jobs; i++)
         kept_later += p->jobs[i].kept;
-    ws_plan_tell(p, first + n + kept_later);
+    ws_copy_plan_tell(p, first + n + kept_later);
 }
 
-static int collect(const struct ws_plan *p)
+static int collect(const struct ws_copy_plan *p)
 {
-    const struct ws_plan_run *run = p->run;
+    const struct ws_copy_plan_run *run = p->run;
     struct ws_block_hash *more = realloc(*run->hashes, (*run->n_hashes + p->n_jobs + 1) * sizeof(*more));
     if (!more)
         return -ENOMEM;
@@ -288,7 +288,7 @@ static int collect(const struct ws_plan *p)
 }
 
 /* All sources are on the host. */
-static void run_here(struct ws_plan *p, struct ws_workers *workers)
+static void run_here(struct ws_copy_plan *p, struct ws_workers *workers)
 {
     size_t step = p->run->progress ? ROUND_BLOCKS * ws_workers_count(workers) : p->n_jobs;
     for (size_t i = 0; i < p->n_spans; i++)
@@ -297,12 +297,12 @@ static void run_here(struct ws_plan *p, struct ws_workers *workers)
         n = p->n_jobs - at < step ? p->n_jobs - at : step;
         for (size_t i = at; i < at + n; i++)
             p->jobs[i].lands = false;
-        ws_plan_work(p, at, n, workers);
+        ws_copy_plan_work(p, at, n, workers);
     }
 }
 
-int ws_plan_run(struct ws_plan *p, const struct ws_plan_run *run, struct ws_workers *workers,
-                struct ws_error *err)
+int ws_copy_plan_run(struct ws_copy_plan *p, const struct ws_copy_plan_run *run, struct ws_workers *workers,
+                     struct ws_error *err)
 {
     int rc = 0;
     p->run = run;
@@ -310,7 +310,7 @@ int ws_plan_run(struct ws_plan *p, const struct ws_plan_run *run, struct ws_work
     for (size_t i = 0; i < p->n_jobs; i++)
         p->jobs[i].kept = false;
     if (run->carrier)
-        rc = ws_plan_run_device(p, workers, err);
+        rc = ws_copy_plan_run_device(p, workers, err);
     else
         run_here(p, workers);
     if (rc == 0 && collect(p) < 0)
@@ -319,7 +319,7 @@ int ws_plan_run(struct ws_plan *p, const struct ws_plan_run *run, struct ws_work
     return rc;
 }
 
-void ws_plan_free(struct ws_plan *p)
+void ws_copy_plan_free(struct ws_copy_plan *p)
 {
     if (!p)
         return;

@@ -20,7 +20,7 @@ struct tools {
     struct ws_patcher *patcher;
     unsigned char out[WS_BLOCK_BYTES];
 };
-struct ws_plan_tools {
+struct ws_copy_plan_tools {
     unsigned n;
     struct tools *of[]; /* by worker; NULL: it has finished no block yet */
 };
@@ -36,9 +36,9 @@ struct delta_round {
 };
 
 struct delta_run {
-    struct ws_plan *plan;
-    struct ws_plan_delta *d;
-    struct ws_plan_kept *k; /* the device's */
+    struct ws_copy_plan *plan;
+    struct ws_copy_plan_delta *d;
+    struct ws_copy_plan_kept *k; /* the device's */
     size_t chain; /* how many sets of records lead from the slot's version to this one; 0: none do */
     size_t at;    /* job */
     unsigned sent, brought, done;
@@ -55,7 +55,7 @@ static void free_tools(struct tools *t)
     free(t);
 }
 
-void ws_plan_tools_free(struct ws_plan_tools *all)
+void ws_copy_plan_tools_free(struct ws_copy_plan_tools *all)
 {
     for (unsigned i = 0; all && i < all->n; i++)
         free_tools(all->of[i]);
@@ -63,7 +63,7 @@ void ws_plan_tools_free(struct ws_plan_tools *all)
 }
 
 /* NULL: no memory. */
-static struct tools *tools_of(struct ws_plan_tools *all, unsigned worker)
+static struct tools *tools_of(struct ws_copy_plan_tools *all, unsigned worker)
 {
     struct tools *t = all->of[worker];
     if (t)
@@ -78,7 +78,7 @@ static struct tools *tools_of(struct ws_plan_tools *all, unsigned worker)
 
 /* --- which blocks --- */
 
-static size_t index_of(const struct ws_plan *p, const struct ws_plan_kept *k, const struct job *j)
+static size_t index_of(const struct ws_copy_plan *p, const struct ws_copy_plan_kept *k, const struct job *j)
 {
     const struct span *s = &p->spans[j->first];
     return ws_kept_index(k->kept, s->file, s->block);
@@ -90,17 +90,18 @@ static uint32_t len_of(const struct delta_run *r, const struct job *j)
 }
 
 /* Filled by this rank alone, wholly from the one device's memory, by kernels and plain copies. */
-static bool can_be_kept(const struct ws_plan *p, const struct ws_plan_kept *k, const struct job *j)
+static bool can_be_kept(const struct ws_copy_plan *p, const struct ws_copy_plan_kept *k, const struct job *j)
 {
     const struct span *s = &p->spans[j->first];
     const int device = ws_kept_device(k->kept);
-    bool can = j->whole && p->run->pinned[s->file] && ws_plan_device(p, s) == device &&
+    bool can = j->whole && p->run->pinned[s->file] && ws_copy_plan_device(p, s) == device &&
                ws_kept_at(k->kept, index_of(p, k, j))->len >= SHORT;
     for (size_t i = 0; can && i < j->n; i++) {
         const struct ws_runs *r = &p->pieces[s[i].piece].runs;
         const bool plain =
             r->conversion == WS_KEEP && r->n_loops == 0 && r->run_step == (int64_t)r->element_bytes;
-        can = ws_plan_device(p, &s[i]) == device && (plain || ws_plan_takes(p, &s[i], WS_GATHER_PLACED));
+        can = ws_copy_plan_device(p, &s[i]) == device &&
+              (plain || ws_copy_plan_takes(p, &s[i], WS_GATHER_PLACED));
     }
     return can;
 }
@@ -122,7 +123,7 @@ static int leave_room(const struct ws_kept *k, struct ws_error *why)
 
 /* At the first version: memory for what can be kept, on both sides. What there is no room for is not kept;
  * that is no failure. */
-static void set_up(struct ws_plan *p, struct ws_plan_kept *k)
+static void set_up(struct ws_copy_plan *p, struct ws_copy_plan_kept *k)
 {
     struct ws_error why = {0};
     if (k->comparer || k->why[0])
@@ -148,11 +149,11 @@ static void set_up(struct ws_plan *p, struct ws_plan_kept *k)
     k->comparer = NULL;
 }
 
-static int make_tools(struct ws_plan_delta *d, unsigned n, struct ws_error *err)
+static int make_tools(struct ws_copy_plan_delta *d, unsigned n, struct ws_error *err)
 {
     if (d->tools && d->tools->n >= n)
         return 0;
-    ws_plan_tools_free(d->tools);
+    ws_copy_plan_tools_free(d->tools);
     d->tools = calloc(1, sizeof(*d->tools) + n * sizeof(d->tools->of[0]));
     if (!d->tools)
         return ws_error_set(err, ENOMEM, "no memory for patching blocks");
@@ -164,7 +165,7 @@ static int make_tools(struct ws_plan_delta *d, unsigned n, struct ws_error *err)
 
 static int send_block(struct delta_run *r, struct job *j, size_t index, struct ws_error *err)
 {
-    struct ws_plan *p = r->plan;
+    struct ws_copy_plan *p = r->plan;
     const struct span *s = &p->spans[j->first];
     const uint64_t begin = s->block * WS_BLOCK_BYTES;
     struct ws_kept_block *b = ws_kept_at(r->k->kept, index);
@@ -177,7 +178,7 @@ static int send_block(struct delta_run *r, struct job *j, size_t index, struct w
         const struct piece *q = &p->pieces[s[i].piece];
         unsigned char *tensor = (unsigned char *)((uintptr_t)bytes + q->begin - begin);
         rc = ws_carrier_within(p->run->carrier, ws_kept_device(r->k->kept), &q->runs,
-                               ws_plan_source(p, &s[i]), s[i].from, s[i].bytes, tensor, q->source, err);
+                               ws_copy_plan_source(p, &s[i]), s[i].from, s[i].bytes, tensor, q->source, err);
     }
     return rc;
 }
@@ -185,7 +186,7 @@ static int send_block(struct delta_run *r, struct job *j, size_t index, struct w
 /* The next job at or after r->at whose block is kept. */
 static bool next_job(struct delta_run *r)
 {
-    const struct ws_plan *p = r->plan;
+    const struct ws_copy_plan *p = r->plan;
     for (; r->at < p->n_jobs; r->at++) {
         const struct job *j = &p->jobs[r->at];
         if (ws_kept_at(r->k->kept, index_of(p, r->k, j))->bytes && can_be_kept(p, r->k, j))
@@ -215,7 +216,7 @@ static int send_round(struct delta_run *r, struct ws_error *err)
 
 /* --- bringing --- */
 
-static unsigned char *place_of(const struct ws_plan *p, const struct job *j)
+static unsigned char *place_of(const struct ws_copy_plan *p, const struct job *j)
 {
     const struct span *s = &p->spans[j->first];
     return p->run->data[s->file] + s->block * WS_BLOCK_BYTES;
@@ -325,7 +326,7 @@ static int finish_round(struct delta_run *r, struct ws_workers *workers, struct 
             ws_kept_note(r->k->kept, ws_kept_at(r->k->kept, e->index), e->job->hash);
     }
     r->plan->n_kept += r->now->n;
-    ws_plan_tell(r->plan, r->plan->n_kept);
+    ws_copy_plan_tell(r->plan, r->plan->n_kept);
     return rc;
 }
 
@@ -354,7 +355,7 @@ static int run_device(struct delta_run *r, struct ws_workers *workers, struct ws
 }
 
 /* What all devices' blocks were made from. */
-static const struct ws_mark *base_of(const struct ws_plan_delta *d)
+static const struct ws_mark *base_of(const struct ws_copy_plan_delta *d)
 {
     const struct ws_mark *base = ws_kept_base(d->devices[0].kept);
     for (size_t i = 1; i < d->n_devices && !base->run[0]; i++)
@@ -362,9 +363,9 @@ static const struct ws_mark *base_of(const struct ws_plan_delta *d)
     return base;
 }
 
-int ws_plan_run_delta(struct ws_plan *p, struct ws_workers *workers, struct ws_error *err)
+int ws_copy_plan_run_delta(struct ws_copy_plan *p, struct ws_workers *workers, struct ws_error *err)
 {
-    struct ws_plan_delta *d = p->run->delta;
+    struct ws_copy_plan_delta *d = p->run->delta;
     struct delta_run *r = calloc(1, sizeof(*r));
     int rc = r ? make_tools(d, ws_workers_count(workers), err)
                : ws_error_set(err, ENOMEM, "no memory for copies from a GPU");

@@ -13,7 +13,7 @@
 
 /* --- which way --- */
 
-static bool is_long(const struct ws_plan *p, const struct span *s, bool kernels)
+static bool is_long(const struct ws_copy_plan *p, const struct span *s, bool kernels)
 {
     const struct ws_runs *r = &p->pieces[s->piece].runs;
     const bool plain = r->conversion == WS_KEEP && r->run_step == (int64_t)r->element_bytes;
@@ -22,12 +22,12 @@ static bool is_long(const struct ws_plan *p, const struct span *s, bool kernels)
     return r->n_loops == 0 ? !kernels || s->bytes >= LONG_SPAN : r->run_bytes >= LONG_ROW;
 }
 
-bool ws_plan_takes(const struct ws_plan *p, const struct span *s, enum ws_gather_form form)
+bool ws_copy_plan_takes(const struct ws_copy_plan *p, const struct span *s, enum ws_gather_form form)
 {
     const struct piece *q = &p->pieces[s->piece];
-    return ws_carrier_gathers(p->run->carrier, ws_plan_device(p, s)) &&
-           ws_gather_takes(&q->runs, ws_plan_source(p, s), s->from, s->bytes,
-                           form == WS_GATHER_PLACED ? ws_plan_tensor(p, s) : NULL, form);
+    return ws_carrier_gathers(p->run->carrier, ws_copy_plan_device(p, s)) &&
+           ws_gather_takes(&q->runs, ws_copy_plan_source(p, s), s->from, s->bytes,
+                           form == WS_GATHER_PLACED ? ws_copy_plan_tensor(p, s) : NULL, form);
 }
 
 static int prepare(struct piece *q, struct ws_error *err)
@@ -43,30 +43,30 @@ static int prepare(struct piece *q, struct ws_error *err)
     return 0;
 }
 
-static int route_span(struct ws_plan *p, struct span *s, struct ws_error *err)
+static int route_span(struct ws_copy_plan *p, struct span *s, struct ws_error *err)
 {
-    const int device = ws_plan_device(p, s);
+    const int device = ws_copy_plan_device(p, s);
     if (device < 0)
         s->way = WAY_HOST;
     else if (is_long(p, s, ws_carrier_gathers(p->run->carrier, device)))
         s->way = WAY_DIRECT;
     else
-        s->way = ws_plan_takes(p, s, WS_GATHER_PACKED) ? WAY_PACKED : WAY_RAW;
+        s->way = ws_copy_plan_takes(p, s, WS_GATHER_PACKED) ? WAY_PACKED : WAY_RAW;
     return device < 0 ? 0 : prepare(&p->pieces[s->piece], err);
 }
 
 /* Can all of this block come to its place by itself, what is short by kernels of one device? */
-static bool lands_whole(const struct ws_plan *p, const struct job *j)
+static bool lands_whole(const struct ws_copy_plan *p, const struct job *j)
 {
     const struct span *s = &p->spans[j->first];
     bool can = j->whole && p->run->pinned[s->file];
     for (size_t i = 0; can && i < j->n; i++)
-        can = s[i].way != WAY_HOST && ws_plan_device(p, &s[i]) == ws_plan_device(p, s) &&
-              (s[i].way == WAY_DIRECT || ws_plan_takes(p, &s[i], WS_GATHER_PLACED));
+        can = s[i].way != WAY_HOST && ws_copy_plan_device(p, &s[i]) == ws_copy_plan_device(p, s) &&
+              (s[i].way == WAY_DIRECT || ws_copy_plan_takes(p, &s[i], WS_GATHER_PLACED));
     return can;
 }
 
-static int route_job(struct ws_plan *p, struct job *j, struct ws_error *err)
+static int route_job(struct ws_copy_plan *p, struct job *j, struct ws_error *err)
 {
     struct span *s = &p->spans[j->first];
     int rc = 0;
@@ -95,7 +95,7 @@ static void raw_part(const struct piece *q, const struct span *s, uint64_t *from
     *bytes = (end - first) * of;
 }
 
-static uint64_t room_of(const struct ws_plan *p, const struct span *s)
+static uint64_t room_of(const struct ws_copy_plan *p, const struct span *s)
 {
     uint64_t from, bytes = s->bytes;
     if (s->way == WAY_HOST || s->way == WAY_DIRECT)
@@ -115,10 +115,11 @@ static size_t stretch_of(const struct span *s, size_t n, uint64_t *end)
     return k;
 }
 
-static int send_stretch(struct ws_plan *p, const struct span *s, size_t n, uint64_t end, struct ws_error *err)
+static int send_stretch(struct ws_copy_plan *p, const struct span *s, size_t n, uint64_t end,
+                        struct ws_error *err)
 {
-    const struct ws_plan_run *run = p->run;
-    const int device = ws_plan_device(p, s);
+    const struct ws_copy_plan_run *run = p->run;
+    const int device = ws_copy_plan_device(p, s);
     unsigned char *staged =
         ws_carrier_stage(run->carrier, device, run->data[s->file] + s->first, end - s->first);
     if (!staged)
@@ -127,36 +128,36 @@ static int send_stretch(struct ws_plan *p, const struct span *s, size_t n, uint6
     for (size_t i = 0; rc == 0 && i < n; i++) {
         const struct piece *q = &p->pieces[s[i].piece];
         unsigned char *tensor = (unsigned char *)((uintptr_t)staged + q->begin - s->first);
-        rc = ws_carrier_gather(run->carrier, device, &q->runs, ws_plan_source(p, &s[i]), s[i].from,
+        rc = ws_carrier_gather(run->carrier, device, &q->runs, ws_copy_plan_source(p, &s[i]), s[i].from,
                                s[i].bytes, tensor, WS_GATHER_PLACED, q->source, err);
     }
     return rc;
 }
 
-static int send_span(struct ws_plan *p, struct span *s, struct ws_error *err)
+static int send_span(struct ws_copy_plan *p, struct span *s, struct ws_error *err)
 {
     const struct piece *q = &p->pieces[s->piece];
     struct ws_carrier *c = p->run->carrier;
-    const int device = ws_plan_device(p, s);
+    const int device = ws_copy_plan_device(p, s);
     uint64_t from, bytes;
     const unsigned char *at = NULL;
     int rc = 0;
     if (s->way == WAY_DIRECT)
-        return ws_carrier_direct(c, device, &q->runs, ws_plan_source(p, s), s->from, s->bytes,
-                                 ws_plan_tensor(p, s), err);
+        return ws_carrier_direct(c, device, &q->runs, ws_copy_plan_source(p, s), s->from, s->bytes,
+                                 ws_copy_plan_tensor(p, s), err);
     if (s->way == WAY_PACKED) {
         unsigned char *staged = ws_carrier_bounce(c, device, s->bytes, &at);
         s->at = at - s->from;
-        return ws_carrier_gather(c, device, &q->runs, ws_plan_source(p, s), s->from, s->bytes, staged,
+        return ws_carrier_gather(c, device, &q->runs, ws_copy_plan_source(p, s), s->from, s->bytes, staged,
                                  WS_GATHER_PACKED, q->source, err);
     }
     raw_part(q, s, &from, &bytes);
-    rc = ws_carrier_raw(c, device, &q->detour->raw, ws_plan_source(p, s), from, bytes, &at, err);
+    rc = ws_carrier_raw(c, device, &q->detour->raw, ws_copy_plan_source(p, s), from, bytes, &at, err);
     s->at = at - from;
     return rc;
 }
 
-static int send_job(struct ws_plan *p, const struct job *j, struct ws_error *err)
+static int send_job(struct ws_copy_plan *p, const struct job *j, struct ws_error *err)
 {
     struct span *s = &p->spans[j->first];
     uint64_t end;
@@ -180,7 +181,7 @@ struct rounds {
 };
 
 /* Jobs from `first` on that a round has room for, at least one. */
-static int send_round(struct ws_plan *p, unsigned round, size_t first, size_t *n, struct ws_error *err)
+static int send_round(struct ws_copy_plan *p, unsigned round, size_t first, size_t *n, struct ws_error *err)
 {
     uint64_t room = 0, bytes = 0;
     int rc = 0;
@@ -202,14 +203,14 @@ static int send_round(struct ws_plan *p, unsigned round, size_t first, size_t *n
     return rc == 0 ? ws_carrier_send(p->run->carrier, err) : rc;
 }
 
-int ws_plan_run_device(struct ws_plan *p, struct ws_workers *workers, struct ws_error *err)
+int ws_copy_plan_run_device(struct ws_copy_plan *p, struct ws_workers *workers, struct ws_error *err)
 {
     struct rounds r = {0};
     size_t at = 0;
     unsigned sent = 0, done = 0;
-    int rc = p->run->delta  ? ws_plan_run_delta(p, workers, err)
+    int rc = p->run->delta  ? ws_copy_plan_run_delta(p, workers, err)
              : p->run->data ? 0
-                            : ws_plan_run_hashes(p, err);
+                            : ws_copy_plan_run_hashes(p, err);
     while (rc == 0 && (at < p->n_jobs || done < sent)) {
         if (at < p->n_jobs && sent - done < WS_CARRIER_ROUNDS) {
             unsigned k = sent % WS_CARRIER_ROUNDS;
@@ -222,7 +223,7 @@ int ws_plan_run_device(struct ws_plan *p, struct ws_workers *workers, struct ws_
         unsigned k = done % WS_CARRIER_ROUNDS;
         rc = ws_carrier_wait(p->run->carrier, done, err);
         if (rc == 0)
-            ws_plan_work(p, r.first[k], r.n[k], workers);
+            ws_copy_plan_work(p, r.first[k], r.n[k], workers);
         done++;
     }
     if (rc < 0)

@@ -9,7 +9,7 @@
 #define ALIGNED 16U /* what the kernel wants to find where it is */
 
 struct hash_run {
-    struct ws_plan *plan;
+    struct ws_copy_plan *plan;
     struct ws_comparer *comparer;
     int device;
     size_t at; /* job */
@@ -21,7 +21,7 @@ struct hash_run {
 };
 
 /* One span a block: pieces are files of their own here. */
-static const struct span *span_of(const struct ws_plan *p, const struct job *j)
+static const struct span *span_of(const struct ws_copy_plan *p, const struct job *j)
 {
     return &p->spans[j->first];
 }
@@ -31,12 +31,12 @@ static bool is_plain(const struct ws_runs *r)
     return r->conversion == WS_KEEP && r->n_loops == 0 && r->run_step == (int64_t)r->element_bytes;
 }
 
-static bool is_takable(const struct ws_plan *p, const struct job *j, int device)
+static bool is_takable(const struct ws_copy_plan *p, const struct job *j, int device)
 {
     const struct span *s = span_of(p, j);
-    return !j->kept && j->whole && j->n == 1 && ws_plan_device(p, s) == device &&
+    return !j->kept && j->whole && j->n == 1 && ws_copy_plan_device(p, s) == device &&
            ws_block_hash_takes((uint32_t)s->bytes) &&
-           (is_plain(&p->pieces[s->piece].runs) || ws_plan_takes(p, s, WS_GATHER_PACKED));
+           (is_plain(&p->pieces[s->piece].runs) || ws_copy_plan_takes(p, s, WS_GATHER_PACKED));
 }
 
 static bool next_job(struct hash_run *r)
@@ -48,10 +48,10 @@ static bool next_job(struct hash_run *r)
 
 static int send_block(struct hash_run *r, const struct job *j, struct ws_error *err)
 {
-    struct ws_plan *p = r->plan;
+    struct ws_copy_plan *p = r->plan;
     const struct span *s = span_of(p, j);
     const struct piece *q = &p->pieces[s->piece];
-    const unsigned char *at = ws_plan_source(p, s) + s->from;
+    const unsigned char *at = ws_copy_plan_source(p, s) + s->from;
     const bool there = is_plain(&q->runs) && (uintptr_t)at % ALIGNED == 0; /* it is only read */
     unsigned char *bytes;
     int rc = ws_comparer_add(r->comparer, there ? (unsigned char *)(uintptr_t)at : NULL, (uint32_t)s->bytes,
@@ -59,8 +59,8 @@ static int send_block(struct hash_run *r, const struct job *j, struct ws_error *
     ws_carrier_use(p->run->carrier, r->device);
     if (rc < 0 || there)
         return rc;
-    return ws_carrier_within(p->run->carrier, r->device, &q->runs, ws_plan_source(p, s), s->from, s->bytes,
-                             (unsigned char *)((uintptr_t)bytes - s->first), q->source, err);
+    return ws_carrier_within(p->run->carrier, r->device, &q->runs, ws_copy_plan_source(p, s), s->from,
+                             s->bytes, (unsigned char *)((uintptr_t)bytes - s->first), q->source, err);
 }
 
 static int send_round(struct hash_run *r, struct ws_error *err)
@@ -111,18 +111,18 @@ static int run_device(struct hash_run *r, struct ws_error *err)
 }
 
 /* The next higher device that a job's bytes are on; -1: there is none. */
-static int device_after(const struct ws_plan *p, int device)
+static int device_after(const struct ws_copy_plan *p, int device)
 {
     int next = -1;
     for (size_t i = 0; i < p->n_jobs; i++) {
-        const int d = ws_plan_device(p, span_of(p, &p->jobs[i]));
+        const int d = ws_copy_plan_device(p, span_of(p, &p->jobs[i]));
         if (d > device && (next < 0 || d < next))
             next = d;
     }
     return next;
 }
 
-int ws_plan_run_hashes(struct ws_plan *p, struct ws_error *err)
+int ws_copy_plan_run_hashes(struct ws_copy_plan *p, struct ws_error *err)
 {
     int rc = 0;
     for (int d = device_after(p, -1); rc == 0 && d >= 0; d = device_after(p, d)) {

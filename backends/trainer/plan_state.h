@@ -42,7 +42,7 @@ struct job {
     uint64_t hash;
 };
 
-struct ws_plan {
+struct ws_copy_plan {
     struct piece *pieces;
     size_t n_pieces, cap_pieces;
     struct span *spans;
@@ -53,36 +53,38 @@ struct ws_plan {
     /* while it runs */
     size_t round;  /* first job of this round */
     size_t n_kept; /* jobs */
-    const struct ws_plan_run *run;
+    const struct ws_copy_plan_run *run;
 };
 
 /* Of a span: the device of its source, -1: the host; its source's first element; where its tensor begins. */
-static inline int ws_plan_device(const struct ws_plan *p, const struct span *s)
+static inline int ws_copy_plan_device(const struct ws_copy_plan *p, const struct span *s)
 {
     return p->run->devices[p->pieces[s->piece].source];
 }
-static inline const unsigned char *ws_plan_source(const struct ws_plan *p, const struct span *s)
+static inline const unsigned char *ws_copy_plan_source(const struct ws_copy_plan *p, const struct span *s)
 {
     return p->run->sources[p->pieces[s->piece].source];
 }
-static inline unsigned char *ws_plan_tensor(const struct ws_plan *p, const struct span *s)
+static inline unsigned char *ws_copy_plan_tensor(const struct ws_copy_plan *p, const struct span *s)
 {
     return p->run->data[s->file] + p->pieces[s->piece].begin;
 }
 
 /* How many spans from the first on lie within another's stretch. */
-size_t ws_plan_entangled(const struct span *s, size_t n);
+size_t ws_copy_plan_entangled(const struct span *s, size_t n);
 /* The CPU's part of jobs [first, first + n). */
-void ws_plan_work(struct ws_plan *p, size_t first, size_t n, struct ws_workers *workers);
+void ws_copy_plan_work(struct ws_copy_plan *p, size_t first, size_t n, struct ws_workers *workers);
 /* Does the kernel take the span? */
-bool ws_plan_takes(const struct ws_plan *p, const struct span *s, enum ws_gather_form form);
+bool ws_copy_plan_takes(const struct ws_copy_plan *p, const struct span *s, enum ws_gather_form form);
 /* Tells how far the run is: so many jobs are through. */
-void ws_plan_tell(const struct ws_plan *p, size_t n_jobs);
+void ws_copy_plan_tell(const struct ws_copy_plan *p, size_t n_jobs);
 /* The jobs whose blocks are kept, of a run with a delta. */
-WS_MUST_USE int ws_plan_run_delta(struct ws_plan *p, struct ws_workers *workers, struct ws_error *err);
+WS_MUST_USE int ws_copy_plan_run_delta(struct ws_copy_plan *p, struct ws_workers *workers,
+                                       struct ws_error *err);
 /* The jobs that a device can hash by itself, of a run that only hashes; the others are left. */
-WS_MUST_USE int ws_plan_run_hashes(struct ws_plan *p, struct ws_error *err);
+WS_MUST_USE int ws_copy_plan_run_hashes(struct ws_copy_plan *p, struct ws_error *err);
 /* All of it, where some sources are on GPUs. */
-WS_MUST_USE int ws_plan_run_device(struct ws_plan *p, struct ws_workers *workers, struct ws_error *err);
+WS_MUST_USE int ws_copy_plan_run_device(struct ws_copy_plan *p, struct ws_workers *workers,
+                                        struct ws_error *err);
 
 #endif

@@ -89,26 +89,26 @@ static int open_carrier(struct wsync_publisher *p, const wsync_param *params, si
     return rc;
 }
 
-static int add(struct ws_plan *plan, const struct wsync_publisher *p, const wsync_param *a, size_t i,
+static int add(struct ws_copy_plan *plan, const struct wsync_publisher *p, const wsync_param *a, size_t i,
                struct ws_error *err)
 {
-    const struct ws_goal goal = {.file = i, .alone = true};
+    const struct ws_copy_goal goal = {.file = i, .alone = true};
     struct ws_layout l;
     int rc = ws_publisher_layout(a, &p->params[i], &l, err);
     return rc == 0 ? ws_publisher_plan(plan, p, &p->params[i], &l, &goal, err) : rc;
 }
 
-static int run(struct wsync_publisher *p, struct ws_plan *plan, bool on_device, const bool *pinned,
+static int run(struct wsync_publisher *p, struct ws_copy_plan *plan, bool on_device, const bool *pinned,
                size_t n_chunks, struct ws_error *err)
 {
     const size_t before = p->audit->n_hashes;
-    struct ws_plan_run run = {.sources = p->sources,
-                              .carrier = on_device ? p->carrier : NULL,
-                              .devices = p->devices,
-                              .pinned = pinned,
-                              .hashes = &p->audit->hashes,
-                              .n_hashes = &p->audit->n_hashes};
-    int rc = ws_plan_run(plan, &run, p->workers, err);
+    struct ws_copy_plan_run run = {.sources = p->sources,
+                                   .carrier = on_device ? p->carrier : NULL,
+                                   .devices = p->devices,
+                                   .pinned = pinned,
+                                   .hashes = &p->audit->hashes,
+                                   .n_hashes = &p->audit->n_hashes};
+    int rc = ws_copy_plan_run(plan, &run, p->workers, err);
     if (rc == 0 && p->audit->n_hashes - before != n_chunks)
         rc = ws_error_set(err, ENOMEM, "no memory for hashing this rank's replicas");
     return rc;
@@ -117,7 +117,7 @@ static int run(struct wsync_publisher *p, struct ws_plan *plan, bool on_device, 
 int ws_publisher_audit_hash(struct wsync_publisher *p, const wsync_param *params, size_t first, size_t n,
                             struct ws_error *err)
 {
-    struct ws_plan *plan = NULL;
+    struct ws_copy_plan *plan = NULL;
     size_t n_chunks = 0;
     bool on_device;
     for (size_t i = first; p->audit && i < first + n; i++)
@@ -126,7 +126,8 @@ int ws_publisher_audit_hash(struct wsync_publisher *p, const wsync_param *params
         return 0;
     uint64_t *sizes = calloc(p->n_params, sizeof(*sizes));
     bool *pinned = calloc(p->n_params, sizeof(*pinned)); /* none: there is no memory that it goes to */
-    int rc = sizes && pinned ? ws_plan_new(&plan, err) : ws_error_set(err, ENOMEM, "no memory for an audit");
+    int rc =
+        sizes && pinned ? ws_copy_plan_new(&plan, err) : ws_error_set(err, ENOMEM, "no memory for an audit");
     if (rc == 0)
         rc = ws_publisher_check_audited(p, params, first, n, err);
     for (size_t i = first; rc == 0 && i < first + n; i++) {
@@ -135,14 +136,14 @@ int ws_publisher_audit_hash(struct wsync_publisher *p, const wsync_param *params
             rc = add(plan, p, &params[i - first], i, err);
     }
     if (rc == 0) {
-        ws_plan_confine(plan, p->audit->wanted);
-        rc = ws_plan_compile(plan, sizes, p->n_params, err);
+        ws_copy_plan_confine(plan, p->audit->wanted);
+        rc = ws_copy_plan_compile(plan, sizes, p->n_params, err);
     }
     if (rc == 0)
         rc = open_carrier(p, params, first, n, &on_device, err);
     if (rc == 0)
         rc = run(p, plan, on_device, pinned, n_chunks, err);
-    ws_plan_free(plan);
+    ws_copy_plan_free(plan);
     free(pinned);
     free(sizes);
     return rc;

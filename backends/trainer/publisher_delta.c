@@ -14,8 +14,8 @@
 #define SHARE       3 /* records may take a third of what is written */
 
 struct ws_publisher_delta {
-    struct ws_plan_delta plan;
-    struct ws_plan_kept devices[MAX_DEVICES];
+    struct ws_copy_plan_delta plan;
+    struct ws_copy_plan_kept devices[MAX_DEVICES];
     struct ws_widths **widths;
     size_t n_files;
     bool ran; /* in the begun version */
@@ -32,7 +32,7 @@ void ws_publisher_delta_free(struct ws_publisher_delta *d)
         ws_kept_free(d->devices[i].kept);
     }
     ws_records_free(d->plan.records);
-    ws_plan_tools_free(d->plan.tools);
+    ws_copy_plan_tools_free(d->plan.tools);
     for (size_t i = 0; i < d->n_files; i++)
         free(d->widths[i]);
     free(d->widths);
@@ -86,7 +86,7 @@ static int add_devices(const struct wsync_publisher *p, struct ws_publisher_delt
             known = ws_kept_device(d->devices[k].kept) == p->devices[i];
         if (known)
             continue;
-        struct ws_plan_kept *k = &d->devices[d->plan.n_devices];
+        struct ws_copy_plan_kept *k = &d->devices[d->plan.n_devices];
         rc = ws_kept_new(&k->kept, p->devices[i], p->file_sizes, p->n_files, err);
         if (rc == 0) {
             d->plan.n_devices++;
@@ -129,7 +129,7 @@ static bool has_moved(const struct wsync_publisher *p, const struct ws_publisher
     return false;
 }
 
-int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_plan_delta **out, struct ws_error *err)
+int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_copy_plan_delta **out, struct ws_error *err)
 {
     struct ws_error why = {0};
     *out = NULL;
@@ -199,7 +199,7 @@ static void figures(const struct ws_publisher_delta *d, double *last, double *al
 {
     *last = *all = 0;
     for (size_t i = 0; i < d->plan.n_devices; i++) {
-        const struct ws_plan_kept *k = &d->devices[i];
+        const struct ws_copy_plan_kept *k = &d->devices[i];
         if (!k->comparer)
             continue;
         *last += (double)ws_kept_bytes(k->kept) / 1e6;

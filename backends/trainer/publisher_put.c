@@ -40,9 +40,9 @@ int ws_publisher_layout(const wsync_param *a, const struct ws_registered *r, str
     return 0;
 }
 
-int ws_publisher_plan(struct ws_plan *plan, const struct wsync_publisher *p,
+int ws_publisher_plan(struct ws_copy_plan *plan, const struct wsync_publisher *p,
                       const struct ws_registered *registered, const struct ws_layout *l,
-                      const struct ws_goal *goal, struct ws_error *err)
+                      const struct ws_copy_goal *goal, struct ws_error *err)
 {
     struct ws_registered own = *registered;
     const struct ws_registered *r = &own;
@@ -54,7 +54,7 @@ int ws_publisher_plan(struct ws_plan *plan, const struct wsync_publisher *p,
     uint64_t elements = 1, bytes;
     (void)ws_dtype_bytes(t->dtype, t->shape, t->n_dims, &bytes);
     if (ws_dtype_bits(t->dtype) % 8) /* packed elements: whole tensors only */
-        return ws_plan_add_bytes(plan, goal->file, goal->begin, bytes, source, err);
+        return ws_copy_plan_add_bytes(plan, goal->file, goal->begin, bytes, source, err);
     struct ws_box box = {.n_dims = t->n_dims,
                          .shape = t->shape,
                          .offset = r->piece.offset,
@@ -71,31 +71,31 @@ int ws_publisher_plan(struct ws_plan *plan, const struct wsync_publisher *p,
         box.size = &r->piece.count;
         box.src_strides = &one;
     }
-    return ws_plan_add(plan, goal->file, goal->begin, &box, source, err);
+    return ws_copy_plan_add(plan, goal->file, goal->begin, &box, source, err);
 }
 
-static int add_param(struct ws_plan *plan, const struct wsync_publisher *p, const struct ws_registered *r,
-                     const struct ws_layout *l, struct ws_error *err)
+static int add_param(struct ws_copy_plan *plan, const struct wsync_publisher *p,
+                     const struct ws_registered *r, const struct ws_layout *l, struct ws_error *err)
 {
-    const struct ws_goal goal = {r->file, r->tensor.begin, p->in_part};
+    const struct ws_copy_goal goal = {r->file, r->tensor.begin, p->in_part};
     return ws_publisher_plan(plan, p, r, l, &goal, err);
 }
 
 /* What only rank 0 writes, once a slot: sidecars and frozen tensors. */
-static int add_fresh(struct ws_plan *plan, struct wsync_publisher *p, struct ws_error *err)
+static int add_fresh(struct ws_copy_plan *plan, struct wsync_publisher *p, struct ws_error *err)
 {
     size_t source = p->n_params;
     uint64_t bytes;
     int rc = 0;
     for (size_t i = 0; p->base && rc == 0 && i < ws_base_n_sidecars(p->base); i++, source++) {
         p->sources[source] = ws_base_sidecar_data(p->base, i, &bytes);
-        rc = ws_plan_add_bytes(plan, p->sidecar_files[i], 0, bytes, source, err);
+        rc = ws_copy_plan_add_bytes(plan, p->sidecar_files[i], 0, bytes, source, err);
     }
     for (size_t i = 0; p->base && rc == 0 && i < ws_base_n_tensors(p->base); i++, source++) {
         const struct ws_registered *r = &p->base_places[i];
         p->sources[source] = ws_base_tensor_data(p->base, i, &bytes);
         if (r->writes)
-            rc = ws_plan_add_bytes(plan, r->file, r->tensor.begin, bytes, source, err);
+            rc = ws_copy_plan_add_bytes(plan, r->file, r->tensor.begin, bytes, source, err);
     }
     return rc;
 }
@@ -204,7 +204,7 @@ static int locate(struct wsync_publisher *p, const wsync_param *a, size_t i, str
     if (a->data && lies_in(x, a->data))
         p->devices[i] = x->device;
     else
-        p->devices[i] = a->data && ws_kind_of(a->data, &device) != WS_HOST ? device : -1;
+        p->devices[i] = a->data && ws_device_kind_of(a->data, &device) != WS_HOST ? device : -1;
     if (was && p->devices[i] < 0)
         return ws_error_set(
             err, EINVAL,
@@ -267,8 +267,8 @@ static void report(struct wsync_publisher *p, uint64_t began_ns)
 }
 
 /* params: those of the plan that are the caller's, from the first-th on; all: of the version. */
-static int run_plan(struct wsync_publisher *p, struct ws_plan *plan, const wsync_param *params, size_t first,
-                    size_t n, bool all, struct ws_error *err)
+static int run_plan(struct wsync_publisher *p, struct ws_copy_plan *plan, const wsync_param *params,
+                    size_t first, size_t n, bool all, struct ws_error *err)
 {
     const uint64_t began = ws_clock_ns();
     bool on_device = false;
@@ -279,22 +279,22 @@ static int run_plan(struct wsync_publisher *p, struct ws_plan *plan, const wsync
     for (size_t i = first; p->device >= 0 && i < first + n; i++)
         on_device = on_device || is_on_device(p, i);
     int rc = on_device ? begin_carrier(p, params, first, n, err) : 0;
-    struct ws_plan_delta *delta = NULL;
+    struct ws_copy_plan_delta *delta = NULL;
     if (rc == 0 && on_device && all)
         rc = ws_publisher_delta_run(p, &delta, err);
-    struct ws_plan_run run = {.data = p->data,
-                              .sources = p->sources,
-                              .carrier = on_device ? p->carrier : NULL,
-                              .devices = p->devices,
-                              .pinned = p->file_is_pinned,
-                              .delta = delta,
-                              .overflows = p->overflows,
-                              .hashes = &p->hashes,
-                              .n_hashes = &p->n_hashes,
-                              .progress = all ? p->progress : NULL,
-                              .progress_arg = p->progress_arg};
+    struct ws_copy_plan_run run = {.data = p->data,
+                                   .sources = p->sources,
+                                   .carrier = on_device ? p->carrier : NULL,
+                                   .devices = p->devices,
+                                   .pinned = p->file_is_pinned,
+                                   .delta = delta,
+                                   .overflows = p->overflows,
+                                   .hashes = &p->hashes,
+                                   .n_hashes = &p->n_hashes,
+                                   .progress = all ? p->progress : NULL,
+                                   .progress_arg = p->progress_arg};
     if (rc == 0)
-        rc = ws_plan_run(plan, &run, p->workers, err);
+        rc = ws_copy_plan_run(plan, &run, p->workers, err);
     if (rc == 0 && on_device) {
         rc = ws_carrier_end(p->carrier, p->overflows, p->n_params, err);
         report(p, began);
@@ -327,10 +327,11 @@ static int take_sources(struct wsync_publisher *p, const wsync_param *params, bo
     return rc;
 }
 
-static int make_plan(struct wsync_publisher *p, bool with_fresh, struct ws_plan **out, struct ws_error *err)
+static int make_plan(struct wsync_publisher *p, bool with_fresh, struct ws_copy_plan **out,
+                     struct ws_error *err)
 {
-    struct ws_plan *plan;
-    int rc = ws_plan_new(&plan, err);
+    struct ws_copy_plan *plan;
+    int rc = ws_copy_plan_new(&plan, err);
     if (rc < 0)
         return rc;
     for (size_t i = 0; rc == 0 && i < p->n_params; i++)
@@ -339,9 +340,9 @@ static int make_plan(struct wsync_publisher *p, bool with_fresh, struct ws_plan 
     if (rc == 0 && with_fresh)
         rc = add_fresh(plan, p, err);
     if (rc == 0)
-        rc = ws_plan_compile(plan, p->file_sizes, p->n_files, err);
+        rc = ws_copy_plan_compile(plan, p->file_sizes, p->n_files, err);
     if (rc < 0)
-        ws_plan_free(plan);
+        ws_copy_plan_free(plan);
     else
         *out = plan;
     return rc;
@@ -350,14 +351,14 @@ static int make_plan(struct wsync_publisher *p, bool with_fresh, struct ws_plan 
 int ws_publisher_put_all(struct wsync_publisher *p, const wsync_param *params, struct ws_error *err)
 {
     bool changed = false;
-    struct ws_plan *once = NULL; /* with what goes into a slot once */
+    struct ws_copy_plan *once = NULL; /* with what goes into a slot once */
     if (!p->layouts)
         p->layouts = calloc(p->n_params + 1, sizeof(*p->layouts));
     if (!p->layouts)
         return ws_error_set(err, ENOMEM, "no memory for a plan of copies");
     int rc = take_sources(p, params, &changed, err);
     if (changed || rc < 0) {
-        ws_plan_free(p->plan);
+        ws_copy_plan_free(p->plan);
         p->plan = NULL;
     }
     if (rc == 0 && is_fresh(p))
@@ -366,7 +367,7 @@ int ws_publisher_put_all(struct wsync_publisher *p, const wsync_param *params, s
         rc = make_plan(p, false, &p->plan, err);
     if (rc == 0)
         rc = run_plan(p, once ? once : p->plan, params, 0, p->n_params, true, err);
-    ws_plan_free(once);
+    ws_copy_plan_free(once);
     if (rc == 0)
         rc = ws_publisher_audit_hash(p, params, 0, p->n_params, err);
     for (size_t i = 0; rc == 0 && i < p->n_params; i++)
@@ -380,48 +381,48 @@ int ws_publisher_put(struct wsync_publisher *p, const wsync_param *a, const stru
                      struct ws_error *err)
 {
     struct ws_layout l;
-    struct ws_plan *plan = NULL;
+    struct ws_copy_plan *plan = NULL;
     int rc = ws_publisher_layout(a, r, &l, err);
     if (rc == 0 && !a->data && ws_piece_elements(&r->piece, r->tensor.n_dims) > 0)
         rc = ws_error_set(err, EINVAL, "the parameter %s has no data", a->name);
     if (rc == 0)
-        rc = ws_plan_new(&plan, err);
+        rc = ws_copy_plan_new(&plan, err);
     if (rc < 0)
         return rc;
     const size_t index = (size_t)(r - p->params);
     if (ws_device_of_kind(WS_CUDA)->is_open())
         rc = locate(p, a, index, &(struct allocation){0}, err);
     if (rc < 0) {
-        ws_plan_free(plan);
+        ws_copy_plan_free(plan);
         return rc;
     }
     p->sources[index] = a->data;
     if (r->writes)
         rc = add_param(plan, p, r, &l, err);
     if (rc == 0)
-        rc = ws_plan_compile(plan, p->file_sizes, p->n_files, err);
+        rc = ws_copy_plan_compile(plan, p->file_sizes, p->n_files, err);
     if (rc == 0)
         rc = run_plan(p, plan, a, index, 1, false, err);
     if (rc == 0)
         rc = ws_publisher_audit_hash(p, a, index, 1, err);
-    ws_plan_free(plan);
+    ws_copy_plan_free(plan);
     p->put[index] = rc == 0;
     return rc;
 }
 
 int ws_publisher_put_fresh(struct wsync_publisher *p, struct ws_error *err)
 {
-    struct ws_plan *plan;
+    struct ws_copy_plan *plan;
     if (!is_fresh(p))
         return 0;
-    int rc = ws_plan_new(&plan, err);
+    int rc = ws_copy_plan_new(&plan, err);
     if (rc < 0)
         return rc;
     rc = add_fresh(plan, p, err);
     if (rc == 0)
-        rc = ws_plan_compile(plan, p->file_sizes, p->n_files, err);
+        rc = ws_copy_plan_compile(plan, p->file_sizes, p->n_files, err);
     if (rc == 0)
         rc = run_plan(p, plan, NULL, 0, 0, false, err);
-    ws_plan_free(plan);
+    ws_copy_plan_free(plan);
     return rc;
 }

@@ -19,7 +19,7 @@ void ws_publisher_forget(struct wsync_publisher *p)
     free(p->base_places);
     free(p->sidecar_files);
     free(p->file_sizes);
-    ws_plan_free(p->plan);
+    ws_copy_plan_free(p->plan);
     free(p->layouts);
     free(p->sources);
     free(p->data);

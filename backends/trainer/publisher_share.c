@@ -235,7 +235,7 @@ static int collect(struct wsync_publisher *p, struct ws_share_offer *o, struct w
         struct ws_shared_piece *n = &s->noted[i];
         const struct ws_registered *r = &p->params[i];
         if (p->put[i] && r->writes && n->data && ws_piece_elements(&r->piece, r->tensor.n_dims) > 0 &&
-            ws_kind_of(n->data, &n->device) == WS_CUDA && (unsigned)n->device < s->n_devices)
+            ws_device_kind_of(n->data, &n->device) == WS_CUDA && (unsigned)n->device < s->n_devices)
             o->pieces[o->n_pieces++] = *n;
     }
     return 0;

@@ -52,7 +52,7 @@ struct wsync_publisher {
     size_t n_files;
     bool in_part; /* the trainer spans nodes: each piece is a dense tensor of this node's part */
     /* copies of all of them: compiled at the first offload, kept while layouts stay the same */
-    struct ws_plan *plan;
+    struct ws_copy_plan *plan;
     struct ws_layout *layouts; /* that it was compiled for */
     const void **sources;      /* of params, sidecars, base tensors */
     unsigned char **data;      /* of files, while a plan runs */
@@ -123,7 +123,7 @@ WS_MUST_USE int ws_publisher_layout(const wsync_param *a, const struct ws_regist
  * export: adds what the agent is told to the body of commit, and returns a descriptor for it, the caller's,
  * or -1. commit: the version is committed. tell: a part of the report. */
 void ws_publisher_delta_begin(struct wsync_publisher *p, const json_t *reply);
-WS_MUST_USE int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_plan_delta **out,
+WS_MUST_USE int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_copy_plan_delta **out,
                                        struct ws_error *err);
 int ws_publisher_delta_export(struct wsync_publisher *p, json_t *body, struct ws_error *err);
 void ws_publisher_delta_commit(struct wsync_publisher *p);
@@ -141,14 +141,14 @@ WS_MUST_USE int ws_publisher_put_fresh(struct wsync_publisher *p, struct ws_erro
 
 /* Where a piece goes in a plan: to its place in the tensor that begins there, or alone, as a tensor of its
  * own. */
-struct ws_goal {
+struct ws_copy_goal {
     size_t file;
     uint64_t begin;
     bool alone;
 };
-WS_MUST_USE int ws_publisher_plan(struct ws_plan *plan, const struct wsync_publisher *p,
+WS_MUST_USE int ws_publisher_plan(struct ws_copy_plan *plan, const struct wsync_publisher *p,
                                   const struct ws_registered *r, const struct ws_layout *l,
-                                  const struct ws_goal *goal, struct ws_error *err);
+                                  const struct ws_copy_goal *goal, struct ws_error *err);
 /* Of n parameters from the first-th on: those that only an audit reads reach out of no allocation. */
 WS_MUST_USE int ws_publisher_check_audited(struct wsync_publisher *p, const wsync_param *params, size_t first,
                                            size_t n, struct ws_error *err);

@@ -24,14 +24,14 @@ static int append(struct ws_index_runs *r, uint64_t start, uint64_t count)
         return -E2BIG;
     if (r->n == r->cap) {
         size_t cap = r->cap ? 2 * r->cap : 4;
-        struct ws_run *more = realloc(r->run, cap * sizeof(*more));
+        struct ws_element_range *more = realloc(r->run, cap * sizeof(*more));
         if (!more)
             return -ENOMEM;
         r->run = more;
         r->cap = cap;
     }
     assert(r->run);
-    r->run[r->n++] = (struct ws_run){start, count, local};
+    r->run[r->n++] = (struct ws_element_range){start, count, local};
     return 0;
 }
 
@@ -40,7 +40,7 @@ static int cut(const struct ws_index_runs *from, uint64_t begin, uint64_t end, s
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < from->n; i++) {
-        const struct ws_run *r = &from->run[i];
+        const struct ws_element_range *r = &from->run[i];
         uint64_t a = r->local > begin ? r->local : begin,
                  b = r->local + r->count < end ? r->local + r->count : end;
         if (a < b)

@@ -9,13 +9,13 @@
 
 /* A run of indices of one dimension: global [start, start + count), which lies at `local` of the rank's own.
  */
-struct ws_run {
+struct ws_element_range {
     uint64_t start, count, local;
 };
 /* The runs that one dimension's local part is made of, in its order; neighbours are merged. */
 struct ws_index_runs {
     size_t n, cap;
-    struct ws_run *run;
+    struct ws_element_range *run;
 };
 struct ws_sharding {
     unsigned n_dims;

@@ -13,7 +13,7 @@
 #define REPEATS  9
 
 struct subject {
-    struct ws_plan *plan;
+    struct ws_copy_plan *plan;
     const void *sources[MATRICES];
     unsigned char *data[MATRICES];
     struct ws_workers *workers;
@@ -26,9 +26,9 @@ static void run(void *arg)
     struct ws_error err = {0};
     struct ws_block_hash *hashes = NULL;
     size_t n = 0;
-    struct ws_plan_run how = {
+    struct ws_copy_plan_run how = {
         .data = s->copies ? s->data : NULL, .sources = s->sources, .hashes = &hashes, .n_hashes = &n};
-    if (ws_plan_run(s->plan, &how, s->workers, &err) || n != MATRICES * BYTES / WS_BLOCK_BYTES)
+    if (ws_copy_plan_run(s->plan, &how, s->workers, &err) || n != MATRICES * BYTES / WS_BLOCK_BYTES)
         bench_fail("%zu blocks were hashed; %s", n, err.text);
     free(hashes);
 }
@@ -37,13 +37,13 @@ static void compile(struct subject *s)
 {
     struct ws_error err = {0};
     uint64_t sizes[MATRICES];
-    int rc = ws_plan_new(&s->plan, &err);
+    int rc = ws_copy_plan_new(&s->plan, &err);
     for (size_t i = 0; rc == 0 && i < MATRICES; i++) {
         sizes[i] = BYTES;
-        rc = ws_plan_add_bytes(s->plan, i, 0, BYTES, i, &err);
+        rc = ws_copy_plan_add_bytes(s->plan, i, 0, BYTES, i, &err);
     }
     if (rc == 0)
-        rc = ws_plan_compile(s->plan, sizes, MATRICES, &err);
+        rc = ws_copy_plan_compile(s->plan, sizes, MATRICES, &err);
     if (rc < 0)
         bench_fail("%s", err.text);
 }
@@ -72,6 +72,6 @@ int main(void)
     bench_row(&(struct bench_row){"audit", subjects[0].seconds / gb, "s/GB", subjects[1].seconds / gb,
                                   BENCH_AT_MOST, 1.0});
     ws_workers_free(audit.workers);
-    ws_plan_free(audit.plan);
+    ws_copy_plan_free(audit.plan);
     return 0;
 }

@@ -10,7 +10,7 @@
 
 struct subject {
     unsigned n_tensors, side;
-    struct ws_claim claims[RANKS];
+    struct ws_piece_claim claims[RANKS];
     uint64_t load[RANKS];
 };
 
@@ -35,7 +35,7 @@ static struct subject *mesh(unsigned n_tensors, unsigned side)
     s->side = side;
     for (unsigned i = 0; i < RANKS; i++) {
         const unsigned rank = i % (side * side);
-        s->claims[i] = (struct ws_claim){
+        s->claims[i] = (struct ws_piece_claim){
             .rank = rank, .piece = {.offset = {rank / side * 8UL, rank % side * 8UL}, .size = {8, 8}}};
     }
     return s;

@@ -68,7 +68,7 @@ static void go(struct ws_condition *c, enum step step)
         assert_true(ws_condition_serves(c));
 }
 
-static void check(const struct ws_condition *c, enum ws_engine_state state, enum ws_weights weights,
+static void check(const struct ws_condition *c, enum ws_engine_state state, enum ws_engine_weights weights,
                   bool left)
 {
     if (c->state != state || c->weights != weights || c->left != left)

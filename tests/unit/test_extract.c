@@ -135,7 +135,7 @@ static void check_world(struct world *w)
     for (size_t i = 0; i < w->n_tensors; i++) {
         struct tensor *t = &w->tensors[i];
         struct ws_tensor meta = {.name = t->name, .dtype = WS_U32, .n_dims = t->n_dims};
-        struct ws_claim *claims = calloc(said + 1, sizeof(*claims));
+        struct ws_piece_claim *claims = calloc(said + 1, sizeof(*claims));
         struct ws_error err = {0};
         size_t n_claims = 0;
         memcpy(meta.shape, t->shape, sizeof(meta.shape));
@@ -147,7 +147,7 @@ static void check_world(struct world *w)
                     continue;
                 assert_int_equal(p[k].n_dims, t->n_dims);
                 assert_memory_equal(p[k].shape, t->shape, t->n_dims * sizeof(t->shape[0]));
-                claims[n_claims] = (struct ws_claim){.rank = r, .param = k};
+                claims[n_claims] = (struct ws_piece_claim){.rank = r, .param = k};
                 assert_int_equal(ws_piece_of(&p[k].piece, &meta, &claims[n_claims].piece, &err), 0);
                 n_claims++;
             }

@@ -33,9 +33,10 @@ static void described(void)
     says(&err, info.uuid); /* which there are */
     GPU_CHECK(ops->describe(99, &info, &err) == -ENODEV, "described");
     void *p = gpu_alloc(0, 1000);
-    GPU_CHECK(ws_kind_of(p, &device) == WS_CUDA && device == 0, "whose is it?");
-    GPU_CHECK(ws_kind_of((char *)p + 999, &device) == WS_CUDA, "its last byte");
-    GPU_CHECK(ws_kind_of(&host, &device) == WS_HOST && ws_kind_of(NULL, &device) == WS_HOST, "the host's");
+    GPU_CHECK(ws_device_kind_of(p, &device) == WS_CUDA && device == 0, "whose is it?");
+    GPU_CHECK(ws_device_kind_of((char *)p + 999, &device) == WS_CUDA, "its last byte");
+    GPU_CHECK(ws_device_kind_of(&host, &device) == WS_HOST && ws_device_kind_of(NULL, &device) == WS_HOST,
+              "the host's");
     ops->release(0, p);
 }
 

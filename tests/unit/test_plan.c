@@ -35,7 +35,7 @@ struct world {
     struct ws_workers *workers;
     unsigned char *file, *right; /* right: of the window, from WS_BLOCK_BYTES - WINDOW on */
     unsigned char *source;
-    struct ws_plan *plan;
+    struct ws_copy_plan *plan;
     const void *sources[MAX_PIECES];
     _Atomic uint64_t overflows[MAX_PIECES];
     uint64_t expected[MAX_PIECES];
@@ -103,7 +103,7 @@ static void add_box(struct world *w, uint64_t begin, struct ws_box b)
     const unsigned char *src = any_strides(w, b.n_dims, b.size, strides, bytes);
     b.src_strides = strides;
     w->sources[w->n] = src;
-    assert_int_equal(ws_plan_add(w->plan, 0, begin, &b, w->n, NULL), 0);
+    assert_int_equal(ws_copy_plan_add(w->plan, 0, begin, &b, w->n, NULL), 0);
     reference(w, begin, &b, src);
     w->n++;
 }
@@ -167,18 +167,18 @@ static void check(struct world *w, uint64_t begin, uint64_t end)
 {
     struct ws_block_hash *hashes = NULL;
     size_t n_hashes = 0;
-    const struct ws_plan_run run = {.data = &w->file,
-                                    .sources = w->sources,
-                                    .overflows = w->overflows,
-                                    .hashes = &hashes,
-                                    .n_hashes = &n_hashes};
+    const struct ws_copy_plan_run run = {.data = &w->file,
+                                         .sources = w->sources,
+                                         .overflows = w->overflows,
+                                         .hashes = &hashes,
+                                         .n_hashes = &n_hashes};
     uint64_t window = WS_BLOCK_BYTES - WINDOW;
-    assert_int_equal(ws_plan_compile(w->plan, &end, 1, NULL), 0);
+    assert_int_equal(ws_copy_plan_compile(w->plan, &end, 1, NULL), 0);
     for (int k = 0; k < 2; k++) { /* a plan is run again and again */
         memset(w->file + window, FILL, 2 * WINDOW + 64);
         memset((void *)w->overflows, 0, sizeof(w->overflows));
         n_hashes = 0;
-        assert_int_equal(ws_plan_run(w->plan, &run, w->workers, NULL), 0);
+        assert_int_equal(ws_copy_plan_run(w->plan, &run, w->workers, NULL), 0);
         assert_memory_equal(w->file + window, w->right, 2 * WINDOW + 64);
         for (size_t i = 0; i < w->n; i++)
             assert_int_equal(w->overflows[i], w->expected[i]);
@@ -207,7 +207,7 @@ static void test_brute_force(void **state)
         w.source[i] = (unsigned char)below(256);
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t begin = WS_BLOCK_BYTES - below(3000), at = begin;
-        assert_int_equal(ws_plan_new(&w.plan, NULL), 0);
+        assert_int_equal(ws_copy_plan_new(&w.plan, NULL), 0);
         memset(w.right, FILL, 2 * WINDOW + 64);
         memset(w.expected, 0, sizeof(w.expected));
         w.n = 0;
@@ -217,7 +217,7 @@ static void test_brute_force(void **state)
         for (size_t i = 0; i < w.n; i++)
             overflows += w.expected[i] > 0;
         hashed += at > WS_BLOCK_BYTES;
-        ws_plan_free(w.plan);
+        ws_copy_plan_free(w.plan);
     }
     assert_true(overflows > 100 && hashed > 100); /* what is tested does happen */
     free(w.source);
@@ -237,12 +237,12 @@ static void test_columns_fill_blocks(void **state)
     unsigned char *data[1] = {(unsigned char *)file};
     struct ws_workers *workers = ws_workers_new(2, 0);
     struct ws_block_hash *hashes = NULL;
-    struct ws_plan *plan;
+    struct ws_copy_plan *plan;
     size_t n = 0;
 
     (void)state;
     assert_true(file && right && workers);
-    assert_int_equal(ws_plan_new(&plan, NULL), 0);
+    assert_int_equal(ws_copy_plan_new(&plan, NULL), 0);
     for (unsigned k = 0; k < 2; k++) {
         uint64_t width = k ? 2048 : 4096, offset[2] = {0, k ? 4096 : 0}, size[2] = {ROWS, width};
         int64_t strides[2] = {(int64_t)width, 1};
@@ -258,17 +258,17 @@ static void test_columns_fill_blocks(void **state)
                                    .size = size,
                                    .src_strides = strides,
                                    .element_bytes = 2};
-        assert_int_equal(ws_plan_add(plan, 0, 0, &box, k, NULL), 0);
+        assert_int_equal(ws_copy_plan_add(plan, 0, 0, &box, k, NULL), 0);
     }
-    assert_int_equal(ws_plan_compile(plan, &bytes, 1, NULL), 0);
-    const struct ws_plan_run run = {
+    assert_int_equal(ws_copy_plan_compile(plan, &bytes, 1, NULL), 0);
+    const struct ws_copy_plan_run run = {
         .data = data, .sources = (const void *const *)source, .hashes = &hashes, .n_hashes = &n};
-    assert_int_equal(ws_plan_run(plan, &run, workers, NULL), 0);
+    assert_int_equal(ws_copy_plan_run(plan, &run, workers, NULL), 0);
     assert_memory_equal(file, right, bytes);
     assert_int_equal(n, n_blocks);
     for (size_t b = 0; b < n; b++)
         assert_int_equal(hashes[b].hash, ws_hash(data[0] + b * WS_BLOCK_BYTES, WS_BLOCK_BYTES));
-    ws_plan_free(plan);
+    ws_copy_plan_free(plan);
     ws_workers_free(workers);
     free(hashes);
     free(source[0]);
