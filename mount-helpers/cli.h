@@ -41,7 +41,6 @@ struct cli_command {
 extern const struct cli_command cmd_agent, cmd_publish, cmd_mount, cmd_umount, cmd_export, cmd_ls, cmd_status,
     cmd_load, cmd_release, cmd_sync, cmd_pull, cmd_wait, cmd_verify, cmd_inspect, cmd_diff, cmd_save,
     cmd_engine, cmd_bench, cmd_doctor;
-extern const struct cli_command *const cli_commands[]; /* NULL-terminated */
 
 /* Last value of an option, or NULL; all values with cli_nth. Switches give "". */
 const char *cli_get(const struct cli_args *args, const char *option);
@@ -72,10 +71,10 @@ double cli_now(void);                                 /* seconds, monotonic */
 
 /* Parses argv (without the program's name) for a command and runs it; --help is answered here. */
 int cli_run(const struct cli_command *command, int argc, char **argv);
-/* Help of one command, of all; roff manual page of one (NULL: of wsync itself). */
+/* Help of one command, of all (NULL-terminated); the same as roff manual pages. */
 void cli_print_help(const struct cli_command *command);
-void cli_print_overview(void);
+void cli_print_overview(const struct cli_command *const *commands);
 void cli_print_man(const struct cli_command *command);
-const struct cli_command *cli_find(const char *name);
+void cli_print_man_overview(const struct cli_command *const *commands);
 
 #endif

@@ -64,11 +64,11 @@ void cli_print_help(const struct cli_command *command)
     }
 }
 
-void cli_print_overview(void)
+void cli_print_overview(const struct cli_command *const *commands)
 {
     printf("wsync: the weights of a training run as files: /wsync/MODEL/VERSION/model.safetensors\n\n"
            "Usage:\n  wsync COMMAND [OPTIONS] [ARGUMENTS]\n\nCommands:\n");
-    for (const struct cli_command *const *c = cli_commands; *c; c++)
+    for (const struct cli_command *const *c = commands; *c; c++)
         printf("  %-9s %s\n", (*c)->name, (*c)->summary);
     printf("  %-9s %s\n  %-9s %s\n\n", "version", "print the version and how reads can be served", "help",
            "print this, or the help of one command: wsync help COMMAND");
@@ -98,11 +98,11 @@ static void print_roff(const char *text)
     putchar('\n');
 }
 
-static void print_man_overview(void)
+void cli_print_man_overview(const struct cli_command *const *commands)
 {
     printf(".TH WSYNC 1 \"\" \"wsync\" \"wsync\"\n.SH NAME\nwsync \\- the weights of a training run as "
            "files\n.SH SYNOPSIS\n.B wsync\n.I COMMAND\n[OPTIONS] [ARGUMENTS]\n.SH COMMANDS\n");
-    for (const struct cli_command *const *c = cli_commands; *c; c++) {
+    for (const struct cli_command *const *c = commands; *c; c++) {
         printf(".TP\n.BR wsync\\-%s (1)\n", (*c)->name);
         print_roff((*c)->summary);
     }
@@ -112,10 +112,6 @@ static void print_man_overview(void)
 
 void cli_print_man(const struct cli_command *command)
 {
-    if (!command) {
-        print_man_overview();
-        return;
-    }
     printf(".TH WSYNC\\-%s 1 \"\" \"wsync\" \"wsync\"\n.SH NAME\nwsync\\-%s \\- ", command->name,
            command->name);
     print_roff(command->summary);

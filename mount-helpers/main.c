@@ -7,17 +7,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct cli_command *const cli_commands[] = {
+static const struct cli_command *const commands[] = {
     &cmd_agent, &cmd_publish, &cmd_mount,  &cmd_umount, &cmd_export, &cmd_ls,     &cmd_status,
     &cmd_load,  &cmd_release, &cmd_sync,   &cmd_pull,   &cmd_wait,   &cmd_verify, &cmd_inspect,
     &cmd_diff,  &cmd_save,    &cmd_engine, &cmd_bench,  &cmd_doctor, NULL,
 };
 
-const struct cli_command *cli_find(const char *name)
+static const struct cli_command *find(const char *name)
 {
     if (!strcmp(name, "unmount"))
         name = "umount";
-    for (const struct cli_command *const *c = cli_commands; *c; c++)
+    for (const struct cli_command *const *c = commands; *c; c++)
         if (!strcmp((*c)->name, name))
             return *c;
     return NULL;
@@ -26,7 +26,7 @@ const struct cli_command *cli_find(const char *name)
 static int unknown(const char *name)
 {
     fprintf(stderr, "wsync: there is no command '%s'; the commands are:", name);
-    for (const struct cli_command *const *c = cli_commands; *c; c++)
+    for (const struct cli_command *const *c = commands; *c; c++)
         fprintf(stderr, " %s", (*c)->name);
     fprintf(stderr, " version help\n");
     return CLI_USAGE;
@@ -37,22 +37,24 @@ static int help(int argc, char **argv)
 {
     const char *word = argc > 1 ? argv[1] : NULL;
     if (word && !strcmp(word, "--list")) {
-        for (const struct cli_command *const *c = cli_commands; *c; c++)
+        for (const struct cli_command *const *c = commands; *c; c++)
             puts((*c)->name);
         return CLI_OK;
     }
     int man = word && !strcmp(word, "--man");
     if (man)
         word = argc > 2 ? argv[2] : NULL;
-    const struct cli_command *command = word ? cli_find(word) : NULL;
+    const struct cli_command *command = word ? find(word) : NULL;
     if (word && !command)
         return unknown(word);
-    if (man)
+    if (man && command)
         cli_print_man(command);
+    else if (man)
+        cli_print_man_overview(commands);
     else if (command)
         cli_print_help(command);
     else
-        cli_print_overview();
+        cli_print_overview(commands);
     return CLI_OK;
 }
 
@@ -76,7 +78,7 @@ int main(int argc, char **argv)
     if (!strcmp(base, "mount.wsync") || !strcmp(base, "mount.fuse.wsync")) {
         code = cli_run(&cmd_mount, argc, argv);
     } else if (argc < 2) {
-        cli_print_overview();
+        cli_print_overview(commands);
         code = CLI_USAGE;
     } else if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
         code = help(argc - 1, argv + 1);
@@ -84,7 +86,7 @@ int main(int argc, char **argv)
         cli_print_version();
         code = CLI_OK;
     } else {
-        const struct cli_command *command = cli_find(argv[1]);
+        const struct cli_command *command = find(argv[1]);
         code = command ? cli_run(command, argc - 1, argv + 1) : unknown(argv[1]);
     }
     if (fflush(stdout) || ferror(stdout)) {
