@@ -183,8 +183,8 @@ def test_poll(stack):
     "events can be polled and followed"
     agent, mount, folder = world(stack, tensors=SMALL)
     fd = os.open(mount.file("actor/events"), os.O_RDONLY)
-    seen = os.read(fd, 1 << 20)
-    assert b"known" in seen, seen
+    wait_for(lambda: b"known" in os.pread(fd, 1 << 20, 0), "the version's event")  # its folder is there a moment before
+    seen = os.pread(fd, 1 << 20, 0)
     p = select.poll()
     p.register(fd, select.POLLIN)
     assert not [e for e in p.poll(0) if e[1] & select.POLLIN]
