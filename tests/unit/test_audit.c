@@ -228,6 +228,7 @@ struct rank {
     uint64_t version;
     int rc;
     char text[1024];
+    bool found; /* it heard of its replica of "w" */
 };
 static struct world {
     char dir[64], socket[128], url[140];
@@ -343,11 +344,23 @@ static void *offload_rank(void *arg)
     return NULL;
 }
 
-static void offload_all(uint64_t version)
+/* As a trainer's loop does: five versions, whatever becomes of each. A rank that registers again waits for
+ * the others, who do so with their next one. */
+static void *offload_on(void *arg)
+{
+    struct rank *k = arg;
+    for (unsigned i = 0; i < 5; i++, k->version++) {
+        offload_rank(k);
+        k->found = k->found || strstr(k->text, "of w differ between rank 1 and rank 0, 2");
+    }
+    return NULL;
+}
+
+static void run_all(void *(*what)(void *), uint64_t version)
 {
     for (unsigned r = 0; r < 3; r++) {
         w.ranks[r].version = version;
-        assert_int_equal(pthread_create(&w.ranks[r].thread, NULL, offload_rank, &w.ranks[r]), 0);
+        assert_int_equal(pthread_create(&w.ranks[r].thread, NULL, what, &w.ranks[r]), 0);
     }
     for (unsigned r = 0; r < 3; r++)
         pthread_join(w.ranks[r].thread, NULL);
@@ -357,7 +370,7 @@ static void offload_all(uint64_t version)
 static bool offload(uint64_t version, const char *const *words)
 {
     unsigned n_refused = 0, n_published = 0;
-    offload_all(version);
+    run_all(offload_rank, version);
     for (unsigned r = 0; r < 3; r++) {
         int rc = wsync_wait_published(w.ranks[r].p, version, 60000);
         n_published += rc == 0;
@@ -456,11 +469,9 @@ static void a_registration_is_audited(void **state)
     w.ranks[0].params[w.ranks[0].n++] =
         (wsync_param){.name = "more", .dtype = WSYNC_BF16, .n_dims = 1, .shape = {3}, .data = more};
     bool found = false;
-    for (uint64_t v = 3; v < 8 && !found; v++) {
-        offload_all(v);
-        assert_true(wsync_wait_published(w.ranks[0].p, v, 60000) < 0);
-        found = strstr(wsync_error(), "of w differ between rank 1 and rank 0, 2");
-    }
+    run_all(offload_on, 3);
+    for (unsigned r = 0; r < 3; r++)
+        found = found || w.ranks[r].found;
     assert_true(found);
     end();
 }
