@@ -51,10 +51,10 @@
 #define WS_POLL_MS            10000 /* a mount asks its sources for news at least this often */
 #define WS_LEASE_GRACE_MS     5000  /* and is called silent when it is later than this */
 #ifndef WS_STALL_MS                 /* builds with a sanitizer are slower, and say so */
-#define WS_STALL_MS           5000  /* a broadcast without progress for so long is given up */
+#define WS_STALL_MS 5000            /* a broadcast without progress for so long is given up */
 #endif
-#define WS_GATHER_MS          100   /* and its sender waits so long for others once somebody asked */
-#define WS_READ_DEADLINE_MS   120000 /* default for a read that waits for its block */
-#define WS_DEFAULT_PORT       18861
+#define WS_GATHER_MS        100    /* and its sender waits so long for others once somebody asked */
+#define WS_READ_DEADLINE_MS 120000 /* default for a read that waits for its block */
+#define WS_DEFAULT_PORT     18861
 
 #endif
