@@ -56,7 +56,7 @@ uint64_t cli_bytes(const struct cli_args *args, const char *option, uint64_t fal
 /* "wsync publish: sentence" on stderr; returns CLI_FAILED or CLI_USAGE. */
 __attribute__((format(printf, 1, 2))) int cli_fail(const char *format, ...);
 __attribute__((format(printf, 1, 2))) int cli_usage(const char *format, ...);
-/* First line of a file without its newline (tokens); malloc'ed. Exits with a sentence on failure. */
+/* First line of a file or pipe without its newline (tokens); malloc'ed. Exits with a sentence on failure. */
 char *cli_read_secret(const char *path);
 /* Blocks until SIGINT or SIGTERM. To be called after cli_block_signals in main thread. */
 void cli_block_signals(void);

@@ -1,12 +1,16 @@
 /* Figures: sizes, rates, clocks, secrets and signals for the subcommands. */
+#include "fs/token.h"
 #include "mount-helpers/cli.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
+
+#define SECRET_WAIT_MS 60000 /* for a command in <(...) that asks somebody */
 
 static char *turn(void)
 {
@@ -47,18 +51,14 @@ double cli_now(void)
 
 char *cli_read_secret(const char *path)
 {
-    FILE *f = fopen(path, "re");
-    if (!f)
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    struct ws_error err;
+    char *token;
+    if (fd < 0)
         exit(cli_fail("cannot read the token file %s: %s", path, strerror(errno)));
-    char *line = NULL;
-    size_t cap = 0;
-    ssize_t n = getline(&line, &cap, f);
-    fclose(f);
-    if (n > 0 && line[n - 1] == '\n')
-        line[--n] = 0;
-    if (n <= 0)
-        exit(cli_fail("the token file %s is empty; its first line is the token", path));
-    return line;
+    if (ws_token_take(fd, path, SECRET_WAIT_MS, &token, &err) < 0)
+        exit(cli_fail("%s", err.text));
+    return token;
 }
 
 static void stop_signals(sigset_t *set)

@@ -143,12 +143,15 @@ def test_publish_refuses(stack):
 
 
 def test_agent_refuses(stack):
-    "listening beyond loopback needs a token; a token is asked for; a second agent on one socket is refused"
+    "listening beyond loopback needs a token; a token is asked for, and comes by a pipe, too; a second agent on one socket is refused"
     r = wsync("agent", "--listen", "0.0.0.0:0", "--socket", "none", check=False)
     assert r.returncode == 1 and "--token-file" in r.stderr, r.stderr
     token = unique("token")
-    with open(token, "w") as f:
-        f.write("secret\n")
+    r = wsync("agent", "--listen", "none", "--socket", unique("agent"), "--token-file", "/dev/zero", check=False)
+    assert r.returncode == 1 and "/dev/zero holds a zero byte" in r.stderr, r.stderr
+    os.mkfifo(token)
+    late = subprocess.Popen(["sh", "-c", 'sleep 0.3; echo secret > "$0"', token])  # as <(...)
+    stack.callback(late.wait)
     agent = Agent(stack, "--token-file", token)
     agent.publish("actor", 1, checkpoint(SMALL))
     try:

@@ -2,6 +2,7 @@
 #include "fs/options.h"
 #include "fs/token.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -50,6 +52,38 @@ static void test_length(void **state)
     }
 }
 
+/* What is no file is read so far as a token reaches, and no longer than it is waited for. */
+static int take_of(const char *from, unsigned wait_ms, char **token, struct ws_error *err)
+{
+    const int fd = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    assert_true(fd >= 0);
+    *token = NULL;
+    return ws_token_take(fd, from, wait_ms, token, err);
+}
+
+static void test_pipes(void **state)
+{
+    struct ws_error err = {0};
+    char *token;
+    (void)state;
+    assert_int_equal(take_of("/dev/zero", 60000, &token, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "zero byte"));
+    (void)unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(take_of(path, 20, &token, &err), -ETIMEDOUT); /* nobody writes */
+    assert_non_null(strstr(err.text, path));
+    const int writer = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(writer >= 0);
+    assert_int_equal(write(writer, "half", 4), 4);
+    assert_int_equal(take_of(path, 20, &token, &err), -ETIMEDOUT);
+    assert_int_equal(write(writer, "whole\n", 6), 6);
+    assert_int_equal(take_of(path, 60000, &token, &err), 0);
+    assert_string_equal(token, "whole");
+    free(token);
+    close(writer);
+    assert_int_equal(unlink(path), 0);
+}
+
 static void test_of_a_mount(void **state)
 {
     struct ws_mount_options *o = calloc(1, sizeof(*o));
@@ -74,7 +108,8 @@ int main(void)
 {
     const char *base = getenv("TESTDIR");
     snprintf(path, sizeof(path), "%.200s/wsync-token.%d", base ? base : "/tmp", (int)getpid());
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_length), cmocka_unit_test(test_of_a_mount)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_length), cmocka_unit_test(test_pipes),
+                                       cmocka_unit_test(test_of_a_mount)};
     const int rc = cmocka_run_group_tests_name("token", tests, NULL, NULL);
     (void)unlink(path);
     return rc;
