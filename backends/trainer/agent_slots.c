@@ -177,6 +177,10 @@ int ws_agent_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_er
         snprintf(text, sizeof(text), "--memory leaves %" PRIu64 " bytes", has);
     } else {
         has = ws_memory_available(text);
+        const size_t n = strlen(text);
+        if (has != UINT64_MAX)
+            snprintf(text + n, sizeof(text) - n, ", of which %lu MiB stay free for others",
+                     RESERVE_BYTES >> 20);
         has = has > RESERVE_BYTES ? has - RESERVE_BYTES : 0;
     }
     if (bytes <= has)
@@ -184,7 +188,7 @@ int ws_agent_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_er
     say_who(a, left, &who);
     return ws_error_set(
         err, ENOMEM,
-        "a slot of %" PRIu64 " bytes does not fit: %.300s (slots take %" PRIu64
+        "a slot of %" PRIu64 " bytes does not fit: %.400s (slots take %" PRIu64
         " bytes now%s); raise the limit, end who holds memory, or use fewer slots or a smaller "
         "model",
         bytes, text, used, who.text);

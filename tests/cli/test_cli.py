@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -162,6 +163,20 @@ def test_agent_refuses(stack):
     assert agent.get("/v1/models", Authorization="Bearer secret")["models"]
     r = wsync("agent", "--listen", "none", "--socket", agent.sock, check=False)
     assert r.returncode == 1 and "already" in r.stderr, r.stderr
+
+
+def test_no_memory(stack):
+    "a version that no machine has memory for is refused with what there is, and what of it stays free"
+    agent = Agent(stack)
+    elements = 1 << 38
+    header = json.dumps({"a": {"dtype": "F32", "shape": [elements], "data_offsets": [0, 4 * elements]}}).encode()
+    folder = unique("vast")
+    os.makedirs(folder)
+    with open(folder + "/model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(header)) + header)
+        f.truncate(8 + len(header) + 4 * elements)  # holes
+    r = agent.publish("actor", 1, folder, check=False)
+    assert r.returncode == 1 and "does not fit: " in r.stderr and "of which 256 MiB stay free for others" in r.stderr, r.stderr
 
 
 def test_frozen(stack):
@@ -397,4 +412,4 @@ def test_sync(stack):
         assert r.returncode != 0 and word in r.stderr, (args, r.stderr)
 
 
-run(test_sync, test_tls, test_ca_file, test_unprivileged, test_help, test_usage, test_numbers, test_no_mount, test_ready, test_install, test_publish_refuses, test_agent_refuses, test_frozen, test_export, test_export_after_a_kill, test_export_leaves_what_is_not_its_own)
+run(test_sync, test_tls, test_ca_file, test_unprivileged, test_help, test_usage, test_numbers, test_no_mount, test_ready, test_install, test_publish_refuses, test_agent_refuses, test_no_memory, test_frozen, test_export, test_export_after_a_kill, test_export_leaves_what_is_not_its_own)
