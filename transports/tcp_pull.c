@@ -374,8 +374,8 @@ static int tcp_call(struct ws_source *source, const char *method, const char *pa
     bool post = strcmp(method, "POST") == 0;
     json_t *nothing = post && !body ? json_object() : NULL;
     struct text text;
-    int rc =
-        request(s, path, post && !body ? nothing : body, reply_ms(s), WS_MAX_REPLY_BYTES, NULL, &text, err);
+    int rc = request(s, path, post && !body ? nothing : body, reply_ms(s), WS_MAX_REPLY_BYTES,
+                     s->options.stop, &text, err);
     json_decref(nothing);
     if (rc < 0)
         return rc;

@@ -211,8 +211,11 @@ void ws_agent_free(struct ws_agent *a)
         pthread_join(a->finisher, NULL);
         ws_workers_free(a->workers);
     }
-    ws_features_stop(a);                      /* responses wait for what they make; they wake the servers */
-    ws_ipc_server_free(atomic_load(&a->ipc)); /* its threads wake the other */
+    ws_features_stop(a); /* responses wait for what they make; they wake the servers */
+    pthread_mutex_lock(&a->lock);
+    struct ws_ipc_server *ipc = atomic_exchange(&a->ipc, NULL); /* nobody wakes it any more */
+    pthread_mutex_unlock(&a->lock);
+    ws_ipc_server_free(ipc); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
     ws_features_end(a);
     ws_agent_models_free(a);

@@ -295,9 +295,10 @@ static void stop(struct ws_agent *a)
         free_archiving(j);
     }
     a->archivings = NULL;
+    struct ws_archive *archive = a->archive;
+    a->archive = NULL; /* what is published from now on is not archived */
     pthread_mutex_unlock(&a->lock);
-    ws_archive_close(a->archive);
-    a->archive = NULL;
+    ws_archive_close(archive);
 }
 
 static void put_metrics(const struct ws_agent *a, FILE *f)

@@ -81,7 +81,7 @@ static void begin(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_sl
 {
     struct ws_agent_model *m = ranks->owner;
     struct ws_slot *base = m->any ? slot_of(m, m->newest, m->run) : NULL;
-    struct ws_encoding *e = a->options.delta_cache_bytes && base ? calloc(1, sizeof(*e)) : NULL, **last;
+    struct ws_encoding *e = a->encoders && base ? calloc(1, sizeof(*e)) : NULL, **last;
     struct ws_delta_link link;
     if (!e)
         return;
@@ -250,9 +250,10 @@ static void stop(struct ws_agent *a)
         free_encoding(e);
     }
     a->encodings = NULL;
+    struct ws_workers *encoders = a->encoders;
+    a->encoders = NULL; /* what is published from now on is not encoded */
     pthread_mutex_unlock(&a->lock);
-    ws_workers_free(a->encoders);
-    a->encoders = NULL;
+    ws_workers_free(encoders);
 }
 
 static void free_deltas(struct ws_agent_model *m)

@@ -419,6 +419,7 @@ static int start(struct ws_agent *a, struct ws_error *err)
     struct ws_source_options access = a->options.primary_access;
     access.connect_timeout_ms = WS_CONNECT_TIMEOUT_MS;
     access.reply_timeout_ms = WS_NODE_CALL_MS;
+    access.stop = &a->stop;
     if (!a->options.primary)
         return 0;
     if (strncmp(a->options.primary, "http://", 7) != 0 && strncmp(a->options.primary, "https://", 8) != 0)

@@ -21,13 +21,13 @@ bool ws_agent_wait(struct ws_agent *a, uint64_t deadline_ns)
 void ws_agent_announce(struct ws_agent *a)
 {
     struct ws_tcp_server *tcp = atomic_load(&a->tcp);
-    struct ws_ipc_server *ipc = atomic_load(&a->ipc);
     atomic_fetch_add(&a->seq, 1);
     if (tcp)
         ws_tcp_server_wake(tcp);
+    pthread_mutex_lock(&a->lock); /* the socket's server goes first, while requests by TCP still announce */
+    struct ws_ipc_server *ipc = atomic_load(&a->ipc);
     if (ipc)
         ws_ipc_server_wake(ipc);
-    pthread_mutex_lock(&a->lock);
     ws_features_announced(a);
     pthread_mutex_unlock(&a->lock);
 }

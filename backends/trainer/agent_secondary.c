@@ -276,7 +276,7 @@ static void exchange(struct ws_agent *a, struct ws_agent_model *m)
     if (rc == 0) {
         tell = take(a, m, reply);
         g->asked_ns = asked_ns;
-    } else {
+    } else if (!atomic_load(&a->stop)) {
         note_silence(a, m, &err);
     }
     pthread_cond_broadcast(&a->changed); /* a rank may wait for it (ws_group_hear) */
