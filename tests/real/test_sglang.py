@@ -7,7 +7,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from scenarios import MODEL, scenarios
-from servers import PROMPTS, SGLang, Proxy, freeze
+from servers import SGLang, Proxy
 from world import run, unique, wait_for
 
 API_KEY, ADMIN_KEY = "key-of-the-api", "key-of-the-admin"
@@ -66,33 +66,6 @@ def test_keys(stack):
     assert API_KEY not in told and ADMIN_KEY not in told, "a key was shown"
 
 
-def test_tokenizers(stack):
-    "several tokenizer workers, of which one hears of a load: a good one is confirmed, also where its reply is late; a failed one is not"
-    w = world()
-    server = SGLang(stack, w.path(1), *SGLang.uncached, "--tokenizer-worker-num", "2").wait()
-    proxy = Proxy(stack, server)
-    assert w.refused(f"engine add many sglang {proxy.url} pause=abort", f"{MODEL}/ctl") == "EPROTO"
-    assert "--tokenizer-worker-num 1" in w.last_error(), w.last_error()
-    w.engine(stack, "many", proxy, "timeout=2")
-    for version in (2, 1):
-        w.switch(version)
-        w.check(server, version)
-        scores = [server.score(PROMPTS[0]) for _ in range(8)]
-        assert all(score == w.answers[version][:len(score)] for score in scores), "its workers answer differently"
-    scheduler = [pid for pid in server.workers() if "scheduler" in command_of(pid)]
-    proxy.before[SGLang.load_path] = lambda: (proxy.before.clear(), freeze(scheduler, 3))
-    w.switch(2)  # its reply is late
-    w.check(server, 2)
-    w.mount.write("engine remove many", f"{MODEL}/ctl")
-    w.mount.write(f"engine add many sglang {proxy.url} prefix=/not/there", f"{MODEL}/ctl")
-    assert w.refused(1) == "EREMOTEIO" and w.mount.text(f"{MODEL}/version") == "2\n", w.last_error()
-
-
-def command_of(pid):
-    with open(f"/proc/{pid}/cmdline") as f:
-        return f.read()
-
-
 with contextlib.ExitStack() as stack:
     world, tests = scenarios(stack, SGLang)
-    run(*tests, test_forced_shape, test_tokenizers, test_keys)
+    run(*tests, test_forced_shape, test_keys)
