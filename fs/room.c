@@ -119,27 +119,34 @@ uint64_t ws_room_limit(uint64_t cache, uint64_t held, uint64_t available)
     return available < rest ? held + available : cache;
 }
 
+/* With s->lock: memory goes from a version to the pool before the version's share is taken from used_bytes,
+ * so that none is missed where both are read at once. */
+static uint64_t in_use(struct ws_store *s)
+{
+    struct ws_pool_stats pool;
+
+    ws_pool_stats(s->pool, &pool);
+    return s->used_bytes + pool.waiting_bytes + ws_region_left_bytes();
+}
+
 struct ws_room ws_room_now(struct ws_store *s)
 {
     struct ws_pool_stats pool;
-    struct ws_room r;
     uint64_t held;
 
-    ws_pool_stats(s->pool, &pool);
-    r.others = pool.waiting_bytes + ws_region_left_bytes();
     pthread_mutex_lock(&s->lock);
-    held = s->used_bytes;
+    held = in_use(s);
     pthread_mutex_unlock(&s->lock);
-    held += pool.free_bytes + r.others;
-    r.limit = ws_room_limit(s->options.cache_bytes, held, ws_memory_available(NULL));
-    return r;
+    ws_pool_stats(s->pool, &pool);
+    held += pool.free_bytes;
+    return (struct ws_room){.limit = ws_room_limit(s->options.cache_bytes, held, ws_memory_available(NULL))};
 }
 
 bool ws_room_has_beside(const struct ws_room *r, struct ws_version *base, struct ws_version *v,
                         uint64_t bytes)
 {
-    const struct ws_store *s = v->store;
-    uint64_t stays = s->used_bytes + r->others;
+    struct ws_store *s = v->store;
+    uint64_t stays = in_use(s);
 
     for (const struct ws_model *m = s->models; m; m = m->next) {
         for (const struct ws_version *w = m->versions; w; w = w->next) {
@@ -160,7 +167,7 @@ static int try_take(struct ws_version *v, uint64_t bytes, uint64_t *taken, const
     const uint64_t until = ws_clock_ns() + STEP_MS * WS_MS_NS;
     struct ws_version *victim;
 
-    if (s->used_bytes + room->others + bytes <= limit) {
+    if (in_use(s) + bytes <= limit) {
         s->used_bytes += bytes;
         *taken += bytes;
         return 0;
@@ -216,22 +223,20 @@ void ws_room_return(struct ws_store *s, uint64_t lent)
 
 void ws_room_trim(struct ws_store *s)
 {
-    const struct ws_room room = ws_room_now(s);
     uint64_t used;
 
     pthread_mutex_lock(&s->lock);
-    used = s->used_bytes + room.others;
+    used = in_use(s);
     pthread_mutex_unlock(&s->lock);
     ws_pool_trim(s->pool, used < s->options.cache_bytes ? s->options.cache_bytes - used : 0);
 }
 
 void ws_room_reserve(struct ws_store *s, const struct ws_manifest *m)
 {
-    const struct ws_room room = ws_room_now(s);
     uint64_t used;
 
     pthread_mutex_lock(&s->lock);
-    used = s->used_bytes + room.others;
+    used = in_use(s);
     pthread_mutex_unlock(&s->lock);
     /* Free regions are left out: they are what is used first, and what gives way. */
     if (used + m->total_bytes > s->options.cache_bytes)

@@ -12,10 +12,10 @@ WS_MUST_USE int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_
 WS_MUST_USE int ws_room_lend(struct ws_version *v, uint64_t bytes, uint64_t *lent, const atomic_bool *stop,
                              struct ws_error *err);
 void ws_room_return(struct ws_store *s, uint64_t lent); /* without any lock */
-/* What the cache may hold now, and what of it is no version's: of regions that wait in the pool, and of those
- * that were closed while others had them. */
+/* What the cache may hold now: what is no version's is counted, too, of regions that wait in the pool, and of
+ * those that were closed while others had them. */
 struct ws_room {
-    uint64_t limit, others;
+    uint64_t limit;
 };
 struct ws_room ws_room_now(struct ws_store *s); /* without any lock */
 /* Is there room for bytes of v while base stays? With store->lock. */
