@@ -231,7 +231,7 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu mutate bench bench-gpu gpu-bundle campaign
+.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-gpu mutate bench bench-gpu gpu-bundle campaign
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:
@@ -246,8 +246,12 @@ demo: deps-test ## install what it needs, build, run the whole life of a model
 demo-rl: deps-real ## fetch vLLM and torch (several GB, once), build, train a tiny model with them for real (ARGS=--help)
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all
 	$(Q)WSYNC=$(CURDIR)/$(TOP)/wsync BUILD=$(CURDIR)/$(TOP) $$(.ci/python real) mount-helpers/demo/demo-rl.py $(ARGS)
-test: deps-test ## install what it needs, build, pass all tests (SAN=...: those of that sanitizer)
-	$(Q)tests/run $(SAN)
+test: deps-test ## install what it needs, build, pass the tests
+	$(Q)tests/run
+test-sanitizers: deps-test ## the tests again with the address, undefined and thread sanitizers (SAN=one of them)
+	$(Q)tests/run $(or $(SAN),address thread)
+fuzz: deps-test ## the fuzzers, for FUZZ_SECONDS (60)
+	$(Q)tests/run fuzz
 test-real: deps-real ## fetch real engines and trainers (several GB, once), build, test with them on tiny models
 	$(Q)tests/run real
 test-gpu: deps-test ## the tests of GPUs on this machine's GPU instead of the stand-in driver
@@ -319,7 +323,7 @@ lint-shell:
 clean: ## remove what was built, keep fetched libraries and the Python environments
 	rm -rf $(filter-out $(TOP)/libfuse $(TOP)/venv $(TOP)/venv-real $(TOP)/demo,$(wildcard $(TOP)/*))
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
 	@echo '  variables: SAN=address|undefined|thread, V=1, ARGS (of demo-rl and mutate), PREFIX, DESTDIR, CFLAGS'
 
 -include $(shell find $(B) -name '*.d' -not -path '*/libfuse/*' 2>/dev/null)
