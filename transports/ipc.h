@@ -55,6 +55,7 @@ WS_MUST_USE int ws_ipc_call(int sock, const char *method, const char *path, cons
                             int *fds, size_t max_fds, size_t *n_fds, struct ws_error *err);
 
 struct ws_ipc_peer {
+    int sock; /* its connection, which the server owns */
     pid_t pid;
     uid_t uid;
     int pidfd; /* of the process that connected; -1: it cannot be told, as from another pid namespace */
@@ -63,6 +64,8 @@ struct ws_ipc_peer {
 };
 /* Has the process ended? False where that cannot be told. */
 bool ws_ipc_peer_is_dead(const struct ws_ipc_peer *p);
+/* Has it, or has the connection? For a call that waits: the server reads nothing meanwhile. */
+bool ws_ipc_peer_has_left(const struct ws_ipc_peer *p);
 struct ws_ipc_handler {
     /* A local-only route (the publisher's: POST /v1/local/...). fds_in are borrowed (closed after
      * the call). Fills *reply (new reference) and up to max_fds descriptors in fds_out, which the

@@ -81,6 +81,11 @@ bool ws_ipc_peer_is_dead(const struct ws_ipc_peer *peer)
     return peer->pidfd >= 0 && poll(&p, 1, 0) > 0;
 }
 
+bool ws_ipc_peer_has_left(const struct ws_ipc_peer *peer)
+{
+    return peer_is_gone(peer->sock) || ws_ipc_peer_is_dead(peer);
+}
+
 static void wait_for_change(struct client *c, const struct ws_api_request *q)
 {
     struct ws_ipc_server *s = c->server;
@@ -389,7 +394,7 @@ static void welcome(void *self, int sock)
         return;
     }
     c->server = s;
-    c->sock = sock;
+    c->sock = c->peer.sock = sock;
     c->peer.pid = cred.pid;
     c->peer.uid = cred.uid;
     c->peer.pidfd = pidfd_of(sock, cred.pid);

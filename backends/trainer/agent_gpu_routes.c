@@ -27,7 +27,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -190,7 +189,7 @@ static int do_unshare(struct ws_rank_call *q, struct ws_error *err)
     while (rc == 0 && (left = take_back(q, &told))) { /* anew: the lock is given up while it waits */
         now = ws_clock_ns();
         ws_gpu_holders(left, holders, sizeof(holders));
-        if (atomic_load(&q->a->stop) || (kill(q->c->pid, 0) < 0 && errno == ESRCH))
+        if (atomic_load(&q->a->stop) || ws_ipc_peer_has_left(q->peer))
             rc = ws_error_set(err, ECONNRESET, "the agent is stopping, or the rank has ended");
         else if (now >= deadline)
             rc = ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " is still open on GPUs, by %s",

@@ -6,7 +6,6 @@
 #include "backends/trainer/agent_sessions.h"
 #include <assert.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -70,16 +69,17 @@ static int refuse(const struct ws_agent_model *m, const struct ws_session *c, co
 }
 
 /* Nobody is ever displaced: a publisher that runs is waited for, and so is one that was killed a moment ago
- * and whose end was not noticed yet. A group of another size begins when the old one is empty. */
+ * and whose end was not noticed yet. One whose connection has ended is none, also where a call of it waits
+ * still. A group of another size begins when the old one is empty. */
 int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c, unsigned world_size,
                   uint64_t deadline, const json_t *body, struct ws_error *err)
 {
     const struct ws_group_node *node = NULL;
     for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) ||
                                          (node = other_node(m, c->rank, world_size)) || m->preparing;)
-        if (other && other->pid > 0 && kill(other->pid, 0) < 0 && errno == ESRCH)
-            ws_session_forget(a, m->ranks[other->rank], "ended, and a child of it keeps its connection,");
-        else if (!ws_agent_wait(a, deadline))
+        if (other && ws_ipc_peer_has_left(other->peer))
+            ws_session_forget(a, m->ranks[other->rank], "ended");
+        else if (!ws_session_wait(a, c, deadline))
             return node ? ws_error_set(
                               err, EBUSY,
                               "the node %s publishes %s already, with rank %u or with another number of "
@@ -87,6 +87,8 @@ int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_sessio
                               node->name, m->name, c->rank, world_size)
                    : !other ? ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name)
                             : refuse(m, c, other, world_size, err);
+    if (ws_ipc_peer_has_left(c->peer))
+        return ws_error_set(err, ECONNRESET, "rank %u of %s ended while it waited", c->rank, m->name);
     if (m->spans_nodes)
         ws_agent_abandon(a, m, "a rank joined: its placement is about to change");
     int rc = ws_group_set_world(m, world_size, err);

@@ -115,7 +115,7 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
             return 0;
         if (m->preparing && m->wants_room && ws_agent_keeps_others(c))
             return -EAGAIN;
-        if (ws_agent_wait(a, deadline)) {
+        if (ws_session_wait(a, c, deadline)) {
             rc = ws_session_check(c, err);
             continue;
         }
@@ -402,6 +402,7 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
         c = peer->state = calloc(1, sizeof(*c));
         if (!c)
             return ws_error_set(err, ENOMEM, "no memory for a publisher");
+        c->peer = peer;
         c->pid = peer->pid;
     }
     const char *verb = path + strlen("/v1/local/");

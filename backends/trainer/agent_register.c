@@ -56,12 +56,12 @@ static int wait_for_placement(struct ws_agent *a, struct ws_agent_model *m, cons
         /* Where all ranks had a placement before, those on other nodes may be about to register again, too.
          */
         bool may_change = ws_group_register_again(m) || (m->spans_nodes && m->placement);
-        if (m->ranks[c->rank] != c)
+        if (c->rank >= m->world_size || m->ranks[c->rank] != c)
             return ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank,
                                 m->name);
         if (c->refused && c->refused != EBUSY && !may_change)
             return ws_error_set(err, c->refused, "%s", c->refusal);
-        if (ws_agent_wait(a, deadline))
+        if (ws_session_wait(a, c, deadline))
             continue;
         if (c->refused)
             return ws_error_set(err, c->refused, "%s", c->refusal);

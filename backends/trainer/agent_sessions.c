@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define RANDOM_RUN_BYTES 8
+#define LOOK_NS          (500 * WS_MS_NS)
 
 void ws_session_forget(struct ws_agent *a, struct ws_session *c, const char *how)
 {
@@ -42,6 +43,15 @@ void ws_session_forget(struct ws_agent *a, struct ws_session *c, const char *how
     c->model = NULL;
     ws_registration_free(c->registration); /* also one that was refused before it joined a group */
     c->registration = NULL;
+}
+
+bool ws_session_wait(struct ws_agent *a, const struct ws_session *c, uint64_t deadline_ns)
+{
+    const uint64_t soon = ws_clock_ns() + LOOK_NS;
+    if (ws_ipc_peer_has_left(c->peer))
+        return false;
+    return ws_agent_wait(a, soon < deadline_ns ? soon : deadline_ns) ||
+           (soon < deadline_ns && !atomic_load(&a->stop));
 }
 
 static void random_run(char out[WS_RUN_CHARS + 1])

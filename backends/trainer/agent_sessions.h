@@ -6,6 +6,9 @@
 
 /* It is no rank any more; how: in a sentence, "ended". */
 void ws_session_forget(struct ws_agent *a, struct ws_session *c, const char *how);
+/* As ws_agent_wait, for a call of this rank: false also where its connection has ended. True, now and then,
+ * where nothing has changed: the caller looks again. */
+bool ws_session_wait(struct ws_agent *a, const struct ws_session *c, uint64_t deadline_ns);
 /* The lineage that the group writes, which the first of its ranks settles. */
 WS_MUST_USE int ws_session_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
                                    struct ws_error *err);

@@ -1,6 +1,7 @@
 /* Which slot the next version gets: never the newest; one that nobody can read any more. */
 #include "backends/trainer/agent_slots.h"
 #include "backends/trainer/agent_models.h"
+#include "backends/trainer/agent_sessions.h"
 #include "transports/clock.h"
 #include "transports/memory.h"
 #include <errno.h>
@@ -205,7 +206,7 @@ static int find_room(struct ws_agent *a, struct ws_agent_model *m, const struct 
         if (!m->wants_room)
             pthread_cond_broadcast(&a->changed);
         m->wants_room = true;
-        if (!ws_agent_wait(a, deadline_ns))
+        if (!ws_session_wait(a, c, deadline_ns))
             break;
     }
     m->wants_room = false;
@@ -303,7 +304,7 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *group, const s
             return 0;
         }
         uint64_t step = ws_clock_ns() + STEP_NS;
-        if (step > deadline_ns)
+        if (step > deadline_ns || ws_ipc_peer_has_left(c->peer))
             return busy(m, &full, err);
         (void)ws_agent_wait(a, step);
         if (atomic_load(&a->stop))

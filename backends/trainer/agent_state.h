@@ -50,6 +50,7 @@ struct ws_audit_state {
 struct ws_session {
     struct ws_agent_model *model;
     struct ws_registration *registration;
+    const struct ws_ipc_peer *peer;
     unsigned rank;
     pid_t pid;
     uint64_t ticket; /* which registration this is */

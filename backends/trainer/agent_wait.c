@@ -3,6 +3,7 @@
 #include "backends/trainer/agent_group.h"
 #include "backends/trainer/agent_local.h"
 #include "backends/trainer/agent_models.h"
+#include "backends/trainer/agent_sessions.h"
 #include "transports/clock.h"
 #include "transports/source.h"
 #include <errno.h>
@@ -36,13 +37,6 @@ static bool is_loaded(struct ws_agent *a, const struct ws_agent_model *m, uint64
         return is_loaded_there(a, m, version, who, missing, cap);
     snprintf(to.run, sizeof(to.run), "%s", m->run);
     return ws_fleet_serves(&m->fleet, &to, who, ws_clock_ns(), missing, cap);
-}
-
-/* A mount that falls silent counts no more, and nothing tells of that. */
-static uint64_t look_again(uint64_t deadline)
-{
-    uint64_t soon = ws_clock_ns() + 500000000UL;
-    return soon < deadline ? soon : deadline;
 }
 
 /* Without a timeout_ms there is no limit: a year, so that the clock's arithmetic stays in range. */
@@ -89,8 +83,7 @@ static int wait_version(struct ws_agent *a, struct ws_session *c, const json_t *
         if (!pending && (!loaded || given_up))
             rc = ws_error_set(err, ECANCELED, "version %" PRIu64 " of %s was abandoned or never begun%s%s",
                               version, m->name, m->why[0] ? "; the last that was: " : "", m->why);
-        else if (!ws_agent_wait(a, look_again(deadline)) &&
-                 (atomic_load(&a->stop) || ws_clock_ns() >= deadline))
+        else if (!ws_session_wait(a, c, deadline)) /* a mount that falls silent counts no more */
             rc = late(a, m, version, loaded, missing, err);
     }
     return rc;
@@ -113,12 +106,12 @@ static int delta_state(const struct ws_agent_model *m, uint64_t version, struct 
                         version, m->name);
 }
 
-static int wait_delta(struct ws_agent *a, const struct ws_agent_model *m, uint64_t version, uint64_t deadline,
-                      struct ws_error *err)
+static int wait_delta(struct ws_agent *a, const struct ws_session *c, const struct ws_agent_model *m,
+                      uint64_t version, uint64_t deadline, struct ws_error *err)
 {
     int rc;
     while ((rc = delta_state(m, version, err)) == 1)
-        if (!ws_agent_wait(a, look_again(deadline)) && (atomic_load(&a->stop) || ws_clock_ns() >= deadline))
+        if (!ws_session_wait(a, c, deadline))
             return ws_error_set(err, ETIMEDOUT, "the delta to version %" PRIu64 " of %s was not made in time",
                                 version, m->name);
     return rc;
@@ -130,9 +123,10 @@ int ws_agent_wait_version(struct ws_rank_call *q, struct ws_error *err)
     const char *what = json_string_value(json_object_get(q->body, "what"));
     uint64_t deadline = patient_deadline_of(q->body);
     pthread_mutex_lock(&a->lock);
+    const struct ws_agent_model *m = q->c->model; /* who takes this rank's place meanwhile ends its session */
     int rc = wait_version(a, q->c, q->body, deadline, err);
     if (rc == 0 && what && strcmp(what, "delta") == 0)
-        rc = wait_delta(a, q->c->model, ws_agent_number(q->body, "version", 0), deadline, err);
+        rc = wait_delta(a, q->c, m, ws_agent_number(q->body, "version", 0), deadline, err);
     pthread_mutex_unlock(&a->lock);
     return rc;
 }

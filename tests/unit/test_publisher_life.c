@@ -5,6 +5,8 @@
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
+#include "transports/api.h"
+#include "transports/ipc.h"
 #include "transports/safetensors.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -81,12 +83,17 @@ static unsigned n_registered(const struct world *w)
 
 /* A connection that is closed is noticed a moment later: a rank that registers before that finds its mates of
  * before, and they find it gone on when they come. */
-static void wait_until_gone(const struct world *w)
+static void wait_for_ranks(const struct world *w, unsigned n)
 {
-    for (unsigned ms = 0; n_registered(w) > 0; ms++) {
+    for (unsigned ms = 0; n_registered(w) != n; ms++) {
         assert_true(ms < LONG_MS);
         usleep(1000);
     }
+}
+
+static void wait_until_gone(const struct world *w)
+{
+    wait_for_ranks(w, 0);
 }
 
 /* A rank of two holds one half. */
@@ -385,6 +392,74 @@ static void a_rank_dies_before_it_begins(void **state)
     end(&w);
 }
 
+/* --- a rank whose connection ends while a call of it waits for the other one --- */
+
+static void ask(int sock, const char *verb, json_t *body)
+{
+    struct ws_error err = {0};
+    char path[64];
+    snprintf(path, sizeof(path), "/v1/local/%s", verb);
+    if (ws_ipc_ask(sock, "POST", path, body, NULL, 0, &err))
+        fail_msg("%s", err.text);
+    json_decref(body);
+}
+
+static json_t *registration(void)
+{
+    return json_pack("{s:i,s:s,s:i,s:i,s:i,s:[{s:s,s:s,s:[i],s:s,s:i,s:i}]}", "api", WS_LOCAL_API, "model",
+                     "m", "rank", 0, "world_size", 2, "timeout_ms", 10 * LONG_MS, "params", "name", "trained",
+                     "dtype", "BF16", "shape", (int)(2 * N), "kind", "range", "start", 0, "count", (int)N);
+}
+
+static int connected(const struct world *w)
+{
+    struct ws_error err = {0};
+    int sock;
+    if (ws_ipc_connect(w->socket, &sock, &err))
+        fail_msg("%s", err.text);
+    return sock;
+}
+
+static void a_rank_ends_while_it_waits(void **state)
+{
+    struct world w;
+    struct ws_error err = {0};
+    static struct half h[2];
+    wsync_config c[2];
+    json_t *reply;
+    (void)state;
+    start(&w);
+    int sock = connected(&w); /* in its registration; nobody takes its place */
+    ask(sock, "register", registration());
+    wait_for_ranks(&w, 1);
+    close(sock);
+    wait_until_gone(&w);
+    sock = connected(&w); /* the same, and another is started at once */
+    ask(sock, "register", registration());
+    wait_for_ranks(&w, 1);
+    close(sock);
+    for (unsigned r = 0; r < 2; r++) {
+        c[r] = config_of(&w, r, 2);
+        h[r] = (struct half){.p = opened(&c[r]), .rank = r};
+    }
+    both(h, register_half, 0);
+    wsync_close(h[0].p);
+    wait_for_ranks(&w, 1);
+    sock = connected(&w); /* in its first version, which the other does not begin any more */
+    ask(sock, "register", registration());
+    if (ws_ipc_answer(sock, LONG_MS, &reply, NULL, 0, NULL, &err))
+        fail_msg("%s", err.text);
+    wsync_close(h[1].p);
+    wait_for_ranks(&w, 1);
+    ask(sock, "begin",
+        json_pack("{s:i,s:O,s:i}", "version", 1, "run", json_object_get(reply, "run"), "timeout_ms",
+                  10 * LONG_MS));
+    json_decref(reply);
+    close(sock);
+    wait_until_gone(&w);
+    end(&w);
+}
+
 /* --- more files than one message has descriptors for --- */
 
 static void many_files(void **state)
@@ -433,6 +508,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_that_has_committed_comes_back),
         cmocka_unit_test(a_rank_comes_back_with_another_base),
         cmocka_unit_test(a_rank_dies_before_it_begins),
+        cmocka_unit_test(a_rank_ends_while_it_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
