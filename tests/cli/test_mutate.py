@@ -56,9 +56,12 @@ def edit(tree, name, old, new):
 
 
 def test_table(stack):
-    """every text of the table is in the code, and every test that it names is there"""
+    """every text of the table is in the code, and every test that it names is there; help is help, and nothing else is guessed"""
     code, text = said(ROOT, "--check")
     assert code == 0, text
+    code, text = said(ROOT, "--help")
+    assert code == 0 and "--check" in text and "killed" not in text.splitlines()[-1], text
+    assert said(ROOT, "--chek")[0] == 1
 
 
 def test_check(stack):
