@@ -5,7 +5,6 @@
 """How mounts end and begin: a daemon touches its own mount only, owns its settings, and leaves engines as they were."""
 import ctypes
 import fcntl
-import http.server
 import os
 import resource
 import signal
@@ -14,6 +13,7 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from between import LOADS, Between
 from world import *
 
 
@@ -219,59 +219,6 @@ def test_foreign(stack):
     r = wsync("mount", "-o", "state=none", "http://127.0.0.1:1", path, check=False)
     assert r.returncode == 1 and "not wsync's" in r.stderr, r.stderr
     assert is_mounted(path) == ["fuse.other"]
-
-
-class Between:
-    """An HTTP server that passes requests on. Those whose path has one of `words` wait while `hold` is set, and are answered
-    with `wrong`, a status and a body, where that is set, or with zeros while `zeros` is."""
-
-    def __init__(self, stack, server, *words):
-        self.hold, self.held, self.zeros, self.wrong, self.api = False, False, False, None, getattr(server, "api", None)
-        between, over = self, threading.Event()
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_):
-                pass
-
-            def do_GET(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0))) or None
-                meant = any(w in self.path for w in words)
-                while meant and between.hold and not over.is_set():
-                    between.held = True
-                    over.wait(0.02)
-                headers = {k: v for k, v in self.headers.items() if k.lower() in ("range", "content-type", "authorization")}
-                status, text, got = *(meant and between.wrong or (None, b"")), {}
-                if status is None:
-                    try:
-                        with urllib.request.urlopen(urllib.request.Request(server.url + self.path, data=body, headers=headers), timeout=60) as r:
-                            status, text, got = r.status, r.read(), r.headers
-                    except urllib.error.HTTPError as e:
-                        status, text, got = e.code, e.read(), e.headers
-                if meant and between.zeros:
-                    text = bytes(len(text))
-                with contextlib.suppress(OSError):
-                    self.send_response(status)
-                    for k in ("Content-Range", "ETag"):
-                        if got.get(k):
-                            self.send_header(k, got[k])
-                    self.send_header("Content-Length", str(len(text)))
-                    self.end_headers()
-                    self.wfile.write(text)
-
-            do_POST = do_GET
-
-        http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        http_server.daemon_threads = True
-        http_server.handle_error = lambda *_: None
-        self.url = f"http://127.0.0.1:{http_server.server_address[1]}"
-        threading.Thread(target=http_server.serve_forever, daemon=True).start()
-        stack.callback(http_server.shutdown)
-        stack.callback(over.set)
-
-
-LOADS = ("/update_weights_from_disk", "/collective_rpc")
 
 
 def in_a_load(stack, api):

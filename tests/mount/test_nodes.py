@@ -2,26 +2,30 @@
 # beside others
 # timeout: 425
 """A trainer and three inference nodes, each in a network namespace of its own, joined by a bridge in one more: links
-are slowed down, cut and mended while versions are released."""
+are slowed down, cut and mended while versions are released. What has to happen in between is held open by what stands
+between a mount and its engines or the agent."""
 import os
 import subprocess
 import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from between import LOADS, Between
 from network import Network
 from world import *
 
 SILENT = 15  # seconds after which a mount is called that
 BACK = 25  # and in which it has caught up once its link is back
 NODES = ("n0", "n1", "n2")
+REPORTS = ("/v1/actor/",)  # and what is asked of the model; the poll is of all models
 
 
 class Nodes:
     """An agent with versions 1 and 2 of actor; a mount on each node that follows, with an engine of either kind;
-    1 is released. Engines of the nodes in `late` take 3 s for a load."""
+    1 is released. Loads of each node's engines can be held; the nodes in `between` reach the agent by one whose
+    files of version 2 can be."""
 
-    def __init__(self, stack, late=()):
+    def __init__(self, stack, between=()):
         need_fuse()
         self.net = Network(stack, ("trainer", *NODES))
         self.token = unique("token")
@@ -31,14 +35,15 @@ class Nodes:
         with self.net.inside("trainer"):
             self.agent = Agent(stack, "--token-file", self.token, host="10.77.0.1")
         self.publish(1)
-        self.mounts, self.engines = {}, {}
+        self.mounts, self.engines, self.loads, self.links = {}, {}, {}, {}
         for node in NODES:
             with self.net.inside(node):
-                mount = self.mounts[node] = Mount(stack, self.agent.url, f"host={node},token-file={self.token}")
+                self.links[node] = Between(stack, self.agent, "/2/files/") if node in between else self.agent
+                mount = self.mounts[node] = Mount(stack, self.links[node].url, f"host={node},token-file={self.token}")
                 mount.wait_version("actor", 1)
-                slow = ("--slow", 3000) if node in late else ()
-                self.engines[node] = [Engine(stack, self.folders[1], *slow, api=api) for api in ("sglang", "vllm")]
-            for e in self.engines[node]:
+                self.engines[node] = [Engine(stack, self.folders[1], api=api) for api in ("sglang", "vllm")]
+                self.loads[node] = [Between(stack, e, *LOADS) for e in self.engines[node]]
+            for e in self.loads[node]:
                 mount.write(f"engine add {e.api} {e.api} {e.url}", "actor/ctl")
             mount.write("follow", "actor/policy")
         wait_for(lambda: all(self.stands(n)["engines"] == 2 and self.stands(n)["follows"] for n in NODES), "the mounts")
@@ -99,9 +104,12 @@ class Nodes:
                 for e in self.engines[node]:
                     e.generate()
 
+    def hold_loads(self, node, hold):
+        for load in self.loads[node]:
+            load.hold = hold
+
     def is_loading(self, node):
-        """By the mount's word: an engine that is asked while it loads answers when it has loaded."""
-        return any(state.startswith("loading") for state in self.mounts[node].engines().values())
+        return all(load.held for load in self.loads[node])
 
     def say(self, nodes, version):
         """Does the agent's list say that they are there and serve it?"""
@@ -132,7 +140,7 @@ def test_cut_while_preparing(stack):
 
     nodes.publish(3)
     nodes.mounts["n1"].wait_version("actor", 3)
-    nodes.net.slow("n1", 40)  # 24 MB take 5 s
+    nodes.net.slow("n1", 3)  # 24 MB would take a minute: its link is cut before
     release = nodes.begin(3)
     wait_for(lambda: nodes.mounts["n1"].text("actor/3/.wsync/state").startswith("pulling"), "n1 to pull")
     wait_for(lambda: nodes.state("n0") == nodes.state("n2") == "prepared", "the others to be ready")
@@ -154,15 +162,18 @@ def test_cut_while_preparing(stack):
 
 def test_cut_after_commit(stack):
     "nodes that are cut off before they hear of the commit, and before they have loaded, are named and catch up"
-    nodes = Nodes(stack, late=["n2"])
-    nodes.net.slow("n0", 60)
+    nodes = Nodes(stack, between=["n0"])
+    nodes.links["n0"].hold = True
     release = nodes.begin(2)
     wait_for(lambda: nodes.state("n1") == nodes.state("n2") == "prepared", "n1 and n2 to be ready")
     assert nodes.state("n0") == "waiting"
     nodes.net.lose("n1")
+    nodes.hold_loads("n2", True)
+    nodes.links["n0"].hold = False
     wait_for(lambda: nodes.is_loading("n2"), "n2 to load")
     assert nodes.get("/v1/releases")[0]["phase"] == "committed"
     nodes.net.cut("n2")
+    nodes.hold_loads("n2", False)
     out = nodes.end(release)
     assert "released: 1 mount serves it" in out and "left out" in out and "n1:" in out and "n2:" in out, out
     assert nodes.stands("n1")["silent"] and nodes.stands("n2")["silent"]
@@ -175,24 +186,27 @@ def test_cut_after_commit(stack):
 
 
 def test_short_cut(stack):
-    "reports that are lost while a link is away for some seconds are made good: the release ends with all nodes"
-    nodes = Nodes(stack, late=["n2"])
+    "reports that are lost while the poll gets through are made good: the release ends with all nodes"
+    nodes = Nodes(stack, between=NODES)
     lost = lambda node: "a report was not taken" in nodes.mounts[node].text()
-    n1, engine = nodes.mounts["n1"], nodes.engines["n1"][1]
+    n1, engine = nodes.mounts["n1"], nodes.loads["n1"][1]
     n1.write("engine remove vllm", "actor/ctl")
     n1.write(f"engine add vllm vllm {engine.url} mounts=n0", "actor/ctl")
-    nodes.net.slow("n0", 60)  # 3 s, and n1 is not ready before n0 is
+    nodes.links["n0"].hold = True
     release = nodes.begin(2)
-    wait_for(lambda: n1.text("actor/2/.wsync/state").startswith("ready"), "n1 to wait for n0")
-    nodes.net.cut("n1")
+    wait_for(lambda: "for-mount=n0" in n1.text("actor/events"), "n1 to wait for n0")
+    nodes.links["n1"].cut = REPORTS
     wait_for(lambda: lost("n1"), "its report to be lost")
     assert nodes.state("n1") == "waiting"
-    nodes.net.mend("n1")
-    wait_for(lambda: nodes.is_loading("n2"), "n2 to load")
-    nodes.net.cut("n2")
+    nodes.links["n1"].cut = ()
+    nodes.hold_loads("n2", True)
+    nodes.links["n0"].hold = False
+    wait_for(lambda: nodes.is_loading("n2"), "n2 to load", 60)
+    nodes.links["n2"].cut = REPORTS
+    nodes.hold_loads("n2", False)
     wait_for(lambda: lost("n2"), "its report to be lost")
     assert nodes.state("n2") == "prepared"
-    nodes.net.mend("n2")
+    nodes.links["n2"].cut = ()
     out = nodes.end(release)
     assert "released: 3 mounts serve it" in out and "left out" not in out, out
     nodes.back(["n1", "n2"], 2)
