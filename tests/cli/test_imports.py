@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""What the tests import of each other is there: those with real packages are looked at, too, where the packages are not."""
+import ast
+import glob
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from world import *
+
+TESTS = os.path.join(os.environ["ROOT"], "tests")
+
+
+def file_of(module, importer):
+    """The test module of that name: in the importer's folder, above, or in another; None: it is no test module."""
+    folders = (os.path.dirname(importer), TESTS, *glob.glob(TESTS + "/*/"))
+    paths = [os.path.join(folder, module.replace(".", "/") + ".py") for folder in folders]
+    return next(filter(os.path.exists, paths), None)
+
+
+def tree_of(path):
+    with open(path) as f:
+        return ast.parse(f.read(), path)
+
+
+def names_of(path):
+    """What a module defines at its top, and what it imports there."""
+    found = set()
+    todo = list(tree_of(path).body)
+    for node in todo:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                theirs = file_of(node.module, path) if alias.name == "*" else None
+                found |= names_of(theirs) if theirs else {alias.asname or alias.name.split(".")[0]}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        else:
+            todo += ast.iter_child_nodes(node)
+    return found
+
+
+def missing(path):
+    """(line, module, name) of what it imports of test modules that have no such name."""
+    for node in ast.walk(tree_of(path)):
+        module = isinstance(node, ast.ImportFrom) and node.level == 0 and file_of(node.module, path)
+        if module:
+            yield from ((node.lineno, node.module, a.name) for a in node.names if a.name != "*" and a.name not in names_of(module))
+
+
+def test_imports(stack):
+    "every name that a test imports of another test's module is there"
+    paths = glob.glob(TESTS + "/**/*.py", recursive=True)
+    found = [f"{os.path.relpath(path, TESTS)}:{line}: {module} has no {name}" for path in paths for line, module, name in missing(path)]
+    assert paths and not found, "\n".join(found)
+
+
+run(test_imports)
