@@ -15,7 +15,7 @@ static int ask_one(const struct ws_route *r, const struct ws_leg *leg, struct ws
 
     /* Another mount may have to find out first by which way it comes there. */
     do
-        rc = ws_source_deltas(leg->watch->source, v->model->name, &mark, k->offers, &k->n, err);
+        rc = ws_source_deltas(leg->watch->source, v->model->name, &mark, &leg->leave, k->offers, &k->n, err);
     while (rc == -EAGAIN && ++tries < ASKS && !atomic_load(&leg->leave) && poll(NULL, 0, ASK_MS) == 0);
     if (rc < 0)
         k->n = 0;
@@ -24,7 +24,7 @@ static int ask_one(const struct ws_route *r, const struct ws_leg *leg, struct ws
 
 int ws_links_ask(struct ws_route *r, struct ws_links *k, struct ws_error *err)
 {
-    struct ws_leg leg = {.control = true};
+    struct ws_leg leg = {.control = true, .spare = true};
     int rc = ws_route_take(r, &leg, err);
 
     k->n = 0;

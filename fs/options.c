@@ -282,7 +282,10 @@ static const struct {
     {"device", "N", set_device, "the GPU of this mount, for the strategy broadcast; default 0"},
     {"threads", "N", set_threads, "background threads for hashing and pre-faulting; default: all cores"},
     {"nice", "N", set_nice, "nice value (0 to 19) of all background work"},
-    {"deadline", "SECONDS", set_deadline, "longest wait of a read or open without progress; default 120"},
+    {"deadline", "SECONDS", set_deadline,
+     "longest wait of a read or open without progress; default 120. Of n sources that have a version each "
+     "may say nothing for one of n+1 equal shares of it, then the next is asked; below 3 a second one may "
+     "not be reached"},
     {"token-file", "FILE", set_token_file, "bearer token for the sources, the file's first line"},
     {"ca-file", "FILE", set_ca_file, "certificates that https sources are checked against"},
     {"cert-file", "FILE", set_cert_file, "client certificate for https sources"},

@@ -14,11 +14,16 @@ void ws_outcome_strategy(struct ws_version *v, const struct ws_route *r, char *w
     v->strategy = atomic_load(&r->used);
 }
 
-void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how, struct ws_changes *c)
+void ws_outcome_forget(struct ws_version *v)
 {
     free(v->error);
     v->error = NULL;
     v->error_code = 0;
+}
+
+void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how, struct ws_changes *c)
+{
+    ws_outcome_forget(v);
     if (goal != WS_GOAL_ALL)
         return;
     atomic_store(&v->complete, true);

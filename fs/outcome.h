@@ -8,6 +8,7 @@
 
 /* What strategy it came by. why: why by none before it; the version's from now on. */
 void ws_outcome_strategy(struct ws_version *v, const struct ws_route *r, char *why);
+void ws_outcome_forget(struct ws_version *v); /* there is no error any more */
 void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how, struct ws_changes *c);
 void ws_outcome_failure(struct ws_version *v, enum ws_goal goal, int rc, const struct ws_error *err,
                         struct ws_changes *c);

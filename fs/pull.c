@@ -46,6 +46,8 @@ static void enter(struct ws_pull *p, enum ws_state state)
     pthread_mutex_lock(&v->store->lock);
     if (state == WS_PULLING)
         v->pull_began_ns = ws_clock_ns();
+    else
+        ws_outcome_forget(v); /* a reader that went away; its bytes are here now */
     if (v->named)
         ws_version_set_state(v, state, &changes);
     pthread_mutex_unlock(&v->store->lock);
@@ -310,10 +312,22 @@ static uint64_t progress_ns(const struct ws_pull *p)
     return use > any ? use : any;
 }
 
+static uint64_t hurry(struct ws_pull *p, uint64_t now_ns)
+{
+    return ws_route_hurry(&p->route, progress_ns(p), now_ns);
+}
+
+static void describe(struct ws_pull *p, char out[WS_ERROR_TEXT / 2])
+{
+    ws_route_describe(&p->route, out);
+}
+
 const struct ws_puller ws_puller = {
     .ask = ask,
     .stop = stop,
     .leave = leave,
     .wants_all = wants_all,
     .progress_ns = progress_ns,
+    .hurry = hurry,
+    .describe = describe,
 };

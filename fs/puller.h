@@ -21,6 +21,10 @@ struct ws_puller {
     bool (*wants_all)(const struct ws_pull *p);
     /* When the last byte came, of a whole block or not, or the pull began. */
     uint64_t (*progress_ns)(const struct ws_pull *p);
+    /* Leaves sources that said nothing for their share of the deadline. When to look again, or WS_NEVER. */
+    uint64_t (*hurry)(struct ws_pull *p, uint64_t now_ns);
+    /* Who is asked and says nothing, or what the last one said: words after "nothing came: ". */
+    void (*describe)(struct ws_pull *p, char out[WS_ERROR_TEXT / 2]);
 };
 
 #endif

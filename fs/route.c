@@ -6,6 +6,7 @@
 #include "fs/changes.h"
 #include "fs/offers.h"
 #include "fs/rings.h"
+#include "fs/waits.h"
 #include "transports/clock.h"
 #include <errno.h>
 #include <stdio.h>
@@ -125,6 +126,24 @@ static bool has_other(struct ws_watch *const *list, unsigned n, const struct ws_
     return other;
 }
 
+/* Each source of the version that can be asked has a share of the deadline, and one is left over for leaving
+ * them: a transport looks once a second whether it is to leave. With store->lock. */
+static void give_share(const struct ws_route *r, struct ws_leg *leg, bool has_other)
+{
+    struct ws_store *s = r->version->store;
+    unsigned n = 1;
+
+    leg->silent = false;
+    leg->since_ns = ws_clock_ns();
+    leg->share_ns = 0;
+    if (!has_other && !leg->spare)
+        return;
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
+        n += (r->version->sources & ~r->refused & ws_bit(i)) && s->watches[i] && s->watches[i]->up;
+    leg->share_ns = (uint64_t)s->options.deadline_ms * WS_MS_NS / n;
+    ws_waits_look_at(s, leg->since_ns + leg->share_ns);
+}
+
 /* With r->lock. */
 static void link_leg(struct ws_route *r, struct ws_leg *leg)
 {
@@ -174,7 +193,9 @@ int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
     if (leg->watch) {
         ws_watch_get(leg->watch);
         link_leg(r, leg);
-        if (ws_rings_stay(r->version, leg->watch->index, has_other(list, n, leg->watch)))
+        const bool other = has_other(list, n, leg->watch);
+        give_share(r, leg, other);
+        if (ws_rings_stay(r->version, leg->watch->index, other))
             ws_changes_add(&changes, WS_MODEL_OFFERS, r->version->model, NULL);
     } else if (rc == 0) {
         rc = barred && !r->last.code ? none_in_list(r, barred, err) : none_left(r, err);
@@ -208,6 +229,35 @@ void ws_route_leave(struct ws_route *r, unsigned index)
     pthread_mutex_lock(&r->lock);
     r->turn++;
     leave(r, r->version->store->watches[index]);
+    pthread_mutex_unlock(&r->lock);
+}
+
+uint64_t ws_route_hurry(struct ws_route *r, uint64_t last_ns, uint64_t now_ns)
+{
+    uint64_t next = WS_NEVER;
+
+    pthread_mutex_lock(&r->lock);
+    for (struct ws_leg *leg = r->legs; leg; leg = leg->next) {
+        const uint64_t due = (leg->since_ns > last_ns ? leg->since_ns : last_ns) + leg->share_ns;
+        if (leg->share_ns == 0 || atomic_load(&leg->leave))
+            continue;
+        if (due <= now_ns)
+            atomic_store(&leg->leave, leg->silent = true);
+        else if (due < next)
+            next = due;
+    }
+    pthread_mutex_unlock(&r->lock);
+    return next;
+}
+
+void ws_route_describe(struct ws_route *r, char out[WS_ERROR_TEXT / 2])
+{
+    pthread_mutex_lock(&r->lock);
+    if (r->legs)
+        snprintf(out, WS_ERROR_TEXT / 2, "%s has not answered", r->legs->watch->source->url);
+    else
+        snprintf(out, WS_ERROR_TEXT / 2, "%.*s", WS_ERROR_TEXT / 2 - 1,
+                 r->last.code ? r->last.text : "no source was asked yet");
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -312,7 +362,9 @@ int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_er
             ws_route_doubt(r, leg);
             return 0;
         }
-        rc = ws_error_set(err, EHOSTUNREACH, "the mounts that were asked for it wait for each other");
+        rc = leg->silent
+                 ? ws_error_set(err, ETIMEDOUT, "%s has not answered", w->source->url)
+                 : ws_error_set(err, EHOSTUNREACH, "the mounts that were asked for it wait for each other");
     }
     up = w->up && s->watches[w->index] == w;
     pthread_mutex_unlock(&s->lock);

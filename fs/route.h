@@ -33,10 +33,13 @@ struct ws_leg {
     struct ws_route *route; /* that it is linked in */
     struct ws_leg *next, *prev;
     unsigned turn;
-    unsigned attempts; /* failures in a row, of this leg's thread */
-    uint64_t skip;     /* the caller's: sources that it does not want, by index */
-    bool whole;        /* the caller's: bytes of files are wanted, which who has only a delta has not */
-    bool control;      /* the caller's: it moves no weights, so every strategy will do */
+    uint64_t since_ns, share_ns; /* when it was taken; how long it may say nothing, 0: there is no other */
+    bool silent;                 /* it said nothing for so long */
+    unsigned attempts;           /* failures in a row, of this leg's thread */
+    uint64_t skip;               /* the caller's: sources that it does not want, by index */
+    bool whole;   /* the caller's: bytes of files are wanted, which who has only a delta has not */
+    bool control; /* the caller's: it moves no weights, so every strategy will do */
+    bool spare;   /* the caller's: where it is silent the pull goes on without it */
     const struct ws_strategies *only; /* the caller's: sources by these; NULL: by the route's */
 };
 
@@ -56,6 +59,12 @@ void ws_route_doubt(struct ws_route *r, struct ws_leg *leg);
 /* All uses of the source with that index are to end, and the next one is of another source where there is
  * one; ws_route_failed then says to go on, at once. With store->lock. */
 void ws_route_leave(struct ws_route *r, unsigned index);
+/* A source that has said nothing since it was taken and since the last byte (last_ns) is left after its share
+ * of the deadline, so that the next one has a share too. When to look again, or WS_NEVER. With store->lock.
+ */
+uint64_t ws_route_hurry(struct ws_route *r, uint64_t last_ns, uint64_t now_ns);
+/* Which source is asked now, else what the last one said. With store->lock. */
+void ws_route_describe(struct ws_route *r, char out[WS_ERROR_TEXT / 2]);
 void ws_route_progress(struct ws_route *r, struct ws_leg *leg);
 /* Why a strategy was of no use. */
 void ws_route_note(struct ws_route *r, int strategy, const char *why);

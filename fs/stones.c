@@ -117,7 +117,7 @@ static int ask(struct ws_route *r, struct ws_links *k, struct ws_error *err)
         int rc = ws_route_take(r, &leg, err);
         if (rc < 0)
             return rc;
-        rc = ws_source_deltas(leg.watch->source, v->model->name, &mark, k->offers, &k->n, err);
+        rc = ws_source_deltas(leg.watch->source, v->model->name, &mark, &leg.leave, k->offers, &k->n, err);
         if (rc == 0) {
             ws_route_progress(r, &leg);
             ws_route_end(&leg);

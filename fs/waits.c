@@ -3,11 +3,14 @@
  * clock thread sleeps until the earliest deadline of all versions. It looks at every wait when it
  * wakes, at most a hundred times a second, because deadlines are rare and waits are few. */
 #include "fs/waits.h"
+#include "fs/changes.h"
 #include "fs/content.h"
 #include "transports/clock.h"
 #include "transports/workers.h"
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define CLOCK_STEP_NS 10000000UL /* deadlines that are closer to each other are answered together */
@@ -93,6 +96,14 @@ void ws_waits_answer(struct ws_version *v)
 
 /* --- asking --- */
 
+void ws_waits_look_at(struct ws_store *s, uint64_t at_ns)
+{
+    if (at_ns >= s->next_deadline_ns)
+        return;
+    s->next_deadline_ns = at_ns;
+    pthread_cond_signal(&s->clock_changed);
+}
+
 static enum ws_goal goal_of(size_t file, size_t n)
 {
     if (file == WS_FILE_HEADERS)
@@ -134,10 +145,7 @@ static int ask(struct ws_version *v, size_t file, size_t first, size_t n, enum w
         w->result = rc;
         w->deadline_ns = 0;
     }
-    if (w->deadline_ns < s->next_deadline_ns) {
-        s->next_deadline_ns = w->deadline_ns;
-        pthread_cond_signal(&s->clock_changed);
-    }
+    ws_waits_look_at(s, w->deadline_ns);
     pthread_mutex_unlock(&s->lock);
     return 0;
 }
@@ -183,14 +191,34 @@ static void put_off(const struct ws_version *v, struct ws_wait *w)
         w->deadline_ns = due;
 }
 
+/* A reader went away without its bytes: why is told as a pull's failure is, though the pull goes on. */
+static void tell_late(struct ws_version *v, const struct ws_wait *w, struct ws_changes *c)
+{
+    char why[WS_ERROR_TEXT / 2], text[WS_ERROR_TEXT];
+
+    if (w->patience_ns == 0 || !v->pull)
+        return;
+    v->store->puller->describe(v->pull, why);
+    snprintf(text, sizeof(text), "nothing of %s/%lu came for %.1f s (deadline=): %s", v->model->name,
+             v->number, (double)w->patience_ns / 1e9, why);
+    free(v->error);
+    v->error = strdup(text);
+    v->error_code = ETIMEDOUT;
+    ws_changes_add(c, WS_VERSION_UNREAD, v->model, v);
+}
+
 /* Takes out all that is due, of all versions; sets when to look again. With store->lock. */
-static struct ws_wait *take_due(struct ws_store *s, uint64_t now, bool all)
+static struct ws_wait *take_due(struct ws_store *s, uint64_t now, bool all, struct ws_changes *c)
 {
     struct ws_wait *chain = NULL, **end = &chain, *next;
 
     s->next_deadline_ns = WS_NEVER;
     for (unsigned i = 0; i < WS_ID_BUCKETS; i++) {
         for (struct ws_version *v = s->ids[i]; v; v = v->next_id) {
+            const uint64_t next_look = v->pull && !all ? s->puller->hurry(v->pull, now) : WS_NEVER;
+            bool late = false;
+            if (next_look < s->next_deadline_ns)
+                s->next_deadline_ns = next_look;
             for (struct ws_wait *w = v->waits; w; w = next) {
                 next = w->next;
                 if (w->deadline_ns <= now && !all)
@@ -203,8 +231,12 @@ static struct ws_wait *take_due(struct ws_store *s, uint64_t now, bool all)
                 dequeue(v, w);
                 if (is_over(w))
                     w->result = 0;
-                else if (w->result == 0)
+                else if (w->result == 0) {
                     w->result = all ? -ECANCELED : -ETIMEDOUT;
+                    if (!all && !late)
+                        tell_late(v, w, c);
+                    late = true;
+                }
                 *end = w;
                 end = &w->next;
             }
@@ -216,8 +248,10 @@ static struct ws_wait *take_due(struct ws_store *s, uint64_t now, bool all)
 static void *clock_main(void *arg)
 {
     struct ws_store *s = arg;
+    struct ws_changes changes;
     struct ws_wait *chain;
 
+    ws_changes_init(&changes);
     pthread_mutex_lock(&s->lock);
     while (!s->threads_stop) {
         uint64_t now = ws_clock_ns();
@@ -227,8 +261,9 @@ static void *clock_main(void *arg)
             (void)ws_cond_wait_until(&s->clock_changed, &s->lock, until);
             continue;
         }
-        chain = take_due(s, now, false);
+        chain = take_due(s, now, false, &changes);
         pthread_mutex_unlock(&s->lock);
+        ws_changes_tell(&changes, s); /* first: who hears of the end may look why */
         ws_waits_tell(chain);
         pthread_mutex_lock(&s->lock);
     }
@@ -251,7 +286,7 @@ void ws_waits_stop(struct ws_store *s)
 
     pthread_join(s->clock, NULL);
     pthread_mutex_lock(&s->lock);
-    chain = take_due(s, 0, true);
+    chain = take_due(s, 0, true, NULL);
     pthread_mutex_unlock(&s->lock);
     ws_waits_tell(chain);
 }

@@ -9,6 +9,8 @@ bool ws_wait_is_over(struct ws_version *v, size_t file, size_t first, size_t n);
 /* ws_version_wait with the priority of the pull that it may start, and an absolute deadline. */
 WS_MUST_USE int ws_waits_ask(struct ws_version *v, size_t file, size_t first, size_t n,
                              enum ws_priority priority, uint64_t deadline_ns, struct ws_wait *w);
+/* With store->lock: has the clock thread look no later than then. */
+void ws_waits_look_at(struct ws_store *s, uint64_t at_ns);
 /* With store->lock: takes out the waits that are over, and with code < 0 all others too, which get
  * that result. The chain goes to ws_waits_tell. */
 struct ws_wait *ws_waits_take(struct ws_version *v, int code);

@@ -164,8 +164,10 @@ static int archive_manifest(struct ws_source *source, const char *model, uint64_
 }
 
 static int archive_deltas(struct ws_source *source, const char *model, const struct ws_mark *version,
-                          struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err)
+                          const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n,
+                          struct ws_error *err)
 {
+    (void)cancel;
     const struct archive_source *s = (struct archive_source *)source;
     char path[WS_ARCHIVE_PATH_BYTES], *text;
     struct ws_archive_entry e;

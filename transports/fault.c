@@ -243,11 +243,12 @@ static int fault_fetch(struct ws_lane *lane, const struct ws_fetch *asked, struc
 }
 
 static int fault_deltas(struct ws_source *source, const char *model, const struct ws_mark *version,
-                        struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err)
+                        const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n,
+                        struct ws_error *err)
 {
     struct fault_source *s = (struct fault_source *)source;
     int rc = control_fault(s, err);
-    return rc ? rc : ws_source_deltas(s->inner, model, version, out, n, err);
+    return rc ? rc : ws_source_deltas(s->inner, model, version, cancel, out, n, err);
 }
 
 /* A delta on its way through. */

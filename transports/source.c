@@ -99,10 +99,11 @@ int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *
 }
 
 int ws_source_deltas(struct ws_source *s, const char *model, const struct ws_mark *version,
-                     struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err)
+                     const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n,
+                     struct ws_error *err)
 {
     *n = 0;
-    int rc = s->ops->deltas ? s->ops->deltas(s, model, version, out, n, err) : 0;
+    int rc = s->ops->deltas ? s->ops->deltas(s, model, version, cancel, out, n, err) : 0;
     assert(rc <= 0 && *n <= WS_MAX_OFFERS);
     return rc;
 }

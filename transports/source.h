@@ -92,9 +92,10 @@ struct ws_transport_ops {
     /* Moves the blocks in any order. 0 when each was reported by block(); -ESTALE gone at the
      * source; -ECONNRESET, -ETIMEDOUT, ... : some may have been reported, ask again for the rest. */
     int (*fetch)(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
-    /* The deltas that lead to a version. NULL: none do. */
+    /* The deltas that lead to a version; cancel as above. NULL: none do. */
     int (*deltas)(struct ws_source *s, const char *model, const struct ws_mark *version,
-                  struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err);
+                  const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n,
+                  struct ws_error *err);
     /* Moves a part of a delta. 0: all its records were reported; -ENODATA: its maker gave it up, what was
      * reported is good; -ENOENT: there is no such delta any more; else as fetch. NULL with deltas. */
     int (*delta)(struct ws_lane *l, const struct ws_delta_fetch *f, struct ws_error *err);
@@ -121,7 +122,8 @@ WS_MUST_USE int ws_lane_open(struct ws_source *s, struct ws_lane **out, struct w
 void ws_lane_close(struct ws_lane *l);
 WS_MUST_USE int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
 WS_MUST_USE int ws_source_deltas(struct ws_source *s, const char *model, const struct ws_mark *version,
-                                 struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err);
+                                 const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS],
+                                 size_t *n, struct ws_error *err);
 WS_MUST_USE int ws_lane_delta(struct ws_lane *l, const struct ws_delta_fetch *f, struct ws_error *err);
 WS_MUST_USE int ws_source_call(struct ws_source *s, const char *method, const char *path, const json_t *body,
                                json_t **reply, struct ws_error *err);

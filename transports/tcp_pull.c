@@ -351,13 +351,14 @@ static int tcp_manifest(struct ws_source *source, const char *model, uint64_t ve
 }
 
 static int tcp_deltas(struct ws_source *source, const char *model, const struct ws_mark *version,
-                      struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n, struct ws_error *err)
+                      const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n,
+                      struct ws_error *err)
 {
     struct tcp_source *s = (struct tcp_source *)source;
     char path[WS_API_PATH_BYTES];
     struct text text;
     ws_api_version_path(path, "deltas", model, version->version, NULL, version->run);
-    int rc = request(s, path, NULL, reply_ms(s), WS_MAX_REPLY_BYTES, NULL, &text, err);
+    int rc = request(s, path, NULL, reply_ms(s), WS_MAX_REPLY_BYTES, cancel, &text, err);
     if (rc < 0)
         return rc;
     json_t *reply = json_loadb(text.p ? text.p : "", text.n, JSON_REJECT_DUPLICATES, NULL);

@@ -253,7 +253,7 @@ static size_t offers_of(struct world *w, uint64_t version, struct ws_delta_offer
     struct ws_mark mark = ws_mark_of(version, w->target->run);
     struct ws_error err = {0};
     size_t n = 0;
-    while (ws_source_deltas(w->source, MODEL, &mark, out, &n, &err) < 0)
+    while (ws_source_deltas(w->source, MODEL, &mark, NULL, out, &n, &err) < 0)
         assert_non_null(w->faults);
     return n;
 }
@@ -534,7 +534,7 @@ static void a_folder_has_none(void **state)
     assert_true(private_folder(dir, sizeof(dir), "conf"));
     snprintf(url, sizeof(url), "dir:%s", dir);
     assert_int_equal(ws_source_open(url, NULL, &s, NULL), 0);
-    assert_int_equal(ws_source_deltas(s, MODEL, &mark, offers, &n, NULL), 0);
+    assert_int_equal(ws_source_deltas(s, MODEL, &mark, NULL, offers, &n, NULL), 0);
     assert_int_equal(n, 0);
     assert_int_equal(ws_lane_open(s, &lane, NULL), 0);
     struct ws_delta_fetch f = {.model = MODEL, .parts = 1, .taker.record = on_record, .taker.arg = &c};

@@ -4,6 +4,7 @@
 # sanitizers: address
 """What goes wrong: dying agents and daemons, faults on the wire, full caches, slow pullers, readers that stay."""
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -123,6 +124,44 @@ def test_unread_is_said(stack):
     again.publish("actor", 1, checkpoint(SMALL))
     wait_for(lambda: not error_of(lambda: mount.read("actor/1/model.safetensors")), "the agent that is back", 60)
     wait_for(lambda: mount.text("actor/last_error") == "", "no error any more", 60)
+
+
+def test_late_is_said(stack):
+    "a read that ends by deadline= while its pull goes on is in last_error and, once, in events, and says who was silent"
+    agent, _ = published(stack)
+    mount = mounted(stack, agent.url, "deadline=2")
+    os.kill(agent.pid, signal.SIGSTOP)
+    try:
+        for _ in range(2):
+            assert error_of(lambda: os.listdir(mount.file("actor/1"))) == "ETIMEDOUT"
+            said = mount.text("actor/last_error")
+            assert "command pull 1\nerrno ETIMEDOUT\n" in said and "deadline=" in said and agent.url in said, said
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+    assert mount.text("actor/events").count(" unread ") == 1
+    wait_for(lambda: not error_of(lambda: mount.read("actor/1/model.safetensors")), "the agent that is back", 60)
+    assert " why=" not in [l for l in mount.text("actor/events").splitlines() if " ready " in l][-1]
+    wait_for(lambda: mount.text("actor/last_error") == "", "no error any more", 60)
+
+
+def test_silent_source(stack):
+    "a source that says nothing is left for the next one before deadline= is over, whatever it is asked for"
+    folder = checkpoint(LARGE, seed=1)
+    one, other = Agent(stack), Agent(stack)
+    one.publish("actor", 1, folder, "--run", "r1")
+    other.publish("actor", 1, folder, "--run", "r1")
+    want = tensors_of(folder + "/model.safetensors")
+    for known in False, True:
+        with contextlib.ExitStack() as inner:
+            mount = Mount(inner, f"{one.url},{other.url}", "deadline=6")
+            mount.wait_version("actor", 1, sources=2)
+            if known:
+                os.listdir(mount.file("actor/1"))  # the manifest is here, so that bytes are asked for first
+            os.kill(one.pid, signal.SIGSTOP)
+            try:
+                assert tensors_of(mount.file("actor/1/model.safetensors")) == want
+            finally:
+                os.kill(one.pid, signal.SIGCONT)
 
 
 def test_dropped_meanwhile(stack):
@@ -385,5 +424,5 @@ def test_told_once(stack):
     assert len(said) == 1 and "config.json" in said[0], said
 
 
-run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
+run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_late_is_said, test_silent_source, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
     test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_names_of_the_folder, test_background, test_lying_server)

@@ -255,7 +255,8 @@ static void what_is_written_is_read(void **state)
         assert_int_equal(ws_source_manifest(s, "actor", i + 1, "r1", NULL, &m, &err), 0);
         assert_string_equal(m->digest, v[i].manifest->digest);
         ws_manifest_free(m);
-        assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){i + 1, "r1"}, offers, &n, &err), 0);
+        assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){i + 1, "r1"}, NULL, offers, &n, &err),
+                         0);
         assert_int_equal(n, i);
     }
     unsigned char *bytes = malloc(BIG);
@@ -502,7 +503,7 @@ static void damage_is_named(void **state)
     assert_int_equal(add_delta(a, &v[0], &v[1], NULL), 0);
     ws_archive_close(a);
     struct ws_source *s = open_source();
-    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){2, "r1"}, offers, &n, &err), 0);
+    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){2, "r1"}, NULL, offers, &n, &err), 0);
     for (long at = 0; at < 600; at += 7) {
         flip("actor/2/delta", at);
         assert_int_equal(fetch_delta(s, offers, &v[1], &d, &err), -EBADMSG);
@@ -526,9 +527,11 @@ static void damage_is_named(void **state)
     shell("cp %s/v1/actor/2/manifest %s/v1/actor/1/manifest", dir); /* another's */
     assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", NULL, &m, &err), -EBADMSG);
     shell("echo '{' > %s/v1/actor/2/%s", "deltas");
-    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){2, "r1"}, offers, &n, &err), -EBADMSG);
+    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){2, "r1"}, NULL, offers, &n, &err),
+                     -EBADMSG);
     shell("rm %s/v1/actor/2/%s", "deltas");
-    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){2, "r1"}, offers, &n, &err), -EBADMSG);
+    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){2, "r1"}, NULL, offers, &n, &err),
+                     -EBADMSG);
     ws_source_close(s);
     free(bytes);
     free(offers);

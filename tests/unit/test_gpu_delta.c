@@ -247,7 +247,7 @@ static void fetch_delta(struct ws_source *s, struct ws_lane *lane, struct fetche
     struct ws_delta_offer *offers = calloc(WS_MAX_OFFERS, sizeof(*offers));
     const struct ws_mark mark = ws_mark_of(f->manifest->version, f->manifest->run);
     size_t n = 0;
-    GPU_CHECK(ws_source_deltas(s, model, &mark, offers, &n, &err) == 0, "%s", err.text);
+    GPU_CHECK(ws_source_deltas(s, model, &mark, NULL, offers, &n, &err) == 0, "%s", err.text);
     if (n > 0 && offers[0].link.base.version == base) {
         struct ws_delta_fetch q = {.model = model,
                                    .link = offers[0].link,
