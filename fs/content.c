@@ -2,6 +2,7 @@
  * Headers are parsed by whoever asks first, under the version's own lock: a header of 100,000 tensors
  * takes a tenth of a second, which the store's lock must not be held for. */
 #include "fs/content.h"
+#include "fs/offers.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -20,8 +21,8 @@ int ws_content_describe(struct ws_version *v, struct ws_manifest *m, struct ws_e
     if (v->digest[0] && strcmp(v->digest, m->digest) != 0) {
         int rc = ws_error_set(err, EBADMSG,
                               "the manifest of %s/%lu has the digest %s, but its source lists it with "
-                              "%s: two trainers may publish under one run id",
-                              v->model->name, v->number, m->digest, v->digest);
+                              "%s: %s",
+                              v->model->name, v->number, m->digest, v->digest, ws_offers_advice(v));
         ws_manifest_free(m);
         return rc;
     }

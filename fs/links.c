@@ -31,7 +31,10 @@ int ws_links_ask(struct ws_route *r, struct ws_links *k, struct ws_error *err)
     while (leg.watch) { /* until one knows of any */
         rc = ask_one(r, &leg, k, err);
         leg.skip |= ws_bit(leg.watch->index);
-        ws_route_end(&leg);
+        if (atomic_load(&leg.leave))
+            ws_route_doubt(r, &leg); /* nor is it asked for the bytes first */
+        else
+            ws_route_end(&leg);
         if (k->n > 0 || ws_route_take(r, &leg, &(struct ws_error){0}) < 0)
             break;
     }

@@ -164,6 +164,8 @@ static void take_versions(struct ws_watch *w, struct ws_model *m, const json_t *
         if (!v)
             continue;
         ws_offers_note(v, w->index, &e.offer);
+        if (!v->pull && !ws_version_has_manifest(v) && !ws_offers_digest(v)[0])
+            v->digest[0] = '\0'; /* a folder that was written to has none until it is hashed again */
         if (is_another(v, e.offer.digest) && is_held(v))
             continue;
         v->sources |= ws_bit(w->index);

@@ -4,6 +4,7 @@
 #include "fs/rings.h"
 #include "fs/version.h"
 #include "fs/watch.h"
+#include "transports/dir.h"
 #include "transports/log.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -112,15 +113,31 @@ int ws_offers_agree(const struct ws_version *v, struct ws_error *err)
     return 0;
 }
 
+const char *ws_offers_digest(const struct ws_version *v)
+{
+    const struct ws_offer *o = v->offers;
+
+    while (o && !o->digest[0])
+        o = o->next;
+    return o ? o->digest : "";
+}
+
+const char *ws_offers_advice(const struct ws_version *v)
+{
+    return strcmp(v->run, WS_DIR_RUN) == 0
+               ? "its folder was changed while it was offered: write other weights into a folder of a new "
+                 "number, or drop the version to take what is there now"
+               : "two trainers may publish under one run id; drop the version to take what is listed";
+}
+
 /* What is held does not begin anew when a source lists something else. */
 static int matches_what_is_held(const struct ws_version *v, struct ws_error *err)
 {
     for (const struct ws_offer *o = v->offers; o; o = o->next) {
         if (o->digest[0] && v->digest[0] && strcmp(o->digest, v->digest) != 0)
-            return ws_error_set(err, EBADMSG,
-                                "%s/%lu has the digest %s here, %s lists it with %s now: two trainers may "
-                                "publish under one run id; drop the version to take what is listed",
-                                v->model->name, v->number, v->digest, url_of(v, o), o->digest);
+            return ws_error_set(err, EBADMSG, "%s/%lu has the digest %s here, %s lists it with %s now: %s",
+                                v->model->name, v->number, v->digest, url_of(v, o), o->digest,
+                                ws_offers_advice(v));
     }
     return 0;
 }

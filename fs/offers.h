@@ -23,6 +23,10 @@ WS_MUST_USE int ws_offer_read(const json_t *entry, struct ws_offer *out);
 
 /* All with store->lock held. */
 
+/* The digest that the sources list; empty: none of them knows it. */
+const char *ws_offers_digest(const struct ws_version *v);
+/* Why a version may have got another digest, and what to do. */
+const char *ws_offers_advice(const struct ws_version *v);
 /* May it be taken: it came neither through this mount nor through more mounts than the limit. */
 bool ws_offer_is_fit(const struct ws_store *s, const struct ws_offer *offer);
 /* The source with that index says so now; where there is no memory it has said nothing. */

@@ -127,7 +127,7 @@ void ws_version_retire(struct ws_version *v, struct ws_changes *c)
     if (m->listed && ws_version_is_offered(v) && ws_version_is_live(v)) {
         again = ws_version_new(m, v->number, v->run);
         if (again) {
-            memcpy(again->digest, v->digest, sizeof(again->digest));
+            snprintf(again->digest, sizeof(again->digest), "%s", ws_offers_digest(v));
             again->listed_bytes = v->listed_bytes;
             again->created_ns = v->created_ns;
             again->sources = v->sources;

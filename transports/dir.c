@@ -25,7 +25,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define RUN       "dir"
 #define SETTLE_MS 200 /* files of a checkpoint come one after the other */
 #define STEP_MS   250
 #define MAX_TOLD  64
@@ -432,12 +431,12 @@ static json_t *list_models(struct dir_source *s, const char *wanted)
             newest = v->number;
             json_array_append_new(versions,
                                   json_pack("{s:I,s:s,s:s,s:I,s:I}", "version", (json_int_t)v->number, "run",
-                                            RUN, "digest", v->manifest ? v->manifest->digest : "", "bytes",
-                                            (json_int_t)v->total_bytes, "created_ns",
+                                            WS_DIR_RUN, "digest", v->manifest ? v->manifest->digest : "",
+                                            "bytes", (json_int_t)v->total_bytes, "created_ns",
                                             (json_int_t)v->mtime.tv_sec * 1000000000));
         }
-        json_t *one = json_pack("{s:s,s:I,s:s,s:o}", "name", model, "newest", (json_int_t)newest, "run", RUN,
-                                "versions", versions);
+        json_t *one = json_pack("{s:s,s:I,s:s,s:o}", "name", model, "newest", (json_int_t)newest, "run",
+                                WS_DIR_RUN, "versions", versions);
         if (!wanted || strcmp(wanted, model) == 0)
             json_array_append(models, one);
         json_decref(one);
@@ -546,7 +545,7 @@ static int make_manifest(const struct dir_source *s, struct version *v, struct w
     if (rc < 0)
         return rc;
     v->stamps = calloc(folder->n_files, sizeof(*v->stamps));
-    rc = v->stamps ? ws_manifest_new(&m, v->model, v->number, RUN, err)
+    rc = v->stamps ? ws_manifest_new(&m, v->model, v->number, WS_DIR_RUN, err)
                    : ws_error_set(err, ENOMEM, "no memory for a manifest");
     for (size_t i = 0; rc == 0 && i < folder->n_files; i++) {
         struct ws_bundle_file *f;
@@ -640,6 +639,15 @@ static void dir_lane_close(struct ws_lane *lane)
     free(l);
 }
 
+/* Nothing is between the file and us: what has another hash now was another file when it was hashed. */
+static int was_changed(const struct dir_lane *l, const struct ws_manifest *m, struct ws_error *err)
+{
+    return ws_error_set(err, EBADMSG,
+                        "%s has changed since %s/%" PRIu64 " was offered: write other weights into a folder "
+                        "of a new number, or drop the version to take what is there now",
+                        l->open_path, m->model, m->version);
+}
+
 static int open_file(struct dir_lane *l, const struct ws_manifest *m, const struct ws_bundle_file *f,
                      struct ws_error *err)
 {
@@ -666,8 +674,7 @@ static int open_file(struct dir_lane *l, const struct ws_manifest *m, const stru
     if (fstat(l->fd, &st) != 0)
         return ws_error_set(err, errno, "cannot stat %s: %s", path, strerror(errno));
     if ((uint64_t)st.st_size != f->size_bytes)
-        return ws_error_set(err, ESTALE, "%s was changed: it had %" PRIu64 " bytes and has %lld", path,
-                            f->size_bytes, (long long)st.st_size);
+        return was_changed(l, m, err);
     return 0;
 }
 
@@ -686,13 +693,16 @@ static int dir_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
             if (r < 0 && errno == EINTR)
                 continue;
             if (r <= 0)
-                rc = ws_error_set(err, r < 0 ? errno : ESTALE, "cannot read %s: %s", l->open_path,
-                                  r < 0 ? strerror(errno) : "it shrank");
+                rc = r < 0 ? ws_error_set(err, errno, "cannot read %s: %s", l->open_path, strerror(errno))
+                           : was_changed(l, f->manifest, err);
             else
                 got += (size_t)r;
         }
         ws_fetch_came(f, got);
-        if (rc == 0 && f->block(f->arg, i, ws_hash(dst, n)))
+        const uint64_t hash = rc == 0 ? ws_hash(dst, n) : 0;
+        if (rc == 0 && hash != file->hashes[i])
+            rc = was_changed(l, f->manifest, err);
+        else if (rc == 0 && f->block(f->arg, i, hash))
             rc = ws_error_set(err, ECANCELED, "the transfer was stopped");
     }
     return rc;

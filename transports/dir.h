@@ -3,6 +3,8 @@
 #define WS_TRANSPORTS_DIR_H
 #include "transports/source.h"
 
+#define WS_DIR_RUN "dir" /* the lineage of all of its versions */
+
 extern const struct ws_transport_ops ws_dir_ops;
 
 #endif

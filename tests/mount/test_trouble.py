@@ -126,6 +126,39 @@ def test_unread_is_said(stack):
     wait_for(lambda: mount.text("actor/last_error") == "", "no error any more", 60)
 
 
+def test_changed_folder(stack):
+    "a folder that is written to while it is offered: the sentence says so, and drop takes what is there now"
+    need_fuse()
+    root = unique("root")
+    os.makedirs(root + "/actor")
+    folder = checkpoint(SMALL, folder=root + "/actor/1", seed=1)
+    path = folder + "/model.safetensors"
+    mount = mounted(stack, "dir:" + os.path.abspath(root))
+    for _ in range(2):
+        os.listdir(mount.file("actor/1"))  # hashed, and not read
+        with open(path, "r+b") as f:
+            f.seek(-8, os.SEEK_END)
+            f.write(os.urandom(8))
+        assert error_of(lambda: open(mount.file("actor/1/model.safetensors"), "rb").close()) == "EBADMSG"
+        said = mount.text("actor/last_error")
+        assert "has changed since actor/1 was offered" in said and "new number" in said and "drop" in said, said
+        again(mount, path)
+
+
+def again(mount, path):
+    "Drops it until what is there now is read: the folder is looked at a moment after it was written to."
+    def reads():
+        mount.write("drop 1", "actor/ctl")
+        mount.wait_version("actor", 1)
+        if error_of(lambda: open(mount.file("actor/1/model.safetensors"), "rb").close()):
+            assert "drop the version to take what is there now" in mount.text("actor/last_error"), mount.text("actor/last_error")
+            return False
+        return tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(path)
+    wait_for(reads, "what is there now", 20)
+    mount.write("drop 1", "actor/ctl")
+    mount.wait_version("actor", 1)
+
+
 def test_late_is_said(stack):
     "a read that ends by deadline= while its pull goes on is in last_error and, once, in events, and says who was silent"
     agent, _ = published(stack)
@@ -133,7 +166,8 @@ def test_late_is_said(stack):
     os.kill(agent.pid, signal.SIGSTOP)
     try:
         for _ in range(2):
-            assert error_of(lambda: os.listdir(mount.file("actor/1"))) == "ETIMEDOUT"
+            got = error_of(lambda: os.listdir(mount.file("actor/1")))
+            assert got == "ETIMEDOUT", (got, mount.text("actor/events"))
             said = mount.text("actor/last_error")
             assert "command pull 1\nerrno ETIMEDOUT\n" in said and "deadline=" in said and agent.url in said, said
     finally:
@@ -153,7 +187,7 @@ def test_silent_source(stack):
     want = tensors_of(folder + "/model.safetensors")
     for known in False, True:
         with contextlib.ExitStack() as inner:
-            mount = Mount(inner, f"{one.url},{other.url}", "deadline=6")
+            mount = Mount(inner, f"{one.url},{other.url}", "deadline=20")
             mount.wait_version("actor", 1, sources=2)
             if known:
                 os.listdir(mount.file("actor/1"))  # the manifest is here, so that bytes are asked for first
@@ -424,5 +458,5 @@ def test_told_once(stack):
     assert len(said) == 1 and "config.json" in said[0], said
 
 
-run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_late_is_said, test_silent_source, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
+run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_changed_folder, test_late_is_said, test_silent_source, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
     test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_names_of_the_folder, test_background, test_lying_server)
