@@ -206,6 +206,11 @@ $(TOOLS): $(B)/%: $(B)/%.o $(FIXTURES) $(A_fs) $(BACKENDS)
 $(BENCHES): $(B)/%: $(B)/%.o $(call HELPERS,tests/bench,bench_) $(call HELPERS,tests/conformance,test_) $(FIXTURES) $(A_fs) $(BACKENDS)
 	$(call link_test,$(FUSE_LIBS))
 
+# What tests/compat runs beside this release: NAME COMMIT.
+.PHONY: old-releases
+old-releases: $(TOP)/libfuse/config.mk ## build the releases of before that the tests of compatibility run, once
+	$(Q)tests/compat/build v0.1.0 14cbeb8
+
 # They stay in the process once they were opened: their threads run on.
 $(FAKES): $(B)/tests/fakes/told.o
 $(B)/tests/fakes/libcuda.so.1: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/fake_*.c))
@@ -304,7 +309,7 @@ uninstall: ## remove what install put there
 
 # --- care ---
 C_FILES = $(foreach d,$(LAYERS) transports/kernels backends/trainer/examples $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h $(d)/*.cu))
-SHELL_FILES = .ci/deps .ci/libfuse .ci/python .ci/run $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
+SHELL_FILES = .ci/deps .ci/libfuse .ci/python .ci/run tests/compat/build $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
 .PHONY: format lint lint-format lint-tidy lint-cppcheck lint-shell clean help
 format: deps-lint ## format all C files
 	$(Q)clang-format -i $(C_FILES)

@@ -47,11 +47,13 @@ class Refused(Exception):
 class Rank:
     """One rank's process. ask() sends a command and waits; send() and answer() are its halves."""
 
+    build = BUILD
+
     def __init__(self, stack, agent, model, rank, world, elements, *args):
         self.rank = rank
         self.log_path = unique("rank") + ".log"
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen([os.path.join(BUILD, "tests/tools/rank"), f"unix:{agent.sock}", model, *map(str, (rank, world, elements)), *args],
+            self.process = subprocess.Popen([os.path.join(self.build, "tests/tools/rank"), f"unix:{agent.sock}", model, *map(str, (rank, world, elements)), *args],
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1)
         stack.callback(self.end)
         self.pid = self.process.pid

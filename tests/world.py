@@ -77,8 +77,8 @@ def free_port():
         return s.getsockname()[1]
 
 
-def wsync(*args, check=True, timeout=60, **kw):
-    r = subprocess.run([WSYNC, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+def wsync(*args, check=True, timeout=60, command=WSYNC, **kw):
+    r = subprocess.run([command, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                        timeout=timeout * SLOW, stdin=subprocess.DEVNULL, **kw)
     if check and r.returncode:
         raise AssertionError(f"wsync {' '.join(map(str, args))}: {r.returncode}\n{r.stdout}{r.stderr}")
@@ -96,12 +96,13 @@ unique.n = 0
 class Process:
     """A wsync process in the foreground with its log; ended with the test."""
 
+    command = WSYNC
     prefix = ()  # what runs it, with arguments
 
     def __init__(self, stack, name, *args, cwd=None):
         self.log_path = unique(name) + ".log"
         self.log = open(self.log_path, "wb")
-        self.process = subprocess.Popen([*self.prefix, WSYNC, name, *map(str, args)], stdout=self.log, stderr=self.log,
+        self.process = subprocess.Popen([*self.prefix, self.command, name, *map(str, args)], stdout=self.log, stderr=self.log,
                                         stdin=subprocess.DEVNULL, cwd=cwd)
         stack.callback(self.end)
 
@@ -164,7 +165,8 @@ class Agent(Process):
             return json.load(r)
 
     def publish(self, model, version, folder, *args, **kw):
-        return wsync("publish", "--agent", f"unix:{self.sock}", "--model", model, "--version", version, *args, folder, **kw)
+        return wsync("publish", "--agent", f"unix:{self.sock}", "--model", model, "--version", version, *args, folder,
+                     **{"command": self.command, **kw})
 
 
 class Slow:

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+# beside others
+# timeout: 240
+"""What a mount of one release keeps, taken over by one of another at the same path: upgrades, and back."""
+from releases import *
+
+
+def settings(mount):
+    """What people set, by the mount's own files."""
+    lines = mount.text("actor/status").splitlines()
+    pins = [line.split()[0] for line in lines if line.startswith("version.") and " pinned" in line]
+    return {"engines": sorted((name, what.split()[2:4]) for name, what in mount.engines().items()), "pins": pins,
+            "policy": mount.text("actor/policy"), "version": mount.text("actor/version"),
+            "strategy": [line for line in lines if line.startswith("strategy ")]}
+
+
+class Site:
+    """An agent with two versions, engines that serve the first, and a mount of them with settings."""
+
+    def __init__(self, stack, release, path=None):
+        self.stack = stack
+        self.agent = NEW.Agent(stack)
+        self.folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
+        for version, folder in self.folders.items():
+            self.agent.publish("actor", version, folder)
+        self.engine, self.second = NEW.Engine(stack, self.folders[1]), NEW.Engine(stack, self.folders[1], api="vllm")
+        self.mount = release.Mount(stack, self.agent.url, path=path)
+        self.mount.wait_version("actor", 2)
+        for line in (f"engine add e1 sglang {self.engine.url} timeout=77", f"engine add e2 vllm {self.second.url} pause=keep", "pin 1", "commit quorum=1",
+                     "strategy ipc,tcp"):
+            self.mount.write(line, "actor/ctl")
+        self.mount.write(1, "actor/version")
+        self.mount.write("pull", "actor/policy")
+
+    def by(self, release):
+        """The mount's place is taken by one of a release; what that says of its start."""
+        self.mount.end()
+        self.mount = release.Mount(self.stack, self.agent.url, path=self.mount.path)
+        self.mount.wait_version("actor", 2)
+        wait_for(lambda: self.mount.text("actor/version") == "1\n", "the engine's word")
+        return self.mount.text("last_error")
+
+
+def test_taken_over(stack, first, second):
+    "engines, policy, commit, strategy, pins and the current version are there after a change of release, and after the change back"
+    site = Site(stack, first)
+    before = settings(site.mount)
+    assert before["engines"] and before["pins"] and before["strategy"] and "pull" in before["policy"], before
+    for release in (second, first, second):
+        said = site.by(release)
+        assert not said, said
+        assert settings(site.mount) == before, (release.name, settings(site.mount), before)
+    assert site.engine.serves() == "1"
+    site.mount.write(2, "actor/version")
+    assert site.engine.serves() == "2" and site.engine.checksum() == NEW.Engine(stack, site.folders[2]).checksum()
+
+
+def test_killed_in_a_switch(stack, first, second):
+    "a mount that is killed while an engine loads: the next release brings the engine to the current version"
+    site = Site(stack, first)
+    site.engine.end()
+    slow = NEW.Engine(stack, site.folders[1], "--slow", "3000", port=site.engine.port)
+    switch = subprocess.Popen(["sh", "-c", f"echo 2 > {site.mount.file('actor/version')}"], stderr=subprocess.DEVNULL)
+    stack.callback(lambda: (switch.kill(), switch.wait()))
+    wait_for(lambda: "paused model=actor version=2 engine=e1" in site.mount.text("actor/events"), "the load")
+    site.mount.kill()
+    site.mount.log.close()
+    site.mount.detach()
+    site.mount = second.Mount(stack, site.agent.url, path=site.mount.path)
+    site.mount.wait_version("actor", 2)
+    wait_for(lambda: site.mount.text("actor/version") == "1\n" and slow.serves() == "1", "the current version", 60)
+    wait_for(lambda: slow.is_ready(), "the engine to run")
+    assert slow.checksum() == NEW.Engine(stack, site.folders[1]).checksum()
+
+
+def test_link(stack, first, second):
+    "a mount whose path leads through a link finds what the other release kept of it"
+    folder, link = unique("folder"), unique("link")
+    os.makedirs(folder + "/wsync")
+    os.symlink(folder, link)
+    site = Site(stack, first, link + "/wsync")
+    before = settings(site.mount)
+    site.by(second)
+    assert settings(site.mount) == before, (settings(site.mount), before)
+
+
+def test_newer(stack):
+    "what 0.1.0 does not know of a newer mount's settings, an added source, it leaves out and says; the newer one has a copy"
+    need_fuse()
+    site = Site(stack, NEW)
+    other = NEW.Agent(stack)
+    site.mount.write(f"add actor {other.url}", "ctl")
+    before = settings(site.mount)
+    said = site.by(OLDER[0])
+    assert "not known here and was left out" in said and f'source "{other.url}"' in said and "all others hold" in said, said
+    assert settings(site.mount) == before
+    copy = said.rsplit(" ", 1)[1].strip()
+    assert other.url.encode() in bytes_of(copy)
+    assert not site.by(NEW) and settings(site.mount) == before
+
+
+run_both(test_taken_over, test_killed_in_a_switch, test_link, more=[test_newer])
