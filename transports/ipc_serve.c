@@ -182,7 +182,8 @@ static int serve_map(struct client *c, const struct ws_api_request *q, struct ws
     if (!q->copy && !ws_region_leases_work())
         return ws_error_set(err, EOPNOTSUPP,
                             "the kernel grants the agent no leases, so that it cannot see who reads its "
-                            "memory: it is only copied, by a mount of this release or by tcp");
+                            "memory: it is only copied, which a mount of wsync 0.1.0 cannot do: name the "
+                            "agent's http:// address to that, too, or mount with this agent's wsync");
     struct lease *l = calloc(1, sizeof(*l));
     if (!l)
         return ws_error_set(err, ENOMEM, "no memory for a lease");

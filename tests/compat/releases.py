@@ -1,7 +1,8 @@
 """This release and those before it, side by side: each has its command, and its agents, mounts and engines.
 
-A test is a function test(stack, old, new) run by run_both: once with (0.1.0, this), once with (this, 0.1.0). What it calls
-its two sides is its own. To keep another release too: a line below `old-releases` in the Makefile, and one in OLDER here."""
+A test is test(stack, one, other) and runs twice by pairs(): with (0.1.0, this release) and (this release, 0.1.0); it names the two
+by what they do in it. To test beside another release too: a line below `old-releases` in the Makefile, and its name in OLDER.
+A new feature that crosses processes or a disk has its test here: that the other side works without it, or what is said."""
 import os
 import sys
 
@@ -36,17 +37,22 @@ NEW = Release("this release", BUILD)
 OLDER = [built("v0.1.0")]
 
 
-def run_both(*tests, more=()):
-    """Each test with each older release as its first side, and as its second; then those that are of no pair."""
-    run(*(paired(test, *pair) for test in tests for old in OLDER for pair in ((old, NEW), (NEW, old))), *more)
+def pairs(*tests):
+    """test(stack, one, other): with each older release as its first side, and as its second."""
+    return [of(test, *pair) for test in tests for old in OLDER for pair in ((old, NEW), (NEW, old))]
 
 
-def paired(test, one, other):
+def olds(*tests):
+    """test(stack, old): with each older release beside this one."""
+    return [of(test, old) for test in tests for old in OLDER]
+
+
+def of(test, *releases):
     def call(stack):
         need_fuse()
-        test(stack, one, other)
+        test(stack, *releases)
 
-    call.__doc__ = f"{test.__doc__} ({one.name}, {other.name})"
+    call.__doc__ = f"{test.__doc__} ({', '.join(r.name for r in releases)})"
     return call
 
 

@@ -82,4 +82,4 @@ def test_export(stack, first, second):
             assert tensors_of(path) == tensors_of(folders[version] + "/model.safetensors"), version
 
 
-run_both(test_archive, test_gone_on_with, test_save, test_export)
+run(*pairs(test_archive, test_gone_on_with, test_save, test_export))

@@ -14,12 +14,12 @@ def test_mount(stack, command, mounts):
         agent.publish("actor", version, folder)
     mount = mounts.Mount(stack, agent.url)
     on = ("--mount", mount.path)
-    command.wsync("wait", *on, "--state", "known", "--timeout", 30, "actor", 2)
+    command.wsync("wait", *on, "--state", "known", "--timeout", 50, "actor", 2)
     listed = lambda: {v["version"]: v["state"] for v in json.loads(command.wsync("ls", *on, "--json", "actor").stdout)}
     assert listed() == {"1": "known", "2": "known"}, listed()
     for version in (1, 2):
         command.wsync("pull", *on, "actor", version)
-        command.wsync("wait", *on, "--timeout", 30, "--state", "ready", "actor", version)
+        command.wsync("wait", *on, "--timeout", 50, "--state", "ready", "actor", version)
         command.wsync("verify", *on, "actor", version)
         same(mount, version, folders[version])
     engine = mounts.Engine(stack, mount.file("actor/1"))
@@ -57,9 +57,9 @@ def test_agent(stack, command, agents):
     mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
     mount.write("follow", "actor/policy")
     wait_for(lambda: any(m["engines"] and m["follows"] for m in agent.get("/v1/actor/mounts")), "the mount's word")
-    out = command.wsync("release", "--agent", agent.url, "--wait", 30, "actor", 1).stdout
+    out = command.wsync("release", "--agent", agent.url, "--wait", 60, "actor", 1, timeout=90).stdout
     assert "released: 1 mount serves it" in out and engine.checksum() == agents.Engine(stack, folders[3]).checksum(), out
-    command.wsync("wait", "--agent", agent.url, "--loaded", 1, "--timeout", 30, "actor", 1)
+    command.wsync("wait", "--agent", agent.url, "--loaded", 1, "--timeout", 50, "actor", 1)
 
 
 def test_engine(stack, command, engines):
@@ -71,4 +71,4 @@ def test_engine(stack, command, engines):
         assert engine.checksum() == command.Engine(stack, folders[1], api=api).checksum()
 
 
-run_both(test_mount, test_agent, test_engine)
+run(*pairs(test_mount, test_agent, test_engine))

@@ -81,4 +81,4 @@ def test_library(stack, programs, libraries):
     assert got == {f"model.{name}.weight": want for name in ("by_rows", "by_columns", "everywhere")}, got
 
 
-run_both(test_agent, test_each_other, test_nodes, test_library)
+run(*pairs(test_agent, test_each_other, test_nodes, test_library))

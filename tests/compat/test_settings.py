@@ -84,14 +84,13 @@ def test_link(stack, first, second):
     assert settings(site.mount) == before, (settings(site.mount), before)
 
 
-def test_newer(stack):
-    "what 0.1.0 does not know of a newer mount's settings, an added source, it leaves out and says; the newer one has a copy"
-    need_fuse()
+def test_newer(stack, old):
+    "what an older mount does not know of the settings, an added source, it leaves out and says, with the name of a copy"
     site = Site(stack, NEW)
     other = NEW.Agent(stack)
     site.mount.write(f"add actor {other.url}", "ctl")
     before = settings(site.mount)
-    said = site.by(OLDER[0])
+    said = site.by(old)
     assert "not known here and was left out" in said and f'source "{other.url}"' in said and "all others hold" in said, said
     assert settings(site.mount) == before
     copy = said.rsplit(" ", 1)[1].strip()
@@ -99,4 +98,4 @@ def test_newer(stack):
     assert not site.by(NEW) and settings(site.mount) == before
 
 
-run_both(test_taken_over, test_killed_in_a_switch, test_link, more=[test_newer])
+run(*pairs(test_taken_over, test_killed_in_a_switch, test_link), *olds(test_newer))

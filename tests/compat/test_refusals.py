@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+# beside others
+# timeout: 240
+"""What this release cannot do with an older one: it says so, names that one, and says what to do."""
+from releases import *
+
+
+def published(stack, *args, prefix=()):
+    agent, folders = type("Agent", (Agent,), {"prefix": prefix})(stack, *args), {}
+    for version in (1, 2):
+        folders[version] = checkpoint(MEDIUM, seed=version)
+        agent.publish("actor", version, folders[version])
+    return agent, folders
+
+
+def refusal(agent, version, folder):
+    r = agent.publish("actor", version, folder, "--timeout", 5, check=False)
+    return r.stderr if r.returncode else ""
+
+
+def test_slots(stack, old):
+    "a mount by unix: that keeps every slot is named to the trainer, which goes on once it lets one go"
+    agent, folders = published(stack, "--slots", "2")
+    mount = old.Mount(stack, f"unix:{agent.sock}")
+    for version in (1, 2):
+        same(mount, version, folders[version])
+        mount.write(f"pin {version}", "actor/ctl")
+    said = refusal(agent, 3, folders[1])
+    assert f"held by ipc pid {mount.pid} of wsync {old.name}" in said and "drop N" in said, said
+    mount.write("unpin 1", "actor/ctl")
+    mount.write("drop 1", "actor/ctl")
+    assert not refusal(agent, 3, folders[1])
+    same(mount, 3, folders[1])
+    same(mount, 2, folders[2])
+
+
+def test_leases(stack, old):
+    "where the kernel grants no leases an older mount by unix: is told why it gets nothing; by tcp it gets all"
+    agent, folders = published(stack, prefix=(os.path.join(BUILD, "tests/tools/without_leases"),))
+    mount = old.Mount(stack, f"unix:{agent.sock}", "deadline=5")
+    mount.wait_version("actor", 2)
+    assert mount.refused("pull 2", "actor/ctl") == errno.errorcode[errno.EOPNOTSUPP]
+    said = mount.text("actor/last_error")
+    assert f"wsync {old.name}" in said and "http://" in said and "grants the agent no leases" in said, said
+    same(old.Mount(stack, f"unix:{agent.sock},{agent.url}"), 2, folders[2])
+
+
+def test_back(stack, old):
+    "an older mount that failed a release and is released back says nothing of that: the release names it, and the next one counts it"
+    agent, folders = published(stack)
+    fleet = []
+    for release, host in ((old, "old"), (NEW, "new")):
+        mount = release.Mount(stack, agent.url, f"host={host}")
+        mount.wait_version("actor", 2)
+        fleet.append(NEW.Engine(stack, folders[1], *(("--refuse", "2") if release is old else ())))
+        mount.write(f"engine add e sglang {fleet[-1].url}", "actor/ctl")
+        mount.write("follow", "actor/policy")
+    wait_for(lambda: sum(m["engines"] == 1 and m["follows"] for m in agent.get("/v1/actor/mounts")) == 2, "the mounts' word")
+    release = lambda version, wait=60: NEW.wsync("release", "--agent", agent.url, "--wait", wait, "actor", version, check=False, timeout=90)
+    assert release(1).returncode == 0
+    failed = release(2)
+    assert failed.returncode and "old:" in failed.stdout + failed.stderr, failed
+    back = release(1, wait=5)
+    assert back.returncode and "old:" in back.stdout + back.stderr, back
+    wait_for(lambda: [e.serves() for e in fleet] == ["1", "1"], "both to be back")
+    agent.publish("actor", 3, folders[2])
+    newer = release(3)
+    assert newer.returncode == 0 and "2 mounts serve it" in newer.stdout, newer
+    assert len({tuple(e.checksum()) for e in fleet}) == 1
+
+
+run(*olds(test_slots, test_leases, test_back))
