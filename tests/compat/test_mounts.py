@@ -57,11 +57,13 @@ def test_unix(stack, mounts, agents):
 
 
 def test_relay(stack, below, above):
-    "a mount below a mount that serves: the first version whole, the next as a delta"
+    "a mount below a mount that serves and wants a token: the first version whole, the next as a delta"
     run = Run(stack, above)
-    port = free_port()
-    relay = above.Mount(stack, run.agent.url, f"{GUESSED},serve=127.0.0.1:{port}")
-    mount = below.Mount(stack, f"http://127.0.0.1:{port}", GUESSED)
+    port, token = free_port(), unique("token")
+    with open(token, "w") as f:
+        f.write("secret\n")
+    relay = above.Mount(stack, run.agent.url, f"{GUESSED},serve=127.0.0.1:{port},serve-token-file={token}")
+    mount = below.Mount(stack, f"http://127.0.0.1:{port}", f"{GUESSED},token-file={token}")
     same(mount, 1, run.folders[1])
     run.step()
     same(relay, 2, run.folders[2])

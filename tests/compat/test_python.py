@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+# beside others
+# timeout: 120
+"""The Python package of one release with the agents, mounts and library of another."""
+import re
+
+from releases import *
+
+try:
+    import cffi  # noqa: F401
+    import numpy as np
+except ImportError as e:
+    skip_all(f"{e.name} is not installed, as PyPI could not be reached")
+
+from package import package
+
+TRAINER = """
+import sys
+import numpy as np
+import wsync
+source = {"w": np.arange(70000, dtype=np.float32).reshape(700, 100)}
+publisher = wsync.Publisher("actor", source, agent=sys.argv[1], start_agent=False, timeout=60)
+for version in (1, 2, 3):
+    source["w"][version] += 1
+    publisher.offload(version)
+publisher.close()
+"""
+READER = """
+import sys
+import wsync
+weights = wsync.open(sys.argv[1], framework="numpy")
+sys.stdout.buffer.write(weights["w"].tobytes())
+"""
+
+
+def python(release, program, *args, library=None):
+    """The program with the release's package, and with another's library where it is told so."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WSYNC")} | {"PYTHONPATH": package(os.path.dirname(release.build), release.build)}
+    if library:
+        env["WSYNC_LIBRARY"] = f"{library.build}/libwsync.so"
+    return subprocess.run([sys.executable, "-c", program, *args], env=env, capture_output=True, timeout=90, check=False)
+
+
+def published(stack, agents, mounts, trainer):
+    """By a trainer, which is told the agent's address; what a mount shows of it is what it offloaded."""
+    agent = agents.Agent(stack)
+    done = trainer(f"unix:{agent.sock}")
+    assert done.returncode == 0, done.stderr.decode()
+    mount = mounts.Mount(stack, agent.url)
+    mount.wait_version("actor", 3)
+    want = np.arange(70000, dtype=np.float32).reshape(700, 100)
+    want[1:4] += 1
+    assert tensors_of(mount.file("actor/3/model.safetensors")) == {"w": ("F32", [700, 100], want.tobytes())}
+    return mount, want
+
+
+def test_publisher(stack, packages, agents):
+    "a trainer publishes to an agent, and reads a mount"
+    mount, want = published(stack, agents, agents, lambda agent: python(packages, TRAINER, agent))
+    done = python(packages, READER, mount.file("actor/3"))
+    assert done.stdout == want.tobytes(), done.stderr.decode()
+
+
+def test_newer_library(stack, old):
+    "an older package works with this release's library"
+    published(stack, NEW, NEW, lambda agent: python(old, TRAINER, agent, library=NEW))
+
+
+def test_older_library(stack, old):
+    "this release's package refuses an older library, and names both"
+    done = python(NEW, "import wsync", library=old)
+    said = done.stderr.decode()
+    assert done.returncode and f"{old.build}/libwsync.so is libwsync {old.name} and has no " in said, said
+    assert re.search(r"this package's wsync\.h \(\d+\.\d+\) declares", said) and "Install both from one checkout" in said, said
+
+
+run(*pairs(test_publisher), *olds(test_newer_library, test_older_library))
