@@ -40,10 +40,12 @@ struct ws_desk {
         commit_n; /* quorum: engines that must be left; rolling: engines that may be out of service at once */
     bool switching, catching_up; /* the latter: by the keeper or `engine sync`, one engine */
     uint64_t turns; /* counts the begins and ends of such: what was seen before is of no use after */
-    struct ws_mark wanted, *pins; /* of a daemon before, not known here yet */
+    struct ws_mark wanted, *pins; /* of a daemon before, not known here yet; wanted: also of a first switch */
     size_t n_pins;
-    bool restoring;                           /* `wanted` is being pulled */
-    uint64_t restore_ns, restore_wait_ns;     /* when that is tried next */
+    bool restoring;                       /* `wanted` is being pulled */
+    uint64_t restore_ns, restore_wait_ns; /* when that is tried next */
+    uint64_t gone_ns;                     /* since when no source lists it, while sources list others */
+    bool gone_told;
     unsigned follow_every, follow_interval_s; /* how far, and how long, it stays behind at least */
     uint64_t followed_ns;
     uint64_t not_before_ns, again_ns; /* following failed for a while only */

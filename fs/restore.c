@@ -15,6 +15,8 @@
 #define PULL_S        86400
 #define FIRST_WAIT_NS (2 * WS_SECOND_NS) /* before a pull that failed is tried again */
 #define LAST_WAIT_NS  (60 * WS_SECOND_NS)
+#define GONE_NS       (4 * WS_SECOND_NS) /* until what no source lists is called gone: they come one by one */
+#define RESTORE       "restore the current version"
 
 static bool restore_engine(void *arg, struct ws_desk *d, const char *line)
 {
@@ -72,10 +74,13 @@ static void make_current(void *arg)
     if (rc == 0) {
         ws_desk_event(c, p->desk, "restored model=%s version=%" PRIu64, p->desk->name,
                       ws_version_number(p->version));
+        pthread_mutex_lock(&c->lock);
+        ws_desk_settle(p->desk, RESTORE);
+        pthread_mutex_unlock(&c->lock);
         ws_settings_save(c);
         ws_standing_tell(c, p->desk, p->model);
     } else if (rc != -EEXIST && rc != -EBUSY && !atomic_load(&c->stop)) {
-        (void)ws_desk_fail(c, p->desk, "restore the current version", &err);
+        (void)ws_desk_fail(c, p->desk, RESTORE, &err);
     }
     note_try(c, p->desk, rc == -EEXIST ? 0 : rc);
     if (rc == 0)
@@ -91,7 +96,8 @@ static void restore_current(struct ws_control *c, struct ws_desk *d, struct ws_m
     const struct ws_mark mark = ws_version_mark(v);
     pthread_mutex_lock(&c->lock);
     /* a wish until it is fulfilled: the daemon may end before */
-    bool due = ws_mark_is(&d->wanted, &mark) && !d->restoring && ws_clock_ns() >= d->restore_ns;
+    bool due =
+        ws_mark_is(&d->wanted, &mark) && !d->restoring && !d->switching && ws_clock_ns() >= d->restore_ns;
     d->restoring = d->restoring || due;
     pthread_mutex_unlock(&c->lock);
     if (!due)
@@ -111,7 +117,7 @@ static void restore_current(struct ws_control *c, struct ws_desk *d, struct ws_m
     if (rc != -ESHUTDOWN) {
         struct ws_error err;
         ws_error_set(&err, -rc, "no memory or thread for it just now: %s", strerror(-rc));
-        (void)ws_desk_fail(c, d, "restore the current version", &err);
+        (void)ws_desk_fail(c, d, RESTORE, &err);
     }
 }
 
@@ -133,6 +139,30 @@ void ws_restore_version(struct ws_control *c, struct ws_desk *d, struct ws_model
     restore_current(c, d, m, v);
 }
 
+/* Once. Engines that were left in a switch to it, or had served it, are brought nowhere: that is to be known.
+ */
+static void tell_of_gone(struct ws_control *c, struct ws_desk *d, const struct ws_mark *wanted)
+{
+    struct ws_error err;
+    const uint64_t now = ws_clock_ns();
+    pthread_mutex_lock(&c->lock);
+    if (!d->gone_ns)
+        d->gone_ns = now;
+    const bool due = !d->gone_told && !d->switching && now - d->gone_ns >= GONE_NS;
+    d->gone_told = d->gone_told || due;
+    pthread_mutex_unlock(&c->lock);
+    if (!due)
+        return;
+    ws_error_set(
+        &err, ESTALE,
+        "version %" PRIu64 " (run %s) of %s, which its engines served or were to serve when the daemon "
+        "before ended, is neither here nor at a source that answers: an engine that was left in a switch "
+        "stays as `engines` says, and is not resumed before it has loaded another; write one that is "
+        "there to `version`",
+        wanted->version, wanted->run, d->name);
+    (void)ws_desk_fail(c, d, RESTORE, &err);
+}
+
 void ws_restore_again(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
 {
     pthread_mutex_lock(&c->lock);
@@ -141,6 +171,9 @@ void ws_restore_again(struct ws_control *c, struct ws_desk *d, struct ws_model *
     struct ws_version *v = wanted.run[0] ? ws_version_at(m, wanted.version, wanted.run) : NULL;
     if (v) {
         restore_current(c, d, m, v);
+        ws_version_put(v);
+    } else if (wanted.run[0] && (v = ws_model_latest(m))) {
+        tell_of_gone(c, d, &wanted);
         ws_version_put(v);
     }
 }

@@ -10,7 +10,7 @@
  *     engine add a vllm http://10.0.0.4:8000 pause=keep
  *     broken a                   it has no good weights: never resumed before a load that it confirms
  *     doubted a                  a switch had it, or left it: it is not believed, but brought to `current`
- *     current 42 RUN
+ *     current 42 RUN            also what the first switch ever goes to, while it runs
  *     pin 41 RUN
  *     end 0123456789abcdef       XXH3 of what is before
  *

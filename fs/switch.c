@@ -376,6 +376,33 @@ static int collect(struct ws_switch_run *r, struct ws_switch_part *parts, size_t
     return 0;
 }
 
+/* The first switch ever of a model: should this daemon be killed in it, the next one finds nothing that it
+ * could bring engines back to, and brings them to what was asked for. */
+static void wish(struct ws_control *c, struct ws_switch_part *p)
+{
+    struct ws_version *current = ws_model_current(p->model);
+    pthread_mutex_lock(&c->lock);
+    p->is_wished = !current && !p->desk->wanted.run[0];
+    if (p->is_wished)
+        p->desk->wanted = ws_version_mark(p->version);
+    pthread_mutex_unlock(&c->lock);
+    if (current)
+        ws_version_put(current);
+}
+
+/* It failed. An end of the mount that left engines in the middle of it is no different from a daemon's death.
+ */
+static void take_back_wish(const struct ws_switch_run *r, struct ws_switch_part *p)
+{
+    bool left = false;
+    for (size_t i = 0; atomic_load(&r->control->stop) && i < r->n; i++)
+        left = left || (r->works[i].desk == p->desk && r->works[i].not_back);
+    pthread_mutex_lock(&r->control->lock);
+    if (p->is_wished && !left)
+        p->desk->wanted.run[0] = 0;
+    pthread_mutex_unlock(&r->control->lock);
+}
+
 static unsigned n_serving(const struct ws_switch_run *r, const struct ws_desk *d)
 {
     unsigned n = 0;
@@ -407,8 +434,12 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
     if (rc == 0)
         rc = check_end(&r, err);
     if (rc == 0 && (drove = r.n > 0)) {
+        for (size_t i = 0; i < n; i++)
+            wish(c, &parts[i]);
         ws_work_begin(&r);
         rc = drive(&r, err);
+        for (size_t i = 0; rc < 0 && i < n; i++)
+            take_back_wish(&r, &parts[i]);
     }
     for (size_t i = 0; rc == 0 && i < n; i++) {
         unsigned serving = n_serving(&r, parts[i].desk);

@@ -7,6 +7,7 @@ struct ws_switch_part {
     struct ws_desk *desk;
     struct ws_model *model;     /* borrowed */
     struct ws_version *version; /* borrowed; where to */
+    bool is_wished;             /* the switch's own: the state file names it before it is current */
 };
 struct ws_switch_options {
     bool force_layout;         /* the gate is left out */

@@ -440,6 +440,59 @@ def test_started_anew_on_its_way_back(stack):
         mount.write(f"engine remove {api}", "actor/ctl")
 
 
+def test_killed_in_the_first_switch(stack):
+    "a daemon that is killed in the load of the first switch ever: the next one brings the engine to what was asked for"
+    for api, load in (("sglang", "/update_weights_from_disk"), ("vllm", "/collective_rpc")):
+        with contextlib.ExitStack() as inner:
+            agent, mount, folders = world(inner)
+            engine = Engine(inner, checkpoint(MEDIUM, seed=9), api=api)
+            late = Late(inner, engine)
+            add(mount, "e", late)
+            late.before[load] = mount.kill
+            with contextlib.suppress(OSError):
+                mount.write("2", "actor/version")
+            wait_for(lambda: load in late.seen, "the load")
+            assert api == "sglang" or engine.is_paused(), late.seen
+            again = Mount(inner, agent.url, path=mount.path)
+            wait_for(lambda: again.engines().get("e", "").startswith("serving 2 "), "the engine")
+            assert engine.serves() == "2" and engine.generate()
+            assert again.text("actor/version") == "2\n" and os.readlink(again.file("actor/current")) == "2"
+
+
+def test_first_switch_is_gone(stack):
+    "the same, and what was asked for is gone meanwhile: said with what to do; no engine is resumed before a load"
+    agent, mount, folders = world(stack)
+    engine = Engine(stack, checkpoint(MEDIUM, seed=9), api="vllm")
+    late = Late(stack, engine)
+    add(mount, "e", late)
+    late.before["/collective_rpc"] = mount.kill
+    with contextlib.suppress(OSError):
+        mount.write("2", "actor/version")
+    wait_for(lambda: "/collective_rpc" in late.seen, "the load")
+    for v in (3, 4, 5):
+        agent.publish("actor", v, folders[1])
+    again = Mount(stack, agent.url, path=mount.path)
+    wait_for(lambda: "version 2 " in again.text("actor/last_error"), "the words", 60)
+    assert "ESTALE" in again.text("actor/last_error") and "write one that is there" in again.text("actor/last_error")
+    assert again.engines()["e"].split()[0] in ("paused", "broken") and engine.is_paused(), again.engines()
+    again.write("latest", "actor/version")
+    assert engine.generate() and engine.serves() == "5" and not again.text("actor/last_error")
+
+
+def test_refused_first_switch(stack):
+    "the first switch ever, refused: a daemon that is started later brings nobody to it"
+    agent, mount, folders = world(stack)
+    engine = Engine(stack, checkpoint(MEDIUM, seed=9), "--refuse", "2")
+    add(mount, "e", engine)
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    before = engine.ask("/model_info")
+    mount.kill()
+    again = Mount(stack, agent.url, path=mount.path)
+    wait_for(lambda: again.engines().get("e", "unknown").split()[0] != "unknown", "the engine")
+    assert engine.ask("/model_info") == before and "restored" not in again.text("actor/events")
+    assert again.text("actor/version") == "none\n", again.text("actor/version")
+
+
 def test_vllm_is_woken_for_a_switch(stack):
     "vLLM asleep: its weights are woken for the load, the rest of it by the resume, which nothing comes before"
     _, mount, folders = world(stack)
@@ -601,6 +654,9 @@ run(
     test_resume_answer_lost,
     test_started_anew_before_its_resume,
     test_started_anew_on_its_way_back,
+    test_killed_in_the_first_switch,
+    test_first_switch_is_gone,
+    test_refused_first_switch,
     test_vllm_is_woken_for_a_switch,
     test_old_answer,
     test_wrong_kind,
