@@ -201,7 +201,7 @@ int ws_frame_recv(int sock, int64_t timeout_ms, json_t **body, int *fds, size_t 
                          .max_fds = max_fds};
     struct head head;
     char *text = NULL;
-    json_error_t why;
+    json_error_t why = {.text = ""};
     *body = NULL;
     int rc = recv_all(&r, &head, sizeof(head));
     if (rc == 0 && (head.magic != MAGIC || head.body_bytes == 0 || head.body_bytes > WS_MAX_MANIFEST_BYTES ||
@@ -220,13 +220,14 @@ int ws_frame_recv(int sock, int64_t timeout_ms, json_t **body, int *fds, size_t 
         close_all(fds, r.n_fds);
         *n_fds = 0;
         return ws_error_set(
-            err, -rc, "the agent at the other end of the unix socket ended, or sent no whole message: %s",
+            err, -rc, "the process at the other end of the unix socket ended, or sent no whole message: %s%s",
             rc == -ECONNRESET  ? "it closed the connection"
-            : rc == -EBADMSG   ? "it is not of wsync's format"
+            : rc == -EBADMSG   ? why.text[0] ? "it is no JSON: " : "it is not of wsync's format"
             : rc == -EMFILE    ? "its descriptors do not fit into this process's table, raise its limit of "
                                  "open files (ulimit -n)"
             : rc == -ETIMEDOUT ? "it did not answer in time, as a process that is stopped"
-                               : strerror(-rc));
+                               : strerror(-rc),
+            why.text);
     }
     *n_fds = r.n_fds;
     return 0;

@@ -25,7 +25,8 @@ extern const struct ws_transport_ops ws_ipc_ops;
 /* One frame each way; blocking, whole. Used by both ends and by the publisher. A peer that is stopped holds
  * nobody: what is sent has to move within stall_ms, what is received has to begin within timeout_ms (-1:
  * whenever it likes) and to go on within WS_REPLY_TIMEOUT_MS, else -ETIMEDOUT. recv: *body new reference; fds
- * are the caller's; -ECONNRESET at the peer's end, -EBADMSG for a malformed frame. */
+ * are the caller's; -ECONNRESET at the peer's end, -EBADMSG for a malformed frame, which a server answers
+ * with that before it closes the connection. */
 WS_MUST_USE int ws_frame_send(int sock, const json_t *body, const int *fds, size_t n_fds, int64_t stall_ms,
                               struct ws_error *err);
 /* With as many frames as the descriptors need; body may be changed. */

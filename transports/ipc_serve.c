@@ -310,6 +310,17 @@ static int serve_one(struct client *c, const json_t *request, const int *fds, si
     return rc;
 }
 
+/* Nothing after it can be trusted to begin where a message begins: the connection ends with it. */
+static void refuse_message(struct client *c, const struct ws_error *why)
+{
+    struct ws_error err = {0};
+    json_t *reply = error_reply(why->code, why->text);
+    if (reply && ws_frame_send(c->sock, reply, NULL, 0, WS_REPLY_TIMEOUT_MS, &err) < 0)
+        ws_log(WS_LOG_DEBUG, "ipc", "pid=%d was not told: %s", (int)c->peer.pid, err.text);
+    json_decref(reply);
+    (void)shutdown(c->sock, SHUT_RDWR);
+}
+
 static void *serve_client(void *arg)
 {
     struct client *c = arg;
@@ -323,6 +334,8 @@ static void *serve_client(void *arg)
         if (rc < 0) {
             if (rc != -ECONNRESET)
                 ws_log(WS_LOG_WARN, "ipc", "peer ended pid=%d: %s", (int)c->peer.pid, err.text);
+            if (rc == -EBADMSG)
+                refuse_message(c, &err);
             break;
         }
         rc = serve_one(c, request, fds, n);

@@ -460,6 +460,36 @@ static void a_rank_ends_while_it_waits(void **state)
     end(&w);
 }
 
+/* --- a message that cannot be read --- */
+
+static void a_bad_message_is_answered(void **state)
+{
+    static const struct {
+        const char *body, *why;
+    } bad[] = {
+        {"{\"method\":\"POST\",\"path\":\"/v1/local/register\",\"body\":{\"model\":\"a\\u0000b\"}}", "u0000"},
+        {"{\"method\":\"GET\"", "no JSON"},
+        {"{\"method\":\"GET\",\"method\":\"GET\",\"path\":\"/v1/models\"}", "duplicate"},
+    };
+    struct world w;
+    (void)state;
+    start(&w);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct ws_error err = {0};
+        const uint32_t head[3] = {0x31465357U, (uint32_t)strlen(bad[i].body), 0};
+        const int sock = connected(&w);
+        char byte;
+        assert_int_equal(write(sock, head, sizeof(head)), sizeof(head));
+        assert_int_equal(write(sock, bad[i].body, head[1]), head[1]);
+        assert_int_equal(ws_ipc_answer(sock, LONG_MS, NULL, NULL, 0, NULL, &err), -EBADMSG);
+        if (!strstr(err.text, bad[i].why))
+            fail_msg("%s", err.text);
+        assert_int_equal(read(sock, &byte, 1), 0); /* and the connection ends */
+        close(sock);
+    }
+    end(&w);
+}
+
 /* --- more files than one message has descriptors for --- */
 
 static void many_files(void **state)
@@ -509,6 +539,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_comes_back_with_another_base),
         cmocka_unit_test(a_rank_dies_before_it_begins),
         cmocka_unit_test(a_rank_ends_while_it_waits),
+        cmocka_unit_test(a_bad_message_is_answered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
