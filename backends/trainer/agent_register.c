@@ -5,14 +5,17 @@
 #include "backends/trainer/agent_local.h"
 #include "backends/trainer/agent_models.h"
 #include "backends/trainer/agent_sessions.h"
+#include "backends/trainer/keys.h"
 #include "transports/api.h"
 #include "transports/clock.h"
 #include "transports/text.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <string.h>
 
 #define DEFAULT_WAIT_MS 60000
+#define OF              "the registration"
 
 uint64_t ws_rank_deadline(const json_t *body)
 {
@@ -80,18 +83,29 @@ int ws_agent_register(struct ws_rank_call *q, struct ws_error *err)
     struct ws_agent *a = q->a;
     struct ws_session *c = q->c;
     const json_t *body = q->body;
-    const char *name = json_string_value(json_object_get(body, "model"));
-    uint64_t world = ws_agent_number(body, "world_size", 1), rank = ws_agent_number(body, "rank", 0),
-             deadline = ws_rank_deadline(body);
+    uint64_t api = 0, rank = 0, world = 1, shard_bytes = 0, slots = 0, wait_ms = DEFAULT_WAIT_MS;
+    const char *name = NULL, *release = NULL, *run = NULL;
+    bool new_run = false;
     struct ws_registration *r = NULL;
-    const char *release = json_string_value(json_object_get(body, "release"));
     atomic_store(&q->peer->ends_with_process, true);
-    if (ws_agent_number(body, "api", 0) != WS_LOCAL_API)
+    if (ws_key_number(body, "api", OF, 0, INT_MAX, &api, err) < 0 ||
+        ws_key_text(body, "release", OF, &release, err) < 0 ||
+        ws_key_number(body, "rank", OF, 0, UINT_MAX, &rank, err) < 0)
+        return -err->code;
+    if (api != WS_LOCAL_API)
         return ws_error_set(err, EPROTO,
                             "rank %" PRIu64
                             " has libwsync of release %s, and this agent is of release %s, which it cannot "
                             "work with: use agent and libwsync of one release",
                             rank, release ? release : "0.0", WS_VERSION);
+    if (ws_key_text(body, "model", OF, &name, err) < 0 || ws_key_text(body, "run", OF, &run, err) < 0 ||
+        ws_key_flag(body, "new_run", OF, &new_run, err) < 0 ||
+        ws_key_number(body, "world_size", OF, 0, UINT_MAX, &world, err) < 0 ||
+        ws_key_number(body, "shard_bytes", OF, 0, INT64_MAX, &shard_bytes, err) < 0 ||
+        ws_key_number(body, "max_slots", OF, 0, UINT_MAX, &slots, err) < 0 ||
+        ws_key_number(body, "timeout_ms", OF, 0, UINT_MAX, &wait_ms, err) < 0)
+        return -err->code;
+    const uint64_t deadline = ws_clock_ns() + wait_ms * WS_MS_NS;
     if (!name || !ws_name_is_model(name))
         return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", name ? name : "",
                             WS_MODEL_NAME_RULE);
@@ -120,9 +134,8 @@ int ws_agent_register(struct ws_rank_call *q, struct ws_error *err)
     if (rc == 0)
         rc = ws_agent_join(a, m, c, (unsigned)world, deadline, body, err);
     if (rc == 0) {
-        unsigned slots = (unsigned)ws_agent_number(body, "max_slots", 0);
-        m->shard_bytes = ws_agent_number(body, "shard_bytes", 0);
-        m->max_slots = slots >= 2 && slots <= a->options.max_slots ? slots : a->options.max_slots;
+        m->shard_bytes = shard_bytes;
+        m->max_slots = slots >= 2 && slots <= a->options.max_slots ? (unsigned)slots : a->options.max_slots;
         c->ticket = ++a->last_ticket;
         ws_group_joined(a, m, c);
         pthread_cond_broadcast(&a->changed);

@@ -203,13 +203,13 @@ static json_t *registration_json(const struct wsync_publisher *p)
     json_t *params = json_array();
     for (size_t i = 0; i < p->n_params; i++)
         json_array_append_new(params, param_json(&p->params[i]));
-    json_t *o = json_pack("{s:i,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:o,s:o,s:o}", "api", WS_LOCAL_API, "release",
-                          WS_VERSION, "model", p->model, "rank", (json_int_t)p->rank, "world_size",
-                          (json_int_t)p->world_size, "shard_bytes", (json_int_t)p->shard_bytes, "max_slots",
-                          (json_int_t)p->max_slots, "timeout_ms", (json_int_t)p->timeout_ms, "new_run",
-                          (int)p->new_run, "params", params, "base",
-                          p->base ? ws_base_tensors_json(p->base) : json_array(), "sidecars",
-                          p->base ? ws_base_sidecars_json(p->base) : json_array());
+    json_t *o = json_pack(
+        "{s:i,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:o,s:o,s:o}", "api", WS_LOCAL_API, "release", WS_VERSION,
+        "model", p->model, "rank", (json_int_t)p->rank, "world_size", (json_int_t)p->world_size,
+        "shard_bytes", (json_int_t)(p->shard_bytes < INT64_MAX ? p->shard_bytes : INT64_MAX), "max_slots",
+        (json_int_t)p->max_slots, "timeout_ms", (json_int_t)p->timeout_ms, "new_run", (int)p->new_run,
+        "params", params, "base", p->base ? ws_base_tensors_json(p->base) : json_array(), "sidecars",
+        p->base ? ws_base_sidecars_json(p->base) : json_array());
     const char *run = p->run_asked ? p->run_asked : p->run[0] ? p->run : NULL;
     if (o && p->base)
         json_object_set_new(o, "base_id", json_string(ws_base_id(p->base)));

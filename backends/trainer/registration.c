@@ -1,44 +1,47 @@
 /* Registrations as they arrive: JSON of a rank to checked entries. */
 #include "backends/trainer/registration.h"
+#include "backends/trainer/keys.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int get_u64(const json_t *o, uint64_t *out)
+#define REGISTRATION "the registration"
+
+static int needed(const json_t *o, const char *key, const char *of, uint64_t most, uint64_t *out,
+                  struct ws_error *err)
 {
-    if (!json_is_integer(o) || json_integer_value(o) < 0)
-        return -EINVAL;
-    *out = (uint64_t)json_integer_value(o);
-    return 0;
+    return json_object_get(o, key) ? ws_key_number(o, key, of, 0, most, out, err)
+                                   : ws_key_refuse(NULL, key, of, "a whole number", err);
 }
 
-static int get_numbers(const json_t *array, unsigned n, uint64_t *out)
+static int tensor_of(const json_t *o, struct ws_tensor *t, char *of, size_t cap, struct ws_error *err)
 {
-    if (json_array_size(array) != n)
-        return -EINVAL;
-    for (unsigned i = 0; i < n; i++)
-        if (get_u64(json_array_get(array, i), &out[i]))
-            return -EINVAL;
-    return 0;
-}
-
-static int tensor_of(const json_t *o, struct ws_tensor *t, struct ws_error *err)
-{
-    const char *name = json_string_value(json_object_get(o, "name"));
-    const char *dtype = json_string_value(json_object_get(o, "dtype"));
-    const json_t *shape = json_object_get(o, "shape");
+    const char *name = NULL, *dtype = NULL;
+    const json_t *shape;
     uint64_t bytes;
+    int rc = ws_key_text(o, "name", "a parameter", &name, err);
+    if (rc < 0)
+        return rc;
     if (!name || !*name || strlen(name) > WS_MAX_TENSOR_NAME)
         return ws_error_set(err, EINVAL, "a parameter has no name, or one of over %d bytes",
                             WS_MAX_TENSOR_NAME);
-    if (!dtype || ws_dtype_parse(dtype, &t->dtype))
-        return ws_error_set(err, EINVAL, "the parameter %s has an unknown dtype", name);
-    t->n_dims = (unsigned)json_array_size(shape);
-    if (json_array_size(shape) > WS_MAX_DIMS || get_numbers(shape, t->n_dims, t->shape))
+    snprintf(of, cap, "the parameter %s", name);
+    rc = ws_key_text(o, "dtype", of, &dtype, err);
+    if (rc == 0 && (!dtype || ws_dtype_parse(dtype, &t->dtype)))
+        return ws_key_refuse(json_object_get(o, "dtype"), "dtype", of, "one of safetensors' dtypes", err);
+    if (rc == 0)
+        rc = ws_key_list(o, "shape", of, &shape, err);
+    if (rc < 0)
+        return rc;
+    if (json_array_size(shape) > WS_MAX_DIMS)
         return ws_error_set(err, EINVAL, "the parameter %s has no shape of at most %d dimensions", name,
                             WS_MAX_DIMS);
+    t->n_dims = (unsigned)json_array_size(shape);
+    if (shape && (rc = ws_key_numbers(o, "shape", of, t->n_dims, t->shape, err)) < 0)
+        return rc;
     if (ws_dtype_bytes(t->dtype, t->shape, t->n_dims, &bytes))
         return ws_error_set(err, EINVAL, "the shape of the parameter %s is too large or ends within a byte",
                             name);
@@ -46,26 +49,26 @@ static int tensor_of(const json_t *o, struct ws_tensor *t, struct ws_error *err)
     return t->name ? 0 : ws_error_set(err, ENOMEM, "no memory for a registration");
 }
 
-static int piece_of(const json_t *o, struct ws_entry *e, struct ws_error *err)
+static int piece_of(const json_t *o, struct ws_entry *e, const char *of, struct ws_error *err)
 {
-    const char *kind = json_string_value(json_object_get(o, "kind"));
+    const char *kind = "whole";
     wsync_piece p = {.kind = WSYNC_WHOLE};
-    int rc = 0;
-    if (kind && strcmp(kind, "box") == 0) {
+    int rc = ws_key_text(o, "kind", of, &kind, err);
+    if (rc == 0 && strcmp(kind, "box") == 0) {
         p.kind = WSYNC_BOX;
-        rc = get_numbers(json_object_get(o, "offset"), e->tensor.n_dims, p.offset);
+        rc = ws_key_numbers(o, "offset", of, e->tensor.n_dims, p.offset, err);
         if (rc == 0)
-            rc = get_numbers(json_object_get(o, "size"), e->tensor.n_dims, p.size);
-    } else if (kind && strcmp(kind, "range") == 0) {
+            rc = ws_key_numbers(o, "size", of, e->tensor.n_dims, p.size, err);
+    } else if (rc == 0 && strcmp(kind, "range") == 0) {
         p.kind = WSYNC_RANGE;
-        rc = get_u64(json_object_get(o, "start"), &p.start);
+        rc = needed(o, "start", of, INT64_MAX, &p.start, err);
         if (rc == 0)
-            rc = get_u64(json_object_get(o, "count"), &p.count);
-    } else if (kind && strcmp(kind, "whole") != 0) {
-        rc = -EINVAL;
+            rc = needed(o, "count", of, INT64_MAX, &p.count, err);
+    } else if (rc == 0 && strcmp(kind, "whole") != 0) {
+        rc = ws_key_refuse(json_object_get(o, "kind"), "kind", of, "\"whole\", \"box\" or \"range\"", err);
     }
-    if (rc)
-        return ws_error_set(err, EINVAL, "the piece of %s is malformed", e->tensor.name);
+    if (rc < 0)
+        return rc;
     if (p.kind != WSYNC_WHOLE && ws_dtype_bits(e->tensor.dtype) % 8)
         return ws_error_set(err, EINVAL, "%s has packed elements: only whole tensors of %s can be published",
                             e->tensor.name, ws_dtype_name(e->tensor.dtype));
@@ -83,12 +86,15 @@ static int entries_of(const json_t *array, unsigned rank, struct ws_entry **out,
         return ws_error_set(err, ENOMEM, "no memory for a registration");
     for (size_t i = 0; i < size; i++) {
         const json_t *o = json_array_get(array, i);
-        const char *file = json_string_value(json_object_get(o, "file"));
+        const char *file = NULL;
+        char of[WS_MAX_TENSOR_NAME + 32];
         struct ws_entry *e = &(*out)[i];
-        int rc = tensor_of(o, &e->tensor, err);
+        int rc = tensor_of(o, &e->tensor, of, sizeof(of), err);
         (*n)++;
         if (rc == 0)
-            rc = piece_of(o, e, err);
+            rc = piece_of(o, e, of, err);
+        if (rc == 0)
+            rc = ws_key_text(o, "file", of, &file, err);
         if (rc == 0 && file) {
             size_t k = strlen(file);
             if (!ws_name_is_file(file) || k <= 12 || strcmp(file + k - 12, ".safetensors") != 0)
@@ -113,13 +119,20 @@ static int sidecars_of(const json_t *array, struct ws_registration *r, struct ws
         return ws_error_set(err, ENOMEM, "no memory for a registration");
     for (size_t i = 0; i < size; i++) {
         const json_t *o = json_array_get(array, i);
-        const char *name = json_string_value(json_object_get(o, "name"));
+        const json_t *hash = json_object_get(o, "hash");
+        const char *name = NULL;
         struct ws_sidecar *s = &r->sidecars[i];
-        if (!name || !ws_name_is_file(name) || get_u64(json_object_get(o, "bytes"), &s->size_bytes) ||
-            s->size_bytes > WS_MAX_SIDECAR_BYTES)
-            return ws_error_set(err, EINVAL, "a sidecar file has a bad name or over %lu bytes",
-                                WS_MAX_SIDECAR_BYTES);
-        s->hash = (uint64_t)json_integer_value(json_object_get(o, "hash"));
+        int rc = ws_key_text(o, "name", "a sidecar file", &name, err);
+        if (rc == 0 && (!name || !ws_name_is_file(name)))
+            rc = ws_key_refuse(json_object_get(o, "name"), "name", "a sidecar file", "the name of a file",
+                               err);
+        if (rc == 0)
+            rc = needed(o, "bytes", name, WS_MAX_SIDECAR_BYTES, &s->size_bytes, err);
+        if (rc == 0 && hash && !json_is_integer(hash)) /* all 64 bits: it may look negative */
+            rc = ws_key_refuse(hash, "hash", name, "a whole number", err);
+        if (rc < 0)
+            return rc;
+        s->hash = (uint64_t)json_integer_value(hash);
         s->name = strdup(name);
         if (!s->name)
             return ws_error_set(err, ENOMEM, "no memory for a registration");
@@ -134,9 +147,26 @@ static int base_id_of(const json_t *o, struct ws_registration *r, struct ws_erro
     if (!o)
         return 0;
     if (!id || strlen(id) != WS_BASE_ID_CHARS || !ws_name_is_file(id))
-        return ws_error_set(err, EINVAL, "the base_id of a registration is malformed");
-    memcpy(r->base_id, id, sizeof(r->base_id));
+        return ws_key_refuse(o, "base_id", REGISTRATION, "a string of 32 hex digits", err);
+    if (r->n_base > 0)
+        memcpy(r->base_id, id, sizeof(r->base_id));
     return 0;
+}
+
+static int audit_of(const json_t *body, struct ws_registration *r, struct ws_error *err)
+{
+    char wanted[64];
+    const json_t *audit = json_object_get(body, "audit");
+    r->audits = audit != NULL;
+    r->audit = WSYNC_NO_AUDIT;
+    if (audit && (!json_is_integer(audit) || json_integer_value(audit) < WSYNC_NO_AUDIT ||
+                  json_integer_value(audit) > INT_MAX)) {
+        snprintf(wanted, sizeof(wanted), "a whole number from %d to %d", WSYNC_NO_AUDIT, INT_MAX);
+        return ws_key_refuse(audit, "audit", REGISTRATION, wanted, err);
+    }
+    if (audit)
+        r->audit = (int)json_integer_value(audit);
+    return ws_key_flag(body, "audit_warns", REGISTRATION, &r->audit_warns, err);
 }
 
 int ws_registration_of(const json_t *body, unsigned rank, struct ws_registration **out, struct ws_error *err)
@@ -145,18 +175,22 @@ int ws_registration_of(const json_t *body, unsigned rank, struct ws_registration
     *out = NULL;
     if (!r)
         return ws_error_set(err, ENOMEM, "no memory for a registration");
-    const json_t *audit = json_object_get(body, "audit");
+    const json_t *params, *base = NULL, *sidecars = NULL;
     r->rank = rank;
-    r->audits = json_is_integer(audit) && json_integer_value(audit) >= WSYNC_NO_AUDIT &&
-                json_integer_value(audit) <= INT_MAX;
-    r->audit = r->audits ? (int)json_integer_value(audit) : WSYNC_NO_AUDIT;
-    r->audit_warns = json_is_true(json_object_get(body, "audit_warns"));
-    int rc = entries_of(json_object_get(body, "params"), rank, &r->entries, &r->n_entries, err);
+    int rc = audit_of(body, r, err);
     if (rc == 0)
-        rc = entries_of(json_object_get(body, "base"), rank, &r->base, &r->n_base, err);
+        rc = ws_key_list(body, "params", REGISTRATION, &params, err);
     if (rc == 0)
-        rc = sidecars_of(json_object_get(body, "sidecars"), r, err);
-    if (rc == 0 && r->n_base > 0)
+        rc = ws_key_list(body, "base", REGISTRATION, &base, err);
+    if (rc == 0)
+        rc = ws_key_list(body, "sidecars", REGISTRATION, &sidecars, err);
+    if (rc == 0)
+        rc = entries_of(params, rank, &r->entries, &r->n_entries, err);
+    if (rc == 0)
+        rc = entries_of(base, rank, &r->base, &r->n_base, err);
+    if (rc == 0)
+        rc = sidecars_of(sidecars, r, err);
+    if (rc == 0)
         rc = base_id_of(json_object_get(body, "base_id"), r, err);
     if (rc < 0) {
         ws_registration_free(r);

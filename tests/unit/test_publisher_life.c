@@ -460,6 +460,79 @@ static void a_rank_ends_while_it_waits(void **state)
     end(&w);
 }
 
+/* --- a registration with values of another kind --- */
+
+static void other_kinds_are_refused(void **state)
+{
+    static const struct {
+        const char *key, *value, *wanted;
+    } tops[] =
+        {
+            {"api", "\"1\"", "a whole number from 0"},
+            {"release", "7", "a string"},
+            {"model", "7", "a string"},
+            {"run", "7", "a string"},
+            {"new_run", "1", "true or false"},
+            {"rank", "\"0\"", "a whole number from 0"},
+            {"rank", "-1", "a whole number from 0"},
+            {"rank", "0.5", "a whole number from 0"},
+            {"world_size", "\"2\"", "a whole number from"},
+            {"world_size", "2.0", "a whole number from"},
+            {"shard_bytes", "-1", "a whole number from 0"},
+            {"shard_bytes", "1e9", "a whole number from 0"},
+            {"max_slots", "\"3\"", "a whole number from 0"},
+            {"timeout_ms", "-1", "a whole number from 0"},
+            {"timeout_ms", "true", "a whole number from 0"},
+            {"audit", "\"1\"", "a whole number from -1"},
+            {"audit", "0.5", "a whole number from -1"},
+            {"audit_warns", "\"yes\"", "true or false"},
+            {"params", "{}", "an array"},
+            {"base", "\"x\"", "an array"},
+            {"base_id", "7", "a string of 32 hex digits"},
+            {"sidecars", "1", "an array"},
+            {"sidecars", "[{\"name\":\"a\",\"bytes\":\"1\"}]", "a whole number from 0"},
+            {"sidecars", "[{\"name\":\"a\",\"bytes\":1,\"hash\":\"ff\"}]", "a whole number"},
+            {"sidecars", "[{\"name\":1,\"bytes\":1}]", "a string"},
+        },
+      params[] = {
+          {"name", "7", "a string"},
+          {"dtype", "7", "a string"},
+          {"dtype", "\"BF17\"", "dtypes"},
+          {"shape", "2000", "an array"},
+          {"shape", "[\"2000\"]", "an array of 1 whole numbers"},
+          {"shape", "[-2000]", "an array of 1 whole numbers"},
+          {"file", "7", "a string"},
+          {"kind", "7", "a string"},
+          {"kind", "\"part\"", "\"whole\""},
+          {"start", "-1", "a whole number from 0"},
+          {"count", "\"1\"", "a whole number from 0"},
+      };
+    enum { TOPS = sizeof(tops) / sizeof(tops[0]), PARAMS = sizeof(params) / sizeof(params[0]) };
+    struct world w;
+    (void)state;
+    start(&w);
+    const int sock = connected(&w);
+    for (size_t i = 0; i < TOPS + PARAMS; i++) {
+        const char *key = i < TOPS ? tops[i].key : params[i - TOPS].key,
+                   *value = i < TOPS ? tops[i].value : params[i - TOPS].value,
+                   *wanted = i < TOPS ? tops[i].wanted : params[i - TOPS].wanted;
+        struct ws_error err = {0};
+        json_t *body = registration();
+        json_object_set_new(body, "timeout_ms", json_integer(SHORT_MS)); /* rank 1 does not come */
+        json_object_set_new(i < TOPS ? body : json_array_get(json_object_get(body, "params"), 0), key,
+                            json_loads(value, JSON_DECODE_ANY, NULL));
+        ask(sock, "register", body);
+        const int rc = ws_ipc_answer(sock, LONG_MS, NULL, NULL, 0, NULL, &err);
+        if (rc != -EINVAL || !strstr(err.text, wanted))
+            fail_msg("%s %s: %d %s", key, value, rc, err.text);
+        if (value[0] != '[' || value[1] != '{') /* the key and the value are named */
+            assert_true(strstr(err.text, key) && (strchr(value, 'e') || strstr(err.text, value)));
+    }
+    close(sock);
+    wait_until_gone(&w);
+    end(&w);
+}
+
 /* --- a message that cannot be read --- */
 
 static void a_bad_message_is_answered(void **state)
@@ -539,6 +612,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_comes_back_with_another_base),
         cmocka_unit_test(a_rank_dies_before_it_begins),
         cmocka_unit_test(a_rank_ends_while_it_waits),
+        cmocka_unit_test(other_kinds_are_refused),
         cmocka_unit_test(a_bad_message_is_answered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
