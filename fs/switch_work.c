@@ -389,16 +389,19 @@ static void stay(struct ws_work *w, bool heard)
 {
     struct ws_engine_call call;
     struct ws_engine_serving now;
-    char text[WS_ERROR_TEXT + 64];
+    const char *prefix = w->engine->prefix;
+    char text[WS_ERROR_TEXT + 200], ask[120] = "";
     call_of(w, &call);
     const bool there = heard && w->engine->ops->serving(&call.target, &now, NULL) == 0;
     const bool broken = ws_condition_is_broken(lock(w));
     unlock(w);
-    snprintf(text, sizeof(text), "%s: %.800s",
+    if (there && broken && prefix)
+        snprintf(ask, sizeof(ask), " (is prefix=%.60s where it sees this mount?)", prefix);
+    snprintf(text, sizeof(text), "%s%s: %.800s",
              !there   ? "it does not answer"
-             : broken ? "restart it"
+             : broken ? "it has no good weights until it loads a version, or you restart it"
                       : "it is paused, or may be, and will be brought along",
-             w->err.text);
+             ask, w->err.text);
     ws_condition_not_back(lock(w), there, text);
     unlock(w);
 }

@@ -116,6 +116,23 @@ def test_vllm_is_broken(stack):
     assert engine.alive()
 
 
+def test_wrong_prefix(stack):
+    "one that is told paths where it sees no mount, there and back, is called broken with the prefix= that does it; mended by another"
+    _, mount, folders = world(stack)
+    engine = Engine(stack, folders[1], "--lifelike", api="vllm")
+    add(mount, "e", engine)
+    mount.write("1", "actor/version")
+    mount.write("engine remove e", "actor/ctl")
+    add(mount, "e", engine, "prefix=/nowhere")  # vLLM does not say where what it serves is from
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    said = mount.engines()["e"]
+    assert said.startswith("broken ") and "is prefix=/nowhere where it sees this mount?" in said and "restart it" in said, said
+    mount.write("engine remove e", "actor/ctl")
+    add(mount, "e", engine)
+    mount.write("2", "actor/version")
+    assert engine.generate() and engine.serves() == "2" and mount.engines()["e"].startswith("serving 2 ")
+
+
 def test_vllm_sleeps_on(stack):
     "vLLM asleep in a switch that ends before its load sleeps on, paused; the next switch wakes it, although it cannot say"
     _, mount, folders = world(stack)
@@ -472,6 +489,7 @@ def test_first_switch_is_gone(stack):
     for v in (3, 4, 5):
         agent.publish("actor", v, folders[1])
     again = Mount(stack, agent.url, path=mount.path)
+    again.wait_version("actor", 5)
     wait_for(lambda: "version 2 " in again.text("actor/last_error"), "the words", 60)
     assert "ESTALE" in again.text("actor/last_error") and "write one that is there" in again.text("actor/last_error")
     assert again.engines()["e"].split()[0] in ("paused", "broken") and engine.is_paused(), again.engines()
@@ -639,6 +657,7 @@ run(
     test_caches,
     test_vllm_reload_fails,
     test_vllm_is_broken,
+    test_wrong_prefix,
     test_vllm_sleeps_on,
     test_vllm_added_anew,
     test_mixed,
