@@ -20,7 +20,7 @@ static int needed(const json_t *o, const char *key, const char *of, uint64_t mos
 static int tensor_of(const json_t *o, struct ws_tensor *t, char *of, size_t cap, struct ws_error *err)
 {
     const char *name = NULL, *dtype = NULL;
-    const json_t *shape;
+    const json_t *shape = NULL;
     uint64_t bytes;
     int rc = ws_key_text(o, "name", "a parameter", &name, err);
     if (rc < 0)
@@ -123,11 +123,12 @@ static int sidecars_of(const json_t *array, struct ws_registration *r, struct ws
         const char *name = NULL;
         struct ws_sidecar *s = &r->sidecars[i];
         int rc = ws_key_text(o, "name", "a sidecar file", &name, err);
-        if (rc == 0 && (!name || !ws_name_is_file(name)))
-            rc = ws_key_refuse(json_object_get(o, "name"), "name", "a sidecar file", "the name of a file",
-                               err);
-        if (rc == 0)
-            rc = needed(o, "bytes", name, WS_MAX_SIDECAR_BYTES, &s->size_bytes, err);
+        if (rc < 0)
+            return rc;
+        if (!name || !ws_name_is_file(name))
+            return ws_key_refuse(json_object_get(o, "name"), "name", "a sidecar file", "the name of a file",
+                                 err);
+        rc = needed(o, "bytes", name, WS_MAX_SIDECAR_BYTES, &s->size_bytes, err);
         if (rc == 0 && hash && !json_is_integer(hash)) /* all 64 bits: it may look negative */
             rc = ws_key_refuse(hash, "hash", name, "a whole number", err);
         if (rc < 0)
@@ -175,7 +176,7 @@ int ws_registration_of(const json_t *body, unsigned rank, struct ws_registration
     *out = NULL;
     if (!r)
         return ws_error_set(err, ENOMEM, "no memory for a registration");
-    const json_t *params, *base = NULL, *sidecars = NULL;
+    const json_t *params = NULL, *base = NULL, *sidecars = NULL;
     r->rank = rank;
     int rc = audit_of(body, r, err);
     if (rc == 0)
