@@ -2,6 +2,8 @@
  */
 #include "fs/bequest.h"
 #include "fs/content.h"
+#include "fs/plan.h"
+#include "fs/room.h"
 #include "fs/version.h"
 #include "tests/fs/opened_store.h"
 #include <unistd.h>
@@ -122,6 +124,91 @@ static void an_heir_that_was_dropped_gets_nothing(void **state)
     ws_version_put(heir);
 }
 
+struct room {
+    uint64_t used, waiting, own;
+};
+
+static struct room room_of(const struct ws_version *v)
+{
+    pthread_mutex_lock(&store->lock);
+    const struct room r = {store->used_bytes, store->waiting_bytes, v ? v->own_bytes : 0};
+    pthread_mutex_unlock(&store->lock);
+    return r;
+}
+
+static void assert_room(struct room r, uint64_t used, uint64_t waiting, uint64_t own)
+{
+    assert_int_equal(r.used, used);
+    assert_int_equal(r.waiting, waiting);
+    assert_int_equal(r.own, own);
+}
+
+/* What a version took of the cache goes with its memory, and comes back once. */
+static void room_goes_with_the_memory(void **state)
+{
+    struct ws_version *v = pulled(store, "actor", "1"), *heir = heir_of(v);
+    const uint64_t all = room_of(v).own;
+    struct ws_changes changes;
+    (void)state;
+    assert_room(room_of(v), all, 0, all);
+    assert_true(bequeath(v, heir, ws_version_manifest(heir, NULL)->n_files));
+    assert_room(room_of(heir), all, 0, all);
+    ws_changes_init(&changes);
+    pthread_mutex_lock(&store->lock);
+    ws_version_retire(heir, &changes);
+    pthread_mutex_unlock(&store->lock);
+    ws_changes_tell(&changes, store);
+    assert_room(room_of(heir), all, all, all);
+    ws_version_put(heir);
+    wait_until(room_of(NULL).used == 0);
+    assert_room(room_of(NULL), 0, 0, 0);
+}
+
+/* The plan of a version that comes by a delta alone, whose base nothing protects. True: in place. */
+static bool is_made_in_place(struct ws_version *base, struct ws_version *v)
+{
+    static struct ws_links k;
+    struct ws_delta_plan plan = {0};
+    struct ws_route route;
+    char why[WS_HOW_CHARS];
+    struct ws_delta_link l = {.base = ws_version_mark(base), .target = ws_version_mark(v)};
+    memcpy(l.base_digest, base->digest, sizeof(l.base_digest));
+    memcpy(l.target_digest, v->digest, sizeof(l.target_digest));
+    k = (struct ws_links){.offers[0] = {.link = l, .figures.state = WS_DELTA_WHOLE}, .n = 1};
+    pthread_mutex_lock(&store->lock);
+    v->sources = v->partial = 1;
+    store->options.keep = 0;
+    ws_route_init(&route, v);
+    pthread_mutex_unlock(&store->lock);
+    ws_version_put(base);
+    assert_true(ws_delta_plan_make(&plan, &route, &k, why));
+    const bool in_place = !plan.copied;
+    ws_delta_plan_release(&plan);
+    ws_route_release(&route);
+    return in_place;
+}
+
+static void what_has_no_memory_is_made_in_place(void **state)
+{
+    struct ws_version *v = pulled(store, "actor", "1"), *heir = heir_of(v);
+    (void)state;
+    assert_true(is_made_in_place(v, heir));
+    ws_version_put(heir);
+}
+
+/* As after a pull that failed before any byte came: that memory would be lost. */
+static void what_has_memory_of_its_own_is_not(void **state)
+{
+    struct ws_version *v = pulled(store, "actor", "1"), *heir = heir_of(v);
+    atomic_bool stop = false;
+    struct ws_error err;
+    (void)state;
+    assert_ok(ws_room_take(heir, MIB, &stop, &err), &err);
+    assert_false(is_made_in_place(v, heir));
+    assert_int_equal(heir->own_bytes, MIB);
+    ws_version_put(heir);
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -130,6 +217,9 @@ int main(void)
         TEST(what_was_opened_once_is_not),
         TEST(what_is_open_is_not),
         TEST(an_heir_that_was_dropped_gets_nothing),
+        TEST(room_goes_with_the_memory),
+        TEST(what_has_no_memory_is_made_in_place),
+        TEST(what_has_memory_of_its_own_is_not),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
