@@ -232,9 +232,9 @@ def scenarios(stack, kind):
                 switches = [(0.0, 0.0, 1)]
                 stream = Stream(one, w.server)
                 for version in (2, 1, 2, 1, 2):
-                    time.sleep(1.5)
+                    stream.settle()
                     switches.append((*w.switch(version), version))
-                time.sleep(1.5)
+                stream.settle()
                 stream.end()
                 w.check(w.server, 2)
                 judge(w, stream, switches, pause)

@@ -369,6 +369,13 @@ class Stream:
         assert len(tokens) == len(answer) == self.LONG
         self.texts.append((start, time.monotonic(), tokens, answer))
 
+    def settle(self):
+        """Until a text and some scores were asked for and answered from here on, however slow the server is, or one is lost."""
+        now = time.monotonic()
+        answered = lambda of: sum(start >= now for start, *_ in list(of))
+        wait_for(lambda: self.lost or answered(self.scores) >= 2 and answered(self.texts), "answers between two switches",
+                 2 * ASK_SECONDS)  # of the text that was under way, and of the next
+
     def end(self):
         self.over.set()
         for t in self.threads:

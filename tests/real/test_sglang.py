@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# timeout: 600
+# timeout: 1800
 """A real SGLang on a mount, switched by wsync. Its reload is what the reference engine plays in the other tests."""
 import contextlib
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# timeout: 900
+# timeout: 1800
 """A real vLLM on a mount, switched by wsync, or by hand with the calls that it has."""
 import contextlib
 import os
