@@ -4,6 +4,7 @@
 #include "backends/trainer/agent_audit.h"
 #include "backends/trainer/agent_features.h"
 #include "backends/trainer/agent_models.h"
+#include "backends/trainer/agent_sessions.h"
 #include "backends/trainer/share.h"
 #include "transports/clock.h"
 #include "transports/copy.h"
@@ -320,6 +321,21 @@ void ws_group_begun(struct ws_agent_model *m)
     g->committed = g->sealed = g->drop = false;
 }
 
+bool ws_group_is_over(const struct ws_agent *a, const struct ws_agent_model *m, char *why, size_t cap)
+{
+    char missing[WS_ERROR_TEXT / 2];
+    if (!m->spans_nodes)
+        return false;
+    if (!ws_group_is_whole(a, m)) {
+        ws_group_missing(a, m, false, missing, sizeof(missing));
+        snprintf(why, cap, "not all ranks are there any more%s%s%.400s", missing, m->why[0] ? "; " : "",
+                 m->why);
+        return true;
+    }
+    snprintf(why, cap, "%s", m->why[0] ? m->why : "another node gave it up");
+    return m->group->writing_round != m->group->round;
+}
+
 void ws_group_committed(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
@@ -352,16 +368,35 @@ bool ws_group_sealed(struct ws_agent *a, struct ws_agent_model *m, const char *f
     return false;
 }
 
+void ws_group_given_up(struct ws_agent_model *m, const struct ws_mark *version, uint64_t round)
+{
+    struct ws_group *g = m->group;
+    if (round == g->given_up_round && ws_mark_is(version, &g->given_up))
+        return;
+    g->given_up = *version;
+    g->given_up_round = round;
+    if (g->writing_round != round) /* no version of ours was in it */
+        m->given_up = *version;
+    if (strcmp(version->run, m->group_run) == 0)
+        ws_session_note_late(m, version->version);
+}
+
+static void discarded(struct ws_agent_model *m)
+{
+    if (m->group && m->spans_nodes && m->n_begun)
+        ws_group_given_up(m, &m->given_up, m->group->writing_round);
+}
+
 void ws_group_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char *why)
 {
     struct ws_group *g = m->group;
-    if (!g || !m->spans_nodes)
+    if (!g || !m->spans_nodes || g->writing_round != g->round) /* of a round that is over */
         return;
     if (!a->primary) {
         g->round++;
         g->hashing = false;
         snprintf(g->why, sizeof(g->why), "%s: %s", a->node, why);
-    } else if (g->writing_round == g->round) {
+    } else {
         g->gave_up = g->round;
         snprintf(g->why, sizeof(g->why), "%s", why);
     }
@@ -472,6 +507,7 @@ const struct ws_agent_feature ws_feature_group = {
     .stop = stop,
     .end = end,
     .free = free_group,
+    .discarded = discarded,
     .abandoned = ws_group_abandoned,
     .left = left,
     .model_status = put_status,

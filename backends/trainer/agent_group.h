@@ -14,7 +14,9 @@
  *     then   all have sealed: it is announced, everywhere, and the next round begins
  *
  * Whatever ends a round otherwise (a rank or a node that dies, a rank that gives it up, versions that differ)
- * abandons it everywhere: the round's number is then larger than the one that a node is in. */
+ * abandons it everywhere: the round's number is then larger than the one that a node is in. Ranks that have
+ * not begun that version yet are told so once, when they do: else they would write it for nobody, and stay a
+ * version behind. For the same reason the highest is given up where nodes wrote different ones. */
 #ifndef WS_TRAINER_AGENT_GROUP_H
 #define WS_TRAINER_AGENT_GROUP_H
 #include "backends/trainer/agent_features.h"
@@ -43,6 +45,9 @@ struct ws_group {
     struct ws_mark announced;
     uint64_t announced_round;
     char why[WS_ERROR_TEXT]; /* the last round was abandoned */
+    /* The last version that was given up after a rank had begun it, on whichever node, and its round. */
+    struct ws_mark given_up;
+    uint64_t given_up_round;
     /* this node's version */
     uint64_t writing_round;
     bool committed, sealed, drop; /* drop: it was abandoned while it is hashed */
@@ -94,10 +99,14 @@ bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m);
  * meanwhile, for 2 s at most; where the primary is away, what is known has to do. */
 void ws_group_hear(struct ws_agent *a, struct ws_agent_model *m, uint64_t deadline_ns);
 void ws_group_begun(struct ws_agent_model *m);
+/* Is it over before anybody could write? A rank left, or the round ended, while its slot was prepared. */
+bool ws_group_is_over(const struct ws_agent *a, const struct ws_agent_model *m, char *why, size_t cap);
 /* All ranks of this node have committed / its part is sealed, or could not be. */
 void ws_group_committed(struct ws_agent *a, struct ws_agent_model *m);
 /* true: the version may be announced by the caller now, since no other node is needed. */
 bool ws_group_sealed(struct ws_agent *a, struct ws_agent_model *m, const char *failed, bool *tell);
+/* A version that a rank had begun was given up in that round, here or elsewhere. Once for each. */
+void ws_group_given_up(struct ws_agent_model *m, const struct ws_mark *version, uint64_t round);
 void ws_group_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char *why);
 /* Who is missing, for the end of a sentence: ranks that are not there, that have not registered again, or
  * (writing) not committed. */

@@ -106,7 +106,7 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
     struct ws_agent_model *m = c->model;
     char missing[WS_ERROR_TEXT / 2];
     int rc = 0;
-    while (rc == 0) {
+    while ((rc = rc ? rc : ws_session_check_late(c, version, err)) == 0) {
         bool spans = m->spans_nodes;
         bool before = m->writing && (m->writing->state != WS_SLOT_WRITING || c->committed == m->writing);
         bool absent =
@@ -211,6 +211,7 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
     const bool keep = json_is_true(json_object_get(body, "keep"));
     const uint64_t takes = ws_agent_number(body, "max_fds", WS_MAX_FDS_PER_FRAME);
     const size_t max = takes < q->max ? takes : q->max;
+    char why[WS_ERROR_TEXT];
     if (!run || !ws_run_is_safe(run))
         return ws_error_set(err, EINVAL, "begin needs the run of the registration");
     pthread_mutex_lock(&a->lock);
@@ -243,11 +244,12 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
         pthread_mutex_unlock(&a->lock);
         return 0;
     }
-    if (first && rc == 0 && m->spans_nodes && !ws_group_is_whole(a, m)) { /* a rank left meanwhile */
-        char missing[WS_ERROR_TEXT / 2], why[WS_ERROR_TEXT];
-        ws_group_missing(a, m, false, missing, sizeof(missing));
-        snprintf(why, sizeof(why), "not all ranks are there any more%s%s%.400s", missing,
-                 m->why[0] ? "; " : "", m->why);
+    if (rc == 0) {
+        c->began = version;
+        c->late = 0;
+    }
+    if (first && rc == 0 && ws_group_is_over(a, m, why, sizeof(why))) {
+        m->n_begun++; /* this rank is told, and so are those that come later */
         ws_agent_abandon(a, m, why);
     }
     if (rc == 0)

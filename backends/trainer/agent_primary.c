@@ -36,10 +36,24 @@ void ws_node_name(struct ws_agent *a)
 
 /* --- a round --- */
 
+/* The highest version that ranks are known to write in this round; 0: none is. */
+static uint64_t highest(const struct ws_agent_model *m)
+{
+    const struct ws_group *g = m->group;
+    uint64_t version = m->writing && m->n_begun && g->writing_round == g->round ? m->writing_version : 0;
+    for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
+        const struct ws_group_node *n = &g->nodes[i];
+        if (n->id && n->round == g->round && n->version > version && strcmp(n->run, m->group_run) == 0)
+            version = n->version;
+    }
+    return version;
+}
+
 static void abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why)
 {
     struct ws_group *g = m->group;
     const uint64_t before = g->round;
+    const struct ws_mark given_up = ws_mark_of(highest(m), m->group_run);
     if (m->writing)
         ws_group_drop(a, m, why); /* may end the round itself */
     else
@@ -50,19 +64,9 @@ static void abandon(struct ws_agent *a, struct ws_agent_model *m, const char *wh
         g->round++;
     g->hashing = false;
     snprintf(g->why, sizeof(g->why), "%s", why);
+    if (given_up.version)
+        ws_group_given_up(m, &given_up, before);
     pthread_cond_broadcast(&a->changed);
-}
-
-/* Is anybody known to write in this round? */
-static bool is_written(const struct ws_agent_model *m)
-{
-    const struct ws_group *g = m->group;
-    if (m->writing)
-        return true;
-    for (unsigned i = 0; i < WS_MAX_PARTS; i++)
-        if (g->nodes[i].id && g->nodes[i].version && g->nodes[i].round == g->round)
-            return true;
-    return false;
 }
 
 /* The first that is in this round and has another version than the one given; NULL: none. */
@@ -278,7 +282,7 @@ static void changed(struct ws_agent *a, struct ws_agent_model *m, const char *wh
     g->failed_code = 0;
     if (g->hashing)
         return;
-    if (is_written(m))
+    if (m->writing || highest(m))
         abandon(a, m, why);
     else
         g->round++; /* for who has begun and not said so yet; why it is not whole stays said */
@@ -469,6 +473,15 @@ static void take_audit(struct ws_group_node *n, const json_t *said)
     n->audit_round = n->round;
 }
 
+/* What it wrote in this round, and gave up; an agent of 0.1.0 does not say. */
+static void take_given_up(struct ws_group_node *n, const json_t *said, uint64_t round)
+{
+    const char *run = json_string_value(json_object_get(said, "run"));
+    n->round = round;
+    n->version = ws_agent_number(said, "version", 0);
+    snprintf(n->run, sizeof(n->run), "%s", run ? run : "");
+}
+
 static void take_version(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
                          const json_t *body)
 {
@@ -485,6 +498,7 @@ static void take_version(struct ws_agent *a, struct ws_agent_model *m, struct ws
     take_audit(n, json_object_get(body, "audit"));
     if (ws_agent_number(body, "gave_up", 0) != g->round)
         return;
+    take_given_up(n, json_object_get(body, "given_up"), g->round);
     snprintf(text, sizeof(text), "%.200s: %s", n->name, why ? why : "it did not say why");
     abandon(a, m, text);
 }
@@ -538,6 +552,10 @@ static json_t *answer(const struct ws_agent *a, const struct ws_agent_model *m, 
                           g->why, "need", need, "refused", refused);
     json_object_set_new(o, "announced_round", json_integer((json_int_t)g->announced_round));
     json_object_set_new(o, "audit_round", json_integer((json_int_t)n->audit_round));
+    if (g->given_up.version)
+        json_object_set_new(o, "given_up",
+                            json_pack("{s:I,s:s,s:I}", "version", (json_int_t)g->given_up.version, "run",
+                                      g->given_up.run, "round", (json_int_t)g->given_up_round));
     if (whole && n->member && n->epoch != g->epoch)
         json_object_set_new(o, "group", group_json(m, n));
     return o;

@@ -51,6 +51,10 @@ static json_t *say(const struct ws_agent *a, struct ws_agent_model *m)
                   needed(m), "gave_up", (json_int_t)g->gave_up, "why", g->why);
     if (o && g->asked_run[0])
         json_object_set_new(o, "run", json_string(g->asked_run));
+    if (o && g->gave_up && g->gave_up == g->given_up_round)
+        json_object_set_new(
+            o, "given_up",
+            json_pack("{s:I,s:s}", "version", (json_int_t)g->given_up.version, "run", g->given_up.run));
     if (o && m->writing) {
         json_object_set_new(o, "round", json_integer((json_int_t)g->writing_round));
         json_object_set_new(o, "version", json_integer((json_int_t)m->writing_version));
@@ -74,7 +78,7 @@ static void forget_primary(struct ws_agent *a, struct ws_agent_model *m, uint64_
         ws_group_drop(a, m, "the primary agent was started anew");
     }
     g->primary_id = primary;
-    g->epoch = g->round = g->gave_up = g->audit_round = 0;
+    g->epoch = g->round = g->gave_up = g->audit_round = g->given_up_round = 0;
     g->whole = false;
 }
 
@@ -101,6 +105,23 @@ static bool take_round(struct ws_agent *a, struct ws_agent_model *m, const json_
         pthread_cond_broadcast(&a->changed);
     }
     return false;
+}
+
+/* What was given up anywhere: a rank of ours that comes with it is late. */
+static void take_given_up(struct ws_agent_model *m, const json_t *reply)
+{
+    struct ws_group *g = m->group;
+    const json_t *o = json_object_get(reply, "given_up");
+    const char *run = json_string_value(json_object_get(o, "run"));
+    const char *why = json_string_value(json_object_get(reply, "why"));
+    const struct ws_mark version = ws_mark_of(ws_agent_number(o, "version", 0), run ? run : "");
+    const uint64_t round = ws_agent_number(o, "round", 0);
+    if (!version.version || !round || (round == g->given_up_round && ws_mark_is(&version, &g->given_up)))
+        return;
+    if (!m->writing && g->writing_round != round && strcmp(version.run, m->group_run) == 0) /* none of ours */
+        snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was abandoned: %.800s", version.version,
+                 m->name, why && *why ? why : "another node gave it up");
+    ws_group_given_up(m, &version, round);
 }
 
 static void take_refusals(struct ws_agent *a, struct ws_agent_model *m, const json_t *reply)
@@ -212,6 +233,7 @@ static bool take(struct ws_agent *a, struct ws_agent_model *m, const json_t *rep
     if (primary != g->primary_id)
         forget_primary(a, m, primary);
     bool tell = take_round(a, m, reply);
+    take_given_up(m, reply);
     json_decref(g->need);
     g->need = json_deep_copy(json_object_get(reply, "need"));
     g->dirty = g->dirty || json_array_size(g->need) > 0;

@@ -29,7 +29,7 @@ void ws_session_forget(struct ws_agent *a, struct ws_session *c, const char *how
     c->writing = false;
     c->committed = NULL;
     c->placed = c->stale = false;
-    c->told = 0;
+    c->told = c->began = c->late = 0;
     if (m && m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
         m->ranks[c->rank] = NULL;
         m->n_registered--;
@@ -87,6 +87,25 @@ int ws_session_set_run(struct ws_agent_model *m, const char *run, bool new_run, 
     if (new_run)
         memcpy(m->opened_run, m->group_run, sizeof(m->opened_run));
     return 0;
+}
+
+void ws_session_note_late(struct ws_agent_model *m, uint64_t version)
+{
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (m->ranks[r] && m->ranks[r]->placed && m->ranks[r]->began < version)
+            m->ranks[r]->late = version;
+}
+
+int ws_session_check_late(struct ws_session *c, uint64_t version, struct ws_error *err)
+{
+    if (version <= c->began || version > c->late)
+        return 0;
+    c->began = version;
+    c->late = 0;
+    return ws_error_set(err, ECANCELED,
+                        "rank %u came too late with version %" PRIu64
+                        " of %s: %s; the next version may be offloaded",
+                        c->rank, version, c->model->name, c->model->why);
 }
 
 int ws_session_check_version(const struct ws_agent_model *m, uint64_t version, const char *run,

@@ -15,6 +15,10 @@ WS_MUST_USE int ws_session_set_run(struct ws_agent_model *m, const char *run, bo
 /* Is it one of the group that has places? -ESTALE; -ECANCELED: its version was given up, which it is told
  * once. */
 WS_MUST_USE int ws_session_check(struct ws_session *c, struct ws_error *err);
+/* Versions up to this one were given up on some node: who has not begun it hears so at its begin. */
+void ws_session_note_late(struct ws_agent_model *m, uint64_t version);
+/* -ECANCELED: it begins one of them, which it is told once. */
+WS_MUST_USE int ws_session_check_late(struct ws_session *c, uint64_t version, struct ws_error *err);
 /* May this version be published? -EEXIST. */
 WS_MUST_USE int ws_session_check_version(const struct ws_agent_model *m, uint64_t version, const char *run,
                                          struct ws_error *err);

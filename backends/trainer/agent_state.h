@@ -62,6 +62,8 @@ struct ws_session {
     bool writing;              /* has begun model->writing and not committed */
     struct ws_slot *committed; /* what it has committed, while that is not announced */
     bool lost;                 /* its version was abandoned by another rank; told at the next call */
+    uint64_t began;            /* the version that it began last, or came too late with */
+    uint64_t late;             /* up to which versions were given up that it had not begun; told at a begin */
     bool deaf;                 /* it keeps slots mapped, and cannot be told (0.1.0) */
     json_t *kept; /* numbers of slots that it may have mapped, of a rank that can be told to let go of them */
 };

@@ -162,10 +162,10 @@ int wsync_open(const wsync_config *config, wsync_publisher **out);
  * it on demand already; -EBUSY: no free slot, the text names the holder; -EPROTO: ranks disagree about a
  * tensor or the version, or the agent is of another release; -EINVAL: a box out of range, pieces that
  * overlap, bytes that nobody holds; -ENOMEM: does not fit, with the figures; -ECANCELED: another rank died or
- * went on to a higher version, which is named, or an audit found that replicas differ; -ETIMEDOUT: ranks that
- * are missing, likewise. -ECONNRESET, -ECONNREFUSED, -ENOENT: the agent has gone; the next offload connects
- * to the one that runs then, and the lineage goes on. After any of these the last version is served and the
- * next offload may be called. */
+ * went on to a higher version, which is named, or an audit found that replicas differ, maybe before this rank
+ * began it; -ETIMEDOUT: ranks that are missing, likewise. -ECONNRESET, -ECONNREFUSED, -ENOENT: the agent has
+ * gone; the next offload connects to the one that runs then, and the lineage goes on. After any of these the
+ * last version is served and the next offload may be called. */
 int wsync_offload(wsync_publisher *pub, const wsync_param *params, size_t n, uint64_t version);
 /* The same in steps. register: this rank's pieces (collective: waits for every rank). put: copies one
  * registered piece; any order, each once. commit: this rank is done; -ENODATA when bytes are missing,
