@@ -13,8 +13,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SETTLE_MS 2000 /* for readers to let go of what was evicted */
-#define STEP_MS   10
+#define SETTLE_MS     2000 /* for readers to let go of what was evicted */
+#define STEP_MS       10
+#define OUTSIDE_BYTES (64UL << 20) /* threads, connections and deltas on their way, which no cache counts */
 
 void ws_room_text(uint64_t bytes, char out[16])
 {
@@ -110,6 +111,15 @@ static int no_room(struct ws_version *v, uint64_t bytes, uint64_t limit, struct 
                             v->model->name, v->number, need, cache, held, drop->number, drop->model->name);
     return ws_error_set(err, ENOSPC, "%s/%lu needs %s and the cache has %s%s%s; mount with a larger cache=",
                         v->model->name, v->number, need, cache, held[0] ? ": " : "", held);
+}
+
+uint64_t ws_room_default(uint64_t available)
+{
+    const uint64_t most = available / 10 * 8;
+
+    if (available < 2 * OUTSIDE_BYTES)
+        return available / 2;
+    return available - most < OUTSIDE_BYTES ? available - OUTSIDE_BYTES : most;
 }
 
 uint64_t ws_room_limit(uint64_t cache, uint64_t held, uint64_t available)

@@ -21,6 +21,9 @@ struct ws_room ws_room_now(struct ws_store *s); /* without any lock */
 /* Is there room for bytes of v while base stays? With store->lock. */
 bool ws_room_has_beside(const struct ws_room *r, struct ws_version *base, struct ws_version *v,
                         uint64_t bytes);
+/* What cache= is by default where so much is available: the most of it, and never what the daemon itself
+ * needs. */
+uint64_t ws_room_default(uint64_t available);
 /* The cache's size, or less where the machine has less; held: what is in it. */
 uint64_t ws_room_limit(uint64_t cache, uint64_t held, uint64_t available);
 /* After the regions were taken from the pool: what the pool keeps for later must fit beside them. */

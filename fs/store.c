@@ -52,7 +52,7 @@ static int copy_options(struct ws_store_options *o, const struct ws_store_option
             rc = ws_error_set(err, ENOMEM, "out of memory for the options of a store");
     }
     if (!o->cache_bytes)
-        o->cache_bytes = ws_memory_available(NULL) / 10 * 8;
+        o->cache_bytes = ws_room_default(ws_memory_available(NULL));
     if (!o->keep)
         o->keep = DEFAULT_KEEP;
     if (!o->streams)

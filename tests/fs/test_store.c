@@ -672,6 +672,10 @@ static void reports_reach_the_source(void **state)
 static void test_room_limit(void **state)
 {
     (void)state;
+    assert_int_equal(ws_room_default(1000 * MIB), 1000 * MIB / 10 * 8);
+    assert_int_equal(ws_room_default(160 * MIB), 96 * MIB); /* 0.8 of it would leave 32 */
+    assert_int_equal(ws_room_default(128 * MIB), 64 * MIB);
+    assert_int_equal(ws_room_default(20 * MIB), 10 * MIB);
     assert_int_equal(ws_room_limit(100, 0, 1000), 100);
     assert_int_equal(ws_room_limit(100, 60, 20), 80); /* the machine has less */
     assert_int_equal(ws_room_limit(100, 60, 40), 100);
