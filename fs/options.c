@@ -171,9 +171,9 @@ static int set_ctl_group(struct ws_mount_options *o, const char *value)
 static int read_token(struct ws_mount_options *o, const char *value, const char **out)
 {
     char *token;
-    int rc = ws_token_read(value, NULL, &token, NULL);
+    int rc = ws_token_read(value, NULL, &token, &o->why);
     if (rc < 0)
-        return rc == -EINVAL ? -ENODATA : rc;
+        return rc == -EINVAL ? -ENODATA : rc; /* -EINVAL would be said of the option's form */
     *out = keep(o, token);
     explicit_bzero(token, strlen(token));
     free(token);
@@ -261,7 +261,8 @@ static const struct {
      "into a "
      "huge-page tmpfs, or through the daemon; auto takes the first that works"},
     {"cache", "SIZE", set_cache,
-     "memory for versions; default: 0.8 of what the machine and its cgroups allow; with room for three, "
+     "memory for versions; default: 0.8 of what the machine and its cgroups allow, and at least 64 MiB less "
+     "than that (half of it where it is under 128 MiB); with room for three, "
      "memory for "
      "the next one is taken ahead"},
     {"delta-cache", "SIZE", set_delta_cache,
@@ -384,9 +385,7 @@ static int parse_one(struct ws_mount_options *o, const char *word, struct ws_err
                                 table[i].value, value);
         if (rc < 0)
             return ws_error_set(err, -rc, "the mount option %s=%.200s: %s", table[i].name, value,
-                                rc == -ENODATA ? "the file is empty"
-                                : rc == -E2BIG ? "the file's first line is longer than a token may be"
-                                               : strerror(-rc));
+                                o->why.code ? o->why.text : strerror(-rc));
         return 0;
     }
     return ws_error_set(err, EINVAL,

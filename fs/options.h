@@ -25,6 +25,7 @@ struct ws_mount_options {
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
     char *strings[24];                  /* owned: what the pointers above lead to */
     size_t n_strings;
+    struct ws_error why; /* of the last option that was refused, where it says more than an errno */
 };
 
 /* Defaults for this user. */

@@ -113,10 +113,11 @@ static int mount_regions(const struct ws_fs *fs)
 
 /* Closes the kernel's end and no more. The number stays taken, by a pipe that nobody reads: replies of calls
  * that are parked in the store fail on it, and libfuse, which polls it before it unmounts by path, finds an
- * error and does not. */
+ * error and does not. The session is over for libfuse too, which else prints each reply that fails. */
 static void cut(struct ws_fs *fs)
 {
     int ends[2];
+    fuse_session_exit(fs->session);
     if (pipe2(ends, O_CLOEXEC) != 0)
         return;
     close(ends[0]);

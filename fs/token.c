@@ -61,6 +61,7 @@ int ws_token_read(const char *path, const char *below, char **out, struct ws_err
     struct stat st;
     int fd = ws_below_open(below, path, false, &st, err);
     if (fd < 0)
-        return below ? fd : ws_error_prefix(err, "cannot read the token file");
+        return below ? fd
+                     : ws_error_prefix(err, "cannot read the token file, which has to be a regular file");
     return ws_token_take(fd, path, 0, out, err);
 }

@@ -126,6 +126,33 @@ def test_unread_is_said(stack):
     wait_for(lambda: mount.text("actor/last_error") == "", "no error any more", 60)
 
 
+def test_quiet_end(stack):
+    "a mount that is taken away says nothing of its connection, which it has cut itself"
+    agent, _ = published(stack)
+    mount = mounted(stack, f"http://127.0.0.1:{Slow(stack, agent.port, 1e6).port}", "streams=1")
+    reader = subprocess.Popen(["cat", mount.file("actor/1/model.safetensors")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: mount.text("actor/1/.wsync/state").startswith("pulling"), "the pull", 60)
+    subprocess.run(["umount", "-l", mount.path], check=True)
+    mount.process.terminate()
+    mount.process.wait(60 * SLOW)
+    reader.kill()
+    reader.wait(20 * SLOW)
+    said = Process.text(mount)
+    assert "control ends" in said and "Broken pipe" not in said, said
+
+
+def test_token_file(stack):
+    "a token file that is none is named, with the reason: a mount's options say what the file's reader says"
+    fifo, empty, folder = unique("fifo"), unique("empty"), unique("mnt")
+    os.mkfifo(fifo)
+    open(empty, "w").close()
+    os.mkdir(folder)
+    for name, why in (fifo, "is a FIFO"), (empty, "is empty"), (unique("absent"), "No such file or directory"):
+        said = wsync("mount", "-f", "-o", f"token-file={name}", "http://127.0.0.1:1", folder, check=False)
+        assert said.returncode == 1 and name in said.stderr and why in said.stderr, said
+        assert why == "is empty" or "regular file" in said.stderr, said.stderr
+
+
 def test_changed_folder(stack):
     "a folder that is written to while it is offered: the sentence says so, and drop takes what is there now"
     need_fuse()
@@ -458,5 +485,5 @@ def test_told_once(stack):
     assert len(said) == 1 and "config.json" in said[0], said
 
 
-run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_changed_folder, test_late_is_said, test_silent_source, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
+run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_quiet_end, test_token_file, test_changed_folder, test_late_is_said, test_silent_source, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
     test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_names_of_the_folder, test_background, test_lying_server)
