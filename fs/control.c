@@ -532,9 +532,30 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     return 0;
 }
 
+static void open_kept(void *arg)
+{
+    struct ws_control *c = arg;
+    ws_added_open(c);
+    pthread_mutex_lock(&c->lock);
+    c->has_opened = true;
+    pthread_cond_broadcast(&c->idle);
+    pthread_mutex_unlock(&c->lock);
+}
+
 void ws_control_open_kept(struct ws_control *c)
 {
-    ws_added_open(c);
+    if (ws_job_start(c, open_kept, c) < 0)
+        atomic_store(&c->lacks_sources, true); /* the keeper opens them */
+}
+
+void ws_control_wait_kept(struct ws_control *c, unsigned timeout_ms)
+{
+    const uint64_t until = ws_clock_ns() + timeout_ms * WS_MS_NS;
+    pthread_mutex_lock(&c->lock);
+    while (!c->has_opened && !atomic_load(&c->stop) &&
+           ws_cond_wait_until(&c->idle, &c->lock, until) != ETIMEDOUT)
+        ;
+    pthread_mutex_unlock(&c->lock);
 }
 
 void ws_control_stop(struct ws_control *c)

@@ -8,9 +8,11 @@
 struct ws_control;
 WS_MUST_USE int ws_control_new(struct ws_control **out, struct ws_store *store,
                                const struct ws_control_options *options, struct ws_error *err);
-/* The sources that commands have added before, kept in the settings: after the mount's own, which come first.
- */
+/* Begins to open the sources that commands have added before, kept in the settings: after the mount's own,
+ * which come first, and beside the start, which a folder on a server that is away would hold. */
 void ws_control_open_kept(struct ws_control *c);
+/* Until that is done, timeout_ms at most. */
+void ws_control_wait_kept(struct ws_control *c, unsigned timeout_ms);
 /* In two steps, because the store's threads tell control what happened until the store is freed: stop cancels
  * what runs and waits for it, free gives the memory back after ws_store_free. */
 void ws_control_stop(struct ws_control *c);

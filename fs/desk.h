@@ -69,6 +69,7 @@ struct ws_control {
     pthread_mutex_t lock;
     pthread_cond_t idle; /* n_jobs became 0 */
     unsigned n_jobs;     /* guarded by lock */
+    bool has_opened;     /* the kept sources, or tried; guarded by lock, told by idle */
     struct ws_desk root;
     struct ws_desk *desks; /* guarded by lock; only ever added to */
     void (*listener)(void *arg, struct ws_model *model);

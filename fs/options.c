@@ -379,6 +379,7 @@ static int parse_one(struct ws_mount_options *o, const char *word, struct ws_err
         if (!value != !table[i].value)
             return ws_error_set(err, EINVAL, "the mount option %s %s", table[i].name,
                                 table[i].value ? "needs a value" : "takes no value");
+        o->why.code = 0;
         int rc = table[i].set(o, value);
         if (rc == -EINVAL)
             return ws_error_set(err, EINVAL, "the mount option %s takes %s, not '%.100s'", table[i].name,

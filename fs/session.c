@@ -177,6 +177,7 @@ static void *finish_start(void *arg)
         }
     }
     set_read_ahead(fs->place.dev);
+    ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
     (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
     if (s->tell >= 0 && write(s->tell, &s->rc, sizeof(s->rc)) != (ssize_t)sizeof(s->rc))
         ws_log(WS_LOG_DEBUG, "mount", "nobody waits for the mount");

@@ -4,6 +4,7 @@
 """What a mount keeps of models, engines and pins: all of it over a restart, and no more than it can read again."""
 import os
 import shutil
+import signal
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
@@ -129,4 +130,27 @@ def test_models_leave(stack):
         mount.read(name, "7/model.safetensors")
 
 
-run(test_many_pins, test_full, test_unread, test_models_leave)
+def test_added_that_hangs(stack):
+    "a source that was added, and whose file system hangs at the restart, does not hold the start"
+    need_fuse()
+    agent = Agent(stack)
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    below = Mount(stack, agent.url)
+    below.wait_version("actor", 1)
+    mount = Mount(stack, agent.url)
+    mount.wait_version("actor", 1)
+    mount.write(f"add other dir:{below.path}", "ctl")
+    mount.end()
+    os.kill(below.pid, signal.SIGSTOP)
+    try:
+        again = Mount(stack, agent.url, path=mount.path, wait=False)
+        stack.callback(os.kill, below.pid, signal.SIGCONT)  # before it ends, which waits for the folder
+        wait_for(lambda: "serving at=" in again.text(), "the start", 60)
+        again.wait_version("actor", 1)
+    finally:
+        os.kill(below.pid, signal.SIGCONT)
+    wait_for(lambda: f"dir:{below.path}" in again.text("status"), "the source that was added", 60)
+    again.end()
+
+
+run(test_many_pins, test_full, test_unread, test_models_leave, test_added_that_hangs)
