@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/socket.h>
 
 #define BUFFER_BYTES  (128L << 10) /* received, hashed and stored while it is in the second-level cache */
 #define STALL_SECONDS 10L          /* a transfer that moves nothing for so long has lost its peer */
@@ -151,6 +152,7 @@ struct guard {
     bool owed;         /* what comes now is at hand, its sender waits for nobody */
     uint64_t since_ns, since_bytes;
     bool trickles;
+    int shortage; /* EMFILE, ENFILE: no descriptor was left for a socket, which curl calls unreachable */
 };
 
 /* Tells that bytes come, at no less than the floor since that was told last. */
@@ -189,6 +191,25 @@ static int on_progress(void *arg, curl_off_t total, curl_off_t received, curl_of
     return g->trickles;
 }
 
+static curl_socket_t on_socket(void *arg, curlsocktype purpose, struct curl_sockaddr *a)
+{
+    struct guard *g = arg;
+    const int sock = socket(a->family, a->socktype | SOCK_CLOEXEC, a->protocol);
+    (void)purpose;
+    if (sock < 0 && (errno == EMFILE || errno == ENFILE))
+        g->shortage = errno;
+    return sock < 0 ? CURL_SOCKET_BAD : sock;
+}
+
+static const char *why_of(const struct guard *g, CURLcode code, const char *buffer)
+{
+    if (g->shortage && code == CURLE_COULDNT_CONNECT)
+        return g->shortage == EMFILE
+                   ? "this process is out of file descriptors: raise LimitNOFILE=, ulimit -n"
+                   : "this machine is out of file descriptors: raise fs.file-max";
+    return buffer[0] ? buffer : curl_easy_strerror(code);
+}
+
 /* What every request has in common. */
 static void set_up(CURL *c, const struct tcp_source *s, char *error, struct guard *guard)
 {
@@ -216,6 +237,8 @@ static void set_up(CURL *c, const struct tcp_source *s, char *error, struct guar
         curl_easy_setopt(c, CURLOPT_SSLCERT, s->options.cert_file);
     if (s->options.key_file)
         curl_easy_setopt(c, CURLOPT_SSLKEY, s->options.key_file);
+    curl_easy_setopt(c, CURLOPT_OPENSOCKETFUNCTION, on_socket);
+    curl_easy_setopt(c, CURLOPT_OPENSOCKETDATA, guard);
     curl_easy_setopt(c, CURLOPT_NOPROGRESS, 0L);
     curl_easy_setopt(c, CURLOPT_XFERINFOFUNCTION, on_progress);
     curl_easy_setopt(c, CURLOPT_XFERINFODATA, guard);
@@ -293,8 +316,7 @@ static int request(struct tcp_source *s, const char *path, const json_t *post, u
     if (code == CURLE_WRITE_ERROR)
         rc = ws_error_set(err, EPROTO, "%s sent more than %zu bytes", url, limit);
     else if (code != CURLE_OK)
-        rc = ws_error_set(err, errno_of_curl(code), "cannot ask %s: %s", url,
-                          why[0] ? why : curl_easy_strerror(code));
+        rc = ws_error_set(err, errno_of_curl(code), "cannot ask %s: %s", url, why_of(&guard, code, why));
     else if (status != 200)
         rc = status_error(url, status, out, err);
 out:
@@ -519,7 +541,7 @@ static int fetch_result(struct sink *k, CURLcode code, struct ws_error *err)
         return ws_error_set(err, EPROTO, "%s does not keep to the protocol: %s", url, k->lie);
     if (code != CURLE_OK)
         return ws_error_set(err, errno_of_curl(code), "the transfer of %s from %s ended early: %s",
-                            k->file->name, url, l->error[0] ? l->error : curl_easy_strerror(code));
+                            k->file->name, url, why_of(&k->guard, code, l->error));
     if (status != 206 && status != 200) {
         int rc = status_error(url, status, &k->refusal, err);
         (void)ws_error_prefix(err, "%s/%" PRIu64 "/%s", k->fetch->manifest->model,
@@ -607,8 +629,7 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
         return trickled(&l->head, "a delta", err);
     if (code != CURLE_OK)
         return ws_error_set(err, errno_of_curl(code), "the delta of %s/%" PRIu64 " from %s ended early: %s",
-                            f->model, f->link.target.version, url,
-                            l->error[0] ? l->error : curl_easy_strerror(code));
+                            f->model, f->link.target.version, url, why_of(&k->guard, code, l->error));
     if (status != 200) {
         int rc = status_error(url, status, &k->refusal, err);
         (void)ws_error_prefix(err, "the delta of %s/%" PRIu64, f->model, f->link.target.version);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -79,9 +80,33 @@ static void test_a_source_that_drips(void **state)
     free(dst);
 }
 
+/* It is not the source that is away. */
+static void test_no_descriptors(void **state)
+{
+    struct ws_source *source;
+    struct ws_error err = {0};
+    struct rlimit was, none;
+    json_t *reply = NULL;
+
+    (void)state;
+    assert_int_equal(ws_source_open("http://127.0.0.1:1", NULL, &source, &err), 0);
+    assert_true(ws_source_models(source, NULL, 0, 0, NULL, &reply, &err) <
+                0); /* the libraries have what they open */
+    assert_null(strstr(err.text, "descriptors"));
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    none = (struct rlimit){.rlim_cur = 3, .rlim_max = was.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const int rc = ws_source_models(source, NULL, 0, 0, NULL, &reply, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+    assert_true(rc < 0);
+    assert_non_null(strstr(err.text, "out of file descriptors: raise LimitNOFILE="));
+    ws_source_close(source);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_source_that_drips)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_source_that_drips),
+                                       cmocka_unit_test(test_no_descriptors)};
 
     return cmocka_run_group_tests_name("tcp_pull", tests, NULL, NULL);
 }
