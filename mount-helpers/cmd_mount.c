@@ -97,6 +97,8 @@ const struct cli_command cmd_mount = {
         "refuses "
         "a version that they list with different digests. It listens as the agent does: beyond loopback only "
         "with a token.\n\n"
+        "It raises its soft limit of open files to the hard one (a version has a file descriptor a file, a "
+        "connection one); the hard one is LimitNOFILE= of its unit, or ulimit -Hn.\n\n"
         "In fstab: http://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token 0 0",
     .examples =
         "wsync mount http://10.0.0.3:18861 /wsync\n"
