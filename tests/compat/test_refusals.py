@@ -42,7 +42,9 @@ def test_leases(stack, old):
     assert mount.refused("pull 2", "actor/ctl") == errno.errorcode[errno.EOPNOTSUPP]
     said = mount.text("actor/last_error")
     assert f"wsync {old.name}" in said and "http://" in said and "grants the agent no leases" in said, said
-    same(old.Mount(stack, f"unix:{agent.sock},{agent.url}"), 2, folders[2])
+    both = old.Mount(stack, f"unix:{agent.sock},{agent.url}")
+    both.wait_version("actor", 2, sources=2)
+    same(both, 2, folders[2])
 
 
 def test_back(stack, old):
