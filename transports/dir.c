@@ -159,7 +159,13 @@ static bool is_number(const char *name, uint64_t *out)
     return !(name[0] == '0' && name[1]) && ws_text_u64(name, out) == 0;
 }
 
-/* What may not be read does not come by itself, and every scan finds it again. */
+/* Its writer is at work: the next scan finds more of it. */
+static bool comes_by_itself(int code)
+{
+    return code == ENOENT || code == ENOTDIR || code == EBADMSG || code == ESTALE;
+}
+
+/* What cannot be read does not come by itself, and every scan finds it again. */
 static void complain(struct dir_source *s, const char *where, const struct ws_error *err)
 {
     char text[sizeof(err->text) + PATH_MAX];
@@ -272,7 +278,7 @@ static void add_version(struct scan *k, const char *model, uint64_t number, int 
         if (rc < 0) {
             if (is_shortage(-rc))
                 fail(k, -rc, path);
-            else if (rc == -EACCES || rc == -EPERM || rc == -EINVAL)
+            else if (!comes_by_itself(-rc))
                 complain(k->source, NULL, &err);
             else
                 ws_log(WS_LOG_DEBUG, "dir", "not a whole checkpoint yet: %s", err.text);
@@ -327,10 +333,10 @@ static void each_folder(struct scan *k, int folder, const char *path,
                                   : ws_entry_open(folder, e->d_name, true, &st, &err);
         if (fd >= 0)
             visit(k, fd, child, e->d_name);
-        else if (fd == -EACCES || fd == -EPERM)
-            complain(k->source, path, &err);
         else if (is_shortage(-fd))
             fail(k, -fd, child);
+        else if (!comes_by_itself(-fd))
+            complain(k->source, path, &err);
     }
     if (d)
         closedir(d);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -18,12 +19,26 @@
 
 /* File systems may, while somebody renames what is in a folder. */
 static bool each_twice;
+static const char *unreadable; /* what a folder of which nothing can be read ends with */
+
+static bool is_unreadable(DIR *d)
+{
+    char link[64], path[4096];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", dirfd(d));
+    const ssize_t n = unreadable ? readlink(link, path, sizeof(path)) : -1;
+    const size_t k = unreadable ? strlen(unreadable) : 0;
+    return n >= (ssize_t)k && k > 0 && memcmp(path + n - k, unreadable, k) == 0;
+}
 
 struct dirent *readdir(DIR *d)
 {
     static struct dirent last;
     static const DIR *once; /* where that was read, and not yet again */
     struct dirent *(*next)(DIR *) = (struct dirent * (*)(DIR *)) dlsym(RTLD_NEXT, "readdir");
+    if (is_unreadable(d)) {
+        errno = EIO;
+        return NULL;
+    }
     if (each_twice && once == d) {
         once = NULL;
         return &last;
@@ -189,6 +204,28 @@ static void without_descriptors_nothing_is_lost(void **state)
     assert_is_listed(w, before);
 }
 
+/* Nobody takes it for one that was never there. */
+static void a_version_that_cannot_be_read_is_said_once(void **state)
+{
+    const struct world *w = *state;
+    const int log = memfd_create("log", MFD_CLOEXEC), was = dup(STDERR_FILENO);
+    char text[4096] = "";
+    assert_true(dup2(log, STDERR_FILENO) >= 0);
+    unreadable = "/m/7";
+    for (int i = 0; i < 3; i++)
+        free(listing(w));
+    unreadable = NULL;
+    assert_true(dup2(was, STDERR_FILENO) >= 0);
+    assert_true(pread(log, text, sizeof(text) - 1, 0) > 0);
+    const char *said = strstr(text, "warn dir left out: ");
+    assert_non_null(said);
+    assert_non_null(strstr(said, "/m/7"));
+    assert_non_null(strstr(said, strerror(EIO)));
+    assert_null(strstr(said + strlen("warn dir left out: "), "left out: "));
+    close(log);
+    close(was);
+}
+
 static void an_entry_that_comes_twice_is_listed_once(void **state)
 {
     const struct world *w = *state;
@@ -206,6 +243,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_folder_that_is_away_has_not_lost_its_versions, open_world,
                                         close_world),
         cmocka_unit_test_setup_teardown(an_entry_that_comes_twice_is_listed_once, open_world, close_world),
+        cmocka_unit_test_setup_teardown(a_version_that_cannot_be_read_is_said_once, open_world, close_world),
         cmocka_unit_test_setup_teardown(without_descriptors_nothing_is_lost, open_world, close_world),
         cmocka_unit_test_setup_teardown(a_file_that_was_written_to_is_hashed_again, open_world, close_world),
     };
