@@ -63,8 +63,8 @@ HAVE_NCCL := $(if $(HAVE_CUDA),$(wildcard $(NCCL_HOME)/include/nccl.h))
 HAVE_NVCC := $(if $(HAVE_CUDA),$(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc 2>/dev/null)))
 GPU_FLAGS := $(if $(HAVE_CUDA),-DWS_HAVE_CUDA=1) $(if $(HAVE_NCCL),-DWS_HAVE_NCCL=1) $(if $(HAVE_NVCC),-DWS_HAVE_NVCC=1)
 gpu_headers = $(if $(HAVE_CUDA),-isystem $(CUDA_HOME)/include) $(if $(HAVE_NCCL),-isystem $(NCCL_HOME)/include)
-LEFT_OUT := $(if $(HAVE_CUDA),transports/device_absent.c,transports/cuda.c $(wildcard transports/device_cuda*.c)) \
-	$(if $(HAVE_NCCL),transports/nccl_absent.c,transports/nccl.c)
+LEFT_OUT := $(addprefix transports/device/,$(if $(HAVE_CUDA),cuda_absent.c,cuda_driver.c cuda_ops.c cuda_share.c)) \
+	$(addprefix transports/nccl/,$(if $(HAVE_NCCL),driver_absent.c,driver.c))
 # Machine code for these; others, and later ones, take the intermediate code of the oldest that nvcc knows.
 CUDA_ARCHS := 80 90 100
 ifneq ($(HAVE_NVCC),)
@@ -74,7 +74,7 @@ NVCC_FLAGS = -std=c++17 -O3 -I. -fatbin -Werror all-warnings \
 	$(patsubst %,-gencode=arch=compute_%,$(foreach a,$(filter $(CUDA_ARCHS),$(CUDA_KNOWN)),$a$(comma)code=sm_$a) \
 	$(CUDA_OLDEST)$(comma)code=compute_$(CUDA_OLDEST))
 comma := ,
-FATBIN := $(TOP)/transports/kernels/kernels.fatbin
+FATBIN := $(TOP)/transports/device/kernels/kernels.fatbin
 endif
 # What `wsync version` says of them.
 defined_as = $(shell sed -n 's/^\#define $(1) *\([0-9]*\).*/\1/p' $(2))
@@ -87,9 +87,9 @@ GPU_RELEASES = $(if $(HAVE_CUDA),-DWS_CUDA_RELEASE='"$(shell echo $$(($(CUDA_NUM
 	-DWS_KERNEL_ARCHS='"$(addprefix sm_,$(filter $(CUDA_ARCHS),$(CUDA_KNOWN))) and compute_$(CUDA_OLDEST) (intermediate code)"')
 
 LAYERS := transports backends/engine backends/trainer fs mount-helpers
-SRC = $(filter-out $(LEFT_OUT),$(wildcard $(1)/*.c))
+# A floor's sources are in its rooms, up to three folders deep; its examples are programs of their own.
+SRC = $(filter-out $(LEFT_OUT) backends/trainer/examples/%,$(wildcard $(foreach d,* */* */*/*,$(1)/$d.c)))
 OBJ = $(patsubst %.c,$(B)/%.o,$(call SRC,$(1)))
-OBJ_transports := $(call OBJ,transports) $(B)/transports/kernels/fatbin.o
 A_transports := $(B)/libws-transports.a
 A_engine := $(B)/libws-engine.a
 A_trainer := $(B)/libws-trainer.a
@@ -130,17 +130,17 @@ $(B)/%.o: %.c $(TOP)/libfuse/config.mk $(B)/.flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)$(CC) $(ALL_CFLAGS) $(if $(filter fs/% mount-helpers/% tests/%,$<),$(FUSE_CFLAGS)) \
 		$(call vector_flags,$*) $(if $(filter transports/% tests/%,$<),$(gpu_headers)) $(EXTRA) -MMD -MP -c $< -o $@
-$(B)/mount-helpers/version.o: $(B)/.commit
-$(B)/mount-helpers/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"' $(GPU_RELEASES)
+$(B)/mount-helpers/cli/version.o: $(B)/.commit
+$(B)/mount-helpers/cli/version.o: EXTRA = -UWS_VERSION -DWS_VERSION='"$(VERSION)$(addprefix +,$(COMMIT))"' $(GPU_RELEASES)
 
 # The kernels, as bytes; with no nvcc the object says that there are none.
 ifneq ($(HAVE_NVCC),)
-$(FATBIN): transports/kernels/kernels.cu $(TOP)/.kernels
+$(FATBIN): transports/device/kernels/kernels.cu $(TOP)/.kernels
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(HAVE_NVCC) $(NVCC_FLAGS) -MD -MP -MF $(@:.fatbin=.d) -MT $@ -o $@ $<
 endif
-$(B)/transports/kernels/fatbin.o: $(FATBIN) $(TOP)/.kernels
-$(B)/transports/kernels/fatbin.o: EXTRA = $(if $(FATBIN),-DWS_FATBIN='"$(FATBIN)"')
+$(B)/transports/device/kernels/fatbin.o: $(FATBIN) $(TOP)/.kernels
+$(B)/transports/device/kernels/fatbin.o: EXTRA = $(if $(FATBIN),-DWS_FATBIN='"$(FATBIN)"')
 
 # What a trainer computes while the benchmarks offload.
 ifneq ($(HAVE_NVCC),)
@@ -151,7 +151,7 @@ $(B)/tests/bench/bench_gpu_offload.o: $(B)/tests/bench/matmul.fatbin
 $(B)/tests/bench/bench_gpu_offload.o: EXTRA = -DWS_MATMUL='"$(B)/tests/bench/matmul.fatbin"'
 endif
 
-$(A_transports): $(OBJ_transports)
+$(A_transports): $(call OBJ,transports)
 $(A_engine): $(call OBJ,backends/engine)
 $(A_trainer): $(call OBJ,backends/trainer)
 $(A_fs): $(call OBJ,fs)
@@ -167,7 +167,7 @@ $(B)/libwsync.so: $(BACKENDS) backends/trainer/libwsync.map
 		-Wl,--whole-archive $(A_trainer) -Wl,--no-whole-archive $(A_engine) $(A_transports) $(LIBS)
 	@ln -sf $(@F) $@.0
 
-$(B)/libwsync.a: $(call OBJ,backends/trainer) $(call OBJ,backends/engine) $(OBJ_transports)
+$(B)/libwsync.a: $(call OBJ,backends/trainer) $(call OBJ,backends/engine) $(call OBJ,transports)
 	$(call say,AR,$@)rm -f $@ && ar rcs $@ $^
 
 $(B)/wsync.pc: backends/trainer/wsync.pc.in Makefile $(B)/.prefix
@@ -181,7 +181,7 @@ $(TOP)/man/.stamp: $(TOP)/wsync
 	$(call say,MAN,$(@D))set -e; $(TOP)/wsync help --man >$(@D)/wsync.1; \
 	for c in $$($(TOP)/wsync help --list); do $(TOP)/wsync help --man $$c >$(@D)/wsync-$$c.1; done; touch $@
 
-DATABASE = $(foreach d,$(LAYERS) transports/kernels backends/trainer/examples $(wildcard tests/*),$(call SRC,$(d)))
+DATABASE = $(foreach d,$(LAYERS) tests,$(call SRC,$(d))) $(wildcard backends/trainer/examples/*.c)
 $(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
 	@mkdir -p $(@D)
 	$(call say,GEN,$@){ echo '['; sep=; for f in $(DATABASE); do \
@@ -226,8 +226,8 @@ $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
 
 # The fuzzers have objects of their own, by clang; only what parses is in them.
 FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS) $(GPU_FLAGS) $(gpu_headers)
-FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) transports/kernels/fatbin.c fs/grammar.c $(patsubst %,backends/trainer/%.c, \
-	strategy sync_info update_request update_request_read chunk piece overlap abi arena last_error))
+FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) $(call SRC,backends/trainer/skyrl) fs/engines/grammar.c \
+	$(patsubst %,backends/trainer/%.c,tensor/piece tensor/overlap api/struct_abi api/arena api/last_error))
 $(TOP)/fuzz/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
 	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -MMD -MP -c $< -o $@
@@ -308,7 +308,7 @@ uninstall: ## remove what install put there
 	@old=$(DESTDIR)/sbin/mount.wsync; if [ "$$(readlink $$old 2>/dev/null)" = $(BINDIR)/wsync ]; then rm -f $$old || true; fi
 
 # --- care ---
-C_FILES = $(foreach d,$(LAYERS) transports/kernels backends/trainer/examples $(wildcard tests/*),$(wildcard $(d)/*.c $(d)/*.h $(d)/*.cu))
+C_FILES = $(wildcard $(foreach d,$(LAYERS) tests,$(foreach e,c h cu,$(d)/*.$e $(d)/*/*.$e $(d)/*/*/*.$e)))
 SHELL_FILES = .ci/deps .ci/libfuse .ci/python .ci/run tests/compat/build $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
 .PHONY: format lint lint-format lint-tidy lint-cppcheck lint-shell clean help
 format: deps-lint ## format all C files

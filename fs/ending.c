@@ -1,6 +1,6 @@
 #include "fs/ending.h"
-#include "transports/log.h"
-#include "transports/workers.h"
+#include "transports/base/log.h"
+#include "transports/base/workers.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

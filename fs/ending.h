@@ -8,7 +8,7 @@
  *        '------- unmounted ---> control ends ----> the session ends with its last reader, or by a signal */
 #ifndef WS_FS_ENDING_H
 #define WS_FS_ENDING_H
-#include "fs/place.h"
+#include "fs/fuse/place.h"
 #include <pthread.h>
 #include <signal.h>
 

@@ -1,10 +1,10 @@
 #include "fs/export.h"
 #include "fs/exported.h"
-#include "fs/pull.h"
-#include "transports/clock.h"
-#include "transports/copy.h"
-#include "transports/limits.h"
-#include "transports/log.h"
+#include "fs/pull/pull.h"
+#include "transports/base/clock.h"
+#include "transports/base/limits.h"
+#include "transports/base/log.h"
+#include "transports/simd/copy.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* Export: a version tree as plain files where there is no /dev/fuse. */
 #ifndef WS_FS_EXPORT_H
 #define WS_FS_EXPORT_H
-#include "fs/options.h"
+#include "fs/fuse/options.h"
 
 /* Keeps MODEL/VERSION folders of complete versions below o->mountpoint up to date until *stop: files are hard
  * links of the regions in a huge-page tmpfs that is mounted there, or copies where such a mount is not

@@ -4,8 +4,8 @@
  * never written to and never emptied. Paths are below the descriptor of a model's folder. Not thread safe. */
 #ifndef WS_FS_EXPORTED_H
 #define WS_FS_EXPORTED_H
-#include "transports/bundle.h"
-#include "transports/error.h"
+#include "transports/base/error.h"
+#include "transports/format/manifest.h"
 #include <stdbool.h>
 
 #define WS_EXPORTED_MARK ".wsync-export"

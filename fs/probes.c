@@ -1,9 +1,9 @@
 #include "fs/probes.h"
-#include "fs/control.h"
-#include "transports/http_door.h"
-#include "transports/http_server.h"
-#include "transports/log.h"
-#include "transports/text.h"
+#include "fs/engines/control.h"
+#include "transports/base/log.h"
+#include "transports/base/text.h"
+#include "transports/http/door.h"
+#include "transports/http/server.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>

@@ -10,7 +10,7 @@
  * restarted with old weights is never called ready. */
 #ifndef WS_FS_PROBES_H
 #define WS_FS_PROBES_H
-#include "fs/desk.h"
+#include "fs/engines/controller.h"
 
 struct ws_probes;
 /* listen: HOST:PORT. -EADDRINUSE and what else bind says, -EINVAL. */

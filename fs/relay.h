@@ -1,18 +1,18 @@
 /* Relay: a mount as a source for other mounts: a catalog over its store, carried by the HTTP server that the
  * agent has too.
  *
- * It lists what fs/offers.h says. What is asked for and not here is pulled, with the priority of a reader,
- * and passed on block by block as it is verified here, so the trainer sends it once. A hold keeps the memory
- * of a version, but neither its name nor its place in the cache: when the version is dropped or evicted its
- * readers are cut, as the agent cuts those of a slot that it wants. They go on with another source or a newer
- * version.
+ * It lists what fs/store/offers.h says. What is asked for and not here is pulled, with the priority of a
+ * reader, and passed on block by block as it is verified here, so the trainer sends it once. A hold keeps
+ * the memory of a version, but neither its name nor its place in the cache: when the version is dropped or
+ * evicted its readers are cut, as the agent cuts those of a slot that it wants. They go on with another
+ * source or a newer version.
  *
  * Manifest and digests are the trainer's: this mount checks what it got against them, and so does every mount
  * below. It takes no reports and gives no orders, except that it tells what was released last. */
 #ifndef WS_FS_RELAY_H
 #define WS_FS_RELAY_H
-#include "fs/store.h"
-#include "transports/tcp.h"
+#include "fs/store/store.h"
+#include "transports/tcp/tcp.h"
 
 struct ws_relay;
 /* Before the first source is added. What ws_tcp_server_new says. */

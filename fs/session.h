@@ -1,7 +1,7 @@
 /* Session: one mount from start to end: options, store, control, FUSE session, threads, unmount. */
 #ifndef WS_FS_SESSION_H
 #define WS_FS_SESSION_H
-#include "fs/options.h"
+#include "fs/fuse/options.h"
 
 /* Mounts and serves until it is unmounted or told to end (SIGINT, SIGTERM). In the background unless
  * o->foreground: then the caller's process returns 0 as soon as the mount answers, and a child serves.

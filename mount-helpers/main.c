@@ -1,6 +1,6 @@
 /* wsync: the command. One table of subcommands; called as mount.wsync it is mount(8)'s helper. */
-#include "mount-helpers/cli.h"
-#include "mount-helpers/version.h"
+#include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/version.h"
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* fault: decorates another source with faults, from a seed (plan language in fault.h). */
 #include "transports/fault.h"
-#include "transports/clock.h"
+#include "transports/base/clock.h"
 #include "transports/transport.h"
 #include <assert.h>
 #include <errno.h>

@@ -14,7 +14,7 @@
  *     rate=N     MB/s, over all lanes */
 #ifndef WS_TRANSPORTS_FAULT_H
 #define WS_TRANSPORTS_FAULT_H
-#include "transports/source.h"
+#include "transports/protocol/source.h"
 
 extern const struct ws_transport_ops ws_fault_ops;
 

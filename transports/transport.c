@@ -1,10 +1,10 @@
 /* The registry of transports. */
 #include "transports/transport.h"
-#include "transports/archive.h"
-#include "transports/dir.h"
+#include "transports/dir/archive.h"
+#include "transports/dir/dir.h"
 #include "transports/fault.h"
-#include "transports/ipc.h"
-#include "transports/tcp.h"
+#include "transports/ipc/ipc.h"
+#include "transports/tcp/tcp.h"
 #include <assert.h>
 #include <errno.h>
 #include <string.h>

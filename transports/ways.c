@@ -1,9 +1,9 @@
 #include "transports/ways.h"
-#include "transports/broadcast.h"
-#include "transports/device.h"
-#include "transports/dir.h"
-#include "transports/ipc.h"
-#include "transports/tcp.h"
+#include "transports/device/device.h"
+#include "transports/dir/dir.h"
+#include "transports/ipc/ipc.h"
+#include "transports/nccl/broadcast.h"
+#include "transports/tcp/tcp.h"
 #include <string.h>
 
 static int gpu_available(struct ws_error *why)

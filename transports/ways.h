@@ -4,7 +4,7 @@
  * machine or this build lacks for a way, ws_way_available says. Constant: any thread may call. */
 #ifndef WS_TRANSPORTS_WAYS_H
 #define WS_TRANSPORTS_WAYS_H
-#include "transports/error.h"
+#include "transports/base/error.h"
 #include <stdbool.h>
 
 struct ws_transport_ops;

@@ -1,5 +1,5 @@
 #include "backends/engine/call.h"
-#include "transports/clock.h"
+#include "transports/base/clock.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * code alone is never believed. */
 #ifndef WS_ENGINE_ENGINE_H
 #define WS_ENGINE_ENGINE_H
-#include "transports/error.h"
+#include "transports/base/error.h"
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,9 +1,9 @@
 /* HTTP to an engine: what a request becomes for libcurl, and what libcurl says becomes an errno. */
 #include "backends/engine/http.h"
 #include "backends/engine/http_loop.h"
-#include "transports/below.h"
-#include "transports/limits.h"
-#include "transports/log.h"
+#include "transports/base/below.h"
+#include "transports/base/limits.h"
+#include "transports/base/log.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * for some seconds between them. */
 #ifndef WS_ENGINE_HTTP_H
 #define WS_ENGINE_HTTP_H
-#include "transports/error.h"
+#include "transports/base/error.h"
 #include <jansson.h>
 #include <stdatomic.h>
 #include <stdbool.h>

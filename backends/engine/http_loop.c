@@ -2,8 +2,8 @@
  * easy interface reports progress once a second, which is a long time for a person who pressed ^C), and only
  * there connections are shared. Callers hand over a handle and sleep. */
 #include "backends/engine/http_loop.h"
-#include "transports/clock.h"
-#include "transports/workers.h"
+#include "transports/base/clock.h"
+#include "transports/base/workers.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>

@@ -10,7 +10,7 @@
  * it can be asked.
  */
 #include "backends/engine/call.h"
-#include "transports/limits.h"
+#include "transports/base/limits.h"
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 #include "backends/engine/update.h"
 #include "backends/engine/load.h"
-#include "transports/clock.h"
+#include "transports/base/clock.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

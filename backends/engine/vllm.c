@@ -25,7 +25,7 @@
  * - With data parallel experts a resume is refused while a pause is under way, also one that nobody waits
  * for. */
 #include "backends/engine/call.h"
-#include "transports/log.h"
+#include "transports/base/log.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* What an audit costs: 512 MiB of a rank's replicas are hashed, against copied and hashed as an offload does
  * it with the same bytes, in turns, 2 threads each. Seconds a GB. */
-#include "backends/trainer/plan.h"
+#include "backends/trainer/offload/copy_plan.h"
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
-#include "transports/memory.h"
+#include "transports/memory/available.h"
 #include <stdlib.h>
 
 #define MATRICES 16U

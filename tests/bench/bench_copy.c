@@ -1,11 +1,11 @@
 /* Copies of weights into a region, as an offload and a pull make them: streaming stores against memcpy,
  * hashing against reading, and both in one pass against the copy alone. One thread and all cores. */
 #include "tests/bench/common.h"
-#include "transports/copy.h"
-#include "transports/limits.h"
-#include "transports/memory.h"
-#include "transports/region.h"
-#include "transports/workers.h"
+#include "transports/base/limits.h"
+#include "transports/base/workers.h"
+#include "transports/memory/available.h"
+#include "transports/memory/region.h"
+#include "transports/simd/copy.h"
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>

@@ -3,10 +3,10 @@
  * per changed element against an index and a value (6 bytes). Shares of 0.1 %, 1.5 % and 10 % moved by one
  * unit, and 1.5 % by a mix of step sizes as Adam makes them. */
 #include "tests/bench/common.h"
-#include "transports/delta_block.h"
-#include "transports/delta_stream.h"
-#include "transports/limits.h"
-#include "transports/memory.h"
+#include "transports/base/limits.h"
+#include "transports/delta/block.h"
+#include "transports/delta/stream.h"
+#include "transports/memory/available.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * for it; against the same where nobody has. From the offload's begin to its end, in turns. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
-#include "transports/memory.h"
+#include "transports/memory/available.h"
 
 #define THREADS 2
 #define REPEATS 9

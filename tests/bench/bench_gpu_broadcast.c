@@ -3,7 +3,7 @@
  * no device twice, so with one device only what it says is shown. */
 #include "tests/bench/common.h"
 #include "tests/bench/gpu.h"
-#include "transports/broadcast.h"
+#include "transports/nccl/broadcast.h"
 #include "transports/transport.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * everything. */
 #include "tests/bench/common.h"
 #include "tests/bench/gpu.h"
-#include "transports/diff.h"
+#include "transports/device/block_diff.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

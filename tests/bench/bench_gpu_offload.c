@@ -3,7 +3,7 @@
  * that becomes bf16 on the way; and what a trainer's own kernels lose meanwhile. */
 #include "tests/bench/common.h"
 #include "tests/bench/gpu.h"
-#include "transports/cuda.h"
+#include "transports/device/cuda_driver.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

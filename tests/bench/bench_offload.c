@@ -5,7 +5,7 @@
  * KiB. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
-#include "transports/memory.h"
+#include "transports/memory/available.h"
 #include <stdio.h>
 
 #define THREADS 2

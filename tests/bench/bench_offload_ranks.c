@@ -3,7 +3,7 @@
  * on. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
-#include "transports/memory.h"
+#include "transports/memory/available.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

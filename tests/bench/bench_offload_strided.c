@@ -3,7 +3,7 @@
  * 2 threads each; a pair's time is the sum. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
-#include "transports/memory.h"
+#include "transports/memory/available.h"
 #include <pthread.h>
 #include <stdio.h>
 

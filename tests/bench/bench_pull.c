@@ -3,12 +3,12 @@
  * otherwise: six streams of sendfile from plain shared memory into plain shared memory. Memory was touched
  * before on all sides (the store reuses the regions of versions that it dropped); the first pull into fresh
  * memory is printed beside. */
-#include "fs/pull.h"
-#include "fs/store.h"
+#include "fs/pull/pull.h"
+#include "fs/store/store.h"
 #include "tests/bench/common.h"
 #include "tests/conformance/memory_catalog.h"
-#include "transports/copy.h"
-#include "transports/tcp.h"
+#include "transports/simd/copy.h"
+#include "transports/tcp/tcp.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 #ifndef WS_BENCH_GPU_H
 #define WS_BENCH_GPU_H
 #include "tests/bench/trainer.h"
-#include "transports/device.h"
+#include "transports/device/device.h"
 
 /* Opens the driver, says which device it is; skips the benchmark where there is none. */
 void bench_gpu_open(void);

@@ -1,7 +1,7 @@
 #include "tests/bench/trainer.h"
 #include "tests/bench/common.h"
-#include "transports/copy.h"
-#include "transports/limits.h"
+#include "transports/base/limits.h"
+#include "transports/simd/copy.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,10 +2,10 @@
  * best streaming copy to compare with. Ends the program when something fails. */
 #ifndef WS_BENCH_TRAINER_H
 #define WS_BENCH_TRAINER_H
-#include "backends/trainer/agent.h"
+#include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
-#include "transports/region.h"
-#include "transports/workers.h"
+#include "transports/base/workers.h"
+#include "transports/memory/region.h"
 
 struct bench_agent {
     struct ws_agent *agent;

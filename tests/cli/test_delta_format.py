@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # sanitizers: address
-"""A second reader of deltas, written from the head comments of transports/delta_stream.h and delta_block.h (and, for
-the digests, bundle.h): it decodes the vectors of tests/fixtures/delta_vectors, and what an agent serves."""
+"""A second reader of deltas, written from the head comments of transports/delta/stream.h and delta/block.h (and, for
+the digests, format/manifest.h): it decodes the vectors of tests/fixtures/delta_vectors, and what an agent serves."""
 import os
 import shutil
 import sys
@@ -32,7 +32,7 @@ def need(condition, what):
         raise Damaged(what)
 
 
-# --- delta_block.h ---
+# --- delta/block.h ---
 
 
 def packed_numbers(data, n, bits):
@@ -102,7 +102,7 @@ def apply_edit(block, data):
     return bytes(block), n_changed
 
 
-# --- delta_stream.h ---
+# --- delta/stream.h ---
 
 
 def unpack(data, raw_bytes):
@@ -184,7 +184,7 @@ def apply_stream(records, base, sizes):
     return out
 
 
-# --- bundle.h ---
+# --- format/manifest.h ---
 
 
 def digest(model, run, version, files):

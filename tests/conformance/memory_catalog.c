@@ -1,7 +1,7 @@
 #include "tests/conformance/memory_catalog.h"
 #include "tests/fixtures/unwatched.h"
-#include "transports/copy.h"
-#include "transports/delta_make.h"
+#include "transports/delta/encode.h"
+#include "transports/simd/copy.h"
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>

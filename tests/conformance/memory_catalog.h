@@ -2,8 +2,8 @@
  * holds that are counted and can be revoked. Thread safe. */
 #ifndef WS_TESTS_MEMORY_CATALOG_H
 #define WS_TESTS_MEMORY_CATALOG_H
-#include "transports/catalog.h"
-#include "transports/delta_offer.h"
+#include "transports/delta/listing.h"
+#include "transports/protocol/catalog.h"
 
 struct memory_catalog;
 struct memory_catalog *memory_catalog_new(void);

@@ -2,9 +2,9 @@
  * another base; a client that stops and a server that does; behind faults. ipc and dir have none. */
 #include "tests/conformance/memory_catalog.h"
 #include "tests/fixtures/private_folder.h"
-#include "transports/ipc.h"
-#include "transports/patcher.h"
-#include "transports/tcp.h"
+#include "transports/delta/patcher.h"
+#include "transports/ipc/ipc.h"
+#include "transports/tcp/tcp.h"
 #include "transports/transport.h"
 #include <errno.h>
 #include <pthread.h>

@@ -6,11 +6,11 @@
 #include "tests/conformance/memory_catalog.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/unwatched.h"
-#include "transports/api.h"
-#include "transports/archive.h"
-#include "transports/copy.h"
-#include "transports/ipc.h"
-#include "transports/tcp.h"
+#include "transports/dir/archive.h"
+#include "transports/ipc/ipc.h"
+#include "transports/protocol/api.h"
+#include "transports/simd/copy.h"
+#include "transports/tcp/tcp.h"
 #include "transports/transport.h"
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* Modules and kernels. Any fat binary is a module, and so is what begins with "WSYNC-FAKE"; the kernels that
  * it has are wsync's own in their CPU form, and one of the stand-in's. */
 #include "tests/fakes/fake.h"
-#include "transports/kernels/cpu.h"
+#include "transports/device/kernels/cpu.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -11,7 +11,7 @@
  * A text that is not understood ends the process. */
 #include "tests/fakes/fake.h"
 #include "tests/fakes/told.h"
-#include "transports/cuda.h"
+#include "transports/device/cuda_driver.h"
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>

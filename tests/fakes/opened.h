@@ -2,7 +2,7 @@
  * In a child nothing of cmocka works, so it has assertions of its own, which end it. */
 #ifndef WS_TESTS_FAKES_OPENED_H
 #define WS_TESTS_FAKES_OPENED_H
-#include "transports/cuda.h"
+#include "transports/device/cuda_driver.h"
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

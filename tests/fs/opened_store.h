@@ -2,8 +2,8 @@
  * comparing bytes. Static, because these programs are one file each. */
 #ifndef WS_TESTS_OPENED_STORE_H
 #define WS_TESTS_OPENED_STORE_H
-#include "fs/pull.h"
-#include "fs/store.h"
+#include "fs/pull/pull.h"
+#include "fs/store/store.h"
 #include "tests/fixtures/shelf.h"
 #include <errno.h>
 #include <setjmp.h>

@@ -1,10 +1,10 @@
 /* Memory that is handed on with what is in it: never where anybody else can see it, however late he looked.
  */
-#include "fs/bequest.h"
-#include "fs/content.h"
-#include "fs/plan.h"
-#include "fs/room.h"
-#include "fs/version.h"
+#include "fs/pull/delta_plan.h"
+#include "fs/store/cache_budget.h"
+#include "fs/store/content.h"
+#include "fs/store/handover.h"
+#include "fs/store/version.h"
 #include "tests/fs/opened_store.h"
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 /* Choices: speeds as they are noted; which of two ways is the shorter; how hard to compress. */
-#include "fs/choice.h"
+#include "fs/store/cost.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

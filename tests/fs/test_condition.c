@@ -1,5 +1,5 @@
 /* An engine's condition: every event from every state, and those that are refused. */
-#include "fs/condition.h"
+#include "fs/engines/condition.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -1,13 +1,13 @@
 /* A desk and its model beside other threads: what one does in one go no other comes between. Such a moment is
  * held open by the lock that the thread wants next. */
-#include "fs/control.h"
-#include "fs/desk.h"
-#include "fs/follow.h"
-#include "fs/model.h"
-#include "fs/switch.h"
-#include "fs/version.h"
+#include "fs/engines/control.h"
+#include "fs/engines/controller.h"
+#include "fs/store/model.h"
+#include "fs/store/version.h"
+#include "fs/switch/follow.h"
+#include "fs/switch/switch.h"
 #include "tests/fs/opened_store.h"
-#include "transports/clock.h"
+#include "transports/base/clock.h"
 #include <sys/syscall.h>
 #include <unistd.h>
 

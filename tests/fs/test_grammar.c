@@ -1,5 +1,5 @@
 /* Grammar: what a person may write into a control file, and what is refused with a reason. */
-#include "fs/grammar.h"
+#include "fs/engines/grammar.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

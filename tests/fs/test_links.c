@@ -1,6 +1,6 @@
 /* Links of a chain: the one that leads to a version leads to its bytes, and can be had. */
-#include "fs/links.h"
-#include "fs/store_state.h"
+#include "fs/pull/delta_chain.h"
+#include "fs/store/state.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* What agents ask of a mount is input: every number, run and name is checked. */
-#include "fs/orders.h"
+#include "fs/store/desired.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

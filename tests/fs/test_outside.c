@@ -1,6 +1,6 @@
 /* The child that looks at a mount has none of its parent's descriptors but the one that it mounts, also where
  * the kernel does not know close_range, and whatever the limit of open files is now. */
-#include "fs/outside.h"
+#include "fs/fuse/outside.h"
 #include "tests/fixtures/filter.h"
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* Settings: a mount that has ended writes them no more, since they are its successor's. */
-#include "fs/control.h"
-#include "fs/settings.h"
+#include "fs/engines/control.h"
+#include "fs/switch/settings.h"
 #include "tests/fs/opened_store.h"
 #include <unistd.h>
 

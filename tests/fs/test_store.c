@@ -3,10 +3,10 @@
  *
  * timeout: 250
  * beside others */
-#include "fs/content.h"
-#include "fs/room.h"
+#include "fs/store/cache_budget.h"
+#include "fs/store/content.h"
 #include "tests/fs/opened_store.h"
-#include "transports/copy.h"
+#include "transports/simd/copy.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 /* A token is all of a file's first line: a part of one is another. */
-#include "fs/options.h"
-#include "fs/token.h"
+#include "fs/engines/token.h"
+#include "fs/fuse/options.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>

@@ -1,10 +1,10 @@
 /* Waits: what is waited for comes first, deadlines, cancels, failures, and many at once.
  *
  * beside others */
-#include "fs/store_state.h"
-#include "fs/waits.h"
+#include "fs/store/state.h"
+#include "fs/store/waiters.h"
 #include "tests/fs/opened_store.h"
-#include "transports/clock.h"
+#include "transports/base/clock.h"
 #include <pthread.h>
 
 static struct shelf *shelf;

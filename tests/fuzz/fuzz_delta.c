@@ -4,9 +4,9 @@
  *
  * Whatever is in them: nothing outside the block is touched, a block that cannot be patched is as it was, and
  * one that can be is what the changes, done one after the other, make of it. */
-#include "transports/delta_offer.h"
-#include "transports/delta_stream.h"
-#include "transports/patcher.h"
+#include "transports/delta/listing.h"
+#include "transports/delta/patcher.h"
+#include "transports/delta/stream.h"
 #include <errno.h>
 #include <sanitizer/asan_interface.h>
 #include <stdint.h>

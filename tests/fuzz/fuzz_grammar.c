@@ -1,8 +1,8 @@
 /* The control grammar under libFuzzer. The first byte picks the file that is written to, the rest is
  * what is written. What is accepted must keep the parser's promises; what is shown must be fit for a
  * log line and hold no credentials. */
-#include "fs/grammar.h"
-#include "transports/text.h"
+#include "fs/engines/grammar.h"
+#include "transports/base/text.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Manifests under libFuzzer. A mutated manifest fails at its digest at the latest; so that what lies
  * behind is reached too, the right digest, which the refusal names, is put in and the text read again.
  * What is accepted must come back the same from JSON. */
-#include "transports/bundle.h"
+#include "transports/format/manifest.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

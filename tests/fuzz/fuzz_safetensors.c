@@ -2,7 +2,7 @@
  * set so that the field's first byte says how many data bytes follow the header: most inputs would
  * otherwise end at the first check. What is accepted must hold what the parser promises, and must
  * survive being laid out anew. */
-#include "transports/safetensors.h"
+#include "transports/format/safetensors.h"
 #include <endian.h>
 #include <stdint.h>
 #include <stdlib.h>

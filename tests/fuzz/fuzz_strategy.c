@@ -1,8 +1,8 @@
 /* Sync infos and update requests under libFuzzer. The first byte says which of the two it is, and for which
  * strategy the reader takes it (or that the text must say); the rest is the JSON. What is accepted keeps
  * every promise of the header, and comes back the same from JSON. */
-#include "backends/trainer/strategy.h"
-#include "backends/trainer/update_request.h"
+#include "backends/trainer/skyrl/strategy.h"
+#include "backends/trainer/skyrl/update_request.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,7 @@
  * SENTENCE". */
 #include "backends/trainer/wsync.h"
 #include "tests/tools/gpu_values.h"
-#include "transports/device.h"
+#include "transports/device/device.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,8 +4,8 @@
  * and all at once: "good V PIECES ELEMENTS" or "bad NAME"; "close 0"; "limit N": of open files; "names 0". */
 #include "backends/trainer/wsync.h"
 #include "tests/tools/gpu_values.h"
-#include "transports/device.h"
-#include "transports/dtype.h"
+#include "transports/device/device.h"
+#include "transports/simd/dtype.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

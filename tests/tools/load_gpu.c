@@ -1,8 +1,8 @@
 /* A file to device memory by wsync_file_to_gpu, and the best pinned copy of as many bytes, in turns: load_gpu
  * FILE REPEATS. Prints a line a turn: seconds of either, and whether what arrived is what the file holds. */
 #include "backends/trainer/wsync.h"
-#include "transports/copy.h"
-#include "transports/device.h"
+#include "transports/device/device.h"
+#include "transports/simd/copy.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

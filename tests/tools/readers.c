@@ -4,7 +4,7 @@
  *   readers direct PATH      O_DIRECT reads
  *   readers uring PATH       io_uring reads, several in flight
  *   readers hold PATH        maps, closes, prints the hash, waits for a line on stdin, prints it again */
-#include "transports/copy.h"
+#include "transports/simd/copy.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

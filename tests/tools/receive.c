@@ -3,8 +3,8 @@
  *   ok HOW           each block that was missing came, once, with the manifest's hash
  *   ERRNO N SENTENCE it ended early; N blocks have come
  * The manifest is asked of the source; the files' memory is its own. */
-#include "transports/broadcast.h"
-#include "transports/copy.h"
+#include "transports/nccl/broadcast.h"
+#include "transports/simd/copy.h"
 #include "transports/transport.h"
 #include <errno.h>
 #include <inttypes.h>

@@ -8,7 +8,7 @@
  *   skip WHERE            not on this machine
  *   wrong SENTENCE        bytes that are not of one content, or fewer than the file is said to have without
  *                         an error; what was read is kept as wrong.PID in the working folder */
-#include "transports/safetensors.h"
+#include "transports/format/safetensors.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -1,5 +1,5 @@
 /* The hooks of an agent's features: who is called, in which order, and who is not asked any more. */
-#include "backends/trainer/agent_features.h"
+#include "backends/trainer/agent/core/features.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,11 +1,11 @@
 /* How an agent ends while others still ask: a primary that does not answer, versions that are announced and
  * requests that announce when its parts have stopped. */
-#include "backends/trainer/agent.h"
-#include "backends/trainer/agent_features.h"
-#include "backends/trainer/agent_models.h"
+#include "backends/trainer/agent/agent.h"
+#include "backends/trainer/agent/core/features.h"
+#include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
-#include "transports/clock.h"
+#include "transports/base/clock.h"
 #include "transports/transport.h"
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* Paths of the API: what is written is read back the same, whatever the names; what is malformed is refused.
  */
-#include "transports/api.h"
+#include "transports/protocol/api.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

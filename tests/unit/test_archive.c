@@ -2,12 +2,12 @@
  * a disk damages; what is refused. */
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/unwatched.h"
-#include "transports/archive.h"
-#include "transports/archive_listing.h"
-#include "transports/below.h"
-#include "transports/copy.h"
-#include "transports/delta_make.h"
-#include "transports/patcher.h"
+#include "transports/base/below.h"
+#include "transports/delta/encode.h"
+#include "transports/delta/patcher.h"
+#include "transports/dir/archive.h"
+#include "transports/dir/archive_listing.h"
+#include "transports/simd/copy.h"
 #include "transports/transport.h"
 #include <errno.h>
 #include <fcntl.h>

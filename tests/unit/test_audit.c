@@ -1,13 +1,13 @@
 /* Audits: pieces that several ranks hold are hashed by all of them and compared, however each has them; a
  * difference abandons the version and is said by ranks, tensor and elements; shares come round, and are no
  * more than half of what is offloaded. */
-#include "backends/trainer/agent.h"
-#include "backends/trainer/audit.h"
+#include "backends/trainer/agent/agent.h"
+#include "backends/trainer/tensor/audit.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
-#include "transports/api.h"
-#include "transports/ipc.h"
+#include "transports/ipc/ipc.h"
+#include "transports/protocol/api.h"
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* What lies below a folder, and what only looks so. */
-#include "transports/below.h"
+#include "transports/base/below.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,9 +1,9 @@
 /* Block hash: what the kernels, as the CPU runs them, and the host make of blocks is the hash that manifests
  * have, for all lengths and grids. */
 #include "tests/fixtures/cpu_queue.h"
-#include "transports/block_hash.h"
-#include "transports/copy.h"
-#include "transports/limits.h"
+#include "transports/base/limits.h"
+#include "transports/device/block_hash.h"
+#include "transports/simd/copy.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* Boxes: strided slices land where an element by element copy puts them, and nowhere else, also converted and
  * in any stretches that begin and end within elements. */
-#include "transports/box.h"
-#include "transports/limits.h"
+#include "transports/base/limits.h"
+#include "transports/simd/box.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
 /* What a broadcast carries: runs of blocks in JSON, hostile ones too; buckets that all members make alike; a
  * communicator's id as text. And who is waited for, who takes part, and who may not. */
-#include "backends/trainer/agent_broadcast.h"
-#include "transports/broadcast_round.h"
-#include "transports/clock.h"
+#include "backends/trainer/agent/broadcast/sender.h"
+#include "transports/base/clock.h"
+#include "transports/nccl/broadcast_round.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* Manifests: construction, digest, JSON both ways, and everything a peer can get wrong. */
-#include "transports/bundle.h"
+#include "transports/format/manifest.h"
 #include <errno.h>
 #include <jansson.h>
 #include <setjmp.h>
@@ -246,7 +246,7 @@ static void test_json_form(void **state)
 }
 
 /* The identity of a version must not change between releases. The value was computed by another
- * program (Python's xxhash) from the input that bundle.h describes. */
+ * program (Python's xxhash) from the input that format/manifest.h describes. */
 static void test_digest_is_stable(void **state)
 {
     struct ws_manifest *m = sample();

@@ -2,7 +2,7 @@
 /* Chunks against a plain model of the rule: which parameters are together, where they lie when packed, and
  * the copy of every kind of piece, element by element. */
 #include "backends/trainer/wsync.h"
-#include "transports/dtype.h"
+#include "transports/simd/dtype.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

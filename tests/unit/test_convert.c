@@ -2,9 +2,9 @@
  * of f32 with chosen and random lower ones, for all f16 and bf16, for every short length and alignment, and
  * touches nothing beside. */
 #include "tests/fixtures/choice.h"
-#include "transports/convert.h"
-#include "transports/convert_code.h"
-#include "transports/cpu.h"
+#include "transports/base/cpu_features.h"
+#include "transports/simd/convert.h"
+#include "transports/simd/convert_impl.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,10 +1,10 @@
 /* Copies and hashes: every vector version gives the same bytes as memcpy and the same hash as the library,
  * for every alignment and length, and touches nothing beside. */
 #include "tests/fixtures/choice.h"
-#include "transports/copy.h"
-#include "transports/copy_code.h"
-#include "transports/cpu.h"
-#include "transports/limits.h"
+#include "transports/base/cpu_features.h"
+#include "transports/base/limits.h"
+#include "transports/simd/copy.h"
+#include "transports/simd/copy_impl.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
 /* Deltas: made of two versions, sent in parts and in pieces, applied in chains; damaged, truncated and
  * foreign streams are refused; who waits for a growing one is told. */
-#include "transports/delta_make.h"
-#include "transports/delta_stream.h"
-#include "transports/patcher.h"
+#include "transports/delta/encode.h"
+#include "transports/delta/patcher.h"
+#include "transports/delta/stream.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,9 +1,9 @@
 /* The difference of a block: applying encode(a, b) to a gives b, bit for bit, for every width, length and
  * alignment; all versions of the loops give the same bytes; the format is what its head comment says; damaged
  * deltas are refused or change nothing outside the block. */
-#include "transports/cpu.h"
-#include "transports/delta_block.h"
-#include "transports/delta_code.h"
+#include "transports/base/cpu_features.h"
+#include "transports/delta/block.h"
+#include "transports/delta/block_impl.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* Offers of deltas: read only where they are whole and say what their ends are, by bytes; and the set of a
  * model's deltas, where a delta is known by both of its ends. */
-#include "transports/delta_set.h"
+#include "transports/delta/set.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

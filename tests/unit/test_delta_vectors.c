@@ -3,9 +3,9 @@
  * differ from one of its versions to the next; of those what is in them is compared.
  *
  * `test_delta_vectors write` writes the files `delta` anew. */
-#include "transports/delta_make.h"
-#include "transports/delta_stream.h"
-#include "transports/patcher.h"
+#include "transports/delta/encode.h"
+#include "transports/delta/patcher.h"
+#include "transports/delta/stream.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

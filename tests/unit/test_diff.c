@@ -2,7 +2,7 @@
  * widths, alignments and grids; the kept copies are up to date, and nothing beside them is touched. */
 #include "tests/fixtures/cpu_queue.h"
 #include "tests/fixtures/unwatched.h"
-#include "transports/diff.h"
+#include "transports/device/block_diff.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

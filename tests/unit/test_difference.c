@@ -1,5 +1,5 @@
 /* The distance of tensors: for every type against numbers that are decoded and ordered one by one here. */
-#include "transports/difference.h"
+#include "transports/delta/ulp_distance.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

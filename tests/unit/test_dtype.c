@@ -1,5 +1,5 @@
 /* Element types: names, widths and sizes, up to the edge of 64 bits. */
-#include "transports/dtype.h"
+#include "transports/simd/dtype.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -4,12 +4,12 @@
 #include "backends/engine/engine.h"
 #include "backends/engine/http.h"
 #include "backends/engine/load.h"
-#include "backends/engine/reference.h"
+#include "backends/engine/reference/reference.h"
 #include "backends/engine/update.h"
 #include "tests/fixtures/bad_server.h"
 #include "tests/fixtures/checkpoint.h"
-#include "transports/clock.h"
-#include "transports/workers.h"
+#include "transports/base/clock.h"
+#include "transports/base/workers.h"
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>

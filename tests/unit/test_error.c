@@ -1,5 +1,5 @@
 /* Errors: codes and sentences survive whatever is put into them. */
-#include "transports/error.h"
+#include "transports/base/error.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

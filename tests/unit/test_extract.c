@@ -1,10 +1,10 @@
 /* Extraction against brute force: every tensor is written down index by index, cut over random meshes by
  * splitting lists as torch does, and put together again from what the extractors say, through the claims that
  * pick one writer a piece. */
-#include "backends/trainer/piece.h"
+#include "backends/trainer/tensor/piece.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
-#include "transports/box.h"
+#include "transports/simd/box.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,7 +2,7 @@
  * and what fails. */
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
-#include "transports/device.h"
+#include "transports/device/device.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* Checkpoint folders: what is published of them, and what is refused before anything is. */
 #include "tests/fixtures/private_folder.h"
-#include "transports/folder.h"
+#include "transports/format/folder.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>

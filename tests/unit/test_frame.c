@@ -1,5 +1,5 @@
 /* A peer on the unix socket that is stopped: what is sent to it and what is awaited of it ends. */
-#include "transports/ipc.h"
+#include "transports/ipc/ipc.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

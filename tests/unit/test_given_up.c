@@ -1,9 +1,9 @@
 /* A trainer on two nodes, whose ranks do not all begin what is given up: who comes late hears so once and
  * goes on with the others, whichever node it is on; nodes that wrote different versions meet again at the
  * next. */
-#include "backends/trainer/agent.h"
-#include "backends/trainer/agent_group.h"
-#include "backends/trainer/agent_models.h"
+#include "backends/trainer/agent/agent.h"
+#include "backends/trainer/agent/core/models.h"
+#include "backends/trainer/agent/group/group.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
 #include <errno.h>

@@ -3,13 +3,13 @@
  * itself, and only what changed has left the GPU.
  * timeout: 600
  */
-#include "backends/trainer/agent.h"
+#include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/unwatched.h"
-#include "transports/delta_stream.h"
-#include "transports/patcher.h"
+#include "transports/delta/patcher.h"
+#include "transports/delta/stream.h"
 #include "transports/transport.h"
 #include <errno.h>
 #include <fcntl.h>

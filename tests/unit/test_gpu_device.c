@@ -1,7 +1,7 @@
 /* Kinds of memory: what a device is said to be, what cannot be used and why, boxes and pieces that are copied
  * out of it against the same on the host. */
 #include "tests/fixtures/gpu.h"
-#include "transports/device_copies.h"
+#include "transports/device/copies.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

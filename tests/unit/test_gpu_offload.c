@@ -2,15 +2,15 @@
  * the file is the one that the same parameters make out of host memory, and a failure loses no version.
  * timeout: 300
  */
-#include "backends/trainer/agent.h"
+#include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
 #include "tests/fixtures/unwatched.h"
-#include "transports/ipc.h"
-#include "transports/region_file.h"
-#include "transports/source.h"
+#include "transports/ipc/ipc.h"
+#include "transports/memory/region_file.h"
+#include "transports/protocol/source.h"
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>

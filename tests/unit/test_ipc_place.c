@@ -1,6 +1,6 @@
 /* One agent at a time listens at a path, also where several start in the same moment. */
 #include "tests/fixtures/private_folder.h"
-#include "transports/ipc.h"
+#include "transports/ipc/ipc.h"
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* The JSON cursor: what jansson would take, piece by piece, and nothing else. */
-#include "transports/json_cursor.h"
-#include "transports/limits.h"
+#include "transports/base/json_cursor.h"
+#include "transports/base/limits.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* Small files that are replaced whole: what cannot be read whole is an error, never a shorter file. */
 #include "tests/fixtures/private_folder.h"
-#include "transports/keep.h"
+#include "transports/base/state_file.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,9 +1,9 @@
 /* Kernels, as the CPU runs them, whatever the grid: their table; gathered boxes are byte for byte what box.h
  * copies, overflows are counted, and nothing beside them is touched. test_diff.c: the others. */
 #include "tests/fixtures/cpu_queue.h"
-#include "transports/gather.h"
-#include "transports/kernels/cpu.h"
-#include "transports/kernels/fatbin.h"
+#include "transports/device/gather.h"
+#include "transports/device/kernels/cpu.h"
+#include "transports/device/kernels/fatbin.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

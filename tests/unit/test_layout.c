@@ -1,5 +1,5 @@
 /* The gate's comparison of layouts. */
-#include "transports/layout.h"
+#include "transports/format/layout.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* The log: one clean line a message, levels, errno kept. stderr is a pipe while a message is made. */
-#include "transports/log.h"
+#include "transports/base/log.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* Memory left: the least of the machine and every cgroup above us, read from made-up systems. */
 #include "tests/fixtures/private_folder.h"
-#include "transports/memory.h"
+#include "transports/memory/available.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>

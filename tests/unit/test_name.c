@@ -1,5 +1,5 @@
 /* Names that become paths. */
-#include "transports/name.h"
+#include "transports/base/name.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

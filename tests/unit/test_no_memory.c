@@ -3,7 +3,7 @@
  * interposed for that, which a sanitizer's own does not allow. */
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
-#include "transports/bundle.h"
+#include "transports/format/manifest.h"
 #include <errno.h>
 #include <malloc.h>
 #include <setjmp.h>

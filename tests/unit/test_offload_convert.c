@@ -2,12 +2,12 @@
  * the shares, strides and places; what overflows is counted and named; what cannot be converted is refused by
  * name.
  */
-#include "backends/trainer/agent.h"
+#include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
-#include "transports/convert.h"
-#include "transports/safetensors.h"
+#include "transports/format/safetensors.h"
+#include "transports/simd/convert.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

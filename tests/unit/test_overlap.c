@@ -1,5 +1,5 @@
 /* Pieces that share an element are found, and only those: beside a count of the elements, one by one. */
-#include "backends/trainer/overlap.h"
+#include "backends/trainer/tensor/overlap.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

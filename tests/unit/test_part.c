@@ -1,9 +1,9 @@
 /* Parts of several nodes: random models, meshes, boxes and ranges are laid out, shared out over nodes,
  * written as ranks write them, and merged: what comes out is compared with the whole, byte by byte, made
  * directly. And what does not belong together is refused by name. */
-#include "backends/trainer/share.h"
-#include "transports/copy.h"
-#include "transports/part.h"
+#include "backends/trainer/tensor/node_placement.h"
+#include "transports/format/node_part.h"
+#include "transports/simd/copy.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <setjmp.h>

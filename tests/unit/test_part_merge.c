@@ -1,7 +1,7 @@
 /* Parts that lie: each is one of two of a small version, whole but for one number, and is refused for what
  * that number is. The version has a matrix "w" of 4 rows, of which each part has two, and four numbers "q" of
  * 4 bits, which the second part has. */
-#include "transports/part.h"
+#include "transports/format/node_part.h"
 #include <endian.h>
 #include <errno.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* Overlaps of pieces against what comparing all with all says, and where that would take too long. */
-#include "transports/part_overlap.h"
+#include "transports/format/node_part_overlap.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

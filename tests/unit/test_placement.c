@@ -1,6 +1,6 @@
 /* Placements of pieces from several ranks: every sharding covers a tensor exactly, has one writer a piece,
  * and what does not is refused with a sentence that names it. */
-#include "backends/trainer/placement.h"
+#include "backends/trainer/tensor/placement.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* Plans of copies by brute force: tensors of all widths one after another around the edge of a block, cut
  * into boxes and ranges at random, out of sources with any strides and types; every byte, hash and count is
  * compared with what single elements give. */
-#include "backends/trainer/plan.h"
-#include "transports/copy.h"
+#include "backends/trainer/offload/copy_plan.h"
+#include "transports/simd/copy.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>

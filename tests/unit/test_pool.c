@@ -1,7 +1,7 @@
 /* The pool: what comes back is used again, but never while anybody can still read it, and never more is kept
  * than allowed. Regions are told apart by inode. */
-#include "transports/memory.h"
-#include "transports/pool.h"
+#include "transports/memory/available.h"
+#include "transports/memory/pool.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,13 +1,13 @@
 /* Publishers of one and of several ranks against a real agent in this process: bytes come out exactly, wrong
  * calls are refused with a sentence, a dying rank loses nothing, slots are given and refused as they should
  * be. */
-#include "backends/trainer/agent.h"
+#include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
-#include "transports/api.h"
-#include "transports/ipc.h"
-#include "transports/region_file.h"
+#include "transports/ipc/ipc.h"
+#include "transports/memory/region_file.h"
+#include "transports/protocol/api.h"
 #include "transports/transport.h"
 #include <errno.h>
 #include <inttypes.h>

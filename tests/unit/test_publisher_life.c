@@ -1,13 +1,13 @@
 /* What outlives a publisher at an agent that stays: slots with another base checkpoint's tensors, a lineage
  * whose first version was abandoned, ranks that died. */
-#include "backends/trainer/agent.h"
-#include "backends/trainer/agent_models.h"
+#include "backends/trainer/agent/agent.h"
+#include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
-#include "transports/api.h"
-#include "transports/ipc.h"
-#include "transports/safetensors.h"
+#include "transports/format/safetensors.h"
+#include "transports/ipc/ipc.h"
+#include "transports/protocol/api.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

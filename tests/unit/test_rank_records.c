@@ -1,8 +1,8 @@
 /* Rank records: what a publisher exports is what the agent adds; of what a hostile or confused rank gives,
  * nothing is taken that is not what it says. Records: which chains there are, and what is forgotten. */
-#include "backends/trainer/rank_records.h"
-#include "backends/trainer/records.h"
-#include "transports/delta_make.h"
+#include "backends/trainer/agent/core/rank_deltas.h"
+#include "backends/trainer/offload/history.h"
+#include "transports/delta/encode.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>

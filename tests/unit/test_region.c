@@ -1,7 +1,7 @@
 /* Regions of every kind: memory that is a file, who may write it, who holds it, and what comes back. */
 #include "tests/fixtures/without_leases.h"
-#include "transports/limits.h"
-#include "transports/region.h"
+#include "transports/base/limits.h"
+#include "transports/memory/region.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* Fleets and releases by a clock of the test's own: leases, the two phases, who is missing. */
-#include "backends/trainer/release.h"
+#include "backends/trainer/agent/fleet/release.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

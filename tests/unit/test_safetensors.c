@@ -1,7 +1,7 @@
 /* Safetensors headers: what the stock writer makes is read, what is wrong is refused with the reason,
  * what we lay out reads back and is aligned. */
 #include "tests/fixtures/private_folder.h"
-#include "transports/safetensors.h"
+#include "transports/format/safetensors.h"
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>

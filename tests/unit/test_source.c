@@ -1,10 +1,10 @@
 /* What a source answers is compared with what it was asked for: manifests of something else, and agents that
  * hand over the memory of another version, or less of it. */
 #include "tests/fixtures/private_folder.h"
-#include "transports/bundle.h"
-#include "transports/copy.h"
-#include "transports/ipc.h"
-#include "transports/region.h"
+#include "transports/format/manifest.h"
+#include "transports/ipc/ipc.h"
+#include "transports/memory/region.h"
+#include "transports/simd/copy.h"
 #include "transports/transport.h"
 #include <errno.h>
 #include <pthread.h>

@@ -1,10 +1,10 @@
 /* beside others */
 /* Strategies: what each is and whether it can be used; sync infos and update requests, to JSON and back; what
  * the seeds write is read; what is wrong is refused with a sentence that names it. */
-#include "backends/trainer/strategy.h"
-#include "backends/trainer/update_request.h"
+#include "backends/trainer/skyrl/strategy.h"
+#include "backends/trainer/skyrl/update_request.h"
 #include "tests/fixtures/checkpoint.h"
-#include "transports/device.h"
+#include "transports/device/device.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* The mount's side of tcp against a source that sends a few bytes now and then. */
-#include "transports/bundle.h"
+#include "transports/format/manifest.h"
 #include "transports/transport.h"
 #include <arpa/inet.h>
 #include <errno.h>

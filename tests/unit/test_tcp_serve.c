@@ -1,9 +1,9 @@
 /* What the servers of a catalog do with those who want no good: many who connect and say nothing, bodies of
  * strangers, and no descriptors left. */
 #include "tests/fixtures/private_folder.h"
-#include "transports/ipc.h"
-#include "transports/keep.h"
-#include "transports/tcp.h"
+#include "transports/base/state_file.h"
+#include "transports/ipc/ipc.h"
+#include "transports/tcp/tcp.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* Text cleaning: whatever comes in, one printable line of UTF-8 comes out. */
-#include "transports/text.h"
+#include "transports/base/text.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

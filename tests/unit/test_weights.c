@@ -1,9 +1,9 @@
 /* Weights: a checkpoint folder is read as the engines read it, with all that they overlook, and a file
  * that goes away under the reader is an error and not the end of the process. */
-#include "backends/engine/guard.h"
-#include "backends/engine/weights.h"
+#include "backends/engine/reference/checkpoint_loader.h"
+#include "backends/engine/reference/sigbus_guard.h"
 #include "tests/fixtures/checkpoint.h"
-#include "transports/copy.h"
+#include "transports/simd/copy.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

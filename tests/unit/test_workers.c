@@ -1,6 +1,6 @@
 /* Workers: each index exactly once, run returns when all are done, callers take turns, threads take no
  * signals. */
-#include "transports/workers.h"
+#include "transports/base/workers.h"
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-"""Names, dtypes and shapes of a version's tensors: what may take the place of what. The same as transports/layout.h, for
+"""Names, dtypes and shapes of a version's tensors: what may take the place of what. The same as transports/format/layout.h, for
 loaders that live in an engine's own process."""
 from __future__ import annotations
 

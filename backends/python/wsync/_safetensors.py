@@ -1,7 +1,7 @@
 """One safetensors file: its header, checked, and its data as one mapping of memory.
 
 The safetensors package maps files for PyTorch, but copies for NumPy; the format is simple enough to be read by json. What is
-refused is what libwsync refuses (transports/safetensors.h): whoever uses an offset from here needs no checks."""
+refused is what libwsync refuses (transports/format/safetensors.h): whoever uses an offset from here needs no checks."""
 from __future__ import annotations
 
 import json

@@ -1,0 +1,293 @@
+/* The reference engine: what both servers' routes stand on.
+ *
+ * It differs from the real servers on purpose in one thing: a checkpoint is read into memory of its own, and
+ * only then takes the place of the old one, so that a bad file leaves the old weights going. With `lifelike`
+ * it fails as they do: SGLang's dies without a reply, vLLM's weights are gone. What it always shares: no
+ * check that a checkpoint is complete, shapes fixed by the first load. */
+#include "backends/engine/reference/reference_state.h"
+#include "transports/base/clock.h"
+#include "transports/base/log.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#define XXH_STATIC_LINKING_ONLY
+#include <xxhash.h>
+
+void ws_reference_die_if(const struct ws_reference *r, const char *step)
+{
+    if (!r->die_at || strcmp(r->die_at, step) != 0)
+        return;
+    ws_log(WS_LOG_WARN, "engine", "dies as told step=%s", step);
+    _exit(1);
+}
+
+static void reached(void *arg, const char *step)
+{
+    ws_reference_die_if(arg, step);
+}
+
+/* Under load_lock. model: NULL at the first load. */
+static int load_into_spare(struct ws_reference *r, const struct ws_weights *model, const char *path,
+                           struct ws_error *err)
+{
+    struct ws_weights_steps steps = {reached, r};
+    const uint64_t start = ws_clock_ns();
+    size_t missing = 0;
+    int rc;
+
+    rc = ws_weights_load(&r->spare, model, path, model ? &steps : NULL, &missing, err);
+    if (rc) {
+        ws_log(WS_LOG_WARN, "engine", "load failed path=%s: %s", path, err->text);
+        return rc;
+    }
+    if (missing)
+        ws_log(WS_LOG_WARN, "engine", "a mix of old and new weights: tensors missing=%zu path=%s", missing,
+               path);
+    ws_log(WS_LOG_INFO, "engine", "loaded path=%s tensors=%zu bytes=%zu seconds=%.3f", path,
+           r->spare.n_tensors, r->spare.used_bytes, (double)(ws_clock_ns() - start) / 1e9);
+    return 0;
+}
+
+/* version NULL: keeps its text. Strings are stolen. */
+static void serve_spare(struct ws_reference *r, char *path, char *version)
+{
+    struct ws_weights old;
+
+    pthread_rwlock_wrlock(&r->weights_lock);
+    old = r->weights;
+    r->weights = r->spare;
+    r->spare = old;
+    free(r->path);
+    r->path = path;
+    r->loads++;
+    if (version) {
+        free(r->version);
+        r->version = version;
+    }
+    pthread_rwlock_unlock(&r->weights_lock);
+}
+
+int ws_reference_load(struct ws_reference *r, const char *path, const char *version, struct ws_error *err)
+{
+    char *own_path = strdup(path), *own_version = version ? strdup(version) : NULL;
+    int rc = own_path && (own_version || !version) ? 0 : ws_error_set(err, ENOMEM, "no memory for a path");
+    if (!rc) {
+        pthread_mutex_lock(&r->load_lock);
+        rc = load_into_spare(r, &r->weights, path, err);
+        if (r->slow_ms)
+            usleep(r->slow_ms * 1000U);
+        if (!rc)
+            serve_spare(r, own_path, own_version);
+        pthread_mutex_unlock(&r->load_lock);
+    }
+    if (rc) {
+        free(own_path);
+        free(own_version);
+    } else {
+        ws_reference_die_if(r, "reply");
+    }
+    return rc;
+}
+
+void ws_reference_settle(struct ws_reference *r)
+{
+    pthread_mutex_lock(&r->load_lock);
+    pthread_mutex_unlock(&r->load_lock);
+}
+
+void ws_reference_set_version(struct ws_reference *r, char *version)
+{
+    pthread_rwlock_wrlock(&r->weights_lock);
+    free(r->version);
+    r->version = version;
+    pthread_rwlock_unlock(&r->weights_lock);
+}
+
+void ws_reference_pause(struct ws_reference *r, bool in_place)
+{
+    pthread_mutex_lock(&r->pause_lock);
+    r->paused = true;
+    r->in_place = in_place;
+    pthread_mutex_unlock(&r->pause_lock);
+}
+
+void ws_reference_resume(struct ws_reference *r)
+{
+    pthread_mutex_lock(&r->pause_lock);
+    r->paused = false;
+    pthread_cond_broadcast(&r->resumed);
+    pthread_mutex_unlock(&r->pause_lock);
+}
+
+bool ws_reference_is_paused(struct ws_reference *r, bool *in_place)
+{
+    pthread_mutex_lock(&r->pause_lock);
+    bool yes = r->paused;
+    if (in_place)
+        *in_place = r->in_place;
+    pthread_mutex_unlock(&r->pause_lock);
+    return yes;
+}
+
+bool ws_reference_wait(struct ws_reference *r)
+{
+    pthread_mutex_lock(&r->pause_lock);
+    while (r->paused && !r->stopping)
+        pthread_cond_wait(&r->resumed, &r->pause_lock);
+    bool stopping = r->stopping;
+    pthread_mutex_unlock(&r->pause_lock);
+    return !stopping;
+}
+
+bool ws_reference_flush(struct ws_reference *r, bool local, bool external)
+{
+    if (local && atomic_load(&r->busy) > 0) {
+        atomic_fetch_sub(&r->busy, 1);
+        return false;
+    }
+    pthread_rwlock_wrlock(&r->weights_lock);
+    r->cached = local ? 0 : r->cached;
+    r->cached_externally = external ? 0 : r->cached_externally;
+    pthread_rwlock_unlock(&r->weights_lock);
+    return true;
+}
+
+json_t *ws_reference_use_caches(struct ws_reference *r)
+{
+    pthread_rwlock_wrlock(&r->weights_lock);
+    r->cached = r->cached ? r->cached : r->loads;
+    r->cached_externally = r->cached_externally ? r->cached_externally : r->loads;
+    json_t *stale =
+        json_pack("{s:b, s:b}", "local", r->cached != r->loads, "external", r->cached_externally != r->loads);
+    pthread_rwlock_unlock(&r->weights_lock);
+    return stale;
+}
+
+json_t *ws_reference_checksums(struct ws_reference *r, char combined[33])
+{
+    json_t *all = json_object();
+    char hex[33];
+    XXH3_state_t state;
+    XXH128_hash_t whole;
+    XXH3_128bits_reset(&state);
+    pthread_rwlock_rdlock(&r->weights_lock);
+    for (size_t i = 0; i < r->weights.n_tensors; i++) {
+        const char *name = r->weights.tensors[i].name;
+        snprintf(hex, sizeof(hex), "%016lx", ws_weight_hash(&r->weights, i));
+        XXH3_128bits_update(&state, name, strlen(name) + 1);
+        XXH3_128bits_update(&state, hex, 16);
+        json_object_set_new_nocheck(all, name, json_string(hex));
+    }
+    pthread_rwlock_unlock(&r->weights_lock);
+    whole = XXH3_128bits_digest(&state);
+    snprintf(combined, 33, "%016lx%016lx", whole.high64, whole.low64);
+    return all;
+}
+
+/* --- life --- */
+
+static int check_options(const struct ws_reference_options *o, struct ws_error *err)
+{
+    static const char *const steps[] = {"pause", "open", "load", "reply", "continue"};
+
+    if (o->api && strcmp(o->api, "sglang") != 0 && strcmp(o->api, "vllm") != 0)
+        return ws_error_set(err, EINVAL, "'%s' is no API that it can speak: sglang or vllm", o->api);
+    if (!o->die_at)
+        return 0;
+    for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+        if (!strcmp(steps[i], o->die_at))
+            return 0;
+    }
+    return ws_error_set(err, EINVAL, "'%s' is no step to die at: pause, open, load, reply, continue",
+                        o->die_at);
+}
+
+static char *copy_or_null(const char *text, bool *ok)
+{
+    char *copy = text ? strdup(text) : NULL;
+
+    if (text && !copy)
+        *ok = false;
+    return copy;
+}
+
+int ws_reference_new(struct ws_reference **out, const struct ws_reference_options *o, struct ws_error *err)
+{
+    struct ws_error own = {0};
+    struct ws_reference *r;
+    bool ok = true;
+    int rc = check_options(o, err);
+
+    if (rc)
+        return rc;
+    r = calloc(1, sizeof(*r));
+    if (!r)
+        return ws_error_set(err, ENOMEM, "no memory for the engine");
+    pthread_mutex_init(&r->load_lock, NULL);
+    pthread_rwlock_init(&r->weights_lock, NULL);
+    pthread_mutex_init(&r->pause_lock, NULL);
+    pthread_cond_init(&r->resumed, NULL);
+    r->refuse = copy_or_null(o->refuse, &ok);
+    r->die_at = copy_or_null(o->die_at, &ok);
+    r->path = copy_or_null(o->model_path, &ok);
+    r->version = copy_or_null("default", &ok);
+    r->load_format = copy_or_null(o->load_format, &ok);
+    r->start_path = copy_or_null(o->model_path, &ok);
+    r->slow_ms = o->slow_ms;
+    r->workers = o->workers ? o->workers : 1;
+    atomic_init(&r->busy, o->busy);
+    atomic_init(&r->refuse_resumes, o->refuse_resumes);
+    r->loads = 1;
+    r->lie = o->lie;
+    r->lifelike = o->lifelike;
+    rc = ok ? load_into_spare(r, NULL, o->model_path, &own)
+            : ws_error_set(&own, ENOMEM, "no memory for the engine");
+    if (!rc) {
+        r->weights = r->spare;
+        r->spare = (struct ws_weights){0};
+        bool vllm = o->api && strcmp(o->api, "vllm") == 0;
+        rc = ws_reference_http_new(&r->http, o->listen, o->api_key,
+                                   vllm ? ws_reference_vllm_routes : ws_reference_sglang_routes,
+                                   vllm ? ws_reference_vllm_n_routes : ws_reference_sglang_n_routes, r, &own);
+    }
+    if (rc) {
+        if (err)
+            *err = own;
+        ws_reference_free(r);
+        return rc;
+    }
+    *out = r;
+    return 0;
+}
+
+unsigned ws_reference_port(const struct ws_reference *r)
+{
+    return ws_reference_http_port(r->http);
+}
+
+void ws_reference_free(struct ws_reference *r)
+{
+    if (!r)
+        return;
+    pthread_mutex_lock(&r->pause_lock);
+    r->stopping = true;
+    pthread_cond_broadcast(&r->resumed);
+    pthread_mutex_unlock(&r->pause_lock);
+    ws_reference_http_free(r->http);
+    ws_weights_release(&r->spare);
+    ws_weights_release(&r->weights);
+    pthread_cond_destroy(&r->resumed);
+    pthread_mutex_destroy(&r->pause_lock);
+    pthread_rwlock_destroy(&r->weights_lock);
+    pthread_mutex_destroy(&r->load_lock);
+    free(r->refuse);
+    free(r->die_at);
+    free(r->load_format);
+    free(r->path);
+    free(r->start_path);
+    free(r->version);
+    free(r);
+}

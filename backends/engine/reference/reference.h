@@ -1,0 +1,31 @@
+/* Reference engine: a small server with SGLang's or vLLM's routes that truly loads safetensors folders the
+ * way the real engines read them, without a GPU and without Python. For tests, for the demo and for users who
+ * try out a deployment. It keeps its own copy of the weights. */
+#ifndef WS_ENGINE_REFERENCE_REFERENCE_H
+#define WS_ENGINE_REFERENCE_REFERENCE_H
+#include "transports/base/error.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ws_reference_options {
+    const char *listen;      /* "127.0.0.1:30000", port 0: any */
+    const char *model_path;  /* loaded at start; required */
+    const char *api;         /* whose routes: "sglang" (NULL too) or "vllm" */
+    const char *api_key;     /* NULL: none */
+    const char *refuse;      /* weight_version that is answered 400 */
+    bool lie;                /* ... which then is answered with success, and nothing is loaded */
+    unsigned slow_ms;        /* added to each load */
+    unsigned busy;           /* so many flushes of its cache are refused, as if requests were in the way */
+    const char *die_at;      /* "pause", "open", "load", "reply", "continue": exits there; NULL: never */
+    unsigned refuse_resumes; /* vLLM's: so many are refused, as while a pause is under way */
+    unsigned workers;        /* SGLang's: of its tokenizer; over 1 none is asked that heard of a load */
+    const char *load_format; /* SGLang's: "dummy" refuses loads that name no other; NULL: auto */
+    bool lifelike;           /* a load that fails ends it (sglang) or costs it its weights (vllm) */
+};
+struct ws_reference;
+WS_MUST_USE int ws_reference_new(struct ws_reference **out, const struct ws_reference_options *o,
+                                 struct ws_error *err);
+unsigned ws_reference_port(const struct ws_reference *r);
+void ws_reference_free(struct ws_reference *r);
+
+#endif

@@ -1,0 +1,224 @@
+/* The reference engine's SGLang routes: field names, defaults and status codes as of 0.5.23, `in_place` with
+ * flush_cache answered as a failure although the weights are new. */
+#include "backends/engine/reference/reference_state.h"
+#include "transports/base/log.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void answer_success(struct ws_answer *a, bool success, const char *message)
+{
+    a->status = success ? 200 : 400;
+    a->json = json_pack("{s:b, s:s, s:i}", "success", success, "message", message, "num_paused_requests", 0);
+}
+
+static void answer_ok(struct ws_answer *a, const char *message)
+{
+    a->json = json_pack("{s:s, s:s}", "message", message, "status", "ok");
+}
+
+static void load(struct ws_reference *r, const char *path, const char *version, bool flush,
+                 struct ws_answer *a)
+{
+    struct ws_error err = {0};
+    char message[WS_ERROR_TEXT + 64];
+    bool in_place;
+    int rc = ws_reference_load(r, path, version, &err);
+
+    if (rc && rc != -ENOENT && r->lifelike) {
+        ws_log(WS_LOG_WARN, "engine", "dies of the file, as the real server does");
+        _exit(1);
+    }
+    if (rc) {
+        snprintf(message, sizeof(message), "Failed to get weights iterator: %s", err.text);
+        answer_success(a, false, message);
+    } else if (flush &&
+               ((ws_reference_is_paused(r, &in_place) && in_place) || !ws_reference_flush(r, true, false))) {
+        answer_success(a, false, "Weights were updated, but the cache was not flushed");
+    } else {
+        answer_success(a, true, "Succeeded to update model weights.");
+    }
+}
+
+static bool is_dummy(const struct ws_reference *r, const char *format)
+{
+    format = format ? format : r->load_format ? r->load_format : "auto";
+    return strcmp(format, "dummy") == 0;
+}
+
+static void update_from_disk(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    const char *path = json_string_value(json_object_get(body, "model_path"));
+    const json_t *version = json_object_get(body, "weight_version");
+    const json_t *flush = json_object_get(body, "flush_cache");
+    const char *text = json_string_value(version);
+
+    if (!path)
+        ws_answer_bad(a, "model_path: a string is needed");
+    else if (version && !json_is_null(version) && !text)
+        ws_answer_bad(a, "weight_version: not a string");
+    else if (is_dummy(r, json_string_value(json_object_get(body, "load_format"))))
+        answer_success(a, false, "Failed to get model loader: DummyModelLoader.");
+    else if (text && r->refuse && strcspn(text, "@") == strlen(r->refuse) &&
+             strncmp(text, r->refuse, strlen(r->refuse)) == 0)
+        answer_success(a, r->lie,
+                       r->lie ? "Succeeded to update model weights."
+                              : "Refused: this reference engine was started with --refuse");
+    else
+        load(r, path, text, !json_is_false(flush), a);
+}
+
+static void pause_generation(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    const json_t *word = json_object_get(body, "mode");
+    const char *mode = word ? json_string_value(word) : "abort";
+
+    ws_reference_die_if(r, "pause");
+    if (!mode || (strcmp(mode, "abort") && strcmp(mode, "retract") && strcmp(mode, "in_place"))) {
+        ws_answer_bad(a, "mode: abort, retract or in_place");
+        return;
+    }
+    ws_reference_pause(r, !strcmp(mode, "in_place"));
+    answer_ok(a, "Generation paused successfully.");
+}
+
+static void continue_generation(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    ws_reference_die_if(r, "continue");
+    if (!body) {
+        ws_answer_bad(a, "a body is needed");
+        return;
+    }
+    ws_reference_resume(r);
+    answer_ok(a, "Generation continued successfully.");
+}
+
+static void update_weight_version(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    const char *version = json_string_value(json_object_get(body, "new_version"));
+    char *own = version ? strdup(version) : NULL;
+
+    if (!own) {
+        ws_answer_bad(a, "new_version: a string is needed");
+        return;
+    }
+    a->json = json_pack("{s:b, s:s, s:s}", "success", true, "message", "Weight version updated",
+                        "new_version", own);
+    ws_reference_set_version(r, own);
+}
+
+static void model_info(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+
+    (void)body;
+    pthread_rwlock_rdlock(&r->weights_lock);
+    const char *path = r->workers > 1 ? r->start_path : r->path;
+    a->json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:b}", "model_path", path, "served_model_name", path,
+                        "weight_version", r->workers > 1 ? "default" : r->version, "load_format", "auto",
+                        "model_type", "reference", "is_generation", true);
+    pthread_rwlock_unlock(&r->weights_lock);
+}
+
+static void weights_checker(void *self, const json_t *body, struct ws_answer *a)
+{
+    const char *action = json_string_value(json_object_get(body, "action"));
+    char combined[33];
+
+    if (!action || strcmp(action, "checksum") != 0) {
+        ws_answer_bad(a, "action: checksum is the only one that is known");
+        return;
+    }
+    json_t *all = ws_reference_checksums(self, combined);
+    a->json = json_pack("{s:b, s:s, s:[{s:o, s:s}], s:s}", "success", true, "message", "", "ranks",
+                        "checksums", all, "per_gpu_checksum", combined, "per_engine_checksum", combined);
+}
+
+static void ready(void *self, const json_t *body, struct ws_answer *a)
+{
+    bool in_place;
+    (void)body;
+    a->status = ws_reference_is_paused(self, &in_place) ? 503 : 200;
+    a->text = "";
+}
+
+/* Waits while paused, as the real server's requests do; generates nothing and says so. */
+static void generate(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)body;
+    bool served = ws_reference_wait(r);
+    json_t *stale = ws_reference_use_caches(r);
+    pthread_rwlock_rdlock(&r->weights_lock);
+    a->json =
+        json_pack("{s:s, s:[], s:{s:{s:s}, s:i, s:i, s:s, s:o}}", "text",
+                  "This is wsync's reference engine: it holds weights and generates no text.", "output_ids",
+                  "meta_info", "finish_reason", "type", served ? "stop" : "abort", "prompt_tokens", 0,
+                  "completion_tokens", 0, "weight_version", r->version, "stale_cache", stale);
+    pthread_rwlock_unlock(&r->weights_lock);
+}
+
+static void flush_cache(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    bool in_place;
+    (void)body;
+    if ((ws_reference_is_paused(r, &in_place) && in_place) || !ws_reference_flush(r, true, false)) {
+        a->status = 400;
+        a->text = "Flush cache failed: requests are pending.\n";
+    } else {
+        a->text = "Cache flushed.\n";
+    }
+}
+
+static void clear_external(void *self, const json_t *body, struct ws_answer *a)
+{
+    (void)body;
+    (void)ws_reference_flush(self, false, true);
+    a->text = "Hierarchical cache storage backend cleared.\n";
+}
+
+static void server_info(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)body;
+    ws_reference_settle(r);
+    pthread_rwlock_rdlock(&r->weights_lock);
+    a->json =
+        json_pack("{s:s, s:s, s:s, s:s, s:i, s:[{s:s}]}", "version", "0.5.23", "model_path", r->start_path,
+                  "weight_version", "default", "load_format", r->load_format ? r->load_format : "auto",
+                  "tokenizer_worker_num", (int)r->workers, "internal_states", "weight_version", r->version);
+    pthread_rwlock_unlock(&r->weights_lock);
+}
+
+static void health(void *self, const json_t *body, struct ws_answer *a)
+{
+    (void)self;
+    (void)body;
+    a->text = "";
+}
+
+const struct ws_reference_route ws_reference_sglang_routes[] = {
+    {"/health", WS_GET, true, health},
+    {"/ready", WS_GET, false, ready},
+    {"/model_info", WS_GET, false, model_info},
+    {"/get_model_info", WS_GET, false, model_info},
+    {"/pause_generation", WS_POST, false, pause_generation},
+    {"/continue_generation", WS_POST, false, continue_generation},
+    {"/flush_cache", WS_GET | WS_POST, false, flush_cache},
+    {"/update_weights_from_disk", WS_POST, false, update_from_disk},
+    {"/update_weight_version", WS_POST, false, update_weight_version},
+    {"/weights_checker", WS_GET | WS_POST, false, weights_checker},
+    {"/server_info", WS_GET, false, server_info},
+    {"/hicache/storage-backend/clear", WS_POST, false, clear_external},
+    {"/clear_hicache_storage_backend", WS_GET | WS_POST, false, clear_external},
+    {"/generate", WS_POST, false, generate},
+};
+const size_t ws_reference_sglang_n_routes =
+    sizeof(ws_reference_sglang_routes) / sizeof(ws_reference_sglang_routes[0]);

@@ -1,0 +1,65 @@
+/* The reference engine's inside, shared by its files: reference (life, loading, pausing), reference_sglang
+ * and reference_vllm (the routes of either server over it).
+ *
+ * Locks, in this order: load_lock (one load at a time), weights_lock (what is served), pause_lock. */
+#ifndef WS_ENGINE_REFERENCE_REFERENCE_STATE_H
+#define WS_ENGINE_REFERENCE_REFERENCE_STATE_H
+#include "backends/engine/reference/checkpoint_loader.h"
+#include "backends/engine/reference/reference.h"
+#include "backends/engine/reference/routes.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct ws_reference {
+    struct ws_reference_http *http;
+    char *refuse, *die_at, *load_format; /* NULL: none */
+    unsigned slow_ms;
+    unsigned workers;
+    atomic_uint busy;           /* flushes that are still refused */
+    atomic_uint refuse_resumes; /* resumes, likewise */
+    bool lifelike, lie;
+    char *start_path;
+
+    pthread_mutex_t load_lock;
+    struct ws_weights spare; /* guarded by load_lock: the memory of the next load */
+
+    pthread_rwlock_t weights_lock; /* guards what is served: */
+    struct ws_weights weights;
+    char *path, *version;
+    unsigned good_loads_needed; /* vLLM's: over 0 its weights are gone */
+    unsigned loads;             /* so far, and, of what is in either cache, then; 0: it is empty */
+    unsigned cached, cached_externally;
+
+    pthread_mutex_t pause_lock;
+    pthread_cond_t resumed;
+    bool paused, in_place, stopping; /* guarded by pause_lock */
+    bool weights_asleep, cache_asleep;
+    bool images_known,
+        images_held; /* vLLM's: the scheduler has seen one, the workers keep what they made of it */
+};
+
+extern const struct ws_reference_route ws_reference_sglang_routes[], ws_reference_vllm_routes[];
+extern const size_t ws_reference_sglang_n_routes, ws_reference_vllm_n_routes;
+
+/* Faults on command: as a killed process, without a word to anybody. */
+void ws_reference_die_if(const struct ws_reference *r, const char *step);
+/* Loads and serves; version NULL: keeps its text. Takes --slow's time. */
+WS_MUST_USE int ws_reference_load(struct ws_reference *r, const char *path, const char *version,
+                                  struct ws_error *err);
+void ws_reference_set_version(struct ws_reference *r, char *version); /* steals it */
+void ws_reference_pause(struct ws_reference *r, bool in_place);
+void ws_reference_resume(struct ws_reference *r);
+bool ws_reference_is_paused(struct ws_reference *r, bool *in_place);
+/* Empties its caches; false: requests are said to be in the way. */
+bool ws_reference_flush(struct ws_reference *r, bool local, bool external);
+/* As a request does: fills caches that are empty, and says which have what other weights computed: {"local":
+ * bool, "external": bool}. New reference. */
+json_t *ws_reference_use_caches(struct ws_reference *r);
+/* What the real servers' schedulers answer, they answer after the load that runs: waits for its end. */
+void ws_reference_settle(struct ws_reference *r);
+/* Waits while paused; false: the server ends. */
+bool ws_reference_wait(struct ws_reference *r);
+/* {NAME: hex, ...}, and one hash over all names and hashes in name order (33 bytes). New reference. */
+json_t *ws_reference_checksums(struct ws_reference *r, char combined[33]);
+
+#endif

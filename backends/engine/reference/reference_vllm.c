@@ -1,0 +1,275 @@
+/* The reference engine's vLLM routes, as of 0.32 with VLLM_SERVER_DEV_MODE=1: a reload does not touch the
+ * recorded version, a failed one (with `lifelike`) leaves no weights behind, and a request after it ends the
+ * server, as does one for an image that the scheduler has seen and whose embeddings a reload has emptied from
+ * the workers alone, and one without the memory of a cache that sleeps. A wrong shape takes two good reloads.
+ * Its core does one thing after the other. A sleeping one says that it is paused, a paused one that it
+ * sleeps. A pause empties the caches in no mode: newer releases do not promise it. */
+#include "backends/engine/reference/reference_state.h"
+#include "transports/base/log.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void answer_failure(struct ws_answer *a, const char *message)
+{
+    a->status = 500;
+    a->json = json_pack("{s:{s:s, s:s, s:i}}", "error", "message", message, "type", "InternalServerError",
+                        "code", 500);
+}
+
+static void version(void *self, const json_t *body, struct ws_answer *a)
+{
+    (void)self;
+    (void)body;
+    a->json = json_pack("{s:s}", "version", "0.32.0");
+}
+
+static void health(void *self, const json_t *body, struct ws_answer *a)
+{
+    (void)self;
+    (void)body;
+    a->text = "";
+}
+
+static void models(void *self, const json_t *body, struct ws_answer *a)
+{
+    const struct ws_reference *r = self;
+    (void)body;
+    a->json = json_pack("{s:s, s:[{s:s, s:s, s:s}]}", "object", "list", "data", "id", r->start_path, "object",
+                        "model", "root", r->start_path);
+}
+
+/* Query arguments are members of the body. */
+static void pause_requests(void *self, const json_t *body, struct ws_answer *a)
+{
+    const char *mode = json_string_value(json_object_get(body, "mode"));
+    ws_reference_die_if(self, "pause");
+    if (mode && strcmp(mode, "abort") != 0 && strcmp(mode, "wait") != 0 && strcmp(mode, "keep") != 0) {
+        ws_answer_bad(a, "mode: abort, wait or keep");
+        return;
+    }
+    ws_reference_pause(self, mode && strcmp(mode, "keep") == 0);
+    a->json = json_pack("{s:s}", "status", "paused");
+}
+
+static void resume_requests(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)body;
+    ws_reference_die_if(self, "continue");
+    ws_reference_settle(self);
+    if (atomic_load(&r->refuse_resumes) > 0) {
+        atomic_fetch_sub(&r->refuse_resumes, 1);
+        answer_failure(a, "Failed to resume generation: pause is still in flight");
+        return;
+    }
+    ws_reference_resume(self);
+    a->json = json_pack("{s:s}", "status", "resumed");
+}
+
+static void is_paused(void *self, const json_t *body, struct ws_answer *a)
+{
+    (void)body;
+    ws_reference_settle(self);
+    a->json = json_pack("{s:b}", "is_paused", ws_reference_is_paused(self, NULL));
+}
+
+static void go_to_sleep(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)body;
+    pthread_mutex_lock(&r->pause_lock);
+    r->weights_asleep = r->cache_asleep = r->paused = true;
+    pthread_mutex_unlock(&r->pause_lock);
+    a->json = json_pack("{s:s, s:i}", "status", "sleeping", "level", 1);
+}
+
+/* Once all of it is awake it ends a pause, too: as the real server does. */
+static void wake_up(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    const char *tag = json_string_value(json_object_get(body, "tags"));
+    pthread_mutex_lock(&r->pause_lock);
+    r->weights_asleep = r->weights_asleep && tag && strcmp(tag, "weights") != 0;
+    r->cache_asleep = r->cache_asleep && tag && strcmp(tag, "kv_cache") != 0;
+    bool asleep = r->weights_asleep || r->cache_asleep;
+    pthread_mutex_unlock(&r->pause_lock);
+    if (!asleep)
+        ws_reference_resume(r);
+    a->json = json_pack("{s:s}", "status", asleep ? "sleeping" : "awake");
+}
+
+static void is_sleeping(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)body;
+    pthread_mutex_lock(&r->pause_lock);
+    bool yes = r->weights_asleep || r->cache_asleep || r->paused; /* so says the real server */
+    pthread_mutex_unlock(&r->pause_lock);
+    a->json = json_pack("{s:b}", "is_sleeping", yes);
+}
+
+static void metrics(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)body;
+    pthread_mutex_lock(&r->pause_lock);
+    a->text =
+        r->weights_asleep || r->cache_asleep
+            ? "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"awake\"} 0.0\n"
+              "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"discard_all\"} 1.0\n"
+            : "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"awake\"} 1.0\n"
+              "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"discard_all\"} 0.0\n";
+    pthread_mutex_unlock(&r->pause_lock);
+}
+
+static void reset_encoder_cache(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)body;
+    pthread_mutex_lock(&r->pause_lock);
+    r->images_known = r->images_held = false;
+    pthread_mutex_unlock(&r->pause_lock);
+    a->text = "";
+}
+
+static const char *last_component(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static void note_load(struct ws_reference *r, int rc, const struct ws_error *err)
+{
+    pthread_rwlock_wrlock(&r->weights_lock);
+    if (rc && r->lifelike)
+        r->good_loads_needed = strstr(err->text, "shape") ? 2 : 1;
+    else if (!rc && r->good_loads_needed > 0)
+        r->good_loads_needed--;
+    pthread_rwlock_unlock(&r->weights_lock);
+}
+
+static void collective_rpc(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    struct ws_error err = {0};
+    const char *method = json_string_value(json_object_get(body, "method"));
+    const char *path = json_string_value(json_object_get(json_object_get(body, "kwargs"), "weights_path"));
+    bool sleeping;
+    int rc;
+    if (!method || strcmp(method, "reload_weights") != 0) {
+        answer_failure(a, "the worker has no such method");
+        return;
+    }
+    pthread_mutex_lock(&r->pause_lock);
+    sleeping = r->weights_asleep;
+    r->images_held = false;
+    pthread_mutex_unlock(&r->pause_lock);
+    if (sleeping)
+        rc = ws_error_set(&err, EAGAIN, "the weights are asleep");
+    else if (path && r->refuse && strcmp(last_component(path), r->refuse) == 0)
+        rc = r->lie ? 0
+                    : ws_error_set(&err, EINVAL, "Refused: this reference engine was started with --refuse");
+    else
+        rc = ws_reference_load(r, path ? path : r->path, NULL, &err);
+    note_load(r, rc, &err);
+    if (rc)
+        answer_failure(a, err.text);
+    else
+        a->json = json_pack("{s:[n]}", "results");
+}
+
+static void update_weight_version(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    const char *text = json_string_value(json_object_get(body, "new_version"));
+    char *own = text ? strdup(text) : NULL;
+    if (!own) {
+        ws_answer_bad(a, "new_version: a string is needed");
+        return;
+    }
+    a->json = json_pack("{s:b, s:s}", "success", true, "new_version", own);
+    if (r->lie && r->refuse && strcspn(own, "@") == strlen(r->refuse) &&
+        strncmp(own, r->refuse, strlen(r->refuse)) == 0)
+        free(own);
+    else
+        ws_reference_set_version(r, own);
+}
+
+static void weight_info(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)body;
+    pthread_rwlock_rdlock(&r->weights_lock);
+    a->json = json_pack("{s:s}", "weight_version", r->version);
+    pthread_rwlock_unlock(&r->weights_lock);
+}
+
+static void weight_checker(void *self, const json_t *body, struct ws_answer *a)
+{
+    char combined[33];
+    (void)body;
+    a->json = json_pack("{s:o, s:s}", "checksums", ws_reference_checksums(self, combined),
+                        "per_engine_checksum", combined);
+}
+
+static bool is_true(const json_t *body, const char *key)
+{
+    const char *text = json_string_value(json_object_get(body, key));
+    return text && strcmp(text, "true") == 0;
+}
+
+static void reset_prefix_cache(void *self, const json_t *body, struct ws_answer *a)
+{
+    bool done = ws_reference_flush(self, true, is_true(body, "reset_external"));
+    a->json = json_pack("{s:b}", "success", done);
+}
+
+static void completions(void *self, const json_t *body, struct ws_answer *a)
+{
+    struct ws_reference *r = self;
+    bool served = ws_reference_wait(r);
+    pthread_rwlock_rdlock(&r->weights_lock);
+    bool gone = r->good_loads_needed > 0;
+    pthread_rwlock_unlock(&r->weights_lock);
+    pthread_mutex_lock(&r->pause_lock);
+    gone = gone || r->weights_asleep || r->cache_asleep;
+    if (json_is_string(json_object_get(body, "image"))) {
+        gone = gone || (r->images_known && !r->images_held);
+        r->images_known = r->images_held = true;
+    }
+    pthread_mutex_unlock(&r->pause_lock);
+    if (gone && served) {
+        ws_log(WS_LOG_WARN, "engine", "dies of a request without weights, as the real server does");
+        _exit(1);
+    }
+    a->json =
+        json_pack("{s:s, s:[{s:s, s:s}], s:o}", "object", "text_completion", "choices", "text",
+                  "This is wsync's reference engine: it holds weights and generates no text.",
+                  "finish_reason", served ? "stop" : "abort", "stale_cache", ws_reference_use_caches(r));
+}
+
+const struct ws_reference_route ws_reference_vllm_routes[] = {
+    {"/health", WS_GET, true, health},
+    {"/version", WS_GET, true, version},
+    {"/v1/models", WS_GET, false, models},
+    {"/v1/completions", WS_POST, false, completions},
+    {"/pause", WS_POST, true,
+     pause_requests}, /* its development routes are open to anyone, even with a key */
+    {"/resume", WS_POST, true, resume_requests},
+    {"/is_paused", WS_GET, true, is_paused},
+    {"/sleep", WS_POST, true, go_to_sleep},
+    {"/wake_up", WS_POST, true, wake_up},
+    {"/is_sleeping", WS_GET, true, is_sleeping},
+    {"/metrics", WS_GET, true, metrics},
+    {"/collective_rpc", WS_POST, true, collective_rpc},
+    {"/update_weight_version", WS_POST, true, update_weight_version},
+    {"/weight_info", WS_GET, true, weight_info},
+    {"/weight_checker", WS_POST, true, weight_checker},
+    {"/reset_prefix_cache", WS_POST, true, reset_prefix_cache},
+    {"/reset_encoder_cache", WS_POST, true, reset_encoder_cache},
+};
+const size_t ws_reference_vllm_n_routes =
+    sizeof(ws_reference_vllm_routes) / sizeof(ws_reference_vllm_routes[0]);

@@ -1,0 +1,604 @@
+/* The primary of a group: it hears the other agents of a trainer, knows all ranks, and says how far a version
+ * is (group.h). */
+#include "backends/trainer/agent/audit/audit.h"
+#include "backends/trainer/agent/core/models.h"
+#include "backends/trainer/agent/core/sessions.h"
+#include "backends/trainer/agent/group/group.h"
+#include "transports/base/clock.h"
+#include "transports/base/log.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SILENT_NS ((WS_LEASE_GRACE_MS + 3000) * WS_MS_NS) /* a call may take WS_NODE_CALL_MS */
+#define TURN_NS   500000000UL
+#define SOON_NS   20000000UL
+
+/* Where it listens, as others would say it. */
+void ws_node_name(struct ws_agent *a)
+{
+    const char *listen = a->options.tcp.listen ? a->options.tcp.listen : "";
+    const struct ws_tcp_server *tcp = atomic_load(&a->tcp);
+    const unsigned port = tcp ? ws_tcp_server_port(tcp) : 0;
+    char host[256] = "";
+    const char *colon = strrchr(listen, ':');
+    (void)gethostname(host, sizeof(host) - 1);
+    if (!*listen)
+        snprintf(a->node, sizeof(a->node), "%s", host);
+    else if (strncmp(listen, "0.0.0.0:", 8) == 0 || strncmp(listen, "[::]:", 5) == 0)
+        snprintf(a->node, sizeof(a->node), "%s:%u", host, port);
+    else
+        snprintf(a->node, sizeof(a->node), "%.*s:%u", (int)(colon ? colon - listen : 0), listen, port);
+}
+
+/* --- a round --- */
+
+/* The highest version that ranks are known to write in this round; 0: none is. */
+static uint64_t highest(const struct ws_agent_model *m)
+{
+    const struct ws_group *g = m->group;
+    uint64_t version = m->writing && m->n_begun && g->writing_round == g->round ? m->writing_version : 0;
+    for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
+        const struct ws_group_node *n = &g->nodes[i];
+        if (n->id && n->round == g->round && n->version > version && strcmp(n->run, m->group_run) == 0)
+            version = n->version;
+    }
+    return version;
+}
+
+static void abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why)
+{
+    struct ws_group *g = m->group;
+    const uint64_t before = g->round;
+    const struct ws_mark given_up = ws_mark_of(highest(m), m->group_run);
+    if (m->writing)
+        ws_group_drop(a, m, why); /* may end the round itself */
+    else
+        ws_agent_say_why(m, why);
+    if (!m->n_local)
+        ws_agent_audit_dropped(m);
+    if (g->round == before)
+        g->round++;
+    g->hashing = false;
+    snprintf(g->why, sizeof(g->why), "%s", why);
+    if (given_up.version)
+        ws_group_given_up(m, &given_up, before);
+    pthread_cond_broadcast(&a->changed);
+}
+
+/* The first that is in this round and has another version than the one given; NULL: none. */
+static const struct ws_group_node *other_version(const struct ws_group *g, uint64_t version, const char *run)
+{
+    for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
+        const struct ws_group_node *n = &g->nodes[i];
+        if (n->id && n->member && (n->version != version || strcmp(n->run, run) != 0))
+            return n;
+    }
+    return NULL;
+}
+
+static const struct ws_group_node *first_member(const struct ws_group *g)
+{
+    for (unsigned i = 0; i < WS_MAX_PARTS; i++)
+        if (g->nodes[i].id && g->nodes[i].member)
+            return &g->nodes[i];
+    return NULL;
+}
+
+/* Have all that write in this epoch gone so far? */
+static bool have_all(const struct ws_agent_model *m, bool sealed)
+{
+    const struct ws_group *g = m->group;
+    if (m->n_local && !(m->writing && g->writing_round == g->round && (sealed ? g->sealed : g->committed)))
+        return false;
+    for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
+        const struct ws_group_node *n = &g->nodes[i];
+        if (n->id && n->member &&
+            !(n->round == g->round && n->epoch == g->epoch && (sealed ? n->sealed : n->committed)))
+            return false;
+    }
+    return true;
+}
+
+/* Compares the replicas of all nodes' ranks. */
+static int audit(struct ws_agent_model *m, uint64_t version, char *why, size_t cap)
+{
+    const struct ws_group *g = m->group;
+    struct ws_audit said = {0};
+    struct ws_error err = {0};
+    int rc = 0;
+    if (!m->n_local) /* nothing is begun here */
+        ws_agent_audit_begin(m);
+    for (size_t i = 0; rc == 0 && i < m->audit.said_here.n; i++)
+        rc = ws_audit_add(&said, &m->audit.said_here.list[i], &err);
+    for (unsigned k = 0; k < WS_MAX_PARTS; k++)
+        for (size_t i = 0; rc == 0 && g->nodes[k].audit_round == g->round && i < g->nodes[k].audit.n; i++)
+            rc = ws_audit_add(&said, &g->nodes[k].audit.list[i], &err);
+    if (rc == 0)
+        rc = ws_agent_audit_check(m, &said, version, &err);
+    ws_audit_clear(&said);
+    snprintf(why, cap, "%s", err.text);
+    return rc;
+}
+
+static void begin_hashing(struct ws_agent *a, struct ws_agent_model *m)
+{
+    struct ws_group *g = m->group;
+    const struct ws_group_node *one = first_member(g), *other;
+    const uint64_t version = m->n_local ? m->writing_version : one->version;
+    const char *run = m->n_local ? m->writing->run : one->run;
+    char why[WS_ERROR_TEXT];
+    other = other_version(g, version, run);
+    if (other) {
+        snprintf(why, sizeof(why),
+                 "the nodes wrote different versions: %s %" PRIu64 " of run %s, %s %" PRIu64
+                 " of run %s; every rank offloads the same step",
+                 m->n_local ? a->node : one->name, version, run, other->name, other->version, other->run);
+        ws_log(WS_LOG_ERROR, "agent", "version refused model=%s: %s", m->name, why);
+        abandon(a, m, why);
+        return;
+    }
+    if (audit(m, version, why, sizeof(why)) < 0) {
+        abandon(a, m, why);
+        return;
+    }
+    g->hashing = true;
+    g->announced = ws_mark_of(version, run); /* once it is: announced_round says so */
+    if (m->n_local)
+        m->writing->state = WS_SLOT_HASHING;
+    pthread_cond_broadcast(&a->changed);
+}
+
+static void announce(struct ws_agent *a, struct ws_agent_model *m)
+{
+    struct ws_group *g = m->group;
+    g->announced_round = g->round;
+    g->round++;
+    g->hashing = false;
+    if (m->n_local) {
+        ws_agent_publish(a, m);
+    } else {
+        memcpy(m->run, g->announced.run, sizeof(m->run));
+        m->newest = g->announced.version;
+        m->any = true;
+        m->published++;
+        ws_agent_audit_published(m);
+    }
+    ws_log(WS_LOG_INFO, "agent", "all parts are there model=%s version=%" PRIu64 " parts=%u", m->name,
+           g->announced.version, g->count);
+    pthread_cond_broadcast(&a->changed);
+}
+
+static void try_place(struct ws_agent *a, struct ws_agent_model *m);
+
+bool ws_primary_advance(struct ws_agent *a, struct ws_agent_model *m)
+{
+    struct ws_group *g = m->group;
+    bool tell = false;
+    if (m->spans_nodes && !g->hashing && !g->stale && (m->n_local || first_member(g)) && have_all(m, false))
+        begin_hashing(a, m);
+    if (m->spans_nodes && g->hashing && have_all(m, true)) {
+        announce(a, m);
+        tell = true;
+    }
+    try_place(a, m);
+    return tell;
+}
+
+/* --- who is there --- */
+
+static unsigned n_here(const struct ws_agent_model *m)
+{
+    return m->n_registered + m->group->n_remotes;
+}
+
+/* Nodes are numbered by their lowest rank. Returns how many; names: those of them. */
+static unsigned number_nodes(const struct ws_agent *a, const struct ws_agent_model *m, unsigned *node_of,
+                             unsigned *own, json_t *names)
+{
+    const struct ws_group_node *known[WS_MAX_PARTS + 1]; /* NULL: this one */
+    unsigned count = 0;
+    *own = WS_MAX_PARTS + 1;
+    for (unsigned r = 0; r < m->world_size; r++) {
+        const struct ws_group_node *n = m->ranks[r] ? NULL : m->group->remotes[r].node;
+        unsigned i = 0;
+        while (i < count && known[i] != n)
+            i++;
+        if (i == count) {
+            known[count++] = n;
+            json_array_append_new(names, json_string(n ? n->name : a->node));
+        }
+        if (!n)
+            *own = i;
+        node_of[r] = i;
+    }
+    return count;
+}
+
+static int place(struct ws_agent *a, struct ws_agent_model *m, struct ws_error *err)
+{
+    struct ws_group *g = m->group;
+    struct ws_registration **regs = calloc(m->world_size, sizeof(struct ws_registration *));
+    unsigned *node_of = calloc(m->world_size, sizeof(*node_of)), own;
+    json_t *names = json_array();
+    if (!regs || !node_of || !names) {
+        free(regs);
+        free(node_of);
+        json_decref(names);
+        return ws_error_set(err, ENOMEM, "no memory for %u ranks", m->world_size);
+    }
+    for (unsigned r = 0; r < m->world_size; r++)
+        regs[r] = m->ranks[r] ? m->ranks[r]->registration : g->remotes[r].registration;
+    unsigned count = number_nodes(a, m, node_of, &own, names);
+    int rc = count > WS_MAX_PARTS
+                 ? ws_error_set(err, E2BIG, "the ranks are on %u nodes; at most %d", count, WS_MAX_PARTS)
+                 : ws_group_place(a, m, regs, node_of, own, count, names, err);
+    free(regs);
+    if (rc < 0) {
+        free(node_of);
+        json_decref(names);
+        return rc;
+    }
+    free(g->node_of);
+    json_decref(g->names);
+    g->node_of = node_of;
+    g->names = names;
+    g->count = count;
+    g->own = own;
+    g->epoch++;
+    for (unsigned i = 0; i < WS_MAX_PARTS; i++)
+        g->nodes[i].member = false;
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (!m->ranks[r])
+            g->remotes[r].node->member = true;
+    ws_log(WS_LOG_INFO, "agent", "all ranks are there model=%s ranks=%u nodes=%u epoch=%" PRIu64, m->name,
+           m->world_size, count, g->epoch);
+    return 0;
+}
+
+static void try_place(struct ws_agent *a, struct ws_agent_model *m)
+{
+    struct ws_group *g = m->group;
+    struct ws_error err = {0};
+    if (!g->stale || g->tried || g->hashing || m->preparing || n_here(m) != m->world_size)
+        return;
+    g->tried = true;
+    g->failed_code = 0;
+    if (place(a, m, &err) == 0)
+        return;
+    g->failed_code = err.code;
+    snprintf(g->failed_text, sizeof(g->failed_text), "%s", err.text);
+    ws_group_refuse(a, m, err.code, err.text);
+}
+
+static void changed(struct ws_agent *a, struct ws_agent_model *m, const char *why)
+{
+    struct ws_group *g = m->group;
+    g->stale = true;
+    g->tried = false;
+    g->failed_code = 0;
+    if (g->hashing)
+        return;
+    if (m->writing || highest(m))
+        abandon(a, m, why);
+    else
+        g->round++; /* for who has begun and not said so yet; why it is not whole stays said */
+}
+
+void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m)
+{
+    changed(a, m, "a rank joined: the placement is about to change");
+    try_place(a, m);
+}
+
+static void drop_rank(struct ws_agent *a, struct ws_agent_model *m, unsigned rank, const char *how)
+{
+    struct ws_group *g = m->group;
+    struct ws_remote *r = &g->remotes[rank];
+    const struct ws_group_node *n = r->node;
+    char why[WS_ERROR_TEXT];
+    ws_registration_free(r->registration);
+    snprintf(why, sizeof(why), "rank %u on %.200s %s", rank, n->name, how);
+    *r = (struct ws_remote){0};
+    g->n_remotes--;
+    /* One that has committed is not needed any more. */
+    if (!g->hashing && !(n->committed && n->round == g->round))
+        abandon(a, m, why);
+    pthread_cond_broadcast(&a->changed);
+}
+
+static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n)
+{
+    struct ws_group *g = m->group;
+    char why[WS_ERROR_TEXT];
+    unsigned n_ranks = 0;
+    for (unsigned r = 0; r < m->world_size; r++)
+        n_ranks += g->remotes[r].node == n;
+    if (n_ranks) /* else they have ended, and it has nothing to say any more */
+        ws_log(WS_LOG_WARN, "agent", "a node is silent model=%s node=%s ranks=%u", m->name, n->name, n_ranks);
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (g->remotes[r].node == n)
+            drop_rank(a, m, r, "is out of reach: its node's agent is silent");
+    snprintf(why, sizeof(why), "the agent of the node %.200s is silent: start it again", n->name);
+    if (n->member && (g->hashing || (n->round == g->round && n->committed)))
+        abandon(a, m, why);
+    if (n->member)
+        g->stale = true;
+    ws_audit_clear(&n->audit);
+    *n = (struct ws_group_node){0};
+}
+
+uint64_t ws_primary_turn(struct ws_agent *a)
+{
+    uint64_t now = ws_clock_ns(), wait = 10 * TURN_NS;
+    /* Where this thread did not get on, those who speak may not have either: a large placement takes seconds.
+     */
+    bool late = now - a->group_turn_ns > 12 * TURN_NS;
+    a->group_turn_ns = now;
+    for (struct ws_agent_model *m = a->models; m; m = m->next) {
+        struct ws_group *g = m->group;
+        for (unsigned i = 0; g && i < WS_MAX_PARTS; i++) {
+            if (!g->nodes[i].id)
+                continue;
+            wait = wait > TURN_NS ? TURN_NS : wait;
+            if (late)
+                g->nodes[i].heard_ns = now;
+            if (now > g->nodes[i].heard_ns && now - g->nodes[i].heard_ns > SILENT_NS)
+                drop_node(a, m, &g->nodes[i]);
+        }
+        if (g)
+            try_place(a, m);
+        if (g && g->stale && !g->tried && n_here(m) == m->world_size)
+            wait = SOON_NS; /* a slot is being prepared */
+    }
+    return wait;
+}
+
+/* --- what a node says --- */
+
+static struct ws_group_node *node_of(struct ws_group *g, uint64_t id, const char *name, struct ws_error *err)
+{
+    struct ws_group_node *place_ = NULL;
+    for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
+        if (g->nodes[i].id == id)
+            return &g->nodes[i];
+        if (!g->nodes[i].id && !place_)
+            place_ = &g->nodes[i];
+    }
+    if (!place_) {
+        ws_error_set(err, E2BIG, "%.200s is one node more than %d", name, WS_MAX_PARTS);
+        return NULL;
+    }
+    *place_ = (struct ws_group_node){.id = id};
+    snprintf(place_->name, sizeof(place_->name), "%s", name);
+    return place_;
+}
+
+static bool is_listed(const json_t *ranks, unsigned rank, uint64_t ticket)
+{
+    const json_t *one;
+    size_t i;
+    json_array_foreach(ranks, i, one)
+    {
+        if (json_integer_value(json_array_get(one, 0)) == (json_int_t)rank &&
+            json_integer_value(json_array_get(one, 1)) == (json_int_t)ticket)
+            return true;
+    }
+    return false;
+}
+
+static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n, unsigned rank,
+                    uint64_t ticket, const json_t *body, const json_t *registration, struct ws_error *err)
+{
+    struct ws_group *g = m->group;
+    struct ws_registration *r;
+    int rc = ws_session_set_run(m, json_string_value(json_object_get(body, "run")),
+                                json_is_true(json_object_get(body, "new_run")), n_here(m) == 0, err);
+    if (rc == 0)
+        rc = ws_registration_of(registration, rank, &r, err);
+    if (rc < 0)
+        return rc;
+    g->remotes[rank] = (struct ws_remote){.registration = r, .node = n, .ticket = ticket};
+    g->n_remotes++;
+    m->spans_nodes = true; /* until a placement says otherwise: nothing is announced by this node alone */
+    m->shard_bytes = ws_agent_number(body, "shard_bytes", 0);
+    if (m->n_registered == 0)
+        m->max_slots = a->options.max_slots;
+    changed(a, m, "a rank joined: the placement is about to change");
+    return 0;
+}
+
+static json_t *refusal(unsigned rank, int code, const char *why)
+{
+    return json_pack("[i,i,s]", (int)rank, code, why);
+}
+
+/* Ranks that it has now; need and refused: what it is told of them. */
+static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
+                       const json_t *body, json_t *need, json_t *refused)
+{
+    struct ws_group *g = m->group;
+    const json_t *ranks = json_object_get(body, "ranks"), *one;
+    const uint64_t world = ws_agent_number(body, "world_size", 0);
+    size_t i;
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (g->remotes[r].node == n && !is_listed(ranks, r, g->remotes[r].ticket))
+            drop_rank(a, m, r, "ended, or registered anew");
+    json_array_foreach(ranks, i, one)
+    {
+        unsigned rank = (unsigned)json_integer_value(json_array_get(one, 0));
+        uint64_t ticket = (uint64_t)json_integer_value(json_array_get(one, 1));
+        struct ws_error err = {0};
+        char key[16];
+        if (world != m->world_size && (n_here(m) > 0 || m->preparing || world == 0 || world > WS_MAX_RANKS ||
+                                       ws_group_set_world(m, (unsigned)world, &err) < 0)) {
+            snprintf(err.text, sizeof(err.text),
+                     "%u of %u ranks of %s are registered, this one is of %" PRIu64, n_here(m), m->world_size,
+                     m->name, world);
+            json_array_append_new(refused, refusal(rank, EBUSY, err.text));
+            continue;
+        }
+        if (rank >= m->world_size || (g->remotes[rank].node == n && g->remotes[rank].registration))
+            continue;
+        if (m->ranks[rank] || g->remotes[rank].registration) {
+            snprintf(err.text, sizeof(err.text),
+                     "rank %u of %s is registered on the node %.200s; it did not end in time", rank, m->name,
+                     m->ranks[rank] ? a->node : g->remotes[rank].node->name);
+            json_array_append_new(refused, refusal(rank, EBUSY, err.text));
+            continue;
+        }
+        snprintf(key, sizeof(key), "%u", rank);
+        const json_t *registration = json_object_get(json_object_get(body, "registrations"), key);
+        if (!registration)
+            json_array_append_new(need, json_integer((json_int_t)rank));
+        else if (add_rank(a, m, n, rank, ticket, body, registration, &err) < 0)
+            json_array_append_new(refused, refusal(rank, err.code, err.text));
+    }
+}
+
+/* Once a round. What is not understood was not said, and the audit says that it lacks it. */
+static void take_audit(struct ws_group_node *n, const json_t *said)
+{
+    struct ws_error err = {0};
+    if (!json_is_array(said) || n->audit_round == n->round)
+        return;
+    ws_audit_clear(&n->audit);
+    if (ws_audit_of_json(&n->audit, said, &err) < 0) {
+        ws_log(WS_LOG_WARN, "agent", "a node's audit is left out node=%s error=\"%s\"", n->name, err.text);
+        ws_audit_clear(&n->audit);
+    }
+    n->audit_round = n->round;
+}
+
+/* What it wrote in this round, and gave up; an agent of 0.1.0 does not say. */
+static void take_given_up(struct ws_group_node *n, const json_t *said, uint64_t round)
+{
+    const char *run = json_string_value(json_object_get(said, "run"));
+    n->round = round;
+    n->version = ws_agent_number(said, "version", 0);
+    snprintf(n->run, sizeof(n->run), "%s", run ? run : "");
+}
+
+static void take_version(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
+                         const json_t *body)
+{
+    struct ws_group *g = m->group;
+    const char *run = json_string_value(json_object_get(body, "version_run"));
+    const char *why = json_string_value(json_object_get(body, "why"));
+    char text[WS_ERROR_TEXT];
+    n->epoch = ws_agent_number(body, "epoch", 0);
+    n->round = ws_agent_number(body, "round", 0);
+    n->version = ws_agent_number(body, "version", 0);
+    snprintf(n->run, sizeof(n->run), "%s", run ? run : "");
+    n->committed = json_is_true(json_object_get(body, "committed"));
+    n->sealed = json_is_true(json_object_get(body, "sealed"));
+    take_audit(n, json_object_get(body, "audit"));
+    if (ws_agent_number(body, "gave_up", 0) != g->round)
+        return;
+    take_given_up(n, json_object_get(body, "given_up"), g->round);
+    snprintf(text, sizeof(text), "%.200s: %s", n->name, why ? why : "it did not say why");
+    abandon(a, m, text);
+}
+
+/* --- what it is told --- */
+
+static json_t *registrations_but(const struct ws_agent_model *m, const struct ws_group_node *n)
+{
+    json_t *all = json_object();
+    for (unsigned r = 0; r < m->world_size; r++) {
+        char key[16];
+        if (!m->ranks[r] && m->group->remotes[r].node == n)
+            continue;
+        snprintf(key, sizeof(key), "%u", r);
+        json_object_set_new(all, key,
+                            ws_registration_to_json(m->ranks[r] ? m->ranks[r]->registration
+                                                                : m->group->remotes[r].registration));
+    }
+    return all;
+}
+
+static json_t *group_json(const struct ws_agent_model *m, const struct ws_group_node *n)
+{
+    const struct ws_group *g = m->group;
+    json_t *nodes = json_array(), *tickets = json_array();
+    unsigned index = 0;
+    for (unsigned r = 0; r < m->world_size; r++) {
+        json_array_append_new(nodes, json_integer((json_int_t)g->node_of[r]));
+        if (m->ranks[r] || g->remotes[r].node != n)
+            continue;
+        index = g->node_of[r];
+        json_array_append_new(tickets, json_pack("[i,I]", (int)r, (json_int_t)g->remotes[r].ticket));
+    }
+    return json_pack("{s:s,s:I,s:i,s:i,s:o,s:o,s:o,s:o}", "placement", m->placement->id, "shard_bytes",
+                     (json_int_t)m->shard_bytes, "index", (int)index, "count", (int)g->count, "node_of",
+                     nodes, "nodes", json_deep_copy(g->names), "tickets", tickets, "registrations",
+                     registrations_but(m, n));
+}
+
+static json_t *answer(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_group_node *n,
+                      json_t *need, json_t *refused)
+{
+    const struct ws_group *g = m->group;
+    bool whole = ws_group_is_whole(a, m);
+    for (unsigned r = 0; g->failed_code && r < m->world_size; r++)
+        if (g->remotes[r].node == n)
+            json_array_append_new(refused, refusal(r, g->failed_code, g->failed_text));
+    json_t *o = json_pack("{s:I,s:I,s:b,s:b,s:I,s:i,s:s,s:s,s:o,s:o}", "primary", (json_int_t)a->born,
+                          "round", (json_int_t)g->round, "hashing", (int)g->hashing, "whole", (int)whole,
+                          "epoch", (json_int_t)g->epoch, "here", (int)n_here(m), "run", m->group_run, "why",
+                          g->why, "need", need, "refused", refused);
+    json_object_set_new(o, "announced_round", json_integer((json_int_t)g->announced_round));
+    json_object_set_new(o, "audit_round", json_integer((json_int_t)n->audit_round));
+    if (g->given_up.version)
+        json_object_set_new(o, "given_up",
+                            json_pack("{s:I,s:s,s:I}", "version", (json_int_t)g->given_up.version, "run",
+                                      g->given_up.run, "round", (json_int_t)g->given_up_round));
+    if (whole && n->member && n->epoch != g->epoch)
+        json_object_set_new(o, "group", group_json(m, n));
+    return o;
+}
+
+int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
+                          json_t **reply, struct ws_error *err)
+{
+    const char *name = json_string_value(json_object_get(body, "node"));
+    const uint64_t id = ws_agent_number(body, "id", 0);
+    json_t *need = json_array(), *refused = json_array();
+    bool tell = false;
+    if (a->primary)
+        ws_error_set(err, EINVAL, "this agent has a primary itself, %s: name that one", a->primary->url);
+    else if (!name || !*name || strlen(name) > WS_WHO_CHARS || !id || !ws_name_is_model(q->model))
+        ws_error_set(err, EINVAL, "an agent says who it is, and of which model it speaks");
+    if ((a->primary || !name || !*name || strlen(name) > WS_WHO_CHARS || !id ||
+         !ws_name_is_model(q->model))) {
+        json_decref(need);
+        json_decref(refused);
+        return -EINVAL;
+    }
+    pthread_mutex_lock(&a->lock);
+    struct ws_agent_model *m = ws_agent_find_or_add(a, q->model);
+    struct ws_group_node *n = NULL;
+    int rc = m ? ws_group_have(m, err)
+               : ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", q->model, WS_MAX_MODELS);
+    if (rc == 0 && !(n = node_of(m->group, id, name, err)))
+        rc = -E2BIG;
+    if (rc == 0) {
+        n->heard_ns = ws_clock_ns();
+        take_version(a, m, n, body); /* first: a rank may end once its node has committed */
+        take_ranks(a, m, n, body, need, refused);
+        tell = ws_primary_advance(a, m);
+        *reply = answer(a, m, n, need, refused);
+        n->heard_ns = ws_clock_ns();
+        pthread_cond_broadcast(&a->changed);
+    } else {
+        json_decref(need);
+        json_decref(refused);
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (tell)
+        ws_agent_announce(a);
+    return rc;
+}

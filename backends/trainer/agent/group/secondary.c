@@ -1,0 +1,373 @@
+/* The other agents of a group: each says to the primary how things stand on its node, and does what follows
+ * from the answer (group.h). */
+#include "backends/trainer/agent/core/features.h"
+#include "backends/trainer/agent/core/models.h"
+#include "backends/trainer/agent/group/group.h"
+#include "transports/base/clock.h"
+#include "transports/base/log.h"
+#include "transports/protocol/source.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BEAT_NS   WS_SECOND_NS /* where nothing happens */
+#define SOON_NS   10000000UL   /* while a version waits for other nodes */
+#define RANKS_NS  50000000UL   /* while ranks wait for others */
+#define AGAIN_NS  200000000UL  /* after a failure */
+#define SILENT_NS (WS_LEASE_GRACE_MS * WS_MS_NS)
+
+/* --- what is said; under lock --- */
+
+static json_t *needed(const struct ws_agent_model *m)
+{
+    json_t *all = json_object();
+    const json_t *one;
+    size_t i;
+    json_array_foreach(m->group->need, i, one)
+    {
+        char key[16];
+        json_int_t r = json_integer_value(one);
+        if (r < 0 || r >= (json_int_t)m->world_size || !m->ranks[r])
+            continue;
+        snprintf(key, sizeof(key), "%u", (unsigned)r);
+        json_object_set_new(all, key, ws_registration_to_json(m->ranks[r]->registration));
+    }
+    return all;
+}
+
+static json_t *say(const struct ws_agent *a, struct ws_agent_model *m)
+{
+    const struct ws_group *g = m->group;
+    json_t *ranks = json_array();
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (m->ranks[r])
+            json_array_append_new(ranks, json_pack("[i,I]", (int)r, (json_int_t)m->ranks[r]->ticket));
+    json_t *o =
+        json_pack("{s:s,s:I,s:I,s:I,s:b,s:I,s:o,s:o,s:I,s:s}", "node", a->node, "id", (json_int_t)a->born,
+                  "world_size", (json_int_t)m->world_size, "shard_bytes", (json_int_t)m->shard_bytes,
+                  "new_run", (int)g->new_run, "epoch", (json_int_t)g->epoch, "ranks", ranks, "registrations",
+                  needed(m), "gave_up", (json_int_t)g->gave_up, "why", g->why);
+    if (o && g->asked_run[0])
+        json_object_set_new(o, "run", json_string(g->asked_run));
+    if (o && g->gave_up && g->gave_up == g->given_up_round)
+        json_object_set_new(
+            o, "given_up",
+            json_pack("{s:I,s:s}", "version", (json_int_t)g->given_up.version, "run", g->given_up.run));
+    if (o && m->writing) {
+        json_object_set_new(o, "round", json_integer((json_int_t)g->writing_round));
+        json_object_set_new(o, "version", json_integer((json_int_t)m->writing_version));
+        json_object_set_new(o, "version_run", json_string(m->writing->run));
+        json_object_set_new(o, "committed", json_boolean(g->committed));
+        json_object_set_new(o, "sealed", json_boolean(g->sealed));
+        if (g->committed && m->audit.runs && m->placement && g->audit_round != g->writing_round)
+            json_object_set_new(o, "audit", ws_audit_json(&m->audit.said_here, &m->placement->replicas));
+    }
+    return o;
+}
+
+/* --- what is answered; under lock --- */
+
+static void forget_primary(struct ws_agent *a, struct ws_agent_model *m, uint64_t primary)
+{
+    struct ws_group *g = m->group;
+    if (g->primary_id) {
+        ws_log(WS_LOG_WARN, "agent", "the primary agent was started anew model=%s", m->name);
+        g->round = 0; /* what is written is of no round any more */
+        ws_group_drop(a, m, "the primary agent was started anew");
+    }
+    g->primary_id = primary;
+    g->epoch = g->round = g->gave_up = g->audit_round = g->given_up_round = 0;
+    g->whole = false;
+}
+
+/* Our version, by the primary's round: it is announced, abandoned, or goes on. */
+static bool take_round(struct ws_agent *a, struct ws_agent_model *m, const json_t *reply)
+{
+    struct ws_group *g = m->group;
+    const char *why = json_string_value(json_object_get(reply, "why"));
+    char text[WS_ERROR_TEXT];
+    g->round = ws_agent_number(reply, "round", 0);
+    g->audit_round = ws_agent_number(reply, "audit_round", 0);
+    if (!m->writing || m->preparing)
+        return false;
+    if (ws_agent_number(reply, "announced_round", 0) == g->writing_round && g->sealed) {
+        ws_agent_publish(a, m);
+        return true;
+    }
+    if (g->round != g->writing_round) {
+        snprintf(text, sizeof(text), "%s", why && *why ? why : "another node gave it up");
+        ws_group_drop(a, m, text);
+    } else if (json_is_true(json_object_get(reply, "hashing")) && g->committed &&
+               m->writing->state == WS_SLOT_WRITING) {
+        m->writing->state = WS_SLOT_HASHING;
+        pthread_cond_broadcast(&a->changed);
+    }
+    return false;
+}
+
+/* What was given up anywhere: a rank of ours that comes with it is late. */
+static void take_given_up(struct ws_agent_model *m, const json_t *reply)
+{
+    struct ws_group *g = m->group;
+    const json_t *o = json_object_get(reply, "given_up");
+    const char *run = json_string_value(json_object_get(o, "run"));
+    const char *why = json_string_value(json_object_get(reply, "why"));
+    const struct ws_mark version = ws_mark_of(ws_agent_number(o, "version", 0), run ? run : "");
+    const uint64_t round = ws_agent_number(o, "round", 0);
+    if (!version.version || !round || (round == g->given_up_round && ws_mark_is(&version, &g->given_up)))
+        return;
+    if (!m->writing && g->writing_round != round && strcmp(version.run, m->group_run) == 0) /* none of ours */
+        snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was abandoned: %.800s", version.version,
+                 m->name, why && *why ? why : "another node gave it up");
+    ws_group_given_up(m, &version, round);
+}
+
+static void take_refusals(struct ws_agent *a, struct ws_agent_model *m, const json_t *reply)
+{
+    const json_t *one;
+    size_t i;
+    json_array_foreach(json_object_get(reply, "refused"), i, one)
+    {
+        json_int_t r = json_integer_value(json_array_get(one, 0));
+        const char *why = json_string_value(json_array_get(one, 2));
+        struct ws_session *c = r >= 0 && r < (json_int_t)m->world_size ? m->ranks[r] : NULL;
+        if (!c || c->placed || !why)
+            continue;
+        c->refused = (int)json_integer_value(json_array_get(one, 1));
+        snprintf(c->refusal, sizeof(c->refusal), "%s", why);
+        pthread_cond_broadcast(&a->changed);
+    }
+}
+
+/* Is the placement of the ranks that are registered here now? */
+static bool is_ours(const struct ws_agent_model *m, const json_t *tickets)
+{
+    const json_t *one;
+    size_t i;
+    json_array_foreach(tickets, i, one)
+    {
+        json_int_t r = json_integer_value(json_array_get(one, 0));
+        if (r < 0 || r >= (json_int_t)m->world_size || !m->ranks[r] ||
+            m->ranks[r]->ticket != (uint64_t)json_integer_value(json_array_get(one, 1)))
+            return false;
+    }
+    return json_array_size(tickets) == m->n_registered;
+}
+
+/* Computes the placement from everybody's registrations, as the primary did, and compares. */
+static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *group,
+                 struct ws_registration **regs, struct ws_registration **theirs, unsigned *node_of,
+                 struct ws_error *err)
+{
+    const json_t *nodes = json_object_get(group, "node_of"), *all = json_object_get(group, "registrations");
+    const char *id = json_string_value(json_object_get(group, "placement"));
+    const uint64_t count = ws_agent_number(group, "count", 0), index = ws_agent_number(group, "index", 0);
+    int rc = 0;
+    if (!id || count == 0 || count > WS_MAX_PARTS || index >= count ||
+        json_array_size(nodes) != m->world_size || json_array_size(json_object_get(group, "nodes")) != count)
+        return ws_error_set(err, EPROTO,
+                            "the primary agent's placement is not understood: is it of another release?");
+    for (unsigned r = 0; rc == 0 && r < m->world_size; r++) {
+        char key[16];
+        snprintf(key, sizeof(key), "%u", r);
+        node_of[r] = (unsigned)json_integer_value(json_array_get(nodes, r));
+        const json_t *body = json_object_get(all, key);
+        if (node_of[r] >= count || !body != (m->ranks[r] != NULL) ||
+            (node_of[r] == index) != (m->ranks[r] != NULL))
+            return ws_error_set(err, EPROTO, "the primary agent has rank %u on another node than it is", r);
+        if (body)
+            rc = ws_registration_of(body, r, &theirs[r], err);
+        regs[r] = body ? theirs[r] : m->ranks[r]->registration;
+    }
+    m->shard_bytes = ws_agent_number(group, "shard_bytes", 0);
+    if (rc == 0)
+        rc = ws_group_place(a, m, regs, node_of, (unsigned)index, (unsigned)count,
+                            json_object_get(group, "nodes"), err);
+    if (rc == 0 && strcmp(m->placement->id, id) != 0)
+        rc = ws_error_set(
+            err, EPROTO,
+            "the agents of %s and %s lay the model out differently: run the same release of wsync on all "
+            "nodes",
+            a->node, a->primary->url);
+    return rc;
+}
+
+static void adopt(struct ws_agent *a, struct ws_agent_model *m, const json_t *group, uint64_t epoch)
+{
+    struct ws_group *g = m->group;
+    struct ws_registration **regs = calloc(m->world_size, sizeof(struct ws_registration *));
+    struct ws_registration **theirs = calloc(m->world_size, sizeof(struct ws_registration *));
+    unsigned *node_of = calloc(m->world_size, sizeof(*node_of));
+    struct ws_error err = {0};
+    int rc = regs && theirs && node_of ? place(a, m, group, regs, theirs, node_of, &err)
+                                       : ws_error_set(&err, ENOMEM, "no memory for %u ranks", m->world_size);
+    for (unsigned r = 0; theirs && r < m->world_size; r++)
+        ws_registration_free(theirs[r]);
+    free(regs);
+    free(theirs);
+    free(node_of);
+    if (rc < 0) {
+        ws_log(WS_LOG_ERROR, "agent", "no placement model=%s error=\"%s\"", m->name, err.text);
+        for (unsigned r = 0; r < m->world_size; r++)
+            if (m->ranks[r])
+                m->ranks[r]->placed = false;
+        ws_group_refuse(a, m, err.code, err.text);
+        return;
+    }
+    g->epoch = epoch;
+    ws_log(WS_LOG_INFO, "agent", "all ranks are there model=%s ranks=%u here=%u epoch=%" PRIu64, m->name,
+           m->world_size, m->n_local, epoch);
+}
+
+/* Returns whether something was announced. */
+static bool take(struct ws_agent *a, struct ws_agent_model *m, const json_t *reply)
+{
+    struct ws_group *g = m->group;
+    const json_t *group = json_object_get(reply, "group");
+    const char *run = json_string_value(json_object_get(reply, "run"));
+    const uint64_t primary = ws_agent_number(reply, "primary", 0);
+    g->away[0] = '\0';
+    g->answered_ns = ws_clock_ns();
+    if (primary != g->primary_id)
+        forget_primary(a, m, primary);
+    bool tell = take_round(a, m, reply);
+    take_given_up(m, reply);
+    json_decref(g->need);
+    g->need = json_deep_copy(json_object_get(reply, "need"));
+    g->dirty = g->dirty || json_array_size(g->need) > 0;
+    g->n_here = (unsigned)ws_agent_number(reply, "here", 0);
+    take_refusals(a, m, reply);
+    bool is_whole = json_is_true(json_object_get(reply, "whole"));
+    if (is_whole && group && !m->preparing && !m->writing && is_ours(m, json_object_get(group, "tickets"))) {
+        if (run && *run)
+            snprintf(m->group_run, sizeof(m->group_run), "%s", run);
+        adopt(a, m, group, ws_agent_number(reply, "epoch", 0));
+    }
+    const char *why = json_string_value(json_object_get(reply, "why"));
+    if (!is_whole && why && *why)
+        snprintf(m->why, sizeof(m->why), "%s", why);
+    const bool was = g->whole;
+    g->whole = is_whole && g->epoch == ws_agent_number(reply, "epoch", 0);
+    if (was != g->whole)
+        pthread_cond_broadcast(&a->changed);
+    return tell;
+}
+
+/* --- the conversation --- */
+
+static void note_silence(struct ws_agent *a, struct ws_agent_model *m, const struct ws_error *err)
+{
+    struct ws_group *g = m->group;
+    char why[WS_ERROR_TEXT];
+    if (!g->away[0])
+        ws_log(WS_LOG_WARN, "agent", "the primary agent does not answer model=%s url=%s error=\"%s\"",
+               m->name, a->primary->url, err->text);
+    snprintf(g->away, sizeof(g->away), "%s", err->text);
+    if (ws_clock_ns() - g->answered_ns < SILENT_NS)
+        return;
+    g->whole = false;
+    /* What is sealed may have been announced: that the primary has to say. */
+    if (m->writing && m->writing->state == WS_SLOT_WRITING && !m->preparing) {
+        snprintf(why, sizeof(why), "the primary agent, %.200s, does not answer: %.400s", a->primary->url,
+                 err->text);
+        ws_agent_abandon(a, m, why);
+    }
+}
+
+/* Under lock, which is given up meanwhile. */
+static void exchange(struct ws_agent *a, struct ws_agent_model *m)
+{
+    struct ws_group *g = m->group;
+    char path[WS_API_PATH_BYTES];
+    struct ws_error err = {0};
+    const uint64_t asked_ns = ws_clock_ns();
+    json_t *body = say(a, m), *reply = NULL;
+    bool tell = false;
+    g->dirty = false;
+    g->n_told = m->n_registered;
+    if (!g->answered_ns)
+        g->answered_ns = ws_clock_ns();
+    ws_api_model_path(path, "node", m->name);
+    pthread_mutex_unlock(&a->lock);
+    int rc = body ? ws_source_call(a->primary, "POST", path, body, &reply, &err)
+                  : ws_error_set(&err, ENOMEM, "no memory for a request");
+    json_decref(body);
+    pthread_mutex_lock(&a->lock);
+    if (rc == 0) {
+        tell = take(a, m, reply);
+        g->asked_ns = asked_ns;
+    } else if (!atomic_load(&a->stop)) {
+        note_silence(a, m, &err);
+    }
+    pthread_cond_broadcast(&a->changed); /* a rank may wait for it (ws_group_hear) */
+    json_decref(reply);
+    if (tell) {
+        pthread_mutex_unlock(&a->lock);
+        ws_agent_announce(a);
+        pthread_mutex_lock(&a->lock);
+    }
+}
+
+static bool has_business(const struct ws_agent_model *m)
+{
+    const struct ws_group *g = m->group;
+    return g && (m->n_registered || g->n_told || m->writing || g->gave_up == g->round);
+}
+
+static uint64_t pause_of(const struct ws_agent_model *m)
+{
+    const struct ws_group *g = m->group;
+    if (g->away[0])
+        return AGAIN_NS;
+    if (g->dirty)
+        return 0;
+    if ((m->writing && (g->committed || g->sealed)) || (g->gave_up && g->gave_up == g->round))
+        return SOON_NS;
+    return m->n_registered && !g->whole ? RANKS_NS : BEAT_NS;
+}
+
+uint64_t ws_secondary_turn(struct ws_agent *a)
+{
+    uint64_t wait = 10 * BEAT_NS;
+    for (struct ws_agent_model *m = a->models; m && !atomic_load(&a->stop); m = m->next) {
+        if (!has_business(m))
+            continue;
+        exchange(a, m);
+        const uint64_t pause = pause_of(m);
+        wait = pause < wait ? pause : wait;
+    }
+    return wait;
+}
+
+/* --- what belongs to the primary --- */
+
+bool ws_secondary_forwards(struct ws_agent *a, const struct ws_agent_request *r)
+{
+    const struct ws_api_request *q = r->q;
+    if (!a->primary)
+        return false;
+    if (strncmp(r->path, "/v1/release", 11) == 0)
+        return true;
+    if (!q->model[0] || !q->verb[0])
+        return false;
+    pthread_mutex_lock(&a->lock);
+    const struct ws_agent_model *m = ws_agent_find(a, q->model);
+    bool is = !ws_name_is_part(q->model, NULL, NULL, NULL) && (!m || m->owner != m);
+    pthread_mutex_unlock(&a->lock);
+    return is;
+}
+
+int ws_secondary_forward(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply,
+                         struct ws_error *err)
+{
+    char *full;
+    if (asprintf(&full, "%s%s%s", r->path, r->query && *r->query ? "?" : "", r->query ? r->query : "") < 0)
+        return ws_error_set(err, ENOMEM, "no memory for a request");
+    int rc = ws_source_call(a->primary, r->method, full, r->body, reply, err);
+    if (rc < 0)
+        ws_error_prefix(err, "asked the primary agent");
+    free(full);
+    return rc;
+}

@@ -1,0 +1,504 @@
+/* clang-format off */
+/* The agent's routes for mounts and releases, and the thread that sees leases and deadlines end.
+ *
+ *   POST /v1/{model}/mounts                where a mount stands: {"mount","follows","engines","version","run",
+ *                                          "release": the one that it has come to an end with, 0: none}
+ *   GET  /v1/{model}/mounts                where all of them stand
+ *   POST /v1/{model}/{version}/prepared, fetched, loaded, failed[?run=R]     {"mount","engines","error"}
+ *   GET  /v1/{model}/{version}/loaded?who=all|N|NAME     is it, or a later one, served there
+ *   POST /v1/{model}/{version}/wanted[?run=R]            {"mounts":["host",...]}: those fetch it, and report it
+ *   POST /v1/{model}/{version}/release[?run=R]           {"prepare_s"}
+ *   POST /v1/release                       {"models":{"actor":42,...},"prepare_s"}
+ *   GET  /v1/releases, /v1/releases/{id};  POST /v1/releases/{id}/abort */
+/* clang-format on */
+#include "backends/trainer/agent/mounts/routes.h"
+#include "backends/trainer/agent/core/features.h"
+#include "backends/trainer/agent/core/models.h"
+#include "transports/base/clock.h"
+#include "transports/base/log.h"
+#include "transports/base/text.h"
+#include "transports/base/workers.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TICK_NS       200000000UL
+#define PREPARE_S     600
+#define MAX_PREPARE_S 86400
+#define MAX_RELEASES  64
+#define WANTED_NS     60000000000UL /* it is wanted no longer when nobody has said so for this long */
+#define MAX_WANTED    8             /* versions of a model at a time */
+#define MAX_NAMED     64            /* mounts */
+
+/* A version that somebody needs on certain mounts. */
+struct ws_wanted {
+    struct ws_wanted *next;
+    uint64_t id;
+    struct ws_mark to;
+    json_t *mounts; /* array of names; ours alone, as jansson does not count references for several threads */
+    uint64_t until_ns;
+};
+
+static int who_of(const json_t *body, char out[WS_WHO_CHARS + 1], struct ws_error *err)
+{
+    const json_t *mount = json_object_get(body, "mount");
+    size_t n = json_string_length(mount);
+    if (n == 0 || n > WS_WHO_CHARS)
+        return ws_error_set(err, EINVAL,
+                            "a mount says who it is: \"mount\":\"HOST:MOUNTPOINT\", of up to %d bytes",
+                            WS_WHO_CHARS);
+    memcpy(out, json_string_value(mount), n + 1);
+    ws_text_clean(out);
+    return 0;
+}
+
+/* Under lock. Releases whose phase has changed are noted, and told once the lock is free. */
+static bool advance(struct ws_agent *a)
+{
+    bool changed = false;
+    uint64_t now = ws_clock_ns();
+    for (struct ws_release *r = a->releases; r; r = r->next) {
+        if (!ws_release_advance(r, now))
+            continue;
+        changed = true;
+        ws_log(WS_LOG_INFO, "agent", "release %s id=%" PRIu64 " model=%s version=%" PRIu64 "%s%s",
+               r->phase == WS_RELEASE_COMMITTED ? "committed" : "aborted", r->id, r->parts[0].model,
+               r->parts[0].to.version, r->why[0] ? " why=" : "", r->why);
+    }
+    return changed;
+}
+
+static bool has_pending(const struct ws_agent *a)
+{
+    for (const struct ws_release *r = a->releases; r; r = r->next)
+        if (r->phase == WS_RELEASE_PREPARING)
+            return true;
+    return false;
+}
+
+static void *end_leases(void *arg)
+{
+    struct ws_agent *a = arg;
+    pthread_mutex_lock(&a->lock);
+    while (!atomic_load(&a->stop)) {
+        if (!has_pending(a)) {
+            pthread_cond_wait(&a->changed, &a->lock);
+            continue;
+        }
+        (void)ws_agent_wait(a, ws_clock_ns() + TICK_NS);
+        if (advance(a)) {
+            pthread_mutex_unlock(&a->lock);
+            ws_agent_announce(a);
+            pthread_mutex_lock(&a->lock);
+        }
+    }
+    pthread_mutex_unlock(&a->lock);
+    return NULL;
+}
+
+static int start(struct ws_agent *a, struct ws_error *err)
+{
+    a->has_clock = ws_thread_start(&a->clock, end_leases, a) == 0;
+    return a->has_clock ? 0 : ws_error_set(err, EAGAIN, "cannot start the agent's threads");
+}
+
+static void free_wanted(struct ws_wanted *w)
+{
+    json_decref(w->mounts);
+    free(w);
+}
+
+static void stop(struct ws_agent *a)
+{
+    if (a->has_clock)
+        pthread_join(a->clock, NULL);
+}
+
+static void end(struct ws_agent *a)
+{
+    for (struct ws_release *r = a->releases, *next; r; r = next) {
+        next = r->next;
+        free(r);
+    }
+}
+
+static void free_fleet(struct ws_agent_model *m)
+{
+    ws_fleet_clear(&m->fleet);
+    for (struct ws_wanted *w = m->wanted, *next; w; w = next) {
+        next = w->next;
+        free_wanted(w);
+    }
+}
+
+void ws_agent_seen(void *self, const char *who, unsigned ms)
+{
+    struct ws_agent *a = self;
+    char name[WS_WHO_CHARS + 1];
+    uint64_t now = ws_clock_ns();
+    snprintf(name, sizeof(name), "%s", who);
+    ws_text_clean(name); /* as it was registered */
+    pthread_mutex_lock(&a->lock);
+    for (struct ws_agent_model *m = a->models; m; m = m->next)
+        ws_fleet_seen(&m->fleet, name, now, ms);
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* What mounts are asked to do with a model, put into its entry of the listing. */
+static void list_orders(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out)
+{
+    const struct ws_release *last = a->releases;
+    uint64_t now = ws_clock_ns();
+    json_t *wanted = json_array();
+    while (last && !ws_release_names(last, m->name))
+        last = last->next;
+    if (last)
+        json_object_set_new(out, "release", ws_release_order(last, m->name));
+    if (m->fleet.release)
+        json_object_set_new(out, "released",
+                            json_pack("{s:I,s:s,s:I}", "version", (json_int_t)m->fleet.released.version,
+                                      "run", m->fleet.released.run, "by", (json_int_t)m->fleet.release));
+    for (const struct ws_wanted *w = m->wanted; w; w = w->next)
+        if (w->until_ns > now)
+            json_array_append_new(wanted, json_pack("{s:I,s:I,s:s,s:o}", "id", (json_int_t)w->id, "version",
+                                                    (json_int_t)w->to.version, "run", w->to.run, "mounts",
+                                                    json_deep_copy(w->mounts)));
+    if (json_array_size(wanted))
+        json_object_set(out, "wanted", wanted);
+    json_decref(wanted);
+}
+
+/* --- routes; each under lock; *tell: the listing has changed --- */
+
+static int find_model(struct ws_agent *a, const char *name, struct ws_agent_model **out, struct ws_error *err)
+{
+    *out = ws_agent_find(a, name);
+    if (!*out || !(*out)->any)
+        return ws_error_set(err, ENOENT, "there is no model '%.100s' here; /v1/models lists what there is",
+                            name);
+    return 0;
+}
+
+static int take_stand(struct ws_agent_model *m, const json_t *body, struct ws_error *err)
+{
+    char who[WS_WHO_CHARS + 1];
+    struct ws_fleet_mount *mount;
+    const char *run = json_string_value(json_object_get(body, "run"));
+    int rc = who_of(body, who, err);
+    if (rc == 0 && json_is_true(json_object_get(body, "gone"))) {
+        ws_fleet_leave(&m->fleet, who);
+        return 0;
+    }
+    if (rc == 0)
+        rc = ws_fleet_meet(&m->fleet, who, ws_clock_ns(), &mount, err);
+    if (rc < 0)
+        return rc;
+    mount->follows = json_is_true(json_object_get(body, "follows"));
+    mount->engines = (uint64_t)json_integer_value(json_object_get(body, "engines"));
+    struct ws_mark serves =
+        ws_mark_of((uint64_t)json_integer_value(json_object_get(body, "version")), run ? run : "");
+    const json_t *release = json_object_get(body, "release");
+    uint64_t answered = (uint64_t)json_integer_value(release);
+    ws_fleet_note_stand(&m->fleet, mount, run && *run ? &serves : NULL,
+                        json_is_integer(release) ? &answered : NULL);
+    return 0;
+}
+
+static int take_report(struct ws_agent_model *m, const struct ws_api_request *q, const json_t *body,
+                       struct ws_error *err)
+{
+    char who[WS_WHO_CHARS + 1];
+    struct ws_fleet_mount *mount;
+    const char *why = json_string_value(json_object_get(body, "error"));
+    const struct ws_mark to = ws_mark_of(q->version, q->run[0] ? q->run : m->run);
+    int rc = who_of(body, who, err);
+    if (rc == 0)
+        rc = ws_fleet_meet(&m->fleet, who, ws_clock_ns(), &mount, err);
+    if (rc < 0)
+        return rc;
+    const json_t *engines = json_object_get(body, "engines");
+    if (json_is_integer(engines))
+        mount->engines = (uint64_t)json_integer_value(engines);
+    if (strcmp(q->verb, "prepared") == 0)
+        ws_fleet_note_prepared(mount, &to);
+    else if (strcmp(q->verb, "fetched") == 0)
+        ws_fleet_note_fetched(mount, &to);
+    else if (strcmp(q->verb, "loaded") == 0)
+        ws_fleet_note_loaded(&m->fleet, mount, &to);
+    else
+        ws_fleet_note_failed(&m->fleet, mount, &to, why ? why : "it did not say why");
+    ws_log(WS_LOG_INFO, "agent", "%s model=%s version=%" PRIu64 " mount=%s%s%s", q->verb, q->model,
+           q->version, who, why ? " why=" : "", why ? why : "");
+    return 0;
+}
+
+/* The version that is meant, of the live lineage where no run is given. */
+static int find_mark(const struct ws_agent_model *m, uint64_t version, const char *run, struct ws_mark *out,
+                     struct ws_error *err)
+{
+    if (!*run && version > m->newest)
+        return ws_error_set(err, ENOENT, "%s has no version %" PRIu64 " yet; the newest is %" PRIu64, m->name,
+                            version, m->newest);
+    *out = ws_mark_of(version, *run ? run : m->run);
+    return 0;
+}
+
+/* No other has it, of an agent before neither. */
+static uint64_t new_id(struct ws_agent *a)
+{
+    const uint64_t id = ws_clock_day_ns();
+    return a->last_id = id > a->last_id ? id : a->last_id + 1;
+}
+
+static int want(struct ws_agent *a, struct ws_agent_model *m, const struct ws_api_request *q,
+                const json_t *body, bool *tell, struct ws_error *err)
+{
+    json_t *names = json_object_get(body, "mounts");
+    const json_t *name;
+    struct ws_mark to;
+    uint64_t now = ws_clock_ns();
+    size_t i, n = 0;
+    int rc = find_mark(m, q->version, q->run, &to, err);
+    if (rc < 0)
+        return rc;
+    if (!json_is_array(names) || json_array_size(names) == 0 || json_array_size(names) > MAX_NAMED)
+        return ws_error_set(err, EINVAL, "mounts is a list of 1 to %d names", MAX_NAMED);
+    json_array_foreach(names, i, name)
+    {
+        if (!json_is_string(name) || json_string_length(name) > WS_WHO_CHARS)
+            return ws_error_set(err, EINVAL, "mounts is a list of names");
+    }
+    for (struct ws_wanted **at = &m->wanted, *w; (w = *at);) {
+        bool same =
+            w->to.version == to.version && strcmp(w->to.run, to.run) == 0 && json_equal(w->mounts, names);
+        if (same && w->until_ns > now) {
+            w->until_ns = now + WANTED_NS;
+            return 0;
+        }
+        if (w->until_ns > now) {
+            n++;
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        free_wanted(w);
+    }
+    struct ws_wanted *w = n < MAX_WANTED ? calloc(1, sizeof(*w)) : NULL;
+    if (!w)
+        return ws_error_set(err, EAGAIN, "%d versions of %s are wanted already", MAX_WANTED, m->name);
+    *w = (struct ws_wanted){.next = m->wanted,
+                            .id = new_id(a),
+                            .to = to,
+                            .mounts = json_deep_copy(names),
+                            .until_ns = now + WANTED_NS};
+    m->wanted = w;
+    json_array_foreach(names, i, name)
+    { /* others are not asked again, and would never say it again */
+        ws_fleet_ask_anew(&m->fleet, &to, json_string_value(name));
+    }
+    *tell = true;
+    return 0;
+}
+
+/* Gives up the oldest that nobody can want to know of any more. */
+static void make_room(struct ws_agent *a)
+{
+    size_t n = 0;
+    for (struct ws_release **at = &a->releases; *at;) {
+        struct ws_release *r = *at;
+        if (++n < MAX_RELEASES || r->phase == WS_RELEASE_PREPARING) {
+            at = &r->next;
+            continue;
+        }
+        *at = r->next;
+        free(r);
+    }
+}
+
+static int start_release(struct ws_agent *a, const struct ws_release_part *parts, size_t n,
+                         const json_t *body, json_t **reply, struct ws_error *err)
+{
+    char why[128];
+    const json_t *s = json_object_get(body, "prepare_s");
+    json_int_t seconds = json_is_integer(s) ? json_integer_value(s) : PREPARE_S;
+    uint64_t now = ws_clock_ns();
+    if (seconds < 1 || seconds > MAX_PREPARE_S)
+        return ws_error_set(err, EINVAL, "prepare_s is a number of seconds from 1 to %d", MAX_PREPARE_S);
+    uint64_t id = new_id(a);
+    for (struct ws_release *r = a->releases; r; r = r->next)
+        for (size_t i = 0; i < n; i++)
+            if (ws_release_names(r, parts[i].model)) {
+                snprintf(why, sizeof(why), "a newer release, of version %" PRIu64 ", took its place",
+                         parts[i].to.version);
+                ws_release_abort(r, why);
+            }
+    make_room(a);
+    for (size_t i = 0; i < n; i++)
+        ws_fleet_forget(parts[i].fleet, now);
+    struct ws_release *r = ws_release_new(id, parts, n, now, now + (uint64_t)seconds * WS_SECOND_NS);
+    if (!r)
+        return ws_error_set(err, ENOMEM, "no memory for a release");
+    r->next = a->releases;
+    a->releases = r;
+    ws_log(WS_LOG_INFO, "agent", "release begins id=%" PRIu64 " model=%s version=%" PRIu64 " models=%zu", id,
+           parts[0].model, parts[0].to.version, n);
+    (void)advance(a);
+    *reply = ws_release_json(r, now);
+    return 0;
+}
+
+static int release_one(struct ws_agent *a, struct ws_agent_model *m, const struct ws_api_request *q,
+                       const json_t *body, json_t **reply, struct ws_error *err)
+{
+    struct ws_release_part part = {.model = m->name, .fleet = &m->fleet};
+    int rc = find_mark(m, q->version, q->run, &part.to, err);
+    return rc < 0 ? rc : start_release(a, &part, 1, body, reply, err);
+}
+
+static int release_many(struct ws_agent *a, const json_t *body, json_t **reply, struct ws_error *err)
+{
+    json_t *models = json_object_get(body, "models"), *value;
+    size_t n = json_object_size(models), i = 0;
+    const char *name;
+    int rc = 0;
+    if (n == 0 || n > WS_MAX_MODELS)
+        return ws_error_set(err, EINVAL, "models is an object of 1 to %d, as {\"actor\":42,\"critic\":17}",
+                            WS_MAX_MODELS);
+    struct ws_release_part *parts = calloc(n, sizeof(*parts));
+    if (!parts)
+        return ws_error_set(err, ENOMEM, "no memory for a release");
+    json_object_foreach(models, name, value)
+    {
+        struct ws_agent_model *m;
+        if (rc < 0)
+            break;
+        rc = find_model(a, name, &m, err);
+        if (rc == 0 && (!json_is_integer(value) || json_integer_value(value) < 0))
+            rc = ws_error_set(err, EINVAL, "the version of %s is a number", name);
+        if (rc < 0)
+            break;
+        parts[i] = (struct ws_release_part){.model = m->name, .fleet = &m->fleet};
+        rc = find_mark(m, (uint64_t)json_integer_value(value), "", &parts[i++].to, err);
+    }
+    if (rc == 0)
+        rc = start_release(a, parts, n, body, reply, err);
+    free(parts);
+    return rc;
+}
+
+/* /v1/releases, /v1/releases/ID, /v1/releases/ID/abort */
+static int show_releases(struct ws_agent *a, const char *rest, bool post, json_t **reply, bool *tell,
+                         struct ws_error *err)
+{
+    uint64_t id, now = ws_clock_ns();
+    if (!*rest && !post) {
+        *reply = json_array();
+        for (const struct ws_release *r = a->releases; r; r = r->next)
+            json_array_append_new(*reply, ws_release_json(r, now));
+        return 0;
+    }
+    rest += *rest == '/';
+    struct ws_release *r = ws_text_digits(&rest, &id) == 0 ? a->releases : NULL;
+    while (r && r->id != id)
+        r = r->next;
+    if (!r || strcmp(rest, post ? "/abort" : "") != 0)
+        return ws_error_set(err, ENOENT, "there is no such release; /v1/releases lists the last ones");
+    if (post && r->phase == WS_RELEASE_PREPARING) {
+        ws_release_abort(r, "a person ended it");
+        *tell = true;
+    } else if (post) {
+        return ws_error_set(err, EBUSY, "the release is committed: release the version before instead");
+    }
+    *reply = ws_release_json(r, now);
+    return 0;
+}
+
+static json_t *say_loaded(const struct ws_agent_model *m, const struct ws_api_request *q)
+{
+    const struct ws_mark to = ws_mark_of(q->version, q->run[0] ? q->run : m->run);
+    char missing[WS_ERROR_TEXT] = "";
+    bool loaded =
+        ws_fleet_serves(&m->fleet, &to, q->who[0] ? q->who : "all", ws_clock_ns(), missing, sizeof(missing));
+    json_t *silent = json_array();
+    for (const struct ws_fleet_mount *i = m->fleet.mounts; i; i = i->next)
+        if (i->lease_ns < ws_clock_ns() && (i->follows || i->engines))
+            json_array_append_new(silent, json_string(i->who));
+    return json_pack("{s:b,s:s,s:o}", "loaded", (int)loaded, "missing", missing, "silent", silent);
+}
+
+/* /v1/{model}/VERB, /v1/{model}/{version}/VERB */
+static int ask_model(struct ws_agent *a, const struct ws_api_request *q, bool post, const json_t *body,
+                     json_t **reply, bool *tell, struct ws_error *err)
+{
+    static const char *const reports[] = {"prepared", "fetched", "loaded", "failed"};
+    const char *verb = q->verb;
+    struct ws_agent_model *m;
+    int rc = find_model(a, q->model, &m, err);
+    if (rc < 0)
+        return rc;
+    if (!q->has_version && strcmp(verb, "mounts") == 0) {
+        if (post)
+            return take_stand(m, body, err);
+        *reply = ws_fleet_json(&m->fleet, ws_clock_ns());
+        return 0;
+    }
+    if (q->has_version && !post && strcmp(verb, "loaded") == 0) {
+        *reply = say_loaded(m, q);
+        return 0;
+    }
+    if (q->has_version && post && strcmp(verb, "wanted") == 0)
+        return want(a, m, q, body, tell, err);
+    if (q->has_version && post && strcmp(verb, "release") == 0) {
+        rc = release_one(a, m, q, body, reply, err);
+        *tell = rc == 0;
+        return rc;
+    }
+    for (size_t i = 0; q->has_version && post && i < sizeof(reports) / sizeof(reports[0]); i++)
+        if (strcmp(verb, reports[i]) == 0)
+            return take_report(m, q, body, err);
+    return WS_ROUTE_NOT_MINE;
+}
+
+static int route(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply, struct ws_error *err)
+{
+    const char *path = r->path;
+    bool post = strcmp(r->method, "POST") == 0, tell = false;
+    int rc = WS_ROUTE_NOT_MINE;
+    pthread_mutex_lock(&a->lock);
+    if (strncmp(path, "/v1/releases", 12) == 0 && (!path[12] || path[12] == '/')) {
+        rc = show_releases(a, path + 12, post, reply, &tell, err);
+    } else if (post && strcmp(path, "/v1/release") == 0) {
+        rc = release_many(a, r->body, reply, err);
+        tell = rc == 0;
+    } else if (r->q->verb[0]) {
+        rc = ask_model(a, r->q, post, r->body, reply, &tell, err);
+    }
+    if (rc == 0 && post) {
+        tell = advance(a) || tell;
+        pthread_cond_broadcast(&a->changed);
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (tell)
+        ws_agent_announce(a);
+    return rc;
+}
+
+/* --- what is shown --- */
+
+static void put_status(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out)
+{
+    (void)a;
+    json_object_set_new(out, "mounts", ws_fleet_json(&m->fleet, ws_clock_ns()));
+}
+
+const struct ws_agent_feature ws_feature_fleet = {
+    .start = start,
+    .stop = stop,
+    .end = end,
+    .free = free_fleet,
+    .list = list_orders,
+    .model_status = put_status,
+    .route = route,
+};

@@ -1,0 +1,8 @@
+/* The mounts of an agent's models, and releases over them (routes.c). */
+#ifndef WS_TRAINER_AGENT_MOUNTS_ROUTES_H
+#define WS_TRAINER_AGENT_MOUNTS_ROUTES_H
+
+/* The catalog's seen; not under lock. */
+void ws_agent_seen(void *self, const char *who, unsigned ms);
+
+#endif

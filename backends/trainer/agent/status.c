@@ -1,0 +1,97 @@
+/* What is asked of the agent beside versions: status, metrics, and the features' routes. */
+#include "backends/trainer/agent/status.h"
+#include "backends/trainer/agent/core/features.h"
+#include "transports/protocol/api.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static json_t *slot_status(const struct ws_slot *s)
+{
+    char holders[512];
+    ws_slot_holders(s, holders, sizeof(holders));
+    return json_pack("{s:s,s:I,s:s,s:I,s:I,s:s}", "state", ws_slot_state_name(s->state), "version",
+                     (json_int_t)s->version, "run", s->run, "bytes", (json_int_t)s->total_bytes, "leases",
+                     (json_int_t)s->n_holds, "holders", s->state == WS_SLOT_WRITING ? "" : holders);
+}
+
+static int get_status(struct ws_agent *a, json_t **reply)
+{
+    json_t *models = json_array();
+    pthread_mutex_lock(&a->lock);
+    for (const struct ws_agent_model *m = a->models; m; m = m->next) {
+        json_t *slots = json_array();
+        for (unsigned i = 0; i < m->n_slots; i++)
+            json_array_append_new(slots, slot_status(m->slots[i]));
+        json_t *one =
+            json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o}", "name", m->name, "newest", (json_int_t)m->newest,
+                      "run", m->run, "ranks", (json_int_t)m->n_registered, "published",
+                      (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned, "slots", slots);
+        ws_features_model_status(a, m, one);
+        json_array_append_new(models, one);
+    }
+    *reply = json_pack("{s:I,s:o}", "slot_bytes", (json_int_t)a->slot_bytes, "models", models);
+    ws_features_status(a, *reply);
+    pthread_mutex_unlock(&a->lock);
+    return 0;
+}
+
+static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
+{
+    size_t n = 0;
+    struct ws_tcp_server_stats tcp = {0};
+    FILE *f = open_memstream(text, &n);
+    if (!f)
+        return ws_error_set(err, ENOMEM, "no memory for the metrics");
+    struct ws_tcp_server *server = atomic_load(&a->tcp);
+    if (server)
+        ws_tcp_server_stats(server, &tcp);
+    fprintf(f,
+            "# TYPE wsync_agent_sent_bytes_total counter\nwsync_agent_sent_bytes_total %" PRIu64 "\n"
+            "# TYPE wsync_agent_requests_total counter\nwsync_agent_requests_total %" PRIu64 "\n"
+            "# TYPE wsync_agent_connections gauge\nwsync_agent_connections %u\n",
+            tcp.bytes_sent, tcp.requests, tcp.connections);
+    pthread_mutex_lock(&a->lock);
+    fprintf(f, "# TYPE wsync_agent_slot_bytes gauge\nwsync_agent_slot_bytes %" PRIu64 "\n", a->slot_bytes);
+    ws_features_metrics(a, f);
+    static const char *const names[] = {"published", "abandoned"};
+    for (size_t k = 0; k < 2; k++) {
+        fprintf(f, "# TYPE wsync_agent_versions_%s_total counter\n", names[k]);
+        for (const struct ws_agent_model *m = a->models; m; m = m->next)
+            fprintf(f, "wsync_agent_versions_%s_total{model=\"%s\"} %" PRIu64 "\n", names[k], m->name,
+                    k == 0 ? m->published : m->abandoned);
+    }
+    fprintf(f, "# TYPE wsync_agent_newest_version gauge\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        fprintf(f, "wsync_agent_newest_version{model=\"%s\"} %" PRIu64 "\n", m->name, m->newest);
+    fprintf(f, "# TYPE wsync_agent_leases gauge\n");
+    for (const struct ws_agent_model *m = a->models; m; m = m->next)
+        for (unsigned i = 0; i < m->n_slots; i++)
+            fprintf(f, "wsync_agent_leases{model=\"%s\",slot=\"%u\",state=\"%s\"} %u\n", m->name, i,
+                    ws_slot_state_name(m->slots[i]->state), m->slots[i]->n_holds);
+    pthread_mutex_unlock(&a->lock);
+    return fclose(f) == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the metrics");
+}
+
+int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
+                   json_t **reply, char **text, struct ws_error *err)
+{
+    struct ws_agent *a = self;
+    struct ws_api_request q;
+    int rc = ws_api_parse(path, query, &q, err);
+    if (rc < 0)
+        return rc;
+    if (strcmp(method, "GET") == 0) {
+        if (strcmp(path, "/v1/status") == 0)
+            return get_status(a, reply);
+        if (strcmp(path, "/metrics") == 0)
+            return get_metrics(a, text, err);
+    }
+    const struct ws_agent_request r = {method, path, query, &q, body};
+    rc = ws_features_route(a, &r, reply, err);
+    if (rc != WS_ROUTE_NOT_MINE)
+        return rc;
+    return ws_error_set(err, ENOENT, "there is no %s %.200s here; /v1/models lists what there is", method,
+                        path);
+}

@@ -1,0 +1,10 @@
+/* What is asked of an agent beside versions (status.c). */
+#ifndef WS_TRAINER_AGENT_STATUS_H
+#define WS_TRAINER_AGENT_STATUS_H
+#include "backends/trainer/agent/core/state.h"
+
+/* The catalog's route; not under lock. */
+int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
+                   json_t **reply, char **text, struct ws_error *err);
+
+#endif

@@ -1,8 +1,0 @@
-/* The mounts of an agent's models, and releases over them (agent_fleet.c). */
-#ifndef WS_TRAINER_AGENT_FLEET_H
-#define WS_TRAINER_AGENT_FLEET_H
-
-/* The catalog's seen; not under lock. */
-void ws_agent_seen(void *self, const char *who, unsigned ms);
-
-#endif

@@ -1,0 +1,96 @@
+/* The public functions for engines: paths are the caller's, and so is the version. */
+#include "backends/engine/http.h"
+#include "backends/engine/update.h"
+#include "backends/trainer/api/last_error.h"
+#include "backends/trainer/wsync.h"
+#include "transports/base/workers.h"
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define DEFAULT_TIMEOUT_MS 300000
+
+static int update(struct ws_http *http, const wsync_engine *e, const char *path, double *pause_seconds,
+                  struct ws_error *err)
+{
+    const struct ws_engine_ops *ops = e->kind ? ws_engine_find(e->kind) : NULL;
+    struct ws_engine_target t = {.http = http,
+                                 .url = e->url,
+                                 .token = e->token,
+                                 .admin_token = e->admin_token,
+                                 .ca_file = e->ca_file,
+                                 .pause_mode = e->pause_mode,
+                                 .timeout_ms = e->timeout_ms ? e->timeout_ms : DEFAULT_TIMEOUT_MS};
+    bool known = !e->pause_mode;
+    if (!ops || ops == &ws_engine_remote)
+        return ws_error_set(err, EINVAL, "there is no kind of engine '%.50s' here; it is sglang or vllm",
+                            e->kind ? e->kind : "");
+    for (const char *const *m = ops->pause_modes; !known && *m; m++)
+        known = strcmp(*m, e->pause_mode) == 0;
+    if (!known)
+        return ws_error_set(err, EINVAL, "'%.50s' is no pause mode of %s", e->pause_mode, ops->kind);
+    if (!path || path[0] != '/')
+        return ws_error_set(err, EINVAL, "'%.200s' is no absolute path", path ? path : "");
+    int rc = e->url ? ws_http_check_url(e->url, err) : ws_error_set(err, EINVAL, "an engine has no url");
+    if (rc == 0)
+        rc = ws_engine_cache_parse(e->cache, &t.cache, err);
+    return rc < 0 ? rc
+                  : ws_engine_update(ops, &t, path, e->version ? e->version : "default", pause_seconds, err);
+}
+
+static int update_one(const char *kind, const char *url, const char *path, const wsync_engine *options)
+{
+    wsync_engine e = options ? *options : (wsync_engine){0};
+    struct ws_http *http;
+    int rc = ws_http_new(&http, ws_last_error());
+    if (rc < 0)
+        return rc;
+    e.kind = kind;
+    e.url = url;
+    rc = update(http, &e, path, NULL, ws_last_error());
+    ws_http_free(http);
+    return rc;
+}
+
+int wsync_update_sglang_weights_from_disk(const char *url, const char *path, const wsync_engine *options)
+{
+    return update_one("sglang", url, path, options);
+}
+
+int wsync_update_vllm_weights_from_disk(const char *url, const char *path, const wsync_engine *options)
+{
+    return update_one("vllm", url, path, options);
+}
+
+struct fleet {
+    struct ws_http *http;
+    const wsync_engine *engines;
+    const char *path;
+    wsync_engine_result *results;
+};
+
+static void update_of_fleet(void *arg, size_t i)
+{
+    const struct fleet *f = arg;
+    struct ws_error err = {0};
+    wsync_engine_result *result = &f->results[i];
+    *result = (wsync_engine_result){0};
+    result->rc = update(f->http, &f->engines[i], f->path, &result->pause_seconds, &err);
+    if (result->rc < 0)
+        snprintf(result->error, sizeof(result->error), "%s", err.text);
+}
+
+int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const char *path,
+                                  wsync_engine_result *results)
+{
+    struct fleet fleet = {.engines = engines, .path = path, .results = results};
+    int failed = 0, rc = ws_http_new(&fleet.http, ws_last_error());
+    if (rc < 0)
+        return rc;
+    ws_run_at_once(update_of_fleet, &fleet, n);
+    for (size_t i = 0; i < n; i++)
+        if (results[i].rc < 0 && failed++ == 0)
+            ws_error_set(ws_last_error(), -results[i].rc, "%s", results[i].error);
+    ws_http_free(fleet.http);
+    return failed;
+}

@@ -1,0 +1,21 @@
+#include "backends/trainer/api/struct_abi.h"
+#include <errno.h>
+#include <string.h>
+
+#define MAX_BYTES 4096 /* no struct is larger: what says so was not set */
+
+int ws_abi_take(void *out, size_t bytes, const void *given, const char *name, struct ws_error *err)
+{
+    size_t size = 0;
+    memset(out, 0, bytes);
+    if (given)
+        memcpy(&size, given, sizeof(size));
+    if (size < sizeof(size) || size > MAX_BYTES)
+        return ws_error_set(err, EINVAL, "%s.struct_size is %zu; set it to sizeof(%s)", name, size, name);
+    for (size_t i = bytes; i < size; i++)
+        if (((const unsigned char *)given)[i])
+            return ws_error_set(err, EINVAL, "%s has a member set that this libwsync (%s) does not know",
+                                name, WS_VERSION);
+    memcpy(out, given, size < bytes ? size : bytes);
+    return 0;
+}

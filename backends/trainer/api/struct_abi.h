@@ -1,0 +1,13 @@
+/* Abi: public structs of programs that were built with another release's header. Pure. */
+#ifndef WS_TRAINER_API_STRUCT_ABI_H
+#define WS_TRAINER_API_STRUCT_ABI_H
+#include "transports/base/error.h"
+#include <stddef.h>
+
+/* Copies a caller's struct, whose first member is its size_t struct_size, into one of `bytes` bytes. An
+ * older, shorter one leaves the rest zero, the default; a newer, longer one may only leave zero what is not
+ * known here. given may be NULL. -EINVAL names the struct. */
+WS_MUST_USE int ws_abi_take(void *out, size_t bytes, const void *given, const char *name,
+                            struct ws_error *err);
+
+#endif

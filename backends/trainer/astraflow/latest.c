@@ -1,0 +1,69 @@
+#include "backends/trainer/astraflow/latest.h"
+#include "transports/base/name.h"
+#include <errno.h>
+
+#define TRIES 20 /* the newest may be gone between asking for it and holding it */
+
+int ws_newest_find(const struct ws_topic *t, struct ws_newest *out, struct ws_error *err)
+{
+    json_t *all, *found = NULL, *m;
+    const char *part = NULL;
+    size_t i;
+    *out = (struct ws_newest){0};
+    int rc = t->catalog.ops->models(t->catalog.self, NULL, &all, err);
+    if (rc < 0)
+        return rc;
+    const json_t *models = json_object_get(all, "models");
+    json_array_foreach(models, i, m)
+    {
+        const char *name = json_string_value(json_object_get(m, "name"));
+        char base[WS_MAX_NAME + 1];
+        if (name && ws_name_is_part(name, base, NULL, NULL)) {
+            if (!t->model || strcmp(base, t->model) == 0)
+                part = name;
+            continue;
+        }
+        if (name && (!t->model || strcmp(name, t->model) == 0)) {
+            if (found)
+                rc = ws_error_set(err, EINVAL,
+                                  "this agent has several models and was not told which of them is "
+                                  "AstraFlow's; start it with --astraflow MODEL=HOST:PORT");
+            found = m;
+        }
+    }
+    if (rc == 0 && part && !(found && json_array_size(json_object_get(found, "versions"))))
+        rc = ws_error_set(
+            err, ENOENT,
+            "the trainer spans nodes and this agent has only %s: AstraFlow's receivers are served of a "
+            "trainer on one node",
+            part);
+    if (rc == 0 && !found)
+        rc = ws_error_set(err, ENOENT, "no version was published yet");
+    if (rc == 0) {
+        snprintf(out->model, sizeof(out->model), "%s", json_string_value(json_object_get(found, "name")));
+        out->mark = ws_mark_of((uint64_t)json_integer_value(json_object_get(found, "newest")),
+                               json_string_value(json_object_get(found, "run")));
+    }
+    json_decref(all);
+    return rc;
+}
+
+int ws_newest_hold(const struct ws_topic *t, const char *holder, void (*revoked)(void *), void *arg,
+                   struct ws_newest *what, struct ws_hold **out, struct ws_error *err)
+{
+    int rc = -ESTALE;
+    for (int i = 0; i < TRIES && rc == -ESTALE; i++) {
+        rc = ws_newest_find(t, what, err);
+        if (rc == 0)
+            rc = t->catalog.ops->hold(t->catalog.self, what->model, what->mark.version, what->mark.run,
+                                      holder, revoked, arg, out, err);
+    }
+    return rc;
+}
+
+void ws_newest_drop(const struct ws_topic *t, struct ws_hold **hold)
+{
+    if (*hold)
+        t->catalog.ops->drop(t->catalog.self, *hold);
+    *hold = NULL;
+}

@@ -1,0 +1,402 @@
+#include "backends/trainer/extract/extract.h"
+#include "backends/trainer/api/last_error.h"
+#include "backends/trainer/api/struct_abi.h"
+#include "backends/trainer/tensor/piece.h"
+#include "backends/trainer/tensor/sharding.h"
+#include "transports/base/limits.h"
+#include "transports/format/folder.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct ws_extractor_ops *const extractors[] = {&ws_extract_fsdp, &ws_extract_deepspeed,
+                                                            &ws_extract_megatron};
+#define N_EXTRACTORS (sizeof(extractors) / sizeof(extractors[0]))
+
+/* Where a parameter's first element is. */
+struct source {
+    size_t held;
+    int64_t offset_bytes;
+};
+struct wsync_extraction {
+    size_t n, cap;
+    wsync_param *params; /* names are owned */
+    struct source *sources;
+};
+
+struct extractor {
+    const struct ws_extractor_ops *ops;
+    wsync_extract_options options;
+    struct ws_hf_config config;
+    struct ws_folder *base;
+    bool has_dtype;
+    enum ws_dtype dtype; /* of floating-point tensors in the file */
+    wsync_extraction *out;
+    struct ws_error *err;
+};
+
+static int no_memory(struct extractor *x, const char *name)
+{
+    return ws_error_set(x->err, ENOMEM, "no memory for the pieces of %s", name);
+}
+
+/* --- what the file says of a tensor --- */
+
+static bool converts(enum ws_dtype d)
+{
+    return d == WS_F32 || d == WS_F16 || d == WS_BF16;
+}
+
+static const struct ws_tensor *in_base(const struct extractor *x, const char *name)
+{
+    const struct ws_tensor *t = NULL;
+    for (size_t i = 0; x->base && !t && i < x->base->n_files; i++)
+        if (x->base->files[i].st)
+            t = ws_safetensors_find(x->base->files[i].st, name);
+    return t;
+}
+
+static void shape_text(char *out, size_t cap, const uint64_t *shape, unsigned n)
+{
+    size_t at = 0;
+    out[0] = '\0';
+    for (unsigned d = 0; d < n && at < cap; d++)
+        at += (size_t)snprintf(out + at, cap - at, "%s%" PRIu64, d ? ", " : "", shape[d]);
+}
+
+static int set_dtype(struct extractor *x, wsync_param *p, const wsync_held *h)
+{
+    const struct ws_tensor *t = in_base(x, p->name);
+    p->dtype = h->dtype;
+    if (t && (t->n_dims != p->n_dims || memcmp(t->shape, p->shape, p->n_dims * sizeof(p->shape[0])) != 0)) {
+        char here[200], there[200];
+        shape_text(here, sizeof(here), p->shape, p->n_dims);
+        shape_text(there, sizeof(there), t->shape, t->n_dims);
+        return ws_error_set(
+            x->err, EINVAL,
+            "%s (held as %s) has the shape [%s], and [%s] in the base checkpoint %s: is it of "
+            "another model?",
+            p->name, h->name, here, there, x->options.base);
+    }
+    if (converts((enum ws_dtype)h->dtype)) {
+        if (x->options.dtype || (!t && x->has_dtype))
+            p->dtype = (wsync_dtype)x->dtype;
+        else if (t)
+            p->dtype = (wsync_dtype)t->dtype;
+    }
+    p->converts = p->dtype != h->dtype;
+    p->data_dtype = h->dtype;
+    return 0;
+}
+
+/* --- pieces --- */
+
+static wsync_param *add(struct extractor *x, const wsync_held *h, size_t held,
+                        const struct ws_fused_part *part, int64_t offset_elements)
+{
+    wsync_extraction *e = x->out;
+    if (e->n == e->cap) {
+        size_t cap = e->cap ? 2 * e->cap : 64;
+        wsync_param *params = realloc(e->params, cap * sizeof(*params));
+        if (params)
+            e->params = params;
+        struct source *sources = params ? realloc(e->sources, cap * sizeof(*sources)) : NULL;
+        if (!sources)
+            return NULL;
+        e->sources = sources;
+        e->cap = cap;
+    }
+    wsync_param *p = &e->params[e->n];
+    char *name = strdup(part->name);
+    if (!name)
+        return NULL;
+    *p = (wsync_param){.name = name, .n_dims = part->n_dims};
+    memcpy(p->shape, part->shape, sizeof(p->shape));
+    e->sources[e->n] =
+        (struct source){held, offset_elements * (int64_t)(ws_dtype_bits((enum ws_dtype)h->dtype) / 8)};
+    e->n++;
+    return p;
+}
+
+/* A box of the held tensor whose first element is at `at_elements` of the source. */
+static int add_box(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f,
+                   const int64_t *strides, const uint64_t *offset, const uint64_t *size, int64_t at_elements)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < f->n; i++) {
+        const struct ws_fused_part *part = &f->parts[i];
+        wsync_piece piece = {.kind = WSYNC_BOX, .strided = 1};
+        uint64_t at[WSYNC_MAX_DIMS];
+        int64_t begin = at_elements;
+        if (!ws_fused_box(f, part, offset, size, piece.offset, piece.size, at))
+            continue;
+        for (unsigned d = 0; d < f->n_dims; d++)
+            begin += (int64_t)(at[d] - offset[d]) * strides[d];
+        memcpy(piece.strides, strides + part->drops, part->n_dims * sizeof(strides[0]));
+        wsync_param *p = add(x, h, held, part, begin);
+        if (!p)
+            return no_memory(x, h->name);
+        p->piece = piece;
+        rc = set_dtype(x, p, h);
+    }
+    return rc;
+}
+
+static int add_range(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f,
+                     uint64_t start, uint64_t count, uint64_t at_elements)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < f->n; i++) {
+        wsync_piece piece = {.kind = WSYNC_RANGE};
+        uint64_t at;
+        if (ws_fused_range(f, &f->parts[i], start, count, &piece.start, &piece.count, &at))
+            return ws_error_set(
+                x->err, EOPNOTSUPP,
+                "%s is held as a flat range, and %s is no single run of it: this layout is not "
+                "known",
+                h->name, f->parts[i].name);
+        if (piece.count == 0)
+            continue;
+        wsync_param *p = add(x, h, held, &f->parts[i], (int64_t)(at_elements + (at - start)));
+        if (!p)
+            return no_memory(x, h->name);
+        p->piece = piece;
+        rc = set_dtype(x, p, h);
+    }
+    return rc;
+}
+
+static uint64_t elements(const uint64_t *shape, unsigned n_dims)
+{
+    uint64_t n = 1;
+    for (unsigned d = 0; d < n_dims; d++)
+        n *= shape[d];
+    return n;
+}
+
+/* A tensor without elements is in the file all the same, and all who know it say so. */
+static int extract_empty(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < f->n; i++) {
+        wsync_param *p = add(x, h, held, &f->parts[i], 0);
+        rc = p ? set_dtype(x, p, h) : no_memory(x, h->name);
+    }
+    return rc;
+}
+
+static int extract_flat(struct extractor *x, const wsync_held *h, size_t held, const struct ws_extracted *e)
+{
+    uint64_t n = elements(e->fused.shape, e->fused.n_dims);
+    struct ws_sharding s;
+    if (n == 0)
+        return extract_empty(x, h, held, &e->fused);
+    if (e->n_placements == 0) {
+        if (h->start > n || h->count > n - h->start)
+            return ws_error_set(x->err, EINVAL,
+                                "%s has %" PRIu64 " elements, and the range held begins at %" PRIu64
+                                " and has %" PRIu64,
+                                h->name, n, h->start, h->count);
+        return add_range(x, h, held, &e->fused, h->start, h->count, 0);
+    }
+    int rc = ws_sharding_make(h->name, &n, 1, e->placements, e->n_placements, &s, x->err);
+    if (rc == 0 && h->count && ws_index_runs_count(&s.dims[0]) > h->count) /* 0: it was not said */
+        rc = ws_error_set(x->err, EINVAL,
+                          "%s: this rank holds %" PRIu64 " elements, and its placement says %" PRIu64,
+                          h->name, h->count, ws_index_runs_count(&s.dims[0]));
+    for (size_t i = 0; rc == 0 && i < s.dims[0].n; i++) {
+        const struct ws_element_range *r = &s.dims[0].run[i];
+        rc = add_range(x, h, held, &e->fused, r->start, r->count, r->local);
+    }
+    ws_sharding_release(&s);
+    return rc;
+}
+
+/* Every combination of the dimensions' runs is a box. */
+static int extract_boxes(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f,
+                         const struct ws_sharding *s)
+{
+    size_t at[WSYNC_MAX_DIMS] = {0};
+    int64_t strides[WSYNC_MAX_DIMS] = {0};
+    ws_strides_meant(h->strides, h->strided, h->local, f->n_dims, strides);
+    for (;;) {
+        uint64_t offset[WSYNC_MAX_DIMS], size[WSYNC_MAX_DIMS];
+        int64_t begin = 0;
+        for (unsigned d = 0; d < f->n_dims; d++) {
+            const struct ws_element_range *r = &s->dims[d].run[at[d]];
+            offset[d] = r->start;
+            size[d] = r->count;
+            begin += (int64_t)r->local * strides[d];
+        }
+        int rc = add_box(x, h, held, f, strides, offset, size, begin);
+        unsigned d = f->n_dims;
+        while (d > 0 && ++at[d - 1] == s->dims[d - 1].n)
+            at[--d] = 0;
+        if (rc < 0 || d == 0)
+            return rc;
+    }
+}
+
+static int extract_local(struct extractor *x, const wsync_held *h, size_t held, const struct ws_extracted *e)
+{
+    const struct ws_fused *f = &e->fused;
+    struct ws_sharding s;
+    bool empty = false;
+    int rc = ws_sharding_make(h->name, f->shape, f->n_dims, e->placements, e->n_placements, &s, x->err);
+    for (unsigned d = 0; rc == 0 && d < f->n_dims; d++) {
+        uint64_t n = ws_index_runs_count(&s.dims[d]);
+        empty = empty || n == 0;
+        if (n != h->local[d])
+            rc = ws_error_set(x->err, EINVAL,
+                              "%s: this rank holds %" PRIu64 " of the %" PRIu64
+                              " indices of dimension %u, and its placement says %" PRIu64,
+                              h->name, h->local[d], f->shape[d], d, n);
+    }
+    if (rc == 0 && elements(f->shape, f->n_dims) == 0)
+        rc = extract_empty(x, h, held, f);
+    else if (rc == 0 && !empty)
+        rc = extract_boxes(x, h, held, f, &s);
+    ws_sharding_release(&s);
+    return rc;
+}
+
+static int check_held(struct extractor *x, const wsync_held *h)
+{
+    uint64_t bytes;
+    if (!h->name || !*h->name)
+        return ws_error_set(x->err, EINVAL, "a held tensor has no name");
+    if ((unsigned)h->dtype >= WS_DTYPE_COUNT || h->n_dims > WSYNC_MAX_DIMS ||
+        h->n_placements > WSYNC_MAX_DIMS ||
+        ws_dtype_bytes((enum ws_dtype)h->dtype, h->shape, h->n_dims, &bytes))
+        return ws_error_set(
+            x->err, EINVAL,
+            "%s has no known dtype (%d), over %d dimensions (%u), or a shape that is too large", h->name,
+            (int)h->dtype, WSYNC_MAX_DIMS, h->n_dims);
+    if (ws_dtype_bits((enum ws_dtype)h->dtype) % 8)
+        return ws_error_set(x->err, EOPNOTSUPP,
+                            "%s is of %s, packed within bytes: pass it as a parameter of its own", h->name,
+                            ws_dtype_name((enum ws_dtype)h->dtype));
+    return 0;
+}
+
+/* A tensor without elements is in the file, too; every rank has all of it. */
+static int extract_nothing(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < f->n; i++) {
+        wsync_param *p = add(x, h, held, &f->parts[i], 0);
+        if (!p)
+            return no_memory(x, h->name);
+        rc = set_dtype(x, p, h);
+    }
+    return rc;
+}
+
+static int extract_one(struct extractor *x, const wsync_held *h, size_t held)
+{
+    struct ws_extracted e = {0};
+    int rc = check_held(x, h);
+    if (rc == 0)
+        rc = x->ops->describe(&x->options, &x->config, h, &e, x->err);
+    if (rc == -ENOMEM)
+        (void)no_memory(x, h->name);
+    if (rc == 0 && !e.skip && elements(e.fused.shape, e.fused.n_dims) == 0)
+        rc = extract_nothing(x, h, held, &e.fused);
+    else if (rc == 0 && !e.skip)
+        rc = h->flat ? extract_flat(x, h, held, &e) : extract_local(x, h, held, &e);
+    ws_fused_release(&e.fused);
+    return rc;
+}
+
+/* --- options --- */
+
+static int pick(struct extractor *x)
+{
+    const char *kind = x->options.kind;
+    x->ops = kind ? NULL : &ws_extract_plain;
+    for (size_t i = 0; kind && i < N_EXTRACTORS; i++)
+        if (strcmp(extractors[i]->name, kind) == 0)
+            x->ops = extractors[i];
+    return x->ops ? 0
+                  : ws_error_set(x->err, EINVAL, "there is no extractor '%.100s': fsdp, deepspeed, megatron",
+                                 kind);
+}
+
+static int take_options(struct extractor *x, const wsync_extract_options *o)
+{
+    int rc = ws_abi_take(&x->options, sizeof(x->options), o, "wsync_extract_options", x->err);
+    if (rc == 0)
+        rc = pick(x);
+    if (rc == 0 && x->options.hf_config)
+        rc = ws_hf_config_read(x->options.hf_config, &x->config, x->err);
+    if (rc == 0 && x->options.tied)
+        x->config.tied = true;
+    if (rc == 0 && x->options.base)
+        rc = ws_folder_open(x->options.base, &x->base, x->err);
+    x->has_dtype = x->config.has_dtype;
+    x->dtype = x->config.dtype;
+    if (rc == 0 && x->options.dtype) {
+        x->has_dtype = true;
+        if (ws_dtype_parse(x->options.dtype, &x->dtype) || !converts(x->dtype))
+            rc = ws_error_set(x->err, EINVAL, "tensors cannot be published as '%.100s': F32, F16 or BF16",
+                              x->options.dtype);
+    }
+    if (rc == 0 && x->ops->check)
+        rc = x->ops->check(&x->options, &x->config, x->err);
+    return rc;
+}
+
+int wsync_extract(const wsync_extract_options *options, const wsync_held *held, size_t n,
+                  wsync_extraction **out)
+{
+    struct extractor x = {.err = ws_last_error(), .out = calloc(1, sizeof(**out))};
+    *out = NULL;
+    int rc = x.out ? take_options(&x, options) : ws_error_set(x.err, ENOMEM, "no memory for %zu tensors", n);
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        rc = extract_one(&x, &held[i], i);
+    ws_folder_free(x.base);
+    if (rc < 0) {
+        wsync_extraction_free(x.out);
+        return rc;
+    }
+    for (size_t i = 0; i < x.out->n; i++) {
+        const struct source *s = &x.out->sources[i];
+        const char *data = held[s->held].data;
+        x.out->params[i].data = data ? data + s->offset_bytes : NULL;
+    }
+    *out = x.out;
+    return 0;
+}
+
+const wsync_param *wsync_extraction_params(const wsync_extraction *e, size_t *n)
+{
+    *n = e->n;
+    return e->params;
+}
+
+void wsync_extraction_move(wsync_extraction *e, const void *const *data)
+{
+    for (size_t i = 0; i < e->n; i++) {
+        const char *first = data[e->sources[i].held];
+        e->params[i].data = first ? first + e->sources[i].offset_bytes : NULL;
+    }
+}
+
+void wsync_extraction_follow(wsync_extraction *e, void *const *streams)
+{
+    for (size_t i = 0; i < e->n; i++)
+        e->params[i].stream = streams[e->sources[i].held];
+}
+
+void wsync_extraction_free(wsync_extraction *e)
+{
+    if (!e)
+        return;
+    for (size_t i = 0; i < e->n; i++)
+        free((char *)(uintptr_t)e->params[i].name);
+    free(e->params);
+    free(e->sources);
+    free(e);
+}

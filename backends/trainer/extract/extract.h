@@ -1,0 +1,28 @@
+/* Extract: the table of extractors (fsdp, deepspeed, megatron) over what they have in common. An extractor
+ * says what the file calls a held tensor and how it is cut over the ranks; the rest is the same for all:
+ * cutting (sharding), splitting (fused), dtypes, pointers. */
+#ifndef WS_TRAINER_EXTRACT_EXTRACT_H
+#define WS_TRAINER_EXTRACT_EXTRACT_H
+#include "backends/trainer/extract/fused.h"
+#include "backends/trainer/extract/hf_config.h"
+
+/* What an extractor says of a held tensor. */
+struct ws_extracted {
+    bool skip;             /* it is none of the file's */
+    struct ws_fused fused; /* the tensor of all ranks together, and the file's in it */
+    unsigned n_placements;
+    wsync_placement placements[WSYNC_MAX_DIMS];
+};
+struct ws_extractor_ops {
+    const char *name;
+    /* Once, before the others. -EINVAL, -EOPNOTSUPP. NULL: nothing to check. */
+    int (*check)(const wsync_extract_options *o, const struct ws_hf_config *c, struct ws_error *err);
+    /* out is zero; what is in it is released by the caller, after an error too. -EINVAL: it does not fit;
+     * -EOPNOTSUPP: it is not known. */
+    int (*describe)(const wsync_extract_options *o, const struct ws_hf_config *c, const wsync_held *h,
+                    struct ws_extracted *out, struct ws_error *err);
+};
+extern const struct ws_extractor_ops ws_extract_plain, ws_extract_fsdp, ws_extract_deepspeed,
+    ws_extract_megatron;
+
+#endif

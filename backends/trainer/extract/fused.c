@@ -1,0 +1,171 @@
+#include "backends/trainer/extract/fused.h"
+#include "backends/trainer/tensor/piece.h"
+#include "transports/base/limits.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ws_fused_part *ws_fused_add(struct ws_fused *f, const char *name, unsigned n_dims)
+{
+    if (f->n == f->cap) {
+        size_t cap = f->cap ? 2 * f->cap : 4;
+        struct ws_fused_part *more = realloc(f->parts, cap * sizeof(*more));
+        if (!more)
+            return NULL;
+        f->parts = more;
+        f->cap = cap;
+    }
+    struct ws_fused_part *p = &f->parts[f->n];
+    *p = (struct ws_fused_part){.name = strdup(name), .n_dims = n_dims};
+    if (!p->name)
+        return NULL;
+    memcpy(p->size, f->shape, sizeof(p->size));
+    f->n++;
+    return p;
+}
+
+void ws_fused_release(struct ws_fused *f)
+{
+    for (size_t i = 0; i < f->n; i++)
+        free(f->parts[i].name);
+    free(f->parts);
+    *f = (struct ws_fused){0};
+}
+
+int ws_fused_plain(struct ws_fused *f, const char *name)
+{
+    struct ws_fused_part *p = ws_fused_add(f, name, f->n_dims);
+    if (!p)
+        return -ENOMEM;
+    memcpy(p->shape, f->shape, sizeof(p->shape));
+    return 0;
+}
+
+int ws_fused_rows(struct ws_fused *f, const char *name, uint64_t rows, struct ws_error *err)
+{
+    if (f->n_dims == 0 || f->shape[0] < rows)
+        return ws_error_set(err, EINVAL, "%s has %" PRIu64 " rows where %" PRIu64 " are needed", name,
+                            f->n_dims ? f->shape[0] : 0, rows);
+    struct ws_fused_part *p = ws_fused_add(f, name, f->n_dims);
+    if (!p)
+        return ws_error_set(err, ENOMEM, "no memory for %s", name);
+    memcpy(p->shape, f->shape, sizeof(p->shape));
+    p->shape[0] = p->size[0] = rows;
+    return 0;
+}
+
+/* `name` with '*' as a number, behind the prefix. */
+static int expand(char out[WS_MAX_TENSOR_NAME + 1], const char *held, size_t prefix, const char *name,
+                  uint64_t number)
+{
+    const char *star = strchr(name, '*');
+    int n = star ? snprintf(out, WS_MAX_TENSOR_NAME + 1, "%.*s%.*s%" PRIu64 "%s", (int)prefix, held,
+                            (int)(star - name), name, number, star + 1)
+                 : snprintf(out, WS_MAX_TENSOR_NAME + 1, "%.*s%s", (int)prefix, held, name);
+    return n > WS_MAX_TENSOR_NAME ? -E2BIG : 0;
+}
+
+int ws_fused_stack(struct ws_fused *f, const wsync_fusion *fusion, const char *held, size_t prefix,
+                   struct ws_error *err)
+{
+    unsigned drop = fusion->stacked != 0, dim = fusion->dim;
+    uint64_t stack = drop ? f->shape[0] : 1;
+    if (f->n_dims <= drop || dim >= f->n_dims || dim < drop || fusion->n_names == 0 ||
+        f->shape[dim] % fusion->n_names)
+        return ws_error_set(err, EINVAL,
+                            "%s has %u dimensions, and %u tensors side by side along dimension %u do "
+                            "not fill it evenly",
+                            held, f->n_dims, fusion->n_names, dim);
+    uint64_t each = f->shape[dim] / fusion->n_names;
+    if (stack > WS_MAX_TENSORS / fusion->n_names)
+        return ws_error_set(err, E2BIG, "%s stacks %" PRIu64 " tensors; at most %d", held, stack,
+                            WS_MAX_TENSORS);
+    for (uint64_t i = 0; i < stack; i++) {
+        for (unsigned k = 0; k < fusion->n_names; k++) {
+            char name[WS_MAX_TENSOR_NAME + 1];
+            if (expand(name, held, prefix, fusion->names[k], i))
+                return ws_error_set(err, E2BIG, "a name made of %s has over %d bytes", held,
+                                    WS_MAX_TENSOR_NAME);
+            struct ws_fused_part *p = ws_fused_add(f, name, f->n_dims - drop);
+            if (!p)
+                return ws_error_set(err, ENOMEM, "no memory for the tensors of %s", held);
+            if (drop) {
+                p->drops = true;
+                p->from[0] = i;
+                p->size[0] = 1;
+            }
+            p->from[dim] = k * each;
+            p->size[dim] = each;
+            for (unsigned d = drop; d < f->n_dims; d++)
+                p->shape[d - drop] = p->size[d];
+        }
+    }
+    return 0;
+}
+
+int ws_fused_qkv(struct ws_fused *f, const char *const names[3], uint64_t heads, uint64_t kv_heads,
+                 uint64_t head_dim, struct ws_error *err)
+{
+    if (heads == 0 || kv_heads == 0 || head_dim == 0 || heads % kv_heads || f->n_dims == 0 ||
+        f->shape[0] / head_dim != heads + 2 * kv_heads || f->shape[0] % head_dim)
+        return ws_error_set(err, EINVAL,
+                            "%s and its key and value cannot be taken from %" PRIu64 " rows: %" PRIu64
+                            " heads, %" PRIu64 " key and value heads of %" PRIu64 " rows are %" PRIu64,
+                            names[0], f->n_dims ? f->shape[0] : 0, heads, kv_heads, head_dim,
+                            (heads + 2 * kv_heads) * head_dim);
+    uint64_t queries = heads / kv_heads, row = 0;
+    uint64_t per_group[3] = {queries * head_dim, head_dim, head_dim};
+    for (uint64_t group = 0; group < kv_heads; group++) {
+        for (unsigned k = 0; k < 3; k++) {
+            struct ws_fused_part *p = ws_fused_add(f, names[k], f->n_dims);
+            if (!p)
+                return ws_error_set(err, ENOMEM, "no memory for %s", names[k]);
+            memcpy(p->shape, f->shape, sizeof(p->shape));
+            p->shape[0] = kv_heads * per_group[k];
+            p->from[0] = row;
+            p->size[0] = per_group[k];
+            p->to[0] = group * per_group[k];
+            row += per_group[k];
+        }
+    }
+    return 0;
+}
+
+bool ws_fused_box(const struct ws_fused *f, const struct ws_fused_part *p, const uint64_t *offset,
+                  const uint64_t *size, uint64_t out_offset[WSYNC_MAX_DIMS],
+                  uint64_t out_size[WSYNC_MAX_DIMS], uint64_t at[WSYNC_MAX_DIMS])
+{
+    unsigned drop = p->drops;
+    for (unsigned d = 0; d < f->n_dims; d++) {
+        uint64_t a = p->from[d] > offset[d] ? p->from[d] : offset[d];
+        uint64_t b =
+            p->from[d] + p->size[d] < offset[d] + size[d] ? p->from[d] + p->size[d] : offset[d] + size[d];
+        if (a >= b)
+            return false;
+        at[d] = a;
+        if (d >= drop) {
+            out_offset[d - drop] = p->to[d - drop] + (a - p->from[d]);
+            out_size[d - drop] = b - a;
+        }
+    }
+    return true;
+}
+
+int ws_fused_range(const struct ws_fused *f, const struct ws_fused_part *p, uint64_t start, uint64_t count,
+                   uint64_t *out_start, uint64_t *out_count, uint64_t *at)
+{
+    uint64_t from, to, n = 1;
+    unsigned drop = p->drops;
+    for (unsigned d = 0; d < f->n_dims; d++)
+        n *= p->size[d];
+    if (!ws_box_is_run(f->shape, f->n_dims, p->from, p->size, &from) ||
+        !ws_box_is_run(p->shape, p->n_dims, p->to, p->size + drop, &to))
+        return -EOPNOTSUPP;
+    uint64_t a = from > start ? from : start, b = from + n < start + count ? from + n : start + count;
+    *out_count = a < b ? b - a : 0;
+    *out_start = to + (a - from);
+    *at = a;
+    return 0;
+}

@@ -1,0 +1,64 @@
+#include "backends/trainer/offload/block_writer.h"
+#include <string.h>
+
+#define LINE_BYTES   64
+#define DIRECT_BYTES 1024 /* as it is from here on: staging costs a copy within the cache */
+#define STREAM_BYTES 256  /* shorter stores go through the cache, which puts lines together */
+
+void ws_sink_init(struct ws_sink *s, unsigned char *dst, struct ws_hasher *hasher)
+{
+    s->dst = dst;
+    s->hasher = hasher;
+    s->at = 0;
+    s->staged = 0;
+}
+
+static void store(struct ws_sink *s, uint64_t at, const unsigned char *src, size_t n)
+{
+    if (!s->dst)
+        ws_hasher_add(s->hasher, src, n);
+    else if (s->hasher)
+        ws_hasher_copy(s->hasher, s->dst + at, src, n);
+    else if (n >= STREAM_BYTES)
+        ws_copy_stream(s->dst + at, src, n);
+    else
+        memcpy(s->dst + at, src, n);
+}
+
+void ws_sink_flush(struct ws_sink *s)
+{
+    if (s->staged > 0)
+        store(s, s->at, s->stage, s->staged);
+    s->at += s->staged;
+    s->staged = 0;
+}
+
+/* What can be staged still, so that a full stage ends with a cache line. */
+static size_t room(const struct ws_sink *s)
+{
+    return WS_SINK_BYTES - (((uintptr_t)s->dst + s->at) & (LINE_BYTES - 1)) - s->staged;
+}
+
+uint64_t ws_sink_put(struct ws_sink *s, uint64_t tensor_begin, struct ws_cursor *c, uint64_t n)
+{
+    const unsigned char *plain = ws_cursor_plain(c);
+    uint64_t to = tensor_begin + c->dst + c->at, overflows = 0;
+    if (to != s->at + s->staged || (plain && n >= DIRECT_BYTES)) {
+        ws_sink_flush(s);
+        s->at = to;
+    }
+    if (plain && n >= DIRECT_BYTES) {
+        store(s, to, plain, n);
+        s->at = to + n;
+        ws_cursor_skip(c, n);
+        return 0;
+    }
+    for (size_t part; n > 0; n -= part) {
+        if (room(s) == 0)
+            ws_sink_flush(s);
+        part = n < room(s) ? n : room(s);
+        overflows += ws_cursor_take(c, s->stage + s->staged, part);
+        s->staged += part;
+    }
+    return overflows;
+}

@@ -1,0 +1,332 @@
+#include "backends/trainer/offload/block_writer.h"
+#include "backends/trainer/offload/copy_plan_state.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROUND_BLOCKS 64 /* between two reports of progress */
+
+static int no_memory(struct ws_error *err)
+{
+    return ws_error_set(err, ENOMEM, "no memory for a plan of copies");
+}
+
+int ws_copy_plan_new(struct ws_copy_plan **out, struct ws_error *err)
+{
+    *out = calloc(1, sizeof(**out));
+    return *out ? 0 : no_memory(err);
+}
+
+static int grow(void **array, size_t n, size_t *cap, size_t element)
+{
+    if (n < *cap)
+        return 0;
+    size_t more = *cap ? *cap * 2 : 64;
+    void *p = realloc(*array, more * element);
+    if (!p)
+        return -ENOMEM;
+    *array = p;
+    *cap = more;
+    return 0;
+}
+
+/* --- compiling --- */
+
+int ws_copy_plan_add(struct ws_copy_plan *p, size_t file, uint64_t begin, const struct ws_box *box,
+                     size_t source, struct ws_error *err)
+{
+    struct ws_runs runs;
+    ws_runs_of(&runs, box);
+    if (runs.bytes == 0)
+        return 0;
+    if (grow((void **)&p->pieces, p->n_pieces, &p->cap_pieces, sizeof(*p->pieces)) < 0)
+        return no_memory(err);
+    p->pieces[p->n_pieces++] = (struct piece){.runs = runs, .file = file, .source = source, .begin = begin};
+    return 0;
+}
+
+int ws_copy_plan_add_bytes(struct ws_copy_plan *p, size_t file, uint64_t begin, uint64_t bytes, size_t source,
+                           struct ws_error *err)
+{
+    return ws_copy_plan_add(p, file, begin,
+                            &(struct ws_box){.n_dims = 1,
+                                             .shape = &bytes,
+                                             .offset = (const uint64_t[]){0},
+                                             .size = &bytes,
+                                             .src_strides = (const int64_t[]){1},
+                                             .element_bytes = 1},
+                            source, err);
+}
+
+void ws_copy_plan_confine(struct ws_copy_plan *p, const struct ws_block_range *by_file)
+{
+    p->only = by_file;
+}
+
+static bool is_wanted(const struct ws_copy_plan *p, size_t file, size_t block)
+{
+    return !p->only || (block >= p->only[file].first && block - p->only[file].first < p->only[file].n);
+}
+
+static int cut(struct ws_copy_plan *p, size_t piece, const uint64_t *size)
+{
+    const struct piece *q = &p->pieces[piece];
+    uint64_t first = q->begin + ws_runs_place(&q->runs, 0),
+             last = q->begin + ws_runs_place(&q->runs, q->runs.bytes - 1);
+    assert(last < size[q->file]);
+    for (size_t b = first / WS_BLOCK_BYTES; b <= last / WS_BLOCK_BYTES; b++) {
+        uint64_t begin = b * WS_BLOCK_BYTES, end = begin + WS_BLOCK_BYTES,
+                 from = begin > q->begin ? ws_runs_before(&q->runs, begin - q->begin) : 0,
+                 to = ws_runs_before(&q->runs, end - q->begin);
+        if (from == to || !is_wanted(p, q->file, b))
+            continue;
+        if (grow((void **)&p->spans, p->n_spans, &p->cap_spans, sizeof(*p->spans)) < 0)
+            return -ENOMEM;
+        p->spans[p->n_spans++] = (struct span){.piece = piece,
+                                               .file = q->file,
+                                               .block = b,
+                                               .from = from,
+                                               .bytes = to - from,
+                                               .first = q->begin + ws_runs_place(&q->runs, from),
+                                               .end = q->begin + ws_runs_place(&q->runs, to - 1) + 1};
+    }
+    return 0;
+}
+
+static int by_place(const void *x, const void *y)
+{
+    const struct span *a = x, *b = y;
+    if (a->file != b->file)
+        return a->file < b->file ? -1 : 1;
+    return a->first < b->first ? -1 : a->first > b->first;
+}
+
+size_t ws_copy_plan_entangled(const struct span *s, size_t n)
+{
+    uint64_t end = s[0].end;
+    size_t k = 1;
+    for (; k < n && s[k].first < end; k++)
+        end = s[k].end > end ? s[k].end : end;
+    return k;
+}
+
+/* A job for each block that any span lies in. */
+static int make_jobs(struct ws_copy_plan *p, const uint64_t *size)
+{
+    size_t cap = 0;
+    uint64_t covered = 0;
+    for (size_t i = 0; i < p->n_spans; i++) {
+        const struct span *s = &p->spans[i];
+        if (i == 0 || s->file != s[-1].file || s->block != s[-1].block) {
+            if (grow((void **)&p->jobs, p->n_jobs, &cap, sizeof(*p->jobs)) < 0)
+                return -ENOMEM;
+            p->jobs[p->n_jobs++] = (struct job){.first = i};
+            covered = 0;
+        }
+        struct job *j = &p->jobs[p->n_jobs - 1];
+        uint64_t begin = s->block * WS_BLOCK_BYTES, left = size[s->file] - begin;
+        covered += s->bytes;
+        j->n++;
+        j->whole = covered == (left < WS_BLOCK_BYTES ? left : WS_BLOCK_BYTES);
+    }
+    return 0;
+}
+
+int ws_copy_plan_compile(struct ws_copy_plan *p, const uint64_t *size, size_t n_files, struct ws_error *err)
+{
+    assert(p->n_jobs == 0);
+    for (size_t i = 0; i < p->n_pieces; i++) {
+        assert(p->pieces[i].file < n_files);
+        if (cut(p, i, size) < 0)
+            return no_memory(err);
+    }
+    if (p->n_spans > 0)
+        qsort(p->spans, p->n_spans, sizeof(p->spans[0]), by_place);
+    p->only = NULL;
+    if (make_jobs(p, size) < 0)
+        return no_memory(err);
+    for (size_t i = 0; i < p->n_jobs; i++) {
+        struct job *j = &p->jobs[i];
+        for (size_t k = 0, n; k < j->n; k += n) {
+            n = ws_copy_plan_entangled(&p->spans[j->first + k], j->n - k);
+            j->widest = n > j->widest ? n : j->widest;
+        }
+    }
+    return 0;
+}
+
+/* --- running --- */
+
+static void seek(const struct ws_copy_plan *p, const struct span *s, struct ws_cursor *c)
+{
+    const struct piece *q = &p->pieces[s->piece];
+    if (s->way == WAY_HOST)
+        ws_cursor_seek(c, &q->runs, p->run->sources[q->source], s->from, s->bytes);
+    else
+        ws_cursor_seek(c, s->way == WAY_PACKED ? &q->detour->packed : &q->detour->packed_raw, s->at, s->from,
+                       s->bytes);
+}
+
+static void put(const struct ws_copy_plan *p, const struct span *s, struct ws_cursor *c, struct ws_sink *sink)
+{
+    const struct piece *q = &p->pieces[s->piece];
+    uint64_t overflows = ws_sink_put(sink, q->begin, c, ws_cursor_ready(c));
+    if (overflows > 0 && p->run->overflows)
+        atomic_fetch_add_explicit(&p->run->overflows[q->source], overflows, memory_order_relaxed);
+}
+
+static void put_all(const struct ws_copy_plan *p, const struct span *s, struct ws_sink *sink)
+{
+    struct ws_cursor c;
+    seek(p, s, &c);
+    while (c.left > 0)
+        put(p, s, &c, sink);
+}
+
+/* Spans that lie one within the other, columns beside columns: always what comes next in the file. */
+static void put_merged(const struct ws_copy_plan *p, const struct span *s, size_t n, struct ws_cursor *c,
+                       struct ws_sink *sink)
+{
+    for (size_t i = 0; i < n; i++)
+        seek(p, &s[i], &c[i]);
+    for (;;) {
+        size_t next = n;
+        uint64_t place = UINT64_MAX;
+        for (size_t i = 0; i < n; i++) {
+            uint64_t at = p->pieces[s[i].piece].begin + c[i].dst + c[i].at;
+            if (c[i].left > 0 && at < place) {
+                place = at;
+                next = i;
+            }
+        }
+        if (next == n)
+            return;
+        put(p, &s[next], &c[next], sink);
+    }
+}
+
+static bool is_placed(const struct span *s)
+{
+    return s->way == WAY_DIRECT || s->way == WAY_GATHERED;
+}
+
+/* A block of which a part came by itself is hashed when all of it is there. */
+static void finish_block(const struct ws_copy_plan *p, struct job *j)
+{
+    const struct span *first = &p->spans[j->first], *last = first;
+    for (size_t i = 1; i < j->n; i++)
+        last = first[i].end > last->end ? &first[i] : last;
+    if (!j->whole)
+        return;
+    j->hash = ws_hash(p->run->data[first->file] + first->first, last->end - first->first);
+    j->hashed = true;
+}
+
+/* Without the memory for hashing in order, the block is copied all the same, and hashed by the agent; what is
+ * only to be hashed is not. */
+static void run_block(void *arg, size_t i)
+{
+    struct ws_copy_plan *p = arg;
+    struct job *j = &p->jobs[p->round + i];
+    const struct span *s = &p->spans[j->first], *end = s + j->n;
+    const bool in_order = j->whole && !j->lands;
+    if (j->kept)
+        return;
+    struct ws_cursor *cursors = in_order && j->widest > 1 ? malloc(j->widest * sizeof(*cursors)) : NULL;
+    struct ws_hasher *h = in_order && (cursors || j->widest == 1) ? ws_hasher_new() : NULL;
+    struct ws_sink sink;
+    ws_sink_init(&sink, p->run->data ? p->run->data[s->file] : NULL, h);
+    for (size_t n; s < end && (h || p->run->data); s += n) {
+        n = h ? ws_copy_plan_entangled(s, (size_t)(end - s)) : 1;
+        if (n > 1)
+            put_merged(p, s, n, cursors, &sink);
+        else if (!is_placed(s))
+            put_all(p, s, &sink);
+    }
+    ws_sink_flush(&sink);
+    j->hashed = h != NULL;
+    if (h)
+        j->hash = ws_hasher_digest(h);
+    else if (j->lands && p->run->data)
+        finish_block(p, j);
+    ws_hasher_free(h);
+    free(cursors);
+}
+
+void ws_copy_plan_tell(const struct ws_copy_plan *p, size_t n_jobs)
+{
+    const struct ws_copy_plan_run *run = p->run;
+    if (run->progress)
+        run->progress(run->progress_arg, n_jobs * WS_BLOCK_BYTES, p->n_jobs * WS_BLOCK_BYTES);
+}
+
+void ws_copy_plan_work(struct ws_copy_plan *p, size_t first, size_t n, struct ws_workers *workers)
+{
+    size_t kept_later = 0; /* they are through already */
+    p->round = first;
+    ws_workers_run(workers, run_block, p, n);
+    for (size_t i = first + n; p->run->progress && p->n_kept > 0 && i < p->n_jobs; i++)
+        kept_later += p->jobs[i].kept;
+    ws_copy_plan_tell(p, first + n + kept_later);
+}
+
+static int collect(const struct ws_copy_plan *p)
+{
+    const struct ws_copy_plan_run *run = p->run;
+    struct ws_block_hash *more = realloc(*run->hashes, (*run->n_hashes + p->n_jobs + 1) * sizeof(*more));
+    if (!more)
+        return -ENOMEM;
+    *run->hashes = more;
+    for (size_t i = 0; i < p->n_jobs; i++) {
+        const struct span *s = &p->spans[p->jobs[i].first];
+        if (p->jobs[i].hashed)
+            more[(*run->n_hashes)++] = (struct ws_block_hash){s->file, s->block, p->jobs[i].hash};
+    }
+    return 0;
+}
+
+/* All sources are on the host. */
+static void run_here(struct ws_copy_plan *p, struct ws_workers *workers)
+{
+    size_t step = p->run->progress ? ROUND_BLOCKS * ws_workers_count(workers) : p->n_jobs;
+    for (size_t i = 0; i < p->n_spans; i++)
+        p->spans[i].way = WAY_HOST;
+    for (size_t at = 0, n; at < p->n_jobs; at += n) {
+        n = p->n_jobs - at < step ? p->n_jobs - at : step;
+        for (size_t i = at; i < at + n; i++)
+            p->jobs[i].lands = false;
+        ws_copy_plan_work(p, at, n, workers);
+    }
+}
+
+int ws_copy_plan_run(struct ws_copy_plan *p, const struct ws_copy_plan_run *run, struct ws_workers *workers,
+                     struct ws_error *err)
+{
+    int rc = 0;
+    p->run = run;
+    p->n_kept = 0;
+    for (size_t i = 0; i < p->n_jobs; i++)
+        p->jobs[i].kept = false;
+    if (run->carrier)
+        rc = ws_copy_plan_run_device(p, workers, err);
+    else
+        run_here(p, workers);
+    if (rc == 0 && collect(p) < 0)
+        rc = ws_error_set(err, ENOMEM, "no memory for the hashes of a copy");
+    p->run = NULL;
+    return rc;
+}
+
+void ws_copy_plan_free(struct ws_copy_plan *p)
+{
+    if (!p)
+        return;
+    for (size_t i = 0; i < p->n_pieces; i++)
+        free(p->pieces[i].detour);
+    free(p->pieces);
+    free(p->spans);
+    free(p->jobs);
+    free(p);
+}

@@ -1,0 +1,209 @@
+#include "backends/trainer/offload/history.h"
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+struct noted {
+    struct ws_delta_record *record;
+    uint64_t base_hash;
+    bool known;
+};
+
+struct set {
+    struct ws_mark base, target; /* target without a run: begun */
+    struct noted *blocks;
+};
+
+struct ws_records {
+    size_t n_blocks, n;
+    struct set sets[WS_MAX_CHAIN]; /* oldest first */
+};
+
+struct ws_records *ws_records_new(size_t n_blocks)
+{
+    struct ws_records *r = calloc(1, sizeof(*r));
+    if (r)
+        r->n_blocks = n_blocks;
+    return r;
+}
+
+static void drop(struct ws_records *r, size_t s)
+{
+    for (size_t i = 0; i < r->n_blocks; i++)
+        free(r->sets[s].blocks[i].record);
+    free(r->sets[s].blocks);
+    r->n--;
+    memmove(&r->sets[s], &r->sets[s + 1], (r->n - s) * sizeof(r->sets[0]));
+}
+
+void ws_records_free(struct ws_records *r)
+{
+    while (r && r->n > 0)
+        drop(r, r->n - 1);
+    free(r);
+}
+
+/* The set of the begun version, or NULL. */
+static struct set *begun(const struct ws_records *r)
+{
+    const struct set *last = r->n ? &r->sets[r->n - 1] : NULL;
+    return last && !last->target.run[0] ? (struct set *)(uintptr_t)last : NULL;
+}
+
+int ws_records_begin(struct ws_records *r, const struct ws_mark *base, struct ws_error *err)
+{
+    if (begun(r))
+        drop(r, r->n - 1);
+    while (r->n > 0 && !ws_mark_is(&r->sets[r->n - 1].target, base))
+        drop(r, r->n - 1);
+    if (!base->run[0])
+        return 0;
+    if (r->n == WS_MAX_CHAIN)
+        drop(r, 0);
+    struct set s = {.base = *base, .blocks = calloc(r->n_blocks + 1, sizeof(*s.blocks))};
+    if (!s.blocks)
+        return ws_error_set(err, ENOMEM, "no memory for what changed in %zu blocks", r->n_blocks);
+    r->sets[r->n++] = s;
+    return 0;
+}
+
+void ws_records_note(struct ws_records *r, size_t i, struct ws_delta_record *record, uint64_t base_hash)
+{
+    struct set *s = begun(r);
+    assert(i < r->n_blocks && (!s || !s->blocks[i].known));
+    if (s)
+        s->blocks[i] = (struct noted){record, base_hash, true};
+    else
+        free(record);
+}
+
+size_t ws_records_from(const struct ws_records *r, const struct ws_mark *version)
+{
+    for (size_t n = 1; begun(r) && n <= r->n; n++) /* the youngest of that name */
+        if (ws_mark_is(&r->sets[r->n - n].base, version))
+            return n;
+    return 0;
+}
+
+bool ws_records_leads(const struct ws_records *r, size_t i, size_t n)
+{
+    assert(n <= r->n && i < r->n_blocks);
+    for (size_t k = 0; k + 1 < n; k++)
+        if (!r->sets[r->n - n + k].blocks[i].known)
+            return false;
+    return true;
+}
+
+bool ws_records_chain(const struct ws_records *r, size_t i, size_t n,
+                      const struct ws_delta_record *chain[WS_MAX_CHAIN])
+{
+    assert(n <= r->n && i < r->n_blocks);
+    for (size_t k = 0; k < n; k++) {
+        const struct noted *b = &r->sets[r->n - n + k].blocks[i];
+        if (!b->known)
+            return false;
+        chain[k] = b->record;
+    }
+    return true;
+}
+
+static uint64_t bytes_of(const struct ws_records *r)
+{
+    uint64_t bytes = 0;
+    for (size_t s = 0; s < r->n; s++)
+        for (size_t i = 0; i < r->n_blocks; i++)
+            if (r->sets[s].blocks[i].record)
+                bytes += r->sets[s].blocks[i].record->bytes;
+    return bytes;
+}
+
+void ws_records_commit(struct ws_records *r, const struct ws_mark *version, size_t most_sets,
+                       uint64_t most_bytes)
+{
+    struct set *s = begun(r);
+    if (s)
+        s->target = *version;
+    while (r->n > most_sets || (r->n > 0 && bytes_of(r) > most_bytes))
+        drop(r, 0);
+}
+
+/* --- for the agent --- */
+
+static int write_all(int fd, const void *bytes, size_t n)
+{
+    const char *at = bytes;
+    while (n > 0) {
+        ssize_t done = write(fd, at, n);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done <= 0)
+            return done < 0 ? -errno : -EIO;
+        at += done;
+        n -= (size_t)done;
+    }
+    return 0;
+}
+
+static int new_file(void)
+{
+    int fd = memfd_create("wsync-changes", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
+        fd = memfd_create("wsync-changes", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    return fd < 0 ? -errno : fd;
+}
+
+static int export_one(const struct noted *b, int fd, uint64_t *offset, json_t *list)
+{
+    char hex[17];
+    const struct ws_delta_record *d = b->record;
+    int rc = write_all(fd, d->data, d->bytes);
+    snprintf(hex, sizeof(hex), "%016" PRIx64, b->base_hash);
+    if (rc == 0 &&
+        json_array_append_new(list, json_pack("[I,I,I,I,s]", (json_int_t)d->file, (json_int_t)d->block,
+                                              (json_int_t)*offset, (json_int_t)d->bytes, hex)) != 0)
+        rc = -ENOMEM;
+    *offset += d->bytes;
+    return rc;
+}
+
+int ws_records_export(const struct ws_records *r, json_t **list, int *fd, struct ws_error *err)
+{
+    static const char zeros[WS_DELTA_BEYOND];
+    const struct set *s = begun(r);
+    uint64_t offset = 0;
+    *fd = -1;
+    *list = NULL;
+    for (size_t i = 0; s && i < r->n_blocks; i++)
+        offset += s->blocks[i].record != NULL;
+    if (offset == 0)
+        return 0;
+    *list = json_array();
+    *fd = new_file();
+    int rc = *fd < 0 ? *fd : *list ? 0 : -ENOMEM;
+    offset = 0;
+    for (size_t i = 0; rc == 0 && i < r->n_blocks; i++)
+        if (s->blocks[i].record)
+            rc = export_one(&s->blocks[i], *fd, &offset, *list);
+    if (rc == 0)
+        rc = write_all(*fd, zeros, sizeof(zeros));
+    if (rc == 0 && fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0)
+        rc = -errno;
+    if (rc == 0)
+        return 0;
+    json_decref(*list);
+    *list = NULL;
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+    return ws_error_set(err, -rc, "cannot write %llu bytes of changes into a file in memory: %s",
+                        (unsigned long long)offset, strerror(-rc));
+}

@@ -1,0 +1,175 @@
+#include "backends/trainer/publisher/pinned_slots.h"
+#include "transports/base/log.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define VERSIONS_KEPT 4 /* more than an agent has slots in turn */
+
+struct kept {
+    struct kept *next;
+    dev_t dev;
+    ino_t ino;
+    uint64_t slot;
+    struct ws_region *region;
+    const struct ws_device_ops *ops;
+    int device;
+    bool pinned;
+    unsigned taken; /* at which version */
+};
+
+struct ws_pinned {
+    struct kept *all;
+    unsigned version;
+    char why_not[WS_ERROR_TEXT];
+};
+
+struct ws_pinned *ws_pinned_new(void)
+{
+    return calloc(1, sizeof(struct ws_pinned));
+}
+
+static void let_go(struct kept *k)
+{
+    if (k->pinned)
+        k->ops->unpin(k->device, ws_region_data(k->region));
+    ws_region_free(k->region);
+    free(k);
+}
+
+static struct kept *find(const struct ws_pinned *set, const struct stat *st, uint64_t bytes)
+{
+    for (struct kept *k = set->all; k; k = k->next)
+        if (k->dev == st->st_dev && k->ino == st->st_ino && ws_region_size(k->region) == bytes)
+            return k;
+    return NULL;
+}
+
+static int add(struct ws_pinned *set, uint64_t slot, int fd, const struct stat *st, uint64_t bytes,
+               const struct ws_device_ops *ops, int device, struct kept **out, struct ws_error *err)
+{
+    struct ws_error why = {0};
+    struct kept *k = calloc(1, sizeof(*k));
+    if (!k) {
+        close(fd);
+        return ws_error_set(err, ENOMEM, "no memory for a slot");
+    }
+    int rc = ws_region_import(&k->region, fd, bytes, true, err);
+    if (rc < 0) {
+        free(k);
+        return rc;
+    }
+    k->dev = st->st_dev;
+    k->ino = st->st_ino;
+    k->slot = slot;
+    k->ops = ops;
+    k->device = device;
+    k->pinned = ops->pin(device, ws_region_data(k->region), bytes, &why) == 0;
+    if (!k->pinned && strcmp(set->why_not, why.text) != 0)
+        ws_log(WS_LOG_WARN, "publisher", "copies go by way of a small pinned buffer: %s", why.text);
+    if (!k->pinned)
+        memcpy(set->why_not, why.text, sizeof(set->why_not));
+    k->next = set->all;
+    set->all = k;
+    *out = k;
+    return 0;
+}
+
+int ws_pinned_take(struct ws_pinned *set, uint64_t slot, int fd, uint64_t bytes,
+                   const struct ws_device_ops *ops, int device, struct ws_region **out, struct ws_error *err)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0) {
+        int code = errno;
+        close(fd);
+        return ws_error_set(err, code, "cannot look at a slot's memory: %s", strerror(code));
+    }
+    struct kept *k = find(set, &st, bytes);
+    int rc = 0;
+    if (k) {
+        close(fd);
+        rc = ws_region_protect(k->region, true, err);
+    } else {
+        rc = add(set, slot, fd, &st, bytes, ops, device, &k, err);
+    }
+    if (rc < 0)
+        return rc;
+    k->taken = set->version;
+    k->slot = slot; /* another one of its files may have been exchanged */
+    *out = k->region;
+    return 0;
+}
+
+bool ws_pinned_has(const struct ws_pinned *set, const struct ws_region *r)
+{
+    for (const struct kept *k = set->all; k; k = k->next)
+        if (k->region == r)
+            return k->pinned;
+    return false;
+}
+
+const char *ws_pinned_why_not(const struct ws_pinned *set)
+{
+    return set->why_not;
+}
+
+static bool is_in(const json_t *slots, uint64_t slot)
+{
+    for (size_t i = 0; i < json_array_size(slots); i++)
+        if ((uint64_t)json_integer_value(json_array_get(slots, i)) == slot)
+            return true;
+    return false;
+}
+
+void ws_pinned_keep(struct ws_pinned *set, const json_t *slots)
+{
+    struct kept **at = &set->all;
+    while (slots && *at) {
+        struct kept *k = *at;
+        if (is_in(slots, k->slot)) {
+            at = &k->next;
+        } else {
+            *at = k->next;
+            let_go(k);
+        }
+    }
+}
+
+json_t *ws_pinned_slots(const struct ws_pinned *set)
+{
+    json_t *all = json_array();
+    for (const struct kept *k = set->all; k; k = k->next)
+        if (!is_in(all, k->slot))
+            json_array_append_new(all, json_integer((json_int_t)k->slot));
+    return all;
+}
+
+void ws_pinned_rest(struct ws_pinned *set)
+{
+    struct kept **at = &set->all;
+    while (*at) {
+        struct kept *k = *at;
+        if (set->version - k->taken >= VERSIONS_KEPT ||
+            (k->taken == set->version && ws_region_protect(k->region, false, NULL) < 0)) {
+            *at = k->next;
+            let_go(k);
+        } else {
+            at = &k->next;
+        }
+    }
+    set->version++;
+}
+
+void ws_pinned_free(struct ws_pinned *set)
+{
+    if (!set)
+        return;
+    for (struct kept *k = set->all, *next; k; k = next) {
+        next = k->next;
+        let_go(k);
+    }
+    free(set);
+}

@@ -1,0 +1,240 @@
+/* gpu_delta: what a publisher keeps of its last versions on the GPU and on the host, from registration to
+ * registration, and what it tells the agent of it. */
+#include "backends/trainer/publisher/publisher_state.h"
+#include "transports/base/log.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define USUAL_SLOTS 4 /* a slot holds a version that is at most so many before */
+#define MAX_DEVICES 16
+#define SHARE       3 /* records may take a third of what is written */
+
+struct ws_publisher_delta {
+    struct ws_copy_plan_delta plan;
+    struct ws_copy_plan_kept devices[MAX_DEVICES];
+    struct ws_widths **widths;
+    size_t n_files;
+    bool ran; /* in the begun version */
+    bool told;
+    char why[WS_ERROR_TEXT / 2]; /* the begun version goes without */
+};
+
+void ws_publisher_delta_free(struct ws_publisher_delta *d)
+{
+    if (!d)
+        return;
+    for (size_t i = 0; i < d->plan.n_devices; i++) {
+        ws_comparer_free(d->devices[i].comparer); /* waits for what is queued */
+        ws_kept_free(d->devices[i].kept);
+    }
+    ws_records_free(d->plan.records);
+    ws_copy_plan_tools_free(d->plan.tools);
+    for (size_t i = 0; i < d->n_files; i++)
+        free(d->widths[i]);
+    free(d->widths);
+    free(d);
+}
+
+/* --- a version --- */
+
+void ws_publisher_delta_begin(struct wsync_publisher *p, const json_t *reply)
+{
+    struct ws_publisher_delta *d = p->delta;
+    const json_t *holds = json_object_get(reply, "holds");
+    const char *run = json_string_value(json_object_get(holds, "run"));
+    if (!d)
+        return;
+    for (size_t i = 0; i < d->plan.n_devices; i++)
+        ws_kept_begin(d->devices[i].kept);
+    d->ran = false;
+    d->why[0] = 0;
+    d->plan.slot = run ? ws_mark_of((uint64_t)json_integer_value(json_object_get(holds, "version")), run)
+                       : (struct ws_mark){0};
+}
+
+/* Elements as the agent sees them when it compares: by the header that it wrote into the slot. */
+static int read_widths(struct wsync_publisher *p, struct ws_publisher_delta *d, struct ws_error *err)
+{
+    for (size_t i = 0; i < p->n_files; i++) {
+        struct ws_safetensors *st = NULL;
+        uint64_t header;
+        if (d->widths[i] || !p->data[i] || p->file_sizes[i] < WS_BLOCK_BYTES)
+            continue;
+        if (ws_safetensors_header_bytes(p->data[i], p->file_sizes[i], &header, NULL) < 0 ||
+            ws_safetensors_parse(p->data[i], header, p->file_sizes[i], &st, NULL) < 0)
+            st = NULL; /* bytes, then */
+        d->widths[i] = ws_widths_new(st);
+        ws_safetensors_free(st);
+        if (!d->widths[i])
+            return ws_error_set(err, ENOMEM, "no memory for the widths of a file's elements");
+    }
+    return 0;
+}
+
+/* Each device that has parameters which this rank writes. */
+static int add_devices(const struct wsync_publisher *p, struct ws_publisher_delta *d, struct ws_error *err)
+{
+    int rc = 0;
+    d->plan.devices = d->devices;
+    for (size_t i = 0; rc == 0 && i < p->n_params && d->plan.n_devices < MAX_DEVICES; i++) {
+        bool known = p->devices[i] < 0 || !p->params[i].writes;
+        for (size_t k = 0; k < d->plan.n_devices && !known; k++)
+            known = ws_kept_device(d->devices[k].kept) == p->devices[i];
+        if (known)
+            continue;
+        struct ws_copy_plan_kept *k = &d->devices[d->plan.n_devices];
+        rc = ws_kept_new(&k->kept, p->devices[i], p->file_sizes, p->n_files, err);
+        if (rc == 0) {
+            d->plan.n_devices++;
+            ws_kept_begin(k->kept);
+        }
+    }
+    return rc;
+}
+
+static int make(struct wsync_publisher *p, struct ws_error *err)
+{
+    struct ws_publisher_delta *d = p->delta = calloc(1, sizeof(*d));
+    int rc = d && (d->widths = calloc(p->n_files + 1, sizeof(*d->widths)))
+                 ? 0
+                 : ws_error_set(err, ENOMEM, "no memory for gpu_delta");
+    if (rc == 0) {
+        d->n_files = p->n_files;
+        d->plan.widths = d->widths;
+        rc = add_devices(p, d, err);
+    }
+    if (rc == 0 && !(d->plan.records = ws_records_new(ws_kept_blocks(d->devices[0].kept))))
+        rc = ws_error_set(err, ENOMEM, "no memory for gpu_delta");
+    if (rc < 0) {
+        ws_publisher_delta_free(d);
+        p->delta = NULL;
+    }
+    return rc;
+}
+
+/* Parameters that have moved to another device leave nothing to compare with. */
+static bool has_moved(const struct wsync_publisher *p, const struct ws_publisher_delta *d)
+{
+    for (size_t i = 0; i < p->n_params; i++) {
+        bool known = p->devices[i] < 0 || !p->params[i].writes;
+        for (size_t k = 0; k < d->plan.n_devices && !known; k++)
+            known = ws_kept_device(d->devices[k].kept) == p->devices[i];
+        if (!known)
+            return true;
+    }
+    return false;
+}
+
+int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_copy_plan_delta **out, struct ws_error *err)
+{
+    struct ws_error why = {0};
+    *out = NULL;
+    if (!p->gpu_delta || p->no_delta[0])
+        return 0;
+    if (p->delta && has_moved(p, p->delta)) {
+        ws_publisher_delta_free(p->delta);
+        p->delta = NULL;
+    }
+    int rc = p->delta ? 0 : make(p, err);
+    struct ws_publisher_delta *d = p->delta;
+    if (rc < 0)
+        return rc;
+    assert(!d->ran);
+    if (ws_device_of_kind(WS_CUDA)->has_kernels(ws_kept_device(d->devices[0].kept), &why) < 0) {
+        snprintf(d->why, sizeof(d->why), "it needs kernels: %.400s", why.text);
+        return 0;
+    }
+    rc = read_widths(p, d, err);
+    if (rc == 0) {
+        d->ran = true;
+        *out = &d->plan;
+    }
+    return rc;
+}
+
+void ws_publisher_delta_give_up(struct wsync_publisher *p, const char *why)
+{
+    ws_publisher_delta_free(p->delta);
+    p->delta = NULL;
+    snprintf(p->no_delta, sizeof(p->no_delta), "%s", why);
+    ws_log(WS_LOG_WARN, "publisher", "no gpu_delta any more: %s", why);
+}
+
+/* --- its end --- */
+
+int ws_publisher_delta_export(struct wsync_publisher *p, json_t *body, struct ws_error *err)
+{
+    json_t *list = NULL;
+    int fd = -1;
+    if (!p->delta || !p->delta->ran || ws_records_export(p->delta->plan.records, &list, &fd, err) < 0)
+        return -1;
+    if (fd >= 0 && json_object_set_new(body, "records", list) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+void ws_publisher_delta_commit(struct wsync_publisher *p)
+{
+    struct ws_publisher_delta *d = p->delta;
+    const struct ws_mark version = ws_mark_of(p->version, p->run);
+    uint64_t bytes = 0;
+    if (!d || !d->ran)
+        return;
+    for (size_t i = 0; i < d->plan.n_devices; i++) {
+        ws_kept_commit(d->devices[i].kept, &version);
+        bytes += ws_kept_bytes(d->devices[i].kept);
+    }
+    ws_records_commit(d->plan.records, &version, p->max_slots > USUAL_SLOTS ? p->max_slots : USUAL_SLOTS,
+                      bytes / SHARE);
+}
+
+/* What they take on the GPUs: the last published bytes, and all. */
+static void figures(const struct ws_publisher_delta *d, double *last, double *all)
+{
+    *last = *all = 0;
+    for (size_t i = 0; i < d->plan.n_devices; i++) {
+        const struct ws_copy_plan_kept *k = &d->devices[i];
+        if (!k->comparer)
+            continue;
+        *last += (double)ws_kept_bytes(k->kept) / 1e6;
+        *all += (double)(ws_kept_bytes(k->kept) + ws_comparer_bytes(k->comparer)) / 1e6;
+    }
+}
+
+/* Empty: some blocks are kept. */
+static const char *why_not(const struct ws_publisher_delta *d)
+{
+    if (!d || (!d->ran && !d->why[0]))
+        return "it is for wsync_offload, not for single parameters";
+    for (size_t i = 0; d->ran && i < d->plan.n_devices; i++)
+        if (d->devices[i].comparer)
+            return "";
+    return d->ran ? d->devices[0].why : d->why;
+}
+
+void ws_publisher_delta_tell(struct wsync_publisher *p, char *out, size_t bytes)
+{
+    struct ws_publisher_delta *d = p->delta;
+    double last, all;
+    if (!p->gpu_delta)
+        return;
+    if (p->no_delta[0] || why_not(d)[0]) {
+        snprintf(out, bytes, "; no gpu_delta: %s", p->no_delta[0] ? p->no_delta : why_not(d));
+        return;
+    }
+    figures(d, &last, &all);
+    if (!d->told)
+        ws_log(WS_LOG_INFO, "publisher",
+               "gpu_delta takes %.1f MB on the GPU, %.1f MB of them for the last published bytes", all, last);
+    d->told = true;
+    snprintf(out, bytes,
+             "; gpu_delta: %.3f MB of changes instead of %.1f MB, %.1f MB whole, %.1f MB taken on the GPU",
+             d->plan.patched ? (double)(d->plan.came - d->plan.whole) / 1e6 : 0.0, /* else counted in vain */
+             (double)d->plan.patched / 1e6, (double)d->plan.whole / 1e6, all);
+}

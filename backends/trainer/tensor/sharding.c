@@ -1,0 +1,123 @@
+#include "backends/trainer/tensor/sharding.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_RUNS 65536 /* of one dimension */
+
+uint64_t ws_index_runs_count(const struct ws_index_runs *r)
+{
+    return r->n ? r->run[r->n - 1].local + r->run[r->n - 1].count : 0;
+}
+
+static int append(struct ws_index_runs *r, uint64_t start, uint64_t count)
+{
+    const uint64_t local = ws_index_runs_count(r);
+    if (count == 0)
+        return 0;
+    if (r->n && r->run[r->n - 1].start + r->run[r->n - 1].count == start) {
+        r->run[r->n - 1].count += count;
+        return 0;
+    }
+    if (r->n == MAX_RUNS)
+        return -E2BIG;
+    if (r->n == r->cap) {
+        size_t cap = r->cap ? 2 * r->cap : 4;
+        struct ws_element_range *more = realloc(r->run, cap * sizeof(*more));
+        if (!more)
+            return -ENOMEM;
+        r->run = more;
+        r->cap = cap;
+    }
+    assert(r->run);
+    r->run[r->n++] = (struct ws_element_range){start, count, local};
+    return 0;
+}
+
+/* The local indices [begin, end) of `from`, at the end of `to`. */
+static int cut(const struct ws_index_runs *from, uint64_t begin, uint64_t end, struct ws_index_runs *to)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < from->n; i++) {
+        const struct ws_element_range *r = &from->run[i];
+        uint64_t a = r->local > begin ? r->local : begin,
+                 b = r->local + r->count < end ? r->local + r->count : end;
+        if (a < b)
+            rc = append(to, r->start + (a - r->local), b - a);
+    }
+    return rc;
+}
+
+/* Piece `i` of `pieces` of the indices [begin, end): all but the last ones have ceil(n / pieces), as
+ * torch.chunk cuts. */
+static void chunk(uint64_t *begin, uint64_t *end, uint64_t pieces, uint64_t i)
+{
+    uint64_t n = *end - *begin, each = n / pieces + (n % pieces != 0), first = *begin;
+    uint64_t a = each && i > n / each ? n : i * each, b = n - a < each ? n : a + each;
+    *begin = first + a;
+    *end = first + b;
+}
+
+static int apply(struct ws_index_runs *dim, const wsync_placement *p)
+{
+    uint64_t n = ws_index_runs_count(dim), factor = p->kind == WSYNC_STRIDED_SHARD ? p->split_factor : 1;
+    struct ws_index_runs out = {0};
+    int rc = 0;
+    for (uint64_t k = 0; rc == 0 && k < factor; k++) {
+        uint64_t begin = 0, end = n;
+        chunk(&begin, &end, factor, k);
+        chunk(&begin, &end, p->size, p->coordinate);
+        rc = cut(dim, begin, end, &out);
+    }
+    free(dim->run);
+    *dim = out;
+    return rc;
+}
+
+static int check(const char *name, const wsync_placement *p, unsigned n_dims, struct ws_error *err)
+{
+    if (p->size == 0 || p->coordinate >= p->size)
+        return ws_error_set(err, EINVAL, "%s: coordinate %u of a mesh dimension of size %u makes no sense",
+                            name, p->coordinate, p->size);
+    if (p->kind != WSYNC_REPLICATE && p->kind != WSYNC_SHARD && p->kind != WSYNC_STRIDED_SHARD)
+        return ws_error_set(
+            err, EINVAL,
+            "%s has a placement of no known kind (%d): only Replicate, Shard and _StridedShard are "
+            "weights that are stored",
+            name, (int)p->kind);
+    if (p->kind != WSYNC_REPLICATE && p->dim >= n_dims)
+        return ws_error_set(err, EINVAL, "%s is sharded on dimension %u and has %u", name, p->dim, n_dims);
+    if (p->kind == WSYNC_STRIDED_SHARD && (p->split_factor == 0 || p->split_factor > MAX_RUNS))
+        return ws_error_set(err, EINVAL, "%s has a strided shard with a split factor of %u", name,
+                            p->split_factor);
+    return 0;
+}
+
+int ws_sharding_make(const char *name, const uint64_t *shape, unsigned n_dims,
+                     const wsync_placement *placements, unsigned n_placements, struct ws_sharding *out,
+                     struct ws_error *err)
+{
+    int rc = 0;
+    *out = (struct ws_sharding){.n_dims = n_dims};
+    for (unsigned d = 0; rc == 0 && d < n_dims; d++)
+        rc = append(&out->dims[d], 0, shape[d]);
+    for (unsigned i = 0; rc == 0 && i < n_placements; i++) {
+        const wsync_placement *p = &placements[i];
+        rc = check(name, p, n_dims, err);
+        if (rc < 0)
+            return rc;
+        if (p->kind != WSYNC_REPLICATE)
+            rc = apply(&out->dims[p->dim], p);
+    }
+    if (rc == -E2BIG)
+        return ws_error_set(err, E2BIG, "%s is cut into over %d runs of a dimension", name, MAX_RUNS);
+    return rc < 0 ? ws_error_set(err, ENOMEM, "no memory for the sharding of %s", name) : 0;
+}
+
+void ws_sharding_release(struct ws_sharding *s)
+{
+    for (unsigned d = 0; d < s->n_dims; d++)
+        free(s->dims[d].run);
+    *s = (struct ws_sharding){0};
+}

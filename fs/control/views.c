@@ -1,0 +1,281 @@
+/* What the files of the mount say: flat "key value" lines. */
+#include "fs/control/metrics.h"
+#include "fs/control/tensor_diff.h"
+#include "fs/engines/control.h"
+#include "fs/engines/controller.h"
+#include "fs/pull/cuda_ipc_file.h"
+#include "transports/base/text.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void print_link(FILE *f, const char *key, struct ws_version *v) /* puts v */
+{
+    char name[WS_MAX_NAME + 1] = "none";
+    if (v)
+        ws_version_name(v, name);
+    fprintf(f, "%s %s\n", key, name);
+    if (v)
+        ws_version_put(v);
+}
+
+/* One word of a line: quotes within the text become single ones, so that who splits it is not misled. */
+static void print_quoted(FILE *f, const char *key, const char *text)
+{
+    if (!text[0])
+        return;
+    fprintf(f, " %s=\"", key);
+    for (; *text; text++)
+        fputc(*text == '"' ? '\'' : *text, f);
+    fputc('"', f);
+}
+
+static void print_version(void *arg, struct ws_version *v)
+{
+    FILE *f = arg;
+    struct ws_version_info i;
+    char name[WS_MAX_NAME + 1];
+    ws_version_info(v, &i);
+    ws_version_name(v, name);
+    const bool ended = i.strategy != WS_NO_WAY || i.why_not[0]; /* a pull has */
+    fprintf(f, "version.%s %s bytes=%" PRIu64 " have=%" PRIu64 " moved=%" PRIu64 " how=\"%s\"", name,
+            ws_state_name(i.state), i.total_bytes, i.have_bytes, i.moved_bytes, i.how);
+    if (ended)
+        fprintf(f, " strategy=%s", ws_way_name(i.strategy));
+    print_quoted(f, "why_not", i.why_not);
+    fprintf(f, " seconds=%.3f run=%s%s%s", i.pull_seconds, i.run, i.pinned ? " pinned" : "",
+            i.at_source ? "" : " gone-at-source");
+    if (i.n_sources)
+        fprintf(f, " sources=%u", i.n_sources);
+    if (i.bad_blocks)
+        fprintf(f, " bad-blocks=%" PRIu64, i.bad_blocks);
+    print_quoted(f, "error", i.error);
+    fputc('\n', f);
+}
+
+static void status_of_model(struct ws_control *c, struct ws_desk *d, struct ws_model *m, FILE *f)
+{
+    print_link(f, "current", ws_model_current(m));
+    print_link(f, "latest", ws_model_latest(m));
+    print_link(f, "previous", ws_model_previous(m));
+    pthread_mutex_lock(&c->lock);
+    char commit[32], policy[64], list[WS_STRATEGIES_CHARS], lacking[WS_ERROR_TEXT];
+    struct ws_strategies strategies;
+    (void)ws_strategies_get(c->store, d->name, &strategies);
+    ws_strategies_text(&strategies, list);
+    ws_desk_commit_text(d, commit);
+    ws_desk_policy_text(d, policy);
+    fprintf(f, "commit %s\nstrategy %s\n", commit, list);
+    fprintf(f, "policy %s\nswitching %s\nengines %u\nswitches %" PRIu64 "\nswitches_failed %" PRIu64 "\n",
+            policy, d->switching ? "yes" : "no", d->n_engines, d->switches_ok, d->switches_failed);
+    pthread_mutex_unlock(&c->lock);
+    ws_model_each(m, print_version, f);
+    if (ws_model_lacks(m, lacking, sizeof(lacking)))
+        fprintf(f, "lacking %s\n", lacking);
+}
+
+static void print_model(void *arg, struct ws_model *m)
+{
+    fprintf(arg, "model %s\n", ws_model_name(m));
+}
+
+static void status_of_mount(struct ws_control *c, FILE *f)
+{
+    struct ws_store_stats s;
+    struct ws_source_info *sources = calloc(WS_MAX_SOURCES, sizeof(*sources));
+    size_t n = sources ? ws_store_sources(c->store, sources, WS_MAX_SOURCES) : 0;
+    ws_store_stats(c->store, &s);
+    fprintf(f,
+            "mountpoint %s\nreads %s\ncache_bytes %" PRIu64 "\nused_bytes %" PRIu64 "\nwaiting_bytes %" PRIu64
+            "\nmoved_bytes %" PRIu64 "\npulls %" PRIu64 "\npulls_failed %" PRIu64 "\nretries %" PRIu64
+            "\nbad_blocks %" PRIu64 "\n",
+            c->options.mountpoint, c->options.mode_text, s.cache_bytes, s.used_bytes, s.waiting_bytes,
+            s.moved_bytes, s.pulls_ok, s.pulls_failed, s.retries, s.bad_blocks);
+    for (size_t i = 0; i < n; i++) {
+        fprintf(f, "source %s %s transport=%s contact=%.1f", sources[i].url, sources[i].up ? "up" : "down",
+                sources[i].transport, sources[i].seconds_since_contact);
+        print_quoted(f, "error", sources[i].error);
+        fputc('\n', f);
+    }
+    ws_store_each(c->store, print_model, f);
+    free(sources);
+}
+
+static void print_status(struct ws_control *c, struct ws_desk *d, struct ws_model *m, FILE *f)
+{
+    if (m)
+        status_of_model(c, d, m, f);
+    else
+        status_of_mount(c, f);
+}
+
+/* What an engine serves in its own words, without the lineage where that is the current one. */
+static void print_served(const struct ws_engine *e, const char *run, FILE *f)
+{
+    const char *version = ws_condition_version(&e->condition), *at = strchr(version, '@');
+    bool plain = at && run && strcmp(at + 1, run) == 0;
+    char text[sizeof(e->condition.version)];
+    snprintf(text, sizeof(text), "%.*s", plain ? (int)(at - version) : 64, version[0] ? version : "unknown");
+    ws_text_clean(text);
+    for (char *p = text; *p; p++) /* one word, whatever it says */
+        *p = *p == ' ' ? '_' : *p;
+    fputs(text, f);
+}
+
+static void print_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
+{
+    struct ws_model *m = ws_store_find(c->store, d->name);
+    struct ws_version *v = m ? ws_model_current(m) : NULL;
+    if (m && !v)
+        v = ws_model_latest(m);
+    pthread_mutex_lock(&c->lock);
+    for (const struct ws_engine *e = d->engines; e; e = e->next) {
+        fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->condition.state));
+        print_served(e, v ? ws_version_run(v) : NULL, f);
+        fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
+        if (e->facts.draft[0])
+            fprintf(f, " draft=%s", e->facts.draft);
+        if (e->condition.state == WS_ENGINE_STALE && !e->condition.error[0] && !e->ops->external)
+            fprintf(f, " error=\"not the current version; engine sync %s brings it along\"", e->name);
+        print_quoted(f, "error", e->condition.error);
+        fputc('\n', f);
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (v)
+        ws_version_put(v);
+    if (m)
+        ws_model_put(m);
+}
+
+static void print_state(struct ws_version *v, FILE *f)
+{
+    struct ws_version_info i;
+    ws_version_info(v, &i);
+    fprintf(f, "%s\n", ws_state_name(i.state));
+    if (i.error[0])
+        fprintf(f, "error %s\n", i.error);
+}
+
+static void print_progress(struct ws_version *v, FILE *f)
+{
+    struct ws_version_info i;
+    ws_version_info(v, &i);
+    fprintf(f,
+            "have_bytes %" PRIu64 "\ntotal_bytes %" PRIu64 "\nmoved_bytes %" PRIu64 "\nbad_blocks %" PRIu64
+            "\nseconds %.3f\n",
+            i.have_bytes, i.total_bytes, i.moved_bytes, i.bad_blocks, i.pull_seconds);
+    const struct ws_manifest *m = ws_version_has_manifest(v) ? ws_version_manifest(v, NULL) : NULL;
+    for (size_t k = 0; m && k < m->n_files; k++)
+        fprintf(f, "file.%s %zu/%zu blocks\n", m->files[k].name, ws_version_blocks_here(v, k),
+                m->files[k].n_blocks);
+}
+
+static void print_last_error(struct ws_control *c, struct ws_desk *d, FILE *f)
+{
+    char when[WS_TIME_CHARS];
+    pthread_mutex_lock(&c->lock);
+    const struct ws_last_error *e = &d->last_error;
+    if (e->real_ns) {
+        ws_time_text(e->real_ns, when);
+        fprintf(f, "time %s\ncommand %s\nerrno %s\nmessage %s\n", when, e->command, ws_errno_name(e->code),
+                e->text);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* --- which view is which --- */
+
+static void show_grammar(enum ws_scope scope, FILE *f)
+{
+    const char *usage, *meaning;
+    for (size_t i = 0; ws_command_usage(scope, i, &usage, &meaning); i++)
+        fprintf(f, "%s\n    %s\n", usage, meaning);
+}
+
+static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, struct ws_model *m,
+                struct ws_version *v, FILE *f)
+{
+    struct ws_error err = {0};
+    struct ws_version *current;
+    size_t len = 0;
+    char *text = NULL, policy[64];
+    int rc = 0;
+    switch (view) {
+    case WS_VIEW_CTL:
+        show_grammar(m ? WS_SCOPE_MODEL : WS_SCOPE_ROOT, f);
+        break;
+    case WS_VIEW_STATUS:
+        print_status(c, d, m, f);
+        break;
+    case WS_VIEW_EVENTS:
+        text = ws_events_copy(d->events, &len);
+        rc = text ? 0 : -ENOMEM;
+        fwrite(text ? text : "", 1, len, f);
+        break;
+    case WS_VIEW_METRICS:
+        ws_metrics_print(c, f);
+        break;
+    case WS_VIEW_LAST_ERROR:
+        print_last_error(c, d, f);
+        break;
+    case WS_VIEW_VERSION:
+        current = ws_model_current(m);
+        if (current)
+            fprintf(f, "%" PRIu64 "\n", ws_version_number(current));
+        else
+            fputs("none\n", f);
+        if (current)
+            ws_version_put(current);
+        break;
+    case WS_VIEW_ENGINES:
+        print_engines(c, d, f);
+        break;
+    case WS_VIEW_POLICY:
+        pthread_mutex_lock(&c->lock);
+        ws_desk_policy_text(d, policy);
+        fprintf(f, "%s\n", policy);
+        pthread_mutex_unlock(&c->lock);
+        break;
+    case WS_VIEW_MANIFEST: {
+        const struct ws_manifest *manifest = ws_version_manifest(v, &err);
+        rc = manifest ? ws_manifest_to_json(manifest, &text, &len, &err) : -err.code;
+        fwrite(text ? text : "", 1, len, f);
+        fputc('\n', f);
+        break;
+    }
+    case WS_VIEW_STATE:
+        print_state(v, f);
+        break;
+    case WS_VIEW_PROGRESS:
+        print_progress(v, f);
+        break;
+    case WS_VIEW_CHANGED:
+        rc = ws_changed_print(v, f);
+        break;
+    case WS_VIEW_CUDA_IPC:
+        rc = ws_gpu_print(v, f, &err);
+        break;
+    default:
+        rc = -ENOENT;
+    }
+    free(text);
+    return rc;
+}
+
+int ws_control_read(struct ws_control *c, enum ws_view view, struct ws_model *m, struct ws_version *v,
+                    char **text, size_t *len)
+{
+    struct ws_desk *d = ws_desk_of(c, m ? ws_model_name(m) : NULL);
+    FILE *f = d ? open_memstream(text, len) : NULL;
+    if (!f)
+        return -ENOMEM;
+    int rc = show(c, view, d, m, v, f);
+    if (fclose(f) != 0 && rc == 0)
+        rc = -ENOMEM;
+    if (rc < 0) {
+        free(*text);
+        *text = NULL;
+    }
+    return rc;
+}

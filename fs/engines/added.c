@@ -1,0 +1,194 @@
+#include "fs/engines/added.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void free_one(struct ws_added *a)
+{
+    if (!a)
+        return;
+    free(a->url);
+    free(a->below);
+    free(a);
+}
+
+static struct ws_added *make(const char *url, bool others, const char *below)
+{
+    struct ws_added *a = calloc(1, sizeof(*a));
+    if (!a)
+        return NULL;
+    a->others = others;
+    a->url = strdup(url);
+    a->below = below ? strdup(below) : NULL;
+    if (a->url && !a->below == !below)
+        return a;
+    free_one(a);
+    return NULL;
+}
+
+static bool is_folder(const char *url)
+{
+    return strncmp(url, "dir:", 4) == 0;
+}
+
+/* Is it one of the sources that root mounted? */
+static bool is_own(const struct ws_control *c, const char *url)
+{
+    const size_t n = strlen(url);
+    for (const char *at = c->options.source; at && *at; at += *at == ',') {
+        const size_t k = strcspn(at, ",");
+        if (k == n && memcmp(at, url, n) == 0)
+            return true;
+        at += k;
+    }
+    return false;
+}
+
+/* below: as it is, or would be, kept. */
+static int check(const struct ws_control *c, const char *url, bool others, const char *below,
+                 struct ws_error *err)
+{
+    const bool http = strncmp(url, "http://", 7) == 0 || strncmp(url, "https://", 8) == 0;
+    if (!others || is_own(c, url) || (http && !c->options.has_token) || (is_folder(url) && below))
+        return 0;
+    if (http)
+        return ws_error_set(err, EPERM,
+                            "only root has this mount send its token to another source: have root add it");
+    if (is_folder(url))
+        return ws_error_set(err, EPERM,
+                            "who is not root has this mount read no folder: have root add %s, or mount with "
+                            "-o files=DIR for those below that folder",
+                            url);
+    return ws_error_set(err, EPERM, "only root has this mount open a socket: have root add %s", url);
+}
+
+int ws_added_check(const struct ws_control *c, const char *url, bool others, struct ws_error *err)
+{
+    return check(c, url, others, c->options.files, err);
+}
+
+/* With control->adding. */
+static int open_one(struct ws_control *c, const struct ws_desk *d, struct ws_added *a, struct ws_error *err)
+{
+    int rc = check(c, a->url, a->others, a->below, err); /* again: the mount may have got a token since */
+    if (rc == 0)
+        rc = ws_store_add(c->store, a->url, d->name, is_own(c, a->url) ? NULL : a->below, err);
+    a->is_open = a->is_open || rc == 0;
+    return rc;
+}
+
+/* In the place of the same one, where there is; what root named stays root's. Returns what is kept no more.
+ */
+static struct ws_added *keep(struct ws_desk *d, struct ws_added *a)
+{
+    struct ws_added **at = &d->added, *old;
+    while (*at && strcmp((*at)->url, a->url) != 0)
+        at = &(*at)->next;
+    old = *at;
+    if (old && a->others && !old->others) {
+        old->is_open = true;
+        return a;
+    }
+    a->next = old ? old->next : NULL;
+    *at = a;
+    return old;
+}
+
+int ws_added_add(struct ws_control *c, struct ws_desk *d, const char *url, bool others, struct ws_error *err)
+{
+    struct ws_added *a = make(url, others, others && is_folder(url) ? c->options.files : NULL);
+    if (!a)
+        return ws_error_set(err, ENOMEM, "no memory for a source");
+    pthread_mutex_lock(&c->adding);
+    int rc = open_one(c, d, a, err);
+    if (rc == 0) {
+        pthread_mutex_lock(&c->lock);
+        a = keep(d, a);
+        pthread_mutex_unlock(&c->lock);
+    }
+    pthread_mutex_unlock(&c->adding);
+    free_one(a);
+    return rc;
+}
+
+int ws_added_remove(struct ws_control *c, struct ws_desk *d, struct ws_error *err)
+{
+    pthread_mutex_lock(&c->adding);
+    int rc = ws_store_remove(c->store, d->name, err);
+    pthread_mutex_lock(&c->lock);
+    if (rc == -ENOENT && d->added) /* none of its sources could be opened */
+        rc = 0;
+    if (rc == 0)
+        ws_added_free(d);
+    pthread_mutex_unlock(&c->lock);
+    pthread_mutex_unlock(&c->adding);
+    return rc;
+}
+
+static bool open_kept(struct ws_control *c, const struct ws_desk *d, struct ws_added *a)
+{
+    char command[WS_MAX_COMMAND + 1];
+    struct ws_error err = {0};
+    snprintf(command, sizeof(command), "add %s %s", d->name, a->url);
+    if (open_one(c, d, a, &err) < 0) {
+        if (!a->told)
+            (void)ws_desk_fail(c, &c->root, command, &err);
+        a->told = true;
+    } else if (a->told) {
+        pthread_mutex_lock(&c->lock);
+        ws_desk_settle(&c->root, command);
+        pthread_mutex_unlock(&c->lock);
+    }
+    return a->is_open;
+}
+
+void ws_added_open(struct ws_control *c)
+{
+    bool lacks = false;
+    pthread_mutex_lock(&c->adding);
+    pthread_mutex_lock(&c->lock);
+    struct ws_desk *d = c->desks; /* only ever added to, at this end */
+    pthread_mutex_unlock(&c->lock);
+    for (; d; d = d->next) {
+        for (struct ws_added *a = d->added; a && !atomic_load(&c->stop); a = a->next)
+            lacks = (!a->is_open && !open_kept(c, d, a)) || lacks;
+    }
+    atomic_store(&c->lacks_sources, lacks);
+    pthread_mutex_unlock(&c->adding);
+}
+
+/* --- in the settings --- */
+
+void ws_added_print(const struct ws_desk *d, FILE *f)
+{
+    for (const struct ws_added *a = d->added; a; a = a->next) {
+        fputs("source ", f);
+        ws_words_quote(f, a->url);
+        fprintf(f, " %s%s%s\n", a->others ? "others" : "root", a->below ? " " : "", a->below ? a->below : "");
+    }
+}
+
+bool ws_added_read(struct ws_desk *d, const char *line)
+{
+    struct ws_error err;
+    struct ws_words *w = calloc(1, sizeof(*w));
+    struct ws_added *a = NULL;
+    if (w && ws_words_parse(line, strlen(line), w, &err) == 0 && (w->n == 3 || w->n == 4) &&
+        (strcmp(w->word[2], "root") == 0 || strcmp(w->word[2], "others") == 0))
+        a = make(w->word[1], strcmp(w->word[2], "others") == 0, w->n == 4 ? w->word[3] : NULL);
+    free(w);
+    if (!a)
+        return false;
+    free_one(keep(d, a));
+    return true;
+}
+
+void ws_added_free(struct ws_desk *d)
+{
+    while (d->added) {
+        struct ws_added *a = d->added;
+        d->added = a->next;
+        free_one(a);
+    }
+}

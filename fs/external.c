@@ -1,3 +1,0 @@
-#include "fs/external.h"
-
-const struct ws_engine_ops ws_external_ops = {.kind = "external", .external = true};

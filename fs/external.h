@@ -1,9 +1,0 @@
-/* External: engines that a framework of their own pauses, loads and resumes (SkyRL, slime, verl). Nothing is
- * driven for them: the framework stages a version, loads it, and says so (external_loaded.h). */
-#ifndef WS_FS_EXTERNAL_H
-#define WS_FS_EXTERNAL_H
-#include "backends/engine/engine.h"
-
-extern const struct ws_engine_ops ws_external_ops; /* without functions */
-
-#endif

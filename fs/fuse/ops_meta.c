@@ -1,0 +1,464 @@
+/* The operations that look at names, sizes and attributes, and the ones that are refused. */
+#include "fs/fuse/tree.h"
+#include "fs/fuse/version_cache.h"
+#include "transports/simd/copy.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void run_lookup(struct ws_call *c)
+{
+    struct ws_tree_node parent, child;
+    struct fuse_entry_param e = {0};
+    int rc = ws_tree_node_of(c->fs, c->ino, &parent);
+    if (rc == 0)
+        rc = ws_tree_node_child(c, &parent, c->name, &e.ino, &e.entry_timeout);
+    ws_tree_node_release(&parent);
+    if (rc > 0)
+        return; /* parked */
+    if (rc == 0)
+        rc = ws_tree_node_of(c->fs, e.ino, &child);
+    if (rc == 0) {
+        rc = ws_tree_node_attr(c->fs, &child, &e.attr, &e.attr_timeout);
+        ws_tree_node_release(&child);
+    }
+    if (rc < 0) {
+        ws_call_error(c, -rc);
+        return;
+    }
+    fuse_reply_entry(c->req, &e);
+    ws_call_end(c);
+}
+
+static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    if (strlen(name) > WS_MAX_NAME)
+        fuse_reply_err(req, ENAMETOOLONG);
+    else
+        ws_call_start(req, run_lookup, parent, name, 0, 0, NULL, false);
+}
+
+static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
+{
+    (void)ino;
+    (void)n;
+    fuse_reply_none(req); /* inodes are computed: there is nothing to free */
+}
+
+static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct ws_fs *fs = fuse_req_userdata(req);
+    struct ws_tree_node n;
+    struct stat st;
+    double timeout = 0;
+    (void)fi;
+    int rc = ws_tree_node_of(fs, ino, &n);
+    if (rc == 0) {
+        rc = ws_tree_node_attr(fs, &n, &st, &timeout);
+        ws_tree_node_release(&n);
+    }
+    if (rc < 0)
+        fuse_reply_err(req, -rc);
+    else
+        fuse_reply_attr(req, &st, timeout);
+}
+
+/* Only what `echo >` does: a control file is truncated. */
+static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
+                       struct fuse_file_info *fi)
+{
+    enum ws_tree_kind kind = ws_ino_kind(ino);
+    (void)attr;
+    if ((kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW) && (to_set & FUSE_SET_ATTR_SIZE) &&
+        !(to_set & (FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)))
+        op_getattr(req, ino, fi);
+    else
+        fuse_reply_err(req, EROFS);
+}
+
+static void op_readlink(fuse_req_t req, fuse_ino_t ino)
+{
+    struct ws_fs *fs = fuse_req_userdata(req);
+    struct ws_tree_node n;
+    char target[WS_MAX_NAME + 128];
+    int rc = ws_tree_node_of(fs, ino, &n);
+    if (rc == 0)
+        rc = ws_tree_kind_type(n.kind) == S_IFLNK ? ws_tree_node_target(fs, &n, target, sizeof(target))
+                                                  : -EINVAL;
+    ws_tree_node_release(&n);
+    if (rc < 0)
+        fuse_reply_err(req, -rc);
+    else
+        fuse_reply_readlink(req, target);
+}
+
+/* --- folders: a snapshot of the names at opendir --- */
+
+struct entry {
+    fuse_ino_t ino;
+    size_t name; /* offset in names */
+};
+struct ws_folder_open {
+    struct ws_folder_open *next, *prev; /* in fs->folders, guarded by fs->lock: see struct ws_open */
+    struct entry *entries;
+    char *names;
+    size_t n, cap, names_bytes, names_cap;
+    bool failed;
+};
+
+static void add_entry(void *arg, const char *name, fuse_ino_t ino)
+{
+    struct ws_folder_open *f = arg;
+    size_t len = strlen(name) + 1;
+    if (f->n == f->cap) {
+        size_t cap = f->cap ? 2 * f->cap : 32;
+        struct entry *more = realloc(f->entries, cap * sizeof(*more));
+        if (!more) {
+            f->failed = true;
+            return;
+        }
+        f->entries = more;
+        f->cap = cap;
+    }
+    if (f->names_bytes + len > f->names_cap) {
+        size_t cap = 2 * f->names_cap + len + 1024;
+        char *more = realloc(f->names, cap);
+        if (!more) {
+            f->failed = true;
+            return;
+        }
+        f->names = more;
+        f->names_cap = cap;
+    }
+    memcpy(f->names + f->names_bytes, name, len);
+    f->entries[f->n++] = (struct entry){ino, f->names_bytes};
+    f->names_bytes += len;
+}
+
+static void free_folder(struct ws_folder_open *f)
+{
+    if (f) {
+        free(f->entries);
+        free(f->names);
+        free(f);
+    }
+}
+
+static void list_folder(struct ws_fs *fs, struct ws_folder_open *f)
+{
+    pthread_mutex_lock(&fs->lock);
+    f->next = fs->folders;
+    if (f->next)
+        f->next->prev = f;
+    fs->folders = f;
+    pthread_mutex_unlock(&fs->lock);
+}
+
+static void unlist_folder(struct ws_fs *fs, struct ws_folder_open *f)
+{
+    pthread_mutex_lock(&fs->lock);
+    if (f->prev)
+        f->prev->next = f->next;
+    else
+        fs->folders = f->next;
+    if (f->next)
+        f->next->prev = f->prev;
+    pthread_mutex_unlock(&fs->lock);
+    free_folder(f);
+}
+
+void ws_fs_close_folders(struct ws_fs *fs)
+{
+    while (fs->folders)
+        unlist_folder(fs, fs->folders);
+}
+
+static void run_opendir(struct ws_call *c)
+{
+    struct ws_tree_node n;
+    struct ws_folder_open *f = calloc(1, sizeof(*f));
+    int rc = f ? ws_tree_node_of(c->fs, c->ino, &n) : -ENOMEM;
+    if (rc < 0) {
+        free_folder(f);
+        ws_call_error(c, -rc);
+        return;
+    }
+    add_entry(f, ".", c->ino);
+    add_entry(f, "..", FUSE_ROOT_ID);
+    rc = ws_tree_node_list(c, &n, add_entry, f);
+    ws_tree_node_release(&n);
+    if (rc > 0) {
+        free_folder(f);
+        return; /* parked */
+    }
+    if (rc == 0 && f->failed)
+        rc = -ENOMEM;
+    if (rc < 0) {
+        free_folder(f);
+        ws_call_error(c, -rc);
+        return;
+    }
+    c->fi.fh = (uint64_t)(uintptr_t)f;
+    list_folder(c->fs, f);
+    if (fuse_reply_open(c->req, &c->fi) != 0)
+        unlist_folder(c->fs, f);
+    ws_call_end(c);
+}
+
+static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    ws_call_start(req, run_opendir, ino, NULL, 0, 0, fi, false);
+}
+
+static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    (void)ino;
+    unlist_folder(fuse_req_userdata(req), (struct ws_folder_open *)(uintptr_t)fi->fh);
+    fuse_reply_err(req, 0);
+}
+
+static size_t add_plain(fuse_req_t req, char *buf, size_t room, const char *name, fuse_ino_t ino, off_t next)
+{
+    struct stat st = {.st_ino = ino, .st_mode = ws_tree_kind_type(ws_ino_kind(ino))};
+    return fuse_add_direntry(req, buf, room, name, &st, next);
+}
+
+static size_t add_plus(fuse_req_t req, char *buf, size_t room, const char *name, fuse_ino_t ino, off_t next)
+{
+    struct ws_fs *fs = fuse_req_userdata(req);
+    struct fuse_entry_param e = {.attr = {.st_ino = ino, .st_mode = ws_tree_kind_type(ws_ino_kind(ino))}};
+    struct ws_tree_node n;
+    bool dots = name[0] == '.' && (name[1] == 0 || (name[1] == '.' && name[2] == 0));
+    if (!dots && ws_tree_node_of(fs, ino, &n) == 0) {
+        if (ws_tree_node_attr(fs, &n, &e.attr, &e.attr_timeout) == 0) {
+            e.ino = ino; /* counted as a lookup; forgetting is free */
+            e.entry_timeout = n.kind == WS_KIND_TENSOR ? WS_FOREVER : 0;
+        }
+        ws_tree_node_release(&n);
+    }
+    return fuse_add_direntry_plus(req, buf, room, name, &e, next);
+}
+
+static void read_folder(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
+{
+    const struct ws_folder_open *f = (const struct ws_folder_open *)(uintptr_t)fi->fh;
+    char *buf = malloc(size);
+    size_t used = 0;
+    if (!buf) {
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    for (size_t i = off > 0 ? (size_t)off : 0; i < f->n; i++) {
+        const char *name = f->names + f->entries[i].name;
+        size_t n = (plus ? add_plus : add_plain)(req, buf + used, size - used, name, f->entries[i].ino,
+                                                 (off_t)i + 1);
+        if (n > size - used)
+            break;
+        used += n;
+    }
+    fuse_reply_buf(req, buf, used);
+    free(buf);
+}
+
+static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    (void)ino;
+    read_folder(req, size, off, fi, false);
+}
+
+static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    (void)ino;
+    read_folder(req, size, off, fi, true);
+}
+
+/* --- extended attributes of a tensor --- */
+
+static const char xattr_names[] = "user.wsync.dtype\0user.wsync.shape\0user.wsync.offset\0user.wsync.file\0"
+                                  "user.wsync.xxh3";
+
+static void reply_xattr(struct ws_call *c, const char *value, size_t len)
+{
+    if (c->size == 0)
+        fuse_reply_xattr(c->req, len);
+    else if (c->size < len)
+        fuse_reply_err(c->req, ERANGE);
+    else
+        fuse_reply_buf(c->req, value, len);
+    ws_call_end(c);
+}
+
+static void shape_text(const struct ws_tensor *t, char *out, size_t cap)
+{
+    size_t n = (size_t)snprintf(out, cap, "[");
+    for (unsigned d = 0; d < t->n_dims; d++)
+        n += (size_t)snprintf(out + n, cap - n, "%s%" PRIu64, d ? ", " : "", t->shape[d]);
+    snprintf(out + n, cap - n, "]");
+}
+
+/* The hash needs the bytes: 1 when parked. */
+static int hash_text(struct ws_call *c, struct ws_version *v, size_t file, const struct ws_tensor *t,
+                     char *out, size_t cap)
+{
+    if (t->end > t->begin && !ws_version_is_complete(v)) {
+        ws_call_park(c, v, WS_FILE_ALL, 0, 0, c->fs->options.deadline_ms);
+        return 1;
+    }
+    struct ws_region *r = ws_version_region(v, file);
+    snprintf(out, cap, "%016" PRIx64,
+             t->end > t->begin ? ws_hash(ws_region_data(r) + t->begin, t->end - t->begin) : ws_hash("", 0));
+    return 0;
+}
+
+static void run_getxattr(struct ws_call *c)
+{
+    struct ws_tree_node n;
+    struct ws_vnode *vnode;
+    char value[WS_MAX_NAME + 256];
+    const char *key = strncmp(c->name, "user.wsync.", 11) == 0 ? c->name + 11 : "";
+    size_t file;
+    int rc = ws_ino_kind(c->ino) == WS_KIND_TENSOR ? ws_tree_node_of(c->fs, c->ino, &n) : -ENODATA;
+    if (rc < 0) {
+        ws_call_error(c, -rc);
+        return;
+    }
+    rc = ws_vnode_tensors(c->fs, n.version, &vnode);
+    if (rc == 0 && n.index >= vnode->n_tensors)
+        rc = -ENOENT;
+    if (rc == 0) {
+        const struct ws_tensor *t = ws_vnode_tensor(n.version, vnode, n.index, &file);
+        if (strcmp(key, "dtype") == 0)
+            snprintf(value, sizeof(value), "%s", ws_dtype_name(t->dtype));
+        else if (strcmp(key, "shape") == 0)
+            shape_text(t, value, sizeof(value));
+        else if (strcmp(key, "offset") == 0)
+            snprintf(value, sizeof(value), "%" PRIu64, t->begin);
+        else if (strcmp(key, "file") == 0)
+            snprintf(value, sizeof(value), "%s", ws_version_manifest(n.version, NULL)->files[file].name);
+        else if (strcmp(key, "xxh3") == 0)
+            rc = hash_text(c, n.version, file, t, value, sizeof(value));
+        else
+            rc = -ENODATA;
+    }
+    ws_tree_node_release(&n);
+    if (rc > 0)
+        return; /* parked */
+    if (rc < 0)
+        ws_call_error(c, rc == -EAGAIN ? EIO : -rc);
+    else
+        reply_xattr(c, value, strlen(value));
+}
+
+static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+{
+    ws_call_start(req, run_getxattr, ino, name, size, 0, NULL, false);
+}
+
+static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
+{
+    size_t len = ws_ino_kind(ino) == WS_KIND_TENSOR ? sizeof(xattr_names) : 0;
+    if (size == 0)
+        fuse_reply_xattr(req, len);
+    else if (size < len)
+        fuse_reply_err(req, ERANGE);
+    else
+        fuse_reply_buf(req, xattr_names, len);
+}
+
+static void op_statfs(fuse_req_t req, fuse_ino_t ino)
+{
+    struct ws_fs *fs = fuse_req_userdata(req);
+    struct ws_store_stats s;
+    (void)ino;
+    ws_store_stats(fs->store, &s);
+    struct statvfs out = {
+        .f_bsize = 1 << 20, .f_frsize = 4096, .f_namemax = WS_MAX_NAME, .f_flag = ST_RDONLY};
+    out.f_blocks = s.cache_bytes / out.f_frsize;
+    out.f_bfree = out.f_bavail =
+        s.used_bytes < s.cache_bytes ? (s.cache_bytes - s.used_bytes) / out.f_frsize : 0;
+    fuse_reply_statfs(req, &out);
+}
+
+/* --- what is refused --- */
+
+static void op_mknod(fuse_req_t req, fuse_ino_t p, const char *n, mode_t m, dev_t d)
+{
+    (void)p, (void)n, (void)m, (void)d;
+    fuse_reply_err(req, EROFS);
+}
+static void op_mkdir(fuse_req_t req, fuse_ino_t p, const char *n, mode_t m)
+{
+    (void)p, (void)n, (void)m;
+    fuse_reply_err(req, EROFS);
+}
+static void op_remove(fuse_req_t req, fuse_ino_t p, const char *n)
+{
+    (void)p, (void)n;
+    fuse_reply_err(req, EROFS);
+}
+static void op_symlink(fuse_req_t req, const char *t, fuse_ino_t p, const char *n)
+{
+    (void)t, (void)p, (void)n;
+    fuse_reply_err(req, EROFS);
+}
+static void op_link(fuse_req_t req, fuse_ino_t i, fuse_ino_t p, const char *n)
+{
+    (void)i, (void)p, (void)n;
+    fuse_reply_err(req, EROFS);
+}
+static void op_rename(fuse_req_t req, fuse_ino_t p, const char *n, fuse_ino_t q, const char *m, unsigned f)
+{
+    (void)p, (void)n, (void)q, (void)m, (void)f;
+    fuse_reply_err(req, EROFS);
+}
+static void op_setxattr(fuse_req_t req, fuse_ino_t i, const char *n, const char *v, size_t s, int f)
+{
+    (void)i, (void)n, (void)v, (void)s, (void)f;
+    fuse_reply_err(req, EROFS);
+}
+
+static void op_init(void *arg, struct fuse_conn_info *conn)
+{
+    struct ws_fs *fs = arg;
+    conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE | FUSE_CAP_SPLICE_READ);
+    conn->max_readahead = 4 << 20;
+#if WS_HAVE_PASSTHROUGH
+    if (fs->reads == WS_READS_PASSTHROUGH && (conn->capable & FUSE_CAP_PASSTHROUGH)) {
+        conn->want |= FUSE_CAP_PASSTHROUGH;
+        conn->max_backing_stack_depth = 0;
+    }
+#else
+    (void)fs;
+#endif
+}
+
+const struct fuse_lowlevel_ops ws_fs_ops = {
+    .init = op_init,
+    .lookup = op_lookup,
+    .forget = op_forget,
+    .getattr = op_getattr,
+    .setattr = op_setattr,
+    .readlink = op_readlink,
+    .mknod = op_mknod,
+    .mkdir = op_mkdir,
+    .unlink = op_remove,
+    .rmdir = op_remove,
+    .symlink = op_symlink,
+    .rename = op_rename,
+    .link = op_link,
+    .open = ws_op_open,
+    .read = ws_op_read,
+    .write = ws_op_write,
+    .release = ws_op_release,
+    .opendir = op_opendir,
+    .readdir = op_readdir,
+    .readdirplus = op_readdirplus,
+    .releasedir = op_releasedir,
+    .statfs = op_statfs,
+    .setxattr = op_setxattr,
+    .getxattr = op_getxattr,
+    .listxattr = op_listxattr,
+    .poll = ws_op_poll,
+};

@@ -1,0 +1,465 @@
+#include "fs/fuse/options.h"
+#include "fs/engines/token.h"
+#include <ctype.h>
+#include <errno.h>
+#include <grp.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int setter(struct ws_mount_options *o, const char *value);
+
+static int number(const char *value, unsigned long max, unsigned long *out)
+{
+    char *end;
+    errno = 0;
+    *out = strtoul(value, &end, 10);
+    return errno || end == value || *end || !isdigit((unsigned char)value[0]) || *out > max ? -EINVAL : 0;
+}
+
+/* Keeps a copy of a string for as long as the options live. */
+static const char *keep(struct ws_mount_options *o, const char *value)
+{
+    if (o->n_strings == sizeof(o->strings) / sizeof(o->strings[0]))
+        return NULL;
+    char *copy = strdup(value);
+    if (copy)
+        o->strings[o->n_strings++] = copy;
+    return copy;
+}
+
+static int set_size(const char *value, uint64_t *out)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    errno = 0;
+    *out = strtoull(value, &end, 10);
+    if (errno || end == value || !isdigit((unsigned char)value[0]))
+        return -EINVAL;
+    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    if (*end && (!unit || end[1]))
+        return -EINVAL;
+    unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
+    if ((*out << shift) >> shift != *out)
+        return -EINVAL;
+    *out <<= shift;
+    return 0;
+}
+
+static int set_open(struct ws_mount_options *o, const char *value)
+{
+    o->open = strcmp(value, "stream") == 0 ? WS_OPEN_STREAM : WS_OPEN_WAIT;
+    return o->open == WS_OPEN_STREAM || strcmp(value, "wait") == 0 ? 0 : -EINVAL;
+}
+
+static const char *const reads_names[] = {"auto", "passthrough", "link", "cached"};
+
+const char *ws_reads_name(enum ws_reads r)
+{
+    return reads_names[r];
+}
+
+static int set_reads(struct ws_mount_options *o, const char *value)
+{
+    for (size_t i = 0; i < sizeof(reads_names) / sizeof(reads_names[0]); i++) {
+        if (strcmp(value, reads_names[i]) == 0) {
+            o->reads = (enum ws_reads)i;
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
+static int set_cache(struct ws_mount_options *o, const char *value)
+{
+    return set_size(value, &o->store.cache_bytes);
+}
+
+static int set_delta_cache(struct ws_mount_options *o, const char *value)
+{
+    int rc = set_size(value, &o->store.delta_cache_bytes);
+    return rc < 0 && strcmp(value, "0") == 0 ? 0 : rc;
+}
+
+#define SET_NUMBER(name, field, max)                                                                         \
+    static int name(struct ws_mount_options *o, const char *value)                                           \
+    {                                                                                                        \
+        unsigned long n;                                                                                     \
+        int rc = number(value, max, &n);                                                                     \
+        if (rc == 0)                                                                                         \
+            o->field = (unsigned)n;                                                                          \
+        return rc;                                                                                           \
+    }
+SET_NUMBER(set_keep, store.keep, 1000)
+SET_NUMBER(set_streams, store.streams, WS_MAX_STREAMS)
+SET_NUMBER(set_threads, store.threads, 1024)
+SET_NUMBER(set_device, store.device, 255)
+SET_NUMBER(set_uid, uid, UINT_MAX - 1)
+SET_NUMBER(set_gid, gid, UINT_MAX - 1)
+
+static int set_strategy(struct ws_mount_options *o, const char *value)
+{
+    struct ws_error err;
+    return ws_strategies_parse(value, &o->store.strategies, &err);
+}
+
+/* LINK:PATCH:COPY, or as measured. */
+static int set_speeds(struct ws_mount_options *o, const char *value)
+{
+    struct ws_speeds *s = &o->store.speeds;
+    _Atomic(double) *const speeds[] = {&s->link, &s->patch, &s->copy};
+    s->given = strcmp(value, "measured") != 0;
+    for (size_t i = 0; i < sizeof(speeds) / sizeof(speeds[0]); i++) {
+        char word[32];
+        uint64_t bytes = 0;
+        const size_t n = strcspn(value, ":");
+        snprintf(word, sizeof(word), "%.*s", n < sizeof(word) ? (int)n : 0, value);
+        if (s->given && (set_size(word, &bytes) < 0 || bytes == 0 || (value[n] == ':') != (i < 2)))
+            return -EINVAL;
+        atomic_store(speeds[i], (double)bytes);
+        value += s->given ? n + 1 : 0;
+    }
+    return 0;
+}
+
+static int set_nice(struct ws_mount_options *o, const char *value)
+{
+    unsigned long n;
+    int rc = number(value, 19, &n);
+    if (rc == 0)
+        o->store.nice = (int)n;
+    return rc;
+}
+
+static int set_deadline(struct ws_mount_options *o, const char *value)
+{
+    unsigned long n;
+    int rc = number(value, 86400, &n);
+    if (rc < 0 || n == 0)
+        return -EINVAL;
+    o->deadline_ms = (unsigned)n * 1000;
+    o->store.deadline_ms = o->deadline_ms;
+    return 0;
+}
+
+static int set_mode(struct ws_mount_options *o, const char *value)
+{
+    char *end;
+    unsigned long n = strtoul(value, &end, 8);
+    if (end == value || *end || n > 0777 || (n & 0222))
+        return -EINVAL;
+    o->mode = (mode_t)n;
+    return 0;
+}
+
+static int set_ctl_group(struct ws_mount_options *o, const char *value)
+{
+    unsigned long n;
+    const struct group *g = getgrnam(value);
+    if (g)
+        o->ctl_gid = g->gr_gid;
+    else if (number(value, UINT_MAX - 1, &n) == 0)
+        o->ctl_gid = (gid_t)n;
+    else
+        return -EINVAL;
+    return 0;
+}
+
+/* The token is read when the options are parsed: before the daemon goes anywhere else. */
+static int read_token(struct ws_mount_options *o, const char *value, const char **out)
+{
+    char *token;
+    int rc = ws_token_read(value, NULL, &token, &o->why);
+    if (rc < 0)
+        return rc == -EINVAL ? -ENODATA : rc; /* -EINVAL would be said of the option's form */
+    *out = keep(o, token);
+    explicit_bzero(token, strlen(token));
+    free(token);
+    return *out ? 0 : -ENOMEM;
+}
+
+static int set_token_file(struct ws_mount_options *o, const char *value)
+{
+    return read_token(o, value, &o->store.source.token);
+}
+
+static int set_serve_token_file(struct ws_mount_options *o, const char *value)
+{
+    return read_token(o, value, &o->serve.token);
+}
+
+#define SET_STRING(name, field)                                                                              \
+    static int name(struct ws_mount_options *o, const char *value)                                           \
+    {                                                                                                        \
+        char *copy = (char *)(uintptr_t)keep(o, value);                                                      \
+        o->field = copy;                                                                                     \
+        return copy ? 0 : -ENOMEM;                                                                           \
+    }
+SET_STRING(set_ca_file, store.source.ca_file)
+SET_STRING(keep_files, files)
+SET_STRING(set_cert_file, store.source.cert_file)
+SET_STRING(set_key_file, store.source.key_file)
+SET_STRING(set_log, log_file)
+SET_STRING(keep_fsname, fsname)
+SET_STRING(set_state, state)
+SET_STRING(set_host, host)
+SET_STRING(set_listen, listen)
+SET_STRING(set_serve, serve.listen)
+SET_STRING(set_serve_cert, serve.tls_cert_file)
+SET_STRING(set_serve_key, serve.tls_key_file)
+SET_STRING(set_serve_client_ca, serve.tls_client_ca_file)
+
+static int set_fsname(struct ws_mount_options *o, const char *value)
+{
+    return value[0] ? keep_fsname(o, value) : -EINVAL;
+}
+
+/* It becomes a word of the lines in which engines are kept. */
+static int set_files(struct ws_mount_options *o, const char *value)
+{
+    return value[0] == '/' && !value[strcspn(value, " \t\n\"\\")] ? keep_files(o, value) : -EINVAL;
+}
+
+static int set_verify(struct ws_mount_options *o, const char *value)
+{
+    o->store.verify_imported = strcmp(value, "imported") == 0;
+    return o->store.verify_imported ? 0 : -EINVAL;
+}
+
+#define SET_FLAG(name, field)                                                                                \
+    static int name(struct ws_mount_options *o, const char *value)                                           \
+    {                                                                                                        \
+        (void)value;                                                                                         \
+        o->field = true;                                                                                     \
+        return 0;                                                                                            \
+    }
+SET_FLAG(set_allow_other, allow_other)
+SET_FLAG(set_no_allow_other, no_allow_other)
+SET_FLAG(set_prefetch, prefetch)
+SET_FLAG(set_debug, debug)
+SET_FLAG(set_serve_insecure, serve.insecure)
+
+static int ignore(struct ws_mount_options *o, const char *value)
+{
+    (void)o;
+    (void)value;
+    return 0;
+}
+
+static const struct {
+    const char *name, *value; /* value NULL: a flag */
+    setter *set;
+    const char *meaning; /* NULL: accepted in silence, as mount(8) passes it */
+} table[] = {
+    {"open", "wait|stream", set_open,
+     "opening a file waits until its version is complete and verified (the "
+     "default), or answers at once and reads wait for their blocks"},
+    {"reads", "auto|passthrough|link|cached", set_reads,
+     "how complete files are read: by FUSE passthrough (Linux 6.9, libfuse 3.17, CAP_SYS_ADMIN), by links "
+     "into a "
+     "huge-page tmpfs, or through the daemon; auto takes the first that works"},
+    {"cache", "SIZE", set_cache,
+     "memory for versions; default: 0.8 of what the machine and its cgroups allow, and at least 64 MiB less "
+     "than that (half of it where it is under 128 MiB); with room for three, "
+     "memory for "
+     "the next one is taken ahead"},
+    {"delta-cache", "SIZE", set_delta_cache,
+     "memory for the deltas of each model, by which versions are made of those that are held; default 1G; "
+     "0: every version is pulled whole"},
+    {"keep", "N", set_keep,
+     "newest complete versions that are kept for going back; default 2. Of a unix: source's own memory the "
+     "mount keeps the current version, or else one, besides the newest"},
+    {"prefetch", NULL, set_prefetch, "fetch each new version ahead (policy pull)"},
+    {"streams", "N", set_streams, "connections of one pull; default 4"},
+    {"strategy", "auto|NAME:NAME:...", set_strategy,
+     "by which ways weights may come, the best first, with colons between: packed_cuda_ipc, cuda_ipc, ipc, "
+     "broadcast, dir, tcp, which is what auto (the default) stands for; ctl sets it for one model"},
+    {"speeds", "measured|LINK:PATCH:COPY", set_speeds,
+     "which way is quicker, a whole pull or deltas, is worked out from speeds in bytes a second (40M:5G:2G): "
+     "of the link, of one thread that patches, and of one that copies and patches; as measured (the "
+     "default), or these and no others"},
+    {"device", "N", set_device, "the GPU of this mount, for the strategy broadcast; default 0"},
+    {"threads", "N", set_threads, "background threads for hashing and pre-faulting; default: all cores"},
+    {"nice", "N", set_nice, "nice value (0 to 19) of all background work"},
+    {"deadline", "SECONDS", set_deadline,
+     "longest wait of a read or open without progress; default 120. Of n sources that have a version each "
+     "may say nothing for one of n+1 equal shares of it, then the next is asked; below 3 a second one may "
+     "not be reached"},
+    {"token-file", "FILE", set_token_file, "bearer token for the sources, the file's first line"},
+    {"ca-file", "FILE", set_ca_file, "certificates that https sources are checked against"},
+    {"cert-file", "FILE", set_cert_file, "client certificate for https sources"},
+    {"key-file", "FILE", set_key_file, "its private key"},
+    {"verify", "imported", set_verify, "rehash also what a unix: source hands over by descriptor"},
+    {"allow_other", NULL, set_allow_other, "let other users read (the default for root)"},
+    {"no_allow_other", NULL, set_no_allow_other, "only this user"},
+    {"uid", "N", set_uid, "owner of all files"},
+    {"gid", "N", set_gid, "group of all files"},
+    {"mode", "OCTAL", set_mode, "mode of files; default 0444"},
+    {"ctl-group", "GROUP", set_ctl_group, "let this group write control files (0660 instead of 0600)"},
+    {"files", "DIR", set_files,
+     "who is not root may name files (token-file=, admin-token-file= and ca-file= of an engine) and folders "
+     "(add MODEL dir:PATH) below this folder, an absolute path, and no others: ctl-group can read by the "
+     "mount whatever is there; default: none"},
+    {"log", "FILE", set_log, "where a daemon in the background logs"},
+    {"state", "DIR|none", set_state,
+     "where engines, added sources, policies and pins are kept over a restart; default /var/lib/wsync, or "
+     "$XDG_STATE_HOME/wsync"},
+    {"host", "NAME", set_host, "this machine's name to agents and other mounts; default: its host name"},
+    {"listen", "HOST:PORT", set_listen,
+     "answer probes by HTTP: /healthz, /metrics, /ready/MODEL[/ENGINE][?behind=N] (200 when the engine "
+     "serves the current "
+     "version); default: no"},
+    {"serve", "HOST:PORT", set_serve,
+     "be a source for other mounts: serve what is here, and what the sources have as it arrives; default: "
+     "no"},
+    {"serve-token-file", "FILE", set_serve_token_file,
+     "ask those mounts for the bearer token in the file's first line; default: the sources' token"},
+    {"serve-insecure", NULL, set_serve_insecure, "serve beyond loopback without a token"},
+    {"serve-cert", "FILE", set_serve_cert, "serve TLS 1.3 with this PEM certificate"},
+    {"serve-key", "FILE", set_serve_key, "its private key"},
+    {"serve-client-ca", "FILE", set_serve_client_ca, "ask those mounts for a certificate signed by this CA"},
+    {"fsname", "NAME", set_fsname, "name in the mount table; default: the source"},
+    {"debug", NULL, set_debug, "print every FUSE request"},
+    {"ro", NULL, ignore, NULL},
+    {"rw", NULL, ignore, NULL},
+    {"nosuid", NULL, ignore, NULL},
+    {"nodev", NULL, ignore, NULL},
+    {"noexec", NULL, ignore, NULL},
+    {"noatime", NULL, ignore, NULL},
+    {"relatime", NULL, ignore, NULL},
+    {"auto", NULL, ignore, NULL},
+    {"noauto", NULL, ignore, NULL},
+    {"user", NULL, ignore, NULL},
+    {"nofail", NULL, ignore, NULL},
+    {"_netdev", NULL, ignore, NULL},
+    {"defaults", NULL, ignore, NULL},
+    {"default_permissions", NULL, ignore, NULL},
+};
+
+bool ws_mount_option_help(size_t i, const char **name, const char **meaning)
+{
+    static _Thread_local char text[96];
+    size_t seen = 0;
+    for (size_t k = 0; k < sizeof(table) / sizeof(table[0]); k++) {
+        if (!table[k].meaning || seen++ != i)
+            continue;
+        snprintf(text, sizeof(text), "%s%s%s", table[k].name, table[k].value ? "=" : "",
+                 table[k].value ? table[k].value : "");
+        *name = text;
+        *meaning = table[k].meaning;
+        return true;
+    }
+    return false;
+}
+
+void ws_mount_options_init(struct ws_mount_options *o)
+{
+    *o = (struct ws_mount_options){
+        .uid = geteuid(),
+        .gid = getegid(),
+        .ctl_gid = (gid_t)-1,
+        .mode = 0444,
+        .allow_other = geteuid() == 0,
+        .deadline_ms = WS_READ_DEADLINE_MS,
+        .store.delta_cache_bytes = 1UL << 30,
+    };
+}
+
+static int parse_one(struct ws_mount_options *o, const char *word, struct ws_error *err)
+{
+    size_t n = strcspn(word, "=");
+    const char *value = word[n] ? word + n + 1 : NULL;
+    if (strncmp(word, "x-", 2) == 0 || strncmp(word, "comment=", 8) == 0)
+        return 0; /* systemd's and people's own, in fstab */
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        if (strlen(table[i].name) != n || strncmp(word, table[i].name, n) != 0)
+            continue;
+        if (!value != !table[i].value)
+            return ws_error_set(err, EINVAL, "the mount option %s %s", table[i].name,
+                                table[i].value ? "needs a value" : "takes no value");
+        o->why.code = 0;
+        int rc = table[i].set(o, value);
+        if (rc == -EINVAL)
+            return ws_error_set(err, EINVAL, "the mount option %s takes %s, not '%.100s'", table[i].name,
+                                table[i].value, value);
+        if (rc < 0)
+            return ws_error_set(err, -rc, "the mount option %s=%.200s: %s", table[i].name, value,
+                                o->why.code ? o->why.text : strerror(-rc));
+        return 0;
+    }
+    return ws_error_set(err, EINVAL,
+                        "'%.*s' is no mount option of wsync; 'wsync mount --list-options' lists them", (int)n,
+                        word);
+}
+
+int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct ws_error *err)
+{
+    char *copy = strdup(text);
+    int rc = copy ? 0 : ws_error_set(err, ENOMEM, "no memory for options");
+    char *save = NULL;
+    for (char *word = copy ? strtok_r(copy, ",", &save) : NULL; word && rc == 0;
+         word = strtok_r(NULL, ",", &save))
+        rc = parse_one(o, word, err);
+    free(copy);
+    if (o->no_allow_other)
+        o->allow_other = false;
+    return rc;
+}
+
+/* Of what cannot be looked up, as a folder that is yet to be made: all but the last component resolved. */
+static int resolve_parent(const char *path, char out[PATH_MAX], struct ws_error *err)
+{
+    char absolute[PATH_MAX], cwd[PATH_MAX];
+    if (path[0] == '/')
+        snprintf(absolute, sizeof(absolute), "%s", path);
+    else if (getcwd(cwd, sizeof(cwd)))
+        snprintf(absolute, sizeof(absolute), "%s/%s", cwd, path);
+    else
+        return ws_error_set(err, errno, "cannot find the working directory: %s", strerror(errno));
+    char *slash = strrchr(absolute, '/');
+    char parent[PATH_MAX];
+    snprintf(parent, sizeof(parent), "%.*s", slash == absolute ? 1 : (int)(slash - absolute), absolute);
+    char *real = realpath(parent, NULL);
+    if (real)
+        snprintf(out, PATH_MAX, "%s/%s", strcmp(real, "/") == 0 ? "" : real, slash + 1);
+    else
+        snprintf(out, PATH_MAX, "%s", absolute);
+    free(real);
+    return 0;
+}
+
+int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
+                           struct ws_error *err)
+{
+    char given[PATH_MAX], parent[PATH_MAX];
+    size_t n = strlen(mountpoint);
+    if (!source[0])
+        return ws_error_set(
+            err, EINVAL,
+            "'' is no source; write http://HOST:PORT, https://HOST:PORT, unix:/PATH or dir:/PATH");
+    /* With "/" or "/." at its end realpath would look into what is there, which may be a dead mount. */
+    while (n > 1 && (mountpoint[n - 1] == '/' || (mountpoint[n - 1] == '.' && mountpoint[n - 2] == '/')))
+        n--;
+    snprintf(given, sizeof(given), "%.*s", (int)n, mountpoint);
+    char *real = realpath(given, NULL);
+    int rc = real ? 0 : resolve_parent(given, parent, err);
+    if (rc == 0) {
+        o->source = (char *)(uintptr_t)keep(o, source);
+        o->mountpoint = (char *)(uintptr_t)keep(o, real ? real : parent);
+    }
+    free(real);
+    if (rc < 0)
+        return rc;
+    return o->source && o->mountpoint ? 0 : ws_error_set(err, ENOMEM, "no memory for options");
+}
+
+void ws_mount_options_release(struct ws_mount_options *o)
+{
+    for (size_t i = 0; i < o->n_strings; i++) {
+        explicit_bzero(o->strings[i], strlen(o->strings[i]));
+        free(o->strings[i]);
+    }
+    o->n_strings = 0;
+}

@@ -1,0 +1,43 @@
+/* Options: what follows -o of a mount, in one table: parsing, help and defaults. */
+#ifndef WS_FS_FUSE_OPTIONS_H
+#define WS_FS_FUSE_OPTIONS_H
+#include "fs/store/store.h"
+#include "transports/tcp/tcp.h"
+#include <stdbool.h>
+#include <sys/types.h>
+
+enum ws_open_mode { WS_OPEN_WAIT, WS_OPEN_STREAM };
+enum ws_reads { WS_READS_AUTO, WS_READS_PASSTHROUGH, WS_READS_LINK, WS_READS_CACHED };
+const char *ws_reads_name(enum ws_reads r);
+
+struct ws_mount_options {
+    char *source;     /* one or several, comma-separated */
+    char *mountpoint; /* absolute */
+    struct ws_store_options store;
+    enum ws_open_mode open;
+    enum ws_reads reads;
+    bool allow_other, no_allow_other, prefetch, foreground, debug;
+    uid_t uid;
+    gid_t gid, ctl_gid; /* (gid_t)-1: none */
+    mode_t mode;        /* of files; folders get the search bits that go with it */
+    unsigned deadline_ms;
+    char *log_file, *fsname, *state, *host, *listen, *files;
+    struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
+    char *strings[24];                  /* owned: what the pointers above lead to */
+    size_t n_strings;
+    struct ws_error why; /* of the last option that was refused, where it says more than an errno */
+};
+
+/* Defaults for this user. */
+void ws_mount_options_init(struct ws_mount_options *o);
+/* One -o argument ("a,b=c"); may be called several times. -EINVAL names the option and what it takes. */
+WS_MUST_USE int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct ws_error *err);
+/* Source and mountpoint; of the latter the name that the kernel has for it. A comma in a source separates
+ * sources. */
+WS_MUST_USE int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
+                                       struct ws_error *err);
+void ws_mount_options_release(struct ws_mount_options *o);
+/* Name (with =VALUE) and meaning of option i; false at the end. */
+bool ws_mount_option_help(size_t i, const char **name, const char **meaning);
+
+#endif

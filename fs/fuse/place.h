@@ -1,0 +1,33 @@
+/* Place: the folder that a mount is on, and whether what is there is still that mount. A path is only a name:
+ * when a mount was detached lazily it lives on while somebody has a file of it open, and its path is a
+ * successor's. What is ours is known by its device number, which no other file system has while our
+ * connection lives; without a connection there is nothing of ours to touch. */
+#ifndef WS_FS_FUSE_PLACE_H
+#define WS_FS_FUSE_PLACE_H
+#include "transports/base/error.h"
+#include <stdbool.h>
+#include <sys/types.h>
+
+struct ws_place {
+    const char *at; /* NULL: nothing is mounted */
+    dev_t dev;
+    int connection; /* the session's descriptor, borrowed */
+};
+
+/* Can it be mounted on? A dead mount of wsync is taken away, and nothing else. -EBUSY: a live one is there;
+ * -ENODEV: no /dev/fuse. */
+WS_MUST_USE int ws_place_check(const char *at, struct ws_error *err);
+/* After the mount: remembers what it is. -errno. */
+WS_MUST_USE int ws_place_note(struct ws_place *p, const char *at, int connection);
+/* Is it on top at its path? */
+bool ws_place_is_ours(const struct ws_place *p);
+/* Is it at its path at all, on top or below another? 1, 0, or -EAGAIN: that cannot be told now. mounts:
+ * /proc/self/mountinfo, which polls as POLLPRI when it has changed. */
+WS_MUST_USE int ws_place_is_mounted(const struct ws_place *p, int mounts);
+/* Detaches it where it is ours, and ends its connection. -EPERM: fusermount3 may; -ENOENT: it is not there.
+ */
+WS_MUST_USE int ws_place_detach(const struct ws_place *p);
+/* 'wsync umount': of whatever daemon. -EINVAL: no wsync mount; -EBUSY leaves all as it was. */
+WS_MUST_USE int ws_place_unmount(const char *path, bool lazy, struct ws_error *err);
+
+#endif

@@ -1,0 +1,486 @@
+#include "fs/fuse/tree.h"
+#include "fs/fuse/version_cache.h"
+#include "fs/pull/cuda_ipc_file.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct view_name {
+    enum ws_view view;
+    const char *name;
+};
+static const struct view_name root_views[] = {{WS_VIEW_CTL, "ctl"},
+                                              {WS_VIEW_STATUS, "status"},
+                                              {WS_VIEW_EVENTS, "events"},
+                                              {WS_VIEW_METRICS, "metrics"},
+                                              {WS_VIEW_LAST_ERROR, "last_error"}};
+static const struct view_name model_views[] = {{WS_VIEW_VERSION, "version"},      {WS_VIEW_CTL, "ctl"},
+                                               {WS_VIEW_STATUS, "status"},        {WS_VIEW_EVENTS, "events"},
+                                               {WS_VIEW_ENGINES, "engines"},      {WS_VIEW_POLICY, "policy"},
+                                               {WS_VIEW_LAST_ERROR, "last_error"}};
+static const struct view_name meta_views[] = {{WS_VIEW_MANIFEST, "manifest.json"},
+                                              {WS_VIEW_STATE, "state"},
+                                              {WS_VIEW_PROGRESS, "progress"},
+                                              {WS_VIEW_CHANGED, "changed"},
+                                              {WS_VIEW_CUDA_IPC, "cuda_ipc.json"}};
+static const char *const links[WS_LINK_COUNT] = {"latest", "current", "previous"};
+#define TENSORS "tensors"
+#define META    ".wsync"
+
+fuse_ino_t ws_ino(uint64_t id, enum ws_tree_kind kind, uint64_t index)
+{
+    return id << 36 | (uint64_t)kind << 32 | index;
+}
+
+enum ws_tree_kind ws_ino_kind(fuse_ino_t ino)
+{
+    return (enum ws_tree_kind)(ino >> 32 & 15);
+}
+
+uint64_t ws_ino_id(fuse_ino_t ino)
+{
+    return ino >> 36;
+}
+
+uint64_t ws_ino_index(fuse_ino_t ino)
+{
+    enum ws_tree_kind kind = ws_ino_kind(ino);
+    bool view = kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW; /* see view_ino */
+    return ino & (view ? 0xFF : 0xFFFFFFFF);
+}
+
+mode_t ws_tree_kind_type(enum ws_tree_kind kind)
+{
+    switch (kind) {
+    case WS_KIND_ROOT:
+    case WS_KIND_MODEL:
+    case WS_KIND_VERSION:
+    case WS_KIND_TENSORS:
+    case WS_KIND_META:
+    case WS_KIND_REGIONS:
+        return S_IFDIR;
+    case WS_KIND_MODEL_LINK:
+    case WS_KIND_LINK:
+        return S_IFLNK;
+    default:
+        return S_IFREG;
+    }
+}
+
+/* --- inode to object --- */
+
+struct search {
+    uint64_t id;
+    struct ws_model *found;
+};
+
+static void match_id(void *arg, struct ws_model *m)
+{
+    struct search *s = arg;
+    if (ws_model_id(m) == s->id)
+        s->found = ws_model_get(m);
+}
+
+int ws_tree_node_of(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
+{
+    *out = (struct ws_tree_node){.ino = ino, .kind = ws_ino_kind(ino), .index = ws_ino_index(ino)};
+    switch (out->kind) {
+    case WS_KIND_ROOT:
+    case WS_KIND_ROOT_VIEW:
+    case WS_KIND_REGIONS:
+        return 0;
+    case WS_KIND_MODEL:
+    case WS_KIND_MODEL_VIEW:
+    case WS_KIND_MODEL_LINK: {
+        struct search s = {.id = ws_ino_id(ino)};
+        ws_store_each(fs->store, match_id, &s);
+        out->model = s.found;
+        return s.found ? 0 : -ENOENT;
+    }
+    default:
+        out->version = ws_version_by_id(fs->store, ws_ino_id(ino));
+        return out->version ? 0 : -ENOENT;
+    }
+}
+
+void ws_tree_node_release(struct ws_tree_node *n)
+{
+    if (n->model)
+        ws_model_put(n->model);
+    if (n->version)
+        ws_version_put(n->version);
+    n->model = NULL;
+    n->version = NULL;
+}
+
+static struct ws_version *link_target(struct ws_model *m, uint64_t index)
+{
+    return index == WS_LINK_LATEST    ? ws_model_latest(m)
+           : index == WS_LINK_CURRENT ? ws_model_current(m)
+                                      : ws_model_previous(m);
+}
+
+int ws_tree_node_target(struct ws_fs *fs, const struct ws_tree_node *n, char *out, size_t cap)
+{
+    if (n->kind == WS_KIND_LINK) {
+        char name[64];
+        int rc = ws_vnode_link(fs, n->version, n->index, name);
+        if (rc < 0)
+            return rc;
+        snprintf(out, cap, "../../" WS_REGIONS_NAME "/%s", name);
+        return 0;
+    }
+    char name[WS_MAX_NAME + 1];
+    struct ws_version *v = link_target(n->model, n->index);
+    if (!v)
+        return -ENOENT;
+    ws_version_name(v, name);
+    ws_version_put(v);
+    snprintf(out, cap, "%s", name);
+    return 0;
+}
+
+/* --- attributes --- */
+
+static void control_attr(struct ws_fs *fs, struct stat *st, bool writable)
+{
+    const struct ws_mount_options *o = &fs->options;
+    bool group = o->ctl_gid != (gid_t)-1;
+    st->st_mode = S_IFREG | (writable ? (group ? 0660 : 0600) : 0444);
+    if (writable && group)
+        st->st_gid = o->ctl_gid;
+}
+
+bool ws_view_is_written(enum ws_view view)
+{
+    return view == WS_VIEW_CTL || view == WS_VIEW_VERSION || view == WS_VIEW_POLICY;
+}
+
+static int file_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat *st)
+{
+    const struct ws_manifest *m =
+        ws_version_has_manifest(n->version) ? ws_version_manifest(n->version, NULL) : NULL;
+    if (!m || n->index >= m->n_files)
+        return -ENOENT;
+    st->st_mode = S_IFREG | fs->options.mode;
+    st->st_size = (off_t)m->files[n->index].size_bytes;
+    st->st_mtim = (struct timespec){(time_t)(m->created_ns / 1000000000), (long)(m->created_ns % 1000000000)};
+    return 0;
+}
+
+static int tensor_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat *st)
+{
+    struct ws_vnode *vnode;
+    size_t file;
+    int rc = ws_vnode_tensors(fs, n->version, &vnode);
+    if (rc < 0)
+        return rc == -EAGAIN ? -ENOENT : rc;
+    if (n->index >= vnode->n_tensors)
+        return -ENOENT;
+    const struct ws_tensor *t = ws_vnode_tensor(n->version, vnode, n->index, &file);
+    st->st_mode = S_IFREG | fs->options.mode;
+    st->st_size = (off_t)(t->end - t->begin);
+    return 0;
+}
+
+int ws_tree_node_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat *st, double *timeout)
+{
+    const struct ws_mount_options *o = &fs->options;
+    char target[WS_MAX_NAME + 128];
+    int rc = 0;
+    *st = (struct stat){.st_ino = n->ino,
+                        .st_nlink = 1,
+                        .st_uid = o->uid,
+                        .st_gid = o->gid,
+                        .st_mtim = fs->start,
+                        .st_blksize = 1 << 20};
+    *timeout = 0;
+    switch (ws_tree_kind_type(n->kind)) {
+    case S_IFDIR:
+        st->st_nlink = 2;
+        st->st_mode = S_IFDIR | o->mode | ((o->mode & 0444) >> 2);
+        *timeout = n->version ? WS_FOREVER : 0;
+        break;
+    case S_IFLNK:
+        st->st_mode = S_IFLNK | 0777;
+        rc = ws_tree_node_target(fs, n, target, sizeof(target));
+        st->st_size = rc == 0 ? (off_t)strlen(target) : 0;
+        break;
+    default:
+        *timeout = WS_FOREVER;
+        if (n->kind == WS_KIND_FILE || n->kind == WS_KIND_FILL) {
+            rc = file_attr(fs, n, st);
+        } else if (n->kind == WS_KIND_TENSOR) {
+            rc = tensor_attr(fs, n, st);
+        } else {
+            control_attr(fs, st, n->kind != WS_KIND_META_VIEW && ws_view_is_written((enum ws_view)n->index));
+            if (n->index == WS_VIEW_EVENTS)
+                st->st_size = (off_t)ws_control_events_size(fs->control, n->model);
+            clock_gettime(CLOCK_REALTIME, &st->st_mtim);
+            *timeout = 0;
+        }
+    }
+    st->st_blocks = (st->st_size + 511) / 512;
+    st->st_ctim = st->st_atim = st->st_mtim;
+    return rc;
+}
+
+/* --- names --- */
+
+static const struct view_name *find_view(const struct view_name *views, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(views[i].name, name) == 0)
+            return &views[i];
+    return NULL;
+}
+#define FIND_VIEW(views, name) find_view(views, sizeof(views) / sizeof((views)[0]), name)
+
+/* A file that takes commands is another inode at each lookup: the kernel holds an inode's lock while it is
+ * written or truncated, and a second writer, or a cancel, could not even ask while the first command runs. */
+static fuse_ino_t view_ino(struct ws_fs *fs, uint64_t id, enum ws_tree_kind kind, enum ws_view view)
+{
+    uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->turns, 1) & 0xFFFFFF : 0;
+    return ws_ino(id, kind, turn << 8 | view);
+}
+
+static int child_of_root(struct ws_call *c, const char *name, fuse_ino_t *ino, double *timeout)
+{
+    const struct view_name *v = FIND_VIEW(root_views, name);
+    *timeout = 0;
+    if (v) {
+        *ino = view_ino(c->fs, 0, WS_KIND_ROOT_VIEW, v->view);
+        return 0;
+    }
+    if (c->fs->reads == WS_READS_LINK && strcmp(name, WS_REGIONS_NAME) == 0) {
+        *ino = ws_ino(0, WS_KIND_REGIONS, 0);
+        *timeout = WS_FOREVER; /* a file system is mounted on it */
+        return 0;
+    }
+    struct ws_model *m = ws_store_find(c->fs->store, name);
+    if (!m)
+        return -ENOENT;
+    *ino = ws_ino(ws_model_id(m), WS_KIND_MODEL, 0);
+    ws_model_put(m);
+    return 0;
+}
+
+unsigned ws_meta_ms(const struct ws_fs *fs, struct ws_version *v)
+{
+    return ws_version_is_to_be_made(v) && fs->options.deadline_ms > WS_META_MS ? fs->options.deadline_ms
+                                                                               : WS_META_MS;
+}
+
+static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name, fuse_ino_t *ino,
+                          double *timeout)
+{
+    const struct view_name *view = FIND_VIEW(model_views, name);
+    *timeout = 0;
+    if (view) {
+        *ino = view_ino(fs, ws_model_id(m), WS_KIND_MODEL_VIEW, view->view);
+        return 0;
+    }
+    for (size_t i = 0; i < WS_LINK_COUNT; i++) {
+        if (strcmp(links[i], name) != 0)
+            continue;
+        struct ws_version *v = link_target(m, i);
+        if (!v)
+            return -ENOENT;
+        ws_version_put(v);
+        *ino = ws_ino(ws_model_id(m), WS_KIND_MODEL_LINK, i);
+        return 0;
+    }
+    struct ws_error err;
+    struct ws_version *v = ws_version_find(m, name, &err);
+    if (!v)
+        return -ENOENT;
+    *ino = ws_ino(ws_version_id(v), WS_KIND_VERSION, 0);
+    ws_version_put(v);
+    return 0;
+}
+
+fuse_ino_t ws_file_ino(struct ws_fs *fs, struct ws_version *v, size_t file)
+{
+    char name[64];
+    bool complete = ws_version_is_complete(v);
+    enum ws_tree_kind kind = WS_KIND_FILE;
+    if (complete && fs->reads == WS_READS_LINK && ws_vnode_link(fs, v, file, name) == 0)
+        kind = WS_KIND_LINK;
+    else if (!complete && (fs->options.open == WS_OPEN_STREAM || fs->reads == WS_READS_LINK))
+        kind = WS_KIND_FILL;
+    return ws_ino(ws_version_id(v), kind, file);
+}
+
+static int child_of_version(struct ws_call *c, struct ws_version *v, const char *name, fuse_ino_t *ino,
+                            double *timeout)
+{
+    if (strcmp(name, TENSORS) == 0 || strcmp(name, META) == 0) {
+        *ino = ws_ino(ws_version_id(v), name[0] == '.' ? WS_KIND_META : WS_KIND_TENSORS, 0);
+        *timeout = WS_FOREVER;
+        return 0;
+    }
+    if (!ws_version_has_manifest(v)) {
+        ws_call_park(c, v, 0, 0, 0, ws_meta_ms(c->fs, v));
+        return 1;
+    }
+    const struct ws_manifest *m = ws_version_manifest(v, NULL);
+    const struct ws_bundle_file *f = m ? ws_manifest_find(m, name) : NULL;
+    if (!f)
+        return -ENOENT;
+    *ino = ws_file_ino(c->fs, v, (size_t)(f - m->files));
+    /* A name that fills is looked up each time, so that the next lookup finds what it became. */
+    *timeout = ws_ino_kind(*ino) == WS_KIND_FILL || !ws_version_is_complete(v) ? 0 : WS_FOREVER;
+    return 0;
+}
+
+static int child_of_tensors(struct ws_call *c, struct ws_version *v, const char *name, fuse_ino_t *ino,
+                            double *timeout)
+{
+    struct ws_vnode *n = NULL;
+    if (!ws_version_has_manifest(v)) {
+        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, ws_meta_ms(c->fs, v));
+        return 1;
+    }
+    int rc = ws_vnode_tensors(c->fs, v, &n);
+    if (rc == -EAGAIN) {
+        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, ws_meta_ms(c->fs, v));
+        return 1;
+    }
+    if (rc < 0)
+        return rc;
+    long i = ws_vnode_find(v, n, name);
+    if (i < 0)
+        return -ENOENT;
+    *ino = ws_ino(ws_version_id(v), WS_KIND_TENSOR, (uint64_t)i);
+    *timeout = WS_FOREVER;
+    return 0;
+}
+
+/* Is it there? What is shared on GPUs comes and goes. */
+static bool has_view(struct ws_version *v, enum ws_view view)
+{
+    return view != WS_VIEW_CUDA_IPC || ws_version_is_on_gpus(v);
+}
+
+int ws_tree_node_child(struct ws_call *c, const struct ws_tree_node *p, const char *name, fuse_ino_t *ino,
+                       double *timeout)
+{
+    switch (p->kind) {
+    case WS_KIND_ROOT:
+        return child_of_root(c, name, ino, timeout);
+    case WS_KIND_MODEL:
+        return child_of_model(c->fs, p->model, name, ino, timeout);
+    case WS_KIND_VERSION:
+        return child_of_version(c, p->version, name, ino, timeout);
+    case WS_KIND_TENSORS:
+        return child_of_tensors(c, p->version, name, ino, timeout);
+    case WS_KIND_META: {
+        const struct view_name *v = FIND_VIEW(meta_views, name);
+        if (!v || !has_view(p->version, v->view))
+            return -ENOENT;
+        *ino = ws_ino(ws_version_id(p->version), WS_KIND_META_VIEW, v->view);
+        *timeout = v->view == WS_VIEW_CUDA_IPC ? 0 : WS_FOREVER;
+        return 0;
+    }
+    default:
+        return -ENOENT;
+    }
+}
+
+/* --- listing --- */
+
+struct listing {
+    ws_visit_name *visit;
+    void *arg;
+};
+
+static void list_model(void *arg, struct ws_model *m)
+{
+    struct listing *l = arg;
+    l->visit(l->arg, ws_model_name(m), ws_ino(ws_model_id(m), WS_KIND_MODEL, 0));
+}
+
+static void list_version(void *arg, struct ws_version *v)
+{
+    struct listing *l = arg;
+    char name[WS_MAX_NAME + 1];
+    ws_version_name(v, name);
+    if (name[0])
+        l->visit(l->arg, name, ws_ino(ws_version_id(v), WS_KIND_VERSION, 0));
+}
+
+static void list_model_folder(struct ws_model *m, struct listing *l)
+{
+    for (size_t i = 0; i < sizeof(model_views) / sizeof(model_views[0]); i++)
+        l->visit(l->arg, model_views[i].name,
+                 ws_ino(ws_model_id(m), WS_KIND_MODEL_VIEW, model_views[i].view));
+    for (size_t i = 0; i < WS_LINK_COUNT; i++) {
+        struct ws_version *v = link_target(m, i);
+        if (v)
+            l->visit(l->arg, links[i], ws_ino(ws_model_id(m), WS_KIND_MODEL_LINK, i));
+        if (v)
+            ws_version_put(v);
+    }
+    ws_model_each(m, list_version, l);
+}
+
+static int list_version_folder(struct ws_call *c, struct ws_version *v, struct listing *l)
+{
+    if (!ws_version_has_manifest(v)) {
+        ws_call_park(c, v, 0, 0, 0, ws_meta_ms(c->fs, v));
+        return 1;
+    }
+    const struct ws_manifest *m = ws_version_manifest(v, NULL);
+    for (size_t i = 0; m && i < m->n_files; i++)
+        l->visit(l->arg, m->files[i].name, ws_file_ino(c->fs, v, i));
+    l->visit(l->arg, TENSORS, ws_ino(ws_version_id(v), WS_KIND_TENSORS, 0));
+    l->visit(l->arg, META, ws_ino(ws_version_id(v), WS_KIND_META, 0));
+    return 0;
+}
+
+static int list_tensors(struct ws_call *c, struct ws_version *v, struct listing *l)
+{
+    struct ws_vnode *n = NULL;
+    int rc = ws_version_has_manifest(v) ? ws_vnode_tensors(c->fs, v, &n) : -EAGAIN;
+    if (rc == -EAGAIN) {
+        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, ws_meta_ms(c->fs, v));
+        return 1;
+    }
+    for (size_t i = 0; rc == 0 && i < n->n_tensors; i++) {
+        char name[WS_MAX_NAME + 1];
+        size_t file;
+        ws_name_to_file(ws_vnode_tensor(v, n, i, &file)->name, name);
+        l->visit(l->arg, name, ws_ino(ws_version_id(v), WS_KIND_TENSOR, i));
+    }
+    return rc;
+}
+
+int ws_tree_node_list(struct ws_call *c, const struct ws_tree_node *n, ws_visit_name *visit, void *arg)
+{
+    struct listing l = {visit, arg};
+    switch (n->kind) {
+    case WS_KIND_ROOT:
+        for (size_t i = 0; i < sizeof(root_views) / sizeof(root_views[0]); i++)
+            visit(arg, root_views[i].name, ws_ino(0, WS_KIND_ROOT_VIEW, root_views[i].view));
+        ws_store_each(c->fs->store, list_model, &l);
+        return 0;
+    case WS_KIND_MODEL:
+        list_model_folder(n->model, &l);
+        return 0;
+    case WS_KIND_VERSION:
+        return list_version_folder(c, n->version, &l);
+    case WS_KIND_TENSORS:
+        return list_tensors(c, n->version, &l);
+    case WS_KIND_META:
+        for (size_t i = 0; i < sizeof(meta_views) / sizeof(meta_views[0]); i++)
+            if (has_view(n->version, meta_views[i].view))
+                visit(arg, meta_views[i].name,
+                      ws_ino(ws_version_id(n->version), WS_KIND_META_VIEW, meta_views[i].view));
+        return 0;
+    case WS_KIND_REGIONS:
+        return 0;
+    default:
+        return -ENOTDIR;
+    }
+}

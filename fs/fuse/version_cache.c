@@ -1,0 +1,259 @@
+#include "fs/fuse/version_cache.h"
+#include "fs/fuse/invalidate.h"
+#include "transports/base/log.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+/* linux/fuse.h of Linux 6.9, which older systems' headers lack. */
+struct backing_map {
+    int32_t fd;
+    uint32_t flags;
+    uint64_t padding;
+};
+#define BACKING_OPEN  _IOW(229, 1, struct backing_map)
+#define BACKING_CLOSE _IOW(229, 2, uint32_t)
+
+static int backing_open(struct ws_fs *fs, int fd)
+{
+    struct backing_map map = {.fd = fd};
+    int id = ioctl(fuse_session_fd(fs->session), BACKING_OPEN, &map);
+    return id > 0 ? id : id == 0 ? -EIO : -errno;
+}
+
+static void backing_close(struct ws_fs *fs, int id)
+{
+    uint32_t n = (uint32_t)id;
+    (void)ioctl(fuse_session_fd(fs->session), BACKING_CLOSE, &n);
+}
+
+int ws_backing_probe(struct ws_fs *fs)
+{
+    struct ws_region *r;
+    struct ws_error err = {0};
+    int fd, rc = ws_region_new(&r, WS_PAGE_BYTES, &err);
+    if (rc < 0)
+        return rc;
+    rc = ws_region_open(r, WS_REGION_READ, &fd, &err);
+    if (rc == 0) {
+        rc = backing_open(fs, fd);
+        close(fd);
+        if (rc > 0) {
+            backing_close(fs, rc);
+            rc = 0;
+        }
+    }
+    ws_region_free(r);
+    return rc;
+}
+
+/* --- vnodes --- */
+
+static struct ws_vnode *find(struct ws_fs *fs, uint64_t id)
+{
+    struct ws_vnode *n = fs->vnodes;
+    while (n && n->id != id)
+        n = n->next;
+    return n;
+}
+
+struct ws_vnode *ws_vnode_of(struct ws_fs *fs, struct ws_version *v)
+{
+    const struct ws_manifest *m = ws_version_has_manifest(v) ? ws_version_manifest(v, NULL) : NULL;
+    if (!m)
+        return NULL;
+    pthread_mutex_lock(&fs->lock);
+    struct ws_vnode *n = find(fs, ws_version_id(v));
+    if (!n && (n = calloc(1, sizeof(*n)))) {
+        n->id = ws_version_id(v);
+        n->n_files = m->n_files;
+        n->backing = calloc(m->n_files + 1, sizeof(*n->backing));
+        n->linked = calloc(m->n_files + 1, sizeof(*n->linked));
+        pthread_mutex_init(&n->lock, NULL);
+        if (n->backing && n->linked) {
+            n->next = fs->vnodes;
+            fs->vnodes = n;
+        } else {
+            free(n->backing);
+            free(n->linked);
+            free(n);
+            n = NULL;
+        }
+    }
+    pthread_mutex_unlock(&fs->lock);
+    return n;
+}
+
+static void link_name(char out[64], uint64_t id, size_t file)
+{
+    snprintf(out, 64, "%llu-%zu", (unsigned long long)id, file);
+}
+
+static void free_vnode(struct ws_fs *fs, struct ws_vnode *n)
+{
+    for (size_t i = 0; i < n->n_files; i++) {
+        char name[64];
+        if (n->backing[i] > 0)
+            backing_close(fs, n->backing[i]);
+        link_name(name, n->id, i);
+        if (n->linked[i])
+            (void)unlinkat(ws_region_tmpfs(), name, 0);
+    }
+    pthread_mutex_destroy(&n->lock);
+    free(n->backing);
+    free(n->linked);
+    free(n->tensors);
+    free(n);
+}
+
+void ws_vnode_release(void *arg, struct ws_version *v)
+{
+    struct ws_fs *fs = arg;
+    struct ws_vnode **at, *n = NULL;
+    char name[WS_MAX_NAME + 1];
+    ws_version_name(v, name);
+    ws_notify_gone(fs, ws_model_id(ws_version_model(v)), name);
+    pthread_mutex_lock(&fs->lock);
+    for (at = &fs->vnodes; *at && (*at)->id != ws_version_id(v); at = &(*at)->next)
+        ;
+    if (*at) {
+        n = *at;
+        *at = n->next;
+    }
+    pthread_mutex_unlock(&fs->lock);
+    if (n)
+        free_vnode(fs, n);
+}
+
+void ws_vnode_free_all(struct ws_fs *fs)
+{
+    while (fs->vnodes) {
+        struct ws_vnode *n = fs->vnodes;
+        fs->vnodes = n->next;
+        free_vnode(fs, n);
+    }
+}
+
+/* --- passthrough and links --- */
+
+int ws_vnode_backing(struct ws_fs *fs, struct ws_version *v, size_t file)
+{
+    struct ws_vnode *n = ws_vnode_of(fs, v);
+    struct ws_region *region = ws_version_region(v, file);
+    struct ws_error err = {0};
+    int id, fd = -1;
+    if (!n || !region)
+        return -EIO;
+    pthread_mutex_lock(&fs->lock); /* the ioctl does not sleep: a second id for one inode would be an error */
+    id = n->backing[file];
+    if (id == 0) {
+        bool ours = ws_region_kind(region) != WS_REGION_IMPORTED;
+        int rc = ours ? ws_region_open(region, WS_REGION_READ, &fd, &err) : 0;
+        id = rc < 0 ? rc : backing_open(fs, ours ? fd : ws_region_fd(region));
+        if (id > 0)
+            n->backing[file] = id;
+    }
+    pthread_mutex_unlock(&fs->lock);
+    if (fd >= 0)
+        close(fd); /* the kernel has its own reference */
+    if (id < 0)
+        ws_log(WS_LOG_ERROR, "fs", "a file cannot be passed through: %s", strerror(-id));
+    return id;
+}
+
+int ws_vnode_link(struct ws_fs *fs, struct ws_version *v, size_t file, char out[64])
+{
+    struct ws_vnode *n = ws_vnode_of(fs, v);
+    struct ws_region *region = ws_version_region(v, file);
+    if (!n || !region || ws_region_tmpfs() < 0 || ws_region_kind(region) != WS_REGION_TMPFS_HUGE)
+        return -EXDEV;
+    link_name(out, n->id, file);
+    pthread_mutex_lock(&fs->lock);
+    int rc = n->linked[file] ? 0 : ws_region_link(region, ws_region_tmpfs(), out);
+    if (rc == 0)
+        n->linked[file] = true;
+    pthread_mutex_unlock(&fs->lock);
+    return rc;
+}
+
+/* --- tensors --- */
+
+static const struct ws_tensor *tensor_at(struct ws_version *v, const struct ws_tensor_ref *r)
+{
+    return &ws_version_header(v, r->file, NULL)->tensors[r->index];
+}
+
+static int compare(const void *x, const void *y, void *arg)
+{
+    char a[WS_MAX_NAME + 1], b[WS_MAX_NAME + 1];
+    ws_name_to_file(tensor_at(arg, x)->name, a);
+    ws_name_to_file(tensor_at(arg, y)->name, b);
+    return strcmp(a, b);
+}
+
+static int make_table(struct ws_version *v, struct ws_vnode *n)
+{
+    const struct ws_manifest *m = ws_version_manifest(v, NULL);
+    struct ws_error err;
+    size_t total = 0, k = 0;
+    for (size_t i = 0; i < m->n_files; i++) {
+        const struct ws_safetensors *st = m->files[i].header_bytes ? ws_version_header(v, i, &err) : NULL;
+        if (m->files[i].header_bytes && !st)
+            return err.code == EAGAIN ? -EAGAIN : -(err.code ? err.code : EBADMSG);
+        total += st ? st->n_tensors : 0;
+    }
+    struct ws_tensor_ref *table = calloc(total + 1, sizeof(*table));
+    if (!table)
+        return -ENOMEM;
+    for (size_t i = 0; i < m->n_files; i++) {
+        const struct ws_safetensors *st = m->files[i].header_bytes ? ws_version_header(v, i, NULL) : NULL;
+        for (size_t t = 0; st && t < st->n_tensors; t++)
+            table[k++] = (struct ws_tensor_ref){(uint32_t)i, (uint32_t)t};
+    }
+    qsort_r(table, total, sizeof(table[0]), compare, v);
+    n->n_tensors = total;
+    __atomic_store_n(&n->tensors, table, __ATOMIC_RELEASE);
+    return 0;
+}
+
+int ws_vnode_tensors(struct ws_fs *fs, struct ws_version *v, struct ws_vnode **out)
+{
+    struct ws_vnode *n = ws_vnode_of(fs, v);
+    if (!n)
+        return -ENOMEM;
+    *out = n;
+    if (__atomic_load_n(&n->tensors, __ATOMIC_ACQUIRE))
+        return 0;
+    pthread_mutex_lock(&n->lock);
+    int rc = n->tensors ? 0 : make_table(v, n);
+    pthread_mutex_unlock(&n->lock);
+    return rc;
+}
+
+const struct ws_tensor *ws_vnode_tensor(struct ws_version *v, const struct ws_vnode *n, size_t i,
+                                        size_t *file)
+{
+    *file = n->tensors[i].file;
+    return tensor_at(v, &n->tensors[i]);
+}
+
+long ws_vnode_find(struct ws_version *v, const struct ws_vnode *n, const char *name)
+{
+    size_t low = 0, high = n->n_tensors;
+    char file[WS_MAX_NAME + 1];
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        ws_name_to_file(tensor_at(v, &n->tensors[mid])->name, file);
+        int c = strcmp(file, name);
+        if (c == 0)
+            return (long)mid;
+        if (c < 0)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return -1;
+}

@@ -1,0 +1,65 @@
+#include "fs/pull/outcome.h"
+#include "fs/store/version.h"
+#include "transports/base/clock.h"
+#include "transports/base/log.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void ws_outcome_strategy(struct ws_version *v, const struct ws_route *r, char *why)
+{
+    free(v->why_not);
+    v->why_not = why;
+    v->strategy = atomic_load(&r->used);
+}
+
+void ws_outcome_forget(struct ws_version *v)
+{
+    free(v->error);
+    v->error = NULL;
+    v->error_code = 0;
+}
+
+void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how, struct ws_changes *c)
+{
+    ws_outcome_forget(v);
+    if (goal != WS_GOAL_ALL)
+        return;
+    atomic_store(&v->complete, true);
+    v->pull_seconds = (double)(ws_clock_ns() - v->pull_began_ns) / 1e9;
+    snprintf(v->how, sizeof(v->how), "%s", how);
+    v->store->pulls_ok++;
+    ws_histogram_add(&v->model->pulls, v->pull_seconds);
+    if (v->named)
+        ws_version_set_state(v, v->model->current == v ? WS_ACTIVE : WS_READY, c);
+}
+
+void ws_outcome_failure(struct ws_version *v, enum ws_goal goal, int rc, const struct ws_error *err,
+                        struct ws_changes *c)
+{
+    free(v->error);
+    v->error = strdup(err->text);
+    v->error_code = -rc;
+    v->failed_ns = ws_clock_ns();
+    if (goal != WS_GOAL_ALL && rc != -ECANCELED)
+        ws_changes_add(c, WS_VERSION_UNREAD, v->model, v);
+    if (goal != WS_GOAL_ALL)
+        return;
+    v->pull_seconds = (double)(v->failed_ns - v->pull_began_ns) / 1e9;
+    v->store->pulls_failed++;
+    if (v->named)
+        ws_version_set_state(v, WS_FAILED, c);
+}
+
+void ws_outcome_log(struct ws_version *v, enum ws_goal goal, int rc, const char *how,
+                    const struct ws_error *err)
+{
+    if (rc < 0 && rc != -ECANCELED)
+        ws_log(WS_LOG_WARN, "store", "pull failed model=%s version=%lu errno=%s error=\"%s\"", v->model->name,
+               v->number, ws_errno_name(-rc), err->text);
+    else if (rc == 0 && goal == WS_GOAL_ALL)
+        ws_log(WS_LOG_INFO, "store", "ready model=%s version=%lu how=\"%s\" bytes=%lu seconds=%.3f",
+               v->model->name, v->number, how, ((struct ws_manifest *)atomic_load(&v->manifest))->total_bytes,
+               v->pull_seconds);
+}

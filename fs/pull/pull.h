@@ -1,0 +1,8 @@
+/* Pull: the thread that brings a version here, one a version at a time. */
+#ifndef WS_FS_PULL_PULL_H
+#define WS_FS_PULL_PULL_H
+#include "fs/store/puller.h"
+
+extern const struct ws_puller ws_puller; /* for ws_store_new */
+
+#endif

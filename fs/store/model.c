@@ -1,0 +1,565 @@
+/* Which names a model shows. A version has a name while the live lineage's source lists it or while
+ * something of it is here. Which lineage is live the sources say; where they differ, as they do for
+ * the moment in which a trainer resumes, the one whose newest version is younger is right. */
+#include "fs/store/model.h"
+#include "fs/store/node_parts.h"
+#include "fs/store/poller.h"
+#include "fs/store/version.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEEP_FAILED 2 /* failed versions shown with their reason after their source forgot them */
+
+/* --- life --- */
+
+struct ws_model *ws_model_at(struct ws_store *s, const char *name, struct ws_changes *c)
+{
+    struct ws_model **at, *m;
+
+    for (at = &s->models; *at && strcmp((*at)->name, name) < 0; at = &(*at)->next)
+        ;
+    if (*at && strcmp((*at)->name, name) == 0)
+        return *at;
+    if (!c || s->n_models >= WS_MAX_MODELS)
+        return NULL;
+    m = calloc(1, sizeof(*m));
+    if (!m || !(m->name = strdup(name))) {
+        free(m);
+        return NULL;
+    }
+    m->store = s;
+    atomic_fetch_add(&s->refs, 1);
+    m->id = ++s->next_id;
+    atomic_init(&m->refs, 1);
+    m->listed = true;
+    (void)ws_name_is_part(name, NULL, &m->part_index, &m->part_count);
+    m->next = *at;
+    *at = m;
+    s->n_models++;
+    ws_changes_add(c, WS_MODEL_ADDED, m, NULL);
+    return m;
+}
+
+static void put_link(struct ws_version **link)
+{
+    struct ws_version *v = *link;
+
+    *link = NULL;
+    if (v)
+        ws_version_put_locked(v);
+}
+
+void ws_model_unlist(struct ws_model *m, struct ws_changes *c)
+{
+    struct ws_store *s = m->store;
+    struct ws_model **at = &s->models;
+
+    assert(m->listed);
+    m->listed = false;
+    put_link(&m->current);
+    put_link(&m->previous);
+    while (m->versions)
+        ws_version_retire(m->versions, c);
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    s->n_models--;
+    ws_changes_add(c, WS_MODEL_REMOVED, m, NULL);
+    atomic_fetch_sub(&m->refs, 1); /* the list's; the change holds another */
+}
+
+struct ws_model *ws_model_get(struct ws_model *m)
+{
+    unsigned before = atomic_fetch_add_explicit(&m->refs, 1, memory_order_relaxed);
+
+    assert(before > 0);
+    return m;
+}
+
+void ws_model_put(struct ws_model *m)
+{
+    struct ws_store *s = m->store;
+
+    if (atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    ws_delta_set_clear(&m->deltas);
+    for (unsigned i = 0; i < WS_MAX_PARTS; i++)
+        free(m->nodes[i]);
+    free(m->name);
+    free(m);
+    ws_store_put(s);
+}
+
+/* --- names --- */
+
+bool ws_version_is_newer(const struct ws_version *a, const struct ws_version *b)
+{
+    if (a->live != b->live)
+        return a->live;
+    if (strcmp(a->run, b->run) != 0)
+        return a->created_ns > b->created_ns;
+    return a->number != b->number ? a->number > b->number : a->id > b->id;
+}
+
+/* Does a release name it? With s->lock. */
+static bool is_ordered(const struct ws_version *v)
+{
+    const struct ws_orders *o = &v->model->orders;
+    const struct ws_mark mark = ws_mark_of(v->number, v->run);
+
+    return (o->release && ws_mark_is(&o->to, &mark)) || (o->released_by && ws_mark_is(&o->released, &mark));
+}
+
+/* A slot of the trainer's, which wants it for the next version: of those that are not the newest the mount
+ * keeps `current`, else one. `newer`: announced versions that are. */
+static bool gives_way(const struct ws_version *v, unsigned newer)
+{
+    const struct ws_version *current = v->model->current;
+
+    if (current && current->mapped && ws_version_is_newer(v, current))
+        newer++;
+    return newer >= 2 && !is_ordered(v);
+}
+
+/* What is complete, and what is about to be, count among the newest: an arriving version pushes the
+ * oldest kept one out. For a slot of the trainer's what is announced counts, too, and it is not kept for
+ * going back any longer: the trainer wants it for the next version, whether or not anybody here takes this
+ * one. */
+bool ws_version_is_protected(const struct ws_version *v)
+{
+    const struct ws_model *m = v->model;
+    unsigned newer = 0, announced = 0;
+
+    if (v->pinned || atomic_load(&v->kept) > 0 || v == m->current)
+        return true;
+    for (const struct ws_version *w = m->versions; w; w = w->next) {
+        if (w == v || !ws_version_is_newer(w, v))
+            continue;
+        announced += ws_version_is_offered(w);
+        newer += ws_version_is_complete(w) || (w->pull && m->store->puller->wants_all(w->pull));
+    }
+    if (v->mapped && gives_way(v, announced))
+        return false;
+    if (v == m->previous)
+        return true;
+    if (!ws_version_is_complete(v))
+        return v->pull != NULL;
+    if (ws_model_is_hidden(m))
+        return false; /* what was made of it is here; it stays only where there is room */
+    return newer < m->store->options.keep;
+}
+
+void ws_model_settle_lineage(struct ws_model *m)
+{
+    const struct ws_model_claim *best = NULL;
+
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        const struct ws_model_claim *claim = &m->claims[i];
+        if (claim->run[0] && (!best || claim->created_ns > best->created_ns))
+            best = claim;
+    }
+    if (best)
+        memcpy(m->run, best->run, sizeof(m->run));
+}
+
+/* Does an archive list it, whose versions are there whichever lineage is live? */
+static bool is_archived(const struct ws_version *v)
+{
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        const struct ws_watch *w = v->store->watches[i];
+        if (w && w->is_static && (v->sources & ws_bit(i)))
+            return true;
+    }
+    return false;
+}
+
+static bool should_stay(const struct ws_version *v, unsigned *n_lost)
+{
+    if (v == v->model->current)
+        return true; /* whatever happens, it is what the engines serve */
+    if (v->mapped && !ws_version_is_protected(v))
+        return false; /* a slot of the trainer's: it is not ours to keep for later */
+    if (ws_version_is_complete(v) || v->pull || v->pinned || v == v->model->previous ||
+        atomic_load(&v->kept) > 0)
+        return true;
+    if (ws_version_is_offered(v) && (ws_version_is_live(v) || is_archived(v)))
+        return true;
+    if (v->state == WS_FAILED)
+        return (*n_lost)-- <= KEEP_FAILED;
+    return ws_version_has_bytes(v);
+}
+
+/* The list ascends and the newest failures are to stay, so they are counted before they are judged. */
+static unsigned count_lost(const struct ws_model *m)
+{
+    unsigned n = 0;
+
+    for (const struct ws_version *v = m->versions; v; v = v->next)
+        n += v->state == WS_FAILED && !(ws_version_is_offered(v) && ws_version_is_live(v));
+    return n;
+}
+
+void ws_model_settle(struct ws_model *m, struct ws_changes *c)
+{
+    struct ws_version *next;
+    unsigned n_lost;
+
+    if (!m->listed)
+        return;
+    ws_model_settle_lineage(m);
+    for (struct ws_version *v = m->versions; v; v = v->next) {
+        if (v->live == ws_version_is_live(v))
+            continue;
+        v->live = !v->live;
+        ws_changes_add(c, WS_VERSION_RENAMED, m, v);
+    }
+    n_lost = count_lost(m);
+    for (struct ws_version *v = m->versions; v; v = next) {
+        bool stays = should_stay(v, &n_lost);
+        next = v->next;
+        if (!stays)
+            ws_version_retire(v, c);
+    }
+}
+
+void ws_model_tidy(struct ws_model *m)
+{
+    struct ws_store *s = m->store;
+    struct ws_changes changes;
+
+    ws_changes_init(&changes);
+    pthread_mutex_lock(&s->lock);
+    ws_model_settle(m, &changes);
+    pthread_mutex_unlock(&s->lock);
+    ws_changes_tell(&changes, s);
+}
+
+/* --- models that nobody has any more --- */
+
+static bool is_listed_by(const struct ws_model *m, unsigned index)
+{
+    return m->claims[index].direct || m->claims[index].run[0];
+}
+
+/* Has it parts of its own? */
+static bool has_parts(const struct ws_model *m)
+{
+    char base[WS_MAX_NAME + 1];
+
+    for (const struct ws_model *p = m->store->models; p; p = p->next)
+        if (ws_name_is_part(p->name, base, NULL, NULL) && strcmp(base, m->name) == 0)
+            return true;
+    return false;
+}
+
+static bool is_gone(const struct ws_model *m)
+{
+    if (!m->listed || m->versions || m->current || m->previous || m->orders.released_by || has_parts(m))
+        return false;
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        const struct ws_watch *w = m->store->watches[i];
+        if (w && (is_listed_by(m, i) || !w->told || (w->model && strcmp(w->model, m->name) == 0)))
+            return false;
+    }
+    return true;
+}
+
+void ws_model_forget_parts(struct ws_store *s, struct ws_changes *c)
+{
+    for (struct ws_model *m = s->models, *next; m; m = next) {
+        next = m->next;
+        if (ws_model_is_hidden(m) && is_gone(m))
+            ws_model_unlist(m, c);
+    }
+}
+
+bool ws_model_is_gone(struct ws_model *m)
+{
+    pthread_mutex_lock(&m->store->lock);
+    bool gone = is_gone(m);
+    pthread_mutex_unlock(&m->store->lock);
+    return gone;
+}
+
+void ws_model_forget(struct ws_model *m)
+{
+    struct ws_store *s = m->store;
+    struct ws_changes changes;
+
+    ws_changes_init(&changes);
+    pthread_mutex_lock(&s->lock);
+    if (is_gone(m)) /* it may have come back */
+        ws_model_unlist(m, &changes);
+    pthread_mutex_unlock(&s->lock);
+    ws_changes_tell(&changes, s);
+}
+
+/* --- what others see --- */
+
+const char *ws_model_name(const struct ws_model *m)
+{
+    return m->name;
+}
+
+uint64_t ws_model_id(const struct ws_model *m)
+{
+    return m->id;
+}
+
+struct ws_model *ws_store_find(struct ws_store *s, const char *name)
+{
+    struct ws_model *m;
+
+    pthread_mutex_lock(&s->lock);
+    m = ws_model_at(s, name, NULL);
+    if (m && ws_model_is_hidden(m))
+        m = NULL;
+    if (m)
+        ws_model_get(m);
+    pthread_mutex_unlock(&s->lock);
+    return m;
+}
+
+void ws_store_each(struct ws_store *s, void (*visit)(void *arg, struct ws_model *m), void *arg)
+{
+    struct ws_model *models[WS_MAX_MODELS];
+    size_t n = 0;
+
+    pthread_mutex_lock(&s->lock);
+    for (struct ws_model *m = s->models; m; m = m->next)
+        if (!ws_model_is_hidden(m))
+            models[n++] = ws_model_get(m);
+    pthread_mutex_unlock(&s->lock);
+    for (size_t i = 0; i < n; i++) {
+        visit(arg, models[i]);
+        ws_model_put(models[i]);
+    }
+}
+
+void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_version *v), void *arg)
+{
+    struct ws_store *s = m->store;
+    struct ws_version **versions;
+    size_t n = 0;
+
+    pthread_mutex_lock(&s->lock);
+    versions = calloc(m->n_versions ? m->n_versions : 1, sizeof(struct ws_version *));
+    for (struct ws_version *v = m->versions; versions && v; v = v->next)
+        versions[n++] = ws_version_get(v);
+    pthread_mutex_unlock(&s->lock);
+    for (size_t i = 0; i < n; i++) {
+        visit(arg, versions[i]);
+        ws_version_put(versions[i]);
+    }
+    free(versions);
+}
+
+json_t *ws_model_deltas(struct ws_model *m, uint64_t version, const char *run)
+{
+    pthread_mutex_lock(&m->store->lock);
+    const struct ws_mark target = ws_mark_of(version, run ? run : m->run);
+    json_t *out = ws_delta_set_leading_to(&m->deltas, &target);
+    pthread_mutex_unlock(&m->store->lock);
+    return out;
+}
+
+struct ws_delta *ws_model_delta(struct ws_model *m, uint64_t version, const char *run,
+                                const struct ws_mark *base)
+{
+    pthread_mutex_lock(&m->store->lock);
+    const struct ws_mark target = ws_mark_of(version, run ? run : m->run);
+    const struct ws_mark from = ws_mark_of(base->version, base->run[0] ? base->run : target.run);
+    struct ws_delta *d = ws_delta_set_find(&m->deltas, &from, &target);
+    if (d)
+        ws_delta_get(d);
+    pthread_mutex_unlock(&m->store->lock);
+    return d;
+}
+
+void ws_model_pulls(struct ws_model *m, struct ws_histogram *out)
+{
+    pthread_mutex_lock(&m->store->lock);
+    *out = m->pulls;
+    pthread_mutex_unlock(&m->store->lock);
+}
+
+bool ws_model_is_pulling(struct ws_model *m)
+{
+    bool is = false;
+
+    pthread_mutex_lock(&m->store->lock);
+    for (const struct ws_version *v = m->versions; v; v = v->next)
+        is = is || (v->pull && m->store->puller->wants_all(v->pull));
+    pthread_mutex_unlock(&m->store->lock);
+    return is;
+}
+
+void ws_model_orders(struct ws_model *m, struct ws_orders *out)
+{
+    pthread_mutex_lock(&m->store->lock);
+    *out = m->orders;
+    pthread_mutex_unlock(&m->store->lock);
+}
+
+void ws_model_keep_released(struct ws_model *m, uint64_t by, const struct ws_mark *released)
+{
+    const struct ws_orders before = {.released_by = by, .released = *released};
+
+    pthread_mutex_lock(&m->store->lock);
+    ws_orders_keep(&m->orders, &before);
+    pthread_mutex_unlock(&m->store->lock);
+}
+
+void ws_model_forget_kept(struct ws_model *m)
+{
+    pthread_mutex_lock(&m->store->lock);
+    if (m->orders.kept) {
+        m->orders.kept = false;
+        m->orders.released_by = 0;
+        m->orders.released.run[0] = '\0';
+    }
+    pthread_mutex_unlock(&m->store->lock);
+}
+
+struct ws_version *ws_model_latest(struct ws_model *m)
+{
+    struct ws_version *latest = NULL;
+
+    pthread_mutex_lock(&m->store->lock);
+    for (struct ws_version *v = m->versions; v; v = v->next) {
+        if (v->live)
+            latest = v;
+    }
+    if (latest)
+        ws_version_get(latest);
+    pthread_mutex_unlock(&m->store->lock);
+    return latest;
+}
+
+static struct ws_version *get_link(struct ws_model *m, struct ws_version *const *link)
+{
+    struct ws_version *v;
+
+    pthread_mutex_lock(&m->store->lock);
+    v = *link ? ws_version_get(*link) : NULL;
+    pthread_mutex_unlock(&m->store->lock);
+    return v;
+}
+
+struct ws_version *ws_model_current(struct ws_model *m)
+{
+    return get_link(m, &m->current);
+}
+
+struct ws_version *ws_model_previous(struct ws_model *m)
+{
+    return get_link(m, &m->previous);
+}
+
+void ws_model_set_current(struct ws_model *m, struct ws_version *v)
+{
+    struct ws_store *s = m->store;
+    struct ws_changes changes;
+
+    assert(v->model == m);
+    ws_changes_init(&changes);
+    pthread_mutex_lock(&s->lock);
+    if (m->current != v && v->named) {
+        struct ws_version *old = m->current;
+        put_link(&m->previous);
+        m->previous = old; /* its reference moves along */
+        if (old && ws_version_is_complete(old))
+            ws_version_set_state(old, WS_READY, &changes);
+        m->current = ws_version_get(v);
+        if (ws_version_is_complete(v))
+            ws_version_set_state(v, WS_ACTIVE, &changes);
+        ws_model_settle(m, &changes);
+    }
+    pthread_mutex_unlock(&s->lock);
+    ws_changes_tell(&changes, s);
+}
+
+struct ws_version *ws_version_below(struct ws_version *v)
+{
+    struct ws_version *found = NULL;
+
+    pthread_mutex_lock(&v->store->lock);
+    for (struct ws_version *w = v->model->versions; w && w->number < v->number; w = w->next) {
+        bool same = strcmp(w->run, v->run) == 0;
+        if (ws_version_is_complete(w) && (same || !found || strcmp(found->run, v->run) != 0))
+            found = w;
+    }
+    if (found) {
+        ws_version_get(found);
+        atomic_fetch_add(&found->kept, 1);
+    }
+    pthread_mutex_unlock(&v->store->lock);
+    return found;
+}
+
+struct ws_version *ws_version_at(struct ws_model *m, uint64_t number, const char *run)
+{
+    struct ws_version *found = NULL;
+
+    pthread_mutex_lock(&m->store->lock);
+    for (struct ws_version *v = m->versions; v && v->number <= number && !found; v = v->next) {
+        if (v->number == number && (run ? strcmp(v->run, run) == 0 : v->live))
+            found = ws_version_get(v);
+    }
+    pthread_mutex_unlock(&m->store->lock);
+    return found;
+}
+
+struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct ws_error *err)
+{
+    static const struct {
+        const char *name;
+        struct ws_version *(*get)(struct ws_model *m);
+    } links[] = {
+        {"latest", ws_model_latest},
+        {"current", ws_model_current},
+        {"previous", ws_model_previous},
+    };
+    struct ws_version *v = NULL, *found = NULL;
+    char own[WS_MAX_NAME + 1], lacking[WS_ERROR_TEXT / 2];
+    const char *at;
+    char *end;
+    uint64_t number;
+
+    for (size_t i = 0; i < sizeof(links) / sizeof(links[0]); i++) {
+        if (strcmp(name, links[i].name) == 0) {
+            v = links[i].get(m);
+            if (!v && ws_model_lacks(m, lacking, sizeof(lacking)))
+                ws_error_set(err, ENOENT, "%s has no %s version that is whole: %s", m->name, name, lacking);
+            else if (!v)
+                ws_error_set(err, ENOENT, "%s has no %s version", m->name, name);
+            return v;
+        }
+    }
+    errno = 0;
+    number = strtoull(name, &end, 10);
+    at = *end == '@' ? end + 1 : NULL;
+    if (end == name || errno || (*end && !at) || name[0] < '0' || name[0] > '9')
+        goto none;
+    pthread_mutex_lock(&m->store->lock);
+    for (v = m->versions; v && v->number <= number && !found; v = v->next) {
+        if (v->number == number && (at ? !v->live && strcmp(v->run, at) == 0 : v->live))
+            found = ws_version_get(v);
+    }
+    pthread_mutex_unlock(&m->store->lock);
+    if (found) {
+        /* "013" is no name of version 13: one version, one name. */
+        ws_version_name(found, own);
+        if (strcmp(own, name) == 0)
+            return found;
+        ws_version_put(found);
+    }
+none:
+    if (ws_model_lacks(m, lacking, sizeof(lacking)))
+        ws_error_set(err, ENOENT, "%s has no version %s that is whole: %s", m->name, name, lacking);
+    else
+        ws_error_set(err, ENOENT, "%s has no version %s; ls shows those that there are", m->name, name);
+    return NULL;
+}

@@ -1,0 +1,374 @@
+/* The store itself: its options, its threads and their end, sources added and removed, figures. */
+#include "fs/store/cache_budget.h"
+#include "fs/store/events.h"
+#include "fs/store/listing.h"
+#include "fs/store/model.h"
+#include "fs/store/node_parts.h"
+#include "fs/store/poller.h"
+#include "fs/store/reaper.h"
+#include "fs/store/reporter.h"
+#include "fs/store/state.h"
+#include "fs/store/waiters.h"
+#include "transports/base/clock.h"
+#include "transports/base/log.h"
+#include "transports/base/name.h"
+#include "transports/memory/available.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#define DEFAULT_KEEP    2
+#define DEFAULT_STREAMS 4
+#define END_NS          WS_SECOND_NS /* for pulls at the end; a call that nothing can cut may take longer */
+
+/* --- options --- */
+
+static char **option_strings(struct ws_source_options *o, unsigned i)
+{
+    const char **strings[] = {&o->token, &o->ca_file, &o->cert_file, &o->key_file, &o->who};
+
+    return i < sizeof(strings) / sizeof(strings[0]) ? (char **)strings[i] : NULL;
+}
+
+static void free_options(struct ws_store_options *o)
+{
+    for (unsigned i = 0; option_strings(&o->source, i); i++)
+        free(*option_strings(&o->source, i));
+}
+
+static int copy_options(struct ws_store_options *o, const struct ws_store_options *from, struct ws_error *err)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int rc = 0;
+
+    *o = *from;
+    for (unsigned i = 0; option_strings(&o->source, i); i++) {
+        char **string = option_strings(&o->source, i);
+        if (*string && !(*string = strdup(*string)))
+            rc = ws_error_set(err, ENOMEM, "out of memory for the options of a store");
+    }
+    if (!o->cache_bytes)
+        o->cache_bytes = ws_room_default(ws_memory_available(NULL));
+    if (!o->keep)
+        o->keep = DEFAULT_KEEP;
+    if (!o->streams)
+        o->streams = DEFAULT_STREAMS;
+    if (o->streams > WS_MAX_STREAMS)
+        o->streams = WS_MAX_STREAMS;
+    if (!o->threads)
+        o->threads = cores > 0 ? (unsigned)cores : 1;
+    if (!o->deadline_ms)
+        o->deadline_ms = WS_READ_DEADLINE_MS;
+    return rc;
+}
+
+/* --- life --- */
+
+void ws_store_put(struct ws_store *s)
+{
+    if (atomic_fetch_sub(&s->refs, 1) != 1)
+        return;
+    ws_pool_free(s->pool);
+    for (size_t i = 0; i < WS_MAX_MODELS; i++)
+        free(s->removed[i]);
+    free_options(&s->options);
+    ws_strategies_forget(s);
+    pthread_cond_destroy(&s->reporter_changed);
+    pthread_cond_destroy(&s->reaper_changed);
+    pthread_cond_destroy(&s->clock_changed);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+static void set_threads_stop(struct ws_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->threads_stop = true;
+    pthread_cond_broadcast(&s->clock_changed);
+    pthread_cond_broadcast(&s->reporter_changed);
+    pthread_cond_broadcast(&s->reaper_changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static int start_threads(struct ws_store *s, struct ws_error *err)
+{
+    int rc = ws_waits_start(s, err);
+
+    if (rc < 0)
+        return rc;
+    rc = ws_reporter_start(s, err);
+    if (rc < 0)
+        goto stop_waits;
+    rc = ws_reaper_start(s, err);
+    if (rc == 0)
+        return 0;
+    set_threads_stop(s);
+    ws_reporter_stop(s);
+stop_waits:
+    set_threads_stop(s);
+    ws_waits_stop(s);
+    return rc;
+}
+
+int ws_store_new(struct ws_store **out, const struct ws_puller *puller,
+                 const struct ws_store_options *options, struct ws_error *err)
+{
+    struct ws_store *s = calloc(1, sizeof(*s));
+    int rc;
+
+    if (!s)
+        return ws_error_set(err, ENOMEM, "out of memory for a store");
+    assert(puller->ask && puller->stop && puller->leave && puller->wants_all && puller->progress_ns);
+    s->puller = puller;
+    atomic_init(&s->refs, 1);
+    pthread_mutex_init(&s->lock, NULL);
+    ws_cond_init(&s->changed);
+    ws_cond_init(&s->clock_changed);
+    ws_cond_init(&s->reaper_changed);
+    ws_cond_init(&s->reporter_changed);
+    s->next_deadline_ns = WS_NEVER;
+    s->last_dead = &s->dead;
+    s->last_report = &s->reports;
+    s->speeds = options->speeds;
+    rc = copy_options(&s->options, options, err);
+    if (rc == 0 && getrandom(&s->id, sizeof(s->id), 0) != (ssize_t)sizeof(s->id))
+        rc = ws_error_set(err, errno, "no random number for a store: %s", strerror(errno));
+    s->id >>= 1; /* JSON ends at 2^63 - 1 */
+    if (rc == 0)
+        rc = ws_pool_new(&s->pool, s->options.cache_bytes, s->options.threads, err);
+    if (rc == 0)
+        rc = start_threads(s, err);
+    if (rc < 0) {
+        ws_store_put(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+/* Takes all watches (or those for `model` alone) out of the store; they are joined by the caller. */
+static unsigned unlist_watches(struct ws_store *s, const char *model, struct ws_watch *out[WS_MAX_SOURCES],
+                               struct ws_changes *c)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        struct ws_watch *w = s->watches[i];
+        if (w && (!model || (w->model && strcmp(w->model, model) == 0))) {
+            out[n++] = w;
+            ws_watch_unlist(w, c);
+        }
+    }
+    return n;
+}
+
+/* Pulls look at their stop flag often; only a call for a manifest cannot be cut. One that takes longer
+ * than a second ends by itself later: it holds references to all it needs. */
+static void stop_pulls(struct ws_store *s)
+{
+    const uint64_t until = ws_clock_ns() + END_NS;
+
+    for (unsigned i = 0; i < WS_ID_BUCKETS; i++) {
+        for (struct ws_version *v = s->ids[i]; v; v = v->next_id) {
+            if (v->pull)
+                s->puller->stop(v->pull);
+        }
+    }
+    while (s->n_pulls > 0 && ws_cond_wait_until(&s->changed, &s->lock, until) != ETIMEDOUT)
+        ;
+    if (s->n_pulls > 0)
+        ws_log(WS_LOG_WARN, "store", "a source does not answer: a pull ends later pulls=%u", s->n_pulls);
+}
+
+void ws_store_stop(struct ws_store *s)
+{
+    struct ws_watch *watches[WS_MAX_SOURCES];
+    struct ws_changes changes;
+    unsigned n;
+
+    if (atomic_load(&s->stop))
+        return;
+    ws_changes_init(&changes);
+    pthread_mutex_lock(&s->lock);
+    atomic_store(&s->n_listeners, 0);
+    atomic_store(&s->stop, true);
+    n = unlist_watches(s, NULL, watches, &changes);
+    stop_pulls(s);
+    while (s->models)
+        ws_model_unlist(s->models, &changes);
+    pthread_mutex_unlock(&s->lock);
+    ws_changes_tell(&changes, s);
+    for (unsigned i = 0; i < n; i++)
+        ws_watch_join(watches[i]);
+    set_threads_stop(s);
+    ws_waits_stop(s);
+    ws_reporter_stop(s);
+}
+
+void ws_store_free(struct ws_store *s)
+{
+    if (!s)
+        return;
+    ws_store_stop(s);
+    ws_reaper_stop(s);
+    ws_store_put(s);
+}
+
+/* --- sources --- */
+
+static void forget_removed(struct ws_store *s, const char *model)
+{
+    for (size_t i = 0; i < WS_MAX_MODELS; i++) {
+        if (s->removed[i] && strcmp(s->removed[i], model) == 0) {
+            free(s->removed[i]);
+            s->removed[i] = NULL;
+        }
+    }
+}
+
+static void remember_removed(struct ws_store *s, const char *model)
+{
+    forget_removed(s, model);
+    for (size_t i = 0; i < WS_MAX_MODELS; i++) {
+        if (!s->removed[i]) {
+            s->removed[i] = strdup(model);
+            return;
+        }
+    }
+}
+
+int ws_store_add(struct ws_store *s, const char *url, const char *model, const char *below,
+                 struct ws_error *err)
+{
+    struct ws_changes changes;
+    bool known = true;
+    int rc;
+
+    if (model && !ws_name_is_model(model))
+        return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", model, WS_MODEL_NAME_RULE);
+    rc = ws_watch_start(s, url, model, below, err);
+    if (rc < 0 || !model)
+        return rc;
+    ws_changes_init(&changes);
+    pthread_mutex_lock(&s->lock);
+    forget_removed(s, model);
+    known = ws_model_at(s, model, &changes) != NULL;
+    pthread_mutex_unlock(&s->lock);
+    ws_changes_tell(&changes, s);
+    if (!known)
+        ws_log(WS_LOG_WARN, "store", "a model is one more than the limit or than memory model=%s", model);
+    return 0;
+}
+
+int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err)
+{
+    struct ws_watch *watches[WS_MAX_SOURCES];
+    struct ws_changes changes;
+    struct ws_model *m;
+    unsigned n = 0;
+    int rc = 0;
+
+    ws_changes_init(&changes);
+    pthread_mutex_lock(&s->lock);
+    m = ws_model_at(s, model, NULL);
+    if (!m) {
+        rc = ws_error_set(err, ENOENT, "there is no model %s", model);
+    } else {
+        remember_removed(s, model);
+        n = unlist_watches(s, model, watches, &changes);
+        ws_parts_unlist(m, &changes);
+        ws_model_unlist(m, &changes);
+    }
+    pthread_mutex_unlock(&s->lock);
+    ws_changes_tell(&changes, s);
+    for (unsigned i = 0; i < n; i++)
+        ws_watch_join(watches[i]);
+    return rc;
+}
+
+bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms)
+{
+    const uint64_t until = ws_clock_ns() + (uint64_t)timeout_ms * WS_MS_NS;
+    bool all = false, late = false;
+
+    pthread_mutex_lock(&s->lock);
+    while (!all && !late) {
+        all = true;
+        for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
+            all = all && (!s->watches[i] || s->watches[i]->answered);
+        if (!all)
+            late = ws_cond_wait_until(&s->changed, &s->lock, until) == ETIMEDOUT;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return all;
+}
+
+size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t max)
+{
+    const struct ws_watch *list[WS_MAX_SOURCES] = {NULL};
+    size_t n = 0;
+
+    pthread_mutex_lock(&s->lock);
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        size_t at = n;
+        if (!s->watches[i])
+            continue;
+        for (; at > 0 && list[at - 1]->order > s->watches[i]->order; at--)
+            list[at] = list[at - 1];
+        list[at] = s->watches[i];
+        n++;
+    }
+    n = n < max ? n : max;
+    for (size_t i = 0; i < n; i++) {
+        const struct ws_watch *w = list[i];
+        memset(&out[i], 0, sizeof(out[i]));
+        snprintf(out[i].url, sizeof(out[i].url), "%s", w->source->url);
+        snprintf(out[i].transport, sizeof(out[i].transport), "%s", ws_source_transport(w->source));
+        snprintf(out[i].error, sizeof(out[i].error), "%s", w->error);
+        out[i].up = w->up;
+        out[i].seconds_since_contact = w->contact_ns ? (double)(ws_clock_ns() - w->contact_ns) / 1e9 : -1;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+/* --- listeners and figures --- */
+
+void ws_store_listen(struct ws_store *s, ws_store_listener *listener, void *arg)
+{
+    unsigned n = atomic_load(&s->n_listeners);
+
+    assert(n < WS_MAX_LISTENERS);
+    s->listeners[n].listener = listener;
+    s->listeners[n].arg = arg;
+    atomic_store(&s->n_listeners, n + 1);
+}
+
+void ws_store_set_release(struct ws_store *s, void (*release)(void *arg, struct ws_version *v), void *arg)
+{
+    s->release_arg = arg;
+    s->release = release;
+}
+
+void ws_store_stats(struct ws_store *s, struct ws_store_stats *out)
+{
+    struct ws_pool_stats pool;
+
+    memset(out, 0, sizeof(*out));
+    ws_pool_stats(s->pool, &pool);
+    out->cache_bytes = s->options.cache_bytes;
+    out->moved_bytes = atomic_load(&s->moved_bytes);
+    out->bad_blocks = atomic_load(&s->bad_blocks);
+    out->retries = atomic_load(&s->retries);
+    pthread_mutex_lock(&s->lock);
+    out->used_bytes = s->used_bytes + pool.waiting_bytes;
+    out->waiting_bytes = s->waiting_bytes + pool.waiting_bytes;
+    out->pulls_ok = s->pulls_ok;
+    out->pulls_failed = s->pulls_failed;
+    pthread_mutex_unlock(&s->lock);
+}

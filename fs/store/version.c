@@ -1,0 +1,330 @@
+/* A version's life: made when a source lists it, named by its model's list, retired when it is
+ * dropped, evicted or forgotten, and reaped after the last reference.
+ *
+ *     KNOWN -> PULLING -> VERIFYING -> READY <-> ACTIVE
+ *       |         \______________\_______________ FAILED -> PULLING (asked again)
+ *       \____ any state but ACTIVE -> DROPPING (no name any more)
+ */
+#include "fs/store/version.h"
+#include "fs/store/content.h"
+#include "fs/store/model.h"
+#include "fs/store/node_parts.h"
+#include "fs/store/offers.h"
+#include "fs/store/poller.h"
+#include "fs/store/reaper.h"
+#include "transports/base/clock.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *ws_state_name(enum ws_state s)
+{
+    static const char *const names[] = {
+        [WS_KNOWN] = "known",   [WS_PULLING] = "pulling", [WS_VERIFYING] = "verifying",
+        [WS_READY] = "ready",   [WS_ACTIVE] = "active",   [WS_DROPPING] = "dropping",
+        [WS_FAILED] = "failed",
+    };
+
+    return names[s];
+}
+
+/* --- made and unmade --- */
+
+struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const char *run)
+{
+    struct ws_store *s = m->store;
+    struct ws_version *v, **at;
+
+    if (m->n_versions >= WS_MAX_VERSIONS)
+        return NULL;
+    v = calloc(1, sizeof(*v));
+    if (!v)
+        return NULL;
+    v->store = s;
+    v->model = ws_model_get(m);
+    v->id = ++s->next_id;
+    v->number = number;
+    snprintf(v->run, sizeof(v->run), "%s", run);
+    atomic_init(&v->refs, 1);
+    v->strategy = WS_NO_WAY;
+    pthread_mutex_init(&v->header_lock, NULL);
+    pthread_mutex_init(&v->changed_lock, NULL);
+    v->named = true;
+    v->live = ws_version_is_live(v);
+    for (at = &m->versions; *at && (*at)->number <= number; at = &(*at)->next)
+        ;
+    v->next = *at;
+    *at = v;
+    m->n_versions++;
+    v->next_id = s->ids[v->id % WS_ID_BUCKETS];
+    s->ids[v->id % WS_ID_BUCKETS] = v;
+    return v;
+}
+
+void ws_version_delete(struct ws_version *v)
+{
+    assert(atomic_load(&v->refs) <= 1 && !v->named && !v->pull && !v->waits && !v->mapped);
+    ws_content_free(v);
+    ws_offers_free(v);
+    pthread_mutex_destroy(&v->header_lock);
+    pthread_mutex_destroy(&v->changed_lock);
+    free(v->changed);
+    ws_model_put(v->model);
+    free(v->error);
+    free(v->why_not);
+    free(v);
+}
+
+struct ws_version *ws_version_named(struct ws_model *m, uint64_t number, const char *run)
+{
+    for (struct ws_version *v = m->versions; v && v->number <= number; v = v->next) {
+        if (v->number == number && strcmp(v->run, run) == 0)
+            return v;
+    }
+    return NULL;
+}
+
+void ws_version_set_state(struct ws_version *v, enum ws_state state, struct ws_changes *c)
+{
+    if (v->state == state)
+        return;
+    v->state = state;
+    if (v->named)
+        ws_changes_add(c, WS_VERSION_STATE, v->model, v);
+}
+
+static void unname(struct ws_version *v, struct ws_changes *c)
+{
+    struct ws_model *m = v->model;
+    struct ws_version **at = &m->versions;
+
+    while (*at != v)
+        at = &(*at)->next;
+    *at = v->next;
+    v->next = NULL;
+    v->named = false;
+    m->n_versions--;
+    v->store->waiting_bytes += v->own_bytes;
+    v->state = WS_DROPPING;
+    ws_changes_add(c, WS_VERSION_GONE, m, v);
+}
+
+void ws_version_retire(struct ws_version *v, struct ws_changes *c)
+{
+    struct ws_model *m = v->model;
+    struct ws_version *again;
+
+    assert(v->named && m->current != v);
+    if (m->previous == v) {
+        m->previous = NULL;
+        ws_version_put_locked(v);
+    }
+    if (v->pull)
+        v->store->puller->stop(v->pull);
+    unname(v, c);
+    if (m->listed && ws_version_is_offered(v) && ws_version_is_live(v)) {
+        again = ws_version_new(m, v->number, v->run);
+        if (again) {
+            snprintf(again->digest, sizeof(again->digest), "%s", ws_offers_digest(v));
+            again->listed_bytes = v->listed_bytes;
+            again->created_ns = v->created_ns;
+            again->sources = v->sources;
+            again->in_parts = v->in_parts;
+            again->offers = v->offers;
+            again->disputed = v->disputed;
+            v->offers = NULL;
+            again->partial = v->partial;
+            again->on_gpus = v->on_gpus;
+            ws_changes_add(c, WS_VERSION_KNOWN, m, again);
+        }
+    }
+    ws_version_put_locked(v);
+}
+
+/* --- references --- */
+
+struct ws_version *ws_version_get(struct ws_version *v)
+{
+    unsigned before = atomic_fetch_add_explicit(&v->refs, 1, memory_order_relaxed);
+
+    assert(before > 0);
+    return v;
+}
+
+void ws_version_put(struct ws_version *v)
+{
+    if (atomic_fetch_sub_explicit(&v->refs, 1, memory_order_acq_rel) == 1)
+        ws_reaper_take(v);
+}
+
+void ws_version_put_locked(struct ws_version *v)
+{
+    if (atomic_fetch_sub_explicit(&v->refs, 1, memory_order_acq_rel) == 1)
+        ws_reaper_take_locked(v);
+}
+
+void ws_version_use(struct ws_version *v, int delta)
+{
+    if (delta > 0) {
+        atomic_fetch_add_explicit(&v->refs, (unsigned)delta, memory_order_relaxed);
+    } else if (delta < 0) {
+        unsigned n = (unsigned)-delta;
+        unsigned before = atomic_fetch_sub_explicit(&v->refs, n, memory_order_acq_rel);
+        assert(before >= n);
+        if (before == n)
+            ws_reaper_take(v);
+    }
+}
+
+void ws_version_keep(struct ws_version *v, int delta)
+{
+    int before = atomic_fetch_add(&v->kept, delta);
+
+    assert(before + delta >= 0);
+    if (before > 0 && before + delta == 0)
+        ws_model_tidy(v->model);
+}
+
+struct ws_version *ws_version_by_id(struct ws_store *s, uint64_t id)
+{
+    struct ws_version *v;
+
+    pthread_mutex_lock(&s->lock);
+    for (v = s->ids[id % WS_ID_BUCKETS]; v && v->id != id; v = v->next_id)
+        ;
+    if (v && v->dying)
+        v = NULL;
+    if (v) {
+        unsigned n = atomic_load(&v->refs);
+        while (n > 0 && !atomic_compare_exchange_weak(&v->refs, &n, n + 1))
+            ;
+        if (n == 0)
+            v = NULL; /* on its way to the reaper */
+    }
+    pthread_mutex_unlock(&s->lock);
+    return v;
+}
+
+/* --- names and figures --- */
+
+bool ws_version_is_live(const struct ws_version *v)
+{
+    return v->model->run[0] == '\0' || strcmp(v->run, v->model->run) == 0;
+}
+
+bool ws_version_is_complete(const struct ws_version *v)
+{
+    return atomic_load(&v->complete);
+}
+
+bool ws_version_has_bytes(const struct ws_version *v)
+{
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+
+    for (size_t i = 0; m && i < m->n_files; i++) {
+        if (atomic_load(&v->files[i].region))
+            return true;
+    }
+    return false;
+}
+
+bool ws_version_comes_whole(const struct ws_version *v)
+{
+    bool whole = false, partial = false;
+
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        const struct ws_watch *w = v->store->watches[i];
+        if (!w || !w->up || !(v->sources & ws_bit(i)))
+            continue;
+        *(v->partial & ws_bit(i) ? &partial : &whole) = true;
+    }
+    /* of one that is gone everywhere the transfer says so */
+    return whole || (!partial && (!v->sources || (v->sources & ~v->partial)));
+}
+
+struct ws_mark ws_version_mark(const struct ws_version *v)
+{
+    return ws_mark_of(v->number, v->run);
+}
+
+uint64_t ws_version_id(const struct ws_version *v)
+{
+    return v->id;
+}
+
+struct ws_model *ws_version_model(const struct ws_version *v)
+{
+    return v->model;
+}
+
+uint64_t ws_version_number(const struct ws_version *v)
+{
+    return v->number;
+}
+
+const char *ws_version_run(const struct ws_version *v)
+{
+    return v->run;
+}
+
+void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1])
+{
+    bool live;
+
+    pthread_mutex_lock(&v->store->lock);
+    live = v->live;
+    pthread_mutex_unlock(&v->store->lock);
+    snprintf(out, WS_MAX_NAME + 1, live ? "%lu" : "%lu@%s", v->number, v->run);
+}
+
+bool ws_version_is_named(struct ws_version *v)
+{
+    pthread_mutex_lock(&v->store->lock);
+    const bool named = v->named;
+    pthread_mutex_unlock(&v->store->lock);
+    return named;
+}
+
+enum ws_state ws_version_state(struct ws_version *v)
+{
+    enum ws_state state;
+
+    pthread_mutex_lock(&v->store->lock);
+    state = v->state;
+    pthread_mutex_unlock(&v->store->lock);
+    return state;
+}
+
+void ws_version_info(struct ws_version *v, struct ws_version_info *out)
+{
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+
+    memset(out, 0, sizeof(*out));
+    out->number = v->number;
+    snprintf(out->run, sizeof(out->run), "%s", v->run);
+    out->has_manifest = m != NULL;
+    out->have_bytes = ws_content_bytes(v);
+    out->moved_bytes = atomic_load(&v->moved_bytes);
+    out->bad_blocks = atomic_load(&v->bad_blocks);
+    pthread_mutex_lock(&v->store->lock);
+    memcpy(out->digest, v->digest, sizeof(out->digest));
+    out->total_bytes = m ? m->total_bytes : v->listed_bytes;
+    out->state = v->state;
+    memcpy(out->how, v->how, sizeof(out->how));
+    out->strategy = v->strategy;
+    snprintf(out->why_not, sizeof(out->why_not), "%s", v->why_not ? v->why_not : "");
+    out->created_ns = v->created_ns;
+    out->pull_seconds = v->pull_seconds;
+    if (v->state == WS_PULLING || v->state == WS_VERIFYING)
+        out->pull_seconds = (double)(ws_clock_ns() - v->pull_began_ns) / 1e9;
+    out->pinned = v->pinned;
+    out->at_source = ws_version_is_offered(v);
+    out->n_sources = (unsigned)__builtin_popcountll(v->sources);
+    if (v->error) {
+        out->error_code = v->error_code;
+        snprintf(out->error, sizeof(out->error), "%s", v->error);
+    }
+    pthread_mutex_unlock(&v->store->lock);
+}

@@ -1,0 +1,210 @@
+#include "fs/switch/gate.h"
+#include "transports/base/log.h"
+#include "transports/format/folder.h"
+#include "transports/format/layout.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct headers {
+    struct ws_safetensors *all[WS_MAX_FILES]; /* borrowed */
+    size_t n;
+};
+
+/* All of them: of a version that is here in part only a comparison would say nothing. */
+static int headers_of_version(struct ws_version *v, struct headers *out, struct ws_error *err)
+{
+    const struct ws_manifest *m = ws_version_manifest(v, err);
+    out->n = 0;
+    if (!m)
+        return -err->code;
+    for (size_t i = 0; i < m->n_files && out->n < WS_MAX_FILES; i++) {
+        const struct ws_safetensors *st = m->files[i].header_bytes ? ws_version_header(v, i, err) : NULL;
+        if (st)
+            out->all[out->n++] = (struct ws_safetensors *)(uintptr_t)st;
+        else if (m->files[i].header_bytes)
+            return -err->code;
+    }
+    return 0;
+}
+
+static void headers_of_folder(const struct ws_folder *f, struct headers *out)
+{
+    out->n = 0;
+    for (size_t i = 0; i < f->n_files && out->n < WS_MAX_FILES; i++)
+        if (f->files[i].st)
+            out->all[out->n++] = f->files[i].st;
+}
+
+/* what: "the served version 3", "what engine e1 was started on, /models/base". */
+static int compare(struct ws_model *model, struct ws_version *version, const struct headers *want,
+                   const char *what, struct ws_error *err)
+{
+    char *report = NULL;
+    struct headers *have = malloc(sizeof(*have));
+    if (!have)
+        return ws_error_set(err, ENOMEM, "no memory for the comparison of layouts");
+    struct ws_error why;
+    int rc = headers_of_version(version, have, &why);
+    if (rc < 0) {
+        free(have);
+        return ws_error_set(err, rc == -EAGAIN ? ENOENT : -rc,
+                            "the layout of %s/%" PRIu64 " is not known here: %s; pull it first",
+                            ws_model_name(model), ws_version_number(version), why.text);
+    }
+    rc = want->n > 0 ? ws_layout_compare(have->all, have->n, want->all, want->n, &report) : 0;
+    if (rc == -EPROTO)
+        ws_error_set(err, EPROTO,
+                     "the layout of %s/%" PRIu64
+                     " differs from %s, no engine was told; add force-layout to switch "
+                     "all the same: %.700s",
+                     ws_model_name(model), ws_version_number(version), what, report ? report : "");
+    else if (rc < 0)
+        ws_error_set(err, -rc, "the layouts could not be compared");
+    if (rc == -EPROTO && err)
+        for (char *p = err->text; *p; p++)
+            *p = *p == '\n' ? ';' : *p;
+    free(report);
+    free(have);
+    return rc;
+}
+
+/* What is served may have been dropped or evicted, and the way back would need it: it is fetched again, while
+ * the new version stays. */
+static int headers_of_served(const struct ws_gate *g, struct ws_version *served, struct headers *out,
+                             struct ws_error *err)
+{
+    int rc = headers_of_version(served, out, err);
+    if (rc == 0 || !g->fetch)
+        return rc;
+    ws_version_keep(g->version, 1);
+    rc = g->fetch(g->arg, served, err);
+    ws_version_keep(g->version, -1);
+    return rc < 0 ? rc : headers_of_version(served, out, err);
+}
+
+static int compare_version(const struct ws_gate *g, struct ws_version *served, const char *what,
+                           struct ws_error *err)
+{
+    char text[WS_MAX_NAME + 64];
+    struct ws_error why;
+    struct headers *want = malloc(sizeof(*want));
+    if (!want)
+        return ws_error_set(err, ENOMEM, "no memory for the comparison of layouts");
+    snprintf(text, sizeof(text), "%s %" PRIu64, what, ws_version_number(served));
+    int rc = headers_of_served(g, served, want, &why);
+    if (rc == 0)
+        rc = compare(g->model, g->version, want, text, err);
+    else
+        rc = ws_error_set(err, rc == -EAGAIN ? ENOENT : -rc,
+                          "the layout of %s/%" PRIu64 " cannot be compared with %s, no engine was told; "
+                          "add force-layout to switch all the same: %s",
+                          ws_model_name(g->model), ws_version_number(g->version), text, why.text);
+    free(want);
+    return rc;
+}
+
+/* --- what an engine was started on --- */
+
+struct start {
+    char path[4096], prefix[4096], engine[WS_MAX_NAME + 1];
+};
+
+/* The version of this mount that a path of an engine names; NULL: the path is another. *ours: it is below the
+ * mount, where we must not read ourselves. */
+static struct ws_version *version_at(const struct start *s, struct ws_model *model, bool *ours)
+{
+    size_t n = strlen(s->prefix), k = strlen(ws_model_name(model));
+    const char *rest = s->path + n;
+    char name[WS_MAX_NAME + 1];
+    struct ws_error err;
+    *ours = strncmp(s->path, s->prefix, n) == 0 && (*rest == '/' || !*rest);
+    if (!*ours || *rest++ != '/' || strncmp(rest, ws_model_name(model), k) != 0 || rest[k] != '/')
+        return NULL;
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(rest + k + 1, "/"), rest + k + 1);
+    return ws_version_find(model, name, &err);
+}
+
+static int compare_start(const struct ws_gate *g, const struct start *s, bool *compared, struct ws_error *err)
+{
+    bool ours;
+    char what[sizeof(s->path) + sizeof(s->engine) + 64];
+    struct ws_folder *folder = NULL;
+    struct ws_version *served = version_at(s, g->model, &ours);
+    int rc = 0;
+    if (served && served != g->version) {
+        snprintf(what, sizeof(what), "what engine %s serves, version", s->engine);
+        rc = compare_version(g, served, what, err);
+        *compared = rc != -ESTALE;
+        rc =
+            rc == -ESTALE ? 0 : rc; /* gone here and at the source, as those are that have no name any more */
+    } else if (served) {
+        *compared = true; /* the same again */
+    } else if (!ours && s->path[0] == '/' && ws_folder_open(s->path, &folder, NULL) == 0) {
+        struct headers *want = malloc(sizeof(*want));
+        if (want)
+            headers_of_folder(folder, want);
+        snprintf(what, sizeof(what), "what engine %s serves, %s", s->engine, s->path);
+        rc = want ? compare(g->model, g->version, want, what, err)
+                  : ws_error_set(err, ENOMEM, "no memory for the comparison of layouts");
+        *compared = want && want->n > 0;
+        free(want);
+    }
+    ws_folder_free(folder);
+    if (served)
+        ws_version_put(served);
+    return rc;
+}
+
+static struct start *starts_of(struct ws_control *c, const struct ws_desk *d, size_t *n)
+{
+    *n = 0;
+    pthread_mutex_lock(&c->lock);
+    struct start *all = calloc(d->n_engines + 1, sizeof(*all));
+    for (const struct ws_engine *e = d->engines; all && e; e = e->next) {
+        struct start *s = &all[(*n)++];
+        snprintf(s->path, sizeof(s->path), "%s", e->condition.path);
+        snprintf(s->prefix, sizeof(s->prefix), "%s", e->prefix ? e->prefix : c->options.mountpoint);
+        snprintf(s->engine, sizeof(s->engine), "%s", e->name);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return all;
+}
+
+static int gate_first(const struct ws_gate *g, struct ws_control *c, const struct ws_desk *d,
+                      struct ws_error *err)
+{
+    size_t n;
+    bool compared = false;
+    struct start *all = starts_of(c, d, &n);
+    int rc = all ? 0 : ws_error_set(err, ENOMEM, "no memory for the comparison of layouts");
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        bool one = false;
+        rc = compare_start(g, &all[i], &one, err);
+        compared |= one;
+    }
+    free(all);
+    if (rc < 0 || compared || n == 0)
+        return rc;
+    struct ws_version *below = ws_version_below(g->version);
+    if (below) {
+        rc = compare_version(g, below, "the version below it,", err);
+        ws_version_keep(below, -1);
+        ws_version_put(below);
+    } else {
+        ws_log(WS_LOG_WARN, "gate", "nothing to compare a first version with model=%s version=%" PRIu64,
+               ws_model_name(g->model), ws_version_number(g->version));
+    }
+    return rc;
+}
+
+int ws_gate_pass(const struct ws_gate *g, struct ws_control *c, const struct ws_desk *d, struct ws_error *err)
+{
+    struct ws_version *served = ws_model_current(g->model);
+    if (!served)
+        return gate_first(g, c, d, err);
+    int rc = served == g->version ? 0 : compare_version(g, served, "the served version", err);
+    ws_version_put(served);
+    return rc;
+}

@@ -1,0 +1,25 @@
+/* Gate: may a version take the place of the one that a model's engines serve? Asked before any engine is
+ * told, because none of them checks that a checkpoint is complete: a missing tensor is answered 200 and
+ * leaves a mix. */
+#ifndef WS_FS_SWITCH_GATE_H
+#define WS_FS_SWITCH_GATE_H
+#include "fs/engines/controller.h"
+
+struct ws_gate {
+    struct ws_model *model;
+    struct ws_version *version;
+    /* Fetches what is served where it is not here; -ESTALE: gone at the source. NULL: only what is here
+     * counts. */
+    int (*fetch)(void *arg, struct ws_version *served, struct ws_error *err);
+    void *arg;
+};
+
+/* Compares names, dtypes and shapes with those of what is served; frozen tensors are in the files and count.
+ * That is the current version; before a first switch what each engine was started on (a version of this
+ * mount, or a folder that can be read here), else the newest version below that is here. 0 too where there is
+ * nothing to compare with. -EPROTO with the list of what is missing, extra or different; any other error
+ * where a layout that there is cannot be told. */
+WS_MUST_USE int ws_gate_pass(const struct ws_gate *g, struct ws_control *c, const struct ws_desk *d,
+                             struct ws_error *err);
+
+#endif

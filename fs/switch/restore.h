@@ -1,0 +1,14 @@
+/* Restore: what the settings of a daemon before say of versions that sources list only now: pins, and the one
+ * that was current. */
+#ifndef WS_FS_SWITCH_RESTORE_H
+#define WS_FS_SWITCH_RESTORE_H
+#include "fs/engines/controller.h"
+
+/* The settings, into the desks; before there are threads. What is wrong with them is told and left out. */
+void ws_restore_settings(struct ws_control *c);
+/* A version has become known: pinned again, and made current again once it is here. Returns soon. */
+void ws_restore_version(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v);
+/* The same, where a try has failed and it is time for the next. */
+void ws_restore_again(struct ws_control *c, struct ws_desk *d, struct ws_model *m);
+
+#endif

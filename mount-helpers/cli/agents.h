@@ -1,0 +1,23 @@
+/* Agents: the agent that a command of the trainer's side talks to. */
+#ifndef WS_MOUNT_HELPERS_CLI_AGENTS_H
+#define WS_MOUNT_HELPERS_CLI_AGENTS_H
+#include "backends/trainer/api/agent_address.h"
+#include "mount-helpers/cli/cli.h"
+#include "transports/protocol/source.h"
+
+/* The option of a command's table, and its token and certificates. */
+#define AGENTS_OPTIONS                                                                                       \
+    {"agent", 'a', "URL",                                                                                    \
+     "the agent: unix:/PATH or http(s)://HOST:PORT; default $WSYNC_AGENT, or "                               \
+     "unix:" WS_AGENT_SOCKET},                                                                               \
+        {"token-file", 0, "FILE", "bearer token for it, the file's first line"},                             \
+    {                                                                                                        \
+        "ca-file", 0, "FILE", "certificates that an https agent is checked against"                          \
+    }
+
+/* Opened without waiting for it; exits with a sentence when the URL is none. */
+struct ws_source *agents_open(const struct cli_args *args);
+/* "timeout" and the like in seconds, or CLI_FOREVER: sleeps a moment, false once the time is over. */
+bool agents_sleep(double start, uint64_t seconds);
+
+#endif

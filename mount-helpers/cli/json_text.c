@@ -1,0 +1,34 @@
+#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/cli.h"
+#include "transports/base/text.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+json_t *json_text(const char *text)
+{
+    static const char strange[] = "\xef\xbf\xbd"; /* U+FFFD */
+    if (!text)
+        return json_null();
+    size_t left = strlen(text), n = 0;
+    char *out = malloc(3 * left + 1);
+    while (out && left) {
+        size_t good = ws_utf8_length(text, left), len = good ? good : 3, step = good ? good : 1;
+        memcpy(out + n, good ? text : strange, len);
+        n += len;
+        text += step;
+        left -= step;
+    }
+    json_t *string = out ? json_stringn(out, n) : NULL;
+    free(out);
+    return string;
+}
+
+int json_print(json_t *value)
+{
+    bool good = value && json_dumpf(value, stdout, JSON_INDENT(1)) == 0 && putchar('\n') != EOF &&
+                fflush(stdout) == 0;
+    const char *why = value ? "it cannot be written" : "there is no memory for it";
+    json_decref(value);
+    return good ? CLI_OK : cli_fail("cannot print JSON: %s", why);
+}

@@ -1,0 +1,185 @@
+#include "mount-helpers/cli/mounts.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <mntent.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Calls visit with each wsync mount's folder until it says so; false: it never did. */
+static bool each_mount(bool (*visit)(const char *dir, void *arg), void *arg)
+{
+    bool ended = false;
+    FILE *f = setmntent("/proc/self/mounts", "re");
+    if (!f)
+        return false;
+    for (const struct mntent *m; !ended && (m = getmntent(f));)
+        ended = !strcmp(m->mnt_type, "fuse.wsync") && visit(m->mnt_dir, arg);
+    endmntent(f);
+    return ended;
+}
+
+struct search {
+    const char *path;    /* absolute */
+    char best[PATH_MAX]; /* the innermost mount that path is on, or below */
+};
+
+static bool is_on(const char *dir, void *arg)
+{
+    struct search *s = arg;
+    size_t n = strlen(dir);
+    if (!strncmp(s->path, dir, n) && (s->path[n] == 0 || s->path[n] == '/') && n >= strlen(s->best))
+        snprintf(s->best, sizeof s->best, "%s", dir);
+    return false;
+}
+
+bool mounts_find(const char *path, char mount[PATH_MAX], char below[PATH_MAX])
+{
+    char real[PATH_MAX];
+    struct search s = {.path = realpath(path, real)};
+    if (!s.path) { /* below a dead mount nothing can be looked up: what is written must do */
+        size_t n = strlen(path);
+        while (n > 1 && path[n - 1] == '/')
+            n--;
+        snprintf(real, sizeof real, "%.*s", (int)n, path);
+        s.path = real;
+    }
+    each_mount(is_on, &s);
+    if (!s.best[0])
+        return false;
+    snprintf(mount, PATH_MAX, "%s", s.best);
+    snprintf(below, PATH_MAX, "%s", s.path + strlen(s.best) + (s.path[strlen(s.best)] == '/'));
+    return true;
+}
+
+struct tally {
+    size_t n;
+    char last[PATH_MAX];
+};
+
+static bool take(const char *dir, void *arg)
+{
+    struct tally *t = arg;
+    if (t->n++ == 0 || strcmp(t->last, dir)) /* one that is mounted over a dead one counts once */
+        snprintf(t->last, sizeof t->last, "%s", dir);
+    else
+        t->n--;
+    return false;
+}
+
+const char *mounts_named(const struct cli_args *args)
+{
+    const char *named = cli_get(args, "mount");
+    if (!named)
+        named = getenv("WSYNC_MOUNT");
+    return named && *named ? named : NULL;
+}
+
+const char *mounts_pick(const struct cli_args *args)
+{
+    static char mount[PATH_MAX];
+    char below[PATH_MAX];
+    const char *named = mounts_named(args);
+    if (named) {
+        if (!mounts_find(named, mount, below) || below[0])
+            exit(cli_fail("%s is not a wsync mount; 'findmnt -t fuse.wsync' lists those of this machine",
+                          named));
+        return mount;
+    }
+    struct tally t = {0};
+    each_mount(take, &t);
+    if (t.n == 0)
+        exit(cli_fail("no wsync mount on this machine; mount one with 'wsync mount SOURCE DIR', "
+                      "or name it with --mount DIR"));
+    if (t.n > 1)
+        exit(cli_fail("%zu wsync mounts on this machine; name one with --mount DIR or $WSYNC_MOUNT", t.n));
+    snprintf(mount, sizeof mount, "%s", t.last);
+    return mount;
+}
+
+const char *mounts_pick_model(const struct cli_args *args, const char **model)
+{
+    static char mount[PATH_MAX], below[PATH_MAX];
+    const char *first = cli_word(args, 0);
+    *model = first;
+    if (!first || !strchr(first, '/')) {
+        if (cli_words(args) > 1)
+            exit(cli_usage("one argument too many: '%s'", cli_word(args, 1)));
+        return mounts_pick(args);
+    }
+    if (cli_get(args, "mount"))
+        exit(cli_usage("the mount is named twice: '%s' and --mount %s", first, cli_get(args, "mount")));
+    if (!mounts_find(first, mount, below))
+        exit(cli_fail("%s is not on a wsync mount; 'findmnt -t fuse.wsync' lists those of this machine",
+                      first));
+    if (strchr(below, '/') || (below[0] && cli_words(args) > 1))
+        exit(cli_usage("'%s' is neither a mount nor the folder of a model", first));
+    *model = below[0] ? below : cli_word(args, 1);
+    return mount;
+}
+
+char *mounts_read(const char *format, ...)
+{
+    char path[PATH_MAX];
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(path, sizeof path, format, ap);
+    va_end(ap);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    size_t len = 0, cap = 1 << 16;
+    char *text = malloc(cap + 1);
+    for (ssize_t n; text && (n = read(fd, text + len, cap - len)) != 0;) {
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0) {
+            int saved = errno;
+            free(text);
+            close(fd);
+            errno = saved;
+            return NULL;
+        }
+        len += (size_t)n;
+        if (len == cap) {
+            char *more = realloc(text, 2 * cap + 1);
+            if (!more) {
+                free(text);
+                close(fd);
+                errno = ENOMEM;
+                return NULL;
+            }
+            text = more;
+            cap *= 2;
+        }
+    }
+    close(fd);
+    if (text)
+        text[len] = 0;
+    return text;
+}
+
+int mounts_write(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    ssize_t n = write(fd, text, strlen(text));
+    int rc = n < 0 ? -errno : 0;
+    close(fd);
+    return rc;
+}
+
+char *mounts_value(const char *text, const char *key)
+{
+    size_t k = strlen(key);
+    for (const char *line = text; line && *line;) {
+        size_t n = strcspn(line, "\n");
+        if (n > k && !strncmp(line, key, k) && line[k] == ' ')
+            return strndup(line + k + 1, n - k - 1);
+        line += n + (line[n] == '\n');
+    }
+    return NULL;
+}

@@ -1,0 +1,24 @@
+/* Mounts: finding wsync mounts on this machine and reading their control files. */
+#ifndef WS_MOUNT_HELPERS_CLI_MOUNTS_H
+#define WS_MOUNT_HELPERS_CLI_MOUNTS_H
+#include "mount-helpers/cli/cli.h"
+#include <limits.h>
+#include <stdbool.h>
+
+/* The mount that --mount, $WSYNC_MOUNT or the only wsync mount of /proc/self/mounts names; exits
+ * with a sentence when there is none, when what is named is none, or when it is not clear which. */
+const char *mounts_pick(const struct cli_args *args);
+/* The same for a command of the words [DIR|DIR/MODEL] [MODEL]: a word with a slash names the mount, or the
+ * folder of a model on it. *model is NULL where none is named. */
+const char *mounts_pick_model(const struct cli_args *args, const char **model);
+const char *mounts_named(const struct cli_args *args); /* --mount or $WSYNC_MOUNT as written, or NULL */
+/* Is a path on a wsync mount, dead or alive? Gives the mount's folder, and the rest of the path. */
+bool mounts_find(const char *path, char mount[PATH_MAX], char below[PATH_MAX]);
+/* A whole control file as malloc'ed text; NULL with errno. path is formatted. */
+__attribute__((format(printf, 1, 2))) char *mounts_read(const char *format, ...);
+/* Writes one command; 0 or -errno. */
+int mounts_write(const char *path, const char *text);
+/* Value of "key value" in flat text: malloc'ed or NULL. */
+char *mounts_value(const char *text, const char *key);
+
+#endif

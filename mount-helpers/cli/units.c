@@ -1,0 +1,97 @@
+/* Figures: sizes, rates, clocks, secrets and signals for the subcommands. */
+#include "fs/engines/token.h"
+#include "mount-helpers/cli/cli.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#define SECRET_WAIT_MS 60000 /* for a command in <(...) that asks somebody */
+
+static char *turn(void)
+{
+    static _Thread_local char buffers[4][32];
+    static _Thread_local unsigned next;
+    return buffers[next++ % 4];
+}
+
+const char *cli_size(uint64_t bytes)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    double v = (double)bytes;
+    size_t u = 0;
+    while (v >= 999.5 && u < 4) {
+        v /= 1000;
+        u++;
+    }
+    char *out = turn();
+    snprintf(out, 32, u == 0 || v >= 99.5 ? "%.0f %s" : v >= 9.95 ? "%.1f %s" : "%.2f %s", v, units[u]);
+    return out;
+}
+
+const char *cli_rate(uint64_t bytes, double seconds)
+{
+    char *out = turn();
+    if (seconds < 1e-9)
+        seconds = 1e-9;
+    snprintf(out, 32, "%s/s", cli_size((uint64_t)((double)bytes / seconds)));
+    return out;
+}
+
+double cli_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+char *cli_read_secret(const char *path)
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    struct ws_error err;
+    char *token;
+    if (fd < 0)
+        exit(cli_fail("cannot read the token file %s: %s", path, strerror(errno)));
+    if (ws_token_take(fd, path, SECRET_WAIT_MS, &token, &err) < 0)
+        exit(cli_fail("%s", err.text));
+    return token;
+}
+
+static void stop_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGHUP);
+}
+
+void cli_block_signals(void)
+{
+    sigset_t set;
+    stop_signals(&set);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+int cli_wait_signal(void)
+{
+    sigset_t set;
+    int sig;
+    stop_signals(&set);
+    while (sigwait(&set, &sig))
+        ;
+    return sig;
+}
+
+void cli_allow_descriptors(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+}

@@ -1,0 +1,248 @@
+/* wsync agent: holds a trainer node's slots and serves them. */
+#include "backends/trainer/agent/agent.h"
+#include "backends/trainer/api/agent_address.h"
+#include "fs/switch/settings.h"
+#include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/systemd.h"
+#include "transports/base/log.h"
+#include "transports/base/name.h"
+#include <errno.h>
+#include <grp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DEFAULT_LISTEN "127.0.0.1:18861"
+#define MAX_ASTRAFLOW  64
+
+static const struct cli_option options[] = {
+    {"listen", 'l', "HOST:PORT", "serve HTTP here; default " DEFAULT_LISTEN ", 'none' for no TCP"},
+    {"socket", 's', "PATH",
+     "unix socket for publishers and for mounts on this host; default " WS_AGENT_SOCKET ", 'none' for none"},
+    {"group", 'g', "NAME", "let this group use the socket (it may then publish and read)"},
+    {"token-file", 0, "FILE", "ask HTTP clients for the bearer token in the file's first line"},
+    {"insecure", 0, NULL, "listen beyond loopback without a token"},
+    {"tls-cert", 0, "FILE", "serve TLS 1.3 with this PEM certificate"},
+    {"tls-key", 0, "FILE", "its private key"},
+    {"tls-client-ca", 0, "FILE", "ask clients for a certificate signed by this CA"},
+    {"primary", 0, "URL",
+     "a trainer that spans nodes has an agent on each: on all but one (the node of rank 0) this names that "
+     "one's "
+     "agent, http://HOST:PORT"},
+    {"primary-token-file", 0, "FILE", "with --primary: its bearer token; default: that of --token-file"},
+    {"primary-ca", 0, "FILE", "with --primary: trust this CA's certificates (PEM) for https"},
+    {"primary-cert", 0, "FILE", "with --primary: show this client certificate"},
+    {"primary-key", 0, "FILE", "with --primary: its private key"},
+    {"memory", 'm', "SIZE", "budget of all slots; default: what the machine and its cgroups allow"},
+    {"slots", 0, "N",
+     "most slots of one model; default 4: two, and those that readers on this host keep. These get the "
+     "memory "
+     "of N - 2 versions, as far as --memory has room for all of them, and copies of others",
+     2, WS_MAX_SLOTS},
+    {"astraflow", 0, "[MODEL=]HOST:PORT",
+     "serve AstraFlow's own receivers here, too (one model a listener; without MODEL the only one that there "
+     "is); their protocol knows no token: who reaches this port can have the weights"},
+    {"astraflow-stall", 0, "SECONDS", "give a receiver up that takes no bytes for so long; default 30", 1,
+     CLI_MAX_SECONDS},
+    {"state", 0, "DIR",
+     "keep the registrations of AstraFlow's receivers here; default /var/lib/wsync, or below the home of one "
+     "who is not root; 'none': they are forgotten at the end"},
+    {"delta-cache", 0, "SIZE",
+     "memory for deltas between versions, of all models; default a tenth of the models, which is room for "
+     "three "
+     "steps that change 5 %, and 1G at least; 0: none are made"},
+    {"archive", 0, "DIR",
+     "write versions to this folder: readable as dir:DIR, and by http: behind any web server"},
+    {"archive-every", 0, "N", "with --archive: every N-th version whole, deltas between; 1 to 64, default 10",
+     1, 64},
+    {"archive-keep", 0, "K",
+     "with --archive: keep the newest K whole versions and the deltas on them; default 3; while the next one "
+     "is written there are K + 1",
+     1, 10000},
+    {"broadcast", 0, "DEVICE|auto|off",
+     "send versions by NCCL to all mounts at once that ask for it within a short time, from this GPU; auto: "
+     "the "
+     "first one that is visible, and none where that does not work; default off"},
+    {"broadcast-window", 0, "MS", "with --broadcast: how long others are waited for; 1 to 2000, default 100",
+     1, 2000},
+    {"threads", 't', "N", "threads for hashing after a commit, and as many for deltas; default: all cores", 0,
+     CLI_MAX_THREADS},
+    {"nice", 0, "N", "nice value of the background threads", 0, 19},
+    {0},
+};
+
+static int make_parent(const char *path)
+{
+    char dir[4096];
+    const char *slash = strrchr(path, '/');
+    if (!slash || slash == path)
+        return 0;
+    snprintf(dir, sizeof dir, "%.*s", (int)(slash - path), path);
+    return mkdir(dir, 0755) && errno != EEXIST ? -errno : 0;
+}
+
+/* "[MODEL=]HOST:PORT" to a listener. */
+static int take_astraflow(const struct cli_args *args, const char *text, struct ws_astraflow_options *out)
+{
+    const char *equals = strchr(text, '=');
+    char file[300];
+    *out = (struct ws_astraflow_options){
+        .listen = equals ? equals + 1 : text,
+        .model = equals ? strndup(text, (size_t)(equals - text)) : NULL,
+        .stall_ms = 1000 * (unsigned)cli_u64(args, "astraflow-stall", 0),
+    };
+    if (out->model && !ws_name_is_model(out->model))
+        return cli_usage("--astraflow: '%s' is no model; %s", out->model, WS_MODEL_NAME_RULE);
+    snprintf(file, sizeof file, "/astraflow-%s.json", out->listen);
+    out->state = ws_settings_path(cli_get(args, "state"), file);
+    return CLI_OK;
+}
+
+static int take_listeners(const struct cli_args *args, struct ws_astraflow_options *out, size_t *n)
+{
+    int rc = CLI_OK;
+    for (const char *one; rc == CLI_OK && (one = cli_nth(args, "astraflow", *n));) {
+        if (*n == MAX_ASTRAFLOW)
+            return cli_usage("--astraflow more than %d times", MAX_ASTRAFLOW);
+        rc = take_astraflow(args, one, &out[(*n)++]);
+    }
+    return rc;
+}
+
+static void drop_listeners(struct ws_astraflow_options *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        free(all[i].model);
+        free(all[i].state);
+    }
+}
+
+static int serve(const struct ws_agent_options *o)
+{
+    struct ws_error err = {0};
+    struct ws_agent *agent;
+    cli_allow_descriptors(); /* a version on GPUs may be of thousands */
+    if (o->socket && make_parent(o->socket))
+        return cli_fail("cannot make the folder of %s: %s; choose another --socket", o->socket,
+                        strerror(errno));
+    cli_block_signals();
+    if (ws_agent_new(&agent, o, &err))
+        return cli_fail("%s", err.text);
+    ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o->tcp.listen ? o->tcp.listen : "none",
+           o->tcp.listen ? ws_agent_port(agent) : 0, o->socket ? o->socket : "none");
+    notify_ready();
+    int sig = cli_wait_signal();
+    notify_stopping();
+    ws_log(WS_LOG_INFO, "agent", "stopping signal=%s", strsignal(sig));
+    ws_agent_free(agent);
+    return CLI_OK;
+}
+
+static int run(const struct cli_args *args)
+{
+    struct ws_astraflow_options astraflow[MAX_ASTRAFLOW];
+    const char *listen = cli_get(args, "listen"), *socket = cli_get(args, "socket");
+    const char *group = cli_get(args, "group"), *token_file = cli_get(args, "token-file");
+    struct ws_agent_options o = {
+        .tcp.listen = listen ? listen : DEFAULT_LISTEN,
+        .tcp.insecure = cli_has(args, "insecure"),
+        .tcp.tls_cert_file = cli_get(args, "tls-cert"),
+        .tcp.tls_key_file = cli_get(args, "tls-key"),
+        .tcp.tls_client_ca_file = cli_get(args, "tls-client-ca"),
+        .socket = socket ? socket : WS_AGENT_SOCKET,
+        .socket_gid = (gid_t)-1,
+        .memory_bytes = cli_bytes(args, "memory", 0),
+        .delta_cache_bytes = cli_bytes(args, "delta-cache", WS_DELTA_CACHE_BY_SIZE),
+        .archive = cli_get(args, "archive"),
+        .archive_every = (unsigned)cli_u64(args, "archive-every", 10),
+        .archive_keep = (unsigned)cli_u64(args, "archive-keep", 3),
+        .max_slots = (unsigned)cli_u64(args, "slots", 0),
+        .broadcast = cli_get(args, "broadcast"),
+        .gather_ms = (unsigned)cli_u64(args, "broadcast-window", 0),
+        .n_threads = (unsigned)cli_u64(args, "threads", 0),
+        .nice = (int)cli_u64(args, "nice", 0),
+    };
+    const char *primary_token_file = cli_get(args, "primary-token-file");
+    char *primary_token = primary_token_file ? cli_read_secret(primary_token_file) : NULL;
+    char *token = token_file ? cli_read_secret(token_file) : NULL;
+
+    o.tcp.token = token;
+    o.primary = cli_get(args, "primary");
+    o.primary_access = (struct ws_source_options){
+        .token = primary_token_file ? primary_token : token,
+        .ca_file = cli_get(args, "primary-ca"),
+        .cert_file = cli_get(args, "primary-cert"),
+        .key_file = cli_get(args, "primary-key"),
+    };
+    if (!o.primary && (primary_token_file || o.primary_access.ca_file || o.primary_access.cert_file))
+        return cli_usage("--primary-token-file, --primary-ca and --primary-cert need --primary URL");
+    if (!strcmp(o.tcp.listen, "none"))
+        o.tcp.listen = NULL;
+    if (!strcmp(o.socket, "none"))
+        o.socket = NULL;
+    if (!o.tcp.listen && !o.socket)
+        return cli_usage("with neither --listen nor --socket nobody could reach the agent");
+    if (!o.archive && (cli_has(args, "archive-every") || cli_has(args, "archive-keep")))
+        return cli_usage("--archive-every and --archive-keep need --archive DIR");
+    if (o.broadcast && !strcmp(o.broadcast, "off"))
+        o.broadcast = NULL;
+    if (cli_has(args, "broadcast-window") && !o.broadcast)
+        return cli_usage("--broadcast-window needs --broadcast");
+    if (group) {
+        const struct group *g = getgrnam(group);
+        if (!g)
+            return cli_usage("there is no group '%s'", group);
+        o.socket_gid = g->gr_gid;
+    }
+    o.astraflow = astraflow;
+    int rc = take_listeners(args, astraflow, &o.n_astraflow);
+    if (rc == CLI_OK)
+        rc = serve(&o);
+    drop_listeners(astraflow, o.n_astraflow);
+    free(token);
+    free(primary_token);
+    return rc;
+}
+
+const struct cli_command cmd_agent = {
+    .name = "agent",
+    .summary = "hold and serve the versions that trainers on this node publish",
+    .synopsis = "[OPTIONS]",
+    .description =
+        "Runs in the foreground, one a node, on its own so that neither the trainer's interpreter nor "
+        "its crash stops a transfer. Trainers attach by the unix socket and write into its slots; "
+        "mounts pull by HTTP, or on the same host by file descriptors.\n\n"
+        "Without --token-file it refuses to listen beyond loopback unless told --insecure. "
+        "Versions live in memory: they are gone when the agent ends, but for what --archive wrote. The "
+        "trainer "
+        "never waits for that disk: a version whose slot is wanted before it is written is given up, and the "
+        "next one is written whole.\n\n"
+        "A trainer that spans nodes has an agent on each. Its ranks attach to the agent of their own node; "
+        "--primary names the agent of the node with rank 0 on all others. Each agent holds and serves what "
+        "its "
+        "ranks wrote, a version is announced when all have theirs, and mounts name all agents: "
+        "wsync mount http://NODE0:18861,http://NODE1:18861 /wsync.\n\n"
+        "With --broadcast the agent sends out of its slot's memory through one GPU, whose memory it takes "
+        "two "
+        "buckets of 16 MiB of; mounts need NCCL of the very same release and a GPU of their own. A member "
+        "that "
+        "dies or stands still ends the round after 5 seconds, and the others make a new one; whoever is left "
+        "out pulls by TCP. libnccl.so.2 and the driver are opened at run time; CUDA_VISIBLE_DEVICES and "
+        "NCCL's "
+        "own variables (NCCL_SOCKET_IFNAME ...) hold.\n\n"
+        "With --astraflow it also serves AstraFlow's own receivers, unmodified, from the same memory: point "
+        "them at that port (sender_endpoint, or WEIGHT_TRANSFER_HTTP_PORT). Those ports know no "
+        "authentication, --token-file and TLS do not hold there: each is a listener of its own, off unless "
+        "it is asked for, and belongs into a network in which everybody may have the weights.",
+    .examples =
+        "wsync agent --listen 127.0.0.1:18861 --socket /run/wsync/agent.sock\n"
+        "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token\n"
+        "wsync agent --archive /data/run7 --archive-every 20 --archive-keep 5\n"
+        "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token --primary http://NODE0:18861\n"
+        "curl -s http://127.0.0.1:18861/v1/models\n"
+        "wsync agent --astraflow actor=10.0.0.1:18871 --astraflow critic=10.0.0.1:18872",
+    .options = options,
+    .run = run,
+};

@@ -1,0 +1,263 @@
+/* wsync diff: how far two versions are apart, tensor by tensor. */
+#include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/json_text.h"
+#include "transports/base/text.h"
+#include "transports/delta/ulp_distance.h"
+#include "transports/format/folder.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const struct cli_option options[] = {
+    {"json", 'j', NULL, "print JSON"},
+    {"match", 'n', "PATTERN", "only tensors whose name matches this shell pattern"},
+    {"all", 'a', NULL, "also tensors that are equal"},
+    {"threads", 't', "N", "threads; default: all cores", 0, CLI_MAX_THREADS},
+    {0},
+};
+
+/* One side: its safetensors files, mapped. */
+struct file {
+    struct ws_safetensors *st;
+    const unsigned char *bytes;
+    uint64_t size;
+};
+struct side {
+    const char *path;
+    size_t n;
+    struct file *files;
+};
+
+static int map_file(struct file *f, const char *path)
+{
+    struct ws_error err = {0};
+    if (ws_safetensors_read(path, &f->st, &err))
+        return cli_fail("%s", err.text);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    f->size = f->st->file_bytes;
+    void *p = fd < 0 ? MAP_FAILED : mmap(NULL, f->size, PROT_READ, MAP_SHARED, fd, 0);
+    int code = p == MAP_FAILED ? cli_fail("cannot map %s: %s", path, strerror(errno)) : CLI_OK;
+    if (fd >= 0)
+        close(fd);
+    f->bytes = p == MAP_FAILED ? NULL : p;
+    return code;
+}
+
+static int open_side(struct side *s, const char *path)
+{
+    struct ws_folder *folder = NULL;
+    struct ws_error err = {0};
+    struct stat st;
+    int code = CLI_OK;
+    *s = (struct side){.path = path};
+    if (stat(path, &st))
+        return cli_fail("cannot look at %s: %s", path, strerror(errno));
+    if (S_ISDIR(st.st_mode) && ws_folder_open(path, &folder, &err))
+        return cli_fail("%s", err.text);
+    s->files = calloc(folder ? folder->n_files + 1 : 1, sizeof(*s->files));
+    if (!s->files) {
+        ws_folder_free(folder);
+        return cli_fail("no memory for the files of %s", path);
+    }
+    if (!folder)
+        code = map_file(&s->files[s->n++], path);
+    for (size_t i = 0; folder && code == CLI_OK && i < folder->n_files; i++)
+        if (folder->files[i].st)
+            code = map_file(&s->files[s->n++], folder->files[i].path);
+    ws_folder_free(folder);
+    if (code == CLI_OK && s->n == 0)
+        code = cli_fail("there is no safetensors file in %s", path);
+    return code;
+}
+
+static void close_side(struct side *s)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        if (s->files[i].bytes)
+            munmap((void *)(uintptr_t)s->files[i].bytes, s->files[i].size);
+        ws_safetensors_free(s->files[i].st);
+    }
+    free(s->files);
+}
+
+static const struct ws_tensor *find(const struct side *s, const char *name, const unsigned char **bytes)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        const struct ws_tensor *t = ws_safetensors_find(s->files[i].st, name);
+        if (t) {
+            *bytes = s->files[i].bytes + t->begin;
+            return t;
+        }
+    }
+    return NULL;
+}
+
+struct diff {
+    size_t n, n_other; /* pairs; tensors that have no counterpart */
+    struct ws_difference_pair *pairs;
+    const char **names;
+    json_t *other; /* sentences */
+};
+
+static void note_other(struct diff *d, const char *what, const struct ws_tensor *t, const char *where)
+{
+    char line[WS_MAX_TENSOR_NAME + 256];
+    snprintf(line, sizeof line, "%s %s %.200s", t->name, what, where);
+    ws_text_clean(line);
+    json_array_append_new(d->other, json_text(line));
+    d->n_other++;
+}
+
+static bool is_wanted(const char *pattern, const struct ws_tensor *t)
+{
+    return !pattern || fnmatch(pattern, t->name, 0) == 0;
+}
+
+static int pair_up(struct diff *d, const struct side *a, const struct side *b, const char *pattern)
+{
+    size_t room = 1;
+    for (size_t i = 0; i < a->n; i++)
+        room += a->files[i].st->n_tensors;
+    d->pairs = calloc(room, sizeof(*d->pairs));
+    d->names = calloc(room, sizeof(*d->names));
+    d->other = json_array();
+    if (!d->pairs || !d->names || !d->other)
+        return cli_fail("no memory for %zu tensors", room);
+    for (size_t i = 0; i < a->n; i++) {
+        for (size_t k = 0; k < a->files[i].st->n_tensors; k++) {
+            const struct ws_tensor *t = &a->files[i].st->tensors[k], *u;
+            const unsigned char *bytes = NULL;
+            if (!is_wanted(pattern, t))
+                continue;
+            u = find(b, t->name, &bytes);
+            if (!u)
+                note_other(d, "is not in", t, b->path);
+            else if (u->dtype != t->dtype || u->n_dims != t->n_dims ||
+                     memcmp(u->shape, t->shape, sizeof(t->shape)) != 0)
+                note_other(d, "has another type or shape in", t, b->path);
+            else {
+                d->names[d->n] = t->name;
+                d->pairs[d->n++] = (struct ws_difference_pair){.dtype = t->dtype,
+                                                               .a = a->files[i].bytes + t->begin,
+                                                               .b = bytes,
+                                                               .bytes = t->end - t->begin};
+            }
+        }
+    }
+    for (size_t i = 0; i < b->n; i++)
+        for (size_t k = 0; k < b->files[i].st->n_tensors; k++) {
+            const unsigned char *bytes;
+            const struct ws_tensor *t = &b->files[i].st->tensors[k];
+            if (is_wanted(pattern, t) && !find(a, t->name, &bytes))
+                note_other(d, "is not in", t, a->path);
+        }
+    return CLI_OK;
+}
+
+static void print_text(const struct diff *d, bool all, const struct ws_difference *total)
+{
+    char name[WS_MAX_TENSOR_NAME + 1];
+    const json_t *line;
+    size_t i, n_changed = 0;
+    printf("%12s %12s %9s %12s %-8s %s\n", "ELEMENTS", "CHANGED", "FRACTION", "LARGEST ULP", "TYPE",
+           "TENSOR");
+    for (i = 0; i < d->n; i++) {
+        const struct ws_difference *o = &d->pairs[i].out;
+        n_changed += o->changed > 0;
+        if (!o->changed && !all)
+            continue;
+        snprintf(name, sizeof name, "%s", d->names[i]);
+        ws_text_clean(name);
+        printf("%12" PRIu64 " %12" PRIu64 " %8.4f%% %12" PRIu64 " %-8s %s\n", o->elements, o->changed,
+               o->elements ? 100.0 * (double)o->changed / (double)o->elements : 0.0, o->largest,
+               ws_dtype_name(d->pairs[i].dtype), name);
+    }
+    json_array_foreach(d->other, i, line)
+    {
+        printf("%s\n", json_string_value(line));
+    }
+    printf("%zu of %zu tensors changed, in %" PRIu64 " of %" PRIu64 " elements (%.4f%%), by at most %" PRIu64
+           " units in the last place%s\n",
+           n_changed, d->n, total->changed, total->elements,
+           total->elements ? 100.0 * (double)total->changed / (double)total->elements : 0.0, total->largest,
+           d->n_other ? "; some have no counterpart" : "");
+}
+
+static json_t *difference_json(const struct ws_difference *o)
+{
+    return json_pack("{s:I,s:I,s:I}", "elements", (json_int_t)o->elements, "changed", (json_int_t)o->changed,
+                     "largest_ulp", (json_int_t)o->largest);
+}
+
+static int print_json(const struct diff *d, bool all, const struct ws_difference *total)
+{
+    json_t *rows = json_array();
+    for (size_t i = 0; i < d->n; i++) {
+        if (!d->pairs[i].out.changed && !all)
+            continue;
+        json_t *row = difference_json(&d->pairs[i].out);
+        json_object_set_new(row, "name", json_text(d->names[i]));
+        json_object_set_new(row, "dtype", json_string(ws_dtype_name(d->pairs[i].dtype)));
+        json_array_append_new(rows, row);
+    }
+    return json_print(
+        json_pack("{s:o,s:o,s:O}", "total", difference_json(total), "tensors", rows, "other", d->other));
+}
+
+static int run(const struct cli_args *args)
+{
+    struct side a = {0}, b = {0};
+    struct diff d = {0};
+    struct ws_difference total = {0};
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    struct ws_workers *workers =
+        ws_workers_new((unsigned)cli_u64(args, "threads", cores > 0 ? (uint64_t)cores : 1), 0);
+    int code = workers ? open_side(&a, cli_word(args, 0)) : cli_fail("no memory for threads");
+    if (code == CLI_OK)
+        code = open_side(&b, cli_word(args, 1));
+    if (code == CLI_OK)
+        code = pair_up(&d, &a, &b, cli_get(args, "match"));
+    if (code == CLI_OK && ws_differences(d.pairs, d.n, workers) < 0)
+        code = cli_fail("no memory for the comparison");
+    for (size_t i = 0; i < d.n; i++) {
+        total.elements += d.pairs[i].out.elements;
+        total.changed += d.pairs[i].out.changed;
+        total.largest = d.pairs[i].out.largest > total.largest ? d.pairs[i].out.largest : total.largest;
+    }
+    if (code == CLI_OK && cli_has(args, "json"))
+        code = print_json(&d, cli_has(args, "all"), &total);
+    else if (code == CLI_OK)
+        print_text(&d, cli_has(args, "all"), &total);
+    ws_workers_free(workers);
+    free(d.pairs);
+    free(d.names);
+    json_decref(d.other);
+    close_side(&a);
+    close_side(&b);
+    return code;
+}
+
+const struct cli_command cmd_diff = {
+    .name = "diff",
+    .summary = "compare two versions, checkpoints or safetensors files tensor by tensor",
+    .synopsis = "[OPTIONS] A B",
+    .description =
+        "Prints for each tensor that differs how many elements changed in any bit, their share, and the "
+        "largest change in units in the last place (in integers: the largest difference). A and B are "
+        "mounted versions (which this pulls), checkpoint folders or safetensors files. For a mounted "
+        "version and the one before it, .wsync/changed has the same.",
+    .examples = "wsync diff /wsync/actor/1 /wsync/actor/2\nwsync diff -n '*.q_proj.*' before.safetensors "
+                "after.safetensors",
+    .options = options,
+    .min_words = 2,
+    .max_words = 2,
+    .run = run,
+};

@@ -1,0 +1,71 @@
+/* wsync engine: the reference engine as a command. */
+#include "backends/engine/reference/reference.h"
+#include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/systemd.h"
+#include "transports/base/log.h"
+#include <stdlib.h>
+#include <string.h>
+
+static const struct cli_option options[] = {
+    {"listen", 'l', "HOST:PORT", "default 127.0.0.1:30000"},
+    {"model-path", 'p', "DIR", "the checkpoint folder that it loads at start"},
+    {"api", 0, "NAME", "whose routes it speaks: sglang (default) or vllm"},
+    {"api-key-file", 0, "FILE", "ask for the bearer token in the file's first line"},
+    {"refuse", 0, "N", "answer 400 to a load of this version, as an engine does that cannot load it"},
+    {"lie", 0, NULL, "with --refuse: say that the version was loaded, and go on as before"},
+    {"slow", 0, "MS", "add this many milliseconds to each load", 0, 3600000},
+    {"busy", 0, "N", "refuse the first N flushes of the cache, as if requests were in the way", 0, 1000000},
+    {"die-at", 0, "STEP", "exit at a step: pause, open, load, reply or continue"},
+    {"lifelike", 0, NULL,
+     "fail as the real servers do: a bad file ends SGLang's, and costs vLLM's its weights"},
+    {0},
+};
+
+static int run(const struct cli_args *args)
+{
+    const char *listen = cli_get(args, "listen"), *key_file = cli_get(args, "api-key-file");
+    char *key = key_file ? cli_read_secret(key_file) : NULL;
+    struct ws_reference_options o = {
+        .listen = listen ? listen : "127.0.0.1:30000",
+        .model_path = cli_get(args, "model-path"),
+        .api = cli_get(args, "api"),
+        .api_key = key,
+        .refuse = cli_get(args, "refuse"),
+        .lie = cli_has(args, "lie"),
+        .slow_ms = (unsigned)cli_u64(args, "slow", 0),
+        .busy = (unsigned)cli_u64(args, "busy", 0),
+        .die_at = cli_get(args, "die-at"),
+        .lifelike = cli_has(args, "lifelike"),
+    };
+    struct ws_error err = {0};
+    struct ws_reference *engine;
+
+    if (!o.model_path)
+        return cli_usage("--model-path is needed");
+    cli_block_signals();
+    if (ws_reference_new(&engine, &o, &err))
+        return cli_fail("%s", err.text);
+    ws_log(WS_LOG_INFO, "engine", "serving path=%s port=%u", o.model_path, ws_reference_port(engine));
+    notify_ready();
+    cli_wait_signal();
+    ws_reference_free(engine);
+    free(key);
+    return CLI_OK;
+}
+
+const struct cli_command cmd_engine = {
+    .name = "engine",
+    .summary = "a reference engine: SGLang's or vLLM's routes, really loads, needs no GPU",
+    .synopsis = "--model-path DIR [OPTIONS]",
+    .description =
+        "A small server that loads safetensors folders as SGLang and vLLM do (each file opened twice "
+        "at once, mapped privately, tensors read in name order), keeps its own copy of the weights, and "
+        "answers /weights_checker with the checksum of what it holds. For trying out a deployment and "
+        "for tests: --refuse, --lie, --slow, --busy and --die-at make it fail on purpose. It generates no "
+        "text worth "
+        "reading.",
+    .examples = "wsync engine --listen 127.0.0.1:30000 --model-path /wsync/actor/1\n"
+                "curl -s http://127.0.0.1:30000/model_info",
+    .options = options,
+    .run = run,
+};

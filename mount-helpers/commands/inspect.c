@@ -1,0 +1,176 @@
+/* wsync inspect: the tensors of a safetensors file, a checkpoint folder or a mounted version. */
+#include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/json_text.h"
+#include "transports/base/text.h"
+#include "transports/format/manifest.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const struct cli_option options[] = {
+    {"json", 'j', NULL, "print JSON"},
+    {"match", 'n', "PATTERN", "only tensors whose name matches this shell pattern"},
+    {"summary", 's', NULL, "only the totals"},
+    {0},
+};
+
+/* Reads just the header: a mounted version that is not here yet is pulled by its first open only. */
+static int read_header(const char *path, struct ws_safetensors **out)
+{
+    struct ws_error err = {0};
+    struct stat st;
+    unsigned char head[8];
+    uint64_t need = 0;
+    void *buffer = NULL;
+    int code = CLI_FAILED, fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0 || fstat(fd, &st)) {
+        cli_fail("cannot open %s: %s", path, strerror(errno));
+        goto out;
+    }
+    if (st.st_size < 8 || pread(fd, head, 8, 0) != 8) {
+        cli_fail("%s is no safetensors file: it has %lld bytes", path, (long long)st.st_size);
+        goto out;
+    }
+    if (ws_safetensors_header_bytes(head, (uint64_t)st.st_size, &need, &err)) {
+        cli_fail("%s: %s", path, err.text);
+        goto out;
+    }
+    buffer = malloc(need);
+    for (uint64_t got = 0; buffer && got < need;) {
+        ssize_t n = pread(fd, (char *)buffer + got, need - got, (off_t)got);
+        if (n <= 0 && !(n < 0 && errno == EINTR)) {
+            cli_fail("cannot read the header of %s: %s", path, n ? strerror(errno) : "it ends too early");
+            goto out;
+        }
+        got += n > 0 ? (uint64_t)n : 0;
+    }
+    if (!buffer || ws_safetensors_parse(buffer, need, (uint64_t)st.st_size, out, &err)) {
+        cli_fail("%s: %s", path, buffer ? err.text : "no memory for its header");
+        goto out;
+    }
+    code = CLI_OK;
+out:
+    free(buffer);
+    if (fd >= 0)
+        close(fd);
+    return code;
+}
+
+static void shape_text(const struct ws_tensor *t, char out[256])
+{
+    size_t n = (size_t)snprintf(out, 256, "[");
+    for (unsigned d = 0; d < t->n_dims; d++)
+        n += (size_t)snprintf(out + n, 256 - n, "%s%" PRIu64, d ? ", " : "", t->shape[d]);
+    snprintf(out + n, 256 - n, "]");
+}
+
+static json_t *tensor_json(const struct ws_tensor *t, const char *file)
+{
+    json_t *shape = json_array();
+    for (unsigned d = 0; d < t->n_dims; d++)
+        json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
+    return json_pack("{s:o,s:s,s:o,s:I,s:I,s:o}", "name", json_text(t->name), "dtype",
+                     ws_dtype_name(t->dtype), "shape", shape, "offset", (json_int_t)t->begin, "bytes",
+                     (json_int_t)(t->end - t->begin), "file", json_text(file));
+}
+
+struct totals {
+    size_t files, tensors;
+    uint64_t bytes;
+    json_t *rows; /* NULL: text */
+};
+
+/* A name from a file that anybody may have written, for a terminal. */
+static const char *printable(const char *name, char *out, size_t cap)
+{
+    snprintf(out, cap, "%s", name);
+    ws_text_clean(out);
+    return out;
+}
+
+static int inspect_file(const struct cli_args *args, const char *path, const char *name,
+                        struct totals *totals)
+{
+    const char *pattern = cli_get(args, "match");
+    struct ws_safetensors *st;
+    if (read_header(path, &st))
+        return CLI_FAILED;
+    totals->files++;
+    for (size_t i = 0; i < st->n_tensors; i++) {
+        const struct ws_tensor *t = &st->tensors[i];
+        char shape[256], shown[WS_MAX_TENSOR_NAME + 1];
+        if (pattern && fnmatch(pattern, t->name, 0))
+            continue;
+        totals->tensors++;
+        totals->bytes += t->end - t->begin;
+        if (cli_has(args, "summary"))
+            continue;
+        shape_text(t, shape);
+        if (totals->rows)
+            json_array_append_new(totals->rows, tensor_json(t, name));
+        else
+            printf("%-60s %-8s %-20s %10s\n", printable(t->name, shown, sizeof shown),
+                   ws_dtype_name(t->dtype), shape, cli_size(t->end - t->begin));
+    }
+    ws_safetensors_free(st);
+    return CLI_OK;
+}
+
+static int inspect_folder(const struct cli_args *args, const char *path, struct totals *totals)
+{
+    struct ws_folder *folder;
+    struct ws_error err = {0};
+    int code = CLI_OK;
+    if (ws_folder_open(path, &folder, &err))
+        return cli_fail("%s", err.text);
+    for (size_t i = 0; i < folder->n_files && code == CLI_OK; i++)
+        if (folder->files[i].st)
+            code = inspect_file(args, folder->files[i].path, folder->files[i].name, totals);
+    ws_folder_free(folder);
+    if (code == CLI_OK && totals->files == 0)
+        return cli_fail("there is no safetensors file in %s", path);
+    return code;
+}
+
+static int run(const struct cli_args *args)
+{
+    const char *path = cli_word(args, 0);
+    struct totals totals = {.rows = cli_has(args, "json") ? json_array() : NULL};
+    struct stat st;
+
+    if (stat(path, &st))
+        return cli_fail("cannot look at %s: %s", path, strerror(errno));
+    const char *slash = strrchr(path, '/');
+    int code = S_ISDIR(st.st_mode) ? inspect_folder(args, path, &totals)
+                                   : inspect_file(args, path, slash ? slash + 1 : path, &totals);
+    if (code == CLI_OK && totals.rows) {
+        code = json_print(json_pack("{s:o,s:I,s:I,s:I,s:O}", "path", json_text(path), "files",
+                                    (json_int_t)totals.files, "n_tensors", (json_int_t)totals.tensors,
+                                    "bytes", (json_int_t)totals.bytes, "tensors", totals.rows));
+    } else if (code == CLI_OK) {
+        printf("%zu tensors in %zu files, %s\n", totals.tensors, totals.files, cli_size(totals.bytes));
+    }
+    json_decref(totals.rows);
+    return code;
+}
+
+const struct cli_command cmd_inspect = {
+    .name = "inspect",
+    .summary = "list the tensors of a safetensors file, a checkpoint folder or a mounted version",
+    .synopsis = "[OPTIONS] PATH",
+    .description = "Prints name, dtype, shape and size of each tensor. The header is checked as strictly as "
+                   "at publishing: what inspect refuses, publish refuses with the same sentence.",
+    .examples = "wsync inspect /wsync/actor/1\nwsync inspect -n '*.q_proj.*' model.safetensors",
+    .options = options,
+    .min_words = 1,
+    .max_words = 1,
+    .run = run,
+};

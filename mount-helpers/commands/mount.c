@@ -1,0 +1,141 @@
+/* wsync mount, umount; also mount(8)'s helper: mount.wsync SOURCE DIR [-sfnv] [-o OPTIONS]. */
+#include "fs/fuse/place.h"
+#include "fs/session.h"
+#include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/mounts.h"
+#include "mount-helpers/cli/systemd.h"
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct cli_option mount_options[] = {
+    {"options", 'o', "LIST", "mount options, comma-separated; --list-options prints them"},
+    {"serve", 0, "HOST:PORT", "be a source for other mounts: the mount option serve="},
+    {"foreground", 'f', NULL, "serve in this process instead of a daemon"},
+    {"list-options", 0, NULL, "print the mount options"},
+    {"verbose", 'v', NULL, "accepted for mount(8)"},
+    {"no-mtab", 'n', NULL, "accepted for mount(8)"},
+    {"sloppy", 's', NULL, "accepted for mount(8)"},
+    {"type", 't', "TYPE", "accepted for mount(8)"},
+    {0},
+};
+
+static int list_options(void)
+{
+    const char *name, *meaning;
+    for (size_t i = 0; ws_mount_option_help(i, &name, &meaning); i++)
+        printf("%-34s %s\n", name, meaning);
+    return CLI_OK;
+}
+
+/* A source that is down is no error, since it may come; but whoever mounts should hear of it. */
+static void warn_of_sources(const char *mount)
+{
+    char *text = mounts_read("%s/status", mount), *save = NULL;
+    for (char *line = text ? strtok_r(text, "\n", &save) : NULL; line; line = strtok_r(NULL, "\n", &save))
+        if (strncmp(line, "source ", 7) == 0 && strstr(line, " down "))
+            fprintf(stderr, "wsync mount: mounted, but its source does not answer yet: %s\n", line + 7);
+    free(text);
+}
+
+static int run_mount(const struct cli_args *args)
+{
+    struct ws_mount_options o;
+    struct ws_error err = {0};
+    int rc = 0;
+    if (cli_has(args, "list-options"))
+        return list_options();
+    if (cli_words(args) != 2)
+        return cli_usage("a source and a folder are needed: wsync mount http://HOST:18861 /wsync");
+    ws_mount_options_init(&o);
+    for (size_t i = 0; rc == 0; i++) {
+        const char *text = cli_nth(args, "options", i);
+        if (!text)
+            break;
+        rc = ws_mount_options_parse(&o, text, &err);
+    }
+    if (rc == 0 && cli_get(args, "serve")) {
+        char text[256];
+        snprintf(text, sizeof(text), "serve=%.240s", cli_get(args, "serve"));
+        rc = ws_mount_options_parse(&o, text, &err);
+    }
+    if (rc == 0)
+        rc = ws_mount_options_place(&o, cli_word(args, 0), cli_word(args, 1), &err);
+    o.foreground = cli_has(args, "foreground");
+    signal(SIGPIPE, SIG_IGN);
+    cli_allow_descriptors();
+    if (rc == 0)
+        rc = ws_mount_run(&o, notify_ready, &err);
+    if (rc == 0 && !o.foreground)
+        warn_of_sources(o.mountpoint);
+    ws_mount_options_release(&o);
+    if (rc < 0)
+        return err.code == EINVAL ? cli_usage("%s", err.text) : cli_fail("%s", err.text);
+    return CLI_OK;
+}
+
+const struct cli_command cmd_mount = {
+    .name = "mount",
+    .summary = "show the versions of a run as files below a folder",
+    .synopsis = "[-f] [--serve HOST:PORT] [-o OPTIONS] SOURCE[,SOURCE...] DIR",
+    .description =
+        "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), unix:/PATH (an agent on this "
+        "host: memory is "
+        "shared, no byte is copied) or dir:/PATH (checkpoints on disk: PATH/MODEL/N or PATH/N, whose "
+        "numbered folders are versions, or one checkpoint). "
+        "Several sources are alternatives for the models they share.\n\n"
+        "Returns when the mount answers; a daemon serves it from then on. A dead mount on DIR is "
+        "recovered, a live one "
+        "is left alone. 'wsync mount --list-options' prints every mount option with its meaning. "
+        "With --serve other mounts have this one as their source, so that a tree of them fans out what the "
+        "trainer "
+        "sends once; blocks are passed on while they arrive. A mount whose sources are a serving mount and "
+        "the "
+        "agent, in this order, takes its bytes from the first, orders and a way out from the second, and "
+        "refuses "
+        "a version that they list with different digests. It listens as the agent does: beyond loopback only "
+        "with a token.\n\n"
+        "It raises its soft limit of open files to the hard one (a version has a file descriptor a file, a "
+        "connection one); the hard one is LimitNOFILE= of its unit, or ulimit -Hn.\n\n"
+        "In fstab: http://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token 0 0",
+    .examples =
+        "wsync mount http://10.0.0.3:18861 /wsync\n"
+        "wsync mount -o open=stream,keep=3,cache=80G unix:/run/wsync/agent.sock /wsync\n"
+        "wsync mount --serve 0.0.0.0:18863 -o token-file=/etc/wsync/token http://10.0.0.3:18861 /wsync\n"
+        "wsync mount http://10.0.0.7:18863,http://10.0.0.3:18861 /wsync\n"
+        "mount -t wsync http://10.0.0.3:18861 /wsync -o token-file=/etc/wsync/token",
+    .options = mount_options,
+    .max_words = 2,
+    .run = run_mount,
+};
+
+static const struct cli_option umount_options[] = {
+    {"mount", 'd', "DIR", "the mount, where DIR is not given as a word"},
+    {"lazy", 'l', NULL, "take it away now; open files go on being readable"},
+    {0},
+};
+
+static int run_umount(const struct cli_args *args)
+{
+    struct ws_error err = {0};
+    const char *mount = cli_word(args, 0) ? cli_word(args, 0) : cli_get(args, "mount");
+    if (!mount || (cli_word(args, 0) && cli_has(args, "mount")))
+        return cli_usage("name one mount, as 'wsync umount DIR' or with --mount DIR");
+    if (ws_place_unmount(mount, cli_has(args, "lazy"), &err) < 0)
+        return cli_fail("%s", err.text);
+    return CLI_OK;
+}
+
+const struct cli_command cmd_umount = {
+    .name = "umount",
+    .summary = "end a mount",
+    .synopsis = "[--lazy] DIR",
+    .description =
+        "Ends the mount and its daemon. Engines keep what they have loaded, and mappings stay readable.",
+    .examples = "wsync umount /wsync",
+    .options = umount_options,
+    .max_words = 1,
+    .run = run_umount,
+};

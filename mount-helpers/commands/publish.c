@@ -1,0 +1,222 @@
+/* wsync publish: publishes a checkpoint folder as a version, through the same calls as a trainer. */
+#include "backends/trainer/api/agent_address.h"
+#include "backends/trainer/wsync.h"
+#include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/progress.h"
+#include "transports/base/text.h"
+#include "transports/format/manifest.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static const struct cli_option options[] = {
+    {"agent", 'a', "SOCKET",
+     "the agent's unix socket; default $WSYNC_AGENT, or "
+     "unix:" WS_AGENT_SOCKET},
+    {"model", 'm', "NAME", "the model's name"},
+    {"version", 'v', "N", "the version's number, higher than the newest of this lineage", 0, INT64_MAX},
+    {"run", 0, "ID",
+     "lineage id: up to 32 of letters, digits, '.', '_' and '-'; "
+     "default: the model's present one"},
+    {"new-run", 0, NULL,
+     "open a new lineage: a trainer that resumes from an older step; its numbers "
+     "supersede those of the abandoned one"},
+    {"base", 'b', "DIR",
+     "checkpoint that fills the tensors that CHECKPOINT_DIR lacks; "
+     "the manifest names them frozen"},
+    {"threads", 't', "N", "copying threads; default: all cores, at most 8", 0, CLI_MAX_THREADS},
+    {"timeout", 0, "SECONDS", "longest wait for a free slot; default 60", 0, CLI_MAX_SECONDS},
+    {"wait-loaded", 'w', "SECONDS", "then wait until every mount that follows or has engines serves it", 0,
+     CLI_MAX_SECONDS},
+    {"quiet", 'q', NULL, "print nothing but errors"},
+    {0},
+};
+
+struct mapped {
+    struct ws_folder *folder;
+    void **maps;
+    wsync_param *params;
+    size_t n_params;
+};
+
+static void on_bus_error(int sig)
+{
+    static const char text[] = "wsync publish: a checkpoint file shrank or failed while it was read; "
+                               "nothing was published\n";
+    (void)sig;
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0)
+        _exit(CLI_FAILED);
+    _exit(CLI_FAILED);
+}
+
+static int map_file(const struct ws_folder *folder, const struct ws_folder_file *f, void **map)
+{
+    struct ws_error err = {0};
+    int fd = ws_folder_file_open(folder, f, &err);
+    if (fd < 0)
+        return cli_fail("%s", err.text);
+    *map = mmap(NULL, f->size_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (*map == MAP_FAILED) {
+        *map = NULL;
+        return cli_fail("cannot map %s: %s", f->path, strerror(errno));
+    }
+    (void)madvise(*map, f->size_bytes, MADV_SEQUENTIAL);
+    return CLI_OK;
+}
+
+static void add_tensor(struct mapped *m, const struct ws_folder_file *f, const void *map,
+                       const struct ws_tensor *t)
+{
+    wsync_param *p = &m->params[m->n_params++];
+    *p = (wsync_param){.name = t->name,
+                       .dtype = (wsync_dtype)t->dtype,
+                       .n_dims = t->n_dims,
+                       .data = (const char *)map + t->begin,
+                       .piece.kind = WSYNC_WHOLE,
+                       .file = f->name};
+    memcpy(p->shape, t->shape, sizeof t->shape);
+}
+
+static int map_folder(const char *path, bool quiet, struct mapped *m)
+{
+    struct ws_error err = {0};
+    size_t n = 0;
+    if (ws_folder_open(path, &m->folder, &err))
+        return cli_fail("%s", err.text);
+    if (m->folder->n_left_out && !quiet) {
+        ws_text_clean(m->folder->left_out);
+        printf("left out, as no part of a version: %s%s\n", m->folder->left_out,
+               m->folder->n_left_out > 8 ? ", ..." : "");
+    }
+    for (size_t i = 0; i < m->folder->n_files; i++)
+        n += m->folder->files[i].st ? m->folder->files[i].st->n_tensors : 0;
+    if (n == 0)
+        return cli_fail("%s holds no tensors: there is no *.safetensors file in it, or they are empty", path);
+    m->maps = calloc(m->folder->n_files, sizeof *m->maps);
+    m->params = calloc(n, sizeof *m->params);
+    if (!m->maps || !m->params)
+        return cli_fail("no memory for %zu tensors", n);
+    for (size_t i = 0; i < m->folder->n_files; i++) {
+        const struct ws_folder_file *f = &m->folder->files[i];
+        if (!f->st)
+            continue;
+        if (map_file(m->folder, f, &m->maps[i]))
+            return CLI_FAILED;
+        for (size_t t = 0; t < f->st->n_tensors; t++)
+            add_tensor(m, f, m->maps[i], &f->st->tensors[t]);
+    }
+    return CLI_OK;
+}
+
+static void unmap_folder(struct mapped *m)
+{
+    for (size_t i = 0; m->folder && m->maps && i < m->folder->n_files; i++)
+        if (m->maps[i])
+            munmap(m->maps[i], m->folder->files[i].size_bytes);
+    free(m->maps);
+    free(m->params);
+    ws_folder_free(m->folder);
+}
+
+static void show_progress(void *arg, uint64_t done, uint64_t total)
+{
+    progress_update(arg, done, total);
+}
+
+static uint64_t bytes_of(const struct mapped *m)
+{
+    uint64_t n = 0;
+    for (size_t i = 0; i < m->folder->n_files; i++)
+        n += m->folder->files[i].size_bytes;
+    return n;
+}
+
+static int publish(const struct cli_args *args, const struct mapped *m, wsync_config *config,
+                   uint64_t version)
+{
+    const int wait_ms = (int)cli_u64(args, "wait-loaded", 0) * 1000;
+    wsync_publisher *pub = NULL;
+    int code = CLI_FAILED;
+    double start = cli_now();
+
+    if (wsync_open(config, &pub) < 0 || wsync_offload(pub, m->params, m->n_params, version) < 0 ||
+        wsync_wait_published(pub, version, -1) < 0) {
+        cli_fail("%s", wsync_error());
+        goto out;
+    }
+    double seconds = cli_now() - start;
+    if (!cli_has(args, "quiet"))
+        printf("published %s/%" PRIu64 ": %zu tensors, %s in %.2f s, %s, run %s\n", config->model, version,
+               m->n_params, cli_size(bytes_of(m)), seconds, cli_rate(bytes_of(m), seconds), wsync_run(pub));
+    if (cli_has(args, "wait-loaded") && wsync_wait_loaded(pub, version, NULL, wait_ms) < 0) {
+        cli_fail("%s", wsync_error());
+        goto out;
+    }
+    code = CLI_OK;
+out:
+    wsync_close(pub);
+    return code;
+}
+
+static int run(const struct cli_args *args)
+{
+    const char *model = cli_get(args, "model"), *version = cli_get(args, "version");
+    char what[WS_MAX_NAME + 64];
+    struct progress progress;
+    struct mapped m = {0};
+
+    if (!model || !version)
+        return cli_usage("--model and --version are needed");
+    uint64_t number = cli_u64(args, "version", 0);
+    snprintf(what, sizeof what, "publishing %s/%s", model, version);
+    progress_start(&progress, cli_has(args, "quiet") ? NULL : what);
+    wsync_config config = {
+        .struct_size = sizeof config,
+        .agent = cli_get(args, "agent"),
+        .model = model,
+        .run = cli_get(args, "run"),
+        .new_run = cli_has(args, "new-run"),
+        .world_size = 1,
+        .base = cli_get(args, "base"),
+        .sidecars = cli_word(args, 0),
+        .n_threads = (unsigned)cli_u64(args, "threads", 0),
+        .timeout_ms = (unsigned)cli_u64(args, "timeout", 60) * 1000,
+        .progress = show_progress,
+        .progress_arg = &progress,
+    };
+    signal(SIGBUS, on_bus_error);
+    signal(SIGPIPE, SIG_IGN);
+    int code = map_folder(cli_word(args, 0), cli_has(args, "quiet"), &m);
+    if (code == CLI_OK)
+        code = publish(args, &m, &config, number);
+    progress_end(&progress);
+    unmap_folder(&m);
+    return code;
+}
+
+const struct cli_command cmd_publish = {
+    .name = "publish",
+    .summary = "publish a checkpoint folder as a version of a model",
+    .synopsis = "--model NAME --version N [OPTIONS] CHECKPOINT_DIR",
+    .description =
+        "Checks the folder (every safetensors header, the index against the files), copies its "
+        "tensors into a free slot of the agent, with tensors in name order and their data aligned, and "
+        "announces the version when every block is hashed. Sidecars (config.json, tokenizer files) go "
+        "along; one that is a link that leads nowhere, or a link that its owner could not read through, or "
+        "no "
+        "regular file (a FIFO), is an error. What is announced never changes.\n\n"
+        "A version that is not higher than the newest one is refused; --new-run opens a new lineage.",
+    .examples = "wsync publish --agent unix:/run/wsync/agent.sock --model actor --version 1 ./checkpoint\n"
+                "wsync publish -m actor -v 41 --new-run --wait-loaded 120 ./step-41",
+    .options = options,
+    .min_words = 1,
+    .max_words = 1,
+    .run = run,
+};

@@ -1,0 +1,353 @@
+/* wsync release: a fleet of mounts to a version, in two phases; the agent coordinates them
+ * (backends/trainer/agent/fleet/release.h). */
+#include "backends/engine/http.h"
+#include "mount-helpers/cli/agents.h"
+#include "mount-helpers/commands/service_notify.h"
+#include "transports/base/text.h"
+#include "transports/protocol/api.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct cli_option options[] = {
+    AGENTS_OPTIONS,
+    {"wait", 'w', "SECONDS",
+     "wait until every mount serves it, and end the release if not all have prepared it by then; without it "
+     "the command returns at once, and mounts have 600 s to prepare",
+     1, CLI_MAX_SECONDS},
+    {"astraflow-notify", 0, "URL",
+     "then tell AstraFlow's inference service (RaaS) at this address, and wait until its engine has loaded "
+     "the "
+     "version; may be given several times"},
+    {"astraflow-sender", 0, "HOST:PORT", "where those services reach this agent's --astraflow"},
+    {"astraflow-model-id", 0, "ID", "what those services call the model; default 'default'"},
+    {"quiet", 'q', NULL, "print nothing but errors"},
+    {0},
+};
+
+#define AGENT_S       5
+#define RAAS_SECONDS  600
+#define RAAS_MODEL_ID "default"
+#define MAX_RECEIVERS 64
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int sig)
+{
+    (void)sig;
+    interrupted = 1;
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+/* Mounts, each once, that are in that state (NULL: in any) with one of the models, for which they have so
+ * many engines at least. */
+static size_t count(const json_t *release, const char *state, json_int_t engines)
+{
+    const json_t *mounts = json_object_get(release, "mounts"), *mount;
+    json_t *seen = json_object();
+    size_t i, n;
+    json_array_foreach(mounts, i, mount)
+    {
+        if ((!state || strcmp(text_of(mount, "state"), state) == 0) &&
+            json_integer_value(json_object_get(mount, "engines")) >= engines)
+            json_object_set_new(seen, text_of(mount, "mount"), json_true());
+    }
+    n = json_object_size(seen);
+    json_decref(seen);
+    return n;
+}
+
+/* One line for each mount in that state, and why. */
+static void name_mounts(const json_t *release, const char *state, const char *said)
+{
+    const json_t *mount;
+    size_t i;
+    json_array_foreach(json_object_get(release, "mounts"), i, mount)
+    {
+        if (strcmp(text_of(mount, "state"), state) == 0)
+            fprintf(stderr, "  %s (%s): %s%s%s\n", text_of(mount, "mount"), text_of(mount, "model"), said,
+                    *text_of(mount, "error") ? ": " : "", text_of(mount, "error"));
+    }
+}
+
+static void name_those_behind(const json_t *release)
+{
+    name_mounts(release, "waiting", "has not prepared it");
+    name_mounts(release, "prepared", "has prepared it and does not serve it yet");
+    name_mounts(release, "failed", "could not load it");
+    name_mounts(release, "silent", "is not heard of; it catches up when it is back");
+}
+
+static void show_progress(const json_t *release, char shown[256])
+{
+    char line[256];
+    bool preparing = strcmp(text_of(release, "phase"), "preparing") == 0;
+    size_t all = count(release, NULL, 0), silent = count(release, "silent", 0);
+    snprintf(line, sizeof line, "%s: %zu of %zu mounts%s", text_of(release, "phase"),
+             count(release, "loaded", 0) + (preparing ? count(release, "prepared", 0) : 0), all - silent,
+             silent ? ", some are silent" : "");
+    if (strcmp(line, shown) != 0)
+        fprintf(stderr, "%s\n", line);
+    memcpy(shown, line, sizeof line);
+}
+
+/* A mount without engines serves nothing: who opens `current` there reads the version. */
+static void tell_success(const json_t *release, double start)
+{
+    size_t all = count(release, "loaded", 0), serve = count(release, "loaded", 1);
+    if (serve > 0)
+        printf("released: %zu mount%s serve%s it after %.2f s\n", serve, serve == 1 ? "" : "s",
+               serve == 1 ? "s" : "", cli_now() - start);
+    if (serve == 0)
+        printf("released: %zu mount%s it after %.2f s; no engine is attached\n", all,
+               all == 1 ? " has" : "s have", cli_now() - start);
+    else if (serve < all)
+        printf("%zu more ha%s it, and no engine attached\n", all - serve, all - serve == 1 ? "s" : "ve");
+}
+
+/* What is said at the end. alone: mounts are not all that is told. */
+static int conclude(const json_t *release, bool passed_time, double start, bool quiet, bool alone)
+{
+    const char *phase = text_of(release, "phase");
+    size_t loaded = count(release, "loaded", 0), failed = count(release, "failed", 0);
+    if (strcmp(phase, "aborted") == 0)
+        return cli_fail("the release was aborted, every mount goes on as it was: %s",
+                        text_of(release, "why"));
+    if (passed_time) {
+        int rc = cli_fail("the time is over; the release is %s, and these are behind:", phase);
+        name_those_behind(release);
+        return rc;
+    }
+    if (json_is_true(json_object_get(release, "passed")))
+        return cli_fail("a newer release was committed before every mount served this one");
+    if (failed) {
+        int rc = cli_fail("%zu mounts serve it, %zu could not load it and serve what they did before:",
+                          count(release, "loaded", 1), failed);
+        name_those_behind(release);
+        return rc;
+    }
+    if (loaded == 0 && alone)
+        return CLI_OK;
+    if (loaded == 0) {
+        int rc = cli_fail(
+            "no mount serves it: none with the policy follow is heard of; those that come later catch up");
+        name_those_behind(release);
+        return rc;
+    }
+    if (!quiet)
+        tell_success(release, start);
+    if (count(release, "silent", 0)) {
+        fprintf(stderr, "left out:\n");
+        name_those_behind(release);
+    }
+    return CLI_OK;
+}
+
+static int ask(struct ws_source *s, const char *method, const char *path, const json_t *body, json_t **reply)
+{
+    struct ws_error err;
+    int rc = ws_source_call(s, method, path, body, reply, &err);
+    if (rc < 0)
+        cli_fail("%s", err.text);
+    return rc;
+}
+
+static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool quiet, double start,
+                    bool alone)
+{
+    char path[128], shown[256] = "";
+    json_int_t id = json_integer_value(json_object_get(release, "id"));
+    bool in_time = true;
+    while (!json_is_true(json_object_get(release, "settled")) && in_time) {
+        bool preparing = strcmp(text_of(release, "phase"), "preparing") == 0;
+        /* of a release that is not ready by then the agent itself says so */
+        in_time = agents_sleep(start, preparing ? seconds + AGENT_S : seconds);
+        bool end = interrupted;
+        json_t *now = NULL;
+        snprintf(path, sizeof path, "/v1/releases/%" JSON_INTEGER_FORMAT "%s", id, end ? "/abort" : "");
+        int rc = end && !preparing ? cli_fail("interrupted; the release is committed and goes on")
+                                   : ask(s, end ? "POST" : "GET", path, NULL, &now);
+        if (rc == 0) {
+            json_decref(release);
+            release = now;
+            if (!quiet)
+                show_progress(release, shown);
+        } else if (end || !interrupted) { /* else the signal came meanwhile: the agent is told */
+            json_decref(release);
+            return rc > 0 ? rc
+                          : cli_fail("release %" JSON_INTEGER_FORMAT
+                                     " goes on without this command, unless the agent has ended",
+                                     id);
+        }
+    }
+    int rc = conclude(release, !in_time, start, quiet, alone);
+    json_decref(release);
+    return rc;
+}
+
+/* MODEL VERSION, or MODEL=VERSION ... */
+static int take_models(const struct cli_args *args, json_t *models)
+{
+    for (size_t i = 0; i < cli_words(args); i++) {
+        const char *model = cli_word(args, i), *equals = strrchr(model, '=');
+        const char *number = equals ? equals + 1 : cli_words(args) == 2 ? cli_word(args, ++i) : NULL;
+        size_t n = equals ? (size_t)(equals - model) : strlen(model);
+        uint64_t version;
+        if (!number || ws_text_u64(number, &version))
+            return cli_usage("write MODEL VERSION, or MODEL=VERSION ..., with versions as numbers");
+        if (json_object_getn(models, model, n))
+            return cli_usage("%.*s is named twice", (int)n, model);
+        json_object_setn_new(models, model, n, json_integer((json_int_t)version));
+    }
+    return CLI_OK;
+}
+
+/* AstraFlow's services, and what they are told. */
+struct services {
+    const char *urls[MAX_RECEIVERS];
+    size_t n;
+    const char *model;
+    struct raas_news news;
+};
+
+static int take_services(const struct cli_args *args, const json_t *models, struct services *out)
+{
+    struct ws_error err;
+    const char *url;
+    json_t *version;
+    *out = (struct services){.news.sender = cli_get(args, "astraflow-sender"),
+                             .news.model_id = cli_get(args, "astraflow-model-id")};
+    while ((url = cli_nth(args, "astraflow-notify", out->n))) {
+        if (out->n == MAX_RECEIVERS)
+            return cli_usage("--astraflow-notify more than %d times", MAX_RECEIVERS);
+        if (ws_http_check_url(url, &err) < 0)
+            return cli_usage("--astraflow-notify: %s", err.text);
+        out->urls[out->n++] = url;
+    }
+    if (out->n == 0)
+        return CLI_OK;
+    if (!out->news.sender || !strchr(out->news.sender, ':'))
+        return cli_usage("--astraflow-notify needs --astraflow-sender HOST:PORT, where AstraFlow's receivers "
+                         "reach the agent's --astraflow");
+    if (json_object_size(models) != 1)
+        return cli_usage("--astraflow-notify tells of one model; release the others by themselves");
+    if (!out->news.model_id)
+        out->news.model_id = RAAS_MODEL_ID;
+    json_object_foreach((json_t *)(uintptr_t)models, out->model, version)
+    {
+        out->news.version = (uint64_t)json_integer_value(version);
+    }
+    return CLI_OK;
+}
+
+/* Receivers cannot name a version: they take the newest, and would call it by the number that they are told.
+ */
+static int check_newest(struct ws_source *s, const struct services *to)
+{
+    struct ws_error err;
+    json_t *models;
+    if (ws_source_models(s, to->model, 0, 0, NULL, &models, &err) < 0)
+        return cli_fail("%s", err.text);
+    const json_t *model = json_array_get(json_object_get(models, "models"), 0);
+    uint64_t newest = (uint64_t)json_integer_value(json_object_get(model, "newest"));
+    json_decref(models);
+    if (newest != to->news.version)
+        return cli_fail("AstraFlow's receivers take the newest version, which is %" PRIu64 " and not %" PRIu64
+                        "; nothing was done",
+                        newest, to->news.version);
+    return CLI_OK;
+}
+
+static int tell_services(const struct services *to, uint64_t seconds, double start, bool quiet)
+{
+    double left = seconds ? (double)seconds - (cli_now() - start) : RAAS_SECONDS;
+    size_t n = raas_notify(to->urls, to->n, &to->news, left > 1 ? (unsigned)left : 1, &interrupted);
+    if (n < to->n)
+        return cli_fail("%zu of %zu of AstraFlow's services have loaded it", n, to->n);
+    if (!quiet)
+        printf("loaded by %zu of AstraFlow's services after %.2f s\n", n, cli_now() - start);
+    return CLI_OK;
+}
+
+static int run(const struct cli_args *args)
+{
+    double start = cli_now();
+    uint64_t seconds = cli_u64(args, "wait", 0); /* 0: not given */
+    bool quiet = cli_has(args, "quiet");
+    struct services services;
+    json_t *reply, *models = json_object(), *body = json_pack("{s:o}", "models", models);
+    int rc = take_models(args, models);
+    if (rc == CLI_OK)
+        rc = take_services(args, models, &services);
+    if (rc != CLI_OK) {
+        json_decref(body);
+        return rc;
+    }
+    struct ws_source *s = agents_open(args);
+    if (services.n && (rc = check_newest(s, &services)) != CLI_OK) {
+        json_decref(body);
+        ws_source_close(s);
+        return rc;
+    }
+    if (seconds)
+        json_object_set_new(body, "prepare_s", json_integer((json_int_t)seconds));
+    sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
+    sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
+    rc = ask(s, "POST", "/v1/release", body, &reply) < 0 ? CLI_FAILED : CLI_OK;
+    if (rc == CLI_OK && (cli_has(args, "wait") || interrupted)) {
+        rc = wait_for(s, reply, seconds, quiet, start, services.n > 0);
+    } else if (rc == CLI_OK) {
+        if (!quiet)
+            printf("release %" JSON_INTEGER_FORMAT ": %s, %zu mounts\n",
+                   json_integer_value(json_object_get(reply, "id")), text_of(reply, "phase"),
+                   count(reply, NULL, 0));
+        json_decref(reply);
+    }
+    ws_source_close(s);
+    if (rc == CLI_OK && services.n)
+        rc = tell_services(&services, seconds, start, quiet);
+    json_decref(body); /* the model's name is in it */
+    return rc;
+}
+
+const struct cli_command cmd_release = {
+    .name = "release",
+    .summary = "switch a fleet of mounts to a version, all or none",
+    .synopsis = "[OPTIONS] MODEL VERSION\n[OPTIONS] MODEL=VERSION ...",
+    .description =
+        "For the trainer's side. Asks the agent for a release in two phases: every mount whose "
+        "policy is follow asks its "
+        "engines whether they are there, fetches, verifies and compares the version, and only "
+        "when all of them have done so "
+        "each switches its engines. One that cannot, or that is not ready in time, ends the "
+        "release for all: every mount goes "
+        "on as it was. A mount whose engines fail after that commit goes back to what they "
+        "served, is named, and tries again "
+        "until it serves what was released. A mount that has not been heard of for 15 seconds is "
+        "left out and named; it, and "
+        "one that joins late, catches up with what was released last.\n\n"
+        "A release that is begun before another one has been prepared takes its place. ^C or "
+        "SIGTERM ends one that is not committed. "
+        "To go back, release the version before. The command fails when no mount has the "
+        "version at its end.\n\n"
+        "With --astraflow-notify it then tells AstraFlow's services, with --wait once the mounts "
+        "serve it: each has its receiver take the newest version from the agent and its engine load "
+        "it. They know no two phases: one that fails is named, goes on as it was, and the others "
+        "have loaded.",
+    .examples =
+        "wsync release actor 42 --wait 60\nwsync release actor=42 critic=17 --agent http://trainer:18861\n"
+        "wsync release actor 42 --astraflow-notify http://10.0.0.7:9000 --astraflow-sender "
+        "10.0.0.1:18871",
+    .options = options,
+    .min_words = 1,
+    .max_words = WS_MAX_MODELS,
+    .run = run,
+};

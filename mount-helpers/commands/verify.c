@@ -1,0 +1,155 @@
+/* wsync verify: what a reader of the mount gets, hashed against the trainer's manifest. */
+#include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/mounts.h"
+#include "mount-helpers/cli/progress.h"
+#include "transports/format/manifest.h"
+#include "transports/simd/copy.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_THREADS 64
+
+static const struct cli_option options[] = {
+    {"mount", 'd', "DIR", "the mount; default $WSYNC_MOUNT, or the only one on this machine"},
+    {"threads", 't', "N", "default: all cores", 0, CLI_MAX_THREADS},
+    {"quiet", 'q', NULL, "print nothing but errors"},
+    {0},
+};
+
+struct check {
+    const struct ws_manifest *manifest;
+    char dir[4096];
+    const struct ws_bundle_file *file;
+    int fd;
+    atomic_size_t next;
+    _Atomic uint64_t done_bytes, bad;
+};
+
+static int read_block(int fd, void *buffer, size_t len, off_t at)
+{
+    for (size_t got = 0; got < len;) {
+        ssize_t n = pread(fd, (char *)buffer + got, len - got, at + (off_t)got);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -ENODATA;
+        got += (size_t)n;
+    }
+    return 0;
+}
+
+static void *hash_blocks(void *arg)
+{
+    struct check *c = arg;
+    void *buffer = aligned_alloc(WS_PAGE_BYTES, WS_BLOCK_BYTES);
+    for (size_t i; buffer && (i = atomic_fetch_add(&c->next, 1)) < c->file->n_blocks;) {
+        size_t len = ws_block_len(c->file, i);
+        int rc = read_block(c->fd, buffer, len, (off_t)(i * WS_BLOCK_BYTES));
+        if (rc || ws_hash(buffer, len) != c->file->hashes[i]) {
+            atomic_fetch_add(&c->bad, 1);
+            cli_fail("%s/%s: block %zu (bytes %zu to %zu): %s", c->dir, c->file->name, i, i * WS_BLOCK_BYTES,
+                     i * WS_BLOCK_BYTES + len, rc ? strerror(-rc) : "the hash differs from the manifest's");
+        }
+        atomic_fetch_add(&c->done_bytes, len);
+    }
+    if (!buffer)
+        atomic_fetch_add(&c->bad, 1);
+    free(buffer);
+    return NULL;
+}
+
+static int check_file(struct check *c, unsigned n_threads, struct progress *progress)
+{
+    pthread_t threads[MAX_THREADS];
+    char path[sizeof c->dir + WS_MAX_NAME + 2];
+    unsigned started = 0;
+    snprintf(path, sizeof path, "%s/%s", c->dir, c->file->name);
+    c->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (c->fd < 0)
+        return cli_fail("cannot open %s: %s", path, strerror(errno));
+    off_t size = lseek(c->fd, 0, SEEK_END);
+    if (size < 0 || (uint64_t)size != c->file->size_bytes) {
+        close(c->fd);
+        return cli_fail("%s has %lld bytes, its manifest says %" PRIu64, path, (long long)size,
+                        c->file->size_bytes);
+    }
+    atomic_store(&c->next, 0);
+    while (started < n_threads && !pthread_create(&threads[started], NULL, hash_blocks, c))
+        started++;
+    if (started == 0)
+        hash_blocks(c);
+    for (unsigned i = 0; i < started; i++) {
+        pthread_join(threads[i], NULL);
+        progress_update(progress, atomic_load(&c->done_bytes), c->manifest->total_bytes);
+    }
+    close(c->fd);
+    return CLI_OK;
+}
+
+static int check_version(struct check *c, const struct cli_args *args)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint64_t n = cli_u64(args, "threads", cores > 0 ? (uint64_t)cores : 1);
+    struct progress progress;
+    double start = cli_now();
+    int code = CLI_OK;
+    progress_start(&progress, cli_has(args, "quiet") ? NULL : "verifying");
+    for (size_t i = 0; i < c->manifest->n_files && code == CLI_OK; i++) {
+        c->file = &c->manifest->files[i];
+        code = check_file(c, n > MAX_THREADS ? MAX_THREADS : n ? (unsigned)n : 1, &progress);
+    }
+    progress_end(&progress);
+    if (code == CLI_OK && c->bad)
+        return cli_fail("%" PRIu64 " blocks of %s are wrong", c->bad, c->dir);
+    double seconds = cli_now() - start;
+    if (code == CLI_OK && !cli_has(args, "quiet"))
+        printf("%s: %zu files, %s, all blocks as published, digest %s, %s\n", c->dir, c->manifest->n_files,
+               cli_size(c->manifest->total_bytes), c->manifest->digest, cli_rate(c->done_bytes, seconds));
+    return code;
+}
+
+static int run(const struct cli_args *args)
+{
+    struct check check = {0};
+    struct ws_error err = {0};
+    struct ws_manifest *manifest;
+
+    if (cli_words(args) == 2)
+        snprintf(check.dir, sizeof check.dir, "%s/%s/%s", mounts_pick(args), cli_word(args, 0),
+                 cli_word(args, 1));
+    else
+        snprintf(check.dir, sizeof check.dir, "%s", cli_word(args, 0));
+    char *json = mounts_read("%s/.wsync/manifest.json", check.dir);
+    if (!json)
+        return cli_fail("cannot read %s/.wsync/manifest.json: %s; is this a mounted version?", check.dir,
+                        strerror(errno));
+    int rc = ws_manifest_from_json(json, strlen(json), &manifest, &err);
+    free(json);
+    if (rc)
+        return cli_fail("the manifest of %s is damaged: %s", check.dir, err.text);
+    check.manifest = manifest;
+    int code = check_version(&check, args);
+    ws_manifest_free(manifest);
+    return code;
+}
+
+const struct cli_command cmd_verify = {
+    .name = "verify",
+    .summary = "rehash a mounted version against its manifest",
+    .synopsis = "[OPTIONS] MODEL VERSION\n[OPTIONS] PATH",
+    .description =
+        "Reads every byte through the mount, the way an engine does, and compares each 4 MiB block "
+        "with the hash that the trainer's agent computed. Names the first bytes that differ.",
+    .examples = "wsync verify actor 42\nwsync verify /wsync/actor/current/",
+    .options = options,
+    .min_words = 1,
+    .max_words = 2,
+    .run = run,
+};

@@ -1,0 +1,25 @@
+/* Doctor: what the checks of `wsync doctor` find, a line each, as text or JSON. */
+#ifndef WS_MOUNT_HELPERS_DOCTOR_DOCTOR_H
+#define WS_MOUNT_HELPERS_DOCTOR_DOCTOR_H
+#include "mount-helpers/cli/cli.h"
+#include <jansson.h>
+
+enum doctor_state {
+    DOCTOR_OK,
+    DOCTOR_NOTE,   /* not there, or less than there could be: no failure */
+    DOCTOR_BROKEN, /* there, and does not work */
+};
+
+struct doctor {
+    json_t *rows; /* NULL: text */
+    unsigned n_broken;
+};
+
+__attribute__((format(printf, 4, 5))) void doctor_say(struct doctor *d, enum doctor_state state,
+                                                      const char *name, const char *format, ...);
+
+/* doctor_machine.c, doctor_gpu.c */
+void doctor_machine(struct doctor *d, const struct cli_args *args);
+void doctor_gpu(struct doctor *d);
+
+#endif

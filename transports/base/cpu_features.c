@@ -1,0 +1,37 @@
+#include "transports/base/cpu_features.h"
+#include <stdlib.h>
+#include <string.h>
+#ifdef WS_HAS_VECTORS
+#include <cpuid.h>
+
+/* __builtin_cpu_supports does not know it in every compiler. */
+static int has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
+static enum ws_vector best(void)
+{
+#ifdef WS_HAS_VECTORS
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        return WS_AVX512;
+    if (__builtin_cpu_supports("avx2") && has_f16c())
+        return WS_AVX2;
+#endif
+    return WS_PORTABLE;
+}
+
+enum ws_vector ws_cpu_vector(const char *variable)
+{
+    static const char *const names[] = {
+        [WS_PORTABLE] = "portable", [WS_AVX2] = "avx2", [WS_AVX512] = "avx512"};
+    const char *asked = variable ? getenv(variable) : NULL;
+    for (enum ws_vector v = best(); v > WS_PORTABLE; v--)
+        if (!asked || strcmp(asked, names[v]) == 0)
+            return v;
+    return WS_PORTABLE;
+}

@@ -1,0 +1,14 @@
+/* Which of several codes for the same bytes this processor runs best. */
+#ifndef WS_TRANSPORTS_BASE_CPU_FEATURES_H
+#define WS_TRANSPORTS_BASE_CPU_FEATURES_H
+
+#if defined(__x86_64__) && !defined(WS_NO_VECTOR)
+#define WS_HAS_VECTORS 1 /* those codes are compiled */
+#endif
+
+enum ws_vector { WS_PORTABLE, WS_AVX2, WS_AVX512 };
+/* The best that can run here. In tests, the environment's `variable` (NULL: none) asks for one by its name,
+ * "portable", "avx2" or "avx512"; what cannot run gives WS_PORTABLE. */
+enum ws_vector ws_cpu_vector(const char *variable);
+
+#endif

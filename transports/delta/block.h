@@ -1,0 +1,110 @@
+/* The difference of one block (up to WS_BLOCK_BYTES) between two versions.
+ *
+ * Elements are bit patterns, so NaNs, infinities and -0 are as good as any: applying encode(a, b) to a gives
+ * b, bit for bit. After a training step most changes of a bf16 weight are one unit in the last place: of each
+ * change the gap to the one before and the zigzagged difference are kept, both as numbers packed with as many
+ * bits as most of them need; those that need more are patched in afterwards (patched frame of reference:
+ * Zukowski, Heman, Nes, Boncz, Super-Scalar RAM-CPU Cache Compression, ICDE 2006).
+ *
+ * The bytes, little endian. A block's delta is one or more segments; what lies in none is unchanged. A
+ * segment is elements of one width, one after the other, which need not be aligned in the block:
+ *
+ *     u32 begin                byte in the block where element 0 of the segment begins
+ *     u32 n                    changed elements, at least 1
+ *     u8  width                bytes of an element: 1, 2 or 4
+ *     u8  gap_bits             0 to 32
+ *     u8  change_bits          0 to 32
+ *     u8  0
+ *     u32 gap_patch_bytes
+ *     u32 change_patch_bytes
+ *     gaps                     n numbers of gap_bits bits each
+ *     changes                  n numbers of change_bits bits each
+ *     gap patches              gap_patch_bytes
+ *     change patches           change_patch_bytes
+ *
+ * The next segment follows at once. It begins at or after the end of this one's last changed element.
+ *
+ * Packed numbers: (n * bits + 7) / 8 bytes, read as one long little-endian number: number i is its bits
+ * i * bits to (i + 1) * bits - 1. A writer leaves the bits behind the last number zero.
+ *
+ * A patch gives one of the numbers, which are taken in ascending order, its high bits. It is two numbers of
+ * variable length (seven bits a byte, the lowest first; the eighth bit says that more follow; under 2^32):
+ *
+ *     skip                     how many numbers lie between the last that was patched (or the beginning)
+ *                              and this one
+ *     high                     at least 1: the number is what was packed + high * 2^bits, under 2^32
+ *
+ * gap:    the unchanged elements between the last changed one (or element 0, which may be changed itself:
+ *         then its gap is 0) and this one: element number = sum of the gaps so far + number of changes
+ * before. change: z - 1, where z is the zigzag of d = new - old modulo 2^(8 width), seen as signed: z = 2 d
+ * for d > 0, z = -2 d - 1 for d < 0. So z is 1 to 2^(8 width) - 1. A reader that meets another may do with
+ * the element what it likes: the block's hash tells.
+ *
+ * Pure functions over memory; a coder is used by one thread at a time, different ones by any. */
+#ifndef WS_TRANSPORTS_DELTA_BLOCK_H
+#define WS_TRANSPORTS_DELTA_BLOCK_H
+#include "transports/base/error.h"
+#include "transports/format/element_widths.h"
+#include "transports/simd/copy.h"
+#include <stdbool.h>
+
+#define WS_DELTA_BEYOND 8
+
+/* Memory for the work on one block: up to 64 MiB of address space, as much of it touched as the changes of a
+ * block take. */
+struct ws_delta_coder;
+struct ws_delta_coder *ws_delta_coder_new(void); /* NULL: no memory */
+void ws_delta_coder_free(struct ws_delta_coder *c);
+const char *ws_delta_code(void); /* "avx512", "avx2", "portable"; WSYNC_DELTA=... overrides for tests */
+
+/* Which of the n elements of a and b differ, ascending; at has room for n + WS_DELTA_SLACK (block_impl.h). */
+size_t ws_delta_find(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n, unsigned width);
+/* The delta from a to b, both len bytes (at most WS_BLOCK_BYTES) that lie at `offset` of a file with widths
+ * w. out has room for len bytes. *out_bytes 0: they are equal. -E2BIG: the delta would not be shorter than
+ * the block. *n_changed is set in all cases: elements. */
+WS_MUST_USE int ws_delta_encode(struct ws_delta_coder *c, const unsigned char *a, const unsigned char *b,
+                                size_t len, const struct ws_widths *w, uint64_t offset, unsigned char *out,
+                                size_t *out_bytes, uint32_t *n_changed);
+
+/* The parts of a block whose changes make a segment each, at most: encode's way of cutting it. */
+struct ws_delta_part {
+    uint32_t begin, n; /* byte in the block; elements */
+    unsigned width;
+};
+/* The first part at or after byte *at of the block, which moves behind it; false: there is none. */
+bool ws_delta_next_part(struct ws_delta_part *out, size_t *at, size_t len, const struct ws_widths *w,
+                        uint64_t offset);
+/* What changed in a part, found elsewhere: numbers of elements, ascending, and their zigzagged changes less
+ * one. */
+struct ws_delta_found {
+    struct ws_delta_part part;
+    uint32_t n;
+    uint32_t *at; /* overwritten */
+    const uint32_t *changes;
+};
+/* The same bytes as encode's, out of what was found in the block's parts. */
+WS_MUST_USE int ws_delta_encode_found(const struct ws_delta_found *parts, size_t n_parts, size_t len,
+                                      unsigned char *out, size_t *out_bytes, uint32_t *n_changed);
+
+/* A block's delta, read and checked: nothing of it lies outside the block. */
+struct ws_delta_edit;
+/* The WS_DELTA_BEYOND bytes after n_bytes are readable. -EBADMSG with a sentence, -ENOMEM. The edit holds
+ * what it needs of `bytes`; one edit serves one block after the other. */
+WS_MUST_USE int ws_delta_edit_read(struct ws_delta_edit *e, const unsigned char *bytes, size_t n_bytes,
+                                   size_t len, struct ws_error *err);
+struct ws_delta_edit *ws_delta_edit_new(void);
+void ws_delta_edit_free(struct ws_delta_edit *e);
+void ws_delta_edit_clear(struct ws_delta_edit *e); /* no change at all */
+uint32_t ws_delta_edit_changed(const struct ws_delta_edit *e);
+/* Each changed element, in order: where it begins in the block, its width, and its zigzagged change less one.
+ */
+void ws_delta_edit_each(const struct ws_delta_edit *e,
+                        void (*fn)(void *arg, uint32_t byte, unsigned width, uint32_t change), void *arg);
+
+/* Applies n edits one after the other to the block of len bytes at dst, after it was copied from src where
+ * src is not NULL (the edits were read for this len), and returns the XXH3-64 of the result: one pass over
+ * memory. h: to work with. */
+uint64_t ws_delta_patch(struct ws_hasher *h, unsigned char *dst, const unsigned char *src, size_t len,
+                        struct ws_delta_edit *const *edits, size_t n);
+
+#endif

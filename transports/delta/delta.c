@@ -1,0 +1,230 @@
+#include "transports/delta/delta.h"
+#include "transports/base/clock.h"
+#include "transports/delta/stream.h"
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct ws_delta {
+    atomic_uint refs;
+    struct ws_delta_link link;
+    size_t n_files;
+    uint64_t *first;                          /* index of each file's first block, and one more: all blocks */
+    _Atomic(struct ws_delta_record *) *at;    /* by index of block */
+    _Atomic(struct ws_delta_record *) *order; /* in the order of arrival */
+    _Atomic(uint64_t) n;                      /* of order */
+    _Atomic(uint64_t) bytes, n_changed, n_whole;
+    atomic_int state;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    struct ws_delta_watch *watches; /* guarded by lock */
+};
+
+const char *ws_delta_state_name(enum ws_delta_state s)
+{
+    static const char *const names[] = {"growing", "whole", "given-up"};
+    return names[s];
+}
+
+static void delta_free(struct ws_delta *d)
+{
+    uint64_t n = d->order ? atomic_load(&d->n) : 0;
+    assert(!d->watches);
+    for (uint64_t i = 0; i < n; i++)
+        free(atomic_load(&d->order[i]));
+    free(d->at);
+    free(d->order);
+    free(d->first);
+    pthread_mutex_destroy(&d->lock);
+    pthread_cond_destroy(&d->ended);
+    free(d);
+}
+
+int ws_delta_new(struct ws_delta **out, const struct ws_delta_link *link, const struct ws_manifest *target,
+                 struct ws_error *err)
+{
+    struct ws_delta *d = calloc(1, sizeof(*d));
+    if (!d)
+        return ws_error_set(err, ENOMEM, "no memory for a delta");
+    atomic_init(&d->refs, 1);
+    d->link = *link;
+    d->n_files = target->n_files;
+    pthread_mutex_init(&d->lock, NULL);
+    ws_cond_init(&d->ended);
+    d->first = calloc(target->n_files + 1, sizeof(*d->first));
+    for (size_t i = 0; d->first && i < target->n_files; i++)
+        d->first[i + 1] = d->first[i] + target->files[i].n_blocks;
+    uint64_t n = d->first ? ws_delta_blocks(d) + 1 : 0;
+    if (n) {
+        d->at = calloc(n, sizeof(*d->at));
+        d->order = calloc(n, sizeof(*d->order));
+    }
+    if (!d->at || !d->order) {
+        delta_free(d);
+        return ws_error_set(err, ENOMEM, "no memory for a delta");
+    }
+    *out = d;
+    return 0;
+}
+
+struct ws_delta *ws_delta_get(struct ws_delta *d)
+{
+    atomic_fetch_add(&d->refs, 1);
+    return d;
+}
+
+void ws_delta_put(struct ws_delta *d)
+{
+    if (d && atomic_fetch_sub(&d->refs, 1) == 1)
+        delta_free(d);
+}
+
+const struct ws_delta_link *ws_delta_link(const struct ws_delta *d)
+{
+    return &d->link;
+}
+
+uint64_t ws_delta_blocks(const struct ws_delta *d)
+{
+    return d->first[d->n_files];
+}
+
+/* --- growing --- */
+
+/* Tells and forgets all watches. */
+static void tell(struct ws_delta *d)
+{
+    pthread_mutex_lock(&d->lock);
+    struct ws_delta_watch *w = d->watches;
+    d->watches = NULL;
+    while (w) { /* under the lock, so that unwait returns only when nobody is being told */
+        struct ws_delta_watch *next = w->next;
+        w->waits = false;
+        w->more(w->arg);
+        w = next;
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+int ws_delta_add(struct ws_delta *d, struct ws_delta_record *r)
+{
+    int rc = 0;
+    pthread_mutex_lock(&d->lock);
+    assert(atomic_load(&d->state) == WS_DELTA_GROWING);
+    if (r->file >= d->n_files || r->block >= d->first[r->file + 1] - d->first[r->file])
+        rc = -EINVAL;
+    else if (atomic_load(&d->at[d->first[r->file] + r->block]))
+        rc = -EEXIST;
+    if (rc == 0) {
+        atomic_fetch_add(&d->bytes, WS_DELTA_RECORD_BYTES + r->bytes);
+        atomic_fetch_add(&d->n_changed, r->n_changed);
+        atomic_fetch_add(&d->n_whole, r->kind == WS_DELTA_BLOCK);
+        atomic_store(&d->at[d->first[r->file] + r->block], r);
+        uint64_t n = atomic_load(&d->n);
+        atomic_store(&d->order[n], r);
+        atomic_store(&d->n, n + 1);
+    }
+    pthread_mutex_unlock(&d->lock);
+    if (rc == 0)
+        tell(d);
+    else
+        free(r);
+    return rc;
+}
+
+void ws_delta_end(struct ws_delta *d, enum ws_delta_state state)
+{
+    pthread_mutex_lock(&d->lock);
+    assert(atomic_load(&d->state) == WS_DELTA_GROWING);
+    atomic_store(&d->state, (int)state);
+    pthread_cond_broadcast(&d->ended);
+    pthread_mutex_unlock(&d->lock);
+    tell(d);
+}
+
+/* --- reading --- */
+
+const struct ws_delta_record *ws_delta_at(const struct ws_delta *d, size_t file, size_t block)
+{
+    if (file >= d->n_files || block >= d->first[file + 1] - d->first[file])
+        return NULL;
+    return atomic_load(&d->at[d->first[file] + block]);
+}
+
+const struct ws_delta_record *ws_delta_next(const struct ws_delta *d, size_t *i, unsigned part,
+                                            unsigned parts)
+{
+    uint64_t n = atomic_load(&d->n);
+    while (*i < n) {
+        const struct ws_delta_record *r = atomic_load(&d->order[(*i)++]);
+        if ((d->first[r->file] + r->block) % parts == part)
+            return r;
+    }
+    return NULL;
+}
+
+enum ws_delta_state ws_delta_state(const struct ws_delta *d)
+{
+    return (enum ws_delta_state)atomic_load(&d->state);
+}
+
+void ws_delta_figures(const struct ws_delta *d, struct ws_delta_figures *out)
+{
+    *out = (struct ws_delta_figures){
+        .state = ws_delta_state(d),
+        .bytes = WS_DELTA_HEAD_BYTES + WS_DELTA_RECORD_BYTES + atomic_load(&d->bytes),
+        .n_changed = atomic_load(&d->n_changed),
+        .n_records = atomic_load(&d->n),
+        .n_blocks_whole = atomic_load(&d->n_whole),
+    };
+}
+
+/* --- waiting --- */
+
+bool ws_delta_wait(struct ws_delta *d, size_t i, struct ws_delta_watch *w)
+{
+    pthread_mutex_lock(&d->lock);
+    const bool waits = atomic_load(&d->n) <= i && atomic_load(&d->state) == WS_DELTA_GROWING;
+    w->waits = waits;
+    if (waits) {
+        w->prev = NULL;
+        w->next = d->watches;
+        if (d->watches)
+            d->watches->prev = w;
+        d->watches = w;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return waits; /* it may have been told by now */
+}
+
+bool ws_delta_unwait(struct ws_delta *d, struct ws_delta_watch *w)
+{
+    pthread_mutex_lock(&d->lock);
+    const bool waits = w->waits;
+    if (waits) {
+        if (w->prev)
+            w->prev->next = w->next;
+        else
+            d->watches = w->next;
+        if (w->next)
+            w->next->prev = w->prev;
+        w->waits = false;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return waits;
+}
+
+bool ws_delta_wait_ended(struct ws_delta *d, unsigned timeout_ms)
+{
+    const uint64_t until = ws_clock_ns() + timeout_ms * WS_MS_NS;
+    int rc = 0;
+    pthread_mutex_lock(&d->lock);
+    while (atomic_load(&d->state) == WS_DELTA_GROWING && rc == 0)
+        rc = ws_cond_wait_until(&d->ended, &d->lock, until);
+    pthread_mutex_unlock(&d->lock);
+    return rc == 0;
+}

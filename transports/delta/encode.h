@@ -1,0 +1,20 @@
+/* Makes a delta of two versions whose bytes are here. */
+#ifndef WS_TRANSPORTS_DELTA_ENCODE_H
+#define WS_TRANSPORTS_DELTA_ENCODE_H
+#include "transports/base/workers.h"
+#include "transports/delta/delta.h"
+#include <stdatomic.h>
+
+struct ws_delta_side {
+    const struct ws_manifest *manifest;
+    const unsigned char *const *files; /* the bytes of each file, in the manifest's order; NULL for size 0 */
+};
+
+/* Adds a record for each block that differs and has none yet, by all workers, and ends the delta: whole;
+ * given up when *stop (NULL: never), when there is no memory, or when it has grown beyond most_bytes. level:
+ * of ws_delta_record_make. Blocks with equal hashes are not read. The sides' bytes are read until it returns.
+ */
+void ws_delta_make(struct ws_delta *d, const struct ws_delta_side *base, const struct ws_delta_side *target,
+                   int level, uint64_t most_bytes, struct ws_workers *workers, const atomic_bool *stop);
+
+#endif

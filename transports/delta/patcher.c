@@ -1,0 +1,73 @@
+#include "transports/delta/patcher.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#define ROOM (WS_BLOCK_BYTES + WS_DELTA_BEYOND)
+
+struct ws_patcher {
+    struct ws_hasher *hasher;
+    struct ws_delta_edit *edits[WS_MAX_CHAIN];
+    unsigned char raw[ROOM], block[ROOM]; /* an edit's bytes; a whole block's */
+};
+
+struct ws_patcher *ws_patcher_new(void)
+{
+    struct ws_patcher *p = malloc(sizeof(*p));
+    bool ok = p;
+    if (p) {
+        p->hasher = ws_hasher_new();
+        ok = p->hasher;
+        for (size_t i = 0; i < WS_MAX_CHAIN; i++) {
+            p->edits[i] = ws_delta_edit_new();
+            ok = ok && p->edits[i];
+        }
+    }
+    if (p && !ok) {
+        ws_patcher_free(p);
+        p = NULL;
+    }
+    return p;
+}
+
+void ws_patcher_free(struct ws_patcher *p)
+{
+    if (!p)
+        return;
+    for (size_t i = 0; i < WS_MAX_CHAIN; i++)
+        ws_delta_edit_free(p->edits[i]);
+    ws_hasher_free(p->hasher);
+    free(p);
+}
+
+static int read_edit(struct ws_patcher *p, const struct ws_delta_record *r, size_t len,
+                     struct ws_delta_edit *e, struct ws_error *err)
+{
+    const unsigned char *raw = ws_delta_record_raw(r, p->raw);
+    if (!raw)
+        return ws_error_set(err, EBADMSG, "the delta of a block cannot be unpacked");
+    return ws_delta_edit_read(e, raw, r->raw_bytes, len, err);
+}
+
+int ws_patcher_block(struct ws_patcher *p, unsigned char *dst, const unsigned char *src, size_t len,
+                     const struct ws_delta_record *const *chain, size_t n, uint64_t *hash,
+                     struct ws_error *err)
+{
+    size_t from = 0, n_edits = 0;
+    int rc = 0;
+    assert(n <= WS_MAX_CHAIN);
+    for (size_t i = 0; i < n; i++)
+        if (chain[i] && chain[i]->kind == WS_DELTA_BLOCK)
+            from = i + 1; /* what was before it does not matter */
+    if (from > 0) {
+        src = chain[from - 1]->raw_bytes == len ? ws_delta_record_raw(chain[from - 1], p->block) : NULL;
+        if (!src)
+            return ws_error_set(err, EBADMSG, "a block in a delta cannot be unpacked");
+    }
+    for (size_t i = from; rc == 0 && i < n; i++)
+        if (chain[i])
+            rc = read_edit(p, chain[i], len, p->edits[n_edits++], err);
+    if (rc == 0)
+        *hash = ws_delta_patch(p->hasher, dst, src, len, p->edits, n_edits);
+    return rc;
+}

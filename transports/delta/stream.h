@@ -1,0 +1,96 @@
+/* A delta on the wire and in a file, format version 1. Numbers are little endian.
+ *
+ * A head, records in any order, an end; nothing behind.
+ *
+ *     head, 200 bytes
+ *         8    "wsdelta\n"
+ *         u32  1, the format version
+ *         u32  200, bytes of this head
+ *         u64  the base's version
+ *         u64  the target's version
+ *         u64  blocks of all files of the target
+ *         u32  part      this stream has the blocks (counted over all files, in the order of the target's
+ *         u32  parts     manifest, from 0) that leave `part` when divided by `parts`; all of them: 0, 1
+ *         40   the base's lineage, filled with zeros
+ *         40   the target's
+ *         32   the digest of the base's manifest, in lower-case hex
+ *         32   the target's
+ *         u64  XXH3-64 of the 192 bytes before it
+ *
+ *     record, 32 bytes and its data; at most one for a block
+ *         u32  file      its number in the target's manifest, from 0
+ *         u32  block     of that file, from 0
+ *         u8   kind      1: the data is a delta as in block.h, to the block at the same place of the
+ *                        base's file with that name and size; 2: it is the block itself
+ *         u8   packed    1: the data is a zstd frame of what kind says; 0: it is that
+ *         u16  0
+ *         u32  changed elements; of kind 2 it may be 0, not counted
+ *         u32  raw_bytes what kind says has, unpacked: 1 to 4 MiB
+ *         u32  bytes     of data, at least 1, at most raw_bytes
+ *         u64  XXH3-64 of the data, with the XXH3-64 of the record's 24 bytes before this as its seed
+ *         bytes of data
+ *
+ *     end, 32 bytes: a record of no block and no data
+ *         u32  2^32 - 1
+ *         u32  0: the delta is whole: a block without a record is as in the base;
+ *              1: its maker gave it up: a block without a record may be anything
+ *         u32  0, u32 0, u32 0
+ *         u32  how many records were before
+ *         u64  XXH3-64 of the hashes of all records, 8 bytes each, in the order of the stream
+ *
+ * Sources of the idea: the base and the result are named by digests, so a delta is never applied to what it
+ * was not made from (as in git's packs and RFC 3284's VCDIFF with checksums). */
+#ifndef WS_TRANSPORTS_DELTA_STREAM_H
+#define WS_TRANSPORTS_DELTA_STREAM_H
+#include "transports/delta/delta.h"
+
+#define WS_DELTA_HEAD_BYTES   200
+#define WS_DELTA_RECORD_BYTES 32
+
+/* --- writing --- */
+void ws_delta_record_head(const struct ws_delta_record *r, unsigned char out[WS_DELTA_RECORD_BYTES]);
+
+/* Walks a delta as a stream of bytes. */
+struct ws_delta_writer {
+    struct ws_delta *delta; /* borrowed */
+    unsigned part, parts;
+    size_t next;                          /* place in the order of arrival */
+    const struct ws_delta_record *record; /* whose data goes out now */
+    unsigned char head[WS_DELTA_HEAD_BYTES];
+    size_t head_bytes, head_at, data_at; /* what is out of both */
+    uint32_t n_records;
+    void *hashes; /* of the records that went out */
+    bool ended;
+};
+/* -ENOMEM. */
+WS_MUST_USE int ws_delta_writer_init(struct ws_delta_writer *w, struct ws_delta *delta, unsigned part,
+                                     unsigned parts);
+void ws_delta_writer_free(struct ws_delta_writer *w);
+/* Up to n bytes; 0: none are there yet; -1: it has ended. */
+ssize_t ws_delta_write(struct ws_delta_writer *w, unsigned char *out, size_t n);
+/* Writes all of a delta that has ended to a descriptor. 0 or -errno. */
+WS_MUST_USE int ws_delta_write_file(struct ws_delta *delta, int fd);
+/* Bytes of such a stream; the delta has ended. */
+uint64_t ws_delta_stream_bytes(const struct ws_delta *delta, unsigned part, unsigned parts);
+
+/* --- reading, piece by piece --- */
+struct ws_delta_reader;
+struct ws_delta_taker {
+    /* Is asked before a record is read, and before there is memory for it: bytes is what it has with its
+     * head. Negative, with err: the reading ends with it. NULL: whatever comes is read. */
+    int (*coming)(void *arg, uint64_t bytes, struct ws_error *err);
+    int (*record)(void *arg, struct ws_delta_record *r); /* takes one that was checked; non-zero stops */
+    void *arg;
+};
+/* link: what must be in the head (digests, lineages and versions). NULL: no memory. */
+struct ws_delta_reader *ws_delta_reader_new(const struct ws_delta_link *link, uint64_t n_blocks,
+                                            const struct ws_delta_taker *taker);
+void ws_delta_reader_free(struct ws_delta_reader *r);
+/* -EBADMSG: damaged, or another delta; what the taker returned. */
+WS_MUST_USE int ws_delta_read(struct ws_delta_reader *r, const void *bytes, size_t n, struct ws_error *err);
+/* Has a head or a record begun that is not through? */
+bool ws_delta_reader_is_inside(const struct ws_delta_reader *r);
+/* Did it come to its end? *whole: and was it whole. */
+bool ws_delta_reader_ended(const struct ws_delta_reader *r, bool *whole);
+
+#endif

@@ -1,0 +1,248 @@
+/* The HTTP API's paths and statuses, shared by the carriers tcp and ipc. */
+#include "transports/protocol/api.h"
+#include "transports/base/name.h"
+#include "transports/base/text.h"
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_POLL_MS 30000
+#define LONGEST_POLL_MS 120000
+
+static const struct {
+    int code;
+    unsigned status;
+} statuses[] = {
+    {EINVAL, 400},    {EACCES, 401}, {EPERM, 403},        {ENOENT, 404}, {EOPNOTSUPP, 405},
+    {ETIMEDOUT, 408}, {EBUSY, 409},  {EEXIST, 409},       {ESTALE, 410}, {E2BIG, 413},
+    {ERANGE, 416},    {EAGAIN, 503}, {EHOSTUNREACH, 502}, {EIO, 500},
+};
+
+unsigned ws_http_status(int negative_errno)
+{
+    if (negative_errno >= 0)
+        return 200;
+    for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++)
+        if (statuses[i].code == -negative_errno)
+            return statuses[i].status;
+    return 500;
+}
+
+int ws_errno_of_http(unsigned status)
+{
+    if (status >= 200 && status < 300)
+        return 0;
+    for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++)
+        if (statuses[i].status == status)
+            return statuses[i].code;
+    return status >= 500 ? EIO : EPROTO;
+}
+
+/* Copies one path component, percent-decoded. Advances *at past it and its slash. */
+static int take_component(const char **at, char *out, size_t cap)
+{
+    size_t n = 0;
+    const char *p = *at;
+    while (*p && *p != '/') {
+        unsigned c = (unsigned char)*p++;
+        if (c == '%') {
+            if (!isxdigit((unsigned char)p[0]) || !isxdigit((unsigned char)p[1]))
+                return -EINVAL;
+            c = (unsigned)strtoul((const char[]){p[0], p[1], 0}, NULL, 16);
+            p += 2;
+        }
+        if (c == 0 || n + 1 >= cap)
+            return -EINVAL;
+        out[n++] = (char)c;
+    }
+    out[n] = 0;
+    *at = *p == '/' ? p + 1 : p;
+    return n ? 0 : -EINVAL;
+}
+
+/* Value of a key in a query "a=1&b=2"; 0 when found, -ENOENT, -EINVAL when it does not fit. */
+static int query_value(const char *query, const char *key, char *out, size_t cap)
+{
+    size_t k = strlen(key);
+    for (const char *p = query; p && *p;) {
+        size_t n = strcspn(p, "&");
+        if (n > k && strncmp(p, key, k) == 0 && p[k] == '=') {
+            if (n - k - 1 >= cap)
+                return -EINVAL;
+            memcpy(out, p + k + 1, n - k - 1);
+            out[n - k - 1] = 0;
+            return 0;
+        }
+        p += n + (p[n] == '&');
+    }
+    return -ENOENT;
+}
+
+static int parse_who(const char *query, struct ws_api_request *out)
+{
+    char who[3 * WS_WHO_CHARS + 1];
+    const char *at = who;
+    int rc = query_value(query, "who", who, sizeof(who));
+    if (rc == -EINVAL || (rc == 0 && (take_component(&at, out->who, sizeof(out->who)) || *at)))
+        return -EINVAL;
+    return 0;
+}
+
+static int parse_poll(const char *query, struct ws_api_request *out)
+{
+    char text[32];
+    uint64_t timeout = DEFAULT_POLL_MS;
+    out->kind = WS_API_EVENTS;
+    int rc = query_value(query, "since", text, sizeof(text));
+    if (rc == -EINVAL || (rc == 0 && ws_text_u64(text, &out->since)))
+        return -EINVAL;
+    rc = query_value(query, "timeout_ms", text, sizeof(text));
+    if (rc == -EINVAL || (rc == 0 && ws_text_u64(text, &timeout)))
+        return -EINVAL;
+    out->timeout_ms = timeout > LONGEST_POLL_MS ? LONGEST_POLL_MS : (unsigned)timeout;
+    return parse_who(query, out);
+}
+
+/* A small number in the query; as it was where it is missing. */
+static int parse_number(const char *query, const char *key, uint64_t most, uint64_t *out)
+{
+    char text[32];
+    int rc = query_value(query, key, text, sizeof(text));
+    if (rc == -ENOENT)
+        return 0;
+    return rc < 0 || ws_text_u64(text, out) || *out > most ? -EINVAL : 0;
+}
+
+static int parse_delta(const char *query, struct ws_api_request *out)
+{
+    uint64_t base = UINT64_MAX, part = 0, parts = 1, level = 0;
+    if (parse_number(query, "base", INT64_MAX, &base) || base == UINT64_MAX ||
+        parse_number(query, "part", WS_MAX_STREAMS, &part) ||
+        parse_number(query, "parts", WS_MAX_STREAMS, &parts) || parse_number(query, "level", 3, &level) ||
+        part >= parts || query_value(query, "base_run", out->base.run, sizeof(out->base.run)) == -EINVAL)
+        return -EINVAL;
+    out->base.version = base;
+    out->part = (unsigned)part;
+    out->parts = (unsigned)parts;
+    out->level = (unsigned)level;
+    return 0;
+}
+
+static const struct {
+    enum ws_api_kind kind;
+    const char *verb;
+} verbs[] = {{WS_API_MANIFEST, "manifest"}, {WS_API_DELTAS, "deltas"}, {WS_API_DELTA, "delta"},
+             {WS_API_FILE, "files"},        {WS_API_MAP, "map"},       {WS_API_UNMAP, "unmap"}};
+
+static int parse_version_path(const char *at, const char *query, struct ws_api_request *out)
+{
+    char what[32], number[32];
+    if (take_component(&at, number, sizeof(number)))
+        return 0; /* not ours: OTHER */
+    out->has_version = ws_text_u64(number, &out->version) == 0;
+    if (!out->has_version && *at == 0)
+        memcpy(out->verb, number, sizeof(out->verb));
+    if (!out->has_version || take_component(&at, what, sizeof(what)))
+        return 0;
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
+        if (strcmp(what, verbs[i].verb) == 0 && (verbs[i].kind == WS_API_FILE || *at == 0))
+            out->kind = verbs[i].kind;
+    if (out->kind == WS_API_OTHER && *at == 0)
+        memcpy(out->verb, what, sizeof(out->verb));
+    if (out->kind == WS_API_FILE &&
+        (take_component(&at, out->file, sizeof(out->file)) || *at || !ws_name_is_file(out->file)))
+        return -EINVAL;
+    if (query_value(query, "run", out->run, sizeof(out->run)) == -EINVAL)
+        return -EINVAL;
+    uint64_t copy = 0, copies = 0;
+    if (out->kind == WS_API_MAP &&
+        (parse_number(query, "copy", 1, &copy) || parse_number(query, "copies", 1, &copies)))
+        return -EINVAL;
+    out->copy = copy;
+    out->copies = copies;
+    if (out->kind == WS_API_DELTA && parse_delta(query, out))
+        return -EINVAL;
+    return parse_who(query, out);
+}
+
+int ws_api_parse(const char *path, const char *query, struct ws_api_request *out, struct ws_error *err)
+{
+    const char *at = path;
+    int rc = 0;
+    *out = (struct ws_api_request){.kind = WS_API_OTHER};
+    if (strcmp(path, "/v1/models") == 0) {
+        out->kind = WS_API_MODELS;
+    } else if (strcmp(path, "/v1/events") == 0) {
+        rc = parse_poll(query, out);
+    } else if (strncmp(at, "/v1/", 4) == 0) {
+        at += 4;
+        if (take_component(&at, out->model, sizeof(out->model)) == 0 && ws_name_is_offered(out->model))
+            rc = strcmp(at, "events") == 0 ? parse_poll(query, out) : parse_version_path(at, query, out);
+    }
+    if (rc)
+        return ws_error_set(err, EINVAL, "the path or query of the request '%.200s' is malformed", path);
+    return 0;
+}
+
+/* Appends a name, percent-encoded where RFC 3986 does not call a character unreserved. */
+static char *put_name(char *at, const char *name)
+{
+    for (const unsigned char *p = (const unsigned char *)name; *p; p++)
+        at += isalnum(*p) || strchr("-._~", *p) ? sprintf(at, "%c", *p) : sprintf(at, "%%%02X", *p);
+    return at;
+}
+
+void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms,
+                        const char *who)
+{
+    char *at = stpcpy(out, "/v1/");
+    if (model)
+        at = stpcpy(put_name(at, model), "/");
+    if (since == 0 && !model)
+        (void)stpcpy(at, "models");
+    else
+        at += sprintf(at, "events?since=%" PRIu64 "&timeout_ms=%u", since, since ? timeout_ms : 0);
+    if (since && who)
+        put_name(stpcpy(at, "&who="), who);
+}
+
+void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model)
+{
+    sprintf(put_name(stpcpy(out, "/v1/"), model), "/%s", verb);
+}
+
+void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *who)
+{
+    ws_api_version_path(out, "loaded", model, version, NULL, NULL);
+    put_name(stpcpy(out + strlen(out), "?who="), who);
+}
+
+void ws_api_version_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model, uint64_t version,
+                         const char *file, const char *run)
+{
+    char *at = put_name(stpcpy(out, "/v1/"), model);
+    at += sprintf(at, "/%" PRIu64 "/%s", version, verb);
+    if (file)
+        at = put_name(stpcpy(at, "/"), file);
+    if (run && *run)
+        (void)stpcpy(stpcpy(at, "?run="), run);
+}
+
+void ws_api_map_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *run,
+                     bool copy)
+{
+    ws_api_version_path(out, "map", model, version, NULL, run);
+    const char mark = strchr(out, '?') ? '&' : '?';
+    sprintf(out + strlen(out), "%c%s=1", mark, copy ? "copy" : "copies");
+}
+
+void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const struct ws_mark *target,
+                       const struct ws_mark *base, unsigned part, unsigned parts, unsigned level)
+{
+    ws_api_version_path(out, "delta", model, target->version, NULL, target->run);
+    sprintf(out + strlen(out), "%cbase=%" PRIu64 "&base_run=%s&part=%u&parts=%u&level=%u",
+            target->run[0] ? '&' : '?', base->version, base->run, part, parts, level);
+}

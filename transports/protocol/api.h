@@ -1,0 +1,82 @@
+/* The paths of the API, read and written in one place; tcp and ipc carry them.
+ *   GET  /v1/models                         JSON of the catalog's models()
+ *   GET  /v1/events?since=N[&timeout_ms=T]  the same once seq() > N (the carrier waits)
+ *   GET  /v1/{model}/events?since=N         the same for one model
+ *   GET  /v1/{model}/{version}/manifest[?run=R]
+ *   GET  /v1/{model}/{version}/deltas[?run=R]           the deltas that lead to it: delta/listing.h
+ *   GET  /v1/{model}/{version}/delta?base=B[&base_run=R][&part=I&parts=N][&level=L][&run=R]
+ *        not by ipc: one of them, as in delta/stream.h; level: how hard the next should be compressed for
+ *        this client (zstd's, 0 to 3)
+ *   GET  /v1/{model}/{version}/files/{file}[?run=R]
+ *        not by ipc
+ *   POST /v1/{model}/{version}/map, .../unmap[?run=R]
+ *        ipc only: descriptors, and giving them back
+ *        map&copy=1: the peer only maps them, copies and closes; map&copies=1: it can do with that instead
+ *   POST /v1/{model}/{version}/broadcast[?run=R]
+ *        a place in a broadcast: transports/nccl/broadcast.c; an agent's, by its route
+ * Anything else goes to the catalog's route: /v1/{model}/VERB and /v1/{model}/{version}/VERB are taken apart
+ * for it. A poll with &who=NAME tells the catalog that the mount of that name is there.
+ * Pure functions, callable from any thread. */
+#ifndef WS_TRANSPORTS_PROTOCOL_API_H
+#define WS_TRANSPORTS_PROTOCOL_API_H
+/* Of the publishers' routes (/v1/local/): told by either end when a rank registers; ends that differ refuse.
+ */
+#define WS_LOCAL_API 1
+#include "transports/base/error.h"
+#include "transports/base/version_id.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+enum ws_api_kind {
+    WS_API_MODELS,
+    WS_API_EVENTS,
+    WS_API_MANIFEST,
+    WS_API_DELTAS,
+    WS_API_DELTA,
+    WS_API_FILE,
+    WS_API_MAP,
+    WS_API_UNMAP,
+    WS_API_OTHER
+};
+struct ws_api_request {
+    enum ws_api_kind kind;
+    char model[WS_MAX_NAME + 1]; /* empty: all */
+    bool has_version;
+    uint64_t version;
+    char verb[32];              /* WS_API_OTHER: what is asked of the model or version; may be empty */
+    char run[WS_RUN_CHARS + 1]; /* empty: live lineage */
+    char file[WS_MAX_NAME + 1];
+    char who[WS_WHO_CHARS + 1]; /* of &who=; empty: nobody */
+    bool copy, copies;          /* WS_API_MAP */
+    struct ws_mark base;        /* WS_API_DELTA; run empty: the version's own lineage */
+    unsigned part, parts, level;
+    uint64_t since;
+    unsigned timeout_ms;
+};
+/* path is percent-decoded here; -EINVAL for a malformed one. */
+WS_MUST_USE int ws_api_parse(const char *path, const char *query, struct ws_api_request *out,
+                             struct ws_error *err);
+
+/* The other way round; names are percent-encoded. */
+#define WS_API_PATH_BYTES (6 * WS_MAX_NAME + 3 * WS_WHO_CHARS + WS_RUN_CHARS + 160)
+/* model NULL: of all models; since 0: now, without waiting; who NULL: a passer-by. */
+void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms,
+                        const char *who);
+/* verb: "manifest", "files", "map", "unmap", "loaded", ...; file only with "files"; run NULL or empty: the
+ * live lineage. */
+void ws_api_version_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model, uint64_t version,
+                         const char *file, const char *run);
+/* Of map, by who only copies, or else would rather have descriptors to keep. */
+void ws_api_map_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *run,
+                     bool copy);
+/* parts 1: all of it. */
+void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const struct ws_mark *target,
+                       const struct ws_mark *base, unsigned part, unsigned parts, unsigned level);
+/* Who serves a version: GET; who as in ws_fleet_serves. */
+void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *who);
+void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model);
+
+unsigned ws_http_status(int negative_errno); /* -ESTALE -> 410 */
+int ws_errno_of_http(unsigned status);       /* 410 -> ESTALE; 2xx -> 0 */
+
+#endif

@@ -1,0 +1,100 @@
+#include "transports/simd/convert.h"
+#include "transports/base/cpu_features.h"
+#include "transports/simd/convert_impl.h"
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+
+#define VIA_ELEMENTS 1024 /* of f32 between two narrow types: stays in the first-level cache */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static const struct ws_convert_code *code; /* written once by pick */
+
+const struct ws_convert_code *const ws_convert_codes[] = {
+    [WS_PORTABLE] = &ws_convert_portable,
+#ifdef WS_HAS_VECTORS
+    [WS_AVX2] = &ws_convert_avx2,
+    [WS_AVX512] = &ws_convert_avx512,
+#endif
+};
+
+static void pick(void)
+{
+    code = ws_convert_codes[ws_cpu_vector("WSYNC_CONVERT")];
+}
+
+static const struct ws_convert_code *the_code(void)
+{
+    pthread_once(&once, pick);
+    return code;
+}
+
+const char *ws_convert_code(void)
+{
+    return the_code()->name;
+}
+
+static const struct {
+    enum ws_dtype from, to;
+} conversions[] = {
+    [WS_F32_TO_BF16] = {WS_F32, WS_BF16}, [WS_F32_TO_F16] = {WS_F32, WS_F16},
+    [WS_BF16_TO_F32] = {WS_BF16, WS_F32}, [WS_F16_TO_F32] = {WS_F16, WS_F32},
+    [WS_BF16_TO_F16] = {WS_BF16, WS_F16}, [WS_F16_TO_BF16] = {WS_F16, WS_BF16},
+};
+_Static_assert(sizeof(conversions) / sizeof(conversions[0]) == WS_CONVERSION_COUNT, "each has its row");
+
+int ws_conversion_of(enum ws_dtype from, enum ws_dtype to, enum ws_conversion *out)
+{
+    *out = WS_KEEP;
+    if (from == to)
+        return 0;
+    for (int c = WS_KEEP + 1; c < WS_CONVERSION_COUNT; c++)
+        if (conversions[c].from == from && conversions[c].to == to)
+            *out = (enum ws_conversion)c;
+    return *out == WS_KEEP ? -EINVAL : 0;
+}
+
+size_t ws_conversion_src_bytes(enum ws_conversion c)
+{
+    assert(c > WS_KEEP && c < WS_CONVERSION_COUNT);
+    return ws_dtype_bits(conversions[c].from) / 8;
+}
+
+/* f32 holds every bf16 and every f16, so the second step rounds the exact value. */
+static uint64_t via_f32(ws_convert_fn *widen, ws_convert_fn *narrow, void *dst, const void *src, size_t n)
+{
+    float wide[VIA_ELEMENTS];
+    uint64_t overflows = 0;
+    for (size_t at = 0, part; at < n; at += part) {
+        part = n - at < VIA_ELEMENTS ? n - at : VIA_ELEMENTS;
+        (void)widen(wide, (const unsigned char *)src + 2 * at, part);
+        overflows += narrow((unsigned char *)dst + 2 * at, wide, part);
+    }
+    return overflows;
+}
+
+uint64_t ws_convert(enum ws_conversion c, void *dst, const void *src, size_t n)
+{
+    const struct ws_convert_code *k = the_code();
+    switch (c) {
+    case WS_F32_TO_BF16:
+        return k->f32_to_bf16(dst, src, n);
+    case WS_F32_TO_F16:
+        return k->f32_to_f16(dst, src, n);
+    case WS_BF16_TO_F32:
+        return k->bf16_to_f32(dst, src, n);
+    case WS_F16_TO_F32:
+        return k->f16_to_f32(dst, src, n);
+    case WS_BF16_TO_F16:
+        return via_f32(k->bf16_to_f32, k->f32_to_f16, dst, src, n);
+    case WS_F16_TO_BF16:
+        return via_f32(k->f16_to_f32, k->f32_to_bf16, dst, src, n);
+    case WS_KEEP:
+    case WS_CONVERSION_COUNT:
+        break;
+    }
+    assert(!"a conversion");
+    return 0;
+}

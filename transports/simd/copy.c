@@ -1,0 +1,107 @@
+#include "transports/simd/copy.h"
+#include "transports/base/cpu_features.h"
+#include "transports/simd/copy_impl.h"
+#include <assert.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#define XXH_STATIC_LINKING_ONLY /* the state as a plain value */
+#include <xxhash.h>
+
+#define STREAM_BYTES (16UL << 10) /* shorter copies go through the cache: they are read again soon */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static const struct ws_copy_code *code; /* written once by pick */
+
+const struct ws_copy_code *const ws_copy_codes[] = {
+    [WS_PORTABLE] = &ws_copy_portable,
+#ifdef WS_HAS_VECTORS
+    [WS_AVX2] = &ws_copy_avx2,
+    [WS_AVX512] = &ws_copy_avx512,
+#endif
+};
+
+static void pick(void)
+{
+    code = ws_copy_codes[ws_cpu_vector("WSYNC_COPY")];
+}
+
+static const struct ws_copy_code *the_code(void)
+{
+    pthread_once(&once, pick);
+    return code;
+}
+
+const char *ws_copy_code(void)
+{
+    return the_code()->name;
+}
+
+void ws_copy(void *dst, const void *src, size_t n)
+{
+    if (n < STREAM_BYTES) {
+        if (n)
+            memcpy(dst, src, n);
+    } else {
+        the_code()->copy(dst, src, n);
+    }
+}
+
+void ws_copy_stream(void *dst, const void *src, size_t n)
+{
+    if (n > 0)
+        the_code()->copy(dst, src, n);
+}
+
+uint64_t ws_hash(const void *p, size_t n)
+{
+    return the_code()->hash(p, n);
+}
+
+struct ws_hasher {
+    XXH3_state_t state;
+};
+
+struct ws_hasher *ws_hasher_new(void)
+{
+    struct ws_hasher *h = aligned_alloc(64, (sizeof(*h) + 63) & ~63UL);
+    if (h)
+        ws_hasher_reset(h);
+    return h;
+}
+
+void ws_hasher_reset(struct ws_hasher *h)
+{
+    XXH3_INITSTATE(&h->state);
+    (void)XXH3_64bits_reset(&h->state);
+}
+
+void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n)
+{
+    if (n > 0)
+        the_code()->copy_update(&h->state, dst, src, n);
+}
+
+void ws_hasher_add(struct ws_hasher *h, const void *p, size_t n)
+{
+    the_code()->update(&h->state, p, n);
+}
+
+uint64_t ws_hasher_digest(const struct ws_hasher *h)
+{
+    return XXH3_64bits_digest(&h->state);
+}
+
+void ws_hasher_free(struct ws_hasher *h)
+{
+    free(h);
+}
+
+uint64_t ws_copy_hash(void *dst, const void *src, size_t n)
+{
+    struct ws_hasher h __attribute__((aligned(64)));
+    ws_hasher_reset(&h);
+    ws_hasher_copy(&h, dst, src, n);
+    return ws_hasher_digest(&h);
+}

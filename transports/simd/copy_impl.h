@@ -1,0 +1,19 @@
+/* What each version of the copies provides; copy.c picks one by what the processor can do. */
+#ifndef WS_TRANSPORTS_SIMD_COPY_IMPL_H
+#define WS_TRANSPORTS_SIMD_COPY_IMPL_H
+#include <stddef.h>
+#include <stdint.h>
+
+struct ws_copy_code {
+    const char *name;
+    /* Stores n bytes without pulling dst into the cache; ordered before what the thread stores next. */
+    void (*copy)(void *dst, const void *src, size_t n);
+    uint64_t (*hash)(const void *p, size_t n); /* XXH3-64, seed 0 */
+    void (*update)(void *state, const void *p, size_t n);
+    /* Copies and adds the bytes to state, an XXH3_state_t, in one pass over memory. */
+    void (*copy_update)(void *state, void *dst, const void *src, size_t n);
+};
+extern const struct ws_copy_code ws_copy_portable, ws_copy_avx2, ws_copy_avx512;
+extern const struct ws_copy_code *const ws_copy_codes[]; /* by enum ws_vector */
+
+#endif

@@ -1,0 +1,131 @@
+#include "transports/tcp/delta_body.h"
+#include "transports/delta/stream.h"
+#include <assert.h>
+#include <stdlib.h>
+#include <sys/types.h>
+
+#define PIECE_BYTES (512UL << 10)
+
+struct ws_tcp_delta_body {
+    struct ws_tcp_deltas *all;
+    struct ws_tcp_delta_body *next, *prev; /* of all */
+    struct MHD_Connection *connection;
+    struct ws_delta *delta;
+    struct ws_delta_writer writer;
+    struct ws_delta_watch watch;
+};
+
+void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_sent)
+{
+    deltas->bytes_sent = bytes_sent;
+    atomic_init(&deltas->stop, false);
+    pthread_mutex_init(&deltas->lock, NULL);
+    deltas->first = NULL;
+}
+
+void ws_tcp_deltas_destroy(struct ws_tcp_deltas *deltas)
+{
+    assert(!deltas->first);
+    pthread_mutex_destroy(&deltas->lock);
+}
+
+static void resume(void *arg)
+{
+    MHD_resume_connection(((struct ws_tcp_delta_body *)arg)->connection);
+}
+
+/* Resumes it, unless it is told and so resumed by the delta. */
+static void stop_waiting(struct ws_tcp_delta_body *b)
+{
+    if (ws_delta_unwait(b->delta, &b->watch))
+        resume(b);
+}
+
+void ws_tcp_deltas_stop(struct ws_tcp_deltas *deltas)
+{
+    atomic_store(&deltas->stop, true);
+    pthread_mutex_lock(&deltas->lock);
+    for (struct ws_tcp_delta_body *b = deltas->first; b; b = b->next)
+        stop_waiting(b);
+    pthread_mutex_unlock(&deltas->lock);
+}
+
+static ssize_t read_body(void *arg, uint64_t at, char *out, size_t room)
+{
+    struct ws_tcp_delta_body *b = arg;
+    if (atomic_load(&b->all->stop))
+        return MHD_CONTENT_READER_END_WITH_ERROR;
+    ssize_t n = ws_delta_write(&b->writer, (unsigned char *)out, room);
+    (void)at;
+    if (n < 0)
+        return MHD_CONTENT_READER_END_OF_STREAM;
+    if (n > 0) {
+        atomic_fetch_add(b->all->bytes_sent, (uint64_t)n);
+        return n;
+    }
+    /* Suspended before it is told, resumed after: whoever tells comes after the suspension. */
+    MHD_suspend_connection(b->connection);
+    if (!ws_delta_wait(b->delta, b->writer.next, &b->watch))
+        resume(b);
+    else if (atomic_load(&b->all->stop)) /* which was too early to see that this one waits */
+        stop_waiting(b);
+    return 0;
+}
+
+static void list(struct ws_tcp_delta_body *b, bool in)
+{
+    struct ws_tcp_deltas *all = b->all;
+    pthread_mutex_lock(&all->lock);
+    if (in) {
+        b->next = all->first;
+        if (b->next)
+            b->next->prev = b;
+        all->first = b;
+    } else {
+        *(b->prev ? &b->prev->next : &all->first) = b->next;
+        if (b->next)
+            b->next->prev = b->prev;
+    }
+    pthread_mutex_unlock(&all->lock);
+}
+
+static void free_body(void *arg)
+{
+    struct ws_tcp_delta_body *b = arg;
+    list(b, false);
+    (void)ws_delta_unwait(b->delta, &b->watch);
+    ws_delta_writer_free(&b->writer);
+    ws_delta_put(b->delta);
+    free(b);
+}
+
+struct MHD_Response *ws_tcp_delta_response(struct ws_tcp_deltas *deltas, struct MHD_Connection *c,
+                                           struct ws_delta *delta, unsigned part, unsigned parts)
+{
+    const bool whole = ws_delta_state(delta) == WS_DELTA_WHOLE;
+    const uint64_t size = whole ? ws_delta_stream_bytes(delta, part, parts) : MHD_SIZE_UNKNOWN;
+    struct ws_tcp_delta_body *b = calloc(1, sizeof(*b));
+    struct MHD_Response *r = NULL;
+    if (b && ws_delta_writer_init(&b->writer, delta, part, parts) < 0) {
+        free(b);
+        b = NULL;
+    }
+    if (!b) {
+        ws_delta_put(delta);
+        return NULL;
+    }
+    b->all = deltas;
+    b->connection = c;
+    b->delta = delta;
+    b->watch = (struct ws_delta_watch){.more = resume, .arg = b};
+    list(b, true);
+    r = MHD_create_response_from_callback(size, PIECE_BYTES, read_body, b, free_body);
+    if (!r) {
+        free_body(b);
+        return NULL;
+    }
+    (void)MHD_add_response_header(r, "Content-Type", "application/octet-stream");
+    (void)MHD_add_response_header(r, "Cache-Control",
+                                  whole ? "public, max-age=31536000, immutable" : "no-store");
+    return r;
+}
