@@ -54,37 +54,8 @@ FLAGS_avx512 := -mbmi -mlzcnt -mpopcnt -mavx512f -mavx512bw -mavx512vl -mavx512d
 endif
 vector_flags = $(if $(filter %_avx2,$(1)),$(FLAGS_avx2))$(if $(filter %_avx512,$(1)),$(FLAGS_avx512))
 
-# --- CUDA and NCCL are opened at run time: the build wants their headers, and nvcc for the kernels. Without, it
-# leaves out what needs them, and `wsync version` says so (HAVE_CUDA=, HAVE_NCCL=, HAVE_NVCC= do that on purpose). ---
-CUDA_HOME ?= $(patsubst %/include/cuda.h,%,$(firstword $(wildcard /usr/local/cuda/include/cuda.h /usr/include/cuda.h)))
-NCCL_HOME ?= $(patsubst %/include/nccl.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/local/include/nccl.h /usr/include/nccl.h)))
-HAVE_CUDA := $(wildcard $(CUDA_HOME)/include/cuda.h)
-HAVE_NCCL := $(if $(HAVE_CUDA),$(wildcard $(NCCL_HOME)/include/nccl.h))
-HAVE_NVCC := $(if $(HAVE_CUDA),$(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc 2>/dev/null)))
-GPU_FLAGS := $(if $(HAVE_CUDA),-DWS_HAVE_CUDA=1) $(if $(HAVE_NCCL),-DWS_HAVE_NCCL=1) $(if $(HAVE_NVCC),-DWS_HAVE_NVCC=1)
-gpu_headers = $(if $(HAVE_CUDA),-isystem $(CUDA_HOME)/include) $(if $(HAVE_NCCL),-isystem $(NCCL_HOME)/include)
-LEFT_OUT := $(addprefix transports/device/,$(if $(HAVE_CUDA),cuda_absent.c,cuda_driver.c cuda_ops.c cuda_share.c)) \
-	$(addprefix transports/nccl/,$(if $(HAVE_NCCL),driver_absent.c,driver.c))
-# Machine code for these; others, and later ones, take the intermediate code of the oldest that nvcc knows.
-CUDA_ARCHS := 80 90 100
-ifneq ($(HAVE_NVCC),)
-CUDA_KNOWN := $(patsubst compute_%,%,$(shell $(HAVE_NVCC) --list-gpu-arch 2>/dev/null))
-CUDA_OLDEST := $(firstword $(filter 75 $(CUDA_ARCHS),$(CUDA_KNOWN)))
-NVCC_FLAGS = -std=c++17 -O3 -I. -fatbin -Werror all-warnings \
-	$(patsubst %,-gencode=arch=compute_%,$(foreach a,$(filter $(CUDA_ARCHS),$(CUDA_KNOWN)),$a$(comma)code=sm_$a) \
-	$(CUDA_OLDEST)$(comma)code=compute_$(CUDA_OLDEST))
-comma := ,
-FATBIN := $(TOP)/transports/device/kernels/kernels.fatbin
-endif
-# What `wsync version` says of them.
-defined_as = $(shell sed -n 's/^\#define $(1) *\([0-9]*\).*/\1/p' $(2))
-CUDA_NUMBER := $(if $(HAVE_CUDA),$(call defined_as,CUDA_VERSION,$(HAVE_CUDA)))
-NCCL_NUMBERS := $(if $(HAVE_NCCL),$(foreach n,MAJOR MINOR PATCH,$(call defined_as,NCCL_$(n),$(HAVE_NCCL))))
-NVCC_RELEASE := $(if $(HAVE_NVCC),$(shell $(HAVE_NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p'))
-GPU_RELEASES = $(if $(HAVE_CUDA),-DWS_CUDA_RELEASE='"$(shell echo $$(($(CUDA_NUMBER) / 1000)).$$(($(CUDA_NUMBER) % 1000 / 10)))"') \
-	$(if $(HAVE_NCCL),-DWS_NCCL_RELEASE='"$(subst $() ,.,$(NCCL_NUMBERS))"') \
-	$(if $(HAVE_NVCC),-DWS_NVCC_RELEASE='"$(NVCC_RELEASE)"' \
-	-DWS_KERNEL_ARCHS='"$(addprefix sm_,$(filter $(CUDA_ARCHS),$(CUDA_KNOWN))) and compute_$(CUDA_OLDEST) (intermediate code)"')
+# --- CUDA and NCCL: what is there, and what it makes of the build ---
+include .ci/cuda.mk
 
 LAYERS := transports backends/engine backends/trainer fs mount-helpers
 # A floor's sources are in its rooms, up to three folders deep; its examples are programs of their own.
@@ -182,7 +153,7 @@ $(TOP)/man/.stamp: $(TOP)/wsync
 	for c in $$($(TOP)/wsync help --list); do $(TOP)/wsync help --man $$c >$(@D)/wsync-$$c.1; done; touch $@
 
 DATABASE = $(foreach d,$(LAYERS) tests,$(call SRC,$(d))) $(wildcard backends/trainer/examples/*.c)
-$(TOP)/compile_commands.json: Makefile $(B)/.flags $(DATABASE)
+$(TOP)/compile_commands.json: Makefile .ci/cuda.mk $(B)/.flags $(DATABASE)
 	@mkdir -p $(@D)
 	$(call say,GEN,$@){ echo '['; sep=; for f in $(DATABASE); do \
 		case $$f in *_avx2.c) v='$(FLAGS_avx2)';; *_avx512.c) v='$(FLAGS_avx512)';; \
