@@ -281,11 +281,13 @@ uninstall: ## remove what install put there
 # --- care ---
 C_FILES = $(wildcard $(foreach d,$(LAYERS) tests,$(foreach e,c h cu,$(d)/*.$e $(d)/*/*.$e $(d)/*/*/*.$e)))
 SHELL_FILES = .ci/deps .ci/libfuse .ci/python .ci/run tests/compat/build $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
-.PHONY: format lint lint-format lint-tidy lint-cppcheck lint-shell clean help
+.PHONY: format lint lint-arrows lint-format lint-tidy lint-cppcheck lint-shell clean help
 format: deps-lint ## format all C files
 	$(Q)clang-format -i $(C_FILES)
-lint: deps-lint ## clang-format, clang-tidy, cppcheck and shellcheck: all of them, then whether all were content
-	$(Q)$(MAKE) --no-print-directory -k lint-format lint-tidy lint-cppcheck lint-shell
+lint: deps-lint ## includes between rooms, clang-format, clang-tidy, cppcheck and shellcheck: all of them, then whether all were content
+	$(Q)$(MAKE) --no-print-directory -k lint-arrows lint-format lint-tidy lint-cppcheck lint-shell
+lint-arrows:
+	$(call say,ARROWS,all).ci/arrows
 lint-format:
 	$(call say,FORMAT,check)clang-format --dry-run -Werror $(C_FILES)
 lint-tidy: $(TOP)/compile_commands.json
