@@ -7,9 +7,9 @@ import time
 
 import torch
 import torch.distributed as dist
-from wsync._buckets import Buckets
-from wsync._torch_group import Group, connect, listen
-from wsync._weights import ParamMeta
+from wsync.engines._buckets import Buckets
+from wsync.engines._torch_group import Group, connect, listen
+from wsync.read._weights import ParamMeta
 from wsync.vllm._broadcast import Received
 
 ROUNDS, BUCKET_BYTES, TIMEOUT = 7, 16 << 20, 60.0

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import world
 import wsync
-import wsync._agents as agents
+import wsync.lib._agents as agents
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def ended(pid):
         return True
 
 
-RANK = "import sys, wsync, warnings; warnings.simplefilter('ignore'); print(wsync.ensure(sys.argv[1])); import wsync._agents as a; print(a._answers(sys.argv[1][5:]))"
+RANK = "import sys, wsync, warnings; warnings.simplefilter('ignore'); print(wsync.ensure(sys.argv[1])); import wsync.lib._agents as a; print(a._answers(sys.argv[1][5:]))"
 
 
 def test_exactly_one(place):
@@ -136,6 +136,6 @@ def test_bounded(place, monkeypatch, tmp_path):
 
 def test_command(stack):
     """the bundled command is this build's, and python can become it"""
-    r = subprocess.run([sys.executable, "-c", "import sys; sys.argv = ['wsync', 'version']; from wsync._command import main; main()"],
+    r = subprocess.run([sys.executable, "-c", "import sys; sys.argv = ['wsync', 'version']; from wsync.lib._command import main; main()"],
                        stdout=subprocess.PIPE, text=True, check=True, timeout=60)
     assert r.stdout.startswith(f"wsync {wsync.__version__}")

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import world
 import wsync
-from wsync import _gpu, _strategy
+from wsync.read import _gpu, _strategy
 
 FAKE = os.path.join(os.environ.get("BUILD", "build"), "tests", "fakes", "libcuda.so.1")
 
@@ -228,7 +228,7 @@ class Map:
 
     def __init__(self, tensors):
         self.pieces = tensors
-        self.lib = wsync._library.lib
+        self.lib = wsync.lib._library.lib
 
     def version(self):
         return 7
@@ -238,7 +238,7 @@ class Map:
 
     def tensors(self):
         for name, dtype, shape, kind, where, _ in self.pieces:
-            ffi = wsync._library.ffi
+            ffi = wsync.lib._library.ffi
             t = ffi.new("wsync_gpu_tensor *")
             keep = ffi.new("char[]", name.encode())
             t.name, t.dtype, t.n_dims = keep, getattr(self.lib, f"WSYNC_{dtype}"), len(shape)

@@ -8,8 +8,8 @@ import types
 
 import pytest
 import wsync
-from wsync import _broadcast
-from wsync._http import Http, Refused
+from wsync.engines import _broadcast
+from wsync.engines._http import Http, Refused
 
 LAYOUT = {"a": ("F32", (2,))}
 SAID = "version 9 was not loaded: ValueError. /wsync/actor/1 was loaded again and is served"

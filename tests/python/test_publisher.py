@@ -55,8 +55,8 @@ def test_ranks(agent):
             self.rank = rank
 
         def held(self):
-            from wsync._held import Held
-            from wsync._library import lib
+            from wsync.publish._held import Held
+            from wsync.lib._library import lib
 
             held, mine = Held(), whole[self.rank * 3 : self.rank * 3 + 3]
             held.kept.append(mine)

@@ -8,7 +8,7 @@ import types
 import pytest
 import world
 import wsync
-from wsync._layout import MOST_NAMED, Difference, LayoutError
+from wsync.read._layout import MOST_NAMED, Difference, LayoutError
 from wsync.vllm import Extension, _loader, register
 from wsync.vllm._path import version_path
 from wsync.vllm._ranks import Ranks

@@ -2,23 +2,23 @@
 
 Importing it imports neither NumPy nor PyTorch."""
 from . import aio
-from ._agents import ensure
-from ._broadcast import BroadcastResult, BroadcastSender
-from ._chunks import WeightChunk, WeightExtractor
-from ._deepspeed import deepspeed
-from ._engines import (Engine, EngineResult, sync_weights_to_engines, update_sglang_weights_from_disk,
+from .engines._broadcast import BroadcastResult, BroadcastSender
+from .engines._engines import (Engine, EngineResult, sync_weights_to_engines, update_sglang_weights_from_disk,
                        update_vllm_weights_from_disk)
-from ._fsdp import fsdp
-from ._gpu import GpuWeights, load_gpu, map_gpu
-from ._held import Source, tensors
-from ._library import Error, Timeout, lib, text
-from ._megatron import megatron
-from ._publisher import Publisher
-from ._safetensors import FormatError
-from ._weight_source import WeightSource
-from ._weights import ParamMeta, Weights, open
+from .lib._agents import ensure
+from .lib._library import Error, Timeout, lib as _lib, text as _text
+from .publish._deepspeed import deepspeed
+from .publish._fsdp import fsdp
+from .publish._held import Source, tensors
+from .publish._megatron import megatron
+from .publish._publisher import Publisher
+from .read._chunks import WeightChunk, WeightExtractor
+from .read._gpu import GpuWeights, load_gpu, map_gpu
+from .read._safetensors import FormatError
+from .read._weight_source import WeightSource
+from .read._weights import ParamMeta, Weights, open
 
-__version__ = text(lib.wsync_version())
+__version__ = _text(_lib.wsync_version())
 
 __all__ = ["BroadcastResult", "BroadcastSender", "Engine", "EngineResult", "Error", "FormatError", "GpuWeights", "ParamMeta", "Publisher", "Source", "Timeout", "WeightChunk",
            "WeightExtractor", "WeightSource", "Weights", "aio", "deepspeed", "ensure", "fsdp", "load_gpu", "map_gpu", "megatron", "open",

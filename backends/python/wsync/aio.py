@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Optional
 
-from . import _engines
-from ._engines import Engine, EngineResult, Path, Version
+from .engines import _engines
+from .engines._engines import Engine, EngineResult, Path, Version
 
 __all__ = ["sync_weights_to_engines", "update_sglang_weights_from_disk", "update_vllm_weights_from_disk"]
 

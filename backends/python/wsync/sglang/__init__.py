@@ -70,8 +70,8 @@ def weights_iterator(original: Callable[..., Iterator[tuple[str, Any]]], loader:
 
 def _shared(source: Any) -> Optional[Any]:
     """The version on the GPUs; None: it is loaded from its files, and why is logged. What it raises SGLang answers."""
-    from .._gpu import SHARED
-    from .._strategy import AUTO, CUDA_IPC, DISK, open_version, parse
+    from ..read._gpu import SHARED
+    from ..read._strategy import AUTO, CUDA_IPC, DISK, open_version, parse
 
     path, strategy = source.model_or_path, os.environ.get("WSYNC_STRATEGY") or AUTO
     if CUDA_IPC not in parse(strategy) or getattr(source, "allow_patterns_overrides", None):
@@ -99,7 +99,7 @@ def _wanted(source: Any) -> frozenset[str]:
     """The names that a version has to have: those of the one before, else those of its own files."""
     found = _loaded(source).get(source.prefix)
     if found is None:
-        from .._weights import open as open_weights
+        from ..read._weights import open as open_weights
 
         with open_weights(source.model_or_path, "torch") as weights:
             found = frozenset(weights)

@@ -9,8 +9,8 @@ from typing import Any, Optional, Union
 
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from .._strategy import parse
-from .._torch_group import Group
+from ..engines._torch_group import Group
+from ..read._strategy import parse
 from ._broadcast import Received, join
 from ._loader import Refused, loader_of
 from ._path import version_path

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from .. import _dtypes
-from .._layout import Layout
-from .._torch_group import Group, connect
+from ..engines._torch_group import Group, connect
+from ..lib import _dtypes
+from ..read._layout import Layout
 
 
 class Received:

@@ -29,7 +29,7 @@ class Extension:
         "cuda_ipc,disk" (fallback says why not the first), "auto" (the same, where the version is shared)."""
         from vllm.config import set_current_vllm_config
 
-        from .._strategy import parse
+        from ..read._strategy import parse
         from ._loader import Refused
 
         worker: Any = self

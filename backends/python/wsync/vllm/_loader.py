@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 from weakref import WeakKeyDictionary
 
-from .._gpu import GpuWeights
-from .._layout import Difference, Layout, LayoutError, named
-from .._strategy import Opened, open_version
-from .._weights import Weights, open
+from ..read._gpu import GpuWeights
+from ..read._layout import Difference, Layout, LayoutError, named
+from ..read._strategy import Opened, open_version
+from ..read._weights import Weights, open
 from ._broadcast import Received
 from ._ranks import Ranks
 

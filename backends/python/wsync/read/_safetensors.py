@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Any, NamedTuple
 
-from . import _dtypes
+from ..lib import _dtypes
 
 MAX_HEADER_BYTES = 256 << 20
 MAX_TENSORS = 1_000_000

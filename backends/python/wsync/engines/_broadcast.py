@@ -14,16 +14,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 
+from ..lib._library import Error, Timeout
+from ..read._gpu import GpuWeights
+from ..read._layout import Difference, Layout
+from ..read._weights import Weights, open as open_weights
 from ._buckets import Buckets
 from ._engines import Engine, EngineResult
-from ._gpu import GpuWeights
 from ._http import Call, Http, Refused
-from ._layout import Difference, Layout
-from ._library import Error, Timeout
 from ._members import KINDS, LeftOut, Member, Request, Told, sentence
 from ._requests import broadcast_info, broadcast_request
 from ._torch_group import Group, Lost, listen
-from ._weights import Weights, open as open_weights
 
 log = logging.getLogger("wsync")
 

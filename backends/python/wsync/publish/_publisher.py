@@ -13,11 +13,11 @@ import threading
 import time
 import weakref
 
-from . import _agents, _dtypes
-from ._folder import VersionFiles
+from ..lib import _agents, _dtypes
+from ..lib._folder import VersionFiles
+from ..lib._library import Error, Strings, Timeout, check, ffi, lib, text
+from ..read._weights import Weights
 from ._held import Source, Tensors, to_c
-from ._library import Error, Strings, Timeout, check, ffi, lib, text
-from ._weights import Weights
 
 log = logging.getLogger("wsync")
 SLICE_SECONDS = 0.3  # of a wait, between which Python hears of signals

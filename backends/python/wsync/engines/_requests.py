@@ -7,9 +7,9 @@ from typing import Any, Optional
 
 import cffi
 
-from . import _dtypes
-from ._library import Strings, check, ffi, lib
-from ._weights import ParamMeta
+from ..lib import _dtypes
+from ..lib._library import Strings, check, ffi, lib
+from ..read._weights import ParamMeta
 
 _libc_ffi = cffi.FFI()
 _libc_ffi.cdef("void free(void *);")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from ._library import Error, Strings, Timeout, check, ffi, lib, text
+from ..lib._library import Error, Strings, Timeout, check, ffi, lib, text
 
 Path = Union[str, "os.PathLike[str]"]
 Version = Union[int, str, None]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
 
-from . import _dtypes
-from ._library import Strings, check, ffi, lib
+from ..lib import _dtypes
+from ..lib._library import Strings, check, ffi, lib
 from ._weights import ParamMeta, Weights
 
 _CAST = ("float16", "bfloat16", "float32", "float64")

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ._chunks import WeightExtractor
-from ._weights import ParamMeta
+from ..read._chunks import WeightExtractor
+from ..read._weights import ParamMeta
 
 
 class Buckets:

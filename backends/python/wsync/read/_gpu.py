@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
-from . import _cuda, _dtypes
-from ._library import Error, Strings, check, ffi, lib, text
+from ..lib import _cuda, _dtypes
+from ..lib._library import Error, Strings, check, ffi, lib, text
 from ._safetensors import FormatError
 from ._weights import ParamMeta, Weights, open as open_weights
 

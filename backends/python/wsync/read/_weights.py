@@ -8,8 +8,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
-from . import _dtypes
-from ._folder import Folder, VersionFiles
+from ..lib import _dtypes
+from ..lib._folder import Folder, VersionFiles
 from ._safetensors import File, FormatError, no_duplicates
 
 INDEX = "model.safetensors.index.json"

@@ -11,14 +11,14 @@ from typing import Any
 
 import cffi
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(_PACKAGE)))
 _BUILT = {"libwsync.so": "build/libwsync.so", "wsync": "build/wsync", "wsync.h": "backends/trainer/wsync.h"}
 
 
 def native(name: str) -> str:
     """Where a file of the C part is: beside the package, or where `make` puts it in a checkout that is imported as it is."""
-    installed = os.path.join(_HERE, "native", name)
+    installed = os.path.join(_PACKAGE, "native", name)
     if os.path.exists(installed) or not os.path.exists(os.path.join(_CHECKOUT, _BUILT["wsync.h"])):
         return installed
     return os.path.join(_CHECKOUT, _BUILT[name])

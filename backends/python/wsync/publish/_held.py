@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from typing import Callable, Iterable, Mapping
 
-from . import _dtypes
-from ._cuda import need_cuda_tensor, stream_of
-from ._dlpack import dlpack_array
-from ._library import Strings, ffi, lib
+from ..lib import _dtypes
+from ..lib._cuda import need_cuda_tensor, stream_of
+from ..lib._dlpack import dlpack_array
+from ..lib._library import Strings, ffi, lib
 
 _KINDS = {"Replicate": lib.WSYNC_REPLICATE, "Shard": lib.WSYNC_SHARD, "_StridedShard": lib.WSYNC_STRIDED_SHARD}
 _NO_KIND = 99  # libwsync refuses it, with a sentence

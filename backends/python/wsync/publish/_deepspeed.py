@@ -4,10 +4,10 @@ DeepSpeed's accessors (safe_get_local_fp32_param and its like) may return copies
 called: the optimizer's own partitions are read, where they are, and what is not in memory now is refused by name."""
 from __future__ import annotations
 
+from ..lib._library import lib
 from ._conversions import Conversions
 from ._fsdp import add_buffers, refuse_adapters, unwrapped
 from ._held import Held, Source
-from ._library import lib
 
 
 def deepspeed(engine, *, master: bool = False, conversions=True) -> Source:
