@@ -1,7 +1,7 @@
 # wsync. `make help` lists the targets. Sources are found by folder; layers are archives that are linked top
 # down (mount-helpers -> fs -> backends -> transports), so an arrow that points up does not link.
 
-VERSION := 0.1.0
+VERSION := 0.2.0
 # What `wsync version` says of a build from git, between releases.
 COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude '*' 2>/dev/null))
 PREFIX ?= /usr/local
@@ -80,6 +80,8 @@ FIXTURES := $(call OBJ,tests/fixtures)
 # What stands in for the GPU's libraries.
 FAKES := $(if $(HAVE_CUDA),$(B)/tests/fakes/libcuda.so.1) $(if $(HAVE_NCCL),$(B)/tests/fakes/libnccl.so.2)
 
+# What was cut off in the middle is not taken for made.
+.DELETE_ON_ERROR:
 .PHONY: all
 all: $(B)/wsync $(B)/libwsync.so $(B)/libwsync.a $(B)/wsync.pc $(if $(SAN),,man $(TOP)/compile_commands.json) ## build everything but the tests
 

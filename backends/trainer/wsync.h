@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 #define WSYNC_VERSION_MAJOR 0
-#define WSYNC_VERSION_MINOR 1
+#define WSYNC_VERSION_MINOR 2
 #define WSYNC_MAX_DIMS      8
 #define WSYNC_NO_AUDIT      (-1) /* wsync_config.audit */
 

@@ -391,7 +391,7 @@ def test_other_release(stack):
     good = {"api": 1, "run": "r", "epoch": 1, "files": [{"name": "model.safetensors", "bytes": 4128, "header_bytes": 4096}],
             "places": [[0, 4096, True]], "base": [], "sidecars": []}
     ok = lambda body: {"status": 200, "body": body}
-    remedy = ("rank 0 of 1, model actor", "one release", "0.1.0")
+    remedy = ("rank 0 of 1, model actor", "one release", wsync.__version__)
     for answer, words in [
         (lambda p, b: {"status": 404, "errno": "ENOENT", "error": f"there is no {p}"}, ("register", "another release")),
         (lambda p, b: {"status": 501, "errno": "EOPNOTSUPP", "error": "not here"}, ("register", "another release")),
@@ -446,7 +446,7 @@ def test_other_release(stack):
             s.connect(agent.sock)
             send(s, {"method": "POST", "path": "/v1/local/register", "query": "", "body": dict(body, model="actor", rank=0, world_size=1, params=[])})
             reply = receive(s)
-        assert reply["errno"] == "EPROTO" and release in reply["error"] and "0.1.0" in reply["error"] and "one release" in reply["error"], reply
+        assert reply["errno"] == "EPROTO" and release in reply["error"] and wsync.__version__ in reply["error"] and "one release" in reply["error"], reply
     works(opened(stack, agent, source), agent, 1, source)
 
 
