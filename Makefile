@@ -31,11 +31,11 @@ $(error SAN is address, undefined or thread, not '$(SAN)')
 endif
 endif
 
-# --- what needs no flags runs without pkg-config and libfuse ---
+# --- what needs no flags runs without pkg-config and libfuse; only manuals want scdoc ---
 NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd libzmq
-LACKING := $(shell pkg-config --print-errors --exists fuse3 $(PACKAGES) 2>&1 || echo pkg-config failed)
+LACKING := $(shell pkg-config --print-errors --exists fuse3 $(if $(filter all man install,$(or $(MAKECMDGOALS),all)),scdoc) $(PACKAGES) 2>&1 || echo pkg-config failed)
 $(if $(LACKING),$(error $(LACKING); as root or with sudo, `make deps` installs what is missing))
 -include $(TOP)/libfuse/config.mk
 PKG_CFLAGS := $(shell pkg-config --cflags $(PACKAGES))
@@ -147,12 +147,17 @@ $(B)/wsync.pc: backends/trainer/wsync.pc.in Makefile $(B)/.prefix
 	@mkdir -p $(@D)
 	$(call say,GEN,$@)sed -e 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@INCLUDEDIR@|$(INCLUDEDIR)|g; s|@VERSION@|$(VERSION)|g' $< >$@
 
+# Commands' pages are printed by the command itself; all else is written in mount-helpers/manual.
+MANUALS := $(patsubst mount-helpers/manual/%.scd,$(TOP)/man/%,$(wildcard mount-helpers/manual/*.scd))
 .PHONY: man
-man: $(TOP)/man/.stamp
+man: $(TOP)/man/.stamp $(MANUALS)
 $(TOP)/man/.stamp: $(TOP)/wsync
 	@mkdir -p $(@D)
 	$(call say,MAN,$(@D))set -e; $(TOP)/wsync help --man >$(@D)/wsync.1; \
 	for c in $$($(TOP)/wsync help --list); do $(TOP)/wsync help --man $$c >$(@D)/wsync-$$c.1; done; touch $@
+$(MANUALS): $(TOP)/man/%: mount-helpers/manual/%.scd
+	@mkdir -p $(@D)
+	$(call say,MAN,$@)scdoc <$< >$@.part && mv $@.part $@
 
 DATABASE = $(foreach d,$(LAYERS) tests,$(call SRC,$(d))) $(wildcard backends/trainer/examples/*.c)
 $(TOP)/compile_commands.json: Makefile .ci/cuda.mk $(B)/.flags $(DATABASE)
@@ -257,7 +262,8 @@ bench-programs: $(BENCHES) $(TOOLS)
 INSTALLED = $(BINDIR)/wsync $(SBINDIR)/mount.wsync $(INCLUDEDIR)/wsync.h $(LIBDIR)/libwsync.a \
 	$(LIBDIR)/libwsync.so $(LIBDIR)/libwsync.so.0 $(LIBDIR)/libwsync.so.$(VERSION) $(LIBDIR)/pkgconfig/wsync.pc \
 	$(COMPLETIONDIR)/wsync $(addprefix $(UNITDIR)/,$(notdir $(wildcard mount-helpers/systemd/*.service))) \
-	$(MANDIR)/man1/wsync.1 $(MANDIR)/man1/wsync-*.1 $(MANDIR)/man8/mount.wsync.8
+	$(MANDIR)/man1/wsync.1 $(MANDIR)/man1/wsync-*.1 $(MANDIR)/man5/wsync-*.5 $(MANDIR)/man7/wsync.7 $(MANDIR)/man7/wsync-*.7 \
+	$(MANDIR)/man8/mount.wsync.8
 install: all ## install command, mount helper, library, manual pages (PREFIX, DESTDIR; with PREFIX=~/.local no root is needed)
 	install -Dm755 $(B)/wsync $(DESTDIR)$(BINDIR)/wsync
 	install -d $(DESTDIR)$(SBINDIR)
@@ -269,6 +275,8 @@ install: all ## install command, mount helper, library, manual pages (PREFIX, DE
 	install -Dm644 $(B)/libwsync.a $(DESTDIR)$(LIBDIR)/libwsync.a
 	install -Dm644 $(B)/wsync.pc $(DESTDIR)$(LIBDIR)/pkgconfig/wsync.pc
 	install -Dm644 -t $(DESTDIR)$(MANDIR)/man1 $(TOP)/man/*.1
+	install -Dm644 -t $(DESTDIR)$(MANDIR)/man5 $(filter %.5,$(MANUALS))
+	install -Dm644 -t $(DESTDIR)$(MANDIR)/man7 $(filter %.7,$(MANUALS))
 	install -d $(DESTDIR)$(MANDIR)/man8
 	ln -sf ../man1/wsync-mount.1 $(DESTDIR)$(MANDIR)/man8/mount.wsync.8
 	install -d $(DESTDIR)$(UNITDIR)

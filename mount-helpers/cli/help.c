@@ -107,7 +107,8 @@ void cli_print_man_overview(const struct cli_command *const *commands)
         print_roff((*c)->summary);
     }
     printf(".SH ENVIRONMENT\n.TP\nWSYNC_AGENT, WSYNC_MOUNT\ndefaults of \\-\\-agent and "
-           "\\-\\-mount\n.TP\nWSYNC_LOG\nerror, warn, info (the default) or debug\n");
+           "\\-\\-mount\n.TP\nWSYNC_LOG\nerror, warn, info (the default) or debug\n.SH SEE ALSO\n"
+           ".BR wsync (7)\n");
 }
 
 void cli_print_man(const struct cli_command *command)
@@ -138,5 +139,5 @@ void cli_print_man(const struct cli_command *command)
         printf(".fi\n");
     }
     printf(".SH EXIT STATUS\n0: done. 1: it failed, the reason is on standard error. 2: wrong usage.\n"
-           ".SH SEE ALSO\n.BR wsync (1)\n");
+           ".SH SEE ALSO\n.BR wsync (1),\n.BR wsync (7)\n");
 }
