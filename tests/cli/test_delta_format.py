@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # sanitizers: address
 """A second reader of deltas, written from the head comments of transports/delta/stream.h and delta/block.h (and, for
-the digests, format/manifest.h): it decodes the vectors of tests/fixtures/delta_vectors, and what an agent serves."""
+the digests, format/manifest.h), which wsync-delta(5) and wsync-manifest(5) say, too: it decodes the vectors of
+tests/fixtures/delta_vectors, and what an agent serves."""
 import os
 import shutil
 import sys

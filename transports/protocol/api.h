@@ -9,7 +9,7 @@
  *        this client (zstd's, 0 to 3)
  *   GET  /v1/{model}/{version}/files/{file}[?run=R]
  *        not by ipc
- *   POST /v1/{model}/{version}/map, .../unmap[?run=R]
+ *   GET  /v1/{model}/{version}/map[?run=R], POST .../unmap[?run=R]
  *        ipc only: descriptors, and giving them back
  *        map&copy=1: the peer only maps them, copies and closes; map&copies=1: it can do with that instead
  *   POST /v1/{model}/{version}/broadcast[?run=R]
