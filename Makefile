@@ -32,7 +32,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse; only manuals want scdoc ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-real test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd libzmq
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(if $(filter all man install,$(or $(MAKECMDGOALS),all)),scdoc) $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -314,5 +314,5 @@ help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
 	@echo '  variables: SAN=address|undefined|thread, V=1, ARGS (of demo-rl and mutate), PREFIX, DESTDIR, CFLAGS'
 
--include $(shell find $(B) -name '*.d' -not -path '*/libfuse/*' 2>/dev/null)
+-include $(shell find $(B) -name '*.d' -not -path '*/libfuse/*' -not -path '*/compat/*' 2>/dev/null)
 -include $(FATBIN:.fatbin=.d)
