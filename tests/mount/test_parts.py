@@ -355,6 +355,26 @@ def test_rank_restarted(stack):
         w.expect_same(mount, version)
 
 
+def test_passed_by(stack):
+    "a version that one rank passes by is given up, on whichever node that was; the next works at once"
+    w = World(stack)
+    w.publish(1)
+    mount = w.mount("i0")
+    w.expect_same(mount, 1)
+    for version, missing in ((3, 2), (5, 0), (7, 3)):
+        others = [rank for i, rank in enumerate(w.ranks) if i != missing]
+        w.step()
+        assert all(a.startswith("offloaded") for a in say(others, f"offload {version - 1}"))
+        w.ranks[missing].say(f"offload {version}")  # the others come to it when they hear of this
+        told = say(others, f"wait {version - 1}")
+        assert all(a.startswith("failed 125 ") and f"rank {missing} went on to version {version}" in a for a in told), told
+        say(others + [w.alone], f"offload {version}")
+        assert w.ranks[missing].answer().startswith("offloaded")
+        told = say([*w.ranks, w.alone], f"wait {version}")
+        assert all(a.startswith("published") for a in told), told
+        w.expect_same(mount, version)
+
+
 def test_disagreement(stack):
     "nodes that offload different versions publish neither, and their ranks are told who wrote what; the next works"
     w = World(stack)
@@ -425,4 +445,4 @@ def test_whole_again(stack):
 
 
 run(test_two_and_two, test_release, test_missing_agent, test_slow, test_unix, test_relay, test_archives, test_agent_killed, test_primary_killed, test_rank_killed,
-    test_rank_restarted, test_disagreement, test_cut_apart, test_whole_again)
+    test_rank_restarted, test_passed_by, test_disagreement, test_cut_apart, test_whole_again)

@@ -139,8 +139,6 @@ static int join_version(struct ws_agent *a, struct ws_session *c, uint64_t versi
 {
     struct ws_agent_model *m = c->model;
     char why[160];
-    if (!m->writing)
-        return 0;
     if (strcmp(m->writing->run, run) != 0)
         return ws_error_set(err, EPROTO, "rank %u begins run %s of %s while others write run %s", c->rank,
                             run, m->name, m->writing->run);
@@ -155,6 +153,26 @@ static int join_version(struct ws_agent *a, struct ws_session *c, uint64_t versi
     if (version > m->writing_version)
         ws_agent_abandon(a, m, why);
     return 0;
+}
+
+/* Where it gives up what it has passed by, its turn comes once that round is over: on a secondary the primary
+ * hears of it first. As wait_for_turn. */
+static int take_turn(struct ws_agent *a, struct ws_session *c, uint64_t version, const char *run,
+                     bool demanded, uint64_t deadline, struct ws_error *err)
+{
+    struct ws_agent_model *m = c->model;
+    bool joins = false;
+    int rc = 0;
+    do {
+        rc = wait_for_turn(a, c, version, deadline, err);
+        if (rc == 0)
+            rc = demanded ? ws_gpu_may_make(m, version, run, err)
+                          : ws_session_check_version(m, version, run, err);
+        joins = rc == 0 && m->writing;
+        if (joins)
+            rc = join_version(a, c, version, run, err);
+    } while (rc == 0 && joins && !m->writing);
+    return rc;
 }
 
 static json_t *holds_json(const struct ws_slot *s)
@@ -228,13 +246,8 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
         rc = ws_session_check(c, err);
     }
     if (rc == 0)
-        rc = wait_for_turn(a, c, version, deadline, err);
+        rc = take_turn(a, c, version, run, json_is_true(json_object_get(body, "demanded")), deadline, err);
     bool again = rc == -EAGAIN;
-    if (rc == 0)
-        rc = json_is_true(json_object_get(body, "demanded")) ? ws_gpu_may_make(m, version, run, err)
-                                                             : ws_session_check_version(m, version, run, err);
-    if (rc == 0)
-        rc = join_version(a, c, version, run, err);
     bool first = rc == 0 && !m->writing;
     if (first)
         rc = prepare(a, c, version, run, json_is_true(json_object_get(body, "changes")), deadline, err);
