@@ -2,6 +2,7 @@
  * goes on with the others, whichever node it is on; nodes that wrote different versions meet again at the
  * next. */
 #include "backends/trainer/agent/agent.h"
+#include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/group/group.h"
 #include "backends/trainer/wsync.h"
@@ -308,6 +309,66 @@ static void given_up_while_it_is_prepared(void **state)
     end();
 }
 
+/* The other node gives a version up while an answer of the primary is on its way, which knows of an older one
+ * only. */
+static void an_older_answer_undoes_nothing(void **state)
+{
+    struct ws_agent *primary, *other;
+    struct ws_agent_model *m;
+    bool asked = false;
+    (void)state;
+    start();
+    primary = w.agents[0];
+    other = w.agents[1];
+    give_up(3, 2);
+    for (unsigned r = 0; r < 3; r++)
+        late(2 - r, 2, "rank 3 gave it up");
+    publish(3);
+    begin(3, 4);
+    pthread_mutex_lock(&primary->lock); /* it answers nobody */
+    pthread_mutex_lock(&other->lock);
+    m = ws_agent_find(other, "m");
+    ws_group_wake(other, m);
+    for (unsigned ms = 0; !asked; ms++) {
+        assert_true(ms < LONG_MS);
+        pthread_mutex_unlock(&other->lock);
+        usleep(1000);
+        pthread_mutex_lock(&other->lock);
+        asked = !m->group->dirty;
+    }
+    pthread_mutex_unlock(&primary->lock);
+    ws_agent_abandon(other, m, "rank 3 gave it up");
+    pthread_mutex_unlock(&other->lock);
+    assert_int_equal(wsync_abandon(w.ranks[3].p), 0);
+    for (unsigned r = 0; r < 3; r++) /* rank 2 first, whose begin asks the primary */
+        late(2 - r, 4, "rank 3 gave it up");
+    all_hear(4, -ECANCELED, "rank 3 gave it up");
+    publish(5);
+    end();
+}
+
+/* A node hashes what was given up to its end, while others go on and give up the next one. */
+static void what_ends_late_undoes_nothing(void **state)
+{
+    struct ws_agent_model *m;
+    struct ws_mark next;
+    (void)state;
+    start();
+    publish(2);
+    pthread_mutex_lock(&w.agents[0]->lock);
+    m = ws_agent_find(w.agents[0], "m");
+    next = ws_mark_of(4, m->group_run);
+    ws_group_given_up(m, &next, m->group->round + 1);
+    m->given_up = ws_mark_of(3, m->group_run);
+    m->n_begun = 2;
+    m->group->drop = true;
+    ws_features_discarded(w.agents[0], m);
+    m->n_begun = 0;
+    assert_true(ws_mark_is(&m->group->given_up, &next));
+    pthread_mutex_unlock(&w.agents[0]->lock);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,6 +378,8 @@ int main(void)
         cmocka_unit_test(another_lineage_is_none_of_it),
         cmocka_unit_test(a_node_that_is_behind_catches_up),
         cmocka_unit_test(given_up_while_it_is_prepared),
+        cmocka_unit_test(an_older_answer_undoes_nothing),
+        cmocka_unit_test(what_ends_late_undoes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -381,9 +381,10 @@ void ws_group_given_up(struct ws_agent_model *m, const struct ws_mark *version, 
         ws_session_note_late(m, version->version);
 }
 
+/* What was dropped while it was hashed all ranks had begun, and later ones may have been given up since. */
 static void discarded(struct ws_agent_model *m)
 {
-    if (m->group && m->spans_nodes && m->n_begun)
+    if (m->group && m->spans_nodes && m->n_begun && !m->group->drop)
         ws_group_given_up(m, &m->given_up, m->group->writing_round);
 }
 

@@ -107,7 +107,8 @@ static bool take_round(struct ws_agent *a, struct ws_agent_model *m, const json_
     return false;
 }
 
-/* What was given up anywhere: a rank of ours that comes with it is late. */
+/* What was given up anywhere: a rank of ours that comes with it is late. An answer from before the primary
+ * heard what we gave up in this round knows older ones only. */
 static void take_given_up(struct ws_agent_model *m, const json_t *reply)
 {
     struct ws_group *g = m->group;
@@ -116,7 +117,8 @@ static void take_given_up(struct ws_agent_model *m, const json_t *reply)
     const char *why = json_string_value(json_object_get(reply, "why"));
     const struct ws_mark version = ws_mark_of(ws_agent_number(o, "version", 0), run ? run : "");
     const uint64_t round = ws_agent_number(o, "round", 0);
-    if (!version.version || !round || (round == g->given_up_round && ws_mark_is(&version, &g->given_up)))
+    if ((g->gave_up && g->gave_up == g->round) || !version.version || !round ||
+        (round == g->given_up_round && ws_mark_is(&version, &g->given_up)))
         return;
     if (!m->writing && g->writing_round != round && strcmp(version.run, m->group_run) == 0) /* none of ours */
         snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was abandoned: %.800s", version.version,
