@@ -478,7 +478,6 @@ static void other_kinds_are_refused(void **state)
             {"rank", "0.5", "a whole number from 0"},
             {"world_size", "\"2\"", "a whole number from"},
             {"world_size", "2.0", "a whole number from"},
-            {"shard_bytes", "-1", "a whole number from 0"},
             {"shard_bytes", "1e9", "a whole number from 0"},
             {"max_slots", "\"3\"", "a whole number from 0"},
             {"timeout_ms", "-1", "a whole number from 0"},
@@ -528,6 +527,25 @@ static void other_kinds_are_refused(void **state)
         if (value[0] != '[' || value[1] != '{') /* the key and the value are named */
             assert_true(strstr(err.text, key) && (strchr(value, 'e') || strstr(err.text, value)));
     }
+    close(sock);
+    wait_until_gone(&w);
+    end(&w);
+}
+
+/* It is one file, as with 0, and goes on to wait for the other rank. */
+static void huge_shards_of_0_1_0_are_taken(void **state)
+{
+    struct ws_error err = {0};
+    struct world w;
+    (void)state;
+    start(&w);
+    const int sock = connected(&w);
+    json_t *body = registration();
+    json_object_set_new(body, "timeout_ms", json_integer(SHORT_MS));
+    json_object_set_new(body, "shard_bytes", json_integer(-1)); /* UINT64_MAX */
+    ask(sock, "register", body);
+    if (ws_ipc_answer(sock, LONG_MS, NULL, NULL, 0, NULL, &err) != -ETIMEDOUT)
+        fail_msg("%s", err.text);
     close(sock);
     wait_until_gone(&w);
     end(&w);
@@ -613,6 +631,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_dies_before_it_begins),
         cmocka_unit_test(a_rank_ends_while_it_waits),
         cmocka_unit_test(other_kinds_are_refused),
+        cmocka_unit_test(huge_shards_of_0_1_0_are_taken),
         cmocka_unit_test(a_bad_message_is_answered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -78,6 +78,15 @@ static int wait_for_placement(struct ws_agent *a, struct ws_agent_model *m, cons
     return 0;
 }
 
+/* Of 2^63 and more, which is one file as 0 is, libwsync 0.1.0 makes a negative number. */
+static int get_shard_bytes(const json_t *body, uint64_t *out, struct ws_error *err)
+{
+    const json_t *v = json_object_get(body, "shard_bytes");
+    return json_is_integer(v) && json_integer_value(v) < 0
+               ? 0
+               : ws_key_number(body, "shard_bytes", OF, 0, INT64_MAX, out, err);
+}
+
 int ws_agent_register(struct ws_rank_call *q, struct ws_error *err)
 {
     struct ws_agent *a = q->a;
@@ -101,7 +110,7 @@ int ws_agent_register(struct ws_rank_call *q, struct ws_error *err)
     if (ws_key_text(body, "model", OF, &name, err) < 0 || ws_key_text(body, "run", OF, &run, err) < 0 ||
         ws_key_flag(body, "new_run", OF, &new_run, err) < 0 ||
         ws_key_number(body, "world_size", OF, 0, UINT_MAX, &world, err) < 0 ||
-        ws_key_number(body, "shard_bytes", OF, 0, INT64_MAX, &shard_bytes, err) < 0 ||
+        get_shard_bytes(body, &shard_bytes, err) < 0 ||
         ws_key_number(body, "max_slots", OF, 0, UINT_MAX, &slots, err) < 0 ||
         ws_key_number(body, "timeout_ms", OF, 0, UINT_MAX, &wait_ms, err) < 0)
         return -err->code;
