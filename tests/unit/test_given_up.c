@@ -369,6 +369,26 @@ static void what_ends_late_undoes_nothing(void **state)
     end();
 }
 
+/* A reason so long that it is cut, within a letter, where the nodes put their names before it. */
+static void a_long_reason_is_heard(void **state)
+{
+    static const char letter[] = "\xE2\x82\xAC"; /* a euro sign */
+    char why[1024] = "";
+    (void)state;
+    start();
+    begin(3, 2);
+    while (strlen(why) + sizeof(letter) <= sizeof(why))
+        strcat(why, letter);
+    pthread_mutex_lock(&w.agents[1]->lock);
+    ws_agent_abandon(w.agents[1], ws_agent_find(w.agents[1], "m"), why);
+    pthread_mutex_unlock(&w.agents[1]->lock);
+    assert_int_equal(wsync_abandon(w.ranks[3].p), 0);
+    for (unsigned r = 0; r < 3; r++)
+        late(2 - r, 2, letter);
+    publish(3);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -380,6 +400,7 @@ int main(void)
         cmocka_unit_test(given_up_while_it_is_prepared),
         cmocka_unit_test(an_older_answer_undoes_nothing),
         cmocka_unit_test(what_ends_late_undoes_nothing),
+        cmocka_unit_test(a_long_reason_is_heard),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

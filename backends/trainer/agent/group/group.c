@@ -7,6 +7,7 @@
 #include "backends/trainer/agent/core/sessions.h"
 #include "backends/trainer/tensor/node_placement.h"
 #include "transports/base/clock.h"
+#include "transports/base/text.h"
 #include "transports/base/workers.h"
 #include "transports/format/node_part.h"
 #include "transports/simd/copy.h"
@@ -157,6 +158,12 @@ void ws_group_wake(struct ws_agent *a, struct ws_agent_model *m)
     pthread_cond_signal(&a->group_changed);
 }
 
+void ws_group_say_why(struct ws_group *g, const char *who, const char *why)
+{
+    snprintf(g->why, sizeof(g->why), "%s%s%s", who ? who : "", who ? ": " : "", why);
+    ws_text_clean(g->why); /* what is cut within a letter is no JSON, and would not be sent at all */
+}
+
 /* --- the placement --- */
 
 void ws_group_refuse(struct ws_agent *a, struct ws_agent_model *m, int code, const char *why)
@@ -284,7 +291,7 @@ static void left(struct ws_agent *a, struct ws_agent_model *m)
     struct ws_group *g = m->group;
     if (g && m->spans_nodes && !a->primary &&
         m->why[0]) /* what the others are told where they write for a round that is over */
-        snprintf(g->why, sizeof(g->why), "%s: %s", a->node, m->why);
+        ws_group_say_why(g, a->node, m->why);
     ws_group_wake(a, m);
 }
 
@@ -396,10 +403,10 @@ void ws_group_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char
     if (!a->primary) {
         g->round++;
         g->hashing = false;
-        snprintf(g->why, sizeof(g->why), "%s: %s", a->node, why);
+        ws_group_say_why(g, a->node, why);
     } else {
         g->gave_up = g->round;
-        snprintf(g->why, sizeof(g->why), "%s", why);
+        ws_group_say_why(g, NULL, why);
     }
     ws_group_wake(a, m);
 }

@@ -107,6 +107,8 @@ void ws_group_committed(struct ws_agent *a, struct ws_agent_model *m);
 bool ws_group_sealed(struct ws_agent *a, struct ws_agent_model *m, const char *failed, bool *tell);
 /* A version that a rank had begun was given up in that round, here or elsewhere. Once for each. */
 void ws_group_given_up(struct ws_agent_model *m, const struct ws_mark *version, uint64_t round);
+/* Why the last round was abandoned, for the other nodes; who: which node says so, or NULL. */
+void ws_group_say_why(struct ws_group *g, const char *who, const char *why);
 void ws_group_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char *why);
 /* Who is missing, for the end of a sentence: ranks that are not there, that have not registered again, or
  * (writing) not committed. */

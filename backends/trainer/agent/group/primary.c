@@ -63,7 +63,7 @@ static void abandon(struct ws_agent *a, struct ws_agent_model *m, const char *wh
     if (g->round == before)
         g->round++;
     g->hashing = false;
-    snprintf(g->why, sizeof(g->why), "%s", why);
+    ws_group_say_why(g, NULL, why);
     if (given_up.version)
         ws_group_given_up(m, &given_up, before);
     pthread_cond_broadcast(&a->changed);
