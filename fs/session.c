@@ -171,6 +171,7 @@ static void *finish_start(void *arg)
     }
     if (fs->reads == WS_READS_LINK) {
         int linked = mount_regions(fs);
+        atomic_store(&fs->has_links, linked == 0);
         if (linked < 0) {
             fs->reads = WS_READS_CACHED;
             say_reads(fs, strerror(-linked));

@@ -13,6 +13,7 @@
 #define FUSE_USE_VERSION 314
 #include <fuse_lowlevel.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
 #define WS_HAVE_PASSTHROUGH 1
@@ -49,6 +50,7 @@ struct ws_fs {
     struct ws_place place; /* where the session is mounted, once it is */
     int settings;          /* the lock on them; -1: none, or control has ended */
     enum ws_reads reads;   /* what is in use; never WS_READS_AUTO */
+    atomic_bool has_links; /* link mode's tmpfs is below the mount: before that a link would lead nowhere */
     char mode_text[256];   /* the same for status, with the reason of a fallback */
     struct timespec start; /* times of all files */
     pthread_mutex_t lock;

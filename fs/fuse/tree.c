@@ -305,7 +305,7 @@ fuse_ino_t ws_file_ino(struct ws_fs *fs, struct ws_version *v, size_t file)
     char name[64];
     bool complete = ws_version_is_complete(v);
     enum ws_tree_kind kind = WS_KIND_FILE;
-    if (complete && fs->reads == WS_READS_LINK && ws_vnode_link(fs, v, file, name) == 0)
+    if (complete && atomic_load(&fs->has_links) && ws_vnode_link(fs, v, file, name) == 0)
         kind = WS_KIND_LINK;
     else if (!complete && (fs->options.open == WS_OPEN_STREAM || fs->reads == WS_READS_LINK))
         kind = WS_KIND_FILL;

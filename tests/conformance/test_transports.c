@@ -719,13 +719,15 @@ static void hostile_frames_end_the_connection(void **state)
     publish(&w, 1, 1);
     for (size_t i = 0; i < 4; i++) {
         int sock;
-        char c;
-        struct timeval limit = {.tv_sec = 10};
+        char reply[1024];
+        struct timeval limit = {.tv_sec = 30};
+        ssize_t n = 1;
         assert_int_equal(ws_ipc_connect(w.url, &sock, &err), 0);
         assert_int_equal(setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)), 0);
         assert_int_equal(write(sock, hostile[i], len[i]), len[i]);
-        if (i != 2) /* a well-formed frame that is no request gets an answer instead */
-            assert_true(read(sock, &c, 1) <= 0); /* an end or a reset, no answer */
+        while (i != 2 && n > 0) /* it may say why before; a well-formed frame that is no request is answered */
+            n = read(sock, reply, sizeof(reply));
+        assert_true(i == 2 || n == 0 || errno == ECONNRESET);
         close(sock);
     }
     ws_manifest_free(get_manifest(&w, 1)); /* it serves on */

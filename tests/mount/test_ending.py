@@ -185,6 +185,30 @@ def test_unseen(stack):
         assert not is_mounted(path)
 
 
+def test_early_reader(stack):
+    "link mode: who reads before the links' tmpfs is below the mount gets the file all the same, and links are there after"
+    agent, _, folders = world(stack)
+    path = unique("mnt")
+    os.makedirs(path)
+    late = ["strace", "-f", "-o", "/dev/null", "-e", "inject=move_mount:delay_enter=4000000"]
+    env = dict(os.environ, ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")
+    p = subprocess.Popen([*late, WSYNC, "mount", "-f", "-o", "state=none,reads=link", agent.url, path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                         env=env)
+    stack.callback(p.wait, 60 * SLOW)
+    stack.callback(subprocess.run, [WSYNC, "umount", path], stderr=subprocess.DEVNULL, check=False)
+    for v in (1, 2):
+        file = f"{path}/actor/{v}/model.safetensors"
+        wait_for(lambda: os.path.exists(os.path.dirname(file)), "the version", 60 * SLOW)
+        assert tensors_of(file) == tensors_of(folders[v] + "/model.safetensors")
+    wait_for(lambda: os.path.ismount(f"{path}/.regions") or "link" not in open(f"{path}/status").read(), "the tmpfs", 60 * SLOW)
+    agent.publish("actor", 3, folders[1])
+    file = f"{path}/actor/3/model.safetensors"
+    wait_for(lambda: os.path.exists(os.path.dirname(file)), "the version", 60 * SLOW)
+    assert tensors_of(file) == tensors_of(folders[1] + "/model.safetensors")
+    if os.path.ismount(f"{path}/.regions"):
+        assert os.path.islink(file)
+
+
 def test_refused_umount(stack):
     "an umount that is refused leaves the files of link mode where they are"
     _, mount, folders = world(stack, "reads=link")
@@ -395,6 +419,7 @@ run(
     test_mounts_without_descriptors,
     test_one_owner,
     test_unseen,
+    test_early_reader,
     test_refused_umount,
     test_foreign,
     test_end_in_a_load,
