@@ -725,7 +725,8 @@ static void hostile_frames_end_the_connection(void **state)
         assert_int_equal(ws_ipc_connect(w.url, &sock, &err), 0);
         assert_int_equal(setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)), 0);
         assert_int_equal(write(sock, hostile[i], len[i]), len[i]);
-        while (i != 2 && n > 0) /* it may say why before; a well-formed frame that is no request is answered */
+        while (i != 2 &&
+               n > 0) /* it may say why before; a well-formed frame that is no request is answered */
             n = read(sock, reply, sizeof(reply));
         assert_true(i == 2 || n == 0 || errno == ECONNRESET);
         close(sock);
