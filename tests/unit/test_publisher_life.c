@@ -2,6 +2,7 @@
  * whose first version was abandoned, ranks that died. */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/agent/core/models.h"
+#include "backends/trainer/agent/core/sessions.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
@@ -460,6 +461,72 @@ static void a_rank_ends_while_it_waits(void **state)
     end(&w);
 }
 
+/* Of one rank. */
+static void *offload_whole(void *arg)
+{
+    struct half *h = arg;
+    wsync_param param = half_param(h);
+    param.shape[0] = N;
+    param.piece = (wsync_piece){.kind = WSYNC_WHOLE};
+    h->rc = wsync_offload(h->p, &param, 1, h->version);
+    snprintf(h->why, sizeof(h->why), "%s", h->rc ? wsync_error() : "");
+    return NULL;
+}
+
+static void offload_all(struct half *h, uint64_t version)
+{
+    h->version = version;
+    (void)offload_whole(h);
+    if (h->rc)
+        fail_msg("version %u: %s", (unsigned)version, h->why);
+}
+
+/* Its slot is being prepared when the last rank's successor finds it gone. */
+static void nobody_is_left_to_write_it(void **state)
+{
+    struct world w;
+    struct ws_error err = {0};
+    struct ws_hold *holds[16];
+    unsigned n_slots;
+    static struct half h;
+    bool is_preparing = false;
+    (void)state;
+    start(&w);
+    const wsync_config c = config_of(&w, 0, 1);
+    h = (struct half){.p = opened(&c)};
+    n_slots = w.agent->options.max_slots;
+    assert_in_range(n_slots, 2, 16);
+    for (uint64_t version = 1; version <= n_slots; version++) {
+        offload_all(&h, version);
+        if (wsync_wait_published(h.p, version, LONG_MS))
+            fail_msg("%s", wsync_error());
+        if (version < n_slots &&
+            ws_agent_hold(w.agent, "m", version, NULL, "a reader", NULL, NULL, &holds[version - 1], &err))
+            fail_msg("%s", err.text);
+    }
+    h.version = n_slots + 5; /* all slots have readers */
+    assert_int_equal(pthread_create(&h.thread, NULL, offload_whole, &h), 0);
+    for (unsigned ms = 0; !is_preparing; ms++) {
+        assert_true(ms < LONG_MS);
+        usleep(1000);
+        pthread_mutex_lock(&w.agent->lock);
+        struct ws_agent_model *m = ws_agent_find(w.agent, "m");
+        is_preparing = m->preparing;
+        if (is_preparing)
+            ws_session_forget(w.agent, m->ranks[0], "ended");
+        pthread_mutex_unlock(&w.agent->lock);
+    }
+    for (unsigned i = 0; i + 1 < n_slots; i++)
+        ws_agent_drop(w.agent, holds[i]);
+    pthread_join(h.thread, NULL);
+    assert_true(h.rc < 0);
+    wsync_close(h.p);
+    h.p = opened(&c); /* from an older step */
+    offload_all(&h, n_slots + 1);
+    wsync_close(h.p);
+    end(&w);
+}
+
 /* --- a registration with values of another kind --- */
 
 static void other_kinds_are_refused(void **state)
@@ -630,6 +697,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_comes_back_with_another_base),
         cmocka_unit_test(a_rank_dies_before_it_begins),
         cmocka_unit_test(a_rank_ends_while_it_waits),
+        cmocka_unit_test(nobody_is_left_to_write_it),
         cmocka_unit_test(other_kinds_are_refused),
         cmocka_unit_test(huge_shards_of_0_1_0_are_taken),
         cmocka_unit_test(a_bad_message_is_answered),

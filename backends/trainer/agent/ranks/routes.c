@@ -265,6 +265,8 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
         m->n_begun++; /* this rank is told, and so are those that come later */
         ws_agent_abandon(a, m, why);
     }
+    if (first && rc == 0 && m->n_registered == 0) /* who comes next need not write this one */
+        ws_agent_abandon(a, m, "all ranks ended while its slot was prepared");
     if (rc == 0)
         rc = ws_session_check(c, err);
     if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))
