@@ -157,6 +157,7 @@ int ws_watch_start(struct ws_store *s, const char *url, const char *model, const
     w->store = s;
     atomic_init(&w->refs, 2); /* the store's and the thread's */
     options.below = below;
+    options.stop = &s->stop;
     rc = ws_source_open(url, &options, &w->source, err);
     if (rc < 0) {
         free(w->model);

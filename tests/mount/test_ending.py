@@ -73,6 +73,21 @@ def test_told_to_end(stack):
             assert tensors_of(new.file("actor/2/model.safetensors")) == tensors_of(folders[2] + "/model.safetensors")
 
 
+def test_stopped_agent(stack):
+    "a mount whose agent is stopped, by whichever way it is asked, ends when it is told to"
+    need_fuse()
+    agent = Agent(stack)
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    mounts = [Mount(stack, source) for source in (f"unix:{agent.sock}", agent.url)]
+    for mount in mounts:
+        mount.wait_version("actor", 1)
+    os.kill(agent.pid, signal.SIGSTOP)
+    stack.callback(os.kill, agent.pid, signal.SIGCONT)
+    for mount in mounts:
+        mount.end()
+        assert not is_mounted(mount.path)
+
+
 def test_last_reader(stack):
     "a mount that was detached lazily serves its readers, ends with the last of them, and its successor stays"
     for reads in ("auto", "cached"):
@@ -431,4 +446,5 @@ run(
     test_restore_gives_way,
     test_drop_in_a_switch,
     test_heedless_starter,
+    test_stopped_agent,
 )

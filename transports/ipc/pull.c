@@ -22,6 +22,7 @@ struct connection {
 struct ipc_source {
     struct ws_source head;
     const char *path; /* in head.url */
+    const atomic_bool *stop;
     struct connection connections[N_CONNECTIONS];
 };
 
@@ -36,7 +37,6 @@ struct ipc_lane {
 static int ipc_open(const char *url, const struct ws_source_options *options, struct ws_source **out,
                     struct ws_error *err)
 {
-    (void)options;
     if (strlen(url + 5) == 0)
         return ws_error_set(err, EINVAL, "'%s' names no socket; write unix:/run/wsync/agent.sock", url);
     struct ipc_source *s = calloc(1, sizeof(*s));
@@ -46,6 +46,7 @@ static int ipc_open(const char *url, const struct ws_source_options *options, st
     }
     s->head.ops = &ws_ipc_ops;
     s->path = s->head.url + 5;
+    s->stop = options->stop;
     for (size_t i = 0; i < N_CONNECTIONS; i++) {
         pthread_mutex_init(&s->connections[i].lock, NULL);
         s->connections[i].sock = -1;
@@ -69,10 +70,43 @@ static void ipc_close(struct ws_source *source)
 /* Longer than a version that is made on demand may take. */
 #define CALL_MS (WS_MADE_MS + WS_REPLY_TIMEOUT_MS)
 
+#define STEP_MS 200
+
+/* Until the reply begins, or is late, which ws_ipc_answer says: an agent that is stopped does not hold a mount
+ * that ends. */
+static int await(int sock, int64_t timeout_ms, const atomic_bool *stop, struct ws_error *err)
+{
+    struct pollfd p = {.fd = sock, .events = POLLIN};
+    for (int64_t waited = 0; stop && waited < timeout_ms; waited += STEP_MS) {
+        if (poll(&p, 1, STEP_MS) > 0)
+            return 0;
+        if (atomic_load(stop))
+            return ws_error_set(err, ECANCELED, "the agent did not answer before the mount was told to end");
+    }
+    return 0;
+}
+
+static int ask(int sock, const char *method, const char *path, const json_t *body_in, int64_t timeout_ms,
+               const atomic_bool *stop, json_t **body, int *fds, size_t max_fds, size_t *n_fds, bool *late,
+               struct ws_error *err)
+{
+    if (body)
+        *body = NULL;
+    if (n_fds)
+        *n_fds = 0;
+    int rc = ws_ipc_ask(sock, method, path, body_in, NULL, 0, err);
+    if (rc == 0) {
+        rc = await(sock, timeout_ms, stop, err);
+        *late = rc < 0;
+    }
+    return rc == 0 ? ws_ipc_answer(sock, stop ? STEP_MS : timeout_ms, body, fds, max_fds, n_fds, err) : rc;
+}
+
 static int call(struct ipc_source *s, int which, const char *method, const char *path, const json_t *body_in,
                 int64_t timeout_ms, json_t **body, int *fds, size_t max_fds, size_t *n_fds,
                 struct ws_error *err)
 {
+    bool late = false;
     struct connection *c = &s->connections[which];
     int rc = 0;
     pthread_mutex_lock(&c->lock);
@@ -86,8 +120,9 @@ static int call(struct ipc_source *s, int which, const char *method, const char 
     if (c->sock < 0)
         rc = ws_ipc_connect(s->path, &c->sock, err);
     if (rc == 0) {
-        rc = ws_ipc_call(c->sock, method, path, body_in, NULL, 0, timeout_ms, body, fds, max_fds, n_fds, err);
-        if (rc == -ECONNRESET || rc == -EBADMSG || rc == -ETIMEDOUT || rc == -EPIPE || rc == -EMFILE) {
+        rc = ask(c->sock, method, path, body_in, timeout_ms, s->stop, body, fds, max_fds, n_fds, &late, err);
+        if (late || rc == -ECONNRESET || rc == -EBADMSG || rc == -ETIMEDOUT || rc == -EPIPE ||
+            rc == -EMFILE) {
             close(c->sock);
             c->sock = -1;
         }
@@ -179,11 +214,12 @@ static int receive_map(struct ipc_source *s, int sock, const struct ws_manifest 
     json_t *body = NULL;
     size_t n_fds = 0;
     int *fds = calloc(m->n_files + 1, sizeof(*fds));
+    bool late = false;
     if (!fds)
         return ws_error_set(err, ENOMEM, "no memory for %zu descriptors", m->n_files);
     ws_api_map_path(path, m->model, m->version, m->run, sock >= 0);
     int rc = sock >= 0
-                 ? ws_ipc_call(sock, "GET", path, NULL, NULL, 0, CALL_MS, &body, fds, m->n_files, &n_fds, err)
+                 ? ask(sock, "GET", path, NULL, CALL_MS, s->stop, &body, fds, m->n_files, &n_fds, &late, err)
                  : call(s, CALLS, "GET", path, NULL, CALL_MS, &body, fds, m->n_files, &n_fds, err);
     if (rc == 0) {
         rc = manifest_of(body, &theirs, err);

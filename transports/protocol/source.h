@@ -21,7 +21,7 @@ struct ws_source_options {
     unsigned stall_ms; /* a transfer that moves less than a trickle for so long is ended; 0: the default */
     const char *below; /* dir: opens nothing that does not lie below this folder; NULL: anything */
     const char *who;   /* the mount that asks, for its polls (HOST:MOUNTPOINT); NULL: a passer-by */
-    const atomic_bool *stop; /* tcp: once it is set a call ends within a second, -ECANCELED; NULL: never */
+    const atomic_bool *stop; /* once it is set a call ends within a second, -ECANCELED; NULL: never */
 };
 
 struct ws_source { /* the head of each transport's own struct */
