@@ -2,12 +2,10 @@
 #include "fs/engines/control.h"
 #include "transports/base/log.h"
 #include "transports/base/text.h"
-#include "transports/http/door.h"
 #include "transports/http/server.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
-#include <microhttpd.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +15,7 @@
 
 struct ws_probes {
     struct ws_control *control;
-    struct ws_http_door *door;
+    struct ws_http_server *http;
 };
 
 /* --- is it ready --- */
@@ -99,8 +97,8 @@ static unsigned look_at_model(struct ws_control *c, const char *model, const cha
     }
     if (held)
         ws_engine_release_all(c, held, n);
-    unsigned status = asked == 0 ? MHD_HTTP_NOT_FOUND : all ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE;
-    *out = json_pack("{s:b,s:s,s:I,s:o}", "ready", (int)(status == MHD_HTTP_OK), "model", model, "current",
+    unsigned status = asked == 0 ? 404 : all ? 200 : 503;
+    *out = json_pack("{s:b,s:s,s:I,s:o}", "ready", (int)(status == 200), "model", model, "current",
                      (json_int_t)(v ? ws_version_number(v) : 0), "engines", engines);
     if (asked == 0)
         json_object_set_new(*out, "error",
@@ -118,100 +116,85 @@ static unsigned look_at_model(struct ws_control *c, const char *model, const cha
 
 /* --- HTTP --- */
 
-static enum MHD_Result reply(struct MHD_Connection *connection, unsigned status, char *text, const char *type)
+static void serve_health(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
-    struct MHD_Response *r =
-        text ? MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE) : NULL;
-    if (!r) {
-        free(text);
-        return MHD_NO;
-    }
-    (void)MHD_add_response_header(r, "Content-Type", type);
-    (void)MHD_add_response_header(r, "Cache-Control", "no-store");
-    enum MHD_Result ok = MHD_queue_response(connection, status, r);
-    MHD_destroy_response(r);
-    return ok;
+    (void)self;
+    (void)in;
+    a->json = json_pack("{s:b}", "ok", 1);
 }
 
-static enum MHD_Result reply_json(struct MHD_Connection *connection, unsigned status, json_t *json)
-{
-    char *text = json_dumps(json, JSON_COMPACT);
-    json_decref(json);
-    return reply(connection, status, text, "application/json");
-}
-
-static enum MHD_Result reply_ready(struct ws_probes *p, struct MHD_Connection *connection, const char *path)
-{
-    char model[WS_MAX_NAME + 1];
-    const char *slash = strchr(path, '/');
-    const char *word = MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "behind");
-    size_t n = slash ? (size_t)(slash - path) : strlen(path);
-    uint64_t behind = 0;
-    json_t *out;
-    if (n == 0 || n > WS_MAX_NAME || (word && ws_text_u64(word, &behind)))
-        return reply_json(connection, MHD_HTTP_BAD_REQUEST,
-                          json_pack("{s:s}", "error", "ask for /ready/MODEL[/ENGINE][?behind=N]"));
-    snprintf(model, sizeof(model), "%.*s", (int)n, path);
-    unsigned status =
-        look_at_model(p->control, model, slash && slash[1] ? slash + 1 : NULL, word ? &behind : NULL, &out);
-    return reply_json(connection, status, out);
-}
-
-static enum MHD_Result on_request(void *self, struct MHD_Connection *connection, const char *url,
-                                  const char *method, const char *version, const char *data, size_t *size,
-                                  void **state)
+static void serve_metrics(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_probes *p = self;
-    char *text;
     size_t n;
-    (void)version;
-    (void)data;
-    if (!*state) { /* the headers alone: there is more to come */
-        *state = p;
-        return MHD_YES;
-    }
-    if (*size > 0) {
-        *size = 0;
-        return MHD_YES;
-    }
-    if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
-        return reply_json(connection, MHD_HTTP_METHOD_NOT_ALLOWED,
-                          json_pack("{s:s}", "error", "probes are only read: GET"));
-    if (strcmp(url, "/healthz") == 0)
-        return reply_json(connection, MHD_HTTP_OK, json_pack("{s:b}", "ok", 1));
-    if (strcmp(url, "/metrics") == 0)
-        return ws_control_read(p->control, WS_VIEW_METRICS, NULL, NULL, &text, &n) < 0
-                   ? MHD_NO
-                   : reply(connection, MHD_HTTP_OK, text, "text/plain; version=0.0.4; charset=utf-8");
-    if (strncmp(url, "/ready/", 7) == 0)
-        return reply_ready(p, connection, url + 7);
-    return reply_json(
-        connection, MHD_HTTP_NOT_FOUND,
-        json_pack("{s:s}", "error", "there is /healthz, /metrics and /ready/MODEL[/ENGINE][?behind=N]"));
+    (void)in;
+    a->type = "text/plain; version=0.0.4; charset=utf-8";
+    if (ws_control_read(p->control, WS_VIEW_METRICS, NULL, NULL, &a->text, &n) < 0)
+        a->text = NULL;
 }
+
+static void serve_ready(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    struct ws_probes *p = self;
+    const char *path = in->path + strlen("/ready/"), *slash = strchr(path, '/');
+    const char *word = ws_http_argument(in, "behind");
+    const size_t n = slash ? (size_t)(slash - path) : strlen(path);
+    char model[WS_MAX_NAME + 1];
+    uint64_t behind = 0;
+    if (n == 0 || n > WS_MAX_NAME || (word && ws_text_u64(word, &behind))) {
+        a->status = 400;
+        a->json = json_pack("{s:s}", "error", "ask for /ready/MODEL[/ENGINE][?behind=N]");
+        return;
+    }
+    snprintf(model, sizeof(model), "%.*s", (int)n, path);
+    a->status = look_at_model(p->control, model, slash && slash[1] ? slash + 1 : NULL, word ? &behind : NULL,
+                              &a->json);
+}
+
+static void serve_nothing(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    (void)self;
+    (void)in;
+    a->status = 404;
+    a->json = json_pack("{s:s}", "error", "there is /healthz, /metrics and /ready/MODEL[/ENGINE][?behind=N]");
+}
+
+/* By a method that is none of theirs; nothing else can be refused. */
+static void refuse(void *self, const struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    (void)self;
+    (void)in;
+    a->json = json_pack("{s:s}", "error", "probes are only read: GET");
+}
+
+static const struct ws_http_route routes[] = {
+    {WS_HTTP_READ, "/healthz", WS_HTTP_ANYBODY, serve_health},
+    {WS_HTTP_READ, "/metrics", WS_HTTP_ANYBODY, serve_metrics},
+    {WS_HTTP_READ, "/ready/*", WS_HTTP_ANYBODY, serve_ready},
+    {WS_HTTP_READ, "*", WS_HTTP_ANYBODY, serve_nothing},
+    {0},
+};
 
 int ws_probes_new(struct ws_probes **out, const char *listen, struct ws_control *c, struct ws_error *err)
 {
     struct ws_probes *p = calloc(1, sizeof(*p));
-    unsigned port;
-    int rc = p ? ws_http_door_new(&p->door, listen, true, MAX_CONNECTIONS, &port, err)
-               : ws_error_set(err, ENOMEM, "no memory");
+    if (!p)
+        return ws_error_set(err, ENOMEM, "no memory for the server for probes");
+    p->control = c;
+    const int rc = ws_http_server_new(&p->http,
+                                      &(struct ws_http_server_options){.listen = listen,
+                                                                       .insecure = true,
+                                                                       .routes = routes,
+                                                                       .self = p,
+                                                                       .max_connections = MAX_CONNECTIONS,
+                                                                       .idle_seconds = IDLE_SECONDS,
+                                                                       .refuse = refuse},
+                                      err);
     if (rc < 0) {
         free(p);
         return rc;
     }
-    p->control = c;
-    struct MHD_Daemon *daemon = MHD_start_daemon(
-        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | WS_HTTP_DOOR_FLAGS,
-        0, NULL, NULL, on_request, p, WS_HTTP_DOOR_OPTIONS(p->door), MHD_OPTION_CONNECTION_TIMEOUT,
-        IDLE_SECONDS, MHD_OPTION_END);
-    rc = daemon ? ws_http_door_open(p->door, daemon, err)
-                : ws_error_set(err, EIO, "the server for probes on %s did not start", listen);
-    if (rc < 0) {
-        ws_probes_free(p);
-        return rc;
-    }
-    ws_log(WS_LOG_INFO, "mount", "probes are answered at=%s port=%u", listen, port);
+    ws_log(WS_LOG_INFO, "mount", "probes are answered at=%s port=%u", listen, ws_http_server_port(p->http));
     *out = p;
     return 0;
 }
@@ -220,6 +203,6 @@ void ws_probes_free(struct ws_probes *p)
 {
     if (!p)
         return;
-    ws_http_door_free(p->door);
+    ws_http_server_free(p->http);
     free(p);
 }

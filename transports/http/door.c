@@ -1,16 +1,13 @@
 #include "transports/http/door.h"
 #include "transports/http/acceptor.h"
-#include "transports/http/server.h"
+#include "transports/http/listen.h"
 #include <errno.h>
+#include <microhttpd.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#define MOST_ARGUMENTS    64
-#define MOST_TARGET_BYTES (16U << 10)
 
 struct ws_http_door {
     int sock;
@@ -41,14 +38,9 @@ static void came(void *self, int sock)
         atomic_fetch_sub(&d->inside, 1);
 }
 
-void ws_http_door_event(void *door, struct MHD_Connection *c, void **state,
-                        enum MHD_ConnectionNotificationCode code)
+void ws_http_door_left(struct ws_http_door *d)
 {
-    struct ws_http_door *d = door;
-    (void)c;
-    (void)state;
-    if (code == MHD_CONNECTION_NOTIFY_CLOSED)
-        atomic_fetch_sub(&d->inside, 1);
+    atomic_fetch_sub(&d->inside, 1);
 }
 
 int ws_http_door_new(struct ws_http_door **out, const char *address, bool beyond_loopback, unsigned most,
@@ -97,23 +89,4 @@ void ws_http_door_free(struct ws_http_door *d)
         MHD_stop_daemon(d->daemon); /* its last connections leave */
     free(d->address);
     free(d);
-}
-
-int ws_http_connection_socket(struct MHD_Connection *c)
-{
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-    return info ? info->connect_fd : -1;
-}
-
-void *ws_http_door_target(void *cls, const char *uri, struct MHD_Connection *c)
-{
-    unsigned n = 0;
-    size_t i;
-    (void)cls;
-    (void)c;
-    for (i = 0; uri[i]; i++)
-        n += uri[i] == '&';
-    if (n >= MOST_ARGUMENTS || i > MOST_TARGET_BYTES)
-        memset((char *)(uintptr_t)uri + 1, 0, i - 1); /* it is a line of the connection's own buffer */
-    return NULL;
 }

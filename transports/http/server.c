@@ -1,139 +1,146 @@
-/* What libmicrohttpd leaves to its users. */
 #include "transports/http/server.h"
-#include "transports/base/text.h"
-#include <arpa/inet.h>
-#include <assert.h>
+#include "transports/base/state_file.h"
+#include "transports/http/door.h"
+#include "transports/http/exchange.h"
 #include <errno.h>
-#include <netdb.h>
+#include <limits.h>
 #include <netinet/in.h>
-#include <stddef.h>
-#include <stdio.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-/* Time does not depend on where the first difference is. */
-static bool same_token(const char *a, const char *b)
-{
-    size_t n = strlen(a), m = strlen(b);
-    unsigned char differ = n != m;
-    for (size_t i = 0; i < m; i++)
-        differ |= (unsigned char)(a[n ? i % n : 0] ^ b[i]);
-    return !differ;
-}
+#define HEAD_BYTES (32UL << 10) /* of a connection, for what is not body */
 
-bool ws_http_bearer(const char *authorization, const char *token)
+static void connection_event(void *cls, struct MHD_Connection *c, void **state,
+                             enum MHD_ConnectionNotificationCode code)
 {
-    return authorization && strncasecmp(authorization, "Bearer ", 7) == 0 &&
-           same_token(authorization + 7, token);
-}
-
-int ws_http_range(const char *text, uint64_t size, uint64_t *begin, uint64_t *end)
-{
-    uint64_t a, b;
-    *begin = 0;
-    *end = size;
-    if (!text || strncmp(text, "bytes=", 6) != 0 || strchr(text, ','))
-        return 0;
-    text += 6;
-    if (*text == '-') {
-        text++;
-        if (ws_text_digits(&text, &a) || *text)
-            return 0;
-        if (a == 0 || size == 0)
-            return -ERANGE;
-        *begin = a < size ? size - a : 0;
-        return 1;
+    struct ws_http_server *s = cls;
+    const int sock = ws_http_socket_of(c), on = 1;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        atomic_fetch_add(&s->connections, 1);
+        *state = s->o.is_wary ? ws_http_stranger_came(&s->strangers, sock) : NULL;
+        (void)setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+        (void)setsockopt(sock, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+        return;
     }
-    if (ws_text_digits(&text, &a) || *text++ != '-')
-        return 0;
-    if (*text == 0)
-        b = UINT64_MAX;
-    else if (ws_text_digits(&text, &b) || *text || b < a)
-        return 0;
-    if (a >= size)
-        return -ERANGE;
-    *begin = a;
-    *end = b < size ? b + 1 : size;
-    return 1;
+    if (s->o.closed)
+        s->o.closed(s->o.self, sock);
+    ws_http_stranger_left(&s->strangers, *state);
+    atomic_fetch_sub(&s->connections, 1);
+    ws_http_door_left(s->door);
 }
 
-bool ws_http_names_tag(const char *text, const char *tag)
+/* --- starting --- */
+
+/* All of it, or none: a part of a list of authorities is another list. */
+static int read_file(const char *path, char **out, struct ws_error *err)
 {
-    size_t n = strlen(tag);
-    while (text && *text) {
-        text += strspn(text, " \t,");
-        if (*text == '*')
-            return true;
-        if (strncmp(text, "W/", 2) == 0)
-            text += 2;
-        if (strncmp(text, tag, n) == 0 && strchr(" \t,", text[n])) /* the end too */
-            return true;
-        if (*text == '"' && strchr(text + 1, '"'))
-            text = strchr(text + 1, '"') + 1; /* a tag may have commas */
-        text += strcspn(text, ",");
-    }
-    return false;
+    size_t n = 0;
+    *out = NULL;
+    int rc = path ? ws_keep_read(path, out, &n, err) : 0;
+    if (rc == 0 && path && !*out)
+        rc = ws_error_set(err, ENOENT, "%s: %s", path, strerror(ENOENT));
+    else if (rc == 0 && path && n == 0)
+        rc = ws_error_set(err, EINVAL, "%s is empty", path);
+    return rc < 0 ? ws_error_prefix(err, "cannot read the TLS file") : 0;
 }
 
-static bool is_loopback(const struct sockaddr *a)
+static int read_tls(struct ws_http_server *s, struct ws_error *err)
 {
-    if (a->sa_family == AF_INET)
-        return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
-    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
+    int rc = read_file(s->o.tls_cert_file, &s->cert, err);
+    if (rc == 0)
+        rc = read_file(s->o.tls_key_file, &s->key, err);
+    if (rc == 0)
+        rc = read_file(s->o.tls_client_ca_file, &s->client_ca, err);
+    if (rc == 0 && (!s->cert != !s->key || (s->client_ca && !s->cert)))
+        rc = ws_error_set(err, EINVAL, "TLS needs both a certificate and a key");
+    return rc;
 }
 
-/* "HOST:PORT" or "[HOST]:PORT" to an address. */
-static int resolve(const char *text, struct addrinfo **out, struct ws_error *err)
+static struct MHD_Daemon *start_daemon(struct ws_http_server *s)
 {
-    char host[256];
-    uint64_t port;
-    const char *colon = strrchr(text, ':');
-    if (!colon || colon == text || (size_t)(colon - text) >= sizeof(host) || ws_text_u64(colon + 1, &port) ||
-        port > UINT16_MAX)
-        return ws_error_set(err, EINVAL, "'%s' is no address to listen on; write HOST:PORT or [HOST]:PORT",
-                            text);
-    const char *begin = text[0] == '[' ? text + 1 : text;
-    size_t n = (size_t)(colon - begin) - (text[0] == '[' && colon[-1] == ']');
-    snprintf(host, sizeof(host), "%.*s", (int)n, begin);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
-    int rc = getaddrinfo(host, colon + 1, &hints, out);
-    if (rc)
-        return ws_error_set(err, EINVAL, "cannot resolve '%s': %s", text, gai_strerror(rc));
-    return 0;
+    const bool tls = s->cert, blocks = s->o.n_threads == 0;
+    const unsigned threads =
+        blocks ? (unsigned)MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL
+               : (unsigned)MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+    const unsigned flags = threads | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ITC |
+                           (tls ? (unsigned)MHD_USE_TLS : 0); /* the door listens */
+    struct MHD_OptionItem tls_options[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, s->cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, s->key},
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t) "NORMAL:-VERS-ALL:+VERS-TLS1.3"},
+        {s->client_ca ? MHD_OPTION_HTTPS_MEM_TRUST : MHD_OPTION_END, 0, s->client_ca},
+        {MHD_OPTION_END, 0, NULL},
+    };
+    struct MHD_OptionItem pool[] = {{MHD_OPTION_THREAD_POOL_SIZE, (intptr_t)s->o.n_threads, NULL},
+                                    {MHD_OPTION_END, 0, NULL}};
+    return MHD_start_daemon(
+        flags, 0, NULL, NULL, ws_http_handle, s, MHD_OPTION_ARRAY, tls ? tls_options : &tls_options[4],
+        MHD_OPTION_ARRAY, blocks ? &pool[1] : pool, MHD_OPTION_URI_LOG_CALLBACK, ws_http_begin, s,
+        MHD_OPTION_NOTIFY_COMPLETED, ws_http_end, s, MHD_OPTION_NOTIFY_CONNECTION, connection_event, s,
+        MHD_OPTION_CONNECTION_TIMEOUT, s->o.idle_seconds, MHD_OPTION_CONNECTION_LIMIT, (unsigned)INT_MAX,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEAD_BYTES, MHD_OPTION_END);
 }
 
-int ws_http_listen(const char *address, bool beyond_loopback, int *sock, unsigned *port, struct ws_error *err)
+static int start(struct ws_http_server *s, struct ws_error *err)
 {
-    struct addrinfo *a;
-    int rc = resolve(address, &a, err), on = 1;
+    const struct ws_http_server_options *o = &s->o;
+    int rc = read_tls(s, err);
+    if (rc == 0 && o->token && !(s->token = strdup(o->token)))
+        rc = ws_error_set(err, ENOMEM, "no memory for an HTTP server");
+    if (rc == 0)
+        rc =
+            ws_http_door_new(&s->door, o->listen, o->token || o->insecure, o->max_connections, &s->port, err);
     if (rc < 0)
         return rc;
-    struct sockaddr_in6 bound; /* large enough for both; the port is at one place in both */
-    socklen_t len = sizeof(bound);
-    int fd = -1;
-    memset(&bound, 0, sizeof(bound));
-    if (!is_loopback(a->ai_addr) && !beyond_loopback) {
-        rc = ws_error_set(err, EACCES,
-                          "%s is beyond loopback and there is no token: anyone could read the weights; give "
-                          "--token-file, or --insecure if the network is trusted",
-                          address);
-        goto out;
-    }
-    fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-        bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, 512) != 0 ||
-        getsockname(fd, (struct sockaddr *)&bound, &len) != 0) {
-        rc = ws_error_set(err, errno, "cannot listen on %s: %s", address, strerror(errno));
-        if (fd >= 0)
-            close(fd);
-        goto out;
-    }
-    static_assert(offsetof(struct sockaddr_in6, sin6_port) == offsetof(struct sockaddr_in, sin_port), "");
-    *port = ntohs(bound.sin6_port);
-    *sock = fd;
-out:
-    freeaddrinfo(a);
+    struct MHD_Daemon *daemon = start_daemon(s);
+    if (!daemon)
+        return ws_error_set(err, EIO, "the HTTP server on %s did not start%s", o->listen,
+                            s->cert ? "; are certificate and key right?" : "");
+    return ws_http_door_open(s->door, daemon, err);
+}
+
+int ws_http_server_new(struct ws_http_server **out, const struct ws_http_server_options *o,
+                       struct ws_error *err)
+{
+    struct ws_http_server *s = calloc(1, sizeof(*s));
+    if (!s)
+        return ws_error_set(err, ENOMEM, "no memory for an HTTP server");
+    s->o = *o;
+    ws_http_strangers_init(&s->strangers, o->max_connections / 2);
+    const int rc = start(s, err);
+    if (rc < 0)
+        ws_http_server_free(s);
+    else
+        *out = s;
     return rc;
+}
+
+unsigned ws_http_server_port(const struct ws_http_server *s)
+{
+    return s->port;
+}
+
+uint64_t ws_http_server_requests(const struct ws_http_server *s)
+{
+    return atomic_load(&s->requests);
+}
+
+unsigned ws_http_server_connections(const struct ws_http_server *s)
+{
+    return atomic_load(&s->connections);
+}
+
+void ws_http_server_free(struct ws_http_server *s)
+{
+    if (!s)
+        return;
+    ws_http_door_free(s->door);
+    ws_http_strangers_destroy(&s->strangers);
+    free(s->token);
+    free(s->cert);
+    free(s->key);
+    free(s->client_ca);
+    free(s);
 }

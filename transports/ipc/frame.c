@@ -1,5 +1,6 @@
 /* Frames: JSON and file descriptors over a unix stream socket (format in ipc.h). */
 #include "transports/base/clock.h"
+#include "transports/http/status.h"
 #include "transports/ipc/ipc.h"
 #include "transports/protocol/api.h"
 #include <assert.h>

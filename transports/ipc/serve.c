@@ -3,6 +3,7 @@
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
 #include "transports/http/acceptor.h"
+#include "transports/http/status.h"
 #include "transports/ipc/ipc.h"
 #include "transports/ipc/place.h"
 #include "transports/protocol/api.h"

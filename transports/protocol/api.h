@@ -76,7 +76,4 @@ void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const str
 void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *who);
 void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model);
 
-unsigned ws_http_status(int negative_errno); /* -ESTALE -> 410 */
-int ws_errno_of_http(unsigned status);       /* 410 -> ESTALE; 2xx -> 0 */
-
 #endif

@@ -4,12 +4,10 @@
 #include <stdlib.h>
 #include <sys/types.h>
 
-#define PIECE_BYTES (512UL << 10)
-
 struct ws_tcp_delta_body {
     struct ws_tcp_deltas *all;
     struct ws_tcp_delta_body *next, *prev; /* of all */
-    struct MHD_Connection *connection;
+    const struct ws_http_incoming *in;
     struct ws_delta *delta;
     struct ws_delta_writer writer;
     struct ws_delta_watch watch;
@@ -31,7 +29,7 @@ void ws_tcp_deltas_destroy(struct ws_tcp_deltas *deltas)
 
 static void resume(void *arg)
 {
-    MHD_resume_connection(((struct ws_tcp_delta_body *)arg)->connection);
+    ws_http_resume(((struct ws_tcp_delta_body *)arg)->in);
 }
 
 /* Resumes it, unless it is told and so resumed by the delta. */
@@ -54,17 +52,17 @@ static ssize_t read_body(void *arg, uint64_t at, char *out, size_t room)
 {
     struct ws_tcp_delta_body *b = arg;
     if (atomic_load(&b->all->stop))
-        return MHD_CONTENT_READER_END_WITH_ERROR;
+        return WS_HTTP_STREAM_FAILS;
     ssize_t n = ws_delta_write(&b->writer, (unsigned char *)out, room);
     (void)at;
     if (n < 0)
-        return MHD_CONTENT_READER_END_OF_STREAM;
+        return WS_HTTP_STREAM_ENDS;
     if (n > 0) {
         atomic_fetch_add(b->all->bytes_sent, (uint64_t)n);
         return n;
     }
     /* Suspended before it is told, resumed after: whoever tells comes after the suspension. */
-    MHD_suspend_connection(b->connection);
+    ws_http_suspend(b->in);
     if (!ws_delta_wait(b->delta, b->writer.next, &b->watch))
         resume(b);
     else if (atomic_load(&b->all->stop)) /* which was too early to see that this one waits */
@@ -99,11 +97,11 @@ static void free_body(void *arg)
     free(b);
 }
 
-struct MHD_Response *ws_tcp_delta_response(struct ws_tcp_deltas *deltas, struct MHD_Connection *c,
-                                           struct ws_delta *delta, unsigned part, unsigned parts)
+struct MHD_Response *ws_tcp_delta_body(struct ws_tcp_deltas *deltas, const struct ws_http_incoming *in,
+                                       struct ws_delta *delta, unsigned part, unsigned parts)
 {
     const bool whole = ws_delta_state(delta) == WS_DELTA_WHOLE;
-    const uint64_t size = whole ? ws_delta_stream_bytes(delta, part, parts) : MHD_SIZE_UNKNOWN;
+    const uint64_t size = whole ? ws_delta_stream_bytes(delta, part, parts) : WS_HTTP_SIZE_UNKNOWN;
     struct ws_tcp_delta_body *b = calloc(1, sizeof(*b));
     struct MHD_Response *r = NULL;
     if (b && ws_delta_writer_init(&b->writer, delta, part, parts) < 0) {
@@ -115,17 +113,14 @@ struct MHD_Response *ws_tcp_delta_response(struct ws_tcp_deltas *deltas, struct 
         return NULL;
     }
     b->all = deltas;
-    b->connection = c;
+    b->in = in;
     b->delta = delta;
     b->watch = (struct ws_delta_watch){.more = resume, .arg = b};
     list(b, true);
-    r = MHD_create_response_from_callback(size, PIECE_BYTES, read_body, b, free_body);
-    if (!r) {
-        free_body(b);
+    r = ws_http_stream(size, read_body, free_body, b);
+    if (!r)
         return NULL;
-    }
-    (void)MHD_add_response_header(r, "Content-Type", "application/octet-stream");
-    (void)MHD_add_response_header(r, "Cache-Control",
-                                  whole ? "public, max-age=31536000, immutable" : "no-store");
+    ws_http_body_header(r, "Content-Type", "application/octet-stream");
+    ws_http_body_header(r, "Cache-Control", whole ? "public, max-age=31536000, immutable" : "no-store");
     return r;
 }

@@ -2,7 +2,7 @@
 #ifndef WS_TRANSPORTS_TCP_DELTA_BODY_H
 #define WS_TRANSPORTS_TCP_DELTA_BODY_H
 #include "transports/delta/delta.h"
-#include <microhttpd.h>
+#include "transports/http/answer.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -16,15 +16,15 @@ struct ws_tcp_deltas {
 };
 
 void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_sent);
-/* Those that wait for more end: libmicrohttpd cannot be stopped while a connection is suspended. None waits
+/* Those that wait for more end: the HTTP server cannot end while a connection is suspended. None waits
  * afterwards. */
 void ws_tcp_deltas_stop(struct ws_tcp_deltas *deltas);
-void ws_tcp_deltas_destroy(struct ws_tcp_deltas *deltas); /* the HTTP daemon was stopped: none is left */
+void ws_tcp_deltas_destroy(struct ws_tcp_deltas *deltas); /* the HTTP server has ended: none is left */
 
 /* A part of a delta as a response's body; waits (with the connection suspended) where the delta still grows.
  * Takes the reference over, also on failure (NULL). What is whole may be cached for ever, what is not by
  * nobody. */
-struct MHD_Response *ws_tcp_delta_response(struct ws_tcp_deltas *deltas, struct MHD_Connection *c,
-                                           struct ws_delta *delta, unsigned part, unsigned parts);
+struct MHD_Response *ws_tcp_delta_body(struct ws_tcp_deltas *deltas, const struct ws_http_incoming *in,
+                                       struct ws_delta *delta, unsigned part, unsigned parts);
 
 #endif

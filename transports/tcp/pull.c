@@ -3,6 +3,7 @@
 #include "transports/base/clock.h"
 #include "transports/base/text.h"
 #include "transports/delta/stream.h"
+#include "transports/http/status.h"
 #include "transports/protocol/api.h"
 #include "transports/simd/copy.h"
 #include "transports/tcp/tcp.h"

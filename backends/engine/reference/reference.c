@@ -249,9 +249,8 @@ int ws_reference_new(struct ws_reference **out, const struct ws_reference_option
         r->weights = r->spare;
         r->spare = (struct ws_weights){0};
         bool vllm = o->api && strcmp(o->api, "vllm") == 0;
-        rc = ws_reference_http_new(&r->http, o->listen, o->api_key,
-                                   vllm ? ws_reference_vllm_routes : ws_reference_sglang_routes,
-                                   vllm ? ws_reference_vllm_n_routes : ws_reference_sglang_n_routes, r, &own);
+        rc = ws_reference_serve(&r->http, o->listen, o->api_key,
+                                vllm ? ws_reference_vllm_routes : ws_reference_sglang_routes, r, &own);
     }
     if (rc) {
         if (err)
@@ -265,7 +264,7 @@ int ws_reference_new(struct ws_reference **out, const struct ws_reference_option
 
 unsigned ws_reference_port(const struct ws_reference *r)
 {
-    return ws_reference_http_port(r->http);
+    return ws_http_server_port(r->http);
 }
 
 void ws_reference_free(struct ws_reference *r)
@@ -276,7 +275,7 @@ void ws_reference_free(struct ws_reference *r)
     r->stopping = true;
     pthread_cond_broadcast(&r->resumed);
     pthread_mutex_unlock(&r->pause_lock);
-    ws_reference_http_free(r->http);
+    ws_http_server_free(r->http);
     ws_weights_release(&r->spare);
     ws_weights_release(&r->weights);
     pthread_cond_destroy(&r->resumed);

@@ -8,19 +8,19 @@
 #include <string.h>
 #include <unistd.h>
 
-static void answer_success(struct ws_answer *a, bool success, const char *message)
+static void answer_success(struct ws_http_answer *a, bool success, const char *message)
 {
     a->status = success ? 200 : 400;
     a->json = json_pack("{s:b, s:s, s:i}", "success", success, "message", message, "num_paused_requests", 0);
 }
 
-static void answer_ok(struct ws_answer *a, const char *message)
+static void answer_ok(struct ws_http_answer *a, const char *message)
 {
     a->json = json_pack("{s:s, s:s}", "message", message, "status", "ok");
 }
 
 static void load(struct ws_reference *r, const char *path, const char *version, bool flush,
-                 struct ws_answer *a)
+                 struct ws_http_answer *a)
 {
     struct ws_error err = {0};
     char message[WS_ERROR_TEXT + 64];
@@ -48,19 +48,19 @@ static bool is_dummy(const struct ws_reference *r, const char *format)
     return strcmp(format, "dummy") == 0;
 }
 
-static void update_from_disk(void *self, const json_t *body, struct ws_answer *a)
+static void update_from_disk(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    const char *path = json_string_value(json_object_get(body, "model_path"));
-    const json_t *version = json_object_get(body, "weight_version");
-    const json_t *flush = json_object_get(body, "flush_cache");
+    const char *path = json_string_value(json_object_get(in->json, "model_path"));
+    const json_t *version = json_object_get(in->json, "weight_version");
+    const json_t *flush = json_object_get(in->json, "flush_cache");
     const char *text = json_string_value(version);
 
     if (!path)
         ws_answer_bad(a, "model_path: a string is needed");
     else if (version && !json_is_null(version) && !text)
         ws_answer_bad(a, "weight_version: not a string");
-    else if (is_dummy(r, json_string_value(json_object_get(body, "load_format"))))
+    else if (is_dummy(r, json_string_value(json_object_get(in->json, "load_format"))))
         answer_success(a, false, "Failed to get model loader: DummyModelLoader.");
     else if (text && r->refuse && strcspn(text, "@") == strlen(r->refuse) &&
              strncmp(text, r->refuse, strlen(r->refuse)) == 0)
@@ -71,10 +71,10 @@ static void update_from_disk(void *self, const json_t *body, struct ws_answer *a
         load(r, path, text, !json_is_false(flush), a);
 }
 
-static void pause_generation(void *self, const json_t *body, struct ws_answer *a)
+static void pause_generation(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    const json_t *word = json_object_get(body, "mode");
+    const json_t *word = json_object_get(in->json, "mode");
     const char *mode = word ? json_string_value(word) : "abort";
 
     ws_reference_die_if(r, "pause");
@@ -86,11 +86,11 @@ static void pause_generation(void *self, const json_t *body, struct ws_answer *a
     answer_ok(a, "Generation paused successfully.");
 }
 
-static void continue_generation(void *self, const json_t *body, struct ws_answer *a)
+static void continue_generation(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
     ws_reference_die_if(r, "continue");
-    if (!body) {
+    if (!in->json) {
         ws_answer_bad(a, "a body is needed");
         return;
     }
@@ -98,10 +98,10 @@ static void continue_generation(void *self, const json_t *body, struct ws_answer
     answer_ok(a, "Generation continued successfully.");
 }
 
-static void update_weight_version(void *self, const json_t *body, struct ws_answer *a)
+static void update_weight_version(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    const char *version = json_string_value(json_object_get(body, "new_version"));
+    const char *version = json_string_value(json_object_get(in->json, "new_version"));
     char *own = version ? strdup(version) : NULL;
 
     if (!own) {
@@ -113,11 +113,11 @@ static void update_weight_version(void *self, const json_t *body, struct ws_answ
     ws_reference_set_version(r, own);
 }
 
-static void model_info(void *self, const json_t *body, struct ws_answer *a)
+static void model_info(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
 
-    (void)body;
+    (void)in;
     pthread_rwlock_rdlock(&r->weights_lock);
     const char *path = r->workers > 1 ? r->start_path : r->path;
     a->json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:b}", "model_path", path, "served_model_name", path,
@@ -126,9 +126,9 @@ static void model_info(void *self, const json_t *body, struct ws_answer *a)
     pthread_rwlock_unlock(&r->weights_lock);
 }
 
-static void weights_checker(void *self, const json_t *body, struct ws_answer *a)
+static void weights_checker(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
-    const char *action = json_string_value(json_object_get(body, "action"));
+    const char *action = json_string_value(json_object_get(in->json, "action"));
     char combined[33];
 
     if (!action || strcmp(action, "checksum") != 0) {
@@ -140,19 +140,19 @@ static void weights_checker(void *self, const json_t *body, struct ws_answer *a)
                         "checksums", all, "per_gpu_checksum", combined, "per_engine_checksum", combined);
 }
 
-static void ready(void *self, const json_t *body, struct ws_answer *a)
+static void ready(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     bool in_place;
-    (void)body;
+    (void)in;
     a->status = ws_reference_is_paused(self, &in_place) ? 503 : 200;
-    a->text = "";
+    a->text = strdup("");
 }
 
 /* Waits while paused, as the real server's requests do; generates nothing and says so. */
-static void generate(void *self, const json_t *body, struct ws_answer *a)
+static void generate(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    (void)body;
+    (void)in;
     bool served = ws_reference_wait(r);
     json_t *stale = ws_reference_use_caches(r);
     pthread_rwlock_rdlock(&r->weights_lock);
@@ -164,30 +164,30 @@ static void generate(void *self, const json_t *body, struct ws_answer *a)
     pthread_rwlock_unlock(&r->weights_lock);
 }
 
-static void flush_cache(void *self, const json_t *body, struct ws_answer *a)
+static void flush_cache(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
     bool in_place;
-    (void)body;
+    (void)in;
     if ((ws_reference_is_paused(r, &in_place) && in_place) || !ws_reference_flush(r, true, false)) {
         a->status = 400;
-        a->text = "Flush cache failed: requests are pending.\n";
+        a->text = strdup("Flush cache failed: requests are pending.\n");
     } else {
-        a->text = "Cache flushed.\n";
+        a->text = strdup("Cache flushed.\n");
     }
 }
 
-static void clear_external(void *self, const json_t *body, struct ws_answer *a)
+static void clear_external(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
-    (void)body;
+    (void)in;
     (void)ws_reference_flush(self, false, true);
-    a->text = "Hierarchical cache storage backend cleared.\n";
+    a->text = strdup("Hierarchical cache storage backend cleared.\n");
 }
 
-static void server_info(void *self, const json_t *body, struct ws_answer *a)
+static void server_info(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    (void)body;
+    (void)in;
     ws_reference_settle(r);
     pthread_rwlock_rdlock(&r->weights_lock);
     a->json =
@@ -197,28 +197,27 @@ static void server_info(void *self, const json_t *body, struct ws_answer *a)
     pthread_rwlock_unlock(&r->weights_lock);
 }
 
-static void health(void *self, const json_t *body, struct ws_answer *a)
+static void health(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     (void)self;
-    (void)body;
-    a->text = "";
+    (void)in;
+    a->text = strdup("");
 }
 
-const struct ws_reference_route ws_reference_sglang_routes[] = {
-    {"/health", WS_GET, true, health},
-    {"/ready", WS_GET, false, ready},
-    {"/model_info", WS_GET, false, model_info},
-    {"/get_model_info", WS_GET, false, model_info},
-    {"/pause_generation", WS_POST, false, pause_generation},
-    {"/continue_generation", WS_POST, false, continue_generation},
-    {"/flush_cache", WS_GET | WS_POST, false, flush_cache},
-    {"/update_weights_from_disk", WS_POST, false, update_from_disk},
-    {"/update_weight_version", WS_POST, false, update_weight_version},
-    {"/weights_checker", WS_GET | WS_POST, false, weights_checker},
-    {"/server_info", WS_GET, false, server_info},
-    {"/hicache/storage-backend/clear", WS_POST, false, clear_external},
-    {"/clear_hicache_storage_backend", WS_GET | WS_POST, false, clear_external},
-    {"/generate", WS_POST, false, generate},
+const struct ws_http_route ws_reference_sglang_routes[] = {
+    {WS_HTTP_GET, "/health", WS_HTTP_ANYBODY, health},
+    {WS_HTTP_GET, "/ready", WS_HTTP_TOKEN, ready},
+    {WS_HTTP_GET, "/model_info", WS_HTTP_TOKEN, model_info},
+    {WS_HTTP_GET, "/get_model_info", WS_HTTP_TOKEN, model_info},
+    {WS_HTTP_POST, "/pause_generation", WS_HTTP_TOKEN, pause_generation},
+    {WS_HTTP_POST, "/continue_generation", WS_HTTP_TOKEN, continue_generation},
+    {WS_HTTP_GET | WS_HTTP_POST, "/flush_cache", WS_HTTP_TOKEN, flush_cache},
+    {WS_HTTP_POST, "/update_weights_from_disk", WS_HTTP_TOKEN, update_from_disk},
+    {WS_HTTP_POST, "/update_weight_version", WS_HTTP_TOKEN, update_weight_version},
+    {WS_HTTP_GET | WS_HTTP_POST, "/weights_checker", WS_HTTP_TOKEN, weights_checker},
+    {WS_HTTP_GET, "/server_info", WS_HTTP_TOKEN, server_info},
+    {WS_HTTP_POST, "/hicache/storage-backend/clear", WS_HTTP_TOKEN, clear_external},
+    {WS_HTTP_GET | WS_HTTP_POST, "/clear_hicache_storage_backend", WS_HTTP_TOKEN, clear_external},
+    {WS_HTTP_POST, "/generate", WS_HTTP_TOKEN, generate},
+    {0},
 };
-const size_t ws_reference_sglang_n_routes =
-    sizeof(ws_reference_sglang_routes) / sizeof(ws_reference_sglang_routes[0]);

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 
 struct ws_reference {
-    struct ws_reference_http *http;
+    struct ws_http_server *http;
     char *refuse, *die_at, *load_format; /* NULL: none */
     unsigned slow_ms;
     unsigned workers;
@@ -38,8 +38,7 @@ struct ws_reference {
         images_held; /* vLLM's: the scheduler has seen one, the workers keep what they made of it */
 };
 
-extern const struct ws_reference_route ws_reference_sglang_routes[], ws_reference_vllm_routes[];
-extern const size_t ws_reference_sglang_n_routes, ws_reference_vllm_n_routes;
+extern const struct ws_http_route ws_reference_sglang_routes[], ws_reference_vllm_routes[];
 
 /* Faults on command: as a killed process, without a word to anybody. */
 void ws_reference_die_if(const struct ws_reference *r, const char *step);

@@ -12,39 +12,39 @@
 #include <string.h>
 #include <unistd.h>
 
-static void answer_failure(struct ws_answer *a, const char *message)
+static void answer_failure(struct ws_http_answer *a, const char *message)
 {
     a->status = 500;
     a->json = json_pack("{s:{s:s, s:s, s:i}}", "error", "message", message, "type", "InternalServerError",
                         "code", 500);
 }
 
-static void version(void *self, const json_t *body, struct ws_answer *a)
+static void version(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     (void)self;
-    (void)body;
+    (void)in;
     a->json = json_pack("{s:s}", "version", "0.32.0");
 }
 
-static void health(void *self, const json_t *body, struct ws_answer *a)
+static void health(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     (void)self;
-    (void)body;
-    a->text = "";
+    (void)in;
+    a->text = strdup("");
 }
 
-static void models(void *self, const json_t *body, struct ws_answer *a)
+static void models(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     const struct ws_reference *r = self;
-    (void)body;
+    (void)in;
     a->json = json_pack("{s:s, s:[{s:s, s:s, s:s}]}", "object", "list", "data", "id", r->start_path, "object",
                         "model", "root", r->start_path);
 }
 
 /* Query arguments are members of the body. */
-static void pause_requests(void *self, const json_t *body, struct ws_answer *a)
+static void pause_requests(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
-    const char *mode = json_string_value(json_object_get(body, "mode"));
+    const char *mode = json_string_value(json_object_get(in->json, "mode"));
     ws_reference_die_if(self, "pause");
     if (mode && strcmp(mode, "abort") != 0 && strcmp(mode, "wait") != 0 && strcmp(mode, "keep") != 0) {
         ws_answer_bad(a, "mode: abort, wait or keep");
@@ -54,10 +54,10 @@ static void pause_requests(void *self, const json_t *body, struct ws_answer *a)
     a->json = json_pack("{s:s}", "status", "paused");
 }
 
-static void resume_requests(void *self, const json_t *body, struct ws_answer *a)
+static void resume_requests(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    (void)body;
+    (void)in;
     ws_reference_die_if(self, "continue");
     ws_reference_settle(self);
     if (atomic_load(&r->refuse_resumes) > 0) {
@@ -69,17 +69,17 @@ static void resume_requests(void *self, const json_t *body, struct ws_answer *a)
     a->json = json_pack("{s:s}", "status", "resumed");
 }
 
-static void is_paused(void *self, const json_t *body, struct ws_answer *a)
+static void is_paused(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
-    (void)body;
+    (void)in;
     ws_reference_settle(self);
     a->json = json_pack("{s:b}", "is_paused", ws_reference_is_paused(self, NULL));
 }
 
-static void go_to_sleep(void *self, const json_t *body, struct ws_answer *a)
+static void go_to_sleep(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    (void)body;
+    (void)in;
     pthread_mutex_lock(&r->pause_lock);
     r->weights_asleep = r->cache_asleep = r->paused = true;
     pthread_mutex_unlock(&r->pause_lock);
@@ -87,10 +87,10 @@ static void go_to_sleep(void *self, const json_t *body, struct ws_answer *a)
 }
 
 /* Once all of it is awake it ends a pause, too: as the real server does. */
-static void wake_up(void *self, const json_t *body, struct ws_answer *a)
+static void wake_up(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    const char *tag = json_string_value(json_object_get(body, "tags"));
+    const char *tag = json_string_value(json_object_get(in->json, "tags"));
     pthread_mutex_lock(&r->pause_lock);
     r->weights_asleep = r->weights_asleep && tag && strcmp(tag, "weights") != 0;
     r->cache_asleep = r->cache_asleep && tag && strcmp(tag, "kv_cache") != 0;
@@ -101,38 +101,39 @@ static void wake_up(void *self, const json_t *body, struct ws_answer *a)
     a->json = json_pack("{s:s}", "status", asleep ? "sleeping" : "awake");
 }
 
-static void is_sleeping(void *self, const json_t *body, struct ws_answer *a)
+static void is_sleeping(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    (void)body;
+    (void)in;
     pthread_mutex_lock(&r->pause_lock);
     bool yes = r->weights_asleep || r->cache_asleep || r->paused; /* so says the real server */
     pthread_mutex_unlock(&r->pause_lock);
     a->json = json_pack("{s:b}", "is_sleeping", yes);
 }
 
-static void metrics(void *self, const json_t *body, struct ws_answer *a)
+static void metrics(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    (void)body;
+    (void)in;
     pthread_mutex_lock(&r->pause_lock);
-    a->text =
+    const char *text =
         r->weights_asleep || r->cache_asleep
             ? "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"awake\"} 0.0\n"
               "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"discard_all\"} 1.0\n"
             : "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"awake\"} 1.0\n"
               "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"discard_all\"} 0.0\n";
+    a->text = strdup(text);
     pthread_mutex_unlock(&r->pause_lock);
 }
 
-static void reset_encoder_cache(void *self, const json_t *body, struct ws_answer *a)
+static void reset_encoder_cache(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    (void)body;
+    (void)in;
     pthread_mutex_lock(&r->pause_lock);
     r->images_known = r->images_held = false;
     pthread_mutex_unlock(&r->pause_lock);
-    a->text = "";
+    a->text = strdup("");
 }
 
 static const char *last_component(const char *path)
@@ -151,12 +152,13 @@ static void note_load(struct ws_reference *r, int rc, const struct ws_error *err
     pthread_rwlock_unlock(&r->weights_lock);
 }
 
-static void collective_rpc(void *self, const json_t *body, struct ws_answer *a)
+static void collective_rpc(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
     struct ws_error err = {0};
-    const char *method = json_string_value(json_object_get(body, "method"));
-    const char *path = json_string_value(json_object_get(json_object_get(body, "kwargs"), "weights_path"));
+    const char *method = json_string_value(json_object_get(in->json, "method"));
+    const char *path =
+        json_string_value(json_object_get(json_object_get(in->json, "kwargs"), "weights_path"));
     bool sleeping;
     int rc;
     if (!method || strcmp(method, "reload_weights") != 0) {
@@ -181,10 +183,10 @@ static void collective_rpc(void *self, const json_t *body, struct ws_answer *a)
         a->json = json_pack("{s:[n]}", "results");
 }
 
-static void update_weight_version(void *self, const json_t *body, struct ws_answer *a)
+static void update_weight_version(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    const char *text = json_string_value(json_object_get(body, "new_version"));
+    const char *text = json_string_value(json_object_get(in->json, "new_version"));
     char *own = text ? strdup(text) : NULL;
     if (!own) {
         ws_answer_bad(a, "new_version: a string is needed");
@@ -198,36 +200,36 @@ static void update_weight_version(void *self, const json_t *body, struct ws_answ
         ws_reference_set_version(r, own);
 }
 
-static void weight_info(void *self, const json_t *body, struct ws_answer *a)
+static void weight_info(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    (void)body;
+    (void)in;
     pthread_rwlock_rdlock(&r->weights_lock);
     a->json = json_pack("{s:s}", "weight_version", r->version);
     pthread_rwlock_unlock(&r->weights_lock);
 }
 
-static void weight_checker(void *self, const json_t *body, struct ws_answer *a)
+static void weight_checker(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     char combined[33];
-    (void)body;
+    (void)in;
     a->json = json_pack("{s:o, s:s}", "checksums", ws_reference_checksums(self, combined),
                         "per_engine_checksum", combined);
 }
 
-static bool is_true(const json_t *body, const char *key)
+static bool is_true(const json_t *object, const char *key)
 {
-    const char *text = json_string_value(json_object_get(body, key));
+    const char *text = json_string_value(json_object_get(object, key));
     return text && strcmp(text, "true") == 0;
 }
 
-static void reset_prefix_cache(void *self, const json_t *body, struct ws_answer *a)
+static void reset_prefix_cache(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
-    bool done = ws_reference_flush(self, true, is_true(body, "reset_external"));
+    bool done = ws_reference_flush(self, true, is_true(in->json, "reset_external"));
     a->json = json_pack("{s:b}", "success", done);
 }
 
-static void completions(void *self, const json_t *body, struct ws_answer *a)
+static void completions(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
     bool served = ws_reference_wait(r);
@@ -236,7 +238,7 @@ static void completions(void *self, const json_t *body, struct ws_answer *a)
     pthread_rwlock_unlock(&r->weights_lock);
     pthread_mutex_lock(&r->pause_lock);
     gone = gone || r->weights_asleep || r->cache_asleep;
-    if (json_is_string(json_object_get(body, "image"))) {
+    if (json_is_string(json_object_get(in->json, "image"))) {
         gone = gone || (r->images_known && !r->images_held);
         r->images_known = r->images_held = true;
     }
@@ -251,25 +253,24 @@ static void completions(void *self, const json_t *body, struct ws_answer *a)
                   "finish_reason", served ? "stop" : "abort", "stale_cache", ws_reference_use_caches(r));
 }
 
-const struct ws_reference_route ws_reference_vllm_routes[] = {
-    {"/health", WS_GET, true, health},
-    {"/version", WS_GET, true, version},
-    {"/v1/models", WS_GET, false, models},
-    {"/v1/completions", WS_POST, false, completions},
-    {"/pause", WS_POST, true,
+const struct ws_http_route ws_reference_vllm_routes[] = {
+    {WS_HTTP_GET, "/health", WS_HTTP_ANYBODY, health},
+    {WS_HTTP_GET, "/version", WS_HTTP_ANYBODY, version},
+    {WS_HTTP_GET, "/v1/models", WS_HTTP_TOKEN, models},
+    {WS_HTTP_POST, "/v1/completions", WS_HTTP_TOKEN, completions},
+    {WS_HTTP_POST, "/pause", WS_HTTP_ANYBODY,
      pause_requests}, /* its development routes are open to anyone, even with a key */
-    {"/resume", WS_POST, true, resume_requests},
-    {"/is_paused", WS_GET, true, is_paused},
-    {"/sleep", WS_POST, true, go_to_sleep},
-    {"/wake_up", WS_POST, true, wake_up},
-    {"/is_sleeping", WS_GET, true, is_sleeping},
-    {"/metrics", WS_GET, true, metrics},
-    {"/collective_rpc", WS_POST, true, collective_rpc},
-    {"/update_weight_version", WS_POST, true, update_weight_version},
-    {"/weight_info", WS_GET, true, weight_info},
-    {"/weight_checker", WS_POST, true, weight_checker},
-    {"/reset_prefix_cache", WS_POST, true, reset_prefix_cache},
-    {"/reset_encoder_cache", WS_POST, true, reset_encoder_cache},
+    {WS_HTTP_POST, "/resume", WS_HTTP_ANYBODY, resume_requests},
+    {WS_HTTP_GET, "/is_paused", WS_HTTP_ANYBODY, is_paused},
+    {WS_HTTP_POST, "/sleep", WS_HTTP_ANYBODY, go_to_sleep},
+    {WS_HTTP_POST, "/wake_up", WS_HTTP_ANYBODY, wake_up},
+    {WS_HTTP_GET, "/is_sleeping", WS_HTTP_ANYBODY, is_sleeping},
+    {WS_HTTP_GET, "/metrics", WS_HTTP_ANYBODY, metrics},
+    {WS_HTTP_POST, "/collective_rpc", WS_HTTP_ANYBODY, collective_rpc},
+    {WS_HTTP_POST, "/update_weight_version", WS_HTTP_ANYBODY, update_weight_version},
+    {WS_HTTP_GET, "/weight_info", WS_HTTP_ANYBODY, weight_info},
+    {WS_HTTP_POST, "/weight_checker", WS_HTTP_ANYBODY, weight_checker},
+    {WS_HTTP_POST, "/reset_prefix_cache", WS_HTTP_ANYBODY, reset_prefix_cache},
+    {WS_HTTP_POST, "/reset_encoder_cache", WS_HTTP_ANYBODY, reset_encoder_cache},
+    {0},
 };
-const size_t ws_reference_vllm_n_routes =
-    sizeof(ws_reference_vllm_routes) / sizeof(ws_reference_vllm_routes[0]);

@@ -1,12 +1,12 @@
 #include "backends/trainer/astraflow/listener.h"
 #include "backends/trainer/astraflow/blob_builder.h"
 #include "backends/trainer/astraflow/flat_view.h"
-#include "backends/trainer/astraflow/http.h"
 #include "backends/trainer/astraflow/latest.h"
 #include "backends/trainer/astraflow/receivers.h"
 #include "backends/trainer/astraflow/zmq_notify.h"
 #include "transports/base/log.h"
 #include "transports/base/text.h"
+#include "transports/http/server.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -16,10 +16,11 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#define OK             200U
 #define FAILED         500U
 #define NOT_YET        503U
-#define DELTA_WAIT_MS  3000  /* a receiver waits for capabilities for 5 s */
+#define DELTA_WAIT_MS  3000 /* a receiver waits for capabilities for 5 s */
+#define MAX_BODY       (64UL << 10)
+#define IDLE_SECONDS   30U
 #define HANDSHAKE_PORT 21000 /* a number that the protocol has; nobody listens there */
 
 struct ws_astraflow {
@@ -29,7 +30,7 @@ struct ws_astraflow {
     void *zmq;
     struct ws_receivers *receivers;
     struct ws_ahead *ahead;
-    struct ws_astraflow_http *http;
+    struct ws_http_server *http;
 };
 
 /* --- what is only read --- */
@@ -63,26 +64,32 @@ static json_t *error_json(const struct ws_error *err)
     return json_pack("{s:s}", "error", err->text);
 }
 
-static unsigned get_version(void *self, const json_t *body, json_t **reply)
+static const json_t *object_of(struct ws_http_incoming *in)
 {
-    (void)body;
-    *reply = json_pack("{s:I}", "version", newest_version(self));
-    return OK;
+    const json_t *body = ws_http_json(in);
+    return json_is_object(body) ? body : NULL;
 }
 
-static unsigned get_buffer_info(void *self, const json_t *body, json_t **reply)
+static void get_version(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    (void)in;
+    a->json = json_pack("{s:I}", "version", newest_version(self));
+}
+
+static void get_buffer_info(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_error err = {0};
     struct ws_buffer *b;
     json_t *meta;
-    (void)body;
+    (void)in;
     if (look_at_newest(self, &b, &meta, &err) != 0) {
-        *reply = error_json(&err);
-        return NOT_YET;
+        a->json = error_json(&err);
+        a->status = NOT_YET;
+        return;
     }
-    *reply = json_pack("{s:I,s:o}", "single_buffer_length", (json_int_t)b->total_bytes, "tensors_meta", meta);
+    a->json =
+        json_pack("{s:I,s:o}", "single_buffer_length", (json_int_t)b->total_bytes, "tensors_meta", meta);
     ws_buffer_free(b);
-    return OK;
 }
 
 static double sparsity_of(const struct ws_blob *b)
@@ -91,26 +98,25 @@ static double sparsity_of(const struct ws_blob *b)
 }
 
 /* "delta" is among the strategies only while there is one that can be asked for at once. */
-static unsigned get_capabilities(void *self, const json_t *body, json_t **reply)
+static void get_capabilities(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_astraflow *f = self;
     struct ws_newest n = {0};
     struct ws_blob *b = NULL;
-    (void)body;
+    (void)in;
     if (ws_newest_find(&f->topic, &n, NULL) == 0)
         b = ws_ahead_to(f->ahead, &n.mark, DELTA_WAIT_MS);
-    *reply = json_pack("{s:[s],s:I}", "strategies", "full", "version", (json_int_t)n.mark.version);
-    if (b && *reply) {
-        json_array_append_new(json_object_get(*reply, "strategies"), json_string("delta"));
+    a->json = json_pack("{s:[s],s:I}", "strategies", "full", "version", (json_int_t)n.mark.version);
+    if (b && a->json) {
+        json_array_append_new(json_object_get(a->json, "strategies"), json_string("delta"));
         json_t *delta = json_pack("{s:b,s:I,s:I,s:f,s:I,s:I}", "delta_ready", 1, "delta_base_version",
                                   (json_int_t)b->base.version, "delta_version", (json_int_t)b->target.version,
                                   "delta_sparsity", sparsity_of(b), "delta_num_nonzero", (json_int_t)b->count,
                                   "delta_size_bytes", (json_int_t)b->n_bytes);
-        json_object_update(*reply, delta);
+        json_object_update(a->json, delta);
         json_decref(delta);
     }
     ws_blob_put(b);
-    return OK;
 }
 
 /* --- registration --- */
@@ -209,12 +215,13 @@ static int check_buffer(const struct ws_astraflow *f, struct ws_receiver *r, str
     return rc;
 }
 
-static unsigned register_instance(void *self, const json_t *body, json_t **reply)
+static void register_instance(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_astraflow *f = self;
     struct ws_receiver r;
     struct ws_error err = {0};
     char host[256] = "localhost", session[300];
+    const json_t *body = object_of(in);
     int rc = body ? take_registration(body, &r, &err)
                   : ws_error_set(&err, EINVAL, "the body of the request is no JSON object");
     if (rc == 0)
@@ -223,18 +230,18 @@ static unsigned register_instance(void *self, const json_t *body, json_t **reply
         rc = ws_receivers_put(f->receivers, &r, &err);
     if (rc < 0) {
         ws_log(WS_LOG_WARN, "astraflow", "registration refused: %s", err.text);
-        *reply = error_json(&err);
-        return FAILED;
+        a->json = error_json(&err);
+        a->status = FAILED;
+        return;
     }
     ws_log(WS_LOG_INFO, "astraflow", "registered instance=%s zmq=%s bytes=%" PRIu64, r.instance, r.zmq,
            r.buffer_bytes);
     (void)gethostname(host, sizeof(host) - 1);
     snprintf(session, sizeof(session), "%s:%d", host, HANDSHAKE_PORT);
-    *reply = json_pack("{s:i,s:i,s:[[s]],s:i,s:I,s:s,s:i}", "trainer_global_rank", WS_ASTRAFLOW_RANK,
-                       "trainer_world_size", 1, "trainer_session_ids", session, "trainer_buffer_ptr", 0,
-                       "trainer_buffer_length", 2 * (json_int_t)r.buffer_bytes, "trainer_hostname", host,
-                       "trainer_rpc_port", HANDSHAKE_PORT);
-    return OK;
+    a->json = json_pack("{s:i,s:i,s:[[s]],s:i,s:I,s:s,s:i}", "trainer_global_rank", WS_ASTRAFLOW_RANK,
+                        "trainer_world_size", 1, "trainer_session_ids", session, "trainer_buffer_ptr", 0,
+                        "trainer_buffer_length", 2 * (json_int_t)r.buffer_bytes, "trainer_hostname", host,
+                        "trainer_rpc_port", HANDSHAKE_PORT);
 }
 
 /* --- transfers --- */
@@ -368,33 +375,59 @@ static json_t *run_transfer(struct ws_astraflow *f, const char *instance, bool d
     return reply;
 }
 
-static unsigned request_transfer(void *self, const json_t *body, json_t **reply)
+static void request_transfer(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_astraflow *f = self;
+    const json_t *body = object_of(in);
     const char *instance = json_string_value(json_object_get(body, "instance_id"));
     const json_t *wanted = json_object_get(body, "mode");
     const char *mode = wanted ? json_string_value(wanted) : "full";
     if (!instance || !mode || (strcmp(mode, "full") != 0 && strcmp(mode, "delta") != 0)) {
-        *reply = json_pack("{s:b,s:i,s:s}", "ok", 0, "version", 0, "error",
-                           "a transfer needs instance_id, a text, and mode full or delta");
-        return FAILED;
+        a->json = json_pack("{s:b,s:i,s:s}", "ok", 0, "version", 0, "error",
+                            "a transfer needs instance_id, a text, and mode full or delta");
+        a->status = FAILED;
+        return;
     }
     if (strncmp(instance, "http://", 7) == 0)
         instance += 7;
-    *reply = run_transfer(f, instance, strcmp(mode, "delta") == 0);
-    return OK;
+    a->json = run_transfer(f, instance, strcmp(mode, "delta") == 0);
 }
 
 /* --- start and stop --- */
 
-static const struct ws_astraflow_route routes[] = {
-    {"GET", "/get_version", get_version},
-    {"GET", "/get_buffer_info", get_buffer_info},
-    {"GET", "/get_capabilities", get_capabilities},
-    {"POST", "/register_sglang_instance", register_instance},
-    {"POST", "/request_transfer", request_transfer},
+static const struct ws_http_route routes[] = {
+    {WS_HTTP_GET, "/get_version", WS_HTTP_ANYBODY, get_version},
+    {WS_HTTP_GET, "/get_buffer_info", WS_HTTP_ANYBODY, get_buffer_info},
+    {WS_HTTP_GET, "/get_capabilities", WS_HTTP_ANYBODY, get_capabilities},
+    {WS_HTTP_POST, "/register_sglang_instance", WS_HTTP_ANYBODY, register_instance},
+    {WS_HTTP_POST, "/request_transfer", WS_HTTP_ANYBODY, request_transfer},
     {0},
 };
+
+/* The trainer that it stands for knows no other refusals. */
+static void refuse(void *self, const struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    (void)self;
+    (void)in;
+    if (a->status != 413)
+        a->status = 404;
+    a->json = json_pack("{s:s}", "error", a->status == 413 ? "the body is too large" : "not found");
+}
+
+/* A transfer's reply may take minutes: each connection has a thread. */
+static int serve(struct ws_astraflow *f, const char *listen, struct ws_error *err)
+{
+    return ws_http_server_new(&f->http,
+                              &(struct ws_http_server_options){.listen = listen,
+                                                               .insecure = true,
+                                                               .routes = routes,
+                                                               .self = f,
+                                                               .max_connections = WS_MAX_CLIENTS,
+                                                               .idle_seconds = IDLE_SECONDS,
+                                                               .max_body = MAX_BODY,
+                                                               .refuse = refuse},
+                              err);
+}
 
 static bool is_wanted(void *arg, const struct ws_mark *base)
 {
@@ -418,14 +451,13 @@ int ws_astraflow_new(struct ws_astraflow **out, const struct ws_catalog *catalog
     if (rc == 0)
         rc = ws_ahead_new(&f->ahead, &f->topic, is_wanted, f, err);
     if (rc == 0)
-        rc = ws_astraflow_http_new(&f->http, o->listen, routes, f, err);
+        rc = serve(f, o->listen, err);
     if (rc < 0) {
         ws_astraflow_free(f);
         return rc;
     }
     ws_log(WS_LOG_INFO, "astraflow", "serving http=%s port=%u model=%s state=%s", o->listen,
-           ws_astraflow_http_port(f->http), o->model ? o->model : "the only one",
-           o->state ? o->state : "none");
+           ws_http_server_port(f->http), o->model ? o->model : "the only one", o->state ? o->state : "none");
     *out = f;
     return 0;
 }
@@ -449,7 +481,7 @@ void ws_astraflow_free(struct ws_astraflow *f)
         ws_receivers_stop(f->receivers);
     if (f->ahead)
         ws_ahead_stop(f->ahead); /* whoever waits for it is answered */
-    ws_astraflow_http_free(f->http);
+    ws_http_server_free(f->http);
     ws_ahead_free(f->ahead);
     ws_receivers_free(f->receivers);
     if (f->zmq)

@@ -1,27 +1,27 @@
-#include "transports/tcp/strangers.h"
+#include "transports/http/strangers.h"
 #include "transports/base/log.h"
 #include <stdlib.h>
 #include <sys/socket.h>
 
-struct ws_tcp_stranger {
-    struct ws_tcp_stranger *newer, *older;
+struct ws_http_stranger {
+    struct ws_http_stranger *newer, *older;
     int sock;
     bool listed;
 };
 
-void ws_tcp_strangers_init(struct ws_tcp_strangers *s, unsigned most)
+void ws_http_strangers_init(struct ws_http_strangers *s, unsigned most)
 {
-    *s = (struct ws_tcp_strangers){.most = most};
+    *s = (struct ws_http_strangers){.most = most};
     pthread_mutex_init(&s->lock, NULL);
 }
 
-void ws_tcp_strangers_destroy(struct ws_tcp_strangers *s)
+void ws_http_strangers_destroy(struct ws_http_strangers *s)
 {
     pthread_mutex_destroy(&s->lock);
 }
 
 /* With s->lock. */
-static void unlist(struct ws_tcp_strangers *s, struct ws_tcp_stranger *who)
+static void unlist(struct ws_http_strangers *s, struct ws_http_stranger *who)
 {
     if (!who->listed)
         return;
@@ -32,7 +32,7 @@ static void unlist(struct ws_tcp_strangers *s, struct ws_tcp_stranger *who)
 }
 
 /* With s->lock. libmicrohttpd closes what is shut down, and says that it left. */
-static void show_out(struct ws_tcp_strangers *s, struct ws_tcp_stranger *who)
+static void show_out(struct ws_http_strangers *s, struct ws_http_stranger *who)
 {
     (void)shutdown(who->sock, SHUT_RDWR);
     unlist(s, who);
@@ -45,9 +45,9 @@ static void show_out(struct ws_tcp_strangers *s, struct ws_tcp_stranger *who)
     s->said = true;
 }
 
-struct ws_tcp_stranger *ws_tcp_stranger_came(struct ws_tcp_strangers *s, int sock)
+struct ws_http_stranger *ws_http_stranger_came(struct ws_http_strangers *s, int sock)
 {
-    struct ws_tcp_stranger *who = calloc(1, sizeof(*who));
+    struct ws_http_stranger *who = calloc(1, sizeof(*who));
 
     if (!who)
         return NULL;
@@ -63,7 +63,7 @@ struct ws_tcp_stranger *ws_tcp_stranger_came(struct ws_tcp_strangers *s, int soc
     return who;
 }
 
-void ws_tcp_stranger_is_known(struct ws_tcp_strangers *s, struct ws_tcp_stranger *who)
+void ws_http_stranger_is_known(struct ws_http_strangers *s, struct ws_http_stranger *who)
 {
     if (!who)
         return;
@@ -72,8 +72,8 @@ void ws_tcp_stranger_is_known(struct ws_tcp_strangers *s, struct ws_tcp_stranger
     pthread_mutex_unlock(&s->lock);
 }
 
-void ws_tcp_stranger_left(struct ws_tcp_strangers *s, struct ws_tcp_stranger *who)
+void ws_http_stranger_left(struct ws_http_strangers *s, struct ws_http_stranger *who)
 {
-    ws_tcp_stranger_is_known(s, who);
+    ws_http_stranger_is_known(s, who);
     free(who);
 }

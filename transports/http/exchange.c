@@ -1,0 +1,210 @@
+/* A request from its first line to its end. */
+#include "transports/http/exchange.h"
+#include "transports/base/text.h"
+#include "transports/http/fields.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_ARGUMENTS    64
+#define MOST_TARGET_BYTES (16U << 10)
+
+/* --- its route, and who may --- */
+
+static unsigned method_of(const char *name)
+{
+    return strcmp(name, "GET") == 0    ? WS_HTTP_GET
+           : strcmp(name, "HEAD") == 0 ? WS_HTTP_HEAD
+           : strcmp(name, "POST") == 0 ? WS_HTTP_POST
+                                       : WS_HTTP_OTHER;
+}
+
+static bool fits(const char *pattern, const char *path)
+{
+    const size_t n = strlen(pattern);
+    return n > 0 && pattern[n - 1] == '*' ? strncmp(pattern, path, n - 1) == 0 : strcmp(pattern, path) == 0;
+}
+
+static void find_route(struct ws_http_incoming *in)
+{
+    for (const struct ws_http_route *r = in->server->o.routes; r->path && !in->route; r++) {
+        if (!fits(r->path, in->path))
+            continue;
+        in->allowed |= r->methods;
+        if (r->methods & in->method)
+            in->route = r;
+    }
+}
+
+/* The one place where it is decided who may. */
+static bool is_one(const struct ws_http_incoming *in, enum ws_http_who who)
+{
+    const char *token = in->server->token;
+    return who == WS_HTTP_ANYBODY || !token || ws_http_bearer(ws_http_header(in, "Authorization"), token);
+}
+
+/* --- refusals --- */
+
+static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws_http_answer *a)
+{
+    const struct ws_http_server_options *o = &in->server->o;
+    struct ws_error err = {0};
+    a->status = status;
+    a->allow = in->allowed;
+    if (o->refuse)
+        o->refuse(o->self, in, a);
+    else if (status == MHD_HTTP_UNAUTHORIZED)
+        ws_http_refuse(a, ws_error_set(&err, EACCES, "a token is asked for: Authorization: Bearer TOKEN"),
+                       &err);
+    else if (status == MHD_HTTP_CONTENT_TOO_LARGE)
+        ws_http_refuse(a, ws_error_set(&err, E2BIG, "the body is over %zu bytes", o->max_body), &err);
+    else if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
+        ws_http_refuse_method(a, in, in->allowed);
+    else
+        ws_http_refuse(a, ws_error_set(&err, ENOENT, "there is no %.200s here", in->path), &err);
+}
+
+/* 0: it is served. */
+static unsigned status_of(const struct ws_http_incoming *in)
+{
+    return !in->route && in->allowed     ? MHD_HTTP_METHOD_NOT_ALLOWED
+           : !in->route                  ? MHD_HTTP_NOT_FOUND
+           : !is_one(in, in->route->who) ? MHD_HTTP_UNAUTHORIZED
+           : in->is_too_large            ? MHD_HTTP_CONTENT_TOO_LARGE
+                                         : 0;
+}
+
+/* --- its parts, as they come --- */
+
+void *ws_http_begin(void *cls, const char *uri, struct MHD_Connection *c)
+{
+    struct ws_http_incoming *in = calloc(1, sizeof(*in));
+    unsigned n = 0;
+    size_t i;
+    (void)c;
+    for (i = 0; uri[i]; i++)
+        n += uri[i] == '&';
+    /* Of a target with more, or longer, arguments than any has that is served nothing is left but "/", which is
+     * answered as all that is not there. libmicrohttpd, where its memory does not hold the arguments, never
+     * answers, and crashes if the client has gone. */
+    if (n >= MOST_ARGUMENTS || i > MOST_TARGET_BYTES)
+        memset((char *)(uintptr_t)uri + 1, 0, i - 1); /* it is a line of the connection's own buffer */
+    if (in && !(in->target = strdup(uri))) {
+        free(in);
+        return NULL;
+    }
+    if (!in)
+        return NULL;
+    in->server = cls;
+    in->query = strchr(in->target, '?');
+    if (in->query)
+        *in->query++ = 0;
+    return in;
+}
+
+/* Why it is refused for its head alone; 0: it is not. The rest is not read then, and the connection ends. */
+static unsigned refusal_of_head(const struct ws_http_incoming *in)
+{
+    const char *length = ws_http_header(in, "Content-Length");
+    const bool may = is_one(in, in->route ? in->route->who : WS_HTTP_TOKEN);
+    uint64_t bytes = 0;
+    if (!may && in->method == WS_HTTP_POST)
+        return MHD_HTTP_UNAUTHORIZED;
+    if (length && (ws_text_u64(length, &bytes) < 0 || bytes > in->server->o.max_body))
+        return MHD_HTTP_CONTENT_TOO_LARGE;
+    return 0;
+}
+
+static enum MHD_Result take_head(struct ws_http_incoming *in)
+{
+    struct ws_http_server *s = in->server;
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(in->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct ws_http_answer a = {0};
+    find_route(in);
+    if (!s->o.is_wary)
+        return MHD_YES;
+    if (is_one(in, WS_HTTP_TOKEN))
+        ws_http_stranger_is_known(&s->strangers, info ? info->socket_context : NULL);
+    const unsigned status = refusal_of_head(in);
+    if (status == 0)
+        return MHD_YES;
+    refuse(in, status, &a);
+    return ws_http_send(in, &a);
+}
+
+static enum MHD_Result take_body(struct ws_http_incoming *in, const char *data, size_t *size)
+{
+    const size_t n = *size, max = in->server->o.max_body;
+    *size = 0;
+    if (max == 0)
+        return MHD_YES;
+    if (in->is_too_large || n > max - in->n_body) {
+        in->is_too_large = true; /* read to the end and answered then */
+        return MHD_YES;
+    }
+    char *more = realloc(in->body, in->n_body + n);
+    if (!more)
+        return MHD_NO;
+    memcpy(more + in->n_body, data, n);
+    in->body = more;
+    in->n_body += n;
+    return MHD_YES;
+}
+
+/* All of it is here, or it was suspended and is resumed. */
+static enum MHD_Result answer(struct ws_http_incoming *in)
+{
+    const struct ws_http_server_options *o = &in->server->o;
+    struct ws_http_answer a = {.status = MHD_HTTP_OK};
+    const bool blocks = o->n_threads == 0;
+    if (!in->is_counted)
+        atomic_fetch_add(&in->server->requests, 1);
+    in->is_counted = true;
+    const unsigned status = status_of(in);
+    if (status)
+        refuse(in, status, &a);
+    if (blocks) /* for as long as it takes: only idle connections are closed by the clock */
+        (void)MHD_set_connection_option(in->connection, MHD_CONNECTION_OPTION_TIMEOUT, 0U);
+    if (!status && (!o->before || o->before(o->self, in, &a)))
+        in->route->serve(o->self, in, &a);
+    const enum MHD_Result result = a.is_later ? MHD_YES : ws_http_send(in, &a);
+    if (blocks)
+        (void)MHD_set_connection_option(in->connection, MHD_CONNECTION_OPTION_TIMEOUT, o->idle_seconds);
+    return result;
+}
+
+enum MHD_Result ws_http_handle(void *cls, struct MHD_Connection *c, const char *url, const char *method,
+                               const char *version, const char *data, size_t *size, void **state)
+{
+    struct ws_http_incoming *in = *state;
+    (void)cls;
+    (void)version;
+    if (!in)
+        return MHD_NO; /* no memory */
+    if (!in->connection) {
+        in->connection = c;
+        in->path = url;
+        in->method_name = method;
+        in->method = method_of(method);
+        return take_head(in);
+    }
+    return *size > 0 ? take_body(in, data, size) : answer(in);
+}
+
+void ws_http_end(void *cls, struct MHD_Connection *c, void **state, enum MHD_RequestTerminationCode code)
+{
+    const struct ws_http_server *s = cls;
+    struct ws_http_incoming *in = *state;
+    (void)c;
+    (void)code;
+    if (!in)
+        return;
+    if (s->o.ended)
+        s->o.ended(s->o.self, in);
+    json_decref(in->json);
+    free(in->body);
+    free(in->target);
+    free(in);
+    *state = NULL;
+}

@@ -1,0 +1,14 @@
+/* The text of a manifest as it is sent: the version's, which never changes, with its deltas, which do. */
+#ifndef WS_TRANSPORTS_TCP_MANIFEST_TEXT_H
+#define WS_TRANSPORTS_TCP_MANIFEST_TEXT_H
+#include "transports/protocol/catalog.h"
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+bool ws_tcp_is_growing(const json_t *deltas); /* is one of them? */
+/* The manifest's text with the list of deltas (NULL: none) in the place of its empty one; malloc'ed. NULL: no
+ * memory. */
+char *ws_tcp_manifest_text(const struct ws_hold *hold, const json_t *deltas, size_t *n);
+
+#endif
