@@ -38,6 +38,7 @@ static int call(const struct ws_engine_target *t, const char *path, const json_t
                 unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
     struct ws_http_request request = {
+        .what = "an engine",
         .url = t->url,
         .path = path,
         .body = body,

@@ -3,7 +3,7 @@
 #ifndef WS_ENGINE_CALL_H
 #define WS_ENGINE_CALL_H
 #include "backends/engine/engine.h"
-#include "backends/engine/http.h"
+#include "transports/http/client.h"
 
 /* GET, or POST of body (stolen; NULL: -EINVAL, what was to be sent is no UTF-8). After 0 the reply is the
  * caller's to release and holds a JSON object; its status is 200 or one of the 4xx that the kind explains

@@ -32,16 +32,16 @@ struct ws_engine_templates {
     const char *pause, *load, *flush, *resume, *serving;
 };
 #define WS_CANCELS 3 /* the mount ends, the writer is interrupted, somebody says cancel */
-struct ws_http;
+struct ws_http_client;
 struct ws_engine_target {
-    struct ws_http *http;    /* what calls it; required */
-    const char *url;         /* http(s)://host:port, no credentials in it */
-    const char *token;       /* bearer, or NULL; never logged */
-    const char *admin_token; /* for what changes the engine, where that wants another one; NULL: token */
-    const char *ca_file;     /* whom to trust, NULL: the system's authorities */
-    const char *ca_below;    /* the folder that ca_file has to lie below; NULL: anywhere */
-    const char *pause_mode;  /* the kind's own word, NULL: its default */
-    const char *load_format; /* how SGLang reads files, its own word; NULL: as it was started */
+    struct ws_http_client *http; /* what calls it; required */
+    const char *url;             /* http(s)://host:port, no credentials in it */
+    const char *token;           /* bearer, or NULL; never logged */
+    const char *admin_token;     /* for what changes the engine, where that wants another one; NULL: token */
+    const char *ca_file;         /* whom to trust, NULL: the system's authorities */
+    const char *ca_below;        /* the folder that ca_file has to lie below; NULL: anywhere */
+    const char *pause_mode;      /* the kind's own word, NULL: its default */
+    const char *load_format;     /* how SGLang reads files, its own word; NULL: as it was started */
     enum ws_engine_cache cache;
     bool sleeping;       /* it said so: its weights are woken for a load, the rest of it for a resume */
     unsigned timeout_ms; /* of a load */

@@ -116,7 +116,8 @@ static int run(const struct ws_engine_target *t, const char *template, const cha
     if (q.post && !body)
         rc = ws_error_set(err, EINVAL, "the body of the template '%.100s' is no JSON", template);
     if (!rc) {
-        struct ws_http_request request = {.url = t->url,
+        struct ws_http_request request = {.what = "an engine",
+                                          .url = t->url,
                                           .path = q.path,
                                           .body = body,
                                           .token = ws_call_token(t, body != NULL),

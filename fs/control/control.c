@@ -1,5 +1,4 @@
 #include "fs/engines/control.h"
-#include "backends/engine/http.h"
 #include "fs/engines/added.h"
 #include "fs/engines/controller.h"
 #include "fs/engines/job.h"
@@ -15,6 +14,7 @@
 #include "transports/base/log.h"
 #include "transports/base/name.h"
 #include "transports/base/text.h"
+#include "transports/http/client.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -516,7 +516,7 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     pthread_mutex_init(&c->adding, NULL);
     c->settings_path = ws_settings_path(options->state, options->mountpoint);
     snprintf(c->who, sizeof(c->who), "%s", options->who);
-    int rc = ws_http_new(&c->http, err);
+    int rc = ws_http_client_new(&c->http, err);
     if (rc < 0) {
         ws_control_free(c);
         return rc;
@@ -582,7 +582,7 @@ void ws_control_free(struct ws_control *c)
         free(d);
     }
     ws_desk_release(&c->root);
-    ws_http_free(c->http);
+    ws_http_client_free(c->http);
     free(c->settings_path);
     pthread_mutex_destroy(&c->adding);
     pthread_mutex_destroy(&c->saving);

@@ -74,7 +74,7 @@ struct ws_control {
     struct ws_desk *desks; /* guarded by lock; only ever added to */
     void (*listener)(void *arg, struct ws_model *model);
     void *listener_arg;
-    struct ws_http *http; /* calls all engines */
+    struct ws_http_client *http; /* calls all engines */
     struct ws_keeper *keeper;
     char who[WS_WHO_CHARS + 1]; /* this mount, to agents */
     char *settings_path;        /* NULL: not kept */

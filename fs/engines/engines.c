@@ -1,9 +1,9 @@
 #include "fs/engines/engines.h"
-#include "backends/engine/http.h"
 #include "fs/engines/controller.h"
 #include "fs/engines/external.h"
 #include "fs/engines/token.h"
 #include "transports/base/below.h"
+#include "transports/http/url.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -185,7 +185,7 @@ static int check_options(const struct ws_command *q, const struct ws_engine_ops 
         return ws_error_set(err, EINVAL,
                             "load-format= is SGLang's: an engine of kind %s is told no format with a load",
                             ops->kind);
-    return ops->external ? 0 : ws_http_check_url(q->args[2], err);
+    return ops->external ? 0 : ws_http_check_url("an engine", q->args[2], err);
 }
 
 static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct ws_error *err)

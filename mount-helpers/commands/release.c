@@ -1,9 +1,9 @@
 /* wsync release: a fleet of mounts to a version, in two phases; the agent coordinates them
  * (backends/trainer/agent/fleet/release.h). */
-#include "backends/engine/http.h"
 #include "mount-helpers/cli/agents.h"
 #include "mount-helpers/commands/service_notify.h"
 #include "transports/base/text.h"
+#include "transports/http/url.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -228,7 +228,7 @@ static int take_services(const struct cli_args *args, const json_t *models, stru
     while ((url = cli_nth(args, "astraflow-notify", out->n))) {
         if (out->n == MAX_RECEIVERS)
             return cli_usage("--astraflow-notify more than %d times", MAX_RECEIVERS);
-        if (ws_http_check_url(url, &err) < 0)
+        if (ws_http_check_url("a service", url, &err) < 0)
             return cli_usage("--astraflow-notify: %s", err.text);
         out->urls[out->n++] = url;
     }

@@ -1,8 +1,8 @@
 #include "mount-helpers/commands/service_notify.h"
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/commands/pickle.h"
-#include "transports/base/limits.h"
-#include <curl/curl.h>
+#include "transports/http/transfer.h"
+#include "transports/http/url.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,27 +10,15 @@
 #define POLL_MS    200
 
 struct letter {
-    const char *url;
+    const char *url; /* the service's */
+    char *whole;     /* of its route */
+    struct ws_http_transfer transfer;
     CURL *easy;
-    char error[CURL_ERROR_SIZE];
-    char *reply;
-    size_t n_reply;
+    char why[CURL_ERROR_SIZE];
+    struct ws_http_text reply;
     bool loaded;
     char said[SAID_CHARS]; /* why not */
 };
-
-static size_t take(char *bytes, size_t size, size_t n, void *arg)
-{
-    struct letter *l = arg;
-    size_t all = size * n;
-    char *more = all > PICKLE_MAX_BYTES - l->n_reply ? NULL : realloc(l->reply, l->n_reply + all + 1);
-    if (!more)
-        return 0;
-    memcpy(more + l->n_reply, bytes, all);
-    l->reply = more;
-    l->n_reply += all;
-    return all;
-}
 
 static const char *text_of(const json_t *object, const char *key)
 {
@@ -41,7 +29,7 @@ static const char *text_of(const json_t *object, const char *key)
 /* {"ok": true, "result": {"ok": ...}}, or {"ok": false, "error": ...} */
 static void judge(struct letter *l, long status)
 {
-    json_t *reply = pickle_read(l->reply, l->n_reply);
+    json_t *reply = pickle_read(l->reply.bytes, l->reply.n);
     const json_t *result = json_object_get(reply, "result");
     bool no = json_is_false(json_object_get(reply, "ok")) || json_is_false(json_object_get(result, "ok"));
     const char *why = *text_of(reply, "error") ? text_of(reply, "error") : text_of(result, "error");
@@ -51,28 +39,23 @@ static void judge(struct letter *l, long status)
     json_decref(reply);
 }
 
-static int prepare(struct letter *l, const struct curl_slist *headers, const char *body, size_t n_body,
+static int prepare(struct letter *l, struct curl_slist *headers, const char *body, size_t n_body,
                    unsigned timeout_s)
 {
-    size_t n = strlen(l->url);
-    char url[WS_MAX_URL + 32];
-    CURL *c = l->easy = curl_easy_init();
-    if (!c)
+    l->easy = curl_easy_init();
+    l->whole = ws_http_join(l->url, "/notify_version");
+    l->reply.limit = PICKLE_MAX_BYTES;
+    l->transfer = (struct ws_http_transfer){.url = l->whole,
+                                            .headers = headers,
+                                            .body = body,
+                                            .n_body = n_body,
+                                            .timeout_ms = timeout_s * 1000,
+                                            .why = l->why};
+    if (!l->easy || !l->whole || ws_http_set_up(l->easy, &l->transfer) < 0)
         return -1;
-    snprintf(url, sizeof url, "%.*s/notify_version", (int)(n && l->url[n - 1] == '/' ? n - 1 : n), l->url);
-    bool bad = curl_easy_setopt(c, CURLOPT_URL, url);
-    bad |= curl_easy_setopt(c, CURLOPT_PRIVATE, l);
-    bad |= curl_easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
-    bad |= curl_easy_setopt(c, CURLOPT_NOPROXY, "*"); /* it is a neighbour */
-    bad |= curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
-    bad |= curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers);
-    bad |= curl_easy_setopt(c, CURLOPT_POSTFIELDSIZE, (long)n_body);
-    bad |= curl_easy_setopt(c, CURLOPT_POSTFIELDS, body);
-    bad |= curl_easy_setopt(c, CURLOPT_CONNECTTIMEOUT_MS, (long)WS_CONNECT_TIMEOUT_MS);
-    bad |= curl_easy_setopt(c, CURLOPT_TIMEOUT, (long)timeout_s);
-    bad |= curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, take);
-    bad |= curl_easy_setopt(c, CURLOPT_WRITEDATA, l);
-    bad |= curl_easy_setopt(c, CURLOPT_ERRORBUFFER, l->error);
+    bool bad = curl_easy_setopt(l->easy, CURLOPT_PRIVATE, l);
+    bad |= curl_easy_setopt(l->easy, CURLOPT_WRITEFUNCTION, ws_http_take_text);
+    bad |= curl_easy_setopt(l->easy, CURLOPT_WRITEDATA, &l->reply);
     return bad ? -1 : 0;
 }
 
@@ -90,8 +73,7 @@ static void conclude(CURLM *all)
         if (m->data.result == CURLE_OK)
             judge(l, status);
         else
-            snprintf(l->said, sizeof l->said, "%s",
-                     l->error[0] ? l->error : curl_easy_strerror(m->data.result));
+            snprintf(l->said, sizeof l->said, "%s", ws_http_why(&l->transfer, m->data.result));
     }
 }
 
@@ -112,13 +94,14 @@ size_t raas_notify(const char *const *urls, size_t n, const struct raas_news *ne
 {
     size_t loaded = 0, n_body = 0;
     struct letter *letters = calloc(n, sizeof *letters);
-    struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/octet-stream");
+    struct curl_slist *headers = NULL;
     json_t *dict = json_pack("{s:s,s:I,s:s}", "model_id", news->model_id, "version",
                              (json_int_t)news->version, "sender_endpoint", news->sender);
     char *body = dict ? pickle_write(dict, &n_body) : NULL;
-    curl_global_init(CURL_GLOBAL_DEFAULT);
+    ws_http_ensure_curl();
     CURLM *all = curl_multi_init();
-    bool good = letters && headers && body && all;
+    bool good =
+        letters && body && all && ws_http_add_header(&headers, "Content-Type: application/octet-stream") == 0;
     for (size_t i = 0; good && i < n; i++) {
         letters[i] = (struct letter){.url = urls[i], .said = "it was not waited for"};
         good = prepare(&letters[i], headers, body, n_body, timeout_s) == 0 &&
@@ -136,7 +119,8 @@ size_t raas_notify(const char *const *urls, size_t n, const struct raas_news *ne
             curl_multi_remove_handle(all, letters[i].easy);
             curl_easy_cleanup(letters[i].easy);
         }
-        free(letters[i].reply);
+        free(letters[i].whole);
+        free(letters[i].reply.bytes);
     }
     curl_multi_cleanup(all);
     curl_slist_free_all(headers);

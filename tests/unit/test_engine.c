@@ -2,7 +2,6 @@
  * refuse, hang, lie and talk nonsense. */
 #include "backends/engine/call.h"
 #include "backends/engine/engine.h"
-#include "backends/engine/http.h"
 #include "backends/engine/load.h"
 #include "backends/engine/reference/reference.h"
 #include "backends/engine/update.h"
@@ -10,6 +9,8 @@
 #include "tests/fixtures/checkpoint.h"
 #include "transports/base/clock.h"
 #include "transports/base/workers.h"
+#include "transports/http/client.h"
+#include "transports/http/url.h"
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -31,19 +32,19 @@
 
 static struct ws_error err;
 static struct ws_engine_facts facts;
-static struct ws_http *http; /* one a test: its thread must not see a fork */
-static char *one, *two;      /* checkpoint folders with the seeds 1 and 2 */
+static struct ws_http_client *http; /* one a test: its thread must not see a fork */
+static char *one, *two;             /* checkpoint folders with the seeds 1 and 2 */
 
 static int make_http(void **state)
 {
     (void)state;
-    return ws_http_new(&http, &err);
+    return ws_http_client_new(&http, &err);
 }
 
 static int free_http(void **state)
 {
     (void)state;
-    ws_http_free(http);
+    ws_http_client_free(http);
     return 0;
 }
 
@@ -365,7 +366,7 @@ static void test_dies_without_a_reply(void **state)
         struct engine e;
         pid_t pid = dying_engine(steps[i], &e);
         int status, rc;
-        assert_int_equal(ws_http_new(&e.target.http, &err), 0);
+        assert_int_equal(ws_http_client_new(&e.target.http, &err), 0);
         rc = ws_engine_sglang.pause(&e.target, &err);
         if (!rc)
             rc = ws_engine_sglang.load(&e.target, two, "2", &err);
@@ -375,7 +376,7 @@ static void test_dies_without_a_reply(void **state)
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
         assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -EHOSTUNREACH);
-        ws_http_free(e.target.http);
+        ws_http_client_free(e.target.http);
     }
 }
 
@@ -831,15 +832,15 @@ static void test_cancel_one_of_many(void **state)
 
 static void test_client_without_calls(void **state)
 {
-    struct ws_http *other;
+    struct ws_http_client *other;
 
     (void)state;
-    assert_int_equal(ws_http_new(&other, &err), 0);
-    ws_http_free(other);
-    ws_http_free(NULL);
-    assert_int_equal(ws_http_new(&other, &err), 0);
+    assert_int_equal(ws_http_client_new(&other, &err), 0);
+    ws_http_client_free(other);
+    ws_http_client_free(NULL);
+    assert_int_equal(ws_http_client_new(&other, &err), 0);
     usleep(20000); /* asleep */
-    ws_http_free(other);
+    ws_http_client_free(other);
 }
 
 static void test_ca_file(void **state)
@@ -1506,13 +1507,13 @@ static void test_urls(void **state)
 
     (void)state;
     for (size_t i = 0; i < LENGTH(good); i++)
-        assert_int_equal(ws_http_check_url(good[i], &err), 0);
+        assert_int_equal(ws_http_check_url("an engine", good[i], &err), 0);
     for (size_t i = 0; i < LENGTH(bad); i++) {
-        if (ws_http_check_url(bad[i], &err) != -EINVAL)
+        if (ws_http_check_url("an engine", bad[i], &err) != -EINVAL)
             fail_msg("'%s' was taken", bad[i]);
     }
     for (size_t i = 0; i < LENGTH(secret); i++) {
-        assert_int_equal(ws_http_check_url(secret[i], &err), -EINVAL);
+        assert_int_equal(ws_http_check_url("an engine", secret[i], &err), -EINVAL);
         assert_null(strstr(err.text, "pa55"));
     }
     assert_true(ws_http_is_same("http://host:80", "HTTP://host/"));

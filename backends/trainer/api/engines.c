@@ -1,16 +1,17 @@
 /* The public functions for engines: paths are the caller's, and so is the version. */
-#include "backends/engine/http.h"
 #include "backends/engine/update.h"
 #include "backends/trainer/api/last_error.h"
 #include "backends/trainer/wsync.h"
 #include "transports/base/workers.h"
+#include "transports/http/client.h"
+#include "transports/http/url.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #define DEFAULT_TIMEOUT_MS 300000
 
-static int update(struct ws_http *http, const wsync_engine *e, const char *path, double *pause_seconds,
+static int update(struct ws_http_client *http, const wsync_engine *e, const char *path, double *pause_seconds,
                   struct ws_error *err)
 {
     const struct ws_engine_ops *ops = e->kind ? ws_engine_find(e->kind) : NULL;
@@ -31,7 +32,8 @@ static int update(struct ws_http *http, const wsync_engine *e, const char *path,
         return ws_error_set(err, EINVAL, "'%.50s' is no pause mode of %s", e->pause_mode, ops->kind);
     if (!path || path[0] != '/')
         return ws_error_set(err, EINVAL, "'%.200s' is no absolute path", path ? path : "");
-    int rc = e->url ? ws_http_check_url(e->url, err) : ws_error_set(err, EINVAL, "an engine has no url");
+    int rc = e->url ? ws_http_check_url("an engine", e->url, err)
+                    : ws_error_set(err, EINVAL, "an engine has no url");
     if (rc == 0)
         rc = ws_engine_cache_parse(e->cache, &t.cache, err);
     return rc < 0 ? rc
@@ -41,14 +43,14 @@ static int update(struct ws_http *http, const wsync_engine *e, const char *path,
 static int update_one(const char *kind, const char *url, const char *path, const wsync_engine *options)
 {
     wsync_engine e = options ? *options : (wsync_engine){0};
-    struct ws_http *http;
-    int rc = ws_http_new(&http, ws_last_error());
+    struct ws_http_client *http;
+    int rc = ws_http_client_new(&http, ws_last_error());
     if (rc < 0)
         return rc;
     e.kind = kind;
     e.url = url;
     rc = update(http, &e, path, NULL, ws_last_error());
-    ws_http_free(http);
+    ws_http_client_free(http);
     return rc;
 }
 
@@ -63,7 +65,7 @@ int wsync_update_vllm_weights_from_disk(const char *url, const char *path, const
 }
 
 struct fleet {
-    struct ws_http *http;
+    struct ws_http_client *http;
     const wsync_engine *engines;
     const char *path;
     wsync_engine_result *results;
@@ -84,13 +86,13 @@ int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const c
                                   wsync_engine_result *results)
 {
     struct fleet fleet = {.engines = engines, .path = path, .results = results};
-    int failed = 0, rc = ws_http_new(&fleet.http, ws_last_error());
+    int failed = 0, rc = ws_http_client_new(&fleet.http, ws_last_error());
     if (rc < 0)
         return rc;
     ws_run_at_once(update_of_fleet, &fleet, n);
     for (size_t i = 0; i < n; i++)
         if (results[i].rc < 0 && failed++ == 0)
             ws_error_set(ws_last_error(), -results[i].rc, "%s", results[i].error);
-    ws_http_free(fleet.http);
+    ws_http_client_free(fleet.http);
     return failed;
 }

@@ -1,9 +1,10 @@
 /* One thread drives all transfers through libcurl's multi interface: only there a wait can be looked at (the
  * easy interface reports progress once a second, which is a long time for a person who pressed ^C), and only
  * there connections are shared. Callers hand over a handle and sleep. */
-#include "backends/engine/http_loop.h"
+#include "transports/http/client_loop.h"
 #include "transports/base/clock.h"
 #include "transports/base/workers.h"
+#include "transports/http/transfer.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>
@@ -24,7 +25,7 @@ struct transfer {
     pthread_cond_t change;
 };
 
-struct ws_http {
+struct ws_http_client {
     CURLM *multi; /* the thread's own, but for waking it */
     pthread_t thread;
     struct transfer *running; /* the thread's own */
@@ -33,18 +34,6 @@ struct ws_http {
     struct transfer *coming; /* guarded by lock */
     bool stop;               /* guarded by lock */
 };
-
-static void start_curl(void)
-{
-    curl_global_init(CURL_GLOBAL_DEFAULT);
-}
-
-void ws_http_ensure_curl(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-    pthread_once(&once, start_curl);
-}
 
 static void link_to(struct transfer **list, struct transfer *t)
 {
@@ -56,7 +45,7 @@ static void link_to(struct transfer **list, struct transfer *t)
 }
 
 /* The caller's memory is not touched after this. */
-static void end(struct ws_http *h, struct transfer *t, int rc, CURLcode code)
+static void end(struct ws_http_client *h, struct transfer *t, int rc, CURLcode code)
 {
     (void)curl_multi_remove_handle(h->multi, t->easy);
     *t->at = t->next;
@@ -79,7 +68,7 @@ static bool is_cancelled(const struct ws_http_request *r)
 }
 
 /* Takes what was handed over; false: the loop ends. */
-static bool take(struct ws_http *h)
+static bool take(struct ws_http_client *h)
 {
     pthread_mutex_lock(&h->lock);
     struct transfer *t = h->coming;
@@ -98,7 +87,7 @@ static bool take(struct ws_http *h)
     return !stop;
 }
 
-static void end_those_that_are_done(struct ws_http *h)
+static void end_those_that_are_done(struct ws_http_client *h)
 {
     int left;
     for (CURLMsg *m; (m = curl_multi_info_read(h->multi, &left));) {
@@ -115,7 +104,7 @@ static int64_t now_ms(void)
 }
 
 /* rc 0: those that are cancelled; else all. */
-static void end_early(struct ws_http *h, int rc)
+static void end_early(struct ws_http_client *h, int rc)
 {
     int64_t now = now_ms();
     if (!rc && now - h->looked_ms < LOOK_MS / 2)
@@ -130,7 +119,7 @@ static void end_early(struct ws_http *h, int rc)
 
 static void *loop(void *arg)
 {
-    struct ws_http *h = arg;
+    struct ws_http_client *h = arg;
     int n;
     while (take(h)) {
         CURLMcode bad = curl_multi_perform(h->multi, &n);
@@ -145,7 +134,7 @@ static void *loop(void *arg)
     return NULL;
 }
 
-int ws_http_run(struct ws_http *h, CURL *easy, const struct ws_http_request *request, CURLcode *code)
+int ws_http_run(struct ws_http_client *h, CURL *easy, const struct ws_http_request *request, CURLcode *code)
 {
     struct transfer t = {.easy = easy, .request = request};
     if (curl_easy_setopt(easy, CURLOPT_PRIVATE, &t))
@@ -164,9 +153,9 @@ int ws_http_run(struct ws_http *h, CURL *easy, const struct ws_http_request *req
     return t.rc;
 }
 
-int ws_http_new(struct ws_http **out, struct ws_error *err)
+int ws_http_client_new(struct ws_http_client **out, struct ws_error *err)
 {
-    struct ws_http *h = calloc(1, sizeof(*h));
+    struct ws_http_client *h = calloc(1, sizeof(*h));
     if (!h)
         return ws_error_set(err, ENOMEM, "no memory for an HTTP client");
     ws_http_ensure_curl();
@@ -185,7 +174,7 @@ int ws_http_new(struct ws_http **out, struct ws_error *err)
     return 0;
 }
 
-void ws_http_free(struct ws_http *h)
+void ws_http_client_free(struct ws_http_client *h)
 {
     if (!h)
         return;

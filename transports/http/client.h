@@ -1,16 +1,17 @@
-/* HTTP to engines: one request, one JSON reply. A thin cover over libcurl that is strict where an engine may
+/* An HTTP client: one request, one JSON reply. A thin cover over libcurl that is strict where a server may
  * be wrong or hostile: the reply is bounded, every wait has an end and can be cancelled within a tenth of a
  * second, redirects are not followed, and neither a token nor a URL with credentials ever reaches a message.
  * A call blocks its caller; one thread of the client's runs the calls of all callers, and keeps connections
  * for some seconds between them. */
-#ifndef WS_ENGINE_HTTP_H
-#define WS_ENGINE_HTTP_H
+#ifndef WS_TRANSPORTS_HTTP_CLIENT_H
+#define WS_TRANSPORTS_HTTP_CLIENT_H
 #include "transports/base/error.h"
 #include <jansson.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
 struct ws_http_request {
+    const char *what;   /* is called, for sentences: "an engine" */
     const char *url;    /* http(s)://host:port[/prefix] */
     const char *path;   /* "/model_info"; added to url */
     const json_t *body; /* borrowed; NULL: GET, else POST of this */
@@ -27,9 +28,9 @@ struct ws_http_request {
     const atomic_bool *const *cancel; /* n_cancel of them, any of them NULL */
 };
 
-struct ws_http;
-WS_MUST_USE int ws_http_new(struct ws_http **out, struct ws_error *err);
-void ws_http_free(struct ws_http *http); /* no call runs any more; NULL is fine */
+struct ws_http_client;
+WS_MUST_USE int ws_http_client_new(struct ws_http_client **out, struct ws_error *err);
+void ws_http_client_free(struct ws_http_client *http); /* no call runs any more; NULL is fine */
 
 struct ws_http_reply {
     long status;
@@ -37,16 +38,11 @@ struct ws_http_reply {
     json_t *json; /* the object in it, NULL when it is not JSON */
 };
 
-/* Is this the address of an engine? -EINVAL for another scheme, credentials, a query or a fragment;
- * the sentence never repeats credentials. */
-WS_MUST_USE int ws_http_check_url(const char *url, struct ws_error *err);
-/* Do two addresses that were checked name the same place, however they are written? */
-bool ws_http_is_same(const char *url, const char *other);
 /* Any thread, any number at once. 0 when any reply came, whatever its status; the reply is then the caller's
- * to release. No byte was sent, on any connection: -EHOSTUNREACH. Else the engine may have acted: -ETIMEDOUT,
+ * to release. No byte was sent, on any connection: -EHOSTUNREACH. Else the server may have acted: -ETIMEDOUT,
  * -ECONNRESET (no reply), -ECANCELED; -EPROTO for no HTTP or a reply over WS_MAX_REPLY_BYTES; -EACCES for a
  * certificate that is not trusted, and where ca_file cannot be used; -ENOMEM. */
-WS_MUST_USE int ws_http_call(struct ws_http *http, const struct ws_http_request *request,
+WS_MUST_USE int ws_http_call(struct ws_http_client *http, const struct ws_http_request *request,
                              struct ws_http_reply *out, struct ws_error *err);
 void ws_http_reply_release(struct ws_http_reply *reply); /* zeroed is fine */
 

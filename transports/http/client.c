@@ -1,0 +1,203 @@
+/* A call: what a request becomes for libcurl, and what becomes of the reply. */
+#include "transports/http/client.h"
+#include "transports/base/below.h"
+#include "transports/base/limits.h"
+#include "transports/base/log.h"
+#include "transports/http/client_loop.h"
+#include "transports/http/transfer.h"
+#include "transports/http/url.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_DEPTH      64 /* of the objects and lists in a reply */
+#define SHORTEST_TOKEN 8  /* that is looked for in replies */
+#define MAX_CA_BYTES   (1UL << 20)
+#define KEEP_S         4L /* a connection without a call, or a name's address: uvicorn closes after 5 s */
+
+/* What a server says ends up in messages, and some repeat the key that they did not like. */
+static void blank_token(char *text, const char *token)
+{
+    size_t n = token ? strlen(token) : 0;
+
+    for (char *p = text; n >= SHORTEST_TOKEN && (p = strstr(p, token)); p += n)
+        memset(p, '*', n);
+}
+
+/* Over all connections that libcurl tried: it asks again, by itself, when one that it had kept turns out to
+ * be closed. */
+static bool was_sent(CURL *easy)
+{
+    long bytes = 0;
+
+    return curl_easy_getinfo(easy, CURLINFO_REQUEST_SIZE, &bytes) != CURLE_OK || bytes > 0;
+}
+
+/* A server that no byte was sent to has heard of nothing; of any other it is not known what it did. */
+static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r,
+                   const struct ws_http_transfer *t, const struct ws_http_text *reply, struct ws_error *err)
+{
+    const char *why = ws_http_why(t, code);
+    const int number = reply->lacks_memory ? ENOMEM : ws_http_errno_of_curl(code);
+
+    if (reply->is_too_big)
+        return ws_error_set(err, EPROTO, "%s%s answered with more than %lu bytes: is this %s?", r->url,
+                            r->path, WS_MAX_REPLY_BYTES, r->what);
+    ws_log(WS_LOG_DEBUG, "http", "call failed url=%s%s curl=%d", r->url, r->path, (int)code);
+    switch (number) {
+    case ENOMEM:
+        return ws_error_set(err, ENOMEM, "no memory for the reply of %s%s", r->url, r->path);
+    case EACCES:
+        return ws_error_set(err, EACCES, "the certificate of %s is not trusted: %s", r->url, why);
+    case EINVAL:
+        return ws_error_set(err, EINVAL, "'%s' cannot be called: %s", r->url, why);
+    case EPROTO:
+        return ws_error_set(err, EPROTO, "%s%s did not answer in HTTP: %s", r->url, r->path, why);
+    default:
+        break;
+    }
+    if (!was_sent(easy))
+        return ws_error_set(err, EHOSTUNREACH,
+                            "no connection to %s: %s; does it run, and is this its address?", r->url, why);
+    if (number == ETIMEDOUT)
+        return ws_error_set(err, ETIMEDOUT, "%s%s did not answer within %.1f s", r->url, r->path,
+                            r->timeout_ms / 1000.0);
+    return ws_error_set(err, ECONNRESET, "%s%s closed the connection without a reply: %s", r->url, r->path,
+                        why);
+}
+
+/* libcurl is given the bytes: by a name it would open whatever that leads to by then. */
+static int set_ca_below(CURL *easy, const struct ws_http_request *r, struct ws_error *err)
+{
+    char *text;
+    size_t n;
+    int rc = ws_below_read(r->ca_below, r->ca_file, MAX_CA_BYTES, &text, &n, err);
+
+    (void)curl_easy_setopt(easy, CURLOPT_CAPATH, NULL); /* nor the system's */
+    if (rc == 0) {
+        struct curl_blob blob = {.data = text, .len = n, .flags = CURL_BLOB_COPY};
+        const CURLcode bad = curl_easy_setopt(easy, CURLOPT_CAINFO_BLOB, &blob);
+        if (bad == CURLE_UNKNOWN_OPTION || bad == CURLE_NOT_BUILT_IN)
+            rc = ws_error_set(err, ENOTSUP,
+                              "this libcurl takes certificates from no memory (CURLOPT_CAINFO_BLOB), which "
+                              "ca-file=%s needs below %s: have root add the engine without files=",
+                              r->ca_file, r->ca_below);
+        else if (bad)
+            rc = ws_error_set(err, ENOMEM, "no memory for the certificates %s", r->ca_file);
+        free(text);
+    }
+    return rc;
+}
+
+/* What is a call's own, and no other transfer's. */
+static int set_options(CURL *easy, const struct ws_http_request *r, struct ws_http_text *reply)
+{
+    CURLcode bad = 0;
+
+    bad |= curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L); /* a resolver that hangs is not waited for */
+    bad |= curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, r->fresh ? 1L : 0L); /* then it never asks again */
+    bad |= curl_easy_setopt(easy, CURLOPT_FORBID_REUSE, r->fresh ? 1L : 0L);
+    bad |= curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, KEEP_S);
+    bad |= curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, KEEP_S);
+    bad |= curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, ws_http_take_text);
+    bad |= curl_easy_setopt(easy, CURLOPT_WRITEDATA, reply);
+    return bad ? -ENOMEM : 0;
+}
+
+static int make_headers(const struct ws_http_request *r, struct curl_slist **out)
+{
+    /* Without "Expect:" curl waits a second for a 100 that many servers never send. */
+    int rc = ws_http_add_header(out, "Accept: application/json");
+
+    if (!rc)
+        rc = ws_http_add_header(out, "Expect:");
+    if (!rc && r->body)
+        rc = ws_http_add_header(out, "Content-Type: application/json");
+    return !rc && r->token ? ws_http_add_bearer(out, r->token) : rc;
+}
+
+/* Is text nested no deeper than such replies are? jansson goes 2,048 levels down on the caller's
+ * stack, and frees what it made as deep. */
+static bool is_shallow(const char *text, size_t n)
+{
+    bool quoted = false;
+    for (size_t i = 0, depth = 0; i < n; i++) {
+        if (text[i] == '"')
+            quoted = !quoted;
+        else if (quoted)
+            i += text[i] == '\\';
+        else if (text[i] == '{' || text[i] == '[')
+            depth++;
+        else if ((text[i] == '}' || text[i] == ']') && depth > 0)
+            depth--;
+        if (depth > MAX_DEPTH)
+            return false;
+    }
+    return true;
+}
+
+int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, struct ws_http_reply *out,
+                 struct ws_error *err)
+{
+    struct ws_http_text body = {.limit = WS_MAX_REPLY_BYTES};
+    char *text = r->body ? json_dumps(r->body, JSON_COMPACT) : NULL;
+    char *url = ws_http_join(r->url, r->path);
+    struct ws_http_transfer t = {
+        .url = url,
+        .body = text,
+        .n_body = text ? strlen(text) : 0,
+        .ca_file = r->ca_below ? NULL : r->ca_file,
+        .connect_ms = r->timeout_ms < WS_CONNECT_TIMEOUT_MS ? r->timeout_ms : WS_CONNECT_TIMEOUT_MS,
+        .timeout_ms = r->timeout_ms,
+    };
+    CURL *easy = curl_easy_init();
+    CURLcode code = CURLE_OK;
+    int rc;
+
+    *out = (struct ws_http_reply){0};
+    if (!easy || !url || (r->body && !text) || make_headers(r, &t.headers) || ws_http_set_up(easy, &t) ||
+        set_options(easy, r, &body)) {
+        rc = ws_error_set(err, ENOMEM, "no memory to call %s%s", r->url, r->path);
+        goto out;
+    }
+    if (r->ca_file && r->ca_below && set_ca_below(easy, r, err) < 0) {
+        err->code = EACCES; /* whatever it was, the server has heard of nothing */
+        rc = -EACCES;
+        goto out;
+    }
+    rc = ws_http_run(http, easy, r, &code);
+    if (rc == -ECANCELED)
+        ws_error_set(err, ECANCELED, "the call of %s%s was interrupted", r->url, r->path);
+    else if (rc)
+        ws_error_set(err, -rc, "calling %s%s failed inside libcurl", r->url, r->path);
+    else if (code != CURLE_OK)
+        rc = explain(easy, code, r, &t, &body, err);
+    if (rc)
+        goto out;
+    if (!body.bytes && !(body.bytes = strdup(""))) {
+        rc = ws_error_set(err, ENOMEM, "no memory for the reply of %s%s", r->url, r->path);
+        goto out;
+    }
+    curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &out->status);
+    blank_token(body.bytes, r->token);
+    for (size_t i = 0; i < sizeof(r->hidden) / sizeof(r->hidden[0]); i++)
+        blank_token(body.bytes, r->hidden[i]);
+    if (is_shallow(body.bytes, body.n))
+        out->json = json_loadb(body.bytes, body.n, JSON_REJECT_DUPLICATES, NULL);
+    out->text = body.bytes;
+    body.bytes = NULL;
+out:
+    curl_easy_cleanup(easy);
+    curl_slist_free_all(t.headers);
+    free(body.bytes);
+    free(text);
+    free(url);
+    return rc;
+}
+
+void ws_http_reply_release(struct ws_http_reply *reply)
+{
+    json_decref(reply->json);
+    free(reply->text);
+    *reply = (struct ws_http_reply){0};
+}

@@ -1,0 +1,25 @@
+/* What watches over a request while it goes on. Silence is curl's to notice; a peer that sends a few bytes
+ * now and then is not silent, and would keep a lane for ever. */
+#ifndef WS_TRANSPORTS_TCP_GUARD_H
+#define WS_TRANSPORTS_TCP_GUARD_H
+#include "transports/base/error.h"
+#include <curl/curl.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ws_tcp_guard {
+    const atomic_bool *cancel;  /* may be NULL */
+    _Atomic(uint64_t) *came_ns; /* may be NULL */
+    uint64_t told_ns, told_bytes;
+    uint64_t stall_ns; /* 0: a trickle is fine */
+    bool owed;         /* what comes now is at hand, its sender waits for nobody */
+    uint64_t since_ns, since_bytes;
+    bool trickles;
+};
+int ws_tcp_guard_look(void *guard, curl_off_t total, curl_off_t received, curl_off_t c,
+                      curl_off_t d); /* CURLOPT_XFERINFOFUNCTION */
+/* Why a request whose guard says that it trickles was ended. */
+int ws_tcp_trickled(const char *url, const char *what, struct ws_error *err);
+
+#endif

@@ -1,0 +1,80 @@
+/* Deltas, by a lane: applied as they come. */
+#include "transports/delta/stream.h"
+#include "transports/protocol/api.h"
+#include "transports/tcp/pull.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+struct delta_sink {
+    struct ws_tcp_lane *lane;
+    struct ws_delta_reader *reader;
+    struct ws_tcp_guard guard; /* a record comes whole; between records its maker may still be at work */
+    struct ws_error err;
+    int rc;                      /* of the reader */
+    struct ws_http_text refusal; /* the body of a response that is no 200 */
+};
+
+static size_t on_delta(char *data, size_t size, size_t n, void *arg)
+{
+    struct delta_sink *k = arg;
+    long status = 0;
+    n *= size;
+    curl_easy_getinfo(k->lane->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (status != 200)
+        return ws_http_take_text(data, 1, n, &k->refusal);
+    k->rc = ws_delta_read(k->reader, data, n, &k->err);
+    k->guard.owed = ws_delta_reader_is_inside(k->reader);
+    return k->rc ? 0 : n;
+}
+
+static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CURLcode code,
+                        struct ws_error *err)
+{
+    struct ws_tcp_lane *l = k->lane;
+    const char *url = l->head.source->url;
+    long status = 0;
+    bool whole = false;
+    curl_easy_getinfo(l->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (k->rc < 0)
+        return ws_error_set(err, -k->rc, "the delta of %s/%" PRIu64 " from %s: %s", f->model,
+                            f->link.target.version, url, k->err.text);
+    if (k->rc > 0)
+        return ws_error_set(err, ECANCELED, "the transfer was stopped");
+    if (k->guard.trickles)
+        return ws_tcp_trickled(url, "a delta", err);
+    if (code != CURLE_OK)
+        return ws_error_set(err, ws_http_errno_of_curl(code),
+                            "the delta of %s/%" PRIu64 " from %s ended early: %s", f->model,
+                            f->link.target.version, url, ws_http_why(&l->transfer, code));
+    if (status != 200) {
+        int rc = ws_tcp_status_error(url, status, &k->refusal, err);
+        (void)ws_error_prefix(err, "the delta of %s/%" PRIu64, f->model, f->link.target.version);
+        return rc;
+    }
+    if (!ws_delta_reader_ended(k->reader, &whole))
+        return ws_error_set(err, ECONNRESET, "%s sent a delta without its end", url);
+    return whole ? 0
+                 : ws_error_set(err, ENODATA, "the delta of %s/%" PRIu64 " was given up by %s", f->model,
+                                f->link.target.version, url);
+}
+
+int ws_tcp_fetch_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, struct ws_error *err)
+{
+    struct ws_tcp_lane *l = (struct ws_tcp_lane *)lane;
+    struct delta_sink k = {
+        .lane = l,
+        .guard = {.cancel = f->cancel, .came_ns = f->came_ns, .stall_ns = ws_tcp_stall_ns(lane)},
+        .refusal.limit = WS_TCP_REFUSAL_BYTES};
+    char path[WS_API_PATH_BYTES];
+    k.reader = ws_delta_reader_new(&f->link, f->n_blocks, &f->taker);
+    if (!k.reader)
+        return ws_error_set(err, ENOMEM, "no memory for a delta");
+    ws_api_delta_path(path, f->model, &f->link.target, &f->link.base, f->part, f->parts, f->level);
+    int rc = ws_tcp_lane_set_up(l, path, &k.guard, on_delta, &k, err);
+    if (rc == 0)
+        rc = delta_result(&k, f, curl_easy_perform(l->curl), err);
+    ws_delta_reader_free(k.reader);
+    free(k.refusal.bytes);
+    return rc;
+}

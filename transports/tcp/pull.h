@@ -1,0 +1,43 @@
+/* tcp, the mount's side, shared by its files: pull (a source, and what is asked of it in JSON), lane (blocks of
+ * files), lane_delta (deltas), guard (what watches over all of them). */
+#ifndef WS_TRANSPORTS_TCP_PULL_H
+#define WS_TRANSPORTS_TCP_PULL_H
+#include "transports/http/transfer.h"
+#include "transports/simd/copy.h"
+#include "transports/tcp/guard.h"
+#include "transports/tcp/tcp.h"
+
+#define WS_TCP_STALL_SECONDS 10L          /* a transfer that moves nothing for so long has lost its peer */
+#define WS_TCP_REFUSAL_BYTES (64UL << 10) /* of an answer that is no success, which is kept as the reason */
+
+struct ws_tcp_source {
+    struct ws_source head;
+    struct ws_source_options options; /* strings are ours */
+    struct curl_slist *headers;
+};
+
+struct ws_tcp_lane {
+    struct ws_lane head;
+    CURL *curl;
+    struct ws_http_transfer transfer;
+    struct ws_hasher *hasher;
+    char why[CURL_ERROR_SIZE];
+};
+
+/* What every request to a source has in common; t->url is set, what else is set stays. The connection, too. 0 or
+ * -ENOMEM. */
+WS_MUST_USE int ws_tcp_set_up(CURL *c, const struct ws_tcp_source *s, struct ws_http_transfer *t, char *why,
+                              struct ws_tcp_guard *guard);
+/* The sentence in an error body {"error":..,"errno":..}, else the status. */
+int ws_tcp_status_error(const char *url, long status, const struct ws_http_text *body, struct ws_error *err);
+
+int ws_tcp_lane_open(struct ws_source *source, struct ws_lane **out, struct ws_error *err);
+void ws_tcp_lane_close(struct ws_lane *lane);
+int ws_tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_error *err);
+int ws_tcp_fetch_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, struct ws_error *err);
+/* Sets a lane's handle up for this path of its source's, with bytes to go to take(..., arg). Silence ends it. */
+WS_MUST_USE int ws_tcp_lane_set_up(struct ws_tcp_lane *l, const char *path, struct ws_tcp_guard *guard,
+                                   curl_write_callback take, void *arg, struct ws_error *err);
+uint64_t ws_tcp_stall_ns(const struct ws_lane *lane);
+
+#endif
