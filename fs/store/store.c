@@ -10,6 +10,7 @@
 #include "fs/store/state.h"
 #include "fs/store/waiters.h"
 #include "transports/base/clock.h"
+#include "transports/base/cpu_features.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
 #include "transports/memory/available.h"
@@ -42,7 +43,6 @@ static void free_options(struct ws_store_options *o)
 
 static int copy_options(struct ws_store_options *o, const struct ws_store_options *from, struct ws_error *err)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int rc = 0;
 
     *o = *from;
@@ -60,7 +60,7 @@ static int copy_options(struct ws_store_options *o, const struct ws_store_option
     if (o->streams > WS_MAX_STREAMS)
         o->streams = WS_MAX_STREAMS;
     if (!o->threads)
-        o->threads = cores > 0 ? (unsigned)cores : 1;
+        o->threads = ws_cpu_cores(0);
     if (!o->deadline_ms)
         o->deadline_ms = WS_READ_DEADLINE_MS;
     return rc;

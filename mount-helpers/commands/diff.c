@@ -1,6 +1,7 @@
 /* wsync diff: how far two versions are apart, tensor by tensor. */
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/json_text.h"
+#include "transports/base/cpu_features.h"
 #include "transports/base/text.h"
 #include "transports/delta/ulp_distance.h"
 #include "transports/format/folder.h"
@@ -217,9 +218,7 @@ static int run(const struct cli_args *args)
     struct side a = {0}, b = {0};
     struct diff d = {0};
     struct ws_difference total = {0};
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    struct ws_workers *workers =
-        ws_workers_new((unsigned)cli_u64(args, "threads", cores > 0 ? (uint64_t)cores : 1), 0);
+    struct ws_workers *workers = ws_workers_new((unsigned)cli_u64(args, "threads", ws_cpu_cores(0)), 0);
     int code = workers ? open_side(&a, cli_word(args, 0)) : cli_fail("no memory for threads");
     if (code == CLI_OK)
         code = open_side(&b, cli_word(args, 1));

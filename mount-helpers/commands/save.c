@@ -2,6 +2,7 @@
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/mounts.h"
 #include "mount-helpers/cli/progress.h"
+#include "transports/base/cpu_features.h"
 #include "transports/delta/encode.h"
 #include "transports/dir/archive.h"
 #include "transports/simd/copy.h"
@@ -244,12 +245,11 @@ static int save_one(struct save *s, struct side *before, struct side *v)
 static int run(const struct cli_args *args)
 {
     size_t n = cli_words(args) - 1;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
     struct side before = {.fd = -1}, side = {.fd = -1};
     struct save s = {.args = args};
     struct ws_error err = {0};
     int code = CLI_OK;
-    s.workers = ws_workers_new((unsigned)cli_u64(args, "threads", cores > 0 ? (uint64_t)cores : 1), 0);
+    s.workers = ws_workers_new((unsigned)cli_u64(args, "threads", ws_cpu_cores(0)), 0);
     if (!s.workers)
         return cli_fail("no memory for threads");
     for (size_t i = 0; i < n && code == CLI_OK; i++) {

@@ -2,6 +2,7 @@
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/mounts.h"
 #include "mount-helpers/cli/progress.h"
+#include "transports/base/cpu_features.h"
 #include "transports/format/manifest.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
@@ -95,8 +96,7 @@ static int check_file(struct check *c, unsigned n_threads, struct progress *prog
 
 static int check_version(struct check *c, const struct cli_args *args)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    uint64_t n = cli_u64(args, "threads", cores > 0 ? (uint64_t)cores : 1);
+    uint64_t n = cli_u64(args, "threads", ws_cpu_cores(MAX_THREADS));
     struct progress progress;
     double start = cli_now();
     int code = CLI_OK;

@@ -1,6 +1,7 @@
 /* Copies of weights into a region, as an offload and a pull make them: streaming stores against memcpy,
  * hashing against reading, and both in one pass against the copy alone. One thread and all cores. */
 #include "tests/bench/common.h"
+#include "transports/base/cpu_features.h"
 #include "transports/base/limits.h"
 #include "transports/base/workers.h"
 #include "transports/memory/available.h"
@@ -10,7 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #define BYTES   (1UL << 30)
 #define REPEATS 9
@@ -95,10 +95,10 @@ int main(void)
 {
     struct ws_error err = {0};
     struct ws_region *region = NULL;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const unsigned cores = ws_cpu_cores(0);
     if (ws_memory_check(2 * BYTES + BYTES / 4, "two buffers of 1 GiB", &err) < 0)
         bench_skip("%s", err.text);
-    if (ws_region_new(&region, BYTES, &err) < 0 || ws_region_prefault(region, (unsigned)cores, &err) < 0)
+    if (ws_region_new(&region, BYTES, &err) < 0 || ws_region_prefault(region, cores, &err) < 0)
         bench_fail("%s", err.text);
     unsigned char *src = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (src == MAP_FAILED)
@@ -109,7 +109,7 @@ int main(void)
            ws_copy_code());
     measure(ws_region_data(region), src, 1);
     if (cores > 1)
-        measure(ws_region_data(region), src, cores < 16 ? (unsigned)cores : 16);
+        measure(ws_region_data(region), src, ws_cpu_cores(16));
     munmap(src, BYTES);
     ws_region_free(region);
     return 0;

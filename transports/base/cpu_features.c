@@ -1,6 +1,7 @@
 #include "transports/base/cpu_features.h"
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #ifdef WS_HAS_VECTORS
 #include <cpuid.h>
 
@@ -34,4 +35,11 @@ enum ws_vector ws_cpu_vector(const char *variable)
         if (!asked || strcmp(asked, names[v]) == 0)
             return v;
     return WS_PORTABLE;
+}
+
+unsigned ws_cpu_cores(unsigned most)
+{
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
+    const unsigned cores = n > 0 ? (unsigned)n : 1;
+    return most && cores > most ? most : cores;
 }

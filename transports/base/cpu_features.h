@@ -1,4 +1,4 @@
-/* Which of several codes for the same bytes this processor runs best. */
+/* Which of several codes for the same bytes this processor runs best, and how many cores there are. */
 #ifndef WS_TRANSPORTS_BASE_CPU_FEATURES_H
 #define WS_TRANSPORTS_BASE_CPU_FEATURES_H
 
@@ -10,5 +10,8 @@ enum ws_vector { WS_PORTABLE, WS_AVX2, WS_AVX512 };
 /* The best that can run here. In tests, the environment's `variable` (NULL: none) asks for one by its name,
  * "portable", "avx2" or "avx512"; what cannot run gives WS_PORTABLE. */
 enum ws_vector ws_cpu_vector(const char *variable);
+
+/* The cores that are online, at least 1 and at most `most` (0: all of them). */
+unsigned ws_cpu_cores(unsigned most);
 
 #endif

@@ -5,6 +5,7 @@
  * manifest, on all cores: the folder has none. */
 #include "transports/dir/dir.h"
 #include "transports/base/below.h"
+#include "transports/base/cpu_features.h"
 #include "transports/base/log.h"
 #include "transports/base/text.h"
 #include "transports/base/workers.h"
@@ -515,8 +516,7 @@ static void hash_block(void *arg, size_t i)
 /* Of the files in the order of the folder, which is the manifest's. */
 static int hash_folder(struct ws_manifest *m, const struct ws_folder *folder, struct ws_error *err)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    struct ws_workers *w = ws_workers_new(cores > 0 ? (unsigned)cores : 1, 5);
+    struct ws_workers *w = ws_workers_new(ws_cpu_cores(0), 5);
     int rc = w ? 0 : ws_error_set(err, ENOMEM, "no memory for workers");
     for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
         const char *name = folder->files[i].path;

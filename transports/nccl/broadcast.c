@@ -11,6 +11,7 @@
  * here, or not to this one, and why; 503: the ticket is not known (any more). */
 #include "transports/nccl/broadcast.h"
 #include "transports/base/clock.h"
+#include "transports/base/cpu_features.h"
 #include "transports/base/log.h"
 #include "transports/nccl/broadcast_plan.h"
 #include "transports/protocol/api.h"
@@ -20,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define MAX_FRUITLESS 3 /* rounds that brought no block */
 #define MAX_WAIT_MS   200
@@ -228,7 +228,6 @@ int ws_broadcast_fetch(struct ws_source *s, struct ws_broadcast_fetch *f, struct
 {
     struct receiver r = {.source = s, .fetch = f, .timeout_ms = f->timeout_ms ? f->timeout_ms : WS_STALL_MS};
     struct ws_error own = {0}; /* its text is read */
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
     f->how[0] = 0;
     int rc = ws_broadcast_available(&own);
     if (rc == 0)
@@ -236,7 +235,7 @@ int ws_broadcast_fetch(struct ws_source *s, struct ws_broadcast_fetch *f, struct
     if (rc == 0) {
         ws_api_version_path(r.path, "broadcast", f->manifest->model, f->manifest->version, NULL,
                             f->manifest->run);
-        r.workers = ws_workers_new(cores > MAX_THREADS ? MAX_THREADS : cores > 0 ? (unsigned)cores : 1, 0);
+        r.workers = ws_workers_new(ws_cpu_cores(MAX_THREADS), 0);
         rc = r.workers ? go_on(&r, &own) : ws_error_set(&own, ENOMEM, "no memory for threads");
         ws_workers_free(r.workers);
         say_how(&r);

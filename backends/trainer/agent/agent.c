@@ -10,13 +10,13 @@
 #include "backends/trainer/agent/ranks/routes.h"
 #include "backends/trainer/agent/status.h"
 #include "transports/base/clock.h"
+#include "transports/base/cpu_features.h"
 #include "transports/base/workers.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define DEFAULT_SLOTS 4
 #define IDLE_MS       2000 /* for a rank's descriptors to be closed */
@@ -228,7 +228,6 @@ void ws_agent_free(struct ws_agent *a)
 int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, struct ws_error *err)
 {
     struct ws_agent *a = calloc(1, sizeof(*a));
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
     if (!a)
         return ws_error_set(err, ENOMEM, "no memory for an agent");
     a->options = *options;
@@ -242,7 +241,7 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
                             options->max_slots);
     }
     if (a->options.n_threads == 0)
-        a->options.n_threads = cores > 0 ? (unsigned)cores : 1;
+        a->options.n_threads = ws_cpu_cores(0);
     pthread_mutex_init(&a->lock, NULL);
     ws_cond_init(&a->changed);
     ws_cond_init(&a->group_changed);

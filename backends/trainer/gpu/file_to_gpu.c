@@ -3,6 +3,7 @@
  * pinned the buffers are ordinary memory, and the driver stages them once more. */
 #include "backends/trainer/api/last_error.h"
 #include "backends/trainer/wsync.h"
+#include "transports/base/cpu_features.h"
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
 #include "transports/device/device.h"
@@ -135,9 +136,8 @@ static void run_lane(void *arg, size_t i)
 
 static size_t count_lanes(uint64_t bytes)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
     uint64_t chunks = (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
-    size_t n = cores < 1 ? 1 : cores > MAX_LANES ? MAX_LANES : (size_t)cores;
+    size_t n = ws_cpu_cores(MAX_LANES);
     return chunks < n ? (size_t)chunks : n;
 }
 

@@ -5,6 +5,7 @@
 #include "backends/trainer/api/struct_abi.h"
 #include "backends/trainer/publisher/publisher_state.h"
 #include "backends/trainer/publisher/version_step.h"
+#include "transports/base/cpu_features.h"
 #include "transports/base/name.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -57,11 +58,7 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     if (rc < 0)
         return rc;
     struct wsync_publisher *p = calloc(1, sizeof(*p));
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    unsigned n = c->n_threads          ? c->n_threads
-                 : cores > MAX_THREADS ? MAX_THREADS
-                 : cores > 0           ? (unsigned)cores
-                                       : 1;
+    unsigned n = c->n_threads ? c->n_threads : ws_cpu_cores(MAX_THREADS);
     if (!p)
         return ws_error_set(err, ENOMEM, "no memory for a publisher");
     p->sock = p->device = -1;
