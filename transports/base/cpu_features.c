@@ -37,6 +37,16 @@ enum ws_vector ws_cpu_vector(const char *variable)
     return WS_PORTABLE;
 }
 
+enum ws_vector ws_cpu_choose(struct ws_cpu_choice *choice)
+{
+    int found = atomic_load_explicit(&choice->found, memory_order_relaxed);
+    if (!found) { /* several threads find the same */
+        found = (int)ws_cpu_vector(choice->variable) + 1;
+        atomic_store_explicit(&choice->found, found, memory_order_relaxed);
+    }
+    return (enum ws_vector)(found - 1);
+}
+
 unsigned ws_cpu_cores(unsigned most)
 {
     const long n = sysconf(_SC_NPROCESSORS_ONLN);

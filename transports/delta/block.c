@@ -4,7 +4,6 @@
 #include "transports/simd/copy.h"
 #include <assert.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,9 +18,6 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "deltas are written in
 #define LEAD_BYTES  8
 #define ROOM        (WS_BLOCK_BYTES + WS_DELTA_SLACK) /* elements of the narrowest width */
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static const struct ws_delta_code *code; /* written once by pick */
-
 const struct ws_delta_code *const ws_delta_codes[] = {
     [WS_PORTABLE] = &ws_delta_portable,
 #ifdef WS_HAS_VECTORS
@@ -30,15 +26,10 @@ const struct ws_delta_code *const ws_delta_codes[] = {
 #endif
 };
 
-static void pick(void)
-{
-    code = ws_delta_codes[ws_cpu_vector("WSYNC_DELTA")];
-}
-
 static const struct ws_delta_code *the_code(void)
 {
-    pthread_once(&once, pick);
-    return code;
+    static struct ws_cpu_choice choice = {.variable = "WSYNC_DELTA"};
+    return ws_delta_codes[ws_cpu_choose(&choice)];
 }
 
 const char *ws_delta_code(void)

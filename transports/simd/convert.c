@@ -3,14 +3,10 @@
 #include "transports/simd/convert_impl.h"
 #include <assert.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
 
 #define VIA_ELEMENTS 1024 /* of f32 between two narrow types: stays in the first-level cache */
-
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static const struct ws_convert_code *code; /* written once by pick */
 
 const struct ws_convert_code *const ws_convert_codes[] = {
     [WS_PORTABLE] = &ws_convert_portable,
@@ -20,15 +16,10 @@ const struct ws_convert_code *const ws_convert_codes[] = {
 #endif
 };
 
-static void pick(void)
-{
-    code = ws_convert_codes[ws_cpu_vector("WSYNC_CONVERT")];
-}
-
 static const struct ws_convert_code *the_code(void)
 {
-    pthread_once(&once, pick);
-    return code;
+    static struct ws_cpu_choice choice = {.variable = "WSYNC_CONVERT"};
+    return ws_convert_codes[ws_cpu_choose(&choice)];
 }
 
 const char *ws_convert_code(void)

@@ -2,7 +2,6 @@
 #include "transports/base/cpu_features.h"
 #include "transports/simd/copy_impl.h"
 #include <assert.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +9,6 @@
 #include <xxhash.h>
 
 #define STREAM_BYTES (16UL << 10) /* shorter copies go through the cache: they are read again soon */
-
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static const struct ws_copy_code *code; /* written once by pick */
 
 const struct ws_copy_code *const ws_copy_codes[] = {
     [WS_PORTABLE] = &ws_copy_portable,
@@ -22,15 +18,10 @@ const struct ws_copy_code *const ws_copy_codes[] = {
 #endif
 };
 
-static void pick(void)
-{
-    code = ws_copy_codes[ws_cpu_vector("WSYNC_COPY")];
-}
-
 static const struct ws_copy_code *the_code(void)
 {
-    pthread_once(&once, pick);
-    return code;
+    static struct ws_cpu_choice choice = {.variable = "WSYNC_COPY"};
+    return ws_copy_codes[ws_cpu_choose(&choice)];
 }
 
 const char *ws_copy_code(void)
