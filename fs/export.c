@@ -2,6 +2,7 @@
 #include "fs/exported.h"
 #include "fs/pull/pull.h"
 #include "transports/base/clock.h"
+#include "transports/base/file.h"
 #include "transports/base/limits.h"
 #include "transports/base/log.h"
 #include "transports/simd/copy.h"
@@ -64,15 +65,10 @@ static int open_model(const struct exporter *e, const char *model, bool make)
 
 static int copy_file(const unsigned char *data, uint64_t size, int folder, const char *name)
 {
-    int fd = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444), rc = 0;
+    int fd = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
     if (fd < 0)
         return -errno;
-    for (uint64_t at = 0; rc == 0 && at < size;) {
-        ssize_t n = write(fd, data + at, size - at);
-        if (n < 0 && errno != EINTR)
-            rc = -errno;
-        at += n > 0 ? (uint64_t)n : 0;
-    }
+    int rc = ws_file_write(fd, data, size);
     /* The mark says whose bytes these are: they must be there before the name is, also after a power cut. */
     if (rc == 0 && fdatasync(fd) != 0 && errno != EINVAL)
         rc = -errno;

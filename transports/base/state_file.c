@@ -1,4 +1,5 @@
 #include "transports/base/state_file.h"
+#include "transports/base/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -36,13 +37,7 @@ int ws_keep_write(const char *path, const char *text, size_t n)
     int fd = rc == 0 ? open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
     if (fd < 0)
         return rc < 0 ? rc : -errno;
-    for (size_t at = 0; rc == 0 && at < n;) {
-        ssize_t k = write(fd, text + at, n - at);
-        if (k < 0)
-            rc = -errno;
-        else
-            at += (size_t)k;
-    }
+    rc = ws_file_write(fd, text, n);
     if (rc == 0 && fdatasync(fd) != 0)
         rc = -errno;
     if (close(fd) != 0 && rc == 0)

@@ -1,9 +1,9 @@
 #include "transports/delta/stream.h"
+#include "transports/base/file.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
-#include <unistd.h>
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
@@ -165,13 +165,7 @@ int ws_delta_write_file(struct ws_delta *d, int fd)
     if (!piece)
         rc = -ENOMEM;
     while (rc == 0 && (n = ws_delta_write(&w, piece, PIECE)) > 0)
-        for (ssize_t at = 0, done; rc == 0 && at < n; at += done) {
-            done = write(fd, piece + at, (size_t)(n - at));
-            if (done < 0) {
-                rc = errno == EINTR ? 0 : -errno;
-                done = 0;
-            }
-        }
+        rc = ws_file_write(fd, piece, (size_t)n);
     ws_delta_writer_free(&w);
     free(piece);
     return rc;

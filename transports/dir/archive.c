@@ -1,6 +1,7 @@
 #include "transports/dir/archive.h"
 #include "transports/base/below.h"
 #include "transports/base/clock.h"
+#include "transports/base/file.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
 #include "transports/base/text.h"
@@ -48,17 +49,6 @@ static int failed(struct ws_error *err, const char *what, const char *path)
     return ws_error_set(err, code, "cannot %s %s: %s", what, path, strerror(code));
 }
 
-static int write_all(int fd, const void *bytes, size_t n)
-{
-    for (size_t at = 0; at < n;) {
-        ssize_t done = write(fd, (const char *)bytes + at, n - at);
-        if (done < 0 && errno != EINTR)
-            return -1;
-        at += done > 0 ? (size_t)done : 0;
-    }
-    return 0;
-}
-
 static int create(const char *path, struct ws_error *err)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
@@ -82,7 +72,7 @@ static int write_file(const char *path, const void *bytes, size_t n, struct ws_e
     int fd = create(path, err);
     if (fd < 0)
         return fd;
-    return finish_file(fd, path, write_all(fd, bytes, n) < 0 ? failed(err, "write", path) : 0, err);
+    return finish_file(fd, path, ws_file_write(fd, bytes, n) < 0 ? failed(err, "write", path) : 0, err);
 }
 
 static int sync_folder(const char *path, struct ws_error *err)
@@ -424,7 +414,7 @@ static int write_blocks(struct ws_archive *a, const struct ws_manifest *m, size_
             const size_t more = n - at < PIECE_BYTES ? n - at : PIECE_BYTES;
             if (is_stopped(work))
                 return stopped(m, err);
-            if (write_all(fd, a->buffer + at, more) < 0)
+            if (ws_file_write(fd, a->buffer + at, more) < 0)
                 rc = failed(err, "write", path);
             else
                 tell_written(work, more);
@@ -465,7 +455,7 @@ static int write_stream(struct ws_archive *a, const struct ws_manifest *m, struc
     while (rc == 0 && (n = ws_delta_write(&w, a->buffer, PIECE_BYTES)) > 0) {
         if (is_stopped(work))
             rc = stopped(m, err);
-        else if (write_all(fd, a->buffer, (size_t)n) < 0)
+        else if (ws_file_write(fd, a->buffer, (size_t)n) < 0)
             rc = failed(err, "write", path);
         else
             tell_written(work, (uint64_t)n);

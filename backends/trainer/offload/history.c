@@ -1,4 +1,5 @@
 #include "backends/trainer/offload/history.h"
+#include "transports/base/file.h"
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -138,21 +139,6 @@ void ws_records_commit(struct ws_records *r, const struct ws_mark *version, size
 
 /* --- for the agent --- */
 
-static int write_all(int fd, const void *bytes, size_t n)
-{
-    const char *at = bytes;
-    while (n > 0) {
-        ssize_t done = write(fd, at, n);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done <= 0)
-            return done < 0 ? -errno : -EIO;
-        at += done;
-        n -= (size_t)done;
-    }
-    return 0;
-}
-
 static int new_file(void)
 {
     int fd = memfd_create("wsync-changes", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
@@ -165,7 +151,7 @@ static int export_one(const struct noted *b, int fd, uint64_t *offset, json_t *l
 {
     char hex[17];
     const struct ws_delta_record *d = b->record;
-    int rc = write_all(fd, d->data, d->bytes);
+    int rc = ws_file_write(fd, d->data, d->bytes);
     snprintf(hex, sizeof(hex), "%016" PRIx64, b->base_hash);
     if (rc == 0 &&
         json_array_append_new(list, json_pack("[I,I,I,I,s]", (json_int_t)d->file, (json_int_t)d->block,
@@ -194,7 +180,7 @@ int ws_records_export(const struct ws_records *r, json_t **list, int *fd, struct
         if (s->blocks[i].record)
             rc = export_one(&s->blocks[i], *fd, &offset, *list);
     if (rc == 0)
-        rc = write_all(*fd, zeros, sizeof(zeros));
+        rc = ws_file_write(*fd, zeros, sizeof(zeros));
     if (rc == 0 && fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0)
         rc = -errno;
     if (rc == 0)

@@ -1,0 +1,11 @@
+/* Whole reads and writes of a descriptor: what a signal cut short goes on. Any thread. */
+#ifndef WS_TRANSPORTS_BASE_FILE_H
+#define WS_TRANSPORTS_BASE_FILE_H
+#include "transports/base/error.h"
+#include <stddef.h>
+#include <stdint.h>
+
+/* Writes all of it. 0, or -errno; errno has the same. */
+WS_MUST_USE int ws_file_write(int fd, const void *bytes, size_t n);
+
+#endif
