@@ -1,6 +1,7 @@
 /* wsync inspect: the tensors of a safetensors file, a checkpoint folder or a mounted version. */
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/json_text.h"
+#include "transports/base/file.h"
 #include "transports/base/text.h"
 #include "transports/format/manifest.h"
 #include <errno.h>
@@ -44,13 +45,10 @@ static int read_header(const char *path, struct ws_safetensors **out)
         goto out;
     }
     buffer = malloc(need);
-    for (uint64_t got = 0; buffer && got < need;) {
-        ssize_t n = pread(fd, (char *)buffer + got, need - got, (off_t)got);
-        if (n <= 0 && !(n < 0 && errno == EINTR)) {
-            cli_fail("cannot read the header of %s: %s", path, n ? strerror(errno) : "it ends too early");
-            goto out;
-        }
-        got += n > 0 ? (uint64_t)n : 0;
+    ssize_t n = buffer ? ws_file_read(fd, buffer, need, 0) : 0;
+    if (buffer && n < (ssize_t)need) {
+        cli_fail("cannot read the header of %s: %s", path, n < 0 ? strerror((int)-n) : "it ends too early");
+        goto out;
     }
     if (!buffer || ws_safetensors_parse(buffer, need, (uint64_t)st.st_size, out, &err)) {
         cli_fail("%s: %s", path, buffer ? err.text : "no memory for its header");

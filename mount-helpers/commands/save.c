@@ -3,6 +3,7 @@
 #include "mount-helpers/cli/mounts.h"
 #include "mount-helpers/cli/progress.h"
 #include "transports/base/cpu_features.h"
+#include "transports/base/file.h"
 #include "transports/delta/encode.h"
 #include "transports/dir/archive.h"
 #include "transports/simd/copy.h"
@@ -61,15 +62,11 @@ static int read_block(struct side *s, size_t file, size_t block, unsigned char *
 {
     const struct ws_bundle_file *f = &s->manifest->files[file];
     int rc = open_file(s, file, err);
-    for (size_t got = 0, n = ws_block_len(f, block); rc == 0 && got < n;) {
-        ssize_t r = pread(s->fd, dst + got, n - got, (off_t)(block * WS_BLOCK_BYTES + got));
-        if (r < 0 && errno == EINTR)
-            continue;
-        if (r <= 0)
-            rc = ws_error_set(err, r < 0 ? errno : EIO, "cannot read %s/%s: %s", s->path, f->name,
-                              r < 0 ? strerror(errno) : "it ends too early");
-        got += r > 0 ? (size_t)r : 0;
-    }
+    const size_t n = ws_block_len(f, block);
+    const ssize_t got = rc == 0 ? ws_file_read(s->fd, dst, n, block * WS_BLOCK_BYTES) : 0;
+    if (rc == 0 && got < (ssize_t)n)
+        rc = ws_error_set(err, got < 0 ? (int)-got : EIO, "cannot read %s/%s: %s", s->path, f->name,
+                          got < 0 ? strerror((int)-got) : "it ends too early");
     return rc;
 }
 

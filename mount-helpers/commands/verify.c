@@ -3,6 +3,7 @@
 #include "mount-helpers/cli/mounts.h"
 #include "mount-helpers/cli/progress.h"
 #include "transports/base/cpu_features.h"
+#include "transports/base/file.h"
 #include "transports/format/manifest.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
@@ -33,26 +34,14 @@ struct check {
     _Atomic uint64_t done_bytes, bad;
 };
 
-static int read_block(int fd, void *buffer, size_t len, off_t at)
-{
-    for (size_t got = 0; got < len;) {
-        ssize_t n = pread(fd, (char *)buffer + got, len - got, at + (off_t)got);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -ENODATA;
-        got += (size_t)n;
-    }
-    return 0;
-}
-
 static void *hash_blocks(void *arg)
 {
     struct check *c = arg;
     void *buffer = aligned_alloc(WS_PAGE_BYTES, WS_BLOCK_BYTES);
     for (size_t i; buffer && (i = atomic_fetch_add(&c->next, 1)) < c->file->n_blocks;) {
         size_t len = ws_block_len(c->file, i);
-        int rc = read_block(c->fd, buffer, len, (off_t)(i * WS_BLOCK_BYTES));
+        const ssize_t n = ws_file_read(c->fd, buffer, len, i * WS_BLOCK_BYTES);
+        const int rc = n < 0 ? (int)n : n < (ssize_t)len ? -ENODATA : 0;
         if (rc || ws_hash(buffer, len) != c->file->hashes[i]) {
             atomic_fetch_add(&c->bad, 1);
             cli_fail("%s/%s: block %zu (bytes %zu to %zu): %s", c->dir, c->file->name, i, i * WS_BLOCK_BYTES,

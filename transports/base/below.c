@@ -1,4 +1,5 @@
 #include "transports/base/below.h"
+#include "transports/base/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
@@ -107,21 +108,15 @@ int ws_below_read(const char *below, const char *path, size_t most, char **text,
     struct stat st = {0};
     int fd = ws_below_open(below, path, false, &st, err), code = 0;
     char *p = NULL;
-    size_t got = 0;
+    ssize_t got = 0;
     if (fd < 0 && fd != -EINVAL && fd != -EISDIR)
         return fd;
     if (fd < 0 || (uint64_t)st.st_size > most)
         code = EBADMSG;
     else if (!(p = malloc((size_t)st.st_size + 1)))
         code = ENOMEM;
-    while (code == 0 && got < (size_t)st.st_size) {
-        ssize_t r = read(fd, p + got, (size_t)st.st_size - got);
-        if (r < 0 && errno != EINTR)
-            code = errno;
-        if (r == 0)
-            break;
-        got += r > 0 ? (size_t)r : 0;
-    }
+    else if ((got = ws_file_read(fd, p, (size_t)st.st_size, 0)) < 0)
+        code = (int)-got;
     if (fd >= 0)
         close(fd);
     if (code || !p) {
@@ -132,6 +127,6 @@ int ws_below_read(const char *below, const char *path, size_t most, char **text,
     }
     p[got] = '\0';
     *text = p;
-    *n = got;
+    *n = (size_t)got;
     return 0;
 }

@@ -14,3 +14,17 @@ int ws_file_write(int fd, const void *bytes, size_t n)
     }
     return 0;
 }
+
+ssize_t ws_file_read(int fd, void *bytes, size_t n, uint64_t at)
+{
+    size_t got = 0;
+    while (got < n) {
+        const ssize_t more = pread(fd, (char *)bytes + got, n - got, (off_t)(at + got));
+        if (more < 0 && errno != EINTR)
+            return -errno;
+        if (more == 0)
+            break;
+        got += more > 0 ? (size_t)more : 0;
+    }
+    return (ssize_t)got;
+}

@@ -3,6 +3,7 @@
  * listing's file, which is looked at a few times a second: that also works where the folder is mounted over a
  * network. */
 #include "transports/base/below.h"
+#include "transports/base/file.h"
 #include "transports/base/name.h"
 #include "transports/delta/stream.h"
 #include "transports/dir/archive.h"
@@ -223,21 +224,6 @@ static int open_file(struct archive_lane *l, const char *path)
     return l->fd < 0 ? l->fd : 0;
 }
 
-/* Bytes read; less than n at the end of the file; -errno. */
-static ssize_t read_at(int fd, unsigned char *dst, size_t n, uint64_t at)
-{
-    size_t got = 0;
-    while (got < n) {
-        ssize_t r = pread(fd, dst + got, n - got, (off_t)(at + got));
-        if (r < 0 && errno != EINTR)
-            return -errno;
-        if (r == 0)
-            break;
-        got += r > 0 ? (size_t)r : 0;
-    }
-    return (ssize_t)got;
-}
-
 static int archive_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_error *err)
 {
     struct archive_lane *l = (struct archive_lane *)lane;
@@ -253,7 +239,7 @@ static int archive_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct 
         const size_t n = ws_block_len(file, i);
         if (f->cancel && atomic_load(f->cancel))
             return ws_error_set(err, ECANCELED, "the transfer was stopped");
-        ssize_t got = read_at(l->fd, dst, n, i * WS_BLOCK_BYTES);
+        ssize_t got = ws_file_read(l->fd, dst, n, i * WS_BLOCK_BYTES);
         ws_fetch_came(f, got < 0 ? 0 : (uint64_t)got);
         if (got < 0)
             rc = (int)got;
@@ -285,7 +271,8 @@ static int archive_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, s
         l->piece = malloc(PIECE_BYTES);
     if (!r || !l->piece)
         rc = ws_error_set(err, ENOMEM, "no memory for a delta");
-    for (uint64_t at = 0; rc == 0 && (n = read_at(l->fd, l->piece, PIECE_BYTES, at)) > 0; at += (uint64_t)n) {
+    for (uint64_t at = 0; rc == 0 && (n = ws_file_read(l->fd, l->piece, PIECE_BYTES, at)) > 0;
+         at += (uint64_t)n) {
         if (f->cancel && atomic_load(f->cancel))
             rc = ws_error_set(err, ECANCELED, "the transfer was stopped");
         else

@@ -6,6 +6,7 @@
 #include "transports/dir/dir.h"
 #include "transports/base/below.h"
 #include "transports/base/cpu_features.h"
+#include "transports/base/file.h"
 #include "transports/base/log.h"
 #include "transports/base/text.h"
 #include "transports/base/workers.h"
@@ -496,20 +497,13 @@ struct hash_job {
 static void hash_block(void *arg, size_t i)
 {
     struct hash_job *j = arg;
-    size_t n = ws_block_len(j->file, i), got = 0;
+    const size_t n = ws_block_len(j->file, i);
     unsigned char *buffer = malloc(n);
-    while (buffer && got < n) {
-        ssize_t r = pread(j->fd, buffer + got, n - got, (off_t)(i * WS_BLOCK_BYTES + got));
-        if (r <= 0) {
-            j->error = r < 0 ? errno : ENODATA;
-            break;
-        }
-        got += (size_t)r;
-    }
-    if (!buffer)
-        j->error = ENOMEM;
-    else if (got == n)
+    const ssize_t got = buffer ? ws_file_read(j->fd, buffer, n, i * WS_BLOCK_BYTES) : -ENOMEM;
+    if (got == (ssize_t)n)
         j->file->hashes[i] = ws_hash(buffer, n);
+    else
+        j->error = got < 0 ? (int)-got : ENODATA;
     free(buffer);
 }
 
@@ -690,25 +684,20 @@ static int dir_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
     const struct ws_bundle_file *file = &f->manifest->files[f->file];
     int rc = open_file(l, f->manifest, file, err);
     for (size_t i = f->first; rc == 0 && i < f->first + f->n; i++) {
-        size_t n = ws_block_len(file, i), got = 0;
+        const size_t n = ws_block_len(file, i);
         unsigned char *dst = f->dst + i * WS_BLOCK_BYTES;
         if (f->cancel && atomic_load(f->cancel))
             return ws_error_set(err, ECANCELED, "the transfer was stopped");
-        while (rc == 0 && got < n) {
-            ssize_t r = pread(l->fd, dst + got, n - got, (off_t)(i * WS_BLOCK_BYTES + got));
-            if (r < 0 && errno == EINTR)
-                continue;
-            if (r <= 0)
-                rc = r < 0 ? ws_error_set(err, errno, "cannot read %s: %s", l->open_path, strerror(errno))
-                           : was_changed(l, f->manifest, err);
-            else
-                got += (size_t)r;
-        }
-        ws_fetch_came(f, got);
-        const uint64_t hash = rc == 0 ? ws_hash(dst, n) : 0;
-        if (rc == 0 && hash != file->hashes[i])
+        const ssize_t got = ws_file_read(l->fd, dst, n, i * WS_BLOCK_BYTES);
+        if (got < 0)
+            return ws_error_set(err, (int)-got, "cannot read %s: %s", l->open_path, strerror((int)-got));
+        ws_fetch_came(f, (size_t)got);
+        if (got < (ssize_t)n)
+            return was_changed(l, f->manifest, err);
+        const uint64_t hash = ws_hash(dst, n);
+        if (hash != file->hashes[i])
             rc = was_changed(l, f->manifest, err);
-        else if (rc == 0 && f->block(f->arg, i, hash))
+        else if (f->block(f->arg, i, hash))
             rc = ws_error_set(err, ECANCELED, "the transfer was stopped");
     }
     return rc;

@@ -1,6 +1,7 @@
 /* The index of a sharded checkpoint. Its text is kept and walked twice, once for the files and, when
  * their headers are known, once for the tensors; so no list of its entries is needed. */
 #include "transports/format/folder_index.h"
+#include "transports/base/file.h"
 #include "transports/base/json_cursor.h"
 #include "transports/format/folder.h"
 #include <errno.h>
@@ -37,27 +38,12 @@ static int read_text(const struct ws_folder *f, const struct ws_folder_file *fil
                      struct ws_folder_index *index, struct ws_error *err)
 {
     int fd = ws_folder_file_open(f, file, err);
-    size_t got = 0;
-    ssize_t n;
-    int rc = 0;
-
     if (fd < 0)
         return fd;
-    while (got < index->len) {
-        n = read(fd, index->text + got, index->len - got);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0) {
-            rc = ws_error_set(err, errno, "cannot read %s: %s", INDEX_NAME, strerror(errno));
-            break;
-        }
-        if (n == 0)
-            break;
-        got += (size_t)n;
-    }
-    index->len = got;
+    const ssize_t n = ws_file_read(fd, index->text, index->len, 0);
     close(fd);
-    return rc;
+    index->len = n < 0 ? 0 : (size_t)n;
+    return n < 0 ? ws_error_set(err, (int)-n, "cannot read %s: %s", INDEX_NAME, strerror((int)-n)) : 0;
 }
 
 int ws_folder_index_read(const struct ws_folder *f, struct ws_folder_index **out, struct ws_error *err)

@@ -1,30 +1,21 @@
 /* The header of a safetensors file on a disk. Only the header is read, at once: checkpoints lie on
  * network file systems, where each request costs. */
+#include "transports/base/file.h"
 #include "transports/format/safetensors.h"
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int read_at(int fd, void *p, size_t len, uint64_t offset, struct ws_error *err)
+static int read_head(int fd, void *p, size_t len, struct ws_error *err)
 {
-    char *to = p;
-
-    while (len > 0) {
-        ssize_t n = pread(fd, to, len, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return ws_error_set(err, errno, "cannot read the header: %m");
-        if (n == 0)
-            return ws_error_set(err, EBADMSG, "the file became shorter while it was read");
-        to += n;
-        offset += (uint64_t)n;
-        len -= (size_t)n;
-    }
-    return 0;
+    const ssize_t n = ws_file_read(fd, p, len, 0);
+    if (n < 0)
+        return ws_error_set(err, (int)-n, "cannot read the header: %s", strerror((int)-n));
+    return n == (ssize_t)len ? 0 : ws_error_set(err, EBADMSG, "the file became shorter while it was read");
 }
 
 int ws_safetensors_read_fd(int fd, struct ws_safetensors **out, struct ws_error *err)
@@ -43,7 +34,7 @@ int ws_safetensors_read_fd(int fd, struct ws_safetensors **out, struct ws_error 
     if (file_bytes > WS_MAX_FILE_BYTES)
         return ws_error_set(err, E2BIG, "the file has %lu bytes, more than the limit of %lu", file_bytes,
                             WS_MAX_FILE_BYTES);
-    rc = read_at(fd, length, file_bytes < sizeof(length) ? file_bytes : sizeof(length), 0, err);
+    rc = read_head(fd, length, file_bytes < sizeof(length) ? file_bytes : sizeof(length), err);
     if (rc == 0)
         rc = ws_safetensors_header_bytes(length, file_bytes, &header_bytes, err);
     if (rc < 0)
@@ -52,7 +43,7 @@ int ws_safetensors_read_fd(int fd, struct ws_safetensors **out, struct ws_error 
     header = malloc(header_bytes);
     if (!header)
         return ws_error_set(err, ENOMEM, "out of memory for its header");
-    rc = read_at(fd, header, header_bytes, 0, err);
+    rc = read_head(fd, header, header_bytes, err);
     if (rc == 0)
         rc = ws_safetensors_parse(header, header_bytes, file_bytes, out, err);
     free(header);

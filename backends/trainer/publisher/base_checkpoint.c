@@ -1,6 +1,7 @@
 #include "backends/trainer/publisher/base_checkpoint.h"
 #include "backends/trainer/tensor/registration.h"
 #include "transports/base/entry.h"
+#include "transports/base/file.h"
 #include "transports/base/text.h"
 #include "transports/simd/copy.h"
 #include <dirent.h>
@@ -82,16 +83,10 @@ static int read_whole(int fd, const char *path, uint64_t bytes, void **out, stru
     *out = malloc(bytes ? bytes : 1);
     if (!*out)
         rc = ws_error_set(err, ENOMEM, "no memory for %s", path);
-    for (uint64_t got = 0; rc == 0 && got < bytes;) {
-        ssize_t n = read(fd, (char *)*out + got, bytes - got);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            rc = ws_error_set(err, n < 0 ? errno : EBADMSG, "cannot read %s: %s", path,
-                              n < 0 ? strerror(errno) : "it became shorter");
-        else
-            got += (uint64_t)n;
-    }
+    const ssize_t n = *out ? ws_file_read(fd, *out, bytes, 0) : 0;
+    if (*out && n < (ssize_t)bytes)
+        rc = ws_error_set(err, n < 0 ? (int)-n : EBADMSG, "cannot read %s: %s", path,
+                          n < 0 ? strerror((int)-n) : "it became shorter");
     close(fd);
     return rc;
 }
