@@ -1,5 +1,6 @@
 #include "backends/trainer/offload/history.h"
 #include "transports/base/file.h"
+#include "transports/base/number.h"
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -149,13 +150,12 @@ static int new_file(void)
 
 static int export_one(const struct noted *b, int fd, uint64_t *offset, json_t *list)
 {
-    char hex[17];
     const struct ws_delta_record *d = b->record;
     int rc = ws_file_write(fd, d->data, d->bytes);
-    snprintf(hex, sizeof(hex), "%016" PRIx64, b->base_hash);
     if (rc == 0 &&
-        json_array_append_new(list, json_pack("[I,I,I,I,s]", (json_int_t)d->file, (json_int_t)d->block,
-                                              (json_int_t)*offset, (json_int_t)d->bytes, hex)) != 0)
+        json_array_append_new(list, json_pack("[I,I,I,I,o]", (json_int_t)d->file, (json_int_t)d->block,
+                                              (json_int_t)*offset, (json_int_t)d->bytes,
+                                              ws_number_hash(b->base_hash))) != 0)
         rc = -ENOMEM;
     *offset += d->bytes;
     return rc;

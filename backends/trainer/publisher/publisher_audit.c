@@ -3,6 +3,7 @@
  * difference. */
 #include "backends/trainer/publisher/publisher_state.h"
 #include "transports/base/log.h"
+#include "transports/base/number.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -154,9 +155,8 @@ void ws_publisher_audit_tell(const struct wsync_publisher *p, json_t *body)
     json_t *all = json_array();
     for (size_t i = 0; p->audit && i < p->audit->n_hashes; i++) {
         const struct ws_block_hash *h = &p->audit->hashes[i];
-        char hex[17];
-        snprintf(hex, sizeof(hex), "%016" PRIx64, h->hash);
-        json_array_append_new(all, json_pack("[I,I,s]", (json_int_t)h->file, (json_int_t)h->block, hex));
+        json_array_append_new(
+            all, json_pack("[I,I,o]", (json_int_t)h->file, (json_int_t)h->block, ws_number_hash(h->hash)));
     }
     json_object_set_new(body, "audit", all);
 }

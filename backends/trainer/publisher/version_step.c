@@ -1,5 +1,6 @@
 #include "backends/trainer/publisher/version_step.h"
 #include "backends/trainer/publisher/publisher_state.h"
+#include "transports/base/number.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -123,10 +124,9 @@ static json_t *hashes_json(const struct wsync_publisher *p)
 {
     json_t *all = json_array();
     for (size_t i = 0; i < p->n_hashes; i++) {
-        char hex[17];
-        snprintf(hex, sizeof(hex), "%016" PRIx64, p->hashes[i].hash);
-        json_array_append_new(
-            all, json_pack("[I,I,s]", (json_int_t)p->hashes[i].file, (json_int_t)p->hashes[i].block, hex));
+        json_array_append_new(all,
+                              json_pack("[I,I,o]", (json_int_t)p->hashes[i].file,
+                                        (json_int_t)p->hashes[i].block, ws_number_hash(p->hashes[i].hash)));
     }
     return json_pack("{s:o}", "hashes", all);
 }

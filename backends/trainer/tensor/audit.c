@@ -1,4 +1,6 @@
 #include "backends/trainer/tensor/audit.h"
+#include "transports/base/number.h"
+#include "transports/base/text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -205,28 +207,17 @@ json_t *ws_audit_json(struct ws_audit *a, const struct ws_replicas *all)
     sort(a);
     for (size_t i = 0, n; list && i < a->n; i += n) {
         const struct ws_replica *r = ws_replicas_find(all, a->list[i].replica);
-        char id[17], hex[17];
         unsigned said = 0;
         n = group_of(a, i);
         for (size_t k = i; k < i + n; k++)
             said += a->list[k].n;
         if (!r || !r->spans)
             continue;
-        snprintf(id, sizeof(id), "%016" PRIx64, r->id);
-        snprintf(hex, sizeof(hex), "%016" PRIx64, a->list[i].hash);
-        json_array_append_new(list, json_pack("[s,I,s,I,I]", id, (json_int_t)a->list[i].chunk, hex,
+        json_array_append_new(list, json_pack("[o,I,o,I,I]", ws_number_hash(r->id),
+                                              (json_int_t)a->list[i].chunk, ws_number_hash(a->list[i].hash),
                                               (json_int_t)a->list[i].rank, (json_int_t)said));
     }
     return list;
-}
-
-int ws_audit_hash_of(const json_t *hex, uint64_t *out)
-{
-    const char *text = json_string_value(hex);
-    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
-        return -EINVAL;
-    *out = strtoull(text, NULL, 16);
-    return 0;
 }
 
 int ws_audit_of_json(struct ws_audit *a, const json_t *list, struct ws_error *err)
@@ -240,8 +231,8 @@ int ws_audit_of_json(struct ws_audit *a, const json_t *list, struct ws_error *er
                          rank = json_integer_value(json_array_get(one, 3)),
                          n = json_integer_value(json_array_get(one, 4));
         struct ws_audit_hash h;
-        if (ws_audit_hash_of(json_array_get(one, 0), &h.replica) < 0 ||
-            ws_audit_hash_of(json_array_get(one, 2), &h.hash) < 0 || chunk < 0 || rank < 0 ||
+        if (ws_text_hash(json_string_value(json_array_get(one, 0)), &h.replica) < 0 ||
+            ws_text_hash(json_string_value(json_array_get(one, 2)), &h.hash) < 0 || chunk < 0 || rank < 0 ||
             rank >= WS_MAX_RANKS || n < 1 || n > WS_MAX_RANKS)
             return ws_error_set(err, EINVAL, "another node's audit is malformed");
         h.chunk = (uint64_t)chunk;

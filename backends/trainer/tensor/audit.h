@@ -30,7 +30,5 @@ void ws_audit_compare(struct ws_audit *a, const struct ws_replicas *r, const str
  * hash, rank, n]..], of replicas that span nodes. Sorts the list. NULL: no memory. */
 json_t *ws_audit_json(struct ws_audit *a, const struct ws_replicas *r);
 WS_MUST_USE int ws_audit_of_json(struct ws_audit *a, const json_t *list, struct ws_error *err);
-/* Hexadecimal, 16 digits. -EINVAL. */
-WS_MUST_USE int ws_audit_hash_of(const json_t *hex, uint64_t *out);
 
 #endif

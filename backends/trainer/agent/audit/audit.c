@@ -5,6 +5,7 @@
 #include "backends/trainer/agent/audit/audit.h"
 #include "backends/trainer/agent/core/features.h"
 #include "transports/base/log.h"
+#include "transports/base/text.h"
 #include <errno.h>
 #include <inttypes.h>
 
@@ -61,7 +62,7 @@ int ws_agent_audit_take(struct ws_agent_model *m, const struct ws_session *c, co
         const uint64_t i = (uint64_t)json_integer_value(json_array_get(one, 0));
         struct ws_audit_hash h = {
             .chunk = (uint64_t)json_integer_value(json_array_get(one, 1)), .rank = c->rank, .n = 1};
-        if (i >= reg->n_entries || ws_audit_hash_of(json_array_get(one, 2), &h.hash) < 0)
+        if (i >= reg->n_entries || ws_text_hash(json_string_value(json_array_get(one, 2)), &h.hash) < 0)
             return ws_error_set(err, EINVAL, "a hash of the audit in commit is malformed");
         h.replica = reg->entries[i].replica;
         if (!m->audit.runs || h.replica == 0) /* there are other ranks since it began */
