@@ -1,22 +1,14 @@
 #include "fs/store/desired.h"
 #include "transports/base/name.h"
+#include "transports/base/number.h"
 #include "transports/format/manifest.h"
 #include <errno.h>
-
-static int read_number(const json_t *object, const char *key, uint64_t *out)
-{
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_integer(value) || json_integer_value(value) < 0)
-        return -EPROTO;
-    *out = (uint64_t)json_integer_value(value);
-    return 0;
-}
 
 static int read_mark(const json_t *object, struct ws_mark *out)
 {
     const char *run = json_string_value(json_object_get(object, "run"));
     uint64_t version;
-    if (!run || !ws_run_is_safe(run) || read_number(object, "version", &version) < 0)
+    if (!run || !ws_run_is_safe(run) || ws_number_read(json_object_get(object, "version"), &version) < 0)
         return -EPROTO;
     *out = ws_mark_of(version, run);
     return 0;
@@ -50,18 +42,18 @@ int ws_orders_read(const json_t *model, const char *who, struct ws_orders *out)
     const json_t *wanted = json_object_get(model, "wanted"), *one;
     size_t i;
     *out = (struct ws_orders){0};
-    if (release && (read_number(release, "id", &out->release) < 0 || read_phase(release, &out->phase) < 0 ||
-                    read_mark(release, &out->to) < 0))
+    if (release && (ws_number_read(json_object_get(release, "id"), &out->release) < 0 ||
+                    read_phase(release, &out->phase) < 0 || read_mark(release, &out->to) < 0))
         return -EPROTO;
-    if (released &&
-        (read_number(released, "by", &out->released_by) < 0 || read_mark(released, &out->released) < 0))
+    if (released && (ws_number_read(json_object_get(released, "by"), &out->released_by) < 0 ||
+                     read_mark(released, &out->released) < 0))
         return -EPROTO;
     json_array_foreach(wanted, i, one)
     {
         if (!who || out->n_wanted == WS_MAX_WANTED || !names_us(json_object_get(one, "mounts"), who))
             continue;
         struct ws_wanted *w = &out->wanted[out->n_wanted];
-        if (read_number(one, "id", &w->id) < 0 || read_mark(one, &w->version) < 0)
+        if (ws_number_read(json_object_get(one, "id"), &w->id) < 0 || read_mark(one, &w->version) < 0)
             return -EPROTO;
         out->n_wanted++;
     }

@@ -10,6 +10,7 @@
 #include "fs/store/version.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
+#include "transports/base/number.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -22,23 +23,15 @@ struct entry {
     bool on_gpus; /* it is shared there */
 };
 
-static int read_u64(const json_t *object, const char *key, uint64_t *out)
-{
-    const json_t *value = json_object_get(object, key);
-
-    if (!json_is_integer(value) || json_integer_value(value) < 0)
-        return -EPROTO;
-    *out = (uint64_t)json_integer_value(value);
-    return 0;
-}
-
 static int read_entry(const json_t *json, struct entry *e)
 {
     e->run = json_string_value(json_object_get(json, "run"));
-    if (ws_offer_read(json, &e->offer) < 0 || read_u64(json, "version", &e->number) < 0 ||
-        read_u64(json, "bytes", &e->offer.bytes) < 0 || !e->run || !ws_run_is_safe(e->run))
+    if (ws_offer_read(json, &e->offer) < 0 ||
+        ws_number_read(json_object_get(json, "version"), &e->number) < 0 ||
+        ws_number_read(json_object_get(json, "bytes"), &e->offer.bytes) < 0 || !e->run ||
+        !ws_run_is_safe(e->run))
         return -EPROTO;
-    (void)read_u64(json, "created_ns", &e->offer.created_ns);
+    (void)ws_number_read(json_object_get(json, "created_ns"), &e->offer.created_ns);
     e->partial = json_is_false(json_object_get(json, "anchor"));
     e->on_gpus = json_is_string(json_object_get(json, "gpu"));
     return 0;
@@ -50,7 +43,7 @@ static int check(const struct ws_watch *w, const json_t *listing, uint64_t *seq,
     const json_t *models = json_object_get(listing, "models"), *model, *version;
     size_t i, k;
 
-    if (read_u64(listing, "seq", seq) < 0 || !json_is_array(models))
+    if (ws_number_read(json_object_get(listing, "seq"), seq) < 0 || !json_is_array(models))
         goto bad;
     json_array_foreach(models, i, model)
     {
@@ -330,7 +323,7 @@ int ws_listing_apply(struct ws_watch *w, const json_t *listing, uint64_t *seq, s
     uint64_t agent = 0;
     int rc = check(w, listing, seq, err);
 
-    (void)read_u64(listing, "agent", &agent);
+    (void)ws_number_read(json_object_get(listing, "agent"), &agent);
     if (rc == 0)
         take(w, json_object_get(listing, "models"), agent, json_is_true(json_object_get(listing, "static")));
     return rc;

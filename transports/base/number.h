@@ -4,6 +4,8 @@
 #include <jansson.h>
 #include <stdint.h>
 
+/* An integer of 0 or more. -EINVAL, and *out stays: it is none, or NULL. */
+int ws_number_read(const json_t *value, uint64_t *out);
 /* A hash as a JSON string that ws_text_hash reads. New reference; NULL: no memory. */
 json_t *ws_number_hash(uint64_t hash);
 

@@ -1,6 +1,7 @@
 #include "transports/dir/archive_listing.h"
 #include "transports/base/below.h"
 #include "transports/base/name.h"
+#include "transports/base/number.h"
 #include <errno.h>
 #include <stdlib.h>
 
@@ -18,19 +19,10 @@ void ws_archive_path(char out[WS_ARCHIVE_PATH_BYTES], const char *root, const ch
 
 /* --- reading --- */
 
-static bool read_u64(const json_t *object, const char *key, uint64_t *out)
-{
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_integer(value) || json_integer_value(value) < 0)
-        return false;
-    *out = (uint64_t)json_integer_value(value);
-    return true;
-}
-
 static bool read_mark(const json_t *object, const char *number, const char *lineage, struct ws_mark *out)
 {
     const char *run = json_string_value(json_object_get(object, lineage));
-    if (!run || !ws_run_is_safe(run) || !read_u64(object, number, &out->version))
+    if (!run || !ws_run_is_safe(run) || ws_number_read(json_object_get(object, number), &out->version) < 0)
         return false;
     *out = ws_mark_of(out->version, run);
     return true;
@@ -40,8 +32,10 @@ static bool read_entry(const json_t *json, struct ws_archive_entry *e)
 {
     const char *digest = json_string_value(json_object_get(json, "digest"));
     *e = (struct ws_archive_entry){0};
-    if (!read_mark(json, "version", "run", &e->mark) || !read_u64(json, "bytes", &e->bytes) ||
-        !read_u64(json, "created_ns", &e->created_ns) || !digest || strlen(digest) != 32)
+    if (!read_mark(json, "version", "run", &e->mark) ||
+        ws_number_read(json_object_get(json, "bytes"), &e->bytes) < 0 ||
+        ws_number_read(json_object_get(json, "created_ns"), &e->created_ns) < 0 || !digest ||
+        strlen(digest) != 32)
         return false;
     memcpy(e->digest, digest, sizeof(e->digest));
     return !json_is_false(json_object_get(json, "anchor")) || read_mark(json, "base", "base_run", &e->base);
@@ -56,7 +50,7 @@ static int take(struct ws_archive_listing *l, const json_t *listing, const char 
 {
     const json_t *models = json_object_get(listing, "models"), *model, *version;
     size_t i, k;
-    if (!read_u64(listing, "seq", &l->seq) || !json_is_array(models))
+    if (ws_number_read(json_object_get(listing, "seq"), &l->seq) < 0 || !json_is_array(models))
         return damaged(path, err);
     json_array_foreach(models, i, model)
     {

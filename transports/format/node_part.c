@@ -1,5 +1,6 @@
 #include "transports/format/node_part.h"
 #include "transports/base/json_cursor.h"
+#include "transports/base/number.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -68,21 +69,13 @@ char *ws_part_to_json(const struct ws_part *p)
 
 /* --- read --- */
 
-static bool read_u64(const json_t *o, uint64_t *out)
-{
-    if (!json_is_integer(o) || json_integer_value(o) < 0)
-        return false;
-    *out = (uint64_t)json_integer_value(o);
-    return true;
-}
-
 static bool read_numbers(const json_t *a, unsigned *n, uint64_t *out)
 {
     if (!json_is_array(a) || json_array_size(a) > WS_MAX_DIMS)
         return false;
     *n = (unsigned)json_array_size(a);
     for (unsigned i = 0; i < *n; i++)
-        if (!read_u64(json_array_get(a, i), &out[i]))
+        if (ws_number_read(json_array_get(a, i), &out[i]) < 0)
             return false;
     return true;
 }
@@ -105,7 +98,8 @@ static int read_piece(const json_t *o, struct ws_part_piece *p, struct ws_error 
     if (!tensor || !*tensor || strlen(tensor) > WS_MAX_TENSOR_NAME)
         return bad(err, "a piece without the name of a tensor");
     p->range = start != NULL;
-    if (p->range ? !read_u64(start, &p->start) || !read_u64(json_object_get(o, "count"), &p->count)
+    if (p->range ? ws_number_read(start, &p->start) < 0 ||
+                       ws_number_read(json_object_get(o, "count"), &p->count) < 0
                  : !read_numbers(json_object_get(o, "offset"), &p->n_dims, p->offset) ||
                        !read_numbers(json_object_get(o, "size"), &n, p->size) || n != p->n_dims)
         return bad(err, "a piece that is neither a box nor a range");

@@ -1,4 +1,5 @@
 /* What a broadcast carries, as runs of blocks, in memory and in JSON. */
+#include "transports/base/number.h"
 #include "transports/nccl/broadcast_plan.h"
 #include <ctype.h>
 #include <errno.h>
@@ -71,14 +72,11 @@ static bool is_after(const struct ws_block_run *r, const struct ws_block_run *la
 static int take(const json_t *item, const struct ws_manifest *m, const struct ws_block_run *last,
                 struct ws_block_run *out)
 {
-    json_int_t v[3];
-    for (size_t k = 0; k < 3; k++) {
-        const json_t *number = json_array_get(item, k);
-        if (!json_is_integer(number) || json_integer_value(number) < 0)
+    uint64_t v[3];
+    for (size_t k = 0; k < 3; k++)
+        if (ws_number_read(json_array_get(item, k), &v[k]) < 0)
             return -EPROTO;
-        v[k] = json_integer_value(number);
-    }
-    *out = (struct ws_block_run){(size_t)v[0], (size_t)v[1], (size_t)v[2]};
+    *out = (struct ws_block_run){v[0], v[1], v[2]};
     return out->file < m->n_files && out->n > 0 && out->first < m->files[out->file].n_blocks &&
                    out->n <= m->files[out->file].n_blocks - out->first && is_after(out, last)
                ? 0

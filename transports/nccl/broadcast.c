@@ -13,6 +13,7 @@
 #include "transports/base/clock.h"
 #include "transports/base/cpu_features.h"
 #include "transports/base/log.h"
+#include "transports/base/number.h"
 #include "transports/nccl/broadcast_plan.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
@@ -90,10 +91,8 @@ static void leave(struct receiver *r)
 
 static uint64_t number(const json_t *o, const char *key, uint64_t most)
 {
-    const json_t *v = json_object_get(o, key);
-    return json_is_integer(v) && json_integer_value(v) > 0 && (uint64_t)json_integer_value(v) <= most
-               ? (uint64_t)json_integer_value(v)
-               : 0;
+    uint64_t v;
+    return ws_number_read(json_object_get(o, key), &v) == 0 && v <= most ? v : 0;
 }
 
 static int take_place(struct receiver *r, const json_t *reply, struct ws_error *err)

@@ -1,4 +1,5 @@
 #include "backends/trainer/gpu/listing.h"
+#include "transports/base/number.h"
 #include "transports/base/text.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -52,19 +53,11 @@ static json_t *numbers(const uint64_t *v, size_t n)
     return a;
 }
 
-static int read_number(const json_t *json, uint64_t *out)
-{
-    if (!json_is_integer(json) || json_integer_value(json) < 0)
-        return -EINVAL;
-    *out = (uint64_t)json_integer_value(json);
-    return 0;
-}
-
 static int read_numbers(const json_t *json, unsigned n, uint64_t *out)
 {
     int rc = json_is_array(json) && json_array_size(json) == n ? 0 : -EINVAL;
     for (unsigned i = 0; rc == 0 && i < n; i++)
-        rc = read_number(json_array_get(json, i), &out[i]);
+        rc = ws_number_read(json_array_get(json, i), &out[i]);
     return rc;
 }
 
@@ -214,7 +207,7 @@ static int read_segment(const json_t *o, struct ws_gpu_segment *s)
     uint64_t total = 0;
     int rc = read_uuid(json_object_get(o, "device"), s->uuid);
     if (rc == 0)
-        rc = read_number(json_object_get(o, "bytes"), &s->bytes);
+        rc = ws_number_read(json_object_get(o, "bytes"), &s->bytes);
     if (rc < 0 || s->bytes == 0 || s->bytes > WS_MAX_FILE_BYTES)
         return -EINVAL;
     if (!parts)
@@ -227,7 +220,7 @@ static int read_segment(const json_t *o, struct ws_gpu_segment *s)
         return -ENOMEM;
     s->n_parts = n;
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        rc = read_number(json_array_get(parts, i), &s->parts[i]);
+        rc = ws_number_read(json_array_get(parts, i), &s->parts[i]);
         if (rc == 0 && (s->parts[i] == 0 || s->parts[i] > s->bytes - total))
             rc = -EINVAL;
         total += rc == 0 ? s->parts[i] : 0;
@@ -255,9 +248,9 @@ static int read_place(const json_t *o, struct ws_gpu_piece *p, struct ws_error *
     int rc = kind ? 0 : -EINVAL;
     if (rc == 0 && strcmp(kind, "range") == 0) {
         given.kind = WSYNC_RANGE;
-        rc = read_number(json_object_get(o, "start"), &given.start);
+        rc = ws_number_read(json_object_get(o, "start"), &given.start);
         if (rc == 0)
-            rc = read_number(json_object_get(o, "count"), &given.count);
+            rc = ws_number_read(json_object_get(o, "count"), &given.count);
     } else if (rc == 0 && strcmp(kind, "box") == 0) {
         given.kind = WSYNC_BOX;
         rc = read_numbers(json_object_get(o, "offset"), p->tensor.n_dims, given.offset);
@@ -303,9 +296,9 @@ static int read_piece(const json_t *o, struct ws_gpu_piece *p, const struct ws_g
     if (rc == 0)
         rc = read_place(o, p, err);
     if (rc == 0)
-        rc = read_number(json_object_get(o, "segment"), &segment);
+        rc = ws_number_read(json_object_get(o, "segment"), &segment);
     if (rc == 0)
-        rc = read_number(json_object_get(o, "at"), &p->at);
+        rc = ws_number_read(json_object_get(o, "at"), &p->at);
     if (rc == 0)
         rc = segment < l->n_segments ? ws_gpu_piece_reach(p, &before, &after) : -EINVAL;
     if (rc < 0)

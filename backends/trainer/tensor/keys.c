@@ -1,4 +1,5 @@
 #include "backends/trainer/tensor/keys.h"
+#include "transports/base/number.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,12 +19,12 @@ int ws_key_number(const json_t *o, const char *key, const char *of, uint64_t lea
                   uint64_t *out, struct ws_error *err)
 {
     char wanted[80];
+    uint64_t n;
     const json_t *v = json_object_get(o, key);
     if (!v)
         return 0;
-    if (json_is_integer(v) && json_integer_value(v) >= 0 && (uint64_t)json_integer_value(v) >= least &&
-        (uint64_t)json_integer_value(v) <= most) {
-        *out = (uint64_t)json_integer_value(v);
+    if (ws_number_read(v, &n) == 0 && n >= least && n <= most) {
+        *out = n;
         return 0;
     }
     snprintf(wanted, sizeof(wanted), "a whole number from %" PRIu64 " to %" PRIu64, least, most);
@@ -36,11 +37,8 @@ int ws_key_numbers(const json_t *o, const char *key, const char *of, unsigned n,
     char wanted[80];
     const json_t *v = json_object_get(o, key);
     bool good = json_is_array(v) && json_array_size(v) == n;
-    for (unsigned i = 0; good && i < n; i++) {
-        const json_t *one = json_array_get(v, i);
-        good = json_is_integer(one) && json_integer_value(one) >= 0;
-        out[i] = (uint64_t)json_integer_value(one);
-    }
+    for (unsigned i = 0; good && i < n; i++)
+        good = ws_number_read(json_array_get(v, i), &out[i]) == 0;
     snprintf(wanted, sizeof(wanted), "an array of %u whole numbers, each 0 or more", n);
     return good ? 0 : ws_key_refuse(v, key, of, wanted, err);
 }

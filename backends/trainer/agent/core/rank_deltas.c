@@ -1,5 +1,6 @@
 #include "backends/trainer/agent/core/rank_deltas.h"
 #include "transports/base/log.h"
+#include "transports/base/number.h"
 #include "transports/base/text.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -67,9 +68,7 @@ static int map(struct ws_rank_records *r, int fd, struct ws_error *err)
 
 static bool number(const json_t *list, size_t i, uint64_t most, uint64_t *out)
 {
-    const json_t *v = json_array_get(list, i);
-    *out = (uint64_t)json_integer_value(v);
-    return json_is_integer(v) && json_integer_value(v) >= 0 && *out <= most;
+    return ws_number_read(json_array_get(list, i), out) == 0 && *out <= most;
 }
 
 static bool read_entry(const json_t *one, uint64_t size, struct entry *e)

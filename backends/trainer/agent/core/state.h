@@ -7,6 +7,7 @@
 #include "backends/trainer/agent/core/slot.h"
 #include "backends/trainer/agent/fleet/release.h"
 #include "backends/trainer/tensor/audit.h"
+#include "transports/base/number.h"
 #include "transports/delta/set.h"
 #include "transports/ipc/ipc.h"
 #include "transports/protocol/api.h"
@@ -160,8 +161,8 @@ static inline struct ws_placement *ws_agent_layout(const struct ws_agent_model *
 }
 static inline uint64_t ws_agent_number(const json_t *body, const char *key, uint64_t fallback)
 {
-    const json_t *v = json_object_get(body, key);
-    return json_is_integer(v) && json_integer_value(v) >= 0 ? (uint64_t)json_integer_value(v) : fallback;
+    uint64_t v;
+    return ws_number_read(json_object_get(body, key), &v) == 0 ? v : fallback;
 }
 
 #endif

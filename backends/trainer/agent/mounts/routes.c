@@ -372,15 +372,16 @@ static int release_many(struct ws_agent *a, const json_t *body, json_t **reply, 
     json_object_foreach(models, name, value)
     {
         struct ws_agent_model *m;
+        uint64_t number;
         if (rc < 0)
             break;
         rc = find_model(a, name, &m, err);
-        if (rc == 0 && (!json_is_integer(value) || json_integer_value(value) < 0))
+        if (rc == 0 && ws_number_read(value, &number) < 0)
             rc = ws_error_set(err, EINVAL, "the version of %s is a number", name);
         if (rc < 0)
             break;
         parts[i] = (struct ws_release_part){.model = m->name, .fleet = &m->fleet};
-        rc = find_mark(m, (uint64_t)json_integer_value(value), "", &parts[i++].to, err);
+        rc = find_mark(m, number, "", &parts[i++].to, err);
     }
     if (rc == 0)
         rc = start_release(a, parts, n, body, reply, err);
