@@ -1,6 +1,7 @@
 #include "fs/fuse/options.h"
 #include "fs/engines/token.h"
-#include <ctype.h>
+#include "transports/base/number.h"
+#include "transports/base/text.h"
 #include <errno.h>
 #include <grp.h>
 #include <limits.h>
@@ -13,10 +14,7 @@ typedef int setter(struct ws_mount_options *o, const char *value);
 
 static int number(const char *value, unsigned long max, unsigned long *out)
 {
-    char *end;
-    errno = 0;
-    *out = strtoul(value, &end, 10);
-    return errno || end == value || *end || !isdigit((unsigned char)value[0]) || *out > max ? -EINVAL : 0;
+    return ws_text_u64(value, out) < 0 || *out > max ? -EINVAL : 0;
 }
 
 /* Keeps a copy of a string for as long as the options live. */
@@ -28,24 +26,6 @@ static const char *keep(struct ws_mount_options *o, const char *value)
     if (copy)
         o->strings[o->n_strings++] = copy;
     return copy;
-}
-
-static int set_size(const char *value, uint64_t *out)
-{
-    static const char units[] = "KMGT";
-    char *end;
-    errno = 0;
-    *out = strtoull(value, &end, 10);
-    if (errno || end == value || !isdigit((unsigned char)value[0]))
-        return -EINVAL;
-    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
-    if (*end && (!unit || end[1]))
-        return -EINVAL;
-    unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
-    if ((*out << shift) >> shift != *out)
-        return -EINVAL;
-    *out <<= shift;
-    return 0;
 }
 
 static int set_open(struct ws_mount_options *o, const char *value)
@@ -74,12 +54,12 @@ static int set_reads(struct ws_mount_options *o, const char *value)
 
 static int set_cache(struct ws_mount_options *o, const char *value)
 {
-    return set_size(value, &o->store.cache_bytes);
+    return ws_number_size(value, &o->store.cache_bytes);
 }
 
 static int set_delta_cache(struct ws_mount_options *o, const char *value)
 {
-    int rc = set_size(value, &o->store.delta_cache_bytes);
+    int rc = ws_number_size(value, &o->store.delta_cache_bytes);
     return rc < 0 && strcmp(value, "0") == 0 ? 0 : rc;
 }
 
@@ -116,7 +96,7 @@ static int set_speeds(struct ws_mount_options *o, const char *value)
         uint64_t bytes = 0;
         const size_t n = strcspn(value, ":");
         snprintf(word, sizeof(word), "%.*s", n < sizeof(word) ? (int)n : 0, value);
-        if (s->given && (set_size(word, &bytes) < 0 || bytes == 0 || (value[n] == ':') != (i < 2)))
+        if (s->given && (ws_number_size(word, &bytes) < 0 || bytes == 0 || (value[n] == ':') != (i < 2)))
             return -EINVAL;
         atomic_store(speeds[i], (double)bytes);
         value += s->given ? n + 1 : 0;

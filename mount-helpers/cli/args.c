@@ -1,5 +1,6 @@
 /* Args: command lines parsed by a subcommand's option table (getopt_long). */
 #include "mount-helpers/cli/cli.h"
+#include "transports/base/number.h"
 #include <assert.h>
 #include <ctype.h>
 #include <errno.h>
@@ -114,16 +115,10 @@ uint64_t cli_bytes(const struct cli_args *args, const char *option, uint64_t fal
     const char *text = cli_get(args, option);
     if (!text)
         return fallback;
-    char *end;
-    errno = 0;
-    uint64_t v = strtoull(text, &end, 10);
-    static const char units[] = "KMGT";
-    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
-    unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
-    if (errno || end == text || !isdigit((unsigned char)text[0]) || (*end && (!unit || end[1])) ||
-        (v << shift) >> shift != v)
+    uint64_t bytes;
+    if (ws_number_size(text, &bytes) < 0)
         exit(cli_usage("--%s: '%s' is not a size; write bytes, or 512M, 80G", option, text));
-    return v << shift;
+    return bytes;
 }
 
 static int reject(const struct cli_command *command, int argc, char **argv, int index)

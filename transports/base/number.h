@@ -8,5 +8,7 @@
 int ws_number_read(const json_t *value, uint64_t *out);
 /* A hash as a JSON string that ws_text_hash reads. New reference; NULL: no memory. */
 json_t *ws_number_hash(uint64_t hash);
+/* Bytes, as "4096", "512M" or "80g" says. -EINVAL: it is no size, or has more than 64 bits. */
+int ws_number_size(const char *text, uint64_t *out);
 
 #endif
