@@ -225,6 +225,17 @@ def test_silent_source(stack):
                 os.kill(one.pid, signal.SIGCONT)
 
 
+def test_absent_agent(stack):
+    "a source whose socket is not there is not up, and the reason is said"
+    agent, want = published(stack)
+    mount = mounted(stack, agent.url)
+    sock = f"{TESTDIR}/{unique('absent')}.sock"
+    mount.write(f"add actor unix:{sock}", "ctl")
+    said = lambda: next(s for s in json.loads(wsync("status", "--json", mount.path).stdout)["sources"] if s["url"] == f"unix:{sock}")
+    wait_for(lambda: said()["error"], "what is wrong with the source")
+    assert not said()["up"] and "No such file" in said()["error"], said()
+
+
 def test_dropped_meanwhile(stack):
     "the folder of a version that was dropped leads to its bytes while they are here, or to ESTALE, never to EIO"
     agent, _ = published(stack)
@@ -485,5 +496,5 @@ def test_told_once(stack):
     assert len(said) == 1 and "config.json" in said[0], said
 
 
-run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_quiet_end, test_token_file, test_changed_folder, test_late_is_said, test_silent_source, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
+run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_quiet_end, test_token_file, test_changed_folder, test_late_is_said, test_silent_source, test_absent_agent, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
     test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_names_of_the_folder, test_background, test_lying_server)

@@ -146,6 +146,42 @@ static void test_bodies_of_strangers(void **state)
     ws_tcp_server_free(closed);
 }
 
+static uint64_t most_memory_kib(void)
+{
+    char text[4096] = "";
+    int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    (void)!read(fd, text, sizeof(text) - 1);
+    close(fd);
+    const char *p = strstr(text, "VmHWM:");
+    return p ? strtoull(p + 6, NULL, 10) : 0;
+}
+
+/* Also of one that is sent to what anybody may ask for: it is read, and not kept. */
+static void test_bodies_are_dropped(void **state)
+{
+    enum { CHUNK = 1 << 20, CHUNKS = 48 };
+    struct ws_tcp_server *s = serve("secret");
+    char *chunk = malloc(CHUNK + 32);
+    const int head = snprintf(chunk, 32, "%x\r\n", CHUNK);
+    (void)state;
+    memset(chunk + head, 'x', CHUNK);
+    memcpy(chunk + head + CHUNK, "\r\n", 2);
+    const uint64_t before = most_memory_kib();
+    int sock = call(s, "GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for (unsigned i = 0; i < CHUNKS; i++)
+        for (size_t at = 0, n = (size_t)head + CHUNK + 2; at < n;) {
+            const ssize_t sent = send(sock, chunk + at, n - at, MSG_NOSIGNAL);
+            assert_true(sent > 0);
+            at += (size_t)sent;
+        }
+    assert_int_equal(send(sock, "0\r\n\r\n", 5, MSG_NOSIGNAL), 5);
+    assert_int_equal(status_of(sock), 200);
+    assert_true(before > 0 && most_memory_kib() - before < CHUNKS * CHUNK / 2 / 1024);
+    close(sock);
+    free(chunk);
+    ws_tcp_server_free(s);
+}
+
 static int highest(void)
 {
     int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -305,10 +341,13 @@ static void test_long_tls_file(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_half_open),      cmocka_unit_test(test_bodies_of_strangers),
-        cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_no_descriptors_for_http),
-        cmocka_unit_test(test_many_arguments), cmocka_unit_test(test_long_tls_file)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_half_open),
+                                       cmocka_unit_test(test_bodies_of_strangers),
+                                       cmocka_unit_test(test_bodies_are_dropped),
+                                       cmocka_unit_test(test_no_descriptors),
+                                       cmocka_unit_test(test_no_descriptors_for_http),
+                                       cmocka_unit_test(test_many_arguments),
+                                       cmocka_unit_test(test_long_tls_file)};
 
     return cmocka_run_group_tests_name("tcp_serve", tests, NULL, NULL);
 }

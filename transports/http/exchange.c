@@ -122,9 +122,10 @@ static enum MHD_Result take_head(struct ws_http_incoming *in)
         MHD_get_connection_info(in->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     struct ws_http_answer a = {0};
     find_route(in);
+    in->is_strange = !is_one(in, WS_HTTP_TOKEN);
     if (!s->o.is_wary)
         return MHD_YES;
-    if (is_one(in, WS_HTTP_TOKEN))
+    if (!in->is_strange)
         ws_http_stranger_is_known(&s->strangers, info ? info->socket_context : NULL);
     const unsigned status = refusal_of_head(in);
     if (status == 0)
@@ -137,7 +138,7 @@ static enum MHD_Result take_body(struct ws_http_incoming *in, const char *data, 
 {
     const size_t n = *size, max = in->server->o.max_body;
     *size = 0;
-    if (max == 0)
+    if (max == 0 || in->is_strange)
         return MHD_YES;
     if (in->is_too_large || n > max - in->n_body) {
         in->is_too_large = true; /* read to the end and answered then */

@@ -102,6 +102,15 @@ static int ask(int sock, const char *method, const char *path, const json_t *bod
     return rc == 0 ? ws_ipc_answer(sock, stop ? STEP_MS : timeout_ms, body, fds, max_fds, n_fds, err) : rc;
 }
 
+/* Of a source ENOENT says that it is there and has not what was asked for. */
+static int reach(const struct ipc_source *s, int *sock, struct ws_error *err)
+{
+    const int rc = ws_ipc_connect(s->path, sock, err);
+    if (rc == -ENOENT && err)
+        err->code = ECONNREFUSED;
+    return rc == -ENOENT ? -ECONNREFUSED : rc;
+}
+
 static int call(struct ipc_source *s, int which, const char *method, const char *path, const json_t *body_in,
                 int64_t timeout_ms, json_t **body, int *fds, size_t max_fds, size_t *n_fds,
                 struct ws_error *err)
@@ -118,7 +127,7 @@ static int call(struct ipc_source *s, int which, const char *method, const char 
         }
     }
     if (c->sock < 0)
-        rc = ws_ipc_connect(s->path, &c->sock, err);
+        rc = reach(s, &c->sock, err);
     if (rc == 0) {
         rc = ask(c->sock, method, path, body_in, timeout_ms, s->stop, body, fds, max_fds, n_fds, &late, err);
         if (late || rc == -ECONNRESET || rc == -EBADMSG || rc == -ETIMEDOUT || rc == -EPIPE ||
@@ -265,7 +274,7 @@ static int ipc_lane_open(struct ws_source *source, struct ws_lane **out, struct 
     struct ipc_lane *l = calloc(1, sizeof(*l));
     if (!l)
         return ws_error_set(err, ENOMEM, "no memory for a lane");
-    int rc = ws_ipc_connect(((struct ipc_source *)source)->path, &l->sock, err);
+    int rc = reach((struct ipc_source *)source, &l->sock, err);
     if (rc < 0) {
         free(l);
         return rc;
