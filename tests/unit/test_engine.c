@@ -234,6 +234,23 @@ static void test_key(void **state)
     stop_engine(&e);
 }
 
+/* vLLM's development routes are anyone's, also with the wrong key: what is sent to them counts. */
+static void test_vllm_wrong_key(void **state)
+{
+    struct ws_engine_serving now;
+    struct engine e;
+
+    (void)state;
+    start_engine(&e, (struct ws_reference_options){.api = "vllm", .api_key = "s3cret-of-the-engine"});
+    e.target.token = "s3cret-of-the-engine";
+    e.target.admin_token = "s3cret-of-somebody-else";
+    assert_int_equal(ws_engine_vllm.probe(&e.target, &facts, &now, &err), 0);
+    assert_int_equal(ws_engine_vllm.load(&e.target, two, "2", &err), 0);
+    assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
+    assert_string_equal(now.version, "2");
+    stop_engine(&e);
+}
+
 static void *cancel_soon(void *cancel)
 {
     usleep(50000);
@@ -1533,6 +1550,7 @@ int main(void)
         TEST(test_refused_version),
         TEST(test_bad_folder_keeps_the_old_weights),
         TEST(test_key),
+        TEST(test_vllm_wrong_key),
         TEST(test_key_in_a_reply),
         TEST(test_cancelled_load),
         TEST(test_request_during_pause),

@@ -122,9 +122,9 @@ static enum MHD_Result take_head(struct ws_http_incoming *in)
         MHD_get_connection_info(in->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     struct ws_http_answer a = {0};
     find_route(in);
-    in->is_strange = !is_one(in, WS_HTTP_TOKEN);
     if (!s->o.is_wary)
         return MHD_YES;
+    in->is_strange = !is_one(in, WS_HTTP_TOKEN);
     if (!in->is_strange)
         ws_http_stranger_is_known(&s->strangers, info ? info->socket_context : NULL);
     const unsigned status = refusal_of_head(in);

@@ -33,7 +33,7 @@ struct ws_http_incoming {
     const struct ws_http_route *route; /* NULL: none */
     unsigned allowed;                  /* methods of a path whose route is NULL */
     bool is_too_large, is_counted;
-    bool is_strange; /* it has not shown the token: its body is read and dropped */
+    bool is_strange; /* it has not shown a wary server the token: its body is read and dropped */
 };
 
 const char *ws_http_header(const struct ws_http_incoming *in, const char *name);   /* or NULL */

@@ -39,7 +39,8 @@ struct ws_http_server_options {
     unsigned max_connections, idle_seconds;
     size_t max_body; /* 0: bodies are read and dropped */
     /* What its head is refused for (a POST without the token, a body over the limit) is refused before its body
-     * is read, and the connection ends. Those that have not shown the token share half of the connections. */
+     * is read, and the connection ends. Those that have not shown the token share half of the connections, and what
+     * they send is not kept. */
     bool is_wary;
     bool may_be_stored; /* answers have no Cache-Control */
     bool gives_hints;   /* a 401 says which scheme, a 503 when to come again */
