@@ -5,7 +5,6 @@
 import os
 import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -291,44 +290,6 @@ def test_added_are_kept(stack):
     mount = Mount(stack, agent.url, one, path=public)
     mount.wait_version("actor", 1)
     assert "root" not in os.listdir(public) and "own" not in os.listdir(public), os.listdir(public)
-
-
-class Tls:
-    """Ends TLS before a server."""
-
-    def __init__(self, stack, port):
-        self.cert, key = unique("cert") + ".pem", unique("key") + ".pem"
-        made = subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
-                               "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", self.cert],
-                              capture_output=True)
-        if made.returncode:
-            raise Skip("openssl cannot make a certificate here")
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(self.cert, key)
-        self.port = port
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"https://127.0.0.1:{self.server.getsockname()[1]}"
-        stack.callback(self.server.close)
-        stack.callback(self.server.shutdown, socket.SHUT_RDWR)
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=self.carry, args=self.server.accept()[:1], daemon=True).start()
-
-    def carry(self, plain):
-        with contextlib.suppress(OSError), self.context.wrap_socket(plain, server_side=True) as near, \
-                socket.create_connection(("127.0.0.1", self.port)) as far:
-            threading.Thread(target=self.pump, args=(far, near), daemon=True).start()
-            self.pump(near, far)
-
-    @staticmethod
-    def pump(source, sink):
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_RDWR)
 
 
 def test_certificates_of_others(stack):

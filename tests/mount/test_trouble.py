@@ -87,6 +87,18 @@ def test_agent_restarts(stack):
     assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
 
 
+def test_away_behind_a_proxy(stack):
+    "a source whose proxy closes handshakes while it is away is asked again"
+    agent, folder = published(stack)
+    proxy = Tls(stack, agent.port)
+    mount = mounted(stack, proxy.url, f"ca-file={proxy.cert}")
+    proxy.away = True
+    wsync("pull", "--mount", mount.path, "--async", "actor", "1")
+    wait_for(lambda: proxy.closed, "a handshake that is closed")
+    proxy.away = False
+    assert tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(folder + "/model.safetensors")
+
+
 def read_value(mount, key):
     return dict(l.split(" ", 1) for l in mount.text("actor/1/.wsync/progress").splitlines())[key]
 
@@ -496,5 +508,5 @@ def test_told_once(stack):
     assert len(said) == 1 and "config.json" in said[0], said
 
 
-run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_stream_deadline, test_unread_is_said, test_quiet_end, test_token_file, test_changed_folder, test_late_is_said, test_silent_source, test_absent_agent, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
+run(test_told_once, test_faults, test_hopeless_wire, test_agent_restarts, test_away_behind_a_proxy, test_stream_deadline, test_unread_is_said, test_quiet_end, test_token_file, test_changed_folder, test_late_is_said, test_silent_source, test_absent_agent, test_dropped_meanwhile, test_dropped_while_waited_for, test_deadline_is_without_progress, test_interrupted_open, test_reader_outlives_version,
     test_slot_overwritten, test_cache_full, test_daemon_killed, test_second_mount, test_names_of_the_folder, test_background, test_lying_server)

@@ -158,6 +158,45 @@ static void test_one_errno(void **state)
     ws_http_client_free(http);
 }
 
+/* What stands before a source answers in its place, in no HTTP, while it is away. */
+static void test_a_source_that_is_away(void **state)
+{
+    static const char *const instead[] = {"503 the backend is away\r\n",
+                                          "HTTP/1.1 200 OK\r\nno header\r\n\r\n"};
+    unsigned char dst[16];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(instead) / sizeof(instead[0]); i++) {
+        const struct bad_step steps[] = {{"GET /v1/models", BAD_JSON, 200, "{}"},
+                                         {NULL, BAD_REPLY, 0, instead[i]}};
+        struct bad_server *server = bad_server_start(steps, 2);
+        struct ws_source *source;
+        struct ws_lane *lane;
+        struct ws_manifest *m, *other;
+        struct ws_bundle_file *f;
+        struct ws_error err = {0};
+        json_t *reply;
+        char url[64];
+
+        snprintf(url, sizeof(url), "http://127.0.0.1:%u", bad_server_port(server));
+        assert_int_equal(ws_source_open(url, NULL, &source, &err), 0);
+        assert_int_equal(ws_manifest_new(&m, "m", 1, "r", &err), 0);
+        assert_int_equal(ws_manifest_add(m, "config.json", sizeof(dst), 0, &f, &err), 0);
+        assert_int_equal(ws_lane_open(source, &lane, &err), 0);
+        assert_int_equal(ws_source_manifest(source, "m", 1, "r", NULL, &other, &err),
+                         -EPROTO); /* is it one? */
+        assert_int_equal(ws_source_models(source, NULL, 0, 0, NULL, &reply, &err), 0);
+        json_decref(reply);
+        struct ws_fetch fetch = {.manifest = m, .n = 1, .dst = dst, .block = no_block};
+        assert_int_equal(ws_source_manifest(source, "m", 1, "r", NULL, &other, &err), -ECONNRESET);
+        assert_int_equal(ws_lane_fetch(lane, &fetch, &err), -ECONNRESET);
+        ws_lane_close(lane);
+        ws_manifest_free(m);
+        ws_source_close(source);
+        bad_server_stop(server);
+    }
+}
+
 /* It is not the source that is away. */
 static void test_no_descriptors(void **state)
 {
@@ -191,9 +230,9 @@ static void test_no_descriptors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_source_that_drips),
-                                       cmocka_unit_test(test_one_errno),
-                                       cmocka_unit_test(test_no_descriptors)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_source_that_drips), cmocka_unit_test(test_one_errno),
+        cmocka_unit_test(test_a_source_that_is_away), cmocka_unit_test(test_no_descriptors)};
 
     return cmocka_run_group_tests_name("tcp_pull", tests, NULL, NULL);
 }

@@ -153,8 +153,9 @@ static int fetch_result(struct sink *k, CURLcode code, struct ws_error *err)
     if (k->lie)
         return ws_error_set(err, EPROTO, "%s does not keep to the protocol: %s", url, k->lie);
     if (code != CURLE_OK)
-        return ws_error_set(err, ws_http_errno_of_curl(code), "the transfer of %s from %s ended early: %s",
-                            k->file->name, url, ws_http_why(&l->transfer, code));
+        return ws_error_set(err, ws_tcp_errno_of_curl(l->head.source, code),
+                            "the transfer of %s from %s ended early: %s", k->file->name, url,
+                            ws_http_why(&l->transfer, code));
     if (status != 206 && status != 200) {
         int rc = ws_tcp_status_error(url, status, &k->refusal, err);
         (void)ws_error_prefix(err, "%s/%" PRIu64 "/%s", k->fetch->manifest->model,

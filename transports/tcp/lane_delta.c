@@ -44,7 +44,7 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
     if (k->guard.trickles)
         return ws_tcp_trickled(url, "a delta", err);
     if (code != CURLE_OK)
-        return ws_error_set(err, ws_http_errno_of_curl(code),
+        return ws_error_set(err, ws_tcp_errno_of_curl(l->head.source, code),
                             "the delta of %s/%" PRIu64 " from %s ended early: %s", f->model,
                             f->link.target.version, url, ws_http_why(&l->transfer, code));
     if (status != 200) {

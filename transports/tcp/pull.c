@@ -74,6 +74,15 @@ int ws_tcp_set_up(CURL *c, const struct ws_tcp_source *s, struct ws_http_transfe
     return bad ? -ENOMEM : 0;
 }
 
+int ws_tcp_errno_of_curl(const struct ws_source *source, CURLcode code)
+{
+    const bool is_no_http = code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_WEIRD_SERVER_REPLY ||
+                            code == CURLE_SSL_CONNECT_ERROR;
+    return is_no_http && atomic_load(&((const struct ws_tcp_source *)source)->has_spoken)
+               ? ECONNRESET
+               : ws_http_errno_of_curl(code);
+}
+
 /* --- small requests: JSON in and out --- */
 
 int ws_tcp_status_error(const char *url, long status, const struct ws_http_text *body, struct ws_error *err)
@@ -124,12 +133,15 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
     }
     CURLcode code = curl_easy_perform(c);
     curl_easy_getinfo(c, CURLINFO_RESPONSE_CODE, &status);
+    if (code == CURLE_OK)
+        atomic_store(&s->has_spoken, true);
     if (out->is_too_big)
         rc = ws_error_set(err, EPROTO, "%s sent more than %zu bytes", url, limit);
     else if (out->lacks_memory)
         rc = ws_error_set(err, ENOMEM, "no memory for the reply of %s", url);
     else if (code != CURLE_OK)
-        rc = ws_error_set(err, ws_http_errno_of_curl(code), "cannot ask %s: %s", url, ws_http_why(&t, code));
+        rc = ws_error_set(err, ws_tcp_errno_of_curl(&s->head, code), "cannot ask %s: %s", url,
+                          ws_http_why(&t, code));
     else if (status != 200)
         rc = ws_tcp_status_error(url, status, out, err);
 out:

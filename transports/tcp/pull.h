@@ -14,6 +14,7 @@ struct ws_tcp_source {
     struct ws_source head;
     struct ws_source_options options; /* strings are ours */
     struct curl_slist *headers;
+    atomic_bool has_spoken; /* HTTP, since it was opened */
 };
 
 struct ws_tcp_lane {
@@ -28,6 +29,9 @@ struct ws_tcp_lane {
  * -ENOMEM. */
 WS_MUST_USE int ws_tcp_set_up(CURL *c, const struct ws_tcp_source *s, struct ws_http_transfer *t, char *why,
                               struct ws_tcp_guard *guard);
+/* As ws_http_errno_of_curl. But where a source has spoken HTTP before, what speaks none, or ends a handshake, stands
+ * before one that is away: -ECONNRESET, it is asked again. */
+int ws_tcp_errno_of_curl(const struct ws_source *source, CURLcode code);
 /* The sentence in an error body {"error":..,"errno":..}, else the status. */
 int ws_tcp_status_error(const char *url, long status, const struct ws_http_text *body, struct ws_error *err);
 
