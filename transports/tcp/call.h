@@ -17,7 +17,7 @@ struct ws_tcp_call {
     struct ws_http_incoming *in;
     struct ws_api_request api;
     struct ws_tcp_body *body; /* while it cannot be answered yet */
-    bool is_poll, is_suspended;
+    bool is_suspended;
     int64_t poll_end_ms;
 };
 
