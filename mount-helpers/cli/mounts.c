@@ -1,8 +1,10 @@
 #include "mount-helpers/cli/mounts.h"
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <mntent.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,4 +184,35 @@ char *mounts_value(const char *text, const char *key)
         line += n + (line[n] == '\n');
     }
     return NULL;
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    char *end_a, *end_b;
+    uint64_t x = strtoull((*a)->d_name, &end_a, 10), y = strtoull((*b)->d_name, &end_b, 10);
+    if (end_a != (*a)->d_name && end_b != (*b)->d_name && x != y)
+        return x < y ? -1 : 1;
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static int is_folder(const struct dirent *d)
+{
+    return d->d_type == DT_DIR && d->d_name[0] != '.';
+}
+
+int mounts_each_folder(const char *path, int (*visit)(void *arg, const char *name), void *arg)
+{
+    struct dirent **names;
+    int n = scandir(path, &names, is_folder, by_name);
+    if (n < 0)
+        return cli_fail("cannot list %s: %s%s", path, strerror(errno),
+                        errno == ENOTCONN ? "; its daemon died: 'wsync mount' over it recovers it" : "");
+    int code = CLI_OK;
+    for (int i = 0; i < n; i++) {
+        if (code == CLI_OK)
+            code = visit(arg, names[i]->d_name);
+        free(names[i]);
+    }
+    free(names);
+    return code;
 }

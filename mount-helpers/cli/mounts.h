@@ -18,6 +18,9 @@ bool mounts_find(const char *path, char mount[PATH_MAX], char below[PATH_MAX]);
 __attribute__((format(printf, 1, 2))) char *mounts_read(const char *format, ...);
 /* Writes one command; 0 or -errno. */
 int mounts_write(const char *path, const char *text);
+/* Calls visit with each folder's name, numbers in their order, until one call fails. CLI_OK, what visit said, or
+ * CLI_FAILED with its sentence. */
+int mounts_each_folder(const char *path, int (*visit)(void *arg, const char *name), void *arg);
 /* Value of "key value" in flat text: malloc'ed or NULL. */
 char *mounts_value(const char *text, const char *key);
 

@@ -239,6 +239,11 @@ def test_views(stack):
     assert (one["name"], one["state"], one["strategy"], one["have"] == one["bytes"] > 0, one["error"]) == ("1", "ready", "tcp", True, None), one
     assert (two["name"], two["state"], two["strategy"], two["have"], two["at_source"]) == ("2", "known", None, 0, True), two
     assert json.loads(wsync("status", mount.path + "/actor", "--json").stdout)["models"][0]["model"] == "actor"
+    short, long = (wsync("status", *v, mount.path).stdout for v in ((), ("-v",)))
+    words = [line.split() for line in short.splitlines()]
+    assert ["1", "ready"] == next(w for w in words if w[:1] == ["1"])[:2] and [agent.url, "up", "tcp"] == next(w for w in words if w[:1] == [agent.url])[:3], short
+    assert max(map(len, short.splitlines()[1:])) <= 100 and "not by" not in short, short
+    assert f"lineage: {one['run']}" in long and "not by: " in long, long
     assert json.loads(wsync("ls", mount.path + "/actor/", "--json").stdout) == rows == json.loads(wsync("ls", mount.path, "actor", "--json").stdout)
     wsync("wait", "--mount", mount.path, "--timeout", "5", "actor", "1")
     assert wsync("wait", "--mount", mount.path, "--timeout", "0", "actor", "2", check=False).returncode == 1

@@ -1,0 +1,92 @@
+/* wsync ls: models and versions of a mount, by its folders. */
+#include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/mounts.h"
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct view {
+    const char *mount, *model;
+    json_t *rows; /* NULL: text */
+};
+
+static char *first_word(char *text)
+{
+    if (text)
+        text[strcspn(text, " \n")] = 0;
+    return text;
+}
+
+static int list_version(void *arg, const char *name)
+{
+    struct view *v = arg;
+    char *state = first_word(mounts_read("%s/%s/%s/.wsync/state", v->mount, v->model, name));
+    char *progress = mounts_read("%s/%s/%s/.wsync/progress", v->mount, v->model, name);
+    char *total = progress ? mounts_value(progress, "total_bytes") : NULL;
+    char *have = progress ? mounts_value(progress, "have_bytes") : NULL;
+    uint64_t total_bytes = total ? strtoull(total, NULL, 10) : 0;
+    uint64_t have_bytes = have ? strtoull(have, NULL, 10) : 0;
+    if (v->rows)
+        json_array_append_new(v->rows,
+                              json_pack("{s:o,s:o,s:s,s:I,s:I}", "model", json_text(v->model), "version",
+                                        json_text(name), "state", state ? state : "gone", "bytes",
+                                        (json_int_t)total_bytes, "have_bytes", (json_int_t)have_bytes));
+    else
+        printf("%-24s %-16s %-10s %10s %5.0f %%\n", v->model, name, state ? state : "gone",
+               cli_size(total_bytes), total_bytes ? 100.0 * (double)have_bytes / (double)total_bytes : 0);
+    free(state);
+    free(progress);
+    free(total);
+    free(have);
+    return CLI_OK;
+}
+
+static int list_model(void *arg, const char *model)
+{
+    struct view *v = arg;
+    char path[4096];
+    v->model = model;
+    snprintf(path, sizeof path, "%s/%s", v->mount, model);
+    return mounts_each_folder(path, list_version, v);
+}
+
+static int print_rows(json_t *rows, int code)
+{
+    if (rows && code == CLI_OK)
+        return json_print(rows);
+    json_decref(rows);
+    return code;
+}
+
+static int run_ls(const struct cli_args *args)
+{
+    const char *model;
+    struct view v = {.mount = mounts_pick_model(args, &model),
+                     .rows = cli_has(args, "json") ? json_array() : NULL};
+    if (!v.rows)
+        printf("%-24s %-16s %-10s %10s %7s\n", "MODEL", "VERSION", "STATE", "SIZE", "HERE");
+    int code = model ? list_model(&v, model) : mounts_each_folder(v.mount, list_model, &v);
+    return print_rows(v.rows, code);
+}
+
+static const struct cli_option ls_options[] = {
+    {"mount", 'd', "DIR", "the mount; default $WSYNC_MOUNT, or the only one on this machine"},
+    {"json", 'j', NULL, "print JSON"},
+    {0},
+};
+
+const struct cli_command cmd_ls = {
+    .name = "ls",
+    .summary = "list models and versions of a mount with state and size",
+    .synopsis = "[OPTIONS] [MODEL]\n[OPTIONS] DIR [MODEL]",
+    .description = "Listing starts no pull. HERE is how much of a version has arrived and is verified.",
+    .examples = "wsync ls\nwsync ls /wsync/actor\nwsync ls actor --json",
+    .options = ls_options,
+    .max_words = 2,
+    .run = run_ls,
+};

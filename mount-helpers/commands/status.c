@@ -1,0 +1,225 @@
+/* wsync status: what a mount serves, as tables of at most 100 columns or as JSON. Both are made of the same object, which is
+ * what the mount's files say (cli/status_json.h). */
+#include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/mounts.h"
+#include "mount-helpers/cli/status_json.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* --- what the files say --- */
+
+struct reading {
+    const char *mount;
+    json_t *models;
+};
+
+static int read_model(void *arg, const char *model)
+{
+    struct reading *r = arg;
+    char *status = mounts_read("%s/%s/status", r->mount, model);
+    char *engines = mounts_read("%s/%s/engines", r->mount, model);
+    const int code = status && engines
+                         ? CLI_OK
+                         : cli_fail("cannot read %s/%s/status: %s", r->mount, model, strerror(errno));
+    if (code == CLI_OK)
+        json_array_append_new(r->models, status_json_model(model, status, engines));
+    free(status);
+    free(engines);
+    return code;
+}
+
+/* NULL: it failed with *code. */
+static json_t *read_mount(const char *mount, const char *model, int *code)
+{
+    struct reading r = {.mount = mount, .models = json_array()};
+    char *text = mounts_read("%s/status", mount);
+    json_t *root = text ? status_json_mount(text) : NULL;
+    free(text);
+    *code = !root   ? cli_fail("cannot read %s/status: %s%s", mount, strerror(errno),
+                             errno == ENOTCONN ? "; its daemon died: 'wsync mount' over it recovers it" : "")
+            : model ? read_model(&r, model)
+                    : mounts_each_folder(mount, read_model, &r);
+    if (*code == CLI_OK) {
+        json_object_set_new(root, "mount", json_text(mount));
+        json_object_set_new(root, "models", r.models);
+        return root;
+    }
+    json_decref(root);
+    json_decref(r.models);
+    return NULL;
+}
+
+/* --- tables --- */
+
+static const char *text_of(const json_t *o, const char *key, const char *none)
+{
+    const char *text = json_string_value(json_object_get(o, key));
+    return text ? text : none;
+}
+
+static uint64_t number_of(const json_t *o, const char *key)
+{
+    const json_int_t n = json_integer_value(json_object_get(o, key));
+    return n > 0 ? (uint64_t)n : 0;
+}
+
+static double real_of(const json_t *o, const char *key)
+{
+    return json_real_value(json_object_get(o, key));
+}
+
+static bool is_true(const json_t *o, const char *key)
+{
+    return json_is_true(json_object_get(o, key));
+}
+
+/* What went wrong has a line of its own, below the row that it is about. */
+static void print_more(const json_t *o, const char *key, const char *name)
+{
+    const char *text = text_of(o, key, "");
+    if (*text)
+        printf("      %s: %s\n", name, text);
+}
+
+static void print_mount(const json_t *m)
+{
+    size_t i;
+    const json_t *source;
+    printf("%s  %s\n", text_of(m, "mount", "?"), text_of(m, "reads", ""));
+    printf("  cache %s of %s used", cli_size(number_of(m, "used_bytes")),
+           cli_size(number_of(m, "cache_bytes")));
+    if (number_of(m, "waiting_bytes"))
+        printf(", %s still held by readers", cli_size(number_of(m, "waiting_bytes")));
+    printf("\n  %s moved, pulls %" PRIu64 ", failed %" PRIu64 ", retries %" PRIu64 ", bad blocks %" PRIu64
+           "\n",
+           cli_size(number_of(m, "moved_bytes")), number_of(m, "pulls"), number_of(m, "pulls_failed"),
+           number_of(m, "retries"), number_of(m, "bad_blocks"));
+    printf("\n  %-52s %-6s %-9s %s\n", "SOURCE", "STATE", "BY", "HEARD OF");
+    json_array_foreach(json_object_get(m, "sources"), i, source)
+    {
+        char heard[24] = "never";
+        if (real_of(source, "contact") >= 0)
+            snprintf(heard, sizeof heard, "%.1f s ago", real_of(source, "contact"));
+        printf("  %-52s %-6s %-9s %s\n", text_of(source, "url", "?"), is_true(source, "up") ? "up" : "down",
+               text_of(source, "transport", "-"), heard);
+        print_more(source, "error", "error");
+    }
+}
+
+static void print_version(const json_t *v, bool more)
+{
+    const uint64_t bytes = number_of(v, "bytes"), have = number_of(v, "have");
+    char sources[24] = "gone", here[16] = "-", seconds[24] = "-";
+    if (is_true(v, "at_source"))
+        snprintf(sources, sizeof sources, "%" PRIu64, number_of(v, "sources"));
+    if (bytes)
+        snprintf(here, sizeof here, "%.0f %%", 100.0 * (double)have / (double)bytes);
+    if (real_of(v, "seconds") > 0)
+        snprintf(seconds, sizeof seconds, "%.3f", real_of(v, "seconds"));
+    printf("  %-9s %-8s %8s %6s %8s %7s  %s%s\n", text_of(v, "name", "?"), text_of(v, "state", "?"),
+           bytes ? cli_size(bytes) : "-", here, seconds, sources, text_of(v, "how", "-"),
+           is_true(v, "pinned") ? ", pinned" : "");
+    print_more(v, "error", "error");
+    if (more) {
+        print_more(v, "run", "lineage");
+        print_more(v, "why_not", "not by");
+    }
+}
+
+static void print_engine(const json_t *e)
+{
+    char pause[24] = "-";
+    if (real_of(e, "pause") > 0)
+        snprintf(pause, sizeof pause, "%.3f", real_of(e, "pause"));
+    printf("  %-16s %-10s %8s %-10s %8s  %s\n", text_of(e, "name", "?"), text_of(e, "state", "?"),
+           text_of(e, "serving", "-"), text_of(e, "kind", "?"), pause, text_of(e, "url", "-"));
+    print_more(e, "draft", "draft model");
+    print_more(e, "error", "error");
+}
+
+static void print_ways(const json_t *m)
+{
+    const json_t *way;
+    size_t i;
+    json_array_foreach(json_object_get(m, "strategy"), i, way)
+        printf("%s%s", i ? ", " : "; comes by ", json_string_value(way));
+    putchar('\n');
+}
+
+static void print_model(const json_t *m, bool more)
+{
+    const json_t *versions = json_object_get(m, "versions"), *engines = json_object_get(m, "engines"), *one;
+    size_t i;
+    printf("\n%s  current %s, latest %s, previous %s%s\n", text_of(m, "model", "?"),
+           text_of(m, "current", "none"), text_of(m, "latest", "none"), text_of(m, "previous", "none"),
+           is_true(m, "switching") ? ", switching now" : "");
+    printf("  policy %s, commit %s, switches %" PRIu64 ", failed %" PRIu64, text_of(m, "policy", "?"),
+           text_of(m, "commit", "?"), number_of(m, "switches"), number_of(m, "switches_failed"));
+    print_ways(m);
+    print_more(m, "lacking", "lacking");
+    if (json_array_size(versions))
+        printf("\n  %-9s %-8s %8s %6s %8s %7s  %s\n", "VERSION", "STATE", "SIZE", "HERE", "SECONDS",
+               "SOURCES", "HOW");
+    json_array_foreach(versions, i, one) print_version(one, more);
+    if (json_array_size(engines))
+        printf("\n  %-16s %-10s %8s %-10s %8s  %s\n", "ENGINE", "STATE", "SERVES", "KIND", "PAUSE s", "URL");
+    json_array_foreach(engines, i, one) print_engine(one);
+}
+
+static void print_tables(const json_t *root, bool more)
+{
+    const json_t *model;
+    size_t i;
+    print_mount(root);
+    json_array_foreach(json_object_get(root, "models"), i, model) print_model(model, more);
+}
+
+static int run_status(const struct cli_args *args)
+{
+    const char *model, *mount = mounts_pick_model(args, &model);
+    const bool watch = cli_has(args, "watch");
+    const uint64_t interval = cli_u64(args, "interval", 1);
+    int code;
+    for (;;) {
+        json_t *root = read_mount(mount, model, &code);
+        if (watch && isatty(STDOUT_FILENO))
+            printf("\033[H\033[2J");
+        if (root && cli_has(args, "json"))
+            code = json_print(root); /* takes it */
+        else if (root)
+            print_tables(root, cli_has(args, "verbose"));
+        if (!cli_has(args, "json"))
+            json_decref(root);
+        if (code || !watch)
+            return code;
+        fflush(stdout);
+        nanosleep(&(struct timespec){.tv_sec = interval ? (time_t)interval : 1}, NULL);
+    }
+}
+
+static const struct cli_option status_options[] = {
+    {"mount", 'd', "DIR", "the mount; default $WSYNC_MOUNT, or the only one on this machine"},
+    {"json", 'j', NULL, "print JSON"},
+    {"verbose", 'v', NULL, "each version's lineage too, and why it did not come by other ways"},
+    {"watch", 'w', NULL, "print again every interval until interrupted"},
+    {"interval", 'n', "SECONDS", "with --watch; default 1", 0, CLI_MAX_SECONDS},
+    {0},
+};
+
+const struct cli_command cmd_status = {
+    .name = "status",
+    .summary = "show what a mount serves: versions, engines, sources, memory",
+    .synopsis = "[OPTIONS] [MODEL]\n[OPTIONS] DIR [MODEL]",
+    .description = "What the status and engines files of the mount say, as tables or as JSON.",
+    .examples = "wsync status -w\nwsync status /wsync actor\nwsync status --json | jq .models[0].current",
+    .options = status_options,
+    .max_words = 2,
+    .run = run_status,
+};
