@@ -149,7 +149,9 @@ static void print_ways(const json_t *m)
     const json_t *way;
     size_t i;
     json_array_foreach(json_object_get(m, "strategy"), i, way)
+    {
         printf("%s%s", i ? ", " : "; comes by ", json_string_value(way));
+    }
     putchar('\n');
 }
 
@@ -167,10 +169,16 @@ static void print_model(const json_t *m, bool more)
     if (json_array_size(versions))
         printf("\n  %-9s %-8s %8s %6s %8s %7s  %s\n", "VERSION", "STATE", "SIZE", "HERE", "SECONDS",
                "SOURCES", "HOW");
-    json_array_foreach(versions, i, one) print_version(one, more);
+    json_array_foreach(versions, i, one)
+    {
+        print_version(one, more);
+    }
     if (json_array_size(engines))
         printf("\n  %-16s %-10s %8s %-10s %8s  %s\n", "ENGINE", "STATE", "SERVES", "KIND", "PAUSE s", "URL");
-    json_array_foreach(engines, i, one) print_engine(one);
+    json_array_foreach(engines, i, one)
+    {
+        print_engine(one);
+    }
 }
 
 static void print_tables(const json_t *root, bool more)
@@ -178,7 +186,10 @@ static void print_tables(const json_t *root, bool more)
     const json_t *model;
     size_t i;
     print_mount(root);
-    json_array_foreach(json_object_get(root, "models"), i, model) print_model(model, more);
+    json_array_foreach(json_object_get(root, "models"), i, model)
+    {
+        print_model(model, more);
+    }
 }
 
 static int run_status(const struct cli_args *args)
