@@ -72,6 +72,20 @@ def wait_for(condition, what, seconds=20):
         time.sleep(0.02)
 
 
+def suspend(pid):
+    """SIGSTOP, and waits until it has come to all threads: before the one that takes it has run, the others go on to answer."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def is_stopped():
+        states = []
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat") as f:
+                states.append(f.read().rsplit(")", 1)[1].split()[0])
+        return set(states) <= set("tT")
+
+    wait_for(is_stopped, f"process {pid} to stop")
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

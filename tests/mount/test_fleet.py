@@ -237,7 +237,7 @@ def test_silent_engines_hold_nobody_up(stack):
     "engines that do not answer are asked beside the others: one that dies is seen as soon as if it were alone"
     agent, mount, folders, servers = world(stack, 7)
     for e in servers[:6]:  # 5 s each, one after the other: the last would be seen after half a minute
-        os.kill(e.pid, signal.SIGSTOP)
+        suspend(e.pid)
     try:
         start = time.monotonic()
         wait_state(mount, "e0", "unknown")
@@ -382,7 +382,7 @@ def test_hanging_engine_pauses_nobody(stack):
     hangs = Engine(stack, folders[1], api="vllm")
     mount.write(f"engine add h vllm {hangs.url} pause-timeout=1", "actor/ctl")
     mount.write("1", "actor/version")
-    os.kill(hangs.pid, signal.SIGSTOP)
+    suspend(hangs.pid)
     stack.callback(lambda: os.kill(hangs.pid, signal.SIGCONT))
     assert mount.refused("2", "actor/version") == "ETIMEDOUT"
     assert "engine h " in mount.text("actor/last_error")

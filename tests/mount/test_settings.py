@@ -141,7 +141,7 @@ def test_added_that_hangs(stack):
     mount.wait_version("actor", 1)
     mount.write(f"add other dir:{below.path}", "ctl")
     mount.end()
-    os.kill(below.pid, signal.SIGSTOP)
+    suspend(below.pid)
     try:
         again = Mount(stack, agent.url, path=mount.path, wait=False)
         stack.callback(os.kill, below.pid, signal.SIGCONT)  # before it ends, which waits for the folder

@@ -202,7 +202,7 @@ def test_late_is_said(stack):
     "a read that ends by deadline= while its pull goes on is in last_error and, once, in events, and says who was silent"
     agent, _ = published(stack)
     mount = mounted(stack, agent.url, "deadline=2")
-    os.kill(agent.pid, signal.SIGSTOP)
+    suspend(agent.pid)
     try:
         for _ in range(2):
             got = error_of(lambda: os.listdir(mount.file("actor/1")))
@@ -230,7 +230,7 @@ def test_silent_source(stack):
             mount.wait_version("actor", 1, sources=2)
             if known:
                 os.listdir(mount.file("actor/1"))  # the manifest is here, so that bytes are asked for first
-            os.kill(one.pid, signal.SIGSTOP)
+            suspend(one.pid)
             try:
                 assert tensors_of(mount.file("actor/1/model.safetensors")) == want
             finally:
