@@ -200,7 +200,7 @@ static int run_status(const struct cli_args *args)
     int code;
     for (;;) {
         json_t *root = read_mount(mount, model, &code);
-        if (watch && isatty(STDOUT_FILENO))
+        if (root && watch && isatty(STDOUT_FILENO)) /* why it failed stays to be read */
             printf("\033[H\033[2J");
         if (root && cli_has(args, "json"))
             code = json_print(root); /* takes it */
