@@ -190,7 +190,7 @@ old-releases: $(TOP)/libfuse/config.mk ## build the releases of before that the 
 	$(Q)tests/compat/build v0.1.0 14cbeb8
 
 # They stay in the process once they were opened: their threads run on.
-$(FAKES): $(B)/tests/fakes/told.o
+$(FAKES): $(B)/tests/fakes/config.o
 $(B)/tests/fakes/libcuda.so.1: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/fake_*.c))
 $(B)/tests/fakes/libnccl.so.2: $(patsubst %.c,$(B)/%.o,$(wildcard tests/fakes/nccl_*.c))
 $(FAKES):
@@ -205,7 +205,7 @@ $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
 # The fuzzers have objects of their own, by clang; only what parses is in them.
 FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS) $(GPU_FLAGS) $(gpu_headers)
 FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) $(call SRC,backends/trainer/skyrl) fs/engines/grammar.c \
-	$(patsubst %,backends/trainer/%.c,tensor/piece tensor/overlap api/struct_abi api/arena api/last_error))
+	$(patsubst %,backends/trainer/%.c,tensor/piece tensor/overlap api/struct_abi api/arena api/last_error api/dtype_names))
 $(TOP)/fuzz/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
 	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -MMD -MP -c $< -o $@

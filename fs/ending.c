@@ -21,7 +21,7 @@ struct ws_ending {
     bool controls;             /* control has not been ended */
 };
 
-/* Those that end a process where nobody said otherwise, as nohup does. */
+/* Those that end the process, except where its parent had them ignored, as nohup does. */
 static void ending_signals(sigset_t *out)
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
@@ -32,7 +32,7 @@ static void ending_signals(sigset_t *out)
             sigaddset(out, signals[i]);
 }
 
-void ws_ending_hold_signals(sigset_t *before)
+void ws_ending_block_signals(sigset_t *before)
 {
     sigset_t held;
     ending_signals(&held);
@@ -126,6 +126,6 @@ void ws_ending_over(struct ws_ending *e)
     (void)eventfd_write(e->over, 1);
     pthread_join(e->thread, NULL);
     while (read(e->signals, &one, sizeof(one)) == (ssize_t)sizeof(one))
-        ; /* they did what they were sent for, and shall not end the process once they are let through */
+        ; /* they have done their work, and must not end the process once they are unblocked */
     release(e);
 }

@@ -1,8 +1,7 @@
-/* Ending: what ends a mount's control, and in which order. At SIGTERM, SIGINT or SIGHUP control ends first,
- * while the mount still serves: engines that are in the middle of a switch read the version that they go back
- * to from it. Where the mount is no longer at its path (it was unmounted, maybe lazily) control ends at once,
- * since the path, its settings and its ports may be a successor's from then on; files that are open go on
- * being served.
+/* Ending: in which order a mount ends. At SIGTERM, SIGINT or SIGHUP control ends first, while the mount still
+ * serves: engines in the middle of a switch read from it the version that they go back to. Where the mount is
+ * no longer at its path (it was unmounted, maybe lazily) control ends at once, because the path, its settings
+ * and its ports may be a successor's from then on. Files that are open go on being served.
  *
  *     serving --- a signal ----> control ends ----> the session ends
  *        '------- unmounted ---> control ends ----> the session ends with its last reader, or by a signal */
@@ -22,8 +21,8 @@ struct ws_ending_options {
 };
 struct ws_ending;
 
-/* Keeps the signals that end a mount from all threads that are started from now on; before any of them. */
-void ws_ending_hold_signals(sigset_t *before);
+/* Blocks the signals that end a mount in all threads that are started from now on. Called before any is. */
+void ws_ending_block_signals(sigset_t *before);
 WS_MUST_USE int ws_ending_watch(struct ws_ending **out, const struct ws_ending_options *o);
 /* The session is over: returns when nothing is under way any more. NULL is fine. */
 void ws_ending_over(struct ws_ending *e);

@@ -23,10 +23,10 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#define LOOK_MS   200
-#define AGAIN_NS  5000000000UL
-#define MAX_TOLD  64
-#define LEFT_MARK ".wsync-export" /* in the root of a tmpfs of ours */
+#define LOOK_MS      200
+#define AGAIN_NS     5000000000UL
+#define MAX_REPORTED 64
+#define LEFT_MARK    ".wsync-export" /* in the root of a tmpfs of ours */
 
 struct exporter {
     const struct ws_mount_options *options;
@@ -34,9 +34,9 @@ struct exporter {
     int root;     /* the folder, as it was when we came: a path may lead elsewhere later */
     bool mounted; /* a tmpfs of ours is there: files are links */
     struct ws_error *err;
-    uint64_t again_ns;       /* a disk that failed is not tried before */
-    uint64_t told[MAX_TOLD]; /* hashes of the last complaints, each of which is told once */
-    size_t n_told;
+    uint64_t again_ns;               /* a disk that failed is not tried before */
+    uint64_t reported[MAX_REPORTED]; /* hashes of the last complaints, each of which is logged once */
+    size_t n_reported;
 };
 
 __attribute__((format(printf, 2, 3))) static void complain(struct exporter *e, const char *format, ...)
@@ -47,10 +47,10 @@ __attribute__((format(printf, 2, 3))) static void complain(struct exporter *e, c
     vsnprintf(text, sizeof(text), format, ap);
     va_end(ap);
     uint64_t hash = ws_hash(text, strlen(text));
-    for (size_t i = 0; i < MAX_TOLD; i++)
-        if (e->told[i] == hash)
+    for (size_t i = 0; i < MAX_REPORTED; i++)
+        if (e->reported[i] == hash)
             return;
-    e->told[e->n_told++ % MAX_TOLD] = hash;
+    e->reported[e->n_reported++ % MAX_REPORTED] = hash;
     ws_log(WS_LOG_ERROR, "export", "%s", text);
 }
 
@@ -80,7 +80,7 @@ static int copy_file(const unsigned char *data, uint64_t size, int folder, const
 static int place_file(const struct exporter *e, struct ws_version *v, const struct ws_manifest *m, size_t i,
                       int folder)
 {
-    const struct ws_bundle_file *f = &m->files[i];
+    const struct ws_manifest_file *f = &m->files[i];
     struct ws_region *r = ws_version_region(v, i);
     if (f->size_bytes > 0 && !r)
         return -ESTALE; /* it went meanwhile */
@@ -109,20 +109,20 @@ static int place_version(struct exporter *e, struct ws_version *v, int dir, cons
     return rc;
 }
 
-/* Before its memory is used again nobody may be able to open it. */
-static void take_away(void *arg, struct ws_version *v)
+/* The store's reclaim hook: before a version's memory is used again, no process may be able to open it. */
+static void remove_version(void *arg, struct ws_version *v)
 {
     const struct exporter *e = arg;
     char name[WS_MAX_NAME + 1];
     int dir = open_model(e, ws_model_name(ws_version_model(v)), false);
     ws_version_name(v, name);
-    if (dir >= 0 && name[0] && ws_exported_look(dir, name, NULL) != WS_EXPORTED_FOREIGN)
+    if (dir >= 0 && name[0] && ws_exported_check(dir, name, NULL) != WS_EXPORTED_FOREIGN)
         (void)ws_exported_remove(dir, name);
     if (dir >= 0)
         close(dir);
 }
 
-/* Moves a link; what is there and is no link is somebody's own. */
+/* Moves a link. What is there and is no link was not made by an export, and stays. */
 static void set_link(struct exporter *e, int dir, const char *model, const char *link, const char *name)
 {
     char part[64], now[WS_MAX_NAME + 1] = "";
@@ -158,7 +158,7 @@ static void visit_version(void *arg, struct ws_version *v)
     ws_version_name(v, name);
     if (!ws_version_is_complete(v) || !ws_version_is_named(v) || !name[0] || !m)
         return;
-    enum ws_exported is = ws_exported_look(visit->dir, name, m->digest);
+    enum ws_exported is = ws_exported_check(visit->dir, name, m->digest);
     int rc = 0;
     if (is == WS_EXPORTED_OURS || (is != WS_EXPORTED_FOREIGN && ws_clock_ns() < e->again_ns))
         return;
@@ -224,7 +224,7 @@ static void visit_model(void *arg, struct ws_model *m)
     ws_model_each(m, visit_version, &visit);
     if (latest) {
         ws_version_name(latest, name);
-        if (name[0] && ws_exported_look(visit.dir, name, NULL) == WS_EXPORTED_OURS)
+        if (name[0] && ws_exported_check(visit.dir, name, NULL) == WS_EXPORTED_OURS)
             set_link(e, visit.dir, visit.model, "latest", name);
         ws_version_put(latest);
     }
@@ -260,7 +260,7 @@ static int open_root(struct exporter *e, struct ws_error *err)
         close(fd);
         return rc;
     }
-    if (is_left_over(fd) && umount2(path, MNT_DETACH) == 0) { /* its lock was free: nobody serves it */
+    if (is_left_over(fd) && umount2(path, MNT_DETACH) == 0) { /* its lock was free: no export serves it */
         close(fd);
         return open_root(e, err);
     }
@@ -277,7 +277,7 @@ static int mount_tmpfs(struct exporter *e)
     int mark = root >= 0 ? openat(root, LEFT_MARK, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0400) : -1;
     if (mark >= 0)
         close(mark);
-    /* Locked before it is there: who comes to the same path opens this one. */
+    /* Locked before it is mounted: another export that comes to the path opens this one. */
     e->mounted =
         mark >= 0 && flock(root, LOCK_EX | LOCK_NB) == 0 &&
         syscall(SYS_move_mount, fs, "", AT_FDCWD, e->options->mountpoint, MOVE_MOUNT_F_EMPTY_PATH) == 0;
@@ -293,7 +293,7 @@ static int mount_tmpfs(struct exporter *e)
     return folder;
 }
 
-/* Only what is ours: over it, or in its place, there may be another one's mount by now. */
+/* Only what is ours: over it, or in its place, there may be another mount by now. */
 static void unmount_tmpfs(const struct exporter *e)
 {
     struct stat ours, there;
@@ -307,21 +307,16 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
 {
     struct exporter e = {.options = o, .err = err};
     struct ws_store_options s = o->store;
-    char *copy = strdup(o->source), *save = NULL;
     int folder = -1;
     s.own_memory = true;
-    int rc = copy ? open_root(&e, err) : ws_error_set(err, ENOMEM, "no memory");
+    int rc = open_root(&e, err);
     if (rc == 0 && (rc = ws_store_new(&e.store, &ws_puller, &s, err)) < 0)
         close(e.root);
-    if (rc < 0) {
-        free(copy);
+    if (rc < 0)
         return rc;
-    }
-    ws_store_set_release(e.store, take_away, &e);
+    ws_store_set_reclaim(e.store, remove_version, &e);
     folder = mount_tmpfs(&e);
-    for (char *url = strtok_r(copy, ",", &save); url && rc == 0; url = strtok_r(NULL, ",", &save))
-        rc = ws_store_add(e.store, url, NULL, NULL, err);
-    free(copy);
+    rc = ws_mount_options_add_sources(o, e.store, err);
     if (rc == 0 && ready)
         ready();
     while (rc == 0 && !atomic_load(stop)) {

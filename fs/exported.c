@@ -69,7 +69,7 @@ static bool is_whole(int folder, const json_t *mark)
     return true;
 }
 
-enum ws_exported ws_exported_look(int dir, const char *name, const char *digest)
+enum ws_exported ws_exported_check(int dir, const char *name, const char *digest)
 {
     enum ws_exported is = WS_EXPORTED_FOREIGN;
     int folder = open_folder(dir, name);
@@ -125,7 +125,7 @@ int ws_exported_begin(int dir, const char *part, const char *name, const struct 
     rc = folder < 0 ? folder : write_mark(dir, folder, name, m);
     if (rc == 0)
         return folder;
-    if (folder >= 0) { /* without its mark it would be nobody's */
+    if (folder >= 0) { /* without its mark no export would ever remove it */
         (void)unlinkat(folder, WS_EXPORTED_MARK, 0);
         close(folder);
     }

@@ -1,7 +1,7 @@
 /* Exported: a folder that `wsync export` made for one version. It is known by a mark in it, a file with what
  * it was made as, the version's digest, the inodes of the folder and of the model's, and its files' names. A
- * folder without such a mark, a copy of one and one that was moved elsewhere are somebody's own: they are
- * never written to and never emptied. Paths are below the descriptor of a model's folder. Not thread safe. */
+ * folder without such a mark, a copy of one and one that was moved elsewhere belong to a user: they are never
+ * written to and never emptied. Paths are below the descriptor of a model's folder. Not thread safe. */
 #ifndef WS_FS_EXPORTED_H
 #define WS_FS_EXPORTED_H
 #include "transports/base/error.h"
@@ -19,12 +19,12 @@ enum ws_exported {
 
 /* What is there under a name. digest NULL: any. part: a folder in the making, which has the mark of the
  * version that it is made for. */
-enum ws_exported ws_exported_look(int dir, const char *name, const char *digest);
-/* Makes NAME's folder under the name part with its mark; returns its descriptor, or -errno. -EEXIST: part is
- * somebody's own. */
+enum ws_exported ws_exported_check(int dir, const char *name, const char *digest);
+/* Makes NAME's folder under the name part with its mark; returns its descriptor, or -errno. -EEXIST: part
+ * belongs to a user. */
 WS_MUST_USE int ws_exported_begin(int dir, const char *part, const char *name, const struct ws_manifest *m);
 /* Removes the files of the mark, the mark and the folder, where the mark is ours; what else is in it stays.
- * -EPERM: it is not ours; -ENOTEMPTY: somebody put something into it. */
+ * -EPERM: it is not ours; -ENOTEMPTY: it holds files that the export did not make. */
 int ws_exported_remove(int dir, const char *entry);
 
 #endif

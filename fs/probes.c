@@ -21,41 +21,41 @@ struct ws_probes {
 /* --- is it ready --- */
 
 /* "42@RUN": how far behind the mark it is; UINT64_MAX: of another lineage, or not a version of ours. */
-static uint64_t behind_of(const char *served, const struct ws_mark *aim)
+static uint64_t versions_behind(const char *served, const struct ws_version_id *aim)
 {
     uint64_t number;
-    if (ws_text_digits(&served, &number) || *served != '@' || strcmp(served + 1, aim->run) != 0)
+    if (ws_text_digits(&served, &number) || *served != '@' || strcmp(served + 1, aim->lineage) != 0)
         return UINT64_MAX;
     return aim->version > number ? aim->version - number : 0;
 }
 
-/* What one engine is asked, or is known to be where it cannot say. */
-static json_t *look(struct ws_control *c, struct ws_engine *e, const struct ws_mark *aim,
-                    uint64_t most_behind, bool *ready)
+/* What one engine answers now; where it cannot say, what is known of it. */
+static json_t *check_engine(struct ws_control *c, struct ws_engine *e, const struct ws_version_id *aim,
+                            uint64_t most_behind, bool *ready)
 {
     struct ws_engine_serving now = {0};
     struct ws_error err = {0};
     struct ws_engine_call call;
     int rc = 0;
     if (!e->ops->external && (rc = ws_engine_ready(e, c, &err)) == 0) {
-        ws_engine_call_of(e, c, &call);
-        call.target.timeout_ms = call.target.timeout_ms < ANSWER_MS ? call.target.timeout_ms : ANSWER_MS;
+        ws_engine_call_init(e, c, &call);
+        ws_engine_call_limit(&call, ANSWER_MS);
         call.target.short_ms = call.target.timeout_ms;
         rc = e->ops->serving(&call.target, &now, &err);
     }
     pthread_mutex_lock(&c->lock);
     const enum ws_engine_state state = e->condition.state;
     const bool gone = ws_condition_is_broken(&e->condition);
-    if (!e->condition.tells.version)
+    if (!e->condition.reports.version)
         snprintf(now.version, sizeof(now.version), "%s", e->condition.version);
     pthread_mutex_unlock(&c->lock);
-    uint64_t behind = aim->run[0] ? behind_of(now.version, aim) : UINT64_MAX;
-    const char *why = rc < 0                                            ? err.text
-                      : now.paused                                      ? "it is paused"
-                      : now.sleeping                                    ? "it sleeps"
-                      : gone                                            ? "it has no good weights"
-                      : !now.tells_paused && state != WS_ENGINE_SERVING ? ws_engine_state_name(state)
-                      : !aim->run[0]                                    ? "no version is current"
+    uint64_t behind = aim->lineage[0] ? versions_behind(now.version, aim) : UINT64_MAX;
+    const char *why = rc < 0                                              ? err.text
+                      : now.paused                                        ? "it is paused"
+                      : now.sleeping                                      ? "it sleeps"
+                      : gone                                              ? "it has no good weights"
+                      : !now.reports_paused && state != WS_ENGINE_SERVING ? ws_engine_state_name(state)
+                      : !aim->lineage[0]                                  ? "no version is current"
                       : behind == UINT64_MAX ? "it serves something else than the current version"
                       : behind > most_behind ? "it is too far behind the current version"
                                              : NULL;
@@ -67,40 +67,41 @@ static json_t *look(struct ws_control *c, struct ws_engine *e, const struct ws_m
     return out;
 }
 
-static unsigned look_at_model(struct ws_control *c, const char *model, const char *engine,
-                              const uint64_t *most_behind, json_t **out)
+static unsigned check_model(struct ws_control *c, const char *model, const char *engine,
+                            const uint64_t *most_behind, json_t **out)
 {
     struct ws_model *m = ws_store_find(c->store, model);
-    struct ws_desk *d = m ? ws_desk_of(c, model) : NULL;
+    struct ws_controller *ctl = m ? ws_controller_get(c, model) : NULL;
     struct ws_version *v = m ? ws_model_current(m) : NULL, *latest = m ? ws_model_latest(m) : NULL;
-    struct ws_mark aim = {0};
-    struct ws_orders orders = {0};
+    struct ws_version_id aim = {0};
+    struct ws_desired desired = {0};
     json_t *engines = json_array();
-    size_t n = 0, asked = 0;
+    size_t n = 0, n_engines = 0;
     bool all = true;
     if (v)
-        aim = ws_version_mark(v);
+        aim = ws_version_id(v);
     if (m)
-        ws_model_orders(m, &orders);
-    if (most_behind && orders.released_by)
-        aim = orders.released;
+        ws_model_desired(m, &desired);
+    if (most_behind && desired.released_by)
+        aim = desired.released;
     else if (most_behind && latest)
-        aim = ws_version_mark(latest);
-    struct ws_engine **held = d ? ws_engine_hold_all(c, d, &n) : NULL;
+        aim = ws_version_id(latest);
+    struct ws_engine **held = ctl ? ws_engine_get_all(c, ctl, &n) : NULL;
     for (size_t i = 0; held && i < n; i++) {
         bool ready;
         if (engine && strcmp(held[i]->name, engine) != 0)
             continue;
-        json_array_append_new(engines, look(c, held[i], &aim, most_behind ? *most_behind : 0, &ready));
+        json_array_append_new(engines,
+                              check_engine(c, held[i], &aim, most_behind ? *most_behind : 0, &ready));
         all = all && ready;
-        asked++;
+        n_engines++;
     }
     if (held)
-        ws_engine_release_all(c, held, n);
-    unsigned status = asked == 0 ? 404 : all ? 200 : 503;
+        ws_engine_put_all(c, held, n);
+    unsigned status = n_engines == 0 ? 404 : all ? 200 : 503;
     *out = json_pack("{s:b,s:s,s:I,s:o}", "ready", (int)(status == 200), "model", model, "current",
                      (json_int_t)(v ? ws_version_number(v) : 0), "engines", engines);
-    if (asked == 0)
+    if (n_engines == 0)
         json_object_set_new(*out, "error",
                             json_string(!m       ? "there is no such model"
                                         : engine ? "the model has no such engine"
@@ -147,8 +148,8 @@ static void serve_ready(void *self, struct ws_http_incoming *in, struct ws_http_
         return;
     }
     snprintf(model, sizeof(model), "%.*s", (int)n, path);
-    a->status = look_at_model(p->control, model, slash && slash[1] ? slash + 1 : NULL, word ? &behind : NULL,
-                              &a->json);
+    a->status =
+        check_model(p->control, model, slash && slash[1] ? slash + 1 : NULL, word ? &behind : NULL, &a->json);
 }
 
 static void serve_nothing(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
@@ -168,10 +169,10 @@ static void refuse(void *self, const struct ws_http_incoming *in, struct ws_http
 }
 
 static const struct ws_http_route routes[] = {
-    {WS_HTTP_READ, "/healthz", WS_HTTP_ANYBODY, serve_health},
-    {WS_HTTP_READ, "/metrics", WS_HTTP_ANYBODY, serve_metrics},
-    {WS_HTTP_READ, "/ready/*", WS_HTTP_ANYBODY, serve_ready},
-    {WS_HTTP_READ, "*", WS_HTTP_ANYBODY, serve_nothing},
+    {WS_HTTP_READ, "/healthz", WS_HTTP_PUBLIC, serve_health},
+    {WS_HTTP_READ, "/metrics", WS_HTTP_PUBLIC, serve_metrics},
+    {WS_HTTP_READ, "/ready/*", WS_HTTP_PUBLIC, serve_ready},
+    {WS_HTTP_READ, "*", WS_HTTP_PUBLIC, serve_nothing},
     {0},
 };
 

@@ -12,19 +12,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 
-struct relay_hold {
-    struct ws_hold base; /* its pointers are set when what they lead to is here */
+struct relay_lease {
+    struct ws_lease base; /* its pointers are set when what they lead to is here */
     struct ws_relay *relay;
     struct ws_version *version; /* counted */
     struct ws_region **regions;
-    struct ws_wait wait; /* for what was asked last */
+    struct ws_waiter wait; /* for what the server asked for last */
     void (*arrived)(void *arg);
     void *arrived_arg;
     atomic_int failed; /* what the wait ended with, negative: it stays */
     void (*revoked)(void *arg);
     void *revoked_arg;
-    struct relay_hold *next, *prev; /* guarded by relay->lock */
+    LIST_ENTRY(relay_lease) link; /* in relay->leases, guarded by relay->lock */
 };
 
 struct ws_relay {
@@ -32,10 +33,10 @@ struct ws_relay {
     struct ws_tcp_server *server;
     _Atomic(uint64_t) seq;
     pthread_t announcer;
-    pthread_mutex_t lock; /* taken before the server's own; never while a hold is asked about */
+    pthread_mutex_t lock; /* taken before the server's own; never while the server asks about a lease */
     pthread_cond_t changed;
     /* guarded by lock */
-    struct relay_hold *holds;
+    LIST_HEAD(relay_leases, relay_lease) leases;
     bool dirty, stop;
 };
 
@@ -54,11 +55,11 @@ static int relay_models(void *self, const char *model, json_t **out, struct ws_e
     return ws_offers_list(r->store, model, atomic_load(&r->seq), out, err);
 }
 
-/* Compares what would be listed with what was, and wakes those who poll where it differs. */
+/* Compares the listing with the one before, and wakes the mounts that poll where it differs. */
 static void *announce(void *arg)
 {
     struct ws_relay *r = arg;
-    json_t *told = NULL;
+    json_t *last_listing = NULL;
 
     pthread_mutex_lock(&r->lock);
     while (!r->stop) {
@@ -69,54 +70,49 @@ static void *announce(void *arg)
         }
         r->dirty = false;
         pthread_mutex_unlock(&r->lock);
-        if (ws_offers_list(r->store, NULL, 0, &now, NULL) == 0 && !json_equal(now, told)) {
+        if (ws_offers_list(r->store, NULL, 0, &now, NULL) == 0 && !json_equal(now, last_listing)) {
             atomic_fetch_add(&r->seq, 1);
             ws_tcp_server_wake(r->server);
         }
-        json_decref(told);
-        told = now;
+        json_decref(last_listing);
+        last_listing = now;
         pthread_mutex_lock(&r->lock);
     }
     pthread_mutex_unlock(&r->lock);
-    json_decref(told);
+    json_decref(last_listing);
     return NULL;
 }
 
-/* --- holds --- */
+/* --- leases --- */
 
-static void link_hold(struct relay_hold *h)
+static void link_lease(struct relay_lease *lease)
 {
-    struct ws_relay *r = h->relay;
+    struct ws_relay *r = lease->relay;
 
     pthread_mutex_lock(&r->lock);
-    h->next = r->holds;
-    if (r->holds)
-        r->holds->prev = h;
-    r->holds = h;
+    LIST_INSERT_HEAD(&r->leases, lease, link);
     pthread_mutex_unlock(&r->lock);
 }
 
-static void relay_drop(void *self, struct ws_hold *hold)
+static void relay_release(void *self, struct ws_lease *base)
 {
     struct ws_relay *r = self;
-    struct relay_hold *h = (struct relay_hold *)hold;
+    struct relay_lease *lease = (struct relay_lease *)base;
 
     pthread_mutex_lock(&r->lock);
-    *(h->prev ? &h->prev->next : &r->holds) = h->next;
-    if (h->next)
-        h->next->prev = h->prev;
+    LIST_REMOVE(lease, link);
     pthread_mutex_unlock(&r->lock);
-    ws_version_put(h->version);
-    free(h->regions);
-    free(h);
+    ws_version_put(lease->version);
+    free(lease->regions);
+    free(lease);
 }
 
-static void on_wait(struct ws_wait *w, int result)
+static void on_wait(struct ws_waiter *w, int result)
 {
-    struct relay_hold *h = (struct relay_hold *)((char *)w - offsetof(struct relay_hold, wait));
+    struct relay_lease *lease = (struct relay_lease *)((char *)w - offsetof(struct relay_lease, wait));
 
-    atomic_store(&h->failed, result);
-    h->arrived(h->arrived_arg); /* h may be gone now */
+    atomic_store(&lease->failed, result);
+    lease->arrived(lease->arrived_arg); /* lease may be gone now */
 }
 
 static int none(struct ws_model *m, const char *model, uint64_t version, struct ws_error *err)
@@ -136,40 +132,40 @@ static int none(struct ws_model *m, const char *model, uint64_t version, struct 
                         model, version, newest);
 }
 
-static int relay_hold(void *self, const char *model, uint64_t version, const char *run, const char *holder,
-                      void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
+static int relay_lease(void *self, const char *model, uint64_t version, const char *run, const char *holder,
+                       void (*revoked)(void *), void *arg, struct ws_lease **out, struct ws_error *err)
 {
     struct ws_relay *r = self;
     struct ws_model *m = ws_store_find(r->store, model);
     struct ws_version *v = m ? ws_version_at(m, version, run) : NULL;
-    struct relay_hold *h = v ? calloc(1, sizeof(*h)) : NULL;
+    struct relay_lease *lease = v ? calloc(1, sizeof(*lease)) : NULL;
     int rc = v ? 0 : none(m, model, version, err);
 
     (void)holder;
     if (m)
         ws_model_put(m);
-    if (v && !h) {
+    if (v && !lease) {
         ws_version_put(v);
         rc = ws_error_set(err, ENOMEM, "no memory for a lease");
     }
     if (rc < 0)
         return rc;
-    *h = (struct relay_hold){
+    *lease = (struct relay_lease){
         .relay = r, .version = v, .wait.done = on_wait, .revoked = revoked, .revoked_arg = arg};
-    link_hold(h);
-    /* One that lost its name before it was linked is not revoked any more. */
+    link_lease(lease);
+    /* A version that lost its name before the lease was linked does not revoke it any more. */
     if (!ws_version_is_named(v)) {
-        relay_drop(r, &h->base);
+        relay_release(r, &lease->base);
         return ws_error_set(err, ESTALE, "%s/%" PRIu64 " was just dropped", model, version);
     }
-    *out = &h->base;
+    *out = &lease->base;
     return 0;
 }
 
 /* Why it does not come, by what the wait ended with. */
-static int why_not(struct relay_hold *h, int rc, struct ws_error *err)
+static int explain(struct relay_lease *lease, int rc, struct ws_error *err)
 {
-    struct ws_version *v = h->version;
+    struct ws_version *v = lease->version;
     struct ws_version_info info;
 
     ws_version_info(v, &info);
@@ -187,51 +183,52 @@ static int why_not(struct relay_hold *h, int rc, struct ws_error *err)
                         info.error[0] ? info.error : strerror(-rc));
 }
 
-/* The pointers that the hold can have by now. */
-static int point(struct relay_hold *h, size_t file, size_t n)
+/* Sets the pointers that the lease can have by now. */
+static int point(struct relay_lease *lease, size_t file, size_t n)
 {
-    const struct ws_manifest *m = ws_version_manifest(h->version, NULL);
+    const struct ws_manifest *m = ws_version_manifest(lease->version, NULL);
 
-    h->base.manifest = m;
-    if (!h->regions && !(h->regions = calloc(m->n_files ? m->n_files : 1, sizeof(struct ws_region *))))
+    lease->base.manifest = m;
+    if (!lease->regions &&
+        !(lease->regions = calloc(m->n_files ? m->n_files : 1, sizeof(struct ws_region *))))
         return -ENOMEM;
-    h->base.regions = h->regions;
+    lease->base.regions = lease->regions;
     if (n > 0 && file < m->n_files)
-        h->regions[file] = ws_version_region(h->version, file);
+        lease->regions[file] = ws_version_region(lease->version, file);
     return 0;
 }
 
-static int relay_here(void *self, struct ws_hold *hold, size_t file, size_t first, size_t n,
+static int relay_here(void *self, struct ws_lease *base, size_t file, size_t first, size_t n,
                       void (*arrived)(void *), void *arg, struct ws_error *err)
 {
-    struct relay_hold *h = (struct relay_hold *)hold;
-    int rc = (int)ws_wait_is_over(h->version, file, first, n);
+    struct relay_lease *lease = (struct relay_lease *)base;
+    int rc = (int)ws_waiter_is_satisfied(lease->version, file, first, n);
 
     (void)self;
     if (rc == 0) {
-        int failed = atomic_load(&h->failed);
+        int failed = atomic_load(&lease->failed);
         if (failed < 0)
-            return why_not(h, failed, err);
+            return explain(lease, failed, err);
         if (!arrived)
             return 0;
-        h->arrived = arrived;
-        h->arrived_arg = arg;
-        rc = ws_version_wait(h->version, file, first, n, WS_ARRIVAL_MS, &h->wait);
+        lease->arrived = arrived;
+        lease->arrived_arg = arg;
+        rc = ws_version_await(lease->version, file, first, n, WS_ARRIVAL_MS, &lease->wait);
     }
-    if (rc == 1 && point(h, file, n) < 0)
+    if (rc == 1 && point(lease, file, n) < 0)
         return ws_error_set(err, ENOMEM, "no memory for a lease");
     return rc;
 }
 
-static bool relay_forget(void *self, struct ws_hold *hold)
+static bool relay_forget(void *self, struct ws_lease *base)
 {
     (void)self;
-    return ws_wait_cancel(&((struct relay_hold *)hold)->wait);
+    return ws_waiter_cancel(&((struct relay_lease *)base)->wait);
 }
 
 /* --- deltas --- */
 
-/* What it takes itself is known once its own pull has begun, which this starts. */
+/* Which deltas this mount itself takes is known once its own pull has begun, which this starts. */
 static int relay_deltas(void *self, const char *model, uint64_t version, const char *run, bool look,
                         json_t **out, struct ws_error *err)
 {
@@ -240,7 +237,7 @@ static int relay_deltas(void *self, const char *model, uint64_t version, const c
     struct ws_version *v = m ? ws_version_at(m, version, run) : NULL;
     int rc = 0;
 
-    if (!look && v && !atomic_load(&v->decided) && !ws_version_is_complete(v)) {
+    if (!look && v && !atomic_load(&v->way_chosen) && !ws_version_is_complete(v)) {
         ws_version_start(v, WS_PRIORITY_BACKGROUND);
         rc = ws_error_set(err, EAGAIN, "%s/%" PRIu64 " is on its way here", model, version);
     } else {
@@ -256,7 +253,7 @@ static int relay_deltas(void *self, const char *model, uint64_t version, const c
 }
 
 static int relay_delta(void *self, const char *model, uint64_t version, const char *run,
-                       const struct ws_mark *base, unsigned level, struct ws_delta **out,
+                       const struct ws_version_id *base, unsigned level, struct ws_delta **out,
                        struct ws_error *err)
 {
     struct ws_relay *r = self;
@@ -300,26 +297,26 @@ static int relay_route(void *self, const char *method, const char *path, const c
 static const struct ws_catalog_ops ops = {
     .seq = relay_seq,
     .models = relay_models,
-    .hold = relay_hold,
+    .lease = relay_lease,
     .deltas = relay_deltas,
     .delta = relay_delta,
-    .drop = relay_drop,
+    .release = relay_release,
     .here = relay_here,
     .forget = relay_forget,
     .route = relay_route,
 };
 
 /* Of the store. */
-static void on_change(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v)
+static void on_change(void *arg, enum ws_store_event change, struct ws_model *m, struct ws_version *v)
 {
     struct ws_relay *r = arg;
 
     (void)m;
     pthread_mutex_lock(&r->lock);
     if (change == WS_VERSION_GONE) {
-        for (struct relay_hold *h = r->holds; h; h = h->next) {
-            if (h->version == v && h->revoked)
-                h->revoked(h->revoked_arg);
+        for (struct relay_lease *lease = LIST_FIRST(&r->leases); lease; lease = LIST_NEXT(lease, link)) {
+            if (lease->version == v && lease->revoked)
+                lease->revoked(lease->revoked_arg);
         }
     }
     r->dirty = true;
@@ -338,7 +335,8 @@ int ws_relay_new(struct ws_relay **out, struct ws_store *store, const struct ws_
     r->store = store;
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
-    atomic_init(&r->seq, ws_clock_day_ns() / 1000); /* who polled the one before is answered at once */
+    atomic_init(&r->seq, ws_clock_day_ns() /
+                             1000); /* a mount that polled the relay before this one is answered at once */
     rc = ws_tcp_server_new(&r->server, &(struct ws_catalog){&ops, r}, options, err);
     if (rc == 0 && (rc = ws_thread_start(&r->announcer, announce, r)) < 0) {
         ws_error_set(err, -rc, "cannot start a thread to serve other mounts: %s", strerror(-rc));

@@ -2,13 +2,13 @@
  * agent has too.
  *
  * It lists what fs/store/offers.h says. What is asked for and not here is pulled, with the priority of a
- * reader, and passed on block by block as it is verified here, so the trainer sends it once. A hold keeps
+ * reader, and passed on block by block as it is verified here, so the trainer sends it once. A lease keeps
  * the memory of a version, but neither its name nor its place in the cache: when the version is dropped or
  * evicted its readers are cut, as the agent cuts those of a slot that it wants. They go on with another
  * source or a newer version.
  *
  * Manifest and digests are the trainer's: this mount checks what it got against them, and so does every mount
- * below. It takes no reports and gives no orders, except that it tells what was released last. */
+ * below. It takes no reports, and of what is desired it passes on only which version was released last. */
 #ifndef WS_FS_RELAY_H
 #define WS_FS_RELAY_H
 #include "fs/store/store.h"

@@ -50,7 +50,7 @@ static bool kernel_passes_through(void)
            ws_text_digits(&at, &minor) == 0 && (major > 6 || (major == 6 && minor >= 9));
 }
 
-const char *ws_mount_lacks_passthrough(void)
+const char *ws_session_lacks_passthrough(void)
 {
     if (!WS_HAVE_PASSTHROUGH)
         return "libfuse is older than 3.17";
@@ -62,7 +62,7 @@ const char *ws_mount_lacks_passthrough(void)
 /* Before mounting: what can be hoped for, and why not better. */
 static enum ws_reads choose_reads(const struct ws_mount_options *o, char *why, size_t cap)
 {
-    const char *lack = ws_mount_lacks_passthrough();
+    const char *lack = ws_session_lacks_passthrough();
     snprintf(why, cap, "%s", "");
     if ((o->reads == WS_READS_AUTO && !lack) || (o->reads == WS_READS_PASSTHROUGH && !lack))
         return WS_READS_PASSTHROUGH;
@@ -77,7 +77,7 @@ static enum ws_reads choose_reads(const struct ws_mount_options *o, char *why, s
     return WS_READS_CACHED;
 }
 
-static void say_reads(struct ws_fs *fs, const char *why)
+static void describe_reads(struct ws_fs *fs, const char *why)
 {
     static const char *const speed[] = {[WS_READS_PASSTHROUGH] = "",
                                         [WS_READS_LINK] = "",
@@ -111,9 +111,9 @@ static int mount_regions(const struct ws_fs *fs)
     return ws_outside_attach(ws_region_tmpfs(), path);
 }
 
-/* Closes the kernel's end and no more. The number stays taken, by a pipe that nobody reads: replies of calls
- * that are parked in the store fail on it, and libfuse, which polls it before it unmounts by path, finds an
- * error and does not. The session is over for libfuse too, which else prints each reply that fails. */
+/* Closes the kernel's end and no more. The descriptor stays taken, by a pipe without a reader. Replies of
+ * requests that are parked in the store fail on it; libfuse, which polls it before it unmounts by path, finds
+ * an error and does not. The session is over for libfuse too, which else prints each reply that fails. */
 static void cut(struct ws_fs *fs)
 {
     int ends[2];
@@ -125,10 +125,10 @@ static void cut(struct ws_fs *fs)
     close(ends[1]);
 }
 
-/* Unmounts lazily, with link mode's tmpfs below it, and ends the connection: nobody answers any more, so
- * whoever waits for us, be it finish_start's stat or the lock that a notification wants, has to be let go.
- * The descriptor stays taken, since calls that are parked in the store still reply to it. What is at the path
- * and is not ours, as a successor's mount after a lazy unmount, is left alone. */
+/* Unmounts lazily, with link mode's tmpfs below it, and ends the connection. No thread answers requests any
+ * more, so every process and thread that waits for an answer (finish_start's stat, an invalidation) has to be
+ * let go. The descriptor stays taken, because requests that are parked in the store still reply to it. What is
+ * at the path and is not ours, as a successor's mount after a lazy unmount, is left alone. */
 static void end_connection(struct ws_fs *fs)
 {
     static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
@@ -145,8 +145,8 @@ static void end_connection(struct ws_fs *fs)
 struct starter {
     struct ws_fs *fs;
     void (*ready)(void);
-    int tell; /* pipe to the parent; -1: none */
-    int rc;   /* of the look at the mount */
+    int ready_pipe; /* pipe to the parent; -1: none */
+    int rc;         /* of the look at the mount */
 };
 
 /* Runs beside the session's loop: has the mount looked at as by a user, then says that it is there. One that
@@ -157,16 +157,16 @@ static void *finish_start(void *arg)
     struct ws_fs *fs = s->fs;
     char path[4200];
     snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
-    s->rc = ws_outside_look(path);
+    s->rc = ws_outside_stat(path);
     if (s->rc < 0) {
         end_connection(fs);
         return NULL;
     }
     if (fs->reads == WS_READS_PASSTHROUGH) {
-        int probe = ws_backing_probe(fs);
+        int probe = ws_version_cache_probe(fs);
         if (probe < 0) {
             fs->reads = WS_READS_CACHED;
-            say_reads(fs, strerror(-probe));
+            describe_reads(fs, strerror(-probe));
         }
     }
     if (fs->reads == WS_READS_LINK) {
@@ -174,14 +174,14 @@ static void *finish_start(void *arg)
         atomic_store(&fs->has_links, linked == 0);
         if (linked < 0) {
             fs->reads = WS_READS_CACHED;
-            say_reads(fs, strerror(-linked));
+            describe_reads(fs, strerror(-linked));
         }
     }
     set_read_ahead(fs->place.dev);
     ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
     (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
-    if (s->tell >= 0 && write(s->tell, &s->rc, sizeof(s->rc)) != (ssize_t)sizeof(s->rc))
-        ws_log(WS_LOG_DEBUG, "mount", "nobody waits for the mount");
+    if (s->ready_pipe >= 0 && write(s->ready_pipe, &s->rc, sizeof(s->rc)) != (ssize_t)sizeof(s->rc))
+        ws_log(WS_LOG_DEBUG, "mount", "the process that started the mount is gone");
     if (s->ready)
         s->ready();
     ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
@@ -194,18 +194,18 @@ static void *finish_start(void *arg)
 static int start_store(struct ws_fs *fs, struct ws_error *err)
 {
     struct ws_store_options o = fs->options.store;
-    char host[256] = "localhost", who[WS_WHO_CHARS + 1];
+    char host[256] = "localhost", mount_id[WS_MOUNT_ID_CHARS + 1];
     (void)gethostname(host, sizeof(host) - 1);
-    snprintf(who, sizeof(who), "%.200s:%.300s", fs->options.host ? fs->options.host : host,
+    snprintf(mount_id, sizeof(mount_id), "%.200s:%.300s", fs->options.host ? fs->options.host : host,
              fs->options.mountpoint);
-    o.source.who = who;
+    o.source.mount_id = mount_id;
     o.own_memory = fs->reads == WS_READS_LINK;
     int rc = ws_store_new(&fs->store, &ws_puller, &o, err);
     if (rc < 0)
         return rc;
-    ws_store_set_release(fs->store, ws_vnode_release, fs);
+    ws_store_set_reclaim(fs->store, ws_version_cache_release, fs);
     struct ws_control_options c = {.mountpoint = fs->options.mountpoint,
-                                   .who = who,
+                                   .mount_id = mount_id,
                                    .passthrough = fs->reads == WS_READS_PASSTHROUGH,
                                    .link = fs->reads == WS_READS_LINK,
                                    .mode_text = fs->mode_text,
@@ -225,11 +225,7 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
         serve.token = fs->options.store.source.token;
     if (serve.listen && (rc = ws_relay_new(&fs->relay, fs->store, &serve, err)) < 0)
         return rc;
-    char *copy = strdup(fs->options.source), *save = NULL;
-    for (char *url = copy ? strtok_r(copy, ",", &save) : NULL; url && rc == 0;
-         url = strtok_r(NULL, ",", &save))
-        rc = ws_store_add(fs->store, url, NULL, NULL, err);
-    free(copy);
+    rc = ws_mount_options_add_sources(&fs->options, fs->store, err);
     if (rc == 0)
         ws_control_open_kept(fs->control);
     return rc;
@@ -258,14 +254,14 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     fuse_opt_free_args(&args);
     if (!fs->session)
         return ws_error_set(err, EIO, "libfuse did not start a session");
-    if (ws_notify_start(fs) < 0)
+    if (ws_invalidate_start(fs) < 0)
         return ws_error_set(err, EAGAIN, "cannot start a thread");
     if (fuse_session_mount(fs->session, o->mountpoint) != 0)
         return ws_error_set(
             err, errno ? errno : EIO, "cannot mount on %s: %s%s", o->mountpoint,
             errno ? strerror(errno) : "libfuse said why above",
             o->allow_other && geteuid() ? "; allow_other needs user_allow_other in /etc/fuse.conf" : "");
-    int rc = ws_place_note(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
+    int rc = ws_place_record(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
     return rc < 0 ? ws_error_set(err, -rc, "cannot mount on %s: what is there now cannot be told: %s",
                                  o->mountpoint, strerror(-rc))
                   : 0;
@@ -279,7 +275,7 @@ static void end_control(void *arg)
     ws_probes_free(fs->probes);
     fs->probes = NULL;
     ws_relay_stop(fs->relay);
-    ws_settings_disown(fs->settings);
+    ws_settings_unlock(fs->settings);
     fs->settings = -1;
 }
 
@@ -326,14 +322,14 @@ static void stop(struct ws_fs *fs)
 {
     end_control(fs);
     if (fs->store)
-        ws_store_stop(fs->store); /* ends parked calls, which look at open files */
+        ws_store_stop(fs->store); /* ends parked requests, which look at open files */
     ws_fs_close_all(fs);
     ws_fs_close_folders(fs);
     ws_store_free(fs->store);
     ws_relay_free(fs->relay);
     ws_control_free(fs->control);
-    ws_notify_stop(fs);
-    ws_vnode_free_all(fs);
+    ws_invalidate_stop(fs);
+    ws_version_cache_free_all(fs);
     if (fs->session) {
         fuse_session_unmount(fs->session); /* closes the descriptor; does no more where the mount is gone */
         fuse_session_destroy(fs->session);
@@ -341,20 +337,20 @@ static void stop(struct ws_fs *fs)
     pthread_mutex_destroy(&fs->lock);
 }
 
-static int run(const struct ws_mount_options *o, void (*ready)(void), int tell, struct ws_error *err)
+static int run(const struct ws_mount_options *o, void (*ready)(void), int ready_pipe, struct ws_error *err)
 {
     struct ws_fs fs = {.options = *o, .settings = -1};
-    struct starter s = {.fs = &fs, .ready = ready, .tell = tell};
+    struct starter s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
     sigset_t signals;
     char why[160];
-    int rc = ws_settings_own(o->state, o->mountpoint, &fs.settings, err);
+    int rc = ws_settings_lock(o->state, o->mountpoint, &fs.settings, err);
     if (rc < 0)
         return rc;
-    ws_ending_hold_signals(&signals);
+    ws_ending_block_signals(&signals);
     pthread_mutex_init(&fs.lock, NULL);
     clock_gettime(CLOCK_REALTIME, &fs.start);
     fs.reads = choose_reads(o, why, sizeof(why));
-    say_reads(&fs, why);
+    describe_reads(&fs, why);
     errno = 0;
     rc = start_session(&fs, err);
     if (rc == 0)
@@ -370,7 +366,7 @@ static int run(const struct ws_mount_options *o, void (*ready)(void), int tell, 
 
 /* --- in the background --- */
 
-/* log -1: nobody reads what it says. */
+/* log -1: what it prints is discarded. */
 static void leave_terminal(int log)
 {
     int in = open("/dev/null", O_RDWR), out = log;
@@ -423,7 +419,7 @@ static int run_in_background(const struct ws_mount_options *o, struct ws_error *
     return ws_error_set(err, n > 0 && code < 0 ? -code : EIO, "%s", text);
 }
 
-int ws_mount_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err)
+int ws_session_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err)
 {
     int rc = ws_place_check(o->mountpoint, err);
     if (rc < 0)

@@ -8,8 +8,8 @@
  * -EBUSY: a live mount is there, or another daemon
  * owns its settings; a dead one is taken away first. -ENODEV: no /dev/fuse. `ready` is called
  * once the mount answers (in the foreground; may be NULL). */
-WS_MUST_USE int ws_mount_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err);
+WS_MUST_USE int ws_session_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err);
 /* Why complete files cannot be read by FUSE passthrough here; NULL: they can. */
-const char *ws_mount_lacks_passthrough(void);
+const char *ws_session_lacks_passthrough(void);
 
 #endif

@@ -1,9 +1,11 @@
-"""What stands between a mount and its engine or agent, and holds a moment open until the test lets go."""
+"""A proxy between a mount and its engine or agent, which keeps requests back until the test lets them through."""
 import contextlib
 import http.server
 import threading
 import urllib.error
 import urllib.request
+
+from world import at_end
 
 LOADS = ("/update_weights_from_disk", "/collective_rpc")
 
@@ -13,7 +15,7 @@ class Between:
     with `wrong`, a status and a body, where that is set, or with zeros while `zeros` is. A request whose path has one of
     `cut` gets no answer: its connection ends."""
 
-    def __init__(self, stack, server, *words):
+    def __init__(self, server, *words):
         self.hold, self.held, self.zeros, self.wrong, self.cut = False, False, False, None, ()
         self.api = getattr(server, "api", None)
         between, over = self, threading.Event()
@@ -59,5 +61,5 @@ class Between:
         http_server.handle_error = lambda *_: None
         self.url = f"http://127.0.0.1:{http_server.server_address[1]}"
         threading.Thread(target=http_server.serve_forever, daemon=True).start()
-        stack.callback(http_server.shutdown)
-        stack.callback(over.set)
+        at_end(http_server.shutdown)
+        at_end(over.set)

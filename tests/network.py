@@ -4,7 +4,9 @@ import ctypes
 import os
 import subprocess
 
-from world import Skip
+import pytest
+
+from world import at_end
 
 NEW_NET = 0x40000000
 libc = ctypes.CDLL(None, use_errno=True)
@@ -17,22 +19,22 @@ def enter(fd):
 
 class Network:
     """A namespace for each of names (10.77.0.1 and up), joined by a bridge in one more. Only the network is theirs: files and
-    mounts are everybody's."""
+    mounts are all processes'."""
 
     made = 0
 
-    def __init__(self, stack, names):
+    def __init__(self, names):
         self.prefix = f"wsync{os.getpid()}x{Network.made}"
         Network.made += 1
         for name in ("hub", *names):
             done = subprocess.run(["ip", "netns", "add", self.prefix + name], capture_output=True, text=True)
             if done.returncode:
-                raise Skip(f"no network namespaces here: {done.stderr.strip()}")
-            stack.callback(subprocess.run, ["ip", "netns", "del", self.prefix + name], check=True)
+                pytest.skip(f"no network namespaces here: {done.stderr.strip()}")
+            at_end(subprocess.run, ["ip", "netns", "del", self.prefix + name], check=True)
         for kind in ("bridge", "veth"):
             done = self.ip("hub", f"link add name {kind} type {kind}", check=False)
             if done.returncode:
-                raise Skip(f"no {kind} here: {done.stderr.strip()}")
+                pytest.skip(f"no {kind} here: {done.stderr.strip()}")
         self.ip("hub", "link set bridge up")
         for i, name in enumerate(names):
             self.ip("hub", f"link add name {name} type veth peer name eth0 netns {self.prefix}{name}")
@@ -79,7 +81,7 @@ class Network:
         done = subprocess.run(["tc", "-n", where[0], "qdisc", "add", "dev", where[1], "root", "tbf", "rate", f"{mbit}mbit",
                                "burst", burst, "latency", "50ms"], capture_output=True, text=True)
         if done.returncode:
-            raise Skip(f"no slow links here: {done.stderr.strip()}")
+            pytest.skip(f"no slow links here: {done.stderr.strip()}")
 
     def fast(self, name):
         subprocess.run(["tc", "-n", f"{self.prefix}hub", "qdisc", "del", "dev", name, "root"], check=True)

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from world import BUILD, SLOW, tensors_of, unique
+from world import BUILD, SLOW, at_end, tensors_of, unique
 
 COLUMNS, ALL, TAIL = 64, (64, 65), 4321
 
@@ -49,13 +49,13 @@ class Rank:
 
     build = BUILD
 
-    def __init__(self, stack, agent, model, rank, world, elements, *args):
+    def __init__(self, agent, model, rank, world, elements, *args):
         self.rank = rank
         self.log_path = unique("rank") + ".log"
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([os.path.join(self.build, "tests/tools/rank"), f"unix:{agent.sock}", model, *map(str, (rank, world, elements)), *args],
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1)
-        stack.callback(self.end)
+        at_end(self.end)
         self.pid = self.process.pid
         line = self.process.stdout.readline()
         if not line.startswith("ready"):
@@ -134,11 +134,11 @@ class Reader(threading.Thread):
     """Reads the newest version of a mount again and again, through a file opened anew each time, and checks every byte.
     .versions: how often it saw each; .wrong: the first that was not right. A version that is gone by then is no error."""
 
-    def __init__(self, stack, mount, model, elements, more=None):
+    def __init__(self, mount, model, elements, more=None):
         super().__init__(daemon=True)
         self.mount, self.model, self.elements, self.more = mount, model, elements, more
         self.versions, self.wrong, self.refused, self.ended = {}, None, 0, False
-        stack.callback(self.stop)
+        at_end(self.stop)
         self.start()
 
     def right(self, version):

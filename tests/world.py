@@ -1,64 +1,86 @@
-"""What the tests in Python share: agents, mounts and checkpoints that are always cleaned up, and TAP lines.
+"""What the tests in Python share: agents, mounts, engines and checkpoints, which end with the test that starts them (conftest.py).
 
-Each test is a function; run(test, ...) calls them in order and prints `ok` or `not ok`. Everything lives in
-TESTDIR and ends with the script, also when it fails."""
+tests/run gives each file of tests its folder and build by the environment; by hand, `pytest tests/mount/test_switch.py` takes those
+of this tree's build/."""
+import atexit
 import contextlib
 import errno
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import ssl
 import struct
 import subprocess
-import sys
+import tempfile
 import threading
 import time
-import traceback
 import urllib.error
 import urllib.request
 
-WSYNC = os.environ["WSYNC"]
-BUILD = os.environ["BUILD"]
-TESTDIR = os.environ["TESTDIR"]
-SANITIZER = os.environ.get("SANITIZER", "")
+import pytest
+
+ROOT = os.environ.setdefault("ROOT", os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = os.environ.setdefault("BUILD", os.path.join(ROOT, "build"))
+WSYNC = os.environ.setdefault("WSYNC", os.path.join(BUILD, "wsync"))
+SANITIZER = os.environ.setdefault("SANITIZER", "")
 SLOW = 5 if SANITIZER else 1  # waits are bounds, never measurements
+if "TESTDIR" not in os.environ:
+    os.environ["TESTDIR"] = tempfile.mkdtemp(prefix="wsync-test.")
+    atexit.register(shutil.rmtree, os.environ["TESTDIR"], ignore_errors=True)
+TESTDIR = os.environ["TESTDIR"]
 
 
-class Skip(Exception):
-    pass
+class Scope(contextlib.ExitStack):
+    """Ends what was started in it, the last first. A thread that is in none of its own starts things in the test's."""
 
+    of_thread = threading.local()
+    of_tests = []  # the module's and the test's, by conftest.py
 
-def skip_all(why):
-    """Ends a script none of whose tests can run here."""
-    print(f"1..0 # SKIP {why}", flush=True)
-    sys.exit(0)
+    @classmethod
+    def current(cls):
+        return (getattr(cls.of_thread, "scopes", None) or cls.of_tests)[-1]
 
-
-def run(*tests):
-    failed = False
-    print(f"1..{len(tests)}", flush=True)
-    for test in tests:
-        name = test.__doc__ or test.__name__
+    @contextlib.contextmanager
+    def continued(self):
+        """What this thread starts meanwhile is this scope's."""
+        before = getattr(self.of_thread, "scopes", [])
+        self.of_thread.scopes = [*before, self]
         try:
-            with contextlib.ExitStack() as stack:
-                test(stack)
-            print(f"ok - {name}", flush=True)
-        except Skip as why:
-            print(f"ok - {name} # SKIP {why}", flush=True)
-        except Exception:
-            failed = True
-            traceback.print_exc()
-            print(f"not ok - {name}", flush=True)
-    sys.exit(1 if failed else 0)
+            yield
+        finally:
+            self.of_thread.scopes = before
+
+
+@contextlib.contextmanager
+def scope():
+    """What this thread starts within it ends with it."""
+    with Scope() as one, one.continued():
+        yield one
+
+
+def at_end(call, *args, **kw):
+    """Calls it when the test, or the scope within it, ends."""
+    Scope.current().callback(call, *args, **kw)
+
+
+def entered(context):
+    """What a context manager gives; it is left at the end."""
+    return Scope.current().enter_context(context)
+
+
+def amount(name, short, long):
+    """How much of something random a test does: what NAME in the environment says, or more with LONG=1, as .ci/run has it."""
+    return type(short)(os.environ.get(name) or (long if os.environ.get("LONG") and not SANITIZER else short))
 
 
 def need_fuse():
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise Skip("no /dev/fuse on this machine")
+        pytest.skip("no /dev/fuse on this machine")
     if os.geteuid() != 0:
-        raise Skip("needs root to mount")
+        pytest.skip("needs root to mount")
 
 
 def wait_for(condition, what, seconds=20):
@@ -87,9 +109,12 @@ def suspend(pid):
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Of those that the kernel gives to no outgoing connection: until it is bound, no other test's client can come to have it."""
+    while True:
+        port = random.SystemRandom().randrange(10000, 32768)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def wsync(*args, check=True, timeout=60, command=WSYNC, **kw):
@@ -114,12 +139,12 @@ class Process:
     command = WSYNC
     prefix = ()  # what runs it, with arguments
 
-    def __init__(self, stack, name, *args, cwd=None):
+    def __init__(self, name, *args, cwd=None):
         self.log_path = unique(name) + ".log"
         self.log = open(self.log_path, "wb")
         self.process = subprocess.Popen([*self.prefix, self.command, name, *map(str, args)], stdout=self.log, stderr=self.log,
                                         stdin=subprocess.DEVNULL, cwd=cwd)
-        stack.callback(self.end)
+        at_end(self.end)
 
     @property
     def pid(self):
@@ -151,11 +176,11 @@ class Process:
 
 
 class Agent(Process):
-    def __init__(self, stack, *args, port=None, sock=None, host="127.0.0.1"):
+    def __init__(self, *args, port=None, sock=None, host="127.0.0.1"):
         self.port = port or free_port()
         self.sock = sock or unique("agent") + ".sock"
         self.url = f"http://{host}:{self.port}"
-        super().__init__(stack, "agent", "--listen", f"{host}:{self.port}", "--socket", self.sock, *args)
+        super().__init__("agent", "--listen", f"{host}:{self.port}", "--socket", self.sock, *args)
         wait_for(lambda: self.answers() or not self.alive(), "the agent")
         if not self.alive():
             raise AssertionError(self.text())
@@ -187,13 +212,13 @@ class Agent(Process):
 class Slow:
     """A TCP proxy that lets `rate` bytes a second through from the server, over all connections together."""
 
-    def __init__(self, stack, port, rate):
+    def __init__(self, port, rate):
         self.rate, self.to = rate, port
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.lock, self.free_at, self.open = threading.Lock(), time.monotonic(), True
         threading.Thread(target=self.accept, daemon=True).start()
-        stack.callback(self.close)
+        at_end(self.close)
 
     def close(self):
         self.open = False
@@ -234,7 +259,7 @@ class Slow:
 class Gate:
     """A TCP proxy that lets `limit` bytes of files through, more when it is told, and the rest once it is opened."""
 
-    def __init__(self, stack, url, limit):
+    def __init__(self, url, limit):
         self.target = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         self.left = limit
         self.changed = threading.Condition()
@@ -242,7 +267,7 @@ class Gate:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.sockets = [self.listener]
-        stack.callback(self.end)
+        at_end(self.end)
         threading.Thread(target=self.accept, daemon=True).start()
 
     def end(self):
@@ -299,20 +324,20 @@ class Gate:
 class Tls:
     """Ends TLS before a server. While that is away, new connections are taken and closed, as by what passes TLS through."""
 
-    def __init__(self, stack, port):
+    def __init__(self, port):
         self.cert, key = unique("cert") + ".pem", unique("key") + ".pem"
         made = subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
                                "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", self.cert],
                               capture_output=True)
         if made.returncode:
-            raise Skip("openssl cannot make a certificate here")
+            pytest.skip("openssl cannot make a certificate here")
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(self.cert, key)
         self.port, self.away, self.closed = port, False, 0
         self.server = socket.create_server(("127.0.0.1", 0))
         self.url = f"https://127.0.0.1:{self.server.getsockname()[1]}"
-        stack.callback(self.server.close)
-        stack.callback(self.server.shutdown, socket.SHUT_RDWR)
+        at_end(self.server.close)
+        at_end(self.server.shutdown, socket.SHUT_RDWR)
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
@@ -342,15 +367,15 @@ class Tls:
 class Mount(Process):
     """A mount in the foreground, at .path; waits until it answers."""
 
-    def __init__(self, stack, source, options="", path=None, wait=True, cwd=None):
+    def __init__(self, source, options="", path=None, wait=True, cwd=None):
         self.path = path or unique("mnt")
         if not path:
             os.makedirs(self.path)
         if "state=" not in options:  # settings survive a mount of the same path in the same test, and no more
             options += f"{',' if options else ''}state={TESTDIR}/state"
         args = ["-f", "-o", options, source, self.path]
-        stack.callback(self.detach)
-        super().__init__(stack, "mount", *args, cwd=cwd)
+        at_end(self.detach)
+        super().__init__("mount", *args, cwd=cwd)
         if wait:
             wait_for(lambda: os.path.exists(os.path.join(cwd or "", self.path, "status")) or not self.alive(), "the mount")
             if not self.alive():
@@ -378,7 +403,17 @@ class Mount(Process):
         return self.read(*names).decode()
 
     def write(self, text, *names):
-        """One write(2), as echo does: a buffered file of Python's would write again when it is closed after a failure."""
+        """As echo does. A failure comes with what the mount says of it."""
+        try:
+            self.write_once(text, *names)
+        except OSError as e:
+            said = ""
+            with contextlib.suppress(OSError):
+                said = self.text(os.path.dirname(os.path.join(*map(str, names))), "last_error")
+            raise OSError(e.errno, f"{e.strerror}; {said}") from None
+
+    def write_once(self, text, *names):
+        """One write(2): a buffered file of Python's would write again when it is closed after a failure."""
         fd = os.open(self.file(*names), os.O_WRONLY | os.O_TRUNC)
         try:
             os.write(fd, f"{text}\n".encode())
@@ -388,7 +423,7 @@ class Mount(Process):
     def refused(self, text, *names):
         """The errno's name of a write that must fail."""
         try:
-            self.write(text, *names)
+            self.write_once(text, *names)
         except OSError as e:
             return errno.errorcode[e.errno]
         raise AssertionError(f"'{text}' was taken")
@@ -414,11 +449,11 @@ class Mount(Process):
 class Engine(Process):
     """The reference engine, speaking SGLang's or vLLM's API."""
 
-    def __init__(self, stack, path, *args, api="sglang", port=None):
+    def __init__(self, path, *args, api="sglang", port=None):
         self.port = port or free_port()
         self.api = api
         self.url = f"http://127.0.0.1:{self.port}"
-        super().__init__(stack, "engine", "--listen", f"127.0.0.1:{self.port}", "--model-path", path, "--api", api, *args)
+        super().__init__("engine", "--listen", f"127.0.0.1:{self.port}", "--model-path", path, "--api", api, *args)
         wait_for(lambda: self.answers() or not self.alive(), "the engine")
         if not self.alive() and "dies as told" not in self.text():  # by --die-at, of whoever called it first
             raise AssertionError(self.text())

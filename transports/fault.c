@@ -19,7 +19,7 @@ struct fault_source {
     bool reorder;
     uint64_t stale_after; /* blocks; 0: never */
     _Atomic uint64_t random, blocks;
-    _Atomic uint64_t free_ns; /* when the link has sent what was asked of it */
+    _Atomic uint64_t free_ns; /* when the link will have sent all blocks so far */
 };
 
 struct fault_lane {
@@ -30,7 +30,7 @@ struct fault_lane {
 /* One fetch on its way through. */
 struct passage {
     struct fault_source *source;
-    const struct ws_fetch *asked; /* of the decorated lane */
+    const struct ws_fetch *request; /* the caller's */
     bool cut, stale;
 };
 
@@ -128,7 +128,7 @@ static int fault_open(const char *url, const struct ws_source_options *options, 
 static int control_fault(struct fault_source *s, struct ws_error *err)
 {
     if (s->stale_after && atomic_load(&s->blocks) >= s->stale_after)
-        return 0; /* only bytes are gone */
+        return 0; /* of a stale source only the bytes are gone */
     return happens(s, s->fail) ? ws_error_set(err, ECONNRESET, "%s: a fault on purpose", s->head.url) : 0;
 }
 
@@ -140,12 +140,12 @@ static int fault_models(struct ws_source *source, const char *model, uint64_t si
     return rc ? rc : ws_source_models(s->inner, model, since, timeout_ms, cancel, out, err);
 }
 
-static int fault_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
+static int fault_manifest(struct ws_source *source, const char *model, uint64_t version, const char *lineage,
                           const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
     struct fault_source *s = (struct fault_source *)source;
     int rc = control_fault(s, err);
-    return rc ? rc : ws_source_manifest(s->inner, model, version, run, cancel, out, err);
+    return rc ? rc : ws_source_manifest(s->inner, model, version, lineage, cancel, out, err);
 }
 
 static int fault_map(struct ws_source *source, const struct ws_manifest *m, struct ws_region **regions,
@@ -156,9 +156,9 @@ static int fault_map(struct ws_source *source, const struct ws_manifest *m, stru
     return rc ? rc : ws_source_map(s->inner, m, regions, err);
 }
 
-static void fault_unmap(struct ws_source *source, const char *model, uint64_t version, const char *run)
+static void fault_unmap(struct ws_source *source, const char *model, uint64_t version, const char *lineage)
 {
-    ws_source_unmap(((struct fault_source *)source)->inner, model, version, run);
+    ws_source_unmap(((struct fault_source *)source)->inner, model, version, lineage);
 }
 
 static int fault_lane_open(struct ws_source *source, struct ws_lane **out, struct ws_error *err)
@@ -187,21 +187,21 @@ static int pass_block(void *arg, size_t block, uint64_t hash)
 {
     struct passage *p = arg;
     struct fault_source *s = p->source;
-    const struct ws_bundle_file *f = &p->asked->manifest->files[p->asked->file];
+    const struct ws_manifest_file *f = &p->request->manifest->files[p->request->file];
     if (s->stale_after && atomic_fetch_add(&s->blocks, 1) >= s->stale_after) {
         p->stale = true;
         return 1;
     }
-    if (happens(s, s->flip)) { /* the bit is wrong and so is the hash of what was stored */
+    if (happens(s, s->flip)) { /* one bit is wrong, and the hash is that of the wrong bytes */
         uint64_t r = draw(s);
-        p->asked->dst[block * WS_BLOCK_BYTES + r % ws_block_len(f, block)] ^=
+        p->request->dst[block * WS_BLOCK_BYTES + r % ws_manifest_block_bytes(f, block)] ^=
             (unsigned char)(1U << (r >> 60 & 7));
         hash ^= r | 1;
     } else if (happens(s, s->lie)) {
         hash = ~hash;
     }
-    pace(s, ws_block_len(f, block));
-    int stop = p->asked->block(p->asked->arg, block, hash);
+    pace(s, ws_manifest_block_bytes(f, block));
+    int stop = p->request->block(p->request->arg, block, hash);
     if (!stop && happens(s, s->cut)) {
         p->cut = true;
         stop = 1;
@@ -211,7 +211,7 @@ static int pass_block(void *arg, size_t block, uint64_t hash)
 
 static int fetch_part(struct fault_lane *l, struct passage *p, size_t first, size_t n, struct ws_error *err)
 {
-    struct ws_fetch f = *p->asked;
+    struct ws_fetch f = *p->request;
     f.first = first;
     f.n = n;
     f.block = pass_block;
@@ -224,26 +224,26 @@ static int fetch_part(struct fault_lane *l, struct passage *p, size_t first, siz
     return rc;
 }
 
-static int fault_fetch(struct ws_lane *lane, const struct ws_fetch *asked, struct ws_error *err)
+static int fault_fetch(struct ws_lane *lane, const struct ws_fetch *request, struct ws_error *err)
 {
     struct fault_lane *l = (struct fault_lane *)lane;
     struct fault_source *s = (struct fault_source *)lane->source;
-    struct passage p = {.source = s, .asked = asked};
+    struct passage p = {.source = s, .request = request};
     if (s->delay_ms)
         (void)poll(NULL, 0, (int)s->delay_ms);
     if (happens(s, s->cut))
         return ws_error_set(err, ECONNRESET, "%s: cut on purpose", s->head.url);
     if (!s->reorder)
-        return fetch_part(l, &p, asked->first, asked->n, err);
+        return fetch_part(l, &p, request->first, request->n, err);
     int rc = 0;
-    size_t start = draw(s) % asked->n; /* each once, from the middle and backwards */
-    for (size_t i = 0; rc == 0 && i < asked->n; i++)
-        rc = fetch_part(l, &p, asked->first + (start + asked->n - i) % asked->n, 1, err);
+    size_t start = draw(s) % request->n; /* each block once, backwards from a random one */
+    for (size_t i = 0; rc == 0 && i < request->n; i++)
+        rc = fetch_part(l, &p, request->first + (start + request->n - i) % request->n, 1, err);
     return rc;
 }
 
-static int fault_deltas(struct ws_source *source, const char *model, const struct ws_mark *version,
-                        const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n,
+static int fault_deltas(struct ws_source *source, const char *model, const struct ws_version_id *version,
+                        const atomic_bool *cancel, struct ws_delta_entry out[WS_MAX_DELTA_ENTRIES], size_t *n,
                         struct ws_error *err)
 {
     struct fault_source *s = (struct fault_source *)source;
@@ -254,39 +254,39 @@ static int fault_deltas(struct ws_source *source, const char *model, const struc
 /* A delta on its way through. */
 struct delta_passage {
     struct fault_source *source;
-    const struct ws_delta_fetch *asked;
+    const struct ws_delta_fetch *request; /* the caller's */
     bool cut;
 };
 
-static int pass_coming(void *arg, uint64_t bytes, struct ws_error *err)
+static int pass_admit(void *arg, uint64_t bytes, struct ws_error *err)
 {
-    const struct ws_delta_taker *t = &((struct delta_passage *)arg)->asked->taker;
-    return t->coming(t->arg, bytes, err);
+    const struct ws_delta_stream_sink *t = &((struct delta_passage *)arg)->request->sink;
+    return t->admit(t->arg, bytes, err);
 }
 
 static int pass_record(void *arg, struct ws_delta_record *r)
 {
     struct delta_passage *p = arg;
     struct fault_source *s = p->source;
-    if (happens(s, s->flip)) /* a sender that hashes what is wrong already */
+    if (happens(s, s->flip)) /* as of a sender whose bytes were wrong before it hashed them */
         r->data[draw(s) % r->bytes] ^= (unsigned char)(1U << draw(s) % 8);
-    if (happens(s, s->lie)) { /* it never came, and the delta says that it is whole */
+    if (happens(s, s->lie)) { /* the record is missing, and the delta says that it is whole */
         free(r);
         return 0;
     }
     pace(s, r->bytes);
-    int stop = p->asked->taker.record(p->asked->taker.arg, r);
+    int stop = p->request->sink.record(p->request->sink.arg, r);
     p->cut = p->cut || (!stop && happens(s, s->cut));
     return stop || p->cut;
 }
 
-static int fault_delta(struct ws_lane *lane, const struct ws_delta_fetch *asked, struct ws_error *err)
+static int fault_delta(struct ws_lane *lane, const struct ws_delta_fetch *request, struct ws_error *err)
 {
     struct fault_lane *l = (struct fault_lane *)lane;
     struct fault_source *s = (struct fault_source *)lane->source;
-    struct delta_passage p = {.source = s, .asked = asked};
-    struct ws_delta_fetch f = *asked;
-    f.taker = (struct ws_delta_taker){asked->taker.coming ? pass_coming : NULL, pass_record, &p};
+    struct delta_passage p = {.source = s, .request = request};
+    struct ws_delta_fetch f = *request;
+    f.sink = (struct ws_delta_stream_sink){request->sink.admit ? pass_admit : NULL, pass_record, &p};
     if (s->delay_ms)
         (void)poll(NULL, 0, (int)s->delay_ms);
     int rc = ws_lane_delta(l->inner, &f, err);

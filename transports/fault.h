@@ -1,8 +1,8 @@
-/* Fault: a transport that decorates another source with faults, from a seed: "fault:PLAN:URL" is the source
- * of URL. For tests and for trying out a deployment.
+/* Fault: a transport that decorates another source with faults: "fault:PLAN:URL" is the source of URL. Faults are
+ * drawn from a seed. For tests and for trying out a deployment.
  *
  * PLAN is comma-separated:
- *     seed=N     of all that is drawn by chance
+ *     seed=N     of all random draws
  *     delay=MS   each fetch
  *     cut=P      percent of fetches that end early with -ECONNRESET
  *     flip=P     percent of blocks with one flipped bit in dst, hash to match the flipped bytes; of a delta's

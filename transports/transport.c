@@ -13,7 +13,7 @@ static const struct ws_transport_ops *const all[] = {&ws_tcp_ops, &ws_ipc_ops, &
 
 static const struct ws_transport_ops *find(const char *url)
 {
-    if (strncmp(url, "dir:", 4) == 0 && ws_archive_is_at(url + 4))
+    if (strncmp(url, "dir:", 4) == 0 && ws_archive_exists(url + 4))
         return &ws_archive_ops;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         for (const char *const *s = all[i]->schemes; *s; s++)

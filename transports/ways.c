@@ -8,7 +8,7 @@
 
 static int gpu_available(struct ws_error *why)
 {
-    int rc = ws_device_of_kind(WS_CUDA)->available(why);
+    int rc = ws_device_by_kind(WS_CUDA)->available(why);
     if (rc < 0)
         ws_error_prefix(why, "it needs a CUDA device; use tcp, ipc or dir");
     return rc;
@@ -51,7 +51,7 @@ const struct ws_way ws_ways[WS_N_WAYS] = {
                                 .available = gpu_available},
 };
 
-const struct ws_way *ws_way_named(const char *name)
+const struct ws_way *ws_way_find(const char *name)
 {
     for (size_t i = 0; i < WS_N_WAYS; i++)
         if (strcmp(ws_ways[i].name, name) == 0)
@@ -59,9 +59,9 @@ const struct ws_way *ws_way_named(const char *name)
     return NULL;
 }
 
-int ws_way_of_url(const char *url)
+int ws_way_from_url(const char *url)
 {
-    while (strncmp(url, "fault:", 6) == 0) { /* it decorates what is behind its plan */
+    while (strncmp(url, "fault:", 6) == 0) { /* fault decorates the URL after its plan */
         const char *colon = strchr(url + 6, ':');
         if (!colon)
             return WS_NO_WAY;

@@ -1,7 +1,7 @@
-/* Ways: by which weights come from one place to another, under the names that settings, status and JSON have
- * for them ("strategy"). Three are transports of sources; broadcast goes beside a source, by NCCL; of the two
- * that share memory of a GPU, engines and trainers are the ends, and a mount only says where it is. What this
- * machine or this build lacks for a way, ws_way_available says. Constant: any thread may call. */
+/* Ways: how weights get from one place to another, under the names that settings, status and JSON have for them
+ * ("strategy"). Three are transports of sources. Broadcast goes beside a source, by NCCL. Two share memory of a GPU
+ * between a trainer and an engine; a mount only says where that memory is. ws_way_available says what this machine
+ * or this build lacks for a way. Constant: any thread may call. */
 #ifndef WS_TRANSPORTS_WAYS_H
 #define WS_TRANSPORTS_WAYS_H
 #include "transports/base/error.h"
@@ -23,18 +23,18 @@ enum ws_way_id {
 struct ws_way {
     enum ws_way_id id;
     const char *name;                         /* "packed_cuda_ipc" */
-    const char *needs;                        /* for people */
-    const struct ws_transport_ops *transport; /* by which sources serve; NULL: weights come from no source */
-    bool handles;                             /* memory of GPUs, by handles */
+    const char *needs;                        /* a phrase for messages and manuals */
+    const struct ws_transport_ops *transport; /* the sources'; NULL: weights come from no source */
+    bool handles;                             /* shares memory of GPUs by handles */
     /* 0, or why it cannot be used by this build on this machine; NULL: it always can. */
     int (*available)(struct ws_error *why);
 };
 
 extern const struct ws_way ws_ways[WS_N_WAYS];
 
-const struct ws_way *ws_way_named(const char *name); /* NULL: there is none */
-/* The one that a source of that URL serves by, or WS_NO_WAY. */
-int ws_way_of_url(const char *url);
+const struct ws_way *ws_way_find(const char *name); /* NULL: there is none */
+/* The way of a source with that URL, or WS_NO_WAY. */
+int ws_way_from_url(const char *url);
 /* "tcp"; "none" of WS_NO_WAY. */
 const char *ws_way_name(int id);
 /* What a source's URL begins with, up to a NULL; none where weights come from no source. */

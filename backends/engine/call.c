@@ -187,7 +187,7 @@ const char *ws_call_token(const struct ws_engine_target *t, bool changes)
     return first ? first : changes ? t->token : t->admin_token;
 }
 
-int ws_call_told(int rc, struct ws_error *err)
+int ws_call_after_request(int rc, struct ws_error *err)
 {
     if (rc != -EHOSTUNREACH)
         return rc;

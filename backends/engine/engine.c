@@ -1,4 +1,4 @@
-/* The kinds of engines that are built in. */
+/* The table of engine kinds. */
 #include "backends/engine/engine.h"
 #include <errno.h>
 #include <string.h>

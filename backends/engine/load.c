@@ -8,8 +8,8 @@ static bool names(const struct ws_engine_serving *now, const char *version)
     return now->version[0] && strcmp(now->version, version) == 0;
 }
 
-/* *changes: afterwards it names the version only where this load was done. *renamed: until then it names
- * another one, or may. */
+/* Prepares a load. *changes: afterwards the engine reports the version only if this load was done. *renamed:
+ * until then it reports another version, or may. */
 static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_target *t, const char *version,
                      bool *changes, bool *renamed, struct ws_error *err)
 {
@@ -17,7 +17,7 @@ static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_tar
     char other[sizeof(before.version)];
     *changes = true;
     *renamed = false;
-    int rc = ops->settle ? ops->settle(t, err) : 0;
+    int rc = ops->drain ? ops->drain(t, err) : 0;
     if (rc == 0)
         rc = ops->serving(t, &before, err);
     if (rc != 0 || !names(&before, version))
@@ -27,27 +27,27 @@ static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_tar
     *renamed = rc != -EPROTO;
     if (rc == 0)
         rc = ops->serving(t, &before, err);
-    *changes = rc == 0 && !names(&before, version); /* of several workers one took the label */
+    *changes = rc == 0 && !names(&before, version); /* of several workers only one got the label */
     return rc == -EPROTO ? 0 : rc;
 }
 
-/* It never heard of the load: it holds what it held, and says so again. One that cannot be told goes on to
- * say that it is loading, which is no version of anybody's. */
-static void name_again(const struct ws_engine_ops *ops, const struct ws_engine_target *target,
-                       const char *version)
+/* The engine never got the load: it holds what it held, and should report that again. If the label does not
+ * arrive, it goes on to report "loading ...", which is no version. */
+static void restore_label(const struct ws_engine_ops *ops, const struct ws_engine_target *target,
+                          const char *version)
 {
     struct ws_engine_target t = *target;
     memset(t.cancel, 0, sizeof(t.cancel));
     (void)ops->label(&t, version, NULL);
 }
 
-/* Its reply was lost. */
-static int ask(const struct ws_engine_ops *ops, const struct ws_engine_target *target, const char *path,
-               const char *version, int rc)
+/* The load's reply was lost: asks the engine what it serves. */
+static int query_result(const struct ws_engine_ops *ops, const struct ws_engine_target *target,
+                        const char *path, const char *version, int rc)
 {
     struct ws_engine_target t = *target;
     struct ws_engine_serving now;
-    memset(t.cancel, 0, sizeof(t.cancel)); /* it was told, whoever has lost patience */
+    memset(t.cancel, 0, sizeof(t.cancel)); /* the load was sent, so a cancel comes too late */
     if (ops->serving(&t, &now, NULL) == 0 && names(&now, version) &&
         (!now.path[0] || strcmp(now.path, path) == 0))
         rc = 0;
@@ -55,22 +55,22 @@ static int ask(const struct ws_engine_ops *ops, const struct ws_engine_target *t
 }
 
 int ws_engine_load(const struct ws_engine_ops *ops, const struct ws_engine_target *t, const char *path,
-                   const char *version, bool *told, struct ws_error *err)
+                   const char *version, bool *sent, struct ws_error *err)
 {
-    const bool doubted = *told;
+    const bool uncertain = *sent;
     bool changes, renamed;
-    *told = false;
+    *sent = false;
     int rc = get_ready(ops, t, version, &changes, &renamed, err);
     if (rc == 0) {
         rc = ops->load(t, path, version, err);
-        *told = rc != -EHOSTUNREACH && rc != -EAGAIN;
+        *sent = rc != -EHOSTUNREACH && rc != -EAGAIN;
     }
-    if (!*told && renamed && !doubted)
-        name_again(ops, t, version);
-    if (!*told)
+    if (!*sent && renamed && !uncertain)
+        restore_label(ops, t, version);
+    if (!*sent)
         return rc;
     if (changes && (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -ECANCELED))
-        rc = ask(ops, t, path, version, rc);
+        rc = query_result(ops, t, path, version, rc);
     return rc;
 }
 
@@ -83,8 +83,8 @@ int ws_engine_confirm(const struct ws_engine_ops *ops, const struct ws_engine_ta
     int rc = ops->serving(t, &now, err);
     if (rc == 0 && now.version[0] && !names(&now, version))
         rc = ws_error_set(err, EREMOTEIO,
-                          "%s was told version %s and says '%s' after the resume: it was started anew, or "
-                          "somebody else drives it too",
+                          "%s was sent version %s and reports '%s' after the resume: it was restarted, or "
+                          "another controller drives it too",
                           t->url, version, now.version);
     return rc;
 }

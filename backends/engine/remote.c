@@ -4,11 +4,10 @@
  *     pause=POST:/pause  flush=POST:/flush  resume=POST:/resume  serving=GET:/version:.version
  *
  * A template is METHOD:PATH[:BODY]. {path}, {version} (42@RUN) and {number} (42) are put in as JSON strings'
- * contents in a body, and percent-encoded in a path. A server that is told {number} alone names that one. Any
- * 2xx is success, of a flush one that does not say "success": false. `serving` is METHOD:PATH:.KEY[.KEY...],
- * where in the JSON reply the version is found. Without `serving` a 2xx of the load is believed: say it where
- * it can be asked.
- */
+ * contents in a body, and percent-encoded in a path. A server that gets {number} alone reports that one. Any
+ * 2xx is success, unless the reply to a flush has "success": false. `serving` is METHOD:PATH:.KEY[.KEY...],
+ * where the keys lead to the version in the JSON reply. Without `serving` a 2xx of the load is believed, so
+ * give it wherever the server can be asked. */
 #include "backends/engine/call.h"
 #include "transports/base/limits.h"
 #include <ctype.h>
@@ -44,7 +43,7 @@ static void put_path(FILE *f, const char *text)
     }
 }
 
-/* n bytes of a template with its places filled in; NULL: no memory. */
+/* n bytes of a template with its placeholders filled in; NULL: no memory. */
 static char *fill(const char *text, size_t n, const char *path, const char *version,
                   void (*put)(FILE *f, const char *text))
 {
@@ -205,7 +204,7 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
     }
     if (!t->templates->pause != !t->templates->resume)
         return ws_error_set(err, EINVAL, "give pause= and resume= both, or neither");
-    snprintf(facts->lacks, sizeof(facts->lacks), "%s%s", t->templates->pause ? "" : "pause ",
+    snprintf(facts->missing, sizeof(facts->missing), "%s%s", t->templates->pause ? "" : "pause ",
              t->templates->serving ? "" : "serving");
     return serving(t, out, err);
 }
@@ -222,7 +221,7 @@ static int resume(const struct ws_engine_target *t, struct ws_error *err)
                                 : 0;
 }
 
-/* A 2xx that says "success": false is none: requests are in the way, as vLLM has it. */
+/* A 2xx with "success": false is a refusal: requests are in the way, as in vLLM. */
 static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
 {
     struct ws_http_reply reply;
@@ -245,21 +244,15 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
 {
     struct ws_engine_serving now;
     char number[sizeof(now.version)];
-    bool whole = strstr(t->templates->load, "{version}"); /* else it was told the number alone, if that */
+    bool whole = strstr(t->templates->load, "{version}"); /* else the server got the number alone, or none */
     snprintf(number, sizeof(number), "%.*s", (int)strcspn(version, "@"), version);
     int rc = run(t, t->templates->load, path, version, true, t->timeout_ms, NULL, err);
     if (!rc)
-        rc = ws_call_told(serving(t, &now, err), err);
+        rc = ws_call_after_request(serving(t, &now, err), err);
     if (!rc && now.version[0] && strcmp(now.version, whole ? version : number) != 0)
         rc = ws_error_set(err, EREMOTEIO, "%s said that it loaded %s, but serves version '%s'", t->url, path,
                           now.version);
     return rc;
-}
-
-static int checksum(const struct ws_engine_target *t, char **out, struct ws_error *err)
-{
-    *out = NULL;
-    return ws_error_set(err, ENOTSUP, "%s: an engine of kind remote has no checksum", t->url);
 }
 
 const struct ws_engine_ops ws_engine_remote = {
@@ -271,5 +264,4 @@ const struct ws_engine_ops ws_engine_remote = {
     .flush = flush,
     .resume = resume,
     .serving = serving,
-    .checksum = checksum,
 };

@@ -1,23 +1,24 @@
 /* SGLang, by the routes of its HTTP server (read from 0.5.23 and tried against it).
  *
  * What shapes this file:
- * - SGLang checks nothing and cannot roll back: a truncated file kills it without a reply. So a load
- *   that gave no reply says nothing, and a load that said "success" is believed only after
- *   /model_info names the new path and version.
- * - Pausing by `retract` puts running requests back into the queue and frees their KV cache, so that
- *   after the load no token is computed from old keys; `abort` is what older servers know; `in_place`
- *   keeps the cache.
+ * - SGLang checks nothing and cannot roll back: a truncated file kills it without a reply. So the result of a
+ *   load without a reply is unknown, and a "success" is believed only after /model_info names the new path
+ *   and version.
+ * - Pausing by `retract` puts running requests back into the queue and frees their KV cache, so that after
+ * the
+ *   load no token is computed from old keys. Older servers only know `abort`. `in_place` keeps the cache.
  * - A load that flushes the cache answers success false where requests are in the way, although the weights
- *   are new, and records no version then. So the load leaves the cache alone, and the flush is a call of its
- *   own, which can be made again.
- * - /health runs a request and takes a second, so it is not used: /model_info answers at once.
- * - /ready says whether it takes requests: not while it is paused. Older releases do not have it.
- * - /server_info is answered by the scheduler, which does one thing after the other: it answers once a load
- * is over. A reply that comes late is taken for that of the next load, so that none is sent before.
- * - With several tokenizer workers each tells its own path and version, and only one of them hears of a load:
- *   the version is what the schedulers say, the path nobody's, and a pause by `abort` stops one of them
- * alone.
- * - What was started with dummy weights reads files as `dummy` too, unless it is told another format. */
+ *   are new, and then records no version. So the load leaves the cache alone, and the flush is a call of its
+ *   own, which can be repeated.
+ * - /health runs a request and takes a second, so it is not used. /model_info answers at once.
+ * - /ready reports whether it takes requests: not while it is paused. Older releases do not have it.
+ * - /server_info is answered by the scheduler, which does one thing after the other, so only after a load.
+ *   A late reply is taken for that of the next load; so no load is sent before.
+ * - With several tokenizer workers each reports its own path and version, and only one of them gets a load.
+ *   So the version is what the schedulers report, the path is unknown, and a pause by `abort` stops one
+ *   worker only.
+ * - A server that was started with dummy weights also reads files as `dummy`, unless a load names another
+ *   format. */
 #include "backends/engine/call.h"
 #include <errno.h>
 #include <stdio.h>
@@ -44,8 +45,8 @@ static int server_info(const struct ws_engine_target *t, struct ws_http_reply *r
 }
 
 /* Of all schedulers, where they agree. */
-static int version_of_schedulers(const struct ws_engine_target *t, const struct ws_http_reply *reply,
-                                 struct ws_engine_serving *out, struct ws_error *err)
+static int version_from_schedulers(const struct ws_engine_target *t, const struct ws_http_reply *reply,
+                                   struct ws_engine_serving *out, struct ws_error *err)
 {
     const json_t *states = json_object_get(reply->json, "internal_states");
     const char *version = json_string_value(json_object_get(json_array_get(states, 0), "weight_version"));
@@ -61,20 +62,20 @@ static int version_of_schedulers(const struct ws_engine_target *t, const struct 
     return ws_call_copy(t, out->version, sizeof(out->version), version, "weight_version", err);
 }
 
-static int serving_of_workers(const struct ws_engine_target *t, struct ws_engine_serving *out,
-                              struct ws_error *err)
+static int serving_from_workers(const struct ws_engine_target *t, struct ws_engine_serving *out,
+                                struct ws_error *err)
 {
     struct ws_http_reply reply;
     int rc = server_info(t, &reply, err);
     if (rc)
         return rc;
-    rc = version_of_schedulers(t, &reply, out, err);
+    rc = version_from_schedulers(t, &reply, out, err);
     ws_http_reply_release(&reply);
     return rc;
 }
 
-static int serving_of_one(const struct ws_engine_target *t, struct ws_engine_serving *out,
-                          struct ws_error *err)
+static int serving_from_one(const struct ws_engine_target *t, struct ws_engine_serving *out,
+                            struct ws_error *err)
 {
     struct ws_http_reply reply;
     int rc = ws_call_get(t, "/model_info", &reply, err);
@@ -97,18 +98,18 @@ static int serving_of_one(const struct ws_engine_target *t, struct ws_engine_ser
 }
 
 /* Does it take requests? Not while it is paused. Older releases do not say. */
-static int ask_ready(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
+static int query_ready(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
 {
     int rc = ws_call_refuses(t, "/ready", 503, &out->paused, err);
-    out->tells_paused = rc == 0;
+    out->reports_paused = rc == 0;
     return rc;
 }
 
 static int serving(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
 {
     *out = (struct ws_engine_serving){0};
-    int rc = is(t, HAS_WORKERS) ? serving_of_workers(t, out, err) : serving_of_one(t, out, err);
-    return rc == 0 && is(t, HAS_READY) ? ask_ready(t, out, err) : rc;
+    int rc = is(t, HAS_WORKERS) ? serving_from_workers(t, out, err) : serving_from_one(t, out, err);
+    return rc == 0 && is(t, HAS_READY) ? query_ready(t, out, err) : rc;
 }
 
 /* Are its keys ours, too, on the routes that change it? Where it has an admin key they want that one, and all
@@ -127,8 +128,8 @@ static int check_admin(const struct ws_engine_target *t, struct ws_error *err)
 
 /* It keeps the embeddings of images that it has seen, by the image alone, and no flush of its own empties
  * them. The plug-in of our Python package does, and says so. */
-static void note_embeddings(const struct ws_engine_target *t, const json_t *info,
-                            struct ws_engine_facts *facts)
+static void find_embedding_cache(const struct ws_engine_target *t, const json_t *info,
+                                 struct ws_engine_facts *facts)
 {
     const json_t *state = json_array_get(json_object_get(info, "internal_states"), 0);
     const json_t *forgets = json_object_get(json_object_get(state, "wsync"), "forgets_embeddings");
@@ -136,7 +137,7 @@ static void note_embeddings(const struct ws_engine_target *t, const json_t *info
     if (json_is_true(forgets) || ws_call_get(t, "/model_info", &reply, NULL))
         return;
     if (json_is_true(json_object_get(reply.json, "has_image_understanding")))
-        snprintf(facts->lacks, sizeof(facts->lacks),
+        snprintf(facts->missing, sizeof(facts->missing),
                  "a way to forget the old weights' image embeddings: start it with "
                  "SGLANG_VLM_CACHE_SIZE_MB=0, or with the Python package wsync beside it");
     ws_http_reply_release(&reply);
@@ -153,13 +154,13 @@ static int read_arguments(const struct ws_engine_target *t, struct ws_engine_fac
         return rc == -EPROTO ? 0 : rc;
     (void)ws_call_copy(t, facts->release, sizeof(facts->release), ws_call_text(&reply, "version"), "version",
                        NULL);
-    note_embeddings(t, reply.json, facts);
+    find_embedding_cache(t, reply.json, facts);
     if (strcmp(ws_call_text(&reply, "load_format"), "dummy") == 0)
         facts->routes |= WAS_DUMMY;
     if (json_integer_value(json_object_get(reply.json, "tokenizer_worker_num")) > 1) {
         const char *first = ws_call_text(&reply, "weight_version");
         facts->routes |= HAS_WORKERS;
-        rc = version_of_schedulers(t, &reply, out, err);
+        rc = version_from_schedulers(t, &reply, out, err);
         if (!rc && t->pause_mode && strcmp(t->pause_mode, "abort") == 0)
             rc = ws_error_set(err, EPROTO,
                               "%s has several tokenizer workers, and pause=abort stops one of them alone: "
@@ -185,7 +186,7 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
     if (rc)
         return rc;
     *facts = (struct ws_engine_facts){.known = true};
-    rc = ask_ready(t, out, err);
+    rc = query_ready(t, out, err);
     if (rc == 0)
         facts->routes |= HAS_READY;
     if (rc == 0 || rc == -EPROTO)
@@ -233,7 +234,7 @@ static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
 }
 
 /* Older releases have neither route. One that fails to answer does not say that it has settled. */
-static int settle(const struct ws_engine_target *target, struct ws_error *err)
+static int drain(const struct ws_engine_target *target, struct ws_error *err)
 {
     struct ws_engine_target t = *target;
     struct ws_http_reply reply;
@@ -292,7 +293,7 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
     ws_http_reply_release(&reply);
     if (!rc)
         rc = confirm(t, path, version, err);
-    return ws_call_told(rc, err);
+    return ws_call_after_request(rc, err);
 }
 
 /* 400: requests run or wait. While it is paused those that wait do not count. */
@@ -325,41 +326,17 @@ static int resume(const struct ws_engine_target *t, struct ws_error *err)
     return rc ? rc : check_ok(t, "/continue_generation", &reply, err);
 }
 
-static int checksum(const struct ws_engine_target *t, char **out, struct ws_error *err)
-{
-    struct ws_http_reply reply;
-    int rc = ws_call_post(t, "/weights_checker", json_pack("{s:s}", "action", "checksum"), t->timeout_ms,
-                          &reply, err);
-
-    *out = NULL;
-    if (rc == -EPROTO)
-        return ws_error_set(err, ENOTSUP, "%s has no /weights_checker", t->url);
-    if (rc)
-        return rc;
-    if (reply.status != 200 || !json_is_true(json_object_get(reply.json, "success")))
-        rc = ws_error_set(err, EREMOTEIO, "%s gave no checksum: %.600s", t->url, reply.text);
-    else if (json_is_string(json_object_get(reply.json, "per_engine_checksum")))
-        *out = strdup(ws_call_text(&reply, "per_engine_checksum"));
-    else
-        *out = json_dumps(json_object_get(reply.json, "ranks"), JSON_COMPACT | JSON_SORT_KEYS);
-    if (!rc && !*out)
-        rc = ws_error_set(err, EPROTO, "%s answered a checksum without ranks", t->url);
-    ws_http_reply_release(&reply);
-    return rc;
-}
-
 const struct ws_engine_ops ws_engine_sglang = {
     .kind = "sglang",
     .pause_modes = pause_modes,
-    .tells_path = true,
-    .tells_version = true,
+    .reports_path = true,
+    .reports_version = true,
     .probe = probe,
     .pause = pause_engine,
-    .settle = settle,
+    .drain = drain,
     .label = label,
     .load = load,
     .flush = flush,
     .resume = resume,
     .serving = serving,
-    .checksum = checksum,
 };

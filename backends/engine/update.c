@@ -7,12 +7,12 @@
 #include <string.h>
 
 #define BACK_TRIES 2
-#define AT_START   "default" /* what an engine says that has loaded nothing */
+#define AT_START   "default" /* what an engine reports that has loaded nothing */
 
-/* What it is told for the length of the update. It could say the version itself without this load: because it
- * says so now, or because it is started anew in between. */
-static void label_of(const struct ws_engine_serving *before, const struct ws_engine_facts *facts,
-                     const char *version, char out[64])
+/* The version that the engine gets for the length of the update. It could report the caller's version without
+ * this load: because it reports it now, or because it is restarted in between. */
+static void make_label(const struct ws_engine_serving *before, const struct ws_engine_facts *facts,
+                       const char *version, char out[64])
 {
     if (facts->labels && (strcmp(version, before->version) == 0 || strcmp(version, AT_START) == 0))
         snprintf(out, 64, "wsync-%" PRIx64, ws_clock_ns());
@@ -20,15 +20,16 @@ static void label_of(const struct ws_engine_serving *before, const struct ws_eng
         snprintf(out, 64, "%s", version);
 }
 
-/* After a load that failed: -errno of the load, with how the engine was left. */
+/* After a load that failed: loads the old path again. Returns the load's -errno; err says in which state the
+ * engine was left. */
 static int go_back(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
                    const struct ws_engine_serving *before, bool touched, int rc, struct ws_error *err)
 {
     struct ws_error why = *err;
     const char *version = before->version[0] ? before->version : AT_START;
-    bool good = !touched, told = true; /* one that is busy with the load was waited for long enough */
-    for (int i = 0; !good && told && before->path[0] && i < BACK_TRIES; i++)
-        good = ws_engine_load(ops, t, before->path, version, &told, NULL) == 0 && ops->flush(t, NULL) == 0;
+    bool good = !touched, sent = true; /* one that is busy with the load was waited for long enough */
+    for (int i = 0; !good && sent && before->path[0] && i < BACK_TRIES; i++)
+        good = ws_engine_load(ops, t, before->path, version, &sent, NULL) == 0 && ops->flush(t, NULL) == 0;
     bool runs = good && !(t->sleeping && !touched) && ops->resume(t, NULL) == 0 &&
                 (!touched || ws_engine_confirm(ops, t, version, NULL) == 0);
     return ws_error_set(err, -rc, "%.700s; %s", why.text,
@@ -59,7 +60,7 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
             t.url);
     t.facts = &facts;
     t.sleeping = before.sleeping;
-    label_of(&before, &facts, version, label);
+    make_label(&before, &facts, version, label);
     const uint64_t start = ws_clock_ns();
     rc = ops->pause(&t, err);
     if (rc < 0)

@@ -2,28 +2,29 @@
  *
  * What shapes this file:
  * - A reload that fails answers 500 and leaves no weights behind: a request after a /resume would kill the
- * server. So it is never resumed before a reload that answered 200; a good reload, sometimes two, makes it
- * whole again.
- * - A reload does not touch the recorded version: /update_weight_version is told afterwards, so that a
- * version which is recorded is also loaded. vLLM does not say which path it loaded last; at its start it is
- * the model's.
- * - A folder that is not there is taken for the name of a model on a hub, and a missing tensor answers 200:
- * what is to be loaded is checked before (the gate of a switch).
- * - A pause empties the prefix cache (clear_cache), but newer releases do not promise it of `keep`: so it is
- * emptied again after the load, by a call that says whether it was.
- * - Newer releases have start, update and finish routes for weight transfers; they are used where
- * collective_rpc is not offered.
- * - A sleeping engine has no weights to reload: they are woken first. Once all of it is awake its pause is
- * over: so the rest is woken by the resume, and a load begins with the question whether it is paused.
- * /is_paused and /is_sleeping both say true of a sleeping engine and of a paused one: the metrics tell them
- * apart, and where they cannot be read nobody knows.
+ *   server. So it is never resumed before a reload has answered 200. A good reload, sometimes two, repairs
+ *   it.
+ * - A reload does not change the recorded version. /update_weight_version is called afterwards, so that a
+ *   recorded version is also loaded. vLLM does not report which path it loaded last; at its start it is the
+ *   model's.
+ * - A folder that does not exist is taken for the name of a model on a hub, and a missing tensor answers 200.
+ *   So the folder is checked before the load (the gate of a switch).
+ * - A pause empties the prefix cache (clear_cache), but newer releases do not promise it for `keep`. So it is
+ *   emptied again after the load, by a call that reports whether it was.
+ * - Newer releases have start, update and finish routes for weight transfers. They are used where
+ *   collective_rpc is not offered.
+ * - A sleeping engine has no weights to reload, so its weights are woken first. Once all of it is awake its
+ *   pause is over. So the resume wakes the rest, and a load begins by asking whether the engine is paused.
+ *   /is_paused and /is_sleeping are both true for a sleeping engine and for a paused one. The metrics
+ *   distinguish them; where they cannot be read, the state is unknown.
  * - Its core does one call after the other, and each worker answers them in turn. With a `timeout` in
- * /collective_rpc a late reply stays in the queue and becomes that of the next call: there is none, and
- * before another load it has to answer a call that its core answers.
- * - Images' embeddings are kept by the scheduler and by the workers, and a reload empties the workers' only:
- * a request for one that is kept ends the engine. Both are emptied after each load, whatever cache= says.
- * - With data parallel experts a resume is refused while a pause is under way, also one that nobody waits
- * for. */
+ *   /collective_rpc a late reply stays in the queue and becomes the reply of the next call. So no timeout is
+ *   sent, and before another load the engine has to answer a call that its core answers.
+ * - Embeddings of images are kept by the scheduler and by the workers, and a reload empties the workers'
+ * only:
+ *   a request for a kept image ends the engine. Both are emptied after each load, whatever cache= says.
+ * - With data-parallel experts a resume is refused while a pause is under way, even if its caller has given
+ *   up. */
 #include "backends/engine/call.h"
 #include "transports/base/log.h"
 #include <errno.h>
@@ -42,8 +43,8 @@ static bool has(const struct ws_engine_target *t, unsigned route)
 }
 
 /* {"KEY": bool} of a GET. */
-static int ask_bool(const struct ws_engine_target *t, const char *path, const char *key, bool *out,
-                    struct ws_error *err)
+static int query_bool(const struct ws_engine_target *t, const char *path, const char *key, bool *out,
+                      struct ws_error *err)
 {
     struct ws_http_reply reply;
     int rc = ws_call_get(t, path, &reply, err);
@@ -81,7 +82,7 @@ static int find_sleep(const struct ws_engine_target *t, struct ws_engine_serving
     int rc = can && !(t->facts && t->facts->known) ? ws_call_has_post(t, "/wake_up", &can, err) : 0;
     if (rc || !can)
         return rc;
-    rc = ask_bool(t, "/is_sleeping", "is_sleeping", &out->sleeping, err);
+    rc = query_bool(t, "/is_sleeping", "is_sleeping", &out->sleeping, err);
     if (rc || !out->paused || !out->sleeping)
         return rc;
     out->sleeping = false;
@@ -95,8 +96,8 @@ static int find_sleep(const struct ws_engine_target *t, struct ws_engine_serving
 static int serving(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    *out = (struct ws_engine_serving){.tells_paused = true};
-    int rc = ask_bool(t, "/is_paused", "is_paused", &out->paused, err);
+    *out = (struct ws_engine_serving){.reports_paused = true};
+    int rc = query_bool(t, "/is_paused", "is_paused", &out->paused, err);
     if (!rc)
         rc = find_sleep(t, out, err);
     if (rc || !has(t, HAS_VERSION))
@@ -146,7 +147,7 @@ static int find_routes(const struct ws_engine_target *t, struct ws_engine_facts 
             return rc;
         facts->routes |= there ? routes[i].bit : 0;
         if (!there)
-            n += (size_t)snprintf(facts->lacks + n, sizeof(facts->lacks) - n, "%s%s", n ? " " : "",
+            n += (size_t)snprintf(facts->missing + n, sizeof(facts->missing) - n, "%s%s", n ? " " : "",
                                   routes[i].path);
     }
     return 0;
@@ -234,18 +235,18 @@ static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
 }
 
 /* A call of its core, which is busy as long as a reload lasts. */
-static int settle(const struct ws_engine_target *target, struct ws_error *err)
+static int drain(const struct ws_engine_target *target, struct ws_error *err)
 {
     struct ws_engine_target t = *target;
     bool paused;
     t.short_ms = t.timeout_ms;
-    return ask_bool(&t, "/is_paused", "is_paused", &paused, err);
+    return query_bool(&t, "/is_paused", "is_paused", &paused, err);
 }
 
 static int stay_paused(const struct ws_engine_target *t, struct ws_error *err)
 {
     bool paused;
-    int rc = ask_bool(t, "/is_paused", "is_paused", &paused, err);
+    int rc = query_bool(t, "/is_paused", "is_paused", &paused, err);
     return rc || paused ? rc : pause_engine(t, err);
 }
 
@@ -263,7 +264,7 @@ static int resume_once(const struct ws_engine_target *t, struct ws_error *err)
     }
     if (rc && rc != -EREMOTEIO)
         return rc;
-    int asked = ask_bool(t, "/is_paused", "is_paused", &paused, rc ? NULL : err);
+    int asked = query_bool(t, "/is_paused", "is_paused", &paused, rc ? NULL : err);
     if (asked)
         return rc ? rc : asked;
     if (!paused)
@@ -348,7 +349,7 @@ static int reload_by_transfer(const struct ws_engine_target *t, const char *path
         transfer_step(t, "/update_weights", json_pack("{s:{s:s}}", "update_info", "weights_path", path), err);
     if (!rc)
         rc = transfer_step(t, "/finish_weight_update", json_pack("{s:s}", "weight_version", version), err);
-    return ws_call_told(rc, err);
+    return ws_call_after_request(rc, err);
 }
 
 static int record_version(const struct ws_engine_target *t, const char *version, struct ws_error *err)
@@ -390,10 +391,10 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
     if (!rc)
         rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : reload_by_transfer(t, path, version, err);
     if (rc)
-        return t->sleeping ? ws_call_told(rc, err) : rc;
+        return t->sleeping ? ws_call_after_request(rc, err) : rc;
     if (has(t, HAS_VERSION))
         rc = record_version(t, version, err);
-    return ws_call_told(rc, err);
+    return ws_call_after_request(rc, err);
 }
 
 /* {"success": bool}; older releases answer without a body. Requests that were frozen in the pause hold
@@ -438,35 +439,16 @@ static int flush(const struct ws_engine_target *t, struct ws_error *err)
     return ws_call_while_busy(t, ws_call_short_ms(t), flush_once, err);
 }
 
-static int checksum(const struct ws_engine_target *t, char **out, struct ws_error *err)
-{
-    struct ws_http_reply reply;
-    int rc = ws_call_post(t, "/weight_checker", json_pack("{s:s}", "action", "checksum"), t->timeout_ms,
-                          &reply, err);
-    *out = NULL;
-    if (rc == -EPROTO)
-        return ws_error_set(err, ENOTSUP, "%s has no /weight_checker", t->url);
-    if (rc)
-        return rc;
-    if (reply.status == 200 && json_is_object(json_object_get(reply.json, "checksums")))
-        *out = json_dumps(json_object_get(reply.json, "checksums"), JSON_COMPACT | JSON_SORT_KEYS);
-    if (!*out)
-        rc = ws_error_set(err, EREMOTEIO, "%s gave no checksum: %.600s", t->url, reply.text);
-    ws_http_reply_release(&reply);
-    return rc;
-}
-
 const struct ws_engine_ops ws_engine_vllm = {
     .kind = "vllm",
     .pause_modes = pause_modes,
-    .tells_version = true,
+    .reports_version = true,
     .probe = probe,
     .pause = pause_engine,
-    .settle = settle,
+    .drain = drain,
     .label = label,
     .load = load,
     .flush = flush,
     .resume = resume,
     .serving = serving,
-    .checksum = checksum,
 };

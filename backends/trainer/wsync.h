@@ -1,11 +1,11 @@
 /* wsync: the public C API of the trainer's side (libwsync).
  *
- * A publisher is one rank's connection to its node's agent. Each step it copies its parameters into
- * the agent's free slot; when every rank has committed, the version is announced and never changes.
+ * A publisher is one rank's connection to its node's agent. At each step the rank copies its parameters into
+ * a free slot of the agent. When every rank has committed, the version is announced and never changes.
  *
  *     wsync_publisher *pub;
  *     struct wsync_config config = { .struct_size = sizeof config, .model = "actor", .world_size = 1 };
- *     if (wsync_open(&config, &pub) < 0) die(wsync_error());
+ *     if (wsync_publisher_open(&config, &pub) < 0) die(wsync_error());
  *     for (uint64_t step = 1;; step++) {
  *         train();
  *         if (wsync_offload(pub, params, n, step) < 0) warn(wsync_error());   // may be written again now
@@ -14,9 +14,9 @@
  *
  * Errors: functions return 0 (or a count) or -errno, and wsync_error() has a sentence for people, per
  * thread. Threads: one publisher is used by one thread at a time; different publishers are
- * independent. A child made by fork cannot use its parent's (-EPERM) and may close it. Nothing given to a
- * call is kept after it returns, unless it says so. ABI: structs carry struct_size = sizeof, so that they can
- * grow; zero means the default. */
+ * independent. A child made by fork cannot use its parent's publisher or engine client (-EPERM) and may close
+ * it. Ownership: no function keeps a pointer to its arguments after it returns, unless it says so. ABI: structs
+ * carry struct_size = sizeof, so that they can grow; zero means the default. */
 #ifndef WSYNC_H
 #define WSYNC_H
 #include <stddef.h>
@@ -30,6 +30,12 @@ extern "C" {
 #define WSYNC_VERSION_MINOR 2
 #define WSYNC_MAX_DIMS      8
 #define WSYNC_NO_AUDIT      (-1) /* wsync_config.audit */
+
+#if defined(__GNUC__)
+#define WSYNC_DEPRECATED(text) __attribute__((deprecated(text)))
+#else
+#define WSYNC_DEPRECATED(text)
+#endif
 
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)
@@ -82,20 +88,20 @@ typedef struct wsync_param {
     wsync_dtype dtype; /* of the file, and of the source unless it converts */
     unsigned n_dims;
     uint64_t shape[WSYNC_MAX_DIMS]; /* global */
-    /* First element of the piece, in host memory or a GPU's (that is found out by itself). */
+    /* First element of the piece, in host memory or a GPU's (the library finds out which). */
     const void *data;
     wsync_piece piece;
     const char *file; /* shard file it goes to; NULL: by shard_bytes */
     /* 0: data is of dtype. 1: data is of data_dtype, strides count its elements, and becomes dtype in the
      * copy: between F32, BF16 and F16, or equal ones; everything else (F8, integers) goes as it is, and
      * asking for it is -EINVAL. Rounded to nearest, ties to even. What is too large for dtype becomes
-     * infinite, see wsync_overflows. Every NaN that is narrowed becomes one quiet NaN with its sign kept,
-     * 0x7fc0 in BF16, 0x7e00 in F16: others do not agree on a pattern (torch's BF16 is 0xffff on a CPU,
-     * 0x7fff on a GPU), and one of our own makes equal sources equal bytes. */
+     * infinite, see wsync_overflows. Every NaN that is narrowed becomes one quiet NaN with its sign: 0x7fc0
+     * in BF16, 0x7e00 in F16. Libraries do not agree on a pattern (torch's BF16 is 0xffff on a CPU, 0x7fff on
+     * a GPU), and with a fixed one equal sources give equal bytes. */
     int converts;
     wsync_dtype data_dtype;
     /* data on a GPU: the stream (CUstream, cudaStream_t; NULL: the default one) whose work writes it. Copies
-     * wait for what is in it when they are asked for, on a stream of their own. */
+     * run on a stream of their own and wait for the work that is in this one when they are requested. */
     void *stream;
 } wsync_param;
 
@@ -111,101 +117,121 @@ typedef struct wsync_config {
     uint64_t shard_bytes;      /* 0: one model.safetensors */
     unsigned max_slots;        /* 0: the agent's; 2, and more while readers on its host keep their memory */
     unsigned n_threads;        /* copying threads; 0: min(cores, 8) */
-    unsigned timeout_ms; /* waiting for the other ranks and for a slot; 0: 60 s. An agent that does not answer
-                          * at all is given 30 s more (and in begin what memory for a slot takes), then the
-                          * call ends with -ETIMEDOUT and the next offload connects anew */
-    /* progress of long calls: done and total bytes; may be NULL. Called on the calling thread. */
+    /* For waiting: for the other ranks and for a slot; 0: 60 s. An agent without any answer gets 30 s more (and
+     * in begin the time to allocate a slot); then the call ends with -ETIMEDOUT, and the next offload connects
+     * anew. */
+    unsigned timeout_ms;
+    /* Progress of long calls in bytes, on the calling thread; may be NULL. */
     void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_arg;
-    /* Parameters on GPUs are offered to processes of this host there, too, device to device (wsync_map_gpu):
-     * "cuda_ipc": the parameters' own memory, nothing is copied, and the caller must not change it before
-     * wsync_unshare; "packed_cuda_ipc": one buffer a dtype and device, two of them in turn, which takes twice
-     * the size of what this rank holds on the device; NULL: they are not. What is in host memory is not in
-     * it. In steps, what wsync_put was given stays until wsync_commit. Memory that cannot be shared (pools)
-     * is -EOPNOTSUPP by cuda_ipc; no driver is wsync_open's -ENOTSUP; a version whose buffer
-     * somebody still has after two seconds is not shared, on demand -EBUSY, with who. */
+    /* Offers parameters on GPUs to other processes of this host, device to device (wsync_map_gpu).
+     *   "cuda_ipc"         the parameters' own memory, without a copy. The caller must not change it before
+     *                      wsync_unshare. Memory that cannot be shared (pools) is -EOPNOTSUPP.
+     *   "packed_cuda_ipc"  copies, in one buffer for each dtype and device. Two such buffers take turns, so
+     *                      it takes twice the bytes of this rank's parameters on the device.
+     *   NULL               nothing is offered.
+     * Parameters in host memory are not offered. Without a driver wsync_publisher_open fails with -ENOTSUP.
+     * With wsync_begin and wsync_put, what was put must stay until wsync_commit. When a reader still has the
+     * buffer after two seconds, the version is not shared; on demand that is -EBUSY, and the error names the
+     * reader. */
     const char *share;
-    /* With share: the host's slot is filled only when somebody reads the version's files. A version that
-     * nobody has read is gone once its memory on the GPU is given up. By wsync_offload only, with all ranks
-     * on one node; a thread of its own copies what is asked for, in turns with the publisher's calls. */
+    /* With share: the slot on the host is filled only when a reader opens the version's files. A version
+     * without readers is gone once its memory on the GPU is taken back. For wsync_offload only, with all
+     * ranks on one node. A thread of the library copies requested versions, in turns with the publisher's
+     * calls. */
     int on_demand;
-    /* Keeps the last published bytes on the GPU and copies what has changed only; by itself all of it where
-     * more than a third has. Of blocks of 4 MiB of a file that this rank fills alone, from one device: what
-     * it shares with others goes as usual. Takes as much memory there as those blocks have, and up to 300 MB
-     * to compare with; where that would leave less than a sixteenth of the device, or what `share` wants
-     * lacks it, it is given up, as wsync_gpu_report says. */
+    /* Keeps the last published bytes on the GPU and copies only what has changed, or everything where more
+     * than a third has. This is for blocks of 4 MiB of a file that this rank fills alone, from one device;
+     * blocks that it shares with other ranks are copied as usual. It takes as much device memory as those
+     * blocks have, and up to 300 MB to compare. It is given up where that would leave less than a sixteenth
+     * of the device free, or where `share` needs the memory; wsync_gpu_report says so. */
     int gpu_delta;
-    /* Audits: pieces that several ranks hold (replicas) are hashed by each of them and compared at the agent;
-     * that finds diverged replicas, gathers of stale memory and wrong shardings, whatever their cause. A
-     * difference abandons the version, and says which ranks differ in which elements of which tensor: the
-     * rank that commits last gets -ECANCELED, the others hear it from the waits. 0: the first version after
-     * each registration, all of it; N: also every N-th after it, of which each rank hashes a share, another
-     * one each time, so that all together hash at most half of what is offloaded; WSYNC_NO_AUDIT: none. What
-     * rank 0 says counts. */
+    /* Audits: each rank hashes the pieces that other ranks hold too (replicas), and the agent compares the
+     * hashes. That finds diverged replicas, gathers of stale memory and wrong shardings. A difference
+     * abandons the version, and the error names the ranks, the tensor and the elements. The rank that commits
+     * last gets -ECANCELED; the others get it from the waits. Rank 0's setting applies to all.
+     *   0               the first version after each registration, all replicas
+     *   N               also every N-th version after it. Each rank then hashes a share, another one each
+     *                   time, so that all ranks together hash at most half of the offloaded bytes
+     *   WSYNC_NO_AUDIT  no audits */
     int audit;
-    int audit_warns; /* a difference is logged by the agent, and the version published all the same */
-    /* Asked on the calling thread twice a second while a call waits for the agent, so for other ranks or a
-     * slot; may be NULL. Not 0: the call ends with -EINTR, what it has begun is abandoned, and the next
-     * offload connects anew. */
+    int audit_warns; /* a difference is only logged by the agent, and the version is published */
+    /* Called on the calling thread twice a second while a call waits for the agent (for other ranks or a
+     * slot); may be NULL. A result other than 0 ends the call with -EINTR: the begun version is abandoned,
+     * and the next offload connects anew. */
     int (*interrupted)(void *arg);
     void *interrupted_arg;
 } wsync_config;
 
 typedef struct wsync_publisher wsync_publisher;
 
-/* Connects. -ECONNREFUSED, -ENOENT: no agent there; -EINVAL. */
+/* Opens a publisher: connects to the agent. The caller closes *out with wsync_close. -ECONNREFUSED, -ENOENT:
+ * no agent listens there; -EINVAL: the config; -ENOTSUP: its share has no driver here. Thread safe. */
+int wsync_publisher_open(const wsync_config *config, wsync_publisher **out);
+/* The name of wsync_publisher_open in 0.1; to be removed after 0.2. */
+WSYNC_DEPRECATED("use wsync_publisher_open")
 int wsync_open(const wsync_config *config, wsync_publisher **out);
-/* Coarse: registers when the metadata changed, then begin, put of everything, commit. When it
- * returns the sources may be written again; the version is announced once all ranks have committed
- * and every block is hashed (wsync_wait_published). data must be set in every entry.
- * -EEXIST: the version is not higher than the newest of this lineage (see new_run), or this rank has shared
- * it on demand already; -EBUSY: no free slot, the text names the holder; -EPROTO: ranks disagree about a
- * tensor or the version, or the agent is of another release; -EINVAL: a box out of range, pieces that
- * overlap, bytes that nobody holds; -ENOMEM: does not fit, with the figures; -ECANCELED: another rank died or
- * went on to a higher version, which is named, or an audit found that replicas differ, maybe before this rank
- * began it; -ETIMEDOUT: ranks that are missing, likewise. -ECONNRESET, -ECONNREFUSED, -ENOENT: the agent has
- * gone; the next offload connects to the one that runs then, and the lineage goes on. After any of these the
- * last version is served and the next offload may be called. */
+/* Publishes one version: registers where the metadata changed, begins, puts all n parameters, commits. When
+ * it returns, the caller may write to the sources again. The version is announced once all ranks have
+ * committed and every block is hashed (wsync_wait_published). data must be set in every entry. After an error
+ * the last version is still served, and the next offload may be called.
+ *   -EEXIST       the version is not higher than the newest of this lineage (see new_run), or this rank has
+ *                 shared it on demand already
+ *   -EBUSY        no slot is free; the error names the holder
+ *   -EPROTO       ranks disagree about a tensor or the version, or the agent is of another release
+ *   -EINVAL       a box is out of range, pieces overlap, or no rank holds some bytes
+ *   -ENOMEM       it does not fit; the error has the figures
+ *   -ECANCELED    another rank ended or went on to a higher version, or an audit found that replicas differ,
+ *                 possibly before this rank began the version; the error says which
+ *   -ETIMEDOUT    ranks are missing; the error names them
+ *   -ECONNRESET, -ECONNREFUSED, -ENOENT
+ *                 the agent has ended; the next offload connects to the agent that runs then, and the lineage
+ *                 goes on */
 int wsync_offload(wsync_publisher *pub, const wsync_param *params, size_t n, uint64_t version);
-/* The same in steps. register: this rank's pieces (collective: waits for every rank). put: copies one
- * registered piece; any order, each once. commit: this rank is done; -ENODATA when bytes are missing,
- * with the first name. abandon: gives the begun version up (all ranks get -ECANCELED). */
+/* The same in steps.
+ *   register  this rank's pieces; collective: waits for every rank
+ *   begin     gets a slot for the version
+ *   put       copies one registered piece; in any order, each once
+ *   commit    this rank is done. -ENODATA: pieces were not put; the error names the first, and the version
+ *             stays begun
+ *   abandon   gives the begun version up; all ranks get -ECANCELED */
 int wsync_register(wsync_publisher *pub, const wsync_param *params, size_t n);
 int wsync_begin(wsync_publisher *pub, uint64_t version);
 int wsync_put(wsync_publisher *pub, const wsync_param *param);
 int wsync_commit(wsync_publisher *pub);
 int wsync_abandon(wsync_publisher *pub);
-/* How many finite elements became infinite where this rank converted them, in the version that was begun (or
- * offloaded) last; *first: the name of the first such parameter in the order of registering, valid until the
- * next registering, NULL: none. first may be NULL. */
+/* How many finite elements became infinite when this rank converted them, in the version that was begun (or
+ * offloaded) last. *first (first may be NULL): the name of the first such parameter in the order of
+ * registration, NULL: none; valid until the next registration. */
 uint64_t wsync_overflows(const wsync_publisher *pub, const char **first);
-/* Waits until `version` is announced; until the engines of mounts serve it (or a later one of this lineage):
- * who is NULL or "all", every mount that follows or has engines and is not silent, one at least; "N", a
- * number of them; or a mount's name (HOST or HOST:MOUNTPOINT). -ETIMEDOUT, with who is missing; -ECANCELED:
- * it was abandoned. timeout_ms -1: no limit. */
+/* wait_published waits until `version` is announced. wait_loaded waits until the engines of mounts serve it,
+ * or a later version of this lineage. mounts: NULL or "all", every mount that follows or has engines and is
+ * in contact, at least one; "N", that many mounts; or the name of one (HOST or HOST:MOUNTPOINT). timeout_ms
+ * -1: no limit. -ETIMEDOUT: the error names the mounts or ranks that are missing; -ECANCELED: the version was
+ * abandoned. */
 int wsync_wait_published(wsync_publisher *pub, uint64_t version, int timeout_ms);
-int wsync_wait_loaded(wsync_publisher *pub, uint64_t version, const char *who, int timeout_ms);
-/* Waits until the agent has made the difference of `version` (0: of the last begun) to the one before, which
- * is what mounts fetch. -ENODATA: there will be none (it is the first, or too much has changed), and it
- * travels whole; else as wsync_wait_published. */
+int wsync_wait_loaded(wsync_publisher *pub, uint64_t version, const char *mounts, int timeout_ms);
+/* Waits until the agent has made the delta from the version before to `version` (0: the last that was begun),
+ * which is what mounts fetch. -ENODATA: there will be none, since it is the first version or too much has
+ * changed, and mounts fetch it whole; else as wsync_wait_published. */
 int wsync_wait_delta(wsync_publisher *pub, uint64_t version, int timeout_ms);
-/* Name of the i-th tensor that no rank holds and that comes from config's base; NULL: there are no more.
- * Known on rank 0, once registered; valid until the next registration. */
+/* The name of the i-th tensor that no rank holds and that comes from config's base; NULL: beyond the last.
+ * Known on rank 0 after a registration; valid until the next one. */
 const char *wsync_frozen(const wsync_publisher *pub, size_t i);
 /* The lineage that this publisher writes; valid until close. */
 const char *wsync_run(const wsync_publisher *pub);
 /* Abandons what is begun and disconnects; NULL is fine. */
 void wsync_close(wsync_publisher *pub);
 
-/* A published version's files on the agent's own host: the slot's memory itself, nothing is copied but where
- * the agent has no slot left for the trainer beside it. agent: "unix:PATH", NULL as in wsync_config.
- * Descriptors are read-only; a descriptor and what is mapped of it stay whole for as long as they are open,
- * and the trainer takes another slot meanwhile. -ENOENT, -ESTALE: there is no such version, or not any more;
- * -EOPNOTSUPP: the agent is not on this host. Thread safe. */
+/* A published version's files on the agent's own host. They are the slot's memory itself; they are copied
+ * only where the agent would have no slot left for the trainer. agent: "unix:PATH", NULL as in wsync_config.
+ * The caller closes *out. Descriptors are read-only. A descriptor, and what is mapped of it, stays unchanged
+ * for as long as it is open, and the trainer takes another slot meanwhile. -ENOENT, -ESTALE: there is no such
+ * version, or not any more; -EOPNOTSUPP: the agent is not on this host. Thread safe. */
 typedef struct wsync_version_files wsync_version_files;
 int wsync_open_version(const char *agent, const char *model, uint64_t version, wsync_version_files **out);
-/* Name of the i-th file, in name order, its descriptor (stays the version's; -1 where it is empty) and size;
- * NULL: there are no more. */
+/* The i-th file in name order: its name, its descriptor (owned by v; -1: the file is empty) and its size.
+ * NULL: beyond the last. */
 const char *wsync_version_file(const wsync_version_files *v, size_t i, int *fd, uint64_t *bytes);
 /* Its lineage; valid until close. */
 const char *wsync_version_run(const wsync_version_files *v);
@@ -213,13 +239,15 @@ void wsync_close_version(wsync_version_files *v); /* NULL is fine */
 
 /* --- GPUs: versions that are shared device to device on one host --- */
 
-/* How this publisher's last version left the GPUs, and why not faster, as one sentence for people ("3.4 GB by
- * pinned copies in 61 ms, 55 GB/s; ..."); empty: nothing was on one. Valid until the next call. */
+/* How this publisher's last version was copied from the GPUs, and why not faster, as one sentence for people
+ * ("3.4 GB by pinned copies in 61 ms, 55 GB/s; ..."). Empty: no parameter was on a GPU. Valid until the next
+ * call. */
 const char *wsync_gpu_report(const wsync_publisher *pub);
-/* Takes back what is shared (config's share): no process can open it any more, and this waits until every one
- * that has it has closed it or has ended. Then the parameters may be changed, with "cuda_ipc". -ETIMEDOUT
- * names who still has it (and it stays closed to others; call again). timeout_ms -1: no limit. Fine where
- * nothing is shared. wsync_close waits for nobody: what is still open then stays until the process ends. */
+/* Takes back what is shared on GPUs (wsync_config.share): no other process can open it from now on. Waits
+ * until every reader has closed it or ended; then the parameters may be changed, with "cuda_ipc" too.
+ * -ETIMEDOUT: the error names the readers; it stays closed to others, and the caller may call again.
+ * timeout_ms -1: no limit. 0 where nothing is shared. wsync_close does not wait: what readers have open then
+ * stays until this process ends. */
 int wsync_unshare(wsync_publisher *pub, int timeout_ms);
 
 /* One rank's piece of one tensor, in a GPU's memory. */
@@ -229,7 +257,7 @@ typedef struct wsync_gpu_tensor {
     unsigned n_dims;
     uint64_t shape[WSYNC_MAX_DIMS]; /* of the whole tensor */
     wsync_piece piece;              /* which part of it this is; strides are those in data */
-    const void *data;               /* device memory of this process's mapping, read only by agreement */
+    const void *data;               /* device memory, mapped in this process; must only be read */
     int device;                     /* as this process counts them */
     const char *gpu_uuid;
     /* Of data, where it is not the file's already: as in wsync_param. */
@@ -238,10 +266,15 @@ typedef struct wsync_gpu_tensor {
 } wsync_gpu_tensor;
 typedef struct wsync_gpu_map wsync_gpu_map;
 /* Opens a version's memory on the GPUs. agent: "unix:PATH", NULL as in wsync_config. version 0: the newest
- * that is shared. The trainer waits for wsync_unmap_gpu, or this process's end. -ENOENT: it is not shared
- * (any more); -ESTALE: another lineage's; -ENODEV: its device is not visible here; -EXDEV: not reachable from
- * here (another namespace, no peer access); -EBUSY: it is this process's own; -EMFILE: `ulimit -n`; -ENOTSUP:
- * no driver, or built without. Thread safe; one map by one thread at a time. */
+ * shared one. The trainer waits for wsync_unmap_gpu, or for this process's end. Thread safe; one map by one
+ * thread at a time.
+ *   -ENOENT   it is not shared, or not any more
+ *   -ESTALE   the version is of another lineage
+ *   -ENODEV   its device is not visible to this process
+ *   -EXDEV    it cannot be reached from here (another namespace, no peer access)
+ *   -EBUSY    it is shared by this process itself
+ *   -EMFILE   too few descriptors: see `ulimit -n`
+ *   -ENOTSUP  no driver, or built without GPU support */
 int wsync_map_gpu(const char *agent, const char *model, uint64_t version, wsync_gpu_map **out);
 uint64_t wsync_gpu_map_version(const wsync_gpu_map *map);
 const char *wsync_gpu_map_run(const wsync_gpu_map *map);
@@ -250,15 +283,12 @@ const wsync_gpu_tensor *wsync_gpu_map_tensor(const wsync_gpu_map *map, size_t i)
 /* Copies that piece, contiguous and in the file's dtype, to dst (host or device memory of `bytes` bytes,
  * exactly its size): done when it returns. */
 int wsync_gpu_map_copy(wsync_gpu_map *map, size_t i, void *dst, size_t bytes);
-/* The same for the first n pieces at once, by few launches of a kernel where the build has kernels: dst[i]:
- * device memory for the i-th, or NULL: that one is not wanted. Done when it returns; after a failure some are
- * copied. */
-int wsync_gpu_map_copy_all(wsync_gpu_map *map, void *const *dst, size_t n);
 void wsync_unmap_gpu(wsync_gpu_map *map); /* NULL is fine */
 
-/* Copies bytes of an open file (of a mounted version, say) to device memory at dst, through pinned buffers,
- * by several threads: as fast as the link where the file is in memory. Done when it returns. -EINVAL: dst is
- * no device memory; -ENODATA: the file is shorter; else read's. Thread safe. */
+/* Copies `bytes` bytes of an open file (of a mounted version, say), from `offset` on, to device memory at
+ * dst. Several threads copy through pinned buffers, at the speed of the link where the file is in memory. The
+ * copy is complete when it returns. -EINVAL: dst is no device memory; -ENODATA: the file is shorter; else the
+ * errors of read. Thread safe. */
 int wsync_file_to_gpu(int fd, uint64_t offset, uint64_t bytes, void *dst);
 
 /* --- extraction: what a training framework holds, as parameters in the names of the Hugging Face file --- */
@@ -344,34 +374,93 @@ typedef struct wsync_extract_options {
 
 typedef struct wsync_extraction wsync_extraction;
 
-/* The parameters of n held tensors, with pieces and pointers: pass them to wsync_offload. Names, shapes and
- * cuts are checked: -EINVAL names the tensor and says what does not fit; -EOPNOTSUPP what is not known to be
- * right; -ENOENT, -EBADMSG: hf_config or base cannot be read. Nothing is communicated: what a rank holds
- * is enough. Two ranks that hold the same piece both say so; one of them writes it. The caller frees it. */
+/* Makes the parameters of n held tensors, with pieces and pointers, for wsync_offload. The caller frees *out.
+ * Names, shapes and cuts are checked. -EINVAL: something does not fit; the error names the tensor;
+ * -EOPNOTSUPP: a case that is not known to be right; -ENOENT, -EBADMSG: hf_config or base cannot be read. It
+ * does not communicate: what a rank holds is enough. Ranks that hold the same piece all pass it, and one of
+ * them writes it. */
 int wsync_extract(const wsync_extract_options *options, const wsync_held *held, size_t n,
                   wsync_extraction **out);
 /* Valid until free. */
 const wsync_param *wsync_extraction_params(const wsync_extraction *e, size_t *n);
-/* The same tensors at new addresses, data[i] that of held[i] in wsync_extract. */
+/* Moves the same tensors to new addresses: data[i] is that of held[i] in wsync_extract. */
 void wsync_extraction_move(wsync_extraction *e, const void *const *data);
-/* The streams that write them, streams[i] that of held[i] (wsync_param.stream); those on the host have none.
- */
+/* Sets the streams that write the tensors: streams[i] is that of held[i] (wsync_param.stream); not used for
+ * tensors on the host. */
 void wsync_extraction_follow(wsync_extraction *e, void *const *streams);
 void wsync_extraction_free(wsync_extraction *e); /* NULL is fine */
 
-/* --- engines, for those who have a path and no mount; nothing is kept between calls --- */
+/* --- checkpoints: safetensors files and folders of them, checked before a byte of them is used --- */
+
+/* A tensor: of a file at its bytes [begin, end), or of a layout, where these two are not looked at. */
+typedef struct wsync_tensor {
+    const char *name;
+    wsync_dtype dtype;
+    unsigned n_dims;
+    uint64_t shape[WSYNC_MAX_DIMS];
+    uint64_t begin, end;
+} wsync_tensor;
+
+/* Reads the header of the safetensors file at fd, which stays the caller's; its position does not matter. All
+ * of it is checked: tensors follow each other without gap or overlap up to the file's end, names are there
+ * once, dtypes and shapes fit their bytes. -EBADMSG: it is no such file, or cut off, with the reason; -EINVAL:
+ * no regular file; -E2BIG: over a limit; -ENOMEM; or what read says. Objects do not change and may be used by
+ * any thread. */
+typedef struct wsync_safetensors wsync_safetensors;
+int wsync_safetensors_open(int fd, wsync_safetensors **out);
+/* The i-th tensor in the order of the data; NULL: there are no more. Valid until close. */
+const wsync_tensor *wsync_safetensors_tensor(const wsync_safetensors *st, size_t i);
+/* __metadata__ as a JSON object of strings; NULL: it has none. Valid until close. */
+const char *wsync_safetensors_metadata(const wsync_safetensors *st);
+void wsync_safetensors_close(wsync_safetensors *st); /* NULL is fine */
+
+/* Reads the index of a sharded checkpoint (model.safetensors.index.json) at fd: which tensor lies in which
+ * file. Errors and threads as above. */
+typedef struct wsync_index wsync_index;
+int wsync_index_open(int fd, wsync_index **out);
+/* The i-th tensor in the order of the index, and its file (may be NULL); NULL: there are no more. Valid until
+ * close. The file is what the index says: wsync_select_weights tells whether it is one of the folder's. */
+const char *wsync_index_tensor(const wsync_index *index, size_t i, const char **file);
+/* Has the file, whose header is st, the tensors that the index places there, and no others? -EBADMSG names one
+ * that differs. */
+int wsync_index_check(const wsync_index *index, const char *file, const wsync_safetensors *st);
+void wsync_index_close(wsync_index *index); /* NULL is fine */
+
+/* Which of the n names in a folder are its weights: what the index names; without one (NULL) each *.safetensors
+ * that is not hidden. Sets chosen[n] to 1 or 0. -ENOENT: there are none, or one is missing, by the index or by
+ * names that count (NAME-00001-of-00005.safetensors); -ENOMEM. Thread safe. */
+int wsync_select_weights(const char *const *names, size_t n, const wsync_index *index, unsigned char *chosen);
+
+/* How one layout differs from another, as a mount's switch compares them. */
+typedef enum wsync_difference_kind { WSYNC_MISSING, WSYNC_EXTRA, WSYNC_DIFFERS } wsync_difference_kind;
+typedef struct wsync_difference {
+    wsync_difference_kind kind;
+    const char *name;
+    const char *text; /* "F32 [2,3]", or "F32 [2,3], was BF16 [2,3]" */
+} wsync_difference;
+typedef struct wsync_differences wsync_differences;
+/* May `have` (to be loaded) take the place of `want` (served)? Names, dtypes and shapes are compared, in any
+ * order. Returns how many differences there are; *out is the caller's to free. -EINVAL: a tensor without a
+ * name, or with an unknown dtype; -ENOMEM. Thread safe. */
+int wsync_layout_compare(const wsync_tensor *have, size_t n_have, const wsync_tensor *want, size_t n_want,
+                         wsync_differences **out);
+/* The i-th in the order of names; NULL: there are no more. Valid until free. */
+const wsync_difference *wsync_difference_at(const wsync_differences *d, size_t i);
+void wsync_differences_free(wsync_differences *d); /* NULL is fine */
+
+/* --- engines, for callers with a path and no mount; nothing is kept between calls --- */
 
 /* An inference server. Zeroes are defaults. */
 typedef struct wsync_engine {
-    const char *kind;    /* "sglang" or "vllm"; not looked at by the functions that name one */
-    const char *url;     /* http(s)://HOST:PORT, no credentials in it; likewise */
-    const char *version; /* what it is told that it serves; NULL: "default" */
+    const char *kind;    /* "sglang" or "vllm"; ignored by the functions that name one */
+    const char *url;     /* http(s)://HOST:PORT, no credentials in it; ignored by the same functions */
+    const char *version; /* that it shall report; NULL: "default" */
     const char *token;   /* bearer, or NULL */
     const char
         *pause_mode;     /* sglang: retract (default), abort, in_place; vllm: keep (default), wait, abort */
     unsigned timeout_ms; /* of the load; 0: 300 s */
-    const char *admin_token; /* for what changes it, where that wants another one; NULL: token */
-    const char *ca_file;     /* whom to trust for https; NULL: the system's authorities */
+    const char *admin_token; /* for requests that change it, where they want another; NULL: token */
+    const char *ca_file;     /* certificate authorities for https; NULL: the system's */
     const char
         *cache; /* what is emptied of the old weights' keys and values: local (default), external, keep */
 } wsync_engine;
@@ -380,20 +469,38 @@ typedef struct wsync_engine_result {
     double pause_seconds; /* from the pause to the resume */
     char error[1024];     /* a sentence, and how it was left; empty on success */
 } wsync_engine_result;
-/* Pauses the engine, lets it load the folder at path (absolute, as it sees it), asks it what it serves,
- * empties its caches and resumes it. When the load fails, it loads back what it served before, where that can
- * be known; it is never resumed without a load that it confirmed. options: all but kind and url; may be NULL.
- * -EREMOTEIO: it refused or failed; -EHOSTUNREACH, -ETIMEDOUT, -EACCES, -EPROTO: no such server; -EINVAL.
- * Thread safe. */
+/* Pauses the engine, makes it load the folder at path (absolute, as the engine sees it), asks it what it
+ * serves, empties its caches and resumes it. When the load fails, the engine loads again what it served
+ * before, where that is known. It is never resumed without a load that it confirmed. options: all but kind
+ * and url; may be NULL. -EREMOTEIO: the engine refused or failed; -EHOSTUNREACH, -ETIMEDOUT, -EACCES,
+ * -EPROTO: no such server there; -EINVAL. Thread safe. */
 int wsync_update_sglang_weights_from_disk(const char *url, const char *path, const wsync_engine *options);
 int wsync_update_vllm_weights_from_disk(const char *url, const char *path, const wsync_engine *options);
-/* The same for n engines at once, each by itself. Fills results[n]. Returns how many failed (wsync_error: the
- * first of them), or -ENOMEM, -EAGAIN: nothing was started. */
+/* The same for n engines at once, each independent of the others. Fills results[n]. Returns how many failed
+ * (wsync_error: the first of them), or -ENOMEM, -EAGAIN: nothing was started. Thread safe. */
 int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const char *path,
                                   wsync_engine_result *results);
 
-/* --- chunks, strategies, requests: weight sync in SkyRL's terms, for those who carry weights themselves ---
- * Source: skyrl.backends.skyrl_train.weight_sync of release 0.3.0 and skyrl_train.weight_sync of 0.3.1
+/* A client of one engine, for callers that drive it by routes of its own. Of `engine` the url, token,
+ * admin_token and ca_file are read, and copied. Any thread may make requests, any number of them at once, each on
+ * a connection of its own. -EINVAL: no address of a server, or a token with a control character; what reading
+ * ca_file says; -ENOMEM. */
+typedef struct wsync_engine_client wsync_engine_client;
+int wsync_engine_client_open(const wsync_engine *engine, wsync_engine_client **out);
+/* POSTs a JSON object to path ("/pause"), with admin_token; or GETs path where json is NULL, with token. Where one
+ * token is missing the other is used. Returns 0 when any reply came: its status, and its text, NUL-terminated and
+ * with the keys blanked, which the caller frees. -EHOSTUNREACH: not a byte was sent. The engine may have acted
+ * after -ETIMEDOUT, -ECONNRESET and -ECANCELED. -EPROTO: no HTTP, or more than 64 MiB; -EACCES: a certificate
+ * that is not trusted; -EINVAL. No error repeats a key. */
+int wsync_engine_request(wsync_engine_client *client, const char *path, const char *json, unsigned timeout_ms,
+                         int *status, char **text);
+/* Ends the requests that are under way, with -ECANCELED. Later requests are not affected. */
+void wsync_engine_client_cancel(wsync_engine_client *client);
+/* No request may be under way. NULL is fine. */
+void wsync_engine_client_close(wsync_engine_client *client);
+
+/* --- chunks, strategies, requests: weight sync in SkyRL's terms, for callers that move weights themselves
+ * --- Source: skyrl.backends.skyrl_train.weight_sync of release 0.3.0 and skyrl_train.weight_sync of 0.3.1
  * (WeightChunk, WeightTransferStrategy, WeightSyncInitInfo, WeightUpdateRequest). Names are theirs. Objects
  * are immutable once made, may be read by any thread, and are freed by the function beside them. */
 
@@ -401,8 +508,10 @@ int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const c
  * F6). */
 const char *wsync_dtype_name(wsync_dtype dtype);
 const char *wsync_dtype_str(wsync_dtype dtype);
-/* The other way, from either form. -EINVAL: no such type. */
-int wsync_dtype_parse(const char *name, wsync_dtype *out);
+/* Safetensors' name of it, "BF16"; NULL: there is no such type, so that a count from 0 on visits all. */
+const char *wsync_dtype_safetensors(wsync_dtype dtype);
+/* Bits of an element: 4 and 6 of packed types; 0: there is no such type. */
+unsigned wsync_dtype_bits(wsync_dtype dtype);
 
 /* One tensor of a chunk, or the piece of it that the caller holds. */
 typedef struct wsync_chunk_entry {
@@ -511,7 +620,7 @@ typedef struct wsync_update_tensor {
     const wsync_ipc_handle *handles; /* cuda_ipc that is not packed: this tensor's */
     size_t n_handles;
 } wsync_update_tensor;
-/* What a receiver is told of an update: WeightUpdateRequest. In JSON parallel lists, as theirs: "names",
+/* What a receiver gets for an update: WeightUpdateRequest. In JSON parallel lists, as theirs: "names",
  * "dtypes"
  * ("bfloat16"; "torch.bfloat16" and vLLM's "dtype_names" are read too), "shapes", and "sizes" in elements
  * where it is packed. "ipc_handles" is {uuid: base64} of the packed buffer, which is what release 0.3 calls

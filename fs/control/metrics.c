@@ -92,7 +92,7 @@ static void store_figures(struct ws_store *store, FILE *f)
     const struct {
         const char *name, *type, *help;
         uint64_t value;
-    } figures[] = {
+    } metrics[] = {
         {"cache_bytes", "gauge", "Weights that may be held, in bytes.", s.cache_bytes},
         {"used_bytes", "gauge", "Weights that are held, in bytes.", s.used_bytes},
         {"waiting_bytes", "gauge", "The part of them that has no name any more and waits for its readers.",
@@ -104,9 +104,9 @@ static void store_figures(struct ws_store *store, FILE *f)
         {"bad_blocks_total", "counter", "Blocks whose hash was not the manifest's, fetched again.",
          s.bad_blocks},
     };
-    for (size_t i = 0; i < sizeof(figures) / sizeof(figures[0]); i++) {
-        family(f, figures[i].name, figures[i].type, figures[i].help);
-        fprintf(f, "wsync_%s %" PRIu64 "\n", figures[i].name, figures[i].value);
+    for (size_t i = 0; i < sizeof(metrics) / sizeof(metrics[0]); i++) {
+        family(f, metrics[i].name, metrics[i].type, metrics[i].help);
+        fprintf(f, "wsync_%s %" PRIu64 "\n", metrics[i].name, metrics[i].value);
     }
 }
 
@@ -115,12 +115,12 @@ static void store_figures(struct ws_store *store, FILE *f)
 static void engine_states(const struct ws_control *c, FILE *f)
 {
     char labels[LABELS_BYTES];
-    for (const struct ws_desk *d = c->desks; d; d = d->next)
+    for (const struct ws_controller *ctl = c->controllers; ctl; ctl = ctl->next)
         for (enum ws_engine_state s = WS_ENGINE_SERVING; s < WS_ENGINE_STATES; s++) {
             unsigned n = 0;
-            for (const struct ws_engine *e = d->engines; e; e = e->next)
+            for (const struct ws_engine *e = ctl->engines; e; e = e->next)
                 n += e->condition.state == s;
-            put_label(labels, put_label(labels, 0, "model", d->name), "state", ws_engine_state_name(s));
+            put_label(labels, put_label(labels, 0, "model", ctl->name), "state", ws_engine_state_name(s));
             fprintf(f, "wsync_engines{%s} %u\n", labels, n);
         }
 }
@@ -128,21 +128,21 @@ static void engine_states(const struct ws_control *c, FILE *f)
 static void switches(const struct ws_control *c, FILE *f)
 {
     char labels[LABELS_BYTES];
-    for (const struct ws_desk *d = c->desks; d; d = d->next) {
-        model_label(d->name, labels);
+    for (const struct ws_controller *ctl = c->controllers; ctl; ctl = ctl->next) {
+        model_label(ctl->name, labels);
         fprintf(f,
                 "wsync_switches_total{%s,result=\"ok\"} %" PRIu64
                 "\nwsync_switches_total{%s,result=\"failed\"} %" PRIu64 "\n",
-                labels, d->switches_ok, labels, d->switches_failed);
+                labels, ctl->switches_ok, labels, ctl->switches_failed);
     }
 }
 
 static void pauses(const struct ws_control *c, FILE *f)
 {
     char labels[LABELS_BYTES];
-    for (const struct ws_desk *d = c->desks; d; d = d->next)
-        for (const struct ws_engine *e = d->engines; e; e = e->next) {
-            put_label(labels, put_label(labels, 0, "model", d->name), "engine", e->name);
+    for (const struct ws_controller *ctl = c->controllers; ctl; ctl = ctl->next)
+        for (const struct ws_engine *e = ctl->engines; e; e = e->next) {
+            put_label(labels, put_label(labels, 0, "model", ctl->name), "engine", e->name);
             ws_histogram_print(&e->pauses, "wsync_pause_seconds", labels, f);
         }
 }

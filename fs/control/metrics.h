@@ -1,4 +1,4 @@
-/* Metrics: the mount's figures in Prometheus' text format. */
+/* Metrics: the mount's counters and gauges in Prometheus' text format. */
 #ifndef WS_FS_CONTROL_METRICS_H
 #define WS_FS_CONTROL_METRICS_H
 #include "fs/engines/controller.h"

@@ -10,7 +10,7 @@
 
 struct pairs {
     size_t n;
-    struct ws_difference_pair *list;
+    struct ws_ulp_pair *list;
     const char **names;
     uint64_t only_here;
 };
@@ -48,10 +48,10 @@ static void add_tensor(struct pairs *p, struct ws_version *v, size_t file, const
     if (t->end > t->begin) {
         p->names[p->n] = t->name;
         p->list[p->n++] =
-            (struct ws_difference_pair){.dtype = t->dtype,
-                                        .a = ws_region_data(ws_version_region(before, other)) + old->begin,
-                                        .b = ws_region_data(ws_version_region(v, file)) + t->begin,
-                                        .bytes = t->end - t->begin};
+            (struct ws_ulp_pair){.dtype = t->dtype,
+                                 .a = ws_region_data(ws_version_region(before, other)) + old->begin,
+                                 .b = ws_region_data(ws_version_region(v, file)) + t->begin,
+                                 .bytes = t->end - t->begin};
     }
 }
 
@@ -89,7 +89,7 @@ static void print(const struct pairs *p, struct ws_version *v, struct ws_version
         fprintf(f, "# %" PRIu64 " tensors have no counterpart of the same type and size\n", p->only_here);
     fprintf(f, "# elements changed fraction largest_ulp dtype name\n");
     for (size_t i = 0; i < p->n; i++) {
-        const struct ws_difference *d = &p->list[i].out;
+        const struct ws_ulp_distance *d = &p->list[i].out;
         char name[WS_MAX_TENSOR_NAME + 1];
         snprintf(name, sizeof(name), "%s", p->names[i]);
         ws_text_clean(name);
@@ -108,7 +108,7 @@ static int compare(struct ws_version *v, struct ws_version *before, char **text)
     int rc = workers ? collect(&p, v, before) : -ENOMEM;
 
     if (rc == 0)
-        rc = ws_differences(p.list, p.n, workers);
+        rc = ws_ulp_distances(p.list, p.n, workers);
     FILE *f = rc == 0 ? open_memstream(text, &len) : NULL;
     if (f) {
         print(&p, v, before, f);
@@ -122,23 +122,23 @@ static int compare(struct ws_version *v, struct ws_version *before, char **text)
     return rc;
 }
 
-int ws_changed_print(struct ws_version *v, FILE *f)
+int ws_tensor_diff_print(struct ws_version *v, FILE *f)
 {
     struct ws_version *before = NULL;
     int rc = 0;
 
-    pthread_mutex_lock(&v->changed_lock); /* one comparison at a time */
-    if (!v->changed && ws_version_is_complete(v) && (before = ws_version_below(v))) {
-        rc = compare(v, before, &v->changed);
-        ws_version_keep(before, -1);
+    pthread_mutex_lock(&v->tensor_diff_lock); /* one comparison at a time */
+    if (!v->tensor_diff && ws_version_is_complete(v) && (before = ws_version_below(v))) {
+        rc = compare(v, before, &v->tensor_diff);
+        ws_version_retain(before, -1);
         ws_version_put(before);
     }
-    if (v->changed)
-        fputs(v->changed, f);
+    if (v->tensor_diff)
+        fputs(v->tensor_diff, f);
     else if (rc == 0)
         fprintf(f, "# %s\n",
                 ws_version_is_complete(v) ? "the version before this one is not here: nothing to compare with"
                                           : "this version is not here: pull it first");
-    pthread_mutex_unlock(&v->changed_lock);
+    pthread_mutex_unlock(&v->tensor_diff_lock);
     return rc;
 }

@@ -1,12 +1,12 @@
-/* Changed: how a version's tensors differ from those of the version before it, for .wsync/changed. */
+/* Tensor diff: how a version's tensors differ from those of the version before it, for .wsync/changed. */
 #ifndef WS_FS_CONTROL_TENSOR_DIFF_H
 #define WS_FS_CONTROL_TENSOR_DIFF_H
 #include "fs/store/store.h"
 #include <stdio.h>
 
-/* Prints a line a tensor, after a head line; compared on all cores, with nothing pulled: a sentence instead
- * where this version, or none before it, is here. What was found is kept with the version. May take as long
- * as reading both takes. -ENOMEM. */
-WS_MUST_USE int ws_changed_print(struct ws_version *v, FILE *f);
+/* Prints a head line and a line for each tensor. Nothing is pulled: where this version or the one before it is
+ * not here, a sentence says so instead. Compares on all cores, which takes as long as reading both versions;
+ * the result is kept with the version. -ENOMEM. */
+WS_MUST_USE int ws_tensor_diff_print(struct ws_version *v, FILE *f);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the files of the mount say: flat "key value" lines. */
+/* Views: what the control files show when they are read: flat "key value" lines. */
 #include "fs/control/metrics.h"
 #include "fs/control/tensor_diff.h"
 #include "fs/engines/control.h"
@@ -20,7 +20,8 @@ static void print_link(FILE *f, const char *key, struct ws_version *v) /* puts v
         ws_version_put(v);
 }
 
-/* One word of a line: quotes within the text become single ones, so that who splits it is not misled. */
+/* One word of a line. Quotes within the text become single ones, so that a script that splits the line is not
+ * misled. */
 static void print_quoted(FILE *f, const char *key, const char *text)
 {
     if (!text[0])
@@ -40,11 +41,11 @@ static void print_version(void *arg, struct ws_version *v)
     ws_version_name(v, name);
     const bool ended = i.strategy != WS_NO_WAY || i.why_not[0]; /* a pull has */
     fprintf(f, "version.%s %s bytes=%" PRIu64 " have=%" PRIu64 " moved=%" PRIu64 " how=\"%s\"", name,
-            ws_state_name(i.state), i.total_bytes, i.have_bytes, i.moved_bytes, i.how);
+            ws_version_state_name(i.state), i.total_bytes, i.have_bytes, i.moved_bytes, i.how);
     if (ended)
         fprintf(f, " strategy=%s", ws_way_name(i.strategy));
     print_quoted(f, "why_not", i.why_not);
-    fprintf(f, " seconds=%.3f run=%s%s%s", i.pull_seconds, i.run, i.pinned ? " pinned" : "",
+    fprintf(f, " seconds=%.3f run=%s%s%s", i.pull_seconds, i.lineage, i.pinned ? " pinned" : "",
             i.at_source ? "" : " gone-at-source");
     if (i.n_sources)
         fprintf(f, " sources=%u", i.n_sources);
@@ -54,25 +55,25 @@ static void print_version(void *arg, struct ws_version *v)
     fputc('\n', f);
 }
 
-static void status_of_model(struct ws_control *c, struct ws_desk *d, struct ws_model *m, FILE *f)
+static void status_of_model(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m, FILE *f)
 {
     print_link(f, "current", ws_model_current(m));
     print_link(f, "latest", ws_model_latest(m));
     print_link(f, "previous", ws_model_previous(m));
     pthread_mutex_lock(&c->lock);
-    char commit[32], policy[64], list[WS_STRATEGIES_CHARS], lacking[WS_ERROR_TEXT];
-    struct ws_strategies strategies;
-    (void)ws_strategies_get(c->store, d->name, &strategies);
-    ws_strategies_text(&strategies, list);
-    ws_desk_commit_text(d, commit);
-    ws_desk_policy_text(d, policy);
+    char commit[32], policy[64], list[WS_TRANSPORT_PREFS_CHARS], missing[WS_ERROR_TEXT];
+    struct ws_transport_prefs strategies;
+    (void)ws_transport_prefs_get(c->store, ctl->name, &strategies);
+    ws_transport_prefs_text(&strategies, list);
+    ws_controller_commit_text(ctl, commit);
+    ws_controller_policy_text(ctl, policy);
     fprintf(f, "commit %s\nstrategy %s\n", commit, list);
     fprintf(f, "policy %s\nswitching %s\nengines %u\nswitches %" PRIu64 "\nswitches_failed %" PRIu64 "\n",
-            policy, d->switching ? "yes" : "no", d->n_engines, d->switches_ok, d->switches_failed);
+            policy, ctl->switching ? "yes" : "no", ctl->n_engines, ctl->switches_ok, ctl->switches_failed);
     pthread_mutex_unlock(&c->lock);
     ws_model_each(m, print_version, f);
-    if (ws_model_lacks(m, lacking, sizeof(lacking)))
-        fprintf(f, "lacking %s\n", lacking);
+    if (ws_model_missing_parts(m, missing, sizeof(missing)))
+        fprintf(f, "lacking %s\n", missing);
 }
 
 static void print_model(void *arg, struct ws_model *m)
@@ -102,10 +103,10 @@ static void status_of_mount(struct ws_control *c, FILE *f)
     free(sources);
 }
 
-static void print_status(struct ws_control *c, struct ws_desk *d, struct ws_model *m, FILE *f)
+static void print_status(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m, FILE *f)
 {
     if (m)
-        status_of_model(c, d, m, f);
+        status_of_model(c, ctl, m, f);
     else
         status_of_mount(c, f);
 }
@@ -123,16 +124,16 @@ static void print_served(const struct ws_engine *e, const char *run, FILE *f)
     fputs(text, f);
 }
 
-static void print_engines(struct ws_control *c, struct ws_desk *d, FILE *f)
+static void print_engines(struct ws_control *c, struct ws_controller *ctl, FILE *f)
 {
-    struct ws_model *m = ws_store_find(c->store, d->name);
+    struct ws_model *m = ws_store_find(c->store, ctl->name);
     struct ws_version *v = m ? ws_model_current(m) : NULL;
     if (m && !v)
         v = ws_model_latest(m);
     pthread_mutex_lock(&c->lock);
-    for (const struct ws_engine *e = d->engines; e; e = e->next) {
+    for (const struct ws_engine *e = ctl->engines; e; e = e->next) {
         fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->condition.state));
-        print_served(e, v ? ws_version_run(v) : NULL, f);
+        print_served(e, v ? ws_version_lineage(v) : NULL, f);
         fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
         if (e->facts.draft[0])
             fprintf(f, " draft=%s", e->facts.draft);
@@ -152,7 +153,7 @@ static void print_state(struct ws_version *v, FILE *f)
 {
     struct ws_version_info i;
     ws_version_info(v, &i);
-    fprintf(f, "%s\n", ws_state_name(i.state));
+    fprintf(f, "%s\n", ws_version_state_name(i.state));
     if (i.error[0])
         fprintf(f, "error %s\n", i.error);
 }
@@ -171,13 +172,13 @@ static void print_progress(struct ws_version *v, FILE *f)
                 m->files[k].n_blocks);
 }
 
-static void print_last_error(struct ws_control *c, struct ws_desk *d, FILE *f)
+static void print_last_error(struct ws_control *c, struct ws_controller *ctl, FILE *f)
 {
     char when[WS_TIME_CHARS];
     pthread_mutex_lock(&c->lock);
-    const struct ws_last_error *e = &d->last_error;
+    const struct ws_last_error *e = &ctl->last_error;
     if (e->real_ns) {
-        ws_time_text(e->real_ns, when);
+        ws_event_log_time(e->real_ns, when);
         fprintf(f, "time %s\ncommand %s\nerrno %s\nmessage %s\n", when, e->command, ws_errno_name(e->code),
                 e->text);
     }
@@ -193,7 +194,7 @@ static void show_grammar(enum ws_scope scope, FILE *f)
         fprintf(f, "%s\n    %s\n", usage, meaning);
 }
 
-static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, struct ws_model *m,
+static int show(struct ws_control *c, enum ws_view view, struct ws_controller *ctl, struct ws_model *m,
                 struct ws_version *v, FILE *f)
 {
     struct ws_error err = {0};
@@ -206,10 +207,10 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
         show_grammar(m ? WS_SCOPE_MODEL : WS_SCOPE_ROOT, f);
         break;
     case WS_VIEW_STATUS:
-        print_status(c, d, m, f);
+        print_status(c, ctl, m, f);
         break;
     case WS_VIEW_EVENTS:
-        text = ws_events_copy(d->events, &len);
+        text = ws_event_log_copy(ctl->events, &len);
         rc = text ? 0 : -ENOMEM;
         fwrite(text ? text : "", 1, len, f);
         break;
@@ -217,7 +218,7 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
         ws_metrics_print(c, f);
         break;
     case WS_VIEW_LAST_ERROR:
-        print_last_error(c, d, f);
+        print_last_error(c, ctl, f);
         break;
     case WS_VIEW_VERSION:
         current = ws_model_current(m);
@@ -229,11 +230,11 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
             ws_version_put(current);
         break;
     case WS_VIEW_ENGINES:
-        print_engines(c, d, f);
+        print_engines(c, ctl, f);
         break;
     case WS_VIEW_POLICY:
         pthread_mutex_lock(&c->lock);
-        ws_desk_policy_text(d, policy);
+        ws_controller_policy_text(ctl, policy);
         fprintf(f, "%s\n", policy);
         pthread_mutex_unlock(&c->lock);
         break;
@@ -251,10 +252,10 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
         print_progress(v, f);
         break;
     case WS_VIEW_CHANGED:
-        rc = ws_changed_print(v, f);
+        rc = ws_tensor_diff_print(v, f);
         break;
     case WS_VIEW_CUDA_IPC:
-        rc = ws_gpu_print(v, f, &err);
+        rc = ws_cuda_ipc_file_print(v, f, &err);
         break;
     default:
         rc = -ENOENT;
@@ -266,11 +267,11 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_desk *d, stru
 int ws_control_read(struct ws_control *c, enum ws_view view, struct ws_model *m, struct ws_version *v,
                     char **text, size_t *len)
 {
-    struct ws_desk *d = ws_desk_of(c, m ? ws_model_name(m) : NULL);
-    FILE *f = d ? open_memstream(text, len) : NULL;
+    struct ws_controller *ctl = ws_controller_get(c, m ? ws_model_name(m) : NULL);
+    FILE *f = ctl ? open_memstream(text, len) : NULL;
     if (!f)
         return -ENOMEM;
-    int rc = show(c, view, d, m, v, f);
+    int rc = show(c, view, ctl, m, v, f);
     if (fclose(f) != 0 && rc == 0)
         rc = -ENOMEM;
     if (rc < 0) {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void free_one(struct ws_added *a)
+static void free_one(struct ws_added_source *a)
 {
     if (!a)
         return;
@@ -13,12 +13,12 @@ static void free_one(struct ws_added *a)
     free(a);
 }
 
-static struct ws_added *make(const char *url, bool others, const char *below)
+static struct ws_added_source *make(const char *url, bool unprivileged, const char *below)
 {
-    struct ws_added *a = calloc(1, sizeof(*a));
+    struct ws_added_source *a = calloc(1, sizeof(*a));
     if (!a)
         return NULL;
-    a->others = others;
+    a->unprivileged = unprivileged;
     a->url = strdup(url);
     a->below = below ? strdup(below) : NULL;
     if (a->url && !a->below == !below)
@@ -45,48 +45,49 @@ static bool is_own(const struct ws_control *c, const char *url)
     return false;
 }
 
-/* below: as it is, or would be, kept. */
-static int check(const struct ws_control *c, const char *url, bool others, const char *below,
+/* below: as the settings keep it, or would. */
+static int check(const struct ws_control *c, const char *url, bool unprivileged, const char *below,
                  struct ws_error *err)
 {
     const bool http = strncmp(url, "http://", 7) == 0 || strncmp(url, "https://", 8) == 0;
-    if (!others || is_own(c, url) || (http && !c->options.has_token) || (is_folder(url) && below))
+    if (!unprivileged || is_own(c, url) || (http && !c->options.has_token) || (is_folder(url) && below))
         return 0;
     if (http)
         return ws_error_set(err, EPERM,
                             "only root has this mount send its token to another source: have root add it");
     if (is_folder(url))
         return ws_error_set(err, EPERM,
-                            "who is not root has this mount read no folder: have root add %s, or mount with "
-                            "-o files=DIR for those below that folder",
+                            "only root has this mount read any folder: have root add %s, or mount with "
+                            "-o files=DIR for folders below that one",
                             url);
     return ws_error_set(err, EPERM, "only root has this mount open a socket: have root add %s", url);
 }
 
-int ws_added_check(const struct ws_control *c, const char *url, bool others, struct ws_error *err)
+int ws_added_check(const struct ws_control *c, const char *url, bool unprivileged, struct ws_error *err)
 {
-    return check(c, url, others, c->options.files, err);
+    return check(c, url, unprivileged, c->options.files, err);
 }
 
 /* With control->adding. */
-static int open_one(struct ws_control *c, const struct ws_desk *d, struct ws_added *a, struct ws_error *err)
+static int open_one(struct ws_control *c, const struct ws_controller *ctl, struct ws_added_source *a,
+                    struct ws_error *err)
 {
-    int rc = check(c, a->url, a->others, a->below, err); /* again: the mount may have got a token since */
+    int rc =
+        check(c, a->url, a->unprivileged, a->below, err); /* again: the mount may have got a token since */
     if (rc == 0)
-        rc = ws_store_add(c->store, a->url, d->name, is_own(c, a->url) ? NULL : a->below, err);
+        rc = ws_store_add(c->store, a->url, ctl->name, is_own(c, a->url) ? NULL : a->below, err);
     a->is_open = a->is_open || rc == 0;
     return rc;
 }
 
-/* In the place of the same one, where there is; what root named stays root's. Returns what is kept no more.
- */
-static struct ws_added *keep(struct ws_desk *d, struct ws_added *a)
+/* Takes the place of a source with the same URL. What root named stays root's. Returns the one that is not kept. */
+static struct ws_added_source *keep(struct ws_controller *ctl, struct ws_added_source *a)
 {
-    struct ws_added **at = &d->added, *old;
+    struct ws_added_source **at = &ctl->added, *old;
     while (*at && strcmp((*at)->url, a->url) != 0)
         at = &(*at)->next;
     old = *at;
-    if (old && a->others && !old->others) {
+    if (old && a->unprivileged && !old->unprivileged) {
         old->is_open = true;
         return a;
     }
@@ -95,16 +96,18 @@ static struct ws_added *keep(struct ws_desk *d, struct ws_added *a)
     return old;
 }
 
-int ws_added_add(struct ws_control *c, struct ws_desk *d, const char *url, bool others, struct ws_error *err)
+int ws_added_add(struct ws_control *c, struct ws_controller *ctl, const char *url, bool unprivileged,
+                 struct ws_error *err)
 {
-    struct ws_added *a = make(url, others, others && is_folder(url) ? c->options.files : NULL);
+    struct ws_added_source *a =
+        make(url, unprivileged, unprivileged && is_folder(url) ? c->options.files : NULL);
     if (!a)
         return ws_error_set(err, ENOMEM, "no memory for a source");
     pthread_mutex_lock(&c->adding);
-    int rc = open_one(c, d, a, err);
+    int rc = open_one(c, ctl, a, err);
     if (rc == 0) {
         pthread_mutex_lock(&c->lock);
-        a = keep(d, a);
+        a = keep(ctl, a);
         pthread_mutex_unlock(&c->lock);
     }
     pthread_mutex_unlock(&c->adding);
@@ -112,32 +115,32 @@ int ws_added_add(struct ws_control *c, struct ws_desk *d, const char *url, bool 
     return rc;
 }
 
-int ws_added_remove(struct ws_control *c, struct ws_desk *d, struct ws_error *err)
+int ws_added_remove(struct ws_control *c, struct ws_controller *ctl, struct ws_error *err)
 {
     pthread_mutex_lock(&c->adding);
-    int rc = ws_store_remove(c->store, d->name, err);
+    int rc = ws_store_remove(c->store, ctl->name, err);
     pthread_mutex_lock(&c->lock);
-    if (rc == -ENOENT && d->added) /* none of its sources could be opened */
+    if (rc == -ENOENT && ctl->added) /* none of its sources could be opened */
         rc = 0;
     if (rc == 0)
-        ws_added_free(d);
+        ws_added_free(ctl);
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_unlock(&c->adding);
     return rc;
 }
 
-static bool open_kept(struct ws_control *c, const struct ws_desk *d, struct ws_added *a)
+static bool open_kept(struct ws_control *c, const struct ws_controller *ctl, struct ws_added_source *a)
 {
     char command[WS_MAX_COMMAND + 1];
     struct ws_error err = {0};
-    snprintf(command, sizeof(command), "add %s %s", d->name, a->url);
-    if (open_one(c, d, a, &err) < 0) {
-        if (!a->told)
-            (void)ws_desk_fail(c, &c->root, command, &err);
-        a->told = true;
-    } else if (a->told) {
+    snprintf(command, sizeof(command), "add %s %s", ctl->name, a->url);
+    if (open_one(c, ctl, a, &err) < 0) {
+        if (!a->was_reported)
+            (void)ws_controller_fail(c, &c->root, command, &err);
+        a->was_reported = true;
+    } else if (a->was_reported) {
         pthread_mutex_lock(&c->lock);
-        ws_desk_settle(&c->root, command);
+        ws_controller_clear_error(&c->root, command);
         pthread_mutex_unlock(&c->lock);
     }
     return a->is_open;
@@ -148,11 +151,11 @@ void ws_added_open(struct ws_control *c)
     bool lacks = false;
     pthread_mutex_lock(&c->adding);
     pthread_mutex_lock(&c->lock);
-    struct ws_desk *d = c->desks; /* only ever added to, at this end */
+    struct ws_controller *ctl = c->controllers; /* only ever added to, at this end */
     pthread_mutex_unlock(&c->lock);
-    for (; d; d = d->next) {
-        for (struct ws_added *a = d->added; a && !atomic_load(&c->stop); a = a->next)
-            lacks = (!a->is_open && !open_kept(c, d, a)) || lacks;
+    for (; ctl; ctl = ctl->next) {
+        for (struct ws_added_source *a = ctl->added; a && !atomic_load(&c->stop); a = a->next)
+            lacks = (!a->is_open && !open_kept(c, ctl, a)) || lacks;
     }
     atomic_store(&c->lacks_sources, lacks);
     pthread_mutex_unlock(&c->adding);
@@ -160,35 +163,36 @@ void ws_added_open(struct ws_control *c)
 
 /* --- in the settings --- */
 
-void ws_added_print(const struct ws_desk *d, FILE *f)
+void ws_added_print(const struct ws_controller *ctl, FILE *f)
 {
-    for (const struct ws_added *a = d->added; a; a = a->next) {
+    for (const struct ws_added_source *a = ctl->added; a; a = a->next) {
         fputs("source ", f);
         ws_words_quote(f, a->url);
-        fprintf(f, " %s%s%s\n", a->others ? "others" : "root", a->below ? " " : "", a->below ? a->below : "");
+        fprintf(f, " %s%s%s\n", a->unprivileged ? "others" : "root", a->below ? " " : "",
+                a->below ? a->below : "");
     }
 }
 
-bool ws_added_read(struct ws_desk *d, const char *line)
+bool ws_added_read(struct ws_controller *ctl, const char *line)
 {
     struct ws_error err;
     struct ws_words *w = calloc(1, sizeof(*w));
-    struct ws_added *a = NULL;
+    struct ws_added_source *a = NULL;
     if (w && ws_words_parse(line, strlen(line), w, &err) == 0 && (w->n == 3 || w->n == 4) &&
         (strcmp(w->word[2], "root") == 0 || strcmp(w->word[2], "others") == 0))
         a = make(w->word[1], strcmp(w->word[2], "others") == 0, w->n == 4 ? w->word[3] : NULL);
     free(w);
     if (!a)
         return false;
-    free_one(keep(d, a));
+    free_one(keep(ctl, a));
     return true;
 }
 
-void ws_added_free(struct ws_desk *d)
+void ws_added_free(struct ws_controller *ctl)
 {
-    while (d->added) {
-        struct ws_added *a = d->added;
-        d->added = a->next;
+    while (ctl->added) {
+        struct ws_added_source *a = ctl->added;
+        ctl->added = a->next;
         free_one(a);
     }
 }

@@ -26,12 +26,12 @@ const char *ws_condition_version(const struct ws_condition *c)
 
 bool ws_condition_is_broken(const struct ws_condition *c)
 {
-    return c->state == WS_ENGINE_BROKEN || c->weights == WS_WEIGHTS_GONE || c->weights == WS_WEIGHTS_LOADING;
+    return c->state == WS_ENGINE_BROKEN || c->weights == WS_WEIGHTS_LOST || c->weights == WS_WEIGHTS_LOADING;
 }
 
-bool ws_condition_is_doubted(const struct ws_condition *c)
+bool ws_condition_is_uncertain(const struct ws_condition *c)
 {
-    return c->left || c->unanswered || c->moving;
+    return c->abandoned || c->unanswered || c->in_switch;
 }
 
 bool ws_condition_answers(const struct ws_condition *c)
@@ -41,32 +41,32 @@ bool ws_condition_answers(const struct ws_condition *c)
 
 bool ws_condition_is_behind(const struct ws_condition *c)
 {
-    return c->state != WS_ENGINE_SERVING || c->left || c->unanswered;
+    return c->state != WS_ENGINE_SERVING || c->abandoned || c->unanswered;
 }
 
-bool ws_condition_is_another(const struct ws_condition *c, const struct ws_engine_serving *now)
+bool ws_condition_names_another(const struct ws_condition *c, const struct ws_engine_serving *now)
 {
-    return c->tells.version && strcmp(now->version, c->version) != 0;
+    return c->reports.version && strcmp(now->version, c->version) != 0;
 }
 
-bool ws_condition_is_touched(const struct ws_condition *c)
+bool ws_condition_was_told_to_load(const struct ws_condition *c)
 {
     return c->weights == WS_WEIGHTS_LOADING || c->weights == WS_WEIGHTS_LOADED;
 }
 
 bool ws_condition_has_changed(const struct ws_condition *c)
 {
-    return c->paused || ws_condition_is_touched(c);
+    return c->paused || ws_condition_was_told_to_load(c);
 }
 
 bool ws_condition_was_resumed(const struct ws_condition *c)
 {
-    return ws_condition_is_touched(c) && !c->paused;
+    return ws_condition_was_told_to_load(c) && !c->paused;
 }
 
 bool ws_condition_may_run(const struct ws_condition *c)
 {
-    return c->weights == WS_WEIGHTS_LOADED || (c->weights == WS_WEIGHTS_SOUND && !c->left);
+    return c->weights == WS_WEIGHTS_LOADED || (c->weights == WS_WEIGHTS_SOUND && !c->abandoned);
 }
 
 bool ws_condition_may_be_paused_yet(const struct ws_condition *c)
@@ -76,26 +76,26 @@ bool ws_condition_may_be_paused_yet(const struct ws_condition *c)
 
 bool ws_condition_may_run_on(const struct ws_condition *c)
 {
-    return c->ran && c->paused && c->weights == WS_WEIGHTS_SOUND && !c->sleeping;
+    return c->was_running && c->paused && c->weights == WS_WEIGHTS_SOUND && !c->sleeping;
 }
 
 /* --- without a switch --- */
 
-void ws_condition_init(struct ws_condition *c, struct ws_condition_tells tells)
+void ws_condition_init(struct ws_condition *c, struct ws_condition_reports reports)
 {
     memset(c, 0, sizeof(*c));
-    c->tells = tells;
+    c->reports = reports;
     c->state = WS_ENGINE_UNKNOWN;
 }
 
-void ws_condition_read_broken(struct ws_condition *c)
+void ws_condition_restore_broken(struct ws_condition *c)
 {
-    c->weights = WS_WEIGHTS_GONE;
+    c->weights = WS_WEIGHTS_LOST;
 }
 
-void ws_condition_read_doubted(struct ws_condition *c)
+void ws_condition_restore_uncertain(struct ws_condition *c)
 {
-    c->left = true;
+    c->abandoned = true;
 }
 
 void ws_condition_added(struct ws_condition *c, bool paused)
@@ -105,32 +105,32 @@ void ws_condition_added(struct ws_condition *c, bool paused)
 
 void ws_condition_probed(struct ws_condition *c, const struct ws_engine_serving *now)
 {
-    if (now->path[0] || ws_condition_is_another(c, now))
+    if (now->path[0] || ws_condition_names_another(c, now))
         memcpy(c->path, now->path, sizeof(c->path)); /* what we saw it load is what it serves no more */
     KEEP(c->version, now->version);
 }
 
 bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_serving *now, const char *current,
-                           bool *strange)
+                           bool *restarted)
 {
-    *strange = false;
-    if (c->moving)
+    *restarted = false;
+    if (c->in_switch)
         return false;
-    const bool tells = c->tells.version;
+    const bool tells = c->reports.version;
     const bool same = current && (!tells || strcmp(now->version, current) == 0);
-    const bool paused = now->paused || ((c->left || c->unanswered) && !now->tells_paused);
-    *strange = ws_condition_is_another(c, now);
-    if (*strange && !c->tells.path)
+    const bool paused = now->paused || ((c->abandoned || c->unanswered) && !now->reports_paused);
+    *restarted = ws_condition_names_another(c, now);
+    if (*restarted && !c->reports.path)
         c->path[0] = 0;
     if (tells)
         KEEP(c->version, now->version);
-    if (now->paused && c->stray) {
-        c->stray = false;
-        c->left = true;
+    if (now->paused && c->stray_pause) {
+        c->stray_pause = false;
+        c->abandoned = true;
     }
-    if (c->weights == WS_WEIGHTS_GONE) {
+    if (c->weights == WS_WEIGHTS_LOST) {
         c->state = WS_ENGINE_BROKEN;
-        c->left = c->left || (now->tells_paused && !now->paused);
+        c->abandoned = c->abandoned || (now->reports_paused && !now->paused);
     } else if (same && !paused && (tells || c->state == WS_ENGINE_SERVING))
         see(c, WS_ENGINE_SERVING, NULL);
     else if (same && tells && paused)
@@ -143,7 +143,7 @@ bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_servin
 bool ws_condition_silent(struct ws_condition *c, const char *why, bool *lost)
 {
     *lost = false;
-    if (c->moving)
+    if (c->in_switch)
         return false;
     *lost = c->state != WS_ENGINE_UNKNOWN;
     c->state = WS_ENGINE_UNKNOWN;
@@ -154,7 +154,7 @@ bool ws_condition_silent(struct ws_condition *c, const char *why, bool *lost)
 
 bool ws_condition_reported(struct ws_condition *c, const char *version)
 {
-    if (c->moving)
+    if (c->in_switch)
         return false;
     KEEP(c->version, version);
     see(c, WS_ENGINE_SERVING, NULL);
@@ -165,56 +165,56 @@ bool ws_condition_reported(struct ws_condition *c, const char *version)
 
 bool ws_condition_begin(struct ws_condition *c)
 {
-    if (c->moving)
+    if (c->in_switch)
         return false;
-    assert(!ws_condition_is_touched(c) && !c->paused);
-    c->moving = true;
-    c->ran = false;
+    assert(!ws_condition_was_told_to_load(c) && !c->paused);
+    c->in_switch = true;
+    c->was_running = false;
     c->back_version[0] = c->back_path[0] = 0;
     return true;
 }
 
-void ws_condition_asked(struct ws_condition *c, const struct ws_engine_serving *now)
+void ws_condition_queried(struct ws_condition *c, const struct ws_engine_serving *now)
 {
-    assert(c->moving && !ws_condition_has_changed(c));
+    assert(c->in_switch && !ws_condition_has_changed(c));
     if (!now->sleep_unknown) {
         c->sleeping = now->sleeping;
-        c->sleep_told = true;
+        c->sleep_known = true;
     }
-    c->ran = !c->left && (c->unanswered || (!now->paused && ws_condition_answers(c)));
+    c->was_running = !c->abandoned && (c->unanswered || (!now->paused && ws_condition_answers(c)));
     KEEP(c->back_path, now->path[0] ? now->path : c->path);
-    KEEP(c->back_version, c->tells.version ? now->version : c->version);
+    KEEP(c->back_version, c->reports.version ? now->version : c->version);
 }
 
-void ws_condition_came_from(struct ws_condition *c, const char *path)
+void ws_condition_path_found(struct ws_condition *c, const char *path)
 {
-    assert(c->moving && !c->back_path[0]);
+    assert(c->in_switch && !c->back_path[0]);
     KEEP(c->back_path, path);
 }
 
 void ws_condition_failed(struct ws_condition *c, const char *why)
 {
-    assert(c->moving);
+    assert(c->in_switch);
     see(c, WS_ENGINE_UNKNOWN, why);
 }
 
-void ws_condition_told_to_pause(struct ws_condition *c)
+void ws_condition_pause_sent(struct ws_condition *c)
 {
-    assert(c->moving);
-    c->stray = c->stray || c->unanswered;
+    assert(c->in_switch);
+    c->stray_pause = c->stray_pause || c->unanswered;
     c->paused = c->unanswered = true;
 }
 
 void ws_condition_paused(struct ws_condition *c)
 {
-    assert(c->moving && c->paused);
+    assert(c->in_switch && c->paused);
     c->unanswered = false;
     see(c, WS_ENGINE_PAUSED, NULL);
 }
 
 bool ws_condition_load_begins(struct ws_condition *c, const char *version)
 {
-    if (!c->moving || !c->paused)
+    if (!c->in_switch || !c->paused)
         return false;
     see(c, WS_ENGINE_LOADING, NULL);
     KEEP(c->loading, version);
@@ -223,7 +223,7 @@ bool ws_condition_load_begins(struct ws_condition *c, const char *version)
 
 void ws_condition_load_ended(struct ws_condition *c, const char *path, bool heard, bool confirmed)
 {
-    assert(c->moving && c->state == WS_ENGINE_LOADING && (heard || !confirmed));
+    assert(c->in_switch && c->state == WS_ENGINE_LOADING && (heard || !confirmed));
     if (!heard)
         return; /* it goes on as it was */
     c->weights = confirmed ? WS_WEIGHTS_LOADED : WS_WEIGHTS_LOADING;
@@ -233,7 +233,7 @@ void ws_condition_load_ended(struct ws_condition *c, const char *path, bool hear
 
 bool ws_condition_runs(struct ws_condition *c)
 {
-    if (!c->moving || !c->paused || !ws_condition_may_run(c))
+    if (!c->in_switch || !c->paused || !ws_condition_may_run(c))
         return false;
     c->paused = c->sleeping = false;
     return true;
@@ -241,28 +241,28 @@ bool ws_condition_runs(struct ws_condition *c)
 
 bool ws_condition_serves(struct ws_condition *c)
 {
-    if (!c->moving || c->paused || c->weights != WS_WEIGHTS_LOADED)
+    if (!c->in_switch || c->paused || c->weights != WS_WEIGHTS_LOADED)
         return false;
-    c->left = false;
+    c->abandoned = false;
     see(c, WS_ENGINE_SERVING, NULL);
     return true;
 }
 
 void ws_condition_resume_failed(struct ws_condition *c, const char *why)
 {
-    assert(c->moving);
+    assert(c->in_switch);
     see(c, c->paused ? WS_ENGINE_PAUSED : WS_ENGINE_UNKNOWN, why);
 }
 
 /* Not every engine says that it is paused: it must not be taken for one that serves. */
 static void leave(struct ws_condition *c)
 {
-    c->left = c->left || c->paused;
+    c->abandoned = c->abandoned || c->paused;
 }
 
 void ws_condition_given_up(struct ws_condition *c, const char *version, const char *why)
 {
-    assert(c->moving);
+    assert(c->in_switch);
     see(c,
         c->weights == WS_WEIGHTS_LOADING               ? WS_ENGINE_BROKEN
         : c->weights == WS_WEIGHTS_LOADED && c->paused ? WS_ENGINE_PAUSED
@@ -275,21 +275,21 @@ void ws_condition_given_up(struct ws_condition *c, const char *version, const ch
 
 void ws_condition_brought_back(struct ws_condition *c, const char *current)
 {
-    assert(c->moving && c->weights != WS_WEIGHTS_GONE && c->weights != WS_WEIGHTS_LOADING);
+    assert(c->in_switch && c->weights != WS_WEIGHTS_LOST && c->weights != WS_WEIGHTS_LOADING);
     if (!ws_condition_may_run(c)) {
         see(c, WS_ENGINE_PAUSED, "it was left in the middle of an earlier switch");
         return;
     }
     assert(!c->unanswered);
-    c->left = false;
+    c->abandoned = false;
     KEEP(c->version, c->back_version);
-    const bool other = c->tells.version && current && strcmp(c->version, current) != 0;
+    const bool other = c->reports.version && current && strcmp(c->version, current) != 0;
     see(c, other ? WS_ENGINE_STALE : WS_ENGINE_SERVING, NULL);
 }
 
 void ws_condition_not_back(struct ws_condition *c, bool answers, const char *why)
 {
-    assert(c->moving);
+    assert(c->in_switch);
     const bool whole = c->weights == WS_WEIGHTS_SOUND || c->weights == WS_WEIGHTS_LOADED;
     see(c, !answers ? WS_ENGINE_UNKNOWN : whole ? WS_ENGINE_PAUSED : WS_ENGINE_BROKEN, why);
     if (c->state != WS_ENGINE_BROKEN)
@@ -298,8 +298,8 @@ void ws_condition_not_back(struct ws_condition *c, bool answers, const char *why
 
 void ws_condition_over(struct ws_condition *c, bool ending)
 {
-    assert(c->moving);
-    c->left = c->left || (ending && ws_condition_has_changed(c) && !ws_condition_answers(c));
-    c->weights = ws_condition_is_broken(c) ? WS_WEIGHTS_GONE : WS_WEIGHTS_SOUND;
-    c->moving = c->paused = c->ran = false;
+    assert(c->in_switch);
+    c->abandoned = c->abandoned || (ending && ws_condition_has_changed(c) && !ws_condition_answers(c));
+    c->weights = ws_condition_is_broken(c) ? WS_WEIGHTS_LOST : WS_WEIGHTS_SOUND;
+    c->in_switch = c->paused = c->was_running = false;
 }

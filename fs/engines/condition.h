@@ -5,7 +5,7 @@
  * What is seen (`state`), while no switch has the engine:
  *
  *     init                                                               -> UNKNOWN
- *     answered   its weights are GONE                                    -> BROKEN
+ *     answered   its weights are LOST                                    -> BROKEN
  *                it names the current version (or none is), and runs     -> SERVING
  *                it names another one                                    -> STALE
  *                it is paused, or was left so and cannot say             -> PAUSED
@@ -14,11 +14,11 @@
  *
  * ... and while one has it, from begin to over, where those three are refused:
  *
- *     begin -> asked -> told_to_pause -> paused -> load_begins -> load_ended -> runs -> serves ---------------> over
+ *     begin -> queried -> pause_sent --> paused -> load_begins -> load_ended -> runs -> serves ---------------> over
  *                |            |          PAUSED      LOADING          |           |     SERVING                  ^
  *                |            |                         ^             |           |        | another one fails   |
  *                +------------'                         |             +-----------'        v                     |
- *                | failed                               |             | resume_failed   told_to_pause            |
+ *                | failed                               |             | resume_failed   pause_sent               |
  *                v UNKNOWN                              |             v PAUSED, UNKNOWN    |                     |
  *                +--------------------------------------|-------------+                    |                     |
  *                |                                      |             |                    |                     |
@@ -26,25 +26,26 @@
  *                v                                          back                                                 |
  *            given_up   BROKEN after half a load, PAUSED after a whole one, else UNKNOWN ------------------------+
  *            not_back   UNKNOWN where it does not answer, or did not hear of the way back;                       |
- *                       else PAUSED; BROKEN after half a load -------------------------------------------------+
+ *                       else PAUSED; BROKEN after half a load ---------------------------------------------------+
  *            brought_back   SERVING, STALE; PAUSED where a switch before has left it so -------------------------'
  *
  * What it holds (`weights`), which alone decides whether it may be resumed:
  *
- *     SOUND, GONE --- a load is heard ---> LOADING --- and confirmed ---> LOADED --- the next is heard ---> LOADING
- *     at over: LOADED -> SOUND; LOADING, and whatever is BROKEN -> GONE
- * One that is GONE and says that it runs was started anew, or resumed by somebody, or never paused: it is brought
- * along, and called BROKEN until then.
+ *     SOUND, LOST --- a load is heard ---> LOADING --- and confirmed ---> LOADED --- the next is heard ---> LOADING
+ *     at over: LOADED -> SOUND; LOADING, and every engine that is BROKEN -> LOST
+ * One whose weights are LOST and that says that it runs was restarted, resumed by another program, or never paused: it
+ * is brought along, and called BROKEN until then.
  *
  * A pause without an answer (`unanswered`) may come at any time, also after a resume that was answered. It has come,
  * or never will, once a later pause is answered. Until then the engine is called PAUSED where it cannot say that it
- * runs, and is brought along, which begins with a pause. Something between us and the engine may still turn the two
- * around: an engine that says so later is brought along once more (`stray`).
+ * runs, and is brought along, which begins with a pause. A proxy between mount and engine may still turn the two
+ * around: an engine that says later that it is paused is brought along once more (`stray_pause`).
  *
  * A load that was never heard changes nothing of this: the engine goes on as it was, with its former version.
  *
- * What outlives a daemon: `broken` (GONE, LOADING, BROKEN) and `doubted` (`left`, `unanswered`, or `moving`: also one
- * that serves already has to go back while others can fail, so that it is doubted until the switch is over). */
+ * What outlives a daemon: `broken` (LOST, LOADING, BROKEN) and `uncertain`, in the settings `doubted` (`abandoned`,
+ * `unanswered` or `in_switch`: also an engine that serves already has to go back while others can fail, so that it is
+ * uncertain until the switch is over). */
 /* clang-format on */
 #ifndef WS_FS_ENGINES_CONDITION_H
 #define WS_FS_ENGINES_CONDITION_H
@@ -64,32 +65,33 @@ const char *ws_engine_state_name(enum ws_engine_state s);
 enum ws_engine_weights {
     WS_WEIGHTS_SOUND,
     WS_WEIGHTS_LOADING, /* this switch's load was heard, and is not confirmed */
-    WS_WEIGHTS_LOADED,  /* it was */
-    WS_WEIGHTS_GONE     /* a load failed, and none was confirmed since: it must not be resumed */
+    WS_WEIGHTS_LOADED,  /* ... and is confirmed */
+    WS_WEIGHTS_LOST     /* a load failed, and none was confirmed since: it must not be resumed */
 };
 
-/* What its kind says of itself. */
-struct ws_condition_tells {
+/* What an engine of its kind says of itself when the mount asks what it serves. */
+struct ws_condition_reports {
     bool version, path;
 };
 /* Guarded by the control's lock; written by condition.c alone. */
 struct ws_condition {
-    struct ws_condition_tells tells;
+    struct ws_condition_reports reports;
     enum ws_engine_state state;
     enum ws_engine_weights weights;
     char version[64]; /* what it serves, in its own words or in ours */
     char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];
-    bool unanswered; /* a pause that it was told may come yet, whatever it says: until it has answered another
-                        one */
-    bool stray; /* ... and one that never did: should it say that it is paused, that one has come after all */
-    bool left;  /* in the middle of a switch, by a daemon that ended or because it did not answer: it may be
-                   paused or hold an old cache, and is brought along without being asked to */
-    bool sleeping, sleep_told; /* when it last said; the latter: it has said so */
+    bool unanswered; /* a pause that was sent may reach it yet, whatever it says: until it has answered
+                        another one */
+    bool
+        stray_pause; /* ... and one that never did: should it say that it is paused, that pause has come after all */
+    bool abandoned; /* left in the middle of a switch, by a daemon that ended or because it did not answer: it
+                       may be paused or hold an old cache, and is brought along without a command */
+    bool sleeping, sleep_known; /* as it said last; sleep_known: it has said so */
     /* of the switch that has it */
-    bool moving; /* one does */
-    bool ran;    /* it answered requests when it was asked */
-    bool paused; /* by us, and not resumed */
+    bool in_switch;   /* one does */
+    bool was_running; /* it answered requests when it was asked */
+    bool paused;      /* by us, and not resumed */
     char loading[64], back_version[64], back_path[4096];
 };
 
@@ -98,21 +100,21 @@ struct ws_condition {
 /* What it serves, or is loading. */
 const char *ws_condition_version(const struct ws_condition *c);
 bool ws_condition_is_broken(const struct ws_condition *c); /* for the state file, and probes */
-/* For the state file; outside of a switch: it is brought along without being asked to. */
-bool ws_condition_is_doubted(const struct ws_condition *c);
+/* For the state file; outside of a switch: it is brought along without a command. */
+bool ws_condition_is_uncertain(const struct ws_condition *c);
 /* It answers requests, or may. */
 bool ws_condition_answers(const struct ws_condition *c);
 /* It is not as it should be, where a version is current. */
 bool ws_condition_is_behind(const struct ws_condition *c);
-/* Does it say another version than what it was left with? */
-bool ws_condition_is_another(const struct ws_condition *c, const struct ws_engine_serving *now);
+/* Does it name another version than the one that it was left with? */
+bool ws_condition_names_another(const struct ws_condition *c, const struct ws_engine_serving *now);
 /* Of the switch that has it: was it told to load? */
-bool ws_condition_is_touched(const struct ws_condition *c);
+bool ws_condition_was_told_to_load(const struct ws_condition *c);
 /* ... was it paused or told, so that it has to be brought back? */
 bool ws_condition_has_changed(const struct ws_condition *c);
 /* ... does it run on what it was told, so that it is paused before it is told anything else? */
 bool ws_condition_was_resumed(const struct ws_condition *c);
-/* ... may it be resumed? Not before a load that it confirmed, unless it was never told and nobody left it. */
+/* ... may it be resumed? Not before a load that it confirmed, unless it was neither told nor abandoned. */
 bool ws_condition_may_run(const struct ws_condition *c);
 /* ... and can a pause without an answer still undo that? */
 bool ws_condition_may_be_paused_yet(const struct ws_condition *c);
@@ -121,30 +123,30 @@ bool ws_condition_may_run_on(const struct ws_condition *c);
 
 /* --- events without a switch: refused (false, and nothing changes) while one has it --- */
 
-void ws_condition_init(struct ws_condition *c, struct ws_condition_tells tells); /* UNKNOWN, SOUND */
-void ws_condition_read_broken(struct ws_condition *c);                           /* from the state file */
-void ws_condition_read_doubted(struct ws_condition *c);
+void ws_condition_init(struct ws_condition *c, struct ws_condition_reports reports); /* UNKNOWN, SOUND */
+void ws_condition_restore_broken(struct ws_condition *c);                            /* from the state file */
+void ws_condition_restore_uncertain(struct ws_condition *c);
 void ws_condition_added(struct ws_condition *c, bool paused); /* it was asked, and answered */
-/* What a look of the keeper found, or a report of its own framework (external). current NULL: there is none.
- * *strange: it says another version than before, so that it has to be asked anew what it is. */
+/* What the reconciler found when it asked. current NULL: the model has no current version. *restarted: it names
+ * another version than before, so that it has to be asked anew what it is. */
 bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_serving *now, const char *current,
-                           bool *strange);
+                           bool *restarted);
 bool ws_condition_silent(struct ws_condition *c, const char *why,
                          bool *lost); /* *lost: it had answered before */
 bool ws_condition_reported(struct ws_condition *c, const char *version);
-/* A probe said what it serves and where that is from: also at the begin of a switch. */
+/* It was probed: what it serves and where that is from. Also at the begin of a switch. */
 void ws_condition_probed(struct ws_condition *c, const struct ws_engine_serving *now);
 
 /* --- events of a switch, between begin and over --- */
 
 bool ws_condition_begin(struct ws_condition *c); /* false: another switch has it */
 /* The way back is what it serves now, and is kept until the switch is over. */
-void ws_condition_asked(struct ws_condition *c, const struct ws_engine_serving *now);
-/* It names the current version and not where that is from: it is there. */
-void ws_condition_came_from(struct ws_condition *c, const char *path);
+void ws_condition_queried(struct ws_condition *c, const struct ws_engine_serving *now);
+/* It names the current version and not where that is from: it is at this path. */
+void ws_condition_path_found(struct ws_condition *c, const char *path);
 void ws_condition_failed(struct ws_condition *c, const char *why); /* it could not be asked or paused */
-/* It was told to pause, or may have been: it is resumed, or left to be. */
-void ws_condition_told_to_pause(struct ws_condition *c);
+/* A pause was sent, and may have been heard: from now on it has to be resumed, or is abandoned. */
+void ws_condition_pause_sent(struct ws_condition *c);
 void ws_condition_paused(struct ws_condition *c); /* it says so, and no earlier pause can come any more */
 /* Refused where it is not paused. */
 bool ws_condition_load_begins(struct ws_condition *c, const char *version);
@@ -154,13 +156,13 @@ bool ws_condition_runs(struct ws_condition *c);
 /* ... on what it was told, and says so; else why not. Refused where it was not resumed, or not loaded. */
 bool ws_condition_serves(struct ws_condition *c);
 void ws_condition_resume_failed(struct ws_condition *c, const char *why);
-/* Nobody brings it back now: it stays as it is, paused or not. version: what it says now; NULL: it does not.
- */
+/* This switch does not bring it back: it stays as it is, paused or not. version: what it says now; NULL: it does
+ * not say. */
 void ws_condition_given_up(struct ws_condition *c, const char *version, const char *why);
 /* It serves what it did before, and no pause can come any more; one that was left paused before stays so. */
 void ws_condition_brought_back(struct ws_condition *c, const char *current);
-void ws_condition_not_back(struct ws_condition *c, bool answers, const char *why); /* paused, or who knows */
-/* ending: the daemon ends, so that nobody sees how it was left but the next one. */
+void ws_condition_not_back(struct ws_condition *c, bool answers, const char *why); /* paused, or unknown */
+/* ending: the daemon ends, so that only the next daemon sees how it was left. */
 void ws_condition_over(struct ws_condition *c, bool ending);
 
 #endif

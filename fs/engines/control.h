@@ -8,13 +8,13 @@
 struct ws_control;
 WS_MUST_USE int ws_control_new(struct ws_control **out, struct ws_store *store,
                                const struct ws_control_options *options, struct ws_error *err);
-/* Begins to open the sources that commands have added before, kept in the settings: after the mount's own,
- * which come first, and beside the start, which a folder on a server that is away would hold. */
+/* Begins to open the added sources that the settings have kept, on a thread of its own: a folder on a server
+ * that is away would hold up the start. Called after the mount's own sources, which come first. */
 void ws_control_open_kept(struct ws_control *c);
 /* Until that is done, timeout_ms at most. */
 void ws_control_wait_kept(struct ws_control *c, unsigned timeout_ms);
-/* In two steps, because the store's threads tell control what happened until the store is freed: stop cancels
- * what runs and waits for it, free gives the memory back after ws_store_free. */
+/* The end has two steps, because the store's threads report events to control until the store is freed: stop
+ * cancels what runs and waits for it, free gives the memory back after ws_store_free. */
 void ws_control_stop(struct ws_control *c);
 void ws_control_free(struct ws_control *c);
 
@@ -41,8 +41,8 @@ WS_MUST_USE int ws_control_read(struct ws_control *c, enum ws_view view, struct 
                                 struct ws_version *v, char **text, size_t *len);
 /* One write: runs the command on a thread of its own and calls done exactly once (from that thread, or
  * at once for grammar errors) with 0 or -errno. `cancel` (caller's, lives until done) is set when the
- * writer was interrupted. The text is copied. Records last_error and an event on failure. any_file: who
- * writes could read every file that the daemon can, and may name it; all others only those below
+ * writer was interrupted. The text is copied. Records last_error and an event on failure. any_file: the
+ * writer could read every file that the daemon can, and may name it; other users only files below
  * options.files. */
 void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text,
                       size_t len, bool any_file, const atomic_bool *cancel,

@@ -10,28 +10,28 @@
 #define MAX_EVERY    1000000000
 #define MAX_INTERVAL 86400
 
-const char *ws_policy_name(enum ws_policy p)
+static const char *policy_name(enum ws_policy p)
 {
     static const char *const names[] = {"manual", "pull", "follow"};
     return names[p];
 }
 
-void ws_desk_policy_text(const struct ws_desk *d, char out[64])
+void ws_controller_policy_text(const struct ws_controller *ctl, char out[64])
 {
-    size_t n = (size_t)snprintf(out, 64, "%s", ws_policy_name(d->policy));
-    if (d->follow_every > 1)
-        n += (size_t)snprintf(out + n, 64 - n, " every=%u", d->follow_every);
-    if (d->follow_interval_s)
-        snprintf(out + n, 64 - n, " min-interval=%u", d->follow_interval_s);
+    size_t n = (size_t)snprintf(out, 64, "%s", policy_name(ctl->policy));
+    if (ctl->follow_every > 1)
+        n += (size_t)snprintf(out + n, 64 - n, " every=%u", ctl->follow_every);
+    if (ctl->follow_interval_s)
+        snprintf(out + n, 64 - n, " min-interval=%u", ctl->follow_interval_s);
 }
 
-int ws_desk_set_policy(struct ws_control *c, struct ws_desk *d, const char *word, const char *every,
-                       const char *interval, struct ws_error *err)
+int ws_controller_set_policy(struct ws_control *c, struct ws_controller *ctl, const char *word,
+                             const char *every, const char *interval, struct ws_error *err)
 {
     enum ws_policy policy = WS_POLICY_MANUAL;
     uint64_t n = 1, s = 0;
     char text[64];
-    while (policy <= WS_POLICY_FOLLOW && strcmp(word, ws_policy_name(policy)) != 0)
+    while (policy <= WS_POLICY_FOLLOW && strcmp(word, policy_name(policy)) != 0)
         policy++;
     if (policy > WS_POLICY_FOLLOW)
         return ws_error_set(err, EINVAL, "the policy is manual, pull or follow, not '%.100s'", word);
@@ -45,26 +45,28 @@ int ws_desk_set_policy(struct ws_control *c, struct ws_desk *d, const char *word
         return ws_error_set(err, EINVAL, "min-interval=%.100s is no number of seconds up to %d", interval,
                             MAX_INTERVAL);
     pthread_mutex_lock(&c->lock);
-    d->policy = policy;
-    d->follow_every = (unsigned)n;
-    d->follow_interval_s = (unsigned)s;
-    d->refused_id = d->not_before_ns = d->again_ns = 0;
-    ws_desk_policy_text(d, text);
+    ctl->policy = policy;
+    ctl->follow_every = (unsigned)n;
+    ctl->follow_interval_s = (unsigned)s;
+    ctl->refused_id = 0;
+    ws_backoff_reset(&ctl->follow_backoff);
+    ws_controller_policy_text(ctl, text);
     pthread_mutex_unlock(&c->lock);
     if (!atomic_load(&c->restoring))
-        ws_desk_event(c, d, "policy model=%s policy=%s", d->name, text);
+        ws_controller_event(c, ctl, "policy model=%s policy=%s", ctl->name, text);
     return 0;
 }
 
-void ws_desk_commit_text(const struct ws_desk *d, char out[32])
+void ws_controller_commit_text(const struct ws_controller *ctl, char out[32])
 {
-    if (d->commit == WS_COMMIT_ALL)
+    if (ctl->commit == WS_COMMIT_ALL)
         snprintf(out, 32, "all");
     else
-        snprintf(out, 32, "%s=%u", d->commit == WS_COMMIT_QUORUM ? "quorum" : "rolling", d->commit_n);
+        snprintf(out, 32, "%s=%u", ctl->commit == WS_COMMIT_QUORUM ? "quorum" : "rolling", ctl->commit_n);
 }
 
-int ws_desk_set_commit(struct ws_control *c, struct ws_desk *d, const char *word, struct ws_error *err)
+int ws_controller_set_commit(struct ws_control *c, struct ws_controller *ctl, const char *word,
+                             struct ws_error *err)
 {
     enum ws_commit commit = strncmp(word, "quorum=", 7) == 0    ? WS_COMMIT_QUORUM
                             : strncmp(word, "rolling=", 8) == 0 ? WS_COMMIT_ROLLING
@@ -76,54 +78,54 @@ int ws_desk_set_commit(struct ws_control *c, struct ws_desk *d, const char *word
                             "commit is all, quorum=N or rolling=N with N from 1 to %d, not '%.100s'",
                             WS_MAX_ENGINES, word);
     pthread_mutex_lock(&c->lock);
-    d->commit = commit;
-    d->commit_n = (unsigned)n;
+    ctl->commit = commit;
+    ctl->commit_n = (unsigned)n;
     pthread_mutex_unlock(&c->lock);
-    ws_desk_event(c, d, "commit model=%s commit=%s", d->name, word);
+    ws_controller_event(c, ctl, "commit model=%s commit=%s", ctl->name, word);
     return 0;
 }
 
-struct ws_desk *ws_desk_of(struct ws_control *c, const char *model)
+struct ws_controller *ws_controller_get(struct ws_control *c, const char *model)
 {
-    struct ws_desk *d;
+    struct ws_controller *ctl;
     if (!model)
         return &c->root;
     pthread_mutex_lock(&c->lock);
-    for (d = c->desks; d && strcmp(d->name, model) != 0; d = d->next)
+    for (ctl = c->controllers; ctl && strcmp(ctl->name, model) != 0; ctl = ctl->next)
         ;
-    if (!d && (d = calloc(1, sizeof(*d)))) {
-        d->name = strdup(model);
-        d->events = ws_events_new();
-        d->policy = c->options.prefetch ? WS_POLICY_PULL : WS_POLICY_MANUAL;
-        if (d->name && d->events) {
-            d->next = c->desks;
-            c->desks = d;
+    if (!ctl && (ctl = calloc(1, sizeof(*ctl)))) {
+        ctl->name = strdup(model);
+        ctl->events = ws_event_log_new();
+        ctl->policy = c->options.prefetch ? WS_POLICY_PULL : WS_POLICY_MANUAL;
+        if (ctl->name && ctl->events) {
+            ctl->next = c->controllers;
+            c->controllers = ctl;
         } else {
-            ws_desk_release(d);
-            free(d);
-            d = NULL;
+            ws_controller_release(ctl);
+            free(ctl);
+            ctl = NULL;
         }
     }
     pthread_mutex_unlock(&c->lock);
-    return d;
+    return ctl;
 }
 
-void ws_desk_event(struct ws_control *c, struct ws_desk *d, const char *format, ...)
+void ws_controller_event(struct ws_control *c, struct ws_controller *ctl, const char *format, ...)
 {
     char line[WS_EVENT_LINE];
     va_list ap;
     va_start(ap, format);
     vsnprintf(line, sizeof(line), format, ap);
     va_end(ap);
-    ws_events_add(d->events, line);
-    if (d != &c->root)
-        ws_events_add(c->root.events, line);
+    ws_event_log_add(ctl->events, line);
+    if (ctl != &c->root)
+        ws_event_log_add(c->root.events, line);
     ws_log(WS_LOG_INFO, "control", "%s", line);
     if (c->listener)
         c->listener(c->listener_arg, NULL);
 }
 
-const char *ws_desk_quotable(const char *text, char out[WS_ERROR_TEXT])
+const char *ws_controller_quotable(const char *text, char out[WS_ERROR_TEXT])
 {
     snprintf(out, WS_ERROR_TEXT, "%s", text);
     for (char *p = out; (p = strchr(p, '"'));)
@@ -131,24 +133,26 @@ const char *ws_desk_quotable(const char *text, char out[WS_ERROR_TEXT])
     return out;
 }
 
-int ws_desk_fail(struct ws_control *c, struct ws_desk *d, const char *command, const struct ws_error *err)
+int ws_controller_fail(struct ws_control *c, struct ws_controller *ctl, const char *command,
+                       const struct ws_error *err)
 {
     int code = err->code > 0 ? err->code : EIO;
     char shown[WS_ERROR_TEXT], why[WS_ERROR_TEXT];
     pthread_mutex_lock(&c->lock);
-    d->last_error.real_ns = ws_clock_day_ns();
-    d->last_error.code = code;
-    snprintf(d->last_error.command, sizeof(d->last_error.command), "%s", command);
-    snprintf(d->last_error.text, sizeof(d->last_error.text), "%s", err->text);
+    ctl->last_error.real_ns = ws_clock_day_ns();
+    ctl->last_error.code = code;
+    snprintf(ctl->last_error.command, sizeof(ctl->last_error.command), "%s", command);
+    snprintf(ctl->last_error.text, sizeof(ctl->last_error.text), "%s", err->text);
     pthread_mutex_unlock(&c->lock);
-    ws_desk_event(c, d, "failed model=%s errno=%s command=\"%s\" why=\"%.600s\"", d->name ? d->name : "-",
-                  ws_errno_name(code), ws_desk_quotable(command, shown), ws_desk_quotable(err->text, why));
+    ws_controller_event(c, ctl, "failed model=%s errno=%s command=\"%s\" why=\"%.600s\"",
+                        ctl->name ? ctl->name : "-", ws_errno_name(code),
+                        ws_controller_quotable(command, shown), ws_controller_quotable(err->text, why));
     return -code;
 }
 
 /* What a command is about: what fails in one of these is over when another one of the same matter succeeds.
  */
-static const char *matter_of(const char *command, char out[16])
+static const char *find_matter(const char *command, char out[16])
 {
     static const struct {
         const char *word, *matter;
@@ -164,46 +168,46 @@ static const char *matter_of(const char *command, char out[16])
     return out;
 }
 
-void ws_desk_settle(struct ws_desk *d, const char *command)
+void ws_controller_clear_error(struct ws_controller *ctl, const char *command)
 {
     char one[16], other[16];
-    if (d->last_error.real_ns &&
-        strcmp(matter_of(d->last_error.command, one), matter_of(command, other)) == 0)
-        d->last_error.real_ns = 0;
+    if (ctl->last_error.real_ns &&
+        strcmp(find_matter(ctl->last_error.command, one), find_matter(command, other)) == 0)
+        ctl->last_error.real_ns = 0;
 }
 
-bool ws_desk_is_enough(const struct ws_desk *d, size_t n, size_t lost)
+bool ws_controller_has_quorum(const struct ws_controller *ctl, size_t n, size_t lost)
 {
-    if (lost == 0 || d->commit == WS_COMMIT_ALL)
+    if (lost == 0 || ctl->commit == WS_COMMIT_ALL)
         return lost == 0;
-    return d->commit == WS_COMMIT_QUORUM ? n - lost >= d->commit_n : lost < d->commit_n && lost < n;
+    return ctl->commit == WS_COMMIT_QUORUM ? n - lost >= ctl->commit_n : lost < ctl->commit_n && lost < n;
 }
 
-bool ws_desk_is_settled(const struct ws_desk *d)
+bool ws_controller_is_certain(const struct ws_controller *ctl)
 {
-    size_t doubted = 0;
-    for (const struct ws_engine *e = d->engines; e; e = e->next)
-        doubted += ws_condition_is_doubted(&e->condition);
-    return ws_desk_is_enough(d, d->n_engines, doubted);
+    size_t uncertain = 0;
+    for (const struct ws_engine *e = ctl->engines; e; e = e->next)
+        uncertain += ws_condition_is_uncertain(&e->condition);
+    return ws_controller_has_quorum(ctl, ctl->n_engines, uncertain);
 }
 
-bool ws_desk_is_external(const struct ws_desk *d)
+bool ws_controller_is_external(const struct ws_controller *ctl)
 {
-    for (const struct ws_engine *e = d->engines; e; e = e->next)
+    for (const struct ws_engine *e = ctl->engines; e; e = e->next)
         if (e->ops->external)
             return true;
     return false;
 }
 
-void ws_desk_release(struct ws_desk *d)
+void ws_controller_release(struct ws_controller *ctl)
 {
-    while (d->engines) {
-        struct ws_engine *e = d->engines;
-        d->engines = e->next;
+    while (ctl->engines) {
+        struct ws_engine *e = ctl->engines;
+        ctl->engines = e->next;
         ws_engine_free(e);
     }
-    ws_added_free(d);
-    ws_events_free(d->events);
-    free(d->pins);
-    free(d->name);
+    ws_added_free(ctl);
+    ws_event_log_free(ctl->events);
+    ws_pins_reset(&ctl->pins);
+    free(ctl->name);
 }

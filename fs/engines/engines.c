@@ -31,7 +31,7 @@ void ws_engine_free(struct ws_engine *e)
     free(e);
 }
 
-void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engine_call *out)
+void ws_engine_call_init(struct ws_engine *e, struct ws_control *c, struct ws_engine_call *out)
 {
     pthread_mutex_lock(&c->lock);
     out->facts = e->facts;
@@ -57,16 +57,22 @@ void ws_engine_call_of(struct ws_engine *e, struct ws_control *c, struct ws_engi
                                             .templates = &out->templates};
 }
 
-int ws_engine_ask(const struct ws_engine *e, const struct ws_engine_target *t, struct ws_engine_facts *facts,
-                  struct ws_engine_serving *out, struct ws_error *err)
+void ws_engine_call_limit(struct ws_engine_call *call, unsigned most_ms)
+{
+    if (call->target.timeout_ms > most_ms)
+        call->target.timeout_ms = most_ms;
+}
+
+int ws_engine_query(const struct ws_engine *e, const struct ws_engine_target *t,
+                    struct ws_engine_facts *facts, struct ws_engine_serving *out, struct ws_error *err)
 {
     struct ws_engine_target fresh = *t;
     fresh.facts = NULL;
     return e->ops->probe(&fresh, facts, out, err);
 }
 
-void ws_engine_note(struct ws_engine *e, const struct ws_engine_facts *facts,
-                    const struct ws_engine_serving *now)
+void ws_engine_record(struct ws_engine *e, const struct ws_engine_facts *facts,
+                      const struct ws_engine_serving *now)
 {
     e->facts = *facts;
     ws_condition_probed(&e->condition, now);
@@ -130,16 +136,6 @@ static int copy(const char *from, char **to, struct ws_error *err)
     return from && !*to ? ws_error_set(err, ENOMEM, "no memory for an engine") : 0;
 }
 
-static int seconds_of(const char *word, const char *option, unsigned fallback_s, unsigned *out_ms,
-                      struct ws_error *err)
-{
-    uint64_t seconds = fallback_s;
-    if (word && (ws_word_number(word, 86400, &seconds) || seconds == 0))
-        return ws_error_set(err, EINVAL, "%s=%s is no number of seconds from 1 to 86400", option, word);
-    *out_ms = (unsigned)seconds * 1000;
-    return 0;
-}
-
 static int find_kind(const char *kind, const struct ws_engine_ops **out, struct ws_error *err)
 {
     char kinds[256] = "";
@@ -194,11 +190,11 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
         WS_OPTION_PAUSE, WS_OPTION_LOAD, WS_OPTION_FLUSH, WS_OPTION_RESUME, WS_OPTION_SERVING};
     const char *const *o = q->options;
     bool remote = e->ops == &ws_engine_remote;
-    const bool tells_version =
-        e->ops->tells_version ||
+    const bool reports_version =
+        e->ops->reports_version ||
         (remote && o[WS_OPTION_SERVING] && o[WS_OPTION_LOAD] && strstr(o[WS_OPTION_LOAD], "{version}"));
-    ws_condition_init(&e->condition,
-                      (struct ws_condition_tells){.version = tells_version, .path = e->ops->tells_path});
+    ws_condition_init(&e->condition, (struct ws_condition_reports){.version = reports_version,
+                                                                   .path = e->ops->reports_path});
     const struct {
         const char *from;
         char **to;
@@ -213,11 +209,14 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
                    {o[WS_OPTION_FILES], &e->files},
                    {o[WS_OPTION_ADMIN_TOKEN_FILE], &e->admin_token_file},
                    {o[WS_OPTION_MOUNTS], &e->mounts}};
+    unsigned timeout_s = 0, pause_timeout_s = 0;
     int rc = ws_engine_cache_parse(o[WS_OPTION_CACHE], &e->cache, err);
     if (rc == 0)
-        rc = seconds_of(o[WS_OPTION_TIMEOUT], "timeout", DEFAULT_TIMEOUT_S, &e->timeout_ms, err);
+        rc = ws_command_seconds(q, WS_OPTION_TIMEOUT, DEFAULT_TIMEOUT_S, &timeout_s, err);
     if (rc == 0)
-        rc = seconds_of(o[WS_OPTION_PAUSE_TIMEOUT], "pause-timeout", 0, &e->short_ms, err);
+        rc = ws_command_seconds(q, WS_OPTION_PAUSE_TIMEOUT, 0, &pause_timeout_s, err);
+    e->timeout_ms = timeout_s * 1000;
+    e->short_ms = pause_timeout_s * 1000;
     if (rc == 0 && !remote)
         rc = check_pause_mode(e->ops, o[WS_OPTION_PAUSE], err);
     for (size_t i = 0; rc == 0 && i < sizeof(strings) / sizeof(strings[0]); i++)
@@ -250,9 +249,9 @@ static int make_engine(const struct ws_command *q, struct ws_engine **out, struc
     return 0;
 }
 
-static bool has_engine(const struct ws_desk *d, const char *name)
+static bool has_engine(const struct ws_controller *ctl, const char *name)
 {
-    for (const struct ws_engine *e = d->engines; e; e = e->next)
+    for (const struct ws_engine *e = ctl->engines; e; e = e->next)
         if (strcmp(e->name, name) == 0)
             return true;
     return false;
@@ -260,18 +259,18 @@ static bool has_engine(const struct ws_desk *d, const char *name)
 
 /* Of any model: one server serves one. With the lock. */
 static const struct ws_engine *engine_at(const struct ws_control *c, const char *url,
-                                         const struct ws_desk **of)
+                                         const struct ws_controller **of)
 {
-    for (const struct ws_desk *d = c->desks; url && d; d = d->next)
-        for (const struct ws_engine *e = d->engines; e; e = e->next)
+    for (const struct ws_controller *ctl = c->controllers; url && ctl; ctl = ctl->next)
+        for (const struct ws_engine *e = ctl->engines; e; e = e->next)
             if (e->url && ws_http_is_same(e->url, url)) {
-                *of = d;
+                *of = ctl;
                 return e;
             }
     return NULL;
 }
 
-int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_command *q, bool ask,
+int ws_engine_add(struct ws_control *c, struct ws_controller *ctl, const struct ws_command *q, bool ask,
                   struct ws_error *err)
 {
     char line[WS_MAX_COMMAND + 1];
@@ -288,93 +287,94 @@ int ws_engine_add(struct ws_control *c, struct ws_desk *d, const struct ws_comma
         rc = ws_engine_ready(e, c, err);
     if (rc == 0 && ask && !e->ops->external) {
         struct ws_engine_call call;
-        ws_engine_call_of(e, c, &call);
-        call.target.timeout_ms = call.target.timeout_ms < PROBE_MS ? call.target.timeout_ms : PROBE_MS;
-        rc = ws_engine_ask(e, &call.target, &facts, &serving, err);
+        ws_engine_call_init(e, c, &call);
+        ws_engine_call_limit(&call, PROBE_MS);
+        rc = ws_engine_query(e, &call.target, &facts, &serving, err);
     }
     pthread_mutex_lock(&c->lock);
-    const struct ws_desk *of = NULL;
+    const struct ws_controller *of = NULL;
     const struct ws_engine *same = rc == 0 ? engine_at(c, e->url, &of) : NULL;
     if (same)
         rc = ws_error_set(err, EEXIST, "%s is registered with %s already, as '%s'; remove it there first",
                           e->url, of->name, same->name);
-    if (rc == 0 && d->engines && d->engines->ops->external != e->ops->external)
+    if (rc == 0 && ctl->engines && ctl->engines->ops->external != e->ops->external)
         rc = ws_error_set(err, EINVAL, "the engines of a model are all external, or none of them is");
-    if (rc == 0 && has_engine(d, e->name))
-        rc = ws_error_set(err, EEXIST, "%s has an engine '%s' already; remove it first", d->name, e->name);
-    if (rc == 0 && d->n_engines >= WS_MAX_ENGINES)
-        rc = ws_error_set(err, E2BIG, "%s has %d engines, which is the limit", d->name, WS_MAX_ENGINES);
-    if (rc == 0 && d->switching)
-        rc = ws_error_set(err, EBUSY, "a switch of %s is running; add the engine when it is done", d->name);
+    if (rc == 0 && has_engine(ctl, e->name))
+        rc = ws_error_set(err, EEXIST, "%s has an engine '%s' already; remove it first", ctl->name, e->name);
+    if (rc == 0 && ctl->n_engines >= WS_MAX_ENGINES)
+        rc = ws_error_set(err, E2BIG, "%s has %d engines, which is the limit", ctl->name, WS_MAX_ENGINES);
+    if (rc == 0 && ctl->switching)
+        rc = ws_error_set(err, EBUSY, "a switch of %s is running; add the engine when it is done", ctl->name);
     if (rc == 0) {
-        struct ws_engine **at = &d->engines;
+        struct ws_engine **at = &ctl->engines;
         if (ask && !e->ops->external) {
-            ws_engine_note(e, &facts, &serving);
+            ws_engine_record(e, &facts, &serving);
             ws_condition_added(&e->condition, serving.paused);
         }
         while (*at)
             at = &(*at)->next;
         *at = e;
-        d->n_engines++;
+        ctl->n_engines++;
     }
     pthread_mutex_unlock(&c->lock);
     if (rc != 0) {
         ws_engine_free(e);
         return rc;
     }
-    ws_desk_event(c, d, "engine-added model=%s engine=%s kind=%s release=%s url=%s serving=%s%s%s", d->name,
-                  q->args[0], q->args[1], facts.release[0] ? facts.release : "unknown",
-                  q->n_args > 2 ? q->args[2] : "-", serving.version[0] ? serving.version : "unknown",
-                  facts.lacks[0] ? " lacks=" : "", facts.lacks);
+    ws_controller_event(c, ctl, "engine-added model=%s engine=%s kind=%s release=%s url=%s serving=%s%s%s",
+                        ctl->name, q->args[0], q->args[1], facts.release[0] ? facts.release : "unknown",
+                        q->n_args > 2 ? q->args[2] : "-", serving.version[0] ? serving.version : "unknown",
+                        facts.missing[0] ? " lacks=" : "", facts.missing);
     return 0;
 }
 
-int ws_engine_remove(struct ws_control *c, struct ws_desk *d, const char *name, struct ws_error *err)
+int ws_engine_remove(struct ws_control *c, struct ws_controller *ctl, const char *name, struct ws_error *err)
 {
     struct ws_engine **at, *e = NULL;
     int rc = 0;
     pthread_mutex_lock(&c->lock);
-    for (at = &d->engines; *at && strcmp((*at)->name, name) != 0; at = &(*at)->next)
+    for (at = &ctl->engines; *at && strcmp((*at)->name, name) != 0; at = &(*at)->next)
         ;
     if (!*at) {
-        rc = ws_error_set(err, ENOENT, "%s has no engine '%s'; reading 'engines' lists them", d->name, name);
-    } else if (d->switching) {
         rc =
-            ws_error_set(err, EBUSY, "a switch of %s is running; remove the engine when it is done", d->name);
+            ws_error_set(err, ENOENT, "%s has no engine '%s'; reading 'engines' lists them", ctl->name, name);
+    } else if (ctl->switching) {
+        rc = ws_error_set(err, EBUSY, "a switch of %s is running; remove the engine when it is done",
+                          ctl->name);
     } else {
         e = *at;
         *at = e->next;
-        d->n_engines--;
+        ctl->n_engines--;
     }
-    if (e && e->holders > 0) {
+    if (e && e->refs > 0) {
         e->removed = true;
         e = NULL;
     }
     pthread_mutex_unlock(&c->lock);
     ws_engine_free(e);
     if (rc == 0)
-        ws_desk_event(c, d, "engine-removed model=%s engine=%s", d->name, name);
+        ws_controller_event(c, ctl, "engine-removed model=%s engine=%s", ctl->name, name);
     return rc;
 }
 
-struct ws_engine **ws_engine_hold_all(struct ws_control *c, struct ws_desk *d, size_t *n)
+struct ws_engine **ws_engine_get_all(struct ws_control *c, struct ws_controller *ctl, size_t *n)
 {
     *n = 0;
     pthread_mutex_lock(&c->lock);
-    struct ws_engine **all = calloc(d->n_engines + 1, sizeof(struct ws_engine *));
-    for (struct ws_engine *e = d->engines; all && e; e = e->next) {
-        e->holders++;
+    struct ws_engine **all = calloc(ctl->n_engines + 1, sizeof(struct ws_engine *));
+    for (struct ws_engine *e = ctl->engines; all && e; e = e->next) {
+        e->refs++;
         all[(*n)++] = e;
     }
     pthread_mutex_unlock(&c->lock);
     return all;
 }
 
-void ws_engine_release_all(struct ws_control *c, struct ws_engine **all, size_t n)
+void ws_engine_put_all(struct ws_control *c, struct ws_engine **all, size_t n)
 {
     pthread_mutex_lock(&c->lock);
     for (size_t i = 0; i < n; i++)
-        if (--all[i]->holders == 0 && all[i]->removed)
+        if (--all[i]->refs == 0 && all[i]->removed)
             ws_engine_free(all[i]);
     pthread_mutex_unlock(&c->lock);
     free(all);

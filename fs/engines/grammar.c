@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_SECONDS 86400
+
 /* --- words --- */
 
 static int check_text(const char *text, size_t len, struct ws_error *err)
@@ -35,7 +37,7 @@ static bool is_blank(char c)
 }
 
 /* Reads one word from *in, unquoted to *out; false when a quote stays open. */
-static bool take_word(const char **in, const char *end, char **out)
+static bool parse_word(const char **in, const char *end, char **out)
 {
     bool quoted = false, opens = true; /* opens: a word or a value begins here */
     size_t n_equals = 0;
@@ -76,7 +78,7 @@ int ws_words_parse(const char *text, size_t len, struct ws_words *out, struct ws
         if (out->n == WS_MAX_WORDS)
             return ws_error_set(err, EINVAL, "the command has more than %d words", WS_MAX_WORDS);
         out->word[out->n++] = to;
-        if (!take_word(&in, end, &to))
+        if (!parse_word(&in, end, &to))
             return ws_error_set(err, EINVAL, "a quote is not closed");
     }
     /* Each word's NUL takes the place of the blank behind it, the last one's the byte beyond. */
@@ -182,7 +184,7 @@ static const struct syntax {
     {WS_VERB_PULL, WS_SCOPE_MODEL, "pull", NULL, 1, 1, 0, ASYNC, "pull N|latest [async]",
      "fetch and verify a version; engines are not told"},
     {WS_VERB_DROP, WS_SCOPE_MODEL, "drop", NULL, 1, 1, 0, 0, "drop N",
-     "give up a version's memory once nobody reads it"},
+     "give up a version's memory once no process reads it"},
     {WS_VERB_PIN, WS_SCOPE_MODEL, "pin", NULL, 1, 1, 0, 0, "pin N", "never evict a version"},
     {WS_VERB_UNPIN, WS_SCOPE_MODEL, "unpin", NULL, 1, 1, 0, 0, "unpin N", "let a version be evicted again"},
     {WS_VERB_VERIFY, WS_SCOPE_MODEL, "verify", NULL, 1, 1, 0, ASYNC, "verify N [async]",
@@ -203,7 +205,7 @@ static const struct syntax {
      "a tenth or "
      "pause-timeout; admin-token-file: for the routes that change it; ca-file: whom to trust for https; "
      "files: below which "
-     "all these have to be, which is so for who is not root; cache: what is emptied after a load; "
+     "all these have to be, which is so for users other than root; cache: what is emptied after a load; "
      "load-format: SGLang's word for how it reads the files (as it was started, auto where that is dummy); "
      "mounts: other "
      "mounts that it reads, which must have a version before it is paused; for remote, pause, load, flush, "
@@ -218,7 +220,8 @@ static const struct syntax {
      "bring one engine to the current version"},
     {WS_VERB_ADD, WS_SCOPE_ROOT, "add", NULL, 2, 2, OPTION(POLICY), 0,
      "add MODEL SOURCE [policy=manual|pull|follow]",
-     "take a model from a source, also after a restart; who is not root: no unix:, dir: only below the "
+     "take a model from a source, also after a restart; for users other than root: no unix:, dir: only below "
+     "the "
      "mount's "
      "files=, and http: only where the mount has no token"},
     {WS_VERB_REMOVE, WS_SCOPE_ROOT, "remove", NULL, 1, 1, 0, 0, "remove MODEL",
@@ -264,9 +267,9 @@ static const struct syntax *find_syntax(enum ws_scope scope, const struct ws_wor
     return NULL;
 }
 
-/* Takes a flag or key=value word; false when it is none of this command's. */
-static bool take_option(const struct syntax *s, struct ws_command *c, const char *word, bool last,
-                        struct ws_error *err, int *rc)
+/* Parses a flag or key=value word; false when it is none of this command's. */
+static bool parse_option(const struct syntax *s, struct ws_command *c, const char *word, bool last,
+                         struct ws_error *err, int *rc)
 {
     const char *equals = strchr(word, '=');
 
@@ -319,7 +322,7 @@ int ws_command_parse(enum ws_scope scope, const char *text, size_t len, struct w
     memset(c->options, 0, sizeof(c->options));
     for (; i < c->words.n; i++) {
         char *word = c->words.word[i];
-        if (c->n_args >= s->min && take_option(s, c, word, i + 1 == c->words.n, err, &rc)) {
+        if (c->n_args >= s->min && parse_option(s, c, word, i + 1 == c->words.n, err, &rc)) {
             if (rc)
                 return rc;
         } else if (c->n_args < s->max) {
@@ -331,6 +334,19 @@ int ws_command_parse(enum ws_scope scope, const char *text, size_t len, struct w
     }
     if (c->n_args < s->min)
         return ws_error_set(err, EINVAL, "something is missing; the command is: %s", s->usage);
+    return 0;
+}
+
+int ws_command_seconds(const struct ws_command *c, enum ws_option option, unsigned fallback, unsigned *out,
+                       struct ws_error *err)
+{
+    const char *word = c->options[option];
+    uint64_t seconds = fallback;
+
+    if (word && (ws_word_number(word, MAX_SECONDS, &seconds) || seconds == 0))
+        return ws_error_set(err, EINVAL, "%s=%.100s is no number of seconds from 1 to %d",
+                            option_names[option], word, MAX_SECONDS);
+    *out = (unsigned)seconds;
     return 0;
 }
 
@@ -415,7 +431,7 @@ static void blank_addresses(char *text)
     }
 }
 
-/* token=KEY: there is no such option, but who writes token-file= may think so. */
+/* token=KEY: there is no such option, but a user who writes token-file= may think so. */
 static void blank_values(char *text)
 {
     static const char *const names[] = {"token", "key", "secret", "password"};

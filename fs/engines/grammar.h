@@ -94,6 +94,9 @@ struct ws_command {
 /* -EINVAL with a sentence that shows the usage. */
 WS_MUST_USE int ws_command_parse(enum ws_scope scope, const char *text, size_t len, struct ws_command *out,
                                  struct ws_error *err);
+/* A time option in seconds, 1 to 86400, or fallback where it is not given. -EINVAL. */
+WS_MUST_USE int ws_command_seconds(const struct ws_command *c, enum ws_option option, unsigned fallback,
+                                   unsigned *out, struct ws_error *err);
 /* Usage and meaning of command i of a scope, in the order of the table; false at the end. */
 bool ws_command_usage(enum ws_scope scope, size_t i, const char **usage, const char **meaning);
 

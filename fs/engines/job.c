@@ -53,7 +53,7 @@ void ws_jobs_wait(struct ws_control *c)
     pthread_mutex_lock(&c->lock);
     while (c->n_jobs > 0 && ws_cond_wait_until(&c->idle, &c->lock, c->end_by_ns) != ETIMEDOUT)
         ;
-    atomic_store(&c->cut, c->n_jobs > 0);
+    atomic_store(&c->calls_cut, c->n_jobs > 0);
     while (c->n_jobs > 0)
         pthread_cond_wait(&c->idle, &c->lock);
     pthread_mutex_unlock(&c->lock);

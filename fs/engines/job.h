@@ -5,7 +5,7 @@
 
 /* Runs fn(arg) on a thread of its own. -ESHUTDOWN: the mount is ending; -EAGAIN. */
 WS_MUST_USE int ws_job_start(struct ws_control *c, void (*fn)(void *arg), void *arg);
-/* Until none runs any more and none can begin; c->stop is set. */
+/* Waits until none runs any more; c->stop is set, so that none can begin. */
 void ws_jobs_wait(struct ws_control *c);
 
 #endif

@@ -18,11 +18,9 @@ static ssize_t read_line(int fd, const char *path, unsigned wait_ms, char *line,
         const int left = now < until ? (int)((until - now) / WS_MS_NS) + 1 : 0;
         const int ready = poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, left);
         if (ready == 0)
-            return ws_error_set(
-                err, ETIMEDOUT,
-                "nobody wrote a whole line into the token file %s for %u s; its first line is "
-                "the token",
-                path, wait_ms / 1000);
+            return ws_error_set(err, ETIMEDOUT,
+                                "the token file %s got no whole line for %u s; its first line is the token",
+                                path, wait_ms / 1000);
         const ssize_t got = ready < 0 ? -1 : read(fd, line + n, room - n);
         if (got == 0)
             break;
@@ -33,7 +31,7 @@ static ssize_t read_line(int fd, const char *path, unsigned wait_ms, char *line,
     return (ssize_t)n;
 }
 
-int ws_token_take(int fd, const char *path, unsigned wait_ms, char **out, struct ws_error *err)
+int ws_token_read_fd(int fd, const char *path, unsigned wait_ms, char **out, struct ws_error *err)
 {
     char line[WS_TOKEN_MOST + 2] = ""; /* an end of line and a 0 come behind */
     const ssize_t read = read_line(fd, path, wait_ms, line, sizeof(line) - 1, err);
@@ -63,5 +61,5 @@ int ws_token_read(const char *path, const char *below, char **out, struct ws_err
     if (fd < 0)
         return below ? fd
                      : ws_error_prefix(err, "cannot read the token file, which has to be a regular file");
-    return ws_token_take(fd, path, 0, out, err);
+    return ws_token_read_fd(fd, path, 0, out, err);
 }

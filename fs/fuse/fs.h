@@ -1,9 +1,9 @@
-/* Fs: what the files of the FUSE front share. One mount a process.
+/* The FUSE front: what its files share. One mount a process.
  *
  * Inode numbers are computed, never stored and never used again: object id << 36 | kind << 32 | index, where
  * ids of models and versions are unique in the mount's life. So a version of 100,000 tensors costs the kernel
- * and us nothing until it is looked at, and an inode that was cached can never become one that passes
- * through. */
+ * and the daemon nothing until it is looked at, and a cached inode can never become one that passes through.
+ */
 #ifndef WS_FS_FUSE_FS_H
 #define WS_FS_FUSE_FS_H
 #include "fs/engines/control.h"
@@ -14,6 +14,7 @@
 #include <fuse_lowlevel.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/queue.h>
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
 #define WS_HAVE_PASSTHROUGH 1
@@ -44,7 +45,7 @@ struct ws_fs {
     struct ws_mount_options options;
     struct ws_store *store;
     struct ws_control *control;
-    struct ws_probes *probes; /* NULL: nobody asked for them */
+    struct ws_probes *probes; /* NULL: the mount has no option listen= */
     struct ws_relay *relay;   /* NULL: it serves no other mounts */
     struct fuse_session *session;
     struct ws_place place; /* where the session is mounted, once it is */
@@ -54,11 +55,11 @@ struct ws_fs {
     char mode_text[256];   /* the same for status, with the reason of a fallback */
     struct timespec start; /* times of all files */
     pthread_mutex_t lock;
-    struct ws_vnode *vnodes;        /* guarded by lock (version_cache.c) */
-    struct ws_open *opens;          /* guarded by lock (ops_data.c) */
-    struct ws_folder_open *folders; /* guarded by lock (ops_meta.c) */
-    struct ws_notify *notify;
-    _Atomic uint64_t turns; /* lookups of files that take commands */
+    struct ws_version_cache *version_caches;                 /* guarded by lock (version_cache.c) */
+    LIST_HEAD(ws_open_files, ws_open_file) open_files;       /* guarded by lock (ops_data.c) */
+    LIST_HEAD(ws_open_folders, ws_open_folder) open_folders; /* guarded by lock (ops_meta.c) */
+    struct ws_invalidator *invalidator;
+    _Atomic uint64_t lookup_generation; /* counts lookups of files that take commands (tree.c) */
 };
 
 fuse_ino_t ws_ino(uint64_t id, enum ws_tree_kind kind, uint64_t index);

@@ -5,35 +5,33 @@
 #include <string.h>
 
 struct message {
-    struct message *next;
+    STAILQ_ENTRY(message) entry;
     struct fuse_pollhandle *ph; /* NULL: a name is gone */
     fuse_ino_t parent;
     char name[];
 };
 
-struct ws_notify {
+struct ws_invalidator {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    struct message *first, **last; /* guarded by lock */
-    bool stop;                     /* guarded by lock */
+    STAILQ_HEAD(messages, message) queue; /* guarded by lock */
+    bool stop;                            /* guarded by lock */
 };
 
 static void *deliver(void *arg)
 {
     struct ws_fs *fs = arg;
-    struct ws_notify *n = fs->notify;
-    pthread_mutex_lock(&n->lock);
-    while (n->first || !n->stop) {
-        struct message *m = n->first;
+    struct ws_invalidator *inv = fs->invalidator;
+    pthread_mutex_lock(&inv->lock);
+    while (!STAILQ_EMPTY(&inv->queue) || !inv->stop) {
+        struct message *m = STAILQ_FIRST(&inv->queue);
         if (!m) {
-            pthread_cond_wait(&n->changed, &n->lock);
+            pthread_cond_wait(&inv->changed, &inv->lock);
             continue;
         }
-        n->first = m->next;
-        if (!n->first)
-            n->last = &n->first;
-        pthread_mutex_unlock(&n->lock);
+        STAILQ_REMOVE_HEAD(&inv->queue, entry);
+        pthread_mutex_unlock(&inv->lock);
         if (m->ph) {
             (void)fuse_lowlevel_notify_poll(m->ph);
             fuse_pollhandle_destroy(m->ph);
@@ -41,58 +39,57 @@ static void *deliver(void *arg)
             (void)fuse_lowlevel_notify_inval_entry(fs->session, m->parent, m->name, strlen(m->name));
         }
         free(m);
-        pthread_mutex_lock(&n->lock);
+        pthread_mutex_lock(&inv->lock);
     }
-    pthread_mutex_unlock(&n->lock);
+    pthread_mutex_unlock(&inv->lock);
     return NULL;
 }
 
-int ws_notify_start(struct ws_fs *fs)
+int ws_invalidate_start(struct ws_fs *fs)
 {
-    struct ws_notify *n = calloc(1, sizeof(*n));
-    if (!n)
+    struct ws_invalidator *inv = calloc(1, sizeof(*inv));
+    if (!inv)
         return -ENOMEM;
-    n->last = &n->first;
-    pthread_mutex_init(&n->lock, NULL);
-    pthread_cond_init(&n->changed, NULL);
-    fs->notify = n;
-    if (ws_thread_start(&n->thread, deliver, fs) < 0) {
-        fs->notify = NULL;
-        free(n);
+    STAILQ_INIT(&inv->queue);
+    pthread_mutex_init(&inv->lock, NULL);
+    pthread_cond_init(&inv->changed, NULL);
+    fs->invalidator = inv;
+    if (ws_thread_start(&inv->thread, deliver, fs) < 0) {
+        fs->invalidator = NULL;
+        free(inv);
         return -EAGAIN;
     }
     return 0;
 }
 
-void ws_notify_stop(struct ws_fs *fs)
+void ws_invalidate_stop(struct ws_fs *fs)
 {
-    struct ws_notify *n = fs->notify;
-    if (!n)
+    struct ws_invalidator *inv = fs->invalidator;
+    if (!inv)
         return;
-    pthread_mutex_lock(&n->lock);
-    n->stop = true;
-    pthread_cond_signal(&n->changed);
-    pthread_mutex_unlock(&n->lock);
-    pthread_join(n->thread, NULL);
-    pthread_cond_destroy(&n->changed);
-    pthread_mutex_destroy(&n->lock);
-    free(n);
-    fs->notify = NULL;
+    pthread_mutex_lock(&inv->lock);
+    inv->stop = true;
+    pthread_cond_signal(&inv->changed);
+    pthread_mutex_unlock(&inv->lock);
+    pthread_join(inv->thread, NULL);
+    pthread_cond_destroy(&inv->changed);
+    pthread_mutex_destroy(&inv->lock);
+    free(inv);
+    fs->invalidator = NULL;
 }
 
 static void post(struct ws_fs *fs, struct message *m)
 {
-    struct ws_notify *n = fs->notify;
-    pthread_mutex_lock(&n->lock);
-    *n->last = m;
-    n->last = &m->next;
-    pthread_cond_signal(&n->changed);
-    pthread_mutex_unlock(&n->lock);
+    struct ws_invalidator *inv = fs->invalidator;
+    pthread_mutex_lock(&inv->lock);
+    STAILQ_INSERT_TAIL(&inv->queue, m, entry);
+    pthread_cond_signal(&inv->changed);
+    pthread_mutex_unlock(&inv->lock);
 }
 
-void ws_notify_gone(struct ws_fs *fs, uint64_t model_id, const char *name)
+void ws_invalidate_version(struct ws_fs *fs, uint64_t model_id, const char *name)
 {
-    struct message *m = fs->notify ? calloc(1, sizeof(*m) + strlen(name) + 1) : NULL;
+    struct message *m = fs->invalidator ? calloc(1, sizeof(*m) + strlen(name) + 1) : NULL;
     if (!m)
         return; /* names are asked for again anyway: this only lets the kernel forget sooner */
     m->parent = ws_ino(model_id, WS_KIND_MODEL, 0);
@@ -100,9 +97,9 @@ void ws_notify_gone(struct ws_fs *fs, uint64_t model_id, const char *name)
     post(fs, m);
 }
 
-void ws_notify_poll(struct ws_fs *fs, struct fuse_pollhandle *ph)
+void ws_invalidate_poll(struct ws_fs *fs, struct fuse_pollhandle *ph)
 {
-    struct message *m = fs->notify ? calloc(1, sizeof(*m) + 1) : NULL;
+    struct message *m = fs->invalidator ? calloc(1, sizeof(*m) + 1) : NULL;
     if (!m) {
         fuse_pollhandle_destroy(ph);
         return;

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 /* An open file; fi->fh. */
-struct ws_open {
+struct ws_open_file {
     enum ws_tree_kind kind;
     struct ws_version *version; /* weights: a reference, and a use while its bytes may be read through us */
     size_t file;
@@ -21,10 +21,10 @@ struct ws_open {
     char *text; /* a view's, at open */
     size_t len;
     /* guarded by fs->lock */
-    struct fuse_pollhandle *ph; /* of an events file that somebody polls */
+    struct fuse_pollhandle *ph; /* of an events file that a reader polls */
     uint64_t seen;              /* bytes of events that were read */
-    struct ws_open *next,
-        *prev; /* in fs->opens: the kernel does not release what is open at a lazy unmount */
+    LIST_ENTRY(ws_open_file)
+    entry; /* in fs->open_files: the kernel releases none of them at a lazy unmount */
     bool listed;
 };
 
@@ -35,28 +35,22 @@ static bool is_root(fuse_req_t req)
     return uid == 0 || uid == geteuid();
 }
 
-static struct ws_open *open_of(const struct fuse_file_info *fi)
+static struct ws_open_file *get_open_file(const struct fuse_file_info *fi)
 {
-    return (struct ws_open *)(uintptr_t)fi->fh;
+    return (struct ws_open_file *)(uintptr_t)fi->fh;
 }
 
-static void free_open(struct ws_fs *fs, struct ws_open *o)
+static void free_open(struct ws_fs *fs, struct ws_open_file *o)
 {
     pthread_mutex_lock(&fs->lock);
-    if (o->listed) {
-        if (o->prev)
-            o->prev->next = o->next;
-        else
-            fs->opens = o->next;
-        if (o->next)
-            o->next->prev = o->prev;
-    }
+    if (o->listed)
+        LIST_REMOVE(o, entry);
     struct fuse_pollhandle *ph = o->ph;
     pthread_mutex_unlock(&fs->lock);
     if (ph)
         fuse_pollhandle_destroy(ph);
     if (o->kept)
-        ws_version_keep(o->version, -1);
+        ws_version_retain(o->version, -1);
     if (o->uses)
         ws_version_use(o->version, -1);
     if (o->version)
@@ -69,32 +63,29 @@ static void free_open(struct ws_fs *fs, struct ws_open *o)
 
 void ws_fs_close_all(struct ws_fs *fs)
 {
-    while (fs->opens)
-        free_open(fs, fs->opens);
+    while (!LIST_EMPTY(&fs->open_files))
+        free_open(fs, LIST_FIRST(&fs->open_files));
 }
 
-static void reply_opened(struct ws_call *c, struct ws_open *o)
+static void reply_opened(struct ws_request *rq, struct ws_open_file *o)
 {
-    pthread_mutex_lock(&c->fs->lock);
-    o->next = c->fs->opens;
-    if (o->next)
-        o->next->prev = o;
-    c->fs->opens = o;
+    pthread_mutex_lock(&rq->fs->lock);
+    LIST_INSERT_HEAD(&rq->fs->open_files, o, entry);
     o->listed = true;
-    pthread_mutex_unlock(&c->fs->lock);
-    c->fi.fh = (uint64_t)(uintptr_t)o;
-    if (fuse_reply_open(c->req, &c->fi) != 0)
-        free_open(c->fs, o); /* the reader is gone: release will not come */
-    ws_call_end(c);
+    pthread_mutex_unlock(&rq->fs->lock);
+    rq->fi.fh = (uint64_t)(uintptr_t)o;
+    if (fuse_reply_open(rq->req, &rq->fi) != 0)
+        free_open(rq->fs, o); /* the reader is gone: release will not come */
+    ws_request_end(rq);
 }
 
 /* --- open --- */
 
 /* The bytes of an inode: [begin, begin + size) of a file of the version. 1: parked. */
-static int place_of(struct ws_call *c, const struct ws_tree_node *n, struct ws_open *o)
+static int find_bytes(struct ws_request *rq, const struct ws_tree_node *n, struct ws_open_file *o)
 {
     if (!ws_version_has_manifest(n->version)) {
-        ws_call_park(c, n->version, 0, 0, 0, c->fs->options.deadline_ms);
+        ws_request_park(rq, n->version, 0, 0, 0, rq->fs->options.deadline_ms);
         return 1;
     }
     const struct ws_manifest *m = ws_version_manifest(n->version, NULL);
@@ -105,121 +96,121 @@ static int place_of(struct ws_call *c, const struct ws_tree_node *n, struct ws_o
         o->size = m->files[n->index].size_bytes;
         return 0;
     }
-    struct ws_vnode *vnode;
-    int rc = ws_vnode_tensors(c->fs, n->version, &vnode);
+    struct ws_version_cache *cache;
+    int rc = ws_version_cache_tensors(rq->fs, n->version, &cache);
     if (rc == -EAGAIN) {
-        ws_call_park(c, n->version, WS_FILE_HEADERS, 0, 0, c->fs->options.deadline_ms);
+        ws_request_park(rq, n->version, WS_FILE_HEADERS, 0, 0, rq->fs->options.deadline_ms);
         return 1;
     }
-    if (rc < 0 || n->index >= vnode->n_tensors)
+    if (rc < 0 || n->index >= cache->n_tensors)
         return rc < 0 ? rc : -ENOENT;
-    const struct ws_tensor *t = ws_vnode_tensor(n->version, vnode, n->index, &o->file);
+    const struct ws_tensor *t = ws_version_cache_tensor(n->version, cache, n->index, &o->file);
     o->begin = t->begin;
     o->size = t->end - t->begin;
     return 0;
 }
 
 /* How the kernel is to read it from now on; 1: parked. */
-static int choose_reading(struct ws_call *c, struct ws_open *o)
+static int choose_reads(struct ws_request *rq, struct ws_open_file *o)
 {
-    struct ws_fs *fs = c->fs;
+    struct ws_fs *fs = rq->fs;
     if (o->kind == WS_KIND_FILL && fs->options.open == WS_OPEN_WAIT) {
         /* Link mode: held until the file is complete; then its name is a link, which ESTALE makes the kernel
          * look up (open(2) tries again once with fresh lookups). */
         if (ws_version_is_complete(o->version))
             return -ESTALE;
-        ws_call_park(c, o->version, WS_FILE_ALL, 0, 0, fs->options.deadline_ms);
+        ws_request_park(rq, o->version, WS_FILE_ALL, 0, 0, fs->options.deadline_ms);
         return 1;
     }
     if (o->kind == WS_KIND_FILE && !ws_version_is_complete(o->version)) {
-        ws_call_park(c, o->version, WS_FILE_ALL, 0, 0, fs->options.deadline_ms);
+        ws_request_park(rq, o->version, WS_FILE_ALL, 0, 0, fs->options.deadline_ms);
         return 1;
     }
 #if WS_HAVE_PASSTHROUGH
     if (o->kind == WS_KIND_FILE && fs->reads == WS_READS_PASSTHROUGH && o->size > 0) {
-        int id = ws_vnode_backing(fs, o->version, o->file);
+        int id = ws_version_cache_backing(fs, o->version, o->file);
         if (id < 0)
             return id;
-        c->fi.backing_id = id;
+        rq->fi.backing_id = id;
         return 0;
     }
 #endif
-    c->fi.keep_cache = 1;
+    rq->fi.keep_cache = 1;
     ws_version_use(o->version, 1);
     o->uses = true;
     return 0;
 }
 
-static void run_open_weights(struct ws_call *c)
+static void run_open_weights(struct ws_request *rq)
 {
-    struct ws_fs *fs = c->fs; /* a call that was parked may be over and freed when we come back */
+    struct ws_fs *fs = rq->fs; /* a parked request may be over and freed when choose_reads returns */
     struct ws_tree_node n;
-    struct ws_open *o = calloc(1, sizeof(*o));
-    int rc = o ? ws_tree_node_of(c->fs, c->ino, &n) : -ENOMEM;
+    struct ws_open_file *o = calloc(1, sizeof(*o));
+    int rc = o ? ws_tree_node_get(rq->fs, rq->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free(o);
-        ws_call_error(c, rc == -ENOENT ? ESTALE : -rc);
+        ws_request_error(rq, rc == -ENOENT ? ESTALE : -rc);
         return;
     }
     o->kind = n.kind;
-    rc = place_of(c, &n, o);
+    rc = find_bytes(rq, &n, o);
     if (rc == 0) {
         o->version = ws_version_get(n.version);
-        ws_version_keep(o->version, 1);
+        ws_version_retain(o->version, 1);
         o->kept = true;
-        rc = choose_reading(c, o);
+        rc = choose_reads(rq, o);
     }
     ws_tree_node_release(&n);
     if (rc == 0) {
-        reply_opened(c, o);
+        reply_opened(rq, o);
         return;
     }
     free_open(fs, o);
     if (rc < 0)
-        ws_call_error(c, -rc);
+        ws_request_error(rq, -rc);
 }
 
 static void open_view(void *arg)
 {
-    struct ws_call *c = arg;
+    struct ws_request *rq = arg;
     struct ws_tree_node n;
-    struct ws_open *o = calloc(1, sizeof(*o));
-    int rc = o ? ws_tree_node_of(c->fs, c->ino, &n) : -ENOMEM;
+    struct ws_open_file *o = calloc(1, sizeof(*o));
+    int rc = o ? ws_tree_node_get(rq->fs, rq->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free(o);
-        ws_call_error(c, -rc);
+        ws_request_error(rq, -rc);
         return;
     }
     o->kind = n.kind;
     o->view = (enum ws_view)n.index;
-    o->by_root = is_root(c->req);
+    o->by_root = is_root(rq->req);
     o->model = n.model ? ws_model_get(n.model) : n.version ? ws_model_get(ws_version_model(n.version)) : NULL;
     if (n.kind == WS_KIND_META_VIEW && o->view == WS_VIEW_MANIFEST && !ws_version_has_manifest(n.version)) {
-        free_open(c->fs, o);
-        ws_call_park(c, n.version, 0, 0, 0, ws_meta_ms(c->fs, n.version));
+        free_open(rq->fs, o);
+        ws_request_park(rq, n.version, 0, 0, 0, ws_tree_meta_ms(rq->fs, n.version));
         ws_tree_node_release(&n);
         return;
     }
-    if ((c->fi.flags & O_ACCMODE) != O_WRONLY && o->view != WS_VIEW_EVENTS)
-        rc = ws_control_read(c->fs->control, o->view, o->model, n.version, &o->text, &o->len);
+    if ((rq->fi.flags & O_ACCMODE) != O_WRONLY && o->view != WS_VIEW_EVENTS)
+        rc = ws_control_read(rq->fs->control, o->view, o->model, n.version, &o->text, &o->len);
     ws_tree_node_release(&n);
     if (rc < 0) {
-        free_open(c->fs, o);
-        ws_call_error(c, -rc);
+        free_open(rq->fs, o);
+        ws_request_error(rq, -rc);
         return;
     }
-    c->fi.direct_io = 1;
-    reply_opened(c, o);
+    rq->fi.direct_io = 1;
+    reply_opened(rq, o);
 }
 
 /* What takes long has a thread of its own. */
-static void run_open_view(struct ws_call *c)
+static void run_open_view(struct ws_request *rq)
 {
-    const uint64_t view = ws_ino_index(c->ino);
+    const uint64_t view = ws_ino_index(rq->ino);
     bool is_long =
-        ws_ino_kind(c->ino) == WS_KIND_META_VIEW && (view == WS_VIEW_CHANGED || view == WS_VIEW_CUDA_IPC);
-    if (!is_long || ws_job_start(c->fs->control, open_view, c) < 0)
-        open_view(c);
+        ws_ino_kind(rq->ino) == WS_KIND_META_VIEW && (view == WS_VIEW_CHANGED || view == WS_VIEW_CUDA_IPC);
+    if (!is_long || ws_job_start(rq->fs->control, open_view, rq) < 0)
+        open_view(rq);
 }
 
 void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -229,26 +220,26 @@ void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     if ((fi->flags & O_ACCMODE) != O_RDONLY && !(view && ws_view_is_written((enum ws_view)ws_ino_index(ino))))
         fuse_reply_err(req, EROFS);
     else
-        ws_call_start(req, view || kind == WS_KIND_META_VIEW ? run_open_view : run_open_weights, ino, NULL, 0,
-                      0, fi, false);
+        ws_request_start(req, view || kind == WS_KIND_META_VIEW ? run_open_view : run_open_weights, ino, NULL,
+                         0, 0, fi, false);
 }
 
 void ws_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     (void)ino;
-    free_open(fuse_req_userdata(req), open_of(fi));
+    free_open(fuse_req_userdata(req), get_open_file(fi));
     fuse_reply_err(req, 0);
 }
 
 /* --- read --- */
 
-static void run_read_weights(struct ws_call *c)
+static void run_read_weights(struct ws_request *rq)
 {
-    struct ws_open *o = open_of(&c->fi);
-    uint64_t off = (uint64_t)c->off, n = c->size;
+    struct ws_open_file *o = get_open_file(&rq->fi);
+    uint64_t off = (uint64_t)rq->off, n = rq->size;
     if (off >= o->size || n == 0) {
-        fuse_reply_buf(c->req, NULL, 0);
-        ws_call_end(c);
+        fuse_reply_buf(rq->req, NULL, 0);
+        ws_request_end(rq);
         return;
     }
     if (n > o->size - off)
@@ -257,21 +248,21 @@ static void run_read_weights(struct ws_call *c)
     if (!ws_version_is_complete(o->version)) {
         size_t first = begin / WS_BLOCK_BYTES, last = (begin + n - 1) / WS_BLOCK_BYTES;
         /* Not parked twice: what was here once stays here while the file is open. */
-        if (c->tries == 0) {
-            ws_call_park(c, o->version, o->file, first, last - first + 1, c->fs->options.deadline_ms);
+        if (rq->tries == 0) {
+            ws_request_park(rq, o->version, o->file, first, last - first + 1, rq->fs->options.deadline_ms);
             return;
         }
     }
     struct ws_region *r = ws_version_region(o->version, o->file);
     if (!r) {
-        ws_call_error(c, EIO);
+        ws_request_error(rq, EIO);
         return;
     }
-    fuse_reply_buf(c->req, (const char *)ws_region_data(r) + begin, n);
-    ws_call_end(c);
+    fuse_reply_buf(rq->req, (const char *)ws_region_data(r) + begin, n);
+    ws_request_end(rq);
 }
 
-static void read_events(fuse_req_t req, struct ws_fs *fs, struct ws_open *o, size_t size, off_t off)
+static void read_events(fuse_req_t req, struct ws_fs *fs, struct ws_open_file *o, size_t size, off_t off)
 {
     char *text = NULL;
     size_t len = 0;
@@ -289,7 +280,7 @@ static void read_events(fuse_req_t req, struct ws_fs *fs, struct ws_open *o, siz
 }
 
 /* Of a copy: the reader has its answer, and may close the file, before our write to the kernel returns. */
-static void reply_text(fuse_req_t req, const struct ws_open *o, size_t size, off_t off)
+static void reply_text(fuse_req_t req, const struct ws_open_file *o, size_t size, off_t off)
 {
     size_t at = (size_t)off < o->len ? (size_t)off : o->len, n = o->len - at < size ? o->len - at : size;
     char *copy = malloc(n + 1);
@@ -305,9 +296,9 @@ static void reply_text(fuse_req_t req, const struct ws_open *o, size_t size, off
 
 void ws_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-    struct ws_open *o = open_of(fi);
+    struct ws_open_file *o = get_open_file(fi);
     if (o->version) {
-        ws_call_start(req, run_read_weights, ino, NULL, size, off, fi, false);
+        ws_request_start(req, run_read_weights, ino, NULL, size, off, fi, false);
     } else if (o->view == WS_VIEW_EVENTS) {
         read_events(req, fuse_req_userdata(req), o, size, off);
     } else {
@@ -348,7 +339,7 @@ void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
                  struct fuse_file_info *fi)
 {
     struct ws_fs *fs = fuse_req_userdata(req);
-    const struct ws_open *o = open_of(fi);
+    const struct ws_open_file *o = get_open_file(fi);
     struct command *w = calloc(1, sizeof(*w));
     (void)ino;
     (void)off;
@@ -369,7 +360,7 @@ void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
 void ws_op_poll(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struct fuse_pollhandle *ph)
 {
     struct ws_fs *fs = fuse_req_userdata(req);
-    struct ws_open *o = open_of(fi);
+    struct ws_open_file *o = get_open_file(fi);
     unsigned ready = POLLIN | POLLOUT;
     (void)ino;
     if (!o->version && o->view == WS_VIEW_EVENTS) {
@@ -395,9 +386,9 @@ void ws_fs_poll_event(void *arg, struct ws_model *model)
     struct ws_fs *fs = arg;
     (void)model; /* the root's events have every line */
     pthread_mutex_lock(&fs->lock);
-    for (struct ws_open *o = fs->opens; o; o = o->next) {
+    for (struct ws_open_file *o = LIST_FIRST(&fs->open_files); o; o = LIST_NEXT(o, entry)) {
         if (o->ph)
-            ws_notify_poll(fs, o->ph);
+            ws_invalidate_poll(fs, o->ph);
         o->ph = NULL;
     }
     pthread_mutex_unlock(&fs->lock);

@@ -1,6 +1,7 @@
 /* The operations that look at names, sizes and attributes, and the ones that are refused. */
 #include "fs/fuse/tree.h"
 #include "fs/fuse/version_cache.h"
+#include "transports/base/vector.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -8,28 +9,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void run_lookup(struct ws_call *c)
+static void run_lookup(struct ws_request *rq)
 {
     struct ws_tree_node parent, child;
     struct fuse_entry_param e = {0};
-    int rc = ws_tree_node_of(c->fs, c->ino, &parent);
+    int rc = ws_tree_node_get(rq->fs, rq->ino, &parent);
     if (rc == 0)
-        rc = ws_tree_node_child(c, &parent, c->name, &e.ino, &e.entry_timeout);
+        rc = ws_tree_node_child(rq, &parent, rq->name, &e.ino, &e.entry_timeout);
     ws_tree_node_release(&parent);
     if (rc > 0)
         return; /* parked */
     if (rc == 0)
-        rc = ws_tree_node_of(c->fs, e.ino, &child);
+        rc = ws_tree_node_get(rq->fs, e.ino, &child);
     if (rc == 0) {
-        rc = ws_tree_node_attr(c->fs, &child, &e.attr, &e.attr_timeout);
+        rc = ws_tree_node_attr(rq->fs, &child, &e.attr, &e.attr_timeout);
         ws_tree_node_release(&child);
     }
     if (rc < 0) {
-        ws_call_error(c, -rc);
+        ws_request_error(rq, -rc);
         return;
     }
-    fuse_reply_entry(c->req, &e);
-    ws_call_end(c);
+    fuse_reply_entry(rq->req, &e);
+    ws_request_end(rq);
 }
 
 static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -37,7 +38,7 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     if (strlen(name) > WS_MAX_NAME)
         fuse_reply_err(req, ENAMETOOLONG);
     else
-        ws_call_start(req, run_lookup, parent, name, 0, 0, NULL, false);
+        ws_request_start(req, run_lookup, parent, name, 0, 0, NULL, false);
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
@@ -54,7 +55,7 @@ static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     struct stat st;
     double timeout = 0;
     (void)fi;
-    int rc = ws_tree_node_of(fs, ino, &n);
+    int rc = ws_tree_node_get(fs, ino, &n);
     if (rc == 0) {
         rc = ws_tree_node_attr(fs, &n, &st, &timeout);
         ws_tree_node_release(&n);
@@ -83,7 +84,7 @@ static void op_readlink(fuse_req_t req, fuse_ino_t ino)
     struct ws_fs *fs = fuse_req_userdata(req);
     struct ws_tree_node n;
     char target[WS_MAX_NAME + 128];
-    int rc = ws_tree_node_of(fs, ino, &n);
+    int rc = ws_tree_node_get(fs, ino, &n);
     if (rc == 0)
         rc = ws_tree_kind_type(n.kind) == S_IFLNK ? ws_tree_node_target(fs, &n, target, sizeof(target))
                                                   : -EINVAL;
@@ -100,94 +101,67 @@ struct entry {
     fuse_ino_t ino;
     size_t name; /* offset in names */
 };
-struct ws_folder_open {
-    struct ws_folder_open *next, *prev; /* in fs->folders, guarded by fs->lock: see struct ws_open */
-    struct entry *entries;
-    char *names;
-    size_t n, cap, names_bytes, names_cap;
+WS_VECTOR(entries, struct entry);
+WS_VECTOR(names, char);
+
+struct ws_open_folder {
+    LIST_ENTRY(ws_open_folder) link; /* in fs->open_folders, guarded by fs->lock: see struct ws_open_file */
+    struct entries entries;
+    struct names names;
     bool failed;
 };
 
 static void add_entry(void *arg, const char *name, fuse_ino_t ino)
 {
-    struct ws_folder_open *f = arg;
-    size_t len = strlen(name) + 1;
-    if (f->n == f->cap) {
-        size_t cap = f->cap ? 2 * f->cap : 32;
-        struct entry *more = realloc(f->entries, cap * sizeof(*more));
-        if (!more) {
-            f->failed = true;
-            return;
-        }
-        f->entries = more;
-        f->cap = cap;
-    }
-    if (f->names_bytes + len > f->names_cap) {
-        size_t cap = 2 * f->names_cap + len + 1024;
-        char *more = realloc(f->names, cap);
-        if (!more) {
-            f->failed = true;
-            return;
-        }
-        f->names = more;
-        f->names_cap = cap;
-    }
-    memcpy(f->names + f->names_bytes, name, len);
-    f->entries[f->n++] = (struct entry){ino, f->names_bytes};
-    f->names_bytes += len;
+    struct ws_open_folder *f = arg;
+    const struct entry entry = {ino, f->names.len};
+    f->failed = f->failed || names_append_all(&f->names, name, strlen(name) + 1) < 0 ||
+                entries_append(&f->entries, entry) < 0;
 }
 
-static void free_folder(struct ws_folder_open *f)
+static void free_folder(struct ws_open_folder *f)
 {
     if (f) {
-        free(f->entries);
-        free(f->names);
+        entries_reset(&f->entries);
+        names_reset(&f->names);
         free(f);
     }
 }
 
-static void list_folder(struct ws_fs *fs, struct ws_folder_open *f)
+static void list_folder(struct ws_fs *fs, struct ws_open_folder *f)
 {
     pthread_mutex_lock(&fs->lock);
-    f->next = fs->folders;
-    if (f->next)
-        f->next->prev = f;
-    fs->folders = f;
+    LIST_INSERT_HEAD(&fs->open_folders, f, link);
     pthread_mutex_unlock(&fs->lock);
 }
 
-static void unlist_folder(struct ws_fs *fs, struct ws_folder_open *f)
+static void unlist_folder(struct ws_fs *fs, struct ws_open_folder *f)
 {
     pthread_mutex_lock(&fs->lock);
-    if (f->prev)
-        f->prev->next = f->next;
-    else
-        fs->folders = f->next;
-    if (f->next)
-        f->next->prev = f->prev;
+    LIST_REMOVE(f, link);
     pthread_mutex_unlock(&fs->lock);
     free_folder(f);
 }
 
 void ws_fs_close_folders(struct ws_fs *fs)
 {
-    while (fs->folders)
-        unlist_folder(fs, fs->folders);
+    while (!LIST_EMPTY(&fs->open_folders))
+        unlist_folder(fs, LIST_FIRST(&fs->open_folders));
 }
 
-static void run_opendir(struct ws_call *c)
+static void run_opendir(struct ws_request *rq)
 {
     struct ws_tree_node n;
-    struct ws_folder_open *f = calloc(1, sizeof(*f));
-    int rc = f ? ws_tree_node_of(c->fs, c->ino, &n) : -ENOMEM;
+    struct ws_open_folder *f = calloc(1, sizeof(*f));
+    int rc = f ? ws_tree_node_get(rq->fs, rq->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free_folder(f);
-        ws_call_error(c, -rc);
+        ws_request_error(rq, -rc);
         return;
     }
-    add_entry(f, ".", c->ino);
+    add_entry(f, ".", rq->ino);
     add_entry(f, "..", FUSE_ROOT_ID);
-    rc = ws_tree_node_list(c, &n, add_entry, f);
+    rc = ws_tree_node_list(rq, &n, add_entry, f);
     ws_tree_node_release(&n);
     if (rc > 0) {
         free_folder(f);
@@ -197,25 +171,25 @@ static void run_opendir(struct ws_call *c)
         rc = -ENOMEM;
     if (rc < 0) {
         free_folder(f);
-        ws_call_error(c, -rc);
+        ws_request_error(rq, -rc);
         return;
     }
-    c->fi.fh = (uint64_t)(uintptr_t)f;
-    list_folder(c->fs, f);
-    if (fuse_reply_open(c->req, &c->fi) != 0)
-        unlist_folder(c->fs, f);
-    ws_call_end(c);
+    rq->fi.fh = (uint64_t)(uintptr_t)f;
+    list_folder(rq->fs, f);
+    if (fuse_reply_open(rq->req, &rq->fi) != 0)
+        unlist_folder(rq->fs, f);
+    ws_request_end(rq);
 }
 
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    ws_call_start(req, run_opendir, ino, NULL, 0, 0, fi, false);
+    ws_request_start(req, run_opendir, ino, NULL, 0, 0, fi, false);
 }
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     (void)ino;
-    unlist_folder(fuse_req_userdata(req), (struct ws_folder_open *)(uintptr_t)fi->fh);
+    unlist_folder(fuse_req_userdata(req), (struct ws_open_folder *)(uintptr_t)fi->fh);
     fuse_reply_err(req, 0);
 }
 
@@ -231,7 +205,7 @@ static size_t add_plus(fuse_req_t req, char *buf, size_t room, const char *name,
     struct fuse_entry_param e = {.attr = {.st_ino = ino, .st_mode = ws_tree_kind_type(ws_ino_kind(ino))}};
     struct ws_tree_node n;
     bool dots = name[0] == '.' && (name[1] == 0 || (name[1] == '.' && name[2] == 0));
-    if (!dots && ws_tree_node_of(fs, ino, &n) == 0) {
+    if (!dots && ws_tree_node_get(fs, ino, &n) == 0) {
         if (ws_tree_node_attr(fs, &n, &e.attr, &e.attr_timeout) == 0) {
             e.ino = ino; /* counted as a lookup; forgetting is free */
             e.entry_timeout = n.kind == WS_KIND_TENSOR ? WS_FOREVER : 0;
@@ -243,16 +217,16 @@ static size_t add_plus(fuse_req_t req, char *buf, size_t room, const char *name,
 
 static void read_folder(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
 {
-    const struct ws_folder_open *f = (const struct ws_folder_open *)(uintptr_t)fi->fh;
+    const struct ws_open_folder *f = (const struct ws_open_folder *)(uintptr_t)fi->fh;
     char *buf = malloc(size);
     size_t used = 0;
     if (!buf) {
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    for (size_t i = off > 0 ? (size_t)off : 0; i < f->n; i++) {
-        const char *name = f->names + f->entries[i].name;
-        size_t n = (plus ? add_plus : add_plain)(req, buf + used, size - used, name, f->entries[i].ino,
+    for (size_t i = off > 0 ? (size_t)off : 0; i < f->entries.len; i++) {
+        const char *name = f->names.ptr + f->entries.ptr[i].name;
+        size_t n = (plus ? add_plus : add_plain)(req, buf + used, size - used, name, f->entries.ptr[i].ino,
                                                  (off_t)i + 1);
         if (n > size - used)
             break;
@@ -279,15 +253,15 @@ static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t of
 static const char xattr_names[] = "user.wsync.dtype\0user.wsync.shape\0user.wsync.offset\0user.wsync.file\0"
                                   "user.wsync.xxh3";
 
-static void reply_xattr(struct ws_call *c, const char *value, size_t len)
+static void reply_xattr(struct ws_request *rq, const char *value, size_t len)
 {
-    if (c->size == 0)
-        fuse_reply_xattr(c->req, len);
-    else if (c->size < len)
-        fuse_reply_err(c->req, ERANGE);
+    if (rq->size == 0)
+        fuse_reply_xattr(rq->req, len);
+    else if (rq->size < len)
+        fuse_reply_err(rq->req, ERANGE);
     else
-        fuse_reply_buf(c->req, value, len);
-    ws_call_end(c);
+        fuse_reply_buf(rq->req, value, len);
+    ws_request_end(rq);
 }
 
 static void shape_text(const struct ws_tensor *t, char *out, size_t cap)
@@ -299,11 +273,11 @@ static void shape_text(const struct ws_tensor *t, char *out, size_t cap)
 }
 
 /* The hash needs the bytes: 1 when parked. */
-static int hash_text(struct ws_call *c, struct ws_version *v, size_t file, const struct ws_tensor *t,
+static int hash_text(struct ws_request *rq, struct ws_version *v, size_t file, const struct ws_tensor *t,
                      char *out, size_t cap)
 {
     if (t->end > t->begin && !ws_version_is_complete(v)) {
-        ws_call_park(c, v, WS_FILE_ALL, 0, 0, c->fs->options.deadline_ms);
+        ws_request_park(rq, v, WS_FILE_ALL, 0, 0, rq->fs->options.deadline_ms);
         return 1;
     }
     struct ws_region *r = ws_version_region(v, file);
@@ -312,23 +286,23 @@ static int hash_text(struct ws_call *c, struct ws_version *v, size_t file, const
     return 0;
 }
 
-static void run_getxattr(struct ws_call *c)
+static void run_getxattr(struct ws_request *rq)
 {
     struct ws_tree_node n;
-    struct ws_vnode *vnode;
+    struct ws_version_cache *cache;
     char value[WS_MAX_NAME + 256];
-    const char *key = strncmp(c->name, "user.wsync.", 11) == 0 ? c->name + 11 : "";
+    const char *key = strncmp(rq->name, "user.wsync.", 11) == 0 ? rq->name + 11 : "";
     size_t file;
-    int rc = ws_ino_kind(c->ino) == WS_KIND_TENSOR ? ws_tree_node_of(c->fs, c->ino, &n) : -ENODATA;
+    int rc = ws_ino_kind(rq->ino) == WS_KIND_TENSOR ? ws_tree_node_get(rq->fs, rq->ino, &n) : -ENODATA;
     if (rc < 0) {
-        ws_call_error(c, -rc);
+        ws_request_error(rq, -rc);
         return;
     }
-    rc = ws_vnode_tensors(c->fs, n.version, &vnode);
-    if (rc == 0 && n.index >= vnode->n_tensors)
+    rc = ws_version_cache_tensors(rq->fs, n.version, &cache);
+    if (rc == 0 && n.index >= cache->n_tensors)
         rc = -ENOENT;
     if (rc == 0) {
-        const struct ws_tensor *t = ws_vnode_tensor(n.version, vnode, n.index, &file);
+        const struct ws_tensor *t = ws_version_cache_tensor(n.version, cache, n.index, &file);
         if (strcmp(key, "dtype") == 0)
             snprintf(value, sizeof(value), "%s", ws_dtype_name(t->dtype));
         else if (strcmp(key, "shape") == 0)
@@ -338,7 +312,7 @@ static void run_getxattr(struct ws_call *c)
         else if (strcmp(key, "file") == 0)
             snprintf(value, sizeof(value), "%s", ws_version_manifest(n.version, NULL)->files[file].name);
         else if (strcmp(key, "xxh3") == 0)
-            rc = hash_text(c, n.version, file, t, value, sizeof(value));
+            rc = hash_text(rq, n.version, file, t, value, sizeof(value));
         else
             rc = -ENODATA;
     }
@@ -346,14 +320,14 @@ static void run_getxattr(struct ws_call *c)
     if (rc > 0)
         return; /* parked */
     if (rc < 0)
-        ws_call_error(c, rc == -EAGAIN ? EIO : -rc);
+        ws_request_error(rq, rc == -EAGAIN ? EIO : -rc);
     else
-        reply_xattr(c, value, strlen(value));
+        reply_xattr(rq, value, strlen(value));
 }
 
 static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
-    ws_call_start(req, run_getxattr, ino, name, size, 0, NULL, false);
+    ws_request_start(req, run_getxattr, ino, name, size, 0, NULL, false);
 }
 
 static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)

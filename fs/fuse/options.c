@@ -82,7 +82,7 @@ SET_NUMBER(set_gid, gid, UINT_MAX - 1)
 static int set_strategy(struct ws_mount_options *o, const char *value)
 {
     struct ws_error err;
-    return ws_strategies_parse(value, &o->store.strategies, &err);
+    return ws_transport_prefs_parse(value, &o->store.transport_prefs, &err);
 }
 
 /* LINK:PATCH:COPY, or as measured. */
@@ -279,7 +279,8 @@ static const struct {
     {"mode", "OCTAL", set_mode, "mode of files; default 0444"},
     {"ctl-group", "GROUP", set_ctl_group, "let this group write control files (0660 instead of 0600)"},
     {"files", "DIR", set_files,
-     "who is not root may name files (token-file=, admin-token-file= and ca-file= of an engine) and folders "
+     "users other than root may name files (token-file=, admin-token-file= and ca-file= of an engine) and "
+     "folders "
      "(add MODEL dir:PATH) below this folder, an absolute path, and no others: ctl-group can read by the "
      "mount whatever is there; default: none"},
     {"log", "FILE", set_log, "where a daemon in the background logs"},
@@ -433,6 +434,18 @@ int ws_mount_options_place(struct ws_mount_options *o, const char *source, const
     if (rc < 0)
         return rc;
     return o->source && o->mountpoint ? 0 : ws_error_set(err, ENOMEM, "no memory for options");
+}
+
+int ws_mount_options_add_sources(const struct ws_mount_options *o, struct ws_store *store,
+                                 struct ws_error *err)
+{
+    char *copy = strdup(o->source), *save = NULL;
+    int rc = copy ? 0 : ws_error_set(err, ENOMEM, "no memory for the sources");
+    for (char *url = copy ? strtok_r(copy, ",", &save) : NULL; url && rc == 0;
+         url = strtok_r(NULL, ",", &save))
+        rc = ws_store_add(store, url, NULL, NULL, err);
+    free(copy);
+    return rc;
 }
 
 void ws_mount_options_release(struct ws_mount_options *o)

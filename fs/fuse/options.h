@@ -36,6 +36,9 @@ WS_MUST_USE int ws_mount_options_parse(struct ws_mount_options *o, const char *t
  * sources. */
 WS_MUST_USE int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
                                        struct ws_error *err);
+/* Has the store read all of its sources. */
+WS_MUST_USE int ws_mount_options_add_sources(const struct ws_mount_options *o, struct ws_store *store,
+                                             struct ws_error *err);
 void ws_mount_options_release(struct ws_mount_options *o);
 /* Name (with =VALUE) and meaning of option i; false at the end. */
 bool ws_mount_option_help(size_t i, const char **name, const char **meaning);

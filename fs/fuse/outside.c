@@ -68,7 +68,7 @@ static int run(int file_system, const char *path)
     return WIFEXITED(status) ? -WEXITSTATUS(status) : -EINTR;
 }
 
-int ws_outside_look(const char *path)
+int ws_outside_stat(const char *path)
 {
     return run(-1, path);
 }

@@ -1,6 +1,7 @@
 #include "fs/fuse/place.h"
 #include "fs/fuse/fs.h"
 #include "transports/base/log.h"
+#include "transports/base/vector.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/mount.h>
@@ -16,7 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MOUNTS_BYTES (64UL << 10) /* mostly enough */
+#define MOUNTS_BYTES (64UL << 10) /* of one read; mostly enough for all */
+
+WS_VECTOR(chars, char);
 
 static bool is_mount_of_wsync(const char *path)
 {
@@ -64,7 +67,7 @@ int ws_place_check(const char *at, struct ws_error *err)
     return 0;
 }
 
-/* What is on top there, without a request to whoever serves it. */
+/* The device that is on top there, without a request to the daemon that serves it. */
 static int device_at(const char *path, dev_t *out)
 {
     struct statx st;
@@ -75,7 +78,7 @@ static int device_at(const char *path, dev_t *out)
     return 0;
 }
 
-int ws_place_note(struct ws_place *p, const char *at, int connection)
+int ws_place_record(struct ws_place *p, const char *at, int connection)
 {
     int rc = is_mount_of_wsync(at) ? device_at(at, &p->dev) : -ESTALE;
     if (rc < 0)
@@ -85,14 +88,15 @@ int ws_place_note(struct ws_place *p, const char *at, int connection)
     return 0;
 }
 
-/* Does the kernel still have our file system? Its device number is nobody else's until it has not. */
+/* Does the kernel still have our file system? As long as it has, no other one gets its device number. */
 static bool is_connected(const struct ws_place *p)
 {
     struct pollfd fd = {.fd = p->connection};
     return p->at && poll(&fd, 1, 0) >= 0 && !(fd.revents & (POLLERR | POLLNVAL));
 }
 
-bool ws_place_is_ours(const struct ws_place *p)
+/* Is it on top at its path? */
+static bool is_ours(const struct ws_place *p)
 {
     dev_t dev = 0;
     return is_connected(p) && device_at(p->at, &dev) == 0 && dev == p->dev && is_connected(p);
@@ -121,24 +125,18 @@ static bool is_line_of(const struct ws_place *p, char *line)
 /* From its begin to its end; the caller's. NULL: it cannot be read now. No descriptor is made for it. */
 static char *read_all(int fd)
 {
-    size_t n = 0, room = MOUNTS_BYTES;
-    char *text = lseek(fd, 0, SEEK_SET) == 0 ? malloc(room) : NULL;
-    ssize_t got = text ? 1 : 0;
-    while (text && (got = read(fd, text + n, room - n - 1)) > 0) {
-        n += (size_t)got;
-        room *= n + 1 == room ? 2 : 1;
-        char *more = realloc(text, room);
-        if (!more)
-            free(text);
-        text = more;
+    struct chars text = {0};
+    ssize_t got = lseek(fd, 0, SEEK_SET) == 0 ? 1 : -1;
+    while (got > 0) {
+        got = chars_reserve(&text, MOUNTS_BYTES) == 0 ? read(fd, text.ptr + text.len, MOUNTS_BYTES - 1) : -1;
+        text.len += got > 0 ? (size_t)got : 0;
     }
-    if (text && got < 0) {
-        free(text);
-        text = NULL;
+    if (got < 0) {
+        chars_reset(&text);
+        return NULL;
     }
-    if (text)
-        text[n] = 0;
-    return text;
+    text.ptr[text.len] = 0;
+    return text.ptr;
 }
 
 int ws_place_is_mounted(const struct ws_place *p, int mounts)
@@ -155,7 +153,7 @@ int ws_place_is_mounted(const struct ws_place *p, int mounts)
 
 int ws_place_detach(const struct ws_place *p)
 {
-    if (!ws_place_is_ours(p))
+    if (!is_ours(p))
         return -ENOENT;
     return umount2(p->at, MNT_FORCE | MNT_DETACH) == 0 ? 0 : -errno;
 }
@@ -164,7 +162,7 @@ int ws_place_detach(const struct ws_place *p)
 
 /* What link mode mounts below keeps its mount busy. It is taken away first and, where the mount stays, put
  * back: a copy of it is held meanwhile. -1: there is none. */
-static int take_regions(const char *path, char regions[4200])
+static int detach_regions(const char *path, char regions[4200])
 {
     dev_t outer = 0, inner = 0;
     snprintf(regions, 4200, "%s/" WS_REGIONS_NAME, path);
@@ -181,7 +179,7 @@ static int take_regions(const char *path, char regions[4200])
 static int unmount(const char *path)
 {
     char regions[4200];
-    int tree = take_regions(path, regions);
+    int tree = detach_regions(path, regions);
     int rc = umount2(path, 0) == 0 ? 0 : -errno;
     if (rc < 0 && tree >= 0 &&
         syscall(SYS_move_mount, tree, "", AT_FDCWD, regions, MOVE_MOUNT_F_EMPTY_PATH) != 0)
@@ -213,9 +211,9 @@ int ws_place_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
         if (pid > 0 && waitpid(pid, &status, 0) == pid && status == 0)
             return 0;
     }
-    return rc == 0 ? 0
-                   : ws_error_set(err, -rc, "cannot unmount %s: %s%s", path, strerror(-rc),
-                                  rc == -EBUSY
-                                      ? "; somebody has a file open or stands in it: end that, or use --lazy"
-                                      : "");
+    return rc == 0
+               ? 0
+               : ws_error_set(
+                     err, -rc, "cannot unmount %s: %s%s", path, strerror(-rc),
+                     rc == -EBUSY ? "; a process has a file open or works in it: end it, or use --lazy" : "");
 }

@@ -1,7 +1,7 @@
 /* Place: the folder that a mount is on, and whether what is there is still that mount. A path is only a name:
- * when a mount was detached lazily it lives on while somebody has a file of it open, and its path is a
- * successor's. What is ours is known by its device number, which no other file system has while our
- * connection lives; without a connection there is nothing of ours to touch. */
+ * a mount that was detached lazily lives on while a process has a file of it open, and its path may be a
+ * successor's. The daemon knows its mount by the device number, which no other file system has while the
+ * connection lives; without a connection there is nothing of its own to touch. */
 #ifndef WS_FS_FUSE_PLACE_H
 #define WS_FS_FUSE_PLACE_H
 #include "transports/base/error.h"
@@ -18,9 +18,7 @@ struct ws_place {
  * -ENODEV: no /dev/fuse. */
 WS_MUST_USE int ws_place_check(const char *at, struct ws_error *err);
 /* After the mount: remembers what it is. -errno. */
-WS_MUST_USE int ws_place_note(struct ws_place *p, const char *at, int connection);
-/* Is it on top at its path? */
-bool ws_place_is_ours(const struct ws_place *p);
+WS_MUST_USE int ws_place_record(struct ws_place *p, const char *at, int connection);
 /* Is it at its path at all, on top or below another? 1, 0, or -EAGAIN: that cannot be told now. mounts:
  * /proc/self/mountinfo, which polls as POLLPRI when it has changed. */
 WS_MUST_USE int ws_place_is_mounted(const struct ws_place *p, int mounts);

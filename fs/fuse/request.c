@@ -5,124 +5,125 @@
 
 #define MAX_TRIES 8 /* a version that goes and comes while it is waited for */
 
-void ws_call_start(fuse_req_t req, void (*run)(struct ws_call *), fuse_ino_t ino, const char *name,
-                   size_t size, off_t off, const struct fuse_file_info *fi, bool plus)
+void ws_request_start(fuse_req_t req, void (*run)(struct ws_request *), fuse_ino_t ino, const char *name,
+                      size_t size, off_t off, const struct fuse_file_info *fi, bool plus)
 {
-    struct ws_call *c = calloc(1, sizeof(*c));
-    if (c && name && !(c->name = strdup(name))) {
-        free(c);
-        c = NULL;
+    struct ws_request *rq = calloc(1, sizeof(*rq));
+    if (rq && name && !(rq->name = strdup(name))) {
+        free(rq);
+        rq = NULL;
     }
-    if (!c) {
+    if (!rq) {
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    c->fs = fuse_req_userdata(req);
-    c->req = req;
-    c->run = run;
-    c->ino = ino;
-    c->size = size;
-    c->off = off;
-    c->plus = plus;
+    rq->fs = fuse_req_userdata(req);
+    rq->req = req;
+    rq->run = run;
+    rq->ino = ino;
+    rq->size = size;
+    rq->off = off;
+    rq->plus = plus;
     if (fi)
-        c->fi = *fi;
-    pthread_mutex_init(&c->lock, NULL);
-    c->refs = 1;
-    run(c);
+        rq->fi = *fi;
+    pthread_mutex_init(&rq->lock, NULL);
+    rq->refs = 1;
+    run(rq);
 }
 
-static void unref(struct ws_call *c)
+static void unref(struct ws_request *rq)
 {
-    pthread_mutex_lock(&c->lock);
-    int left = --c->refs;
-    pthread_mutex_unlock(&c->lock);
+    pthread_mutex_lock(&rq->lock);
+    int left = --rq->refs;
+    pthread_mutex_unlock(&rq->lock);
     if (left > 0)
         return;
-    if (c->held)
-        ws_version_put(c->held);
-    pthread_mutex_destroy(&c->lock);
-    free(c->name);
-    free(c);
+    if (rq->waited_for)
+        ws_version_put(rq->waited_for);
+    pthread_mutex_destroy(&rq->lock);
+    free(rq->name);
+    free(rq);
 }
 
-void ws_call_end(struct ws_call *c)
+void ws_request_end(struct ws_request *rq)
 {
-    unref(c);
+    unref(rq);
 }
 
-void ws_call_error(struct ws_call *c, int code)
+void ws_request_error(struct ws_request *rq, int code)
 {
-    fuse_reply_err(c->req, code);
-    ws_call_end(c);
+    fuse_reply_err(rq->req, code);
+    ws_request_end(rq);
 }
 
 /* libfuse runs this under the request's lock; taking the handler away waits for it. */
 static void on_interrupt(fuse_req_t req, void *arg)
 {
-    struct ws_call *c = arg;
+    struct ws_request *rq = arg;
     (void)req;
-    pthread_mutex_lock(&c->lock);
+    pthread_mutex_lock(&rq->lock);
     bool ours = false;
-    if (c->phase == WS_CALL_STARTING) {
-        c->interrupted = true;
-    } else if (c->phase == WS_CALL_PARKED && ws_wait_cancel(&c->wait)) {
-        c->phase = WS_CALL_FINISHED;
+    if (rq->phase == WS_REQUEST_STARTING) {
+        rq->interrupted = true;
+    } else if (rq->phase == WS_REQUEST_PARKED && ws_waiter_cancel(&rq->wait)) {
+        rq->phase = WS_REQUEST_FINISHED;
         ours = true;
     }
-    pthread_mutex_unlock(&c->lock);
+    pthread_mutex_unlock(&rq->lock);
     if (ours)
-        ws_call_error(c, EINTR);
+        ws_request_error(rq, EINTR);
 }
 
-static void on_done(struct ws_wait *w, int result)
+static void on_done(struct ws_waiter *w, int result)
 {
-    struct ws_call *c = (struct ws_call *)(void *)((char *)w - offsetof(struct ws_call, wait));
-    pthread_mutex_lock(&c->lock);
-    c->phase = WS_CALL_FINISHED;
-    pthread_mutex_unlock(&c->lock);
-    fuse_req_interrupt_func(c->req, NULL, NULL);
+    struct ws_request *rq = (struct ws_request *)(void *)((char *)w - offsetof(struct ws_request, wait));
+    pthread_mutex_lock(&rq->lock);
+    rq->phase = WS_REQUEST_FINISHED;
+    pthread_mutex_unlock(&rq->lock);
+    fuse_req_interrupt_func(rq->req, NULL, NULL);
     if (result < 0)
-        ws_call_error(c, -result);
+        ws_request_error(rq, -result);
     else
-        c->run(c);
+        rq->run(rq);
 }
 
-void ws_call_park(struct ws_call *c, struct ws_version *v, size_t file, size_t first, size_t n,
-                  unsigned timeout_ms)
+void ws_request_park(struct ws_request *rq, struct ws_version *v, size_t file, size_t first, size_t n,
+                     unsigned timeout_ms)
 {
-    if (++c->tries > MAX_TRIES) {
-        ws_call_error(c, EIO);
+    if (++rq->tries > MAX_TRIES) {
+        ws_request_error(rq, EIO);
         return;
     }
-    pthread_mutex_lock(&c->lock);
-    struct ws_version *before = c->held;
-    c->held = ws_version_get(v);
-    c->wait = (struct ws_wait){.done = on_done};
-    c->phase = WS_CALL_STARTING;
-    c->interrupted = false;
-    const unsigned generation = ++c->generation;
-    c->refs++; /* until this function is through: done may come at once */
-    pthread_mutex_unlock(&c->lock);
+    pthread_mutex_lock(&rq->lock);
+    struct ws_version *before = rq->waited_for;
+    rq->waited_for = ws_version_get(v);
+    rq->wait = (struct ws_waiter){.done = on_done};
+    rq->phase = WS_REQUEST_STARTING;
+    rq->interrupted = false;
+    const unsigned generation = ++rq->generation;
+    rq->refs++; /* until this function is through: done may come at once */
+    pthread_mutex_unlock(&rq->lock);
     if (before)
         ws_version_put(before);
-    fuse_req_interrupt_func(c->req, on_interrupt, c);
-    int here = ws_version_wait(v, file, first, n, timeout_ms, &c->wait);
+    fuse_req_interrupt_func(rq->req, on_interrupt, rq);
+    int here = ws_version_await(v, file, first, n, timeout_ms, &rq->wait);
     bool interrupted = false;
-    pthread_mutex_lock(&c->lock);
-    if (here == 0 && c->generation == generation && c->phase == WS_CALL_STARTING) {
-        c->phase = WS_CALL_PARKED;
-        interrupted = c->interrupted && ws_wait_cancel(&c->wait);
+    pthread_mutex_lock(&rq->lock);
+    if (here == 0 && rq->generation == generation && rq->phase == WS_REQUEST_STARTING) {
+        rq->phase = WS_REQUEST_PARKED;
+        interrupted = rq->interrupted && ws_waiter_cancel(&rq->wait);
         if (interrupted)
-            c->phase = WS_CALL_FINISHED;
+            rq->phase = WS_REQUEST_FINISHED;
     }
-    pthread_mutex_unlock(&c->lock);
+    pthread_mutex_unlock(&rq->lock);
     if (here != 0 || interrupted)
-        fuse_req_interrupt_func(c->req, NULL, NULL);
+        fuse_req_interrupt_func(rq->req, NULL, NULL);
     if (interrupted)
-        ws_call_error(c, EINTR);
+        ws_request_error(rq, EINTR);
     else if (here > 0)
-        c->run(c);
+        rq->run(rq);
     else if (here < 0)
-        ws_call_error(c, -here);
-    unref(c); /* NOLINT(clang-analyzer-unix.Malloc): the reference taken above, not the one that just ended */
+        ws_request_error(rq, -here);
+    unref(
+        rq); /* NOLINT(clang-analyzer-unix.Malloc): the reference taken above, not the one that just ended */
 }

@@ -82,7 +82,7 @@ static void match_id(void *arg, struct ws_model *m)
         s->found = ws_model_get(m);
 }
 
-int ws_tree_node_of(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
+int ws_tree_node_get(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
 {
     *out = (struct ws_tree_node){.ino = ino, .kind = ws_ino_kind(ino), .index = ws_ino_index(ino)};
     switch (out->kind) {
@@ -99,7 +99,7 @@ int ws_tree_node_of(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
         return s.found ? 0 : -ENOENT;
     }
     default:
-        out->version = ws_version_by_id(fs->store, ws_ino_id(ino));
+        out->version = ws_version_by_serial(fs->store, ws_ino_id(ino));
         return out->version ? 0 : -ENOENT;
     }
 }
@@ -125,7 +125,7 @@ int ws_tree_node_target(struct ws_fs *fs, const struct ws_tree_node *n, char *ou
 {
     if (n->kind == WS_KIND_LINK) {
         char name[64];
-        int rc = ws_vnode_link(fs, n->version, n->index, name);
+        int rc = ws_version_cache_link(fs, n->version, n->index, name);
         if (rc < 0)
             return rc;
         snprintf(out, cap, "../../" WS_REGIONS_NAME "/%s", name);
@@ -171,14 +171,14 @@ static int file_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat
 
 static int tensor_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat *st)
 {
-    struct ws_vnode *vnode;
+    struct ws_version_cache *cache;
     size_t file;
-    int rc = ws_vnode_tensors(fs, n->version, &vnode);
+    int rc = ws_version_cache_tensors(fs, n->version, &cache);
     if (rc < 0)
         return rc == -EAGAIN ? -ENOENT : rc;
-    if (n->index >= vnode->n_tensors)
+    if (n->index >= cache->n_tensors)
         return -ENOENT;
-    const struct ws_tensor *t = ws_vnode_tensor(n->version, vnode, n->index, &file);
+    const struct ws_tensor *t = ws_version_cache_tensor(n->version, cache, n->index, &file);
     st->st_mode = S_IFREG | fs->options.mode;
     st->st_size = (off_t)(t->end - t->begin);
     return 0;
@@ -241,24 +241,24 @@ static const struct view_name *find_view(const struct view_name *views, size_t n
  * written or truncated, and a second writer, or a cancel, could not even ask while the first command runs. */
 static fuse_ino_t view_ino(struct ws_fs *fs, uint64_t id, enum ws_tree_kind kind, enum ws_view view)
 {
-    uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->turns, 1) & 0xFFFFFF : 0;
+    uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->lookup_generation, 1) & 0xFFFFFF : 0;
     return ws_ino(id, kind, turn << 8 | view);
 }
 
-static int child_of_root(struct ws_call *c, const char *name, fuse_ino_t *ino, double *timeout)
+static int child_of_root(struct ws_request *rq, const char *name, fuse_ino_t *ino, double *timeout)
 {
     const struct view_name *v = FIND_VIEW(root_views, name);
     *timeout = 0;
     if (v) {
-        *ino = view_ino(c->fs, 0, WS_KIND_ROOT_VIEW, v->view);
+        *ino = view_ino(rq->fs, 0, WS_KIND_ROOT_VIEW, v->view);
         return 0;
     }
-    if (c->fs->reads == WS_READS_LINK && strcmp(name, WS_REGIONS_NAME) == 0) {
+    if (rq->fs->reads == WS_READS_LINK && strcmp(name, WS_REGIONS_NAME) == 0) {
         *ino = ws_ino(0, WS_KIND_REGIONS, 0);
         *timeout = WS_FOREVER; /* a file system is mounted on it */
         return 0;
     }
-    struct ws_model *m = ws_store_find(c->fs->store, name);
+    struct ws_model *m = ws_store_find(rq->fs->store, name);
     if (!m)
         return -ENOENT;
     *ino = ws_ino(ws_model_id(m), WS_KIND_MODEL, 0);
@@ -266,10 +266,10 @@ static int child_of_root(struct ws_call *c, const char *name, fuse_ino_t *ino, d
     return 0;
 }
 
-unsigned ws_meta_ms(const struct ws_fs *fs, struct ws_version *v)
+unsigned ws_tree_meta_ms(const struct ws_fs *fs, struct ws_version *v)
 {
-    return ws_version_is_to_be_made(v) && fs->options.deadline_ms > WS_META_MS ? fs->options.deadline_ms
-                                                                               : WS_META_MS;
+    return ws_version_needs_assembly(v) && fs->options.deadline_ms > WS_META_MS ? fs->options.deadline_ms
+                                                                                : WS_META_MS;
 }
 
 static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name, fuse_ino_t *ino,
@@ -295,64 +295,65 @@ static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name
     struct ws_version *v = ws_version_find(m, name, &err);
     if (!v)
         return -ENOENT;
-    *ino = ws_ino(ws_version_id(v), WS_KIND_VERSION, 0);
+    *ino = ws_ino(ws_version_serial(v), WS_KIND_VERSION, 0);
     ws_version_put(v);
     return 0;
 }
 
-fuse_ino_t ws_file_ino(struct ws_fs *fs, struct ws_version *v, size_t file)
+/* The inode of a version's file: FILE, FILL or LINK, by what is here and by the mode. */
+static fuse_ino_t file_ino(struct ws_fs *fs, struct ws_version *v, size_t file)
 {
     char name[64];
     bool complete = ws_version_is_complete(v);
     enum ws_tree_kind kind = WS_KIND_FILE;
-    if (complete && atomic_load(&fs->has_links) && ws_vnode_link(fs, v, file, name) == 0)
+    if (complete && atomic_load(&fs->has_links) && ws_version_cache_link(fs, v, file, name) == 0)
         kind = WS_KIND_LINK;
     else if (!complete && (fs->options.open == WS_OPEN_STREAM || fs->reads == WS_READS_LINK))
         kind = WS_KIND_FILL;
-    return ws_ino(ws_version_id(v), kind, file);
+    return ws_ino(ws_version_serial(v), kind, file);
 }
 
-static int child_of_version(struct ws_call *c, struct ws_version *v, const char *name, fuse_ino_t *ino,
+static int child_of_version(struct ws_request *rq, struct ws_version *v, const char *name, fuse_ino_t *ino,
                             double *timeout)
 {
     if (strcmp(name, TENSORS) == 0 || strcmp(name, META) == 0) {
-        *ino = ws_ino(ws_version_id(v), name[0] == '.' ? WS_KIND_META : WS_KIND_TENSORS, 0);
+        *ino = ws_ino(ws_version_serial(v), name[0] == '.' ? WS_KIND_META : WS_KIND_TENSORS, 0);
         *timeout = WS_FOREVER;
         return 0;
     }
     if (!ws_version_has_manifest(v)) {
-        ws_call_park(c, v, 0, 0, 0, ws_meta_ms(c->fs, v));
+        ws_request_park(rq, v, 0, 0, 0, ws_tree_meta_ms(rq->fs, v));
         return 1;
     }
     const struct ws_manifest *m = ws_version_manifest(v, NULL);
-    const struct ws_bundle_file *f = m ? ws_manifest_find(m, name) : NULL;
+    const struct ws_manifest_file *f = m ? ws_manifest_find(m, name) : NULL;
     if (!f)
         return -ENOENT;
-    *ino = ws_file_ino(c->fs, v, (size_t)(f - m->files));
+    *ino = file_ino(rq->fs, v, (size_t)(f - m->files));
     /* A name that fills is looked up each time, so that the next lookup finds what it became. */
     *timeout = ws_ino_kind(*ino) == WS_KIND_FILL || !ws_version_is_complete(v) ? 0 : WS_FOREVER;
     return 0;
 }
 
-static int child_of_tensors(struct ws_call *c, struct ws_version *v, const char *name, fuse_ino_t *ino,
+static int child_of_tensors(struct ws_request *rq, struct ws_version *v, const char *name, fuse_ino_t *ino,
                             double *timeout)
 {
-    struct ws_vnode *n = NULL;
+    struct ws_version_cache *vc = NULL;
     if (!ws_version_has_manifest(v)) {
-        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, ws_meta_ms(c->fs, v));
+        ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, ws_tree_meta_ms(rq->fs, v));
         return 1;
     }
-    int rc = ws_vnode_tensors(c->fs, v, &n);
+    int rc = ws_version_cache_tensors(rq->fs, v, &vc);
     if (rc == -EAGAIN) {
-        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, ws_meta_ms(c->fs, v));
+        ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, ws_tree_meta_ms(rq->fs, v));
         return 1;
     }
     if (rc < 0)
         return rc;
-    long i = ws_vnode_find(v, n, name);
+    long i = ws_version_cache_find(v, vc, name);
     if (i < 0)
         return -ENOENT;
-    *ino = ws_ino(ws_version_id(v), WS_KIND_TENSOR, (uint64_t)i);
+    *ino = ws_ino(ws_version_serial(v), WS_KIND_TENSOR, (uint64_t)i);
     *timeout = WS_FOREVER;
     return 0;
 }
@@ -360,26 +361,26 @@ static int child_of_tensors(struct ws_call *c, struct ws_version *v, const char 
 /* Is it there? What is shared on GPUs comes and goes. */
 static bool has_view(struct ws_version *v, enum ws_view view)
 {
-    return view != WS_VIEW_CUDA_IPC || ws_version_is_on_gpus(v);
+    return view != WS_VIEW_CUDA_IPC || ws_cuda_ipc_file_exists(v);
 }
 
-int ws_tree_node_child(struct ws_call *c, const struct ws_tree_node *p, const char *name, fuse_ino_t *ino,
+int ws_tree_node_child(struct ws_request *rq, const struct ws_tree_node *p, const char *name, fuse_ino_t *ino,
                        double *timeout)
 {
     switch (p->kind) {
     case WS_KIND_ROOT:
-        return child_of_root(c, name, ino, timeout);
+        return child_of_root(rq, name, ino, timeout);
     case WS_KIND_MODEL:
-        return child_of_model(c->fs, p->model, name, ino, timeout);
+        return child_of_model(rq->fs, p->model, name, ino, timeout);
     case WS_KIND_VERSION:
-        return child_of_version(c, p->version, name, ino, timeout);
+        return child_of_version(rq, p->version, name, ino, timeout);
     case WS_KIND_TENSORS:
-        return child_of_tensors(c, p->version, name, ino, timeout);
+        return child_of_tensors(rq, p->version, name, ino, timeout);
     case WS_KIND_META: {
         const struct view_name *v = FIND_VIEW(meta_views, name);
         if (!v || !has_view(p->version, v->view))
             return -ENOENT;
-        *ino = ws_ino(ws_version_id(p->version), WS_KIND_META_VIEW, v->view);
+        *ino = ws_ino(ws_version_serial(p->version), WS_KIND_META_VIEW, v->view);
         *timeout = v->view == WS_VIEW_CUDA_IPC ? 0 : WS_FOREVER;
         return 0;
     }
@@ -407,7 +408,7 @@ static void list_version(void *arg, struct ws_version *v)
     char name[WS_MAX_NAME + 1];
     ws_version_name(v, name);
     if (name[0])
-        l->visit(l->arg, name, ws_ino(ws_version_id(v), WS_KIND_VERSION, 0));
+        l->visit(l->arg, name, ws_ino(ws_version_serial(v), WS_KIND_VERSION, 0));
 }
 
 static void list_model_folder(struct ws_model *m, struct listing *l)
@@ -425,58 +426,58 @@ static void list_model_folder(struct ws_model *m, struct listing *l)
     ws_model_each(m, list_version, l);
 }
 
-static int list_version_folder(struct ws_call *c, struct ws_version *v, struct listing *l)
+static int list_version_folder(struct ws_request *rq, struct ws_version *v, struct listing *l)
 {
     if (!ws_version_has_manifest(v)) {
-        ws_call_park(c, v, 0, 0, 0, ws_meta_ms(c->fs, v));
+        ws_request_park(rq, v, 0, 0, 0, ws_tree_meta_ms(rq->fs, v));
         return 1;
     }
     const struct ws_manifest *m = ws_version_manifest(v, NULL);
     for (size_t i = 0; m && i < m->n_files; i++)
-        l->visit(l->arg, m->files[i].name, ws_file_ino(c->fs, v, i));
-    l->visit(l->arg, TENSORS, ws_ino(ws_version_id(v), WS_KIND_TENSORS, 0));
-    l->visit(l->arg, META, ws_ino(ws_version_id(v), WS_KIND_META, 0));
+        l->visit(l->arg, m->files[i].name, file_ino(rq->fs, v, i));
+    l->visit(l->arg, TENSORS, ws_ino(ws_version_serial(v), WS_KIND_TENSORS, 0));
+    l->visit(l->arg, META, ws_ino(ws_version_serial(v), WS_KIND_META, 0));
     return 0;
 }
 
-static int list_tensors(struct ws_call *c, struct ws_version *v, struct listing *l)
+static int list_tensors(struct ws_request *rq, struct ws_version *v, struct listing *l)
 {
-    struct ws_vnode *n = NULL;
-    int rc = ws_version_has_manifest(v) ? ws_vnode_tensors(c->fs, v, &n) : -EAGAIN;
+    struct ws_version_cache *vc = NULL;
+    int rc = ws_version_has_manifest(v) ? ws_version_cache_tensors(rq->fs, v, &vc) : -EAGAIN;
     if (rc == -EAGAIN) {
-        ws_call_park(c, v, WS_FILE_HEADERS, 0, 0, ws_meta_ms(c->fs, v));
+        ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, ws_tree_meta_ms(rq->fs, v));
         return 1;
     }
-    for (size_t i = 0; rc == 0 && i < n->n_tensors; i++) {
+    for (size_t i = 0; rc == 0 && i < vc->n_tensors; i++) {
         char name[WS_MAX_NAME + 1];
         size_t file;
-        ws_name_to_file(ws_vnode_tensor(v, n, i, &file)->name, name);
-        l->visit(l->arg, name, ws_ino(ws_version_id(v), WS_KIND_TENSOR, i));
+        ws_name_to_file(ws_version_cache_tensor(v, vc, i, &file)->name, name);
+        l->visit(l->arg, name, ws_ino(ws_version_serial(v), WS_KIND_TENSOR, i));
     }
     return rc;
 }
 
-int ws_tree_node_list(struct ws_call *c, const struct ws_tree_node *n, ws_visit_name *visit, void *arg)
+int ws_tree_node_list(struct ws_request *rq, const struct ws_tree_node *n, ws_visit_name *visit, void *arg)
 {
     struct listing l = {visit, arg};
     switch (n->kind) {
     case WS_KIND_ROOT:
         for (size_t i = 0; i < sizeof(root_views) / sizeof(root_views[0]); i++)
             visit(arg, root_views[i].name, ws_ino(0, WS_KIND_ROOT_VIEW, root_views[i].view));
-        ws_store_each(c->fs->store, list_model, &l);
+        ws_store_each(rq->fs->store, list_model, &l);
         return 0;
     case WS_KIND_MODEL:
         list_model_folder(n->model, &l);
         return 0;
     case WS_KIND_VERSION:
-        return list_version_folder(c, n->version, &l);
+        return list_version_folder(rq, n->version, &l);
     case WS_KIND_TENSORS:
-        return list_tensors(c, n->version, &l);
+        return list_tensors(rq, n->version, &l);
     case WS_KIND_META:
         for (size_t i = 0; i < sizeof(meta_views) / sizeof(meta_views[0]); i++)
             if (has_view(n->version, meta_views[i].view))
                 visit(arg, meta_views[i].name,
-                      ws_ino(ws_version_id(n->version), WS_KIND_META_VIEW, meta_views[i].view));
+                      ws_ino(ws_version_serial(n->version), WS_KIND_META_VIEW, meta_views[i].view));
         return 0;
     case WS_KIND_REGIONS:
         return 0;

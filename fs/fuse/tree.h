@@ -14,27 +14,25 @@ struct ws_tree_node {
     struct ws_version *version; /* version kinds */
 };
 /* -ENOENT: what it led to is gone. */
-WS_MUST_USE int ws_tree_node_of(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out);
+WS_MUST_USE int ws_tree_node_get(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out);
 void ws_tree_node_release(struct ws_tree_node *n);
 /* Attributes; *timeout in seconds. */
 WS_MUST_USE int ws_tree_node_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat *st,
                                   double *timeout);
-/* The child of a folder. What a version's folder needs may not be here: then it parks the call and returns 1.
+/* The child of a folder. Where the version's names are not here yet this parks the request and returns 1.
  * -ENOENT. *timeout is the name's. */
-WS_MUST_USE int ws_tree_node_child(struct ws_call *c, const struct ws_tree_node *parent, const char *name,
+WS_MUST_USE int ws_tree_node_child(struct ws_request *rq, const struct ws_tree_node *parent, const char *name,
                                    fuse_ino_t *ino, double *timeout);
 /* Calls visit for each name of a folder but . and ..; parks like ws_tree_node_child. */
 typedef void ws_visit_name(void *arg, const char *name, fuse_ino_t ino);
-WS_MUST_USE int ws_tree_node_list(struct ws_call *c, const struct ws_tree_node *n, ws_visit_name *visit,
+WS_MUST_USE int ws_tree_node_list(struct ws_request *rq, const struct ws_tree_node *n, ws_visit_name *visit,
                                   void *arg);
 /* Target of a link. */
 WS_MUST_USE int ws_tree_node_target(struct ws_fs *fs, const struct ws_tree_node *n, char *out, size_t cap);
 bool ws_view_is_written(enum ws_view view);       /* may it be opened for writing? */
 mode_t ws_tree_kind_type(enum ws_tree_kind kind); /* S_IFDIR, S_IFREG or S_IFLNK */
-/* The version folder's ino for a file: FILE, FILL or LINK, by what is here and by the mode. */
-fuse_ino_t ws_file_ino(struct ws_fs *fs, struct ws_version *v, size_t file);
 
 /* How long a look at names and sizes waits: as long as a read where the version has to be made first. */
-unsigned ws_meta_ms(const struct ws_fs *fs, struct ws_version *v);
+unsigned ws_tree_meta_ms(const struct ws_fs *fs, struct ws_version *v);
 
 #endif

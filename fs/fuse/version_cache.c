@@ -30,7 +30,7 @@ static void backing_close(struct ws_fs *fs, int id)
     (void)ioctl(fuse_session_fd(fs->session), BACKING_CLOSE, &n);
 }
 
-int ws_backing_probe(struct ws_fs *fs)
+int ws_version_cache_probe(struct ws_fs *fs)
 {
     struct ws_region *r;
     struct ws_error err = {0};
@@ -50,41 +50,42 @@ int ws_backing_probe(struct ws_fs *fs)
     return rc;
 }
 
-/* --- vnodes --- */
+/* --- the caches --- */
 
-static struct ws_vnode *find(struct ws_fs *fs, uint64_t id)
+static struct ws_version_cache *find(struct ws_fs *fs, uint64_t id)
 {
-    struct ws_vnode *n = fs->vnodes;
-    while (n && n->id != id)
-        n = n->next;
-    return n;
+    struct ws_version_cache *vc = fs->version_caches;
+    while (vc && vc->id != id)
+        vc = vc->next;
+    return vc;
 }
 
-struct ws_vnode *ws_vnode_of(struct ws_fs *fs, struct ws_version *v)
+/* The version's cache, made at need (its manifest must be here); NULL: no memory. Lives until release. */
+static struct ws_version_cache *get(struct ws_fs *fs, struct ws_version *v)
 {
     const struct ws_manifest *m = ws_version_has_manifest(v) ? ws_version_manifest(v, NULL) : NULL;
     if (!m)
         return NULL;
     pthread_mutex_lock(&fs->lock);
-    struct ws_vnode *n = find(fs, ws_version_id(v));
-    if (!n && (n = calloc(1, sizeof(*n)))) {
-        n->id = ws_version_id(v);
-        n->n_files = m->n_files;
-        n->backing = calloc(m->n_files + 1, sizeof(*n->backing));
-        n->linked = calloc(m->n_files + 1, sizeof(*n->linked));
-        pthread_mutex_init(&n->lock, NULL);
-        if (n->backing && n->linked) {
-            n->next = fs->vnodes;
-            fs->vnodes = n;
+    struct ws_version_cache *vc = find(fs, ws_version_serial(v));
+    if (!vc && (vc = calloc(1, sizeof(*vc)))) {
+        vc->id = ws_version_serial(v);
+        vc->n_files = m->n_files;
+        vc->backing = calloc(m->n_files + 1, sizeof(*vc->backing));
+        vc->linked = calloc(m->n_files + 1, sizeof(*vc->linked));
+        pthread_mutex_init(&vc->lock, NULL);
+        if (vc->backing && vc->linked) {
+            vc->next = fs->version_caches;
+            fs->version_caches = vc;
         } else {
-            free(n->backing);
-            free(n->linked);
-            free(n);
-            n = NULL;
+            free(vc->backing);
+            free(vc->linked);
+            free(vc);
+            vc = NULL;
         }
     }
     pthread_mutex_unlock(&fs->lock);
-    return n;
+    return vc;
 }
 
 static void link_name(char out[64], uint64_t id, size_t file)
@@ -92,69 +93,69 @@ static void link_name(char out[64], uint64_t id, size_t file)
     snprintf(out, 64, "%llu-%zu", (unsigned long long)id, file);
 }
 
-static void free_vnode(struct ws_fs *fs, struct ws_vnode *n)
+static void free_cache(struct ws_fs *fs, struct ws_version_cache *vc)
 {
-    for (size_t i = 0; i < n->n_files; i++) {
+    for (size_t i = 0; i < vc->n_files; i++) {
         char name[64];
-        if (n->backing[i] > 0)
-            backing_close(fs, n->backing[i]);
-        link_name(name, n->id, i);
-        if (n->linked[i])
+        if (vc->backing[i] > 0)
+            backing_close(fs, vc->backing[i]);
+        link_name(name, vc->id, i);
+        if (vc->linked[i])
             (void)unlinkat(ws_region_tmpfs(), name, 0);
     }
-    pthread_mutex_destroy(&n->lock);
-    free(n->backing);
-    free(n->linked);
-    free(n->tensors);
-    free(n);
+    pthread_mutex_destroy(&vc->lock);
+    free(vc->backing);
+    free(vc->linked);
+    free(vc->tensors);
+    free(vc);
 }
 
-void ws_vnode_release(void *arg, struct ws_version *v)
+void ws_version_cache_release(void *arg, struct ws_version *v)
 {
     struct ws_fs *fs = arg;
-    struct ws_vnode **at, *n = NULL;
+    struct ws_version_cache **at, *vc = NULL;
     char name[WS_MAX_NAME + 1];
     ws_version_name(v, name);
-    ws_notify_gone(fs, ws_model_id(ws_version_model(v)), name);
+    ws_invalidate_version(fs, ws_model_id(ws_version_model(v)), name);
     pthread_mutex_lock(&fs->lock);
-    for (at = &fs->vnodes; *at && (*at)->id != ws_version_id(v); at = &(*at)->next)
+    for (at = &fs->version_caches; *at && (*at)->id != ws_version_serial(v); at = &(*at)->next)
         ;
     if (*at) {
-        n = *at;
-        *at = n->next;
+        vc = *at;
+        *at = vc->next;
     }
     pthread_mutex_unlock(&fs->lock);
-    if (n)
-        free_vnode(fs, n);
+    if (vc)
+        free_cache(fs, vc);
 }
 
-void ws_vnode_free_all(struct ws_fs *fs)
+void ws_version_cache_free_all(struct ws_fs *fs)
 {
-    while (fs->vnodes) {
-        struct ws_vnode *n = fs->vnodes;
-        fs->vnodes = n->next;
-        free_vnode(fs, n);
+    while (fs->version_caches) {
+        struct ws_version_cache *vc = fs->version_caches;
+        fs->version_caches = vc->next;
+        free_cache(fs, vc);
     }
 }
 
 /* --- passthrough and links --- */
 
-int ws_vnode_backing(struct ws_fs *fs, struct ws_version *v, size_t file)
+int ws_version_cache_backing(struct ws_fs *fs, struct ws_version *v, size_t file)
 {
-    struct ws_vnode *n = ws_vnode_of(fs, v);
+    struct ws_version_cache *vc = get(fs, v);
     struct ws_region *region = ws_version_region(v, file);
     struct ws_error err = {0};
     int id, fd = -1;
-    if (!n || !region)
+    if (!vc || !region)
         return -EIO;
     pthread_mutex_lock(&fs->lock); /* the ioctl does not sleep: a second id for one inode would be an error */
-    id = n->backing[file];
+    id = vc->backing[file];
     if (id == 0) {
         bool ours = ws_region_kind(region) != WS_REGION_IMPORTED;
         int rc = ours ? ws_region_open(region, WS_REGION_READ, &fd, &err) : 0;
         id = rc < 0 ? rc : backing_open(fs, ours ? fd : ws_region_fd(region));
         if (id > 0)
-            n->backing[file] = id;
+            vc->backing[file] = id;
     }
     pthread_mutex_unlock(&fs->lock);
     if (fd >= 0)
@@ -164,17 +165,17 @@ int ws_vnode_backing(struct ws_fs *fs, struct ws_version *v, size_t file)
     return id;
 }
 
-int ws_vnode_link(struct ws_fs *fs, struct ws_version *v, size_t file, char out[64])
+int ws_version_cache_link(struct ws_fs *fs, struct ws_version *v, size_t file, char out[64])
 {
-    struct ws_vnode *n = ws_vnode_of(fs, v);
+    struct ws_version_cache *vc = get(fs, v);
     struct ws_region *region = ws_version_region(v, file);
-    if (!n || !region || ws_region_tmpfs() < 0 || ws_region_kind(region) != WS_REGION_TMPFS_HUGE)
+    if (!vc || !region || ws_region_tmpfs() < 0 || ws_region_kind(region) != WS_REGION_TMPFS_HUGE)
         return -EXDEV;
-    link_name(out, n->id, file);
+    link_name(out, vc->id, file);
     pthread_mutex_lock(&fs->lock);
-    int rc = n->linked[file] ? 0 : ws_region_link(region, ws_region_tmpfs(), out);
+    int rc = vc->linked[file] ? 0 : ws_region_link(region, ws_region_tmpfs(), out);
     if (rc == 0)
-        n->linked[file] = true;
+        vc->linked[file] = true;
     pthread_mutex_unlock(&fs->lock);
     return rc;
 }
@@ -194,7 +195,7 @@ static int compare(const void *x, const void *y, void *arg)
     return strcmp(a, b);
 }
 
-static int make_table(struct ws_version *v, struct ws_vnode *n)
+static int make_table(struct ws_version *v, struct ws_version_cache *vc)
 {
     const struct ws_manifest *m = ws_version_manifest(v, NULL);
     struct ws_error err;
@@ -214,39 +215,39 @@ static int make_table(struct ws_version *v, struct ws_vnode *n)
             table[k++] = (struct ws_tensor_ref){(uint32_t)i, (uint32_t)t};
     }
     qsort_r(table, total, sizeof(table[0]), compare, v);
-    n->n_tensors = total;
-    __atomic_store_n(&n->tensors, table, __ATOMIC_RELEASE);
+    vc->n_tensors = total;
+    __atomic_store_n(&vc->tensors, table, __ATOMIC_RELEASE);
     return 0;
 }
 
-int ws_vnode_tensors(struct ws_fs *fs, struct ws_version *v, struct ws_vnode **out)
+int ws_version_cache_tensors(struct ws_fs *fs, struct ws_version *v, struct ws_version_cache **out)
 {
-    struct ws_vnode *n = ws_vnode_of(fs, v);
-    if (!n)
+    struct ws_version_cache *vc = get(fs, v);
+    if (!vc)
         return -ENOMEM;
-    *out = n;
-    if (__atomic_load_n(&n->tensors, __ATOMIC_ACQUIRE))
+    *out = vc;
+    if (__atomic_load_n(&vc->tensors, __ATOMIC_ACQUIRE))
         return 0;
-    pthread_mutex_lock(&n->lock);
-    int rc = n->tensors ? 0 : make_table(v, n);
-    pthread_mutex_unlock(&n->lock);
+    pthread_mutex_lock(&vc->lock);
+    int rc = vc->tensors ? 0 : make_table(v, vc);
+    pthread_mutex_unlock(&vc->lock);
     return rc;
 }
 
-const struct ws_tensor *ws_vnode_tensor(struct ws_version *v, const struct ws_vnode *n, size_t i,
-                                        size_t *file)
+const struct ws_tensor *ws_version_cache_tensor(struct ws_version *v, const struct ws_version_cache *vc,
+                                                size_t i, size_t *file)
 {
-    *file = n->tensors[i].file;
-    return tensor_at(v, &n->tensors[i]);
+    *file = vc->tensors[i].file;
+    return tensor_at(v, &vc->tensors[i]);
 }
 
-long ws_vnode_find(struct ws_version *v, const struct ws_vnode *n, const char *name)
+long ws_version_cache_find(struct ws_version *v, const struct ws_version_cache *vc, const char *name)
 {
-    size_t low = 0, high = n->n_tensors;
+    size_t low = 0, high = vc->n_tensors;
     char file[WS_MAX_NAME + 1];
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        ws_name_to_file(tensor_at(v, &n->tensors[mid])->name, file);
+        ws_name_to_file(tensor_at(v, &vc->tensors[mid])->name, file);
         int c = strcmp(file, name);
         if (c == 0)
             return (long)mid;

@@ -8,29 +8,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct rounds {
-    struct ws_route *route;
+struct broadcast {
+    struct ws_source_select *selection;
     struct ws_version *version;
     const struct ws_manifest *manifest;
-    struct ws_leg leg;
+    struct ws_source_attempt attempt;
     unsigned n_bad;
     uint64_t bytes;
 };
 
 static bool wants(void *arg, size_t file, size_t block)
 {
-    const struct rounds *b = arg;
+    const struct broadcast *b = arg;
 
     return !ws_content_has(b->version, file, block, 1);
 }
 
-/* One that is not the manifest's is wanted again, by the next round or by the transfer. */
+/* A block with other bytes than the manifest's is fetched again, by the next round or by the transfer. */
 static int on_block(void *arg, size_t file, size_t block, uint64_t hash)
 {
-    struct rounds *b = arg;
+    struct broadcast *b = arg;
     struct ws_version *v = b->version;
-    const struct ws_bundle_file *f = &b->manifest->files[file];
-    const uint64_t len = ws_block_len(f, block);
+    const struct ws_manifest_file *f = &b->manifest->files[file];
+    const uint64_t len = ws_manifest_block_bytes(f, block);
 
     atomic_fetch_add(&v->moved_bytes, len);
     atomic_fetch_add(&v->store->moved_bytes, len);
@@ -43,12 +43,12 @@ static int on_block(void *arg, size_t file, size_t block, uint64_t hash)
         ws_content_arrived(v, file, block);
         b->bytes += len;
     }
-    ws_route_progress(b->route, &b->leg);
-    ws_waits_answer(v);
+    ws_source_select_progress(b->selection, &b->attempt);
+    ws_waiters_wake(v);
     return 0;
 }
 
-static bool is_missing_any(const struct rounds *b)
+static bool is_missing_any(const struct broadcast *b)
 {
     for (size_t i = 0; i < b->manifest->n_files; i++)
         if (!ws_content_has(b->version, i, 0, b->manifest->files[i].n_blocks))
@@ -56,49 +56,50 @@ static bool is_missing_any(const struct rounds *b)
     return false;
 }
 
-/* Is there a source by a strategy that comes first? */
-static bool has_better(struct ws_route *r)
+/* Is there a source by a strategy that is before broadcast in the list? */
+static bool has_better(struct ws_source_select *sel)
 {
-    struct ws_leg leg = {.whole = true};
+    struct ws_source_attempt attempt = {.needs_whole = true};
 
-    if (ws_route_take(r, &leg, &(struct ws_error){0}) < 0)
+    if (ws_source_select_next(sel, &attempt, &(struct ws_error){0}) < 0)
         return false;
-    bool better = ws_strategies_rank(&r->strategies, leg.watch->strategy) <
-                  ws_strategies_rank(&r->strategies, WS_WAY_BROADCAST);
-    ws_route_end(&leg);
+    bool better = ws_transport_prefs_rank(&sel->transport_prefs, attempt.poller->strategy) <
+                  ws_transport_prefs_rank(&sel->transport_prefs, WS_WAY_BROADCAST);
+    ws_source_select_end(&attempt);
     return better;
 }
 
-static int take_part(struct rounds *b, const atomic_int *priority, struct ws_broadcast_fetch *f,
-                     struct ws_error *err)
+static int fetch_from(struct broadcast *b, const atomic_int *priority, struct ws_broadcast_fetch *f,
+                      struct ws_error *err)
 {
     atomic_uint *moving = &b->version->store->n_moving[atomic_load(priority)];
 
     atomic_fetch_add(moving, 1);
-    int rc = ws_broadcast_fetch(b->leg.watch->source, f, err);
+    int rc = ws_broadcast_fetch(b->attempt.poller->source, f, err);
     atomic_fetch_sub(moving, 1);
     return rc;
 }
 
-/* One source after the other, until one broadcasts. */
-static int ask(struct rounds *b, const atomic_int *priority, struct ws_broadcast_fetch *f,
-               struct ws_error *err)
+/* Tries one source after the other, until one broadcasts. */
+static int fetch_from_any(struct broadcast *b, const atomic_int *priority, struct ws_broadcast_fetch *f,
+                          struct ws_error *err)
 {
     struct ws_error none = {0};
-    int rc = ws_route_take(b->route, &b->leg, err);
+    int rc = ws_source_select_next(b->selection, &b->attempt, err);
 
     while (rc == 0) {
-        rc = take_part(b, priority, f, err);
-        b->leg.skip |= ws_bit(b->leg.watch->index);
-        ws_route_end(&b->leg);
-        if (rc != -ENOTSUP || ws_route_take(b->route, &b->leg, &none) < 0)
+        rc = fetch_from(b, priority, f, err);
+        b->attempt.skip |= ws_bit(b->attempt.poller->index);
+        ws_source_select_end(&b->attempt);
+        if (rc != -ENOTSUP || ws_source_select_next(b->selection, &b->attempt, &none) < 0)
             break;
         rc = 0;
     }
     return rc;
 }
 
-static void join(struct rounds *b, const atomic_int *priority, unsigned char **data, char how[WS_HOW_CHARS])
+static void take_part(struct broadcast *b, const atomic_int *priority, unsigned char **data,
+                      char how[WS_HOW_CHARS])
 {
     struct ws_store *s = b->version->store;
     struct ws_error err = {0};
@@ -108,7 +109,7 @@ static void join(struct rounds *b, const atomic_int *priority, unsigned char **d
         .wants = wants,
         .block = on_block,
         .arg = b,
-        .cancel = &b->route->stop,
+        .cancel = &b->selection->stop,
         .device = (int)s->options.device,
     };
 
@@ -116,38 +117,41 @@ static void join(struct rounds *b, const atomic_int *priority, unsigned char **d
         struct ws_region *region = ws_content_region(b->version, i);
         data[i] = region ? ws_region_data(region) : NULL;
     }
-    int rc = ask(b, priority, &f, &err);
+    int rc = fetch_from_any(b, priority, &f, &err);
     if (b->bytes) {
         snprintf(how, WS_HOW_CHARS, "%s", f.how);
-        atomic_store(&b->route->used, WS_WAY_BROADCAST);
+        atomic_store(&b->selection->used, WS_WAY_BROADCAST);
     }
     if (rc < 0) {
-        ws_route_note(b->route, WS_WAY_BROADCAST, err.text);
+        ws_source_select_record_reason(b->selection, WS_WAY_BROADCAST, err.text);
         if (rc != -ENOTSUP && rc != -ECANCELED)
             ws_log(WS_LOG_WARN, "store", "broadcast given up model=%s version=%lu errno=%s error=\"%s\"",
                    b->version->model->name, b->version->number, ws_errno_name(-rc), err.text);
     }
-    atomic_store(&b->route->progress_ns, ws_clock_ns()); /* what follows has its whole deadline */
+    atomic_store(&b->selection->progress_ns, ws_clock_ns()); /* the transfer has its whole deadline */
 }
 
-void ws_rounds_run(struct ws_route *r, const atomic_int *priority, char how[WS_HOW_CHARS])
+void ws_pull_broadcast(struct ws_source_select *sel, const atomic_int *priority, char how[WS_HOW_CHARS])
 {
-    const struct ws_manifest *m = atomic_load(&r->version->manifest);
-    struct rounds b = {
-        .route = r, .version = r->version, .manifest = m, .leg = {.whole = true, .control = true}};
+    const struct ws_manifest *m = atomic_load(&sel->version->manifest);
+    struct broadcast b = {.selection = sel,
+                          .version = sel->version,
+                          .manifest = m,
+                          .attempt = {.needs_whole = true, .any_strategy = true}};
     struct ws_error why = {0};
 
     how[0] = '\0';
-    if (ws_strategies_rank(&r->strategies, WS_WAY_BROADCAST) < 0 || !is_missing_any(&b) || has_better(r))
+    if (ws_transport_prefs_rank(&sel->transport_prefs, WS_WAY_BROADCAST) < 0 || !is_missing_any(&b) ||
+        has_better(sel))
         return;
     if (ws_broadcast_available(&why) < 0) {
-        ws_route_note(r, WS_WAY_BROADCAST, why.text);
+        ws_source_select_record_reason(sel, WS_WAY_BROADCAST, why.text);
         return;
     }
     unsigned char **data = calloc(m->n_files ? m->n_files : 1, sizeof(*data));
     if (data)
-        join(&b, priority, data, how);
+        take_part(&b, priority, data, how);
     else
-        ws_route_note(r, WS_WAY_BROADCAST, "no memory for it");
+        ws_source_select_record_reason(sel, WS_WAY_BROADCAST, "no memory for it");
     free(data);
 }

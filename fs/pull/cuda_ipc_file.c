@@ -4,48 +4,56 @@
 #include <errno.h>
 #include <inttypes.h>
 
-/* Held; NULL: no source shares it. */
-static struct ws_watch *sharer(struct ws_version *v)
+/* The poller of a source that shares it, counted; or NULL. */
+static struct ws_poller *find_sharer(struct ws_version *v)
 {
     struct ws_store *s = v->store;
-    struct ws_watch *w = NULL;
+    struct ws_poller *p = NULL;
 
     pthread_mutex_lock(&s->lock);
-    for (unsigned i = 0; !w && i < WS_MAX_SOURCES; i++)
-        if (s->watches[i] && s->watches[i]->up && (v->on_gpus & ws_bit(i)))
-            w = ws_watch_get(s->watches[i]);
+    for (unsigned i = 0; !p && i < WS_MAX_SOURCES; i++)
+        if (s->pollers[i] && s->pollers[i]->up && (v->on_gpus & ws_bit(i)))
+            p = ws_poller_get(s->pollers[i]);
     pthread_mutex_unlock(&s->lock);
-    return w;
+    return p;
 }
 
-bool ws_version_is_on_gpus(struct ws_version *v)
+bool ws_cuda_ipc_file_exists(struct ws_version *v)
 {
-    struct ws_watch *w = sharer(v);
+    struct ws_poller *p = find_sharer(v);
 
-    if (w)
-        ws_watch_put(w);
-    return w != NULL;
+    if (p)
+        ws_poller_put(p);
+    return p != NULL;
 }
 
-int ws_gpu_print(struct ws_version *v, FILE *f, struct ws_error *err)
+int ws_cuda_ipc_file_query(struct ws_version *v, json_t **reply, struct ws_error *err)
 {
-    struct ws_watch *w = sharer(v);
-    json_t *reply = NULL, *body;
+    struct ws_poller *p = find_sharer(v);
 
-    if (!w)
+    *reply = NULL;
+    if (!p)
         return ws_error_set(err, ENOENT, "version %" PRIu64 " of %s is not shared on GPUs", v->number,
                             v->model->name);
-    body =
-        json_pack("{s:s,s:I,s:s}", "model", v->model->name, "version", (json_int_t)v->number, "run", v->run);
-    int rc = body ? ws_source_call(w->source, "POST", "/v1/local/gpu/look", body, &reply, err)
+    json_t *body = json_pack("{s:s,s:I,s:s}", "model", v->model->name, "version", (json_int_t)v->number,
+                             "run", v->lineage);
+    int rc = body ? ws_source_call(p->source, "POST", "/v1/local/gpu/look", body, reply, err)
                   : ws_error_set(err, ENOMEM, "no memory for a request");
+    json_decref(body);
+    ws_poller_put(p);
+    return rc == -ESTALE ? -ENOENT : rc;
+}
+
+int ws_cuda_ipc_file_print(struct ws_version *v, FILE *f, struct ws_error *err)
+{
+    json_t *reply;
+    int rc = ws_cuda_ipc_file_query(v, &reply, err);
+
     if (rc == 0) {
         if (json_dumpf(reply, f, JSON_COMPACT) < 0)
             rc = ws_error_set(err, ENOMEM, "no memory for a list of tensors on GPUs");
         fputc('\n', f);
     }
-    json_decref(body);
     json_decref(reply);
-    ws_watch_put(w);
-    return rc == -ESTALE ? -ENOENT : rc;
+    return rc;
 }

@@ -1,25 +1,25 @@
-/* Replay: fills a version from one that is here already, by the deltas between them.
+/* Delta apply: makes a version of one that is here, by the deltas between them.
  *
- * The base is patched in place where its memory can be had (store/handover.h), else copied block by block. A
- * base need not be complete: the blocks of it that are here are patched. What a chain makes of a block must
- * have the manifest's hash, else that block is fetched whole by the transfer that follows, as are those that
- * no delta reaches: so a version comes from what is here, from deltas and from the source at once, and a pull
- * that was cut is never begun again. A version that its sources have only as a delta (an archive's) comes by
- * its chain or not at all: delta_bases.h sees first that there is a base within reach. */
+ * The base is patched in place if its memory can be handed over (store/handover.h), else copied block by
+ * block. It need not be complete: those of its blocks that are here are patched. A patched block must have
+ * the manifest's hash. Otherwise, and where no delta reaches, the transfer that follows fetches the block
+ * whole. So one version comes from a base, from deltas and from the source at once, and a pull that was cut
+ * does not begin anew. A version that its sources have only as a delta (an archive's) comes by its chain or
+ * not at all: delta_bases.h first brings a base within reach. */
 #ifndef WS_FS_PULL_DELTA_APPLY_H
 #define WS_FS_PULL_DELTA_APPLY_H
 #include "fs/pull/source_select.h"
 
-struct ws_replay;
-/* Chooses by cost among the bases that are here and a full pull, and takes the base's memory where it is to
- * be patched in place. NULL: the full pull is the best there is. The version has its manifest and no memory.
- * why: what was chosen and why, for people. */
-struct ws_replay *ws_replay_new(struct ws_route *r, char why[WS_HOW_CHARS]);
-/* Fetches what deltas are lacking and patches; the version has its memory. Whatever fails is left to the
+struct ws_delta_apply;
+/* Chooses by cost among the bases that are here and a full pull, and has the base's memory handed over if it
+ * is to be patched in place. NULL: a full pull is best. The version must have its manifest and no memory.
+ * why: what was chosen and why, for the version's how. */
+struct ws_delta_apply *ws_delta_apply_new(struct ws_source_select *sel, char why[WS_HOW_CHARS]);
+/* Fetches what deltas are missing and patches; the version has its memory. Whatever fails is left to the
  * transfer. *transport: of the source that served; unchanged where none did. */
-void ws_replay_run(struct ws_replay *p, const char **transport);
-/* For a version that no source has whole: is all of it here? -errno: why it is not. */
-WS_MUST_USE int ws_replay_result(struct ws_replay *p, struct ws_error *err);
-void ws_replay_free(struct ws_replay *p); /* NULL is fine */
+void ws_delta_apply_run(struct ws_delta_apply *p, const char **transport);
+/* For a version that no source has whole. 0: all of it is here; else why it is not. */
+WS_MUST_USE int ws_delta_apply_result(struct ws_delta_apply *p, struct ws_error *err);
+void ws_delta_apply_free(struct ws_delta_apply *p); /* NULL is fine */
 
 #endif

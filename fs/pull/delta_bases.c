@@ -9,15 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_STONES (2 * WS_MAX_OFFERS / WS_MAX_CHAIN) /* with some that are evicted too soon */
-#define STEP_NS     500000000UL
+#define MAX_BASES                                                                                            \
+    (2 * WS_MAX_DELTA_ENTRIES / WS_MAX_DELTA_CHAIN) /* twice as many, as some are evicted too soon */
+#define STEP_NS 500000000UL
 
-/* --- which one is next; with store->lock --- */
+/* --- which base is next; with store->lock --- */
 
-/* The version that a link begins at, if it is known. */
-static struct ws_version *base_of(struct ws_model *m, const struct ws_delta_link *l)
+/* The version that a delta begins at, if it is known here. */
+static struct ws_version *find_known_base(struct ws_model *m, const struct ws_delta_link *l)
 {
-    struct ws_version *w = ws_version_named(m, l->base.version, l->base.run);
+    struct ws_version *w = ws_version_lookup(m, l->base.version, l->base.lineage);
 
     return w && w->digest[0] && strcmp(w->digest, l->base_digest) != 0 ? NULL : w;
 }
@@ -27,34 +28,34 @@ static bool can_be_patched(const struct ws_version *w)
     return ws_version_is_complete(w) && w->own_bytes > 0;
 }
 
-/* *stone: counted; NULL with 0: none is needed (any more). */
-static int next_stone(struct ws_version *v, const struct ws_links *k, struct ws_version **stone,
-                      struct ws_error *err)
+/* *base: counted; NULL with 0: none is needed any more. */
+static int next_base(struct ws_version *v, const struct ws_delta_chain *chain, struct ws_version **base,
+                     struct ws_error *err)
 {
-    struct ws_version *way[WS_MAX_OFFERS]; /* back from v; NULL: not known here */
-    struct ws_mark at = ws_version_mark(v);
+    struct ws_version *way[WS_MAX_DELTA_ENTRIES]; /* back from v; NULL: not known here */
+    struct ws_version_id at = ws_version_id(v);
     char digest[33];
-    struct ws_link link;
+    struct ws_delta_step link;
     size_t n = 0;
 
-    *stone = NULL;
+    *base = NULL;
     memcpy(digest, v->digest, sizeof(digest));
-    while (n < WS_MAX_OFFERS && ws_links_find(v->model, k, &at, digest, &link)) {
-        struct ws_version *w = way[n++] = base_of(v->model, &link.offer.link);
+    while (n < WS_MAX_DELTA_ENTRIES && ws_delta_chain_find(v->model, chain, &at, digest, &link)) {
+        struct ws_version *w = way[n++] = find_known_base(v->model, &link.entry.link);
         if (w && w != v && can_be_patched(w)) {
-            for (size_t i = n > WS_MAX_CHAIN ? n - 1 - WS_MAX_CHAIN : n; i + 1 < n && !*stone; i++)
-                *stone = way[i];
-            if (n <= WS_MAX_CHAIN || *stone)
+            for (size_t i = n > WS_MAX_DELTA_CHAIN ? n - 1 - WS_MAX_DELTA_CHAIN : n; i + 1 < n && !*base; i++)
+                *base = way[i];
+            if (n <= WS_MAX_DELTA_CHAIN || *base)
                 break;
         } else if (w && w != v && w->sources && ws_version_comes_whole(w)) {
-            *stone = w;
+            *base = w;
             break;
         }
-        at = link.offer.link.base;
-        memcpy(digest, link.offer.link.base_digest, sizeof(digest));
+        at = link.entry.link.base;
+        memcpy(digest, link.entry.link.base_digest, sizeof(digest));
     }
-    if (*stone)
-        ws_version_get(*stone);
+    if (*base)
+        ws_version_get(*base);
     else if (n == 0)
         return ws_error_set(err, ENODATA,
                             "%s/%lu is at its sources only as a delta, and none leads to it there",
@@ -68,99 +69,93 @@ static int next_stone(struct ws_version *v, const struct ws_links *k, struct ws_
     return 0;
 }
 
-/* --- bringing it --- */
+/* --- its pull --- */
 
-static int bring(struct ws_route *r, struct ws_version *stone, enum ws_priority priority,
-                 struct ws_error *err)
+static int pull_base(struct ws_source_select *sel, struct ws_version *base, enum ws_priority priority,
+                     struct ws_error *err)
 {
-    struct ws_store *s = stone->store;
-    const struct ws_version *v = r->version;
+    struct ws_store *s = base->store;
+    const struct ws_version *v = sel->version;
     char why[WS_ERROR_TEXT / 2] = "it was dropped meanwhile";
     int rc;
 
-    ws_log(WS_LOG_INFO, "store", "brought first model=%s version=%lu for=%lu", v->model->name, stone->number,
-           v->number);
+    ws_log(WS_LOG_INFO, "store", "delta base is pulled first model=%s version=%lu for=%lu", v->model->name,
+           base->number, v->number);
     pthread_mutex_lock(&s->lock);
-    rc = s->puller->ask(stone, WS_GOAL_ALL, priority);
-    while (rc == 0 && stone->pull && !ws_version_is_complete(stone) && !atomic_load(&r->stop)) {
+    rc = s->puller->request(base, WS_GOAL_ALL, priority);
+    while (rc == 0 && base->pull && !ws_version_is_complete(base) && !atomic_load(&sel->stop)) {
         const uint64_t until = ws_clock_ns() + STEP_NS;
         (void)ws_cond_wait_until(&s->changed, &s->lock, until);
     }
-    if (ws_version_is_complete(stone))
+    if (ws_version_is_complete(base))
         rc = 0;
-    else if (stone->error_code)
-        rc = -stone->error_code;
+    else if (base->error_code)
+        rc = -base->error_code;
     else if (rc == 0)
         rc = -EAGAIN;
-    if (stone->error)
-        snprintf(why, sizeof(why), "%s", stone->error);
+    if (base->error)
+        snprintf(why, sizeof(why), "%s", base->error);
     pthread_mutex_unlock(&s->lock);
-    atomic_store(&r->progress_ns, ws_clock_ns());
-    if (atomic_load(&r->stop))
-        return ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name, v->number);
+    atomic_store(&sel->progress_ns, ws_clock_ns());
+    if (atomic_load(&sel->stop))
+        return ws_source_select_canceled(sel, err);
     if (rc < 0)
         return ws_error_set(err, -rc,
-                            "%s/%lu is at its sources only as a delta, and %lu, which it is made of, "
-                            "cannot be had: %s",
-                            v->model->name, v->number, stone->number, why);
+                            "%s/%lu is at its sources only as a delta, and the pull of its base %lu failed: "
+                            "%s",
+                            v->model->name, v->number, base->number, why);
     return 0;
 }
 
-/* The list of deltas, from whichever source can say it. */
-static int ask(struct ws_route *r, struct ws_links *k, struct ws_error *err)
-{
-    const struct ws_version *v = r->version;
-    struct ws_mark mark = ws_version_mark(v);
-    struct ws_leg leg = {.control = true};
+struct query {
+    const struct ws_version *version;
+    struct ws_delta_chain *chain;
+};
 
-    for (;;) {
-        int rc = ws_route_take(r, &leg, err);
-        if (rc < 0)
-            return rc;
-        rc = ws_source_deltas(leg.watch->source, v->model->name, &mark, &leg.leave, k->offers, &k->n, err);
-        if (rc == 0) {
-            ws_route_progress(r, &leg);
-            ws_route_end(&leg);
-            return 0;
-        }
-        rc = ws_route_failed(r, &leg, rc, err);
-        if (rc < 0)
-            return rc;
-    }
+static int use_chain(void *arg, struct ws_source_attempt *attempt, struct ws_error *err)
+{
+    struct query *q = arg;
+    const struct ws_version_id id = ws_version_id(q->version);
+
+    return ws_source_deltas(attempt->poller->source, q->version->model->name, &id, &attempt->leave,
+                            q->chain->entries, &q->chain->n, err);
 }
 
-static int lay_one(struct ws_route *r, enum ws_priority priority, bool *done, struct ws_error *err)
+static int pull_one(struct ws_source_select *sel, enum ws_priority priority, bool *done, struct ws_error *err)
 {
-    struct ws_version *v = r->version, *stone = NULL;
-    struct ws_links *k = calloc(1, sizeof(*k));
-    int rc = k ? ask(r, k, err) : ws_error_set(err, ENOMEM, "out of memory for a list of deltas");
+    struct ws_version *v = sel->version, *base = NULL;
+    struct ws_delta_chain *chain = calloc(1, sizeof(*chain));
+    struct ws_source_attempt attempt = {.any_strategy = true};
+    struct query q = {.version = v, .chain = chain};
+    int rc = chain ? ws_source_select_try(sel, &attempt, use_chain, &q, err)
+                   : ws_error_set(err, ENOMEM, "out of memory for a list of deltas");
 
     if (rc == 0) {
         pthread_mutex_lock(&v->store->lock);
-        rc = next_stone(v, k, &stone, err);
+        rc = next_base(v, chain, &base, err);
         pthread_mutex_unlock(&v->store->lock);
     }
-    free(k);
-    *done = !stone;
-    if (stone) {
-        rc = bring(r, stone, priority, err);
-        ws_version_put(stone);
+    free(chain);
+    *done = !base;
+    if (base) {
+        rc = pull_base(sel, base, priority, err);
+        ws_version_put(base);
     }
     return rc;
 }
 
-int ws_stones_lay(struct ws_route *r, const atomic_int *priority, struct ws_error *err)
+int ws_delta_bases_pull(struct ws_source_select *sel, const atomic_int *priority, struct ws_error *err)
 {
-    struct ws_store *s = r->version->store;
+    struct ws_store *s = sel->version->store;
     int rc = 0;
 
-    for (int n = 0; rc == 0 && n < MOST_STONES; n++) {
+    for (int n = 0; rc == 0 && n < MAX_BASES; n++) {
         bool done;
         pthread_mutex_lock(&s->lock);
-        done = ws_version_comes_whole(r->version);
+        done = ws_version_comes_whole(sel->version);
         pthread_mutex_unlock(&s->lock);
         if (!done)
-            rc = lay_one(r, (enum ws_priority)atomic_load(priority), &done, err);
+            rc = pull_one(sel, (enum ws_priority)atomic_load(priority), &done, err);
         if (done)
             return rc;
     }

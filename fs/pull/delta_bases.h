@@ -1,18 +1,18 @@
-/* Stepping stones: what has to be here before a version that its sources have only as a delta, as an archive
- * has most of its versions.
+/* Delta bases: the versions that have to be here before one that its sources have only as a delta, as an
+ * archive has most of its versions.
  *
- * The chain of deltas is walked back to the nearest version that is here, or that a source has whole (its
- * anchor, or what the trainer holds still); that one is pulled first, as an ordinary version. Replay then
- * patches along the chain, at most WS_MAX_CHAIN links at once, because all of them are in memory meanwhile:
- * of a longer chain every WS_MAX_CHAIN-th version is a stone too. Where the cache is full the stones are
- * patched in place one after the other, so a chain of any length takes the room of two versions. */
+ * The chain of deltas is walked back to the nearest version that is here, or that a source has whole (an
+ * archive's anchor, or what the trainer still holds). That version is pulled first, like any other. Then
+ * deltas are applied along the chain, at most WS_MAX_DELTA_CHAIN at once, because all of them are in memory
+ * meanwhile. Of a longer chain every WS_MAX_DELTA_CHAIN-th version is a base, too. If the cache is full, each
+ * base is patched in place to make the next, so a chain of any length takes the memory of two versions. */
 #ifndef WS_FS_PULL_DELTA_BASES_H
 #define WS_FS_PULL_DELTA_BASES_H
 #include "fs/pull/source_select.h"
 
-/* Returns when a replay can begin, or the version comes whole. -ENODATA: nothing that it could be made of is
- * here or at a source; else what the pull of a stone, or the source, failed with. Of a pull's thread, without
- * any lock. */
-WS_MUST_USE int ws_stones_lay(struct ws_route *r, const atomic_int *priority, struct ws_error *err);
+/* Returns when deltas can be applied, or the version comes whole. -ENODATA: no base is here or at a source;
+ * else the error of the source or of a base's pull. Called by a pull's thread, without any lock. */
+WS_MUST_USE int ws_delta_bases_pull(struct ws_source_select *sel, const atomic_int *priority,
+                                    struct ws_error *err);
 
 #endif

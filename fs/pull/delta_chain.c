@@ -3,62 +3,65 @@
 #include <poll.h>
 #include <string.h>
 
-#define ASKS   100 /* how often a source is asked that does not know its deltas yet */
-#define ASK_MS 20
+#define MAX_QUERIES 100 /* of a source that does not know its deltas yet */
+#define PAUSE_MS    20
 
-static int ask_one(const struct ws_route *r, const struct ws_leg *leg, struct ws_links *k,
-                   struct ws_error *err)
+static int query_one(const struct ws_source_select *sel, const struct ws_source_attempt *attempt,
+                     struct ws_delta_chain *chain, struct ws_error *err)
 {
-    const struct ws_version *v = r->version;
-    struct ws_mark mark = ws_version_mark(v);
+    const struct ws_version *v = sel->version;
+    struct ws_version_id id = ws_version_id(v);
     int rc, tries = 0;
 
-    /* Another mount may have to find out first by which way it comes there. */
+    /* A mount does not know its deltas before it has chosen how its own pull comes. */
     do
-        rc = ws_source_deltas(leg->watch->source, v->model->name, &mark, &leg->leave, k->offers, &k->n, err);
-    while (rc == -EAGAIN && ++tries < ASKS && !atomic_load(&leg->leave) && poll(NULL, 0, ASK_MS) == 0);
+        rc = ws_source_deltas(attempt->poller->source, v->model->name, &id, &attempt->leave, chain->entries,
+                              &chain->n, err);
+    while (rc == -EAGAIN && ++tries < MAX_QUERIES && !atomic_load(&attempt->leave) &&
+           poll(NULL, 0, PAUSE_MS) == 0);
     if (rc < 0)
-        k->n = 0;
+        chain->n = 0;
     return rc;
 }
 
-int ws_links_ask(struct ws_route *r, struct ws_links *k, struct ws_error *err)
+int ws_delta_chain_query(struct ws_source_select *sel, struct ws_delta_chain *chain, struct ws_error *err)
 {
-    struct ws_leg leg = {.control = true, .spare = true};
-    int rc = ws_route_take(r, &leg, err);
+    struct ws_source_attempt attempt = {.any_strategy = true, .optional = true};
+    int rc = ws_source_select_next(sel, &attempt, err);
 
-    k->n = 0;
-    while (leg.watch) { /* until one knows of any */
-        rc = ask_one(r, &leg, k, err);
-        leg.skip |= ws_bit(leg.watch->index);
-        if (atomic_load(&leg.leave))
-            ws_route_doubt(r, &leg); /* nor is it asked for the bytes first */
+    chain->n = 0;
+    while (attempt.poller) { /* until one knows of any */
+        rc = query_one(sel, &attempt, chain, err);
+        attempt.skip |= ws_bit(attempt.poller->index);
+        if (atomic_load(&attempt.leave))
+            ws_source_select_distrust(sel, &attempt); /* another source is asked first for the bytes, too */
         else
-            ws_route_end(&leg);
-        if (k->n > 0 || ws_route_take(r, &leg, &(struct ws_error){0}) < 0)
+            ws_source_select_end(&attempt);
+        if (chain->n > 0 || ws_source_select_next(sel, &attempt, &(struct ws_error){0}) < 0)
             break;
     }
-    return k->n > 0 ? 0 : rc;
+    return chain->n > 0 ? 0 : rc;
 }
 
-static bool leads_to(const struct ws_delta_link *l, const struct ws_mark *target, const char *digest)
+static bool leads_to(const struct ws_delta_link *l, const struct ws_version_id *target, const char *digest)
 {
-    return ws_mark_is(&l->target, target) && strcmp(l->target_digest, digest) == 0;
+    return ws_version_id_equal(&l->target, target) && strcmp(l->target_digest, digest) == 0;
 }
 
-bool ws_links_find(const struct ws_model *m, const struct ws_links *k, const struct ws_mark *target,
-                   const char *digest, struct ws_link *out)
+bool ws_delta_chain_find(const struct ws_model *m, const struct ws_delta_chain *chain,
+                         const struct ws_version_id *target, const char *digest, struct ws_delta_step *out)
 {
     for (size_t i = 0; i < m->deltas.n; i++) {
         struct ws_delta *d = m->deltas.list[i];
         if (ws_delta_state(d) == WS_DELTA_WHOLE && leads_to(ws_delta_link(d), target, digest)) {
-            *out = (struct ws_link){.offer = {.link = *ws_delta_link(d)}, .held = d};
+            *out = (struct ws_delta_step){.entry = {.link = *ws_delta_link(d)}, .held = d};
             return true;
         }
     }
-    for (size_t i = 0; i < k->n; i++) {
-        if (leads_to(&k->offers[i].link, target, digest) && k->offers[i].figures.state != WS_DELTA_GIVEN_UP) {
-            *out = (struct ws_link){.offer = k->offers[i]};
+    for (size_t i = 0; i < chain->n; i++) {
+        if (leads_to(&chain->entries[i].link, target, digest) &&
+            chain->entries[i].stats.state != WS_DELTA_GIVEN_UP) {
+            *out = (struct ws_delta_step){.entry = chain->entries[i]};
             return true;
         }
     }

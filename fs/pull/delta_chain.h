@@ -1,25 +1,27 @@
-/* Links: the deltas that are known to lead to a version: the source's word, and what is here. A chain is
- * walked backwards, link by link. */
+/* Delta chain: the deltas that lead to a version, those that a source lists and those that are here. A chain
+ * is walked backwards, step by step. */
 #ifndef WS_FS_PULL_DELTA_CHAIN_H
 #define WS_FS_PULL_DELTA_CHAIN_H
 #include "fs/pull/source_select.h"
 
-struct ws_links {
-    struct ws_delta_offer offers[WS_MAX_OFFERS];
+/* What a source lists. */
+struct ws_delta_chain {
+    struct ws_delta_entry entries[WS_MAX_DELTA_ENTRIES];
     size_t n;
 };
 
 /* One step of a chain: what it is, and where it comes from. */
-struct ws_link {
-    struct ws_delta_offer offer;
-    struct ws_delta *held; /* whole and here already; NULL: to be fetched */
+struct ws_delta_step {
+    struct ws_delta_entry entry;
+    struct ws_delta *held; /* the delta, if all of it is here; NULL: it is to be fetched */
 };
 
-/* Asks the sources, one after the other until one knows of any, for what leads to the route's version; none
- * on failure. Without any lock. */
-WS_MUST_USE int ws_links_ask(struct ws_route *r, struct ws_links *k, struct ws_error *err);
-/* The link that ends at a version; held is borrowed. With store->lock. */
-bool ws_links_find(const struct ws_model *m, const struct ws_links *k, const struct ws_mark *target,
-                   const char *digest, struct ws_link *out);
+/* Asks one source after the other for deltas that lead to the version, until one lists any. On failure the
+ * chain is empty. Without any lock. */
+WS_MUST_USE int ws_delta_chain_query(struct ws_source_select *sel, struct ws_delta_chain *chain,
+                                     struct ws_error *err);
+/* The step that ends at a version; held is borrowed. With store->lock. */
+bool ws_delta_chain_find(const struct ws_model *m, const struct ws_delta_chain *chain,
+                         const struct ws_version_id *target, const char *digest, struct ws_delta_step *out);
 
 #endif

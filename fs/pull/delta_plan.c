@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- which ways there are --- */
+/* --- bases --- */
 
 static bool has_same_files(const struct ws_manifest *a, const struct ws_manifest *b)
 {
@@ -23,10 +23,10 @@ static bool has_same_files(const struct ws_manifest *a, const struct ws_manifest
     return same;
 }
 
-/* The version that a link begins at, if something of it is here. With store->lock. */
+/* The version that a delta begins at, if something of it is here. With store->lock. */
 static struct ws_version *find_base(struct ws_version *v, const struct ws_delta_link *l)
 {
-    struct ws_version *w = ws_version_named(v->model, l->base.version, l->base.run);
+    struct ws_version *w = ws_version_lookup(v->model, l->base.version, l->base.lineage);
 
     if (!w || w == v || w->own_bytes == 0 || strcmp(w->digest, l->base_digest) != 0 ||
         !has_same_files(atomic_load(&w->manifest), atomic_load(&v->manifest)))
@@ -34,14 +34,15 @@ static struct ws_version *find_base(struct ws_version *v, const struct ws_delta_
     return w;
 }
 
-/* May it go? */
+/* May its memory go to another version? */
 static bool may_be_replaced(const struct ws_version *w)
 {
-    return !w->pull && atomic_load(&w->n_waits) == 0 && !ws_version_is_protected(w);
+    return !w->pull && atomic_load(&w->n_waiters) == 0 && !ws_version_is_protected(w);
 }
 
-/* Could anybody outside ever read it? Then its memory is not patched in place: what he put into a pipe or a
- * socket would change, and nobody sees that it is there. It is copied, where there is room. */
+/* Could another process ever read it? Then it is not patched in place: pages that the process has put into a
+ * pipe or a socket would change, and the kernel does not show that they are there. It is copied instead, if
+ * the cache has space. */
 static bool was_read(struct ws_version *w)
 {
     const struct ws_manifest *m = atomic_load(&w->manifest);
@@ -57,24 +58,24 @@ static bool was_read(struct ws_version *w)
 struct choice {
     struct ws_version *base; /* NULL: a full pull */
     bool in_place;
-    size_t n_links;
+    size_t n_steps;
     double price;
     double full_seconds;
-    bool dearer;  /* there was a base, and a full pull is quicker */
-    bool no_room; /* or there is none for a copy of it, and a full pull may evict it */
+    bool dearer;  /* there is a base, and a full pull is quicker */
+    bool no_room; /* there is a base, and no space for a copy of it; a full pull may evict it */
 };
 
-static uint64_t bytes_of(const struct ws_link *l, uint64_t total)
+static uint64_t bytes_to_fetch(const struct ws_delta_step *l, uint64_t total)
 {
     if (l->held)
         return 0;
-    if (l->offer.figures.state == WS_DELTA_GROWING && l->offer.figures.bytes < total / 100)
+    if (l->entry.stats.state == WS_DELTA_GROWING && l->entry.stats.bytes < total / 100)
         return total / 100; /* not known yet */
-    return l->offer.figures.bytes;
+    return l->entry.stats.bytes;
 }
 
-static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, uint64_t delta_bytes,
-                  const struct ws_room *room, struct choice *best)
+static void consider(struct ws_version *v, struct ws_version *w, size_t n_links, uint64_t delta_bytes,
+                     const struct ws_cache_budget *budget, struct choice *best)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
     bool may_go = v->own_bytes == 0 && !ws_version_has_bytes(v) && may_be_replaced(w),
@@ -82,7 +83,7 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
     struct ws_cost cost = {.fetch_bytes = delta_bytes + m->total_bytes - ws_content_bytes(w),
                            .patch_bytes = m->total_bytes,
                            .copies = !in_place,
-                           .n_links = n_links};
+                           .n_deltas = n_links};
     const struct ws_speeds *speeds = &v->store->speeds;
     const unsigned threads = v->store->options.threads;
     const double price = ws_cost_price(&cost, speeds, threads);
@@ -90,7 +91,7 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
     if (!in_place && !ws_version_is_complete(w))
         return;
     if (!in_place && may_go && ws_version_comes_whole(v) && v->own_bytes == 0 &&
-        !ws_room_has_beside(room, w, v, m->total_bytes)) {
+        !ws_cache_budget_fits_beside(budget, w, v, m->total_bytes)) {
         best->no_room = true;
         return;
     }
@@ -99,15 +100,16 @@ static void weigh(struct ws_version *v, struct ws_version *w, size_t n_links, ui
     } else if (price < best->price) {
         best->base = w;
         best->in_place = in_place;
-        best->n_links = n_links;
+        best->n_steps = n_links;
         best->price = price;
     }
 }
 
-/* Walks back from the version, link by link; each version that is here on the way is a base. links: newest
+/* Walks back from the version, step by step; each version on the way that is here is a base. steps: newest
  * first. */
-static struct choice choose(struct ws_version *v, const struct ws_links *k, const struct ws_room *room,
-                            struct ws_link links[WS_MAX_CHAIN])
+static struct choice choose(struct ws_version *v, const struct ws_delta_chain *chain,
+                            const struct ws_cache_budget *budget,
+                            struct ws_delta_step steps[WS_MAX_DELTA_CHAIN])
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
     struct ws_cost full = {.fetch_bytes = m->total_bytes};
@@ -115,95 +117,97 @@ static struct choice choose(struct ws_version *v, const struct ws_links *k, cons
         .price = DBL_MAX,
         .full_seconds = ws_cost_seconds(&full, &v->store->speeds, v->store->options.threads),
     };
-    struct ws_mark at = ws_version_mark(v);
+    struct ws_version_id at = ws_version_id(v);
     const char *digest = v->digest;
     uint64_t bytes = 0;
 
     if (!ws_version_comes_whole(v))
         best.full_seconds = DBL_MAX; /* there is no other way */
-    for (size_t n = 0; n < WS_MAX_CHAIN && ws_links_find(v->model, k, &at, digest, &links[n]); n++) {
-        struct ws_version *w = find_base(v, &links[n].offer.link);
-        bytes += bytes_of(&links[n], m->total_bytes);
+    for (size_t n = 0; n < WS_MAX_DELTA_CHAIN && ws_delta_chain_find(v->model, chain, &at, digest, &steps[n]);
+         n++) {
+        struct ws_version *w = find_base(v, &steps[n].entry.link);
+        bytes += bytes_to_fetch(&steps[n], m->total_bytes);
         if (w)
-            weigh(v, w, n + 1, bytes, room, &best);
-        at = links[n].offer.link.base;
-        digest = links[n].offer.link.base_digest;
+            consider(v, w, n + 1, bytes, budget, &best);
+        at = steps[n].entry.link.base;
+        digest = steps[n].entry.link.base_digest;
     }
     return best;
 }
 
-/* --- taking the base --- */
+/* --- claiming the base --- */
 
-static int keep_choice(struct ws_delta_plan *p, const struct choice *c, const struct ws_link *newest_first)
+static int keep_choice(struct ws_delta_plan *p, const struct choice *c,
+                       const struct ws_delta_step *newest_first)
 {
-    p->n_links = c->n_links;
-    for (size_t i = 0; i < c->n_links; i++) {
-        p->links[i] = newest_first[c->n_links - 1 - i];
-        if (p->links[i].held)
-            ws_delta_get(p->links[i].held);
+    p->n_steps = c->n_steps;
+    for (size_t i = 0; i < c->n_steps; i++) {
+        p->steps[i] = newest_first[c->n_steps - 1 - i];
+        if (p->steps[i].held)
+            ws_delta_get(p->steps[i].held);
     }
     return ws_manifest_copy(atomic_load(&c->base->manifest), &p->base);
 }
 
 static void forget_choice(struct ws_delta_plan *p)
 {
-    for (size_t i = 0; i < p->n_links; i++)
-        ws_delta_put(p->links[i].held);
-    p->n_links = 0;
+    for (size_t i = 0; i < p->n_steps; i++)
+        ws_delta_put(p->steps[i].held);
+    p->n_steps = 0;
     ws_manifest_free(p->base);
     p->base = NULL;
 }
 
-static void say_why(const struct choice *c, const struct ws_delta_plan *p, char why[WS_HOW_CHARS])
+static void describe_choice(const struct choice *c, const struct ws_delta_plan *p, char why[WS_HOW_CHARS])
 {
-    if (c->n_links == 1)
+    if (c->n_steps == 1)
         snprintf(why, WS_HOW_CHARS, "delta from %lu", p->base->version);
     else
-        snprintf(why, WS_HOW_CHARS, "chain of %zu from %lu", c->n_links, p->base->version);
+        snprintf(why, WS_HOW_CHARS, "chain of %zu from %lu", c->n_steps, p->base->version);
     if (c->in_place)
         snprintf(why + strlen(why), WS_HOW_CHARS - strlen(why), " in place");
 }
 
-/* Again when a base could not be had in the end. */
-bool ws_delta_plan_make(struct ws_delta_plan *p, struct ws_route *r, const struct ws_links *k,
-                        char why[WS_HOW_CHARS])
+/* Chooses again when a base could not be handed over in the end. */
+bool ws_delta_plan_make(struct ws_delta_plan *p, struct ws_source_select *sel,
+                        const struct ws_delta_chain *chain, char why[WS_HOW_CHARS])
 {
-    struct ws_version *v = r->version;
+    struct ws_version *v = sel->version;
     struct ws_store *s = v->store;
 
     for (;;) {
-        struct ws_link links[WS_MAX_CHAIN];
-        struct ws_bequest *bequest = NULL;
-        struct ws_changes changes;
-        const struct ws_room room = ws_room_now(s);
-        ws_changes_init(&changes);
+        struct ws_delta_step steps[WS_MAX_DELTA_CHAIN];
+        struct ws_handover *handover = NULL;
+        struct ws_store_events events;
+        const struct ws_cache_budget budget = ws_cache_budget_now(s);
+        ws_store_events_init(&events);
         pthread_mutex_lock(&s->lock);
-        struct choice c = choose(v, k, &room, links);
-        bool taken = c.base && keep_choice(p, &c, links) == 0;
-        if (taken && c.in_place) {
-            say_why(&c, p, why);
-            bequest = ws_bequest_new(c.base, v, &changes);
-            taken = bequest;
-        } else if (taken) {
-            say_why(&c, p, why);
+        struct choice c = choose(v, chain, &budget, steps);
+        bool claimed = c.base && keep_choice(p, &c, steps) == 0;
+        if (claimed && c.in_place) {
+            describe_choice(&c, p, why);
+            handover = ws_handover_new(c.base, v, &events);
+            claimed = handover;
+        } else if (claimed) {
+            describe_choice(&c, p, why);
             p->copied = ws_version_get(c.base);
-            ws_version_keep(p->copied, 1);
+            ws_version_retain(p->copied, 1);
         }
         pthread_mutex_unlock(&s->lock);
-        ws_changes_tell(&changes, s);
-        if (!taken) {
+        ws_store_events_notify(&events, s);
+        if (!claimed) {
             forget_choice(p);
             if (!c.base && c.dearer)
-                ws_speeds_doubt(&s->speeds);
+                ws_speeds_favour_patching(&s->speeds);
             snprintf(why, WS_HOW_CHARS, "%s",
                      c.dearer    ? "patching would take longer"
-                     : c.no_room ? "no room for a copy of the version before"
+                     : c.no_room ? "no space for a copy of the version before"
                                  : "");
             return false;
         }
-        if (!bequest || ws_bequest_take(bequest, &r->stop, &p->here))
+        if (!handover || ws_handover_wait(handover, &sel->stop, &p->here))
             return true;
-        if (atomic_load(&r->stop)) { /* no other base is to go for a pull that ends */
+        if (atomic_load(&sel->stop)) { /* no other base has to go for a pull that ends */
             forget_choice(p);
             return false;
         }
@@ -220,7 +224,7 @@ void ws_delta_plan_release(struct ws_delta_plan *p)
     free(p->here);
     forget_choice(p);
     if (p->copied) {
-        ws_version_keep(p->copied, -1);
+        ws_version_retain(p->copied, -1);
         ws_version_put(p->copied);
     }
 }

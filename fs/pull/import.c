@@ -4,9 +4,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
-static int check_mapped(struct ws_route *r, struct ws_region **regions, struct ws_error *err)
+static int check_mapped(struct ws_source_select *sel, struct ws_region **regions, struct ws_error *err)
 {
-    struct ws_version *v = r->version;
+    struct ws_version *v = sel->version;
     const struct ws_manifest *m = atomic_load(&v->manifest);
 
     for (size_t i = 0; i < m->n_files; i++) {
@@ -19,17 +19,17 @@ static int check_mapped(struct ws_route *r, struct ws_region **regions, struct w
     }
     if (!v->store->options.verify_imported)
         return 0;
-    return ws_verify_regions(v->store, m, regions, NULL, (const atomic_bool *const[2]){&r->stop}, err);
+    return ws_verify_regions(v->store, m, regions, NULL, (const atomic_bool *const[2]){&sel->stop}, err);
 }
 
-static void give_back_mapped(struct ws_watch *w, const struct ws_manifest *m, struct ws_region **regions)
+static void give_back_mapped(struct ws_poller *p, const struct ws_manifest *m, struct ws_region **regions)
 {
     for (size_t i = 0; i < m->n_files; i++)
         ws_region_free(regions[i]);
-    ws_source_unmap(w->source, m->model, m->version, m->run);
+    ws_source_unmap(p->source, m->model, m->version, m->lineage);
 }
 
-static void keep_mapped(struct ws_version *v, struct ws_watch *w, struct ws_region **regions)
+static void keep_mapped(struct ws_version *v, struct ws_poller *p, struct ws_region **regions)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
 
@@ -38,47 +38,51 @@ static void keep_mapped(struct ws_version *v, struct ws_watch *w, struct ws_regi
         ws_content_arrived_all(v, i);
     }
     pthread_mutex_lock(&v->store->lock);
-    v->mapped = ws_watch_get(w);
+    v->mapped_from = ws_poller_get(p);
     pthread_mutex_unlock(&v->store->lock);
 }
 
-int ws_import_run(struct ws_route *r, struct ws_error *err)
-{
-    struct ws_version *v = r->version;
-    const struct ws_manifest *m = atomic_load(&v->manifest);
-    struct ws_region **regions = calloc(m->n_files ? m->n_files : 1, sizeof(struct ws_region *));
-    const struct ws_strategies *list = &r->strategies;
-    /* a source that is in no list may still broadcast */
-    struct ws_leg leg = {.control = ws_strategies_rank(list, WS_WAY_BROADCAST) >= 0};
-    int rc = -EAGAIN;
+struct import {
+    struct ws_source_select *selection;
+    struct ws_region **regions; /* by file */
+};
 
-    if (!regions)
-        return ws_error_set(err, ENOMEM, "out of memory for %s/%lu", m->model, m->version);
-    while (rc < 0 && rc != -ENOTSUP) {
-        rc = ws_route_take(r, &leg, err);
-        if (rc < 0)
-            break;
-        rc = ws_strategies_rank(list, leg.watch->strategy) < 0
-                 ? -ENOTSUP
-                 : ws_source_map(leg.watch->source, m, regions, err);
-        if (rc == 0) {
-            rc = check_mapped(r, regions, err);
-            if (rc == 0) {
-                keep_mapped(v, leg.watch, regions);
-                atomic_store(&r->used, leg.watch->strategy);
-            } else {
-                give_back_mapped(leg.watch, m, regions);
-            }
-        }
-        if (rc < 0 && rc != -ENOTSUP) {
-            int final = ws_route_failed(r, &leg, rc, err);
-            if (final < 0) {
-                rc = final;
-                break;
-            }
-        }
+/* 1: the source has no memory to give. */
+static int use_memory(void *arg, struct ws_source_attempt *attempt, struct ws_error *err)
+{
+    const struct import *i = arg;
+    struct ws_source_select *sel = i->selection;
+    const struct ws_manifest *m = atomic_load(&sel->version->manifest);
+    int rc;
+
+    if (ws_transport_prefs_rank(&sel->transport_prefs, attempt->poller->strategy) < 0)
+        return 1;
+    rc = ws_source_map(attempt->poller->source, m, i->regions, err);
+    if (rc < 0)
+        return rc == -ENOTSUP ? 1 : rc;
+    rc = check_mapped(sel, i->regions, err);
+    if (rc < 0) {
+        give_back_mapped(attempt->poller, m, i->regions);
+        return rc;
     }
-    ws_route_end(&leg);
-    free(regions);
-    return rc;
+    keep_mapped(sel->version, attempt->poller, i->regions);
+    atomic_store(&sel->used, attempt->poller->strategy);
+    return 0;
+}
+
+int ws_import_run(struct ws_source_select *sel, struct ws_error *err)
+{
+    const struct ws_manifest *m = atomic_load(&sel->version->manifest);
+    struct import i = {.selection = sel,
+                       .regions = calloc(m->n_files ? m->n_files : 1, sizeof(struct ws_region *))};
+    /* a source whose strategy is not in the list may still broadcast */
+    struct ws_source_attempt attempt = {
+        .any_strategy = ws_transport_prefs_rank(&sel->transport_prefs, WS_WAY_BROADCAST) >= 0};
+    int rc;
+
+    if (!i.regions)
+        return ws_error_set(err, ENOMEM, "out of memory for %s/%lu", m->model, m->version);
+    rc = ws_source_select_try(sel, &attempt, use_memory, &i, err);
+    free(i.regions);
+    return rc == 1 ? -ENOTSUP : rc;
 }

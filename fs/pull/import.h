@@ -3,8 +3,8 @@
 #define WS_FS_PULL_IMPORT_H
 #include "fs/pull/source_select.h"
 
-/* Takes the regions over from the source; the version has its manifest and no memory. -ENOTSUP: the source
- * has none to give. Of a pull's thread, without any lock. */
-WS_MUST_USE int ws_import_run(struct ws_route *r, struct ws_error *err);
+/* Maps the source's regions into the version, which must have its manifest and no memory. -ENOTSUP: the
+ * source has no memory to give. Called by a pull's thread, without any lock. */
+WS_MUST_USE int ws_import_run(struct ws_source_select *sel, struct ws_error *err);
 
 #endif

@@ -7,23 +7,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-void ws_outcome_strategy(struct ws_version *v, const struct ws_route *r, char *why)
+void ws_outcome_set_strategy(struct ws_version *v, const struct ws_source_select *sel, char *why)
 {
     free(v->why_not);
     v->why_not = why;
-    v->strategy = atomic_load(&r->used);
+    v->strategy = atomic_load(&sel->used);
 }
 
-void ws_outcome_forget(struct ws_version *v)
+void ws_outcome_clear_error(struct ws_version *v)
 {
     free(v->error);
     v->error = NULL;
     v->error_code = 0;
 }
 
-void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how, struct ws_changes *c)
+void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how, struct ws_store_events *ev)
 {
-    ws_outcome_forget(v);
+    ws_outcome_clear_error(v);
     if (goal != WS_GOAL_ALL)
         return;
     atomic_store(&v->complete, true);
@@ -32,24 +32,24 @@ void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how
     v->store->pulls_ok++;
     ws_histogram_add(&v->model->pulls, v->pull_seconds);
     if (v->named)
-        ws_version_set_state(v, v->model->current == v ? WS_ACTIVE : WS_READY, c);
+        ws_version_set_state(v, v->model->current == v ? WS_ACTIVE : WS_READY, ev);
 }
 
 void ws_outcome_failure(struct ws_version *v, enum ws_goal goal, int rc, const struct ws_error *err,
-                        struct ws_changes *c)
+                        struct ws_store_events *ev)
 {
     free(v->error);
     v->error = strdup(err->text);
     v->error_code = -rc;
     v->failed_ns = ws_clock_ns();
     if (goal != WS_GOAL_ALL && rc != -ECANCELED)
-        ws_changes_add(c, WS_VERSION_UNREAD, v->model, v);
+        ws_store_events_add(ev, WS_VERSION_READ_FAILED, v->model, v);
     if (goal != WS_GOAL_ALL)
         return;
     v->pull_seconds = (double)(v->failed_ns - v->pull_began_ns) / 1e9;
     v->store->pulls_failed++;
     if (v->named)
-        ws_version_set_state(v, WS_FAILED, c);
+        ws_version_set_state(v, WS_FAILED, ev);
 }
 
 void ws_outcome_log(struct ws_version *v, enum ws_goal goal, int rc, const char *how,

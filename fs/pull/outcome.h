@@ -1,17 +1,18 @@
-/* Outcome: what a pull that has ended leaves at its version: the state, by what it came or why it did not,
- * and figures; and a line in the log. */
+/* Outcome: what a pull that has ended leaves in its version: the state, how it came or why it did not, and
+ * figures; and a line in the log. */
 #ifndef WS_FS_PULL_OUTCOME_H
 #define WS_FS_PULL_OUTCOME_H
 #include "fs/pull/source_select.h"
 
 /* These with store->lock. */
 
-/* What strategy it came by. why: why by none before it; the version's from now on. */
-void ws_outcome_strategy(struct ws_version *v, const struct ws_route *r, char *why);
-void ws_outcome_forget(struct ws_version *v); /* there is no error any more */
-void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how, struct ws_changes *c);
+/* The strategy by which it came. why: why it came by none before that one; owned by the version from now on.
+ */
+void ws_outcome_set_strategy(struct ws_version *v, const struct ws_source_select *sel, char *why);
+void ws_outcome_clear_error(struct ws_version *v);
+void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how, struct ws_store_events *ev);
 void ws_outcome_failure(struct ws_version *v, enum ws_goal goal, int rc, const struct ws_error *err,
-                        struct ws_changes *c);
+                        struct ws_store_events *ev);
 
 /* Without any lock. */
 void ws_outcome_log(struct ws_version *v, enum ws_goal goal, int rc, const char *how,

@@ -1,4 +1,4 @@
-/* Pull: the thread that brings a version here, one a version at a time. */
+/* Pull: brings versions here, each on a thread of its own; a version has one pull at a time. */
 #ifndef WS_FS_PULL_PULL_H
 #define WS_FS_PULL_PULL_H
 #include "fs/store/puller.h"

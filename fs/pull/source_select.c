@@ -1,7 +1,7 @@
-/* Failures are of three kinds. A source that says that the version is gone, or that we may not have
- * it, is not asked for it again: when all have said so the pull is over. Anything else (refused
- * connections, resets, silence) is tried again, with the next alternative where there is one, until
- * nothing has moved for the pull's deadline. */
+/* Failures are of two kinds. A source that answers that the version is gone, or that this mount may not have
+ * it, is not asked for it again; when all sources have refused, the pull is over. After anything else
+ * (refused connections, resets, silence) the next source is tried, until nothing has moved for the pull's
+ * deadline. */
 #include "fs/pull/source_select.h"
 #include "fs/store/events.h"
 #include "fs/store/offers.h"
@@ -16,44 +16,44 @@
 #define FIRST_PAUSE_MS 50
 #define MAX_DOUBLINGS  5 /* 1.6 s */
 
-void ws_route_init(struct ws_route *r, struct ws_version *v)
+void ws_source_select_init(struct ws_source_select *sel, struct ws_version *v)
 {
-    memset(r, 0, sizeof(*r));
-    r->version = v;
-    atomic_init(&r->progress_ns, ws_clock_ns());
-    atomic_init(&r->came_ns, 0);
-    atomic_init(&r->used, WS_NO_WAY);
-    (void)ws_strategies_get_locked(v->store, v->model->name, &r->strategies);
+    memset(sel, 0, sizeof(*sel));
+    sel->version = v;
+    atomic_init(&sel->progress_ns, ws_clock_ns());
+    atomic_init(&sel->came_ns, 0);
+    atomic_init(&sel->used, WS_NO_WAY);
+    (void)ws_transport_prefs_get_locked(v->store, v->model->name, &sel->transport_prefs);
     ws_rings_begin(v);
-    pthread_mutex_init(&r->lock, NULL);
-    ws_cond_init(&r->changed);
+    pthread_mutex_init(&sel->lock, NULL);
+    ws_cond_init(&sel->changed);
 }
 
-void ws_route_release(struct ws_route *r)
+void ws_source_select_release(struct ws_source_select *sel)
 {
-    pthread_cond_destroy(&r->changed);
-    pthread_mutex_destroy(&r->lock);
+    pthread_cond_destroy(&sel->changed);
+    pthread_mutex_destroy(&sel->lock);
 }
 
-static int canceled(struct ws_route *r, struct ws_error *err)
+int ws_source_select_canceled(const struct ws_source_select *sel, struct ws_error *err)
 {
-    return ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", r->version->model->name,
-                        r->version->number);
+    return ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", sel->version->model->name,
+                        sel->version->number);
 }
 
-/* No source is left. With store->lock and r->lock. */
-static int none_left(struct ws_route *r, struct ws_error *err)
+/* No source is left. With store->lock and sel->lock. */
+static int none_left(struct ws_source_select *sel, struct ws_error *err)
 {
-    const struct ws_version *v = r->version;
+    const struct ws_version *v = sel->version;
     const struct ws_version *newest = NULL;
     char why[WS_ERROR_TEXT / 2] = "";
 
-    if (r->last.code == ENOENT) /* it lists the version and lacks a part of it: which one is of use */
-        snprintf(why, sizeof(why), " (%.*s)", (int)sizeof(why) - 4, r->last.text);
-    if (!r->gone && r->last.code && v->sources) {
+    if (sel->last.code == ENOENT) /* the source lacks a part of the version: the reader needs to know which */
+        snprintf(why, sizeof(why), " (%.*s)", (int)sizeof(why) - 4, sel->last.text);
+    if (!sel->gone && sel->last.code && v->sources) {
         if (err)
-            *err = r->last;
-        return -r->last.code;
+            *err = sel->last;
+        return -sel->last.code;
     }
     for (const struct ws_version *w = v->model->versions; w; w = w->next) {
         if (w->live && w->sources && w != v)
@@ -65,59 +65,62 @@ static int none_left(struct ws_route *r, struct ws_error *err)
     return ws_error_set(err, ESTALE, "%s/%lu is gone at the source%s", v->model->name, v->number, why);
 }
 
-/* The strategies of the list reach no source that has the version. With store->lock. */
-static int none_in_list(const struct ws_route *r, const struct ws_watch *barred, struct ws_error *err)
+/* No source that has the version serves by a strategy of the list. With store->lock. */
+static int none_in_list(const struct ws_source_select *sel, const struct ws_poller *barred,
+                        struct ws_error *err)
 {
-    const struct ws_version *v = r->version;
-    char list[WS_STRATEGIES_CHARS];
+    const struct ws_version *v = sel->version;
+    char list[WS_TRANSPORT_PREFS_CHARS];
 
-    ws_strategies_text(&r->strategies, list);
+    ws_transport_prefs_text(&sel->transport_prefs, list);
     return ws_error_set(
         err, EHOSTUNREACH,
         "%s/%lu can be reached by %s (%s), but its strategies are %s: echo \"strategy auto\" > "
-        "ctl, or name one by which its source is reached",
+        "ctl, or name a strategy by which its source is reached",
         v->model->name, v->number, ws_way_name(barred->strategy), barred->source->url, list);
 }
 
 /* Is a better than b? */
-static bool is_before(const struct ws_strategies *s, const struct ws_watch *a, const struct ws_watch *b)
+static bool is_before(const struct ws_transport_prefs *s, const struct ws_poller *a,
+                      const struct ws_poller *b)
 {
-    unsigned ra = (unsigned)ws_strategies_rank(s, a->strategy); /* of one that is not in the list: the last */
-    unsigned rb = (unsigned)ws_strategies_rank(s, b->strategy);
+    unsigned ra =
+        (unsigned)ws_transport_prefs_rank(s, a->strategy); /* of one that is not in the list: the last */
+    const unsigned rb = (unsigned)ws_transport_prefs_rank(s, b->strategy);
 
     return ra != rb ? ra < rb : a->order < b->order;
 }
 
 /* Candidates, the best one first; *barred: one that is left out for its strategy, or NULL. With store->lock
- * and r->lock. */
-static unsigned candidates(const struct ws_route *r, const struct ws_leg *leg,
-                           struct ws_watch *out[WS_MAX_SOURCES], struct ws_watch **barred)
+ * and sel->lock. */
+static unsigned find_candidates(const struct ws_source_select *sel, const struct ws_source_attempt *attempt,
+                                struct ws_poller *out[WS_MAX_SOURCES], struct ws_poller **barred)
 {
-    const struct ws_version *v = r->version;
-    uint64_t those = v->sources & ~r->refused & ~leg->skip & ~(leg->whole ? v->partial : 0);
-    const struct ws_strategies *list = leg->only ? leg->only : &r->strategies;
+    const struct ws_version *v = sel->version;
+    uint64_t those = v->sources & ~sel->refused & ~attempt->skip & ~(attempt->needs_whole ? v->partial : 0);
+    const struct ws_transport_prefs *list = attempt->only ? attempt->only : &sel->transport_prefs;
     unsigned n = 0;
 
     *barred = NULL;
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
-        struct ws_watch *w = v->store->watches[i];
+        struct ws_poller *p = v->store->pollers[i];
         unsigned at = n;
-        if (!w || !(those & ws_bit(i)))
+        if (!p || !(those & ws_bit(i)))
             continue;
-        if (!leg->control && ws_strategies_rank(list, w->strategy) < 0) {
-            *barred = w;
+        if (!attempt->any_strategy && ws_transport_prefs_rank(list, p->strategy) < 0) {
+            *barred = p;
             continue;
         }
-        for (; at > 0 && is_before(list, w, out[at - 1]); at--)
+        for (; at > 0 && is_before(list, p, out[at - 1]); at--)
             out[at] = out[at - 1];
-        out[at] = w;
+        out[at] = p;
         n++;
     }
     return n;
 }
 
-/* Is there one to go to from the one that is taken? With store->lock. */
-static bool has_other(struct ws_watch *const *list, unsigned n, const struct ws_watch *taken)
+/* Is there another source that answers? With store->lock. */
+static bool has_other(struct ws_poller *const *list, unsigned n, const struct ws_poller *taken)
 {
     bool other = false;
 
@@ -126,172 +129,173 @@ static bool has_other(struct ws_watch *const *list, unsigned n, const struct ws_
     return other;
 }
 
-/* Each source of the version that can be asked has a share of the deadline, and one is left over for leaving
- * them: a transport looks once a second whether it is to leave. With store->lock. */
-static void give_share(const struct ws_route *r, struct ws_leg *leg, bool has_other)
+/* Each source of the version that answers has a share of the deadline. One share is left over, because a
+ * transport takes up to a second to notice that it is to leave. With store->lock. */
+static void set_share(const struct ws_source_select *sel, struct ws_source_attempt *attempt, bool has_other)
 {
-    struct ws_store *s = r->version->store;
+    struct ws_store *s = sel->version->store;
     unsigned n = 1;
 
-    leg->silent = false;
-    leg->since_ns = ws_clock_ns();
-    leg->share_ns = 0;
-    if (!has_other && !leg->spare)
+    attempt->silent = false;
+    attempt->since_ns = ws_clock_ns();
+    attempt->share_ns = 0;
+    if (!has_other && !attempt->optional)
         return;
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
-        n += (r->version->sources & ~r->refused & ws_bit(i)) && s->watches[i] && s->watches[i]->up;
-    leg->share_ns = (uint64_t)s->options.deadline_ms * WS_MS_NS / n;
-    ws_waits_look_at(s, leg->since_ns + leg->share_ns);
+        n += (sel->version->sources & ~sel->refused & ws_bit(i)) && s->pollers[i] && s->pollers[i]->up;
+    attempt->share_ns = (uint64_t)s->options.deadline_ms * WS_MS_NS / n;
+    ws_waiters_schedule(s, attempt->since_ns + attempt->share_ns);
 }
 
-/* With r->lock. */
-static void link_leg(struct ws_route *r, struct ws_leg *leg)
+/* With sel->lock. */
+static void link_attempt(struct ws_source_select *sel, struct ws_source_attempt *attempt)
 {
-    atomic_store(&leg->leave, atomic_load(&r->stop));
-    leg->route = r;
-    leg->prev = NULL;
-    leg->next = r->legs;
-    if (r->legs)
-        r->legs->prev = leg;
-    r->legs = leg;
+    atomic_store(&attempt->leave, atomic_load(&sel->stop));
+    attempt->selection = sel;
+    attempt->prev = NULL;
+    attempt->next = sel->attempts;
+    if (sel->attempts)
+        sel->attempts->prev = attempt;
+    sel->attempts = attempt;
 }
 
-static void unlink_leg(struct ws_leg *leg)
+static void unlink_attempt(struct ws_source_attempt *attempt)
 {
-    struct ws_route *r = leg->route;
+    struct ws_source_select *sel = attempt->selection;
 
-    pthread_mutex_lock(&r->lock);
-    *(leg->prev ? &leg->prev->next : &r->legs) = leg->next;
-    if (leg->next)
-        leg->next->prev = leg->prev;
-    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_lock(&sel->lock);
+    *(attempt->prev ? &attempt->prev->next : &sel->attempts) = attempt->next;
+    if (attempt->next)
+        attempt->next->prev = attempt->prev;
+    pthread_mutex_unlock(&sel->lock);
 }
 
-int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err)
+int ws_source_select_next(struct ws_source_select *sel, struct ws_source_attempt *attempt,
+                          struct ws_error *err)
 {
-    struct ws_store *s = r->version->store;
-    struct ws_watch *list[WS_MAX_SOURCES], *barred = NULL;
-    struct ws_changes changes;
+    struct ws_store *s = sel->version->store;
+    struct ws_poller *list[WS_MAX_SOURCES], *barred = NULL;
+    struct ws_store_events events;
     unsigned n;
     int rc = 0;
 
-    if (atomic_load(&r->stop))
-        return canceled(r, err);
-    ws_changes_init(&changes);
+    if (atomic_load(&sel->stop))
+        return ws_source_select_canceled(sel, err);
+    ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
-    rc = ws_offers_agree(r->version, err);
-    pthread_mutex_lock(&r->lock);
-    n = rc == 0 ? candidates(r, leg, list, &barred) : 0;
-    leg->turn = r->turn;
-    leg->watch = NULL;
-    for (unsigned k = 0; k < n && !leg->watch; k++) {
-        if (list[(r->turn + k) % n]->up)
-            leg->watch = list[(r->turn + k) % n];
+    rc = ws_offers_agree(sel->version, err);
+    pthread_mutex_lock(&sel->lock);
+    n = rc == 0 ? find_candidates(sel, attempt, list, &barred) : 0;
+    attempt->turn = sel->turn;
+    attempt->poller = NULL;
+    for (unsigned k = 0; k < n && !attempt->poller; k++) {
+        if (list[(sel->turn + k) % n]->up)
+            attempt->poller = list[(sel->turn + k) % n];
     }
-    if (n && !leg->watch)
-        leg->watch = list[r->turn % n];
-    if (leg->watch) {
-        ws_watch_get(leg->watch);
-        link_leg(r, leg);
-        const bool other = has_other(list, n, leg->watch);
-        give_share(r, leg, other);
-        if (ws_rings_stay(r->version, leg->watch->index, other))
-            ws_changes_add(&changes, WS_MODEL_OFFERS, r->version->model, NULL);
+    if (n && !attempt->poller)
+        attempt->poller = list[sel->turn % n];
+    if (attempt->poller) {
+        ws_poller_get(attempt->poller);
+        link_attempt(sel, attempt);
+        const bool other = has_other(list, n, attempt->poller);
+        set_share(sel, attempt, other);
+        if (ws_rings_stay(sel->version, attempt->poller->index, other))
+            ws_store_events_add(&events, WS_MODEL_OFFERS, sel->version->model, NULL);
     } else if (rc == 0) {
-        rc = barred && !r->last.code ? none_in_list(r, barred, err) : none_left(r, err);
+        rc = barred && !sel->last.code ? none_in_list(sel, barred, err) : none_left(sel, err);
     }
-    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_unlock(&sel->lock);
     pthread_mutex_unlock(&s->lock);
-    ws_changes_tell(&changes, s);
+    ws_store_events_notify(&events, s);
     return rc;
 }
 
-void ws_route_end(struct ws_leg *leg)
+void ws_source_select_end(struct ws_source_attempt *attempt)
 {
-    if (leg->watch) {
-        unlink_leg(leg);
-        ws_watch_put(leg->watch);
+    if (attempt->poller) {
+        unlink_attempt(attempt);
+        ws_poller_put(attempt->poller);
     }
-    leg->watch = NULL;
+    attempt->poller = NULL;
 }
 
-/* With r->lock. */
-static void leave(struct ws_route *r, const struct ws_watch *but_one)
+/* With sel->lock. */
+static void leave_attempts(struct ws_source_select *sel, const struct ws_poller *but_one)
 {
-    for (struct ws_leg *leg = r->legs; leg; leg = leg->next)
-        if (!but_one || leg->watch == but_one)
-            atomic_store(&leg->leave, true);
-    pthread_cond_broadcast(&r->changed);
+    for (struct ws_source_attempt *attempt = sel->attempts; attempt; attempt = attempt->next)
+        if (!but_one || attempt->poller == but_one)
+            atomic_store(&attempt->leave, true);
+    pthread_cond_broadcast(&sel->changed);
 }
 
-void ws_route_leave(struct ws_route *r, unsigned index)
+void ws_source_select_leave(struct ws_source_select *sel, unsigned index)
 {
-    pthread_mutex_lock(&r->lock);
-    r->turn++;
-    leave(r, r->version->store->watches[index]);
-    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_lock(&sel->lock);
+    sel->turn++;
+    leave_attempts(sel, sel->version->store->pollers[index]);
+    pthread_mutex_unlock(&sel->lock);
 }
 
-uint64_t ws_route_hurry(struct ws_route *r, uint64_t last_ns, uint64_t now_ns)
+uint64_t ws_source_select_check_silence(struct ws_source_select *sel, uint64_t last_ns, uint64_t now_ns)
 {
     uint64_t next = WS_NEVER;
 
-    pthread_mutex_lock(&r->lock);
-    for (struct ws_leg *leg = r->legs; leg; leg = leg->next) {
-        const uint64_t due = (leg->since_ns > last_ns ? leg->since_ns : last_ns) + leg->share_ns;
-        if (leg->share_ns == 0 || atomic_load(&leg->leave))
+    pthread_mutex_lock(&sel->lock);
+    for (struct ws_source_attempt *attempt = sel->attempts; attempt; attempt = attempt->next) {
+        const uint64_t due = (attempt->since_ns > last_ns ? attempt->since_ns : last_ns) + attempt->share_ns;
+        if (attempt->share_ns == 0 || atomic_load(&attempt->leave))
             continue;
         if (due <= now_ns)
-            atomic_store(&leg->leave, leg->silent = true);
+            atomic_store(&attempt->leave, attempt->silent = true);
         else if (due < next)
             next = due;
     }
-    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_unlock(&sel->lock);
     return next;
 }
 
-void ws_route_describe(struct ws_route *r, char out[WS_ERROR_TEXT / 2])
+void ws_source_select_describe(struct ws_source_select *sel, char out[WS_ERROR_TEXT / 2])
 {
-    pthread_mutex_lock(&r->lock);
-    if (r->legs)
-        snprintf(out, WS_ERROR_TEXT / 2, "%s has not answered", r->legs->watch->source->url);
+    pthread_mutex_lock(&sel->lock);
+    if (sel->attempts)
+        snprintf(out, WS_ERROR_TEXT / 2, "%s has not answered", sel->attempts->poller->source->url);
     else
         snprintf(out, WS_ERROR_TEXT / 2, "%.*s", WS_ERROR_TEXT / 2 - 1,
-                 r->last.code ? r->last.text : "no source was asked yet");
-    pthread_mutex_unlock(&r->lock);
+                 sel->last.code ? sel->last.text : "no source was asked yet");
+    pthread_mutex_unlock(&sel->lock);
 }
 
-void ws_route_doubt(struct ws_route *r, struct ws_leg *leg)
+void ws_source_select_distrust(struct ws_source_select *sel, struct ws_source_attempt *attempt)
 {
-    pthread_mutex_lock(&r->lock);
-    if (r->turn == leg->turn)
-        r->turn++;
-    pthread_mutex_unlock(&r->lock);
-    ws_route_end(leg);
+    pthread_mutex_lock(&sel->lock);
+    if (sel->turn == attempt->turn)
+        sel->turn++;
+    pthread_mutex_unlock(&sel->lock);
+    ws_source_select_end(attempt);
 }
 
-void ws_route_progress(struct ws_route *r, struct ws_leg *leg)
+void ws_source_select_progress(struct ws_source_select *sel, struct ws_source_attempt *attempt)
 {
-    atomic_store(&r->progress_ns, ws_clock_ns());
-    if (!leg->control)
-        atomic_store(&r->used, leg->watch->strategy);
-    leg->attempts = 0;
+    atomic_store(&sel->progress_ns, ws_clock_ns());
+    if (!attempt->any_strategy)
+        atomic_store(&sel->used, attempt->poller->strategy);
+    attempt->failures = 0;
 }
 
-/* Without the request that was answered, which is the longer part. With r->lock. */
-static void note(struct ws_route *r, int strategy, const char *why)
+/* Leaves out the request that was answered, which is the longer part. With sel->lock. */
+static void record_reason(struct ws_source_select *sel, int strategy, const char *why)
 {
     const char *answer = strstr(why, " answered ");
 
     answer = answer ? strstr(answer, ": ") : NULL;
-    snprintf(r->why_not[strategy], WS_REASON_CHARS, "%s", answer ? answer + 2 : why);
+    snprintf(sel->why_not[strategy], WS_REASON_CHARS, "%s", answer ? answer + 2 : why);
 }
 
-void ws_route_note(struct ws_route *r, int strategy, const char *why)
+void ws_source_select_record_reason(struct ws_source_select *sel, int strategy, const char *why)
 {
-    pthread_mutex_lock(&r->lock);
-    note(r, strategy, why);
-    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_lock(&sel->lock);
+    record_reason(sel, strategy, why);
+    pthread_mutex_unlock(&sel->lock);
 }
 
 static bool says_gone(int rc)
@@ -318,84 +322,104 @@ static bool says_never(int rc)
     }
 }
 
-/* Nothing has moved for too long: one code for all ways of not being there. */
-static int given_up(const struct ws_route *r, int rc, struct ws_error *err)
+/* Nothing has moved for too long: one code for all failures to reach a source. */
+static int given_up(const struct ws_source_select *sel, int rc, struct ws_error *err)
 {
-    const struct ws_version *v = r->version;
+    const struct ws_version *v = sel->version;
     int code = rc == -ETIMEDOUT ? ETIMEDOUT : EHOSTUNREACH;
     char why[WS_ERROR_TEXT / 2];
 
-    memcpy(why, r->last.text, sizeof(why) - 1);
+    memcpy(why, sel->last.text, sizeof(why) - 1);
     why[sizeof(why) - 1] = '\0';
     return ws_error_set(err, code, "nothing of %s/%lu came for %.1f s: %s; is the trainer's agent up?",
                         v->model->name, v->number, (double)v->store->options.deadline_ms / 1000, why);
 }
 
-/* Sleeps before the next attempt, a half more or less, or until the stop. With r->lock. */
-static void back_off(struct ws_route *r, unsigned attempts)
+/* Sleeps before the next attempt, a half more or less, or until the stop. With sel->lock. */
+static void back_off(struct ws_source_select *sel, unsigned attempts)
 {
     unsigned doublings = attempts < MAX_DOUBLINGS ? attempts : MAX_DOUBLINGS;
     uint64_t ns = (uint64_t)FIRST_PAUSE_MS * WS_MS_NS << doublings;
     uint64_t now = ws_clock_ns();
-    const uint64_t until = now + ns / 2 + (now ^ (uintptr_t)r) % ns;
+    const uint64_t until = now + ns / 2 + (now ^ (uintptr_t)sel) % ns;
 
-    while (!atomic_load(&r->stop) && ws_cond_wait_until(&r->changed, &r->lock, until) != ETIMEDOUT)
+    while (!atomic_load(&sel->stop) && ws_cond_wait_until(&sel->changed, &sel->lock, until) != ETIMEDOUT)
         ;
 }
 
-int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_error *err)
+int ws_source_select_failed(struct ws_source_select *sel, struct ws_source_attempt *attempt, int rc,
+                            struct ws_error *err)
 {
-    struct ws_store *s = r->version->store;
+    struct ws_store *s = sel->version->store;
     uint64_t deadline_ns = (uint64_t)s->options.deadline_ms * WS_MS_NS;
-    struct ws_watch *w = leg->watch;
+    struct ws_poller *p = attempt->poller;
     bool up;
     int final = 0;
 
-    if (atomic_load(&r->stop)) {
-        ws_route_end(leg);
-        return canceled(r, err);
+    if (atomic_load(&sel->stop)) {
+        ws_source_select_end(attempt);
+        return ws_source_select_canceled(sel, err);
     }
     pthread_mutex_lock(&s->lock);
-    if (atomic_load(&leg->leave)) {
-        if (ws_clock_ns() - atomic_load(&r->progress_ns) <= deadline_ns) { /* the next one is asked at once */
+    if (atomic_load(&attempt->leave)) {
+        if (ws_clock_ns() - atomic_load(&sel->progress_ns) <= deadline_ns) { /* the next source, at once */
             pthread_mutex_unlock(&s->lock);
-            ws_route_doubt(r, leg);
+            ws_source_select_distrust(sel, attempt);
             return 0;
         }
-        rc = leg->silent
-                 ? ws_error_set(err, ETIMEDOUT, "%s has not answered", w->source->url)
-                 : ws_error_set(err, EHOSTUNREACH, "the mounts that were asked for it wait for each other");
+        rc = attempt->silent
+                 ? ws_error_set(err, ETIMEDOUT, "%s has not answered", p->source->url)
+                 : ws_error_set(err, EHOSTUNREACH, "the mounts that are its sources wait for each other");
     }
-    up = w->up && s->watches[w->index] == w;
+    up = p->up && s->pollers[p->index] == p;
     pthread_mutex_unlock(&s->lock);
-    pthread_mutex_lock(&r->lock);
+    pthread_mutex_lock(&sel->lock);
     if (err)
-        r->last = *err;
-    r->last.code = -rc;
-    note(r, w->strategy, r->last.text);
+        sel->last = *err;
+    sel->last.code = -rc;
+    record_reason(sel, p->strategy, sel->last.text);
     if (says_gone(rc) && (up || rc == -ESTALE)) {
-        r->refused |= ws_bit(w->index);
-        r->gone = true;
+        sel->refused |= ws_bit(p->index);
+        sel->gone = true;
     } else if (says_never(rc)) {
-        r->refused |= ws_bit(w->index);
+        sel->refused |= ws_bit(p->index);
     } else {
         atomic_fetch_add(&s->retries, 1);
-        if (r->turn == leg->turn)
-            r->turn++;
-        if (ws_clock_ns() - atomic_load(&r->progress_ns) > deadline_ns)
-            final = given_up(r, rc, err);
+        if (sel->turn == attempt->turn)
+            sel->turn++;
+        if (ws_clock_ns() - atomic_load(&sel->progress_ns) > deadline_ns)
+            final = given_up(sel, rc, err);
         else
-            back_off(r, leg->attempts++);
+            back_off(sel, attempt->failures++);
     }
-    pthread_mutex_unlock(&r->lock);
-    ws_route_end(leg);
+    pthread_mutex_unlock(&sel->lock);
+    ws_source_select_end(attempt);
     return final;
 }
 
-void ws_route_stop(struct ws_route *r)
+int ws_source_select_try(struct ws_source_select *sel, struct ws_source_attempt *attempt, ws_source_use *use,
+                         void *arg, struct ws_error *err)
 {
-    atomic_store(&r->stop, true);
-    pthread_mutex_lock(&r->lock);
-    leave(r, NULL);
-    pthread_mutex_unlock(&r->lock);
+    int rc = ws_source_select_next(sel, attempt, err);
+
+    while (rc == 0) {
+        rc = use(arg, attempt, err);
+        if (rc >= 0)
+            break;
+        rc = ws_source_select_failed(sel, attempt, rc, err);
+        if (rc == 0)
+            rc = ws_source_select_next(sel, attempt, err);
+    }
+    if (rc == 0)
+        ws_source_select_progress(sel, attempt);
+    ws_source_select_end(attempt);
+    return rc;
+}
+
+void ws_source_select_stop(struct ws_source_select *sel)
+{
+    atomic_store(&sel->stop, true);
+    pthread_mutex_lock(&sel->lock);
+    leave_attempts(sel, NULL);
+    pthread_mutex_unlock(&sel->lock);
 }

@@ -1,5 +1,6 @@
-/* Route: which source a pull uses now, what it does when one fails, and when it gives up. Shared by
- * the threads of one pull; holds the one lock of a pull (taken after store->lock). */
+/* Source selection: which source a pull uses now, what it does when one fails, and when it gives up. The
+ * threads of one pull share it; it has the one lock of a pull, which is taken after store->lock. An attempt
+ * is one thread's use of one source. */
 #ifndef WS_FS_PULL_SOURCE_SELECT_H
 #define WS_FS_PULL_SOURCE_SELECT_H
 #include "fs/store/poller.h"
@@ -7,68 +8,80 @@
 
 #define WS_REASON_CHARS 160 /* why one strategy was not used */
 
-struct ws_route {
+struct ws_source_select {
     struct ws_version *version; /* the pull's */
     atomic_bool stop;
-    _Atomic(uint64_t) progress_ns;   /* when the last byte of use came: a block that is what it should be */
-    _Atomic(uint64_t) came_ns;       /* when any byte did */
-    struct ws_strategies strategies; /* never changes */
-    atomic_int used;                 /* the strategy by which weights came last, or WS_NO_WAY */
+    _Atomic(uint64_t) progress_ns;             /* when the last good block came */
+    _Atomic(uint64_t) came_ns;                 /* when the last byte came */
+    struct ws_transport_prefs transport_prefs; /* never changes */
+    atomic_int used;                           /* the strategy by which weights came last, or WS_NO_WAY */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* of everything in the pull; monotonic clock */
+    pthread_cond_t changed; /* anything in the pull; monotonic clock */
     /* guarded by lock */
-    uint64_t refused;     /* sources that will not serve this version, by index */
-    unsigned turn;        /* which of the alternatives */
-    struct ws_leg *legs;  /* that use a source now */
-    bool gone;            /* one of them said that it had the version and has it no more */
-    struct ws_error last; /* why the last attempt failed */
-    char why_not[WS_N_WAYS][WS_REASON_CHARS]; /* why one was of no use, where something was tried */
-    char part_why_not[WS_WHY_NOT_CHARS];      /* the pull's thread's: what its first part said */
+    uint64_t refused;                         /* by index: sources that will not serve this version */
+    unsigned turn;                            /* which of the alternatives is first; it only rises */
+    struct ws_source_attempt *attempts;       /* those that have a source now */
+    bool gone;                                /* a source has answered that it has the version no more */
+    struct ws_error last;                     /* why the last attempt failed */
+    char why_not[WS_N_WAYS][WS_REASON_CHARS]; /* by strategy: why it failed; empty: it was not tried */
+    char part_why_not[WS_WHY_NOT_CHARS];      /* the pull's thread's: what its first part came by */
 };
 
-/* One use of a source. It stays where it is in memory while it has one. */
-struct ws_leg {
-    struct ws_watch *watch; /* counted; NULL: none */
-    atomic_bool leave;      /* this use is to end: cancels what is asked of the source */
-    struct ws_route *route; /* that it is linked in */
-    struct ws_leg *next, *prev;
+/* It does not move in memory while it has a source. */
+struct ws_source_attempt {
+    struct ws_poller *poller; /* of the source, counted; NULL: none */
+    atomic_bool leave;        /* this use is to end: cancels requests to the source */
+    struct ws_source_select *selection;
+    struct ws_source_attempt *next, *prev;
     unsigned turn;
-    uint64_t since_ns, share_ns; /* when it was taken; how long it may say nothing, 0: there is no other */
-    bool silent;                 /* it said nothing for so long */
-    unsigned attempts;           /* failures in a row, of this leg's thread */
-    uint64_t skip;               /* the caller's: sources that it does not want, by index */
-    bool whole;   /* the caller's: bytes of files are wanted, which who has only a delta has not */
-    bool control; /* the caller's: it moves no weights, so every strategy will do */
-    bool spare;   /* the caller's: where it is silent the pull goes on without it */
-    const struct ws_strategies *only; /* the caller's: sources by these; NULL: by the route's */
+    uint64_t since_ns; /* when it began */
+    uint64_t share_ns; /* its share of the deadline: the source may be silent for so long; 0: no limit */
+    bool silent;       /* the source was silent for longer */
+    unsigned failures; /* in a row */
+    /* set by the caller */
+    uint64_t skip;                         /* by index: sources that it does not want */
+    bool needs_whole;                      /* bytes of files are fetched: no source that has only a delta */
+    bool any_strategy;                     /* no weights are fetched, so sources by all strategies will do */
+    bool optional;                         /* the pull goes on without it if the source is silent */
+    const struct ws_transport_prefs *only; /* sources by these; NULL: by the pull's */
 };
 
-void ws_route_init(struct ws_route *r, struct ws_version *v); /* with store->lock */
-void ws_route_release(struct ws_route *r);
-/* Chooses a source: in the order of the strategies, then of adding, those that answer first. When none is
- * left: -ESTALE, -ECANCELED or what the last one said; -EHOSTUNREACH: there are some, but by no strategy of
- * the list; -EBADMSG: they disagree on what the version is. */
-WS_MUST_USE int ws_route_take(struct ws_route *r, struct ws_leg *leg, struct ws_error *err);
-void ws_route_end(struct ws_leg *leg); /* done with the source */
-/* What the source said with rc (err: its sentence). Puts the source. 0: take one and try again, after
- * the wait that is due; else final, with err. */
-WS_MUST_USE int ws_route_failed(struct ws_route *r, struct ws_leg *leg, int rc, struct ws_error *err);
-/* What the source sent was not the manifest's, or came much slower than from another. Puts it; the next
- * attempt is with another, where there is one. */
-void ws_route_doubt(struct ws_route *r, struct ws_leg *leg);
-/* All uses of the source with that index are to end, and the next one is of another source where there is
- * one; ws_route_failed then says to go on, at once. With store->lock. */
-void ws_route_leave(struct ws_route *r, unsigned index);
-/* A source that has said nothing since it was taken and since the last byte (last_ns) is left after its share
- * of the deadline, so that the next one has a share too. When to look again, or WS_NEVER. With store->lock.
- */
-uint64_t ws_route_hurry(struct ws_route *r, uint64_t last_ns, uint64_t now_ns);
-/* Which source is asked now, else what the last one said. With store->lock. */
-void ws_route_describe(struct ws_route *r, char out[WS_ERROR_TEXT / 2]);
-void ws_route_progress(struct ws_route *r, struct ws_leg *leg);
-/* Why a strategy was of no use. */
-void ws_route_note(struct ws_route *r, int strategy, const char *why);
-/* Wakes all that wait; callable with store->lock. */
-void ws_route_stop(struct ws_route *r);
+void ws_source_select_init(struct ws_source_select *sel, struct ws_version *v); /* with store->lock */
+void ws_source_select_release(struct ws_source_select *sel);
+/* Begins an attempt: sources are tried in the order of their strategies, then of adding, those that answer
+ * first. When none is left: -ESTALE, -ECANCELED, or the last one's error. -EHOSTUNREACH: the list has no
+ * strategy by which a source serves; -EBADMSG: the sources disagree on the version's digest. */
+WS_MUST_USE int ws_source_select_next(struct ws_source_select *sel, struct ws_source_attempt *attempt,
+                                      struct ws_error *err);
+/* An attempt ends in one of three ways. */
+void ws_source_select_end(struct ws_source_attempt *attempt); /* done, or it has no source */
+/* It failed with rc and err. 0: begin the next one, the pause before it is over; else rc is final. */
+WS_MUST_USE int ws_source_select_failed(struct ws_source_select *sel, struct ws_source_attempt *attempt,
+                                        int rc, struct ws_error *err);
+/* The source sent other bytes than the manifest's, or is much slower than another. The next attempt is at
+ * another source if there is one. */
+void ws_source_select_distrust(struct ws_source_select *sel, struct ws_source_attempt *attempt);
+/* Calls use at one source after the other until it succeeds or the selection gives up. use returns 0, or 1
+ * for "not at this source, and no other is to be asked", which is returned; or its error. */
+typedef int ws_source_use(void *arg, struct ws_source_attempt *attempt, struct ws_error *err);
+WS_MUST_USE int ws_source_select_try(struct ws_source_select *sel, struct ws_source_attempt *attempt,
+                                     ws_source_use *use, void *arg, struct ws_error *err);
+/* Ends all attempts at the source with that index, and begins the next ones at another source if there is
+ * one: ws_source_select_failed then returns 0 at once. With store->lock. */
+void ws_source_select_leave(struct ws_source_select *sel, unsigned index);
+/* Ends attempts at sources that were silent for their share of the deadline, since the attempt began and
+ * since the last byte (last_ns), so that the next source has a share, too. When to look again, or WS_NEVER.
+ * With store->lock. */
+uint64_t ws_source_select_check_silence(struct ws_source_select *sel, uint64_t last_ns, uint64_t now_ns);
+/* Which source has not answered, else why the last attempt failed. With store->lock. */
+void ws_source_select_describe(struct ws_source_select *sel, char out[WS_ERROR_TEXT / 2]);
+/* Bytes of use came by this attempt. */
+void ws_source_select_progress(struct ws_source_select *sel, struct ws_source_attempt *attempt);
+/* Why a strategy failed. */
+void ws_source_select_record_reason(struct ws_source_select *sel, int strategy, const char *why);
+/* Ends all attempts, and wakes all threads of the pull. Callable with store->lock. */
+void ws_source_select_stop(struct ws_source_select *sel);
+/* -ECANCELED, with the sentence of a pull that was stopped. */
+int ws_source_select_canceled(const struct ws_source_select *sel, struct ws_error *err);
 
 #endif

@@ -1,15 +1,14 @@
-/* Every lane is a thread with a connection of its own. It takes the next run of missing blocks of a
- * file, at most 16 MiB, fetches it, and takes the next. Waited-for blocks go first, then small files
- * and the headers of all others, because readers open with them, then the rest in order. A block is
- * here when the hash of what was stored is the manifest's; a wrong one is missing again, as are the
- * blocks of a run that was cut.
+/* Every lane is a thread with a connection of its own. It claims the next extent, a run of missing blocks of
+ * a file of at most 16 MiB, fetches it, and claims the next. Awaited blocks go first, then small files and
+ * the headers of all others, because readers begin with them, then the rest in order. A block is here when
+ * the hash of what was stored is the manifest's. A wrong block is missing again, and so are the blocks of an
+ * extent that was cut.
  *
- * Lanes of different sources are measured by each other: one whose source sent next to nothing while the
- * lanes of others moved several whole runs gives its own back, and goes on at another source;
- * once all else is taken and it alone is waited for, sooner. Only bytes are compared, so that it means the
- * same on every link, also on one whose round trip is long and whose first bytes come late.
+ * Lanes at different sources are compared. A lane whose source sent next to nothing while lanes at others
+ * moved several extents gives its extent back and goes on at another source; once nothing else is missing,
+ * sooner. Only bytes are compared, which means the same on every link, also with a long round trip.
  *
- * Towards the end runs get shorter, so that the lanes finish together. */
+ * Towards the end extents get shorter, so that the lanes finish together. */
 #include "fs/pull/transfer.h"
 #include "fs/store/content.h"
 #include "fs/store/waiters.h"
@@ -21,12 +20,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RUN_BLOCKS 4
-#define NAP_MS     20 /* of a lane that lets a more urgent pull go first */
-#define IDLE_MS    500
-#define SLOWER     8                             /* times, than the others: it gives its run back */
-#define SLACK      (RUN_BLOCKS * WS_BLOCK_BYTES) /* bytes that a lane may be behind at first */
-#define LAST_SLACK (256UL << 10)                 /* ... once nothing else is missing */
+#define EXTENT_BLOCKS 4
+#define NAP_MS        20 /* of a lane that lets a more urgent pull go first */
+#define IDLE_MS       500
+#define SLOWER        8 /* times slower than others: it gives its extent back */
+#define SLACK         (EXTENT_BLOCKS * WS_BLOCK_BYTES) /* bytes that a lane may be behind at first */
+#define LAST_SLACK    (256UL << 10)                    /* ... once nothing else is missing */
 
 enum block_state { MISSING, TAKEN, HERE };
 
@@ -41,41 +40,41 @@ struct cursor {
 };
 
 struct transfer {
-    struct ws_route *route;
+    struct ws_source_select *selection;
     struct ws_version *version;
     const struct ws_manifest *manifest;
     const atomic_int *priority;
     unsigned n_lanes;
     struct lane *lanes;
-    /* guarded by route->lock */
+    /* guarded by selection->lock */
     struct block **blocks; /* by file */
     size_t n_missing, n_left;
-    uint64_t moved[WS_MAX_SOURCES]; /* in runs that are over */
+    uint64_t moved[WS_MAX_SOURCES]; /* by source: bytes of extents that are over */
     struct cursor next;
     int rc; /* why it ends; 0: it goes on, or is done */
     struct ws_error err;
-    const char *how;
+    const char *transport;
 };
 
-struct run {
+struct extent {
     size_t file, first, n;
 };
 
 struct lane {
     struct transfer *t;
-    struct ws_leg leg;
+    struct ws_source_attempt attempt;
     struct ws_lane *lane;
-    struct run run;
-    bool doubtful;          /* a block of the run was wrong */
-    _Atomic(uint64_t) came; /* bytes of the run */
-    /* guarded by route->lock */
+    struct extent extent;
+    bool doubtful;          /* a block of the extent was wrong */
+    _Atomic(uint64_t) came; /* bytes of the extent */
+    /* guarded by selection->lock */
     bool has_source, fetches;
     unsigned source;
-    uint64_t others; /* what the lanes of others had moved when the run began */
+    uint64_t others; /* what lanes at other sources had moved when the extent began */
     pthread_t thread;
 };
 
-/* --- the table of blocks; with route->lock --- */
+/* --- the table of blocks; with selection->lock --- */
 
 static void end_with(struct transfer *t, int rc, const struct ws_error *err)
 {
@@ -83,46 +82,46 @@ static void end_with(struct transfer *t, int rc, const struct ws_error *err)
         t->rc = rc;
         t->err = *err;
     }
-    pthread_cond_broadcast(&t->route->changed);
+    pthread_cond_broadcast(&t->selection->changed);
 }
 
-/* Takes missing blocks from the first one at or after `first` and before `end`; none once it is over. */
-static bool claim(struct transfer *t, size_t file, size_t first, size_t end, struct run *run)
+/* Claims missing blocks from the first one in [first, end); none once the transfer ends. */
+static bool claim(struct transfer *t, size_t file, size_t first, size_t end, struct extent *extent)
 {
     struct block *b = t->blocks[file];
     size_t most = (t->n_missing + 2 * t->n_lanes - 1) / (2 * t->n_lanes);
 
-    if (most > RUN_BLOCKS)
-        most = RUN_BLOCKS;
+    if (most > EXTENT_BLOCKS)
+        most = EXTENT_BLOCKS;
     while (first < end && b[first].state != MISSING)
         first++;
-    if (first >= end || t->rc < 0 || atomic_load(&t->route->stop))
+    if (first >= end || t->rc < 0 || atomic_load(&t->selection->stop))
         return false;
-    *run = (struct run){.file = file, .first = first};
-    while (run->n < most && first + run->n < end && b[first + run->n].state == MISSING)
-        b[first + run->n++].state = TAKEN;
-    t->n_missing -= run->n;
+    *extent = (struct extent){.file = file, .first = first};
+    while (extent->n < most && first + extent->n < end && b[first + extent->n].state == MISSING)
+        b[first + extent->n++].state = TAKEN;
+    t->n_missing -= extent->n;
     return true;
 }
 
 /* Blocks of a file that belong to the phase: [0, end). */
 static size_t phase_end(const struct transfer *t, const struct cursor *at)
 {
-    const struct ws_bundle_file *f = &t->manifest->files[at->file];
+    const struct ws_manifest_file *f = &t->manifest->files[at->file];
 
     if (at->phase == SIDECARS)
         return f->header_bytes ? 0 : f->n_blocks;
     return at->phase == HEADERS ? ws_content_header_blocks(f) : f->n_blocks;
 }
 
-static bool claim_next(struct transfer *t, struct run *run)
+static bool claim_next(struct transfer *t, struct extent *extent)
 {
     struct cursor *at = &t->next;
 
     for (; at->phase != END; at->phase++, at->file = 0) {
         for (; at->file < t->manifest->n_files; at->file++, at->block = 0) {
-            if (claim(t, at->file, at->block, phase_end(t, at), run)) {
-                at->block = run->first + run->n;
+            if (claim(t, at->file, at->block, phase_end(t, at), extent)) {
+                at->block = extent->first + extent->n;
                 return true;
             }
         }
@@ -130,19 +129,19 @@ static bool claim_next(struct transfer *t, struct run *run)
     return false;
 }
 
-static void give_back(struct transfer *t, const struct run *run)
+static void give_back(struct transfer *t, const struct extent *extent)
 {
-    for (size_t b = run->first; b < run->first + run->n; b++) {
-        if (t->blocks[run->file][b].state == TAKEN) {
-            t->blocks[run->file][b].state = MISSING;
+    for (size_t b = extent->first; b < extent->first + extent->n; b++) {
+        if (t->blocks[extent->file][b].state == TAKEN) {
+            t->blocks[extent->file][b].state = MISSING;
             t->n_missing++;
             t->next = (struct cursor){0};
         }
     }
-    pthread_cond_broadcast(&t->route->changed);
+    pthread_cond_broadcast(&t->selection->changed);
 }
 
-/* --- how fast a source is beside others; with route->lock --- */
+/* --- sources compared; with selection->lock --- */
 
 static uint64_t moved_by_others(const struct transfer *t, unsigned source)
 {
@@ -156,32 +155,32 @@ static uint64_t moved_by_others(const struct transfer *t, unsigned source)
     return bytes;
 }
 
-static void run_begins(struct lane *l)
+static void extent_begins(struct lane *l)
 {
-    assert(l->leg.watch); /* a lane that is open has a source */
+    assert(l->attempt.poller); /* a lane that is open has a source */
     l->has_source = l->fetches = true;
-    l->source = l->leg.watch->index;
+    l->source = l->attempt.poller->index;
     l->others = moved_by_others(l->t, l->source);
     atomic_store(&l->came, 0);
 }
 
-static void run_ends(struct lane *l)
+static void extent_ends(struct lane *l)
 {
     if (l->fetches)
         l->t->moved[l->source] += atomic_load(&l->came);
     l->fetches = false;
 }
 
-static void told_to_leave(struct lane *l)
+static void make_leave(struct lane *l)
 {
     const struct ws_version *v = l->t->version;
 
-    if (!atomic_exchange(&l->leg.leave, true))
+    if (!atomic_exchange(&l->attempt.leave, true))
         ws_log(WS_LOG_INFO, "store", "a source is much slower than others model=%s version=%lu source=%s",
-               v->model->name, v->number, l->leg.watch->source->url);
+               v->model->name, v->number, l->attempt.poller->source->url);
 }
 
-/* Tells lanes that are much slower than those of other sources to give their runs back. */
+/* Has lanes that are much slower than those at other sources give their extents back. */
 static void compare(struct transfer *t)
 {
     for (unsigned i = 0; i < t->n_lanes; i++) {
@@ -196,7 +195,7 @@ static void compare(struct transfer *t)
         const uint64_t slack = t->n_missing > 0 ? SLACK : LAST_SLACK,
                        others = (moved_by_others(t, l->source) - l->others) / n;
         if (others > SLOWER * (atomic_load(&l->came) + slack))
-            told_to_leave(l);
+            make_leave(l);
     }
 }
 
@@ -227,28 +226,28 @@ static void free_table(struct transfer *t)
     free(t->blocks);
 }
 
-/* --- the next run --- */
+/* --- the next extent --- */
 
-/* The first run that somebody waits for. Waits are looked at afresh each time, so what nobody waits
- * for any more is not fetched first. */
-static bool claim_waited(struct transfer *t, struct run *run)
+/* The first extent that a waiter waits for. The list of waiters is read anew each time, so blocks that are no
+ * longer awaited do not go first. */
+static bool claim_awaited(struct transfer *t, struct extent *extent)
 {
     struct ws_version *v = t->version;
     bool found = false;
 
-    if (atomic_load(&v->n_waits) == 0)
+    if (atomic_load(&v->n_waiters) == 0)
         return false;
     pthread_mutex_lock(&v->store->lock);
-    pthread_mutex_lock(&t->route->lock);
-    for (const struct ws_wait *w = v->waits; w && !found; w = w->next) {
+    pthread_mutex_lock(&t->selection->lock);
+    for (const struct ws_waiter *w = v->waiters; w && !found; w = w->next) {
         size_t file = w->file;
         if (file >= t->manifest->n_files || w->n == 0)
             continue;
         size_t n_blocks = t->manifest->files[file].n_blocks;
         if (w->first < n_blocks)
-            found = claim(t, file, w->first, w->n < n_blocks - w->first ? w->first + w->n : n_blocks, run);
+            found = claim(t, file, w->first, w->n < n_blocks - w->first ? w->first + w->n : n_blocks, extent);
     }
-    pthread_mutex_unlock(&t->route->lock);
+    pthread_mutex_unlock(&t->selection->lock);
     pthread_mutex_unlock(&v->store->lock);
     return found;
 }
@@ -262,34 +261,34 @@ static bool is_outranked(const struct transfer *t)
     return false;
 }
 
-/* Waits until there is a run to fetch; false when there is nothing left to do. */
-static bool next_run(struct lane *l)
+/* Waits until there is an extent to fetch; false when nothing is left to do. */
+static bool next_extent(struct lane *l)
 {
     struct transfer *t = l->t;
-    struct ws_route *r = t->route;
+    struct ws_source_select *sel = t->selection;
     bool found = false, goes_on = true;
 
     while (!found && goes_on) {
         uint64_t until;
-        if (claim_waited(t, &l->run))
+        if (claim_awaited(t, &l->extent))
             return true;
-        pthread_mutex_lock(&r->lock);
+        pthread_mutex_lock(&sel->lock);
         compare(t);
         bool outranked = is_outranked(t);
-        goes_on = t->rc == 0 && t->n_left > 0 && !atomic_load(&r->stop);
-        found = goes_on && !outranked && claim_next(t, &l->run);
+        goes_on = t->rc == 0 && t->n_left > 0 && !atomic_load(&sel->stop);
+        found = goes_on && !outranked && claim_next(t, &l->extent);
         if (goes_on && !found) {
             until = ws_clock_ns() + (outranked ? NAP_MS : IDLE_MS) * WS_MS_NS;
-            (void)ws_cond_wait_until(&r->changed, &r->lock, until);
+            (void)ws_cond_wait_until(&sel->changed, &sel->lock, until);
             if (outranked)
-                atomic_store(&r->progress_ns, ws_clock_ns()); /* waiting its turn is no silence */
+                atomic_store(&sel->progress_ns, ws_clock_ns()); /* to wait for its turn is no silence */
         }
-        pthread_mutex_unlock(&r->lock);
+        pthread_mutex_unlock(&sel->lock);
     }
     return found;
 }
 
-/* --- one run --- */
+/* --- one extent --- */
 
 /* A block was stored and hashed. Called by the transport on the lane's thread. */
 static int on_block(void *arg, size_t block, uint64_t hash)
@@ -297,35 +296,35 @@ static int on_block(void *arg, size_t block, uint64_t hash)
     struct lane *l = arg;
     struct transfer *t = l->t;
     struct ws_version *v = t->version;
-    const struct ws_bundle_file *f = &t->manifest->files[l->run.file];
-    struct block *b = &t->blocks[l->run.file][block];
+    const struct ws_manifest_file *f = &t->manifest->files[l->extent.file];
+    struct block *b = &t->blocks[l->extent.file][block];
     bool good = hash == f->hashes[block];
-    uint64_t len = ws_block_len(f, block);
+    uint64_t len = ws_manifest_block_bytes(f, block);
     struct ws_error err;
     int rc;
 
-    assert(block >= l->run.first && block < l->run.first + l->run.n);
+    assert(block >= l->extent.first && block < l->extent.first + l->extent.n);
     atomic_fetch_add(&v->moved_bytes, len);
     atomic_fetch_add(&v->store->moved_bytes, len);
-    pthread_mutex_lock(&t->route->lock);
+    pthread_mutex_lock(&t->selection->lock);
     assert(b->state == TAKEN);
     if (good) {
-        ws_content_arrived(v, l->run.file, block);
+        ws_content_arrived(v, l->extent.file, block);
         b->state = HERE;
         if (--t->n_left == 0)
-            pthread_cond_broadcast(&t->route->changed);
+            pthread_cond_broadcast(&t->selection->changed);
     } else if (++b->tries >= WS_BLOCK_TRIES) {
         ws_error_set(&err, EBADMSG,
                      "block %zu of %s/%lu/%s came %d times with bytes that are not the manifest's; "
-                     "the source or the way to it is damaged",
+                     "check the source and the network to it",
                      block, v->model->name, v->number, f->name, WS_BLOCK_TRIES);
         end_with(t, -EBADMSG, &err);
     }
     rc = t->rc;
-    pthread_mutex_unlock(&t->route->lock);
+    pthread_mutex_unlock(&t->selection->lock);
     if (good) {
-        ws_route_progress(t->route, &l->leg);
-        ws_waits_answer(v);
+        ws_source_select_progress(t->selection, &l->attempt);
+        ws_waiters_wake(v);
     } else {
         l->doubtful = true;
         atomic_fetch_add(&v->bad_blocks, 1);
@@ -340,35 +339,35 @@ static void close_lane(struct lane *l)
     l->lane = NULL;
 }
 
-/* Fetches the lane's run. Returns 0, a failure of the source (leg.watch is set), or what is final. */
-static int fetch_run(struct lane *l, struct ws_error *err)
+/* Fetches the lane's extent. 0; a failure of the source, if the attempt has one; else a final error. */
+static int fetch_extent(struct lane *l, struct ws_error *err)
 {
     struct transfer *t = l->t;
     atomic_uint *moving;
     int rc = 0;
 
     if (!l->lane) {
-        rc = ws_route_take(t->route, &l->leg, err);
+        rc = ws_source_select_next(t->selection, &l->attempt, err);
         if (rc == 0)
-            rc = ws_lane_open(l->leg.watch->source, &l->lane, err);
+            rc = ws_lane_open(l->attempt.poller->source, &l->lane, err);
     }
     if (rc < 0)
         return rc;
     struct ws_fetch fetch = {
         .manifest = t->manifest,
-        .file = l->run.file,
-        .first = l->run.first,
-        .n = l->run.n,
-        .dst = ws_region_data(ws_content_region(t->version, l->run.file)),
+        .file = l->extent.file,
+        .first = l->extent.first,
+        .n = l->extent.n,
+        .dst = ws_region_data(ws_content_region(t->version, l->extent.file)),
         .block = on_block,
         .arg = l,
-        .cancel = &l->leg.leave,
+        .cancel = &l->attempt.leave,
         .came = &l->came,
-        .came_ns = &t->route->came_ns,
+        .came_ns = &t->selection->came_ns,
     };
-    pthread_mutex_lock(&t->route->lock);
-    run_begins(l);
-    pthread_mutex_unlock(&t->route->lock);
+    pthread_mutex_lock(&t->selection->lock);
+    extent_begins(l);
+    pthread_mutex_unlock(&t->selection->lock);
     moving = &t->version->store->n_moving[atomic_load(t->priority)];
     atomic_fetch_add(moving, 1);
     rc = ws_lane_fetch(l->lane, &fetch, err);
@@ -382,35 +381,35 @@ static void *lane_main(void *arg)
     struct transfer *t = l->t;
 
     ws_thread_nice(t->version->store->options.nice);
-    while (next_run(l)) {
+    while (next_extent(l)) {
         struct ws_error err = {0};
-        int rc = fetch_run(l, &err);
-        pthread_mutex_lock(&t->route->lock);
-        run_ends(l);
-        give_back(t, &l->run);
+        int rc = fetch_extent(l, &err);
+        pthread_mutex_lock(&t->selection->lock);
+        extent_ends(l);
+        give_back(t, &l->extent);
         if (rc == 0)
-            t->how = ws_source_transport(l->leg.watch->source);
+            t->transport = ws_source_transport(l->attempt.poller->source);
         bool over = t->rc != 0;
-        pthread_mutex_unlock(&t->route->lock);
+        pthread_mutex_unlock(&t->selection->lock);
         if (rc == 0 && l->doubtful && !over) {
             close_lane(l);
-            ws_route_doubt(t->route, &l->leg);
+            ws_source_select_distrust(t->selection, &l->attempt);
         }
         l->doubtful = false;
         if (rc == 0 || over)
             continue;
-        if (l->leg.watch) {
+        if (l->attempt.poller) {
             close_lane(l);
-            rc = ws_route_failed(t->route, &l->leg, rc, &err);
+            rc = ws_source_select_failed(t->selection, &l->attempt, rc, &err);
         }
         if (rc < 0) {
-            pthread_mutex_lock(&t->route->lock);
+            pthread_mutex_lock(&t->selection->lock);
             end_with(t, rc, &err);
-            pthread_mutex_unlock(&t->route->lock);
+            pthread_mutex_unlock(&t->selection->lock);
         }
     }
     close_lane(l);
-    ws_route_end(&l->leg);
+    ws_source_select_end(&l->attempt);
     return NULL;
 }
 
@@ -423,7 +422,7 @@ static int run_lanes(struct transfer *t, struct ws_error *err)
     memset(lanes, 0, sizeof(lanes));
     t->lanes = lanes;
     for (unsigned i = 0; i < t->n_lanes; i++)
-        lanes[i] = (struct lane){.t = t, .leg.whole = true};
+        lanes[i] = (struct lane){.t = t, .attempt.needs_whole = true};
     while (started < t->n_lanes) {
         rc = ws_thread_start(&lanes[started].thread, lane_main, &lanes[started]);
         if (rc < 0)
@@ -438,15 +437,16 @@ static int run_lanes(struct transfer *t, struct ws_error *err)
     return 0;
 }
 
-int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char **how, struct ws_error *err)
+int ws_transfer_run(struct ws_source_select *sel, const atomic_int *priority, const char **transport,
+                    struct ws_error *err)
 {
-    struct ws_version *v = r->version;
+    struct ws_version *v = sel->version;
     struct transfer t = {
-        .route = r,
+        .selection = sel,
         .version = v,
         .manifest = atomic_load(&v->manifest),
         .priority = priority,
-        .how = "",
+        .transport = "",
     };
     int rc = make_table(&t);
     const uint64_t began = ws_clock_ns(), before = atomic_load(&v->moved_bytes);
@@ -457,17 +457,17 @@ int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char *
         unsigned streams = v->store->options.streams;
         t.n_lanes = t.n_left < streams ? (unsigned)t.n_left : streams;
         rc = run_lanes(&t, err);
-        ws_speed_note(&v->store->speeds, &v->store->speeds.link, atomic_load(&v->moved_bytes) - before,
-                      (double)(ws_clock_ns() - began) / 1e9);
+        ws_speeds_record(&v->store->speeds, &v->store->speeds.link, atomic_load(&v->moved_bytes) - before,
+                         (double)(ws_clock_ns() - began) / 1e9);
     }
     if (rc == 0 && t.n_left > 0) {
         rc = t.rc ? t.rc : -ECANCELED;
         if (t.rc && err)
             *err = t.err;
         else
-            ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name, v->number);
+            ws_source_select_canceled(sel, err);
     }
-    *how = t.how;
+    *transport = t.transport;
     free_table(&t);
     return rc;
 }

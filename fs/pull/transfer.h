@@ -3,10 +3,10 @@
 #define WS_FS_PULL_TRANSFER_H
 #include "fs/pull/source_select.h"
 
-/* Every region is there. Returns when all blocks are here and verified (0), or with what ended it:
- * -EBADMSG (one block was wrong WS_BLOCK_TRIES times), -ESTALE, -EHOSTUNREACH, -ECANCELED ...
- * priority may rise meanwhile. *how: the transport of the source that served last. */
-WS_MUST_USE int ws_transfer_run(struct ws_route *r, const atomic_int *priority, const char **how,
-                                struct ws_error *err);
+/* Every region must be there. 0: all blocks are here and verified; -EBADMSG: one block was wrong
+ * WS_BLOCK_TRIES times; else ws_source_select_next's errors. priority may rise meanwhile. *transport: of the
+ * source that served last; "" where none did. */
+WS_MUST_USE int ws_transfer_run(struct ws_source_select *sel, const atomic_int *priority,
+                                const char **transport, struct ws_error *err);
 
 #endif

@@ -6,32 +6,29 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Can engines load that version device to device? Always a reason, for a mount's own pulls come by bytes. */
-static void look_at_devices(struct ws_route *r, int id, char why[WS_REASON_CHARS])
+/* Why a mount's pull did not come by a strategy of GPUs. There is always a reason: a mount pulls bytes, and
+ * only engines load device to device. */
+static void explain_devices(struct ws_source_select *sel, int id, char why[WS_REASON_CHARS])
 {
-    const struct ws_version *v = r->version;
-    const struct ws_strategies ipc = {.n = 1, .id = {WS_WAY_IPC}};
-    struct ws_leg leg = {.only = &ipc};
+    const struct ws_transport_prefs ipc = {.n = 1, .id = {WS_WAY_IPC}};
+    struct ws_source_attempt attempt = {.only = &ipc};
     struct ws_error err = {0};
-    json_t *reply = NULL;
+    json_t *reply;
 
-    if (ws_device_of_kind(WS_CUDA)->available(&err) < 0) {
+    if (ws_device_by_kind(WS_CUDA)->available(&err) < 0) {
         snprintf(why, WS_REASON_CHARS, "%s", err.text);
         return;
     }
-    if (ws_route_take(r, &leg, &err) < 0) {
-        snprintf(why, WS_REASON_CHARS, "no unix: source, so nobody on this host who could share it");
+    if (ws_source_select_next(sel, &attempt, &err) < 0) {
+        snprintf(why, WS_REASON_CHARS, "no unix: source, so no agent on this host that could share it");
         return;
     }
-    if (!ws_version_is_on_gpus(r->version)) {
+    ws_source_select_end(&attempt);
+    if (!ws_cuda_ipc_file_exists(sel->version)) {
         snprintf(why, WS_REASON_CHARS, "the source does not share it");
-        ws_route_end(&leg);
         return;
     }
-    json_t *body =
-        json_pack("{s:s,s:I,s:s}", "model", v->model->name, "version", (json_int_t)v->number, "run", v->run);
-    int rc =
-        body ? ws_source_call(leg.watch->source, "POST", "/v1/local/gpu/look", body, &reply, &err) : -ENOMEM;
+    int rc = ws_cuda_ipc_file_query(sel->version, &reply, &err);
     const char *shared = json_string_value(json_object_get(reply, "strategy"));
     if (rc < 0)
         snprintf(why, WS_REASON_CHARS, "the source shares it no more: %s", err.text);
@@ -40,20 +37,18 @@ static void look_at_devices(struct ws_route *r, int id, char why[WS_REASON_CHARS
     else
         snprintf(why, WS_REASON_CHARS, "for engines only, which find it in .wsync/cuda_ipc.json");
     json_decref(reply);
-    json_decref(body);
-    ws_route_end(&leg);
 }
 
-/* What a source says that was never asked, or has not failed. With store->lock. */
-static void look_at_sources(const struct ws_version *v, int id, char why[WS_REASON_CHARS])
+/* Why no source of that strategy was used, where none was tried or none failed. With store->lock. */
+static void explain_sources(const struct ws_version *v, int id, char why[WS_REASON_CHARS])
 {
     const char *const *scheme = ws_way_schemes(&ws_ways[id]);
-    const struct ws_watch *found = NULL;
+    const struct ws_poller *found = NULL;
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
-        const struct ws_watch *w = v->store->watches[i];
-        if (w && w->strategy == id && (!found || (v->sources & ws_bit(i))))
-            found = w;
+        const struct ws_poller *p = v->store->pollers[i];
+        if (p && p->strategy == id && (!found || (v->sources & ws_bit(i))))
+            found = p;
     }
     if (!found)
         snprintf(why, WS_REASON_CHARS, "no %s source", scheme[0]);
@@ -64,32 +59,32 @@ static void look_at_sources(const struct ws_version *v, int id, char why[WS_REAS
     else if (v->partial & ws_bit(found->index))
         snprintf(why, WS_REASON_CHARS, "its source has only the delta");
     else
-        snprintf(why, WS_REASON_CHARS, "its source was not there yet, or had not the delta that came");
+        snprintf(why, WS_REASON_CHARS, "its source was not up yet, or did not have the delta that came");
 }
 
-static void reason_of(struct ws_route *r, int id, char why[WS_REASON_CHARS])
+static void explain(struct ws_source_select *sel, int id, char why[WS_REASON_CHARS])
 {
-    struct ws_store *s = r->version->store;
+    struct ws_store *s = sel->version->store;
     struct ws_error err = {0};
 
-    pthread_mutex_lock(&r->lock);
-    snprintf(why, WS_REASON_CHARS, "%s", r->why_not[id]);
-    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_lock(&sel->lock);
+    snprintf(why, WS_REASON_CHARS, "%s", sel->why_not[id]);
+    pthread_mutex_unlock(&sel->lock);
     if (why[0])
         return;
     if (ws_ways[id].handles) {
-        look_at_devices(r, id, why);
+        explain_devices(sel, id, why);
     } else if (id == WS_WAY_BROADCAST) {
         snprintf(why, WS_REASON_CHARS, "%s",
                  ws_broadcast_available(&err) < 0 ? err.text : "what came was a delta");
     } else {
         pthread_mutex_lock(&s->lock);
-        look_at_sources(r->version, id, why);
+        explain_sources(sel->version, id, why);
         pthread_mutex_unlock(&s->lock);
     }
 }
 
-/* As a sentence's part: what to do is left out, and no mark ends the quotation. */
+/* Fit for a part of a quoted sentence: advice after a semicolon is left out, and quotes become single. */
 static void shorten(char why[WS_REASON_CHARS])
 {
     why[strcspn(why, ";")] = '\0';
@@ -103,25 +98,25 @@ static void append(char out[WS_WHY_NOT_CHARS], const char *a, const char *b)
     snprintf(out + n, WS_WHY_NOT_CHARS - n, "%s%s", a, b);
 }
 
-void ws_why_not(struct ws_route *r, char out[WS_WHY_NOT_CHARS])
+void ws_why_not(struct ws_source_select *sel, char out[WS_WHY_NOT_CHARS])
 {
-    const int used = atomic_load(&r->used);
+    const int used = atomic_load(&sel->used);
     char why[WS_N_WAYS][WS_REASON_CHARS];
     int id[WS_N_WAYS], n = 0;
 
-    snprintf(out, WS_WHY_NOT_CHARS, "%s", r->part_why_not);
+    snprintf(out, WS_WHY_NOT_CHARS, "%s", sel->part_why_not);
     if (out[0])
         return;
     for (; n < WS_N_WAYS; n++) {
-        id[n] = ws_strategies_at(&r->strategies, n);
+        id[n] = ws_transport_prefs_at(&sel->transport_prefs, n);
         if (id[n] == WS_NO_WAY || id[n] == used)
             break;
-        reason_of(r, id[n], why[n]);
+        explain(sel, id[n], why[n]);
         shorten(why[n]);
     }
     for (int i = 0; i < n; i++) {
         if (!why[i][0])
-            continue; /* named with an earlier one */
+            continue; /* it is with an earlier strategy that has the same reason */
         append(out, out[0] ? "; " : "", ws_way_name(id[i]));
         for (int k = i + 1; k < n; k++) {
             if (strcmp(why[k], why[i]) != 0)

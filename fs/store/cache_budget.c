@@ -1,45 +1,33 @@
-/* The cache is used by versions (with a name or on their way out), by regions in the pool that are
- * still mapped by somebody, and by regions that the pool keeps warm. The last give way at once. Of
- * versions the least wanted goes first: what failed half-way, then the oldest complete one that
- * nothing protects. An evicted version loses its name; its memory comes back when the kernel has
- * forgotten it and nobody maps it any more, which is waited for a moment. */
+/* The cache holds versions (with a name, or about to go), regions in the pool that other processes still map,
+ * and regions that the pool keeps warm. The last give way at once. Versions are evicted in this order: those
+ * that failed half-way, then the oldest complete one that nothing protects. An evicted version loses its
+ * name. Its memory comes back when the kernel has forgotten the name and no process maps it; the pull waits a
+ * moment for that. */
 #include "fs/store/cache_budget.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
 #include "fs/store/version.h"
 #include "transports/base/clock.h"
+#include "transports/base/number.h"
 #include "transports/memory/available.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#define SETTLE_MS     2000 /* for readers to let go of what was evicted */
-#define STEP_MS       10
-#define OUTSIDE_BYTES (64UL << 20) /* threads, connections and deltas on their way, which no cache counts */
+#define RELEASE_WAIT_MS 2000 /* for readers to let go of what was evicted */
+#define STEP_MS         10
+#define OUTSIDE_BYTES   (64UL << 20) /* threads, connections, deltas in flight: outside the cache */
 
-void ws_room_text(uint64_t bytes, char out[16])
-{
-    static const char *const units[] = {"B", "KB", "MB", "GB", "TB", "PB"};
-    double value = (double)bytes;
-    unsigned u = 0;
-
-    while (value >= 1000 && u + 1 < sizeof(units) / sizeof(units[0])) {
-        value /= 1000;
-        u++;
-    }
-    snprintf(out, 16, u && value < 100 ? "%.1f %s" : "%.0f %s", value, units[u]);
-}
-
-/* Does a go before b? */
-static bool goes_first(const struct ws_version *a, const struct ws_version *b)
+/* Is a evicted before b? */
+static bool is_evicted_before(const struct ws_version *a, const struct ws_version *b)
 {
     if (ws_version_is_complete(a) != ws_version_is_complete(b))
         return !ws_version_is_complete(a);
     if (ws_model_is_hidden(a->model) != ws_model_is_hidden(b->model))
-        return ws_model_is_hidden(a->model); /* what was made of it is here */
+        return ws_model_is_hidden(a->model); /* the version that was assembled of it is here */
     if (a->model == b->model)
         return ws_version_is_newer(b, a);
-    return a->id < b->id;
+    return a->serial < b->serial;
 }
 
 /* May it be evicted? With s->lock. */
@@ -57,7 +45,7 @@ static struct ws_version *find_victim(struct ws_store *s, const struct ws_versio
         for (struct ws_version *v = m->versions; v; v = v->next) {
             if (v == but || !is_victim(v))
                 continue;
-            if (!victim || goes_first(v, victim))
+            if (!victim || is_evicted_before(v, victim))
                 victim = v;
         }
     }
@@ -68,19 +56,19 @@ static const char *why_kept(const struct ws_version *v)
 {
     const struct ws_model *m = v->model;
 
-    return v == m->current             ? "served by the engines"
-           : v == m->previous          ? "kept for rollback"
-           : v->pinned                 ? "pinned"
-           : v->pull                   ? "being pulled"
-           : atomic_load(&v->kept) > 0 ? "open"
-                                       : "among the newest";
+    return v == m->current                 ? "served by the engines"
+           : v == m->previous              ? "kept for rollback"
+           : v->pinned                     ? "pinned"
+           : v->pull                       ? "being pulled"
+           : atomic_load(&v->retained) > 0 ? "open"
+                                           : "among the newest";
 }
 
-/* Names what holds the memory and what would free it. With s->lock. */
-static int no_room(struct ws_version *v, uint64_t bytes, uint64_t limit, struct ws_error *err)
+/* Names the versions that hold the memory, and what would free it. With s->lock. */
+static int cache_is_full(struct ws_version *v, uint64_t bytes, uint64_t limit, struct ws_error *err)
 {
     struct ws_store *s = v->store;
-    char held[WS_ERROR_TEXT / 2] = "", need[16], cache[16], size[16];
+    char held[WS_ERROR_TEXT / 2] = "", need[WS_NUMBER_CHARS], cache[WS_NUMBER_CHARS], size[WS_NUMBER_CHARS];
     const struct ws_version *drop = NULL;
     size_t used = 0;
 
@@ -89,21 +77,21 @@ static int no_room(struct ws_version *v, uint64_t bytes, uint64_t limit, struct 
             int n;
             if (w == v || w->own_bytes == 0)
                 continue;
-            if (w != m->current && !w->pinned && !w->pull && (!drop || goes_first(w, drop)))
+            if (w != m->current && !w->pinned && !w->pull && (!drop || is_evicted_before(w, drop)))
                 drop = w;
-            ws_room_text(w->own_bytes, size);
+            ws_number_size_text(w->own_bytes, size);
             n = snprintf(held + used, sizeof(held) - used, "%s%s/%lu (%s, %s)", used ? ", " : "", m->name,
                          w->number, size, why_kept(w));
             used += n > 0 && (size_t)n < sizeof(held) - used ? (size_t)n : 0;
         }
     }
     if (s->waiting_bytes) {
-        ws_room_text(s->waiting_bytes, size);
+        ws_number_size_text(s->waiting_bytes, size);
         snprintf(held + used, sizeof(held) - used, "%s%s dropped but still being read", used ? ", " : "",
                  size);
     }
-    ws_room_text(bytes, need);
-    ws_room_text(limit, cache);
+    ws_number_size_text(bytes, need);
+    ws_number_size_text(limit, cache);
     if (drop)
         return ws_error_set(err, ENOSPC,
                             "%s/%lu needs %s and the cache of %s is full: %s; make room with "
@@ -113,7 +101,7 @@ static int no_room(struct ws_version *v, uint64_t bytes, uint64_t limit, struct 
                         v->model->name, v->number, need, cache, held[0] ? ": " : "", held);
 }
 
-uint64_t ws_room_default(uint64_t available)
+uint64_t ws_cache_budget_default(uint64_t available)
 {
     const uint64_t most = available / 10 * 8;
 
@@ -122,15 +110,15 @@ uint64_t ws_room_default(uint64_t available)
     return available - most < OUTSIDE_BYTES ? available - OUTSIDE_BYTES : most;
 }
 
-uint64_t ws_room_limit(uint64_t cache, uint64_t held, uint64_t available)
+uint64_t ws_cache_budget_limit(uint64_t cache, uint64_t held, uint64_t available)
 {
     uint64_t rest = held < cache ? cache - held : 0;
 
     return available < rest ? held + available : cache;
 }
 
-/* With s->lock: memory goes from a version to the pool before the version's share is taken from used_bytes,
- * so that none is missed where both are read at once. */
+/* With s->lock. Memory goes to the pool before it is subtracted from used_bytes, so a sum of both never
+ * misses any. */
 static uint64_t in_use(struct ws_store *s)
 {
     struct ws_pool_stats pool;
@@ -139,7 +127,7 @@ static uint64_t in_use(struct ws_store *s)
     return s->used_bytes + pool.waiting_bytes + ws_region_left_bytes();
 }
 
-struct ws_room ws_room_now(struct ws_store *s)
+struct ws_cache_budget ws_cache_budget_now(struct ws_store *s)
 {
     struct ws_pool_stats pool;
     uint64_t held;
@@ -149,11 +137,12 @@ struct ws_room ws_room_now(struct ws_store *s)
     pthread_mutex_unlock(&s->lock);
     ws_pool_stats(s->pool, &pool);
     held += pool.free_bytes;
-    return (struct ws_room){.limit = ws_room_limit(s->options.cache_bytes, held, ws_memory_available(NULL))};
+    return (struct ws_cache_budget){
+        .limit = ws_cache_budget_limit(s->options.cache_bytes, held, ws_memory_available(NULL))};
 }
 
-bool ws_room_has_beside(const struct ws_room *r, struct ws_version *base, struct ws_version *v,
-                        uint64_t bytes)
+bool ws_cache_budget_fits_beside(const struct ws_cache_budget *budget, struct ws_version *base,
+                                 struct ws_version *v, uint64_t bytes)
 {
     struct ws_store *s = v->store;
     uint64_t stays = in_use(s);
@@ -164,74 +153,75 @@ bool ws_room_has_beside(const struct ws_room *r, struct ws_version *base, struct
                 stays -= w->own_bytes;
         }
     }
-    return stays + bytes <= r->limit;
+    return stays + bytes <= budget->limit;
 }
 
-/* One look at the cache: 0 when the bytes were taken, 1 to look again, -ENOSPC. With s->lock. */
-static int try_take(struct ws_version *v, uint64_t bytes, uint64_t *taken, const struct ws_room *room,
-                    uint64_t *give_up_ns, struct ws_changes *c, struct ws_error *err)
+/* 0: the bytes were claimed; 1: try again; -ENOSPC. With s->lock. */
+static int try_claim(struct ws_version *v, uint64_t bytes, uint64_t *claimed,
+                     const struct ws_cache_budget *budget, uint64_t *give_up_ns, struct ws_store_events *ev,
+                     struct ws_error *err)
 {
     struct ws_store *s = v->store;
-    const uint64_t limit = room->limit;
+    const uint64_t limit = budget->limit;
     bool wait_helps = s->used_bytes - s->waiting_bytes + bytes <= limit;
     const uint64_t until = ws_clock_ns() + STEP_MS * WS_MS_NS;
     struct ws_version *victim;
 
     if (in_use(s) + bytes <= limit) {
         s->used_bytes += bytes;
-        *taken += bytes;
+        *claimed += bytes;
         return 0;
     }
     if (wait_helps && (*give_up_ns == 0 || ws_clock_ns() < *give_up_ns)) {
         if (*give_up_ns == 0)
-            *give_up_ns = ws_clock_ns() + SETTLE_MS * WS_MS_NS;
+            *give_up_ns = ws_clock_ns() + RELEASE_WAIT_MS * WS_MS_NS;
         (void)ws_cond_wait_until(&s->changed, &s->lock, until);
         return 1;
     }
     victim = bytes <= limit ? find_victim(s, v) : NULL;
     if (!victim)
-        return no_room(v, bytes, limit, err);
-    ws_version_retire(victim, c);
+        return cache_is_full(v, bytes, limit, err);
+    ws_version_retire(victim, ev);
     *give_up_ns = 0;
     return 1;
 }
 
-int ws_room_lend(struct ws_version *v, uint64_t bytes, uint64_t *lent, const atomic_bool *stop,
-                 struct ws_error *err)
+int ws_cache_budget_borrow(struct ws_version *v, uint64_t bytes, uint64_t *borrowed, const atomic_bool *stop,
+                           struct ws_error *err)
 {
     struct ws_store *s = v->store;
     uint64_t give_up_ns = 0;
     int rc = 1;
 
     while (rc > 0) {
-        struct ws_changes changes;
-        const struct ws_room room = ws_room_now(s);
-        ws_changes_init(&changes);
+        struct ws_store_events events;
+        const struct ws_cache_budget budget = ws_cache_budget_now(s);
+        ws_store_events_init(&events);
         pthread_mutex_lock(&s->lock);
         if (atomic_load(stop))
             rc = ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name, v->number);
         else
-            rc = try_take(v, bytes, lent, &room, &give_up_ns, &changes, err);
+            rc = try_claim(v, bytes, borrowed, &budget, &give_up_ns, &events, err);
         pthread_mutex_unlock(&s->lock);
-        ws_changes_tell(&changes, s);
+        ws_store_events_notify(&events, s);
     }
     return rc;
 }
 
-int ws_room_take(struct ws_version *v, uint64_t bytes, const atomic_bool *stop, struct ws_error *err)
+int ws_cache_budget_claim(struct ws_version *v, uint64_t bytes, const atomic_bool *stop, struct ws_error *err)
 {
-    return ws_room_lend(v, bytes, &v->own_bytes, stop, err);
+    return ws_cache_budget_borrow(v, bytes, &v->own_bytes, stop, err);
 }
 
-void ws_room_return(struct ws_store *s, uint64_t lent)
+void ws_cache_budget_return(struct ws_store *s, uint64_t borrowed)
 {
     pthread_mutex_lock(&s->lock);
-    s->used_bytes -= lent;
+    s->used_bytes -= borrowed;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
 
-void ws_room_trim(struct ws_store *s)
+void ws_cache_budget_trim_pool(struct ws_store *s)
 {
     uint64_t used;
 
@@ -241,14 +231,14 @@ void ws_room_trim(struct ws_store *s)
     ws_pool_trim(s->pool, used < s->options.cache_bytes ? s->options.cache_bytes - used : 0);
 }
 
-void ws_room_reserve(struct ws_store *s, const struct ws_manifest *m)
+void ws_cache_budget_prepare_next(struct ws_store *s, const struct ws_manifest *m)
 {
     uint64_t used;
 
     pthread_mutex_lock(&s->lock);
     used = in_use(s);
     pthread_mutex_unlock(&s->lock);
-    /* Free regions are left out: they are what is used first, and what gives way. */
+    /* Free regions of the pool do not count: they are used first, and give way. */
     if (used + m->total_bytes > s->options.cache_bytes)
         return;
     for (size_t i = 0; i < m->n_files; i++) {

@@ -1,6 +1,6 @@
 /* The bits are words of 64 blocks, 256 MiB of a file, so that even a version of a terabyte has few.
- * Headers are parsed by whoever asks first, under the version's own lock: a header of 100,000 tensors
- * takes a tenth of a second, which the store's lock must not be held for. */
+ * The first thread that needs a header parses it, under the version's own lock: a header of 100,000 tensors
+ * takes a tenth of a second, too long to hold store->lock. */
 #include "fs/store/content.h"
 #include "fs/store/offers.h"
 #include <assert.h>
@@ -10,7 +10,7 @@
 
 #define BITS 64
 
-int ws_content_describe(struct ws_version *v, struct ws_manifest *m, struct ws_error *err)
+int ws_content_set_manifest(struct ws_version *v, struct ws_manifest *m, struct ws_error *err)
 {
     struct ws_file_state *files;
 
@@ -111,12 +111,12 @@ uint64_t ws_content_bytes(struct ws_version *v)
     uint64_t bytes = 0;
 
     for (size_t i = 0; m && i < m->n_files; i++) {
-        const struct ws_bundle_file *f = &m->files[i];
+        const struct ws_manifest_file *f = &m->files[i];
         size_t n = atomic_load_explicit(&v->files[i].n_here, memory_order_acquire);
         bytes += (uint64_t)n * WS_BLOCK_BYTES;
         /* The last block is short; it counts in full only while it is not here. */
         if (n && ws_content_has(v, i, f->n_blocks - 1, 1))
-            bytes -= WS_BLOCK_BYTES - ws_block_len(f, f->n_blocks - 1);
+            bytes -= WS_BLOCK_BYTES - ws_manifest_block_bytes(f, f->n_blocks - 1);
     }
     return bytes;
 }
@@ -138,9 +138,9 @@ bool ws_version_has_manifest(struct ws_version *v)
     return atomic_load_explicit(&v->manifest, memory_order_acquire) != NULL;
 }
 
-size_t ws_content_header_blocks(const struct ws_bundle_file *f)
+size_t ws_content_header_blocks(const struct ws_manifest_file *f)
 {
-    return ws_blocks_of(f->header_bytes);
+    return ws_manifest_count_blocks(f->header_bytes);
 }
 
 bool ws_content_has_headers(struct ws_version *v)
@@ -155,12 +155,12 @@ bool ws_content_has_headers(struct ws_version *v)
     return m != NULL;
 }
 
-/* The manifest's word for the header's size must be true too: who reads only the header trusts it. */
+/* The header's size must be the one in the manifest, too: readers of the header alone rely on it. */
 static int parse(struct ws_version *v, size_t file, const void *bytes, size_t n, struct ws_safetensors **out,
                  struct ws_error *err)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
-    const struct ws_bundle_file *f = &m->files[file];
+    const struct ws_manifest_file *f = &m->files[file];
     int rc = ws_safetensors_parse(bytes, n < f->size_bytes ? n : f->size_bytes, f->size_bytes, out, err);
 
     if (rc == 0 && (*out)->data_begin != f->header_bytes) {

@@ -1,36 +1,36 @@
-/* Orders: what agents ask of this mount for one model, as they say it in the listing that is polled: the
- * release that is under way, what was released last, and versions that are wanted here for an engine of
- * another mount. State, not messages: what was missed is read again. Pure. */
+/* Desired state: what agents want of this mount for one model: the release that is under way, the version
+ * that was released last, and versions that engines of other mounts need here. Agents put it into the listing
+ * that the mount polls. It is state, not messages: what a poll misses, the next one reads. Pure. */
 #ifndef WS_FS_STORE_DESIRED_H
 #define WS_FS_STORE_DESIRED_H
 #include "transports/base/error.h"
 #include "transports/base/version_id.h"
 #include <jansson.h>
 
-enum ws_order_phase { WS_ORDER_NONE, WS_ORDER_PREPARING, WS_ORDER_COMMITTED, WS_ORDER_ABORTED };
+enum ws_desired_phase { WS_DESIRED_NONE, WS_DESIRED_PREPARING, WS_DESIRED_COMMITTED, WS_DESIRED_ABORTED };
 #define WS_MAX_WANTED 8
 
-struct ws_orders {
+struct ws_desired {
     uint64_t release; /* its id, the same in every model that it names; 0: none yet */
-    enum ws_order_phase phase;
-    struct ws_mark to;
-    uint64_t released_by; /* id of the last release that was committed; 0: trainers do not release */
-    struct ws_mark released;
-    bool kept; /* the last two are of an agent that has ended: the one that is there has released nothing yet
-                */
+    enum ws_desired_phase phase;
+    struct ws_version_id to; /* the version that it is about */
+    uint64_t released_by;    /* id of the last release that was committed; 0: trainers do not release */
+    struct ws_version_id released;
+    bool inherited; /* the last two are of an agent that has ended; the present one has released nothing */
     size_t n_wanted;
     struct ws_wanted {
         uint64_t id;
-        struct ws_mark version;
+        struct ws_version_id version;
     } wanted[WS_MAX_WANTED];
 };
 
-/* Of a model's entry in a listing; who: this mount (HOST:MOUNTPOINT). -EPROTO: it is malformed. */
-WS_MUST_USE int ws_orders_read(const json_t *model, const char *who, struct ws_orders *out);
-/* An agent that was started anew does not know what was released before. It is kept: what was only published
- * is not acted on where releases were. */
-void ws_orders_keep(struct ws_orders *o, const struct ws_orders *before);
-bool ws_orders_same(const struct ws_orders *a, const struct ws_orders *b);
-bool ws_orders_want(const struct ws_orders *o, uint64_t wanted_id);
+/* From a model's entry in a listing. mount_id: this mount, HOST:MOUNTPOINT; NULL: it has none. -EPROTO: the
+ * entry is malformed. */
+WS_MUST_USE int ws_desired_from_json(const json_t *model, const char *mount_id, struct ws_desired *out);
+/* A restarted agent does not know what was released before. The release is inherited, so that a mount that
+ * follows releases does not act on versions that are only published. */
+void ws_desired_inherit(struct ws_desired *o, const struct ws_desired *before);
+bool ws_desired_is_same(const struct ws_desired *a, const struct ws_desired *b);
+bool ws_desired_wants(const struct ws_desired *o, uint64_t wanted_id);
 
 #endif

@@ -1,21 +1,23 @@
-/* Bequest: the memory of a version that goes, handed with what is in it to one that comes, which patches it
- * in place instead of filling memory of its own. The reaper hands it over, after the last reference and the
- * kernel's names are gone, when nobody but this process ever had any of it and the kernel's lease says so
- * too; else it goes the usual way. */
+/* Handover: the memory of a version that goes is given, with its bytes, to its successor, which patches it in
+ * place instead of filling memory of its own. The reaper hands it over after the last reference and the
+ * kernel's names are gone, and only if no other process ever had any of it, which the kernel's lease
+ * confirms. Else the memory goes back to the pool. */
 #ifndef WS_FS_STORE_HANDOVER_H
 #define WS_FS_STORE_HANDOVER_H
 #include "fs/store/events.h"
 #include "fs/store/state.h"
 
-struct ws_bequest;
-/* Retires `from` in favour of heir, whose pull calls this. NULL: no memory, and from stays. With store->lock.
- */
-struct ws_bequest *ws_bequest_new(struct ws_version *from, struct ws_version *heir, struct ws_changes *c);
-/* Waits for it: true when regions and own_bytes are the heir's; *here: of each file the blocks that held
- * from's bytes (an array and its members, the caller's to free). Gives up after a while and at the pull's
- * stop. Frees b. Without any lock. */
-bool ws_bequest_take(struct ws_bequest *b, const atomic_bool *stop, _Atomic(uint64_t) ***here);
-/* The reaper's: true when v's memory was handed over. Without any lock. */
-bool ws_bequest_settle(struct ws_version *v);
+struct ws_handover;
+/* Retires `from` in favour of successor, whose pull calls this. NULL: no memory, and `from` stays. With
+ * store->lock. */
+struct ws_handover *ws_handover_new(struct ws_version *from, struct ws_version *successor,
+                                    struct ws_store_events *ev);
+/* Waits until the memory was handed over or refused, for a second at most or until *stop, and frees h. True:
+ * regions and own_bytes are the successor's, and *here has, by file, the bitmap of blocks with `from`'s
+ * bytes; the caller frees the array and its members. Without any lock. */
+bool ws_handover_wait(struct ws_handover *h, const atomic_bool *stop, _Atomic(uint64_t) ***here);
+/* Called by the reaper for a version that is over: hands its memory over if a handover waits for it and may
+ * have it. True: it was handed over. Without any lock. */
+bool ws_handover_resolve(struct ws_version *v);
 
 #endif

@@ -1,7 +1,7 @@
-/* A version is the same in two sources when model, run, number and digest are. A source that lists
- * another digest under the same number serves something else: it is left out as a source of what we
- * hold. Of what we do not hold, the sources disagree (fs/store/offers.h) unless it is the only one: then it
- * takes the place of what it listed before. */
+/* A version is the same at two sources when model, lineage, number and digest are the same. A source that
+ * lists another digest under the same number has another version: it is no source of the one that is held
+ * here. If nothing of it is here, the sources disagree (fs/store/offers.h), or, where that source is the only
+ * one, its new version takes the place of the old one. */
 #include "fs/store/listing.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
@@ -17,19 +17,19 @@
 
 struct entry {
     uint64_t number;
-    const char *run;
+    const char *lineage;
     struct ws_offer offer;
-    bool partial; /* the source has only the delta to it */
-    bool on_gpus; /* it is shared there */
+    bool partial; /* the source has only a delta to it */
+    bool on_gpus; /* the source shares it on GPUs */
 };
 
 static int read_entry(const json_t *json, struct entry *e)
 {
-    e->run = json_string_value(json_object_get(json, "run"));
-    if (ws_offer_read(json, &e->offer) < 0 ||
+    e->lineage = json_string_value(json_object_get(json, "run"));
+    if (ws_offer_from_json(json, &e->offer) < 0 ||
         ws_number_read(json_object_get(json, "version"), &e->number) < 0 ||
-        ws_number_read(json_object_get(json, "bytes"), &e->offer.bytes) < 0 || !e->run ||
-        !ws_run_is_safe(e->run))
+        ws_number_read(json_object_get(json, "bytes"), &e->offer.bytes) < 0 || !e->lineage ||
+        !ws_lineage_is_safe(e->lineage))
         return -EPROTO;
     (void)ws_number_read(json_object_get(json, "created_ns"), &e->offer.created_ns);
     e->partial = json_is_false(json_object_get(json, "anchor"));
@@ -37,8 +37,8 @@ static int read_entry(const json_t *json, struct entry *e)
     return 0;
 }
 
-/* Looks at everything once before anything is changed. */
-static int check(const struct ws_watch *w, const json_t *listing, uint64_t *seq, struct ws_error *err)
+/* Checks everything before anything is changed. */
+static int check(const struct ws_poller *p, const json_t *listing, uint64_t *seq, struct ws_error *err)
 {
     const json_t *models = json_object_get(listing, "models"), *model, *version;
     size_t i, k;
@@ -52,7 +52,7 @@ static int check(const struct ws_watch *w, const json_t *listing, uint64_t *seq,
         const json_t *versions = json_object_get(model, "versions");
         struct entry e;
         if (!name || !ws_name_is_offered(name) || !json_is_array(versions) ||
-            (json_array_size(versions) && (!run || !ws_run_is_safe(run))))
+            (json_array_size(versions) && (!run || !ws_lineage_is_safe(run))))
             goto bad;
         json_array_foreach(versions, k, version)
         {
@@ -62,9 +62,8 @@ static int check(const struct ws_watch *w, const json_t *listing, uint64_t *seq,
     }
     return 0;
 bad:
-    return ws_error_set(err, EPROTO,
-                        "%s answered with something that is no list of models; is it a wsync agent?",
-                        w->source->url);
+    return ws_error_set(err, EPROTO, "the answer of %s is not a list of models; is it a wsync agent?",
+                        p->source->url);
 }
 
 /* --- with store->lock --- */
@@ -90,7 +89,7 @@ static bool is_another(const struct ws_version *v, const char *digest)
     return v->digest[0] && digest[0] && strcmp(v->digest, digest) != 0;
 }
 
-static void describe(struct ws_version *v, const struct ws_offer *o)
+static void set_listed(struct ws_version *v, const struct ws_offer *o)
 {
     if (o->digest[0])
         memcpy(v->digest, o->digest, sizeof(v->digest));
@@ -98,24 +97,24 @@ static void describe(struct ws_version *v, const struct ws_offer *o)
     v->created_ns = o->created_ns;
 }
 
-/* The version of an entry, made when it is new. NULL: it cannot be taken. */
-static struct ws_version *version_of(struct ws_model *m, const struct entry *e, struct ws_changes *c)
+/* The version of an entry, made if it is new. NULL: no memory, or WS_MAX_VERSIONS are there. */
+static struct ws_version *find_or_make(struct ws_model *m, const struct entry *e, struct ws_store_events *ev)
 {
-    struct ws_version *v = ws_version_named(m, e->number, e->run);
+    struct ws_version *v = ws_version_lookup(m, e->number, e->lineage);
 
     if (v && is_another(v, e->offer.digest))
-        return v; /* it stays what it is, for now */
+        return v; /* it stays as it is until ws_listing_renew */
     if (!v) {
-        v = ws_version_new(m, e->number, e->run);
+        v = ws_version_new(m, e->number, e->lineage);
         if (!v)
             return NULL;
-        ws_changes_add(c, WS_VERSION_KNOWN, m, v);
+        ws_store_events_add(ev, WS_VERSION_KNOWN, m, v);
     }
-    describe(v, &e->offer);
+    set_listed(v, &e->offer);
     return v;
 }
 
-void ws_listing_renew(struct ws_model *m, struct ws_changes *c)
+void ws_listing_renew(struct ws_model *m, struct ws_store_events *ev)
 {
     for (struct ws_version *v = m->versions, *next; v; v = next) {
         const struct ws_offer *o = v->offers;
@@ -124,15 +123,15 @@ void ws_listing_renew(struct ws_model *m, struct ws_changes *c)
             o = o->next;
         if (!o || is_held(v) || ws_offers_agree(v, NULL) < 0)
             continue;
-        describe(v, o); /* which the new one begins with */
-        ws_version_retire(v, c);
+        set_listed(v, o); /* which the new one begins with */
+        ws_version_retire(v, ev);
     }
 }
 
-/* Versions of a superseded lineage that are not held get no name: they are not made at all. What the source
- * has through this mount is none of its own. */
-static void take_versions(struct ws_watch *w, struct ws_model *m, const json_t *versions,
-                          struct ws_changes *c)
+/* Versions of a superseded lineage that are not held here are not made at all. A version that the source has
+ * through this mount is left out. */
+static void apply_versions(struct ws_poller *p, struct ws_model *m, const json_t *versions,
+                           struct ws_store_events *ev)
 {
     const json_t *json;
     size_t i;
@@ -143,34 +142,35 @@ static void take_versions(struct ws_watch *w, struct ws_model *m, const json_t *
         struct entry e;
         if (read_entry(json, &e) < 0)
             continue;
-        if (!ws_offer_is_fit(m->store, &e.offer)) {
-            if (!w->circles)
-                ws_log(WS_LOG_INFO, "store", "a source lists what it has from this mount: left out url=%s",
-                       w->source->url);
-            w->circles = true;
+        if (!ws_offer_is_usable(m->store, &e.offer)) {
+            if (!p->circles)
+                ws_log(WS_LOG_INFO, "store",
+                       "a source's versions that come from this mount are left out url=%s", p->source->url);
+            p->circles = true;
             continue;
         }
-        /* What an agent still holds of an abandoned lineage goes soon; an archive keeps it to be read. */
-        if (m->run[0] && strcmp(e.run, m->run) != 0 && !w->is_static && !ws_version_named(m, e.number, e.run))
+        /* An agent drops versions of an abandoned lineage soon; an archive keeps them for readers. */
+        if (m->lineage[0] && strcmp(e.lineage, m->lineage) != 0 && !p->is_static &&
+            !ws_version_lookup(m, e.number, e.lineage))
             continue;
-        v = version_of(m, &e, c);
+        v = find_or_make(m, &e, ev);
         if (!v)
             continue;
-        ws_offers_note(v, w->index, &e.offer);
+        ws_offers_record(v, p->index, &e.offer);
         if (!v->pull && !ws_version_has_manifest(v) && !ws_offers_digest(v)[0])
-            v->digest[0] = '\0'; /* a folder that was written to has none until it is hashed again */
+            v->digest[0] = '\0'; /* a folder that has changed has none until it is hashed again */
         if (is_another(v, e.offer.digest) && is_held(v))
             continue;
-        v->sources |= ws_bit(w->index);
+        v->sources |= ws_bit(p->index);
         if (e.partial)
-            v->partial |= ws_bit(w->index);
-        if (e.on_gpus && strcmp(ws_source_transport(w->source), "ipc") == 0)
-            v->on_gpus |= ws_bit(w->index);
-        ws_rings_heard(v, w->index, &e.offer);
+            v->partial |= ws_bit(p->index);
+        if (e.on_gpus && strcmp(ws_source_transport(p->source), "ipc") == 0)
+            v->on_gpus |= ws_bit(p->index);
+        ws_rings_check(v, p->index, &e.offer);
     }
 }
 
-static void take_claim(struct ws_model *m, unsigned index, const json_t *model)
+static void apply_claim(struct ws_model *m, unsigned index, const json_t *model)
 {
     struct ws_model_claim *claim = &m->claims[index];
     const char *run = json_string_value(json_object_get(model, "run"));
@@ -180,11 +180,11 @@ static void take_claim(struct ws_model *m, unsigned index, const json_t *model)
     json_array_foreach(json_object_get(model, "versions"), i, json)
     {
         struct entry e;
-        if (read_entry(json, &e) < 0 || !run || strcmp(e.run, run) != 0 ||
-            !ws_offer_is_fit(m->store, &e.offer))
+        if (read_entry(json, &e) < 0 || !run || strcmp(e.lineage, run) != 0 ||
+            !ws_offer_is_usable(m->store, &e.offer))
             continue;
-        if (!claim->run[0])
-            memcpy(claim->run, e.run, strlen(e.run) + 1);
+        if (!claim->lineage[0])
+            memcpy(claim->lineage, e.lineage, strlen(e.lineage) + 1);
         if (e.offer.created_ns > claim->created_ns)
             claim->created_ns = e.offer.created_ns;
         if (e.number > claim->newest)
@@ -201,9 +201,9 @@ static bool is_removed(const struct ws_store *s, const char *name)
     return false;
 }
 
-/* Of several sources that serve one model the one with the newest release counts; of two that know the same,
- * an agent, whose orders are whole: a mount that serves passes on only what was released. */
-static bool outranks(const struct ws_orders *a, const struct ws_orders *b)
+/* Of several sources of one model, the desired state of the one with the newest release holds. If two know
+ * the same release, an agent's holds: a mount that serves passes on only what was released. */
+static bool outranks(const struct ws_desired *a, const struct ws_desired *b)
 {
     uint64_t newest = a->release > a->released_by ? a->release : a->released_by;
     uint64_t known = b->release > b->released_by ? b->release : b->released_by;
@@ -211,125 +211,123 @@ static bool outranks(const struct ws_orders *a, const struct ws_orders *b)
     return newest > known || (newest == known && (a->release || a->n_wanted) && !b->release && !b->n_wanted);
 }
 
-static void take_orders(struct ws_watch *w, struct ws_model *m, const json_t *json, struct ws_changes *c)
+static void apply_desired(struct ws_poller *p, struct ws_model *m, const json_t *json,
+                          struct ws_store_events *ev)
 {
-    struct ws_orders orders;
-    if (ws_orders_read(json, w->source->who, &orders) < 0) {
-        ws_log(WS_LOG_WARN, "store", "an agent's orders are malformed model=%s url=%s", m->name,
-               w->source->url);
+    struct ws_desired desired;
+    if (ws_desired_from_json(json, p->source->mount_id, &desired) < 0) {
+        ws_log(WS_LOG_WARN, "store", "an agent's desired state is malformed model=%s url=%s", m->name,
+               p->source->url);
         return;
     }
-    if (m->orders_from != w->index && !outranks(&orders, &m->orders))
+    if (m->desired_from != p->index && !outranks(&desired, &m->desired))
         return;
-    m->orders_from = w->index;
-    ws_orders_keep(&orders, &m->orders);
-    if (ws_orders_same(&orders, &m->orders))
+    m->desired_from = p->index;
+    ws_desired_inherit(&desired, &m->desired);
+    if (ws_desired_is_same(&desired, &m->desired))
         return;
-    m->orders = orders;
-    ws_changes_add(c, WS_MODEL_ORDERS, m, NULL);
+    m->desired = desired;
+    ws_store_events_add(ev, WS_MODEL_DESIRED, m, NULL);
 }
 
-/* What one node of a trainer has of a model: a hidden model of its own. */
-static void take_part(struct ws_watch *w, const json_t *json, struct ws_changes *c)
+/* What one node of a trainer has of a model: a version of a hidden model. */
+static void apply_part(struct ws_poller *p, const json_t *json, struct ws_store_events *ev)
 {
-    struct ws_store *s = w->store;
+    struct ws_store *s = p->store;
     const char *name = json_string_value(json_object_get(json, "name"));
     char base[WS_MAX_NAME + 1];
     struct ws_model *m, *part;
 
-    (void)ws_name_is_part(name, base, NULL, NULL);
-    if (w->model ? strcmp(w->model, base) != 0 : is_removed(s, base))
+    (void)ws_name_is_node_part(name, base, NULL, NULL);
+    if (p->model ? strcmp(p->model, base) != 0 : is_removed(s, base))
         return;
-    m = ws_model_at(s, base, c);
-    part = m ? ws_model_at(s, name, c) : NULL;
-    if (!part) {
-        ws_log(WS_LOG_WARN, "store", "a model is one more than the limit or than memory model=%s", name);
+    m = ws_model_add(s, base, ev);
+    part = m ? ws_model_add(s, name, ev) : NULL;
+    if (!part)
         return;
-    }
-    ws_parts_note(m, json);
-    take_claim(m, w->index, json);
-    take_claim(part, w->index, json);
-    ws_model_settle_lineage(m);
-    ws_model_settle_lineage(part);
-    take_versions(w, part, json_object_get(json, "versions"), c);
+    ws_node_parts_record(m, json);
+    apply_claim(m, p->index, json);
+    apply_claim(part, p->index, json);
+    ws_model_resolve_lineage(m);
+    ws_model_resolve_lineage(part);
+    apply_versions(p, part, json_object_get(json, "versions"), ev);
 }
 
-static void take_model(struct ws_watch *w, const json_t *json, struct ws_changes *c)
+static void apply_model(struct ws_poller *p, const json_t *json, struct ws_store_events *ev)
 {
-    struct ws_store *s = w->store;
+    struct ws_store *s = p->store;
     const char *name = json_string_value(json_object_get(json, "name"));
     struct ws_model *m;
 
-    if (ws_name_is_part(name, NULL, NULL, NULL)) {
-        take_part(w, json, c);
+    if (ws_name_is_node_part(name, NULL, NULL, NULL)) {
+        apply_part(p, json, ev);
         return;
     }
-    if (w->model ? strcmp(w->model, name) != 0 : is_removed(s, name))
+    if (p->model ? strcmp(p->model, name) != 0 : is_removed(s, name))
         return;
-    m = ws_model_at(s, name, c);
-    if (!m) {
-        ws_log(WS_LOG_WARN, "store", "a model is one more than the limit or than memory model=%s", name);
+    m = ws_model_add(s, name, ev);
+    if (!m)
         return;
-    }
-    m->claims[w->index].direct = true;
-    take_claim(m, w->index, json);
-    ws_model_settle_lineage(m);
-    take_versions(w, m, json_object_get(json, "versions"), c);
-    if (!m->told[w->index])
-        ws_changes_add(c, WS_MODEL_LISTED, m, NULL);
-    m->told[w->index] = true;
-    take_orders(w, m, json, c);
+    m->claims[p->index].direct = true;
+    apply_claim(m, p->index, json);
+    ws_model_resolve_lineage(m);
+    apply_versions(p, m, json_object_get(json, "versions"), ev);
+    if (!m->reported[p->index])
+        ws_store_events_add(ev, WS_MODEL_LISTED, m, NULL);
+    m->reported[p->index] = true;
+    apply_desired(p, m, json, ev);
 }
 
-static void take(struct ws_watch *w, const json_t *models, uint64_t agent, bool is_static)
+static void apply(struct ws_poller *p, const json_t *models, uint64_t agent, bool is_static)
 {
-    struct ws_store *s = w->store;
-    struct ws_changes changes;
+    struct ws_store *s = p->store;
+    struct ws_store_events events;
     const json_t *model;
     size_t i;
 
-    ws_changes_init(&changes);
+    ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
-    if (s->watches[w->index] == w) { /* not unlisted meanwhile */
-        w->told = w->told && w->agent == agent;
-        w->agent = agent;
-        w->is_static = is_static;
+    if (s->pollers[p->index] == p) { /* not unlisted meanwhile */
+        p->reported = p->reported && p->agent == agent;
+        p->agent = agent;
+        p->is_static = is_static;
         for (struct ws_model *m = s->models; m; m = m->next) {
-            ws_listing_forget(m, w->index);
-            m->told[w->index] = m->told[w->index] && w->told; /* it may list the model only later */
+            ws_listing_forget(m, p->index);
+            m->reported[p->index] =
+                m->reported[p->index] && p->reported; /* it may list the model only later */
         }
         json_array_foreach(models, i, model)
         {
-            take_model(w, model, &changes);
+            apply_model(p, model, &events);
         }
-        w->told = true;
+        p->reported = true;
         for (struct ws_model *m = s->models; m; m = m->next)
-            ws_parts_settle(m, &changes);
+            ws_node_parts_reconcile(m, &events);
         for (struct ws_model *m = s->models, *next; m; m = next) {
             next = m->next;
-            ws_listing_renew(m, &changes);
-            ws_offers_settle(m);
-            ws_changes_add(&changes, WS_MODEL_OFFERS, m, NULL);
-            ws_model_settle(m, &changes);
+            ws_listing_renew(m, &events);
+            ws_offers_reconcile(m);
+            ws_store_events_add(&events, WS_MODEL_OFFERS, m, NULL);
+            ws_model_reconcile(m, &events);
         }
-        ws_model_forget_parts(s, &changes);
+        ws_model_forget_parts(s, &events);
     }
     pthread_mutex_unlock(&s->lock);
-    ws_changes_tell(&changes, s);
+    ws_store_events_notify(&events, s);
 }
 
-int ws_listing_apply(struct ws_watch *w, const json_t *listing, uint64_t *seq, struct ws_error *err)
+int ws_listing_apply(struct ws_poller *p, const json_t *listing, uint64_t *seq, struct ws_error *err)
 {
     uint64_t agent = 0;
-    int rc = check(w, listing, seq, err);
+    int rc = check(p, listing, seq, err);
 
     (void)ws_number_read(json_object_get(listing, "agent"), &agent);
     if (rc == 0)
-        take(w, json_object_get(listing, "models"), agent, json_is_true(json_object_get(listing, "static")));
+        apply(p, json_object_get(listing, "models"), agent, json_is_true(json_object_get(listing, "static")));
     return rc;
 }
 
-void ws_listing_clear(struct ws_watch *w)
+void ws_listing_clear(struct ws_poller *p)
 {
-    take(w, NULL, w->agent, w->is_static);
+    apply(p, NULL, p->agent, p->is_static);
 }

@@ -1,10 +1,11 @@
-/* Which names a model shows. A version has a name while the live lineage's source lists it or while
- * something of it is here. Which lineage is live the sources say; where they differ, as they do for
- * the moment in which a trainer resumes, the one whose newest version is younger is right. */
+/* Which names a model shows. A version has a name while a source lists it in the live lineage, or while bytes
+ * of it are here. The sources say which lineage is live. Where they differ, as for a moment when a trainer
+ * resumes, the lineage with the younger newest version is live. */
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
 #include "fs/store/poller.h"
 #include "fs/store/version.h"
+#include "transports/base/log.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -14,18 +15,33 @@
 
 /* --- life --- */
 
-struct ws_model *ws_model_at(struct ws_store *s, const char *name, struct ws_changes *c)
+/* Where the model of that name is in the list, which is sorted by name, or belongs. */
+static struct ws_model **find_place(struct ws_store *s, const char *name)
 {
-    struct ws_model **at, *m;
+    struct ws_model **at = &s->models;
 
-    for (at = &s->models; *at && strcmp((*at)->name, name) < 0; at = &(*at)->next)
-        ;
-    if (*at && strcmp((*at)->name, name) == 0)
-        return *at;
-    if (!c || s->n_models >= WS_MAX_MODELS)
-        return NULL;
-    m = calloc(1, sizeof(*m));
+    while (*at && strcmp((*at)->name, name) < 0)
+        at = &(*at)->next;
+    return at;
+}
+
+struct ws_model *ws_model_lookup(struct ws_store *s, const char *name)
+{
+    struct ws_model *m = *find_place(s, name);
+
+    return m && strcmp(m->name, name) == 0 ? m : NULL;
+}
+
+struct ws_model *ws_model_add(struct ws_store *s, const char *name, struct ws_store_events *ev)
+{
+    struct ws_model **at = find_place(s, name), *m = ws_model_lookup(s, name);
+
+    if (m)
+        return m;
+    m = s->n_models < WS_MAX_MODELS ? calloc(1, sizeof(*m)) : NULL;
     if (!m || !(m->name = strdup(name))) {
+        ws_log(WS_LOG_WARN, "store", "a model is left out: no memory, or there are %d already model=%s",
+               WS_MAX_MODELS, name);
         free(m);
         return NULL;
     }
@@ -34,15 +50,15 @@ struct ws_model *ws_model_at(struct ws_store *s, const char *name, struct ws_cha
     m->id = ++s->next_id;
     atomic_init(&m->refs, 1);
     m->listed = true;
-    (void)ws_name_is_part(name, NULL, &m->part_index, &m->part_count);
+    (void)ws_name_is_node_part(name, NULL, &m->part_index, &m->part_count);
     m->next = *at;
     *at = m;
     s->n_models++;
-    ws_changes_add(c, WS_MODEL_ADDED, m, NULL);
+    ws_store_events_add(ev, WS_MODEL_ADDED, m, NULL);
     return m;
 }
 
-static void put_link(struct ws_version **link)
+static void put_version(struct ws_version **link)
 {
     struct ws_version *v = *link;
 
@@ -51,23 +67,23 @@ static void put_link(struct ws_version **link)
         ws_version_put_locked(v);
 }
 
-void ws_model_unlist(struct ws_model *m, struct ws_changes *c)
+void ws_model_unlist(struct ws_model *m, struct ws_store_events *ev)
 {
     struct ws_store *s = m->store;
     struct ws_model **at = &s->models;
 
     assert(m->listed);
     m->listed = false;
-    put_link(&m->current);
-    put_link(&m->previous);
+    put_version(&m->current);
+    put_version(&m->previous);
     while (m->versions)
-        ws_version_retire(m->versions, c);
+        ws_version_retire(m->versions, ev);
     while (*at != m)
         at = &(*at)->next;
     *at = m->next;
     s->n_models--;
-    ws_changes_add(c, WS_MODEL_REMOVED, m, NULL);
-    atomic_fetch_sub(&m->refs, 1); /* the list's; the change holds another */
+    ws_store_events_add(ev, WS_MODEL_REMOVED, m, NULL);
+    atomic_fetch_sub(&m->refs, 1); /* the list's; the event holds another */
 }
 
 struct ws_model *ws_model_get(struct ws_model *m)
@@ -85,7 +101,7 @@ void ws_model_put(struct ws_model *m)
     if (atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
         return;
     ws_delta_set_clear(&m->deltas);
-    for (unsigned i = 0; i < WS_MAX_PARTS; i++)
+    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++)
         free(m->nodes[i]);
     free(m->name);
     free(m);
@@ -98,41 +114,41 @@ bool ws_version_is_newer(const struct ws_version *a, const struct ws_version *b)
 {
     if (a->live != b->live)
         return a->live;
-    if (strcmp(a->run, b->run) != 0)
+    if (strcmp(a->lineage, b->lineage) != 0)
         return a->created_ns > b->created_ns;
-    return a->number != b->number ? a->number > b->number : a->id > b->id;
+    return a->number != b->number ? a->number > b->number : a->serial > b->serial;
 }
 
-/* Does a release name it? With s->lock. */
-static bool is_ordered(const struct ws_version *v)
+/* Is it the version of a release? With s->lock. */
+static bool is_released(const struct ws_version *v)
 {
-    const struct ws_orders *o = &v->model->orders;
-    const struct ws_mark mark = ws_mark_of(v->number, v->run);
+    const struct ws_desired *o = &v->model->desired;
+    const struct ws_version_id id = ws_version_id_make(v->number, v->lineage);
 
-    return (o->release && ws_mark_is(&o->to, &mark)) || (o->released_by && ws_mark_is(&o->released, &mark));
+    return (o->release && ws_version_id_equal(&o->to, &id)) ||
+           (o->released_by && ws_version_id_equal(&o->released, &id));
 }
 
-/* A slot of the trainer's, which wants it for the next version: of those that are not the newest the mount
- * keeps `current`, else one. `newer`: announced versions that are. */
+/* May it go, being in a slot of the trainer, who needs the slot for the next version? Besides the newest one
+ * the mount keeps `current`, or one other. newer: how many announced versions are newer. */
 static bool gives_way(const struct ws_version *v, unsigned newer)
 {
     const struct ws_version *current = v->model->current;
 
-    if (current && current->mapped && ws_version_is_newer(v, current))
+    if (current && current->mapped_from && ws_version_is_newer(v, current))
         newer++;
-    return newer >= 2 && !is_ordered(v);
+    return newer >= 2 && !is_released(v);
 }
 
-/* What is complete, and what is about to be, count among the newest: an arriving version pushes the
- * oldest kept one out. For a slot of the trainer's what is announced counts, too, and it is not kept for
- * going back any longer: the trainer wants it for the next version, whether or not anybody here takes this
- * one. */
+/* Complete versions, and those that are being pulled, count as the newest: an arriving version pushes the
+ * oldest kept one out. In a slot of the trainer, announced versions count, too, and the previous version is
+ * not kept for a rollback: the trainer needs the slot, whether or not this mount pulls the new version. */
 bool ws_version_is_protected(const struct ws_version *v)
 {
     const struct ws_model *m = v->model;
     unsigned newer = 0, announced = 0;
 
-    if (v->pinned || atomic_load(&v->kept) > 0 || v == m->current)
+    if (v->pinned || atomic_load(&v->retained) > 0 || v == m->current)
         return true;
     for (const struct ws_version *w = m->versions; w; w = w->next) {
         if (w == v || !ws_version_is_newer(w, v))
@@ -140,36 +156,36 @@ bool ws_version_is_protected(const struct ws_version *v)
         announced += ws_version_is_offered(w);
         newer += ws_version_is_complete(w) || (w->pull && m->store->puller->wants_all(w->pull));
     }
-    if (v->mapped && gives_way(v, announced))
+    if (v->mapped_from && gives_way(v, announced))
         return false;
     if (v == m->previous)
         return true;
     if (!ws_version_is_complete(v))
         return v->pull != NULL;
     if (ws_model_is_hidden(m))
-        return false; /* what was made of it is here; it stays only where there is room */
+        return false; /* the assembled version is here; a part stays only while the cache has space */
     return newer < m->store->options.keep;
 }
 
-void ws_model_settle_lineage(struct ws_model *m)
+void ws_model_resolve_lineage(struct ws_model *m)
 {
     const struct ws_model_claim *best = NULL;
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
         const struct ws_model_claim *claim = &m->claims[i];
-        if (claim->run[0] && (!best || claim->created_ns > best->created_ns))
+        if (claim->lineage[0] && (!best || claim->created_ns > best->created_ns))
             best = claim;
     }
     if (best)
-        memcpy(m->run, best->run, sizeof(m->run));
+        memcpy(m->lineage, best->lineage, sizeof(m->lineage));
 }
 
-/* Does an archive list it, whose versions are there whichever lineage is live? */
+/* Does an archive list it? An archive shows its versions whichever lineage is live. */
 static bool is_archived(const struct ws_version *v)
 {
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
-        const struct ws_watch *w = v->store->watches[i];
-        if (w && w->is_static && (v->sources & ws_bit(i)))
+        const struct ws_poller *p = v->store->pollers[i];
+        if (p && p->is_static && (v->sources & ws_bit(i)))
             return true;
     }
     return false;
@@ -178,11 +194,11 @@ static bool is_archived(const struct ws_version *v)
 static bool should_stay(const struct ws_version *v, unsigned *n_lost)
 {
     if (v == v->model->current)
-        return true; /* whatever happens, it is what the engines serve */
-    if (v->mapped && !ws_version_is_protected(v))
-        return false; /* a slot of the trainer's: it is not ours to keep for later */
+        return true; /* the engines serve it */
+    if (v->mapped_from && !ws_version_is_protected(v))
+        return false; /* it is in a slot of the trainer, not in this mount's memory */
     if (ws_version_is_complete(v) || v->pull || v->pinned || v == v->model->previous ||
-        atomic_load(&v->kept) > 0)
+        atomic_load(&v->retained) > 0)
         return true;
     if (ws_version_is_offered(v) && (ws_version_is_live(v) || is_archived(v)))
         return true;
@@ -191,7 +207,7 @@ static bool should_stay(const struct ws_version *v, unsigned *n_lost)
     return ws_version_has_bytes(v);
 }
 
-/* The list ascends and the newest failures are to stay, so they are counted before they are judged. */
+/* The list ascends and the newest failures stay, so the failures are counted before the first is judged. */
 static unsigned count_lost(const struct ws_model *m)
 {
     unsigned n = 0;
@@ -201,77 +217,77 @@ static unsigned count_lost(const struct ws_model *m)
     return n;
 }
 
-void ws_model_settle(struct ws_model *m, struct ws_changes *c)
+void ws_model_reconcile(struct ws_model *m, struct ws_store_events *ev)
 {
     struct ws_version *next;
     unsigned n_lost;
 
     if (!m->listed)
         return;
-    ws_model_settle_lineage(m);
+    ws_model_resolve_lineage(m);
     for (struct ws_version *v = m->versions; v; v = v->next) {
         if (v->live == ws_version_is_live(v))
             continue;
         v->live = !v->live;
-        ws_changes_add(c, WS_VERSION_RENAMED, m, v);
+        ws_store_events_add(ev, WS_VERSION_RENAMED, m, v);
     }
     n_lost = count_lost(m);
     for (struct ws_version *v = m->versions; v; v = next) {
         bool stays = should_stay(v, &n_lost);
         next = v->next;
         if (!stays)
-            ws_version_retire(v, c);
+            ws_version_retire(v, ev);
     }
 }
 
 void ws_model_tidy(struct ws_model *m)
 {
     struct ws_store *s = m->store;
-    struct ws_changes changes;
+    struct ws_store_events events;
 
-    ws_changes_init(&changes);
+    ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
-    ws_model_settle(m, &changes);
+    ws_model_reconcile(m, &events);
     pthread_mutex_unlock(&s->lock);
-    ws_changes_tell(&changes, s);
+    ws_store_events_notify(&events, s);
 }
 
-/* --- models that nobody has any more --- */
+/* --- models that no source lists any more --- */
 
 static bool is_listed_by(const struct ws_model *m, unsigned index)
 {
-    return m->claims[index].direct || m->claims[index].run[0];
+    return m->claims[index].direct || m->claims[index].lineage[0];
 }
 
-/* Has it parts of its own? */
+/* Are there hidden models of its parts? */
 static bool has_parts(const struct ws_model *m)
 {
     char base[WS_MAX_NAME + 1];
 
     for (const struct ws_model *p = m->store->models; p; p = p->next)
-        if (ws_name_is_part(p->name, base, NULL, NULL) && strcmp(base, m->name) == 0)
+        if (ws_name_is_node_part(p->name, base, NULL, NULL) && strcmp(base, m->name) == 0)
             return true;
     return false;
 }
 
 static bool is_gone(const struct ws_model *m)
 {
-    if (!m->listed || m->versions || m->current || m->previous || m->orders.released_by || has_parts(m))
+    if (!m->listed || m->versions || m->current || m->previous || m->desired.released_by || has_parts(m))
         return false;
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
-        const struct ws_watch *w = m->store->watches[i];
-        if (w && (is_listed_by(m, i) || !w->told || (w->model && strcmp(w->model, m->name) == 0)))
+        const struct ws_poller *p = m->store->pollers[i];
+        if (p && (is_listed_by(m, i) || !p->reported || (p->model && strcmp(p->model, m->name) == 0)))
             return false;
     }
     return true;
 }
 
-void ws_model_forget_parts(struct ws_store *s, struct ws_changes *c)
+void ws_model_forget_parts(struct ws_store *s, struct ws_store_events *ev)
 {
     for (struct ws_model *m = s->models, *next; m; m = next) {
         next = m->next;
         if (ws_model_is_hidden(m) && is_gone(m))
-            ws_model_unlist(m, c);
+            ws_model_unlist(m, ev);
     }
 }
 
@@ -286,17 +302,17 @@ bool ws_model_is_gone(struct ws_model *m)
 void ws_model_forget(struct ws_model *m)
 {
     struct ws_store *s = m->store;
-    struct ws_changes changes;
+    struct ws_store_events events;
 
-    ws_changes_init(&changes);
+    ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
     if (is_gone(m)) /* it may have come back */
-        ws_model_unlist(m, &changes);
+        ws_model_unlist(m, &events);
     pthread_mutex_unlock(&s->lock);
-    ws_changes_tell(&changes, s);
+    ws_store_events_notify(&events, s);
 }
 
-/* --- what others see --- */
+/* --- the public functions --- */
 
 const char *ws_model_name(const struct ws_model *m)
 {
@@ -313,7 +329,7 @@ struct ws_model *ws_store_find(struct ws_store *s, const char *name)
     struct ws_model *m;
 
     pthread_mutex_lock(&s->lock);
-    m = ws_model_at(s, name, NULL);
+    m = ws_model_lookup(s, name);
     if (m && ws_model_is_hidden(m))
         m = NULL;
     if (m)
@@ -359,18 +375,19 @@ void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_versio
 json_t *ws_model_deltas(struct ws_model *m, uint64_t version, const char *run)
 {
     pthread_mutex_lock(&m->store->lock);
-    const struct ws_mark target = ws_mark_of(version, run ? run : m->run);
-    json_t *out = ws_delta_set_leading_to(&m->deltas, &target);
+    const struct ws_version_id target = ws_version_id_make(version, run ? run : m->lineage);
+    json_t *out = ws_delta_set_chain_json(&m->deltas, &target);
     pthread_mutex_unlock(&m->store->lock);
     return out;
 }
 
 struct ws_delta *ws_model_delta(struct ws_model *m, uint64_t version, const char *run,
-                                const struct ws_mark *base)
+                                const struct ws_version_id *base)
 {
     pthread_mutex_lock(&m->store->lock);
-    const struct ws_mark target = ws_mark_of(version, run ? run : m->run);
-    const struct ws_mark from = ws_mark_of(base->version, base->run[0] ? base->run : target.run);
+    const struct ws_version_id target = ws_version_id_make(version, run ? run : m->lineage);
+    const struct ws_version_id from =
+        ws_version_id_make(base->version, base->lineage[0] ? base->lineage : target.lineage);
     struct ws_delta *d = ws_delta_set_find(&m->deltas, &from, &target);
     if (d)
         ws_delta_get(d);
@@ -396,29 +413,29 @@ bool ws_model_is_pulling(struct ws_model *m)
     return is;
 }
 
-void ws_model_orders(struct ws_model *m, struct ws_orders *out)
+void ws_model_desired(struct ws_model *m, struct ws_desired *out)
 {
     pthread_mutex_lock(&m->store->lock);
-    *out = m->orders;
+    *out = m->desired;
     pthread_mutex_unlock(&m->store->lock);
 }
 
-void ws_model_keep_released(struct ws_model *m, uint64_t by, const struct ws_mark *released)
+void ws_model_inherit_release(struct ws_model *m, uint64_t by, const struct ws_version_id *released)
 {
-    const struct ws_orders before = {.released_by = by, .released = *released};
+    const struct ws_desired before = {.released_by = by, .released = *released};
 
     pthread_mutex_lock(&m->store->lock);
-    ws_orders_keep(&m->orders, &before);
+    ws_desired_inherit(&m->desired, &before);
     pthread_mutex_unlock(&m->store->lock);
 }
 
-void ws_model_forget_kept(struct ws_model *m)
+void ws_model_forget_inherited(struct ws_model *m)
 {
     pthread_mutex_lock(&m->store->lock);
-    if (m->orders.kept) {
-        m->orders.kept = false;
-        m->orders.released_by = 0;
-        m->orders.released.run[0] = '\0';
+    if (m->desired.inherited) {
+        m->desired.inherited = false;
+        m->desired.released_by = 0;
+        m->desired.released.lineage[0] = '\0';
     }
     pthread_mutex_unlock(&m->store->lock);
 }
@@ -438,7 +455,7 @@ struct ws_version *ws_model_latest(struct ws_model *m)
     return latest;
 }
 
-static struct ws_version *get_link(struct ws_model *m, struct ws_version *const *link)
+static struct ws_version *get_version(struct ws_model *m, struct ws_version *const *link)
 {
     struct ws_version *v;
 
@@ -450,35 +467,35 @@ static struct ws_version *get_link(struct ws_model *m, struct ws_version *const 
 
 struct ws_version *ws_model_current(struct ws_model *m)
 {
-    return get_link(m, &m->current);
+    return get_version(m, &m->current);
 }
 
 struct ws_version *ws_model_previous(struct ws_model *m)
 {
-    return get_link(m, &m->previous);
+    return get_version(m, &m->previous);
 }
 
 void ws_model_set_current(struct ws_model *m, struct ws_version *v)
 {
     struct ws_store *s = m->store;
-    struct ws_changes changes;
+    struct ws_store_events events;
 
     assert(v->model == m);
-    ws_changes_init(&changes);
+    ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
     if (m->current != v && v->named) {
         struct ws_version *old = m->current;
-        put_link(&m->previous);
+        put_version(&m->previous);
         m->previous = old; /* its reference moves along */
         if (old && ws_version_is_complete(old))
-            ws_version_set_state(old, WS_READY, &changes);
+            ws_version_set_state(old, WS_READY, &events);
         m->current = ws_version_get(v);
         if (ws_version_is_complete(v))
-            ws_version_set_state(v, WS_ACTIVE, &changes);
-        ws_model_settle(m, &changes);
+            ws_version_set_state(v, WS_ACTIVE, &events);
+        ws_model_reconcile(m, &events);
     }
     pthread_mutex_unlock(&s->lock);
-    ws_changes_tell(&changes, s);
+    ws_store_events_notify(&events, s);
 }
 
 struct ws_version *ws_version_below(struct ws_version *v)
@@ -487,13 +504,13 @@ struct ws_version *ws_version_below(struct ws_version *v)
 
     pthread_mutex_lock(&v->store->lock);
     for (struct ws_version *w = v->model->versions; w && w->number < v->number; w = w->next) {
-        bool same = strcmp(w->run, v->run) == 0;
-        if (ws_version_is_complete(w) && (same || !found || strcmp(found->run, v->run) != 0))
+        bool same = strcmp(w->lineage, v->lineage) == 0;
+        if (ws_version_is_complete(w) && (same || !found || strcmp(found->lineage, v->lineage) != 0))
             found = w;
     }
     if (found) {
         ws_version_get(found);
-        atomic_fetch_add(&found->kept, 1);
+        atomic_fetch_add(&found->retained, 1);
     }
     pthread_mutex_unlock(&v->store->lock);
     return found;
@@ -505,7 +522,7 @@ struct ws_version *ws_version_at(struct ws_model *m, uint64_t number, const char
 
     pthread_mutex_lock(&m->store->lock);
     for (struct ws_version *v = m->versions; v && v->number <= number && !found; v = v->next) {
-        if (v->number == number && (run ? strcmp(v->run, run) == 0 : v->live))
+        if (v->number == number && (run ? strcmp(v->lineage, run) == 0 : v->live))
             found = ws_version_get(v);
     }
     pthread_mutex_unlock(&m->store->lock);
@@ -523,7 +540,7 @@ struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct 
         {"previous", ws_model_previous},
     };
     struct ws_version *v = NULL, *found = NULL;
-    char own[WS_MAX_NAME + 1], lacking[WS_ERROR_TEXT / 2];
+    char own[WS_MAX_NAME + 1], missing[WS_ERROR_TEXT / 2];
     const char *at;
     char *end;
     uint64_t number;
@@ -531,8 +548,8 @@ struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct 
     for (size_t i = 0; i < sizeof(links) / sizeof(links[0]); i++) {
         if (strcmp(name, links[i].name) == 0) {
             v = links[i].get(m);
-            if (!v && ws_model_lacks(m, lacking, sizeof(lacking)))
-                ws_error_set(err, ENOENT, "%s has no %s version that is whole: %s", m->name, name, lacking);
+            if (!v && ws_model_missing_parts(m, missing, sizeof(missing)))
+                ws_error_set(err, ENOENT, "%s has no %s version that is whole: %s", m->name, name, missing);
             else if (!v)
                 ws_error_set(err, ENOENT, "%s has no %s version", m->name, name);
             return v;
@@ -545,7 +562,7 @@ struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct 
         goto none;
     pthread_mutex_lock(&m->store->lock);
     for (v = m->versions; v && v->number <= number && !found; v = v->next) {
-        if (v->number == number && (at ? !v->live && strcmp(v->run, at) == 0 : v->live))
+        if (v->number == number && (at ? !v->live && strcmp(v->lineage, at) == 0 : v->live))
             found = ws_version_get(v);
     }
     pthread_mutex_unlock(&m->store->lock);
@@ -557,8 +574,8 @@ struct ws_version *ws_version_find(struct ws_model *m, const char *name, struct 
         ws_version_put(found);
     }
 none:
-    if (ws_model_lacks(m, lacking, sizeof(lacking)))
-        ws_error_set(err, ENOENT, "%s has no version %s that is whole: %s", m->name, name, lacking);
+    if (ws_model_missing_parts(m, missing, sizeof(missing)))
+        ws_error_set(err, ENOENT, "%s has no version %s that is whole: %s", m->name, name, missing);
     else
         ws_error_set(err, ENOENT, "%s has no version %s; ls shows those that there are", m->name, name);
     return NULL;

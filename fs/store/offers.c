@@ -10,13 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A folder is hashed when its manifest is asked for: until then its versions have no digest. */
+/* A folder is hashed when its manifest is requested: until then its versions have no digest. */
 static bool is_digest(const char *digest)
 {
     return !digest[0] || (strlen(digest) == 32 && strspn(digest, "0123456789abcdef") == 32);
 }
 
-int ws_offer_read(const json_t *entry, struct ws_offer *out)
+int ws_offer_from_json(const json_t *entry, struct ws_offer *out)
 {
     const char *digest = json_string_value(json_object_get(entry, "digest"));
     const json_t *via = json_object_get(entry, "via"), *waits = json_object_get(entry, "waits"), *one;
@@ -39,14 +39,14 @@ int ws_offer_read(const json_t *entry, struct ws_offer *out)
     {
         if (!json_is_integer(one) || i == WS_MAX_RELAYS)
             return -EPROTO;
-        out->waits[out->n_waits++] = (uint64_t)json_integer_value(one);
+        out->ring_tokens[out->n_ring_tokens++] = (uint64_t)json_integer_value(one);
     }
     return 0;
 }
 
 /* --- with store->lock --- */
 
-bool ws_offer_is_fit(const struct ws_store *s, const struct ws_offer *offer)
+bool ws_offer_is_usable(const struct ws_store *s, const struct ws_offer *offer)
 {
     for (unsigned i = 0; i < offer->n_via; i++) {
         if (offer->via[i] == s->id)
@@ -68,7 +68,7 @@ void ws_offers_forget(struct ws_version *v, unsigned index)
     }
 }
 
-void ws_offers_note(struct ws_version *v, unsigned index, const struct ws_offer *offer)
+void ws_offers_record(struct ws_version *v, unsigned index, const struct ws_offer *offer)
 {
     struct ws_offer *o = malloc(sizeof(*o));
 
@@ -87,11 +87,11 @@ void ws_offers_free(struct ws_version *v)
         ws_offers_forget(v, v->offers->index);
 }
 
-static const char *url_of(const struct ws_version *v, const struct ws_offer *o)
+static const char *source_url(const struct ws_version *v, const struct ws_offer *o)
 {
-    const struct ws_watch *w = v->store->watches[o->index];
+    const struct ws_poller *p = v->store->pollers[o->index];
 
-    return w ? w->source->url : "a source that was removed";
+    return p ? p->source->url : "a source that was removed";
 }
 
 int ws_offers_agree(const struct ws_version *v, struct ws_error *err)
@@ -104,10 +104,9 @@ int ws_offers_agree(const struct ws_version *v, struct ws_error *err)
         if (first && strcmp(first->digest, o->digest) != 0)
             return ws_error_set(
                 err, EBADMSG,
-                "the sources of %s/%lu disagree: %s lists it with the digest %s, %s with %s; one "
-                "of them is damaged or lies: remove it, or ask the trainer which digest it "
-                "published",
-                v->model->name, v->number, url_of(v, o), o->digest, url_of(v, first), first->digest);
+                "the sources of %s/%lu disagree: %s lists it with the digest %s, %s with %s; compare with "
+                "the digest that the trainer published, and remove the source that is wrong",
+                v->model->name, v->number, source_url(v, o), o->digest, source_url(v, first), first->digest);
         first = o;
     }
     return 0;
@@ -124,25 +123,25 @@ const char *ws_offers_digest(const struct ws_version *v)
 
 const char *ws_offers_advice(const struct ws_version *v)
 {
-    return strcmp(v->run, WS_DIR_RUN) == 0
-               ? "its folder was changed while it was offered: write other weights into a folder of a new "
-                 "number, or drop the version to take what is there now"
-               : "two trainers may publish under one run id; drop the version to take what is listed";
+    return strcmp(v->lineage, WS_DIR_LINEAGE) == 0
+               ? "its folder was changed while it was offered; write other weights into a folder with a new "
+                 "number, or drop the version to pull what the folder has now"
+               : "two trainers may publish under one run id; drop the version to pull what is listed now";
 }
 
-/* What is held does not begin anew when a source lists something else. */
+/* A version that is held here stays as it is when a source lists another digest. */
 static int matches_what_is_held(const struct ws_version *v, struct ws_error *err)
 {
     for (const struct ws_offer *o = v->offers; o; o = o->next) {
         if (o->digest[0] && v->digest[0] && strcmp(o->digest, v->digest) != 0)
             return ws_error_set(err, EBADMSG, "%s/%lu has the digest %s here, %s lists it with %s now: %s",
-                                v->model->name, v->number, v->digest, url_of(v, o), o->digest,
+                                v->model->name, v->number, v->digest, source_url(v, o), o->digest,
                                 ws_offers_advice(v));
     }
     return 0;
 }
 
-void ws_offers_settle(struct ws_model *m)
+void ws_offers_reconcile(struct ws_model *m)
 {
     for (struct ws_version *v = m->versions; v; v = v->next) {
         struct ws_error err = {0};
@@ -162,7 +161,7 @@ void ws_offers_settle(struct ws_model *m)
 
 /* --- what this mount lists --- */
 
-/* The source of a version that the fewest mounts are between; NULL: none. */
+/* The source of a version with the fewest mounts in between; NULL: none. */
 static const struct ws_offer *nearest(const struct ws_version *v)
 {
     const struct ws_offer *best = NULL;
@@ -174,8 +173,8 @@ static const struct ws_offer *nearest(const struct ws_version *v)
     return best;
 }
 
-/* NULL: this version is not to be listed. What is complete here depends on nobody. */
-static json_t *entry_of(const struct ws_version *v)
+/* NULL: this version is not to be listed. A complete version depends on no source. */
+static json_t *version_json(const struct ws_version *v)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
     const struct ws_offer *o = ws_version_is_complete(v) ? NULL : nearest(v);
@@ -190,30 +189,32 @@ static json_t *entry_of(const struct ws_version *v)
     for (unsigned i = 0; i < n; i++)
         json_array_append_new(via, json_integer((json_int_t)o->via[i]));
     json_array_append_new(via, json_integer((json_int_t)v->store->id));
-    return json_pack("{s:I,s:s,s:s,s:I,s:I,s:o,s:o*}", "version", (json_int_t)v->number, "run", v->run,
+    return json_pack("{s:I,s:s,s:s,s:I,s:I,s:o,s:o*}", "version", (json_int_t)v->number, "run", v->lineage,
                      "digest", v->digest, "bytes", (json_int_t)(m ? m->total_bytes : v->listed_bytes),
                      "created_ns", (json_int_t)v->created_ns, "via", via, "waits",
-                     ws_version_is_complete(v) ? NULL : ws_rings_said(v));
+                     ws_version_is_complete(v) ? NULL : ws_rings_to_json(v));
 }
 
-/* What was released last is passed on, so that who follows does not act on what is only published. */
+/* What was released last is passed on, so that mounts that follow releases do not act on versions that are
+ * only published. */
 static void add_released(const struct ws_model *m, json_t *out)
 {
-    if (m->orders.released_by)
+    if (m->desired.released_by)
         json_object_set_new(out, "released",
-                            json_pack("{s:I,s:I,s:s}", "by", (json_int_t)m->orders.released_by, "version",
-                                      (json_int_t)m->orders.released.version, "run", m->orders.released.run));
+                            json_pack("{s:I,s:I,s:s}", "by", (json_int_t)m->desired.released_by, "version",
+                                      (json_int_t)m->desired.released.version, "run",
+                                      m->desired.released.lineage));
 }
 
-/* Superseded lineages first, as they are older. NULL: nothing of the model is to be listed. */
-static json_t *model_of(const struct ws_model *m)
+/* Superseded lineages come first, being older. NULL: nothing of the model is to be listed. */
+static json_t *model_json(const struct ws_model *m)
 {
     const struct ws_version *newest = NULL;
     json_t *versions = json_array(), *out;
 
     for (int live = 0; live < 2; live++) {
         for (const struct ws_version *v = m->versions; v; v = v->next) {
-            json_t *entry = v->live == live ? entry_of(v) : NULL;
+            json_t *entry = v->live == live ? version_json(v) : NULL;
             if (!entry)
                 continue;
             json_array_append_new(versions, entry);
@@ -226,7 +227,7 @@ static json_t *model_of(const struct ws_model *m)
         return NULL;
     }
     out = json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest",
-                    (json_int_t)(newest ? newest->number : 0), "run", m->run, "digest",
+                    (json_int_t)(newest ? newest->number : 0), "run", m->lineage, "digest",
                     newest ? newest->digest : "", "versions", versions);
     add_released(m, out);
     return out;
@@ -239,7 +240,7 @@ int ws_offers_list(struct ws_store *s, const char *model, uint64_t seq, json_t *
     pthread_mutex_lock(&s->lock);
     for (const struct ws_model *m = s->models; m; m = m->next) {
         bool is = !ws_model_is_hidden(m) && (!model || strcmp(model, m->name) == 0);
-        json_t *json = is ? model_of(m) : NULL;
+        json_t *json = is ? model_json(m) : NULL;
         if (json)
             json_array_append_new(models, json);
     }

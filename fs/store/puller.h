@@ -1,10 +1,10 @@
-/* Puller: what brings versions here. The store has it from whoever makes the store, and asks it for bytes;
- * how they come it does not know. fs/pull/pull.h is one. */
+/* Puller: the table of functions that bring versions here. The store gets it when it is made, and does not
+ * know how the bytes come. fs/pull/pull.h is the one of the mount. */
 #ifndef WS_FS_STORE_PULLER_H
 #define WS_FS_STORE_PULLER_H
 #include "fs/store/store.h"
 
-struct ws_pull; /* the puller's own: a version that is being brought */
+struct ws_pull; /* the puller's own: a version that is being pulled */
 
 /* How much of a version is wanted. A look at a folder needs the manifest, a look at tensors/ the
  * headers, and only an open needs the weights. */
@@ -12,18 +12,18 @@ enum ws_goal { WS_GOAL_MANIFEST, WS_GOAL_HEADERS, WS_GOAL_ALL };
 
 /* All are called with store->lock held, and none waits. */
 struct ws_puller {
-    /* Starts a pull, or has the running one go further or more urgently. 0 also when nothing is to be
-     * done; negative: why none can start now (nobody has it, or the last one failed within a second). */
-    int (*ask)(struct ws_version *v, enum ws_goal goal, enum ws_priority priority);
-    void (*stop)(struct ws_pull *p); /* it ends soon */
-    /* The source with that index is used no more where there is another one. */
+    /* Starts a pull, or raises the goal or the priority of the running one. 0 also when nothing is to be
+     * done. Negative: none can start now (no source has it, or the last pull failed within a second). */
+    int (*request)(struct ws_version *v, enum ws_goal goal, enum ws_priority priority);
+    void (*stop)(struct ws_pull *p); /* it ends soon, not before this returns */
+    /* Leaves the source with that index for another one, if there is one. */
     void (*leave)(struct ws_pull *p, unsigned index);
-    bool (*wants_all)(const struct ws_pull *p);
+    bool (*wants_all)(const struct ws_pull *p); /* is its goal WS_GOAL_ALL? */
     /* When the last byte came, of a whole block or not, or the pull began. */
     uint64_t (*progress_ns)(const struct ws_pull *p);
-    /* Leaves sources that said nothing for their share of the deadline. When to look again, or WS_NEVER. */
-    uint64_t (*hurry)(struct ws_pull *p, uint64_t now_ns);
-    /* Who is asked and says nothing, or what the last one said: words after "nothing came: ". */
+    /* Leaves sources that were silent for their share of the deadline. When to look again, or WS_NEVER. */
+    uint64_t (*check_silence)(struct ws_pull *p, uint64_t now_ns);
+    /* Which source has not answered, or why the last one failed: words after "nothing came: ". */
     void (*describe)(struct ws_pull *p, char out[WS_ERROR_TEXT / 2]);
 };
 

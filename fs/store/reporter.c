@@ -1,7 +1,7 @@
-/* One thread sends one report after the other: each is a small POST, and a trainer that waits for them wants
- * the newest, not all at once. A report that an agent does not take is lost, with a line: where the mount
- * stands is said again when the source is back. A link may be away for so short a time that only the report
- * notices and the long poll does not, so a report that did not get through makes the next listing count as
+/* One thread sends one report after the other: each is a small POST, and a trainer that waits for them needs
+ * the newest, not all at once. A report that an agent refuses is lost, with a line in the log. When a source
+ * is back, the mount reports its state anew. A link may be down for so short a time that only the report
+ * notices and the long poll does not; so a report that did not get through makes the next listing count as
  * the first one. */
 #include "fs/store/reporter.h"
 #include "fs/store/poller.h"
@@ -29,14 +29,14 @@ static void free_report(struct ws_report *r)
     free(r);
 }
 
-void ws_model_tell(struct ws_model *m, const struct ws_mark *version, const char *verb, json_t *body)
+void ws_model_report(struct ws_model *m, const struct ws_version_id *version, const char *verb, json_t *body)
 {
     char path[WS_API_PATH_BYTES];
     struct ws_store *s = m->store;
     bool taken;
 
     if (version)
-        ws_api_version_path(path, verb, m->name, version->version, NULL, version->run);
+        ws_api_version_path(path, verb, m->name, version->version, NULL, version->lineage);
     else
         ws_api_model_path(path, verb, m->name);
     struct ws_report *r = calloc(1, sizeof(*r) + strlen(path) + 1);
@@ -61,54 +61,54 @@ void ws_model_tell(struct ws_model *m, const struct ws_mark *version, const char
         free_report(r);
 }
 
-/* The source at *index or after it that lists the model, held; *index is moved past it. only_up: one that is
- * away is told where the mount stands once it is back. */
-static struct ws_watch *next_agent(struct ws_model *m, bool only_told, unsigned *index)
+/* The poller of the first agent at *index or after it that lists the model, counted; *index is moved past it.
+ * only_reported: leaves out agents that get this mount's whole state with their next listing. */
+static struct ws_poller *next_agent(struct ws_model *m, bool only_reported, unsigned *index)
 {
     struct ws_store *s = m->store;
-    struct ws_watch *w = NULL;
+    struct ws_poller *p = NULL;
 
     pthread_mutex_lock(&s->lock);
-    for (; !w && *index < WS_MAX_SOURCES; ++*index)
-        if (s->watches[*index] && !s->watches[*index]->is_static && m->claims[*index].direct &&
-            (s->watches[*index]->told || !only_told))
-            w = ws_watch_get(s->watches[*index]);
+    for (; !p && *index < WS_MAX_SOURCES; ++*index)
+        if (s->pollers[*index] && !s->pollers[*index]->is_static && m->claims[*index].direct &&
+            (s->pollers[*index]->reported || !only_reported))
+            p = ws_poller_get(s->pollers[*index]);
     pthread_mutex_unlock(&s->lock);
-    return w;
+    return p;
 }
 
 static void send_report(struct ws_report *r)
 {
-    struct ws_watch *w;
+    struct ws_poller *p;
 
-    for (unsigned i = 0; (w = next_agent(r->model, true, &i));) {
+    for (unsigned i = 0; (p = next_agent(r->model, true, &i));) {
         struct ws_error err;
         json_t *reply = NULL;
-        int rc = ws_source_call(w->source, "POST", r->path, r->body, &reply, &err);
+        int rc = ws_source_call(p->source, "POST", r->path, r->body, &reply, &err);
         json_decref(reply);
         if (rc < 0 && rc != -ENOTSUP)
-            ws_log(WS_LOG_WARN, "store", "a report was not taken model=%s url=%s error=\"%s\"",
-                   r->model->name, w->source->url, err.text);
+            ws_log(WS_LOG_WARN, "store", "an agent did not take a report model=%s url=%s error=\"%s\"",
+                   r->model->name, p->source->url, err.text);
         if (ws_source_is_away(rc)) {
-            pthread_mutex_lock(&w->store->lock);
-            w->told = false;
-            pthread_mutex_unlock(&w->store->lock);
+            pthread_mutex_lock(&p->store->lock);
+            p->reported = false;
+            pthread_mutex_unlock(&p->store->lock);
         }
-        ws_watch_put(w);
+        ws_poller_put(p);
     }
 }
 
-int ws_model_ask(struct ws_model *m, const char *path, const json_t *body, json_t **reply,
-                 struct ws_error *err)
+int ws_model_query(struct ws_model *m, const char *path, const json_t *body, json_t **reply,
+                   struct ws_error *err)
 {
-    struct ws_watch *w;
+    struct ws_poller *p;
     int rc = ws_error_set(err, ENOENT, "no source of %s is an agent", m->name);
 
     *reply = NULL;
-    for (unsigned i = 0; rc < 0 && (w = next_agent(m, false, &i));) {
+    for (unsigned i = 0; rc < 0 && (p = next_agent(m, false, &i));) {
         struct ws_error why;
-        int now = ws_source_call(w->source, body ? "POST" : "GET", path, body, reply, &why);
-        ws_watch_put(w);
+        int now = ws_source_call(p->source, body ? "POST" : "GET", path, body, reply, &why);
+        ws_poller_put(p);
         if (now == -ENOTSUP)
             continue;
         rc = now;
@@ -158,7 +158,7 @@ int ws_reporter_start(struct ws_store *s, struct ws_error *err)
     int rc = ws_thread_start(&s->reporter, reporter_main, s);
 
     if (rc < 0)
-        return ws_error_set(err, -rc, "cannot start the thread of the reports: %s", strerror(-rc));
+        return ws_error_set(err, -rc, "cannot start the store's reporter thread: %s", strerror(-rc));
     return 0;
 }
 

@@ -1,15 +1,13 @@
-/* The store's own view of its objects, for the files of the store and of what pulls for it; everybody else
- * includes fs/store/store.h.
+/* The store's own view of its objects, for fs/store and fs/pull only; other rooms include fs/store/store.h.
  *
- * One lock, store->lock, guards what objects say about each other and about themselves. It is held
- * for moments only: never over I/O, a listener, a wait's done, or an allocation of weights. What
- * moves per block (bitmaps, counters) is atomic and needs no lock. Lock order: store->lock, then
- * pull->lock or route->lock, then the pool's own.
+ * One lock, store->lock, guards the objects and the links between them. It is held for moments only: never
+ * over I/O, a listener, a waiter's done, or an allocation of weights. What changes with each block (bitmaps,
+ * counters) is atomic and needs no lock. Lock order: store->lock, then a pull's lock
+ * (fs/pull/source_select.h), then the pool's own.
  *
- * References: a version's name holds one, a pull one, a wait one, every caller its own. A version
- * holds its model, a model its store, a version whose memory is a source's the watch of it. The last
- * put of a version hands it to the reaper, because giving memory back calls the fs hook, which may
- * have to wait for the kernel. */
+ * References to a version: its name holds one, its pull one, each waiter one, each caller its own. A version
+ * holds its model, a model its store, and a version in a source's memory that source's poller. The last put
+ * hands the version to the reaper, because giving memory back calls a hook that may wait for the kernel. */
 #ifndef WS_FS_STORE_STATE_H
 #define WS_FS_STORE_STATE_H
 #include "fs/store/puller.h"
@@ -24,11 +22,11 @@
 #define WS_MAX_LISTENERS 4
 #define WS_NEVER         UINT64_MAX
 
-struct ws_watch;
-struct ws_bequest;
+struct ws_poller;
+struct ws_handover;
 struct ws_report;
 struct ws_offer;
-struct ws_preference;
+struct ws_model_prefs;
 
 /* One file of a version: which of its blocks are here, and where. */
 struct ws_file_state {
@@ -38,25 +36,25 @@ struct ws_file_state {
     atomic_size_t n_here;
 };
 
-/* rings.c: a pull's stay at a source that is a mount. */
-struct ws_stay {
-    unsigned at;    /* index of the source */
-    uint64_t token; /* 0: there is none */
+/* rings.c: the time for which a pull uses a source that is a mount. */
+struct ws_ring_stay {
+    unsigned source; /* its index */
+    uint64_t token;  /* 0: the pull uses no mount */
 };
 
 struct ws_version {
     struct ws_store *store;
     struct ws_model *model;
-    uint64_t id, number;
-    char run[WS_RUN_CHARS + 1];
+    uint64_t serial, number;
+    char lineage[WS_LINEAGE_CHARS + 1];
     atomic_uint refs; /* 0: the reaper's */
-    atomic_uint n_waits;
-    atomic_int kept;              /* ws_version_keep */
-    atomic_bool decided;          /* by which way it comes: the deltas that it takes are among the model\'s */
-    atomic_bool complete;         /* all is here and verified; never taken back, not by a drop either */
-    pthread_mutex_t header_lock;  /* one thread parses; taken alone */
-    pthread_mutex_t changed_lock; /* of changed; taken alone, for as long as a comparison takes */
-    char *changed;                /* control/tensor_diff.c: its text, once it was asked for */
+    atomic_uint n_waiters;
+    atomic_int retained;              /* ws_version_retain */
+    atomic_bool way_chosen;           /* how it comes is known: deltas that it uses are in model->deltas */
+    atomic_bool complete;             /* all is here and verified; never unset, not by a drop either */
+    pthread_mutex_t header_lock;      /* for parsing a header once; taken alone */
+    pthread_mutex_t tensor_diff_lock; /* of tensor_diff; taken alone, for as long as a comparison takes */
+    char *tensor_diff;                /* control/tensor_diff.c: its text; NULL: not requested yet */
     /* set once, files before manifest */
     struct ws_file_state *files;
     _Atomic(struct ws_manifest *) manifest;
@@ -65,41 +63,41 @@ struct ws_version {
     /* guarded by store->lock */
     char digest[33]; /* as listed, then the manifest's */
     uint64_t listed_bytes, created_ns;
-    enum ws_state state;
+    enum ws_version_state state;
     bool named, pinned;
-    unsigned held;              /* by switches to it */
-    bool dying;                 /* the reaper's: found by nobody any more */
-    bool live;                  /* what its name says: of the live lineage, or N@RUN */
-    uint64_t sources;           /* bit i: the watch with index i lists it */
-    struct ws_offer *offers;    /* what each of those that list it says, of what is left out too */
-    bool disputed;              /* they do not agree on its digest */
-    uint64_t partial;           /* ... and has only the delta to it */
-    uint64_t on_gpus;           /* ... and shares it with processes of this host */
-    unsigned in_parts;          /* so many agents list a part each, together all of it; 0: they do not */
-    uint64_t own_bytes;         /* of the cache; 0 where the memory is a source's */
-    struct ws_watch *mapped;    /* whose memory it is; counted */
-    struct ws_bequest *bequest; /* who gets its memory when it goes */
+    unsigned n_switches;           /* that go to it now */
+    bool dying;                    /* the reaper has it: no look-up finds it */
+    bool live;                     /* of the live lineage, so that its name is N; else N@RUN */
+    uint64_t sources;              /* bit i: the poller with index i lists it */
+    uint64_t partial;              /* bit i: ... and has only a delta to it */
+    uint64_t on_gpus;              /* bit i: ... and shares it with processes of this host */
+    struct ws_offer *offers;       /* one of each source that lists it, of those that are left out too */
+    bool disputed;                 /* the offers name different digests */
+    unsigned in_parts;             /* so many agents list a part each, which make all of it; 0: they do not */
+    uint64_t own_bytes;            /* of the cache; 0 where the memory is a source's */
+    struct ws_poller *mapped_from; /* of the source whose memory it is; counted */
+    struct ws_handover *handover;  /* to the version that gets its memory */
     struct ws_pull *pull;
-    struct ws_stay stay;   /* of that pull */
-    bool emptied_pool;     /* its pull's: regions were taken that nothing was reserved for in turn */
-    struct ws_wait *waits; /* in order of asking */
-    struct ws_wait *last_wait;
+    struct ws_ring_stay stay;  /* of that pull */
+    bool took_from_pool;       /* that pull took regions, and none were prepared in exchange */
+    struct ws_waiter *waiters; /* in the order of their requests */
+    struct ws_waiter *last_waiter;
     int error_code; /* of the last pull that failed, positive */
     char *error;
     uint64_t failed_ns, pull_began_ns;
     double pull_seconds;
     char how[WS_HOW_CHARS];
     int strategy;               /* of the last pull */
-    char *why_not;              /* NULL: none has ended */
-    struct ws_version *next;    /* of the model's named ones, ascending; or of the reaper's */
-    struct ws_version *next_id; /* of its bucket */
+    char *why_not;              /* NULL: no pull has ended */
+    struct ws_version *next;    /* in the model's list, by number, then by creation; or in the reaper's */
+    struct ws_version *next_id; /* in its bucket of store->ids */
 };
 
 /* What one source says about a model. */
 struct ws_model_claim {
-    char run[WS_RUN_CHARS + 1]; /* empty: nothing yet */
+    char lineage[WS_LINEAGE_CHARS + 1]; /* empty: nothing yet */
     uint64_t newest, created_ns;
-    bool direct; /* it lists the model itself, not only a part of it: who reports are for */
+    bool direct; /* it lists the model itself, not only a part of it, so it gets reports */
 };
 
 struct ws_model {
@@ -108,23 +106,23 @@ struct ws_model {
     uint64_t id;
     atomic_uint refs;
     /* guarded by store->lock */
-    bool listed;                 /* in store->models */
-    char run[WS_RUN_CHARS + 1];  /* the live lineage; empty: not heard yet */
-    struct ws_version *versions; /* named ones, by number, then by time of creation */
+    bool listed;                        /* in store->models */
+    char lineage[WS_LINEAGE_CHARS + 1]; /* the live one; empty: no source has named it yet */
+    struct ws_version *versions;        /* those with a name */
     size_t n_versions;
     struct ws_version *current, *previous; /* counted */
     struct ws_model_claim claims[WS_MAX_SOURCES];
-    struct ws_histogram pulls; /* seconds of those that came whole */
-    struct ws_orders orders;
-    unsigned orders_from;       /* index of the source that said so */
-    bool told[WS_MAX_SOURCES];  /* the source with that index was told where the mount stands */
-    struct ws_delta_set deltas; /* fetched ones, for chains and for mounts that pull from this one */
+    struct ws_histogram pulls; /* seconds of complete pulls */
+    struct ws_desired desired;
+    unsigned desired_from;         /* index of the source that it is from */
+    bool reported[WS_MAX_SOURCES]; /* the source with that index has a report of this mount's state */
+    struct ws_delta_set deltas;    /* fetched ones, for chains and for mounts that pull from this one */
     /* node_parts.c */
-    unsigned part_index, part_count; /* of a hidden model; count 0: it is none */
-    char *nodes[WS_MAX_PARTS];       /* who has which part, as agents call themselves; NULL: not heard */
-    uint64_t lacking_number, lacking_since_ns;
-    bool lacks_agent, warned;    /* nobody has ever listed one of the parts; that was logged */
-    char lacking[WS_ERROR_TEXT]; /* which parts of the newest version are not offered; empty: none lacks */
+    unsigned part_index, part_count; /* of a hidden model; count 0: it is not hidden */
+    char *nodes[WS_MAX_NODE_PARTS];  /* by part: the agent that has it, as it calls itself; NULL: unknown */
+    uint64_t missing_number, missing_since_ns;
+    bool missing_agent, warned;  /* no source has ever listed one of the parts; that was logged */
+    char missing[WS_ERROR_TEXT]; /* which parts of the newest version no source offers; empty: none */
     struct ws_model *next;       /* by name */
 };
 
@@ -133,10 +131,10 @@ struct ws_store {
     struct ws_store_options options; /* with its strings copied; never changes */
     struct ws_pool *pool;
     uint64_t id;      /* by which other mounts know this one */
-    atomic_uint refs; /* the owner and every model */
-    atomic_bool stop; /* read anywhere, set by ws_store_free */
+    atomic_uint refs; /* the owner's and one of each model */
+    atomic_bool stop; /* read anywhere, set by ws_store_stop */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a source answered, a pull ended, room was made; monotonic clock */
+    pthread_cond_t changed; /* a source answered, a pull ended, memory came back; monotonic clock */
     _Atomic(uint64_t) moved_bytes, bad_blocks, retries;
     struct ws_speeds speeds;                      /* as measured or given; its members are atomic */
     atomic_uint n_moving[WS_PRIORITY_READER + 1]; /* lanes inside a fetch, by priority */
@@ -145,25 +143,25 @@ struct ws_store {
         ws_store_listener *listener;
         void *arg;
     } listeners[WS_MAX_LISTENERS];
-    atomic_uint n_listeners; /* 0 again at the end: nobody is told of it */
-    void (*release)(void *arg, struct ws_version *v);
-    void *release_arg;
+    atomic_uint n_listeners; /* 0 again once the store stops: the end is no event */
+    void (*reclaim)(void *arg, struct ws_version *v);
+    void *reclaim_arg;
     /* guarded by lock */
     struct ws_model *models;
     size_t n_models;
-    struct ws_watch *watches[WS_MAX_SOURCES]; /* in the order of adding; index is the watch's bit */
-    uint64_t next_watch;                      /* order of adding */
-    char *removed[WS_MAX_MODELS];             /* models that a source for all may not bring back */
-    struct ws_preference *preferences;        /* transport_prefs.c: by model */
+    struct ws_poller *pollers[WS_MAX_SOURCES]; /* by index, which is the source's bit */
+    uint64_t next_order;                       /* of sources, in which they were added */
+    char *removed[WS_MAX_MODELS];              /* models that a source for all models may not bring back */
+    struct ws_model_prefs *model_prefs;        /* transport_prefs.c */
     uint64_t next_id;
     struct ws_version *ids[WS_ID_BUCKETS];
     uint64_t used_bytes;    /* of the cache, by versions with and without a name */
-    uint64_t waiting_bytes; /* the part without a name */
+    uint64_t waiting_bytes; /* by those without a name */
     uint64_t pulls_ok, pulls_failed;
     unsigned n_pulls;
-    /* waiters.c: the deadlines' thread */
-    pthread_t clock;
-    pthread_cond_t clock_changed;
+    /* waiters.c */
+    pthread_t deadline_thread;
+    pthread_cond_t deadline_changed;
     uint64_t next_deadline_ns;
     /* reaper.c */
     pthread_t reaper;

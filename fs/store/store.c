@@ -1,4 +1,4 @@
-/* The store itself: its options, its threads and their end, sources added and removed, figures. */
+/* The store itself: its options, its threads and their end, sources that are added and removed, figures. */
 #include "fs/store/cache_budget.h"
 #include "fs/store/events.h"
 #include "fs/store/listing.h"
@@ -24,13 +24,13 @@
 
 #define DEFAULT_KEEP    2
 #define DEFAULT_STREAMS 4
-#define END_NS          WS_SECOND_NS /* for pulls at the end; a call that nothing can cut may take longer */
+#define END_NS          WS_SECOND_NS /* for pulls to end; a call that cannot be interrupted may take longer */
 
 /* --- options --- */
 
 static char **option_strings(struct ws_source_options *o, unsigned i)
 {
-    const char **strings[] = {&o->token, &o->ca_file, &o->cert_file, &o->key_file, &o->who};
+    const char **strings[] = {&o->token, &o->ca_file, &o->cert_file, &o->key_file, &o->mount_id};
 
     return i < sizeof(strings) / sizeof(strings[0]) ? (char **)strings[i] : NULL;
 }
@@ -52,7 +52,7 @@ static int copy_options(struct ws_store_options *o, const struct ws_store_option
             rc = ws_error_set(err, ENOMEM, "out of memory for the options of a store");
     }
     if (!o->cache_bytes)
-        o->cache_bytes = ws_room_default(ws_memory_available(NULL));
+        o->cache_bytes = ws_cache_budget_default(ws_memory_available(NULL));
     if (!o->keep)
         o->keep = DEFAULT_KEEP;
     if (!o->streams)
@@ -76,10 +76,10 @@ void ws_store_put(struct ws_store *s)
     for (size_t i = 0; i < WS_MAX_MODELS; i++)
         free(s->removed[i]);
     free_options(&s->options);
-    ws_strategies_forget(s);
+    ws_transport_prefs_clear(s);
     pthread_cond_destroy(&s->reporter_changed);
     pthread_cond_destroy(&s->reaper_changed);
-    pthread_cond_destroy(&s->clock_changed);
+    pthread_cond_destroy(&s->deadline_changed);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s);
@@ -89,7 +89,7 @@ static void set_threads_stop(struct ws_store *s)
 {
     pthread_mutex_lock(&s->lock);
     s->threads_stop = true;
-    pthread_cond_broadcast(&s->clock_changed);
+    pthread_cond_broadcast(&s->deadline_changed);
     pthread_cond_broadcast(&s->reporter_changed);
     pthread_cond_broadcast(&s->reaper_changed);
     pthread_mutex_unlock(&s->lock);
@@ -97,21 +97,21 @@ static void set_threads_stop(struct ws_store *s)
 
 static int start_threads(struct ws_store *s, struct ws_error *err)
 {
-    int rc = ws_waits_start(s, err);
+    int rc = ws_waiters_start(s, err);
 
     if (rc < 0)
         return rc;
     rc = ws_reporter_start(s, err);
     if (rc < 0)
-        goto stop_waits;
+        goto stop_waiters;
     rc = ws_reaper_start(s, err);
     if (rc == 0)
         return 0;
     set_threads_stop(s);
     ws_reporter_stop(s);
-stop_waits:
+stop_waiters:
     set_threads_stop(s);
-    ws_waits_stop(s);
+    ws_waiters_stop(s);
     return rc;
 }
 
@@ -123,12 +123,12 @@ int ws_store_new(struct ws_store **out, const struct ws_puller *puller,
 
     if (!s)
         return ws_error_set(err, ENOMEM, "out of memory for a store");
-    assert(puller->ask && puller->stop && puller->leave && puller->wants_all && puller->progress_ns);
+    assert(puller->request && puller->stop && puller->leave && puller->wants_all && puller->progress_ns);
     s->puller = puller;
     atomic_init(&s->refs, 1);
     pthread_mutex_init(&s->lock, NULL);
     ws_cond_init(&s->changed);
-    ws_cond_init(&s->clock_changed);
+    ws_cond_init(&s->deadline_changed);
     ws_cond_init(&s->reaper_changed);
     ws_cond_init(&s->reporter_changed);
     s->next_deadline_ns = WS_NEVER;
@@ -151,24 +151,24 @@ int ws_store_new(struct ws_store **out, const struct ws_puller *puller,
     return 0;
 }
 
-/* Takes all watches (or those for `model` alone) out of the store; they are joined by the caller. */
-static unsigned unlist_watches(struct ws_store *s, const char *model, struct ws_watch *out[WS_MAX_SOURCES],
-                               struct ws_changes *c)
+/* Takes all pollers, or those of sources for `model` alone, out of the store; the caller joins them. */
+static unsigned unlist_pollers(struct ws_store *s, const char *model, struct ws_poller *out[WS_MAX_SOURCES],
+                               struct ws_store_events *ev)
 {
     unsigned n = 0;
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
-        struct ws_watch *w = s->watches[i];
-        if (w && (!model || (w->model && strcmp(w->model, model) == 0))) {
-            out[n++] = w;
-            ws_watch_unlist(w, c);
+        struct ws_poller *p = s->pollers[i];
+        if (p && (!model || (p->model && strcmp(p->model, model) == 0))) {
+            out[n++] = p;
+            ws_poller_unlist(p, ev);
         }
     }
     return n;
 }
 
-/* Pulls look at their stop flag often; only a call for a manifest cannot be cut. One that takes longer
- * than a second ends by itself later: it holds references to all it needs. */
+/* Pulls look at their stop flag often; only a request for a manifest cannot be interrupted. A pull that takes
+ * longer than a second ends by itself later: it holds references to all that it needs. */
 static void stop_pulls(struct ws_store *s)
 {
     const uint64_t until = ws_clock_ns() + END_NS;
@@ -187,26 +187,26 @@ static void stop_pulls(struct ws_store *s)
 
 void ws_store_stop(struct ws_store *s)
 {
-    struct ws_watch *watches[WS_MAX_SOURCES];
-    struct ws_changes changes;
+    struct ws_poller *pollers[WS_MAX_SOURCES];
+    struct ws_store_events events;
     unsigned n;
 
     if (atomic_load(&s->stop))
         return;
-    ws_changes_init(&changes);
+    ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
     atomic_store(&s->n_listeners, 0);
     atomic_store(&s->stop, true);
-    n = unlist_watches(s, NULL, watches, &changes);
+    n = unlist_pollers(s, NULL, pollers, &events);
     stop_pulls(s);
     while (s->models)
-        ws_model_unlist(s->models, &changes);
+        ws_model_unlist(s->models, &events);
     pthread_mutex_unlock(&s->lock);
-    ws_changes_tell(&changes, s);
+    ws_store_events_notify(&events, s);
     for (unsigned i = 0; i < n; i++)
-        ws_watch_join(watches[i]);
+        ws_poller_join(pollers[i]);
     set_threads_stop(s);
-    ws_waits_stop(s);
+    ws_waiters_stop(s);
     ws_reporter_stop(s);
 }
 
@@ -245,49 +245,46 @@ static void remember_removed(struct ws_store *s, const char *model)
 int ws_store_add(struct ws_store *s, const char *url, const char *model, const char *below,
                  struct ws_error *err)
 {
-    struct ws_changes changes;
-    bool known = true;
+    struct ws_store_events events;
     int rc;
 
     if (model && !ws_name_is_model(model))
         return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", model, WS_MODEL_NAME_RULE);
-    rc = ws_watch_start(s, url, model, below, err);
+    rc = ws_poller_start(s, url, model, below, err);
     if (rc < 0 || !model)
         return rc;
-    ws_changes_init(&changes);
+    ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
     forget_removed(s, model);
-    known = ws_model_at(s, model, &changes) != NULL;
+    (void)ws_model_add(s, model, &events);
     pthread_mutex_unlock(&s->lock);
-    ws_changes_tell(&changes, s);
-    if (!known)
-        ws_log(WS_LOG_WARN, "store", "a model is one more than the limit or than memory model=%s", model);
+    ws_store_events_notify(&events, s);
     return 0;
 }
 
 int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err)
 {
-    struct ws_watch *watches[WS_MAX_SOURCES];
-    struct ws_changes changes;
+    struct ws_poller *pollers[WS_MAX_SOURCES];
+    struct ws_store_events events;
     struct ws_model *m;
     unsigned n = 0;
     int rc = 0;
 
-    ws_changes_init(&changes);
+    ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
-    m = ws_model_at(s, model, NULL);
+    m = ws_model_lookup(s, model);
     if (!m) {
         rc = ws_error_set(err, ENOENT, "there is no model %s", model);
     } else {
         remember_removed(s, model);
-        n = unlist_watches(s, model, watches, &changes);
-        ws_parts_unlist(m, &changes);
-        ws_model_unlist(m, &changes);
+        n = unlist_pollers(s, model, pollers, &events);
+        ws_node_parts_unlist(m, &events);
+        ws_model_unlist(m, &events);
     }
     pthread_mutex_unlock(&s->lock);
-    ws_changes_tell(&changes, s);
+    ws_store_events_notify(&events, s);
     for (unsigned i = 0; i < n; i++)
-        ws_watch_join(watches[i]);
+        ws_poller_join(pollers[i]);
     return rc;
 }
 
@@ -300,7 +297,7 @@ bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms)
     while (!all && !late) {
         all = true;
         for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
-            all = all && (!s->watches[i] || s->watches[i]->answered);
+            all = all && (!s->pollers[i] || s->pollers[i]->answered);
         if (!all)
             late = ws_cond_wait_until(&s->changed, &s->lock, until) == ETIMEDOUT;
     }
@@ -310,28 +307,28 @@ bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms)
 
 size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t max)
 {
-    const struct ws_watch *list[WS_MAX_SOURCES] = {NULL};
+    const struct ws_poller *list[WS_MAX_SOURCES] = {NULL};
     size_t n = 0;
 
     pthread_mutex_lock(&s->lock);
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
         size_t at = n;
-        if (!s->watches[i])
+        if (!s->pollers[i])
             continue;
-        for (; at > 0 && list[at - 1]->order > s->watches[i]->order; at--)
+        for (; at > 0 && list[at - 1]->order > s->pollers[i]->order; at--)
             list[at] = list[at - 1];
-        list[at] = s->watches[i];
+        list[at] = s->pollers[i];
         n++;
     }
     n = n < max ? n : max;
     for (size_t i = 0; i < n; i++) {
-        const struct ws_watch *w = list[i];
+        const struct ws_poller *p = list[i];
         memset(&out[i], 0, sizeof(out[i]));
-        snprintf(out[i].url, sizeof(out[i].url), "%s", w->source->url);
-        snprintf(out[i].transport, sizeof(out[i].transport), "%s", ws_source_transport(w->source));
-        snprintf(out[i].error, sizeof(out[i].error), "%s", w->error);
-        out[i].up = w->up;
-        out[i].seconds_since_contact = w->contact_ns ? (double)(ws_clock_ns() - w->contact_ns) / 1e9 : -1;
+        snprintf(out[i].url, sizeof(out[i].url), "%s", p->source->url);
+        snprintf(out[i].transport, sizeof(out[i].transport), "%s", ws_source_transport(p->source));
+        snprintf(out[i].error, sizeof(out[i].error), "%s", p->error);
+        out[i].up = p->up;
+        out[i].seconds_since_contact = p->contact_ns ? (double)(ws_clock_ns() - p->contact_ns) / 1e9 : -1;
     }
     pthread_mutex_unlock(&s->lock);
     return n;
@@ -349,10 +346,10 @@ void ws_store_listen(struct ws_store *s, ws_store_listener *listener, void *arg)
     atomic_store(&s->n_listeners, n + 1);
 }
 
-void ws_store_set_release(struct ws_store *s, void (*release)(void *arg, struct ws_version *v), void *arg)
+void ws_store_set_reclaim(struct ws_store *s, void (*reclaim)(void *arg, struct ws_version *v), void *arg)
 {
-    s->release_arg = arg;
-    s->release = release;
+    s->reclaim_arg = arg;
+    s->reclaim = reclaim;
 }
 
 void ws_store_stats(struct ws_store *s, struct ws_store_stats *out)

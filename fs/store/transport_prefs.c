@@ -5,22 +5,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SEPARATORS ",:" /* the latter in mount options, which have commas between them */
+#define SEPARATORS ",:" /* colons in mount options, which commas separate from each other */
 #define ALL        "packed_cuda_ipc, cuda_ipc, ipc, broadcast, dir, tcp"
 
-static const struct ws_strategies fastest_first = {
+static const struct ws_transport_prefs fastest_first = {
     .n = WS_N_WAYS,
     .id = {WS_WAY_PACKED_CUDA_IPC, WS_WAY_CUDA_IPC, WS_WAY_IPC, WS_WAY_BROADCAST, WS_WAY_DIR, WS_WAY_TCP},
 };
 
-static const struct ws_strategies *spelled_out(const struct ws_strategies *s)
+static const struct ws_transport_prefs *spelled_out(const struct ws_transport_prefs *s)
 {
     return s->n ? s : &fastest_first;
 }
 
 /* --- lists --- */
 
-int ws_strategies_rank(const struct ws_strategies *s, int id)
+int ws_transport_prefs_rank(const struct ws_transport_prefs *s, int id)
 {
     s = spelled_out(s);
     for (int i = 0; i < s->n; i++)
@@ -29,17 +29,17 @@ int ws_strategies_rank(const struct ws_strategies *s, int id)
     return -1;
 }
 
-int ws_strategies_at(const struct ws_strategies *s, int rank)
+int ws_transport_prefs_at(const struct ws_transport_prefs *s, int rank)
 {
     return rank < spelled_out(s)->n ? spelled_out(s)->id[rank] : WS_NO_WAY;
 }
 
-static int add(struct ws_strategies *s, const char *word, size_t n, struct ws_error *err)
+static int add(struct ws_transport_prefs *s, const char *word, size_t n, struct ws_error *err)
 {
     char name[32];
 
     snprintf(name, sizeof(name), "%.*s", n < sizeof(name) ? (int)n : (int)sizeof(name) - 1, word);
-    const struct ws_way *found = ws_way_named(name);
+    const struct ws_way *found = ws_way_find(name);
     if (strcmp(name, "auto") == 0)
         return ws_error_set(err, EINVAL, "auto stands for all strategies and goes with no others: " ALL);
     if (!found)
@@ -47,14 +47,14 @@ static int add(struct ws_strategies *s, const char *word, size_t n, struct ws_er
                             "there is no strategy '%s'; there are " ALL ", or auto for all of them", name);
     for (int i = 0; i < s->n; i++)
         if (s->id[i] == (int)found->id)
-            return ws_error_set(err, EINVAL, "the strategy %s is there twice", name);
+            return ws_error_set(err, EINVAL, "the strategy %s is in the list twice", name);
     s->id[s->n++] = (unsigned char)found->id;
     return 0;
 }
 
-int ws_strategies_parse(const char *text, struct ws_strategies *out, struct ws_error *err)
+int ws_transport_prefs_parse(const char *text, struct ws_transport_prefs *out, struct ws_error *err)
 {
-    struct ws_strategies s = {0};
+    struct ws_transport_prefs s = {0};
     const char *at = text;
     int rc = 0;
 
@@ -70,87 +70,87 @@ int ws_strategies_parse(const char *text, struct ws_strategies *out, struct ws_e
     return rc;
 }
 
-void ws_strategies_text(const struct ws_strategies *s, char out[WS_STRATEGIES_CHARS])
+void ws_transport_prefs_text(const struct ws_transport_prefs *s, char out[WS_TRANSPORT_PREFS_CHARS])
 {
     size_t used = 0;
 
-    snprintf(out, WS_STRATEGIES_CHARS, "auto");
+    snprintf(out, WS_TRANSPORT_PREFS_CHARS, "auto");
     for (int i = 0; i < s->n; i++)
-        used += (size_t)snprintf(out + used, WS_STRATEGIES_CHARS - used, "%s%s", i ? "," : "",
+        used += (size_t)snprintf(out + used, WS_TRANSPORT_PREFS_CHARS - used, "%s%s", i ? "," : "",
                                  ws_way_name(s->id[i]));
 }
 
-/* --- what was set for a model --- */
+/* --- the lists of models --- */
 
-struct ws_preference {
-    struct ws_preference *next;
-    struct ws_strategies strategies;
+struct ws_model_prefs {
+    struct ws_model_prefs *next;
+    struct ws_transport_prefs transport_prefs;
     char model[];
 };
 
-/* Of a part (MODEL@INDEX.COUNT) holds what was set for the model. With store->lock. */
-static struct ws_preference **find(struct ws_store *store, const char *model)
+/* A part (MODEL@INDEX.COUNT) has its model's list. With store->lock. */
+static struct ws_model_prefs **find(struct ws_store *store, const char *model)
 {
-    struct ws_preference **at = &store->preferences;
+    struct ws_model_prefs **at = &store->model_prefs;
 
     while (*at && strcmp((*at)->model, model) != 0)
         at = &(*at)->next;
     if (!*at && strchr(model, '@')) {
         size_t n = strcspn(model, "@");
-        for (at = &store->preferences; *at; at = &(*at)->next)
+        for (at = &store->model_prefs; *at; at = &(*at)->next)
             if (strlen((*at)->model) == n && strncmp((*at)->model, model, n) == 0)
                 break;
     }
     return at;
 }
 
-int ws_strategies_set(struct ws_store *store, const char *model, const struct ws_strategies *s,
-                      struct ws_error *err)
+int ws_transport_prefs_set(struct ws_store *store, const char *model, const struct ws_transport_prefs *s,
+                           struct ws_error *err)
 {
     size_t n = strlen(model) + 1;
-    struct ws_preference *p = s ? malloc(sizeof(*p) + n) : NULL, *old;
+    struct ws_model_prefs *p = s ? malloc(sizeof(*p) + n) : NULL, *old;
 
     if (s && !p)
         return ws_error_set(err, ENOMEM, "no memory for the strategies of %s", model);
     if (p) {
         memcpy(p->model, model, n);
-        p->strategies = *s;
+        p->transport_prefs = *s;
     }
     pthread_mutex_lock(&store->lock);
-    struct ws_preference **at = find(store, model);
+    struct ws_model_prefs **at = find(store, model);
     old = *at;
     if (old)
         *at = old->next;
     if (p) {
-        p->next = store->preferences;
-        store->preferences = p;
+        p->next = store->model_prefs;
+        store->model_prefs = p;
     }
     pthread_mutex_unlock(&store->lock);
     free(old);
     return 0;
 }
 
-bool ws_strategies_get_locked(struct ws_store *store, const char *model, struct ws_strategies *out)
+bool ws_transport_prefs_get_locked(struct ws_store *store, const char *model, struct ws_transport_prefs *out)
 {
-    const struct ws_preference *p = *find(store, model);
+    const struct ws_model_prefs *p = *find(store, model);
 
-    *out = p ? p->strategies : store->options.strategies;
+    *out = p ? p->transport_prefs : store->options.transport_prefs;
     return p != NULL;
 }
 
-bool ws_strategies_get(struct ws_store *store, const char *model, struct ws_strategies *out)
+bool ws_transport_prefs_get(struct ws_store *store, const char *model, struct ws_transport_prefs *out)
 {
     pthread_mutex_lock(&store->lock);
-    bool set = ws_strategies_get_locked(store, model, out);
+    bool set = ws_transport_prefs_get_locked(store, model, out);
     pthread_mutex_unlock(&store->lock);
     return set;
 }
 
-void ws_strategies_forget(struct ws_store *store)
+void ws_transport_prefs_clear(struct ws_store *store)
 {
-    while (store->preferences) {
-        struct ws_preference *p = store->preferences;
-        store->preferences = p->next;
+    while (store->model_prefs) {
+        struct ws_model_prefs *p = store->model_prefs;
+        store->model_prefs = p->next;
         free(p);
     }
 }

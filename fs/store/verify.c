@@ -1,4 +1,4 @@
-/* Every block of every file is one job, numbered through. */
+/* Each block is one job of the workers; blocks are numbered over all files. */
 #include "fs/store/verify.h"
 #include "fs/store/content.h"
 #include "transports/base/workers.h"
@@ -15,7 +15,7 @@ struct verify {
     atomic_size_t bad;              /* the lowest one that differs, or all blocks' number */
 };
 
-static size_t file_of(const struct verify *j, size_t block)
+static size_t file_at(const struct verify *j, size_t block)
 {
     size_t low = 0, high = j->manifest->n_files;
 
@@ -37,15 +37,15 @@ static bool is_stopped(const struct verify *j)
 static void verify_block(void *arg, size_t i)
 {
     struct verify *j = arg;
-    size_t file = file_of(j, i), block = i - j->first[file];
-    const struct ws_bundle_file *f = &j->manifest->files[file];
+    size_t file = file_at(j, i), block = i - j->first[file];
+    const struct ws_manifest_file *f = &j->manifest->files[file];
     const unsigned char *data;
     size_t bad = atomic_load(&j->bad);
 
     if (i > bad || is_stopped(j) || (j->version && !ws_content_has(j->version, file, block, 1)))
         return;
     data = ws_region_data(j->regions[file]) + block * WS_BLOCK_BYTES;
-    if (ws_hash(data, ws_block_len(f, block)) == f->hashes[block])
+    if (ws_hash(data, ws_manifest_block_bytes(f, block)) == f->hashes[block])
         return;
     while (i < bad && !atomic_compare_exchange_weak(&j->bad, &bad, i))
         ;
@@ -71,10 +71,10 @@ int ws_verify_regions(struct ws_store *s, const struct ws_manifest *m, struct ws
     atomic_init(&j.bad, n);
     ws_workers_run(workers, verify_block, &j, n);
     if (atomic_load(&j.bad) < n) {
-        file = file_of(&j, atomic_load(&j.bad));
+        file = file_at(&j, atomic_load(&j.bad));
         rc = ws_error_set(err, EBADMSG,
-                          "block %zu of %s/%lu/%s is not what the manifest says: the memory was "
-                          "damaged or written to; drop the version and pull it again",
+                          "block %zu of %s/%lu/%s differs from the manifest: its memory was damaged or "
+                          "written to; drop the version and pull it again",
                           atomic_load(&j.bad) - j.first[file], m->model, m->version, m->files[file].name);
     } else if (is_stopped(&j)) {
         rc = ws_error_set(err, ECANCELED, "the check of %s/%lu was stopped", m->model, m->version);

@@ -1,8 +1,8 @@
-/* A version's life: made when a source lists it, named by its model's list, retired when it is
- * dropped, evicted or forgotten, and reaped after the last reference.
+/* A version's life: it is made when a source lists it, has its name while it is in its model's list, is
+ * retired when it is dropped, evicted or forgotten, and is reaped after the last reference.
  *
  *     KNOWN -> PULLING -> VERIFYING -> READY <-> ACTIVE
- *       |         \______________\_______________ FAILED -> PULLING (asked again)
+ *       |         \______________\_______________ FAILED -> PULLING (requested again)
  *       \____ any state but ACTIVE -> DROPPING (no name any more)
  */
 #include "fs/store/version.h"
@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *ws_state_name(enum ws_state s)
+const char *ws_version_state_name(enum ws_version_state s)
 {
     static const char *const names[] = {
         [WS_KNOWN] = "known",   [WS_PULLING] = "pulling", [WS_VERIFYING] = "verifying",
@@ -30,7 +30,7 @@ const char *ws_state_name(enum ws_state s)
     return names[s];
 }
 
-/* --- made and unmade --- */
+/* --- creation and end --- */
 
 struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const char *run)
 {
@@ -44,13 +44,13 @@ struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const cha
         return NULL;
     v->store = s;
     v->model = ws_model_get(m);
-    v->id = ++s->next_id;
+    v->serial = ++s->next_id;
     v->number = number;
-    snprintf(v->run, sizeof(v->run), "%s", run);
+    snprintf(v->lineage, sizeof(v->lineage), "%s", run);
     atomic_init(&v->refs, 1);
     v->strategy = WS_NO_WAY;
     pthread_mutex_init(&v->header_lock, NULL);
-    pthread_mutex_init(&v->changed_lock, NULL);
+    pthread_mutex_init(&v->tensor_diff_lock, NULL);
     v->named = true;
     v->live = ws_version_is_live(v);
     for (at = &m->versions; *at && (*at)->number <= number; at = &(*at)->next)
@@ -58,44 +58,44 @@ struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const cha
     v->next = *at;
     *at = v;
     m->n_versions++;
-    v->next_id = s->ids[v->id % WS_ID_BUCKETS];
-    s->ids[v->id % WS_ID_BUCKETS] = v;
+    v->next_id = s->ids[v->serial % WS_ID_BUCKETS];
+    s->ids[v->serial % WS_ID_BUCKETS] = v;
     return v;
 }
 
 void ws_version_delete(struct ws_version *v)
 {
-    assert(atomic_load(&v->refs) <= 1 && !v->named && !v->pull && !v->waits && !v->mapped);
+    assert(atomic_load(&v->refs) <= 1 && !v->named && !v->pull && !v->waiters && !v->mapped_from);
     ws_content_free(v);
     ws_offers_free(v);
     pthread_mutex_destroy(&v->header_lock);
-    pthread_mutex_destroy(&v->changed_lock);
-    free(v->changed);
+    pthread_mutex_destroy(&v->tensor_diff_lock);
+    free(v->tensor_diff);
     ws_model_put(v->model);
     free(v->error);
     free(v->why_not);
     free(v);
 }
 
-struct ws_version *ws_version_named(struct ws_model *m, uint64_t number, const char *run)
+struct ws_version *ws_version_lookup(struct ws_model *m, uint64_t number, const char *run)
 {
     for (struct ws_version *v = m->versions; v && v->number <= number; v = v->next) {
-        if (v->number == number && strcmp(v->run, run) == 0)
+        if (v->number == number && strcmp(v->lineage, run) == 0)
             return v;
     }
     return NULL;
 }
 
-void ws_version_set_state(struct ws_version *v, enum ws_state state, struct ws_changes *c)
+void ws_version_set_state(struct ws_version *v, enum ws_version_state state, struct ws_store_events *ev)
 {
     if (v->state == state)
         return;
     v->state = state;
     if (v->named)
-        ws_changes_add(c, WS_VERSION_STATE, v->model, v);
+        ws_store_events_add(ev, WS_VERSION_STATE, v->model, v);
 }
 
-static void unname(struct ws_version *v, struct ws_changes *c)
+static void remove_name(struct ws_version *v, struct ws_store_events *ev)
 {
     struct ws_model *m = v->model;
     struct ws_version **at = &m->versions;
@@ -108,10 +108,10 @@ static void unname(struct ws_version *v, struct ws_changes *c)
     m->n_versions--;
     v->store->waiting_bytes += v->own_bytes;
     v->state = WS_DROPPING;
-    ws_changes_add(c, WS_VERSION_GONE, m, v);
+    ws_store_events_add(ev, WS_VERSION_GONE, m, v);
 }
 
-void ws_version_retire(struct ws_version *v, struct ws_changes *c)
+void ws_version_retire(struct ws_version *v, struct ws_store_events *ev)
 {
     struct ws_model *m = v->model;
     struct ws_version *again;
@@ -123,9 +123,9 @@ void ws_version_retire(struct ws_version *v, struct ws_changes *c)
     }
     if (v->pull)
         v->store->puller->stop(v->pull);
-    unname(v, c);
+    remove_name(v, ev);
     if (m->listed && ws_version_is_offered(v) && ws_version_is_live(v)) {
-        again = ws_version_new(m, v->number, v->run);
+        again = ws_version_new(m, v->number, v->lineage);
         if (again) {
             snprintf(again->digest, sizeof(again->digest), "%s", ws_offers_digest(v));
             again->listed_bytes = v->listed_bytes;
@@ -137,7 +137,7 @@ void ws_version_retire(struct ws_version *v, struct ws_changes *c)
             v->offers = NULL;
             again->partial = v->partial;
             again->on_gpus = v->on_gpus;
-            ws_changes_add(c, WS_VERSION_KNOWN, m, again);
+            ws_store_events_add(ev, WS_VERSION_KNOWN, m, again);
         }
     }
     ws_version_put_locked(v);
@@ -156,13 +156,13 @@ struct ws_version *ws_version_get(struct ws_version *v)
 void ws_version_put(struct ws_version *v)
 {
     if (atomic_fetch_sub_explicit(&v->refs, 1, memory_order_acq_rel) == 1)
-        ws_reaper_take(v);
+        ws_reaper_add(v);
 }
 
 void ws_version_put_locked(struct ws_version *v)
 {
     if (atomic_fetch_sub_explicit(&v->refs, 1, memory_order_acq_rel) == 1)
-        ws_reaper_take_locked(v);
+        ws_reaper_add_locked(v);
 }
 
 void ws_version_use(struct ws_version *v, int delta)
@@ -174,25 +174,25 @@ void ws_version_use(struct ws_version *v, int delta)
         unsigned before = atomic_fetch_sub_explicit(&v->refs, n, memory_order_acq_rel);
         assert(before >= n);
         if (before == n)
-            ws_reaper_take(v);
+            ws_reaper_add(v);
     }
 }
 
-void ws_version_keep(struct ws_version *v, int delta)
+void ws_version_retain(struct ws_version *v, int delta)
 {
-    int before = atomic_fetch_add(&v->kept, delta);
+    int before = atomic_fetch_add(&v->retained, delta);
 
     assert(before + delta >= 0);
     if (before > 0 && before + delta == 0)
         ws_model_tidy(v->model);
 }
 
-struct ws_version *ws_version_by_id(struct ws_store *s, uint64_t id)
+struct ws_version *ws_version_by_serial(struct ws_store *s, uint64_t serial)
 {
     struct ws_version *v;
 
     pthread_mutex_lock(&s->lock);
-    for (v = s->ids[id % WS_ID_BUCKETS]; v && v->id != id; v = v->next_id)
+    for (v = s->ids[serial % WS_ID_BUCKETS]; v && v->serial != serial; v = v->next_id)
         ;
     if (v && v->dying)
         v = NULL;
@@ -201,7 +201,7 @@ struct ws_version *ws_version_by_id(struct ws_store *s, uint64_t id)
         while (n > 0 && !atomic_compare_exchange_weak(&v->refs, &n, n + 1))
             ;
         if (n == 0)
-            v = NULL; /* on its way to the reaper */
+            v = NULL; /* the reaper gets it */
     }
     pthread_mutex_unlock(&s->lock);
     return v;
@@ -211,7 +211,7 @@ struct ws_version *ws_version_by_id(struct ws_store *s, uint64_t id)
 
 bool ws_version_is_live(const struct ws_version *v)
 {
-    return v->model->run[0] == '\0' || strcmp(v->run, v->model->run) == 0;
+    return v->model->lineage[0] == '\0' || strcmp(v->lineage, v->model->lineage) == 0;
 }
 
 bool ws_version_is_complete(const struct ws_version *v)
@@ -235,23 +235,23 @@ bool ws_version_comes_whole(const struct ws_version *v)
     bool whole = false, partial = false;
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
-        const struct ws_watch *w = v->store->watches[i];
-        if (!w || !w->up || !(v->sources & ws_bit(i)))
+        const struct ws_poller *p = v->store->pollers[i];
+        if (!p || !p->up || !(v->sources & ws_bit(i)))
             continue;
         *(v->partial & ws_bit(i) ? &partial : &whole) = true;
     }
-    /* of one that is gone everywhere the transfer says so */
+    /* where no source has it any more, the transfer reports that */
     return whole || (!partial && (!v->sources || (v->sources & ~v->partial)));
 }
 
-struct ws_mark ws_version_mark(const struct ws_version *v)
+struct ws_version_id ws_version_id(const struct ws_version *v)
 {
-    return ws_mark_of(v->number, v->run);
+    return ws_version_id_make(v->number, v->lineage);
 }
 
-uint64_t ws_version_id(const struct ws_version *v)
+uint64_t ws_version_serial(const struct ws_version *v)
 {
-    return v->id;
+    return v->serial;
 }
 
 struct ws_model *ws_version_model(const struct ws_version *v)
@@ -264,9 +264,9 @@ uint64_t ws_version_number(const struct ws_version *v)
     return v->number;
 }
 
-const char *ws_version_run(const struct ws_version *v)
+const char *ws_version_lineage(const struct ws_version *v)
 {
-    return v->run;
+    return v->lineage;
 }
 
 void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1])
@@ -276,7 +276,7 @@ void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1])
     pthread_mutex_lock(&v->store->lock);
     live = v->live;
     pthread_mutex_unlock(&v->store->lock);
-    snprintf(out, WS_MAX_NAME + 1, live ? "%lu" : "%lu@%s", v->number, v->run);
+    snprintf(out, WS_MAX_NAME + 1, live ? "%lu" : "%lu@%s", v->number, v->lineage);
 }
 
 bool ws_version_is_named(struct ws_version *v)
@@ -287,9 +287,9 @@ bool ws_version_is_named(struct ws_version *v)
     return named;
 }
 
-enum ws_state ws_version_state(struct ws_version *v)
+enum ws_version_state ws_version_state(struct ws_version *v)
 {
-    enum ws_state state;
+    enum ws_version_state state;
 
     pthread_mutex_lock(&v->store->lock);
     state = v->state;
@@ -303,7 +303,7 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out)
 
     memset(out, 0, sizeof(*out));
     out->number = v->number;
-    snprintf(out->run, sizeof(out->run), "%s", v->run);
+    snprintf(out->lineage, sizeof(out->lineage), "%s", v->lineage);
     out->has_manifest = m != NULL;
     out->have_bytes = ws_content_bytes(v);
     out->moved_bytes = atomic_load(&v->moved_bytes);

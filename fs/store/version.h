@@ -1,4 +1,4 @@
-/* Version, inside the store: its life, its names, its state. What of its bytes is here: content.h. */
+/* Version, inside the store: its life, its name, its state. content.h knows which of its bytes are here. */
 #ifndef WS_FS_STORE_VERSION_H
 #define WS_FS_STORE_VERSION_H
 #include "fs/store/events.h"
@@ -6,19 +6,19 @@
 
 /* All with store->lock held. */
 
-/* A version of the model's list, KNOWN, with the name's reference. NULL: out of memory, or the
- * model has WS_MAX_VERSIONS. No change is noted. */
-struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const char *run);
-/* The named version (number, run), not counted; NULL. */
-struct ws_version *ws_version_named(struct ws_model *m, uint64_t number, const char *run);
-void ws_version_set_state(struct ws_version *v, enum ws_state state, struct ws_changes *c);
-/* Takes the name away. A version that a source of the live lineage still lists comes back as a new
- * one, KNOWN, with a new id: what readers of the old one hold is never filled again. */
-void ws_version_retire(struct ws_version *v, struct ws_changes *c);
+/* A new version in the model's list, KNOWN, with the name's reference. NULL: no memory, or the model has
+ * WS_MAX_VERSIONS. The caller adds the event. */
+struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const char *lineage);
+/* The version of that number and lineage in the model's list, not counted; or NULL. */
+struct ws_version *ws_version_lookup(struct ws_model *m, uint64_t number, const char *lineage);
+void ws_version_set_state(struct ws_version *v, enum ws_version_state state, struct ws_store_events *ev);
+/* Takes the name away. If a source still lists the version and its lineage is live, a new version takes the
+ * name, KNOWN, with a new id: memory that readers of the old one have is never filled again. */
+void ws_version_retire(struct ws_version *v, struct ws_store_events *ev);
 bool ws_version_is_live(const struct ws_version *v);
-/* Has it regions, filled or not? Callable without the lock. */
+/* Has it regions, filled or not? Takes no lock. */
 bool ws_version_has_bytes(const struct ws_version *v);
-/* Has a source that is up all of it, not only a delta to it? Where none is up: has any? */
+/* Has a source that is up all of it, not only a delta to it? If no source is up: does any list it whole? */
 bool ws_version_comes_whole(const struct ws_version *v);
 void ws_version_put_locked(struct ws_version *v);
 

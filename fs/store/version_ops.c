@@ -1,4 +1,4 @@
-/* What a person asks of a version: pull it, and maybe wait for that, drop it, pin it. */
+/* Version operations: what a command does with a version: pull it, wait for it, drop it, pin it. */
 #include "fs/store/model.h"
 #include "fs/store/version.h"
 #include "fs/store/waiters.h"
@@ -11,7 +11,7 @@
 #define LOOK_MS 50 /* between looks at the cancel flag */
 
 struct sleeper {
-    struct ws_wait wait;
+    struct ws_waiter waiter;
     pthread_mutex_t lock;
     pthread_cond_t done;
     /* guarded by lock */
@@ -19,9 +19,9 @@ struct sleeper {
     int result;
 };
 
-static void wake(struct ws_wait *w, int result)
+static void wake(struct ws_waiter *w, int result)
 {
-    struct sleeper *s = (struct sleeper *)w; /* wait is its first member */
+    struct sleeper *s = (struct sleeper *)w; /* waiter is its first member */
 
     pthread_mutex_lock(&s->lock);
     s->over = true;
@@ -33,7 +33,7 @@ static void wake(struct ws_wait *w, int result)
 static void init_sleeper(struct sleeper *s)
 {
     memset(s, 0, sizeof(*s));
-    s->wait.done = wake;
+    s->waiter.done = wake;
     pthread_mutex_init(&s->lock, NULL);
     ws_cond_init(&s->done);
 }
@@ -47,13 +47,13 @@ static int sleep_on(struct sleeper *s, const atomic_bool *cancel)
         if (cancel && atomic_load(cancel)) {
             bool ours;
             pthread_mutex_unlock(&s->lock);
-            ours = ws_wait_cancel(&s->wait);
+            ours = ws_waiter_cancel(&s->waiter);
             pthread_mutex_lock(&s->lock);
             if (ours) {
                 s->result = -ECANCELED;
                 break;
             }
-            cancel = NULL; /* it is being answered just now */
+            cancel = NULL; /* another thread is completing it */
             continue;
         }
         (void)ws_cond_wait_until(&s->done, &s->lock, until);
@@ -70,14 +70,14 @@ static int wait_for(struct ws_version *v, size_t file, enum ws_priority priority
     int rc;
 
     init_sleeper(&s);
-    rc = ws_waits_ask(v, file, 0, 0, priority, deadline, &s.wait);
+    rc = ws_waiters_add(v, file, 0, 0, priority, deadline, &s.waiter);
     rc = rc == 1 ? 0 : sleep_on(&s, cancel);
     pthread_cond_destroy(&s.done);
     pthread_mutex_destroy(&s.lock);
     return rc;
 }
 
-/* The sentence of the pull's own error where it is that error, else one of our own. */
+/* The pull's sentence if rc is the pull's error, else a sentence about the wait. */
 static int explain(struct ws_version *v, int rc, int timeout_ms, struct ws_error *err)
 {
     struct ws_store *s = v->store;
@@ -105,13 +105,13 @@ int ws_version_pull(struct ws_version *v, enum ws_priority priority, int timeout
 {
     int rc = wait_for(v, WS_FILE_ALL, priority, timeout_ms, cancel);
 
-    if (rc == -ETIMEDOUT) { /* the wait's end, or what the pull has come to, maybe a moment after it */
+    if (rc == -ETIMEDOUT) { /* the wait's end, or the pull's own failure, maybe a moment after it */
         pthread_mutex_lock(&v->store->lock);
         rc = v->state == WS_FAILED && v->error_code > 0 ? -v->error_code : -EAGAIN;
         pthread_mutex_unlock(&v->store->lock);
     }
-    const int told = rc < 0 ? explain(v, rc, timeout_ms, err) : 0;
-    return rc == -EAGAIN ? rc : told;
+    const int explained = rc < 0 ? explain(v, rc, timeout_ms, err) : 0;
+    return rc == -EAGAIN ? rc : explained;
 }
 
 void ws_version_start(struct ws_version *v, enum ws_priority priority)
@@ -119,8 +119,8 @@ void ws_version_start(struct ws_version *v, enum ws_priority priority)
     struct ws_store *s = v->store;
 
     pthread_mutex_lock(&s->lock);
-    /* Best effort: why it cannot start now is in the version's error already. */
-    if (s->puller->ask(v, WS_GOAL_ALL, priority) < 0)
+    /* Best effort: the version's error says already why no pull can start. */
+    if (s->puller->request(v, WS_GOAL_ALL, priority) < 0)
         ws_log(WS_LOG_DEBUG, "store", "no pull started model=%s version=%lu", v->model->name, v->number);
     pthread_mutex_unlock(&s->lock);
 }
@@ -140,10 +140,10 @@ const struct ws_manifest *ws_version_manifest(struct ws_version *v, struct ws_er
 int ws_version_drop(struct ws_version *v, struct ws_error *err)
 {
     struct ws_store *s = v->store;
-    struct ws_changes changes;
+    struct ws_store_events events;
     int rc = 0;
 
-    ws_changes_init(&changes);
+    ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
     if (!v->named)
         rc = ws_error_set(err, ENOENT, "%s/%lu is dropped already", v->model->name, v->number);
@@ -151,7 +151,7 @@ int ws_version_drop(struct ws_version *v, struct ws_error *err)
         rc = ws_error_set(err, EBUSY,
                           "%s/%lu is what the engines serve: load another version before it is dropped",
                           v->model->name, v->number);
-    else if (v->held > 0)
+    else if (v->n_switches > 0)
         rc = ws_error_set(err, EBUSY,
                           "engines are being switched to %s/%lu: write cancel to its ctl, or wait for the "
                           "switch's end",
@@ -160,49 +160,49 @@ int ws_version_drop(struct ws_version *v, struct ws_error *err)
         rc = ws_error_set(err, EBUSY, "%s/%lu is pinned: echo \"unpin %lu\" > /wsync/%s/ctl first",
                           v->model->name, v->number, v->number, v->model->name);
     else if (ws_version_has_bytes(v) || v->pull || v->state == WS_FAILED)
-        ws_version_retire(v, &changes);
+        ws_version_retire(v, &events);
     pthread_mutex_unlock(&s->lock);
-    ws_changes_tell(&changes, s);
+    ws_store_events_notify(&events, s);
     return rc;
 }
 
-int ws_version_hold(struct ws_version *v, struct ws_error *err)
+int ws_version_begin_switch(struct ws_version *v, struct ws_error *err)
 {
     struct ws_store *s = v->store;
     pthread_mutex_lock(&s->lock);
     const bool named = v->named;
-    v->held += named;
+    v->n_switches += named;
     pthread_mutex_unlock(&s->lock);
     if (!named)
         return ws_error_set(err, ESTALE, "%s/%lu was dropped meanwhile", v->model->name, v->number);
-    ws_version_keep(v, 1);
+    ws_version_retain(v, 1);
     return 0;
 }
 
-void ws_version_let_go(struct ws_version *v)
+void ws_version_end_switch(struct ws_version *v)
 {
     struct ws_store *s = v->store;
     pthread_mutex_lock(&s->lock);
-    v->held--;
+    v->n_switches--;
     pthread_mutex_unlock(&s->lock);
-    ws_version_keep(v, -1);
+    ws_version_retain(v, -1);
 }
 
 int ws_version_pin(struct ws_version *v, bool pin, struct ws_error *err)
 {
     struct ws_store *s = v->store;
-    struct ws_changes changes;
+    struct ws_store_events events;
     int rc = 0;
 
-    ws_changes_init(&changes);
+    ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
     if (!v->named) {
         rc = ws_error_set(err, ENOENT, "%s/%lu is dropped already", v->model->name, v->number);
     } else {
         v->pinned = pin;
-        ws_model_settle(v->model, &changes);
+        ws_model_reconcile(v->model, &events);
     }
     pthread_mutex_unlock(&s->lock);
-    ws_changes_tell(&changes, s);
+    ws_store_events_notify(&events, s);
     return rc;
 }

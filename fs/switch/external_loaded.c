@@ -5,21 +5,21 @@
 #include <inttypes.h>
 #include <string.h>
 
-int ws_external_loaded(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v,
-                       const char *engine, struct ws_error *err)
+int ws_external_loaded(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
+                       struct ws_version *v, const char *engine, struct ws_error *err)
 {
-    const struct ws_mark mark = ws_version_mark(v);
-    char text[WS_MARK_TEXT];
+    const struct ws_version_id id = ws_version_id(v);
+    char text[WS_VERSION_ID_TEXT];
     unsigned named = 0;
     bool all = true;
     if (!ws_version_is_complete(v) || !ws_version_is_named(v))
         return ws_error_set(err, ENODATA,
                             "%s/%" PRIu64 " is %s here: no engine can have loaded it; stage it first",
-                            d->name, mark.version, ws_state_name(ws_version_state(v)));
-    ws_mark_text(&mark, text);
+                            ctl->name, id.version, ws_version_state_name(ws_version_state(v)));
+    ws_version_id_text(&id, text);
     pthread_mutex_lock(&c->lock);
-    bool busy = d->switching;
-    for (struct ws_engine *e = d->engines; e && !busy; e = e->next) {
+    bool busy = ctl->switching;
+    for (struct ws_engine *e = ctl->engines; e && !busy; e = e->next) {
         if (e->ops->external && (!engine || strcmp(e->name, engine) == 0)) {
             named++;
             busy = !ws_condition_reported(&e->condition, text);
@@ -28,16 +28,16 @@ int ws_external_loaded(struct ws_control *c, struct ws_desk *d, struct ws_model 
     }
     pthread_mutex_unlock(&c->lock);
     if (busy)
-        return ws_error_set(err, EBUSY, "a switch of %s is running", d->name);
+        return ws_error_set(err, EBUSY, "a switch of %s is running", ctl->name);
     if (named == 0)
-        return ws_error_set(err, ENOENT, "%s has no engine %s%s of kind external", d->name,
+        return ws_error_set(err, ENOENT, "%s has no engine %s%s of kind external", ctl->name,
                             engine ? engine : "at all", engine ? "" : ",");
-    ws_desk_event(c, d, "loaded model=%s version=%" PRIu64 " engine=%s external", d->name, mark.version,
-                  engine ? engine : "all");
+    ws_controller_event(c, ctl, "loaded model=%s version=%" PRIu64 " engine=%s external", ctl->name,
+                        id.version, engine ? engine : "all");
     if (all) {
         ws_model_set_current(m, v);
-        ws_desk_event(c, d, "switched model=%s version=%" PRIu64 " external", d->name, mark.version);
-        ws_standing_report(c, d, m, &mark, "loaded", NULL);
+        ws_controller_event(c, ctl, "switched model=%s version=%" PRIu64 " external", ctl->name, id.version);
+        ws_presence_report(c, ctl, m, &id, "loaded", NULL);
         ws_settings_save(c);
     }
     return 0;

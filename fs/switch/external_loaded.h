@@ -5,7 +5,7 @@
 
 /* One of the engines (engine NULL: all) serves v now. Once all do, v becomes current and agents are told.
  * -ENOENT: no such engine; -ENODATA: v is not here, complete; -EBUSY: a switch is running. */
-WS_MUST_USE int ws_external_loaded(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
+WS_MUST_USE int ws_external_loaded(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
                                    struct ws_version *v, const char *engine, struct ws_error *err);
 
 #endif

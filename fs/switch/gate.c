@@ -78,9 +78,9 @@ static int headers_of_served(const struct ws_gate *g, struct ws_version *served,
     int rc = headers_of_version(served, out, err);
     if (rc == 0 || !g->fetch)
         return rc;
-    ws_version_keep(g->version, 1);
+    ws_version_retain(g->version, 1);
     rc = g->fetch(g->arg, served, err);
-    ws_version_keep(g->version, -1);
+    ws_version_retain(g->version, -1);
     return rc < 0 ? rc : headers_of_version(served, out, err);
 }
 
@@ -157,12 +157,12 @@ static int compare_start(const struct ws_gate *g, const struct start *s, bool *c
     return rc;
 }
 
-static struct start *starts_of(struct ws_control *c, const struct ws_desk *d, size_t *n)
+static struct start *list_starts(struct ws_control *c, const struct ws_controller *ctl, size_t *n)
 {
     *n = 0;
     pthread_mutex_lock(&c->lock);
-    struct start *all = calloc(d->n_engines + 1, sizeof(*all));
-    for (const struct ws_engine *e = d->engines; all && e; e = e->next) {
+    struct start *all = calloc(ctl->n_engines + 1, sizeof(*all));
+    for (const struct ws_engine *e = ctl->engines; all && e; e = e->next) {
         struct start *s = &all[(*n)++];
         snprintf(s->path, sizeof(s->path), "%s", e->condition.path);
         snprintf(s->prefix, sizeof(s->prefix), "%s", e->prefix ? e->prefix : c->options.mountpoint);
@@ -172,12 +172,12 @@ static struct start *starts_of(struct ws_control *c, const struct ws_desk *d, si
     return all;
 }
 
-static int gate_first(const struct ws_gate *g, struct ws_control *c, const struct ws_desk *d,
-                      struct ws_error *err)
+static int check_first(const struct ws_gate *g, struct ws_control *c, const struct ws_controller *ctl,
+                       struct ws_error *err)
 {
     size_t n;
     bool compared = false;
-    struct start *all = starts_of(c, d, &n);
+    struct start *all = list_starts(c, ctl, &n);
     int rc = all ? 0 : ws_error_set(err, ENOMEM, "no memory for the comparison of layouts");
     for (size_t i = 0; rc == 0 && i < n; i++) {
         bool one = false;
@@ -190,7 +190,7 @@ static int gate_first(const struct ws_gate *g, struct ws_control *c, const struc
     struct ws_version *below = ws_version_below(g->version);
     if (below) {
         rc = compare_version(g, below, "the version below it,", err);
-        ws_version_keep(below, -1);
+        ws_version_retain(below, -1);
         ws_version_put(below);
     } else {
         ws_log(WS_LOG_WARN, "gate", "nothing to compare a first version with model=%s version=%" PRIu64,
@@ -199,11 +199,12 @@ static int gate_first(const struct ws_gate *g, struct ws_control *c, const struc
     return rc;
 }
 
-int ws_gate_pass(const struct ws_gate *g, struct ws_control *c, const struct ws_desk *d, struct ws_error *err)
+int ws_gate_check(const struct ws_gate *g, struct ws_control *c, const struct ws_controller *ctl,
+                  struct ws_error *err)
 {
     struct ws_version *served = ws_model_current(g->model);
     if (!served)
-        return gate_first(g, c, d, err);
+        return check_first(g, c, ctl, err);
     int rc = served == g->version ? 0 : compare_version(g, served, "the served version", err);
     ws_version_put(served);
     return rc;

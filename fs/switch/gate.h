@@ -19,7 +19,7 @@ struct ws_gate {
  * mount, or a folder that can be read here), else the newest version below that is here. 0 too where there is
  * nothing to compare with. -EPROTO with the list of what is missing, extra or different; any other error
  * where a layout that there is cannot be told. */
-WS_MUST_USE int ws_gate_pass(const struct ws_gate *g, struct ws_control *c, const struct ws_desk *d,
-                             struct ws_error *err);
+WS_MUST_USE int ws_gate_check(const struct ws_gate *g, struct ws_control *c, const struct ws_controller *ctl,
+                              struct ws_error *err);
 
 #endif

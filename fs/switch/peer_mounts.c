@@ -13,11 +13,11 @@
 #define RENEW_NS 20000000000UL
 
 /* What the engines name, each once. NULL: no memory. */
-static json_t *named(struct ws_control *c, const struct ws_desk *d)
+static json_t *list_named(struct ws_control *c, const struct ws_controller *ctl)
 {
     json_t *set = json_object(), *names = json_array();
     pthread_mutex_lock(&c->lock);
-    for (const struct ws_engine *e = d->engines; e; e = e->next)
+    for (const struct ws_engine *e = ctl->engines; e; e = e->next)
         for (const char *p = e->mounts; p && *p; p += strcspn(p, ","), p += *p == ',')
             json_object_setn_new(set, p, strcspn(p, ","), json_true());
     pthread_mutex_unlock(&c->lock);
@@ -27,46 +27,48 @@ static json_t *named(struct ws_control *c, const struct ws_desk *d)
     return names;
 }
 
-static bool is_mark(const json_t *json, const struct ws_mark *mark)
+static bool is_version_id(const json_t *json, const struct ws_version_id *id)
 {
     const char *run = json_string_value(json_object_get(json, "run"));
-    return run && strcmp(run, mark->run) == 0 &&
-           (uint64_t)json_integer_value(json_object_get(json, "version")) == mark->version;
+    return run && strcmp(run, id->lineage) == 0 &&
+           (uint64_t)json_integer_value(json_object_get(json, "version")) == id->version;
 }
 
 /* 1: it has the version; 0: not yet; -EREMOTEIO: it cannot get it. */
-static int state_of(const json_t *mount, const struct ws_mark *mark, struct ws_error *err)
+static int check_mount(const json_t *mount, const struct ws_version_id *id, struct ws_error *err)
 {
     const json_t *one;
     size_t i;
-    if (is_mark(json_object_get(mount, "failed"), mark))
+    if (is_version_id(json_object_get(mount, "failed"), id))
         return ws_error_set(err, EREMOTEIO, "the mount %.300s cannot get version %" PRIu64 ": %.500s",
-                            json_string_value(json_object_get(mount, "mount")), mark->version,
+                            json_string_value(json_object_get(mount, "mount")), id->version,
                             json_string_value(json_object_get(mount, "error")));
-    if (is_mark(json_object_get(mount, "loaded"), mark))
+    if (is_version_id(json_object_get(mount, "loaded"), id))
         return 1;
-    static const char *const marks[] = {"prepared", "fetched"};
+    static const char *const states[] = {"prepared", "fetched"};
     for (size_t k = 0; k < 2; k++)
-        json_array_foreach(json_object_get(mount, marks[k]), i, one)
+        json_array_foreach(json_object_get(mount, states[k]), i, one)
         {
-            if (is_mark(one, mark))
+            if (is_version_id(one, id))
                 return 1;
         }
     return 0;
 }
 
 /* 1: every mount of that name has it; one at least. */
-static int look_for(const json_t *mounts, const char *name, const struct ws_mark *mark, struct ws_error *err)
+static int check_named(const json_t *mounts, const char *name, const struct ws_version_id *id,
+                       struct ws_error *err)
 {
     const json_t *mount;
     size_t i;
     int all = 0;
     json_array_foreach(mounts, i, mount)
     {
-        const char *who = json_string_value(json_object_get(mount, "mount"));
-        if (!who || !ws_name_means_mount(name, who) || json_is_true(json_object_get(mount, "silent")))
+        const char *mount_id = json_string_value(json_object_get(mount, "mount"));
+        if (!mount_id || !ws_name_matches_mount(name, mount_id) ||
+            json_is_true(json_object_get(mount, "silent")))
             continue;
-        int rc = state_of(mount, mark, err);
+        int rc = check_mount(mount, id, err);
         if (rc <= 0)
             return rc;
         all = 1;
@@ -74,19 +76,19 @@ static int look_for(const json_t *mounts, const char *name, const struct ws_mark
     return all;
 }
 
-static int look(const struct ws_switch_part *p, const json_t *names, const char **missing,
-                struct ws_error *err)
+static int check_all(const struct ws_switch_item *p, const json_t *names, const char **missing,
+                     struct ws_error *err)
 {
-    const struct ws_mark mark = ws_version_mark(p->version);
+    const struct ws_version_id id = ws_version_id(p->version);
     char path[WS_API_PATH_BYTES];
     json_t *mounts, *name;
     size_t i;
     ws_api_model_path(path, "mounts", ws_model_name(p->model));
-    int rc = ws_model_ask(p->model, path, NULL, &mounts, err);
+    int rc = ws_model_query(p->model, path, NULL, &mounts, err);
     *missing = NULL;
     json_array_foreach(names, i, name)
     {
-        int at = rc == 0 ? look_for(mounts, json_string_value(name), &mark, err) : 1;
+        int at = rc == 0 ? check_named(mounts, json_string_value(name), &id, err) : 1;
         if (at < 0)
             rc = at;
         else if (at == 0 && !*missing)
@@ -96,43 +98,44 @@ static int look(const struct ws_switch_part *p, const json_t *names, const char 
     return rc;
 }
 
-static int want(const struct ws_switch_part *p, json_t *names, struct ws_error *err)
+static int request_version(const struct ws_switch_item *p, json_t *names, struct ws_error *err)
 {
     char path[WS_API_PATH_BYTES];
     json_t *reply, *body = json_pack("{s:O}", "mounts", names);
     ws_api_version_path(path, "wanted", ws_model_name(p->model), ws_version_number(p->version), NULL,
-                        ws_version_run(p->version));
-    int rc = body ? ws_model_ask(p->model, path, body, &reply, err) : ws_error_set(err, ENOMEM, "no memory");
+                        ws_version_lineage(p->version));
+    int rc =
+        body ? ws_model_query(p->model, path, body, &reply, err) : ws_error_set(err, ENOMEM, "no memory");
     if (rc == 0)
         json_decref(reply);
     json_decref(body);
     return rc;
 }
 
-int ws_neighbours_wait(struct ws_control *c, const struct ws_switch_part *p,
-                       const struct ws_switch_options *o, struct ws_error *err)
+int ws_peer_mounts_wait(struct ws_control *c, const struct ws_switch_item *p,
+                        const struct ws_switch_options *o, struct ws_error *err)
 {
-    json_t *names = named(c, p->desk);
+    json_t *names = list_named(c, p->controller);
     const char *missing = NULL;
     bool told = false;
-    uint64_t now = ws_clock_ns(), asked = 0;
+    uint64_t now = ws_clock_ns(), requested_ns = 0;
     uint64_t end = now + (o->deadline_s ? o->deadline_s : WAIT_S) * WS_SECOND_NS;
     int rc = names ? 0 : ws_error_set(err, ENOMEM, "no memory for a switch");
     for (; rc == 0 && json_array_size(names) > 0; now = ws_clock_ns()) {
-        if (now - asked > RENEW_NS) {
-            rc = want(p, names, err);
-            asked = now;
+        if (now - requested_ns > RENEW_NS) {
+            rc = request_version(p, names, err);
+            requested_ns = now;
         }
         if (rc == 0)
-            rc = look(p, names, &missing, err);
+            rc = check_all(p, names, &missing, err);
         if (rc == 0 && missing && !told)
-            ws_desk_event(c, p->desk, "waiting model=%s version=%" PRIu64 " for-mount=%s", p->desk->name,
-                          ws_version_number(p->version), missing);
+            ws_controller_event(c, p->controller, "waiting model=%s version=%" PRIu64 " for-mount=%s",
+                                p->controller->name, ws_version_number(p->version), missing);
         told = true;
         if (rc < 0 || !missing)
             break;
         bool interrupted = o->cancel && atomic_load(o->cancel);
-        if (interrupted || atomic_load(&c->stop) || atomic_load(&p->desk->cancel))
+        if (interrupted || atomic_load(&c->stop) || atomic_load(&p->controller->cancel))
             rc = ws_error_set(err, interrupted ? EINTR : ECANCELED,
                               "the switch was cancelled while the mount %s fetched its version", missing);
         else if (now > end)

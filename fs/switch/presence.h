@@ -1,17 +1,19 @@
-/* Standing: what this mount tells its agents of itself: whether it follows a model, how many engines it has,
- * what they serve, which release it has come to an end with, and what became of a version here. */
+/* Presence: what this mount reports to its agents about itself: whether it follows a model, how many engines it
+ * has, what they serve, which release it is done with, and what became of a version here. Any thread may call:
+ * the store's reporter sends. */
 #ifndef WS_FS_SWITCH_PRESENCE_H
 #define WS_FS_SWITCH_PRESENCE_H
 #include "fs/engines/controller.h"
 
-/* Where the mount stands with a model, whole. After each change, and when an agent is there again. */
-void ws_standing_tell(struct ws_control *c, struct ws_desk *d, struct ws_model *m);
-/* It has come to an end with that release: it serves it, or has said why it does not. */
-void ws_standing_answer(struct ws_control *c, struct ws_desk *d, struct ws_model *m, uint64_t release);
+/* Posts all of it for a model. After each change, and when an agent is there again. */
+void ws_presence_post(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m);
+/* The mount is done with that release: it serves it, or has reported why it does not. */
+void ws_presence_post_answered(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
+                               uint64_t release);
 /* The mount ends: agents need not wait for it. */
-void ws_standing_leave(struct ws_control *c);
+void ws_presence_leave(struct ws_control *c);
 /* verb: "prepared", "fetched", "loaded" or "failed", the last with why. */
-void ws_standing_report(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
-                        const struct ws_mark *version, const char *verb, const char *why);
+void ws_presence_report(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
+                        const struct ws_version_id *version, const char *verb, const char *why);
 
 #endif

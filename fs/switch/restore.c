@@ -18,7 +18,7 @@
 #define GONE_NS       (4 * WS_SECOND_NS) /* until what no source lists is called gone: they come one by one */
 #define RESTORE       "restore the current version"
 
-static bool restore_engine(void *arg, struct ws_desk *d, const char *line)
+static bool restore_engine(void *arg, struct ws_controller *ctl, const char *line)
 {
     struct ws_control *c = arg;
     struct ws_error err = {0};
@@ -27,7 +27,7 @@ static bool restore_engine(void *arg, struct ws_desk *d, const char *line)
     if (!q)
         ws_error_set(&err, ENOMEM, "no memory");
     bool good = q && ws_command_parse(WS_SCOPE_MODEL, line, strlen(line), q, &err) == 0 &&
-                q->verb == WS_VERB_ENGINE_ADD && ws_engine_add(c, d, q, false, &err) == 0;
+                q->verb == WS_VERB_ENGINE_ADD && ws_engine_add(c, ctl, q, false, &err) == 0;
     ws_command_show(line, strlen(line), shown);
     if (!good)
         ws_log(WS_LOG_ERROR, "control", "an engine could not be brought back: %s: %s", shown, err.text);
@@ -40,116 +40,117 @@ void ws_restore_settings(struct ws_control *c)
     struct ws_error why;
     atomic_store(&c->restoring, true);
     if (ws_settings_load(c, restore_engine, c, &why) < 0)
-        (void)ws_desk_fail(c, &c->root, "read the settings", &why);
+        (void)ws_controller_fail(c, &c->root, "read the settings", &why);
     atomic_store(&c->restoring, false);
 }
 
 struct current {
     struct ws_control *control;
-    struct ws_switch_part part; /* references */
+    struct ws_switch_item item; /* references */
 };
 
-/* One try. What fails is tried again when the keeper looks, more and more seldom, until it is there or
- * somebody has switched to something else. */
-static void note_try(struct ws_control *c, struct ws_desk *d, int rc)
+/* One try. What fails is tried again when the reconciler looks, more and more seldom, until the version is here
+ * or an operator has switched to another one. */
+static void record_try(struct ws_control *c, struct ws_controller *ctl, int rc)
 {
     pthread_mutex_lock(&c->lock);
-    uint64_t wait = d->restore_wait_ns ? d->restore_wait_ns * 2 : FIRST_WAIT_NS;
-    d->restore_wait_ns = rc == 0 ? 0 : wait < LAST_WAIT_NS ? wait : LAST_WAIT_NS;
-    d->restore_ns = ws_clock_ns() + d->restore_wait_ns;
-    d->restoring = false;
+    if (rc == 0)
+        ws_backoff_reset(&ctl->restore_backoff);
+    else
+        ws_backoff_failed(&ctl->restore_backoff, FIRST_WAIT_NS, LAST_WAIT_NS);
+    ctl->restoring = false;
     pthread_mutex_unlock(&c->lock);
 }
 
 static void make_current(void *arg)
 {
-    struct current *w = arg;
-    struct ws_control *c = w->control;
-    struct ws_switch_part *p = &w->part;
+    struct current *restored = arg;
+    struct ws_control *c = restored->control;
+    struct ws_switch_item *p = &restored->item;
     struct ws_error err = {0};
     const struct ws_switch_options o = {.deadline_s = PULL_S};
-    int rc = ws_pull_and_wait(c, p->version, WS_PRIORITY_SWITCH, &o, &err);
+    int rc = ws_switch_pull(c, p->version, WS_PRIORITY_SWITCH, &o, &err);
     if (rc == 0)
         rc = ws_switch_restore(c, p, &err);
     if (rc == 0) {
-        ws_desk_event(c, p->desk, "restored model=%s version=%" PRIu64, p->desk->name,
-                      ws_version_number(p->version));
+        ws_controller_event(c, p->controller, "restored model=%s version=%" PRIu64, p->controller->name,
+                            ws_version_number(p->version));
         pthread_mutex_lock(&c->lock);
-        ws_desk_settle(p->desk, RESTORE);
+        ws_controller_clear_error(p->controller, RESTORE);
         pthread_mutex_unlock(&c->lock);
         ws_settings_save(c);
-        ws_standing_tell(c, p->desk, p->model);
+        ws_presence_post(c, p->controller, p->model);
     } else if (rc != -EEXIST && rc != -EBUSY && !atomic_load(&c->stop)) {
-        (void)ws_desk_fail(c, p->desk, RESTORE, &err);
+        (void)ws_controller_fail(c, p->controller, RESTORE, &err);
     }
-    note_try(c, p->desk, rc == -EEXIST ? 0 : rc);
+    record_try(c, p->controller, rc == -EEXIST ? 0 : rc);
     if (rc == 0)
-        ws_keeper_wake(c->keeper);
-    ws_follow_look(c, p->model);
-    ws_version_put(p->version);
-    ws_model_put(p->model);
-    free(w);
+        ws_reconciler_wake(c->reconciler);
+    ws_follow_check(c, p->model);
+    ws_switch_item_release(p);
+    free(restored);
 }
 
-static void restore_current(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v)
+static void restore_current(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
+                            struct ws_version *v)
 {
-    const struct ws_mark mark = ws_version_mark(v);
+    const struct ws_version_id id = ws_version_id(v);
     pthread_mutex_lock(&c->lock);
-    /* a wish until it is fulfilled: the daemon may end before */
-    bool due =
-        ws_mark_is(&d->wanted, &mark) && !d->restoring && !d->switching && ws_clock_ns() >= d->restore_ns;
-    d->restoring = d->restoring || due;
+    /* it stays the target until it is current: the daemon may end before */
+    bool due = ws_version_id_equal(&ctl->target, &id) && !ctl->restoring && !ctl->switching &&
+               ws_backoff_is_over(&ctl->restore_backoff);
+    ctl->restoring = ctl->restoring || due;
     pthread_mutex_unlock(&c->lock);
     if (!due)
         return;
-    struct current *w = malloc(sizeof(*w));
-    if (w)
-        *w = (struct current){c, {.desk = d, .model = ws_model_get(m), .version = ws_version_get(v)}};
-    int rc = w ? ws_job_start(c, make_current, w) : -ENOMEM;
+    struct current *restored = malloc(sizeof(*restored));
+    if (restored)
+        *restored =
+            (struct current){c, {.controller = ctl, .model = ws_model_get(m), .version = ws_version_get(v)}};
+    int rc = restored ? ws_job_start(c, make_current, restored) : -ENOMEM;
     if (rc == 0)
         return;
-    if (w) {
-        ws_version_put(v);
-        ws_model_put(m);
-        free(w);
+    if (restored) {
+        ws_switch_item_release(&restored->item);
+        free(restored);
     }
-    note_try(c, d, rc);
+    record_try(c, ctl, rc);
     if (rc != -ESHUTDOWN) {
         struct ws_error err;
         ws_error_set(&err, -rc, "no memory or thread for it just now: %s", strerror(-rc));
-        (void)ws_desk_fail(c, d, RESTORE, &err);
+        (void)ws_controller_fail(c, ctl, RESTORE, &err);
     }
 }
 
-void ws_restore_version(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v)
+void ws_restore_version(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
+                        struct ws_version *v)
 {
-    const struct ws_mark mark = ws_version_mark(v);
+    const struct ws_version_id id = ws_version_id(v);
     struct ws_error err;
     bool pin = false;
     pthread_mutex_lock(&c->lock);
-    for (size_t i = 0; i < d->n_pins; i++) {
-        if (ws_mark_is(&d->pins[i], &mark)) {
-            d->pins[i--] = d->pins[--d->n_pins];
+    for (size_t i = ctl->pins.len; i-- > 0;)
+        if (ws_version_id_equal(&ctl->pins.ptr[i], &id)) {
+            ws_pins_remove(&ctl->pins, i);
             pin = true;
         }
-    }
     pthread_mutex_unlock(&c->lock);
     if (pin && ws_version_pin(v, true, &err) < 0)
-        (void)ws_desk_fail(c, d, "restore a pin", &err);
-    restore_current(c, d, m, v);
+        (void)ws_controller_fail(c, ctl, "restore a pin", &err);
+    restore_current(c, ctl, m, v);
 }
 
-/* Once. Engines that were left in a switch to it, or had served it, are brought nowhere: that is to be known.
- */
-static void tell_of_gone(struct ws_control *c, struct ws_desk *d, const struct ws_mark *wanted)
+/* Reports once that it is gone. Engines that were left in a switch to it, or had served it, are not brought along:
+ * the operator has to know. */
+static void report_gone(struct ws_control *c, struct ws_controller *ctl, const struct ws_version_id *wanted)
 {
     struct ws_error err;
     const uint64_t now = ws_clock_ns();
     pthread_mutex_lock(&c->lock);
-    if (!d->gone_ns)
-        d->gone_ns = now;
-    const bool due = !d->gone_told && !d->switching && now - d->gone_ns >= GONE_NS;
-    d->gone_told = d->gone_told || due;
+    if (!ctl->gone_ns)
+        ctl->gone_ns = now;
+    const bool due = !ctl->gone_reported && !ctl->switching && now - ctl->gone_ns >= GONE_NS;
+    ctl->gone_reported = ctl->gone_reported || due;
     pthread_mutex_unlock(&c->lock);
     if (!due)
         return;
@@ -159,21 +160,21 @@ static void tell_of_gone(struct ws_control *c, struct ws_desk *d, const struct w
         "before ended, is neither here nor at a source that answers: an engine that was left in a switch "
         "stays as `engines` says, and is not resumed before it has loaded another; write one that is "
         "there to `version`",
-        wanted->version, wanted->run, d->name);
-    (void)ws_desk_fail(c, d, RESTORE, &err);
+        wanted->version, wanted->lineage, ctl->name);
+    (void)ws_controller_fail(c, ctl, RESTORE, &err);
 }
 
-void ws_restore_again(struct ws_control *c, struct ws_desk *d, struct ws_model *m)
+void ws_restore_again(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m)
 {
     pthread_mutex_lock(&c->lock);
-    const struct ws_mark wanted = d->wanted;
+    const struct ws_version_id wanted = ctl->target;
     pthread_mutex_unlock(&c->lock);
-    struct ws_version *v = wanted.run[0] ? ws_version_at(m, wanted.version, wanted.run) : NULL;
+    struct ws_version *v = wanted.lineage[0] ? ws_version_at(m, wanted.version, wanted.lineage) : NULL;
     if (v) {
-        restore_current(c, d, m, v);
+        restore_current(c, ctl, m, v);
         ws_version_put(v);
-    } else if (wanted.run[0] && (v = ws_model_latest(m))) {
-        tell_of_gone(c, d, &wanted);
+    } else if (wanted.lineage[0] && (v = ws_model_latest(m))) {
+        report_gone(c, ctl, &wanted);
         ws_version_put(v);
     }
 }

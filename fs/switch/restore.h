@@ -1,14 +1,16 @@
-/* Restore: what the settings of a daemon before say of versions that sources list only now: pins, and the one
- * that was current. */
+/* Restore: carries out what the settings of a daemon before say of versions that sources list only now: pins,
+ * and the version that was current. */
 #ifndef WS_FS_SWITCH_RESTORE_H
 #define WS_FS_SWITCH_RESTORE_H
 #include "fs/engines/controller.h"
 
-/* The settings, into the desks; before there are threads. What is wrong with them is told and left out. */
+/* Reads the settings into the controllers, before there are threads. What is wrong with them is reported and left
+ * out. */
 void ws_restore_settings(struct ws_control *c);
 /* A version has become known: pinned again, and made current again once it is here. Returns soon. */
-void ws_restore_version(struct ws_control *c, struct ws_desk *d, struct ws_model *m, struct ws_version *v);
+void ws_restore_version(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
+                        struct ws_version *v);
 /* The same, where a try has failed and it is time for the next. */
-void ws_restore_again(struct ws_control *c, struct ws_desk *d, struct ws_model *m);
+void ws_restore_again(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m);
 
 #endif

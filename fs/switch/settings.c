@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define HEAD        "wsync-settings 1\n"
-#define DESK_BYTES  256   /* by which what is set for a model by words may become longer */
+#define WORST_BYTES 256   /* by which what is set for a model by words may become longer */
 #define OWN_WAIT_MS 45000 /* for a predecessor: longer than its control takes to end */
 #define OWN_LOOK_US 50000
 
@@ -45,7 +45,7 @@ static int open_lock(const char *path, int *code)
 {
     char beside[4096];
     snprintf(beside, sizeof(beside), "%s.lock", path);
-    int rc = ws_keep_folder(path);
+    int rc = ws_state_file_make_folder(path);
     int fd = rc == 0 ? open(beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
     *code = fd >= 0 ? 0 : rc < 0 ? -rc : errno;
     return fd >= 0 ? fd : open(path, O_RDONLY | O_CLOEXEC);
@@ -76,7 +76,7 @@ static int lock_in_time(int fd, const char *path, struct ws_error *err)
     return 0;
 }
 
-int ws_settings_own(const char *dir, const char *mountpoint, int *out, struct ws_error *err)
+int ws_settings_lock(const char *dir, const char *mountpoint, int *out, struct ws_error *err)
 {
     char *path = ws_settings_path(dir, mountpoint), pid[32];
     int code = 0, rc = 0, fd = path ? open_lock(path, &code) : -1;
@@ -103,7 +103,7 @@ int ws_settings_own(const char *dir, const char *mountpoint, int *out, struct ws
     return rc;
 }
 
-void ws_settings_disown(int lock)
+void ws_settings_unlock(int lock)
 {
     if (lock >= 0)
         close(lock);
@@ -116,7 +116,7 @@ static void print_pin(void *arg, struct ws_version *v)
     struct ws_version_info i;
     ws_version_info(v, &i);
     if (i.pinned)
-        fprintf(arg, "pin %" PRIu64 " %s\n", i.number, i.run);
+        fprintf(arg, "pin %" PRIu64 " %s\n", i.number, i.lineage);
 }
 
 /* worst: as long as it may become without a command. */
@@ -125,50 +125,50 @@ static void print_engine(const struct ws_engine *e, bool worst, FILE *f)
     fprintf(f, "%s\n", e->line);
     if (ws_condition_is_broken(&e->condition) || worst)
         fprintf(f, "broken %s\n", e->name);
-    if (ws_condition_is_doubted(&e->condition) || worst)
+    if (ws_condition_is_uncertain(&e->condition) || worst)
         fprintf(f, "doubted %s\n", e->name);
 }
 
-static void print_released(uint64_t by, const struct ws_mark *mark, FILE *f)
+static void print_released(uint64_t by, const struct ws_version_id *id, FILE *f)
 {
-    fprintf(f, "released %" PRIu64 " %" PRIu64 " %s\n", by, mark->version, mark->run);
+    fprintf(f, "released %" PRIu64 " %" PRIu64 " %s\n", by, id->version, id->lineage);
 }
 
-static void print_desk(struct ws_control *c, struct ws_desk *d, bool worst, FILE *f)
+static void print_controller(struct ws_control *c, struct ws_controller *ctl, bool worst, FILE *f)
 {
-    char commit[32], policy[64], list[WS_STRATEGIES_CHARS];
-    struct ws_strategies strategies;
-    struct ws_orders orders = {0};
-    struct ws_model *m = ws_store_find(c->store, d->name);
+    char commit[32], policy[64], list[WS_TRANSPORT_PREFS_CHARS];
+    struct ws_transport_prefs strategies;
+    struct ws_desired desired = {0};
+    struct ws_model *m = ws_store_find(c->store, ctl->name);
     struct ws_version *current = m ? ws_model_current(m) : NULL;
     if (m)
-        ws_model_orders(m, &orders);
+        ws_model_desired(m, &desired);
     fputs("model ", f);
-    ws_words_quote(f, d->name);
+    ws_words_quote(f, ctl->name);
     fputc('\n', f);
-    if (ws_strategies_get(c->store, d->name, &strategies)) {
-        ws_strategies_text(&strategies, list);
+    if (ws_transport_prefs_get(c->store, ctl->name, &strategies)) {
+        ws_transport_prefs_text(&strategies, list);
         fprintf(f, "strategy %s\n", list);
     }
     pthread_mutex_lock(&c->lock);
-    ws_desk_commit_text(d, commit);
-    ws_desk_policy_text(d, policy);
+    ws_controller_commit_text(ctl, commit);
+    ws_controller_policy_text(ctl, policy);
     fprintf(f, "policy %s\ncommit %s\n", policy, commit);
-    ws_added_print(d, f);
-    for (const struct ws_engine *e = d->engines; e; e = e->next)
+    ws_added_print(ctl, f);
+    for (const struct ws_engine *e = ctl->engines; e; e = e->next)
         print_engine(e, worst, f);
     if (current)
-        fprintf(f, "current %" PRIu64 " %s\n", ws_version_number(current), ws_version_run(current));
-    else if (d->wanted.run[0])
-        fprintf(f, "current %" PRIu64 " %s\n", d->wanted.version, d->wanted.run);
-    if (d->policy == WS_POLICY_FOLLOW && orders.released_by)
-        print_released(orders.released_by, &orders.released, f);
-    else if (d->kept_by)
-        print_released(d->kept_by, &d->kept, f);
+        fprintf(f, "current %" PRIu64 " %s\n", ws_version_number(current), ws_version_lineage(current));
+    else if (ctl->target.lineage[0])
+        fprintf(f, "current %" PRIu64 " %s\n", ctl->target.version, ctl->target.lineage);
+    if (ctl->policy == WS_POLICY_FOLLOW && desired.released_by)
+        print_released(desired.released_by, &desired.released, f);
+    else if (ctl->inherited_release)
+        print_released(ctl->inherited_release, &ctl->inherited, f);
     if (worst)
-        fprintf(f, "%*s\n", DESK_BYTES, "");
-    for (size_t i = 0; i < d->n_pins; i++)
-        fprintf(f, "pin %" PRIu64 " %s\n", d->pins[i].version, d->pins[i].run);
+        fprintf(f, "%*s\n", WORST_BYTES, "");
+    for (size_t i = 0; i < ctl->pins.len; i++)
+        fprintf(f, "pin %" PRIu64 " %s\n", ctl->pins.ptr[i].version, ctl->pins.ptr[i].lineage);
     pthread_mutex_unlock(&c->lock);
     if (m) {
         ws_model_each(m, print_pin, f);
@@ -178,7 +178,7 @@ static void print_desk(struct ws_control *c, struct ws_desk *d, bool worst, FILE
         ws_version_put(current);
 }
 
-static char *text_of(struct ws_control *c, bool worst, size_t *n)
+static char *print_all(struct ws_control *c, bool worst, size_t *n)
 {
     char *text = NULL, *whole = NULL;
     FILE *f = open_memstream(&text, n);
@@ -186,10 +186,10 @@ static char *text_of(struct ws_control *c, bool worst, size_t *n)
         return NULL;
     fputs(HEAD, f);
     pthread_mutex_lock(&c->lock);
-    struct ws_desk *d = c->desks; /* only ever added to, at this end */
+    struct ws_controller *ctl = c->controllers; /* only ever added to, at this end */
     pthread_mutex_unlock(&c->lock);
-    for (; d; d = d->next)
-        print_desk(c, d, worst, f);
+    for (; ctl; ctl = ctl->next)
+        print_controller(c, ctl, worst, f);
     if (fclose(f) != 0) {
         free(text);
         return NULL;
@@ -205,26 +205,26 @@ int ws_settings_fit(struct ws_control *c, size_t more, struct ws_error *err)
     size_t n = 0;
     if (!c->settings_path)
         return 0;
-    char *text = text_of(c, true, &n);
+    char *text = print_all(c, true, &n);
     int rc = text ? 0 : ws_error_set(err, ENOMEM, "no memory for the settings");
     free(text);
-    if (rc == 0 && n + more > WS_MAX_KEPT_BYTES)
+    if (rc == 0 && n + more > WS_MAX_STATE_FILE_BYTES)
         rc =
             ws_error_set(err, E2BIG,
                          "the settings of this mount, in %s, may have %lu bytes, and would have more: remove "
                          "engines or pins that are of no use",
-                         c->settings_path, WS_MAX_KEPT_BYTES);
+                         c->settings_path, WS_MAX_STATE_FILE_BYTES);
     return rc;
 }
 
-int ws_settings_keep(struct ws_control *c, struct ws_error *err)
+int ws_settings_write(struct ws_control *c, struct ws_error *err)
 {
     size_t n = 0;
     if (!c->settings_path || atomic_load(&c->restoring))
         return 0;
     pthread_mutex_lock(&c->saving);
-    char *text = c->given_up ? NULL : text_of(c, false, &n);
-    int rc = c->given_up ? 0 : text ? ws_keep_write(c->settings_path, text, n) : -ENOMEM;
+    char *text = c->is_closed ? NULL : print_all(c, false, &n);
+    int rc = c->is_closed ? 0 : text ? ws_state_file_write(c->settings_path, text, n) : -ENOMEM;
     pthread_mutex_unlock(&c->saving);
     free(text);
     return rc < 0 ? ws_error_set(err, -rc,
@@ -236,23 +236,23 @@ int ws_settings_keep(struct ws_control *c, struct ws_error *err)
                   : 0;
 }
 
-void ws_settings_give_up(struct ws_control *c)
+void ws_settings_close(struct ws_control *c)
 {
     pthread_mutex_lock(&c->saving);
-    c->given_up = true;
+    c->is_closed = true;
     pthread_mutex_unlock(&c->saving);
 }
 
 void ws_settings_save(struct ws_control *c)
 {
     struct ws_error err;
-    if (ws_settings_keep(c, &err) < 0)
-        (void)ws_desk_fail(c, &c->root, "keep the settings", &err);
+    if (ws_settings_write(c, &err) < 0)
+        (void)ws_controller_fail(c, &c->root, "keep the settings", &err);
 }
 
 /* --- reading --- */
 
-/* What is there is not written over: it may be all that anybody knows of the engines. */
+/* A damaged file is not written over: it may be the only record of the engines. */
 static int damaged(const char *path, const char *why, struct ws_error *err)
 {
     char aside[4096];
@@ -265,7 +265,8 @@ static int damaged(const char *path, const char *why, struct ws_error *err)
         path, why, moved ? "is now" : "stays", moved ? aside : "where it is");
 }
 
-/* As of a newer release: nothing else is lost for it, nor that line, before the settings are written anew. */
+/* A line of a newer release, for example. The other lines hold, and a copy keeps that line when the settings are
+ * written anew. */
 static int unknown(const char *path, const char *line, struct ws_error *err)
 {
     char aside[4096], shown[WS_MAX_COMMAND + 1];
@@ -297,99 +298,95 @@ static const char *check(char *text, size_t n)
 }
 
 /* "NUMBER RUN" */
-static bool take_mark(const char *text, struct ws_mark *out)
+static bool parse_version_id(const char *text, struct ws_version_id *out)
 {
-    if (ws_text_digits(&text, &out->version) || *text++ != ' ' || strlen(text) > WS_RUN_CHARS || !*text)
+    if (ws_text_digits(&text, &out->version) || *text++ != ' ' || strlen(text) > WS_LINEAGE_CHARS || !*text)
         return false;
-    snprintf(out->run, sizeof(out->run), "%s", text);
+    snprintf(out->lineage, sizeof(out->lineage), "%s", text);
     return true;
 }
 
-static bool take_policy(struct ws_control *c, struct ws_desk *d, const char *line)
+static bool parse_policy(struct ws_control *c, struct ws_controller *ctl, const char *line)
 {
     struct ws_error err;
     struct ws_command *q = calloc(1, sizeof(*q));
     bool good = q && ws_command_parse(WS_SCOPE_MODEL, line, strlen(line), q, &err) == 0 &&
-                ws_desk_set_policy(c, d, q->args[0], q->options[WS_OPTION_EVERY],
-                                   q->options[WS_OPTION_MIN_INTERVAL], &err) == 0;
+                ws_controller_set_policy(c, ctl, q->args[0], q->options[WS_OPTION_EVERY],
+                                         q->options[WS_OPTION_MIN_INTERVAL], &err) == 0;
     free(q);
     return good;
 }
 
 /* name NULL: all that were read before. */
-static void each_engine(struct ws_desk *d, const char *name, void (*read)(struct ws_condition *c))
+static void each_engine(struct ws_controller *ctl, const char *name, void (*read)(struct ws_condition *c))
 {
-    for (struct ws_engine *e = d->engines; e; e = e->next)
+    for (struct ws_engine *e = ctl->engines; e; e = e->next)
         if (!name || strcmp(e->name, name) == 0)
             read(&e->condition);
 }
 
-static bool take_line(struct ws_control *c, struct ws_desk *d, const char *line,
-                      bool (*add)(void *arg, struct ws_desk *d, const char *line), void *arg)
+static bool parse_line(struct ws_control *c, struct ws_controller *ctl, const char *line,
+                       bool (*add)(void *arg, struct ws_controller *ctl, const char *line), void *arg)
 {
     struct ws_error err;
-    struct ws_strategies strategies;
-    struct ws_mark pin;
+    struct ws_transport_prefs strategies;
+    struct ws_version_id pin;
     if (strncmp(line, "policy ", 7) == 0) {
-        return take_policy(c, d, line);
+        return parse_policy(c, ctl, line);
     } else if (strncmp(line, "commit ", 7) == 0) {
-        return ws_desk_set_commit(c, d, line + 7, &err) == 0;
+        return ws_controller_set_commit(c, ctl, line + 7, &err) == 0;
     } else if (strncmp(line, "strategy ", 9) == 0) {
-        return ws_strategies_parse(line + 9, &strategies, &err) == 0 &&
-               ws_strategies_set(c->store, d->name, &strategies, &err) == 0;
+        return ws_transport_prefs_parse(line + 9, &strategies, &err) == 0 &&
+               ws_transport_prefs_set(c->store, ctl->name, &strategies, &err) == 0;
     } else if (strncmp(line, "source ", 7) == 0) {
-        return ws_added_read(d, line);
+        return ws_added_read(ctl, line);
     } else if (strncmp(line, "engine add ", 11) == 0) {
-        return add(arg, d, line);
+        return add(arg, ctl, line);
     } else if (strncmp(line, "broken ", 7) == 0) {
-        each_engine(d, line + 7, ws_condition_read_broken);
+        each_engine(ctl, line + 7, ws_condition_restore_broken);
     } else if (strncmp(line, "doubted ", 8) == 0) {
-        each_engine(d, line + 8, ws_condition_read_doubted);
+        each_engine(ctl, line + 8, ws_condition_restore_uncertain);
     } else if (strncmp(line, "current ", 8) == 0) {
-        return take_mark(line + 8, &d->wanted);
+        return parse_version_id(line + 8, &ctl->target);
     } else if (strncmp(line, "released ", 9) == 0) {
         line += 9;
-        return ws_text_digits(&line, &d->kept_by) == 0 && *line++ == ' ' && take_mark(line, &d->kept);
+        return ws_text_digits(&line, &ctl->inherited_release) == 0 && *line++ == ' ' &&
+               parse_version_id(line, &ctl->inherited);
     } else if (strncmp(line, "pin ", 4) == 0) {
-        if (!take_mark(line + 4, &pin))
-            return false;
-        struct ws_mark *more = realloc(d->pins, (d->n_pins + 1) * sizeof(*more));
-        if (!more)
-            return false;
-        d->pins = more;
-        d->pins[d->n_pins++] = pin;
+        return parse_version_id(line + 4, &pin) && ws_pins_append(&ctl->pins, pin) == 0;
     } else if (strcmp(line, "switching") == 0) {
-        each_engine(d, NULL, ws_condition_read_doubted);
+        each_engine(ctl, NULL, ws_condition_restore_uncertain);
     } else {
         return false;
     }
     return true;
 }
 
-int ws_settings_load(struct ws_control *c, bool (*add)(void *arg, struct ws_desk *d, const char *line),
-                     void *arg, struct ws_error *err)
+int ws_settings_load(struct ws_control *c,
+                     bool (*add)(void *arg, struct ws_controller *ctl, const char *line), void *arg,
+                     struct ws_error *err)
 {
     char *text, *save = NULL;
     size_t n = 0;
     if (!c->settings_path)
         return 0;
     struct ws_error unread;
-    int rc = ws_keep_read(c->settings_path, &text, &n, &unread);
+    int rc = ws_state_file_read(c->settings_path, &text, &n, &unread);
     if (rc < 0)
         return damaged(c->settings_path, unread.text, err);
     if (!text)
         return 0;
     const char *why = check(text, n);
-    struct ws_desk *d = NULL;
+    struct ws_controller *ctl = NULL;
     for (char *line = why ? NULL : strtok_r(text + strlen(HEAD), "\n", &save); line;
          line = strtok_r(NULL, "\n", &save)) {
         struct ws_words words = {0};
         if (strncmp(line, "model ", 6) == 0) {
             bool good = ws_words_parse(line, strlen(line), &words, err) == 0 && words.n == 2 &&
                         ws_name_is_model(words.word[1]);
-            d = good ? ws_desk_of(c, words.word[1]) : NULL;
+            ctl = good ? ws_controller_get(c, words.word[1]) : NULL;
         }
-        if (!d || (strncmp(line, "model ", 6) != 0 && !take_line(c, d, line, add, arg)))
+        if (!ctl || (strncmp(line, "model ", 6) != 0 && !parse_line(c, ctl, line, add, arg)))
             rc = unknown(c->settings_path, line, err);
     }
     free(text);

@@ -3,12 +3,14 @@
 #define WS_FS_SWITCH_SWITCH_H
 #include "fs/engines/controller.h"
 
-struct ws_switch_part {
-    struct ws_desk *desk;
+struct ws_switch_item {
+    struct ws_controller *controller;
     struct ws_model *model;     /* borrowed */
     struct ws_version *version; /* borrowed; where to */
-    bool is_wished;             /* the switch's own: the state file names it before it is current */
+    bool is_target; /* private to the switch: the settings name the version before it is current */
 };
+void ws_switch_item_release(struct ws_switch_item *item); /* puts model and version, where they are set */
+
 struct ws_switch_options {
     bool force_layout;         /* the gate is left out */
     bool wait;                 /* for a switch that runs, instead of EBUSY */
@@ -17,29 +19,29 @@ struct ws_switch_options {
 };
 #define WS_SWITCH_DEADLINE_S 1800
 
-/* Runs it to its end. 0: every engine of every part serves its version (or as many as the model's commit
+/* Runs it to its end. 0: every engine of every item serves its version (or as many as the model's commit
  * setting asks for, the others retired and named in events) and `current` of every model moved. Otherwise
  * every engine that could be brought back serves what it did before, no `current` moved, and err says why:
  * EBUSY a switch is running, EPROTO the layout differs, EREMOTEIO an engine refused, ECANCELED cancelled,
  * EINTR the writer got a signal, ETIMEDOUT its deadline, or what the pull ended with. */
-WS_MUST_USE int ws_switch_run(struct ws_control *c, struct ws_switch_part *parts, size_t n,
+WS_MUST_USE int ws_switch_run(struct ws_control *c, struct ws_switch_item *items, size_t n,
                               const struct ws_switch_options *options, struct ws_error *err);
 /* Pull, verify and gate, and no more: what a switch would begin with. */
-WS_MUST_USE int ws_switch_prepare(struct ws_control *c, const struct ws_switch_part *part,
+WS_MUST_USE int ws_switch_prepare(struct ws_control *c, const struct ws_switch_item *item,
                                   const struct ws_switch_options *options, struct ws_error *err);
 /* Brings engines to their model's current version, all at once: those that were retired, restarted or added
  * late. What fails is left as it is and holds up no other. results: a number for each name, 0 or -errno; may
  * be NULL. Returns the first error: what an engine failed with, -EBUSY, -ENOENT (no such engine, or nothing
  * is current). */
-WS_MUST_USE int ws_switch_catch_up(struct ws_control *c, struct ws_desk *d, struct ws_model *m,
+WS_MUST_USE int ws_switch_catch_up(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
                                    const char *const *names, size_t n, int *results, struct ws_error *err);
 /* The version that was current when a daemon before ended, and is here, is current again. It waits for no
- * engine: they are looked at next. -EEXIST: somebody has switched meanwhile, which stays; -EBUSY: somebody is
- * doing so. */
-WS_MUST_USE int ws_switch_restore(struct ws_control *c, struct ws_switch_part *part, struct ws_error *err);
+ * engine: they are looked at next. -EEXIST: another switch was meanwhile, which stays; -EBUSY: one is
+ * running. */
+WS_MUST_USE int ws_switch_restore(struct ws_control *c, struct ws_switch_item *item, struct ws_error *err);
 /* Waits for a pull in short steps, so that the writer's cancel, a deadline and the end of the mount are seen.
  */
-WS_MUST_USE int ws_pull_and_wait(struct ws_control *c, struct ws_version *v, enum ws_priority priority,
-                                 const struct ws_switch_options *options, struct ws_error *err);
+WS_MUST_USE int ws_switch_pull(struct ws_control *c, struct ws_version *v, enum ws_priority priority,
+                               const struct ws_switch_options *options, struct ws_error *err);
 
 #endif

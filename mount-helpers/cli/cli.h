@@ -39,8 +39,8 @@ struct cli_command {
 };
 
 extern const struct cli_command cmd_agent, cmd_publish, cmd_mount, cmd_umount, cmd_export, cmd_ls, cmd_status,
-    cmd_load, cmd_release, cmd_sync, cmd_pull, cmd_wait, cmd_verify, cmd_inspect, cmd_diff, cmd_save,
-    cmd_engine, cmd_bench, cmd_doctor;
+    cmd_events, cmd_load, cmd_release, cmd_sync, cmd_pull, cmd_wait, cmd_verify, cmd_inspect, cmd_diff,
+    cmd_save, cmd_engine, cmd_bench, cmd_doctor;
 
 /* Last value of an option, or NULL; all values with cli_nth. Switches give "". */
 const char *cli_get(const struct cli_args *args, const char *option);
@@ -66,6 +66,7 @@ void cli_allow_descriptors(void);
 
 /* Human figures in static per-thread buffers (four of them in turn). */
 const char *cli_size(uint64_t bytes);                 /* "1.19 GB" */
+const char *cli_time(double seconds);                 /* "1.25 s", "3 min 20 s" */
 const char *cli_rate(uint64_t bytes, double seconds); /* "5.2 GB/s" */
 double cli_now(void);                                 /* seconds, monotonic */
 

@@ -1,5 +1,5 @@
-/* Progress: one line that says how far a long piece of work is. On a terminal a bar, redrawn; elsewhere
- * a plain line every few seconds. Nothing is printed for work that takes less than a second. */
+/* Progress: one line that says how far a long piece of work is. On a terminal a bar that is drawn again in place and fits
+ * the terminal's width; elsewhere a plain line every few seconds. Nothing is printed for work that takes less than a second. */
 #ifndef WS_MOUNT_HELPERS_CLI_PROGRESS_H
 #define WS_MOUNT_HELPERS_CLI_PROGRESS_H
 #include <stdbool.h>

@@ -1,6 +1,7 @@
 /* Figures: sizes, rates, clocks, secrets and signals for the subcommands. */
 #include "fs/engines/token.h"
 #include "mount-helpers/cli/cli.h"
+#include "transports/base/number.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -14,22 +15,22 @@
 
 static char *turn(void)
 {
-    static _Thread_local char buffers[4][32];
+    static _Thread_local char buffers[4][WS_NUMBER_CHARS + 8];
     static _Thread_local unsigned next;
     return buffers[next++ % 4];
 }
 
 const char *cli_size(uint64_t bytes)
 {
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
-    double v = (double)bytes;
-    size_t u = 0;
-    while (v >= 999.5 && u < 4) {
-        v /= 1000;
-        u++;
-    }
     char *out = turn();
-    snprintf(out, 32, u == 0 || v >= 99.5 ? "%.0f %s" : v >= 9.95 ? "%.1f %s" : "%.2f %s", v, units[u]);
+    ws_number_size_text(bytes, out);
+    return out;
+}
+
+const char *cli_time(double seconds)
+{
+    char *out = turn();
+    ws_number_time_text(seconds, out);
     return out;
 }
 
@@ -38,7 +39,9 @@ const char *cli_rate(uint64_t bytes, double seconds)
     char *out = turn();
     if (seconds < 1e-9)
         seconds = 1e-9;
-    snprintf(out, 32, "%s/s", cli_size((uint64_t)((double)bytes / seconds)));
+    char size[WS_NUMBER_CHARS];
+    ws_number_size_text((uint64_t)((double)bytes / seconds), size);
+    snprintf(out, WS_NUMBER_CHARS + 8, "%s/s", size);
     return out;
 }
 
@@ -56,7 +59,7 @@ char *cli_read_secret(const char *path)
     char *token;
     if (fd < 0)
         exit(cli_fail("cannot read the token file %s: %s", path, strerror(errno)));
-    if (ws_token_take(fd, path, SECRET_WAIT_MS, &token, &err) < 0)
+    if (ws_token_read_fd(fd, path, SECRET_WAIT_MS, &token, &err) < 0)
         exit(cli_fail("%s", err.text));
     return token;
 }

@@ -140,8 +140,8 @@ static int run_barrier(const struct cli_args *args, const char *mount)
     if (rc)
         return explain(mount, NULL, w.command, rc);
     if (!cli_has(args, "quiet"))
-        printf("%s%s in %.2f s\n", w.command, cli_has(args, "async") ? ": started" : ": done",
-               cli_now() - start);
+        printf("%s%s in %s\n", w.command, cli_has(args, "async") ? ": started" : ": done",
+               cli_time(cli_now() - start));
     return CLI_OK;
 }
 
@@ -165,8 +165,8 @@ static int run_verb(const struct cli_args *args, const char *verb, const char *d
     if (rc)
         return explain(mount, model, w.command, rc);
     if (!cli_has(args, "quiet"))
-        printf("%s/%s: %s in %.2f s\n", model, version, cli_has(args, "async") ? "started" : done,
-               cli_now() - start);
+        printf("%s/%s: %s in %s\n", model, version, cli_has(args, "async") ? "started" : done,
+               cli_time(cli_now() - start));
     return CLI_OK;
 }
 

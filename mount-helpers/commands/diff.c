@@ -1,6 +1,8 @@
 /* wsync diff: how far two versions are apart, tensor by tensor. */
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/table.h"
+#include "mount-helpers/cli/terminal.h"
 #include "transports/base/cpu_features.h"
 #include "transports/base/text.h"
 #include "transports/delta/ulp_distance.h"
@@ -103,7 +105,7 @@ static const struct ws_tensor *find(const struct side *s, const char *name, cons
 
 struct diff {
     size_t n, n_other; /* pairs; tensors that have no counterpart */
-    struct ws_difference_pair *pairs;
+    struct ws_ulp_pair *pairs;
     const char **names;
     json_t *other; /* sentences */
 };
@@ -146,10 +148,10 @@ static int pair_up(struct diff *d, const struct side *a, const struct side *b, c
                 note_other(d, "has another type or shape in", t, b->path);
             else {
                 d->names[d->n] = t->name;
-                d->pairs[d->n++] = (struct ws_difference_pair){.dtype = t->dtype,
-                                                               .a = a->files[i].bytes + t->begin,
-                                                               .b = bytes,
-                                                               .bytes = t->end - t->begin};
+                d->pairs[d->n++] = (struct ws_ulp_pair){.dtype = t->dtype,
+                                                        .a = a->files[i].bytes + t->begin,
+                                                        .b = bytes,
+                                                        .bytes = t->end - t->begin};
             }
         }
     }
@@ -163,42 +165,61 @@ static int pair_up(struct diff *d, const struct side *a, const struct side *b, c
     return CLI_OK;
 }
 
-static void print_text(const struct diff *d, bool all, const struct ws_difference *total)
+static double percent(const struct ws_ulp_distance *o)
 {
-    char name[WS_MAX_TENSOR_NAME + 1];
+    return o->elements ? 100.0 * (double)o->changed / (double)o->elements : 0;
+}
+
+static void add_row(struct table *t, const struct ws_ulp_pair *pair, const char *name)
+{
+    const struct ws_ulp_distance *o = &pair->out;
+    char elements[24], changed[24], fraction[24], largest[24];
+    snprintf(elements, sizeof elements, "%" PRIu64, o->elements);
+    snprintf(changed, sizeof changed, "%" PRIu64, o->changed);
+    snprintf(fraction, sizeof fraction, "%.4f%%", percent(o));
+    snprintf(largest, sizeof largest, "%" PRIu64, o->largest);
+    table_row(t, (const char *[]){elements, changed, fraction, largest, ws_dtype_name(pair->dtype), name});
+}
+
+static void print_text(const struct diff *d, bool all, const struct ws_ulp_distance *total)
+{
+    static const struct table_column columns[] = {
+        {.name = "ELEMENTS", .right = true},
+        {.name = "CHANGED", .right = true},
+        {.name = "FRACTION", .right = true},
+        {.name = "LARGEST ULP", .right = true},
+        {.name = "TYPE"},
+        {.name = "TENSOR"},
+    };
+    struct table *t = table_new(columns, sizeof columns / sizeof columns[0], 0);
+    char text[256];
     const json_t *line;
     size_t i, n_changed = 0;
-    printf("%12s %12s %9s %12s %-8s %s\n", "ELEMENTS", "CHANGED", "FRACTION", "LARGEST ULP", "TYPE",
-           "TENSOR");
     for (i = 0; i < d->n; i++) {
-        const struct ws_difference *o = &d->pairs[i].out;
-        n_changed += o->changed > 0;
-        if (!o->changed && !all)
-            continue;
-        snprintf(name, sizeof name, "%s", d->names[i]);
-        ws_text_clean(name);
-        printf("%12" PRIu64 " %12" PRIu64 " %8.4f%% %12" PRIu64 " %-8s %s\n", o->elements, o->changed,
-               o->elements ? 100.0 * (double)o->changed / (double)o->elements : 0.0, o->largest,
-               ws_dtype_name(d->pairs[i].dtype), name);
+        n_changed += d->pairs[i].out.changed > 0;
+        if (d->pairs[i].out.changed || all)
+            add_row(t, &d->pairs[i], d->names[i]);
     }
+    table_print(t);
     json_array_foreach(d->other, i, line)
     {
         printf("%s\n", json_string_value(line));
     }
-    printf("%zu of %zu tensors changed, in %" PRIu64 " of %" PRIu64 " elements (%.4f%%), by at most %" PRIu64
-           " units in the last place%s\n",
-           n_changed, d->n, total->changed, total->elements,
-           total->elements ? 100.0 * (double)total->changed / (double)total->elements : 0.0, total->largest,
-           d->n_other ? "; some have no counterpart" : "");
+    snprintf(text, sizeof text,
+             "%zu of %zu tensors changed, in %" PRIu64 " of %" PRIu64
+             " elements (%.4f%%), by at most %" PRIu64 " units in the last place%s",
+             n_changed, d->n, total->changed, total->elements, percent(total), total->largest,
+             d->n_other ? "; some have no counterpart" : "");
+    terminal_print(text, 0, terminal_columns(STDOUT_FILENO));
 }
 
-static json_t *difference_json(const struct ws_difference *o)
+static json_t *difference_json(const struct ws_ulp_distance *o)
 {
     return json_pack("{s:I,s:I,s:I}", "elements", (json_int_t)o->elements, "changed", (json_int_t)o->changed,
                      "largest_ulp", (json_int_t)o->largest);
 }
 
-static int print_json(const struct diff *d, bool all, const struct ws_difference *total)
+static int print_json(const struct diff *d, bool all, const struct ws_ulp_distance *total)
 {
     json_t *rows = json_array();
     for (size_t i = 0; i < d->n; i++) {
@@ -217,14 +238,14 @@ static int run(const struct cli_args *args)
 {
     struct side a = {0}, b = {0};
     struct diff d = {0};
-    struct ws_difference total = {0};
+    struct ws_ulp_distance total = {0};
     struct ws_workers *workers = ws_workers_new((unsigned)cli_u64(args, "threads", ws_cpu_cores(0)), 0);
     int code = workers ? open_side(&a, cli_word(args, 0)) : cli_fail("no memory for threads");
     if (code == CLI_OK)
         code = open_side(&b, cli_word(args, 1));
     if (code == CLI_OK)
         code = pair_up(&d, &a, &b, cli_get(args, "match"));
-    if (code == CLI_OK && ws_differences(d.pairs, d.n, workers) < 0)
+    if (code == CLI_OK && ws_ulp_distances(d.pairs, d.n, workers) < 0)
         code = cli_fail("no memory for the comparison");
     for (size_t i = 0; i < d.n; i++) {
         total.elements += d.pairs[i].out.elements;

@@ -16,8 +16,9 @@ static const struct cli_option options[] = {
     {"slow", 0, "MS", "add this many milliseconds to each load", 0, 3600000},
     {"busy", 0, "N", "refuse the first N flushes of the cache, as if requests were in the way", 0, 1000000},
     {"die-at", 0, "STEP", "exit at a step: pause, open, load, reply or continue"},
-    {"lifelike", 0, NULL,
+    {"realistic", 0, NULL,
      "fail as the real servers do: a bad file ends SGLang's, and costs vLLM's its weights"},
+    {"lifelike", 0, NULL, "the former name of --realistic"},
     {0},
 };
 
@@ -35,7 +36,7 @@ static int run(const struct cli_args *args)
         .slow_ms = (unsigned)cli_u64(args, "slow", 0),
         .busy = (unsigned)cli_u64(args, "busy", 0),
         .die_at = cli_get(args, "die-at"),
-        .lifelike = cli_has(args, "lifelike"),
+        .realistic = cli_has(args, "realistic") || cli_has(args, "lifelike"),
     };
     struct ws_error err = {0};
     struct ws_reference *engine;

@@ -1,8 +1,8 @@
 /* wsync inspect: the tensors of a safetensors file, a checkpoint folder or a mounted version. */
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/table.h"
 #include "transports/base/file.h"
-#include "transports/base/text.h"
 #include "transports/format/manifest.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -83,16 +83,16 @@ static json_t *tensor_json(const struct ws_tensor *t, const char *file)
 struct totals {
     size_t files, tensors;
     uint64_t bytes;
-    json_t *rows; /* NULL: text */
+    json_t *rows;        /* NULL: a table */
+    struct table *table; /* NULL: JSON */
 };
 
-/* A name from a file that anybody may have written, for a terminal. */
-static const char *printable(const char *name, char *out, size_t cap)
-{
-    snprintf(out, cap, "%s", name);
-    ws_text_clean(out);
-    return out;
-}
+static const struct table_column columns[] = {
+    {.name = "TENSOR"},
+    {.name = "DTYPE"},
+    {.name = "SHAPE"},
+    {.name = "SIZE", .right = true},
+};
 
 static int inspect_file(const struct cli_args *args, const char *path, const char *name,
                         struct totals *totals)
@@ -104,7 +104,7 @@ static int inspect_file(const struct cli_args *args, const char *path, const cha
     totals->files++;
     for (size_t i = 0; i < st->n_tensors; i++) {
         const struct ws_tensor *t = &st->tensors[i];
-        char shape[256], shown[WS_MAX_TENSOR_NAME + 1];
+        char shape[256];
         if (pattern && fnmatch(pattern, t->name, 0))
             continue;
         totals->tensors++;
@@ -115,8 +115,8 @@ static int inspect_file(const struct cli_args *args, const char *path, const cha
         if (totals->rows)
             json_array_append_new(totals->rows, tensor_json(t, name));
         else
-            printf("%-60s %-8s %-20s %10s\n", printable(t->name, shown, sizeof shown),
-                   ws_dtype_name(t->dtype), shape, cli_size(t->end - t->begin));
+            table_row(totals->table,
+                      (const char *[]){t->name, ws_dtype_name(t->dtype), shape, cli_size(t->end - t->begin)});
     }
     ws_safetensors_free(st);
     return CLI_OK;
@@ -141,21 +141,24 @@ static int inspect_folder(const struct cli_args *args, const char *path, struct 
 static int run(const struct cli_args *args)
 {
     const char *path = cli_word(args, 0);
-    struct totals totals = {.rows = cli_has(args, "json") ? json_array() : NULL};
     struct stat st;
-
     if (stat(path, &st))
         return cli_fail("cannot look at %s: %s", path, strerror(errno));
+    const bool json = cli_has(args, "json");
+    struct totals totals = {.rows = json ? json_array() : NULL,
+                            .table = json ? NULL : table_new(columns, sizeof columns / sizeof columns[0], 0)};
     const char *slash = strrchr(path, '/');
     int code = S_ISDIR(st.st_mode) ? inspect_folder(args, path, &totals)
                                    : inspect_file(args, path, slash ? slash + 1 : path, &totals);
-    if (code == CLI_OK && totals.rows) {
+    if (totals.table)
+        table_print(totals.table);
+    if (code == CLI_OK && totals.rows)
         code = json_print(json_pack("{s:o,s:I,s:I,s:I,s:O}", "path", json_text(path), "files",
                                     (json_int_t)totals.files, "n_tensors", (json_int_t)totals.tensors,
                                     "bytes", (json_int_t)totals.bytes, "tensors", totals.rows));
-    } else if (code == CLI_OK) {
-        printf("%zu tensors in %zu files, %s\n", totals.tensors, totals.files, cli_size(totals.bytes));
-    }
+    else if (code == CLI_OK)
+        printf("%zu tensor%s in %zu file%s, %s\n", totals.tensors, totals.tensors == 1 ? "" : "s",
+               totals.files, totals.files == 1 ? "" : "s", cli_size(totals.bytes));
     json_decref(totals.rows);
     return code;
 }

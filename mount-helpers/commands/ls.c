@@ -2,17 +2,29 @@
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/json_text.h"
 #include "mount-helpers/cli/mounts.h"
+#include "mount-helpers/cli/table.h"
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct view {
     const char *mount, *model;
-    json_t *rows; /* NULL: text */
+    json_t *rows;        /* NULL: a table */
+    struct table *table; /* NULL: JSON */
+    size_t n;            /* versions */
+};
+
+static const struct table_column columns[] = {
+    {.name = "MODEL", .gives_way = true},
+    {.name = "VERSION"},
+    {.name = "STATE"},
+    {.name = "SIZE", .right = true},
+    {.name = "HERE", .right = true},
 };
 
 static char *first_word(char *text)
@@ -31,14 +43,20 @@ static int list_version(void *arg, const char *name)
     char *have = progress ? mounts_value(progress, "have_bytes") : NULL;
     uint64_t total_bytes = total ? strtoull(total, NULL, 10) : 0;
     uint64_t have_bytes = have ? strtoull(have, NULL, 10) : 0;
-    if (v->rows)
+    char here[16];
+    v->n++;
+    if (v->rows) {
         json_array_append_new(v->rows,
                               json_pack("{s:o,s:o,s:s,s:I,s:I}", "model", json_text(v->model), "version",
                                         json_text(name), "state", state ? state : "gone", "bytes",
                                         (json_int_t)total_bytes, "have_bytes", (json_int_t)have_bytes));
-    else
-        printf("%-24s %-16s %-10s %10s %5.0f %%\n", v->model, name, state ? state : "gone",
-               cli_size(total_bytes), total_bytes ? 100.0 * (double)have_bytes / (double)total_bytes : 0);
+    } else {
+        snprintf(here, sizeof here, "%.0f %%",
+                 total_bytes ? 100.0 * (double)have_bytes / (double)total_bytes : 0);
+        table_row(v->table,
+                  (const char *[]){v->model, name, state ? state : "gone",
+                                   total_bytes ? cli_size(total_bytes) : NULL, total_bytes ? here : NULL});
+    }
     free(state);
     free(progress);
     free(total);
@@ -55,23 +73,22 @@ static int list_model(void *arg, const char *model)
     return mounts_each_folder(path, list_version, v);
 }
 
-static int print_rows(json_t *rows, int code)
-{
-    if (rows && code == CLI_OK)
-        return json_print(rows);
-    json_decref(rows);
-    return code;
-}
-
 static int run_ls(const struct cli_args *args)
 {
     const char *model;
+    const bool json = cli_has(args, "json");
     struct view v = {.mount = mounts_pick_model(args, &model),
-                     .rows = cli_has(args, "json") ? json_array() : NULL};
-    if (!v.rows)
-        printf("%-24s %-16s %-10s %10s %7s\n", "MODEL", "VERSION", "STATE", "SIZE", "HERE");
+                     .rows = json ? json_array() : NULL,
+                     .table = json ? NULL : table_new(columns, sizeof columns / sizeof columns[0], 0)};
     int code = model ? list_model(&v, model) : mounts_each_folder(v.mount, list_model, &v);
-    return print_rows(v.rows, code);
+    if (v.table && !v.n && code == CLI_OK)
+        fprintf(stderr, "no version is known at %s yet\n", v.mount);
+    if (v.table)
+        table_print(v.table);
+    else if (code == CLI_OK)
+        return json_print(v.rows);
+    json_decref(v.rows);
+    return code;
 }
 
 static const struct cli_option ls_options[] = {

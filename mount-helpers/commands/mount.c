@@ -67,7 +67,7 @@ static int run_mount(const struct cli_args *args)
     signal(SIGPIPE, SIG_IGN);
     cli_allow_descriptors();
     if (rc == 0)
-        rc = ws_mount_run(&o, notify_ready, &err);
+        rc = ws_session_run(&o, notify_ready, &err);
     if (rc == 0 && !o.foreground)
         warn_of_sources(o.mountpoint);
     ws_mount_options_release(&o);

@@ -146,15 +146,16 @@ static int publish(const struct cli_args *args, const struct mapped *m, wsync_co
     int code = CLI_FAILED;
     double start = cli_now();
 
-    if (wsync_open(config, &pub) < 0 || wsync_offload(pub, m->params, m->n_params, version) < 0 ||
+    if (wsync_publisher_open(config, &pub) < 0 || wsync_offload(pub, m->params, m->n_params, version) < 0 ||
         wsync_wait_published(pub, version, -1) < 0) {
         cli_fail("%s", wsync_error());
         goto out;
     }
     double seconds = cli_now() - start;
     if (!cli_has(args, "quiet"))
-        printf("published %s/%" PRIu64 ": %zu tensors, %s in %.2f s, %s, run %s\n", config->model, version,
-               m->n_params, cli_size(bytes_of(m)), seconds, cli_rate(bytes_of(m), seconds), wsync_run(pub));
+        printf("published %s/%" PRIu64 ": %zu tensors, %s in %s, %s, run %s\n", config->model, version,
+               m->n_params, cli_size(bytes_of(m)), cli_time(seconds), cli_rate(bytes_of(m), seconds),
+               wsync_run(pub));
     if (cli_has(args, "wait-loaded") && wsync_wait_loaded(pub, version, NULL, wait_ms) < 0) {
         cli_fail("%s", wsync_error());
         goto out;

@@ -104,11 +104,11 @@ static void tell_success(const json_t *release, double start)
 {
     size_t all = count(release, "loaded", 0), serve = count(release, "loaded", 1);
     if (serve > 0)
-        printf("released: %zu mount%s serve%s it after %.2f s\n", serve, serve == 1 ? "" : "s",
-               serve == 1 ? "s" : "", cli_now() - start);
+        printf("released: %zu mount%s serve%s it after %s\n", serve, serve == 1 ? "" : "s",
+               serve == 1 ? "s" : "", cli_time(cli_now() - start));
     if (serve == 0)
-        printf("released: %zu mount%s it after %.2f s; no engine is attached\n", all,
-               all == 1 ? " has" : "s have", cli_now() - start);
+        printf("released: %zu mount%s it after %s; no engine is attached\n", all,
+               all == 1 ? " has" : "s have", cli_time(cli_now() - start));
     else if (serve < all)
         printf("%zu more ha%s it, and no engine attached\n", all - serve, all - serve == 1 ? "s" : "ve");
 }
@@ -273,7 +273,7 @@ static int tell_services(const struct services *to, uint64_t seconds, double sta
     if (n < to->n)
         return cli_fail("%zu of %zu of AstraFlow's services have loaded it", n, to->n);
     if (!quiet)
-        printf("loaded by %zu of AstraFlow's services after %.2f s\n", n, cli_now() - start);
+        printf("loaded by %zu of AstraFlow's services after %s\n", n, cli_time(cli_now() - start));
     return CLI_OK;
 }
 

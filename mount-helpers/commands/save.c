@@ -60,9 +60,9 @@ static int open_file(struct side *s, size_t file, struct ws_error *err)
 
 static int read_block(struct side *s, size_t file, size_t block, unsigned char *dst, struct ws_error *err)
 {
-    const struct ws_bundle_file *f = &s->manifest->files[file];
+    const struct ws_manifest_file *f = &s->manifest->files[file];
     int rc = open_file(s, file, err);
-    const size_t n = ws_block_len(f, block);
+    const size_t n = ws_manifest_block_bytes(f, block);
     const ssize_t got = rc == 0 ? ws_file_read(s->fd, dst, n, block * WS_BLOCK_BYTES) : 0;
     if (rc == 0 && got < (ssize_t)n)
         rc = ws_error_set(err, got < 0 ? (int)-got : EIO, "cannot read %s/%s: %s", s->path, f->name,
@@ -77,7 +77,7 @@ static int map_files(struct side *s)
     if (!s->files)
         return cli_fail("no memory for the files of %s", s->path);
     for (size_t i = 0; i < s->manifest->n_files; i++) {
-        const struct ws_bundle_file *f = &s->manifest->files[i];
+        const struct ws_manifest_file *f = &s->manifest->files[i];
         if (f->size_bytes == 0)
             continue;
         if (open_file(s, i, &err))
@@ -133,7 +133,7 @@ static void on_written(void *arg, uint64_t bytes)
 static int write_whole(struct save *s, struct side *v)
 {
     const struct ws_archive_version version = {v->manifest, v->json, strlen(v->json)};
-    const struct ws_archive_work work = {.block = on_block, .written = on_written, .arg = s};
+    const struct ws_archive_hooks work = {.block = on_block, .written = on_written, .arg = s};
     struct ws_error err = {0};
     s->side = v;
     s->done = 0;
@@ -155,7 +155,7 @@ static int verify(struct save *s, struct side *v)
     s->total = m->total_bytes;
     for (size_t i = 0; code == CLI_OK && i < m->n_files; i++)
         for (size_t b = 0; code == CLI_OK && b < m->files[i].n_blocks; b++) {
-            const size_t n = ws_block_len(&m->files[i], b);
+            const size_t n = ws_manifest_block_bytes(&m->files[i], b);
             struct ws_error err;
             if (read_block(v, i, b, buffer, &err))
                 code = cli_fail("%s", err.text);
@@ -174,14 +174,14 @@ static struct ws_delta *make_delta(struct save *s, const struct side *base, cons
 {
     const struct ws_manifest *from = base->manifest, *to = v->manifest;
     const struct ws_delta_side a = {from, base->files}, b = {to, v->files};
-    struct ws_delta_link link = {.base = ws_mark_of(from->version, from->run),
-                                 .target = ws_mark_of(to->version, to->run)};
+    struct ws_delta_link link = {.base = ws_version_id_make(from->version, from->lineage),
+                                 .target = ws_version_id_make(to->version, to->lineage)};
     struct ws_delta *d;
     memcpy(link.base_digest, from->digest, sizeof link.base_digest);
     memcpy(link.target_digest, to->digest, sizeof link.target_digest);
     if (strcmp(from->model, to->model) != 0 || ws_delta_new(&d, &link, to, NULL) < 0)
         return NULL;
-    ws_delta_make(d, &a, &b, 1, to->total_bytes / 2, s->workers, NULL);
+    ws_delta_encode(d, &a, &b, 1, to->total_bytes / 2, s->workers, NULL);
     if (ws_delta_state(d) == WS_DELTA_WHOLE)
         return d;
     ws_delta_put(d);
@@ -192,7 +192,7 @@ static struct ws_delta *make_delta(struct save *s, const struct side *base, cons
 static int write_delta(struct save *s, struct side *base, struct side *v, bool *written)
 {
     const struct ws_archive_version version = {v->manifest, v->json, strlen(v->json)};
-    struct ws_delta_figures f;
+    struct ws_delta_stats f;
     struct ws_error err = {0};
     int code = verify(s, v);
     if (code == CLI_OK && !base->files)
@@ -205,7 +205,7 @@ static int write_delta(struct save *s, struct side *base, struct side *v, bool *
     if (!d)
         return CLI_OK;
     int rc = ws_archive_add_delta(s->archive, &version, d, NULL, &err);
-    ws_delta_figures(d, &f);
+    ws_delta_stats(d, &f);
     ws_delta_put(d);
     *written = rc == 0;
     if (rc < 0 && rc != -EINVAL && rc != -E2BIG)

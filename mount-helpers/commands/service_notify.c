@@ -29,7 +29,7 @@ static const char *text_of(const json_t *object, const char *key)
 /* {"ok": true, "result": {"ok": ...}}, or {"ok": false, "error": ...} */
 static void judge(struct letter *l, long status)
 {
-    json_t *reply = pickle_read(l->reply.bytes, l->reply.n);
+    json_t *reply = pickle_read(l->reply.bytes.ptr, l->reply.bytes.len);
     const json_t *result = json_object_get(reply, "result");
     bool no = json_is_false(json_object_get(reply, "ok")) || json_is_false(json_object_get(result, "ok"));
     const char *why = *text_of(reply, "error") ? text_of(reply, "error") : text_of(result, "error");
@@ -54,7 +54,7 @@ static int prepare(struct letter *l, struct curl_slist *headers, const char *bod
     if (!l->easy || !l->whole || ws_http_set_up(l->easy, &l->transfer) < 0)
         return -1;
     bool bad = curl_easy_setopt(l->easy, CURLOPT_PRIVATE, l);
-    bad |= curl_easy_setopt(l->easy, CURLOPT_WRITEFUNCTION, ws_http_take_text);
+    bad |= curl_easy_setopt(l->easy, CURLOPT_WRITEFUNCTION, ws_http_receive_text);
     bad |= curl_easy_setopt(l->easy, CURLOPT_WRITEDATA, &l->reply);
     return bad ? -1 : 0;
 }
@@ -120,7 +120,7 @@ size_t raas_notify(const char *const *urls, size_t n, const struct raas_news *ne
             curl_easy_cleanup(letters[i].easy);
         }
         free(letters[i].whole);
-        free(letters[i].reply.bytes);
+        free(letters[i].reply.bytes.ptr);
     }
     curl_multi_cleanup(all);
     curl_slist_free_all(headers);

@@ -1,9 +1,10 @@
-/* wsync status: what a mount serves, as tables of at most 100 columns or as JSON. Both are made of the same object, which is
+/* wsync status: what a mount serves, as tables or as JSON. Both are made of the same object, which is
  * what the mount's files say (cli/status_json.h). */
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/json_text.h"
 #include "mount-helpers/cli/mounts.h"
 #include "mount-helpers/cli/status_json.h"
+#include "mount-helpers/cli/table.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -81,15 +82,28 @@ static bool is_true(const json_t *o, const char *key)
 }
 
 /* What went wrong has a line of its own, below the row that it is about. */
-static void print_more(const json_t *o, const char *key, const char *name)
+static void add_note(struct table *t, const json_t *o, const char *key, const char *name)
 {
     const char *text = text_of(o, key, "");
     if (*text)
-        printf("      %s: %s\n", name, text);
+        table_note(t, "%s: %s", name, text);
+}
+
+static void add_source(struct table *t, const json_t *source)
+{
+    char heard[32] = "never";
+    if (real_of(source, "contact") >= 0)
+        snprintf(heard, sizeof heard, "%s ago", cli_time(real_of(source, "contact")));
+    table_row(t, (const char *[]){text_of(source, "url", "?"), is_true(source, "up") ? "up" : "down",
+                                  text_of(source, "transport", NULL), heard});
+    add_note(t, source, "error", "error");
 }
 
 static void print_mount(const json_t *m)
 {
+    static const struct table_column columns[] = {
+        {.name = "SOURCE", .gives_way = true}, {.name = "STATE"}, {.name = "BY"}, {.name = "HEARD OF"}};
+    struct table *t = table_new(columns, sizeof columns / sizeof columns[0], 2);
     size_t i;
     const json_t *source;
     printf("%s  %s\n", text_of(m, "mount", "?"), text_of(m, "reads", ""));
@@ -98,87 +112,107 @@ static void print_mount(const json_t *m)
     if (number_of(m, "waiting_bytes"))
         printf(", %s still held by readers", cli_size(number_of(m, "waiting_bytes")));
     printf("\n  %s moved, pulls %" PRIu64 ", failed %" PRIu64 ", retries %" PRIu64 ", bad blocks %" PRIu64
-           "\n",
+           "\n\n",
            cli_size(number_of(m, "moved_bytes")), number_of(m, "pulls"), number_of(m, "pulls_failed"),
            number_of(m, "retries"), number_of(m, "bad_blocks"));
-    printf("\n  %-52s %-6s %-9s %s\n", "SOURCE", "STATE", "BY", "HEARD OF");
     json_array_foreach(json_object_get(m, "sources"), i, source)
     {
-        char heard[24] = "never";
-        if (real_of(source, "contact") >= 0)
-            snprintf(heard, sizeof heard, "%.1f s ago", real_of(source, "contact"));
-        printf("  %-52s %-6s %-9s %s\n", text_of(source, "url", "?"), is_true(source, "up") ? "up" : "down",
-               text_of(source, "transport", "-"), heard);
-        print_more(source, "error", "error");
+        add_source(t, source);
     }
+    table_print(t);
 }
 
-static void print_version(const json_t *v, bool more)
+static void add_version(struct table *t, const json_t *v, bool more)
 {
     const uint64_t bytes = number_of(v, "bytes"), have = number_of(v, "have");
-    char sources[24] = "gone", here[16] = "-", seconds[24] = "-";
+    char sources[24] = "gone", here[16] = "", how[512];
     if (is_true(v, "at_source"))
         snprintf(sources, sizeof sources, "%" PRIu64, number_of(v, "sources"));
     if (bytes)
         snprintf(here, sizeof here, "%.0f %%", 100.0 * (double)have / (double)bytes);
-    if (real_of(v, "seconds") > 0)
-        snprintf(seconds, sizeof seconds, "%.3f", real_of(v, "seconds"));
-    printf("  %-9s %-8s %8s %6s %8s %7s  %s%s\n", text_of(v, "name", "?"), text_of(v, "state", "?"),
-           bytes ? cli_size(bytes) : "-", here, seconds, sources, text_of(v, "how", "-"),
-           is_true(v, "pinned") ? ", pinned" : "");
-    print_more(v, "error", "error");
+    snprintf(how, sizeof how, "%s%s", text_of(v, "how", "-"), is_true(v, "pinned") ? ", pinned" : "");
+    table_row(t, (const char *[]){
+                     text_of(v, "name", "?"), text_of(v, "state", "?"), bytes ? cli_size(bytes) : NULL, here,
+                     real_of(v, "seconds") > 0 ? cli_time(real_of(v, "seconds")) : NULL, sources, how});
+    add_note(t, v, "error", "error");
     if (more) {
-        print_more(v, "run", "lineage");
-        print_more(v, "why_not", "not by");
+        add_note(t, v, "run", "lineage");
+        add_note(t, v, "why_not", "not by");
     }
 }
 
-static void print_engine(const json_t *e)
+static void print_versions(const json_t *versions, bool more)
 {
-    char pause[24] = "-";
-    if (real_of(e, "pause") > 0)
-        snprintf(pause, sizeof pause, "%.3f", real_of(e, "pause"));
-    printf("  %-16s %-10s %8s %-10s %8s  %s\n", text_of(e, "name", "?"), text_of(e, "state", "?"),
-           text_of(e, "serving", "-"), text_of(e, "kind", "?"), pause, text_of(e, "url", "-"));
-    print_more(e, "draft", "draft model");
-    print_more(e, "error", "error");
+    static const struct table_column columns[] = {{.name = "VERSION"},
+                                                  {.name = "STATE"},
+                                                  {.name = "SIZE", .right = true},
+                                                  {.name = "HERE", .right = true},
+                                                  {.name = "TIME", .right = true},
+                                                  {.name = "SOURCES", .right = true},
+                                                  {.name = "HOW"}};
+    struct table *t = table_new(columns, sizeof columns / sizeof columns[0], 2);
+    const json_t *one;
+    size_t i;
+    putchar('\n');
+    json_array_foreach(versions, i, one)
+    {
+        add_version(t, one, more);
+    }
+    table_print(t);
 }
 
-static void print_ways(const json_t *m)
+static void add_engine(struct table *t, const json_t *e)
 {
-    const json_t *way;
+    table_row(t, (const char *[]){text_of(e, "name", "?"), text_of(e, "state", "?"),
+                                  text_of(e, "serving", NULL), text_of(e, "kind", "?"),
+                                  real_of(e, "pause") > 0 ? cli_time(real_of(e, "pause")) : NULL,
+                                  text_of(e, "url", NULL)});
+    add_note(t, e, "draft", "draft model");
+    add_note(t, e, "error", "error");
+}
+
+static void print_engines(const json_t *engines)
+{
+    static const struct table_column columns[] = {{.name = "ENGINE", .gives_way = true}, {.name = "STATE"},
+                                                  {.name = "SERVES", .right = true},     {.name = "KIND"},
+                                                  {.name = "PAUSE", .right = true},      {.name = "URL"}};
+    struct table *t = table_new(columns, sizeof columns / sizeof columns[0], 2);
+    const json_t *one;
     size_t i;
-    json_array_foreach(json_object_get(m, "strategy"), i, way)
+    putchar('\n');
+    json_array_foreach(engines, i, one)
     {
-        printf("%s%s", i ? ", " : "; comes by ", json_string_value(way));
+        add_engine(t, one);
+    }
+    table_print(t);
+}
+
+static void print_transports(const json_t *m)
+{
+    const json_t *name;
+    size_t i;
+    json_array_foreach(json_object_get(m, "strategy"), i, name)
+    {
+        printf("%s%s", i ? ", " : "; comes by ", json_string_value(name));
     }
     putchar('\n');
 }
 
 static void print_model(const json_t *m, bool more)
 {
-    const json_t *versions = json_object_get(m, "versions"), *engines = json_object_get(m, "engines"), *one;
-    size_t i;
+    const json_t *versions = json_object_get(m, "versions"), *engines = json_object_get(m, "engines");
     printf("\n%s  current %s, latest %s, previous %s%s\n", text_of(m, "model", "?"),
            text_of(m, "current", "none"), text_of(m, "latest", "none"), text_of(m, "previous", "none"),
            is_true(m, "switching") ? ", switching now" : "");
     printf("  policy %s, commit %s, switches %" PRIu64 ", failed %" PRIu64, text_of(m, "policy", "?"),
            text_of(m, "commit", "?"), number_of(m, "switches"), number_of(m, "switches_failed"));
-    print_ways(m);
-    print_more(m, "lacking", "lacking");
+    print_transports(m);
+    if (*text_of(m, "lacking", ""))
+        printf("      lacking: %s\n", text_of(m, "lacking", ""));
     if (json_array_size(versions))
-        printf("\n  %-9s %-8s %8s %6s %8s %7s  %s\n", "VERSION", "STATE", "SIZE", "HERE", "SECONDS",
-               "SOURCES", "HOW");
-    json_array_foreach(versions, i, one)
-    {
-        print_version(one, more);
-    }
+        print_versions(versions, more);
     if (json_array_size(engines))
-        printf("\n  %-16s %-10s %8s %-10s %8s  %s\n", "ENGINE", "STATE", "SERVES", "KIND", "PAUSE s", "URL");
-    json_array_foreach(engines, i, one)
-    {
-        print_engine(one);
-    }
+        print_engines(engines);
 }
 
 static void print_tables(const json_t *root, bool more)

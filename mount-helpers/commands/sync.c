@@ -71,8 +71,8 @@ static int sync_all(const struct cli_args *args, struct named *all, const char *
         if (all->results[i].rc < 0)
             (void)cli_fail("%s %s: %s", e->kind, e->url, all->results[i].error);
         else if (!cli_has(args, "quiet"))
-            printf("%s %s serves %s, paused for %.3f s\n", e->kind, e->url, version,
-                   all->results[i].pause_seconds);
+            printf("%s %s serves %s, paused for %s\n", e->kind, e->url, version,
+                   cli_time(all->results[i].pause_seconds));
     }
     return failed < 0 ? cli_fail("%s", wsync_error()) : failed ? CLI_FAILED : CLI_OK;
 }

@@ -4,12 +4,12 @@
 #include "mount-helpers/cli/progress.h"
 #include "transports/base/cpu_features.h"
 #include "transports/base/file.h"
+#include "transports/base/workers.h"
 #include "transports/format/manifest.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,38 +28,33 @@ static const struct cli_option options[] = {
 struct check {
     const struct ws_manifest *manifest;
     char dir[4096];
-    const struct ws_bundle_file *file;
+    const struct ws_manifest_file *file;
     int fd;
-    atomic_size_t next;
+    unsigned char *buffers; /* a block for each worker */
+    struct progress progress;
     _Atomic uint64_t done_bytes, bad;
 };
 
-static void *hash_blocks(void *arg)
+static void hash_block(void *arg, size_t i, unsigned worker)
 {
     struct check *c = arg;
-    void *buffer = aligned_alloc(WS_PAGE_BYTES, WS_BLOCK_BYTES);
-    for (size_t i; buffer && (i = atomic_fetch_add(&c->next, 1)) < c->file->n_blocks;) {
-        size_t len = ws_block_len(c->file, i);
-        const ssize_t n = ws_file_read(c->fd, buffer, len, i * WS_BLOCK_BYTES);
-        const int rc = n < 0 ? (int)n : n < (ssize_t)len ? -ENODATA : 0;
-        if (rc || ws_hash(buffer, len) != c->file->hashes[i]) {
-            atomic_fetch_add(&c->bad, 1);
-            cli_fail("%s/%s: block %zu (bytes %zu to %zu): %s", c->dir, c->file->name, i, i * WS_BLOCK_BYTES,
-                     i * WS_BLOCK_BYTES + len, rc ? strerror(-rc) : "the hash differs from the manifest's");
-        }
-        atomic_fetch_add(&c->done_bytes, len);
-    }
-    if (!buffer)
+    unsigned char *buffer = c->buffers + worker * WS_BLOCK_BYTES;
+    const size_t len = ws_manifest_block_bytes(c->file, i);
+    const ssize_t n = ws_file_read(c->fd, buffer, len, i * WS_BLOCK_BYTES);
+    const int rc = n < 0 ? (int)n : n < (ssize_t)len ? -ENODATA : 0;
+    if (rc || ws_hash(buffer, len) != c->file->hashes[i]) {
         atomic_fetch_add(&c->bad, 1);
-    free(buffer);
-    return NULL;
+        cli_fail("%s/%s: block %zu (bytes %zu to %zu): %s", c->dir, c->file->name, i, i * WS_BLOCK_BYTES,
+                 i * WS_BLOCK_BYTES + len, rc ? strerror(-rc) : "the hash differs from the manifest's");
+    }
+    const uint64_t done = atomic_fetch_add(&c->done_bytes, len) + len;
+    if (worker == 0) /* the command's own thread */
+        progress_update(&c->progress, done, c->manifest->total_bytes);
 }
 
-static int check_file(struct check *c, unsigned n_threads, struct progress *progress)
+static int check_file(struct check *c, struct ws_workers *workers)
 {
-    pthread_t threads[MAX_THREADS];
     char path[sizeof c->dir + WS_MAX_NAME + 2];
-    unsigned started = 0;
     snprintf(path, sizeof path, "%s/%s", c->dir, c->file->name);
     c->fd = open(path, O_RDONLY | O_CLOEXEC);
     if (c->fd < 0)
@@ -70,31 +65,35 @@ static int check_file(struct check *c, unsigned n_threads, struct progress *prog
         return cli_fail("%s has %lld bytes, its manifest says %" PRIu64, path, (long long)size,
                         c->file->size_bytes);
     }
-    atomic_store(&c->next, 0);
-    while (started < n_threads && !pthread_create(&threads[started], NULL, hash_blocks, c))
-        started++;
-    if (started == 0)
-        hash_blocks(c);
-    for (unsigned i = 0; i < started; i++) {
-        pthread_join(threads[i], NULL);
-        progress_update(progress, atomic_load(&c->done_bytes), c->manifest->total_bytes);
-    }
+    ws_workers_run_indexed(workers, hash_block, c, c->file->n_blocks);
     close(c->fd);
     return CLI_OK;
 }
 
-static int check_version(struct check *c, const struct cli_args *args)
+static int check_files(struct check *c, const struct cli_args *args)
 {
-    uint64_t n = cli_u64(args, "threads", ws_cpu_cores(MAX_THREADS));
-    struct progress progress;
-    double start = cli_now();
+    const uint64_t n = cli_u64(args, "threads", ws_cpu_cores(MAX_THREADS));
+    struct ws_workers *workers = ws_workers_new(n > MAX_THREADS ? MAX_THREADS : (unsigned)n, 0);
     int code = CLI_OK;
-    progress_start(&progress, cli_has(args, "quiet") ? NULL : "verifying");
+    if (workers)
+        c->buffers = aligned_alloc(WS_PAGE_BYTES, ws_workers_count(workers) * WS_BLOCK_BYTES);
+    if (!c->buffers)
+        code = cli_fail("no memory to verify %s", c->dir);
     for (size_t i = 0; i < c->manifest->n_files && code == CLI_OK; i++) {
         c->file = &c->manifest->files[i];
-        code = check_file(c, n > MAX_THREADS ? MAX_THREADS : n ? (unsigned)n : 1, &progress);
+        code = check_file(c, workers);
     }
-    progress_end(&progress);
+    free(c->buffers);
+    ws_workers_free(workers);
+    return code;
+}
+
+static int check_version(struct check *c, const struct cli_args *args)
+{
+    const double start = cli_now();
+    progress_start(&c->progress, cli_has(args, "quiet") ? NULL : "verifying");
+    const int code = check_files(c, args);
+    progress_end(&c->progress);
     if (code == CLI_OK && c->bad)
         return cli_fail("%" PRIu64 " blocks of %s are wrong", c->bad, c->dir);
     double seconds = cli_now() - start;

@@ -55,7 +55,7 @@ static int wait_loaded(const struct cli_args *args)
     double start = cli_now();
     bool loaded = false;
     int rc = 0;
-    if (ws_text_u64(cli_word(args, 1), &version) || strlen(who) > WS_WHO_CHARS ||
+    if (ws_text_u64(cli_word(args, 1), &version) || strlen(who) > WS_MOUNT_ID_CHARS ||
         strspn(who, "0") == strlen(who))
         return cli_usage("--loaded wants a version's number and all, a number or a mount's name");
     ws_api_loaded_path(path, model, version, who);

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 
-import warden
+import sandbox
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -92,15 +92,17 @@ class Printer:
 
 
 class Ranks:
-    """torchrun and its two ranks; their lines of JSON."""
+    """torchrun and its two ranks, which end with the demo; their lines of JSON."""
 
-    def __init__(self, stack, work, env, *args):
+    def __init__(self, work, env, *args):
+        from world import at_end
+
         self.log_path, self.lines = os.path.join(work, "ranks.log"), queue.Queue()
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", os.path.join(HERE, "rl_ranks.py")]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([*command, *map(str, args)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
                                             text=True)
-        stack.callback(self.stop)
+        at_end(self.stop)
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
@@ -208,14 +210,14 @@ def verdict(lines, a):
     return all(holds for holds, _ in claims)
 
 
-def start_ranks(a, work, stack, out, agent, mount, package, url):
+def start_ranks(a, work, out, agent, mount, package, url):
     out.say("Two ranks of FSDP2 publish version 1, random weights of a Qwen3")
     home = os.path.join(work, "home")
     os.makedirs(home)
     env = dict(os.environ, PYTHONPATH=os.pathsep.join([package, os.path.join(ROOT, "tests/real")]), WSYNC_AGENT=f"unix:{agent.sock}",
                HOME=home, OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="",
                GLOO_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore")
-    ranks = Ranks(stack, work, env, a.engine, url, mount.path, os.path.join(work, "hf"), a.steps, a.hold, a.learning_rate)
+    ranks = Ranks(work, env, a.engine, url, mount.path, os.path.join(work, "hf"), a.steps, a.hold, a.learning_rate)
 
     def published():
         ranks.check()
@@ -225,11 +227,11 @@ def start_ranks(a, work, stack, out, agent, mount, package, url):
     return ranks
 
 
-def start_engine(kind, port, stack, out, mount, ranks):
+def start_engine(kind, port, out, mount, ranks):
     """Returns a function that raises when the engine is no more."""
     out.say(f"{NAMES[kind.kind]} starts on {mount.file(MODEL, 1)}; on two idle cores that takes about 40 s")
     at_once = "--max-num-seqs" if kind.kind == "vllm" else "--max-running-requests"
-    server = kind(stack, mount.file(MODEL, 1), at_once, "64", port=port)
+    server = kind(mount.file(MODEL, 1), at_once, "64", port=port)
 
     def alive():
         if not server.alive():
@@ -261,20 +263,20 @@ def follow(a, out, mount, ranks, check):
     return lines
 
 
-def demo(a, work, stack, out):
+def demo(a, work, out):
     from servers import VLLM, SGLang
-    from world import Agent, Mount, free_port
+    from world import Agent, Mount, at_end, free_port
 
-    stack.callback(lambda: print("\n    all is ended: trainer, engine, mount, agent", flush=True))
+    at_end(lambda: print("\n    all is ended: trainer, engine, mount, agent", flush=True))
     out.say("The trainer's Python package (pip install backends/python), an agent, a mount")
     package = os.path.join(work, "package")
     install(package)
-    agent = Agent(stack)
-    mount = Mount(stack, agent.url)
+    agent = Agent()
+    mount = Mount(agent.url)
     print(f"    agent at {agent.url} and unix:{agent.sock}; mount at {mount.path}", flush=True)
     port = free_port()  # the trainer is told it before the engine is there
-    ranks = start_ranks(a, work, stack, out, agent, mount, package, f"http://127.0.0.1:{port}")
-    check = start_engine({"vllm": VLLM, "sglang": SGLang}[a.engine], port, stack, out, mount, ranks)
+    ranks = start_ranks(a, work, out, agent, mount, package, f"http://127.0.0.1:{port}")
+    check = start_engine({"vllm": VLLM, "sglang": SGLang}[a.engine], port, out, mount, ranks)
     lines = follow(a, out, mount, ranks, check)
     out.say("Is it as claimed?")
     return 0 if verdict(lines, a) else 1
@@ -287,18 +289,20 @@ def logs(work):
 
 
 def run(a, work):
+    from world import scope
+
     out, code = Printer(), 1
     try:
-        with contextlib.ExitStack() as stack:
+        with scope():
             try:
                 check_machine(a.engine)
-                code = demo(a, work, stack, out)
+                code = demo(a, work, out)
                 if code:
                     print("demo-rl: FAILED: a claim above does not hold", file=sys.stderr)
             except (Failed, AssertionError, OSError, subprocess.SubprocessError) as e:
                 print(f"\ndemo-rl: FAILED{f' at {out.n}' if out.n else ''}: {e}", file=sys.stderr, flush=True)
                 logs(work)
-            except warden.Interrupted:
+            except sandbox.Interrupted:
                 print("\ndemo-rl: interrupted; all that was started is being ended", file=sys.stderr, flush=True)
                 raise
     except (AssertionError, OSError) as e:
@@ -317,7 +321,7 @@ def main():
     for name in [n for n in os.environ if n.startswith("WSYNC_")]:
         del os.environ[name]
     sys.path += [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests/real")]
-    sys.exit(warden.keep(work, lambda: run(a, work)))
+    sys.exit(sandbox.keep(work, lambda: run(a, work)))
 
 
 if __name__ == "__main__":

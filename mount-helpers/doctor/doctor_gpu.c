@@ -23,7 +23,7 @@ static const struct ws_device_ops *const gpu = &ws_cuda_device;
 struct trial {
     struct doctor *doctor;
     int device;
-    struct ws_queue *queue;
+    struct ws_device_queue *queue;
     unsigned char *memory; /* of the device */
 };
 
@@ -149,8 +149,8 @@ static void pinned_memory(struct trial *t)
 /* Does the driver hand its memory out? Nobody opens it. */
 static void share(struct trial *t)
 {
-    unsigned char handle[WS_HANDLE_BYTES];
-    struct ws_extent e;
+    unsigned char handle[WS_DEVICE_HANDLE_BYTES];
+    struct ws_device_extent e;
     struct ws_error err = {0};
     int fd = -1;
     int rc = gpu->extent(t->memory, &e, &err);
@@ -258,7 +258,7 @@ static bool has_driver(void)
 void doctor_gpu(struct doctor *d)
 {
     struct ws_error err = {0};
-    char driver[WS_DRIVER_CHARS];
+    char driver[WS_DEVICE_DRIVER_CHARS];
     doctor_build(d);
     module(d);
     int rc = gpu->available(&err);

@@ -24,23 +24,23 @@ static int describe(struct ws_gather *g, const struct places *p, struct ws_error
                                .size = size,
                                .src_strides = backwards,
                                .element_bytes = sizeof(uint32_t)};
-    struct ws_runs runs;
-    ws_runs_of(&runs, &box);
+    struct ws_box_extents runs;
+    ws_box_extents_init(&runs, &box);
     return ws_gather_add(g, &runs, p->src + BYTES - sizeof(uint32_t), 0, BYTES, p->dst, WS_GATHER_PACKED, 0,
                          err);
 }
 
-static int launch(struct ws_queue *q, const struct ws_gather *g, const struct places *p, uint32_t *host,
-                  struct ws_error *err)
+static int launch(struct ws_device_queue *q, const struct ws_gather *g, const struct places *p,
+                  uint32_t *host, struct ws_error *err)
 {
-    const struct ws_gather_args args = {.items = p->items, .units = p->units, .n = g->n};
+    const struct ws_gather_args args = {.items = p->items, .units = p->units, .n = g->items.len};
     int rc = q->ops->copy(q, p->src, host, BYTES, err);
     if (rc == 0)
-        rc = q->ops->copy(q, p->items, g->items, g->n * sizeof(*g->items), err);
+        rc = q->ops->copy(q, p->items, g->items.ptr, g->items.len * sizeof(*g->items.ptr), err);
     if (rc == 0)
-        rc = q->ops->copy(q, p->units, g->units, (g->n + 1) * sizeof(*g->units), err);
+        rc = q->ops->copy(q, p->units, g->units.ptr, (g->items.len + 1) * sizeof(*g->units.ptr), err);
     if (rc == 0)
-        rc = ws_gather_launch(q, &args, g->units[g->n], err);
+        rc = ws_gather_launch(q, &args, g->units.ptr[g->items.len], err);
     if (rc == 0)
         rc = q->ops->finish(q, err); /* what came of the source is read over it */
     if (rc == 0)
@@ -49,7 +49,7 @@ static int launch(struct ws_queue *q, const struct ws_gather *g, const struct pl
     return rc == 0 ? end : rc;
 }
 
-int doctor_try_kernels(struct ws_queue *q, unsigned char *memory, struct ws_error *err)
+int doctor_try_kernels(struct ws_device_queue *q, unsigned char *memory, struct ws_error *err)
 {
     const struct places p = {.src = memory,
                              .dst = memory + BYTES,

@@ -19,7 +19,7 @@
 static void kernel(struct doctor *d)
 {
     struct utsname u;
-    const char *lack = ws_mount_lacks_passthrough();
+    const char *lack = ws_session_lacks_passthrough();
     char libfuse[64];
     if (uname(&u) == 0)
         doctor_say(d, DOCTOR_OK, "kernel", "%s %s, %s", u.sysname, u.release, u.machine);

@@ -40,9 +40,9 @@ void doctor_nccl(struct doctor *d)
 
 void doctor_ways(struct doctor *d)
 {
-    const struct ws_strategies fastest_first = {0};
+    const struct ws_transport_prefs fastest_first = {0};
     for (int rank = 0; rank < WS_N_WAYS; rank++) {
-        const struct ws_way *w = &ws_ways[ws_strategies_at(&fastest_first, rank)];
+        const struct ws_way *w = &ws_ways[ws_transport_prefs_at(&fastest_first, rank)];
         struct ws_error why = {0};
         char name[40];
         int rc = ws_way_available(w, &why);

@@ -10,7 +10,7 @@
 
 struct subject {
     unsigned n_tensors, side;
-    struct ws_piece_claim claims[RANKS];
+    struct ws_piece_holder claims[RANKS];
     uint64_t load[RANKS];
 };
 
@@ -22,7 +22,7 @@ static void settle(void *arg)
         .name = "w", .dtype = WS_BF16, .n_dims = 2, .shape = {s->side * 8UL, s->side * 8UL}};
     struct ws_error err = {0};
     for (unsigned i = 0; i < s->n_tensors; i++)
-        if (ws_claims_settle(&t, s->claims + i * n, n, s->load, &err) < 0)
+        if (ws_piece_assign_writers(&t, s->claims + i * n, n, s->load, &err) < 0)
             bench_fail("%s", err.text);
 }
 
@@ -35,7 +35,7 @@ static struct subject *mesh(unsigned n_tensors, unsigned side)
     s->side = side;
     for (unsigned i = 0; i < RANKS; i++) {
         const unsigned rank = i % (side * side);
-        s->claims[i] = (struct ws_piece_claim){
+        s->claims[i] = (struct ws_piece_holder){
             .rank = rank, .piece = {.offset = {rank / side * 8UL, rank % side * 8UL}, .size = {8, 8}}};
     }
     return s;

@@ -24,8 +24,8 @@ static struct {
     unsigned char *old, *new, *work, *deltas;
     size_t bytes[BLOCKS], total;
     uint64_t n_changed;
-    struct ws_widths *widths;
-    struct ws_delta_coder *coder;
+    struct ws_element_widths *widths;
+    struct ws_delta_block_encoder *coder;
     struct ws_delta_edit *edit;
     struct ws_hasher *hasher;
     volatile uint64_t seen;
@@ -62,8 +62,8 @@ static void encode(void *arg)
     for (size_t i = 0; i < BLOCKS; i++) {
         uint32_t n;
         size_t at = i * WS_BLOCK_BYTES;
-        if (ws_delta_encode(b.coder, b.old + at, b.new + at, WS_BLOCK_BYTES, b.widths, at, b.deltas + b.total,
-                            &b.bytes[i], &n) < 0)
+        if (ws_delta_block_encode(b.coder, b.old + at, b.new + at, WS_BLOCK_BYTES, b.widths, at,
+                                  b.deltas + b.total, &b.bytes[i], &n) < 0)
             bench_fail("a block's delta is as large as the block");
         b.total += b.bytes[i];
         b.n_changed += n;
@@ -90,8 +90,8 @@ static void patch(const unsigned char *src)
         const size_t at = i * WS_BLOCK_BYTES;
         if (ws_delta_edit_read(b.edit, b.deltas + from, b.bytes[i], WS_BLOCK_BYTES, NULL) < 0)
             bench_fail("a delta is damaged");
-        b.seen =
-            b.seen + ws_delta_patch(b.hasher, b.work + at, src ? src + at : NULL, WS_BLOCK_BYTES, &b.edit, 1);
+        b.seen = b.seen + ws_delta_edit_apply(b.hasher, b.work + at, src ? src + at : NULL, WS_BLOCK_BYTES,
+                                              &b.edit, 1);
     }
 }
 
@@ -159,20 +159,20 @@ int main(void)
     b.new = memory(BYTES);
     b.work = memory(BYTES);
     b.deltas = memory(BYTES);
-    b.widths = malloc(sizeof(*b.widths) + sizeof(b.widths->runs[0]));
-    b.coder = ws_delta_coder_new();
+    b.widths = malloc(sizeof(*b.widths) + sizeof(b.widths->extents[0]));
+    b.coder = ws_delta_block_encoder_new();
     b.edit = ws_delta_edit_new();
     b.hasher = ws_hasher_new();
     if (!b.widths || !b.coder || !b.edit || !b.hasher)
         bench_fail("no memory");
     b.widths->n = 1;
-    b.widths->runs[0] = (struct ws_width_run){0, 2};
+    b.widths->extents[0] = (struct ws_element_width_extent){0, 2};
     for (size_t i = 0; i < BYTES; i += 2) {
         uint64_t r = any();
         uint16_t v = (uint16_t)((r & 0x807f) | (100 + (r >> 20) % 20) << 7);
         memcpy(b.old + i, &v, sizeof(v));
     }
-    printf("deltas of 1 GiB of bf16 in one thread, by %s code\n", ws_delta_code());
+    printf("deltas of 1 GiB of bf16 in one thread, by %s code\n", ws_delta_block_impl_name());
     measure("", 0.015, false, true);
     measure("-0.1%", 0.001, false, false);
     measure("-10%", 0.1, false, false);

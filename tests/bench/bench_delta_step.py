@@ -25,10 +25,10 @@ TRAINER = os.path.join(BUILD, "tests/tools/trainer")
 
 
 class Trainer:
-    def __init__(self, stack, agent, model):
+    def __init__(self, agent, model):
         self.process = subprocess.Popen([TRAINER, f"unix:{agent.sock}", "actor", model], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True)
-        stack.callback(self.end)
+        at_end(self.end)
         self.bytes = int(self.answer("ready")[0])
         self.version = 0
 
@@ -80,11 +80,11 @@ def way(mount, version):
     return "F" if "full" in how else "p" if "in place" in how else "c"
 
 
-def steps(stack, agent, trainer, options, source=None, kind="step", share=SHARE, rounds=ROUNDS, then=None, opens=False, room=2.6):
+def steps(agent, trainer, options, source=None, kind="step", share=SHARE, rounds=ROUNDS, then=None, opens=False, room=2.6):
     """Medians of publish to ready, and of publish to what comes then; how each came. opens: each version is, before the next one, and
     there is a moment between two. room: for so many versions."""
-    with contextlib.ExitStack() as inner:
-        mount = Mount(inner, f"unix:{unique('nobody')}.sock", f"cache={int(trainer.bytes * room)},{options}")
+    with scope():
+        mount = Mount(f"unix:{unique('nobody')}.sock", f"cache={int(trainer.bytes * room)},{options}")
         mount.write(f"add actor {source or ''}{agent.url}", "ctl")
         ready, after, ways = [], [], ""
         for i in range(rounds + 3):  # the first three fill the cache and are not counted
@@ -162,16 +162,16 @@ def loads(engine, path):
     return time.monotonic() - start
 
 
-def to_loaded(stack, agent, trainer, rounds=3):
+def to_loaded(agent, trainer, rounds=3):
     """Until an engine has loaded it: by a delta through the mount; by a copy into /dev/shm."""
-    with contextlib.ExitStack() as inner:
+    with scope():
         first = checkpoint(SMALL)
-        engine = Engine(inner, first)
-        _, by_mount = steps(inner, agent, trainer, "", rounds=rounds,
+        engine = Engine(first)
+        _, by_mount = steps(agent, trainer, "", rounds=rounds,
                             then=lambda m: loads(engine, m.file(f"actor/{trainer.version}")))
         folder = f"/dev/shm/wsync-bench-{os.getpid()}"
         os.makedirs(folder)
-        inner.callback(lambda: subprocess.run(["rm", "-rf", folder], check=False))
+        at_end(lambda: subprocess.run(["rm", "-rf", folder], check=False))
         # The trainer's own shared memory, as it would have it: the bytes of one version, which is all that counts here.
         run_id = agent.get(f"/v1/actor/{trainer.version}/manifest")["run"]
         subprocess.run(["curl", "-sf", "-o", folder + "/source",
@@ -188,15 +188,15 @@ def to_loaded(stack, agent, trainer, rounds=3):
         return by_mount, statistics.median(times[1:])
 
 
-def neighbour(stack, agent, trainer):
+def neighbour(agent, trainer):
     """How fast somebody else reads memory while nothing happens, a version is pulled whole, and one is patched."""
     n = 256 << 20
     memory = mmap.mmap(-1, n)
     memory[:] = b"x" * n
     rates = {"idle": [], "pull": [], "patch": []}
     for what, options in (("pull", "delta-cache=0"), ("patch", "")):
-        with contextlib.ExitStack() as inner:
-            mount = Mount(inner, agent.url, f"cache={int(trainer.bytes * 2.6)},nice=10,{options}")
+        with scope():
+            mount = Mount(agent.url, f"cache={int(trainer.bytes * 2.6)},nice=10,{options}")
             for i in range(6):
                 trainer.step()
                 trainer.offload()
@@ -223,33 +223,33 @@ def neighbour(stack, agent, trainer):
             row(f"neighbour-{what}", statistics.median(rates[what]), "GB/s", idle, 0)
 
 
-def one_model(stack, name):
-    with contextlib.ExitStack() as inner:
-        agent = Agent(inner, "--slots", "2")
-        trainer = Trainer(inner, agent, name)
+def one_model(name):
+    with scope():
+        agent = Agent("--slots", "2")
+        trainer = Trainer(agent, name)
         suffix = "" if name == "1.7b" else "-0.6b"
-        full, _ = steps(inner, agent, trainer, "delta-cache=0")
-        delta, _ = steps(inner, agent, trainer, "")
+        full, _ = steps(agent, trainer, "delta-cache=0")
+        delta, _ = steps(agent, trainer, "")
         row(f"delta-step{suffix}", delta, "s", full, 0.6, at_most=True)
-        opened, _ = steps(inner, agent, trainer, "", opens=True, room=3.6)
+        opened, _ = steps(agent, trainer, "", opens=True, room=3.6)
         row(f"delta-step-opened{suffix}", opened, "s", delta, 1.15, at_most=True)
         row(f"delta-step-opened-vs-full{suffix}", opened, "s", full, 1, at_most=True)
-        tight, _ = steps(inner, agent, trainer, "", opens=True)
+        tight, _ = steps(agent, trainer, "", opens=True)
         row(f"delta-step-opened-tight{suffix}", tight, "s", full, 1, at_most=True)
-        slow_full, _ = steps(inner, agent, trainer, "delta-cache=0", "fault:rate=1250:", rounds=3)
-        slow, _ = steps(inner, agent, trainer, "", "fault:rate=1250:", rounds=3)
+        slow_full, _ = steps(agent, trainer, "delta-cache=0", "fault:rate=1250:", rounds=3)
+        slow, _ = steps(agent, trainer, "", "fault:rate=1250:", rounds=3)
         row(f"delta-step-slow-link{suffix}", slow, "s", slow_full, 0.2, at_most=True)
-        slow_opened, _ = steps(inner, agent, trainer, "", "fault:rate=1250:", rounds=3, opens=True, room=3.6)
+        slow_opened, _ = steps(agent, trainer, "", "fault:rate=1250:", rounds=3, opens=True, room=3.6)
         row(f"delta-step-opened-slow-link{suffix}", slow_opened, "s", slow_full, 0.4, at_most=True)
         if name == "1.7b":
-            by_mount, by_copy = to_loaded(inner, agent, trainer)
+            by_mount, by_copy = to_loaded(agent, trainer)
             row("publish-to-loaded", by_mount, "s", by_copy, 0.45, at_most=True)
         else:
             row("publish-to-ready-copies", delta, "s", memcpy_in_shm(trainer.bytes), 2.5, at_most=True)
             for what, kind, share in (("0.1%", "step", 0.001), ("10%", "step", 0.1), ("mix", "mix", SHARE)):
-                seconds, _ = steps(inner, agent, trainer, "", kind=kind, share=share, rounds=3)
+                seconds, _ = steps(agent, trainer, "", kind=kind, share=share, rounds=3)
                 row(f"delta-step{suffix}-{what}", seconds, "s", full, 1, at_most=True)
-            neighbour(inner, agent, trainer)
+            neighbour(agent, trainer)
 
 
 def main():
@@ -258,10 +258,10 @@ def main():
         return
     with open("/proc/meminfo") as f:
         available = int(next(line.split()[1] for line in f if line.startswith("MemAvailable"))) << 10
-    with contextlib.ExitStack() as stack:
-        one_model(stack, "0.6b")
+    with scope():
+        one_model("0.6b")
         if available > 20 << 30:
-            one_model(stack, "1.7b")
+            one_model("1.7b")
         else:
             print("  skipped: the larger model takes 20 GiB of memory")
 

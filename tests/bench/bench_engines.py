@@ -21,21 +21,21 @@ def pauses(mount):
     return [float(x) for x in re.findall(r"pause=([0-9.]+)", mount.text("actor/engines"))]
 
 
-def mounted(stack, tensors):
-    agent = Agent(stack)
+def mounted(tensors):
+    agent = Agent()
     for v in (1, 2):
         agent.publish("actor", v, checkpoint(tensors, seed=v), timeout=300)
-    mount = Mount(stack, agent.url)
+    mount = Mount(agent.url)
     mount.wait_version("actor", 2)
     for v in (1, 2):
         wsync("pull", "--mount", mount.path, "actor", str(v), timeout=300)
     return mount
 
 
-def pause_of_one(stack):
+def pause_of_one():
     n = MEGABYTES * 1000000 // 4194304
-    mount = mounted(stack, {f"layers.{i}.weight": ("BF16", [1024, 2048]) for i in range(n)})
-    engine = Engine(stack, mount.file("actor/1"))
+    mount = mounted({f"layers.{i}.weight": ("BF16", [1024, 2048]) for i in range(n)})
+    engine = Engine(mount.file("actor/1"))
     mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
     own, seen = [], []
     for i in range(ROUNDS + 1):
@@ -52,9 +52,9 @@ def pause_of_one(stack):
     engine.end()
 
 
-def pause_of_many(stack):
-    mount = mounted(stack, SMALL)
-    engines = [Engine(stack, mount.file("actor/1"), "--slow", "10")]
+def pause_of_many():
+    mount = mounted(SMALL)
+    engines = [Engine(mount.file("actor/1"), "--slow", "10")]
 
     def measure():
         values = []
@@ -68,25 +68,25 @@ def pause_of_many(stack):
     mount.write(f"engine add e0 sglang {engines[0].url}", "actor/ctl")
     one = measure()
     for i in range(1, ENGINES):
-        engines.append(Engine(stack, mount.file("actor/1"), "--slow", "10"))
+        engines.append(Engine(mount.file("actor/1"), "--slow", "10"))
         mount.write(f"engine add e{i} sglang {engines[-1].url}", "actor/ctl")
     row(f"pause-{ENGINES}", measure(), "s", one, 2.0, at_most=True)
 
 
-def release_to_serving(stack):
+def release_to_serving():
     """A release of a version that is there already, from the request to the last mount's report, on engines that take
     as long to load as 1.2 GB do (they wait: eight loads at once would measure this machine's memory)."""
-    agent = Agent(stack)
+    agent = Agent()
     folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
     for v, f in folders.items():
         agent.publish("actor", v, f)
     mounts, seen, took = [], [], []
     for i in range(MOUNTS):
-        mount = Mount(stack, agent.url, f"host=bench{i}")
+        mount = Mount(agent.url, f"host=bench{i}")
         mount.wait_version("actor", 2)
         for v in (1, 2):
             wsync("pull", "--mount", mount.path, "actor", str(v))
-        engine = Engine(stack, mount.file("actor/1"), "--slow", "300")
+        engine = Engine(mount.file("actor/1"), "--slow", "300")
         mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
         mounts.append(mount)
     for i in range(ROUNDS):  # one by itself
@@ -115,10 +115,10 @@ def main():
     if not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0:
         print("  skipped: no /dev/fuse, or not root")
         return
-    with contextlib.ExitStack() as stack:
-        pause_of_one(stack)
-        release_to_serving(stack)
-        pause_of_many(stack)
+    with scope():
+        pause_of_one()
+        release_to_serving()
+        pause_of_many()
 
 
 main()

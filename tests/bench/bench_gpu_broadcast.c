@@ -22,7 +22,7 @@ struct receiver {
     unsigned char *came; /* by block of the one large file */
     uint64_t bytes;
     char how[160];
-    struct ws_queue *q;
+    struct ws_device_queue *q;
     void *device, *pinned;
 };
 
@@ -73,11 +73,11 @@ static void receive_all(const char *url)
     bench_gpu_open();
     if (ws_broadcast_available(&err) < 0)
         bench_skip("%s", err.text);
-    if (ws_source_open(url, &(struct ws_source_options){.who = "bench"}, &r.source, &err) < 0 ||
+    if (ws_source_open(url, &(struct ws_source_options){.mount_id = "bench"}, &r.source, &err) < 0 ||
         ws_source_manifest(r.source, "model", 1, NULL, NULL, &r.manifest, &err) < 0)
         bench_fail("%s", err.text);
     for (size_t i = 0; i < r.manifest->n_files; i++) {
-        const struct ws_bundle_file *f = &r.manifest->files[i];
+        const struct ws_manifest_file *f = &r.manifest->files[i];
         r.data[i] = bench_memory(f->size_bytes + 1);
         r.bytes = f->n_blocks > 1 ? f->size_bytes : r.bytes;
     }

@@ -17,7 +17,7 @@ static const struct ws_device_ops *const ops = &ws_cuda_device;
 /* One element of each APART bytes becomes another one. */
 struct trainer {
     struct bench_rank rank;
-    struct ws_queue *q;
+    struct ws_device_queue *q;
     unsigned char *weights, *other;
     unsigned step;
 };
@@ -29,13 +29,13 @@ static void train(struct trainer *t)
     t->step++;
     for (uint64_t at = 0; at < rows; at += 65535) {
         const uint64_t n = rows - at < 65535 ? rows - at : 65535;
-        const struct ws_box_copy b = {.dst = t->weights + at * APART + 2UL * (t->step % 32),
-                                      .src = t->other + 2UL * (t->step % 7),
-                                      .width = 2,
-                                      .height = n,
-                                      .depth = 1,
-                                      .dst_row = APART,
-                                      .src_row = 16};
+        const struct ws_device_box_copy b = {.dst = t->weights + at * APART + 2UL * (t->step % 32),
+                                             .src = t->other + 2UL * (t->step % 7),
+                                             .width = 2,
+                                             .height = n,
+                                             .depth = 1,
+                                             .dst_row = APART,
+                                             .src_row = 16};
         if (ops->copy_box(t->q, &b, &err) < 0)
             bench_fail("%s", err.text);
     }
@@ -68,7 +68,7 @@ static void open_trainer(struct trainer *t, const char *url, const char *model, 
         p->data = data;
         data += p->shape[0] * p->shape[1] * 2;
     }
-    if (wsync_open(&config, &t->rank.publisher))
+    if (wsync_publisher_open(&config, &t->rank.publisher))
         bench_fail("%s", wsync_error());
     for (int i = 0; i < 3; i++) { /* the slots are pinned, and what they hold is known */
         train(t);
@@ -79,16 +79,16 @@ static void open_trainer(struct trainer *t, const char *url, const char *model, 
 /* --- the kernels alone --- */
 
 struct comparison {
-    struct ws_queue *q;
-    unsigned char *now, *kept;
+    struct ws_device_queue *q;
+    unsigned char *now, *shadow;
     uint64_t bytes;
-    struct ws_diff diff; /* one launch's blocks */
+    struct ws_block_diff diff; /* one launch's blocks */
     struct ws_diff_args args;
     void *counts;
     size_t count_bytes;
 };
 
-static void *to_device(struct ws_queue *q, const void *host, size_t bytes)
+static void *to_device(struct ws_device_queue *q, const void *host, size_t bytes)
 {
     void *p = bench_gpu_memory(bytes);
     bench_gpu_copy(q, p, host, bytes);
@@ -98,34 +98,35 @@ static void *to_device(struct ws_queue *q, const void *host, size_t bytes)
 static void open_comparison(struct comparison *c, const struct trainer *t)
 {
     struct ws_error err = {0};
-    struct ws_widths *w = malloc(sizeof(*w) + sizeof(w->runs[0]));
+    struct ws_element_widths *w = malloc(sizeof(*w) + sizeof(w->extents[0]));
     *c = (struct comparison){
         .q = t->q, .now = t->weights, .bytes = t->rank.bytes / WS_BLOCK_BYTES * WS_BLOCK_BYTES};
     if (!w || ops->has_kernels(0, &err) < 0)
         bench_fail("%s", err.text);
-    *w = (struct ws_widths){.n = 1};
-    w->runs[0] = (struct ws_width_run){0, 2};
-    c->kept = bench_gpu_memory(c->bytes);
-    ws_diff_init(&c->diff);
-    for (uint64_t at = 0; at < c->bytes && c->diff.n_blocks < WS_DIFF_MOST_BLOCKS; at += WS_BLOCK_BYTES)
-        if (ws_diff_add(&c->diff, c->now + at, c->kept + at, WS_BLOCK_BYTES, w, 0, &err) < 0)
+    *w = (struct ws_element_widths){.n = 1};
+    w->extents[0] = (struct ws_element_width_extent){0, 2};
+    c->shadow = bench_gpu_memory(c->bytes);
+    ws_block_diff_init(&c->diff);
+    for (uint64_t at = 0; at < c->bytes && c->diff.blocks.len < WS_BLOCK_DIFF_MAX_BLOCKS;
+         at += WS_BLOCK_BYTES)
+        if (ws_block_diff_add(&c->diff, c->now + at, c->shadow + at, WS_BLOCK_BYTES, w, 0, &err) < 0)
             bench_fail("%s", err.text);
-    const struct ws_diff *d = &c->diff;
-    const size_t n_tiles = d->tiles[d->n_parts], room = c->bytes / APART * 2;
-    c->count_bytes = (n_tiles + d->n_parts + d->n_blocks) * sizeof(uint32_t);
+    const struct ws_block_diff *d = &c->diff;
+    const size_t n_tiles = d->tiles.ptr[d->spans.len], room = c->bytes / APART * 2;
+    c->count_bytes = (n_tiles + d->spans.len + d->blocks.len) * sizeof(uint32_t);
     c->counts = bench_gpu_memory(c->count_bytes);
-    c->args =
-        (struct ws_diff_args){.blocks = to_device(c->q, d->blocks, d->n_blocks * sizeof(d->blocks[0])),
-                              .parts = to_device(c->q, d->parts, d->n_parts * sizeof(d->parts[0])),
-                              .tiles = to_device(c->q, d->tiles, (d->n_parts + 1) * sizeof(d->tiles[0])),
-                              .tile_changed = c->counts,
-                              .part_changed = (uint32_t *)c->counts + n_tiles,
-                              .block_changed = (uint32_t *)c->counts + n_tiles + d->n_parts,
-                              .at = bench_gpu_memory(room * sizeof(uint32_t)),
-                              .changes = bench_gpu_memory(room * sizeof(uint32_t)),
-                              .room = (uint32_t)room,
-                              .n_parts = d->n_parts};
-    bench_gpu_copy(c->q, c->kept, c->now, c->bytes);
+    c->args = (struct ws_diff_args){
+        .blocks = to_device(c->q, d->blocks.ptr, d->blocks.len * sizeof(d->blocks.ptr[0])),
+        .spans = to_device(c->q, d->spans.ptr, d->spans.len * sizeof(d->spans.ptr[0])),
+        .tiles = to_device(c->q, d->tiles.ptr, (d->spans.len + 1) * sizeof(d->tiles.ptr[0])),
+        .tile_changed = c->counts,
+        .span_changed = (uint32_t *)c->counts + n_tiles,
+        .block_changed = (uint32_t *)c->counts + n_tiles + d->spans.len,
+        .at = bench_gpu_memory(room * sizeof(uint32_t)),
+        .changes = bench_gpu_memory(room * sizeof(uint32_t)),
+        .room = (uint32_t)room,
+        .n_spans = d->spans.len};
+    bench_gpu_copy(c->q, c->shadow, c->now, c->bytes);
     bench_gpu_finish(c->q);
     free(w);
 }
@@ -133,10 +134,10 @@ static void open_comparison(struct comparison *c, const struct trainer *t)
 static void compare(struct comparison *c)
 {
     struct ws_error err = {0};
-    const uint32_t n_tiles = c->diff.tiles[c->diff.n_parts];
+    const uint32_t n_tiles = c->diff.tiles.ptr[c->diff.spans.len];
     if (ops->fill(c->q, c->counts, 0, c->count_bytes, &err) < 0 ||
-        ws_diff_launch(c->q, WS_KERNEL_DIFF_COUNT, &c->args, n_tiles, &err) < 0 ||
-        ws_diff_launch(c->q, WS_KERNEL_DIFF_PACK, &c->args, n_tiles, &err) < 0)
+        ws_block_diff_launch(c->q, WS_KERNEL_DIFF_COUNT, &c->args, n_tiles, &err) < 0 ||
+        ws_block_diff_launch(c->q, WS_KERNEL_DIFF_PACK, &c->args, n_tiles, &err) < 0)
         bench_fail("%s", err.text);
     bench_gpu_finish(c->q);
 }

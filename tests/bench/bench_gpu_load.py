@@ -59,14 +59,14 @@ def measure(path, where):
 
 
 def main():
-    with contextlib.ExitStack() as stack:
+    with scope():
         folder = checkpoint({f"layers.{i}.weight": ("BF16", [1024, 2048]) for i in range(MEGABYTES * 1000000 // 4194304)})
         if not os.path.exists("/dev/fuse"):
             print("  no /dev/fuse here: the checkpoint's own file is read instead of the mount's", flush=True)
             return measure(os.path.join(folder, "model.safetensors"), "file")
-        agent = Agent(stack)
+        agent = Agent()
         agent.publish("actor", 1, folder, timeout=600)
-        mount = Mount(stack, agent.url)
+        mount = Mount(agent.url)
         mount.wait_version("actor", 1)
         wsync("pull", "--mount", mount.path, "actor", "1", timeout=600)
         measure(mount.file("actor/1/model.safetensors"), "mount")

@@ -15,7 +15,7 @@
 #define MATMULS     40
 
 struct pinned_copy {
-    struct ws_queue *q;
+    struct ws_device_queue *q;
     void *dst, *src;
     uint64_t bytes;
 };
@@ -53,8 +53,8 @@ static void open_rank(struct bench_rank *r, const struct bench_agent *a, const c
 /* --- a trainer that computes --- */
 
 struct trainer {
-    const struct ws_cuda *cuda;
-    struct ws_queue *q;
+    const struct ws_cuda_driver *cuda;
+    struct ws_device_queue *q;
     CUfunction matmul;
     void *a, *b, *c;
 };
@@ -70,7 +70,7 @@ static int open_trainer(struct trainer *t)
 #ifdef WS_MATMUL
     CUmodule module;
     const size_t bytes = (size_t)SIDE * SIDE * sizeof(float);
-    *t = (struct trainer){.cuda = ws_cuda_open(NULL), .q = bench_gpu_queue()};
+    *t = (struct trainer){.cuda = ws_cuda_driver_open(NULL), .q = bench_gpu_queue()};
     if (ws_cuda_enter(0, NULL) < 0)
         bench_fail("no device");
     CUresult rc = t->cuda->module_load(&module, bench_matmul_fatbin);

@@ -18,7 +18,7 @@ struct importer {
     void **dst;
     size_t n;
     uint64_t bytes;
-    struct ws_queue *q;
+    struct ws_device_queue *q;
     void *from, *to;
 };
 
@@ -39,8 +39,11 @@ static void close_it(void *arg)
 static void copy_it(void *arg)
 {
     struct importer *i = arg;
-    if (wsync_gpu_map_copy_all(i->map, i->dst, i->n))
-        bench_fail("%s", wsync_error());
+    for (size_t k = 0; k < i->n; k++) {
+        const wsync_gpu_tensor *t = wsync_gpu_map_tensor(i->map, k);
+        if (wsync_gpu_map_copy(i->map, k, i->dst[k], t->shape[0] * t->shape[1] * 2))
+            bench_fail("%s", wsync_error());
+    }
 }
 
 static void load_it(void *arg)
@@ -118,7 +121,7 @@ static void offer(struct bench_rank *r, const char *url, const char *model, cons
         q->name = r->names[i];
         q->data = bench_gpu_memory(q->shape[0] * q->shape[1] * 2);
     }
-    if (wsync_open(&config, &r->publisher))
+    if (wsync_publisher_open(&config, &r->publisher))
         bench_fail("%s", wsync_error());
     bench_offload(r);
     bench_settle(r);

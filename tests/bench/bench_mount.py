@@ -20,8 +20,8 @@ def large_checkpoint():
     return checkpoint({f"layers.{i}.weight": ("BF16", [1024, 2048]) for i in range(n)})
 
 
-def reads(stack, agent, options, names):
-    mount = Mount(stack, agent.url, options)
+def reads(agent, options, names):
+    mount = Mount(agent.url, options)
     mount.wait_version("actor", 1)
     wsync("pull", "--mount", mount.path, "actor", "1", timeout=300)
     rows = {r["name"]: r for r in json.loads(wsync("bench", "--json", "--repeat", "5", mount.file("actor/1/model.safetensors"), timeout=600).stdout)}
@@ -31,11 +31,11 @@ def reads(stack, agent, options, names):
     mount.detach()
 
 
-def stream_first_byte(stack, agent):
+def stream_first_byte(agent):
     """First tensor readable against the whole pull, from one mount that has nothing yet."""
     ratios, firsts, wholes = [], [], []
     for _ in range(3):
-        mount = Mount(stack, agent.url, "open=stream")
+        mount = Mount(agent.url, "open=stream")
         mount.wait_version("actor", 1)
         start = time.monotonic()
         with open(mount.file("actor/1/model.safetensors"), "rb", buffering=0) as f:
@@ -53,10 +53,10 @@ def stream_first_byte(stack, agent):
     row("stream-first-byte", statistics.median(firsts), "s", statistics.median(wholes), 0.05, at_most=True)
 
 
-def pull_ipc(stack, agent):
+def pull_ipc(agent):
     times = []
     for _ in range(5):
-        mount = Mount(stack, f"unix:{agent.sock}")
+        mount = Mount(f"unix:{agent.sock}")
         mount.wait_version("actor", 1)
         start = time.monotonic()
         os.close(os.open(mount.file("actor/1/model.safetensors"), os.O_RDONLY))
@@ -73,10 +73,10 @@ def rss_mib(pid):
         return int(next(line.split()[1] for line in f if line.startswith("RssAnon"))) / 1024
 
 
-def large_folder(stack, agent):
+def large_folder(agent):
     folder = checkpoint({f"model.layers.{i}.weight": ("U8", [16]) for i in range(100000)})
     agent.publish("big", 1, folder, timeout=300)
-    mount = Mount(stack, agent.url)
+    mount = Mount(agent.url)
     mount.wait_version("big", 1)
     wsync("pull", "--mount", mount.path, "actor", "1", timeout=300)
     tensors = mount.file("big/1/tensors")
@@ -99,16 +99,16 @@ def main():
     if not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0:
         print("  skipped: no /dev/fuse, or not root")
         return
-    with contextlib.ExitStack() as stack:
-        agent = Agent(stack)
+    with scope():
+        agent = Agent()
         agent.publish("actor", 1, large_checkpoint(), timeout=300)
-        reads(stack, agent, "reads=passthrough", {"read-mount": ("read-mount", 0.95), "mmap-mount": ("mmap-mount", 0.95),
+        reads(agent, "reads=passthrough", {"read-mount": ("read-mount", 0.95), "mmap-mount": ("mmap-mount", 0.95),
                                                   "read-mount-vs-shm": ("read-mount-vs-shm", 1.8),
                                                   "mmap-mount-vs-shm": ("mmap-mount-vs-shm", 2.5)})
-        reads(stack, agent, "reads=link", {"read-mount": ("read-link", 0.98), "mmap-mount": ("mmap-link", 0.98)})
-        stream_first_byte(stack, agent)
-        pull_ipc(stack, agent)
-        large_folder(stack, agent)
+        reads(agent, "reads=link", {"read-mount": ("read-link", 0.98), "mmap-mount": ("mmap-link", 0.98)})
+        stream_first_byte(agent)
+        pull_ipc(agent)
+        large_folder(agent)
 
 
 main()

@@ -13,7 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, ".."))
 from package import package
 from rows import row
-from world import BUILD, TESTDIR, Agent
+from world import TESTDIR, Agent, scope
 
 ROOT = os.environ["ROOT"]
 N, BYTES, ROUNDS = 10000, 4096, 15
@@ -71,10 +71,9 @@ def buckets(agent):
 
 
 def main():
-    import contextlib
 
-    with contextlib.ExitStack() as stack:
-        agent = Agent(stack)
+    with scope():
+        agent = Agent()
         small(agent)
         gather(agent)
         buckets(agent)

@@ -9,6 +9,8 @@ import time
 os.environ.setdefault("SANITIZER", "")
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import pytest
+
 from network import Network
 from rows import row
 from world import *
@@ -22,27 +24,27 @@ def main():
     if not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0:
         print("  skipped: no /dev/fuse, or not root")
         return
-    with contextlib.ExitStack() as stack:
+    with scope():
         names = ["trainer", *(f"n{i}" for i in range(MOUNTS))]
         try:
-            net = Network(stack, names)
+            net = Network(names)
             for name in names:
                 net.slow(name, MBIT, sends=True, burst="4mb")
-        except Skip as why:
+        except pytest.skip.Exception as why:
             print(f"  skipped: {why}")
             return
         with net.inside("trainer"):
-            agent = Agent(stack, "--insecure", host="10.77.0.1")
+            agent = Agent("--insecure", host="10.77.0.1")
         n = MEGABYTES * 1000000 // 4194304
         agent.publish("actor", 1, checkpoint({f"layers.{i}.weight": ("BF16", [1024, 2048]) for i in range(n)}), timeout=300)
         took = {}
         for how in ("star", "chain"):
-            with contextlib.ExitStack() as inner:
+            with scope():
                 mounts = []
                 for i in range(MOUNTS):
                     source = agent.url if how == "star" or i == 0 else f"http://10.77.0.{i + 1}:{PORT}"
                     with net.inside(f"n{i}"):
-                        mounts.append(Mount(inner, source, f"cache={MEGABYTES * 1200000},serve=10.77.0.{i + 2}:{PORT},serve-insecure"))
+                        mounts.append(Mount(source, f"cache={MEGABYTES * 1200000},serve=10.77.0.{i + 2}:{PORT},serve-insecure"))
                 took[how] = statistics.median([pull_all(mounts) for _ in range(ROUNDS + 1)][1:])  # the first takes the memory
         row("relay", took["chain"], "s", took["star"], 0.6, at_most=True)
 

@@ -21,23 +21,23 @@ void bench_gpu_open(void)
     printf("  %s, %.0f GiB\n", d.name, (double)d.total_bytes / (1UL << 30));
 }
 
-struct ws_queue *bench_gpu_queue(void)
+struct ws_device_queue *bench_gpu_queue(void)
 {
     struct ws_error err = {0};
-    struct ws_queue *q;
+    struct ws_device_queue *q;
     if (ops->queue_new(0, &q, &err) < 0)
         bench_fail("%s", err.text);
     return q;
 }
 
-void bench_gpu_finish(struct ws_queue *q)
+void bench_gpu_finish(struct ws_device_queue *q)
 {
     struct ws_error err = {0};
     if (ops->finish(q, &err) < 0)
         bench_fail("%s", err.text);
 }
 
-void bench_gpu_copy(struct ws_queue *q, void *dst, const void *src, uint64_t bytes)
+void bench_gpu_copy(struct ws_device_queue *q, void *dst, const void *src, uint64_t bytes)
 {
     struct ws_error err = {0};
     if (ops->copy(q, dst, src, bytes, &err) < 0)
@@ -47,7 +47,7 @@ void bench_gpu_copy(struct ws_queue *q, void *dst, const void *src, uint64_t byt
 void *bench_gpu_memory(uint64_t bytes)
 {
     struct ws_error err = {0};
-    struct ws_queue *q = bench_gpu_queue();
+    struct ws_device_queue *q = bench_gpu_queue();
     void *p;
     if (ops->alloc(0, bytes, &p, &err) < 0)
         bench_skip("%s", err.text);

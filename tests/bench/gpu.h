@@ -7,12 +7,12 @@
 
 /* Opens the driver, says which device it is; skips the benchmark where there is none. */
 void bench_gpu_open(void);
-struct ws_queue *bench_gpu_queue(void);
+struct ws_device_queue *bench_gpu_queue(void);
 void *bench_gpu_memory(uint64_t bytes); /* of device 0, filled; never freed */
 void *bench_gpu_pinned(uint64_t bytes); /* of the host, likewise */
 /* Waits until the queue is empty. */
-void bench_gpu_finish(struct ws_queue *q);
-void bench_gpu_copy(struct ws_queue *q, void *dst, const void *src, uint64_t bytes);
+void bench_gpu_finish(struct ws_device_queue *q);
+void bench_gpu_copy(struct ws_device_queue *q, void *dst, const void *src, uint64_t bytes);
 /* How many layers of the model are taken: 28, or $BENCH_LAYERS, to try things out. */
 size_t bench_gpu_layers(void);
 /* Qwen3-1.7B: 3.4 GB in bf16. */

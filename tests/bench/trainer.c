@@ -109,7 +109,7 @@ void bench_rank_open(struct bench_rank *r, const char *url, const char *model, v
                            .rank = r->rank,
                            .world_size = r->world_size,
                            .n_threads = threads};
-    if (wsync_open(&config, &r->publisher))
+    if (wsync_publisher_open(&config, &r->publisher))
         bench_fail("%s", wsync_error());
 }
 

@@ -1,10 +1,8 @@
-#!/usr/bin/env python3
 """.ci/arrows: no include of this tree points up, and one that does, or a file without a room, is refused; in a tree of its own."""
 import os
 import subprocess
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 ROOT = os.environ["ROOT"]
@@ -29,30 +27,27 @@ def tree_of(**files):
     return tree
 
 
-def test_this_tree(stack):
+def test_this_tree():
     """no include between the rooms of this tree points up"""
     code, text = said(ROOT)
     assert code == 0 and text.endswith(" 0 point up\n"), text
 
 
-def test_down(stack):
+def test_down():
     """a room includes those above it in the list, and a floor's own files all of its rooms"""
     code, text = said(tree_of(fs__pull__one='#include "fs/store/two.c"\n', fs__session='#include "fs/pull/one.c"\n', fs__store__two=""))
     assert (code, text) == (0, "2 includes, 2 between rooms, 0 point up\n"), text
 
 
-def test_up(stack):
+def test_up():
     """an include that points up is printed, and is an error"""
     code, text = said(tree_of(fs__store__one='#include "fs/pull/two.c"\n', fs__pull__two=""))
     assert code == 1 and text == "fs/store/one.c (fs/store) includes fs/pull/two.c (fs/pull)\n1 includes, 1 between rooms, 1 point up\n", text
 
 
-def test_no_room(stack):
+def test_no_room():
     """a folder that the list does not have is an error, one below a room that it has is that room's"""
     code, text = said(tree_of(fs__attic__one=""))
     assert code == 1 and "fs/attic/one.c has no room" in text, text
     code, text = said(tree_of(fs__store__below__one='#include "fs/store/two.c"\n', fs__store__two=""))
     assert (code, text) == (0, "1 includes, 0 between rooms, 0 point up\n"), text
-
-
-run(test_this_tree, test_down, test_up, test_no_room)

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+# takes: 15
 # sanitizers
 """The command: help, manual pages, wrong usage, what publish refuses."""
 import os
@@ -7,14 +7,14 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from world import *
 
 
-def test_help(stack):
+def test_help():
     "every command has --help and a manual page that groff takes"
     names = wsync("help", "--list").stdout.split()
     assert {"agent", "publish", "mount", "umount", "ls", "status", "load", "pull", "wait", "verify", "inspect", "engine", "bench"} <= set(names)
@@ -27,7 +27,7 @@ def test_help(stack):
     assert "wsync 0." in wsync("version").stdout
 
 
-def test_usage(stack):
+def test_usage():
     "wrong usage ends with 2 and says what is wrong"
     for args, word in {("nonsense",): "nonsense", ("publish", "x"): "--model", ("publish", "--nope", "x"): "--nope", ("mount", "x"): "folder",
                        ("load",): "missing", ("publish", "-m", "a", "-v", "one", "x"): "one", ("engine",): "--model-path",
@@ -36,7 +36,7 @@ def test_usage(stack):
         assert r.returncode == 2 and word in r.stderr, (args, r.returncode, r.stderr)
 
 
-def test_numbers(stack):
+def test_numbers():
     "each number has its bounds, and what lies outside is said with them"
     for args in (("publish", "-m", "a", "-v", "1", "--wait-loaded", "4294968", "x"), ("publish", "-m", "a", "-v", "9223372036854775808", "x"),
                  ("agent", "--archive-every", "4294967297"), ("agent", "--nice", "4294967295"), ("agent", "--archive-keep", "0"),
@@ -48,7 +48,7 @@ def test_numbers(stack):
     assert r.returncode == 2 and "not a whole number" in r.stderr, r.stderr
 
 
-def test_no_mount(stack):
+def test_no_mount():
     "a folder that is no mount is said to be none, by every command that takes one"
     folder = unique("plain")
     os.makedirs(folder + "/actor/1")
@@ -60,21 +60,21 @@ def test_no_mount(stack):
     assert wsync("umount", check=False).returncode == 2
 
 
-def test_ready(stack):
+def test_ready():
     "READY=1 goes to $NOTIFY_SOCKET, which a unit of Type=notify waits for; no library is needed"
     path = unique("notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
         s.bind(path)
         s.settimeout(60)
         os.environ["NOTIFY_SOCKET"] = path
-        stack.callback(os.environ.pop, "NOTIFY_SOCKET")
-        agent = Agent(stack)
+        at_end(os.environ.pop, "NOTIFY_SOCKET")
+        agent = Agent()
         assert s.recv(100) == b"READY=1"
         agent.end()
         assert s.recv(100) == b"STOPPING=1"
 
 
-def test_install(stack):
+def test_install():
     "make install into a folder of one's own touches nothing else, whatever the umask"
     prefix = unique("prefix")
     done = subprocess.run(["sh", "-c", 'umask 077; exec make -s install PREFIX="$1"', "sh", prefix], cwd=os.environ["ROOT"],
@@ -123,9 +123,9 @@ def bad_checkpoints():
     yield "no such folder", "cannot open the folder: No such file", unique("nowhere")
 
 
-def test_publish_refuses(stack):
+def test_publish_refuses():
     "hostile and damaged checkpoints are refused with a sentence; the last version stays served"
-    agent = Agent(stack)
+    agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL))
     before = agent.get("/v1/actor/1/manifest")
     for what, sentence, folder in bad_checkpoints():
@@ -143,7 +143,7 @@ def test_publish_refuses(stack):
     assert r.returncode == 1 and "wsync agent" in r.stderr, r.stderr
 
 
-def test_agent_refuses(stack):
+def test_agent_refuses():
     "listening beyond loopback needs a token; a token is asked for, and comes by a pipe, too; a second agent on one socket is refused"
     r = wsync("agent", "--listen", "0.0.0.0:0", "--socket", "none", check=False)
     assert r.returncode == 1 and "--token-file" in r.stderr, r.stderr
@@ -152,8 +152,8 @@ def test_agent_refuses(stack):
     assert r.returncode == 1 and "/dev/zero holds a zero byte" in r.stderr, r.stderr
     os.mkfifo(token)
     late = subprocess.Popen(["sh", "-c", 'sleep 0.3; echo secret > "$0"', token])  # as <(...)
-    stack.callback(late.wait)
-    agent = Agent(stack, "--token-file", token)
+    at_end(late.wait)
+    agent = Agent("--token-file", token)
     agent.publish("actor", 1, checkpoint(SMALL))
     try:
         agent.get("/v1/models")
@@ -165,9 +165,9 @@ def test_agent_refuses(stack):
     assert r.returncode == 1 and "already" in r.stderr, r.stderr
 
 
-def test_no_memory(stack):
+def test_no_memory():
     "a version that no machine has memory for is refused with what there is, and what of it stays free"
-    agent = Agent(stack)
+    agent = Agent()
     elements = 1 << 38
     header = json.dumps({"a": {"dtype": "F32", "shape": [elements], "data_offsets": [0, 4 * elements]}}).encode()
     folder = unique("vast")
@@ -179,9 +179,9 @@ def test_no_memory(stack):
     assert r.returncode == 1 and "does not fit: " in r.stderr and "of which 256 MiB stay free for others" in r.stderr, r.stderr
 
 
-def test_frozen(stack):
+def test_frozen():
     "base= fills what the checkpoint lacks, and the manifest names it"
-    agent = Agent(stack)
+    agent = Agent()
     base = checkpoint(SMALL, seed=5)
     part = checkpoint({"a.weight": SMALL["a.weight"]}, seed=6)
     agent.publish("actor", 1, part, "--base", base)
@@ -194,31 +194,31 @@ def test_frozen(stack):
     assert got == one | two
 
 
-def test_export(stack):
+def test_export():
     "export shows complete versions as plain files, and ends cleanly"
     if os.geteuid() != 0:
-        raise Skip("needs root for a tmpfs")
-    agent = Agent(stack)
+        pytest.skip("needs root for a tmpfs")
+    agent = Agent()
     folder = checkpoint(SMALL)
     agent.publish("actor", 1, folder)
     to = unique("export")
     os.makedirs(to)
-    stack.callback(lambda: subprocess.run(["umount", "-l", to], stderr=subprocess.DEVNULL))
-    Process(stack, "export", agent.url, to)
+    at_end(lambda: subprocess.run(["umount", "-l", to], stderr=subprocess.DEVNULL))
+    Process("export", agent.url, to)
     path = to + "/actor/latest/model.safetensors"
     wait_for(lambda: os.path.exists(path), "the exported version")
     assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
 
 
-def test_export_after_a_kill(stack):
+def test_export_after_a_kill():
     "the tmpfs of an export that was killed is taken away by the next one, whose own is gone at its end"
     if os.geteuid() != 0:
-        raise Skip("needs root for a tmpfs")
-    agent = Agent(stack)
+        pytest.skip("needs root for a tmpfs")
+    agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL))
     to = unique("export")
     os.makedirs(to)
-    stack.callback(lambda: subprocess.run(["umount", "-l", to], stderr=subprocess.DEVNULL))
+    at_end(lambda: subprocess.run(["umount", "-l", to], stderr=subprocess.DEVNULL))
     path = to + "/actor/latest/model.safetensors"
 
     def mounts():
@@ -226,7 +226,7 @@ def test_export_after_a_kill(stack):
             return sum(line.split()[1] == to for line in f)
 
     for n in range(3):
-        export = Process(stack, "export", agent.url, to)
+        export = Process("export", agent.url, to)
         wait_for(lambda: "version is there" in export.text(), "the exported version", 60)
         assert mounts() == 1 and os.path.exists(path), "nothing of one that was killed is there"
         second = subprocess.run([WSYNC, "export", agent.url, to], capture_output=True, text=True, timeout=60, check=False)
@@ -236,11 +236,11 @@ def test_export_after_a_kill(stack):
     assert os.listdir(to) == [], os.listdir(to)
 
 
-def test_export_leaves_what_is_not_its_own(stack):
+def test_export_leaves_what_is_not_its_own():
     "export into a plain folder: what it did not make stays, what it made is known again, a version's bytes are those of its digest"
     if os.geteuid() != 0:
-        raise Skip("needs root to give up a right")
-    agent, to = Agent(stack), unique("export")
+        pytest.skip("needs root to give up a right")
+    agent, to = Agent(), unique("export")
     own = {to + "/actor/1/notes.txt": "mine", to + "/actor/old/notes.txt": "mine, too", to + "/actor/.tmp.part/x": "x"}
     for path, text in own.items():
         os.makedirs(os.path.dirname(path))
@@ -253,7 +253,7 @@ def test_export_leaves_what_is_not_its_own(stack):
         p.log = open(p.log_path, "wb")
         p.process = subprocess.Popen(["setpriv", "--bounding-set", "-sys_admin", WSYNC, "export", agent.url, to],
                                      stdout=p.log, stderr=p.log, stdin=subprocess.DEVNULL)
-        stack.callback(p.end)
+        at_end(p.end)
         return p
 
     def shows(version, folder):
@@ -285,7 +285,7 @@ def test_export_leaves_what_is_not_its_own(stack):
     shows(2, two)
     export.kill()
     agent.end()
-    agent = Agent(stack)  # another lineage with the same numbers
+    agent = Agent()  # another lineage with the same numbers
     agent.publish("actor", 2, three)
     export = begin()
     shows(2, three)
@@ -298,7 +298,7 @@ def test_export_leaves_what_is_not_its_own(stack):
     assert os.path.isdir(to + "/actor/empty"), "and one that is empty"
 
 
-def test_tls(stack):
+def test_tls():
     "TLS 1.3: the certificate is checked, the bytes arrive"
     import ssl
 
@@ -307,9 +307,9 @@ def test_tls(stack):
     made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
                            "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], stderr=subprocess.DEVNULL)
     if made.returncode:
-        raise Skip("openssl cannot make a certificate here")
+        pytest.skip("openssl cannot make a certificate here")
     port, sock = free_port(), unique("tls") + ".sock"
-    agent = Process(stack, "agent", "--listen", f"127.0.0.1:{port}", "--socket", sock, "--tls-cert", cert, "--tls-key", key)
+    agent = Process("agent", "--listen", f"127.0.0.1:{port}", "--socket", sock, "--tls-cert", cert, "--tls-key", key)
     context = ssl.create_default_context(cafile=cert)
 
     def answers():
@@ -323,21 +323,21 @@ def test_tls(stack):
     assert agent.alive(), agent.text()
     folder = checkpoint(SMALL)
     wsync("publish", "--agent", f"unix:{sock}", "-m", "actor", "-v", "1", folder)
-    mount = Mount(stack, f"https://127.0.0.1:{port}", f"ca-file={cert}")
+    mount = Mount(f"https://127.0.0.1:{port}", f"ca-file={cert}")
     mount.wait_version("actor", 1)
     assert tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(folder + "/model.safetensors")
-    stranger = Mount(stack, f"https://127.0.0.1:{port}")
+    stranger = Mount(f"https://127.0.0.1:{port}")
     assert "down" in stranger.status()["source"], stranger.status()
 
 
-def test_ca_file(stack):
+def test_ca_file():
     "ca-file stands in the place of all of the system's authorities, also of those in their folder"
     certs, keys = [unique("cert") + ".pem" for _ in range(2)], [unique("key") + ".pem" for _ in range(2)]
     for name, cert, key in zip(("localhost", "other"), certs, keys):
         made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
                                "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], stderr=subprocess.DEVNULL)
         if made.returncode:
-            raise Skip("openssl cannot make a certificate here")
+            pytest.skip("openssl cannot make a certificate here")
     system = unique("authorities")
     os.mkdir(system)
     number = subprocess.run(["openssl", "x509", "-hash", "-noout", "-in", certs[0]], capture_output=True, text=True, check=True).stdout.strip()
@@ -345,9 +345,9 @@ def test_ca_file(stack):
     shutil.copy(certs[1], f"{system}/ca-certificates.crt")
     own = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/ssl/certs && exec "$@"', system]
     if not os.path.isdir("/etc/ssl/certs") or subprocess.run([*own, "true"], stderr=subprocess.DEVNULL).returncode:
-        raise Skip("authorities cannot be put in the place of the system's here")
+        pytest.skip("authorities cannot be put in the place of the system's here")
     url = f"https://127.0.0.1:{free_port()}"
-    agent = Process(stack, "agent", "--listen", url[8:], "--socket", unique("tls") + ".sock", "--tls-cert", certs[0], "--tls-key", keys[0])
+    agent = Process("agent", "--listen", url[8:], "--socket", unique("tls") + ".sock", "--tls-cert", certs[0], "--tls-key", keys[0])
 
     def says(*more):
         "why the agent is not reached, and why an engine there is not synced"
@@ -362,13 +362,13 @@ def test_ca_file(stack):
         assert "trusted" not in text and "certificate" not in text, text
     if not all("trusted" in text or "certificate" in text for text in says()):
         return
-    raise Skip("this libcurl has no such folder")
+    pytest.skip("this libcurl has no such folder")
 
 
-def test_unprivileged(stack):
+def test_unprivileged():
     "another user publishes and serves without privileges: memfd, said once"
     if os.geteuid() != 0:
-        raise Skip("needs root to become another user")
+        pytest.skip("needs root to become another user")
     folder = checkpoint(SMALL)
     home = unique("home")
     os.makedirs(home)
@@ -380,8 +380,8 @@ def test_unprivileged(stack):
     with open(log, "wb") as f:
         agent = subprocess.Popen([command, "agent", "--listen", f"127.0.0.1:{port}", "--socket", sock], user=65534, group=65534,
                                  extra_groups=[], stdout=f, stderr=f)
-    stack.callback(agent.wait)
-    stack.callback(agent.terminate)
+    at_end(agent.wait)
+    at_end(agent.terminate)
     wait_for(lambda: os.path.exists(sock), "the agent")
     wsync("publish", "--agent", f"unix:{sock}", "-m", "actor", "-v", "1", folder, user=65534, group=65534, extra_groups=[],
           executable=command)
@@ -392,15 +392,15 @@ def test_unprivileged(stack):
     assert text.count("memfd") == 1, text
 
 
-def test_sync(stack):
+def test_sync():
     "wsync sync: engines of both kinds load a folder at once; one that refuses is brought back and named"
     folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
-    engines = [Engine(stack, folders[1], api="sglang"), Engine(stack, folders[1], api="vllm")]
+    engines = [Engine(folders[1], api="sglang"), Engine(folders[1], api="vllm")]
     named = [f"--engine={e.api}={e.url}" for e in engines]
     r = wsync("sync", folders[2], *named, "--version", "2")
     assert r.stdout.count("serves 2") == 2, r.stdout
-    assert all(e.serves() == "2" and e.checksum() == Engine(stack, folders[2], api=e.api).checksum() for e in engines)
-    refusing = Engine(stack, folders[1], "--refuse", "2")
+    assert all(e.serves() == "2" and e.checksum() == Engine(folders[2], api=e.api).checksum() for e in engines)
+    refusing = Engine(folders[1], "--refuse", "2")
     r = wsync("sync", folders[2], *named, f"--engine=sglang={refusing.url}", "--version", "2", check=False)
     assert r.returncode == 1 and "serves what it did before" in r.stderr, r.stderr
     refusing.generate()
@@ -410,6 +410,3 @@ def test_sync(stack):
                        (["sync", folders[2], named[0], "--cache", "some"], "local, external or keep")):
         r = wsync(*args, check=False)
         assert r.returncode != 0 and word in r.stderr, (args, r.stderr)
-
-
-run(test_sync, test_tls, test_ca_file, test_unprivileged, test_help, test_usage, test_numbers, test_no_mount, test_ready, test_install, test_publish_refuses, test_agent_refuses, test_no_memory, test_frozen, test_export, test_export_after_a_kill, test_export_leaves_what_is_not_its_own)

@@ -1,13 +1,12 @@
-#!/usr/bin/env python3
 # sanitizers: address
 """A second reader of deltas, written from the head comments of transports/delta/stream.h and delta/block.h (and, for
 the digests, format/manifest.h), which wsync-delta(5) and wsync-manifest(5) say, too: it decodes the vectors of
 tests/fixtures/delta_vectors, and what an agent serves."""
 import os
 import shutil
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from world import *
 
 try:
@@ -108,7 +107,7 @@ def apply_edit(block, data):
 
 def unpack(data, raw_bytes):
     if not shutil.which("zstd"):
-        raise Skip("the command zstd is not here")
+        pytest.skip("the command zstd is not here")
     done = subprocess.run(["zstd", "-d", "-q", "-c"], input=data, stdout=subprocess.PIPE, check=True)
     need(len(done.stdout) == raw_bytes, "a frame has another size")
     return done.stdout
@@ -204,7 +203,7 @@ def digest(model, run, version, files):
 
 def need_numpy():
     if np is None:
-        raise Skip("the Python package numpy is not here (PyPI was not reached)")
+        pytest.skip("the Python package numpy is not here (PyPI was not reached)")
 
 
 def files_of(folder):
@@ -215,7 +214,7 @@ def described(files):
     return [(n, 8 + struct.unpack("<Q", d[:8])[0] if n.endswith(".safetensors") else 0, d) for n, d in files.items()]
 
 
-def test_vectors(_):
+def test_vectors():
     "every vector's delta makes its target of its base"
     need_numpy()
     names = sorted(n for n in os.listdir(VECTORS) if os.path.isdir(os.path.join(VECTORS, n)))
@@ -235,11 +234,11 @@ def test_vectors(_):
         print(f"# {name}: kinds {kinds}, {sum(changed for _, changed, _ in records.values())} changes")
 
 
-def test_hashes(_):
+def test_hashes():
     "no byte of a vector's delta can be another, but for the word that says whether it is whole"
     need_numpy()
     if not xxhash:
-        raise Skip("the Python package xxhash is not here (PyPI was not reached)")
+        pytest.skip("the Python package xxhash is not here (PyPI was not reached)")
     with open(os.path.join(VECTORS, "mixed", "delta"), "rb") as f:
         good = f.read()
     for i in range(len(good)):
@@ -272,10 +271,10 @@ def fetch(agent, path):
         return r.read()
 
 
-def test_agent(stack):
+def test_agent():
     "a delta that an agent serves, whole, in parts and compressed, makes the published bytes of those before"
     need_numpy()
-    agent = Agent(stack)
+    agent = Agent()
     tensors = {f"layer.{i}.weight": ("BF16", [1024, 1100]) for i in range(6)}
     tensors |= {"norm": ("F32", [4097]), "scales": ("U8", [12345]), "steps": ("I64", [77])}
     folders = {1: checkpoint(tensors, seed=1)}
@@ -316,6 +315,3 @@ def made(agent, version):
     manifest = agent.get(f"/v1/actor/{version}/manifest")
     offers = manifest.get("deltas") or []
     return manifest if offers and offers[0]["state"] == "whole" else None
-
-
-run(test_vectors, test_hashes, test_agent)

@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 # sanitizers: address
-# timeout: 180
+# timeout: 180, takes: 15
 """wsync doctor and wsync version, with the stand-in for CUDA's driver where there is no GPU."""
 import os
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from world import *
 
 CUDA, NCCL = (os.path.join(BUILD, "tests/fakes", name) for name in ("libcuda.so.1", "libnccl.so.2"))
@@ -27,10 +26,10 @@ def doctor(*args, cuda=CUDA, fake="", **env):
 
 def need_stand_in():
     if not os.path.exists(CUDA):
-        raise Skip("built without CUDA's headers")
+        pytest.skip("built without CUDA's headers")
 
 
-def test_version(stack):
+def test_version():
     "version says what is in the build: libfuse, CUDA, NCCL and kernels, or why not"
     lines = wsync("version").stdout.splitlines()
     assert lines[0].startswith("wsync 0.") and lines[1].startswith("libfuse 3.")
@@ -40,10 +39,10 @@ def test_version(stack):
         assert any(line.startswith("CUDA 1") and "headers" in line for line in lines), lines
 
 
-def test_machine(stack):
+def test_machine():
     "doctor: kernel, libfuse, memory, limits, and an agent that answers, is not there, or is named and silent"
     names = {"kernel", "fuse", "libfuse", "passthrough", "huge pages", "memory", "locked memory", "open files", "agent"}
-    agent = Agent(stack)
+    agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL))
     code, found = doctor("--agent", f"unix:{agent.sock}")
     assert code == 0 and set(found) == names, found
@@ -58,19 +57,19 @@ def test_machine(stack):
     assert "kernel" in text and text.startswith("ok "), text
 
 
-def test_usage(stack):
+def test_usage():
     "a topic that is none"
     r = wsync("doctor", "feet", check=False)
     assert r.returncode == 2 and "gpu" in r.stderr, r.stderr
 
 
-def test_no_gpu(stack):
+def test_no_gpu():
     "no driver, or one without devices, is no failure, and says so"
     for env in (dict(cuda="/nowhere/libcuda.so.1"), dict(fake="devices=0")):
         if "fake" in env and not os.path.exists(CUDA):
             continue
         if os.path.exists("/proc/driver/nvidia/version"):
-            raise Skip("there is a GPU's kernel module")
+            pytest.skip("there is a GPU's kernel module")
         code, found = doctor("gpu", **env)
         assert code == 0 and found["driver"][0] == "note" and "no GPU here" in found["driver"][1], found
         assert [n[9:] for n in found if n.startswith("strategy ")] == STRATEGIES, found
@@ -79,7 +78,7 @@ def test_no_gpu(stack):
         assert found["strategy tcp"][0] == found["strategy ipc"][0] == "ok"
 
 
-def test_devices(stack):
+def test_devices():
     "each device: what it is, copies, pinning, kernels, sharing, the way to the others"
     need_stand_in()
     code, found = doctor("gpu")
@@ -97,7 +96,7 @@ def test_devices(stack):
     assert found["pid namespace"][0] in ("ok", "note") and found["ipc namespace"][0] in ("ok", "note")
 
 
-def test_lacks(stack):
+def test_lacks():
     "what a device lacks is a note: kernels, sharing, peers, memory"
     need_stand_in()
     code, found = doctor("gpu", fake="peer=0,vmm=0,legacy=0,kernels=0")
@@ -110,7 +109,7 @@ def test_lacks(stack):
     assert code == 0 and found["device 0 kernels"][0] == "note", found
 
 
-def test_broken(stack):
+def test_broken():
     "what is there and does not work: the driver, a copy, a kernel; the exit status is 1, and nothing hangs"
     need_stand_in()
     for fake, name, word in (("fail=cuInit:1:999", "driver", "starting"), ("driver=11000", "driver", "update"),
@@ -127,18 +126,15 @@ def test_broken(stack):
     assert found["driver"][0] == "note", found  # it cannot be opened by anybody
 
 
-def test_nccl(stack):
+def test_nccl():
     "NCCL: its release, and that it is not there"
     need_stand_in()
     code, found = doctor("gpu", fake="devices=1")
     assert code == 0 and found["NCCL"][0] == "note", found
     if not os.path.exists(NCCL):
-        raise Skip("built without NCCL's headers")
+        pytest.skip("built without NCCL's headers")
     code, found = doctor("gpu", fake="devices=1", WSYNC_LIBNCCL=NCCL)
     assert code == 0 and found["NCCL"][0] == "ok" and found["NCCL"][1].startswith("2."), found
     assert found["strategy broadcast"][0] == "ok", found
     code, found = doctor("gpu", fake="devices=1", WSYNC_LIBNCCL=NCCL, WSYNC_FAKE_NCCL="version=32000")
     assert code == 1 and found["NCCL"][0] == "broken" and found["strategy broadcast"][0] == "note", found
-
-
-run(test_version, test_machine, test_usage, test_no_gpu, test_devices, test_lacks, test_broken, test_nccl)

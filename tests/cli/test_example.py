@@ -1,13 +1,10 @@
-#!/usr/bin/env python3
 # sanitizers: address
 """The example in C is a trainer: several ranks of it publish, and the mount shows what they trained. Its header is C++'s too."""
 import os
 import struct
 import subprocess
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-from world import BUILD, SLOW, Agent, Mount, need_fuse, run, tensors_of
+from world import BUILD, SLOW, Agent, Mount, need_fuse, tensors_of
 
 ROOT = os.environ["ROOT"]
 
@@ -17,11 +14,11 @@ def bfloat16(value):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) & 0xFFFF
 
 
-def test_ranks(stack):
+def test_ranks():
     "1, 2, 3 and 7 ranks of the example in C publish shards of rows and columns as bfloat16"
     need_fuse()
-    agent = Agent(stack)
-    mount = Mount(stack, agent.url)
+    agent = Agent()
+    mount = Mount(agent.url)
     for world in (1, 2, 3, 7):
         model = f"example{world}"
         command = [os.path.join(BUILD, "backends/trainer/examples/offload"), f"unix:{agent.sock}", model]
@@ -33,10 +30,7 @@ def test_ranks(stack):
         assert got == {f"model.{name}.weight": ("BF16", [5, 6], want) for name in ("by_rows", "by_columns", "everywhere")}, got
 
 
-def test_cxx(stack):
+def test_cxx():
     "the header compiles as C++11 without warnings"
     subprocess.run(["g++", "-std=c++11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c++", "-"], input=b"#include <wsync.h>\n",
                    cwd=os.path.join(ROOT, "backends/trainer"), env=dict(os.environ, CPATH="."), check=True, timeout=60)
-
-
-run(test_ranks, test_cxx)

@@ -1,11 +1,8 @@
-#!/usr/bin/env python3
 """What the tests import of each other is there: those with real packages are looked at, too, where the packages are not."""
 import ast
 import glob
 import os
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 TESTS = os.path.join(os.environ["ROOT"], "tests")
@@ -49,11 +46,8 @@ def missing(path):
             yield from ((node.lineno, node.module, a.name) for a in node.names if a.name != "*" and a.name not in names_of(module))
 
 
-def test_imports(stack):
+def test_imports():
     "every name that a test imports of another test's module is there"
     paths = glob.glob(TESTS + "/**/*.py", recursive=True)
     found = [f"{os.path.relpath(path, TESTS)}:{line}: {module} has no {name}" for path in paths for line, module, name in missing(path)]
     assert paths and not found, "\n".join(found)
-
-
-run(test_imports)

@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-# timeout: 240
+# timeout: 240, takes: 20
 """README.md and the manuals say the truth: each command in them is run, each name that the code knows is in one.
 
 A block of commands is one that is indented in README.md, or between ``` in a manual's EXAMPLES. The blocks of a text are run one
@@ -11,7 +10,6 @@ text (`; ` in a manual, `<!-- -->` in README.md) says what is there before, and 
     not run: REASON                    on the line before a block; REASON is one of REASONS
 """
 import ast
-import contextlib
 import glob
 import os
 import re
@@ -20,8 +18,9 @@ import subprocess
 import sys
 import textwrap
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from world import BUILD, SLOW, TESTDIR, WSYNC, Agent, Engine, Mount, Skip, checkpoint, need_fuse, run, step, wsync
+import pytest
+
+from world import BUILD, SLOW, TESTDIR, WSYNC, Agent, Engine, Mount, checkpoint, need_fuse, scope, step, wsync
 
 ROOT = os.environ["ROOT"]
 MANUALS = sorted(glob.glob(os.path.join(ROOT, "mount-helpers/manual/*.scd")))
@@ -113,7 +112,7 @@ def enter_host():
         subprocess.run(["ip", "addr", "add", f"10.0.0.{i}/32", "dev", "lo"], check=True)
 
 
-def start_world(stack, words):
+def start_world(words):
     """What the texts call checkpoint-1 and so on, and what runs before their first block."""
     here = os.path.join(TESTDIR, "here")
     os.mkdir(here)
@@ -123,16 +122,16 @@ def start_world(stack, words):
         os.rename(step(f"checkpoint-{i - 1}", seed=i), f"checkpoint-{i}")
     if "agent" in words:
         os.mkdir("/run/wsync")
-        agent = Agent(stack, port=18861, sock="/run/wsync/agent.sock")
+        agent = Agent(port=18861, sock="/run/wsync/agent.sock")
         for i in (1, 2):
             agent.publish("actor", i, f"checkpoint-{i}")
     if "mount" in words:
-        mount = Mount(stack, agent.url, "listen=127.0.0.1:18862", path="/wsync")
+        mount = Mount(agent.url, "listen=127.0.0.1:18862", path="/wsync")
         mount.wait_version("actor", 2)
     if "engine" in words:
-        Engine(stack, "/wsync/actor/1", port=30000)
+        Engine("/wsync/actor/1", port=30000)
     if "vllm" in words:
-        Engine(stack, "/wsync/actor/1", api="vllm", port=8000)
+        Engine("/wsync/actor/1", api="vllm", port=8000)
     return dict(os.environ, PATH=f"{here}/bin:{os.environ['PATH']}", WSYNC_LOG="warn", HOME=here)
 
 
@@ -159,8 +158,8 @@ def run_block(path, block, environment):
 def run_blocks(path):
     """In the namespaces: all blocks that can run here, or an error that names the line."""
     enter_host()
-    with contextlib.ExitStack() as stack:
-        environment = start_world(stack, world_of(path))
+    with scope():
+        environment = start_world(world_of(path))
         put_on_path(environment)
         for block in blocks_of(path):
             if block.reason and block.is_python:
@@ -175,44 +174,37 @@ def run_blocks(path):
 def in_host(path):
     need_fuse()
     if subprocess.run(["unshare", "-mnp", "--fork", "true"], capture_output=True).returncode:
-        raise Skip("no namespaces on this machine")
+        pytest.skip("no namespaces on this machine")
     folder = os.path.join(TESTDIR, title(path))
     os.mkdir(folder)
-    done = subprocess.run(["unshare", "-mnp", "--fork", "--kill-child", "--mount-proc", sys.executable, os.path.abspath(__file__),
-                           "--inside", path], env=dict(os.environ, TESTDIR=folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    done = subprocess.run(["unshare", "-mnp", "--fork", "--kill-child", "--mount-proc", sys.executable, os.path.abspath(__file__), path],
+                          env=dict(os.environ, TESTDIR=folder, PYTHONPATH=os.path.join(ROOT, "tests")), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, timeout=120 * SLOW)
     assert done.returncode == 0, done.stdout
 
 
-def commands_of(path):
-    def test(_):
-        in_host(path)
-
-    blocks = blocks_of(path)
-    n = sum(not b.reason for b in blocks)
-    test.__doc__ = f"{title(path)}: {n} of {len(blocks)} blocks of commands are run, and do not fail"
-    return [test] if n else []
+TEXTS = [README, *MANUALS]
 
 
-def left_out_of(path):
-    """A line for each reason why blocks are not run."""
-    reasons = [b.reason for b in blocks_of(path) if b.reason]
-    for reason in sorted(set(reasons)):
+@pytest.mark.parametrize("path", [p for p in TEXTS if any(not b.reason for b in blocks_of(p))], ids=title)
+def test_commands(path):
+    "the blocks of commands are run, and do not fail"
+    in_host(path)
 
-        def test(_, reason=reason):
-            raise Skip(f"{reasons.count(reason)} of its blocks are not run here: {reason}")
 
-        test.__doc__ = title(path)
-        yield test
+@pytest.mark.parametrize("path, reason", [(p, r) for p in TEXTS for r in sorted({b.reason for b in blocks_of(p) if b.reason})])
+def test_left_out(path, reason):
+    "blocks that cannot run here are named, with the reason"
+    pytest.skip(f"{sum(b.reason == reason for b in blocks_of(path))} of its blocks are not run here: {reason}")
 
 
 # --- the form of the texts ---
 
 
-def test_rendering(_):
+def test_rendering():
     "every manual is rendered without a warning, by scdoc and by groff"
     if not shutil.which("scdoc") or not shutil.which("groff"):
-        raise Skip("scdoc or groff is not installed")
+        pytest.skip("scdoc or groff is not installed")
     assert len(MANUALS) == 12, MANUALS
     for path in MANUALS:
         with open(path, "rb") as f:
@@ -224,7 +216,7 @@ def test_rendering(_):
         assert read(path).startswith(f'{name}({section}) "wsync" "wsync manual"\n\n# NAME\n\n{name} - '), path
 
 
-def test_links(_):
+def test_links():
     "a manual or a command's page that is named is there, and so is each file that README.md links to"
     pages = {title(p).replace(".", "(") + ")" for p in MANUALS} | {"wsync(1)"}
     pages |= {f"wsync-{c}(1)" for c in wsync("help", "--list").stdout.split()}
@@ -235,7 +227,7 @@ def test_links(_):
         assert os.path.exists(os.path.join(ROOT, link)), f"README.md links to {link}, which is not there"
 
 
-def test_length(_):
+def test_length():
     "README.md is read to its end: 150 lines, 1,100 words, 100 columns"
     lines = read(README).splitlines()
     words = sum(len(line.split()) for line in lines)
@@ -245,7 +237,7 @@ def test_length(_):
 
 # --- what the code knows ---
 
-NO_ROUTES = {"/v1", "/v1/local", "/abort", "/path", "/p"}  # beginnings and ends of routes, and words of messages
+NO_ROUTES = {"/v1", "/v1/local", "/abort", "/path", "/p", "/s"}  # beginnings and ends of routes, and words of messages
 
 
 def say(names, *manuals):
@@ -263,11 +255,11 @@ def sources(*ends):
                     yield read(os.path.join(place, name))
 
 
-def test_control(stack):
+def test_control():
     "each control command, option, flag, file, attribute and metric of a mount is in a manual"
     need_fuse()
-    agent = Agent(stack)
-    mount = Mount(stack, agent.url)
+    agent = Agent()
+    mount = Mount(agent.url)
     agent.publish("actor", 1, checkpoint(TENSORS))
     mount.wait_version("actor", 1)
     usages = [line for file in ("ctl", "actor/ctl") for line in mount.text(file).splitlines() if not line.startswith(" ")]
@@ -286,19 +278,19 @@ def test_control(stack):
     say(set(re.findall(r" ([a-z_-]+)=", mount.status("actor")["version.1"])), "wsync-control.7")
 
 
-def test_options(_):
+def test_options():
     "each mount option is in wsync-control(7)"
     lines = wsync("mount", "--list-options").stdout.splitlines()
     say({re.split(r"[= ]", line)[0] for line in lines}, "wsync-control.7")
 
 
-def test_events(_):
+def test_events():
     "each event's word is in wsync-control(7)"
     text = "\n".join(sources(".c"))
     say(set(re.findall(r'_event\([^;"]*"([a-z][a-z-]+) model=', text)), "wsync-control.7")
 
 
-def test_served(_):
+def test_served():
     "each metric and each HTTP route of agents, mounts and AstraFlow's listeners is in a manual"
     text = "\n".join(sources(".c"))
     say(set(re.findall(r"# TYPE (wsync_[a-z_]+)[ \\]", text)) | {"wsync_agent_versions_published_total"}, "wsync-api.5")
@@ -309,12 +301,12 @@ def test_served(_):
     verbs = set(re.findall(r'\{WS_API_\w+, "([a-z]+)"\}', text)) | set(re.findall(r'strcmp\((?:r->)?(?:q->)?verb, "([a-z]+)"\)', text))
     assert {"manifest", "files", "mounts", "wanted", "broadcast", "node"} <= verbs, verbs
     say(verbs, "wsync-api.5")
-    ranks = set(re.findall(r'\{"([a-z/]+)", (?:do_|ws_agent_|ws_gpu_do_)\w+\}', text))
+    ranks = set(re.findall(r'\{"([a-z/]+)", (?:do_|ws_rank_)\w+\}', text))
     assert {"register", "gpu/open"} <= ranks, ranks
     say({f"/v1/local/{r}" for r in ranks}, "wsync-api.5")
 
 
-def test_environment(_):
+def test_environment():
     "each variable of the environment that wsync has is in wsync(7)"
     text = "\n".join(sources(".c", ".py"))
     names = set(re.findall(r'"(WSYNC_[A-Z_]+)"', text))
@@ -322,7 +314,5 @@ def test_environment(_):
     say(names, "wsync.7")
 
 
-if sys.argv[1:2] == ["--inside"]:
-    run_blocks(sys.argv[2])
-run(test_rendering, test_links, test_length, test_control, test_options, test_events, test_served, test_environment,
-    *(test for path in [README, *MANUALS] for test in [*commands_of(path), *left_out_of(path)]))
+if __name__ == "__main__":
+    run_blocks(sys.argv[1])

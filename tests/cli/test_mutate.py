@@ -1,10 +1,8 @@
-#!/usr/bin/env python3
 """tests/mutate: its table fits the code as it is, and it tells a change that a test sees from one that none sees, in a tree of its own."""
 import os
 import subprocess
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 ROOT = os.environ["ROOT"]
@@ -55,7 +53,7 @@ def edit(tree, name, old, new):
         f.write(text.replace(old, new))
 
 
-def test_table(stack):
+def test_table():
     """every text of the table is in the code, and every test that it names is there; help is help, and nothing else is guessed"""
     code, text = said(ROOT, "--check")
     assert code == 0, text
@@ -64,7 +62,7 @@ def test_table(stack):
     assert said(ROOT, "--chek")[0] == 1
 
 
-def test_check(stack):
+def test_check():
     """a text that is no more in the code, a test that is gone and an unknown equivalent are named"""
     tree = tree_of_its_own()
     assert said(tree, "--check") == (0, "4 entries, 0 wrong\n"), said(tree, "--check")
@@ -78,7 +76,7 @@ def test_check(stack):
     assert code == 1 and "something: the table has no such entry" in text and "there is no test unit/test_it" in text, text
 
 
-def test_outcomes(stack):
+def test_outcomes():
     """killed, survived, equivalent and what does not build are told apart; the tree stays as it was"""
     tree = tree_of_its_own()
     code, text = said(tree)
@@ -91,6 +89,3 @@ def test_outcomes(stack):
     edit(tree, "it.sh", "exit 0", ": exit 0; exit 2")
     code, text = said(tree, "exit 1")
     assert code == 1 and "without any change these fail: unit/test_it" in text, text
-
-
-run(test_table, test_check, test_outcomes)

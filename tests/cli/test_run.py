@@ -1,31 +1,37 @@
-#!/usr/bin/env python3
-"""tests/run itself: what ends early, says too little, skips or fails once is seen. It runs a tree of its own, of scripts made here."""
+"""tests/run itself: what ends early, says too little, skips or fails once is seen. It runs a tree of tests that are made here."""
 import glob
 import os
 import shutil
 import signal
 import subprocess
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 ROOT = os.environ["ROOT"]
 
 
-def outcome(test, script, ci=False):
-    """Runs one script under a copy of tests/run; returns its exit status and output."""
+def outcome(kind, script, ci=False):
+    """Runs one test, a program or a file of pytest's, under a copy of tests/run; returns its exit status and output."""
     tree = os.path.join(TESTDIR, unique("tree"))
-    os.makedirs(os.path.join(tree, "tests/mount"))
+    for folder in ("unit", "mount"):
+        os.makedirs(os.path.join(tree, "tests", folder))
     for name in ("tests/run", "tests/skips", ".ci/python"):
         os.makedirs(os.path.dirname(os.path.join(tree, name)), exist_ok=True)
         shutil.copy(os.path.join(ROOT, name), os.path.join(tree, name))
     with open(os.path.join(tree, "Makefile"), "w") as f:
         f.write("all test-programs:\n")
-    path = os.path.join(tree, "tests/mount/test_it.sh")
+    path = os.path.join(tree, "tests/unit/test_it.c" if kind == "program" else "tests/mount/test_it.py")
     with open(path, "w") as f:
-        f.write("#!/bin/sh\n" + script)
-    os.chmod(path, 0o755)
+        f.write("" if kind == "program" else script)
+    if kind == "program":
+        built = os.path.join(tree, "build/tests/unit/test_it")
+        os.makedirs(os.path.dirname(built))
+        with open(built, "w") as f:
+            f.write("#!/bin/sh\n" + script)
+        os.chmod(built, 0o755)
+    if os.path.isdir(os.path.join(ROOT, "build/venv")):
+        os.makedirs(os.path.join(tree, "build"), exist_ok=True)
+        os.symlink(os.path.join(ROOT, "build/venv"), os.path.join(tree, "build/venv"))
     env = {k: v for k, v in os.environ.items() if k != "CI"}
     env.update({"CI": "1"} if ci else {}, STATE=os.path.join(tree, "ran"))
     env.pop("TESTDIR")  # the processes of that test are not this one's
@@ -38,42 +44,56 @@ def counts(status, text, passed, failed, skipped):
     assert status == (1 if failed else 0), (status, text)
 
 
-def test_help(stack):
+def test_help():
     "--help says what names there are, and runs nothing"
     done = subprocess.run([os.path.join(ROOT, "tests/run"), "--help"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and "tests/run [NAME...]" in done.stdout and "-- build" not in done.stdout, done
 
 
-def test_plan(stack):
+def test_plan():
     """a program that ends after its first result, and one without a plan, have failed"""
-    counts(*outcome("good", "echo 1..2; echo ok - a; echo ok - b\n"), 2, 0, 0)
-    counts(*outcome("short", "echo 1..2; echo ok - a\n"), 1, 1, 0)
-    counts(*outcome("none", "echo ok - a\n"), 1, 1, 0)
-    counts(*outcome("nothing", "true\n"), 0, 1, 0)
-    counts(*outcome("empty", "echo 1..0\n"), 0, 1, 0)
-    counts(*outcome("status", "echo 1..1; echo ok - a; exit 3\n"), 1, 1, 0)
+    counts(*outcome("program", "echo 1..2; echo ok - a; echo ok - b\n"), 2, 0, 0)
+    counts(*outcome("program", "echo 1..2; echo ok - a\n"), 1, 1, 0)
+    counts(*outcome("program", "echo ok - a\n"), 1, 1, 0)
+    counts(*outcome("program", "true\n"), 0, 1, 0)
+    counts(*outcome("program", "echo 1..0\n"), 0, 1, 0)
+    counts(*outcome("program", "echo 1..1; echo ok - a; exit 3\n"), 1, 1, 0)
+    counts(*outcome("program", "echo 1..1; echo ok - a; exit 5\n"), 1, 1, 0)  # what pytest ends with where all is skipped
 
 
-def test_skips(stack):
+def test_skips():
     """in CI a skip that is not allowed is a failure"""
     lacking = "echo 1..1; echo 'ok - a # SKIP the package is not here'\n"
-    counts(*outcome("here", lacking), 0, 0, 1)
-    counts(*outcome("ci", lacking, ci=True), 0, 1, 0)
-    counts(*outcome("all", "echo '1..0 # SKIP nothing is here'\n", ci=True), 0, 1, 0)
-    counts(*outcome("gpu", "echo 1..1; echo 'ok - a # SKIP no GPU on this machine'\n", ci=True), 0, 0, 1)
+    counts(*outcome("program", lacking), 0, 0, 1)
+    counts(*outcome("program", lacking, ci=True), 0, 1, 0)
+    counts(*outcome("program", "echo '1..0 # SKIP nothing is here'\n", ci=True), 0, 1, 0)
+    counts(*outcome("program", "echo 1..1; echo 'ok - a # SKIP no GPU on this machine'\n", ci=True), 0, 0, 1)
 
 
-def test_unsteady(stack):
+def test_unsteady():
     """in CI what failed is run once more and named if it passes then; elsewhere it has failed"""
     once = 'echo 1..1; if [ -e "$STATE" ]; then echo ok - a; else touch "$STATE"; echo not ok - a; exit 1; fi\n'
-    counts(*outcome("plain", once), 0, 1, 0)
-    status, text = outcome("ci", once, ci=True)
+    counts(*outcome("program", once), 0, 1, 0)
+    status, text = outcome("program", once, ci=True)
     counts(status, text, 1, 0, 0)
-    assert "UNSTEADY mount/test_it.sh" in text.replace("tests/mount", "mount"), text
-    counts(*outcome("twice", "echo 1..1; echo not ok - a; exit 1\n", ci=True), 0, 1, 0)
+    assert "UNSTEADY unit/test_it" in text.replace("tests/unit", "unit"), text
+    counts(*outcome("program", "echo 1..1; echo not ok - a; exit 1\n", ci=True), 0, 1, 0)
 
 
-def test_killed(stack):
+def test_pytest():
+    """of pytest's tests each result counts; one that ends in the middle, has no test or cannot be imported has failed"""
+    counts(*outcome("pytest", "def test_a(): pass\ndef test_b(): pass\n"), 2, 0, 0)
+    status, text = outcome("pytest", "import pytest\ndef test_a(): assert 1 == 2\ndef test_b(): pytest.skip('no GPU')\n")
+    counts(status, text, 0, 1, 1)
+    assert "FAILED tests/mount/test_it.py: test_a: assert 1 == 2" in text and "skipped tests/mount/test_it.py: test_b: no GPU" in text, text
+    counts(*outcome("pytest", "import pytest\n@pytest.fixture\ndef x():\n    yield\n    1 / 0\ndef test_a(x): pass\n"), 0, 1, 0)
+    counts(*outcome("pytest", "import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\n"), 0, 1, 0)
+    counts(*outcome("pytest", "import nothing_of_this_name\n"), 0, 1, 0)
+    counts(*outcome("pytest", "x = 1\n"), 0, 1, 0)
+    counts(*outcome("pytest", "import pytest\npytest.skip('no GPU', allow_module_level=True)\n", ci=True), 0, 0, 1)
+
+
+def test_killed():
     """a C test's folders are in the test's own: nothing stays where it is killed"""
     for name, folder in (("publisher", "wsync-pub.*"), ("gpu_offload", "wsync-gpu.*")):
         own = os.path.join(TESTDIR, unique("own"))
@@ -86,6 +106,3 @@ def test_killed(stack):
         finally:
             os.killpg(process.pid, signal.SIGKILL)  # with its children
             process.wait()
-
-
-run(test_help, test_plan, test_skips, test_unsteady, test_killed)

@@ -1,13 +1,15 @@
 """This release and those before it, side by side: each has its command, and its agents, mounts and engines.
 
-A test is test(stack, one, other) and runs twice by pairs(): with (0.1.0, this release) and (this release, 0.1.0); it names the two
-by what they do in it. To test beside another release too: a line below `old-releases` in the Makefile, and its name in OLDER.
+A test of two parameters runs twice by @pairs: with (0.1.0, this release) and (this release, 0.1.0); it names the two by what they do
+in it. To test beside another release too: a line below `old-releases` in the Makefile, and its name in OLDER.
 A new feature that crosses processes or a disk has its test here: that the other side works without it, or what is said."""
+import inspect
 import os
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 import world
+import pytest
+
 from world import *
 
 
@@ -23,11 +25,11 @@ class Release:
 
 
 def built(name):
-    """A release of before. Where there is no history to build it from, none of the script's tests can run."""
+    """A release of before. Where there is no history to build it from, none of the file's tests can run."""
     folder = os.path.join(os.environ["ROOT"], "build/compat", name)
     if os.path.exists(folder + "/missing"):
         with open(folder + "/missing") as f:
-            skip_all(f.read().strip())
+            pytest.skip(f.read().strip(), allow_module_level=True)
     if not os.path.exists(folder + "/whole"):
         sys.exit(f"{name} was not built: `make old-releases` says why")
     return Release(name[1:], folder + "/build")
@@ -37,23 +39,25 @@ NEW = Release("this release", BUILD)
 OLDER = [built("v0.1.0")]
 
 
-def pairs(*tests):
-    """test(stack, one, other): with each older release as its first side, and as its second."""
-    return [of(test, *pair) for test in tests for old in OLDER for pair in ((old, NEW), (NEW, old))]
+def names_of(test, n):
+    """Of the parameters that are releases: the first ones."""
+    return ", ".join(list(inspect.signature(test).parameters)[:n])
 
 
-def olds(*tests):
-    """test(stack, old): with each older release beside this one."""
-    return [of(test, old) for test in tests for old in OLDER]
+def pairs(test):
+    """A test of (one, other): with each older release as its first side, and as its second."""
+    both = [pair for old in OLDER for pair in ((old, NEW), (NEW, old))]
+    return pytest.mark.parametrize(names_of(test, 2), both, ids=[f"{a.name} and {b.name}" for a, b in both])(test)
 
 
-def of(test, *releases):
-    def call(stack):
-        need_fuse()
-        test(stack, *releases)
+def olds(test):
+    """A test of (old): with each older release beside this one."""
+    return pytest.mark.parametrize(names_of(test, 1), OLDER, ids=[r.name for r in OLDER])(test)
 
-    call.__doc__ = f"{test.__doc__} ({', '.join(r.name for r in releases)})"
-    return call
+
+@pytest.fixture(autouse=True)
+def mountable():
+    need_fuse()
 
 
 def same(mount, version, folder, model="actor"):

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # beside others
 # timeout: 240
 """What one release writes to a disk, read and gone on with by another: agents' archives, what `wsync save` wrote, exports."""
@@ -21,35 +20,38 @@ def publish(agent, folders, *versions, archive=None):
             wait_for(lambda: version in entries(archive), f"version {version} in the archive")
 
 
-def test_archive(stack, writer, reader):
+@pairs
+def test_archive(writer, reader):
     "an agent's archive, whole versions and deltas, is read"
     archive, folders = unique("archive"), {}
-    publish(writer.Agent(stack, "--archive", archive), folders, 1, 2, 3, archive=archive)
-    mount = reader.Mount(stack, f"dir:{archive}")
+    publish(writer.Agent("--archive", archive), folders, 1, 2, 3, archive=archive)
+    mount = reader.Mount(f"dir:{archive}")
     for version in (3, 1, 2):
         same(mount, version, folders[version])
         mount.write(f"verify {version}", "actor/ctl")
     wait_for(lambda: "delta" in how(mount, 2)[0] or "chain" in how(mount, 3)[0], "a delta to be read")
 
 
-def test_gone_on_with(stack, first, second):
+@pairs
+def test_gone_on_with(first, second):
     "an archive is gone on with by the agent of another release, and read by both"
     archive, folders = unique("archive"), {}
-    agent = first.Agent(stack, "--archive", archive)
+    agent = first.Agent("--archive", archive)
     publish(agent, folders, 1, 2, archive=archive)
     agent.end()
-    publish(second.Agent(stack, "--archive", archive), folders, 3, 4, archive=archive)
+    publish(second.Agent("--archive", archive), folders, 3, 4, archive=archive)
     assert sorted(entries(archive)) == [1, 2, 3, 4]
     for release in first, second:
-        mount = release.Mount(stack, f"dir:{archive}")
+        mount = release.Mount(f"dir:{archive}")
         for version in (4, 2, 1, 3):
             same(mount, version, folders[version])
 
 
-def test_save(stack, savers, mounts):
+@pairs
+def test_save(savers, mounts):
     "wsync save of another release writes versions of a mount, and what it wrote is read by both"
-    agent, archive, folders = mounts.Agent(stack), unique("archive"), {}
-    mount = mounts.Mount(stack, agent.url, "keep=3")
+    agent, archive, folders = mounts.Agent(), unique("archive"), {}
+    mount = mounts.Mount(agent.url, "keep=3")
     for version in (1, 2):
         publish(agent, folders, version)
         same(mount, version, folders[version])
@@ -60,19 +62,20 @@ def test_save(stack, savers, mounts):
     said = mounts.wsync("save", mount.file("actor/2"), mount.file("actor/3"), archive).stdout
     assert "is in the archive already" in said and "actor/3: delta on 2" in said, said
     for release in savers, mounts:
-        back = release.Mount(stack, f"dir:{archive}")
+        back = release.Mount(f"dir:{archive}")
         for version in (3, 1, 2):
             same(back, version, folders[version])
 
 
-def test_export(stack, first, second):
+@pairs
+def test_export(first, second):
     "a folder of exported versions is gone on with by the export of another release"
     need_fuse()
-    agent, place, folders = first.Agent(stack), unique("export"), {}
+    agent, place, folders = first.Agent(), unique("export"), {}
     publish(agent, folders, 1)
     for release, version in ((first, 1), (second, 2), (first, 3)):
-        with contextlib.ExitStack() as inner:
-            export = type("Export", (Process,), {"command": release.command})(inner, "export", agent.url, place)
+        with scope():
+            export = type("Export", (Process,), {"command": release.command})("export", agent.url, place)
             if version > 1:
                 publish(agent, folders, version)
             path = f"{place}/actor/{version}/model.safetensors"
@@ -80,6 +83,3 @@ def test_export(stack, first, second):
             assert export.alive(), export.text()
             wait_for(lambda: os.path.realpath(f"{place}/actor/latest").endswith(f"/{version}"), "the link")
             assert tensors_of(path) == tensors_of(folders[version] + "/model.safetensors"), version
-
-
-run(*pairs(test_archive, test_gone_on_with, test_save, test_export))

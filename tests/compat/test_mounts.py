@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # beside others
 # timeout: 300
 """Mounts of one release on agents, mounts and engines of another: whole versions, deltas, switches and releases."""
@@ -8,8 +7,8 @@ from releases import *
 class Run:
     """An agent of a release, and the steps that it published."""
 
-    def __init__(self, stack, release):
-        self.agent = release.Agent(stack)
+    def __init__(self, release):
+        self.agent = release.Agent()
         self.folders, self.newest = {}, 0
         self.step()
 
@@ -31,10 +30,11 @@ class Run:
 GUESSED = "threads=2"
 
 
-def test_tcp(stack, mounts, agents):
+@pairs
+def test_tcp(mounts, agents):
     "a mount on an agent by tcp: the first version whole, each step as a delta"
-    run = Run(stack, agents)
-    mount = mounts.Mount(stack, run.agent.url, GUESSED)
+    run = Run(agents)
+    mount = mounts.Mount(run.agent.url, GUESSED)
     same(mount, 1, run.folders[1])
     assert how(mount, 1)[0] == "tcp full", how(mount, 1)
     for _ in range(3):
@@ -45,10 +45,11 @@ def test_tcp(stack, mounts, agents):
         mount.write(f"verify {version}", "actor/ctl")
 
 
-def test_unix(stack, mounts, agents):
+@pairs
+def test_unix(mounts, agents):
     "a mount on an agent by unix: takes descriptors, and does not stop the trainer"
-    run = Run(stack, agents)
-    mount = mounts.Mount(stack, f"unix:{run.agent.sock}")
+    run = Run(agents)
+    mount = mounts.Mount(f"unix:{run.agent.sock}")
     for _ in range(5):
         same(mount, run.newest, run.folders[run.newest])
         assert how(mount, run.newest)[0].startswith("ipc"), how(mount, run.newest)
@@ -56,14 +57,15 @@ def test_unix(stack, mounts, agents):
     same(mount, run.newest, run.folders[run.newest])
 
 
-def test_relay(stack, below, above):
+@pairs
+def test_relay(below, above):
     "a mount below a mount that serves and wants a token: the first version whole, the next as a delta"
-    run = Run(stack, above)
+    run = Run(above)
     port, token = free_port(), unique("token")
     with open(token, "w") as f:
         f.write("secret\n")
-    relay = above.Mount(stack, run.agent.url, f"{GUESSED},serve=127.0.0.1:{port},serve-token-file={token}")
-    mount = below.Mount(stack, f"http://127.0.0.1:{port}", f"{GUESSED},token-file={token}")
+    relay = above.Mount(run.agent.url, f"{GUESSED},serve=127.0.0.1:{port},serve-token-file={token}")
+    mount = below.Mount(f"http://127.0.0.1:{port}", f"{GUESSED},token-file={token}")
     same(mount, 1, run.folders[1])
     run.step()
     same(relay, 2, run.folders[2])
@@ -72,14 +74,15 @@ def test_relay(stack, below, above):
     assert how(relay, 2)[0].startswith("tcp delta from 1"), how(relay, 2)
 
 
-def test_switch(stack, mounts, engines):
+@pairs
+def test_switch(mounts, engines):
     "a mount switches engines there and back; what they hold is what was published"
-    run = Run(stack, mounts)
+    run = Run(mounts)
     run.step()
-    sums = {v: engines.Engine(stack, run.folders[v]).checksum() for v in (1, 2)}
-    mount = mounts.Mount(stack, run.agent.url)
+    sums = {v: engines.Engine(run.folders[v]).checksum() for v in (1, 2)}
+    mount = mounts.Mount(run.agent.url)
     mount.wait_version("actor", 2)
-    held = [engines.Engine(stack, mount.file("actor/1"), api=api) for api in ("sglang", "vllm")]
+    held = [engines.Engine(mount.file("actor/1"), api=api) for api in ("sglang", "vllm")]
     for e in held:
         mount.write(f"engine add {e.api} {e.api} {e.url}", "actor/ctl")
     for version in (1, 2, "previous"):
@@ -89,25 +92,23 @@ def test_switch(stack, mounts, engines):
         assert [e.checksum() for e in held] == [sums[number]] * 2, version
 
 
-def test_release(stack, commands, agents):
+@pairs
+def test_release(commands, agents):
     "a release over mounts of both switches all of them, there and back"
-    run = Run(stack, agents)
+    run = Run(agents)
     fleet, engines = {}, {}
     for release, host in ((commands, "n0"), (agents, "n1")):
-        mount = fleet[host] = release.Mount(stack, run.agent.url, f"host={host}")
+        mount = fleet[host] = release.Mount(run.agent.url, f"host={host}")
         mount.wait_version("actor", 1)
-        engines[host] = release.Engine(stack, run.folders[1])
+        engines[host] = release.Engine(run.folders[1])
         mount.write(f"engine add e sglang {engines[host].url}", "actor/ctl")
         mount.write("follow", "actor/policy")
     wait_for(lambda: sum(m["engines"] == 1 and m["follows"] for m in run.agent.get("/v1/actor/mounts")) == 2, "the mounts' word")
     run.step()
-    sums = {v: commands.Engine(stack, run.folders[v]).checksum() for v in (1, 2)}
+    sums = {v: commands.Engine(run.folders[v]).checksum() for v in (1, 2)}
     for version, release in ((1, commands), (2, agents), (1, commands), (2, commands)):
         out = release.wsync("release", "--agent", run.agent.url, "--wait", 60, "actor", version, timeout=90).stdout
         assert "released: 2 mounts serve it" in out, out
         assert [e.serves() for e in engines.values()] == [str(version)] * 2
         assert [e.checksum() for e in engines.values()] == [sums[version]] * 2
         release.wsync("wait", "--agent", run.agent.url, "--loaded", "all", "--timeout", 60, "actor", version)
-
-
-run(*pairs(test_tcp, test_unix, test_relay, test_switch, test_release))

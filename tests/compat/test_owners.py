@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # beside others
 # timeout: 180
 """A socket, an archive and a mount's folder have one owner, also where the second to come is of another release."""
@@ -13,43 +12,43 @@ class Second(Process):
         return self.text()
 
 
-def second(stack, release, *args):
-    return type("Second", (Second,), {"command": release.command})(stack, *args).said()
+def second(release, *args):
+    return type("Second", (Second,), {"command": release.command})(*args).said()
 
 
-def test_socket(stack, first, other):
+@pairs
+def test_socket(first, other):
     "an agent does not take the socket of one that lives, and takes it from one that was killed"
-    agent, folders = first.Agent(stack), {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
+    agent, folders = first.Agent(), {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
     agent.publish("actor", 1, folders[1])
-    assert agent.sock in second(stack, other, "agent", "--listen", "none", "--socket", agent.sock)
-    same(other.Mount(stack, f"unix:{agent.sock}"), 1, folders[1])
+    assert agent.sock in second(other, "agent", "--listen", "none", "--socket", agent.sock)
+    same(other.Mount(f"unix:{agent.sock}"), 1, folders[1])
     agent.kill()
-    successor = other.Agent(stack, sock=agent.sock)
+    successor = other.Agent(sock=agent.sock)
     successor.publish("actor", 2, folders[2])
-    same(first.Mount(stack, f"unix:{agent.sock}"), 2, folders[2])
+    same(first.Mount(f"unix:{agent.sock}"), 2, folders[2])
 
 
-def test_archive(stack, first, other):
+@pairs
+def test_archive(first, other):
     "an agent does not write the archive of one that lives"
     archive = unique("archive")
-    first.Agent(stack, "--archive", archive)
-    said = second(stack, other, "agent", "--listen", "none", "--socket", unique("sock"), "--archive", archive)
+    first.Agent("--archive", archive)
+    said = second(other, "agent", "--listen", "none", "--socket", unique("sock"), "--archive", archive)
     assert "another process writes the archive" in said, said
 
 
-def test_mount(stack, first, other):
+@pairs
+def test_mount(first, other):
     "a live mount is left alone by one that comes later; a killed one is recovered"
-    agent, folder = other.Agent(stack), checkpoint(SMALL, seed=1)
+    agent, folder = other.Agent(), checkpoint(SMALL, seed=1)
     agent.publish("actor", 1, folder)
-    mount = first.Mount(stack, agent.url)
+    mount = first.Mount(agent.url)
     same(mount, 1, folder)
     r = other.wsync("mount", "-o", f"state={TESTDIR}/state", agent.url, mount.path, check=False)
     assert r.returncode == 1 and "already and answers" in r.stderr, r
     same(mount, 1, folder)
     mount.kill()
-    later = other.Mount(stack, agent.url, path=mount.path)
+    later = other.Mount(agent.url, path=mount.path)
     same(later, 1, folder)
     assert later.alive()
-
-
-run(*pairs(test_socket, test_archive, test_mount))

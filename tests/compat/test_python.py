@@ -1,8 +1,9 @@
-#!/usr/bin/env python3
 # beside others
 # timeout: 120
 """The Python package of one release with the agents, mounts and library of another."""
 import re
+
+import pytest
 
 from releases import *
 
@@ -10,7 +11,7 @@ try:
     import cffi  # noqa: F401
     import numpy as np
 except ImportError as e:
-    skip_all(f"{e.name} is not installed, as PyPI could not be reached")
+    pytest.skip(f"{e.name} is not installed, as PyPI could not be reached", allow_module_level=True)
 
 from package import package
 
@@ -41,12 +42,12 @@ def python(release, program, *args, library=None):
     return subprocess.run([sys.executable, "-c", program, *args], env=env, capture_output=True, timeout=90, check=False)
 
 
-def published(stack, agents, mounts, trainer):
+def published(agents, mounts, trainer):
     """By a trainer, which is told the agent's address; what a mount shows of it is what it offloaded."""
-    agent = agents.Agent(stack)
+    agent = agents.Agent()
     done = trainer(f"unix:{agent.sock}")
     assert done.returncode == 0, done.stderr.decode()
-    mount = mounts.Mount(stack, agent.url)
+    mount = mounts.Mount(agent.url)
     mount.wait_version("actor", 3)
     want = np.arange(70000, dtype=np.float32).reshape(700, 100)
     want[1:4] += 1
@@ -54,24 +55,24 @@ def published(stack, agents, mounts, trainer):
     return mount, want
 
 
-def test_publisher(stack, packages, agents):
+@pairs
+def test_publisher(packages, agents):
     "a trainer publishes to an agent, and reads a mount"
-    mount, want = published(stack, agents, agents, lambda agent: python(packages, TRAINER, agent))
+    mount, want = published(agents, agents, lambda agent: python(packages, TRAINER, agent))
     done = python(packages, READER, mount.file("actor/3"))
     assert done.stdout == want.tobytes(), done.stderr.decode()
 
 
-def test_newer_library(stack, old):
+@olds
+def test_newer_library(old):
     "an older package works with this release's library"
-    published(stack, NEW, NEW, lambda agent: python(old, TRAINER, agent, library=NEW))
+    published(NEW, NEW, lambda agent: python(old, TRAINER, agent, library=NEW))
 
 
-def test_older_library(stack, old):
+@olds
+def test_older_library(old):
     "this release's package refuses an older library, and names both"
     done = python(NEW, "import wsync", library=old)
     said = done.stderr.decode()
     assert done.returncode and f"{old.build}/libwsync.so is libwsync {old.name} and has no " in said, said
     assert re.search(r"this package's wsync\.h \(\d+\.\d+\) declares", said) and "Install both from one checkout" in said, said
-
-
-run(*pairs(test_publisher), *olds(test_newer_library, test_older_library))

@@ -1,21 +1,23 @@
-#!/usr/bin/env python3
 # beside others
 # timeout: 240
 """Trainers whose ranks have another release's library than the agent, than each other, or than their program was built with."""
+import re
 import struct
+
+import pytest
 
 from releases import *
 
 try:
     import ranks
 except ImportError as e:
-    skip_all(f"{e.name} is not installed, as PyPI could not be reached")
+    pytest.skip(f"{e.name} is not installed, as PyPI could not be reached", allow_module_level=True)
 
 ELEMENTS = 1 << 20  # 3 MB
 
 
-def rank(stack, release, agent, i, n, *args):
-    return type("Rank", (ranks.Rank,), {"build": release.build})(stack, agent, "actor", i, n, ELEMENTS, *args)
+def rank(release, agent, i, n, *args):
+    return type("Rank", (ranks.Rank,), {"build": release.build})(agent, "actor", i, n, ELEMENTS, *args)
 
 
 def offload(trainer, version):
@@ -30,49 +32,56 @@ def same_ranks(mount, version):
     assert got == want, ranks.describe(version, got, want)
 
 
-def test_agent(stack, trainers, agents):
+@pairs
+def test_agent(trainers, agents):
     "ranks on an agent publish steps, also while readers of both releases hold some and a rank comes back"
-    agent = agents.Agent(stack)
-    trainer = [rank(stack, trainers, agent, i, 2) for i in (0, 1)]
-    mounts = [release.Mount(stack, source) for release in (trainers, agents) for source in (agent.url, f"unix:{agent.sock}")]
+    agent = agents.Agent()
+    trainer = [rank(trainers, agent, i, 2) for i in (0, 1)]
+    mounts = [release.Mount(source) for release in (trainers, agents) for source in (agent.url, f"unix:{agent.sock}")]
     for version in range(1, 7):
         offload(trainer, version)
         for mount in mounts:
             same_ranks(mount, version)
         if version == 3:
             trainer[1].end()
-            trainer[1] = rank(stack, trainers, agent, 1, 2)
+            trainer[1] = rank(trainers, agent, 1, 2)
 
 
-def test_each_other(stack, first, other):
+@pairs
+def test_each_other(first, other):
     "ranks of one trainer have both releases' libraries, on an agent of either"
     for agents in first, other:
-        agent = agents.Agent(stack)
-        trainer = [rank(stack, release, agent, i, 3) for i, release in enumerate((first, other, first))]
-        mount = NEW.Mount(stack, agent.url)
+        agent = agents.Agent()
+        trainer = [rank(release, agent, i, 3) for i, release in enumerate((first, other, first))]
+        mount = NEW.Mount(agent.url)
         for version in range(1, 5):
             offload(trainer, version)
             same_ranks(mount, version)
 
 
-def test_nodes(stack, primaries, secondaries):
+@pairs
+def test_nodes(primaries, secondaries):
     "a trainer of two nodes whose agents are of both releases; mounts of either make the version of its parts"
-    first = primaries.Agent(stack)
-    agents = [first, secondaries.Agent(stack, "--primary", first.url)]
-    trainer = [rank(stack, release, agent, i, 2) for i, (release, agent) in enumerate(zip((primaries, secondaries), agents))]
-    mounts = [release.Mount(stack, f"{agents[0].url},{agents[1].url}") for release in (primaries, secondaries)]
+    first = primaries.Agent()
+    agents = [first, secondaries.Agent("--primary", first.url)]
+    trainer = [rank(release, agent, i, 2) for i, (release, agent) in enumerate(zip((primaries, secondaries), agents))]
+    mounts = [release.Mount(f"{agents[0].url},{agents[1].url}") for release in (primaries, secondaries)]
     for version in range(1, 5):
         offload(trainer, version)
         for mount in mounts:
             same_ranks(mount, version)
 
 
-def test_library(stack, programs, libraries):
-    "a program that was built with a header runs with the library: it publishes the same, or is told both releases"
-    agent = libraries.Agent(stack)
-    mount = libraries.Mount(stack, agent.url)
+@pairs
+def test_library(programs, libraries):
+    "a program that was built with a header runs with the library: it publishes the same, or an older one is refused at its start"
+    agent = libraries.Agent()
+    mount = libraries.Mount(agent.url)
     done = subprocess.run([f"{programs.build}/backends/trainer/examples/offload", f"unix:{agent.sock}", "example", "0", "1"], stdin=subprocess.DEVNULL,
                           env=dict(os.environ, LD_LIBRARY_PATH=libraries.build), capture_output=True, text=True, timeout=60)
+    if programs is NEW:
+        assert done.returncode and "libwsync.so" in done.stderr and "version `WSYNC_0.2' not found" in done.stderr, done.stderr
+        return
     assert done.returncode == 0, done.stderr
     mount.wait_version("example", 3)
     bits = [struct.unpack("<I", struct.pack("<f", 3 + i / 8))[0] >> 16 for i in range(30)]  # bfloat16 holds them all
@@ -81,4 +90,14 @@ def test_library(stack, programs, libraries):
     assert got == {f"model.{name}.weight": want for name in ("by_rows", "by_columns", "everywhere")}, got
 
 
-run(*pairs(test_agent, test_each_other, test_nodes, test_library))
+@olds
+def test_symbols(old):
+    "a function that came after the older release is of a newer version in the library, so that linkers name it"
+    def exported(build):
+        lines = subprocess.run(["nm", "-D", "--defined-only", f"{build}/libwsync.so"], capture_output=True, text=True, check=True, timeout=20).stdout
+        return dict(re.findall(r"\bT (wsync_\w+)@@(\S+)", lines))
+
+    before, now = exported(old.build), exported(BUILD)
+    assert before and now, (before, now)
+    late = {name for name in now if name not in before}
+    assert {name for name, version in now.items() if version != "WSYNC_0"} == late, "backends/trainer/libwsync.map"

@@ -1,12 +1,11 @@
-#!/usr/bin/env python3
 # beside others
 # timeout: 240
 """What this release cannot do with an older one: it says so, names that one, and says what to do."""
 from releases import *
 
 
-def published(stack, *args, prefix=()):
-    agent, folders = type("Agent", (Agent,), {"prefix": prefix})(stack, *args), {}
+def published(*args, prefix=()):
+    agent, folders = type("Agent", (Agent,), {"prefix": prefix})(*args), {}
     for version in (1, 2):
         folders[version] = checkpoint(MEDIUM, seed=version)
         agent.publish("actor", version, folders[version])
@@ -18,10 +17,11 @@ def refusal(agent, version, folder):
     return r.stderr if r.returncode else ""
 
 
-def test_slots(stack, old):
+@olds
+def test_slots(old):
     "a mount by unix: that keeps every slot is named to the trainer, which goes on once it lets one go"
-    agent, folders = published(stack, "--slots", "2")
-    mount = old.Mount(stack, f"unix:{agent.sock}")
+    agent, folders = published("--slots", "2")
+    mount = old.Mount(f"unix:{agent.sock}")
     for version in (1, 2):
         same(mount, version, folders[version])
         mount.write(f"pin {version}", "actor/ctl")
@@ -34,27 +34,29 @@ def test_slots(stack, old):
     same(mount, 2, folders[2])
 
 
-def test_leases(stack, old):
+@olds
+def test_leases(old):
     "where the kernel grants no leases an older mount by unix: is told why it gets nothing; by tcp it gets all"
-    agent, folders = published(stack, prefix=(os.path.join(BUILD, "tests/tools/without_leases"),))
-    mount = old.Mount(stack, f"unix:{agent.sock}", "deadline=5")
+    agent, folders = published(prefix=(os.path.join(BUILD, "tests/tools/without_leases"),))
+    mount = old.Mount(f"unix:{agent.sock}", "deadline=5")
     mount.wait_version("actor", 2)
     assert mount.refused("pull 2", "actor/ctl") == errno.errorcode[errno.EOPNOTSUPP]
     said = mount.text("actor/last_error")
     assert f"wsync {old.name}" in said and "http://" in said and "grants the agent no leases" in said, said
-    both = old.Mount(stack, f"unix:{agent.sock},{agent.url}")
+    both = old.Mount(f"unix:{agent.sock},{agent.url}")
     both.wait_version("actor", 2, sources=2)
     same(both, 2, folders[2])
 
 
-def test_back(stack, old):
+@olds
+def test_back(old):
     "an older mount that failed a release and is released back says nothing of that: the release names it, and the next one counts it"
-    agent, folders = published(stack)
+    agent, folders = published()
     fleet = []
     for release, host in ((old, "old"), (NEW, "new")):
-        mount = release.Mount(stack, agent.url, f"host={host}")
+        mount = release.Mount(agent.url, f"host={host}")
         mount.wait_version("actor", 2)
-        fleet.append(NEW.Engine(stack, folders[1], *(("--refuse", "2") if release is old else ())))
+        fleet.append(NEW.Engine(folders[1], *(("--refuse", "2") if release is old else ())))
         mount.write(f"engine add e sglang {fleet[-1].url}", "actor/ctl")
         mount.write("follow", "actor/policy")
     wait_for(lambda: sum(m["engines"] == 1 and m["follows"] for m in agent.get("/v1/actor/mounts")) == 2, "the mounts' word")
@@ -69,6 +71,3 @@ def test_back(stack, old):
     newer = release(3)
     assert newer.returncode == 0 and "2 mounts serve it" in newer.stdout, newer
     assert len({tuple(e.checksum()) for e in fleet}) == 1
-
-
-run(*olds(test_slots, test_leases, test_back))

@@ -1,6 +1,5 @@
-#!/usr/bin/env python3
 # beside others
-# timeout: 240
+# timeout: 240, takes: 20
 """What a mount of one release keeps, taken over by one of another at the same path: upgrades, and back."""
 from releases import *
 
@@ -17,14 +16,13 @@ def settings(mount):
 class Site:
     """An agent with two versions, engines that serve the first, and a mount of them with settings."""
 
-    def __init__(self, stack, release, path=None):
-        self.stack = stack
-        self.agent = NEW.Agent(stack)
+    def __init__(self, release, path=None):
+        self.agent = NEW.Agent()
         self.folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
         for version, folder in self.folders.items():
             self.agent.publish("actor", version, folder)
-        self.engine, self.second = NEW.Engine(stack, self.folders[1]), NEW.Engine(stack, self.folders[1], api="vllm")
-        self.mount = release.Mount(stack, self.agent.url, path=path)
+        self.engine, self.second = NEW.Engine(self.folders[1]), NEW.Engine(self.folders[1], api="vllm")
+        self.mount = release.Mount(self.agent.url, path=path)
         self.mount.wait_version("actor", 2)
         for line in (f"engine add e1 sglang {self.engine.url} timeout=77", f"engine add e2 vllm {self.second.url} pause=keep", "pin 1", "commit quorum=1",
                      "strategy ipc,tcp"):
@@ -35,15 +33,16 @@ class Site:
     def by(self, release):
         """The mount's place is taken by one of a release; what that says of its start."""
         self.mount.end()
-        self.mount = release.Mount(self.stack, self.agent.url, path=self.mount.path)
+        self.mount = release.Mount(self.agent.url, path=self.mount.path)
         self.mount.wait_version("actor", 2)
         wait_for(lambda: self.mount.text("actor/version") == "1\n", "the engine's word")
         return self.mount.text("last_error")
 
 
-def test_taken_over(stack, first, second):
+@pairs
+def test_taken_over(first, second):
     "engines, policy, commit, strategy, pins and the current version are there after a change of release, and after the change back"
-    site = Site(stack, first)
+    site = Site(first)
     before = settings(site.mount)
     assert before["engines"] and before["pins"] and before["strategy"] and "pull" in before["policy"], before
     for release in (second, first, second):
@@ -52,42 +51,45 @@ def test_taken_over(stack, first, second):
         assert settings(site.mount) == before, (release.name, settings(site.mount), before)
     assert site.engine.serves() == "1"
     site.mount.write(2, "actor/version")
-    assert site.engine.serves() == "2" and site.engine.checksum() == NEW.Engine(stack, site.folders[2]).checksum()
+    assert site.engine.serves() == "2" and site.engine.checksum() == NEW.Engine(site.folders[2]).checksum()
 
 
-def test_killed_in_a_switch(stack, first, second):
+@pairs
+def test_killed_in_a_switch(first, second):
     "a mount that is killed while an engine loads: the next release brings the engine to the current version"
-    site = Site(stack, first)
+    site = Site(first)
     site.engine.end()
-    slow = NEW.Engine(stack, site.folders[1], "--slow", "3000", port=site.engine.port)
+    slow = NEW.Engine(site.folders[1], "--slow", "3000", port=site.engine.port)
     switch = subprocess.Popen(["sh", "-c", f"echo 2 > {site.mount.file('actor/version')}"], stderr=subprocess.DEVNULL)
-    stack.callback(lambda: (switch.kill(), switch.wait()))
+    at_end(lambda: (switch.kill(), switch.wait()))
     wait_for(lambda: "paused model=actor version=2 engine=e1" in site.mount.text("actor/events"), "the load")
     site.mount.kill()
     site.mount.log.close()
     site.mount.detach()
-    site.mount = second.Mount(stack, site.agent.url, path=site.mount.path)
+    site.mount = second.Mount(site.agent.url, path=site.mount.path)
     site.mount.wait_version("actor", 2)
     wait_for(lambda: site.mount.text("actor/version") == "1\n" and slow.serves() == "1", "the current version", 60)
     wait_for(lambda: slow.is_ready(), "the engine to run")
-    assert slow.checksum() == NEW.Engine(stack, site.folders[1]).checksum()
+    assert slow.checksum() == NEW.Engine(site.folders[1]).checksum()
 
 
-def test_link(stack, first, second):
+@pairs
+def test_link(first, second):
     "a mount whose path leads through a link finds what the other release kept of it"
     folder, link = unique("folder"), unique("link")
     os.makedirs(folder + "/wsync")
     os.symlink(folder, link)
-    site = Site(stack, first, link + "/wsync")
+    site = Site(first, link + "/wsync")
     before = settings(site.mount)
     site.by(second)
     assert settings(site.mount) == before, (settings(site.mount), before)
 
 
-def test_newer(stack, old):
+@olds
+def test_newer(old):
     "what an older mount does not know of the settings, an added source, it leaves out and says, with the name of a copy"
-    site = Site(stack, NEW)
-    other = NEW.Agent(stack)
+    site = Site(NEW)
+    other = NEW.Agent()
     site.mount.write(f"add actor {other.url}", "ctl")
     before = settings(site.mount)
     said = site.by(old)
@@ -96,6 +98,3 @@ def test_newer(stack, old):
     copy = said.rsplit(" ", 1)[1].strip()
     assert other.url.encode() in bytes_of(copy)
     assert not site.by(NEW) and settings(site.mount) == before
-
-
-run(*pairs(test_taken_over, test_killed_in_a_switch, test_link), *olds(test_newer))

@@ -16,7 +16,7 @@
 #define RUN          "testrun"
 
 struct held {
-    struct ws_hold base;
+    struct ws_lease base;
     struct item *item;
     void (*revoked)(void *arg);
     void *arg;
@@ -36,7 +36,7 @@ struct item {
     char *json;
     size_t json_bytes;
     struct ws_region *regions[8];
-    struct held *holds;
+    struct held *leases;
 };
 
 struct memory_catalog {
@@ -46,8 +46,8 @@ struct memory_catalog {
     struct {
         struct ws_delta *delta;
         char model[64];
-    } deltas[MAX_DELTAS];               /* guarded by lock; oldest first, NULL behind the last */
-    unsigned n_holds, n_reports, level; /* guarded by lock */
+    } deltas[MAX_DELTAS];                /* guarded by lock; oldest first, NULL behind the last */
+    unsigned n_leases, n_reports, level; /* guarded by lock */
     pthread_t bringer;
     bool brings;
     pthread_mutex_t asking;
@@ -108,8 +108,8 @@ static int get_models(void *self, const char *model, json_t **out, struct ws_err
     return 0;
 }
 
-static int take(void *self, const char *model, uint64_t version, const char *run, const char *holder,
-                void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
+static int lease_version(void *self, const char *model, uint64_t version, const char *run, const char *holder,
+                         void (*revoked)(void *), void *arg, struct ws_lease **out, struct ws_error *err)
 {
     struct memory_catalog *c = self;
     (void)run;
@@ -127,27 +127,27 @@ static int take(void *self, const char *model, uint64_t version, const char *run
                            .item = it,
                            .revoked = revoked,
                            .arg = arg,
-                           .next = it->holds};
-        it->holds = h;
-        c->n_holds++;
+                           .next = it->leases};
+        it->leases = h;
+        c->n_leases++;
         *out = &h->base;
     }
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
 
-static void drop(void *self, struct ws_hold *hold)
+static void release(void *self, struct ws_lease *lease)
 {
     struct memory_catalog *c = self;
-    struct held *h = (struct held *)hold;
+    struct held *h = (struct held *)lease;
     assert(!h->arrived);
     free(h->regions);
     pthread_mutex_lock(&c->lock);
-    struct held **at = &h->item->holds;
+    struct held **at = &h->item->leases;
     while (*at != h)
         at = &(*at)->next;
     *at = h->next;
-    c->n_holds--;
+    c->n_leases--;
     pthread_mutex_unlock(&c->lock);
     free(h);
 }
@@ -164,7 +164,7 @@ static int get_deltas(void *self, const char *model, uint64_t version, const cha
         struct ws_delta *d = c->deltas[i].delta;
         if (d && strcmp(c->deltas[i].model, model) == 0 && ws_delta_link(d)->target.version == version &&
             (!run || strcmp(run, RUN) == 0))
-            json_array_append_new(list, ws_delta_offer_json(d));
+            json_array_append_new(list, ws_delta_entry_json(d));
     }
     pthread_mutex_unlock(&c->lock);
     *out = list;
@@ -172,7 +172,8 @@ static int get_deltas(void *self, const char *model, uint64_t version, const cha
 }
 
 static int get_delta(void *self, const char *model, uint64_t version, const char *run,
-                     const struct ws_mark *base, unsigned level, struct ws_delta **out, struct ws_error *err)
+                     const struct ws_version_id *base, unsigned level, struct ws_delta **out,
+                     struct ws_error *err)
 {
     struct memory_catalog *c = self;
     (void)run;
@@ -206,20 +207,21 @@ static int route(void *self, const char *method, const char *path, const char *q
 
 static const struct ws_catalog_ops ops = {.seq = get_seq,
                                           .models = get_models,
-                                          .hold = take,
-                                          .drop = drop,
+                                          .lease = lease_version,
+                                          .release = release,
                                           .deltas = get_deltas,
                                           .delta = get_delta,
                                           .route = route};
 
 /* --- what arrives --- */
 
-static int take_nothing(void *self, const char *model, uint64_t version, const char *run, const char *holder,
-                        void (*revoked)(void *), void *arg, struct ws_hold **out, struct ws_error *err)
+static int lease_arriving(void *self, const char *model, uint64_t version, const char *run,
+                          const char *holder, void (*revoked)(void *), void *arg, struct ws_lease **out,
+                          struct ws_error *err)
 {
-    int rc = take(self, model, version, run, holder, revoked, arg, out, err);
+    int rc = lease_version(self, model, version, run, holder, revoked, arg, out, err);
     if (rc == 0)
-        **out = (struct ws_hold){0};
+        **out = (struct ws_lease){0};
     return rc;
 }
 
@@ -228,11 +230,11 @@ static bool is_here(const struct held *h, size_t file, size_t first, size_t n)
     return n == 0 ? h->has_manifest : file == h->file && first + n <= h->end;
 }
 
-static int here(void *self, struct ws_hold *hold, size_t file, size_t first, size_t n,
+static int here(void *self, struct ws_lease *lease, size_t file, size_t first, size_t n,
                 void (*arrived)(void *), void *arg, struct ws_error *err)
 {
     struct memory_catalog *c = self;
-    struct held *h = (struct held *)hold;
+    struct held *h = (struct held *)lease;
     const struct ws_manifest *m = h->item->manifest;
     (void)err;
     pthread_mutex_lock(&c->asking);
@@ -254,14 +256,14 @@ static int here(void *self, struct ws_hold *hold, size_t file, size_t first, siz
         h->regions = calloc(m->n_files + 1, sizeof(struct ws_region *));
     if (n > 0)
         h->regions[file] = h->item->regions[file];
-    h->base = (struct ws_hold){.manifest = m, .regions = h->regions}; /* who wants it as text makes it */
+    h->base = (struct ws_lease){.manifest = m, .regions = h->regions}; /* who wants it as text makes it */
     return 1;
 }
 
-static bool forget(void *self, struct ws_hold *hold)
+static bool forget(void *self, struct ws_lease *lease)
 {
     struct memory_catalog *c = self;
-    struct held *h = (struct held *)hold;
+    struct held *h = (struct held *)lease;
     bool found = false;
     pthread_mutex_lock(&c->asking);
     for (struct held **at = &c->asked; *at && !found; at = &(*at)->next_asked) {
@@ -300,8 +302,8 @@ static void *bring(void *arg)
 
 static const struct ws_catalog_ops arriving_ops = {.seq = get_seq,
                                                    .models = get_models,
-                                                   .hold = take_nothing,
-                                                   .drop = drop,
+                                                   .lease = lease_arriving,
+                                                   .release = release,
                                                    .here = here,
                                                    .forget = forget,
                                                    .route = route};
@@ -324,7 +326,7 @@ struct memory_catalog *memory_catalog_new(void)
     return c;
 }
 
-struct ws_catalog memory_catalog_of(struct memory_catalog *c)
+struct ws_catalog memory_catalog_ops(struct memory_catalog *c)
 {
     return (struct ws_catalog){&ops, c};
 }
@@ -359,7 +361,7 @@ static void publish(struct memory_catalog *c, const char *model, uint64_t versio
     int rc = ws_manifest_new(&it.manifest, model, version, RUN, &err);
     for (size_t i = 0; rc == 0 && i < n; i++) {
         char name[32];
-        struct ws_bundle_file *f;
+        struct ws_manifest_file *f;
         snprintf(name, sizeof(name), "file%zu", i);
         rc = ws_manifest_add(it.manifest, name, sizes[i], 0, &f, &err);
         if (rc == 0 && sizes[i] > 0) {
@@ -369,8 +371,8 @@ static void publish(struct memory_catalog *c, const char *model, uint64_t versio
             else if (rc == 0)
                 fill(it.regions[i], seed + (unsigned)i);
             for (size_t b = 0; rc == 0 && b < f->n_blocks; b++)
-                f->hashes[b] =
-                    ws_hash(ws_region_data(it.regions[i]) + b * WS_BLOCK_BYTES, ws_block_len(f, b));
+                f->hashes[b] = ws_hash(ws_region_data(it.regions[i]) + b * WS_BLOCK_BYTES,
+                                       ws_manifest_block_bytes(f, b));
         }
     }
     assert(rc == 0);
@@ -418,7 +420,8 @@ struct ws_delta *memory_catalog_delta(struct memory_catalog *c, const char *mode
 {
     const struct ws_manifest *from = find_locked(c, model, base)->manifest;
     const struct ws_manifest *to = find_locked(c, model, version)->manifest;
-    struct ws_delta_link link = {.base = ws_mark_of(base, RUN), .target = ws_mark_of(version, RUN)};
+    struct ws_delta_link link = {.base = ws_version_id_make(base, RUN),
+                                 .target = ws_version_id_make(version, RUN)};
     struct ws_delta *d;
     memcpy(link.base_digest, from->digest, sizeof(link.base_digest));
     memcpy(link.target_digest, to->digest, sizeof(link.target_digest));
@@ -451,7 +454,7 @@ struct ws_delta *memory_catalog_whole_delta(struct memory_catalog *c, const char
     struct ws_delta_side a, b;
     side_of(find_locked(c, model, base), from, &a);
     side_of(find_locked(c, model, version), to, &b);
-    ws_delta_make(d, &a, &b, 0, UINT64_MAX, w, NULL);
+    ws_delta_encode(d, &a, &b, 0, UINT64_MAX, w, NULL);
     ws_workers_free(w);
     assert(ws_delta_state(d) == WS_DELTA_WHOLE);
     return d;
@@ -480,7 +483,7 @@ void memory_catalog_revoke(struct memory_catalog *c, const char *model, uint64_t
     pthread_mutex_lock(&c->lock);
     struct item *it = find(c, model, version);
     it->gone = true;
-    for (struct held *h = it->holds; h; h = h->next)
+    for (struct held *h = it->leases; h; h = h->next)
         if (h->revoked)
             h->revoked(h->arg);
     if (at_once)
@@ -491,10 +494,10 @@ void memory_catalog_revoke(struct memory_catalog *c, const char *model, uint64_t
     atomic_fetch_add(&c->seq, 1);
 }
 
-unsigned memory_catalog_holds(struct memory_catalog *c)
+unsigned memory_catalog_leases(struct memory_catalog *c)
 {
     pthread_mutex_lock(&c->lock);
-    unsigned n = c->n_holds;
+    unsigned n = c->n_leases;
     pthread_mutex_unlock(&c->lock);
     return n;
 }
@@ -519,7 +522,7 @@ const unsigned char *memory_catalog_bytes(struct memory_catalog *c, const char *
 
 void memory_catalog_free(struct memory_catalog *c)
 {
-    assert(c->n_holds == 0);
+    assert(c->n_leases == 0);
     pthread_mutex_lock(&c->asking);
     c->stop = true;
     pthread_mutex_unlock(&c->asking);

@@ -1,5 +1,5 @@
 /* Memory catalog: the smallest server there can be, for the conformance of transports: versions in regions,
- * holds that are counted and can be revoked. Thread safe. */
+ * leases that are counted and can be revoked. Thread safe. */
 #ifndef WS_TESTS_MEMORY_CATALOG_H
 #define WS_TESTS_MEMORY_CATALOG_H
 #include "transports/delta/listing.h"
@@ -7,19 +7,19 @@
 
 struct memory_catalog;
 struct memory_catalog *memory_catalog_new(void);
-struct ws_catalog memory_catalog_of(struct memory_catalog *c);
+struct ws_catalog memory_catalog_ops(struct memory_catalog *c);
 /* The same as one whose versions are still arriving: manifest and blocks are here only some milliseconds
- * after they were asked for, by a hold, one question at a time. */
+ * after they were asked for, by a lease, one question at a time. */
 struct ws_catalog memory_catalog_arriving(struct memory_catalog *c);
 /* A version with files of these sizes (names file0, file1, ...), bytes from `seed`. seq grows. */
 void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_t version,
                             const uint64_t *sizes, size_t n, unsigned seed);
 /* A version like `base`, in which every 1000th byte is one more. */
 void memory_catalog_step(struct memory_catalog *c, const char *model, uint64_t version, uint64_t base);
-/* The version is gone; its holds are revoked and its bytes overwritten with another pattern once they are
+/* The version is gone; its leases are revoked and its bytes overwritten with another pattern once they are
  * dropped or right away (`at_once`: what a slow reader must never take for right). */
 void memory_catalog_revoke(struct memory_catalog *c, const char *model, uint64_t version, bool at_once);
-unsigned memory_catalog_holds(struct memory_catalog *c);
+unsigned memory_catalog_leases(struct memory_catalog *c);
 unsigned memory_catalog_reports(struct memory_catalog *c);
 /* Bytes of a file, for comparing. */
 const unsigned char *memory_catalog_bytes(struct memory_catalog *c, const char *model, uint64_t version,

@@ -3,7 +3,7 @@
 #include "tests/conformance/memory_catalog.h"
 #include "tests/fixtures/private_folder.h"
 #include "transports/delta/patcher.h"
-#include "transports/ipc/ipc.h"
+#include "transports/ipc/serve.h"
 #include "transports/tcp/tcp.h"
 #include "transports/transport.h"
 #include <errno.h>
@@ -67,7 +67,7 @@ static struct world open_world(void **state)
     w.catalog = memory_catalog_new();
     memory_catalog_publish(w.catalog, MODEL, 1, sizes, N_FILES, 1);
     memory_catalog_step(w.catalog, MODEL, 2, 1);
-    struct ws_catalog c = memory_catalog_of(w.catalog);
+    struct ws_catalog c = memory_catalog_ops(w.catalog);
     if (strcmp(w.transport, "tcp") == 0) {
         struct ws_tcp_server_options o = {.listen = "127.0.0.1:0"};
         assert_int_equal(ws_tcp_server_new(&w.tcp, &c, &o, &err), 0);
@@ -110,7 +110,8 @@ static void close_world(struct world *w)
 
 static struct ws_delta_link link_of(const struct world *w)
 {
-    struct ws_delta_link l = {.base = ws_mark_of(1, w->base->run), .target = ws_mark_of(2, w->target->run)};
+    struct ws_delta_link l = {.base = ws_version_id_make(1, w->base->lineage),
+                              .target = ws_version_id_make(2, w->target->lineage)};
     memcpy(l.base_digest, w->base->digest, sizeof(l.base_digest));
     memcpy(l.target_digest, w->target->digest, sizeof(l.target_digest));
     return l;
@@ -155,8 +156,8 @@ static void open_client(struct client *c, struct world *w)
                                        .link = link_of(w),
                                        .part = 0,
                                        .parts = 1,
-                                       .taker.record = on_record,
-                                       .taker.arg = c,
+                                       .sink.record = on_record,
+                                       .sink.arg = c,
                                        .cancel = &c->cancel};
     assert_int_equal(ws_delta_new(&c->got, &c->fetch.link, w->target, NULL), 0);
     c->fetch.n_blocks = ws_delta_blocks(c->got);
@@ -237,8 +238,8 @@ static size_t wrong_blocks(const struct world *w, const struct ws_delta *d)
         for (size_t i = 0; i < w->target->files[f].n_blocks; i++) {
             const struct ws_delta_record *r = ws_delta_at(d, f, i);
             uint64_t hash = 0;
-            int rc = ws_patcher_block(p, to, from + i * B, ws_block_len(&w->target->files[f], i), &r, 1,
-                                      &hash, NULL);
+            int rc = ws_patcher_block(p, to, from + i * B, ws_manifest_block_bytes(&w->target->files[f], i),
+                                      &r, 1, &hash, NULL);
             assert_true(rc == 0 || rc == -EBADMSG);
             wrong += rc < 0 || hash != w->target->files[f].hashes[i];
         }
@@ -248,12 +249,12 @@ static size_t wrong_blocks(const struct world *w, const struct ws_delta *d)
     return wrong;
 }
 
-static size_t offers_of(struct world *w, uint64_t version, struct ws_delta_offer out[WS_MAX_OFFERS])
+static size_t offers_of(struct world *w, uint64_t version, struct ws_delta_entry out[WS_MAX_DELTA_ENTRIES])
 {
-    struct ws_mark mark = ws_mark_of(version, w->target->run);
+    struct ws_version_id id = ws_version_id_make(version, w->target->lineage);
     struct ws_error err = {0};
     size_t n = 0;
-    while (ws_source_deltas(w->source, MODEL, &mark, NULL, out, &n, &err) < 0)
+    while (ws_source_deltas(w->source, MODEL, &id, NULL, out, &n, &err) < 0)
         assert_non_null(w->faults);
     return n;
 }
@@ -263,16 +264,16 @@ static size_t offers_of(struct world *w, uint64_t version, struct ws_delta_offer
 static void moves_a_whole_one(void **state)
 {
     struct world w = open_world(state);
-    struct ws_delta_offer offers[WS_MAX_OFFERS];
-    struct ws_delta_figures f;
+    struct ws_delta_entry offers[WS_MAX_DELTA_ENTRIES];
+    struct ws_delta_stats f;
     struct client c;
     assert_int_equal(offers_of(&w, 2, offers), 0);
     struct ws_delta *d = memory_catalog_whole_delta(w.catalog, MODEL, 2, 1);
     assert_int_equal(offers_of(&w, 1, offers), 0);
     assert_int_equal(offers_of(&w, 2, offers), 1);
-    ws_delta_figures(d, &f);
-    assert_int_equal(offers[0].figures.state, WS_DELTA_WHOLE);
-    assert_true(offers[0].figures.bytes == f.bytes && offers[0].figures.n_changed == f.n_changed);
+    ws_delta_stats(d, &f);
+    assert_int_equal(offers[0].stats.state, WS_DELTA_WHOLE);
+    assert_true(offers[0].stats.bytes == f.bytes && offers[0].stats.n_changed == f.n_changed);
     assert_true(offers[0].n_blocks == ws_delta_blocks(d));
     assert_int_equal(f.n_records, N_RECORDS);
     struct ws_delta_link l = link_of(&w);
@@ -336,7 +337,7 @@ static struct ws_delta *begin(struct world *w, struct ws_delta **whole)
 static void comes_while_it_grows(void **state)
 {
     struct world w = open_world(state);
-    struct ws_delta_offer offers[WS_MAX_OFFERS];
+    struct ws_delta_entry offers[WS_MAX_DELTA_ENTRIES];
     struct ws_delta *whole, *d = begin(&w, &whole);
     struct client c;
     open_client(&c, &w);
@@ -347,7 +348,7 @@ static void comes_while_it_grows(void **state)
         assert_false(atomic_load(&c.done));
     }
     assert_int_equal(offers_of(&w, 2, offers), 1);
-    assert_int_equal(offers[0].figures.state, WS_DELTA_GROWING);
+    assert_int_equal(offers[0].stats.state, WS_DELTA_GROWING);
     ws_delta_end(d, WS_DELTA_WHOLE);
     join(&c);
     assert_int_equal(c.rc, 0);
@@ -360,7 +361,7 @@ static void comes_while_it_grows(void **state)
 static void given_up(void **state)
 {
     struct world w = open_world(state);
-    struct ws_delta_offer offers[WS_MAX_OFFERS];
+    struct ws_delta_entry offers[WS_MAX_DELTA_ENTRIES];
     struct ws_delta *whole, *d = begin(&w, &whole);
     struct client c;
     open_client(&c, &w);
@@ -376,7 +377,7 @@ static void given_up(void **state)
     close_client(&c);
     open_client(&c, &w); /* and once more, when it is known */
     assert_int_equal(offers_of(&w, 2, offers), 1);
-    assert_int_equal(offers[0].figures.state, WS_DELTA_GIVEN_UP);
+    assert_int_equal(offers[0].stats.state, WS_DELTA_GIVEN_UP);
     assert_int_equal(fetch(&c), -ENODATA);
     assert_int_equal(atomic_load(&c.n), 2);
     close_client(&c);
@@ -511,7 +512,7 @@ static void server_stops_in_the_middle(void **state)
 static void there_are_none(void **state)
 {
     struct world w = open_world(state);
-    struct ws_delta_offer offers[WS_MAX_OFFERS];
+    struct ws_delta_entry offers[WS_MAX_DELTA_ENTRIES];
     struct client c;
     (void)memory_catalog_whole_delta(w.catalog, MODEL, 2, 1);
     assert_int_equal(offers_of(&w, 2, offers), 0);
@@ -524,20 +525,20 @@ static void there_are_none(void **state)
 static void a_folder_has_none(void **state)
 {
     char dir[64], url[96];
-    struct ws_delta_offer offers[WS_MAX_OFFERS];
+    struct ws_delta_entry offers[WS_MAX_DELTA_ENTRIES];
     struct ws_source *s;
     struct ws_lane *lane;
-    struct ws_mark mark = ws_mark_of(2, "r");
+    struct ws_version_id id = ws_version_id_make(2, "r");
     struct client c = {0};
     size_t n = 7;
     (void)state;
     assert_true(private_folder(dir, sizeof(dir), "conf"));
     snprintf(url, sizeof(url), "dir:%s", dir);
     assert_int_equal(ws_source_open(url, NULL, &s, NULL), 0);
-    assert_int_equal(ws_source_deltas(s, MODEL, &mark, NULL, offers, &n, NULL), 0);
+    assert_int_equal(ws_source_deltas(s, MODEL, &id, NULL, offers, &n, NULL), 0);
     assert_int_equal(n, 0);
     assert_int_equal(ws_lane_open(s, &lane, NULL), 0);
-    struct ws_delta_fetch f = {.model = MODEL, .parts = 1, .taker.record = on_record, .taker.arg = &c};
+    struct ws_delta_fetch f = {.model = MODEL, .parts = 1, .sink.record = on_record, .sink.arg = &c};
     assert_int_equal(ws_lane_delta(lane, &f, &c.err), -ENOENT);
     assert_true(c.err.text[0]);
     ws_lane_close(lane);
@@ -555,7 +556,7 @@ static void faults_are_told_by_hashes(void **state)
     size_t best = SIZE_MAX, n_errors = 0, n_wrong = 0;
     for (unsigned tries = 0; tries < 2000 && best > 0; tries++) {
         open_client(&c, &w);
-        c.fetch.taker.record = on_any_record;
+        c.fetch.sink.record = on_any_record;
         int rc = fetch(&c);
         assert_true(rc == 0 || ws_source_is_away(rc));
         n_errors += rc != 0;

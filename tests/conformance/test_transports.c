@@ -1,17 +1,13 @@
 /* One suite for every transport: tcp and ipc over a memory catalog, dir over a folder and over an archive,
  * and each of them behind faults. What a mount relies on is asserted here.
  *
- * timeout: 350
+ * timeout: 350, takes: 17
  * beside others */
-#include "tests/conformance/memory_catalog.h"
-#include "tests/fixtures/private_folder.h"
+#include "tests/conformance/world.h"
 #include "tests/fixtures/unwatched.h"
-#include "transports/dir/archive.h"
-#include "transports/ipc/ipc.h"
+#include "transports/ipc/client.h"
 #include "transports/protocol/api.h"
 #include "transports/simd/copy.h"
-#include "transports/tcp/tcp.h"
-#include "transports/transport.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -28,169 +24,7 @@
 #include <cmocka.h>
 
 #define B          WS_BLOCK_BYTES
-#define MODEL      "m"
 #define MAX_BLOCKS 16
-
-struct world {
-    const char *transport, *faults; /* faults NULL: none */
-    bool arriving;                  /* versions are not whole when they are asked for */
-    struct memory_catalog *catalog; /* NULL for dir */
-    struct ws_tcp_server *tcp;
-    struct ws_ipc_server *ipc;
-    char dir[64], url[256];
-    struct ws_source *source;
-    struct ws_manifest *manifest; /* for threads of a test */
-};
-
-static const uint64_t sizes[] = {2 * B + 12345, 0, 1, B - 1, B, B + 1, 1000};
-#define N_FILES (sizeof(sizes) / sizeof(sizes[0]))
-
-/* --- worlds --- */
-
-UNWATCHED static void write_folder(struct world *w, unsigned version, unsigned seed)
-{
-    char path[256], part[256];
-    unsigned char *bytes = malloc(3 * B);
-    static const char header[] = "{\"t\":{\"dtype\":\"U8\",\"shape\":[%lu],\"data_offsets\":[0,%lu]}}";
-    char text[256];
-    snprintf(path, sizeof(path), "%s/" MODEL, w->dir);
-    (void)mkdir(path, 0755);
-    snprintf(part, sizeof(part), "%s/" MODEL "/.part", w->dir);
-    snprintf(path, sizeof(path), "%s/" MODEL "/%u", w->dir, version);
-    assert_int_equal(mkdir(part, 0755), 0);
-    for (size_t i = 0; i < 3; i++) {
-        static const unsigned long data[] = {2 * B + 77, 1, B};
-        char file[512];
-        snprintf(file, sizeof(file), "%s/f%zu.safetensors", part, i);
-        uint64_t n = (uint64_t)snprintf(text, sizeof(text), header, data[i], data[i]);
-        /* a tensor may be in one file only */
-        text[2] = (char)('t' + i);
-        for (unsigned long k = 0; k < data[i]; k++)
-            bytes[k] = (unsigned char)(k * 31 + seed + i);
-        FILE *f = fopen(file, "wb");
-        assert_non_null(f);
-        assert_int_equal(fwrite(&n, 1, 8, f), 8);
-        assert_int_equal(fwrite(text, 1, n, f), n);
-        assert_int_equal(fwrite(bytes, 1, data[i], f), data[i]);
-        fclose(f);
-    }
-    free(bytes);
-    assert_int_equal(rename(part, path), 0);
-}
-
-UNWATCHED static int archived_block(void *arg, size_t file, size_t block, unsigned char *dst,
-                                    struct ws_error *err)
-{
-    const unsigned seed = *(const unsigned *)arg;
-    const size_t at = block * B, n = sizes[file] - at < B ? sizes[file] - at : B;
-    (void)err;
-    for (size_t k = 0; k < n; k++)
-        dst[k] = (unsigned char)((at + k) * 31 + seed + file);
-    return 0;
-}
-
-static void write_archive(struct world *w, unsigned version, unsigned seed)
-{
-    struct ws_archive *a;
-    struct ws_manifest *m;
-    unsigned char *bytes = malloc(B);
-    char *json;
-    size_t n;
-    assert_int_equal(ws_manifest_new(&m, MODEL, version, "r1", NULL), 0);
-    for (size_t i = 0; i < N_FILES; i++) {
-        struct ws_bundle_file *f;
-        char name[32];
-        snprintf(name, sizeof(name), "file%zu", i);
-        assert_int_equal(ws_manifest_add(m, name, sizes[i], 0, &f, NULL), 0);
-        for (size_t b = 0; b < f->n_blocks; b++) {
-            assert_int_equal(archived_block(&seed, i, b, bytes, NULL), 0);
-            f->hashes[b] = ws_hash(bytes, ws_block_len(f, b));
-        }
-    }
-    free(bytes);
-    ws_manifest_seal(m);
-    assert_int_equal(ws_manifest_to_json(m, &json, &n, NULL), 0);
-    assert_int_equal(ws_archive_open(&a, w->dir, NULL), 0);
-    const struct ws_archive_work work = {.block = archived_block, .arg = &seed};
-    assert_int_equal(ws_archive_add(a, &(struct ws_archive_version){m, json, n}, &work, NULL), 0);
-    ws_archive_close(a);
-    ws_manifest_free(m);
-    free(json);
-}
-
-static void publish(struct world *w, unsigned version, unsigned seed)
-{
-    if (strcmp(w->transport, "archive") == 0) {
-        write_archive(w, version, seed);
-        return;
-    }
-    if (!w->catalog) {
-        write_folder(w, version, seed);
-        return;
-    }
-    memory_catalog_publish(w->catalog, MODEL, version, sizes, N_FILES, seed);
-    if (w->tcp)
-        ws_tcp_server_wake(w->tcp);
-    if (w->ipc)
-        ws_ipc_server_wake(w->ipc);
-}
-
-static void open_world(struct world *w, const char *token)
-{
-    struct ws_error err = {0};
-    char inner[200] = "";
-    assert_true(private_folder(w->dir, sizeof(w->dir), "conf"));
-    if (strcmp(w->transport, "tcp") == 0 || strcmp(w->transport, "ipc") == 0)
-        w->catalog = memory_catalog_new();
-    if (strcmp(w->transport, "tcp") == 0) {
-        struct ws_catalog c =
-            w->arriving ? memory_catalog_arriving(w->catalog) : memory_catalog_of(w->catalog);
-        struct ws_tcp_server_options o = {.listen = "127.0.0.1:0", .token = token};
-        assert_int_equal(ws_tcp_server_new(&w->tcp, &c, &o, &err), 0);
-        snprintf(inner, sizeof(inner), "http://127.0.0.1:%u", ws_tcp_server_port(w->tcp));
-    } else if (strcmp(w->transport, "ipc") == 0) {
-        struct ws_catalog c = memory_catalog_of(w->catalog);
-        char path[128];
-        snprintf(path, sizeof(path), "%s/sock", w->dir);
-        assert_int_equal(ws_ipc_server_new(&w->ipc, path, (gid_t)-1, &c, NULL, NULL, &err), 0);
-        snprintf(inner, sizeof(inner), "unix:%s", path);
-    } else {
-        char path[128];
-        struct ws_archive *a = NULL;
-        snprintf(path, sizeof(path), "%s/" MODEL, w->dir);
-        if (strcmp(w->transport, "archive") == 0)
-            assert_int_equal(ws_archive_open(&a, w->dir, &err), 0);
-        else
-            (void)mkdir(path, 0755);
-        ws_archive_close(a);
-        snprintf(inner, sizeof(inner), "dir:%s", w->dir);
-    }
-    if (w->faults)
-        snprintf(w->url, sizeof(w->url), "fault:%s:%s", w->faults, inner);
-    else
-        snprintf(w->url, sizeof(w->url), "%s", inner);
-    struct ws_source_options o = {.token = token};
-    assert_int_equal(ws_source_open(w->url, &o, &w->source, &err), 0);
-}
-
-static void close_servers(struct world *w)
-{
-    ws_tcp_server_free(w->tcp);
-    ws_ipc_server_free(w->ipc);
-    w->tcp = NULL;
-    w->ipc = NULL;
-}
-
-static void close_world(struct world *w)
-{
-    char command[128];
-    ws_source_close(w->source);
-    close_servers(w);
-    if (w->catalog)
-        memory_catalog_free(w->catalog);
-    snprintf(command, sizeof(command), "rm -rf %s", w->dir);
-    assert_int_equal(system(command), 0);
-}
 
 static struct world make(void **state)
 {
@@ -215,7 +49,7 @@ static struct ws_manifest *get_manifest(struct world *w, unsigned version)
     for (int tries = 0; tries < 50; tries++) {
         if (!models && ws_source_models(w->source, NULL, 0, 0, NULL, &models, &err))
             continue;
-        if (ws_source_manifest(w->source, MODEL, version, NULL, NULL, &m, &err) == 0)
+        if (ws_source_manifest(w->source, WORLD_MODEL, version, NULL, NULL, &m, &err) == 0)
             break;
     }
     json_decref(models);
@@ -225,7 +59,7 @@ static struct ws_manifest *get_manifest(struct world *w, unsigned version)
 }
 
 struct arrival {
-    const struct ws_bundle_file *file;
+    const struct ws_manifest_file *file;
     unsigned char *dst;
     unsigned good[MAX_BLOCKS], bad;
     size_t stop_after;
@@ -237,7 +71,7 @@ static int on_block(void *arg, size_t block, uint64_t hash)
     assert_true(block < a->file->n_blocks);
     /* the hash that is told is that of what was stored, unless the transport lies on purpose */
     if (hash == a->file->hashes[block]) {
-        if (ws_hash(a->dst + block * B, ws_block_len(a->file, block)) == hash)
+        if (ws_hash(a->dst + block * B, ws_manifest_block_bytes(a->file, block)) == hash)
             a->good[block]++;
         else
             a->bad += 1000; /* a good hash over wrong bytes: the one thing that must not be */
@@ -250,7 +84,7 @@ static int on_block(void *arg, size_t block, uint64_t hash)
 /* Fetches a file until every block was good once; bounded. */
 static void fetch_whole(struct world *w, const struct ws_manifest *m, size_t file)
 {
-    const struct ws_bundle_file *f = &m->files[file];
+    const struct ws_manifest_file *f = &m->files[file];
     struct arrival a = {.file = f, .dst = malloc(f->size_bytes + 1)};
     struct ws_lane *lane = NULL;
     struct ws_error err = {0};
@@ -286,7 +120,7 @@ static void fetch_whole(struct world *w, const struct ws_manifest *m, size_t fil
     if (!w->faults)
         assert_int_equal(a.bad, 0);
     for (size_t i = 0; i < f->n_blocks; i++)
-        assert_int_equal(ws_hash(a.dst + i * B, ws_block_len(f, i)), f->hashes[i]);
+        assert_int_equal(ws_hash(a.dst + i * B, ws_manifest_block_bytes(f, i)), f->hashes[i]);
     ws_lane_close(lane);
     free(a.dst);
 }
@@ -296,11 +130,11 @@ static void fetch_whole(struct world *w, const struct ws_manifest *m, size_t fil
 static void lists_models(void **state)
 {
     struct world w = make(state);
-    open_world(&w, NULL);
-    publish(&w, 1, 1);
-    publish(&w, 2, 2);
+    world_open(&w, NULL);
+    world_publish(&w, 1, 1);
+    world_publish(&w, 2, 2);
     struct ws_manifest *m = get_manifest(&w, 2);
-    assert_string_equal(m->model, MODEL);
+    assert_string_equal(m->model, WORLD_MODEL);
     assert_int_equal(m->version, 2);
     ws_manifest_free(m);
     json_t *models;
@@ -310,18 +144,18 @@ static void lists_models(void **state)
         rc = ws_source_models(w.source, NULL, 0, 0, NULL, &models, &err);
     assert_int_equal(rc, 0);
     const json_t *one = json_array_get(json_object_get(models, "models"), 0);
-    assert_string_equal(json_string_value(json_object_get(one, "name")), MODEL);
+    assert_string_equal(json_string_value(json_object_get(one, "name")), WORLD_MODEL);
     assert_int_equal(json_integer_value(json_object_get(one, "newest")), 2);
     assert_int_equal(json_array_size(json_object_get(one, "versions")), 2);
     json_decref(models);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void *publish_soon(void *arg)
 {
     struct world *w = arg;
     usleep(200000);
-    publish(w, 7, 7);
+    world_publish(w, 7, 7);
     return NULL;
 }
 
@@ -330,8 +164,8 @@ static void long_poll_wakes(void **state)
     struct world w = make(state);
     struct ws_error err = {0};
     json_t *models;
-    open_world(&w, NULL);
-    publish(&w, 1, 1);
+    world_open(&w, NULL);
+    world_publish(&w, 1, 1);
     int rc = -1;
     for (int i = 0; rc && i < 50; i++)
         rc = ws_source_models(w.source, NULL, 0, 0, NULL, &models, &err);
@@ -364,7 +198,7 @@ static void long_poll_wakes(void **state)
     const json_t *one = json_array_get(json_object_get(models, "models"), 0);
     assert_int_equal(json_integer_value(json_object_get(one, "newest")), 7);
     json_decref(models);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void cancel_ends_a_poll(void **state)
@@ -373,35 +207,35 @@ static void cancel_ends_a_poll(void **state)
     struct ws_error err = {0};
     atomic_bool cancel = true;
     json_t *models = NULL;
-    open_world(&w, NULL);
-    publish(&w, 1, 1);
+    world_open(&w, NULL);
+    world_publish(&w, 1, 1);
     int64_t start = now_ms();
     if (ws_source_models(w.source, NULL, 1000, 60000, &cancel, &models, &err) == 0)
         json_decref(models);
     assert_true(now_ms() - start < 30000);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void moves_every_byte(void **state)
 {
     struct world w = make(state);
-    open_world(&w, NULL);
-    publish(&w, 3, 5);
+    world_open(&w, NULL);
+    world_publish(&w, 3, 5);
     struct ws_manifest *m = get_manifest(&w, 3);
     for (size_t i = 0; i < m->n_files; i++)
         fetch_whole(&w, m, i);
     ws_manifest_free(m);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void moves_one_block(void **state)
 {
     struct world w = make(state);
     struct ws_error err = {0};
-    open_world(&w, NULL);
-    publish(&w, 3, 5);
+    world_open(&w, NULL);
+    world_publish(&w, 3, 5);
     struct ws_manifest *m = get_manifest(&w, 3);
-    const struct ws_bundle_file *f = &m->files[0];
+    const struct ws_manifest_file *f = &m->files[0];
     assert_true(f->n_blocks == 3);
     struct arrival a = {.file = f, .dst = calloc(1, f->size_bytes + B)};
     memset(a.dst, 0xEE, f->size_bytes + B);
@@ -419,15 +253,15 @@ static void moves_one_block(void **state)
     ws_lane_close(lane);
     free(a.dst);
     ws_manifest_free(m);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void block_can_stop(void **state)
 {
     struct world w = make(state);
     struct ws_error err = {0};
-    open_world(&w, NULL);
-    publish(&w, 3, 5);
+    world_open(&w, NULL);
+    world_publish(&w, 3, 5);
     struct ws_manifest *m = get_manifest(&w, 3);
     struct arrival a = {.file = &m->files[0], .dst = malloc(m->files[0].size_bytes), .stop_after = 1};
     struct ws_lane *lane;
@@ -444,7 +278,7 @@ static void block_can_stop(void **state)
     ws_lane_close(lane);
     free(a.dst);
     ws_manifest_free(m);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void unknown_is_not_there(void **state)
@@ -454,12 +288,12 @@ static void unknown_is_not_there(void **state)
     struct ws_manifest *m = NULL;
     if (w.faults)
         skip();
-    open_world(&w, NULL);
-    publish(&w, 1, 1);
-    assert_int_equal(ws_source_manifest(w.source, MODEL, 99, NULL, NULL, &m, &err), -ENOENT);
+    world_open(&w, NULL);
+    world_publish(&w, 1, 1);
+    assert_int_equal(ws_source_manifest(w.source, WORLD_MODEL, 99, NULL, NULL, &m, &err), -ENOENT);
     assert_int_equal(ws_source_manifest(w.source, "other", 1, NULL, NULL, &m, &err), -ENOENT);
     assert_true(strlen(err.text) > 3);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void maps_or_says_that_it_cannot(void **state)
@@ -467,8 +301,8 @@ static void maps_or_says_that_it_cannot(void **state)
     struct world w = make(state);
     struct ws_error err = {0};
     struct ws_region *regions[8] = {0};
-    open_world(&w, NULL);
-    publish(&w, 4, 4);
+    world_open(&w, NULL);
+    world_publish(&w, 4, 4);
     struct ws_manifest *m = get_manifest(&w, 4);
     int rc = -1;
     for (int i = 0; i < 50 && rc != 0 && rc != -ENOTSUP; i++)
@@ -477,22 +311,22 @@ static void maps_or_says_that_it_cannot(void **state)
         assert_int_equal(rc, -ENOTSUP);
     } else {
         assert_int_equal(rc, 0);
-        assert_int_equal(memory_catalog_holds(w.catalog), 1);
+        assert_int_equal(memory_catalog_leases(w.catalog), 1);
         for (size_t i = 0; i < m->n_files; i++) {
             if (m->files[i].size_bytes == 0) {
                 assert_null(regions[i]);
                 continue;
             }
-            assert_memory_equal(ws_region_data(regions[i]), memory_catalog_bytes(w.catalog, MODEL, 4, i),
-                                m->files[i].size_bytes);
+            assert_memory_equal(ws_region_data(regions[i]),
+                                memory_catalog_bytes(w.catalog, WORLD_MODEL, 4, i), m->files[i].size_bytes);
             assert_true(pwrite(ws_region_fd(regions[i]), "x", 1, 0) < 0); /* read-only */
             ws_region_free(regions[i]);
         }
-        ws_source_unmap(w.source, MODEL, 4, m->run);
-        assert_int_equal(memory_catalog_holds(w.catalog), 0);
+        ws_source_unmap(w.source, WORLD_MODEL, 4, m->lineage);
+        assert_int_equal(memory_catalog_leases(w.catalog), 0);
     }
     ws_manifest_free(m);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void reports_arrive(void **state)
@@ -501,10 +335,10 @@ static void reports_arrive(void **state)
     struct ws_error err = {0};
     json_t *body = json_pack("{s:s,s:b}", "host", "h", "ok", 1), *reply = NULL;
     char path[WS_API_PATH_BYTES];
-    open_world(&w, NULL);
-    publish(&w, 1, 1);
+    world_open(&w, NULL);
+    world_publish(&w, 1, 1);
     int rc = -1;
-    ws_api_version_path(path, "loaded", MODEL, 1, NULL, "testrun");
+    ws_api_version_path(path, "loaded", WORLD_MODEL, 1, NULL, "testrun");
     for (int i = 0; rc && rc != -ENOTSUP && i < 50; i++)
         rc = ws_source_call(w.source, "POST", path, body, &reply, &err);
     assert_int_equal(rc, w.catalog ? 0 : -ENOTSUP); /* a folder does not listen */
@@ -512,7 +346,7 @@ static void reports_arrive(void **state)
     if (w.catalog)
         assert_true(memory_catalog_reports(w.catalog) >= 1);
     json_decref(body);
-    close_world(&w);
+    world_close(&w);
 }
 
 /* --- what happens while bytes move --- */
@@ -530,7 +364,7 @@ static int slow_block(void *arg, size_t block, uint64_t hash)
     struct slow *s = arg;
     if (s->seen++ == 0) {
         if (s->w->catalog)
-            memory_catalog_revoke(s->w->catalog, MODEL, 5, true);
+            memory_catalog_revoke(s->w->catalog, WORLD_MODEL, 5, true);
         usleep(50000);
     }
     return on_block(&s->arrival, block, hash);
@@ -541,10 +375,10 @@ static void revoked_in_the_middle(void **state)
     struct world w = make(state);
     struct ws_error err = {0};
     if (w.faults || strcmp(w.transport, "tcp") != 0)
-        skip(); /* others do not take revocable holds */
-    open_world(&w, NULL);
+        skip(); /* others do not take revocable leases */
+    world_open(&w, NULL);
     uint64_t big[] = {10 * B};
-    memory_catalog_publish(w.catalog, MODEL, 5, big, 1, 5);
+    memory_catalog_publish(w.catalog, WORLD_MODEL, 5, big, 1, 5);
     struct ws_manifest *m = get_manifest(&w, 5);
     struct slow s = {.w = &w, .m = m, .arrival = {.file = &m->files[0], .dst = malloc(big[0])}};
     struct ws_lane *lane;
@@ -555,12 +389,12 @@ static void revoked_in_the_middle(void **state)
     assert_true(s.arrival.bad < 1000);
     assert_int_equal(ws_lane_fetch(lane, &q, &err), -ESTALE); /* 410 */
     ws_lane_close(lane);
-    for (int i = 0; i < 1000 && memory_catalog_holds(w.catalog); i++)
+    for (int i = 0; i < 1000 && memory_catalog_leases(w.catalog); i++)
         usleep(10000);
-    assert_int_equal(memory_catalog_holds(w.catalog), 0);
+    assert_int_equal(memory_catalog_leases(w.catalog), 0);
     free(s.arrival.dst);
     ws_manifest_free(m);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void server_dies_between(void **state)
@@ -569,13 +403,13 @@ static void server_dies_between(void **state)
     struct ws_error err = {0};
     if (w.faults || !make(state).transport || strcmp(w.transport, "dir") == 0)
         skip();
-    open_world(&w, NULL);
-    publish(&w, 1, 1);
+    world_open(&w, NULL);
+    world_publish(&w, 1, 1);
     struct ws_manifest *m = get_manifest(&w, 1);
     struct arrival a = {.file = &m->files[0], .dst = malloc(m->files[0].size_bytes)};
     struct ws_lane *lane;
     assert_int_equal(ws_lane_open(w.source, &lane, &err), 0);
-    close_servers(&w);
+    world_close_servers(&w);
     struct ws_fetch q = {
         .manifest = m, .file = 0, .first = 0, .n = 3, .dst = a.dst, .block = on_block, .arg = &a};
     int64_t start = now_ms();
@@ -587,7 +421,7 @@ static void server_dies_between(void **state)
     ws_lane_close(lane);
     free(a.dst);
     ws_manifest_free(m);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void token_is_asked_for(void **state)
@@ -597,8 +431,8 @@ static void token_is_asked_for(void **state)
     json_t *models;
     if (w.faults || strcmp(w.transport, "tcp") != 0)
         skip();
-    open_world(&w, "secret");
-    publish(&w, 1, 1);
+    world_open(&w, "secret");
+    world_publish(&w, 1, 1);
     ws_manifest_free(get_manifest(&w, 1));
     static const char *const wrong[] = {NULL, "", "secre", "secret1", "Secret"};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
@@ -609,7 +443,7 @@ static void token_is_asked_for(void **state)
         assert_null(strstr(err.text, "secret1"));
         ws_source_close(other);
     }
-    close_world(&w);
+    world_close(&w);
 }
 
 static void *fetch_for_ever(void *arg)
@@ -629,25 +463,25 @@ static void *fetch_for_ever(void *arg)
     return NULL;
 }
 
-/* Whatever the requests wait for: the end takes no longer than a moment, and every hold is dropped. */
+/* Whatever the requests wait for: the end takes no longer than a moment, and every lease is dropped. */
 static void server_ends_while_it_waits(void **state)
 {
     struct world w = make(state);
     pthread_t threads[4];
-    open_world(&w, NULL);
-    publish(&w, 1, 1);
+    world_open(&w, NULL);
+    world_publish(&w, 1, 1);
     w.manifest = get_manifest(&w, 1);
     for (size_t i = 0; i < 4; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, fetch_for_ever, &w), 0);
     usleep(300000);
     int64_t start = now_ms();
-    close_servers(&w);
+    world_close_servers(&w);
     assert_true(now_ms() - start < 10000);
-    assert_int_equal(memory_catalog_holds(w.catalog), 0);
+    assert_int_equal(memory_catalog_leases(w.catalog), 0);
     for (size_t i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
     ws_manifest_free(w.manifest);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void bad_urls_are_refused(void **state)
@@ -673,7 +507,7 @@ static void bad_urls_are_refused(void **state)
 static void beyond_loopback_needs_a_token(void **state)
 {
     struct memory_catalog *c = memory_catalog_new();
-    struct ws_catalog catalog = memory_catalog_of(c);
+    struct ws_catalog catalog = memory_catalog_ops(c);
     struct ws_tcp_server_options o = {.listen = "0.0.0.0:0"};
     struct ws_tcp_server *s;
     struct ws_error err = {0};
@@ -691,20 +525,20 @@ static void a_dead_peer_lets_go(void **state)
     struct ws_error err = {0};
     struct ws_region *regions[8] = {0};
     (void)state;
-    open_world(&w, NULL);
-    publish(&w, 4, 4);
+    world_open(&w, NULL);
+    world_publish(&w, 4, 4);
     struct ws_manifest *m = get_manifest(&w, 4);
     assert_int_equal(ws_source_map(w.source, m, regions, &err), 0);
-    assert_int_equal(memory_catalog_holds(w.catalog), 1);
+    assert_int_equal(memory_catalog_leases(w.catalog), 1);
     ws_source_close(w.source); /* the connection ends; no unmap was sent */
     w.source = NULL;
-    for (int i = 0; i < 1000 && memory_catalog_holds(w.catalog); i++)
+    for (int i = 0; i < 1000 && memory_catalog_leases(w.catalog); i++)
         usleep(10000);
-    assert_int_equal(memory_catalog_holds(w.catalog), 0);
+    assert_int_equal(memory_catalog_leases(w.catalog), 0);
     for (size_t i = 0; i < m->n_files; i++)
         ws_region_free(regions[i]);
     ws_manifest_free(m);
-    close_world(&w);
+    world_close(&w);
 }
 
 static void hostile_frames_end_the_connection(void **state)
@@ -715,8 +549,8 @@ static void hostile_frames_end_the_connection(void **state)
                                           "WSF1\2\0\0\0\0\0\0\0[]", "WSF1\1\0\0\0\0\0\0\0{"};
     static const size_t len[] = {18, 12, 14, 13};
     (void)state;
-    open_world(&w, NULL);
-    publish(&w, 1, 1);
+    world_open(&w, NULL);
+    world_publish(&w, 1, 1);
     for (size_t i = 0; i < 4; i++) {
         int sock;
         char reply[1024];
@@ -732,7 +566,7 @@ static void hostile_frames_end_the_connection(void **state)
         close(sock);
     }
     ws_manifest_free(get_manifest(&w, 1)); /* it serves on */
-    close_world(&w);
+    world_close(&w);
 }
 
 #define CASES(world)                                                                                         \

@@ -63,7 +63,7 @@ struct CUctx_st {
     struct CUstream_st *streams, *legacy;
 };
 extern pthread_mutex_t fake_lock;
-extern pthread_cond_t fake_changed; /* anything that somebody may wait for */
+extern pthread_cond_t fake_changed; /* anything that a thread may wait for */
 extern _Thread_local bool fake_in_stream;
 
 CUcontext fake_context(void);          /* this thread's current one, or NULL */
@@ -97,7 +97,7 @@ struct fake_range {
 };
 /* All with the lock. */
 CUresult fake_range_add(const struct fake_range *range, struct fake_range **out);
-void fake_range_remove(struct fake_range *range); /* waits until nobody is at it; frees it */
+void fake_range_remove(struct fake_range *range); /* waits until nothing uses it; frees it */
 struct fake_range *fake_range_at(uintptr_t address);
 struct fake_range *fake_range_after(uintptr_t address); /* the first that begins there or later */
 /* The ranges that [address, address + bytes) lies in: all of one alias. NULL: it does not, or only in part.
@@ -131,7 +131,7 @@ struct fake_op {
     CUcontext ctx;
     uint64_t number; /* in the order of the context's calls */
     bool fault;
-    bool is_host; /* a host function: nobody waits for its end when the context breaks */
+    bool is_host; /* a host function: its end is not waited for when the context breaks */
     bool always;  /* run also after a fault: others wait for it */
     CUresult (*run)(struct fake_op *op);     /* without the lock; an error breaks the context */
     bool (*ready)(const struct fake_op *op); /* with the lock; NULL: as soon as it is its turn */

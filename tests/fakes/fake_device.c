@@ -15,7 +15,7 @@ _Thread_local bool fake_in_stream;
 static struct CUctx_st contexts[FAKE_DEVICES];
 static unsigned physical[FAKE_DEVICES]; /* by device */
 static unsigned n_devices;
-static _Atomic pid_t owner; /* who has initialised; 0: nobody */
+static _Atomic pid_t owner; /* the process that has initialised; 0: none */
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local unsigned depth;
 
@@ -64,7 +64,7 @@ void fake_break(CUcontext ctx, CUresult why)
     pthread_cond_broadcast(&fake_changed);
 }
 
-/* A GPU's channels are torn down before anybody hears of a fault: nothing writes any more. */
+/* A GPU's channels are torn down before a fault is reported: nothing writes any more. */
 CUresult fake_sticky(CUcontext ctx)
 {
     while (ctx->sticky != CUDA_SUCCESS && ctx->running > 0)

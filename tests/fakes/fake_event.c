@@ -1,6 +1,5 @@
-/* Events. A record is a number, which is done or not; whoever waits, waits for the newest number there was
- * when the call was made. One that is shared with other processes has these numbers in a page of a file in
- * memory, and is looked at again and again. */
+/* Events. A record is a number, which is done or not; a wait is for the newest number at the time of the call. An
+ * event that is shared with other processes has these numbers in a page of a file in memory, and waits poll it. */
 #include "tests/fakes/fake.h"
 #include <stdlib.h>
 #include <sys/mman.h>

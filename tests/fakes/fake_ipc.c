@@ -1,7 +1,7 @@
-/* Memory and events of one process in another. A handle says where in the exporter's file it lies; whoever
- * opens it gets at that file through /proc, so a process of another PID namespace, and one that has ended,
- * cannot be imported from (CUDA_ERROR_INVALID_VALUE, as with CUDA). What was opened stays, also when the
- * exporter has ended; where the exporter has freed it, it reads as zeros. */
+/* Memory and events of one process in another. A handle says where in the exporter's file it lies. The importer
+ * opens that file through /proc, so importing from a process of another PID namespace, or from one that has ended,
+ * fails (CUDA_ERROR_INVALID_VALUE, as with CUDA). Opened memory stays when the exporter ends; memory that the
+ * exporter has freed reads as zeros. */
 #include "tests/fakes/fake.h"
 #include <fcntl.h>
 #include <stdio.h>

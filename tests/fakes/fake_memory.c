@@ -1,4 +1,4 @@
-/* Device memory by cuMemAlloc, host memory that devices know, and what is told of an address.
+/* Device memory by cuMemAlloc, host memory that devices know, and what an address is known for.
  *
  * All allocations of a device lie in one file in memory, a header before each, so that a process needs no
  * descriptor for each and another process opens one by its place. Places are not used again. An allocation

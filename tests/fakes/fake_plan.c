@@ -1,16 +1,20 @@
-/* What the stand-in is told to be and to do wrong: WSYNC_FAKE_CUDA, words with commas between them.
+/* What the stand-in has and which failures it injects: WSYNC_FAKE_CUDA, words with commas between them.
  *
- *   devices=2 memory=256M driver=13000 peer=1 vmm=1 legacy=1 kernels=1   what there is (these are the
- * defaults) register=BYTES      the most host memory that may be registered; 0: none at all delay=300
- * microseconds that work is late by at most, now and then; 0: never seed=7              of those delays
- *   fail=NAME:FIRST:RESULT[:COUNT]   calls of NAME from the FIRST on (COUNT of them) do nothing and give
- * RESULT die=NAME:N          the process is killed at that call lost=NAME:N[:RESULT]   from that call on,
- * every call of the context gives RESULT (700) fault=NAME:N        what that call puts into a stream breaks
- * the context when its turn comes (700)
+ *   devices=2 memory=256M driver=13000 peer=1 vmm=1 legacy=1 kernels=1
+ *                       what there is (these are the defaults)
+ *   register=BYTES      the most host memory that may be registered; 0: none at all
+ *   delay=300           microseconds that work is late by at most, now and then; 0: never
+ *   seed=7              of those delays
+ *   fail=NAME:FIRST:RESULT[:COUNT]
+ *                       calls of NAME from the FIRST on (COUNT of them) do nothing and give RESULT
+ *   die=NAME:N          the process is killed at that call
+ *   lost=NAME:N[:RESULT]
+ *                       from that call on, every call of the context gives RESULT (700)
+ *   fault=NAME:N        what that call puts into a stream breaks the context when its turn comes (700)
  *
  * A text that is not understood ends the process. */
+#include "tests/fakes/config.h"
 #include "tests/fakes/fake.h"
-#include "tests/fakes/told.h"
 #include "transports/device/cuda_driver.h"
 #include <signal.h>
 #include <string.h>
@@ -41,19 +45,19 @@ static const char *const names[] = {WS_CUDA_SYMBOLS(QUOTED) "cuLaunchHostFunc",
                                     "cuMemcpyDtoH_v2",
                                     "cuMemcpyHtoD_v2"};
 
-static struct told told = {.library = "libcuda.so.1",
-                           .variable = "WSYNC_FAKE_CUDA",
-                           .grammar = "tests/fakes/fake_plan.c",
-                           .names = names,
-                           .n_names = sizeof(names) / sizeof(names[0]),
-                           .result = CUDA_ERROR_ILLEGAL_ADDRESS};
+static struct config config = {.library = "libcuda.so.1",
+                               .variable = "WSYNC_FAKE_CUDA",
+                               .grammar = "tests/fakes/fake_plan.c",
+                               .names = names,
+                               .n_names = sizeof(names) / sizeof(names[0]),
+                               .result = CUDA_ERROR_ILLEGAL_ADDRESS};
 
 static bool take(const char *word, const char *value)
 {
     const char *end;
     uint64_t n;
 
-    if (!told_number(value, &end, &n) || *end)
+    if (!config_number(value, &end, &n) || *end)
         return false;
     if (!strcmp(word, "devices") && n <= FAKE_DEVICES)
         plan.devices = (unsigned)n;
@@ -82,7 +86,7 @@ static bool take(const char *word, const char *value)
 
 static void parse(void)
 {
-    told_read(&told, take);
+    config_read(&config, take);
 }
 
 const struct fake_plan *fake_plan(void)
@@ -101,25 +105,25 @@ bool fake_take_fault(void)
 
 CUresult fake_injected(const char *name)
 {
-    const struct told_rule *r;
+    const struct config_rule *r;
     CUcontext ctx = fake_context();
 
     fake_plan();
     fault_next = false;
-    for (size_t at = 0; (r = told_hit(&told, name, &at));) {
-        switch (r->deed) {
-        case TOLD_FAIL:
+    for (size_t at = 0; (r = config_match(&config, name, &at));) {
+        switch (r->action) {
+        case CONFIG_FAIL:
             return (CUresult)r->result;
-        case TOLD_DIE:
+        case CONFIG_DIE:
             kill(getpid(), SIGKILL);
             break;
-        case TOLD_LOST:
+        case CONFIG_LOST:
             pthread_mutex_lock(&fake_lock);
             if (ctx)
                 fake_break(ctx, (CUresult)r->result);
             pthread_mutex_unlock(&fake_lock);
             break;
-        case TOLD_FAULT:
+        case CONFIG_FAULT:
             fault_next = true;
             break;
         }

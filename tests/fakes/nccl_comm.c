@@ -244,7 +244,7 @@ ncclResult_t nccl_comm_ready(ncclComm_t comm)
     return rc;
 }
 
-/* Whoever has a communicator that does not block has to ask when a call is over. */
+/* The owner of a non-blocking communicator polls until a call is over. */
 ncclResult_t nccl_comm_begun(ncclComm_t comm)
 {
     pthread_mutex_lock(&comm->lock);

@@ -1,12 +1,12 @@
-/* What the stand-in is told: WSYNC_FAKE_NCCL, words with commas between them.
+/* What the stand-in is to be and to do wrong: WSYNC_FAKE_NCCL, words with commas between them.
  *
  *   version=22809       what ncclGetVersion says
  *   one_gpu=1           several ranks may be on one GPU, which NCCL refuses
  *   slow=RANK:MS        that rank's collectives take so much longer
  *   hang=RANK:N         that rank's collectives hang from the Nth on
  *   fail=NAME:FIRST:RESULT[:COUNT], die=NAME:N   as for the driver (fake_plan.c) */
+#include "tests/fakes/config.h"
 #include "tests/fakes/nccl_fake.h"
-#include "tests/fakes/told.h"
 #include <dlfcn.h>
 #include <signal.h>
 #include <string.h>
@@ -16,12 +16,12 @@ static const char *const names[] = {
     "ncclGetVersion", "ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommFinalize", "ncclCommDestroy",
     "ncclCommAbort",  "ncclCommShrink",  "ncclCommGetAsyncError",  "ncclBroadcast",    "ncclAllReduce",
     "ncclGroupStart", "ncclGroupEnd",    "ncclCommInitRank"};
-static struct told told = {.library = "libnccl.so.2",
-                           .variable = "WSYNC_FAKE_NCCL",
-                           .grammar = "tests/fakes/nccl_plan.c",
-                           .names = names,
-                           .n_names = sizeof(names) / sizeof(names[0]),
-                           .result = ncclSystemError};
+static struct config config = {.library = "libnccl.so.2",
+                               .variable = "WSYNC_FAKE_NCCL",
+                               .grammar = "tests/fakes/nccl_plan.c",
+                               .names = names,
+                               .n_names = sizeof(names) / sizeof(names[0]),
+                               .result = ncclSystemError};
 static struct nccl_plan plan = {.version = NCCL_VERSION_CODE, .slow_rank = -1, .hang_rank = -1};
 static struct nccl_driver driver;
 
@@ -29,9 +29,9 @@ static bool take(const char *key, const char *value)
 {
     const char *end;
     uint64_t n, more = 0;
-    if (!told_number(value, &end, &n) || n > INT32_MAX)
+    if (!config_number(value, &end, &n) || n > INT32_MAX)
         return false;
-    bool pair = *end == ':' && told_number(end + 1, &end, &more) && more <= UINT32_MAX;
+    bool pair = *end == ':' && config_number(end + 1, &end, &more) && more <= UINT32_MAX;
     if (*end)
         return false;
     if (!pair && !strcmp(key, "version"))
@@ -52,7 +52,7 @@ static bool take(const char *key, const char *value)
 
 static void parse(void)
 {
-    told_read(&told, take);
+    config_read(&config, take);
 }
 
 const struct nccl_plan *nccl_plan(void)
@@ -64,12 +64,12 @@ const struct nccl_plan *nccl_plan(void)
 
 ncclResult_t nccl_enter(const char *name)
 {
-    const struct told_rule *r;
+    const struct config_rule *r;
     nccl_plan();
-    for (size_t at = 0; (r = told_hit(&told, name, &at));) {
-        if (r->deed == TOLD_DIE)
+    for (size_t at = 0; (r = config_match(&config, name, &at));) {
+        if (r->action == CONFIG_DIE)
             kill(getpid(), SIGKILL);
-        if (r->deed == TOLD_FAIL)
+        if (r->action == CONFIG_FAIL)
             return (ncclResult_t)r->result;
     }
     return ncclSuccess;

@@ -1,4 +1,4 @@
-/* The stand-in driver as its own tests use it: opened in a child process, since what it is told is read once.
+/* The stand-in driver as its own tests use it: opened in a child process, since its variable is read once.
  * In a child nothing of cmocka works, so it has assertions of its own, which end it. */
 #ifndef WS_TESTS_FAKES_OPENED_H
 #define WS_TESTS_FAKES_OPENED_H
@@ -59,9 +59,9 @@ static inline void *open_fake(const char *name)
 }
 
 /* The functions alone. */
-static inline void load_driver(struct opened *d, const char *told)
+static inline void load_driver(struct opened *d, const char *config)
 {
-    setenv("WSYNC_FAKE_CUDA", told, 1);
+    setenv("WSYNC_FAKE_CUDA", config, 1);
     void *lib = open_fake("libcuda.so.1");
 #define LOAD(member, symbol)                                                                                 \
     *(void **)&d->member = dlsym(lib, #symbol);                                                              \
@@ -71,9 +71,9 @@ static inline void load_driver(struct opened *d, const char *told)
 #undef LOAD
 }
 
-static inline void open_driver(struct opened *d, const char *told)
+static inline void open_driver(struct opened *d, const char *config)
 {
-    load_driver(d, told);
+    load_driver(d, config);
     OK(d->init(0));
     OK(d->primary_retain(&d->ctx, 0));
     OK(d->ctx_push(d->ctx));

@@ -1,5 +1,5 @@
-/* What the tests of the store share: a store with short deadlines, looking up, waiting for a state,
- * comparing bytes. Static, because these programs are one file each. */
+/* What the tests of the store share: a shelf as its source, a store with short deadlines, looking up, waiting for
+ * a state, comparing bytes. Static, because these programs are one file each. */
 #ifndef WS_TESTS_OPENED_STORE_H
 #define WS_TESTS_OPENED_STORE_H
 #include "fs/pull/pull.h"
@@ -19,6 +19,32 @@
 
 #define MIB     (1UL << 20)
 #define LONG_MS 60000 /* bounds a wait that must succeed */
+
+/* Each test's own, from setup_shelf to teardown_store. */
+static struct shelf *shelf __attribute__((unused));
+static struct shelf *other_shelf __attribute__((unused)); /* a second source: for tests that set it */
+static struct ws_store *store __attribute__((unused));    /* for tests that set it */
+
+static inline int setup_shelf(void **state)
+{
+    (void)state;
+    shelf = shelf_new();
+    return 0;
+}
+
+static inline int teardown_store(void **state)
+{
+    (void)state;
+    ws_store_free(store);
+    store = NULL;
+    if (other_shelf)
+        shelf_free(other_shelf);
+    other_shelf = NULL;
+    shelf_free(shelf);
+    return 0;
+}
+
+#define STORE_TEST(f) cmocka_unit_test_setup_teardown(f, setup_shelf, teardown_store)
 
 static inline void assert_ok(int rc, const struct ws_error *err)
 {
@@ -55,14 +81,14 @@ static inline struct ws_store *store_of(const char *url)
 
 /* A store that can be caught in the middle of a pull: one lane, and the source takes 30 ms for every
  * 16 MiB. */
-static inline struct ws_store *slow_store_of(struct shelf *shelf, unsigned deadline_ms)
+static inline struct ws_store *slow_store_of(struct shelf *from, unsigned deadline_ms)
 {
     struct ws_store_options options = {
         .cache_bytes = 1UL << 30, .streams = 1, .deadline_ms = deadline_ms, .threads = 2};
     struct ws_store *s = store_with(&options);
     char url[256];
 
-    snprintf(url, sizeof(url), "fault:delay=30:%s", shelf_tcp_start(shelf));
+    snprintf(url, sizeof(url), "fault:delay=30:%s", shelf_tcp_start(from));
     add_source(s, url, NULL);
     return s;
 }
@@ -126,15 +152,38 @@ static inline struct ws_version *pulled(struct ws_store *s, const char *model, c
     return v;
 }
 
-/* Every byte of every file that is here is the shelf's. */
-static inline void assert_same_bytes(struct shelf *shelf, struct ws_version *v)
+/* A version whose pull has brought some bytes, and goes on. */
+static inline struct ws_version *half_pulled(struct ws_store *s, const char *model, const char *name,
+                                             uint64_t bytes)
+{
+    struct ws_version *v = version(s, model, name);
+    struct ws_version_info info;
+
+    ws_version_start(v, WS_PRIORITY_READER);
+    wait_until((ws_version_info(v, &info), info.have_bytes > bytes));
+    return v;
+}
+
+/* Its pull fails with that code, and a sentence that has the text. */
+static inline void pull_fails(struct ws_version *v, enum ws_priority priority, int code, const char *text)
+{
+    struct ws_error err = {0};
+
+    assert_int_equal(ws_version_pull(v, priority, LONG_MS, NULL, &err), code);
+    if (!strstr(err.text, text))
+        fail_msg("'%s' does not say '%s'", err.text, text);
+}
+
+/* All of it is here, and every byte is the shelf's. */
+static inline void assert_same_bytes(struct shelf *from, struct ws_version *v)
 {
     const struct ws_manifest *m = ws_version_manifest(v, NULL);
 
     assert_non_null(m);
     for (size_t i = 0; i < m->n_files; i++) {
         uint64_t size;
-        const unsigned char *want = shelf_bytes(shelf, m->model, m->version, m->run, m->files[i].name, &size);
+        const unsigned char *want =
+            shelf_bytes(from, m->model, m->version, m->lineage, m->files[i].name, &size);
         struct ws_region *r = ws_version_region(v, i);
         assert_non_null(r);
         assert_int_equal(size, ws_region_size(r));

@@ -12,8 +12,8 @@
 #define NEW  "42@r"
 #define PATH "/w/actor/42"
 
-static const struct ws_condition_tells vllm = {.version = true}, sglang = {.version = true, .path = true},
-                                       remote = {0};
+static const struct ws_condition_reports vllm = {.version = true}, sglang = {.version = true, .path = true},
+                                         remote = {0};
 
 static struct ws_engine_serving says(const char *version, const char *path, bool paused)
 {
@@ -26,16 +26,16 @@ static struct ws_engine_serving says(const char *version, const char *path, bool
 static bool hears(struct ws_condition *c, const char *version, bool paused, const char *current)
 {
     struct ws_engine_serving now = says(version, "", paused);
-    bool strange;
-    now.tells_paused = c->tells.version && !c->tells.path; /* an older SGLang */
-    return ws_condition_answered(c, &now, current, &strange);
+    bool restarted;
+    now.reports_paused = c->reports.version && !c->reports.path; /* an older SGLang */
+    return ws_condition_answered(c, &now, current, &restarted);
 }
 
 /* Serves OLD, which we saw it load. */
-static void make(struct ws_condition *c, struct ws_condition_tells tells)
+static void make(struct ws_condition *c, struct ws_condition_reports reports)
 {
     const struct ws_engine_serving now = says(OLD, "/w/actor/41", false);
-    ws_condition_init(c, tells);
+    ws_condition_init(c, reports);
     ws_condition_probed(c, &now);
     ws_condition_added(c, false);
 }
@@ -46,7 +46,7 @@ enum step { BEGUN, ASKED, TOLD, PAUSED, LOADING, UNHEARD, FAILED, LOADED, RUNS, 
 static void ask(struct ws_condition *c)
 {
     const struct ws_engine_serving now = says(c->version, "", c->state == WS_ENGINE_PAUSED);
-    ws_condition_asked(c, &now);
+    ws_condition_queried(c, &now);
 }
 
 static void go(struct ws_condition *c, enum step step)
@@ -55,7 +55,7 @@ static void go(struct ws_condition *c, enum step step)
     if (step >= ASKED)
         ask(c);
     if (step >= TOLD)
-        ws_condition_told_to_pause(c);
+        ws_condition_pause_sent(c);
     if (step >= PAUSED)
         ws_condition_paused(c);
     if (step >= LOADING)
@@ -71,9 +71,9 @@ static void go(struct ws_condition *c, enum step step)
 static void check(const struct ws_condition *c, enum ws_engine_state state, enum ws_engine_weights weights,
                   bool left)
 {
-    if (c->state != state || c->weights != weights || c->left != left)
+    if (c->state != state || c->weights != weights || c->abandoned != left)
         fail_msg("%s, weights %d, left %d; not %s, %d, %d", ws_engine_state_name(c->state), c->weights,
-                 c->left, ws_engine_state_name(state), weights, left);
+                 c->abandoned, ws_engine_state_name(state), weights, left);
 }
 
 static void test_heard(void **state)
@@ -125,15 +125,15 @@ static void test_strange(void **state)
 {
     const struct ws_engine_serving now = says("default", "", false);
     struct ws_condition c;
-    bool strange = false;
+    bool restarted = false;
     (void)state;
     make(&c, vllm);
-    assert_true(ws_condition_is_another(&c, &now) && ws_condition_answered(&c, &now, OLD, &strange));
-    assert_true(strange && !c.path[0]); /* it does not serve any more what we saw it load */
+    assert_true(ws_condition_names_another(&c, &now) && ws_condition_answered(&c, &now, OLD, &restarted));
+    assert_true(restarted && !c.path[0]); /* it does not serve any more what we saw it load */
     make(&c, sglang);
-    assert_true(ws_condition_answered(&c, &now, OLD, &strange) && strange && c.path[0]);
+    assert_true(ws_condition_answered(&c, &now, OLD, &restarted) && restarted && c.path[0]);
     make(&c, remote);
-    assert_true(ws_condition_answered(&c, &now, OLD, &strange) && !strange && c.path[0]);
+    assert_true(ws_condition_answered(&c, &now, OLD, &restarted) && !restarted && c.path[0]);
 }
 
 static void test_switch(void **state)
@@ -150,9 +150,9 @@ static void test_switch(void **state)
         go(&c, s);
         assert_int_equal(c.state, seen[s]);
         assert_true(
-            ws_condition_is_doubted(&c)); /* also one that serves: others can fail, and it goes back */
+            ws_condition_is_uncertain(&c)); /* also one that serves: others can fail, and it goes back */
         assert_int_equal(ws_condition_is_broken(&c), s == FAILED);
-        assert_int_equal(ws_condition_is_touched(&c), s >= FAILED);
+        assert_int_equal(ws_condition_was_told_to_load(&c), s >= FAILED);
         assert_int_equal(ws_condition_has_changed(&c), s >= TOLD);
         assert_int_equal(ws_condition_was_resumed(&c), s >= RUNS);
         assert_int_equal(ws_condition_may_run(&c), s != FAILED);
@@ -167,7 +167,7 @@ static void test_switch(void **state)
     }
     ws_condition_over(&c, true);
     check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
-    assert_false(ws_condition_is_doubted(&c) || ws_condition_is_behind(&c) || ws_condition_has_changed(&c));
+    assert_false(ws_condition_is_uncertain(&c) || ws_condition_is_behind(&c) || ws_condition_has_changed(&c));
 }
 
 /* From each step to each end. */
@@ -186,7 +186,7 @@ static void test_ends(void **state)
                   s == FAILED   ? WS_ENGINE_BROKEN
                   : s == LOADED ? WS_ENGINE_PAUSED
                                 : WS_ENGINE_UNKNOWN,
-                  s == FAILED ? WS_WEIGHTS_GONE : WS_WEIGHTS_SOUND, paused || (ending && s >= RUNS));
+                  s == FAILED ? WS_WEIGHTS_LOST : WS_WEIGHTS_SOUND, paused || (ending && s >= RUNS));
             assert_string_equal(c.error, "why");
 
             for (int answers = 0; answers < 2; answers++) {
@@ -198,7 +198,7 @@ static void test_ends(void **state)
                       !answers      ? WS_ENGINE_UNKNOWN
                       : s == FAILED ? WS_ENGINE_BROKEN
                                     : WS_ENGINE_PAUSED,
-                      s == FAILED ? WS_WEIGHTS_GONE : WS_WEIGHTS_SOUND,
+                      s == FAILED ? WS_WEIGHTS_LOST : WS_WEIGHTS_SOUND,
                       (paused && (!answers || s != FAILED)) || (ending && s >= TOLD));
             }
             if (s == FAILED || s < PAUSED) /* it is not for them */
@@ -218,7 +218,7 @@ static void test_way_back(void **state)
     (void)state;
     make(&c, sglang);
     go(&c, SERVES);
-    ws_condition_told_to_pause(&c);
+    ws_condition_pause_sent(&c);
     ws_condition_paused(&c);
     assert_true(ws_condition_load_begins(&c, c.back_version));
     ws_condition_load_ended(&c, c.back_path, true, false);
@@ -229,7 +229,7 @@ static void test_way_back(void **state)
     assert_true(ws_condition_load_begins(&c, c.back_version));
     ws_condition_load_ended(&c, c.back_path, true, true);
     assert_true(ws_condition_runs(&c));
-    ws_condition_brought_back(&c, NEW); /* at once, and not when the keeper looks */
+    ws_condition_brought_back(&c, NEW); /* at once, and not when the reconciler looks */
     check(&c, WS_ENGINE_STALE, WS_WEIGHTS_LOADED, false);
     ws_condition_over(&c, true);
     check(&c, WS_ENGINE_STALE, WS_WEIGHTS_SOUND, false);
@@ -247,13 +247,13 @@ static void test_way_back(void **state)
     const struct ws_engine_serving nothing = says("", "", false);
     make(&c, remote);
     go(&c, BEGUN);
-    ws_condition_asked(&c, &nothing); /* likewise: what it was left with is its way back */
+    ws_condition_queried(&c, &nothing); /* likewise: what it was left with is its way back */
     assert_string_equal(c.back_version, OLD);
 
     make(&c, vllm);
     c.path[0] = 0;
     go(&c, ASKED);
-    ws_condition_came_from(&c, "/w/actor/41");
+    ws_condition_path_found(&c, "/w/actor/41");
     assert_string_equal(c.back_path, "/w/actor/41");
 }
 
@@ -279,34 +279,34 @@ static void test_read(void **state)
     struct ws_condition c;
     (void)state;
     ws_condition_init(&c, sglang);
-    ws_condition_read_broken(&c);
-    check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_GONE, false);
-    assert_true(ws_condition_is_broken(&c) && !ws_condition_is_doubted(&c));
+    ws_condition_restore_broken(&c);
+    check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_LOST, false);
+    assert_true(ws_condition_is_broken(&c) && !ws_condition_is_uncertain(&c));
     assert_true(hears(&c, OLD, false, OLD));
-    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_GONE, false); /* whatever it says */
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, false); /* whatever it says */
     go(&c, PAUSED);
     assert_false(ws_condition_may_run(&c) || ws_condition_may_run_on(&c) || ws_condition_runs(&c));
     ws_condition_not_back(&c, false, "why");
     ws_condition_over(&c, false);
-    check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_GONE, true);
+    check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_LOST, true);
     go(&c, SERVES);
     ws_condition_over(&c, false);
     check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
 
     ws_condition_init(&c, vllm);
-    ws_condition_read_broken(&c);
+    ws_condition_restore_broken(&c);
     assert_true(hears(&c, OLD, true, OLD));
-    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_GONE, false);
-    assert_false(ws_condition_is_doubted(&c));
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, false);
+    assert_false(ws_condition_is_uncertain(&c));
     assert_true(hears(&c, OLD, false, OLD)); /* started anew, or resumed as it is: it is brought along */
-    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_GONE, true);
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, true);
     go(&c, SERVES);
     ws_condition_over(&c, false);
     check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
 
     ws_condition_init(&c, sglang);
-    ws_condition_read_doubted(&c);
-    assert_true(ws_condition_is_doubted(&c) && hears(&c, OLD, false, OLD));
+    ws_condition_restore_uncertain(&c);
+    assert_true(ws_condition_is_uncertain(&c) && hears(&c, OLD, false, OLD));
     check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, true); /* it cannot say that it is not */
     go(&c, PAUSED);
     assert_false(ws_condition_may_run(&c) || ws_condition_runs(&c));
@@ -317,7 +317,7 @@ static void test_read(void **state)
     check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_LOADED, false);
 
     ws_condition_init(&c, vllm);
-    ws_condition_read_doubted(&c);
+    ws_condition_restore_uncertain(&c);
     assert_true(hears(&c, OLD, false, OLD));
     check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, true);
     assert_true(ws_condition_is_behind(&c)); /* half a load, or an old cache */
@@ -331,9 +331,9 @@ static void test_sleep(void **state)
     make(&c, vllm);
     assert_true(ws_condition_begin(&c));
     now.sleeping = true;
-    ws_condition_asked(&c, &now);
-    assert_true(c.sleeping && c.sleep_told && !c.ran);
-    ws_condition_told_to_pause(&c);
+    ws_condition_queried(&c, &now);
+    assert_true(c.sleeping && c.sleep_known && !c.was_running);
+    ws_condition_pause_sent(&c);
     ws_condition_paused(&c);
     assert_false(ws_condition_may_run_on(&c)); /* it sleeps on */
     ws_condition_brought_back(&c, OLD);
@@ -341,24 +341,24 @@ static void test_sleep(void **state)
     assert_true(ws_condition_begin(&c));
     now.sleeping = false;
     now.sleep_unknown = true;
-    ws_condition_asked(&c, &now);
+    ws_condition_queried(&c, &now);
     assert_true(c.sleeping); /* as it last said */
-    ws_condition_told_to_pause(&c);
+    ws_condition_pause_sent(&c);
     assert_true(ws_condition_runs(&c) && !c.sleeping);
 
     make(&c, sglang); /* which says that it sleeps, and not that it is paused */
     now = says(OLD, "", false);
     now.sleeping = true;
     go(&c, BEGUN);
-    ws_condition_asked(&c, &now);
-    ws_condition_told_to_pause(&c);
-    assert_true(c.ran && !ws_condition_may_run_on(&c));
+    ws_condition_queried(&c, &now);
+    ws_condition_pause_sent(&c);
+    assert_true(c.was_running && !ws_condition_may_run_on(&c));
 }
 
 static void test_refused(void **state)
 {
     struct ws_condition c, before;
-    bool strange, lost;
+    bool restarted, lost;
     (void)state;
     for (enum step s = BEGUN; s < N_STEPS; s++) {
         const struct ws_engine_serving now = says("43@r", "/w", true);
@@ -366,7 +366,7 @@ static void test_refused(void **state)
         go(&c, s);
         before = c;
         assert_false(ws_condition_begin(&c));
-        assert_false(ws_condition_answered(&c, &now, OLD, &strange) || strange);
+        assert_false(ws_condition_answered(&c, &now, OLD, &restarted) || restarted);
         assert_false(ws_condition_silent(&c, "why", &lost) || lost);
         assert_false(ws_condition_reported(&c, NEW));
         if (s < TOLD || s >= RUNS) {
@@ -391,7 +391,7 @@ static void test_refused(void **state)
 /* A pause without an answer may come at any time, until another one is answered. */
 static void test_unanswered(void **state)
 {
-    const struct ws_condition_tells kinds[] = {vllm, sglang};
+    const struct ws_condition_reports kinds[] = {vllm, sglang};
     struct ws_condition c;
     (void)state;
     for (int tells = 0; tells < 2; tells++) {
@@ -402,14 +402,14 @@ static void test_unanswered(void **state)
         ws_condition_not_back(&c, true, "why");
         ws_condition_over(&c, false);
         check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, false);
-        assert_true(ws_condition_is_behind(&c) && ws_condition_is_doubted(&c));
+        assert_true(ws_condition_is_behind(&c) && ws_condition_is_uncertain(&c));
         assert_true(hears(&c, OLD, false, OLD));
         check(&c, seen, WS_WEIGHTS_SOUND, false);
-        assert_true(ws_condition_is_behind(&c) && ws_condition_is_doubted(&c));
+        assert_true(ws_condition_is_behind(&c) && ws_condition_is_uncertain(&c));
 
         assert_true(ws_condition_begin(&c)); /* not again, and it runs on */
         ask(&c);
-        ws_condition_told_to_pause(&c);
+        ws_condition_pause_sent(&c);
         assert_true(ws_condition_may_run_on(&c) && ws_condition_runs(&c));
         ws_condition_given_up(&c, NULL, "why");
         ws_condition_over(&c, false);
@@ -418,26 +418,27 @@ static void test_unanswered(void **state)
 
         assert_true(ws_condition_begin(&c)); /* in the end */
         ask(&c);
-        ws_condition_told_to_pause(&c);
+        ws_condition_pause_sent(&c);
         ws_condition_paused(&c);
         assert_true(!ws_condition_may_be_paused_yet(&c) && ws_condition_runs(&c));
         ws_condition_brought_back(&c, OLD);
         ws_condition_over(&c, false);
         assert_true(hears(&c, OLD, false, OLD));
         check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
-        assert_false(ws_condition_is_behind(&c) || ws_condition_is_doubted(&c));
+        assert_false(ws_condition_is_behind(&c) || ws_condition_is_uncertain(&c));
         assert_true(hears(&c, OLD, true, OLD)); /* it was overtaken, and comes after all */
         check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, true);
     }
-    make(&c, vllm); /* paused in vain before a load back of which it has half: it runs, on nobody's weights */
+    make(&c,
+         vllm); /* paused in vain before a load back of which it has half: it runs, on no version's weights */
     go(&c, SERVES);
-    ws_condition_told_to_pause(&c);
+    ws_condition_pause_sent(&c);
     assert_true(ws_condition_load_begins(&c, OLD));
     ws_condition_load_ended(&c, PATH, true, false);
     ws_condition_not_back(&c, true, "why");
     ws_condition_over(&c, false);
     assert_true(hears(&c, OLD, false, OLD));
-    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_GONE, true);
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, true);
 }
 
 static void test_failed_steps(void **state)

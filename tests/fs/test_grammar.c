@@ -1,4 +1,4 @@
-/* Grammar: what a person may write into a control file, and what is refused with a reason. */
+/* Grammar: what may be written into a control file, and what is refused with a reason. */
 #include "fs/engines/grammar.h"
 #include <errno.h>
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-/* The child that looks at a mount has none of its parent's descriptors but the one that it mounts, also where
+/* The child that inspects a mount has none of its parent's descriptors but the one that it mounts, also where
  * the kernel does not know close_range, and whatever the limit of open files is now. */
 #include "fs/fuse/outside.h"
 #include "tests/fixtures/filter.h"
@@ -52,10 +52,10 @@ static int check(bool forgets)
         snprintf(path, sizeof(path), "/proc/self/fd/%d", held[i]);
         if (stat(path, &st) != 0)
             return __LINE__;
-        if (ws_outside_look(path) != -ENOENT)
+        if (ws_outside_stat(path) != -ENOENT)
             return __LINE__;
     }
-    if (ws_outside_look("/") != 0)
+    if (ws_outside_stat("/") != 0)
         return __LINE__;
     for (size_t i = 0; i < N_HELD; i++) /* the kernel gets it, and it is no mount */
         if (ws_outside_attach(held[i], "/proc") == -EBADF)

@@ -4,7 +4,7 @@
 #include "tests/fs/opened_store.h"
 #include <unistd.h>
 
-static void test_given_up(void **state)
+static void test_closed(void **state)
 {
     struct ws_store_options options = {.cache_bytes = 1UL << 30, .deadline_ms = 2000, .threads = 2};
     struct ws_store *s = store_with(&options);
@@ -14,7 +14,7 @@ static void test_given_up(void **state)
     (void)state;
     assert_non_null(folder);
     const struct ws_control_options how = {
-        .mountpoint = "/w", .who = "here:/w", .mode_text = "", .source = "", .state = folder};
+        .mountpoint = "/w", .mount_id = "here:/w", .mode_text = "", .source = "", .state = folder};
     assert_ok(ws_control_new(&c, s, &how, &err), &err);
     char *path = ws_settings_path(folder, "/w");
     assert_non_null(path);
@@ -34,6 +34,6 @@ static void test_given_up(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_given_up)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_closed)};
     return cmocka_run_group_tests_name("settings", tests, NULL, NULL);
 }

@@ -12,22 +12,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static struct shelf *shelf;
-
-static int setup(void **state)
-{
-    (void)state;
-    shelf = shelf_new();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    shelf_free(shelf);
-    return 0;
-}
-
 static struct ws_store *store_of_cache(uint64_t bytes, unsigned keep)
 {
     struct ws_store_options options = {.cache_bytes = bytes, .keep = keep, .deadline_ms = 2000, .threads = 2};
@@ -84,7 +68,6 @@ static void versions_are_found_by_their_names(void **state)
                                         "18446744073709551617",
                                         "current",
                                         "previous"};
-    struct ws_store *s;
     struct ws_model *m;
     struct ws_version *v;
     struct ws_error err = {0};
@@ -93,11 +76,11 @@ static void versions_are_found_by_their_names(void **state)
     (void)state;
     shelf_publish(shelf, "actor", 1, "r1", MIB);
     shelf_publish(shelf, "actor", 2, "r1", MIB);
-    s = store_of(shelf_tcp_start(shelf));
-    m = ws_store_find(s, "actor");
+    store = store_of(shelf_tcp_start(shelf));
+    m = ws_store_find(store, "actor");
     assert_non_null(m);
     assert_string_equal(ws_model_name(m), "actor");
-    assert_null(ws_store_find(s, "critic"));
+    assert_null(ws_store_find(store, "critic"));
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         assert_null(ws_version_find(m, wrong[i], &err));
         assert_int_equal(err.code, ENOENT);
@@ -105,17 +88,16 @@ static void versions_are_found_by_their_names(void **state)
     v = ws_version_find(m, "2", &err);
     ws_version_name(v, name);
     assert_string_equal(name, "2");
-    assert_string_equal(ws_version_run(v), "r1");
+    assert_string_equal(ws_version_lineage(v), "r1");
     assert_ptr_equal(ws_version_model(v), m);
     ws_version_put(v);
     v = ws_version_find(m, "latest", &err);
     assert_int_equal(ws_version_number(v), 2);
-    assert_ptr_equal(ws_version_by_id(s, ws_version_id(v)), v);
+    assert_ptr_equal(ws_version_by_serial(store, ws_version_serial(v)), v);
     ws_version_put(v);
     ws_version_put(v);
-    assert_null(ws_version_by_id(s, 1UL << 27));
+    assert_null(ws_version_by_serial(store, 1UL << 27));
     ws_model_put(m);
-    ws_store_free(s);
 }
 
 static void count_models(void *arg, struct ws_model *m)
@@ -132,7 +114,6 @@ static void count_versions(void *arg, struct ws_version *v)
 
 static void models_and_versions_are_visited_in_order(void **state)
 {
-    struct ws_store *s;
     struct ws_model *m;
     char models[64] = "", versions[64] = "";
 
@@ -142,51 +123,46 @@ static void models_and_versions_are_visited_in_order(void **state)
     shelf_publish(shelf, "a", 10, "r1", MIB);
     shelf_publish(shelf, "a", 20, "r1", MIB);
     shelf_publish(shelf, "a", 100, "r1", MIB);
-    s = store_of(shelf_tcp_start(shelf));
-    ws_store_each(s, count_models, models);
+    store = store_of(shelf_tcp_start(shelf));
+    ws_store_each(store, count_models, models);
     assert_string_equal(models, "abc");
-    m = ws_store_find(s, "a");
+    m = ws_store_find(store, "a");
     ws_model_each(m, count_versions, versions);
     assert_string_equal(versions, "10 20 100 ");
     ws_model_put(m);
-    ws_store_free(s);
 }
 
 static void a_version_unknown_to_the_source_vanishes_unless_held(void **state)
 {
-    struct ws_store *s;
 
     (void)state;
     for (uint64_t n = 1; n <= 3; n++)
         shelf_publish(shelf, "actor", n, "r1", MIB);
-    s = store_of(shelf_tcp_start(shelf));
-    put_pulled(s, "2");
+    store = store_of(shelf_tcp_start(shelf));
+    put_pulled(store, "2");
     shelf_unlist(shelf, "actor", 1, "r1");
     shelf_unlist(shelf, "actor", 2, "r1");
-    wait_until(!has_version(s, "actor", "1"));
-    assert_true(is_here(s, "2"));
-    assert_int_equal(latest(s), 3);
+    wait_until(!has_version(store, "actor", "1"));
+    assert_true(is_here(store, "2"));
+    assert_int_equal(latest(store), 3);
     shelf_unlist(shelf, "actor", 3, "r1");
-    wait_until(latest(s) == 2);
-    ws_store_free(s);
+    wait_until(latest(store) == 2);
 }
 
 static void versions_stay_known_while_the_source_is_down(void **state)
 {
-    struct ws_store *s;
     struct ws_source_info info;
 
     (void)state;
     shelf_publish(shelf, "actor", 1, "r1", MIB);
-    s = store_of(shelf_tcp_start(shelf));
+    store = store_of(shelf_tcp_start(shelf));
     shelf_tcp_stop(shelf);
-    wait_until(ws_store_sources(s, &info, 1) == 1 && !info.up);
-    assert_true(has_version(s, "actor", "1"));
+    wait_until(ws_store_sources(store, &info, 1) == 1 && !info.up);
+    assert_true(has_version(store, "actor", "1"));
     shelf_tcp_start(shelf);
-    wait_until(ws_store_sources(s, &info, 1) == 1 && info.up);
+    wait_until(ws_store_sources(store, &info, 1) == 1 && info.up);
     assert_true(info.seconds_since_contact >= 0);
     assert_string_equal(info.transport, "tcp");
-    ws_store_free(s);
 }
 
 /* --- lineages --- */
@@ -196,12 +172,12 @@ struct heard {
     char text[4096];
 };
 
-static void hear(void *arg, enum ws_change change, struct ws_model *m, struct ws_version *v)
+static void hear(void *arg, enum ws_store_event event, struct ws_model *m, struct ws_version *v)
 {
     static const char *const names[] = {
-        [WS_MODEL_ADDED] = "model+",  [WS_MODEL_REMOVED] = "model-",    [WS_MODEL_LISTED] = "listed",
-        [WS_MODEL_ORDERS] = "orders", [WS_MODEL_OFFERS] = "offers",     [WS_VERSION_KNOWN] = "known",
-        [WS_VERSION_STATE] = "state", [WS_VERSION_RENAMED] = "renamed", [WS_VERSION_GONE] = "gone",
+        [WS_MODEL_ADDED] = "model+",    [WS_MODEL_REMOVED] = "model-",    [WS_MODEL_LISTED] = "listed",
+        [WS_MODEL_DESIRED] = "desired", [WS_MODEL_OFFERS] = "offers",     [WS_VERSION_KNOWN] = "known",
+        [WS_VERSION_STATE] = "state",   [WS_VERSION_RENAMED] = "renamed", [WS_VERSION_GONE] = "gone",
     };
     struct heard *h = arg;
     char name[WS_MAX_NAME + 1] = "";
@@ -211,9 +187,9 @@ static void hear(void *arg, enum ws_change change, struct ws_model *m, struct ws
         ws_version_name(v, name);
     pthread_mutex_lock(&h->lock);
     n = strlen(h->text);
-    snprintf(h->text + n, sizeof(h->text) - n, "%s %s%s%s;", names[change], v ? name : ws_model_name(m),
-             change == WS_VERSION_STATE ? "=" : "",
-             change == WS_VERSION_STATE ? ws_state_name(ws_version_state(v)) : "");
+    snprintf(h->text + n, sizeof(h->text) - n, "%s %s%s%s;", names[event], v ? name : ws_model_name(m),
+             event == WS_VERSION_STATE ? "=" : "",
+             event == WS_VERSION_STATE ? ws_version_state_name(ws_version_state(v)) : "");
     pthread_mutex_unlock(&h->lock);
 }
 
@@ -227,77 +203,74 @@ static bool has_heard(struct heard *h, const char *what)
     return yes;
 }
 
-static void a_new_run_supersedes_the_old(void **state)
+static void a_new_lineage_supersedes_the_old(void **state)
 {
     struct ws_store_options options = {.cache_bytes = 1UL << 30};
     struct heard heard = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    struct ws_store *s = store_with(&options);
     struct ws_version *old, *new;
     char name[WS_MAX_NAME + 1];
 
     (void)state;
-    ws_store_listen(s, hear, &heard);
+    store = store_with(&options);
+    ws_store_listen(store, hear, &heard);
     for (uint64_t n = 45; n <= 47; n++)
         shelf_publish(shelf, "actor", n, "r1", MIB);
-    add_source(s, shelf_tcp_start(shelf), NULL);
-    old = pulled(s, "actor", "46");
+    add_source(store, shelf_tcp_start(shelf), NULL);
+    old = pulled(store, "actor", "46");
     shelf_publish(shelf, "actor", 46, "r2", 2 * MIB);
     wait_until(has_heard(&heard, "renamed 46@r1"));
     wait_until(has_heard(&heard, "gone 45")); /* they are told one after the other */
     wait_until(has_heard(&heard, "gone 47"));
     ws_version_name(old, name);
     assert_string_equal(name, "46@r1");
-    assert_int_equal(latest(s), 46);
-    assert_false(has_version(s, "actor", "47"));
-    new = pulled(s, "actor", "46");
+    assert_int_equal(latest(store), 46);
+    assert_false(has_version(store, "actor", "47"));
+    new = pulled(store, "actor", "46");
     assert_ptr_not_equal(old, new);
-    assert_string_equal(ws_version_run(new), "r2");
+    assert_string_equal(ws_version_lineage(new), "r2");
     assert_same_bytes(shelf, new);
     assert_same_bytes(shelf, old);
-    assert_ptr_equal(find_now(s, "actor", "46@r1"), old);
+    assert_ptr_equal(find_now(store, "actor", "46@r1"), old);
     ws_version_put(old);
     assert_ok(ws_version_drop(old, NULL), &(struct ws_error){0});
-    assert_false(has_version(s, "actor", "46@r1")); /* superseded: it does not come back */
+    assert_false(has_version(store, "actor", "46@r1")); /* superseded: it does not come back */
     ws_version_put(old);
     ws_version_put(new);
-    ws_store_free(s);
 }
 
 static void listeners_hear_a_pull_and_a_drop(void **state)
 {
     struct ws_store_options options = {.cache_bytes = 1UL << 30};
     struct heard heard = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    struct ws_store *s = store_with(&options);
     struct ws_version *v;
     uint64_t id;
 
     (void)state;
+    store = store_with(&options);
     shelf_publish(shelf, "actor", 1, "r1", MIB);
-    ws_store_listen(s, hear, &heard);
-    add_source(s, shelf_tcp_start(shelf), NULL);
-    v = pulled(s, "actor", "1");
+    ws_store_listen(store, hear, &heard);
+    add_source(store, shelf_tcp_start(shelf), NULL);
+    v = pulled(store, "actor", "1");
     wait_until(has_heard(&heard, "state 1=ready"));
     wait_until(has_heard(&heard, "model+ actor;known 1;") && has_heard(&heard, "listed actor;"));
     wait_until(has_heard(&heard, "state 1="));
-    id = ws_version_id(v);
+    id = ws_version_serial(v);
     assert_ok(ws_version_drop(v, NULL), &(struct ws_error){0});
     wait_until(has_heard(&heard, "gone 1;known 1;")); /* still at the source: again, as another */
     assert_int_equal(ws_version_state(v), WS_DROPPING);
     assert_false(ws_version_is_named(v));
-    assert_true(ws_version_is_complete(v)); /* no name says nothing of its bytes */
+    assert_true(ws_version_is_complete(v)); /* its bytes are here, with or without a name */
     ws_version_put(v);
-    v = version(s, "actor", "1");
-    assert_int_not_equal(ws_version_id(v), id);
+    v = version(store, "actor", "1");
+    assert_int_not_equal(ws_version_serial(v), id);
     assert_int_equal(ws_version_state(v), WS_KNOWN);
     ws_version_put(v);
-    ws_store_free(s);
 }
 
-/* --- links --- */
+/* --- current and previous --- */
 
 static void current_and_previous_move_together(void **state)
 {
-    struct ws_store *s;
     struct ws_model *m;
     struct ws_version *one, *two, *v;
     struct ws_error err = {0};
@@ -305,11 +278,11 @@ static void current_and_previous_move_together(void **state)
     (void)state;
     shelf_publish(shelf, "actor", 1, "r1", MIB);
     shelf_publish(shelf, "actor", 2, "r1", MIB);
-    s = store_of(shelf_tcp_start(shelf));
-    m = ws_store_find(s, "actor");
+    store = store_of(shelf_tcp_start(shelf));
+    m = ws_store_find(store, "actor");
     assert_null(ws_model_current(m));
-    one = pulled(s, "actor", "1");
-    two = pulled(s, "actor", "2");
+    one = pulled(store, "actor", "1");
+    two = pulled(store, "actor", "2");
     ws_model_set_current(m, one);
     assert_int_equal(ws_version_state(one), WS_ACTIVE);
     assert_null(ws_model_previous(m));
@@ -325,36 +298,32 @@ static void current_and_previous_move_together(void **state)
     ws_version_put(one);
     ws_version_put(two);
     ws_model_put(m);
-    ws_store_free(s);
 }
 
-/* --- room --- */
+/* --- the cache --- */
 
-/* Room for two versions and a half, keep=1: the oldest goes. */
+/* A cache of two versions and a half, keep=1: the oldest is evicted. */
 static void the_oldest_is_evicted(void **state)
 {
-    struct ws_store *s;
 
     (void)state;
     for (uint64_t n = 1; n <= 4; n++)
         shelf_publish(shelf, "actor", n, "r1", 20 * MIB);
-    s = store_of_cache(50 * MIB, 1);
-    put_pulled(s, "1");
-    put_pulled(s, "2");
-    assert_true(is_here(s, "1"));
-    put_pulled(s, "3");
-    assert_false(is_here(s, "1"));
-    assert_true(has_version(s, "actor", "1"));
-    assert_true(is_here(s, "2"));
-    put_pulled(s, "4");
-    assert_false(is_here(s, "2"));
-    assert_true(stats_of(s).used_bytes <= 50 * MIB);
-    ws_store_free(s);
+    store = store_of_cache(50 * MIB, 1);
+    put_pulled(store, "1");
+    put_pulled(store, "2");
+    assert_true(is_here(store, "1"));
+    put_pulled(store, "3");
+    assert_false(is_here(store, "1"));
+    assert_true(has_version(store, "actor", "1"));
+    assert_true(is_here(store, "2"));
+    put_pulled(store, "4");
+    assert_false(is_here(store, "2"));
+    assert_true(stats_of(store).used_bytes <= 50 * MIB);
 }
 
-static void what_is_pinned_current_or_open_stays(void **state)
+static void pinned_current_and_open_versions_stay(void **state)
 {
-    struct ws_store *s;
     struct ws_model *m;
     struct ws_version *v, *open;
     struct ws_error err = {0};
@@ -362,61 +331,55 @@ static void what_is_pinned_current_or_open_stays(void **state)
     (void)state;
     for (uint64_t n = 1; n <= 5; n++)
         shelf_publish(shelf, "actor", n, "r1", 10 * MIB);
-    s = store_of_cache(45 * MIB, 1);
-    m = ws_store_find(s, "actor");
-    v = pulled(s, "actor", "1");
+    store = store_of_cache(45 * MIB, 1);
+    m = ws_store_find(store, "actor");
+    v = pulled(store, "actor", "1");
     assert_ok(ws_version_pin(v, true, &err), &err);
     assert_int_equal(ws_version_drop(v, &err), -EBUSY);
     assert_true(info_of(v).pinned);
     ws_version_put(v);
-    v = pulled(s, "actor", "2");
+    v = pulled(store, "actor", "2");
     ws_model_set_current(m, v);
     ws_version_put(v);
-    open = pulled(s, "actor", "3");
-    ws_version_keep(open, 1);
-    put_pulled(s, "4");
-    v = version(s, "actor", "5");
+    open = pulled(store, "actor", "3");
+    ws_version_retain(open, 1);
+    put_pulled(store, "4");
+    v = version(store, "actor", "5");
     assert_int_equal(ws_version_pull(v, WS_PRIORITY_SWITCH, LONG_MS, NULL, &err), 0);
-    assert_false(is_here(s, "4")); /* the only one that could go */
+    assert_false(is_here(store, "4")); /* the only one that could go */
     assert_ok(ws_version_pin(v, true, &err), &err);
     ws_version_put(v);
-    v = version(s, "actor", "4");
+    v = version(store, "actor", "4");
     assert_int_equal(ws_version_pull(v, WS_PRIORITY_SWITCH, LONG_MS, NULL, &err), -ENOSPC);
     assert_non_null(strstr(err.text, "echo \"drop 3\" > /wsync/actor/ctl"));
     assert_non_null(strstr(err.text, "pinned"));
     assert_non_null(strstr(err.text, "served by the engines"));
     ws_version_put(v);
-    ws_version_keep(open, -1);
+    ws_version_retain(open, -1);
     ws_version_put(open);
-    wait_until((v = pulled(s, "actor", "4")) != NULL);
-    assert_false(is_here(s, "3"));
+    wait_until((v = pulled(store, "actor", "4")) != NULL);
+    assert_false(is_here(store, "3"));
     ws_version_put(v);
     ws_model_put(m);
-    ws_store_free(s);
 }
 
 static void more_than_the_cache_is_refused(void **state)
 {
-    struct ws_store *s;
     struct ws_version *v;
-    struct ws_error err = {0};
 
     (void)state;
     shelf_publish(shelf, "actor", 1, "r1", 20 * MIB);
-    s = store_of_cache(8 * MIB, 1);
-    v = version(s, "actor", "1");
-    assert_int_equal(ws_version_pull(v, WS_PRIORITY_SWITCH, LONG_MS, NULL, &err), -ENOSPC);
-    assert_non_null(strstr(err.text, "cache="));
+    store = store_of_cache(8 * MIB, 1);
+    v = version(store, "actor", "1");
+    pull_fails(v, WS_PRIORITY_SWITCH, -ENOSPC, "cache=");
     assert_int_equal(ws_version_state(v), WS_FAILED);
-    assert_int_equal(stats_of(s).used_bytes, 0);
+    assert_int_equal(stats_of(store).used_bytes, 0);
     ws_version_put(v);
-    ws_store_free(s);
 }
 
 /* A reader that still maps a dropped version keeps its bytes, and they count. */
-static void memory_that_is_mapped_is_not_taken(void **state)
+static void memory_that_is_mapped_is_not_used_again(void **state)
 {
-    struct ws_store *s;
     struct ws_version *v;
     struct ws_error err = {0};
     unsigned char *map;
@@ -427,8 +390,8 @@ static void memory_that_is_mapped_is_not_taken(void **state)
     (void)state;
     for (uint64_t n = 1; n <= 2; n++)
         shelf_publish(shelf, "actor", n, "r1", 20 * MIB);
-    s = store_of_cache(30 * MIB, 1);
-    v = pulled(s, "actor", "1");
+    store = store_of_cache(30 * MIB, 1);
+    v = pulled(store, "actor", "1");
     size = ws_version_manifest(v, &err)->files[1].size_bytes;
     assert_ok(ws_region_open(ws_version_region(v, 1), WS_REGION_READ, &fd, &err), &err);
     map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -436,8 +399,8 @@ static void memory_that_is_mapped_is_not_taken(void **state)
     close(fd);
     assert_ok(ws_version_drop(v, &err), &err);
     ws_version_put(v);
-    wait_until(stats_of(s).waiting_bytes > 20 * MIB);
-    v = version(s, "actor", "2");
+    wait_until(stats_of(store).waiting_bytes > 20 * MIB);
+    v = version(store, "actor", "2");
     assert_int_equal(ws_version_pull(v, WS_PRIORITY_SWITCH, LONG_MS, NULL, &err), -ENOSPC);
     want = shelf_bytes(shelf, "actor", 1, "r1", "model.safetensors", &size);
     assert_memory_equal(map, want, size);
@@ -445,12 +408,11 @@ static void memory_that_is_mapped_is_not_taken(void **state)
     wait_until(ws_version_pull(v, WS_PRIORITY_SWITCH, LONG_MS, NULL, &err) == 0);
     assert_same_bytes(shelf, v);
     ws_version_put(v);
-    ws_store_free(s);
 }
 
-static atomic_uint n_released;
+static atomic_uint n_reclaimed;
 
-static void on_release(void *arg, struct ws_version *v)
+static void on_reclaim(void *arg, struct ws_version *v)
 {
     /* The hook may look at the version, and take references that it gives back. */
     if (ws_version_has_manifest(ws_version_get(v)))
@@ -460,63 +422,56 @@ static void on_release(void *arg, struct ws_version *v)
 
 static void memory_returns_after_the_last_use(void **state)
 {
-    struct ws_store *s;
     struct ws_version *v;
     struct ws_error err = {0};
 
     (void)state;
-    atomic_store(&n_released, 0);
+    atomic_store(&n_reclaimed, 0);
     shelf_publish(shelf, "actor", 1, "r1", 5 * MIB);
-    s = store_of(shelf_tcp_start(shelf));
-    ws_store_set_release(s, on_release, &n_released);
-    v = pulled(s, "actor", "1");
+    store = store_of(shelf_tcp_start(shelf));
+    ws_store_set_reclaim(store, on_reclaim, &n_reclaimed);
+    v = pulled(store, "actor", "1");
     ws_version_use(v, 3); /* lookups */
     assert_ok(ws_version_drop(v, &err), &err);
     ws_version_put(v);
     assert_same_bytes(shelf, v);
-    assert_ptr_equal(ws_version_by_id(s, ws_version_id(v)), v);
+    assert_ptr_equal(ws_version_by_serial(store, ws_version_serial(v)), v);
     ws_version_put(v);
-    assert_int_equal(atomic_load(&n_released), 0);
-    assert_true(stats_of(s).waiting_bytes > 5 * MIB);
+    assert_int_equal(atomic_load(&n_reclaimed), 0);
+    assert_true(stats_of(store).waiting_bytes > 5 * MIB);
     ws_version_use(v, -3);
-    wait_until(stats_of(s).used_bytes == 0);
-    assert_int_equal(atomic_load(&n_released), 1);
-    ws_store_free(s);
+    wait_until(stats_of(store).used_bytes == 0);
+    assert_int_equal(atomic_load(&n_reclaimed), 1);
 }
 
 static void dropping_while_it_is_pulled_ends_the_pull(void **state)
 {
-    struct ws_store *s;
     struct ws_version *v;
     struct ws_error err = {0};
 
     (void)state;
     shelf_publish(shelf, "actor", 1, "r1", 200 * MIB);
-    s = slow_store_of(shelf, 10000);
-    v = version(s, "actor", "1");
-    ws_version_start(v, WS_PRIORITY_READER);
-    wait_until(info_of(v).have_bytes > 0);
+    store = slow_store_of(shelf, 10000);
+    v = half_pulled(store, "actor", "1", 0);
     assert_ok(ws_version_drop(v, &err), &err);
     assert_int_equal(ws_version_pull(v, WS_PRIORITY_READER, LONG_MS, NULL, &err) < 0, 1);
     ws_version_put(v);
-    wait_until(stats_of(s).used_bytes == 0);
-    put_pulled(s, "1");
-    ws_store_free(s);
+    wait_until(stats_of(store).used_bytes == 0);
+    put_pulled(store, "1");
 }
 
 /* --- contents --- */
 
 static void headers_are_here_when_their_blocks_are(void **state)
 {
-    struct ws_store *s;
     struct ws_version *v;
     struct ws_error err = {0};
     const struct ws_safetensors *st;
 
     (void)state;
     shelf_publish_shards(shelf, "actor", 1, "r1", 2, 20 * MIB);
-    s = store_of(shelf_tcp_start(shelf));
-    v = version(s, "actor", "1");
+    store = store_of(shelf_tcp_start(shelf));
+    v = version(store, "actor", "1");
     assert_false(ws_version_has_manifest(v));
     assert_null(ws_version_header(v, 1, &err));
     assert_int_equal(err.code, EAGAIN);
@@ -532,45 +487,42 @@ static void headers_are_here_when_their_blocks_are(void **state)
     assert_null(ws_version_header(v, 0, &err)); /* a sidecar */
     assert_null(ws_version_header(v, 99, &err));
     ws_version_put(v);
-    ws_store_free(s);
 }
 
-/* As of an agent that has other bytes under the same number by now. */
+/* As from an agent that has other bytes under the same number by now. */
 static void a_manifest_that_is_not_what_was_listed_is_refused(void **state)
 {
     struct ws_error err = {0};
-    struct ws_bundle_file *f;
+    struct ws_manifest_file *f;
     struct ws_manifest *m;
     (void)state;
     shelf_publish(shelf, "actor", 1, "r", MIB);
-    struct ws_store *s = store_of_cache(64 * MIB, 2);
-    struct ws_version *v = version(s, "actor", "1");
+    store = store_of_cache(64 * MIB, 2);
+    struct ws_version *v = version(store, "actor", "1");
     assert_int_equal(ws_manifest_new(&m, "actor", 1, "r", &err), 0);
     assert_int_equal(ws_manifest_add(m, "config.json", 2, 0, &f, &err), 0);
     ws_manifest_seal(m);
-    pthread_mutex_lock(&s->lock);
-    const int rc = ws_content_describe(v, m, &err);
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_lock(&store->lock);
+    const int rc = ws_content_set_manifest(v, m, &err);
+    pthread_mutex_unlock(&store->lock);
     assert_int_equal(rc, -EBADMSG);
     assert_non_null(strstr(err.text, "its source lists it with"));
     pull(v);
     assert_same_bytes(shelf, v);
     ws_version_put(v);
-    ws_store_free(s);
 }
 
 static void verify_finds_a_changed_byte(void **state)
 {
     const atomic_bool over = true;
     const atomic_bool *const no_stop[2] = {NULL}, *const stop[2] = {NULL, &over};
-    struct ws_store *s;
     struct ws_version *v;
     struct ws_error err = {0};
 
     (void)state;
     shelf_publish_shards(shelf, "actor", 1, "r1", 2, 10 * MIB);
-    s = store_of(shelf_tcp_start(shelf));
-    v = version(s, "actor", "1");
+    store = store_of(shelf_tcp_start(shelf));
+    v = version(store, "actor", "1");
     assert_int_equal(ws_version_verify(v, no_stop, &err), -ENOENT);
     pull(v);
     assert_ok(ws_version_verify(v, no_stop, &err), &err);
@@ -579,7 +531,6 @@ static void verify_finds_a_changed_byte(void **state)
     assert_int_equal(ws_version_verify(v, no_stop, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "block 1 of actor/1/model-00002-of-00002.safetensors"));
     ws_version_put(v);
-    ws_store_free(s);
 }
 
 /* --- sources --- */
@@ -587,50 +538,47 @@ static void verify_finds_a_changed_byte(void **state)
 static void sources_for_one_model(void **state)
 {
     struct ws_store_options options = {.cache_bytes = 1UL << 30};
-    struct ws_store *s = store_with(&options);
     struct ws_error err = {0};
     const char *url;
 
     (void)state;
+    store = store_with(&options);
     shelf_publish(shelf, "actor", 1, "r1", MIB);
     shelf_publish(shelf, "critic", 1, "r1", MIB);
     url = shelf_tcp_start(shelf);
-    assert_int_equal(ws_store_add(s, "gopher://x", NULL, NULL, &err), -EINVAL);
-    assert_int_equal(ws_store_add(s, url, "../x", NULL, &err), -EINVAL);
-    add_source(s, url, "critic");
-    add_source(s, url, "later");
-    ws_version_put(version(s, "critic", "1"));
-    assert_null(ws_store_find(s, "actor"));
-    ws_model_put(ws_store_find(s, "later")); /* it is there before its first version */
+    assert_int_equal(ws_store_add(store, "gopher://x", NULL, NULL, &err), -EINVAL);
+    assert_int_equal(ws_store_add(store, url, "../x", NULL, &err), -EINVAL);
+    add_source(store, url, "critic");
+    add_source(store, url, "later");
+    ws_version_put(version(store, "critic", "1"));
+    assert_null(ws_store_find(store, "actor"));
+    ws_model_put(ws_store_find(store, "later")); /* it is there before its first version */
     shelf_publish(shelf, "later", 8, "r1", MIB);
-    ws_version_put(version(s, "later", "8"));
-    assert_int_equal(ws_store_sources(s, (struct ws_source_info[4]){0}, 4), 2);
-    assert_ok(ws_store_remove(s, "critic", &err), &err);
-    assert_null(ws_store_find(s, "critic"));
-    assert_int_equal(ws_store_remove(s, "critic", &err), -ENOENT);
-    assert_int_equal(ws_store_sources(s, (struct ws_source_info[4]){0}, 4), 1);
-    ws_store_free(s);
+    ws_version_put(version(store, "later", "8"));
+    assert_int_equal(ws_store_sources(store, (struct ws_source_info[4]){0}, 4), 2);
+    assert_ok(ws_store_remove(store, "critic", &err), &err);
+    assert_null(ws_store_find(store, "critic"));
+    assert_int_equal(ws_store_remove(store, "critic", &err), -ENOENT);
+    assert_int_equal(ws_store_sources(store, (struct ws_source_info[4]){0}, 4), 1);
 }
 
 static void a_removed_model_does_not_come_back_by_itself(void **state)
 {
-    struct ws_store *s;
     struct ws_version *v;
     struct ws_error err = {0};
 
     (void)state;
     shelf_publish(shelf, "actor", 1, "r1", 5 * MIB);
-    s = store_of(shelf_tcp_start(shelf));
-    v = pulled(s, "actor", "1");
-    assert_ok(ws_store_remove(s, "actor", &err), &err);
+    store = store_of(shelf_tcp_start(shelf));
+    v = pulled(store, "actor", "1");
+    assert_ok(ws_store_remove(store, "actor", &err), &err);
     assert_same_bytes(shelf, v); /* readers go on */
     ws_version_put(v);
     shelf_publish(shelf, "critic", 1, "r1", MIB);
-    ws_version_put(version(s, "critic", "1")); /* a new listing was taken over */
-    assert_null(ws_store_find(s, "actor"));
-    add_source(s, shelf_tcp_start(shelf), "actor");
-    ws_version_put(version(s, "actor", "1"));
-    ws_store_free(s);
+    ws_version_put(version(store, "critic", "1")); /* a new listing was taken over */
+    assert_null(ws_store_find(store, "actor"));
+    add_source(store, shelf_tcp_start(shelf), "actor");
+    ws_version_put(version(store, "actor", "1"));
 }
 
 static bool has_reports(size_t n)
@@ -644,18 +592,17 @@ static bool has_reports(size_t n)
 
 static void reports_reach_the_source(void **state)
 {
-    struct ws_store *s;
     struct ws_version *v;
     json_t *reports;
     const char *path;
 
     (void)state;
     shelf_publish(shelf, "actor", 3, "r1", MIB);
-    s = store_of(shelf_tcp_start(shelf));
-    v = version(s, "actor", "3");
-    const struct ws_mark mark = ws_version_mark(v);
-    ws_model_tell(ws_version_model(v), &mark, "loaded", json_pack("{s:s,s:b}", "host", "here", "ok", 1));
-    ws_model_tell(ws_version_model(v), &mark, "loaded", json_pack("{s:s,s:b}", "host", "there", "ok", 0));
+    store = store_of(shelf_tcp_start(shelf));
+    v = version(store, "actor", "3");
+    const struct ws_version_id id = ws_version_id(v);
+    ws_model_report(ws_version_model(v), &id, "loaded", json_pack("{s:s,s:b}", "host", "here", "ok", 1));
+    ws_model_report(ws_version_model(v), &id, "loaded", json_pack("{s:s,s:b}", "host", "there", "ok", 0));
     ws_version_put(v);
     wait_until(has_reports(2));
     reports = shelf_reports(shelf);
@@ -665,49 +612,47 @@ static void reports_reach_the_source(void **state)
         json_string_value(json_object_get(json_object_get(json_array_get(reports, 1), "body"), "host")),
         "there");
     json_decref(reports);
-    ws_store_free(s);
 }
 
-/* A cache that is exactly full has no room, however much memory the machine still has. */
-static void test_room_limit(void **state)
+/* A cache that is full takes nothing, however much memory the machine still has. */
+static void the_cache_limit(void **state)
 {
     (void)state;
-    assert_int_equal(ws_room_default(1000 * MIB), 1000 * MIB / 10 * 8);
-    assert_int_equal(ws_room_default(160 * MIB), 96 * MIB); /* 0.8 of it would leave 32 */
-    assert_int_equal(ws_room_default(128 * MIB), 64 * MIB);
-    assert_int_equal(ws_room_default(20 * MIB), 10 * MIB);
-    assert_int_equal(ws_room_limit(100, 0, 1000), 100);
-    assert_int_equal(ws_room_limit(100, 60, 20), 80); /* the machine has less */
-    assert_int_equal(ws_room_limit(100, 60, 40), 100);
-    assert_int_equal(ws_room_limit(100, 100, 50), 100);
-    assert_int_equal(ws_room_limit(100, 100, 0), 100);
-    assert_int_equal(ws_room_limit(100, 130, 50), 100);
+    assert_int_equal(ws_cache_budget_default(1000 * MIB), 1000 * MIB / 10 * 8);
+    assert_int_equal(ws_cache_budget_default(160 * MIB), 96 * MIB); /* 0.8 of it would leave 32 */
+    assert_int_equal(ws_cache_budget_default(128 * MIB), 64 * MIB);
+    assert_int_equal(ws_cache_budget_default(20 * MIB), 10 * MIB);
+    assert_int_equal(ws_cache_budget_limit(100, 0, 1000), 100);
+    assert_int_equal(ws_cache_budget_limit(100, 60, 20), 80); /* the machine has less */
+    assert_int_equal(ws_cache_budget_limit(100, 60, 40), 100);
+    assert_int_equal(ws_cache_budget_limit(100, 100, 50), 100);
+    assert_int_equal(ws_cache_budget_limit(100, 100, 0), 100);
+    assert_int_equal(ws_cache_budget_limit(100, 130, 50), 100);
 }
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_room_limit),
-        TEST(versions_are_found_by_their_names),
-        TEST(models_and_versions_are_visited_in_order),
-        TEST(a_version_unknown_to_the_source_vanishes_unless_held),
-        TEST(versions_stay_known_while_the_source_is_down),
-        TEST(a_new_run_supersedes_the_old),
-        TEST(listeners_hear_a_pull_and_a_drop),
-        TEST(current_and_previous_move_together),
-        TEST(the_oldest_is_evicted),
-        TEST(what_is_pinned_current_or_open_stays),
-        TEST(more_than_the_cache_is_refused),
-        TEST(memory_that_is_mapped_is_not_taken),
-        TEST(memory_returns_after_the_last_use),
-        TEST(dropping_while_it_is_pulled_ends_the_pull),
-        TEST(headers_are_here_when_their_blocks_are),
-        TEST(a_manifest_that_is_not_what_was_listed_is_refused),
-        TEST(verify_finds_a_changed_byte),
-        TEST(sources_for_one_model),
-        TEST(a_removed_model_does_not_come_back_by_itself),
-        TEST(reports_reach_the_source),
+        cmocka_unit_test(the_cache_limit),
+        STORE_TEST(versions_are_found_by_their_names),
+        STORE_TEST(models_and_versions_are_visited_in_order),
+        STORE_TEST(a_version_unknown_to_the_source_vanishes_unless_held),
+        STORE_TEST(versions_stay_known_while_the_source_is_down),
+        STORE_TEST(a_new_lineage_supersedes_the_old),
+        STORE_TEST(listeners_hear_a_pull_and_a_drop),
+        STORE_TEST(current_and_previous_move_together),
+        STORE_TEST(the_oldest_is_evicted),
+        STORE_TEST(pinned_current_and_open_versions_stay),
+        STORE_TEST(more_than_the_cache_is_refused),
+        STORE_TEST(memory_that_is_mapped_is_not_used_again),
+        STORE_TEST(memory_returns_after_the_last_use),
+        STORE_TEST(dropping_while_it_is_pulled_ends_the_pull),
+        STORE_TEST(headers_are_here_when_their_blocks_are),
+        STORE_TEST(a_manifest_that_is_not_what_was_listed_is_refused),
+        STORE_TEST(verify_finds_a_changed_byte),
+        STORE_TEST(sources_for_one_model),
+        STORE_TEST(a_removed_model_does_not_come_back_by_itself),
+        STORE_TEST(reports_reach_the_source),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

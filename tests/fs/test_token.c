@@ -53,12 +53,12 @@ static void test_length(void **state)
 }
 
 /* What is no file is read so far as a token reaches, and no longer than it is waited for. */
-static int take_of(const char *from, unsigned wait_ms, char **token, struct ws_error *err)
+static int read_token(const char *from, unsigned wait_ms, char **token, struct ws_error *err)
 {
     const int fd = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     assert_true(fd >= 0);
     *token = NULL;
-    return ws_token_take(fd, from, wait_ms, token, err);
+    return ws_token_read_fd(fd, from, wait_ms, token, err);
 }
 
 static void test_pipes(void **state)
@@ -66,18 +66,18 @@ static void test_pipes(void **state)
     struct ws_error err = {0};
     char *token;
     (void)state;
-    assert_int_equal(take_of("/dev/zero", 60000, &token, &err), -EINVAL);
+    assert_int_equal(read_token("/dev/zero", 60000, &token, &err), -EINVAL);
     assert_non_null(strstr(err.text, "zero byte"));
     (void)unlink(path);
     assert_int_equal(mkfifo(path, 0600), 0);
-    assert_int_equal(take_of(path, 20, &token, &err), -ETIMEDOUT); /* nobody writes */
+    assert_int_equal(read_token(path, 20, &token, &err), -ETIMEDOUT); /* no writer */
     assert_non_null(strstr(err.text, path));
     const int writer = open(path, O_RDWR | O_CLOEXEC);
     assert_true(writer >= 0);
     assert_int_equal(write(writer, "half", 4), 4);
-    assert_int_equal(take_of(path, 20, &token, &err), -ETIMEDOUT);
+    assert_int_equal(read_token(path, 20, &token, &err), -ETIMEDOUT);
     assert_int_equal(write(writer, "whole\n", 6), 6);
-    assert_int_equal(take_of(path, 60000, &token, &err), 0);
+    assert_int_equal(read_token(path, 60000, &token, &err), 0);
     assert_string_equal(token, "whole");
     free(token);
     close(writer);

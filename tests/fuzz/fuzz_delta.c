@@ -124,7 +124,7 @@ static void apply_slowly(const struct ws_delta_edit *e, uint8_t *block, size_t l
 static int read_edit(struct ws_delta_edit *e, const uint8_t *bytes, size_t n, size_t len)
 {
     struct ws_error err = {0};
-    uint8_t *copy = copy_of(bytes, n, WS_DELTA_BEYOND);
+    uint8_t *copy = copy_of(bytes, n, WS_DELTA_PAD_BYTES);
     int rc = ws_delta_edit_read(e, copy, n, len, &err);
     require(rc == 0 || (rc == -EBADMSG && err.code == EBADMSG && err.text[0]));
     require(rc == 0 || ws_delta_edit_changed(e) == 0);
@@ -136,10 +136,10 @@ static int read_edit(struct ws_delta_edit *e, const uint8_t *bytes, size_t n, si
 
 static void fuzz_edits(struct input in)
 {
-    static struct ws_delta_edit *edits[WS_MAX_CHAIN];
+    static struct ws_delta_edit *edits[WS_MAX_DELTA_CHAIN];
     static struct ws_hasher *hasher;
     const size_t len = number(&in, 2);
-    size_t n = 1 + number(&in, 1) % WS_MAX_CHAIN, n_read = 0;
+    size_t n = 1 + number(&in, 1) % WS_MAX_DELTA_CHAIN, n_read = 0;
     struct slot base, dst;
     uint8_t *want = malloc(len + 1);
     require(want && (hasher || (hasher = ws_hasher_new())));
@@ -152,10 +152,10 @@ static void fuzz_edits(struct input in)
         if (read_edit(edits[n_read], take(&in, bytes), bytes, len) == 0)
             apply_slowly(edits[n_read++], want, len);
     }
-    uint64_t hash = ws_delta_patch(hasher, dst.block, NULL, len, edits, n_read);
+    uint64_t hash = ws_delta_edit_apply(hasher, dst.block, NULL, len, edits, n_read);
     require(memcmp(dst.block, want, len) == 0 && hash == XXH3_64bits(want, len));
     memset(dst.block, 0, len);
-    require(ws_delta_patch(hasher, dst.block, base.block, len, edits, n_read) == hash);
+    require(ws_delta_edit_apply(hasher, dst.block, base.block, len, edits, n_read) == hash);
     require(memcmp(dst.block, want, len) == 0);
     slot_free(&base);
     slot_free(&dst);
@@ -182,7 +182,7 @@ static bool patch_slowly(uint8_t *block, size_t len, const struct ws_delta_recor
         from = chain[i] && chain[i]->kind == WS_DELTA_BLOCK ? i : from;
     for (size_t i = from; ok && i < n; i++) {
         const struct ws_delta_record *r = chain[i];
-        uint8_t *room = r ? malloc(r->raw_bytes + WS_DELTA_BEYOND) : NULL;
+        uint8_t *room = r ? malloc(r->raw_bytes + WS_DELTA_PAD_BYTES) : NULL;
         const uint8_t *raw = r ? ws_delta_record_raw(r, room) : NULL;
         if (r && r->kind == WS_DELTA_BLOCK) {
             ok = raw && r->raw_bytes == len;
@@ -258,7 +258,7 @@ static struct ws_delta_record *record_of(struct input *in, bool last)
     } else {
         r = ws_delta_record_make(0, 0, kind, 1, bytes, (uint32_t)n, (int)(how >> 2 & 3));
         require(r && r->hash == ws_delta_record_hash(r) && r->raw_bytes == n && r->bytes <= n);
-        uint8_t *room = malloc(n + WS_DELTA_BEYOND);
+        uint8_t *room = malloc(n + WS_DELTA_PAD_BYTES);
         const uint8_t *back = ws_delta_record_raw(r, room);
         require(back && memcmp(back, bytes, n) == 0);
         free(room);
@@ -269,8 +269,8 @@ static struct ws_delta_record *record_of(struct input *in, bool last)
 
 static void fuzz_records(struct input in)
 {
-    struct ws_delta_record *records[WS_MAX_CHAIN];
-    const size_t len = number(&in, 2), n = 1 + number(&in, 1) % WS_MAX_CHAIN;
+    struct ws_delta_record *records[WS_MAX_DELTA_CHAIN];
+    const size_t len = number(&in, 2), n = 1 + number(&in, 1) % WS_MAX_DELTA_CHAIN;
     for (size_t i = 0; i < n; i++)
         records[i] = i % 3 == 2 && in.n % 2 ? NULL : record_of(&in, i + 1 == n);
     patch((const struct ws_delta_record *const *)records, n, len);
@@ -286,7 +286,7 @@ static const struct ws_manifest *target(void)
 {
     static struct ws_manifest *m;
     static const char *const names[N_FILES] = {"a.safetensors", "b", "c"};
-    struct ws_bundle_file *f;
+    struct ws_manifest_file *f;
     if (m)
         return m;
     require(ws_manifest_new(&m, "actor", 2, "run", NULL) == 0);
@@ -298,7 +298,7 @@ static const struct ws_manifest *target(void)
 
 static struct ws_delta_link the_link(void)
 {
-    struct ws_delta_link l = {.base = ws_mark_of(1, "run"), .target = ws_mark_of(2, "run")};
+    struct ws_delta_link l = {.base = ws_version_id_make(1, "run"), .target = ws_version_id_make(2, "run")};
     memset(l.base_digest, 'a', 32);
     memset(l.target_digest, 'b', 32);
     return l;
@@ -314,7 +314,7 @@ static int add(void *arg, struct ws_delta_record *r)
 /* The head of a stream of ours, with the part that the bytes name; then every hash. */
 static void put_right(struct ws_delta *empty, uint8_t *p, size_t n)
 {
-    struct ws_delta_writer w;
+    struct ws_delta_stream_writer w;
     XXH64_hash_t hash;
     XXH3_state_t *hashes = XXH3_createState();
     uint32_t part, parts, bytes, n_records = 0;
@@ -323,9 +323,9 @@ static void put_right(struct ws_delta *empty, uint8_t *p, size_t n)
         goto out;
     memcpy(&part, p + 40, 4);
     memcpy(&parts, p + 44, 4);
-    require(ws_delta_writer_init(&w, empty, part, parts) == 0);
+    require(ws_delta_stream_writer_init(&w, empty, part, parts) == 0);
     memcpy(p, w.head, WS_DELTA_HEAD_BYTES);
-    ws_delta_writer_free(&w);
+    ws_delta_stream_writer_free(&w);
     for (p += WS_DELTA_HEAD_BYTES, n -= WS_DELTA_HEAD_BYTES; n >= WS_DELTA_RECORD_BYTES; n_records++) {
         const bool end = memcmp(p, "\xff\xff\xff\xff", 4) == 0;
         memcpy(&bytes, p + 20, 4);
@@ -351,7 +351,7 @@ out:
 static void check_written(struct ws_delta *d, const uint8_t *bytes, size_t n)
 {
     uint32_t part, parts;
-    struct ws_delta_writer w;
+    struct ws_delta_stream_writer w;
     uint8_t piece[1000];
     size_t at = 0;
     ssize_t more;
@@ -361,13 +361,13 @@ static void check_written(struct ws_delta *d, const uint8_t *bytes, size_t n)
         if (!ws_delta_next(d, &k, part, parts) || k != i)
             return; /* records of another part: a writer leaves them out */
     require(n == ws_delta_stream_bytes(d, part, parts));
-    require(ws_delta_writer_init(&w, d, part, parts) == 0);
-    while ((more = ws_delta_write(&w, piece, 1 + at % sizeof(piece))) > 0) {
+    require(ws_delta_stream_writer_init(&w, d, part, parts) == 0);
+    while ((more = ws_delta_stream_write(&w, piece, 1 + at % sizeof(piece))) > 0) {
         require((size_t)more <= n - at && memcmp(piece, bytes + at, (size_t)more) == 0);
         at += (size_t)more;
     }
     require(more == -1 && at == n);
-    ws_delta_writer_free(&w);
+    ws_delta_stream_writer_free(&w);
 }
 
 static void patch_all(const struct ws_delta *d)
@@ -392,8 +392,8 @@ static void fuzz_stream(struct input in, bool right)
     uint8_t *bytes = copy_of(in.p, n, 0);
     int rc = 0;
     require(ws_delta_new(&d, &l, target(), NULL) == 0);
-    struct ws_delta_reader *r =
-        ws_delta_reader_new(&l, ws_delta_blocks(d), &(struct ws_delta_taker){.record = add, .arg = d});
+    struct ws_delta_stream_reader *r = ws_delta_stream_reader_new(
+        &l, ws_delta_blocks(d), &(struct ws_delta_stream_sink){.record = add, .arg = d});
     require(r != NULL);
     if (right)
         put_right(d, bytes, n);
@@ -401,18 +401,18 @@ static void fuzz_stream(struct input in, bool right)
         step = step * 1103515245 + 12345;
         more = least(n - at, 1 + step / 65536 % (step & 128 ? 40 : 4000));
         uint8_t *piece = copy_of(bytes + at, more, 0);
-        rc = ws_delta_read(r, piece, more, &err);
+        rc = ws_delta_stream_read(r, piece, more, &err);
         free(piece);
     }
     require(rc == 0 || rc == -EINVAL || rc == -EEXIST ||
             (rc == -EBADMSG && err.code == EBADMSG && err.text[0]));
-    const bool ended = ws_delta_reader_ended(r, &whole);
+    const bool ended = ws_delta_stream_reader_ended(r, &whole);
     require(ended || !whole);
     ws_delta_end(d, whole ? WS_DELTA_WHOLE : WS_DELTA_GIVEN_UP);
     if (rc == 0 && ended)
         check_written(d, bytes, n);
     patch_all(d);
-    ws_delta_reader_free(r);
+    ws_delta_stream_reader_free(r);
     ws_delta_put(d);
     free(bytes);
 }
@@ -421,17 +421,17 @@ static void fuzz_stream(struct input in, bool right)
 
 static void fuzz_offers(struct input in)
 {
-    struct ws_delta_offer offers[WS_MAX_OFFERS];
+    struct ws_delta_entry offers[WS_MAX_DELTA_ENTRIES];
     size_t n = 0;
     json_t *list = json_loadb((const char *)in.p, in.n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
-    int rc = list ? ws_delta_offers_read(list, offers, &n) : 0;
+    int rc = list ? ws_delta_listing_read(list, offers, &n) : 0;
     require(rc == 0 || rc == -EPROTO);
-    require(n <= WS_MAX_OFFERS && n <= json_array_size(list));
+    require(n <= WS_MAX_DELTA_ENTRIES && n <= json_array_size(list));
     for (size_t i = 0; rc == 0 && i < n; i++) {
         const struct ws_delta_link *l = &offers[i].link;
-        require(ws_run_is_safe(l->base.run) && ws_run_is_safe(l->target.run));
+        require(ws_lineage_is_safe(l->base.lineage) && ws_lineage_is_safe(l->target.lineage));
         require(strlen(l->base_digest) == 32 && strlen(l->target_digest) == 32);
-        require(ws_delta_state_name(offers[i].figures.state) != NULL);
+        require(ws_delta_state_name(offers[i].stats.state) != NULL);
     }
     json_decref(list);
 }
@@ -440,22 +440,22 @@ static void fuzz_offers(struct input in)
 
 static void fuzz_encode(struct input in)
 {
-    static struct ws_delta_coder *coder;
-    struct ws_widths *w = malloc(sizeof(*w) + 4 * sizeof(w->runs[0]));
+    static struct ws_delta_block_encoder *coder;
+    struct ws_element_widths *w = malloc(sizeof(*w) + 4 * sizeof(w->extents[0]));
     require(w != NULL);
     w->n = 1 + number(&in, 1) % 4;
     const uint64_t offset = number(&in, 2);
     uint64_t begin = 0;
     uint32_t changed;
     size_t bytes;
-    require(coder || (coder = ws_delta_coder_new()));
+    require(coder || (coder = ws_delta_block_encoder_new()));
     for (size_t i = 0; i < w->n; i++) {
-        w->runs[i] = (struct ws_width_run){begin, 1U << number(&in, 1) % 3};
+        w->extents[i] = (struct ws_element_width_extent){begin, 1U << number(&in, 1) % 3};
         begin += 1 + number(&in, 2);
     }
     const size_t len = in.n / 2;
     uint8_t *a = copy_of(in.p, len, 0), *b = copy_of(in.p + len, len, 0), *out = copy_of(b, len, 0);
-    int rc = ws_delta_encode(coder, a, b, len, w, offset, out, &bytes, &changed);
+    int rc = ws_delta_block_encode(coder, a, b, len, w, offset, out, &bytes, &changed);
     require((changed == 0) == (memcmp(a, b, len) == 0));
     require(rc == -E2BIG || (rc == 0 && (bytes < len || bytes == 0)));
     if (rc == 0) {

@@ -20,17 +20,17 @@ static void check_files(const struct ws_manifest *m)
 {
     uint64_t total = 0;
 
-    require(ws_name_is_safe(m->model) && ws_run_is_safe(m->run));
+    require(ws_name_is_safe(m->model) && ws_lineage_is_safe(m->lineage));
     require(m->n_files <= WS_MAX_FILES);
     for (size_t i = 0; i < m->n_files; i++) {
-        const struct ws_bundle_file *f = &m->files[i];
+        const struct ws_manifest_file *f = &m->files[i];
         uint64_t bytes = 0;
         require(ws_name_is_safe(f->name));
         require(i == 0 || strcmp(m->files[i - 1].name, f->name) < 0);
         require(ws_manifest_find(m, f->name) == f);
         require(f->header_bytes <= f->size_bytes);
         for (size_t k = 0; k < f->n_blocks; k++)
-            bytes += ws_block_len(f, k);
+            bytes += ws_manifest_block_bytes(f, k);
         require(bytes == f->size_bytes);
         total += bytes;
     }

@@ -24,7 +24,7 @@ static void require_failure(int rc, const struct ws_error *err)
 
 static void check_info(const wsync_sync_info *info, const char *expected)
 {
-    const struct ws_strategy *s = ws_strategy_of(info->strategy);
+    const struct ws_strategy *s = ws_strategy_by_id(info->strategy);
     char source[WS_MAX_URL + 1], *first, *second;
     wsync_sync_info *back;
     struct ws_error err;
@@ -51,7 +51,7 @@ static void check_info(const wsync_sync_info *info, const char *expected)
 
 static void check_request(const wsync_update_request *r, const char *expected)
 {
-    const struct ws_strategy *s = ws_strategy_of(r->strategy);
+    const struct ws_strategy *s = ws_strategy_by_id(r->strategy);
     wsync_update_request *back;
     struct ws_error err;
     char *first, *second;
@@ -84,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (size == 0)
         return 0;
-    const struct ws_strategy *s = ws_strategy_of((wsync_strategy_id)(data[0] / 2 % (N_STRATEGIES + 1)));
+    const struct ws_strategy *s = ws_strategy_by_id((wsync_strategy_id)(data[0] / 2 % (N_STRATEGIES + 1)));
     const char *expected = s ? s->way->name : NULL;
     char *text = malloc(size);
     require(text != NULL);

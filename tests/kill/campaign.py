@@ -2,7 +2,7 @@
 """A campaign of faults: `make campaign`, or tests/kill/campaign.py once everything is built. Not run in CI.
 
 An agent, two mounts in a chain, four engines (SGLang's and vLLM's API), ranks that publish two models without end, readers of
-all kinds, each on a host of its own (network namespaces). Everybody is killed, told to end, stopped and continued, detached
+all kinds, each on a host of its own (network namespaces). All of them are killed, sent SIGTERM, stopped and continued, detached
 lazily, cut off, squeezed by a memory cgroup, started again with another clock, at random and at the same time; every so
 often all faults end, and then everything must heal: a version that is published is served by all engines, none is paused,
 mounts are whole and right in all ways to read, nothing is left behind. A byte that is not of the version that was opened is a
@@ -10,7 +10,7 @@ failure at any time, and so is an engine whose weights are not those that it say
 
 CAMPAIGN_SECONDS  how long (1800), and what the last healing takes
 CAMPAIGN_SEED     of all random choices; it is printed. What is under way when a fault comes is the machine's choice
-CAMPAIGN_CLOCK=1  the machine's own clock is set back and forth, too: only where nobody else needs it
+CAMPAIGN_CLOCK=1  the machine's own clock is set back and forth, too: only on a machine of its own
 SAN=address       with that sanitizer's build
 
 A failure keeps logs, events and what was read in build/campaign."""
@@ -27,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 KEPT = os.path.join(ROOT, "build/campaign")
@@ -78,12 +79,12 @@ HEAL = 90  # until all is well again, at most; times SLOW
 class Faults(Worker):
     """What happens to one place, again and again: each of .kinds is (weight, name, what does it)."""
 
-    def __init__(self, campaign, stack, place, doing, pace, kinds):
+    def __init__(self, campaign, place, doing, pace, kinds):
         super().__init__(campaign, f"faults of {place.name}")
         self.place, self.doing, self.pace, self.random = place, doing, pace, campaign.fork()
         self.kinds = [k for k in kinds if k]
         self.hold = True
-        stack.callback(self.stop)
+        at_end(self.stop)
 
     def step(self):
         time.sleep(self.random.expovariate(1 / self.pace))
@@ -97,20 +98,20 @@ class Faults(Worker):
 
 
 class Campaign:
-    def __init__(self, stack):
+    def __init__(self):
         self.random = random.Random(SEED)
         self.failure, self.lock = None, threading.Lock()
         self.began = time.monotonic()
         self.faults, self.middles, self.whats = collections.Counter(), collections.Counter(), collections.Counter()
         self.heals, self.longest_heal = 0, 0
         self.events = open(os.path.join(TESTDIR, "events.log"), "w", buffering=1)
-        self.ground = ground = Ground(stack, ("agent", "one", "two"))
+        self.ground = ground = Ground(("agent", "one", "two"))
         ground.skipped |= {} if os.environ.get("CAMPAIGN_CLOCK") == "1" else {"step": "the machine's clock is not touched without CAMPAIGN_CLOCK=1"}
-        self.agent = AgentPlace(stack, ground, "agent", self.fork())
+        self.agent = AgentPlace(ground, "agent", self.fork())
         self.agent.start()
-        self.trainers = {m: Trainer(self, stack, self.agent, m, self.fork()) for m in ELEMENTS}
-        one = MountPlace(stack, ground, "one", self.fork(), self.agent)
-        two = MountPlace(stack, ground, "two", self.fork(), self.agent, one)
+        self.trainers = {m: Trainer(self, self.agent, m, self.fork()) for m in ELEMENTS}
+        one = MountPlace(ground, "one", self.fork(), self.agent)
+        two = MountPlace(ground, "two", self.fork(), self.agent, one)
         self.mounts = [one, two]
         for mount in self.mounts:
             mount.start()
@@ -120,21 +121,21 @@ class Campaign:
         for mount in self.mounts:
             for model in ELEMENTS:
                 wait_for(lambda: mount.versions(model), f"{model} at {mount.name}")
-        self.engines = [EnginePlace(stack, ground, mount, self.fork(), *words) for mount, *words in (
+        self.engines = [EnginePlace(ground, mount, self.fork(), *words) for mount, *words in (
             (one, "e1", "actor", "sglang"), (two, "e2", "actor", "vllm"), (two, "e3", "actor", "sglang"), (two, "e4", "critic", "vllm"))]
         for e in self.engines:
             e.start()
             e.mount.write(f"engine add {e.name} {e.api} {e.url} timeout=20 pause-timeout=10", f"{e.model}/ctl")
         for mount in self.mounts:
             mount.write("follow", "actor/policy")
-        self.readers = [Reader(self, stack, i, self.mounts, self.trainers, self.fork()) for i in range(5)]
-        self.auditor = Auditor(self, stack, self.engines, self.fork())
-        self.switcher = Switcher(self, stack, two, "critic", self.fork())
+        self.readers = [Reader(self, i, self.mounts, self.trainers, self.fork()) for i in range(5)]
+        self.auditor = Auditor(self, self.engines, self.fork())
+        self.switcher = Switcher(self, two, "critic", self.fork())
         self.others = [*self.readers, self.auditor, self.switcher]
-        self.injectors = [self.of_agent(stack), *(self.of_mount(stack, m) for m in self.mounts), *(self.of_engine(stack, e) for e in self.engines),
-                          *(self.of_ranks(stack, t) for t in self.trainers.values()), *(self.of_reader(stack, r) for r in self.readers)]
+        self.injectors = [self.of_agent(), *(self.of_mount(m) for m in self.mounts), *(self.of_engine(e) for e in self.engines),
+                          *(self.of_ranks(t) for t in self.trainers.values()), *(self.of_reader(r) for r in self.readers)]
         if os.environ.get("CAMPAIGN_CLOCK") == "1":
-            self.injectors.append(self.of_clock(stack))
+            self.injectors.append(self.of_clock())
         for w in self.others + self.injectors:
             w.hold = True
             w.start()
@@ -217,12 +218,12 @@ class Campaign:
             if group.kills() > before:
                 place.now.process.wait()  # a large one takes its time to end
                 self.note("killed for memory", place.name, ())
-                place.now.inner.close()
+                place.now.scope.close()
                 place.start()
 
         return (2, "memory", squeeze)
 
-    def of_agent(self, stack):
+    def of_agent(self):
         def doing():
             out = {"offload"} if any(t.offloading for t in self.trainers.values()) else set()
             return out | ({"read"} if any(m.reading for m in self.mounts) else set())
@@ -238,9 +239,9 @@ class Campaign:
             self.agent.start()
 
         kinds = [*self.signals(self.agent, (1, 1, 10)), (1, "new lineage", lineage), (1, "kill, new lineage", anew)]
-        return Faults(self, stack, self.agent, doing, 1.0, kinds + self.network(self.agent) + [self.memory(self.agent)])
+        return Faults(self, self.agent, doing, 1.0, kinds + self.network(self.agent) + [self.memory(self.agent)])
 
-    def of_mount(self, stack, mount):
+    def of_mount(self, mount):
         def lazily(r):
             if mount.detach():
                 mount.leave()
@@ -250,15 +251,15 @@ class Campaign:
             mount.reap()
 
         kinds = [*self.signals(mount, (2, 1, 6)), (2, "umount -l", lazily)]
-        f = Faults(self, stack, mount, mount.doing, 1.0, kinds + self.network(mount) + [self.memory(mount)])
+        f = Faults(self, mount, mount.doing, 1.0, kinds + self.network(mount) + [self.memory(mount)])
         for i, (w, name, what) in enumerate(f.kinds):
             f.kinds[i] = (w, name, lambda r, what=what: (what(r), look_after(r)))
         return f
 
-    def of_engine(self, stack, engine):
-        return Faults(self, stack, engine, engine.doing, 1.5, self.signals(engine, (2, 1, 4)))
+    def of_engine(self, engine):
+        return Faults(self, engine, engine.doing, 1.5, self.signals(engine, (2, 1, 4)))
 
-    def of_ranks(self, stack, trainer):
+    def of_ranks(self, trainer):
         def any_rank(r):
             return r.choice(trainer.ranks)
 
@@ -280,9 +281,9 @@ class Campaign:
 
         place = collections.namedtuple("Ranks", "name")(f"a rank of {trainer.model}")
         doing = lambda: {"offload"} if trainer.offloading else set()
-        return Faults(self, stack, place, doing, 0.7, [(4, "kill", by(signal.SIGKILL)), (2, "term", by(signal.SIGTERM)), (4, "stop", stop)])
+        return Faults(self, place, doing, 0.7, [(4, "kill", by(signal.SIGKILL)), (2, "term", by(signal.SIGTERM)), (4, "stop", stop)])
 
-    def of_reader(self, stack, reader):
+    def of_reader(self, reader):
         def kill(r):
             time.sleep(r.random() * 0.01)
             reader.process and reader.process.kill()
@@ -295,9 +296,9 @@ class Campaign:
                 process.send_signal(signal.SIGCONT)
 
         place = collections.namedtuple("A", "name")(reader.name)
-        return Faults(self, stack, place, lambda: {"read"} if reader.reading else set(), 1.0, [(1, "kill", kill), (2, "stop", stop)])
+        return Faults(self, place, lambda: {"read"} if reader.reading else set(), 1.0, [(1, "kill", kill), (2, "stop", stop)])
 
-    def of_clock(self, stack):
+    def of_clock(self):
         def step(r):
             by = r.choice((-1, 1)) * r.random() ** 2 * 86400
             time.clock_settime(time.CLOCK_REALTIME, time.time() + by)
@@ -305,7 +306,7 @@ class Campaign:
             time.clock_settime(time.CLOCK_REALTIME, time.time() - by)
 
         place = collections.namedtuple("Clock", "name")("the machine's clock")
-        return Faults(self, stack, place, lambda: set(), 5.0, [(1, "clock step", step)])
+        return Faults(self, place, lambda: set(), 5.0, [(1, "clock step", step)])
 
     # --- quiet ---
     def storm(self, seconds):
@@ -389,8 +390,8 @@ class Campaign:
     def compare(self):
         """Engines hold what one holds that has just loaded the files, which readers have found right."""
         for model, t in self.trainers.items():
-            with contextlib.ExitStack() as stack:
-                fresh = EnginePlace(stack, self.ground, self.mounts[0], self.random, "fresh", model, "sglang")
+            with scope():
+                fresh = EnginePlace(self.ground, self.mounts[0], self.random, "fresh", model, "sglang")
                 fresh.start()
                 want = fresh.checksum()
                 for e in self.engines:
@@ -425,8 +426,8 @@ def main():
     campaign = None
     failed = False
     try:
-        with contextlib.ExitStack() as stack:
-            campaign = Campaign(stack)
+        with scope():
+            campaign = Campaign()
             campaign.heal()
             try:
                 while time.monotonic() < campaign.began + SECONDS:

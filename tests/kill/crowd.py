@@ -1,5 +1,5 @@
-"""Who takes part in a campaign (campaign.py): daemons that are started again and again in their places, ranks that publish what
-follows from a number, readers that check every byte of it, and the ground that they stand on."""
+"""The members of a campaign (campaign.py): daemons that are started again and again in their places, ranks that publish what
+follows from a number, readers that check every byte of it, and their hosts."""
 import collections
 import http.client
 import os
@@ -7,8 +7,11 @@ import re
 import subprocess
 import sys
 import threading
+import traceback
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from network import Network
 from ranks import Rank, Refused
 from world import *
@@ -28,19 +31,19 @@ class Ground:
     """The machine as hosts with links between them, daemons in memory cgroups and with clocks of their own, as far as it has all
     that; .skipped says what it has not, and why."""
 
-    def __init__(self, stack, names):
+    def __init__(self, names):
         self.skipped, self.hosts, self.network, self.groups = {}, {n: "127.0.0.1" for n in names}, None, {}
         try:
-            self.network = Network(stack, names)
+            self.network = Network(names)
             self.hosts = {n: f"10.77.0.{i + 1}" for i, n in enumerate(names)}
             self.network.ip("hub", "addr add 10.77.0.250/24 dev bridge")
             self.network.ip("hub", "link set lo up")
-            stack.enter_context(self.network.inside("hub"))  # from there all hosts are to be seen
-        except Skip as why:
+            entered(self.network.inside("hub"))  # from there all hosts are to be seen
+        except pytest.skip.Exception as why:
             self.skipped["link"] = str(why)
         for name in names:
             try:
-                self.groups[name] = Group(stack, name)
+                self.groups[name] = Group(name)
             except OSError as e:
                 self.skipped["memory"] = f"no memory cgroup can be made here: {e}"
         done = subprocess.run(["unshare", "--time", "--boottime", "864000", "cat", "/proc/uptime"], capture_output=True, text=True)
@@ -65,7 +68,7 @@ class Ground:
 class Group:
     """A memory cgroup, of either version."""
 
-    def __init__(self, stack, name):
+    def __init__(self, name):
         with open("/proc/self/cgroup") as f:
             own = next((line.strip().split(":", 2)[2] for line in f if line.split(":")[1] == "memory"), None)
         old = own is not None
@@ -74,7 +77,7 @@ class Group:
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "-1") if old else
             ("memory.max", "memory.current", "memory.events", "max"))
         os.mkdir(self.path)
-        stack.callback(self.remove)
+        at_end(self.remove)
         self.limit(None)
 
     def remove(self):
@@ -104,19 +107,19 @@ class Place:
 
     KEPT = 4  # logs of those that have ended
 
-    def __init__(self, stack, ground, host, random):
+    def __init__(self, ground, host, random):
         self.ground, self.host, self.random = ground, host, random
         self.address = ground.hosts[host]
         self.port, self.now, self.starts = free_port(), None, 0
         self.logs = collections.deque()
-        stack.callback(self.end)
+        at_end(self.end)
 
     def start(self):
         """Until it is there."""
         self.starts += 1
-        inner = contextlib.ExitStack()
-        daemon = self.daemon(inner)
-        daemon.inner, self.now = inner, daemon
+        with scope() as starting:
+            daemon = self.now = self.daemon()
+            daemon.scope = starting.pop_all()  # it ends when it is told to
         self.logs.append(daemon.log_path)
         if len(self.logs) > self.KEPT:
             os.unlink(self.logs.popleft())
@@ -135,16 +138,16 @@ class Place:
             pass
 
         Here.prefix = prefix
-        return lambda inner: Here(inner, *args)
+        return lambda: Here(*args)
 
     def end(self):
         """By SIGTERM, in good time."""
         if self.now:
-            self.now.inner.close()
+            self.now.scope.close()
 
     def kill(self):
         self.now.kill()
-        self.now.inner.close()
+        self.now.scope.close()
 
 
 class AgentPlace(Place):
@@ -155,8 +158,8 @@ class AgentPlace(Place):
         self.sock = os.path.join(TESTDIR, "agent.sock")
         self.url = f"http://{self.address}:{self.port}"
 
-    def daemon(self, inner):
-        return self.run("agent", "--insecure", "--listen", f"{self.address}:{self.port}", "--socket", self.sock, "--threads", 1)(inner)
+    def daemon(self):
+        return self.run("agent", "--insecure", "--listen", f"{self.address}:{self.port}", "--socket", self.sock, "--threads", 1)()
 
     def answers(self):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as s:
@@ -166,22 +169,22 @@ class AgentPlace(Place):
 
 
 class MountPlace(Place):
-    def __init__(self, stack, ground, host, random, agent, before=None):
-        super().__init__(stack, ground, host, random)
+    def __init__(self, ground, host, random, agent, before=None):
+        super().__init__(ground, host, random)
         self.name, self.agent, self.before = f"mount {host}", agent, before
         self.url = f"http://{self.address}:{self.port}"
         self.path = os.path.join(TESTDIR, host)
         self.reading, self.old = 0, []  # reads under way; daemons that were detached lazily
         os.makedirs(self.path)
 
-    def daemon(self, inner):
+    def daemon(self):
         r = self.random
         source = self.agent.url if r.random() < 0.7 else f"unix:{self.agent.sock}"
         if self.before:
             source = f"{self.before.url},{self.agent.url}"
         options = [f"serve={self.address}:{self.port},serve-insecure,state={TESTDIR}/state,host={self.host},deadline=20,cache=300M,threads=1",
                    "reads=" + r.choice(("auto", "auto", "auto", "link", "cached")), "open=" + r.choice(("wait", "stream"))]
-        return self.run("mount", "-f", "-o", ",".join(options), source, self.path)(inner)
+        return self.run("mount", "-f", "-o", ",".join(options), source, self.path)()
 
     def answers(self):
         return os.path.exists(self.path + "/status")
@@ -203,7 +206,7 @@ class MountPlace(Place):
     def reap(self):
         """Of those that were left; whether all have ended."""
         for daemon in [d for d in self.old if not d.alive()]:
-            daemon.inner.close()
+            daemon.scope.close()
             self.old.remove(daemon)
         return not self.old
 
@@ -215,7 +218,7 @@ class MountPlace(Place):
     def end(self):
         super().end()
         for daemon in self.old:
-            daemon.inner.close()
+            daemon.scope.close()
         if self.mounts():
             left = self.mounts()
             self.detach()
@@ -263,8 +266,8 @@ class MountPlace(Place):
 
 
 class EnginePlace(Place):
-    def __init__(self, stack, ground, mount, random, name, model, api):
-        super().__init__(stack, ground, mount.host, random)
+    def __init__(self, ground, mount, random, name, model, api):
+        super().__init__(ground, mount.host, random)
         self.name, self.mount, self.model, self.api = name, mount, model, api
         self.url = f"http://{self.address}:{self.port}"
 
@@ -281,9 +284,9 @@ class EnginePlace(Place):
             time.sleep(0.1)
         raise AssertionError(f"{self.name} does not start: {self.now and self.now.text()}")
 
-    def daemon(self, inner):
+    def daemon(self):
         path = self.mount.file(self.model, self.mount.versions(self.model)[-1:][0] if self.mount.versions(self.model) else 0)
-        return self.run("engine", "--listen", f"{self.address}:{self.port}", "--model-path", path, "--api", self.api)(inner)
+        return self.run("engine", "--listen", f"{self.address}:{self.port}", "--model-path", path, "--api", self.api)()
 
     answers = Engine.answers
 
@@ -345,7 +348,7 @@ class Worker(threading.Thread):
 class Trainer(Worker):
     """The ranks of a model. Versions go up whatever becomes of them; .begun: every content that may be seen."""
 
-    def __init__(self, campaign, stack, agent, model, random):
+    def __init__(self, campaign, agent, model, random):
         super().__init__(campaign, f"trainer of {model}")
         self.agent, self.model, self.random = agent, model, random
         self.world, self.ranks = WORLD[model], [None] * WORLD[model]
@@ -353,7 +356,7 @@ class Trainer(Worker):
         self.begun, self.published, self.last, self.offloading = set(), 0, 0, False
         self.one_more = False
         self.refused = collections.Counter()
-        stack.callback(self.end)
+        at_end(self.end)
 
     def end(self):
         self.stop()
@@ -374,19 +377,21 @@ class Trainer(Worker):
         for i, r in enumerate(self.ranks):
             if r and which in (None, i):
                 r.kill()
-                r.inner.close()
+                r.scope.close()
                 os.unlink(r.log_path)
                 self.ranks[i] = None
 
     def spawn(self, i):
-        inner = contextlib.ExitStack()
         args = [f"run={self.run_id}", f"salt={salt(self.model, self.lineage)}"] + ["new-run"] * (not self.is_open)
+        starting = Scope()
         try:
-            self.ranks[i] = Rank(inner, self.agent, self.model, i, self.world, ELEMENTS[self.model], *args)
-            self.ranks[i].inner = inner
+            with starting.continued():
+                rank = Rank(self.agent, self.model, i, self.world, ELEMENTS[self.model], *args)
+            rank.scope = starting
+            self.ranks[i] = rank
         except AssertionError as e:
             with contextlib.suppress(AssertionError):
-                inner.close()
+                starting.close()
             if "error 0" not in str(e) and "''" not in str(e):
                 raise
             time.sleep(0.1)  # there is no agent just now, or somebody has killed it already
@@ -446,12 +451,12 @@ class Trainer(Worker):
 class Reader(Worker):
     """Opens and reads what the mounts show, in all ways, and checks that it is of the version that it opened."""
 
-    def __init__(self, campaign, stack, number, mounts, trainers, random):
+    def __init__(self, campaign, number, mounts, trainers, random):
         super().__init__(campaign, f"reader {number}")
         self.mounts, self.trainers, self.random = mounts, trainers, random
         self.process, self.reading = None, False
         self.right, self.errors, self.bytes, self.skipped = collections.Counter(), collections.Counter(), 0, {}
-        stack.callback(self.end)
+        at_end(self.end)
 
     def end(self):
         self.stop()
@@ -518,10 +523,10 @@ class Reader(Worker):
 class Auditor(Worker):
     """Compares engines by what they say that they serve and by the checksum of what they do."""
 
-    def __init__(self, campaign, stack, engines, random):
+    def __init__(self, campaign, engines, random):
         super().__init__(campaign, "auditor")
         self.engines, self.random, self.sums, self.looks = engines, random, {}, 0
-        stack.callback(self.stop)
+        at_end(self.stop)
 
     def step(self):
         engine = self.random.choice(self.engines)
@@ -538,13 +543,13 @@ class Auditor(Worker):
 
 
 class Switcher(Worker):
-    """Somebody who switches the second model's engines, whatever comes of it."""
+    """An operator who switches the second model's engines, whatever comes of it."""
 
-    def __init__(self, campaign, stack, mount, model, random):
+    def __init__(self, campaign, mount, model, random):
         super().__init__(campaign, "switcher")
         self.mount, self.model, self.random = mount, model, random
         self.done, self.refused = 0, collections.Counter()
-        stack.callback(self.stop)
+        at_end(self.stop)
 
     def step(self):
         what = self.random.choice(["latest", "latest", "previous"] + self.mount.versions(self.model))

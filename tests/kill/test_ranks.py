@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # sanitizers: address thread
 # beside others
 # timeout: 260
@@ -8,7 +7,6 @@ import os
 import random
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 try:
@@ -17,7 +15,7 @@ except ImportError as e:
     print(f"1..0 # SKIP {e.name} is not installed, as PyPI could not be reached")
     sys.exit(0)
 
-ROUNDS = int(os.environ.get("RANKS_ROUNDS", "20" if SANITIZER else "50"))
+ROUNDS = amount("RANKS_ROUNDS", 20 if SANITIZER else 50, 50)
 SEED = int(os.environ.get("RANKS_SEED", random.SystemRandom().randrange(1 << 32)))
 ELEMENTS = 3 << 20  # 9 MB
 
@@ -25,15 +23,15 @@ ELEMENTS = 3 << 20  # 9 MB
 class Trainer:
     """The ranks of a model; versions go up whatever becomes of them."""
 
-    def __init__(self, stack, agent, mount, world, r):
-        self.stack, self.agent, self.mount, self.world, self.r = stack, agent, mount, world, r
+    def __init__(self, agent, mount, world, r):
+        self.agent, self.mount, self.world, self.r = agent, mount, world, r
         self.version, self.told = 0, 0
         self.ranks = [self.rank(i) for i in range(world)]
         self.offload()
         mount.wait_version("actor", self.version)
 
     def rank(self, i):
-        return Rank(self.stack, self.agent, "actor", i, self.world, ELEMENTS)
+        return Rank(self.agent, "actor", i, self.world, ELEMENTS)
 
     def offload(self, pending=()):
         """A version that must get through; pending: ranks that have not answered for the one before."""
@@ -106,13 +104,13 @@ class Trainer:
         assert version in versions, (version, versions)
 
 
-def killed(stack, world, rounds):
+def killed(world, rounds):
     need_fuse()
     print(f"# {world} ranks, seed {SEED}", flush=True)
-    agent = Agent(stack)
-    mount = Mount(stack, f"unix:{agent.sock}" if world == 2 else agent.url)
-    trainer = Trainer(stack, agent, mount, world, random.Random(SEED + world))
-    reader = Reader(stack, mount, "actor", ELEMENTS)
+    agent = Agent()
+    mount = Mount(f"unix:{agent.sock}" if world == 2 else agent.url)
+    trainer = Trainer(agent, mount, world, random.Random(SEED + world))
+    reader = Reader(mount, "actor", ELEMENTS)
     got_through = 0
     for i in range(rounds):
         try:
@@ -130,12 +128,12 @@ def killed(stack, world, rounds):
           f"{len(reader.versions)} versions in {sum(reader.versions.values())} reads, {reader.refused} were gone", flush=True)
 
 
-def test_other_tensors(stack):
+def test_other_tensors():
     "a rank that is killed comes back with other tensors: those that live register again"
-    agent = Agent(stack)
+    agent = Agent()
     args = ("timeout=2000",) if not SANITIZER else ("timeout=10000",)
     small = 1 << 16
-    ranks = [Rank(stack, agent, "actor", i, 2, small, *args) for i in range(2)]
+    ranks = [Rank(agent, "actor", i, 2, small, *args) for i in range(2)]
     assert ask_all(ranks, "offload 1") == ["offloaded 1"] * 2
     version = at_once = 1
     r = random.Random(SEED)
@@ -143,7 +141,7 @@ def test_other_tensors(stack):
         version += 1
         ranks[0].send(f"{r.choice(('offload', 'die 500'))} {version}") if r.random() < 0.5 else None
         ranks[0].kill()
-        ranks[0] = Rank(stack, agent, "actor", 0, 2, small, *args, f"seed={more}")
+        ranks[0] = Rank(agent, "actor", 0, 2, small, *args, f"seed={more}")
         version += 1
         told = ask_all(ranks, f"offload {version}")  # where its end was not known yet, rank 1 may have gone on by the old placement
         assert all(not isinstance(t, Refused) or t.errno in (errno.ECANCELED, errno.ETIMEDOUT) and "rank " in t.text for t in told), told
@@ -162,14 +160,13 @@ def test_other_tensors(stack):
     print(f"# {at_once - 1} of 12 got through at once", flush=True)
 
 
-def test_two(stack):
-    killed(stack, 2, ROUNDS - ROUNDS // 3)
+def test_two():
+    killed(2, ROUNDS - ROUNDS // 3)
 
 
-def test_three(stack):
-    killed(stack, 3, ROUNDS // 3)
+def test_three():
+    killed(3, ROUNDS // 3)
 
 
 test_two.__doc__ = f"2 ranks, {ROUNDS - ROUNDS // 3} kills, a mount by the unix socket"
 test_three.__doc__ = f"3 ranks, {ROUNDS // 3} kills, a mount by http"
-run(test_two, test_three, test_other_tensors)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # beside others
 # timeout: 300
 """Daemons that are killed in their first milliseconds, while they look at their own mount: each of them ends, and the next one
@@ -6,9 +5,7 @@ mounts there. It is a matter of luck to hit the moment (one in some hundred), so
 import os
 import random
 import subprocess
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 ROUNDS = 1500
@@ -33,13 +30,13 @@ def end(daemon, path):
         return False
 
 
-def test_killed_at_the_start(stack):
+def test_killed_at_the_start():
     "a daemon that is killed while it starts ends, and the next one mounts at the same place"
     need_fuse()
-    agent, path = Agent(stack), unique("mnt")
+    agent, path = Agent(), unique("mnt")
     agent.publish("actor", 1, checkpoint(SMALL))
     os.makedirs(path)
-    stack.callback(subprocess.run, ["umount", "-l", path], stderr=subprocess.DEVNULL, check=False)
+    at_end(subprocess.run, ["umount", "-l", path], stderr=subprocess.DEVNULL, check=False)
     for i in range(ROUNDS):
         options = "state=none,reads=" + random.choice(("auto", "link", "cached"))
         with open(path + ".log", "w") as log:
@@ -49,8 +46,5 @@ def test_killed_at_the_start(stack):
             pass  # wait_for sleeps past the moment
         time.sleep(random.random() * 0.004)
         assert end(daemon, path), f"round {i}, {options}: the daemon did not end when it was killed"
-    again = Mount(stack, agent.url, path=path)
+    again = Mount(agent.url, path=path)
     again.wait_version("actor", 1)
-
-
-run(test_killed_at_the_start)

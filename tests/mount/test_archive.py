@@ -1,6 +1,5 @@
-#!/usr/bin/env python3
 # beside others
-# timeout: 310
+# timeout: 310, takes: 45
 # sanitizers: address
 """Versions as plain files: written by an agent and by `wsync save`, read by dir: and through a web server, also
 when the disk is full, damaged or was left in the middle."""
@@ -9,9 +8,9 @@ import glob
 import os
 import re
 import shutil
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from world import *
 
 TENSORS = {f"layer.{i}.weight": ("BF16", [512, 1024]) for i in range(9)} | {"tail": ("U8", [12345])}  # three blocks
@@ -39,16 +38,16 @@ def same(mount, version, folder, model="actor"):
 class Archived:
     """An agent with an archive, and the steps that it published."""
 
-    def __init__(self, stack, *args, archive=None, start=True):
+    def __init__(self, *args, archive=None, start=True):
         need_fuse()
-        self.stack, self.args = stack, args
+        self.args = args
         self.archive = archive or unique("archive")
         self.folders, self.newest = {}, 0
         if start:
             self.start()
 
     def start(self, *args):
-        self.agent = Agent(self.stack, "--archive", self.archive, *self.args, *args)
+        self.agent = Agent("--archive", self.archive, *self.args, *args)
 
     def publish(self, version, folder=None, *args, wait=True):
         before = self.folders.get(self.newest)
@@ -87,9 +86,9 @@ def version_line(mount, version):
     return next(line for line in mount.text("actor", "status").splitlines() if line.startswith(f"version.{version} "))
 
 
-def test_agent(stack):
+def test_agent():
     "an agent archives steps, is killed, and a mount reads any listed version bit for bit, in any order"
-    run = Archived(stack, "--archive-every", "4", "--archive-keep", "2")
+    run = Archived("--archive-every", "4", "--archive-keep", "2")
     run.steps(12)
     wait_for(lambda: sorted(listing(run.archive)) == list(range(5, 13)), "what is not kept to go")
     assert anchors(run.archive) == [5, 9]
@@ -103,25 +102,25 @@ def test_agent(stack):
             chain = [(d["base"], d["version"], d["parts"]) for d in json.load(f)["deltas"]]
         assert chain == [(v - 1, v, 1) for v in range(version, 5 if version < 9 else 9, -1)], chain
     assert sorted(os.listdir(run.archive + "/v1/actor")) == sorted([*map(str, range(5, 13)), "events"])
-    mount = Mount(stack, f"dir:{run.archive}")
+    mount = Mount(f"dir:{run.archive}")
     mount.wait_version("actor", 12)
     for version in (12, 6, 9, 5, 11, 8, 7, 10):
         same(mount, version, run.folders[version])
         mount.write(f"verify {version}", "actor/ctl")
     assert "transport=archive" in mount.text("status")
-    other = Mount(stack, f"dir:{run.archive}")
+    other = Mount(f"dir:{run.archive}")
     other.wait_version("actor", 7)
     assert "layer.0.weight" in os.listdir(other.file("actor", 7, "tensors"))  # a look at one of them only
     wait_for(lambda: " ready " in version_line(other, 7), "the pull of 7")
     assert "archive delta from 6" in version_line(other, 7) or "chain of 2 from 5" in version_line(other, 7), version_line(other, 7)
 
 
-def test_long_chain(stack):
+def test_long_chain():
     "a chain that is longer than a replay takes comes in several, through versions in between"
-    run = Archived(stack, "--archive-every", "64")
+    run = Archived("--archive-every", "64")
     run.steps(22)
     assert anchors(run.archive) == [1]
-    mount = Mount(stack, f"dir:{run.archive}")
+    mount = Mount(f"dir:{run.archive}")
     mount.wait_version("actor", 22)
     same(mount, 22, run.folders[22])
     assert "chain of 5 from 17" in version_line(mount, 22), mount.text("actor", "status")
@@ -129,20 +128,20 @@ def test_long_chain(stack):
     assert "what no version" not in mount.text()
 
 
-def test_small_cache(stack):
+def test_small_cache():
     "a cache for two versions is enough for a chain of any length"
-    run = Archived(stack, "--archive-every", "64")
+    run = Archived("--archive-every", "64")
     run.steps(20)
     run.agent.end()
-    mount = Mount(stack, f"dir:{run.archive}", f"cache={int(2.5 * SIZE)},keep=1")
+    mount = Mount(f"dir:{run.archive}", f"cache={int(2.5 * SIZE)},keep=1")
     mount.wait_version("actor", 20)
     same(mount, 20, run.folders[20])
     same(mount, 4, run.folders[4])
 
 
-def test_restart(stack):
+def test_restart():
     "an agent that is started anew goes on with the archive; a new lineage begins whole and takes the numbers that it uses"
-    run = Archived(stack, "--archive-every", "8")
+    run = Archived("--archive-every", "8")
     run.steps(3)
     run_id = listing(run.archive)[3]["run"]
     run.agent.kill()
@@ -160,7 +159,7 @@ def test_restart(stack):
     run.agent.publish("actor", 3, run.folders[2], "--new-run")  # resumed: 4 hangs on the abandoned 3
     wait_for(lambda: sorted(listing(run.archive)) == [1, 2, 3, 5] and listing(run.archive)[3]["anchor"], "the new lineage")
     assert listing(run.archive)[3]["run"] != run_id
-    mount = Mount(stack, f"dir:{run.archive}")
+    mount = Mount(f"dir:{run.archive}")
     mount.wait_version("actor", 3)
     same(mount, 3, run.folders[2])
     assert sorted(os.listdir(mount.file("actor")))[:4] == [f"1@{run_id}", f"2@{run_id}", "3", f"5@{run_id}"]
@@ -181,10 +180,10 @@ http {
 """
 
 
-def web_server(stack, root):
+def web_server(root):
     """nginx that serves a folder and knows nothing of wsync; its address and its access log."""
     if not shutil.which("nginx"):
-        raise Skip("nginx is not installed")
+        pytest.skip("nginx is not installed")
     place, port = unique("nginx"), free_port()
     os.makedirs(place)
     with open(place + "/conf", "w") as f:
@@ -198,7 +197,7 @@ def web_server(stack, root):
         server.wait(20)
         said.close()
 
-    stack.callback(end)
+    at_end(end)
     url = f"http://127.0.0.1:{port}"
 
     def answers():
@@ -210,12 +209,12 @@ def web_server(stack, root):
     return url, place + "/access.log"
 
 
-def test_web_server(stack):
+def test_web_server():
     "the same through a web server, by the ordinary http: client; what is new is seen, and polls are seldom"
-    run = Archived(stack, "--archive-every", "3")
+    run = Archived("--archive-every", "3")
     run.steps(5)
-    url, log = web_server(stack, run.archive)
-    mount = Mount(stack, url)
+    url, log = web_server(run.archive)
+    mount = Mount(url)
     mount.wait_version("actor", 5)
     for version in (5, 2, 4, 1, 3):
         same(mount, version, run.folders[version])
@@ -230,13 +229,13 @@ def test_web_server(stack):
     same(mount, 6, run.folders[6])
     assert b"POST" not in bytes_of(log)
     damage(run.archive + "/v1/actor/6/delta")
-    third = Mount(stack, url)
+    third = Mount(url)
     third.wait_version("actor", 6)
     code, line = refused(third, 6)
     assert code == "EBADMSG" and "the delta of actor/6 from " + url in line, (code, line)
     same(third, 5, run.folders[5])
     os.unlink(run.archive + "/v1/actor/4/files/model.safetensors")
-    fourth = Mount(stack, url)
+    fourth = Mount(url)
     fourth.wait_version("actor", 6)
     code, line = refused(fourth, 5)
     assert code == "ESTALE" and f"actor/4/model.safetensors: {url} answered 404" in line, (code, line)
@@ -251,9 +250,9 @@ def damage(path, at=0.5):
         f.write(bytes([byte[0] ^ 1]))
 
 
-def test_damage(stack):
+def test_damage():
     "what a disk damaged or lost is refused and named; what does not hang on it is read"
-    run = Archived(stack, "--archive-every", "3")
+    run = Archived("--archive-every", "3")
     run.steps(6)
     run.agent.kill()
     place = run.archive + "/v1/actor"
@@ -264,8 +263,8 @@ def test_damage(stack):
         shutil.rmtree(run.archive)
         shutil.copytree(kept, run.archive)
         change(f"{place}/{file}")
-        with contextlib.ExitStack() as inner:
-            mount = Mount(inner, f"dir:{run.archive}")
+        with scope():
+            mount = Mount(f"dir:{run.archive}")
             mount.wait_version("actor", 6)
             got = refused(mount, version)
             assert got[0] == code and f"{place}/{file}" in got[1], (file, got)
@@ -289,15 +288,15 @@ def test_damage(stack):
     broken(5, "5/deltas", lambda p: os.truncate(p, 20), readable=(4,))
 
 
-def test_full_disk(stack):
+def test_full_disk():
     "a full disk: the agent says so, counts it, serves on, and goes on once there is room"
     if os.geteuid() != 0:
-        raise Skip("needs root to mount a tmpfs")
+        pytest.skip("needs root to mount a tmpfs")
     disk = unique("disk")
     os.makedirs(disk)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True)
-    stack.callback(lambda: subprocess.run(["umount", "-l", disk], check=True))
-    run = Archived(stack, "--archive-every", "2", archive=disk + "/a")
+    at_end(lambda: subprocess.run(["umount", "-l", disk], check=True))
+    run = Archived("--archive-every", "2", archive=disk + "/a")
     run.steps(4)
     filler = disk + "/filler"
     with open(filler, "wb") as f:
@@ -313,7 +312,7 @@ def test_full_disk(stack):
     run.publish(6, wait=False)
     wait_for(lambda: run.metric("failed") >= 3, "the next failures")
     assert sorted(listing(run.archive)) == [1, 2, 3, 4, 5]
-    mount, old = Mount(stack, run.agent.url), Mount(stack, f"dir:{run.archive}")
+    mount, old = Mount(run.agent.url), Mount(f"dir:{run.archive}")
     mount.wait_version("actor", 6)
     same(mount, 6, run.folders[6])
     old.wait_version("actor", 5)
@@ -326,16 +325,16 @@ def test_full_disk(stack):
     same(old, 7, run.folders[7])
 
 
-def test_hurry(stack):
+def test_hurry():
     "a trainer never waits for the archive's disk: what is revoked is given up and leaves nothing"
-    run = Archived(stack, "--archive-every", "4", "--slots", "2", "--delta-cache", "0")
+    run = Archived("--archive-every", "4", "--slots", "2", "--delta-cache", "0")
     folders = [checkpoint(TENSORS, seed=s) for s in range(3)]
     for version in range(1, 13):
         run.publish(version, folders[version % 3], wait=False)
     wait_for(lambda: run.metric("whole") + run.metric("given-up") >= 3, "the anchors")
     wait_for(lambda: not glob.glob(run.archive + "/v1/actor/.*"), "what is being written")
     assert run.metric("failed") == 0
-    mount = Mount(stack, f"dir:{run.archive}")
+    mount = Mount(f"dir:{run.archive}")
     for version in listing(run.archive):
         try:
             mount.wait_version("actor", version)
@@ -345,21 +344,21 @@ def test_hurry(stack):
             wait_for(lambda: version not in listing(run.archive), f"version {version} to be given up")
 
 
-def test_stuck_disk(stack):
-    "a disk that does not answer at all stops the archive and nobody else"
+def test_stuck_disk():
+    "a disk that does not answer at all stops the archive and nothing else"
     need_fuse()
     tools = ["mkfs.ext4", "fsfreeze", "losetup"]
     if not all(shutil.which(t) for t in tools):
-        raise Skip(f"needs {', '.join(tools)}")
+        pytest.skip(f"needs {', '.join(tools)}")
     image, disk = unique("image"), unique("disk")
     os.makedirs(disk)
     with open(image, "wb") as f:
         f.truncate(96 << 20)
     if any(subprocess.run(c, capture_output=True, check=False).returncode for c in
            (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, disk])):
-        raise Skip("no file system in a file can be mounted here")
-    stack.callback(lambda: subprocess.run(["umount", disk], check=True))
-    run = Archived(stack, "--archive-every", "1", "--slots", "2", archive=disk + "/a")
+        pytest.skip("no file system in a file can be mounted here")
+    at_end(lambda: subprocess.run(["umount", disk], check=True))
+    run = Archived("--archive-every", "1", "--slots", "2", archive=disk + "/a")
     run.publish(1)
     frozen = [True]
 
@@ -369,27 +368,27 @@ def test_stuck_disk(stack):
         frozen.append(False)
 
     subprocess.run(["fsfreeze", "-f", disk], check=True)
-    stack.callback(thaw)
+    at_end(thaw)
     for version in range(2, 8):
         began = time.monotonic()
         run.publish(version, wait=False)
         assert time.monotonic() - began < 4 * SLOW, "revocation takes 5 s where a holder does not let go"
     assert sorted(listing(run.archive)) == [1]
-    mount = Mount(stack, run.agent.url)
+    mount = Mount(run.agent.url)
     mount.wait_version("actor", 7)
     same(mount, 7, run.folders[7])
     thaw()
     wait_for(lambda: 7 in listing(run.archive), "the newest in the archive")
-    old = Mount(stack, f"dir:{run.archive}")
+    old = Mount(f"dir:{run.archive}")
     for version in listing(run.archive):
         old.wait_version("actor", version)
         same(old, version, run.folders[version])
     print(f"# archived: {sorted(listing(run.archive))}, given up: {run.metric('given-up')}")
 
 
-def test_kill(stack):
+def test_kill():
     "an agent that is killed at any moment leaves an archive that reads whole, and goes on with it"
-    run = Archived(stack, "--archive-every", "2")
+    run = Archived("--archive-every", "2")
     generator = random.Random(5)
     for _ in range(4):
         for _ in range(3):
@@ -397,8 +396,8 @@ def test_kill(stack):
         time.sleep(generator.random() * 0.2)
         run.agent.kill()
         listed = listing(run.archive)
-        with contextlib.ExitStack() as inner:
-            mount = Mount(inner, f"dir:{run.archive}")
+        with scope():
+            mount = Mount(f"dir:{run.archive}")
             for version in sorted(listed)[-3:]:
                 mount.wait_version("actor", version)
                 same(mount, version, run.folders[version])
@@ -407,15 +406,15 @@ def test_kill(stack):
         assert {int(n) for n in os.listdir(run.archive + "/v1/actor") if n.isdigit()} == set(listed)
 
 
-def test_save(stack):
+def test_save():
     "wsync save writes versions of a mount, the first whole, and they read back; it adds to what is there"
     need_fuse()
-    agent, folders = Agent(stack), {}
+    agent, folders = Agent(), {}
     for version in (1, 2, 3):
         folders[version] = step(folders[version - 1], version, share=0.004) if version > 1 else checkpoint(TENSORS, seed=1)
         agent.publish("actor", version, folders[version])
         if version == 1:
-            mount = Mount(stack, agent.url, "keep=8")
+            mount = Mount(agent.url, "keep=8")
         mount.wait_version("actor", version)
         mount.read("actor", version, "config.json")  # the trainer's slots are two: pulled while it is there
     archive, place = unique("archive"), lambda v: mount.file("actor", v)
@@ -431,7 +430,7 @@ def test_save(stack):
     mount.wait_version("actor", 7)
     assert "actor/7: whole" in wsync("save", place(3), place(7), archive).stdout
     folders[7] = checkpoint(TENSORS, seed=7)
-    back = Mount(stack, f"dir:{archive}")
+    back = Mount(f"dir:{archive}")
     back.wait_version("actor", 7)
     for version in (3, 1, 7, 2):
         same(back, version, folders[version])
@@ -439,16 +438,16 @@ def test_save(stack):
     for words, what in ((("/nowhere", archive), "is this a mounted version"), ((place(1), "/nowhere/at/all"), "/nowhere/at/all")):
         r = wsync("save", *words, check=False)
         assert r.returncode == 1 and what in r.stderr, r.stderr
-    Agent(stack, "--archive", archive)
+    Agent("--archive", archive)
     r = wsync("save", place(1), archive, check=False)
     assert r.returncode == 1 and "another process writes the archive" in r.stderr, r.stderr
 
 
-def test_node_died(stack):
+def test_node_died():
     "a mount of the trainer and of its archive reads on when the trainer's node dies, also what that still listed"
-    run = Archived(stack, "--archive-every", "6")
+    run = Archived("--archive-every", "6")
     run.steps(5)
-    mount = Mount(stack, run.agent.url)
+    mount = Mount(run.agent.url)
     mount.write(f"add actor dir:{run.archive}", "ctl")
     mount.wait_version("actor", 2)  # only the archive has it
     same(mount, 2, run.folders[2])
@@ -462,21 +461,17 @@ def test_node_died(stack):
     assert "archive " in version_line(mount, 5), version_line(mount, 5)
 
 
-def test_rollback(stack):
+def test_rollback():
     "engines go back to a version that only the archive has, and forward again"
-    run = Archived(stack, "--archive-every", "4")
+    run = Archived("--archive-every", "4")
     run.steps(6)
     run.agent.kill()
-    mount = Mount(stack, f"dir:{run.archive}")
+    mount = Mount(f"dir:{run.archive}")
     mount.wait_version("actor", 6)
-    engine = Engine(stack, mount.file("actor", 6))
+    engine = Engine(mount.file("actor", 6))
     mount.write(f"engine add e1 sglang {engine.url}", "actor/ctl")
     for version in (6, 3, 5):
         mount.write(version, "actor/version")
         assert engine.serves() == str(version) and mount.text("actor/version").split()[0] == str(version)
     mount.write("previous", "actor/version")
     assert engine.serves() == "3"
-
-
-run(test_agent, test_long_chain, test_small_cache, test_restart, test_web_server, test_damage, test_full_disk, test_hurry,
-    test_stuck_disk, test_kill, test_save, test_node_died, test_rollback)

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 # beside others
 # sanitizers: thread
-# timeout: 390
-"""AstraFlow's receivers, served by the agent: a receiver of our own making that is as trusting as theirs registers,
-pulls, is stuck, dies; what it was told is whole must be one version, bit for bit."""
+# timeout: 390, takes: 40
+"""AstraFlow's receivers, served by the agent. A receiver of the test's own, as trusting as AstraFlow's, registers, pulls,
+stalls and dies; what the agent calls complete must be one version, bit for bit."""
 import contextlib
 import http.client
 import http.server
@@ -18,8 +17,6 @@ import sys
 import threading
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../fixtures"))
 from world import *
 
 try:
@@ -36,11 +33,10 @@ HUGE = {f"layer.{i}.weight": ("BF16", [2048, 4096]) for i in range(4)} | {"tail"
 class Flow(Agent):
     """An agent with a listener for AstraFlow's receivers, at .flow."""
 
-    def __init__(self, stack, *args, flow_port=None, model="", **kw):
-        self.stack = stack
+    def __init__(self, *args, flow_port=None, model="", **kw):
         self.flow_port = flow_port or free_port()
         self.flow = f"http://127.0.0.1:{self.flow_port}"
-        super().__init__(stack, "--astraflow", f"{model}127.0.0.1:{self.flow_port}", "--state", TESTDIR + "/state", *args, **kw)
+        super().__init__("--astraflow", f"{model}127.0.0.1:{self.flow_port}", "--state", TESTDIR + "/state", *args, **kw)
         wait_for(self.flows, "AstraFlow's listener")
 
     def flows(self):
@@ -51,7 +47,7 @@ class Flow(Agent):
 
     def receiver(self, register=True, **kw):
         r = Receiver(self.flow, free_port(), **kw)
-        self.stack.callback(r.close)
+        at_end(r.close)
         if register:
             r.register()
         return r
@@ -80,7 +76,7 @@ class Service:
 
     def __init__(self, agent, protocol=4, **answer):
         self.agent, self.protocol, self.answer, self.heard = agent, protocol, answer, []
-        self.url = serve_posts(agent.stack, self.answer_to)
+        self.url = serve_posts(self.answer_to)
         self.receiver = agent.receiver(register=False)
 
     def answer_to(self, path, body):
@@ -99,7 +95,7 @@ class Service:
                                             {"mode": mode, "shm_path": "/dev/shm/x", "tcp_time": 0.25, "pull_time": 1e300}}}
 
 
-def serve_posts(stack, answer):
+def serve_posts(answer):
     """The URL of a server that answers POSTs: answer(path, body) returns (status, bytes)."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -118,8 +114,8 @@ def serve_posts(stack, answer):
 
     server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    stack.callback(server.server_close)
-    stack.callback(server.shutdown)
+    at_end(server.server_close)
+    at_end(server.shutdown)
     return f"http://127.0.0.1:{server.server_port}"
 
 
@@ -128,9 +124,9 @@ def request_cut_off(receiver):
         receiver.request()
 
 
-def test_reads(stack):
+def test_reads():
     "what is only read: version, layout by offset and by torch's names, 404 for the rest; not on the main port"
-    agent = Flow(stack)
+    agent = Flow()
     assert call(agent.flow + "/get_version") == (200, {"version": 0})
     assert call(agent.flow + "/get_buffer_info")[0] == 503
     agent.publish("actor", 3, checkpoint(SMALL, files=SHARDS))
@@ -148,10 +144,10 @@ def test_reads(stack):
     assert call(agent.url + "/get_buffer_info")[0] == 404  # only where it was asked for
 
 
-def test_full(stack):
+def test_full():
     "a full transfer is the version, bit for bit, then the next one; from one file, from shards, over several ports"
     for files, n_ports in ((None, 1), (SHARDS, 1), (SHARDS, 3)):
-        agent = Flow(stack)
+        agent = Flow()
         one, two = (checkpoint(SMALL, seed=s, files=files) for s in (1, 2))
         agent.publish("actor", 1, one)
         r = agent.receiver(n_ports=n_ports)
@@ -166,9 +162,9 @@ def test_full(stack):
         os.unlink(f"{TESTDIR}/state/astraflow-127.0.0.1:{agent.flow_port}.json")
 
 
-def test_many(stack):
+def test_many():
     "four receivers at once, of a version with megabytes: each in two streams"
-    agent = Flow(stack)
+    agent = Flow()
     folder = checkpoint(LARGE, seed=1)
     agent.publish("actor", 1, folder)
     receivers = [agent.receiver() for _ in range(4)]
@@ -182,9 +178,9 @@ def test_many(stack):
         assert len(r.streams) == 2 and sum(n for _, n in r.streams) == len(r.buffer), r.streams
 
 
-def test_offloads_meanwhile(stack):
+def test_offloads_meanwhile():
     "while a trainer publishes one version after another, each transfer that is called whole is one version"
-    agent = Flow(stack, "--slots", "2")
+    agent = Flow("--slots", "2")
     folders = {v: checkpoint(LARGE, seed=v) for v in range(1, 4)}
     agent.publish("actor", 1, folders[1])
     receivers = [agent.receiver(pace=1 << 20, rest=0.002 * i) for i in range(3)]
@@ -231,9 +227,9 @@ def test_offloads_meanwhile(stack):
     assert all(r.ok.empty() for r in receivers)
 
 
-def test_cut(stack):
+def test_cut():
     "two offloads during one transfer: it is cut, ok is false, ZMQ is silent; the next one is whole"
-    agent = Flow(stack, "--slots", "2")
+    agent = Flow("--slots", "2")
     folders = {v: checkpoint(HUGE, seed=v) for v in (1, 2, 3)}
     agent.publish("actor", 1, folders[1])
     r = agent.receiver(pace=1 << 20)
@@ -258,9 +254,9 @@ def test_cut(stack):
     assert same(r, folders[3])
 
 
-def test_stuck(stack):
-    "a receiver that takes nothing stops nobody, and is given up after a while"
-    agent = Flow(stack, "--astraflow-stall", "2")
+def test_stuck():
+    "a receiver that takes nothing delays no other, and is given up after a while"
+    agent = Flow("--astraflow-stall", "2")
     folder = checkpoint(HUGE, seed=1)
     agent.publish("actor", 1, folder)
     bad, mute, good = agent.receiver(), agent.receiver(acks=False), agent.receiver()
@@ -283,9 +279,9 @@ def test_stuck(stack):
     assert same(bad, folder)
 
 
-def test_dead(stack):
-    "a receiver that is gone, one whose ZMQ is gone, and one that nobody knows: ok is false, and why"
-    agent = Flow(stack)
+def test_dead():
+    "a receiver that is gone, one whose ZMQ is gone, and an unknown one: ok is false, and why"
+    agent = Flow()
     agent.publish("actor", 1, checkpoint(SMALL))
     gone, deaf = agent.receiver(), agent.receiver(zmq_answers=False)
     gone.hang_up()
@@ -298,9 +294,9 @@ def test_dead(stack):
     assert not reply["ok"] and "not registered" in reply["error"] and reply["version"] == 1, reply
 
 
-def test_newer_request(stack):
+def test_newer_request():
     "a second request of the same receiver ends the first; a second registration too"
-    agent = Flow(stack)
+    agent = Flow()
     folder = checkpoint(HUGE, seed=1)
     agent.publish("actor", 1, folder)
     r = agent.receiver(pace=1 << 20)
@@ -321,7 +317,7 @@ def test_newer_request(stack):
     third.start()
     wait_for(lambda: r.n_connections == 6, "the third")
     again = Receiver(agent.flow, r.port)
-    stack.callback(again.close)
+    at_end(again.close)
     again.register()
     third.join()
     assert not replies[1]["ok"], replies
@@ -329,15 +325,15 @@ def test_newer_request(stack):
     assert same(again, folder) and len(agent.receivers()) == 1
 
 
-def test_restart(stack):
+def test_restart():
     "an agent that was killed knows its receivers when it is back; a damaged file is moved aside"
-    agent = Flow(stack)
+    agent = Flow()
     one, two = checkpoint(SMALL, seed=1), checkpoint(SMALL, seed=2)
     agent.publish("actor", 1, one)
     receivers = [agent.receiver(n_ports=n) for n in (1, 2)]
     receivers[0].notified(1)
     agent.kill()
-    again = Flow(stack, port=agent.port, flow_port=agent.flow_port)
+    again = Flow(port=agent.port, flow_port=agent.flow_port)
     assert set(again.receivers()) == {r.instance for r in receivers}
     reply = receivers[0].request()
     assert not reply["ok"] and reply["version"] == 0 and "published" in reply["error"], reply
@@ -355,13 +351,13 @@ def test_restart(stack):
     assert os.stat(path).st_mode & 0o77 == 0
     with open(path, "w") as f:
         f.write(json.dumps(kept).replace('"address"', '"adress"'))
-    third = Flow(stack, port=agent.port, flow_port=agent.flow_port)
+    third = Flow(port=agent.port, flow_port=agent.flow_port)
     assert third.receivers() == {} and os.path.exists(path + ".damaged") and "damaged" in third.text()
 
 
-def test_refused(stack):
+def test_refused():
     "registrations that cannot be: wrong length, missing fields, ports and hosts that are none, no version yet"
-    agent = Flow(stack)
+    agent = Flow()
     assert call(agent.flow + "/register_sglang_instance", {})[0] == 500
     agent.publish("actor", 1, checkpoint(SMALL))
     r = agent.receiver(register=False)
@@ -385,9 +381,9 @@ def test_refused(stack):
     assert r.notified(1)
 
 
-def test_alien_dtype(stack):
+def test_alien_dtype():
     "a dtype that their receivers cannot write is refused at the registration, in a sentence"
-    agent = Flow(stack)
+    agent = Flow()
     SIZES["F8_E4M3"] = 1
     agent.publish("actor", 1, checkpoint(SMALL | {"quantised": ("F8_E4M3", [16])}))
     r = agent.receiver(register=False)
@@ -395,9 +391,9 @@ def test_alien_dtype(stack):
     assert "quantised is float8_e4m3fn" in said, said
 
 
-def test_models(stack):
+def test_models():
     "one listener is one model: the named one, or the only one; with two and no name there is a sentence"
-    agent = Flow(stack, model="critic=")
+    agent = Flow(model="critic=")
     folder = checkpoint(SMALL, seed=2)
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
     assert call(agent.flow + "/get_buffer_info")[0] == 503
@@ -405,7 +401,7 @@ def test_models(stack):
     r = agent.receiver()
     r.notified(7)
     assert same(r, folder)
-    other = Flow(stack)
+    other = Flow()
     other.publish("actor", 1, folder)
     assert other.receiver().notified(1)
     other.publish("critic", 1, folder)
@@ -415,9 +411,9 @@ def test_models(stack):
     assert said.returncode == 2 and "no model" in said.stderr, said
 
 
-def test_idle(stack):
-    "connections that say nothing hold nobody up, and do not keep the agent from ending"
-    agent = Flow(stack)
+def test_idle():
+    "connections that send nothing delay no receiver, and do not keep the agent from ending"
+    agent = Flow()
     agent.publish("actor", 1, checkpoint(SMALL))
     idle = [socket.create_connection(("127.0.0.1", agent.flow_port)) for _ in range(64)]
     r = agent.receiver()
@@ -487,9 +483,9 @@ ODD = {"a": ("U8", [7]), "b": ("BF16", [300, 33])}
 ODD_SHARDS = {"model-00001-of-00002.safetensors": ["a"], "model-00002-of-00002.safetensors": ["b"]}
 
 
-def pair(stack, tensors, change, files=None, *args):
+def pair(tensors, change, files=None, *args):
     """An agent with version 1 and a receiver that has it, then version 2: (agent, receiver, both folders)."""
-    agent = Flow(stack, *args)
+    agent = Flow(*args)
     one = checkpoint(tensors, seed=1, files=files)
     two = changed(one, change)
     agent.publish("actor", 1, one)
@@ -499,13 +495,13 @@ def pair(stack, tensors, change, files=None, *args):
     return agent, r, one, two
 
 
-def test_delta(stack):
+def test_delta():
     "a delta: the announced one, bit for bit, in the element size that is smallest: 5 bytes a change of the low byte"
     for tensors, change, files, element in ((EVEN, one_ulp(0.02), None, 1), (EVEN, new_bytes(100, 2), None, 2),
                                             (EVEN | {"f": ("F32", [6000])}, new_bytes(200, 4), None, 4),
                                             (ODD, new_bytes(100, 2), None, 1), (ODD, one_ulp(0.02), ODD_SHARDS, 1),
                                             (EVEN, lambda *_: None, None, 1), (SMALL, one_ulp(0.01), SHARDS, 1)):
-        agent, r, one, two = pair(stack, tensors, change, files)
+        agent, r, one, two = pair(tensors, change, files)
         before = r.tensors()
         status, can = call(agent.flow + "/get_capabilities")
         mode, reply = r.notified(2)
@@ -523,9 +519,9 @@ def test_delta(stack):
         agent.end()
 
 
-def test_delta_wrong_base(stack):
+def test_delta_wrong_base():
     "a delta goes only to a receiver whose last version is its base; all others are told to take it whole"
-    agent, r, one, two = pair(stack, EVEN, one_ulp(0.02))
+    agent, r, one, two = pair(EVEN, one_ulp(0.02))
     late = agent.receiver()
     refused = {"ok": False, "version": 2, "fallback": "full", "reason": "delta_not_ready"}
     assert late.request("delta") == refused  # it has nothing
@@ -533,7 +529,7 @@ def test_delta_wrong_base(stack):
     assert late.notified(2)[0] == "full" and same(late, two)
     assert late.request("delta") == refused  # it has the delta's target
     again = Receiver(agent.flow, r.port)  # restarted: nobody knows what it has
-    stack.callback(again.close)
+    at_end(again.close)
     again.register()
     assert again.request("delta") == refused and again.nothing_on_zmq()
     three = changed(two, one_ulp(0.02), 3)
@@ -551,9 +547,9 @@ def test_delta_wrong_base(stack):
     assert again.notified(4)[0] == "delta" and same(again, three)
 
 
-def test_delta_snapshot(stack):
+def test_delta_snapshot():
     "what was announced is still to be had when another version was published before the request"
-    agent, r, one, two = pair(stack, EVEN, one_ulp(0.02))
+    agent, r, one, two = pair(EVEN, one_ulp(0.02))
     other = agent.receiver()
     assert other.notified(2)[0] == "full"
     assert call(agent.flow + "/get_capabilities")[1]["delta_base_version"] == 1
@@ -568,23 +564,23 @@ def test_delta_snapshot(stack):
     assert r.notified(3)[0] == "delta" and same(r, three)
 
 
-def test_delta_none(stack):
-    "no delta is announced where it would be over half of the version, where nobody has its base, or where none is made"
-    agent, r, one, two = pair(stack, EVEN, one_ulp(0.9))
+def test_delta_none():
+    "no delta is announced where it would be over half of the version, where no receiver has its base, or where none is made"
+    agent, r, one, two = pair(EVEN, one_ulp(0.9))
     assert call(agent.flow + "/get_capabilities") == (200, {"strategies": ["full"], "version": 2})
     assert r.notified(2)[0] == "full" and same(r, two)
-    agent, r, one, two = pair(stack, EVEN, one_ulp(0.01), None, "--delta-cache", "0")
+    agent, r, one, two = pair(EVEN, one_ulp(0.01), None, "--delta-cache", "0")
     assert call(agent.flow + "/get_capabilities") == (200, {"strategies": ["full"], "version": 2})
     assert r.notified(2)[0] == "full" and same(r, two)
-    agent = Flow(stack)
+    agent = Flow()
     agent.publish("actor", 1, one)
     agent.publish("actor", 2, two)
     assert call(agent.flow + "/get_capabilities") == (200, {"strategies": ["full"], "version": 2})
 
 
-def test_deltas_meanwhile(stack):
+def test_deltas_meanwhile():
     "receivers that follow a trainer by deltas and whole versions, as it comes: each has what it was told, bit for bit"
-    agent = Flow(stack)
+    agent = Flow()
     folders = [checkpoint(LARGE, seed=1)]
     for v in range(2, 9):
         folders.append(changed(folders[-1], lambda g, name, data, v=v: data.__setitem__(slice(64 * v, 64 * v + 32), g.randbytes(32)), v))
@@ -628,9 +624,9 @@ def test_deltas_meanwhile(stack):
     assert all(r.ok.empty() for r in receivers)
 
 
-def test_notify(stack):
-    "release tells the services: pickled dict out, pickled dict back; who fails is named; only the newest can be told"
-    agent = Flow(stack)
+def test_notify():
+    "release tells the services: pickled dict out, pickled dict back; a service that fails is named; only the newest version can be released"
+    agent = Flow()
     one, two = checkpoint(SMALL, seed=1), checkpoint(SMALL, seed=2)
     agent.publish("actor", 1, one)
     services = [Service(agent, protocol=p) for p in (0, 2, 4, 5)]
@@ -662,9 +658,9 @@ def test_notify(stack):
     assert services[0].heard[2]["version"] == 2**33
 
 
-def test_hostile_pickles(stack):
+def test_hostile_pickles():
     "a service's reply is never run, and none breaks the command"
-    agent = Flow(stack)
+    agent = Flow()
     agent.publish("actor", 1, checkpoint(SMALL))
     generator = random.Random(1)
     good = pickle.dumps({"ok": True, "result": {"a": [1, (2, 3)], "b": {"c": None}}}, protocol=4)
@@ -674,33 +670,9 @@ def test_hostile_pickles(stack):
            b"X\x02\x00\x00\x00\xff\xfe.", b"}(NNu.", b"G\x7f\xf0" + b"\0" * 6 + b"."]
     bad += [bytes(b if generator.random() > 0.1 else generator.randrange(256) for b in good) for _ in range(120 - len(bad))]
     replies = iter(bad)
-    url = serve_posts(stack, lambda *_: (200, next(replies)))
+    url = serve_posts(lambda *_: (200, next(replies)))
     for _ in range(2):
         said = wsync("release", "actor", 1, "--agent", agent.url, "--astraflow-sender", "127.0.0.1:1",
                      *[f"--astraflow-notify={url}"] * 60, check=False)
         assert said.returncode in (0, 1) and said.stderr.count("RESET") == 0, said
     assert next(replies, None) is None
-
-
-run(
-    test_reads,
-    test_full,
-    test_many,
-    test_offloads_meanwhile,
-    test_cut,
-    test_stuck,
-    test_dead,
-    test_newer_request,
-    test_restart,
-    test_refused,
-    test_alien_dtype,
-    test_models,
-    test_idle,
-    test_delta,
-    test_delta_wrong_base,
-    test_delta_snapshot,
-    test_delta_none,
-    test_deltas_meanwhile,
-    test_notify,
-    test_hostile_pickles,
-)

@@ -1,14 +1,13 @@
-#!/usr/bin/env python3
 # beside others
-# timeout: 450
+# timeout: 450, takes: 35
 # sanitizers: address thread
 """Broadcasts by NCCL out of an agent's slot, with stand-ins for the driver and for NCCL: several receivers at once, and
 one that dies, hangs, or is of another release; an agent that dies; a version that goes meanwhile."""
 import os
 import re
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from world import *
 
 RECEIVE = os.path.join(BUILD, "tests/tools/receive")
@@ -20,7 +19,7 @@ SMALL = {f"t{i}": ("U8", [BLOCK - i]) for i in range(4)}
 
 def need_stand_ins():
     if not os.path.exists(CUDA) or not os.path.exists(NCCL):
-        raise Skip("built without the headers of CUDA or NCCL")
+        pytest.skip("built without the headers of CUDA or NCCL")
 
 
 @contextlib.contextmanager
@@ -40,20 +39,20 @@ def told(nccl="", cuda="", **other):
                 os.environ[name] = value
 
 
-def agent_of(stack, *args, device=0, window=100, tensors=TENSORS, **env):
+def agent_of(*args, device=0, window=100, tensors=TENSORS, **env):
     need_stand_ins()
     with told(**env):
-        agent = Agent(stack, "--broadcast", device, "--broadcast-window", window, *args)
+        agent = Agent("--broadcast", device, "--broadcast-window", window, *args)
     agent.publish("actor", 1, checkpoint(tensors, seed=1))
     return agent
 
 
 class Receiver:
-    def __init__(self, stack, source, device=1, version=1, timeout_ms=0, share=1, **env):
+    def __init__(self, source, device=1, version=1, timeout_ms=0, share=1, **env):
         with told(**env):
             self.process = subprocess.Popen([RECEIVE, source, "actor", *map(str, (version, device, timeout_ms * SLOW, share))],
                                             stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
-        stack.callback(self.end)
+        at_end(self.end)
         assert self.process.stdout.readline() == "begins\n"
 
     def end(self):
@@ -81,10 +80,10 @@ def metric(agent, name):
         return float(re.search(rf"^{re.escape(name)} (\S+)$", r.read().decode(), re.M).group(1))
 
 
-def test_one(stack):
+def test_one():
     "one receiver gets a version as it was published, and the speed is told at both ends"
-    agent = agent_of(stack)
-    assert re.fullmatch(r"ok broadcast to 1 at \d+\.\d GB/s in 1 round", r := Receiver(stack, agent.url).says()), r
+    agent = agent_of()
+    assert re.fullmatch(r"ok broadcast to 1 at \d+\.\d GB/s in 1 round", r := Receiver(agent.url).says()), r
     s = wait_for(lambda: status(agent)["rounds"] == 1 and status(agent), "the end of the round")
     assert s["failed"] == 0 and s["bytes"] > 18 * BLOCK - 200 and s["bytes_per_second"] > 0 and s["waiting"] == 0, s
     assert metric(agent, 'wsync_agent_broadcasts_total{result="whole"}') == 1
@@ -92,38 +91,38 @@ def test_one(stack):
     assert re.search(r"broadcast model=actor version=1 to=1 bytes=\d+ ms=\S+ GB/s=\d", agent.text()), agent.text()
 
 
-def test_three(stack):
+def test_three():
     "three receivers are served by one round, by TCP and by the socket, also one that has most blocks already"
-    agent = agent_of(stack, window=2000)  # the most there is: in it all three have to start
-    all_ = [Receiver(stack, agent.url, 1), Receiver(stack, f"unix:{agent.sock}", 2), Receiver(stack, agent.url, 3, share=4)]
+    agent = agent_of(window=2000)  # the most there is: in it all three have to start
+    all_ = [Receiver(agent.url, 1), Receiver(f"unix:{agent.sock}", 2), Receiver(agent.url, 3, share=4)]
     for r in all_:
         assert re.match(r"ok broadcast to 3 at .* in 1 round$", said := r.says()), said
     wait_for(lambda: status(agent)["rounds"] == 1, "the end of the round")
 
 
-def test_only_what_is_missing(stack):
-    "what nobody misses is not sent"
-    agent = agent_of(stack)
-    assert Receiver(stack, agent.url, share=6).says().startswith("ok ")
+def test_only_what_is_missing():
+    "blocks that no receiver lacks are not sent"
+    agent = agent_of()
+    assert Receiver(agent.url, share=6).says().startswith("ok ")
     assert wait_for(lambda: status(agent)["bytes"], "the end of the round") <= 4 * BLOCK
 
 
-def test_next_round(stack):
-    "who asks while a round is under way is in the next one"
-    agent = agent_of(stack)
-    first = Receiver(stack, agent.url, 1, nccl="slow=1:300")
+def test_next_round():
+    "a receiver that joins while a round is under way is in the next one"
+    agent = agent_of()
+    first = Receiver(agent.url, 1, nccl="slow=1:300")
     wait_for(lambda: status(agent)["receiving"] == 1, "the first round")
-    second = Receiver(stack, agent.url, 2)
+    second = Receiver(agent.url, 2)
     for receiver in (first, second):
         assert (said := receiver.says()).startswith("ok broadcast to 1 "), said
     wait_for(lambda: status(agent)["rounds"] == 2, "the end of both")
 
 
-def test_killed(stack):
+def test_killed():
     "a receiver that is killed inside a bucket costs the others a round, and nothing else"
-    agent = agent_of(stack, window=1500)
-    lost = Receiver(stack, agent.url, 1, nccl="die=ncclBroadcast:2")
-    others = [Receiver(stack, agent.url, d) for d in (2, 3)]
+    agent = agent_of(window=1500)
+    lost = Receiver(agent.url, 1, nccl="die=ncclBroadcast:2")
+    others = [Receiver(agent.url, d) for d in (2, 3)]
     for r in others:
         assert re.match(r"ok broadcast to [23] at ", said := r.says(60)), said
     assert lost.says() == ""
@@ -132,12 +131,12 @@ def test_killed(stack):
     assert "broadcast given up model=actor version=1 to=3" in agent.text(), agent.text()
 
 
-def test_hangs(stack):
+def test_hangs():
     "a receiver that hangs is given up within the deadline, and the others finish without it"
-    agent = agent_of(stack, window=1500)
-    hung = Receiver(stack, agent.url, 1, nccl="hang=1:2")
+    agent = agent_of(window=1500)
+    hung = Receiver(agent.url, 1, nccl="hang=1:2")
     time.sleep(0.2)
-    others = [Receiver(stack, agent.url, d, timeout_ms=2000) for d in (2, 3)]
+    others = [Receiver(agent.url, d, timeout_ms=2000) for d in (2, 3)]
     began = time.monotonic()
     for r in others:
         assert re.match(r"ok broadcast to [123] at ", said := r.says(60)), said
@@ -145,76 +144,76 @@ def test_hangs(stack):
     hung.process.kill()
 
 
-def test_lost_gpu(stack):
-    "a receiver that loses its GPU costs the others a round; an agent that does says so to all who ask"
-    agent = agent_of(stack, window=1500)
-    lost = Receiver(stack, agent.url, 1, cuda="lost=cuMemcpyAsync:2")
-    other = Receiver(stack, agent.url, 2)
+def test_lost_gpu():
+    "a receiver that loses its GPU costs the others a round; an agent that loses its GPU says so to all receivers"
+    agent = agent_of(window=1500)
+    lost = Receiver(agent.url, 1, cuda="lost=cuMemcpyAsync:2")
+    other = Receiver(agent.url, 2)
     assert lost.fails()[0] == "EIO" and other.says(60).startswith("ok broadcast to ")
-    agent = agent_of(stack, cuda="lost=cuMemcpyAsync:3")
-    name, n, text = Receiver(stack, agent.url, timeout_ms=2000).fails(60)
+    agent = agent_of(cuda="lost=cuMemcpyAsync:3")
+    name, n, text = Receiver(agent.url, timeout_ms=2000).fails(60)
     assert n < 18 and "it lost its GPU" in text, (name, n, text)
-    assert "it lost its GPU" in Receiver(stack, agent.url).fails()[2]
+    assert "it lost its GPU" in Receiver(agent.url).fails()[2]
 
 
-def test_known_mounts(stack):
+def test_known_mounts():
     "when all mounts are there that the agent knows of, it waits for no other"
-    agent = agent_of(stack, window=2000, tensors=SMALL)
+    agent = agent_of(window=2000, tensors=SMALL)
     agent.ask("/v1/actor/mounts", dict(mount="h1:/wsync"))
     agent.ask("/v1/actor/mounts", dict(mount="h2:/wsync"))
-    all_ = [Receiver(stack, agent.url, d, WHO=f"h{d}:/wsync") for d in (1, 2)]
+    all_ = [Receiver(agent.url, d, WHO=f"h{d}:/wsync") for d in (1, 2)]
     began = time.monotonic()
     for r in all_:
         assert (said := r.says()).startswith("ok broadcast to 2 "), said
     assert time.monotonic() - began < 1.5 * SLOW
 
 
-def test_agent_dies(stack):
+def test_agent_dies():
     "an agent that dies inside a round: its receivers say so in time, and keep what came"
-    agent = agent_of(stack, nccl="die=ncclBroadcast:4")
-    name, n, text = Receiver(stack, agent.url, timeout_ms=2000).fails(60)
+    agent = agent_of(nccl="die=ncclBroadcast:4")
+    name, n, text = Receiver(agent.url, timeout_ms=2000).fails(60)
     assert name in ("ECONNREFUSED", "EHOSTUNREACH", "ECONNRESET"), (name, text)
     assert n < 18, n
     assert not agent.alive()
 
 
-def test_revoked(stack):
+def test_revoked():
     "a version whose slot is wanted ends its round, and its receivers are told that it is gone"
-    agent = agent_of(stack, "--slots", 2)
-    r = Receiver(stack, agent.url, nccl="slow=1:400")
+    agent = agent_of("--slots", 2)
+    r = Receiver(agent.url, nccl="slow=1:400")
     wait_for(lambda: status(agent)["receiving"] == 1, "the round")
     for version in (2, 3):
         agent.publish("actor", version, checkpoint(SMALL, seed=version))
     name, _, text = r.fails(60)
     assert name == "ESTALE" and "actor/1" in text, (name, text)
     assert "broadcast given up model=actor version=1" in agent.text()
-    assert Receiver(stack, agent.url, version=3).says().startswith("ok ")
+    assert Receiver(agent.url, version=3).says().startswith("ok ")
 
 
-def test_other_release(stack):
+def test_other_release():
     "NCCL of another release is refused by the agent, of another major release by the receiver, with both numbers"
-    agent = agent_of(stack, tensors=SMALL)
+    agent = agent_of(tensors=SMALL)
     ours = status(agent)["nccl"]
-    name, n, text = Receiver(stack, agent.url, nccl="version=21803").fails()
+    name, n, text = Receiver(agent.url, nccl="version=21803").fails()
     assert name in ("ENOTSUP", "EOPNOTSUPP") and n == 0 and f"the agent's is {ours}, this one's 2.18.3" in text, (name, text)
-    name, n, text = Receiver(stack, agent.url, nccl="version=30100").fails()
+    name, n, text = Receiver(agent.url, nccl="version=30100").fails()
     assert name in ("ENOTSUP", "EOPNOTSUPP") and "of release 3.1.0, and this build is for 2." in text, (name, text)
-    name, n, text = Receiver(stack, agent.url, nccl="version=21400").fails()
+    name, n, text = Receiver(agent.url, nccl="version=21400").fails()
     assert "2.14.0, and 2.18.0 is the oldest" in text, text
 
 
-def test_refused(stack):
+def test_refused():
     "the agent's own GPU, an agent that broadcasts nothing, one without a driver, a folder: each says why"
-    agent = agent_of(stack, tensors=SMALL)
-    assert "from this very GPU" in Receiver(stack, agent.url, 0).fails()[2]
-    assert "there is no device 9" in Receiver(stack, agent.url, 9).fails()[2]
-    plain = Agent(stack)
+    agent = agent_of(tensors=SMALL)
+    assert "from this very GPU" in Receiver(agent.url, 0).fails()[2]
+    assert "there is no device 9" in Receiver(agent.url, 9).fails()[2]
+    plain = Agent()
     plain.publish("actor", 1, checkpoint(SMALL, seed=1))
     for url in (plain.url, f"unix:{plain.sock}"):
-        name, _, text = Receiver(stack, url).fails()
+        name, _, text = Receiver(url).fails()
         assert name in ("ENOTSUP", "EOPNOTSUPP") and "broadcasts nothing" in text, (name, text)
     with told(WSYNC_LIBNCCL="/nowhere/libnccl.so.2"):
-        auto = Agent(stack, "--broadcast", "auto")
+        auto = Agent("--broadcast", "auto")
         assert "nothing is broadcast: there is no NCCL" in auto.text(), auto.text()
         r = wsync("agent", "--listen", "127.0.0.1:0", "--socket", "none", "--broadcast", "0", check=False)
         assert r.returncode and "cannot broadcast from device 0: there is no NCCL" in r.stderr, r.stderr
@@ -224,9 +223,9 @@ def test_refused(stack):
     assert "broadcast" not in plain.get("/v1/status")
 
 
-def test_hostile(stack):
+def test_hostile():
     "questions that make no sense are refused, and spoil no round for others"
-    agent = agent_of(stack, tensors=SMALL)
+    agent = agent_of(tensors=SMALL)
     m = agent.get("/v1/actor/1/manifest")
     good = dict(mount="x", uuid="GPU-1", nccl=int("".join(f"{int(p):02}" for p in status(agent)["nccl"].split("."))),
                 digest=m["digest"], wants="all")
@@ -249,8 +248,4 @@ def test_hostile(stack):
     assert agent.ask("/v1/actor/1/broadcast", dict(ticket=left["ticket"], leave=True)) is not None
     assert status(agent)["waiting"] == 0
     code()  # and does not come
-    assert Receiver(stack, agent.url, timeout_ms=6000).says(60).startswith("ok ")
-
-
-run(test_one, test_three, test_only_what_is_missing, test_next_round, test_killed, test_hangs, test_lost_gpu, test_known_mounts,
-    test_agent_dies, test_revoked, test_other_release, test_refused, test_hostile)
+    assert Receiver(agent.url, timeout_ms=6000).says(60).startswith("ok ")

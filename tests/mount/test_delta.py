@@ -1,16 +1,13 @@
-#!/usr/bin/env python3
 # beside others
-# timeout: 480
+# timeout: 480, takes: 55
 # sanitizers: thread
 """Versions made of those before them: by one delta, by chains, in place and by copies, whatever goes wrong."""
 import http.client
 import http.server
 import mmap
 import os
-import sys
 import threading
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 
@@ -22,9 +19,9 @@ def same(mount, version, folder, file="model.safetensors", model="actor"):
 class Run:
     """A trainer's run: steps that are published one after the other."""
 
-    def __init__(self, stack, tensors=LARGE, *args):
+    def __init__(self, tensors=LARGE, *args):
         need_fuse()
-        self.agent = Agent(stack, *args)
+        self.agent = Agent(*args)
         self.folders = {1: checkpoint(tensors, seed=1)}
         self.newest = 1
         self.agent.publish("actor", 1, self.folders[1])
@@ -49,10 +46,10 @@ def pull(mount, version):
     return next(line for line in mount.text("actor/status").splitlines() if line.startswith(f"version.{version} "))
 
 
-def test_steps(stack):
-    "each step comes as a delta, in place once there are two versions and nobody has read the older, and is what was published bit for bit"
-    run = Run(stack)
-    unread, mount = Mount(stack, run.url, DELTAS), Mount(stack, run.url, DELTAS)
+def test_steps():
+    "each step comes as a delta, in place once there are two versions and no reader has had the older, and is what was published bit for bit"
+    run = Run()
+    unread, mount = Mount(run.url, DELTAS), Mount(run.url, DELTAS)
     assert all('how="tcp full"' in pull(m, 1) for m in (unread, mount))
     same(mount, 1, run.folders[1])
     ways, copies = [], []
@@ -76,22 +73,22 @@ def test_steps(stack):
         same(m, 5, run.folders[5])  # the one before is whole too
 
 
-def test_no_room(stack):
+def test_no_room():
     "a delta that the cache has no room for is said in a warning with what to do; one of a version that is all new is no warning"
-    run = Run(stack, LARGE, "--delta-cache", "16K")
+    run = Run(LARGE, "--delta-cache", "16K")
     run.step()
     line = wait_for(lambda: next((l for l in run.agent.text().splitlines() if "no delta model=actor" in l), None), "the warning", 60)
     assert line.startswith("warn ") and "room=16384" in line and "--delta-cache=SIZE makes room" in line, line
-    run = Run(stack, LARGE)
+    run = Run(LARGE)
     run.agent.publish("actor", 2, checkpoint(LARGE, seed=2))
     line = wait_for(lambda: next((l for l in run.agent.text().splitlines() if "no delta model=actor" in l), None), "the line", 60)
     assert line.startswith("info ") and "half as large as the version" in line, line
 
 
-def test_missed(stack):
+def test_missed():
     "a mount that missed steps fetches the chain; one that missed more than is kept, or asks for none, fetches all"
-    run = Run(stack)
-    mount, plain = Mount(stack, run.url, DELTAS), Mount(stack, run.url, "delta-cache=0")
+    run = Run()
+    mount, plain = Mount(run.url, DELTAS), Mount(run.url, "delta-cache=0")
     pull(mount, 1)
     pull(plain, 1)
     for _ in range(3):
@@ -109,11 +106,11 @@ def test_missed(stack):
     same(mount, run.newest, run.folders[run.newest])
 
 
-def test_speeds(stack):
+def test_speeds():
     "given speeds decide, whatever is measured; what are no speeds is refused"
-    run = Run(stack)
-    patches, pulls = Mount(stack, run.url, DELTAS), Mount(stack, run.url, "speeds=50G:1M:1M")
-    opened = Mount(stack, run.url, "threads=2,speeds=3G:5G:1900M")  # to copy is quicker than to pull whole, which takes as much memory
+    run = Run()
+    patches, pulls = Mount(run.url, DELTAS), Mount(run.url, "speeds=50G:1M:1M")
+    opened = Mount(run.url, "threads=2,speeds=3G:5G:1900M")  # to copy is quicker than to pull whole, which takes as much memory
     for m in (patches, pulls, opened):
         pull(m, 1)
     for _ in range(3):
@@ -131,10 +128,10 @@ def test_speeds(stack):
         assert r.returncode != 0 and "measured|LINK:PATCH:COPY" in r.stderr, (wrong, r.stderr)
 
 
-def test_reader_stays(stack):
-    "a version that somebody still maps is never written to: the next is patched in a copy"
-    run = Run(stack)
-    mount = Mount(stack, run.url, DELTAS)
+def test_reader_stays():
+    "a version that a reader still maps is never written to: the next is patched in a copy"
+    run = Run()
+    mount = Mount(run.url, DELTAS)
     pull(mount, 1)
     fd = os.open(mount.file("actor/1/model.safetensors"), os.O_RDONLY)
     mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
@@ -164,10 +161,10 @@ def test_reader_stays(stack):
     mapped.close()
 
 
-def test_pinned(stack):
+def test_pinned():
     "pinned and current versions are patched from, never patched"
-    run = Run(stack)
-    mount = Mount(stack, run.url, DELTAS)
+    run = Run()
+    mount = Mount(run.url, DELTAS)
     pull(mount, 1)
     mount.write("pin 1", "actor/ctl")
     for _ in range(3):
@@ -179,14 +176,14 @@ def test_pinned(stack):
     same(mount, run.newest, run.folders[run.newest])
 
 
-def test_faults(stack):
+def test_faults():
     "damaged, shortened and broken deltas: what they spoil is fetched whole, every byte is right"
-    run = Run(stack)
+    run = Run()
     plans = ("seed=1,flip=30", "seed=2,lie=30", "seed=3,cut=30", "seed=4,flip=45", "seed=5,fail=40", "seed=6,cut=10,lie=10")
     for plan in plans[::3] if SANITIZER else plans:
-        with contextlib.ExitStack() as inner:
+        with scope():
             first = run.newest
-            faulty = Mount(inner, f"unix:{unique('nobody')}.sock", DELTAS)
+            faulty = Mount(f"unix:{unique('nobody')}.sock", DELTAS)
             faulty.write(f"add actor fault:{plan}:{run.agent.url}", "ctl")
             wait_for(lambda f=faulty, v=first: quiet(lambda: pull(f, v)), "the first pull", 60)
             for _ in range(2):
@@ -204,16 +201,16 @@ def quiet(function):
         return None
 
 
-def test_agent_restart(stack):
+def test_agent_restart():
     "an agent that is started anew has no deltas from before; mounts go on, whole and then by deltas again"
-    run = Run(stack)
-    mount = Mount(stack, run.url, DELTAS)
+    run = Run()
+    mount = Mount(run.url, DELTAS)
     pull(mount, 1)
     run.step()
     run.wait_delta()
     pull(mount, 2)
     run.agent.kill()
-    run.agent = Agent(stack, port=run.agent.port, sock=run.agent.sock)
+    run.agent = Agent(port=run.agent.port, sock=run.agent.sock)
     line = None
     for _ in range(2):
         version = run.step()
@@ -223,11 +220,11 @@ def test_agent_restart(stack):
     assert "delta from 3" in line or "chain" in line, line
 
 
-def test_given_up(stack):
+def test_given_up():
     "a trainer in a hurry never waits for a delta: it is given up, said so, and the version comes whole or in part"
     tensors = {f"layer.{i}.weight": ("BF16", [1024, 2048]) for i in range(10 if SANITIZER else 40)}  # 160 MiB
-    run = Run(stack, tensors, "--slots", "2")
-    mount = Mount(stack, run.agent.url, DELTAS)
+    run = Run(tensors, "--slots", "2")
+    mount = Mount(run.agent.url, DELTAS)
     pull(mount, 1)
     other = step(run.folders[1], 99)
     for version in range(2, 8):  # as fast as it goes
@@ -237,15 +234,15 @@ def test_given_up(stack):
     same(mount, 7, run.folders[1])
 
 
-def test_relays(stack):
+def test_relays():
     "deltas go through a chain of mounts while they grow: each link carries a step's change and no more"
-    run = Run(stack)
+    run = Run()
     relays, source = [], run.url
     for _ in range(3):
         port = free_port()
-        relays.append(Mount(stack, source, f"serve=127.0.0.1:{port},prefetch,{DELTAS}"))
+        relays.append(Mount(source, f"serve=127.0.0.1:{port},prefetch,{DELTAS}"))
         source = f"http://127.0.0.1:{port}"
-    leaf = Mount(stack, source, DELTAS)
+    leaf = Mount(source, DELTAS)
     pull(leaf, 1)
     for _ in range(3):
         run.step()
@@ -258,12 +255,12 @@ def test_relays(stack):
         assert int(relay.status()["moved_bytes"]) < 30000000, relay.text("status")
 
 
-def test_second_source(stack):
+def test_second_source():
     "deltas that the first source does not have come from the second"
-    run = Run(stack)
+    run = Run()
     port = free_port()
-    Mount(stack, run.agent.url, f"serve=127.0.0.1:{port},prefetch,delta-cache=0")
-    leaf = Mount(stack, f"http://127.0.0.1:{port},{run.url}", DELTAS)
+    Mount(run.agent.url, f"serve=127.0.0.1:{port},prefetch,delta-cache=0")
+    leaf = Mount(f"http://127.0.0.1:{port},{run.url}", DELTAS)
     pull(leaf, 1)
     for _ in range(3):
         run.step()
@@ -277,7 +274,7 @@ def test_second_source(stack):
 class Understates:
     """A proxy that says of each delta that it has next to nothing."""
 
-    def __init__(self, stack, url):
+    def __init__(self, url):
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
@@ -306,15 +303,15 @@ class Understates:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        stack.callback(server.server_close)
-        stack.callback(server.shutdown)
+        at_end(server.server_close)
+        at_end(server.shutdown)
         self.url = f"http://127.0.0.1:{server.server_port}"
 
 
-def test_more_than_offered(stack):
+def test_more_than_offered():
     "of a delta that is longer than its source offered no more is read than was offered; the version comes whole and right"
-    run = Run(stack)
-    mount = Mount(stack, Understates(stack, run.url).url, DELTAS)
+    run = Run()
+    mount = Mount(Understates(run.url).url, DELTAS)
     pull(mount, 1)
     run.step()
     run.wait_delta()
@@ -325,12 +322,12 @@ def test_more_than_offered(stack):
     assert "errno=E2BIG" in log and "300 bytes that its source offered" in log, log[-2000:]
 
 
-def test_slow_link(stack):
+def test_slow_link():
     "on a link where a pull takes five steps it converges: what is here is patched, the rest comes from the newest"
     tensors = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(20)}  # 40 MiB
-    run = Run(stack, tensors, "--slots", "2")
-    gate = Gate(stack, run.agent.url, 0)
-    mount = Mount(stack, gate.url, f"prefetch,streams=2,{DELTAS}")
+    run = Run(tensors, "--slots", "2")
+    gate = Gate(run.agent.url, 0)
+    mount = Mount(gate.url, f"prefetch,streams=2,{DELTAS}")
     mount.wait_version("actor", 1)
     ready = lambda: [line for line in mount.text("actor/events").splitlines() if " ready model=actor" in line]
     for _ in range(30):
@@ -344,7 +341,3 @@ def test_slow_link(stack):
     gate.open()
     wait_for(lambda: f" ready model=actor version={run.newest} " in mount.text("actor/events"), "the newest", 60)
     same(mount, run.newest, run.folders[run.newest])
-
-
-run(test_steps, test_no_room, test_missed, test_speeds, test_reader_stays, test_pinned, test_faults, test_agent_restart, test_given_up, test_relays, test_second_source,
-    test_more_than_offered, test_slow_link)

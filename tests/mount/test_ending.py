@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 # beside others
 # sanitizers: address
-# timeout: 300
-"""How mounts end and begin: a daemon touches its own mount only, owns its settings, and leaves engines as they were."""
+# timeout: 300, takes: 75
+"""Mounts end and begin: a daemon touches its own mount only, owns its settings, and leaves engines as they were."""
 import ctypes
 import fcntl
 import os
@@ -12,18 +11,19 @@ import subprocess
 import sys
 import threading
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from between import LOADS, Between
 from world import *
 
 
-def world(stack, options=""):
+def world(options=""):
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
     for v, f in folders.items():
         agent.publish("actor", v, f)
-    mount = Mount(stack, agent.url, options)
+    mount = Mount(agent.url, options)
     mount.wait_version("actor", 2)
     return agent, mount, folders
 
@@ -33,15 +33,15 @@ def is_mounted(path):
         return [line.split()[2] for line in f if line.split()[1] == path]
 
 
-def detached(stack, options=""):
-    "A mount that was detached lazily while somebody reads in it and has its ctl open, and its successor on the same path."
-    agent, old, folders = world(stack, options)
+def detached(options=""):
+    "A mount that was detached lazily while a process reads in it and has its ctl open, and its successor on the same path."
+    agent, old, folders = world(options)
     held = open(old.file("actor/1/model.safetensors"), "rb")
-    stack.callback(held.close)
+    at_end(held.close)
     ctl = os.open(old.file("actor/ctl"), os.O_WRONLY)
-    stack.callback(lambda: os.close(ctl))
+    at_end(lambda: os.close(ctl))
     subprocess.run(["umount", "-l", old.path], check=True)
-    new = Mount(stack, agent.url, options, path=old.path)
+    new = Mount(agent.url, options, path=old.path)
     new.wait_version("actor", 2)
     return old, new, held, ctl, folders
 
@@ -52,47 +52,47 @@ class Heedless(Mount):
     prefix = (sys.executable, "-c", "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])")
 
 
-def test_heedless_starter(stack):
-    "a mount that is started by one who ignores SIGCHLD is there, and goes when it is told to"
+def test_heedless_starter():
+    "a mount that is started by a process that ignores SIGCHLD is there, and ends on unmount"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
-    mount = Heedless(stack, agent.url)
+    mount = Heedless(agent.url)
     mount.wait_version("actor", 1)
     subprocess.run([*Heedless.prefix, WSYNC, "umount", mount.path], check=True, timeout=60)
     wait_for(lambda: not mount.alive(), "the daemon's end")
 
 
-def test_told_to_end(stack):
+def test_told_to_end():
     "a mount that was detached lazily is told to end: its successor on the same path stays"
     for reads in ("auto", "link", "cached"):
-        with contextlib.ExitStack() as inner:
-            old, new, held, _, folders = detached(inner, f"reads={reads}")
+        with scope():
+            old, new, held, _, folders = detached(f"reads={reads}")
             old.end()
             assert is_mounted(new.path)[-1:] == ["fuse.wsync"] and new.text("actor/version") == "none\n"
             assert tensors_of(new.file("actor/2/model.safetensors")) == tensors_of(folders[2] + "/model.safetensors")
 
 
-def test_stopped_agent(stack):
+def test_stopped_agent():
     "a mount whose agent is stopped, by whichever way it is asked, ends when it is told to"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
-    mounts = [Mount(stack, source) for source in (f"unix:{agent.sock}", agent.url)]
+    mounts = [Mount(source) for source in (f"unix:{agent.sock}", agent.url)]
     for mount in mounts:
         mount.wait_version("actor", 1)
     suspend(agent.pid)
-    stack.callback(os.kill, agent.pid, signal.SIGCONT)
+    at_end(os.kill, agent.pid, signal.SIGCONT)
     for mount in mounts:
         mount.end()
         assert not is_mounted(mount.path)
 
 
-def test_last_reader(stack):
+def test_last_reader():
     "a mount that was detached lazily serves its readers, ends with the last of them, and its successor stays"
     for reads in ("auto", "cached"):
-        with contextlib.ExitStack() as inner:
-            old, new, held, ctl, folders = detached(inner, f"reads={reads}")
+        with scope():
+            old, new, held, ctl, folders = detached(f"reads={reads}")
             assert held.read() == new.read("actor/1/model.safetensors")
             held.close()
             with open("/dev/null", "w") as null:
@@ -101,10 +101,10 @@ def test_last_reader(stack):
             assert is_mounted(new.path)[-1:] == ["fuse.wsync"] and new.text("actor/version") == "none\n"
 
 
-def test_ports(stack):
+def test_ports():
     "a mount that was detached lazily leaves its ports to its successor, and its readers their files"
     listen, serve = free_port(), free_port()
-    old, new, held, _, folders = detached(stack, f"listen=127.0.0.1:{listen},serve=127.0.0.1:{serve}")
+    old, new, held, _, folders = detached(f"listen=127.0.0.1:{listen},serve=127.0.0.1:{serve}")
     for port, path in ((listen, "/healthz"), (serve, "/v1/models")):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20 * SLOW) as r:
             assert r.status == 200
@@ -112,20 +112,20 @@ def test_ports(stack):
     assert f"port={serve}" in new.text()
 
 
-def test_control_ends(stack):
+def test_control_ends():
     "control ends with the mount: what was detached drives no engine, and its settings are its successor's"
-    agent, old, folders = world(stack)
-    engine = Engine(stack, folders[1])
+    agent, old, folders = world()
+    engine = Engine(folders[1])
     old.write(f"engine add e sglang {engine.url}", "actor/ctl")
     old.write("1", "actor/version")
     held = open(old.file("actor/1/model.safetensors"), "rb")
-    stack.callback(held.close)
+    at_end(held.close)
     ctl = os.open(old.file("actor/ctl"), os.O_WRONLY)
-    stack.callback(lambda: os.close(ctl))
+    at_end(lambda: os.close(ctl))
     with open(settings_lock(old)) as f:
         assert int(f.read()) == old.pid
     subprocess.run(["umount", "-l", old.path], check=True)
-    new = Mount(stack, agent.url, path=old.path)  # waits until the settings are free
+    new = Mount(agent.url, path=old.path)  # waits until the settings are free
     new.wait_version("actor", 2)
     wait_for(lambda: new.engines().get("e", "").startswith("serving 1 "), "the engine's new owner", 60)
     with open(settings_lock(new)) as f:
@@ -146,9 +146,9 @@ def settings_lock(mount):
     return os.path.join(folder, names[0])
 
 
-def test_mounts_without_descriptors(stack):
+def test_mounts_without_descriptors():
     "where no descriptor is left, a mount that others make elsewhere does not end the control of one that is at its path"
-    agent, mount, folders = world(stack)
+    agent, mount, folders = world()
     resource.prlimit(mount.pid, resource.RLIMIT_NOFILE, (8, 4096))  # all of them are taken
     other = unique("elsewhere")
     os.makedirs(other)
@@ -161,15 +161,15 @@ def test_mounts_without_descriptors(stack):
     assert "control ends" not in Process.text(mount), Process.text(mount)
 
 
-def test_one_owner(stack):
+def test_one_owner():
     "a daemon waits for the settings that another one has; folders for settings and logs that cannot be are refused before the mount"
-    agent, mount, _ = world(stack)
+    agent, mount, _ = world()
     lock = settings_lock(mount)
     mount.end()
     wait_for(lambda: not is_mounted(mount.path), "the end")
     with open(lock) as f:
         fcntl.flock(f, fcntl.LOCK_EX)
-        again = Mount(stack, agent.url, path=mount.path, wait=False)
+        again = Mount(agent.url, path=mount.path, wait=False)
         wait_for(lambda: "waiting for the daemon that owns the settings" in again.text() or not again.alive(), "the waiting", 60)
         assert again.alive() and not is_mounted(mount.path), again.text()
     wait_for(lambda: os.path.exists(mount.path + "/status"), "the mount")
@@ -184,33 +184,33 @@ def test_one_owner(stack):
         assert not is_mounted(empty)
 
 
-def test_unseen(stack):
+def test_unseen():
     "a mount that cannot be looked at at its start, as where nothing more can be forked, ends with the reason"
-    agent, mount, _ = world(stack)
+    agent, mount, _ = world()
     path = unique("mnt")
     os.makedirs(path)
     fails = ["strace", "-f", "-o", "/dev/null", "-P", f"{path}/status", "-e", "inject=newfstatat:error=EAGAIN"]
     # What is traced cannot be searched for leaks.
     env = dict(os.environ, ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")
     for foreground in ((), ("-f",)):
-        stack.callback(subprocess.run, ["umount", "-l", path], stderr=subprocess.DEVNULL, check=False)
+        at_end(subprocess.run, ["umount", "-l", path], stderr=subprocess.DEVNULL, check=False)
         r = subprocess.run([*fails, WSYNC, "mount", *foreground, "-o", "state=none", agent.url, path], stdout=subprocess.DEVNULL,
                            stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, timeout=60 * SLOW, env=env)
         assert r.returncode == 1 and f"the mount on {path} cannot be looked at, and ended: " in r.stderr, r.stderr
         assert not is_mounted(path)
 
 
-def test_early_reader(stack):
-    "link mode: who reads before the links' tmpfs is below the mount gets the file all the same, and links are there after"
-    agent, _, folders = world(stack)
+def test_early_reader():
+    "link mode: a reader that comes before the links' tmpfs is below the mount gets the file all the same, and links are there after"
+    agent, _, folders = world()
     path = unique("mnt")
     os.makedirs(path)
     late = ["strace", "-f", "-o", "/dev/null", "-e", "inject=move_mount:delay_enter=4000000"]
     env = dict(os.environ, ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")
     p = subprocess.Popen([*late, WSYNC, "mount", "-f", "-o", "state=none,reads=link", agent.url, path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                          env=env)
-    stack.callback(p.wait, 60 * SLOW)
-    stack.callback(subprocess.run, [WSYNC, "umount", path], stderr=subprocess.DEVNULL, check=False)
+    at_end(p.wait, 60 * SLOW)
+    at_end(subprocess.run, [WSYNC, "umount", path], stderr=subprocess.DEVNULL, check=False)
     for v in (1, 2):
         file = f"{path}/actor/{v}/model.safetensors"
         wait_for(lambda: os.path.exists(os.path.dirname(file)), "the version", 60 * SLOW)
@@ -224,16 +224,16 @@ def test_early_reader(stack):
         assert os.path.islink(file)
 
 
-def test_refused_umount(stack):
+def test_refused_umount():
     "an umount that is refused leaves the files of link mode where they are"
-    _, mount, folders = world(stack, "reads=link")
+    _, mount, folders = world("reads=link")
     path = mount.file("actor/1/model.safetensors")
     want = tensors_of(folders[1] + "/model.safetensors")
     linked = lambda: os.path.ismount(mount.file(".regions"))
     wait_for(lambda: linked() or not mount.text("status").split("\nreads ", 1)[1].startswith("link"), "the links' tmpfs")
     assert tensors_of(path) == want
     if not linked():
-        raise Skip("link mode is not to be had here")
+        pytest.skip("link mode is not to be had here")
     assert os.path.islink(path)
     busy = os.open(mount.path, os.O_RDONLY)
     try:
@@ -247,7 +247,7 @@ def test_refused_umount(stack):
     wait_for(lambda: not mount.alive(), "the daemon's end", 60)
 
 
-def test_foreign(stack):
+def test_foreign():
     "a dead file system that is not wsync's is left where it is"
     need_fuse()
     path = unique("foreign")
@@ -256,34 +256,34 @@ def test_foreign(stack):
     fd = os.open("/dev/fuse", os.O_RDWR)
     rc = libc.mount(b"other", path.encode(), b"fuse.other", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode())
     assert rc == 0, os.strerror(ctypes.get_errno())
-    stack.callback(lambda: subprocess.run(["umount", "-l", path], check=False))
+    at_end(lambda: subprocess.run(["umount", "-l", path], check=False))
     os.close(fd)
     r = wsync("mount", "-o", "state=none", "http://127.0.0.1:1", path, check=False)
     assert r.returncode == 1 and "not wsync's" in r.stderr, r.stderr
     assert is_mounted(path) == ["fuse.other"]
 
 
-def in_a_load(stack, api):
+def in_a_load(api):
     "A mount with an engine that serves 1 and is in the middle of loading 2, kept back between them."
-    agent, mount, folders = world(stack)
-    engine = Engine(stack, folders[1], api=api)
-    between = Between(stack, engine, *LOADS)
+    agent, mount, folders = world()
+    engine = Engine(folders[1], api=api)
+    between = Between(engine, *LOADS)
     mount.write(f"engine add e {api} {between.url}", "actor/ctl")
     mount.write("1", "actor/version")
     before = engine.checksum()
     between.hold = True
     writer = threading.Thread(target=lambda: mount.refused("2", "actor/version"))
     writer.start()
-    stack.callback(writer.join)
+    at_end(writer.join)
     wait_for(lambda: between.held, "the load", 60)
     return agent, mount, engine, between, before
 
 
-def test_end_in_a_load(stack):
+def test_end_in_a_load():
     "a mount that is told to end in the middle of a load brings its engines back before it ends"
     for api in ("sglang", "vllm"):
-        with contextlib.ExitStack() as inner:
-            _, mount, engine, between, before = in_a_load(inner, api)
+        with scope():
+            _, mount, engine, between, before = in_a_load(api)
             mount.process.send_signal(signal.SIGTERM)
             between.hold = False
             wait_for(lambda: not mount.alive(), "the mount's end", 60)
@@ -293,17 +293,17 @@ def test_end_in_a_load(stack):
             engine.generate()
 
 
-def test_end_in_a_sync(stack):
+def test_end_in_a_sync():
     "a mount that is told to end while it brings an engine along, and has only paused it, has it run on"
-    _, mount, folders = world(stack)
-    engine = Engine(stack, folders[1])
-    between = Between(stack, engine, "/server_info")  # asked between pause and load
+    _, mount, folders = world()
+    engine = Engine(folders[1])
+    between = Between(engine, "/server_info")  # asked between pause and load
     mount.write(f"engine add e sglang {between.url}", "actor/ctl")
     mount.write("1", "actor/version")
     between.hold = True
     writer = threading.Thread(target=lambda: mount.refused("engine sync e", "actor/ctl"))
     writer.start()
-    stack.callback(writer.join)
+    at_end(writer.join)
     wait_for(lambda: between.held, "the sync", 60)
     assert not engine.is_ready()
     mount.process.send_signal(signal.SIGTERM)
@@ -311,33 +311,33 @@ def test_end_in_a_sync(stack):
     assert engine.serves() == "1" and engine.is_ready() and engine.generate()
 
 
-def test_left_behind(stack):
+def test_left_behind():
     "an engine that could not be brought back at the mount's end is brought back by the next one"
-    agent, mount, engine, between, before = in_a_load(stack, "vllm")
+    agent, mount, engine, between, before = in_a_load("vllm")
     between.wrong = 400, b'{"success": false, "message": "not now"}'
     mount.process.send_signal(signal.SIGTERM)
     between.hold = False
     wait_for(lambda: not mount.alive(), "the mount's end", 60)
     assert engine.is_paused()
     between.wrong = None
-    again = Mount(stack, agent.url, path=mount.path)
+    again = Mount(agent.url, path=mount.path)
     again.wait_version("actor", 2)
     wait_for(lambda: again.engines().get("e", "").startswith("serving 1 "), "the engine to be brought back", 60)
     assert not engine.is_paused() and engine.serves() == "1" and engine.checksum() == before
 
 
-def test_end_on_the_way_back(stack):
+def test_end_on_the_way_back():
     "a mount that is told to end while an engine that is loaded back does not answer waits for it so long, and no longer"
-    agent, mount, folders = world(stack)
-    engines = [Engine(stack, folders[1]) for _ in range(2)]
-    stuck, wrong = (Between(stack, e, *LOADS) for e in engines)
+    agent, mount, folders = world()
+    engines = [Engine(folders[1]) for _ in range(2)]
+    stuck, wrong = (Between(e, *LOADS) for e in engines)
     mount.write(f"engine add stuck sglang {stuck.url} timeout=3600", "actor/ctl")
     mount.write(f"engine add wrong sglang {wrong.url} timeout=3600", "actor/ctl")
     mount.write("1", "actor/version")
     wrong.hold = True
     writer = threading.Thread(target=lambda: mount.refused("2", "actor/version"))
     writer.start()
-    stack.callback(writer.join)
+    at_end(writer.join)
     wait_for(lambda: wrong.held and engines[0].serves() == "2", "the loads", 60)
     stuck.hold = True
     wrong.wrong = 400, b'{"success": false, "message": "not now"}'
@@ -348,18 +348,18 @@ def test_end_on_the_way_back(stack):
     assert mount.process.returncode == 0, (mount.process.returncode, mount.text())
 
 
-def test_lost_token(stack):
+def test_lost_token():
     "an engine whose token cannot be read at the start stays, as unknown; nothing is switched without it, and all is well once it can"
-    agent, mount, folders = world(stack)
+    agent, mount, folders = world()
     token = unique("token")
     with open(token, "w") as f:
         f.write("s3cret\n")
-    engine = Engine(stack, folders[1], "--api-key-file", token)
+    engine = Engine(folders[1], "--api-key-file", token)
     mount.write(f"engine add e sglang {engine.url} token-file={token}", "actor/ctl")
     mount.write("1", "actor/version")
     mount.end()
     os.rename(token, token + ".away")
-    again = Mount(stack, agent.url, path=mount.path)
+    again = Mount(agent.url, path=mount.path)
     again.wait_version("actor", 2)
     wait_for(lambda: again.text("actor/version") == "1\n", "version 1", 60)
     assert again.refused("2", "actor/version") == "ENOENT"
@@ -370,22 +370,22 @@ def test_lost_token(stack):
     assert again.engines()["e"].startswith("serving 2 ")
 
 
-def restarted(stack):
+def restarted():
     "A mount that starts again, whose current version, 1, is kept from it; and whose engine serves it."
-    agent, mount, folders = world(stack)
-    engine = Engine(stack, folders[1])
+    agent, mount, folders = world()
+    engine = Engine(folders[1])
     mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
     mount.write("1", "actor/version")
     mount.end()
-    between = Between(stack, agent, "/1/files/")
+    between = Between(agent, "/1/files/")
     return mount.path, between, engine
 
 
-def test_restored_in_the_end(stack):
+def test_restored_in_the_end():
     "the current version is restored although its first pull fails"
-    path, between, _ = restarted(stack)
+    path, between, _ = restarted()
     between.zeros = True
-    mount = Mount(stack, between.url, path=path)
+    mount = Mount(between.url, path=path)
     mount.wait_version("actor", 2)
     wait_for(lambda: "restore the current version" in mount.text("actor/events"), "a pull that fails", 60)
     assert mount.text("actor/version") == "none\n"
@@ -394,11 +394,11 @@ def test_restored_in_the_end(stack):
     wait_for(lambda: mount.engines()["e"].startswith("serving 1 "), "the engine", 60)
 
 
-def test_restore_gives_way(stack):
+def test_restore_gives_way():
     "a switch that is made while the current version is being restored stays"
-    path, between, engine = restarted(stack)
+    path, between, engine = restarted()
     between.hold = True
-    mount = Mount(stack, between.url, path=path)
+    mount = Mount(between.url, path=path)
     mount.wait_version("actor", 2)
     wait_for(lambda: between.held, "the pull", 60)
     mount.write("2 force-layout", "actor/version")  # what is served cannot be had for the comparison
@@ -410,16 +410,16 @@ def test_restore_gives_way(stack):
     assert "restored" not in mount.text("actor/events")
 
 
-def test_drop_in_a_switch(stack):
+def test_drop_in_a_switch():
     "what engines are being switched to is not dropped"
-    agent, mount, folders = world(stack)
-    engine = Engine(stack, folders[1])
-    between = Between(stack, engine, *LOADS)
+    agent, mount, folders = world()
+    engine = Engine(folders[1])
+    between = Between(engine, *LOADS)
     mount.write(f"engine add e sglang {between.url}", "actor/ctl")
     between.hold = True
     writer = threading.Thread(target=lambda: mount.write("2", "actor/version"))
     writer.start()
-    stack.callback(writer.join)
+    at_end(writer.join)
     wait_for(lambda: between.held, "the load", 60)
     assert mount.refused("drop 2", "actor/ctl") == "EBUSY"
     between.hold = False
@@ -427,27 +427,3 @@ def test_drop_in_a_switch(stack):
     assert mount.text("actor/version") == "2\n" and engine.serves() == "2"
     mount.write("1", "actor/version")
     mount.write("drop 2", "actor/ctl")
-
-
-run(
-    test_told_to_end,
-    test_last_reader,
-    test_ports,
-    test_control_ends,
-    test_mounts_without_descriptors,
-    test_one_owner,
-    test_unseen,
-    test_early_reader,
-    test_refused_umount,
-    test_foreign,
-    test_end_in_a_load,
-    test_end_in_a_sync,
-    test_left_behind,
-    test_end_on_the_way_back,
-    test_lost_token,
-    test_restored_in_the_end,
-    test_restore_gives_way,
-    test_drop_in_a_switch,
-    test_heedless_starter,
-    test_stopped_agent,
-)

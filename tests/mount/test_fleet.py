@@ -1,29 +1,26 @@
-#!/usr/bin/env python3
 # beside others
 # sanitizers: thread
-# timeout: 500
+# timeout: 500, takes: 130
 """Engines over time: settings that outlive a daemon, engines that die, come back and are brought along, commit
 settings, cancel, deadlines."""
 import os
 import shutil
-import sys
 import threading
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 import xxhash
 from world import *
 
 
-def world(stack, n_engines=0, options="", *engine_args):
+def world(n_engines=0, options="", *engine_args):
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
     for v, f in folders.items():
         agent.publish("actor", v, f)
-    mount = Mount(stack, agent.url, options)
+    mount = Mount(agent.url, options)
     mount.wait_version("actor", 2)
-    servers = [Engine(stack, folders[1], *engine_args, api=("sglang", "vllm")[i % 2]) for i in range(n_engines)]
+    servers = [Engine(folders[1], *engine_args, api=("sglang", "vllm")[i % 2]) for i in range(n_engines)]
     for i, e in enumerate(servers):
         mount.write(f"engine add e{i} {e.api} {e.url}", "actor/ctl")
     return agent, mount, folders, servers
@@ -33,15 +30,15 @@ def wait_state(mount, engine, state, seconds=30):
     wait_for(lambda: mount.engines().get(engine, "").startswith(state), f"{engine} {state}: {mount.engines()}", seconds)
 
 
-def test_settings(stack):
+def test_settings():
     "engines, policy, commit, pins and the current version are there again after the daemon was killed"
-    agent, mount, folders, servers = world(stack, 2)
+    agent, mount, folders, servers = world(2)
     mount.write("commit quorum=1", "actor/ctl")
     mount.write("pin 1", "actor/ctl")
     mount.write("2", "actor/version")
     mount.write("pull", "actor/policy")
     mount.kill()
-    again = Mount(stack, agent.url, path=mount.path)
+    again = Mount(agent.url, path=mount.path)
     again.wait_version("actor", 2)
     wait_for(lambda: again.text("actor/version") == "2\n", "the current version")
     for name in ("e0", "e1"):
@@ -52,16 +49,16 @@ def test_settings(stack):
     assert all(e.serves() == "1" for e in servers)
 
 
-def test_killed_in_a_switch(stack):
+def test_killed_in_a_switch():
     "a daemon that is killed in the middle of a switch: the next one brings every engine to the current version"
-    agent, mount, folders, servers = world(stack, 2, "", "--slow", "1500")
+    agent, mount, folders, servers = world(2, "", "--slow", "1500")
     mount.write("1", "actor/version")
     thread = threading.Thread(target=lambda: refused_or_gone(mount))
     thread.start()
     wait_for(lambda: mount.engines()["e1"].startswith("loading"), "the load")  # the engine itself answers after it
     mount.kill()
     thread.join()
-    again = Mount(stack, agent.url, path=mount.path)
+    again = Mount(agent.url, path=mount.path)
     again.wait_version("actor", 2)
     for name in ("e0", "e1"):
         wait_state(again, name, "serving 1", 60)
@@ -78,16 +75,16 @@ def refused_or_gone(mount, command="2", file="actor/version"):
         pass
 
 
-def test_damaged_settings(stack):
+def test_damaged_settings():
     "a settings file that is damaged is moved aside and said so; a mount without one starts empty"
-    agent, mount, folders, servers = world(stack, 1)
+    agent, mount, folders, servers = world(1)
     folder = os.path.join(TESTDIR, "state")
     mount.kill()
     name = os.path.join(folder, next(f for f in os.listdir(folder) if f.endswith(os.path.basename(mount.path))))
     with open(name, "r+b") as f:
         f.seek(30)
         f.write(b"X")
-    again = Mount(stack, agent.url, path=mount.path)
+    again = Mount(agent.url, path=mount.path)
     again.wait_version("actor", 2)
     assert "errno EBADMSG" in again.text("last_error") and ".damaged" in again.text("last_error")
     assert again.text("actor/engines") == "" and os.path.exists(name + ".damaged")
@@ -105,24 +102,24 @@ def rewrite_settings(mount, change):
     return name
 
 
-def test_settings_of_a_newer_release(stack):
+def test_settings_of_a_newer_release():
     "a line of the settings that is not known is named and left out, the others hold, and a copy is kept"
-    agent, mount, folders, servers = world(stack, 1)
+    agent, mount, folders, servers = world(1)
     mount.kill()
     name = rewrite_settings(mount, lambda text: text.replace("engine add", "colour green\nengine add", 1))
-    again = Mount(stack, agent.url, path=mount.path)
+    again = Mount(agent.url, path=mount.path)
     again.wait_version("actor", 2)
     assert "colour green" in again.text("last_error") and os.path.exists(name + ".damaged"), again.text("last_error")
     wait_state(again, "e0", "serving")
 
 
-def test_settings_of_an_older_release(stack):
+def test_settings_of_an_older_release():
     "a daemon of an older release ended in a switch: none of its engines is believed, all are brought to what is current"
-    agent, mount, folders, servers = world(stack, 2)
+    agent, mount, folders, servers = world(2)
     mount.write("1", "actor/version")
     mount.kill()
     rewrite_settings(mount, lambda text: text + "switching\n")
-    again = Mount(stack, agent.url, path=mount.path)
+    again = Mount(agent.url, path=mount.path)
     again.wait_version("actor", 2)
     for e in ("e0", "e1"):
         wait_for(lambda: f"caught-up model=actor engine={e} version=1 result=ok" in again.text("actor/events"), e, 60)
@@ -130,16 +127,16 @@ def test_settings_of_an_older_release(stack):
     assert not again.text("actor/last_error"), again.text("actor/last_error")
 
 
-def test_settings_disk_full(stack):
+def test_settings_disk_full():
     "settings that cannot be kept: the command is done, and fails with what will be forgotten"
     need_fuse()
     full = unique("full")
     os.makedirs(full)
     # room for the folder and the lock
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=2", "none", full], check=True)
-    stack.callback(lambda: subprocess.run(["umount", full], check=False))
-    agent, mount, folders, _ = world(stack, 0, f"state={full}")
-    engine = Engine(stack, folders[1])
+    at_end(lambda: subprocess.run(["umount", full], check=False))
+    agent, mount, folders, _ = world(0, f"state={full}")
+    engine = Engine(folders[1])
     assert mount.refused(f"engine add e0 sglang {engine.url}", "actor/ctl") == "ENOSPC"
     said = mount.text("actor/last_error")
     assert "it holds, but" in said and "errno ENOSPC" in said and "state=DIR" in said, said
@@ -148,9 +145,9 @@ def test_settings_disk_full(stack):
     assert engine.serves() == "2" and "errno ENOSPC" in mount.text("last_error")
 
 
-def test_remove_model(stack):
+def test_remove_model():
     "a model is not removed under its engines, nor in a switch; then it is"
-    agent, mount, folders, servers = world(stack, 1, "", "--slow", "1000")
+    agent, mount, folders, servers = world(1, "", "--slow", "1000")
     thread = threading.Thread(target=lambda: refused_or_gone(mount))
     thread.start()
     wait_for(lambda: "switching yes" in mount.text("actor/status"), "the switch")
@@ -164,25 +161,25 @@ def test_remove_model(stack):
     assert mount.refused("remove actor", "ctl") == "ENOENT"
 
 
-def test_broken_is_remembered(stack):
+def test_broken_is_remembered():
     "an engine without good weights is not resumed by a daemon that is started later, nor by its failing switches"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
     for v, f in folders.items():
         agent.publish("actor", v, f)
-    mount = Mount(stack, agent.url)
+    mount = Mount(agent.url)
     mount.wait_version("actor", 2)
     start = checkpoint(MEDIUM, seed=9)
-    broken = Engine(stack, start, "--refuse", "2", "--lifelike", api="vllm")
-    other = Engine(stack, folders[1])
+    broken = Engine(start, "--refuse", "2", "--realistic", api="vllm")
+    other = Engine(folders[1])
     mount.write(f"engine add broken vllm {broken.url}", "actor/ctl")
     mount.write(f"engine add other sglang {other.url}", "actor/ctl")
     shutil.rmtree(start)
     assert mount.refused("2", "actor/version") == "EREMOTEIO"
     wait_state(mount, "broken", "broken")
     mount.kill()
-    again = Mount(stack, agent.url, path=mount.path)
+    again = Mount(agent.url, path=mount.path)
     again.wait_version("actor", 2)
     wait_state(again, "broken", "broken")
     other.kill()
@@ -195,27 +192,27 @@ def test_broken_is_remembered(stack):
     assert broken.alive()
 
 
-def test_engine_comes_back(stack):
+def test_engine_comes_back():
     "an engine that dies is shown as unknown; under follow it is brought along when it is back"
-    agent, mount, folders, servers = world(stack, 1)
+    agent, mount, folders, servers = world(1)
     mount.write("follow", "actor/policy")
     wait_state(mount, "e0", "serving 2")
     servers[0].kill()
     wait_state(mount, "e0", "unknown")
     assert "engine-lost" in mount.text("actor/events")
-    back = Engine(stack, folders[1], port=servers[0].port)
+    back = Engine(folders[1], port=servers[0].port)
     wait_state(mount, "e0", "serving 2")
     assert back.serves() == "2"
 
 
-def test_many_come_back(stack):
+def test_many_come_back():
     "engines that were all started anew are brought along beside each other; with commit=rolling=1 one after the other"
-    agent, mount, folders, servers = world(stack, 4, "", "--slow", "2000")
+    agent, mount, folders, servers = world(4, "", "--slow", "2000")
     mount.write("2", "actor/version")
     mount.write("follow", "actor/policy")
     for commit, at_once in (("all", 4), ("rolling=1", 1)):
         mount.write(f"commit {commit}", "actor/ctl")
-        servers[:] = [again(stack, folders[1], e) for e in servers]
+        servers[:] = [again(folders[1], e) for e in servers]
         most = 0
 
         def all_are_back():
@@ -228,14 +225,14 @@ def test_many_come_back(stack):
         assert most == 1 if at_once == 1 else most > 1, (commit, most)  # the first may be back before the last is started
 
 
-def again(stack, folder, engine):
+def again(folder, engine):
     engine.kill()
-    return Engine(stack, folder, "--slow", "2000", api=engine.api, port=engine.port)
+    return Engine(folder, "--slow", "2000", api=engine.api, port=engine.port)
 
 
-def test_silent_engines_hold_nobody_up(stack):
+def test_silent_engines_hold_nobody_up():
     "engines that do not answer are asked beside the others: one that dies is seen as soon as if it were alone"
-    agent, mount, folders, servers = world(stack, 7)
+    agent, mount, folders, servers = world(7)
     for e in servers[:6]:  # 5 s each, one after the other: the last would be seen after half a minute
         suspend(e.pid)
     try:
@@ -251,12 +248,12 @@ def test_silent_engines_hold_nobody_up(stack):
         wait_state(mount, f"e{i}", "serving")
 
 
-def test_stale_under_manual(stack):
+def test_stale_under_manual():
     "an engine that was restarted on something else is shown as stale and left alone under manual; `engine sync` mends it"
-    agent, mount, folders, servers = world(stack, 1)
+    agent, mount, folders, servers = world(1)
     mount.write("2", "actor/version")
     servers[0].kill()
-    back = Engine(stack, folders[1], port=servers[0].port)
+    back = Engine(folders[1], port=servers[0].port)
     wait_state(mount, "e0", "stale")
     assert back.serves() == "default"
     mount.write("engine sync e0", "actor/ctl")
@@ -264,9 +261,9 @@ def test_stale_under_manual(stack):
     assert mount.refused("engine sync none", "actor/ctl") == "ENOENT"
 
 
-def test_quorum(stack):
+def test_quorum():
     "commit=quorum: goes on without an engine while enough are left, and brings it along later"
-    agent, mount, folders, servers = world(stack, 3)
+    agent, mount, folders, servers = world(3)
     mount.write("1", "actor/version")
     mount.write("commit quorum=2", "actor/ctl")
     servers[1].kill()
@@ -276,21 +273,21 @@ def test_quorum(stack):
     servers[0].kill()
     assert mount.refused("1", "actor/version") in ("EHOSTUNREACH", "ECONNRESET")
     assert servers[2].serves() == "2" and mount.text("actor/version") == "2\n"
-    back = Engine(stack, folders[1], api="vllm", port=servers[1].port)
+    back = Engine(folders[1], api="vllm", port=servers[1].port)
     wait_state(mount, "e1", "serving 2")
     assert back.serves() == "2" and not back.is_paused()
 
 
-def test_left_paused(stack):
+def test_left_paused():
     "an engine that was left paused is not taken for one that serves, also not by a later daemon; it is brought along"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
     for v, f in folders.items():
         agent.publish("actor", v, f)
-    mount = Mount(stack, agent.url)
+    mount = Mount(agent.url)
     mount.wait_version("actor", 2)
-    busy, other = Engine(stack, folders[1], "--busy", "1000000"), Engine(stack, folders[1], api="vllm")
+    busy, other = Engine(folders[1], "--busy", "1000000"), Engine(folders[1], api="vllm")
     mount.write(f"engine add e0 sglang {busy.url} pause-timeout=1", "actor/ctl")
     mount.write(f"engine add e1 vllm {other.url}", "actor/ctl")
     mount.write("commit quorum=1", "actor/ctl")
@@ -299,7 +296,7 @@ def test_left_paused(stack):
     mount.write("commit all", "actor/ctl")
     never_serves(mount, "e0")
     mount.kill()
-    again = Mount(stack, agent.url, path=mount.path)
+    again = Mount(agent.url, path=mount.path)
     again.wait_version("actor", 2)
     wait_state(again, "e1", "serving 2")
     never_serves(again, "e0")
@@ -307,7 +304,7 @@ def test_left_paused(stack):
     assert again.refused("1", "actor/version") == "EHOSTUNREACH"  # and nobody resumes e0 for that
     never_serves(again, "e0", 2)
     busy.kill()
-    back = Engine(stack, folders[1], port=busy.port)
+    back = Engine(folders[1], port=busy.port)
     wait_state(again, "e0", "serving 2", 60)
     assert back.serves() == "2" and back.generate()
 
@@ -320,27 +317,27 @@ def never_serves(mount, engine, seconds=7):
         time.sleep(0.1)
 
 
-def test_killed_while_it_catches_up(stack):
+def test_killed_while_it_catches_up():
     "a daemon that is killed while it brings one engine along: the next one does not take it for one that serves"
-    agent, mount, folders, servers = world(stack, 2, "", "--slow", "2000")
+    agent, mount, folders, servers = world(2, "", "--slow", "2000")
     mount.write("2", "actor/version")
-    servers[0] = again(stack, folders[1], servers[0])
+    servers[0] = again(folders[1], servers[0])
     wait_state(mount, "e0", "stale")
     thread = threading.Thread(target=lambda: refused_or_gone(mount, "engine sync e0", "actor/ctl"))
     thread.start()
     wait_state(mount, "e0", "loading")
     mount.kill()
     thread.join()
-    later = Mount(stack, agent.url, path=mount.path)
+    later = Mount(agent.url, path=mount.path)
     later.wait_version("actor", 2)
     wait_state(later, "e0", "serving 2", 60)
     assert servers[0].serves() == "2" and servers[0].generate()
     assert later.text("actor/events").count(" paused ") == 1  # the other one is left alone
 
 
-def test_rolling(stack):
+def test_rolling():
     "commit=rolling=1: one engine is out of service at a time"
-    agent, mount, folders, servers = world(stack, 4, "", "--slow", "200")
+    agent, mount, folders, servers = world(4, "", "--slow", "200")
     mount.write("commit rolling=1", "actor/ctl")
     done = threading.Event()
     most = [0]
@@ -359,10 +356,10 @@ def test_rolling(stack):
     assert all(e.serves() == "2" for e in servers) and most[0] == 1, most
 
 
-def test_rolling_counts_the_lost(stack):
+def test_rolling_counts_the_lost():
     "commit=rolling=2: after one engine has failed, the others go on one at a time"
-    agent, mount, folders, _ = world(stack)
-    servers = [Engine(stack, folders[1], *(("--refuse", "2") if i == 0 else ())) for i in range(5)]
+    agent, mount, folders, _ = world()
+    servers = [Engine(folders[1], *(("--refuse", "2") if i == 0 else ())) for i in range(5)]
     for i, e in enumerate(servers):
         mount.write(f"engine add e{i} sglang {e.url}", "actor/ctl")
     mount.write("commit rolling=2", "actor/ctl")
@@ -376,24 +373,24 @@ def test_rolling_counts_the_lost(stack):
     assert mount.engines()["e0"].startswith("broken")
 
 
-def test_hanging_engine_pauses_nobody(stack):
+def test_hanging_engine_pauses_nobody():
     "an engine that hangs is found out before any other is paused"
-    agent, mount, folders, servers = world(stack, 1)
-    hangs = Engine(stack, folders[1], api="vllm")
+    agent, mount, folders, servers = world(1)
+    hangs = Engine(folders[1], api="vllm")
     mount.write(f"engine add h vllm {hangs.url} pause-timeout=1", "actor/ctl")
     mount.write("1", "actor/version")
     suspend(hangs.pid)
-    stack.callback(lambda: os.kill(hangs.pid, signal.SIGCONT))
+    at_end(lambda: os.kill(hangs.pid, signal.SIGCONT))
     assert mount.refused("2", "actor/version") == "ETIMEDOUT"
     assert "engine h " in mount.text("actor/last_error")
     assert "paused model=actor version=2 engine=e0" not in mount.text("actor/events")
     assert mount.engines()["e0"].startswith("serving 1") and mount.engines()["h"].startswith("unknown")
 
 
-def test_group(stack):
+def test_group():
     "engines of one group are switched together, also when rolling"
-    agent, mount, folders, _ = world(stack)
-    pair = [Engine(stack, folders[1], "--slow", "300") for _ in range(2)]
+    agent, mount, folders, _ = world()
+    pair = [Engine(folders[1], "--slow", "300") for _ in range(2)]
     for i, e in enumerate(pair):
         mount.write(f"engine add g{i} sglang {e.url} group=dp", "actor/ctl")
     mount.write("commit rolling=1", "actor/ctl")
@@ -402,9 +399,9 @@ def test_group(stack):
     assert len(lines) == 4 and all(" paused " in l for l in lines[:2]), lines
 
 
-def test_cancel(stack):
+def test_cancel():
     "cancel and a deadline end a switch; its engines go back"
-    agent, mount, folders, servers = world(stack, 1, "", "--slow", "3000")
+    agent, mount, folders, servers = world(1, "", "--slow", "3000")
     mount.write("1", "actor/version")
     results = []
     thread = threading.Thread(target=lambda: results.append(mount.refused("2", "actor/version")))
@@ -426,12 +423,12 @@ def test_cancel(stack):
     assert servers[0].serves() == "1"
 
 
-def test_cancel_while_it_is_fetched(stack):
+def test_cancel_while_it_is_fetched():
     "cancel ends a switch whose version is still on its way, and the writer is not told to write again"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     agent.publish("actor", 1, checkpoint(MEDIUM, seed=1))
-    mount = Mount(stack, f"http://127.0.0.1:{Slow(stack, agent.port, 200_000).port}")
+    mount = Mount(f"http://127.0.0.1:{Slow(agent.port, 200_000).port}")
     mount.wait_version("actor", 1)
     results = []
     thread = threading.Thread(target=lambda: results.append(mount.refused("1", "actor/version")))
@@ -443,9 +440,9 @@ def test_cancel_while_it_is_fetched(stack):
     assert mount.text("actor/version") == "none\n"
 
 
-def test_stage_and_check(stack):
+def test_stage_and_check():
     "stage fetches, verifies and gates; check is the gate alone; no engine hears of either"
-    agent, mount, folders, servers = world(stack, 1)
+    agent, mount, folders, servers = world(1)
     mount.write("1", "actor/version")
     mount.write("stage 2", "actor/ctl")
     assert mount.text("actor/2/.wsync/state").startswith("ready") and servers[0].serves() == "1"
@@ -455,29 +452,3 @@ def test_stage_and_check(stack):
     mount.wait_version("actor", 3)
     assert mount.refused("stage 3", "actor/ctl") == "EPROTO" and mount.refused("check 3", "actor/ctl") == "EPROTO"
     assert "missing" in mount.text("actor/last_error")
-
-
-run(
-    test_settings,
-    test_killed_in_a_switch,
-    test_damaged_settings,
-    test_settings_of_a_newer_release,
-    test_settings_of_an_older_release,
-    test_settings_disk_full,
-    test_remove_model,
-    test_broken_is_remembered,
-    test_engine_comes_back,
-    test_many_come_back,
-    test_silent_engines_hold_nobody_up,
-    test_stale_under_manual,
-    test_quorum,
-    test_left_paused,
-    test_killed_while_it_catches_up,
-    test_rolling,
-    test_rolling_counts_the_lost,
-    test_hanging_engine_pauses_nobody,
-    test_group,
-    test_cancel,
-    test_cancel_while_it_is_fetched,
-    test_stage_and_check,
-)

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 # sanitizers: address thread
 # timeout: 400
-"""Versions that are shared device to device: ranks, their agent, and who opens them, over the stand-in driver (tests/fakes)."""
+"""Versions that are shared device to device: ranks, their agent, and readers, over the stand-in driver (tests/fakes)."""
 import base64
 import contextlib
 import json
@@ -10,15 +9,15 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
 
 import numpy as np
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-from world import BUILD, SLOW, Agent, Mount, Skip, need_fuse, run, unique, wait_for
+import pytest
+
+from world import BUILD, SLOW, Agent, Mount, at_end, entered, need_fuse, unique, wait_for
 
 DRIVER = os.path.join(BUILD, "tests/fakes/libcuda.so.1")
 FAKE = "devices=2,memory=256M,delay=200,seed=3"
@@ -30,9 +29,9 @@ REAL = os.environ.get("TEST_GPU") == "1"  # make test-gpu: the machine's own dri
 
 def need_driver():
     if REAL and not os.path.exists("/dev/nvidia0"):
-        raise Skip("no GPU on this machine")
+        pytest.skip("no GPU on this machine")
     if not REAL and not os.path.exists(DRIVER):
-        raise Skip("built without CUDA's headers: no stand-in driver")
+        pytest.skip("built without CUDA's headers: no stand-in driver")
 
 
 class Refused(Exception):
@@ -46,11 +45,11 @@ class Refused(Exception):
 class Tool:
     """A process that answers a line for a line."""
 
-    def __init__(self, stack, name, *args, fake=FAKE, driver=DRIVER, prefix=(), **kw):
+    def __init__(self, name, *args, fake=FAKE, driver=DRIVER, prefix=(), **kw):
         if REAL and fake != FAKE:
-            raise Skip("only the stand-in driver does what it is told")
+            pytest.skip("only the stand-in driver does what it is told")
         if REAL and any(str(a).startswith("device=1") for a in args) and not os.path.exists("/dev/nvidia1"):
-            raise Skip("one GPU here")
+            pytest.skip("one GPU here")
         env = dict(os.environ) if REAL and driver == DRIVER else dict(os.environ, WSYNC_LIBCUDA=driver, WSYNC_FAKE_CUDA=fake)
         self.log_path = unique(name) + ".log"
         with open(self.log_path, "wb") as log:
@@ -63,7 +62,7 @@ class Tool:
             self.process.wait(20 * SLOW)
             raise
         finally:
-            stack.callback(self.end)
+            at_end(self.end)
         if not line or not line.startswith("ready"):
             raise AssertionError(f"{line!r} {self.log()}")
 
@@ -119,19 +118,19 @@ class Tool:
 ENOENT, EBUSY, EINVAL, ENODEV, EXDEV, ENOTSUP, ETIMEDOUT, ESTALE, EMFILE = 2, 16, 22, 19, 18, 95, 110, 116, 24
 
 
-def agent_of(stack):
+def agent_of():
     need_driver()
-    agent = Agent(stack)
+    agent = Agent()
     wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")  # its port is there first
     return agent
 
 
-def rank_of(stack, agent, *args, rank=0, world=1, model="actor", **kw):
-    return Tool(stack, "gpu_rank", f"unix:{agent.sock}", model, rank, world, *args, **kw)
+def rank_of(agent, *args, rank=0, world=1, model="actor", **kw):
+    return Tool("gpu_rank", f"unix:{agent.sock}", model, rank, world, *args, **kw)
 
 
-def reader_of(stack, agent, model="actor", **kw):
-    return Tool(stack, "gpu_reader", f"unix:{agent.sock}", model, **kw)
+def reader_of(agent, model="actor", **kw):
+    return Tool("gpu_reader", f"unix:{agent.sock}", model, **kw)
 
 
 def offload(ranks, version, how="offload"):
@@ -154,10 +153,10 @@ def opens(reader, version, pieces):
     assert good[:3] == ["good", str(version), str(pieces)], good
 
 
-def test_parameters(stack):
+def test_parameters():
     """cuda_ipc: strided, transposed, reversed and converted parameters are opened where they are, byte for byte"""
-    agent = agent_of(stack)
-    rank, reader = rank_of(stack, agent, "share=cuda_ipc"), reader_of(stack, agent)
+    agent = agent_of()
+    rank, reader = rank_of(agent, "share=cuda_ipc"), reader_of(agent)
     offload([rank], 1)
     opens(reader, 1, ALL[1])
     assert "master:0:F32:converts" in reader.ask("names 0").split()
@@ -170,17 +169,17 @@ def test_parameters(stack):
     assert status(agent) == {}
 
 
-def test_mapped(stack):
+def test_mapped():
     """cuda_ipc: mappings side by side come as one segment of descriptors, with parameters across their borders"""
-    agent = agent_of(stack)
-    rank, reader = rank_of(stack, agent, "share=cuda_ipc", "vmm"), reader_of(stack, agent)
+    agent = agent_of()
+    rank, reader = rank_of(agent, "share=cuda_ipc", "vmm"), reader_of(agent)
     offload([rank], 7)
     opens(reader, 7, ALL[1])
 
 
-def packed(stack, fake, pieces, *args):
-    agent = agent_of(stack)
-    rank, reader = rank_of(stack, agent, "share=packed_cuda_ipc", *args, fake=fake), reader_of(stack, agent)
+def packed(fake, pieces, *args):
+    agent = agent_of()
+    rank, reader = rank_of(agent, "share=packed_cuda_ipc", *args, fake=fake), reader_of(agent)
     for version in range(1, 5):
         offload([rank], version)
         rank.ask(f"fill {version + 1000}")
@@ -193,25 +192,25 @@ def packed(stack, fake, pieces, *args):
     return names
 
 
-def test_packed(stack):
+def test_packed():
     """packed_cuda_ipc: buffers in turn, gathered and converted by the kernel, the parameters are the trainer's again at once"""
-    names = packed(stack, FAKE, ALL[1])
+    names = packed(FAKE, ALL[1])
     assert "master:0:BF16" in names or "master:0:F32:converts" in names, names  # built without nvcc
 
 
-def test_packed_by_copies(stack):
+def test_packed_by_copies():
     """packed_cuda_ipc without kernels: gathered by copies, what is converted comes as it is and says so"""
-    assert "master:0:F32:converts" in packed(stack, FAKE + ",kernels=0", ALL[1] - 1, "forward")
+    assert "master:0:F32:converts" in packed(FAKE + ",kernels=0", ALL[1] - 1, "forward")
 
 
-def test_mount(stack):
+def test_mount():
     """.wsync/cuda_ipc.json is there while an agent of this host shares the version, and not elsewhere"""
     need_driver()
     need_fuse()
-    agent = agent_of(stack)
-    rank = rank_of(stack, agent, "share=cuda_ipc")
+    agent = agent_of()
+    rank = rank_of(agent, "share=cuda_ipc")
     offload([rank], 1)
-    mount, far = Mount(stack, f"unix:{agent.sock}"), Mount(stack, agent.url)
+    mount, far = Mount(f"unix:{agent.sock}"), Mount(agent.url)
     for m in (mount, far):
         m.wait_version("actor", 1)
     assert "cuda_ipc.json" in os.listdir(mount.file("actor/1/.wsync"))
@@ -232,25 +231,25 @@ def test_mount(stack):
     assert mount.read("actor/1/model.safetensors")  # which the slot still has
 
 
-def test_ranks(stack):
+def test_ranks():
     """Two ranks on two devices share one version; in steps, too"""
-    agent = agent_of(stack)
-    ranks = [rank_of(stack, agent, "share=packed_cuda_ipc", f"device={r}", rank=r, world=2) for r in range(2)]
-    reader = reader_of(stack, agent)
+    agent = agent_of()
+    ranks = [rank_of(agent, "share=packed_cuda_ipc", f"device={r}", rank=r, world=2) for r in range(2)]
+    reader = reader_of(agent)
     offload(ranks, 1)
     opens(reader, 1, ALL[2])
     assert {n.split(":")[1] for n in reader.ask("names 0").split()} == {"0", "1"}
     offload(ranks, 2, "steps")
     opens(reader, 2, ALL[2])
-    blind = reader_of(stack, agent, fake=FAKE.replace("devices=2", "devices=1"))
+    blind = reader_of(agent, fake=FAKE.replace("devices=2", "devices=1"))
     assert blind.refused("open 2", "not visible") == ENODEV
     assert "not visible" in status(agent)[2]["refused"]
 
 
-def test_unshare(stack):
-    """Taking back waits for who has it and names them, also one that is killed; it stays closed to others meanwhile"""
-    agent = agent_of(stack)
-    rank, reader, other = rank_of(stack, agent, "share=cuda_ipc"), reader_of(stack, agent), reader_of(stack, agent)
+def test_unshare():
+    """Unsharing waits for the readers that have it open and names them, also one that is killed; it stays closed to others meanwhile"""
+    agent = agent_of()
+    rank, reader, other = rank_of(agent, "share=cuda_ipc"), reader_of(agent), reader_of(agent)
     offload([rank], 1)
     opens(reader, 1, ALL[1])
     assert rank.refused("unshare 300", f"pid {reader.pid}") == ETIMEDOUT
@@ -264,10 +263,10 @@ def test_unshare(stack):
     assert status(agent) == {}
 
 
-def test_buffers(stack):
-    """A packed buffer that somebody has is not written: the version goes on without being shared, and the next one is again"""
-    agent = agent_of(stack)
-    rank, reader = rank_of(stack, agent, "share=packed_cuda_ipc", "timeout=500"), reader_of(stack, agent)
+def test_buffers():
+    """A packed buffer that a reader has is not written: the version goes on without being shared, and the next one is shared again"""
+    agent = agent_of()
+    rank, reader = rank_of(agent, "share=packed_cuda_ipc", "timeout=500"), reader_of(agent)
     offload([rank], 1)
     opens(reader, 1, ALL[1])
     offload([rank], 2)
@@ -287,12 +286,12 @@ def test_buffers(stack):
     opens(reader, 9, ALL[1])
 
 
-def test_trainer_ends(stack):
-    """A trainer that is killed: who has the version keeps it, nobody opens it any more"""
-    agent = agent_of(stack)
+def test_trainer_ends():
+    """A trainer that is killed: readers that have the version keep it, and no reader opens it any more"""
+    agent = agent_of()
     for how in ("share=cuda_ipc", "share=packed_cuda_ipc"):
         model = how[6:]
-        rank, reader, late = rank_of(stack, agent, how, model=model), reader_of(stack, agent, model), reader_of(stack, agent, model)
+        rank, reader, late = rank_of(agent, how, model=model), reader_of(agent, model), reader_of(agent, model)
         offload([rank], 1)
         opens(reader, 1, ALL[1])
         rank.kill()
@@ -302,17 +301,17 @@ def test_trainer_ends(stack):
         assert late.refused("open 0", "") == ENOENT
 
 
-def test_agent_ends(stack):
+def test_agent_ends():
     """An agent that is killed: what is open is still waited for, and the next agent goes on"""
-    agent = agent_of(stack)
-    rank = rank_of(stack, agent, "share=packed_cuda_ipc", "timeout=500")
-    reader = reader_of(stack, agent)
+    agent = agent_of()
+    rank = rank_of(agent, "share=packed_cuda_ipc", "timeout=500")
+    reader = reader_of(agent)
     offload([rank], 1)
     opens(reader, 1, ALL[1])
     offload([rank], 2)
     agent.kill()
     os.unlink(agent.sock)
-    again = Agent(stack, sock=agent.sock)
+    again = Agent(sock=agent.sock)
     wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")
     offload([rank], 3)  # not shared: somebody still has version 1
     assert 3 not in status(again)
@@ -323,12 +322,12 @@ def test_agent_ends(stack):
     assert sorted(status(again)) == [4]
 
 
-def test_lineage(stack):
-    """Another lineage's versions are closed to who asks for the old ones; a version that was abandoned is never offered"""
-    agent = agent_of(stack)
-    first = rank_of(stack, agent, "share=cuda_ipc", "timeout=2000", rank=0, world=2)
-    second = rank_of(stack, agent, "share=cuda_ipc", "timeout=2000", rank=1, world=2)
-    reader = reader_of(stack, agent)
+def test_lineage():
+    """A request for the old lineage's versions does not open another lineage's; a version that was abandoned is never offered"""
+    agent = agent_of()
+    first = rank_of(agent, "share=cuda_ipc", "timeout=2000", rank=0, world=2)
+    second = rank_of(agent, "share=cuda_ipc", "timeout=2000", rank=1, world=2)
+    reader = reader_of(agent)
     first.send("offload 1")
     second.send("fill 1")
     second.answer()
@@ -342,13 +341,13 @@ def test_lineage(stack):
     assert status(agent) == {}
 
 
-def test_limits(stack):
+def test_limits():
     """What cannot be: no driver, an unknown strategy, a full table of descriptors"""
-    agent = agent_of(stack)
-    rank, reader = rank_of(stack, agent, "share=cuda_ipc", "vmm"), reader_of(stack, agent, driver="/nowhere/libcuda.so")
+    agent = agent_of()
+    rank, reader = rank_of(agent, "share=cuda_ipc", "vmm"), reader_of(agent, driver="/nowhere/libcuda.so")
     offload([rank], 1)
     assert reader.refused("open 1", "driver") == ENOTSUP
-    reader = reader_of(stack, agent)
+    reader = reader_of(agent)
     opens(reader, 1, ALL[1])
     reader.ask("close 0")
     used = len(os.listdir(f"/proc/{reader.pid}/fd"))
@@ -357,7 +356,7 @@ def test_limits(stack):
     wait_for(lambda: status(agent)[1]["leases"] == 0, "the lease's end")
     rank.ask("unshare 5000")
     try:
-        rank_of(stack, agent, "share=nccl", model="other")
+        rank_of(agent, "share=nccl", model="other")
         raise AssertionError("share=nccl was taken")
     except Refused as e:
         assert "wsync_config.share" in e.text, e
@@ -366,13 +365,13 @@ def test_limits(stack):
 class Between:
     """A socket whose connections go on to the agent's; what is asked is seen before the agent gets it."""
 
-    def __init__(self, stack, agent, seen):
+    def __init__(self, agent, seen):
         self.sock, self.target, self.seen = unique("between.sock"), agent.sock, seen
-        self.listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self.listener = entered(socket.socket(socket.AF_UNIX))
         self.listener.bind(self.sock)
         self.listener.listen()
         self.peers = []
-        stack.callback(self.end)
+        at_end(self.end)
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
@@ -404,10 +403,10 @@ class Between:
                 s.shutdown(socket.SHUT_RDWR)
 
 
-def test_refused(stack):
+def test_refused():
     """A version that cannot be opened whole is given back after what was opened of it is closed"""
-    agent = agent_of(stack)
-    rank = rank_of(stack, agent, "share=cuda_ipc")
+    agent = agent_of()
+    rank = rank_of(agent, "share=cuda_ipc")
     offload([rank], 1)
     found = []
 
@@ -416,20 +415,20 @@ def test_refused(stack):
             with open(f"/proc/{reader.pid}/maps") as f:
                 found.append((b"gpu/close" in data, sum("memfd:fake-gpu" in line for line in f)))
 
-    between = Between(stack, agent, seen)
-    reader = reader_of(stack, between, fake=FAKE + ",fail=cuIpcOpenMemHandle_v2:2:1")
+    between = Between(agent, seen)
+    reader = reader_of(between, fake=FAKE + ",fail=cuIpcOpenMemHandle_v2:2:1")
     assert reader.refused("open 1", "") > 0
     assert found[-1][0] and found[-1][1] == found[0][1], found
     assert status(agent)[1]["leases"] == 0
 
 
-def test_namespaces(stack):
+def test_namespaces():
     """A reader in another PID namespace is refused with the reason, which the agent's status shows, too"""
-    agent = agent_of(stack)
+    agent = agent_of()
     if os.geteuid() != 0 or subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], stderr=subprocess.DEVNULL).returncode:
-        raise Skip("cannot make a PID namespace here")
-    rank = rank_of(stack, agent, "share=cuda_ipc")
-    reader = reader_of(stack, agent, prefix=("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"))
+        pytest.skip("cannot make a PID namespace here")
+    rank = rank_of(agent, "share=cuda_ipc")
+    reader = reader_of(agent, prefix=("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"))
     offload([rank], 1)
     assert reader.refused("open 1", "another PID namespace") == EXDEV
     told = status(agent)[1]
@@ -440,8 +439,8 @@ def test_namespaces(stack):
 class Peer:
     """A raw connection to the agent's socket."""
 
-    def __init__(self, stack, agent):
-        self.socket = stack.enter_context(socket.socket(socket.AF_UNIX))
+    def __init__(self, agent):
+        self.socket = entered(socket.socket(socket.AF_UNIX))
         self.socket.settimeout(20 * SLOW)
         self.socket.connect(agent.sock)
 
@@ -459,12 +458,12 @@ class Peer:
         return json.loads(data)
 
 
-def test_hostile(stack):
+def test_hostile():
     """Malformed requests on the local routes are refused with a reason, and the agent goes on"""
-    agent = agent_of(stack)
-    rank, reader = rank_of(stack, agent, "share=cuda_ipc"), reader_of(stack, agent)
+    agent = agent_of()
+    rank, reader = rank_of(agent, "share=cuda_ipc"), reader_of(agent)
     offload([rank], 1)
-    peer = Peer(stack, agent)
+    peer = Peer(agent)
     good = peer.ask("gpu/open", {"model": "actor", "version": 1})["body"]
     lease = good["lease"]
     asks = [("gpu/open", {}), ("gpu/open", {"model": 7}), ("gpu/open", {"model": "actor", "version": -1, "run": 5, "x": []}),
@@ -525,11 +524,11 @@ def whole(data, version):
         assert data[begin:end] == want[name], name
 
 
-def demanded(stack, share, source):
+def demanded(share, source):
     need_fuse()
-    agent = agent_of(stack)
-    ranks = [rank_of(stack, agent, f"share={share}", "on-demand", f"device={r}", rank=r, world=2, model=share) for r in range(2)]
-    reader, mount = reader_of(stack, agent, share), Mount(stack, source(agent))
+    agent = agent_of()
+    ranks = [rank_of(agent, f"share={share}", "on-demand", f"device={r}", rank=r, world=2, model=share) for r in range(2)]
+    reader, mount = reader_of(agent, share), Mount(source(agent))
     offload(ranks, 1)
     opens(reader, 1, ALL[2])
     told = status(agent, share)[1]
@@ -553,22 +552,22 @@ def demanded(stack, share, source):
     whole(mount.read(share, "3/model.safetensors"), 3)
 
 
-def test_demand(stack):
+def test_demand():
     """On demand: announced without a slot, made when a mount reads it, gone when it is taken back before"""
     need_driver()
-    demanded(stack, "cuda_ipc", lambda agent: f"unix:{agent.sock}")
+    demanded("cuda_ipc", lambda agent: f"unix:{agent.sock}")
 
 
-def test_demand_packed(stack):
+def test_demand_packed():
     """On demand, packed, over tcp: made out of the buffers, whatever the parameters hold by then"""
     need_driver()
-    demanded(stack, "packed_cuda_ipc", lambda agent: agent.url)
+    demanded("packed_cuda_ipc", lambda agent: agent.url)
 
 
-def test_demand_trainer_ends(stack):
-    """On demand: a rank that ends takes the version along; who waits is told"""
-    agent = agent_of(stack)
-    rank = rank_of(stack, agent, "share=packed_cuda_ipc", "on-demand")
+def test_demand_trainer_ends():
+    """On demand: when a rank ends the version goes too, and waiting readers get an error"""
+    agent = agent_of()
+    rank = rank_of(agent, "share=packed_cuda_ipc", "on-demand")
     offload([rank], 1)
     assert agent.get("/v1/models")["models"][0]["versions"][0]["digest"] == ""
     os.kill(rank.pid, signal.SIGSTOP)
@@ -587,10 +586,10 @@ def test_demand_trainer_ends(stack):
     assert agent.get("/v1/models")["models"][0]["versions"] == []
 
 
-def test_demand_parting(stack):
+def test_demand_parting():
     """On demand: a rank that went ahead alone goes on with the others as soon as they come"""
-    agent = agent_of(stack)
-    ranks = [rank_of(stack, agent, "share=packed_cuda_ipc", "on-demand", rank=r, world=2) for r in range(2)]
+    agent = agent_of()
+    ranks = [rank_of(agent, "share=packed_cuda_ipc", "on-demand", rank=r, world=2) for r in range(2)]
     offload(ranks, 1)
     ranks[0].ask("offload 2")
     begun = time.monotonic()
@@ -600,22 +599,17 @@ def test_demand_parting(stack):
     for r in ranks:
         assert r.answer() == "done 3"
     assert time.monotonic() - begun < 15 * SLOW  # and not the rank's timeout of 20 s
-    opens(reader_of(stack, agent), 3, ALL[2])
+    opens(reader_of(agent), 3, ALL[2])
 
 
-def test_demand_fails(stack):
+def test_demand_fails():
     """On demand: what cannot be made says why, and can be asked for again"""
-    agent = agent_of(stack)
-    rank = rank_of(stack, agent, "share=cuda_ipc", "on-demand", fake=FAKE + ",fail=cuStreamWaitEvent:2:999:40")
-    reader = reader_of(stack, agent)
+    agent = agent_of()
+    rank = rank_of(agent, "share=cuda_ipc", "on-demand", fake=FAKE + ",fail=cuStreamWaitEvent:2:999:40")
+    reader = reader_of(agent)
     offload([rank], 1)
     try:
         agent.get("/v1/actor/1/manifest")
         raise AssertionError("it was made")
     except urllib.error.HTTPError as e:
         assert "could not be made" in json.load(e)["error"]
-
-
-if __name__ == "__main__":
-    run(test_parameters, test_mapped, test_packed, test_packed_by_copies, test_mount, test_ranks, test_unshare, test_buffers, test_trainer_ends, test_agent_ends, test_lineage,
-        test_limits, test_refused, test_namespaces, test_hostile, test_demand, test_demand_packed, test_demand_trainer_ends, test_demand_parting, test_demand_fails)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # sanitizers: thread
 """The answers of the four HTTP servers to raw requests, as they have been since 0.1: status, headers and body, and whether
 the connection goes on. They are in tests/fixtures/http_answers; HTTP_ANSWERS=FILE writes them to FILE instead."""
@@ -6,10 +5,8 @@ import difflib
 import http.client
 import os
 import re
-import sys
 import zlib
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 ANSWERS = os.path.join(os.path.dirname(__file__), "../fixtures/http_answers")
@@ -97,7 +94,7 @@ def common(port, server, target, other, *headers):
     a("HTTP/1.1 with an argument", target + "?x=%20y")
 
 
-def test_answers(stack):
+def test_answers():
     "four servers answer raw requests as they always have: paths, methods, HEAD, tokens, bodies, ranges, tags"
     need_fuse()
     token = unique("token")
@@ -106,11 +103,11 @@ def test_answers(stack):
     os.chmod(token, 0o600)
     folder = checkpoint(SMALL)
     flow, probes = free_port(), free_port()
-    agent = Agent(stack, "--token-file", token, "--astraflow", f"127.0.0.1:{flow}")
+    agent = Agent("--token-file", token, "--astraflow", f"127.0.0.1:{flow}")
     agent.publish("actor", 1, folder)
-    mount = Mount(stack, agent.url, f"listen=127.0.0.1:{probes},token-file={token}")
+    mount = Mount(agent.url, f"listen=127.0.0.1:{probes},token-file={token}")
     mount.wait_version("actor", 1)
-    engines = {api: Engine(stack, folder, "--api-key-file", token, api=api) for api in ("sglang", "vllm")}
+    engines = {api: Engine(folder, "--api-key-file", token, api=api) for api in ("sglang", "vllm")}
 
     p = agent.port
     for who, headers in (("", (KNOWN,)), (" without a token", ()), (" with a wrong token", (KNOWN + "x",)),
@@ -190,6 +187,3 @@ def test_answers(stack):
         with open(ANSWERS) as want:
             differ = list(difflib.unified_diff(list(want), "".join(LINES).splitlines(True), "as they were", "as they are"))
         assert not differ, "".join(differ)
-
-
-run(test_answers)

@@ -1,15 +1,12 @@
-#!/usr/bin/env python3
 # beside others
-# timeout: 425
+# timeout: 425, takes: 110
 """A trainer and three inference nodes, each in a network namespace of its own, joined by a bridge in one more: links
-are slowed down, cut and mended while versions are released. What has to happen in between is held open by what stands
-between a mount and its engines or the agent."""
+are slowed down, cut and mended while versions are released. A proxy between a mount and its engines or the agent
+(between.py) keeps requests back until the test goes on."""
 import os
 import subprocess
-import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from between import LOADS, Between
 from network import Network
 from world import *
@@ -25,24 +22,24 @@ class Nodes:
     1 is released. Loads of each node's engines can be held; the nodes in `between` reach the agent by one whose
     files of version 2 can be."""
 
-    def __init__(self, stack, between=()):
+    def __init__(self, between=()):
         need_fuse()
-        self.net = Network(stack, ("trainer", *NODES))
+        self.net = Network(("trainer", *NODES))
         self.token = unique("token")
         with open(self.token, "w") as f:
             f.write("secret\n")
         self.folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2, 3)}
         with self.net.inside("trainer"):
-            self.agent = Agent(stack, "--token-file", self.token, host="10.77.0.1")
+            self.agent = Agent("--token-file", self.token, host="10.77.0.1")
         self.publish(1)
         self.mounts, self.engines, self.loads, self.links = {}, {}, {}, {}
         for node in NODES:
             with self.net.inside(node):
-                self.links[node] = Between(stack, self.agent, "/2/files/") if node in between else self.agent
-                mount = self.mounts[node] = Mount(stack, self.links[node].url, f"host={node},token-file={self.token}")
+                self.links[node] = Between(self.agent, "/2/files/") if node in between else self.agent
+                mount = self.mounts[node] = Mount(self.links[node].url, f"host={node},token-file={self.token}")
                 mount.wait_version("actor", 1)
-                self.engines[node] = [Engine(stack, self.folders[1], api=api) for api in ("sglang", "vllm")]
-                self.loads[node] = [Between(stack, e, *LOADS) for e in self.engines[node]]
+                self.engines[node] = [Engine(self.folders[1], api=api) for api in ("sglang", "vllm")]
+                self.loads[node] = [Between(e, *LOADS) for e in self.engines[node]]
             for e in self.loads[node]:
                 mount.write(f"engine add {e.api} {e.api} {e.url}", "actor/ctl")
             mount.write("follow", "actor/policy")
@@ -127,9 +124,9 @@ class Nodes:
         self.answer()
 
 
-def test_cut_while_preparing(stack):
+def test_cut_while_preparing():
     "a node whose link is cut while it prepares is left out and named, the others go on; it catches up when it is back"
-    nodes = Nodes(stack)
+    nodes = Nodes()
     for mount in nodes.mounts.values():
         mount.wait_version("actor", 2)
     time.sleep(1)
@@ -160,9 +157,9 @@ def test_cut_while_preparing(stack):
     nodes.back(["n1"], 3)
 
 
-def test_cut_after_commit(stack):
+def test_cut_after_commit():
     "nodes that are cut off before they hear of the commit, and before they have loaded, are named and catch up"
-    nodes = Nodes(stack, between=["n0"])
+    nodes = Nodes(between=["n0"])
     nodes.links["n0"].hold = True
     release = nodes.begin(2)
     wait_for(lambda: nodes.state("n1") == nodes.state("n2") == "prepared", "n1 and n2 to be ready")
@@ -185,10 +182,10 @@ def test_cut_after_commit(stack):
     nodes.back(["n1", "n2"], 2)
 
 
-def test_short_cut(stack):
+def test_short_cut():
     "reports that are lost while the poll gets through are made good: the release ends with all nodes"
-    nodes = Nodes(stack, between=NODES)
-    lost = lambda node: "a report was not taken" in nodes.mounts[node].text()
+    nodes = Nodes(between=NODES)
+    lost = lambda node: "did not take a report" in nodes.mounts[node].text()
     n1, engine = nodes.mounts["n1"], nodes.loads["n1"][1]
     n1.write("engine remove vllm", "actor/ctl")
     n1.write(f"engine add vllm vllm {engine.url} mounts=n0", "actor/ctl")
@@ -212,9 +209,9 @@ def test_short_cut(stack):
     nodes.back(["n1", "n2"], 2)
 
 
-def test_trainer_cut(stack):
+def test_trainer_cut():
     "while the trainer is cut off every node goes on as it was; then the fleet is whole again"
-    nodes = Nodes(stack)
+    nodes = Nodes()
     nodes.net.cut("trainer")
     wait_for(lambda: all(nodes.stands(n)["silent"] for n in NODES), "all nodes to be silent", SILENT + 5)
     assert nodes.serve(1) == NODES
@@ -232,6 +229,3 @@ def test_trainer_cut(stack):
     out = nodes.release(3)
     assert "released: 3 mounts serve it" in out and nodes.serve(3) == NODES, out
     nodes.end(nodes.start("wait", "--loaded", "all", "--timeout", 5 * SLOW, "actor", 3))
-
-
-run(test_cut_while_preparing, test_cut_after_commit, test_short_cut, test_trainer_cut)

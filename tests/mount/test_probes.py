@@ -1,13 +1,10 @@
-#!/usr/bin/env python3
 # sanitizers: thread
 """The mount's HTTP server for load balancers, Kubernetes and Prometheus."""
 import os
 import re
 import subprocess
-import sys
 import urllib.error
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 
@@ -20,17 +17,17 @@ def get(port, path, method="GET"):
         return e.code, e.read().decode()
 
 
-def test_ready(stack):
+def test_ready():
     "an engine is ready while it serves the current version; restarted with old weights, paused or dead it is not, at once"
     need_fuse()
-    agent, port = Agent(stack), free_port()
+    agent, port = Agent(), free_port()
     folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
     for v, f in folders.items():
         agent.publish("actor", v, f)
-    mount = Mount(stack, agent.url, f"listen=127.0.0.1:{port}")
+    mount = Mount(agent.url, f"listen=127.0.0.1:{port}")
     mount.wait_version("actor", 2)
     assert get(port, "/ready/actor")[0] == 404
-    sglang, vllm = Engine(stack, folders[1]), Engine(stack, folders[1], api="vllm")
+    sglang, vllm = Engine(folders[1]), Engine(folders[1], api="vllm")
     mount.write(f"engine add s sglang {sglang.url}", "actor/ctl")
     mount.write(f"engine add v vllm {vllm.url}", "actor/ctl")
     status, text = get(port, "/ready/actor/s")
@@ -54,17 +51,17 @@ def test_ready(stack):
     vllm.end()
     status, text = get(port, "/ready/actor/v")
     assert status == 503 and "no connection" in text, text
-    Engine(stack, folders[1], api="vllm", port=vllm.port)
+    Engine(folders[1], api="vllm", port=vllm.port)
     status, text = get(port, "/ready/actor/v?behind=9")
     assert status == 503 and "something else" in text, text
 
 
-def test_routes(stack):
+def test_routes():
     "metrics and liveness; what is wrong gets a status and a sentence; a port that is taken fails the mount"
     need_fuse()
-    agent, port = Agent(stack), free_port()
+    agent, port = Agent(), free_port()
     agent.publish("actor", 1, checkpoint(SMALL))
-    mount = Mount(stack, agent.url, f"listen=127.0.0.1:{port}")
+    mount = Mount(agent.url, f"listen=127.0.0.1:{port}")
     mount.wait_version("actor", 1)
     mount.write("1", "actor/version")
     assert get(port, "/healthz") == (200, '{"ok":true}')
@@ -76,17 +73,17 @@ def test_routes(stack):
         assert status == want and "error" in json.loads(text), (path, status, text)
     assert get(port, "/healthz", "POST")[0] == 405
     try:
-        Mount(stack, agent.url, f"listen=127.0.0.1:{port}")
+        Mount(agent.url, f"listen=127.0.0.1:{port}")
     except AssertionError as why:
         assert "Address already in use" in str(why), why
     else:
         raise AssertionError("a port was shared")
 
 
-def test_daemonset(stack):
+def test_daemonset():
     "the DaemonSet that is shipped mounts on a fresh node, recovers after a kill, and is not shown read-only to engines' pods"
     need_fuse()
-    agent, port, node = Agent(stack), free_port(), unique("node")
+    agent, port, node = Agent(), free_port(), unique("node")
     with open(os.path.join(os.environ["ROOT"], "mount-helpers/kubernetes/wsync-mount.yaml")) as f:
         text = f.read()
     command = json.loads(re.search(r"^ *command: (\[\"sh\".*?\])$", text, re.M | re.S)[1])
@@ -102,8 +99,8 @@ def test_daemonset(stack):
 
     def mounted():
         daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        stack.callback(daemon.wait, 60)
-        stack.callback(daemon.terminate)
+        at_end(daemon.wait, 60)
+        at_end(daemon.terminate)
         wait_for(lambda: os.path.exists(node + "/mnt/ctl"), "the mount", 60)
         return daemon
 
@@ -113,6 +110,3 @@ def test_daemonset(stack):
     mounted()
     assert get(port, "/healthz")[0] == 200
     assert os.listdir(node + "/state")
-
-
-run(test_ready, test_routes, test_daemonset)

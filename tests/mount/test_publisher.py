@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # beside others
 # timeout: 240
 """The Python publisher where things go wrong: wrong tensors, ranks that disagree, agents that end or are of another release,
@@ -10,8 +9,6 @@ import os
 import sys
 import threading
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "real"))
 from world import *
 
 try:
@@ -37,9 +34,9 @@ def publisher(agent, source, model="actor", **kw):
     return wsync.Publisher(model, source, agent=f"unix:{agent.sock}", start_agent=False, **kw)
 
 
-def opened(stack, agent, source, *args, **kw):
+def opened(agent, source, *args, **kw):
     pub = publisher(agent, source, *args, **kw)
-    stack.callback(pub.close)
+    at_end(pub.close)
     return pub
 
 
@@ -96,9 +93,9 @@ def works(pub, agent, version, source, model="actor"):
         assert got[name][1] == list(array.shape) and got[name][2] == array.tobytes(), name
 
 
-def test_audit(stack):
+def test_audit():
     "what two ranks hold both is compared: a rank that has diverged is named with tensor and elements; it may warn, or be off"
-    agent = Agent(stack)
+    agent = Agent()
     same = {"w": np.arange(6000, dtype=np.float32).reshape(60, 100), "b": np.ones(7, np.float16)}
     other = {name: a.copy() for name, a in same.items()}
     other["w"][59, 99] += 1
@@ -106,7 +103,7 @@ def test_audit(stack):
     def offer(model, version, second, **kw):
         ranks = [publisher(agent, source, model, rank=r, world_size=2, **kw) for r, source in enumerate((same, second))]
         for pub in ranks:
-            stack.callback(pub.close)
+            at_end(pub.close)
         told = [e for e in together(*(lambda p=p: p.offload(version) for p in ranks)) if e]
         heard = together(*(lambda p=p: p.wait_published(version) for p in ranks))
         for pub in ranks:
@@ -123,9 +120,9 @@ def test_audit(stack):
     refused(lambda: publisher(agent, same, audit=-1), ValueError, "audit=-1")
 
 
-def test_forms(stack):
+def test_forms():
     "arrays of every form: strides, no elements, no dimensions, eight of them, NaNs with payloads"
-    agent = Agent(stack)
+    agent = Agent()
     r = np.random.default_rng(1)
     whole = r.standard_normal((24, 40)).astype(np.float32)
     nans = np.array([0x7FC00001, 0xFFC12345, 0x7F800001, 0xFFFFFFFF, 0x7F800000, 0x80000000], np.uint32)
@@ -140,7 +137,7 @@ def test_forms(stack):
     source["frozen"].flags.writeable = False
     for dtype in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "complex64"):
         source["of." + dtype] = r.integers(0, 2, (3, 5)).astype(dtype)[:, ::-1]
-    pub = opened(stack, agent, source)
+    pub = opened(agent, source)
     works(pub, agent, 1, source)
     whole += 1
     works(pub, agent, 2, source)
@@ -148,15 +145,15 @@ def test_forms(stack):
     works(pub, agent, 3, source)
 
 
-def test_names(stack):
+def test_names():
     "names of every kind are the file's, and those that cannot be are refused"
     need_fuse()
-    agent = Agent(stack)
-    mount = Mount(stack, f"unix:{agent.sock}")
+    agent = Agent()
+    mount = Mount(f"unix:{agent.sock}")
     names = ["a b", "a/b", "/a", "..", ".", "...", "weiß.日本.🙂", '"quoted"', "back\\slash", "new\nline", "\x01\x7f", "%2F", "%", "a" * 1024, "*?[x]",
              "{}", "-rf", " ", "model.layers.0.w", "MODEL.LAYERS.0.W"]
     source = {n: np.full((2, 3), i, np.float32) for i, n in enumerate(names)}
-    pub = opened(stack, agent, source)
+    pub = opened(agent, source)
     works(pub, agent, 1, source)
     mount.wait_version("actor", 1)
     got = tensors_of(mount.file("actor/1/model.safetensors"))
@@ -164,18 +161,18 @@ def test_names(stack):
     assert os.listdir(mount.file("actor/1/tensors"))
     for name, words in {"": ("no name",), "a" * 1025: ("1024",), "a\0b": ("NUL",), "\udc80": ("UTF-8",), "__metadata__": ("__metadata__",)}.items():
         bad = {"good": np.zeros(1), name: np.zeros(1)}
-        refused(lambda: opened(stack, agent, bad, "other").offload(1), (ValueError, OSError), "rank 0 of 1, model other", *words)
+        refused(lambda: opened(agent, bad, "other").offload(1), (ValueError, OSError), "rank 0 of 1, model other", *words)
     bad = {"good": np.zeros(1), 7: np.zeros(1)}
-    refused(lambda: opened(stack, agent, bad, "other").offload(1), TypeError, "rank 0 of 1, model other", "7", "text")
+    refused(lambda: opened(agent, bad, "other").offload(1), TypeError, "rank 0 of 1, model other", "7", "text")
     works(pub, agent, 2, source)
 
 
-def test_wrong_tensors(stack):
+def test_wrong_tensors():
     "what is no tensor of a file: rank, tensor and remedy are named, and the next offload works"
-    agent = Agent(stack)
+    agent = Agent()
     good = {"w": np.arange(6, dtype=np.float32)}
     source = dict(good)
-    pub = opened(stack, agent, source)
+    pub = opened(agent, source)
     works(pub, agent, 1, source)
     packed = np.zeros(4, np.dtype([("a", np.uint8), ("b", np.float32)]))
     for bad, kind, words in [
@@ -206,17 +203,17 @@ def test_wrong_tensors(stack):
     refused(lambda: publisher(agent, source, rank=1), ValueError, "world_size")
     refused(lambda: publisher(agent, source, rank=2, world_size=2), wsync.Error, "rank 2", "world_size 2")
     refused(lambda: publisher(agent, source, rank=-1, world_size=2), ValueError, "rank -1")
-    refused(lambda: opened(stack, agent, source, "other", run="a b").offload(1), wsync.Error, "'a b'", "letters")
-    small = Agent(stack, "--memory", "1M")
+    refused(lambda: opened(agent, source, "other", run="a b").offload(1), wsync.Error, "'a b'", "letters")
+    small = Agent("--memory", "1M")
     big = {"w": np.zeros(4 << 20, np.uint8)}
-    refused(lambda: opened(stack, small, big).offload(1), MemoryError, "rank 0 of 1, model actor", "does not fit", "--memory")
+    refused(lambda: opened(small, big).offload(1), MemoryError, "rank 0 of 1, model actor", "does not fit", "--memory")
     pub.close()
     refused(lambda: pub.offload(4), ValueError, "closed")
 
 
-def ranks_of(stack, agent, sources, model="actor", **kw):
+def ranks_of(agent, sources, model="actor", **kw):
     n = len(sources)
-    return [opened(stack, agent, s, model, rank=i, world_size=n, **kw) for i, s in enumerate(sources)]
+    return [opened(agent, s, model, rank=i, world_size=n, **kw) for i, s in enumerate(sources)]
 
 
 def offload_all(pubs, version):
@@ -225,11 +222,11 @@ def offload_all(pubs, version):
     together(*(lambda p=p: p.wait_published(version) for p in pubs))
 
 
-def test_disagreement(stack):
+def test_disagreement():
     "ranks that disagree on shape, dtype, version, world size or lineage, or do not come"
-    agent = Agent(stack)
+    agent = Agent()
     sources = [{"all": np.zeros((4, 6), np.float32), f"own.{i}": np.zeros(3, np.float32)} for i in range(2)]
-    pubs = ranks_of(stack, agent, sources, timeout=3)
+    pubs = ranks_of(agent, sources, timeout=3)
     offload_all(pubs, 1)
     for other in (np.zeros((6, 4), np.float32), np.zeros((4, 6), np.float16), np.zeros(24, np.float32)):
         kept, sources[1]["all"] = sources[1]["all"], other
@@ -252,28 +249,28 @@ def test_disagreement(stack):
         assert not isinstance(e, Exception), e
     pubs[0].wait_published(8)
 
-    late = opened(stack, agent, {"w": np.zeros(2)}, rank=1, world_size=3, timeout=0.4)
+    late = opened(agent, {"w": np.zeros(2)}, rank=1, world_size=3, timeout=0.4)
     said(together(lambda: late.offload(1))[0], "rank 1 of 3", "rank 0 of 2", "same world_size", f"process {os.getpid()}")
-    twin = opened(stack, agent, sources[1], rank=1, world_size=2, timeout=0.4)
+    twin = opened(agent, sources[1], rank=1, world_size=2, timeout=0.4)
     said(together(lambda: twin.offload(20))[0], "rank 1 of 2", f"process {os.getpid()}", "number of its own")
-    lonely = opened(stack, agent, {"w": np.zeros(2)}, "other", rank=0, world_size=2, timeout=0.4)
+    lonely = opened(agent, {"w": np.zeros(2)}, "other", rank=0, world_size=2, timeout=0.4)
     e = together(lambda: lonely.offload(1))[0]
     said(e, "rank 0 of 2, model other", "1 of 2", "missing: rank 1", "world_size")
     assert isinstance(e, wsync.Timeout), e
-    two = [opened(stack, agent, {"w": np.zeros(2)}, "lineages", rank=i, world_size=2, run=f"run{i}", timeout=1) for i in range(2)]
+    two = [opened(agent, {"w": np.zeros(2)}, "lineages", rank=i, world_size=2, run=f"run{i}", timeout=1) for i in range(2)]
     out = together(*(lambda p=p: p.offload(1) for p in two))
     said(next(e for e in out if isinstance(e, wsync.Error) and e.errno == errno.EPROTO), "different runs", "run0", "run1", "same")
     offload_all(pubs, 30)
 
 
-def test_changes(stack):
+def test_changes():
     "shapes, dtypes and names that change between steps are registered again, by 1 and by 2 ranks"
-    agent = Agent(stack)
+    agent = Agent()
     r = np.random.default_rng(2)
     for n in (1, 2):
         model = f"of{n}"
         sources = [{} for _ in range(n)]
-        pubs = ranks_of(stack, agent, sources, model)
+        pubs = ranks_of(agent, sources, model)
         for version in range(1, 13):
             shape = (3 + version % 4, 5)
             shared = r.standard_normal(shape).astype(np.float32 if version % 3 else np.float16)
@@ -289,11 +286,11 @@ def test_changes(stack):
             assert {k: (v[1], v[2]) for k, v in got.items()} == {k: (list(a.shape), a.tobytes()) for k, a in want.items()}, version
 
 
-def test_one_changes(stack):
+def test_one_changes():
     "one rank alone changes what it has: the step gets through or is refused with a reason, the next one gets through"
-    agent = Agent(stack)
+    agent = Agent()
     sources = [{"own.0": np.arange(5)}, {"own.1": np.arange(50000)}]
-    pubs = ranks_of(stack, agent, sources, timeout=2)
+    pubs = ranks_of(agent, sources, timeout=2)
     offload_all(pubs, 1)
     through = 0
     for version in range(2, 12, 2):
@@ -309,12 +306,12 @@ def test_one_changes(stack):
     print(f"# {through} of 5 changes got through at once", flush=True)
 
 
-def test_agent_ends(stack):
+def test_agent_ends():
     "an agent that ends between offloads: the error says so, and the same publisher goes on with the next agent"
-    agent = Agent(stack)
+    agent = Agent()
     sources = [{"all": np.arange(12.0), f"own.{i}": np.full(3, i)} for i in range(2)]
     one = {"w": np.arange(5)}
-    pubs, alone = ranks_of(stack, agent, sources), opened(stack, agent, one, "alone")
+    pubs, alone = ranks_of(agent, sources), opened(agent, one, "alone")
     offload_all(pubs, 1)
     works(alone, agent, 1, one, "alone")
     runs = pubs[0].run, alone.run
@@ -326,13 +323,13 @@ def test_agent_ends(stack):
                 said(e, f"rank {p.rank} of {p.world_size}, model {p.model}", agent.sock, "wsync agent" if e.errno != errno.ECONNRESET else "next offload")
                 assert isinstance(e, wsync.Error), e
             said(together(lambda: p.wait_published(2))[0], f"rank {p.rank} of {p.world_size}", agent.sock, "next offload")
-        agent = Agent(stack, port=agent.port, sock=agent.sock)
+        agent = Agent(port=agent.port, sock=agent.sock)
         offload_all(pubs, 2 + turn)
         works(alone, agent, 2 + turn, one, "alone")
         assert (pubs[0].run, alone.run) == runs
         assert served(agent, 2 + turn)["own.1"][2] == sources[1]["own.1"].tobytes()
     agent.kill()
-    agent = Agent(stack, port=agent.port, sock=agent.sock)  # before the publisher has noticed anything
+    agent = Agent(port=agent.port, sock=agent.sock)  # before the publisher has noticed anything
     offload_all(pubs, 4)
     agent.process.send_signal(signal.SIGKILL)
     refused(lambda: publisher(agent, one), wsync.Error, "rank 0 of 1", agent.sock, "running?") if agent.process.wait() else None
@@ -342,14 +339,14 @@ class Impostor:
     """A socket that takes requests as an agent does, and answers with what answer(path, body) returns: a dict, one and a descriptor,
     bytes or None (closes)."""
 
-    def __init__(self, stack, answer):
+    def __init__(self, answer):
         self.sock, self.answer, self.paths = unique("impostor") + ".sock", answer, []
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.sock)
         self.listener.listen()
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
-        stack.callback(self.close)
+        at_end(self.close)
 
     def close(self):
         self.listener.shutdown(socket.SHUT_RDWR)
@@ -385,7 +382,7 @@ def receive(s):
     return json.loads(s.recv(struct.unpack("<4sII", head)[1], socket.MSG_WAITALL)) if len(head) == 12 else None
 
 
-def test_other_release(stack):
+def test_other_release():
     "an agent of another release, or something else at its socket, and a publisher of another release"
     source = {"w": np.arange(4.0)}
     good = {"api": 1, "run": "r", "epoch": 1, "files": [{"name": "model.safetensors", "bytes": 4128, "header_bytes": 4096}],
@@ -406,8 +403,8 @@ def test_other_release(stack):
         (lambda p, b: struct.pack("<4sII", b"WSF2", 2, 0) + b"{}", ("no agent of this release",)),
         (lambda p, b: ok(good) if p.endswith("register") else {"status": 404, "errno": "ENOENT", "error": f"there is no {p}"}, ("begin",)),
     ]:
-        impostor = Impostor(stack, answer)
-        pub = opened(stack, impostor, source)
+        impostor = Impostor(answer)
+        pub = opened(impostor, source)
         for _ in range(2):
             e = refused(lambda: pub.offload(1), wsync.Error, *remedy, *words, impostor.sock)
             assert e.errno == errno.EPROTO, e
@@ -415,50 +412,50 @@ def test_other_release(stack):
     # one of 0.1.0, which takes a slot that another base is in for good: what comes from the base is written all the same
     slot, folder = os.memfd_create("slot"), checkpoint({"w": ("F32", [4]), "x": ("F32", [2])}, sidecars=False)
     os.truncate(slot, 4120)
-    stack.callback(os.close, slot)
+    at_end(os.close, slot)
     based = dict(good, files=[{"name": "model.safetensors", "bytes": 4120, "header_bytes": 4096}], base=[[0, 4096, False], [0, 4112, True]])
-    impostor = Impostor(stack, lambda p, b: ok(based) if p.endswith("register") else (ok({"fresh": False, "holds": None}), slot) if p.endswith("begin") else ok({}))
+    impostor = Impostor(lambda p, b: ok(based) if p.endswith("register") else (ok({"fresh": False, "holds": None}), slot) if p.endswith("begin") else ok({}))
     held = {"w": np.arange(4, dtype=np.float32)}
-    opened(stack, impostor, held, base=folder).offload(1)
+    opened(impostor, held, base=folder).offload(1)
     assert os.pread(slot, 24, 4096) == held["w"].tobytes() + tensors_of(f"{folder}/model.safetensors")["x"][2]
     # the answer to the commit is lost: the lineage may be opened, and is not opened again
     asked, slot = [], os.memfd_create("slot")
     os.truncate(slot, 4128)
-    stack.callback(os.close, slot)
+    at_end(os.close, slot)
 
     def forgets(path, body):
         if path.endswith("register"):
             asked.append((body["new_run"], body.get("run")))
         return ok(good) if path.endswith("register") else (ok({"fresh": False, "holds": None}), slot) if path.endswith("begin") else None
 
-    pub = opened(stack, Impostor(stack, forgets), source, new_run=True)
+    pub = opened(Impostor(forgets), source, new_run=True)
     for _ in range(2):
         refused(lambda: pub.offload(1), wsync.Error, "next offload")
     assert asked == [(True, None), (False, "r")], asked
     # begin without the descriptors, and one that hangs up
-    impostor = Impostor(stack, lambda p, b: ok(good) if p.endswith("register") else ok({"fresh": False}))
-    refused(lambda: opened(stack, impostor, source).offload(1), wsync.Error, "rank 0 of 1", "descriptors")
-    impostor = Impostor(stack, lambda p, b: None)
-    refused(lambda: opened(stack, impostor, source).offload(1), wsync.Error, "rank 0 of 1", impostor.sock, "next offload")
-    agent = Agent(stack)
+    impostor = Impostor(lambda p, b: ok(good) if p.endswith("register") else ok({"fresh": False}))
+    refused(lambda: opened(impostor, source).offload(1), wsync.Error, "rank 0 of 1", "descriptors")
+    impostor = Impostor(lambda p, b: None)
+    refused(lambda: opened(impostor, source).offload(1), wsync.Error, "rank 0 of 1", impostor.sock, "next offload")
+    agent = Agent()
     for body, release in (({}, "0.0"), ({"api": 2, "release": "7.8.9"}, "7.8.9")):
         with socket.socket(socket.AF_UNIX) as s:
             s.connect(agent.sock)
             send(s, {"method": "POST", "path": "/v1/local/register", "query": "", "body": dict(body, model="actor", rank=0, world_size=1, params=[])})
             reply = receive(s)
         assert reply["errno"] == "EPROTO" and release in reply["error"] and wsync.__version__ in reply["error"] and "one release" in reply["error"], reply
-    works(opened(stack, agent, source), agent, 1, source)
+    works(opened(agent, source), agent, 1, source)
 
 
-def test_memory(stack):
+def test_memory():
     "references and memory: nothing is kept of the trainer's tensors, and neither side grows"
-    agent = Agent(stack)
+    agent = Agent()
     arrays = [np.random.default_rng(i).standard_normal((64, 64)).astype(np.float32) for i in range(12)]
     source = {f"layer.{i}.weight": a for i, a in enumerate(arrays)}
     source["turned"] = arrays[0].T
     values = list(source.values())
     counts = lambda: [sys.getrefcount(v) for v in values] + [sys.getrefcount(source)]
-    pub = opened(stack, agent, source)
+    pub = opened(agent, source)
     pub.offload(1)
     del source["turned"]
     source["turned"] = values[-1]
@@ -513,14 +510,14 @@ if die:
 """
 
 
-def test_crash(stack):
+def test_crash():
     "a trainer is killed after 7, one that resumes goes on at 8, one that restored 4 opens a lineage: engines end on the new 5"
     need_fuse()
     port, folder = free_port(), unique("run")
     sock = f"{folder}/agent.sock"
     env = dict(os.environ, PYTHONPATH=PACKAGE, WSYNC_AGENT=f"unix:{sock}", WSYNC_LISTEN=f"127.0.0.1:{port}", PYTHONWARNINGS="ignore")
     end = lambda pid: pid and (os.kill(pid, signal.SIGTERM), wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "the agent's end"))
-    stack.callback(lambda: end(wsync.lib._agents._answers(sock)))
+    at_end(lambda: end(wsync.lib._agents._answers(sock)))
 
     def train(*args):
         r = subprocess.run([sys.executable, "-c", TRAINER, *map(str, args)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -532,9 +529,9 @@ def test_crash(stack):
     pid = wsync.lib._agents._answers(sock)
     assert pid and [int(v) for v, _ in told] == list(range(1, 8)), (pid, told)
     run = told[0][1]
-    mount = Mount(stack, f"http://127.0.0.1:{port}")
+    mount = Mount(f"http://127.0.0.1:{port}")
     mount.wait_version("actor", 7)
-    engine = Engine(stack, mount.file("actor/7"))
+    engine = Engine(mount.file("actor/7"))
     mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
     mount.write("follow", "actor/policy")
     wait_for(lambda: engine.serves(whole=True) == f"7@{run}", "the engine on 7")
@@ -546,8 +543,5 @@ def test_crash(stack):
     assert wsync.lib._agents._answers(sock) == pid, "it is the same agent still"
     got = tensors_of(mount.file("actor/5/model.safetensors"))
     assert np.all(np.frombuffer(got["w"][2], np.float32) == 7.5) and np.frombuffer(got["step"][2], np.int64) == 5
-    fresh = Engine(stack, mount.file("actor/5"))
+    fresh = Engine(mount.file("actor/5"))
     assert engine.checksum() == fresh.checksum()
-
-
-run(test_audit, test_forms, test_names, test_wrong_tensors, test_disagreement, test_changes, test_one_changes, test_agent_ends, test_other_release, test_memory, test_crash)

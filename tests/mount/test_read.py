@@ -1,6 +1,5 @@
-#!/usr/bin/env python3
 # sanitizers
-# timeout: 240
+# timeout: 240, takes: 20
 """Every way to read a mounted file, in every mode, gives the published bytes."""
 import concurrent.futures
 import os
@@ -8,19 +7,20 @@ import select
 import subprocess
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from world import *
 
 READERS = os.path.join(BUILD, "tests/tools/readers")
 MODES = ["reads=passthrough", "reads=link", "reads=cached", "open=stream", "open=stream,reads=cached", "open=stream,reads=link"]
 
 
-def world(stack, options="", source=None, tensors=LARGE):
+def world(options="", source=None, tensors=LARGE):
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     folder = checkpoint(tensors)
     agent.publish("actor", 1, folder)
-    mount = Mount(stack, source or agent.url, options)
+    mount = Mount(source or agent.url, options)
     mount.wait_version("actor", 1)
     return agent, mount, folder
 
@@ -38,30 +38,28 @@ def same_tensors(a, b):
         assert x[name] == y[name], name
 
 
-def make_mode_test(options):
-    def test(stack):
-        agent, mount, folder = world(stack, options)
-        path = mount.file("actor/1/model.safetensors")
-        same_tensors(path, folder + "/model.safetensors")
-        want = reader("engine", path)
-        assert reader("direct", path) == want
-        uring = reader("uring", path)
-        assert uring == want or uring.startswith("skip"), uring
-        assert subprocess.run(["cmp", path, path], timeout=60).returncode == 0
-        assert subprocess.run(["dd", f"if={path}", "of=/dev/null", "bs=1M"], stderr=subprocess.DEVNULL, timeout=60).returncode == 0
-        assert subprocess.run(["tar", "-C", mount.file("actor/1/"), "-ch", "-f", unique("tar"), "model.safetensors", "config.json"], timeout=60).returncode == 0
-        wsync("verify", mount.file("actor/1"))
-        assert json.loads(mount.read("actor/1/config.json"))["model_type"] == "test"
-
-    test.__doc__ = f"all readers, {options}"
-    return test
+@pytest.mark.parametrize("options", MODES)
+def test_modes(options):
+    "all readers, in every mode"
+    agent, mount, folder = world(options)
+    path = mount.file("actor/1/model.safetensors")
+    same_tensors(path, folder + "/model.safetensors")
+    want = reader("engine", path)
+    assert reader("direct", path) == want
+    uring = reader("uring", path)
+    assert uring == want or uring.startswith("skip"), uring
+    assert subprocess.run(["cmp", path, path], timeout=60).returncode == 0
+    assert subprocess.run(["dd", f"if={path}", "of=/dev/null", "bs=1M"], stderr=subprocess.DEVNULL, timeout=60).returncode == 0
+    assert subprocess.run(["tar", "-C", mount.file("actor/1/"), "-ch", "-f", unique("tar"), "model.safetensors", "config.json"], timeout=60).returncode == 0
+    wsync("verify", mount.file("actor/1"))
+    assert json.loads(mount.read("actor/1/config.json"))["model_type"] == "test"
 
 
-def test_many_at_once(stack):
+def test_many_at_once():
     "24 readers of all kinds on one file that is being pulled"
     for options in ("", "open=stream"):
-        with contextlib.ExitStack() as inner:
-            _, mount, _ = world(inner, options)
+        with scope():
+            _, mount, _ = world(options)
             path = mount.file("actor/1/model.safetensors")
             with concurrent.futures.ThreadPoolExecutor(24) as pool:
                 kinds = ["engine", "direct", "engine", "uring"] * 6
@@ -70,9 +68,9 @@ def test_many_at_once(stack):
             assert len(seen) == 1, seen
 
 
-def test_fio(stack):
+def test_fio():
     "fio verifies nothing but reads at random with 4 jobs"
-    _, mount, _ = world(stack)
+    _, mount, _ = world()
     path = mount.file("actor/1/model.safetensors")
     r = subprocess.run(["fio", "--name=r", f"--filename={path}", "--readonly", "--rw=randread", "--bs=64k", "--numjobs=4",
                         "--size=8m", "--ioengine=psync", "--output-format=terse"], stdout=subprocess.PIPE,
@@ -80,20 +78,20 @@ def test_fio(stack):
     assert r.returncode == 0, r.stdout
 
 
-def test_stock_reader(stack):
+def test_stock_reader():
     "the stock safetensors reader gets every tensor"
     code = "import safetensors.numpy as s, sys; print(len(s.load_file(sys.argv[1])))"
     if subprocess.run([sys.executable, "-c", "import safetensors, numpy"], stderr=subprocess.DEVNULL).returncode:
-        raise Skip("the Python packages safetensors and numpy are not here (PyPI was not reached)")
+        pytest.skip("the Python packages safetensors and numpy are not here (PyPI was not reached)")
     tensors = {f"t{i}": ("F32", [i + 1, 7]) for i in range(40)}
-    _, mount, _ = world(stack, tensors=tensors)
+    _, mount, _ = world(tensors=tensors)
     r = subprocess.run([sys.executable, "-c", code, mount.file("actor/1/model.safetensors")], stdout=subprocess.PIPE, text=True)
     assert r.stdout.strip() == "40", r.stdout
 
 
-def test_tensor_files(stack):
+def test_tensor_files():
     "tensors/ has the raw bytes of each tensor, with attributes"
-    _, mount, folder = world(stack, tensors=SMALL)
+    _, mount, folder = world(tensors=SMALL)
     source = tensors_of(folder + "/model.safetensors")
     names = sorted(os.listdir(mount.file("actor/1/tensors")))
     assert names == sorted(n.replace("/", "%2F") for n in source), names
@@ -115,26 +113,26 @@ def test_tensor_files(stack):
         assert e.errno == 61, e
 
 
-def test_ipc(stack):
+def test_ipc():
     "a unix: source shares memory: no byte moves"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     folder = checkpoint(LARGE)
     agent.publish("actor", 1, folder)
-    mount = Mount(stack, f"unix:{agent.sock}")
+    mount = Mount(f"unix:{agent.sock}")
     mount.wait_version("actor", 1)
     same_tensors(mount.file("actor/1/model.safetensors"), folder + "/model.safetensors")
     assert int(mount.status()["moved_bytes"]) == 0, mount.status()
     assert "ipc" in mount.text("actor/status")
 
 
-def test_dir(stack):
+def test_dir():
     "a folder of checkpoints is a source, and new ones appear"
     need_fuse()
     root = unique("runs")
     os.makedirs(root)
     first = checkpoint(SMALL, f"{root}/1", seed=1)
-    mount = Mount(stack, f"dir:{root}")
+    mount = Mount(f"dir:{root}")
     model = os.path.basename(root)
     mount.wait_version(model, 1)
     same_tensors(mount.file(model, "1/model.safetensors"), first + "/model.safetensors")
@@ -144,15 +142,15 @@ def test_dir(stack):
     same_tensors(mount.file(model, "2/model.safetensors"), f"{root}/2/model.safetensors")
 
 
-def test_shards(stack):
+def test_shards():
     "several shard files with their index"
     need_fuse()
     names = list(LARGE)
     files = {"model-00001-of-00002.safetensors": names[:6], "model-00002-of-00002.safetensors": names[6:]}
     folder = checkpoint(LARGE, files=files)
-    agent = Agent(stack)
+    agent = Agent()
     agent.publish("actor", 1, folder)
-    mount = Mount(stack, agent.url)
+    mount = Mount(agent.url)
     mount.wait_version("actor", 1)
     for file in files:
         same_tensors(mount.file("actor/1", file), f"{folder}/{file}")
@@ -161,9 +159,9 @@ def test_shards(stack):
     assert len(os.listdir(mount.file("actor/1/tensors"))) == len(names)
 
 
-def test_read_only(stack):
+def test_read_only():
     "nothing but control files can be written"
-    _, mount, _ = world(stack, tensors=SMALL)
+    _, mount, _ = world(tensors=SMALL)
     path = mount.file("actor/1/model.safetensors")
     for what in (lambda: open(path, "r+b"), lambda: open(path, "ab"), lambda: os.unlink(path), lambda: os.truncate(path, 0),
                  lambda: os.mkdir(mount.file("x")), lambda: open(mount.file("actor/1/new"), "w"), lambda: os.rename(path, path + "2"),
@@ -179,9 +177,9 @@ def test_read_only(stack):
     assert subprocess.run(["find", mount.path], stdout=subprocess.DEVNULL, timeout=30).returncode == 0
 
 
-def test_poll(stack):
+def test_poll():
     "events can be polled and followed"
-    agent, mount, folder = world(stack, tensors=SMALL)
+    agent, mount, folder = world(tensors=SMALL)
     fd = os.open(mount.file("actor/events"), os.O_RDONLY)
     wait_for(lambda: b"known" in os.pread(fd, 1 << 20, 0), "the version's event")  # its folder is there a moment before
     seen = os.pread(fd, 1 << 20, 0)
@@ -195,20 +193,16 @@ def test_poll(stack):
     os.close(fd)
 
 
-def test_100k(stack):
+def test_100k():
     "a version of 100,000 tensors is listed and opened"
     if SANITIZER:
-        raise Skip("too slow under a sanitizer")
+        pytest.skip("too slow under a sanitizer")
     need_fuse()
     tensors = {f"layer.{i}.weight": ("U8", [8]) for i in range(100000)}
-    agent = Agent(stack)
+    agent = Agent()
     agent.publish("big", 1, checkpoint(tensors))
-    mount = Mount(stack, agent.url)
+    mount = Mount(agent.url)
     mount.wait_version("big", 1)
     names = os.listdir(mount.file("big/1/tensors"))
     assert len(names) == 100000
     assert len(mount.read("big/1/tensors/layer.99999.weight")) == 8
-
-
-run(*map(make_mode_test, MODES), test_many_at_once, test_fio, test_stock_reader, test_tensor_files, test_ipc, test_dir,
-    test_shards, test_read_only, test_poll, test_100k)

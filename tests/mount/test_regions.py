@@ -1,13 +1,11 @@
-#!/usr/bin/env python3
 # beside others
 """What readers keep of a version stays what it was, also where no lease shows it: pages in a pipe, or a kernel without leases."""
 import fcntl
 import mmap
 import os
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "kill"))
+import pytest
+
 from crowd import Group
 from world import *
 
@@ -44,32 +42,31 @@ def pull(mount, version, **kw):
     return mount.status("actor")[f"version.{version}"]
 
 
-def make_pipe_test(options):
-    def test(stack):
-        need_fuse()
-        agent, folder = Agent(stack), checkpoint(LARGE, seed=1)
-        agent.publish("actor", 1, folder)
-        mount = Mount(stack, agent.url, f"{options},{DELTAS}")
-        pull(mount, 1)
-        want = mount.read("actor/1", WEIGHTS)
-        pipe = Pipe(mount.file("actor/1", WEIGHTS))
-        for version in range(2, 6):
-            folder = step(folder, version)
-            agent.publish("actor", version, folder)
-            pull(mount, version)
-        same(mount, 5, folder)
-        assert pipe.read() == want[:pipe.size]
-
-    test.__doc__ = f"what was spliced into a pipe before its file was closed is never patched, {options}"
-    return test
+@pytest.mark.parametrize("how", ("passthrough", "link", "cached"))
+def test_pipe(how):
+    "what was spliced into a pipe before its file was closed is never patched"
+    need_fuse()
+    agent, folder = Agent(), checkpoint(LARGE, seed=1)
+    agent.publish("actor", 1, folder)
+    mount = Mount(agent.url, f"reads={how},{DELTAS}")
+    pull(mount, 1)
+    want = mount.read("actor/1", WEIGHTS)
+    pipe = Pipe(mount.file("actor/1", WEIGHTS))
+    for version in range(2, 6):
+        folder = step(folder, version)
+        agent.publish("actor", version, folder)
+        pull(mount, version)
+    same(mount, 5, folder)
+    assert pipe.read() == want[:pipe.size]
 
 
-def test_slots(stack):
+
+def test_slots():
     "a slot whose memory readers had is never filled again: what they spliced stays"
     need_fuse()
-    agent, folder = Agent(stack, "--slots", "3"), checkpoint(LARGE, seed=1)
+    agent, folder = Agent("--slots", "3"), checkpoint(LARGE, seed=1)
     agent.publish("actor", 1, folder)
-    mount = Mount(stack, f"unix:{agent.sock}")
+    mount = Mount(f"unix:{agent.sock}")
     assert 'how="ipc"' in pull(mount, 1)
     want = mount.read("actor/1", WEIGHTS)
     pipe = Pipe(mount.file("actor/1", WEIGHTS))
@@ -82,12 +79,12 @@ def test_slots(stack):
     assert pipe.read() == want[:pipe.size]
 
 
-def test_idle_mount(stack):
-    "a mount by unix: that nobody reads any more gives the trainer its slots back"
+def test_idle_mount():
+    "a mount by unix: without readers gives the trainer its slots back"
     need_fuse()
-    agent, folder = Agent(stack), checkpoint(SMALL)
+    agent, folder = Agent(), checkpoint(SMALL)
     agent.publish("actor", 1, folder)
-    mount = Mount(stack, f"unix:{agent.sock}")
+    mount = Mount(f"unix:{agent.sock}")
     assert 'how="ipc"' in pull(mount, 1)
     agent.publish("actor", 2, folder)
     assert 'how="ipc"' in pull(mount, 2)
@@ -98,13 +95,13 @@ def test_idle_mount(stack):
     same(mount, 6, folder)
 
 
-def test_narrow_memory(stack):
+def test_narrow_memory():
     "where --memory has no third slot, what a mount by unix: keeps is a copy, and the trainer goes on"
     need_fuse()
-    agent, folder = Agent(stack, "--memory", "8M"), checkpoint(MEDIUM)  # two of 1.6 MB fit beside another model's
+    agent, folder = Agent("--memory", "8M"), checkpoint(MEDIUM)  # two of 1.6 MB fit beside another model's
     agent.publish("other", 1, checkpoint({"w": ("U8", [4 << 20])}))
     agent.publish("actor", 1, folder)
-    mount = Mount(stack, f"unix:{agent.sock}")
+    mount = Mount(f"unix:{agent.sock}")
     for version in range(2, 6):
         assert 'how="ipc full' in pull(mount, version - 1)
         same(mount, version - 1, folder)
@@ -112,12 +109,12 @@ def test_narrow_memory(stack):
         agent.publish("actor", version, folder)
 
 
-def test_two_slots(stack):
+def test_two_slots():
     "two slots are the trainer's: a mount by unix: gets copies, which the agent says once"
     need_fuse()
-    agent, folder = Agent(stack, "--slots", "2"), checkpoint(MEDIUM)
+    agent, folder = Agent("--slots", "2"), checkpoint(MEDIUM)
     agent.publish("actor", 1, folder)
-    mount = Mount(stack, f"unix:{agent.sock}")
+    mount = Mount(f"unix:{agent.sock}")
     for version in range(2, 6):
         assert 'how="ipc full' in pull(mount, version - 1)
         same(mount, version - 1, folder)
@@ -126,19 +123,19 @@ def test_two_slots(stack):
     assert agent.text().count("of 2 slots (agent --slots) readers may keep 0") == 1, agent.text()
 
 
-def test_little_memory(stack):
+def test_little_memory():
     "where the machine has no room for a third slot a mount by unix: gets copies, and the trainer goes on"
     need_fuse()
     try:
-        group = Group(stack, "agent")
+        group = Group("agent")
     except OSError as e:
-        raise Skip(f"no memory cgroup can be made here: {e}")
+        pytest.skip(f"no memory cgroup can be made here: {e}")
     kind = type("Agent", (Agent,), {"prefix": ["sh", "-c", f'echo $$ >{group.path}/cgroup.procs && exec "$@"', "sh"]})
-    agent, folder = kind(stack), checkpoint(LARGE)  # 25 MB
+    agent, folder = kind(), checkpoint(LARGE)  # 25 MB
     for version in 1, 2:
         agent.publish("actor", version, folder)
     group.limit(group.usage() + (256 << 20) + (10 << 20))  # which it leaves to others, and less than a slot
-    mount = Mount(stack, f"unix:{agent.sock}")
+    mount = Mount(f"unix:{agent.sock}")
     for version in range(3, 7):
         assert 'how="ipc full' in pull(mount, version - 1)
         folder = step(folder, version)
@@ -146,12 +143,12 @@ def test_little_memory(stack):
     assert agent.text().count("readers on this host get copies") == 1, agent.text()
 
 
-def test_stuck_readers(stack):
+def test_stuck_readers():
     "readers that never end, one of each version, do not stop the trainer: two have the agent's memory, the others copies"
     need_fuse()
-    agent, folder, held = Agent(stack), checkpoint(MEDIUM), []
+    agent, folder, held = Agent(), checkpoint(MEDIUM), []
     agent.publish("actor", 1, folder)
-    mount = Mount(stack, f"unix:{agent.sock}")
+    mount = Mount(f"unix:{agent.sock}")
     for version in range(1, 7):
         line = pull(mount, version)
         assert ('how="ipc full' if version > 2 else 'how="ipc"') in line, line
@@ -166,14 +163,14 @@ def test_stuck_readers(stack):
         mapped.close()
 
 
-def test_lost_engine(stack):
+def test_lost_engine():
     "an engine that is gone for good does not stop the trainer: what is current stays, the version before it gives way"
     need_fuse()
-    agent, folder = Agent(stack), checkpoint(SMALL)
+    agent, folder = Agent(), checkpoint(SMALL)
     agent.publish("actor", 1, folder)
-    mount = Mount(stack, f"unix:{agent.sock}")
+    mount = Mount(f"unix:{agent.sock}")
     mount.wait_version("actor", 1)
-    engine = Engine(stack, mount.file("actor/1"))
+    engine = Engine(mount.file("actor/1"))
     mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
     mount.write("1", "actor/version")
     agent.publish("actor", 2, folder)
@@ -190,14 +187,14 @@ def test_lost_engine(stack):
     assert mount.refused("previous", "actor/version") == "ENOENT"
 
 
-def test_without_leases(stack):
+def test_without_leases():
     "where the kernel grants no leases a mount gets copies, which is said once, and no version that is read is written over"
     need_fuse()
     prefix = [os.path.join(BUILD, "tests/tools/without_leases")]
     blind = lambda kind: type(kind.__name__, (kind,), {"prefix": prefix})
-    agent, folder = blind(Agent)(stack, "--slots", "2"), checkpoint(LARGE, seed=1)
+    agent, folder = blind(Agent)("--slots", "2"), checkpoint(LARGE, seed=1)
     agent.publish("actor", 1, folder)
-    mount = blind(Mount)(stack, f"unix:{agent.sock}")
+    mount = blind(Mount)(f"unix:{agent.sock}")
     line = pull(mount, 1)
     assert 'how="ipc full' in line, line
     want = mount.read("actor/1", WEIGHTS)
@@ -213,9 +210,9 @@ def test_without_leases(stack):
     mapped.close()
 
 
-def test_memory(stack):
+def test_memory():
     "a slot that is laid out larger is within --memory, or the version is refused"
-    agent = Agent(stack, "--memory", "60M")
+    agent = Agent("--memory", "60M")
     folder = checkpoint(LARGE)  # 25 MB
     for version in 1, 2:
         agent.publish("actor", version, folder)
@@ -224,6 +221,3 @@ def test_memory(stack):
     assert r.returncode and "does not fit: --memory leaves" in r.stderr, (r.returncode, r.stderr)
     agent.publish("actor", 4, folder)  # what fits goes on
     assert agent.get("/v1/status")["slot_bytes"] <= 60e6
-
-
-run(*[make_pipe_test(f"reads={how}") for how in ("passthrough", "link", "cached")], test_slots, test_idle_mount, test_narrow_memory, test_two_slots, test_little_memory, test_stuck_readers, test_lost_engine, test_without_leases, test_memory)

@@ -1,13 +1,12 @@
-#!/usr/bin/env python3
 # sanitizers: thread
 # timeout: 240
-"""What a mount keeps of models, engines and pins: all of it over a restart, and no more than it can read again."""
+"""A mount's settings (models, engines, pins): it keeps all of them over a restart, and none that it could not read again."""
 import os
 import shutil
 import signal
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from world import *
 
 PINS = 70
@@ -17,20 +16,20 @@ def pins_of(mount):
     return sum(" pinned" in line for line in mount.text("actor/status").splitlines() if line.startswith("version."))
 
 
-def test_many_pins(stack):
+def test_many_pins():
     "seventy pins are seventy pins after a restart"
     need_fuse()
     folder = os.path.join(unique("runs"), "actor")
     for version in range(1, PINS + 1):
         shutil.copytree(checkpoint(SMALL, seed=version), os.path.join(folder, str(version)))
     source = f"dir:{os.path.dirname(folder)}"
-    mount = Mount(stack, source)
+    mount = Mount(source)
     for version in range(1, PINS + 1):
         mount.wait_version("actor", version)
         mount.write(f"pin {version}", "actor/ctl")
     assert pins_of(mount) == PINS
     mount.end()
-    mount = Mount(stack, source, path=mount.path)
+    mount = Mount(source, path=mount.path)
     wait_for(lambda: os.path.isdir(mount.file("actor")) and pins_of(mount) == PINS, "the pins", 60)
 
 
@@ -39,17 +38,17 @@ def write_settings(path, text):
     try:
         import xxhash
     except ImportError:
-        raise Skip("the Python package xxhash is not here (PyPI was not reached)")
+        pytest.skip("the Python package xxhash is not here (PyPI was not reached)")
     with open(path, "wb") as f:
         f.write(text + f"end {xxhash.xxh3_64_hexdigest(text)}\n".encode())
 
 
-def test_full(stack):
+def test_full():
     "an engine that the settings have no room for is refused with its reason, and what was there is there after a restart"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
-    mount = Mount(stack, agent.url)
+    mount = Mount(agent.url)
     mount.wait_version("actor", 1)
     mount.write("engine add first external", "actor/ctl")
     path = next(os.path.join(TESTDIR, "state", f) for f in os.listdir(f"{TESTDIR}/state") if mount.path.rsplit("/", 1)[1] in f and "lock" not in f)
@@ -61,7 +60,7 @@ def test_full(stack):
         text += f'model "m{model}"\npolicy manual\ncommit all\n'.encode()
         text += b"".join(b"engine add " + b"%04d" % i + 100 * b"x" + b" external\n" for i in range(800))
     write_settings(path, text)
-    mount = Mount(stack, agent.url, path=mount.path)
+    mount = Mount(agent.url, path=mount.path)
     mount.wait_version("actor", 1)
     assert len(mount.engines()) == 1
     assert mount.refused("engine add second external", "actor/ctl") == "E2BIG"
@@ -69,17 +68,17 @@ def test_full(stack):
     assert mount.refused("pin 1", "actor/ctl") == "E2BIG"
     mount.write("engine remove first", "actor/ctl")
     mount.end()
-    mount = Mount(stack, agent.url, path=mount.path)
+    mount = Mount(agent.url, path=mount.path)
     mount.wait_version("actor", 1)
     assert not mount.engines() and not mount.text("last_error"), mount.text("last_error")
 
 
-def test_unread(stack):
+def test_unread():
     "settings that cannot be read are moved aside with the reason, and what is kept from then on is not written over them"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
-    mount = Mount(stack, agent.url)
+    mount = Mount(agent.url)
     mount.wait_version("actor", 1)
     mount.write("engine add first external", "actor/ctl")
     path = next(os.path.join(TESTDIR, "state", f) for f in os.listdir(f"{TESTDIR}/state") if mount.path.rsplit("/", 1)[1] in f and "lock" not in f)
@@ -88,28 +87,28 @@ def test_unread(stack):
         f.write(b"#" * (4 << 20))  # as a release that has higher limits may keep
     with open(path, "rb") as f:
         before = f.read()
-    mount = Mount(stack, agent.url, path=mount.path)
+    mount = Mount(agent.url, path=mount.path)
     mount.wait_version("actor", 1)
     assert "larger than" in mount.text("last_error") and ".damaged" in mount.text("last_error"), mount.text("last_error")
     mount.write("engine add second external", "actor/ctl")
     mount.end()
     with open(path + ".damaged", "rb") as f:
         assert f.read() == before
-    mount = Mount(stack, agent.url, path=mount.path)
+    mount = Mount(agent.url, path=mount.path)
     mount.wait_version("actor", 1)
     assert list(mount.engines()) == ["second"]
 
 
-def test_models_leave(stack):
+def test_models_leave():
     "a model that no source lists any more leaves when nothing of it is here and no engine is driven by it, and comes back"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     folder = checkpoint(SMALL, seed=1)
-    engine = Engine(stack, folder)
+    engine = Engine(folder)
     names = ("actor", "held", "driven", "gone")
     for name in names:
         agent.publish(name, 1, folder)
-    mount = Mount(stack, agent.url)
+    mount = Mount(agent.url)
     for name in names:
         mount.wait_version(name, 1)
     mount.read("held/1/model.safetensors")
@@ -117,7 +116,7 @@ def test_models_leave(stack):
     agent.kill()
     wait_for(lambda: " down " in mount.text("status"), "the end of the agent to be noticed")
     assert all(os.path.isdir(mount.file(name)) for name in names), "a source that does not answer says nothing"
-    agent = Agent(stack, port=agent.port, sock=agent.sock)
+    agent = Agent(port=agent.port, sock=agent.sock)
     agent.publish("actor", 1, folder)
     wait_for(lambda: not os.path.exists(mount.file("gone")), "the model to leave")
     assert all(os.path.isdir(mount.file(name)) for name in names[:3])
@@ -130,27 +129,24 @@ def test_models_leave(stack):
         mount.read(name, "7/model.safetensors")
 
 
-def test_added_that_hangs(stack):
+def test_added_that_hangs():
     "a source that was added, and whose file system hangs at the restart, does not hold the start"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
-    below = Mount(stack, agent.url)
+    below = Mount(agent.url)
     below.wait_version("actor", 1)
-    mount = Mount(stack, agent.url)
+    mount = Mount(agent.url)
     mount.wait_version("actor", 1)
     mount.write(f"add other dir:{below.path}", "ctl")
     mount.end()
     suspend(below.pid)
     try:
-        again = Mount(stack, agent.url, path=mount.path, wait=False)
-        stack.callback(os.kill, below.pid, signal.SIGCONT)  # before it ends, which waits for the folder
+        again = Mount(agent.url, path=mount.path, wait=False)
+        at_end(os.kill, below.pid, signal.SIGCONT)  # before it ends, which waits for the folder
         wait_for(lambda: "serving at=" in again.text(), "the start", 60)
         again.wait_version("actor", 1)
     finally:
         os.kill(below.pid, signal.SIGCONT)
     wait_for(lambda: f"dir:{below.path}" in again.text("status"), "the source that was added", 60)
     again.end()
-
-
-run(test_many_pins, test_full, test_unread, test_models_leave, test_added_that_hangs)

@@ -1,25 +1,24 @@
-#!/usr/bin/env python3
 # sanitizers: address thread
 # timeout: 240
-"""By which ways weights come to a mount: the list that is set, what it keeps out, its order, the reasons in status."""
+"""A mount's ways (strategy): the list that is set, the ways that it excludes, their order, the reasons in status."""
 import os
 import re
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from world import *
 
 
-def world(stack, source="{url}", options="", versions=(1,)):
+def world(source="{url}", options="", versions=(1,)):
     """source: of {url}, {sock} and {dir}, the last one a folder with the same versions."""
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     folder = unique("folders")
     for v in versions:
         made = checkpoint(MEDIUM, folder=f"{folder}/actor/{v}", seed=v)
         if "{url}" in source or "{sock}" in source:
             agent.publish("actor", v, made)
-    mount = Mount(stack, source.format(url=agent.url, sock=f"unix:{agent.sock}", dir=f"dir:{folder}"), options)
+    mount = Mount(source.format(url=agent.url, sock=f"unix:{agent.sock}", dir=f"dir:{folder}"), options)
     for v in versions:
         mount.wait_version("actor", v, source.count(",") + 1)
     return agent, mount
@@ -40,9 +39,9 @@ def said(mount, version=1):
     return found.group(2), {name: why for names, why in reasons for name in names.split(", ")}
 
 
-def test_grammar(stack):
+def test_grammar():
     "strategy: what is no list is refused with a sentence that names what there is; ctl shows the command"
-    agent, mount = world(stack)
+    agent, mount = world()
     assert "\nstrategy auto|LIST\n" in mount.text("actor/ctl") and mount.status("actor")["strategy"] == "auto"
     for text, word in {"strategy": "missing", "strategy pigeon": "pigeon", "strategy ipc,,tcp": "''", "strategy ,": "''",
                        "strategy tcp,ipc,tcp": "twice", "strategy tcp,auto": "goes with no others", "strategy ipc tcp": "one word too many",
@@ -56,36 +55,36 @@ def test_grammar(stack):
     assert "strategy model=actor strategy=cuda_ipc,ipc,tcp" in mount.text("actor/events")
 
 
-def test_option(stack):
+def test_option():
     "strategy= and device= of a mount; a list that is none is refused before anything is mounted"
     for options, word in {"strategy=tcp:pigeon": "strategy", "strategy=": "strategy", "device=one": "device", "device=-1": "device"}.items():
         r = wsync("mount", "-f", "-o", options, "http://127.0.0.1:1", unique("none"), check=False)
         assert r.returncode == 2 and word in r.stderr, (options, r.returncode, r.stderr)
-    agent, mount = world(stack, options="strategy=ipc:tcp,device=1,keep=2")
+    agent, mount = world(options="strategy=ipc:tcp,device=1,keep=2")
     assert mount.status("actor")["strategy"] == "ipc,tcp"
     assert pulled(mount) == ("tcp", {"ipc": "no unix: source"})
     mount.write("strategy auto", "actor/ctl")
     assert mount.status("actor")["strategy"] == "auto"
 
 
-def test_kept(stack):
+def test_kept():
     "a model's list is there again after the daemon was killed; one that was never set is not kept"
-    agent, mount = world(stack, "{sock},{url}")
+    agent, mount = world("{sock},{url}")
     agent.publish("critic", 1, checkpoint(SMALL))
     mount.wait_version("critic", 1)
     mount.write("strategy tcp,ipc", "actor/ctl")
     mount.write("policy pull", "critic/ctl")
     mount.kill()
-    again = Mount(stack, f"unix:{agent.sock},{agent.url}", "strategy=dir:tcp", path=mount.path)
+    again = Mount(f"unix:{agent.sock},{agent.url}", "strategy=dir:tcp", path=mount.path)
     again.wait_version("actor", 1, sources=2)
     again.wait_version("critic", 1)
     assert again.status("actor")["strategy"] == "tcp,ipc" and again.status("critic")["strategy"] == "dir,tcp"
     assert pulled(again)[0] == "tcp"
 
 
-def test_left_out(stack):
+def test_left_out():
     "a list of ipc alone and a source by tcp: the pull fails with EHOSTUNREACH and says what to do; listing goes on"
-    agent, mount = world(stack, versions=(1, 2))
+    agent, mount = world(versions=(1, 2))
     mount.write("strategy ipc", "actor/ctl")
     assert mount.refused("pull 1", "actor/ctl") == "EHOSTUNREACH"
     error = mount.text("actor/last_error")
@@ -103,9 +102,9 @@ def test_left_out(stack):
     assert pulled(mount, 2)[0] == "tcp"
 
 
-def test_order(stack):
+def test_order():
     "sources are asked in the order of the list, whatever the order of adding; auto takes the fastest first"
-    agent, mount = world(stack, "{url},{sock}", versions=(1, 2))
+    agent, mount = world("{url},{sock}", versions=(1, 2))
     strategy, why = pulled(mount, 1)
     assert strategy == "ipc" and set(why) == {"packed_cuda_ipc", "cuda_ipc"}, (strategy, why)
     mount.write("strategy tcp,ipc", "actor/ctl")
@@ -117,15 +116,15 @@ def test_order(stack):
     assert mount.read("actor/3/config.json")
 
 
-def test_dir(stack):
+def test_dir():
     "a folder of checkpoints as the source"
-    agent, mount = world(stack, "{dir}", "strategy=tcp:dir")
+    agent, mount = world("{dir}", "strategy=tcp:dir")
     assert pulled(mount) == ("dir", {"tcp": "no http:// source"})
 
 
-def test_reasons(stack):
+def test_reasons():
     "auto over tcp: a reason for each faster way"
-    agent, mount = world(stack, versions=(1, 2))
+    agent, mount = world(versions=(1, 2))
     assert "strategy=" not in mount.status("actor")["version.1"]  # nothing was pulled yet
     strategy, why = pulled(mount)
     assert strategy == "tcp" and set(why) == {"packed_cuda_ipc", "cuda_ipc", "ipc", "broadcast", "dir"}, (strategy, why)
@@ -135,14 +134,14 @@ def test_reasons(stack):
     assert pulled(mount, 2)[0] == "tcp"
 
 
-def test_source_ended(stack):
+def test_source_ended():
     "ipc first, and its agent has ended: the next in the list carries the rest, and the reason is the agent's"
     need_fuse()
-    near, far = Agent(stack), Agent(stack)
+    near, far = Agent(), Agent()
     made = checkpoint(MEDIUM, seed=1)
     for agent in (near, far):
         agent.publish("actor", 1, made, "--run", "0123456789abcdef")
-    mount = Mount(stack, f"unix:{near.sock},{far.url}")
+    mount = Mount(f"unix:{near.sock},{far.url}")
     mount.wait_version("actor", 1, sources=2)
     near.kill()
     wait_for(lambda: " down " in mount.text("status"), "the end of one")
@@ -151,9 +150,9 @@ def test_source_ended(stack):
     assert strategy == "tcp" and why["ipc"] and why["ipc"] != "no unix: source", (strategy, why)
 
 
-def test_link_mode(stack):
+def test_link_mode():
     "where memory is not handed over it is still ipc that the bytes came by"
-    agent, mount = world(stack, "{sock}", "reads=link,strategy=ipc")
+    agent, mount = world("{sock}", "reads=link,strategy=ipc")
     assert pulled(mount) == ("ipc", {})
 
 
@@ -165,7 +164,7 @@ CUDA, NCCL = (os.path.join(BUILD, "tests/fakes", name) for name in ("libcuda.so.
 def told(nccl="", cuda="devices=4"):
     """What processes that are started meanwhile have for a GPU's driver and for NCCL."""
     if not os.path.exists(CUDA) or not os.path.exists(NCCL):
-        raise Skip("built without the headers of CUDA or NCCL")
+        pytest.skip("built without the headers of CUDA or NCCL")
     env = dict(WSYNC_LIBCUDA=CUDA, WSYNC_LIBNCCL=NCCL, WSYNC_FAKE_CUDA=cuda, WSYNC_FAKE_NCCL=nccl)
     os.environ.update(env)
     try:
@@ -178,18 +177,18 @@ def told(nccl="", cuda="devices=4"):
 BUCKETS = {f"t{i}": ("U8", [4 << 20]) for i in range(20)}  # of several buckets
 
 
-def broadcaster(stack, window=100, tensors=MEDIUM):
+def broadcaster(window=100, tensors=MEDIUM):
     need_fuse()
     with told():
-        agent = Agent(stack, "--broadcast", 0, "--broadcast-window", window)
+        agent = Agent("--broadcast", 0, "--broadcast-window", window)
     agent.folder = checkpoint(tensors, seed=1)
     agent.publish("actor", 1, agent.folder)
     return agent
 
 
-def receiver(stack, agent, options, source=None, **how):
+def receiver(agent, options, source=None, **how):
     with told(**how):
-        mount = Mount(stack, source or agent.url, options)
+        mount = Mount(source or agent.url, options)
     mount.wait_version("actor", 1)
     return mount
 
@@ -202,10 +201,10 @@ def same(agent, mount):
     return tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(agent.folder + "/model.safetensors")
 
 
-def test_broadcast(stack):
+def test_broadcast():
     "two mounts pull at once: NCCL carries it all, as published, and tcp nothing; also where tcp is not in the list"
-    agent = broadcaster(stack, 1500)
-    mounts = [receiver(stack, agent, "device=1"), receiver(stack, agent, "device=2,strategy=broadcast")]
+    agent = broadcaster(1500)
+    mounts = [receiver(agent, "device=1"), receiver(agent, "device=2,strategy=broadcast")]
     for m in mounts:
         m.write("pull 1 async", "actor/ctl")
     for m, faster in zip(mounts, (["packed_cuda_ipc", "cuda_ipc", "ipc"], [])):
@@ -216,10 +215,10 @@ def test_broadcast(stack):
         assert same(agent, m)
 
 
-def test_broadcast_cut(stack):
+def test_broadcast_cut():
     "NCCL fails in the middle: what came stays, and tcp carries the rest; without tcp in the list the pull fails"
-    agent = broadcaster(stack, tensors=BUCKETS)
-    mount = receiver(stack, agent, "device=1", nccl="fail=ncclBroadcast:4:2")
+    agent = broadcaster(tensors=BUCKETS)
+    mount = receiver(agent, "device=1", nccl="fail=ncclBroadcast:4:2")
     strategy, why = pulled(mount)
     assert strategy == "broadcast" and re.fullmatch(r"broadcast to 1 at \S+ GB/s in \d+ rounds?, then tcp \S+ MB", how(mount)), how(mount)
     assert same(agent, mount)
@@ -227,53 +226,53 @@ def test_broadcast_cut(stack):
     line = mount.status("actor")["version.1"]
     moved, size = (int(re.search(rf" {key}=(\d+)", line).group(1)) for key in ("moved", "bytes"))
     assert moved == size, line  # nothing twice
-    alone = receiver(stack, agent, "device=2,strategy=broadcast", nccl="fail=ncclBroadcast:1:2")
+    alone = receiver(agent, "device=2,strategy=broadcast", nccl="fail=ncclBroadcast:1:2")
     assert alone.refused("pull 1", "actor/ctl") == "EHOSTUNREACH"
     strategy, why = said(alone)
     assert strategy == "none" and why["broadcast"], why
 
 
-def test_broadcast_refused(stack):
+def test_broadcast_refused():
     "no broadcast at the source, another NCCL, no device of that number: tcp carries it, and the reason is said"
-    agent = broadcaster(stack)
-    plain = Agent(stack)
+    agent = broadcaster()
+    plain = Agent()
     plain.publish("actor", 1, agent.folder)
     for source, options, nccl, word in ((plain.url, "device=1", "", "broadcasts nothing"), (agent.url, "device=1", "version=21803", "2.18.3"),
                                         (agent.url, "device=9", "", "no device 9"), (agent.url, "device=1,strategy=broadcast:tcp", "version=30100", "3.1.0")):
-        mount = receiver(stack, agent, options, source, nccl=nccl)
+        mount = receiver(agent, options, source, nccl=nccl)
         strategy, why = pulled(mount)
         assert strategy == "tcp" and word in why["broadcast"] and how(mount) == "tcp full", (strategy, why)
-    mount = receiver(stack, agent, "device=1,strategy=tcp:broadcast")
+    mount = receiver(agent, "device=1,strategy=tcp:broadcast")
     assert pulled(mount) == ("tcp", {}) and agent.get("/v1/status")["broadcast"]["rounds"] == 0
-    near = receiver(stack, agent, "device=1,reads=link", f"unix:{agent.sock}")  # bytes are copied there, but not sent
+    near = receiver(agent, "device=1,reads=link", f"unix:{agent.sock}")  # bytes are copied there, but not sent
     assert pulled(near)[0] == "ipc"
 
 
-def test_broadcast_of_a_folder(stack):
+def test_broadcast_of_a_folder():
     "a folder broadcasts nothing"
     need_fuse()
     made = checkpoint(MEDIUM, folder=f"{unique('folders')}/actor/1")
     with told():
-        mount = Mount(stack, "dir:" + os.path.dirname(os.path.dirname(made)))
+        mount = Mount("dir:" + os.path.dirname(os.path.dirname(made)))
     mount.wait_version("actor", 1)
     strategy, why = pulled(mount)
     assert strategy == "dir" and why["broadcast"], (strategy, why)
 
 
 
-def test_shared_on_gpus(stack):
+def test_shared_on_gpus():
     "a version that its trainer shares device to device: the mount pulls bytes, and says that engines can have it so"
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     with told():
         rank = subprocess.Popen([f"{BUILD}/tests/tools/gpu_rank", f"unix:{agent.sock}", "actor", "0", "1", "share=cuda_ipc"], text=True,
                                 bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        stack.callback(lambda: (rank.stdin.close(), rank.wait(20 * SLOW), rank.stdout.close()))
+        at_end(lambda: (rank.stdin.close(), rank.wait(20 * SLOW), rank.stdout.close()))
         assert rank.stdout.readline().startswith("ready")
         for command in ("offload 1", "wait 1"):
             rank.stdin.write(command + "\n")
             assert not rank.stdout.readline().startswith("error"), command
-        near, far = Mount(stack, f"unix:{agent.sock}"), Mount(stack, agent.url)
+        near, far = Mount(f"unix:{agent.sock}"), Mount(agent.url)
     for m in (near, far):
         m.wait_version("actor", 1)
     strategy, why = pulled(near)
@@ -281,7 +280,3 @@ def test_shared_on_gpus(stack):
     assert why["cuda_ipc"].startswith("for engines only") and "cuda_ipc.json" in why["cuda_ipc"], why
     strategy, why = pulled(far)
     assert strategy == "tcp" and "no unix: source" in why["cuda_ipc"], why
-
-
-run(test_grammar, test_option, test_kept, test_left_out, test_order, test_dir, test_reasons, test_source_ended, test_link_mode,
-    test_broadcast, test_broadcast_cut, test_broadcast_refused, test_broadcast_of_a_folder, test_shared_on_gpus)

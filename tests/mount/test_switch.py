@@ -1,22 +1,19 @@
-#!/usr/bin/env python3
 # sanitizers
 # timeout: 240
 """One write switches engines, all or none; control files, links, policy, lineages."""
 import os
 import re
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 
-def world(stack, options="", source=None):
+def world(options="", source=None):
     need_fuse()
-    agent = Agent(stack)
+    agent = Agent()
     folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
     for v, f in folders.items():
         agent.publish("actor", v, f)
-    mount = Mount(stack, source or agent.url, options)
+    mount = Mount(source or agent.url, options)
     mount.wait_version("actor", 2)
     return agent, mount, folders
 
@@ -25,19 +22,19 @@ def add_engine(mount, engine, name="e1", options=""):
     mount.write(f"engine add {name} sglang {engine.url} {options}", "actor/ctl")
 
 
-def expected(stack, folder):
-    return Engine(stack, folder).checksum()
+def expected(folder):
+    return Engine(folder).checksum()
 
 
-def test_switch(stack):
+def test_switch():
     "switch to 2, back to 1, previous; links and files follow; checksums are those of fresh engines"
-    agent, mount, folders = world(stack)
-    sums = {v: expected(stack, f) for v, f in folders.items()}
+    agent, mount, folders = world()
+    sums = {v: expected(f) for v, f in folders.items()}
     assert mount.text("actor/version") == "none\n"
     assert not os.path.lexists(mount.file("actor/current"))
     assert os.readlink(mount.file("actor/latest")) == "2"
     mount.write("1", "actor/version")
-    engine = Engine(stack, mount.file("actor/1"))
+    engine = Engine(mount.file("actor/1"))
     add_engine(mount, engine)
     mount.write("1", "actor/version")
     assert engine.checksum() == sums[1] and engine.serves() == "1"
@@ -55,10 +52,10 @@ def test_switch(stack):
     assert all(" pause=" in l for l in events.splitlines() if " resumed " in l), events
 
 
-def test_two_engines_all_or_none(stack):
+def test_two_engines_all_or_none():
     "one of two engines refuses: both end on the old version, running"
-    agent, mount, folders = world(stack)
-    good, bad = Engine(stack, mount.file("actor/1")), Engine(stack, mount.file("actor/1"), "--refuse", "2")
+    agent, mount, folders = world()
+    good, bad = Engine(mount.file("actor/1")), Engine(mount.file("actor/1"), "--refuse", "2")
     add_engine(mount, good, "good")
     add_engine(mount, bad, "bad")
     mount.write("1", "actor/version")
@@ -75,13 +72,13 @@ def test_two_engines_all_or_none(stack):
     assert r.returncode == 1 and "refuse" in r.stderr.lower(), r.stderr
 
 
-def test_engine_dies(stack):
+def test_engine_dies():
     "an engine that dies in a load: the other one goes back, the dead one is shown"
-    agent, mount, folders = world(stack)
-    good = Engine(stack, mount.file("actor/1"))
+    agent, mount, folders = world()
+    good = Engine(mount.file("actor/1"))
     add_engine(mount, good, "good")
     mount.write("1", "actor/version")
-    dying = Engine(stack, mount.file("actor/1"), "--die-at", "load")
+    dying = Engine(mount.file("actor/1"), "--die-at", "load")
     add_engine(mount, dying, "dying")
     assert mount.refused("2", "actor/version") in ("EREMOTEIO", "ECONNRESET", "EHOSTUNREACH", "ETIMEDOUT")
     assert good.serves() == "1" and mount.text("actor/version") == "1\n"
@@ -93,10 +90,10 @@ def test_engine_dies(stack):
     assert good.serves() == "2"
 
 
-def test_gate(stack):
+def test_gate():
     "a version with a missing tensor, another shape or dtype: no engine hears of it"
-    agent, mount, folders = world(stack)
-    engine = Engine(stack, mount.file("actor/2"))
+    agent, mount, folders = world()
+    engine = Engine(mount.file("actor/2"))
     add_engine(mount, engine)
     mount.write("2", "actor/version")
     pause = mount.text("actor/engines")
@@ -115,9 +112,9 @@ def test_gate(stack):
     assert engine.serves() == "5"
 
 
-def test_commands(stack):
+def test_commands():
     "wrong commands get EINVAL or what fits, and last_error says what to do"
-    agent, mount, folders = world(stack)
+    agent, mount, folders = world()
     for command, want in {"": "EINVAL", "frobnicate": "EINVAL", "load": "EINVAL", "load 1 2": "EINVAL", "pull 99": "ENOENT",
                           "drop nope": "EINVAL", "engine add": "EINVAL", "engine remove none": "ENOENT",
                           "engine add x sglang http://user:pw@127.0.0.1:1": "EINVAL", "engine add x nokind http://127.0.0.1:1": "EINVAL",
@@ -143,14 +140,14 @@ def test_commands(stack):
     mount.write("unpin 2", "actor/ctl")
 
 
-def test_policy(stack):
+def test_policy():
     "pull fetches ahead, follow switches"
-    agent, mount, folders = world(stack)
+    agent, mount, folders = world()
     mount.write("pull", "actor/policy")
     agent.publish("actor", 3, folders[1])
     mount.wait_version("actor", 3)
     wait_for(lambda: mount.text("actor/3/.wsync/state").startswith("ready"), "version 3 ready")
-    engine = Engine(stack, mount.file("actor/3"))
+    engine = Engine(mount.file("actor/3"))
     add_engine(mount, engine)
     mount.write("follow", "actor/policy")
     wait_for(lambda: engine.serves() == "3", "the engine to follow to 3")
@@ -159,13 +156,13 @@ def test_policy(stack):
     assert mount.text("actor/policy") == "follow\n"
 
 
-def test_barrier(stack):
+def test_barrier():
     "several models switch together or not at all"
-    agent, mount, folders = world(stack)
+    agent, mount, folders = world()
     for v in (1, 2):
         agent.publish("critic", v, checkpoint(SMALL, seed=v))
     mount.wait_version("critic", 2)
-    a, b = Engine(stack, folders[1]), Engine(stack, mount.file("critic/1"), "--refuse", "2")
+    a, b = Engine(folders[1]), Engine(mount.file("critic/1"), "--refuse", "2")
     add_engine(mount, a)
     mount.write(f"engine add b sglang {b.url}", "critic/ctl")
     mount.write("load actor=1 critic=1", "ctl")
@@ -173,7 +170,7 @@ def test_barrier(stack):
     assert mount.refused("load actor=2 critic=2", "ctl") == "EREMOTEIO"
     assert a.serves() == "1" and b.serves() == "1"
     assert mount.text("actor/version") == "1\n" and mount.text("critic/version") == "1\n"
-    c = Engine(stack, folders[1], "--refuse", "2")
+    c = Engine(folders[1], "--refuse", "2")
     mount.write(f"engine add c sglang {c.url}", "actor/ctl")
     mount.write("load actor=1 critic=1", "ctl")
     mount.write("engine remove b", "critic/ctl")
@@ -182,11 +179,11 @@ def test_barrier(stack):
     assert a.serves() == "1" and c.serves() == "1" and mount.text("actor/version") == "1\n"
 
 
-def test_lineage(stack):
+def test_lineage():
     "a resumed trainer's numbers supersede the abandoned ones; the old one is still readable"
-    agent, mount, folders = world(stack)
+    agent, mount, folders = world()
     old = mount.read("actor/2/model.safetensors")
-    engine = Engine(stack, folders[1])
+    engine = Engine(folders[1])
     mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
     mount.write("2", "actor/version")
     told, sum_of_old = engine.serves(whole=True), engine.checksum()
@@ -207,17 +204,17 @@ def test_lineage(stack):
     assert engine.serves() == "2" and engine.serves(whole=True) != told and engine.checksum() != sum_of_old
 
 
-def test_wait_loaded(stack):
+def test_wait_loaded():
     "publish --wait-loaded returns when a mount's engines serve it"
-    agent, mount, folders = world(stack)
+    agent, mount, folders = world()
     mount.write("follow", "actor/policy")
     agent.publish("actor", 3, folders[1], "--wait-loaded", "30")
     assert mount.text("actor/version") == "3\n"
 
 
-def test_views(stack):
+def test_views():
     "status, metrics, manifest, progress and the commands that show them"
-    agent, mount, folders = world(stack)
+    agent, mount, folders = world()
     wsync("pull", "--mount", mount.path, "actor", "1")
     assert json.loads(mount.read("actor/1/.wsync/manifest.json"))["version"] == 1
     assert "have_bytes" in mount.text("actor/1/.wsync/progress")
@@ -253,10 +250,10 @@ def test_views(stack):
     wsync("inspect", mount.file("actor/1"))
 
 
-def test_pauses(stack):
+def test_pauses():
     "how long each engine was paused: its line, its event and a histogram of its own"
-    agent, mount, folders = world(stack)
-    engines = {'a"b': Engine(stack, folders[1]), "slow": Engine(stack, folders[1], "--slow", "400", api="vllm")}
+    agent, mount, folders = world()
+    engines = {'a"b': Engine(folders[1]), "slow": Engine(folders[1], "--slow", "400", api="vllm")}
     for name, e in engines.items():
         mount.write(f"engine add {name} {e.api} {e.url}", "actor/ctl")
     for v in (2, 1):
@@ -269,7 +266,3 @@ def test_pauses(stack):
         assert metrics[f'wsync_pause_seconds_bucket{of},le="0.3"}}'] == "0", metrics
     assert 0.8 < float(metrics['wsync_pause_seconds_sum{model="actor",engine="slow"}']) < 10 * SLOW
     assert "engine=slow" in mount.text("actor/events") and float(mount.engines()["slow"].rsplit("pause=", 1)[1]) > 0.4
-
-
-run(test_switch, test_two_engines_all_or_none, test_engine_dies, test_gate, test_commands, test_policy, test_barrier, test_lineage,
-    test_wait_loaded, test_views, test_pauses)

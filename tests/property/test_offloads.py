@@ -1,13 +1,10 @@
-#!/usr/bin/env python3
 # sanitizers: address thread
 # beside others
-# timeout: 370
+# timeout: 370, takes: 30
 """Two ranks offload every 50 ms for a minute, and readers of two mounts check every byte of each version that they see:
 versions may be skipped, none is torn or mixed. OFFLOADS_SECONDS."""
-import os
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 try:
@@ -16,18 +13,18 @@ except ImportError as e:
     print(f"1..0 # SKIP {e.name} is not installed, as PyPI could not be reached")
     sys.exit(0)
 
-SECONDS = float(os.environ.get("OFFLOADS_SECONDS", "20" if SANITIZER else "60"))
+SECONDS = amount("OFFLOADS_SECONDS", 20.0, 60.0)
 PERIOD = 0.05
 LEAST = int(SECONDS / PERIOD / 20)  # offloads, however slow the machine is: it goes on until there are so many
 ELEMENTS = 1 << 20  # 3 MB
 
 
-def test_offloads(stack):
+def test_offloads():
     need_fuse()
-    agent = Agent(stack)
-    ranks = [Rank(stack, agent, "actor", i, 2, ELEMENTS) for i in range(2)]
-    mounts = [Mount(stack, agent.url), Mount(stack, f"unix:{agent.sock}")]
-    readers = [Reader(stack, m, "actor", ELEMENTS) for m in mounts for _ in range(2)]
+    agent = Agent()
+    ranks = [Rank(agent, "actor", i, 2, ELEMENTS) for i in range(2)]
+    mounts = [Mount(agent.url), Mount(f"unix:{agent.sock}")]
+    readers = [Reader(m, "actor", ELEMENTS) for m in mounts for _ in range(2)]
     begin, version, late = time.monotonic(), 0, 0
     while (now := time.monotonic()) < begin + SECONDS or (version < LEAST and now < begin + 60 * SLOW + SECONDS):
         version += 1
@@ -51,4 +48,3 @@ def test_offloads(stack):
 
 
 test_offloads.__doc__ = f"offloads every 50 ms for {SECONDS:.0f} s, four readers, every byte"
-run(test_offloads)

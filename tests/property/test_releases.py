@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 # beside others
 # sanitizers: thread
-# timeout: 440
+# timeout: 440, takes: 40
 """Random releases and barriers over two mounts and two models, with engines that refuse, die or are slow, mounts whose
 daemon is killed, and releases that come on the heels of others. Each model has bytes of its own in each version, by
 which it is looked at what a mount and its engines have moved to. RELEASE_SEED, RELEASE_ROUNDS."""
@@ -9,15 +8,13 @@ import hashlib
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from world import *
 
 SEED = int(os.environ.get("RELEASE_SEED", random.SystemRandom().randrange(1 << 32)))
-ROUNDS = int(os.environ.get("RELEASE_ROUNDS", "6" if SANITIZER else "30"))
+ROUNDS = amount("RELEASE_ROUNDS", 6 if SANITIZER else 10, 30)
 MODELS = ("actor", "critic")
 HOSTS = ("a", "b")
 KINDS = 4  # of bytes of a model, in turn
@@ -34,20 +31,20 @@ def digest_of(folder):
 
 
 class Fleet:
-    def __init__(self, stack, r):
-        self.stack, self.r, self.number, self.faulty = stack, r, 0, set()
-        self.agent = Agent(stack)
+    def __init__(self, r):
+        self.r, self.number, self.faulty = r, 0, set()
+        self.agent = Agent()
         self.folders = {(m, i): checkpoint(SMALL, seed=KINDS * k + i) for k, m in enumerate(MODELS) for i in range(KINDS)}
         self.digests = {which: digest_of(folder) for which, folder in self.folders.items()}
         assert len(set(self.digests.values())) == len(self.digests)
         self.sums = {}
         for which, folder in self.folders.items():
             for api in ("sglang", "vllm"):
-                engine = Engine(stack, folder, api=api)
+                engine = Engine(folder, api=api)
                 self.sums[which, api] = engine.checksum()
                 engine.end()
         self.publish(MODELS)
-        self.mounts = {h: Mount(stack, self.agent.url, f"host={h}") for h in HOSTS}
+        self.mounts = {h: Mount(self.agent.url, f"host={h}") for h in HOSTS}
         self.engines = {}
         for h, mount in self.mounts.items():
             for m in MODELS:
@@ -66,7 +63,7 @@ class Fleet:
             self.agent.publish(m, self.number, self.folders[m, self.number % KINDS])
 
     def start(self, h, m, api, *args, port=None):
-        self.engines[h, m, api] = Engine(self.stack, self.folders[m, 0], *(args or ["--lifelike"]), api=api, port=port)
+        self.engines[h, m, api] = Engine(self.folders[m, 0], *(args or ["--realistic"]), api=api, port=port)
 
     def restart(self, key, *args):
         old = self.engines[key]
@@ -85,7 +82,7 @@ class Fleet:
     def fault(self):
         kind, args = self.r.randrange(6), []
         if kind == 0:
-            args = ["--refuse", str(self.number), "--lifelike"]
+            args = ["--refuse", str(self.number), "--realistic"]
         elif kind == 1:
             args = ["--slow", "200"]
         elif kind == 2:
@@ -118,7 +115,7 @@ class Fleet:
         p = subprocess.Popen(self.command(models), stderr=subprocess.PIPE, text=True)
         if killer:
             killer.join()
-            self.mounts[killed] = Mount(self.stack, self.agent.url, f"host={killed}", path=self.mounts[killed].path)
+            self.mounts[killed] = Mount(self.agent.url, f"host={killed}", path=self.mounts[killed].path)
         code, err = p.wait(300), p.stderr.read()
         if code == 0:
             self.released.update(dict.fromkeys(models, self.number))
@@ -217,11 +214,11 @@ class Fleet:
             return False
 
 
-def test_releases(stack):
+def test_releases():
     "random releases with failing engines and killed daemons: committed is committed everywhere, aborted nowhere"
     need_fuse()
     print(f"# RELEASE_SEED={SEED} RELEASE_ROUNDS={ROUNDS}", flush=True)
-    fleet = Fleet(stack, random.Random(SEED))
+    fleet = Fleet(random.Random(SEED))
     for i in range(ROUNDS):
         try:
             fleet.round()
@@ -230,6 +227,3 @@ def test_releases(stack):
                 print(f"# in round {i}, mount {h}\n{mount.text('events')[-3000:]}", flush=True)
             print(fleet.agent.text()[-3000:], flush=True)
             raise
-
-
-run(test_releases)

@@ -1,6 +1,5 @@
-#!/usr/bin/env python3
 # sanitizers: address
-# timeout: 300
+# timeout: 300, takes: 40
 """A long random walk: a trainer's steps over the shapes of a real checkpoint, one after the other or in bursts, some
 large, some empty, and a mount that goes along by deltas. Every version that the mount has made is what was published,
 bit for bit, and neither process grows. WALK_STEPS, WALK_SEED."""
@@ -8,10 +7,10 @@ import mmap
 import os
 import re
 import statistics
-import sys
 import threading
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import pytest
+
 from world import *
 
 try:
@@ -19,7 +18,7 @@ try:
 except ImportError:
     np = None
 
-STEPS = int(os.environ.get("WALK_STEPS", "24" if SANITIZER else "200"))
+STEPS = amount("WALK_STEPS", 24 if SANITIZER else 200, 200)
 SEED = int(os.environ.get("WALK_SEED", random.SystemRandom().randrange(1 << 32)))
 KEPT = 6  # as many folders, and twice as many sources to compare with
 CACHE = 12 << 20  # of deltas, on either side: full within the first quarter
@@ -135,11 +134,11 @@ def memory_of(pid):
 
 
 class Walk:
-    def __init__(self, stack):
+    def __init__(self):
         self.rng = np.random.default_rng(SEED)
-        self.agent = Agent(stack, "--delta-cache", CACHE, "--threads", 1)
+        self.agent = Agent("--delta-cache", CACHE, "--threads", 1)
         self.trainer = Trainer(self.agent, self.rng)
-        self.mount = Mount(stack, self.agent.url, f"delta-cache={CACHE},cache={VERSIONS},{DELTAS}")
+        self.mount = Mount(self.agent.url, f"delta-cache={CACHE},cache={VERSIONS},{DELTAS}")
         self.failure = None
         self.ways = dict.fromkeys(("full", "delta", "chain", "in place", "copied", "not made"), 0)
         self.compared, self.lost = {}, 0
@@ -207,13 +206,13 @@ def assert_flat(samples, what):
     assert after <= 1.2 * before + 8 * MIB, f"{what} grows"
 
 
-def test_walk(stack):
+def test_walk():
     "a mount goes along with a random walk of steps: every version that it makes is the source's, and nothing grows"
     need_fuse()
     if np is None:
-        raise Skip("the Python package numpy is not here (PyPI was not reached)")
+        pytest.skip("the Python package numpy is not here (PyPI was not reached)")
     print(f"# seed {SEED}", flush=True)
-    walk = Walk(stack)
+    walk = Walk()
     samples, seconds = [], []
     walk.pull(1)
     walk.compare()
@@ -245,6 +244,3 @@ def test_walk(stack):
 def fetch_metrics(agent):
     with urllib.request.urlopen(agent.url + "/metrics", timeout=20) as r:
         return r.read().decode()
-
-
-run(test_walk)

@@ -11,7 +11,7 @@ import wsync.lib._agents as agents
 
 
 @pytest.fixture
-def place(stack, monkeypatch):
+def place(monkeypatch):
     """A socket's address and an HTTP port for the agents of a test; those are ended with it."""
     path = world.unique("run") + "/agent.sock"
     monkeypatch.setenv("WSYNC_LISTEN", f"127.0.0.1:{world.free_port()}")
@@ -23,7 +23,7 @@ def place(stack, monkeypatch):
             os.kill(pid, signal.SIGTERM)
             world.wait_for(lambda: agents._answers(path) is None and ended(pid), "the agent's end")
 
-    stack.callback(end)
+    world.at_end(end)
     return path
 
 
@@ -78,9 +78,9 @@ def test_cgroup(place, monkeypatch):
         wsync.ensure(f"unix:{place}")
 
 
-def test_log(stack, place, monkeypatch, tmp_path):
+def test_log(place, monkeypatch, tmp_path):
     """an agent that cannot start is an error with the last lines of its log"""
-    other = world.Agent(stack)
+    other = world.Agent()
     monkeypatch.setenv("WSYNC_LISTEN", f"127.0.0.1:{other.port}")
     with pytest.raises(wsync.Error, match=f"(?s)ended at once.*{tmp_path}/log.*\n.*{other.port}"):
         wsync.ensure(f"unix:{place}", log=tmp_path / "log")
@@ -88,9 +88,9 @@ def test_log(stack, place, monkeypatch, tmp_path):
         wsync.ensure(f"unix:{place}", log=tmp_path / "no/log")
 
 
-def test_places(stack, place, monkeypatch, tmp_path):
+def test_places(place, monkeypatch, tmp_path):
     """$WSYNC_AGENT is the address; without /run it is the user's own folder; a socket of a dead agent does not matter, a shared folder does"""
-    found = world.Agent(stack)
+    found = world.Agent()
     monkeypatch.setenv("WSYNC_AGENT", f"unix:{found.sock}")
     assert wsync.ensure() == f"unix:{found.sock}"
     found.kill()
@@ -134,7 +134,7 @@ def test_bounded(place, monkeypatch, tmp_path):
     world.wait_for(lambda: ended(pid), "the end of what never answered")
 
 
-def test_command(stack):
+def test_command():
     """the bundled command is this build's, and python can become it"""
     r = subprocess.run([sys.executable, "-c", "import sys; sys.argv = ['wsync', 'version']; from wsync.lib._command import main; main()"],
                        stdout=subprocess.PIPE, text=True, check=True, timeout=60)

@@ -18,10 +18,10 @@ AIO = {"sglang": wsync.aio.update_sglang_weights_from_disk, "vllm": wsync.aio.up
 
 
 @pytest.mark.parametrize("api", UPDATE)
-def test_update(stack, folders, api):
+def test_update(folders, api):
     """an engine loads a folder, says its version and serves again, also awaited; one that refuses is an error with a sentence:"""
-    engine = world.Engine(stack, folders[1], api=api)
-    want = world.Engine(stack, folders[2], api=api).checksum()
+    engine = world.Engine(folders[1], api=api)
+    want = world.Engine(folders[2], api=api).checksum()
     UPDATE[api](engine.url, folders[2], version=2, pause_mode="abort", timeout=30)
     assert engine.serves() == "2" and engine.checksum() == want
     asyncio.run(AIO[api](engine.url, folders[1], version="1"))
@@ -52,9 +52,9 @@ def test_update(stack, folders, api):
         UPDATE[api](engine.url, folders[2], timeout=0)
 
 
-def test_many(stack, folders):
+def test_many(folders):
     """many engines at once, each with its result; none is none; the token is in no text of an Engine"""
-    good = [world.Engine(stack, folders[1], api=api) for api in ("sglang", "vllm")]
+    good = [world.Engine(folders[1], api=api) for api in ("sglang", "vllm")]
     engines = [wsync.Engine(e.api, e.url, version=2, token="SECRET") for e in good]
     engines.insert(1, wsync.Engine("sglang", f"http://127.0.0.1:{world.free_port()}", timeout=5))
     results = wsync.sync_weights_to_engines(engines, folders[2])
@@ -70,14 +70,14 @@ def test_many(stack, folders):
 class Silent:
     """A server that takes connections and answers when it is let."""
 
-    def __init__(self, stack):
+    def __init__(self):
         import socket
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.asked = threading.Event()
         self.held = []
         threading.Thread(target=self.accept, daemon=True).start()
-        stack.callback(self.close)
+        world.at_end(self.close)
 
     def accept(self):
         try:
@@ -93,9 +93,9 @@ class Silent:
             s.close()
 
 
-def test_blocks_nobody(stack, folders):
+def test_blocks_nobody(folders):
     """other threads run while a call waits for an engine, a deadline is Timeout, and a cancelled await leaves its call to end by itself"""
-    silent = Silent(stack)
+    silent = Silent()
     caught = []
 
     def call():

@@ -28,17 +28,17 @@ def driver():
 
 
 @pytest.fixture
-def agent(stack):
-    return world.Agent(stack)
+def agent():
+    return world.Agent()
 
 
 class Process:
     """A Python program in a process of its own, told lines and asked for lines."""
 
-    def __init__(self, stack, code, driver, *arguments):
+    def __init__(self, code, driver, *arguments):
         self.p = subprocess.Popen([sys.executable, "-c", code, *arguments], env={**os.environ, **driver}, stdin=subprocess.PIPE,
                                   stdout=subprocess.PIPE, text=True)
-        stack.callback(lambda: (self.p.kill(), self.p.wait(), self.p.stdin.close(), self.p.stdout.close()))
+        world.at_end(lambda: (self.p.kill(), self.p.wait(), self.p.stdin.close(), self.p.stdout.close()))
 
     def says(self, want="ok"):
         line = self.p.stdout.readline().strip()
@@ -65,9 +65,9 @@ def same(weights, want):
 """
 
 
-def test_publishes(agent, driver, stack):
+def test_publishes(agent, driver):
     """arrays on two devices and on the host, of every layout, come to the slot byte for byte, version after version"""
-    p = Process(stack, COMMON + """
+    p = Process(COMMON + """
 given = {n: OnGpu(x, i % 2) for i, (n, x) in enumerate(made(1).items())}
 given["host"] = numpy.ones(7, numpy.float32)
 with wsync.Publisher("actor", given, agent=sys.argv[1], start_agent=False) as pub:
@@ -82,9 +82,9 @@ print("ok")
     assert p.p.wait(20) == 0
 
 
-def test_converts(agent, driver, stack):
+def test_converts(agent, driver):
     """float32 on a GPU becomes bfloat16 in the file, to the bits that the host's conversion gives"""
-    p = Process(stack, COMMON + """
+    p = Process(COMMON + """
 x = numpy.random.default_rng(1).standard_normal((300, 70)).astype(numpy.float32)
 with wsync.Publisher("actor", {"w": OnGpu(x), "t": OnGpu(x.T)}, agent=sys.argv[1], start_agent=False, dtype="bfloat16") as pub:
     pub.offload(1)
@@ -127,13 +127,13 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("share", ["cuda_ipc", "packed_cuda_ipc"])
-def test_shares(agent, driver, stack, share):
+def test_shares(agent, driver, share):
     """another process maps what is shared, byte for byte; unshare waits for it, and is done once it has closed or ended"""
-    sharer = Process(stack, SHARER, driver, f"unix:{agent.sock}", share)
+    sharer = Process(SHARER, driver, f"unix:{agent.sock}", share)
     sharer.says()
-    reader = Process(stack, READER, driver, f"unix:{agent.sock}")
+    reader = Process(READER, driver, f"unix:{agent.sock}")
     reader.says()
-    dying = Process(stack, READER, driver, f"unix:{agent.sock}")
+    dying = Process(READER, driver, f"unix:{agent.sock}")
     dying.says()
     sharer.tell("unshare 0.3")
     sharer.says("timeout")
@@ -145,7 +145,7 @@ def test_shares(agent, driver, stack, share):
     dying.p.wait()
     sharer.tell("unshare 20")
     sharer.says()
-    late = Process(stack, COMMON + """
+    late = Process(COMMON + """
 try:
     wsync.map_gpu("actor", agent=sys.argv[1], device="cpu", framework="numpy")
 except wsync.Error as e:
@@ -154,20 +154,17 @@ except wsync.Error as e:
     late.says()
 
 
-def test_by_path(agent, driver, stack):
+def test_by_path(agent, driver):
     """a mounted version's folder is enough; one that is not shared is ENOENT, and says what is wanted"""
-    try:
-        world.need_fuse()
-    except world.Skip as why:
-        pytest.skip(str(why))
-    mount = world.Mount(stack, f"unix:{agent.sock}")
-    sharer = Process(stack, SHARER, driver, f"unix:{agent.sock}", "cuda_ipc")
+    world.need_fuse()
+    mount = world.Mount(f"unix:{agent.sock}")
+    sharer = Process(SHARER, driver, f"unix:{agent.sock}", "cuda_ipc")
     sharer.says()
     mount.wait_version("actor", 1)
     with open(mount.file("actor", 1, ".wsync", "cuda_ipc.json")) as f:
         told = json.load(f)
     assert told["model"] == "actor" and told["version"] == 1 and told["strategy"] == "cuda_ipc"
-    reader = Process(stack, READER, driver, "", mount.file("actor", 1))
+    reader = Process(READER, driver, "", mount.file("actor", 1))
     reader.says()
     agent.publish("other", 1, world.checkpoint(world.SMALL))
     mount.wait_version("other", 1)
@@ -315,7 +312,7 @@ def shared(monkeypatch):
 
 
 def test_strategies(shared):
-    """in turn, with the reason why not the one before; "auto" says nothing of a version that nobody shares"""
+    """in turn, with the reason why not the one before; "auto" says nothing of a version that is not shared"""
     log = logging.getLogger("test")
 
     def opened(strategy, path=shared.path, wanted=("a", "b")):

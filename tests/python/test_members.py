@@ -7,6 +7,7 @@ import threading
 import types
 
 import pytest
+import world
 import wsync
 from wsync.engines import _broadcast
 from wsync.engines._http import Http, Refused
@@ -19,7 +20,7 @@ class Fake:
     """An engine of either kind. on[path]: what it answers instead, (status, value); "drop": nothing, after it was done; "late": nothing, and
     it is done after the next request for something else."""
 
-    def __init__(self, stack, kind, **said):
+    def __init__(self, kind, **said):
         self.kind, self.said = kind, {"tp_size": 1, "pp_size": 1, "dp_size": 1, "version": "0.5.23", "world": 1, "replica": 1, "parallel": {}, **said}
         self.version, self.paused, self.sleeping, self.on, self.asked, self.late = "default", False, False, {}, [], []
         self.lock = threading.Lock()
@@ -48,7 +49,7 @@ class Fake:
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-        stack.callback(lambda: (self.server.shutdown(), self.server.server_close()))
+        world.at_end(lambda: (self.server.shutdown(), self.server.server_close()))
 
     def answer(self, method, path, body, key):
         route = path.partition("?")[0]
@@ -102,7 +103,7 @@ class Group:
 
 
 @pytest.fixture
-def send(stack, monkeypatch):
+def send(monkeypatch):
     """Of engines, a sender of version 9@r that does all but move tensors, and its results."""
     monkeypatch.setattr(_broadcast, "Buckets", lambda *_: types.SimpleNamespace(parts=[["a"], ["b"]], tensors=lambda i, *_: [i]))
     monkeypatch.setattr(_broadcast, "broadcast_request", lambda part, *_: {"names": part, "dtypes": ["float32"], "shapes": [[2]]})
@@ -115,7 +116,7 @@ def send(stack, monkeypatch):
 
     def send(*fakes, timeout=10, pause_mode=None, **options):
         made = wsync.BroadcastSender([wsync.Engine(f.kind, f.url, timeout=timeout, pause_mode=pause_mode) for f in fakes], timeout=timeout)
-        stack.callback(made.close)
+        world.at_end(made.close)
         send.sender = made
         return made.send(weights, **{"force_layout": True, **options})
 
@@ -124,9 +125,9 @@ def send(stack, monkeypatch):
     return send
 
 
-def test_told(stack, send):
+def test_told(send):
     """both kinds: told the version and its lineage, flushed of what old weights computed, and resumed after that"""
-    for fake in (sglang := Fake(stack, "sglang"), vllm := Fake(stack, "vllm")):
+    for fake in (sglang := Fake("sglang"), vllm := Fake("vllm")):
         results = send(fake)
         assert results[0].ok and fake.version == "9@r" and not fake.paused, results
     assert sglang.asked.index("/flush_cache") < sglang.asked.index("/continue_generation")
@@ -134,13 +135,13 @@ def test_told(stack, send):
 
 
 @pytest.mark.parametrize("kind, route", [("sglang", "/flush_cache"), ("vllm", "/reset_prefix_cache")])
-def test_flush(stack, send, kind, route):
+def test_flush(send, kind, route):
     """one that is busy is asked again; one that cannot stays paused, on the new version"""
     busy = (400, {}) if kind == "sglang" else (200, {"success": False})
-    fake = Fake(stack, kind)
+    fake = Fake(kind)
     fake.on[route] = [busy, busy]
     assert send(fake)[0].ok and fake.asked.count(route) == 3
-    fake = Fake(stack, kind)
+    fake = Fake(kind)
     fake.on[route] = (500, {"message": "no"})
     results = send(fake)
     assert not results[0].ok and "stays paused" in str(results[0].error) and fake.paused and fake.version == "9@r", results
@@ -150,10 +151,10 @@ def test_flush(stack, send, kind, route):
 
 
 @pytest.mark.parametrize("kind, pause", [("sglang", "/pause_generation"), ("vllm", "/pause")])
-def test_pause(stack, send, kind, pause):
+def test_pause(send, kind, pause):
     """a pause whose answer is lost is undone, also where it comes late; one that is refused was none"""
     for how in ("drop", "late"):
-        fake, other = Fake(stack, kind), Fake(stack, kind)
+        fake, other = Fake(kind), Fake(kind)
         fake.on[pause] = [how]
         results = send(fake, other)
         assert not any(r.ok for r in results) and all("serves what it did before" in str(r.error) for r in results), results
@@ -163,9 +164,9 @@ def test_pause(stack, send, kind, pause):
     assert not results[0].ok and not fake.resumed() and "serves what it did before" in str(results[0].error), results
 
 
-def test_pause_refused_again(stack, send):
+def test_pause_refused_again(send):
     """a refusal to be paused once more says nothing of the pause before: it is this sender's still, and is ended by a send that works"""
-    fake = Fake(stack, "vllm")
+    fake = Fake("vllm")
     fake.on["/reset_prefix_cache"] = (500, {"message": "no"})
     assert not send(fake)[0].ok and fake.paused
     fake.on = {"/pause": [(403, {})]}
@@ -174,45 +175,45 @@ def test_pause_refused_again(stack, send):
     assert results[0].ok and not fake.paused, results
 
 
-def test_told_a_part(stack, send):
+def test_told_a_part(send):
     """one that refuses to be called a part of a version is as it was; one that may have been is not resumed"""
     for how, paused in (((403, {}), False), ("drop", True)):
-        fake = Fake(stack, "sglang")
+        fake = Fake("sglang")
         fake.on["/update_weight_version"] = [how]
         results = send(fake)
         assert not results[0].ok and fake.paused == paused and (fake.version == "default") == (not paused), results
 
 
-def test_resume_sglang(stack, send):
+def test_resume_sglang(send):
     """one that says that it is not ready is resumed until it says that it is; older ones do not say"""
-    fake = Fake(stack, "sglang")
+    fake = Fake("sglang")
     fake.on["/ready"] = [(503, {}), (503, {})]
     assert send(fake)[0].ok and not fake.paused and fake.asked.count("/continue_generation") == 3
     fake.on["/ready"] = (404, {})
     assert send(fake)[0].ok and not fake.paused
 
 
-def test_resume(stack, send):
+def test_resume(send):
     """one that is refused for a while is asked until it says that it is not paused"""
-    fake = Fake(stack, "vllm")
+    fake = Fake("vllm")
     fake.on["/resume"] = [(500, {"error": "a pause is under way"}), (500, {})]
     fake.on["/is_paused"] = [(200, {"is_paused": True})]
     assert send(fake)[0].ok and not fake.paused and fake.asked.count("/resume") == 4
 
 
 @pytest.mark.parametrize("world, replica, undone", [(2, 2, True), (2, 1, False), (2, None, False)])
-def test_replicas(stack, send, world, replica, undone):
+def test_replicas(send, world, replica, undone):
     """what a vLLM has undone it serves; where it has several replicas, or does not say, one of them may have the new version"""
-    fake = Fake(stack, "vllm", world=world, replica=replica)
+    fake = Fake("vllm", world=world, replica=replica)
     fake.on["/update_weights"] = (500, {"error": SAID})
     results = send(fake)
     assert not results[0].ok and fake.paused == (not undone), results
     assert ("serves what it did before" if undone else "stays paused") in str(results[0].error), results
 
 
-def test_each_by_itself(stack, send):
+def test_each_by_itself(send):
     """what goes wrong with one engine is its own: one that has all serves it, one that undid it goes on, one in the middle stays paused"""
-    good, undid, broken, odd = Fake(stack, "sglang"), Fake(stack, "vllm"), Fake(stack, "sglang"), Fake(stack, "sglang")
+    good, undid, broken, odd = Fake("sglang"), Fake("vllm"), Fake("sglang"), Fake("sglang")
     undid.on["/update_weights"] = None
     undid.on["/finish_weight_update"] = (500, {"error": "no session"})
     broken.on["/end_weight_update"] = (500, {"error": "no memory"})
@@ -223,7 +224,7 @@ def test_each_by_itself(stack, send):
     assert undid.paused and broken.paused and odd.paused and not broken.resumed()
     assert broken.version == "part of 9@r", broken.version
     assert "no memory" in str(results[2].error) and "no session" in str(results[1].error)
-    one, other = Fake(stack, "vllm"), Fake(stack, "sglang")
+    one, other = Fake("vllm"), Fake("sglang")
     one.on["/update_weights"] = (500, {"error": SAID})
     send.group.why = "a member has gone"
     results = send(one, other)
@@ -237,12 +238,12 @@ def test_each_by_itself(stack, send):
     assert results[0].ok and not other.paused and other.version == "9@r", results
 
 
-def test_left_out(stack, send, monkeypatch):
-    """who cannot join is left out by name, or loads path=; the others are sent to"""
-    good = Fake(stack, "vllm", world=4, replica=2)
-    asleep = Fake(stack, "vllm")
+def test_left_out(send, monkeypatch):
+    """an engine that cannot join is left out by name, or loads path=; the others are sent to"""
+    good = Fake("vllm", world=4, replica=2)
+    asleep = Fake("vllm")
     asleep.sleeping = True
-    others = [asleep, Fake(stack, "vllm", world=2, parallel={"data_parallel_external_lb": True}), Fake(stack, "sglang", pp_size=2), Fake(stack, "sglang", dp_size=2)]
+    others = [asleep, Fake("vllm", world=2, parallel={"data_parallel_external_lb": True}), Fake("sglang", pp_size=2), Fake("sglang", dp_size=2)]
     results = send(good, *others)
     assert [r.ok for r in results] == [True, False, False, False, False], results
     for r, fake, why in zip(results[1:], others, ("sleeps", "one of several servers", "2 pipeline stages", "2 data-parallel")):
@@ -256,9 +257,9 @@ def test_left_out(stack, send, monkeypatch):
     assert sorted(loaded) == sorted((f.url, "/wsync/actor/9") for f in others)
 
 
-def test_versions(stack, send):
+def test_versions(send):
     """without a version, or of a part, nothing is sent; nor what cannot be compared with what is served"""
-    fake = Fake(stack, "sglang")
+    fake = Fake("sglang")
     results = send(fake, force_layout=False)
     assert "Give layout=" in str(results[0].error) and not fake.resumed() and fake.version == "default", results
     send.weights.version = None
@@ -270,9 +271,9 @@ def test_versions(stack, send):
     assert not any("pause" in route for route in fake.asked)
 
 
-def test_keys(stack):
+def test_keys():
     """the admin key goes where something is changed, the other where something is asked, and neither into what is said"""
-    fake = Fake(stack, "vllm")
+    fake = Fake("vllm")
     keys = []
     fake.answer = lambda method, path, body, key: (keys.append((method, key)), (401, {"error": f"{key} is wrong, as is OTHER-\"KEY"}))[1]
     server = Http(fake.url, "PLAIN-TOKEN", "OTHER-\"KEY")

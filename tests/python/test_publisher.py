@@ -14,8 +14,8 @@ import wsync
 
 
 @pytest.fixture
-def agent(stack):
-    return world.Agent(stack)
+def agent():
+    return world.Agent()
 
 
 def publisher(agent, tensors, **options):
@@ -250,7 +250,7 @@ def test_changed_model(agent):
 
 
 def test_waits(agent):
-    """wait_delta says whether there is one; wait_loaded names who is missing; a closed publisher says so"""
+    """wait_delta says whether there is one; wait_loaded names the mounts that are missing; a closed publisher says so"""
     given = {"a": numpy.zeros(1 << 20, numpy.float32)}
     pub = publisher(agent, given)
     pub.offload(1)

@@ -1,6 +1,5 @@
 """What is read off a trainer's framework, by stand-ins of its objects: whose memory it is, and what must not be read. tests/real has
 the frameworks themselves."""
-import contextlib
 import enum
 import os
 import subprocess
@@ -85,8 +84,8 @@ class Module:
 
 
 @pytest.fixture
-def agent(stack):
-    return world.Agent(stack)
+def agent():
+    return world.Agent()
 
 
 def publisher(agent, source, **options):
@@ -128,8 +127,8 @@ def test_library_of_before(tmp_path):
 def test_running_means(agent):
     """running means that each rank has its own of are refused, since one rank's mean would stand beside another's variance; given to all, they pass"""
     models = [Module({"weight": Tensor(numbers(3, 0))}, (), {"running_mean": Tensor(numbers(3, rank))}) for rank in range(2)]
-    with contextlib.ExitStack() as stack:
-        pubs = [stack.enter_context(wsync.Publisher("actor", wsync.fsdp(m, conversions=False), agent=f"unix:{agent.sock}", start_agent=False,
+    with world.scope():
+        pubs = [world.entered(wsync.Publisher("actor", wsync.fsdp(m, conversions=False), agent=f"unix:{agent.sock}", start_agent=False,
                                                     rank=rank, world_size=2)) for rank, m in enumerate(models)]  # fmt: skip
         with futures.ThreadPoolExecutor() as pool:
             errors = [f.exception(60) for f in [pool.submit(p.offload, 1) for p in pubs]]

@@ -144,7 +144,7 @@ def test_undone(loader):
 
 
 def test_gone(loader):
-    """the way back is gone, or leads elsewhere: nobody claims that it was taken"""
+    """the way back is gone, or leads elsewhere: no reply claims that it was taken"""
     loader, start = loader
     bad = world.checkpoint(TENSORS)
     loader.bad = (bad,)

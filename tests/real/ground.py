@@ -5,8 +5,10 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from package import package
-from world import Agent, Mount, Skip, need_fuse, tensors_of, unique
+from world import Agent, Mount, need_fuse, tensors_of, unique
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RANKS_SECONDS = 240
@@ -15,15 +17,15 @@ RANKS_SECONDS = 240
 def need(name):
     need_fuse()
     if importlib.util.find_spec(name) is None:
-        raise Skip(f"{name} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+        pytest.skip(f"{name} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
 
 
 class Ground:
     """An agent and a mount, and what torchrun needs."""
 
-    def __init__(self, stack):
-        self.agent = Agent(stack)
-        self.mount = Mount(stack, f"unix:{self.agent.sock}")
+    def __init__(self):
+        self.agent = Agent()
+        self.mount = Mount(f"unix:{self.agent.sock}")
         self.expected = unique("expected")
 
     def ranks(self, n, script, *cases, env=None, check=True):
@@ -61,8 +63,8 @@ class Ground:
         return len(want)
 
 
-def compared(stack, n, script, *cases, env=None):
-    g = Ground(stack)
+def compared(n, script, *cases, env=None):
+    g = Ground()
     g.ranks(n, script, *cases, env=env)
     for case in cases:
         assert g.compare(case) > 0

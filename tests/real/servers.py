@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 
-from world import Skip, free_port, need_fuse, unique, wait_for
+import pytest
+
+from world import at_end, free_port, need_fuse, unique, wait_for
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 START_SECONDS = 240
@@ -25,7 +27,7 @@ CLOSE = 0.1  # of log probabilities: other batches round otherwise; versions dif
 def need_real(package):
     need_fuse()
     if importlib.util.find_spec(package) is None:
-        raise Skip(f"{package} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+        pytest.skip(f"{package} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
 
 
 def distance(a, b):
@@ -49,7 +51,7 @@ class Refused(Exception):
 class Server:
     """One server. A subclass says how it is started (command, environment) and asked (score, complete)."""
 
-    def __init__(self, stack, folder, *options, port=None):
+    def __init__(self, folder, *options, port=None):
         self.port, self.key = port or free_port(), None
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = unique(self.kind) + ".log"
@@ -61,7 +63,7 @@ class Server:
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([sys.executable, *self.command(folder), *options], env=env, stdin=subprocess.DEVNULL,
                                             stdout=log, stderr=log)
-        stack.callback(self.stop)
+        at_end(self.stop)
 
     def healthy(self):
         with contextlib.suppress(OSError, Refused, http.client.HTTPException):
@@ -233,7 +235,7 @@ def installed():
     """A folder for PYTHONPATH with the package as pip installs it, entry points and all; the environment of vLLM is left alone."""
     for module in ("cffi", "setuptools"):
         if importlib.util.find_spec(module) is None:
-            raise Skip(f"{module} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+            pytest.skip(f"{module} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
     target = unique("installed")
     pip = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
                           "--no-index", "--target", target, os.path.join(os.environ["ROOT"], "backends/python")], timeout=180, check=False,
@@ -296,7 +298,7 @@ class Proxy:
     """Stands before a server: notes each path, and calls before[path] before it hands on a request to it. key: goes
     with POST requests instead of the one that was sent."""
 
-    def __init__(self, stack, server, before=None):
+    def __init__(self, server, before=None):
         self.server, self.kind, self.before, self.seen, self.key = server, server.kind, {} if before is None else before, [], None
         proxy = self
 
@@ -335,7 +337,7 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         thread = threading.Thread(target=self.http.serve_forever, args=(0.1,))
         thread.start()
-        stack.callback(lambda: (self.http.shutdown(), thread.join(), self.http.server_close()))
+        at_end(lambda: (self.http.shutdown(), thread.join(), self.http.server_close()))
 
 
 class Stream:
@@ -343,13 +345,13 @@ class Stream:
 
     LONG = 40  # tokens: some hundred milliseconds, longer than a switch
 
-    def __init__(self, stack, server):
+    def __init__(self, server):
         self.server, self.over = server, threading.Event()
         self.scores, self.texts, self.lost = [], [], []
         self.threads = [threading.Thread(target=self.work, args=(one,)) for one in (self.ask_score, self.ask_text)]
         for t in self.threads:
             t.start()
-        stack.callback(self.end)
+        at_end(self.end)
 
     def work(self, one):
         while not self.over.is_set():

@@ -1,13 +1,14 @@
 """A trainer that shares versions on the stand-in driver's GPUs, and what engines need to open them there."""
-import contextlib
 import json
 import os
 import subprocess
 import sys
 
+import pytest
+
 from scenarios import MODEL, Ground
 from servers import CLOSE, HERE, distance, installed
-from world import BUILD, Mount, Skip
+from world import BUILD, Mount, at_end, scope
 
 FAKE = os.path.join(BUILD, "tests", "fakes", "libcuda.so.1")
 DRIVER = {"WSYNC_LIBCUDA": FAKE, "WSYNC_FAKE_CUDA": "devices=2,delay=100,seed=9", "CUDA_VISIBLE_DEVICES": "0,1"}
@@ -38,15 +39,15 @@ def need_driver():
     made = subprocess.run(["make", "-s", "-C", os.environ["ROOT"], os.path.relpath(FAKE, os.environ["ROOT"])], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False, timeout=120)
     if not os.path.exists(FAKE):
-        raise Skip(f"there is no stand-in driver (it wants CUDA's headers): {made.stdout.strip()[-200:]}")
+        pytest.skip(f"there is no stand-in driver (it wants CUDA's headers): {made.stdout.strip()[-200:]}")
 
 
 class Trainer:
-    def __init__(self, stack, agent, target, share, folder):
+    def __init__(self, agent, target, share, folder):
         env = dict(os.environ, PYTHONPATH=os.pathsep.join((target, os.path.join(os.path.dirname(HERE), "python"))), **DRIVER)
         self.p = subprocess.Popen([sys.executable, "-c", TRAINER, f"unix:{agent.sock}", MODEL, share, folder], env=env, stdin=subprocess.PIPE,
                                   stdout=subprocess.PIPE, text=True)
-        stack.callback(lambda: (self.p.kill(), self.p.wait(), self.p.stdin.close(), self.p.stdout.close()))
+        at_end(lambda: (self.p.kill(), self.p.wait(), self.p.stdin.close(), self.p.stdout.close()))
 
     def ask(self, **what):
         self.p.stdin.write(json.dumps(what) + "\n")
@@ -64,21 +65,21 @@ class Shared(Ground):
 
     agent_options = ("--slots", "8")
 
-    def __init__(self, stack, kind, with_wsync, *options):
+    def __init__(self, kind, with_wsync, *options):
         need_driver()
-        super().__init__(stack, kind)
-        self.near = Mount(stack, f"unix:{self.agent.sock}")
+        super().__init__(kind)
+        self.near = Mount(f"unix:{self.agent.sock}")
         self.target = with_wsync.target = installed()
         with_wsync.more = DRIVER
         self.answers = {2: self.fresh(kind, 2)}
-        self.server = with_wsync(stack, self.path(1), *kind.uncached, *options).wait()
+        self.server = with_wsync(self.path(1), *kind.uncached, *options).wait()
         self.answers[1] = self.server.answers()
         assert distance(self.answers[1], self.answers[2]) > 10 * CLOSE
         self.next = 10
 
     def fresh(self, kind, version):
-        with contextlib.ExitStack() as one:
-            return kind(one, self.folder(version), *kind.uncached).wait().answers()
+        with scope():
+            return kind(self.folder(version), *kind.uncached).wait().answers()
 
     def check(self, version):
         assert self.server.answers() == self.answers[version], f"other answers than a fresh server on {version}"

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # timeout: 900
 """wsync.BroadcastSender over gloo: real SGLang (its weight-update group) and vLLM (the back end `wsync`) answer as servers that were
 started on that version. Stand-ins: a member that dies, hangs or refuses ends the group in time, and no engine is resumed on a part."""
@@ -13,10 +12,11 @@ import sys
 import time
 import urllib.request
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-from scenarios import Ground, once
+import pytest
+
+from scenarios import Ground
 from servers import CLOSE, HERE, SGLang, SGLangWithWsync, VLLM, WithWsync, distance, installed
-from world import Skip, checkpoint, free_port, run, wait_for
+from world import at_end, checkpoint, entered, free_port, scope, wait_for
 
 TIMEOUT = 8
 TENSORS = {f"model.layers.{i}.mlp.w{k}": ("BF16" if k else "F32", [64, 3 + i]) for i in range(4) for k in (0, 1)}
@@ -25,17 +25,33 @@ TENSORS["lm_head.bias"] = ("F32", [])
 
 def need(name):
     if importlib.util.find_spec(name) is None:
-        raise Skip(f"{name} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+        pytest.skip(f"{name} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def package():
+    """The package, installed for servers and for this process."""
+    need("torch")
+    target = WithWsync.target = SGLangWithWsync.target = installed()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(target)
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        yield
+
+
+@pytest.fixture(scope="module")
+def w():
+    return World()
 
 
 class StandIn:
-    def __init__(self, stack, *options, folder=None, release="0.5.23"):
+    def __init__(self, *options, folder=None, release="0.5.23"):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen([sys.executable, os.path.join(HERE, "broadcast_server.py"), str(self.port), folder or checkpoint(TENSORS, seed=0), release,
                                          *options],
                                         env=dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"), stdin=subprocess.DEVNULL)
-        stack.callback(lambda: (self.process.kill(), self.process.wait()))
+        at_end(lambda: (self.process.kill(), self.process.wait()))
         wait_for(self.lives, "the stand-in", 60)
 
     def state(self):
@@ -49,31 +65,31 @@ class StandIn:
         return None
 
 
-def sender(stack, *engines, **options):
+def sender(*engines, **options):
     import wsync
 
     made = wsync.BroadcastSender([wsync.Engine(kind, url, pause_mode=mode) for kind, url, mode in engines],
                                  **{"timeout": TIMEOUT, "backend": "gloo", "bucket_bytes": 2000, **options})
-    stack.callback(made.close)
+    at_end(made.close)
     return made
 
 
-def weights_of(stack, seed):
+def weights_of(seed):
     import wsync
 
-    return stack.enter_context(wsync.open(checkpoint(TENSORS, seed=seed), "torch"))
+    return entered(wsync.open(checkpoint(TENSORS, seed=seed), "torch"))
 
 
 def sums(weights):
     return {name: hashlib.sha256(bytes(weights.raw(name))).hexdigest() for name in weights}
 
 
-def test_stand_ins(stack):
+def test_stand_ins():
     "two members, several chunks: every byte arrives; the group is used again for the next version"
-    a, b = StandIn(stack), StandIn(stack)
-    s = sender(stack, ("sglang", a.url, None), ("sglang", b.url, None))
+    a, b = StandIn(), StandIn()
+    s = sender(("sglang", a.url, None), ("sglang", b.url, None))
     for seed, version in ((1, "1@r"), (2, "2@r")):
-        weights = weights_of(stack, seed)
+        weights = weights_of(seed)
         results = s.send(weights, version)
         assert all(r.ok and r.by == "broadcast" and r.pause_seconds > 0 for r in results), results
         for member in (a, b):
@@ -85,24 +101,24 @@ def test_stand_ins(stack):
     assert a.state()["buckets"] == a.state()["updates"]
 
 
-def test_older(stack):
+def test_older():
     "beside a release that was not tried with buckets each tensor goes by itself; where it says no folder that is seen here, layout= is compared with"
-    a, b = StandIn(stack, folder="hub/name"), StandIn(stack, release="0.4.9", folder="hub/name")
-    weights = weights_of(stack, 1)
-    results = sender(stack, ("sglang", a.url, None), ("sglang", b.url, None)).send(weights, "1@r")
+    a, b = StandIn(folder="hub/name"), StandIn(release="0.4.9", folder="hub/name")
+    weights = weights_of(1)
+    results = sender(("sglang", a.url, None), ("sglang", b.url, None)).send(weights, "1@r")
     assert not any(r.ok for r in results) and all("Give layout=" in str(r.error) for r in results), results
-    results = sender(stack, ("sglang", a.url, None), ("sglang", b.url, None), layout=checkpoint(TENSORS, seed=0)).send(weights, "1@r")
+    results = sender(("sglang", a.url, None), ("sglang", b.url, None), layout=checkpoint(TENSORS, seed=0)).send(weights, "1@r")
     assert all(r.ok for r in results), results
     for member in (a, b):
         assert member.state()["tensors"] == sums(weights) and not member.state()["buckets"], member.state()
 
 
-def test_incomplete(stack):
+def test_incomplete():
     "what lacks a tensor, or has another shape, is not sent; what has no version neither"
     import wsync
 
-    a = StandIn(stack)
-    s = sender(stack, ("sglang", a.url, None))
+    a = StandIn()
+    s = sender(("sglang", a.url, None))
     for tensors, what in (({k: v for k, v in TENSORS.items() if "layers.2" not in k}, "missing model.layers.2.mlp.w0"),
                           (TENSORS | {"lm_head.bias": ("F32", [2])}, "differs lm_head.bias")):
         with wsync.open(checkpoint(tensors, seed=1), "torch") as weights:
@@ -121,50 +137,50 @@ def test_incomplete(stack):
         assert s.send(weights, "1@r", force_layout=True)[0].ok
 
 
-def test_one_dies(stack):
+def test_one_dies():
     "one dies in the middle: both are errors in time, the other stays paused; then those that live get the next version"
-    a, b = StandIn(stack), StandIn(stack, "--die-at", "2")
-    s = sender(stack, ("sglang", a.url, None), ("sglang", b.url, None))
+    a, b = StandIn(), StandIn("--die-at", "2")
+    s = sender(("sglang", a.url, None), ("sglang", b.url, None))
     began = time.monotonic()
-    results = s.send(weights_of(stack, 1), "1@r")
+    results = s.send(weights_of(1), "1@r")
     assert time.monotonic() - began < 5 * TIMEOUT
     assert not results[0].ok and "stays paused" in str(results[0].error), results
     assert not results[1].ok and b.process.wait(5) == 9, results
     state = a.state()
     assert state["paused"] and not state["resumed_on"] and not state["session"], state
     assert state["weight_version"] == "part of 1@r", state
-    results = s.send(weights_of(stack, 2), "2@r")
+    results = s.send(weights_of(2), "2@r")
     assert results[0].ok and not results[1].ok, results
-    assert a.state()["resumed_on"] == ["2@r"] and a.state()["tensors"] == sums(weights_of(stack, 2))
+    assert a.state()["resumed_on"] == ["2@r"] and a.state()["tensors"] == sums(weights_of(2))
 
 
-def test_one_hangs(stack):
+def test_one_hangs():
     "one takes no part: the group ends within its timeout"
-    a, b = StandIn(stack), StandIn(stack, "--hang-at", "2")
-    s = sender(stack, ("sglang", a.url, None), ("sglang", b.url, None), timeout=3)
+    a, b = StandIn(), StandIn("--hang-at", "2")
+    s = sender(("sglang", a.url, None), ("sglang", b.url, None), timeout=3)
     began = time.monotonic()
-    results = s.send(weights_of(stack, 1), "1@r")
+    results = s.send(weights_of(1), "1@r")
     assert time.monotonic() - began < 30, time.monotonic() - began
     assert not any(r.ok for r in results) and all("stays paused" in str(r.error) for r in results), results
     assert not a.state()["resumed_on"] and not b.state()["resumed_on"]
 
 
-def test_one_refuses(stack):
+def test_one_refuses():
     "one refuses its first update: what it says is the error of all, and none is resumed"
-    a, b = StandIn(stack), StandIn(stack, "--refuse-at", "1")
-    s = sender(stack, ("sglang", a.url, None), ("sglang", b.url, None))
-    results = s.send(weights_of(stack, 1), "1@r")
+    a, b = StandIn(), StandIn("--refuse-at", "1")
+    s = sender(("sglang", a.url, None), ("sglang", b.url, None))
+    results = s.send(weights_of(1), "1@r")
     assert not any(r.ok for r in results) and all("refused as asked" in str(r.error) for r in results), results
     assert not a.state()["resumed_on"] and not b.state()["resumed_on"]
 
 
-def test_nobody(stack):
+def test_nobody():
     "no server there: an error for it, the others are sent to; a kind that is unknown is refused"
     import wsync
 
-    a = StandIn(stack)
-    results = sender(stack, ("sglang", a.url, None), ("vllm", f"http://127.0.0.1:{free_port()}", None)).send(weights_of(stack, 1), "1@r")
-    assert results[0].ok and not results[1].ok and "refused" in str(results[1].error).lower() and results[1].error.errno == errno.ECONNREFUSED, results
+    a = StandIn()
+    results = sender(("sglang", a.url, None), ("vllm", f"http://127.0.0.1:{free_port()}", None)).send(weights_of(1), "1@r")
+    assert results[0].ok and not results[1].ok and "no connection to" in str(results[1].error) and results[1].error.errno == errno.EHOSTUNREACH, results
     try:
         wsync.BroadcastSender([wsync.Engine("other", a.url)])
     except ValueError as e:
@@ -176,14 +192,14 @@ def test_nobody(stack):
 class World(Ground):
     """A real SGLang and a real vLLM on version 1, and what fresh servers answer on each."""
 
-    def __init__(self, stack):
-        super().__init__(stack, SGLang, VLLM)
+    def __init__(self):
+        super().__init__(SGLang, VLLM)
         self.answers = {}
         for kind in (SGLang, VLLM):
-            with contextlib.ExitStack() as one:  # one after the other: memory
-                self.answers[kind.kind] = kind(one, self.folder(2), *kind.uncached).wait().answers()
-        self.sglang = SGLangWithWsync(stack, self.path(1), *SGLang.uncached)
-        self.vllm = WithWsync(stack, self.path(1), *VLLM.uncached, "--weight-transfer-config", '{"backend": "wsync"}')
+            with scope():  # one after the other: memory
+                self.answers[kind.kind] = kind(self.folder(2), *kind.uncached).wait().answers()
+        self.sglang = SGLangWithWsync(self.path(1), *SGLang.uncached)
+        self.vllm = WithWsync(self.path(1), *VLLM.uncached, "--weight-transfer-config", '{"backend": "wsync"}')
         for server in (self.sglang, self.vllm):
             server.wait()
             assert distance(server.answers(), self.answers[server.kind]) > 10 * CLOSE
@@ -192,13 +208,12 @@ class World(Ground):
         assert server.answers() == self.answers[server.kind], f"{server.kind}: other answers than a fresh server on 2"
 
 
-def test_real(stack):
+def test_real(w):
     "SGLang and vLLM in one group: both answer as fresh servers on version 2 do"
     import wsync
 
-    w = world()
     both = (("sglang", w.sglang.url, None), ("vllm", w.vllm.url, None))
-    s = sender(stack, *both, bucket_bytes=64 << 10, timeout=40)
+    s = sender(*both, bucket_bytes=64 << 10, timeout=40)
     with wsync.open(w.path(2), "torch") as weights:
         results = s.send(weights, path=w.path(2))
     assert all(r.ok and r.by == "broadcast" for r in results), results
@@ -208,35 +223,21 @@ def test_real(stack):
     assert w.sglang.call("/server_info")["internal_states"][0]["wsync"] == {"forgets_embeddings": True}
 
 
-def test_real_refused(stack):
+def test_real_refused(w):
     "vLLM refuses a version that lacks a tensor and serves what it did; by path it loads what is whole"
     import wsync
 
-    w = world()
-    s = sender(stack, ("vllm", w.vllm.url, None), timeout=20)
+    s = sender(("vllm", w.vllm.url, None), timeout=20)
     before = w.vllm.answers()
     with wsync.open(w.folder("missing"), "torch") as weights:
         results = s.send(weights, version="9")
         assert "missing model.layers.1.mlp.down_proj.weight" in str(results[0].error) and results[0].error.errno == errno.EPROTO, results
-        s = sender(stack, ("vllm", w.vllm.url, None), timeout=20, layout=w.folder("missing"))  # so that it is vLLM that finds it
+        s = sender(("vllm", w.vllm.url, None), timeout=20, layout=w.folder("missing"))  # so that it is vLLM that finds it
         results = s.send(weights, version="9")
     assert not results[0].ok and "missing model.layers.1.mlp.down_proj.weight" in str(results[0].error), results
     assert "serves what it did before" in str(results[0].error), results
     assert w.vllm.answers() == before
     with wsync.open(w.path(1), "torch") as weights:
-        results = sender(stack, ("vllm", w.vllm.url, None), timeout=20).send(weights, path=w.path(1))
+        results = sender(("vllm", w.vllm.url, None), timeout=20).send(weights, path=w.path(1))
     assert results[0].ok, results
     assert distance(w.vllm.answers(), before) > 10 * CLOSE
-
-
-with contextlib.ExitStack() as stack:
-    try:
-        need("torch")
-        target = WithWsync.target = SGLangWithWsync.target = installed()
-        sys.path.insert(0, target)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    except Skip as why:
-        print(f"1..0 # SKIP {why}")
-        sys.exit(0)
-    world = once(World, stack)
-    run(test_stand_ins, test_older, test_incomplete, test_one_dies, test_one_hangs, test_one_refuses, test_nobody, test_real, test_real_refused)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # timeout: 900
 """`make demo-rl` with few steps: what it claims holds; interrupted, or killed itself, it leaves nothing behind."""
 import contextlib
@@ -10,9 +9,8 @@ import sys
 import threading
 import types
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from servers import need_real
-from world import TESTDIR, run, wait_for
+from world import TESTDIR, at_end, wait_for
 
 DEMO = os.path.join(os.environ["ROOT"], "mount-helpers/demo/demo-rl.py")
 RUN_SECONDS, SAY_SECONDS, END_SECONDS = 600, 240, 120
@@ -42,11 +40,11 @@ def running():
 class Demo:
     """The demo in a process group of its own, as a shell starts it."""
 
-    def __init__(self, stack, *args):
+    def __init__(self, *args):
         self.said = ""
         self.process = subprocess.Popen([sys.executable, "-u", DEMO, *args], env=dict(os.environ, TMPDIR=TESTDIR), process_group=0,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        stack.callback(self.stop)
+        at_end(self.stop)
 
     def stop(self):
         """As Ctrl-C does; what does not end by itself is killed."""
@@ -88,7 +86,7 @@ class Demo:
         assert not [n for n in os.listdir(TESTDIR) if n.startswith("wsync-rl.")], os.listdir(TESTDIR)
 
 
-def test_verdict(_):
+def test_verdict():
     "each claim that does not hold fails the demo: a flat reward, a difference that is no noise, a stale version that is not seen"
     sys.path.insert(0, os.path.dirname(DEMO))
     spec = importlib.util.spec_from_file_location("demo_rl", DEMO)
@@ -112,53 +110,49 @@ def test_verdict(_):
     assert not verdict(lambda lines: lines[4].update(version=3))
 
 
-def test_claims(stack):
+def test_claims():
     "four steps of a real run: switched, sampled, a version held back is seen, the reward rises"
     need_real("vllm")
-    demo = Demo(stack, "--steps", "4", "--learning-rate", "1e-2")
+    demo = Demo("--steps", "4", "--learning-rate", "1e-2")
     demo.ends(0, RUN_SECONDS)
     rows = [line.strip() for line in demo.said.splitlines() if line.strip().startswith(("yes ", "NO ")) or " instead of " in line or "HELD" in line]
     print(*("# " + line for line in rows), sep="\n", flush=True)
     assert demo.said.count("    yes  ") == 4 and "HELD BACK" in demo.said, demo.said
 
 
-def test_interrupted(stack):
+def test_interrupted():
     "Ctrl-C while the engine starts: 130, and nothing is left"
     need_real("vllm")
-    demo = Demo(stack)
+    demo = Demo()
     demo.hear("vLLM starts", SAY_SECONDS)
     os.killpg(demo.process.pid, signal.SIGINT)
     demo.ends(130)
     assert "interrupted" in demo.said, demo.said
 
 
-def test_engine_ends(stack):
+def test_engine_ends():
     "an engine that ends: said at once, with the ends of the logs, and nothing is left"
     need_real("vllm")
-    demo = Demo(stack)
+    demo = Demo()
     demo.hear("vLLM starts", SAY_SECONDS)
     wait_for(lambda: demo.kill_one(b"vllm.entrypoints"), "the engine's process")
     demo.ends(1)
     assert "vLLM ended by itself, with -9" in demo.said and "the end of vllm" in demo.said, demo.said
 
 
-def test_killed(stack):
+def test_killed():
     "the part that cleans up is killed while torch is loaded: nothing is left either"
     need_real("vllm")
-    demo = Demo(stack)
+    demo = Demo()
     demo.hear("Two ranks", SAY_SECONDS)
     os.kill(next(pid for pid in descendants(demo.process.pid)), signal.SIGKILL)
     demo.ends(137)
 
 
-def test_bad_options(stack):
+def test_bad_options():
     "options that make no sense are refused before anything is started"
     need_real("vllm")
     for options in (("--steps", "2"), ("--hold", "0"), ("--steps", "5", "--hold", "6"), ("--learning-rate", "nan"), ("--engine", "x")):
-        demo = Demo(stack, *options)
+        demo = Demo(*options)
         demo.ends(2)
         assert "error: " in demo.said, demo.said
-
-
-if __name__ == "__main__":
-    run(test_verdict, test_bad_options, test_killed, test_interrupted, test_engine_ends, test_claims)

@@ -1,14 +1,12 @@
-#!/usr/bin/env python3
 # timeout: 600
 """One real vLLM and one real SGLang on one mount: a switch takes both along, or neither."""
-import contextlib
 import os
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-from scenarios import MODEL, Ground, once
+import pytest
+
+from scenarios import MODEL, Ground
 from servers import CLOSE, PROMPTS, SGLang, VLLM, distance
-from world import run, unique, wait_for
+from world import unique, wait_for
 
 KEY = "key-of-the-pair"
 
@@ -16,21 +14,21 @@ KEY = "key-of-the-pair"
 class Pair(Ground):
     """Both started on version 1 of the mount; SGLang asks for a key."""
 
-    def __init__(self, stack):
-        super().__init__(stack, VLLM, SGLang)
+    def __init__(self):
+        super().__init__(VLLM, SGLang)
         self.key_file = unique("key")
         with open(self.key_file, "w") as f:
             f.write(KEY + "\n")
-        self.servers = {"vllm": VLLM(stack, self.path(1), *VLLM.uncached),
-                        "sglang": SGLang(stack, self.path(1), *SGLang.uncached, "--api-key", KEY,
+        self.servers = {"vllm": VLLM(self.path(1), *VLLM.uncached),
+                        "sglang": SGLang(self.path(1), *SGLang.uncached, "--api-key", KEY,
                                          "--weight-loader-prefetch-checkpoints")}
         self.servers["sglang"].key = KEY
         self.fresh = {name: server.wait().answers() for name, server in self.servers.items()}
 
-    def add(self, stack, **options):
+    def add(self, **options):
         for name, server in self.servers.items():
             key = f" token-file={self.key_file}" if server.key else ""
-            self.engine(stack, name, server, options.get(name, "") + key)
+            self.engine(name, server, options.get(name, "") + key)
 
     def check_still_1(self, *names):
         assert self.mount.text(f"{MODEL}/version") == "1\n" and os.readlink(self.mount.file(MODEL, "current")) == "1"
@@ -40,10 +38,14 @@ class Pair(Ground):
             assert self.servers[name].answers() == self.fresh[name], f"{name} answers otherwise than when it was fresh"
 
 
-def test_both(stack):
+@pytest.fixture(scope="module")
+def w():
+    return Pair()
+
+
+def test_both(w):
     "both go to version 2 and back in one switch, and answer alike on either"
-    w = world()
-    w.add(stack)
+    w.add()
     scores = {}
     for version in (1, 2, 1):
         w.switch(version)
@@ -53,10 +55,9 @@ def test_both(stack):
     w.check_still_1()
 
 
-def test_refused_by_one(stack):
+def test_refused_by_one(w):
     "force-layout on a tensor too many: vLLM fails of it, SGLang has loaded it; both are back on the old version"
-    w = world()
-    w.add(stack)  # anew: vLLM does not say where it has loaded from
+    w.add()  # anew: vLLM does not say where it has loaded from
     version = w.another("extra")
     assert w.refused(version) == "EPROTO"
     w.check_still_1()
@@ -69,28 +70,21 @@ def test_refused_by_one(stack):
     w.check_still_1()
 
 
-def test_refused_by_the_other(stack):
+def test_refused_by_the_other(w):
     "SGLang does not see the mount where it was said to be, vLLM has loaded: both are back on the old version"
-    w = world()
-    w.add(stack, sglang="prefix=/not/there")
+    w.add(sglang="prefix=/not/there")
     assert w.refused(2) == "EREMOTEIO"
     assert "engine sglang" in w.last_error(), w.last_error()
     w.check_still_1()
 
 
-def test_death_of_one(stack):
+def test_death_of_one(w):
     "force-layout on a wrong shape: SGLang dies of it, vLLM is back on the old version and goes on"
-    w = world()
-    w.add(stack)
+    w.add()
     w.switch(1)
     version = w.another("shape")
     got = w.refused(f"load {version} force-layout", f"{MODEL}/ctl")
     assert got in ("EREMOTEIO", "ECONNRESET", "EHOSTUNREACH"), (got, w.last_error())
     wait_for(lambda: not w.servers["sglang"].alive(), "the end of SGLang", 60)
-    wait_for(lambda: w.engines()["sglang"].startswith("unknown "), "the keeper to see it", 30)
+    wait_for(lambda: w.engines()["sglang"].startswith("unknown "), "the reconciler to see it", 30)
     w.check_still_1("vllm")
-
-
-with contextlib.ExitStack() as stack:
-    world = once(Pair, stack)
-    run(test_both, test_refused_by_one, test_refused_by_the_other, test_death_of_one)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # timeout: 900
 """Two ranks of FSDP2 over gloo, one of which is killed in the middle of an offload: readers see whole versions only, the last
 one stays served, and the torchrun that is started then goes on. KILLS, KILLS_SEED."""
@@ -8,11 +7,12 @@ import random
 import subprocess
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, ".."))
-from package import package
-from world import Agent, Mount, Skip, need_fuse, run, unique, wait_for
+import pytest
 
+from package import package
+from world import Agent, Mount, need_fuse, unique, wait_for
+
+HERE = os.path.dirname(os.path.abspath(__file__))
 KILLS = int(os.environ.get("KILLS", "10"))
 SEED = int(os.environ.get("KILLS_SEED", random.SystemRandom().randrange(1 << 32)))
 
@@ -28,7 +28,7 @@ def right(version):
     return {n: ("F32", shapes[n], a.astype(np.float32).tobytes()) for n, a in whole.items()}
 
 
-def torchrun(stack, agent, first, victim, share):
+def torchrun(agent, first, victim, share):
     """Until it has ended, which it does with an error. What it printed."""
     home = unique("home")
     os.makedirs(home)
@@ -41,11 +41,12 @@ def torchrun(stack, agent, first, victim, share):
     return r.stdout
 
 
-def test_killed(stack):
+def test_killed():
+    "FSDP2 ranks that are killed in the middle of an offload, KILLS times"
     need_fuse()
     for name in ("torch", "numpy"):
         if importlib.util.find_spec(name) is None:
-            raise Skip(f"{name} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
+            pytest.skip(f"{name} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
     from ranks import Reader
 
     class Whole(Reader):
@@ -53,12 +54,12 @@ def test_killed(stack):
             return right(version)
 
     r = random.Random(SEED)
-    agent = Agent(stack)
-    mount = Mount(stack, f"unix:{agent.sock}")
-    reader = Whole(stack, mount, "actor", 0)
+    agent = Agent()
+    mount = Mount(f"unix:{agent.sock}")
+    reader = Whole(mount, "actor", 0)
     newest = through = gloo = middle = 0
     while through < KILLS:
-        said = torchrun(stack, agent, newest + 1, r.randrange(2), r.random() * 0.5)
+        said = torchrun(agent, newest + 1, r.randrange(2), r.random() * 0.5)
         models = agent.get("/v1/models")["models"]
         now = models[0]["newest"] if models else 0
         if "Signal 9 (SIGKILL)" not in said and "exitcode  : -9" not in said:
@@ -74,8 +75,3 @@ def test_killed(stack):
     reader.stop()
     print(f"# seed {SEED}: {through} kills, {middle} of them before all had committed, up to version {newest}; the reader saw {len(reader.versions)} versions in "
           f"{sum(reader.versions.values())} reads, {reader.refused} were gone; gloo ended {gloo} times by itself", flush=True)
-
-
-test_killed.__doc__ = f"{KILLS} kills of an FSDP2 rank in the middle of an offload"
-if __name__ == "__main__":
-    run(test_killed)

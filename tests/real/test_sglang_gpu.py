@@ -1,43 +1,43 @@
-#!/usr/bin/env python3
 # timeout: 900
 """A real SGLang (on its CPU) with the package installed: its own /update_weights_from_disk, told by the mount's switch, takes tensors
 from the memory that a trainer shares on GPUs, by the stand-in driver, and from the files where that cannot be."""
-import contextlib
-import os
-import sys
+import pytest
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-from scenarios import MODEL, once
+from scenarios import MODEL
 from servers import SGLang, SGLangWithWsync
 from sharing import Shared, Trainer
-from world import run
+from world import scope
 
 SAID = "is loaded from the memory that its trainer shares"
 
 
 class World(Shared):
-    def __init__(self, stack):
-        super().__init__(stack, SGLang, SGLangWithWsync)
+    def __init__(self):
+        super().__init__(SGLang, SGLangWithWsync)
 
     def log(self):
         with open(self.server.log_path, errors="replace") as f:
             return f.read()
 
 
-def near(stack):
-    """The world, with the engine at the near mount."""
-    w = world()
+@pytest.fixture(scope="module")
+def w():
+    return World()
+
+
+@pytest.fixture
+def near(w):
+    """The engine, at the near mount."""
     w.near.write(f"engine add e1 sglang {w.server.url}", f"{MODEL}/ctl")
-    stack.callback(lambda: w.near.write("engine remove e1", f"{MODEL}/ctl"))
-    return w
+    yield
+    w.near.write("engine remove e1", f"{MODEL}/ctl")
 
 
-def test_switch(stack):
+def test_switch(w, near):
     "the mount's switch loads shared versions from the GPUs; answers of a fresh server bit for bit; then the trainer has its memory back"
-    w = near(stack)
     for share in ("cuda_ipc", "packed_cuda_ipc"):
-        with contextlib.ExitStack() as one:
-            t = Trainer(one, w.agent, w.target, share, w.folder(1))
+        with scope():
+            t = Trainer(w.agent, w.target, share, w.folder(1))
             for name in (2, 1):
                 path = w.share(t, name)
                 w.near.write(w.next, f"{MODEL}/version")
@@ -50,17 +50,11 @@ def test_switch(stack):
     w.check(2)
 
 
-def test_partial(stack):
+def test_partial(w, near):
     "a version of which a tensor is on the host only is loaded from its files, and the log says why"
-    w = near(stack)
     w.server.call("/update_weights_from_disk", {"model_path": w.path(2)})
-    t = Trainer(stack, w.agent, w.target, "cuda_ipc", w.folder(1))
+    t = Trainer(w.agent, w.target, "cuda_ipc", w.folder(1))
     path = w.share(t, 1, host=["model.norm.weight"])
     w.near.write(w.next, f"{MODEL}/version")
     assert f"{path} {SAID}" not in w.log() and "missing model.norm.weight" in w.log(), w.log()[-3000:]
     w.check(1)
-
-
-with contextlib.ExitStack() as stack:
-    world = once(World, stack)
-    run(test_switch, test_partial)

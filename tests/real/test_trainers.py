@@ -1,70 +1,60 @@
-#!/usr/bin/env python3
 # timeout: 900
 """Ranks of real trainers publish through one agent, and the mounted files are what the frameworks say themselves:
 full_tensor(), save_pretrained(), GatheredParameters, the Hugging Face model that Megatron's was filled from."""
-import os
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from ground import compared, need
-from world import run
 
 
-def test_fsdp_2(stack):
+def test_fsdp_2():
     "FSDP over 2 ranks: Shard(0) and (1), float32 to bfloat16, CPU offload, tied, root left unsharded, experts, FSDP1 with and without original parameters, DTensors"
     need("torch")
-    compared(stack, 2, "fsdp_ranks.py", "fsdp", "dim1", "mixed", "offload", "tied", "unsharded", "moe", "mixtral", "fsdp1", "fsdp1_flat", "manual")
+    compared(2, "fsdp_ranks.py", "fsdp", "dim1", "mixed", "offload", "tied", "unsharded", "moe", "mixtral", "fsdp1", "fsdp1_flat", "manual")
 
 
-def test_fsdp_3(stack):
+def test_fsdp_3():
     "FSDP over 3 ranks: uneven shards, experts, FSDP1, DTensors that leave ranks empty"
     need("torch")
-    compared(stack, 3, "fsdp_ranks.py", "fsdp", "moe", "fsdp1", "fsdp1_flat", "manual")
+    compared(3, "fsdp_ranks.py", "fsdp", "moe", "fsdp1", "fsdp1_flat", "manual")
 
 
-def test_fsdp_4(stack):
+def test_fsdp_4():
     "FSDP over 4 ranks: hybrid, over tensor parallelism, strided shards"
     need("torch")
-    compared(stack, 4, "fsdp_ranks.py", "hsdp", "tp", "tp_hsdp", "manual")
+    compared(4, "fsdp_ranks.py", "hsdp", "tp", "tp_hsdp", "manual")
 
 
-def test_deepspeed_2(stack):
+def test_deepspeed_2():
     "DeepSpeed over 2 ranks: stages 1, 2 and 3, parameters and masters, frozen, tied, offloaded, experts"
     need("deepspeed")
-    compared(stack, 2, "deepspeed_ranks.py", "zero1", "zero1-master", "zero1-frozen", "zero2", "zero3", "zero3-master", "zero3-copies", "zero3-frozen",
+    compared(2, "deepspeed_ranks.py", "zero1", "zero1-master", "zero1-frozen", "zero2", "zero3", "zero3-master", "zero3-copies", "zero3-frozen",
              "zero3-master-offload", "zero3-tied", "zero3-offload", "zero3-moe")
 
 
-def test_deepspeed_3(stack):
+def test_deepspeed_3():
     "DeepSpeed over 3 ranks: partitions with padding"
     need("deepspeed")
-    compared(stack, 3, "deepspeed_ranks.py", "zero2", "zero2-master", "zero3", "zero3-moe")
+    compared(3, "deepspeed_ranks.py", "zero2", "zero2-master", "zero3", "zero3-moe")
 
 
-def test_deepspeed_4(stack):
+def test_deepspeed_4():
     "DeepSpeed over 4 ranks: a second copy of the partitions in groups of 2"
     need("deepspeed")
-    compared(stack, 4, "deepspeed_ranks.py", "zero3-hpz")
+    compared(4, "deepspeed_ranks.py", "zero3-hpz")
 
 
-def test_megatron_1(stack):
+def test_megatron_1():
     "Megatron on one rank: dense and experts"
     need("megatron.core")
-    compared(stack, 1, "megatron_ranks.py", "tp1", "moe-tp1")
+    compared(1, "megatron_ranks.py", "tp1", "moe-tp1")
 
 
-def test_megatron_2(stack):
+def test_megatron_2():
     "Megatron over 2 ranks: tensor, pipeline, virtual pipeline and expert parallel, tied, with biases, and gathers that come late"
     need("megatron.core")
-    compared(stack, 2, "megatron_ranks.py", "late", "tp2", "tp2-bias", "pp2-tied", "vpp2", "moe-tp2", "moe-ep2")
+    compared(2, "megatron_ranks.py", "late", "tp2", "tp2-bias", "pp2-tied", "vpp2", "moe-tp2", "moe-ep2")
 
 
-def test_megatron_4(stack):
+def test_megatron_4():
     "Megatron over 4 ranks: fewer key and value heads than ranks, tensor with pipeline and expert parallel"
     need("megatron.core")
-    compared(stack, 4, "megatron_ranks.py", "tp4", "tp4-bias", "tp2-pp2", "tp2-pp2-tied", "moe-tp2-ep2", "moe-pp2-ep2")
-
-
-if __name__ == "__main__":
-    run(test_fsdp_2, test_fsdp_3, test_fsdp_4, test_deepspeed_2, test_deepspeed_3, test_deepspeed_4, test_megatron_1, test_megatron_2,
-        test_megatron_4)
+    compared(4, "megatron_ranks.py", "tp4", "tp4-bias", "tp2-pp2", "tp2-pp2-tied", "moe-tp2-ep2", "moe-pp2-ep2")

@@ -1,27 +1,32 @@
-#!/usr/bin/env python3
 # timeout: 1800
 """A real vLLM on a mount, switched by wsync, or by hand with the calls that it has."""
-import contextlib
-import os
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-from scenarios import MODEL, scenarios
+import pytest
+
+from scenarios import *
 from servers import CLOSE, PROMPTS, VLLM, Proxy, Refused, distance
-from world import run
+from world import scope
 
 
-def test_reload(_):
+@pytest.fixture(scope="module")
+def kind():
+    return VLLM
+
+
+@pytest.fixture(scope="module")
+def w():
+    return World(VLLM)
+
+
+def test_reload(w):
     "without wsync's switch: pause, reload_weights of the mount's other version, resume"
-    w = world()
     for version in (2, 1):
         w.server.reload(w.path(version))
         w.check(w.server, version)
 
 
-def test_incomplete(_):
+def test_incomplete(w):
     "why there is a gate: vLLM takes a checkpoint without a tensor and serves a mix"
-    w = world()
     w.server.reload(w.folder("missing"))  # is version 2 but for what it lacks
     mixed = w.server.score(PROMPTS[2])
     w.server.reload(w.path(1))
@@ -29,9 +34,8 @@ def test_incomplete(_):
     assert all(distance(mixed, score) > CLOSE for score in w.score.values())
 
 
-def test_broken(_):
+def test_broken(w):
     "a reload that failed leaves it paused; a good one from the mount brings it back"
-    w = world()
     try:
         w.server.reload(w.folder("truncated"))
         raise AssertionError("vLLM took half a file")
@@ -42,10 +46,9 @@ def test_broken(_):
     w.check(w.server, 1)
 
 
-def test_forced_shape(stack):
+def test_forced_shape(w):
     "force-layout on a wrong shape: the switch fails, the server is brought back and answers as before"
-    w = world()
-    w.engine(stack, "e1", w.server)
+    w.engine("e1", w.server)
     w.switch(1)
     version = w.another("shape")
     assert w.refused(f"load {version} force-layout", f"{MODEL}/ctl") == "EREMOTEIO"
@@ -54,12 +57,11 @@ def test_forced_shape(stack):
     w.check(w.server, 1)
 
 
-def test_forced_head(stack):
+def test_forced_head(w):
     "force-layout on a shape that vLLM cannot recover from: it is broken, and no switch ever resumes it"
-    w = world()
     lost = w.ordinary[1]  # the last test of it
-    proxy = Proxy(stack, lost)
-    w.engine(stack, "lost", proxy)
+    proxy = Proxy(lost)
+    w.engine("lost", proxy)
     w.switch(1)
     version = w.another("head")
     proxy.seen.clear()
@@ -72,17 +74,11 @@ def test_forced_head(stack):
     lost.stop()
 
 
-def test_strategies(stack):
+def test_strategies(w):
     "every way of reading files that vLLM has reads the mount: lazy, eager, prefetch"
-    w = world()
     for version, strategy in ((2, "eager"), (1, "prefetch"), (2, "lazy")):
-        with contextlib.ExitStack() as one:  # one after the other: memory
-            server = VLLM(one, w.path(version), *VLLM.uncached, "--safetensors-load-strategy", strategy).wait()
+        with scope():  # one after the other: memory
+            server = VLLM(w.path(version), *VLLM.uncached, "--safetensors-load-strategy", strategy).wait()
             w.check(server, version)
             server.reload(w.path(3 - version))
             w.check(server, 3 - version)
-
-
-with contextlib.ExitStack() as stack:
-    world, tests = scenarios(stack, VLLM)
-    run(tests[0], test_reload, test_incomplete, test_broken, *tests[1:], test_forced_shape, test_forced_head, test_strategies)

@@ -1,17 +1,15 @@
-#!/usr/bin/env python3
 # timeout: 1500
 """wsync inside a real vLLM: the weight-transfer back end `wsync`, found by its entry point, and the worker extension, on two
 workers and on one. Their answers are those of a vLLM without them that was started on the same version."""
-import contextlib
 import glob
 import json
 import os
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-from scenarios import MODEL, Ground, once
+import pytest
+
+from scenarios import MODEL, Ground
 from servers import CLOSE, PROMPTS, VLLM, Proxy, Refused, WithWsync, distance, freeze, installed
-from world import run, unique
+from world import at_end, scope, unique
 
 TWO = ("--tensor-parallel-size", "2")
 DAMAGED = "model.layers.1.mlp.down_proj.weight"
@@ -33,12 +31,12 @@ def refused(call, *args, **kwargs):
 class World(Ground):
     """Two workers on the mount's version 1, and what a vLLM that knows nothing of wsync answers on version 2."""
 
-    def __init__(self, stack):
-        super().__init__(stack, VLLM)
+    def __init__(self):
+        super().__init__(VLLM)
         WithWsync.target = installed()
-        with contextlib.ExitStack() as one:  # one after the other: memory
-            self.answers = {2: VLLM(one, self.folder(2), *VLLM.uncached, *TWO).wait().answers()}
-        self.server = WithWsync(stack, self.path(1), *VLLM.uncached, *TWO, "--weight-transfer-config", '{"backend": "wsync"}',
+        with scope():  # one after the other: memory
+            self.answers = {2: VLLM(self.folder(2), *VLLM.uncached, *TWO).wait().answers()}
+        self.server = WithWsync(self.path(1), *VLLM.uncached, *TWO, "--weight-transfer-config", '{"backend": "wsync"}',
                                 "--worker-extension-cls", "wsync.vllm.Extension").wait()
         self.answers[1] = self.server.answers()  # loaded by vLLM itself
         assert distance(self.answers[1], self.answers[2]) > 10 * CLOSE
@@ -58,9 +56,13 @@ class World(Ground):
             return json.load(f)
 
 
-def test_update(_):
+@pytest.fixture(scope="module")
+def w():
+    return World()
+
+
+def test_update(w):
     "start, update, finish: versions by number and by path, answers of a fresh server bit for bit, no file stays mapped"
-    w = world()
     for info, version in (({"target_version": 2}, 2), ({"path": w.path(1)}, 1), ({"path": w.folder(2)}, 2), ({"target_version": "1"}, 1),
                           ({"weights_path": w.path(2)}, 2)):
         w.server.update(info)
@@ -69,9 +71,8 @@ def test_update(_):
             assert w.server.serves() == str(version)
 
 
-def test_serving(_):
+def test_serving(w):
     "the workers name the version they have, as the mount does"
-    w = world()
     for version in (1, 2):
         w.server.update({"target_version": version})
         manifest = w.manifest(version)
@@ -80,9 +81,8 @@ def test_serving(_):
                             "tensors": 25, "rank": rank, "broken": None}, said
 
 
-def test_refused(_):
+def test_refused(w):
     "back end: a tensor missing, extra, of another shape or type, half a file, no file: refused by name, answers as before"
-    w = world()
     w.server.update({"target_version": 1})
     for name, why in WRONG.items():
         said = refused(w.server.update, {"path": w.folder(name)})
@@ -99,9 +99,8 @@ def test_refused(_):
     w.check(2)
 
 
-def test_extension(_):
+def test_extension(w):
     "extension: the same by /collective_rpc; wsync_check says it without an error"
-    w = world()
     assert [said["version"] for said in w.server.load(w.path(1))] == [1, 1]
     w.check(1)
     for name, why in WRONG.items():
@@ -117,9 +116,8 @@ def test_extension(_):
     w.check(2)
 
 
-def test_forced(_):
+def test_forced(w):
     "force_layout: another type is cast; what does not fill every parameter is undone, also what vLLM alone does not recover from"
-    w = world()
     w.server.update({"target_version": 1})
     lacks_key(w)
     for name, why in (("missing", f"1 of the model's parameters: {DAMAGED}"), ("nokey", "1 of the model's layers: model.layers.0.self_attn.qkv_proj"),
@@ -145,24 +143,22 @@ def lacks_key(w):
         save_file({k: v for k, v in weights.items() if k != KEY}, os.path.join(w.folder("nokey"), "model.safetensors"))
 
 
-def test_mount(stack):
+def test_mount(w):
     "the mount's own switch drives the extension, as an engine of kind remote"
-    w = world()
     w.server.load(w.path(1))
     w.mount.write(f"engine add r1 remote {w.server.url} pause=POST:/pause?mode=keep resume=POST:/resume "
                   'load=POST:/collective_rpc:{"method":"wsync_load","kwargs":{"path":"{path}"}}', f"{MODEL}/ctl")
-    stack.callback(lambda: w.mount.write("engine remove r1", f"{MODEL}/ctl"))
+    at_end(lambda: w.mount.write("engine remove r1", f"{MODEL}/ctl"))
     for version in (1, 2):
         w.switch(version)
         w.check(version)
 
 
-def test_plain_kind(stack):
+def test_plain_kind(w):
     "kind vllm, two workers: a reply that is late is waited for before the way back; after a load that failed none is believed"
-    w = world()
     w.server.load(w.path(1))
-    proxy = Proxy(stack, w.server)
-    w.engine(stack, "two", proxy, "timeout=2 pause-timeout=20")
+    proxy = Proxy(w.server)
+    w.engine("two", proxy, "timeout=2 pause-timeout=20")
     for version in (2, 1):
         w.switch(version)
         w.check(version)
@@ -186,16 +182,15 @@ def name_of(pid):
         return f.read()
 
 
-def test_one_worker(stack):
+def test_one_worker(w):
     "one worker, made-up weights at the start: the first version is checked by what it fills; a reload of vLLM's own that failed is healed"
-    w = world()
     w.server.stop()
     lacks_key(w)
     bare = unique("bare")
     os.makedirs(bare)
     for path in glob.glob(w.folder(1) + "/*.json") + glob.glob(w.folder(1) + "/*.jinja"):
         os.symlink(path, os.path.join(bare, os.path.basename(path)))
-    server = WithWsync(stack, bare, *VLLM.uncached, "--load-format", "dummy", "--worker-extension-cls", "wsync.vllm.Extension").wait()
+    server = WithWsync(bare, *VLLM.uncached, "--load-format", "dummy", "--worker-extension-cls", "wsync.vllm.Extension").wait()
     assert server.rpc("wsync_serving")[0]["tensors"] is None
     for name, why in (("missing", DAMAGED), ("nokey", "model.layers.0.self_attn.qkv_proj")):
         said = refused(server.load, w.folder(name))
@@ -213,8 +208,3 @@ def test_one_worker(stack):
     assert "lm_head" in refused(server.load, w.folder("head"))
     assert server.load(w.path(1))[0]["broken"] is None
     assert server.answers() == first
-
-
-with contextlib.ExitStack() as stack:
-    world = once(World, stack)
-    run(test_update, test_serving, test_refused, test_extension, test_forced, test_mount, test_plain_kind, test_one_worker)

@@ -1,23 +1,18 @@
-#!/usr/bin/env python3
 # timeout: 900
 """A real vLLM (on its CPU) loads versions from the memory that a trainer shares on GPUs, by the stand-in driver: its answers are those
 of a vLLM that was started on the version. What cannot be had there comes from the files, with the reason, or is refused."""
-import contextlib
-import os
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
-from scenarios import once
+import pytest
+
 from servers import VLLM, Refused, WithWsync
 from sharing import Shared, Trainer
-from world import run
 
 DAMAGED = "model.layers.1.mlp.down_proj.weight"
 
 
 class World(Shared):
-    def __init__(self, stack):
-        super().__init__(stack, VLLM, WithWsync, "--weight-transfer-config", '{"backend": "wsync"}', "--worker-extension-cls", "wsync.vllm.Extension")
+    def __init__(self):
+        super().__init__(VLLM, WithWsync, "--weight-transfer-config", '{"backend": "wsync"}', "--worker-extension-cls", "wsync.vllm.Extension")
 
     def load(self, path, strategy):
         return self.server.load(path, strategy=strategy)[0]
@@ -31,13 +26,12 @@ def refused(call, *args, **kwargs):
     raise AssertionError("it was taken")
 
 
-def trainer(w, stack, share):
-    return Trainer(stack, w.agent, w.target, share, w.folder(1))
+def trainer(w, share):
+    return Trainer(w.agent, w.target, share, w.folder(1))
 
 
-def loads(stack, share):
-    w = world()
-    t = trainer(w, stack, share)
+def loads(w, share):
+    t = trainer(w, share)
     for name in (2, 1, 2):
         path = w.share(t, name)
         said = w.load(path, "cuda_ipc")
@@ -49,26 +43,30 @@ def loads(stack, share):
     w.check(1)
 
 
-def test_cuda_ipc(stack):
+@pytest.fixture(scope="module")
+def w():
+    return World()
+
+
+def test_cuda_ipc(w):
     "cuda_ipc: versions from the trainer's own memory, answers of a fresh server bit for bit, nothing is kept"
-    loads(stack, "cuda_ipc")
+    loads(w, "cuda_ipc")
 
 
-def test_packed(stack):
+def test_packed(w):
     "packed_cuda_ipc: the same from the trainer's buffers"
-    loads(stack, "packed_cuda_ipc")
+    loads(w, "packed_cuda_ipc")
 
 
-def test_fallback(stack):
+def test_fallback(w):
     "auto and cuda_ipc,disk: what is not shared, or only in part, comes from the files, and the answer says why; cuda_ipc alone refuses"
-    w = world()
     w.load(w.path(2), "disk")
     said = w.load(w.path(1), "cuda_ipc,disk")
     assert said["strategy"] == "disk" and "is not shared on a GPU" in said["fallback"], said
     w.check(1)
     said = refused(w.load, w.path(2), "cuda_ipc")
     assert "is not shared on a GPU" in said and "nothing has changed" in said, said
-    t = trainer(w, stack, "cuda_ipc")
+    t = trainer(w, "cuda_ipc")
     path = w.share(t, 2, host=[DAMAGED])
     said = refused(w.load, path, "cuda_ipc")
     assert f"missing {DAMAGED}" in said and "nothing has changed" in said, said
@@ -80,10 +78,9 @@ def test_fallback(stack):
     w.check(2)
 
 
-def test_backend(stack):
+def test_backend(w):
     "the weight-transfer back end takes the strategy in its update_info; a shared version of another layout is refused, and undone"
-    w = world()
-    t = trainer(w, stack, "cuda_ipc")
+    t = trainer(w, "cuda_ipc")
     path = w.share(t, 1)
     w.server.update({"path": path, "strategy": "cuda_ipc"})
     w.check(1)
@@ -92,8 +89,3 @@ def test_backend(stack):
         assert why in said and "nothing has changed" in said, said
         w.check(1)
     t.ask(unshare=5)
-
-
-with contextlib.ExitStack() as stack:
-    world = once(World, stack)
-    run(test_cuda_ipc, test_packed, test_fallback, test_backend)

@@ -1,12 +1,16 @@
-/* A rank whose tensors are on a GPU and follow from version and position, so that who opens them can check
- * every byte. gpu_rank AGENT MODEL RANK WORLD [share=NAME] [timeout=MS] [device=N] [vmm] [forward]
- * [on-demand] Tensors: "rows" BF16 [96, 64], a box of rows a rank, with gaps between them; "flat" U16 [5000],
- * a range a rank; of rank 0 "turned" F32 [24, 40], held transposed, "back" U8 [33], held backwards, and
- * "host" F32 [5], in host memory; of the last "master" BF16 [1000], held as F32, and "big" U8 [3145735]. vmm:
- * all in mappings of 2 MiB side by side. forward: without "back".
- * Element i is value16 below, by its width. Commands, a line each, each answered by a line: "offload V",
- * "steps V" (begin, put, commit), "unshare MS", "fill V", "wait V". They answer "done V" or "error NUMBER
- * SENTENCE". */
+/* A rank whose tensors are on a GPU and follow from version and position, so that a reader can check every byte.
+ *   gpu_rank AGENT MODEL RANK WORLD [share=NAME] [timeout=MS] [device=N] [vmm] [forward] [on-demand]
+ * Tensors:
+ *   rows     BF16 [96, 64]   a box of rows a rank, with gaps between them
+ *   flat     U16 [5000]      a range a rank
+ *   turned   F32 [24, 40]    rank 0's, held transposed
+ *   back     U8 [33]         rank 0's, held backwards; forward: not there
+ *   host     F32 [5]         rank 0's, in host memory
+ *   master   BF16 [1000]     the last rank's, held as F32
+ *   big      U8 [3145735]    the last rank's
+ * vmm: all of them in mappings of 2 MiB side by side. Element i is value16 below, by its width.
+ * Reads commands, a line each: "offload V", "steps V" (begin, put, commit), "unshare MS", "fill V", "wait V".
+ * Answers each with a line: "done V" or "error NUMBER SENTENCE". */
 #include "backends/trainer/wsync.h"
 #include "tests/tools/gpu_values.h"
 #include "transports/device/device.h"
@@ -40,7 +44,7 @@ static struct {
     struct held held[MAX_PARAMS];
     size_t n;
     const struct ws_device_ops *ops;
-    struct ws_queue *queue;
+    struct ws_device_queue *queue;
     int device, vmm, forward;
     unsigned char *arena;
     size_t used;
@@ -264,11 +268,11 @@ int main(int argc, char **argv)
         rank.vmm |= strcmp(argv[i], "vmm") == 0;
         rank.forward |= strcmp(argv[i], "forward") == 0;
     }
-    rank.ops = ws_device_of_kind(WS_CUDA);
+    rank.ops = ws_device_by_kind(WS_CUDA);
     check(rank.ops->available(&err), &err);
     check(rank.ops->queue_new(rank.device, &rank.queue, &err), &err);
     lay_out(config.rank, config.world_size);
-    if (wsync_open(&config, &rank.publisher) < 0)
+    if (wsync_publisher_open(&config, &rank.publisher) < 0)
         die(wsync_error());
     printf("ready %d\n", (int)getpid());
     fflush(stdout);

@@ -24,15 +24,15 @@ static double now(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-static int copy(struct ws_queue *q, void *dst, const void *src, size_t bytes, struct ws_error *err)
+static int copy(struct ws_device_queue *q, void *dst, const void *src, size_t bytes, struct ws_error *err)
 {
     int rc = ops->copy(q, dst, src, bytes, err);
     return rc == 0 ? ops->finish(q, err) : rc;
 }
 
 /* pinned: a piece of memory, and what is compared goes through it. */
-static int is_right(struct ws_queue *q, int fd, const unsigned char *device, uint64_t bytes, void *pinned,
-                    struct ws_error *err)
+static int is_right(struct ws_device_queue *q, int fd, const unsigned char *device, uint64_t bytes,
+                    void *pinned, struct ws_error *err)
 {
     int rc = 1;
     const unsigned char *file = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
@@ -48,7 +48,7 @@ static int is_right(struct ws_queue *q, int fd, const unsigned char *device, uin
 
 static int measure(int fd, uint64_t bytes, int repeats, struct ws_error *err)
 {
-    struct ws_queue *q = NULL;
+    struct ws_device_queue *q = NULL;
     void *device = NULL, *pinned = NULL;
     int rc = ops->queue_new(0, &q, err);
     if (rc == 0)

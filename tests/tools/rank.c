@@ -174,7 +174,7 @@ int main(int argc, char **argv)
             snprintf(more, sizeof(more), "%s.x", argv[i] + 5);
     }
     lay_out(config.rank, config.world_size, strtoull(argv[5], NULL, 10), more[0] ? more : NULL);
-    if (wsync_open(&config, &rank.publisher) < 0) {
+    if (wsync_publisher_open(&config, &rank.publisher) < 0) {
         printf("error 0 %s\n", wsync_error());
         return 1;
     }

@@ -1,8 +1,8 @@
 /* Takes part in a broadcast and checks every byte: receive SOURCE MODEL VERSION [DEVICE [TIMEOUT_MS [SHARE]]]
- * SHARE: every so manyeth block is missing only, the others are there already. Prints
+ * SHARE: only every SHAREth block is missing, the others are there already. Prints
  *   ok HOW           each block that was missing came, once, with the manifest's hash
  *   ERRNO N SENTENCE it ended early; N blocks have come
- * The manifest is asked of the source; the files' memory is its own. */
+ * It fetches the manifest from the source; the files' memory is its own. */
 #include "transports/nccl/broadcast.h"
 #include "transports/simd/copy.h"
 #include "transports/transport.h"
@@ -58,12 +58,12 @@ static int prepare(struct receiving *r)
 static bool is_all_right(const struct receiving *r)
 {
     for (size_t f = 0; f < r->manifest->n_files; f++) {
-        const struct ws_bundle_file *file = &r->manifest->files[f];
+        const struct ws_manifest_file *file = &r->manifest->files[f];
         for (size_t b = 0; b < file->n_blocks; b++) {
             unsigned expected = is_missing(r, b);
             const unsigned char *at = r->data[f] + b * WS_BLOCK_BYTES;
             if (r->came[f][b] != expected ||
-                (expected && ws_hash(at, ws_block_len(file, b)) != file->hashes[b]))
+                (expected && ws_hash(at, ws_manifest_block_bytes(file, b)) != file->hashes[b]))
                 return false;
         }
     }
@@ -88,7 +88,7 @@ int main(int argc, char **argv)
     struct receiving r = {.share = argc > 6 ? strtoull(argv[6], NULL, 10) : 1};
     int rc = argc < 4 ? ws_error_set(&err, EINVAL, "SOURCE MODEL VERSION [DEVICE [TIMEOUT_MS [SHARE]]]") : 0;
     if (rc == 0)
-        rc = ws_source_open(argv[1], &(struct ws_source_options){.who = getenv("WHO")}, &s, &err);
+        rc = ws_source_open(argv[1], &(struct ws_source_options){.mount_id = getenv("WHO")}, &s, &err);
     if (rc == 0)
         rc = ws_source_manifest(s, argv[2], strtoull(argv[3], NULL, 10), NULL, NULL, &m, &err);
     r.manifest = m;

@@ -1,13 +1,15 @@
-/* A trainer that computes nothing: holds a model in Qwen3's shapes and publishes it whenever it is told to.
+/* A trainer that computes nothing: it has a model in Qwen3's shapes and publishes it on command.
  *   trainer AGENT MODEL 0.6b|1.7b|tiny|SCALE [RANK WORLD_SIZE]
- * With a rank it is one of several, all with the same numbers: each holds a flat range of the embedding, rows
- * of q, k, v, gate and up, columns of o and down, and all of the norms; a failure is answered with "failed
- * ERRNO SENTENCE" and it goes on. SIDECARS and BASE in the environment are wsync_config's. Reads commands, a
- * line each, and answers each with a line: step SHARE        a SHARE of the elements, spread evenly, moves by
- * one unit in the last place: "stepped N" mix SHARE         the same with steps like Adam's: two thirds by
- * one unit, then fewer and fewer: "stepped N" offload VERSION   "offloaded VERSION BEGAN ENDED", in seconds
- * of CLOCK_MONOTONIC; the elements may change again wait VERSION      "published VERSION NOW" begin VERSION
- * "begun VERSION": and no more, as if the copy took long */
+ * With a rank it is one of several, all with the same numbers: each has a flat range of the embedding, rows of q,
+ * k, v, gate and up, columns of o and down, and all of the norms. It answers a failure with "failed ERRNO
+ * SENTENCE" and goes on. SIDECARS and BASE in the environment are wsync_config's.
+ * Reads commands, a line each, and answers each with a line:
+ *   step SHARE        a SHARE of the elements, spread evenly, moves by one unit in the last place: "stepped N"
+ *   mix SHARE         the same with steps like Adam's: two thirds by one unit, then fewer and fewer: "stepped N"
+ *   offload VERSION   "offloaded VERSION BEGAN ENDED", in seconds of CLOCK_MONOTONIC; the elements may change
+ *                     again
+ *   wait VERSION      "published VERSION NOW"
+ *   begin VERSION     "begun VERSION": and no more, as if the copy took long */
 #include "backends/trainer/wsync.h"
 #include <inttypes.h>
 #include <math.h>
@@ -227,7 +229,7 @@ int main(int argc, char **argv)
                            .base = getenv("BASE"),
                            .timeout_ms = trainer.world > 1 ? 20000 : 0,
                            .n_threads = 2};
-    if (wsync_open(&config, &trainer.publisher) < 0) {
+    if (wsync_publisher_open(&config, &trainer.publisher) < 0) {
         fprintf(stderr, "%s\n", wsync_error());
         return 1;
     }

@@ -1,4 +1,4 @@
-/* The hooks of an agent's features: who is called, in which order, and who is not asked any more. */
+/* The hooks of an agent's features: which are called, in which order, and which are not called any more. */
 #include "backends/trainer/agent/core/features.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -94,7 +94,7 @@ static int route_x(struct ws_agent *a, const struct ws_agent_request *r, json_t 
     (void)a;
     (void)reply;
     if (strcmp(r->path, "/x") != 0)
-        return WS_ROUTE_NOT_MINE;
+        return WS_ROUTE_OTHER;
     return ws_error_set(err, EOPNOTSUPP, "x is off");
 }
 
@@ -104,7 +104,7 @@ static int route_any(struct ws_agent *a, const struct ws_agent_request *r, json_
     (void)a;
     (void)err;
     if (strcmp(r->path, "/nobody's") == 0)
-        return WS_ROUTE_NOT_MINE;
+        return WS_ROUTE_OTHER;
     *reply = json_true();
     return 0;
 }
@@ -160,7 +160,7 @@ static void test_written(void **state)
     assert_told("n");
 }
 
-/* Who makes a version, or says why it cannot, is the last that is asked. */
+/* A feature that makes a version, or says why it cannot, is the last that is called. */
 static void test_want(void **state)
 {
     struct ws_agent a = {.features = list};
@@ -184,7 +184,7 @@ static void test_routes(void **state)
     assert_null(reply);
     assert_int_equal(ws_features_route(&a, &y, &reply, &err), 0);
     assert_non_null(reply);
-    assert_int_equal(ws_features_route(&a, &none, &reply, &err), WS_ROUTE_NOT_MINE);
+    assert_int_equal(ws_features_route(&a, &none, &reply, &err), WS_ROUTE_OTHER);
     assert_ptr_equal(ws_features_rank_route(&a, "b/open"), &of_b[0]);
     assert_ptr_equal(ws_features_rank_route(&a, "c"), &of_c[0]);
     assert_null(ws_features_rank_route(&a, "open"));

@@ -1,4 +1,4 @@
-/* How an agent ends while others still ask: a primary that does not answer, versions that are announced and
+/* An agent ends while requests still come: a primary that does not answer, versions that are announced, and
  * requests that announce when its parts have stopped. */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/agent/core/features.h"
@@ -68,7 +68,7 @@ static wsync_publisher *opened(const struct world *w)
                             .n_threads = 1,
                             .timeout_ms = LONG_MS};
     wsync_publisher *p;
-    if (wsync_open(&c, &p))
+    if (wsync_publisher_open(&c, &p))
         fail_msg("%s", wsync_error());
     return p;
 }
@@ -144,13 +144,14 @@ static void test_published_late(void **state)
     ws_feature_delta.stop(a);
     ws_feature_archive.stop(a);
     pthread_mutex_lock(&a->lock);
-    struct ws_agent_model *m = ws_agent_find(a, "m");
+    struct ws_agent_model *m = ws_agent_model_find(a, "m");
     assert_non_null(m);
     assert_int_equal(m->n_slots, 1);
-    m->archive.anchor_due = true;
-    ws_feature_delta.published(a, m, m->slots[0]);
-    ws_feature_archive.published(a, m, m->slots[0]);
-    const bool waits = a->encodings || a->archivings;
+    struct ws_slot *s = m->slots[0];
+    ws_feature_delta.published(a, m, s);                 /* has a base: the slot itself */
+    snprintf(s->lineage, sizeof(s->lineage), "another"); /* whose first version is archived whole */
+    ws_feature_archive.published(a, m, s);
+    const bool waits = s->n_leases > 0;
     pthread_mutex_unlock(&a->lock);
     atomic_store(&a->stop, false);
     end(&w);
@@ -169,7 +170,7 @@ static int answer_late(struct ws_agent *a, const struct ws_agent_request *r, jso
 {
     (void)err;
     if (strcmp(r->q->verb, "late") != 0)
-        return WS_ROUTE_NOT_MINE;
+        return WS_ROUTE_OTHER;
     atomic_store(&late.asked, true);
     while (access(late.socket, F_OK) == 0)
         usleep(1000);

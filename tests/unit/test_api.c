@@ -1,5 +1,4 @@
-/* Paths of the API: what is written is read back the same, whatever the names; what is malformed is refused.
- */
+/* Paths of the API: what is written is read back the same, whatever the names; what is malformed is refused. */
 #include "transports/protocol/api.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -39,13 +38,13 @@ static void test_round_trip(void **state)
             assert_true(q.has_version);
             assert_int_equal(q.version, 1UL << 60);
             assert_string_equal(q.file, file ? file : "");
-            assert_string_equal(q.run, k % 2 ? "run-1" : "");
+            assert_string_equal(q.lineage, k % 2 ? "run-1" : "");
         }
         ws_api_models_path(path, names[i], 7, 1500, i % 2 ? NULL : "node 1:/mnt/ä&b");
         assert_int_equal(parse(path, &q), 0);
         assert_true(q.kind == WS_API_EVENTS && q.since == 7 && q.timeout_ms == 1500);
         assert_string_equal(q.model, names[i]);
-        assert_string_equal(q.who, i % 2 ? "" : "node 1:/mnt/ä&b");
+        assert_string_equal(q.mount_id, i % 2 ? "" : "node 1:/mnt/ä&b");
         ws_api_model_path(path, "mounts", names[i]);
         assert_int_equal(parse(path, &q), 0);
         assert_true(q.kind == WS_API_OTHER && !q.has_version && strcmp(q.verb, "mounts") == 0);

@@ -1,4 +1,4 @@
-/* The archive: what is written is read back, bit for bit; who is kept and who goes; what crashes leave; what
+/* The archive: what is written is read back, bit for bit; which versions are kept; what crashes leave; what
  * a disk damages; what is refused. */
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/unwatched.h"
@@ -48,7 +48,7 @@ UNWATCHED static void make_version(struct version *v, const struct version *befo
     *v = (struct version){0};
     assert_int_equal(ws_manifest_new(&v->manifest, "actor", number, run, NULL), 0);
     for (size_t i = 0; i < N_FILES; i++) {
-        struct ws_bundle_file *f;
+        struct ws_manifest_file *f;
         const size_t n = i == 1 && config_bytes ? config_bytes : sizes[i];
         v->files[i] = malloc(n + 8);
         for (size_t k = 0; k < n; k++)
@@ -59,7 +59,7 @@ UNWATCHED static void make_version(struct version *v, const struct version *befo
             v->files[i][k]++;
         assert_int_equal(ws_manifest_add(v->manifest, names[i], n, 0, &f, NULL), 0);
         for (size_t b = 0; b < f->n_blocks; b++)
-            f->hashes[b] = ws_hash(v->files[i] + b * WS_BLOCK_BYTES, ws_block_len(f, b));
+            f->hashes[b] = ws_hash(v->files[i] + b * WS_BLOCK_BYTES, ws_manifest_block_bytes(f, b));
     }
     v->manifest->created_ns = 1000 * number + (strcmp(run, "r1") ? 1000000 : 0);
     ws_manifest_seal(v->manifest);
@@ -76,8 +76,8 @@ static void free_version(struct version *v)
 
 static struct ws_delta *delta_of(const struct version *a, const struct version *b)
 {
-    struct ws_delta_link l = {.base = ws_mark_of(a->manifest->version, a->manifest->run),
-                              .target = ws_mark_of(b->manifest->version, b->manifest->run)};
+    struct ws_delta_link l = {.base = ws_version_id_make(a->manifest->version, a->manifest->lineage),
+                              .target = ws_version_id_make(b->manifest->version, b->manifest->lineage)};
     const struct ws_delta_side from = {a->manifest, (const unsigned char *const *)a->files},
                                to = {b->manifest, (const unsigned char *const *)b->files};
     struct ws_workers *w = ws_workers_new(1, 0);
@@ -85,7 +85,7 @@ static struct ws_delta *delta_of(const struct version *a, const struct version *
     memcpy(l.base_digest, a->manifest->digest, 33);
     memcpy(l.target_digest, b->manifest->digest, 33);
     assert_int_equal(ws_delta_new(&d, &l, b->manifest, NULL), 0);
-    ws_delta_make(d, &from, &to, 0, UINT64_MAX, w, NULL);
+    ws_delta_encode(d, &from, &to, 0, UINT64_MAX, w, NULL);
     ws_workers_free(w);
     assert_int_equal(ws_delta_state(d), WS_DELTA_WHOLE);
     return d;
@@ -96,13 +96,14 @@ static int on_block(void *arg, size_t file, size_t block, unsigned char *dst, st
     struct version *v = arg;
     if (v->fail_at && --v->fail_at == 0)
         return ws_error_set(err, v->code, "the source of the bytes failed");
-    memcpy(dst, v->files[file] + block * WS_BLOCK_BYTES, ws_block_len(&v->manifest->files[file], block));
+    memcpy(dst, v->files[file] + block * WS_BLOCK_BYTES,
+           ws_manifest_block_bytes(&v->manifest->files[file], block));
     return 0;
 }
 
 static int add_whole(struct ws_archive *a, struct version *v, struct ws_error *err)
 {
-    const struct ws_archive_work work = {.block = on_block, .arg = v};
+    const struct ws_archive_hooks work = {.block = on_block, .arg = v};
     return ws_archive_add(a, &(struct ws_archive_version){v->manifest, v->json, v->json_bytes}, &work, err);
 }
 
@@ -146,10 +147,10 @@ static void assert_listed(const char *want)
     struct ws_archive_listing l;
     char got[1024] = "";
     assert_int_equal(ws_archive_listing_read(dir, NULL, &l, NULL), 0);
-    const struct ws_archive_model *m = ws_archive_model(&l, "actor");
-    for (size_t i = 0; m && i < m->n; i++)
+    const struct ws_archive_model *m = ws_archive_listing_find_model(&l, "actor");
+    for (size_t i = 0; m && i < m->entries.len; i++)
         snprintf(got + strlen(got), sizeof(got) - strlen(got), "%s%" PRIu64 "%s", i ? " " : "",
-                 m->entries[i].mark.version, ws_archive_is_anchor(&m->entries[i]) ? "" : "+");
+                 m->entries.ptr[i].id.version, ws_archive_entry_is_anchor(&m->entries.ptr[i]) ? "" : "+");
     ws_archive_listing_free(&l);
     assert_string_equal(got, want);
 }
@@ -210,7 +211,7 @@ static int on_record(void *arg, struct ws_delta_record *r)
     return ws_delta_add(arg, r);
 }
 
-static int fetch_delta(struct ws_source *s, const struct ws_delta_offer *o, const struct version *v,
+static int fetch_delta(struct ws_source *s, const struct ws_delta_entry *o, const struct version *v,
                        struct ws_delta **out, struct ws_error *err)
 {
     struct ws_lane *l;
@@ -219,8 +220,8 @@ static int fetch_delta(struct ws_source *s, const struct ws_delta_offer *o, cons
                                .link = o->link,
                                .n_blocks = o->n_blocks,
                                .parts = 1,
-                               .taker.record = on_record,
-                               .taker.arg = *out};
+                               .sink.record = on_record,
+                               .sink.arg = *out};
     assert_int_equal(ws_lane_open(s, &l, err), 0);
     int rc = ws_lane_delta(l, &f, err);
     ws_lane_close(l);
@@ -231,7 +232,7 @@ static int fetch_delta(struct ws_source *s, const struct ws_delta_offer *o, cons
 static void what_is_written_is_read(void **state)
 {
     struct version v[3];
-    struct ws_delta_offer *offers = calloc(WS_MAX_OFFERS, sizeof(*offers));
+    struct ws_delta_entry *offers = calloc(WS_MAX_DELTA_ENTRIES, sizeof(*offers));
     struct ws_error err = {0};
     size_t n;
     (void)state;
@@ -255,8 +256,8 @@ static void what_is_written_is_read(void **state)
         assert_int_equal(ws_source_manifest(s, "actor", i + 1, "r1", NULL, &m, &err), 0);
         assert_string_equal(m->digest, v[i].manifest->digest);
         ws_manifest_free(m);
-        assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){i + 1, "r1"}, NULL, offers, &n, &err),
-                         0);
+        assert_int_equal(
+            ws_source_deltas(s, "actor", &(struct ws_version_id){i + 1, "r1"}, NULL, offers, &n, &err), 0);
         assert_int_equal(n, i);
     }
     unsigned char *bytes = malloc(BIG);
@@ -275,7 +276,7 @@ static void what_is_written_is_read(void **state)
         assert_int_equal(fetch_delta(s, &offers[i], to, &d, &err), 0);
         for (size_t b = 0; b < 2; b++) {
             const struct ws_delta_record *r = ws_delta_at(d, 0, b);
-            const size_t len = ws_block_len(&to->manifest->files[0], b);
+            const size_t len = ws_manifest_block_bytes(&to->manifest->files[0], b);
             uint64_t hash;
             assert_non_null(r);
             assert_int_equal(ws_patcher_block(p, bytes + b * WS_BLOCK_BYTES, NULL, len, &r, 1, &hash, &err),
@@ -294,7 +295,7 @@ static void what_is_written_is_read(void **state)
         free_version(&v[i]);
 }
 
-/* --- who stays --- */
+/* --- which versions stay --- */
 
 static void the_newest_anchors_are_kept(void **state)
 {
@@ -306,13 +307,13 @@ static void the_newest_anchors_are_kept(void **state)
         assert_int_equal(i % 3 ? add_delta(a, &v[i - 1], &v[i], NULL) : add_whole(a, &v[i], NULL), 0);
     }
     assert_listed("1 2+ 3+ 4 5+ 6+ 7");
-    assert_int_equal(ws_archive_keep(a, "actor", 3, NULL), 0);
+    assert_int_equal(ws_archive_prune(a, "actor", 3, NULL), 0);
     assert_listed("1 2+ 3+ 4 5+ 6+ 7");
-    assert_int_equal(ws_archive_keep(a, "actor", 2, NULL), 0);
+    assert_int_equal(ws_archive_prune(a, "actor", 2, NULL), 0);
     assert_listed("4 5+ 6+ 7");
     assert_true(is_there("actor/4/files/a.bin") && !is_there("actor/3") && !is_there("actor/.gone-3"));
-    assert_int_equal(ws_archive_keep(a, "actor", 1, NULL), 0);
-    assert_int_equal(ws_archive_keep(a, "nobody", 1, NULL), 0);
+    assert_int_equal(ws_archive_prune(a, "actor", 1, NULL), 0);
+    assert_int_equal(ws_archive_prune(a, "nobody", 1, NULL), 0);
     assert_listed("7");
     ws_archive_close(a);
     for (unsigned i = 0; i < 7; i++)
@@ -401,7 +402,7 @@ static void what_fails_leaves_nothing(void **state)
         assert_listed("");
         assert_false(is_there("actor/1") || is_there("actor/.new-1"));
     }
-    const struct ws_archive_work stopped = {.block = on_block, .arg = &v, .stop = &stop};
+    const struct ws_archive_hooks stopped = {.block = on_block, .arg = &v, .stop = &stop};
     assert_int_equal(
         ws_archive_add(a, &(struct ws_archive_version){v.manifest, v.json, v.json_bytes}, &stopped, &err),
         -ECANCELED);
@@ -463,7 +464,7 @@ static void chains_end(void **state)
         rc = add_delta(a, &v[n - 1], &v[n], &err);
     }
     assert_int_equal(rc, -E2BIG);
-    assert_int_equal(n, WS_MAX_OFFERS + 2); /* the anchor, the links, the one that is too many */
+    assert_int_equal(n, WS_MAX_DELTA_ENTRIES + 2); /* the anchor, the links, the one that is too many */
     assert_int_equal(add_whole(a, &v[n - 1], &err), 0);
     ws_archive_close(a);
     for (unsigned i = 0; i < n; i++)
@@ -489,7 +490,7 @@ static void flip(const char *path, long at)
 static void damage_is_named(void **state)
 {
     struct version v[2];
-    struct ws_delta_offer *offers = calloc(WS_MAX_OFFERS, sizeof(*offers));
+    struct ws_delta_entry *offers = calloc(WS_MAX_DELTA_ENTRIES, sizeof(*offers));
     unsigned char *bytes = malloc(BIG);
     struct ws_error err = {0};
     struct ws_manifest *m;
@@ -503,7 +504,8 @@ static void damage_is_named(void **state)
     assert_int_equal(add_delta(a, &v[0], &v[1], NULL), 0);
     ws_archive_close(a);
     struct ws_source *s = open_source();
-    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){2, "r1"}, NULL, offers, &n, &err), 0);
+    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_version_id){2, "r1"}, NULL, offers, &n, &err),
+                     0);
     for (long at = 0; at < 600; at += 7) {
         flip("actor/2/delta", at);
         assert_int_equal(fetch_delta(s, offers, &v[1], &d, &err), -EBADMSG);
@@ -527,10 +529,10 @@ static void damage_is_named(void **state)
     shell("cp %s/v1/actor/2/manifest %s/v1/actor/1/manifest", dir); /* another's */
     assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", NULL, &m, &err), -EBADMSG);
     shell("echo '{' > %s/v1/actor/2/%s", "deltas");
-    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){2, "r1"}, NULL, offers, &n, &err),
+    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_version_id){2, "r1"}, NULL, offers, &n, &err),
                      -EBADMSG);
     shell("rm %s/v1/actor/2/%s", "deltas");
-    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_mark){2, "r1"}, NULL, offers, &n, &err),
+    assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_version_id){2, "r1"}, NULL, offers, &n, &err),
                      -EBADMSG);
     ws_source_close(s);
     free(bytes);

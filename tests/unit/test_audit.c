@@ -6,7 +6,7 @@
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
-#include "transports/ipc/ipc.h"
+#include "transports/ipc/client.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
 #include <pthread.h>
@@ -57,7 +57,7 @@ static void place(struct placed *p, unsigned n, unsigned silent)
         json_t *body = json_pack("{s:o}", "params", params);
         if (r != silent)
             json_object_set_new(body, "audit", json_integer(0));
-        assert_int_equal(ws_registration_of(body, r, &p->regs[r], &err), 0);
+        assert_int_equal(ws_registration_from_json(body, r, &p->regs[r], &err), 0);
         json_decref(body);
     }
     for (size_t t = 0; t < 3; t++) {
@@ -66,9 +66,9 @@ static void place(struct placed *p, unsigned n, unsigned silent)
         for (unsigned r = 0; r < n; r++)
             if (p->regs[r]->n_entries > t)
                 entries[k++] = &p->regs[r]->entries[t];
-        assert_int_equal(ws_replicas_note(&p->replicas, p->regs, entries, k, &err), 0);
+        assert_int_equal(ws_replicas_add(&p->replicas, p->regs, entries, k, &err), 0);
     }
-    ws_replicas_settle(&p->replicas, p->regs, n);
+    ws_replicas_finish(&p->replicas, p->regs, n);
     ws_replicas_locate(&p->replicas, p->regs, n, NULL, 0);
 }
 
@@ -86,7 +86,7 @@ static void replicas_are_found(void **state)
     place(&p, 3, MAX_RANKS);
     assert_int_equal(p.replicas.n, 2);
     assert_int_equal(p.replicas.bytes, 3 * 2 * 1024 * 20481UL);
-    assert_true(p.replicas.silent >= WS_MAX_RANKS);
+    assert_true(p.replicas.first_without_audits >= WS_MAX_RANKS);
     assert_int_equal(p.regs[2]->entries[2].replica, 0);
     assert_int_equal(p.regs[0]->entries[0].replica, p.regs[2]->entries[0].replica);
     assert_string_equal(ws_replicas_find(&p.replicas, p.regs[1]->entries[1].replica)->tensor.name, "b");
@@ -94,7 +94,7 @@ static void replicas_are_found(void **state)
     leave(&p);
     place(&p, 2, 1); /* one that knows none has nobody to be compared with */
     assert_int_equal(p.replicas.n, 0);
-    assert_int_equal(p.replicas.silent, 1);
+    assert_int_equal(p.replicas.first_without_audits, 1);
     leave(&p);
 }
 
@@ -108,7 +108,7 @@ static void shares_come_round(void **state)
     const uint64_t n = (2 * p.replicas.bytes + offload - 1) / offload;
     unsigned seen[2][16] = {0};
     for (uint64_t turn = 0; turn < n; turn++) {
-        const struct ws_replica_window w = ws_replicas_share(&p.replicas, offload, turn);
+        const struct ws_replica_window w = ws_replicas_window_turn(&p.replicas, offload, turn);
         uint64_t hashed = 0;
         for (size_t i = 0; i < p.replicas.n; i++) {
             const struct ws_replica *r = &p.replicas.list[i];
@@ -122,7 +122,7 @@ static void shares_come_round(void **state)
     for (size_t i = 0; i < 2; i++)
         for (uint64_t c = 0; c < (p.replicas.list[i].bytes + WS_BLOCK_BYTES - 1) / WS_BLOCK_BYTES; c++)
             assert_int_equal(seen[i][c], 1);
-    const struct ws_replica_window all = ws_replicas_all(&p.replicas);
+    const struct ws_replica_window all = ws_replicas_window_all(&p.replicas);
     for (size_t i = 0; i < 2; i++) {
         uint64_t first;
         assert_int_equal(ws_replica_chunks(&p.replicas.list[i], &all, &first),
@@ -146,7 +146,7 @@ static void differences_are_named(void **state)
     struct ws_audit_result found;
     (void)state;
     place(&p, 3, MAX_RANKS);
-    const struct ws_replica_window all = ws_replicas_all(&p.replicas);
+    const struct ws_replica_window all = ws_replicas_window_all(&p.replicas);
     for (unsigned r = 3; r-- > 0;) {
         say(&a, &p, r, 1, 0, 7);
         for (uint64_t c = 0; c < 10; c++)
@@ -155,7 +155,7 @@ static void differences_are_named(void **state)
     ws_audit_compare(&a, &p.replicas, &all, false, &found);
     assert_int_equal(found.compared, 11);
     assert_int_equal(found.different, 0);
-    assert_int_equal(found.alone, 0);
+    assert_int_equal(found.incomplete, 0);
     assert_string_equal(found.text, "");
     for (size_t i = 0; i < a.n; i++)
         if (a.list[i].rank == 1 && a.list[i].chunk == 3)
@@ -165,10 +165,10 @@ static void differences_are_named(void **state)
     assert_string_equal(found.text, "elements 6291456 to 8388607 of a differ between rank 1 and rank 0, 2");
     a.n--; /* the last by place: somebody said nothing */
     ws_audit_compare(&a, &p.replicas, &all, false, &found);
-    assert_int_equal(found.alone, 1);
+    assert_int_equal(found.incomplete, 1);
     ws_audit_clear(&a);
     ws_audit_compare(&a, &p.replicas, &all, false, &found);
-    assert_int_equal(found.alone, 11);
+    assert_int_equal(found.incomplete, 11);
     assert_non_null(strstr(found.text, "of 3 ranks"));
     leave(&p);
 }
@@ -183,18 +183,18 @@ static void nodes_tell_each_other(void **state)
     (void)state;
     place(&p, 4, MAX_RANKS);
     ws_replicas_locate(&p.replicas, p.regs, 4, node_of, 0);
-    const struct ws_replica_window all = ws_replicas_all(&p.replicas);
+    const struct ws_replica_window all = ws_replicas_window_all(&p.replicas);
     for (unsigned r = 0; r < 4; r++)
         say(r < 2 ? &here : &there, &p, r, 1, 0, 0xfedcba9876543210);
-    json_t *said = ws_audit_json(&there, &p.replicas), *bad;
+    json_t *said = ws_audit_to_json(&there, &p.replicas), *bad;
     assert_int_equal(json_array_size(said), 1);
-    assert_int_equal(ws_audit_of_json(&here, said, NULL), 0);
+    assert_int_equal(ws_audit_from_json(&here, said, NULL), 0);
     ws_audit_compare(&here, &p.replicas, &all, true, &found);
     assert_int_equal(found.compared, 1);
     assert_int_equal(found.different, 0);
-    assert_int_equal(found.alone, 10); /* the other tensor */
+    assert_int_equal(found.incomplete, 10); /* the other tensor */
     ws_audit_compare(&here, &p.replicas, &all, false, &found);
-    assert_int_equal(found.alone, 0);
+    assert_int_equal(found.incomplete, 0);
     here.list[here.n - 1].hash++;
     ws_audit_compare(&here, &p.replicas, &all, true, &found);
     assert_string_equal(found.text, "elements 0 to 1023 of b differ between rank 2 and 1 more and rank 0, 1");
@@ -206,7 +206,7 @@ static void nodes_tell_each_other(void **state)
                                         "[7]"};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         bad = json_loads(wrong[i], 0, NULL);
-        assert_int_equal(ws_audit_of_json(&here, bad, NULL), -EINVAL);
+        assert_int_equal(ws_audit_from_json(&here, bad, NULL), -EINVAL);
         json_decref(bad);
     }
     json_decref(said);
@@ -314,7 +314,7 @@ static void start_over(bool nodes, int audit, int warns)
                           .audit = audit,
                           .audit_warns = warns};
         hold(r);
-        if (wsync_open(&c, &w.ranks[r].p))
+        if (wsync_publisher_open(&c, &w.ranks[r].p))
             fail_msg("%s", wsync_error());
     }
 }
@@ -542,7 +542,7 @@ static void an_old_library_goes_on(void **state)
     const wsync_param param = {
         .name = "a", .dtype = WSYNC_BF16, .n_dims = 2, .shape = {4, 1024}, .data = values};
     wsync_publisher *p;
-    assert_int_equal(wsync_open(&c, &p), 0);
+    assert_int_equal(wsync_publisher_open(&c, &p), 0);
     if (wsync_register(p, &param, 1) < 0)
         fail_msg("%s", wsync_error());
     pthread_join(thread, NULL);

@@ -23,7 +23,7 @@ static uint64_t below(uint64_t n)
 
 static size_t src_bytes(const struct ws_box *b)
 {
-    return b->conversion == WS_KEEP ? b->element_bytes : ws_conversion_src_bytes(b->conversion);
+    return b->conversion == WS_SAME_TYPE ? b->element_bytes : ws_conversion_src_bytes(b->conversion);
 }
 
 /* One element at a time, indices by division: slow and plainly right. */
@@ -43,7 +43,7 @@ static uint64_t reference(unsigned char *dst, const unsigned char *src, const st
             from += (int64_t)at * b->src_strides[d];
         }
         unsigned char *one = dst + to * b->element_bytes;
-        if (b->conversion == WS_KEEP)
+        if (b->conversion == WS_SAME_TYPE)
             memcpy(one, src + from * (int64_t)b->element_bytes, b->element_bytes);
         else
             overflows += ws_convert(b->conversion, one, src + from * (int64_t)src_bytes(b), 1);
@@ -54,27 +54,27 @@ static uint64_t reference(unsigned char *dst, const unsigned char *src, const st
 /* By stretches of at most `most` bytes, each sought anew, taken or copied in parts. */
 static uint64_t copy_box(unsigned char *dst, const unsigned char *src, const struct ws_box *b, uint64_t most)
 {
-    struct ws_runs r;
-    struct ws_cursor c;
+    struct ws_box_extents r;
+    struct ws_box_cursor c;
     uint64_t overflows = 0;
-    ws_runs_of(&r, b);
+    ws_box_extents_init(&r, b);
     for (uint64_t from = 0, n; from < r.bytes; from += n) {
         n = 1 + below(most);
         n = n < r.bytes - from ? n : r.bytes - from;
-        uint64_t place = ws_runs_place(&r, from);
-        assert_int_equal(ws_runs_before(&r, place), from);
-        assert_int_equal(ws_runs_before(&r, place + 1), from + 1);
-        ws_cursor_seek(&c, &r, src, from, n);
+        uint64_t place = ws_box_extents_place(&r, from);
+        assert_int_equal(ws_box_extents_before(&r, place), from);
+        assert_int_equal(ws_box_extents_before(&r, place + 1), from + 1);
+        ws_box_cursor_seek(&c, &r, src, from, n);
         assert_int_equal(c.dst + c.at, place);
-        for (uint64_t part; (part = ws_cursor_ready(&c)) > 0;) {
-            const unsigned char *plain = ws_cursor_plain(&c);
+        for (uint64_t part; (part = ws_box_cursor_ready(&c)) > 0;) {
+            const unsigned char *plain = ws_box_cursor_plain(&c);
             unsigned char *to = dst + c.dst + c.at;
             part = below(3) ? part : 1 + below(part);
             if (plain && below(2)) {
                 memcpy(to, plain, part);
-                ws_cursor_skip(&c, part);
+                ws_box_cursor_skip(&c, part);
             } else {
-                overflows += ws_cursor_take(&c, to, part);
+                overflows += ws_box_cursor_copy(&c, to, part);
             }
         }
         assert_int_equal(c.left, 0);
@@ -215,8 +215,8 @@ static void test_random(void **state)
         static const struct {
             size_t width;
             enum ws_conversion conversion;
-        } kinds[] = {{1, WS_KEEP},        {2, WS_KEEP},        {3, WS_KEEP},       {4, WS_KEEP},
-                     {8, WS_KEEP},        {16, WS_KEEP},       {2, WS_F32_TO_F16}, {2, WS_F32_TO_BF16},
+        } kinds[] = {{1, WS_SAME_TYPE},   {2, WS_SAME_TYPE},   {3, WS_SAME_TYPE},  {4, WS_SAME_TYPE},
+                     {8, WS_SAME_TYPE},   {16, WS_SAME_TYPE},  {2, WS_F32_TO_F16}, {2, WS_F32_TO_BF16},
                      {4, WS_BF16_TO_F32}, {2, WS_BF16_TO_F16}, {4, WS_F16_TO_F32}};
         size_t kind = below(sizeof(kinds) / sizeof(kinds[0]));
         struct ws_box b = {.n_dims = n,

@@ -1,5 +1,5 @@
 /* What a broadcast carries: runs of blocks in JSON, hostile ones too; buckets that all members make alike; a
- * communicator's id as text. And who is waited for, who takes part, and who may not. */
+ * communicator's id as text. And which mounts are waited for, take part, and may not. */
 #include "backends/trainer/agent/broadcast/sender.h"
 #include "transports/base/clock.h"
 #include "transports/nccl/broadcast_round.h"
@@ -16,7 +16,7 @@
 static struct ws_manifest *manifest(void)
 {
     struct ws_manifest *m;
-    struct ws_bundle_file *f;
+    struct ws_manifest_file *f;
     struct ws_error err = {0};
     char name[32];
     assert_int_equal(ws_manifest_new(&m, "actor", 1, "r1", &err), 0);
@@ -57,7 +57,7 @@ static void test_runs(void **state)
     char *text = json_dumps(list, JSON_COMPACT);
     assert_string_equal(text, "[[0,0,1],[0,2,1],[2,0,1]]");
     free(text);
-    assert_int_equal(ws_block_runs_of(list, m, &again, &n_again, NULL), 0);
+    assert_int_equal(ws_block_runs_from_json(list, m, &again, &n_again, NULL), 0);
     assert_int_equal(n_again, n);
     assert_memory_equal(again, runs, n * sizeof(*runs));
     json_decref(list);
@@ -96,7 +96,7 @@ static void test_hostile_runs(void **state)
         size_t n;
         json_t *list = json_loads(bad[i], 0, NULL);
         assert_non_null(list);
-        assert_int_equal(ws_block_runs_of(list, m, &runs, &n, &err), -EPROTO);
+        assert_int_equal(ws_block_runs_from_json(list, m, &runs, &n, &err), -EPROTO);
         assert_null(runs);
         json_decref(list);
     }
@@ -108,22 +108,22 @@ static void test_buckets(void **state)
     (void)state;
     struct ws_manifest *m = manifest();
     struct ws_block_run *runs;
-    struct ws_round_plan p = {.manifest = m, .bucket_bytes = 2 * WS_BLOCK_BYTES};
-    static struct ws_round r;
+    struct ws_broadcast_plan p = {.manifest = m, .bucket_bytes = 2 * WS_BLOCK_BYTES};
+    static struct ws_broadcast_round r;
     static unsigned seen[303][3];
     size_t n_buckets = 0;
     assert_int_equal(ws_block_runs_new(m, all, NULL, &runs, &p.n_runs, NULL), 0);
     p.runs = runs;
-    r = (struct ws_round){.plan = &p};
+    r = (struct ws_broadcast_round){.plan = &p};
     memset(seen, 0, sizeof(seen));
-    for (const struct ws_bucket *b; (b = ws_round_next(&r)); n_buckets++) {
+    for (const struct ws_broadcast_bucket *b; (b = ws_broadcast_round_next(&r)); n_buckets++) {
         size_t end = 0;
         assert_ptr_equal(b, &r.buckets[n_buckets % 2]);
-        assert_in_range(b->n, 1, WS_BUCKET_BLOCKS);
+        assert_in_range(b->n, 1, WS_BROADCAST_BUCKET_BLOCKS);
         for (size_t i = 0; i < b->n; i++) {
-            const struct ws_packed_block *k = &b->blocks[i];
+            const struct ws_broadcast_packed_block *k = &b->blocks[i];
             assert_true(k->at >= end && k->at % 256 == 0);
-            assert_int_equal(k->bytes, ws_block_len(&m->files[k->file], k->block));
+            assert_int_equal(k->bytes, ws_manifest_block_bytes(&m->files[k->file], k->block));
             end = k->at + k->bytes;
             seen[k->file][k->block]++;
         }
@@ -145,27 +145,27 @@ static void test_ids(void **state)
     char text[WS_NCCL_ID_TEXT], release[WS_NCCL_RELEASE_TEXT];
     for (size_t i = 0; i < sizeof(id); i++)
         id[i] = (unsigned char)(i * 7 + 200);
-    ws_nccl_id_text(id, text);
+    ws_nccl_id_format(id, text);
     assert_int_equal(strlen(text), 2 * WS_NCCL_ID_BYTES);
-    assert_int_equal(ws_nccl_id_of(text, again), 0);
+    assert_int_equal(ws_nccl_id_parse(text, again), 0);
     assert_memory_equal(id, again, sizeof(id));
     text[3] = 'g';
-    assert_int_equal(ws_nccl_id_of(text, again), -EPROTO);
+    assert_int_equal(ws_nccl_id_parse(text, again), -EPROTO);
     text[3] = 0;
-    assert_int_equal(ws_nccl_id_of(text, again), -EPROTO);
-    assert_int_equal(ws_nccl_id_of(NULL, again), -EPROTO);
-    ws_nccl_release_text(22803, release);
+    assert_int_equal(ws_nccl_id_parse(text, again), -EPROTO);
+    assert_int_equal(ws_nccl_id_parse(NULL, again), -EPROTO);
+    ws_nccl_release_format(22803, release);
     assert_string_equal(release, "2.28.3");
-    ws_nccl_release_text(0, release);
+    ws_nccl_release_format(0, release);
     assert_string_equal(release, "0.0.0");
 }
 
 #define HOUR_NS (3600 * 1000 * WS_MS_NS)
 
-static struct ws_joiner joiner(const char *who, uint64_t version)
+static struct ws_sender_joiner joiner(const char *who, uint64_t version)
 {
-    struct ws_joiner j = {.model = (char *)(uintptr_t) "actor", .who = (char *)(uintptr_t)who};
-    j.of = ws_mark_of(version, "r1");
+    struct ws_sender_joiner j = {.model = (char *)(uintptr_t) "actor", .mount_id = (char *)(uintptr_t)who};
+    j.version = ws_version_id_make(version, "r1");
     snprintf(j.digest, sizeof(j.digest), "%032x", (unsigned)version);
     return j;
 }
@@ -174,45 +174,45 @@ static struct ws_joiner joiner(const char *who, uint64_t version)
 static void test_who_is_waited_for(void **state)
 {
     (void)state;
-    struct ws_fleet_mount b = {.who = (char *)(uintptr_t) "b:/wsync"};
-    struct ws_fleet_mount a = {.next = &b, .who = (char *)(uintptr_t) "a:/wsync"};
+    struct ws_fleet_mount b = {.mount_id = (char *)(uintptr_t) "b:/wsync"};
+    struct ws_fleet_mount a = {.next = &b, .mount_id = (char *)(uintptr_t) "a:/wsync"};
     struct ws_agent_model m = {.name = (char *)(uintptr_t) "actor", .fleet = {.mounts = &a, .n = 2}};
     struct ws_agent *agent = calloc(1, sizeof(*agent));
-    struct ws_joiner first = joiner("a:/wsync", 1), second = joiner("b:/wsync", 1);
-    struct ws_broadcasts all = {.waiting = &first};
+    struct ws_sender_joiner first = joiner("a:/wsync", 1), second = joiner("b:/wsync", 1);
+    struct ws_sender all = {.waiting = &first};
     assert_non_null(agent);
     agent->models = &m;
     a.lease_ns = b.lease_ns = ws_clock_ns() + HOUR_NS;
-    assert_false(ws_broadcast_all_here(agent, &all));
+    assert_false(ws_sender_all_joined(agent, &all));
     b.lease_ns = 1;
-    assert_true(ws_broadcast_all_here(agent, &all));
+    assert_true(ws_sender_all_joined(agent, &all));
     b.lease_ns = a.lease_ns;
     first.next = &second;
-    assert_true(ws_broadcast_all_here(agent, &all));
+    assert_true(ws_sender_all_joined(agent, &all));
     second = joiner("b:/wsync", 2); /* another version, lineage or content is another round's */
-    assert_false(ws_broadcast_all_here(agent, &all));
+    assert_false(ws_sender_all_joined(agent, &all));
     second = joiner("b:/wsync", 1);
-    second.of = ws_mark_of(1, "r2");
-    assert_false(ws_broadcast_all_here(agent, &all));
+    second.version = ws_version_id_make(1, "r2");
+    assert_false(ws_sender_all_joined(agent, &all));
     second = joiner("b:/wsync", 1);
     second.digest[0] = 'f';
-    assert_false(ws_broadcast_all_here(agent, &all));
+    assert_false(ws_sender_all_joined(agent, &all));
     a.lease_ns = b.lease_ns = 1; /* nobody is known: others may come */
-    assert_false(ws_broadcast_all_here(agent, &all));
+    assert_false(ws_sender_all_joined(agent, &all));
     agent->models = NULL;
-    assert_false(ws_broadcast_all_here(agent, &all));
+    assert_false(ws_sender_all_joined(agent, &all));
     free(agent);
 }
 
 /* As the agent keeps one: it is freed by its list. */
-static struct ws_joiner *waiting(struct ws_broadcasts *all, const char *who, const char *uuid,
-                                 uint64_t version)
+static struct ws_sender_joiner *waiting(struct ws_sender *all, const char *who, const char *uuid,
+                                        uint64_t version)
 {
-    struct ws_joiner *j = calloc(1, sizeof(*j)), **end = &all->waiting;
+    struct ws_sender_joiner *j = calloc(1, sizeof(*j)), **end = &all->waiting;
     assert_non_null(j);
     *j = joiner(who, version);
     j->model = strdup("actor");
-    j->who = strdup(who);
+    j->mount_id = strdup(who);
     snprintf(j->uuid, sizeof(j->uuid), "%s", uuid);
     while (*end)
         end = &(*end)->next;
@@ -223,36 +223,36 @@ static struct ws_joiner *waiting(struct ws_broadcasts *all, const char *who, con
 /* Those that want what the first one wants, one a device, in their order. */
 static void test_who_takes_part(void **state)
 {
-    struct ws_broadcasts all = {0};
+    struct ws_sender all = {0};
     (void)state;
     (void)waiting(&all, "a:/wsync", "GPU-1", 7);
     (void)waiting(&all, "b:/wsync", "GPU-2", 8);
     (void)waiting(&all, "c:/wsync", "GPU-1", 7);
     (void)waiting(&all, "d:/wsync", "GPU-3", 7);
-    ws_broadcast_choose(&all);
-    assert_string_equal(all.members->who, "a:/wsync");
+    ws_sender_select_members(&all);
+    assert_string_equal(all.members->mount_id, "a:/wsync");
     assert_int_equal(all.members->rank, 1);
-    assert_string_equal(all.members->next->who, "d:/wsync");
+    assert_string_equal(all.members->next->mount_id, "d:/wsync");
     assert_int_equal(all.members->next->rank, 2);
     assert_null(all.members->next->next);
-    assert_string_equal(all.waiting->who, "b:/wsync");
-    assert_string_equal(all.waiting->next->who, "c:/wsync");
+    assert_string_equal(all.waiting->mount_id, "b:/wsync");
+    assert_string_equal(all.waiting->next->mount_id, "c:/wsync");
     assert_null(all.waiting->next->next);
-    ws_joiners_free(&all.members);
-    ws_joiners_free(&all.waiting);
+    ws_sender_joiners_free(&all.members);
+    ws_sender_joiners_free(&all.waiting);
 }
 
 static void test_who_asks_no_more(void **state)
 {
     const uint64_t now = 10 * HOUR_NS;
-    struct ws_broadcasts all = {0};
+    struct ws_sender all = {0};
     (void)state;
     waiting(&all, "a:/wsync", "GPU-1", 1)->asked_ns = now - HOUR_NS;
     waiting(&all, "b:/wsync", "GPU-2", 1)->asked_ns = now - 1000 * WS_MS_NS;
-    ws_broadcast_forget(&all, now);
-    assert_string_equal(all.waiting->who, "b:/wsync");
+    ws_sender_expire(&all, now);
+    assert_string_equal(all.waiting->mount_id, "b:/wsync");
     assert_null(all.waiting->next);
-    ws_joiners_free(&all.waiting);
+    ws_sender_joiners_free(&all.waiting);
 }
 
 static int ask_for(struct ws_agent *a, const char *digest, int release, const char *uuid, json_t **reply,
@@ -264,20 +264,20 @@ static int ask_for(struct ws_agent *a, const char *digest, int release, const ch
                              "digest", digest, "wants", "all");
     *reply = NULL;
     const struct ws_agent_request r = {.method = "POST", .q = &q, .body = body};
-    int rc = ws_broadcast_route(a, &r, reply, err);
+    int rc = ws_sender_route(a, &r, reply, err);
     json_decref(body);
     return rc;
 }
 
-/* A place is given to whoever wants these very bytes, with this NCCL, on another device. */
+/* A mount gets a place if it wants these very bytes, with this NCCL, on another device. */
 static void test_who_may_ask(void **state)
 {
     struct ws_agent *a = calloc(1, sizeof(*a));
-    struct ws_broadcasts all = {.uuid = "GPU-0"};
-    struct ws_slot slot = {.state = WS_SLOT_SERVED, .version = 1, .run = "r1", .manifest = manifest()};
+    struct ws_sender all = {.runs = true, .uuid = "GPU-0"};
+    struct ws_slot slot = {.state = WS_SLOT_SERVED, .version = 1, .lineage = "r1", .manifest = manifest()};
     struct ws_agent_model m = {.name = (char *)(uintptr_t) "actor",
-                               .run = "r1",
-                               .any = true,
+                               .lineage = "r1",
+                               .has_published = true,
                                .newest = 1,
                                .slots = {&slot},
                                .n_slots = 1};
@@ -290,10 +290,10 @@ static void test_who_may_ask(void **state)
     pthread_mutex_init(&a->lock, NULL);
     pthread_cond_init(&a->changed, NULL);
     a->models = &m;
-    atomic_store(&a->broadcasts, &all);
+    a->feature_state[WS_FEATURE_broadcast] = &all;
     snprintf(other, sizeof(other), "%s", digest);
     other[0] = other[0] == 'f' ? '0' : 'f';
-    const int release = ws_round_release();
+    const int release = ws_nccl_release();
     assert_int_equal(ask_for(a, other, release, "GPU-1", &reply, &err), -ESTALE);
     assert_int_equal(ask_for(a, digest, release + 1, "GPU-1", &reply, &err), -EOPNOTSUPP);
     assert_non_null(strstr(err.text, "NCCL of one release"));
@@ -302,9 +302,9 @@ static void test_who_may_ask(void **state)
     assert_null(all.waiting);
     assert_int_equal(ask_for(a, digest, release, "GPU-1", &reply, &err), 0);
     assert_int_equal(all.waiting->ticket, json_integer_value(json_object_get(reply, "ticket")));
-    assert_int_equal(slot.n_holds, 0);
+    assert_int_equal(slot.n_leases, 0);
     json_decref(reply);
-    ws_joiners_free(&all.waiting);
+    ws_sender_joiners_free(&all.waiting);
     ws_manifest_free(slot.manifest);
     pthread_mutex_destroy(&a->lock);
     pthread_cond_destroy(&a->changed);

@@ -251,12 +251,12 @@ static void test_table(void **state)
             bool both = false;
             for (int i = 0; i < 9; i++)
                 both = both || ((int)floats[i / 3] == from && (int)floats[i % 3] == to);
-            int rc = ws_conversion_of((enum ws_dtype)from, (enum ws_dtype)to, &c);
+            int rc = ws_conversion_find((enum ws_dtype)from, (enum ws_dtype)to, &c);
             assert_int_equal(rc == 0, both || from == to);
-            assert_int_equal(c == WS_KEEP, from == to || rc != 0);
-            if (c != WS_KEEP)
+            assert_int_equal(c == WS_SAME_TYPE, from == to || rc != 0);
+            if (c != WS_SAME_TYPE)
                 assert_int_equal(ws_conversion_src_bytes(c), ws_dtype_bits((enum ws_dtype)from) / 8);
-            n += c != WS_KEEP;
+            n += c != WS_SAME_TYPE;
         }
     }
     assert_int_equal(n, 6);

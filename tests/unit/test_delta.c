@@ -1,5 +1,6 @@
 /* Deltas: made of two versions, sent in parts and in pieces, applied in chains; damaged, truncated and
- * foreign streams are refused; who waits for a growing one is told. */
+ * foreign streams are refused; a waiter for a growing delta is notified. */
+#include "tests/fixtures/delta_stream.h"
 #include "transports/delta/encode.h"
 #include "transports/delta/patcher.h"
 #include "transports/delta/stream.h"
@@ -43,10 +44,10 @@ static void describe(struct version *v, uint64_t number, const size_t sizes[N_FI
     static const char *const names[N_FILES] = {"a.safetensors", "config.json", "empty"};
     assert_int_equal(ws_manifest_new(&v->manifest, "actor", number, "run1", NULL), 0);
     for (size_t i = 0; i < N_FILES; i++) {
-        struct ws_bundle_file *f;
+        struct ws_manifest_file *f;
         assert_int_equal(ws_manifest_add(v->manifest, names[i], sizes[i], i ? 0 : header, &f, NULL), 0);
         for (size_t b = 0; b < f->n_blocks; b++)
-            f->hashes[b] = ws_hash(v->files[i] + b * WS_BLOCK_BYTES, ws_block_len(f, b));
+            f->hashes[b] = ws_hash(v->files[i] + b * WS_BLOCK_BYTES, ws_manifest_block_bytes(f, b));
     }
     ws_manifest_seal(v->manifest);
     v->side = (struct ws_delta_side){v->manifest, (const unsigned char *const *)v->files};
@@ -80,7 +81,7 @@ static void next_version(struct version *v, const struct version *before, unsign
 {
     size_t sizes[N_FILES];
     for (size_t i = 0; i < N_FILES; i++) {
-        const struct ws_bundle_file *f = &before->manifest->files[i];
+        const struct ws_manifest_file *f = &before->manifest->files[i];
         sizes[i] = f->size_bytes;
         v->files[i] = malloc(sizes[i] + 8);
         memcpy(v->files[i], before->files[i], sizes[i]);
@@ -100,8 +101,9 @@ static void free_version(struct version *v)
 
 static struct ws_delta_link link_of(const struct version *base, const struct version *target)
 {
-    struct ws_delta_link l = {.base = ws_mark_of(base->manifest->version, base->manifest->run),
-                              .target = ws_mark_of(target->manifest->version, target->manifest->run)};
+    struct ws_delta_link l = {.base = ws_version_id_make(base->manifest->version, base->manifest->lineage),
+                              .target =
+                                  ws_version_id_make(target->manifest->version, target->manifest->lineage)};
     memcpy(l.base_digest, base->manifest->digest, sizeof(l.base_digest));
     memcpy(l.target_digest, target->manifest->digest, sizeof(l.target_digest));
     return l;
@@ -113,7 +115,7 @@ static struct ws_delta *delta_of(const struct version *base, const struct versio
     struct ws_delta *d;
     struct ws_workers *w = ws_workers_new(2, 0);
     assert_int_equal(ws_delta_new(&d, &l, target->manifest, NULL), 0);
-    ws_delta_make(d, &base->side, &target->side, level, UINT64_MAX, w, NULL);
+    ws_delta_encode(d, &base->side, &target->side, level, UINT64_MAX, w, NULL);
     ws_workers_free(w);
     assert_int_equal(ws_delta_state(d), WS_DELTA_WHOLE);
     return d;
@@ -125,10 +127,10 @@ static void assert_patches(const struct version *base, const struct version *tar
 {
     struct ws_patcher *p = ws_patcher_new();
     for (size_t i = 0; i < N_FILES; i++) {
-        const struct ws_bundle_file *f = &target->manifest->files[i];
+        const struct ws_manifest_file *f = &target->manifest->files[i];
         for (size_t b = 0; b < f->n_blocks; b++) {
-            const struct ws_delta_record *records[WS_MAX_CHAIN];
-            size_t len = ws_block_len(f, b), at = b * WS_BLOCK_BYTES;
+            const struct ws_delta_record *records[WS_MAX_DELTA_CHAIN];
+            size_t len = ws_manifest_block_bytes(f, b), at = b * WS_BLOCK_BYTES;
             unsigned char *to = malloc(len);
             uint64_t hash;
             for (size_t c = 0; c < n; c++)
@@ -156,26 +158,26 @@ static struct ws_delta *send(struct ws_delta *d, const struct version *target, u
     struct ws_delta *out;
     assert_int_equal(ws_delta_new(&out, ws_delta_link(d), target->manifest, NULL), 0);
     for (unsigned part = 0; part < parts; part++) {
-        struct ws_delta_writer w;
-        struct ws_delta_reader *r = ws_delta_reader_new(ws_delta_link(d), ws_delta_blocks(d),
-                                                        &(struct ws_delta_taker){.record = take, .arg = out});
+        struct ws_delta_stream_writer w;
+        struct ws_delta_stream_reader *r = ws_delta_stream_reader_new(
+            ws_delta_link(d), ws_delta_blocks(d), &(struct ws_delta_stream_sink){.record = take, .arg = out});
         unsigned char *piece = malloc(most);
         uint64_t bytes = 0;
         ssize_t n;
         bool whole;
         struct ws_error err = {0};
-        assert_int_equal(ws_delta_writer_init(&w, d, part, parts), 0);
-        while ((n = ws_delta_write(&w, piece, 1 + any() % most)) > 0) {
+        assert_int_equal(ws_delta_stream_writer_init(&w, d, part, parts), 0);
+        while ((n = ws_delta_stream_write(&w, piece, 1 + any() % most)) > 0) {
             bytes += (uint64_t)n;
-            if (ws_delta_read(r, piece, (size_t)n, &err) < 0)
+            if (ws_delta_stream_read(r, piece, (size_t)n, &err) < 0)
                 fail_msg("%s", err.text);
         }
         assert_int_equal(n, -1);
-        assert_true(ws_delta_reader_ended(r, &whole) && whole);
+        assert_true(ws_delta_stream_reader_ended(r, &whole) && whole);
         assert_int_equal(bytes, ws_delta_stream_bytes(d, part, parts));
-        assert_true(ws_delta_read(r, "x", 1, &err) == -EBADMSG);
-        ws_delta_writer_free(&w);
-        ws_delta_reader_free(r);
+        assert_true(ws_delta_stream_read(r, "x", 1, &err) == -EBADMSG);
+        ws_delta_stream_writer_free(&w);
+        ws_delta_stream_reader_free(r);
         free(piece);
     }
     ws_delta_end(out, WS_DELTA_WHOLE);
@@ -185,14 +187,14 @@ static struct ws_delta *send(struct ws_delta *d, const struct version *target, u
 static void test_made_sent_applied(void **state)
 {
     struct version v[3];
-    struct ws_delta_figures f;
+    struct ws_delta_stats f;
     (void)state;
     first_version(&v[0]);
     next_version(&v[1], &v[0], 100, 0.5);
     next_version(&v[2], &v[1], 1, 0.2);
     for (int level = 0; level <= 3; level += 3) {
         struct ws_delta *one = delta_of(&v[0], &v[1], level), *two = delta_of(&v[1], &v[2], level);
-        ws_delta_figures(one, &f);
+        ws_delta_stats(one, &f);
         assert_true(f.n_records < ws_delta_blocks(one) && f.n_records >= ws_delta_blocks(one) / 2 - 1);
         assert_true(f.bytes < v[0].manifest->total_bytes / 50 && f.n_blocks_whole == 0);
         print_message("level %d: %lu bytes for %lu changes\n", level, f.bytes, f.n_changed);
@@ -212,13 +214,13 @@ static void test_made_sent_applied(void **state)
 static void test_other_content(void **state)
 {
     struct version a, b;
-    struct ws_delta_figures f;
+    struct ws_delta_stats f;
     (void)state;
     first_version(&a);
     first_version(&b);
     b.manifest->version = 2;
     struct ws_delta *d = delta_of(&a, &b, 1);
-    ws_delta_figures(d, &f);
+    ws_delta_stats(d, &f);
     assert_true(f.n_blocks_whole + 1 >= f.n_records);
     assert_patches(&a, &b, &d, 1);
     ws_delta_put(d);
@@ -237,33 +239,19 @@ static void test_given_up(void **state)
     next_version(&b, &a, 10, 1);
     struct ws_delta_link l = link_of(&a, &b);
     assert_int_equal(ws_delta_new(&d, &l, b.manifest, NULL), 0);
-    ws_delta_make(d, &a.side, &b.side, 0, UINT64_MAX, w, &stop);
+    ws_delta_encode(d, &a.side, &b.side, 0, UINT64_MAX, w, &stop);
     assert_int_equal(ws_delta_state(d), WS_DELTA_GIVEN_UP);
     ws_delta_put(d);
     assert_int_equal(ws_delta_new(&d, &l, b.manifest, NULL), 0);
-    ws_delta_make(d, &a.side, &b.side, 0, 300000, w, NULL); /* too large */
+    ws_delta_encode(d, &a.side, &b.side, 0, 300000, w, NULL); /* too large */
     assert_int_equal(ws_delta_state(d), WS_DELTA_GIVEN_UP);
-    struct ws_delta_reader *r =
-        ws_delta_reader_new(&l, ws_delta_blocks(d), &(struct ws_delta_taker){.record = take, .arg = NULL});
-    ws_delta_reader_free(r);
+    struct ws_delta_stream_reader *r = ws_delta_stream_reader_new(
+        &l, ws_delta_blocks(d), &(struct ws_delta_stream_sink){.record = take, .arg = NULL});
+    ws_delta_stream_reader_free(r);
     ws_delta_put(d);
     ws_workers_free(w);
     free_version(&a);
     free_version(&b);
-}
-
-static unsigned char *stream_of(struct ws_delta *d, size_t *n)
-{
-    int fd = memfd_create("delta", MFD_CLOEXEC);
-    assert_int_equal(ws_delta_write_file(d, fd), 0);
-    struct stat st;
-    assert_int_equal(fstat(fd, &st), 0);
-    *n = (size_t)st.st_size;
-    assert_int_equal(*n, ws_delta_stream_bytes(d, 0, 1));
-    unsigned char *p = malloc(*n);
-    assert_int_equal(pread(fd, p, *n, 0), *n);
-    close(fd);
-    return p;
 }
 
 static int drop(void *arg, struct ws_delta_record *r)
@@ -277,7 +265,7 @@ static int drop(void *arg, struct ws_delta_record *r)
 static void test_sizes(void **state)
 {
     struct version a, b;
-    static unsigned char raw[4096], room[2 * sizeof(raw) + WS_DELTA_BEYOND];
+    static unsigned char raw[4096], room[2 * sizeof(raw) + WS_DELTA_PAD_BYTES];
     unsigned char head[WS_DELTA_RECORD_BYTES];
     size_t n;
     (void)state;
@@ -289,15 +277,16 @@ static void test_sizes(void **state)
     first_version(&a);
     next_version(&b, &a, 1000, 1);
     struct ws_delta *d = delta_of(&a, &b, 0);
-    unsigned char *bytes = stream_of(d, &n);
+    unsigned char *bytes = delta_stream(d, &n);
     for (unsigned over = 0; over < 2; over++) {
-        struct ws_delta_reader *reader = ws_delta_reader_new(
-            ws_delta_link(d), ws_delta_blocks(d), &(struct ws_delta_taker){.record = drop, .arg = NULL});
-        assert_int_equal(ws_delta_read(reader, bytes, WS_DELTA_HEAD_BYTES, NULL), 0);
+        struct ws_delta_stream_reader *reader =
+            ws_delta_stream_reader_new(ws_delta_link(d), ws_delta_blocks(d),
+                                       &(struct ws_delta_stream_sink){.record = drop, .arg = NULL});
+        assert_int_equal(ws_delta_stream_read(reader, bytes, WS_DELTA_HEAD_BYTES, NULL), 0);
         r->raw_bytes = WS_BLOCK_BYTES + over;
-        ws_delta_record_head(r, head);
-        assert_int_equal(ws_delta_read(reader, head, sizeof(head), NULL), over ? -EBADMSG : 0);
-        ws_delta_reader_free(reader);
+        ws_delta_stream_record_head(r, head);
+        assert_int_equal(ws_delta_stream_read(reader, head, sizeof(head), NULL), over ? -EBADMSG : 0);
+        ws_delta_stream_reader_free(reader);
     }
     free(r);
     free(bytes);
@@ -314,25 +303,26 @@ static void test_damaged(void **state)
     next_version(&b, &a, 1000, 1);
     struct ws_delta *d = delta_of(&a, &b, 0);
     size_t n;
-    unsigned char *bytes = stream_of(d, &n);
+    unsigned char *bytes = delta_stream(d, &n);
     for (unsigned round = 0; round < 400; round++) {
-        struct ws_delta_reader *r = ws_delta_reader_new(
-            ws_delta_link(d), ws_delta_blocks(d), &(struct ws_delta_taker){.record = drop, .arg = NULL});
+        struct ws_delta_stream_reader *r =
+            ws_delta_stream_reader_new(ws_delta_link(d), ws_delta_blocks(d),
+                                       &(struct ws_delta_stream_sink){.record = drop, .arg = NULL});
         size_t at = round < 240 ? round : any() % n, cut = any() % 2 ? n : any() % n;
         bool whole;
         bytes[at] ^= (unsigned char)(1 << any() % 8);
-        int rc = ws_delta_read(r, bytes, cut, NULL);
-        assert_true(rc == -EBADMSG || !ws_delta_reader_ended(r, &whole));
-        ws_delta_reader_free(r);
+        int rc = ws_delta_stream_read(r, bytes, cut, NULL);
+        assert_true(rc == -EBADMSG || !ws_delta_stream_reader_ended(r, &whole));
+        ws_delta_stream_reader_free(r);
         free(bytes);
-        bytes = stream_of(d, &n);
+        bytes = delta_stream(d, &n);
     }
     struct ws_delta_link other = *ws_delta_link(d);
     other.base_digest[3] ^= 1; /* made from another base */
-    struct ws_delta_reader *r = ws_delta_reader_new(&other, ws_delta_blocks(d),
-                                                    &(struct ws_delta_taker){.record = drop, .arg = NULL});
-    assert_int_equal(ws_delta_read(r, bytes, n, NULL), -EBADMSG);
-    ws_delta_reader_free(r);
+    struct ws_delta_stream_reader *r = ws_delta_stream_reader_new(
+        &other, ws_delta_blocks(d), &(struct ws_delta_stream_sink){.record = drop, .arg = NULL});
+    assert_int_equal(ws_delta_stream_read(r, bytes, n, NULL), -EBADMSG);
+    ws_delta_stream_reader_free(r);
     free(bytes);
     ws_delta_put(d);
     free_version(&a);
@@ -348,19 +338,20 @@ static void test_end(void **state)
     next_version(&b, &a, 1000, 1);
     struct ws_delta *d = delta_of(&a, &b, 0);
     size_t n;
-    unsigned char *bytes = stream_of(d, &n);
+    unsigned char *bytes = delta_stream(d, &n);
     for (size_t bit = 0; bit < 8 * WS_DELTA_RECORD_BYTES; bit++) {
-        struct ws_delta_reader *r = ws_delta_reader_new(
-            ws_delta_link(d), ws_delta_blocks(d), &(struct ws_delta_taker){.record = drop, .arg = NULL});
+        struct ws_delta_stream_reader *r =
+            ws_delta_stream_reader_new(ws_delta_link(d), ws_delta_blocks(d),
+                                       &(struct ws_delta_stream_sink){.record = drop, .arg = NULL});
         unsigned char *at = bytes + n - WS_DELTA_RECORD_BYTES + bit / 8;
         bool whole = false;
         *at ^= (unsigned char)(1 << bit % 8);
-        int rc = ws_delta_read(r, bytes, n, NULL);
-        const bool ended = ws_delta_reader_ended(r, &whole);
+        int rc = ws_delta_stream_read(r, bytes, n, NULL);
+        const bool ended = ws_delta_stream_reader_ended(r, &whole);
         *at ^= (unsigned char)(1 << bit % 8);
         assert_int_equal(ended, bit == 8 * 4);
         assert_true(!whole && (rc == 0) == ended);
-        ws_delta_reader_free(r);
+        ws_delta_stream_reader_free(r);
     }
     free(bytes);
     ws_delta_put(d);
@@ -378,7 +369,7 @@ static void test_watched(void **state)
     struct version a;
     struct ws_delta *d;
     atomic_uint told = 0;
-    struct ws_delta_watch w = {.more = count, .arg = &told};
+    struct ws_delta_waiter w = {.notify = count, .arg = &told};
     size_t i = 0;
     (void)state;
     first_version(&a);
@@ -391,7 +382,7 @@ static void test_watched(void **state)
     assert_non_null(ws_delta_next(d, &i, 0, 1));
     assert_null(ws_delta_next(d, &i, 0, 1));
     assert_true(ws_delta_wait(d, 1, &w));
-    ws_delta_unwait(d, &w);
+    ws_delta_wait_cancel(d, &w);
     assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, 1, WS_DELTA_EDIT, 1, (void *)"x", 1, 0)),
                      -EEXIST);
     assert_int_equal(ws_delta_add(d, ws_delta_record_make(7, 1, WS_DELTA_EDIT, 1, (void *)"x", 1, 0)),

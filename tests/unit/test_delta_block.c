@@ -39,49 +39,50 @@ static unsigned char *any_bytes(size_t n)
 }
 
 struct work {
-    struct ws_delta_coder *coder;
+    struct ws_delta_block_encoder *coder;
     struct ws_delta_edit *edit[2];
     struct ws_hasher *hasher;
 };
 
 static void open_work(struct work *w)
 {
-    *w = (struct work){ws_delta_coder_new(), {ws_delta_edit_new(), ws_delta_edit_new()}, ws_hasher_new()};
+    *w = (struct work){
+        ws_delta_block_encoder_new(), {ws_delta_edit_new(), ws_delta_edit_new()}, ws_hasher_new()};
     assert_true(w->coder && w->edit[0] && w->edit[1] && w->hasher);
 }
 
 static void close_work(struct work *w)
 {
-    ws_delta_coder_free(w->coder);
+    ws_delta_block_encoder_free(w->coder);
     ws_delta_edit_free(w->edit[0]);
     ws_delta_edit_free(w->edit[1]);
     ws_hasher_free(w->hasher);
 }
 
-static struct ws_widths *widths_of(size_t n, const struct ws_width_run *runs)
+static struct ws_element_widths *widths_of(size_t n, const struct ws_element_width_extent *runs)
 {
-    struct ws_widths *w = malloc(sizeof(*w) + n * sizeof(runs[0]));
+    struct ws_element_widths *w = malloc(sizeof(*w) + n * sizeof(runs[0]));
     assert_non_null(w);
     w->n = n;
-    memcpy(w->runs, runs, n * sizeof(runs[0]));
+    memcpy(w->extents, runs, n * sizeof(runs[0]));
     return w;
 }
 
-static struct ws_widths *all_of(unsigned width)
+static struct ws_element_widths *all_of(unsigned width)
 {
-    return widths_of(1, &(struct ws_width_run){0, width});
+    return widths_of(1, &(struct ws_element_width_extent){0, width});
 }
 
 /* Encodes, applies to a copy between guards, compares. Returns the delta's bytes; SIZE_MAX: too large. */
 static size_t round_trip(struct work *k, const unsigned char *a, const unsigned char *b, size_t len,
-                         const struct ws_widths *w, uint64_t offset)
+                         const struct ws_element_widths *w, uint64_t offset)
 {
-    unsigned char *out = malloc(len + WS_DELTA_BEYOND + 1), *to = malloc(len + 2 * GUARD);
+    unsigned char *out = malloc(len + WS_DELTA_PAD_BYTES + 1), *to = malloc(len + 2 * GUARD);
     struct ws_error err = {0};
     size_t bytes;
     uint32_t changed;
     assert_true(out && to);
-    int rc = ws_delta_encode(k->coder, a, b, len, w, offset, out, &bytes, &changed);
+    int rc = ws_delta_block_encode(k->coder, a, b, len, w, offset, out, &bytes, &changed);
     assert_true(rc == 0 || rc == -E2BIG);
     assert_int_equal(changed == 0, memcmp(a, b, len) == 0);
     if (rc == 0) {
@@ -91,13 +92,13 @@ static size_t round_trip(struct work *k, const unsigned char *a, const unsigned 
         memcpy(to + GUARD, a, len);
         assert_int_equal(ws_delta_edit_read(k->edit[0], out, bytes, len, &err), 0);
         assert_int_equal(ws_delta_edit_changed(k->edit[0]), changed);
-        uint64_t hash = ws_delta_patch(k->hasher, to + GUARD, NULL, len, k->edit, 1);
+        uint64_t hash = ws_delta_edit_apply(k->hasher, to + GUARD, NULL, len, k->edit, 1);
         assert_memory_equal(to + GUARD, b, len);
         assert_int_equal(hash, ws_hash(b, len));
         for (size_t i = 0; i < GUARD; i++)
             assert_true(to[i] == FILL && to[GUARD + len + i] == FILL);
         memset(to + GUARD, 0, len);
-        assert_int_equal(ws_delta_patch(k->hasher, to + GUARD, a, len, k->edit, 1), hash);
+        assert_int_equal(ws_delta_edit_apply(k->hasher, to + GUARD, a, len, k->edit, 1), hash);
         assert_memory_equal(to + GUARD, b, len);
     }
     free(out);
@@ -130,7 +131,7 @@ static void test_round_trips(void **state)
     (void)state;
     open_work(&k);
     for (unsigned width = 1; width <= 4; width *= 2) {
-        struct ws_widths *w = all_of(width);
+        struct ws_element_widths *w = all_of(width);
         for (size_t len = 0; len < 200000; len += len < 300 ? 1 : 1 + any() % 60000) {
             unsigned char *a = any_bytes(len);
             unsigned char *b = stepped(a, len, width, shares[any() % 6], sizes[any() % 4]);
@@ -146,7 +147,7 @@ static void test_round_trips(void **state)
 static void test_whole_blocks(void **state)
 {
     struct work k;
-    struct ws_widths *w = all_of(2);
+    struct ws_element_widths *w = all_of(2);
     (void)state;
     open_work(&k);
     unsigned char *a = any_bytes(WS_BLOCK_BYTES);
@@ -173,12 +174,12 @@ static void test_mixed_widths(void **state)
     (void)state;
     open_work(&k);
     for (unsigned round = 0; round < 300; round++) {
-        struct ws_width_run runs[40] = {{0, 1}};
+        struct ws_element_width_extent runs[40] = {{0, 1}};
         size_t n = 1;
         for (uint64_t at = any() % 50; n < 40; at += 1 + any() % 200)
             if (at > runs[n - 1].begin)
-                runs[n++] = (struct ws_width_run){at, 1U << any() % 3};
-        struct ws_widths *w = widths_of(n, runs);
+                runs[n++] = (struct ws_element_width_extent){at, 1U << any() % 3};
+        struct ws_element_widths *w = widths_of(n, runs);
         size_t len = 1 + any() % 3000, offset = any() % 2000;
         unsigned char *a = any_bytes(len), *b = stepped(a, len, 1, any() % 2 ? 0.02 : 0.3, 2);
         (void)round_trip(&k, a, b, len, w, offset);
@@ -196,7 +197,7 @@ static void test_bit_patterns(void **state)
     enum { N = sizeof(odd) / sizeof(odd[0]) };
     uint16_t a[N * N * 40] = {0}, b[N * N * 40] = {0};
     struct work k;
-    struct ws_widths *w = all_of(2);
+    struct ws_element_widths *w = all_of(2);
     (void)state;
     open_work(&k);
     for (size_t i = 0; i < N * N; i++) {
@@ -211,8 +212,9 @@ static void test_bit_patterns(void **state)
 static void test_chain(void **state)
 {
     struct work k;
-    struct ws_widths *one = all_of(4),
-                     *two = widths_of(3, (struct ws_width_run[]){{0, 1}, {3, 2}, {40001, 4}});
+    struct ws_element_widths *one = all_of(4),
+                             *two =
+                                 widths_of(3, (struct ws_element_width_extent[]){{0, 1}, {3, 2}, {40001, 4}});
     size_t len = 150001;
     (void)state;
     open_work(&k);
@@ -220,15 +222,15 @@ static void test_chain(void **state)
     unsigned char *first = malloc(len + 8), *second = malloc(len + 8);
     size_t n_first, n_second;
     uint32_t changed;
-    assert_int_equal(ws_delta_encode(k.coder, a, b, len, one, 0, first, &n_first, &changed), 0);
-    assert_int_equal(ws_delta_encode(k.coder, b, c, len, two, 0, second, &n_second, &changed), 0);
+    assert_int_equal(ws_delta_block_encode(k.coder, a, b, len, one, 0, first, &n_first, &changed), 0);
+    assert_int_equal(ws_delta_block_encode(k.coder, b, c, len, two, 0, second, &n_second, &changed), 0);
     assert_int_equal(ws_delta_edit_read(k.edit[0], first, n_first, len, NULL), 0);
     assert_int_equal(ws_delta_edit_read(k.edit[1], second, n_second, len, NULL), 0);
     unsigned char *to = malloc(len);
-    assert_int_equal(ws_delta_patch(k.hasher, to, a, len, k.edit, 2), ws_hash(c, len));
+    assert_int_equal(ws_delta_edit_apply(k.hasher, to, a, len, k.edit, 2), ws_hash(c, len));
     assert_memory_equal(to, c, len);
     memcpy(to, a, len);
-    assert_int_equal(ws_delta_patch(k.hasher, to, NULL, len, k.edit, 2), ws_hash(c, len));
+    assert_int_equal(ws_delta_edit_apply(k.hasher, to, NULL, len, k.edit, 2), ws_hash(c, len));
     assert_memory_equal(to, c, len);
     free(to);
     free(first);
@@ -243,18 +245,18 @@ static void test_chain(void **state)
 
 /* --- every version of the loops --- */
 
-static size_t all_codes(const struct ws_delta_code **codes)
+static size_t all_codes(const struct ws_delta_block_impl **codes)
 {
     const size_t n = ws_cpu_vector(NULL) + 1;
     for (size_t i = 0; i < n; i++)
-        codes[i] = ws_delta_codes[i];
+        codes[i] = ws_delta_block_impls[i];
     return n;
 }
 
-static void assert_same_loops(const struct ws_delta_code *c, const unsigned char *a, const unsigned char *b,
-                              size_t n, unsigned width)
+static void assert_same_loops(const struct ws_delta_block_impl *c, const unsigned char *a,
+                              const unsigned char *b, size_t n, unsigned width)
 {
-    const struct ws_delta_code *p = &ws_delta_portable;
+    const struct ws_delta_block_impl *p = &ws_delta_block_portable;
     size_t room = n + WS_DELTA_SLACK;
     uint32_t *x = calloc(room, 4), *y = calloc(room, 4), *dx = calloc(room, 4), *dy = calloc(room, 4);
     unsigned char *px = calloc(4, room), *py = calloc(4, room);
@@ -296,7 +298,7 @@ static void assert_same_loops(const struct ws_delta_code *c, const unsigned char
 
 static void test_all_codes_agree(void **state)
 {
-    const struct ws_delta_code *codes[3];
+    const struct ws_delta_block_impl *codes[3];
     size_t n_codes = all_codes(codes);
     (void)state;
     for (size_t c = 0; c < n_codes; c++)
@@ -316,7 +318,7 @@ static void test_all_codes_agree(void **state)
 /* Written by hand from the head comment: bf16 elements 3 and 5 go up by one, 300 goes down by 2. */
 static void test_vector(void **state)
 {
-    static const unsigned char bytes[26 + WS_DELTA_BEYOND] = {
+    static const unsigned char bytes[26 + WS_DELTA_PAD_BYTES] = {
         0,    0,  0, 0, 3, 0, 0, 0, /* begin, n */
         2,    2,  1, 0,             /* width 2, gaps of 2 bits, changes of 1 */
         2,    0,  0, 0, 2, 0, 0, 0, /* bytes of the patches */
@@ -328,7 +330,7 @@ static void test_vector(void **state)
     unsigned char out[sizeof(uint16_t) * 400];
     uint16_t a[400], b[400];
     struct work k;
-    struct ws_widths *w = all_of(2);
+    struct ws_element_widths *w = all_of(2);
     struct ws_error err = {0};
     size_t n;
     uint32_t changed;
@@ -341,9 +343,10 @@ static void test_vector(void **state)
     b[300] -= 2;
     if (ws_delta_edit_read(k.edit[0], bytes, 26, sizeof(a), &err) < 0)
         fail_msg("%s", err.text);
-    assert_int_equal(ws_delta_encode(k.coder, (void *)a, (void *)b, sizeof(a), w, 0, out, &n, &changed), 0);
+    assert_int_equal(ws_delta_block_encode(k.coder, (void *)a, (void *)b, sizeof(a), w, 0, out, &n, &changed),
+                     0);
     assert_true(n <= 28 && changed == 3);
-    (void)ws_delta_patch(k.hasher, (void *)a, NULL, sizeof(a), k.edit, 1);
+    (void)ws_delta_edit_apply(k.hasher, (void *)a, NULL, sizeof(a), k.edit, 1);
     assert_memory_equal(a, b, sizeof(a));
     free(w);
     close_work(&k);
@@ -360,7 +363,7 @@ static void no_change(void *arg, uint32_t byte, unsigned width, uint32_t change)
 static void test_nothing(void **state)
 {
     struct work k;
-    struct ws_widths *w = widths_of(2, (struct ws_width_run[]){{0, 1}, {5, 2}});
+    struct ws_element_widths *w = widths_of(2, (struct ws_element_width_extent[]){{0, 1}, {5, 2}});
     unsigned char a[8] = {0}, b[8] = {1, 0, 0, 0, 0, 1}, out[16];
     size_t bytes;
     uint32_t changed;
@@ -369,8 +372,8 @@ static void test_nothing(void **state)
     ws_delta_edit_each(k.edit[0], no_change, NULL);
     assert_int_equal(ws_delta_edit_read(k.edit[0], out, 0, sizeof(a), NULL), 0);
     ws_delta_edit_each(k.edit[0], no_change, NULL);
-    assert_int_equal(ws_delta_patch(k.hasher, a, NULL, sizeof(a), k.edit, 1), ws_hash(a, sizeof(a)));
-    assert_int_equal(ws_delta_encode(k.coder, a, b, sizeof(a), w, 0, out, &bytes, &changed), -E2BIG);
+    assert_int_equal(ws_delta_edit_apply(k.hasher, a, NULL, sizeof(a), k.edit, 1), ws_hash(a, sizeof(a)));
+    assert_int_equal(ws_delta_block_encode(k.coder, a, b, sizeof(a), w, 0, out, &bytes, &changed), -E2BIG);
     assert_int_equal(changed, 2);
     free(w);
     close_work(&k);
@@ -379,7 +382,7 @@ static void test_nothing(void **state)
 static void test_damaged(void **state)
 {
     struct work k;
-    struct ws_widths *w = all_of(2);
+    struct ws_element_widths *w = all_of(2);
     size_t len = 20000, bytes;
     uint32_t changed;
     unsigned n_refused = 0;
@@ -387,7 +390,7 @@ static void test_damaged(void **state)
     open_work(&k);
     unsigned char *a = any_bytes(len), *b = stepped(a, len, 2, 0.02, 300), *good = calloc(1, len + 8);
     unsigned char *bad = calloc(1, len + 8), *to = malloc(len + 2 * GUARD);
-    assert_int_equal(ws_delta_encode(k.coder, a, b, len, w, 0, good, &bytes, &changed), 0);
+    assert_int_equal(ws_delta_block_encode(k.coder, a, b, len, w, 0, good, &bytes, &changed), 0);
     for (size_t round = 0; round < 30000; round++) {
         size_t n = any() % 3 ? bytes : any() % bytes;
         memcpy(bad, good, bytes);
@@ -398,7 +401,7 @@ static void test_damaged(void **state)
             n_refused++;
             continue;
         }
-        (void)ws_delta_patch(k.hasher, to + GUARD, NULL, len, k.edit, 1);
+        (void)ws_delta_edit_apply(k.hasher, to + GUARD, NULL, len, k.edit, 1);
         for (size_t i = 0; i < GUARD; i++)
             assert_true(to[i] == FILL && to[GUARD + len + i] == FILL);
     }
@@ -416,7 +419,7 @@ static void test_damaged(void **state)
  */
 static int read_patched(struct work *k, const unsigned char *patch, unsigned char n)
 {
-    unsigned char bytes[64 + WS_DELTA_BEYOND] = {
+    unsigned char bytes[64 + WS_DELTA_PAD_BYTES] = {
         0, 0, 0,  0, 3, 0, 0, 0, /* begin, n */
         1, 0, 31, 0,             /* width 1, gaps of no bits: 0, 0, 0 */
         0, 0, 0,  0, n, 0, 0, 0, /* bytes of the patches */
@@ -459,11 +462,11 @@ static void test_segments_at_the_edge(void **state)
 {
     struct work k;
     struct ws_error err = {0};
-    unsigned char two[42 + WS_DELTA_BEYOND] = {
+    unsigned char two[42 + WS_DELTA_PAD_BYTES] = {
         0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 8, 0, [20] = 5, /* byte 0 */
         1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 8, 0, [41] = 5, /* byte 1 */
     };
-    unsigned char one[24 + WS_DELTA_BEYOND] = {
+    unsigned char one[24 + WS_DELTA_PAD_BYTES] = {
         0, 0, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0, [16] = 2, [20] = 0, 1, /* four changes of no bits, one patch */
     };
     (void)state;

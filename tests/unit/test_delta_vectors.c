@@ -3,6 +3,8 @@
  * differ from one of its versions to the next; of those what is in them is compared.
  *
  * `test_delta_vectors write` writes the files `delta` anew. */
+#include "tests/fixtures/delta_stream.h"
+#include "transports/base/file.h"
 #include "transports/delta/encode.h"
 #include "transports/delta/patcher.h"
 #include "transports/delta/stream.h"
@@ -66,7 +68,7 @@ static void open_side(struct side *s, const char *vector, const char *which, uin
     assert_int_equal(
         ws_manifest_new(&s->manifest, "vectors", version, version == 1 ? "first" : "second", NULL), 0);
     for (int i = 0; i < n; i++) {
-        struct ws_bundle_file *f;
+        struct ws_manifest_file *f;
         size_t bytes;
         uint64_t header = 0;
         snprintf(path, sizeof(path), "%s/%s", folder, names[i]->d_name);
@@ -103,8 +105,8 @@ static void open_pair(struct pair *p, const char *vector)
     *p = (struct pair){0};
     open_side(&p->base, vector, "base", 1);
     open_side(&p->target, vector, "target", 2);
-    p->link.base = ws_mark_of(1, p->base.manifest->run);
-    p->link.target = ws_mark_of(2, p->target.manifest->run);
+    p->link.base = ws_version_id_make(1, p->base.manifest->lineage);
+    p->link.target = ws_version_id_make(2, p->target.manifest->lineage);
     memcpy(p->link.base_digest, p->base.manifest->digest, sizeof(p->link.base_digest));
     memcpy(p->link.target_digest, p->target.manifest->digest, sizeof(p->link.target_digest));
     snprintf(p->path, sizeof(p->path), FOLDER "/%s/delta", vector);
@@ -121,7 +123,7 @@ static struct ws_delta *made(const struct pair *p, int level)
     struct ws_delta *d;
     struct ws_workers *w = ws_workers_new(1, 0);
     assert_int_equal(ws_delta_new(&d, &p->link, p->target.manifest, NULL), 0);
-    ws_delta_make(d, &p->base.side, &p->target.side, level, UINT64_MAX, w, NULL);
+    ws_delta_encode(d, &p->base.side, &p->target.side, level, UINT64_MAX, w, NULL);
     assert_int_equal(ws_delta_state(d), WS_DELTA_WHOLE);
     ws_workers_free(w);
     return d;
@@ -140,25 +142,25 @@ static struct ws_delta *kept(const struct pair *p)
     bool whole;
     unsigned char *bytes = read_file(p->path, &n);
     assert_int_equal(ws_delta_new(&d, &p->link, p->target.manifest, NULL), 0);
-    struct ws_delta_reader *r =
-        ws_delta_reader_new(&p->link, ws_delta_blocks(d), &(struct ws_delta_taker){.record = take, .arg = d});
-    if (ws_delta_read(r, bytes, n, &err) < 0)
+    struct ws_delta_stream_reader *r = ws_delta_stream_reader_new(
+        &p->link, ws_delta_blocks(d), &(struct ws_delta_stream_sink){.record = take, .arg = d});
+    if (ws_delta_stream_read(r, bytes, n, &err) < 0)
         fail_msg("%s: %s", p->path, err.text);
-    assert_true(ws_delta_reader_ended(r, &whole) && whole);
+    assert_true(ws_delta_stream_reader_ended(r, &whole) && whole);
     ws_delta_end(d, WS_DELTA_WHOLE);
-    ws_delta_reader_free(r);
+    ws_delta_stream_reader_free(r);
     free(bytes);
     return d;
 }
 
 static unsigned char *written(struct ws_delta *d, size_t *n)
 {
-    struct ws_delta_writer w;
+    struct ws_delta_stream_writer w;
     unsigned char *p = malloc(MOST);
-    assert_int_equal(ws_delta_writer_init(&w, d, 0, 1), 0);
-    ssize_t got = ws_delta_write(&w, p, MOST);
+    assert_int_equal(ws_delta_stream_writer_init(&w, d, 0, 1), 0);
+    ssize_t got = ws_delta_stream_write(&w, p, MOST);
     assert_true(got > 0 && (size_t)got < MOST);
-    ws_delta_writer_free(&w);
+    ws_delta_stream_writer_free(&w);
     *n = (size_t)got;
     return p;
 }
@@ -206,8 +208,8 @@ static void test_kept_applied(void **state)
         open_pair(&p, vectors[i].name);
         struct ws_delta *now = made(&p, vectors[i].level), *d = kept(&p);
         for (size_t f = 0; f < p.target.manifest->n_files; f++) {
-            const struct ws_bundle_file *file = &p.target.manifest->files[f];
-            const struct ws_bundle_file *old = ws_manifest_find(p.base.manifest, file->name);
+            const struct ws_manifest_file *file = &p.target.manifest->files[f];
+            const struct ws_manifest_file *old = ws_manifest_find(p.base.manifest, file->name);
             const unsigned char *from = old ? p.base.files[old - p.base.manifest->files] : p.target.files[f];
             const struct ws_delta_record *r = ws_delta_at(d, f, 0);
             unsigned char *to = calloc(1, MOST);
@@ -234,7 +236,10 @@ static void write_all(void **state)
         struct ws_delta *d = made(&p, vectors[i].level);
         int fd = open(p.path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
         assert_true(fd >= 0);
-        assert_int_equal(ws_delta_write_file(d, fd), 0);
+        size_t n;
+        unsigned char *bytes = delta_stream(d, &n);
+        assert_int_equal(ws_file_write(fd, bytes, n), 0);
+        free(bytes);
         close(fd);
         ws_delta_put(d);
         close_pair(&p);

@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-/* File systems may, while somebody renames what is in a folder. */
+/* File systems may, while another process renames what is in a folder. */
 static bool each_twice;
 static const char *unreadable; /* what a folder of which nothing can be read ends with */
 
@@ -204,7 +204,7 @@ static void without_descriptors_nothing_is_lost(void **state)
     assert_is_listed(w, before);
 }
 
-/* Nobody takes it for one that was never there. */
+/* It is not taken for one that was never there. */
 static void a_version_that_cannot_be_read_is_said_once(void **state)
 {
     const struct world *w = *state;

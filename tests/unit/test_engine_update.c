@@ -1,5 +1,5 @@
 /* One update of one engine: which calls are made, in which order, and what is believed, whatever fails on the
- * way. The engine is a table of functions that write down what they were asked. */
+ * way. The engine is a table of functions that record their calls. */
 #include "backends/engine/update.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -100,8 +100,8 @@ static int resume(const struct ws_engine_target *t, struct ws_error *e)
 }
 
 static const struct ws_engine_ops ops = {.kind = "fake",
-                                         .tells_path = true,
-                                         .tells_version = true,
+                                         .reports_path = true,
+                                         .reports_version = true,
                                          .probe = probe,
                                          .pause = pause_it,
                                          .label = label,

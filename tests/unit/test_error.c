@@ -111,10 +111,10 @@ static void test_errno_names(void **state)
     assert_string_equal(ws_errno_name(EBADMSG), "EBADMSG");
     assert_string_equal(ws_errno_name(EREMOTEIO), "EREMOTEIO");
     for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++)
-        assert_int_equal(ws_errno_of(ws_errno_name(codes[i])), codes[i]);
-    assert_int_equal(ws_errno_of("EWOULDBLOCK"), EWOULDBLOCK);
-    assert_int_equal(ws_errno_of("EOPNOTSUPP"), EOPNOTSUPP);
-    assert_int_equal(ws_errno_of("ENOTSUP"), ENOTSUP);
+        assert_int_equal(ws_errno_from_name(ws_errno_name(codes[i])), codes[i]);
+    assert_int_equal(ws_errno_from_name("EWOULDBLOCK"), EWOULDBLOCK);
+    assert_int_equal(ws_errno_from_name("EOPNOTSUPP"), EOPNOTSUPP);
+    assert_int_equal(ws_errno_from_name("ENOTSUP"), ENOTSUP);
 }
 
 static void test_unknown_errnos(void **state)
@@ -123,10 +123,10 @@ static void test_unknown_errnos(void **state)
     assert_string_equal(ws_errno_name(0), "E?");
     assert_string_equal(ws_errno_name(-EINVAL), "E?");
     assert_string_equal(ws_errno_name(100000), "E?");
-    assert_int_equal(ws_errno_of("E?"), 0);
-    assert_int_equal(ws_errno_of(""), 0);
-    assert_int_equal(ws_errno_of("einval"), 0);
-    assert_int_equal(ws_errno_of("EINVAL "), 0);
+    assert_int_equal(ws_errno_from_name("E?"), 0);
+    assert_int_equal(ws_errno_from_name(""), 0);
+    assert_int_equal(ws_errno_from_name("einval"), 0);
+    assert_int_equal(ws_errno_from_name("EINVAL "), 0);
 }
 
 int main(void)

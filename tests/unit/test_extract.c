@@ -116,10 +116,10 @@ static void write_piece(struct tensor *t, const wsync_param *p)
                          .element_bytes = sizeof(uint32_t)};
     uint8_t one = 1;
     int64_t zero[WSYNC_MAX_DIMS] = {0};
-    (void)ws_copy_box(t->written, p->data, &box);
+    (void)ws_box_copy(t->written, p->data, &box);
     box.element_bytes = 1;
     box.src_strides = zero;
-    (void)ws_copy_box(t->times, &one, &box);
+    (void)ws_box_copy(t->times, &one, &box);
 }
 
 /* Every tensor of the file is written exactly, by one writer a piece, and nothing else is. */
@@ -135,7 +135,7 @@ static void check_world(struct world *w)
     for (size_t i = 0; i < w->n_tensors; i++) {
         struct tensor *t = &w->tensors[i];
         struct ws_tensor meta = {.name = t->name, .dtype = WS_U32, .n_dims = t->n_dims};
-        struct ws_piece_claim *claims = calloc(said + 1, sizeof(*claims));
+        struct ws_piece_holder *claims = calloc(said + 1, sizeof(*claims));
         struct ws_error err = {0};
         size_t n_claims = 0;
         memcpy(meta.shape, t->shape, sizeof(meta.shape));
@@ -147,12 +147,12 @@ static void check_world(struct world *w)
                     continue;
                 assert_int_equal(p[k].n_dims, t->n_dims);
                 assert_memory_equal(p[k].shape, t->shape, t->n_dims * sizeof(t->shape[0]));
-                claims[n_claims] = (struct ws_piece_claim){.rank = r, .param = k};
-                assert_int_equal(ws_piece_of(&p[k].piece, &meta, &claims[n_claims].piece, &err), 0);
+                claims[n_claims] = (struct ws_piece_holder){.rank = r, .param = k};
+                assert_int_equal(ws_piece_from_public(&p[k].piece, &meta, &claims[n_claims].piece, &err), 0);
                 n_claims++;
             }
         }
-        if (ws_claims_settle(&meta, claims, n_claims, load, &err))
+        if (ws_piece_assign_writers(&meta, claims, n_claims, load, &err))
             fail_msg("%s: %s", t->name, err.text);
         for (size_t k = 0; k < n_claims; k++) {
             size_t n;

@@ -223,7 +223,7 @@ static void link_of(const char *name, const char *target, uid_t owner)
     assert_int_equal(lchown(path, owner, owner), 0);
 }
 
-/* A link of somebody else must not lend him our rights. */
+/* A link of another user must not lend that user the daemon's rights. */
 static void test_links_of_others(void **state)
 {
     enum { STRANGER = 12345 };
@@ -385,6 +385,12 @@ static void test_index(void **state)
     put_weights("consolidated.safetensors", "abc");
     put_text("other.safetensors", "nonsense");
     expect_files("model-00001-of-00002.safetensors model-00002-of-00002.safetensors " INDEX);
+    /* An index that does not name all shards of a set, although they are there, has lost some tensors. */
+    put_text(INDEX, "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\","
+                    "\"b\":\"model-00001-of-00002.safetensors\"}}");
+    expect_error(-ENOENT, "model-00002-of-00002.safetensors is missing: by their names there are 2");
+    put_text(INDEX, "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\","
+                    "\"c\":\"model-00002-of-00002.safetensors\"}}");
     remove_file("model-00002-of-00002.safetensors");
     expect_error(-ENOENT, "model-00002-of-00002.safetensors, which is missing");
 }
@@ -407,7 +413,7 @@ static void test_bad_index(void **state)
         {"{\"weight_map\":{\"a\":\"m.safetensors\"}}", -EBADMSG,
          "m.safetensors holds tensor \"b\", which " INDEX " does not place there"},
         {"{\"weight_map\":{\"a\":\"m.safetensors\",\"b\":\"n.safetensors\"}}", -EBADMSG,
-         "places tensor \"b\" in n.safetensors, which does not hold it"},
+         "m.safetensors holds tensor \"b\", which " INDEX " does not place there"},
         {"{\"weight_map\":{\"a\":\"m.safetensors\",\"b\":\"m.safetensors\","
          "\"z\":\"m.safetensors\"}}",
          -EBADMSG, "places tensor \"z\" in m.safetensors, which does not hold it"},

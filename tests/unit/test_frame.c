@@ -1,5 +1,6 @@
 /* A peer on the unix socket that is stopped: what is sent to it and what is awaited of it ends. */
-#include "transports/ipc/ipc.h"
+#include "transports/ipc/client.h"
+#include "transports/ipc/frame.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -73,10 +74,11 @@ static void silence_ends_no_lease(void **state)
     pair(sock);
     struct pollfd other = {.fd = sock[1], .events = POLLIN | POLLRDHUP};
     bool lost = false;
-    assert_int_equal(ws_ipc_answer_leased(sock[0], SHORT_MS, NULL, NULL, 0, NULL, &lost, &err), -ETIMEDOUT);
+    assert_int_equal(ws_ipc_reply_recv_leased(sock[0], SHORT_MS, NULL, NULL, 0, NULL, &lost, &err),
+                     -ETIMEDOUT);
     assert_true(lost);
     assert_int_equal(poll(&other, 1, 0), 0);
-    assert_int_equal(ws_ipc_answer(sock[0], SHORT_MS, NULL, NULL, 0, NULL, &err), -ETIMEDOUT);
+    assert_int_equal(ws_ipc_reply_recv(sock[0], SHORT_MS, NULL, NULL, 0, NULL, &err), -ETIMEDOUT);
     assert_int_equal(poll(&other, 1, 0), 1);
     close(sock[0]);
     close(sock[1]);
@@ -92,8 +94,8 @@ static void a_lost_request_ends_no_lease(void **state)
         bool lost = false;
         pair(sock);
         assert_int_equal(shutdown(sock[1], SHUT_RD), 0);
-        int rc = leased ? ws_ipc_ask_leased(sock[0], "GET", "/v1/models", NULL, NULL, 0, &lost, &err)
-                        : ws_ipc_ask(sock[0], "GET", "/v1/models", NULL, NULL, 0, &err);
+        int rc = leased ? ws_ipc_request_send_leased(sock[0], "GET", "/v1/models", NULL, NULL, 0, &lost, &err)
+                        : ws_ipc_request_send(sock[0], "GET", "/v1/models", NULL, NULL, 0, &err);
         assert_int_equal(rc, -ECONNRESET);
         assert_int_equal(lost, leased);
         assert_int_equal(send(sock[1], "x", 1, MSG_NOSIGNAL), leased ? 1 : -1); /* is the other end there? */
@@ -102,7 +104,7 @@ static void a_lost_request_ends_no_lease(void **state)
     }
 }
 
-/* Descriptors that came with what is no answer are closed, and nobody closes their numbers again. */
+/* Descriptors that came with what is no answer are closed once, so that no later close hits their numbers. */
 static void descriptors_of_no_answer(void **state)
 {
     int sock[2], fd = -1;
@@ -114,7 +116,7 @@ static void descriptors_of_no_answer(void **state)
     json_t *refusal = json_pack("{s:i,s:s}", "status", 500, "error", "no");
     assert_int_equal(ws_frame_send(sock[1], refusal, &sock[0], 1, LONG_MS, &err), 0);
     json_decref(refusal);
-    assert_true(ws_ipc_answer_leased(sock[0], LONG_MS, NULL, &fd, 1, &n, &lost, &err) < 0);
+    assert_true(ws_ipc_reply_recv_leased(sock[0], LONG_MS, NULL, &fd, 1, &n, &lost, &err) < 0);
     assert_false(lost);
     assert_int_equal(n, 0);
     assert_int_equal(fd, -1);
@@ -122,7 +124,7 @@ static void descriptors_of_no_answer(void **state)
     assert_int_equal(ws_frame_send(sock[1], torn, &sock[0], 1, LONG_MS, &err), 0);
     json_decref(torn);
     close(sock[1]);
-    assert_true(ws_ipc_answer_leased(sock[0], LONG_MS, NULL, &fd, 1, &n, &lost, &err) < 0);
+    assert_true(ws_ipc_reply_recv_leased(sock[0], LONG_MS, NULL, &fd, 1, &n, &lost, &err) < 0);
     assert_true(lost);
     assert_int_equal(n, 0);
     assert_int_equal(fd, -1);

@@ -1,8 +1,8 @@
-/* A trainer on two nodes, whose ranks do not all begin what is given up: who comes late hears so once and
- * goes on with the others, whichever node it is on; nodes that wrote different versions meet again at the
- * next. */
+/* A trainer on two nodes, whose ranks do not all begin what is given up: a late rank gets the error once and goes
+ * on with the others, whichever node it is on; nodes that wrote different versions agree again at the next. */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/agent/core/features.h"
+#include "backends/trainer/agent/core/leases.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/group/group.h"
 #include "backends/trainer/wsync.h"
@@ -49,7 +49,7 @@ static void open_rank(unsigned r, int new_run)
                       .n_threads = 1,
                       .timeout_ms = LONG_MS,
                       .new_run = new_run};
-    if (wsync_open(&c, &w.ranks[r].p))
+    if (wsync_publisher_open(&c, &w.ranks[r].p))
         fail_msg("%s", wsync_error());
 }
 
@@ -195,7 +195,7 @@ static void wait_until(bool (*is)(const struct ws_agent_model *m))
         assert_true(ms < LONG_MS);
         usleep(1000);
         pthread_mutex_lock(&a->lock);
-        now = is(ws_agent_find(a, "m"));
+        now = is(ws_agent_model_find(a, "m"));
         pthread_mutex_unlock(&a->lock);
     }
 }
@@ -220,7 +220,7 @@ static void late_ranks_hear_of_it(void **state)
     end();
 }
 
-/* Who is told does not wait for the one that has ended; who takes its place is not late. */
+/* A rank that got the error does not wait for the one that has ended; the one that replaces it is not late. */
 static void a_rank_that_ended_comes_back(void **state)
 {
     (void)state;
@@ -289,18 +289,18 @@ static void a_node_that_is_behind_catches_up(void **state)
 static void given_up_while_it_is_prepared(void **state)
 {
     struct ws_error err = {0};
-    struct ws_hold *hold;
+    struct ws_lease *lease;
     (void)state;
     start();
     publish(2);
-    if (ws_agent_hold(w.agents[0], "m@0.2", 1, NULL, "a reader", NULL, NULL, &hold, &err))
+    if (ws_agent_lease_acquire(w.agents[0], "m@0.2", 1, NULL, "a reader", NULL, NULL, &lease, &err))
         fail_msg("%s", err.text);
     w.ranks[0].version = 3;
     assert_int_equal(pthread_create(&w.ranks[0].thread, NULL, offload_rank, &w.ranks[0]), 0);
     wait_until(is_preparing);
     give_up(3, 3);
     late(2, 3, "rank 3 gave it up");
-    ws_agent_drop(w.agents[0], hold);
+    ws_agent_lease_release(w.agents[0], lease);
     pthread_join(w.ranks[0].thread, NULL);
     assert_int_equal(w.ranks[0].rc, -ECANCELED);
     assert_non_null(strstr(w.ranks[0].why, "rank 3 gave it up"));
@@ -327,17 +327,17 @@ static void an_older_answer_undoes_nothing(void **state)
     begin(3, 4);
     pthread_mutex_lock(&primary->lock); /* it answers nobody */
     pthread_mutex_lock(&other->lock);
-    m = ws_agent_find(other, "m");
+    m = ws_agent_model_find(other, "m");
     ws_group_wake(other, m);
     for (unsigned ms = 0; !asked; ms++) {
         assert_true(ms < LONG_MS);
         pthread_mutex_unlock(&other->lock);
         usleep(1000);
         pthread_mutex_lock(&other->lock);
-        asked = !m->group->dirty;
+        asked = !m->group->send_now;
     }
     pthread_mutex_unlock(&primary->lock);
-    ws_agent_abandon(other, m, "rank 3 gave it up");
+    ws_agent_model_abandon(other, m, "rank 3 gave it up");
     pthread_mutex_unlock(&other->lock);
     assert_int_equal(wsync_abandon(w.ranks[3].p), 0);
     for (unsigned r = 0; r < 3; r++) /* rank 2 first, whose begin asks the primary */
@@ -351,20 +351,20 @@ static void an_older_answer_undoes_nothing(void **state)
 static void what_ends_late_undoes_nothing(void **state)
 {
     struct ws_agent_model *m;
-    struct ws_mark next;
+    struct ws_version_id next;
     (void)state;
     start();
     publish(2);
     pthread_mutex_lock(&w.agents[0]->lock);
-    m = ws_agent_find(w.agents[0], "m");
-    next = ws_mark_of(4, m->group_run);
+    m = ws_agent_model_find(w.agents[0], "m");
+    next = ws_version_id_make(4, m->group_lineage);
     ws_group_given_up(m, &next, m->group->round + 1);
-    m->given_up = ws_mark_of(3, m->group_run);
+    m->given_up = ws_version_id_make(3, m->group_lineage);
     m->n_begun = 2;
-    m->group->drop = true;
+    m->group->abandon_pending = true;
     ws_features_discarded(w.agents[0], m);
     m->n_begun = 0;
-    assert_true(ws_mark_is(&m->group->given_up, &next));
+    assert_true(ws_version_id_equal(&m->group->given_up, &next));
     pthread_mutex_unlock(&w.agents[0]->lock);
     end();
 }
@@ -380,7 +380,7 @@ static void a_long_reason_is_heard(void **state)
     while (strlen(why) + sizeof(letter) <= sizeof(why))
         strcat(why, letter);
     pthread_mutex_lock(&w.agents[1]->lock);
-    ws_agent_abandon(w.agents[1], ws_agent_find(w.agents[1], "m"), why);
+    ws_agent_model_abandon(w.agents[1], ws_agent_model_find(w.agents[1], "m"), why);
     pthread_mutex_unlock(&w.agents[1]->lock);
     assert_int_equal(wsync_abandon(w.ranks[3].p), 0);
     for (unsigned r = 0; r < 3; r++)

@@ -1,7 +1,7 @@
 /* gpu_delta: whatever changed from one version to the next, and whatever happened in between, the file is the
  * one that the same parameters make out of host memory, the agent's delta is the one that it would have made
  * itself, and only what changed has left the GPU.
- * timeout: 600
+ * timeout: 600, takes: 55
  */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
@@ -87,7 +87,7 @@ static wsync_publisher *open_model(const char *model, int gpu_delta)
                       .max_slots = 4,
                       .share = gpu_delta ? strategy : NULL,
                       .gpu_delta = gpu_delta};
-    GPU_CHECK(wsync_open(&c, &p) == 0, "%s", wsync_error());
+    GPU_CHECK(wsync_publisher_open(&c, &p) == 0, "%s", wsync_error());
     return p;
 }
 
@@ -188,7 +188,7 @@ static void end(void)
 static void bring(void *to, const void *from, size_t bytes)
 {
     struct ws_error err = {0};
-    static struct ws_queue *q;
+    static struct ws_device_queue *q;
     int rc = q ? 0 : ws_cuda_device.queue_new(0, &q, &err);
     for (unsigned tries = 0; rc == 0 && bytes > 0 && tries < 100; tries++)
         if (ws_cuda_device.copy(q, to, from, bytes, &err) == 0)
@@ -215,14 +215,14 @@ UNWATCHED static void change(double each)
 
 static int note_block(void *arg, size_t block, uint64_t hash)
 {
-    const struct ws_bundle_file *f = arg;
+    const struct ws_manifest_file *f = arg;
     GPU_CHECK(hash == f->hashes[block], "block %zu is not what the manifest says", block);
     return 0;
 }
 
 struct fetched {
     struct ws_manifest *manifest;
-    const struct ws_bundle_file *file;
+    const struct ws_manifest_file *file;
     unsigned char *bytes;
     struct ws_delta_record *records[MAX_BLOCKS]; /* of the delta from the version before */
     bool has_delta;
@@ -244,17 +244,17 @@ static void fetch_delta(struct ws_source *s, struct ws_lane *lane, struct fetche
                         uint64_t base)
 {
     struct ws_error err = {0};
-    struct ws_delta_offer *offers = calloc(WS_MAX_OFFERS, sizeof(*offers));
-    const struct ws_mark mark = ws_mark_of(f->manifest->version, f->manifest->run);
+    struct ws_delta_entry *offers = calloc(WS_MAX_DELTA_ENTRIES, sizeof(*offers));
+    const struct ws_version_id id = ws_version_id_make(f->manifest->version, f->manifest->lineage);
     size_t n = 0;
-    GPU_CHECK(ws_source_deltas(s, model, &mark, NULL, offers, &n, &err) == 0, "%s", err.text);
+    GPU_CHECK(ws_source_deltas(s, model, &id, NULL, offers, &n, &err) == 0, "%s", err.text);
     if (n > 0 && offers[0].link.base.version == base) {
         struct ws_delta_fetch q = {.model = model,
                                    .link = offers[0].link,
                                    .n_blocks = offers[0].n_blocks,
                                    .parts = 1,
-                                   .taker.record = note_record,
-                                   .taker.arg = f};
+                                   .sink.record = note_record,
+                                   .sink.arg = f};
         int rc = ws_lane_delta(lane, &q, &err);
         GPU_CHECK(rc == 0 || rc == -ENODATA, "%s", err.text);
         f->has_delta = rc == 0;
@@ -275,7 +275,7 @@ static struct fetched fetch(const char *model, uint64_t version, uint64_t base)
     GPU_CHECK(ws_source_manifest(s, model, version, NULL, NULL, &f.manifest, &err) == 0, "%s", err.text);
     f.file = ws_manifest_find(f.manifest, "model.safetensors");
     GPU_CHECK(f.file && f.file->n_blocks <= MAX_BLOCKS, "no such file");
-    f.bytes = malloc(f.file->size_bytes + WS_DELTA_BEYOND);
+    f.bytes = malloc(f.file->size_bytes + WS_DELTA_PAD_BYTES);
     struct ws_fetch q = {.manifest = f.manifest,
                          .file = (size_t)(f.file - f.manifest->files),
                          .n = f.file->n_blocks,
@@ -325,8 +325,8 @@ static void compare_deltas(const struct fetched *h, const struct fetched *g, uin
               h->has_delta, g->has_delta);
     for (size_t i = 0; g->has_delta && i < g->file->n_blocks; i++) {
         const struct ws_delta_record *a = h->records[i], *b = g->records[i];
-        const size_t len = ws_block_len(g->file, i);
-        unsigned char *block = malloc(len + WS_DELTA_BEYOND);
+        const size_t len = ws_manifest_block_bytes(g->file, i);
+        unsigned char *block = malloc(len + WS_DELTA_PAD_BYTES);
         uint64_t hash;
         GPU_CHECK(!a == !b, "version %llu: block %zu: %d and %d", (unsigned long long)version, i, !a, !b);
         if (a) {
@@ -695,7 +695,7 @@ static void two_ranks(void)
                           .rank = i,
                           .world_size = 2,
                           .gpu_delta = 1};
-        GPU_CHECK(wsync_open(&c, &r[i].p) == 0, "%s", wsync_error());
+        GPU_CHECK(wsync_publisher_open(&c, &r[i].p) == 0, "%s", wsync_error());
     }
     for (uint64_t v = 1; v <= 8; v++) {
         if (v == 4 || v == 6)

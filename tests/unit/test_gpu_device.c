@@ -27,15 +27,17 @@ static void described(void)
     GPU_CHECK(ops->count() > 0, "no devices");
     GPU_CHECK(ops->describe(0, &info, &err) == 0, "%s", err.text);
     GPU_CHECK(info.name[0] && info.total_bytes >= info.free_bytes && info.major > 0, "%s", info.name);
-    GPU_CHECK(strlen(info.uuid) == WS_UUID_BYTES - 4 && strncmp(info.uuid, "GPU-", 4) == 0, "%s", info.uuid);
+    GPU_CHECK(strlen(info.uuid) == WS_DEVICE_UUID_BYTES - 4 && strncmp(info.uuid, "GPU-", 4) == 0, "%s",
+              info.uuid);
     GPU_CHECK(ws_device_by_uuid(ops, info.uuid, &device, &err) == 0 && device == 0, "%s", err.text);
     GPU_CHECK(ws_device_by_uuid(ops, "GPU-of-nobody", &device, &err) == -ENODEV, "found");
     says(&err, info.uuid); /* which there are */
     GPU_CHECK(ops->describe(99, &info, &err) == -ENODEV, "described");
     void *p = gpu_alloc(0, 1000);
-    GPU_CHECK(ws_device_kind_of(p, &device) == WS_CUDA && device == 0, "whose is it?");
-    GPU_CHECK(ws_device_kind_of((char *)p + 999, &device) == WS_CUDA, "its last byte");
-    GPU_CHECK(ws_device_kind_of(&host, &device) == WS_HOST && ws_device_kind_of(NULL, &device) == WS_HOST,
+    GPU_CHECK(ws_device_by_address(p, &device) == WS_CUDA && device == 0, "whose is it?");
+    GPU_CHECK(ws_device_by_address((char *)p + 999, &device) == WS_CUDA, "its last byte");
+    GPU_CHECK(ws_device_by_address(&host, &device) == WS_HOST &&
+                  ws_device_by_address(NULL, &device) == WS_HOST,
               "the host's");
     ops->release(0, p);
 }
@@ -144,8 +146,8 @@ static void test_peers(void **state)
 static void not_shared(void)
 {
     struct ws_error err = {0};
-    struct ws_extent e;
-    unsigned char handle[WS_HANDLE_BYTES];
+    struct ws_device_extent e;
+    unsigned char handle[WS_DEVICE_HANDLE_BYTES];
     int host = 0;
     void *p = gpu_alloc(0, 4096);
     int rc = ops->extent(p, &e, &err);
@@ -173,7 +175,7 @@ static uint64_t any(uint64_t below)
 }
 
 /* A box of up to four dimensions with gaps, reversed and repeated ones among them, as its source has it. */
-static void any_box(struct ws_runs *r, int64_t *low, int64_t *high)
+static void any_box(struct ws_box_extents *r, int64_t *low, int64_t *high)
 {
     uint64_t size[4], offset[4] = {0};
     int64_t strides[4], step = 1;
@@ -186,34 +188,34 @@ static void any_box(struct ws_runs *r, int64_t *low, int64_t *high)
         step *= (int64_t)(size[d] + any(3));
         *(strides[d] < 0 ? low : high) += strides[d] * (int64_t)(size[d] - 1);
     }
-    ws_runs_of(r, &(struct ws_box){.n_dims = n,
-                                   .shape = size,
-                                   .offset = offset,
-                                   .size = size,
-                                   .src_strides = strides,
-                                   .element_bytes = widths[any(4)]});
+    ws_box_extents_init(r, &(struct ws_box){.n_dims = n,
+                                            .shape = size,
+                                            .offset = offset,
+                                            .size = size,
+                                            .src_strides = strides,
+                                            .element_bytes = widths[any(4)]});
     *low *= (int64_t)r->element_bytes;
     *high = (*high + 1) * (int64_t)r->element_bytes;
 }
 
-static void on_host(const struct ws_runs *r, const void *src, unsigned char *dst)
+static void on_host(const struct ws_box_extents *r, const void *src, unsigned char *dst)
 {
-    struct ws_cursor c;
-    ws_cursor_seek(&c, r, src, 0, r->bytes);
-    for (uint64_t n; (n = ws_cursor_ready(&c)) > 0;)
-        ws_cursor_take(&c, dst + c.dst + c.at, n);
+    struct ws_box_cursor c;
+    ws_box_cursor_seek(&c, r, src, 0, r->bytes);
+    for (uint64_t n; (n = ws_box_cursor_ready(&c)) > 0;)
+        ws_box_cursor_copy(&c, dst + c.dst + c.at, n);
 }
 
 static void boxes(void)
 {
     enum { N = 40 };
     struct ws_error err = {0};
-    struct ws_queue *q;
+    struct ws_device_queue *q;
     GPU_CHECK(ops->available(&err) == 0, "%s", err.text);
     GPU_CHECK(ops->queue_new(0, &q, &err) == 0, "%s", err.text);
     for (int round = 0; round < 10; round++) {
         struct ws_copies copies;
-        struct ws_runs runs[N];
+        struct ws_box_extents runs[N];
         void *device[N], *dst[N];
         unsigned char *expected[N];
         ws_copies_begin(&copies, q, 0);

@@ -1,6 +1,6 @@
 /* Offload out of a GPU's memory: whatever the pieces, their strides, their conversions and the driver's mood,
  * the file is the one that the same parameters make out of host memory, and a failure loses no version.
- * timeout: 300
+ * timeout: 300, takes: 80
  */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
@@ -8,7 +8,7 @@
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
 #include "tests/fixtures/unwatched.h"
-#include "transports/ipc/ipc.h"
+#include "transports/ipc/client.h"
 #include "transports/memory/region_file.h"
 #include "transports/protocol/source.h"
 #include <errno.h>
@@ -59,7 +59,7 @@ static wsync_publisher *open_model(const char *model)
     wsync_publisher *p;
     wsync_config c = {
         .struct_size = sizeof(c), .agent = w.url, .model = model, .n_threads = 2, .gpu_delta = w.gpu_delta};
-    GPU_CHECK(wsync_open(&c, &p) == 0, "%s", wsync_error());
+    GPU_CHECK(wsync_publisher_open(&c, &p) == 0, "%s", wsync_error());
     return p;
 }
 
@@ -333,7 +333,7 @@ static void audited(void)
                           .n_threads = 2,
                           .timeout_ms = 60000,
                           .audit = 1};
-        GPU_CHECK(wsync_open(&c, &ranks[r].p) == 0, "%s", wsync_error());
+        GPU_CHECK(wsync_publisher_open(&c, &ranks[r].p) == 0, "%s", wsync_error());
     }
     static const size_t some[] = {0, 1, 3, 4, 6, 8, 9, 11, 200, 711};
     for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++) {
@@ -421,7 +421,7 @@ static void test_unknown_memory(void **state)
 static void behind_a_stream(void)
 {
     struct ws_error err = {0};
-    struct ws_queue *q;
+    struct ws_device_queue *q;
     start();
     add_plain(WSYNC_BF16, 4000, 1024);
     add_plain(WSYNC_BF16, 10, 10);
@@ -603,7 +603,7 @@ static void layouts_of_ranks_change(void)
                           .world_size = 2,
                           .n_threads = 2,
                           .timeout_ms = 60000};
-        GPU_CHECK(wsync_open(&c, &ranks[r].p) == 0, "%s", wsync_error());
+        GPU_CHECK(wsync_publisher_open(&c, &ranks[r].p) == 0, "%s", wsync_error());
     }
     for (uint64_t v = 1; v <= 9; v++) {
         GPU_CHECK(offload_both(ranks, v), "%s", wsync_error());

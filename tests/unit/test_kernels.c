@@ -1,5 +1,5 @@
 /* Kernels, as the CPU runs them, whatever the grid: their table; gathered boxes are byte for byte what box.h
- * copies, overflows are counted, and nothing beside them is touched. test_diff.c: the others. */
+ * copies, overflows are counted, and nothing beside them is touched. test_block_diff.c: the others. */
 #include "tests/fixtures/cpu_queue.h"
 #include "transports/device/gather.h"
 #include "transports/device/kernels/cpu.h"
@@ -71,8 +71,8 @@ static void test_table(void **state)
 
 static void run_gather(const struct ws_gather *g, uint64_t *overflows)
 {
-    const struct ws_gather_args a = {g->items, g->units, overflows, g->n};
-    assert_int_equal(ws_gather_launch(&queue.q, &a, g->units[g->n], NULL), 0);
+    const struct ws_gather_args a = {g->items.ptr, g->units.ptr, overflows, g->items.len};
+    assert_int_equal(ws_gather_launch(&queue.q, &a, g->units.ptr[g->items.len], NULL), 0);
 }
 
 /* A box with what it needs. */
@@ -80,7 +80,7 @@ struct piece {
     struct ws_box box;
     uint64_t shape[WS_MAX_DIMS], offset[WS_MAX_DIMS], size[WS_MAX_DIMS];
     int64_t strides[WS_MAX_DIMS];
-    struct ws_runs runs;
+    struct ws_box_extents runs;
     unsigned char *memory;
     const unsigned char *src;
     uint64_t elements, tensor_bytes; /* of the box; of the tensor */
@@ -132,7 +132,7 @@ static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum 
         highest += p->strides[d] > 0 ? p->strides[d] * (int64_t)(p->size[d] - 1) : 0;
         step *= (int64_t)p->size[d] + (below(6) == 0 ? (int64_t)below(5) : 0);
     }
-    ws_runs_of(&p->runs, &p->box);
+    ws_box_extents_init(&p->runs, &p->box);
     const size_t width = p->runs.src_element_bytes, shift = below(3) * width;
     p->memory = any_bytes((size_t)(highest - lowest + 1) * width + shift);
     p->src = p->memory + shift - lowest * (int64_t)width;
@@ -153,20 +153,20 @@ static void check_piece(struct piece *p)
         part = 1 + below(below(2) ? n : n / 3 + 1);
         part = part < n - from ? part : n - from;
         const unsigned counter = (unsigned)below(4);
-        assert_true(
-            ws_gather_takes(&p->runs, p->src, from * width, part * width, placed + shift, WS_GATHER_PLACED));
+        assert_true(ws_gather_supports(&p->runs, p->src, from * width, part * width, placed + shift,
+                                       WS_GATHER_PLACED));
         assert_int_equal(ws_gather_add(&g, &p->runs, p->src, from * width, part * width, placed + shift,
                                        WS_GATHER_PLACED, counter, NULL),
                          0);
         assert_int_equal(ws_gather_add(&g, &p->runs, p->src, from * width, part * width,
                                        packed + shift + from * width, WS_GATHER_PACKED, counter + 4, NULL),
                          0);
-        struct ws_cursor c;
-        ws_cursor_seek(&c, &p->runs, p->src, from * width, part * width);
-        for (uint64_t ready; (ready = ws_cursor_ready(&c)) > 0;) {
+        struct ws_box_cursor c;
+        ws_box_cursor_seek(&c, &p->runs, p->src, from * width, part * width);
+        for (uint64_t ready; (ready = ws_box_cursor_ready(&c)) > 0;) {
             unsigned char *to = right + shift + c.dst + c.at;
             const size_t done = from * width + part * width - c.left;
-            const uint64_t over = ws_cursor_take(&c, to, ready);
+            const uint64_t over = ws_box_cursor_copy(&c, to, ready);
             memcpy(flat + shift + done, to, ready);
             expected[counter] += over;
             expected[counter + 4] += over;
@@ -192,7 +192,7 @@ static void test_gather_random(void **state)
         static const uint64_t most[] = {3, 6, 40, 300, 9000};
         struct piece p;
         make_piece(&p, round % 3 ? 3 : WS_MAX_DIMS, most[below(5)],
-                   (enum ws_conversion)(round % 2 ? below(WS_CONVERSION_COUNT) : WS_KEEP));
+                   (enum ws_conversion)(round % 2 ? below(WS_CONVERSION_COUNT) : WS_SAME_TYPE));
         check_piece(&p);
         free_piece(&p);
     }
@@ -203,7 +203,7 @@ static void test_gather_bits(void **state)
 {
     static const uint32_t lower[] = {0, 1, 0xfff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff};
     (void)state;
-    for (int c = WS_KEEP + 1; c < WS_CONVERSION_COUNT; c++) {
+    for (int c = WS_SAME_TYPE + 1; c < WS_CONVERSION_COUNT; c++) {
         const size_t from_bytes = ws_conversion_src_bytes((enum ws_conversion)c);
         const size_t to_bytes = c == WS_BF16_TO_F32 || c == WS_F16_TO_F32 ? 4 : 2;
         for (size_t k = 0; k < (from_bytes == 4 ? sizeof(lower) / sizeof(lower[0]) : 1); k++) {
@@ -221,11 +221,11 @@ static void test_gather_bits(void **state)
                                        .src_strides = (const int64_t[]){1},
                                        .element_bytes = to_bytes,
                                        .conversion = (enum ws_conversion)c};
-            struct ws_runs runs;
+            struct ws_box_extents runs;
             struct ws_gather g;
             uint64_t overflows = 7;
             ws_gather_init(&g);
-            ws_runs_of(&runs, &box);
+            ws_box_extents_init(&runs, &box);
             assert_int_equal(ws_gather_add(&g, &runs, src, 0, n * to_bytes, got, WS_GATHER_PLACED, 0, NULL),
                              0);
             run_gather(&g, &overflows);
@@ -256,19 +256,19 @@ static void test_gather_uneven(void **state)
                                    .size = &n,
                                    .src_strides = (const int64_t[]){1},
                                    .element_bytes = 1};
-        struct ws_runs runs;
-        ws_runs_of(&runs, &box);
+        struct ws_box_extents runs;
+        ws_box_extents_init(&runs, &box);
         assert_int_equal(ws_gather_add(&g, &runs, src + done, 0, n, dst + done, WS_GATHER_PACKED, 0, NULL),
                          0);
         done += n;
     }
-    assert_int_equal(g.units[g.n], SMALL + LARGE / WS_GATHER_UNIT_BYTES);
+    assert_int_equal(g.units.ptr[g.items.len], SMALL + LARGE / WS_GATHER_UNIT_BYTES);
     run_gather(&g, NULL);
     assert_memory_equal(dst, src, done);
     assert_int_equal(queue.threads % 32, 0);
-    assert_true(queue.blocks * (queue.threads / 32) >= g.units[g.n]);
+    assert_true(queue.blocks * (queue.threads / 32) >= g.units.ptr[g.items.len]);
     ws_gather_clear(&g);
-    assert_int_equal(g.n, 0);
+    assert_int_equal(g.items.len, 0);
     ws_gather_free(&g);
     free(src);
     free(dst);
@@ -283,24 +283,24 @@ static void test_gather_refuses(void **state)
                          .size = &n,
                          .src_strides = (const int64_t[]){1},
                          .element_bytes = 4};
-    struct ws_runs r;
+    struct ws_box_extents r;
     unsigned char *memory = any_bytes(256), *to = memory + 128;
     (void)state;
-    ws_runs_of(&r, &box);
-    assert_true(ws_gather_takes(&r, memory, 4, 36, to, WS_GATHER_PLACED));
-    assert_true(ws_gather_takes(&r, memory, 4, 36, to + 4, WS_GATHER_PACKED));
-    assert_false(ws_gather_takes(&r, memory, 2, 36, to, WS_GATHER_PLACED)); /* begins within an element */
-    assert_false(ws_gather_takes(&r, memory, 4, 35, to, WS_GATHER_PLACED));
-    assert_false(ws_gather_takes(&r, memory + 1, 4, 36, to, WS_GATHER_PLACED));
-    assert_false(ws_gather_takes(&r, memory, 4, 36, to + 2, WS_GATHER_PACKED));
+    ws_box_extents_init(&r, &box);
+    assert_true(ws_gather_supports(&r, memory, 4, 36, to, WS_GATHER_PLACED));
+    assert_true(ws_gather_supports(&r, memory, 4, 36, to + 4, WS_GATHER_PACKED));
+    assert_false(ws_gather_supports(&r, memory, 2, 36, to, WS_GATHER_PLACED)); /* begins within an element */
+    assert_false(ws_gather_supports(&r, memory, 4, 35, to, WS_GATHER_PLACED));
+    assert_false(ws_gather_supports(&r, memory + 1, 4, 36, to, WS_GATHER_PLACED));
+    assert_false(ws_gather_supports(&r, memory, 4, 36, to + 2, WS_GATHER_PACKED));
     box.element_bytes = 16;
-    ws_runs_of(&r, &box);
-    assert_false(ws_gather_takes(&r, memory, 0, 16, to, WS_GATHER_PACKED));
+    ws_box_extents_init(&r, &box);
+    assert_false(ws_gather_supports(&r, memory, 0, 16, to, WS_GATHER_PACKED));
     box.element_bytes = 2;
     box.conversion = WS_F32_TO_BF16;
-    ws_runs_of(&r, &box);
-    assert_true(ws_gather_takes(&r, memory, 2, 4, to + 2, WS_GATHER_PACKED));
-    assert_false(ws_gather_takes(&r, memory + 2, 2, 4, to + 2, WS_GATHER_PACKED)); /* f32 at 2 */
+    ws_box_extents_init(&r, &box);
+    assert_true(ws_gather_supports(&r, memory, 2, 4, to + 2, WS_GATHER_PACKED));
+    assert_false(ws_gather_supports(&r, memory + 2, 2, 4, to + 2, WS_GATHER_PACKED)); /* f32 at 2 */
     /* a row of more than 2^31 elements, in a loop; alone it is taken */
     const uint64_t shape[2] = {2, 5ULL << 30};
     box = (struct ws_box){.n_dims = 2,
@@ -309,11 +309,11 @@ static void test_gather_refuses(void **state)
                           .size = shape,
                           .src_strides = (const int64_t[]){6LL << 30, 1},
                           .element_bytes = 1};
-    ws_runs_of(&r, &box);
-    assert_false(ws_gather_takes(&r, memory, 0, 16, to, WS_GATHER_PACKED));
+    ws_box_extents_init(&r, &box);
+    assert_false(ws_gather_supports(&r, memory, 0, 16, to, WS_GATHER_PACKED));
     box.src_strides = (const int64_t[]){5LL << 30, 1};
-    ws_runs_of(&r, &box);
-    assert_true(ws_gather_takes(&r, memory, 0, 16, to, WS_GATHER_PACKED));
+    ws_box_extents_init(&r, &box);
+    assert_true(ws_gather_supports(&r, memory, 0, 16, to, WS_GATHER_PACKED));
     free(memory);
 }
 

@@ -140,7 +140,7 @@ static void test_layout(void **state)
 
 static int make_manifest(struct ws_manifest **m)
 {
-    struct ws_bundle_file *f;
+    struct ws_manifest_file *f;
     int rc = ws_manifest_new(m, "actor", 1, "run", NULL);
 
     if (rc < 0)

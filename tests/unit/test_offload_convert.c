@@ -52,7 +52,7 @@ static void start(struct world *w)
     if (ws_agent_new(&w->agent, &o, &err))
         fail_msg("%s", err.text);
     wsync_config c = {.struct_size = sizeof(c), .agent = w->url, .model = "m", .n_threads = 2};
-    if (wsync_open(&c, &w->publisher))
+    if (wsync_publisher_open(&c, &w->publisher))
         fail_msg("%s", wsync_error());
     w->bytes = malloc(ODD);
     w->f32 = malloc(4 * N);

@@ -14,7 +14,7 @@
 #define MAX_PIECES 4096
 #define MAX_SIDE   12
 
-static struct ws_piece_claim claims[MAX_PIECES];
+static struct ws_piece_holder claims[MAX_PIECES];
 static struct ws_error err;
 static uint64_t seed = 7;
 
@@ -27,7 +27,7 @@ static uint64_t below(uint64_t n)
 /* Of the first n claims, in any order. */
 static int check(const struct ws_tensor *t, size_t n)
 {
-    static const struct ws_piece_claim *list[MAX_PIECES];
+    static const struct ws_piece_holder *list[MAX_PIECES];
     for (size_t i = 0; i < n; i++) {
         const size_t at = below(i + 1);
         claims[i].rank = (unsigned)i;

@@ -46,7 +46,7 @@ struct group {
 
 static void join(struct group *g, json_t *body)
 {
-    int rc = ws_registration_of(body, g->n, &g->ranks[g->n], &g->err);
+    int rc = ws_registration_from_json(body, g->n, &g->ranks[g->n], &g->err);
     if (rc < 0)
         fail_msg("%s", g->err.text);
     g->n++;
@@ -191,7 +191,7 @@ static void test_bad_registrations(void **state)
         struct ws_error err = {0};
         json_t *body = json_loads(bad[i], 0, NULL);
         assert_non_null(body);
-        assert_true(ws_registration_of(body, 0, &r, &err) < 0);
+        assert_true(ws_registration_from_json(body, 0, &r, &err) < 0);
         assert_true(err.text[0] != 0);
         json_decref(body);
     }

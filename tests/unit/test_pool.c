@@ -1,5 +1,5 @@
-/* The pool: what comes back is used again, but never while anybody can still read it, and never more is kept
- * than allowed. Regions are told apart by inode. */
+/* The pool: a region that comes back is used again, but never while a process can still read it, and never more is
+ * kept than allowed. Inodes distinguish regions. */
 #include "transports/memory/available.h"
 #include "transports/memory/pool.h"
 #include <fcntl.h>
@@ -127,7 +127,7 @@ static void test_waits_for_readers(void **state)
     ws_pool_free(p);
 }
 
-/* A reader that has closed the file has its pages in a pipe: whoever gets a region next must not write them.
+/* A reader that has closed the file has its pages in a pipe: the next user of a region must not write them.
  */
 static void test_pages_in_a_pipe_stay(void **state)
 {
@@ -261,7 +261,7 @@ static void test_reserve(void **state)
     assert_settles(p, 2, 0);
     ws_pool_put(p, get(p, 60 * MIB));
     assert_settles(p, 2, 0);
-    /* What nobody asks for any more makes room. */
+    /* Cancelled reserves make room. */
     ws_pool_reserve(p, 0);
     ws_pool_reserve(p, 60 * MIB);
     assert_settles(p, 1, 0);

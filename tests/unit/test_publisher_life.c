@@ -1,13 +1,14 @@
 /* What outlives a publisher at an agent that stays: slots with another base checkpoint's tensors, a lineage
  * whose first version was abandoned, ranks that died. */
 #include "backends/trainer/agent/agent.h"
+#include "backends/trainer/agent/core/leases.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/sessions.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/served.h"
 #include "transports/format/safetensors.h"
-#include "transports/ipc/ipc.h"
+#include "transports/ipc/client.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -68,7 +69,7 @@ static wsync_config config_of(const struct world *w, unsigned rank, unsigned wor
 static wsync_publisher *opened(const wsync_config *c)
 {
     wsync_publisher *p;
-    if (wsync_open(c, &p))
+    if (wsync_publisher_open(c, &p))
         fail_msg("%s", wsync_error());
     return p;
 }
@@ -76,7 +77,7 @@ static wsync_publisher *opened(const wsync_config *c)
 static unsigned n_registered(const struct world *w)
 {
     pthread_mutex_lock(&w->agent->lock);
-    const struct ws_agent_model *m = ws_agent_find(w->agent, "m");
+    const struct ws_agent_model *m = ws_agent_model_find(w->agent, "m");
     const unsigned n = m ? m->n_registered : 0;
     pthread_mutex_unlock(&w->agent->lock);
     return n;
@@ -214,7 +215,7 @@ static void another_base(void **state)
     end(&w);
 }
 
-/* --- a lineage whose first version nobody got --- */
+/* --- a lineage whose first version no reader got --- */
 
 static void abandoned_first_version(void **state)
 {
@@ -347,7 +348,7 @@ static int be_dying_rank(const char *url)
     static struct half h = {.rank = 1, .version = 1};
     wsync_config c = {.struct_size = sizeof(c), .agent = url, .model = "m", .rank = 1, .world_size = 2};
     char byte;
-    if (wsync_open(&c, &h.p))
+    if (wsync_publisher_open(&c, &h.p))
         return 1;
     (void)register_half(&h);
     if (h.rc)
@@ -400,7 +401,7 @@ static void ask(int sock, const char *verb, json_t *body)
     struct ws_error err = {0};
     char path[64];
     snprintf(path, sizeof(path), "/v1/local/%s", verb);
-    if (ws_ipc_ask(sock, "POST", path, body, NULL, 0, &err))
+    if (ws_ipc_request_send(sock, "POST", path, body, NULL, 0, &err))
         fail_msg("%s", err.text);
     json_decref(body);
 }
@@ -448,7 +449,7 @@ static void a_rank_ends_while_it_waits(void **state)
     wait_for_ranks(&w, 1);
     sock = connected(&w); /* in its first version, which the other does not begin any more */
     ask(sock, "register", registration());
-    if (ws_ipc_answer(sock, LONG_MS, &reply, NULL, 0, NULL, &err))
+    if (ws_ipc_reply_recv(sock, LONG_MS, &reply, NULL, 0, NULL, &err))
         fail_msg("%s", err.text);
     wsync_close(h[1].p);
     wait_for_ranks(&w, 1);
@@ -486,7 +487,7 @@ static void nobody_is_left_to_write_it(void **state)
 {
     struct world w;
     struct ws_error err = {0};
-    struct ws_hold *holds[16];
+    struct ws_lease *holds[16];
     unsigned n_slots;
     static struct half h;
     bool is_preparing = false;
@@ -500,8 +501,8 @@ static void nobody_is_left_to_write_it(void **state)
         offload_all(&h, version);
         if (wsync_wait_published(h.p, version, LONG_MS))
             fail_msg("%s", wsync_error());
-        if (version < n_slots &&
-            ws_agent_hold(w.agent, "m", version, NULL, "a reader", NULL, NULL, &holds[version - 1], &err))
+        if (version < n_slots && ws_agent_lease_acquire(w.agent, "m", version, NULL, "a reader", NULL, NULL,
+                                                        &holds[version - 1], &err))
             fail_msg("%s", err.text);
     }
     h.version = n_slots + 5; /* all slots have readers */
@@ -510,14 +511,14 @@ static void nobody_is_left_to_write_it(void **state)
         assert_true(ms < LONG_MS);
         usleep(1000);
         pthread_mutex_lock(&w.agent->lock);
-        struct ws_agent_model *m = ws_agent_find(w.agent, "m");
+        struct ws_agent_model *m = ws_agent_model_find(w.agent, "m");
         is_preparing = m->preparing;
         if (is_preparing)
-            ws_session_forget(w.agent, m->ranks[0], "ended");
+            ws_session_end(w.agent, m->ranks[0], "ended");
         pthread_mutex_unlock(&w.agent->lock);
     }
     for (unsigned i = 0; i + 1 < n_slots; i++)
-        ws_agent_drop(w.agent, holds[i]);
+        ws_agent_lease_release(w.agent, holds[i]);
     pthread_join(h.thread, NULL);
     assert_true(h.rc < 0);
     wsync_close(h.p);
@@ -588,7 +589,7 @@ static void other_kinds_are_refused(void **state)
         json_object_set_new(i < TOPS ? body : json_array_get(json_object_get(body, "params"), 0), key,
                             json_loads(value, JSON_DECODE_ANY, NULL));
         ask(sock, "register", body);
-        const int rc = ws_ipc_answer(sock, LONG_MS, NULL, NULL, 0, NULL, &err);
+        const int rc = ws_ipc_reply_recv(sock, LONG_MS, NULL, NULL, 0, NULL, &err);
         if (rc != -EINVAL || !strstr(err.text, wanted))
             fail_msg("%s %s: %d %s", key, value, rc, err.text);
         if (value[0] != '[' || value[1] != '{') /* the key and the value are named */
@@ -611,7 +612,7 @@ static void huge_shards_of_0_1_0_are_taken(void **state)
     json_object_set_new(body, "timeout_ms", json_integer(SHORT_MS));
     json_object_set_new(body, "shard_bytes", json_integer(-1)); /* UINT64_MAX */
     ask(sock, "register", body);
-    if (ws_ipc_answer(sock, LONG_MS, NULL, NULL, 0, NULL, &err) != -ETIMEDOUT)
+    if (ws_ipc_reply_recv(sock, LONG_MS, NULL, NULL, 0, NULL, &err) != -ETIMEDOUT)
         fail_msg("%s", err.text);
     close(sock);
     wait_until_gone(&w);
@@ -639,7 +640,7 @@ static void a_bad_message_is_answered(void **state)
         char byte;
         assert_int_equal(write(sock, head, sizeof(head)), sizeof(head));
         assert_int_equal(write(sock, bad[i].body, head[1]), head[1]);
-        assert_int_equal(ws_ipc_answer(sock, LONG_MS, NULL, NULL, 0, NULL, &err), -EBADMSG);
+        assert_int_equal(ws_ipc_reply_recv(sock, LONG_MS, NULL, NULL, 0, NULL, &err), -EBADMSG);
         if (!strstr(err.text, bad[i].why))
             fail_msg("%s", err.text);
         assert_int_equal(read(sock, &byte, 1), 0); /* and the connection ends */

@@ -1,4 +1,4 @@
-/* Regions of every kind: memory that is a file, who may write it, who holds it, and what comes back. */
+/* Regions of every kind: memory that is a file, which processes may write it or hold it, and what comes back. */
 #include "tests/fixtures/without_leases.h"
 #include "transports/base/limits.h"
 #include "transports/memory/region.h"
@@ -50,7 +50,7 @@ static struct ws_region *make(uint64_t size)
     return r;
 }
 
-/* By somebody who keeps none of it. */
+/* By a process that keeps none of it. */
 static int open_again(struct ws_region *r, bool writable)
 {
     int fd = -1;
@@ -346,7 +346,7 @@ static void on_sigio(int signal_number)
     atomic_fetch_add(&n_sigio, 1);
 }
 
-/* Openers that hit the lease must not make the kernel's SIGIO reach anybody: its default ends the process. */
+/* Openers that hit the lease must not make the kernel's SIGIO reach any thread: its default ends the process. */
 static void test_idle_is_quiet(void **state)
 {
     struct sigaction before, counting = {.sa_handler = on_sigio};
@@ -599,7 +599,7 @@ static void test_shown_is_never_idle_again(void **state)
     ws_region_free(r);
 }
 
-/* A kernel without leases (fs.leases-enable=0, sandboxes): nobody can tell, so the answer is no. */
+/* A kernel without leases (fs.leases-enable=0, sandboxes): it cannot be told, so the answer is no. */
 static void test_without_leases(void **state)
 {
     if (!have_kind(state))
@@ -677,7 +677,7 @@ static void *close_all(void *arg)
     return NULL;
 }
 
-/* What is closed while it is counted is nobody else's. */
+/* A region that is closed while it is counted does not count as another process's. */
 static void test_left_while_others_close(void **state)
 {
     static struct closing c;

@@ -1,4 +1,4 @@
-/* Fleets and releases by a clock of the test's own: leases, the two phases, who is missing. */
+/* Fleets and releases by a clock of the test's own: leases, the two phases, missing mounts. */
 #include "backends/trainer/agent/fleet/release.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -16,17 +16,17 @@ static struct ws_fleet_mount *meet(struct ws_fleet *f, const char *who, uint64_t
 {
     struct ws_fleet_mount *m;
     struct ws_error err;
-    assert_int_equal(ws_fleet_meet(f, who, now, &m, &err), 0);
+    assert_int_equal(ws_fleet_find_or_add(f, who, now, &m, &err), 0);
     m->follows = true;
     return m;
 }
 
-static const struct ws_mark one = {1, "r"}, two = {2, "r"}, three = {3, "r"}, other = {2, "q"};
+static const struct ws_version_id one = {1, "r"}, two = {2, "r"}, three = {3, "r"}, other = {2, "q"};
 
-static struct ws_release *release_of(struct ws_fleet *f, const struct ws_mark *to, uint64_t now)
+static struct ws_release *release_of(struct ws_fleet *f, const struct ws_version_id *to, uint64_t now)
 {
     static uint64_t id;
-    const struct ws_release_part part = {"actor", f, *to};
+    const struct ws_release_item part = {"actor", f, *to};
     struct ws_release *r = ws_release_new(++id, &part, 1, now, now + 60 * S);
     assert_non_null(r);
     return r;
@@ -38,29 +38,29 @@ static void test_phases(void **state)
     struct ws_fleet_mount *a = meet(&f, "a:/m", S), *b = meet(&f, "b:/m", S), *idle = meet(&f, "idle:/m", S);
     (void)state;
     idle->follows = false;
-    ws_fleet_note_prepared(a, &two); /* of a release before: it is asked anew */
+    ws_fleet_record_prepared(a, &two); /* of a release before: it is asked anew */
     struct ws_release *r = release_of(&f, &two, S);
     assert_false(ws_release_advance(r, S));
-    assert_int_equal(ws_fleet_progress(&f, a, r->id, &two, S), WS_FLEET_WAITING);
-    ws_fleet_note_prepared(a, &two);
-    ws_fleet_note_prepared(b, &other); /* the same number of another lineage */
-    ws_fleet_note_fetched(b, &two);    /* for another mount's engine: its layout was not compared */
+    assert_int_equal(ws_fleet_mount_progress(&f, a, r->id, &two, S), WS_FLEET_WAITING);
+    ws_fleet_record_prepared(a, &two);
+    ws_fleet_record_prepared(b, &other); /* the same number of another lineage */
+    ws_fleet_record_fetched(b, &two);    /* for another mount's engine: its layout was not compared */
     assert_false(ws_release_advance(r, 2 * S));
-    ws_fleet_note_prepared(b, &two);
+    ws_fleet_record_prepared(b, &two);
     assert_true(ws_release_advance(r, 2 * S));
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
     ws_release_abort(r, "too late");
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
-    ws_fleet_note_loaded(&f, a, &two);
-    assert_false(ws_release_is_settled(r, 2 * S));
-    ws_fleet_note_failed(&f, b, &two, "its engine");
-    assert_true(ws_release_is_settled(r, 2 * S));
-    ws_fleet_note_loaded(&f, b, &two); /* later, after all */
-    assert_int_equal(ws_fleet_progress(&f, b, r->id, &two, 2 * S), WS_FLEET_LOADED);
+    ws_fleet_record_loaded(&f, a, &two);
+    assert_false(ws_release_is_finished(r, 2 * S));
+    ws_fleet_record_failed(&f, b, &two, "its engine");
+    assert_true(ws_release_is_finished(r, 2 * S));
+    ws_fleet_record_loaded(&f, b, &two); /* later, after all */
+    assert_int_equal(ws_fleet_mount_progress(&f, b, r->id, &two, 2 * S), WS_FLEET_LOADED);
     struct ws_fleet_mount *late = meet(&f, "late:/m", 2 * S);
-    assert_false(ws_release_is_settled(r, 2 * S));
-    ws_fleet_note_loaded(&f, late, &two);
-    assert_true(ws_release_is_settled(r, 2 * S));
+    assert_false(ws_release_is_finished(r, 2 * S));
+    ws_fleet_record_loaded(&f, late, &two);
+    assert_true(ws_release_is_finished(r, 2 * S));
     free(r);
     ws_fleet_clear(&f);
 }
@@ -71,15 +71,15 @@ static void test_aborts(void **state)
     struct ws_fleet_mount *a = meet(&f, "a:/m", S);
     (void)state;
     struct ws_release *r = release_of(&f, &two, S);
-    ws_fleet_note_failed(&f, a, &two, "a tensor is missing");
+    ws_fleet_record_failed(&f, a, &two, "a tensor is missing");
     assert_true(ws_release_advance(r, S));
     assert_int_equal(r->phase, WS_RELEASE_ABORTED);
     assert_non_null(strstr(r->why, "a:/m cannot take actor/2: a tensor is missing"));
-    assert_true(ws_release_is_settled(r, S));
+    assert_true(ws_release_is_finished(r, S));
     free(r);
     r = release_of(&f, &two, S); /* asked anew: the failure before is forgotten */
     assert_int_equal(r->phase, WS_RELEASE_PREPARING);
-    ws_fleet_seen(&f, "a:/m", 61 * S, 0);
+    ws_fleet_extend_lease(&f, "a:/m", 61 * S, 0);
     assert_true(ws_release_advance(r, 62 * S));
     assert_non_null(strstr(r->why, "a:/m had not prepared it in time"));
     free(r);
@@ -92,22 +92,22 @@ static void test_leases(void **state)
     struct ws_fleet_mount *a = meet(&f, "a:/m", S), *b = meet(&f, "b:/m", S);
     (void)state;
     struct ws_release *r = release_of(&f, &two, S);
-    ws_fleet_note_prepared(a, &two);
-    ws_fleet_seen(&f, "a:/m", 10 * S, 10000);
+    ws_fleet_record_prepared(a, &two);
+    ws_fleet_extend_lease(&f, "a:/m", 10 * S, 10000);
     const uint64_t lease_ns = a->lease_ns;
-    ws_fleet_seen(&f, "a:/m", 2 * S, 0); /* a lease is not cut short by a poll that came late */
+    ws_fleet_extend_lease(&f, "a:/m", 2 * S, 0); /* a lease is not cut short by a poll that came late */
     assert_true(a->lease_ns == lease_ns);
-    ws_fleet_seen(&f, "nobody", 10 * S, 10000);
+    ws_fleet_extend_lease(&f, "nobody", 10 * S, 10000);
     assert_false(ws_release_advance(r, (LEASE_S + 1) * S));
     assert_true(ws_release_advance(r, (LEASE_S + 1) * S + 1)); /* b is silent: it goes on without it */
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
-    assert_int_equal(ws_fleet_progress(&f, b, r->id, &two, 20 * S), WS_FLEET_SILENT);
-    ws_fleet_note_loaded(&f, a, &two);
-    assert_true(ws_release_is_settled(r, 20 * S));
+    assert_int_equal(ws_fleet_mount_progress(&f, b, r->id, &two, 20 * S), WS_FLEET_SILENT);
+    ws_fleet_record_loaded(&f, a, &two);
+    assert_true(ws_release_is_finished(r, 20 * S));
     (void)meet(&f, "b:/m", 21 * S); /* it is back, and on its way */
-    assert_false(ws_release_is_settled(r, 21 * S));
+    assert_false(ws_release_is_finished(r, 21 * S));
     ws_fleet_commit(&f, r->id + 100, &three);
-    assert_true(ws_release_is_passed(r) && ws_release_is_settled(r, 21 * S));
+    assert_true(ws_release_is_superseded(r) && ws_release_is_finished(r, 21 * S));
     free(r);
     r = release_of(&f, &three, 100 * S); /* all are silent, or we are cut off: not committed with nobody */
     assert_false(ws_release_advance(r, 101 * S));
@@ -116,7 +116,7 @@ static void test_leases(void **state)
     assert_non_null(strstr(r->why, "and all others are not heard of"));
     free(r);
     assert_int_equal(f.n, 2);
-    ws_fleet_forget(&f, 1000 * S);
+    ws_fleet_expire(&f, 1000 * S);
     assert_int_equal(f.n, 0);
     r = release_of(&f, &two, S); /* nobody is there: committed at once */
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
@@ -127,23 +127,23 @@ static void test_leases(void **state)
 static void there_and_back(struct ws_fleet *f, struct ws_release *out[2], uint64_t *answered)
 {
     struct ws_fleet_mount *m = meet(f, "a:/m", S);
-    const struct ws_mark *const to[] = {&two, &one, &two};
+    const struct ws_version_id *const to[] = {&two, &one, &two};
     for (size_t i = 0; i < 3; i++) {
         struct ws_release *r = release_of(f, to[i], S);
         assert_int_equal(r->phase, WS_RELEASE_PREPARING);
-        ws_fleet_note_prepared(m, to[i]);
+        ws_fleet_record_prepared(m, to[i]);
         assert_true(ws_release_advance(r, S));
         if (i > 0) {
             out[i - 1] = r;
             continue;
         }
-        assert_false(ws_release_is_settled(r, S));
-        ws_fleet_note_loaded(f, m, &two);
+        assert_false(ws_release_is_finished(r, S));
+        ws_fleet_record_loaded(f, m, &two);
         if (answered) {
             *answered = r->id;
-            ws_fleet_note_stand(f, m, &two, answered);
+            ws_fleet_record_presence(f, m, &two, answered);
         }
-        assert_true(ws_release_is_settled(r, S));
+        assert_true(ws_release_is_finished(r, S));
         free(r);
     }
 }
@@ -156,18 +156,18 @@ static void test_there_and_back(void **state)
     (void)state;
     there_and_back(&f, r, &answered);
     struct ws_fleet_mount *m = f.mounts;
-    assert_true(ws_release_is_passed(r[0]) && !ws_release_is_passed(r[1]));
-    assert_int_equal(ws_fleet_progress(&f, m, r[1]->id, &two, S), WS_FLEET_PREPARED);
+    assert_true(ws_release_is_superseded(r[0]) && !ws_release_is_superseded(r[1]));
+    assert_int_equal(ws_fleet_mount_progress(&f, m, r[1]->id, &two, S), WS_FLEET_PREPARED);
     assert_false(ws_fleet_serves(&f, &two, "all", S, NULL, 0) || ws_fleet_serves(&f, &two, "a", S, NULL, 0));
-    ws_fleet_note_stand(&f, m, &two, &answered); /* of the release before: another engine was added */
-    assert_false(ws_release_is_settled(r[1], S));
-    ws_fleet_note_loaded(&f, m, &one);
-    ws_fleet_note_stand(&f, m, &one, &r[0]->id);
-    assert_false(ws_release_is_settled(r[1], S));
-    ws_fleet_note_loaded(&f, m, &two);
-    assert_false(ws_release_is_settled(r[1], S));
-    ws_fleet_note_stand(&f, m, &two, &r[1]->id);
-    assert_true(ws_release_is_settled(r[1], S) && ws_fleet_serves(&f, &two, "all", S, NULL, 0));
+    ws_fleet_record_presence(&f, m, &two, &answered); /* of the release before: another engine was added */
+    assert_false(ws_release_is_finished(r[1], S));
+    ws_fleet_record_loaded(&f, m, &one);
+    ws_fleet_record_presence(&f, m, &one, &r[0]->id);
+    assert_false(ws_release_is_finished(r[1], S));
+    ws_fleet_record_loaded(&f, m, &two);
+    assert_false(ws_release_is_finished(r[1], S));
+    ws_fleet_record_presence(&f, m, &two, &r[1]->id);
+    assert_true(ws_release_is_finished(r[1], S) && ws_fleet_serves(&f, &two, "all", S, NULL, 0));
     free(r[0]);
     free(r[1]);
     ws_fleet_clear(&f);
@@ -181,35 +181,35 @@ static void test_old_mounts(void **state)
     (void)state;
     there_and_back(&f, r, NULL);
     struct ws_fleet_mount *m = f.mounts;
-    assert_false(ws_release_is_settled(r[1], S) || ws_fleet_serves(&f, &two, "all", S, NULL, 0));
-    ws_fleet_note_stand(&f, m, &two, NULL); /* may be said while it loads */
-    assert_false(ws_release_is_settled(r[1], S));
-    ws_fleet_note_loaded(&f, m, &one);
-    assert_false(ws_release_is_settled(r[1], S));
-    ws_fleet_note_loaded(&f, m, &two);
-    assert_true(ws_release_is_settled(r[1], S) && ws_fleet_serves(&f, &two, "all", S, NULL, 0));
+    assert_false(ws_release_is_finished(r[1], S) || ws_fleet_serves(&f, &two, "all", S, NULL, 0));
+    ws_fleet_record_presence(&f, m, &two, NULL); /* may be said while it loads */
+    assert_false(ws_release_is_finished(r[1], S));
+    ws_fleet_record_loaded(&f, m, &one);
+    assert_false(ws_release_is_finished(r[1], S));
+    ws_fleet_record_loaded(&f, m, &two);
+    assert_true(ws_release_is_finished(r[1], S) && ws_fleet_serves(&f, &two, "all", S, NULL, 0));
     free(r[0]);
     r[0] = release_of(&f, &two, S); /* which it serves: it will not report it again */
-    ws_fleet_note_prepared(m, &two);
-    assert_true(ws_release_advance(r[0], S) && ws_release_is_settled(r[0], S));
-    assert_int_equal(ws_fleet_progress(&f, m, r[0]->id, &two, S), WS_FLEET_LOADED);
+    ws_fleet_record_prepared(m, &two);
+    assert_true(ws_release_advance(r[0], S) && ws_release_is_finished(r[0], S));
+    assert_int_equal(ws_fleet_mount_progress(&f, m, r[0]->id, &two, S), WS_FLEET_LOADED);
     struct ws_fleet_mount *late = meet(&f, "b:/m", S);
-    ws_fleet_note_stand(&f, late, &two, NULL);
-    assert_true(ws_release_is_settled(r[0], S));
-    ws_fleet_note_stand(&f, late, &one, NULL);
-    assert_false(ws_release_is_settled(r[0], S));
-    ws_fleet_note_failed(&f, late, &two, "its engine");
-    assert_true(ws_release_is_settled(r[0], S));
+    ws_fleet_record_presence(&f, late, &two, NULL);
+    assert_true(ws_release_is_finished(r[0], S));
+    ws_fleet_record_presence(&f, late, &one, NULL);
+    assert_false(ws_release_is_finished(r[0], S));
+    ws_fleet_record_failed(&f, late, &two, "its engine");
+    assert_true(ws_release_is_finished(r[0], S));
     free(r[0]);
     free(r[1]);
     r[0] = release_of(&f, &one, S); /* back: the one that failed may just try 2 again */
-    ws_fleet_note_prepared(m, &one);
-    ws_fleet_note_prepared(late, &one);
+    ws_fleet_record_prepared(m, &one);
+    ws_fleet_record_prepared(late, &one);
     assert_true(ws_release_advance(r[0], S));
-    ws_fleet_note_loaded(&f, m, &one);
-    assert_false(ws_release_is_settled(r[0], S));
-    ws_fleet_note_loaded(&f, late, &one);
-    assert_true(ws_release_is_settled(r[0], S));
+    ws_fleet_record_loaded(&f, m, &one);
+    assert_false(ws_release_is_finished(r[0], S));
+    ws_fleet_record_loaded(&f, late, &one);
+    assert_true(ws_release_is_finished(r[0], S));
     free(r[0]);
     ws_fleet_clear(&f);
 }
@@ -218,15 +218,15 @@ static void test_models(void **state)
 {
     struct ws_fleet actor = {0}, critic = {0};
     struct ws_fleet_mount *a = meet(&actor, "a:/m", S), *c = meet(&critic, "a:/m", S);
-    const struct ws_release_part parts[] = {{"actor", &actor, two}, {"critic", &critic, three}};
+    const struct ws_release_item parts[] = {{"actor", &actor, two}, {"critic", &critic, three}};
     struct ws_release *r = ws_release_new(7, parts, 2, S, 60 * S);
     (void)state;
-    assert_true(ws_release_names(r, "critic") && !ws_release_names(r, "reward"));
-    ws_fleet_note_prepared(a, &two);
+    assert_true(ws_release_has_model(r, "critic") && !ws_release_has_model(r, "reward"));
+    ws_fleet_record_prepared(a, &two);
     assert_false(ws_release_advance(r, S));
-    ws_fleet_note_prepared(c, &three);
+    ws_fleet_record_prepared(c, &three);
     assert_true(ws_release_advance(r, S));
-    json_t *order = ws_release_order(r, "critic"), *whole = ws_release_json(r, S);
+    json_t *order = ws_release_desired_json(r, "critic"), *whole = ws_release_json(r, S);
     assert_int_equal(json_integer_value(json_object_get(order, "version")), 3);
     assert_string_equal(json_string_value(json_object_get(order, "phase")), "committed");
     assert_int_equal(json_array_size(json_object_get(whole, "mounts")), 2);
@@ -246,8 +246,8 @@ static void test_serves(void **state)
     c->follows = false; /* has neither policy nor engines: does not count for all */
     assert_false(ws_fleet_serves(&f, &two, "all", S, text, sizeof(text)));
     assert_non_null(strstr(text, "a:/m does not serve it, nor do 1 more"));
-    ws_fleet_note_loaded(&f, a, &two);
-    ws_fleet_note_loaded(&f, b, &other);
+    ws_fleet_record_loaded(&f, a, &two);
+    ws_fleet_record_loaded(&f, b, &other);
     assert_false(ws_fleet_serves(&f, &two, "all", S, text, sizeof(text)));
     assert_non_null(strstr(text, "b:/m does not"));
     assert_true(ws_fleet_serves(&f, &two, "1", S, NULL, 0));
@@ -256,11 +256,11 @@ static void test_serves(void **state)
     assert_true(ws_fleet_serves(&f, &two, "a", S, NULL, 0) && ws_fleet_serves(&f, &two, "a:/m", S, NULL, 0));
     assert_false(ws_fleet_serves(&f, &two, "a:/", S, NULL, 0) ||
                  ws_fleet_serves(&f, &two, "nobody", S, NULL, 0));
-    ws_fleet_note_loaded(&f, b, &three); /* a later one of the run */
+    ws_fleet_record_loaded(&f, b, &three); /* a later one of the run */
     assert_true(ws_fleet_serves(&f, &two, "all", S, NULL, 0));
-    ws_fleet_note_stand(&f, b, NULL, NULL);
+    ws_fleet_record_presence(&f, b, NULL, NULL);
     assert_true(ws_fleet_serves(&f, &two, "a", S, NULL, 0));
-    ws_fleet_seen(&f, "a:/m", 90 * S, 0);
+    ws_fleet_extend_lease(&f, "a:/m", 90 * S, 0);
     assert_true(ws_fleet_serves(&f, &two, "all", 91 * S, NULL, 0)); /* b is silent */
     struct ws_fleet none = {0};
     assert_false(ws_fleet_serves(&none, &two, "all", S, NULL, 0));

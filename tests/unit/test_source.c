@@ -2,7 +2,7 @@
  * hand over the memory of another version, or less of it. */
 #include "tests/fixtures/private_folder.h"
 #include "transports/format/manifest.h"
-#include "transports/ipc/ipc.h"
+#include "transports/ipc/frame.h"
 #include "transports/memory/region.h"
 #include "transports/simd/copy.h"
 #include "transports/transport.h"
@@ -35,7 +35,7 @@ static struct ws_manifest *manifest_of(const char *model, uint64_t version, cons
     memset(bytes, byte, BYTES);
     assert_int_equal(ws_manifest_new(&m, model, version, run, &err), 0);
     for (size_t i = 0; i < N_FILES; i++) {
-        struct ws_bundle_file *f;
+        struct ws_manifest_file *f;
         char name[16];
         snprintf(name, sizeof(name), "file%zu", i);
         assert_int_equal(ws_manifest_add(m, name, BYTES, 0, &f, &err), 0);
@@ -48,14 +48,14 @@ static struct ws_manifest *manifest_of(const char *model, uint64_t version, cons
 
 /* --- manifests --- */
 
-static struct ws_mark sent;
+static struct ws_version_id sent;
 static const char *sent_model;
 
 static int send_manifest(struct ws_source *s, const char *model, uint64_t version, const char *run,
                          const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *e)
 {
     (void)s, (void)model, (void)version, (void)run, (void)cancel, (void)e;
-    *out = manifest_of(sent_model, sent.version, sent.run, 1);
+    *out = manifest_of(sent_model, sent.version, sent.lineage, 1);
     return 0;
 }
 
@@ -65,7 +65,7 @@ static void assert_sent(const char *model, uint64_t version, const char *run, in
     struct ws_source s = {.ops = &ops, .url = (char *)(uintptr_t) "x:"};
     struct ws_manifest *m;
     sent_model = model;
-    sent = ws_mark_of(version, run);
+    sent = ws_version_id_make(version, run);
     assert_int_equal(ws_source_manifest(&s, "actor", 7, "r1", NULL, &m, &err), rc);
     assert_int_equal(m == NULL, rc < 0);
     ws_manifest_free(m);

@@ -29,11 +29,11 @@ static void test_table(void **state)
         assert_string_equal(s->name, names[i]);
         assert_int_equal(s->id, i);
         assert_ptr_equal(wsync_strategy_find(names[i]), s);
-        assert_ptr_equal(ws_strategy_of(s->id)->way, ws_way_named(names[i]));
+        assert_ptr_equal(ws_strategy_by_id(s->id)->way, ws_way_find(names[i]));
         assert_true(*s->needs && *s->request_type && *s->sync_info_type);
         int rc = wsync_strategy_available(s->id, NULL);
         const bool gpu = i == WSYNC_CUDA_IPC || i == WSYNC_PACKED_CUDA_IPC;
-        assert_int_equal(rc, gpu ? ws_device_of_kind(WS_CUDA)->available(NULL) : i < 3 ? 0 : -ENOTSUP);
+        assert_int_equal(rc, gpu ? ws_device_by_kind(WS_CUDA)->available(NULL) : i < 3 ? 0 : -ENOTSUP);
         if (rc < 0)
             assert_non_null(strstr(wsync_error(), "CUDA device"));
     }

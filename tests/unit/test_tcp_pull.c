@@ -64,7 +64,7 @@ static void test_a_source_that_drips(void **state)
     struct ws_source *source;
     struct ws_lane *lane;
     struct ws_manifest *m;
-    struct ws_bundle_file *f;
+    struct ws_manifest_file *f;
     struct ws_error err = {0};
     unsigned char *dst = malloc(SIZE);
     pthread_t server;
@@ -123,7 +123,7 @@ static void *greet_two(void *arg)
     return NULL;
 }
 
-/* Whoever asks has the same number for what the same server does. */
+/* All callers get the same errno for what the same server does. */
 static void test_one_errno(void **state)
 {
     static const struct {
@@ -173,7 +173,7 @@ static void test_a_source_that_is_away(void **state)
         struct ws_source *source;
         struct ws_lane *lane;
         struct ws_manifest *m, *other;
-        struct ws_bundle_file *f;
+        struct ws_manifest_file *f;
         struct ws_error err = {0};
         json_t *reply;
         char url[64];

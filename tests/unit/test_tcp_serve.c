@@ -1,8 +1,8 @@
-/* What the servers of a catalog do with those who want no good: many who connect and say nothing, bodies of
- * strangers, and no descriptors left. */
+/* A catalog's servers against clients that do harm: many that connect and send nothing, bodies of
+ * clients without the token, and no descriptors left. */
 #include "tests/fixtures/private_folder.h"
 #include "transports/base/state_file.h"
-#include "transports/ipc/ipc.h"
+#include "transports/ipc/serve.h"
 #include "transports/tcp/tcp.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,7 +24,7 @@
 #include <cmocka.h>
 
 #define CLIENTS 16
-#define MANY    60 /* who connect and send half a line */
+#define MANY    60 /* clients that connect and send half a line */
 
 static uint64_t no_seq(void *self)
 {
@@ -127,7 +127,7 @@ static void test_half_open(void **state)
 }
 
 /* Of none of these comes the body. */
-static void test_bodies_of_strangers(void **state)
+static void test_bodies_without_token(void **state)
 {
     struct ws_tcp_server *open = serve(NULL), *closed = serve("secret");
     (void)state;
@@ -328,7 +328,7 @@ static void test_long_tls_file(void **state)
                                             .n_threads = 1};
     FILE *f = fopen(path, "we");
     assert_non_null(f);
-    for (size_t n = 0; n <= WS_MAX_KEPT_BYTES; n += sizeof(begin) - 1)
+    for (size_t n = 0; n <= WS_MAX_STATE_FILE_BYTES; n += sizeof(begin) - 1)
         assert_true(fputs(begin, f) >= 0);
     assert_int_equal(fclose(f), 0);
     assert_int_equal(ws_tcp_server_new(&s, &(struct ws_catalog){&ops, NULL}, &o, &err), -EFBIG);
@@ -342,7 +342,7 @@ static void test_long_tls_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_half_open),
-                                       cmocka_unit_test(test_bodies_of_strangers),
+                                       cmocka_unit_test(test_bodies_without_token),
                                        cmocka_unit_test(test_bodies_are_dropped),
                                        cmocka_unit_test(test_no_descriptors),
                                        cmocka_unit_test(test_no_descriptors_for_http),

@@ -56,7 +56,7 @@ static void test_at_once(void **state)
     (void)state;
     for (size_t n = 0; n < 70; n = n * 2 + 1) {
         memset(&t, 0, sizeof(t));
-        ws_run_at_once(count, &t, n);
+        ws_workers_run_at_once(count, &t, n);
         for (size_t i = 0; i < 128; i++)
             assert_int_equal(atomic_load(&t.times[i]), i < n ? 1 : 0);
     }

@@ -29,7 +29,7 @@ static const char *rest_of(const char *below, const char *path)
     return *path ? path : ".";
 }
 
-/* The kernel cannot tell of a name with `..` while anybody renames anything: it is asked again. */
+/* While anything is renamed, the kernel cannot resolve a name with `..` for certain: the call is repeated. */
 static int look_beneath(int dir, const char *rest)
 {
     const struct open_how how = {.flags = O_PATH | O_CLOEXEC,

@@ -1,5 +1,4 @@
-/* Below: what somebody names who may name only what lies below one folder, and whose word it is opened on by
- * somebody with more rights. Asked at every opening, since names lead elsewhere whenever their owners like.
+/* Below: opens paths for a user who may name only what lies below one folder, in a process that has more rights. Every opening checks again, because the owner of a name can make it lead elsewhere at any time.
  */
 #ifndef WS_TRANSPORTS_BASE_BELOW_H
 #define WS_TRANSPORTS_BASE_BELOW_H

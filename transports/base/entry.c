@@ -1,5 +1,4 @@
-/* The path is walked component by component, each opened with O_PATH and O_NOFOLLOW, so that what is judged
- * is what is opened, whoever renames things meanwhile. */
+/* The path is walked component by component, each opened with O_PATH and O_NOFOLLOW, so that what is judged is what is opened, even if names change meanwhile. */
 #include "transports/base/entry.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -16,8 +15,8 @@ struct walk {
     int at;           /* the folder that the walk has come to; ours, or AT_FDCWD */
     char rest[PATH_MAX];
     unsigned n_links;
-    uid_t askers[MAX_LINKS]; /* strangers whose links led here */
-    unsigned n_askers;
+    uid_t owners[MAX_LINKS]; /* other users whose links led here */
+    unsigned n_owners;
 };
 
 static void leave(struct walk *w, int next)
@@ -27,11 +26,11 @@ static void leave(struct walk *w, int next)
     w->at = next;
 }
 
-/* May every stranger on whose word we are here use it? how: the bit of S_IRWXO. */
-static bool is_open_to_askers(const struct walk *w, const struct stat *st, mode_t how)
+/* May every user whose links led here use it? how: the bit of S_IRWXO. */
+static bool is_open_to_owners(const struct walk *w, const struct stat *st, mode_t how)
 {
-    for (unsigned i = 0; i < w->n_askers; i++)
-        if (st->st_uid != w->askers[i] && !(st->st_mode & how))
+    for (unsigned i = 0; i < w->n_owners; i++)
+        if (st->st_uid != w->owners[i] && !(st->st_mode & how))
             return false;
     return true;
 }
@@ -41,7 +40,7 @@ static int refuse(const struct walk *w, struct ws_error *err)
     return ws_error_set(err, EACCES,
                         SHOWN ": a link of user %u leads to what that user may not read; it is not followed: "
                               "give the link to root, or put the file there itself",
-                        w->path, (unsigned)w->askers[w->n_askers - 1]);
+                        w->path, (unsigned)w->owners[w->n_owners - 1]);
 }
 
 static int system_says(const struct walk *w, int code, struct ws_error *err)
@@ -60,7 +59,7 @@ static int follow(struct walk *w, int link, const struct stat *st, const char *r
     if (++w->n_links > MAX_LINKS)
         return system_says(w, ELOOP, err);
     if (st->st_uid != 0 && st->st_uid != geteuid())
-        w->askers[w->n_askers++] = st->st_uid;
+        w->owners[w->n_owners++] = st->st_uid;
     if (snprintf(whole, sizeof(whole), "%s%s%s", target, *rest ? "/" : "", rest) >= (int)sizeof(whole))
         return system_says(w, ENAMETOOLONG, err);
     memcpy(w->rest, whole, sizeof(whole));
@@ -98,7 +97,7 @@ static int walk(struct walk *w, struct stat *st, struct ws_error *err)
                 return system_says(w, ENOENT, err);
             return fstat(w->at, st) == 0 ? 0 : system_says(w, errno, err);
         }
-        if (w->n_askers > 0 && w->at >= 0 && (fstat(w->at, st) != 0 || !is_open_to_askers(w, st, S_IXOTH)))
+        if (w->n_owners > 0 && w->at >= 0 && (fstat(w->at, st) != 0 || !is_open_to_owners(w, st, S_IXOTH)))
             return refuse(w, err);
         int next =
             openat(w->at, name, O_PATH | O_NOFOLLOW | O_DIRECTORY | O_CLOEXEC); /* mounts what autofs has */
@@ -152,7 +151,7 @@ int ws_entry_open(int at, const char *path, bool folder, struct stat *st, struct
     rc = walk(&w, st, err);
     if (rc == 0)
         rc = check_kind(&w, st->st_mode, folder, err);
-    if (rc == 0 && !is_open_to_askers(&w, st, S_IROTH))
+    if (rc == 0 && !is_open_to_owners(&w, st, S_IROTH))
         rc = refuse(&w, err);
     if (rc == 0) {
         /* The same file again, this time to read: a name could be another's by now. */
@@ -172,13 +171,13 @@ static uint64_t ns_of(const struct timespec *t)
     return (uint64_t)t->tv_sec * 1000000000 + (uint64_t)t->tv_nsec;
 }
 
-struct ws_stamp ws_stamp_of(const struct stat *st)
+struct ws_stamp ws_stamp_from_stat(const struct stat *st)
 {
     return (struct ws_stamp){st->st_dev, st->st_ino, (uint64_t)st->st_size, ns_of(&st->st_mtim),
                              ns_of(&st->st_ctim)};
 }
 
-bool ws_stamp_is(const struct ws_stamp *a, const struct ws_stamp *b)
+bool ws_stamp_equal(const struct ws_stamp *a, const struct ws_stamp *b)
 {
     return a->dev == b->dev && a->ino == b->ino && a->size_bytes == b->size_bytes &&
            a->mtime_ns == b->mtime_ns && a->ctime_ns == b->ctime_ns;

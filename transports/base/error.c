@@ -73,7 +73,7 @@ const char *ws_errno_name(int code)
     return name ? name : "E?";
 }
 
-int ws_errno_of(const char *name)
+int ws_errno_from_name(const char *name)
 {
     for (size_t i = 0; i < sizeof(aliases) / sizeof(aliases[0]); i++) {
         if (strcmp(aliases[i].name, name) == 0)

@@ -23,7 +23,7 @@ __attribute__((format(printf, 2, 3))) int ws_error_prefix(struct ws_error *err, 
 /* "EBADMSG" for EBADMSG; "E?" for what is unknown. Static storage. */
 const char *ws_errno_name(int code);
 /* The inverse of ws_errno_name; 0 when the name is unknown. */
-int ws_errno_of(const char *name);
+int ws_errno_from_name(const char *name);
 
 #ifdef __clang_analyzer__
 /* The analyzer looks at one file at a time and would follow paths on which a failure returned 0. */

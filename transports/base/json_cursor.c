@@ -95,7 +95,7 @@ int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out, struct ws_e
         return unexpected(j, "a value", err);
     window = j->len - j->at < max_bytes ? j->len - j->at : max_bytes;
     /* When an allocation fails, jansson reports a bad token or, within a long string, drops a character
-     * and goes on. What tells is the errno that malloc leaves. */
+     * and goes on. Only the errno that malloc leaves shows it. */
     errno = 0;
     *out = json_loadb(j->text + j->at, window,
                       JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK | JSON_REJECT_DUPLICATES, &error);

@@ -1,7 +1,6 @@
 /* Cursor over JSON text: hands out one member or element after the other and lets jansson decode each
  * string, number and small value by itself, so that no tree of the whole text is ever built. A tree
- * takes 20 to 40 times the memory of its text, and the texts here are headers of 100,000 tensors and
- * manifests of 262,144 hashes, sent by whoever sent them.
+ * takes 20 to 40 times the memory of its text, and the texts here are headers of 100,000 tensors and manifests of 262,144 hashes, from peers that are not trusted.
  *
  *     struct ws_json j;
  *     ws_json_start(&j, text, len);

@@ -6,34 +6,34 @@
 #define WS_BLOCK_BYTES (4UL << 20) /* unit of hashing, arrival and patching */
 #define WS_PAGE_BYTES  4096UL      /* tensor data of a file starts at a multiple of this */
 
-#define WS_MAX_DIMS           8
-#define WS_MAX_NAME           255           /* model, file and tensor names as path components */
-#define WS_RUN_CHARS          32            /* a lineage's run id: up to 32 of [A-Za-z0-9._-] */
-#define WS_MAX_TENSOR_NAME    1024          /* before percent-encoding */
-#define WS_MAX_TENSORS        1000000       /* in one file, and in one version */
-#define WS_MAX_HEADER_BYTES   (256UL << 20) /* of a file's safetensors header, and of all of a version */
-#define WS_MAX_JSON_VALUE     (8UL << 20)   /* one value of a header, index or manifest, kept or skipped */
-#define WS_MAX_FILES          4096          /* in one version */
-#define WS_MAX_FILE_BYTES     (1UL << 44)
-#define WS_MAX_SIDECAR_BYTES  (1UL << 30)
-#define WS_MAX_MANIFEST_BYTES (256UL << 20)
-#define WS_MAX_VERSIONS       4096 /* known to a mount, a model */
-#define WS_MAX_MODELS         256
-#define WS_MAX_SLOTS          8
-#define WS_MAX_RANKS          65536
-#define WS_MAX_STREAMS        64
-#define WS_MAX_SOURCES        64
-#define WS_MAX_PARTS          64            /* nodes of a trainer, each with a part of the model */
-#define WS_MAX_PART_BYTES     (256UL << 20) /* the description of one */
-#define WS_MAX_RELAYS         8             /* mounts that a version may come through, one after the other */
-#define WS_MAX_ENGINES        1024
-#define WS_MAX_COMMAND        4096 /* one write to a control file */
-#define WS_MAX_URL            1024
-#define WS_WHO_CHARS          511           /* a mount's name at its agents: HOST:MOUNTPOINT */
-#define WS_MAX_REPLY_BYTES    (64UL << 20)  /* a JSON reply of an engine or an agent, manifests apart */
-#define WS_MAX_MEMBERS        1024          /* of one broadcast, the sender included */
-#define WS_MAX_BUCKET_BYTES   (256UL << 20) /* of a broadcast */
-#define WS_MAX_FDS_PER_FRAME  64
+#define WS_MAX_DIMS            8
+#define WS_MAX_NAME            255           /* model, file and tensor names as path components */
+#define WS_LINEAGE_CHARS       32            /* a lineage's run id: up to 32 of [A-Za-z0-9._-] */
+#define WS_MAX_TENSOR_NAME     1024          /* before percent-encoding */
+#define WS_MAX_TENSORS         1000000       /* in one file, and in one version */
+#define WS_MAX_HEADER_BYTES    (256UL << 20) /* of a file's safetensors header, and of all of a version */
+#define WS_MAX_JSON_VALUE      (8UL << 20)   /* one value of a header, index or manifest, kept or skipped */
+#define WS_MAX_FILES           4096          /* in one version */
+#define WS_MAX_FILE_BYTES      (1UL << 44)
+#define WS_MAX_SIDECAR_BYTES   (1UL << 30)
+#define WS_MAX_MANIFEST_BYTES  (256UL << 20)
+#define WS_MAX_VERSIONS        4096 /* known to a mount, a model */
+#define WS_MAX_MODELS          256
+#define WS_MAX_SLOTS           8
+#define WS_MAX_RANKS           65536
+#define WS_MAX_STREAMS         64
+#define WS_MAX_SOURCES         64
+#define WS_MAX_NODE_PARTS      64            /* nodes of a trainer, each with a part of the model */
+#define WS_MAX_NODE_PART_BYTES (256UL << 20) /* the description of one */
+#define WS_MAX_RELAYS          8             /* mounts that a version may come through, one after the other */
+#define WS_MAX_ENGINES         1024
+#define WS_MAX_COMMAND         4096 /* one write to a control file */
+#define WS_MAX_URL             1024
+#define WS_MOUNT_ID_CHARS      511           /* a mount's name at its agents: HOST:MOUNTPOINT */
+#define WS_MAX_REPLY_BYTES     (64UL << 20)  /* a JSON reply of an engine or an agent, manifests apart */
+#define WS_MAX_MEMBERS         1024          /* of one broadcast, the sender included */
+#define WS_MAX_BUCKET_BYTES    (256UL << 20) /* of a broadcast */
+#define WS_MAX_FDS_PER_FRAME   64
 #define WS_MAX_FDS_PER_CALL                                                                                  \
     1024 /* files of a version that a rank writes; of more the descriptors do not fit */
 #define WS_MAX_REQUEST_BYTES (64UL << 20) /* a weight update request or a sync info, as JSON */

@@ -21,8 +21,7 @@ static const char *const level_names[] = {
 };
 #define LEVELS (sizeof(level_names) / sizeof(level_names[0]))
 
-/* Settled by the first line or by ws_log_set_level, whichever comes first; two threads that settle it
- * at once arrive at the same value. */
+/* Set by the first line or by ws_log_set_level, whichever comes first; two threads that set it at once arrive at the same value. */
 static atomic_int current_level = LEVEL_UNSET;
 
 static int level_of_environment(void)
@@ -62,7 +61,7 @@ static void write_line(const char *line, size_t length)
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return; /* nobody reads stderr: there is no other place to say so */
+            return; /* stderr has no reader: there is no other place to report it */
         line += n;
         length -= (size_t)n;
     }

@@ -72,10 +72,10 @@ bool ws_name_is_safe(const char *name)
     return true;
 }
 
-bool ws_name_means_mount(const char *name, const char *who)
+bool ws_name_matches_mount(const char *name, const char *mount_id)
 {
     size_t n = strlen(name);
-    return n && strncmp(who, name, n) == 0 && (who[n] == 0 || who[n] == ':');
+    return n && strncmp(mount_id, name, n) == 0 && (mount_id[n] == 0 || mount_id[n] == ':');
 }
 
 bool ws_name_is_model(const char *name)
@@ -95,16 +95,16 @@ static bool read_count(const char **at, unsigned *out)
     const char *p = *at;
     if (*p == '0' && p[1] >= '0' && p[1] <= '9')
         return false; /* one part, one name */
-    for (; *p >= '0' && *p <= '9' && n <= WS_MAX_PARTS; p++)
+    for (; *p >= '0' && *p <= '9' && n <= WS_MAX_NODE_PARTS; p++)
         n = n * 10 + (unsigned)(*p - '0');
-    if (p == *at || n > WS_MAX_PARTS)
+    if (p == *at || n > WS_MAX_NODE_PARTS)
         return false;
     *at = p;
     *out = n;
     return true;
 }
 
-bool ws_name_is_part(const char *name, char *base, unsigned *index, unsigned *count)
+bool ws_name_is_node_part(const char *name, char *base, unsigned *index, unsigned *count)
 {
     char model[WS_MAX_NAME + 1];
     const char *at = strrchr(name, '@');
@@ -128,7 +128,7 @@ bool ws_name_is_part(const char *name, char *base, unsigned *index, unsigned *co
 
 bool ws_name_is_offered(const char *name)
 {
-    return ws_name_is_model(name) || ws_name_is_part(name, NULL, NULL, NULL);
+    return ws_name_is_model(name) || ws_name_is_node_part(name, NULL, NULL, NULL);
 }
 
 bool ws_name_is_file(const char *name)

@@ -13,9 +13,9 @@ void ws_name_to_file(const char *name, char out[WS_MAX_NAME + 1]);
 /* May this become a path component: non-empty, no '/', not "." or "..", no control characters, valid
  * UTF-8, at most WS_MAX_NAME bytes. */
 bool ws_name_is_safe(const char *name);
-/* May a model be called this; WS_MODEL_NAME_RULE says when, for error sentences. */
 /* Does name mean the mount who (HOST:MOUNTPOINT)? "h1" means every mount of host h1, "h1:/wsync" one. */
-bool ws_name_means_mount(const char *name, const char *who);
+bool ws_name_matches_mount(const char *name, const char *mount_id);
+/* May a model be called this; WS_MODEL_NAME_RULE says when, for error sentences. */
 bool ws_name_is_model(const char *name);
 #define WS_MODEL_NAME_RULE                                                                                   \
     "a model's name becomes a folder: 1 to 255 bytes of UTF-8 without '/', '@', '%' and control "            \
@@ -24,7 +24,7 @@ bool ws_name_is_model(const char *name);
 /* "MODEL@INDEX.COUNT" is what one of several nodes holds of a model (transports/format/node_part.h); no
  * user's model is called so. Takes the name apart; base has WS_MAX_NAME + 1 bytes, any of the three may be
  * NULL. */
-bool ws_name_is_part(const char *name, char *base, unsigned *index, unsigned *count);
+bool ws_name_is_node_part(const char *name, char *base, unsigned *index, unsigned *count);
 /* May a source list a model of this name: a model's, or a part's. */
 bool ws_name_is_offered(const char *name);
 /* May a file of a version be called this: safe, no dot at the beginning, and not the mount's own "tensors".

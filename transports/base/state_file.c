@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int ws_keep_folder(const char *path)
+int ws_state_file_make_folder(const char *path)
 {
     char dir[4096];
     snprintf(dir, sizeof(dir), "%s", path);
@@ -27,13 +27,13 @@ int ws_keep_folder(const char *path)
     return mkdir(dir, 0700) == 0 || errno == EEXIST ? 0 : -errno;
 }
 
-int ws_keep_write(const char *path, const char *text, size_t n)
+int ws_state_file_write(const char *path, const char *text, size_t n)
 {
     char beside[4096];
-    if (n > WS_MAX_KEPT_BYTES) /* it could not be read again */
+    if (n > WS_MAX_STATE_FILE_BYTES) /* it could not be read again */
         return -EFBIG;
     snprintf(beside, sizeof(beside), "%s.new", path);
-    int rc = ws_keep_folder(path);
+    int rc = ws_state_file_make_folder(path);
     int fd = rc == 0 ? open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
     if (fd < 0)
         return rc < 0 ? rc : -errno;
@@ -49,25 +49,25 @@ int ws_keep_write(const char *path, const char *text, size_t n)
     return rc;
 }
 
-int ws_keep_read(const char *path, char **out, size_t *n, struct ws_error *err)
+int ws_state_file_read(const char *path, char **out, size_t *n, struct ws_error *err)
 {
     FILE *f = fopen(path, "re");
     *out = NULL;
     *n = 0;
     if (!f)
         return errno == ENOENT ? 0 : ws_error_set(err, errno, "cannot read %s: %s", path, strerror(errno));
-    char *text = malloc(WS_MAX_KEPT_BYTES + 1);
+    char *text = malloc(WS_MAX_STATE_FILE_BYTES + 1);
     int rc = 0;
     errno = 0;
-    *n = text ? fread(text, 1, WS_MAX_KEPT_BYTES + 1, f) : 0;
+    *n = text ? fread(text, 1, WS_MAX_STATE_FILE_BYTES + 1, f) : 0;
     if (!text)
         rc = ws_error_set(err, ENOMEM, "no memory to read %s", path);
     else if (ferror(f)) /* the part that came is not the file */
         rc =
             ws_error_set(err, errno ? errno : EIO, "cannot read %s: %s", path, strerror(errno ? errno : EIO));
-    else if (*n > WS_MAX_KEPT_BYTES)
+    else if (*n > WS_MAX_STATE_FILE_BYTES)
         rc = ws_error_set(err, EFBIG, "%s is larger than %lu bytes, which no file of ours is", path,
-                          WS_MAX_KEPT_BYTES);
+                          WS_MAX_STATE_FILE_BYTES);
     fclose(f);
     if (rc < 0) {
         free(text);

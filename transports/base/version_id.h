@@ -1,4 +1,5 @@
-/* Mark: a version of some model, by number and lineage. */
+/* Version id: which version of a model is meant, by number and lineage. A number alone means another version in
+ * another lineage. Pure functions. */
 #ifndef WS_TRANSPORTS_BASE_VERSION_ID_H
 #define WS_TRANSPORTS_BASE_VERSION_ID_H
 #include "transports/base/limits.h"
@@ -8,29 +9,29 @@
 #include <stdio.h>
 #include <string.h>
 
-struct ws_mark {
+struct ws_version_id {
     uint64_t version;
-    char run[WS_RUN_CHARS + 1]; /* empty: none */
+    char lineage[WS_LINEAGE_CHARS + 1]; /* empty: none */
 };
 
-static inline struct ws_mark ws_mark_of(uint64_t version, const char *run)
+static inline struct ws_version_id ws_version_id_make(uint64_t version, const char *lineage)
 {
-    struct ws_mark m = {.version = version};
-    snprintf(m.run, sizeof(m.run), "%s", run);
-    return m;
+    struct ws_version_id id = {.version = version};
+    snprintf(id.lineage, sizeof(id.lineage), "%s", lineage);
+    return id;
 }
 
-/* As engines are told it: "42@RUN". A number alone would be the same in a lineage that was abandoned. */
-#define WS_MARK_TEXT (20 + 1 + WS_RUN_CHARS + 1)
-static inline void ws_mark_text(const struct ws_mark *m, char out[WS_MARK_TEXT])
+/* As engines get it: "42@RUN". A number alone would be the same in a lineage that was abandoned. */
+#define WS_VERSION_ID_TEXT (20 + 1 + WS_LINEAGE_CHARS + 1)
+static inline void ws_version_id_text(const struct ws_version_id *id, char out[WS_VERSION_ID_TEXT])
 {
-    snprintf(out, WS_MARK_TEXT, "%" PRIu64 "@%s", m->version, m->run);
+    snprintf(out, WS_VERSION_ID_TEXT, "%" PRIu64 "@%s", id->version, id->lineage);
 }
 
-/* false where either is none */
-static inline bool ws_mark_is(const struct ws_mark *a, const struct ws_mark *b)
+/* False where either has no lineage. */
+static inline bool ws_version_id_equal(const struct ws_version_id *a, const struct ws_version_id *b)
 {
-    return a->run[0] && a->version == b->version && strcmp(a->run, b->run) == 0;
+    return a->lineage[0] && a->version == b->version && strcmp(a->lineage, b->lineage) == 0;
 }
 
 #endif

@@ -9,7 +9,8 @@
 #include <unistd.h>
 
 #define MAX_WORKERS 256
-#define STACK_BYTES (1UL << 20) /* some parse what strangers answered; only what is touched takes memory */
+#define STACK_BYTES                                                                                          \
+    (1UL << 20) /* some jobs parse answers of untrusted peers; only what is touched takes memory */
 
 typedef void worker_job(void *arg, size_t i, unsigned worker);
 
@@ -21,7 +22,7 @@ struct ws_workers {
     unsigned long round;
     unsigned active; /* workers inside the round */
     bool stop;
-    worker_job *job; /* NULL: the round is over, whoever wakes up only now stays out of it */
+    worker_job *job; /* NULL: the round is over, and a worker that wakes up only now stays out of it */
     void *arg;
     size_t n;
     /* end of guarded */
@@ -77,7 +78,7 @@ static void *run_one(void *self)
     return NULL;
 }
 
-void ws_run_at_once(void (*job)(void *arg, size_t i), void *arg, size_t n)
+void ws_workers_run_at_once(void (*job)(void *arg, size_t i), void *arg, size_t n)
 {
     struct one *all = calloc(n + 1, sizeof(*all));
     pthread_attr_t attr;

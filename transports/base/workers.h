@@ -13,8 +13,8 @@ struct ws_workers;
  * system gives no more: ws_workers_count. */
 struct ws_workers *ws_workers_new(unsigned n_threads, int nice);
 void ws_workers_run(struct ws_workers *w, void (*job)(void *arg, size_t i), void *arg, size_t n);
-/* As run; the job also hears which of the workers runs it, below ws_workers_count: what it keeps for a worker
- * is no other thread's until the call returns. */
+/* As ws_workers_run; the job also gets the index of the worker that runs it, below ws_workers_count. What a caller
+ * keeps for an index is used by one thread only until the call returns. */
 void ws_workers_run_indexed(struct ws_workers *w, void (*job)(void *arg, size_t i, unsigned worker),
                             void *arg, size_t n);
 unsigned ws_workers_count(const struct ws_workers *w);
@@ -22,7 +22,7 @@ void ws_workers_free(struct ws_workers *w); /* NULL is fine */
 /* Runs job(arg, i) for i in [0, n) all at once, each on a thread of its own with a stack of 1 MiB (the last
  * one on the caller's; so are those that the system has no thread for, one after the other), and returns when
  * all are done. For jobs that wait more than they compute. */
-void ws_run_at_once(void (*job)(void *arg, size_t i), void *arg, size_t n);
+void ws_workers_run_at_once(void (*job)(void *arg, size_t i), void *arg, size_t n);
 /* Lowers the calling thread's priority, and that of threads that it starts later; 0 leaves it. */
 void ws_thread_nice(int nice);
 /* pthread_create of a thread that takes no signals, so that they reach the program's own threads.

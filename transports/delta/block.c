@@ -1,5 +1,6 @@
 #include "transports/delta/block.h"
 #include "transports/base/cpu_features.h"
+#include "transports/base/vector.h"
 #include "transports/delta/block_impl.h"
 #include "transports/simd/copy.h"
 #include <assert.h>
@@ -18,23 +19,23 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "deltas are written in
 #define LEAD_BYTES  8
 #define ROOM        (WS_BLOCK_BYTES + WS_DELTA_SLACK) /* elements of the narrowest width */
 
-const struct ws_delta_code *const ws_delta_codes[] = {
-    [WS_PORTABLE] = &ws_delta_portable,
+const struct ws_delta_block_impl *const ws_delta_block_impls[] = {
+    [WS_PORTABLE] = &ws_delta_block_portable,
 #ifdef WS_HAS_VECTORS
-    [WS_AVX2] = &ws_delta_avx2,
-    [WS_AVX512] = &ws_delta_avx512,
+    [WS_AVX2] = &ws_delta_block_avx2,
+    [WS_AVX512] = &ws_delta_block_avx512,
 #endif
 };
 
-static const struct ws_delta_code *the_code(void)
+static const struct ws_delta_block_impl *the_impl(void)
 {
     static struct ws_cpu_choice choice = {.variable = "WSYNC_DELTA"};
-    return ws_delta_codes[ws_cpu_choose(&choice)];
+    return ws_delta_block_impls[ws_cpu_choose(&choice)];
 }
 
-const char *ws_delta_code(void)
+const char *ws_delta_block_impl_name(void)
 {
-    return the_code()->name;
+    return the_impl()->name;
 }
 
 /* --- numbers --- */
@@ -84,7 +85,7 @@ static size_t packed_bytes(uint32_t n, unsigned bits)
 
 /* Bytes of n numbers, of which n_of_length[l] have l bits, packed with `bits`; a patch's first number is
  * taken as one byte, as it mostly is. */
-static uint64_t cost_of(const uint32_t n_of_length[33], uint32_t n, unsigned bits)
+static uint64_t cost_bytes(const uint32_t n_of_length[33], uint32_t n, unsigned bits)
 {
     uint64_t cost = packed_bytes(n, bits);
     for (unsigned l = bits + 1; l <= 32; l++)
@@ -98,10 +99,10 @@ static unsigned best_bits(const uint32_t *v, uint32_t n)
     uint32_t n_of_length[33] = {0};
     unsigned best = 32;
     uint64_t least = UINT64_MAX;
-    the_code()->lengths(n_of_length, v, n, step);
+    the_impl()->lengths(n_of_length, v, n, step);
     n = (n + step - 1) / step;
     for (unsigned bits = 0; bits <= 32; bits++) {
-        uint64_t cost = cost_of(n_of_length, n, bits);
+        uint64_t cost = cost_bytes(n_of_length, n, bits);
         if (cost < least) {
             least = cost;
             best = bits;
@@ -128,7 +129,7 @@ static void put_low(struct writer *w, const uint32_t *v, uint32_t n, unsigned bi
 {
     unsigned char *p = claim(w, packed_bytes(n, bits));
     if (p)
-        the_code()->pack(p, v, n, bits);
+        the_impl()->pack(p, v, n, bits);
 }
 
 static uint32_t put_patches(struct writer *w, const uint32_t *v, uint32_t n, unsigned bits)
@@ -167,51 +168,52 @@ static int get_patches(const unsigned char *p, const unsigned char *end, uint32_
 
 /* --- encoding --- */
 
-struct ws_delta_coder {
+struct ws_delta_block_encoder {
     uint32_t at[ROOM], changes[ROOM];
 };
 
-struct ws_delta_coder *ws_delta_coder_new(void)
+struct ws_delta_block_encoder *ws_delta_block_encoder_new(void)
 {
-    return malloc(sizeof(struct ws_delta_coder));
+    return malloc(sizeof(struct ws_delta_block_encoder));
 }
 
-void ws_delta_coder_free(struct ws_delta_coder *c)
+void ws_delta_block_encoder_free(struct ws_delta_block_encoder *c)
 {
     free(c);
 }
 
-size_t ws_delta_find(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n, unsigned width)
+size_t ws_delta_block_find(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n,
+                           unsigned width)
 {
-    return the_code()->find(at, a, b, n, width, 0);
+    return the_impl()->find(at, a, b, n, width, 0);
 }
 
-static uint32_t find_changes(struct ws_delta_coder *c, const unsigned char *a, const unsigned char *b,
+static uint32_t find_changes(struct ws_delta_block_encoder *c, const unsigned char *a, const unsigned char *b,
                              size_t n, unsigned width)
 {
     size_t found = 0, tile = TILE_BYTES / width;
     for (size_t i = 0; i < n; i += tile) {
         size_t len = n - i < tile ? n - i : tile;
-        size_t more = the_code()->find(c->at + found, a + i * width, b + i * width, len, width, (uint32_t)i);
-        the_code()->changes(c->changes + found, a, b, c->at + found, more, width);
+        size_t more = the_impl()->find(c->at + found, a + i * width, b + i * width, len, width, (uint32_t)i);
+        the_impl()->changes(c->changes + found, a, b, c->at + found, more, width);
         found += more;
     }
     return (uint32_t)found;
 }
 
-static void put_segment(struct writer *w, const struct ws_delta_found *f)
+static void put_segment(struct writer *w, const struct ws_delta_span_changes *f)
 {
     const uint32_t n = f->n;
     unsigned char *head = n ? claim(w, HEAD_BYTES) : NULL;
     if (!head)
         return;
-    the_code()->gaps(f->at, n);
+    the_impl()->gaps(f->at, n);
     unsigned gap_bits = best_bits(f->at, n), change_bits = best_bits(f->changes, n);
     put_low(w, f->at, n, gap_bits);
     put_low(w, f->changes, n, change_bits);
-    put_u32(head, f->part.begin);
+    put_u32(head, f->span.begin);
     put_u32(head + 4, n);
-    head[8] = (unsigned char)f->part.width;
+    head[8] = (unsigned char)f->span.width;
     head[9] = (unsigned char)gap_bits;
     head[10] = (unsigned char)change_bits;
     head[11] = 0;
@@ -219,27 +221,28 @@ static void put_segment(struct writer *w, const struct ws_delta_found *f)
     put_u32(head + 16, put_patches(w, f->changes, n, change_bits));
 }
 
-/* A run of widths is whole elements, and before and behind them what is left of one that the block's end
+/* A stretch of one width is whole elements, and before and behind them what is left of one that the block's end
  * cuts, which is compared byte by byte on both sides. */
-bool ws_delta_next_part(struct ws_delta_part *out, size_t *at, size_t len, const struct ws_widths *w,
+bool ws_delta_span_next(struct ws_delta_span *out, size_t *at, size_t len, const struct ws_element_widths *w,
                         uint64_t offset)
 {
     if (*at >= len)
         return false;
-    const struct ws_width_run *run = ws_widths_at(w, offset + *at), *last = &w->runs[w->n - 1];
-    const uint64_t end = run < last ? run[1].begin : UINT64_MAX;
+    const struct ws_element_width_extent *extent = ws_element_widths_at(w, offset + *at),
+                                         *last = &w->extents[w->n - 1];
+    const uint64_t end = extent < last ? extent[1].begin : UINT64_MAX;
     const size_t left = (end - offset < len ? (size_t)(end - offset) : len) - *at;
-    const size_t within = (size_t)((offset + *at - run->begin) % run->width);
-    const size_t head = within ? run->width - within : 0;
+    const size_t within = (size_t)((offset + *at - extent->begin) % extent->width);
+    const size_t head = within ? extent->width - within : 0;
     unsigned width = 1;
     size_t bytes = left;
     if (head > 0)
         bytes = head < left ? head : left;
-    else if (left >= run->width) {
-        width = run->width;
+    else if (left >= extent->width) {
+        width = extent->width;
         bytes = left - left % width;
     }
-    *out = (struct ws_delta_part){(uint32_t)*at, (uint32_t)(bytes / width), width};
+    *out = (struct ws_delta_span){(uint32_t)*at, (uint32_t)(bytes / width), width};
     *at += bytes;
     return true;
 }
@@ -250,30 +253,30 @@ static int encoded(const struct writer *w, size_t *out_bytes, uint32_t n_changed
     return w->at > w->room && n_changed ? -E2BIG : 0;
 }
 
-int ws_delta_encode(struct ws_delta_coder *c, const unsigned char *a, const unsigned char *b, size_t len,
-                    const struct ws_widths *w, uint64_t offset, unsigned char *out, size_t *out_bytes,
-                    uint32_t *n_changed)
+int ws_delta_block_encode(struct ws_delta_block_encoder *c, const unsigned char *a, const unsigned char *b,
+                          size_t len, const struct ws_element_widths *w, uint64_t offset, unsigned char *out,
+                          size_t *out_bytes, uint32_t *n_changed)
 {
     struct writer to = {.out = out, .room = len ? len - 1 : 0};
-    struct ws_delta_found f = {.at = c->at, .changes = c->changes};
+    struct ws_delta_span_changes f = {.at = c->at, .changes = c->changes};
     assert(len <= WS_BLOCK_BYTES);
     *n_changed = 0;
-    for (size_t at = 0; ws_delta_next_part(&f.part, &at, len, w, offset);) {
-        f.n = find_changes(c, a + f.part.begin, b + f.part.begin, f.part.n, f.part.width);
+    for (size_t at = 0; ws_delta_span_next(&f.span, &at, len, w, offset);) {
+        f.n = find_changes(c, a + f.span.begin, b + f.span.begin, f.span.n, f.span.width);
         *n_changed += f.n;
         put_segment(&to, &f);
     }
     return encoded(&to, out_bytes, *n_changed);
 }
 
-int ws_delta_encode_found(const struct ws_delta_found *parts, size_t n_parts, size_t len, unsigned char *out,
-                          size_t *out_bytes, uint32_t *n_changed)
+int ws_delta_block_encode_changes(const struct ws_delta_span_changes *spans, size_t n_spans, size_t len,
+                                  unsigned char *out, size_t *out_bytes, uint32_t *n_changed)
 {
     struct writer to = {.out = out, .room = len ? len - 1 : 0};
     *n_changed = 0;
-    for (size_t i = 0; i < n_parts; i++) {
-        *n_changed += parts[i].n;
-        put_segment(&to, &parts[i]);
+    for (size_t i = 0; i < n_spans; i++) {
+        *n_changed += spans[i].n;
+        put_segment(&to, &spans[i]);
     }
     return encoded(&to, out_bytes, *n_changed);
 }
@@ -287,10 +290,12 @@ struct segment {
     size_t done;  /* how many are applied */
 };
 
+WS_VECTOR(segments, struct segment);
+
 struct ws_delta_edit {
-    size_t n_segments, room_segments, n, room;
+    size_t n, room;
     size_t at_segment; /* the first that is not applied to its end */
-    struct segment *segments;
+    struct segments segments;
     uint32_t *at, *changes;
 };
 
@@ -299,9 +304,9 @@ struct ws_delta_edit *ws_delta_edit_new(void)
     return calloc(1, sizeof(struct ws_delta_edit));
 }
 
-void ws_delta_edit_clear(struct ws_delta_edit *e)
+static void clear_edit(struct ws_delta_edit *e)
 {
-    e->n_segments = 0;
+    e->segments.len = 0;
     e->n = 0;
 }
 
@@ -309,7 +314,7 @@ void ws_delta_edit_free(struct ws_delta_edit *e)
 {
     if (!e)
         return;
-    free(e->segments);
+    segments_reset(&e->segments);
     free(e->at);
     free(e->changes);
     free(e);
@@ -335,14 +340,8 @@ static bool more_numbers(uint32_t **p, size_t has, size_t room)
 /* Room for one segment more with n changes. */
 static int grow(struct ws_delta_edit *e, uint32_t n)
 {
-    if (e->n_segments == e->room_segments) {
-        size_t room = e->room_segments ? 2 * e->room_segments : 4;
-        struct segment *more = realloc(e->segments, room * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        e->segments = more;
-        e->room_segments = room;
-    }
+    if (segments_reserve(&e->segments, 1) < 0)
+        return -ENOMEM;
     if (e->n + n + WS_DELTA_SLACK > e->room) {
         size_t room = e->n + n + e->n / 2 + WS_DELTA_SLACK;
         if (!more_numbers(&e->at, e->n, room) || !more_numbers(&e->changes, e->n, room))
@@ -367,7 +366,7 @@ static int read_segment(struct ws_delta_edit *e, const unsigned char **p, const 
     unsigned width = head[8], gap_bits = head[9], change_bits = head[10];
     uint64_t gap_patches = get_u32(head + 12), change_patches = get_u32(head + 16);
     if ((width != 1 && width != 2 && width != 4) || gap_bits > 32 || change_bits > 32 || head[11])
-        return damaged(err, "a segment's head is none");
+        return damaged(err, "a segment's head is malformed");
     if (begin < *free_from || begin > len || n == 0 || n > (len - begin) / width)
         return damaged(err, "a segment lies outside the block or over another");
     uint64_t gap_bytes = packed_bytes(n, gap_bits), change_bytes = packed_bytes(n, change_bits);
@@ -378,16 +377,17 @@ static int read_segment(struct ws_delta_edit *e, const unsigned char **p, const 
     const unsigned char *gaps = head + HEAD_BYTES, *changes = gaps + gap_bytes,
                         *patches = changes + change_bytes;
     uint32_t *at = e->at + e->n, *change = e->changes + e->n;
-    the_code()->unpack(at, gaps, n, gap_bits);
-    the_code()->unpack(change, changes, n, change_bits);
+    the_impl()->unpack(at, gaps, n, gap_bits);
+    the_impl()->unpack(change, changes, n, change_bits);
     *p = patches + gap_patches + change_patches;
     if (get_patches(patches, patches + gap_patches, at, n, gap_bits) < 0 ||
         get_patches(patches + gap_patches, *p, change, n, change_bits) < 0)
-        return damaged(err, "a patch is none");
-    uint64_t last = the_code()->places(at, n);
+        return damaged(err, "a patch is malformed");
+    uint64_t last = the_impl()->places(at, n);
     if (last > (len - begin) / width)
         return damaged(err, "a change lies outside the block");
-    e->segments[e->n_segments++] = (struct segment){.begin = begin, .n = n, .width = width, .first = e->n};
+    e->segments.ptr[e->segments.len++] =
+        (struct segment){.begin = begin, .n = n, .width = width, .first = e->n};
     e->n += n;
     *free_from = begin + last * width;
     return 0;
@@ -399,19 +399,19 @@ int ws_delta_edit_read(struct ws_delta_edit *e, const unsigned char *bytes, size
     const unsigned char *p = bytes, *end = bytes + n_bytes;
     uint64_t free_from = 0;
     int rc = 0;
-    ws_delta_edit_clear(e);
+    clear_edit(e);
     while (rc == 0 && p < end)
         rc = read_segment(e, &p, end, len, &free_from, err);
     if (rc < 0)
-        ws_delta_edit_clear(e);
+        clear_edit(e);
     return rc;
 }
 
 void ws_delta_edit_each(const struct ws_delta_edit *e,
                         void (*fn)(void *arg, uint32_t byte, unsigned width, uint32_t change), void *arg)
 {
-    for (size_t k = 0; k < e->n_segments; k++) {
-        const struct segment *s = &e->segments[k];
+    for (size_t k = 0; k < e->segments.len; k++) {
+        const struct segment *s = &e->segments.ptr[k];
         for (size_t i = s->first; i < s->first + s->n; i++)
             fn(arg, s->begin + e->at[i] * s->width, s->width, e->changes[i]);
     }
@@ -422,12 +422,12 @@ void ws_delta_edit_each(const struct ws_delta_edit *e,
 /* The changes that begin before byte `end`; those that were applied already are not done again. */
 static void apply_until(struct ws_delta_edit *e, unsigned char *dst, size_t end)
 {
-    for (; e->at_segment < e->n_segments; e->at_segment++) {
-        struct segment *s = &e->segments[e->at_segment];
+    for (; e->at_segment < e->segments.len; e->at_segment++) {
+        struct segment *s = &e->segments.ptr[e->at_segment];
         if (s->begin >= end)
             return;
         uint32_t before = (uint32_t)((end - s->begin + s->width - 1) / s->width);
-        s->done += the_code()->apply(dst + s->begin, e->at + s->first + s->done,
+        s->done += the_impl()->apply(dst + s->begin, e->at + s->first + s->done,
                                      e->changes + s->first + s->done, s->n - s->done, s->width, before);
         if (s->done < s->n)
             return;
@@ -437,8 +437,8 @@ static void apply_until(struct ws_delta_edit *e, unsigned char *dst, size_t end)
 static void rewind_edit(struct ws_delta_edit *e)
 {
     e->at_segment = 0;
-    for (size_t i = 0; i < e->n_segments; i++)
-        e->segments[i].done = 0;
+    for (size_t i = 0; i < e->segments.len; i++)
+        e->segments.ptr[i].done = 0;
 }
 
 static size_t least(size_t a, size_t b)
@@ -446,8 +446,8 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-uint64_t ws_delta_patch(struct ws_hasher *h, unsigned char *dst, const unsigned char *src, size_t len,
-                        struct ws_delta_edit *const *edits, size_t n)
+uint64_t ws_delta_edit_apply(struct ws_hasher *h, unsigned char *dst, const unsigned char *src, size_t len,
+                             struct ws_delta_edit *const *edits, size_t n)
 {
     size_t copied = 0;
     ws_hasher_reset(h);

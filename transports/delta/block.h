@@ -1,4 +1,4 @@
-/* The difference of one block (up to WS_BLOCK_BYTES) between two versions.
+/* Block: the difference of one block (up to WS_BLOCK_BYTES) between two versions.
  *
  * Elements are bit patterns, so NaNs, infinities and -0 are as good as any: applying encode(a, b) to a gives
  * b, bit for bit. After a training step most changes of a bf16 weight are one unit in the last place: of each
@@ -38,9 +38,9 @@
  *         then its gap is 0) and this one: element number = sum of the gaps so far + number of changes
  * before. change: z - 1, where z is the zigzag of d = new - old modulo 2^(8 width), seen as signed: z = 2 d
  * for d > 0, z = -2 d - 1 for d < 0. So z is 1 to 2^(8 width) - 1. A reader that meets another may do with
- * the element what it likes: the block's hash tells.
+ * the element what it likes: the block's hash will differ.
  *
- * Pure functions over memory; a coder is used by one thread at a time, different ones by any. */
+ * Pure functions over memory. One thread at a time uses an encoder or an edit. */
 #ifndef WS_TRANSPORTS_DELTA_BLOCK_H
 #define WS_TRANSPORTS_DELTA_BLOCK_H
 #include "transports/base/error.h"
@@ -48,53 +48,56 @@
 #include "transports/simd/copy.h"
 #include <stdbool.h>
 
-#define WS_DELTA_BEYOND 8
+#define WS_DELTA_PAD_BYTES 8 /* that have to be readable behind a delta */
 
-/* Memory for the work on one block: up to 64 MiB of address space, as much of it touched as the changes of a
- * block take. */
-struct ws_delta_coder;
-struct ws_delta_coder *ws_delta_coder_new(void); /* NULL: no memory */
-void ws_delta_coder_free(struct ws_delta_coder *c);
-const char *ws_delta_code(void); /* "avx512", "avx2", "portable"; WSYNC_DELTA=... overrides for tests */
+/* Memory to encode one block after the other: up to 64 MiB of address space, of which as much is touched as
+ * the changes of a block take. */
+struct ws_delta_block_encoder;
+struct ws_delta_block_encoder *ws_delta_block_encoder_new(void); /* NULL: no memory */
+void ws_delta_block_encoder_free(struct ws_delta_block_encoder *c);
+const char *ws_delta_block_impl_name(
+    void); /* "avx512", "avx2", "portable"; WSYNC_DELTA=... overrides for tests */
 
 /* Which of the n elements of a and b differ, ascending; at has room for n + WS_DELTA_SLACK (block_impl.h). */
-size_t ws_delta_find(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n, unsigned width);
+size_t ws_delta_block_find(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n,
+                           unsigned width);
 /* The delta from a to b, both len bytes (at most WS_BLOCK_BYTES) that lie at `offset` of a file with widths
  * w. out has room for len bytes. *out_bytes 0: they are equal. -E2BIG: the delta would not be shorter than
  * the block. *n_changed is set in all cases: elements. */
-WS_MUST_USE int ws_delta_encode(struct ws_delta_coder *c, const unsigned char *a, const unsigned char *b,
-                                size_t len, const struct ws_widths *w, uint64_t offset, unsigned char *out,
-                                size_t *out_bytes, uint32_t *n_changed);
+WS_MUST_USE int ws_delta_block_encode(struct ws_delta_block_encoder *e, const unsigned char *a,
+                                      const unsigned char *b, size_t len, const struct ws_element_widths *w,
+                                      uint64_t offset, unsigned char *out, size_t *out_bytes,
+                                      uint32_t *n_changed);
 
-/* The parts of a block whose changes make a segment each, at most: encode's way of cutting it. */
-struct ws_delta_part {
+/* The spans of a block whose changes make a segment each, at most: encode's way of cutting it. */
+struct ws_delta_span {
     uint32_t begin, n; /* byte in the block; elements */
     unsigned width;
 };
-/* The first part at or after byte *at of the block, which moves behind it; false: there is none. */
-bool ws_delta_next_part(struct ws_delta_part *out, size_t *at, size_t len, const struct ws_widths *w,
+/* The first span at or after byte *at of the block; *at moves behind it. false: there is none. */
+bool ws_delta_span_next(struct ws_delta_span *out, size_t *at, size_t len, const struct ws_element_widths *w,
                         uint64_t offset);
-/* What changed in a part, found elsewhere: numbers of elements, ascending, and their zigzagged changes less
- * one. */
-struct ws_delta_found {
-    struct ws_delta_part part;
+/* What changed in a span, where something else compared it (device/block_diff.h): numbers of elements,
+ * ascending, and their zigzagged changes less one. */
+struct ws_delta_span_changes {
+    struct ws_delta_span span;
     uint32_t n;
     uint32_t *at; /* overwritten */
     const uint32_t *changes;
 };
-/* The same bytes as encode's, out of what was found in the block's parts. */
-WS_MUST_USE int ws_delta_encode_found(const struct ws_delta_found *parts, size_t n_parts, size_t len,
-                                      unsigned char *out, size_t *out_bytes, uint32_t *n_changed);
+/* The same bytes as ws_delta_block_encode's, from the changes of the block's spans. */
+WS_MUST_USE int ws_delta_block_encode_changes(const struct ws_delta_span_changes *spans, size_t n_spans,
+                                              size_t len, unsigned char *out, size_t *out_bytes,
+                                              uint32_t *n_changed);
 
 /* A block's delta, read and checked: nothing of it lies outside the block. */
 struct ws_delta_edit;
-/* The WS_DELTA_BEYOND bytes after n_bytes are readable. -EBADMSG with a sentence, -ENOMEM. The edit holds
+/* The WS_DELTA_PAD_BYTES bytes after n_bytes are readable. -EBADMSG with a sentence, -ENOMEM. The edit holds
  * what it needs of `bytes`; one edit serves one block after the other. */
 WS_MUST_USE int ws_delta_edit_read(struct ws_delta_edit *e, const unsigned char *bytes, size_t n_bytes,
                                    size_t len, struct ws_error *err);
 struct ws_delta_edit *ws_delta_edit_new(void);
 void ws_delta_edit_free(struct ws_delta_edit *e);
-void ws_delta_edit_clear(struct ws_delta_edit *e); /* no change at all */
 uint32_t ws_delta_edit_changed(const struct ws_delta_edit *e);
 /* Each changed element, in order: where it begins in the block, its width, and its zigzagged change less one.
  */
@@ -104,7 +107,7 @@ void ws_delta_edit_each(const struct ws_delta_edit *e,
 /* Applies n edits one after the other to the block of len bytes at dst, after it was copied from src where
  * src is not NULL (the edits were read for this len), and returns the XXH3-64 of the result: one pass over
  * memory. h: to work with. */
-uint64_t ws_delta_patch(struct ws_hasher *h, unsigned char *dst, const unsigned char *src, size_t len,
-                        struct ws_delta_edit *const *edits, size_t n);
+uint64_t ws_delta_edit_apply(struct ws_hasher *h, unsigned char *dst, const unsigned char *src, size_t len,
+                             struct ws_delta_edit *const *edits, size_t n);
 
 #endif

@@ -43,5 +43,5 @@ static inline uint64_t differing_4(const unsigned char *a, const unsigned char *
 
 #include "transports/delta/block_loops.h"
 
-const struct ws_delta_code ws_delta_avx2 = WS_DELTA_CODE("avx2");
+const struct ws_delta_block_impl ws_delta_block_avx2 = WS_DELTA_BLOCK_IMPL("avx2");
 #endif

@@ -30,5 +30,5 @@ static inline uint64_t differing_4(const unsigned char *a, const unsigned char *
 
 #include "transports/delta/block_loops.h"
 
-const struct ws_delta_code ws_delta_avx512 = WS_DELTA_CODE("avx512");
+const struct ws_delta_block_impl ws_delta_block_avx512 = WS_DELTA_BLOCK_IMPL("avx512");
 #endif

@@ -1,5 +1,5 @@
-/* What each version of the delta's inner loops provides; block.c picks one by what the processor can
- * do. All give the same numbers. Elements are little-endian unsigned integers of `width` bytes (1, 2 or 4) at
+/* What each version of the inner loops of block.c provides; block.c picks one by what the processor can do.
+ * All give the same numbers. Elements are little-endian unsigned integers of `width` bytes (1, 2 or 4) at
  * any address; changes are zigzag of (new - old) modulo 2^(8 width), less one, since no change is zero. */
 #ifndef WS_TRANSPORTS_DELTA_BLOCK_IMPL_H
 #define WS_TRANSPORTS_DELTA_BLOCK_IMPL_H
@@ -8,7 +8,7 @@
 
 #define WS_DELTA_SLACK 64 /* elements that `find` may write and `apply` may read beyond the end */
 
-struct ws_delta_code {
+struct ws_delta_block_impl {
     const char *name;
     /* Stores first + i for each of the n elements i that differs, ascending; returns how many. */
     size_t (*find)(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n, unsigned width,
@@ -23,7 +23,7 @@ struct ws_delta_code {
     /* n_of_length[l] += how many of v[0], v[step], v[2 step] ... have l significant bits (0 to 32). */
     void (*lengths)(uint32_t n_of_length[33], const uint32_t *v, size_t n, size_t step);
     /* The low `bits` (0 to 32) of each number, one after the other from the lowest bit up. unpack may read
-     * WS_DELTA_BEYOND bytes after them. */
+     * WS_DELTA_PAD_BYTES bytes after them. */
     void (*pack)(unsigned char *out, const uint32_t *v, size_t n, unsigned bits);
     void (*unpack)(uint32_t *out, const unsigned char *in, size_t n, unsigned bits);
     /* Adds changes to the elements at[] of p that lie before element `end`, which is at most the last place
@@ -31,7 +31,7 @@ struct ws_delta_code {
     size_t (*apply)(unsigned char *p, const uint32_t *at, const uint32_t *changes, size_t n, unsigned width,
                     uint32_t end);
 };
-extern const struct ws_delta_code ws_delta_portable, ws_delta_avx2, ws_delta_avx512;
-extern const struct ws_delta_code *const ws_delta_codes[]; /* by enum ws_vector */
+extern const struct ws_delta_block_impl ws_delta_block_portable, ws_delta_block_avx2, ws_delta_block_avx512;
+extern const struct ws_delta_block_impl *const ws_delta_block_impls[]; /* by enum ws_vector */
 
 #endif

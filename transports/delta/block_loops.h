@@ -5,8 +5,8 @@
 #include <string.h>
 
 #define AT_ONCE 64
-#define AHEAD   4096 /* bytes that are asked of memory in advance: a page is enough to hide it */
-#define AHEAD_N 32   /* changes, of those that are applied */
+#define AHEAD   4096 /* bytes that are prefetched: a page ahead is enough to hide the memory's latency */
+#define AHEAD_N 32   /* changes that are prefetched when they are applied */
 
 static inline uint32_t load(const unsigned char *p, unsigned width)
 {
@@ -36,7 +36,7 @@ static inline size_t spread(uint32_t *at, uint64_t mask, uint32_t first)
     return n;
 }
 
-static inline void ask_ahead(const unsigned char *p, size_t n)
+static inline void prefetch(const unsigned char *p, size_t n)
 {
     for (size_t i = 0; i < n; i += 64)
         __builtin_prefetch(p + AHEAD + i);
@@ -48,8 +48,8 @@ static inline void ask_ahead(const unsigned char *p, size_t n)
     {                                                                                                        \
         size_t found = 0, i = 0;                                                                             \
         for (; i + AT_ONCE <= n; i += AT_ONCE) {                                                             \
-            ask_ahead(a + i * (width), AT_ONCE * (width));                                                   \
-            ask_ahead(b + i * (width), AT_ONCE * (width));                                                   \
+            prefetch(a + i * (width), AT_ONCE * (width));                                                    \
+            prefetch(b + i * (width), AT_ONCE * (width));                                                    \
             found += spread(at + found, differing_##width(a + i * (width), b + i * (width)),                 \
                             first + (uint32_t)i);                                                            \
         }                                                                                                    \
@@ -189,7 +189,7 @@ static size_t apply(unsigned char *p, const uint32_t *at, const uint32_t *v, siz
     return width == 2 ? apply_2(p, at, v, n, end) : apply_4(p, at, v, n, end);
 }
 
-#define WS_DELTA_CODE(name)                                                                                  \
+#define WS_DELTA_BLOCK_IMPL(name)                                                                            \
     {                                                                                                        \
         name, find, changes, gaps, places, lengths, pack, unpack, apply                                      \
     }

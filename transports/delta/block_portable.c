@@ -40,4 +40,4 @@ static inline uint64_t differing_4(const unsigned char *a, const unsigned char *
 
 #include "transports/delta/block_loops.h"
 
-const struct ws_delta_code ws_delta_portable = WS_DELTA_CODE("portable");
+const struct ws_delta_block_impl ws_delta_block_portable = WS_DELTA_BLOCK_IMPL("portable");

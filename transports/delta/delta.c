@@ -21,7 +21,7 @@ struct ws_delta {
     atomic_int state;
     pthread_mutex_t lock;
     pthread_cond_t ended;
-    struct ws_delta_watch *watches; /* guarded by lock */
+    LIST_HEAD(ws_delta_waiters, ws_delta_waiter) waiters; /* guarded by lock */
 };
 
 const char *ws_delta_state_name(enum ws_delta_state s)
@@ -33,7 +33,7 @@ const char *ws_delta_state_name(enum ws_delta_state s)
 static void delta_free(struct ws_delta *d)
 {
     uint64_t n = d->order ? atomic_load(&d->n) : 0;
-    assert(!d->watches);
+    assert(LIST_EMPTY(&d->waiters));
     for (uint64_t i = 0; i < n; i++)
         free(atomic_load(&d->order[i]));
     free(d->at);
@@ -95,17 +95,15 @@ uint64_t ws_delta_blocks(const struct ws_delta *d)
 
 /* --- growing --- */
 
-/* Tells and forgets all watches. */
-static void tell(struct ws_delta *d)
+/* Under the lock, so that ws_delta_wait_cancel returns only when no waiter is being notified. */
+static void notify_waiters(struct ws_delta *d)
 {
+    struct ws_delta_waiter *w;
     pthread_mutex_lock(&d->lock);
-    struct ws_delta_watch *w = d->watches;
-    d->watches = NULL;
-    while (w) { /* under the lock, so that unwait returns only when nobody is being told */
-        struct ws_delta_watch *next = w->next;
-        w->waits = false;
-        w->more(w->arg);
-        w = next;
+    while ((w = LIST_FIRST(&d->waiters))) {
+        LIST_REMOVE(w, entry);
+        w->waiting = false;
+        w->notify(w->arg);
     }
     pthread_mutex_unlock(&d->lock);
 }
@@ -130,7 +128,7 @@ int ws_delta_add(struct ws_delta *d, struct ws_delta_record *r)
     }
     pthread_mutex_unlock(&d->lock);
     if (rc == 0)
-        tell(d);
+        notify_waiters(d);
     else
         free(r);
     return rc;
@@ -143,7 +141,7 @@ void ws_delta_end(struct ws_delta *d, enum ws_delta_state state)
     atomic_store(&d->state, (int)state);
     pthread_cond_broadcast(&d->ended);
     pthread_mutex_unlock(&d->lock);
-    tell(d);
+    notify_waiters(d);
 }
 
 /* --- reading --- */
@@ -172,9 +170,9 @@ enum ws_delta_state ws_delta_state(const struct ws_delta *d)
     return (enum ws_delta_state)atomic_load(&d->state);
 }
 
-void ws_delta_figures(const struct ws_delta *d, struct ws_delta_figures *out)
+void ws_delta_stats(const struct ws_delta *d, struct ws_delta_stats *out)
 {
-    *out = (struct ws_delta_figures){
+    *out = (struct ws_delta_stats){
         .state = ws_delta_state(d),
         .bytes = WS_DELTA_HEAD_BYTES + WS_DELTA_RECORD_BYTES + atomic_load(&d->bytes),
         .n_changed = atomic_load(&d->n_changed),
@@ -185,37 +183,27 @@ void ws_delta_figures(const struct ws_delta *d, struct ws_delta_figures *out)
 
 /* --- waiting --- */
 
-bool ws_delta_wait(struct ws_delta *d, size_t i, struct ws_delta_watch *w)
+bool ws_delta_wait(struct ws_delta *d, size_t i, struct ws_delta_waiter *w)
 {
     pthread_mutex_lock(&d->lock);
-    const bool waits = atomic_load(&d->n) <= i && atomic_load(&d->state) == WS_DELTA_GROWING;
-    w->waits = waits;
-    if (waits) {
-        w->prev = NULL;
-        w->next = d->watches;
-        if (d->watches)
-            d->watches->prev = w;
-        d->watches = w;
-    }
+    const bool waiting = atomic_load(&d->n) <= i && atomic_load(&d->state) == WS_DELTA_GROWING;
+    w->waiting = waiting;
+    if (waiting)
+        LIST_INSERT_HEAD(&d->waiters, w, entry);
     pthread_mutex_unlock(&d->lock);
-    return waits; /* it may have been told by now */
+    return waiting; /* it may have been notified by now */
 }
 
-bool ws_delta_unwait(struct ws_delta *d, struct ws_delta_watch *w)
+bool ws_delta_wait_cancel(struct ws_delta *d, struct ws_delta_waiter *w)
 {
     pthread_mutex_lock(&d->lock);
-    const bool waits = w->waits;
-    if (waits) {
-        if (w->prev)
-            w->prev->next = w->next;
-        else
-            d->watches = w->next;
-        if (w->next)
-            w->next->prev = w->prev;
-        w->waits = false;
+    const bool waiting = w->waiting;
+    if (waiting) {
+        LIST_REMOVE(w, entry);
+        w->waiting = false;
     }
     pthread_mutex_unlock(&d->lock);
-    return waits;
+    return waiting;
 }
 
 bool ws_delta_wait_ended(struct ws_delta *d, unsigned timeout_ms)

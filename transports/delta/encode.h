@@ -1,4 +1,4 @@
-/* Makes a delta of two versions whose bytes are here. */
+/* Encode: makes the delta of two versions whose bytes are in memory. */
 #ifndef WS_TRANSPORTS_DELTA_ENCODE_H
 #define WS_TRANSPORTS_DELTA_ENCODE_H
 #include "transports/base/workers.h"
@@ -10,11 +10,11 @@ struct ws_delta_side {
     const unsigned char *const *files; /* the bytes of each file, in the manifest's order; NULL for size 0 */
 };
 
-/* Adds a record for each block that differs and has none yet, by all workers, and ends the delta: whole;
- * given up when *stop (NULL: never), when there is no memory, or when it has grown beyond most_bytes. level:
- * of ws_delta_record_make. Blocks with equal hashes are not read. The sides' bytes are read until it returns.
- */
-void ws_delta_make(struct ws_delta *d, const struct ws_delta_side *base, const struct ws_delta_side *target,
-                   int level, uint64_t most_bytes, struct ws_workers *workers, const atomic_bool *stop);
+/* Adds a record for each block that differs and has none yet, on all workers, and ends the delta. It ends
+ * whole, or given up: when *stop (NULL: never) is set, when there is no memory, or when it has grown beyond
+ * most_bytes. level: as ws_delta_record_make's. Blocks with equal hashes are not read. Both sides' bytes must
+ * stay until it returns. */
+void ws_delta_encode(struct ws_delta *d, const struct ws_delta_side *base, const struct ws_delta_side *target,
+                     int level, uint64_t most_bytes, struct ws_workers *workers, const atomic_bool *stop);
 
 #endif

@@ -3,11 +3,11 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define ROOM (WS_BLOCK_BYTES + WS_DELTA_BEYOND)
+#define ROOM (WS_BLOCK_BYTES + WS_DELTA_PAD_BYTES)
 
 struct ws_patcher {
     struct ws_hasher *hasher;
-    struct ws_delta_edit *edits[WS_MAX_CHAIN];
+    struct ws_delta_edit *edits[WS_MAX_DELTA_CHAIN];
     unsigned char raw[ROOM], block[ROOM]; /* an edit's bytes; a whole block's */
 };
 
@@ -18,7 +18,7 @@ struct ws_patcher *ws_patcher_new(void)
     if (p) {
         p->hasher = ws_hasher_new();
         ok = p->hasher;
-        for (size_t i = 0; i < WS_MAX_CHAIN; i++) {
+        for (size_t i = 0; i < WS_MAX_DELTA_CHAIN; i++) {
             p->edits[i] = ws_delta_edit_new();
             ok = ok && p->edits[i];
         }
@@ -34,7 +34,7 @@ void ws_patcher_free(struct ws_patcher *p)
 {
     if (!p)
         return;
-    for (size_t i = 0; i < WS_MAX_CHAIN; i++)
+    for (size_t i = 0; i < WS_MAX_DELTA_CHAIN; i++)
         ws_delta_edit_free(p->edits[i]);
     ws_hasher_free(p->hasher);
     free(p);
@@ -55,7 +55,7 @@ int ws_patcher_block(struct ws_patcher *p, unsigned char *dst, const unsigned ch
 {
     size_t from = 0, n_edits = 0;
     int rc = 0;
-    assert(n <= WS_MAX_CHAIN);
+    assert(n <= WS_MAX_DELTA_CHAIN);
     for (size_t i = 0; i < n; i++)
         if (chain[i] && chain[i]->kind == WS_DELTA_BLOCK)
             from = i + 1; /* what was before it does not matter */
@@ -68,6 +68,6 @@ int ws_patcher_block(struct ws_patcher *p, unsigned char *dst, const unsigned ch
         if (chain[i])
             rc = read_edit(p, chain[i], len, p->edits[n_edits++], err);
     if (rc == 0)
-        *hash = ws_delta_patch(p->hasher, dst, src, len, p->edits, n_edits);
+        *hash = ws_delta_edit_apply(p->hasher, dst, src, len, p->edits, n_edits);
     return rc;
 }

@@ -7,10 +7,10 @@
 
 struct ws_delta_record *ws_delta_record_new(size_t bytes)
 {
-    struct ws_delta_record *r = malloc(sizeof(*r) + bytes + WS_DELTA_BEYOND);
+    struct ws_delta_record *r = malloc(sizeof(*r) + bytes + WS_DELTA_PAD_BYTES);
     if (r) {
         *r = (struct ws_delta_record){.bytes = (uint32_t)bytes};
-        memset(r->data + bytes, 0, WS_DELTA_BEYOND);
+        memset(r->data + bytes, 0, WS_DELTA_PAD_BYTES);
     }
     return r;
 }
@@ -25,11 +25,11 @@ static struct ws_delta_record *pack(const unsigned char *raw, uint32_t n, int le
         free(r);
         return NULL;
     }
-    struct ws_delta_record *fitting = realloc(r, sizeof(*r) + bytes + WS_DELTA_BEYOND);
+    struct ws_delta_record *fitting = realloc(r, sizeof(*r) + bytes + WS_DELTA_PAD_BYTES);
     if (fitting)
         r = fitting;
     r->bytes = (uint32_t)bytes;
-    memset(r->data + bytes, 0, WS_DELTA_BEYOND);
+    memset(r->data + bytes, 0, WS_DELTA_PAD_BYTES);
     return r;
 }
 
@@ -56,7 +56,7 @@ struct ws_delta_record *ws_delta_record_make(uint32_t file, uint32_t block, enum
 uint64_t ws_delta_record_hash(const struct ws_delta_record *r)
 {
     unsigned char head[WS_DELTA_RECORD_BYTES];
-    ws_delta_record_head(r, head);
+    ws_delta_stream_record_head(r, head);
     return XXH3_64bits_withSeed(r->data, r->bytes,
                                 XXH3_64bits(head, WS_DELTA_RECORD_BYTES - sizeof(r->hash)));
 }
@@ -68,6 +68,6 @@ const unsigned char *ws_delta_record_raw(const struct ws_delta_record *r, unsign
     size_t n = ZSTD_decompress(room, r->raw_bytes, r->data, r->bytes);
     if (ZSTD_isError(n) || n != r->raw_bytes)
         return NULL;
-    memset(room + n, 0, WS_DELTA_BEYOND);
+    memset(room + n, 0, WS_DELTA_PAD_BYTES);
     return room;
 }

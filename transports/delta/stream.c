@@ -1,5 +1,4 @@
 #include "transports/delta/stream.h"
-#include "transports/base/file.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,11 +6,11 @@
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
-#define MAGIC      "wsdelta\n"
-#define RUN_BYTES  40
-#define HEX_BYTES  32
-#define END        UINT32_MAX
-#define HASH_BYTES sizeof(uint64_t)
+#define MAGIC         "wsdelta\n"
+#define LINEAGE_BYTES 40
+#define HEX_BYTES     32
+#define END           UINT32_MAX
+#define HASH_BYTES    sizeof(uint64_t)
 
 static unsigned char *put(unsigned char *p, const void *v, size_t n)
 {
@@ -48,8 +47,8 @@ static void write_head(const struct ws_delta_link *l, uint64_t n_blocks, unsigne
     p = put_u64(p, n_blocks);
     p = put_u32(p, part);
     p = put_u32(p, parts);
-    p = put_text(p, l->base.run, RUN_BYTES);
-    p = put_text(p, l->target.run, RUN_BYTES);
+    p = put_text(p, l->base.lineage, LINEAGE_BYTES);
+    p = put_text(p, l->target.lineage, LINEAGE_BYTES);
     p = put_text(p, l->base_digest, HEX_BYTES);
     p = put_text(p, l->target_digest, HEX_BYTES);
     put_u64(p, XXH3_64bits(out, (size_t)(p - out)));
@@ -68,7 +67,7 @@ static void write_record(uint32_t file, uint32_t block, uint8_t kind, uint8_t pa
     put_u64(p, hash);
 }
 
-void ws_delta_record_head(const struct ws_delta_record *r, unsigned char out[WS_DELTA_RECORD_BYTES])
+void ws_delta_stream_record_head(const struct ws_delta_record *r, unsigned char out[WS_DELTA_RECORD_BYTES])
 {
     write_record(r->file, r->block, r->kind, r->packed, r->n_changed, r->raw_bytes, r->bytes, r->hash, out);
 }
@@ -80,9 +79,10 @@ static void write_end(bool given_up, uint32_t n_records, uint64_t hash, unsigned
 
 /* --- writing --- */
 
-int ws_delta_writer_init(struct ws_delta_writer *w, struct ws_delta *d, unsigned part, unsigned parts)
+int ws_delta_stream_writer_init(struct ws_delta_stream_writer *w, struct ws_delta *d, unsigned part,
+                                unsigned parts)
 {
-    *w = (struct ws_delta_writer){.delta = d, .part = part, .parts = parts};
+    *w = (struct ws_delta_stream_writer){.delta = d, .part = part, .parts = parts};
     w->hashes = XXH3_createState();
     if (!w->hashes || XXH3_64bits_reset(w->hashes) != XXH_OK)
         return -ENOMEM;
@@ -91,15 +91,15 @@ int ws_delta_writer_init(struct ws_delta_writer *w, struct ws_delta *d, unsigned
     return 0;
 }
 
-void ws_delta_writer_free(struct ws_delta_writer *w)
+void ws_delta_stream_writer_free(struct ws_delta_stream_writer *w)
 {
     XXH3_freeState(w->hashes);
     w->hashes = NULL;
 }
 
-static void begin_record(struct ws_delta_writer *w, const struct ws_delta_record *r)
+static void begin_record(struct ws_delta_stream_writer *w, const struct ws_delta_record *r)
 {
-    ws_delta_record_head(r, w->head);
+    ws_delta_stream_record_head(r, w->head);
     (void)XXH3_64bits_update(w->hashes, &r->hash, HASH_BYTES);
     w->record = r;
     w->n_records++;
@@ -107,7 +107,7 @@ static void begin_record(struct ws_delta_writer *w, const struct ws_delta_record
     w->head_at = w->data_at = 0;
 }
 
-static void begin_end(struct ws_delta_writer *w, enum ws_delta_state state)
+static void begin_end(struct ws_delta_stream_writer *w, enum ws_delta_state state)
 {
     write_end(state != WS_DELTA_WHOLE, w->n_records, XXH3_64bits_digest(w->hashes), w->head);
     w->record = NULL;
@@ -117,7 +117,7 @@ static void begin_end(struct ws_delta_writer *w, enum ws_delta_state state)
 }
 
 /* Goes on to the next head when the last record is out; false: there is none yet. */
-static bool advance(struct ws_delta_writer *w)
+static bool advance(struct ws_delta_stream_writer *w)
 {
     enum ws_delta_state state = ws_delta_state(w->delta);
     const struct ws_delta_record *r = ws_delta_next(w->delta, &w->next, w->part, w->parts);
@@ -128,7 +128,7 @@ static bool advance(struct ws_delta_writer *w)
     return r || state != WS_DELTA_GROWING;
 }
 
-ssize_t ws_delta_write(struct ws_delta_writer *w, unsigned char *out, size_t n)
+ssize_t ws_delta_stream_write(struct ws_delta_stream_writer *w, unsigned char *out, size_t n)
 {
     size_t at = 0;
     while (at < n) {
@@ -155,22 +155,6 @@ ssize_t ws_delta_write(struct ws_delta_writer *w, unsigned char *out, size_t n)
     return (ssize_t)at;
 }
 
-int ws_delta_write_file(struct ws_delta *d, int fd)
-{
-    enum { PIECE = 1 << 20 };
-    unsigned char *piece = malloc(PIECE);
-    struct ws_delta_writer w;
-    ssize_t n = 0;
-    int rc = ws_delta_writer_init(&w, d, 0, 1);
-    if (!piece)
-        rc = -ENOMEM;
-    while (rc == 0 && (n = ws_delta_write(&w, piece, PIECE)) > 0)
-        rc = ws_file_write(fd, piece, (size_t)n);
-    ws_delta_writer_free(&w);
-    free(piece);
-    return rc;
-}
-
 uint64_t ws_delta_stream_bytes(const struct ws_delta *d, unsigned part, unsigned parts)
 {
     uint64_t bytes = WS_DELTA_HEAD_BYTES + WS_DELTA_RECORD_BYTES;
@@ -182,42 +166,42 @@ uint64_t ws_delta_stream_bytes(const struct ws_delta *d, unsigned part, unsigned
 
 /* --- reading --- */
 
-struct ws_delta_reader {
+struct ws_delta_stream_reader {
     struct ws_delta_link link;
     uint64_t n_blocks;
-    struct ws_delta_taker taker;
-    unsigned char head[WS_DELTA_HEAD_BYTES]; /* of the stream or of the record that comes now */
+    struct ws_delta_stream_sink sink;
+    unsigned char head[WS_DELTA_HEAD_BYTES]; /* of the stream, or of the record that is being read */
     size_t head_at;
-    struct ws_delta_record *coming; /* its data comes */
+    struct ws_delta_record *incoming; /* whose data is being read */
     size_t data_at;
     uint32_t n_records;
     XXH3_state_t *hashes;
     bool begun, ended, whole;
 };
 
-struct ws_delta_reader *ws_delta_reader_new(const struct ws_delta_link *link, uint64_t n_blocks,
-                                            const struct ws_delta_taker *taker)
+struct ws_delta_stream_reader *ws_delta_stream_reader_new(const struct ws_delta_link *link, uint64_t n_blocks,
+                                                          const struct ws_delta_stream_sink *sink)
 {
-    struct ws_delta_reader *r = calloc(1, sizeof(*r));
+    struct ws_delta_stream_reader *r = calloc(1, sizeof(*r));
     if (!r)
         return NULL;
     r->link = *link;
     r->n_blocks = n_blocks;
-    r->taker = *taker;
+    r->sink = *sink;
     r->hashes = XXH3_createState();
     if (!r->hashes || XXH3_64bits_reset(r->hashes) != XXH_OK) {
-        ws_delta_reader_free(r);
+        ws_delta_stream_reader_free(r);
         return NULL;
     }
     return r;
 }
 
-void ws_delta_reader_free(struct ws_delta_reader *r)
+void ws_delta_stream_reader_free(struct ws_delta_stream_reader *r)
 {
     if (!r)
         return;
     XXH3_freeState(r->hashes);
-    free(r->coming);
+    free(r->incoming);
     free(r);
 }
 
@@ -240,7 +224,7 @@ static uint64_t u64_at(const unsigned char *p)
     return v;
 }
 
-static int read_head(struct ws_delta_reader *r, struct ws_error *err)
+static int read_head(struct ws_delta_stream_reader *r, struct ws_error *err)
 {
     unsigned char want[WS_DELTA_HEAD_BYTES];
     const unsigned part = u32_at(r->head + 40), parts = u32_at(r->head + 44);
@@ -256,19 +240,19 @@ static int read_head(struct ws_delta_reader *r, struct ws_error *err)
     return 0;
 }
 
-static int read_end(struct ws_delta_reader *r, struct ws_error *err)
+static int read_end(struct ws_delta_stream_reader *r, struct ws_error *err)
 {
     unsigned char want[WS_DELTA_RECORD_BYTES];
     const uint32_t given_up = u32_at(r->head + 4);
     write_end(given_up != 0, r->n_records, XXH3_64bits_digest(r->hashes), want);
     if (given_up > 1 || memcmp(want, r->head, sizeof(want)) != 0)
-        return damaged(err, "records are missing, or its end is none");
+        return damaged(err, "records are missing, or its end is malformed");
     r->ended = true;
     r->whole = !given_up;
     return 0;
 }
 
-static int read_record_head(struct ws_delta_reader *r, struct ws_error *err)
+static int read_record_head(struct ws_delta_stream_reader *r, struct ws_error *err)
 {
     const unsigned char *h = r->head;
     int rc;
@@ -277,66 +261,66 @@ static int read_record_head(struct ws_delta_reader *r, struct ws_error *err)
     const uint32_t raw = u32_at(h + 16), bytes = u32_at(h + 20);
     if ((h[8] != WS_DELTA_EDIT && h[8] != WS_DELTA_BLOCK) || h[9] > 1 || h[10] || h[11] ||
         raw > WS_BLOCK_BYTES || bytes > raw || raw == 0 || bytes == 0)
-        return damaged(err, "a record's head is none");
-    if (r->taker.coming && (rc = r->taker.coming(r->taker.arg, WS_DELTA_RECORD_BYTES + bytes, err)) < 0)
+        return damaged(err, "a record's head is malformed");
+    if (r->sink.admit && (rc = r->sink.admit(r->sink.arg, WS_DELTA_RECORD_BYTES + bytes, err)) < 0)
         return rc;
-    if (!(r->coming = ws_delta_record_new(bytes)))
+    if (!(r->incoming = ws_delta_record_new(bytes)))
         return ws_error_set(err, ENOMEM, "no memory for a record of %u bytes", bytes);
-    r->coming->file = u32_at(h);
-    r->coming->block = u32_at(h + 4);
-    r->coming->kind = h[8];
-    r->coming->packed = h[9];
-    r->coming->n_changed = u32_at(h + 12);
-    r->coming->raw_bytes = raw;
-    r->coming->hash = u64_at(h + 24);
+    r->incoming->file = u32_at(h);
+    r->incoming->block = u32_at(h + 4);
+    r->incoming->kind = h[8];
+    r->incoming->packed = h[9];
+    r->incoming->n_changed = u32_at(h + 12);
+    r->incoming->raw_bytes = raw;
+    r->incoming->hash = u64_at(h + 24);
     r->data_at = 0;
     return 0;
 }
 
-static int read_data(struct ws_delta_reader *r, struct ws_error *err)
+static int read_data(struct ws_delta_stream_reader *r, struct ws_error *err)
 {
-    struct ws_delta_record *done = r->coming;
-    r->coming = NULL;
+    struct ws_delta_record *done = r->incoming;
+    r->incoming = NULL;
     if (ws_delta_record_hash(done) != done->hash) {
         free(done);
         return damaged(err, "a record's hash differs");
     }
     (void)XXH3_64bits_update(r->hashes, &done->hash, HASH_BYTES);
     r->n_records++;
-    return r->taker.record(r->taker.arg, done);
+    return r->sink.record(r->sink.arg, done);
 }
 
-int ws_delta_read(struct ws_delta_reader *r, const void *bytes, size_t n, struct ws_error *err)
+int ws_delta_stream_read(struct ws_delta_stream_reader *r, const void *bytes, size_t n, struct ws_error *err)
 {
     const unsigned char *p = bytes;
     int rc = 0;
     while (rc == 0 && n > 0) {
         if (r->ended)
             return damaged(err, "something follows its end");
-        size_t want = r->coming ? r->coming->bytes - r->data_at
-                                : (r->begun ? WS_DELTA_RECORD_BYTES : WS_DELTA_HEAD_BYTES) - r->head_at;
+        size_t want = r->incoming ? r->incoming->bytes - r->data_at
+                                  : (r->begun ? WS_DELTA_RECORD_BYTES : WS_DELTA_HEAD_BYTES) - r->head_at;
         size_t more = want < n ? want : n;
-        memcpy(r->coming ? r->coming->data + r->data_at : r->head + r->head_at, p, more);
+        memcpy(r->incoming ? r->incoming->data + r->data_at : r->head + r->head_at, p, more);
         p += more;
         n -= more;
-        if (r->coming)
+        if (r->incoming)
             r->data_at += more;
         else
             r->head_at += more;
         if (more < want)
             continue;
         r->head_at = 0;
-        rc = r->coming ? read_data(r, err) : r->begun ? read_record_head(r, err) : read_head(r, err);
+        rc = r->incoming ? read_data(r, err) : r->begun ? read_record_head(r, err) : read_head(r, err);
     }
     return rc;
 }
 
-bool ws_delta_reader_is_inside(const struct ws_delta_reader *r)
+bool ws_delta_stream_reader_is_inside(const struct ws_delta_stream_reader *r)
 {
-    return r->coming || r->head_at > 0;
+    return r->incoming || r->head_at > 0;
 }
 
-bool ws_delta_reader_ended(const struct ws_delta_reader *r, bool *whole)
+bool ws_delta_stream_reader_ended(const struct ws_delta_stream_reader *r, bool *whole)
 {
     *whole = r->whole;
     return r->ended;

@@ -48,10 +48,10 @@
 #define WS_DELTA_RECORD_BYTES 32
 
 /* --- writing --- */
-void ws_delta_record_head(const struct ws_delta_record *r, unsigned char out[WS_DELTA_RECORD_BYTES]);
+void ws_delta_stream_record_head(const struct ws_delta_record *r, unsigned char out[WS_DELTA_RECORD_BYTES]);
 
 /* Walks a delta as a stream of bytes. */
-struct ws_delta_writer {
+struct ws_delta_stream_writer {
     struct ws_delta *delta; /* borrowed */
     unsigned part, parts;
     size_t next;                          /* place in the order of arrival */
@@ -63,34 +63,34 @@ struct ws_delta_writer {
     bool ended;
 };
 /* -ENOMEM. */
-WS_MUST_USE int ws_delta_writer_init(struct ws_delta_writer *w, struct ws_delta *delta, unsigned part,
-                                     unsigned parts);
-void ws_delta_writer_free(struct ws_delta_writer *w);
+WS_MUST_USE int ws_delta_stream_writer_init(struct ws_delta_stream_writer *w, struct ws_delta *delta,
+                                            unsigned part, unsigned parts);
+void ws_delta_stream_writer_free(struct ws_delta_stream_writer *w);
 /* Up to n bytes; 0: none are there yet; -1: it has ended. */
-ssize_t ws_delta_write(struct ws_delta_writer *w, unsigned char *out, size_t n);
-/* Writes all of a delta that has ended to a descriptor. 0 or -errno. */
-WS_MUST_USE int ws_delta_write_file(struct ws_delta *delta, int fd);
+ssize_t ws_delta_stream_write(struct ws_delta_stream_writer *w, unsigned char *out, size_t n);
 /* Bytes of such a stream; the delta has ended. */
 uint64_t ws_delta_stream_bytes(const struct ws_delta *delta, unsigned part, unsigned parts);
 
 /* --- reading, piece by piece --- */
-struct ws_delta_reader;
-struct ws_delta_taker {
-    /* Is asked before a record is read, and before there is memory for it: bytes is what it has with its
-     * head. Negative, with err: the reading ends with it. NULL: whatever comes is read. */
-    int (*coming)(void *arg, uint64_t bytes, struct ws_error *err);
-    int (*record)(void *arg, struct ws_delta_record *r); /* takes one that was checked; non-zero stops */
+struct ws_delta_stream_reader;
+struct ws_delta_stream_sink {
+    /* Called before a record is read, and before memory is taken for it; bytes: of the record with its head.
+     * Negative, with err: reading ends with that. NULL: every record is read. */
+    int (*admit)(void *arg, uint64_t bytes, struct ws_error *err);
+    /* Owns the record, which was checked. Non-zero stops the reading. */
+    int (*record)(void *arg, struct ws_delta_record *r);
     void *arg;
 };
 /* link: what must be in the head (digests, lineages and versions). NULL: no memory. */
-struct ws_delta_reader *ws_delta_reader_new(const struct ws_delta_link *link, uint64_t n_blocks,
-                                            const struct ws_delta_taker *taker);
-void ws_delta_reader_free(struct ws_delta_reader *r);
-/* -EBADMSG: damaged, or another delta; what the taker returned. */
-WS_MUST_USE int ws_delta_read(struct ws_delta_reader *r, const void *bytes, size_t n, struct ws_error *err);
-/* Has a head or a record begun that is not through? */
-bool ws_delta_reader_is_inside(const struct ws_delta_reader *r);
-/* Did it come to its end? *whole: and was it whole. */
-bool ws_delta_reader_ended(const struct ws_delta_reader *r, bool *whole);
+struct ws_delta_stream_reader *ws_delta_stream_reader_new(const struct ws_delta_link *link, uint64_t n_blocks,
+                                                          const struct ws_delta_stream_sink *taker);
+void ws_delta_stream_reader_free(struct ws_delta_stream_reader *r);
+/* -EBADMSG: damaged, or another delta; or what the sink returned. */
+WS_MUST_USE int ws_delta_stream_read(struct ws_delta_stream_reader *r, const void *bytes, size_t n,
+                                     struct ws_error *err);
+/* Is it in the middle of a head or a record? */
+bool ws_delta_stream_reader_is_inside(const struct ws_delta_stream_reader *r);
+/* Has the end been read? *whole: and was the delta whole. */
+bool ws_delta_stream_reader_ended(const struct ws_delta_stream_reader *r, bool *whole);
 
 #endif

@@ -13,11 +13,11 @@
 struct piece {
     size_t pair;
     uint64_t begin, bytes;
-    struct ws_difference out;
+    struct ws_ulp_distance out;
 };
 
 struct work {
-    struct ws_difference_pair *pairs;
+    struct ws_ulp_pair *pairs;
     struct piece *pieces;
     atomic_bool no_memory;
 };
@@ -66,10 +66,10 @@ static int64_t place_of(enum ws_dtype t, const unsigned char *p, unsigned bytes)
 }
 
 static void compare(enum ws_dtype t, const unsigned char *a, const unsigned char *b, uint64_t bytes,
-                    uint32_t *at, struct ws_difference *out)
+                    uint32_t *at, struct ws_ulp_distance *out)
 {
     const unsigned size = bytes_of(t), width = size > 4 ? 4 : size;
-    size_t n = ws_delta_find(at, a, b, bytes / width, width);
+    size_t n = ws_delta_block_find(at, a, b, bytes / width, width);
     uint64_t last = UINT64_MAX;
     out->elements = bytes / size;
     for (size_t i = 0; i < n; i++) {
@@ -90,7 +90,7 @@ static void compare_piece(void *arg, size_t i)
 {
     struct work *w = arg;
     struct piece *p = &w->pieces[i];
-    const struct ws_difference_pair *pair = &w->pairs[p->pair];
+    const struct ws_ulp_pair *pair = &w->pairs[p->pair];
     uint32_t *at =
         malloc((PIECE_BYTES + WS_DELTA_SLACK) * sizeof(*at)); /* touched as far as there are changes */
     if (!at) {
@@ -101,7 +101,7 @@ static void compare_piece(void *arg, size_t i)
     free(at);
 }
 
-int ws_differences(struct ws_difference_pair *pairs, size_t n, struct ws_workers *workers)
+int ws_ulp_distances(struct ws_ulp_pair *pairs, size_t n, struct ws_workers *workers)
 {
     struct work w = {.pairs = pairs};
     size_t n_pieces = 0;
@@ -119,9 +119,9 @@ int ws_differences(struct ws_difference_pair *pairs, size_t n, struct ws_workers
                                     pairs[i].bytes - at < PIECE_BYTES ? pairs[i].bytes - at : PIECE_BYTES};
     ws_workers_run(workers, compare_piece, &w, n_pieces);
     for (size_t i = 0; i < n; i++)
-        pairs[i].out = (struct ws_difference){0};
+        pairs[i].out = (struct ws_ulp_distance){0};
     for (p = w.pieces; p < w.pieces + n_pieces; p++) {
-        struct ws_difference *out = &pairs[p->pair].out;
+        struct ws_ulp_distance *out = &pairs[p->pair].out;
         out->elements += p->out.elements;
         out->changed += p->out.changed;
         out->largest = p->out.largest > out->largest ? p->out.largest : out->largest;

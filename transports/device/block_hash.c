@@ -1,9 +1,6 @@
 #include "transports/device/block_hash.h"
 #include <string.h>
 
-#define THREADS     256U
-#define MOST_BLOCKS 16384U
-
 /* XXH3's default secret, and the same numbers as they begin at its other bytes. */
 static const unsigned char secret[192] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
@@ -27,7 +24,7 @@ static uint64_t secret_at(size_t offset)
     return ws_hash_u64(secret + offset);
 }
 
-bool ws_block_hash_takes(uint32_t len)
+bool ws_block_hash_supports(uint32_t len)
 {
     return len > WS_HASH_SHORT;
 }
@@ -42,25 +39,22 @@ uint32_t ws_block_hash_number(struct ws_hash_block *blocks, uint32_t n)
     return parts;
 }
 
-static int launch(struct ws_queue *q, enum ws_kernel k, const struct ws_hash_args *a, uint64_t n,
+/* A thread has a pair of lanes. */
+static int launch(struct ws_device_queue *q, enum ws_kernel k, const struct ws_hash_args *a, uint64_t n,
                   struct ws_error *err)
 {
-    struct ws_hash_args args = *a;
-    const uint64_t blocks = (n + THREADS - 1) / THREADS;
-    if (n == 0)
-        return 0;
-    return q->ops->launch(q, k, blocks < MOST_BLOCKS ? (unsigned)blocks : MOST_BLOCKS, THREADS,
-                          (void *[]){&args}, err);
+    const uint64_t threads = n * WS_HASH_PAIRS;
+    return ws_device_launch(q, k, (threads + 31) / 32, a, err);
 }
 
-int ws_block_hash_launch(struct ws_queue *q, struct ws_hash_args *a, struct ws_error *err)
+int ws_block_hash_launch(struct ws_device_queue *q, struct ws_hash_args *a, struct ws_error *err)
 {
     for (size_t i = 0; i < sizeof(secret) / 8; i++)
         a->secret[i] = secret_at(8 * i);
     for (size_t i = 0; i < 8; i++)
         a->end[i] = secret_at(END_OFFSET + 8 * i);
-    int rc = launch(q, WS_KERNEL_HASH_SUM, a, (uint64_t)a->n_parts * WS_HASH_PAIRS, err);
-    return rc == 0 ? launch(q, WS_KERNEL_HASH_FOLD, a, (uint64_t)a->n_blocks * WS_HASH_PAIRS, err) : rc;
+    int rc = launch(q, WS_KERNEL_HASH_SUM, a, a->n_parts, err);
+    return rc == 0 ? launch(q, WS_KERNEL_HASH_FOLD, a, a->n_blocks, err) : rc;
 }
 
 static uint64_t fold(uint64_t a, uint64_t b)
@@ -69,7 +63,7 @@ static uint64_t fold(uint64_t a, uint64_t b)
     return (uint64_t)p ^ (uint64_t)(p >> 64);
 }
 
-uint64_t ws_block_hash_of(const uint64_t lanes[8], uint32_t len)
+uint64_t ws_block_hash_finish(const uint64_t lanes[8], uint32_t len)
 {
     uint64_t h = len * 0x9E3779B185EBCA87ULL;
     for (size_t i = 0; i < 4; i++)

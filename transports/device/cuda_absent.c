@@ -1,5 +1,5 @@
-/* The cuda kind of a build without CUDA's headers: it says so, has no devices and owns no memory, so that
- * nobody comes to the slots that are empty. */
+/* The cuda kind of a build without CUDA's headers: it says so, has no devices and owns no memory, so that no
+ * caller reaches the slots that are empty. */
 #include "transports/device/device.h"
 #include <errno.h>
 

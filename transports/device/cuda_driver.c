@@ -1,4 +1,5 @@
 #include "transports/device/cuda_driver.h"
+#include "transports/base/library.h"
 #include "transports/base/log.h"
 #include "transports/device/kernels/fatbin.h"
 #include <assert.h>
@@ -32,13 +33,13 @@ struct device {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* guarded by lock, but for reading what was published by these flags */
-static struct ws_cuda driver;
+static struct ws_cuda_driver driver;
 static atomic_bool loaded, initialised;
-static int init_code; /* an errno: it was tried in this process and failed */
+static int init_code; /* an errno: the one attempt of this process has failed */
 static char init_why[WS_ERROR_TEXT];
 static struct device devices[MAX_DEVICES];
 
-const char *ws_cuda_library(void)
+const char *ws_cuda_driver_library(void)
 {
     const char *other = getenv("WSYNC_LIBCUDA");
     return other && *other ? other : "libcuda.so.1";
@@ -47,36 +48,31 @@ const char *ws_cuda_library(void)
 /* Under lock. */
 static int load(int flags, struct ws_error *why)
 {
-    static const struct {
-        const char *name;
-        size_t at;
-    } symbols[] = {
-#define ENTRY(member, symbol) {#symbol, offsetof(struct ws_cuda, member)},
+    static const struct ws_library_symbol symbols[] = {
+#define ENTRY(member, symbol) {#symbol, offsetof(struct ws_cuda_driver, member)},
         WS_CUDA_SYMBOLS(ENTRY)
 #undef ENTRY
     };
+    const char *missing;
+    void *handle;
+    struct ws_error err = {0};
     if (atomic_load(&loaded))
         return 0;
-    void *handle = dlopen(ws_cuda_library(), RTLD_NOW | RTLD_LOCAL | flags);
-    if (!handle && getenv("WSYNC_LIBCUDA"))
-        return ws_error_set(
-            why, ENOTSUP,
+    int rc = ws_library_open(ws_cuda_driver_library(), flags, symbols, sizeof(symbols) / sizeof(symbols[0]),
+                             &driver, &handle, &missing, &err);
+    if (rc == 0)
+        atomic_store(&loaded, true);
+    else if (missing)
+        ws_error_set(why, -rc, "the NVIDIA driver %s is too old: it has no %s; release 525 or newer has",
+                     ws_cuda_driver_library(), missing);
+    else if (getenv("WSYNC_LIBCUDA"))
+        ws_error_set(
+            why, -rc,
             "the driver that WSYNC_LIBCUDA names cannot be opened (unset it to use the machine's own): %s",
-            dlerror());
-    if (!handle)
-        return ws_error_set(why, ENOTSUP, "there is no NVIDIA driver on this machine: %s", dlerror());
-    for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
-        void *f = dlsym(handle, symbols[i].name);
-        if (!f) {
-            dlclose(handle);
-            return ws_error_set(why, ENOTSUP,
-                                "the NVIDIA driver %s is too old: it has no %s; release 525 or newer has",
-                                ws_cuda_library(), symbols[i].name);
-        }
-        memcpy((char *)&driver + symbols[i].at, &f, sizeof(f));
-    }
-    atomic_store(&loaded, true);
-    return 0;
+            err.text);
+    else
+        ws_error_set(why, -rc, "there is no NVIDIA driver on this machine: %s", err.text);
+    return rc;
 }
 
 /* Under lock. */
@@ -109,7 +105,7 @@ static int initialise(struct ws_error *why)
     return rc;
 }
 
-const struct ws_cuda *ws_cuda_open(struct ws_error *why)
+const struct ws_cuda_driver *ws_cuda_driver_open(struct ws_error *why)
 {
     struct ws_error err = {0};
     if (atomic_load(&initialised))
@@ -131,7 +127,7 @@ const struct ws_cuda *ws_cuda_open(struct ws_error *why)
     return NULL;
 }
 
-const struct ws_cuda *ws_cuda_if_open(void)
+const struct ws_cuda_driver *ws_cuda_driver_if_open(void)
 {
     if (!atomic_load(&loaded)) {
         pthread_mutex_lock(&lock);
@@ -177,7 +173,7 @@ static int errno_of(CUresult rc)
     }
 }
 
-/* A fault in somebody's kernel, a device that is lost: nothing of this process works on it any more. */
+/* A fault in a kernel, or a device that is lost: this process cannot use the device any more. */
 static bool is_final(CUresult rc)
 {
     switch (rc) {
@@ -227,7 +223,7 @@ int ws_cuda_result(CUresult rc, struct ws_error *err, const char *format, ...)
 
 int ws_cuda_enter(int device, struct ws_error *err)
 {
-    const struct ws_cuda *c = ws_cuda_open(err);
+    const struct ws_cuda_driver *c = ws_cuda_driver_open(err);
     if (!c)
         return -init_code;
     if (device < 0 || device >= c->n_devices)

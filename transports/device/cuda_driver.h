@@ -1,12 +1,12 @@
-/* CUDA's driver, opened at run time: one list of symbols, of which those of another driver that are missing
- * are named. Only cuda_ops.c and cuda_share.c call it. The library is libcuda.so.1; $WSYNC_LIBCUDA names
+/* CUDA driver: the driver's API, opened at run time by one list of symbols; an error names the symbol that a
+ * driver lacks. Only cuda_ops.c and cuda_share.c call it. The library is libcuda.so.1; $WSYNC_LIBCUDA names
  * another (tests). Thread safe. */
 #ifndef WS_TRANSPORTS_DEVICE_CUDA_DRIVER_H
 #define WS_TRANSPORTS_DEVICE_CUDA_DRIVER_H
 #include "transports/device/device.h"
 #include <cuda.h>
 
-/* X(member, symbol): with the version of the function that is meant. */
+/* X(member, symbol); a symbol has the version of its function in its name. */
 #define WS_CUDA_SYMBOLS(X)                                                                                   \
     X(init, cuInit)                                                                                          \
     X(driver_version, cuDriverGetVersion)                                                                    \
@@ -65,7 +65,7 @@
     X(module_function, cuModuleGetFunction)                                                                  \
     X(launch, cuLaunchKernel)
 
-struct ws_cuda {
+struct ws_cuda_driver {
 #define WS_CUDA_MEMBER(member, symbol) __typeof__(&symbol) member;
     WS_CUDA_SYMBOLS(WS_CUDA_MEMBER)
 #undef WS_CUDA_MEMBER
@@ -73,32 +73,22 @@ struct ws_cuda {
     int n_devices;
 };
 
-/* The driver, opened and initialised at the first call; NULL: there is none that can be used, and why. */
-const struct ws_cuda *ws_cuda_open(struct ws_error *why);
+/* The driver, opened and initialised at the first call. NULL: this machine has no usable driver, and why. */
+const struct ws_cuda_driver *ws_cuda_driver_open(struct ws_error *why);
 /* Its file's name. */
-const char *ws_cuda_library(void);
-/* The driver where this process has it open already, by whomever; NULL: it has not. */
-const struct ws_cuda *ws_cuda_if_open(void);
-/* A driver's result as -errno; what: "copying 12 bytes". 0 for success. The driver's own words are in err,
- * and logged once a kind of failure. */
+const char *ws_cuda_driver_library(void);
+/* The driver where something in this process has opened it already; NULL: nothing has. */
+const struct ws_cuda_driver *ws_cuda_driver_if_open(void);
+/* A driver's result as -errno; 0 for success. format: what was being done, "copying 12 bytes". The driver's own
+ * words are in err, and are logged once for each kind of failure. */
 int ws_cuda_result(CUresult rc, struct ws_error *err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Makes the device's primary context (the one that PyTorch has) the thread's own, until leave. */
+/* Makes the device's primary context (the one that PyTorch uses) the calling thread's, until leave. */
 WS_MUST_USE int ws_cuda_enter(int device, struct ws_error *err);
 void ws_cuda_leave(void);
 /* The kernels' function on that device. -ENOTSUP: the build has none, or this device runs none of them. */
 const char *ws_cuda_kernel_name(enum ws_kernel k);
 WS_MUST_USE int ws_cuda_kernel(int device, enum ws_kernel k, CUfunction *out, struct ws_error *err);
-
-/* What the table has of other files. */
-int ws_cuda_extent(const void *p, struct ws_extent *out, struct ws_error *err);
-int ws_cuda_share(const struct ws_extent *e, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err);
-int ws_cuda_share_fd(const struct ws_extent *e, int *fd, struct ws_error *err);
-int ws_cuda_open_handle(int device, const unsigned char handle[WS_HANDLE_BYTES], void **out,
-                        struct ws_error *err);
-int ws_cuda_open_fds(int device, const int *fds, const uint64_t *bytes, size_t n, void **out,
-                     struct ws_error *err);
-void ws_cuda_close(int device, void *p);
 
 #endif

@@ -1,8 +1,7 @@
-/* CUDA's memory as a kind, by the driver's API: queues are streams that wait for no other, events are its
- * events.
- */
+/* The cuda kind, by the driver's API: a queue is a stream that waits for no other, an event is its event. */
 #include "transports/base/log.h"
 #include "transports/device/cuda_driver.h"
+#include "transports/device/cuda_share.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,17 +9,17 @@
 #include <string.h>
 
 struct queue {
-    struct ws_queue head;
+    struct ws_device_queue head;
     CUstream stream;
     CUevent here; /* of the stream that is followed */
 };
 
 struct event {
-    struct ws_event head;
+    struct ws_device_event head;
     CUevent event;
 };
 
-/* What follows an enter that may have failed. */
+/* Returns what call returns within the device's context, or why that cannot be entered. */
 #define WITHIN(device, err, call)                                                                            \
     do {                                                                                                     \
         int within_rc = ws_cuda_enter(device, err);                                                          \
@@ -31,15 +30,15 @@ struct event {
         return within_rc;                                                                                    \
     } while (0)
 
-static const struct ws_cuda *cuda(void)
+static const struct ws_cuda_driver *cuda(void)
 {
-    return ws_cuda_open(NULL);
+    return ws_cuda_driver_open(NULL);
 }
 
 static int available(struct ws_error *why)
 {
     struct ws_error err = {0};
-    if (ws_cuda_open(&err))
+    if (ws_cuda_driver_open(&err))
         return 0;
     return ws_error_set(why, err.code, "%s", err.text);
 }
@@ -51,15 +50,15 @@ static int has_kernels(int device, struct ws_error *why)
 
 static unsigned count(void)
 {
-    const struct ws_cuda *c = cuda();
+    const struct ws_cuda_driver *c = cuda();
     return c ? (unsigned)c->n_devices : 0;
 }
 
-static void driver(char out[WS_DRIVER_CHARS])
+static void driver(char out[WS_DEVICE_DRIVER_CHARS])
 {
-    const struct ws_cuda *c = cuda();
-    snprintf(out, WS_DRIVER_CHARS, "%.120s for CUDA %d.%d", ws_cuda_library(), c ? c->driver / 1000 : 0,
-             c ? c->driver % 1000 / 10 : 0);
+    const struct ws_cuda_driver *c = cuda();
+    snprintf(out, WS_DEVICE_DRIVER_CHARS, "%.120s for CUDA %d.%d", ws_cuda_driver_library(),
+             c ? c->driver / 1000 : 0, c ? c->driver % 1000 / 10 : 0);
 }
 
 /* --- devices --- */
@@ -70,18 +69,18 @@ static int attribute(CUdevice d, CUdevice_attribute which)
     return cuda()->device_attribute(&value, which, d) == CUDA_SUCCESS ? value : 0;
 }
 
-static void uuid_text(const CUuuid *u, char out[WS_UUID_BYTES])
+static void uuid_text(const CUuuid *u, char out[WS_DEVICE_UUID_BYTES])
 {
-    size_t at = (size_t)snprintf(out, WS_UUID_BYTES, "GPU");
+    size_t at = (size_t)snprintf(out, WS_DEVICE_UUID_BYTES, "GPU");
     for (size_t i = 0; i < sizeof(u->bytes); i++)
-        at += (size_t)snprintf(out + at, WS_UUID_BYTES - at, "%s%02x",
+        at += (size_t)snprintf(out + at, WS_DEVICE_UUID_BYTES - at, "%s%02x",
                                i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
                                (unsigned)(unsigned char)u->bytes[i]);
 }
 
 static int describe_here(int device, struct ws_device_info *out, struct ws_error *err)
 {
-    const struct ws_cuda *c = cuda();
+    const struct ws_cuda_driver *c = cuda();
     CUdevice d;
     CUuuid uuid = {{0}};
     size_t free_bytes = 0, total = 0;
@@ -116,7 +115,7 @@ static int describe(int device, struct ws_device_info *out, struct ws_error *err
 
 static int reaches_here(int device, int peer, struct ws_error *why)
 {
-    const struct ws_cuda *c = cuda();
+    const struct ws_cuda_driver *c = cuda();
     CUdevice a, b;
     CUcontext context = NULL;
     int can = 0;
@@ -146,14 +145,15 @@ static int reaches(int device, int peer, struct ws_error *why)
 
 static bool is_open(void)
 {
-    return ws_cuda_if_open() != NULL;
+    return ws_cuda_driver_if_open() != NULL;
 }
 
-/* A driver that is not started has no memory; one that cannot answer, since the device is lost, may have:
- * then whoever uses it hears of that, and does not touch it as if it were the host's. */
+/* A driver that is not started has no memory. One that cannot answer, since its device is lost, may have: the
+ * memory counts as the device's, so that its user gets an error and does not touch it as if it were the
+ * host's. */
 static bool owns(const void *p, int *device)
 {
-    const struct ws_cuda *c = ws_cuda_if_open();
+    const struct ws_cuda_driver *c = ws_cuda_driver_if_open();
     CUmemorytype type = 0;
     if (!c)
         return false;
@@ -177,7 +177,7 @@ static bool owns(const void *p, int *device)
 
 static int range_here(const void *p, const unsigned char **base, uint64_t *bytes, struct ws_error *err)
 {
-    const struct ws_cuda *c = cuda();
+    const struct ws_cuda_driver *c = cuda();
     CUdeviceptr start = 0;
     size_t n = 0;
     int rc = ws_cuda_result(
@@ -201,7 +201,7 @@ static int range(int device, const void *p, const unsigned char **base, uint64_t
 
 static int queue_start(struct queue *q, struct ws_error *err)
 {
-    const struct ws_cuda *c = cuda();
+    const struct ws_cuda_driver *c = cuda();
     int rc = ws_cuda_result(c->stream_create(&q->stream, CU_STREAM_NON_BLOCKING), err, "making a stream");
     if (rc == 0)
         rc = ws_cuda_result(c->event_create(&q->here, CU_EVENT_DISABLE_TIMING), err, "making an event");
@@ -210,7 +210,7 @@ static int queue_start(struct queue *q, struct ws_error *err)
     return rc;
 }
 
-static int queue_new(int device, struct ws_queue **out, struct ws_error *err)
+static int queue_new(int device, struct ws_device_queue **out, struct ws_error *err)
 {
     int rc = ws_cuda_enter(device, err);
     if (rc < 0)
@@ -222,12 +222,12 @@ static int queue_new(int device, struct ws_queue **out, struct ws_error *err)
         free(q);
         return rc;
     }
-    q->head = (struct ws_queue){.ops = &ws_cuda_device, .device = device};
+    q->head = (struct ws_device_queue){.ops = &ws_cuda_device, .device = device};
     *out = &q->head;
     return 0;
 }
 
-static void queue_free(struct ws_queue *queue)
+static void queue_free(struct ws_device_queue *queue)
 {
     struct queue *q = (struct queue *)queue;
     if (!q || ws_cuda_enter(q->head.device, NULL) < 0)
@@ -239,7 +239,7 @@ static void queue_free(struct ws_queue *queue)
     free(q);
 }
 
-static void *queue_stream(struct ws_queue *q)
+static void *queue_stream(struct ws_device_queue *q)
 {
     return ((struct queue *)q)->stream;
 }
@@ -253,12 +253,12 @@ static int follow_here(struct queue *q, CUstream stream, struct ws_error *err)
                    : rc;
 }
 
-static int follow(struct ws_queue *q, void *stream, struct ws_error *err)
+static int follow(struct ws_device_queue *q, void *stream, struct ws_error *err)
 {
     WITHIN(q->device, err, follow_here((struct queue *)q, stream, err));
 }
 
-static int copy(struct ws_queue *q, void *dst, const void *src, size_t bytes, struct ws_error *err)
+static int copy(struct ws_device_queue *q, void *dst, const void *src, size_t bytes, struct ws_error *err)
 {
     WITHIN(q->device, err,
            ws_cuda_result(cuda()->copy((CUdeviceptr)(uintptr_t)dst, (CUdeviceptr)(uintptr_t)src, bytes,
@@ -266,7 +266,7 @@ static int copy(struct ws_queue *q, void *dst, const void *src, size_t bytes, st
                           err, "copying %zu bytes", bytes));
 }
 
-static int copy_2d(struct queue *q, const struct ws_box_copy *b, struct ws_error *err)
+static int copy_2d(struct queue *q, const struct ws_device_box_copy *b, struct ws_error *err)
 {
     CUDA_MEMCPY2D m = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
                        .srcDevice = (CUdeviceptr)(uintptr_t)b->src,
@@ -280,7 +280,7 @@ static int copy_2d(struct queue *q, const struct ws_box_copy *b, struct ws_error
                           b->width);
 }
 
-static int copy_3d(struct queue *q, const struct ws_box_copy *b, struct ws_error *err)
+static int copy_3d(struct queue *q, const struct ws_device_box_copy *b, struct ws_error *err)
 {
     CUDA_MEMCPY3D m = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
                        .srcDevice = (CUdeviceptr)(uintptr_t)b->src,
@@ -297,20 +297,20 @@ static int copy_3d(struct queue *q, const struct ws_box_copy *b, struct ws_error
                           b->depth, b->height, b->width);
 }
 
-static int copy_box(struct ws_queue *q, const struct ws_box_copy *b, struct ws_error *err)
+static int copy_box(struct ws_device_queue *q, const struct ws_device_box_copy *b, struct ws_error *err)
 {
     WITHIN(q->device, err,
            b->depth > 1 ? copy_3d((struct queue *)q, b, err) : copy_2d((struct queue *)q, b, err));
 }
 
-static int fill(struct ws_queue *q, void *dst, unsigned char byte, size_t bytes, struct ws_error *err)
+static int fill(struct ws_device_queue *q, void *dst, unsigned char byte, size_t bytes, struct ws_error *err)
 {
     WITHIN(q->device, err,
            ws_cuda_result(cuda()->fill((CUdeviceptr)(uintptr_t)dst, byte, bytes, ((struct queue *)q)->stream),
                           err, "filling %zu bytes", bytes));
 }
 
-static int launch(struct ws_queue *q, enum ws_kernel k, unsigned blocks, unsigned threads, void **args,
+static int launch(struct ws_device_queue *q, enum ws_kernel k, unsigned blocks, unsigned threads, void **args,
                   struct ws_error *err)
 {
     CUfunction f;
@@ -323,7 +323,7 @@ static int launch(struct ws_queue *q, enum ws_kernel k, unsigned blocks, unsigne
                err, "starting the kernel %s", ws_cuda_kernel_name(k)));
 }
 
-static int finish(struct ws_queue *q, struct ws_error *err)
+static int finish(struct ws_device_queue *q, struct ws_error *err)
 {
     WITHIN(
         q->device, err,
@@ -332,33 +332,33 @@ static int finish(struct ws_queue *q, struct ws_error *err)
 
 /* --- events --- */
 
-static int take_event(int device, CUevent event, struct ws_event **out, struct ws_error *err)
+static int wrap_event(int device, CUevent event, struct ws_device_event **out, struct ws_error *err)
 {
     struct event *m = calloc(1, sizeof(*m));
     if (!m) {
         (void)cuda()->event_destroy(event);
         return ws_error_set(err, ENOMEM, "no memory for an event");
     }
-    m->head = (struct ws_event){.ops = &ws_cuda_device, .device = device};
+    m->head = (struct ws_device_event){.ops = &ws_cuda_device, .device = device};
     m->event = event;
     *out = &m->head;
     return 0;
 }
 
-static int event_make(int device, bool shared, struct ws_event **out, struct ws_error *err)
+static int event_make(int device, bool shared, struct ws_device_event **out, struct ws_error *err)
 {
     CUevent event;
     unsigned flags = CU_EVENT_DISABLE_TIMING | (shared ? CU_EVENT_INTERPROCESS : 0);
     int rc = ws_cuda_result(cuda()->event_create(&event, flags), err, "making an event");
-    return rc == 0 ? take_event(device, event, out, err) : rc;
+    return rc == 0 ? wrap_event(device, event, out, err) : rc;
 }
 
-static int event_new(int device, bool shared, struct ws_event **out, struct ws_error *err)
+static int event_new(int device, bool shared, struct ws_device_event **out, struct ws_error *err)
 {
     WITHIN(device, err, event_make(device, shared, out, err));
 }
 
-static void event_free(struct ws_event *event)
+static void event_free(struct ws_device_event *event)
 {
     struct event *m = (struct event *)event;
     if (!m || ws_cuda_enter(m->head.device, NULL) < 0)
@@ -368,33 +368,34 @@ static void event_free(struct ws_event *event)
     free(m);
 }
 
-static int record(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
+static int record(struct ws_device_queue *q, struct ws_device_event *m, struct ws_error *err)
 {
     WITHIN(q->device, err,
            ws_cuda_result(cuda()->event_record(((struct event *)m)->event, ((struct queue *)q)->stream), err,
                           "recording an event"));
 }
 
-static int event_wait(struct ws_event *m, struct ws_error *err)
+static int event_wait(struct ws_device_event *m, struct ws_error *err)
 {
     WITHIN(m->device, err,
            ws_cuda_result(cuda()->event_synchronize(((struct event *)m)->event), err, "waiting for the GPU"));
 }
 
-static int event_done(struct ws_event *m, struct ws_error *err)
+static int event_done(struct ws_device_event *m, struct ws_error *err)
 {
     WITHIN(m->device, err,
            ws_cuda_result(cuda()->event_query(((struct event *)m)->event), err, "asking the GPU"));
 }
 
-static int follow_event(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
+static int follow_event(struct ws_device_queue *q, struct ws_device_event *m, struct ws_error *err)
 {
     WITHIN(q->device, err,
            ws_cuda_result(cuda()->stream_wait(((struct queue *)q)->stream, ((struct event *)m)->event, 0),
                           err, "waiting for an event"));
 }
 
-static int event_share(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
+static int event_share(struct ws_device_event *m, unsigned char handle[WS_DEVICE_HANDLE_BYTES],
+                       struct ws_error *err)
 {
     CUipcEventHandle h;
     int rc = ws_cuda_enter(m->device, err);
@@ -403,23 +404,24 @@ static int event_share(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES]
     rc = ws_cuda_result(cuda()->ipc_event_handle(&h, ((struct event *)m)->event), err, "sharing an event");
     ws_cuda_leave();
     if (rc == 0)
-        memcpy(handle, &h, WS_HANDLE_BYTES);
+        memcpy(handle, &h, WS_DEVICE_HANDLE_BYTES);
     return rc;
 }
 
-static int event_take(int device, const unsigned char *handle, struct ws_event **out, struct ws_error *err)
+static int open_event(int device, const unsigned char *handle, struct ws_device_event **out,
+                      struct ws_error *err)
 {
     CUipcEventHandle h;
     CUevent event;
     memcpy(&h, handle, sizeof(h));
     int rc = ws_cuda_result(cuda()->ipc_event_open(&event, h), err, "opening another process's event");
-    return rc == 0 ? take_event(device, event, out, err) : rc;
+    return rc == 0 ? wrap_event(device, event, out, err) : rc;
 }
 
-static int event_open(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
-                      struct ws_error *err)
+static int event_open(int device, const unsigned char handle[WS_DEVICE_HANDLE_BYTES],
+                      struct ws_device_event **out, struct ws_error *err)
 {
-    WITHIN(device, err, event_take(device, handle, out, err));
+    WITHIN(device, err, open_event(device, handle, out, err));
 }
 
 /* --- memory --- */
@@ -514,12 +516,12 @@ const struct ws_device_ops ws_cuda_device = {
     .release_pinned = release_pinned,
     .pin = pin,
     .unpin = unpin,
-    .extent = ws_cuda_extent,
-    .share = ws_cuda_share,
+    .extent = ws_cuda_share_extent,
+    .share = ws_cuda_share_handle,
     .share_fd = ws_cuda_share_fd,
-    .open = ws_cuda_open_handle,
-    .open_fds = ws_cuda_open_fds,
-    .close = ws_cuda_close,
+    .open = ws_cuda_share_open,
+    .open_fds = ws_cuda_share_open_fds,
+    .close = ws_cuda_share_close,
     .event_share = event_share,
     .event_open = event_open,
 };

@@ -1,52 +1,52 @@
-/* Memory of a CUDA device between processes of one host: handles of whole allocations, and descriptors of
- * what is mapped into reserved addresses (cuMemMap: PyTorch's expandable segments), which CUDA shares no
- * other way.
- */
+/* Whole allocations are shared by handles. What is mapped into reserved addresses (cuMemMap: PyTorch's
+ * expandable segments) CUDA shares by descriptors only. */
+#include "transports/device/cuda_share.h"
 #include "transports/device/cuda_driver.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 
-static const struct ws_cuda *cuda(void)
+static const struct ws_cuda_driver *cuda(void)
 {
-    return ws_cuda_open(NULL);
+    return ws_cuda_driver_open(NULL);
 }
 
-static int ask(const void *p, CUpointer_attribute which, void *out)
+static int query(const void *p, CUpointer_attribute which, void *out)
 {
     return cuda()->pointer_attribute(out, which, (CUdeviceptr)(uintptr_t)p) == CUDA_SUCCESS ? 0 : -EINVAL;
 }
 
-static int extent_here(const void *p, struct ws_extent *out, struct ws_error *err)
+static int extent_here(const void *p, struct ws_device_extent *out, struct ws_error *err)
 {
     CUdeviceptr base = 0;
     size_t bytes = 0;
     unsigned legacy = 0;
     unsigned long long kinds = 0;
-    if (ask(p, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, &legacy) == 0 && legacy) {
+    if (query(p, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, &legacy) == 0 && legacy) {
         int rc = ws_cuda_result(cuda()->mem_range(&base, &bytes, (CUdeviceptr)(uintptr_t)p), err,
                                 "finding the allocation of %p", p);
-        *out = (struct ws_extent){(const unsigned char *)(uintptr_t)base, bytes, out->device, false};
+        *out = (struct ws_device_extent){(const unsigned char *)(uintptr_t)base, bytes, out->device, false};
         return rc;
     }
-    if (ask(p, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, &kinds) < 0 ||
+    if (query(p, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, &kinds) < 0 ||
         !(kinds & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ||
-        ask(p, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, &base) < 0 ||
-        ask(p, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, &bytes) < 0)
+        query(p, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, &base) < 0 ||
+        query(p, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, &bytes) < 0)
         return ws_error_set(err, EOPNOTSUPP,
                             "the memory at %p can be shared neither by handle nor by descriptor (a pool, "
                             "managed memory, or made without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)",
                             p);
-    *out = (struct ws_extent){(const unsigned char *)(uintptr_t)base, bytes, out->device, true};
+    *out = (struct ws_device_extent){(const unsigned char *)(uintptr_t)base, bytes, out->device, true};
     return 0;
 }
 
-int ws_cuda_extent(const void *p, struct ws_extent *out, struct ws_error *err)
+int ws_cuda_share_extent(const void *p, struct ws_device_extent *out, struct ws_error *err)
 {
     int device;
     if (!ws_cuda_device.owns(p, &device))
-        return ws_error_set(err, EINVAL, "%p is no memory of a device", p);
+        return ws_error_set(err, EINVAL, "%p is not memory of a device", p);
     int rc = ws_cuda_enter(device, err);
     if (rc < 0)
         return rc;
@@ -56,10 +56,11 @@ int ws_cuda_extent(const void *p, struct ws_extent *out, struct ws_error *err)
     return rc;
 }
 
-int ws_cuda_share(const struct ws_extent *e, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
+int ws_cuda_share_handle(const struct ws_device_extent *e, unsigned char handle[WS_DEVICE_HANDLE_BYTES],
+                         struct ws_error *err)
 {
     CUipcMemHandle h;
-    _Static_assert(sizeof(h) == WS_HANDLE_BYTES, "a handle is a handle");
+    _Static_assert(sizeof(h) == WS_DEVICE_HANDLE_BYTES, "a handle has as many bytes as CUDA's");
     int rc = ws_cuda_enter(e->device, err);
     if (rc < 0)
         return rc;
@@ -71,7 +72,7 @@ int ws_cuda_share(const struct ws_extent *e, unsigned char handle[WS_HANDLE_BYTE
     return rc;
 }
 
-static int export_fd(const struct ws_extent *e, int *fd, struct ws_error *err)
+static int export_fd(const struct ws_device_extent *e, int *fd, struct ws_error *err)
 {
     CUmemGenericAllocationHandle h;
     int rc = ws_cuda_result(cuda()->vmm_retain(&h, (void *)(uintptr_t)e->base), err,
@@ -84,7 +85,7 @@ static int export_fd(const struct ws_extent *e, int *fd, struct ws_error *err)
     return rc;
 }
 
-int ws_cuda_share_fd(const struct ws_extent *e, int *fd, struct ws_error *err)
+int ws_cuda_share_fd(const struct ws_device_extent *e, int *fd, struct ws_error *err)
 {
     int rc = ws_cuda_enter(e->device, err);
     if (rc < 0)
@@ -96,8 +97,8 @@ int ws_cuda_share_fd(const struct ws_extent *e, int *fd, struct ws_error *err)
 
 /* --- the other side --- */
 
-int ws_cuda_open_handle(int device, const unsigned char handle[WS_HANDLE_BYTES], void **out,
-                        struct ws_error *err)
+int ws_cuda_share_open(int device, const unsigned char handle[WS_DEVICE_HANDLE_BYTES], void **out,
+                       struct ws_error *err)
 {
     CUipcMemHandle h;
     CUdeviceptr p = 0;
@@ -119,12 +120,12 @@ int ws_cuda_open_handle(int device, const unsigned char handle[WS_HANDLE_BYTES],
 
 /* What was mapped here, so that it can be taken apart again. */
 struct mapping {
-    struct mapping *next;
+    SLIST_ENTRY(mapping) entry;
     CUdeviceptr p;
     size_t bytes;
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct mapping *mappings; /* guarded by lock */
+static SLIST_HEAD(mappings, mapping) mappings = SLIST_HEAD_INITIALIZER(mappings); /* guarded by lock */
 
 static int map_one(CUdeviceptr at, int fd, size_t bytes, struct ws_error *err)
 {
@@ -179,14 +180,13 @@ static int open_fds(int device, const int *fds, const uint64_t *bytes, size_t n,
     }
     *out = (void *)(uintptr_t)m->p;
     pthread_mutex_lock(&lock);
-    m->next = mappings;
-    mappings = m;
+    SLIST_INSERT_HEAD(&mappings, m, entry);
     pthread_mutex_unlock(&lock);
     return 0;
 }
 
-int ws_cuda_open_fds(int device, const int *fds, const uint64_t *bytes, size_t n, void **out,
-                     struct ws_error *err)
+int ws_cuda_share_open_fds(int device, const int *fds, const uint64_t *bytes, size_t n, void **out,
+                           struct ws_error *err)
 {
     int rc = ws_cuda_enter(device, err);
     if (rc < 0)
@@ -196,17 +196,17 @@ int ws_cuda_open_fds(int device, const int *fds, const uint64_t *bytes, size_t n
     return rc;
 }
 
-void ws_cuda_close(int device, void *p)
+void ws_cuda_share_close(int device, void *p)
 {
-    struct mapping *m = NULL;
+    struct mapping *m;
     if (!p || ws_cuda_enter(device, NULL) < 0)
         return;
     pthread_mutex_lock(&lock);
-    for (struct mapping **at = &mappings; *at && !m; at = m ? at : &(*at)->next)
-        if ((*at)->p == (CUdeviceptr)(uintptr_t)p) {
-            m = *at;
-            *at = m->next;
-        }
+    m = SLIST_FIRST(&mappings);
+    while (m && m->p != (CUdeviceptr)(uintptr_t)p)
+        m = SLIST_NEXT(m, entry);
+    if (m)
+        SLIST_REMOVE(&mappings, m, mapping, entry);
     pthread_mutex_unlock(&lock);
     if (m) {
         (void)cuda()->vmm_unmap(m->p, m->bytes);

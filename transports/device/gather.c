@@ -1,11 +1,7 @@
 #include "transports/device/gather.h"
 #include <assert.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-
-#define THREADS     256U
-#define MOST_BLOCKS 16384U /* more than run at once, so that those which end early take the next */
 
 void ws_gather_init(struct ws_gather *g)
 {
@@ -14,14 +10,13 @@ void ws_gather_init(struct ws_gather *g)
 
 void ws_gather_free(struct ws_gather *g)
 {
-    free(g->items);
-    free(g->units);
-    ws_gather_init(g);
+    ws_gather_items_reset(&g->items);
+    ws_gather_units_reset(&g->units);
 }
 
 void ws_gather_clear(struct ws_gather *g)
 {
-    g->n = 0;
+    g->items.len = g->units.len = 0;
 }
 
 /* --- a box as an item --- */
@@ -36,14 +31,14 @@ static uint64_t address_of(const void *p)
     return (uint64_t)(uintptr_t)p;
 }
 
-bool ws_gather_takes(const struct ws_runs *r, const void *src, uint64_t from, uint64_t bytes, const void *dst,
-                     enum ws_gather_form form)
+bool ws_gather_supports(const struct ws_box_extents *r, const void *src, uint64_t from, uint64_t bytes,
+                        const void *dst, enum ws_gather_form form)
 {
     const size_t to_bytes = r->element_bytes, from_bytes = r->src_element_bytes;
     const uint64_t to = address_of(dst) + (form == WS_GATHER_PLACED ? r->begin : 0);
     if (!is_width(to_bytes) || !is_width(from_bytes))
         return false;
-    bool fits = r->run_bytes / to_bytes <= INT32_MAX || (r->n_loops == 0 && bytes / to_bytes <= INT32_MAX);
+    bool fits = r->extent_bytes / to_bytes <= INT32_MAX || (r->n_loops == 0 && bytes / to_bytes <= INT32_MAX);
     for (unsigned l = 0; l < r->n_loops; l++)
         fits = fits && r->count[l] <= INT32_MAX;
     return fits && from % to_bytes == 0 && bytes % to_bytes == 0 && to % to_bytes == 0 &&
@@ -68,21 +63,21 @@ static void add_dim(struct ws_gather_item *i, uint64_t size, int64_t src_stride,
 }
 
 /* The box's dimensions, innermost first. Packed: what one element steps over is what lies inside. */
-static void shape(struct ws_gather_item *i, const struct ws_runs *r, enum ws_gather_form form)
+static void shape(struct ws_gather_item *i, const struct ws_box_extents *r, enum ws_gather_form form)
 {
-    const uint64_t run = r->run_bytes / r->element_bytes;
+    const uint64_t run = r->extent_bytes / r->element_bytes;
     uint64_t inside = run;
-    add_dim(i, run, r->run_step / (int64_t)r->src_element_bytes, 1);
+    add_dim(i, run, r->extent_step / (int64_t)r->src_element_bytes, 1);
     for (unsigned l = r->n_loops; l-- > 0; inside *= r->count[l])
         add_dim(i, r->count[l], r->src_step[l] / (int64_t)r->src_element_bytes,
                 form == WS_GATHER_PACKED ? (int64_t)inside : (int64_t)(r->dst_step[l] / r->element_bytes));
 }
 
 /* What has no loops needs nothing of the box before the span and behind it. */
-static void straight(struct ws_gather_item *i, const struct ws_runs *r)
+static void straight(struct ws_gather_item *i, const struct ws_box_extents *r)
 {
-    const int64_t step = r->run_step / (int64_t)r->src_element_bytes;
-    i->src += i->first * (uint64_t)r->run_step;
+    const int64_t step = r->extent_step / (int64_t)r->src_element_bytes;
+    i->src += i->first * (uint64_t)r->extent_step;
     i->dst += i->first * i->dst_bytes;
     i->first = 0;
     add_dim(i, i->count, step, 1);
@@ -91,9 +86,9 @@ static void straight(struct ws_gather_item *i, const struct ws_runs *r)
 static bool has_pairs(const struct ws_gather_item *i)
 {
     const unsigned bytes = 2U * i->dst_bytes;
-    bool even = i->conversion == WS_KEEP && bytes <= 8 && i->src_stride[0] == 1 && i->dst_stride[0] == 1 &&
-                i->src % bytes == 0 && i->dst % bytes == 0 && i->size[0] % 2 == 0 && i->first % 2 == 0 &&
-                i->count % 2 == 0;
+    bool even = i->conversion == WS_SAME_TYPE && bytes <= 8 && i->src_stride[0] == 1 &&
+                i->dst_stride[0] == 1 && i->src % bytes == 0 && i->dst % bytes == 0 && i->size[0] % 2 == 0 &&
+                i->first % 2 == 0 && i->count % 2 == 0;
     for (unsigned d = 1; d < i->n_dims; d++)
         even = even && i->src_stride[d] % 2 == 0 && i->dst_stride[d] % 2 == 0;
     return even;
@@ -123,28 +118,12 @@ static uint32_t unit_of(const struct ws_gather_item *i)
 
 /* --- the list --- */
 
-static int make_room(struct ws_gather *g, struct ws_error *err)
-{
-    if (g->n < g->room)
-        return 0;
-    const uint32_t room = g->room ? 2 * g->room : 256;
-    struct ws_gather_item *items = realloc(g->items, room * sizeof(*items));
-    if (items)
-        g->items = items;
-    uint32_t *units = items ? realloc(g->units, (room + 1) * sizeof(*units)) : NULL;
-    if (!units)
-        return ws_error_set(err, ENOMEM, "no memory for a list of %u pieces to gather", room);
-    g->units = units;
-    g->room = room;
-    return 0;
-}
-
-int ws_gather_add(struct ws_gather *g, const struct ws_runs *r, const void *src, uint64_t from,
+int ws_gather_add(struct ws_gather *g, const struct ws_box_extents *r, const void *src, uint64_t from,
                   uint64_t bytes, void *dst, enum ws_gather_form form, uint32_t overflows,
                   struct ws_error *err)
 {
     assert(bytes > 0 && from <= r->bytes && bytes <= r->bytes - from);
-    assert(ws_gather_takes(r, src, from, bytes, dst, form));
+    assert(ws_gather_supports(r, src, from, bytes, dst, form));
     struct ws_gather_item i = {.src = address_of(src),
                                .dst = address_of(dst) + (form == WS_GATHER_PLACED ? r->begin : 0),
                                .first = from / r->element_bytes,
@@ -165,25 +144,21 @@ int ws_gather_add(struct ws_gather *g, const struct ws_runs *r, const void *src,
     }
     widen(&i);
     i.unit = unit_of(&i);
-    int rc = make_room(g, err);
-    if (rc < 0)
-        return rc;
-    const uint64_t before = g->n ? g->units[g->n] : 0, end = before + (i.count + i.unit - 1) / i.unit;
+    const uint64_t before = g->items.len ? g->units.ptr[g->items.len] : 0;
+    const uint64_t end = before + (i.count + i.unit - 1) / i.unit;
     if (end > UINT32_MAX)
-        return ws_error_set(err, E2BIG, "gathering %u pieces is more than one launch does", g->n + 1);
-    g->items[g->n] = i;
-    g->units[0] = 0;
-    g->units[++g->n] = (uint32_t)end;
+        return ws_error_set(err, E2BIG, "gathering %zu pieces is more than one launch does",
+                            g->items.len + 1);
+    if (ws_gather_units_reserve(&g->units, 2) < 0 || ws_gather_items_append(&g->items, i) < 0)
+        return ws_error_set(err, ENOMEM, "no memory for a list of %zu pieces to gather", g->items.len + 1);
+    g->units.ptr[0] = 0;
+    g->units.ptr[g->items.len] = (uint32_t)end;
+    g->units.len = g->items.len + 1;
     return 0;
 }
 
-int ws_gather_launch(struct ws_queue *q, const struct ws_gather_args *a, uint32_t n_units,
+int ws_gather_launch(struct ws_device_queue *q, const struct ws_gather_args *a, uint32_t n_units,
                      struct ws_error *err)
 {
-    const uint32_t warps = THREADS / 32, blocks = n_units / warps + (n_units % warps > 0);
-    struct ws_gather_args args = *a;
-    if (n_units == 0)
-        return 0;
-    return q->ops->launch(q, WS_KERNEL_GATHER, blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS, THREADS,
-                          (void *[]){&args}, err);
+    return ws_device_launch(q, WS_KERNEL_GATHER, n_units, a, err);
 }

@@ -1,4 +1,4 @@
-/* The host's own memory as a kind: copies are done when they are queued. */
+/* The host kind: the CPU's own memory. Copies are done when they are queued. */
 #include "transports/device/device.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
@@ -23,9 +23,9 @@ static unsigned one(void)
     return 1;
 }
 
-static void driver(char out[WS_DRIVER_CHARS])
+static void driver(char out[WS_DEVICE_DRIVER_CHARS])
 {
-    snprintf(out, WS_DRIVER_CHARS, "none");
+    snprintf(out, WS_DEVICE_DRIVER_CHARS, "none");
 }
 
 static int describe(int device, struct ws_device_info *out, struct ws_error *err)
@@ -70,30 +70,30 @@ static int range(int device, const void *p, const unsigned char **base, uint64_t
     (void)p;
     (void)base;
     (void)bytes;
-    return ws_error_set(err, EOPNOTSUPP, "nobody knows how large an allocation of the host is");
+    return ws_error_set(err, EOPNOTSUPP, "the size of an allocation of the host cannot be queried");
 }
 
-static int queue_new(int device, struct ws_queue **out, struct ws_error *err)
+static int queue_new(int device, struct ws_device_queue **out, struct ws_error *err)
 {
     *out = malloc(sizeof(**out));
     if (!*out)
         return ws_error_set(err, ENOMEM, "no memory for a queue");
-    **out = (struct ws_queue){.ops = &ws_host_device, .device = device};
+    **out = (struct ws_device_queue){.ops = &ws_host_device, .device = device};
     return 0;
 }
 
-static void queue_free(struct ws_queue *q)
+static void queue_free(struct ws_device_queue *q)
 {
     free(q);
 }
 
-static void *queue_stream(struct ws_queue *q)
+static void *queue_stream(struct ws_device_queue *q)
 {
     (void)q;
     return NULL;
 }
 
-static int follow(struct ws_queue *q, void *stream, struct ws_error *err)
+static int follow(struct ws_device_queue *q, void *stream, struct ws_error *err)
 {
     (void)q;
     (void)stream;
@@ -101,7 +101,7 @@ static int follow(struct ws_queue *q, void *stream, struct ws_error *err)
     return 0;
 }
 
-static int copy(struct ws_queue *q, void *dst, const void *src, size_t bytes, struct ws_error *err)
+static int copy(struct ws_device_queue *q, void *dst, const void *src, size_t bytes, struct ws_error *err)
 {
     (void)q;
     (void)err;
@@ -109,7 +109,7 @@ static int copy(struct ws_queue *q, void *dst, const void *src, size_t bytes, st
     return 0;
 }
 
-static int copy_box(struct ws_queue *q, const struct ws_box_copy *b, struct ws_error *err)
+static int copy_box(struct ws_device_queue *q, const struct ws_device_box_copy *b, struct ws_error *err)
 {
     (void)q;
     (void)err;
@@ -120,7 +120,7 @@ static int copy_box(struct ws_queue *q, const struct ws_box_copy *b, struct ws_e
     return 0;
 }
 
-static int fill(struct ws_queue *q, void *dst, unsigned char byte, size_t bytes, struct ws_error *err)
+static int fill(struct ws_device_queue *q, void *dst, unsigned char byte, size_t bytes, struct ws_error *err)
 {
     (void)q;
     (void)err;
@@ -128,7 +128,7 @@ static int fill(struct ws_queue *q, void *dst, unsigned char byte, size_t bytes,
     return 0;
 }
 
-static int launch(struct ws_queue *q, enum ws_kernel k, unsigned blocks, unsigned threads, void **args,
+static int launch(struct ws_device_queue *q, enum ws_kernel k, unsigned blocks, unsigned threads, void **args,
                   struct ws_error *err)
 {
     (void)k;
@@ -138,35 +138,35 @@ static int launch(struct ws_queue *q, enum ws_kernel k, unsigned blocks, unsigne
     return no_kernels(q->device, err);
 }
 
-static int finish(struct ws_queue *q, struct ws_error *err)
+static int finish(struct ws_device_queue *q, struct ws_error *err)
 {
     (void)q;
     (void)err;
     return 0;
 }
 
-static int event_new(int device, bool shared, struct ws_event **out, struct ws_error *err)
+static int event_new(int device, bool shared, struct ws_device_event **out, struct ws_error *err)
 {
     (void)shared;
     *out = malloc(sizeof(**out));
     if (!*out)
         return ws_error_set(err, ENOMEM, "no memory for an event");
-    **out = (struct ws_event){.ops = &ws_host_device, .device = device};
+    **out = (struct ws_device_event){.ops = &ws_host_device, .device = device};
     return 0;
 }
 
-static void event_free(struct ws_event *m)
+static void event_free(struct ws_device_event *m)
 {
     free(m);
 }
 
-static int record(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
+static int record(struct ws_device_queue *q, struct ws_device_event *m, struct ws_error *err)
 {
     (void)m;
     return finish(q, err);
 }
 
-static int event_passed(struct ws_event *m, struct ws_error *err)
+static int event_passed(struct ws_device_event *m, struct ws_error *err)
 {
     (void)m;
     (void)err;
@@ -208,28 +208,29 @@ static int not_shared(struct ws_error *err)
                         "the host's memory is shared by descriptors of its regions, not by handles");
 }
 
-static int extent(const void *p, struct ws_extent *out, struct ws_error *err)
+static int extent(const void *p, struct ws_device_extent *out, struct ws_error *err)
 {
     (void)p;
     (void)out;
     return not_shared(err);
 }
 
-static int share(const struct ws_extent *e, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
+static int share(const struct ws_device_extent *e, unsigned char handle[WS_DEVICE_HANDLE_BYTES],
+                 struct ws_error *err)
 {
     (void)e;
     (void)handle;
     return not_shared(err);
 }
 
-static int share_fd(const struct ws_extent *e, int *fd, struct ws_error *err)
+static int share_fd(const struct ws_device_extent *e, int *fd, struct ws_error *err)
 {
     (void)e;
     (void)fd;
     return not_shared(err);
 }
 
-static int open_handle(int device, const unsigned char handle[WS_HANDLE_BYTES], void **out,
+static int open_handle(int device, const unsigned char handle[WS_DEVICE_HANDLE_BYTES], void **out,
                        struct ws_error *err)
 {
     (void)device;
@@ -255,15 +256,16 @@ static void close_shared(int device, void *p)
     (void)p;
 }
 
-static int event_share(struct ws_event *m, unsigned char handle[WS_HANDLE_BYTES], struct ws_error *err)
+static int event_share(struct ws_device_event *m, unsigned char handle[WS_DEVICE_HANDLE_BYTES],
+                       struct ws_error *err)
 {
     (void)m;
     (void)handle;
     return not_shared(err);
 }
 
-static int event_open(int device, const unsigned char handle[WS_HANDLE_BYTES], struct ws_event **out,
-                      struct ws_error *err)
+static int event_open(int device, const unsigned char handle[WS_DEVICE_HANDLE_BYTES],
+                      struct ws_device_event **out, struct ws_error *err)
 {
     (void)device;
     (void)handle;
@@ -271,7 +273,7 @@ static int event_open(int device, const unsigned char handle[WS_HANDLE_BYTES], s
     return not_shared(err);
 }
 
-static int follow_event(struct ws_queue *q, struct ws_event *m, struct ws_error *err)
+static int follow_event(struct ws_device_queue *q, struct ws_device_event *m, struct ws_error *err)
 {
     (void)q;
     return event_passed(m, err);

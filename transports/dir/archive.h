@@ -10,9 +10,9 @@
  *     DIR/v1/MODEL/13/delta              of any other: the stream from the version before (delta/stream.h)
  *
  * A version is written into a folder beside, made durable, renamed, and only then listed; a listing is
- * replaced by a rename. One that goes is first taken out of the listing. So readers see whole versions only,
- * and what a crash leaves is removed when the archive is opened the next time. One process writes at a time
- * (a lock on DIR/v1/.lock). Not thread safe: one thread uses an archive. */
+ * replaced by a rename. A version that is dropped first leaves the listing. So readers see whole versions only,
+ * and what a crash leaves is removed when the archive is opened again. One process writes at a time (a lock on
+ * DIR/v1/.lock). Not thread safe: one thread uses an archive. */
 #ifndef WS_TRANSPORTS_DIR_ARCHIVE_H
 #define WS_TRANSPORTS_DIR_ARCHIVE_H
 #include "transports/delta/delta.h"
@@ -22,7 +22,7 @@
 extern const struct ws_transport_ops ws_archive_ops; /* reads one: archive_source.c */
 
 /* Is there an archive in this folder? */
-bool ws_archive_is_at(const char *dir);
+bool ws_archive_exists(const char *dir);
 
 struct ws_archive;
 /* Makes the archive where there is none; dir itself may be missing, but not its parent. -EBUSY: another
@@ -37,28 +37,29 @@ struct ws_archive_version {
     size_t json_bytes;
 };
 
-/* What is told and asked while a version is written; all may be NULL. */
-struct ws_archive_work {
+/* What is called while a version is written, on the thread that writes; all may be NULL. */
+struct ws_archive_hooks {
     /* Copies a block's bytes; needed for an anchor. 0 or -errno, which ends it. */
     int (*block)(void *arg, size_t file, size_t block, unsigned char *dst, struct ws_error *err);
-    void (*written)(void *arg, uint64_t bytes); /* bytes more are in the file system's hands */
+    void (*written)(void *arg, uint64_t bytes); /* so many bytes more were written */
     void *arg;
     const atomic_bool *stop; /* -ECANCELED */
 };
 
 /* Is this very version (by digest) in it? *depth: how many deltas lie between it and its anchor. */
 bool ws_archive_has(const struct ws_archive *a, const struct ws_manifest *m, unsigned *depth);
-/* Add a version: whole, or by the delta from one that is there. Nothing happens where it is there already;
- * one with its number and other content goes, with all that hangs on it. On failure the archive is as it was,
- * but for what was to be replaced. -ENOSPC and what else files fail with; -EBADMSG: bytes are not the
+/* Add a version: whole, or by the delta from one that is there. Nothing happens where it is there already. A
+ * version with its number and other content is dropped, with all versions that are deltas on it. On failure the
+ * archive is as it was, but for what was to be replaced. -ENOSPC and what else files fail with; -EBADMSG: bytes are not the
  * manifest's; of a delta also -ENOENT: its base is not in the archive, and -E2BIG: the chain would be too
  * long. */
 WS_MUST_USE int ws_archive_add(struct ws_archive *a, const struct ws_archive_version *v,
-                               const struct ws_archive_work *work, struct ws_error *err);
+                               const struct ws_archive_hooks *work, struct ws_error *err);
 WS_MUST_USE int ws_archive_add_delta(struct ws_archive *a, const struct ws_archive_version *v,
-                                     struct ws_delta *delta, const struct ws_archive_work *work,
+                                     struct ws_delta *delta, const struct ws_archive_hooks *work,
                                      struct ws_error *err);
-/* Removes all but the newest `keep` anchors of a model and what hangs on them. */
-WS_MUST_USE int ws_archive_keep(struct ws_archive *a, const char *model, unsigned keep, struct ws_error *err);
+/* Removes all but the newest `keep` anchors of a model, and the versions that are deltas on them. */
+WS_MUST_USE int ws_archive_prune(struct ws_archive *a, const char *model, unsigned keep,
+                                 struct ws_error *err);
 
 #endif

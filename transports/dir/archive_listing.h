@@ -1,11 +1,15 @@
-/* Archive listing: which versions an archive (archive.h) has, what each hangs on, and where they lie. Read
- * and written as the catalog's listing (catalog.h) with what only an archive says:
- *   {"seq":7,"static":true,"models":[{..., "versions":[{"version":9,...,"anchor":true},
- *     {"version":10,...,"anchor":false,"base":9,"base_run":"r1"}]}]}
- * static: nobody listens behind it, mounts send no reports there. anchor false: there is only the delta from
- * the base. Not thread safe. */
+/* Archive listing: which versions an archive (archive.h) has, what each is a delta on, and where they lie. In
+ * JSON it is the catalog's listing (catalog.h) with what only an archive says:
+ *
+ *     {"seq":7,"static":true,"models":[{..., "versions":[
+ *         {"version":9,...,"anchor":true},
+ *         {"version":10,...,"anchor":false,"base":9,"base_run":"r1"}]}]}
+ *
+ * static: there is no agent behind it, and mounts send it no reports. anchor false: the archive has only the
+ * delta from the base. Not thread safe. */
 #ifndef WS_TRANSPORTS_DIR_ARCHIVE_LISTING_H
 #define WS_TRANSPORTS_DIR_ARCHIVE_LISTING_H
+#include "transports/base/vector.h"
 #include "transports/base/version_id.h"
 #include "transports/format/manifest.h"
 #include <jansson.h>
@@ -14,26 +18,27 @@
 #define WS_ARCHIVE_PATH_BYTES 4096 /* of anything in it */
 
 struct ws_archive_entry {
-    struct ws_mark mark, base; /* base without a run: an anchor */
+    struct ws_version_id id, base; /* base without a lineage: an anchor */
     char digest[33];
     uint64_t bytes, created_ns;
 };
 
+WS_VECTOR(ws_archive_entries, struct ws_archive_entry);
+
 struct ws_archive_model {
     char name[WS_MAX_NAME + 1];
-    size_t n;
-    struct ws_archive_entry *entries; /* in the order in which they were committed */
+    struct ws_archive_entries entries; /* in the order in which they were committed */
 };
+WS_VECTOR(ws_archive_models, struct ws_archive_model);
 
 struct ws_archive_listing {
     uint64_t seq;
-    size_t n_models;
-    struct ws_archive_model *models; /* by name */
+    struct ws_archive_models models; /* by name */
 };
 
-static inline bool ws_archive_is_anchor(const struct ws_archive_entry *e)
+static inline bool ws_archive_entry_is_anchor(const struct ws_archive_entry *e)
 {
-    return !e->base.run[0];
+    return !e->base.lineage[0];
 }
 
 /* ROOT/v1/models; below: as ws_below_open. -ENOENT: there is no archive; -EBADMSG: damaged. */
@@ -43,10 +48,10 @@ void ws_archive_listing_free(struct ws_archive_listing *l);
 /* model NULL: all. New reference; NULL: no memory. */
 json_t *ws_archive_listing_json(const struct ws_archive_listing *l, const char *model);
 
-struct ws_archive_model *ws_archive_model(const struct ws_archive_listing *l, const char *name);
-/* run NULL or empty: of any lineage; a number is there once. Valid until the listing changes. */
-struct ws_archive_entry *ws_archive_entry(const struct ws_archive_listing *l, const char *model,
-                                          uint64_t version, const char *run);
+struct ws_archive_model *ws_archive_listing_find_model(const struct ws_archive_listing *l, const char *name);
+/* lineage NULL or empty: any; a number is there once. Valid until the listing changes. */
+struct ws_archive_entry *ws_archive_listing_find(const struct ws_archive_listing *l, const char *model,
+                                                 uint64_t version, const char *lineage);
 /* -E2BIG: more models or versions than a mount would list. -ENOMEM. */
 WS_MUST_USE int ws_archive_listing_add(struct ws_archive_listing *l, const char *model,
                                        const struct ws_archive_entry *e, struct ws_error *err);

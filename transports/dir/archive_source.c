@@ -1,7 +1,6 @@
 /* An archive (archive.h) as a source: dir:DIR where DIR/v1/models is. A version that is listed and cannot be
- * read is damage, and named by its file; one that is listed no more is gone. What is new shows by the
- * listing's file, which is looked at a few times a second: that also works where the folder is mounted over a
- * network. */
+ * read is damaged, and the error names its file; one that is no longer listed was dropped. New versions show by
+ * the listing's file, which is checked a few times a second: that works over network file systems, too. */
 #include "transports/base/below.h"
 #include "transports/base/file.h"
 #include "transports/base/name.h"
@@ -71,20 +70,20 @@ static int archive_open(const char *url, const struct ws_source_options *options
 
 /* --- what is there --- */
 
-/* Takes the entry of a version. -ENOENT: there was none yet; -ESTALE: it is listed no more. */
-static int find(const struct archive_source *s, const char *model, uint64_t version, const char *run,
-                struct ws_archive_entry *out, struct ws_error *err)
+/* Copies the entry of a version. -ENOENT: there was none yet; -ESTALE: it is no longer listed. */
+static int find_entry(const struct archive_source *s, const char *model, uint64_t version,
+                      const char *lineage, struct ws_archive_entry *out, struct ws_error *err)
 {
     struct ws_archive_listing listing;
     uint64_t newest = 0;
     int rc = ws_archive_listing_read(s->root, s->below, &listing, err);
     if (rc < 0)
         return rc;
-    const struct ws_archive_model *m = ws_archive_model(&listing, model);
-    const struct ws_archive_entry *e = ws_archive_entry(&listing, model, version, run);
-    for (size_t i = 0; m && i < m->n; i++)
-        if (m->entries[i].mark.version > newest)
-            newest = m->entries[i].mark.version;
+    const struct ws_archive_model *m = ws_archive_listing_find_model(&listing, model);
+    const struct ws_archive_entry *e = ws_archive_listing_find(&listing, model, version, lineage);
+    for (size_t i = 0; m && i < m->entries.len; i++)
+        if (m->entries.ptr[i].id.version > newest)
+            newest = m->entries.ptr[i].id.version;
     if (e)
         *out = *e;
     else if (version > newest)
@@ -96,12 +95,12 @@ static int find(const struct archive_source *s, const char *model, uint64_t vers
     return rc;
 }
 
-/* A file of a version could not be read: was it removed in order, or is the archive damaged? */
-static int missing(const struct archive_source *s, const char *model, uint64_t version, const char *run,
-                   const char *path, int code, struct ws_error *err)
+/* Why a file of a version could not be read: the version was dropped, or the archive is damaged. */
+static int unreadable(const struct archive_source *s, const char *model, uint64_t version,
+                      const char *lineage, const char *path, int code, struct ws_error *err)
 {
     struct ws_archive_entry e;
-    int rc = code == ENOENT ? find(s, model, version, run, &e, err) : 0;
+    int rc = code == ENOENT ? find_entry(s, model, version, lineage, &e, err) : 0;
     if (rc < 0)
         return rc;
     return ws_error_set(err, code == ENOENT ? EBADMSG : code, "the archive is damaged: cannot read %s: %s",
@@ -137,21 +136,22 @@ static int archive_models(struct ws_source *source, const char *model, uint64_t 
     }
 }
 
-static int archive_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
-                            const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
+static int archive_manifest(struct ws_source *source, const char *model, uint64_t version,
+                            const char *lineage, const atomic_bool *cancel, struct ws_manifest **out,
+                            struct ws_error *err)
 {
     (void)cancel;
     const struct archive_source *s = (struct archive_source *)source;
     char path[WS_ARCHIVE_PATH_BYTES], *text;
     struct ws_archive_entry e;
     size_t n;
-    int rc = find(s, model, version, run, &e, err);
+    int rc = find_entry(s, model, version, lineage, &e, err);
     if (rc < 0)
         return rc;
     ws_archive_path(path, s->root, model, version, "manifest");
     rc = ws_below_read(s->below, path, WS_MAX_MANIFEST_BYTES, &text, &n, err);
     if (rc < 0)
-        return missing(s, model, version, run, path, -rc, err);
+        return unreadable(s, model, version, lineage, path, -rc, err);
     rc = ws_manifest_from_json(text, n, out, err);
     free(text);
     if (rc < 0) {
@@ -164,26 +164,26 @@ static int archive_manifest(struct ws_source *source, const char *model, uint64_
     return rc;
 }
 
-static int archive_deltas(struct ws_source *source, const char *model, const struct ws_mark *version,
-                          const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n,
-                          struct ws_error *err)
+static int archive_deltas(struct ws_source *source, const char *model, const struct ws_version_id *version,
+                          const atomic_bool *cancel, struct ws_delta_entry out[WS_MAX_DELTA_ENTRIES],
+                          size_t *n, struct ws_error *err)
 {
     (void)cancel;
     const struct archive_source *s = (struct archive_source *)source;
     char path[WS_ARCHIVE_PATH_BYTES], *text;
     struct ws_archive_entry e;
     size_t bytes;
-    int rc = find(s, model, version->version, version->run, &e, err);
-    if (rc < 0 || ws_archive_is_anchor(&e))
+    int rc = find_entry(s, model, version->version, version->lineage, &e, err);
+    if (rc < 0 || ws_archive_entry_is_anchor(&e))
         return rc;
     ws_archive_path(path, s->root, model, version->version, "deltas");
     rc = ws_below_read(s->below, path, WS_MAX_REPLY_BYTES, &text, &bytes, err);
     if (rc < 0)
-        return missing(s, model, version->version, version->run, path, -rc, err);
+        return unreadable(s, model, version->version, version->lineage, path, -rc, err);
     json_t *file = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
     free(text);
     if (!json_is_array(json_object_get(file, "deltas")) ||
-        ws_delta_offers_read(json_object_get(file, "deltas"), out, n) < 0)
+        ws_delta_listing_read(json_object_get(file, "deltas"), out, n) < 0)
         rc = ws_error_set(err, EBADMSG, "the archive is damaged: %s is no list of deltas", path);
     json_decref(file);
     return rc;
@@ -229,14 +229,14 @@ static int archive_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct 
     struct archive_lane *l = (struct archive_lane *)lane;
     const struct archive_source *s = (struct archive_source *)lane->source;
     const struct ws_manifest *m = f->manifest;
-    const struct ws_bundle_file *file = &m->files[f->file];
+    const struct ws_manifest_file *file = &m->files[f->file];
     char what[WS_MAX_NAME + 8], path[WS_ARCHIVE_PATH_BYTES];
     snprintf(what, sizeof(what), "files/%s", file->name);
     ws_archive_path(path, s->root, m->model, m->version, what);
     int rc = open_file(l, path);
     for (size_t i = f->first; rc == 0 && i < f->first + f->n; i++) {
         unsigned char *dst = f->dst + i * WS_BLOCK_BYTES;
-        const size_t n = ws_block_len(file, i);
+        const size_t n = ws_manifest_block_bytes(file, i);
         if (f->cancel && atomic_load(f->cancel))
             return ws_error_set(err, ECANCELED, "the transfer was stopped");
         ssize_t got = ws_file_read(l->fd, dst, n, i * WS_BLOCK_BYTES);
@@ -250,23 +250,23 @@ static int archive_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct 
         else if (f->block(f->arg, i, file->hashes[i]))
             return ws_error_set(err, ECANCELED, "the transfer was stopped");
     }
-    return rc < 0 ? missing(s, m->model, m->version, m->run, path, -rc, err) : 0;
+    return rc < 0 ? unreadable(s, m->model, m->version, m->lineage, path, -rc, err) : 0;
 }
 
-/* The file is one stream: whatever part is asked for, all of it comes. */
+/* The file is one stream: whatever part is requested, all of it is read. */
 static int archive_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, struct ws_error *err)
 {
     struct archive_lane *l = (struct archive_lane *)lane;
     const struct archive_source *s = (struct archive_source *)lane->source;
-    const struct ws_mark *target = &f->link.target;
+    const struct ws_version_id *target = &f->link.target;
     char path[WS_ARCHIVE_PATH_BYTES];
     bool whole = false;
     ssize_t n = 0;
     ws_archive_path(path, s->root, f->model, target->version, "delta");
     int rc = open_file(l, path);
     if (rc < 0)
-        return missing(s, f->model, target->version, target->run, path, -rc, err);
-    struct ws_delta_reader *r = ws_delta_reader_new(&f->link, f->n_blocks, &f->taker);
+        return unreadable(s, f->model, target->version, target->lineage, path, -rc, err);
+    struct ws_delta_stream_reader *r = ws_delta_stream_reader_new(&f->link, f->n_blocks, &f->sink);
     if (!l->piece)
         l->piece = malloc(PIECE_BYTES);
     if (!r || !l->piece)
@@ -276,17 +276,17 @@ static int archive_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, s
         if (f->cancel && atomic_load(f->cancel))
             rc = ws_error_set(err, ECANCELED, "the transfer was stopped");
         else
-            rc = ws_delta_read(r, l->piece, (size_t)n, err);
+            rc = ws_delta_stream_read(r, l->piece, (size_t)n, err);
         if (rc > 0)
             rc = ws_error_set(err, ECANCELED, "the transfer was stopped");
         else if (rc == -EBADMSG)
             (void)ws_error_prefix(err, "the archive is damaged: %s", path);
     }
     if (rc == 0 && n < 0)
-        rc = missing(s, f->model, target->version, target->run, path, (int)-n, err);
-    if (rc == 0 && (!ws_delta_reader_ended(r, &whole) || !whole))
+        rc = unreadable(s, f->model, target->version, target->lineage, path, (int)-n, err);
+    if (rc == 0 && (!ws_delta_stream_reader_ended(r, &whole) || !whole))
         rc = ws_error_set(err, EBADMSG, "the archive is damaged: %s ends too early", path);
-    ws_delta_reader_free(r);
+    ws_delta_stream_reader_free(r);
     return rc;
 }
 

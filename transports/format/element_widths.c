@@ -13,19 +13,19 @@ static int by_place(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* A run goes on where the next tensor's elements fall in with it. */
-static void add(struct ws_widths *w, uint64_t begin, unsigned width)
+/* An extent goes on where the next tensor's elements have the same width and grid. */
+static void add(struct ws_element_widths *w, uint64_t begin, unsigned width)
 {
-    const struct ws_width_run *last = w->n ? &w->runs[w->n - 1] : NULL;
+    const struct ws_element_width_extent *last = w->n ? &w->extents[w->n - 1] : NULL;
     if (last && last->width == width && (begin - last->begin) % width == 0)
         return;
-    w->runs[w->n++] = (struct ws_width_run){begin, width};
+    w->extents[w->n++] = (struct ws_element_width_extent){begin, width};
 }
 
-struct ws_widths *ws_widths_new(const struct ws_safetensors *st)
+struct ws_element_widths *ws_element_widths_new(const struct ws_safetensors *st)
 {
     size_t n = st ? st->n_tensors : 0;
-    struct ws_widths *w = malloc(sizeof(*w) + (n + 1) * sizeof(w->runs[0]));
+    struct ws_element_widths *w = malloc(sizeof(*w) + (n + 1) * sizeof(w->extents[0]));
     const struct ws_tensor **order = malloc((n + 1) * sizeof(struct ws_tensor *));
     if (w && order) {
         w->n = 0;
@@ -44,15 +44,15 @@ struct ws_widths *ws_widths_new(const struct ws_safetensors *st)
     return w;
 }
 
-const struct ws_width_run *ws_widths_at(const struct ws_widths *w, uint64_t offset)
+const struct ws_element_width_extent *ws_element_widths_at(const struct ws_element_widths *w, uint64_t offset)
 {
     size_t low = 0, high = w->n;
     while (high - low > 1) {
         size_t mid = low + (high - low) / 2;
-        if (w->runs[mid].begin <= offset)
+        if (w->extents[mid].begin <= offset)
             low = mid;
         else
             high = mid;
     }
-    return &w->runs[low];
+    return &w->extents[low];
 }

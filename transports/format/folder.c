@@ -3,7 +3,9 @@
 #include "transports/format/folder.h"
 #include "transports/base/below.h"
 #include "transports/base/log.h"
+#include "transports/base/vector.h"
 #include "transports/format/folder_index.h"
+#include "transports/format/shards.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +18,6 @@
 
 #define SHOWN "%.160s"
 
-static const char weights_suffix[] = ".safetensors";
 static const char *const sidecar_suffixes[] = {".json", ".txt", ".model", ".tiktoken", ".jinja"};
 static const char *const pickle_suffixes[] = {".bin", ".pt", ".pth", ".ckpt"};
 
@@ -52,7 +53,7 @@ static void free_file(struct ws_folder_file *file)
 static int add_file(struct ws_folder *f, const char *name, const struct stat *stat, struct ws_error *err)
 {
     const uint64_t size_bytes = (uint64_t)stat->st_size;
-    struct ws_folder_file *files, file = {.size_bytes = size_bytes, .stamp = ws_stamp_of(stat)};
+    struct ws_folder_file *files, file = {.size_bytes = size_bytes, .stamp = ws_stamp_from_stat(stat)};
 
     if (!ws_name_is_file(name))
         return ws_error_set(err, EINVAL,
@@ -62,10 +63,10 @@ static int add_file(struct ws_folder *f, const char *name, const struct stat *st
                             name);
     if (f->n_files == WS_MAX_FILES)
         return ws_error_set(err, E2BIG, "the folder has more than %d files, the limit", WS_MAX_FILES);
-    if (size_bytes > (ends_with(name, weights_suffix) ? WS_MAX_FILE_BYTES : WS_MAX_SIDECAR_BYTES))
+    if (size_bytes > (ws_shard_is(name) ? WS_MAX_FILE_BYTES : WS_MAX_SIDECAR_BYTES))
         return ws_error_set(err, E2BIG, "%s has %lu bytes, more than the limit for such a file", name,
                             size_bytes);
-    files = reallocarray(f->files, f->n_files + 1, sizeof(*files));
+    files = ws_vector_room(f->files, f->n_files, sizeof(*files));
     if (!files)
         return out_of_memory(err);
     f->files = files;
@@ -115,7 +116,7 @@ static int look_at(struct ws_folder *f, const char *name, bool *pickles, struct 
         return 0;
     if (ENDS_WITH_ANY(name, pickle_suffixes))
         *pickles = true;
-    if (!ends_with(name, weights_suffix) && !ENDS_WITH_ANY(name, sidecar_suffixes)) {
+    if (!ws_shard_is(name) && !ENDS_WITH_ANY(name, sidecar_suffixes)) {
         leave_out(f, name);
         return 0;
     }
@@ -161,7 +162,7 @@ static int list(struct ws_folder *f, struct ws_error *err)
     if (f->n_files > 0)
         qsort(f->files, f->n_files, sizeof(*f->files), by_name);
     for (size_t i = 0; i < f->n_files; i++)
-        weights |= ends_with(f->files[i].name, weights_suffix);
+        weights |= ws_shard_is(f->files[i].name);
     if (!weights)
         return ws_error_set(err, ENOENT, "there is no *.safetensors file in it%s",
                             pickles ? "; its pickled weights (*.bin, *.pt) are not read: save it "
@@ -177,7 +178,7 @@ static void keep_wanted(struct ws_folder *f, const bool *wanted)
 
     for (size_t i = 0; i < f->n_files; i++) {
         struct ws_folder_file file = f->files[i];
-        if (!wanted[i] && ends_with(file.name, weights_suffix))
+        if (!wanted[i] && ws_shard_is(file.name))
             continue;
         f->files[i] = f->files[kept]; /* the unwanted ones end up behind */
         f->files[kept++] = file;
@@ -190,71 +191,6 @@ static void keep_wanted(struct ws_folder *f, const bool *wanted)
     f->n_files = kept;
 }
 
-/* NAME-00002-of-00005.safetensors: its parts. */
-struct shard_name {
-    size_t stem_bytes; /* "NAME-" */
-    int digits;        /* 5 */
-    unsigned long number, count;
-};
-
-static bool parse_shard_name(const char *name, struct shard_name *out)
-{
-    static const char decimal[] = "0123456789";
-    const char *of = NULL, *start, *count;
-    size_t digits;
-
-    for (const char *p = strstr(name, "-of-"); p; p = strstr(p + 1, "-of-"))
-        of = p;
-    if (!of || !ends_with(name, weights_suffix))
-        return false;
-    count = of + strlen("-of-");
-    digits = strspn(count, decimal);
-    if (digits == 0 || digits > 9 || strcmp(count + digits, weights_suffix) != 0)
-        return false;
-    for (start = of; start > name && strchr(decimal, start[-1]); start--)
-        ;
-    if (start == of || start == name || start[-1] != '-' || of - start > 9)
-        return false;
-    out->stem_bytes = (size_t)(start - name);
-    out->digits = (int)(of - start);
-    out->number = strtoul(start, NULL, 10);
-    out->count = strtoul(count, NULL, 10);
-    return true;
-}
-
-/* Are all shards of a set there whose name says how many they are? They are counted from 1, by a few
- * writers from 0. Needs the list sorted. */
-static int check_shards(const struct ws_folder *f, struct ws_error *err)
-{
-    struct shard_name before = {0}, s;
-    const char *set = NULL; /* a name of the set that was checked last */
-
-    for (size_t i = 0; i < f->n_files; i++) {
-        char name[WS_MAX_NAME + 1];
-        const char *tail;
-        unsigned long first;
-
-        if (!parse_shard_name(f->files[i].name, &s))
-            continue;
-        if (set && s.stem_bytes == before.stem_bytes && s.count == before.count &&
-            s.digits == before.digits && strncmp(set, f->files[i].name, s.stem_bytes) == 0)
-            continue;
-        set = f->files[i].name;
-        before = s;
-        tail = set + s.stem_bytes + s.digits;
-        first = s.number == 0 ? 0 : 1;
-        for (unsigned long k = first; k < first + s.count; k++) {
-            struct ws_folder_file wanted = {.name = name};
-            int n = snprintf(name, sizeof(name), "%.*s%0*lu%s", (int)s.stem_bytes, set, s.digits, k, tail);
-            if (n < 0 || (size_t)n >= sizeof(name) ||
-                !bsearch(&wanted, f->files, f->n_files, sizeof(*f->files), by_name))
-                return ws_error_set(err, ENOENT, "%s is missing: by their names there are %lu such files",
-                                    name, s.count);
-        }
-    }
-    return 0;
-}
-
 static int read_headers(struct ws_folder *f, struct ws_error *err)
 {
     size_t n_tensors = 0;
@@ -263,7 +199,7 @@ static int read_headers(struct ws_folder *f, struct ws_error *err)
         struct ws_folder_file *file = &f->files[i];
         int fd, rc;
 
-        if (!ends_with(file->name, weights_suffix))
+        if (!ws_shard_is(file->name))
             continue;
         fd = ws_folder_file_open(f, file, err);
         if (fd < 0)
@@ -316,33 +252,66 @@ static int check_unique(const struct ws_folder *f, struct ws_error *err)
     return rc;
 }
 
+static int read_index(const struct ws_folder *f, struct ws_folder_index **out, struct ws_error *err)
+{
+    const struct ws_folder_file wanted = {.name = WS_FOLDER_INDEX_NAME};
+    const struct ws_folder_file *file = bsearch(&wanted, f->files, f->n_files, sizeof(*f->files), by_name);
+    int fd, rc;
+
+    *out = NULL;
+    if (!file)
+        return 0;
+    fd = ws_folder_file_open(f, file, err);
+    if (fd < 0)
+        return fd;
+    rc = ws_folder_index_read(fd, out, err);
+    close(fd);
+    return rc;
+}
+
+/* Leaves out the weights that are not wanted. */
+static int select_weights(struct ws_folder *f, const struct ws_folder_index *index, struct ws_error *err)
+{
+    const char **names = calloc(f->n_files, sizeof(*names));
+    bool *wanted = calloc(f->n_files, sizeof(*wanted));
+    int rc = names && wanted ? 0 : out_of_memory(err);
+
+    for (size_t i = 0; rc == 0 && i < f->n_files; i++)
+        names[i] = f->files[i].name;
+    if (rc == 0)
+        rc = ws_shards_select(names, f->n_files, index, wanted, err);
+    if (rc == 0)
+        keep_wanted(f, wanted);
+    free(names);
+    free(wanted);
+    return rc;
+}
+
+static int check_index(const struct ws_folder *f, const struct ws_folder_index *index, struct ws_error *err)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < f->n_files; i++)
+        if (f->files[i].st)
+            rc = ws_folder_index_check(index, f->files[i].name, f->files[i].st, err);
+    return rc;
+}
+
 static int load(struct ws_folder *f, struct ws_error *err)
 {
     struct ws_folder_index *index = NULL;
-    bool *wanted = NULL;
     int rc = list(f, err);
 
-    if (rc < 0)
-        return rc;
-    rc = ws_folder_index_read(f, &index, err);
-    if (rc < 0)
-        return rc;
-    if (index) {
-        wanted = calloc(f->n_files, sizeof(*wanted));
-        rc = wanted ? ws_folder_index_select(index, f, wanted, err) : out_of_memory(err);
-        if (rc < 0)
-            goto out;
-        keep_wanted(f, wanted);
-    }
-    rc = check_shards(f, err);
+    if (rc == 0)
+        rc = read_index(f, &index, err);
+    if (rc == 0)
+        rc = select_weights(f, index, err);
     if (rc == 0)
         rc = read_headers(f, err);
     if (rc == 0 && index)
-        rc = ws_folder_index_check(index, f, err);
+        rc = check_index(f, index, err);
     if (rc == 0)
         rc = check_unique(f, err);
-out:
-    free(wanted);
     ws_folder_index_free(index);
     return rc;
 }
@@ -355,8 +324,8 @@ int ws_folder_file_open(const struct ws_folder *f, const struct ws_folder_file *
 
     if (fd < 0)
         return fd;
-    now = ws_stamp_of(&stat);
-    if (!ws_stamp_is(&now, &file->stamp)) {
+    now = ws_stamp_from_stat(&stat);
+    if (!ws_stamp_equal(&now, &file->stamp)) {
         close(fd);
         return ws_error_set(err, ESTALE, "%s was changed while its folder was read: let its writer finish",
                             file->path);

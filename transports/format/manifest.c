@@ -1,5 +1,6 @@
 /* The manifest: its construction, its digest. JSON is manifest_json.c's. */
 #include "transports/format/manifest.h"
+#include "transports/base/vector.h"
 #include <assert.h>
 #include <endian.h>
 #include <errno.h>
@@ -12,20 +13,20 @@
 
 #define MIN_HEADER_BYTES 10 /* a header's length and "{}" */
 
-bool ws_run_is_safe(const char *run)
+bool ws_lineage_is_safe(const char *lineage)
 {
-    size_t length = strnlen(run, WS_RUN_CHARS + 1);
+    size_t length = strnlen(lineage, WS_LINEAGE_CHARS + 1);
 
-    return length > 0 && length <= WS_RUN_CHARS &&
-           strspn(run, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == length;
+    return length > 0 && length <= WS_LINEAGE_CHARS &&
+           strspn(lineage, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == length;
 }
 
-size_t ws_blocks_of(uint64_t size_bytes)
+size_t ws_manifest_count_blocks(uint64_t size_bytes)
 {
     return size_bytes / WS_BLOCK_BYTES + (size_bytes % WS_BLOCK_BYTES != 0);
 }
 
-size_t ws_block_len(const struct ws_bundle_file *f, size_t block)
+size_t ws_manifest_block_bytes(const struct ws_manifest_file *f, size_t block)
 {
     assert(block < f->n_blocks);
     if (block + 1 < f->n_blocks)
@@ -33,7 +34,7 @@ size_t ws_block_len(const struct ws_bundle_file *f, size_t block)
     return f->size_bytes - block * WS_BLOCK_BYTES;
 }
 
-int ws_manifest_new(struct ws_manifest **out, const char *model, uint64_t version, const char *run,
+int ws_manifest_new(struct ws_manifest **out, const char *model, uint64_t version, const char *lineage,
                     struct ws_error *err)
 {
     struct ws_manifest *m;
@@ -41,11 +42,11 @@ int ws_manifest_new(struct ws_manifest **out, const char *model, uint64_t versio
     if (!model || !ws_name_is_offered(model))
         return ws_error_set(err, EINVAL, "\"%.100s\" cannot be a model's name: %s", model ? model : "",
                             WS_MODEL_NAME_RULE);
-    if (!run || !ws_run_is_safe(run))
+    if (!lineage || !ws_lineage_is_safe(lineage))
         return ws_error_set(err, EINVAL,
                             "\"%s\" cannot be a run id: use 1 to %d of letters, digits, '.', '_', "
                             "'-'",
-                            run ? run : "", WS_RUN_CHARS);
+                            lineage ? lineage : "", WS_LINEAGE_CHARS);
     if (version > INT64_MAX)
         return ws_error_set(err, EINVAL, "version %lu is over the limit of 2^63 - 1", version);
     m = calloc(1, sizeof(*m));
@@ -56,23 +57,8 @@ int ws_manifest_new(struct ws_manifest **out, const char *model, uint64_t versio
         return ws_error_set(err, ENOMEM, "out of memory for a manifest");
     }
     m->version = version;
-    strcpy(m->run, run); /* its length is checked above */
+    strcpy(m->lineage, lineage); /* its length is checked above */
     *out = m;
-    return 0;
-}
-
-/* Arrays grow by doubling; how much room there is follows from how much is used: 0, or the smallest
- * power of two that is not less. So one more needs memory exactly when the count is such a power. */
-static int make_room(void **array, size_t n, size_t element_bytes)
-{
-    void *grown;
-
-    if (n & (n - 1)) /* between two powers of two */
-        return 0;
-    grown = reallocarray(*array, n ? n * 2 : 1, element_bytes);
-    if (!grown)
-        return -ENOMEM;
-    *array = grown;
     return 0;
 }
 
@@ -105,11 +91,11 @@ static int check_file(const struct ws_manifest *m, const char *name, uint64_t si
 }
 
 int ws_manifest_add(struct ws_manifest *m, const char *name, uint64_t size_bytes, uint64_t header_bytes,
-                    struct ws_bundle_file **out, struct ws_error *err)
+                    struct ws_manifest_file **out, struct ws_error *err)
 {
-    struct ws_bundle_file f = {.size_bytes = size_bytes, .header_bytes = header_bytes};
+    struct ws_manifest_file f = {.size_bytes = size_bytes, .header_bytes = header_bytes};
     int rc = check_file(m, name, size_bytes, header_bytes, err);
-    void *files = m->files;
+    struct ws_manifest_file *files;
     size_t at = m->n_files;
 
     if (rc < 0)
@@ -118,10 +104,11 @@ int ws_manifest_add(struct ws_manifest *m, const char *name, uint64_t size_bytes
         at--;
     if (at < m->n_files && strcmp(m->files[at].name, name) == 0)
         return ws_error_set(err, EEXIST, "file \"%s\" is there twice", name);
-    f.n_blocks = ws_blocks_of(size_bytes);
+    f.n_blocks = ws_manifest_count_blocks(size_bytes);
     f.name = strdup(name);
     f.hashes = calloc(f.n_blocks + 1, sizeof(*f.hashes));
-    if (!f.name || !f.hashes || make_room(&files, m->n_files, sizeof(f)) < 0) {
+    files = f.name && f.hashes ? ws_vector_room(m->files, m->n_files, sizeof(f)) : NULL;
+    if (!files) {
         free(f.name);
         free(f.hashes);
         return ws_error_set(err, ENOMEM, "out of memory for a manifest of %zu files", m->n_files + 1);
@@ -136,7 +123,7 @@ int ws_manifest_add(struct ws_manifest *m, const char *name, uint64_t size_bytes
 
 int ws_manifest_freeze(struct ws_manifest *m, const char *tensor, struct ws_error *err)
 {
-    void *frozen = m->frozen;
+    char **frozen;
     char *name;
 
     if (tensor[0] == '\0' || strnlen(tensor, WS_MAX_TENSOR_NAME + 1) > WS_MAX_TENSOR_NAME)
@@ -145,7 +132,8 @@ int ws_manifest_freeze(struct ws_manifest *m, const char *tensor, struct ws_erro
     if (m->n_frozen == WS_MAX_TENSORS)
         return ws_error_set(err, E2BIG, "more than %d tensors are frozen, the limit", WS_MAX_TENSORS);
     name = strdup(tensor);
-    if (!name || make_room(&frozen, m->n_frozen, sizeof(char *)) < 0) {
+    frozen = name ? ws_vector_room(m->frozen, m->n_frozen, sizeof(char *)) : NULL;
+    if (!frozen) {
         free(name);
         return ws_error_set(err, ENOMEM, "out of memory for a manifest");
     }
@@ -169,7 +157,7 @@ static void hash_string(XXH3_state_t *state, const char *s)
     XXH3_128bits_update(state, s, length);
 }
 
-static void hash_file(XXH3_state_t *state, const struct ws_bundle_file *f)
+static void hash_file(XXH3_state_t *state, const struct ws_manifest_file *f)
 {
     hash_string(state, f->name);
     hash_number(state, f->size_bytes);
@@ -188,7 +176,7 @@ void ws_manifest_seal(struct ws_manifest *m)
     XXH3_128bits_reset(&state);
     XXH3_128bits_update(&state, start, strlen(start));
     hash_string(&state, m->model);
-    hash_string(&state, m->run);
+    hash_string(&state, m->lineage);
     hash_number(&state, m->version);
     hash_number(&state, m->n_files);
     m->total_bytes = 0;
@@ -209,10 +197,10 @@ void ws_manifest_seal(struct ws_manifest *m)
 
 static int by_name(const void *key, const void *file)
 {
-    return strcmp(key, ((const struct ws_bundle_file *)file)->name);
+    return strcmp(key, ((const struct ws_manifest_file *)file)->name);
 }
 
-const struct ws_bundle_file *ws_manifest_find(const struct ws_manifest *m, const char *name)
+const struct ws_manifest_file *ws_manifest_find(const struct ws_manifest *m, const char *name)
 {
     if (m->n_files == 0)
         return NULL;
@@ -222,11 +210,11 @@ const struct ws_bundle_file *ws_manifest_find(const struct ws_manifest *m, const
 int ws_manifest_copy(const struct ws_manifest *m, struct ws_manifest **out)
 {
     struct ws_manifest *copy = NULL;
-    int rc = ws_manifest_new(&copy, m->model, m->version, m->run, NULL);
+    int rc = ws_manifest_new(&copy, m->model, m->version, m->lineage, NULL);
 
     for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
-        const struct ws_bundle_file *f = &m->files[i];
-        struct ws_bundle_file *to;
+        const struct ws_manifest_file *f = &m->files[i];
+        struct ws_manifest_file *to;
         rc = ws_manifest_add(copy, f->name, f->size_bytes, f->header_bytes, &to, NULL);
         if (rc == 0)
             memcpy(to->hashes, f->hashes, f->n_blocks * sizeof(*f->hashes));

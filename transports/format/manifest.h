@@ -22,7 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct ws_bundle_file {
+struct ws_manifest_file {
     char *name; /* ws_name_is_safe */
     uint64_t size_bytes;
     uint64_t header_bytes; /* safetensors: bytes of the file before its tensor data; else 0 */
@@ -33,24 +33,24 @@ struct ws_bundle_file {
 struct ws_manifest {
     char *model;
     uint64_t version;
-    char run[WS_RUN_CHARS + 1]; /* lineage */
-    uint64_t created_ns;        /* CLOCK_REALTIME when it was committed */
-    uint64_t total_bytes;       /* of all files */
-    size_t n_files;             /* sorted by name (strcmp) */
-    struct ws_bundle_file *files;
+    char lineage[WS_LINEAGE_CHARS + 1];
+    uint64_t created_ns;  /* CLOCK_REALTIME when it was committed */
+    uint64_t total_bytes; /* of all files */
+    size_t n_files;       /* sorted by name (strcmp) */
+    struct ws_manifest_file *files;
     size_t n_frozen; /* tensors filled from a base checkpoint */
     char **frozen;
     char digest[33]; /* lower-case hex */
 };
 
-/* Empty manifest; files are then added. -EINVAL: model is no safe name, run is not 1 to WS_RUN_CHARS
+/* Empty manifest; files are then added. -EINVAL: model is no safe name, run is not 1 to WS_LINEAGE_CHARS
  * of its characters, version is over 2^63 - 1 (JSON ends there). The caller frees it. */
 WS_MUST_USE int ws_manifest_new(struct ws_manifest **out, const char *model, uint64_t version,
-                                const char *run, struct ws_error *err);
+                                const char *lineage, struct ws_error *err);
 /* Adds a file with all hashes zero; keeps name order. The returned pointer is valid until the next
  * add. header_bytes: 0 or that of a safetensors file. -EEXIST, -EINVAL (unsafe name), -E2BIG. */
 WS_MUST_USE int ws_manifest_add(struct ws_manifest *m, const char *name, uint64_t size_bytes,
-                                uint64_t header_bytes, struct ws_bundle_file **out, struct ws_error *err);
+                                uint64_t header_bytes, struct ws_manifest_file **out, struct ws_error *err);
 /* Adds the name of a frozen tensor (the only way to add one). -EINVAL, -E2BIG, -ENOMEM. */
 WS_MUST_USE int ws_manifest_freeze(struct ws_manifest *m, const char *tensor, struct ws_error *err);
 /* Computes total_bytes and digest; to be called once, when every hash is in. */
@@ -64,13 +64,13 @@ WS_MUST_USE int ws_manifest_to_json(const struct ws_manifest *m, char **json, si
 WS_MUST_USE int ws_manifest_from_json(const char *json, size_t len, struct ws_manifest **out,
                                       struct ws_error *err);
 /* NULL when there is no such file. Binary search. */
-const struct ws_bundle_file *ws_manifest_find(const struct ws_manifest *m, const char *name);
+const struct ws_manifest_file *ws_manifest_find(const struct ws_manifest *m, const char *name);
 WS_MUST_USE int ws_manifest_copy(const struct ws_manifest *m, struct ws_manifest **out);
 void ws_manifest_free(struct ws_manifest *m); /* NULL is fine */
-/* Is this a run id: 1 to WS_RUN_CHARS of [A-Za-z0-9._-]? */
-bool ws_run_is_safe(const char *run);
+/* Is this a run id: 1 to WS_LINEAGE_CHARS of [A-Za-z0-9._-]? */
+bool ws_lineage_is_safe(const char *lineage);
 /* Number of blocks of a size; length of block i of a file. */
-size_t ws_blocks_of(uint64_t size_bytes);
-size_t ws_block_len(const struct ws_bundle_file *f, size_t block);
+size_t ws_manifest_count_blocks(uint64_t size_bytes);
+size_t ws_manifest_block_bytes(const struct ws_manifest_file *f, size_t block);
 
 #endif

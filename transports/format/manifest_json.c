@@ -8,6 +8,8 @@
  * be there once. The keys may come in any order, so hashes are kept aside until the file's size is
  * known, and everything is checked at the end. */
 #include "transports/base/json_cursor.h"
+#include "transports/base/text.h"
+#include "transports/base/vector.h"
 #include "transports/format/manifest.h"
 #include <errno.h>
 #include <stdio.h>
@@ -34,7 +36,7 @@ static int put_string(FILE *f, const char *s, struct ws_error *err)
     return rc;
 }
 
-static int put_file(FILE *f, const struct ws_bundle_file *file, struct ws_error *err)
+static int put_file(FILE *f, const struct ws_manifest_file *file, struct ws_error *err)
 {
     int rc;
 
@@ -58,7 +60,7 @@ static int put_manifest(FILE *f, const struct ws_manifest *m, struct ws_error *e
     fprintf(f,
             ",\"version\":%lu,\"run\":\"%s\",\"created_ns\":%lu,\"block_bytes\":%lu,"
             "\"total_bytes\":%lu,\"digest\":\"%s\",\"files\":[",
-            m->version, m->run, m->created_ns, WS_BLOCK_BYTES, m->total_bytes, m->digest);
+            m->version, m->lineage, m->created_ns, WS_BLOCK_BYTES, m->total_bytes, m->digest);
     for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
         if (i > 0)
             fputc(',', f);
@@ -99,36 +101,25 @@ int ws_manifest_to_json(const struct ws_manifest *m, char **json, size_t *len, s
 }
 
 /* What is read before there is a manifest to put it in. */
+WS_VECTOR(hashes, uint64_t);
 struct reading {
     struct ws_manifest *m;
     struct ws_json j;
     char model[WS_MAX_NAME + 1];
-    char run[WS_RUN_CHARS + 1];
+    char lineage[WS_LINEAGE_CHARS + 1];
     char digest[sizeof(((struct ws_manifest *)0)->digest)];
     uint64_t format, version, created_ns, block_bytes, total_bytes;
     unsigned seen;
-    uint64_t *hashes; /* of the file that is being read */
-    size_t n_hashes, max_hashes;
+    struct hashes hashes; /* of the file that is being read */
 };
 
 static int add_hash(struct reading *r, const char *digits, struct ws_error *err)
 {
     uint64_t value = 0;
 
-    if (strlen(digits) != HASH_DIGITS || strspn(digits, "0123456789abcdef") != HASH_DIGITS)
+    if (ws_text_hash(digits, &value) < 0)
         return ws_error_set(err, EBADMSG, "\"%s\" is no hash of 16 lower-case digits", digits);
-    for (const char *p = digits; *p; p++)
-        value = value << 4 | (uint64_t)(*p <= '9' ? *p - '0' : *p - 'a' + 10);
-    if (r->n_hashes == r->max_hashes) {
-        size_t n = r->max_hashes ? r->max_hashes * 2 : 256;
-        uint64_t *grown = reallocarray(r->hashes, n, sizeof(*grown));
-        if (!grown)
-            return out_of_memory(err);
-        r->hashes = grown;
-        r->max_hashes = n;
-    }
-    r->hashes[r->n_hashes++] = value;
-    return 0;
+    return hashes_append(&r->hashes, value) < 0 ? out_of_memory(err) : 0;
 }
 
 static int read_hashes(struct reading *r, struct ws_error *err)
@@ -190,20 +181,21 @@ static int read_file(struct reading *r, struct ws_error *err)
 {
     char name[WS_MAX_NAME + 1] = "";
     uint64_t size = 0, header_bytes = 0;
-    struct ws_bundle_file *f;
+    struct ws_manifest_file *f;
     int rc;
 
-    r->n_hashes = 0;
+    r->hashes.len = 0;
     rc = read_file_fields(r, name, &size, &header_bytes, err);
     if (rc < 0) {
         ws_error_prefix(err, "file %zu (\"%s\")", r->m->n_files, name);
         return rc;
     }
-    if (r->n_hashes != ws_blocks_of(size))
-        return ws_error_set(err, EBADMSG, "file \"%s\" of %lu bytes has %zu hashes", name, size, r->n_hashes);
+    if (r->hashes.len != ws_manifest_count_blocks(size))
+        return ws_error_set(err, EBADMSG, "file \"%s\" of %lu bytes has %zu hashes", name, size,
+                            r->hashes.len);
     rc = ws_manifest_add(r->m, name, size, header_bytes, &f, err);
-    if (rc == 0 && r->n_hashes > 0)
-        memcpy(f->hashes, r->hashes, r->n_hashes * sizeof(*f->hashes));
+    if (rc == 0 && r->hashes.len > 0)
+        memcpy(f->hashes, r->hashes.ptr, r->hashes.len * sizeof(*f->hashes));
     return rc;
 }
 
@@ -253,7 +245,7 @@ static int read_members(struct reading *r, struct ws_error *err)
         {.key = "format", .number = &r->format},
         {.key = "model", .text = r->model, .text_bytes = sizeof(r->model)},
         {.key = "version", .number = &r->version},
-        {.key = "run", .text = r->run, .text_bytes = sizeof(r->run)},
+        {.key = "run", .text = r->lineage, .text_bytes = sizeof(r->lineage)},
         {.key = "created_ns", .number = &r->created_ns},
         {.key = "block_bytes", .number = &r->block_bytes},
         {.key = "total_bytes", .number = &r->total_bytes},
@@ -301,7 +293,7 @@ static int settle(struct reading *r, struct ws_error *err)
         return ws_error_set(err, EBADMSG, "its blocks have %lu bytes, here they have %lu", r->block_bytes,
                             WS_BLOCK_BYTES);
     /* The name checks are the constructor's. */
-    rc = ws_manifest_new(&named, r->model, r->version, r->run, err);
+    rc = ws_manifest_new(&named, r->model, r->version, r->lineage, err);
     if (rc < 0)
         return rc;
     free(m->model);
@@ -310,7 +302,7 @@ static int settle(struct reading *r, struct ws_error *err)
     ws_manifest_free(named);
     m->version = r->version;
     m->created_ns = r->created_ns;
-    memcpy(m->run, r->run, sizeof(m->run));
+    memcpy(m->lineage, r->lineage, sizeof(m->lineage));
     ws_manifest_seal(m);
     if (m->total_bytes != r->total_bytes)
         return ws_error_set(err, EBADMSG, "its files have %lu bytes, it says %lu", m->total_bytes,
@@ -338,7 +330,7 @@ int ws_manifest_from_json(const char *json, size_t len, struct ws_manifest **out
     rc = read_members(&r, err);
     if (rc == 0)
         rc = settle(&r, err);
-    free(r.hashes);
+    hashes_reset(&r.hashes);
     if (rc == 0) {
         *out = r.m;
         return 0;

@@ -1,6 +1,7 @@
 #include "transports/format/node_part.h"
 #include "transports/base/json_cursor.h"
 #include "transports/base/number.h"
+#include "transports/base/vector.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -11,8 +12,8 @@
 #define KEY_CHARS   64
 #define PIECE_CHARS (16UL << 10) /* of one piece: a name, escaped, and two lists of numbers */
 
-int ws_part_model(char out[WS_MAX_NAME + 1], const char *model, unsigned index, unsigned count,
-                  struct ws_error *err)
+int ws_node_part_model(char out[WS_MAX_NAME + 1], const char *model, unsigned index, unsigned count,
+                       struct ws_error *err)
 {
     int n = snprintf(out, WS_MAX_NAME + 1, "%s@%u.%u", model, index, count);
     if (n < 0 || n > WS_MAX_NAME)
@@ -24,9 +25,9 @@ int ws_part_model(char out[WS_MAX_NAME + 1], const char *model, unsigned index, 
     return 0;
 }
 
-void ws_part_tensor(char out[WS_PART_NAME_BYTES], size_t i)
+void ws_node_part_tensor(char out[WS_NODE_PART_NAME_BYTES], size_t i)
 {
-    snprintf(out, WS_PART_NAME_BYTES, "%07zu", i);
+    snprintf(out, WS_NODE_PART_NAME_BYTES, "%07zu", i);
 }
 
 /* --- written --- */
@@ -39,7 +40,7 @@ static json_t *numbers(const uint64_t *v, unsigned n)
     return a;
 }
 
-static json_t *piece_json(const struct ws_part_piece *p)
+static json_t *piece_json(const struct ws_node_part_piece *p)
 {
     if (p->range)
         return json_pack("{s:s,s:I,s:I}", "tensor", p->tensor, "start", (json_int_t)p->start, "count",
@@ -48,11 +49,11 @@ static json_t *piece_json(const struct ws_part_piece *p)
                      numbers(p->size, p->n_dims));
 }
 
-char *ws_part_to_json(const struct ws_part *p)
+char *ws_node_part_to_json(const struct ws_node_part *p)
 {
     json_t *files = json_array();
     for (size_t i = 0; i < p->n_files; i++) {
-        const struct ws_part_file *f = &p->files[i];
+        const struct ws_node_part_file *f = &p->files[i];
         json_t *pieces = json_array();
         for (size_t k = 0; k < f->n_pieces; k++)
             json_array_append_new(pieces, piece_json(&f->pieces[k]));
@@ -90,7 +91,7 @@ static int no_memory(struct ws_error *err)
     return ws_error_set(err, ENOMEM, "no memory for a part");
 }
 
-static int read_piece(const json_t *o, struct ws_part_piece *p, struct ws_error *err)
+static int read_piece(const json_t *o, struct ws_node_part_piece *p, struct ws_error *err)
 {
     const char *tensor = json_string_value(json_object_get(o, "tensor"));
     const json_t *start = json_object_get(o, "start");
@@ -110,19 +111,13 @@ static int read_piece(const json_t *o, struct ws_part_piece *p, struct ws_error 
 /* What is being read, and what of it there may still be. */
 struct reading {
     struct ws_json j;
-    struct ws_part *part;
+    struct ws_node_part *part;
     size_t pieces_left;
 };
 
-/* Room for one more of *n in *list, which doubles. */
-static void *grown(void *list, size_t n, size_t size)
+static int add_piece(struct reading *r, struct ws_node_part_file *f, struct ws_error *err)
 {
-    return n & (n - 1) ? list : reallocarray(list, n ? 2 * n : 1, size);
-}
-
-static int add_piece(struct reading *r, struct ws_part_file *f, struct ws_error *err)
-{
-    struct ws_part_piece *more = grown(f->pieces, f->n_pieces, sizeof(*more));
+    struct ws_node_part_piece *more = ws_vector_room(f->pieces, f->n_pieces, sizeof(*more));
     json_t *o;
     int rc;
     if (!more)
@@ -133,13 +128,13 @@ static int add_piece(struct reading *r, struct ws_part_file *f, struct ws_error 
     rc = ws_json_value(&r->j, PIECE_CHARS, &o, err);
     if (rc < 0)
         return rc;
-    f->pieces[f->n_pieces] = (struct ws_part_piece){0};
+    f->pieces[f->n_pieces] = (struct ws_node_part_piece){0};
     rc = read_piece(o, &f->pieces[f->n_pieces++], err);
     json_decref(o);
     return rc;
 }
 
-static int read_pieces(struct reading *r, struct ws_part_file *f, struct ws_error *err)
+static int read_pieces(struct reading *r, struct ws_node_part_file *f, struct ws_error *err)
 {
     int rc = ws_json_enter(&r->j, '[', err);
     while (rc == 0 && (rc = ws_json_element(&r->j, err)) == 1)
@@ -147,7 +142,7 @@ static int read_pieces(struct reading *r, struct ws_part_file *f, struct ws_erro
     return rc;
 }
 
-static int note(unsigned *seen, unsigned field, struct ws_error *err)
+static int record_key(unsigned *seen, unsigned field, struct ws_error *err)
 {
     if (*seen & field)
         return bad(err, "a key is there twice");
@@ -155,7 +150,7 @@ static int note(unsigned *seen, unsigned field, struct ws_error *err)
     return 0;
 }
 
-static int read_name(struct reading *r, struct ws_part_file *f, struct ws_error *err)
+static int read_name(struct reading *r, struct ws_node_part_file *f, struct ws_error *err)
 {
     char name[WS_MAX_NAME + 1];
     int rc = ws_json_string(&r->j, name, sizeof(name), err);
@@ -166,7 +161,7 @@ static int read_name(struct reading *r, struct ws_part_file *f, struct ws_error 
     return rc;
 }
 
-static int read_file(struct reading *r, struct ws_part_file *f, struct ws_error *err)
+static int read_file(struct reading *r, struct ws_node_part_file *f, struct ws_error *err)
 {
     enum { NAME = 1, BYTES = 2, HEADER = 4, PIECES = 8, ALL = 15 };
     char key[KEY_CHARS];
@@ -174,13 +169,13 @@ static int read_file(struct reading *r, struct ws_part_file *f, struct ws_error 
     int rc = ws_json_enter(&r->j, '{', err);
     while (rc == 0 && (rc = ws_json_member(&r->j, key, sizeof(key), err)) == 1) {
         if (strcmp(key, "name") == 0)
-            rc = (rc = note(&seen, NAME, err)) ? rc : read_name(r, f, err);
+            rc = (rc = record_key(&seen, NAME, err)) ? rc : read_name(r, f, err);
         else if (strcmp(key, "bytes") == 0)
-            rc = (rc = note(&seen, BYTES, err)) ? rc : ws_json_uint(&r->j, &f->size_bytes, err);
+            rc = (rc = record_key(&seen, BYTES, err)) ? rc : ws_json_uint(&r->j, &f->size_bytes, err);
         else if (strcmp(key, "header_bytes") == 0)
-            rc = (rc = note(&seen, HEADER, err)) ? rc : ws_json_uint(&r->j, &f->header_bytes, err);
+            rc = (rc = record_key(&seen, HEADER, err)) ? rc : ws_json_uint(&r->j, &f->header_bytes, err);
         else if (strcmp(key, "pieces") == 0)
-            rc = (rc = note(&seen, PIECES, err)) ? rc : read_pieces(r, f, err);
+            rc = (rc = record_key(&seen, PIECES, err)) ? rc : read_pieces(r, f, err);
         else
             rc = ws_json_skip(&r->j, err);
     }
@@ -192,16 +187,16 @@ static int read_file(struct reading *r, struct ws_part_file *f, struct ws_error 
 
 static int read_files(struct reading *r, struct ws_error *err)
 {
-    struct ws_part *p = r->part;
+    struct ws_node_part *p = r->part;
     int rc = ws_json_enter(&r->j, '[', err);
     while (rc == 0 && (rc = ws_json_element(&r->j, err)) == 1) {
-        struct ws_part_file *more = grown(p->files, p->n_files, sizeof(*more));
+        struct ws_node_part_file *more = ws_vector_room(p->files, p->n_files, sizeof(*more));
         if (!more)
             return no_memory(err);
         p->files = more;
         if (p->n_files == WS_MAX_FILES)
             return bad(err, "too many files");
-        more[p->n_files] = (struct ws_part_file){0};
+        more[p->n_files] = (struct ws_node_part_file){0};
         rc = read_file(r, &more[p->n_files++], err);
         if (rc == 0 && p->n_files > 1 && strcmp(more[p->n_files - 2].name, more[p->n_files - 1].name) >= 0)
             rc = bad(err, "its files are not in order");
@@ -212,24 +207,24 @@ static int read_files(struct reading *r, struct ws_error *err)
 static int read_part(struct reading *r, struct ws_error *err)
 {
     enum { FORMAT = 1, INDEX = 2, COUNT = 4, PLACEMENT = 8, FILES = 16, ALL = 31 };
-    struct ws_part *p = r->part;
+    struct ws_node_part *p = r->part;
     uint64_t index = 0, count = 0, format = 0;
     char key[KEY_CHARS];
     unsigned seen = 0;
     int rc = ws_json_enter(&r->j, '{', err);
     while (rc == 0 && (rc = ws_json_member(&r->j, key, sizeof(key), err)) == 1) {
         if (strcmp(key, "wsync_part") == 0)
-            rc = (rc = note(&seen, FORMAT, err)) ? rc : ws_json_uint(&r->j, &format, err);
+            rc = (rc = record_key(&seen, FORMAT, err)) ? rc : ws_json_uint(&r->j, &format, err);
         else if (strcmp(key, "index") == 0)
-            rc = (rc = note(&seen, INDEX, err)) ? rc : ws_json_uint(&r->j, &index, err);
+            rc = (rc = record_key(&seen, INDEX, err)) ? rc : ws_json_uint(&r->j, &index, err);
         else if (strcmp(key, "count") == 0)
-            rc = (rc = note(&seen, COUNT, err)) ? rc : ws_json_uint(&r->j, &count, err);
+            rc = (rc = record_key(&seen, COUNT, err)) ? rc : ws_json_uint(&r->j, &count, err);
         else if (strcmp(key, "placement") == 0)
-            rc = (rc = note(&seen, PLACEMENT, err))
+            rc = (rc = record_key(&seen, PLACEMENT, err))
                      ? rc
                      : ws_json_string(&r->j, p->placement, sizeof(p->placement), err);
         else if (strcmp(key, "files") == 0)
-            rc = (rc = note(&seen, FILES, err)) ? rc : read_files(r, err);
+            rc = (rc = record_key(&seen, FILES, err)) ? rc : read_files(r, err);
         else
             rc = ws_json_skip(&r->j, err);
     }
@@ -237,39 +232,40 @@ static int read_part(struct reading *r, struct ws_error *err)
         rc = ws_json_finish(&r->j, err);
     if (rc == 0 && (seen != ALL || format != 1))
         rc = bad(err, "it is not of format 1, or lacks index, count, placement or files");
-    if (rc == 0 && (count > WS_MAX_PARTS || index >= count || strlen(p->placement) != WS_PART_ID_CHARS))
+    if (rc == 0 &&
+        (count > WS_MAX_NODE_PARTS || index >= count || strlen(p->placement) != WS_NODE_PART_ID_CHARS))
         rc = bad(err, "no good index, count or placement");
     p->index = (unsigned)index;
     p->count = (unsigned)count;
     return rc;
 }
 
-int ws_part_from_json(const char *text, size_t n, struct ws_part **out, struct ws_error *err)
+int ws_node_part_from_json(const char *text, size_t n, struct ws_node_part **out, struct ws_error *err)
 {
     struct reading r = {.part = calloc(1, sizeof(*r.part)), .pieces_left = WS_MAX_TENSORS};
     int rc = r.part ? 0 : no_memory(err);
     *out = NULL;
-    if (rc == 0 && n > WS_MAX_PART_BYTES)
-        rc = bad(err, "it is longer than the limit of WS_MAX_PART_BYTES");
+    if (rc == 0 && n > WS_MAX_NODE_PART_BYTES)
+        rc = bad(err, "it is longer than the limit of WS_MAX_NODE_PART_BYTES");
     ws_json_start(&r.j, text, n);
     if (rc == 0)
         rc = read_part(&r, err);
     if (rc < 0) {
         if (rc == -EBADMSG)
-            (void)ws_error_prefix(err, "its " WS_PART_FILE " is damaged or of another release");
-        ws_part_free(r.part);
+            (void)ws_error_prefix(err, "its " WS_NODE_PART_FILE " is damaged or of another release");
+        ws_node_part_free(r.part);
         return rc;
     }
     *out = r.part;
     return 0;
 }
 
-void ws_part_free(struct ws_part *p)
+void ws_node_part_free(struct ws_node_part *p)
 {
     if (!p)
         return;
     for (size_t i = 0; p->files && i < p->n_files; i++) {
-        struct ws_part_file *f = &p->files[i];
+        struct ws_node_part_file *f = &p->files[i];
         for (size_t k = 0; f->pieces && k < f->n_pieces; k++)
             free(f->pieces[k].tensor);
         free(f->pieces);

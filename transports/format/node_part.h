@@ -1,10 +1,10 @@
-/* Part: what one node of a trainer that spans several holds of a version.
+/* Node part: what one node holds of a version, where a trainer spans several nodes.
  *
  * A part is a version of its own, of the model "MODEL@INDEX.COUNT", so that hashing, transfers, deltas,
  * leases and archives treat it like any other. Of each shard file of the whole version it has a safetensors
  * file of the same name whose tensors "0000000", "0000001", ... are the pieces that the node's ranks write,
- * dense. The file WS_PART_FILE says what they are. The part of the node with rank 0 has the rest, too:
- * sidecars and index under their own names, and the headers of the shard files as NAME WS_PART_HEADER.
+ * dense. The file WS_NODE_PART_FILE says what they are. The part of the node with rank 0 has the rest, too:
+ * sidecars and index under their own names, and the headers of the shard files as NAME WS_NODE_PART_HEADER.
  *
  * Merging is the other way round: all parts of one version and placement make the whole files again.
  * Everything that is read here is input: bounds and sizes are checked, and that the pieces cover each tensor
@@ -16,62 +16,65 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#define WS_PART_FILE       "wsync@part.json"
-#define WS_PART_HEADER     "@header"
-#define WS_PART_ID_CHARS   32
-#define WS_PART_NAME_BYTES 8 /* of a piece's tensor, with the NUL */
+#define WS_NODE_PART_FILE       "wsync@part.json"
+#define WS_NODE_PART_HEADER     "@header"
+#define WS_NODE_PART_ID_CHARS   32
+#define WS_NODE_PART_NAME_BYTES 8 /* of a piece's tensor, with the NUL */
 
 /* A box or a range (elements of the flattened tensor) of a tensor of the whole version. */
-struct ws_part_piece {
+struct ws_node_part_piece {
     char *tensor;
     bool range;
     unsigned n_dims; /* of the box */
     uint64_t offset[WS_MAX_DIMS], size[WS_MAX_DIMS];
     uint64_t start, count;
 };
-struct ws_part_file { /* a file of the WHOLE version */
+struct ws_node_part_file { /* a file of the WHOLE version */
     char *name;
     uint64_t size_bytes, header_bytes;
     size_t n_pieces; /* that this part has of it, in the order of their names */
-    struct ws_part_piece *pieces;
+    struct ws_node_part_piece *pieces;
 };
-struct ws_part {
+struct ws_node_part {
     unsigned index, count;
-    char placement[WS_PART_ID_CHARS + 1]; /* equal in all parts that belong together */
-    size_t n_files;                       /* all of the whole version, by name */
-    struct ws_part_file *files;
+    char placement[WS_NODE_PART_ID_CHARS + 1]; /* equal in all parts that belong together */
+    size_t n_files;                            /* all of the whole version, by name */
+    struct ws_node_part_file *files;
 };
 
 /* "actor@0.2" of the model "actor". -ENAMETOOLONG. */
-WS_MUST_USE int ws_part_model(char out[WS_MAX_NAME + 1], const char *model, unsigned index, unsigned count,
-                              struct ws_error *err);
+WS_MUST_USE int ws_node_part_model(char out[WS_MAX_NAME + 1], const char *model, unsigned index,
+                                   unsigned count, struct ws_error *err);
 /* The tensor of piece i in its file. */
-void ws_part_tensor(char out[WS_PART_NAME_BYTES], size_t i);
-/* The text of WS_PART_FILE; malloc, NUL-terminated. NULL: no memory. */
-char *ws_part_to_json(const struct ws_part *p);
-/* -EBADMSG: it is none, or longer than WS_MAX_PART_BYTES, with what is wrong. Never builds a tree of all of
+void ws_node_part_tensor(char out[WS_NODE_PART_NAME_BYTES], size_t i);
+/* The text of WS_NODE_PART_FILE; malloc, NUL-terminated. NULL: no memory. */
+char *ws_node_part_to_json(const struct ws_node_part *p);
+/* -EBADMSG: it is none, or longer than WS_MAX_NODE_PART_BYTES, with what is wrong. Never builds a tree of all of
  * it. */
-WS_MUST_USE int ws_part_from_json(const char *text, size_t n, struct ws_part **out, struct ws_error *err);
-void ws_part_free(struct ws_part *p); /* NULL is fine */
+WS_MUST_USE int ws_node_part_from_json(const char *text, size_t n, struct ws_node_part **out,
+                                       struct ws_error *err);
+void ws_node_part_free(struct ws_node_part *p); /* NULL is fine */
 
 /* One part of a merge. */
-struct ws_merge_part {
-    const char *from; /* for people: who has it */
+struct ws_node_part_source {
+    const char *from; /* for people: the agent that has it */
     const struct ws_manifest *manifest;
     const unsigned char *const *files; /* memory, one a file of the manifest; NULL for size 0 */
 };
-struct ws_merge;
+struct ws_node_part_merge;
 /* Reads and compares the parts; keeps pointers into them. *stop: this and the run end soon with -ECANCELED;
  * may be NULL. -EBADMSG: one is damaged; -EPROTO: they do not belong together, with two of them by name. */
-WS_MUST_USE int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_t n,
-                             const atomic_bool *stop, struct ws_error *err);
+WS_MUST_USE int ws_node_part_merge_new(struct ws_node_part_merge **out,
+                                       const struct ws_node_part_source *parts, size_t n,
+                                       const atomic_bool *stop, struct ws_error *err);
 /* The files of the whole version, by name. */
-size_t ws_merge_n_files(const struct ws_merge *m);
-const struct ws_part_file *ws_merge_file(const struct ws_merge *m, size_t i);
+size_t ws_node_part_merge_n_files(const struct ws_node_part_merge *m);
+const struct ws_node_part_file *ws_node_part_merge_file(const struct ws_node_part_merge *m, size_t i);
 /* Fills dst[i], one a file (NULL for size 0), and gives the whole version's manifest, hashed and sealed.
  */
-WS_MUST_USE int ws_merge_run(struct ws_merge *m, const char *model, unsigned char *const *dst,
-                             struct ws_workers *workers, struct ws_manifest **out, struct ws_error *err);
-void ws_merge_free(struct ws_merge *m);
+WS_MUST_USE int ws_node_part_merge_run(struct ws_node_part_merge *m, const char *model,
+                                       unsigned char *const *dst, struct ws_workers *workers,
+                                       struct ws_manifest **out, struct ws_error *err);
+void ws_node_part_merge_free(struct ws_node_part_merge *m);
 
 #endif

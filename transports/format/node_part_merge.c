@@ -1,6 +1,7 @@
 /* Merging parts into the whole version. First everything is checked and becomes copies: runs of bytes, or
  * slabs of a box, of a few MiB each; then all cores copy; then all cores hash what came out, block by block.
  */
+#include "transports/base/vector.h"
 #include "transports/format/node_part.h"
 #include "transports/format/node_part_overlap.h"
 #include "transports/simd/box.h"
@@ -21,21 +22,21 @@ struct job {
     uint64_t at; /* a run: in the file; a box: where its tensor begins */
     uint64_t bytes;
     const struct ws_tensor *tensor;
-    const struct ws_part_piece *piece;
+    const struct ws_node_part_piece *piece;
     uint64_t first, n; /* rows of the box, of its first dimension */
 };
+WS_VECTOR(jobs, struct job);
+WS_VECTOR(laid_pieces, struct ws_node_part_span);
 
-struct ws_merge {
-    const struct ws_merge_part *parts; /* as given */
+struct ws_node_part_merge {
+    const struct ws_node_part_source *parts; /* as given */
     size_t n_parts;
-    const struct ws_merge_part **in_order; /* by index of the part */
-    struct ws_part **described;            /* likewise */
-    struct ws_safetensors **headers;       /* of the whole version's files; NULL: none */
-    uint64_t *covered;                     /* bytes of tensors, a file */
-    struct job *jobs;
-    size_t n_jobs, cap_jobs;
-    struct ws_laid_piece *laid;
-    size_t n_laid, cap_laid;
+    const struct ws_node_part_source **in_order; /* by index of the part */
+    struct ws_node_part **described;             /* likewise */
+    struct ws_safetensors **headers;             /* of the whole version's files; NULL: none */
+    uint64_t *covered;                           /* bytes of tensors, a file */
+    struct jobs jobs;
+    struct laid_pieces laid;
     const atomic_bool *stop;
     /* while it runs */
     unsigned char *const *dst;
@@ -43,22 +44,22 @@ struct ws_merge {
     size_t hashing;
 };
 
-static const struct ws_part *first_of(const struct ws_merge *m)
+static const struct ws_node_part *first_of(const struct ws_node_part_merge *m)
 {
     return m->described[0];
 }
 
-size_t ws_merge_n_files(const struct ws_merge *m)
+size_t ws_node_part_merge_n_files(const struct ws_node_part_merge *m)
 {
     return first_of(m)->n_files;
 }
 
-const struct ws_part_file *ws_merge_file(const struct ws_merge *m, size_t i)
+const struct ws_node_part_file *ws_node_part_merge_file(const struct ws_node_part_merge *m, size_t i)
 {
     return &first_of(m)->files[i];
 }
 
-static bool is_stopped(const struct ws_merge *m)
+static bool is_stopped(const struct ws_node_part_merge *m)
 {
     return m->stop && atomic_load(m->stop);
 }
@@ -69,24 +70,24 @@ static int no_memory(struct ws_error *err)
 }
 
 /* Memory of a file of a part; NULL: it has none of that name. */
-static const unsigned char *memory_of(const struct ws_merge_part *p, const char *name, uint64_t *bytes)
+static const unsigned char *memory_of(const struct ws_node_part_source *p, const char *name, uint64_t *bytes)
 {
-    const struct ws_bundle_file *f = ws_manifest_find(p->manifest, name);
+    const struct ws_manifest_file *f = ws_manifest_find(p->manifest, name);
     *bytes = f ? f->size_bytes : 0;
     return f ? p->files[f - p->manifest->files] : NULL;
 }
 
 /* --- what is checked before anything is copied --- */
 
-static int read_parts(struct ws_merge *m, struct ws_error *err)
+static int read_parts(struct ws_node_part_merge *m, struct ws_error *err)
 {
     for (size_t i = 0; i < m->n_parts; i++) {
-        const struct ws_merge_part *p = &m->parts[i];
-        struct ws_part *part;
+        const struct ws_node_part_source *p = &m->parts[i];
+        struct ws_node_part *part;
         uint64_t n;
-        const unsigned char *text = memory_of(p, WS_PART_FILE, &n);
-        int rc = text ? ws_part_from_json((const char *)text, n, &part, err)
-                      : ws_error_set(err, EBADMSG, "it has no " WS_PART_FILE);
+        const unsigned char *text = memory_of(p, WS_NODE_PART_FILE, &n);
+        int rc = text ? ws_node_part_from_json((const char *)text, n, &part, err)
+                      : ws_error_set(err, EBADMSG, "it has no " WS_NODE_PART_FILE);
         if (rc < 0) {
             ws_error_prefix(err, "the part from %s", p->from);
             return rc;
@@ -95,7 +96,7 @@ static int read_parts(struct ws_merge *m, struct ws_error *err)
             rc = ws_error_set(err, EPROTO, "%s has part %u of %u, but %zu parts are to be merged%s", p->from,
                               part->index, part->count, m->n_parts,
                               part->count == m->n_parts ? ", and another is this one, too" : "");
-            ws_part_free(part);
+            ws_node_part_free(part);
             return rc;
         }
         m->described[part->index] = part;
@@ -104,27 +105,27 @@ static int read_parts(struct ws_merge *m, struct ws_error *err)
     return 0;
 }
 
-static int differ(const struct ws_merge *m, size_t i, const char *what, struct ws_error *err)
+static int differ(const struct ws_node_part_merge *m, size_t i, const char *what, struct ws_error *err)
 {
     return ws_error_set(err, EPROTO, "the parts from %s and %s are of different %s", m->in_order[0]->from,
                         m->in_order[i]->from, what);
 }
 
-static int compare_parts(const struct ws_merge *m, struct ws_error *err)
+static int compare_parts(const struct ws_node_part_merge *m, struct ws_error *err)
 {
     const struct ws_manifest *a = m->in_order[0]->manifest;
     for (size_t i = 1; i < m->n_parts; i++) {
         const struct ws_manifest *b = m->in_order[i]->manifest;
         if (a->version != b->version)
             return differ(m, i, "versions", err);
-        if (strcmp(a->run, b->run) != 0)
+        if (strcmp(a->lineage, b->lineage) != 0)
             return differ(m, i, "runs", err);
         if (strcmp(m->described[0]->placement, m->described[i]->placement) != 0)
             return differ(m, i, "placements", err);
         if (m->described[0]->n_files != m->described[i]->n_files)
             return differ(m, i, "files", err);
         for (size_t k = 0; k < m->described[0]->n_files; k++) {
-            const struct ws_part_file *f = &m->described[0]->files[k], *g = &m->described[i]->files[k];
+            const struct ws_node_part_file *f = &m->described[0]->files[k], *g = &m->described[i]->files[k];
             if (strcmp(f->name, g->name) != 0 || f->size_bytes != g->size_bytes ||
                 f->header_bytes != g->header_bytes)
                 return differ(m, i, "files", err);
@@ -133,39 +134,27 @@ static int compare_parts(const struct ws_merge *m, struct ws_error *err)
     return 0;
 }
 
-static int add_job(struct ws_merge *m, const struct job *job)
-{
-    if (m->n_jobs == m->cap_jobs) {
-        size_t cap = m->cap_jobs ? 2 * m->cap_jobs : 256;
-        struct job *more = realloc(m->jobs, cap * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        m->jobs = more;
-        m->cap_jobs = cap;
-    }
-    m->jobs[m->n_jobs++] = *job;
-    return 0;
-}
-
-static int add_run(struct ws_merge *m, size_t file, uint64_t at, const unsigned char *src, uint64_t bytes)
+static int add_run(struct ws_node_part_merge *m, size_t file, uint64_t at, const unsigned char *src,
+                   uint64_t bytes)
 {
     int rc = 0;
     for (uint64_t done = 0; rc == 0 && done < bytes; done += JOB_BYTES) {
         uint64_t n = bytes - done < JOB_BYTES ? bytes - done : JOB_BYTES;
-        rc = add_job(m, &(struct job){.file = file, .at = at + done, .src = src + done, .bytes = n});
+        rc =
+            jobs_append(&m->jobs, (struct job){.file = file, .at = at + done, .src = src + done, .bytes = n});
     }
     return rc;
 }
 
 /* What the node with rank 0 has whole: headers, index, sidecars. */
-static int take_whole(struct ws_merge *m, size_t i, struct ws_error *err)
+static int plan_whole(struct ws_node_part_merge *m, size_t i, struct ws_error *err)
 {
-    const struct ws_part_file *f = ws_merge_file(m, i);
-    char name[WS_MAX_NAME + sizeof(WS_PART_HEADER)];
+    const struct ws_node_part_file *f = ws_node_part_merge_file(m, i);
+    char name[WS_MAX_NAME + sizeof(WS_NODE_PART_HEADER)];
     const unsigned char *src = NULL;
     uint64_t want = f->header_bytes ? f->header_bytes : f->size_bytes, has = 0;
     size_t from = 0;
-    snprintf(name, sizeof(name), "%s%s", f->name, f->header_bytes ? WS_PART_HEADER : "");
+    snprintf(name, sizeof(name), "%s%s", f->name, f->header_bytes ? WS_NODE_PART_HEADER : "");
     for (; from < m->n_parts && !ws_manifest_find(m->in_order[from]->manifest, name); from++)
         ;
     if (from < m->n_parts)
@@ -193,7 +182,7 @@ static uint64_t elements_of(const struct ws_tensor *t)
 }
 
 /* Elements of a piece; UINT64_MAX: it does not lie in its tensor. */
-static uint64_t check_piece(const struct ws_part_piece *p, const struct ws_tensor *t)
+static uint64_t check_piece(const struct ws_node_part_piece *p, const struct ws_tensor *t)
 {
     uint64_t n = 1, all = elements_of(t);
     if (p->range)
@@ -208,22 +197,8 @@ static uint64_t check_piece(const struct ws_part_piece *p, const struct ws_tenso
     return n;
 }
 
-static int lay(struct ws_merge *m, const struct ws_tensor *t, const struct ws_part_piece *p)
-{
-    if (m->n_laid == m->cap_laid) {
-        size_t cap = m->cap_laid ? 2 * m->cap_laid : 256;
-        struct ws_laid_piece *more = realloc(m->laid, cap * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        m->laid = more;
-        m->cap_laid = cap;
-    }
-    m->laid[m->n_laid++] = ws_lay(t, p);
-    return 0;
-}
-
 /* A box as slabs of its first dimension. */
-static int add_box(struct ws_merge *m, const struct job *whole, uint64_t bytes)
+static int add_box(struct ws_node_part_merge *m, const struct job *whole, uint64_t bytes)
 {
     uint64_t rows = whole->piece->size[0], row = bytes / rows, step = JOB_BYTES / row;
     int rc = 0;
@@ -234,18 +209,18 @@ static int add_box(struct ws_merge *m, const struct job *whole, uint64_t bytes)
         j.first = first;
         j.n = rows - first < step ? rows - first : step;
         j.src += first * row;
-        rc = add_job(m, &j);
+        rc = jobs_append(&m->jobs, j);
     }
     return rc;
 }
 
-static int take_piece(struct ws_merge *m, size_t file, size_t from, size_t k, const struct ws_safetensors *st,
-                      const unsigned char *memory, struct ws_error *err)
+static int plan_piece(struct ws_node_part_merge *m, size_t file, size_t from, size_t k,
+                      const struct ws_safetensors *st, const unsigned char *memory, struct ws_error *err)
 {
-    const struct ws_part_piece *p = &m->described[from]->files[file].pieces[k];
+    const struct ws_node_part_piece *p = &m->described[from]->files[file].pieces[k];
     const struct ws_tensor *t = ws_safetensors_find(m->headers[file], p->tensor), *s;
-    char name[WS_PART_NAME_BYTES];
-    ws_part_tensor(name, k);
+    char name[WS_NODE_PART_NAME_BYTES];
+    ws_node_part_tensor(name, k);
     s = ws_safetensors_find(st, name);
     if (!t || !s || t->dtype != s->dtype)
         return ws_error_set(err, EBADMSG, "piece %zu (of %s) is not there, or of another dtype", k,
@@ -258,7 +233,7 @@ static int take_piece(struct ws_merge *m, size_t file, size_t from, size_t k, co
     m->covered[file] += bytes;
     if (bytes == 0)
         return 0;
-    if (lay(m, t, p) < 0)
+    if (laid_pieces_append(&m->laid, ws_node_part_span_init(t, p)) < 0)
         return no_memory(err);
     if (n == all || p->range || t->n_dims == 0)
         return add_run(m, file, t->begin + (p->range ? p->start * bits / 8 : 0), src, bytes) < 0
@@ -268,10 +243,10 @@ static int take_piece(struct ws_merge *m, size_t file, size_t from, size_t k, co
     return add_box(m, &j, bytes) < 0 ? no_memory(err) : 0;
 }
 
-static int take_pieces(struct ws_merge *m, size_t file, size_t from, struct ws_error *err)
+static int plan_pieces(struct ws_node_part_merge *m, size_t file, size_t from, struct ws_error *err)
 {
-    const struct ws_part_file *f = &m->described[from]->files[file];
-    const struct ws_merge_part *p = m->in_order[from];
+    const struct ws_node_part_file *f = &m->described[from]->files[file];
+    const struct ws_node_part_source *p = m->in_order[from];
     struct ws_safetensors *st = NULL;
     uint64_t bytes, header;
     if (f->n_pieces == 0)
@@ -283,23 +258,23 @@ static int take_pieces(struct ws_merge *m, size_t file, size_t from, struct ws_e
     if (rc == 0)
         rc = ws_safetensors_parse(memory, header, bytes, &st, err);
     for (size_t k = 0; rc == 0 && k < f->n_pieces; k++)
-        rc = take_piece(m, file, from, k, st, memory, err);
+        rc = plan_piece(m, file, from, k, st, memory, err);
     ws_safetensors_free(st);
     if (rc < 0)
         ws_error_prefix(err, "%s of the part from %s", f->name, p->from);
     return rc;
 }
 
-static int plan(struct ws_merge *m, struct ws_error *err)
+static int plan(struct ws_node_part_merge *m, struct ws_error *err)
 {
     int rc = 0;
-    for (size_t i = 0; rc == 0 && i < ws_merge_n_files(m); i++) {
-        const struct ws_part_file *f = ws_merge_file(m, i);
+    for (size_t i = 0; rc == 0 && i < ws_node_part_merge_n_files(m); i++) {
+        const struct ws_node_part_file *f = ws_node_part_merge_file(m, i);
         if (is_stopped(m))
             return ws_error_set(err, ECANCELED, "the merge of parts was stopped");
-        rc = take_whole(m, i, err);
+        rc = plan_whole(m, i, err);
         for (size_t k = 0; rc == 0 && k < m->n_parts; k++)
-            rc = take_pieces(m, i, k, err);
+            rc = plan_pieces(m, i, k, err);
         if (rc == 0 && f->header_bytes && m->covered[i] != f->size_bytes - f->header_bytes)
             rc = ws_error_set(err, EBADMSG,
                               "%s: the parts have %" PRIu64 " bytes of its %" PRIu64 " bytes of tensors",
@@ -308,10 +283,10 @@ static int plan(struct ws_merge *m, struct ws_error *err)
     return rc;
 }
 
-int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_t n, const atomic_bool *stop,
-                 struct ws_error *err)
+int ws_node_part_merge_new(struct ws_node_part_merge **out, const struct ws_node_part_source *parts, size_t n,
+                           const atomic_bool *stop, struct ws_error *err)
 {
-    struct ws_merge *m = calloc(1, sizeof(*m));
+    struct ws_node_part_merge *m = calloc(1, sizeof(*m));
     int rc = 0;
     *out = NULL;
     assert(n > 0);
@@ -321,7 +296,7 @@ int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_
     m->n_parts = n;
     m->stop = stop;
     m->in_order = calloc(n, sizeof(*m->in_order));
-    m->described = calloc(n, sizeof(struct ws_part *));
+    m->described = calloc(n, sizeof(struct ws_node_part *));
     if (!m->in_order || !m->described)
         rc = no_memory(err);
     if (rc == 0)
@@ -329,14 +304,14 @@ int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_
     if (rc == 0)
         rc = compare_parts(m, err);
     if (rc == 0) {
-        m->headers = calloc(ws_merge_n_files(m), sizeof(struct ws_safetensors *));
-        m->covered = calloc(ws_merge_n_files(m), sizeof(*m->covered));
+        m->headers = calloc(ws_node_part_merge_n_files(m), sizeof(struct ws_safetensors *));
+        m->covered = calloc(ws_node_part_merge_n_files(m), sizeof(*m->covered));
         rc = m->headers && m->covered ? plan(m, err) : no_memory(err);
     }
     if (rc == 0) /* their bytes add up, so where no two overlap each byte is written once */
-        rc = ws_part_overlaps(m->laid, m->n_laid, stop, err);
+        rc = ws_node_part_check_overlap(m->laid.ptr, m->laid.len, stop, err);
     if (rc < 0) {
-        ws_merge_free(m);
+        ws_node_part_merge_free(m);
         return rc;
     }
     *out = m;
@@ -347,8 +322,8 @@ int ws_merge_new(struct ws_merge **out, const struct ws_merge_part *parts, size_
 
 static void run_job(void *arg, size_t i)
 {
-    struct ws_merge *m = arg;
-    const struct job *j = &m->jobs[i];
+    struct ws_node_part_merge *m = arg;
+    const struct job *j = &m->jobs.ptr[i];
     if (is_stopped(m))
         return;
     if (!j->piece) {
@@ -370,25 +345,26 @@ static void run_job(void *arg, size_t i)
                          .size = size,
                          .src_strides = strides,
                          .element_bytes = ws_dtype_bits(j->tensor->dtype) / 8};
-    (void)ws_copy_box(m->dst[j->file] + j->at, j->src, &box);
+    (void)ws_box_copy(m->dst[j->file] + j->at, j->src, &box);
 }
 
 static void hash_block(void *arg, size_t block)
 {
-    struct ws_merge *m = arg;
-    struct ws_bundle_file *f = &m->manifest->files[m->hashing];
+    struct ws_node_part_merge *m = arg;
+    struct ws_manifest_file *f = &m->manifest->files[m->hashing];
     if (is_stopped(m))
         return;
-    f->hashes[block] = ws_hash(m->dst[m->hashing] + block * WS_BLOCK_BYTES, ws_block_len(f, block));
+    f->hashes[block] =
+        ws_hash(m->dst[m->hashing] + block * WS_BLOCK_BYTES, ws_manifest_block_bytes(f, block));
 }
 
-static int describe(struct ws_merge *m, const char *model, struct ws_error *err)
+static int describe(struct ws_node_part_merge *m, const char *model, struct ws_error *err)
 {
     int rc = ws_manifest_new(&m->manifest, model, m->in_order[0]->manifest->version,
-                             m->in_order[0]->manifest->run, err);
-    for (size_t i = 0; rc == 0 && i < ws_merge_n_files(m); i++) {
-        const struct ws_part_file *f = ws_merge_file(m, i);
-        struct ws_bundle_file *ignored;
+                             m->in_order[0]->manifest->lineage, err);
+    for (size_t i = 0; rc == 0 && i < ws_node_part_merge_n_files(m); i++) {
+        const struct ws_node_part_file *f = ws_node_part_merge_file(m, i);
+        struct ws_manifest_file *ignored;
         rc = ws_manifest_add(m->manifest, f->name, f->size_bytes, f->header_bytes, &ignored, err);
     }
     for (size_t k = 0; rc == 0 && k < m->n_parts; k++) {
@@ -401,13 +377,13 @@ static int describe(struct ws_merge *m, const char *model, struct ws_error *err)
     return rc;
 }
 
-int ws_merge_run(struct ws_merge *m, const char *model, unsigned char *const *dst, struct ws_workers *workers,
-                 struct ws_manifest **out, struct ws_error *err)
+int ws_node_part_merge_run(struct ws_node_part_merge *m, const char *model, unsigned char *const *dst,
+                           struct ws_workers *workers, struct ws_manifest **out, struct ws_error *err)
 {
     int rc = describe(m, model, err);
     m->dst = dst;
     if (rc == 0) {
-        ws_workers_run(workers, run_job, m, m->n_jobs);
+        ws_workers_run(workers, run_job, m, m->jobs.len);
         for (m->hashing = 0; m->hashing < m->manifest->n_files; m->hashing++)
             ws_workers_run(workers, hash_block, m, m->manifest->files[m->hashing].n_blocks);
         if (is_stopped(m))
@@ -424,19 +400,19 @@ int ws_merge_run(struct ws_merge *m, const char *model, unsigned char *const *ds
     return rc;
 }
 
-void ws_merge_free(struct ws_merge *m)
+void ws_node_part_merge_free(struct ws_node_part_merge *m)
 {
     if (!m)
         return;
-    for (size_t i = 0; m->headers && i < ws_merge_n_files(m); i++)
+    for (size_t i = 0; m->headers && i < ws_node_part_merge_n_files(m); i++)
         ws_safetensors_free(m->headers[i]);
     for (size_t i = 0; m->described && i < m->n_parts; i++)
-        ws_part_free(m->described[i]);
+        ws_node_part_free(m->described[i]);
     free(m->headers);
     free(m->covered);
     free(m->described);
     free(m->in_order);
-    free(m->jobs);
-    free(m->laid);
+    jobs_reset(&m->jobs);
+    laid_pieces_reset(&m->laid);
     free(m);
 }

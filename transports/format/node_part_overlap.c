@@ -5,9 +5,9 @@
 #define BITS       64
 #define LOOK_EVERY 1024 /* rows, at *stop */
 
-struct ws_laid_piece ws_lay(const struct ws_tensor *t, const struct ws_part_piece *p)
+struct ws_node_part_span ws_node_part_span_init(const struct ws_tensor *t, const struct ws_node_part_piece *p)
 {
-    struct ws_laid_piece l = {.tensor = t, .piece = p, .begin = p->start, .end = p->start + p->count};
+    struct ws_node_part_span l = {.tensor = t, .piece = p, .begin = p->start, .end = p->start + p->count};
     if (!p->range) {
         uint64_t step = 1;
         l.begin = 0;
@@ -22,7 +22,7 @@ struct ws_laid_piece ws_lay(const struct ws_tensor *t, const struct ws_part_piec
 
 static int by_begin(const void *x, const void *y)
 {
-    const struct ws_laid_piece *a = x, *b = y;
+    const struct ws_node_part_span *a = x, *b = y;
     if (a->tensor != b->tensor)
         return (uintptr_t)a->tensor < (uintptr_t)b->tensor ? -1 : 1;
     return a->begin < b->begin ? -1 : a->begin > b->begin;
@@ -52,8 +52,8 @@ static bool mark_run(const struct cover *c, uint64_t at, uint64_t n)
 }
 
 /* The next row of a box, whose first `outer` dimensions are counted; false: that was the last. */
-static bool next_row(const struct ws_laid_piece *l, unsigned outer, const uint64_t *steps, uint64_t *count,
-                     uint64_t *at)
+static bool next_row(const struct ws_node_part_span *l, unsigned outer, const uint64_t *steps,
+                     uint64_t *count, uint64_t *at)
 {
     for (unsigned d = outer; d-- > 0;) {
         *at += steps[d];
@@ -66,7 +66,7 @@ static bool next_row(const struct ws_laid_piece *l, unsigned outer, const uint64
 }
 
 /* 1: marked; 0: it overlaps; -ECANCELED. */
-static int mark_box(const struct cover *c, const struct ws_laid_piece *l)
+static int mark_box(const struct cover *c, const struct ws_node_part_span *l)
 {
     const uint64_t *size = l->piece->size, *shape = l->tensor->shape;
     uint64_t steps[WS_MAX_DIMS], count[WS_MAX_DIMS] = {0}, step = 1, at = l->begin, row = 1, rows = 0;
@@ -84,7 +84,7 @@ static int mark_box(const struct cover *c, const struct ws_laid_piece *l)
     return 1;
 }
 
-static int mark(const struct cover *c, const struct ws_laid_piece *l)
+static int mark(const struct cover *c, const struct ws_node_part_span *l)
 {
     if (c->stop && atomic_load(c->stop))
         return -ECANCELED;
@@ -92,7 +92,7 @@ static int mark(const struct cover *c, const struct ws_laid_piece *l)
 }
 
 /* Of pieces whose intervals follow each other without a gap, up to end. */
-static int check_group(const struct ws_laid_piece *laid, size_t n, uint64_t end, const atomic_bool *stop,
+static int check_group(const struct ws_node_part_span *laid, size_t n, uint64_t end, const atomic_bool *stop,
                        struct ws_error *err)
 {
     struct cover c = {.begin = laid[0].begin, .stop = stop};
@@ -111,7 +111,8 @@ static int check_group(const struct ws_laid_piece *laid, size_t n, uint64_t end,
     return rc < 0 ? ws_error_set(err, -rc, "the merge of parts was stopped") : 0;
 }
 
-int ws_part_overlaps(struct ws_laid_piece *laid, size_t n, const atomic_bool *stop, struct ws_error *err)
+int ws_node_part_check_overlap(struct ws_node_part_span *laid, size_t n, const atomic_bool *stop,
+                               struct ws_error *err)
 {
     int rc = 0;
     if (n > 1)

@@ -3,6 +3,7 @@
  * rule of the format is checked here, once, so that the rest of the program can trust offsets. */
 #include "transports/format/safetensors.h"
 #include "transports/base/json_cursor.h"
+#include "transports/base/vector.h"
 #include "transports/memory/available.h"
 #include <endian.h>
 #include <errno.h>
@@ -16,13 +17,12 @@
 #define TRIM_TENSORS 4096     /* headers with more leave enough freed memory behind to hand it back */
 #define SHOWN        "%.160s" /* a name in a sentence: the reason must still fit behind it */
 
+WS_VECTOR(tensors, struct ws_tensor);
 /* What grows while the header is walked. The names lie one after the other in the order of the
  * tensors, whose name pointers are set at the end, when the names no longer move. */
 struct builder {
-    struct ws_tensor *tensors;
-    size_t n_tensors, max_tensors;
-    char *names;
-    size_t names_bytes, max_names_bytes;
+    struct tensors tensors;
+    struct ws_bytes names;
     char *metadata;
     uint64_t data_begin, data_bytes;
 };
@@ -58,29 +58,6 @@ int ws_safetensors_header_bytes(const void *p, uint64_t file_bytes, uint64_t *ou
     *out = LENGTH_BYTES + length;
     return 0;
 }
-
-/* Room for one more tensor and its name; doubles. */
-static int reserve(struct builder *b, size_t name_bytes, struct ws_error *err)
-{
-    if (b->n_tensors == b->max_tensors) {
-        size_t n = b->max_tensors ? b->max_tensors * 2 : 64;
-        struct ws_tensor *tensors = reallocarray(b->tensors, n, sizeof(*tensors));
-        if (!tensors)
-            return out_of_memory(err);
-        b->tensors = tensors;
-        b->max_tensors = n;
-    }
-    if (b->max_names_bytes - b->names_bytes < name_bytes) {
-        size_t n = b->max_names_bytes ? b->max_names_bytes * 2 : 4096;
-        char *names = realloc(b->names, n);
-        if (!names)
-            return out_of_memory(err);
-        b->names = names;
-        b->max_names_bytes = n;
-    }
-    return 0;
-}
-_Static_assert(WS_MAX_TENSOR_NAME < 4096, "one doubling makes room for any name");
 
 /* Array of integers, at most max of them. */
 static int read_integers(struct ws_json *j, const char *what, uint64_t *values, size_t max, size_t *n,
@@ -194,7 +171,7 @@ static int read_tensor(struct builder *b, struct ws_json *j, const char *name, s
 
     if (name_bytes == 1)
         return ws_error_set(err, EBADMSG, "a tensor has an empty name");
-    if (b->n_tensors == WS_MAX_TENSORS)
+    if (b->tensors.len == WS_MAX_TENSORS)
         return ws_error_set(err, EBADMSG, "the file has more than %d tensors, the limit", WS_MAX_TENSORS);
     rc = read_fields(j, &t, offsets, err);
     if (rc == 0)
@@ -203,12 +180,8 @@ static int read_tensor(struct builder *b, struct ws_json *j, const char *name, s
         ws_error_prefix(err, "tensor \"" SHOWN "\"", name);
         return rc;
     }
-    rc = reserve(b, name_bytes, err);
-    if (rc < 0)
-        return rc;
-    b->tensors[b->n_tensors++] = t;
-    memcpy(b->names + b->names_bytes, name, name_bytes);
-    b->names_bytes += name_bytes;
+    if (ws_bytes_append_all(&b->names, name, name_bytes) < 0 || tensors_append(&b->tensors, t) < 0)
+        return out_of_memory(err);
     return 0;
 }
 
@@ -268,9 +241,9 @@ static int walk(struct builder *b, const char *text, size_t len, struct ws_error
 /* The result in one block of its exact size, tensors still in the order of the file. */
 static struct ws_safetensors *pack(const struct builder *b, uint64_t file_bytes)
 {
-    size_t tensors_bytes = b->n_tensors * sizeof(struct ws_tensor);
+    size_t tensors_bytes = b->tensors.len * sizeof(struct ws_tensor);
     size_t metadata_bytes = b->metadata ? strlen(b->metadata) + 1 : 0;
-    struct ws_safetensors *st = malloc(sizeof(*st) + tensors_bytes + b->names_bytes + metadata_bytes);
+    struct ws_safetensors *st = malloc(sizeof(*st) + tensors_bytes + b->names.len + metadata_bytes);
     char *names;
 
     if (!st)
@@ -278,13 +251,13 @@ static struct ws_safetensors *pack(const struct builder *b, uint64_t file_bytes)
     *st = (struct ws_safetensors){
         .file_bytes = file_bytes,
         .data_begin = b->data_begin,
-        .n_tensors = b->n_tensors,
+        .n_tensors = b->tensors.len,
         .tensors = (struct ws_tensor *)(st + 1),
     };
     names = (char *)(st->tensors + st->n_tensors);
-    if (b->n_tensors > 0) {
-        memcpy(st->tensors, b->tensors, tensors_bytes);
-        memcpy(names, b->names, b->names_bytes);
+    if (b->tensors.len > 0) {
+        memcpy(st->tensors, b->tensors.ptr, tensors_bytes);
+        memcpy(names, b->names.ptr, b->names.len);
     }
     for (size_t i = 0; i < st->n_tensors; i++) {
         st->tensors[i].name = names;
@@ -395,10 +368,10 @@ int ws_safetensors_parse(const void *p, size_t len, uint64_t file_bytes, struct 
     st = NULL;
 out:
     ws_safetensors_free(st);
-    free(b.tensors);
-    free(b.names);
+    tensors_reset(&b.tensors);
+    ws_bytes_reset(&b.names);
     free(b.metadata);
-    if (b.n_tensors > TRIM_TENSORS)
+    if (b.tensors.len > TRIM_TENSORS)
         ws_memory_trim();
     return rc;
 }

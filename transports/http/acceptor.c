@@ -18,7 +18,7 @@ struct ws_acceptor {
     char *name;
     int stop;
     pthread_t thread;
-    bool said_full; /* the thread's */
+    bool logged_full; /* the thread's */
 };
 
 static bool is_short_of_descriptors(int code)
@@ -26,16 +26,16 @@ static bool is_short_of_descriptors(int code)
     return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
 }
 
-static void say_full(struct ws_acceptor *a, int code)
+static void log_full(struct ws_acceptor *a, int code)
 {
-    if (!a->said_full)
+    if (!a->logged_full)
         ws_log(WS_LOG_WARN, a->o.part, "nobody more can connect to %s: %s; raise the limit of open files",
                a->name, strerror(code));
-    a->said_full = true;
+    a->logged_full = true;
 }
 
-/* Whether somebody more may be taken at once. */
-static bool take(struct ws_acceptor *a)
+/* Accepts one connection. True: the next may be accepted at once. */
+static bool accept_one(struct ws_acceptor *a)
 {
     if (a->o.has_room && !a->o.has_room(a->o.self))
         return false;
@@ -44,7 +44,7 @@ static bool take(struct ws_acceptor *a)
         a->o.came(a->o.self, sock);
     if (!is_short_of_descriptors(code))
         return true;
-    say_full(a, code);
+    log_full(a, code);
     return false;
 }
 
@@ -62,7 +62,7 @@ static void *work(void *arg)
         if (a->o.looks)
             a->o.looks(a->o.self);
         if (!more || p[1].revents)
-            more = take(a);
+            more = accept_one(a);
     }
     return NULL;
 }

@@ -1,5 +1,5 @@
-/* An acceptor: a thread that takes connections from a socket that listens. Where there are no descriptors it
- * says so once, looks again ten times a second, and goes on when there are again; who has connected waits. */
+/* Acceptor: a thread that accepts connections from a listening socket. When the process is out of descriptors, it logs
+ * that once, tries again ten times a second, and goes on once there are some; clients wait meanwhile. */
 #ifndef WS_TRANSPORTS_HTTP_ACCEPTOR_H
 #define WS_TRANSPORTS_HTTP_ACCEPTOR_H
 #include "transports/base/error.h"
@@ -12,11 +12,12 @@ struct ws_acceptor_options {
     /* All by the acceptor's thread. */
     void (*came)(void *self, int sock); /* its owner from now on */
     bool (*has_room)(void *self);       /* for one more; NULL: always */
-    void (*looks)(void *self);          /* once a second, and whenever somebody comes; or NULL */
+    void (*looks)(void *self);          /* once a second, and at each connection; or NULL */
     void *self;
 };
 /* 0 or a negative errno. */
 WS_MUST_USE int ws_acceptor_new(struct ws_acceptor **out, const struct ws_acceptor_options *o);
-void ws_acceptor_free(struct ws_acceptor *a); /* it calls nobody any more; NULL is fine */
+void ws_acceptor_free(
+    struct ws_acceptor *a); /* no function of the options is called any more; NULL is fine */
 
 #endif

@@ -15,13 +15,29 @@
 #define MAX_CA_BYTES   (1UL << 20)
 #define KEEP_S         4L /* a connection without a call, or a name's address: uvicorn closes after 5 s */
 
-/* What a server says ends up in messages, and some repeat the key that they did not like. */
+static void blank(char *text, const char *key, size_t n)
+{
+    const char *end = text + strlen(text);
+
+    for (char *p = text; n >= SHORTEST_TOKEN && (p = memmem(p, (size_t)(end - p), key, n)); p += n)
+        memset(p, '*', n);
+}
+
+/* What a server says ends up in messages, and some repeat the key that they did not like, as it is or as JSON
+ * writes it. */
 static void blank_token(char *text, const char *token)
 {
-    size_t n = token ? strlen(token) : 0;
+    json_t *value = token ? json_string(token) : NULL;
+    char *quoted = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
 
-    for (char *p = text; n >= SHORTEST_TOKEN && (p = strstr(p, token)); p += n)
-        memset(p, '*', n);
+    if (token)
+        blank(text, token, strlen(token));
+    if (quoted)
+        blank(text, quoted + 1, strlen(quoted) - 2);
+    else if (value)
+        text[0] = 0; /* no memory to look for it: nothing is shown */
+    free(quoted);
+    json_decref(value);
 }
 
 /* Over all connections that libcurl tried: it asks again, by itself, when one that it had kept turns out to
@@ -38,7 +54,7 @@ static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r,
                    const struct ws_http_transfer *t, const struct ws_http_text *reply, struct ws_error *err)
 {
     const char *why = ws_http_why(t, code);
-    const int number = reply->lacks_memory ? ENOMEM : ws_http_errno_of_curl(code);
+    const int number = reply->lacks_memory ? ENOMEM : ws_http_errno_from_curl(code);
 
     if (reply->is_too_big)
         return ws_error_set(err, EPROTO, "%s%s answered with more than %lu bytes: is this %s?", r->url,
@@ -99,7 +115,7 @@ static int set_options(CURL *easy, const struct ws_http_request *r, struct ws_ht
     bad |= curl_easy_setopt(easy, CURLOPT_FORBID_REUSE, r->fresh ? 1L : 0L);
     bad |= curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, KEEP_S);
     bad |= curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, KEEP_S);
-    bad |= curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, ws_http_take_text);
+    bad |= curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, ws_http_receive_text);
     bad |= curl_easy_setopt(easy, CURLOPT_WRITEDATA, reply);
     return bad ? -ENOMEM : 0;
 }
@@ -165,7 +181,7 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
         rc = -EACCES;
         goto out;
     }
-    rc = ws_http_run(http, easy, r, &code);
+    rc = ws_http_client_run(http, easy, r, &code);
     if (rc == -ECANCELED)
         ws_error_set(err, ECANCELED, "the call of %s%s was interrupted", r->url, r->path);
     else if (rc)
@@ -174,22 +190,22 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
         rc = explain(easy, code, r, &t, &body, err);
     if (rc)
         goto out;
-    if (!body.bytes && !(body.bytes = strdup(""))) {
+    if (!body.bytes.ptr && !(body.bytes.ptr = strdup(""))) {
         rc = ws_error_set(err, ENOMEM, "no memory for the reply of %s%s", r->url, r->path);
         goto out;
     }
     curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &out->status);
-    blank_token(body.bytes, r->token);
+    blank_token(body.bytes.ptr, r->token);
     for (size_t i = 0; i < sizeof(r->hidden) / sizeof(r->hidden[0]); i++)
-        blank_token(body.bytes, r->hidden[i]);
-    if (is_shallow(body.bytes, body.n))
-        out->json = json_loadb(body.bytes, body.n, JSON_REJECT_DUPLICATES, NULL);
-    out->text = body.bytes;
-    body.bytes = NULL;
+        blank_token(body.bytes.ptr, r->hidden[i]);
+    if (is_shallow(body.bytes.ptr, body.bytes.len))
+        out->json = json_loadb(body.bytes.ptr, body.bytes.len, JSON_REJECT_DUPLICATES, NULL);
+    out->text = body.bytes.ptr;
+    body.bytes.ptr = NULL;
 out:
     curl_easy_cleanup(easy);
     curl_slist_free_all(t.headers);
-    free(body.bytes);
+    free(body.bytes.ptr);
     free(text);
     free(url);
     return rc;

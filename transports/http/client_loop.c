@@ -67,8 +67,8 @@ static bool is_cancelled(const struct ws_http_request *r)
     return false;
 }
 
-/* Takes what was handed over; false: the loop ends. */
-static bool take(struct ws_http_client *h)
+/* Starts the transfers that were handed over; false: the loop ends. */
+static bool start_coming(struct ws_http_client *h)
 {
     pthread_mutex_lock(&h->lock);
     struct transfer *t = h->coming;
@@ -121,7 +121,7 @@ static void *loop(void *arg)
 {
     struct ws_http_client *h = arg;
     int n;
-    while (take(h)) {
+    while (start_coming(h)) {
         CURLMcode bad = curl_multi_perform(h->multi, &n);
         end_those_that_are_done(h);
         end_early(h, bad ? -EIO : 0);
@@ -134,7 +134,8 @@ static void *loop(void *arg)
     return NULL;
 }
 
-int ws_http_run(struct ws_http_client *h, CURL *easy, const struct ws_http_request *request, CURLcode *code)
+int ws_http_client_run(struct ws_http_client *h, CURL *easy, const struct ws_http_request *request,
+                       CURLcode *code)
 {
     struct transfer t = {.easy = easy, .request = request};
     if (curl_easy_setopt(easy, CURLOPT_PRIVATE, &t))

@@ -8,7 +8,7 @@
 /* Runs a prepared transfer to its end and waits for that; any thread, any number at once. 0: *code says how
  * it ended. -ECANCELED: one of the request's flags was set; -EIO: libcurl's own failure. In any case the loop
  * has let go of the handle, and of what it points to, when this returns. */
-WS_MUST_USE int ws_http_run(struct ws_http_client *http, CURL *easy, const struct ws_http_request *request,
-                            CURLcode *code);
+WS_MUST_USE int ws_http_client_run(struct ws_http_client *http, CURL *easy,
+                                   const struct ws_http_request *request, CURLcode *code);
 
 #endif

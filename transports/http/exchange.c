@@ -9,7 +9,7 @@
 #define MOST_ARGUMENTS    64
 #define MOST_TARGET_BYTES (16U << 10)
 
-/* --- its route, and who may --- */
+/* --- its route, and which clients it serves --- */
 
 static unsigned method_of(const char *name)
 {
@@ -36,11 +36,11 @@ static void find_route(struct ws_http_incoming *in)
     }
 }
 
-/* The one place where it is decided who may. */
-static bool is_one(const struct ws_http_incoming *in, enum ws_http_who who)
+/* The one place that decides which clients a route serves. */
+static bool is_allowed(const struct ws_http_incoming *in, enum ws_http_access access)
 {
     const char *token = in->server->token;
-    return who == WS_HTTP_ANYBODY || !token || ws_http_bearer(ws_http_header(in, "Authorization"), token);
+    return access == WS_HTTP_PUBLIC || !token || ws_http_bearer(ws_http_header(in, "Authorization"), token);
 }
 
 /* --- refusals --- */
@@ -67,11 +67,11 @@ static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws
 /* 0: it is served. */
 static unsigned status_of(const struct ws_http_incoming *in)
 {
-    return !in->route && in->allowed     ? MHD_HTTP_METHOD_NOT_ALLOWED
-           : !in->route                  ? MHD_HTTP_NOT_FOUND
-           : !is_one(in, in->route->who) ? MHD_HTTP_UNAUTHORIZED
-           : in->is_too_large            ? MHD_HTTP_CONTENT_TOO_LARGE
-                                         : 0;
+    return !in->route && in->allowed            ? MHD_HTTP_METHOD_NOT_ALLOWED
+           : !in->route                         ? MHD_HTTP_NOT_FOUND
+           : !is_allowed(in, in->route->access) ? MHD_HTTP_UNAUTHORIZED
+           : in->is_too_large                   ? MHD_HTTP_CONTENT_TOO_LARGE
+                                                : 0;
 }
 
 /* --- its parts, as they come --- */
@@ -84,9 +84,9 @@ void *ws_http_begin(void *cls, const char *uri, struct MHD_Connection *c)
     (void)c;
     for (i = 0; uri[i]; i++)
         n += uri[i] == '&';
-    /* Of a target with more, or longer, arguments than any has that is served nothing is left but "/", which is
-     * answered as all that is not there. libmicrohttpd, where its memory does not hold the arguments, never
-     * answers, and crashes if the client has gone. */
+    /* A target with more, or longer, arguments than any served one is cut to "/", which no route is for.
+     * libmicrohttpd, where its memory does not hold the arguments, never answers, and crashes if the client has
+     * gone. */
     if (n >= MOST_ARGUMENTS || i > MOST_TARGET_BYTES)
         memset((char *)(uintptr_t)uri + 1, 0, i - 1); /* it is a line of the connection's own buffer */
     if (in && !(in->target = strdup(uri))) {
@@ -102,31 +102,32 @@ void *ws_http_begin(void *cls, const char *uri, struct MHD_Connection *c)
     return in;
 }
 
-/* Why it is refused for its head alone; 0: it is not. The rest is not read then, and the connection ends. */
+/* The status with which its head alone is refused; 0: it is not. Of a refused request the rest is not read, and the
+ * connection ends. */
 static unsigned refusal_of_head(const struct ws_http_incoming *in)
 {
     const char *length = ws_http_header(in, "Content-Length");
-    const bool may = is_one(in, in->route ? in->route->who : WS_HTTP_TOKEN);
+    const bool allowed = is_allowed(in, in->route ? in->route->access : WS_HTTP_TOKEN);
     uint64_t bytes = 0;
-    if (!may && in->method == WS_HTTP_POST)
+    if (!allowed && in->method == WS_HTTP_POST)
         return MHD_HTTP_UNAUTHORIZED;
     if (length && (ws_text_u64(length, &bytes) < 0 || bytes > in->server->o.max_body))
         return MHD_HTTP_CONTENT_TOO_LARGE;
     return 0;
 }
 
-static enum MHD_Result take_head(struct ws_http_incoming *in)
+static enum MHD_Result receive_head(struct ws_http_incoming *in)
 {
     struct ws_http_server *s = in->server;
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(in->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     struct ws_http_answer a = {0};
     find_route(in);
-    if (!s->o.is_wary)
+    if (!s->o.limits_unauthenticated)
         return MHD_YES;
-    in->is_strange = !is_one(in, WS_HTTP_TOKEN);
-    if (!in->is_strange)
-        ws_http_stranger_is_known(&s->strangers, info ? info->socket_context : NULL);
+    in->is_unauthenticated = !is_allowed(in, WS_HTTP_TOKEN);
+    if (!in->is_unauthenticated)
+        ws_http_auth_quota_pass(&s->auth_quota, info ? info->socket_context : NULL);
     const unsigned status = refusal_of_head(in);
     if (status == 0)
         return MHD_YES;
@@ -134,23 +135,17 @@ static enum MHD_Result take_head(struct ws_http_incoming *in)
     return ws_http_send(in, &a);
 }
 
-static enum MHD_Result take_body(struct ws_http_incoming *in, const char *data, size_t *size)
+static enum MHD_Result receive_body(struct ws_http_incoming *in, const char *data, size_t *size)
 {
     const size_t n = *size, max = in->server->o.max_body;
     *size = 0;
-    if (max == 0 || in->is_strange)
+    if (max == 0 || in->is_unauthenticated)
         return MHD_YES;
-    if (in->is_too_large || n > max - in->n_body) {
+    if (in->is_too_large || n > max - in->body.len) {
         in->is_too_large = true; /* read to the end and answered then */
         return MHD_YES;
     }
-    char *more = realloc(in->body, in->n_body + n);
-    if (!more)
-        return MHD_NO;
-    memcpy(more + in->n_body, data, n);
-    in->body = more;
-    in->n_body += n;
-    return MHD_YES;
+    return ws_bytes_append_all(&in->body, data, n) == 0 ? MHD_YES : MHD_NO;
 }
 
 /* All of it is here, or it was suspended and is resumed. */
@@ -165,7 +160,7 @@ static enum MHD_Result answer(struct ws_http_incoming *in)
     const unsigned status = status_of(in);
     if (status)
         refuse(in, status, &a);
-    if (blocks) /* for as long as it takes: only idle connections are closed by the clock */
+    if (blocks) /* no timeout while a handler runs: only idle connections are closed by the clock */
         (void)MHD_set_connection_option(in->connection, MHD_CONNECTION_OPTION_TIMEOUT, 0U);
     if (!status && (!o->before || o->before(o->self, in, &a)))
         in->route->serve(o->self, in, &a);
@@ -188,9 +183,9 @@ enum MHD_Result ws_http_handle(void *cls, struct MHD_Connection *c, const char *
         in->path = url;
         in->method_name = method;
         in->method = method_of(method);
-        return take_head(in);
+        return receive_head(in);
     }
-    return *size > 0 ? take_body(in, data, size) : answer(in);
+    return *size > 0 ? receive_body(in, data, size) : answer(in);
 }
 
 void ws_http_end(void *cls, struct MHD_Connection *c, void **state, enum MHD_RequestTerminationCode code)
@@ -204,7 +199,7 @@ void ws_http_end(void *cls, struct MHD_Connection *c, void **state, enum MHD_Req
     if (s->o.ended)
         s->o.ended(s->o.self, in);
     json_decref(in->json);
-    free(in->body);
+    ws_bytes_reset(&in->body);
     free(in->target);
     free(in);
     *state = NULL;

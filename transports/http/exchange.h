@@ -1,17 +1,17 @@
-/* A server's inside, shared by its files: server (life), exchange (a request from its first line to its end),
- * incoming and answer (what handlers see of it). */
+/* The server's internals, shared by its files: server (its life), exchange (a request from its first line to its
+ * end), incoming and answer (what handlers see of it). */
 #ifndef WS_TRANSPORTS_HTTP_EXCHANGE_H
 #define WS_TRANSPORTS_HTTP_EXCHANGE_H
+#include "transports/http/auth_quota.h"
 #include "transports/http/server.h"
-#include "transports/http/strangers.h"
 #include <microhttpd.h>
 #include <stdatomic.h>
 
 struct ws_http_server {
-    struct ws_http_server_options o; /* its strings are the caller's, and gone, but for the token */
+    struct ws_http_server_options o; /* its strings are the caller's and no longer valid; copies follow */
     char *token, *cert, *key, *client_ca;
-    struct ws_http_strangers strangers;
-    struct ws_http_door *door;
+    struct ws_http_auth_quota auth_quota;
+    struct ws_http_listener *listener;
     unsigned port;
     _Atomic uint64_t requests;
     atomic_uint connections;
@@ -23,7 +23,7 @@ enum MHD_Result ws_http_handle(void *cls, struct MHD_Connection *c, const char *
                                const char *version, const char *data, size_t *size, void **state);
 void ws_http_end(void *cls, struct MHD_Connection *c, void **state, enum MHD_RequestTerminationCode code);
 
-int ws_http_socket_of(struct MHD_Connection *c);
+int ws_http_connection_socket(struct MHD_Connection *c);
 enum MHD_Result ws_http_send(const struct ws_http_incoming *in, struct ws_http_answer *a);
 
 #endif

@@ -32,12 +32,12 @@ void ws_http_arguments(const struct ws_http_incoming *in, json_t **object)
 
 json_t *ws_http_json(struct ws_http_incoming *in)
 {
-    if (!in->json && in->n_body > 0)
-        in->json = json_loadb(in->body, in->n_body, JSON_REJECT_DUPLICATES, NULL);
+    if (!in->json && in->body.len > 0)
+        in->json = json_loadb(in->body.ptr, in->body.len, JSON_REJECT_DUPLICATES, NULL);
     return in->json;
 }
 
-int ws_http_socket_of(struct MHD_Connection *c)
+int ws_http_connection_socket(struct MHD_Connection *c)
 {
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
     return info ? info->connect_fd : -1;
@@ -45,7 +45,7 @@ int ws_http_socket_of(struct MHD_Connection *c)
 
 int ws_http_socket(const struct ws_http_incoming *in)
 {
-    return ws_http_socket_of(in->connection);
+    return ws_http_connection_socket(in->connection);
 }
 
 void ws_http_peer(const struct ws_http_incoming *in, char out[96])

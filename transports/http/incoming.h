@@ -1,6 +1,7 @@
 /* A request as a server's handler sees it. */
 #ifndef WS_TRANSPORTS_HTTP_INCOMING_H
 #define WS_TRANSPORTS_HTTP_INCOMING_H
+#include "transports/base/vector.h"
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,11 +22,10 @@ struct ws_http_incoming {
     char *target, *query; /* path and query as sent, percent-encoded; NULL: no query */
     const char *path;     /* decoded, without the query */
     const char *method_name;
-    unsigned method; /* one of enum ws_http_methods */
-    char *body;      /* NULL: none */
-    size_t n_body;
-    json_t *json; /* of ws_http_json; a handler may put something else there */
-    void *own;    /* its handler's */
+    unsigned method;      /* one of enum ws_http_methods */
+    struct ws_bytes body; /* empty: none */
+    json_t *json;         /* of ws_http_json; a handler may put something else there */
+    void *own;            /* its handler's */
 
     /* The server's own. */
     struct ws_http_server *server;
@@ -33,7 +33,7 @@ struct ws_http_incoming {
     const struct ws_http_route *route; /* NULL: none */
     unsigned allowed;                  /* methods of a path whose route is NULL */
     bool is_too_large, is_counted;
-    bool is_strange; /* it has not shown a wary server the token: its body is read and dropped */
+    bool is_unauthenticated; /* no token, and the server limits such requests: its body is read and dropped */
 };
 
 const char *ws_http_header(const struct ws_http_incoming *in, const char *name);   /* or NULL */
@@ -43,7 +43,7 @@ void ws_http_arguments(const struct ws_http_incoming *in, json_t **object);
 /* The body, parsed once; NULL: there is none, or it is no JSON. Stays the request's. */
 json_t *ws_http_json(struct ws_http_incoming *in);
 
-/* The socket of the request's connection, and who is at its other end. */
+/* The socket of the request's connection, and the peer's address. */
 int ws_http_socket(const struct ws_http_incoming *in);
 void ws_http_peer(const struct ws_http_incoming *in, char out[96]);
 /* Until it is resumed nothing comes or goes on the connection, no clock runs, and it must not be freed. Then

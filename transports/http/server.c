@@ -1,7 +1,7 @@
 #include "transports/http/server.h"
 #include "transports/base/state_file.h"
-#include "transports/http/door.h"
 #include "transports/http/exchange.h"
+#include "transports/http/listener.h"
 #include <errno.h>
 #include <limits.h>
 #include <netinet/in.h>
@@ -16,19 +16,19 @@ static void connection_event(void *cls, struct MHD_Connection *c, void **state,
                              enum MHD_ConnectionNotificationCode code)
 {
     struct ws_http_server *s = cls;
-    const int sock = ws_http_socket_of(c), on = 1;
+    const int sock = ws_http_connection_socket(c), on = 1;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
         atomic_fetch_add(&s->connections, 1);
-        *state = s->o.is_wary ? ws_http_stranger_came(&s->strangers, sock) : NULL;
+        *state = s->o.limits_unauthenticated ? ws_http_auth_quota_add(&s->auth_quota, sock) : NULL;
         (void)setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         (void)setsockopt(sock, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
         return;
     }
     if (s->o.closed)
         s->o.closed(s->o.self, sock);
-    ws_http_stranger_left(&s->strangers, *state);
+    ws_http_auth_quota_remove(&s->auth_quota, *state);
     atomic_fetch_sub(&s->connections, 1);
-    ws_http_door_left(s->door);
+    ws_http_listener_closed(s->listener);
 }
 
 /* --- starting --- */
@@ -38,7 +38,7 @@ static int read_file(const char *path, char **out, struct ws_error *err)
 {
     size_t n = 0;
     *out = NULL;
-    int rc = path ? ws_keep_read(path, out, &n, err) : 0;
+    int rc = path ? ws_state_file_read(path, out, &n, err) : 0;
     if (rc == 0 && path && !*out)
         rc = ws_error_set(err, ENOENT, "%s: %s", path, strerror(ENOENT));
     else if (rc == 0 && path && n == 0)
@@ -65,7 +65,7 @@ static struct MHD_Daemon *start_daemon(struct ws_http_server *s)
         blocks ? (unsigned)MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL
                : (unsigned)MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     const unsigned flags = threads | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ITC |
-                           (tls ? (unsigned)MHD_USE_TLS : 0); /* the door listens */
+                           (tls ? (unsigned)MHD_USE_TLS : 0); /* the listener accepts for it */
     struct MHD_OptionItem tls_options[] = {
         {MHD_OPTION_HTTPS_MEM_CERT, 0, s->cert},
         {MHD_OPTION_HTTPS_MEM_KEY, 0, s->key},
@@ -90,15 +90,15 @@ static int start(struct ws_http_server *s, struct ws_error *err)
     if (rc == 0 && o->token && !(s->token = strdup(o->token)))
         rc = ws_error_set(err, ENOMEM, "no memory for an HTTP server");
     if (rc == 0)
-        rc =
-            ws_http_door_new(&s->door, o->listen, o->token || o->insecure, o->max_connections, &s->port, err);
+        rc = ws_http_listener_new(&s->listener, o->listen, o->token || o->insecure, o->max_connections,
+                                  &s->port, err);
     if (rc < 0)
         return rc;
     struct MHD_Daemon *daemon = start_daemon(s);
     if (!daemon)
         return ws_error_set(err, EIO, "the HTTP server on %s did not start%s", o->listen,
                             s->cert ? "; are certificate and key right?" : "");
-    return ws_http_door_open(s->door, daemon, err);
+    return ws_http_listener_start(s->listener, daemon, err);
 }
 
 int ws_http_server_new(struct ws_http_server **out, const struct ws_http_server_options *o,
@@ -108,7 +108,7 @@ int ws_http_server_new(struct ws_http_server **out, const struct ws_http_server_
     if (!s)
         return ws_error_set(err, ENOMEM, "no memory for an HTTP server");
     s->o = *o;
-    ws_http_strangers_init(&s->strangers, o->max_connections / 2);
+    ws_http_auth_quota_init(&s->auth_quota, o->max_connections / 2);
     const int rc = start(s, err);
     if (rc < 0)
         ws_http_server_free(s);
@@ -136,8 +136,8 @@ void ws_http_server_free(struct ws_http_server *s)
 {
     if (!s)
         return;
-    ws_http_door_free(s->door);
-    ws_http_strangers_destroy(&s->strangers);
+    ws_http_listener_free(s->listener);
+    ws_http_auth_quota_destroy(&s->auth_quota);
     free(s->token);
     free(s->cert);
     free(s->key);

@@ -1,6 +1,6 @@
-/* An HTTP server. It listens, lets in, collects what is sent, decides who may, and answers; its user has a
- * table of routes, and their handlers. What is wrong with a request is answered in this order: no such path
- * (404), no such method (405 with Allow), the token (401), the size of the body (413).
+/* An HTTP server. It listens, accepts connections, collects bodies, decides which clients a route serves, and
+ * answers; its user provides a table of routes and their handlers. What is wrong with a request is answered in
+ * this order: no such path (404), no such method (405 with Allow), the token (401), the size of the body (413).
  *
  * Over libmicrohttpd, of which the other rooms see nothing. */
 #ifndef WS_TRANSPORTS_HTTP_SERVER_H
@@ -12,18 +12,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Who may ask for it. */
-enum ws_http_who {
-    WS_HTTP_ANYBODY,
-    WS_HTTP_TOKEN /* anybody, where the server has none */
+/* Which clients a route serves. */
+enum ws_http_access {
+    WS_HTTP_PUBLIC,
+    WS_HTTP_TOKEN /* every client, where the server has no token */
 };
 
 struct ws_http_route {
     unsigned methods; /* of enum ws_http_methods */
-    const char *path; /* decoded; with a * at its end: whatever begins so. The first that fits is taken */
-    enum ws_http_who who;
-    /* Answers, or suspends the request and is called again. On the connection's own thread, or, with n_threads,
-     * on one that serves others, too: then it does not block. */
+    const char *path; /* decoded; with a * at its end: every path that begins so. The first match serves */
+    enum ws_http_access access;
+    /* Answers, or suspends the request and is called again. It runs on the connection's own thread. With n_threads
+     * it runs on one that serves other connections too, and must not block. */
     void (*serve)(void *self, struct ws_http_incoming *in, struct ws_http_answer *answer);
 };
 
@@ -35,25 +35,25 @@ struct ws_http_server_options {
     const char *tls_cert_file, *tls_key_file, *tls_client_ca_file; /* NULL: plain */
     const struct ws_http_route *routes;                            /* borrowed; ended by a path of NULL */
     void *self;
-    unsigned n_threads; /* 0: a thread a connection; only with threads of the server's can one be suspended */
+    unsigned n_threads; /* 0: one for each connection, and then no request can be suspended */
     unsigned max_connections, idle_seconds;
     size_t max_body; /* 0: bodies are read and dropped */
-    /* What its head is refused for (a POST without the token, a body over the limit) is refused before its body
-     * is read, and the connection ends. Those that have not shown the token share half of the connections, and what
-     * they send is not kept. */
-    bool is_wary;
+    /* A request whose head is reason enough (a POST without the token, a body over the limit) is refused before its
+     * body is read, and the connection ends. Connections that have not shown the token share half of all, and their
+     * bodies are not kept. */
+    bool limits_unauthenticated;
     bool may_be_stored; /* answers have no Cache-Control */
-    bool gives_hints;   /* a 401 says which scheme, a 503 when to come again */
-    /* Before a handler, and after everything else was found good; false: it has answered. */
+    bool gives_hints;   /* a 401 says which scheme, a 503 when to try again */
+    /* Before a handler, and after all checks have passed; false: it has answered. */
     bool (*before)(void *self, struct ws_http_incoming *in, struct ws_http_answer *answer);
-    /* Puts another body, or status, to a refusal; answer->status says why. NULL: {"error", "errno"}. */
+    /* Gives a refusal another body or status; answer->status says why. NULL: {"error", "errno"}. */
     void (*refuse)(void *self, const struct ws_http_incoming *in, struct ws_http_answer *answer);
-    void (*ended)(void *self, struct ws_http_incoming *in); /* frees in->own; it is not asked about again */
-    void (*closed)(void *self, int sock); /* a connection; the number may be another's soon */
+    void (*ended)(void *self, struct ws_http_incoming *in); /* frees in->own; no callback names it again */
+    void (*closed)(void *self, int sock);                   /* a connection; its number may soon be reused */
 };
 
 struct ws_http_server;
-/* -EINVAL, -EACCES and what bind says: as ws_http_listen. */
+/* Fails as ws_http_listen does (-EINVAL, -EACCES, errors of bind), and where a TLS file cannot be read. */
 WS_MUST_USE int ws_http_server_new(struct ws_http_server **out, const struct ws_http_server_options *options,
                                    struct ws_error *err);
 unsigned ws_http_server_port(const struct ws_http_server *s);

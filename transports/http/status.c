@@ -21,7 +21,7 @@ unsigned ws_http_status(int negative_errno)
     return 500;
 }
 
-int ws_errno_of_http(unsigned status)
+int ws_errno_from_http(unsigned status)
 {
     if (status >= 200 && status < 300)
         return 0;

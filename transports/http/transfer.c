@@ -7,8 +7,6 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define FIRST_BYTES 4096UL
-
 static void start_curl(void)
 {
     (void)curl_global_init(CURL_GLOBAL_ALL);
@@ -67,7 +65,7 @@ int ws_http_set_up(CURL *c, struct ws_http_transfer *t)
     bad |= curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
     bad |= curl_easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
     bad |= curl_easy_setopt(c, CURLOPT_FOLLOWLOCATION, 0L);
-    bad |= curl_easy_setopt(c, CURLOPT_NOPROXY, "*"); /* who is asked is a neighbour */
+    bad |= curl_easy_setopt(c, CURLOPT_NOPROXY, "*"); /* the peer is a host of the same network */
     bad |= curl_easy_setopt(c, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     bad |= curl_easy_setopt(c, CURLOPT_TCP_NODELAY, 1L);
     bad |= curl_easy_setopt(c, CURLOPT_CONNECTTIMEOUT_MS, connect_ms);
@@ -107,7 +105,7 @@ int ws_http_add_bearer(struct curl_slist **list, const char *token)
 
 /* --- errors --- */
 
-int ws_http_errno_of_curl(CURLcode code)
+int ws_http_errno_from_curl(CURLcode code)
 {
     switch (code) {
     case CURLE_OK:
@@ -152,29 +150,21 @@ const char *ws_http_why(const struct ws_http_transfer *t, CURLcode code)
 
 /* --- text --- */
 
-size_t ws_http_take_text(char *bytes, size_t one, size_t n, void *arg)
+size_t ws_http_receive_text(char *bytes, size_t one, size_t n, void *arg)
 {
     struct ws_http_text *t = arg;
-    size_t room = t->room ? t->room : FIRST_BYTES;
 
     (void)one; /* always 1 */
-    if (n > t->limit - t->n) {
+    if (n > t->limit - t->bytes.len) {
         t->is_too_big = true;
         return 0;
     }
-    while (room < t->n + n + 1)
-        room *= 2;
-    if (room != t->room) {
-        char *more = realloc(t->bytes, room);
-        if (!more) {
-            t->lacks_memory = true;
-            return 0;
-        }
-        t->bytes = more;
-        t->room = room;
+    if (ws_bytes_reserve(&t->bytes, n + 1) < 0) {
+        t->lacks_memory = true;
+        return 0;
     }
-    memcpy(t->bytes + t->n, bytes, n);
-    t->n += n;
-    t->bytes[t->n] = '\0';
+    memcpy(t->bytes.ptr + t->bytes.len, bytes, n);
+    t->bytes.len += n;
+    t->bytes.ptr[t->bytes.len] = '\0';
     return n;
 }

@@ -3,6 +3,7 @@
 #ifndef WS_TRANSPORTS_HTTP_TRANSFER_H
 #define WS_TRANSPORTS_HTTP_TRANSFER_H
 #include "transports/base/error.h"
+#include "transports/base/vector.h"
 #include <curl/curl.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,7 +27,7 @@ struct ws_http_transfer {
 WS_MUST_USE int ws_http_set_up(CURL *easy, struct ws_http_transfer *t);
 
 /* libcurl's codes become an errno, and a sentence, here and nowhere else. 0 for CURLE_OK. */
-int ws_http_errno_of_curl(CURLcode code);
+int ws_http_errno_from_curl(CURLcode code);
 const char *ws_http_why(const struct ws_http_transfer *t, CURLcode code);
 
 /* Both: 0 or -ENOMEM. */
@@ -35,10 +36,10 @@ WS_MUST_USE int ws_http_add_bearer(struct curl_slist **list, const char *token);
 
 /* A reply that is kept, NUL-terminated. */
 struct ws_http_text {
-    char *bytes; /* NULL: nothing came */
-    size_t n, limit, room;
+    struct ws_bytes bytes; /* its length is without the NUL; empty: nothing came */
+    size_t limit;
     bool is_too_big, lacks_memory; /* why its taking was refused */
 };
-size_t ws_http_take_text(char *bytes, size_t one, size_t n, void *text); /* CURLOPT_WRITEFUNCTION */
+size_t ws_http_receive_text(char *bytes, size_t one, size_t n, void *text); /* CURLOPT_WRITEFUNCTION */
 
 #endif

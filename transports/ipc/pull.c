@@ -1,4 +1,5 @@
-/* ipc, the mount's side: requests and descriptors from an agent on the same host. */
+/* The mount's side of ipc: requests to an agent on the same host, and descriptors from it. */
+#include "transports/ipc/client.h"
 #include "transports/ipc/ipc.h"
 #include "transports/protocol/api.h"
 #include "transports/simd/copy.h"
@@ -11,7 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Two connections: long polls must not stand before a map. Leases live on the second. */
+/* Two connections, since a long poll must not delay a map. Leases live on the second. */
 enum { POLLS, CALLS, N_CONNECTIONS };
 
 struct connection {
@@ -72,9 +73,9 @@ static void ipc_close(struct ws_source *source)
 
 #define STEP_MS 200
 
-/* Until the reply begins, or is late, which ws_ipc_answer says: an agent that is stopped does not hold a mount
- * that ends. */
-static int await(int sock, int64_t timeout_ms, const atomic_bool *stop, struct ws_error *err)
+/* Waits until the reply begins or is late, which ws_ipc_reply_recv then says. An agent that is stopped does not
+ * hold up a mount that ends. */
+static int await_reply(int sock, int64_t timeout_ms, const atomic_bool *stop, struct ws_error *err)
 {
     struct pollfd p = {.fd = sock, .events = POLLIN};
     for (int64_t waited = 0; stop && waited < timeout_ms; waited += STEP_MS) {
@@ -86,24 +87,25 @@ static int await(int sock, int64_t timeout_ms, const atomic_bool *stop, struct w
     return 0;
 }
 
-static int ask(int sock, const char *method, const char *path, const json_t *body_in, int64_t timeout_ms,
-               const atomic_bool *stop, json_t **body, int *fds, size_t max_fds, size_t *n_fds, bool *late,
-               struct ws_error *err)
+static int request(int sock, const char *method, const char *path, const json_t *body_in, int64_t timeout_ms,
+                   const atomic_bool *stop, json_t **body, int *fds, size_t max_fds, size_t *n_fds,
+                   bool *late, struct ws_error *err)
 {
     if (body)
         *body = NULL;
     if (n_fds)
         *n_fds = 0;
-    int rc = ws_ipc_ask(sock, method, path, body_in, NULL, 0, err);
+    int rc = ws_ipc_request_send(sock, method, path, body_in, NULL, 0, err);
     if (rc == 0) {
-        rc = await(sock, timeout_ms, stop, err);
+        rc = await_reply(sock, timeout_ms, stop, err);
         *late = rc < 0;
     }
-    return rc == 0 ? ws_ipc_answer(sock, stop ? STEP_MS : timeout_ms, body, fds, max_fds, n_fds, err) : rc;
+    return rc == 0 ? ws_ipc_reply_recv(sock, stop ? STEP_MS : timeout_ms, body, fds, max_fds, n_fds, err)
+                   : rc;
 }
 
-/* Of a source ENOENT says that it is there and has not what was asked for. */
-static int reach(const struct ipc_source *s, int *sock, struct ws_error *err)
+/* A source's ENOENT means that it is there and lacks what was requested: a missing socket gets another code. */
+static int connect_to(const struct ipc_source *s, int *sock, struct ws_error *err)
 {
     const int rc = ws_ipc_connect(s->path, sock, err);
     if (rc == -ENOENT && err)
@@ -119,7 +121,7 @@ static int call(struct ipc_source *s, int which, const char *method, const char 
     struct connection *c = &s->connections[which];
     int rc = 0;
     pthread_mutex_lock(&c->lock);
-    if (c->sock >= 0) { /* an agent that was restarted left us a dead connection */
+    if (c->sock >= 0) { /* an agent that has ended leaves a dead connection */
         struct pollfd p = {.fd = c->sock, .events = POLLRDHUP};
         if (poll(&p, 1, 0) != 0) {
             close(c->sock);
@@ -127,9 +129,10 @@ static int call(struct ipc_source *s, int which, const char *method, const char 
         }
     }
     if (c->sock < 0)
-        rc = reach(s, &c->sock, err);
+        rc = connect_to(s, &c->sock, err);
     if (rc == 0) {
-        rc = ask(c->sock, method, path, body_in, timeout_ms, s->stop, body, fds, max_fds, n_fds, &late, err);
+        rc = request(c->sock, method, path, body_in, timeout_ms, s->stop, body, fds, max_fds, n_fds, &late,
+                     err);
         if (late || rc == -ECONNRESET || rc == -EBADMSG || rc == -ETIMEDOUT || rc == -EPIPE ||
             rc == -EMFILE) {
             close(c->sock);
@@ -147,7 +150,7 @@ static int ipc_models(struct ws_source *source, const char *model, uint64_t sinc
     /* The wait cannot be interrupted: it is cut into short ones. */
     unsigned step = timeout_ms > 900 ? 900 : timeout_ms;
     for (unsigned waited = 0;; waited += step) {
-        ws_api_models_path(path, model, since, step, source->who);
+        ws_api_models_path(path, model, since, step, source->mount_id);
         int rc = call((struct ipc_source *)source, since ? POLLS : CALLS, "GET", path, NULL,
                       step + WS_REPLY_TIMEOUT_MS, out, NULL, 0, NULL, err);
         if (rc < 0)
@@ -166,7 +169,7 @@ static int ipc_models(struct ws_source *source, const char *model, uint64_t sinc
     }
 }
 
-static int manifest_of(json_t *body, struct ws_manifest **out, struct ws_error *err)
+static int parse_manifest(json_t *body, struct ws_manifest **out, struct ws_error *err)
 {
     char *text = json_dumps(body, JSON_COMPACT);
     int rc = text ? ws_manifest_from_json(text, strlen(text), out, err)
@@ -175,17 +178,17 @@ static int manifest_of(json_t *body, struct ws_manifest **out, struct ws_error *
     return rc;
 }
 
-static int ipc_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
+static int ipc_manifest(struct ws_source *source, const char *model, uint64_t version, const char *lineage,
                         const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
     (void)cancel;
     char path[WS_API_PATH_BYTES];
     json_t *body = NULL;
-    ws_api_version_path(path, "manifest", model, version, NULL, run);
+    ws_api_version_path(path, "manifest", model, version, NULL, lineage);
     int rc = call((struct ipc_source *)source, CALLS, "GET", path, NULL, CALL_MS, &body, NULL, 0, NULL, err);
     if (rc < 0)
         return rc;
-    rc = manifest_of(body, out, err);
+    rc = parse_manifest(body, out, err);
     json_decref(body);
     return rc;
 }
@@ -214,7 +217,8 @@ static int import_all(const struct ws_manifest *m, int *fds, size_t n_fds, struc
     return rc;
 }
 
-/* By a lane's own connection only to copy from, else to be handed on to readers. */
+/* sock: a lane's own connection, and the regions are only copied from; -1: the source's, and they are passed on
+ * to readers. */
 static int receive_map(struct ipc_source *s, int sock, const struct ws_manifest *m,
                        struct ws_region **regions, struct ws_error *err)
 {
@@ -226,12 +230,12 @@ static int receive_map(struct ipc_source *s, int sock, const struct ws_manifest 
     bool late = false;
     if (!fds)
         return ws_error_set(err, ENOMEM, "no memory for %zu descriptors", m->n_files);
-    ws_api_map_path(path, m->model, m->version, m->run, sock >= 0);
-    int rc = sock >= 0
-                 ? ask(sock, "GET", path, NULL, CALL_MS, s->stop, &body, fds, m->n_files, &n_fds, &late, err)
-                 : call(s, CALLS, "GET", path, NULL, CALL_MS, &body, fds, m->n_files, &n_fds, err);
+    ws_api_map_path(path, m->model, m->version, m->lineage, sock >= 0);
+    int rc = sock >= 0 ? request(sock, "GET", path, NULL, CALL_MS, s->stop, &body, fds, m->n_files, &n_fds,
+                                 &late, err)
+                       : call(s, CALLS, "GET", path, NULL, CALL_MS, &body, fds, m->n_files, &n_fds, err);
     if (rc == 0) {
-        rc = manifest_of(body, &theirs, err);
+        rc = parse_manifest(body, &theirs, err);
         if (rc == 0 && strcmp(theirs->digest, m->digest) != 0)
             rc = ws_error_set(err, ESTALE, "%s/%llu at the agent is another one by now", m->model,
                               (unsigned long long)m->version);
@@ -253,7 +257,7 @@ static int ipc_map(struct ws_source *source, const struct ws_manifest *m, struct
     return receive_map((struct ipc_source *)source, -1, m, regions, err);
 }
 
-static void ipc_unmap(struct ws_source *source, const char *model, uint64_t version, const char *run)
+static void ipc_unmap(struct ws_source *source, const char *model, uint64_t version, const char *lineage)
 {
     struct ipc_source *s = (struct ipc_source *)source;
     struct connection *c = &s->connections[CALLS];
@@ -263,18 +267,18 @@ static void ipc_unmap(struct ws_source *source, const char *model, uint64_t vers
     pthread_mutex_unlock(&c->lock);
     if (!connected)
         return; /* the lease ended with the connection */
-    ws_api_version_path(path, "unmap", model, version, NULL, run);
+    ws_api_version_path(path, "unmap", model, version, NULL, lineage);
     (void)call(s, CALLS, "POST", path, NULL, WS_REPLY_TIMEOUT_MS, NULL, NULL, 0, NULL, NULL);
 }
 
-/* --- lanes: where memory is to be copied (link mode), from a mapping of the lane's own --- */
+/* --- lanes: for memory that is copied (link mode), from a mapping of the lane's own --- */
 
 static int ipc_lane_open(struct ws_source *source, struct ws_lane **out, struct ws_error *err)
 {
     struct ipc_lane *l = calloc(1, sizeof(*l));
     if (!l)
         return ws_error_set(err, ENOMEM, "no memory for a lane");
-    int rc = reach((struct ipc_source *)source, &l->sock, err);
+    int rc = connect_to((struct ipc_source *)source, &l->sock, err);
     if (rc < 0) {
         free(l);
         return rc;
@@ -326,7 +330,7 @@ static int ipc_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
     for (size_t i = f->first; rc == 0 && i < f->first + f->n; i++) {
         if (f->cancel && atomic_load(f->cancel))
             return ws_error_set(err, ECANCELED, "the transfer was stopped");
-        size_t at = i * WS_BLOCK_BYTES, n = ws_block_len(&f->manifest->files[f->file], i);
+        size_t at = i * WS_BLOCK_BYTES, n = ws_manifest_block_bytes(&f->manifest->files[f->file], i);
         uint64_t hash = ws_copy_hash(f->dst + at, ws_region_data(l->regions[f->file]) + at, n);
         ws_fetch_came(f, n);
         if (f->block(f->arg, i, hash))

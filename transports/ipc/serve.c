@@ -1,11 +1,11 @@
-/* The unix-socket carrier of a catalog: a thread a connection, bounded. */
+#include "transports/ipc/serve.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
 #include "transports/http/acceptor.h"
 #include "transports/http/status.h"
-#include "transports/ipc/ipc.h"
-#include "transports/ipc/place.h"
+#include "transports/ipc/frame.h"
+#include "transports/ipc/listener.h"
 #include "transports/protocol/api.h"
 #include <assert.h>
 #include <errno.h>
@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -24,36 +25,36 @@
 #include <unistd.h>
 
 #define PEER_PIDFD      77 /* SO_PEERPIDFD, Linux 6.5 */
-#define LEASE_KEY_BYTES (WS_MAX_NAME + WS_RUN_CHARS + 32)
+#define LEASE_KEY_BYTES (WS_MAX_NAME + WS_LINEAGE_CHARS + 32)
 
-/* A lease that a peer holds by a map request. */
+/* What a peer holds by a map request. */
 struct lease {
-    struct lease *next;
-    struct ws_hold *hold;
+    SLIST_ENTRY(lease) entry;
+    struct ws_lease *lease;
     char key[LEASE_KEY_BYTES];
 };
 
 struct client {
-    struct client *next, *prev;
+    LIST_ENTRY(client) entry; /* guarded by the server's lock */
     struct ws_ipc_server *server;
     int sock;
     pthread_t thread;
     struct ws_ipc_peer peer;
-    struct lease *leases; /* the connection's thread only */
-    bool ended;           /* guarded by the server's lock: the thread may be joined */
+    SLIST_HEAD(leases, lease) leases; /* the connection's thread only */
+    bool ended;                       /* guarded by the server's lock: the thread may be joined */
 };
 
 struct ws_ipc_server {
     struct ws_catalog catalog;
     const struct ws_ipc_handler *handler;
     void *handler_self;
-    struct ws_ipc_place place;
+    struct ws_ipc_listener listener;
     struct ws_acceptor *acceptor;
     atomic_bool stop;
     pthread_mutex_t lock;
     pthread_cond_t woken; /* the catalog changed, or the server stops */
     /* guarded by lock */
-    struct client *clients;
+    LIST_HEAD(clients, client) clients;
     unsigned n_clients;
 };
 
@@ -70,7 +71,7 @@ static json_t *good_reply(json_t *body) /* steals body */
 
 /* --- long polls --- */
 
-static bool peer_is_gone(int sock)
+static bool has_hung_up(int sock)
 {
     struct pollfd p = {.fd = sock, .events = POLLRDHUP};
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR));
@@ -82,9 +83,9 @@ bool ws_ipc_peer_is_dead(const struct ws_ipc_peer *peer)
     return peer->pidfd >= 0 && poll(&p, 1, 0) > 0;
 }
 
-bool ws_ipc_peer_has_left(const struct ws_ipc_peer *peer)
+bool ws_ipc_peer_is_gone(const struct ws_ipc_peer *peer)
 {
-    return peer_is_gone(peer->sock) || ws_ipc_peer_is_dead(peer);
+    return has_hung_up(peer->sock) || ws_ipc_peer_is_dead(peer);
 }
 
 static void wait_for_change(struct client *c, const struct ws_api_request *q)
@@ -92,7 +93,7 @@ static void wait_for_change(struct client *c, const struct ws_api_request *q)
     struct ws_ipc_server *s = c->server;
     const uint64_t end = ws_clock_ns() + q->timeout_ms * WS_MS_NS;
     while (!atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->since &&
-           !peer_is_gone(c->sock)) {
+           !has_hung_up(c->sock)) {
         const uint64_t now = ws_clock_ns(), look = now + WS_SECOND_NS; /* after the peer */
         if (now >= end)
             return;
@@ -107,27 +108,26 @@ static void wait_for_change(struct client *c, const struct ws_api_request *q)
 
 static void lease_key(char out[LEASE_KEY_BYTES], const struct ws_api_request *q)
 {
-    snprintf(out, LEASE_KEY_BYTES, "%s/%" PRIu64 "/%s", q->model, q->version, q->run);
+    snprintf(out, LEASE_KEY_BYTES, "%s/%" PRIu64 "/%s", q->model, q->version, q->lineage);
 }
 
-static void drop_lease(struct client *c, struct lease **at)
+static void drop_lease(struct client *c, struct lease *l)
 {
-    struct lease *l = *at;
-    *at = l->next;
-    c->server->catalog.ops->drop(c->server->catalog.self, l->hold);
+    SLIST_REMOVE(&c->leases, l, lease, entry);
+    c->server->catalog.ops->release(c->server->catalog.self, l->lease);
     free(l);
 }
 
-static int send_map(struct client *c, const struct ws_hold *hold, bool copies)
+static int send_map(struct client *c, const struct ws_lease *lease, bool copies)
 {
     int fds[WS_MAX_FDS_PER_FRAME];
     size_t n = 0, sent = 0;
     struct ws_error err = {0};
     int rc = 0;
-    json_t *body = json_loadb(hold->manifest_json, hold->manifest_json_bytes, 0, NULL);
+    json_t *body = json_loadb(lease->manifest_json, lease->manifest_json_bytes, 0, NULL);
     json_t *reply = body ? good_reply(body) : NULL;
-    for (size_t i = 0; rc == 0 && i < hold->manifest->n_files; i++) {
-        if (!hold->regions[i])
+    for (size_t i = 0; rc == 0 && i < lease->manifest->n_files; i++) {
+        if (!lease->regions[i])
             continue;
         if (n == WS_MAX_FDS_PER_FRAME) {
             json_t *frame = sent ? json_pack("{s:b}", "more", 1) : json_copy(reply);
@@ -140,7 +140,7 @@ static int send_map(struct client *c, const struct ws_hold *hold, bool copies)
             n = 0;
         }
         if (rc == 0)
-            rc = ws_region_open(hold->regions[i], copies ? WS_REGION_COPY : WS_REGION_READ, &fds[n], &err);
+            rc = ws_region_open(lease->regions[i], copies ? WS_REGION_COPY : WS_REGION_READ, &fds[n], &err);
         if (rc == 0)
             n++;
     }
@@ -155,27 +155,27 @@ static int send_map(struct client *c, const struct ws_hold *hold, bool copies)
     return reply ? rc : -ENOMEM;
 }
 
-/* A hold on a version, which may have to be made first. */
-static int hold_version(struct client *c, const struct ws_api_request *q, const char *holder,
-                        struct ws_hold **out, struct ws_error *err)
+/* A lease of a version, which may have to be made first. */
+static int lease_version(struct client *c, const struct ws_api_request *q, const char *holder,
+                         struct ws_lease **out, struct ws_error *err)
 {
     const struct ws_catalog *cat = &c->server->catalog;
     const uint64_t end = ws_clock_ms() + WS_MADE_MS;
     for (;;) {
         struct ws_api_request wait = {.since = cat->ops->seq(cat->self)}; /* before looking */
-        int rc = cat->ops->hold(cat->self, q->model, q->version, q->run[0] ? q->run : NULL, holder, NULL,
-                                NULL, out, err);
+        int rc = cat->ops->lease(cat->self, q->model, q->version, q->lineage[0] ? q->lineage : NULL, holder,
+                                 NULL, NULL, out, err);
         const uint64_t now = ws_clock_ms();
         if (rc != -EINPROGRESS)
             return rc;
-        if (now >= end || atomic_load(&c->server->stop) || peer_is_gone(c->sock))
+        if (now >= end || atomic_load(&c->server->stop) || has_hung_up(c->sock))
             return ws_error_set(err, ETIMEDOUT, "%s/%" PRIu64 " was not made in time", q->model, q->version);
         wait.timeout_ms = (unsigned)(end - now);
         wait_for_change(c, &wait);
     }
 }
 
-/* The reply with the descriptors is sent here: it is more than JSON. */
+/* Sends its own reply, since that has descriptors. */
 static int serve_map(struct client *c, const struct ws_api_request *q, struct ws_error *err)
 {
     const struct ws_catalog *cat = &c->server->catalog;
@@ -190,19 +190,18 @@ static int serve_map(struct client *c, const struct ws_api_request *q, struct ws
         return ws_error_set(err, ENOMEM, "no memory for a lease");
     snprintf(holder, sizeof(holder), "ipc pid %d%s", (int)c->peer.pid,
              q->copy || q->copies ? "" : " of wsync 0.1.0");
-    int rc = hold_version(c, q, holder, &l->hold, err);
+    int rc = lease_version(c, q, holder, &l->lease, err);
     if (rc < 0) {
         free(l);
         return rc;
     }
     lease_key(l->key, q);
-    l->next = c->leases;
-    c->leases = l;
-    if (!q->copy && cat->ops->lend && (rc = cat->ops->lend(cat->self, l->hold, q->copies, err)) < 0) {
-        drop_lease(c, &c->leases);
+    SLIST_INSERT_HEAD(&c->leases, l, entry);
+    if (!q->copy && cat->ops->lend && (rc = cat->ops->lend(cat->self, l->lease, q->copies, err)) < 0) {
+        drop_lease(c, l);
         return rc;
     }
-    return send_map(c, l->hold, q->copy) < 0
+    return send_map(c, l->lease, q->copy) < 0
                ? ws_error_set(err, ECONNABORTED, "the descriptors could not be sent")
                : 0;
 }
@@ -211,12 +210,11 @@ static void serve_unmap(struct client *c, const struct ws_api_request *q)
 {
     char key[LEASE_KEY_BYTES];
     lease_key(key, q);
-    for (struct lease **at = &c->leases; *at; at = &(*at)->next) {
-        if (strcmp((*at)->key, key) == 0) {
-            drop_lease(c, at);
-            return;
-        }
-    }
+    struct lease *l = SLIST_FIRST(&c->leases);
+    while (l && strcmp(l->key, key) != 0)
+        l = SLIST_NEXT(l, entry);
+    if (l)
+        drop_lease(c, l);
 }
 
 /* --- requests --- */
@@ -233,19 +231,19 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
         return rc;
     switch (q.kind) {
     case WS_API_EVENTS:
-        if (q.who[0] && cat->ops->seen)
-            cat->ops->seen(cat->self, q.who, q.timeout_ms);
+        if (q.mount_id[0] && cat->ops->seen)
+            cat->ops->seen(cat->self, q.mount_id, q.timeout_ms);
         wait_for_change(c, &q);
         /* fall through */
     case WS_API_MODELS:
         rc = cat->ops->models(cat->self, q.model[0] ? q.model : NULL, &out, err);
         break;
     case WS_API_MANIFEST: {
-        struct ws_hold *hold;
-        rc = hold_version(c, &q, "manifest", &hold, err);
+        struct ws_lease *lease;
+        rc = lease_version(c, &q, "manifest", &lease, err);
         if (rc == 0) {
-            out = json_loadb(hold->manifest_json, hold->manifest_json_bytes, 0, NULL);
-            cat->ops->drop(cat->self, hold);
+            out = json_loadb(lease->manifest_json, lease->manifest_json_bytes, 0, NULL);
+            cat->ops->release(cat->self, lease);
         }
         break;
     }
@@ -311,13 +309,13 @@ static int serve_one(struct client *c, const json_t *request, const int *fds, si
     return rc;
 }
 
-/* Nothing after it can be trusted to begin where a message begins: the connection ends with it. */
+/* What follows a malformed message need not begin where a message begins: the connection ends. */
 static void refuse_message(struct client *c, const struct ws_error *why)
 {
     struct ws_error err = {0};
     json_t *reply = error_reply(why->code, why->text);
     if (reply && ws_frame_send(c->sock, reply, NULL, 0, WS_REPLY_TIMEOUT_MS, &err) < 0)
-        ws_log(WS_LOG_DEBUG, "ipc", "pid=%d was not told: %s", (int)c->peer.pid, err.text);
+        ws_log(WS_LOG_DEBUG, "ipc", "the refusal did not reach pid=%d: %s", (int)c->peer.pid, err.text);
     json_decref(reply);
     (void)shutdown(c->sock, SHUT_RDWR);
 }
@@ -334,7 +332,7 @@ static void *serve_client(void *arg)
         int rc = ws_frame_recv(c->sock, -1, &request, fds, WS_MAX_FDS_PER_FRAME, &n, &err);
         if (rc < 0) {
             if (rc != -ECONNRESET)
-                ws_log(WS_LOG_WARN, "ipc", "peer ended pid=%d: %s", (int)c->peer.pid, err.text);
+                ws_log(WS_LOG_WARN, "ipc", "the connection failed pid=%d: %s", (int)c->peer.pid, err.text);
             if (rc == -EBADMSG)
                 refuse_message(c, &err);
             break;
@@ -346,8 +344,8 @@ static void *serve_client(void *arg)
         if (rc < 0)
             break;
     }
-    while (c->leases)
-        drop_lease(c, &c->leases);
+    while (!SLIST_EMPTY(&c->leases))
+        drop_lease(c, SLIST_FIRST(&c->leases));
     if (s->handler && s->handler->gone)
         s->handler->gone(s->handler_self, &c->peer);
     pthread_mutex_lock(&s->lock);
@@ -361,16 +359,11 @@ static void reap(struct ws_ipc_server *s, bool all)
 {
     for (;;) {
         pthread_mutex_lock(&s->lock);
-        struct client *c = s->clients;
+        struct client *c = LIST_FIRST(&s->clients);
         while (c && !c->ended && !all)
-            c = c->next;
+            c = LIST_NEXT(c, entry);
         if (c) {
-            if (c->prev)
-                c->prev->next = c->next;
-            else
-                s->clients = c->next;
-            if (c->next)
-                c->next->prev = c->prev;
+            LIST_REMOVE(c, entry);
             s->n_clients--;
         }
         pthread_mutex_unlock(&s->lock);
@@ -385,9 +378,10 @@ static void reap(struct ws_ipc_server *s, bool all)
     }
 }
 
-/* The process that connected. Where the kernel cannot say it of the socket, its number does: if that has
- * another process by now, the one that connected is dead, and to end with the other is late but not wrong. */
-static int pidfd_of(int sock, pid_t pid)
+/* The process that connected. Where the kernel cannot name it by the socket, its number does. If another
+ * process has that number by now, the one that connected is dead, and its connection ends late, with the
+ * other. */
+static int open_pidfd(int sock, pid_t pid)
 {
     int fd = -1;
     socklen_t len = sizeof(fd);
@@ -396,7 +390,7 @@ static int pidfd_of(int sock, pid_t pid)
     return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
 
-static void welcome(void *self, int sock)
+static void accept_client(void *self, int sock)
 {
     struct ws_ipc_server *s = self;
     struct ucred cred = {0};
@@ -412,7 +406,7 @@ static void welcome(void *self, int sock)
     c->sock = c->peer.sock = sock;
     c->peer.pid = cred.pid;
     c->peer.uid = cred.uid;
-    c->peer.pidfd = pidfd_of(sock, cred.pid);
+    c->peer.pidfd = open_pidfd(sock, cred.pid);
     pthread_mutex_lock(&s->lock);
     if (ws_thread_start(&c->thread, serve_client, c) < 0) {
         pthread_mutex_unlock(&s->lock);
@@ -422,27 +416,24 @@ static void welcome(void *self, int sock)
         close(sock);
         return;
     }
-    c->next = s->clients;
-    if (c->next)
-        c->next->prev = c;
-    s->clients = c;
+    LIST_INSERT_HEAD(&s->clients, c, entry);
     s->n_clients++;
     pthread_mutex_unlock(&s->lock);
 }
 
-/* A child that keeps the socket keeps nothing else of its parent. */
-static void hang_up_on_the_dead(struct ws_ipc_server *s)
+/* A child that keeps the socket open does not keep what its parent held. */
+static void disconnect_dead(struct ws_ipc_server *s)
 {
     pthread_mutex_lock(&s->lock);
-    for (struct client *c = s->clients; c; c = c->next)
+    for (struct client *c = LIST_FIRST(&s->clients); c; c = LIST_NEXT(c, entry))
         if (!c->ended && atomic_load(&c->peer.ends_with_process) && ws_ipc_peer_is_dead(&c->peer))
             (void)shutdown(c->sock, SHUT_RDWR);
     pthread_mutex_unlock(&s->lock);
 }
 
-static void look_around(void *self)
+static void sweep(void *self)
 {
-    hang_up_on_the_dead(self);
+    disconnect_dead(self);
     reap(self, false);
 }
 
@@ -454,7 +445,7 @@ int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid,
     struct ws_ipc_server *s = calloc(1, sizeof(*s));
     if (!s)
         return ws_error_set(err, ENOMEM, "no memory for a server");
-    int rc = ws_ipc_place_take(&s->place, path, gid, err);
+    int rc = ws_ipc_listener_open(&s->listener, path, gid, err);
     if (rc < 0) {
         free(s);
         return rc;
@@ -464,14 +455,14 @@ int ws_ipc_server_new(struct ws_ipc_server **out, const char *path, gid_t gid,
     s->handler_self = handler_self;
     pthread_mutex_init(&s->lock, NULL);
     ws_cond_init(&s->woken);
-    rc = ws_acceptor_new(&s->acceptor, &(struct ws_acceptor_options){.listener = s->place.listener,
+    rc = ws_acceptor_new(&s->acceptor, &(struct ws_acceptor_options){.listener = s->listener.fd,
                                                                      .part = "ipc",
                                                                      .name = path,
-                                                                     .came = welcome,
-                                                                     .looks = look_around,
+                                                                     .came = accept_client,
+                                                                     .looks = sweep,
                                                                      .self = s});
     if (rc < 0) {
-        ws_ipc_place_leave(&s->place);
+        ws_ipc_listener_close(&s->listener);
         pthread_cond_destroy(&s->woken);
         pthread_mutex_destroy(&s->lock);
         free(s);
@@ -496,7 +487,7 @@ void ws_ipc_server_free(struct ws_ipc_server *s)
     ws_ipc_server_wake(s);
     ws_acceptor_free(s->acceptor);
     reap(s, true);
-    ws_ipc_place_leave(&s->place);
+    ws_ipc_listener_close(&s->listener);
     pthread_cond_destroy(&s->woken);
     pthread_mutex_destroy(&s->lock);
     free(s);

@@ -11,15 +11,15 @@
 
 #define FIRST_WAIT_MS   10
 #define LONGEST_WAIT_MS 1000
-#define KEEPER_NICE     10
+#define THREAD_NICE     10
 #define SMALL_BYTES     (1UL << 20)   /* quickly faulted in: not worth keeping */
-#define STEP_BYTES      (128UL << 20) /* of a reserve, by each thread, between looks at what is wanted */
+#define STEP_BYTES      (128UL << 20) /* of a reserve, by each thread, between checks for a claim or the end */
 #define SPARE_BYTES     (512UL << 20) /* left to others by reserves, which are a convenience */
 
 struct entry {
     struct entry *next;
     struct ws_region *region;
-    bool reserved; /* free because somebody asked for it */
+    bool reserved; /* free because ws_pool_reserve requested it */
 };
 
 struct list {
@@ -28,16 +28,16 @@ struct list {
     size_t n;
 };
 
-/* A get may claim the reserve that is being made, half made as it is: better than a second one beside it. */
+/* A get may claim the reserve that is being made, also half made: that is better than a second one beside it. */
 enum claim { UNCLAIMED, CLAIMED, HANDED };
 
 struct ws_pool {
     uint64_t keep_bytes;
     unsigned n_threads;
-    pthread_t keeper;
+    pthread_t thread; /* sorts what waits and makes reserves */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* for the keeper: put, reserve, free */
-    pthread_cond_t made;    /* for get: the reserve that is being made was let go */
+    pthread_cond_t changed; /* for the thread: put, reserve, free */
+    pthread_cond_t made;    /* for get: the claimed reserve was handed over */
     /* guarded by lock */
     struct list free, waiting; /* free: idle; newest first */
     uint64_t wanted[WS_POOL_MAX_RESERVES];
@@ -57,7 +57,7 @@ static void push(struct list *l, struct entry *e)
     l->n++;
 }
 
-static struct entry *take(struct list *l, struct entry **at)
+static struct entry *unlink_entry(struct list *l, struct entry **at)
 {
     struct entry *e = *at;
     *at = e->next;
@@ -70,7 +70,7 @@ static struct entry *take(struct list *l, struct entry **at)
 static void discard(struct list *l)
 {
     while (l->first) {
-        struct entry *e = take(l, &l->first);
+        struct entry *e = unlink_entry(l, &l->first);
         ws_region_free(e->region);
         free(e);
     }
@@ -85,8 +85,8 @@ static struct entry **oldest(struct ws_pool *p, bool reserved)
     return last;
 }
 
-/* Pushes out the oldest free regions that nobody asked for until `size` more may be kept. False: not to be.
- */
+/* Moves the oldest free regions that are not reserved to `gone` until `size` more bytes may be kept. False: the
+ * reserved ones leave no room for them. */
 static bool make_room(struct ws_pool *p, uint64_t size, struct list *gone)
 {
     uint64_t stays = p->making_bytes;
@@ -97,13 +97,13 @@ static bool make_room(struct ws_pool *p, uint64_t size, struct list *gone)
     while (p->free.bytes + p->making_bytes + size > p->keep_bytes) {
         struct entry **at = oldest(p, false);
         assert(at);
-        push(gone, take(&p->free, at));
+        push(gone, unlink_entry(&p->free, at));
     }
     return true;
 }
 
-/* Moves waiting regions that became idle to the free ones, or to those that go. Asking for the lease is a
- * short system call that waits for nobody, so it is made with the lock held. Returns whether any moved. */
+/* Moves waiting regions that became idle to the free ones, or to those that go. Requesting the kernel's lease is
+ * a short system call that never waits, so it is made with the lock held. Returns whether any moved. */
 static bool sort_waiting(struct ws_pool *p, struct list *gone)
 {
     bool moved = false;
@@ -114,7 +114,7 @@ static bool sort_waiting(struct ws_pool *p, struct list *gone)
             at = &(*at)->next;
             continue;
         }
-        struct entry *e = take(&p->waiting, at);
+        struct entry *e = unlink_entry(&p->waiting, at);
         bool keep = rc == 0 && make_room(p, ws_region_size(e->region), gone);
         push(keep ? &p->free : gone, e);
         moved = true;
@@ -146,15 +146,15 @@ static void forget_wanted(struct ws_pool *p, size_t i)
     memmove(&p->wanted[i], &p->wanted[i + 1], (p->n_wanted - i) * sizeof(p->wanted[0]));
 }
 
-static bool is_called(struct ws_pool *p)
+static bool is_interrupted(struct ws_pool *p)
 {
     pthread_mutex_lock(&p->lock);
-    bool called = p->stop || p->claim == CLAIMED;
+    bool interrupted = p->stop || p->claim == CLAIMED;
     pthread_mutex_unlock(&p->lock);
-    return called;
+    return interrupted;
 }
 
-/* Without the lock. Half made is fine: whoever touches the rest makes it. */
+/* Without the lock. Half made is fine: the first touch faults in the rest. */
 static struct entry *make_region(struct ws_pool *p, uint64_t size, struct ws_error *err)
 {
     struct entry *e = calloc(1, sizeof(*e));
@@ -166,7 +166,7 @@ static struct entry *make_region(struct ws_pool *p, uint64_t size, struct ws_err
     if (rc == 0)
         rc = ws_region_new(&e->region, size, err);
     uint64_t step = STEP_BYTES * p->n_threads;
-    for (uint64_t at = 0; rc == 0 && at < size && !is_called(p); at += step)
+    for (uint64_t at = 0; rc == 0 && at < size && !is_interrupted(p); at += step)
         rc = ws_region_prefault_part(e->region, at, step, p->n_threads, err);
     if (rc == 0)
         return e;
@@ -175,7 +175,7 @@ static struct entry *make_region(struct ws_pool *p, uint64_t size, struct ws_err
     return NULL;
 }
 
-/* Fulfils one reserve: by a region that is free, or by a new one. Lets go of the lock meanwhile. */
+/* Fulfils one reserve, by a region that is free or by a new one, which is made without the lock. */
 static void make_reserve(struct ws_pool *p)
 {
     uint64_t size = p->wanted[0];
@@ -217,10 +217,10 @@ static void wait_a_while(struct ws_pool *p)
     p->wait_ms = p->wait_ms * 2 > LONGEST_WAIT_MS ? LONGEST_WAIT_MS : p->wait_ms * 2;
 }
 
-static void *keep(void *arg)
+static void *run(void *arg)
 {
     struct ws_pool *p = arg;
-    ws_thread_nice(KEEPER_NICE);
+    ws_thread_nice(THREAD_NICE);
     pthread_mutex_lock(&p->lock);
     while (!p->stop) {
         struct list gone = {0};
@@ -251,7 +251,7 @@ int ws_pool_new(struct ws_pool **out, uint64_t keep_bytes, unsigned n_threads, s
     ws_cond_init(&p->changed);
     ws_cond_init(&p->made);
     pthread_mutex_init(&p->lock, NULL);
-    int rc = ws_thread_start(&p->keeper, keep, p);
+    int rc = ws_thread_start(&p->thread, run, p);
     if (rc < 0) {
         pthread_cond_destroy(&p->changed);
         pthread_cond_destroy(&p->made);
@@ -273,23 +273,24 @@ static void fulfil_wanted(struct ws_pool *p, uint64_t size)
     }
 }
 
-/* With the lock, which it lets go of while it waits for the keeper to end a step. NULL: make a new one. */
+/* With the lock, which is released while it waits for the pool's thread to end a step. NULL: none fits, and the
+ * caller makes one. */
 static struct entry *find_region(struct ws_pool *p, uint64_t size)
 {
-    struct entry **asked = best_fit(p, size, true), **fit = best_fit(p, size, false);
-    if (asked && (!fit || ws_region_size((*asked)->region) == size))
-        return take(&p->free, asked);
+    struct entry **reserved = best_fit(p, size, true), **fit = best_fit(p, size, false);
+    if (reserved && (!fit || ws_region_size((*reserved)->region) == size))
+        return unlink_entry(&p->free, reserved);
     bool claims =
         !fit && p->claim == UNCLAIMED && p->making_bytes >= size && !wastes_half(p->making_bytes, size);
     if (!claims) {
         fulfil_wanted(p, size);
-        return fit ? take(&p->free, fit) : NULL;
+        return fit ? unlink_entry(&p->free, fit) : NULL;
     }
     p->claim = CLAIMED;
     while (p->claim == CLAIMED)
         pthread_cond_wait(&p->made, &p->lock);
     p->claim = UNCLAIMED;
-    return p->handed; /* NULL where the keeper failed */
+    return p->handed; /* NULL where making it failed */
 }
 
 int ws_pool_get(struct ws_pool *p, uint64_t size_bytes, struct ws_region **out, struct ws_error *err)
@@ -300,7 +301,7 @@ int ws_pool_get(struct ws_pool *p, uint64_t size_bytes, struct ws_region **out, 
     struct entry *e = NULL;
     if (size_bytes >= SMALL_BYTES) {
         pthread_mutex_lock(&p->lock);
-        (void)sort_waiting(p, &gone); /* what was handed back a moment ago may be just right */
+        (void)sort_waiting(p, &gone); /* a region that was handed back a moment ago may fit */
         e = find_region(p, size_bytes);
         pthread_mutex_unlock(&p->lock);
     }
@@ -324,7 +325,7 @@ void ws_pool_put(struct ws_pool *p, struct ws_region *r)
     bool ours = ws_region_kind(r) != WS_REGION_IMPORTED && ws_region_data(r);
     struct entry *e = ours && ws_region_size(r) >= SMALL_BYTES ? calloc(1, sizeof(*e)) : NULL;
     if (!e) {
-        ws_region_free(r); /* its memory returns to the system when the last reader ends */
+        ws_region_free(r); /* the system gets its memory back when the last reader ends */
         return;
     }
     e->region = r;
@@ -355,7 +356,7 @@ void ws_pool_trim(struct ws_pool *p, uint64_t bytes)
     pthread_mutex_lock(&p->lock);
     while (p->free.bytes > bytes) {
         struct entry **at = oldest(p, false);
-        push(&gone, take(&p->free, at ? at : oldest(p, true)));
+        push(&gone, unlink_entry(&p->free, at ? at : oldest(p, true)));
     }
     pthread_mutex_unlock(&p->lock);
     discard(&gone);
@@ -383,7 +384,7 @@ void ws_pool_free(struct ws_pool *p)
     p->stop = true;
     pthread_cond_signal(&p->changed);
     pthread_mutex_unlock(&p->lock);
-    pthread_join(p->keeper, NULL);
+    pthread_join(p->thread, NULL);
     discard(&p->free);
     discard(&p->waiting);
     pthread_cond_destroy(&p->changed);

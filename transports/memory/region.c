@@ -30,12 +30,13 @@ struct ws_region {
     int fd;
     unsigned char *data;
     bool writable;
-    atomic_bool shown;             /* somebody outside could read it; set before he can, never taken back */
+    atomic_bool shown;             /* another process could read it; set before it can, never cleared */
     unsigned long kept;            /* number of the name that ws_region_file_keep made; 0: none */
-    struct ws_region *next, *prev; /* of ours, in the tmpfs */
+    struct ws_region *next, *prev; /* of this process's regions in the tmpfs */
 };
 
-/* What of the tmpfs is ours still: the rest of what it holds is what others keep of regions that are gone. */
+/* This process's regions in the tmpfs. The rest of its bytes are those that other processes keep of regions that
+ * this one has freed. */
 static struct {
     pthread_mutex_t lock;
     struct ws_region *first;
@@ -87,13 +88,13 @@ static int map_region(struct ws_region *r, struct ws_error *err)
         return ws_error_set(err, errno, "cannot map a region of %llu bytes: %s",
                             (unsigned long long)r->size_bytes, strerror(errno));
     r->data = p;
-    /* Who touches a page first decides its size, also in a file system whose pages are huge. Kernels without
-     * huge pages refuse the advice and need none. */
+    /* The first touch of a page decides its size, also in a file system whose pages are huge. Kernels without huge
+     * pages refuse the advice and need none. */
     if (r->size_bytes < WS_REGION_SMALL_BYTES)
         (void)madvise(p, r->size_bytes, MADV_NOHUGEPAGE);
     else if (r->kind == WS_REGION_MEMFD_HUGE)
         (void)madvise(p, r->size_bytes, MADV_HUGEPAGE);
-    /* A child's mapping belongs to our own open file, so the lease of ws_region_idle would not see it. */
+    /* A child's mapping belongs to this process's open file, so the lease of ws_region_idle would not see it. */
     (void)madvise(p, r->size_bytes, MADV_DONTFORK);
     return 0;
 }
@@ -114,7 +115,7 @@ static void list(struct ws_region *r)
     pthread_mutex_unlock(&ours.lock);
 }
 
-/* Giving gigabytes back takes a while, in which they are neither ours nor anybody's. */
+/* Closing gigabytes takes a while. Meanwhile they count as closing, not as kept by another process. */
 static void close_listed(struct ws_region *r)
 {
     uint64_t bytes = held_bytes(r);
@@ -135,7 +136,8 @@ static void close_listed(struct ws_region *r)
 
 uint64_t ws_region_left_bytes(void)
 {
-    pthread_mutex_lock(&ours.lock); /* first: what is closed between the two counts would be others' */
+    pthread_mutex_lock(
+        &ours.lock); /* first: a close between the two counts would look like another process's bytes */
     uint64_t used = ws_region_file_used(), known = ours.closing_bytes;
     for (const struct ws_region *r = ours.first; r; r = r->next)
         known += held_bytes(r);
@@ -242,13 +244,13 @@ static int change_mode(const struct ws_region *r, mode_t add, mode_t remove)
     return want == now || fchmod(r->fd, want) == 0 ? 0 : -errno;
 }
 
-/* A read-only descriptor could be reopened for writing by whoever the file's mode lets write, so the mode
- * forbids it from the first one on; the owner, and nobody else, can give himself the right again, which
- * is how a recycled region gets its next writers. An imported file is not ours to change. */
+/* A read-only descriptor could be reopened for writing by any user that the file's mode lets write, so the mode
+ * forbids it from the first descriptor on. Only the owner can allow it again, which is how a recycled region gets
+ * its next writers. An imported file's mode is its owner's and stays. */
 static int open_again(const struct ws_region *r, bool writable)
 {
     if (r->kind == WS_REGION_IMPORTED) {
-        int same = fcntl(r->fd, F_DUPFD_CLOEXEC, 0); /* its owner sees this one like the first */
+        int same = fcntl(r->fd, F_DUPFD_CLOEXEC, 0); /* counts for its owner's lease like the first */
         return same < 0 ? -errno : same;
     }
     int rc = writable ? change_mode(r, 0200, 0) : change_mode(r, 0, 0222);
@@ -284,9 +286,9 @@ int ws_region_protect(struct ws_region *r, bool writable, struct ws_error *err)
                         strerror(errno));
 }
 
-/* The lease lives for microseconds; whoever opens the file just then waits until it is gone, and the kernel
- * sends SIGIO, whose default ends the process. So the signal is addressed to this thread alone,
- * blocked here, and what came is taken. Otherwise any thread that does not block it could be hit. */
+/* The lease lives for microseconds. A process that opens the file just then waits until it is gone, and the kernel
+ * sends this one SIGIO, whose default action ends it. So the signal is addressed to this thread alone, blocked
+ * here, and consumed. Otherwise it could hit any thread that does not block it. */
 int ws_region_idle(const struct ws_region *r)
 {
     if (r->kind == WS_REGION_IMPORTED)
@@ -315,7 +317,7 @@ bool ws_region_was_shown(const struct ws_region *r)
     return atomic_load(&r->shown);
 }
 
-/* A yes stays. A no may have been a moment's (no descriptor, no memory): it is asked again. */
+/* A yes is kept. A no may have been a moment's (no descriptor, no memory), so the next call tries again. */
 bool ws_region_leases_work(void)
 {
     static atomic_bool work, said;
@@ -331,9 +333,10 @@ bool ws_region_leases_work(void)
     if (rc < 0 && !atomic_exchange(&said, true))
         ws_log(
             WS_LOG_WARN, "region",
-            "the kernel grants no leases (%s), so that nobody can tell who still reads a version: until it "
-            "does, memory is never used again but given back, which is slower, and mounts on this machine "
-            "get copies",
+            "the kernel grants no leases (%s), so wsync cannot tell which processes still read a version: "
+            "until "
+            "it does, memory is given back and never reused, which is slower, and mounts on this machine get "
+            "copies",
             err.text);
     return rc == 0;
 }

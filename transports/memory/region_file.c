@@ -38,7 +38,7 @@ static enum forced forced_kind(void)
     return FORCED_WRONG;
 }
 
-/* By number: the calls are younger than some C libraries. */
+/* By system call number: some C libraries are older than these calls. */
 static int set_option(int fs, const char *key, const char *value)
 {
     unsigned cmd = value ? FSCONFIG_SET_STRING : FSCONFIG_SET_FLAG;
@@ -50,8 +50,8 @@ static int make_detached_tmpfs(void)
     int fs = (int)syscall(SYS_fsopen, "tmpfs", FSOPEN_CLOEXEC), rc;
     if (fs < 0)
         return -errno;
-    /* More than any machine has; the default would be half of the memory, and without a limit (0) nothing is
-     * counted (ws_region_file_used). */
+    /* size: more than any machine has. The default would be half of the memory, and without a limit (0) the kernel
+     * counts nothing (ws_region_file_used). */
     if (set_option(fs, "huge", "always") || set_option(fs, "size", "1P") || set_option(fs, "mode", "0755")) {
         rc = -errno;
         goto out;
@@ -107,8 +107,8 @@ int ws_region_file_reopen(int fd, int flags)
 }
 
 /* A memfd's first descriptor is not counted as a writer, so that the lease of ws_region_idle would never be
- * granted on it: the file is reopened, as any other file is opened. Sealed only against more seals:
- * we write it and change its size, and no peer with a writable descriptor shall forbid us that. */
+ * granted on it: the file is reopened, as any other file is opened. It is sealed only against more seals: the
+ * pool writes it and changes its size, and no peer with a writable descriptor may forbid that. */
 static int new_memfd(void)
 {
     int first = memfd_create("wsync", MFD_CLOEXEC | MFD_NOEXEC_SEAL);

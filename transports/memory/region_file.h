@@ -14,8 +14,8 @@ WS_MUST_USE int ws_region_file_new(enum ws_region_kind *kind);
 WS_MUST_USE int ws_region_file_reopen(int fd, int flags);
 /* Bytes that the tmpfs holds, of files that are closed here too; 0: there is none. */
 uint64_t ws_region_file_used(void);
-/* Makes a name that stays for as long as the file is wanted; a file whose last name is gone can never be
- * given one again. *number tells it to forget. */
+/* Gives the file a name that stays as long as the region, since a file whose last name is gone can never get
+ * another one. ws_region_file_forget removes it by its *number. */
 WS_MUST_USE int ws_region_file_keep(int fd, unsigned long *number);
 void ws_region_file_forget(unsigned long number);
 

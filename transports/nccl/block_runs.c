@@ -1,52 +1,37 @@
-/* What a broadcast carries, as runs of blocks, in memory and in JSON. */
+#include "transports/nccl/block_runs.h"
 #include "transports/base/number.h"
-#include "transports/nccl/broadcast_plan.h"
-#include <ctype.h>
+#include "transports/base/vector.h"
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-struct growing {
-    struct ws_block_run *runs;
-    size_t n, room;
-};
+WS_VECTOR(runs, struct ws_block_run);
 
 /* Lengthens the last run or adds one. */
-static int add(struct growing *g, size_t file, size_t block)
+static int add(struct runs *runs, size_t file, size_t block)
 {
-    struct ws_block_run *last = g->n ? &g->runs[g->n - 1] : NULL;
+    struct ws_block_run *last = runs->len ? &runs->ptr[runs->len - 1] : NULL;
     if (last && last->file == file && last->first + last->n == block) {
         last->n++;
         return 0;
     }
-    if (g->n == g->room) {
-        size_t room = g->room ? 2 * g->room : 64;
-        struct ws_block_run *more = realloc(g->runs, room * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        g->runs = more;
-        g->room = room;
-    }
-    g->runs[g->n++] = (struct ws_block_run){file, block, 1};
-    return 0;
+    return runs_append(runs, (struct ws_block_run){file, block, 1});
 }
 
 int ws_block_runs_new(const struct ws_manifest *m, bool (*in)(void *arg, size_t file, size_t block),
                       void *arg, struct ws_block_run **out, size_t *n, struct ws_error *err)
 {
-    struct growing g = {0};
+    struct runs runs = {0};
     int rc = 0;
     for (size_t f = 0; rc == 0 && f < m->n_files; f++)
         for (size_t b = 0; rc == 0 && b < m->files[f].n_blocks; b++)
             if (in(arg, f, b))
-                rc = add(&g, f, b);
+                rc = add(&runs, f, b);
     if (rc < 0) {
-        free(g.runs);
+        runs_reset(&runs);
         return ws_error_set(err, ENOMEM, "no memory for a list of blocks");
     }
-    *out = g.runs;
-    *n = g.n;
+    *out = runs.ptr;
+    *n = runs.len;
     return 0;
 }
 
@@ -69,8 +54,8 @@ static bool is_after(const struct ws_block_run *r, const struct ws_block_run *la
     return !last || r->file > last->file || (r->file == last->file && r->first > last->first + last->n - 1);
 }
 
-static int take(const json_t *item, const struct ws_manifest *m, const struct ws_block_run *last,
-                struct ws_block_run *out)
+static int parse_run(const json_t *item, const struct ws_manifest *m, const struct ws_block_run *last,
+                     struct ws_block_run *out)
 {
     uint64_t v[3];
     for (size_t k = 0; k < 3; k++)
@@ -83,8 +68,8 @@ static int take(const json_t *item, const struct ws_manifest *m, const struct ws
                : -EPROTO;
 }
 
-int ws_block_runs_of(const json_t *list, const struct ws_manifest *m, struct ws_block_run **out, size_t *n,
-                     struct ws_error *err)
+int ws_block_runs_from_json(const json_t *list, const struct ws_manifest *m, struct ws_block_run **out,
+                            size_t *n, struct ws_error *err)
 {
     size_t count = json_array_size(list);
     int rc = json_is_array(list) && count > 0 ? 0 : -EPROTO;
@@ -92,31 +77,13 @@ int ws_block_runs_of(const json_t *list, const struct ws_manifest *m, struct ws_
     if (rc == 0 && !runs)
         return ws_error_set(err, ENOMEM, "no memory for a list of blocks");
     for (size_t i = 0; rc == 0 && i < count; i++)
-        rc = take(json_array_get(list, i), m, i ? &runs[i - 1] : NULL, &runs[i]);
+        rc = parse_run(json_array_get(list, i), m, i ? &runs[i - 1] : NULL, &runs[i]);
     if (rc < 0) {
         free(runs);
-        return ws_error_set(err, EPROTO, "the list of blocks to broadcast is none of %s's", m->model);
+        return ws_error_set(err, EPROTO, "the list of blocks to broadcast does not fit %s's manifest",
+                            m->model);
     }
     *out = runs;
     *n = count;
-    return 0;
-}
-
-void ws_nccl_id_text(const unsigned char id[WS_NCCL_ID_BYTES], char out[WS_NCCL_ID_TEXT])
-{
-    for (size_t i = 0; i < WS_NCCL_ID_BYTES; i++)
-        sprintf(out + 2 * i, "%02x", (unsigned)id[i]);
-}
-
-int ws_nccl_id_of(const char *text, unsigned char out[WS_NCCL_ID_BYTES])
-{
-    if (!text || strlen(text) != WS_NCCL_ID_TEXT - 1)
-        return -EPROTO;
-    for (size_t i = 0; i < WS_NCCL_ID_BYTES; i++) {
-        const char digits[3] = {text[2 * i], text[2 * i + 1], 0};
-        if (!isxdigit((unsigned char)digits[0]) || !isxdigit((unsigned char)digits[1]))
-            return -EPROTO;
-        out[i] = (unsigned char)strtoul(digits, NULL, 16);
-    }
     return 0;
 }

@@ -1,14 +1,20 @@
-/* The receiver's end of a broadcast: it asks the agent for a place in a round, takes part, and asks again
+/* The receiver's end of a broadcast: it requests a place in a round from the agent, takes part, and requests again
  * while blocks are missing.
  *
- *   POST /v1/{model}/{version}/broadcast[?run=R]
- *     {mount, uuid, nccl, digest, wants: "all" | [[file, first, n]..]}       asks for a place
- *     {ticket}, {ticket, leave: true}                                      asks again; gives it up
- *   {ticket, wait_ms}                                                      not yet: ask again then
- *   {ticket, id, rank, n_ranks, bucket_bytes, stall_ms, blocks: [[file, first, n]..]}
- *                                                                          the round begins
- * Every question is answered at once, so that none holds up a server's thread. 405: nothing is broadcast
- * here, or not to this one, and why; 503: the ticket is not known (any more). */
+ *     POST /v1/{model}/{version}/broadcast[?run=R]
+ *
+ *     request                                             meaning
+ *       {mount, uuid, nccl, digest,
+ *        wants: "all" | [[file, first, n]..]}             requests a place
+ *       {ticket}                                          requests it again
+ *       {ticket, leave: true}                             gives it up
+ *     reply
+ *       {ticket, wait_ms}                                 not yet: repeat the request after that time
+ *       {ticket, id, rank, n_ranks, bucket_bytes,
+ *        stall_ms, blocks: [[file, first, n]..]}          the round begins
+ *
+ * The agent replies at once, so that no request holds up a thread of its server. 405: the agent broadcasts nothing,
+ * or not to this mount, and why. 503: the agent does not know the ticket, or no longer. */
 #include "transports/nccl/broadcast.h"
 #include "transports/base/clock.h"
 #include "transports/base/cpu_features.h"
@@ -32,10 +38,10 @@ struct receiver {
     struct ws_source *source;
     struct ws_broadcast_fetch *fetch;
     struct ws_workers *workers;
-    char path[WS_API_PATH_BYTES], uuid[WS_DEVICE_ID];
+    char path[WS_API_PATH_BYTES], uuid[WS_DEVICE_UUID_BYTES];
     unsigned timeout_ms;
     uint64_t ticket;
-    struct ws_round_plan plan;
+    struct ws_broadcast_plan plan;
     struct ws_block_run *runs; /* the plan's */
     unsigned n_rounds, most;   /* that were whole; receivers of one */
     uint64_t bytes, ns;
@@ -43,7 +49,17 @@ struct receiver {
 
 int ws_broadcast_available(struct ws_error *why)
 {
-    return ws_round_available(why);
+    int rc = ws_cuda_device.available(why);
+    return rc == 0 ? ws_nccl_available(why) : rc;
+}
+
+int ws_broadcast_device(int device, char uuid[WS_DEVICE_UUID_BYTES], struct ws_error *err)
+{
+    struct ws_device_info info;
+    int rc = ws_cuda_device.describe(device, &info, err);
+    if (rc == 0)
+        snprintf(uuid, WS_DEVICE_UUID_BYTES, "%s", info.uuid);
+    return rc;
 }
 
 /* --- a place in a round --- */
@@ -62,15 +78,16 @@ static size_t total_blocks(const struct ws_manifest *m)
     return n;
 }
 
-static json_t *question(const struct receiver *r, const struct ws_block_run *runs, size_t n, size_t n_wanted)
+static json_t *place_request(const struct receiver *r, const struct ws_block_run *runs, size_t n,
+                             size_t n_wanted)
 {
     const struct ws_manifest *m = r->fetch->manifest;
     json_t *list = n_wanted == total_blocks(m) ? json_string("all") : ws_block_runs_json(runs, n);
-    return json_pack("{s:s,s:s,s:i,s:s,s:o}", "mount", r->source->who ? r->source->who : "", "uuid", r->uuid,
-                     "nccl", ws_round_release(), "digest", m->digest, "wants", list);
+    return json_pack("{s:s,s:s,s:i,s:s,s:o}", "mount", r->source->mount_id ? r->source->mount_id : "", "uuid",
+                     r->uuid, "nccl", ws_nccl_release(), "digest", m->digest, "wants", list);
 }
 
-static int ask(struct receiver *r, json_t *body, json_t **reply, struct ws_error *err)
+static int post(struct receiver *r, json_t *body, json_t **reply, struct ws_error *err)
 {
     int rc = body ? ws_source_call(r->source, "POST", r->path, body, reply, err)
                   : ws_error_set(err, ENOMEM, "no memory for a request to %s", r->source->url);
@@ -81,11 +98,11 @@ static int ask(struct receiver *r, json_t *body, json_t **reply, struct ws_error
                         r->source->url);
 }
 
-/* Gives the place up; a round under way ends for all, at once instead of after the deadline. */
+/* Gives up the place. A round under way then ends for all members at once, instead of after the deadline. */
 static void leave(struct receiver *r)
 {
     json_t *reply = NULL;
-    (void)ask(r, json_pack("{s:I,s:b}", "ticket", (json_int_t)r->ticket, "leave", 1), &reply, NULL);
+    (void)post(r, json_pack("{s:I,s:b}", "ticket", (json_int_t)r->ticket, "leave", 1), &reply, NULL);
     json_decref(reply);
 }
 
@@ -95,10 +112,10 @@ static uint64_t number(const json_t *o, const char *key, uint64_t most)
     return ws_number_read(json_object_get(o, key), &v) == 0 && v <= most ? v : 0;
 }
 
-static int take_place(struct receiver *r, const json_t *reply, struct ws_error *err)
+static int parse_place(struct receiver *r, const json_t *reply, struct ws_error *err)
 {
-    struct ws_round_plan *p = &r->plan;
-    *p = (struct ws_round_plan){
+    struct ws_broadcast_plan *p = &r->plan;
+    *p = (struct ws_broadcast_plan){
         .manifest = r->fetch->manifest,
         .rank = (unsigned)number(reply, "rank", WS_MAX_MEMBERS - 1),
         .n_ranks = (unsigned)number(reply, "n_ranks", WS_MAX_MEMBERS),
@@ -107,12 +124,13 @@ static int take_place(struct receiver *r, const json_t *reply, struct ws_error *
         .device = r->fetch->device,
         .cancel = r->fetch->cancel,
     };
-    if (ws_nccl_id_of(json_string_value(json_object_get(reply, "id")), p->id) < 0 || p->rank == 0 ||
+    if (ws_nccl_id_parse(json_string_value(json_object_get(reply, "id")), p->id) < 0 || p->rank == 0 ||
         p->rank >= p->n_ranks || p->bucket_bytes < WS_BLOCK_BYTES || p->stall_ms == 0)
-        return ws_error_set(err, EPROTO, "%s's answer is no place in a broadcast", r->source->url);
+        return ws_error_set(err, EPROTO, "%s's reply is not a place in a broadcast", r->source->url);
     if (r->fetch->timeout_ms)
         p->stall_ms = r->fetch->timeout_ms;
-    int rc = ws_block_runs_of(json_object_get(reply, "blocks"), p->manifest, &r->runs, &p->n_runs, err);
+    int rc =
+        ws_block_runs_from_json(json_object_get(reply, "blocks"), p->manifest, &r->runs, &p->n_runs, err);
     p->runs = r->runs;
     return rc;
 }
@@ -122,19 +140,19 @@ static bool is_canceled(const struct ws_broadcast_fetch *f)
     return f->cancel && atomic_load(f->cancel);
 }
 
-/* Asks until there is a round. */
-static int find_place(struct receiver *r, json_t *body, struct ws_error *err)
+/* Repeats the request until a round begins. */
+static int request_place(struct receiver *r, json_t *body, struct ws_error *err)
 {
     uint64_t end = ws_clock_ns() + (uint64_t)r->timeout_ms * WS_MS_NS;
     for (;;) {
         json_t *reply = NULL;
-        int rc = ask(r, body, &reply, err);
+        int rc = post(r, body, &reply, err);
         if (rc < 0)
             return rc;
         uint64_t wait_ms = number(reply, "wait_ms", MAX_WAIT_MS);
         r->ticket = number(reply, "ticket", INT64_MAX);
         if (!wait_ms)
-            rc = take_place(r, reply, err);
+            rc = parse_place(r, reply, err);
         json_decref(reply);
         if (!wait_ms)
             return rc;
@@ -158,15 +176,15 @@ static int find_place(struct receiver *r, json_t *body, struct ws_error *err)
 static int take_part(struct receiver *r, json_t *body, bool *again, struct ws_error *err)
 {
     const struct ws_broadcast_fetch *f = r->fetch;
-    const struct ws_round_sink sink = {f->data, f->wants, f->block, f->arg};
+    const struct ws_broadcast_sink sink = {f->data, f->wants, f->block, f->arg};
     uint64_t bytes = 0, ns = 0;
-    int rc = find_place(r, body, err);
+    int rc = request_place(r, body, err);
     *again = rc == -EAGAIN;
     if (rc < 0)
         return rc;
-    rc = ws_round_receive_all(&r->plan, &sink, r->workers, &bytes, &ns, err);
+    rc = ws_broadcast_receive(&r->plan, &sink, r->workers, &bytes, &ns, err);
     *again = rc == 0 || rc == -ETIMEDOUT || rc == -ECONNABORTED ||
-             (rc == -EIO && ws_round_device(f->device, r->uuid, NULL) == 0);
+             (rc == -EIO && ws_broadcast_device(f->device, r->uuid, NULL) == 0);
     if (rc < 0)
         leave(r);
     if (bytes) {
@@ -180,7 +198,7 @@ static int take_part(struct receiver *r, json_t *body, bool *again, struct ws_er
     return rc;
 }
 
-static int go_on(struct receiver *r, struct ws_error *err)
+static int run_rounds(struct receiver *r, struct ws_error *err)
 {
     const struct ws_manifest *m = r->fetch->manifest;
     size_t before = SIZE_MAX, fruitless = 0;
@@ -196,7 +214,7 @@ static int go_on(struct receiver *r, struct ws_error *err)
             wanted += runs[i].n;
         fruitless = wanted < before ? 0 : fruitless + 1;
         before = wanted;
-        json_t *body = n && fruitless < MAX_FRUITLESS ? question(r, runs, n, wanted) : NULL;
+        json_t *body = n && fruitless < MAX_FRUITLESS ? place_request(r, runs, n, wanted) : NULL;
         free(runs);
         if (n == 0)
             return 0;
@@ -213,7 +231,7 @@ static int go_on(struct receiver *r, struct ws_error *err)
     }
 }
 
-static void say_how(const struct receiver *r)
+static void describe(const struct receiver *r)
 {
     struct ws_broadcast_fetch *f = r->fetch;
     double speed = r->ns ? (double)r->bytes / (double)r->ns : 0;
@@ -230,14 +248,14 @@ int ws_broadcast_fetch(struct ws_source *s, struct ws_broadcast_fetch *f, struct
     f->how[0] = 0;
     int rc = ws_broadcast_available(&own);
     if (rc == 0)
-        rc = ws_round_device(f->device, r.uuid, &own);
+        rc = ws_broadcast_device(f->device, r.uuid, &own);
     if (rc == 0) {
         ws_api_version_path(r.path, "broadcast", f->manifest->model, f->manifest->version, NULL,
-                            f->manifest->run);
+                            f->manifest->lineage);
         r.workers = ws_workers_new(ws_cpu_cores(MAX_THREADS), 0);
-        rc = r.workers ? go_on(&r, &own) : ws_error_set(&own, ENOMEM, "no memory for threads");
+        rc = r.workers ? run_rounds(&r, &own) : ws_error_set(&own, ENOMEM, "no memory for threads");
         ws_workers_free(r.workers);
-        say_how(&r);
+        describe(&r);
     }
     return rc < 0 ? ws_error_set(err, -rc, "%s", own.text) : 0;
 }

@@ -3,7 +3,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -14,29 +13,9 @@
 
 static const struct ws_device_ops *const dev = &ws_cuda_device;
 
-int ws_round_available(struct ws_error *why)
-{
-    int rc = dev->available(why);
-    return rc == 0 ? ws_nccl_available(why) : rc;
-}
-
-int ws_round_release(void)
-{
-    return ws_nccl_release();
-}
-
-int ws_round_device(int device, char uuid[WS_DEVICE_ID], struct ws_error *err)
-{
-    struct ws_device_info info;
-    int rc = dev->describe(device, &info, err);
-    if (rc == 0)
-        snprintf(uuid, WS_DEVICE_ID, "%s", info.uuid);
-    return rc;
-}
-
 /* --- waiting --- */
 
-static int is_told_to_stop(const struct ws_round_plan *p, struct ws_error *err)
+static int check_stop(const struct ws_broadcast_plan *p, struct ws_error *err)
 {
     if ((p->stop && atomic_load(p->stop)) || (p->cancel && atomic_load(p->cancel)))
         return ws_error_set(err, ECANCELED, "the broadcast was stopped");
@@ -44,17 +23,18 @@ static int is_told_to_stop(const struct ws_round_plan *p, struct ws_error *err)
 }
 
 /* Until nothing of the communicator is under way and the event (NULL: none) is reached. */
-static int wait_for(struct ws_round *r, struct ws_event *m, const char *what, struct ws_error *err)
+static int wait_for(struct ws_broadcast_round *r, struct ws_device_event *m, const char *what,
+                    struct ws_error *err)
 {
-    const struct ws_round_plan *p = r->plan;
+    const struct ws_broadcast_plan *p = r->plan;
     uint64_t began = ws_clock_ns();
     for (;;) {
-        int rc = ws_comm_poll(r->comm, err);
+        int rc = ws_nccl_comm_poll(r->comm, err);
         if (rc == 0 && m)
             rc = dev->event_done(m, err);
         if (rc != -EAGAIN)
             return rc;
-        rc = is_told_to_stop(p, err);
+        rc = check_stop(p, err);
         if (rc < 0)
             return rc;
         uint64_t waited = ws_clock_ns() - began;
@@ -66,15 +46,15 @@ static int wait_for(struct ws_round *r, struct ws_event *m, const char *what, st
     }
 }
 
-int ws_round_wait(struct ws_round *r, struct ws_event *m, struct ws_error *err)
+int ws_broadcast_round_wait(struct ws_broadcast_round *r, struct ws_device_event *m, struct ws_error *err)
 {
-    int rc = is_told_to_stop(r->plan, err);
+    int rc = check_stop(r->plan, err);
     return rc == 0 ? wait_for(r, m, "broadcasting", err) : rc;
 }
 
 /* --- begin and end --- */
 
-static int make_bucket(struct ws_bucket *b, const struct ws_round_plan *p, struct ws_error *err)
+static int make_bucket(struct ws_broadcast_bucket *b, const struct ws_broadcast_plan *p, struct ws_error *err)
 {
     void *pinned = NULL, *device = NULL;
     int rc = dev->alloc_pinned(p->device, p->bucket_bytes, &pinned, err);
@@ -89,16 +69,16 @@ static int make_bucket(struct ws_bucket *b, const struct ws_round_plan *p, struc
     return rc;
 }
 
-static void release(struct ws_round *r)
+static void release(struct ws_broadcast_round *r)
 {
     int device = r->plan->device;
-    ws_comm_free(r->comm); /* first: what is queued may wait for it */
+    ws_nccl_comm_free(r->comm); /* first: what is queued may wait for it */
     if (r->wire)
         dev->queue_free(r->wire);
     if (r->copies)
         dev->queue_free(r->copies);
     for (size_t i = 0; i < 2; i++) {
-        struct ws_bucket *b = &r->buckets[i];
+        struct ws_broadcast_bucket *b = &r->buckets[i];
         if (b->copied)
             dev->event_free(b->copied);
         if (b->sent)
@@ -110,11 +90,12 @@ static void release(struct ws_round *r)
     }
 }
 
-int ws_round_begin(struct ws_round *r, const struct ws_round_plan *plan, struct ws_error *err)
+int ws_broadcast_round_begin(struct ws_broadcast_round *r, const struct ws_broadcast_plan *plan,
+                             struct ws_error *err)
 {
     assert(plan->rank < plan->n_ranks && plan->n_runs > 0);
     assert(plan->bucket_bytes >= WS_BLOCK_BYTES && plan->bucket_bytes <= WS_MAX_BUCKET_BYTES);
-    *r = (struct ws_round){.plan = plan};
+    *r = (struct ws_broadcast_round){.plan = plan};
     int rc = dev->available(err);
     if (rc == 0)
         rc = dev->queue_new(plan->device, &r->copies, err);
@@ -123,7 +104,7 @@ int ws_round_begin(struct ws_round *r, const struct ws_round_plan *plan, struct 
     for (size_t i = 0; rc == 0 && i < 2; i++)
         rc = make_bucket(&r->buckets[i], plan, err);
     if (rc == 0)
-        rc = ws_comm_new(&r->comm, plan->id, plan->device, plan->rank, plan->n_ranks, err);
+        rc = ws_nccl_comm_new(&r->comm, plan->id, plan->device, plan->rank, plan->n_ranks, err);
     if (rc == 0)
         rc = wait_for(r, NULL, "joining a broadcast", err);
     if (rc < 0)
@@ -132,10 +113,10 @@ int ws_round_begin(struct ws_round *r, const struct ws_round_plan *plan, struct 
     return rc;
 }
 
-int ws_round_end(struct ws_round *r, int rc, struct ws_error *err)
+int ws_broadcast_round_end(struct ws_broadcast_round *r, int rc, struct ws_error *err)
 {
     if (rc == 0)
-        rc = ws_comm_finalize(r->comm, err);
+        rc = ws_nccl_comm_finalize(r->comm, err);
     if (rc == 0)
         rc = wait_for(r, NULL, "ending a broadcast", err);
     release(r);
@@ -144,20 +125,20 @@ int ws_round_end(struct ws_round *r, int rc, struct ws_error *err)
 
 /* --- buckets --- */
 
-struct ws_bucket *ws_round_next(struct ws_round *r)
+struct ws_broadcast_bucket *ws_broadcast_round_next(struct ws_broadcast_round *r)
 {
-    const struct ws_round_plan *p = r->plan;
-    struct ws_bucket *b = &r->buckets[r->n_begun % 2];
+    const struct ws_broadcast_plan *p = r->plan;
+    struct ws_broadcast_bucket *b = &r->buckets[r->n_begun % 2];
     b->n = b->bytes = 0;
-    while (r->run < p->n_runs && b->n < WS_BUCKET_BLOCKS) {
+    while (r->run < p->n_runs && b->n < WS_BROADCAST_BUCKET_BLOCKS) {
         const struct ws_block_run *run = &p->runs[r->run];
         size_t block = run->first + r->in_run;
-        size_t bytes = ws_block_len(&p->manifest->files[run->file], block);
+        size_t bytes = ws_manifest_block_bytes(&p->manifest->files[run->file], block);
         size_t at = (b->bytes + PLACE_BYTES - 1) / PLACE_BYTES * PLACE_BYTES;
         if (at + bytes > p->bucket_bytes)
             break;
         b->blocks[b->n++] =
-            (struct ws_packed_block){.file = run->file, .block = block, .at = at, .bytes = bytes};
+            (struct ws_broadcast_packed_block){.file = run->file, .block = block, .at = at, .bytes = bytes};
         b->bytes = at + bytes;
         if (++r->in_run == run->n) {
             r->in_run = 0;
@@ -170,9 +151,9 @@ struct ws_bucket *ws_round_next(struct ws_round *r)
     return b;
 }
 
-int ws_round_send(struct ws_round *r, struct ws_bucket *b, struct ws_error *err)
+int ws_broadcast_round_send(struct ws_broadcast_round *r, struct ws_broadcast_bucket *b, struct ws_error *err)
 {
-    int rc = ws_comm_broadcast(r->comm, r->wire, b->device, b->bytes, err);
+    int rc = ws_nccl_comm_broadcast(r->comm, r->wire, b->device, b->bytes, err);
     if (rc == 0)
         rc = wait_for(r, NULL, "beginning to broadcast", err);
     if (rc == 0)

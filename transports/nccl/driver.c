@@ -1,4 +1,5 @@
 #include "transports/nccl/driver.h"
+#include "transports/base/library.h"
 #include "transports/base/log.h"
 #include "transports/device/device.h"
 #include <assert.h>
@@ -36,7 +37,7 @@ struct nccl {
     int release;
 };
 
-struct ws_comm {
+struct ws_nccl_comm {
     ncclComm_t comm;
     int device;
     bool finalizing, finalized;
@@ -55,20 +56,13 @@ static const char *library(void)
     return other && *other ? other : "libnccl.so.2";
 }
 
-void ws_nccl_release_text(int release, char out[WS_NCCL_RELEASE_TEXT])
-{
-    int major = release >= 10000 ? release / 10000 : release / 1000;
-    int minor = release >= 10000 ? release % 10000 / 100 : release % 1000 / 100;
-    snprintf(out, WS_NCCL_RELEASE_TEXT, "%d.%d.%d", major, minor, release % 100);
-}
-
 static int check_release(struct ws_error *why)
 {
     char have[WS_NCCL_RELEASE_TEXT], want[WS_NCCL_RELEASE_TEXT];
     if (nccl.version(&nccl.release) != ncclSuccess)
-        return ws_error_set(why, ENOTSUP, "NCCL (%s) does not tell its release", library());
-    ws_nccl_release_text(nccl.release, have);
-    ws_nccl_release_text(nccl.release / 10000 == NCCL_MAJOR ? OLDEST : NCCL_VERSION_CODE, want);
+        return ws_error_set(why, ENOTSUP, "NCCL (%s) does not report its release", library());
+    ws_nccl_release_format(nccl.release, have);
+    ws_nccl_release_format(nccl.release / 10000 == NCCL_MAJOR ? OLDEST : NCCL_VERSION_CODE, want);
     if (nccl.release / 10000 != NCCL_MAJOR)
         return ws_error_set(why, ENOTSUP,
                             "NCCL (%s) is of release %s, and this build is for %s: another major release is "
@@ -83,27 +77,21 @@ static int check_release(struct ws_error *why)
 /* Under lock. */
 static int load(struct ws_error *why)
 {
-    static const struct {
-        const char *name;
-        size_t at;
-    } symbols[] = {
+    static const struct ws_library_symbol symbols[] = {
 #define ENTRY(member, symbol) {#symbol, offsetof(struct nccl, member)},
         WS_NCCL_SYMBOLS(ENTRY)
 #undef ENTRY
     };
-    void *handle = dlopen(library(), RTLD_NOW | RTLD_LOCAL);
-    int rc = 0;
-    if (!handle)
-        return ws_error_set(why, ENOTSUP, "there is no NCCL on this machine: %s", dlerror());
-    for (size_t i = 0; rc == 0 && i < sizeof(symbols) / sizeof(symbols[0]); i++) {
-        void *f = dlsym(handle, symbols[i].name);
-        memcpy((char *)&nccl + symbols[i].at, &f, sizeof(f));
-        if (!f)
-            rc = ws_error_set(why, ENOTSUP, "NCCL (%s) has no %s: release 2.18 or newer has", library(),
-                              symbols[i].name);
-    }
-    if (rc == 0)
-        rc = check_release(why);
+    const char *missing;
+    void *handle;
+    struct ws_error err = {0};
+    int rc = ws_library_open(library(), 0, symbols, sizeof(symbols) / sizeof(symbols[0]), &nccl, &handle,
+                             &missing, &err);
+    if (rc < 0 && missing)
+        return ws_error_set(why, -rc, "NCCL (%s) has no %s: release 2.18 or newer has", library(), missing);
+    if (rc < 0)
+        return ws_error_set(why, -rc, "there is no NCCL on this machine: %s", err.text);
+    rc = check_release(why);
     if (rc < 0)
         dlclose(handle);
     return rc;
@@ -165,7 +153,7 @@ __attribute__((format(printf, 4, 5))) static int result(ncclResult_t rc, ncclCom
                         last && *last ? ": " : "", last ? last : "");
 }
 
-int ws_nccl_id(int device, unsigned char out[WS_NCCL_ID_BYTES], struct ws_error *err)
+int ws_nccl_id_new(int device, unsigned char out[WS_NCCL_ID_BYTES], struct ws_error *err)
 {
     ncclUniqueId id;
     int rc = ws_nccl_available(err);
@@ -180,15 +168,15 @@ int ws_nccl_id(int device, unsigned char out[WS_NCCL_ID_BYTES], struct ws_error 
     return rc;
 }
 
-int ws_comm_new(struct ws_comm **out, const unsigned char id[WS_NCCL_ID_BYTES], int device, unsigned rank,
-                unsigned n_ranks, struct ws_error *err)
+int ws_nccl_comm_new(struct ws_nccl_comm **out, const unsigned char id[WS_NCCL_ID_BYTES], int device,
+                     unsigned rank, unsigned n_ranks, struct ws_error *err)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclUniqueId unique;
     memcpy(unique.internal, id, WS_NCCL_ID_BYTES);
     config.blocking = 0;
     int rc = ws_nccl_available(err);
-    struct ws_comm *c = rc == 0 ? calloc(1, sizeof(*c)) : NULL;
+    struct ws_nccl_comm *c = rc == 0 ? calloc(1, sizeof(*c)) : NULL;
     if (rc == 0 && !c)
         rc = ws_error_set(err, ENOMEM, "no memory for a communicator");
     if (rc == 0)
@@ -201,14 +189,14 @@ int ws_comm_new(struct ws_comm **out, const unsigned char id[WS_NCCL_ID_BYTES], 
     }
     if (rc < 0 && rc != -EAGAIN) {
         if (c)
-            ws_comm_free(c);
+            ws_nccl_comm_free(c);
         return rc;
     }
     *out = c;
     return 0;
 }
 
-int ws_comm_poll(struct ws_comm *c, struct ws_error *err)
+int ws_nccl_comm_poll(struct ws_nccl_comm *c, struct ws_error *err)
 {
     ncclResult_t now = ncclSuccess;
     int rc = result(nccl.async_error(c->comm, &now), c->comm, err, "asking after a communicator");
@@ -219,7 +207,8 @@ int ws_comm_poll(struct ws_comm *c, struct ws_error *err)
     return rc;
 }
 
-int ws_comm_broadcast(struct ws_comm *c, struct ws_queue *q, void *data, size_t bytes, struct ws_error *err)
+int ws_nccl_comm_broadcast(struct ws_nccl_comm *c, struct ws_device_queue *q, void *data, size_t bytes,
+                           struct ws_error *err)
 {
     assert(!c->finalizing);
     int rc = ws_cuda_device.enter(c->device, err);
@@ -231,7 +220,7 @@ int ws_comm_broadcast(struct ws_comm *c, struct ws_queue *q, void *data, size_t 
     return rc == -EAGAIN ? 0 : rc;
 }
 
-int ws_comm_finalize(struct ws_comm *c, struct ws_error *err)
+int ws_nccl_comm_finalize(struct ws_nccl_comm *c, struct ws_error *err)
 {
     int rc = ws_cuda_device.enter(c->device, err);
     if (rc < 0)
@@ -244,7 +233,7 @@ int ws_comm_finalize(struct ws_comm *c, struct ws_error *err)
     return 0;
 }
 
-void ws_comm_free(struct ws_comm *c)
+void ws_nccl_comm_free(struct ws_nccl_comm *c)
 {
     if (!c)
         return;

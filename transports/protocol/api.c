@@ -13,7 +13,7 @@
 #define LONGEST_POLL_MS 120000
 
 /* Copies one path component, percent-decoded. Advances *at past it and its slash. */
-static int take_component(const char **at, char *out, size_t cap)
+static int parse_component(const char **at, char *out, size_t cap)
 {
     size_t n = 0;
     const char *p = *at;
@@ -52,12 +52,12 @@ static int query_value(const char *query, const char *key, char *out, size_t cap
     return -ENOENT;
 }
 
-static int parse_who(const char *query, struct ws_api_request *out)
+static int parse_mount_id(const char *query, struct ws_api_request *out)
 {
-    char who[3 * WS_WHO_CHARS + 1];
-    const char *at = who;
-    int rc = query_value(query, "who", who, sizeof(who));
-    if (rc == -EINVAL || (rc == 0 && (take_component(&at, out->who, sizeof(out->who)) || *at)))
+    char mount_id[3 * WS_MOUNT_ID_CHARS + 1];
+    const char *at = mount_id;
+    int rc = query_value(query, "who", mount_id, sizeof(mount_id));
+    if (rc == -EINVAL || (rc == 0 && (parse_component(&at, out->mount_id, sizeof(out->mount_id)) || *at)))
         return -EINVAL;
     return 0;
 }
@@ -74,7 +74,7 @@ static int parse_poll(const char *query, struct ws_api_request *out)
     if (rc == -EINVAL || (rc == 0 && ws_text_u64(text, &timeout)))
         return -EINVAL;
     out->timeout_ms = timeout > LONGEST_POLL_MS ? LONGEST_POLL_MS : (unsigned)timeout;
-    return parse_who(query, out);
+    return parse_mount_id(query, out);
 }
 
 /* A small number in the query; as it was where it is missing. */
@@ -93,7 +93,8 @@ static int parse_delta(const char *query, struct ws_api_request *out)
     if (parse_number(query, "base", INT64_MAX, &base) || base == UINT64_MAX ||
         parse_number(query, "part", WS_MAX_STREAMS, &part) ||
         parse_number(query, "parts", WS_MAX_STREAMS, &parts) || parse_number(query, "level", 3, &level) ||
-        part >= parts || query_value(query, "base_run", out->base.run, sizeof(out->base.run)) == -EINVAL)
+        part >= parts ||
+        query_value(query, "base_run", out->base.lineage, sizeof(out->base.lineage)) == -EINVAL)
         return -EINVAL;
     out->base.version = base;
     out->part = (unsigned)part;
@@ -111,12 +112,12 @@ static const struct {
 static int parse_version_path(const char *at, const char *query, struct ws_api_request *out)
 {
     char what[32], number[32];
-    if (take_component(&at, number, sizeof(number)))
+    if (parse_component(&at, number, sizeof(number)))
         return 0; /* not ours: OTHER */
     out->has_version = ws_text_u64(number, &out->version) == 0;
     if (!out->has_version && *at == 0)
         memcpy(out->verb, number, sizeof(out->verb));
-    if (!out->has_version || take_component(&at, what, sizeof(what)))
+    if (!out->has_version || parse_component(&at, what, sizeof(what)))
         return 0;
     for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
         if (strcmp(what, verbs[i].verb) == 0 && (verbs[i].kind == WS_API_FILE || *at == 0))
@@ -124,9 +125,9 @@ static int parse_version_path(const char *at, const char *query, struct ws_api_r
     if (out->kind == WS_API_OTHER && *at == 0)
         memcpy(out->verb, what, sizeof(out->verb));
     if (out->kind == WS_API_FILE &&
-        (take_component(&at, out->file, sizeof(out->file)) || *at || !ws_name_is_file(out->file)))
+        (parse_component(&at, out->file, sizeof(out->file)) || *at || !ws_name_is_file(out->file)))
         return -EINVAL;
-    if (query_value(query, "run", out->run, sizeof(out->run)) == -EINVAL)
+    if (query_value(query, "run", out->lineage, sizeof(out->lineage)) == -EINVAL)
         return -EINVAL;
     uint64_t copy = 0, copies = 0;
     if (out->kind == WS_API_MAP &&
@@ -136,7 +137,7 @@ static int parse_version_path(const char *at, const char *query, struct ws_api_r
     out->copies = copies;
     if (out->kind == WS_API_DELTA && parse_delta(query, out))
         return -EINVAL;
-    return parse_who(query, out);
+    return parse_mount_id(query, out);
 }
 
 int ws_api_parse(const char *path, const char *query, struct ws_api_request *out, struct ws_error *err)
@@ -150,7 +151,7 @@ int ws_api_parse(const char *path, const char *query, struct ws_api_request *out
         rc = parse_poll(query, out);
     } else if (strncmp(at, "/v1/", 4) == 0) {
         at += 4;
-        if (take_component(&at, out->model, sizeof(out->model)) == 0 && ws_name_is_offered(out->model))
+        if (parse_component(&at, out->model, sizeof(out->model)) == 0 && ws_name_is_offered(out->model))
             rc = strcmp(at, "events") == 0 ? parse_poll(query, out) : parse_version_path(at, query, out);
     }
     if (rc)
@@ -167,7 +168,7 @@ static char *put_name(char *at, const char *name)
 }
 
 void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms,
-                        const char *who)
+                        const char *mount_id)
 {
     char *at = stpcpy(out, "/v1/");
     if (model)
@@ -176,8 +177,8 @@ void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t
         (void)stpcpy(at, "models");
     else
         at += sprintf(at, "events?since=%" PRIu64 "&timeout_ms=%u", since, since ? timeout_ms : 0);
-    if (since && who)
-        put_name(stpcpy(at, "&who="), who);
+    if (since && mount_id)
+        put_name(stpcpy(at, "&who="), mount_id);
 }
 
 void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model)
@@ -185,35 +186,36 @@ void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char
     sprintf(put_name(stpcpy(out, "/v1/"), model), "/%s", verb);
 }
 
-void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *who)
+void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version,
+                        const char *mount_id)
 {
     ws_api_version_path(out, "loaded", model, version, NULL, NULL);
-    put_name(stpcpy(out + strlen(out), "?who="), who);
+    put_name(stpcpy(out + strlen(out), "?who="), mount_id);
 }
 
 void ws_api_version_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model, uint64_t version,
-                         const char *file, const char *run)
+                         const char *file, const char *lineage)
 {
     char *at = put_name(stpcpy(out, "/v1/"), model);
     at += sprintf(at, "/%" PRIu64 "/%s", version, verb);
     if (file)
         at = put_name(stpcpy(at, "/"), file);
-    if (run && *run)
-        (void)stpcpy(stpcpy(at, "?run="), run);
+    if (lineage && *lineage)
+        (void)stpcpy(stpcpy(at, "?run="), lineage);
 }
 
-void ws_api_map_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *run,
+void ws_api_map_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *lineage,
                      bool copy)
 {
-    ws_api_version_path(out, "map", model, version, NULL, run);
+    ws_api_version_path(out, "map", model, version, NULL, lineage);
     const char mark = strchr(out, '?') ? '&' : '?';
     sprintf(out + strlen(out), "%c%s=1", mark, copy ? "copy" : "copies");
 }
 
-void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const struct ws_mark *target,
-                       const struct ws_mark *base, unsigned part, unsigned parts, unsigned level)
+void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const struct ws_version_id *target,
+                       const struct ws_version_id *base, unsigned part, unsigned parts, unsigned level)
 {
-    ws_api_version_path(out, "delta", model, target->version, NULL, target->run);
+    ws_api_version_path(out, "delta", model, target->version, NULL, target->lineage);
     sprintf(out + strlen(out), "%cbase=%" PRIu64 "&base_run=%s&part=%u&parts=%u&level=%u",
-            target->run[0] ? '&' : '?', base->version, base->run, part, parts, level);
+            target->lineage[0] ? '&' : '?', base->version, base->lineage, part, parts, level);
 }

@@ -19,8 +19,7 @@
  * Pure functions, callable from any thread. */
 #ifndef WS_TRANSPORTS_PROTOCOL_API_H
 #define WS_TRANSPORTS_PROTOCOL_API_H
-/* Of the publishers' routes (/v1/local/): told by either end when a rank registers; ends that differ refuse.
- */
+/* Version of the publishers' routes (/v1/local/): each end sends it when a rank registers, and refuses another. */
 #define WS_LOCAL_API 1
 #include "transports/base/error.h"
 #include "transports/base/version_id.h"
@@ -43,12 +42,12 @@ struct ws_api_request {
     char model[WS_MAX_NAME + 1]; /* empty: all */
     bool has_version;
     uint64_t version;
-    char verb[32];              /* WS_API_OTHER: what is asked of the model or version; may be empty */
-    char run[WS_RUN_CHARS + 1]; /* empty: live lineage */
+    char verb[32]; /* WS_API_OTHER: what is asked of the model or version; may be empty */
+    char lineage[WS_LINEAGE_CHARS + 1]; /* empty: live lineage */
     char file[WS_MAX_NAME + 1];
-    char who[WS_WHO_CHARS + 1]; /* of &who=; empty: nobody */
-    bool copy, copies;          /* WS_API_MAP */
-    struct ws_mark base;        /* WS_API_DELTA; run empty: the version's own lineage */
+    char mount_id[WS_MOUNT_ID_CHARS + 1]; /* of &who=; empty: the peer is no mount */
+    bool copy, copies;                    /* WS_API_MAP */
+    struct ws_version_id base;            /* WS_API_DELTA; run empty: the version's own lineage */
     unsigned part, parts, level;
     uint64_t since;
     unsigned timeout_ms;
@@ -58,22 +57,23 @@ WS_MUST_USE int ws_api_parse(const char *path, const char *query, struct ws_api_
                              struct ws_error *err);
 
 /* The other way round; names are percent-encoded. */
-#define WS_API_PATH_BYTES (6 * WS_MAX_NAME + 3 * WS_WHO_CHARS + WS_RUN_CHARS + 160)
-/* model NULL: of all models; since 0: now, without waiting; who NULL: a passer-by. */
+#define WS_API_PATH_BYTES (6 * WS_MAX_NAME + 3 * WS_MOUNT_ID_CHARS + WS_LINEAGE_CHARS + 160)
+/* model NULL: of all models; since 0: now, without waiting; mount_id NULL: the caller is no mount. */
 void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms,
-                        const char *who);
+                        const char *mount_id);
 /* verb: "manifest", "files", "map", "unmap", "loaded", ...; file only with "files"; run NULL or empty: the
  * live lineage. */
 void ws_api_version_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model, uint64_t version,
-                         const char *file, const char *run);
-/* Of map, by who only copies, or else would rather have descriptors to keep. */
-void ws_api_map_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *run,
+                         const char *file, const char *lineage);
+/* Of map. copy: the peer only copies; else it would rather have descriptors to keep. */
+void ws_api_map_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *lineage,
                      bool copy);
 /* parts 1: all of it. */
-void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const struct ws_mark *target,
-                       const struct ws_mark *base, unsigned part, unsigned parts, unsigned level);
-/* Who serves a version: GET; who as in ws_fleet_serves. */
-void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version, const char *who);
+void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const struct ws_version_id *target,
+                       const struct ws_version_id *base, unsigned part, unsigned parts, unsigned level);
+/* Which mounts serve a version: GET; mount_id as in ws_fleet_serves. */
+void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version,
+                        const char *mount_id);
 void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model);
 
 #endif

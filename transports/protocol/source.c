@@ -13,7 +13,7 @@ int ws_source_open_by(const struct ws_transport_ops *ops, const char *url,
     *out = NULL;
     int rc = ops->open(url, options ? options : &defaults, out, err);
     assert(rc <= 0 && (rc < 0 || (*out && (*out)->ops == ops && (*out)->url)));
-    if (rc == 0 && options && options->who && !((*out)->who = strdup(options->who))) {
+    if (rc == 0 && options && options->mount_id && !((*out)->mount_id = strdup(options->mount_id))) {
         ws_source_close(*out);
         *out = NULL;
         return ws_error_set(err, ENOMEM, "no memory for a source");
@@ -25,9 +25,9 @@ void ws_source_close(struct ws_source *s)
 {
     if (!s)
         return;
-    char *who = s->who;
+    char *mount_id = s->mount_id;
     s->ops->close(s);
-    free(who);
+    free(mount_id);
 }
 
 const char *ws_source_transport(const struct ws_source *s)
@@ -44,16 +44,16 @@ int ws_source_models(struct ws_source *s, const char *model, uint64_t since, uns
     return rc;
 }
 
-int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version, const char *run,
+int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version, const char *lineage,
                        const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
     *out = NULL;
-    int rc = s->ops->manifest(s, model, version, run, cancel, out, err);
+    int rc = s->ops->manifest(s, model, version, lineage, cancel, out, err);
     if (rc == 0 && (strcmp((*out)->model, model) != 0 || (*out)->version != version ||
-                    (run && *run && strcmp((*out)->run, run) != 0))) {
+                    (lineage && *lineage && strcmp((*out)->lineage, lineage) != 0))) {
         rc = ws_error_set(err, EPROTO, "%s was asked for %s/%llu and sent the manifest of %s/%llu run %s",
                           s->url, model, (unsigned long long)version, (*out)->model,
-                          (unsigned long long)(*out)->version, (*out)->run);
+                          (unsigned long long)(*out)->version, (*out)->lineage);
         ws_manifest_free(*out);
         *out = NULL;
     }
@@ -69,10 +69,10 @@ int ws_source_map(struct ws_source *s, const struct ws_manifest *m, struct ws_re
     return s->ops->map(s, m, regions, err);
 }
 
-void ws_source_unmap(struct ws_source *s, const char *model, uint64_t version, const char *run)
+void ws_source_unmap(struct ws_source *s, const char *model, uint64_t version, const char *lineage)
 {
     if (s->ops->unmap)
-        s->ops->unmap(s, model, version, run);
+        s->ops->unmap(s, model, version, lineage);
 }
 
 int ws_lane_open(struct ws_source *s, struct ws_lane **out, struct ws_error *err)
@@ -98,19 +98,19 @@ int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *
     return rc;
 }
 
-int ws_source_deltas(struct ws_source *s, const char *model, const struct ws_mark *version,
-                     const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n,
+int ws_source_deltas(struct ws_source *s, const char *model, const struct ws_version_id *version,
+                     const atomic_bool *cancel, struct ws_delta_entry out[WS_MAX_DELTA_ENTRIES], size_t *n,
                      struct ws_error *err)
 {
     *n = 0;
     int rc = s->ops->deltas ? s->ops->deltas(s, model, version, cancel, out, n, err) : 0;
-    assert(rc <= 0 && *n <= WS_MAX_OFFERS);
+    assert(rc <= 0 && *n <= WS_MAX_DELTA_ENTRIES);
     return rc;
 }
 
 int ws_lane_delta(struct ws_lane *l, const struct ws_delta_fetch *f, struct ws_error *err)
 {
-    assert(f->model && f->taker.record && f->part < f->parts);
+    assert(f->model && f->sink.record && f->part < f->parts);
     if (!l->source->ops->delta)
         return ws_error_set(err, ENOENT, "%s has no deltas", l->source->url);
     int rc = l->source->ops->delta(l, f, err);

@@ -1,4 +1,4 @@
-/* Source: a place that versions come from, as everybody calls it who needs not know how it is reached. Each
+/* Source: a place that versions come from, whatever the transport that reaches it. Each
  * transport (tcp, ipc, dir, archive, and fault, which decorates another one) fills one table; the short
  * wrappers below call it, and check arguments and results. transport.h opens a source by its URL.
  *
@@ -18,16 +18,16 @@ struct ws_source_options {
     const char *token;                             /* bearer, or NULL */
     const char *ca_file, *cert_file, *key_file;    /* TLS; NULL: the system's */
     unsigned connect_timeout_ms, reply_timeout_ms; /* 0: the limits' defaults */
-    unsigned stall_ms; /* a transfer that moves less than a trickle for so long is ended; 0: the default */
-    const char *below; /* dir: opens nothing that does not lie below this folder; NULL: anything */
-    const char *who;   /* the mount that asks, for its polls (HOST:MOUNTPOINT); NULL: a passer-by */
+    unsigned stall_ms;    /* a transfer that moves less than a trickle for so long is ended; 0: the default */
+    const char *below;    /* dir: opens nothing that does not lie below this folder; NULL: anything */
+    const char *mount_id; /* of the mount that polls (HOST:MOUNTPOINT); NULL: the caller is no mount */
     const atomic_bool *stop; /* once it is set a call ends within a second, -ECANCELED; NULL: never */
 };
 
 struct ws_source { /* the head of each transport's own struct */
     const struct ws_transport_ops *ops;
-    char *url; /* as given, without credentials */
-    char *who; /* of the options, or NULL */
+    char *url;      /* as given, without credentials */
+    char *mount_id; /* of the options, or NULL */
 };
 struct ws_lane {
     struct ws_source *source;
@@ -61,10 +61,10 @@ struct ws_delta_fetch {
     struct ws_delta_link link;
     uint64_t n_blocks; /* of the target */
     unsigned part, parts;
-    unsigned level;              /* how hard the server should compress the next ones for this link: 0 to 3 */
-    struct ws_delta_taker taker; /* called on the fetching thread; what its record stops is -ECANCELED */
-    const atomic_bool *cancel;   /* looked at often; may be NULL */
-    _Atomic(uint64_t) *came_ns;  /* as ws_fetch's */
+    unsigned level; /* how hard the server should compress the next ones for this link: 0 to 3 */
+    struct ws_delta_stream_sink sink; /* called on the fetching thread; what its record stops is -ECANCELED */
+    const atomic_bool *cancel;        /* looked at often; may be NULL */
+    _Atomic(uint64_t) *came_ns;       /* as ws_fetch's */
 };
 
 struct ws_transport_ops {
@@ -80,27 +80,27 @@ struct ws_transport_ops {
     int (*models)(struct ws_source *s, const char *model, uint64_t since, unsigned timeout_ms,
                   const atomic_bool *cancel, json_t **out, struct ws_error *err);
     /* cancel ends the wait for one that is not there yet within a second. */
-    int (*manifest)(struct ws_source *s, const char *model, uint64_t version, const char *run,
+    int (*manifest)(struct ws_source *s, const char *model, uint64_t version, const char *lineage,
                     const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err);
     /* Regions of all files at once, no byte copied (ipc). -ENOTSUP elsewhere. regions: one a file,
      * NULL for size 0; the caller frees them and then calls unmap. */
     int (*map)(struct ws_source *s, const struct ws_manifest *m, struct ws_region **regions,
                struct ws_error *err);
-    void (*unmap)(struct ws_source *s, const char *model, uint64_t version, const char *run);
+    void (*unmap)(struct ws_source *s, const char *model, uint64_t version, const char *lineage);
     int (*lane_open)(struct ws_source *s, struct ws_lane **out, struct ws_error *err);
     void (*lane_close)(struct ws_lane *l);
     /* Moves the blocks in any order. 0 when each was reported by block(); -ESTALE gone at the
      * source; -ECONNRESET, -ETIMEDOUT, ... : some may have been reported, ask again for the rest. */
     int (*fetch)(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
     /* The deltas that lead to a version; cancel as above. NULL: none do. */
-    int (*deltas)(struct ws_source *s, const char *model, const struct ws_mark *version,
-                  const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n,
+    int (*deltas)(struct ws_source *s, const char *model, const struct ws_version_id *version,
+                  const atomic_bool *cancel, struct ws_delta_entry out[WS_MAX_DELTA_ENTRIES], size_t *n,
                   struct ws_error *err);
     /* Moves a part of a delta. 0: all its records were reported; -ENODATA: its maker gave it up, what was
      * reported is good; -ENOENT: there is no such delta any more; else as fetch. NULL with deltas. */
     int (*delta)(struct ws_lane *l, const struct ws_delta_fetch *f, struct ws_error *err);
     /* One of the API's other requests. method: "GET" or "POST"; body: NULL or what is sent. *reply: a JSON
-     * value (new reference). NULL where nobody listens (a folder). */
+     * value (new reference). NULL where there is no server (a folder). */
     int (*call)(struct ws_source *s, const char *method, const char *path, const json_t *body, json_t **reply,
                 struct ws_error *err);
 };
@@ -113,16 +113,17 @@ void ws_source_close(struct ws_source *s);
 const char *ws_source_transport(const struct ws_source *s); /* "tcp" */
 WS_MUST_USE int ws_source_models(struct ws_source *s, const char *model, uint64_t since, unsigned timeout_ms,
                                  const atomic_bool *cancel, json_t **out, struct ws_error *err);
-WS_MUST_USE int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version, const char *run,
-                                   const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err);
+WS_MUST_USE int ws_source_manifest(struct ws_source *s, const char *model, uint64_t version,
+                                   const char *lineage, const atomic_bool *cancel, struct ws_manifest **out,
+                                   struct ws_error *err);
 WS_MUST_USE int ws_source_map(struct ws_source *s, const struct ws_manifest *m, struct ws_region **regions,
                               struct ws_error *err);
-void ws_source_unmap(struct ws_source *s, const char *model, uint64_t version, const char *run);
+void ws_source_unmap(struct ws_source *s, const char *model, uint64_t version, const char *lineage);
 WS_MUST_USE int ws_lane_open(struct ws_source *s, struct ws_lane **out, struct ws_error *err);
 void ws_lane_close(struct ws_lane *l);
 WS_MUST_USE int ws_lane_fetch(struct ws_lane *l, const struct ws_fetch *f, struct ws_error *err);
-WS_MUST_USE int ws_source_deltas(struct ws_source *s, const char *model, const struct ws_mark *version,
-                                 const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS],
+WS_MUST_USE int ws_source_deltas(struct ws_source *s, const char *model, const struct ws_version_id *version,
+                                 const atomic_bool *cancel, struct ws_delta_entry out[WS_MAX_DELTA_ENTRIES],
                                  size_t *n, struct ws_error *err);
 WS_MUST_USE int ws_lane_delta(struct ws_lane *l, const struct ws_delta_fetch *f, struct ws_error *err);
 WS_MUST_USE int ws_source_call(struct ws_source *s, const char *method, const char *path, const json_t *body,

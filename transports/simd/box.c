@@ -3,25 +3,26 @@
 #include <stdbool.h>
 #include <string.h>
 
-#define GATHERED 512 /* elements that are gathered before they are converted */
+#define GATHERED 512 /* elements that are gathered, then converted */
 
 static uint64_t min(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
-/* Dimensions join the run, innermost first, as long as both sides go on evenly; the others become loops. */
-void ws_runs_of(struct ws_runs *r, const struct ws_box *b)
+/* Dimensions join the extent, innermost first, as long as both sides have an even step; the others become loops. */
+void ws_box_extents_init(struct ws_box_extents *r, const struct ws_box *b)
 {
     assert(b->n_dims <= WS_MAX_DIMS && b->element_bytes > 0);
-    size_t src_bytes = b->conversion == WS_KEEP ? b->element_bytes : ws_conversion_src_bytes(b->conversion);
-    *r = (struct ws_runs){.conversion = b->conversion,
-                          .element_bytes = b->element_bytes,
-                          .src_element_bytes = src_bytes,
-                          .bytes = b->element_bytes,
-                          .run_bytes = b->element_bytes,
-                          .run_step = (int64_t)src_bytes};
-    uint64_t dst_step = b->element_bytes, run_elements = 1;
+    size_t src_bytes =
+        b->conversion == WS_SAME_TYPE ? b->element_bytes : ws_conversion_src_bytes(b->conversion);
+    *r = (struct ws_box_extents){.conversion = b->conversion,
+                                 .element_bytes = b->element_bytes,
+                                 .src_element_bytes = src_bytes,
+                                 .bytes = b->element_bytes,
+                                 .extent_bytes = b->element_bytes,
+                                 .extent_step = (int64_t)src_bytes};
+    uint64_t dst_step = b->element_bytes, extent_elements = 1;
     for (unsigned d = b->n_dims; d-- > 0; dst_step *= b->shape[d]) {
         int64_t src_step = b->src_strides[d] * (int64_t)src_bytes;
         assert(b->size[d] <= b->shape[d] && b->offset[d] <= b->shape[d] - b->size[d]);
@@ -29,11 +30,11 @@ void ws_runs_of(struct ws_runs *r, const struct ws_box *b)
         r->bytes *= b->size[d];
         if (b->size[d] == 1)
             continue;
-        if (r->n_loops == 0 && dst_step == r->run_bytes &&
-            (run_elements == 1 || src_step == r->run_step * (int64_t)run_elements)) {
-            r->run_step = run_elements == 1 ? src_step : r->run_step;
-            run_elements *= b->size[d];
-            r->run_bytes *= b->size[d];
+        if (r->n_loops == 0 && dst_step == r->extent_bytes &&
+            (extent_elements == 1 || src_step == r->extent_step * (int64_t)extent_elements)) {
+            r->extent_step = extent_elements == 1 ? src_step : r->extent_step;
+            extent_elements *= b->size[d];
+            r->extent_bytes *= b->size[d];
             continue;
         }
         r->count[r->n_loops] = b->size[d];
@@ -53,45 +54,45 @@ void ws_runs_of(struct ws_runs *r, const struct ws_box *b)
     }
 }
 
-/* Loops step over what is inside them. */
-static void pack_steps(struct ws_runs *r, int64_t *step, int64_t inside)
+/* The steps of loops over `inside` bytes that lie packed. */
+static void pack_steps(struct ws_box_extents *r, int64_t *step, int64_t inside)
 {
     for (unsigned l = r->n_loops; l-- > 0; inside *= (int64_t)r->count[l])
         step[l] = inside;
 }
 
-void ws_runs_packed(struct ws_runs *out, const struct ws_runs *r, bool converted)
+void ws_box_extents_packed(struct ws_box_extents *out, const struct ws_box_extents *r, bool converted)
 {
     *out = *r;
     if (converted) {
-        out->conversion = WS_KEEP;
+        out->conversion = WS_SAME_TYPE;
         out->src_element_bytes = r->element_bytes;
     }
-    out->run_step = (int64_t)out->src_element_bytes;
-    pack_steps(out, out->src_step, (int64_t)(r->run_bytes / r->element_bytes) * out->run_step);
+    out->extent_step = (int64_t)out->src_element_bytes;
+    pack_steps(out, out->src_step, (int64_t)(r->extent_bytes / r->element_bytes) * out->extent_step);
 }
 
-void ws_runs_raw(struct ws_runs *out, const struct ws_runs *r)
+void ws_box_extents_raw(struct ws_box_extents *out, const struct ws_box_extents *r)
 {
     int64_t steps[WS_MAX_DIMS] = {0};
     *out = *r;
-    out->conversion = WS_KEEP;
+    out->conversion = WS_SAME_TYPE;
     out->element_bytes = r->src_element_bytes;
     out->bytes = r->bytes / r->element_bytes * out->element_bytes;
-    out->run_bytes = r->run_bytes / r->element_bytes * out->element_bytes;
+    out->extent_bytes = r->extent_bytes / r->element_bytes * out->element_bytes;
     out->begin = 0;
-    pack_steps(out, steps, (int64_t)out->run_bytes);
+    pack_steps(out, steps, (int64_t)out->extent_bytes);
     for (unsigned l = 0; l < out->n_loops; l++)
         out->dst_step[l] = (uint64_t)steps[l];
 }
 
-uint64_t ws_runs_before(const struct ws_runs *r, uint64_t at)
+uint64_t ws_box_extents_before(const struct ws_box_extents *r, uint64_t at)
 {
     uint64_t before = 0, each = r->bytes;
     if (at <= r->begin || r->bytes == 0)
         return 0;
     uint64_t rest = at - r->begin;
-    for (unsigned l = 0; l < r->n_loops; l++) { /* what is inside a loop is no longer than its step */
+    for (unsigned l = 0; l < r->n_loops; l++) { /* a loop's body spans no more than its step */
         uint64_t i = rest / r->dst_step[l];
         each /= r->count[l];
         if (i >= r->count[l])
@@ -99,60 +100,61 @@ uint64_t ws_runs_before(const struct ws_runs *r, uint64_t at)
         before += i * each;
         rest -= i * r->dst_step[l];
     }
-    return before + min(rest, r->run_bytes);
+    return before + min(rest, r->extent_bytes);
 }
 
-uint64_t ws_runs_place(const struct ws_runs *r, uint64_t byte)
+uint64_t ws_box_extents_place(const struct ws_box_extents *r, uint64_t byte)
 {
     assert(byte < r->bytes);
-    uint64_t run = byte / r->run_bytes, place = r->begin + byte % r->run_bytes;
-    for (unsigned l = r->n_loops; l-- > 0; run /= r->count[l])
-        place += run % r->count[l] * r->dst_step[l];
+    uint64_t extent = byte / r->extent_bytes, place = r->begin + byte % r->extent_bytes;
+    for (unsigned l = r->n_loops; l-- > 0; extent /= r->count[l])
+        place += extent % r->count[l] * r->dst_step[l];
     return place;
 }
 
 /* --- a cursor --- */
 
-void ws_cursor_seek(struct ws_cursor *c, const struct ws_runs *r, const void *src, uint64_t from, uint64_t n)
+void ws_box_cursor_seek(struct ws_box_cursor *c, const struct ws_box_extents *r, const void *src,
+                        uint64_t from, uint64_t n)
 {
     assert(from <= r->bytes && n <= r->bytes - from);
-    c->runs = r;
+    c->extents = r;
     c->src = src;
     c->dst = r->begin;
     c->left = n;
     c->at = from;
     if (n == 0 || r->n_loops == 0)
         return;
-    uint64_t run = from / r->run_bytes;
-    c->at = from % r->run_bytes;
-    for (unsigned l = r->n_loops; l-- > 0; run /= r->count[l]) {
-        c->index[l] = run % r->count[l];
+    uint64_t extent = from / r->extent_bytes;
+    c->at = from % r->extent_bytes;
+    for (unsigned l = r->n_loops; l-- > 0; extent /= r->count[l]) {
+        c->index[l] = extent % r->count[l];
         c->dst += c->index[l] * r->dst_step[l];
         c->src += (int64_t)c->index[l] * r->src_step[l];
     }
 }
 
-uint64_t ws_cursor_ready(const struct ws_cursor *c)
+uint64_t ws_box_cursor_ready(const struct ws_box_cursor *c)
 {
-    return min(c->left, c->runs->run_bytes - c->at);
+    return min(c->left, c->extents->extent_bytes - c->at);
 }
 
-const unsigned char *ws_cursor_plain(const struct ws_cursor *c)
+const unsigned char *ws_box_cursor_plain(const struct ws_box_cursor *c)
 {
-    const struct ws_runs *r = c->runs;
-    bool plain = r->conversion == WS_KEEP && r->run_step == (int64_t)r->element_bytes;
+    const struct ws_box_extents *r = c->extents;
+    bool plain = r->conversion == WS_SAME_TYPE && r->extent_step == (int64_t)r->element_bytes;
     return plain ? c->src + c->at : NULL;
 }
 
-void ws_cursor_skip(struct ws_cursor *c, uint64_t n)
+void ws_box_cursor_skip(struct ws_box_cursor *c, uint64_t n)
 {
-    const struct ws_runs *r = c->runs;
+    const struct ws_box_extents *r = c->extents;
     c->at += n;
     c->left -= n;
-    if (c->at < r->run_bytes || c->left == 0)
+    if (c->at < r->extent_bytes || c->left == 0)
         return;
     c->at = 0;
-    for (unsigned l = r->n_loops; l-- > 0;) { /* the next run: the innermost loop first */
+    for (unsigned l = r->n_loops; l-- > 0;) { /* the next extent: the innermost loop first */
         c->dst += r->dst_step[l];
         c->src += r->src_step[l];
         if (++c->index[l] < r->count[l])
@@ -185,34 +187,35 @@ static void gather(unsigned char *dst, const unsigned char *src, int64_t step, s
 #undef MOVES
 }
 
-static uint64_t elements(const struct ws_runs *r, unsigned char *dst, const unsigned char *src, size_t n)
+static uint64_t copy_elements(const struct ws_box_extents *r, unsigned char *dst, const unsigned char *src,
+                              size_t n)
 {
     unsigned char gathered[GATHERED * 4]; /* no conversion has wider elements */
     uint64_t overflows = 0;
-    if (r->conversion == WS_KEEP && r->run_step == (int64_t)r->element_bytes) {
+    if (r->conversion == WS_SAME_TYPE && r->extent_step == (int64_t)r->element_bytes) {
         memcpy(dst, src, n * r->element_bytes);
         return 0;
     }
-    if (r->conversion == WS_KEEP) {
-        gather(dst, src, r->run_step, n, r->element_bytes);
+    if (r->conversion == WS_SAME_TYPE) {
+        gather(dst, src, r->extent_step, n, r->element_bytes);
         return 0;
     }
-    if (r->run_step == (int64_t)r->src_element_bytes)
+    if (r->extent_step == (int64_t)r->src_element_bytes)
         return ws_convert(r->conversion, dst, src, n);
     for (size_t at = 0, part; at < n; at += part) {
         part = min(n - at, GATHERED);
-        gather(gathered, src + (int64_t)at * r->run_step, r->run_step, part, r->src_element_bytes);
+        gather(gathered, src + (int64_t)at * r->extent_step, r->extent_step, part, r->src_element_bytes);
         overflows += ws_convert(r->conversion, dst + at * r->element_bytes, gathered, part);
     }
     return overflows;
 }
 
-/* Bytes [skip, skip + n) of one element; it is counted with its first byte. */
-static uint64_t part_of(const struct ws_runs *r, unsigned char *dst, const unsigned char *src, size_t skip,
-                        size_t n)
+/* Bytes [skip, skip + n) of one element; its overflow counts with its first byte. */
+static uint64_t copy_part(const struct ws_box_extents *r, unsigned char *dst, const unsigned char *src,
+                          size_t skip, size_t n)
 {
     unsigned char whole[8];
-    if (r->conversion == WS_KEEP) { /* elements of any width */
+    if (r->conversion == WS_SAME_TYPE) { /* elements of any width */
         memcpy(dst, src + skip, n);
         return 0;
     }
@@ -221,38 +224,38 @@ static uint64_t part_of(const struct ws_runs *r, unsigned char *dst, const unsig
     return skip == 0 ? overflows : 0;
 }
 
-uint64_t ws_cursor_take(struct ws_cursor *c, void *dst, size_t n)
+uint64_t ws_box_cursor_copy(struct ws_box_cursor *c, void *dst, size_t n)
 {
-    const struct ws_runs *r = c->runs;
+    const struct ws_box_extents *r = c->extents;
     unsigned char *to = dst;
-    assert(n > 0 && n <= ws_cursor_ready(c));
-    const unsigned char *src = c->src + (int64_t)(c->at / r->element_bytes) * r->run_step;
+    assert(n > 0 && n <= ws_box_cursor_ready(c));
+    const unsigned char *src = c->src + (int64_t)(c->at / r->element_bytes) * r->extent_step;
     size_t skip = c->at % r->element_bytes, left = n;
     uint64_t overflows = 0;
     if (skip > 0) {
         size_t head = min(r->element_bytes - skip, left);
-        overflows += part_of(r, to, src, skip, head);
+        overflows += copy_part(r, to, src, skip, head);
         to += head;
         left -= head;
-        src += r->run_step;
+        src += r->extent_step;
     }
     size_t whole = left / r->element_bytes;
-    overflows += elements(r, to, src, whole);
+    overflows += copy_elements(r, to, src, whole);
     if (left % r->element_bytes)
-        overflows += part_of(r, to + whole * r->element_bytes, src + (int64_t)whole * r->run_step, 0,
-                             left % r->element_bytes);
-    ws_cursor_skip(c, n);
+        overflows += copy_part(r, to + whole * r->element_bytes, src + (int64_t)whole * r->extent_step, 0,
+                               left % r->element_bytes);
+    ws_box_cursor_skip(c, n);
     return overflows;
 }
 
-uint64_t ws_copy_box(void *dst, const void *src, const struct ws_box *box)
+uint64_t ws_box_copy(void *dst, const void *src, const struct ws_box *box)
 {
-    struct ws_runs runs;
-    struct ws_cursor c;
+    struct ws_box_extents extents;
+    struct ws_box_cursor c;
     uint64_t n, infinite = 0;
-    ws_runs_of(&runs, box);
-    ws_cursor_seek(&c, &runs, src, 0, runs.bytes);
-    while ((n = ws_cursor_ready(&c)) > 0)
-        infinite += ws_cursor_take(&c, (unsigned char *)dst + c.dst + c.at, n);
+    ws_box_extents_init(&extents, box);
+    ws_box_cursor_seek(&c, &extents, src, 0, extents.bytes);
+    while ((n = ws_box_cursor_ready(&c)) > 0)
+        infinite += ws_box_cursor_copy(&c, (unsigned char *)dst + c.dst + c.at, n);
     return infinite;
 }

@@ -36,20 +36,20 @@ static const struct {
 };
 _Static_assert(sizeof(conversions) / sizeof(conversions[0]) == WS_CONVERSION_COUNT, "each has its row");
 
-int ws_conversion_of(enum ws_dtype from, enum ws_dtype to, enum ws_conversion *out)
+int ws_conversion_find(enum ws_dtype from, enum ws_dtype to, enum ws_conversion *out)
 {
-    *out = WS_KEEP;
+    *out = WS_SAME_TYPE;
     if (from == to)
         return 0;
-    for (int c = WS_KEEP + 1; c < WS_CONVERSION_COUNT; c++)
+    for (int c = WS_SAME_TYPE + 1; c < WS_CONVERSION_COUNT; c++)
         if (conversions[c].from == from && conversions[c].to == to)
             *out = (enum ws_conversion)c;
-    return *out == WS_KEEP ? -EINVAL : 0;
+    return *out == WS_SAME_TYPE ? -EINVAL : 0;
 }
 
 size_t ws_conversion_src_bytes(enum ws_conversion c)
 {
-    assert(c > WS_KEEP && c < WS_CONVERSION_COUNT);
+    assert(c > WS_SAME_TYPE && c < WS_CONVERSION_COUNT);
     return ws_dtype_bits(conversions[c].from) / 8;
 }
 
@@ -82,7 +82,7 @@ uint64_t ws_convert(enum ws_conversion c, void *dst, const void *src, size_t n)
         return via_f32(k->bf16_to_f32, k->f32_to_f16, dst, src, n);
     case WS_F16_TO_BF16:
         return via_f32(k->f16_to_f32, k->f32_to_bf16, dst, src, n);
-    case WS_KEEP:
+    case WS_SAME_TYPE:
     case WS_CONVERSION_COUNT:
         break;
     }

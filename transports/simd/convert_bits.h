@@ -1,5 +1,5 @@
 /* One element's conversion, in integers, so that no rounding mode matters: for the CPU's portable version and
- * for kernels, which define WS_BITS (what such a function is declared as). */
+ * for kernels, which define WS_BITS (the specifiers of such a function). */
 #ifndef WS_TRANSPORTS_SIMD_CONVERT_BITS_H
 #define WS_TRANSPORTS_SIMD_CONVERT_BITS_H
 #include <stdbool.h>
@@ -12,14 +12,14 @@
 #define WS_BITS_SIGN     0x80000000U
 #define WS_BITS_INFINITE 0x7f800000U /* f32's; what is above it is no number */
 
-WS_BITS uint16_t ws_bf16_of(uint32_t x)
+WS_BITS uint16_t ws_bf16_from_f32(uint32_t x)
 {
     if ((x & ~WS_BITS_SIGN) > WS_BITS_INFINITE)
         return (uint16_t)((x & WS_BITS_SIGN) >> 16 | 0x7fc0);
     return (uint16_t)((x + 0x7fff + (x >> 16 & 1)) >> 16);
 }
 
-WS_BITS uint16_t ws_f16_of(uint32_t x)
+WS_BITS uint16_t ws_f16_from_f32(uint32_t x)
 {
     const uint32_t sign = (x & WS_BITS_SIGN) >> 16, a = x & ~WS_BITS_SIGN;
     if (a > WS_BITS_INFINITE)
@@ -36,12 +36,12 @@ WS_BITS uint16_t ws_f16_of(uint32_t x)
     return (uint16_t)(sign | (q + (rest > half || (rest == half && (q & 1)))));
 }
 
-WS_BITS uint32_t ws_f32_of_bf16(uint16_t h)
+WS_BITS uint32_t ws_f32_from_bf16(uint16_t h)
 {
     return (uint32_t)h << 16;
 }
 
-WS_BITS uint32_t ws_f32_of_f16(uint16_t h)
+WS_BITS uint32_t ws_f32_from_f16(uint16_t h)
 {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 0x1f, m = h & 0x3ff;
     if (exponent == 0x1f)

@@ -48,8 +48,8 @@ static inline uint64_t sum(masks counts)
     return n;
 }
 
-/* What is left over goes through a vector that is filled up with zeroes, which overflow nowhere. Lanes count
- * up to 2^32, and no copy has so many vectors. */
+/* The last elements go through a vector that is filled up with zeroes, which never overflow. Lanes count up to
+ * 2^32, and no copy has so many vectors. */
 #define NARROW(name, convert)                                                                                \
     static uint64_t name(void *dst, const void *src, size_t n)                                               \
     {                                                                                                        \

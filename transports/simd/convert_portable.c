@@ -16,8 +16,8 @@
         }                                                                                                    \
         return overflows;                                                                                    \
     }
-NARROW(f32_to_bf16, ws_bf16_of, ws_bf16_overflows)
-NARROW(f32_to_f16, ws_f16_of, ws_f16_overflows)
+NARROW(f32_to_bf16, ws_bf16_from_f32, ws_bf16_overflows)
+NARROW(f32_to_f16, ws_f16_from_f32, ws_f16_overflows)
 
 #define WIDEN(name, convert)                                                                                 \
     static uint64_t name(void *dst, const void *src, size_t n)                                               \
@@ -30,8 +30,8 @@ NARROW(f32_to_f16, ws_f16_of, ws_f16_overflows)
         }                                                                                                    \
         return 0;                                                                                            \
     }
-WIDEN(bf16_to_f32, ws_f32_of_bf16)
-WIDEN(f16_to_f32, ws_f32_of_f16)
+WIDEN(bf16_to_f32, ws_f32_from_bf16)
+WIDEN(f16_to_f32, ws_f32_from_f16)
 
 const struct ws_convert_code ws_convert_portable = {"portable", f32_to_bf16, f32_to_f16, bf16_to_f32,
                                                     f16_to_f32};

@@ -7,13 +7,13 @@
 #include <stdint.h>
 
 void ws_copy(void *dst, const void *src, size_t n); /* n may be 0; no overlap */
-/* For many short ones that nobody reads soon: streams however short they are. */
+/* For many short copies whose bytes are not read soon: always streams. */
 void ws_copy_stream(void *dst, const void *src, size_t n);
 uint64_t ws_hash(const void *p, size_t n);
 uint64_t ws_copy_hash(void *dst, const void *src, size_t n);
 const char *ws_copy_code(void); /* "avx512", "avx2", "portable"; WSYNC_COPY=... overrides for tests */
 
-/* A hash that grows with a transfer: stores each piece where it belongs and hashes it meanwhile. */
+/* A hash over a transfer's pieces: each is stored where it belongs and hashed in the same pass. */
 struct ws_hasher;
 struct ws_hasher *ws_hasher_new(void); /* NULL: no memory */
 void ws_hasher_reset(struct ws_hasher *h);

@@ -1,4 +1,4 @@
-/* What each version of the copies provides; copy.c picks one by what the processor can do. */
+/* What each version of the copies provides; copy.c chooses one by the processor's features. */
 #ifndef WS_TRANSPORTS_SIMD_COPY_IMPL_H
 #define WS_TRANSPORTS_SIMD_COPY_IMPL_H
 #include <stddef.h>

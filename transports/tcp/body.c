@@ -8,20 +8,20 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define HASHES_IN_HEADER 64 /* more blocks than this in a range: the manifest has them */
+#define HASHES_IN_HEADER 64 /* of a range with more blocks the manifest alone has the hashes */
 
 struct ws_tcp_body {
     struct ws_tcp_body *next, *prev; /* guarded by the list's lock */
     struct ws_tcp_bodies *bodies;
     const struct ws_http_incoming *in; /* while it is answered */
-    struct ws_hold *hold;
-    bool of_a_run; /* the URL names the lineage: it means these bytes for ever */
-    char *text;    /* the manifest, where the catalog keeps none */
-    size_t file;   /* what is sent, while it arrives */
+    struct ws_lease *lease;
+    bool names_lineage; /* so does the URL, which means these bytes for ever */
+    char *text;         /* the manifest, where the catalog keeps none */
+    size_t file;        /* what is sent, while it arrives */
     uint64_t begin;
     /* guarded by the list's lock */
     int sock;       /* -1 once the connection has ended */
-    bool suspended; /* until what was asked for arrives */
+    bool suspended; /* until what was requested arrives */
 };
 
 void ws_tcp_bodies_init(struct ws_tcp_bodies *s, const struct ws_catalog *catalog)
@@ -46,7 +46,7 @@ static void resume(struct ws_tcp_body *b)
     pthread_cond_broadcast(&b->bodies->arrived);
 }
 
-static bool is_one_suspended(const struct ws_tcp_bodies *s)
+static bool any_is_suspended(const struct ws_tcp_bodies *s)
 {
     for (const struct ws_tcp_body *b = s->first; b; b = b->next)
         if (b->suspended)
@@ -60,9 +60,9 @@ void ws_tcp_bodies_stop(struct ws_tcp_bodies *s)
     pthread_mutex_lock(&s->lock);
     s->stop = true;
     for (struct ws_tcp_body *b = s->first; b; b = b->next)
-        if (b->suspended && catalog->ops->forget(catalog->self, b->hold))
+        if (b->suspended && catalog->ops->forget(catalog->self, b->lease))
             resume(b);
-    while (is_one_suspended(s)) /* those that are being answered just now */
+    while (any_is_suspended(s)) /* those whose `arrived` is just being called */
         pthread_cond_wait(&s->arrived, &s->lock);
     pthread_mutex_unlock(&s->lock);
 }
@@ -118,13 +118,13 @@ int ws_tcp_body_new(struct ws_tcp_body **out, struct ws_tcp_bodies *s, const str
         return ws_error_set(err, ENOMEM, "no memory for a response");
     b->bodies = s;
     b->in = in;
-    b->of_a_run = q->run[0] != 0;
+    b->names_lineage = q->lineage[0] != 0;
     b->sock = ws_http_socket(in);
     ws_http_peer(in, peer);
     snprintf(holder, sizeof(holder), "tcp %s", peer);
     link_in(b);
-    int rc = s->catalog->ops->hold(s->catalog->self, q->model, q->version, q->run[0] ? q->run : NULL, holder,
-                                   cut, b, &b->hold, err);
+    int rc = s->catalog->ops->lease(s->catalog->self, q->model, q->version, q->lineage[0] ? q->lineage : NULL,
+                                    holder, cut, b, &b->lease, err);
     if (rc < 0) {
         unlink_from(b);
         free(b);
@@ -138,19 +138,19 @@ void ws_tcp_body_free(struct ws_tcp_body *b)
 {
     const struct ws_catalog *catalog = b->bodies->catalog;
     unlink_from(b);
-    catalog->ops->drop(catalog->self, b->hold);
+    catalog->ops->release(catalog->self, b->lease);
     free(b->text);
     free(b);
 }
 
-static void free_body(void *arg) /* its memory is read no more */
+static void free_body(void *arg) /* libmicrohttpd reads its memory no more */
 {
     ws_tcp_body_free(arg);
 }
 
-const struct ws_hold *ws_tcp_body_hold(const struct ws_tcp_body *b)
+const struct ws_lease *ws_tcp_body_lease(const struct ws_tcp_body *b)
 {
-    return b->hold;
+    return b->lease;
 }
 
 static void on_arrival(void *arg)
@@ -166,17 +166,17 @@ int ws_tcp_body_here(struct ws_tcp_body *b, size_t file, size_t first, size_t n,
 {
     struct ws_tcp_bodies *s = b->bodies;
     const struct ws_catalog *c = s->catalog;
-    int rc = c->ops->here ? c->ops->here(c->self, b->hold, file, first, n, NULL, NULL, err) : 1;
+    int rc = c->ops->here ? c->ops->here(c->self, b->lease, file, first, n, NULL, NULL, err) : 1;
     if (rc != 0)
         return rc;
     pthread_mutex_lock(&s->lock);
     if (s->stop) {
         rc = ws_error_set(err, EAGAIN, "the server ends");
-    } else { /* suspended before it is asked for, since the answer may come at once */
+    } else { /* suspended before the request, since it may arrive at once */
         b->suspended = true;
         ws_http_suspend(b->in);
-        if (c->ops->here(c->self, b->hold, file, first, n, on_arrival, b, NULL) != 0)
-            resume(b); /* it has come meanwhile, or never will: it is looked at again */
+        if (c->ops->here(c->self, b->lease, file, first, n, on_arrival, b, NULL) != 0)
+            resume(b); /* it has arrived meanwhile, or never will: the next call sees which */
     }
     pthread_mutex_unlock(&s->lock);
     return rc;
@@ -184,25 +184,26 @@ int ws_tcp_body_here(struct ws_tcp_body *b, size_t file, size_t first, size_t n,
 
 void ws_tcp_body_tag(const struct ws_tcp_body *b, bool of_manifest, char out[WS_TCP_TAG_BYTES])
 {
-    const struct ws_manifest *m = b->hold->manifest;
+    const struct ws_manifest *m = b->lease->manifest;
     if (of_manifest) /* its time is not part of the digest */
         snprintf(out, WS_TCP_TAG_BYTES, "\"%s-%" PRIx64 "\"", m->digest, m->created_ns);
     else
         snprintf(out, WS_TCP_TAG_BYTES, "\"%s\"", m->digest);
 }
 
-/* The number alone may mean another lineage tomorrow: then it is asked about each time. */
-static void add_headers(struct MHD_Response *r, const struct ws_tcp_body *b, bool of_manifest, bool settled)
+/* A version's number alone may mean another lineage tomorrow, so caches revalidate it each time. final: what is
+ * sent will not change. */
+static void add_headers(struct MHD_Response *r, const struct ws_tcp_body *b, bool of_manifest, bool final)
 {
     char tag[WS_TCP_TAG_BYTES];
     ws_tcp_body_tag(b, of_manifest, tag);
-    if (settled)
+    if (final)
         ws_http_body_header(r, "ETag", tag);
     ws_http_body_header(r, "Cache-Control",
-                        !settled      ? "no-store"
-                        : b->of_a_run ? "public, max-age=31536000, immutable"
-                                      : "no-cache");
-    ws_http_body_header(r, "X-Wsync-Run", b->hold->manifest->run);
+                        !final             ? "no-store"
+                        : b->names_lineage ? "public, max-age=31536000, immutable"
+                                           : "no-cache");
+    ws_http_body_header(r, "X-Wsync-Run", b->lease->manifest->lineage);
 }
 
 struct MHD_Response *ws_tcp_body_unchanged(struct ws_tcp_body *b, bool of_manifest)
@@ -216,10 +217,10 @@ struct MHD_Response *ws_tcp_body_unchanged(struct ws_tcp_body *b, bool of_manife
 
 struct MHD_Response *ws_tcp_body_manifest(struct ws_tcp_body *b, json_t *deltas)
 {
-    const bool settled = deltas && !ws_tcp_is_growing(deltas);
+    const bool final = deltas && !ws_tcp_any_grows(deltas);
     struct MHD_Response *r = NULL;
     size_t n = 0;
-    b->text = ws_tcp_manifest_text(b->hold, deltas, &n);
+    b->text = ws_tcp_manifest_text(b->lease, deltas, &n);
     json_decref(deltas);
     if (b->text)
         r = ws_http_body(b->text, n, free_body, b);
@@ -228,15 +229,16 @@ struct MHD_Response *ws_tcp_body_manifest(struct ws_tcp_body *b, json_t *deltas)
     if (!r)
         return NULL;
     ws_http_body_header(r, "Content-Type", "application/json");
-    add_headers(r, b, true, settled);
+    add_headers(r, b, true, final);
     return r;
 }
 
-static void add_hashes(struct MHD_Response *r, const struct ws_bundle_file *f, uint64_t begin, uint64_t end)
+static void add_hashes(struct MHD_Response *r, const struct ws_manifest_file *f, uint64_t begin, uint64_t end)
 {
     char text[HASHES_IN_HEADER * 17 + 1];
     size_t first = (size_t)((begin + WS_BLOCK_BYTES - 1) / WS_BLOCK_BYTES), n = 0;
-    for (size_t i = first; i < f->n_blocks && i * WS_BLOCK_BYTES + ws_block_len(f, i) <= end; i++, n++) {
+    for (size_t i = first; i < f->n_blocks && i * WS_BLOCK_BYTES + ws_manifest_block_bytes(f, i) <= end;
+         i++, n++) {
         if (n == HASHES_IN_HEADER)
             return;
         snprintf(text + n * 17, 18, "%016" PRIx64 ",", f->hashes[i]);
@@ -250,15 +252,15 @@ static void add_hashes(struct MHD_Response *r, const struct ws_bundle_file *f, u
 static const unsigned char *bytes_at(const struct ws_tcp_body *b, size_t file, uint64_t at)
 {
     static const unsigned char nothing[1];
-    struct ws_region *region = b->hold->regions[file];
+    struct ws_region *region = b->lease->regions[file];
     return region ? ws_region_data(region) + at : nothing;
 }
 
-/* The next bytes of what arrives, as far as the block goes. Called when more can be sent. */
+/* The next bytes of a version that is arriving, up to the block's end. Called when more can be sent. */
 static ssize_t read_on(void *arg, uint64_t pos, char *out, size_t max)
 {
     struct ws_tcp_body *b = arg;
-    const struct ws_bundle_file *f = &b->hold->manifest->files[b->file];
+    const struct ws_manifest_file *f = &b->lease->manifest->files[b->file];
     uint64_t at = b->begin + pos;
     size_t block = (size_t)(at / WS_BLOCK_BYTES);
     int rc = ws_tcp_body_here(b, b->file, block, 1, NULL);
@@ -266,7 +268,7 @@ static ssize_t read_on(void *arg, uint64_t pos, char *out, size_t max)
         return WS_HTTP_STREAM_FAILS;
     if (rc == 0)
         return 0; /* suspended */
-    size_t left = (size_t)(block * WS_BLOCK_BYTES + ws_block_len(f, block) - at);
+    size_t left = (size_t)(block * WS_BLOCK_BYTES + ws_manifest_block_bytes(f, block) - at);
     size_t n = max < left ? max : left;
     memcpy(out, bytes_at(b, b->file, at), n);
     return (ssize_t)n;
@@ -280,14 +282,14 @@ static struct MHD_Response *respond_while_it_arrives(struct ws_tcp_body *b, size
     return ws_http_stream(end - begin, read_on, free_body, b);
 }
 
-struct MHD_Response *ws_tcp_body_range(struct ws_tcp_body *b, const struct ws_bundle_file *f, uint64_t begin,
-                                       uint64_t end)
+struct MHD_Response *ws_tcp_body_range(struct ws_tcp_body *b, const struct ws_manifest_file *f,
+                                       uint64_t begin, uint64_t end)
 {
     const struct ws_catalog *c = b->bodies->catalog;
-    size_t file = (size_t)(f - b->hold->manifest->files), first = (size_t)(begin / WS_BLOCK_BYTES);
-    size_t n = ws_blocks_of(end) - first;
+    size_t file = (size_t)(f - b->lease->manifest->files), first = (size_t)(begin / WS_BLOCK_BYTES);
+    size_t n = ws_manifest_count_blocks(end) - first;
     bool whole = end == begin || !c->ops->here ||
-                 c->ops->here(c->self, b->hold, file, first, n, NULL, NULL, NULL) == 1;
+                 c->ops->here(c->self, b->lease, file, first, n, NULL, NULL, NULL) == 1;
     struct MHD_Response *r = whole ? ws_http_body(bytes_at(b, file, begin), end - begin, free_body, b)
                                    : respond_while_it_arrives(b, file, begin, end);
     if (!r)

@@ -1,5 +1,5 @@
-/* The server of a catalog, its inside, shared by its files: serve (life, and which request is whose), versions
- * (manifests and files), polls (requests that wait for a change), body and delta_body (what is sent). */
+/* The internals of a catalog's server, shared by its files: serve (its life, and which function serves a request),
+ * versions (manifests and files), polls (requests that wait for a change), body and delta_body (what is sent). */
 #ifndef WS_TRANSPORTS_TCP_CALL_H
 #define WS_TRANSPORTS_TCP_CALL_H
 #include "transports/http/server.h"
@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* A request in work. */
+/* A request that is being served. */
 struct ws_tcp_call {
     struct ws_tcp_call *next, *prev; /* in the list of long polls */
     struct ws_tcp_server *server;

@@ -9,8 +9,8 @@ struct ws_tcp_delta_body {
     struct ws_tcp_delta_body *next, *prev; /* of all */
     const struct ws_http_incoming *in;
     struct ws_delta *delta;
-    struct ws_delta_writer writer;
-    struct ws_delta_watch watch;
+    struct ws_delta_stream_writer writer;
+    struct ws_delta_waiter waiter;
 };
 
 void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_sent)
@@ -32,10 +32,10 @@ static void resume(void *arg)
     ws_http_resume(((struct ws_tcp_delta_body *)arg)->in);
 }
 
-/* Resumes it, unless it is told and so resumed by the delta. */
+/* Resumes it, unless the delta notifies and so resumes it. */
 static void stop_waiting(struct ws_tcp_delta_body *b)
 {
-    if (ws_delta_unwait(b->delta, &b->watch))
+    if (ws_delta_wait_cancel(b->delta, &b->waiter))
         resume(b);
 }
 
@@ -53,7 +53,7 @@ static ssize_t read_body(void *arg, uint64_t at, char *out, size_t room)
     struct ws_tcp_delta_body *b = arg;
     if (atomic_load(&b->all->stop))
         return WS_HTTP_STREAM_FAILS;
-    ssize_t n = ws_delta_write(&b->writer, (unsigned char *)out, room);
+    ssize_t n = ws_delta_stream_write(&b->writer, (unsigned char *)out, room);
     (void)at;
     if (n < 0)
         return WS_HTTP_STREAM_ENDS;
@@ -61,11 +61,11 @@ static ssize_t read_body(void *arg, uint64_t at, char *out, size_t room)
         atomic_fetch_add(b->all->bytes_sent, (uint64_t)n);
         return n;
     }
-    /* Suspended before it is told, resumed after: whoever tells comes after the suspension. */
+    /* Suspended before it waits: the delta's notification, which resumes it, comes after the suspension. */
     ws_http_suspend(b->in);
-    if (!ws_delta_wait(b->delta, b->writer.next, &b->watch))
+    if (!ws_delta_wait(b->delta, b->writer.next, &b->waiter))
         resume(b);
-    else if (atomic_load(&b->all->stop)) /* which was too early to see that this one waits */
+    else if (atomic_load(&b->all->stop)) /* ws_tcp_deltas_stop ran before this one waited */
         stop_waiting(b);
     return 0;
 }
@@ -91,8 +91,8 @@ static void free_body(void *arg)
 {
     struct ws_tcp_delta_body *b = arg;
     list(b, false);
-    (void)ws_delta_unwait(b->delta, &b->watch);
-    ws_delta_writer_free(&b->writer);
+    (void)ws_delta_wait_cancel(b->delta, &b->waiter);
+    ws_delta_stream_writer_free(&b->writer);
     ws_delta_put(b->delta);
     free(b);
 }
@@ -104,7 +104,7 @@ struct MHD_Response *ws_tcp_delta_body(struct ws_tcp_deltas *deltas, const struc
     const uint64_t size = whole ? ws_delta_stream_bytes(delta, part, parts) : WS_HTTP_SIZE_UNKNOWN;
     struct ws_tcp_delta_body *b = calloc(1, sizeof(*b));
     struct MHD_Response *r = NULL;
-    if (b && ws_delta_writer_init(&b->writer, delta, part, parts) < 0) {
+    if (b && ws_delta_stream_writer_init(&b->writer, delta, part, parts) < 0) {
         free(b);
         b = NULL;
     }
@@ -115,7 +115,7 @@ struct MHD_Response *ws_tcp_delta_body(struct ws_tcp_deltas *deltas, const struc
     b->all = deltas;
     b->in = in;
     b->delta = delta;
-    b->watch = (struct ws_delta_watch){.more = resume, .arg = b};
+    b->waiter = (struct ws_delta_waiter){.notify = resume, .arg = b};
     list(b, true);
     r = ws_http_stream(size, read_body, free_body, b);
     if (!r)

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 
 struct ws_tcp_delta_body;
-/* All of a server's. Not copied after init. */
+/* All delta bodies of a server. Not copied after init. */
 struct ws_tcp_deltas {
     atomic_bool stop;
     _Atomic(uint64_t) *bytes_sent; /* the server's counter */
@@ -16,14 +16,13 @@ struct ws_tcp_deltas {
 };
 
 void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_sent);
-/* Those that wait for more end: the HTTP server cannot end while a connection is suspended. None waits
- * afterwards. */
+/* Ends the bodies that wait for more, since the HTTP server cannot end while a connection is suspended. No body
+ * waits afterwards. */
 void ws_tcp_deltas_stop(struct ws_tcp_deltas *deltas);
 void ws_tcp_deltas_destroy(struct ws_tcp_deltas *deltas); /* the HTTP server has ended: none is left */
 
-/* A part of a delta as a response's body; waits (with the connection suspended) where the delta still grows.
- * Takes the reference over, also on failure (NULL). What is whole may be cached for ever, what is not by
- * nobody. */
+/* A part of a delta as a response's body; where the delta still grows, it waits with the connection suspended. Takes
+ * the reference over, also on failure (NULL). A whole delta may be cached for ever, a growing one not at all. */
 struct MHD_Response *ws_tcp_delta_body(struct ws_tcp_deltas *deltas, const struct ws_http_incoming *in,
                                        struct ws_delta *delta, unsigned part, unsigned parts);
 

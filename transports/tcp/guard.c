@@ -4,16 +4,16 @@
 
 #define FLOOR_BYTES_S 1024UL /* a transfer below this is kept open by its peer, not served */
 
-/* Tells that bytes come, at no less than the floor since that was told last. */
-static void tell_came(struct ws_tcp_guard *g, uint64_t now, uint64_t bytes)
+/* Reports progress if the bytes since the last report came at no less than the floor. */
+static void report_progress(struct ws_tcp_guard *g, uint64_t now, uint64_t bytes)
 {
-    const uint64_t more = bytes - g->told_bytes;
-    if (g->told_ns == 0)
-        g->told_ns = now;
-    if (more < FLOOR_BYTES_S || more < (now - g->told_ns) / WS_MS_NS * FLOOR_BYTES_S / 1000)
+    const uint64_t more = bytes - g->reported_bytes;
+    if (g->reported_ns == 0)
+        g->reported_ns = now;
+    if (more < FLOOR_BYTES_S || more < (now - g->reported_ns) / WS_MS_NS * FLOOR_BYTES_S / 1000)
         return;
-    g->told_ns = now;
-    g->told_bytes = bytes;
+    g->reported_ns = now;
+    g->reported_bytes = bytes;
     atomic_store(g->came_ns, now);
 }
 
@@ -27,7 +27,7 @@ int ws_tcp_guard_look(void *arg, curl_off_t total, curl_off_t received, curl_off
     if (g->cancel && atomic_load(g->cancel))
         return 1;
     if (g->came_ns)
-        tell_came(g, now, bytes);
+        report_progress(g, now, bytes);
     if (!g->owed || g->stall_ns == 0 || g->since_ns == 0) {
         g->since_ns = now;
         g->since_bytes = bytes;

@@ -1,5 +1,5 @@
-/* What watches over a request while it goes on. Silence is curl's to notice; a peer that sends a few bytes
- * now and then is not silent, and would keep a lane for ever. */
+/* Guard: checks a request's progress while it runs. curl notices silence; a peer that sends a few bytes now and then
+ * is not silent, and would keep a lane for ever. */
 #ifndef WS_TRANSPORTS_TCP_GUARD_H
 #define WS_TRANSPORTS_TCP_GUARD_H
 #include "transports/base/error.h"
@@ -9,17 +9,17 @@
 #include <stdint.h>
 
 struct ws_tcp_guard {
-    const atomic_bool *cancel;  /* may be NULL */
-    _Atomic(uint64_t) *came_ns; /* may be NULL */
-    uint64_t told_ns, told_bytes;
-    uint64_t stall_ns; /* 0: a trickle is fine */
-    bool owed;         /* what comes now is at hand, its sender waits for nobody */
+    const atomic_bool *cancel;            /* may be NULL */
+    _Atomic(uint64_t) *came_ns;           /* may be NULL */
+    uint64_t reported_ns, reported_bytes; /* in came_ns, last */
+    uint64_t stall_ns;                    /* 0: a trickle is fine */
+    bool owed; /* the sender has what is to come now: it waits for no other process */
     uint64_t since_ns, since_bytes;
     bool trickles;
 };
 int ws_tcp_guard_look(void *guard, curl_off_t total, curl_off_t received, curl_off_t c,
                       curl_off_t d); /* CURLOPT_XFERINFOFUNCTION */
-/* Why a request whose guard says that it trickles was ended. */
+/* The error of a request that was ended because it trickled. */
 int ws_tcp_trickled(const char *url, const char *what, struct ws_error *err);
 
 #endif

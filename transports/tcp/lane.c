@@ -1,5 +1,5 @@
-/* A lane is one easy handle whose connection is kept; the bytes that it receives are hashed and stored where they
- * belong in the same pass. */
+/* Lane: one easy handle whose connection is kept. It hashes the bytes that it receives and stores them where they
+ * belong, in the same pass. */
 #include "transports/base/clock.h"
 #include "transports/base/text.h"
 #include "transports/protocol/api.h"
@@ -68,13 +68,13 @@ int ws_tcp_lane_set_up(struct ws_tcp_lane *l, const char *path, struct ws_tcp_gu
 struct sink {
     struct ws_tcp_lane *lane;
     const struct ws_fetch *fetch;
-    const struct ws_bundle_file *file;
+    const struct ws_manifest_file *file;
     uint64_t at, end; /* of the file */
     size_t block;
     struct ws_tcp_guard guard;
     bool checked, stopped;
     struct ws_http_text refusal; /* the body of a response that is no 206 */
-    const char *lie;             /* what was wrong with the answer */
+    const char *violation;       /* how the answer broke the protocol */
 };
 
 /* "bytes 5-9/100". RFC 9110, 14.4. */
@@ -85,7 +85,7 @@ static bool is_content_range(const char *text, uint64_t *first, uint64_t *last, 
            ws_text_u64(text, size) == 0;
 }
 
-/* Before the first byte: is this the answer to the question? */
+/* Before the first byte: is this the answer to the request? */
 static bool check_answer(struct sink *k)
 {
     long status = 0;
@@ -93,13 +93,13 @@ static bool check_answer(struct sink *k)
     curl_easy_getinfo(k->lane->curl, CURLINFO_RESPONSE_CODE, &status);
     k->checked = true;
     if (status != 206 && !(status == 200 && k->at == 0 && k->end == k->file->size_bytes))
-        return true; /* the body is kept as the reason */
+        return true; /* its body is kept as the reason */
     if (status == 206) {
         uint64_t a = 0, b = 0, size = 0;
         if (curl_easy_header(k->lane->curl, "Content-Range", 0, CURLH_HEADER, -1, &h) != CURLHE_OK ||
             !is_content_range(h->value, &a, &b, &size) || a != k->at || b + 1 != k->end ||
             size != k->file->size_bytes) {
-            k->lie = "it sent another range than was asked for";
+            k->violation = "it sent another range than was requested";
             return false;
         }
     }
@@ -115,14 +115,14 @@ static size_t on_bytes(char *data, size_t size, size_t n, void *arg)
         return 0;
     curl_easy_getinfo(k->lane->curl, CURLINFO_RESPONSE_CODE, &status);
     if (status != 206 && status != 200)
-        return ws_http_take_text(data, 1, n, &k->refusal);
+        return ws_http_receive_text(data, 1, n, &k->refusal);
     if (n > k->end - k->at) {
-        k->lie = "it sent more bytes than were asked for";
+        k->violation = "it sent more bytes than were requested";
         return 0;
     }
     ws_fetch_came(k->fetch, n);
     for (size_t left = n; left > 0;) {
-        uint64_t block_end = k->block * WS_BLOCK_BYTES + ws_block_len(k->file, k->block);
+        uint64_t block_end = k->block * WS_BLOCK_BYTES + ws_manifest_block_bytes(k->file, k->block);
         size_t piece = left < block_end - k->at ? left : (size_t)(block_end - k->at);
         ws_hasher_copy(k->lane->hasher, k->fetch->dst + k->at, data, piece);
         k->at += piece;
@@ -150,10 +150,10 @@ static int fetch_result(struct sink *k, CURLcode code, struct ws_error *err)
         return ws_error_set(err, ECANCELED, "the transfer was stopped");
     if (k->guard.trickles)
         return ws_tcp_trickled(url, k->file->name, err);
-    if (k->lie)
-        return ws_error_set(err, EPROTO, "%s does not keep to the protocol: %s", url, k->lie);
+    if (k->violation)
+        return ws_error_set(err, EPROTO, "%s does not keep to the protocol: %s", url, k->violation);
     if (code != CURLE_OK)
-        return ws_error_set(err, ws_tcp_errno_of_curl(l->head.source, code),
+        return ws_error_set(err, ws_tcp_errno_from_curl(l->head.source, code),
                             "the transfer of %s from %s ended early: %s", k->file->name, url,
                             ws_http_why(&l->transfer, code));
     if (status != 206 && status != 200) {
@@ -172,13 +172,13 @@ int ws_tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_error
 {
     struct ws_tcp_lane *l = (struct ws_tcp_lane *)lane;
     const struct ws_manifest *m = f->manifest;
-    const struct ws_bundle_file *file = &m->files[f->file];
+    const struct ws_manifest_file *file = &m->files[f->file];
     size_t last = f->first + f->n - 1;
     struct sink k = {.lane = l,
                      .fetch = f,
                      .file = file,
                      .at = f->first * WS_BLOCK_BYTES,
-                     .end = last * WS_BLOCK_BYTES + ws_block_len(file, last),
+                     .end = last * WS_BLOCK_BYTES + ws_manifest_block_bytes(file, last),
                      .block = f->first,
                      .guard = {.cancel = f->cancel,
                                .came_ns = f->came_ns,
@@ -186,7 +186,7 @@ int ws_tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_error
                                .owed = true},
                      .refusal.limit = WS_TCP_REFUSAL_BYTES};
     char path[WS_API_PATH_BYTES], range[64];
-    ws_api_version_path(path, "files", m->model, m->version, file->name, m->run);
+    ws_api_version_path(path, "files", m->model, m->version, file->name, m->lineage);
     snprintf(range, sizeof(range), "%" PRIu64 "-%" PRIu64, k.at, k.end - 1);
     int rc = ws_tcp_lane_set_up(l, path, &k.guard, on_bytes, &k, err);
     if (rc < 0)
@@ -196,6 +196,6 @@ int ws_tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_error
     ws_hasher_reset(l->hasher);
     CURLcode code = curl_easy_perform(l->curl);
     rc = fetch_result(&k, code, err);
-    free(k.refusal.bytes);
+    free(k.refusal.bytes.ptr);
     return rc;
 }

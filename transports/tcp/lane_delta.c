@@ -1,4 +1,4 @@
-/* Deltas, by a lane: applied as they come. */
+/* Deltas over a lane, applied as they come. */
 #include "transports/delta/stream.h"
 #include "transports/protocol/api.h"
 #include "transports/tcp/pull.h"
@@ -8,7 +8,7 @@
 
 struct delta_sink {
     struct ws_tcp_lane *lane;
-    struct ws_delta_reader *reader;
+    struct ws_delta_stream_reader *reader;
     struct ws_tcp_guard guard; /* a record comes whole; between records its maker may still be at work */
     struct ws_error err;
     int rc;                      /* of the reader */
@@ -22,9 +22,9 @@ static size_t on_delta(char *data, size_t size, size_t n, void *arg)
     n *= size;
     curl_easy_getinfo(k->lane->curl, CURLINFO_RESPONSE_CODE, &status);
     if (status != 200)
-        return ws_http_take_text(data, 1, n, &k->refusal);
-    k->rc = ws_delta_read(k->reader, data, n, &k->err);
-    k->guard.owed = ws_delta_reader_is_inside(k->reader);
+        return ws_http_receive_text(data, 1, n, &k->refusal);
+    k->rc = ws_delta_stream_read(k->reader, data, n, &k->err);
+    k->guard.owed = ws_delta_stream_reader_is_inside(k->reader);
     return k->rc ? 0 : n;
 }
 
@@ -44,7 +44,7 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
     if (k->guard.trickles)
         return ws_tcp_trickled(url, "a delta", err);
     if (code != CURLE_OK)
-        return ws_error_set(err, ws_tcp_errno_of_curl(l->head.source, code),
+        return ws_error_set(err, ws_tcp_errno_from_curl(l->head.source, code),
                             "the delta of %s/%" PRIu64 " from %s ended early: %s", f->model,
                             f->link.target.version, url, ws_http_why(&l->transfer, code));
     if (status != 200) {
@@ -52,7 +52,7 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
         (void)ws_error_prefix(err, "the delta of %s/%" PRIu64, f->model, f->link.target.version);
         return rc;
     }
-    if (!ws_delta_reader_ended(k->reader, &whole))
+    if (!ws_delta_stream_reader_ended(k->reader, &whole))
         return ws_error_set(err, ECONNRESET, "%s sent a delta without its end", url);
     return whole ? 0
                  : ws_error_set(err, ENODATA, "the delta of %s/%" PRIu64 " was given up by %s", f->model,
@@ -67,14 +67,14 @@ int ws_tcp_fetch_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, str
         .guard = {.cancel = f->cancel, .came_ns = f->came_ns, .stall_ns = ws_tcp_stall_ns(lane)},
         .refusal.limit = WS_TCP_REFUSAL_BYTES};
     char path[WS_API_PATH_BYTES];
-    k.reader = ws_delta_reader_new(&f->link, f->n_blocks, &f->taker);
+    k.reader = ws_delta_stream_reader_new(&f->link, f->n_blocks, &f->sink);
     if (!k.reader)
         return ws_error_set(err, ENOMEM, "no memory for a delta");
     ws_api_delta_path(path, f->model, &f->link.target, &f->link.base, f->part, f->parts, f->level);
     int rc = ws_tcp_lane_set_up(l, path, &k.guard, on_delta, &k, err);
     if (rc == 0)
         rc = delta_result(&k, f, curl_easy_perform(l->curl), err);
-    ws_delta_reader_free(k.reader);
-    free(k.refusal.bytes);
+    ws_delta_stream_reader_free(k.reader);
+    free(k.refusal.bytes.ptr);
     return rc;
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool ws_tcp_is_growing(const json_t *deltas)
+bool ws_tcp_any_grows(const json_t *deltas)
 {
     const char *growing = ws_delta_state_name(WS_DELTA_GROWING);
     const json_t *one;
@@ -17,20 +17,20 @@ bool ws_tcp_is_growing(const json_t *deltas)
     return false;
 }
 
-/* How much of the text is before its end, or before its last bracket where it ends in another way. */
+/* The length of the text before `end`, or before its last bracket where it ends otherwise. */
 static size_t without(const char *text, size_t len, const char *end)
 {
     size_t n = strlen(end);
     return len >= n && memcmp(text + len - n, end, n) == 0 ? len - n : len - 1;
 }
 
-char *ws_tcp_manifest_text(const struct ws_hold *hold, const json_t *deltas, size_t *n)
+char *ws_tcp_manifest_text(const struct ws_lease *lease, const json_t *deltas, size_t *n)
 {
     char *own = NULL, *list = deltas ? json_dumps(deltas, JSON_COMPACT) : strdup("[]"), *text = NULL;
-    const char *whole = hold->manifest_json, *end = "," WS_MANIFEST_NO_DELTAS "}";
-    size_t len = hold->manifest_json_bytes;
+    const char *whole = lease->manifest_json, *end = "," WS_MANIFEST_NO_DELTAS "}";
+    size_t len = lease->manifest_json_bytes;
     int bytes = -1;
-    if (list && !whole && ws_manifest_to_json(hold->manifest, &own, &len, NULL) == 0)
+    if (list && !whole && ws_manifest_to_json(lease->manifest, &own, &len, NULL) == 0)
         whole = own;
     if (list && whole)
         bytes = asprintf(&text, "%.*s,\"deltas\":%s}", (int)without(whole, len, end), whole, list);

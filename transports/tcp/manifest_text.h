@@ -6,9 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-bool ws_tcp_is_growing(const json_t *deltas); /* is one of them? */
-/* The manifest's text with the list of deltas (NULL: none) in the place of its empty one; malloc'ed. NULL: no
- * memory. */
-char *ws_tcp_manifest_text(const struct ws_hold *hold, const json_t *deltas, size_t *n);
+bool ws_tcp_any_grows(const json_t *deltas); /* is one of them still being made? */
+/* The manifest's text with this list of deltas (NULL: none) in place of its empty one; malloc'ed. NULL: no memory. */
+char *ws_tcp_manifest_text(const struct ws_lease *lease, const json_t *deltas, size_t *n);
 
 #endif

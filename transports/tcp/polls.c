@@ -8,7 +8,7 @@ static int64_t now_ms(void)
     return (int64_t)ws_clock_ms();
 }
 
-/* Out of the list of polls. Caller holds lock. */
+/* Removes it from the list of polls. With lock. */
 static void unlink_poll(struct ws_tcp_call *q)
 {
     if (q->prev)
@@ -100,5 +100,5 @@ void ws_tcp_polls_stop(struct ws_tcp_server *s)
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->clock, NULL);
-    resume_polls(s, INT64_MAX); /* a suspended connection would hold the daemon up */
+    resume_polls(s, INT64_MAX); /* libmicrohttpd's daemon would never end while a connection is suspended */
 }

@@ -1,4 +1,4 @@
-/* tcp, the mount's side: a source, and what is asked of it in JSON. */
+/* tcp, the mount's side: a source, and its requests in JSON. */
 #include "transports/tcp/pull.h"
 #include "transports/http/status.h"
 #include "transports/http/url.h"
@@ -38,7 +38,7 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
     s->head.ops = &ws_tcp_ops;
     s->head.url = strdup(url);
     s->options = *o;
-    s->options.who = NULL; /* in the head */
+    s->options.mount_id = NULL; /* in the head */
     s->options.token = copy_of(o->token);
     s->options.ca_file = copy_of(o->ca_file);
     s->options.cert_file = copy_of(o->cert_file);
@@ -74,25 +74,25 @@ int ws_tcp_set_up(CURL *c, const struct ws_tcp_source *s, struct ws_http_transfe
     return bad ? -ENOMEM : 0;
 }
 
-int ws_tcp_errno_of_curl(const struct ws_source *source, CURLcode code)
+int ws_tcp_errno_from_curl(const struct ws_source *source, CURLcode code)
 {
     const bool is_no_http = code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_WEIRD_SERVER_REPLY ||
                             code == CURLE_SSL_CONNECT_ERROR;
     return is_no_http && atomic_load(&((const struct ws_tcp_source *)source)->has_spoken)
                ? ECONNRESET
-               : ws_http_errno_of_curl(code);
+               : ws_http_errno_from_curl(code);
 }
 
 /* --- small requests: JSON in and out --- */
 
 int ws_tcp_status_error(const char *url, long status, const struct ws_http_text *body, struct ws_error *err)
 {
-    json_t *o = body->bytes ? json_loadb(body->bytes, body->n, 0, NULL) : NULL;
+    json_t *o = body->bytes.ptr ? json_loadb(body->bytes.ptr, body->bytes.len, 0, NULL) : NULL;
     const char *text = json_string_value(json_object_get(o, "error"));
     const char *name = json_string_value(json_object_get(o, "errno"));
-    int code = name ? ws_errno_of(name) : 0;
+    int code = name ? ws_errno_from_name(name) : 0;
     if (code <= 0)
-        code = ws_errno_of_http((unsigned)status);
+        code = ws_errno_from_http((unsigned)status);
     if (code <= 0)
         code = EPROTO;
     ws_error_set(err, code, "%s answered %ld: %.600s", url, status, text ? text : "without a reason");
@@ -126,7 +126,7 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
     t.headers = headers;
     if (rc == 0)
         rc = ws_tcp_set_up(c, s, &t, why, &guard);
-    if (rc < 0 || curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, ws_http_take_text) ||
+    if (rc < 0 || curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, ws_http_receive_text) ||
         curl_easy_setopt(c, CURLOPT_WRITEDATA, out)) {
         rc = ws_error_set(err, ENOMEM, "no memory for a request to %s", s->head.url);
         goto out;
@@ -140,7 +140,7 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
     else if (out->lacks_memory)
         rc = ws_error_set(err, ENOMEM, "no memory for the reply of %s", url);
     else if (code != CURLE_OK)
-        rc = ws_error_set(err, ws_tcp_errno_of_curl(&s->head, code), "cannot ask %s: %s", url,
+        rc = ws_error_set(err, ws_tcp_errno_from_curl(&s->head, code), "cannot ask %s: %s", url,
                           ws_http_why(&t, code));
     else if (status != 200)
         rc = ws_tcp_status_error(url, status, out, err);
@@ -150,7 +150,7 @@ out:
     curl_slist_free_all(headers);
     free(body);
     if (rc < 0) {
-        free(out->bytes);
+        free(out->bytes.ptr);
         *out = (struct ws_http_text){0};
     }
     return rc;
@@ -167,14 +167,14 @@ static int tcp_models(struct ws_source *source, const char *model, uint64_t sinc
     struct ws_tcp_source *s = (struct ws_tcp_source *)source;
     char path[WS_API_PATH_BYTES];
     struct ws_http_text text;
-    ws_api_models_path(path, model, since, timeout_ms, source->who);
+    ws_api_models_path(path, model, since, timeout_ms, source->mount_id);
     int rc = request(s, path, NULL, since ? timeout_ms + 2 * WS_LEASE_GRACE_MS : reply_ms(s),
                      WS_MAX_REPLY_BYTES, cancel, &text, err);
     if (rc < 0)
         return rc;
     json_error_t why;
-    *out = json_loadb(text.bytes ? text.bytes : "", text.n, JSON_REJECT_DUPLICATES, &why);
-    free(text.bytes);
+    *out = json_loadb(text.bytes.ptr ? text.bytes.ptr : "", text.bytes.len, JSON_REJECT_DUPLICATES, &why);
+    free(text.bytes.ptr);
     if (!json_is_object(*out)) {
         json_decref(*out);
         *out = NULL;
@@ -183,34 +183,35 @@ static int tcp_models(struct ws_source *source, const char *model, uint64_t sinc
     return 0;
 }
 
-static int tcp_manifest(struct ws_source *source, const char *model, uint64_t version, const char *run,
+static int tcp_manifest(struct ws_source *source, const char *model, uint64_t version, const char *lineage,
                         const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
     struct ws_tcp_source *s = (struct ws_tcp_source *)source;
     char path[WS_API_PATH_BYTES];
     struct ws_http_text text;
-    ws_api_version_path(path, "manifest", model, version, NULL, run);
+    ws_api_version_path(path, "manifest", model, version, NULL, lineage);
     int rc = request(s, path, NULL, reply_ms(s), WS_MAX_MANIFEST_BYTES, cancel, &text, err);
     if (rc == 0)
-        rc = ws_manifest_from_json(text.bytes ? text.bytes : "", text.n, out, err);
-    free(text.bytes);
+        rc = ws_manifest_from_json(text.bytes.ptr ? text.bytes.ptr : "", text.bytes.len, out, err);
+    free(text.bytes.ptr);
     return rc;
 }
 
-static int tcp_deltas(struct ws_source *source, const char *model, const struct ws_mark *version,
-                      const atomic_bool *cancel, struct ws_delta_offer out[WS_MAX_OFFERS], size_t *n,
+static int tcp_deltas(struct ws_source *source, const char *model, const struct ws_version_id *version,
+                      const atomic_bool *cancel, struct ws_delta_entry out[WS_MAX_DELTA_ENTRIES], size_t *n,
                       struct ws_error *err)
 {
     struct ws_tcp_source *s = (struct ws_tcp_source *)source;
     char path[WS_API_PATH_BYTES];
     struct ws_http_text text;
-    ws_api_version_path(path, "deltas", model, version->version, NULL, version->run);
+    ws_api_version_path(path, "deltas", model, version->version, NULL, version->lineage);
     int rc = request(s, path, NULL, reply_ms(s), WS_MAX_REPLY_BYTES, cancel, &text, err);
     if (rc < 0)
         return rc;
-    json_t *reply = json_loadb(text.bytes ? text.bytes : "", text.n, JSON_REJECT_DUPLICATES, NULL);
-    free(text.bytes);
-    rc = ws_delta_offers_read(json_object_get(reply, "deltas"), out, n);
+    json_t *reply =
+        json_loadb(text.bytes.ptr ? text.bytes.ptr : "", text.bytes.len, JSON_REJECT_DUPLICATES, NULL);
+    free(text.bytes.ptr);
+    rc = ws_delta_listing_read(json_object_get(reply, "deltas"), out, n);
     json_decref(reply);
     return rc < 0 ? ws_error_set(err, EPROTO, "%s sent no list of deltas", s->head.url) : 0;
 }
@@ -227,8 +228,9 @@ static int tcp_call(struct ws_source *source, const char *method, const char *pa
     json_decref(nothing);
     if (rc < 0)
         return rc;
-    *reply = json_loadb(text.bytes ? text.bytes : "", text.n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
-    free(text.bytes);
+    *reply = json_loadb(text.bytes.ptr ? text.bytes.ptr : "", text.bytes.len,
+                        JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
+    free(text.bytes.ptr);
     return *reply ? 0
                   : ws_error_set(err, EPROTO, "%s%s answered with no JSON; is it a wsync agent?", s->head.url,
                                  path);

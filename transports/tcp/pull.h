@@ -1,5 +1,5 @@
-/* tcp, the mount's side, shared by its files: pull (a source, and what is asked of it in JSON), lane (blocks of
- * files), lane_delta (deltas), guard (what watches over all of them). */
+/* tcp, the mount's side, shared by its files: pull (a source, and its requests in JSON), lane (blocks of files),
+ * lane_delta (deltas), guard (progress of all of them). */
 #ifndef WS_TRANSPORTS_TCP_PULL_H
 #define WS_TRANSPORTS_TCP_PULL_H
 #include "transports/http/transfer.h"
@@ -12,7 +12,7 @@
 
 struct ws_tcp_source {
     struct ws_source head;
-    struct ws_source_options options; /* strings are ours */
+    struct ws_source_options options; /* owns its strings */
     struct curl_slist *headers;
     atomic_bool has_spoken; /* HTTP, since it was opened */
 };
@@ -25,13 +25,13 @@ struct ws_tcp_lane {
     char why[CURL_ERROR_SIZE];
 };
 
-/* What every request to a source has in common; t->url is set, what else is set stays. The connection, too. 0 or
+/* Sets c up for a request to a source. t->url is set; what else is set in t stays, and so does c's connection. 0 or
  * -ENOMEM. */
 WS_MUST_USE int ws_tcp_set_up(CURL *c, const struct ws_tcp_source *s, struct ws_http_transfer *t, char *why,
                               struct ws_tcp_guard *guard);
-/* As ws_http_errno_of_curl. But where a source has spoken HTTP before, what speaks none, or ends a handshake, stands
- * before one that is away: -ECONNRESET, it is asked again. */
-int ws_tcp_errno_of_curl(const struct ws_source *source, CURLcode code);
+/* As ws_http_errno_from_curl, with one exception: once a source has spoken HTTP, a peer that speaks none, or ends a
+ * handshake, is a proxy before a source that is away: -ECONNRESET, and the request is repeated. */
+int ws_tcp_errno_from_curl(const struct ws_source *source, CURLcode code);
 /* The sentence in an error body {"error":..,"errno":..}, else the status. */
 int ws_tcp_status_error(const char *url, long status, const struct ws_http_text *body, struct ws_error *err);
 

@@ -1,19 +1,20 @@
-/* The HTTP carrier of a catalog; bodies go out of the slot's own memory. */
+/* Serves a catalog over HTTP; bodies are sent out of the slot's own memory. */
 #include "transports/base/clock.h"
+#include "transports/base/cpu_features.h"
 #include "transports/tcp/call.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #define IDLE_SECONDS 120
+#define MOST_THREADS 8
 #define SERVED       (WS_HTTP_READ | WS_HTTP_POST)
 
-/* --- what is asked of the catalog --- */
+/* --- requests to the catalog --- */
 
-static const char *run_of(const struct ws_tcp_call *q)
+static const char *lineage_or_null(const struct ws_tcp_call *q)
 {
-    return q->api.run[0] ? q->api.run : NULL;
+    return q->api.lineage[0] ? q->api.lineage : NULL;
 }
 
 static void serve_models(struct ws_tcp_call *q, struct ws_http_answer *a)
@@ -36,7 +37,7 @@ int ws_tcp_list_deltas(const struct ws_tcp_call *q, bool look, json_t **out, str
 {
     const struct ws_catalog *c = &q->server->catalog;
     if (c->ops->deltas)
-        return c->ops->deltas(c->self, q->api.model, q->api.version, run_of(q), look, out, err);
+        return c->ops->deltas(c->self, q->api.model, q->api.version, lineage_or_null(q), look, out, err);
     *out = json_array();
     return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for a list of deltas");
 }
@@ -57,8 +58,8 @@ static void serve_delta(struct ws_tcp_call *q, struct ws_http_answer *a)
     const struct ws_catalog *c = &q->server->catalog;
     struct ws_error err = {0};
     struct ws_delta *delta;
-    int rc = c->ops->delta ? c->ops->delta(c->self, q->api.model, q->api.version, run_of(q), &q->api.base,
-                                           q->api.level, &delta, &err)
+    int rc = c->ops->delta ? c->ops->delta(c->self, q->api.model, q->api.version, lineage_or_null(q),
+                                           &q->api.base, q->api.level, &delta, &err)
                            : ws_error_set(&err, ENOENT, "there are no deltas here");
     if (rc < 0)
         ws_http_refuse(a, rc, &err);
@@ -72,7 +73,7 @@ static void serve_other(struct ws_tcp_call *q, struct ws_http_answer *a)
     struct ws_http_incoming *in = q->in;
     struct ws_error err = {0};
     int rc = 0;
-    if (in->n_body > 0 && !ws_http_json(in))
+    if (in->body.len > 0 && !ws_http_json(in))
         rc = ws_error_set(&err, EINVAL, "the body of the request is no JSON");
     if (rc == 0)
         rc = c->ops->route(c->self, in->method & WS_HTTP_READ ? "GET" : "POST", in->target, in->query,
@@ -84,9 +85,9 @@ static void serve_other(struct ws_tcp_call *q, struct ws_http_answer *a)
         a->json = json_object();
 }
 
-/* --- which request is whose --- */
+/* --- which function serves a request --- */
 
-/* By what the path is to protocol/api.h, which ipc reads it by, too. */
+/* By the path's kind (protocol/api.h, which ipc uses too). */
 static const struct {
     unsigned methods;
     void (*serve)(struct ws_tcp_call *q, struct ws_http_answer *a);
@@ -102,7 +103,7 @@ static const struct {
     [WS_API_OTHER] = {SERVED, serve_other},
 };
 
-/* NULL: it is refused, or there is no memory. */
+/* NULL: the request is refused, or there is no memory. */
 static struct ws_tcp_call *begin_call(struct ws_tcp_server *s, struct ws_http_incoming *in,
                                       struct ws_http_answer *a)
 {
@@ -120,12 +121,12 @@ static struct ws_tcp_call *begin_call(struct ws_tcp_server *s, struct ws_http_in
     q->server = s;
     q->in = in;
     in->own = q;
-    if (q->api.kind == WS_API_EVENTS && q->api.who[0] && c->ops->seen)
-        c->ops->seen(c->self, q->api.who, q->api.timeout_ms);
+    if (q->api.kind == WS_API_EVENTS && q->api.mount_id[0] && c->ops->seen)
+        c->ops->seen(c->self, q->api.mount_id, q->api.timeout_ms);
     return q;
 }
 
-/* One that was suspended comes here again. */
+/* A request that was suspended comes here again. */
 static void serve_api(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_tcp_call *q = in->own;
@@ -166,8 +167,8 @@ static void serve_health(void *self, struct ws_http_incoming *in, struct ws_http
 
 static const struct ws_http_route routes[] = {
     {WS_HTTP_POST, "/healthz", WS_HTTP_TOKEN, serve_health},
-    {WS_HTTP_ANY, "/healthz", WS_HTTP_ANYBODY, serve_health},
-    {WS_HTTP_ANY, "*", WS_HTTP_TOKEN, serve_api}, /* a stranger is not told what there is */
+    {WS_HTTP_ANY, "/healthz", WS_HTTP_PUBLIC, serve_health},
+    {WS_HTTP_ANY, "*", WS_HTTP_TOKEN, serve_api}, /* without the token nothing shows which paths there are */
     {0},
 };
 
@@ -178,7 +179,7 @@ static void connection_closed(void *self, int sock)
     ws_tcp_bodies_closed(&((struct ws_tcp_server *)self)->bodies, sock);
 }
 
-/* No more connections than there are descriptors for, with as many left for everything else. */
+/* At most half of the process's descriptors: the other half is for everything else. */
 static unsigned most_clients(void)
 {
     struct rlimit files;
@@ -189,7 +190,7 @@ static unsigned most_clients(void)
 
 static int start(struct ws_tcp_server *s, const struct ws_tcp_server_options *o, struct ws_error *err)
 {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const unsigned cores = ws_cpu_cores(MOST_THREADS);
     const struct ws_http_server_options http = {
         .listen = o->listen,
         .token = o->token,
@@ -200,13 +201,12 @@ static int start(struct ws_tcp_server *s, const struct ws_tcp_server_options *o,
         .routes = routes,
         .self = s,
         .n_threads = o->n_threads ? o->n_threads
-                     : cores > 8  ? 8
-                     : cores > 1  ? (unsigned)cores
+                     : cores > 1  ? cores
                                   : 2,
         .max_connections = o->max_clients ? o->max_clients : most_clients(),
         .idle_seconds = IDLE_SECONDS,
         .max_body = WS_MAX_REPLY_BYTES,
-        .is_wary = true,
+        .limits_unauthenticated = true,
         .gives_hints = true,
         .ended = end_call,
         .closed = connection_closed,

@@ -15,14 +15,18 @@ struct ws_tcp_server_options {
     unsigned max_clients; /* connections; 0: WS_MAX_CLIENTS, or half of the descriptors where that is less */
 };
 struct ws_tcp_server;
-/* Starts serving. /healthz answers {"ok":true} without a token. -EACCES: beyond loopback without a
- * token. What its head is refused for (a POST without the token, a body over the limit) is refused before its
- * body is read; who has asked for nothing yet shares half of the connections with his like. Bodies carry
- * Content-Length, ranges 206 + Content-Range + X-Wsync-XXH3 (hex hashes of the blocks that lie whole in the
- * range, comma-separated), ETag = digest (the manifest's has its time too); with ?run= Cache-Control is
- * immutable, without it no-cache; all else is no-store. If-None-Match: 304. Of a version that arrives, a body
- * goes out as far as it is here and waits for more. A revoked version's responses are cut; gone: 410. Error
- * bodies are {"error":"sentence","errno":"ESTALE"}. */
+/* Starts serving. -EACCES: beyond loopback without a token.
+ *
+ *   /healthz         {"ok":true}, without a token
+ *   refusals         a POST without the token, or a body over the limit, is refused before its body is read;
+ *                    connections that have not shown the token share half of all connections
+ *   bodies           Content-Length; ETag = digest (the manifest's has its time too); If-None-Match: 304
+ *   ranges           206, Content-Range, X-Wsync-XXH3 (hex hashes of the blocks that lie whole in the range,
+ *                    comma-separated)
+ *   Cache-Control    immutable with ?run=, no-cache without it; no-store for everything else
+ *   arriving         a body sends what is here and waits for more
+ *   revoked, gone    responses of a revoked version are cut; a version that is gone is 410
+ *   errors           {"error":"sentence","errno":"ESTALE"} */
 WS_MUST_USE int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catalog,
                                   const struct ws_tcp_server_options *options, struct ws_error *err);
 unsigned ws_tcp_server_port(const struct ws_tcp_server *s);

@@ -1,4 +1,4 @@
-/* Manifests and files of versions, also of those that are still arriving, or are made because of a request. */
+/* Serves manifests and files of versions, also of those that are still arriving, or are made for a request. */
 #include "transports/http/fields.h"
 #include "transports/tcp/call.h"
 #include <errno.h>
@@ -6,15 +6,16 @@
 #include <stdio.h>
 #include <string.h>
 
-static struct ws_tcp_body *take_body(struct ws_tcp_call *q)
+/* The body, whose owner is the caller from here on. */
+static struct ws_tcp_body *move_body(struct ws_tcp_call *q)
 {
     struct ws_tcp_body *b = q->body;
     q->body = NULL;
     return b;
 }
 
-/* The range that is asked for; all where If-Range names other bytes than these. */
-static int range_of(const struct ws_tcp_call *q, const struct ws_bundle_file *f, uint64_t *begin,
+/* The requested range; the whole file where If-Range names other bytes than these. */
+static int range_of(const struct ws_tcp_call *q, const struct ws_manifest_file *f, uint64_t *begin,
                     uint64_t *end)
 {
     const char *only_of = ws_http_header(q->in, "If-Range");
@@ -24,24 +25,24 @@ static int range_of(const struct ws_tcp_call *q, const struct ws_bundle_file *f,
                          f->size_bytes, begin, end);
 }
 
-static void answer_range(struct ws_tcp_call *q, const struct ws_bundle_file *f, uint64_t begin, uint64_t end,
-                         bool partial, struct ws_http_answer *a)
+static void answer_range(struct ws_tcp_call *q, const struct ws_manifest_file *f, uint64_t begin,
+                         uint64_t end, bool partial, struct ws_http_answer *a)
 {
     char range[96];
     snprintf(range, sizeof(range), "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, begin, end - 1, f->size_bytes);
     a->status = partial ? 206 : 200;
-    a->body = ws_tcp_body_range(take_body(q), f, begin, end);
+    a->body = ws_tcp_body_range(move_body(q), f, begin, end);
     if (a->body && partial)
         ws_http_body_header(a->body, "Content-Range", range);
     if (a->body)
         atomic_fetch_add(&q->server->bytes_sent, end - begin);
 }
 
-/* 1: it is answered; 0: it is suspended; else the error to answer with. */
+/* 1: the request is answered; 0: it is suspended; else the error to answer with. */
 static int try_file(struct ws_tcp_call *q, struct ws_http_answer *a, struct ws_error *err)
 {
-    const struct ws_manifest *m = ws_tcp_body_hold(q->body)->manifest;
-    const struct ws_bundle_file *f = ws_manifest_find(m, q->api.file);
+    const struct ws_manifest *m = ws_tcp_body_lease(q->body)->manifest;
+    const struct ws_manifest_file *f = ws_manifest_find(m, q->api.file);
     uint64_t begin = 0, end = 0;
     if (!f)
         return ws_error_set(err, ENOENT, "%s/%" PRIu64 " has no file '%s'", m->model, m->version,
@@ -50,7 +51,7 @@ static int try_file(struct ws_tcp_call *q, struct ws_http_answer *a, struct ws_e
     if (partial < 0)
         return ws_error_set(err, ERANGE, "%s has %" PRIu64 " bytes, the range is outside", f->name,
                             f->size_bytes);
-    /* With the first block the reply can begin; what fails before it has a status of its own. */
+    /* The reply begins with the first block; a failure before it has a status of its own. */
     int rc = end > begin
                  ? ws_tcp_body_here(q->body, (size_t)(f - m->files), (size_t)(begin / WS_BLOCK_BYTES), 1, err)
                  : 1;
@@ -64,13 +65,13 @@ static void answer_manifest(struct ws_tcp_call *q, struct ws_http_answer *a)
     json_t *deltas;
     if (ws_tcp_list_deltas(q, true, &deltas, NULL) < 0)
         deltas = NULL;
-    a->body = ws_tcp_body_manifest(take_body(q), deltas);
+    a->body = ws_tcp_body_manifest(move_body(q), deltas);
 }
 
 static void answer_unchanged(struct ws_tcp_call *q, bool of_manifest, struct ws_http_answer *a)
 {
     a->status = 304;
-    a->body = ws_tcp_body_unchanged(take_body(q), of_manifest);
+    a->body = ws_tcp_body_unchanged(move_body(q), of_manifest);
 }
 
 /* As try_file. */
@@ -85,7 +86,7 @@ static int try_version(struct ws_tcp_call *q, struct ws_http_answer *a, struct w
         return rc;
     ws_tcp_body_tag(q->body, of_manifest, tag);
     if (ws_http_names_tag(ws_http_header(q->in, "If-None-Match"), tag) &&
-        (of_manifest || ws_manifest_find(ws_tcp_body_hold(q->body)->manifest, q->api.file)))
+        (of_manifest || ws_manifest_find(ws_tcp_body_lease(q->body)->manifest, q->api.file)))
         answer_unchanged(q, of_manifest, a);
     else if (of_manifest)
         answer_manifest(q, a);
@@ -94,7 +95,7 @@ static int try_version(struct ws_tcp_call *q, struct ws_http_answer *a, struct w
     return 1;
 }
 
-/* Also called again for a request that waited for bytes, or for what is being made because of it. */
+/* Also called again for a request that waited for bytes, or for a version that is made for it. */
 void ws_tcp_serve_version(struct ws_tcp_call *q, struct ws_http_answer *a)
 {
     struct ws_error err = {0};
@@ -110,6 +111,6 @@ void ws_tcp_serve_version(struct ws_tcp_call *q, struct ws_http_answer *a)
     if (rc == -EINPROGRESS)
         rc = -ETIMEDOUT;
     if (q->body)
-        ws_tcp_body_free(take_body(q));
+        ws_tcp_body_free(move_body(q));
     ws_http_refuse(a, rc, &err);
 }

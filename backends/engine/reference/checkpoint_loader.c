@@ -203,7 +203,7 @@ static int parse_header(struct shard *s, struct ws_error *err)
     char *header;
     int rc;
 
-    if (ws_guard_copy(first, s->header_map, sizeof(first)))
+    if (ws_sigbus_guard_copy(first, s->header_map, sizeof(first)))
         return lost(s, err);
     rc = ws_safetensors_header_bytes(first, s->size_bytes, &length, err);
     if (rc) {
@@ -213,7 +213,7 @@ static int parse_header(struct shard *s, struct ws_error *err)
     header = malloc(length);
     if (!header)
         return ws_error_set(err, ENOMEM, "no memory for the header of %s", s->path);
-    rc = ws_guard_copy(header, s->header_map, length) ? lost(s, err) : 0;
+    rc = ws_sigbus_guard_copy(header, s->header_map, length) ? lost(s, err) : 0;
     if (!rc) {
         rc = ws_safetensors_parse(header, length, s->size_bytes, &s->st, err);
         if (rc)
@@ -256,12 +256,13 @@ static void close_checkpoint(struct checkpoint *c)
 
 static int by_weight_name(const void *a, const void *b)
 {
-    return strcmp(((const struct ws_weight *)a)->name, ((const struct ws_weight *)b)->name);
+    return strcmp(((const struct ws_checkpoint_tensor *)a)->name,
+                  ((const struct ws_checkpoint_tensor *)b)->name);
 }
 
-static struct ws_weight *find(const struct ws_weights *w, const char *name)
+static struct ws_checkpoint_tensor *find(const struct ws_checkpoint *w, const char *name)
 {
-    const struct ws_weight wanted = {.name = name};
+    const struct ws_checkpoint_tensor wanted = {.name = name};
 
     if (!w->n_tensors)
         return NULL;
@@ -269,7 +270,7 @@ static struct ws_weight *find(const struct ws_weights *w, const char *name)
 }
 
 /* Room for n tensors whose names take name_bytes. */
-static int make_table(struct ws_weights *w, size_t n, size_t name_bytes)
+static int make_table(struct ws_checkpoint *w, size_t n, size_t name_bytes)
 {
     free(w->tensors);
     free(w->names);
@@ -279,9 +280,9 @@ static int make_table(struct ws_weights *w, size_t n, size_t name_bytes)
     return w->tensors && w->names ? 0 : -ENOMEM;
 }
 
-static void add_weight(struct ws_weights *w, char **names, const struct ws_weight *like)
+static void add_weight(struct ws_checkpoint *w, char **names, const struct ws_checkpoint_tensor *like)
 {
-    struct ws_weight *to = &w->tensors[w->n_tensors++];
+    struct ws_checkpoint_tensor *to = &w->tensors[w->n_tensors++];
     size_t n = strlen(like->name) + 1;
 
     *to = *like;
@@ -290,7 +291,7 @@ static void add_weight(struct ws_weights *w, char **names, const struct ws_weigh
 }
 
 /* The first load: the model is what the files hold. */
-static int plan_first(struct ws_weights *w, const struct checkpoint *c, struct ws_error *err)
+static int plan_first(struct ws_checkpoint *w, const struct checkpoint *c, struct ws_error *err)
 {
     size_t n = 0, name_bytes = 0;
     char *names;
@@ -307,7 +308,7 @@ static int plan_first(struct ws_weights *w, const struct checkpoint *c, struct w
     for (size_t i = 0; i < c->n_shards; i++) {
         const struct ws_safetensors *st = c->shards[i].st;
         for (size_t k = 0; k < st->n_tensors; k++) {
-            struct ws_weight one = {.name = st->tensors[k].name, .n_dims = st->tensors[k].n_dims};
+            struct ws_checkpoint_tensor one = {.name = st->tensors[k].name, .n_dims = st->tensors[k].n_dims};
             memcpy(one.shape, st->tensors[k].shape, sizeof(one.shape));
             add_weight(w, &names, &one);
         }
@@ -317,7 +318,7 @@ static int plan_first(struct ws_weights *w, const struct checkpoint *c, struct w
 }
 
 /* Later loads: the model is what it was. */
-static int plan_again(struct ws_weights *w, const struct ws_weights *model, struct ws_error *err)
+static int plan_again(struct ws_checkpoint *w, const struct ws_checkpoint *model, struct ws_error *err)
 {
     size_t name_bytes = 0;
     char *names;
@@ -334,7 +335,8 @@ static int plan_again(struct ws_weights *w, const struct ws_weights *model, stru
     return 0;
 }
 
-static int match(struct ws_weight *to, const struct ws_tensor *t, const struct shard *s, struct ws_error *err)
+static int match(struct ws_checkpoint_tensor *to, const struct ws_tensor *t, const struct shard *s,
+                 struct ws_error *err)
 {
     if (to->filled)
         return ws_error_set(err, EBADMSG, "%s: the tensor %s is in another file too", s->path, t->name);
@@ -347,12 +349,12 @@ static int match(struct ws_weight *to, const struct ws_tensor *t, const struct s
     return 0;
 }
 
-static int match_all(struct ws_weights *w, const struct checkpoint *c, struct ws_error *err)
+static int match_all(struct ws_checkpoint *w, const struct checkpoint *c, struct ws_error *err)
 {
     for (size_t i = 0; i < c->n_shards; i++) {
         const struct ws_safetensors *st = c->shards[i].st;
         for (size_t k = 0; k < st->n_tensors; k++) {
-            struct ws_weight *to = find(w, st->tensors[k].name);
+            struct ws_checkpoint_tensor *to = find(w, st->tensors[k].name);
             int rc = to ? match(to, &st->tensors[k], &c->shards[i], err) : 0;
             if (rc)
                 return rc;
@@ -362,7 +364,7 @@ static int match_all(struct ws_weights *w, const struct checkpoint *c, struct ws
 }
 
 /* Offsets, and memory that holds them. */
-static int place(struct ws_weights *w, struct ws_error *err)
+static int place(struct ws_checkpoint *w, struct ws_error *err)
 {
     uint64_t end = 0;
     size_t room;
@@ -391,15 +393,15 @@ static int place(struct ws_weights *w, struct ws_error *err)
 
 /* --- reading --- */
 
-static int read_shard(struct ws_weights *w, const struct shard *s, size_t *done, size_t half,
-                      const struct ws_weights_steps *steps, struct ws_error *err)
+static int read_shard(struct ws_checkpoint *w, const struct shard *s, size_t *done, size_t half,
+                      const struct ws_checkpoint_hooks *steps, struct ws_error *err)
 {
     for (size_t k = 0; k < s->st->n_tensors; k++) {
         const struct ws_tensor *t = &s->st->tensors[k];
-        const struct ws_weight *to = find(w, t->name);
+        const struct ws_checkpoint_tensor *to = find(w, t->name);
         if (!to)
             continue;
-        if (ws_guard_copy(w->memory + to->offset, s->data_map + t->begin, to->bytes))
+        if (ws_sigbus_guard_copy(w->memory + to->offset, s->data_map + t->begin, to->bytes))
             return lost(s, err);
         if (++*done == half && steps)
             steps->reached(steps->arg, "load");
@@ -407,8 +409,8 @@ static int read_shard(struct ws_weights *w, const struct shard *s, size_t *done,
     return 0;
 }
 
-static int read_all(struct ws_weights *w, const struct ws_weights *model, const struct checkpoint *c,
-                    const struct ws_weights_steps *steps, size_t *n_missing, struct ws_error *err)
+static int read_all(struct ws_checkpoint *w, const struct ws_checkpoint *model, const struct checkpoint *c,
+                    const struct ws_checkpoint_hooks *steps, size_t *n_missing, struct ws_error *err)
 {
     size_t done = 0, half = (w->n_tensors + 1) / 2;
     int rc = 0;
@@ -417,7 +419,7 @@ static int read_all(struct ws_weights *w, const struct ws_weights *model, const 
         rc = read_shard(w, &c->shards[i], &done, half, steps, err);
     *n_missing = 0;
     for (size_t i = 0; !rc && i < w->n_tensors; i++) {
-        struct ws_weight *to = &w->tensors[i];
+        struct ws_checkpoint_tensor *to = &w->tensors[i];
         if (to->filled)
             continue;
         ws_copy(w->memory + to->offset, model->memory + model->tensors[i].offset, to->bytes);
@@ -426,8 +428,9 @@ static int read_all(struct ws_weights *w, const struct ws_weights *model, const 
     return rc;
 }
 
-static int load_opened(struct ws_weights *into, const struct ws_weights *model, const struct checkpoint *c,
-                       const struct ws_weights_steps *steps, size_t *n_missing, struct ws_error *err)
+static int load_opened(struct ws_checkpoint *into, const struct ws_checkpoint *model,
+                       const struct checkpoint *c, const struct ws_checkpoint_hooks *steps, size_t *n_missing,
+                       struct ws_error *err)
 {
     int rc = model ? plan_again(into, model, err) : plan_first(into, c, err);
 
@@ -438,13 +441,13 @@ static int load_opened(struct ws_weights *into, const struct ws_weights *model, 
     return rc ? rc : read_all(into, model, c, steps, n_missing, err);
 }
 
-int ws_weights_load(struct ws_weights *into, const struct ws_weights *model, const char *path,
-                    const struct ws_weights_steps *steps, size_t *n_missing, struct ws_error *err)
+int ws_checkpoint_load(struct ws_checkpoint *into, const struct ws_checkpoint *model, const char *path,
+                       const struct ws_checkpoint_hooks *steps, size_t *n_missing, struct ws_error *err)
 {
     struct checkpoint c = {.path = path};
     int rc;
 
-    ws_guard_install();
+    ws_sigbus_guard_install();
     rc = list_folder(&c, err);
     if (!rc)
         rc = filter_by_index(&c, err);
@@ -462,16 +465,16 @@ int ws_weights_load(struct ws_weights *into, const struct ws_weights *model, con
     return rc;
 }
 
-uint64_t ws_weight_hash(const struct ws_weights *w, size_t tensor)
+uint64_t ws_checkpoint_tensor_hash(const struct ws_checkpoint *w, size_t tensor)
 {
     return ws_hash(w->memory + w->tensors[tensor].offset, w->tensors[tensor].bytes);
 }
 
-void ws_weights_release(struct ws_weights *w)
+void ws_checkpoint_release(struct ws_checkpoint *w)
 {
     if (w->memory)
         munmap(w->memory, w->room_bytes);
     free(w->tensors);
     free(w->names);
-    *w = (struct ws_weights){0};
+    *w = (struct ws_checkpoint){0};
 }

@@ -1,7 +1,7 @@
 /* The reference engine: what both servers' routes stand on.
  *
  * It differs from the real servers on purpose in one thing: a checkpoint is read into memory of its own, and
- * only then takes the place of the old one, so that a bad file leaves the old weights going. With `lifelike`
+ * only then replaces the old one, so that after a bad file the old weights are still served. With `realistic`
  * it fails as they do: SGLang's dies without a reply, vLLM's weights are gone. What it always shares: no
  * check that a checkpoint is complete, shapes fixed by the first load. */
 #include "backends/engine/reference/reference_state.h"
@@ -30,15 +30,15 @@ static void reached(void *arg, const char *step)
 }
 
 /* Under load_lock. model: NULL at the first load. */
-static int load_into_spare(struct ws_reference *r, const struct ws_weights *model, const char *path,
+static int load_into_spare(struct ws_reference *r, const struct ws_checkpoint *model, const char *path,
                            struct ws_error *err)
 {
-    struct ws_weights_steps steps = {reached, r};
+    struct ws_checkpoint_hooks steps = {reached, r};
     const uint64_t start = ws_clock_ns();
     size_t missing = 0;
     int rc;
 
-    rc = ws_weights_load(&r->spare, model, path, model ? &steps : NULL, &missing, err);
+    rc = ws_checkpoint_load(&r->spare, model, path, model ? &steps : NULL, &missing, err);
     if (rc) {
         ws_log(WS_LOG_WARN, "engine", "load failed path=%s: %s", path, err->text);
         return rc;
@@ -54,7 +54,7 @@ static int load_into_spare(struct ws_reference *r, const struct ws_weights *mode
 /* version NULL: keeps its text. Strings are stolen. */
 static void serve_spare(struct ws_reference *r, char *path, char *version)
 {
-    struct ws_weights old;
+    struct ws_checkpoint old;
 
     pthread_rwlock_wrlock(&r->weights_lock);
     old = r->weights;
@@ -92,7 +92,7 @@ int ws_reference_load(struct ws_reference *r, const char *path, const char *vers
     return rc;
 }
 
-void ws_reference_settle(struct ws_reference *r)
+void ws_reference_wait_load(struct ws_reference *r)
 {
     pthread_mutex_lock(&r->load_lock);
     pthread_mutex_unlock(&r->load_lock);
@@ -176,7 +176,7 @@ json_t *ws_reference_checksums(struct ws_reference *r, char combined[33])
     pthread_rwlock_rdlock(&r->weights_lock);
     for (size_t i = 0; i < r->weights.n_tensors; i++) {
         const char *name = r->weights.tensors[i].name;
-        snprintf(hex, sizeof(hex), "%016lx", ws_weight_hash(&r->weights, i));
+        snprintf(hex, sizeof(hex), "%016lx", ws_checkpoint_tensor_hash(&r->weights, i));
         XXH3_128bits_update(&state, name, strlen(name) + 1);
         XXH3_128bits_update(&state, hex, 16);
         json_object_set_new_nocheck(all, name, json_string(hex));
@@ -242,12 +242,12 @@ int ws_reference_new(struct ws_reference **out, const struct ws_reference_option
     atomic_init(&r->refuse_resumes, o->refuse_resumes);
     r->loads = 1;
     r->lie = o->lie;
-    r->lifelike = o->lifelike;
+    r->realistic = o->realistic;
     rc = ok ? load_into_spare(r, NULL, o->model_path, &own)
             : ws_error_set(&own, ENOMEM, "no memory for the engine");
     if (!rc) {
         r->weights = r->spare;
-        r->spare = (struct ws_weights){0};
+        r->spare = (struct ws_checkpoint){0};
         bool vllm = o->api && strcmp(o->api, "vllm") == 0;
         rc = ws_reference_serve(&r->http, o->listen, o->api_key,
                                 vllm ? ws_reference_vllm_routes : ws_reference_sglang_routes, r, &own);
@@ -276,8 +276,8 @@ void ws_reference_free(struct ws_reference *r)
     pthread_cond_broadcast(&r->resumed);
     pthread_mutex_unlock(&r->pause_lock);
     ws_http_server_free(r->http);
-    ws_weights_release(&r->spare);
-    ws_weights_release(&r->weights);
+    ws_checkpoint_release(&r->spare);
+    ws_checkpoint_release(&r->weights);
     pthread_cond_destroy(&r->resumed);
     pthread_mutex_destroy(&r->pause_lock);
     pthread_rwlock_destroy(&r->weights_lock);

@@ -13,14 +13,14 @@ struct ws_reference_options {
     const char *api;         /* whose routes: "sglang" (NULL too) or "vllm" */
     const char *api_key;     /* NULL: none */
     const char *refuse;      /* weight_version that is answered 400 */
-    bool lie;                /* ... which then is answered with success, and nothing is loaded */
+    bool lie;                /* answer such a load with success, and load nothing */
     unsigned slow_ms;        /* added to each load */
-    unsigned busy;           /* so many flushes of its cache are refused, as if requests were in the way */
+    unsigned busy;           /* how many flushes of its cache are refused, as if requests were in the way */
     const char *die_at;      /* "pause", "open", "load", "reply", "continue": exits there; NULL: never */
     unsigned refuse_resumes; /* vLLM's: so many are refused, as while a pause is under way */
-    unsigned workers;        /* SGLang's: of its tokenizer; over 1 none is asked that heard of a load */
+    unsigned workers;        /* SGLang's tokenizer workers; over 1: queries reach one that got no load */
     const char *load_format; /* SGLang's: "dummy" refuses loads that name no other; NULL: auto */
-    bool lifelike;           /* a load that fails ends it (sglang) or costs it its weights (vllm) */
+    bool realistic;          /* a load that fails ends it (sglang) or costs it its weights (vllm) */
 };
 struct ws_reference;
 WS_MUST_USE int ws_reference_new(struct ws_reference **out, const struct ws_reference_options *o,

@@ -27,7 +27,7 @@ static void load(struct ws_reference *r, const char *path, const char *version, 
     bool in_place;
     int rc = ws_reference_load(r, path, version, &err);
 
-    if (rc && rc != -ENOENT && r->lifelike) {
+    if (rc && rc != -ENOENT && r->realistic) {
         ws_log(WS_LOG_WARN, "engine", "dies of the file, as the real server does");
         _exit(1);
     }
@@ -188,7 +188,7 @@ static void server_info(void *self, struct ws_http_incoming *in, struct ws_http_
 {
     struct ws_reference *r = self;
     (void)in;
-    ws_reference_settle(r);
+    ws_reference_wait_load(r);
     pthread_rwlock_rdlock(&r->weights_lock);
     a->json =
         json_pack("{s:s, s:s, s:s, s:s, s:i, s:[{s:s}]}", "version", "0.5.23", "model_path", r->start_path,
@@ -205,7 +205,7 @@ static void health(void *self, struct ws_http_incoming *in, struct ws_http_answe
 }
 
 const struct ws_http_route ws_reference_sglang_routes[] = {
-    {WS_HTTP_GET, "/health", WS_HTTP_ANYBODY, health},
+    {WS_HTTP_GET, "/health", WS_HTTP_PUBLIC, health},
     {WS_HTTP_GET, "/ready", WS_HTTP_TOKEN, ready},
     {WS_HTTP_GET, "/model_info", WS_HTTP_TOKEN, model_info},
     {WS_HTTP_GET, "/get_model_info", WS_HTTP_TOKEN, model_info},

@@ -17,14 +17,14 @@ struct ws_reference {
     unsigned workers;
     atomic_uint busy;           /* flushes that are still refused */
     atomic_uint refuse_resumes; /* resumes, likewise */
-    bool lifelike, lie;
+    bool realistic, lie;
     char *start_path;
 
     pthread_mutex_t load_lock;
-    struct ws_weights spare; /* guarded by load_lock: the memory of the next load */
+    struct ws_checkpoint spare; /* guarded by load_lock: the memory of the next load */
 
     pthread_rwlock_t weights_lock; /* guards what is served: */
-    struct ws_weights weights;
+    struct ws_checkpoint weights;
     char *path, *version;
     unsigned good_loads_needed; /* vLLM's: over 0 its weights are gone */
     unsigned loads;             /* so far, and, of what is in either cache, then; 0: it is empty */
@@ -40,22 +40,22 @@ struct ws_reference {
 
 extern const struct ws_http_route ws_reference_sglang_routes[], ws_reference_vllm_routes[];
 
-/* Faults on command: as a killed process, without a word to anybody. */
+/* Faults on command: ends the process at this step, as a kill does. */
 void ws_reference_die_if(const struct ws_reference *r, const char *step);
-/* Loads and serves; version NULL: keeps its text. Takes --slow's time. */
+/* Loads and serves; version NULL: keeps the present one. Takes the time of --slow. */
 WS_MUST_USE int ws_reference_load(struct ws_reference *r, const char *path, const char *version,
                                   struct ws_error *err);
-void ws_reference_set_version(struct ws_reference *r, char *version); /* steals it */
+void ws_reference_set_version(struct ws_reference *r, char *version); /* takes it over */
 void ws_reference_pause(struct ws_reference *r, bool in_place);
 void ws_reference_resume(struct ws_reference *r);
 bool ws_reference_is_paused(struct ws_reference *r, bool *in_place);
-/* Empties its caches; false: requests are said to be in the way. */
+/* Empties its caches; false: it claims that requests are in the way (--busy). */
 bool ws_reference_flush(struct ws_reference *r, bool local, bool external);
-/* As a request does: fills caches that are empty, and says which have what other weights computed: {"local":
- * bool, "external": bool}. New reference. */
+/* As a request does: fills empty caches, and reports which hold results of other weights: {"local": bool,
+ * "external": bool}. New reference. */
 json_t *ws_reference_use_caches(struct ws_reference *r);
-/* What the real servers' schedulers answer, they answer after the load that runs: waits for its end. */
-void ws_reference_settle(struct ws_reference *r);
+/* Waits for the end of a running load: the real servers' schedulers answer only then. */
+void ws_reference_wait_load(struct ws_reference *r);
 /* Waits while paused; false: the server ends. */
 bool ws_reference_wait(struct ws_reference *r);
 /* {NAME: hex, ...}, and one hash over all names and hashes in name order (33 bytes). New reference. */

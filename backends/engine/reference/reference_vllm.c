@@ -1,9 +1,12 @@
-/* The reference engine's vLLM routes, as of 0.32 with VLLM_SERVER_DEV_MODE=1: a reload does not touch the
- * recorded version, a failed one (with `lifelike`) leaves no weights behind, and a request after it ends the
- * server, as does one for an image that the scheduler has seen and whose embeddings a reload has emptied from
- * the workers alone, and one without the memory of a cache that sleeps. A wrong shape takes two good reloads.
- * Its core does one thing after the other. A sleeping one says that it is paused, a paused one that it
- * sleeps. A pause empties the caches in no mode: newer releases do not promise it. */
+/* The reference engine's vLLM routes, as of 0.32 with VLLM_SERVER_DEV_MODE=1. What it imitates:
+ * - A reload does not change the recorded version. A failed one (with `realistic`) leaves no weights behind.
+ * - These requests end the server: one after a failed reload, one for an image that the scheduler has seen
+ * and
+ *   whose embeddings a reload has removed from the workers only, and one while the cache's memory sleeps.
+ * - After a wrong shape it takes two good reloads.
+ * - Its core does one thing after the other.
+ * - A sleeping server reports that it is paused, a paused one that it sleeps.
+ * - A pause empties the caches in no mode, because newer releases do not promise it. */
 #include "backends/engine/reference/reference_state.h"
 #include "transports/base/log.h"
 #include <errno.h>
@@ -59,7 +62,7 @@ static void resume_requests(void *self, struct ws_http_incoming *in, struct ws_h
     struct ws_reference *r = self;
     (void)in;
     ws_reference_die_if(self, "continue");
-    ws_reference_settle(self);
+    ws_reference_wait_load(self);
     if (atomic_load(&r->refuse_resumes) > 0) {
         atomic_fetch_sub(&r->refuse_resumes, 1);
         answer_failure(a, "Failed to resume generation: pause is still in flight");
@@ -72,7 +75,7 @@ static void resume_requests(void *self, struct ws_http_incoming *in, struct ws_h
 static void is_paused(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     (void)in;
-    ws_reference_settle(self);
+    ws_reference_wait_load(self);
     a->json = json_pack("{s:b}", "is_paused", ws_reference_is_paused(self, NULL));
 }
 
@@ -145,7 +148,7 @@ static const char *last_component(const char *path)
 static void note_load(struct ws_reference *r, int rc, const struct ws_error *err)
 {
     pthread_rwlock_wrlock(&r->weights_lock);
-    if (rc && r->lifelike)
+    if (rc && r->realistic)
         r->good_loads_needed = strstr(err->text, "shape") ? 2 : 1;
     else if (!rc && r->good_loads_needed > 0)
         r->good_loads_needed--;
@@ -254,23 +257,23 @@ static void completions(void *self, struct ws_http_incoming *in, struct ws_http_
 }
 
 const struct ws_http_route ws_reference_vllm_routes[] = {
-    {WS_HTTP_GET, "/health", WS_HTTP_ANYBODY, health},
-    {WS_HTTP_GET, "/version", WS_HTTP_ANYBODY, version},
+    {WS_HTTP_GET, "/health", WS_HTTP_PUBLIC, health},
+    {WS_HTTP_GET, "/version", WS_HTTP_PUBLIC, version},
     {WS_HTTP_GET, "/v1/models", WS_HTTP_TOKEN, models},
     {WS_HTTP_POST, "/v1/completions", WS_HTTP_TOKEN, completions},
-    {WS_HTTP_POST, "/pause", WS_HTTP_ANYBODY,
+    {WS_HTTP_POST, "/pause", WS_HTTP_PUBLIC,
      pause_requests}, /* its development routes are open to anyone, even with a key */
-    {WS_HTTP_POST, "/resume", WS_HTTP_ANYBODY, resume_requests},
-    {WS_HTTP_GET, "/is_paused", WS_HTTP_ANYBODY, is_paused},
-    {WS_HTTP_POST, "/sleep", WS_HTTP_ANYBODY, go_to_sleep},
-    {WS_HTTP_POST, "/wake_up", WS_HTTP_ANYBODY, wake_up},
-    {WS_HTTP_GET, "/is_sleeping", WS_HTTP_ANYBODY, is_sleeping},
-    {WS_HTTP_GET, "/metrics", WS_HTTP_ANYBODY, metrics},
-    {WS_HTTP_POST, "/collective_rpc", WS_HTTP_ANYBODY, collective_rpc},
-    {WS_HTTP_POST, "/update_weight_version", WS_HTTP_ANYBODY, update_weight_version},
-    {WS_HTTP_GET, "/weight_info", WS_HTTP_ANYBODY, weight_info},
-    {WS_HTTP_POST, "/weight_checker", WS_HTTP_ANYBODY, weight_checker},
-    {WS_HTTP_POST, "/reset_prefix_cache", WS_HTTP_ANYBODY, reset_prefix_cache},
-    {WS_HTTP_POST, "/reset_encoder_cache", WS_HTTP_ANYBODY, reset_encoder_cache},
+    {WS_HTTP_POST, "/resume", WS_HTTP_PUBLIC, resume_requests},
+    {WS_HTTP_GET, "/is_paused", WS_HTTP_PUBLIC, is_paused},
+    {WS_HTTP_POST, "/sleep", WS_HTTP_PUBLIC, go_to_sleep},
+    {WS_HTTP_POST, "/wake_up", WS_HTTP_PUBLIC, wake_up},
+    {WS_HTTP_GET, "/is_sleeping", WS_HTTP_PUBLIC, is_sleeping},
+    {WS_HTTP_GET, "/metrics", WS_HTTP_PUBLIC, metrics},
+    {WS_HTTP_POST, "/collective_rpc", WS_HTTP_PUBLIC, collective_rpc},
+    {WS_HTTP_POST, "/update_weight_version", WS_HTTP_PUBLIC, update_weight_version},
+    {WS_HTTP_GET, "/weight_info", WS_HTTP_PUBLIC, weight_info},
+    {WS_HTTP_POST, "/weight_checker", WS_HTTP_PUBLIC, weight_checker},
+    {WS_HTTP_POST, "/reset_prefix_cache", WS_HTTP_PUBLIC, reset_prefix_cache},
+    {WS_HTTP_POST, "/reset_encoder_cache", WS_HTTP_PUBLIC, reset_encoder_cache},
     {0},
 };

@@ -21,10 +21,10 @@ static void refuse(void *self, const struct ws_http_incoming *in, struct ws_http
                   : json_pack("{s:s}", "detail", a->status == 405 ? "Method Not Allowed" : "Not Found");
 }
 
-static bool take_arguments(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
+static bool read_arguments(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     (void)self;
-    if (in->n_body > 0 && !json_is_object(ws_http_json(in))) {
+    if (in->body.len > 0 && !json_is_object(ws_http_json(in))) {
         ws_answer_bad(a, "the body is no JSON object");
         return false;
     }
@@ -45,7 +45,7 @@ int ws_reference_serve(struct ws_http_server **out, const char *listen, const ch
                                                                .idle_seconds = IDLE_SECONDS,
                                                                .max_body = MAX_BODY,
                                                                .may_be_stored = true,
-                                                               .before = take_arguments,
+                                                               .before = read_arguments,
                                                                .refuse = refuse},
                               err);
 }

@@ -1,5 +1,4 @@
-/* The reference engine's HTTP: a server over a table of routes, JSON in, JSON or text out. Part of the
- * reference engine. */
+/* Routes: the reference engine's HTTP server, over a table of routes; JSON in, JSON or text out. */
 #ifndef WS_ENGINE_REFERENCE_ROUTES_H
 #define WS_ENGINE_REFERENCE_ROUTES_H
 #include "transports/http/server.h"

@@ -31,7 +31,7 @@ static void on_sigbus(int signal_number, siginfo_t *info, void *context)
     sigaction(signal_number, &before, NULL);
 }
 
-void ws_guard_install(void)
+void ws_sigbus_guard_install(void)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     struct sigaction now, ours = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO};
@@ -46,7 +46,7 @@ void ws_guard_install(void)
     pthread_mutex_unlock(&lock);
 }
 
-int ws_guard_copy(void *dst, const void *src, size_t n)
+int ws_sigbus_guard_copy(void *dst, const void *src, size_t n)
 {
     guard.begin = (uintptr_t)src;
     guard.end = guard.begin + n;

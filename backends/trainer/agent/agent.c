@@ -2,6 +2,7 @@
  * from start to stop. The features are listed in core/features.h. */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/agent/core/features.h"
+#include "backends/trainer/agent/core/leases.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/slots.h"
 #include "backends/trainer/agent/delta/encoder.h"
@@ -31,7 +32,7 @@ static uint64_t agent_seq(void *self)
 
 static json_t *slot_json(const struct ws_slot *s)
 {
-    return json_pack("{s:I,s:s,s:s,s:I,s:I}", "version", (json_int_t)s->version, "run", s->run, "digest",
+    return json_pack("{s:I,s:s,s:s,s:I,s:I}", "version", (json_int_t)s->version, "run", s->lineage, "digest",
                      s->manifest->digest, "bytes", (json_int_t)s->manifest->total_bytes, "created_ns",
                      (json_int_t)s->manifest->created_ns);
 }
@@ -54,14 +55,14 @@ static json_t *model_json(const struct ws_agent *a, const struct ws_agent_model 
     }
     for (unsigned i = 0; i < n; i++) {
         json_array_append_new(versions, slot_json(order[i]));
-        if (order[i]->version == m->newest && strcmp(order[i]->run, m->run) == 0)
+        if (order[i]->version == m->newest && strcmp(order[i]->lineage, m->lineage) == 0)
             digest = order[i]->manifest->digest;
     }
     json_t *out = json_pack("{s:s,s:I,s:s,s:s,s:o}", "name", m->name, "newest", (json_int_t)m->newest, "run",
-                            m->run, "digest", digest, "versions", versions);
+                            m->lineage, "digest", digest, "versions", versions);
     if (m->nodes) {
         unsigned index = 0, count = 0;
-        (void)ws_name_is_part(m->name, NULL, &index, &count);
+        (void)ws_name_is_node_part(m->name, NULL, &index, &count);
         json_object_set_new(out, "part",
                             json_pack("{s:i,s:i,s:o?}", "index", (int)index, "count", (int)count, "nodes",
                                       json_loads(m->nodes, 0, NULL)));
@@ -75,11 +76,11 @@ static json_t *model_json(const struct ws_agent *a, const struct ws_agent_model 
 static bool is_listed(const struct ws_agent *a, const struct ws_agent_model *m, const char *asked)
 {
     char base[WS_MAX_NAME + 1];
-    if (!m->any || (a->primary && m->owner && m->owner != m))
+    if (!m->has_published || (a->primary && m->slot_owner && m->slot_owner != m))
         return false;
     if (!asked || strcmp(asked, m->name) == 0)
         return true;
-    return m->nodes && ws_name_is_part(m->name, base, NULL, NULL) && strcmp(asked, base) == 0;
+    return m->nodes && ws_name_is_node_part(m->name, base, NULL, NULL) && strcmp(asked, base) == 0;
 }
 
 static int agent_models(void *self, const char *model, json_t **out, struct ws_error *err)
@@ -100,20 +101,21 @@ static int agent_models(void *self, const char *model, json_t **out, struct ws_e
         json_decref(models);
         return ws_error_set(err, ENOENT, "there is no model '%s' here", model);
     }
-    *out = json_pack("{s:I,s:I,s:o}", "seq", (json_int_t)seq, "agent", (json_int_t)a->born, "models", models);
+    *out = json_pack("{s:I,s:I,s:o}", "seq", (json_int_t)seq, "agent", (json_int_t)a->instance, "models",
+                     models);
     return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for the list of models");
 }
 
 static const struct ws_catalog_ops catalog_ops = {
     .seq = agent_seq,
     .models = agent_models,
-    .hold = ws_agent_hold,
-    .drop = ws_agent_drop,
-    .lend = ws_agent_lend,
-    .deltas = ws_agent_deltas,
-    .delta = ws_agent_delta,
-    .seen = ws_agent_seen,
-    .route = ws_agent_route,
+    .lease = ws_agent_lease_acquire,
+    .release = ws_agent_lease_release,
+    .lend = ws_agent_lease_lend,
+    .deltas = ws_encoder_deltas,
+    .delta = ws_encoder_delta,
+    .seen = ws_mounts_seen,
+    .route = ws_status_route,
 };
 
 /* --- finishing versions: hash, seal, announce --- */
@@ -126,12 +128,12 @@ static struct ws_agent_model *next_to_finish(struct ws_agent *a)
     return NULL;
 }
 
-/* Nobody but us may have it open from now on; a rank's descriptors were closed at its commit. */
-static int prove_idle(struct ws_agent *a, struct ws_slot *s)
+/* Waits until this process alone has the slot's files open; a rank closed its descriptors at its commit. */
+static int wait_until_idle(struct ws_agent *a, struct ws_slot *s)
 {
-    const uint64_t end = ws_clock_ns() + IDLE_MS * WS_MS_NS; /* what happens elsewhere wakes us, too */
-    while (ws_slot_idle(s) ==
-           -EBUSY) { /* where nobody can tell, readers only get copies, which are compared */
+    const uint64_t end = ws_clock_ns() + IDLE_MS * WS_MS_NS; /* other events wake the thread, too */
+    /* where that cannot be known, readers get copies only, which are compared */
+    while (ws_slot_idle(s) == -EBUSY) {
         if (atomic_load(&a->stop) || ws_clock_ns() > end)
             return -EBUSY;
         (void)ws_agent_wait(a, ws_clock_ns() + IDLE_STEP_MS * WS_MS_NS);
@@ -140,28 +142,28 @@ static int prove_idle(struct ws_agent *a, struct ws_slot *s)
 }
 
 /* Under lock. A version that was hashed, or could not be. */
-static bool settle(struct ws_agent *a, struct ws_agent_model *m, int rc, const struct ws_error *err)
+static bool conclude(struct ws_agent *a, struct ws_agent_model *m, int rc, const struct ws_error *err)
 {
-    bool tell = false;
+    bool announced = false;
     if (rc < 0)
         snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was refused: %s", m->writing_version,
                  m->name, err->text);
     m->writing->state = WS_SLOT_SEALED;
-    if (ws_group_sealed(a, m, rc < 0 ? err->text : NULL, &tell)) {
+    if (ws_group_sealed(a, m, rc < 0 ? err->text : NULL, &announced)) {
         if (rc < 0)
-            ws_agent_discard(a, m);
+            ws_agent_model_discard(a, m);
         else
-            ws_agent_publish(a, m);
-        tell = true;
+            ws_agent_model_publish(a, m);
+        announced = true;
     }
-    return tell;
+    return announced;
 }
 
 static void finish(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_slot *s = m->writing;
     struct ws_error err = {0};
-    int rc = prove_idle(a, s);
+    int rc = wait_until_idle(a, s);
     s->manifest->created_ns = ws_clock_day_ns();
     pthread_mutex_unlock(&a->lock);
     if (rc == 0)
@@ -169,10 +171,10 @@ static void finish(struct ws_agent *a, struct ws_agent_model *m)
     else
         ws_error_set(&err, EBUSY, "a process still has it open after its commit");
     pthread_mutex_lock(&a->lock);
-    bool tell = settle(a, m, rc, &err);
+    bool announced = conclude(a, m, rc, &err);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
-    if (tell)
+    if (announced)
         ws_agent_announce(a);
     pthread_mutex_lock(&a->lock);
 }
@@ -205,7 +207,6 @@ void ws_agent_free(struct ws_agent *a)
     atomic_store(&a->stop, true);
     pthread_mutex_lock(&a->lock);
     pthread_cond_broadcast(&a->changed);
-    pthread_cond_broadcast(&a->group_changed);
     pthread_mutex_unlock(&a->lock);
     if (a->workers) { /* it wakes the servers */
         pthread_join(a->finisher, NULL);
@@ -213,13 +214,12 @@ void ws_agent_free(struct ws_agent *a)
     }
     ws_features_stop(a); /* responses wait for what they make; they wake the servers */
     pthread_mutex_lock(&a->lock);
-    struct ws_ipc_server *ipc = atomic_exchange(&a->ipc, NULL); /* nobody wakes it any more */
+    struct ws_ipc_server *ipc = atomic_exchange(&a->ipc, NULL); /* no thread wakes it any more */
     pthread_mutex_unlock(&a->lock);
     ws_ipc_server_free(ipc); /* its threads wake the other */
     ws_tcp_server_free(atomic_load(&a->tcp));
     ws_features_end(a);
     ws_agent_models_free(a);
-    pthread_cond_destroy(&a->group_changed);
     pthread_cond_destroy(&a->changed);
     pthread_mutex_destroy(&a->lock);
     free(a);
@@ -240,13 +240,17 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
         return ws_error_set(err, EINVAL, "a model has 2 to %d slots, not %u", WS_MAX_SLOTS,
                             options->max_slots);
     }
+    if (ws_features_init(a) < 0) {
+        free(a);
+        return ws_error_set(err, ENOMEM, "no memory for an agent");
+    }
     if (a->options.n_threads == 0)
         a->options.n_threads = ws_cpu_cores(0);
     pthread_mutex_init(&a->lock, NULL);
     ws_cond_init(&a->changed);
-    ws_cond_init(&a->group_changed);
-    a->born = ws_clock_day_ns() / 1000; /* so that who polled an agent before this one is answered at once */
-    atomic_store(&a->seq, a->born);
+    a->instance =
+        ws_clock_day_ns() / 1000; /* a client that polled the agent before this one is answered at once */
+    atomic_store(&a->seq, a->instance);
     int rc = 0;
     a->workers = ws_workers_new(a->options.n_threads, a->options.nice);
     if (!a->workers || ws_thread_start(&a->finisher, finisher, a) < 0) {
@@ -265,10 +269,10 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     if (rc == 0)
         rc = ws_features_serve(a, err);
     if (rc == 0 && options->socket)
-        rc = ws_ipc_server_new(&ipc, options->socket, options->socket_gid, &a->catalog, &ws_agent_local, a,
+        rc = ws_ipc_server_new(&ipc, options->socket, options->socket_gid, &a->catalog, &ws_rank_handler, a,
                                err);
     atomic_store(&a->ipc, ipc);
-    ws_agent_announce(a); /* who came in between is told again */
+    ws_agent_announce(a); /* clients that connected meanwhile are notified again */
     if (rc < 0) {
         ws_agent_free(a);
         return rc;

@@ -12,8 +12,8 @@ static json_t *slot_status(const struct ws_slot *s)
     char holders[512];
     ws_slot_holders(s, holders, sizeof(holders));
     return json_pack("{s:s,s:I,s:s,s:I,s:I,s:s}", "state", ws_slot_state_name(s->state), "version",
-                     (json_int_t)s->version, "run", s->run, "bytes", (json_int_t)s->total_bytes, "leases",
-                     (json_int_t)s->n_holds, "holders", s->state == WS_SLOT_WRITING ? "" : holders);
+                     (json_int_t)s->version, "run", s->lineage, "bytes", (json_int_t)s->total_bytes, "leases",
+                     (json_int_t)s->n_leases, "holders", s->state == WS_SLOT_WRITING ? "" : holders);
 }
 
 static int get_status(struct ws_agent *a, json_t **reply)
@@ -26,7 +26,7 @@ static int get_status(struct ws_agent *a, json_t **reply)
             json_array_append_new(slots, slot_status(m->slots[i]));
         json_t *one =
             json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o}", "name", m->name, "newest", (json_int_t)m->newest,
-                      "run", m->run, "ranks", (json_int_t)m->n_registered, "published",
+                      "run", m->lineage, "ranks", (json_int_t)m->n_registered, "published",
                       (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned, "slots", slots);
         ws_features_model_status(a, m, one);
         json_array_append_new(models, one);
@@ -69,13 +69,13 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         for (unsigned i = 0; i < m->n_slots; i++)
             fprintf(f, "wsync_agent_leases{model=\"%s\",slot=\"%u\",state=\"%s\"} %u\n", m->name, i,
-                    ws_slot_state_name(m->slots[i]->state), m->slots[i]->n_holds);
+                    ws_slot_state_name(m->slots[i]->state), m->slots[i]->n_leases);
     pthread_mutex_unlock(&a->lock);
     return fclose(f) == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the metrics");
 }
 
-int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
-                   json_t **reply, char **text, struct ws_error *err)
+int ws_status_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
+                    json_t **reply, char **text, struct ws_error *err)
 {
     struct ws_agent *a = self;
     struct ws_api_request q;
@@ -90,7 +90,7 @@ int ws_agent_route(void *self, const char *method, const char *path, const char 
     }
     const struct ws_agent_request r = {method, path, query, &q, body};
     rc = ws_features_route(a, &r, reply, err);
-    if (rc != WS_ROUTE_NOT_MINE)
+    if (rc != WS_ROUTE_OTHER)
         return rc;
     return ws_error_set(err, ENOENT, "there is no %s %.200s here; /v1/models lists what there is", method,
                         path);

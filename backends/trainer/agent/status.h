@@ -4,7 +4,7 @@
 #include "backends/trainer/agent/core/state.h"
 
 /* The catalog's route; not under lock. */
-int ws_agent_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
-                   json_t **reply, char **text, struct ws_error *err);
+int ws_status_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
+                    json_t **reply, char **text, struct ws_error *err);
 
 #endif

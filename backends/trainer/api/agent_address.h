@@ -1,5 +1,5 @@
-/* Agent address: where a process of this node finds its agent when nobody says. Trainers, engines and
- * commands go by it. */
+/* Agent address: where a process of this node finds its agent unless an address is given. Trainers, engines
+ * and commands use it. */
 #ifndef WS_TRAINER_API_AGENT_ADDRESS_H
 #define WS_TRAINER_API_AGENT_ADDRESS_H
 

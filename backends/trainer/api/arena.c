@@ -12,7 +12,7 @@ struct ws_arena_block {
     _Alignas(max_align_t) unsigned char data[];
 };
 
-void *ws_arena_take(struct ws_arena *a, size_t bytes)
+void *ws_arena_alloc(struct ws_arena *a, size_t bytes)
 {
     struct ws_arena_block *b = a->blocks;
     if (bytes > SIZE_MAX / 2)
@@ -35,7 +35,7 @@ void *ws_arena_take(struct ws_arena *a, size_t bytes)
 
 char *ws_arena_text(struct ws_arena *a, const char *text, size_t length)
 {
-    char *copy = ws_arena_take(a, length + 1);
+    char *copy = ws_arena_alloc(a, length + 1);
     if (copy)
         memcpy(copy, text, length);
     return copy;

@@ -9,7 +9,7 @@ struct ws_arena {
 };
 
 /* Zeroed, aligned as malloc's. NULL: no memory. */
-void *ws_arena_take(struct ws_arena *a, size_t bytes);
+void *ws_arena_alloc(struct ws_arena *a, size_t bytes);
 char *ws_arena_text(struct ws_arena *a, const char *text, size_t length); /* and a NUL */
 void ws_arena_free(struct ws_arena *a);
 

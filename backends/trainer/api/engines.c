@@ -89,7 +89,7 @@ int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const c
     int failed = 0, rc = ws_http_client_new(&fleet.http, ws_last_error());
     if (rc < 0)
         return rc;
-    ws_run_at_once(update_of_fleet, &fleet, n);
+    ws_workers_run_at_once(update_of_fleet, &fleet, n);
     for (size_t i = 0; i < n; i++)
         if (results[i].rc < 0 && failed++ == 0)
             ws_error_set(ws_last_error(), -results[i].rc, "%s", results[i].error);

@@ -4,7 +4,7 @@
 
 #define MAX_BYTES 4096 /* no struct is larger: what says so was not set */
 
-int ws_abi_take(void *out, size_t bytes, const void *given, const char *name, struct ws_error *err)
+int ws_struct_abi_copy(void *out, size_t bytes, const void *given, const char *name, struct ws_error *err)
 {
     size_t size = 0;
     memset(out, 0, bytes);

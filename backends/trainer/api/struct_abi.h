@@ -7,7 +7,7 @@
 /* Copies a caller's struct, whose first member is its size_t struct_size, into one of `bytes` bytes. An
  * older, shorter one leaves the rest zero, the default; a newer, longer one may only leave zero what is not
  * known here. given may be NULL. -EINVAL names the struct. */
-WS_MUST_USE int ws_abi_take(void *out, size_t bytes, const void *given, const char *name,
-                            struct ws_error *err);
+WS_MUST_USE int ws_struct_abi_copy(void *out, size_t bytes, const void *given, const char *name,
+                                   struct ws_error *err);
 
 #endif

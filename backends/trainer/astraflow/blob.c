@@ -15,8 +15,8 @@
 /* A walk over the changed bytes of the buffer, in order. */
 struct walk {
     const struct ws_delta *delta;
-    const struct ws_hold *target;
-    const struct ws_buffer *buffer;
+    const struct ws_lease *target;
+    const struct ws_flat_view *buffer;
     const atomic_bool *stop;
     struct ws_delta_edit *edit;
     unsigned char *room;                        /* a record unpacked */
@@ -56,7 +56,7 @@ static void on_change(void *arg, uint32_t byte, unsigned width, uint32_t change)
 
 static int walk_record(struct walk *w, const struct ws_delta_record *r, size_t len, struct ws_error *err)
 {
-    if (r->kind == WS_DELTA_BLOCK) { /* what is new in it nobody kept: all of it */
+    if (r->kind == WS_DELTA_BLOCK) { /* a whole block: what changed in it is not known, so all of it is */
         for (size_t i = w->first; i < len; i++)
             w->found(w, (uint64_t)(w->shift + (int64_t)i));
         return 0;
@@ -72,11 +72,11 @@ static int walk_record(struct walk *w, const struct ws_delta_record *r, size_t l
 
 static int walk_file(struct walk *w, size_t file, uint64_t buffer_at, struct ws_error *err)
 {
-    const struct ws_bundle_file *f = &w->target->manifest->files[file];
+    const struct ws_manifest_file *f = &w->target->manifest->files[file];
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < f->n_blocks; i++) {
         const struct ws_delta_record *r = ws_delta_at(w->delta, file, i);
-        uint64_t at = i * WS_BLOCK_BYTES, end = at + ws_block_len(f, i);
+        uint64_t at = i * WS_BLOCK_BYTES, end = at + ws_manifest_block_bytes(f, i);
         if (!r || end <= f->header_bytes)
             continue;
         if (atomic_load(w->stop))
@@ -116,7 +116,7 @@ static void count_byte(struct walk *w, uint64_t at)
     }
 }
 
-static unsigned index_bytes(const struct ws_buffer *b, unsigned log)
+static unsigned index_bytes(const struct ws_flat_view *b, unsigned log)
 {
     return b->total_bytes >> log > UINT32_MAX ? 8 : 4;
 }
@@ -139,7 +139,7 @@ static unsigned best_size(const struct walk *w, uint64_t *n_bytes)
 /* --- writing --- */
 
 /* An element may lie across two files' ends. */
-static void copy_out(const struct ws_buffer *b, uint64_t at, unsigned char *out, size_t n)
+static void copy_out(const struct ws_flat_view *b, uint64_t at, unsigned char *out, size_t n)
 {
     for (size_t i = 0; i < b->n_parts && n > 0; i++) {
         size_t len = b->parts[i].iov_len, some;
@@ -225,15 +225,15 @@ static int make(struct walk *w, struct ws_blob **out, struct ws_error *err)
     return 0;
 }
 
-int ws_blob_new(struct ws_blob **out, const struct ws_delta *delta, const struct ws_hold *target,
-                const struct ws_buffer *buffer, const atomic_bool *stop, struct ws_error *err)
+int ws_blob_new(struct ws_blob **out, const struct ws_delta *delta, const struct ws_lease *target,
+                const struct ws_flat_view *buffer, const atomic_bool *stop, struct ws_error *err)
 {
     struct walk w = {.delta = delta,
                      .target = target,
                      .buffer = buffer,
                      .stop = stop,
                      .edit = ws_delta_edit_new(),
-                     .room = malloc(WS_BLOCK_BYTES + WS_DELTA_BEYOND)};
+                     .room = malloc(WS_BLOCK_BYTES + WS_DELTA_PAD_BYTES)};
     int rc = w.edit && w.room ? make(&w, out, err) : ws_error_set(err, ENOMEM, "no memory for a delta");
     ws_delta_edit_free(w.edit);
     free(w.room);

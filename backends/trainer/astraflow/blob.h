@@ -17,7 +17,7 @@
 
 struct ws_blob {
     atomic_uint refs;
-    struct ws_mark base, target;
+    struct ws_version_id base, target;
     uint64_t buffer_bytes; /* of the version's buffer */
     char layout[17];
     uint64_t count;
@@ -28,8 +28,8 @@ struct ws_blob {
 };
 /* The delta is whole, the buffer is of its target, which is held. -E2BIG: it would take over half of the
  * buffer; -ENOMEM; -ECANCELED: *stop; -EBADMSG: the delta is damaged. */
-WS_MUST_USE int ws_blob_new(struct ws_blob **out, const struct ws_delta *delta, const struct ws_hold *target,
-                            const struct ws_buffer *buffer, const atomic_bool *stop, struct ws_error *err);
+WS_MUST_USE int ws_blob_new(struct ws_blob **out, const struct ws_delta *delta, const struct ws_lease *target,
+                            const struct ws_flat_view *buffer, const atomic_bool *stop, struct ws_error *err);
 struct ws_blob *ws_blob_get(struct ws_blob *b);
 void ws_blob_put(struct ws_blob *b); /* NULL is fine */
 

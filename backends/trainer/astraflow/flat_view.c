@@ -22,7 +22,7 @@ static int by_offset(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static void add_tensor(struct ws_buffer *b, const struct ws_tensor *t, json_t *meta, uint64_t *layout)
+static void add_tensor(struct ws_flat_view *b, const struct ws_tensor *t, json_t *meta, uint64_t *layout)
 {
     char text[WS_MAX_TENSOR_NAME + 64 + 24 * WS_MAX_DIMS];
     const char *torch = ws_dtype_torch(t->dtype);
@@ -35,15 +35,15 @@ static void add_tensor(struct ws_buffer *b, const struct ws_tensor *t, json_t *m
     }
     n += snprintf(text + n, sizeof(text) - (size_t)n, " %s", t->name);
     *layout = ws_hash(text, (size_t)n);
-    if (!writable[t->dtype] && !b->alien[0])
-        snprintf(b->alien, sizeof(b->alien), "%.200s is %s", t->name, dtype);
+    if (!writable[t->dtype] && !b->unsupported[0])
+        snprintf(b->unsupported, sizeof(b->unsupported), "%.200s is %s", t->name, dtype);
     if (meta)
         json_array_append_new(meta, json_pack("[s,[o,s]]", t->name, shape, dtype));
     else
         json_decref(shape);
 }
 
-static int add_file(struct ws_buffer *b, const struct ws_bundle_file *f, struct ws_region *region,
+static int add_file(struct ws_flat_view *b, const struct ws_manifest_file *f, struct ws_region *region,
                     json_t *meta, uint64_t *layout, struct ws_error *err)
 {
     struct ws_safetensors *st;
@@ -61,10 +61,11 @@ static int add_file(struct ws_buffer *b, const struct ws_bundle_file *f, struct 
     return 0;
 }
 
-int ws_buffer_new(struct ws_buffer **out, const struct ws_hold *hold, json_t **meta, struct ws_error *err)
+int ws_flat_view_new(struct ws_flat_view **out, const struct ws_lease *lease, json_t **meta,
+                     struct ws_error *err)
 {
-    const struct ws_manifest *m = hold->manifest;
-    struct ws_buffer *b = calloc(1, sizeof(*b));
+    const struct ws_manifest *m = lease->manifest;
+    struct ws_flat_view *b = calloc(1, sizeof(*b));
     json_t *list = meta ? json_array() : NULL;
     uint64_t layout = 0;
     int rc = 0;
@@ -72,12 +73,12 @@ int ws_buffer_new(struct ws_buffer **out, const struct ws_hold *hold, json_t **m
         rc = ws_error_set(err, ENOMEM, "no memory for the list of tensors");
     for (size_t i = 0; rc == 0 && i < m->n_files; i++)
         if (m->files[i].header_bytes)
-            rc = add_file(b, &m->files[i], hold->regions[i], list, &layout, err);
+            rc = add_file(b, &m->files[i], lease->regions[i], list, &layout, err);
     if (rc == 0 && b->total_bytes == 0)
         rc = ws_error_set(err, EINVAL, "%s/%" PRIu64 " has no tensors", m->model, m->version);
     if (rc < 0) {
         json_decref(list);
-        ws_buffer_free(b);
+        ws_flat_view_free(b);
         return rc;
     }
     snprintf(b->layout, sizeof(b->layout), "%016" PRIx64, layout);
@@ -87,7 +88,7 @@ int ws_buffer_new(struct ws_buffer **out, const struct ws_hold *hold, json_t **m
     return 0;
 }
 
-void ws_buffer_free(struct ws_buffer *b)
+void ws_flat_view_free(struct ws_flat_view *b)
 {
     if (!b)
         return;

@@ -4,12 +4,12 @@
 
 #define TRIES 20 /* the newest may be gone between asking for it and holding it */
 
-int ws_newest_find(const struct ws_topic *t, struct ws_newest *out, struct ws_error *err)
+int ws_latest_find(const struct ws_latest_scope *t, struct ws_latest *out, struct ws_error *err)
 {
     json_t *all, *found = NULL, *m;
     const char *part = NULL;
     size_t i;
-    *out = (struct ws_newest){0};
+    *out = (struct ws_latest){0};
     int rc = t->catalog.ops->models(t->catalog.self, NULL, &all, err);
     if (rc < 0)
         return rc;
@@ -18,7 +18,7 @@ int ws_newest_find(const struct ws_topic *t, struct ws_newest *out, struct ws_er
     {
         const char *name = json_string_value(json_object_get(m, "name"));
         char base[WS_MAX_NAME + 1];
-        if (name && ws_name_is_part(name, base, NULL, NULL)) {
+        if (name && ws_name_is_node_part(name, base, NULL, NULL)) {
             if (!t->model || strcmp(base, t->model) == 0)
                 part = name;
             continue;
@@ -41,29 +41,29 @@ int ws_newest_find(const struct ws_topic *t, struct ws_newest *out, struct ws_er
         rc = ws_error_set(err, ENOENT, "no version was published yet");
     if (rc == 0) {
         snprintf(out->model, sizeof(out->model), "%s", json_string_value(json_object_get(found, "name")));
-        out->mark = ws_mark_of((uint64_t)json_integer_value(json_object_get(found, "newest")),
-                               json_string_value(json_object_get(found, "run")));
+        out->version = ws_version_id_make((uint64_t)json_integer_value(json_object_get(found, "newest")),
+                                          json_string_value(json_object_get(found, "run")));
     }
     json_decref(all);
     return rc;
 }
 
-int ws_newest_hold(const struct ws_topic *t, const char *holder, void (*revoked)(void *), void *arg,
-                   struct ws_newest *what, struct ws_hold **out, struct ws_error *err)
+int ws_latest_acquire(const struct ws_latest_scope *t, const char *holder, void (*revoked)(void *), void *arg,
+                      struct ws_latest *what, struct ws_lease **out, struct ws_error *err)
 {
     int rc = -ESTALE;
     for (int i = 0; i < TRIES && rc == -ESTALE; i++) {
-        rc = ws_newest_find(t, what, err);
+        rc = ws_latest_find(t, what, err);
         if (rc == 0)
-            rc = t->catalog.ops->hold(t->catalog.self, what->model, what->mark.version, what->mark.run,
-                                      holder, revoked, arg, out, err);
+            rc = t->catalog.ops->lease(t->catalog.self, what->model, what->version.version,
+                                       what->version.lineage, holder, revoked, arg, out, err);
     }
     return rc;
 }
 
-void ws_newest_drop(const struct ws_topic *t, struct ws_hold **hold)
+void ws_latest_release(const struct ws_latest_scope *t, struct ws_lease **lease)
 {
-    if (*hold)
-        t->catalog.ops->drop(t->catalog.self, *hold);
-    *hold = NULL;
+    if (*lease)
+        t->catalog.ops->release(t->catalog.self, *lease);
+    *lease = NULL;
 }

@@ -21,41 +21,42 @@
 #define DELTA_WAIT_MS  3000 /* a receiver waits for capabilities for 5 s */
 #define MAX_BODY       (64UL << 10)
 #define IDLE_SECONDS   30U
-#define HANDSHAKE_PORT 21000 /* a number that the protocol has; nobody listens there */
+#define HANDSHAKE_PORT 21000 /* a field of the protocol; no socket listens there */
 
 struct ws_astraflow {
-    struct ws_topic topic;
+    struct ws_latest_scope topic;
     char *listen;
     unsigned stall_ms;
     void *zmq;
     struct ws_receivers *receivers;
-    struct ws_ahead *ahead;
+    struct ws_blob_builder *ahead;
     struct ws_http_server *http;
 };
 
-/* --- what is only read --- */
+/* --- routes that only read --- */
 
 static json_int_t newest_version(const struct ws_astraflow *f)
 {
-    struct ws_newest n;
-    return ws_newest_find(&f->topic, &n, NULL) == 0 ? (json_int_t)n.mark.version : 0;
+    struct ws_latest n;
+    return ws_latest_find(&f->topic, &n, NULL) == 0 ? (json_int_t)n.version.version : 0;
 }
 
-/* A short look at the tensors: it ends by itself, whoever wants the slot waits for it. */
-static void looked_at(void *arg)
+/* The list of tensors is read in a moment: a writer that wants the slot waits for it. */
+static void ignore_revocation(void *arg)
 {
     (void)arg;
 }
 
-static int look_at_newest(const struct ws_astraflow *f, struct ws_buffer **out, json_t **meta,
-                          struct ws_error *err)
+static int view_latest(const struct ws_astraflow *f, struct ws_flat_view **out, json_t **meta,
+                       struct ws_error *err)
 {
-    struct ws_newest what;
-    struct ws_hold *hold = NULL;
-    int rc = ws_newest_hold(&f->topic, "astraflow: the list of tensors", looked_at, NULL, &what, &hold, err);
+    struct ws_latest what;
+    struct ws_lease *lease = NULL;
+    int rc = ws_latest_acquire(&f->topic, "astraflow: the list of tensors", ignore_revocation, NULL, &what,
+                               &lease, err);
     if (rc == 0)
-        rc = ws_buffer_new(out, hold, meta, err);
-    ws_newest_drop(&f->topic, &hold);
+        rc = ws_flat_view_new(out, lease, meta, err);
+    ws_latest_release(&f->topic, &lease);
     return rc;
 }
 
@@ -64,7 +65,7 @@ static json_t *error_json(const struct ws_error *err)
     return json_pack("{s:s}", "error", err->text);
 }
 
-static const json_t *object_of(struct ws_http_incoming *in)
+static const json_t *body_object(struct ws_http_incoming *in)
 {
     const json_t *body = ws_http_json(in);
     return json_is_object(body) ? body : NULL;
@@ -79,20 +80,20 @@ static void get_version(void *self, struct ws_http_incoming *in, struct ws_http_
 static void get_buffer_info(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_error err = {0};
-    struct ws_buffer *b;
+    struct ws_flat_view *b;
     json_t *meta;
     (void)in;
-    if (look_at_newest(self, &b, &meta, &err) != 0) {
+    if (view_latest(self, &b, &meta, &err) != 0) {
         a->json = error_json(&err);
         a->status = NOT_YET;
         return;
     }
     a->json =
         json_pack("{s:I,s:o}", "single_buffer_length", (json_int_t)b->total_bytes, "tensors_meta", meta);
-    ws_buffer_free(b);
+    ws_flat_view_free(b);
 }
 
-static double sparsity_of(const struct ws_blob *b)
+static double sparsity(const struct ws_blob *b)
 {
     return 1 - (double)b->count / (double)b->buffer_bytes * b->element_bytes;
 }
@@ -101,17 +102,17 @@ static double sparsity_of(const struct ws_blob *b)
 static void get_capabilities(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_astraflow *f = self;
-    struct ws_newest n = {0};
+    struct ws_latest n = {0};
     struct ws_blob *b = NULL;
     (void)in;
-    if (ws_newest_find(&f->topic, &n, NULL) == 0)
-        b = ws_ahead_to(f->ahead, &n.mark, DELTA_WAIT_MS);
-    a->json = json_pack("{s:[s],s:I}", "strategies", "full", "version", (json_int_t)n.mark.version);
+    if (ws_latest_find(&f->topic, &n, NULL) == 0)
+        b = ws_blob_builder_get_to(f->ahead, &n.version, DELTA_WAIT_MS);
+    a->json = json_pack("{s:[s],s:I}", "strategies", "full", "version", (json_int_t)n.version.version);
     if (b && a->json) {
         json_array_append_new(json_object_get(a->json, "strategies"), json_string("delta"));
         json_t *delta = json_pack("{s:b,s:I,s:I,s:f,s:I,s:I}", "delta_ready", 1, "delta_base_version",
                                   (json_int_t)b->base.version, "delta_version", (json_int_t)b->target.version,
-                                  "delta_sparsity", sparsity_of(b), "delta_num_nonzero", (json_int_t)b->count,
+                                  "delta_sparsity", sparsity(b), "delta_num_nonzero", (json_int_t)b->count,
                                   "delta_size_bytes", (json_int_t)b->n_bytes);
         json_object_update(a->json, delta);
         json_decref(delta);
@@ -135,7 +136,7 @@ static int resolve(const char *host, struct in_addr *out, struct ws_error *err)
 }
 
 /* "HOST:PORT[:PORT...]" */
-static int take_session(const char *text, struct ws_push_target *out, struct ws_error *err)
+static int parse_session(const char *text, struct ws_push_target *out, struct ws_error *err)
 {
     char host[256];
     const char *colon = strchr(text, ':');
@@ -153,8 +154,8 @@ static int take_session(const char *text, struct ws_push_target *out, struct ws_
     return resolve(host, &out->address, err);
 }
 
-static int wants(const json_t *body, const char *key, json_type type, const json_t **out,
-                 struct ws_error *err)
+static int require(const json_t *body, const char *key, json_type type, const json_t **out,
+                   struct ws_error *err)
 {
     static const char *const names[] = {"an object", "a list", "a text", "a whole number"};
     *out = json_object_get(body, key);
@@ -163,21 +164,21 @@ static int wants(const json_t *body, const char *key, json_type type, const json
     return ws_error_set(err, EINVAL, "a registration needs %s, %s", key, names[type]);
 }
 
-static int take_registration(const json_t *body, struct ws_receiver *r, struct ws_error *err)
+static int parse_registration(const json_t *body, struct ws_receiver *r, struct ws_error *err)
 {
     const json_t *host, *port, *sessions, *pointer, *length, *zmq_host, *zmq_port, *handshakes;
     char address[INET_ADDRSTRLEN] = "";
     struct in_addr zmq = {0};
     int rc;
     *r = (struct ws_receiver){0};
-    if ((rc = wants(body, "sglang_http_host", JSON_STRING, &host, err)) < 0 ||
-        (rc = wants(body, "sglang_http_port", JSON_INTEGER, &port, err)) < 0 ||
-        (rc = wants(body, "session_ids", JSON_ARRAY, &sessions, err)) < 0 ||
-        (rc = wants(body, "buffer_ptr", JSON_INTEGER, &pointer, err)) < 0 ||
-        (rc = wants(body, "buffer_length", JSON_INTEGER, &length, err)) < 0 ||
-        (rc = wants(body, "zmq_endpoint", JSON_STRING, &zmq_host, err)) < 0 ||
-        (rc = wants(body, "zmq_port", JSON_INTEGER, &zmq_port, err)) < 0 ||
-        (rc = wants(body, "handshake_ports", JSON_ARRAY, &handshakes, err)) < 0)
+    if ((rc = require(body, "sglang_http_host", JSON_STRING, &host, err)) < 0 ||
+        (rc = require(body, "sglang_http_port", JSON_INTEGER, &port, err)) < 0 ||
+        (rc = require(body, "session_ids", JSON_ARRAY, &sessions, err)) < 0 ||
+        (rc = require(body, "buffer_ptr", JSON_INTEGER, &pointer, err)) < 0 ||
+        (rc = require(body, "buffer_length", JSON_INTEGER, &length, err)) < 0 ||
+        (rc = require(body, "zmq_endpoint", JSON_STRING, &zmq_host, err)) < 0 ||
+        (rc = require(body, "zmq_port", JSON_INTEGER, &zmq_port, err)) < 0 ||
+        (rc = require(body, "handshake_ports", JSON_ARRAY, &handshakes, err)) < 0)
         return rc;
     const char *session = json_string_value(json_array_get(sessions, 0));
     if (json_array_size(sessions) != 1 || !session)
@@ -189,7 +190,7 @@ static int take_registration(const json_t *body, struct ws_receiver *r, struct w
     snprintf(r->instance, sizeof(r->instance), "%s:%" JSON_INTEGER_FORMAT, json_string_value(host),
              json_integer_value(port));
     r->buffer_bytes = (uint64_t)json_integer_value(length);
-    if ((rc = take_session(session, &r->data, err)) < 0 ||
+    if ((rc = parse_session(session, &r->data, err)) < 0 ||
         (rc = resolve(json_string_value(zmq_host), &zmq, err)) < 0)
         return rc;
     (void)inet_ntop(AF_INET, &zmq, address, sizeof(address));
@@ -199,19 +200,19 @@ static int take_registration(const json_t *body, struct ws_receiver *r, struct w
 
 static int check_buffer(const struct ws_astraflow *f, struct ws_receiver *r, struct ws_error *err)
 {
-    struct ws_buffer *b;
-    int rc = look_at_newest(f, &b, NULL, err);
+    struct ws_flat_view *b;
+    int rc = view_latest(f, &b, NULL, err);
     if (rc != 0)
         return rc;
-    if (b->alien[0])
+    if (b->unsupported[0])
         rc = ws_error_set(err, EOPNOTSUPP,
                           "AstraFlow's receivers cannot write this model: %s; serve it by wsync mount",
-                          b->alien);
+                          b->unsupported);
     else if (r->buffer_bytes != b->total_bytes)
         rc = ws_error_set(err, EINVAL, "buffer_length is %" PRIu64 ", the tensors have %" PRIu64 " bytes",
                           r->buffer_bytes, b->total_bytes);
     memcpy(r->layout, b->layout, sizeof(r->layout));
-    ws_buffer_free(b);
+    ws_flat_view_free(b);
     return rc;
 }
 
@@ -221,8 +222,8 @@ static void register_instance(void *self, struct ws_http_incoming *in, struct ws
     struct ws_receiver r;
     struct ws_error err = {0};
     char host[256] = "localhost", session[300];
-    const json_t *body = object_of(in);
-    int rc = body ? take_registration(body, &r, &err)
+    const json_t *body = body_object(in);
+    int rc = body ? parse_registration(body, &r, &err)
                   : ws_error_set(&err, EINVAL, "the body of the request is no JSON object");
     if (rc == 0)
         rc = check_buffer(f, &r, &err);
@@ -248,10 +249,10 @@ static void register_instance(void *self, struct ws_http_incoming *in, struct ws
 
 struct transfer {
     struct ws_astraflow *f;
-    struct ws_errand errand;
+    struct ws_receiver_transfer errand;
     struct ws_push *push;
-    struct ws_blob *delta; /* NULL: the whole version */
-    struct ws_mark what;   /* it has then */
+    struct ws_blob *delta;     /* NULL: the whole version */
+    struct ws_version_id what; /* what the receiver has then */
 };
 
 static void revoked(void *arg)
@@ -261,7 +262,7 @@ static void revoked(void *arg)
 
 static int check_layout(const struct transfer *t, uint64_t bytes, const char *layout, struct ws_error *err)
 {
-    const struct ws_receiver *to = &t->errand.to;
+    const struct ws_receiver *to = &t->errand.receiver;
     if (bytes == to->buffer_bytes && strcmp(layout, to->layout) == 0)
         return 0;
     return ws_error_set(
@@ -273,45 +274,45 @@ static int check_layout(const struct transfer *t, uint64_t bytes, const char *la
  * lasts, also when it was revoked, so what was sent is one version, whole. */
 static int send_full(struct transfer *t, struct ws_error *err)
 {
-    struct ws_buffer *b = NULL;
-    struct ws_hold *hold = NULL;
-    struct ws_newest what;
+    struct ws_flat_view *b = NULL;
+    struct ws_lease *lease = NULL;
+    struct ws_latest what;
     char holder[96];
-    snprintf(holder, sizeof(holder), "astraflow %.80s", t->errand.to.instance);
-    int rc = ws_newest_hold(&t->f->topic, holder, revoked, t->push, &what, &hold, err);
-    t->what = what.mark;
+    snprintf(holder, sizeof(holder), "astraflow %.80s", t->errand.receiver.instance);
+    int rc = ws_latest_acquire(&t->f->topic, holder, revoked, t->push, &what, &lease, err);
+    t->what = what.version;
     if (rc == 0)
-        rc = ws_buffer_new(&b, hold, NULL, err);
+        rc = ws_flat_view_new(&b, lease, NULL, err);
     if (rc == 0)
         rc = check_layout(t, b->total_bytes, b->layout, err);
     if (rc == 0)
-        rc = ws_push_send(t->push, &t->errand.to.data, b->parts, b->n_parts, err);
-    ws_newest_drop(&t->f->topic, &hold);
-    ws_buffer_free(b);
+        rc = ws_push_send(t->push, &t->errand.receiver.data, b->parts, b->n_parts, err);
+    ws_latest_release(&t->f->topic, &lease);
+    ws_flat_view_free(b);
     return rc;
 }
 
-/* Out of memory of its own: no trainer waits for it. */
+/* Sent out of the blob's own memory: no trainer waits for it. */
 static int send_delta(struct transfer *t, struct ws_error *err)
 {
     struct iovec part = {t->delta->bytes, t->delta->n_bytes};
     t->what = t->delta->target;
     int rc = check_layout(t, t->delta->buffer_bytes, t->delta->layout, err);
-    return rc < 0 ? rc : ws_push_send(t->push, &t->errand.to.data, &part, 1, err);
+    return rc < 0 ? rc : ws_push_send(t->push, &t->errand.receiver.data, &part, 1, err);
 }
 
 static int send_all(struct transfer *t, struct ws_error *err)
 {
-    struct ws_done *done;
-    int rc = ws_done_new(&done, t->f->zmq, t->errand.to.zmq, err); /* it connects meanwhile */
+    struct ws_zmq_notify *done;
+    int rc = ws_zmq_notify_new(&done, t->f->zmq, t->errand.receiver.zmq, err); /* connects meanwhile */
     if (rc < 0)
         return rc;
     rc = t->delta ? send_delta(t, err) : send_full(t, err);
     if (rc == 0)
         rc = ws_push_wait(t->push, err);
     if (rc == 0)
-        rc = ws_done_send(done, err);
-    ws_done_free(done);
+        rc = ws_zmq_notify_send(done, err);
+    ws_zmq_notify_free(done);
     return rc;
 }
 
@@ -333,7 +334,7 @@ static json_t *succeeded(const struct transfer *t)
     if (t->delta && out) {
         const struct ws_blob *b = t->delta;
         json_t *delta = json_pack("{s:I,s:I,s:f,s:I,s:f}", "delta_base_version", (json_int_t)b->base.version,
-                                  "delta_size", (json_int_t)b->n_bytes, "sparsity", sparsity_of(b),
+                                  "delta_size", (json_int_t)b->n_bytes, "sparsity", sparsity(b),
                                   "num_nonzero", (json_int_t)b->count, "compute_time", b->seconds);
         json_object_update(out, delta);
         json_decref(delta);
@@ -341,7 +342,7 @@ static json_t *succeeded(const struct transfer *t)
     return out;
 }
 
-/* A receiver never says what it has, so a delta goes only to one that we gave its base as the last thing. */
+/* The protocol does not say what a receiver has: a delta is sent only if its base was the last transfer. */
 static json_t *run_transfer(struct ws_astraflow *f, const char *instance, bool delta)
 {
     struct transfer t = {.f = f, .push = ws_push_new(f->stall_ms)};
@@ -357,7 +358,7 @@ static json_t *run_transfer(struct ws_astraflow *f, const char *instance, bool d
         ws_push_free(t.push);
         return refused(f, &err);
     }
-    if (delta && !(t.delta = ws_ahead_from(f->ahead, &t.errand.has))) {
+    if (delta && !(t.delta = ws_blob_builder_get_from(f->ahead, &t.errand.last_received))) {
         ws_receivers_end(f->receivers, &t.errand, t.push, NULL, NULL);
         return not_ready(f);
     }
@@ -378,7 +379,7 @@ static json_t *run_transfer(struct ws_astraflow *f, const char *instance, bool d
 static void request_transfer(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_astraflow *f = self;
-    const json_t *body = object_of(in);
+    const json_t *body = body_object(in);
     const char *instance = json_string_value(json_object_get(body, "instance_id"));
     const json_t *wanted = json_object_get(body, "mode");
     const char *mode = wanted ? json_string_value(wanted) : "full";
@@ -396,15 +397,15 @@ static void request_transfer(void *self, struct ws_http_incoming *in, struct ws_
 /* --- start and stop --- */
 
 static const struct ws_http_route routes[] = {
-    {WS_HTTP_GET, "/get_version", WS_HTTP_ANYBODY, get_version},
-    {WS_HTTP_GET, "/get_buffer_info", WS_HTTP_ANYBODY, get_buffer_info},
-    {WS_HTTP_GET, "/get_capabilities", WS_HTTP_ANYBODY, get_capabilities},
-    {WS_HTTP_POST, "/register_sglang_instance", WS_HTTP_ANYBODY, register_instance},
-    {WS_HTTP_POST, "/request_transfer", WS_HTTP_ANYBODY, request_transfer},
+    {WS_HTTP_GET, "/get_version", WS_HTTP_PUBLIC, get_version},
+    {WS_HTTP_GET, "/get_buffer_info", WS_HTTP_PUBLIC, get_buffer_info},
+    {WS_HTTP_GET, "/get_capabilities", WS_HTTP_PUBLIC, get_capabilities},
+    {WS_HTTP_POST, "/register_sglang_instance", WS_HTTP_PUBLIC, register_instance},
+    {WS_HTTP_POST, "/request_transfer", WS_HTTP_PUBLIC, request_transfer},
     {0},
 };
 
-/* The trainer that it stands for knows no other refusals. */
+/* AstraFlow's own sender refuses with these statuses only. */
 static void refuse(void *self, const struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     (void)self;
@@ -429,7 +430,7 @@ static int serve(struct ws_astraflow *f, const char *listen, struct ws_error *er
                               err);
 }
 
-static bool is_wanted(void *arg, const struct ws_mark *base)
+static bool is_wanted(void *arg, const struct ws_version_id *base)
 {
     return ws_receivers_have(((struct ws_astraflow *)arg)->receivers, base);
 }
@@ -449,7 +450,7 @@ int ws_astraflow_new(struct ws_astraflow **out, const struct ws_catalog *catalog
     if (rc == 0 && (!(f->zmq = zmq_ctx_new()) || zmq_ctx_set(f->zmq, ZMQ_MAX_SOCKETS, WS_MAX_CLIENTS) != 0))
         rc = ws_error_set(err, EIO, "ZMQ does not start: %s", zmq_strerror(zmq_errno()));
     if (rc == 0)
-        rc = ws_ahead_new(&f->ahead, &f->topic, is_wanted, f, err);
+        rc = ws_blob_builder_new(&f->ahead, &f->topic, is_wanted, f, err);
     if (rc == 0)
         rc = serve(f, o->listen, err);
     if (rc < 0) {
@@ -464,7 +465,7 @@ int ws_astraflow_new(struct ws_astraflow **out, const struct ws_catalog *catalog
 
 void ws_astraflow_wake(struct ws_astraflow *f)
 {
-    ws_ahead_wake(f->ahead);
+    ws_blob_builder_wake(f->ahead);
 }
 
 json_t *ws_astraflow_status(struct ws_astraflow *f)
@@ -480,12 +481,12 @@ void ws_astraflow_free(struct ws_astraflow *f)
     if (f->receivers)
         ws_receivers_stop(f->receivers);
     if (f->ahead)
-        ws_ahead_stop(f->ahead); /* whoever waits for it is answered */
+        ws_blob_builder_stop(f->ahead); /* requests that wait for it are answered */
     ws_http_server_free(f->http);
-    ws_ahead_free(f->ahead);
+    ws_blob_builder_free(f->ahead);
     ws_receivers_free(f->receivers);
     if (f->zmq)
-        (void)zmq_ctx_term(f->zmq); /* messages on their way have some seconds */
+        (void)zmq_ctx_term(f->zmq); /* messages on their way have some seconds to arrive */
     free(f->listen);
     free(f->topic.model);
     free(f);

@@ -1,10 +1,10 @@
 /* AstraFlow: serves a model to AstraFlow's own receivers, unmodified, from the same slots under the same
- * leases as everybody else. Receivers register by HTTP and ask for transfers; the bytes go out over
+ * leases as other readers. Receivers register by HTTP and ask for transfers; the bytes go out over
  * connections that we open to them (push.h), and a ZMQ message says that all are there.
  *
- * The protocol knows no authentication: who reaches the port can have the weights sent to an address of its
- * choice. So this is a listener of its own, which is off unless asked for. It has no place for a model's name
- * either: one listener is one model.
+ * The protocol has no authentication: a client that reaches the port can have the weights sent to an address
+ * of its choice. So this is a listener of its own, which is off unless asked for. Nor has the protocol a
+ * field for a model's name: one listener is one model.
  *
  * A thread a connection, since a transfer's reply comes after its last byte: no receiver waits for another.
  * A trainer never waits for one: its lease is revoked, the transfer is cut, and the reply says so. */

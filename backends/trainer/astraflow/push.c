@@ -38,7 +38,7 @@ struct ws_push {
     const struct iovec *parts;
     size_t n_parts;
     unsigned n_streams;
-    struct stream *guilty; /* whose failure cut it; NULL: somebody else did */
+    struct stream *failed_stream; /* it failed and cut the transfer; NULL: cut from outside */
     struct stream streams[WS_MAX_STREAMS];
 };
 
@@ -204,7 +204,7 @@ static void run_stream(void *arg, size_t i)
     if (s->rc == 0)
         s->rc = send_range(p, s, &s->err);
     if (s->rc < 0 && cut(p, -s->rc)) /* the others need not go on */
-        p->guilty = s;
+        p->failed_stream = s;
 }
 
 static void divide(struct ws_push *p, const struct ws_push_target *to, uint64_t total)
@@ -235,11 +235,12 @@ int ws_push_send(struct ws_push *p, const struct ws_push_target *to, const struc
     p->parts = parts;
     p->n_parts = n_parts;
     divide(p, to, total);
-    ws_run_at_once(run_stream, p, p->n_streams);
+    ws_workers_run_at_once(run_stream, p, p->n_streams);
     for (unsigned i = 0; i < p->n_streams; i++)
         if (p->streams[i].rc < 0)
-            return p->guilty ? ws_error_set(err, p->guilty->err.code, "%s", p->guilty->err.text)
-                             : is_cut(p, err);
+            return p->failed_stream
+                       ? ws_error_set(err, p->failed_stream->err.code, "%s", p->failed_stream->err.text)
+                       : is_cut(p, err);
     return 0;
 }
 
@@ -270,7 +271,7 @@ int ws_push_wait(struct ws_push *p, struct ws_error *err)
 
 /* --- the end of one that failed --- */
 
-void ws_push_leave(struct ws_push *p)
+void ws_push_half_close(struct ws_push *p)
 {
     for (unsigned i = 0; i < p->n_streams; i++) {
         struct stream *s = &p->streams[i];
@@ -292,7 +293,7 @@ static bool is_ended(const struct stream *s)
     return n == 0 || errno != EAGAIN;
 }
 
-bool ws_push_settled(struct ws_push *p, unsigned timeout_ms)
+bool ws_push_wait_closed(struct ws_push *p, unsigned timeout_ms)
 {
     int64_t end = now_ms() + timeout_ms;
     for (unsigned i = 0; i < p->n_streams; i++) {

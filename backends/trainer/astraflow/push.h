@@ -36,9 +36,9 @@ WS_MUST_USE int ws_push_send(struct ws_push *p, const struct ws_push_target *to,
 /* Waits for all acknowledgements. */
 WS_MUST_USE int ws_push_wait(struct ws_push *p, struct ws_error *err);
 /* After a failure: no more bytes come. Does not wait. */
-void ws_push_leave(struct ws_push *p);
+void ws_push_half_close(struct ws_push *p);
 /* Has the receiver ended every connection of a push that was left? Waits for at most timeout_ms. */
-WS_MUST_USE bool ws_push_settled(struct ws_push *p, unsigned timeout_ms);
+WS_MUST_USE bool ws_push_wait_closed(struct ws_push *p, unsigned timeout_ms);
 void ws_push_free(struct ws_push *p); /* closes; NULL is fine */
 
 #endif

@@ -20,9 +20,9 @@ struct entry {
     uint64_t registered;
     bool busy;
     struct ws_push *running; /* borrowed, while busy */
-    struct ws_push *left;    /* one that failed, until the receiver has read it */
-    struct ws_mark has;
-    uint64_t n_good, n_failed;
+    struct ws_push *unread;  /* one that failed, until the receiver has read it */
+    struct ws_version_id last_received;
+    uint64_t n_completed, n_failed;
     char error[WS_ERROR_TEXT / 4];
 };
 
@@ -40,7 +40,7 @@ struct ws_receivers {
 
 /* --- the list; under lock --- */
 
-static struct entry **place_of(struct ws_receivers *all, const char *instance)
+static struct entry **find(struct ws_receivers *all, const char *instance)
 {
     struct entry **at = &all->entries;
     while (*at && strcmp((*at)->r.instance, instance) != 0)
@@ -66,7 +66,7 @@ static struct entry *take_out(struct entry **at)
 
 static void free_entry(struct entry *e)
 {
-    ws_push_free(e->left);
+    ws_push_free(e->unread);
     free(e);
 }
 
@@ -86,13 +86,13 @@ static bool make_room(struct ws_receivers *all)
 
 static int put(struct ws_receivers *all, const struct ws_receiver *r, struct ws_error *err)
 {
-    struct entry **at = place_of(all, r->instance), *e = NULL;
+    struct entry **at = find(all, r->instance), *e = NULL;
     if (*at) {
         e = take_out(at);
         if (e->running)
             ws_push_cut(e->running, EINTR);
-        ws_push_free(e->left); /* of ports that it listens on no more */
-        e->left = NULL;
+        ws_push_free(e->unread); /* of ports that it listens on no more */
+        e->unread = NULL;
     } else {
         if (!make_room(all))
             return ws_error_set(err, EBUSY, "there are %d receivers already", MAX_RECEIVERS);
@@ -102,7 +102,7 @@ static int put(struct ws_receivers *all, const struct ws_receiver *r, struct ws_
         all->n_entries++;
     }
     e->r = *r;
-    e->has = (struct ws_mark){0};
+    e->last_received = (struct ws_version_id){0};
     e->error[0] = 0;
     e->registered = ++all->last_registered;
     append(all, e);
@@ -122,7 +122,7 @@ static json_t *receiver_json(const struct ws_receiver *r)
                      "zmq", r->zmq, "buffer_length", (json_int_t)r->buffer_bytes, "layout", r->layout);
 }
 
-static bool receiver_of(const json_t *json, struct ws_receiver *r)
+static bool receiver_from_json(const json_t *json, struct ws_receiver *r)
 {
     const char *instance, *address, *zmq, *layout;
     const json_t *ports, *port;
@@ -162,7 +162,7 @@ static void save(struct ws_receivers *all)
         json_array_append_new(list, receiver_json(&e->r));
     pthread_mutex_unlock(&all->lock);
     char *text = whole ? json_dumps(whole, JSON_INDENT(1)) : NULL;
-    int rc = text ? ws_keep_write(all->path, text, strlen(text)) : -ENOMEM;
+    int rc = text ? ws_state_file_write(all->path, text, strlen(text)) : -ENOMEM;
     pthread_mutex_unlock(&all->saving);
     json_decref(whole);
     free(text);
@@ -179,7 +179,7 @@ static int load(struct ws_receivers *all, struct ws_error *err)
     size_t n = 0, i;
     const json_t *one;
     struct ws_receiver r;
-    int rc = ws_keep_read(all->path, &text, &n, err);
+    int rc = ws_state_file_read(all->path, &text, &n, err);
     if (rc < 0 || !text)
         return rc;
     json_t *whole = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL),
@@ -188,7 +188,7 @@ static int load(struct ws_receivers *all, struct ws_error *err)
     free(text);
     json_array_foreach(list, i, one)
     {
-        good = good && receiver_of(one, &r) && put(all, &r, err) == 0;
+        good = good && receiver_from_json(one, &r) && put(all, &r, err) == 0;
     }
     json_decref(whole);
     if (!good) { /* those before the damage stay */
@@ -233,12 +233,12 @@ int ws_receivers_put(struct ws_receivers *all, const struct ws_receiver *r, stru
 
 /* --- transfers --- */
 
-/* Waits until the entry is nobody's. It may be another one, or gone, each time the lock was given up. */
+/* Waits until no transfer uses the entry. Each time the lock was given up it may be another one, or gone. */
 static struct entry *wait_for_turn(struct ws_receivers *all, const char *instance)
 {
     const uint64_t end = ws_clock_ns() + TAKE_OVER_S * WS_SECOND_NS;
     for (;;) {
-        struct entry *e = *place_of(all, instance);
+        struct entry *e = *find(all, instance);
         if (!e || !e->busy)
             return e;
         if (e->running)
@@ -250,25 +250,25 @@ static struct entry *wait_for_turn(struct ws_receivers *all, const char *instanc
 
 /* The receiver may still write what it was sent before: only when it has ended that may something new come.
  */
-static int settle(struct ws_receivers *all, const char *instance, uint64_t registered, struct ws_push *left,
-                  struct ws_error *err)
+static int wait_until_read(struct ws_receivers *all, const char *instance, uint64_t registered,
+                           struct ws_push *left, struct ws_error *err)
 {
     pthread_mutex_unlock(&all->lock);
-    bool settled = ws_push_settled(left, SETTLE_MS);
+    bool settled = ws_push_wait_closed(left, SETTLE_MS);
     pthread_mutex_lock(&all->lock);
-    struct entry *e = *place_of(all, instance);
+    struct entry *e = *find(all, instance);
     assert(e && e->busy); /* busy ones are not forgotten */
     if (settled || e->registered != registered) {
         ws_push_free(left);
         return 0;
     }
-    e->left = left;
+    e->unread = left;
     return ws_error_set(err, EBUSY, "%s has not read to the end what it was sent before; is it stuck?",
                         instance);
 }
 
 int ws_receivers_begin(struct ws_receivers *all, const char *instance, struct ws_push *push,
-                       struct ws_errand *out, struct ws_error *err)
+                       struct ws_receiver_transfer *out, struct ws_error *err)
 {
     int rc = 0;
     pthread_mutex_lock(&all->lock);
@@ -284,19 +284,20 @@ int ws_receivers_begin(struct ws_receivers *all, const char *instance, struct ws
         return rc;
     }
     e->busy = true;
-    struct ws_push *left = e->left;
-    e->left = NULL;
+    struct ws_push *left = e->unread;
+    e->unread = NULL;
     if (left)
-        rc = settle(all, instance, e->registered, left, err);
+        rc = wait_until_read(all, instance, e->registered, left, err);
     /* busy, so it is still there; a registration meanwhile is taken as it is */
     if (rc == 0) {
         e->running = push;
         if (all->stopped)
             ws_push_cut(push, ESHUTDOWN);
-        *out = (struct ws_errand){.to = e->r, .has = e->has, .registered = e->registered};
-        struct entry **at = place_of(all, instance);
-        append(all, take_out(at));             /* heard of just now */
-        pthread_cond_broadcast(&all->changed); /* who waits for its turn can cut it now */
+        *out = (struct ws_receiver_transfer){
+            .receiver = e->r, .last_received = e->last_received, .registered = e->registered};
+        struct entry **at = find(all, instance);
+        append(all, take_out(at));             /* the most recently active one */
+        pthread_cond_broadcast(&all->changed); /* a transfer that waits for its turn can cut it now */
     } else {
         e->busy = false;
         pthread_cond_broadcast(&all->changed);
@@ -305,23 +306,23 @@ int ws_receivers_begin(struct ws_receivers *all, const char *instance, struct ws
     return rc;
 }
 
-void ws_receivers_end(struct ws_receivers *all, const struct ws_errand *errand, struct ws_push *push,
-                      const struct ws_mark *got, const char *error)
+void ws_receivers_end(struct ws_receivers *all, const struct ws_receiver_transfer *errand,
+                      struct ws_push *push, const struct ws_version_id *got, const char *error)
 {
     pthread_mutex_lock(&all->lock);
-    struct entry *e = *place_of(all, errand->to.instance);
+    struct entry *e = *find(all, errand->receiver.instance);
     assert(e && e->busy && e->running == push && !(got && error));
     e->busy = false;
     e->running = NULL;
-    e->n_good += got != NULL;
+    e->n_completed += got != NULL;
     e->n_failed += error != NULL;
     if (e->registered == errand->registered && (got || error)) {
         if (got)
-            e->has = *got;
+            e->last_received = *got;
         snprintf(e->error, sizeof(e->error), "%s", error ? error : "");
         if (!got) {
-            ws_push_leave(push);
-            e->left = push;
+            ws_push_half_close(push);
+            e->unread = push;
             push = NULL;
         }
     }
@@ -330,12 +331,12 @@ void ws_receivers_end(struct ws_receivers *all, const struct ws_errand *errand, 
     ws_push_free(push);
 }
 
-bool ws_receivers_have(struct ws_receivers *all, const struct ws_mark *mark)
+bool ws_receivers_have(struct ws_receivers *all, const struct ws_version_id *id)
 {
     bool found = false;
     pthread_mutex_lock(&all->lock);
     for (const struct entry *e = all->entries; e && !found; e = e->next)
-        found = ws_mark_is(&e->has, mark);
+        found = ws_version_id_equal(&e->last_received, id);
     pthread_mutex_unlock(&all->lock);
     return found;
 }
@@ -358,8 +359,9 @@ json_t *ws_receivers_json(struct ws_receivers *all)
     for (const struct entry *e = all->entries; e; e = e->next)
         json_array_append_new(
             list, json_pack("{s:s,s:o,s:b,s:I,s:I,s:s}", "instance", e->r.instance, "version",
-                            e->has.run[0] ? json_integer((json_int_t)e->has.version) : json_null(), "busy",
-                            (int)e->busy, "transfers", (json_int_t)e->n_good, "failures",
+                            e->last_received.lineage[0] ? json_integer((json_int_t)e->last_received.version)
+                                                        : json_null(),
+                            "busy", (int)e->busy, "transfers", (json_int_t)e->n_completed, "failures",
                             (json_int_t)e->n_failed, "error", e->error));
     pthread_mutex_unlock(&all->lock);
     return list;

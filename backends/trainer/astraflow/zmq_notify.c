@@ -8,22 +8,22 @@
 
 #define LINGER_MS 5000
 
-struct ws_done {
+struct ws_zmq_notify {
     void *socket;
     char endpoint[64];
 };
 
 /* Its codes are errno's and some of its own above them. */
-static int zmq_failed(const struct ws_done *d, const char *what, struct ws_error *err)
+static int zmq_failed(const struct ws_zmq_notify *d, const char *what, struct ws_error *err)
 {
     int code = zmq_errno();
     return ws_error_set(err, code > 0 && code < ZMQ_HAUSNUMERO ? code : EIO, "%s %s: %s", what, d->endpoint,
                         zmq_strerror(code));
 }
 
-int ws_done_new(struct ws_done **out, void *zmq, const char *endpoint, struct ws_error *err)
+int ws_zmq_notify_new(struct ws_zmq_notify **out, void *zmq, const char *endpoint, struct ws_error *err)
 {
-    struct ws_done *d = calloc(1, sizeof(*d));
+    struct ws_zmq_notify *d = calloc(1, sizeof(*d));
     const int connected_only = 1, send_ms = WS_CONNECT_TIMEOUT_MS, linger = 0;
     if (!d)
         return ws_error_set(err, ENOMEM, "no memory for a ZMQ socket");
@@ -34,14 +34,14 @@ int ws_done_new(struct ws_done **out, void *zmq, const char *endpoint, struct ws
         zmq_setsockopt(d->socket, ZMQ_LINGER, &linger, sizeof(int)) != 0 ||
         zmq_connect(d->socket, endpoint) != 0) {
         int rc = zmq_failed(d, "no ZMQ connection to", err);
-        ws_done_free(d);
+        ws_zmq_notify_free(d);
         return rc;
     }
     *out = d;
     return 0;
 }
 
-int ws_done_send(struct ws_done *d, struct ws_error *err)
+int ws_zmq_notify_send(struct ws_zmq_notify *d, struct ws_error *err)
 {
     char rank[12];
     const int linger = LINGER_MS;
@@ -57,7 +57,7 @@ int ws_done_send(struct ws_done *d, struct ws_error *err)
     return 0;
 }
 
-void ws_done_free(struct ws_done *d)
+void ws_zmq_notify_free(struct ws_zmq_notify *d)
 {
     if (!d)
         return;

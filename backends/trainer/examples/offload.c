@@ -34,7 +34,7 @@ int main(int argc, char **argv)
     wsync_config config = {
         .struct_size = sizeof(config), .agent = argv[1], .model = argv[2], .rank = rank, .world_size = world};
     wsync_publisher *pub;
-    if (wsync_open(&config, &pub) < 0) {
+    if (wsync_publisher_open(&config, &pub) < 0) {
         fprintf(stderr, "rank %u: %s\n", rank, wsync_error());
         return 1;
     }

@@ -15,7 +15,7 @@ static const struct ws_extractor_ops *const extractors[] = {&ws_extract_fsdp, &w
                                                             &ws_extract_megatron};
 #define N_EXTRACTORS (sizeof(extractors) / sizeof(extractors[0]))
 
-/* Where a parameter's first element is. */
+/* The place of a parameter's first element. */
 struct source {
     size_t held;
     int64_t offset_bytes;
@@ -42,7 +42,7 @@ static int no_memory(struct extractor *x, const char *name)
     return ws_error_set(x->err, ENOMEM, "no memory for the pieces of %s", name);
 }
 
-/* --- what the file says of a tensor --- */
+/* --- a tensor as the file has it --- */
 
 static bool converts(enum ws_dtype d)
 {
@@ -176,7 +176,7 @@ static uint64_t elements(const uint64_t *shape, unsigned n_dims)
     return n;
 }
 
-/* A tensor without elements is in the file all the same, and all who know it say so. */
+/* A tensor without elements is in the file, too; every rank that holds it registers it. */
 static int extract_empty(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f)
 {
     int rc = 0;
@@ -202,12 +202,12 @@ static int extract_flat(struct extractor *x, const wsync_held *h, size_t held, c
         return add_range(x, h, held, &e->fused, h->start, h->count, 0);
     }
     int rc = ws_sharding_make(h->name, &n, 1, e->placements, e->n_placements, &s, x->err);
-    if (rc == 0 && h->count && ws_index_runs_count(&s.dims[0]) > h->count) /* 0: it was not said */
+    if (rc == 0 && h->count && ws_element_ranges_count(&s.dims[0]) > h->count) /* 0: not given */
         rc = ws_error_set(x->err, EINVAL,
                           "%s: this rank holds %" PRIu64 " elements, and its placement says %" PRIu64,
-                          h->name, h->count, ws_index_runs_count(&s.dims[0]));
+                          h->name, h->count, ws_element_ranges_count(&s.dims[0]));
     for (size_t i = 0; rc == 0 && i < s.dims[0].n; i++) {
-        const struct ws_element_range *r = &s.dims[0].run[i];
+        const struct ws_element_range *r = &s.dims[0].range[i];
         rc = add_range(x, h, held, &e->fused, r->start, r->count, r->local);
     }
     ws_sharding_release(&s);
@@ -220,12 +220,12 @@ static int extract_boxes(struct extractor *x, const wsync_held *h, size_t held, 
 {
     size_t at[WSYNC_MAX_DIMS] = {0};
     int64_t strides[WSYNC_MAX_DIMS] = {0};
-    ws_strides_meant(h->strides, h->strided, h->local, f->n_dims, strides);
+    ws_piece_strides(h->strides, h->strided, h->local, f->n_dims, strides);
     for (;;) {
         uint64_t offset[WSYNC_MAX_DIMS], size[WSYNC_MAX_DIMS];
         int64_t begin = 0;
         for (unsigned d = 0; d < f->n_dims; d++) {
-            const struct ws_element_range *r = &s->dims[d].run[at[d]];
+            const struct ws_element_range *r = &s->dims[d].range[at[d]];
             offset[d] = r->start;
             size[d] = r->count;
             begin += (int64_t)r->local * strides[d];
@@ -246,7 +246,7 @@ static int extract_local(struct extractor *x, const wsync_held *h, size_t held, 
     bool empty = false;
     int rc = ws_sharding_make(h->name, f->shape, f->n_dims, e->placements, e->n_placements, &s, x->err);
     for (unsigned d = 0; rc == 0 && d < f->n_dims; d++) {
-        uint64_t n = ws_index_runs_count(&s.dims[d]);
+        uint64_t n = ws_element_ranges_count(&s.dims[d]);
         empty = empty || n == 0;
         if (n != h->local[d])
             rc = ws_error_set(x->err, EINVAL,
@@ -326,7 +326,7 @@ static int pick(struct extractor *x)
 
 static int take_options(struct extractor *x, const wsync_extract_options *o)
 {
-    int rc = ws_abi_take(&x->options, sizeof(x->options), o, "wsync_extract_options", x->err);
+    int rc = ws_struct_abi_copy(&x->options, sizeof(x->options), o, "wsync_extract_options", x->err);
     if (rc == 0)
         rc = pick(x);
     if (rc == 0 && x->options.hf_config)

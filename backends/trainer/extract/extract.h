@@ -8,7 +8,7 @@
 
 /* What an extractor says of a held tensor. */
 struct ws_extracted {
-    bool skip;             /* it is none of the file's */
+    bool skip;             /* the file does not have it */
     struct ws_fused fused; /* the tensor of all ranks together, and the file's in it */
     unsigned n_placements;
     wsync_placement placements[WSYNC_MAX_DIMS];
@@ -18,7 +18,7 @@ struct ws_extractor_ops {
     /* Once, before the others. -EINVAL, -EOPNOTSUPP. NULL: nothing to check. */
     int (*check)(const wsync_extract_options *o, const struct ws_hf_config *c, struct ws_error *err);
     /* out is zero; what is in it is released by the caller, after an error too. -EINVAL: it does not fit;
-     * -EOPNOTSUPP: it is not known. */
+     * -EOPNOTSUPP: the extractor does not know it. */
     int (*describe)(const wsync_extract_options *o, const struct ws_hf_config *c, const wsync_held *h,
                     struct ws_extracted *out, struct ws_error *err);
 };

@@ -160,8 +160,8 @@ int ws_fused_range(const struct ws_fused *f, const struct ws_fused_part *p, uint
     unsigned drop = p->drops;
     for (unsigned d = 0; d < f->n_dims; d++)
         n *= p->size[d];
-    if (!ws_box_is_run(f->shape, f->n_dims, p->from, p->size, &from) ||
-        !ws_box_is_run(p->shape, p->n_dims, p->to, p->size + drop, &to))
+    if (!ws_piece_box_is_contiguous(f->shape, f->n_dims, p->from, p->size, &from) ||
+        !ws_piece_box_is_contiguous(p->shape, p->n_dims, p->to, p->size + drop, &to))
         return -EOPNOTSUPP;
     uint64_t a = from > start ? from : start, b = from + n < start + count ? from + n : start + count;
     *out_count = a < b ? b - a : 0;

@@ -1,6 +1,6 @@
 /* Fused: the tensors of the file that one tensor of a framework is made of: one to one, stacked experts, gate
  * and up, query, key and value interleaved by group, a vocabulary with padding. Each is a box of the held
- * tensor; what no box covers is padding and goes nowhere. */
+ * tensor; what no box covers is padding, and is not copied. */
 #ifndef WS_TRAINER_EXTRACT_FUSED_H
 #define WS_TRAINER_EXTRACT_FUSED_H
 #include "backends/trainer/wsync.h"
@@ -12,7 +12,7 @@ struct ws_fused_part {
     char *name; /* the file's */
     unsigned n_dims;
     uint64_t shape[WSYNC_MAX_DIMS];
-    bool drops; /* the held tensor's dimension 0, of size 1 in the box, is none of this one's */
+    bool drops; /* leaves out the held tensor's dimension 0, which has size 1 in the box */
     uint64_t from[WSYNC_MAX_DIMS], size[WSYNC_MAX_DIMS]; /* the box, in the held tensor's dimensions */
     uint64_t to[WSYNC_MAX_DIMS];                         /* where it lies, in this one's */
 };

@@ -1,4 +1,4 @@
-/* Config: what the extractors need of a model's config.json (Hugging Face's names). 0: it does not say. */
+/* Config: what the extractors need of a model's config.json (Hugging Face's names). 0: not in the file. */
 #ifndef WS_TRAINER_EXTRACT_HF_CONFIG_H
 #define WS_TRAINER_EXTRACT_HF_CONFIG_H
 #include "transports/base/error.h"

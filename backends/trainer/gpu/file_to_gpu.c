@@ -32,8 +32,8 @@ struct load {
 };
 
 struct lane {
-    struct ws_queue *queue;
-    struct ws_event *copied[2];
+    struct ws_device_queue *queue;
+    struct ws_device_event *copied[2];
     unsigned char *buffers; /* two of them */
     bool pinned;
 };
@@ -103,7 +103,7 @@ static int fill_lane(struct load *l, struct lane *lane, struct ws_error *err)
     for (unsigned turn = 0; !atomic_load(&l->failed); turn++) {
         uint64_t at = atomic_fetch_add(&l->next, 1) * CHUNK_BYTES;
         unsigned char *buffer = lane->buffers + (turn % 2) * CHUNK_BYTES;
-        struct ws_event *copied = lane->copied[turn % 2];
+        struct ws_device_event *copied = lane->copied[turn % 2];
         if (at >= l->bytes)
             break;
         size_t n = l->bytes - at < CHUNK_BYTES ? (size_t)(l->bytes - at) : CHUNK_BYTES;
@@ -150,11 +150,11 @@ int wsync_file_to_gpu(int fd, uint64_t offset, uint64_t bytes, void *dst)
         return ws_error_set(err, EINVAL, "no file has %" PRIu64 " bytes from %" PRIu64 " on", bytes, offset);
     if (bytes == 0)
         return 0;
-    enum ws_device_kind kind = ws_device_kind_of(dst, &l.device);
+    enum ws_device_kind kind = ws_device_by_address(dst, &l.device);
     if (kind == WS_HOST)
         return ws_error_set(err, EINVAL, "%p is no memory of a GPU: a file is mapped or read there", dst);
-    l.ops = ws_device_of_kind(kind);
-    ws_run_at_once(run_lane, &l, count_lanes(bytes));
+    l.ops = ws_device_by_kind(kind);
+    ws_workers_run_at_once(run_lane, &l, count_lanes(bytes));
     pthread_mutex_destroy(&l.lock);
     return l.rc < 0 ? ws_error_set(err, -l.rc, "%s", l.err.text) : 0;
 }

@@ -13,11 +13,11 @@
 
 static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-static void handle_text(const unsigned char h[WS_HANDLE_BYTES], char out[HANDLE_CHARS + 1])
+static void handle_text(const unsigned char h[WS_DEVICE_HANDLE_BYTES], char out[HANDLE_CHARS + 1])
 {
     char *p = out;
-    for (size_t i = 0; i < WS_HANDLE_BYTES; i += 3) {
-        size_t n = WS_HANDLE_BYTES - i < 3 ? WS_HANDLE_BYTES - i : 3;
+    for (size_t i = 0; i < WS_DEVICE_HANDLE_BYTES; i += 3) {
+        size_t n = WS_DEVICE_HANDLE_BYTES - i < 3 ? WS_DEVICE_HANDLE_BYTES - i : 3;
         uint32_t bits = (uint32_t)h[i] << 16 | (n > 1 ? (uint32_t)h[i + 1] << 8 : 0) | (n > 2 ? h[i + 2] : 0);
         for (size_t k = 0; k < 4; k++)
             *p++ = k <= n ? digits[bits >> (18 - 6 * k) & 63] : '=';
@@ -25,7 +25,7 @@ static void handle_text(const unsigned char h[WS_HANDLE_BYTES], char out[HANDLE_
     *p = 0;
 }
 
-static int read_handle(const json_t *json, unsigned char out[WS_HANDLE_BYTES])
+static int read_handle(const json_t *json, unsigned char out[WS_DEVICE_HANDLE_BYTES])
 {
     const char *text = json_string_value(json);
     size_t n = 0;
@@ -40,7 +40,7 @@ static int read_handle(const json_t *json, unsigned char out[WS_HANDLE_BYTES])
         if (i % 4 > 0)
             out[n++] = (unsigned char)(bits >> (6 - i % 4 * 2));
     }
-    return n == WS_HANDLE_BYTES ? 0 : -EINVAL;
+    return n == WS_DEVICE_HANDLE_BYTES ? 0 : -EINVAL;
 }
 
 /* --- numbers --- */
@@ -61,10 +61,10 @@ static int read_numbers(const json_t *json, unsigned n, uint64_t *out)
     return rc;
 }
 
-static int read_uuid(const json_t *json, char out[WS_UUID_BYTES])
+static int read_uuid(const json_t *json, char out[WS_DEVICE_UUID_BYTES])
 {
     const char *text = json_string_value(json);
-    if (!text || !*text || strlen(text) >= WS_UUID_BYTES)
+    if (!text || !*text || strlen(text) >= WS_DEVICE_UUID_BYTES)
         return -EINVAL;
     for (const char *c = text; *c; c++)
         if (*c <= ' ' || *c > '~')
@@ -81,7 +81,7 @@ static bool is_packed(enum ws_dtype dtype)
     return ws_dtype_bits(dtype) % 8 != 0;
 }
 
-void ws_gpu_piece_runs(const struct ws_gpu_piece *p, struct ws_runs *out)
+void ws_gpu_piece_runs(const struct ws_gpu_piece *p, struct ws_box_extents *out)
 {
     static const uint64_t nowhere[WS_MAX_DIMS];
     const bool flat = p->piece.range || is_packed(p->tensor.dtype);
@@ -94,7 +94,7 @@ void ws_gpu_piece_runs(const struct ws_gpu_piece *p, struct ws_runs *out)
                          .src_strides = flat ? &one : p->strides,
                          .element_bytes = is_packed(p->tensor.dtype) ? 1 : ws_dtype_bits(p->tensor.dtype) / 8,
                          .conversion = p->conversion};
-    ws_runs_of(out, &box);
+    ws_box_extents_init(out, &box);
 }
 
 static uint64_t bytes_as(const struct ws_gpu_piece *p, enum ws_dtype dtype)
@@ -117,7 +117,7 @@ uint64_t ws_gpu_piece_data_bytes(const struct ws_gpu_piece *p)
     return bytes_as(p, p->data_dtype);
 }
 
-int ws_gpu_piece_reach(const struct ws_gpu_piece *p, uint64_t *before, uint64_t *after)
+int ws_gpu_piece_extent(const struct ws_gpu_piece *p, uint64_t *before, uint64_t *after)
 {
     uint64_t element = ws_dtype_bits(p->data_dtype) / 8;
     *before = 0;
@@ -174,12 +174,12 @@ static json_t *piece_json(const struct ws_gpu_piece *p)
         json_object_set_new(o, "size", numbers(p->piece.size, t->n_dims));
         json_object_set_new(o, "strides", strides);
     }
-    if (p->conversion != WS_KEEP)
+    if (p->conversion != WS_SAME_TYPE)
         json_object_set_new(o, "data_dtype", json_string(ws_dtype_name(p->data_dtype)));
     return o;
 }
 
-json_t *ws_gpu_listing_json(const struct ws_gpu_listing *l)
+json_t *ws_gpu_listing_to_json(const struct ws_gpu_listing *l)
 {
     char text[HANDLE_CHARS + 1];
     json_t *segments = json_array(), *tensors = json_array(), *marks = json_array();
@@ -187,9 +187,9 @@ json_t *ws_gpu_listing_json(const struct ws_gpu_listing *l)
         json_array_append_new(segments, segment_json(&l->segments[i]));
     for (size_t i = 0; i < l->n_pieces; i++)
         json_array_append_new(tensors, piece_json(&l->pieces[i]));
-    for (size_t i = 0; i < l->n_marks; i++) {
-        handle_text(l->marks[i].handle, text);
-        json_array_append_new(marks, json_pack("{s:s,s:s}", "device", l->marks[i].uuid, "handle", text));
+    for (size_t i = 0; i < l->n_events; i++) {
+        handle_text(l->events[i].handle, text);
+        json_array_append_new(marks, json_pack("{s:s,s:s}", "device", l->events[i].uuid, "handle", text));
     }
     return json_pack("{s:o,s:o,s:o}", "segments", segments, "tensors", tensors, "marks", marks);
 }
@@ -263,7 +263,7 @@ static int read_place(const json_t *o, struct ws_gpu_piece *p, struct ws_error *
     }
     if (rc < 0 || is_packed(p->tensor.dtype) != (given.kind == WSYNC_WHOLE))
         return -EINVAL;
-    return ws_piece_of(&given, &p->tensor, &p->piece, err);
+    return ws_piece_from_public(&given, &p->tensor, &p->piece, err);
 }
 
 static int read_dtypes(const json_t *o, enum ws_dtype *dtype, struct ws_gpu_piece *p)
@@ -275,8 +275,9 @@ static int read_dtypes(const json_t *o, enum ws_dtype *dtype, struct ws_gpu_piec
     p->data_dtype = *dtype;
     if (!data)
         return 0;
-    return ws_dtype_parse(data, &p->data_dtype) < 0 ? -EINVAL
-                                                    : ws_conversion_of(p->data_dtype, *dtype, &p->conversion);
+    return ws_dtype_parse(data, &p->data_dtype) < 0
+               ? -EINVAL
+               : ws_conversion_find(p->data_dtype, *dtype, &p->conversion);
 }
 
 static int read_piece(const json_t *o, struct ws_gpu_piece *p, const struct ws_gpu_listing *l,
@@ -291,7 +292,7 @@ static int read_piece(const json_t *o, struct ws_gpu_piece *p, const struct ws_g
         read_numbers(shape, a.n_dims, a.shape) < 0 || read_dtypes(o, &dtype, p) < 0)
         return -EINVAL;
     a.dtype = (wsync_dtype)dtype;
-    int rc = ws_tensor_of(&a, &p->tensor, err);
+    int rc = ws_tensor_from_param(&a, &p->tensor, err);
     p->tensor.name = NULL;
     if (rc == 0)
         rc = read_place(o, p, err);
@@ -300,7 +301,7 @@ static int read_piece(const json_t *o, struct ws_gpu_piece *p, const struct ws_g
     if (rc == 0)
         rc = ws_number_read(json_object_get(o, "at"), &p->at);
     if (rc == 0)
-        rc = segment < l->n_segments ? ws_gpu_piece_reach(p, &before, &after) : -EINVAL;
+        rc = segment < l->n_segments ? ws_gpu_piece_extent(p, &before, &after) : -EINVAL;
     if (rc < 0)
         return rc;
     p->segment = segment;
@@ -316,14 +317,14 @@ static int read_all(const json_t *json, struct ws_gpu_listing *l, struct ws_erro
     const json_t *segments = json_object_get(json, "segments"), *tensors = json_object_get(json, "tensors"),
                  *marks = json_object_get(json, "marks");
     size_t n_segments = json_array_size(segments), n_pieces = json_array_size(tensors),
-           n_marks = json_array_size(marks);
+           n_events = json_array_size(marks);
     if (!json_is_array(segments) || !json_is_array(tensors) || n_segments > WS_MAX_TENSORS ||
-        n_pieces > WS_MAX_TENSORS || n_marks > WS_MAX_GPUS)
+        n_pieces > WS_MAX_TENSORS || n_events > WS_MAX_GPUS)
         return ws_error_set(err, EINVAL, "what is shared on GPUs is no list of segments and tensors");
     l->segments = calloc(n_segments + 1, sizeof(*l->segments));
     l->pieces = calloc(n_pieces + 1, sizeof(*l->pieces));
-    l->marks = calloc(n_marks + 1, sizeof(*l->marks));
-    if (!l->segments || !l->pieces || !l->marks)
+    l->events = calloc(n_events + 1, sizeof(*l->events));
+    if (!l->segments || !l->pieces || !l->events)
         return ws_error_set(err, ENOMEM, "no memory for %zu tensors on GPUs", n_pieces);
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < n_segments; i++) {
@@ -336,17 +337,17 @@ static int read_all(const json_t *json, struct ws_gpu_listing *l, struct ws_erro
         if (read_piece(json_array_get(tensors, i), &l->pieces[i], l, NULL) < 0)
             rc = bad(err, "tensor", i);
     }
-    for (size_t i = 0; rc == 0 && i < n_marks; i++) {
+    for (size_t i = 0; rc == 0 && i < n_events; i++) {
         const json_t *o = json_array_get(marks, i);
-        l->n_marks++;
-        if (read_uuid(json_object_get(o, "device"), l->marks[i].uuid) < 0 ||
-            read_handle(json_object_get(o, "handle"), l->marks[i].handle) < 0)
+        l->n_events++;
+        if (read_uuid(json_object_get(o, "device"), l->events[i].uuid) < 0 ||
+            read_handle(json_object_get(o, "handle"), l->events[i].handle) < 0)
             rc = bad(err, "mark", i);
     }
     return rc;
 }
 
-int ws_gpu_listing_read(const json_t *json, struct ws_gpu_listing **out, struct ws_error *err)
+int ws_gpu_listing_from_json(const json_t *json, struct ws_gpu_listing **out, struct ws_error *err)
 {
     struct ws_gpu_listing *l = calloc(1, sizeof(*l));
     int rc = l ? read_all(json, l, err) : ws_error_set(err, ENOMEM, "no memory for what is on GPUs");
@@ -365,7 +366,7 @@ void ws_gpu_listing_clear(struct ws_gpu_listing *l)
         free((char *)(uintptr_t)l->pieces[i].tensor.name);
     free(l->segments);
     free(l->pieces);
-    free(l->marks);
+    free(l->events);
 }
 
 void ws_gpu_listing_free(struct ws_gpu_listing *l)

@@ -1,5 +1,6 @@
 /* GPU listing: what one rank shares of a version in GPUs' memory, as a value and as JSON. The rank writes it,
- * its agent checks it and passes it on, who opens the memory checks it again. Plain values, thread safe.
+ * its agent checks it and passes it on, and the process that opens the memory checks it again. Plain values,
+ * thread safe.
  *
  *     {"segments": [{"device": "GPU-...", "bytes": 2097152, "handle": "base64"},
  *                   {"device": "GPU-...", "bytes": 4194304, "parts": [2097152, 2097152]}],
@@ -8,9 +9,9 @@
  *                  {"name": "b", ..., "kind": "range", "start": 0, "count": 7, "segment": 1, "at": 0}],
  *      "marks": [{"device": "GPU-...", "handle": "base64"}]}
  *
- * A segment with parts is shared by descriptors, one a part, which lie side by side. `at` is the byte of the
- * piece's first element in its segment. `data_dtype` is there where the data has still to be converted. Marks
- * are waited for before anything is read. */
+ * A segment with parts is shared by descriptors, one for each part; the parts lie side by side. `at` is the
+ * byte of the piece's first element in its segment. `data_dtype` is there where the data is not yet
+ * converted. "marks" are events: a reader waits for them before it reads. */
 #ifndef WS_TRAINER_GPU_LISTING_H
 #define WS_TRAINER_GPU_LISTING_H
 #include "backends/trainer/tensor/piece.h"
@@ -19,8 +20,8 @@
 #include <jansson.h>
 
 struct ws_gpu_segment {
-    char uuid[WS_UUID_BYTES];
-    unsigned char handle[WS_HANDLE_BYTES]; /* where n_parts is 0 */
+    char uuid[WS_DEVICE_UUID_BYTES];
+    unsigned char handle[WS_DEVICE_HANDLE_BYTES]; /* where n_parts is 0 */
     uint64_t bytes;
     size_t n_parts;
     uint64_t *parts;
@@ -36,32 +37,33 @@ struct ws_gpu_piece {
     uint64_t at;
 };
 
-struct ws_gpu_mark {
-    char uuid[WS_UUID_BYTES];
-    unsigned char handle[WS_HANDLE_BYTES];
+struct ws_gpu_event {
+    char uuid[WS_DEVICE_UUID_BYTES];
+    unsigned char handle[WS_DEVICE_HANDLE_BYTES];
 };
 
 struct ws_gpu_listing {
     struct ws_gpu_segment *segments;
     struct ws_gpu_piece *pieces;
-    struct ws_gpu_mark *marks;
-    size_t n_segments, n_pieces, n_marks;
+    struct ws_gpu_event *events;
+    size_t n_segments, n_pieces, n_events;
 };
 
 /* NULL: no memory. */
-json_t *ws_gpu_listing_json(const struct ws_gpu_listing *l);
+json_t *ws_gpu_listing_to_json(const struct ws_gpu_listing *l);
 /* -EINVAL says what is wrong; a piece never reaches beyond its segment. */
-WS_MUST_USE int ws_gpu_listing_read(const json_t *json, struct ws_gpu_listing **out, struct ws_error *err);
+WS_MUST_USE int ws_gpu_listing_from_json(const json_t *json, struct ws_gpu_listing **out,
+                                         struct ws_error *err);
 void ws_gpu_listing_clear(struct ws_gpu_listing *l); /* what it points to */
 void ws_gpu_listing_free(struct ws_gpu_listing *l);  /* NULL is fine */
 
 /* The piece as loops over its data, dense on the other side. */
-void ws_gpu_piece_runs(const struct ws_gpu_piece *p, struct ws_runs *out);
+void ws_gpu_piece_runs(const struct ws_gpu_piece *p, struct ws_box_extents *out);
 /* Its bytes, dense: in the file's dtype, and as data. */
 uint64_t ws_gpu_piece_bytes(const struct ws_gpu_piece *p);
 uint64_t ws_gpu_piece_data_bytes(const struct ws_gpu_piece *p);
-/* The bytes that it touches, from its first element on: -*before (of negative strides) up to *after. -EINVAL:
- * more than 63 bits. */
-WS_MUST_USE int ws_gpu_piece_reach(const struct ws_gpu_piece *p, uint64_t *before, uint64_t *after);
+/* The bytes that the piece covers, relative to its first element: from -*before (negative strides) up to
+ * *after. -EINVAL: more than 63 bits. */
+WS_MUST_USE int ws_gpu_piece_extent(const struct ws_gpu_piece *p, uint64_t *before, uint64_t *after);
 
 #endif

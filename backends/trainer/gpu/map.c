@@ -1,4 +1,4 @@
-/* wsync_map_gpu and what is done with a map. */
+/* wsync_map_gpu and the functions on its maps. */
 #include "backends/trainer/gpu/map.h"
 #include "backends/trainer/api/agent_address.h"
 #include "backends/trainer/api/last_error.h"
@@ -9,13 +9,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHUNK (8UL << 20) /* of what is converted by way of the host */
+#define CHUNK (8UL << 20) /* for conversions by way of the host */
 
 /* --- pieces, in order --- */
 
 static int by_place(const void *x, const void *y)
 {
-    const struct ws_mapped_piece *a = x, *b = y;
+    const struct ws_gpu_map_piece *a = x, *b = y;
     const struct ws_piece *p = &a->piece->piece, *q = &b->piece->piece;
     int c = strcmp(a->piece->tensor.name, b->piece->tensor.name);
     if (c == 0 && p->start != q->start)
@@ -26,11 +26,11 @@ static int by_place(const void *x, const void *y)
     return c ? c : a->rank->rank < b->rank->rank ? -1 : a->rank->rank > b->rank->rank;
 }
 
-static void show(const struct ws_mapped_piece *of, wsync_gpu_tensor *to)
+static void show(const struct ws_gpu_map_piece *of, wsync_gpu_tensor *to)
 {
     const struct ws_gpu_piece *p = of->piece;
     const struct ws_tensor *t = &p->tensor;
-    const struct ws_mapped_segment *s = &of->rank->segments[p->segment];
+    const struct ws_gpu_map_segment *s = &of->rank->segments[p->segment];
     const bool whole_bytes = ws_dtype_bits(t->dtype) % 8 == 0;
     *to = (wsync_gpu_tensor){.name = t->name,
                              .dtype = (wsync_dtype)t->dtype,
@@ -38,7 +38,7 @@ static void show(const struct ws_mapped_piece *of, wsync_gpu_tensor *to)
                              .data = (const unsigned char *)s->base + p->at,
                              .device = s->device,
                              .gpu_uuid = of->rank->listing->segments[p->segment].uuid,
-                             .converts = p->conversion != WS_KEEP,
+                             .converts = p->conversion != WS_SAME_TYPE,
                              .data_dtype = (wsync_dtype)p->data_dtype};
     memcpy(to->shape, t->shape, sizeof(to->shape));
     to->piece.kind = p->piece.range ? WSYNC_RANGE : whole_bytes ? WSYNC_BOX : WSYNC_WHOLE;
@@ -63,7 +63,7 @@ static int list_pieces(struct wsync_gpu_map *m, struct ws_error *err)
         return ws_error_set(err, ENOMEM, "no memory for %zu tensors", n);
     for (size_t k = 0; k < m->n_ranks; k++)
         for (size_t i = 0; i < m->ranks[k].listing->n_pieces; i++)
-            m->pieces[m->n++] = (struct ws_mapped_piece){&m->ranks[k], &m->ranks[k].listing->pieces[i]};
+            m->pieces[m->n++] = (struct ws_gpu_map_piece){&m->ranks[k], &m->ranks[k].listing->pieces[i]};
     qsort(m->pieces, m->n, sizeof(m->pieces[0]), by_place);
     for (size_t i = 0; i < m->n; i++)
         show(&m->pieces[i], &m->tensors[i]);
@@ -77,7 +77,7 @@ static void end(struct wsync_gpu_map *m)
     for (unsigned d = 0; m->queues && d < m->ops->count(); d++)
         if (m->queues[d])
             m->ops->queue_free(m->queues[d]);
-    ws_map_close(m);
+    ws_gpu_map_close(m);
     free(m->queues);
     free(m->pieces);
     free(m->tensors);
@@ -98,14 +98,14 @@ int wsync_map_gpu(const char *agent, const char *model, uint64_t version, wsync_
     struct wsync_gpu_map *m = calloc(1, sizeof(*m));
     if (!m)
         return ws_error_set(err, ENOMEM, "no memory for a map");
-    m->ops = ws_device_of_kind(WS_CUDA);
+    m->ops = ws_device_by_kind(WS_CUDA);
     m->pid = getpid();
     m->sock = -1;
     int rc = m->ops->available(err);
-    if (rc == 0 && !(m->queues = calloc(m->ops->count() + 1, sizeof(struct ws_queue *))))
+    if (rc == 0 && !(m->queues = calloc(m->ops->count() + 1, sizeof(struct ws_device_queue *))))
         rc = ws_error_set(err, ENOMEM, "no memory for a map");
     if (rc == 0)
-        rc = ws_map_open(m, agent, model, version, err);
+        rc = ws_gpu_map_open(m, agent, model, version, err);
     if (rc == 0)
         rc = list_pieces(m, err);
     if (rc < 0)
@@ -122,7 +122,7 @@ uint64_t wsync_gpu_map_version(const wsync_gpu_map *m)
 
 const char *wsync_gpu_map_run(const wsync_gpu_map *m)
 {
-    return m->run;
+    return m->lineage;
 }
 
 const wsync_gpu_tensor *wsync_gpu_map_tensor(const wsync_gpu_map *m, size_t i)
@@ -142,7 +142,7 @@ void wsync_unmap_gpu(wsync_gpu_map *m)
 
 /* --- copies --- */
 
-int ws_map_check(const struct wsync_gpu_map *m, struct ws_error *err)
+int ws_gpu_map_check_process(const struct wsync_gpu_map *m, struct ws_error *err)
 {
     return m->pid == getpid()
                ? 0
@@ -150,7 +150,7 @@ int ws_map_check(const struct wsync_gpu_map *m, struct ws_error *err)
                               (int)m->pid);
 }
 
-int ws_map_queue(struct wsync_gpu_map *m, int device, struct ws_queue **out, struct ws_error *err)
+int ws_gpu_map_queue(struct wsync_gpu_map *m, int device, struct ws_device_queue **out, struct ws_error *err)
 {
     int rc = m->queues[device] ? 0 : m->ops->queue_new(device, &m->queues[device], err);
     *out = m->queues[device];
@@ -158,9 +158,9 @@ int ws_map_queue(struct wsync_gpu_map *m, int device, struct ws_queue **out, str
 }
 
 struct conversion {
-    struct ws_queue *q;
+    struct ws_device_queue *q;
     enum ws_conversion how;
-    struct ws_runs raw; /* the source's elements, and how they lie */
+    struct ws_box_extents raw; /* the source's elements, and how they lie */
     const void *src;
     bool to_host;
     unsigned char *data, *converted; /* a chunk, each, pinned */
@@ -172,9 +172,9 @@ static int convert_chunk(const struct conversion *c, uint64_t first, uint64_t n,
 {
     const struct ws_device_ops *ops = c->q->ops;
     const uint64_t from = first * c->raw.element_bytes;
-    struct ws_cursor cursor;
-    ws_cursor_seek(&cursor, &c->raw, c->src, from, n * c->raw.element_bytes);
-    int rc = ws_copy_cursor(c->q, &cursor, c->data - from, err);
+    struct ws_box_cursor cursor;
+    ws_box_cursor_seek(&cursor, &c->raw, c->src, from, n * c->raw.element_bytes);
+    int rc = ws_copies_cursor(c->q, &cursor, c->data - from, err);
     if (rc == 0)
         rc = ops->finish(c->q, err);
     if (rc < 0)
@@ -187,8 +187,8 @@ static int convert_chunk(const struct conversion *c, uint64_t first, uint64_t n,
     return rc;
 }
 
-static int convert(struct ws_queue *q, const struct ws_runs *runs, const void *src, unsigned char *dst,
-                   struct ws_error *err)
+static int convert(struct ws_device_queue *q, const struct ws_box_extents *runs, const void *src,
+                   unsigned char *dst, struct ws_error *err)
 {
     const uint64_t most = CHUNK / 4, all = runs->bytes / runs->element_bytes;
     struct conversion c = {.q = q, .how = runs->conversion, .src = src};
@@ -197,10 +197,10 @@ static int convert(struct ws_queue *q, const struct ws_runs *runs, const void *s
         rc = q->ops->alloc_pinned(q->device, 2 * CHUNK, &chunks, err); /* no element is wider than 4 */
     if (rc < 0)
         return rc;
-    c.to_host = ws_device_kind_of(dst, &device) == WS_HOST;
+    c.to_host = ws_device_by_address(dst, &device) == WS_HOST;
     c.data = chunks;
     c.converted = c.data + CHUNK;
-    ws_runs_raw(&c.raw, runs);
+    ws_box_extents_raw(&c.raw, runs);
     for (uint64_t at = 0, n; rc == 0 && at < all; at += n) {
         n = all - at < most ? all - at : most;
         rc = convert_chunk(&c, at, n, dst + at * runs->element_bytes, n * runs->element_bytes, err);
@@ -210,13 +210,13 @@ static int convert(struct ws_queue *q, const struct ws_runs *runs, const void *s
 }
 
 /* By copies, which reach the host's memory too. */
-static int copy_piece(struct ws_queue *q, const struct ws_runs *runs, const void *src, void *dst,
-                      struct ws_error *err)
+static int copy_piece(struct ws_device_queue *q, const struct ws_box_extents *runs, const void *src,
+                      void *dst, struct ws_error *err)
 {
-    struct ws_cursor cursor;
+    struct ws_box_cursor cursor;
     struct ws_error ignored;
-    ws_cursor_seek(&cursor, runs, src, 0, runs->bytes);
-    int rc = ws_copy_cursor(q, &cursor, dst, err);
+    ws_box_cursor_seek(&cursor, runs, src, 0, runs->bytes);
+    int rc = ws_copies_cursor(q, &cursor, dst, err);
     int end = q->ops->finish(q, rc == 0 ? err : &ignored); /* also what was queued before a failure */
     return rc < 0 ? rc : end;
 }
@@ -224,9 +224,9 @@ static int copy_piece(struct ws_queue *q, const struct ws_runs *runs, const void
 int wsync_gpu_map_copy(wsync_gpu_map *m, size_t i, void *dst, size_t bytes)
 {
     struct ws_error *err = ws_last_error();
-    struct ws_runs runs;
-    struct ws_queue *q;
-    int rc = ws_map_check(m, err);
+    struct ws_box_extents runs;
+    struct ws_device_queue *q;
+    int rc = ws_gpu_map_check_process(m, err);
     if (rc < 0)
         return rc;
     if (i >= m->n || !dst)
@@ -236,10 +236,10 @@ int wsync_gpu_map_copy(wsync_gpu_map *m, size_t i, void *dst, size_t bytes)
     if (bytes != ws_gpu_piece_bytes(p))
         return ws_error_set(err, EINVAL, "this piece of %s has %" PRIu64 " bytes, not %zu", t->name,
                             ws_gpu_piece_bytes(p), bytes);
-    rc = ws_map_queue(m, t->device, &q, err);
+    rc = ws_gpu_map_queue(m, t->device, &q, err);
     if (rc < 0)
         return rc;
     ws_gpu_piece_runs(p, &runs);
-    return runs.conversion == WS_KEEP ? copy_piece(q, &runs, t->data, dst, err)
-                                      : convert(q, &runs, t->data, dst, err);
+    return runs.conversion == WS_SAME_TYPE ? copy_piece(q, &runs, t->data, dst, err)
+                                           : convert(q, &runs, t->data, dst, err);
 }

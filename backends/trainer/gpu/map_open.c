@@ -1,9 +1,9 @@
-/* Opening a version on GPUs: a lease at the agent, each rank's segments once, the marks that say when their
- * bytes are there; and once more the question whether it is still offered, so that what is returned is one
- * version. */
+/* Opening a version on GPUs: a lease at the agent, each rank's segments once, and the marks (events) that say
+ * when their bytes are there. At the end the agent is asked again whether the version is still offered, so
+ * that the map is of one version. */
 #include "backends/trainer/gpu/map.h"
 #include "transports/base/clock.h"
-#include "transports/ipc/ipc.h"
+#include "transports/ipc/client.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,10 +16,9 @@
 #define READY_MS    60000 /* for the trainer's streams to come to the marks */
 #define FIRST_NS    20000L
 #define SLOWEST_NS  2000000L
-#define CHECK_EVERY 64 /* looks at a mark: is there still somebody who will reach it? */
+#define CHECK_EVERY 64 /* looks at a mark; then the agent is asked whether the version is still offered */
 
-/* Whatever becomes of a call, the connection stays, and the lease with it, until nothing is mapped any more.
- */
+/* The connection and its lease outlive a call that fails: they end when nothing is mapped any more. */
 static int call(struct wsync_gpu_map *m, const char *verb, json_t *body, json_t **reply, int *fds, size_t max,
                 size_t *n, struct ws_error *err)
 {
@@ -28,10 +27,10 @@ static int call(struct wsync_gpu_map *m, const char *verb, json_t *body, json_t 
     if (reply)
         *reply = NULL;
     int rc = m->lost ? ws_error_set(err, ENOTCONN, "the agent has not answered before")
-             : body  ? ws_ipc_ask_leased(m->sock, "POST", path, body, NULL, 0, &m->lost, err)
+             : body  ? ws_ipc_request_send_leased(m->sock, "POST", path, body, NULL, 0, &m->lost, err)
                      : ws_error_set(err, ENOMEM, "no memory for a request");
     json_decref(body);
-    return rc == 0 ? ws_ipc_answer_leased(m->sock, CALL_MS, reply, fds, max, n, &m->lost, err) : rc;
+    return rc == 0 ? ws_ipc_reply_recv_leased(m->sock, CALL_MS, reply, fds, max, n, &m->lost, err) : rc;
 }
 
 static json_t *lease_json(const struct wsync_gpu_map *m)
@@ -44,9 +43,9 @@ static int check(struct wsync_gpu_map *m, struct ws_error *err)
     return call(m, "check", lease_json(m), NULL, NULL, 0, NULL, err);
 }
 
-/* --- what the agent says --- */
+/* --- the agent's replies --- */
 
-static int take_text(const json_t *o, const char *key, char *out, size_t cap)
+static int read_text(const json_t *o, const char *key, char *out, size_t cap)
 {
     const char *text = json_string_value(json_object_get(o, key));
     int n = snprintf(out, cap, "%s", text ? text : "");
@@ -55,13 +54,13 @@ static int take_text(const json_t *o, const char *key, char *out, size_t cap)
 
 static int take_rank(struct wsync_gpu_map *m, const json_t *o, struct ws_error *err)
 {
-    struct ws_mapped_rank *r = &m->ranks[m->n_ranks++];
-    *r = (struct ws_mapped_rank){.hold = -1};
+    struct ws_gpu_map_rank *r = &m->ranks[m->n_ranks++];
+    *r = (struct ws_gpu_map_rank){.lock_fd = -1};
     r->rank = (unsigned)json_integer_value(json_object_get(o, "rank"));
-    if (take_text(o, "pid_namespace", r->pid_namespace, sizeof(r->pid_namespace)) < 0 ||
-        take_text(o, "ipc_namespace", r->ipc_namespace, sizeof(r->ipc_namespace)) < 0)
+    if (read_text(o, "pid_namespace", r->pid_namespace, sizeof(r->pid_namespace)) < 0 ||
+        read_text(o, "ipc_namespace", r->ipc_namespace, sizeof(r->ipc_namespace)) < 0)
         return ws_error_set(err, EPROTO, "the agent's answer is not understood");
-    int rc = ws_gpu_listing_read(o, &r->listing, err);
+    int rc = ws_gpu_listing_from_json(o, &r->listing, err);
     if (rc < 0)
         return rc;
     r->segments = calloc(r->listing->n_segments + 1, sizeof(*r->segments));
@@ -78,7 +77,7 @@ static int take_version(struct wsync_gpu_map *m, const json_t *o, struct ws_erro
     size_t n = json_array_size(ranks);
     m->lease = (uint64_t)json_integer_value(json_object_get(o, "lease"));
     m->version = (uint64_t)json_integer_value(json_object_get(o, "version"));
-    if (take_text(o, "run", m->run, sizeof(m->run)) < 0 || n == 0 || n > WS_MAX_RANKS)
+    if (read_text(o, "run", m->lineage, sizeof(m->lineage)) < 0 || n == 0 || n > WS_MAX_RANKS)
         return ws_error_set(err, EPROTO, "the agent's answer is not understood");
     m->ranks = calloc(n, sizeof(*m->ranks));
     int rc = m->ranks ? 0 : ws_error_set(err, ENOMEM, "no memory for %zu ranks", n);
@@ -102,20 +101,20 @@ static int lease(struct wsync_gpu_map *m, const char *agent, uint64_t version, s
 
 /* --- memory --- */
 
-static int take_hold(struct wsync_gpu_map *m, struct ws_mapped_rank *r, struct ws_error *err)
+static int take_hold(struct wsync_gpu_map *m, struct ws_gpu_map_rank *r, struct ws_error *err)
 {
     json_t *body = lease_json(m);
     size_t n = 0;
     json_object_set_new(body, "rank", json_integer(r->rank));
-    int rc = call(m, "fds", body, NULL, &r->hold, 1, &n, err);
+    int rc = call(m, "fds", body, NULL, &r->lock_fd, 1, &n, err);
     if (rc == 0 && n != 1) {
-        r->hold = -1;
+        r->lock_fd = -1;
         rc = ws_error_set(err, EPROTO, "the agent sent no descriptor");
     }
     return rc;
 }
 
-static int fetch_fds(struct wsync_gpu_map *m, const struct ws_mapped_rank *r, size_t segment, int *fds,
+static int fetch_fds(struct wsync_gpu_map *m, const struct ws_gpu_map_rank *r, size_t segment, int *fds,
                      size_t want, size_t *got, struct ws_error *err)
 {
     int rc = 0;
@@ -133,7 +132,7 @@ static int fetch_fds(struct wsync_gpu_map *m, const struct ws_mapped_rank *r, si
     return rc;
 }
 
-static int open_parts(struct wsync_gpu_map *m, const struct ws_mapped_rank *r, size_t i, int device,
+static int open_parts(struct wsync_gpu_map *m, const struct ws_gpu_map_rank *r, size_t i, int device,
                       void **base, struct ws_error *err)
 {
     const struct ws_gpu_segment *s = &r->listing->segments[i];
@@ -151,7 +150,7 @@ static int open_parts(struct wsync_gpu_map *m, const struct ws_mapped_rank *r, s
 }
 
 /* Another container than the trainer's? Then that is the reason, whatever the driver said. */
-static int explain(const struct ws_mapped_rank *r, int rc, struct ws_error *err)
+static int explain(const struct ws_gpu_map_rank *r, int rc, struct ws_error *err)
 {
     static const struct {
         const char *file, *name, *advice;
@@ -174,10 +173,10 @@ static int explain(const struct ws_mapped_rank *r, int rc, struct ws_error *err)
     return rc;
 }
 
-static int open_segment(struct wsync_gpu_map *m, struct ws_mapped_rank *r, size_t i, struct ws_error *err)
+static int open_segment(struct wsync_gpu_map *m, struct ws_gpu_map_rank *r, size_t i, struct ws_error *err)
 {
     const struct ws_gpu_segment *s = &r->listing->segments[i];
-    struct ws_mapped_segment *to = &r->segments[i];
+    struct ws_gpu_map_segment *to = &r->segments[i];
     int device;
     int rc = ws_device_by_uuid(m->ops, s->uuid, &device, err);
     if (rc < 0)
@@ -192,7 +191,7 @@ static int open_segment(struct wsync_gpu_map *m, struct ws_mapped_rank *r, size_
 
 /* --- marks --- */
 
-static int wait_for_mark(struct wsync_gpu_map *m, struct ws_event *mark, uint64_t deadline,
+static int wait_for_mark(struct wsync_gpu_map *m, struct ws_device_event *mark, uint64_t deadline,
                          struct ws_error *err)
 {
     struct timespec step = {.tv_nsec = FIRST_NS};
@@ -211,13 +210,13 @@ static int wait_for_mark(struct wsync_gpu_map *m, struct ws_event *mark, uint64_
     return rc;
 }
 
-static int wait_for_marks(struct wsync_gpu_map *m, const struct ws_mapped_rank *r, uint64_t deadline,
+static int wait_for_marks(struct wsync_gpu_map *m, const struct ws_gpu_map_rank *r, uint64_t deadline,
                           struct ws_error *err)
 {
     int rc = 0;
-    for (size_t i = 0; rc == 0 && i < r->listing->n_marks; i++) {
-        const struct ws_gpu_mark *given = &r->listing->marks[i];
-        struct ws_event *mark = NULL;
+    for (size_t i = 0; rc == 0 && i < r->listing->n_events; i++) {
+        const struct ws_gpu_event *given = &r->listing->events[i];
+        struct ws_device_event *mark = NULL;
         int device;
         rc = ws_device_by_uuid(m->ops, given->uuid, &device, err);
         if (rc == 0 && (rc = m->ops->event_open(device, given->handle, &mark, err)) < 0)
@@ -230,14 +229,14 @@ static int wait_for_marks(struct wsync_gpu_map *m, const struct ws_mapped_rank *
     return rc;
 }
 
-/* --- all of it --- */
+/* --- opening and closing --- */
 
 static int open_all(struct wsync_gpu_map *m, struct ws_error *err)
 {
     const uint64_t deadline = ws_clock_ms() + READY_MS;
     int rc = 0;
     for (size_t k = 0; rc == 0 && k < m->n_ranks; k++) {
-        struct ws_mapped_rank *r = &m->ranks[k];
+        struct ws_gpu_map_rank *r = &m->ranks[k];
         rc = take_hold(m, r, err);
         for (size_t i = 0; rc == 0 && i < r->listing->n_segments; i++)
             rc = open_segment(m, r, i, err);
@@ -250,7 +249,7 @@ static int open_all(struct wsync_gpu_map *m, struct ws_error *err)
 static void unmap(struct wsync_gpu_map *m)
 {
     for (size_t k = 0; m->ranks && k < m->n_ranks; k++) {
-        struct ws_mapped_rank *r = &m->ranks[k];
+        struct ws_gpu_map_rank *r = &m->ranks[k];
         for (size_t i = 0; r->segments && i < r->listing->n_segments; i++) {
             if (r->segments[i].device >= 0)
                 m->ops->close(r->segments[i].device, r->segments[i].base);
@@ -259,8 +258,8 @@ static void unmap(struct wsync_gpu_map *m)
     }
 }
 
-int ws_map_open(struct wsync_gpu_map *m, const char *agent, const char *model, uint64_t version,
-                struct ws_error *err)
+int ws_gpu_map_open(struct wsync_gpu_map *m, const char *agent, const char *model, uint64_t version,
+                    struct ws_error *err)
 {
     struct ws_error gone;
     snprintf(m->model, sizeof(m->model), "%s", model);
@@ -268,9 +267,9 @@ int ws_map_open(struct wsync_gpu_map *m, const char *agent, const char *model, u
     if (rc < 0)
         return rc;
     rc = open_all(m, err);
-    if (m->lost) /* there is no asking any more */
+    if (m->lost) /* the agent cannot be asked any more */
         return rc;
-    int still = check(m, &gone); /* a trainer that ends, or takes it back, is the reason of what failed */
+    int still = check(m, &gone); /* if the trainer ended or took the version back, that is the reason */
     if (still < 0) {
         if (err)
             *err = gone;
@@ -285,15 +284,15 @@ int ws_map_open(struct wsync_gpu_map *m, const char *agent, const char *model, u
     return rc;
 }
 
-void ws_map_close(struct wsync_gpu_map *m)
+void ws_gpu_map_close(struct wsync_gpu_map *m)
 {
     unmap(m);
     for (size_t k = 0; m->ranks && k < m->n_ranks; k++) { /* then only it is said to be closed */
-        struct ws_mapped_rank *r = &m->ranks[k];
+        struct ws_gpu_map_rank *r = &m->ranks[k];
         free(r->segments);
         ws_gpu_listing_free(r->listing);
-        if (r->hold >= 0)
-            close(r->hold);
+        if (r->lock_fd >= 0)
+            close(r->lock_fd);
     }
     if (m->sock >= 0)
         close(m->sock);

@@ -5,7 +5,7 @@
 #define DIRECT_BYTES 1024 /* as it is from here on: staging costs a copy within the cache */
 #define STREAM_BYTES 256  /* shorter stores go through the cache, which puts lines together */
 
-void ws_sink_init(struct ws_sink *s, unsigned char *dst, struct ws_hasher *hasher)
+void ws_block_writer_init(struct ws_block_writer *s, unsigned char *dst, struct ws_hasher *hasher)
 {
     s->dst = dst;
     s->hasher = hasher;
@@ -13,7 +13,7 @@ void ws_sink_init(struct ws_sink *s, unsigned char *dst, struct ws_hasher *hashe
     s->staged = 0;
 }
 
-static void store(struct ws_sink *s, uint64_t at, const unsigned char *src, size_t n)
+static void store(struct ws_block_writer *s, uint64_t at, const unsigned char *src, size_t n)
 {
     if (!s->dst)
         ws_hasher_add(s->hasher, src, n);
@@ -25,7 +25,7 @@ static void store(struct ws_sink *s, uint64_t at, const unsigned char *src, size
         memcpy(s->dst + at, src, n);
 }
 
-void ws_sink_flush(struct ws_sink *s)
+void ws_block_writer_flush(struct ws_block_writer *s)
 {
     if (s->staged > 0)
         store(s, s->at, s->stage, s->staged);
@@ -34,30 +34,31 @@ void ws_sink_flush(struct ws_sink *s)
 }
 
 /* What can be staged still, so that a full stage ends with a cache line. */
-static size_t room(const struct ws_sink *s)
+static size_t room(const struct ws_block_writer *s)
 {
-    return WS_SINK_BYTES - (((uintptr_t)s->dst + s->at) & (LINE_BYTES - 1)) - s->staged;
+    return WS_BLOCK_WRITER_BYTES - (((uintptr_t)s->dst + s->at) & (LINE_BYTES - 1)) - s->staged;
 }
 
-uint64_t ws_sink_put(struct ws_sink *s, uint64_t tensor_begin, struct ws_cursor *c, uint64_t n)
+uint64_t ws_block_writer_put(struct ws_block_writer *s, uint64_t tensor_begin, struct ws_box_cursor *c,
+                             uint64_t n)
 {
-    const unsigned char *plain = ws_cursor_plain(c);
+    const unsigned char *plain = ws_box_cursor_plain(c);
     uint64_t to = tensor_begin + c->dst + c->at, overflows = 0;
     if (to != s->at + s->staged || (plain && n >= DIRECT_BYTES)) {
-        ws_sink_flush(s);
+        ws_block_writer_flush(s);
         s->at = to;
     }
     if (plain && n >= DIRECT_BYTES) {
         store(s, to, plain, n);
         s->at = to + n;
-        ws_cursor_skip(c, n);
+        ws_box_cursor_skip(c, n);
         return 0;
     }
     for (size_t part; n > 0; n -= part) {
         if (room(s) == 0)
-            ws_sink_flush(s);
+            ws_block_writer_flush(s);
         part = n < room(s) ? n : room(s);
-        overflows += ws_cursor_take(c, s->stage + s->staged, part);
+        overflows += ws_box_cursor_copy(c, s->stage + s->staged, part);
         s->staged += part;
     }
     return overflows;

@@ -37,13 +37,14 @@ static int grow(void **array, size_t n, size_t *cap, size_t element)
 int ws_copy_plan_add(struct ws_copy_plan *p, size_t file, uint64_t begin, const struct ws_box *box,
                      size_t source, struct ws_error *err)
 {
-    struct ws_runs runs;
-    ws_runs_of(&runs, box);
+    struct ws_box_extents runs;
+    ws_box_extents_init(&runs, box);
     if (runs.bytes == 0)
         return 0;
     if (grow((void **)&p->pieces, p->n_pieces, &p->cap_pieces, sizeof(*p->pieces)) < 0)
         return no_memory(err);
-    p->pieces[p->n_pieces++] = (struct piece){.runs = runs, .file = file, .source = source, .begin = begin};
+    p->pieces[p->n_pieces++] =
+        (struct ws_copy_piece){.runs = runs, .file = file, .source = source, .begin = begin};
     return 0;
 }
 
@@ -60,7 +61,7 @@ int ws_copy_plan_add_bytes(struct ws_copy_plan *p, size_t file, uint64_t begin, 
                             source, err);
 }
 
-void ws_copy_plan_confine(struct ws_copy_plan *p, const struct ws_block_range *by_file)
+void ws_copy_plan_restrict(struct ws_copy_plan *p, const struct ws_block_range *by_file)
 {
     p->only = by_file;
 }
@@ -72,38 +73,39 @@ static bool is_wanted(const struct ws_copy_plan *p, size_t file, size_t block)
 
 static int cut(struct ws_copy_plan *p, size_t piece, const uint64_t *size)
 {
-    const struct piece *q = &p->pieces[piece];
-    uint64_t first = q->begin + ws_runs_place(&q->runs, 0),
-             last = q->begin + ws_runs_place(&q->runs, q->runs.bytes - 1);
+    const struct ws_copy_piece *q = &p->pieces[piece];
+    uint64_t first = q->begin + ws_box_extents_place(&q->runs, 0),
+             last = q->begin + ws_box_extents_place(&q->runs, q->runs.bytes - 1);
     assert(last < size[q->file]);
     for (size_t b = first / WS_BLOCK_BYTES; b <= last / WS_BLOCK_BYTES; b++) {
         uint64_t begin = b * WS_BLOCK_BYTES, end = begin + WS_BLOCK_BYTES,
-                 from = begin > q->begin ? ws_runs_before(&q->runs, begin - q->begin) : 0,
-                 to = ws_runs_before(&q->runs, end - q->begin);
+                 from = begin > q->begin ? ws_box_extents_before(&q->runs, begin - q->begin) : 0,
+                 to = ws_box_extents_before(&q->runs, end - q->begin);
         if (from == to || !is_wanted(p, q->file, b))
             continue;
         if (grow((void **)&p->spans, p->n_spans, &p->cap_spans, sizeof(*p->spans)) < 0)
             return -ENOMEM;
-        p->spans[p->n_spans++] = (struct span){.piece = piece,
-                                               .file = q->file,
-                                               .block = b,
-                                               .from = from,
-                                               .bytes = to - from,
-                                               .first = q->begin + ws_runs_place(&q->runs, from),
-                                               .end = q->begin + ws_runs_place(&q->runs, to - 1) + 1};
+        p->spans[p->n_spans++] =
+            (struct ws_copy_span){.piece = piece,
+                                  .file = q->file,
+                                  .block = b,
+                                  .from = from,
+                                  .bytes = to - from,
+                                  .first = q->begin + ws_box_extents_place(&q->runs, from),
+                                  .end = q->begin + ws_box_extents_place(&q->runs, to - 1) + 1};
     }
     return 0;
 }
 
 static int by_place(const void *x, const void *y)
 {
-    const struct span *a = x, *b = y;
+    const struct ws_copy_span *a = x, *b = y;
     if (a->file != b->file)
         return a->file < b->file ? -1 : 1;
     return a->first < b->first ? -1 : a->first > b->first;
 }
 
-size_t ws_copy_plan_entangled(const struct span *s, size_t n)
+size_t ws_copy_plan_interleaved(const struct ws_copy_span *s, size_t n)
 {
     uint64_t end = s[0].end;
     size_t k = 1;
@@ -118,14 +120,14 @@ static int make_jobs(struct ws_copy_plan *p, const uint64_t *size)
     size_t cap = 0;
     uint64_t covered = 0;
     for (size_t i = 0; i < p->n_spans; i++) {
-        const struct span *s = &p->spans[i];
+        const struct ws_copy_span *s = &p->spans[i];
         if (i == 0 || s->file != s[-1].file || s->block != s[-1].block) {
             if (grow((void **)&p->jobs, p->n_jobs, &cap, sizeof(*p->jobs)) < 0)
                 return -ENOMEM;
-            p->jobs[p->n_jobs++] = (struct job){.first = i};
+            p->jobs[p->n_jobs++] = (struct ws_copy_job){.first = i};
             covered = 0;
         }
-        struct job *j = &p->jobs[p->n_jobs - 1];
+        struct ws_copy_job *j = &p->jobs[p->n_jobs - 1];
         uint64_t begin = s->block * WS_BLOCK_BYTES, left = size[s->file] - begin;
         covered += s->bytes;
         j->n++;
@@ -148,10 +150,10 @@ int ws_copy_plan_compile(struct ws_copy_plan *p, const uint64_t *size, size_t n_
     if (make_jobs(p, size) < 0)
         return no_memory(err);
     for (size_t i = 0; i < p->n_jobs; i++) {
-        struct job *j = &p->jobs[i];
+        struct ws_copy_job *j = &p->jobs[i];
         for (size_t k = 0, n; k < j->n; k += n) {
-            n = ws_copy_plan_entangled(&p->spans[j->first + k], j->n - k);
-            j->widest = n > j->widest ? n : j->widest;
+            n = ws_copy_plan_interleaved(&p->spans[j->first + k], j->n - k);
+            j->most_interleaved = n > j->most_interleaved ? n : j->most_interleaved;
         }
     }
     return 0;
@@ -159,35 +161,37 @@ int ws_copy_plan_compile(struct ws_copy_plan *p, const uint64_t *size, size_t n_
 
 /* --- running --- */
 
-static void seek(const struct ws_copy_plan *p, const struct span *s, struct ws_cursor *c)
+static void seek(const struct ws_copy_plan *p, const struct ws_copy_span *s, struct ws_box_cursor *c)
 {
-    const struct piece *q = &p->pieces[s->piece];
-    if (s->way == WAY_HOST)
-        ws_cursor_seek(c, &q->runs, p->run->sources[q->source], s->from, s->bytes);
+    const struct ws_copy_piece *q = &p->pieces[s->piece];
+    if (s->way == WS_COPY_HOST)
+        ws_box_cursor_seek(c, &q->runs, p->run->sources[q->source], s->from, s->bytes);
     else
-        ws_cursor_seek(c, s->way == WAY_PACKED ? &q->detour->packed : &q->detour->packed_raw, s->at, s->from,
-                       s->bytes);
+        ws_box_cursor_seek(c, s->way == WS_COPY_PACKED ? &q->detour->packed : &q->detour->packed_raw, s->at,
+                           s->from, s->bytes);
 }
 
-static void put(const struct ws_copy_plan *p, const struct span *s, struct ws_cursor *c, struct ws_sink *sink)
+static void put(const struct ws_copy_plan *p, const struct ws_copy_span *s, struct ws_box_cursor *c,
+                struct ws_block_writer *writer)
 {
-    const struct piece *q = &p->pieces[s->piece];
-    uint64_t overflows = ws_sink_put(sink, q->begin, c, ws_cursor_ready(c));
+    const struct ws_copy_piece *q = &p->pieces[s->piece];
+    uint64_t overflows = ws_block_writer_put(writer, q->begin, c, ws_box_cursor_ready(c));
     if (overflows > 0 && p->run->overflows)
         atomic_fetch_add_explicit(&p->run->overflows[q->source], overflows, memory_order_relaxed);
 }
 
-static void put_all(const struct ws_copy_plan *p, const struct span *s, struct ws_sink *sink)
+static void put_all(const struct ws_copy_plan *p, const struct ws_copy_span *s,
+                    struct ws_block_writer *writer)
 {
-    struct ws_cursor c;
+    struct ws_box_cursor c;
     seek(p, s, &c);
     while (c.left > 0)
-        put(p, s, &c, sink);
+        put(p, s, &c, writer);
 }
 
-/* Spans that lie one within the other, columns beside columns: always what comes next in the file. */
-static void put_merged(const struct ws_copy_plan *p, const struct span *s, size_t n, struct ws_cursor *c,
-                       struct ws_sink *sink)
+/* Merges spans that lie within one another (columns beside columns) in the file's order. */
+static void put_merged(const struct ws_copy_plan *p, const struct ws_copy_span *s, size_t n,
+                       struct ws_box_cursor *c, struct ws_block_writer *writer)
 {
     for (size_t i = 0; i < n; i++)
         seek(p, &s[i], &c[i]);
@@ -203,19 +207,19 @@ static void put_merged(const struct ws_copy_plan *p, const struct span *s, size_
         }
         if (next == n)
             return;
-        put(p, &s[next], &c[next], sink);
+        put(p, &s[next], &c[next], writer);
     }
 }
 
-static bool is_placed(const struct span *s)
+static bool is_placed(const struct ws_copy_span *s)
 {
-    return s->way == WAY_DIRECT || s->way == WAY_GATHERED;
+    return s->way == WS_COPY_DIRECT || s->way == WS_COPY_GATHERED;
 }
 
-/* A block of which a part came by itself is hashed when all of it is there. */
-static void finish_block(const struct ws_copy_plan *p, struct job *j)
+/* Hashes a block of which the device placed a part, once all of it is there. */
+static void finish_block(const struct ws_copy_plan *p, struct ws_copy_job *j)
 {
-    const struct span *first = &p->spans[j->first], *last = first;
+    const struct ws_copy_span *first = &p->spans[j->first], *last = first;
     for (size_t i = 1; i < j->n; i++)
         last = first[i].end > last->end ? &first[i] : last;
     if (!j->whole)
@@ -224,52 +228,53 @@ static void finish_block(const struct ws_copy_plan *p, struct job *j)
     j->hashed = true;
 }
 
-/* Without the memory for hashing in order, the block is copied all the same, and hashed by the agent; what is
- * only to be hashed is not. */
+/* Without the memory for hashing in order, the block is still copied, and the agent hashes it. In a run that
+ * only hashes it is left out. */
 static void run_block(void *arg, size_t i)
 {
     struct ws_copy_plan *p = arg;
-    struct job *j = &p->jobs[p->round + i];
-    const struct span *s = &p->spans[j->first], *end = s + j->n;
-    const bool in_order = j->whole && !j->lands;
-    if (j->kept)
+    struct ws_copy_job *j = &p->jobs[p->round + i];
+    const struct ws_copy_span *s = &p->spans[j->first], *end = s + j->n;
+    const bool in_order = j->whole && !j->has_placed;
+    if (j->done)
         return;
-    struct ws_cursor *cursors = in_order && j->widest > 1 ? malloc(j->widest * sizeof(*cursors)) : NULL;
-    struct ws_hasher *h = in_order && (cursors || j->widest == 1) ? ws_hasher_new() : NULL;
-    struct ws_sink sink;
-    ws_sink_init(&sink, p->run->data ? p->run->data[s->file] : NULL, h);
+    struct ws_box_cursor *cursors =
+        in_order && j->most_interleaved > 1 ? malloc(j->most_interleaved * sizeof(*cursors)) : NULL;
+    struct ws_hasher *h = in_order && (cursors || j->most_interleaved == 1) ? ws_hasher_new() : NULL;
+    struct ws_block_writer writer;
+    ws_block_writer_init(&writer, p->run->data ? p->run->data[s->file] : NULL, h);
     for (size_t n; s < end && (h || p->run->data); s += n) {
-        n = h ? ws_copy_plan_entangled(s, (size_t)(end - s)) : 1;
+        n = h ? ws_copy_plan_interleaved(s, (size_t)(end - s)) : 1;
         if (n > 1)
-            put_merged(p, s, n, cursors, &sink);
+            put_merged(p, s, n, cursors, &writer);
         else if (!is_placed(s))
-            put_all(p, s, &sink);
+            put_all(p, s, &writer);
     }
-    ws_sink_flush(&sink);
+    ws_block_writer_flush(&writer);
     j->hashed = h != NULL;
     if (h)
         j->hash = ws_hasher_digest(h);
-    else if (j->lands && p->run->data)
+    else if (j->has_placed && p->run->data)
         finish_block(p, j);
     ws_hasher_free(h);
     free(cursors);
 }
 
-void ws_copy_plan_tell(const struct ws_copy_plan *p, size_t n_jobs)
+void ws_copy_plan_report_progress(const struct ws_copy_plan *p, size_t n_jobs)
 {
     const struct ws_copy_plan_run *run = p->run;
     if (run->progress)
         run->progress(run->progress_arg, n_jobs * WS_BLOCK_BYTES, p->n_jobs * WS_BLOCK_BYTES);
 }
 
-void ws_copy_plan_work(struct ws_copy_plan *p, size_t first, size_t n, struct ws_workers *workers)
+void ws_copy_plan_run_jobs(struct ws_copy_plan *p, size_t first, size_t n, struct ws_workers *workers)
 {
-    size_t kept_later = 0; /* they are through already */
+    size_t done_later = 0; /* done already */
     p->round = first;
     ws_workers_run(workers, run_block, p, n);
-    for (size_t i = first + n; p->run->progress && p->n_kept > 0 && i < p->n_jobs; i++)
-        kept_later += p->jobs[i].kept;
-    ws_copy_plan_tell(p, first + n + kept_later);
+    for (size_t i = first + n; p->run->progress && p->n_done > 0 && i < p->n_jobs; i++)
+        done_later += p->jobs[i].done;
+    ws_copy_plan_report_progress(p, first + n + done_later);
 }
 
 static int collect(const struct ws_copy_plan *p)
@@ -280,7 +285,7 @@ static int collect(const struct ws_copy_plan *p)
         return -ENOMEM;
     *run->hashes = more;
     for (size_t i = 0; i < p->n_jobs; i++) {
-        const struct span *s = &p->spans[p->jobs[i].first];
+        const struct ws_copy_span *s = &p->spans[p->jobs[i].first];
         if (p->jobs[i].hashed)
             more[(*run->n_hashes)++] = (struct ws_block_hash){s->file, s->block, p->jobs[i].hash};
     }
@@ -292,12 +297,12 @@ static void run_here(struct ws_copy_plan *p, struct ws_workers *workers)
 {
     size_t step = p->run->progress ? ROUND_BLOCKS * ws_workers_count(workers) : p->n_jobs;
     for (size_t i = 0; i < p->n_spans; i++)
-        p->spans[i].way = WAY_HOST;
+        p->spans[i].way = WS_COPY_HOST;
     for (size_t at = 0, n; at < p->n_jobs; at += n) {
         n = p->n_jobs - at < step ? p->n_jobs - at : step;
         for (size_t i = at; i < at + n; i++)
-            p->jobs[i].lands = false;
-        ws_copy_plan_work(p, at, n, workers);
+            p->jobs[i].has_placed = false;
+        ws_copy_plan_run_jobs(p, at, n, workers);
     }
 }
 
@@ -306,10 +311,10 @@ int ws_copy_plan_run(struct ws_copy_plan *p, const struct ws_copy_plan_run *run,
 {
     int rc = 0;
     p->run = run;
-    p->n_kept = 0;
+    p->n_done = 0;
     for (size_t i = 0; i < p->n_jobs; i++)
-        p->jobs[i].kept = false;
-    if (run->carrier)
+        p->jobs[i].done = false;
+    if (run->d2h)
         rc = ws_copy_plan_run_device(p, workers, err);
     else
         run_here(p, workers);

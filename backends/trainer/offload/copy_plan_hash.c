@@ -1,42 +1,42 @@
-/* The way of blocks that are only to be hashed and lie on a GPU: what is one stretch of memory is hashed
- * where it is, the rest is put together on the device first. Nothing but the hashes comes to the host. A
- * device without kernels, or without the memory for it, leaves its blocks to the other ways. */
+/* Hashes blocks on the GPU that they lie on, in runs that only hash. A contiguous block is hashed in place;
+ * others are put together on the device first. Only hashes are copied to the host. A device without kernels,
+ * or without the memory, leaves its blocks to the other ways. */
 #include "backends/trainer/offload/copy_plan_state.h"
 #include "transports/device/block_hash.h"
 #include <stdint.h>
 
 #define BLOCKS  4U  /* of a round: 50 MB of the device's memory in all, for as long as it takes */
-#define ALIGNED 16U /* what the kernel wants to find where it is */
+#define ALIGNED 16U /* what the kernel needs to hash in place */
 
 struct hash_run {
     struct ws_copy_plan *plan;
-    struct ws_comparer *comparer;
+    struct ws_compare *compare;
     int device;
     size_t at; /* job */
     unsigned sent, done;
     struct {
-        struct job *jobs[BLOCKS];
+        struct ws_copy_job *jobs[BLOCKS];
         unsigned n;
-    } rounds[WS_COMPARER_ROUNDS];
+    } rounds[WS_COMPARE_ROUNDS];
 };
 
 /* One span a block: pieces are files of their own here. */
-static const struct span *span_of(const struct ws_copy_plan *p, const struct job *j)
+static const struct ws_copy_span *span_of(const struct ws_copy_plan *p, const struct ws_copy_job *j)
 {
     return &p->spans[j->first];
 }
 
-static bool is_plain(const struct ws_runs *r)
+static bool is_plain(const struct ws_box_extents *r)
 {
-    return r->conversion == WS_KEEP && r->n_loops == 0 && r->run_step == (int64_t)r->element_bytes;
+    return r->conversion == WS_SAME_TYPE && r->n_loops == 0 && r->extent_step == (int64_t)r->element_bytes;
 }
 
-static bool is_takable(const struct ws_copy_plan *p, const struct job *j, int device)
+static bool is_takable(const struct ws_copy_plan *p, const struct ws_copy_job *j, int device)
 {
-    const struct span *s = span_of(p, j);
-    return !j->kept && j->whole && j->n == 1 && ws_copy_plan_device(p, s) == device &&
-           ws_block_hash_takes((uint32_t)s->bytes) &&
-           (is_plain(&p->pieces[s->piece].runs) || ws_copy_plan_takes(p, s, WS_GATHER_PACKED));
+    const struct ws_copy_span *s = span_of(p, j);
+    return !j->done && j->whole && j->n == 1 && ws_copy_plan_device(p, s) == device &&
+           ws_block_hash_supports((uint32_t)s->bytes) &&
+           (is_plain(&p->pieces[s->piece].runs) || ws_copy_plan_can_gather(p, s, WS_GATHER_PACKED));
 }
 
 static bool next_job(struct hash_run *r)
@@ -46,50 +46,50 @@ static bool next_job(struct hash_run *r)
     return r->at < r->plan->n_jobs;
 }
 
-static int send_block(struct hash_run *r, const struct job *j, struct ws_error *err)
+static int send_block(struct hash_run *r, const struct ws_copy_job *j, struct ws_error *err)
 {
     struct ws_copy_plan *p = r->plan;
-    const struct span *s = span_of(p, j);
-    const struct piece *q = &p->pieces[s->piece];
+    const struct ws_copy_span *s = span_of(p, j);
+    const struct ws_copy_piece *q = &p->pieces[s->piece];
     const unsigned char *at = ws_copy_plan_source(p, s) + s->from;
     const bool there = is_plain(&q->runs) && (uintptr_t)at % ALIGNED == 0; /* it is only read */
     unsigned char *bytes;
-    int rc = ws_comparer_add(r->comparer, there ? (unsigned char *)(uintptr_t)at : NULL, (uint32_t)s->bytes,
-                             false, NULL, 0, &bytes, err);
-    ws_carrier_use(p->run->carrier, r->device);
+    int rc = ws_compare_add(r->compare, there ? (unsigned char *)(uintptr_t)at : NULL, (uint32_t)s->bytes,
+                            false, NULL, 0, &bytes, err);
+    ws_d2h_use_device(p->run->d2h, r->device);
     if (rc < 0 || there)
         return rc;
-    return ws_carrier_within(p->run->carrier, r->device, &q->runs, ws_copy_plan_source(p, s), s->from,
-                             s->bytes, (unsigned char *)((uintptr_t)bytes - s->first), q->source, err);
+    return ws_d2h_copy_on_device(p->run->d2h, r->device, &q->runs, ws_copy_plan_source(p, s), s->from,
+                                 s->bytes, (unsigned char *)((uintptr_t)bytes - s->first), q->source, err);
 }
 
 static int send_round(struct hash_run *r, struct ws_error *err)
 {
-    const unsigned k = r->sent++, slot = k % WS_COMPARER_ROUNDS;
+    const unsigned k = r->sent++, slot = k % WS_COMPARE_ROUNDS;
     int rc = 0;
     r->rounds[slot].n = 0;
-    ws_carrier_round(r->plan->run->carrier, k);
-    ws_comparer_round(r->comparer, k);
-    while (rc == 0 && !ws_comparer_full(r->comparer) && next_job(r)) {
-        struct job *j = &r->plan->jobs[r->at++];
+    ws_d2h_begin_round(r->plan->run->d2h, k);
+    ws_compare_begin_round(r->compare, k);
+    while (rc == 0 && !ws_compare_is_full(r->compare) && next_job(r)) {
+        struct ws_copy_job *j = &r->plan->jobs[r->at++];
         r->rounds[slot].jobs[r->rounds[slot].n++] = j;
         rc = send_block(r, j, err);
     }
     if (rc == 0)
-        rc = ws_carrier_send(r->plan->run->carrier, err);
+        rc = ws_d2h_send(r->plan->run->d2h, err);
     if (rc == 0)
-        rc = ws_comparer_send(r->comparer, r->plan->run->carrier, k, err);
-    return rc == 0 ? ws_comparer_bring(r->comparer, k, err) : rc;
+        rc = ws_compare_send(r->compare, r->plan->run->d2h, k, err);
+    return rc == 0 ? ws_compare_copy_changes(r->compare, k, err) : rc;
 }
 
 static int finish_round(struct hash_run *r, struct ws_error *err)
 {
-    const unsigned k = r->done++, slot = k % WS_COMPARER_ROUNDS;
-    int rc = ws_comparer_wait(r->comparer, k, err);
+    const unsigned k = r->done++, slot = k % WS_COMPARE_ROUNDS;
+    int rc = ws_compare_wait(r->compare, k, err);
     for (unsigned i = 0; rc == 0 && i < r->rounds[slot].n; i++) {
-        struct job *j = r->rounds[slot].jobs[i];
-        j->hash = ws_comparer_hash(r->comparer, k, i);
-        j->hashed = j->kept = true;
+        struct ws_copy_job *j = r->rounds[slot].jobs[i];
+        j->hash = ws_compare_hash(r->compare, k, i);
+        j->hashed = j->done = true;
     }
     return rc;
 }
@@ -98,14 +98,14 @@ static int run_device(struct hash_run *r, struct ws_error *err)
 {
     int rc = 0;
     while (rc == 0 && (next_job(r) || r->done < r->sent)) {
-        if (next_job(r) && r->sent - r->done < WS_COMPARER_ROUNDS)
+        if (next_job(r) && r->sent - r->done < WS_COMPARE_ROUNDS)
             rc = send_round(r, err);
         else
             rc = finish_round(r, err);
     }
     if (rc < 0) {
-        ws_carrier_stop(r->plan->run->carrier);
-        ws_comparer_stop(r->comparer);
+        ws_d2h_stop(r->plan->run->d2h);
+        ws_compare_stop(r->compare);
     }
     return rc;
 }
@@ -127,10 +127,10 @@ int ws_copy_plan_run_hashes(struct ws_copy_plan *p, struct ws_error *err)
     int rc = 0;
     for (int d = device_after(p, -1); rc == 0 && d >= 0; d = device_after(p, d)) {
         struct hash_run r = {.plan = p, .device = d};
-        if (!ws_carrier_gathers(p->run->carrier, d) || ws_comparer_new(&r.comparer, d, BLOCKS, NULL) < 0)
+        if (!ws_d2h_has_kernels(p->run->d2h, d) || ws_compare_new(&r.compare, d, BLOCKS, NULL) < 0)
             continue;
         rc = run_device(&r, err);
-        ws_comparer_free(r.comparer);
+        ws_compare_free(r.compare);
     }
     return rc;
 }

@@ -1,89 +1,94 @@
-/* A plan's inside, shared by its files: copy_plan (compiling; running on the CPU), copy_plan_device (the way
- * of what lies on a GPU). */
+/* A copy plan's inside, shared by its files: copy_plan (compiling, running on the CPU), copy_plan_device
+ * (spans whose sources are on GPUs), copy_plan_delta (blocks that have a shadow), copy_plan_hash (blocks that
+ * are only hashed). */
 #ifndef WS_TRAINER_OFFLOAD_COPY_PLAN_STATE_H
 #define WS_TRAINER_OFFLOAD_COPY_PLAN_STATE_H
 #include "backends/trainer/offload/copy_plan.h"
 #include <stdbool.h>
 
-/* Of a piece on a GPU: the same box once it is on the host, and how it comes there (ws_runs_raw). */
-struct detour {
-    struct ws_runs packed, packed_raw, raw;
+/* For a piece on a GPU: the same box once it is on the host, and how it gets there (ws_box_extents_raw). */
+struct ws_copy_detour {
+    struct ws_box_extents packed, packed_raw, raw;
 };
-struct piece {
-    struct ws_runs runs;
+struct ws_copy_piece {
+    struct ws_box_extents runs;
     size_t file, source;
-    uint64_t begin;        /* the tensor's, in the file */
-    struct detour *detour; /* NULL: it was on the host so far */
+    uint64_t begin;                /* of the tensor, in the file */
+    struct ws_copy_detour *detour; /* NULL: its source was always on the host */
 };
 
-enum way {
-    WAY_HOST,     /* the CPU copies it from its source */
-    WAY_DIRECT,   /* it comes to its place by copies of the device, */
-    WAY_GATHERED, /* or by a kernel and a copy */
-    WAY_PACKED,   /* the CPU copies it from where a kernel, */
-    WAY_RAW       /* or copies have brought it */
+/* How a span gets to its place. */
+enum ws_copy_way {
+    WS_COPY_HOST,     /* the CPU copies it from its source */
+    WS_COPY_DIRECT,   /* copies of the device put it there */
+    WS_COPY_GATHERED, /* a kernel and a copy put it there */
+    WS_COPY_PACKED,   /* a kernel and a copy bring it to the host, and the CPU puts it there */
+    WS_COPY_RAW       /* copies bring its elements to the host, and the CPU puts them there */
 };
 /* The part of a piece that lies in one block. */
-struct span {
+struct ws_copy_span {
     size_t piece, file, block;
     uint64_t from, bytes; /* among the piece's bytes */
-    uint64_t first, end;  /* in the file: its first byte, and behind its last one */
-    /* while it runs */
-    enum way way;
+    uint64_t first, end;  /* in the file: its first byte, and the one behind its last */
+    /* during a run */
+    enum ws_copy_way way;
     const unsigned char *at; /* PACKED, RAW: where the piece's first byte would be */
 };
 /* One block: [first, first + n) of the sorted spans. */
-struct job {
-    size_t first, n, widest; /* widest: how many are entangled at most */
-    bool whole;              /* they fill it */
-    bool lands;              /* while it runs: some of it comes to its place by itself */
-    bool kept;               /* likewise: it went by way of a device's own memory, and is through */
+struct ws_copy_job {
+    size_t first, n, most_interleaved; /* most_interleaved: how many spans lie within one another at most */
+    bool whole;                        /* the spans fill the block */
+    bool has_placed;                   /* during a run: the device puts some of its spans in their place */
+    bool done;                         /* during a run: it went by way of the device's own memory */
     bool hashed;
     uint64_t hash;
 };
 
 struct ws_copy_plan {
-    struct piece *pieces;
+    struct ws_copy_piece *pieces;
     size_t n_pieces, cap_pieces;
-    struct span *spans;
+    struct ws_copy_span *spans;
     size_t n_spans, cap_spans;
-    struct job *jobs;
+    struct ws_copy_job *jobs;
     size_t n_jobs;
-    const struct ws_block_range *only; /* while it is compiled: by file; NULL: all */
-    /* while it runs */
-    size_t round;  /* first job of this round */
-    size_t n_kept; /* jobs */
+    const struct ws_block_range *only; /* while it is compiled, by file; NULL: all blocks */
+    /* during a run */
+    size_t round;  /* the first job of this round */
+    size_t n_done; /* jobs that are done by way of a device's memory */
     const struct ws_copy_plan_run *run;
 };
 
-/* Of a span: the device of its source, -1: the host; its source's first element; where its tensor begins. */
-static inline int ws_copy_plan_device(const struct ws_copy_plan *p, const struct span *s)
+/* Of a span: the device of its source (-1: the host), its source's first element, and where its tensor
+ * begins. */
+static inline int ws_copy_plan_device(const struct ws_copy_plan *p, const struct ws_copy_span *s)
 {
     return p->run->devices[p->pieces[s->piece].source];
 }
-static inline const unsigned char *ws_copy_plan_source(const struct ws_copy_plan *p, const struct span *s)
+static inline const unsigned char *ws_copy_plan_source(const struct ws_copy_plan *p,
+                                                       const struct ws_copy_span *s)
 {
     return p->run->sources[p->pieces[s->piece].source];
 }
-static inline unsigned char *ws_copy_plan_tensor(const struct ws_copy_plan *p, const struct span *s)
+static inline unsigned char *ws_copy_plan_tensor(const struct ws_copy_plan *p, const struct ws_copy_span *s)
 {
     return p->run->data[s->file] + p->pieces[s->piece].begin;
 }
 
-/* How many spans from the first on lie within another's stretch. */
-size_t ws_copy_plan_entangled(const struct span *s, size_t n);
-/* The CPU's part of jobs [first, first + n). */
-void ws_copy_plan_work(struct ws_copy_plan *p, size_t first, size_t n, struct ws_workers *workers);
-/* Does the kernel take the span? */
-bool ws_copy_plan_takes(const struct ws_copy_plan *p, const struct span *s, enum ws_gather_form form);
-/* Tells how far the run is: so many jobs are through. */
-void ws_copy_plan_tell(const struct ws_copy_plan *p, size_t n_jobs);
-/* The jobs whose blocks are kept, of a run with a delta. */
+/* How many spans, from the first on, lie within one another's extent. */
+size_t ws_copy_plan_interleaved(const struct ws_copy_span *s, size_t n);
+/* Runs the CPU's share of jobs [first, first + n) on all workers. */
+void ws_copy_plan_run_jobs(struct ws_copy_plan *p, size_t first, size_t n, struct ws_workers *workers);
+/* Can a kernel of its device gather the span in this form? */
+bool ws_copy_plan_can_gather(const struct ws_copy_plan *p, const struct ws_copy_span *s,
+                             enum ws_gather_form form);
+/* Calls the run's progress function: so many jobs are done. */
+void ws_copy_plan_report_progress(const struct ws_copy_plan *p, size_t n_jobs);
+/* Of a run with a delta: the jobs whose blocks have a shadow. */
 WS_MUST_USE int ws_copy_plan_run_delta(struct ws_copy_plan *p, struct ws_workers *workers,
                                        struct ws_error *err);
-/* The jobs that a device can hash by itself, of a run that only hashes; the others are left. */
+/* Of a run that only hashes: the jobs that a device can hash by itself. It leaves the others. */
 WS_MUST_USE int ws_copy_plan_run_hashes(struct ws_copy_plan *p, struct ws_error *err);
-/* All of it, where some sources are on GPUs. */
+/* All jobs, where some sources are on GPUs. */
 WS_MUST_USE int ws_copy_plan_run_device(struct ws_copy_plan *p, struct ws_workers *workers,
                                         struct ws_error *err);
 

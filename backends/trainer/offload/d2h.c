@@ -29,21 +29,21 @@ struct round {
     size_t items_bytes; /* room */
     struct after *afters;
     size_t n_afters, room_afters;
-    struct ws_event *gathered, *done;
+    struct ws_device_event *gathered, *done;
     bool used;
 };
 
 struct lane {
     const struct ws_device_ops *ops;
     int device;
-    struct ws_queue *gathers, *copies;
+    struct ws_device_queue *gathers, *copies;
     bool has_kernels, bounce_is_pinned;
-    struct round rounds[WS_CARRIER_ROUNDS];
+    struct round rounds[WS_D2H_ROUNDS];
     uint64_t *counters; /* device memory */
     size_t n_counters;
 };
 
-struct ws_carrier {
+struct ws_d2h {
     struct lane lanes[MAX_LANES];
     unsigned n_lanes, now;
     size_t n_sources;
@@ -52,7 +52,7 @@ struct ws_carrier {
     char why[WS_ERROR_TEXT / 4]; /* there are no kernels */
 };
 
-int ws_carrier_new(struct ws_carrier **out, struct ws_error *err)
+int ws_d2h_new(struct ws_d2h **out, struct ws_error *err)
 {
     *out = calloc(1, sizeof(**out));
     return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for copies from a GPU");
@@ -83,12 +83,12 @@ static void close_lane(struct lane *l)
         l->ops->queue_free(l->gathers);
     if (l->copies)
         l->ops->queue_free(l->copies);
-    for (unsigned i = 0; i < WS_CARRIER_ROUNDS; i++)
+    for (unsigned i = 0; i < WS_D2H_ROUNDS; i++)
         close_round(l, &l->rounds[i]);
     l->ops->release(l->device, l->counters);
 }
 
-static void no_kernels(struct ws_carrier *c, struct lane *l, const char *why)
+static void no_kernels(struct ws_d2h *c, struct lane *l, const char *why)
 {
     if (l->has_kernels || !c->why[0])
         ws_log(
@@ -99,33 +99,33 @@ static void no_kernels(struct ws_carrier *c, struct lane *l, const char *why)
     snprintf(c->why, sizeof(c->why), "%s", why);
 }
 
-static int open_rounds(struct ws_carrier *c, struct lane *l, struct ws_error *err)
+static int open_rounds(struct ws_d2h *c, struct lane *l, struct ws_error *err)
 {
     struct ws_error why = {0};
     int rc = 0;
     l->bounce_is_pinned = true;
-    for (unsigned i = 0; rc == 0 && i < WS_CARRIER_ROUNDS; i++) {
+    for (unsigned i = 0; rc == 0 && i < WS_D2H_ROUNDS; i++) {
         struct round *r = &l->rounds[i];
         ws_gather_init(&r->items);
-        if (l->has_kernels && l->ops->alloc(l->device, WS_CARRIER_BYTES, (void **)&r->staged, &why) < 0)
+        if (l->has_kernels && l->ops->alloc(l->device, WS_D2H_STAGING_BYTES, (void **)&r->staged, &why) < 0)
             no_kernels(c, l, why.text);
         if (l->bounce_is_pinned &&
-            l->ops->alloc_pinned(l->device, WS_CARRIER_BYTES, (void **)&r->bounce, &why) < 0) {
+            l->ops->alloc_pinned(l->device, WS_D2H_STAGING_BYTES, (void **)&r->bounce, &why) < 0) {
             for (unsigned k = 0; k < i; k++) { /* all of one kind */
                 l->ops->release_pinned(l->device, l->rounds[k].bounce);
-                l->rounds[k].bounce = malloc(WS_CARRIER_BYTES);
+                l->rounds[k].bounce = malloc(WS_D2H_STAGING_BYTES);
             }
             l->bounce_is_pinned = false;
             ws_log(WS_LOG_WARN, "publisher", "not even a small buffer can be pinned, copies are slow: %s",
                    why.text);
         }
         if (!l->bounce_is_pinned)
-            r->bounce = malloc(WS_CARRIER_BYTES);
+            r->bounce = malloc(WS_D2H_STAGING_BYTES);
         rc = l->ops->event_new(l->device, false, &r->gathered, err);
         if (rc == 0)
             rc = l->ops->event_new(l->device, false, &r->done, err);
     }
-    for (unsigned i = 0; rc == 0 && i < WS_CARRIER_ROUNDS; i++) {
+    for (unsigned i = 0; rc == 0 && i < WS_D2H_ROUNDS; i++) {
         if (!l->has_kernels) {
             l->ops->release(l->device, l->rounds[i].staged);
             l->rounds[i].staged = NULL;
@@ -136,7 +136,7 @@ static int open_rounds(struct ws_carrier *c, struct lane *l, struct ws_error *er
     return rc;
 }
 
-static struct lane *find_lane(const struct ws_carrier *c, int device)
+static struct lane *find_lane(const struct ws_d2h *c, int device)
 {
     for (unsigned i = 0; i < c->n_lanes; i++)
         if (c->lanes[i].device == device)
@@ -144,13 +144,13 @@ static struct lane *find_lane(const struct ws_carrier *c, int device)
     return NULL;
 }
 
-static int open_lane(struct ws_carrier *c, int device, struct lane **out, struct ws_error *err)
+static int open_lane(struct ws_d2h *c, int device, struct lane **out, struct ws_error *err)
 {
     struct ws_error why = {0};
     if (c->n_lanes == MAX_LANES)
         return ws_error_set(err, E2BIG, "one rank's parameters are on more than %d devices", MAX_LANES);
     struct lane *l = &c->lanes[c->n_lanes];
-    *l = (struct lane){.ops = ws_device_of_kind(WS_CUDA), .device = device};
+    *l = (struct lane){.ops = ws_device_by_kind(WS_CUDA), .device = device};
     l->has_kernels = l->ops->has_kernels(device, &why) == 0;
     if (!l->has_kernels)
         no_kernels(c, l, why.text);
@@ -168,7 +168,7 @@ static int open_lane(struct ws_carrier *c, int device, struct lane **out, struct
     return 0;
 }
 
-static int zero_counters(struct ws_carrier *c, struct lane *l, struct ws_error *err)
+static int zero_counters(struct ws_d2h *c, struct lane *l, struct ws_error *err)
 {
     int rc = 0;
     if (!l->has_kernels)
@@ -183,7 +183,7 @@ static int zero_counters(struct ws_carrier *c, struct lane *l, struct ws_error *
     return rc == 0 ? l->ops->fill(l->gathers, l->counters, 0, c->n_sources * sizeof(uint64_t), err) : rc;
 }
 
-int ws_carrier_begin(struct ws_carrier *c, size_t n_sources, struct ws_error *err)
+int ws_d2h_begin(struct ws_d2h *c, size_t n_sources, struct ws_error *err)
 {
     int rc = 0;
     c->n_sources = n_sources;
@@ -194,7 +194,7 @@ int ws_carrier_begin(struct ws_carrier *c, size_t n_sources, struct ws_error *er
     return rc;
 }
 
-int ws_carrier_follow(struct ws_carrier *c, int device, void *stream, struct ws_error *err)
+int ws_d2h_follow_stream(struct ws_d2h *c, int device, void *stream, struct ws_error *err)
 {
     struct lane *l = find_lane(c, device);
     int rc = 0;
@@ -208,7 +208,7 @@ int ws_carrier_follow(struct ws_carrier *c, int device, void *stream, struct ws_
     return rc == 0 ? l->ops->follow(l->copies, stream, err) : rc;
 }
 
-bool ws_carrier_gathers(const struct ws_carrier *c, int device)
+bool ws_d2h_has_kernels(const struct ws_d2h *c, int device)
 {
     const struct lane *l = find_lane(c, device);
     return l && l->has_kernels;
@@ -216,9 +216,9 @@ bool ws_carrier_gathers(const struct ws_carrier *c, int device)
 
 /* --- a round --- */
 
-void ws_carrier_round(struct ws_carrier *c, unsigned round)
+void ws_d2h_begin_round(struct ws_d2h *c, unsigned round)
 {
-    c->now = round % WS_CARRIER_ROUNDS;
+    c->now = round % WS_D2H_ROUNDS;
     for (unsigned i = 0; i < c->n_lanes; i++) {
         struct round *r = &c->lanes[i].rounds[c->now];
         ws_gather_clear(&r->items);
@@ -227,7 +227,7 @@ void ws_carrier_round(struct ws_carrier *c, unsigned round)
     }
 }
 
-static struct round *round_of(const struct ws_carrier *c, int device, struct lane **l)
+static struct round *round_of(const struct ws_d2h *c, int device, struct lane **l)
 {
     *l = find_lane(c, device);
     assert(*l);
@@ -236,35 +236,35 @@ static struct round *round_of(const struct ws_carrier *c, int device, struct lan
     return r;
 }
 
-void ws_carrier_use(struct ws_carrier *c, int device)
+void ws_d2h_use_device(struct ws_d2h *c, int device)
 {
     struct lane *l;
     (void)round_of(c, device, &l);
 }
 
-int ws_carrier_direct(struct ws_carrier *c, int device, const struct ws_runs *r, const void *src,
-                      uint64_t from, uint64_t bytes, unsigned char *dst, struct ws_error *err)
+int ws_d2h_copy_direct(struct ws_d2h *c, int device, const struct ws_box_extents *r, const void *src,
+                       uint64_t from, uint64_t bytes, unsigned char *dst, struct ws_error *err)
 {
     struct lane *l;
-    struct ws_cursor cursor;
+    struct ws_box_cursor cursor;
     (void)round_of(c, device, &l);
-    ws_cursor_seek(&cursor, r, src, from, bytes);
+    ws_box_cursor_seek(&cursor, r, src, from, bytes);
     c->direct += bytes;
-    return ws_copy_cursor(l->copies, &cursor, dst, err);
+    return ws_copies_cursor(l->copies, &cursor, dst, err);
 }
 
 /* Alike in its low bits to where it goes, so that the kernel's words and the copies are aligned on both
- * sides; what is small stands close together. More than ws_carrier_room for a span is never taken. */
+ * sides; what is small stands close together. More than ws_d2h_staging_bytes for a span is never taken. */
 static unsigned char *take(unsigned char *buffer, uint64_t *used, const void *to, uint64_t bytes)
 {
     const uint64_t line = bytes < SMALL ? SMALL_LINE : LINE;
     uint64_t at = ((*used + line - 1) & ~(line - 1)) + ((uintptr_t)to & (line - 1));
-    assert(at + bytes <= WS_CARRIER_BYTES);
+    assert(at + bytes <= WS_D2H_STAGING_BYTES);
     *used = at + bytes;
     return buffer + at;
 }
 
-uint64_t ws_carrier_room(uint64_t bytes)
+uint64_t ws_d2h_staging_bytes(uint64_t bytes)
 {
     return bytes + 2 * (bytes < SMALL ? SMALL_LINE : LINE);
 }
@@ -283,7 +283,7 @@ static int add_after(struct round *r, unsigned char *to, const unsigned char *st
     return 0;
 }
 
-unsigned char *ws_carrier_stage(struct ws_carrier *c, int device, unsigned char *to, uint64_t bytes)
+unsigned char *ws_d2h_stage(struct ws_d2h *c, int device, unsigned char *to, uint64_t bytes)
 {
     struct lane *l;
     struct round *r = round_of(c, device, &l);
@@ -292,7 +292,7 @@ unsigned char *ws_carrier_stage(struct ws_carrier *c, int device, unsigned char 
 }
 
 /* Bounced bytes are packed on the device as on the host, so that one copy brings all of a round. */
-unsigned char *ws_carrier_bounce(struct ws_carrier *c, int device, uint64_t bytes, const unsigned char **at)
+unsigned char *ws_d2h_bounce(struct ws_d2h *c, int device, uint64_t bytes, const unsigned char **at)
 {
     struct lane *l;
     struct round *r = round_of(c, device, &l);
@@ -301,14 +301,14 @@ unsigned char *ws_carrier_bounce(struct ws_carrier *c, int device, uint64_t byte
     struct after *last = r->n_afters ? &r->afters[r->n_afters - 1] : NULL;
     *at = to;
     if (last && to >= last->to && (uint64_t)(to - last->to) == (uint64_t)(staged - last->staged) &&
-        last->to >= r->bounce && last->to < r->bounce + WS_CARRIER_BYTES) {
+        last->to >= r->bounce && last->to < r->bounce + WS_D2H_STAGING_BYTES) {
         last->bytes = (uint64_t)(to - last->to) + bytes;
         return staged;
     }
     return add_after(r, to, staged, bytes) == 0 ? staged : NULL;
 }
 
-static int gather(struct ws_carrier *c, struct round *round, const struct ws_runs *r, const void *src,
+static int gather(struct ws_d2h *c, struct round *round, const struct ws_box_extents *r, const void *src,
                   uint64_t from, uint64_t bytes, unsigned char *dst, enum ws_gather_form form, size_t source,
                   struct ws_error *err)
 {
@@ -317,9 +317,9 @@ static int gather(struct ws_carrier *c, struct round *round, const struct ws_run
     return ws_gather_add(&round->items, r, src, from, bytes, dst, form, (uint32_t)source, err);
 }
 
-int ws_carrier_gather(struct ws_carrier *c, int device, const struct ws_runs *r, const void *src,
-                      uint64_t from, uint64_t bytes, unsigned char *dst, enum ws_gather_form form,
-                      size_t source, struct ws_error *err)
+int ws_d2h_gather(struct ws_d2h *c, int device, const struct ws_box_extents *r, const void *src,
+                  uint64_t from, uint64_t bytes, unsigned char *dst, enum ws_gather_form form, size_t source,
+                  struct ws_error *err)
 {
     struct lane *l;
     struct round *round = round_of(c, device, &l);
@@ -329,31 +329,32 @@ int ws_carrier_gather(struct ws_carrier *c, int device, const struct ws_runs *r,
     return gather(c, round, r, src, from, bytes, dst, form, source, err);
 }
 
-int ws_carrier_within(struct ws_carrier *c, int device, const struct ws_runs *r, const void *src,
-                      uint64_t from, uint64_t bytes, unsigned char *dst, size_t source, struct ws_error *err)
+int ws_d2h_copy_on_device(struct ws_d2h *c, int device, const struct ws_box_extents *r, const void *src,
+                          uint64_t from, uint64_t bytes, unsigned char *dst, size_t source,
+                          struct ws_error *err)
 {
     struct lane *l;
-    struct ws_cursor cursor;
+    struct ws_box_cursor cursor;
     struct round *round = round_of(c, device, &l);
-    const bool plain = r->conversion == WS_KEEP && r->n_loops == 0 && bytes >= LONG_WITHIN;
-    if (l->has_kernels && !plain && ws_gather_takes(r, src, from, bytes, dst, WS_GATHER_PLACED))
+    const bool plain = r->conversion == WS_SAME_TYPE && r->n_loops == 0 && bytes >= LONG_WITHIN;
+    if (l->has_kernels && !plain && ws_gather_supports(r, src, from, bytes, dst, WS_GATHER_PLACED))
         return gather(c, round, r, src, from, bytes, dst, WS_GATHER_PLACED, source, err);
-    assert(r->conversion == WS_KEEP);
-    ws_cursor_seek(&cursor, r, src, from, bytes);
-    return ws_copy_cursor(l->copies, &cursor, dst, err);
+    assert(r->conversion == WS_SAME_TYPE);
+    ws_box_cursor_seek(&cursor, r, src, from, bytes);
+    return ws_copies_cursor(l->copies, &cursor, dst, err);
 }
 
-int ws_carrier_raw(struct ws_carrier *c, int device, const struct ws_runs *raw, const void *src,
-                   uint64_t from, uint64_t bytes, const unsigned char **at, struct ws_error *err)
+int ws_d2h_copy_raw(struct ws_d2h *c, int device, const struct ws_box_extents *raw, const void *src,
+                    uint64_t from, uint64_t bytes, const unsigned char **at, struct ws_error *err)
 {
     struct lane *l;
-    struct ws_cursor cursor;
+    struct ws_box_cursor cursor;
     struct round *r = round_of(c, device, &l);
     unsigned char *to = take(r->bounce, &r->n_bounced, NULL, bytes);
-    ws_cursor_seek(&cursor, raw, src, from, bytes);
+    ws_box_cursor_seek(&cursor, raw, src, from, bytes);
     c->raw += bytes;
     *at = to;
-    return ws_copy_cursor(l->copies, &cursor, to - from, err);
+    return ws_copies_cursor(l->copies, &cursor, to - from, err);
 }
 
 /* --- sending --- */
@@ -379,31 +380,32 @@ static int make_items_room(struct lane *l, struct round *r, size_t bytes, struct
 static int launch(struct lane *l, struct round *r, struct ws_error *err)
 {
     const struct ws_gather *g = &r->items;
-    size_t items = g->n * sizeof(g->items[0]), units = (g->n + 1) * sizeof(g->units[0]);
+    size_t items = g->items.len * sizeof(g->items.ptr[0]),
+           units = (g->items.len + 1) * sizeof(g->units.ptr[0]);
     int rc = make_items_room(l, r, items + units, err);
     if (rc < 0)
         return rc;
-    memcpy(r->items_pinned, g->items, items);
-    memcpy((char *)r->items_pinned + items, g->units, units);
+    memcpy(r->items_pinned, g->items.ptr, items);
+    memcpy((char *)r->items_pinned + items, g->units.ptr, units);
     struct ws_gather_args args = {.items = r->items_device,
                                   .units = (void *)((char *)r->items_device + items),
                                   .overflows = l->counters,
-                                  .n = g->n};
+                                  .n = g->items.len};
     rc = l->ops->copy(l->gathers, r->items_device, r->items_pinned, items + units, err);
     if (rc == 0)
-        rc = ws_gather_launch(l->gathers, &args, g->units[g->n], err);
+        rc = ws_gather_launch(l->gathers, &args, g->units.ptr[g->items.len], err);
     if (rc == 0)
         rc = l->ops->record(l->gathers, r->gathered, err);
     return rc == 0 ? l->ops->follow_event(l->copies, r->gathered, err) : rc;
 }
 
-int ws_carrier_send(struct ws_carrier *c, struct ws_error *err)
+int ws_d2h_send(struct ws_d2h *c, struct ws_error *err)
 {
     int rc = 0;
     for (unsigned i = 0; rc == 0 && i < c->n_lanes; i++) {
         struct lane *l = &c->lanes[i];
         struct round *r = &l->rounds[c->now];
-        if (r->items.n > 0)
+        if (r->items.items.len > 0)
             rc = launch(l, r, err);
         for (size_t k = 0; rc == 0 && k < r->n_afters; k++)
             rc = l->ops->copy(l->copies, r->afters[k].to, r->afters[k].staged, r->afters[k].bytes, err);
@@ -413,25 +415,25 @@ int ws_carrier_send(struct ws_carrier *c, struct ws_error *err)
     return rc;
 }
 
-int ws_carrier_wait(struct ws_carrier *c, unsigned round, struct ws_error *err)
+int ws_d2h_wait(struct ws_d2h *c, unsigned round, struct ws_error *err)
 {
     int rc = 0;
     for (unsigned i = 0; rc == 0 && i < c->n_lanes; i++) {
-        struct round *r = &c->lanes[i].rounds[round % WS_CARRIER_ROUNDS];
+        struct round *r = &c->lanes[i].rounds[round % WS_D2H_ROUNDS];
         if (r->used)
             rc = c->lanes[i].ops->event_wait(r->done, err);
     }
     return rc;
 }
 
-int ws_carrier_precede(struct ws_carrier *c, unsigned round, struct ws_queue *q, struct ws_error *err)
+int ws_d2h_queue_after(struct ws_d2h *c, unsigned round, struct ws_device_queue *q, struct ws_error *err)
 {
     struct lane *l = find_lane(c, q->device);
-    const struct round *r = l ? &l->rounds[round % WS_CARRIER_ROUNDS] : NULL;
+    const struct round *r = l ? &l->rounds[round % WS_D2H_ROUNDS] : NULL;
     return r && r->used ? q->ops->follow_event(q, r->done, err) : 0;
 }
 
-int ws_carrier_end(struct ws_carrier *c, _Atomic uint64_t *overflows, size_t n, struct ws_error *err)
+int ws_d2h_end(struct ws_d2h *c, _Atomic uint64_t *overflows, size_t n, struct ws_error *err)
 {
     int rc = 0;
     uint64_t *counts = c->counts ? calloc(c->n_sources + 1, sizeof(*counts)) : NULL;
@@ -452,7 +454,7 @@ int ws_carrier_end(struct ws_carrier *c, _Atomic uint64_t *overflows, size_t n, 
     return rc;
 }
 
-void ws_carrier_stop(struct ws_carrier *c)
+void ws_d2h_stop(struct ws_d2h *c)
 {
     for (unsigned i = 0; i < c->n_lanes; i++) {
         (void)c->lanes[i].ops->finish(c->lanes[i].gathers, NULL);
@@ -460,7 +462,7 @@ void ws_carrier_stop(struct ws_carrier *c)
     }
 }
 
-void ws_carrier_tell(const struct ws_carrier *c, char *out, size_t bytes)
+void ws_d2h_describe(const struct ws_d2h *c, char *out, size_t bytes)
 {
     const struct {
         const char *how;
@@ -477,7 +479,7 @@ void ws_carrier_tell(const struct ws_carrier *c, char *out, size_t bytes)
         snprintf(out + at, bytes - at, "; no kernels: %s", c->why);
 }
 
-void ws_carrier_free(struct ws_carrier *c)
+void ws_d2h_free(struct ws_d2h *c)
 {
     if (!c)
         return;

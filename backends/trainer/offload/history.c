@@ -14,31 +14,31 @@
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 
-struct noted {
+struct change {
     struct ws_delta_record *record;
     uint64_t base_hash;
     bool known;
 };
 
 struct set {
-    struct ws_mark base, target; /* target without a run: begun */
-    struct noted *blocks;
+    struct ws_version_id base, target; /* target without a run: begun */
+    struct change *blocks;
 };
 
-struct ws_records {
+struct ws_history {
     size_t n_blocks, n;
-    struct set sets[WS_MAX_CHAIN]; /* oldest first */
+    struct set sets[WS_MAX_DELTA_CHAIN]; /* oldest first */
 };
 
-struct ws_records *ws_records_new(size_t n_blocks)
+struct ws_history *ws_history_new(size_t n_blocks)
 {
-    struct ws_records *r = calloc(1, sizeof(*r));
+    struct ws_history *r = calloc(1, sizeof(*r));
     if (r)
         r->n_blocks = n_blocks;
     return r;
 }
 
-static void drop(struct ws_records *r, size_t s)
+static void drop(struct ws_history *r, size_t s)
 {
     for (size_t i = 0; i < r->n_blocks; i++)
         free(r->sets[s].blocks[i].record);
@@ -47,7 +47,7 @@ static void drop(struct ws_records *r, size_t s)
     memmove(&r->sets[s], &r->sets[s + 1], (r->n - s) * sizeof(r->sets[0]));
 }
 
-void ws_records_free(struct ws_records *r)
+void ws_history_free(struct ws_history *r)
 {
     while (r && r->n > 0)
         drop(r, r->n - 1);
@@ -55,21 +55,21 @@ void ws_records_free(struct ws_records *r)
 }
 
 /* The set of the begun version, or NULL. */
-static struct set *begun(const struct ws_records *r)
+static struct set *begun(const struct ws_history *r)
 {
     const struct set *last = r->n ? &r->sets[r->n - 1] : NULL;
-    return last && !last->target.run[0] ? (struct set *)(uintptr_t)last : NULL;
+    return last && !last->target.lineage[0] ? (struct set *)(uintptr_t)last : NULL;
 }
 
-int ws_records_begin(struct ws_records *r, const struct ws_mark *base, struct ws_error *err)
+int ws_history_begin(struct ws_history *r, const struct ws_version_id *base, struct ws_error *err)
 {
     if (begun(r))
         drop(r, r->n - 1);
-    while (r->n > 0 && !ws_mark_is(&r->sets[r->n - 1].target, base))
+    while (r->n > 0 && !ws_version_id_equal(&r->sets[r->n - 1].target, base))
         drop(r, r->n - 1);
-    if (!base->run[0])
+    if (!base->lineage[0])
         return 0;
-    if (r->n == WS_MAX_CHAIN)
+    if (r->n == WS_MAX_DELTA_CHAIN)
         drop(r, 0);
     struct set s = {.base = *base, .blocks = calloc(r->n_blocks + 1, sizeof(*s.blocks))};
     if (!s.blocks)
@@ -78,25 +78,25 @@ int ws_records_begin(struct ws_records *r, const struct ws_mark *base, struct ws
     return 0;
 }
 
-void ws_records_note(struct ws_records *r, size_t i, struct ws_delta_record *record, uint64_t base_hash)
+void ws_history_record(struct ws_history *r, size_t i, struct ws_delta_record *record, uint64_t base_hash)
 {
     struct set *s = begun(r);
     assert(i < r->n_blocks && (!s || !s->blocks[i].known));
     if (s)
-        s->blocks[i] = (struct noted){record, base_hash, true};
+        s->blocks[i] = (struct change){record, base_hash, true};
     else
         free(record);
 }
 
-size_t ws_records_from(const struct ws_records *r, const struct ws_mark *version)
+size_t ws_history_length_from(const struct ws_history *r, const struct ws_version_id *version)
 {
     for (size_t n = 1; begun(r) && n <= r->n; n++) /* the youngest of that name */
-        if (ws_mark_is(&r->sets[r->n - n].base, version))
+        if (ws_version_id_equal(&r->sets[r->n - n].base, version))
             return n;
     return 0;
 }
 
-bool ws_records_leads(const struct ws_records *r, size_t i, size_t n)
+bool ws_history_is_complete(const struct ws_history *r, size_t i, size_t n)
 {
     assert(n <= r->n && i < r->n_blocks);
     for (size_t k = 0; k + 1 < n; k++)
@@ -105,12 +105,12 @@ bool ws_records_leads(const struct ws_records *r, size_t i, size_t n)
     return true;
 }
 
-bool ws_records_chain(const struct ws_records *r, size_t i, size_t n,
-                      const struct ws_delta_record *chain[WS_MAX_CHAIN])
+bool ws_history_chain(const struct ws_history *r, size_t i, size_t n,
+                      const struct ws_delta_record *chain[WS_MAX_DELTA_CHAIN])
 {
     assert(n <= r->n && i < r->n_blocks);
     for (size_t k = 0; k < n; k++) {
-        const struct noted *b = &r->sets[r->n - n + k].blocks[i];
+        const struct change *b = &r->sets[r->n - n + k].blocks[i];
         if (!b->known)
             return false;
         chain[k] = b->record;
@@ -118,7 +118,7 @@ bool ws_records_chain(const struct ws_records *r, size_t i, size_t n,
     return true;
 }
 
-static uint64_t bytes_of(const struct ws_records *r)
+static uint64_t bytes_of(const struct ws_history *r)
 {
     uint64_t bytes = 0;
     for (size_t s = 0; s < r->n; s++)
@@ -128,7 +128,7 @@ static uint64_t bytes_of(const struct ws_records *r)
     return bytes;
 }
 
-void ws_records_commit(struct ws_records *r, const struct ws_mark *version, size_t most_sets,
+void ws_history_commit(struct ws_history *r, const struct ws_version_id *version, size_t most_sets,
                        uint64_t most_bytes)
 {
     struct set *s = begun(r);
@@ -148,7 +148,7 @@ static int new_file(void)
     return fd < 0 ? -errno : fd;
 }
 
-static int export_one(const struct noted *b, int fd, uint64_t *offset, json_t *list)
+static int export_one(const struct change *b, int fd, uint64_t *offset, json_t *list)
 {
     const struct ws_delta_record *d = b->record;
     int rc = ws_file_write(fd, d->data, d->bytes);
@@ -161,9 +161,9 @@ static int export_one(const struct noted *b, int fd, uint64_t *offset, json_t *l
     return rc;
 }
 
-int ws_records_export(const struct ws_records *r, json_t **list, int *fd, struct ws_error *err)
+int ws_history_export(const struct ws_history *r, json_t **list, int *fd, struct ws_error *err)
 {
-    static const char zeros[WS_DELTA_BEYOND];
+    static const char zeros[WS_DELTA_PAD_BYTES];
     const struct set *s = begun(r);
     uint64_t offset = 0;
     *fd = -1;

@@ -1,9 +1,9 @@
-/* Records: what changed in a rank's blocks from one of its versions to the next, for the last few of them, so
- * that a slot that holds an older one is patched instead of filled.
+/* History: what changed in a rank's blocks from one of its versions to the next, for the last few versions. A
+ * slot that holds an older version is patched with it instead of filled.
  *
- * The versions follow each other: each set begins where the one before has ended. What a chain makes of a
- * block must still be proved by its hash. One publisher's; different blocks may be noted by several threads
- * at once. */
+ * The versions follow each other: each set of changes begins where the one before ended. What a chain of
+ * changes makes of a block must still be proved by its hash. It belongs to one publisher; several threads at
+ * once may record different blocks. */
 #ifndef WS_TRAINER_OFFLOAD_HISTORY_H
 #define WS_TRAINER_OFFLOAD_HISTORY_H
 #include "transports/base/version_id.h"
@@ -11,31 +11,33 @@
 #include "transports/delta/record.h"
 #include <jansson.h>
 
-struct ws_records;
+struct ws_history;
 /* For n blocks, by number. NULL: no memory. */
-struct ws_records *ws_records_new(size_t n_blocks);
-void ws_records_free(struct ws_records *r); /* NULL is fine */
+struct ws_history *ws_history_new(size_t n_blocks);
+void ws_history_free(struct ws_history *r); /* NULL is fine */
 
-/* A version begins, made from base; one that was begun before and not committed goes, and so does all where
- * base is not the version that was committed last. base without a run: of no version, nothing can be noted.
- * -ENOMEM. */
-WS_MUST_USE int ws_records_begin(struct ws_records *r, const struct ws_mark *base, struct ws_error *err);
-/* How block i came from base's bytes, whose hash was given: by the record, which is taken over, or not at all
- * (NULL). What is never noted nobody knows. */
-void ws_records_note(struct ws_records *r, size_t i, struct ws_delta_record *record, uint64_t base_hash);
-/* How many sets lead from that version to the begun one; 0: they do not. */
-size_t ws_records_from(const struct ws_records *r, const struct ws_mark *version);
-/* Is block i known in the last n sets but the begun one? */
-bool ws_records_leads(const struct ws_records *r, size_t i, size_t n);
-/* Those of block i, of the last n sets. false: somewhere it is not known. */
-bool ws_records_chain(const struct ws_records *r, size_t i, size_t n,
-                      const struct ws_delta_record *chain[WS_MAX_CHAIN]);
-/* The begun version is committed. Keeps at most so many sets and bytes, the youngest. */
-void ws_records_commit(struct ws_records *r, const struct ws_mark *version, size_t most_sets,
+/* Begins a version that is made from base. Drops a version that was begun before and not committed, and
+ * everything where base is not the version that was committed last. base without a lineage: the version is
+ * made from none, and nothing can be recorded. -ENOMEM. */
+WS_MUST_USE int ws_history_begin(struct ws_history *r, const struct ws_version_id *base,
+                                 struct ws_error *err);
+/* How block i was made from base's bytes, which have base_hash: by the record, whose ownership passes here,
+ * or without a change (NULL). A block that is not recorded is unknown. */
+void ws_history_record(struct ws_history *r, size_t i, struct ws_delta_record *record, uint64_t base_hash);
+/* How many sets of changes lead from that version to the begun one; 0: none do. */
+size_t ws_history_length_from(const struct ws_history *r, const struct ws_version_id *version);
+/* Is block i known in the last n sets, the begun one left aside? */
+bool ws_history_is_complete(const struct ws_history *r, size_t i, size_t n);
+/* The records of block i in the last n sets, oldest first. false: in one of them it is unknown. */
+bool ws_history_chain(const struct ws_history *r, size_t i, size_t n,
+                      const struct ws_delta_record *chain[WS_MAX_DELTA_CHAIN]);
+/* The begun version is committed. Keeps the youngest sets, at most this many and of this many bytes. */
+void ws_history_commit(struct ws_history *r, const struct ws_version_id *version, size_t most_sets,
                        uint64_t most_bytes);
 
-/* The begun version's records, back to back and 8 zeros in a sealed file, and the list of them: [[file,
- * block, offset, bytes, "hash of the base's block"], ..]. *fd -1: there are none. */
-WS_MUST_USE int ws_records_export(const struct ws_records *r, json_t **list, int *fd, struct ws_error *err);
+/* The begun version's records, back to back and followed by 8 zeros, in a sealed file, and the list of them:
+ * [[file, block, offset, bytes, "hash of the base's block"], ..]. *fd -1: there are none. The caller owns
+ * both. */
+WS_MUST_USE int ws_history_export(const struct ws_history *r, json_t **list, int *fd, struct ws_error *err);
 
 #endif

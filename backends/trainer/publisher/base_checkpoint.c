@@ -27,7 +27,7 @@ struct tensor_ref {
     const struct ws_tensor *tensor;
 };
 
-struct ws_base {
+struct ws_base_checkpoint {
     struct ws_folder *folder; /* NULL: no checkpoint */
     void **maps;              /* one a file of the folder */
     struct tensor_ref *tensors;
@@ -53,7 +53,7 @@ static int map_file(const struct ws_folder *folder, const struct ws_folder_file 
     return 0;
 }
 
-static int open_checkpoint(struct ws_base *b, const char *path, struct ws_error *err)
+static int open_checkpoint(struct ws_base_checkpoint *b, const char *path, struct ws_error *err)
 {
     size_t n = 0;
     int rc = ws_folder_open(path, &b->folder, err);
@@ -99,7 +99,7 @@ static int is_sidecar(const struct dirent *e)
     return ws_folder_is_sidecar(e->d_name);
 }
 
-static int open_sidecar(struct ws_base *b, int folder, const char *name, struct ws_error *err)
+static int open_sidecar(struct ws_base_checkpoint *b, int folder, const char *name, struct ws_error *err)
 {
     struct stat st;
     int fd = ws_entry_open(folder, name, false, &st, err);
@@ -120,7 +120,7 @@ static int open_sidecar(struct ws_base *b, int folder, const char *name, struct 
     return read_whole(fd, name, s->bytes, &s->data, err);
 }
 
-static int open_sidecars(struct ws_base *b, const char *path, struct ws_error *err)
+static int open_sidecars(struct ws_base_checkpoint *b, const char *path, struct ws_error *err)
 {
     struct dirent **names = NULL;
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
@@ -144,9 +144,10 @@ static int open_sidecars(struct ws_base *b, const char *path, struct ws_error *e
     return rc;
 }
 
-int ws_base_open(struct ws_base **out, const char *checkpoint, const char *sidecars, struct ws_error *err)
+int ws_base_checkpoint_open(struct ws_base_checkpoint **out, const char *checkpoint, const char *sidecars,
+                            struct ws_error *err)
 {
-    struct ws_base *b = calloc(1, sizeof(*b));
+    struct ws_base_checkpoint *b = calloc(1, sizeof(*b));
     int rc = b ? 0 : ws_error_set(err, ENOMEM, "no memory for a publisher");
     if (rc == 0)
         rc = ws_text_random(b->id, WS_BASE_ID_CHARS / 2)
@@ -157,14 +158,14 @@ int ws_base_open(struct ws_base **out, const char *checkpoint, const char *sidec
     if (rc == 0 && sidecars)
         rc = open_sidecars(b, sidecars, err);
     if (rc < 0) {
-        ws_base_free(b);
+        ws_base_checkpoint_free(b);
         return rc;
     }
     *out = b;
     return 0;
 }
 
-json_t *ws_base_tensors_json(const struct ws_base *b)
+json_t *ws_base_checkpoint_tensors_json(const struct ws_base_checkpoint *b)
 {
     json_t *all = json_array();
     for (size_t i = 0; i < b->n_tensors; i++) {
@@ -178,7 +179,7 @@ json_t *ws_base_tensors_json(const struct ws_base *b)
     return all;
 }
 
-json_t *ws_base_sidecars_json(const struct ws_base *b)
+json_t *ws_base_checkpoint_sidecars_json(const struct ws_base_checkpoint *b)
 {
     json_t *all = json_array();
     for (size_t i = 0; i < b->n_sidecars; i++)
@@ -188,40 +189,40 @@ json_t *ws_base_sidecars_json(const struct ws_base *b)
     return all;
 }
 
-const char *ws_base_id(const struct ws_base *b)
+const char *ws_base_checkpoint_id(const struct ws_base_checkpoint *b)
 {
     return b->id;
 }
 
-size_t ws_base_n_tensors(const struct ws_base *b)
+size_t ws_base_checkpoint_n_tensors(const struct ws_base_checkpoint *b)
 {
     return b->n_tensors;
 }
 
-const char *ws_base_tensor_name(const struct ws_base *b, size_t i)
+const char *ws_base_checkpoint_tensor_name(const struct ws_base_checkpoint *b, size_t i)
 {
     return b->tensors[i].tensor->name;
 }
 
-const void *ws_base_tensor_data(const struct ws_base *b, size_t i, uint64_t *bytes)
+const void *ws_base_checkpoint_tensor_data(const struct ws_base_checkpoint *b, size_t i, uint64_t *bytes)
 {
     const struct tensor_ref *r = &b->tensors[i];
     *bytes = r->tensor->end - r->tensor->begin;
     return (const char *)b->maps[r->file] + r->tensor->begin;
 }
 
-size_t ws_base_n_sidecars(const struct ws_base *b)
+size_t ws_base_checkpoint_n_sidecars(const struct ws_base_checkpoint *b)
 {
     return b->n_sidecars;
 }
 
-const void *ws_base_sidecar_data(const struct ws_base *b, size_t i, uint64_t *bytes)
+const void *ws_base_checkpoint_sidecar_data(const struct ws_base_checkpoint *b, size_t i, uint64_t *bytes)
 {
     *bytes = b->sidecars[i].bytes;
     return b->sidecars[i].data;
 }
 
-void ws_base_free(struct ws_base *b)
+void ws_base_checkpoint_free(struct ws_base_checkpoint *b)
 {
     if (!b)
         return;

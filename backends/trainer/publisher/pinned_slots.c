@@ -7,10 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define VERSIONS_KEPT 4 /* more than an agent has slots in turn */
+#define MAX_UNUSED_VERSIONS 4 /* more than an agent has slots in turn */
 
-struct kept {
-    struct kept *next;
+struct pinned {
+    struct pinned *next;
     dev_t dev;
     ino_t ino;
     uint64_t slot;
@@ -18,21 +18,21 @@ struct kept {
     const struct ws_device_ops *ops;
     int device;
     bool pinned;
-    unsigned taken; /* at which version */
+    unsigned used_in; /* the last version that used it */
 };
 
-struct ws_pinned {
-    struct kept *all;
+struct ws_pinned_slots {
+    struct pinned *all;
     unsigned version;
     char why_not[WS_ERROR_TEXT];
 };
 
-struct ws_pinned *ws_pinned_new(void)
+struct ws_pinned_slots *ws_pinned_slots_new(void)
 {
-    return calloc(1, sizeof(struct ws_pinned));
+    return calloc(1, sizeof(struct ws_pinned_slots));
 }
 
-static void let_go(struct kept *k)
+static void release_mapping(struct pinned *k)
 {
     if (k->pinned)
         k->ops->unpin(k->device, ws_region_data(k->region));
@@ -40,19 +40,19 @@ static void let_go(struct kept *k)
     free(k);
 }
 
-static struct kept *find(const struct ws_pinned *set, const struct stat *st, uint64_t bytes)
+static struct pinned *find(const struct ws_pinned_slots *set, const struct stat *st, uint64_t bytes)
 {
-    for (struct kept *k = set->all; k; k = k->next)
+    for (struct pinned *k = set->all; k; k = k->next)
         if (k->dev == st->st_dev && k->ino == st->st_ino && ws_region_size(k->region) == bytes)
             return k;
     return NULL;
 }
 
-static int add(struct ws_pinned *set, uint64_t slot, int fd, const struct stat *st, uint64_t bytes,
-               const struct ws_device_ops *ops, int device, struct kept **out, struct ws_error *err)
+static int add(struct ws_pinned_slots *set, uint64_t slot, int fd, const struct stat *st, uint64_t bytes,
+               const struct ws_device_ops *ops, int device, struct pinned **out, struct ws_error *err)
 {
     struct ws_error why = {0};
-    struct kept *k = calloc(1, sizeof(*k));
+    struct pinned *k = calloc(1, sizeof(*k));
     if (!k) {
         close(fd);
         return ws_error_set(err, ENOMEM, "no memory for a slot");
@@ -78,8 +78,9 @@ static int add(struct ws_pinned *set, uint64_t slot, int fd, const struct stat *
     return 0;
 }
 
-int ws_pinned_take(struct ws_pinned *set, uint64_t slot, int fd, uint64_t bytes,
-                   const struct ws_device_ops *ops, int device, struct ws_region **out, struct ws_error *err)
+int ws_pinned_slots_map(struct ws_pinned_slots *set, uint64_t slot, int fd, uint64_t bytes,
+                        const struct ws_device_ops *ops, int device, struct ws_region **out,
+                        struct ws_error *err)
 {
     struct stat st;
     if (fstat(fd, &st) != 0) {
@@ -87,7 +88,7 @@ int ws_pinned_take(struct ws_pinned *set, uint64_t slot, int fd, uint64_t bytes,
         close(fd);
         return ws_error_set(err, code, "cannot look at a slot's memory: %s", strerror(code));
     }
-    struct kept *k = find(set, &st, bytes);
+    struct pinned *k = find(set, &st, bytes);
     int rc = 0;
     if (k) {
         close(fd);
@@ -97,21 +98,21 @@ int ws_pinned_take(struct ws_pinned *set, uint64_t slot, int fd, uint64_t bytes,
     }
     if (rc < 0)
         return rc;
-    k->taken = set->version;
+    k->used_in = set->version;
     k->slot = slot; /* another one of its files may have been exchanged */
     *out = k->region;
     return 0;
 }
 
-bool ws_pinned_has(const struct ws_pinned *set, const struct ws_region *r)
+bool ws_pinned_slots_has(const struct ws_pinned_slots *set, const struct ws_region *r)
 {
-    for (const struct kept *k = set->all; k; k = k->next)
+    for (const struct pinned *k = set->all; k; k = k->next)
         if (k->region == r)
             return k->pinned;
     return false;
 }
 
-const char *ws_pinned_why_not(const struct ws_pinned *set)
+const char *ws_pinned_slots_why_not(const struct ws_pinned_slots *set)
 {
     return set->why_not;
 }
@@ -124,38 +125,38 @@ static bool is_in(const json_t *slots, uint64_t slot)
     return false;
 }
 
-void ws_pinned_keep(struct ws_pinned *set, const json_t *slots)
+void ws_pinned_slots_retain(struct ws_pinned_slots *set, const json_t *slots)
 {
-    struct kept **at = &set->all;
+    struct pinned **at = &set->all;
     while (slots && *at) {
-        struct kept *k = *at;
+        struct pinned *k = *at;
         if (is_in(slots, k->slot)) {
             at = &k->next;
         } else {
             *at = k->next;
-            let_go(k);
+            release_mapping(k);
         }
     }
 }
 
-json_t *ws_pinned_slots(const struct ws_pinned *set)
+json_t *ws_pinned_slots_to_json(const struct ws_pinned_slots *set)
 {
     json_t *all = json_array();
-    for (const struct kept *k = set->all; k; k = k->next)
+    for (const struct pinned *k = set->all; k; k = k->next)
         if (!is_in(all, k->slot))
             json_array_append_new(all, json_integer((json_int_t)k->slot));
     return all;
 }
 
-void ws_pinned_rest(struct ws_pinned *set)
+void ws_pinned_slots_finish_version(struct ws_pinned_slots *set)
 {
-    struct kept **at = &set->all;
+    struct pinned **at = &set->all;
     while (*at) {
-        struct kept *k = *at;
-        if (set->version - k->taken >= VERSIONS_KEPT ||
-            (k->taken == set->version && ws_region_protect(k->region, false, NULL) < 0)) {
+        struct pinned *k = *at;
+        if (set->version - k->used_in >= MAX_UNUSED_VERSIONS ||
+            (k->used_in == set->version && ws_region_protect(k->region, false, NULL) < 0)) {
             *at = k->next;
-            let_go(k);
+            release_mapping(k);
         } else {
             at = &k->next;
         }
@@ -163,13 +164,13 @@ void ws_pinned_rest(struct ws_pinned *set)
     set->version++;
 }
 
-void ws_pinned_free(struct ws_pinned *set)
+void ws_pinned_slots_free(struct ws_pinned_slots *set)
 {
     if (!set)
         return;
-    for (struct kept *k = set->all, *next; k; k = next) {
+    for (struct pinned *k = set->all, *next; k; k = next) {
         next = k->next;
-        let_go(k);
+        release_mapping(k);
     }
     free(set);
 }

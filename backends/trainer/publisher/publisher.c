@@ -27,7 +27,7 @@ const char *wsync_version(void)
 
 const char *wsync_run(const wsync_publisher *pub)
 {
-    return pub->run;
+    return pub->lineage;
 }
 
 /* --- opening --- */
@@ -47,12 +47,12 @@ static int check_config(const wsync_config *c, struct ws_error *err)
 
 static void end(struct wsync_publisher *p);
 
-int wsync_open(const wsync_config *config, wsync_publisher **out)
+int wsync_publisher_open(const wsync_config *config, wsync_publisher **out)
 {
     struct ws_error *err = ws_last_error();
     wsync_config copy, *c = &copy;
     *out = NULL;
-    int rc = ws_abi_take(c, sizeof(*c), config, "wsync_config", err);
+    int rc = ws_struct_abi_copy(c, sizeof(*c), config, "wsync_config", err);
     if (rc == 0)
         rc = check_config(c, err);
     if (rc < 0)
@@ -65,7 +65,7 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     p->pid = getpid();
     p->agent = strdup(ws_agent_address(c->agent));
     p->model = strdup(c->model);
-    p->run_asked = c->run ? strdup(c->run) : NULL;
+    p->lineage_requested = c->run ? strdup(c->run) : NULL;
     p->new_run = c->new_run;
     p->rank = c->rank;
     p->world_size = c->world_size ? c->world_size : 1;
@@ -80,13 +80,14 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     p->audit_every = c->audit;
     p->audit_warns = c->audit_warns;
     p->workers = ws_workers_new(n, 0);
-    if (!p->agent || !p->model || !p->workers || (c->run && !p->run_asked))
+    if (!p->agent || !p->model || !p->workers || (c->run && !p->lineage_requested))
         rc = ws_error_set(err, ENOMEM, "no memory for a publisher");
     if (rc == 0)
         rc = ws_ipc_connect(p->agent, &p->sock, err);
     if (rc == 0 && p->rank == 0)
-        rc = ws_base_open(&p->base, c->base, c->sidecars, err);
-    if (rc == 0 && p->base && !(p->base_was_held = calloc(ws_base_n_tensors(p->base) + 1, sizeof(bool))))
+        rc = ws_base_checkpoint_open(&p->base, c->base, c->sidecars, err);
+    if (rc == 0 && p->base &&
+        !(p->base_was_held = calloc(ws_base_checkpoint_n_tensors(p->base) + 1, sizeof(bool))))
         rc = ws_error_set(err, ENOMEM, "no memory for a publisher");
     if (rc == 0)
         rc = ws_publisher_share_open(p, c->share, c->on_demand, err);
@@ -96,6 +97,11 @@ int wsync_open(const wsync_config *config, wsync_publisher **out)
     }
     *out = p;
     return 0;
+}
+
+int wsync_open(const wsync_config *config, wsync_publisher **out)
+{
+    return wsync_publisher_open(config, out);
 }
 
 int wsync_register(wsync_publisher *p, const wsync_param *params, size_t n)
@@ -124,13 +130,13 @@ int wsync_put(wsync_publisher *p, const wsync_param *param)
     struct ws_error *err = ws_last_error();
     if (!p->begun)
         return ws_error_set(err, EINVAL, "begin a version before put");
-    struct ws_registered *r = ws_publisher_find(p, param, err);
+    struct ws_registered_piece *r = ws_publisher_find(p, param, err);
     if (!r)
         return -err->code;
     if (p->put[r - p->params])
         return ws_error_set(err, EEXIST, "%s was put already into version %" PRIu64, param->name, p->version);
     int rc = ws_publisher_put(p, param, r, err);
-    return rc == 0 ? ws_publisher_share_note(p, param, r, err) : rc;
+    return rc == 0 ? ws_publisher_share_record(p, param, r, err) : rc;
 }
 
 int wsync_commit(wsync_publisher *p)
@@ -142,7 +148,7 @@ int wsync_commit(wsync_publisher *p)
     if (rc == 0)
         rc = ws_version_step_commit(p, err);
     if (rc == 0)
-        ws_publisher_note_held(p);
+        ws_publisher_record_held(p);
     return rc;
 }
 
@@ -151,7 +157,7 @@ int wsync_abandon(wsync_publisher *p)
     return ws_version_step_abandon(p, ws_last_error());
 }
 
-/* A version without a slot. */
+/* On demand: a version without a slot, which is only shared. */
 static int offer(struct wsync_publisher *p, const wsync_param *params, uint64_t version, struct ws_error *err)
 {
     if (version > INT64_MAX)
@@ -186,7 +192,7 @@ static int offload(struct wsync_publisher *p, const wsync_param *params, size_t 
     if (p->begun)
         return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                             p->version);
-    int rc = ws_publisher_is_connected(p) && ws_publisher_has(p, params, n) ? 0 : -ESTALE;
+    int rc = ws_publisher_is_connected(p) && ws_publisher_is_registered(p, params, n) ? 0 : -ESTALE;
     if (rc == 0)
         rc = ws_publisher_locate(p, params, err);
     for (int tries = 0; tries < 3; tries++) {
@@ -199,7 +205,7 @@ static int offload(struct wsync_publisher *p, const wsync_param *params, size_t 
             break;
     }
     if (rc == 0)
-        ws_publisher_note_held(p);
+        ws_publisher_record_held(p);
     return rc;
 }
 
@@ -213,10 +219,10 @@ int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint6
 
 const char *wsync_frozen(const wsync_publisher *p, size_t i)
 {
-    size_t n = p->base && p->base_places ? ws_base_n_tensors(p->base) : 0;
+    size_t n = p->base && p->base_places ? ws_base_checkpoint_n_tensors(p->base) : 0;
     for (size_t k = 0; k < n; k++)
         if (p->base_places[k].writes && i-- == 0)
-            return ws_base_tensor_name(p->base, k);
+            return ws_base_checkpoint_tensor_name(p->base, k);
     return NULL;
 }
 
@@ -239,29 +245,30 @@ const char *wsync_gpu_report(const wsync_publisher *p)
     return p->gpu_report;
 }
 
-static int ask_wait(struct wsync_publisher *p, const char *what, uint64_t version, const char *who,
-                    int timeout_ms, struct ws_error *err)
+static int request_wait(struct wsync_publisher *p, const char *what, uint64_t version, const char *mounts,
+                        int timeout_ms, struct ws_error *err)
 {
-    json_t *body = json_pack("{s:I,s:s,s:s,s:s}", "version", (json_int_t)version, "what", what, "run", p->run,
-                             "who", who);
+    json_t *body = json_pack("{s:I,s:s,s:s,s:s}", "version", (json_int_t)version, "what", what, "run",
+                             p->lineage, "who", mounts);
     int rc = body ? ws_publisher_wait(p, "wait", body, timeout_ms, err)
                   : ws_error_set(err, ENOMEM, "no memory for a request");
     json_decref(body);
     return rc;
 }
 
-/* What it waits for may be a version that has to be made meanwhile: then in short steps, and turns. */
-static int wait_for(struct wsync_publisher *p, const char *what, uint64_t version, const char *who,
+/* The wait may be for a version that the on-demand thread has to make meanwhile: then it goes in short steps,
+ * in turns with that thread. */
+static int wait_for(struct wsync_publisher *p, const char *what, uint64_t version, const char *mounts,
                     int timeout_ms)
 {
     struct ws_error *err = ws_last_error();
     const struct timespec pause = {.tv_nsec = WAIT_PAUSE_NS};
     if (!ws_publisher_is_on_demand(p))
-        return ask_wait(p, what, version, who, timeout_ms, err);
+        return request_wait(p, what, version, mounts, timeout_ms, err);
     for (int left = timeout_ms;;) {
         const int step = left >= 0 && left < WAIT_STEP_MS ? left : WAIT_STEP_MS;
         ws_publisher_lock(p);
-        int rc = ask_wait(p, what, version, who, step, err);
+        int rc = request_wait(p, what, version, mounts, step, err);
         ws_publisher_unlock(p);
         left -= left >= 0 ? step : 0;
         if (rc != -ETIMEDOUT || left == 0)
@@ -280,9 +287,9 @@ int wsync_wait_delta(struct wsync_publisher *p, uint64_t version, int timeout_ms
     return wait_for(p, "delta", version ? version : p->version, "", timeout_ms);
 }
 
-int wsync_wait_loaded(wsync_publisher *p, uint64_t version, const char *who, int timeout_ms)
+int wsync_wait_loaded(wsync_publisher *p, uint64_t version, const char *mounts, int timeout_ms)
 {
-    return wait_for(p, "loaded", version, who ? who : "all", timeout_ms);
+    return wait_for(p, "loaded", version, mounts ? mounts : "all", timeout_ms);
 }
 
 void wsync_close(wsync_publisher *p)
@@ -304,13 +311,13 @@ static void end(struct wsync_publisher *p)
     if (p->sock >= 0)
         close(p->sock); /* the agent abandons what is begun */
     ws_publisher_forget(p);
-    ws_carrier_free(p->carrier);
-    ws_pinned_free(p->pinned);
-    ws_base_free(p->base);
+    ws_d2h_free(p->d2h);
+    ws_pinned_slots_free(p->pinned);
+    ws_base_checkpoint_free(p->base);
     free(p->base_was_held);
     ws_workers_free(p->workers);
     free(p->agent);
     free(p->model);
-    free(p->run_asked);
+    free(p->lineage_requested);
     free(p);
 }

@@ -1,6 +1,6 @@
-/* The holder's side of an audit (tensor/audit.h): hashes of the pieces that others hold, too, of what would
- * be written: converted, and its elements in the order of the tensor, so that how a rank holds them makes no
- * difference. */
+/* The holder's side of an audit (tensor/audit.h): hashes of pieces that other ranks hold too. What is hashed
+ * is what would be written: converted, and with the elements in the order of the tensor. So it makes no
+ * difference how a rank holds them. */
 #include "backends/trainer/publisher/publisher_state.h"
 #include "transports/base/log.h"
 #include "transports/base/number.h"
@@ -11,12 +11,12 @@
 #include <stdlib.h>
 
 struct ws_publisher_audit {
-    struct ws_block_range *wanted; /* by params: chunks */
+    struct ws_block_range *wanted; /* by params: the chunks that the agent asked for */
     struct ws_block_hash *hashes;  /* file: param, block: chunk */
     size_t n_hashes;
 };
 
-static uint64_t bytes_of(const struct ws_registered *r)
+static uint64_t bytes_of(const struct ws_registered_piece *r)
 {
     return ws_piece_elements(&r->piece, r->tensor.n_dims) * ws_dtype_bits(r->tensor.dtype) / 8;
 }
@@ -26,7 +26,7 @@ bool ws_publisher_audits(const struct wsync_publisher *p, size_t i)
     return p->audit && p->audit->wanted[i].n > 0;
 }
 
-static int take_wanted(struct wsync_publisher *p, const json_t *list, struct ws_error *err)
+static int read_chunks(struct wsync_publisher *p, const json_t *list, struct ws_error *err)
 {
     const json_t *one;
     size_t k;
@@ -38,7 +38,8 @@ static int take_wanted(struct wsync_publisher *p, const json_t *list, struct ws_
         const uint64_t chunks =
             i < p->n_params ? (bytes_of(&p->params[i]) + WS_BLOCK_BYTES - 1) / WS_BLOCK_BYTES : 0;
         if (first > chunks || n > chunks - first)
-            return ws_error_set(err, EPROTO, "the agent at %s wants an audit of what this rank does not hold",
+            return ws_error_set(err, EPROTO,
+                                "the agent at %s asks for an audit of pieces that this rank does not hold",
                                 p->agent);
         p->audit->wanted[i] = (struct ws_block_range){first, n};
     }
@@ -48,11 +49,11 @@ static int take_wanted(struct wsync_publisher *p, const json_t *list, struct ws_
 int ws_publisher_audit_begin(struct wsync_publisher *p, const json_t *reply, struct ws_error *err)
 {
     const json_t *list = json_object_get(reply, "audit");
-    if (!list && p->world_size > 1 && p->audit_every != WSYNC_NO_AUDIT && !p->audit_said) {
-        p->audit_said = true;
+    if (!list && p->world_size > 1 && p->audit_every != WSYNC_NO_AUDIT && !p->audit_logged) {
+        p->audit_logged = true;
         ws_log(
             WS_LOG_WARN, "publisher",
-            "no audits model=%s: the agent at %s is of a release that knows none; replicas are not compared",
+            "no audits model=%s: the agent at %s is of a release without audits; replicas are not compared",
             p->model, p->agent);
     }
     if (json_array_size(list) == 0)
@@ -62,12 +63,12 @@ int ws_publisher_audit_begin(struct wsync_publisher *p, const json_t *reply, str
         p->audit->wanted = calloc(p->n_params + 1, sizeof(*p->audit->wanted));
     if (!p->audit || !p->audit->wanted)
         return ws_error_set(err, ENOMEM, "no memory for an audit");
-    return take_wanted(p, list, err);
+    return read_chunks(p, list, err);
 }
 
 /* Copies on GPUs wait for the streams that write what they read. */
-static int open_carrier(struct wsync_publisher *p, const wsync_param *params, size_t first, size_t n,
-                        bool *on_device, struct ws_error *err)
+static int begin_d2h(struct wsync_publisher *p, const wsync_param *params, size_t first, size_t n,
+                     bool *on_device, struct ws_error *err)
 {
     int rc = 0, device = -1;
     const void *stream = NULL;
@@ -77,15 +78,15 @@ static int open_carrier(struct wsync_publisher *p, const wsync_param *params, si
         if (p->devices[i] < 0 || !ws_publisher_audits(p, i) ||
             (p->devices[i] == device && a->stream == stream))
             continue;
-        if (!*on_device && !p->carrier)
-            rc = ws_carrier_new(&p->carrier, err);
+        if (!*on_device && !p->d2h)
+            rc = ws_d2h_new(&p->d2h, err);
         if (rc == 0 && !*on_device)
-            rc = ws_carrier_begin(p->carrier, p->n_params, err);
+            rc = ws_d2h_begin(p->d2h, p->n_params, err);
         *on_device = true;
         device = p->devices[i];
         stream = a->stream;
         if (rc == 0)
-            rc = ws_carrier_follow(p->carrier, device, a->stream, err);
+            rc = ws_d2h_follow_stream(p->d2h, device, a->stream, err);
     }
     return rc;
 }
@@ -93,8 +94,8 @@ static int open_carrier(struct wsync_publisher *p, const wsync_param *params, si
 static int add(struct ws_copy_plan *plan, const struct wsync_publisher *p, const wsync_param *a, size_t i,
                struct ws_error *err)
 {
-    const struct ws_copy_goal goal = {.file = i, .alone = true};
-    struct ws_layout l;
+    const struct ws_copy_target goal = {.file = i, .alone = true};
+    struct ws_source_layout l;
     int rc = ws_publisher_layout(a, &p->params[i], &l, err);
     return rc == 0 ? ws_publisher_plan(plan, p, &p->params[i], &l, &goal, err) : rc;
 }
@@ -104,7 +105,7 @@ static int run(struct wsync_publisher *p, struct ws_copy_plan *plan, bool on_dev
 {
     const size_t before = p->audit->n_hashes;
     struct ws_copy_plan_run run = {.sources = p->sources,
-                                   .carrier = on_device ? p->carrier : NULL,
+                                   .d2h = on_device ? p->d2h : NULL,
                                    .devices = p->devices,
                                    .pinned = pinned,
                                    .hashes = &p->audit->hashes,
@@ -126,7 +127,7 @@ int ws_publisher_audit_hash(struct wsync_publisher *p, const wsync_param *params
     if (n_chunks == 0)
         return 0;
     uint64_t *sizes = calloc(p->n_params, sizeof(*sizes));
-    bool *pinned = calloc(p->n_params, sizeof(*pinned)); /* none: there is no memory that it goes to */
+    bool *pinned = calloc(p->n_params, sizeof(*pinned)); /* none: a run that only hashes has no files */
     int rc =
         sizes && pinned ? ws_copy_plan_new(&plan, err) : ws_error_set(err, ENOMEM, "no memory for an audit");
     if (rc == 0)
@@ -137,11 +138,11 @@ int ws_publisher_audit_hash(struct wsync_publisher *p, const wsync_param *params
             rc = add(plan, p, &params[i - first], i, err);
     }
     if (rc == 0) {
-        ws_copy_plan_confine(plan, p->audit->wanted);
+        ws_copy_plan_restrict(plan, p->audit->wanted);
         rc = ws_copy_plan_compile(plan, sizes, p->n_params, err);
     }
     if (rc == 0)
-        rc = open_carrier(p, params, first, n, &on_device, err);
+        rc = begin_d2h(p, params, first, n, &on_device, err);
     if (rc == 0)
         rc = run(p, plan, on_device, pinned, n_chunks, err);
     ws_copy_plan_free(plan);
@@ -150,7 +151,7 @@ int ws_publisher_audit_hash(struct wsync_publisher *p, const wsync_param *params
     return rc;
 }
 
-void ws_publisher_audit_tell(const struct wsync_publisher *p, json_t *body)
+void ws_publisher_audit_report(const struct wsync_publisher *p, json_t *body)
 {
     json_t *all = json_array();
     for (size_t i = 0; p->audit && i < p->audit->n_hashes; i++) {

@@ -1,4 +1,4 @@
-/* A publisher's requests to its agent, and what becomes of the connection when that goes. */
+/* A publisher's requests to its agent, and what it does when the connection is lost. */
 #include "backends/trainer/publisher/publisher_state.h"
 #include "transports/base/clock.h"
 #include <errno.h>
@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define FAULTED_PER_MS (256UL << 10) /* bytes, by a machine that is slow at it */
-#define SLICE_MS       10000
-#define ASK_MS         500 /* between two questions whether the caller wants to go on */
+#define FAULTED_PER_MS     (256UL << 10) /* bytes, by a machine that is slow at it */
+#define SLICE_MS           10000
+#define INTERRUPT_CHECK_MS 500 /* between two checks whether the caller wants to go on */
 
 static void hang_up(struct wsync_publisher *p)
 {
@@ -34,7 +34,7 @@ bool ws_publisher_is_connected(struct wsync_publisher *p)
     return false;
 }
 
-/* What went wrong with the connection or the agent, in a publisher's words. */
+/* Errors of the connection or the agent, as a publisher's user understands them. */
 static int explain(struct wsync_publisher *p, const char *verb, int64_t timeout_ms, int rc,
                    struct ws_error *err)
 {
@@ -54,7 +54,7 @@ static int explain(struct wsync_publisher *p, const char *verb, int64_t timeout_
             "what listens at %s is no agent of this release (%s): %.200s; use agent and libwsync of "
             "one release",
             p->agent, WS_VERSION, said.text);
-    case ETIMEDOUT: /* of the agent's, which said so; or nothing came at all */
+    case ETIMEDOUT: /* the agent's own timeout, which its reply names; or no reply came */
         if (!has_ended(p))
             return rc;
         hang_up(p);
@@ -62,7 +62,7 @@ static int explain(struct wsync_publisher *p, const char *verb, int64_t timeout_
                             "the agent at %s did not answer '%s' within %" PRId64
                             " s: is it stopped, or its machine overloaded? The next offload connects anew",
                             p->agent, verb, timeout_ms / 1000);
-    case EMFILE: /* half of an answer is lost */
+    case EMFILE: /* a part of the reply is lost */
         hang_up(p);
         return rc;
     case ENOENT:
@@ -77,8 +77,8 @@ static int explain(struct wsync_publisher *p, const char *verb, int64_t timeout_
     }
 }
 
-/* The agent's own limit, and then what a busy machine takes to answer. Memory for a new slot is faulted in
- * within begin: the more the longer. */
+/* The agent's own limit, and the time a busy machine takes to answer. begin faults in the memory of a new
+ * slot, which takes longer for larger slots. */
 static int64_t patience_ms(const struct wsync_publisher *p, const char *verb, const json_t *body)
 {
     const json_t *asked = json_object_get(body, "timeout_ms");
@@ -88,16 +88,17 @@ static int64_t patience_ms(const struct wsync_publisher *p, const char *verb, co
     return ms;
 }
 
-/* Until the agent answers or *left_ms, of which it takes, have passed. -EINTR: the caller wants no more. */
+/* Waits for the agent's reply, *left_ms at most, and subtracts the time waited. -EINTR: the caller gives
+ * up. */
 static int wait_for_answer(struct wsync_publisher *p, const char *verb, int64_t *left_ms,
                            struct ws_error *err)
 {
     const uint64_t end = ws_clock_ms() + (uint64_t)*left_ms;
     struct pollfd answer = {.fd = p->sock, .events = POLLIN};
     while (p->interrupted && *left_ms > 0 &&
-           poll(&answer, 1, *left_ms < ASK_MS ? (int)*left_ms : ASK_MS) <= 0) {
+           poll(&answer, 1, *left_ms < INTERRUPT_CHECK_MS ? (int)*left_ms : INTERRUPT_CHECK_MS) <= 0) {
         if (p->interrupted(p->interrupted_arg)) {
-            hang_up(p); /* the answer would be taken for that of the next call */
+            hang_up(p); /* a late reply would be read as that of the next call */
             return ws_error_set(
                 err, EINTR,
                 "the call was interrupted while the agent at %s was at '%s': what was begun is "
@@ -120,10 +121,10 @@ static int exchange(struct wsync_publisher *p, const char *verb, const json_t *b
         *reply = NULL;
     if (n)
         *n = 0;
-    int rc = ws_ipc_ask(p->sock, "POST", path, body, fds_in, n_in, err);
+    int rc = ws_ipc_request_send(p->sock, "POST", path, body, fds_in, n_in, err);
     if (rc == 0)
         rc = wait_for_answer(p, verb, &timeout_ms, err);
-    return rc == 0 ? ws_ipc_answer(p->sock, timeout_ms, reply, fds, max, n, err) : rc;
+    return rc == 0 ? ws_ipc_reply_recv(p->sock, timeout_ms, reply, fds, max, n, err) : rc;
 }
 
 static int request(struct wsync_publisher *p, const char *verb, json_t *body, const int *fds_in, size_t n_in,

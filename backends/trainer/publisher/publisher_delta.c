@@ -1,5 +1,5 @@
-/* gpu_delta: what a publisher keeps of its last versions on the GPU and on the host, from registration to
- * registration, and what it tells the agent of it. */
+/* gpu_delta: the shadow and the history that a publisher keeps of its last versions, on the GPU and on the
+ * host, from one registration to the next, and what it sends the agent of them. */
 #include "backends/trainer/publisher/publisher_state.h"
 #include "transports/base/log.h"
 #include <assert.h>
@@ -11,15 +11,15 @@
 
 #define USUAL_SLOTS 4 /* a slot holds a version that is at most so many before */
 #define MAX_DEVICES 16
-#define SHARE       3 /* records may take a third of what is written */
+#define SHARE       3 /* the history may take a third of what is written */
 
 struct ws_publisher_delta {
     struct ws_copy_plan_delta plan;
-    struct ws_copy_plan_kept devices[MAX_DEVICES];
-    struct ws_widths **widths;
+    struct ws_copy_plan_device_state devices[MAX_DEVICES];
+    struct ws_element_widths **widths;
     size_t n_files;
     bool ran; /* in the begun version */
-    bool told;
+    bool logged;
     char why[WS_ERROR_TEXT / 2]; /* the begun version goes without */
 };
 
@@ -28,11 +28,11 @@ void ws_publisher_delta_free(struct ws_publisher_delta *d)
     if (!d)
         return;
     for (size_t i = 0; i < d->plan.n_devices; i++) {
-        ws_comparer_free(d->devices[i].comparer); /* waits for what is queued */
-        ws_kept_free(d->devices[i].kept);
+        ws_compare_free(d->devices[i].compare); /* waits for what is queued */
+        ws_shadow_free(d->devices[i].shadow);
     }
-    ws_records_free(d->plan.records);
-    ws_copy_plan_tools_free(d->plan.tools);
+    ws_history_free(d->plan.history);
+    ws_copy_plan_scratch_free(d->plan.scratch);
     for (size_t i = 0; i < d->n_files; i++)
         free(d->widths[i]);
     free(d->widths);
@@ -49,11 +49,12 @@ void ws_publisher_delta_begin(struct wsync_publisher *p, const json_t *reply)
     if (!d)
         return;
     for (size_t i = 0; i < d->plan.n_devices; i++)
-        ws_kept_begin(d->devices[i].kept);
+        ws_shadow_begin(d->devices[i].shadow);
     d->ran = false;
     d->why[0] = 0;
-    d->plan.slot = run ? ws_mark_of((uint64_t)json_integer_value(json_object_get(holds, "version")), run)
-                       : (struct ws_mark){0};
+    d->plan.slot =
+        run ? ws_version_id_make((uint64_t)json_integer_value(json_object_get(holds, "version")), run)
+            : (struct ws_version_id){0};
 }
 
 /* Elements as the agent sees them when it compares: by the header that it wrote into the slot. */
@@ -67,7 +68,7 @@ static int read_widths(struct wsync_publisher *p, struct ws_publisher_delta *d, 
         if (ws_safetensors_header_bytes(p->data[i], p->file_sizes[i], &header, NULL) < 0 ||
             ws_safetensors_parse(p->data[i], header, p->file_sizes[i], &st, NULL) < 0)
             st = NULL; /* bytes, then */
-        d->widths[i] = ws_widths_new(st);
+        d->widths[i] = ws_element_widths_new(st);
         ws_safetensors_free(st);
         if (!d->widths[i])
             return ws_error_set(err, ENOMEM, "no memory for the widths of a file's elements");
@@ -83,14 +84,14 @@ static int add_devices(const struct wsync_publisher *p, struct ws_publisher_delt
     for (size_t i = 0; rc == 0 && i < p->n_params && d->plan.n_devices < MAX_DEVICES; i++) {
         bool known = p->devices[i] < 0 || !p->params[i].writes;
         for (size_t k = 0; k < d->plan.n_devices && !known; k++)
-            known = ws_kept_device(d->devices[k].kept) == p->devices[i];
+            known = ws_shadow_device(d->devices[k].shadow) == p->devices[i];
         if (known)
             continue;
-        struct ws_copy_plan_kept *k = &d->devices[d->plan.n_devices];
-        rc = ws_kept_new(&k->kept, p->devices[i], p->file_sizes, p->n_files, err);
+        struct ws_copy_plan_device_state *k = &d->devices[d->plan.n_devices];
+        rc = ws_shadow_new(&k->shadow, p->devices[i], p->file_sizes, p->n_files, err);
         if (rc == 0) {
             d->plan.n_devices++;
-            ws_kept_begin(k->kept);
+            ws_shadow_begin(k->shadow);
         }
     }
     return rc;
@@ -107,7 +108,7 @@ static int make(struct wsync_publisher *p, struct ws_error *err)
         d->plan.widths = d->widths;
         rc = add_devices(p, d, err);
     }
-    if (rc == 0 && !(d->plan.records = ws_records_new(ws_kept_blocks(d->devices[0].kept))))
+    if (rc == 0 && !(d->plan.history = ws_history_new(ws_shadow_n_blocks(d->devices[0].shadow))))
         rc = ws_error_set(err, ENOMEM, "no memory for gpu_delta");
     if (rc < 0) {
         ws_publisher_delta_free(d);
@@ -122,7 +123,7 @@ static bool has_moved(const struct wsync_publisher *p, const struct ws_publisher
     for (size_t i = 0; i < p->n_params; i++) {
         bool known = p->devices[i] < 0 || !p->params[i].writes;
         for (size_t k = 0; k < d->plan.n_devices && !known; k++)
-            known = ws_kept_device(d->devices[k].kept) == p->devices[i];
+            known = ws_shadow_device(d->devices[k].shadow) == p->devices[i];
         if (!known)
             return true;
     }
@@ -144,7 +145,7 @@ int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_copy_plan_delta 
     if (rc < 0)
         return rc;
     assert(!d->ran);
-    if (ws_device_of_kind(WS_CUDA)->has_kernels(ws_kept_device(d->devices[0].kept), &why) < 0) {
+    if (ws_device_by_kind(WS_CUDA)->has_kernels(ws_shadow_device(d->devices[0].shadow), &why) < 0) {
         snprintf(d->why, sizeof(d->why), "it needs kernels: %.400s", why.text);
         return 0;
     }
@@ -170,7 +171,7 @@ int ws_publisher_delta_export(struct wsync_publisher *p, json_t *body, struct ws
 {
     json_t *list = NULL;
     int fd = -1;
-    if (!p->delta || !p->delta->ran || ws_records_export(p->delta->plan.records, &list, &fd, err) < 0)
+    if (!p->delta || !p->delta->ran || ws_history_export(p->delta->plan.history, &list, &fd, err) < 0)
         return -1;
     if (fd >= 0 && json_object_set_new(body, "records", list) != 0) {
         close(fd);
@@ -182,43 +183,43 @@ int ws_publisher_delta_export(struct wsync_publisher *p, json_t *body, struct ws
 void ws_publisher_delta_commit(struct wsync_publisher *p)
 {
     struct ws_publisher_delta *d = p->delta;
-    const struct ws_mark version = ws_mark_of(p->version, p->run);
+    const struct ws_version_id version = ws_version_id_make(p->version, p->lineage);
     uint64_t bytes = 0;
     if (!d || !d->ran)
         return;
     for (size_t i = 0; i < d->plan.n_devices; i++) {
-        ws_kept_commit(d->devices[i].kept, &version);
-        bytes += ws_kept_bytes(d->devices[i].kept);
+        ws_shadow_commit(d->devices[i].shadow, &version);
+        bytes += ws_shadow_bytes(d->devices[i].shadow);
     }
-    ws_records_commit(d->plan.records, &version, p->max_slots > USUAL_SLOTS ? p->max_slots : USUAL_SLOTS,
+    ws_history_commit(d->plan.history, &version, p->max_slots > USUAL_SLOTS ? p->max_slots : USUAL_SLOTS,
                       bytes / SHARE);
 }
 
-/* What they take on the GPUs: the last published bytes, and all. */
-static void figures(const struct ws_publisher_delta *d, double *last, double *all)
+/* What deltas take on the GPUs: the shadows, and all of it. */
+static void count_device_bytes(const struct ws_publisher_delta *d, double *last, double *all)
 {
     *last = *all = 0;
     for (size_t i = 0; i < d->plan.n_devices; i++) {
-        const struct ws_copy_plan_kept *k = &d->devices[i];
-        if (!k->comparer)
+        const struct ws_copy_plan_device_state *k = &d->devices[i];
+        if (!k->compare)
             continue;
-        *last += (double)ws_kept_bytes(k->kept) / 1e6;
-        *all += (double)(ws_kept_bytes(k->kept) + ws_comparer_bytes(k->comparer)) / 1e6;
+        *last += (double)ws_shadow_bytes(k->shadow) / 1e6;
+        *all += (double)(ws_shadow_bytes(k->shadow) + ws_compare_device_bytes(k->compare)) / 1e6;
     }
 }
 
-/* Empty: some blocks are kept. */
+/* Why no block has a shadow; empty: some have. */
 static const char *why_not(const struct ws_publisher_delta *d)
 {
     if (!d || (!d->ran && !d->why[0]))
         return "it is for wsync_offload, not for single parameters";
     for (size_t i = 0; d->ran && i < d->plan.n_devices; i++)
-        if (d->devices[i].comparer)
+        if (d->devices[i].compare)
             return "";
     return d->ran ? d->devices[0].why : d->why;
 }
 
-void ws_publisher_delta_tell(struct wsync_publisher *p, char *out, size_t bytes)
+void ws_publisher_delta_describe(struct wsync_publisher *p, char *out, size_t bytes)
 {
     struct ws_publisher_delta *d = p->delta;
     double last, all;
@@ -228,13 +229,14 @@ void ws_publisher_delta_tell(struct wsync_publisher *p, char *out, size_t bytes)
         snprintf(out, bytes, "; no gpu_delta: %s", p->no_delta[0] ? p->no_delta : why_not(d));
         return;
     }
-    figures(d, &last, &all);
-    if (!d->told)
+    count_device_bytes(d, &last, &all);
+    if (!d->logged)
         ws_log(WS_LOG_INFO, "publisher",
                "gpu_delta takes %.1f MB on the GPU, %.1f MB of them for the last published bytes", all, last);
-    d->told = true;
+    d->logged = true;
     snprintf(out, bytes,
              "; gpu_delta: %.3f MB of changes instead of %.1f MB, %.1f MB whole, %.1f MB taken on the GPU",
-             d->plan.patched ? (double)(d->plan.came - d->plan.whole) / 1e6 : 0.0, /* else counted in vain */
-             (double)d->plan.patched / 1e6, (double)d->plan.whole / 1e6, all);
+             d->plan.patched_bytes ? (double)(d->plan.copied_bytes - d->plan.whole_bytes) / 1e6
+                                   : 0.0, /* else counted in vain */
+             (double)d->plan.patched_bytes / 1e6, (double)d->plan.whole_bytes / 1e6, all);
 }

@@ -1,4 +1,4 @@
-/* Parameters become boxes of a plan over the begun version. */
+/* Puts: parameters become boxes of a copy plan over the begun version's files, and the plan runs. */
 #include "backends/trainer/publisher/publisher_state.h"
 #include "transports/base/clock.h"
 #include <errno.h>
@@ -8,17 +8,17 @@
 #include <string.h>
 #include <time.h>
 
-static int conversion_of(const wsync_param *a, const struct ws_registered *r, enum ws_conversion *out,
+static int conversion_of(const wsync_param *a, const struct ws_registered_piece *r, enum ws_conversion *out,
                          struct ws_error *err)
 {
-    *out = WS_KEEP;
+    *out = WS_SAME_TYPE;
     if (!a->converts)
         return 0;
     if ((unsigned)a->data_dtype >= WS_DTYPE_COUNT)
         return ws_error_set(err, EINVAL, "the data of the parameter %s has no known dtype (%d)", a->name,
                             (int)a->data_dtype);
     const char *from = ws_dtype_name((enum ws_dtype)a->data_dtype), *to = ws_dtype_name(r->tensor.dtype);
-    if (ws_conversion_of((enum ws_dtype)a->data_dtype, r->tensor.dtype, out) < 0)
+    if (ws_conversion_find((enum ws_dtype)a->data_dtype, r->tensor.dtype, out) < 0)
         return ws_error_set(err, EINVAL,
                             "the parameter %s cannot become %s out of %s in the copy, only F32, BF16 and F16 "
                             "become each other: convert it before, or publish it as %s",
@@ -26,30 +26,30 @@ static int conversion_of(const wsync_param *a, const struct ws_registered *r, en
     return 0;
 }
 
-int ws_publisher_layout(const wsync_param *a, const struct ws_registered *r, struct ws_layout *out,
-                        struct ws_error *err)
+int ws_publisher_layout(const wsync_param *a, const struct ws_registered_piece *r,
+                        struct ws_source_layout *out, struct ws_error *err)
 {
     static const int64_t contiguous[WSYNC_MAX_DIMS];
     bool box = a->piece.kind == WSYNC_BOX;
-    *out = (struct ws_layout){0};
+    *out = (struct ws_source_layout){0};
     int rc = conversion_of(a, r, &out->conversion, err);
     if (rc < 0 || r->piece.range)
         return rc;
-    ws_strides_meant(box ? a->piece.strides : contiguous, box && a->piece.strided, r->piece.size,
+    ws_piece_strides(box ? a->piece.strides : contiguous, box && a->piece.strided, r->piece.size,
                      r->tensor.n_dims, out->strides);
     return 0;
 }
 
 int ws_publisher_plan(struct ws_copy_plan *plan, const struct wsync_publisher *p,
-                      const struct ws_registered *registered, const struct ws_layout *l,
-                      const struct ws_copy_goal *goal, struct ws_error *err)
+                      const struct ws_registered_piece *registered, const struct ws_source_layout *l,
+                      const struct ws_copy_target *goal, struct ws_error *err)
 {
-    struct ws_registered own = *registered;
-    const struct ws_registered *r = &own;
+    struct ws_registered_piece own = *registered;
+    const struct ws_registered_piece *r = &own;
     const struct ws_tensor *t = &own.tensor;
     size_t source = (size_t)(registered - p->params);
     if (goal->alone)
-        ws_piece_alone(&own.tensor, &own.piece);
+        ws_piece_make_dense(&own.tensor, &own.piece);
     const int64_t one = 1;
     uint64_t elements = 1, bytes;
     (void)ws_dtype_bytes(t->dtype, t->shape, t->n_dims, &bytes);
@@ -75,9 +75,10 @@ int ws_publisher_plan(struct ws_copy_plan *plan, const struct wsync_publisher *p
 }
 
 static int add_param(struct ws_copy_plan *plan, const struct wsync_publisher *p,
-                     const struct ws_registered *r, const struct ws_layout *l, struct ws_error *err)
+                     const struct ws_registered_piece *r, const struct ws_source_layout *l,
+                     struct ws_error *err)
 {
-    const struct ws_copy_goal goal = {r->file, r->tensor.begin, p->in_part};
+    const struct ws_copy_target goal = {r->file, r->tensor.begin, p->is_node_part};
     return ws_publisher_plan(plan, p, r, l, &goal, err);
 }
 
@@ -87,13 +88,13 @@ static int add_fresh(struct ws_copy_plan *plan, struct wsync_publisher *p, struc
     size_t source = p->n_params;
     uint64_t bytes;
     int rc = 0;
-    for (size_t i = 0; p->base && rc == 0 && i < ws_base_n_sidecars(p->base); i++, source++) {
-        p->sources[source] = ws_base_sidecar_data(p->base, i, &bytes);
+    for (size_t i = 0; p->base && rc == 0 && i < ws_base_checkpoint_n_sidecars(p->base); i++, source++) {
+        p->sources[source] = ws_base_checkpoint_sidecar_data(p->base, i, &bytes);
         rc = ws_copy_plan_add_bytes(plan, p->sidecar_files[i], 0, bytes, source, err);
     }
-    for (size_t i = 0; p->base && rc == 0 && i < ws_base_n_tensors(p->base); i++, source++) {
-        const struct ws_registered *r = &p->base_places[i];
-        p->sources[source] = ws_base_tensor_data(p->base, i, &bytes);
+    for (size_t i = 0; p->base && rc == 0 && i < ws_base_checkpoint_n_tensors(p->base); i++, source++) {
+        const struct ws_registered_piece *r = &p->base_places[i];
+        p->sources[source] = ws_base_checkpoint_tensor_data(p->base, i, &bytes);
         if (r->writes)
             rc = ws_copy_plan_add_bytes(plan, r->file, r->tensor.begin, bytes, source, err);
     }
@@ -112,9 +113,10 @@ static bool is_on_device(const struct wsync_publisher *p, size_t i)
     return p->devices[i] >= 0 && p->params[i].writes;
 }
 
-/* How far the piece's elements reach from the first one, in elements: lowest, at most 0, and behind the
- * highest. -EOVERFLOW. */
-static int reach(const struct ws_registered *r, const struct ws_layout *l, int64_t *low, int64_t *high)
+/* How far the piece's elements extend from the first one, in elements: the lowest (at most 0) and the one
+ * behind the highest. -EOVERFLOW. */
+static int reach(const struct ws_registered_piece *r, const struct ws_source_layout *l, int64_t *low,
+                 int64_t *high)
 {
     *low = 0;
     *high = 1;
@@ -131,7 +133,7 @@ static int reach(const struct ws_registered *r, const struct ws_layout *l, int64
     return 0;
 }
 
-/* The allocation that was looked at last: mostly the next parameter lies in it, too, and asking the driver
+/* The allocation that was looked up last. Mostly the next parameter lies in it too, and asking the driver
  * anew for each of ten thousand takes as long as copying them. */
 struct allocation {
     int device;
@@ -149,10 +151,10 @@ static bool lies_in(const struct allocation *x, const void *p)
 static int check_reach(const struct wsync_publisher *p, const wsync_param *a, size_t i,
                        const struct allocation *x, struct ws_error *err)
 {
-    const struct ws_registered *r = &p->params[i];
+    const struct ws_registered_piece *r = &p->params[i];
     const unsigned char *at = a->data;
     const int64_t width = ws_dtype_bits(a->converts ? (enum ws_dtype)a->data_dtype : r->tensor.dtype) / 8;
-    struct ws_layout l;
+    struct ws_source_layout l;
     int64_t low = 0, high = 0;
     if (width == 0 || ws_piece_elements(&r->piece, r->tensor.n_dims) == 0)
         return 0;
@@ -175,7 +177,7 @@ static int check_allocation(const struct wsync_publisher *p, const wsync_param *
     int rc = 0;
     if (!lies_in(x, a->data)) {
         x->device = p->devices[i];
-        rc = ws_device_of_kind(WS_CUDA)->range(x->device, a->data, &x->base, &x->bytes, err);
+        rc = ws_device_by_kind(WS_CUDA)->range(x->device, a->data, &x->base, &x->bytes, err);
     }
     if (rc < 0) {
         x->base = NULL;
@@ -204,7 +206,7 @@ static int locate(struct wsync_publisher *p, const wsync_param *a, size_t i, str
     if (a->data && lies_in(x, a->data))
         p->devices[i] = x->device;
     else
-        p->devices[i] = a->data && ws_device_kind_of(a->data, &device) != WS_HOST ? device : -1;
+        p->devices[i] = a->data && ws_device_by_address(a->data, &device) != WS_HOST ? device : -1;
     if (was && p->devices[i] < 0)
         return ws_error_set(
             err, EINVAL,
@@ -224,7 +226,7 @@ int ws_publisher_locate(struct wsync_publisher *p, const wsync_param *params, st
     int rc = 0;
     p->device = -1;
     p->gpu_report[0] = 0;
-    if (!ws_device_of_kind(WS_CUDA)->is_open())
+    if (!ws_device_by_kind(WS_CUDA)->is_open())
         return 0;
     for (size_t i = 0; rc == 0 && i < p->n_params; i++)
         rc = locate(p, &params[i], i, &seen, err);
@@ -239,16 +241,16 @@ static int follow(struct wsync_publisher *p, const wsync_param *a, size_t i, int
         return 0;
     *device = p->devices[i];
     *stream = a->stream;
-    return ws_carrier_follow(p->carrier, *device, *stream, err);
+    return ws_d2h_follow_stream(p->d2h, *device, *stream, err);
 }
 
-static int begin_carrier(struct wsync_publisher *p, const wsync_param *params, size_t first, size_t n,
-                         struct ws_error *err)
+static int begin_d2h(struct wsync_publisher *p, const wsync_param *params, size_t first, size_t n,
+                     struct ws_error *err)
 {
-    int device = -1, rc = p->carrier ? 0 : ws_carrier_new(&p->carrier, err);
+    int device = -1, rc = p->d2h ? 0 : ws_d2h_new(&p->d2h, err);
     void *stream = NULL;
     if (rc == 0)
-        rc = ws_carrier_begin(p->carrier, p->n_params, err);
+        rc = ws_d2h_begin(p->d2h, p->n_params, err);
     for (size_t i = 0; rc == 0 && i < n; i++)
         rc = follow(p, &params[i], first + i, &device, &stream, err);
     return rc;
@@ -257,16 +259,16 @@ static int begin_carrier(struct wsync_publisher *p, const wsync_param *params, s
 static void report(struct wsync_publisher *p, uint64_t began_ns)
 {
     char ways[WS_ERROR_TEXT / 2];
-    const char *why = p->pinned ? ws_pinned_why_not(p->pinned) : "";
-    ws_carrier_tell(p->carrier, ways, sizeof(ways));
+    const char *why = p->pinned ? ws_pinned_slots_why_not(p->pinned) : "";
+    ws_d2h_describe(p->d2h, ways, sizeof(ways));
     const int n = snprintf(p->gpu_report, sizeof(p->gpu_report), "%.1f ms: %s%s%s",
                            (double)(ws_clock_ns() - began_ns) / 1e6, ways,
                            why[0] ? "; the slot is not pinned: " : "", why);
     if (n >= 0 && (size_t)n < sizeof(p->gpu_report))
-        ws_publisher_delta_tell(p, p->gpu_report + n, sizeof(p->gpu_report) - (size_t)n);
+        ws_publisher_delta_describe(p, p->gpu_report + n, sizeof(p->gpu_report) - (size_t)n);
 }
 
-/* params: those of the plan that are the caller's, from the first-th on; all: of the version. */
+/* params: the caller's parameters in the plan, from the first-th on; all: they are all of the version's. */
 static int run_plan(struct wsync_publisher *p, struct ws_copy_plan *plan, const wsync_param *params,
                     size_t first, size_t n, bool all, struct ws_error *err)
 {
@@ -274,17 +276,18 @@ static int run_plan(struct wsync_publisher *p, struct ws_copy_plan *plan, const 
     bool on_device = false;
     for (size_t i = 0; i < p->n_files; i++) {
         p->data[i] = p->regions[i] ? ws_region_data(p->regions[i]) : NULL;
-        p->file_is_pinned[i] = p->keeps && p->regions[i] && ws_pinned_has(p->pinned, p->regions[i]);
+        p->file_is_pinned[i] =
+            p->uses_pinned && p->regions[i] && ws_pinned_slots_has(p->pinned, p->regions[i]);
     }
     for (size_t i = first; p->device >= 0 && i < first + n; i++)
         on_device = on_device || is_on_device(p, i);
-    int rc = on_device ? begin_carrier(p, params, first, n, err) : 0;
+    int rc = on_device ? begin_d2h(p, params, first, n, err) : 0;
     struct ws_copy_plan_delta *delta = NULL;
     if (rc == 0 && on_device && all)
         rc = ws_publisher_delta_run(p, &delta, err);
     struct ws_copy_plan_run run = {.data = p->data,
                                    .sources = p->sources,
-                                   .carrier = on_device ? p->carrier : NULL,
+                                   .d2h = on_device ? p->d2h : NULL,
                                    .devices = p->devices,
                                    .pinned = p->file_is_pinned,
                                    .delta = delta,
@@ -296,7 +299,7 @@ static int run_plan(struct wsync_publisher *p, struct ws_copy_plan *plan, const 
     if (rc == 0)
         rc = ws_copy_plan_run(plan, &run, p->workers, err);
     if (rc == 0 && on_device) {
-        rc = ws_carrier_end(p->carrier, p->overflows, p->n_params, err);
+        rc = ws_d2h_end(p->d2h, p->overflows, p->n_params, err);
         report(p, began);
     }
     return rc;
@@ -304,19 +307,19 @@ static int run_plan(struct wsync_publisher *p, struct ws_copy_plan *plan, const 
 
 /* --- all at once --- */
 
-static bool same_layout(const struct ws_layout *a, const struct ws_layout *b)
+static bool same_layout(const struct ws_source_layout *a, const struct ws_source_layout *b)
 {
     return a->conversion == b->conversion && memcmp(a->strides, b->strides, sizeof(a->strides)) == 0;
 }
 
-/* Notes the sources and their layouts; *changed: the plan is of others. */
-static int take_sources(struct wsync_publisher *p, const wsync_param *params, bool *changed,
-                        struct ws_error *err)
+/* Records the sources and their layouts; *changed: the plan was compiled for other layouts. */
+static int record_sources(struct wsync_publisher *p, const wsync_param *params, bool *changed,
+                          struct ws_error *err)
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < p->n_params; i++) {
-        const struct ws_registered *r = &p->params[i];
-        struct ws_layout l;
+        const struct ws_registered_piece *r = &p->params[i];
+        struct ws_source_layout l;
         rc = ws_publisher_layout(&params[i], r, &l, err);
         if (rc == 0 && !params[i].data && ws_piece_elements(&r->piece, r->tensor.n_dims) > 0)
             rc = ws_error_set(err, EINVAL, "the parameter %s has no data", params[i].name);
@@ -356,7 +359,7 @@ int ws_publisher_put_all(struct wsync_publisher *p, const wsync_param *params, s
         p->layouts = calloc(p->n_params + 1, sizeof(*p->layouts));
     if (!p->layouts)
         return ws_error_set(err, ENOMEM, "no memory for a plan of copies");
-    int rc = take_sources(p, params, &changed, err);
+    int rc = record_sources(p, params, &changed, err);
     if (changed || rc < 0) {
         ws_copy_plan_free(p->plan);
         p->plan = NULL;
@@ -377,10 +380,10 @@ int ws_publisher_put_all(struct wsync_publisher *p, const wsync_param *params, s
 
 /* --- one by one --- */
 
-int ws_publisher_put(struct wsync_publisher *p, const wsync_param *a, const struct ws_registered *r,
+int ws_publisher_put(struct wsync_publisher *p, const wsync_param *a, const struct ws_registered_piece *r,
                      struct ws_error *err)
 {
-    struct ws_layout l;
+    struct ws_source_layout l;
     struct ws_copy_plan *plan = NULL;
     int rc = ws_publisher_layout(a, r, &l, err);
     if (rc == 0 && !a->data && ws_piece_elements(&r->piece, r->tensor.n_dims) > 0)
@@ -390,7 +393,7 @@ int ws_publisher_put(struct wsync_publisher *p, const wsync_param *a, const stru
     if (rc < 0)
         return rc;
     const size_t index = (size_t)(r - p->params);
-    if (ws_device_of_kind(WS_CUDA)->is_open())
+    if (ws_device_by_kind(WS_CUDA)->is_open())
         rc = locate(p, a, index, &(struct allocation){0}, err);
     if (rc < 0) {
         ws_copy_plan_free(plan);

@@ -1,4 +1,5 @@
-/* What a rank holds, told to the agent, and what the agent answered: places, files, who writes what. */
+/* Registration: sends what a rank holds to the agent, and keeps the reply: places, files, and which pieces
+ * this rank writes. */
 #include "backends/trainer/publisher/publisher_state.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
@@ -41,15 +42,15 @@ void ws_publisher_forget(struct wsync_publisher *p)
     p->n_params = p->n_files = 0;
 }
 
-static int remember(struct ws_registered *r, const wsync_param *a, struct ws_error *err)
+static int remember(struct ws_registered_piece *r, const wsync_param *a, struct ws_error *err)
 {
-    int rc = ws_tensor_of(a, &r->tensor, err);
+    int rc = ws_tensor_from_param(a, &r->tensor, err);
     if (rc < 0) {
         r->tensor.name = NULL;
         return rc;
     }
-    struct ws_layout layout;
-    rc = ws_piece_of(&a->piece, &r->tensor, &r->piece, err);
+    struct ws_source_layout layout;
+    rc = ws_piece_from_public(&a->piece, &r->tensor, &r->piece, err);
     if (rc == 0)
         rc = ws_publisher_layout(a, r, &layout, err);
     r->tensor.name = strdup(a->name);
@@ -67,7 +68,7 @@ static json_t *numbers(const uint64_t *v, unsigned n)
     return a;
 }
 
-static json_t *param_json(const struct ws_registered *r)
+static json_t *param_json(const struct ws_registered_piece *r)
 {
     const struct ws_tensor *t = &r->tensor;
     json_t *o = json_pack("{s:s,s:s,s:o}", "name", t->name, "dtype", ws_dtype_name(t->dtype), "shape",
@@ -116,7 +117,7 @@ static int index_names(struct wsync_publisher *p, struct ws_error *err)
     return 0;
 }
 
-static int take_places(const json_t *places, struct ws_registered *r, size_t n, size_t n_files)
+static int read_places(const json_t *places, struct ws_registered_piece *r, size_t n, size_t n_files)
 {
     if (json_array_size(places) != n)
         return -EPROTO;
@@ -131,15 +132,15 @@ static int take_places(const json_t *places, struct ws_registered *r, size_t n, 
     return 0;
 }
 
-static int take_placement(struct wsync_publisher *p, const json_t *reply, struct ws_error *err)
+static int read_placement(struct wsync_publisher *p, const json_t *reply, struct ws_error *err)
 {
     const json_t *files = json_object_get(reply, "files"), *sidecars = json_object_get(reply, "sidecars");
     const char *run = json_string_value(json_object_get(reply, "run"));
     const json_int_t api = json_integer_value(json_object_get(reply, "api"));
-    size_t n_base = p->base ? ws_base_n_tensors(p->base) : 0,
-           n_side = p->base ? ws_base_n_sidecars(p->base) : 0;
+    size_t n_base = p->base ? ws_base_checkpoint_n_tensors(p->base) : 0,
+           n_side = p->base ? ws_base_checkpoint_n_sidecars(p->base) : 0;
     p->n_files = json_array_size(files);
-    p->in_part = json_is_true(json_object_get(reply, "part"));
+    p->is_node_part = json_is_true(json_object_get(reply, "part"));
     p->file_sizes = calloc(p->n_files + 1, sizeof(*p->file_sizes));
     p->base_places = calloc(n_base + 1, sizeof(*p->base_places));
     p->sidecar_files = calloc(n_side + 1, sizeof(*p->sidecar_files));
@@ -154,9 +155,9 @@ static int take_placement(struct wsync_publisher *p, const json_t *reply, struct
         p->devices[i] = -1;
     for (size_t i = 0; i < p->n_files; i++)
         p->file_sizes[i] = (uint64_t)json_integer_value(json_object_get(json_array_get(files, i), "bytes"));
-    int rc = take_places(json_object_get(reply, "places"), p->params, p->n_params, p->n_files);
+    int rc = read_places(json_object_get(reply, "places"), p->params, p->n_params, p->n_files);
     if (rc == 0)
-        rc = take_places(json_object_get(reply, "base"), p->base_places, n_base, p->n_files);
+        rc = read_places(json_object_get(reply, "base"), p->base_places, n_base, p->n_files);
     if (rc == 0 && json_array_size(sidecars) != n_side)
         rc = -EPROTO;
     for (size_t i = 0; rc == 0 && i < n_side; i++) {
@@ -172,14 +173,14 @@ static int take_placement(struct wsync_publisher *p, const json_t *reply, struct
             "the answer of the agent at %s is not understood: it is of another release than this "
             "libwsync, %s; use agent and libwsync of one release",
             p->agent, WS_VERSION);
-    snprintf(p->run, sizeof(p->run), "%s", run);
+    snprintf(p->lineage, sizeof(p->lineage), "%s", run);
     return 0;
 }
 
-/* A tensor that a rank has held and none does now would be the base's in silence. */
+/* A tensor that a rank held before and no rank holds now would silently come from the base. */
 static int refuse_fallback(const struct wsync_publisher *p, struct ws_error *err)
 {
-    const size_t n = p->base ? ws_base_n_tensors(p->base) : 0;
+    const size_t n = p->base ? ws_base_checkpoint_n_tensors(p->base) : 0;
     for (size_t i = 0; i < n; i++)
         if (p->base_was_held[i] && p->base_places[i].writes)
             return ws_error_set(
@@ -187,13 +188,13 @@ static int refuse_fallback(const struct wsync_publisher *p, struct ws_error *err
                 "no rank holds %s any more, and one did in the last version: its values would "
                 "be the base's from now on; let a rank give it, or open another publisher "
                 "where that is meant",
-                ws_base_tensor_name(p->base, i));
+                ws_base_checkpoint_tensor_name(p->base, i));
     return 0;
 }
 
-void ws_publisher_note_held(struct wsync_publisher *p)
+void ws_publisher_record_held(struct wsync_publisher *p)
 {
-    const size_t n = p->base && p->base_places ? ws_base_n_tensors(p->base) : 0;
+    const size_t n = p->base && p->base_places ? ws_base_checkpoint_n_tensors(p->base) : 0;
     for (size_t i = 0; i < n; i++)
         p->base_was_held[i] = !p->base_places[i].writes;
 }
@@ -208,11 +209,11 @@ static json_t *registration_json(const struct wsync_publisher *p)
         "model", p->model, "rank", (json_int_t)p->rank, "world_size", (json_int_t)p->world_size,
         "shard_bytes", (json_int_t)(p->shard_bytes < INT64_MAX ? p->shard_bytes : INT64_MAX), "max_slots",
         (json_int_t)p->max_slots, "timeout_ms", (json_int_t)p->timeout_ms, "new_run", (int)p->new_run,
-        "params", params, "base", p->base ? ws_base_tensors_json(p->base) : json_array(), "sidecars",
-        p->base ? ws_base_sidecars_json(p->base) : json_array());
-    const char *run = p->run_asked ? p->run_asked : p->run[0] ? p->run : NULL;
+        "params", params, "base", p->base ? ws_base_checkpoint_tensors_json(p->base) : json_array(),
+        "sidecars", p->base ? ws_base_checkpoint_sidecars_json(p->base) : json_array());
+    const char *run = p->lineage_requested ? p->lineage_requested : p->lineage[0] ? p->lineage : NULL;
     if (o && p->base)
-        json_object_set_new(o, "base_id", json_string(ws_base_id(p->base)));
+        json_object_set_new(o, "base_id", json_string(ws_base_checkpoint_id(p->base)));
     if (o && run)
         json_object_set_new(o, "run", json_string(run));
     if (o) {
@@ -253,7 +254,7 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
     if (rc == 0)
         rc = ws_publisher_call(p, "register", registration_json(p), &reply, NULL, 0, NULL, err);
     if (rc == 0)
-        rc = take_placement(p, reply, err);
+        rc = read_placement(p, reply, err);
     if (rc == 0)
         rc = refuse_fallback(p, err);
     if (rc == 0)
@@ -264,30 +265,31 @@ int ws_publisher_register(struct wsync_publisher *p, const wsync_param *params, 
     return rc;
 }
 
-bool ws_publisher_has(const struct wsync_publisher *p, const wsync_param *params, size_t n)
+bool ws_publisher_is_registered(const struct wsync_publisher *p, const wsync_param *params, size_t n)
 {
     if (!p->params || n != p->n_params)
         return false;
     for (size_t i = 0; i < n; i++) {
-        const struct ws_registered *r = &p->params[i];
+        const struct ws_registered_piece *r = &p->params[i];
         struct ws_piece piece;
         if (!params[i].name || strcmp(params[i].name, r->tensor.name) != 0 ||
             (enum ws_dtype)params[i].dtype != r->tensor.dtype || params[i].n_dims != r->tensor.n_dims ||
             memcmp(params[i].shape, r->tensor.shape, r->tensor.n_dims * sizeof(r->tensor.shape[0])) != 0 ||
             !params[i].file != !r->file_name || (r->file_name && strcmp(params[i].file, r->file_name) != 0) ||
-            ws_piece_of(&params[i].piece, &r->tensor, &piece, NULL) ||
+            ws_piece_from_public(&params[i].piece, &r->tensor, &piece, NULL) ||
             !ws_piece_equal(&piece, &r->piece, r->tensor.n_dims))
             return false;
     }
     return true;
 }
 
-struct ws_registered *ws_publisher_find(struct wsync_publisher *p, const wsync_param *a, struct ws_error *err)
+struct ws_registered_piece *ws_publisher_find(struct wsync_publisher *p, const wsync_param *a,
+                                              struct ws_error *err)
 {
     struct ws_tensor t;
     struct ws_piece piece;
     size_t low = 0, high = p->n_params;
-    if (ws_tensor_of(a, &t, err) < 0 || ws_piece_of(&a->piece, &t, &piece, err) < 0)
+    if (ws_tensor_from_param(a, &t, err) < 0 || ws_piece_from_public(&a->piece, &t, &piece, err) < 0)
         return NULL;
     while (low < high) {
         size_t mid = (low + high) / 2;
@@ -298,7 +300,7 @@ struct ws_registered *ws_publisher_find(struct wsync_publisher *p, const wsync_p
     }
     bool named = false;
     for (; low < p->n_params && strcmp(p->params[p->by_name[low]].tensor.name, a->name) == 0; low++) {
-        struct ws_registered *r = &p->params[p->by_name[low]];
+        struct ws_registered_piece *r = &p->params[p->by_name[low]];
         named = true;
         if (r->tensor.dtype != t.dtype || r->tensor.n_dims != t.n_dims ||
             memcmp(r->tensor.shape, t.shape, t.n_dims * sizeof(t.shape[0])) != 0) {

@@ -19,7 +19,7 @@ struct wsync_version_files {
 
 static int check_block(void *arg, size_t block, uint64_t hash)
 {
-    const struct ws_bundle_file *f = arg;
+    const struct ws_manifest_file *f = arg;
     return hash != f->hashes[block];
 }
 
@@ -34,7 +34,7 @@ static int copy_all(struct ws_source *source, const struct ws_manifest *m, struc
     if (rc < 0)
         return rc;
     for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
-        struct ws_bundle_file *f = &m->files[i];
+        struct ws_manifest_file *f = &m->files[i];
         if (f->size_bytes == 0 || (rc = ws_region_new(&regions[i], f->size_bytes, err)) < 0)
             continue;
         struct ws_fetch fetch = {.manifest = m,
@@ -97,7 +97,7 @@ int wsync_open_version(const char *agent, const char *model, uint64_t version, w
     if (rc == 0)
         rc = open_all(v, source, err);
     if (source)
-        ws_source_close(source); /* and with it the lease: from here on the kernel knows who reads */
+        ws_source_close(source); /* and its lease: from here on the open descriptors count as readers */
     if (rc < 0) {
         wsync_close_version(v);
         return rc;
@@ -117,7 +117,7 @@ const char *wsync_version_file(const wsync_version_files *v, size_t i, int *fd, 
 
 const char *wsync_version_run(const wsync_version_files *v)
 {
-    return v->manifest->run;
+    return v->manifest->lineage;
 }
 
 void wsync_close_version(wsync_version_files *v)

@@ -10,10 +10,10 @@
 
 void ws_version_step_end(struct wsync_publisher *p)
 {
-    for (size_t i = 0; p->regions && !p->keeps && i < p->n_files; i++)
+    for (size_t i = 0; p->regions && !p->uses_pinned && i < p->n_files; i++)
         ws_region_free(p->regions[i]);
-    if (p->regions && p->keeps)
-        ws_pinned_rest(p->pinned);
+    if (p->regions && p->uses_pinned)
+        ws_pinned_slots_finish_version(p->pinned);
     free(p->regions);
     p->regions = NULL;
     free(p->hashes);
@@ -35,9 +35,9 @@ static int map_slot(struct wsync_publisher *p, uint64_t slot, int *fds, size_t n
             continue;
         if (used == n_fds)
             rc = ws_error_set(err, EPROTO, "the agent sent %zu descriptors, too few", n_fds);
-        else if (p->keeps)
-            rc = ws_pinned_take(p->pinned, slot, fds[used++], p->file_sizes[i], ws_device_of_kind(WS_CUDA),
-                                p->device, &p->regions[i], err);
+        else if (p->uses_pinned)
+            rc = ws_pinned_slots_map(p->pinned, slot, fds[used++], p->file_sizes[i],
+                                     ws_device_by_kind(WS_CUDA), p->device, &p->regions[i], err);
         else
             rc = ws_region_import(&p->regions[i], fds[used++], p->file_sizes[i], true, err);
     }
@@ -47,11 +47,11 @@ static int map_slot(struct wsync_publisher *p, uint64_t slot, int *fds, size_t n
 }
 
 /* Where the agent is short of memory, what it has no use for any more is let go first. */
-static int ask_begin(struct wsync_publisher *p, uint64_t version, bool demanded, json_t **reply,
-                     int fds[WS_MAX_FDS_PER_CALL], size_t *n, struct ws_error *err)
+static int request_begin(struct wsync_publisher *p, uint64_t version, bool on_demand, json_t **reply,
+                         int fds[WS_MAX_FDS_PER_CALL], size_t *n, struct ws_error *err)
 {
     for (size_t before = SIZE_MAX;;) {
-        json_t *kept = p->keeps ? ws_pinned_slots(p->pinned) : json_array();
+        json_t *kept = p->uses_pinned ? ws_pinned_slots_to_json(p->pinned) : json_array();
         const size_t n_kept = json_array_size(kept);
         if (n_kept >= before) {
             json_decref(kept);
@@ -62,19 +62,19 @@ static int ask_begin(struct wsync_publisher *p, uint64_t version, bool demanded,
         int rc =
             ws_publisher_call(p, "begin",
                               json_pack("{s:I,s:s,s:b,s:I,s:b,s:o,s:b,s:i}", "version", (json_int_t)version,
-                                        "run", p->run, "demanded", (int)demanded, "timeout_ms",
-                                        (json_int_t)p->timeout_ms, "keep", (int)p->keeps, "kept", kept,
+                                        "run", p->lineage, "demanded", (int)on_demand, "timeout_ms",
+                                        (json_int_t)p->timeout_ms, "keep", (int)p->uses_pinned, "kept", kept,
                                         "changes", (int)(p->delta != NULL), "max_fds", WS_MAX_FDS_PER_CALL),
                               reply, fds, WS_MAX_FDS_PER_CALL, n, err);
         if (rc < 0 || !json_is_true(json_object_get(*reply, "again")))
             return rc;
-        if (p->keeps)
-            ws_pinned_keep(p->pinned, json_object_get(*reply, "slots"));
+        if (p->uses_pinned)
+            ws_pinned_slots_retain(p->pinned, json_object_get(*reply, "slots"));
         json_decref(*reply);
     }
 }
 
-int ws_version_step_begin(struct wsync_publisher *p, uint64_t version, bool demanded, struct ws_error *err)
+int ws_version_step_begin(struct wsync_publisher *p, uint64_t version, bool on_demand, struct ws_error *err)
 {
     int fds[WS_MAX_FDS_PER_CALL];
     size_t n = 0;
@@ -86,14 +86,14 @@ int ws_version_step_begin(struct wsync_publisher *p, uint64_t version, bool dema
     if (p->begun)
         return ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                             p->version);
-    p->keeps = p->device >= 0;
-    if (!p->keeps) {
-        ws_pinned_free(p->pinned);
+    p->uses_pinned = p->device >= 0;
+    if (!p->uses_pinned) {
+        ws_pinned_slots_free(p->pinned);
         p->pinned = NULL;
     }
-    if (p->keeps && !p->pinned && !(p->pinned = ws_pinned_new()))
+    if (p->uses_pinned && !p->pinned && !(p->pinned = ws_pinned_slots_new()))
         return ws_error_set(err, ENOMEM, "no memory for a slot");
-    int rc = ask_begin(p, version, demanded, &reply, fds, &n, err);
+    int rc = request_begin(p, version, on_demand, &reply, fds, &n, err);
     if (rc < 0)
         return rc;
     p->begun = true;
@@ -103,8 +103,8 @@ int ws_version_step_begin(struct wsync_publisher *p, uint64_t version, bool dema
     ws_publisher_delta_begin(p, reply);
     rc = ws_publisher_audit_begin(p, reply, err);
     const uint64_t slot = (uint64_t)json_integer_value(json_object_get(reply, "slot"));
-    if (p->keeps)
-        ws_pinned_keep(p->pinned, json_object_get(reply, "slots"));
+    if (p->uses_pinned)
+        ws_pinned_slots_retain(p->pinned, json_object_get(reply, "slots"));
     json_decref(reply);
     memset(p->put, 0, p->n_params * sizeof(p->put[0]));
     memset((void *)p->overflows, 0, p->n_params * sizeof(p->overflows[0]));
@@ -141,20 +141,20 @@ int ws_version_step_commit(struct wsync_publisher *p, struct ws_error *err)
                                 p->params[i].tensor.name);
     json_t *body = hashes_json(p);
     if (body)
-        ws_publisher_audit_tell(p, body);
+        ws_publisher_audit_report(p, body);
     const int records = body ? ws_publisher_delta_export(p, body, err) : -1;
-    ws_version_step_end(p); /* before the agent looks whether anybody could still write */
+    ws_version_step_end(p); /* before the agent looks whether a process could still write */
     json_t *reply = NULL;
     int rc = ws_publisher_send(p, "commit", body, &records, records >= 0, &reply, err);
     if (rc == 0 && p->pinned)
-        ws_pinned_keep(p->pinned, json_object_get(reply, "slots"));
+        ws_pinned_slots_retain(p->pinned, json_object_get(reply, "slots"));
     json_decref(reply);
     if (records >= 0)
         close(records);
     if (rc == 0 || p->sock < 0) { /* the lineage is opened; or may be: the answer was lost */
         p->new_run = false;
-        free(p->run_asked);
-        p->run_asked = NULL;
+        free(p->lineage_requested);
+        p->lineage_requested = NULL;
     }
     if (rc == 0) {
         ws_publisher_delta_commit(p);

@@ -1,7 +1,9 @@
-/* Version step: a rank's part in one version, at its agent. begin gets the slot's memory; commit lets go of
- * it before the agent is told, so that nobody can write a version that is announced; abandon gives it up.
- * What is copied in between is publisher_put's. One thread at a time: the publisher's caller, or,
- * where versions are made on demand, who has the publisher's turn (ws_publisher_lock). */
+/* Version step: a rank's part in one version, at its agent. Begin gets the slot's memory. Commit releases
+ * that memory before the agent is asked to commit, so that no rank can write to an announced version. Abandon
+ * gives the version up. What is copied in between is publisher_put's.
+ *
+ * One thread at a time: the publisher's caller or, with versions on demand, the thread that holds the
+ * publisher's lock (ws_publisher_lock). */
 #ifndef WS_TRAINER_PUBLISHER_VERSION_STEP_H
 #define WS_TRAINER_PUBLISHER_VERSION_STEP_H
 #include "transports/base/error.h"
@@ -10,14 +12,14 @@
 
 struct wsync_publisher;
 
-/* demanded: it is announced already, and a slot has to be filled. -EINVAL: nothing is registered; -EALREADY:
- * one is begun; -ESTALE: ranks have to register anew. */
-WS_MUST_USE int ws_version_step_begin(struct wsync_publisher *p, uint64_t version, bool demanded,
+/* on_demand: the version is announced already, and a reader asked for its bytes. -EINVAL: nothing is
+ * registered; -EALREADY: a version is begun; -ESTALE: ranks have to register anew. */
+WS_MUST_USE int ws_version_step_begin(struct wsync_publisher *p, uint64_t version, bool on_demand,
                                       struct ws_error *err);
-/* -ENODATA: something was not put. Whatever comes of it, nothing is begun any more, but after -ENODATA. */
+/* -ENODATA: a parameter was not put, and the version stays begun. After any other result none is begun. */
 WS_MUST_USE int ws_version_step_commit(struct wsync_publisher *p, struct ws_error *err);
 int ws_version_step_abandon(struct wsync_publisher *p, struct ws_error *err);
-/* Lets go of the slot's memory, where it is held; the agent is not told. */
+/* Releases the slot's memory where it is mapped, without a request to the agent. */
 void ws_version_step_end(struct wsync_publisher *p);
 
 #endif

@@ -81,9 +81,9 @@ static int entry_of(const wsync_param *a, wsync_chunk_entry *e, struct ws_error 
 {
     struct ws_tensor t = {0};
     struct ws_piece piece = {0};
-    int rc = ws_tensor_of(a, &t, err);
+    int rc = ws_tensor_from_param(a, &t, err);
     if (rc == 0)
-        rc = ws_piece_of(&a->piece, &t, &piece, err);
+        rc = ws_piece_from_public(&a->piece, &t, &piece, err);
     if (rc < 0)
         return rc;
     *e = (wsync_chunk_entry){.param = a, .n_dims = piece.range ? 1 : t.n_dims};
@@ -103,20 +103,20 @@ static uint64_t element_bytes(const wsync_chunk_entry *e)
     return bits < 8 ? 1 : bits / 8;
 }
 
-/* The strides of a box as they are meant; true: they are those of a dense, row-major tensor. */
+/* The effective strides of a box. true: those of a dense, row-major tensor. */
 static bool strides_of(const wsync_chunk_entry *e, int64_t strides[WSYNC_MAX_DIMS])
 {
     const wsync_piece *p = &e->param->piece;
     static const int64_t contiguous[WSYNC_MAX_DIMS];
     bool dense = true, box = p->kind == WSYNC_BOX;
     int64_t step = 1;
-    ws_strides_meant(box ? p->strides : contiguous, box && p->strided, e->shape, e->n_dims, strides);
+    ws_piece_strides(box ? p->strides : contiguous, box && p->strided, e->shape, e->n_dims, strides);
     for (unsigned d = e->n_dims; d-- > 0; step *= (int64_t)e->shape[d])
         dense = dense && (strides[d] == step || e->shape[d] <= 1);
     return dense || e->numel == 0;
 }
 
-/* Do the sources lie as the layout has it? */
+/* Do the sources lie in memory as in the layout? */
 static bool is_packed(const wsync_chunk *c)
 {
     const unsigned char *base = NULL;
@@ -157,8 +157,8 @@ static int finish(const struct wsync_chunks *s, wsync_chunk *c, struct ws_error 
     return 0;
 }
 
-/* The rule of the seed: a module that would make it too large begins a new chunk, if there is anything in
- * this one. m: in order, and so are the entries. */
+/* SkyRL's rule: a module that would make the chunk too large begins a new one, unless the chunk is empty. m
+ * and the entries are in order. */
 static void cut(struct wsync_chunks *s, const struct member *m, size_t n)
 {
     uint64_t bytes = 0;
@@ -238,7 +238,7 @@ int wsync_chunks_open(const wsync_param *params, size_t n, const wsync_chunk_opt
     struct ws_error *err = ws_last_error();
     wsync_chunk_options o = {0};
     *out = NULL;
-    int rc = options ? ws_abi_take(&o, sizeof(o), options, "wsync_chunk_options", err) : 0;
+    int rc = options ? ws_struct_abi_copy(&o, sizeof(o), options, "wsync_chunk_options", err) : 0;
     if (rc == 0)
         rc = check_options(&o, err);
     if (rc == 0 && n > WS_MAX_TENSORS)
@@ -305,7 +305,7 @@ static void pack_entry(const wsync_chunk_entry *e, unsigned char *dst)
     if (strides_of(e, strides))
         ws_copy(dst, e->param->data, e->size_bytes);
     else
-        (void)ws_copy_box(dst, e->param->data, &box);
+        (void)ws_box_copy(dst, e->param->data, &box);
 }
 
 int wsync_chunk_pack(const wsync_chunk *c, void *dst, size_t bytes)
@@ -325,30 +325,5 @@ int wsync_chunk_pack(const wsync_chunk *c, void *dst, size_t bytes)
             pack_entry(e, (unsigned char *)dst + e->offset);
         at = e->offset + e->size_bytes;
     }
-    return 0;
-}
-
-/* --- dtypes by torch's names --- */
-
-const char *wsync_dtype_str(wsync_dtype dtype)
-{
-    return (unsigned)dtype < WS_DTYPE_COUNT ? ws_dtype_torch((enum ws_dtype)dtype) : NULL;
-}
-
-const char *wsync_dtype_name(wsync_dtype dtype)
-{
-    const char *torch = wsync_dtype_str(dtype);
-    return torch ? strchr(torch, '.') + 1 : NULL;
-}
-
-int wsync_dtype_parse(const char *name, wsync_dtype *out)
-{
-    enum ws_dtype dtype;
-    if (!name || ws_dtype_parse_torch(name, &dtype) < 0)
-        return ws_error_set(ws_last_error(), EINVAL,
-                            "'%.50s' is no dtype of torch; they are as bfloat16, "
-                            "torch.float32",
-                            name ? name : "");
-    *out = (wsync_dtype)dtype;
     return 0;
 }

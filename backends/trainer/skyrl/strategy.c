@@ -81,14 +81,14 @@ _Static_assert(N_STRATEGIES == WS_N_WAYS && WSYNC_TCP + 0 == WS_WAY_TCP && WSYNC
                    WSYNC_CUDA_IPC + 0 == WS_WAY_CUDA_IPC,
                "ways.h and wsync.h have one order");
 
-const struct ws_strategy *ws_strategy_of(wsync_strategy_id id)
+const struct ws_strategy *ws_strategy_by_id(wsync_strategy_id id)
 {
     return (size_t)id < N_STRATEGIES ? &table[id] : NULL;
 }
 
 static const struct ws_strategy *named(const char *name)
 {
-    const struct ws_way *way = ws_way_named(name);
+    const struct ws_way *way = ws_way_find(name);
     return way ? &table[way->id] : NULL;
 }
 
@@ -103,8 +103,8 @@ int ws_strategy_expect(const char *expected, size_t len, struct ws_error *err)
     return 0;
 }
 
-int ws_strategy_settle(const char *said, const char *expected, const struct ws_strategy **out,
-                       struct ws_error *err)
+int ws_strategy_resolve(const char *said, const char *expected, const struct ws_strategy **out,
+                        struct ws_error *err)
 {
     if (!*said && !expected)
         return ws_error_set(err, EBADMSG, "it does not say which \"strategy\" it is for: " NAMES);
@@ -116,7 +116,7 @@ int ws_strategy_settle(const char *said, const char *expected, const struct ws_s
 
 int ws_sync_info_source(const wsync_sync_info *info, size_t i, char *out, size_t bytes, struct ws_error *err)
 {
-    const struct ws_strategy *s = ws_strategy_of(info->strategy);
+    const struct ws_strategy *s = ws_strategy_by_id(info->strategy);
     if (!s || s->info != WS_INFO_SOURCE)
         return ws_error_set(err, ENOTSUP, "weights by %s do not come from a source",
                             s ? s->way->name : "an unknown strategy");
@@ -157,7 +157,7 @@ int ws_sync_info_open(const wsync_sync_info *info, const struct ws_source_option
     int rc = ws_sync_info_check(info, err);
     if (rc < 0)
         return rc;
-    const struct ws_strategy *s = ws_strategy_of(info->strategy);
+    const struct ws_strategy *s = ws_strategy_by_id(info->strategy);
     rc = available(s, info, err);
     if (rc == 0 && s->info != WS_INFO_SOURCE)
         rc = ws_error_set(err, ENOTSUP, "its weights do not come from a source");
@@ -198,27 +198,27 @@ const wsync_strategy *wsync_strategy_at(size_t i)
 
 const wsync_strategy *wsync_strategy_find(const char *name)
 {
-    const struct ws_way *way = name ? ws_way_named(name) : NULL;
+    const struct ws_way *way = name ? ws_way_find(name) : NULL;
     return way ? wsync_strategy_at(way->id) : NULL;
 }
 
 int wsync_strategy_available(wsync_strategy_id id, const wsync_sync_info *info)
 {
     struct ws_error *err = ws_last_error();
-    const struct ws_strategy *s = ws_strategy_of(id);
+    const struct ws_strategy *s = ws_strategy_by_id(id);
     wsync_sync_info i;
     if (!s)
         return ws_error_set(err, EINVAL, "there is no strategy %d; there are " NAMES, (int)id);
-    int rc = info ? ws_sync_info_take(&i, info, err) : 0;
+    int rc = info ? ws_sync_info_copy(&i, info, err) : 0;
     if (rc == 0 && info && i.strategy != id)
         rc = ws_error_set(err, EINVAL, "the sync info is for %s, not for %s",
-                          ws_strategy_of(i.strategy)->way->name, s->way->name);
+                          ws_strategy_by_id(i.strategy)->way->name, s->way->name);
     return rc == 0 ? available(s, info ? &i : NULL, err) : rc;
 }
 
 int wsync_sync_info_source(const wsync_sync_info *info, size_t i, char *out, size_t bytes)
 {
     wsync_sync_info copy;
-    int rc = ws_sync_info_take(&copy, info, ws_last_error());
+    int rc = ws_sync_info_copy(&copy, info, ws_last_error());
     return rc == 0 ? ws_sync_info_source(&copy, i, out, bytes, ws_last_error()) : rc;
 }

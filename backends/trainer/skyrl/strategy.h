@@ -1,8 +1,10 @@
 /* Strategy: a way to move weights (transports/ways.h), as SkyRL names it (WeightTransferStrategy), and what
- * its sync info and its requests are made of. One const table; the JSON codecs (sync_info.c,
- * update_request.c) and who opens a receiver go by it. tcp, ipc and dir are complete: a receiver is a source,
- * a sender the publisher and its agent. Of cuda_ipc and packed_cuda_ipc the sender is a publisher that shares
- * (wsync_config.share), the receiver wsync_map_gpu. */
+ * its sync info and its requests are made of. One const table, used by the JSON codecs (sync_info.c,
+ * update_request.c) and by the function that opens a receiver.
+ *
+ *   tcp, ipc, dir               sender: the publisher and its agent; receiver: a source
+ *   cuda_ipc, packed_cuda_ipc   sender: a publisher that shares (wsync_config.share);
+ *                               receiver: wsync_map_gpu */
 #ifndef WS_TRAINER_SKYRL_STRATEGY_H
 #define WS_TRAINER_SKYRL_STRATEGY_H
 #include "backends/trainer/wsync.h"
@@ -17,22 +19,21 @@ struct ws_strategy {
     const char *request_type, *sync_info_type; /* SkyRL's */
     enum ws_info_kind info;
     bool may_pack, must_pack; /* requests: several tensors in one buffer */
-    /* 0, or why no url of this sync info (checked before) can be reached from here; NULL: that shows later.
-     */
+    /* 0, or why no url of this (checked) sync info can be reached from here; NULL: the open shows it. */
     int (*reaches)(const wsync_sync_info *info, struct ws_error *why);
 };
 
 /* NULL: there is none. */
-const struct ws_strategy *ws_strategy_of(wsync_strategy_id id);
-/* For the codecs: is there the strategy that the reader expects (NULL: any), and is the text not too long? */
+const struct ws_strategy *ws_strategy_by_id(wsync_strategy_id id);
+/* For the codecs: does the expected strategy (NULL: any) exist, and is the text short enough? */
 WS_MUST_USE int ws_strategy_expect(const char *expected, size_t len, struct ws_error *err);
-/* Which one a JSON text is about: what it says (empty: nothing), what the reader expects, or both where they
- * agree. -EBADMSG. */
-WS_MUST_USE int ws_strategy_settle(const char *said, const char *expected, const struct ws_strategy **out,
-                                   struct ws_error *err);
+/* The strategy of a JSON text: the one it names (empty: none), else the one the reader expects. -EBADMSG:
+ * neither, or they differ. */
+WS_MUST_USE int ws_strategy_resolve(const char *said, const char *expected, const struct ws_strategy **out,
+                                    struct ws_error *err);
 
 /* A caller's struct as this release has it, checked. */
-WS_MUST_USE int ws_sync_info_take(wsync_sync_info *out, const wsync_sync_info *given, struct ws_error *err);
+WS_MUST_USE int ws_sync_info_copy(wsync_sync_info *out, const wsync_sync_info *given, struct ws_error *err);
 /* What a sync info must be: -EINVAL with the key. */
 WS_MUST_USE int ws_sync_info_check(const wsync_sync_info *info, struct ws_error *err);
 WS_MUST_USE int ws_sync_info_source(const wsync_sync_info *info, size_t i, char *out, size_t bytes,

@@ -27,7 +27,7 @@ struct field {
     const char *rule; /* for people */
 };
 
-/* Fit for a log line and an environment variable: no control characters, not empty. */
+/* Is it fit for a log line and an environment variable: not empty, no control characters? */
 static bool is_plain(const char *text)
 {
     char clean[WS_MAX_URL + 1];
@@ -52,7 +52,7 @@ static const struct field fields[] = {
     {"model", NULL, TEXT, SOURCE, SOURCE, AT(source.model), 0, WS_MAX_NAME, ws_name_is_model,
      WS_MODEL_NAME_RULE},
     {"version", NULL, NUMBER_64, SOURCE, 0, AT(source.version), 0, INT64_MAX, NULL, NULL},
-    {"run", NULL, TEXT, SOURCE, 0, AT(source.run), 0, WS_RUN_CHARS, ws_run_is_safe,
+    {"run", NULL, TEXT, SOURCE, 0, AT(source.run), 0, WS_LINEAGE_CHARS, ws_lineage_is_safe,
      "1 to 32 of letters, digits, '.', '_' and '-'"},
     {"urls", "url", URLS, SOURCE, SOURCE, AT(source.urls), 0, WS_MAX_URL, NULL, NULL},
     {"master_addr", "master_address", TEXT, BROADCAST, BROADCAST, AT(broadcast.master_addr), 0,
@@ -130,7 +130,7 @@ static int check_field(const wsync_sync_info *info, const struct field *f, bool 
 
 int ws_sync_info_check(const wsync_sync_info *info, struct ws_error *err)
 {
-    const struct ws_strategy *s = ws_strategy_of(info->strategy);
+    const struct ws_strategy *s = ws_strategy_by_id(info->strategy);
     if (!s)
         return ws_error_set(err, EINVAL, "there is no strategy %d", (int)info->strategy);
     for (size_t i = 0; i < N_FIELDS; i++) {
@@ -145,9 +145,9 @@ int ws_sync_info_check(const wsync_sync_info *info, struct ws_error *err)
     return 0;
 }
 
-int ws_sync_info_take(wsync_sync_info *out, const wsync_sync_info *given, struct ws_error *err)
+int ws_sync_info_copy(wsync_sync_info *out, const wsync_sync_info *given, struct ws_error *err)
 {
-    int rc = ws_abi_take(out, sizeof(*out), given, "wsync_sync_info", err);
+    int rc = ws_struct_abi_copy(out, sizeof(*out), given, "wsync_sync_info", err);
     if (rc == 0 && (rc = ws_sync_info_check(out, err)) < 0)
         ws_error_prefix(err, "the sync info cannot be used");
     return rc;
@@ -183,10 +183,10 @@ int ws_sync_info_encode(const wsync_sync_info *given, char **json, struct ws_err
 {
     wsync_sync_info info;
     *json = NULL;
-    int rc = ws_sync_info_take(&info, given, err);
+    int rc = ws_sync_info_copy(&info, given, err);
     if (rc < 0)
         return rc;
-    const struct ws_strategy *s = ws_strategy_of(info.strategy);
+    const struct ws_strategy *s = ws_strategy_by_id(info.strategy);
     json_t *o = json_object();
     rc = json_object_set_new(o, "strategy", json_string(s->way->name));
     for (size_t i = 0; rc == 0 && i < N_FIELDS; i++) {
@@ -194,8 +194,7 @@ int ws_sync_info_encode(const wsync_sync_info *given, char **json, struct ws_err
         if (f->has & 1U << s->info && is_set(&info, f))
             rc = json_object_set_new(o, f->key, value_of(&info, f));
     }
-    /* When an allocation fails, jansson may leave a key out and go on. What tells is the errno that malloc
-     * leaves. */
+    /* When an allocation fails, jansson may leave a key out and go on: only malloc's errno shows it. */
     errno = 0;
     *json = rc == 0 ? json_dumps(o, JSON_COMPACT) : NULL;
     if (errno == ENOMEM) {
@@ -208,7 +207,7 @@ int ws_sync_info_encode(const wsync_sync_info *given, char **json, struct ws_err
 
 /* --- reading --- */
 
-struct owned { /* what is handed out is its head */
+struct owned { /* the caller gets its first member */
     wsync_sync_info info;
     struct ws_arena arena;
 };
@@ -239,7 +238,7 @@ static int read_text(struct reading *r, size_t most, const char **out, struct ws
 /* One string, or a list of them. */
 static int read_urls(struct reading *r, wsync_source_info *s, struct ws_error *err)
 {
-    const char **urls = ws_arena_take(&r->o->arena, WS_MAX_SOURCES * sizeof(*urls));
+    const char **urls = ws_arena_alloc(&r->o->arena, WS_MAX_SOURCES * sizeof(*urls));
     struct ws_json ahead = r->j;
     if (!urls)
         return no_memory(err);
@@ -283,7 +282,7 @@ static int read_value(struct reading *r, const struct field *f, struct ws_error 
     return rc;
 }
 
-/* Is the next value null? It is stepped over then: a member that is null is not there. */
+/* Skips the next value if it is null: a member that is null counts as missing. */
 static bool skip_null(struct reading *r)
 {
     struct ws_json ahead = r->j;
@@ -317,7 +316,7 @@ static int read_member(struct reading *r, const char *key, struct ws_error *err)
     return rc;
 }
 
-/* The first walk: which strategy is it for? */
+/* The first walk finds the strategy. */
 static int read_strategy(const char *json, size_t len, const char *expected, const struct ws_strategy **out,
                          struct ws_error *err)
 {
@@ -337,7 +336,7 @@ static int read_strategy(const char *json, size_t len, const char *expected, con
     }
     if (rc == 0)
         rc = ws_json_finish(&j, err);
-    return rc == 0 ? ws_strategy_settle(said, expected, out, err) : rc;
+    return rc == 0 ? ws_strategy_resolve(said, expected, out, err) : rc;
 }
 
 static int read_all(struct reading *r, const char *json, size_t len, struct ws_error *err)
@@ -367,7 +366,7 @@ int ws_sync_info_decode(const char *json, size_t len, const char *strategy, wsyn
         r.o->info.struct_size = sizeof(r.o->info);
         r.o->info.strategy = (wsync_strategy_id)r.strategy->way->id;
         rc = read_all(&r, json, len, err);
-        if (rc == -EINVAL) { /* what was checked came from outside */
+        if (rc == -EINVAL) { /* the caller's text is wrong, not an argument */
             rc = -EBADMSG;
             if (err)
                 err->code = EBADMSG;

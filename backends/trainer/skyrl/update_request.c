@@ -1,5 +1,5 @@
-/* Update requests: what a receiver is told of an update; checked, made of a chunk, written as JSON. Reading
- * is in update_request_read.c. Written as a stream: a model of 100,000 tensors is 10 MB of text. */
+/* Update requests: the description of an update for a receiver; checked, made from a chunk, written as JSON.
+ * Reading is in update_request_read.c. Written as a stream: a model of 100,000 tensors is 10 MB of text. */
 #include "backends/trainer/skyrl/update_request.h"
 #include "backends/trainer/api/last_error.h"
 #include "backends/trainer/api/struct_abi.h"
@@ -23,7 +23,7 @@ static int by_text(const void *x, const void *y)
     return strcmp(*(const char *const *)x, *(const char *const *)y);
 }
 
-/* Sorts; a text that is there twice, or NULL. */
+/* Sorts the texts. Returns one that occurs twice, or NULL. */
 static const char *twice(const char **texts, size_t n)
 {
     qsort(texts, n, sizeof(texts[0]), by_text);
@@ -80,7 +80,7 @@ static int check_tensor(const wsync_update_tensor *t, struct ws_error *err)
     struct ws_tensor plain;
     wsync_param a = {.name = t->name, .dtype = t->dtype, .n_dims = t->n_dims};
     memcpy(a.shape, t->shape, sizeof(a.shape));
-    int rc = ws_tensor_of(&a, &plain, err);
+    int rc = ws_tensor_from_param(&a, &plain, err);
     if (rc == 0 && !ws_dtype_torch(plain.dtype))
         rc = ws_error_set(err, EINVAL, "%s is %s, and torch has no such dtype", t->name,
                           ws_dtype_name(plain.dtype));
@@ -138,11 +138,11 @@ static int check_memory(const wsync_update_request *r, const struct ws_strategy 
 
 int ws_update_request_check(const wsync_update_request *r, struct ws_error *err)
 {
-    const struct ws_strategy *s = ws_strategy_of(r->strategy);
+    const struct ws_strategy *s = ws_strategy_by_id(r->strategy);
     int rc = 0;
     if (!s)
         return ws_error_set(err, EINVAL, "there is no strategy %d", (int)r->strategy);
-    if (r->version > INT64_MAX || (r->run && !ws_run_is_safe(r->run)))
+    if (r->version > INT64_MAX || (r->run && !ws_lineage_is_safe(r->run)))
         return ws_error_set(err, EINVAL, "it is for no version that can be: %lu of run '%.50s'",
                             (unsigned long)r->version, r->run ? r->run : "");
     if (r->n > WS_MAX_TENSORS || (r->n && !r->tensors) || (r->n == 0 && s->info != WS_INFO_SOURCE))
@@ -159,7 +159,7 @@ int ws_update_request_check(const wsync_update_request *r, struct ws_error *err)
 
 static int take(wsync_update_request *out, const wsync_update_request *given, struct ws_error *err)
 {
-    int rc = ws_abi_take(out, sizeof(*out), given, "wsync_update_request", err);
+    int rc = ws_struct_abi_copy(out, sizeof(*out), given, "wsync_update_request", err);
     if (rc == 0 && (rc = ws_update_request_check(out, err)) < 0)
         ws_error_prefix(err, "the weight update request cannot be used");
     return rc;
@@ -215,7 +215,7 @@ static void put_sizes(FILE *f, const wsync_update_request *r, const struct ws_st
 
 static int put_request(FILE *f, const wsync_update_request *r)
 {
-    const struct ws_strategy *s = ws_strategy_of(r->strategy);
+    const struct ws_strategy *s = ws_strategy_by_id(r->strategy);
     int rc = 0;
     fprintf(f, "{\"strategy\":\"%s\"", s->way->name);
     if (r->version)
@@ -276,12 +276,12 @@ int ws_update_request_encode(const wsync_update_request *given, char **json, str
     return rc;
 }
 
-/* --- of a chunk --- */
+/* --- from a chunk --- */
 
 struct ws_owned_request *ws_owned_request_new(struct ws_arena *texts, size_t n)
 {
     struct ws_owned_request *o = calloc(1, sizeof(*o));
-    wsync_update_tensor *tensors = o ? ws_arena_take(texts, (n + 1) * sizeof(*tensors)) : NULL;
+    wsync_update_tensor *tensors = o ? ws_arena_alloc(texts, (n + 1) * sizeof(*tensors)) : NULL;
     if (!tensors) {
         free(o);
         return NULL;
@@ -311,7 +311,7 @@ static int tensor_of_entry(const wsync_chunk_entry *e, wsync_update_tensor *t, s
 int wsync_update_request_of(const wsync_chunk *c, wsync_strategy_id id, wsync_update_request **out)
 {
     struct ws_error *err = ws_last_error();
-    const struct ws_strategy *s = ws_strategy_of(id);
+    const struct ws_strategy *s = ws_strategy_by_id(id);
     struct ws_arena none = {0};
     int rc = 0;
     *out = NULL;

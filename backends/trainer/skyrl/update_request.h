@@ -5,7 +5,7 @@
 #include "backends/trainer/api/arena.h"
 #include "backends/trainer/skyrl/strategy.h"
 
-/* What is handed out is the head of it. */
+/* The caller gets its first member. */
 struct ws_owned_request {
     wsync_update_request request;
     wsync_update_tensor *tensors; /* the request's, to be filled */
@@ -17,7 +17,7 @@ struct ws_owned_request *ws_owned_request_new(struct ws_arena *texts, size_t n);
 
 uint64_t ws_update_tensor_numel(const wsync_update_tensor *t);
 
-/* What a request must be: -EINVAL, -ENOMEM. */
+/* Checks a request: -EINVAL, -ENOMEM. */
 WS_MUST_USE int ws_update_request_check(const wsync_update_request *r, struct ws_error *err);
 WS_MUST_USE int ws_update_request_encode(const wsync_update_request *r, char **json, struct ws_error *err);
 WS_MUST_USE int ws_update_request_decode(const char *json, size_t len, const char *strategy,

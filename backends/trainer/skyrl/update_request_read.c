@@ -1,6 +1,5 @@
-/* Update requests, read from JSON: walked, not made a tree of. The lists come in any order and each is kept
- * by itself; at the end they must be of one length, and everything is checked as if a C program had made it.
- */
+/* Update requests, read from JSON without a tree. The lists come in any order, and each is kept by itself. At
+ * the end all must have one length, and the request is checked as if a C program had made it. */
 #include "backends/trainer/skyrl/update_request.h"
 #include "transports/base/json_cursor.h"
 #include "transports/format/manifest.h"
@@ -31,7 +30,7 @@ struct list {
 struct reading {
     struct ws_json j;
     struct ws_arena arena; /* texts and handles */
-    char strategy[KEY_CHARS], run[WS_RUN_CHARS + 1];
+    char strategy[KEY_CHARS], run[WS_LINEAGE_CHARS + 1];
     uint64_t version, alignment;
     unsigned seen;                            /* a bit for each key */
     bool packed, one_set;                     /* of PACKED; of HANDLES: an object, not a list */
@@ -127,7 +126,7 @@ static int read_set(struct reading *r, struct ws_error *err)
             rc = no_memory(err);
     }
     if (rc == 0 && found.n) {
-        set->handles = ws_arena_take(&r->arena, found.n * sizeof(*set->handles));
+        set->handles = ws_arena_alloc(&r->arena, found.n * sizeof(*set->handles));
         if (set->handles)
             memcpy(set->handles, found.items, found.n * sizeof(*set->handles));
         else
@@ -199,7 +198,7 @@ static int read_member(struct reading *r, const char *name, struct ws_error *err
         name = keys[DTYPES];
     while (key < N_KEYS && strcmp(keys[key], name) != 0)
         key++;
-    /* null is not there; of what is needed that is said at the end */
+    /* null counts as missing; the check at the end names missing members */
     if (key == N_KEYS || next_char(&r->j) == 'n')
         return ws_json_skip(&r->j, err);
     if (r->seen & 1U << key)
@@ -229,7 +228,7 @@ static int check_lengths(const struct reading *r, struct ws_error *err)
     return 0;
 }
 
-/* What the members say of packing, which each strategy says in its way. */
+/* How the tensors are packed, which each strategy expresses in its own members. */
 static int settle_packing(const struct reading *r, const struct ws_strategy *s, int *packed,
                           struct ws_error *err)
 {
@@ -259,7 +258,7 @@ static int settle(struct reading *r, const char *expected, struct ws_owned_reque
                   struct ws_error *err)
 {
     const struct ws_strategy *s;
-    int packed = 0, rc = ws_strategy_settle(r->strategy, expected, &s, err);
+    int packed = 0, rc = ws_strategy_resolve(r->strategy, expected, &s, err);
     if (rc == 0)
         rc = check_lengths(r, err);
     if (rc == 0)
@@ -312,7 +311,7 @@ int ws_update_request_decode(const char *json, size_t len, const char *strategy,
             rc = ws_json_finish(&r->j, err);
         if (rc == 0)
             rc = settle(r, strategy, &o, err);
-        if (rc == -EINVAL) { /* what was checked came from outside */
+        if (rc == -EINVAL) { /* the caller's text is wrong, not an argument */
             rc = -EBADMSG;
             err->code = EBADMSG;
         }

@@ -80,13 +80,13 @@ static uint64_t most_common(const struct ws_audit_hash *h, size_t n)
 /* The ranks that have this hash, or another: "1, 3 and 5 more". */
 static void put_ranks(FILE *f, const struct ws_audit_hash *h, size_t n, uint64_t hash, bool same)
 {
-    unsigned said = 0, more = 0;
+    unsigned reported = 0, more = 0;
     for (size_t i = 0; i < n; i++) {
         if ((h[i].hash == hash) != same)
             continue;
-        if (said < 8) {
-            fprintf(f, "%s%u", said ? ", " : "", h[i].rank);
-            said++;
+        if (reported < 8) {
+            fprintf(f, "%s%u", reported ? ", " : "", h[i].rank);
+            reported++;
             more += h[i].n - 1;
         } else {
             more += h[i].n;
@@ -130,8 +130,8 @@ static void end_text(FILE *f, char *out, size_t bytes)
     out[bytes - 1] = '\0';
 }
 
-static void tell_difference(char *out, size_t bytes, const struct ws_replica *r,
-                            const struct ws_audit_hash *h, size_t n)
+static void describe_difference(char *out, size_t bytes, const struct ws_replica *r,
+                                const struct ws_audit_hash *h, size_t n)
 {
     const uint64_t common = most_common(h, n);
     FILE *f = fmemopen(out, bytes, "w");
@@ -145,20 +145,22 @@ static void tell_difference(char *out, size_t bytes, const struct ws_replica *r,
     end_text(f, out, bytes);
 }
 
-static void tell_alone(char *out, size_t bytes, const struct ws_replica *r, uint64_t chunk, unsigned said)
+static void describe_incomplete(char *out, size_t bytes, const struct ws_replica *r, uint64_t chunk,
+                                unsigned reported)
 {
     FILE *f = fmemopen(out, bytes, "w");
     if (!f)
         return;
     fprintf(f, "of %u ranks that hold ", r->n_holders);
     put_place(f, r, chunk);
-    fprintf(f, " %u said its hash", said);
+    fprintf(f, " %u reported its hash", reported);
     end_text(f, out, bytes);
 }
 
-/* Chunks of which not all holders have said what they hold. */
-static void count_alone(const struct ws_audit *a, const struct ws_replicas *all,
-                        const struct ws_replica_window *window, bool all_nodes, struct ws_audit_result *out)
+/* Chunks of which not all holders have reported what they hold. */
+static void count_incomplete(const struct ws_audit *a, const struct ws_replicas *all,
+                             const struct ws_replica_window *window, bool all_nodes,
+                             struct ws_audit_result *out)
 {
     size_t at = 0;
     for (size_t i = 0; i < all->n; i++) {
@@ -168,15 +170,15 @@ static void count_alone(const struct ws_audit *a, const struct ws_replicas *all,
             continue;
         for (uint64_t c = first; c < first + n; c++) {
             const struct ws_audit_hash key = {.replica = r->id, .chunk = c};
-            unsigned said = 0;
+            unsigned reported = 0;
             while (at < a->n && by_place(&a->list[at], &key) < 0)
                 at++;
             for (; at < a->n && a->list[at].replica == r->id && a->list[at].chunk == c; at++)
-                said += a->list[at].n;
-            if (said >= r->n_holders)
+                reported += a->list[at].n;
+            if (reported >= r->n_holders)
                 continue;
-            if (out->alone++ == 0 && !out->text[0])
-                tell_alone(out->text, sizeof(out->text), r, c, said);
+            if (out->incomplete++ == 0 && !out->text[0])
+                describe_incomplete(out->text, sizeof(out->text), r, c, reported);
         }
     }
 }
@@ -195,32 +197,32 @@ void ws_audit_compare(struct ws_audit *a, const struct ws_replicas *all,
         if (agree(&a->list[i], n))
             continue;
         if (out->different++ == 0)
-            tell_difference(out->text, sizeof(out->text), r, &a->list[i], n);
+            describe_difference(out->text, sizeof(out->text), r, &a->list[i], n);
     }
     if (window)
-        count_alone(a, all, window, all_nodes, out);
+        count_incomplete(a, all, window, all_nodes, out);
 }
 
-json_t *ws_audit_json(struct ws_audit *a, const struct ws_replicas *all)
+json_t *ws_audit_to_json(struct ws_audit *a, const struct ws_replicas *all)
 {
     json_t *list = json_array();
     sort(a);
     for (size_t i = 0, n; list && i < a->n; i += n) {
         const struct ws_replica *r = ws_replicas_find(all, a->list[i].replica);
-        unsigned said = 0;
+        unsigned reported = 0;
         n = group_of(a, i);
         for (size_t k = i; k < i + n; k++)
-            said += a->list[k].n;
+            reported += a->list[k].n;
         if (!r || !r->spans)
             continue;
         json_array_append_new(list, json_pack("[o,I,o,I,I]", ws_number_hash(r->id),
                                               (json_int_t)a->list[i].chunk, ws_number_hash(a->list[i].hash),
-                                              (json_int_t)a->list[i].rank, (json_int_t)said));
+                                              (json_int_t)a->list[i].rank, (json_int_t)reported));
     }
     return list;
 }
 
-int ws_audit_of_json(struct ws_audit *a, const json_t *list, struct ws_error *err)
+int ws_audit_from_json(struct ws_audit *a, const json_t *list, struct ws_error *err)
 {
     const json_t *one;
     size_t i;

@@ -11,7 +11,7 @@ struct maker {
     struct ws_entry **mine; /* every entry of this node's ranks, by file, name and rank */
     size_t n_mine;
     bool first; /* rank 0 is here */
-    struct ws_part part;
+    struct ws_node_part part;
     struct ws_placement *share;
 };
 
@@ -33,7 +33,7 @@ static int by_file(const void *x, const void *y)
     return a < b ? -1 : a > b; /* of one rank: as it registered them */
 }
 
-static void take_entries(struct maker *k, struct ws_entry *e, size_t n)
+static void collect_entries(struct maker *k, struct ws_entry *e, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         if (ws_piece_elements(&e[i].piece, e[i].tensor.n_dims) == 0)
@@ -54,10 +54,10 @@ static int collect(struct maker *k, struct ws_registration *const *regs, unsigne
         return no_memory(err);
     for (unsigned r = 0; r < world_size; r++)
         if (node_of[r] == k->part.index)
-            take_entries(k, regs[r]->entries, regs[r]->n_entries);
+            collect_entries(k, regs[r]->entries, regs[r]->n_entries);
     k->first = node_of[0] == k->part.index;
     if (k->first)
-        take_entries(k, regs[0]->base, regs[0]->n_base);
+        collect_entries(k, regs[0]->base, regs[0]->n_base);
     qsort(k->mine, k->n_mine, sizeof(k->mine[0]), by_file);
     return 0;
 }
@@ -89,7 +89,7 @@ static struct ws_placement_file *add_file(struct maker *k, const char *name, con
 /* A file that this node has as a whole: content NULL: a sidecar, which rank 0 writes. */
 static int add_whole(struct maker *k, const struct ws_placement_file *w, struct ws_error *err)
 {
-    struct ws_placement_file *f = add_file(k, w->name, w->header_bytes ? WS_PART_HEADER : "", err);
+    struct ws_placement_file *f = add_file(k, w->name, w->header_bytes ? WS_NODE_PART_HEADER : "", err);
     if (!f)
         return -(err ? err->code : ENOMEM);
     f->size_bytes = w->content ? w->content_bytes : w->size_bytes;
@@ -101,24 +101,24 @@ static int add_whole(struct maker *k, const struct ws_placement_file *w, struct 
     return 0;
 }
 
-static int describe_piece(const struct ws_entry *e, struct ws_part_piece *p)
+static int describe_piece(const struct ws_entry *e, struct ws_node_part_piece *p)
 {
-    *p = (struct ws_part_piece){.tensor = strdup(e->tensor.name),
-                                .range = e->piece.range,
-                                .n_dims = e->tensor.n_dims,
-                                .start = e->piece.start,
-                                .count = e->piece.count};
+    *p = (struct ws_node_part_piece){.tensor = strdup(e->tensor.name),
+                                     .range = e->piece.range,
+                                     .n_dims = e->tensor.n_dims,
+                                     .start = e->piece.start,
+                                     .count = e->piece.count};
     memcpy(p->offset, e->piece.offset, sizeof(p->offset));
     memcpy(p->size, e->piece.size, sizeof(p->size));
     return p->tensor ? 0 : -ENOMEM;
 }
 
 /* The pieces of one shard file: a safetensors file of dense tensors. */
-static int add_pieces(struct maker *k, const struct ws_placement_file *w, struct ws_part_file *described,
+static int add_pieces(struct maker *k, const struct ws_placement_file *w, struct ws_node_part_file *described,
                       struct ws_entry **entries, size_t n, struct ws_error *err)
 {
     struct ws_tensor *specs = calloc(n, sizeof(*specs));
-    char(*names)[WS_PART_NAME_BYTES] = calloc(n, sizeof(*names));
+    char(*names)[WS_NODE_PART_NAME_BYTES] = calloc(n, sizeof(*names));
     struct ws_placement_file *f = NULL;
     struct ws_safetensors *st = NULL;
     void *header = NULL;
@@ -129,8 +129,8 @@ static int add_pieces(struct maker *k, const struct ws_placement_file *w, struct
     for (size_t i = 0; rc == 0 && i < n; i++, described->n_pieces++) {
         struct ws_piece p = entries[i]->piece;
         specs[i] = entries[i]->tensor;
-        ws_piece_alone(&specs[i], &p);
-        ws_part_tensor(names[i], i);
+        ws_piece_make_dense(&specs[i], &p);
+        ws_node_part_tensor(names[i], i);
         specs[i].name = names[i];
         if (describe_piece(entries[i], &described->pieces[i]) < 0)
             rc = no_memory(err);
@@ -167,9 +167,9 @@ static int add_files(struct maker *k, struct ws_error *err)
         return no_memory(err);
     for (size_t i = 0; rc == 0 && i < k->whole->n_files; i++) {
         const struct ws_placement_file *w = &k->whole->files[i];
-        struct ws_part_file *f = &k->part.files[k->part.n_files++];
+        struct ws_node_part_file *f = &k->part.files[k->part.n_files++];
         size_t n = 0;
-        *f = (struct ws_part_file){.size_bytes = w->size_bytes, .header_bytes = w->header_bytes};
+        *f = (struct ws_node_part_file){.size_bytes = w->size_bytes, .header_bytes = w->header_bytes};
         if (!(f->name = strdup(w->name)))
             return no_memory(err);
         while (at + n < k->n_mine && k->mine[at + n]->file_index == i)
@@ -199,10 +199,10 @@ static size_t find(const struct ws_placement *l, const char *name)
 static int finish(struct maker *k, struct ws_error *err)
 {
     struct ws_placement *l = k->share;
-    struct ws_placement_file *f = add_file(k, WS_PART_FILE, "", err);
+    struct ws_placement_file *f = add_file(k, WS_NODE_PART_FILE, "", err);
     if (!f)
         return -(err ? err->code : ENOMEM);
-    f->content = ws_part_to_json(&k->part);
+    f->content = ws_node_part_to_json(&k->part);
     if (!f->content)
         return no_memory(err);
     f->size_bytes = f->content_bytes = strlen(f->content);
@@ -228,12 +228,12 @@ static int finish(struct maker *k, struct ws_error *err)
     return ws_placement_set_id(l, k->whole->id, err); /* which the sidecars' contents are in */
 }
 
-int ws_share_make(const struct ws_placement *whole, struct ws_registration *const *regs, unsigned world_size,
-                  const unsigned *node_of, unsigned index, unsigned count, struct ws_placement **out,
-                  struct ws_error *err)
+int ws_node_placement_make(const struct ws_placement *whole, struct ws_registration *const *regs,
+                           unsigned world_size, const unsigned *node_of, unsigned index, unsigned count,
+                           struct ws_placement **out, struct ws_error *err)
 {
     struct maker k = {.whole = whole, .part = {.index = index, .count = count}};
-    struct ws_part *described = calloc(1, sizeof(*described));
+    struct ws_node_part *described = calloc(1, sizeof(*described));
     _Static_assert(sizeof(k.part.placement) == sizeof(whole->id), "an id is an id");
     memcpy(k.part.placement, whole->id, sizeof(whole->id));
     *out = NULL;
@@ -246,7 +246,7 @@ int ws_share_make(const struct ws_placement *whole, struct ws_registration *cons
     free(k.mine);
     if (described) {
         *described = k.part;
-        ws_part_free(described);
+        ws_node_part_free(described);
     }
     if (rc < 0) {
         ws_placement_free(k.share);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int refuse(const struct ws_tensor *t, const struct ws_piece_claim *a, const struct ws_piece_claim *b,
+static int refuse(const struct ws_tensor *t, const struct ws_piece_holder *a, const struct ws_piece_holder *b,
                   struct ws_error *err)
 {
     const bool in_order = a->rank <= b->rank;
@@ -15,7 +15,7 @@ static int refuse(const struct ws_tensor *t, const struct ws_piece_claim *a, con
 
 struct run {
     uint64_t start, count;
-    const struct ws_piece_claim *claim;
+    const struct ws_piece_holder *holder;
 };
 
 static int by_start(const void *x, const void *y)
@@ -25,23 +25,23 @@ static int by_start(const void *x, const void *y)
 }
 
 /* Ranges, and boxes that are runs: sorted, neighbours. */
-static int check_runs(const struct ws_tensor *t, const struct ws_piece_claim **claims, size_t n,
-                      const struct ws_piece_claim *range, struct ws_error *err)
+static int check_runs(const struct ws_tensor *t, const struct ws_piece_holder **holders, size_t n,
+                      const struct ws_piece_holder *range, struct ws_error *err)
 {
     struct run *runs = malloc(n * sizeof(*runs));
     int rc = runs ? 0 : ws_error_set(err, ENOMEM, "no memory for the pieces of %s", t->name);
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        runs[i].claim = claims[i];
-        if (!ws_piece_as_range(&claims[i]->piece, t, &runs[i].start, &runs[i].count))
+        runs[i].holder = holders[i];
+        if (!ws_piece_as_range(&holders[i]->piece, t, &runs[i].start, &runs[i].count))
             rc = ws_error_set(err, EINVAL,
                               "%s has a range (rank %u) and a box (rank %u): use one kind for a tensor",
-                              t->name, range->rank, claims[i]->rank);
+                              t->name, range->rank, holders[i]->rank);
     }
     if (rc == 0)
         qsort(runs, n, sizeof(runs[0]), by_start);
     for (size_t i = 1; rc == 0 && i < n; i++)
         if (runs[i].start - runs[i - 1].start < runs[i - 1].count)
-            rc = refuse(t, runs[i - 1].claim, runs[i].claim, err);
+            rc = refuse(t, runs[i - 1].holder, runs[i].holder, err);
     free(runs);
     return rc;
 }
@@ -50,15 +50,15 @@ static int check_runs(const struct ws_tensor *t, const struct ws_piece_claim **c
 
 static int by_offset(const void *x, const void *y, void *dimension)
 {
-    const struct ws_piece_claim *a = *(const struct ws_piece_claim *const *)x,
-                                *b = *(const struct ws_piece_claim *const *)y;
+    const struct ws_piece_holder *a = *(const struct ws_piece_holder *const *)x,
+                                 *b = *(const struct ws_piece_holder *const *)y;
     const unsigned d = *(const unsigned *)dimension;
     const uint64_t p = a->piece.offset[d], q = b->piece.offset[d];
     return p < q ? -1 : p > q;
 }
 
 /* How many of them, in order of dimension d, come before the first plane across it that cuts none. */
-static size_t until_plane(const struct ws_piece_claim **boxes, size_t n, unsigned d)
+static size_t until_plane(const struct ws_piece_holder **boxes, size_t n, unsigned d)
 {
     uint64_t end = 0;
     size_t i = 0;
@@ -77,7 +77,7 @@ static bool boxes_overlap(const struct ws_piece *a, const struct ws_piece *b, un
     return true;
 }
 
-static int check_pairs(const struct ws_tensor *t, const struct ws_piece_claim **boxes, size_t n,
+static int check_pairs(const struct ws_tensor *t, const struct ws_piece_holder **boxes, size_t n,
                        struct ws_error *err)
 {
     for (size_t i = 0; i < n; i++)
@@ -90,13 +90,13 @@ static int check_pairs(const struct ws_tensor *t, const struct ws_piece_claim **
 /* Planes across one dimension after the other part them into groups. The largest group is what it goes on
  * with, so that the others, which it calls itself for, have at most half. What no plane parts, such as a
  * pinwheel, is compared by pairs. */
-static int check_boxes(const struct ws_tensor *t, const struct ws_piece_claim **boxes, size_t n,
+static int check_boxes(const struct ws_tensor *t, const struct ws_piece_holder **boxes, size_t n,
                        struct ws_error *err)
 {
     unsigned uncut = 0; /* dimensions in a row across which no plane was found */
     int rc = 0;
     for (unsigned d = 0; n > 1 && uncut < t->n_dims; d = (d + 1) % t->n_dims) {
-        const struct ws_piece_claim **most = boxes;
+        const struct ws_piece_holder **most = boxes;
         size_t n_most = 0;
         qsort_r(boxes, n, sizeof(boxes[0]), by_offset, &d);
         for (size_t i = 0, k; i < n; i += k) {
@@ -114,18 +114,18 @@ static int check_boxes(const struct ws_tensor *t, const struct ws_piece_claim **
     return check_pairs(t, boxes, n, err);
 }
 
-int ws_overlap_check(const struct ws_tensor *t, const struct ws_piece_claim **claims, size_t n,
+int ws_overlap_check(const struct ws_tensor *t, const struct ws_piece_holder **holders, size_t n,
                      struct ws_error *err)
 {
-    const struct ws_piece_claim *range = NULL;
+    const struct ws_piece_holder *range = NULL;
     size_t filled = 0;
     for (size_t i = 0; i < n; i++) {
-        if (ws_piece_elements(&claims[i]->piece, t->n_dims) == 0)
+        if (ws_piece_elements(&holders[i]->piece, t->n_dims) == 0)
             continue;
-        range = claims[i]->piece.range ? claims[i] : range;
-        claims[filled++] = claims[i];
+        range = holders[i]->piece.range ? holders[i] : range;
+        holders[filled++] = holders[i];
     }
     if (filled < 2)
         return 0;
-    return range ? check_runs(t, claims, filled, range, err) : check_boxes(t, claims, filled, err);
+    return range ? check_runs(t, holders, filled, range, err) : check_boxes(t, holders, filled, err);
 }

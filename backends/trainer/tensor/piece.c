@@ -21,7 +21,7 @@ _Static_assert(SAME(BOOL) && SAME(U8) && SAME(I8) && SAME(F8_E5M2) && SAME(F8_E4
                    SAME(F64) && SAME(I64) && SAME(U64) && SAME(C64),
                "the public types are the safetensors' ones");
 
-int ws_tensor_of(const wsync_param *a, struct ws_tensor *t, struct ws_error *err)
+int ws_tensor_from_param(const wsync_param *a, struct ws_tensor *t, struct ws_error *err)
 {
     uint64_t bytes;
     if (!a->name || !*a->name || strlen(a->name) > WS_MAX_TENSOR_NAME)
@@ -44,8 +44,8 @@ int ws_tensor_of(const wsync_param *a, struct ws_tensor *t, struct ws_error *err
     return 0;
 }
 
-int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t, struct ws_piece *out,
-                struct ws_error *err)
+int ws_piece_from_public(const wsync_piece *piece, const struct ws_tensor *t, struct ws_piece *out,
+                         struct ws_error *err)
 {
     *out = (struct ws_piece){0};
     switch (piece->kind) {
@@ -80,7 +80,7 @@ int ws_piece_of(const wsync_piece *piece, const struct ws_tensor *t, struct ws_p
     return ws_error_set(err, EINVAL, "the piece of %s is of no known kind (%d)", t->name, (int)piece->kind);
 }
 
-void ws_strides_meant(const int64_t *given, bool strided, const uint64_t *size, unsigned n_dims,
+void ws_piece_strides(const int64_t *given, bool strided, const uint64_t *size, unsigned n_dims,
                       int64_t out[WSYNC_MAX_DIMS])
 {
     int64_t step = 1;
@@ -110,8 +110,8 @@ bool ws_piece_equal(const struct ws_piece *a, const struct ws_piece *b, unsigned
            memcmp(a->size, b->size, n_dims * sizeof(a->size[0])) == 0;
 }
 
-bool ws_box_is_run(const uint64_t *shape, unsigned n_dims, const uint64_t *offset, const uint64_t *size,
-                   uint64_t *start)
+bool ws_piece_box_is_contiguous(const uint64_t *shape, unsigned n_dims, const uint64_t *offset,
+                                const uint64_t *size, uint64_t *start)
 {
     uint64_t step = 1;
     bool full = true; /* all dimensions further in are whole */
@@ -130,10 +130,11 @@ bool ws_piece_as_range(const struct ws_piece *p, const struct ws_tensor *t, uint
 {
     *start = p->start;
     *count = ws_piece_elements(p, t->n_dims);
-    return p->range || ws_box_is_run(t->shape, t->n_dims, p->offset, p->size, start) || *count == 0;
+    return p->range || ws_piece_box_is_contiguous(t->shape, t->n_dims, p->offset, p->size, start) ||
+           *count == 0;
 }
 
-void ws_piece_alone(struct ws_tensor *t, struct ws_piece *p)
+void ws_piece_make_dense(struct ws_tensor *t, struct ws_piece *p)
 {
     if (p->range) {
         t->n_dims = 1;
@@ -150,8 +151,8 @@ void ws_piece_alone(struct ws_tensor *t, struct ws_piece *p)
 /* By what ws_piece_equal compares. */
 static int by_piece(const void *x, const void *y, void *arg)
 {
-    const struct ws_piece_claim *a = *(struct ws_piece_claim *const *)x,
-                                *b = *(struct ws_piece_claim *const *)y;
+    const struct ws_piece_holder *a = *(struct ws_piece_holder *const *)x,
+                                 *b = *(struct ws_piece_holder *const *)y;
     const struct ws_piece *p = &a->piece, *q = &b->piece;
     const unsigned n_dims = *(const unsigned *)arg;
     int c = (int)p->range - (int)q->range;
@@ -164,11 +165,12 @@ static int by_piece(const void *x, const void *y, void *arg)
     return c ? c : (a > b) - (a < b);
 }
 
-int ws_claims_settle(const struct ws_tensor *t, struct ws_piece_claim *claims, size_t n, uint64_t *load,
-                     struct ws_error *err)
+int ws_piece_assign_writers(const struct ws_tensor *t, struct ws_piece_holder *holders, size_t n,
+                            uint64_t *load, struct ws_error *err)
 {
-    const struct ws_piece_claim **writers = calloc(n ? n : 1, sizeof(*writers));
-    struct ws_piece_claim **sorted = calloc(n ? n : 1, sizeof(*sorted)); /* equal pieces together, in order */
+    const struct ws_piece_holder **writers = calloc(n ? n : 1, sizeof(*writers));
+    struct ws_piece_holder **sorted =
+        calloc(n ? n : 1, sizeof(*sorted)); /* equal pieces together, in order */
     size_t *first =
         calloc(n ? n : 1, sizeof(*first)); /* by claim: where its piece begins there, if it is the first */
     uint64_t covered = 0, bytes_each = ws_dtype_bits(t->dtype);
@@ -177,19 +179,19 @@ int ws_claims_settle(const struct ws_tensor *t, struct ws_piece_claim *claims, s
     int rc =
         writers && sorted && first ? 0 : ws_error_set(err, ENOMEM, "no memory for the pieces of %s", t->name);
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        claims[i].writes = false;
-        sorted[i] = &claims[i];
+        holders[i].writes = false;
+        sorted[i] = &holders[i];
     }
     if (rc == 0)
         qsort_r(sorted, n, sizeof(sorted[0]), by_piece, &n_dims);
     for (size_t i = 0; rc == 0 && i < n; i++)
         if (i == 0 || !ws_piece_equal(&sorted[i]->piece, &sorted[i - 1]->piece, t->n_dims))
-            first[sorted[i] - claims] = i + 1;
+            first[sorted[i] - holders] = i + 1;
     for (size_t i = 0; rc == 0 && i < n; i++) {
         if (first[i] == 0)
             continue;
-        struct ws_piece_claim *best = &claims[i];
-        for (size_t j = first[i]; j < n && ws_piece_equal(&sorted[j]->piece, &claims[i].piece, t->n_dims);
+        struct ws_piece_holder *best = &holders[i];
+        for (size_t j = first[i]; j < n && ws_piece_equal(&sorted[j]->piece, &holders[i].piece, t->n_dims);
              j++)
             if (load[sorted[j]->rank] < load[best->rank])
                 best = sorted[j];

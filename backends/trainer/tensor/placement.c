@@ -70,10 +70,11 @@ static int collect(struct maker *k, struct ws_error *err)
 /* Entries of one name, by all ranks, become one tensor with one writer a piece. */
 static int unify(struct maker *k, struct ws_entry **parts, size_t n, struct ws_error *err)
 {
-    struct ws_piece_claim *claims = calloc(n, sizeof(*claims));
+    struct ws_piece_holder *holders = calloc(n, sizeof(*holders));
     struct whole *w = &k->wholes[k->n_wholes++];
-    int rc = claims ? 0 : no_memory(err);
-    *w = (struct whole){.tensor = parts[0]->tensor, .file = parts[0]->asked, .parts = parts, .n_parts = n};
+    int rc = holders ? 0 : no_memory(err);
+    *w = (struct whole){
+        .tensor = parts[0]->tensor, .file = parts[0]->requested_file, .parts = parts, .n_parts = n};
     for (size_t i = 0; rc == 0 && i < n; i++) {
         if (!same_meta(&parts[i]->tensor, &w->tensor))
             rc = ws_error_set(
@@ -81,16 +82,17 @@ static int unify(struct maker *k, struct ws_entry **parts, size_t n, struct ws_e
                 "ranks %u and %u disagree about the dtype or shape of %s: it has to be the same on all "
                 "ranks that hold a part of it",
                 parts[0]->rank, parts[i]->rank, w->tensor.name);
-        else if (!w->file != !parts[i]->asked || (w->file && strcmp(w->file, parts[i]->asked) != 0))
+        else if (!w->file != !parts[i]->requested_file ||
+                 (w->file && strcmp(w->file, parts[i]->requested_file) != 0))
             rc = ws_error_set(err, EPROTO, "ranks %u and %u put %s into different files", parts[0]->rank,
                               parts[i]->rank, w->tensor.name);
-        claims[i] = (struct ws_piece_claim){.piece = parts[i]->piece, .rank = parts[i]->rank};
+        holders[i] = (struct ws_piece_holder){.piece = parts[i]->piece, .rank = parts[i]->rank};
     }
     if (rc == 0)
-        rc = ws_claims_settle(&w->tensor, claims, n, k->load, err);
+        rc = ws_piece_assign_writers(&w->tensor, holders, n, k->load, err);
     for (size_t i = 0; rc == 0 && i < n; i++)
-        parts[i]->writes = claims[i].writes;
-    free(claims);
+        parts[i]->writes = holders[i].writes;
+    free(holders);
     return rc;
 }
 
@@ -107,9 +109,9 @@ static int unify_all(struct maker *k, struct ws_error *err)
             ;
         rc = unify(k, &k->all[i], n, err);
         if (rc == 0)
-            rc = ws_replicas_note(&k->placement->replicas, k->regs, &k->all[i], n, err);
+            rc = ws_replicas_add(&k->placement->replicas, k->regs, &k->all[i], n, err);
     }
-    ws_replicas_settle(&k->placement->replicas, k->regs, k->world_size);
+    ws_replicas_finish(&k->placement->replicas, k->regs, k->world_size);
     /* What no rank holds comes from the base checkpoint. */
     size_t held = k->n_wholes;
     const struct ws_registration *first = k->regs[0];
@@ -127,8 +129,11 @@ static int unify_all(struct maker *k, struct ws_error *err)
         if (other)
             continue;
         k->all[k->n_all] = e;
-        k->wholes[k->n_wholes++] = (struct whole){
-            .tensor = e->tensor, .file = e->asked, .parts = &k->all[k->n_all], .n_parts = 1, .frozen = true};
+        k->wholes[k->n_wholes++] = (struct whole){.tensor = e->tensor,
+                                                  .file = e->requested_file,
+                                                  .parts = &k->all[k->n_all],
+                                                  .n_parts = 1,
+                                                  .frozen = true};
         k->n_all++;
         e->writes = true;
     }

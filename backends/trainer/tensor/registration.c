@@ -17,7 +17,7 @@ static int needed(const json_t *o, const char *key, const char *of, uint64_t mos
                                    : ws_key_refuse(NULL, key, of, "a whole number", err);
 }
 
-static int tensor_of(const json_t *o, struct ws_tensor *t, char *of, size_t cap, struct ws_error *err)
+static int tensor_from_json(const json_t *o, struct ws_tensor *t, char *of, size_t cap, struct ws_error *err)
 {
     const char *name = NULL, *dtype = NULL;
     const json_t *shape = NULL;
@@ -49,7 +49,7 @@ static int tensor_of(const json_t *o, struct ws_tensor *t, char *of, size_t cap,
     return t->name ? 0 : ws_error_set(err, ENOMEM, "no memory for a registration");
 }
 
-static int piece_of(const json_t *o, struct ws_entry *e, const char *of, struct ws_error *err)
+static int piece_from_json(const json_t *o, struct ws_entry *e, const char *of, struct ws_error *err)
 {
     const char *kind = "whole";
     wsync_piece p = {.kind = WSYNC_WHOLE};
@@ -72,11 +72,11 @@ static int piece_of(const json_t *o, struct ws_entry *e, const char *of, struct 
     if (p.kind != WSYNC_WHOLE && ws_dtype_bits(e->tensor.dtype) % 8)
         return ws_error_set(err, EINVAL, "%s has packed elements: only whole tensors of %s can be published",
                             e->tensor.name, ws_dtype_name(e->tensor.dtype));
-    return ws_piece_of(&p, &e->tensor, &e->piece, err);
+    return ws_piece_from_public(&p, &e->tensor, &e->piece, err);
 }
 
-static int entries_of(const json_t *array, unsigned rank, struct ws_entry **out, size_t *n,
-                      struct ws_error *err)
+static int entries_from_json(const json_t *array, unsigned rank, struct ws_entry **out, size_t *n,
+                             struct ws_error *err)
 {
     size_t size = json_array_size(array);
     if (size > WS_MAX_TENSORS)
@@ -89,17 +89,17 @@ static int entries_of(const json_t *array, unsigned rank, struct ws_entry **out,
         const char *file = NULL;
         char of[WS_MAX_TENSOR_NAME + 32];
         struct ws_entry *e = &(*out)[i];
-        int rc = tensor_of(o, &e->tensor, of, sizeof(of), err);
+        int rc = tensor_from_json(o, &e->tensor, of, sizeof(of), err);
         (*n)++;
         if (rc == 0)
-            rc = piece_of(o, e, of, err);
+            rc = piece_from_json(o, e, of, err);
         if (rc == 0)
             rc = ws_key_text(o, "file", of, &file, err);
         if (rc == 0 && file) {
             size_t k = strlen(file);
             if (!ws_name_is_file(file) || k <= 12 || strcmp(file + k - 12, ".safetensors") != 0)
                 rc = ws_error_set(err, EINVAL, "'%.200s' is no name of a safetensors file", file);
-            else if (!(e->asked = strdup(file)))
+            else if (!(e->requested_file = strdup(file)))
                 rc = ws_error_set(err, ENOMEM, "no memory for a registration");
         }
         if (rc < 0)
@@ -109,7 +109,7 @@ static int entries_of(const json_t *array, unsigned rank, struct ws_entry **out,
     return 0;
 }
 
-static int sidecars_of(const json_t *array, struct ws_registration *r, struct ws_error *err)
+static int sidecars_from_json(const json_t *array, struct ws_registration *r, struct ws_error *err)
 {
     size_t size = json_array_size(array);
     if (size > WS_MAX_FILES)
@@ -142,7 +142,7 @@ static int sidecars_of(const json_t *array, struct ws_registration *r, struct ws
     return 0;
 }
 
-static int base_id_of(const json_t *o, struct ws_registration *r, struct ws_error *err)
+static int base_id_from_json(const json_t *o, struct ws_registration *r, struct ws_error *err)
 {
     const char *id = json_string_value(o);
     if (!o)
@@ -154,7 +154,7 @@ static int base_id_of(const json_t *o, struct ws_registration *r, struct ws_erro
     return 0;
 }
 
-static int audit_of(const json_t *body, struct ws_registration *r, struct ws_error *err)
+static int audit_from_json(const json_t *body, struct ws_registration *r, struct ws_error *err)
 {
     char wanted[64];
     const json_t *audit = json_object_get(body, "audit");
@@ -170,7 +170,8 @@ static int audit_of(const json_t *body, struct ws_registration *r, struct ws_err
     return ws_key_flag(body, "audit_warns", REGISTRATION, &r->audit_warns, err);
 }
 
-int ws_registration_of(const json_t *body, unsigned rank, struct ws_registration **out, struct ws_error *err)
+int ws_registration_from_json(const json_t *body, unsigned rank, struct ws_registration **out,
+                              struct ws_error *err)
 {
     struct ws_registration *r = calloc(1, sizeof(*r));
     *out = NULL;
@@ -178,7 +179,7 @@ int ws_registration_of(const json_t *body, unsigned rank, struct ws_registration
         return ws_error_set(err, ENOMEM, "no memory for a registration");
     const json_t *params = NULL, *base = NULL, *sidecars = NULL;
     r->rank = rank;
-    int rc = audit_of(body, r, err);
+    int rc = audit_from_json(body, r, err);
     if (rc == 0)
         rc = ws_key_list(body, "params", REGISTRATION, &params, err);
     if (rc == 0)
@@ -186,13 +187,13 @@ int ws_registration_of(const json_t *body, unsigned rank, struct ws_registration
     if (rc == 0)
         rc = ws_key_list(body, "sidecars", REGISTRATION, &sidecars, err);
     if (rc == 0)
-        rc = entries_of(params, rank, &r->entries, &r->n_entries, err);
+        rc = entries_from_json(params, rank, &r->entries, &r->n_entries, err);
     if (rc == 0)
-        rc = entries_of(base, rank, &r->base, &r->n_base, err);
+        rc = entries_from_json(base, rank, &r->base, &r->n_base, err);
     if (rc == 0)
-        rc = sidecars_of(sidecars, r, err);
+        rc = sidecars_from_json(sidecars, r, err);
     if (rc == 0)
-        rc = base_id_of(json_object_get(body, "base_id"), r, err);
+        rc = base_id_from_json(json_object_get(body, "base_id"), r, err);
     if (rc < 0) {
         ws_registration_free(r);
         return rc;
@@ -216,8 +217,8 @@ static json_t *entry_json(const struct ws_entry *e)
     const struct ws_tensor *t = &e->tensor;
     json_t *o = json_pack("{s:s,s:s,s:o}", "name", t->name, "dtype", ws_dtype_name(t->dtype), "shape",
                           numbers(t->shape, t->n_dims));
-    if (e->asked)
-        json_object_set_new(o, "file", json_string(e->asked));
+    if (e->requested_file)
+        json_object_set_new(o, "file", json_string(e->requested_file));
     if (e->piece.range) {
         json_object_set_new(o, "kind", json_string("range"));
         json_object_set_new(o, "start", json_integer((json_int_t)e->piece.start));
@@ -260,7 +261,7 @@ static void free_entries(struct ws_entry *e, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         free((char *)(uintptr_t)e[i].tensor.name);
-        free(e[i].asked);
+        free(e[i].requested_file);
         free(e[i].file);
     }
     free(e);

@@ -1,23 +1,23 @@
-/* Registration: what one rank says that it holds, checked. */
+/* Registration: what one rank has registered, checked. Plain values. */
 #ifndef WS_TRAINER_TENSOR_REGISTRATION_H
 #define WS_TRAINER_TENSOR_REGISTRATION_H
 #include "backends/trainer/tensor/piece.h"
 #include <jansson.h>
 
-/* Which opening of a base checkpoint its tensors are of: a random number in hex. Names and shapes do not tell
- * one base from the next, and hashing all of one takes as long as reading it. */
+/* Identifies one opening of a base checkpoint: a random number in hex. Names and shapes do not distinguish
+ * two bases, and hashing a base takes as long as reading it. */
 #define WS_BASE_ID_CHARS 32
 
 /* A parameter's piece as one rank registered it, or a base checkpoint's tensor (always whole). */
 struct ws_entry {
     struct ws_tensor tensor; /* name is owned; begin and end are set by the placement */
     struct ws_piece piece;
-    char *asked; /* the file that the rank asked for; NULL: by shard_bytes */
-    char *file;  /* set by the placement */
+    char *requested_file; /* by this rank; NULL: files are filled by shard_bytes */
+    char *file;           /* set by the placement */
     unsigned rank;
     size_t file_index; /* set by the placement */
     bool writes;       /* set by the placement: this rank copies it */
-    uint64_t replica;  /* set by the placement: others hold it, too (replicas.h); 0: nobody does */
+    uint64_t replica;  /* set by the placement: id of the replica (replicas.h); 0: no other rank holds it */
 };
 struct ws_sidecar {
     char *name;
@@ -25,18 +25,18 @@ struct ws_sidecar {
 };
 struct ws_registration {
     unsigned rank;
-    bool audits; /* its libwsync knows audits: wsync_config.audit and .audit_warns */
+    bool audits; /* its libwsync does audits, with wsync_config.audit and .audit_warns */
     int audit;
     bool audit_warns;
     size_t n_entries, n_base, n_sidecars;
     struct ws_entry *entries, *base;
     struct ws_sidecar *sidecars;
-    char base_id[WS_BASE_ID_CHARS + 1]; /* empty: no base, or it was not said */
+    char base_id[WS_BASE_ID_CHARS + 1]; /* empty: no base, or libwsync sent none */
 };
-/* From and to the JSON of POST /v1/local/register. Everything is checked. */
-WS_MUST_USE int ws_registration_of(const json_t *body, unsigned rank, struct ws_registration **out,
-                                   struct ws_error *err);
-/* The other way round: an object with params, base, sidecars and what it says of audits; NULL: no memory. */
+/* Reads the JSON of POST /v1/local/register; everything is checked. */
+WS_MUST_USE int ws_registration_from_json(const json_t *body, unsigned rank, struct ws_registration **out,
+                                          struct ws_error *err);
+/* The reverse: an object with params, base, sidecars and the settings of audits; NULL: no memory. */
 json_t *ws_registration_to_json(const struct ws_registration *r);
 void ws_registration_free(struct ws_registration *r);
 

@@ -65,8 +65,8 @@ static int add(struct ws_replicas *r, const struct holder *h, unsigned n_holders
     return 0;
 }
 
-int ws_replicas_note(struct ws_replicas *r, struct ws_registration *const *regs,
-                     struct ws_entry *const *entries, size_t n, struct ws_error *err)
+int ws_replicas_add(struct ws_replicas *r, struct ws_registration *const *regs,
+                    struct ws_entry *const *entries, size_t n, struct ws_error *err)
 {
     struct holder *all = n > 1 ? malloc(n * sizeof(*all)) : NULL;
     int rc = 0;
@@ -100,23 +100,23 @@ static int replicas_by_id(const void *x, const void *y)
     return a->id < b->id ? -1 : a->id > b->id;
 }
 
-void ws_replicas_settle(struct ws_replicas *r, struct ws_registration *const *regs, unsigned world_size)
+void ws_replicas_finish(struct ws_replicas *r, struct ws_registration *const *regs, unsigned world_size)
 {
     unsigned first = world_size;
-    r->silent = world_size;
+    r->first_without_audits = world_size;
     for (unsigned i = world_size; i-- > 0;) {
         first = regs[i]->audits ? i : first;
-        r->silent = regs[i]->audits ? r->silent : i;
+        r->first_without_audits = regs[i]->audits ? r->first_without_audits : i;
     }
-    if (r->silent == world_size)
-        r->silent = WS_MAX_RANKS;
+    if (r->first_without_audits == world_size)
+        r->first_without_audits = WS_MAX_RANKS;
     r->every = first < world_size ? regs[first]->audit : WSYNC_NO_AUDIT;
     r->warns = first < world_size && regs[first]->audit_warns;
     if (r->n > 0)
         qsort(r->list, r->n, sizeof(r->list[0]), replicas_by_id);
     r->bytes = 0;
     for (size_t i = 0; i < r->n; i++) {
-        r->list[i].before = r->bytes;
+        r->list[i].bytes_before = r->bytes;
         r->bytes += r->list[i].bytes * r->list[i].n_holders;
     }
 }
@@ -153,12 +153,12 @@ const struct ws_replica *ws_replicas_find(const struct ws_replicas *r, uint64_t 
     return r->n ? bsearch(&key, r->list, r->n, sizeof(key), replicas_by_id) : NULL;
 }
 
-struct ws_replica_window ws_replicas_all(const struct ws_replicas *r)
+struct ws_replica_window ws_replicas_window_all(const struct ws_replicas *r)
 {
     return (struct ws_replica_window){0, r->bytes};
 }
 
-struct ws_replica_window ws_replicas_share(const struct ws_replicas *r, uint64_t offload, uint64_t turn)
+struct ws_replica_window ws_replicas_window_turn(const struct ws_replicas *r, uint64_t offload, uint64_t turn)
 {
     const uint64_t most = offload / 2 ? offload / 2 : 1, n = (r->bytes + most - 1) / most;
     const uint64_t each = n ? (r->bytes + n - 1) / n : 0, from = n ? turn % n * each : 0;
@@ -169,7 +169,7 @@ struct ws_replica_window ws_replicas_share(const struct ws_replicas *r, uint64_t
 static uint64_t chunk_from(const struct ws_replica *r, uint64_t at)
 {
     const uint64_t step = WS_BLOCK_BYTES * r->n_holders, n = (r->bytes + WS_BLOCK_BYTES - 1) / WS_BLOCK_BYTES;
-    const uint64_t chunk = at <= r->before ? 0 : (at - r->before + step - 1) / step;
+    const uint64_t chunk = at <= r->bytes_before ? 0 : (at - r->bytes_before + step - 1) / step;
     return chunk < n ? chunk : n;
 }
 

@@ -4,43 +4,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_RUNS 65536 /* of one dimension */
+#define MAX_RANGES 65536 /* of one dimension */
 
-uint64_t ws_index_runs_count(const struct ws_index_runs *r)
+uint64_t ws_element_ranges_count(const struct ws_element_ranges *r)
 {
-    return r->n ? r->run[r->n - 1].local + r->run[r->n - 1].count : 0;
+    return r->n ? r->range[r->n - 1].local + r->range[r->n - 1].count : 0;
 }
 
-static int append(struct ws_index_runs *r, uint64_t start, uint64_t count)
+static int append(struct ws_element_ranges *r, uint64_t start, uint64_t count)
 {
-    const uint64_t local = ws_index_runs_count(r);
+    const uint64_t local = ws_element_ranges_count(r);
     if (count == 0)
         return 0;
-    if (r->n && r->run[r->n - 1].start + r->run[r->n - 1].count == start) {
-        r->run[r->n - 1].count += count;
+    if (r->n && r->range[r->n - 1].start + r->range[r->n - 1].count == start) {
+        r->range[r->n - 1].count += count;
         return 0;
     }
-    if (r->n == MAX_RUNS)
+    if (r->n == MAX_RANGES)
         return -E2BIG;
     if (r->n == r->cap) {
         size_t cap = r->cap ? 2 * r->cap : 4;
-        struct ws_element_range *more = realloc(r->run, cap * sizeof(*more));
+        struct ws_element_range *more = realloc(r->range, cap * sizeof(*more));
         if (!more)
             return -ENOMEM;
-        r->run = more;
+        r->range = more;
         r->cap = cap;
     }
-    assert(r->run);
-    r->run[r->n++] = (struct ws_element_range){start, count, local};
+    assert(r->range);
+    r->range[r->n++] = (struct ws_element_range){start, count, local};
     return 0;
 }
 
 /* The local indices [begin, end) of `from`, at the end of `to`. */
-static int cut(const struct ws_index_runs *from, uint64_t begin, uint64_t end, struct ws_index_runs *to)
+static int cut(const struct ws_element_ranges *from, uint64_t begin, uint64_t end,
+               struct ws_element_ranges *to)
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < from->n; i++) {
-        const struct ws_element_range *r = &from->run[i];
+        const struct ws_element_range *r = &from->range[i];
         uint64_t a = r->local > begin ? r->local : begin,
                  b = r->local + r->count < end ? r->local + r->count : end;
         if (a < b)
@@ -59,10 +60,10 @@ static void chunk(uint64_t *begin, uint64_t *end, uint64_t pieces, uint64_t i)
     *end = first + b;
 }
 
-static int apply(struct ws_index_runs *dim, const wsync_placement *p)
+static int apply(struct ws_element_ranges *dim, const wsync_placement *p)
 {
-    uint64_t n = ws_index_runs_count(dim), factor = p->kind == WSYNC_STRIDED_SHARD ? p->split_factor : 1;
-    struct ws_index_runs out = {0};
+    uint64_t n = ws_element_ranges_count(dim), factor = p->kind == WSYNC_STRIDED_SHARD ? p->split_factor : 1;
+    struct ws_element_ranges out = {0};
     int rc = 0;
     for (uint64_t k = 0; rc == 0 && k < factor; k++) {
         uint64_t begin = 0, end = n;
@@ -70,7 +71,7 @@ static int apply(struct ws_index_runs *dim, const wsync_placement *p)
         chunk(&begin, &end, p->size, p->coordinate);
         rc = cut(dim, begin, end, &out);
     }
-    free(dim->run);
+    free(dim->range);
     *dim = out;
     return rc;
 }
@@ -88,7 +89,7 @@ static int check(const char *name, const wsync_placement *p, unsigned n_dims, st
             name, (int)p->kind);
     if (p->kind != WSYNC_REPLICATE && p->dim >= n_dims)
         return ws_error_set(err, EINVAL, "%s is sharded on dimension %u and has %u", name, p->dim, n_dims);
-    if (p->kind == WSYNC_STRIDED_SHARD && (p->split_factor == 0 || p->split_factor > MAX_RUNS))
+    if (p->kind == WSYNC_STRIDED_SHARD && (p->split_factor == 0 || p->split_factor > MAX_RANGES))
         return ws_error_set(err, EINVAL, "%s has a strided shard with a split factor of %u", name,
                             p->split_factor);
     return 0;
@@ -111,13 +112,13 @@ int ws_sharding_make(const char *name, const uint64_t *shape, unsigned n_dims,
             rc = apply(&out->dims[p->dim], p);
     }
     if (rc == -E2BIG)
-        return ws_error_set(err, E2BIG, "%s is cut into over %d runs of a dimension", name, MAX_RUNS);
+        return ws_error_set(err, E2BIG, "%s is cut into over %d runs of a dimension", name, MAX_RANGES);
     return rc < 0 ? ws_error_set(err, ENOMEM, "no memory for the sharding of %s", name) : 0;
 }
 
 void ws_sharding_release(struct ws_sharding *s)
 {
     for (unsigned d = 0; d < s->n_dims; d++)
-        free(s->dims[d].run);
+        free(s->dims[d].range);
     *s = (struct ws_sharding){0};
 }

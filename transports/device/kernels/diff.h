@@ -1,16 +1,17 @@
-/* WS_KERNEL_DIFF_COUNT and WS_KERNEL_DIFF_PACK: what changed in blocks since the copy of them that was kept.
+/* WS_KERNEL_DIFF_COUNT and WS_KERNEL_DIFF_PACK: what changed in blocks since the shadow copy of them.
  *
- * A launch takes many blocks, since one of 4 MiB is compared in 2 microseconds. COUNT counts the changed
- * elements of each tile, part and block. PACK writes what changed of one block after the other, elements
- * ascending, and brings the kept copies up to date. It needs no word from the host in between: a warp finds
- * its place by adding up the counts before it, some hundred numbers a tile.
+ * A launch has many blocks, since one of 4 MiB is compared in 2 microseconds. COUNT counts the changed elements
+ * of each tile, span and block. PACK writes what changed of one block after the other, elements ascending, and
+ * brings the shadow copies up to date. The host does nothing in between: a warp finds its place by adding up
+ * the counts before it, some hundred numbers a tile.
  *
- * A block of which more changed than `most` (a third of its elements: its delta would not be short) is not
- * packed, nor is one that would not fit into what room there is, nor those after that. Their kept copies are
- * brought up to date like the others'. The host sees from the blocks' counts which they are (ws_diff_fits).
+ * A block is not packed if more of it changed than `most` (a third of its elements: its delta would not be
+ * short), or if it does not fit into the room that is left; then no later block is packed either. The shadow
+ * copies of such blocks are brought up to date, too. The host sees from the blocks' counts which blocks they are
+ * (ws_diff_fits).
  *
- * Parts are those of ws_delta_next_part (transports/delta/block.h), and what is packed is what
- * ws_delta_encode_found takes. Memory is read at its full speed where both copies of a part begin at
+ * Spans are those of ws_delta_span_next (transports/delta/block.h), and what is packed is what
+ * ws_delta_block_encode_changes takes. Memory is read at its full speed where both copies of a span begin at
  * multiples of its width, equally far from a multiple of 16. */
 #ifndef WS_TRANSPORTS_DEVICE_KERNELS_DIFF_H
 #define WS_TRANSPORTS_DEVICE_KERNELS_DIFF_H
@@ -20,12 +21,12 @@
 
 struct ws_diff_block {
     const unsigned char *bytes; /* the new ones */
-    unsigned char *kept;
-    uint32_t first_tile; /* of its first part */
+    unsigned char *shadow;
+    uint32_t first_tile; /* of its first span */
     uint32_t most;       /* changed elements that are packed, at most */
 };
 
-struct ws_diff_part {
+struct ws_diff_span {
     uint32_t block, begin, n; /* begin: byte in the block; elements, at least 1 */
     uint32_t width;           /* 1, 2 or 4 */
 };
@@ -33,14 +34,14 @@ struct ws_diff_part {
 /* All of it memory of the device. Both kernels take the same. */
 struct ws_diff_args {
     const struct ws_diff_block *blocks;
-    const struct ws_diff_part *parts; /* by block, in the order of the block */
-    const uint32_t *tiles;            /* n_parts + 1: tiles before each part, and at last of all */
+    const struct ws_diff_span *spans; /* by block, in the order of the block */
+    const uint32_t *tiles;            /* n_spans + 1: tiles before each span, and at last of all */
     uint32_t *tile_changed;           /* by tile: written by COUNT */
-    uint32_t *part_changed;           /* by part, by block: added to by COUNT, 0 before */
+    uint32_t *span_changed;           /* by span, by block: added to by COUNT, 0 before */
     uint32_t *block_changed;
-    uint32_t *at, *changes; /* written by PACK: the element's number in its part; zigzagged change - 1 */
+    uint32_t *at, *changes; /* written by PACK: the element's number in its span; zigzagged change - 1 */
     uint32_t room;          /* of both */
-    uint32_t n_parts;       /* at least 1 */
+    uint32_t n_spans;       /* at least 1 */
 };
 
 WS_DEVICE uint32_t ws_diff_tiles(uint32_t n, uint32_t width)
@@ -63,20 +64,20 @@ WS_DEVICE bool ws_diff_fits(uint32_t changed, uint32_t most, uint32_t place, uin
 
 struct ws_diff_tile {
     const unsigned char *bytes; /* of its first element */
-    unsigned char *kept;
-    uint32_t part, first, n, width; /* first: its number in the part */
+    unsigned char *shadow;
+    uint32_t span, first, n, width; /* first: its number in the span */
 };
 
 WS_DEVICE struct ws_diff_tile ws_diff_tile_at(const struct ws_diff_args *a, uint32_t tile, uint32_t lane)
 {
-    const uint32_t at = ws_warp_find(a->tiles, a->n_parts, tile, lane);
-    const struct ws_diff_part p = a->parts[at];
+    const uint32_t at = ws_warp_find(a->tiles, a->n_spans, tile, lane);
+    const struct ws_diff_span p = a->spans[at];
     const struct ws_diff_block *b = &a->blocks[p.block];
     const uint32_t each = WS_DIFF_TILE_BYTES / p.width, first = (tile - a->tiles[at]) * each;
     struct ws_diff_tile t;
     t.bytes = b->bytes + p.begin + (size_t)first * p.width;
-    t.kept = b->kept + p.begin + (size_t)first * p.width;
-    t.part = at;
+    t.shadow = b->shadow + p.begin + (size_t)first * p.width;
+    t.span = at;
     t.first = first;
     t.n = p.n - first < each ? p.n - first : each;
     t.width = p.width;
@@ -91,7 +92,7 @@ struct ws_diff_cut {
 
 WS_DEVICE struct ws_diff_cut ws_diff_cut_of(const struct ws_diff_tile *t)
 {
-    const uint32_t x = (uint32_t)(uintptr_t)t->bytes, y = (uint32_t)(uintptr_t)t->kept;
+    const uint32_t x = (uint32_t)(uintptr_t)t->bytes, y = (uint32_t)(uintptr_t)t->shadow;
     struct ws_diff_cut c = {t->n, 0};
     if (((x ^ y) & 15) == 0 && x % t->width == 0) {
         const uint32_t head = ((0 - x) & 15) / t->width;
@@ -146,13 +147,13 @@ WS_DEVICE uint32_t ws_diff_count_elements(const struct ws_diff_tile *t, uint32_t
     uint32_t n = 0;
     for (uint32_t i = from + lane; i < to; i += WS_WARP)
         n += ws_diff_element(t->bytes + i * t->width, t->width) !=
-             ws_diff_element(t->kept + i * t->width, t->width);
+             ws_diff_element(t->shadow + i * t->width, t->width);
     return n;
 }
 
 #define WS_DIFF_BATCH 4 /* words of each copy that a thread reads at once */
 
-WS_DEVICE uint32_t ws_diff_count_words(const unsigned char *bytes, const unsigned char *kept, uint32_t n,
+WS_DEVICE uint32_t ws_diff_count_words(const unsigned char *bytes, const unsigned char *shadow, uint32_t n,
                                        uint32_t width, uint32_t lane)
 {
     uint32_t changed = 0;
@@ -162,7 +163,7 @@ WS_DEVICE uint32_t ws_diff_count_words(const unsigned char *bytes, const unsigne
         for (uint32_t b = 0; b < WS_DIFF_BATCH; b++) {
             const uint32_t k = i + b * WS_WARP < n ? i + b * WS_WARP : i;
             x[b] = ws_diff_load(bytes + (size_t)k * 16);
-            y[b] = ws_diff_load(kept + (size_t)k * 16);
+            y[b] = ws_diff_load(shadow + (size_t)k * 16);
         }
         WS_UNROLL
         for (uint32_t b = 0; b < WS_DIFF_BATCH; b++)
@@ -174,27 +175,27 @@ WS_DEVICE uint32_t ws_diff_count_words(const unsigned char *bytes, const unsigne
 
 WS_DEVICE void ws_diff_count_body(const struct ws_diff_args *a, struct ws_warp w)
 {
-    const uint32_t n_tiles = a->tiles[a->n_parts];
+    const uint32_t n_tiles = a->tiles[a->n_spans];
     for (uint64_t tile = w.at; tile < n_tiles; tile += w.n) {
         const struct ws_diff_tile t = ws_diff_tile_at(a, (uint32_t)tile, w.lane);
         const struct ws_diff_cut c = ws_diff_cut_of(&t);
         const uint32_t words_end = c.head + c.words * (16 / t.width);
-        const unsigned char *bytes = t.bytes + c.head * t.width, *kept = t.kept + c.head * t.width;
+        const unsigned char *bytes = t.bytes + c.head * t.width, *shadow = t.shadow + c.head * t.width;
         uint32_t n = ws_diff_count_elements(&t, 0, c.head, w.lane) +
                      ws_diff_count_elements(&t, words_end, t.n, w.lane);
         if (t.width == 2)
-            n += ws_diff_count_words(bytes, kept, c.words, 2, w.lane);
+            n += ws_diff_count_words(bytes, shadow, c.words, 2, w.lane);
         else if (t.width == 4)
-            n += ws_diff_count_words(bytes, kept, c.words, 4, w.lane);
+            n += ws_diff_count_words(bytes, shadow, c.words, 4, w.lane);
         else
-            n += ws_diff_count_words(bytes, kept, c.words, 1, w.lane);
+            n += ws_diff_count_words(bytes, shadow, c.words, 1, w.lane);
         n = ws_warp_sum(n);
         if (w.lane > 0)
             continue;
         a->tile_changed[tile] = n;
         if (n > 0) {
-            ws_add_u32(&a->part_changed[t.part], n);
-            ws_add_u32(&a->block_changed[a->parts[t.part].block], n);
+            ws_add_u32(&a->span_changed[t.span], n);
+            ws_add_u32(&a->block_changed[a->spans[t.span].block], n);
         }
     }
 }
@@ -242,12 +243,12 @@ WS_DEVICE void ws_diff_pack_elements(const struct ws_diff_tile *t, uint32_t from
         uint32_t x = 0, y = 0, before;
         if (i < to) {
             x = ws_diff_element(t->bytes + i * t->width, t->width);
-            y = ws_diff_element(t->kept + i * t->width, t->width);
+            y = ws_diff_element(t->shadow + i * t->width, t->width);
         }
         const uint32_t n = ws_warp_count(x != y, &before, lane);
         if (x != y) {
             for (uint32_t k = 0; k < t->width; k++)
-                t->kept[i * t->width + k] = (unsigned char)(x >> 8 * k);
+                t->shadow[i * t->width + k] = (unsigned char)(x >> 8 * k);
             if (out->at) {
                 out->at[before] = t->first + i;
                 out->changes[before] = ws_diff_change(x, y, t->width);
@@ -284,14 +285,14 @@ WS_DEVICE void ws_diff_pack_words(const struct ws_diff_tile *t, struct ws_diff_c
                                   struct ws_diff_out *out, uint32_t lane)
 {
     const unsigned char *bytes = t->bytes + c.head * width;
-    unsigned char *kept = t->kept + c.head * width;
+    unsigned char *shadow = t->shadow + c.head * width;
     for (uint32_t from = 0; from < c.words; from += WS_DIFF_BATCH * WS_WARP) {
         struct ws_word16 x[WS_DIFF_BATCH], y[WS_DIFF_BATCH];
         WS_UNROLL
         for (uint32_t b = 0; b < WS_DIFF_BATCH; b++) {
             const uint32_t i = from + b * WS_WARP + lane, k = i < c.words ? i : 0;
             x[b] = ws_diff_load(bytes + (size_t)k * 16);
-            y[b] = ws_diff_load(kept + (size_t)k * 16);
+            y[b] = ws_diff_load(shadow + (size_t)k * 16);
         }
         WS_UNROLL
         for (uint32_t b = 0; b < WS_DIFF_BATCH; b++) {
@@ -302,7 +303,7 @@ WS_DEVICE void ws_diff_pack_words(const struct ws_diff_tile *t, struct ws_diff_c
                 continue;
             const uint32_t n = ws_warp_scan(ws_bits(mask), &before, lane);
             if (mask != 0)
-                *(struct ws_word16 *)(kept + (size_t)i * 16) = x[b];
+                *(struct ws_word16 *)(shadow + (size_t)i * 16) = x[b];
             if (out->at) {
                 ws_diff_put_word(out, before, t->first + c.head + i * (16 / width), width, &x[b], &y[b],
                                  mask);
@@ -315,13 +316,13 @@ WS_DEVICE void ws_diff_pack_words(const struct ws_diff_tile *t, struct ws_diff_c
 
 WS_DEVICE void ws_diff_pack_body(const struct ws_diff_args *a, struct ws_warp w)
 {
-    const uint32_t n_tiles = a->tiles[a->n_parts];
+    const uint32_t n_tiles = a->tiles[a->n_spans];
     for (uint64_t tile = w.at; tile < n_tiles; tile += w.n) {
         if (a->tile_changed[tile] == 0)
             continue;
         const struct ws_diff_tile t = ws_diff_tile_at(a, (uint32_t)tile, w.lane);
         const struct ws_diff_cut c = ws_diff_cut_of(&t);
-        struct ws_diff_out out = ws_diff_place(a, (uint32_t)tile, a->parts[t.part].block, w.lane);
+        struct ws_diff_out out = ws_diff_place(a, (uint32_t)tile, a->spans[t.span].block, w.lane);
         ws_diff_pack_elements(&t, 0, c.head, &out, w.lane);
         if (t.width == 2)
             ws_diff_pack_words(&t, c, 2, &out, w.lane);

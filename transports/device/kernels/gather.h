@@ -1,9 +1,9 @@
 /* WS_KERNEL_GATHER: many pieces of any shape, strided or converted, to where they belong, by one launch.
  *
- * Every item is cut into units of about the same work, and warps take units in turn: one item of a gigabyte
- * and ten thousand of a kilobyte keep all of them busy alike. Where rows are long, a warp goes along them:
- * its lanes touch what lies side by side, and bytes that are only moved go by the widest words that both
- * sides' addresses allow. Where rows are short, each lane finds the place of its own element.
+ * Every item is cut into units of about the same work, and warps process units in turn: one item of a gigabyte
+ * and ten thousand of a kilobyte keep all warps equally busy. Where rows are long, a warp goes along them: its
+ * lanes touch neighbouring elements, and bytes that are only moved go by the widest words that both sides'
+ * addresses allow. Where rows are short, each lane finds the place of its own element.
  *
  * The item's place, values and order are those of transports/simd/box.h, the values those of
  * transports/simd/convert.h. transports/device/gather.h makes items. */
@@ -45,7 +45,7 @@ struct ws_gather_args {
     uint32_t n;            /* items, at least 1 */
 };
 
-/* What is done with an element: WS_KEEP by its width, or the conversion. */
+/* What is done with an element: WS_SAME_TYPE by its width, or the conversion. */
 enum ws_gather_move {
     WS_MOVE_1 = WS_CONVERSION_COUNT,
     WS_MOVE_2,
@@ -53,7 +53,7 @@ enum ws_gather_move {
     WS_MOVE_8,
 };
 
-WS_DEVICE int ws_gather_move_of(uint32_t bytes)
+WS_DEVICE int ws_gather_move_for(uint32_t bytes)
 {
     return bytes == 1 ? WS_MOVE_1 : bytes == 2 ? WS_MOVE_2 : bytes == 4 ? WS_MOVE_4 : WS_MOVE_8;
 }
@@ -103,27 +103,27 @@ WS_DEVICE void ws_gather_store(uint64_t at, uint32_t bytes, uint64_t v)
     }
 }
 
-WS_DEVICE uint64_t ws_gather_turn(int move, uint64_t v, uint32_t *overflows)
+WS_DEVICE uint64_t ws_gather_convert(int move, uint64_t v, uint32_t *overflows)
 {
     uint32_t x = (uint32_t)v;
     uint16_t y;
     switch (move) {
     case WS_F32_TO_BF16:
-        y = ws_bf16_of(x);
+        y = ws_bf16_from_f32(x);
         *overflows += ws_bf16_overflows(x, y);
         return y;
     case WS_BF16_TO_F16:
     case WS_F32_TO_F16:
-        x = move == WS_F32_TO_F16 ? x : ws_f32_of_bf16((uint16_t)v);
-        y = ws_f16_of(x);
+        x = move == WS_F32_TO_F16 ? x : ws_f32_from_bf16((uint16_t)v);
+        y = ws_f16_from_f32(x);
         *overflows += ws_f16_overflows(x, y);
         return y;
     case WS_BF16_TO_F32:
-        return ws_f32_of_bf16((uint16_t)v);
+        return ws_f32_from_bf16((uint16_t)v);
     case WS_F16_TO_F32:
-        return ws_f32_of_f16((uint16_t)v);
+        return ws_f32_from_f16((uint16_t)v);
     case WS_F16_TO_BF16: /* has the greater range */
-        return ws_bf16_of(ws_f32_of_f16((uint16_t)v));
+        return ws_bf16_from_f32(ws_f32_from_f16((uint16_t)v));
     default:
         return v;
     }
@@ -148,7 +148,7 @@ WS_DEVICE uint32_t ws_gather_row_by(int move, uint64_t dst, int64_t dst_step, ui
         for (uint32_t b = 0; b < batch; b++)
             if (k + b * WS_WARP < n)
                 ws_gather_store(dst + (uint64_t)((int64_t)(k + b * WS_WARP) * dst_step), dst_bytes,
-                                ws_gather_turn(move, v[b], &overflows));
+                                ws_gather_convert(move, v[b], &overflows));
     }
     return overflows;
 }
@@ -211,7 +211,8 @@ WS_DEVICE void ws_gather_bytes(int move, uint64_t dst, uint64_t src, uint32_t n,
     if (word == 16)
         ws_gather_words(dst, src, words, lane);
     else
-        ws_gather_row(ws_gather_move_of((uint32_t)word), dst, (int64_t)word, src, (int64_t)word, words, lane);
+        ws_gather_row(ws_gather_move_for((uint32_t)word), dst, (int64_t)word, src, (int64_t)word, words,
+                      lane);
     const uint64_t done = words * word;
     ws_gather_row(move, dst + done, bytes, src + done, bytes, n - (uint32_t)(done / bytes), lane);
 }
@@ -303,14 +304,14 @@ WS_DEVICE uint32_t ws_gather_short_rows(int move, const struct ws_gather_item *i
         WS_UNROLL
         for (uint32_t b = 0; b < WS_GATHER_PLACES; b++)
             if (k + b * WS_WARP < n)
-                ws_gather_store(dst[b], dst_bytes, ws_gather_turn(move, v[b], &overflows));
+                ws_gather_store(dst[b], dst_bytes, ws_gather_convert(move, v[b], &overflows));
     }
     return overflows;
 }
 
 WS_DEVICE uint32_t ws_gather_unit(const struct ws_gather_item *i, uint64_t first, uint32_t n, uint32_t lane)
 {
-    const int move = i->conversion == WS_KEEP ? ws_gather_move_of(i->src_bytes) : i->conversion;
+    const int move = i->conversion == WS_SAME_TYPE ? ws_gather_move_for(i->src_bytes) : i->conversion;
     struct ws_gather_place p;
     ws_gather_seek(&p, i, first);
     return i->size[0] >= WS_GATHER_LONG_ROW ? ws_gather_long_rows(move, i, &p, n, lane)

@@ -1,9 +1,9 @@
 /* Kernel: what lets one body be compiled by nvcc for the device and by gcc for the host.
  *
  * The unit that works is the warp: 32 threads on a GPU, one on the CPU. Bodies use their warp's number, the
- * number of warps, their lane, and what a warp does together; nothing is asked of threads of other warps, so
- * that a CPU can run one thread after the other. All threads of a warp come to each function that begins with
- * ws_warp_. A launch has whole warps in its blocks. */
+ * number of warps, their lane, and what a warp does together. They need nothing of other warps, so that a CPU
+ * can run one thread after the other. All threads of a warp call each function that begins with ws_warp_. The
+ * blocks of a launch have whole warps. */
 #ifndef WS_TRANSPORTS_DEVICE_KERNELS_KERNEL_H
 #define WS_TRANSPORTS_DEVICE_KERNELS_KERNEL_H
 #include <stdbool.h>

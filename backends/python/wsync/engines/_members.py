@@ -150,7 +150,7 @@ class Member:
         try:
             self.post_pause()
         except (OSError, Refused) as e:
-            if e.changed_nothing if isinstance(e, Refused) else e.errno == errno.ECONNREFUSED:
+            if e.changed_nothing if isinstance(e, Refused) else e.errno == errno.EHOSTUNREACH:
                 self.paused, self._unanswered = before
             raise
         self._unanswered = False

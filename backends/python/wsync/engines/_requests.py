@@ -5,22 +5,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, Optional
 
-import cffi
-
 from ..lib import _dtypes
-from ..lib._library import Strings, check, ffi, lib
+from ..lib._library import Strings, check, ffi, lib, take
 from ..read._weights import ParamMeta
-
-_libc_ffi = cffi.FFI()
-_libc_ffi.cdef("void free(void *);")
-_libc = _libc_ffi.dlopen(None)
-
-
-def _taken(out: Any) -> dict[str, Any]:
-    try:
-        return json.loads(ffi.string(out[0]))
-    finally:
-        _libc.free(_libc_ffi.cast("void *", int(ffi.cast("uintptr_t", out[0]))))
 
 
 def broadcast_info(address: str, port: int, rank_offset: int, world_size: int, group: str, backend: str) -> dict[str, Any]:
@@ -31,7 +18,7 @@ def broadcast_info(address: str, port: int, rank_offset: int, world_size: int, g
     b.master_addr, b.master_port, b.rank_offset, b.world_size = keep(address), port, rank_offset, world_size
     b.group_name, b.backend = keep(group), keep(backend)
     check(lib.wsync_sync_info_encode(info, out))
-    return _taken(out)
+    return json.loads(take(out))
 
 
 def broadcast_request(metas: Sequence[ParamMeta], version: Optional[int] = None, run: Optional[str] = None) -> dict[str, Any]:
@@ -43,4 +30,4 @@ def broadcast_request(metas: Sequence[ParamMeta], version: Optional[int] = None,
     request.struct_size, request.strategy = ffi.sizeof("wsync_update_request"), lib.WSYNC_BROADCAST
     request.version, request.run, request.n, request.tensors = version or 0, keep(run), len(metas), tensors
     check(lib.wsync_update_request_encode(request, out))
-    return _taken(out)
+    return json.loads(take(out))

@@ -1,21 +1,31 @@
-"""Safetensors' element types in NumPy's and PyTorch's terms."""
+"""Safetensors' element types in NumPy's and PyTorch's terms. Which there are, and their sizes, is libwsync's table."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, Optional
 
-from ._library import lib
+from ._library import ffi, lib, text
 
+
+def _all() -> Iterator[tuple[str, int, Optional[str]]]:
+    """Safetensors' name, bits of an element and torch's name (None: it has none) of each type, in wsync.h's order."""
+    number = 0
+    while (name := lib.wsync_dtype_safetensors(number)) != ffi.NULL:
+        yield text(name), lib.wsync_dtype_bits(number), text(lib.wsync_dtype_name(number)) or None
+        number += 1
+
+
+#: safetensors' names, in the order of wsync.h's numbers
+NAMES = [name for name, _, _ in _all()]
+#: wsync.h's number of each
+NUMBERS = {name: number for number, name in enumerate(NAMES)}
 #: bits of an element
-BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4,
-        "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "F64": 64,
-        "I64": 64, "U64": 64, "C64": 64}
-_NUMPY = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16", "I32": "int32",
-          "U32": "uint32", "F32": "float32", "F64": "float64", "I64": "int64", "U64": "uint64", "C64": "complex64"}
-_ML_DTYPES = {"BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
-              "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}
-_TORCH = {**_NUMPY, **_ML_DTYPES, "F4": "float4_e2m1fn_x2"}
-_FILE = {called: dtype for dtype, called in {**_NUMPY, **_ML_DTYPES}.items()}
+BITS = {name: bits for name, bits, _ in _all()}
+#: NumPy and ml_dtypes have torch's names
+_CALLED = {name: called for name, _, called in _all() if called}
+_TORCH = {**_CALLED, "F4": "float4_e2m1fn_x2"}  # two numbers an element
+_FILE = {called: name for name, called in _CALLED.items()}
 _numbers: dict = {}  # dtype object -> number
 
 
@@ -28,7 +38,7 @@ def number(dtype: Any, name: str) -> int:
             raise TypeError(f"{name} has the dtype {dtype}, of the other byte order: convert it by .astype({dtype.newbyteorder('=')})")
         if called not in _FILE:
             raise TypeError(f"{name} has the dtype {dtype}, which a safetensors file cannot hold: convert it before")
-        found = _numbers[dtype] = getattr(lib, "WSYNC_" + _FILE[called])
+        found = _numbers[dtype] = NUMBERS[_FILE[called]]
     return found
 
 
@@ -62,17 +72,18 @@ def numpy_dtype(name: str) -> Any:
     """The numpy.dtype of a safetensors dtype. ImportError: it is ml_dtypes' and that is not installed; TypeError: NumPy has none."""
     import numpy
 
-    if name in _NUMPY:
-        return numpy.dtype(_NUMPY[name])
-    if name not in _ML_DTYPES:
+    called = _CALLED.get(name)
+    if called is None:
         raise TypeError(f"NumPy has no dtype for {name}, whose elements are no whole bytes: take its bytes by raw()")
+    if hasattr(numpy, called):
+        return numpy.dtype(called)
     try:
         import ml_dtypes
     except ImportError:
         raise ImportError(f"NumPy itself has no dtype for {name}: install ml_dtypes, or use framework='torch'", name="ml_dtypes") from None
-    if not hasattr(ml_dtypes, _ML_DTYPES[name]):
-        raise ImportError(f"ml_dtypes {ml_dtypes.__version__} has no {_ML_DTYPES[name]}: install a newer ml_dtypes", name="ml_dtypes")
-    return numpy.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    if not hasattr(ml_dtypes, called):
+        raise ImportError(f"ml_dtypes {ml_dtypes.__version__} has no {called}: install a newer ml_dtypes", name="ml_dtypes")
+    return numpy.dtype(getattr(ml_dtypes, called))
 
 
 def torch_dtype(name: str) -> Any:

@@ -36,7 +36,7 @@ def _declarations(header: str) -> str:
     """The header without its preprocessor's lines and what is for C++; constants are put in."""
     header = re.sub(r"#ifdef __cplusplus\n.*?#endif\n", "", header, flags=re.S)
     constants = dict(re.findall(r"^#define (WSYNC_\w+)\s+(\d+)\s*$", header, re.M))
-    header = re.sub(r"^#.*\n", "", header, flags=re.M)
+    header = re.sub(r"^#.*\n|^WSYNC_DEPRECATED\(.*\)\n", "", header, flags=re.M)
     return re.sub(r"\bWSYNC_\w+\b", lambda m: constants.get(m.group(0), m.group(0)), header)
 
 
@@ -71,11 +71,22 @@ def _open() -> tuple[cffi.FFI, Any]:
 
 
 ffi, lib = _open()
+_libc_ffi = cffi.FFI()
+_libc_ffi.cdef("void free(void *);")
+_libc = _libc_ffi.dlopen(None)
 
 
 def text(pointer) -> str:
     """A C string; "" for NULL."""
     return ffi.string(pointer).decode("utf-8", "replace") if pointer != ffi.NULL else ""
+
+
+def take(out) -> str:
+    """The text at a char** that a function of libwsync has filled; freed."""
+    try:
+        return text(out[0])
+    finally:
+        _libc.free(_libc_ffi.cast("void *", int(ffi.cast("uintptr_t", out[0]))))
 
 
 def check(rc: int) -> int:

@@ -173,7 +173,7 @@ class Publisher:
         self._interrupt = _Interrupt()
         config.interrupted = self._interrupt.callback
         out = ffi.new("wsync_publisher **")
-        self._checked(lib.wsync_open(config, out))
+        self._checked(lib.wsync_publisher_open(config, out))
         self._pub = out[0]
         _opened.add(self)
 

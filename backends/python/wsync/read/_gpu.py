@@ -18,7 +18,6 @@ from ._weights import ParamMeta, Weights, open as open_weights
 SHARED = os.path.join(".wsync", "cuda_ipc.json")
 MAX_SHARED_BYTES = 256 << 20
 _INTEGERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # __cuda_array_interface__ knows no bfloat16: integers, viewed as what they are
-_NAMES = {getattr(lib, f"WSYNC_{name}"): name for name in _dtypes.BITS}
 
 
 class _Map:
@@ -84,7 +83,7 @@ def _dense(size: tuple[int, ...]) -> tuple[int, ...]:
 def _piece(index: int, t: Any) -> _Piece:
     n, p = t.n_dims, t.piece
     shape = tuple(t.shape[0:n])
-    plain = (not t.converts or t.data_dtype == t.dtype) and _dtypes.BITS[_NAMES[t.dtype]] >= 8
+    plain = (not t.converts or t.data_dtype == t.dtype) and _dtypes.BITS[_dtypes.NAMES[t.dtype]] >= 8
     if p.kind == lib.WSYNC_RANGE:
         where, start, size = None, p.start, (p.count,)
         strides = (1,)
@@ -201,7 +200,7 @@ class GpuWeights(Mapping[str, Any]):
         self._pieces: dict[str, list[_Piece]] = {}
         for i, t in enumerate(of.tensors()):
             name = text(t.name)
-            self._entries[name] = (_NAMES[t.dtype], tuple(t.shape[0 : t.n_dims]))
+            self._entries[name] = (_dtypes.NAMES[t.dtype], tuple(t.shape[0 : t.n_dims]))
             self._pieces.setdefault(name, []).append(_piece(i, t))
         #: tensors of which only a part is on GPUs: they are not in the mapping
         self.partial = [name for name, (_, shape) in self._entries.items() if sum(p.count for p in self._pieces[name]) != math.prod(shape)]

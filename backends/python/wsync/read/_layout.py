@@ -1,18 +1,24 @@
-"""Names, dtypes and shapes of a version's tensors: what may take the place of what. The same as transports/format/layout.h, for
-loaders that live in an engine's own process."""
+"""Names, dtypes and shapes of a version's tensors: what may take the place of what, by libwsync's comparison. For loaders that live
+in an engine's own process, and senders."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..lib import _dtypes
+from ..lib._library import Strings, check, ffi, lib, text
+
 #: name: (safetensors dtype, shape)
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 MOST_NAMED = 20
 
 
-def _is(of: tuple[str, tuple[int, ...]]) -> str:
-    return f"{of[0]} [{','.join(map(str, of[1]))}]"
+def _tensors(layout: Layout, keep: Strings) -> Any:
+    tensors = keep.array("wsync_tensor[]", len(layout))
+    for t, (name, (dtype, shape)) in zip(tensors, layout.items()):
+        t.name, t.dtype, t.n_dims, t.shape = keep(name), _dtypes.NUMBERS[dtype], len(shape), tuple(shape)
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,16 @@ class Difference:
     @classmethod
     def between(cls, have: Layout, want: Layout) -> "Difference":
         """have: what is to be loaded; want: what is served."""
-        both = sorted(have.keys() & want.keys())
-        return cls(sorted(want.keys() - have.keys()), sorted(have.keys() - want.keys()),
-                   {name: f"{_is(have[name])}, was {_is(want[name])}" for name in both if have[name] != want[name]})
+        keep, out, found = Strings(), ffi.new("wsync_differences **"), cls()
+        check(lib.wsync_layout_compare(_tensors(have, keep), len(have), _tensors(want, keep), len(want), out))
+        differences, i = ffi.gc(out[0], lib.wsync_differences_free), 0
+        while (d := lib.wsync_difference_at(differences, i)) != ffi.NULL:
+            if d.kind == lib.WSYNC_DIFFERS:
+                found.differing[text(d.name)] = text(d.text)
+            else:
+                (found.missing if d.kind == lib.WSYNC_MISSING else found.extra).append(text(d.name))
+            i += 1
+        return found
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.extra or self.differing)

@@ -3,18 +3,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
 from ..lib import _dtypes
 from ..lib._folder import Folder, VersionFiles
-from ._safetensors import File, FormatError, no_duplicates
+from ..lib._library import Strings, ffi, lib, text
+from ._safetensors import File, FormatError, checked
 
 INDEX = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 256 << 20
-SUFFIX = ".safetensors"
+MANIFEST = ".wsync/manifest.json"
+MAX_MANIFEST_BYTES = 256 << 20
 
 
 class ParamMeta(NamedTuple):
@@ -39,51 +39,38 @@ class Weights(Mapping[str, Any]):
         self.path = folder.path if only is None else os.path.join(folder.path, only)
         self._files: dict[str, File] = {}
         self._folder = folder
+        self._index: Any = ffi.NULL
         try:
-            self._indexed = only is None and folder.exists(INDEX)
-            if self._indexed:
+            if only is None and folder.exists(INDEX):
                 self._places = self._read_index()
-                self._placed: dict[str, set[str]] = {}
-                for name, file in self._places.items():
-                    self._placed.setdefault(file, set()).add(name)
             else:
-                self._places = self._read_files(self._list() if only is None else [only])
+                self._places = self._read_files(self._choose(ffi.NULL) if only is None else [only])
         except BaseException:
             self.close()
             raise
 
     # --- what is where ---
-    def _text(self, name: str) -> bytes:
-        with os.fdopen(self._folder.open(name), "rb") as f:
-            text = f.read(MAX_INDEX_BYTES + 1)
-        if len(text) > MAX_INDEX_BYTES:
-            raise FormatError(f"{self.path}/{name} is larger than the limit of {MAX_INDEX_BYTES} bytes")
-        return text
 
     def _read_index(self) -> dict[str, str]:
+        out, file = ffi.new("wsync_index **"), ffi.new("char **")
+        fd = self._folder.open(INDEX)
         try:
-            places = json.loads(self._text(INDEX), object_pairs_hook=no_duplicates)["weight_map"]
-        except (KeyError, TypeError, ValueError, RecursionError) as e:
-            raise FormatError(f"{self.path}/{INDEX} is no index: {type(e).__name__}: {e}") from None
-        if not isinstance(places, dict):
-            raise FormatError(f"{self.path}/{INDEX}: its weight_map is no object")
-        for name, file in places.items():
-            if not isinstance(file, str) or "/" in file or "\0" in file or not file.endswith(SUFFIX):
-                raise FormatError(f"{self.path}/{INDEX} places tensor \"{name[:160]}\" in {str(file)[:160]!r}, which is no {SUFFIX} file of the folder")
-        for file in sorted(set(places.values())):
-            if not self._folder.exists(file):
-                raise FormatError(f"{self.path}/{INDEX} names {file}, which is missing: fetch the checkpoint again")
+            checked(self.path, lib.wsync_index_open(fd, out))
+        finally:
+            os.close(fd)
+        self._index = ffi.gc(out[0], lib.wsync_index_close)
+        self._choose(self._index)
+        places: dict[str, str] = {}
+        while (name := lib.wsync_index_tensor(self._index, len(places), file)) != ffi.NULL:
+            places[text(name)] = text(file[0])
         return places
 
-    def _list(self) -> list[str]:
-        found = sorted(n for n in self._folder.names() if n.endswith(SUFFIX) and not n.startswith("."))
-        if not found:
-            raise FormatError(f"{self.path} has no *{SUFFIX} file")
-        for name in found:
-            numbered = re.search(r"-(\d+)-of-(\d+)\.safetensors$", name)
-            if numbered and len([n for n in found if n.startswith(name[: numbered.start() + 1])]) < int(numbered[2]):
-                raise FormatError(f"{self.path} has not all {int(numbered[2])} files that {name} belongs to: fetch the checkpoint again")
-        return found
+    def _choose(self, index: Any) -> list[str]:
+        """The files of weights in the folder, by the index or by their names; sorted."""
+        keep, names = Strings(), sorted(self._folder.names())
+        chosen = ffi.new("unsigned char[]", len(names))
+        checked(self.path, lib.wsync_select_weights(keep.array("char *[]", [keep(name) for name in names]), len(names), index, chosen))
+        return [name for name, it_is in zip(names, chosen) if it_is]
 
     def _read_files(self, names: list[str]) -> dict[str, str]:
         places: dict[str, str] = {}
@@ -98,11 +85,7 @@ class Weights(Mapping[str, Any]):
         found = self._files.get(name)
         if found:
             return found
-        found = File(os.path.join(self._folder.path, name), self._folder.open(name))
-        if self._indexed:
-            odd = sorted(self._placed[name].symmetric_difference(found.entries))
-            if odd:
-                raise FormatError(f"{found.path} and {INDEX} disagree about {len(odd)} tensors, such as \"{odd[0][:160]}\"")
+        found = File(os.path.join(self._folder.path, name), self._folder.open(name), self._index)
         return self._files.setdefault(name, found)
 
     # --- the mapping ---
@@ -145,7 +128,7 @@ class Weights(Mapping[str, Any]):
     def header_metadata(self) -> dict[str, str]:
         """The __metadata__ of all files together, as safetensors' safe_open.metadata() has it of one."""
         found: dict[str, str] = {}
-        for file in dict.fromkeys(self._places.values()) if self._indexed else list(self._files):
+        for file in dict.fromkeys(self._places.values()) if self._index != ffi.NULL else list(self._files):
             found.update(self._file(file).metadata)
         return found
 
@@ -154,7 +137,11 @@ class Weights(Mapping[str, Any]):
             return self._folder.manifest
         if not hasattr(self, "_manifest_read"):
             try:
-                self._manifest_read = json.loads(self._text(".wsync/manifest.json"))
+                with os.fdopen(self._folder.open(MANIFEST), "rb") as f:
+                    found = f.read(MAX_MANIFEST_BYTES + 1)
+                if len(found) > MAX_MANIFEST_BYTES:
+                    raise FormatError(f"{self.path}/{MANIFEST} is larger than the limit of {MAX_MANIFEST_BYTES} bytes")
+                self._manifest_read = json.loads(found)
             except (FileNotFoundError, NotADirectoryError):
                 self._manifest_read = {}
         return self._manifest_read

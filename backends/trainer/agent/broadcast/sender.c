@@ -1,8 +1,9 @@
-/* The agent's end of broadcasts: it gathers those that ask for a version, and a thread sends it to all of
- * them at once out of its slot, one round at a time. Who asks while a round is under way is in the next one.
- * A version whose slot is wanted ends its round. The questions: transports/nccl/broadcast.c. */
+/* Sender: gathers the mounts that ask for a version, and sends it to all of them at once out of its slot, from
+ * a thread of its own, one round at a time. A mount that asks while a round is under way is in the next one. A
+ * round ends when the slot of its version is wanted. The requests: transports/nccl/broadcast.c. */
 #include "backends/trainer/agent/broadcast/sender.h"
 #include "backends/trainer/agent/core/features.h"
+#include "backends/trainer/agent/core/leases.h"
 #include "backends/trainer/agent/core/models.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -18,8 +19,8 @@
 /* --- rounds --- */
 
 struct round {
-    struct ws_hold *hold;
-    struct ws_round_plan plan;
+    struct ws_lease *lease;
+    struct ws_broadcast_plan plan;
     struct ws_block_run *runs;
     const unsigned char **data;
     bool **wanted; /* a flag a block, one array a file */
@@ -31,24 +32,24 @@ static bool is_wanted(void *arg, size_t file, size_t block)
 }
 
 /* Notes what one member wants. Its blocks are of the version with that digest, as the round's. */
-static void add_wants(struct round *r, const struct ws_joiner *j)
+static void add_wants(struct round *r, const struct ws_sender_joiner *j)
 {
-    const struct ws_manifest *m = r->hold->manifest;
+    const struct ws_manifest *m = r->lease->manifest;
     for (size_t f = 0; !j->wants && f < m->n_files; f++)
         memset(r->wanted[f], true, m->files[f].n_blocks);
     for (size_t i = 0; j->wants && i < j->n_wants; i++)
         memset(&r->wanted[j->wants[i].file][j->wants[i].first], true, j->wants[i].n);
 }
 
-static int make_room(struct round *r, struct ws_error *err)
+static int allocate_round(struct round *r, struct ws_error *err)
 {
-    const struct ws_manifest *m = r->hold->manifest;
+    const struct ws_manifest *m = r->lease->manifest;
     bool lacks;
     r->data = calloc(m->n_files + 1, sizeof(*r->data));
     r->wanted = calloc(m->n_files + 1, sizeof(*r->wanted));
     lacks = !r->data || !r->wanted;
     for (size_t f = 0; !lacks && f < m->n_files; f++) {
-        r->data[f] = r->hold->regions[f] ? ws_region_data(r->hold->regions[f]) : NULL;
+        r->data[f] = r->lease->regions[f] ? ws_region_data(r->lease->regions[f]) : NULL;
         r->wanted[f] = calloc(m->files[f].n_blocks + 1, sizeof(bool));
         lacks = !r->wanted[f];
     }
@@ -57,19 +58,19 @@ static int make_room(struct round *r, struct ws_error *err)
 
 static void clear_round(struct ws_agent *a, struct round *r)
 {
-    for (size_t f = 0; r->wanted && f < r->hold->manifest->n_files; f++)
+    for (size_t f = 0; r->wanted && f < r->lease->manifest->n_files; f++)
         free(r->wanted[f]);
     free(r->wanted);
     free(r->data);
     free(r->runs);
-    if (r->hold)
-        ws_agent_drop(a, r->hold);
+    if (r->lease)
+        ws_agent_lease_release(a, r->lease);
 }
 
-static json_t *offer_of(const struct ws_round_plan *p)
+static json_t *invitation_json(const struct ws_broadcast_plan *p)
 {
     char id[WS_NCCL_ID_TEXT];
-    ws_nccl_id_text(p->id, id);
+    ws_nccl_id_format(p->id, id);
     return json_pack("{s:s,s:i,s:I,s:i,s:o}", "id", id, "n_ranks", (int)p->n_ranks, "bucket_bytes",
                      (json_int_t)p->bucket_bytes, "stall_ms", (int)p->stall_ms, "blocks",
                      ws_block_runs_json(p->runs, p->n_runs));
@@ -81,28 +82,28 @@ static void end_round(void *arg)
 }
 
 /* Only this thread changes the list of members, so it may be read without the lock. */
-static int plan_round(struct ws_agent *a, struct ws_broadcasts *b, struct round *r, struct ws_error *err)
+static int plan_round(struct ws_agent *a, struct ws_sender *b, struct round *r, struct ws_error *err)
 {
-    const struct ws_joiner *first = b->members;
+    const struct ws_sender_joiner *first = b->members;
     unsigned n = 1;
-    int rc = ws_agent_hold(a, first->model, first->of.version, first->of.run, "broadcast", end_round,
-                           &b->end_round, &r->hold, err);
+    int rc = ws_agent_lease_acquire(a, first->model, first->version.version, first->version.lineage,
+                                    "broadcast", end_round, &b->end_round, &r->lease, err);
     if (rc == 0)
-        rc = make_room(r, err);
-    if (rc == 0 && strcmp(r->hold->manifest->digest, first->digest) != 0)
+        rc = allocate_round(r, err);
+    if (rc == 0 && strcmp(r->lease->manifest->digest, first->digest) != 0)
         rc = ws_error_set(err, ESTALE, "%s/%" PRIu64 " is another one by now", first->model,
-                          first->of.version);
-    for (const struct ws_joiner *j = first; rc == 0 && j; j = j->next, n++)
+                          first->version.version);
+    for (const struct ws_sender_joiner *j = first; rc == 0 && j; j = j->next, n++)
         add_wants(r, j);
     if (rc == 0)
-        rc = ws_block_runs_new(r->hold->manifest, is_wanted, r, &r->runs, &r->plan.n_runs, err);
+        rc = ws_block_runs_new(r->lease->manifest, is_wanted, r, &r->runs, &r->plan.n_runs, err);
     if (rc == 0 && r->plan.n_runs == 0)
-        rc = ws_error_set(err, EINVAL, "nobody wants a block");
+        rc = ws_error_set(err, EINVAL, "no member of the broadcast wants a block");
     if (rc == 0)
-        rc = ws_nccl_id(b->device, r->plan.id, err);
+        rc = ws_nccl_id_new(b->device, r->plan.id, err);
     if (rc < 0)
         return rc;
-    r->plan.manifest = r->hold->manifest;
+    r->plan.manifest = r->lease->manifest;
     r->plan.runs = r->runs;
     r->plan.n_ranks = n;
     r->plan.bucket_bytes = BUCKET_BYTES;
@@ -110,74 +111,74 @@ static int plan_round(struct ws_agent *a, struct ws_broadcasts *b, struct round 
     r->plan.device = b->device;
     r->plan.stop = &b->end_round;
     r->plan.cancel = &a->stop;
-    json_t *offer = offer_of(&r->plan);
+    json_t *invitation = invitation_json(&r->plan);
     pthread_mutex_lock(&a->lock);
-    b->offer = offer;
+    b->invitation = invitation;
     pthread_mutex_unlock(&a->lock);
-    return offer ? 0 : ws_error_set(err, ENOMEM, "no memory for a round");
+    return invitation ? 0 : ws_error_set(err, ENOMEM, "no memory for a round");
 }
 
-static void log_round(const struct ws_joiner *first, const struct round *r, int rc, uint64_t bytes,
+static void log_round(const struct ws_sender_joiner *first, const struct round *r, int rc, uint64_t bytes,
                       uint64_t ns, const struct ws_error *err)
 {
     double speed = ns ? (double)bytes / (double)ns : 0;
     if (rc == 0)
         ws_log(WS_LOG_INFO, "agent",
                "broadcast model=%s version=%" PRIu64 " to=%u bytes=%" PRIu64 " ms=%.1f GB/s=%.2f",
-               first->model, first->of.version, r->plan.n_ranks - 1, bytes, (double)ns / 1e6, speed);
+               first->model, first->version.version, r->plan.n_ranks - 1, bytes, (double)ns / 1e6, speed);
     else
         ws_log(WS_LOG_WARN, "agent",
                "broadcast given up model=%s version=%" PRIu64 " to=%u bytes=%" PRIu64 " ms=%.1f: %s",
-               first->model, first->of.version, r->plan.n_ranks ? r->plan.n_ranks - 1 : 0, bytes,
+               first->model, first->version.version, r->plan.n_ranks ? r->plan.n_ranks - 1 : 0, bytes,
                (double)ns / 1e6, err->text);
 }
 
 /* b->members are its receivers. Not under lock. */
-static void run_round(struct ws_agent *a, struct ws_broadcasts *b)
+static void run_round(struct ws_agent *a, struct ws_sender *b)
 {
     struct round r = {0};
     struct ws_error err = {0};
     uint64_t bytes = 0, ns = 0;
     int rc = plan_round(a, b, &r, &err);
     if (rc == 0)
-        rc = ws_round_send_all(&r.plan, r.data, b->workers, &bytes, &ns, &err);
+        rc = ws_broadcast_send(&r.plan, r.data, b->workers, &bytes, &ns, &err);
     log_round(b->members, &r, rc, bytes, ns, &err);
     clear_round(a, &r);
     struct ws_error why = {0};
-    char uuid[WS_DEVICE_ID]; /* b's is read under the lock */
-    bool lost = rc < 0 && ws_round_device(b->device, uuid, &why) < 0;
+    char uuid[WS_DEVICE_UUID_BYTES]; /* b's is read under the lock */
+    bool lost = rc < 0 && ws_broadcast_device(b->device, uuid, &why) < 0;
     if (lost)
         ws_log(WS_LOG_ERROR, "agent", "nothing is broadcast any more: %s", why.text);
     pthread_mutex_lock(&a->lock);
     if (lost)
         snprintf(b->broken, sizeof(b->broken), "%s", why.text);
-    b->whole += rc == 0;
-    b->failed += rc < 0;
-    b->bytes += bytes;
-    b->speed = ns ? (uint64_t)((double)bytes / (double)ns * 1e9) : 0;
-    json_decref(b->offer);
-    b->offer = NULL;
-    ws_joiners_free(&b->members);
+    b->n_completed += rc == 0;
+    b->n_failed += rc < 0;
+    b->sent_bytes += bytes;
+    b->bytes_per_second = ns ? (uint64_t)((double)bytes / (double)ns * 1e9) : 0;
+    json_decref(b->invitation);
+    b->invitation = NULL;
+    ws_sender_joiners_free(&b->members);
     pthread_mutex_unlock(&a->lock);
 }
 
 static void *broadcaster(void *arg)
 {
     struct ws_agent *a = arg;
-    struct ws_broadcasts *b = atomic_load(&a->broadcasts);
+    struct ws_sender *b = a->feature_state[WS_FEATURE_broadcast];
     ws_thread_nice(a->options.nice);
     pthread_mutex_lock(&a->lock);
     while (!atomic_load(&a->stop)) {
-        ws_broadcast_forget(b, ws_clock_ns());
-        const struct ws_joiner *first = b->waiting;
+        ws_sender_expire(b, ws_clock_ns());
+        const struct ws_sender_joiner *first = b->waiting;
         uint64_t end = first ? first->since_ns + b->gather_ms * WS_MS_NS : 0;
         if (!first) {
             pthread_cond_wait(&a->changed, &a->lock);
-        } else if (ws_clock_ns() < end && !ws_broadcast_all_here(a, b)) {
+        } else if (ws_clock_ns() < end && !ws_sender_all_joined(a, b)) {
             (void)ws_agent_wait(a, end);
         } else {
             atomic_store(&b->end_round, false);
-            ws_broadcast_choose(b);
+            ws_sender_select_members(b);
             pthread_mutex_unlock(&a->lock);
             run_round(a, b);
             pthread_mutex_lock(&a->lock);
@@ -191,27 +192,27 @@ static void *broadcaster(void *arg)
 
 static void put_status(const struct ws_agent *a, json_t *out)
 {
-    const struct ws_broadcasts *b = atomic_load(&a->broadcasts);
+    const struct ws_sender *b = ws_sender_of(a);
     unsigned waiting = 0, members = 0;
     char release[WS_NCCL_RELEASE_TEXT];
     if (!b)
         return;
-    for (const struct ws_joiner *j = b->waiting; j; j = j->next)
+    for (const struct ws_sender_joiner *j = b->waiting; j; j = j->next)
         waiting++;
-    for (const struct ws_joiner *j = b->members; j; j = j->next)
+    for (const struct ws_sender_joiner *j = b->members; j; j = j->next)
         members++;
-    ws_nccl_release_text(ws_round_release(), release);
+    ws_nccl_release_format(ws_nccl_release(), release);
     json_object_set_new(out, "broadcast",
                         json_pack("{s:i,s:s,s:s,s:i,s:i,s:I,s:I,s:I,s:I}", "device", b->device, "uuid",
                                   b->uuid, "nccl", release, "waiting", (int)waiting, "receiving",
-                                  (int)members, "rounds", (json_int_t)b->whole, "failed",
-                                  (json_int_t)b->failed, "bytes", (json_int_t)b->bytes, "bytes_per_second",
-                                  (json_int_t)b->speed));
+                                  (int)members, "rounds", (json_int_t)b->n_completed, "failed",
+                                  (json_int_t)b->n_failed, "bytes", (json_int_t)b->sent_bytes,
+                                  "bytes_per_second", (json_int_t)b->bytes_per_second));
 }
 
 static void put_metrics(const struct ws_agent *a, FILE *f)
 {
-    const struct ws_broadcasts *b = atomic_load(&a->broadcasts);
+    const struct ws_sender *b = ws_sender_of(a);
     if (!b)
         return;
     fprintf(f,
@@ -222,63 +223,49 @@ static void put_metrics(const struct ws_agent *a, FILE *f)
             "\n"
             "# TYPE wsync_agent_broadcast_bytes_per_second gauge\n"
             "wsync_agent_broadcast_bytes_per_second %" PRIu64 "\n",
-            b->whole, b->failed, b->bytes, b->speed);
+            b->n_completed, b->n_failed, b->sent_bytes, b->bytes_per_second);
 }
 
 /* --- start and stop --- */
 
-static void free_broadcasts(struct ws_broadcasts *b)
-{
-    ws_joiners_free(&b->waiting);
-    ws_workers_free(b->workers);
-    free(b);
-}
-
-static int open_device(struct ws_broadcasts *b, const char *name, struct ws_error *err)
+static int open_device(struct ws_sender *b, const char *name, struct ws_error *err)
 {
     uint64_t device = 0;
     if (strcmp(name, "auto") != 0 && (ws_text_u64(name, &device) < 0 || device > INT32_MAX))
         return ws_error_set(err, EINVAL, "--broadcast is a device's number, auto or off, not '%s'", name);
     b->device = (int)device;
-    int rc = ws_round_available(err);
-    return rc == 0 ? ws_round_device(b->device, b->uuid, err) : rc;
+    int rc = ws_broadcast_available(err);
+    return rc == 0 ? ws_broadcast_device(b->device, b->uuid, err) : rc;
 }
 
 static int start(struct ws_agent *a, struct ws_error *err)
 {
+    struct ws_sender *b = a->feature_state[WS_FEATURE_broadcast];
+    const unsigned n = a->options.n_threads < MAX_THREADS ? a->options.n_threads : MAX_THREADS;
     const char *name = a->options.broadcast;
     struct ws_error why = {0};
     if (!name)
         return 0;
-    struct ws_broadcasts *b = calloc(1, sizeof(*b));
-    if (!b)
-        return ws_error_set(err, ENOMEM, "no memory for broadcasts");
     int rc = open_device(b, name, &why);
     if (rc < 0 && strcmp(name, "auto") == 0) {
         ws_log(WS_LOG_INFO, "agent", "nothing is broadcast: %s", why.text);
-        free(b);
         return 0;
     }
     b->gather_ms = a->options.gather_ms ? a->options.gather_ms : WS_GATHER_MS;
-    if (rc == 0 &&
-        !(b->workers = ws_workers_new(a->options.n_threads < MAX_THREADS ? a->options.n_threads : MAX_THREADS,
-                                      a->options.nice)))
+    if (rc == 0 && !(b->workers = ws_workers_new(n, a->options.nice)))
         rc = ws_error_set(&why, ENOMEM, "no memory for threads");
-    atomic_store(&a->broadcasts, b);
     if (rc == 0 && ws_thread_start(&b->thread, broadcaster, a) < 0)
         rc = ws_error_set(&why, EAGAIN, "cannot start the thread that broadcasts");
-    if (rc == 0) {
-        ws_log(WS_LOG_INFO, "agent", "broadcasting device=%d uuid=%s", b->device, b->uuid);
-        return 0;
-    }
-    atomic_store(&a->broadcasts, NULL);
-    free_broadcasts(b);
-    return ws_error_set(err, -rc, "cannot broadcast from device %s: %s", name, why.text);
+    if (rc < 0)
+        return ws_error_set(err, -rc, "cannot broadcast from device %s: %s", name, why.text);
+    b->runs = true;
+    ws_log(WS_LOG_INFO, "agent", "broadcasting device=%d uuid=%s", b->device, b->uuid);
+    return 0;
 }
 
 static void stop(struct ws_agent *a)
 {
-    const struct ws_broadcasts *b = atomic_load(&a->broadcasts);
+    const struct ws_sender *b = ws_sender_of(a);
     if (b)
         pthread_join(b->thread, NULL);
 }
@@ -286,16 +273,17 @@ static void stop(struct ws_agent *a)
 /* A request may have looked at it until now. */
 static void end(struct ws_agent *a)
 {
-    struct ws_broadcasts *b = atomic_load(&a->broadcasts);
-    if (b)
-        free_broadcasts(b);
+    struct ws_sender *b = a->feature_state[WS_FEATURE_broadcast];
+    ws_sender_joiners_free(&b->waiting);
+    ws_workers_free(b->workers);
 }
 
 const struct ws_agent_feature ws_feature_broadcast = {
+    .agent_bytes = sizeof(struct ws_sender),
     .start = start,
     .stop = stop,
     .end = end,
     .status = put_status,
     .metrics = put_metrics,
-    .route = ws_broadcast_route,
+    .route = ws_sender_route,
 };

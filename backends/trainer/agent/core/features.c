@@ -1,6 +1,36 @@
-/* Calls the hooks of all features of an agent: features.h. */
+/* Features: calls the hooks of all of them, and owns the memory of their states (features.h). */
 #include "backends/trainer/agent/core/features.h"
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+
+static void free_states(void *states[WS_N_FEATURES])
+{
+    for (size_t i = 0; i < WS_N_FEATURES; i++) {
+        free(states[i]);
+        states[i] = NULL;
+    }
+}
+
+int ws_features_init(struct ws_agent *a)
+{
+    for (size_t i = 0; a->features[i]; i++)
+        if (a->features[i]->agent_bytes && !(a->feature_state[i] = calloc(1, a->features[i]->agent_bytes))) {
+            free_states(a->feature_state);
+            return -ENOMEM;
+        }
+    return 0;
+}
+
+int ws_features_init_model(const struct ws_agent *a, struct ws_agent_model *m)
+{
+    for (size_t i = 0; a->features[i]; i++)
+        if (a->features[i]->model_bytes && !(m->feature_state[i] = calloc(1, a->features[i]->model_bytes))) {
+            free_states(m->feature_state);
+            return -ENOMEM;
+        }
+    return 0;
+}
 
 int ws_features_start(struct ws_agent *a, struct ws_error *err)
 {
@@ -32,6 +62,7 @@ void ws_features_end(struct ws_agent *a)
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)
         if ((*f)->end)
             (*f)->end(a);
+    free_states(a->feature_state);
 }
 
 void ws_features_free(const struct ws_agent *a, struct ws_agent_model *m)
@@ -39,6 +70,7 @@ void ws_features_free(const struct ws_agent *a, struct ws_agent_model *m)
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)
         if ((*f)->free)
             (*f)->free(m);
+    free_states(m->feature_state);
 }
 
 bool ws_features_written(const struct ws_agent *a, struct ws_agent_model *m, const struct ws_slot *s)
@@ -79,20 +111,20 @@ void ws_features_abandoned(struct ws_agent *a, struct ws_agent_model *m, const c
 }
 
 void ws_features_encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
-                         const struct ws_hold *target)
+                         const struct ws_lease *target)
 {
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)
         if ((*f)->encoded)
             (*f)->encoded(a, m, d, target);
 }
 
-int ws_features_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run,
+int ws_features_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *lineage,
                      struct ws_error *err)
 {
     int rc = 0;
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)
         if ((*f)->want && rc == 0)
-            rc = (*f)->want(a, m, version, run, err);
+            rc = (*f)->want(a, m, version, lineage, err);
     return rc;
 }
 
@@ -141,9 +173,9 @@ void ws_features_metrics(const struct ws_agent *a, FILE *out)
 int ws_features_route(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply,
                       struct ws_error *err)
 {
-    int rc = WS_ROUTE_NOT_MINE;
+    int rc = WS_ROUTE_OTHER;
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)
-        if ((*f)->route && rc == WS_ROUTE_NOT_MINE)
+        if ((*f)->route && rc == WS_ROUTE_OTHER)
             rc = (*f)->route(a, r, reply, err);
     return rc;
 }

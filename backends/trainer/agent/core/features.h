@@ -1,24 +1,27 @@
-/* A feature of the agent is a table of hooks, ws_feature_NAME, in a file of its own, and a line in the list
- * below. The core calls the hooks by ws_features_*, and knows no feature by name. A slot that is NULL has
- * nothing to do. The hooks of one kind are called in the order of the list. */
+/* Features: a feature of the agent is a table of hooks, ws_feature_NAME, in a file of its own, and a line in
+ * feature_list.h. The core calls the hooks by ws_features_*, and knows no feature by name. A hook that is NULL
+ * does nothing. The hooks of one kind are called in the order of the list.
+ *
+ * A feature keeps its state in feature_state[WS_FEATURE_NAME] of the agent and of each model: bytes that the
+ * core allocates, and only the feature's own files look into. */
 #ifndef WS_TRAINER_AGENT_CORE_FEATURES_H
 #define WS_TRAINER_AGENT_CORE_FEATURES_H
 #include "backends/trainer/agent/core/state.h"
 #include "transports/protocol/api.h"
 
-/* A request that is none of the catalog's (transports/protocol/api.h). */
+/* A request that is not the catalog's (transports/protocol/api.h). */
 struct ws_agent_request {
     const char *method, *path, *query;
-    const struct ws_api_request *q; /* the path, taken apart */
+    const struct ws_api_request *q; /* the parsed path */
     const json_t *body;
 };
-#define WS_ROUTE_NOT_MINE 1 /* the next feature is asked */
+#define WS_ROUTE_OTHER 1 /* the route is not this feature's: the next one is asked */
 
 /* A request to /v1/local/VERB, from the connection's own thread. */
 struct ws_rank_call {
     struct ws_agent *a;
     struct ws_ipc_peer *peer;
-    struct ws_session *c;
+    struct ws_session *session;
     const json_t *body;
     const int *fds_in;
     size_t n_in;
@@ -33,70 +36,65 @@ struct ws_rank_route {
 };
 
 struct ws_agent_feature {
+    /* --- its own state: so many zeroed bytes of the agent, from before `start` until after `end`, and of each
+     * model, until after `free`. It is at feature_state[WS_FEATURE_NAME]; 0: none --- */
+    size_t agent_bytes, model_bytes;
+
     /* --- the agent's life; not under lock --- */
-    /* Begins, where the options ask for it. No request comes yet. */
+    /* Starts, where the options ask for it. No request comes yet. */
     int (*start)(struct ws_agent *a, struct ws_error *err);
     /* TCP is served, and its port is known; no rank can come yet. */
     int (*serve)(struct ws_agent *a, struct ws_error *err);
-    /* a->stop is set: ends its threads, and what makes a request wait. Requests still come. Also where it
-     * has not started. */
+    /* a->stop is set: ends its threads, and whatever requests wait for. Requests still come. Is called also
+     * where the feature has not started. */
     void (*stop)(struct ws_agent *a);
-    /* Nothing asks any more: frees what it has of the agent / of a model. */
+    /* No request comes any more: frees what the feature's state of the agent / of a model owns. */
     void (*end)(struct ws_agent *a);
     void (*free)(struct ws_agent_model *m);
 
     /* --- what happens to versions and ranks; under lock --- */
-    /* The version on its way is whole in this slot. true: it was announced before. */
+    /* The version on its way is complete in this slot. true: it was announced before. */
     bool (*written)(struct ws_agent_model *m, const struct ws_slot *s);
-    /* It is about to be announced: m->owner has the newest one before it still. m: the ranks' model. */
+    /* It is about to be announced; m->slot_owner still has the newest one before it. m: the ranks' model. */
     void (*published)(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
-    /* Pollers are to look at the listing. */
+    /* The listing has changed. */
     void (*announced)(struct ws_agent *a);
-    /* The version on its way is thrown away; m->why says why. */
+    /* The version on its way is discarded; m->why says why. */
     void (*discarded)(struct ws_agent_model *m);
-    /* That was this node's decision, before all its ranks had committed. */
+    /* This node decided that, before all its ranks had committed. */
     void (*abandoned)(struct ws_agent *a, struct ws_agent_model *m, const char *why);
-    /* The delta to a version has ended, whole or not; its slot is held. */
+    /* The delta to a version has ended, whole or given up; target is the version's lease. */
     void (*encoded)(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
-                    const struct ws_hold *target);
-    /* A reader asks for a version that no slot has. 0: it is none of these; -EINPROGRESS: it is being made;
-     * another error: what went wrong just now. */
-    int (*want)(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *run,
+                    const struct ws_lease *target);
+    /* A reader asks for a version that no slot has. 0: this feature cannot make it; -EINPROGRESS: it is being
+     * made; another error: why it could not be made just now. */
+    int (*want)(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *lineage,
                 struct ws_error *err);
-    /* A rank is none of the model any more. */
+    /* A rank has left the model. */
     void (*left)(struct ws_agent *a, struct ws_agent_model *m);
-    /* Not under lock: a connection to the socket has ended; its session goes next. */
+    /* Not under lock: a connection to the unix socket has ended, and its session is freed next. */
     void (*gone)(struct ws_agent *a, const struct ws_session *c);
 
-    /* --- what is shown; under lock. `out` is an object that it adds to: the model's entry of the listing, of
-     * the status; the status --- */
+    /* --- what is shown; under lock. Each adds to `out`: the model's entry of the listing, its entry of the
+     * status, the status, the metrics --- */
     void (*list)(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out);
     void (*model_status)(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out);
     void (*status)(const struct ws_agent *a, json_t *out);
     void (*metrics)(const struct ws_agent *a, FILE *f);
 
-    /* --- what is asked; not under lock --- */
-    /* WS_ROUTE_NOT_MINE: it is none of its routes. */
+    /* --- requests; not under lock --- */
+    /* 0, -errno, or WS_ROUTE_OTHER. */
     int (*route)(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply, struct ws_error *err);
-    const struct ws_rank_route *rank_routes; /* up to one without a verb; NULL: none */
+    const struct ws_rank_route *rank_routes; /* ends with one without a verb; NULL: none */
 };
-
-/* The list. Routes: the group forwards to the primary what only the primary can answer, which a broadcast is
- * not and what mounts report is. */
-#define WS_AGENT_FEATURES(_)                                                                                 \
-    _(delta)                                                                                                 \
-    _(archive)                                                                                               \
-    _(audit)                                                                                                 \
-    _(gpu)                                                                                                   \
-    _(astraflow)                                                                                             \
-    _(broadcast)                                                                                             \
-    _(group)                                                                                                 \
-    _(fleet)
 
 #define WS_DECLARE_FEATURE(name) extern const struct ws_agent_feature ws_feature_##name;
 WS_AGENT_FEATURES(WS_DECLARE_FEATURE)
 #undef WS_DECLARE_FEATURE
 
+/* Not under lock: the agent's states / under lock: a new model's. -ENOMEM: none was made. */
+WS_MUST_USE int ws_features_init(struct ws_agent *a);
+WS_MUST_USE int ws_features_init_model(const struct ws_agent *a, struct ws_agent_model *m);
 WS_MUST_USE int ws_features_start(struct ws_agent *a, struct ws_error *err);
 WS_MUST_USE int ws_features_serve(struct ws_agent *a, struct ws_error *err);
 void ws_features_stop(struct ws_agent *a);
@@ -108,9 +106,9 @@ void ws_features_announced(struct ws_agent *a);
 void ws_features_discarded(const struct ws_agent *a, struct ws_agent_model *m);
 void ws_features_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char *why);
 void ws_features_encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
-                         const struct ws_hold *target);
+                         const struct ws_lease *target);
 WS_MUST_USE int ws_features_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version,
-                                 const char *run, struct ws_error *err);
+                                 const char *lineage, struct ws_error *err);
 void ws_features_left(struct ws_agent *a, struct ws_agent_model *m);
 void ws_features_gone(struct ws_agent *a, const struct ws_session *c);
 void ws_features_list(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out);

@@ -1,5 +1,5 @@
-/* What an agent is told when it is made: mount-helpers/commands/agent.c fills it, its parts read it. Strings
- * are borrowed for as long as the agent lives. */
+/* Options: of an agent. mount-helpers/commands/agent.c fills them, the agent's rooms read them. Strings are
+ * borrowed for as long as the agent lives. */
 #ifndef WS_TRAINER_AGENT_CORE_OPTIONS_H
 #define WS_TRAINER_AGENT_CORE_OPTIONS_H
 #include "backends/trainer/astraflow/listener.h"
@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* What three steps that change 5 % of the elements need, by the size of the models that are here; 1 GiB at
- * least. A changed bf16 element costs some 1.2 bytes in a delta: 3 % of the version's bytes a step. */
+/* As much as three steps need that change 5 % of the elements, by the size of the models; 1 GiB at least. A
+ * changed bf16 element costs some 1.2 bytes in a delta: 3 % of the version's bytes a step. */
 #define WS_DELTA_CACHE_BY_SIZE UINT64_MAX
 
 struct ws_agent_options {
@@ -18,16 +18,16 @@ struct ws_agent_options {
     gid_t socket_gid;                 /* (gid_t)-1: owner only */
     uint64_t memory_bytes;            /* budget for slots; 0: what memory allows at each request */
     unsigned max_slots;               /* per model; 0: 4 */
-    uint64_t delta_cache_bytes;       /* deltas that are kept, of all models; 0: none are made; or: */
-    const char *archive;              /* folder; NULL: versions are not archived */
-    unsigned archive_every;           /* an anchor every so many versions, deltas between; 0: 10 */
-    unsigned archive_keep;            /* anchors that are kept, with what hangs on them; 0: 3 */
-    unsigned n_threads;               /* hashing after commit, and encoding; 0: cores */
+    uint64_t delta_cache_bytes; /* of deltas, of all models; 0: none are made; or WS_DELTA_CACHE_BY_SIZE */
+    const char *archive;        /* folder; NULL: versions are not archived */
+    unsigned archive_every;     /* an anchor every so many versions, deltas between; 0: 10 */
+    unsigned archive_keep;      /* anchors that are kept, with the deltas on them; 0: 3 */
+    unsigned n_threads;         /* hashing after commit, and encoding; 0: cores */
     int nice;
-    const char *primary;                     /* the agent of the node with rank 0: URL; NULL: none */
+    const char *primary; /* URL of the agent that the others report to; NULL: this one, or none */
     struct ws_source_options primary_access; /* token and TLS for it; borrowed while the agent is made */
     const char *broadcast;                   /* "auto" or a device's number; NULL: nothing is broadcast */
-    unsigned gather_ms;                      /* how long others are waited for; 0: the limits' */
+    unsigned gather_ms;                      /* how long a round waits for more mounts; 0: WS_GATHER_MS */
     const struct ws_astraflow_options *astraflow; /* listeners for AstraFlow's receivers */
     size_t n_astraflow;
 };

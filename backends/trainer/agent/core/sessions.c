@@ -1,4 +1,4 @@
-/* The ranks of a node: sessions.h. */
+/* Sessions: what follows when a rank of this node ends, and whether it may go on (sessions.h). */
 #include "backends/trainer/agent/core/sessions.h"
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"
@@ -13,30 +13,30 @@
 #define RANDOM_RUN_BYTES 8
 #define LOOK_NS          (500 * WS_MS_NS)
 
-void ws_session_forget(struct ws_agent *a, struct ws_session *c, const char *how)
+void ws_session_end(struct ws_agent *a, struct ws_session *c, const char *how)
 {
     struct ws_agent_model *m = c->model;
     char why[128];
     snprintf(why, sizeof(why), "rank %u (process %d) %s before it had committed", c->rank, (int)c->pid, how);
-    /* Half of what it writes may be there. Where it has not begun, it may come back and do so; nodes do not
-     * wait for one another's ranks. */
+    /* Half of what it writes may be in the slot. A rank that has not begun may come back and begin, but nodes
+     * do not wait for one another's ranks. */
     if (m && m->writing && (c->writing || (m->spans_nodes && c->committed != m->writing)))
-        ws_agent_abandon(a, m, why);
+        ws_agent_model_abandon(a, m, why);
     else if (m && c->placed && m->spans_nodes && !m->writing)
-        ws_agent_say_why(m, why);
+        ws_agent_model_record_why(m, why);
     if (m && m->writing && c->committed == m->writing)
-        m->n_left++;
+        m->n_ended++;
     c->writing = false;
     c->committed = NULL;
     c->placed = c->stale = false;
-    c->told = c->began = c->late = 0;
+    c->placed_hash = c->last_begun = c->given_up_until = 0;
     if (m && m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
         m->ranks[c->rank] = NULL;
         m->n_registered--;
         snprintf(why, sizeof(why), "all ranks have ended, rank %u (process %d) as the last", c->rank,
                  (int)c->pid);
         if (m->n_registered == 0 && !m->spans_nodes)
-            ws_agent_abandon(a, m, why);
+            ws_agent_model_abandon(a, m, why);
         pthread_cond_broadcast(&a->changed);
         ws_features_left(a, m);
     }
@@ -48,75 +48,76 @@ void ws_session_forget(struct ws_agent *a, struct ws_session *c, const char *how
 bool ws_session_wait(struct ws_agent *a, const struct ws_session *c, uint64_t deadline_ns)
 {
     const uint64_t soon = ws_clock_ns() + LOOK_NS;
-    if (ws_ipc_peer_has_left(c->peer))
+    if (ws_ipc_peer_is_gone(c->peer))
         return false;
     return ws_agent_wait(a, soon < deadline_ns ? soon : deadline_ns) ||
            (soon < deadline_ns && !atomic_load(&a->stop));
 }
 
-static void random_run(char out[WS_RUN_CHARS + 1])
+static void random_run(char out[WS_LINEAGE_CHARS + 1])
 {
     if (ws_text_random(out, RANDOM_RUN_BYTES))
-        snprintf(out, WS_RUN_CHARS + 1, "%016" PRIx64, ws_clock_ns() ^ ((uint64_t)getpid() << 40));
+        snprintf(out, WS_LINEAGE_CHARS + 1, "%016" PRIx64, ws_clock_ns() ^ ((uint64_t)getpid() << 40));
 }
 
-int ws_session_set_run(struct ws_agent_model *m, const char *run, bool new_run, bool first,
-                       struct ws_error *err)
+int ws_session_set_lineage(struct ws_agent_model *m, const char *lineage, bool new_run, bool first,
+                           struct ws_error *err)
 {
-    if (run && !ws_run_is_safe(run))
+    if (lineage && !ws_lineage_is_safe(lineage))
         return ws_error_set(err, EINVAL, "'%.80s' is no run id: 1 to %d of letters, digits, '.', '_', '-'",
-                            run, WS_RUN_CHARS);
-    if (run && m->any && strcmp(run, m->run) != 0 && !new_run && strcmp(run, m->opened_run) != 0)
+                            lineage, WS_LINEAGE_CHARS);
+    if (lineage && m->has_published && strcmp(lineage, m->lineage) != 0 && !new_run &&
+        strcmp(lineage, m->opened_lineage) != 0)
         return ws_error_set(err, EEXIST, "%s has the lineage %s; to supersede it by %s say so (--new-run)",
-                            m->name, m->run, run);
-    if (run && m->any && strcmp(run, m->run) == 0 && new_run)
+                            m->name, m->lineage, lineage);
+    if (lineage && m->has_published && strcmp(lineage, m->lineage) == 0 && new_run)
         return ws_error_set(err, EEXIST, "%s has the lineage %s already; a new one needs another id", m->name,
-                            run);
-    if (!first && run && strcmp(run, m->group_run) != 0)
+                            lineage);
+    if (!first && lineage && strcmp(lineage, m->group_lineage) != 0)
         return ws_error_set(err, EPROTO,
                             "the ranks of %s name different runs, %s and %s: give all of them the same",
-                            m->name, m->group_run, run);
+                            m->name, m->group_lineage, lineage);
     if (!first)
         return 0;
-    if (run)
-        snprintf(m->group_run, sizeof(m->group_run), "%s", run);
-    else if (m->any && !new_run)
-        memcpy(m->group_run, m->run, sizeof(m->group_run));
+    if (lineage)
+        snprintf(m->group_lineage, sizeof(m->group_lineage), "%s", lineage);
+    else if (m->has_published && !new_run)
+        memcpy(m->group_lineage, m->lineage, sizeof(m->group_lineage));
     else
-        random_run(m->group_run);
+        random_run(m->group_lineage);
     if (new_run)
-        memcpy(m->opened_run, m->group_run, sizeof(m->opened_run));
+        memcpy(m->opened_lineage, m->group_lineage, sizeof(m->opened_lineage));
     return 0;
 }
 
-void ws_session_note_late(struct ws_agent_model *m, uint64_t version)
+void ws_session_record_late(struct ws_agent_model *m, uint64_t version)
 {
     for (unsigned r = 0; r < m->world_size; r++)
-        if (m->ranks[r] && m->ranks[r]->placed && m->ranks[r]->began < version)
-            m->ranks[r]->late = version;
+        if (m->ranks[r] && m->ranks[r]->placed && m->ranks[r]->last_begun < version)
+            m->ranks[r]->given_up_until = version;
 }
 
 int ws_session_check_late(struct ws_session *c, uint64_t version, struct ws_error *err)
 {
-    if (version <= c->began || version > c->late)
+    if (version <= c->last_begun || version > c->given_up_until)
         return 0;
-    c->began = version;
-    c->late = 0;
+    c->last_begun = version;
+    c->given_up_until = 0;
     return ws_error_set(err, ECANCELED,
                         "rank %u came too late with version %" PRIu64
                         " of %s: %s; the next version may be offloaded",
                         c->rank, version, c->model->name, c->model->why);
 }
 
-int ws_session_check_version(const struct ws_agent_model *m, uint64_t version, const char *run,
+int ws_session_check_version(const struct ws_agent_model *m, uint64_t version, const char *lineage,
                              struct ws_error *err)
 {
-    if (m->any && strcmp(run, m->run) == 0 && version <= m->newest)
+    if (m->has_published && strcmp(lineage, m->lineage) == 0 && version <= m->newest)
         return ws_error_set(
             err, EEXIST,
             "version %" PRIu64 " of %s is not higher than the newest, %" PRIu64
             " (run %s); a trainer that resumes from an older step opens a new lineage (new_run, --new-run)",
-            version, m->name, m->newest, m->run);
+            version, m->name, m->newest, m->lineage);
     return 0;
 }
 
@@ -124,7 +125,7 @@ int ws_session_check(struct ws_session *c, struct ws_error *err)
 {
     if (!c->model)
         return ws_error_set(err, EINVAL, "this rank is not registered");
-    const struct ws_placement *l = ws_agent_layout(c->model);
+    const struct ws_placement *l = ws_agent_model_local_placement(c->model);
     if (c->lost && l && !c->stale) {
         c->lost = false;
         return ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", c->model->why);

@@ -21,7 +21,7 @@ static void free_regions(struct ws_slot *s)
     s->n_files = 0;
     s->total_bytes = 0;
     s->placement_id[0] = 0;
-    s->has = (struct ws_mark){0};
+    s->content = (struct ws_version_id){0};
 }
 
 bool ws_slot_fits(const struct ws_slot *s, const struct ws_placement *l)
@@ -75,19 +75,19 @@ static int exchange(struct ws_slot *s, size_t i, const struct ws_placement_file 
 }
 
 int ws_slot_exchange(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads,
-                     const struct ws_slot_room *room, struct ws_error *err)
+                     const struct ws_slot_budget *budget, struct ws_error *err)
 {
-    assert(s->state == WS_SLOT_WRITING && s->n_holds == 0 && ws_slot_fits(s, l));
+    assert(s->state == WS_SLOT_WRITING && s->n_leases == 0 && ws_slot_fits(s, l));
     struct ws_workers *workers = ws_workers_new(n_threads, 0);
     int rc = workers ? 0 : ws_error_set(err, ENOMEM, "no memory for the threads of a copy");
     for (size_t i = 0; rc == 0 && i < l->n_files; i++) {
         if (!s->regions[i])
             continue;
-        rc = room->take(room->arg, l->files[i].size_bytes, err);
+        rc = budget->reserve(budget->arg, l->files[i].size_bytes, err);
         if (rc < 0)
             break;
         rc = exchange(s, i, &l->files[i], workers, n_threads, err);
-        room->give(room->arg, l->files[i].size_bytes);
+        budget->release(budget->arg, l->files[i].size_bytes);
     }
     ws_workers_free(workers);
     return rc;
@@ -96,7 +96,7 @@ int ws_slot_exchange(struct ws_slot *s, const struct ws_placement *l, unsigned n
 int ws_slot_lay_out(struct ws_slot *s, const struct ws_placement *l, unsigned n_threads, struct ws_error *err)
 {
     int rc = 0;
-    assert(s->state == WS_SLOT_WRITING && s->n_holds == 0 && !s->regions);
+    assert(s->state == WS_SLOT_WRITING && s->n_leases == 0 && !s->regions);
     s->regions = calloc(l->n_files, sizeof(struct ws_region *));
     if (!s->regions)
         return ws_error_set(err, ENOMEM, "no memory for a slot");
@@ -118,11 +118,11 @@ void ws_slot_rebase(struct ws_slot *s, const struct ws_placement *l)
     if (!ws_slot_fits(s, l) || strcmp(s->base_id, l->base_id) == 0)
         return;
     s->fresh = true;
-    s->has = (struct ws_mark){0};
+    s->content = (struct ws_version_id){0};
     memcpy(s->base_id, l->base_id, sizeof(s->base_id));
 }
 
-bool ws_slot_has_use(const struct ws_slot *s, const struct ws_placement *l, bool changes)
+bool ws_slot_is_useful(const struct ws_slot *s, const struct ws_placement *l, bool changes)
 {
     return ws_slot_fits(s, l) && !s->fresh && (changes || l->n_frozen > 0);
 }
@@ -136,12 +136,12 @@ static void free_hashed(struct ws_slot *s, size_t n)
 }
 
 int ws_slot_begin(struct ws_slot *s, const struct ws_placement *l, const char *model, uint64_t version,
-                  const char *run, struct ws_error *err)
+                  const char *lineage, struct ws_error *err)
 {
     assert(!s->manifest && !s->hashed);
-    int rc = ws_manifest_new(&s->manifest, model, version, run, err);
+    int rc = ws_manifest_new(&s->manifest, model, version, lineage, err);
     for (size_t i = 0; rc == 0 && i < l->n_files; i++) {
-        struct ws_bundle_file *f;
+        struct ws_manifest_file *f;
         rc = ws_manifest_add(s->manifest, l->files[i].name, l->files[i].size_bytes, l->files[i].header_bytes,
                              &f, err);
     }
@@ -154,13 +154,13 @@ int ws_slot_begin(struct ws_slot *s, const struct ws_placement *l, const char *m
     for (size_t i = 0; rc == 0 && i < l->n_frozen; i++)
         rc = ws_manifest_freeze(m, l->frozen[i], err);
     s->version = version;
-    snprintf(s->run, sizeof(s->run), "%s", run);
-    s->had = s->has;
-    s->has = (struct ws_mark){0};
+    snprintf(s->lineage, sizeof(s->lineage), "%s", lineage);
+    s->content_before = s->content;
+    s->content = (struct ws_version_id){0};
     return rc;
 }
 
-int ws_slot_note_hash(struct ws_slot *s, uint64_t file, uint64_t block, uint64_t hash)
+int ws_slot_record_hash(struct ws_slot *s, uint64_t file, uint64_t block, uint64_t hash)
 {
     if (file >= s->manifest->n_files || block >= s->manifest->files[file].n_blocks)
         return -EINVAL;
@@ -181,7 +181,7 @@ int ws_slot_idle(const struct ws_slot *s)
     return all;
 }
 
-bool ws_slot_stays(const struct ws_slot *s)
+bool ws_slot_is_reusable(const struct ws_slot *s)
 {
     bool stays = s->regions && ws_region_leases_work();
     for (size_t i = 0; i < s->n_files; i++)
@@ -197,11 +197,11 @@ struct hash_job {
 static void hash_block(void *arg, size_t block)
 {
     struct hash_job *j = arg;
-    struct ws_bundle_file *f = &j->slot->manifest->files[j->file];
+    struct ws_manifest_file *f = &j->slot->manifest->files[j->file];
     if (j->slot->hashed[j->file][block])
         return;
-    f->hashes[block] =
-        ws_hash(ws_region_data(j->slot->regions[j->file]) + block * WS_BLOCK_BYTES, ws_block_len(f, block));
+    f->hashes[block] = ws_hash(ws_region_data(j->slot->regions[j->file]) + block * WS_BLOCK_BYTES,
+                               ws_manifest_block_bytes(f, block));
 }
 
 int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, struct ws_error *err)
@@ -219,12 +219,12 @@ int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, struct ws_error 
 
 void ws_slot_clear(struct ws_slot *s)
 {
-    assert(s->n_holds == 0);
+    assert(s->n_leases == 0);
     free_hashed(s, s->manifest ? s->manifest->n_files : 0);
     ws_manifest_free(s->manifest);
     s->manifest = NULL;
-    ws_rank_records_free(s->records);
-    s->records = NULL;
+    ws_rank_deltas_free(s->rank_deltas);
+    s->rank_deltas = NULL;
     free(s->json);
     s->json = NULL;
     s->json_bytes = 0;
@@ -239,46 +239,47 @@ void ws_slot_free(struct ws_slot *s)
     free(s);
 }
 
-struct ws_slot_hold *ws_slot_take(struct ws_slot *s, const char *holder, void (*revoked)(void *), void *arg)
+struct ws_slot_lease *ws_slot_lease_new(struct ws_slot *s, const char *holder, void (*revoked)(void *),
+                                        void *arg)
 {
-    struct ws_slot_hold *h = calloc(1, sizeof(*h));
+    struct ws_slot_lease *h = calloc(1, sizeof(*h));
     if (!h)
         return NULL;
-    *h = (struct ws_slot_hold){
+    *h = (struct ws_slot_lease){
         .base = {.manifest = s->manifest,
                  .manifest_json = s->json,
                  .manifest_json_bytes = s->json_bytes,
                  .regions = s->regions},
         .slot = s,
-        .next = s->holds,
+        .next = s->leases,
         .revoked = revoked,
         .arg = arg,
     };
     snprintf(h->holder, sizeof(h->holder), "%s", holder);
-    if (s->holds)
-        s->holds->prev = h;
-    s->holds = h;
-    s->n_holds++;
+    if (s->leases)
+        s->leases->prev = h;
+    s->leases = h;
+    s->n_leases++;
     return h;
 }
 
-void ws_slot_drop(struct ws_slot_hold *h)
+void ws_slot_lease_free(struct ws_slot_lease *h)
 {
     struct ws_slot *s = h->slot;
     if (h->prev)
         h->prev->next = h->next;
     else
-        s->holds = h->next;
+        s->leases = h->next;
     if (h->next)
         h->next->prev = h->prev;
-    assert(s->n_holds > 0);
-    s->n_holds--;
+    assert(s->n_leases > 0);
+    s->n_leases--;
     free(h);
 }
 
-bool ws_slot_has_firm_holds(const struct ws_slot *s)
+bool ws_slot_has_firm_leases(const struct ws_slot *s)
 {
-    for (const struct ws_slot_hold *h = s->holds; h; h = h->next)
+    for (const struct ws_slot_lease *h = s->leases; h; h = h->next)
         if (!h->revoked)
             return true;
     return false;
@@ -286,7 +287,7 @@ bool ws_slot_has_firm_holds(const struct ws_slot *s)
 
 void ws_slot_revoke(struct ws_slot *s)
 {
-    for (struct ws_slot_hold *h = s->holds, *next; h; h = next) {
+    for (struct ws_slot_lease *h = s->leases, *next; h; h = next) {
         next = h->next; /* it may be dropped at once */
         if (h->revoked) {
             void (*revoked)(void *) = h->revoked;
@@ -300,9 +301,9 @@ void ws_slot_holders(const struct ws_slot *s, char *out, size_t cap)
 {
     size_t n = 0;
     out[0] = 0;
-    for (const struct ws_slot_hold *h = s->holds; h && n < cap; h = h->next)
+    for (const struct ws_slot_lease *h = s->leases; h && n < cap; h = h->next)
         n += (size_t)snprintf(out + n, cap - n, "%s%s", n ? ", " : "", h->holder);
     bool in_work = s->state == WS_SLOT_WRITING || s->state == WS_SLOT_HASHING || s->state == WS_SLOT_SEALED;
-    if (!s->holds && !in_work && ws_slot_idle(s) == -EBUSY) /* in work its regions are others' */
+    if (!s->leases && !in_work && ws_slot_idle(s) == -EBUSY) /* in work its regions are others' */
         snprintf(out, cap, "a process that still maps it");
 }

@@ -1,4 +1,4 @@
-/* Which slot the next version gets: never the newest; one that nobody can read any more. */
+/* Slots: the next version gets a slot that no reader can read any more, and never the newest. */
 #include "backends/trainer/agent/core/slots.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/sessions.h"
@@ -16,35 +16,35 @@
 #define STEP_NS       20000000ULL
 #define RESERVE_BYTES (256UL << 20) /* of memory that is left to others */
 
-bool ws_agent_is_newest(const struct ws_agent_model *m, const struct ws_slot *s)
+bool ws_slots_is_newest(const struct ws_agent_model *m, const struct ws_slot *s)
 {
-    return s->state == WS_SLOT_SERVED && s->version == m->newest && strcmp(s->run, m->run) == 0;
+    return s->state == WS_SLOT_SERVED && s->version == m->newest && strcmp(s->lineage, m->lineage) == 0;
 }
 
-/* Has it no reader that we could not cut? Not asked of slots in work. */
-static bool can_take(const struct ws_slot *s)
+/* Can all its readers be cut? Never true of slots in work. */
+static bool is_available(const struct ws_slot *s)
 {
     if (s->state == WS_SLOT_WRITING || s->state == WS_SLOT_HASHING || s->state == WS_SLOT_SEALED)
         return false;
-    return !ws_slot_has_firm_holds(s) && ws_slot_idle(s) != -EBUSY;
+    return !ws_slot_has_firm_leases(s) && ws_slot_idle(s) != -EBUSY;
 }
 
-/* When it was committed; an abandoned one comes first. */
-static uint64_t age_of(const struct ws_slot *s)
+/* 0: abandoned, so it comes first. */
+static uint64_t created_ns(const struct ws_slot *s)
 {
     return s->manifest ? s->manifest->created_ns : 0;
 }
 
-static struct ws_slot *oldest_that_can_be_taken(struct ws_agent_model *m)
+static struct ws_slot *oldest_available(struct ws_agent_model *m)
 {
     struct ws_slot *best = NULL;
     for (unsigned i = 0; i < m->n_slots; i++) {
         struct ws_slot *s = m->slots[i];
-        if (ws_agent_is_newest(m, s) || !can_take(s))
+        if (ws_slots_is_newest(m, s) || !is_available(s))
             continue;
         if (s->state == WS_SLOT_FREE)
             return s;
-        if (!best || age_of(s) < age_of(best))
+        if (!best || created_ns(s) < created_ns(best))
             best = s;
     }
     return best;
@@ -52,25 +52,25 @@ static struct ws_slot *oldest_that_can_be_taken(struct ws_agent_model *m)
 
 /* --- what ranks keep mapped --- */
 
-/* Of one that is being prepared the number tells: it is another one already where its regions will be. */
-static bool stays(const struct ws_agent_model *m, const struct ws_slot *s)
+/* A slot that is being prepared counts: its id changed already where its regions will be exchanged. */
+static bool is_reusable(const struct ws_agent_model *m, const struct ws_slot *s)
 {
-    const struct ws_placement *l = ws_agent_layout(m);
+    const struct ws_placement *l = ws_agent_model_local_placement(m);
     if (s->state == WS_SLOT_WRITING && s != m->writing)
         return true;
-    return ws_slot_stays(s) && l && ws_slot_fits(s, l);
+    return ws_slot_is_reusable(s) && l && ws_slot_fits(s, l);
 }
 
-json_t *ws_agent_slots_that_stay(const struct ws_agent_model *m)
+json_t *ws_slots_reusable_ids(const struct ws_agent_model *m)
 {
     json_t *all = json_array();
-    for (unsigned i = 0; m->owner && i < m->owner->n_slots; i++)
-        if (stays(m, m->owner->slots[i]))
-            json_array_append_new(all, json_integer((json_int_t)m->owner->slots[i]->id));
+    for (unsigned i = 0; m->slot_owner && i < m->slot_owner->n_slots; i++)
+        if (is_reusable(m, m->slot_owner->slots[i]))
+            json_array_append_new(all, json_integer((json_int_t)m->slot_owner->slots[i]->id));
     return all;
 }
 
-bool ws_agent_is_in(const json_t *slots, const json_t *slot)
+bool ws_slots_ids_contain(const json_t *slots, const json_t *slot)
 {
     size_t i = 0;
     while (i < json_array_size(slots) && !json_equal(json_array_get(slots, i), slot))
@@ -78,20 +78,20 @@ bool ws_agent_is_in(const json_t *slots, const json_t *slot)
     return i < json_array_size(slots);
 }
 
-bool ws_agent_keeps_others(const struct ws_session *c)
+bool ws_slots_session_maps_stale(const struct ws_session *c)
 {
-    json_t *all = c->kept && c->model ? ws_agent_slots_that_stay(c->model) : NULL;
+    json_t *all = c->mapped_slots && c->model ? ws_slots_reusable_ids(c->model) : NULL;
     bool others = false;
-    for (size_t i = 0; all && !others && i < json_array_size(c->kept); i++)
-        others = !ws_agent_is_in(all, json_array_get(c->kept, i));
+    for (size_t i = 0; all && !others && i < json_array_size(c->mapped_slots); i++)
+        others = !ws_slots_ids_contain(all, json_array_get(c->mapped_slots, i));
     json_decref(all);
     return others;
 }
 
-static bool another_keeps_others(const struct ws_agent_model *m, const struct ws_session *c)
+static bool another_maps_stale(const struct ws_agent_model *m, const struct ws_session *c)
 {
     for (unsigned r = 0; r < m->world_size; r++)
-        if (m->ranks[r] && m->ranks[r] != c && ws_agent_keeps_others(m->ranks[r]))
+        if (m->ranks[r] && m->ranks[r] != c && ws_slots_session_maps_stale(m->ranks[r]))
             return true;
     return false;
 }
@@ -114,7 +114,7 @@ __attribute__((format(printf, 2, 3))) static void add(struct list *l, const char
     l->n += n > 0 ? (size_t)n : 0;
 }
 
-bool ws_agent_is_settled(const struct ws_agent *a, const struct ws_slot *s)
+bool ws_slots_is_prepared(const struct ws_agent *a, const struct ws_slot *s)
 {
     bool begun = s->state != WS_SLOT_WRITING;
     for (const struct ws_agent_model *m = a->models; m && !begun; m = m->next)
@@ -123,13 +123,13 @@ bool ws_agent_is_settled(const struct ws_agent *a, const struct ws_slot *s)
 }
 
 /* "; actor has 2 of 10 bytes in all, version 3 held by ipc pid 7" */
-static void say_slots(const struct ws_agent *a, const struct ws_agent_model *m, struct list *out)
+static void describe_slots(const struct ws_agent *a, const struct ws_agent_model *m, struct list *out)
 {
     uint64_t bytes = 0;
     unsigned n = 0;
     char who[160];
     for (unsigned i = 0; i < m->n_slots; i++)
-        if (ws_agent_is_settled(a, m->slots[i]) && m->slots[i]->total_bytes > 0) {
+        if (ws_slots_is_prepared(a, m->slots[i]) && m->slots[i]->total_bytes > 0) {
             bytes += m->slots[i]->total_bytes;
             n++;
         }
@@ -143,35 +143,36 @@ static void say_slots(const struct ws_agent *a, const struct ws_agent_model *m, 
     }
 }
 
-static void say_who(const struct ws_agent *a, uint64_t left, struct list *out)
+static void describe_holders(const struct ws_agent *a, uint64_t left, struct list *out)
 {
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
-        say_slots(a, m, out);
+        describe_slots(a, m, out);
     if (left == 0)
         return;
     add(out, "; %" PRIu64 " bytes of versions that are gone are still held by readers of them", left);
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         for (unsigned r = 0; r < m->world_size; r++)
-            if (m->ranks[r] && ws_agent_keeps_others(m->ranks[r]))
+            if (m->ranks[r] && ws_slots_session_maps_stale(m->ranks[r]))
                 add(out, ", or by rank %u of %s (process %d)", r, m->name, (int)m->ranks[r]->pid);
 }
 
-/* What ranks keep that cannot be told would be in the way for good, of every model: nobody can tell whose is
- * what is left, and it is not counted. */
-static bool has_deaf_ranks(const struct ws_agent *a)
+/* Ranks of libwsync 0.1.0 keep slots mapped for good. The memory of closed regions is not known by owner, so it
+ * would block all models for ever; where such ranks exist it is not counted. */
+static bool has_ranks_that_never_unmap(const struct ws_agent *a)
 {
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         for (unsigned r = 0; r < m->world_size; r++)
-            if (m->ranks[r] && m->ranks[r]->deaf)
+            if (m->ranks[r] && m->ranks[r]->never_unmaps)
                 return true;
     return false;
 }
 
-int ws_agent_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_error *err)
+int ws_slots_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_error *err)
 {
     char text[WS_ERROR_TEXT] = "";
     struct list who = {0};
-    const uint64_t left = has_deaf_ranks(a) ? 0 : ws_region_left_bytes(), used = a->slot_bytes + left;
+    const uint64_t left = has_ranks_that_never_unmap(a) ? 0 : ws_region_left_bytes(),
+                   used = a->slot_bytes + left;
     uint64_t has;
     if (a->options.memory_bytes) {
         has = used < a->options.memory_bytes ? a->options.memory_bytes - used : 0;
@@ -186,40 +187,40 @@ int ws_agent_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_er
     }
     if (bytes <= has)
         return 0;
-    say_who(a, left, &who);
+    describe_holders(a, left, &who);
     return ws_error_set(
         err, ENOMEM,
         "a slot of %" PRIu64 " bytes does not fit: %.400s (slots take %" PRIu64
-        " bytes now%s); raise the limit, end who holds memory, or use fewer slots or a smaller "
-        "model",
+        " bytes now%s); raise the limit, end readers that hold memory, or use fewer slots or a "
+        "smaller model",
         bytes, text, used, who.text);
 }
 
-/* The same, after other ranks have let go of what is of no use: they are told when they begin. The rank that
- * asks is told by its answer. */
-static int find_room(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c, uint64_t bytes,
-                     uint64_t deadline_ns, struct ws_error *err)
+/* As ws_slots_check_budget, after other ranks have unmapped slots that are of no use: the reply to their begin
+ * asks them to. The rank of this session is asked by its own reply. */
+static int wait_for_memory(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
+                           uint64_t bytes, uint64_t deadline_ns, struct ws_error *err)
 {
     int rc;
-    while ((rc = ws_agent_check_budget(a, bytes, err)) < 0 && !ws_agent_keeps_others(c) &&
-           another_keeps_others(m, c)) {
-        if (!m->wants_room)
+    while ((rc = ws_slots_check_budget(a, bytes, err)) < 0 && !ws_slots_session_maps_stale(c) &&
+           another_maps_stale(m, c)) {
+        if (!m->wants_memory)
             pthread_cond_broadcast(&a->changed);
-        m->wants_room = true;
+        m->wants_memory = true;
         if (!ws_session_wait(a, c, deadline_ns))
             break;
     }
-    m->wants_room = false;
+    m->wants_memory = false;
     return rc;
 }
 
 static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
                     struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err)
 {
-    struct ws_agent_model *owner = m->owner;
-    const uint64_t bytes = ws_agent_layout(m)->total_bytes;
-    int rc = owner->n_slots < NORMAL_SLOTS ? find_room(a, m, c, bytes, deadline_ns, err)
-                                           : ws_agent_check_budget(a, bytes, err);
+    struct ws_agent_model *owner = m->slot_owner;
+    const uint64_t bytes = ws_agent_model_local_placement(m)->total_bytes;
+    int rc = owner->n_slots < NORMAL_SLOTS ? wait_for_memory(a, m, c, bytes, deadline_ns, err)
+                                           : ws_slots_check_budget(a, bytes, err);
     if (rc < 0)
         return rc;
     *out = calloc(1, sizeof(**out));
@@ -229,14 +230,14 @@ static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct w
     return 0;
 }
 
-/* full: why there cannot be a slot more, where it is not for their number. */
-static int busy(struct ws_agent_model *m, const struct ws_error *full, struct ws_error *err)
+/* full: why no slot can be added, where their number is not the reason. */
+static int refuse_busy(struct ws_agent_model *m, const struct ws_error *full, struct ws_error *err)
 {
     char text[WS_ERROR_TEXT / 2] = "";
     size_t n = 0;
     for (unsigned i = 0; i < m->n_slots && n < sizeof(text); i++) {
         char who[200];
-        if (ws_agent_is_newest(m, m->slots[i]))
+        if (ws_slots_is_newest(m, m->slots[i]))
             continue;
         ws_slot_holders(m->slots[i], who, sizeof(who));
         n += (size_t)snprintf(text + n, sizeof(text) - n, "%sversion %" PRIu64 " (%s) is held by %s",
@@ -254,7 +255,7 @@ static int busy(struct ws_agent_model *m, const struct ws_error *full, struct ws
                         m->name, text, remedy, m->max_slots);
 }
 
-/* Makes the slot ours: its names are gone, its readers are cut, nobody maps it. */
+/* Takes the slot from its readers: it is not listed any more, leases are revoked, no process maps it. */
 static int retire(struct ws_agent *a, struct ws_slot *s)
 {
     uint64_t deadline = ws_clock_ns() + REVOKE_NS;
@@ -266,22 +267,22 @@ static int retire(struct ws_agent *a, struct ws_slot *s)
         ws_agent_announce(a);
         pthread_mutex_lock(&a->lock);
     }
-    while (s->n_holds > 0)
+    while (s->n_leases > 0)
         if (!ws_agent_wait(a, deadline))
             break;
-    if (s->n_holds > 0 || ws_slot_idle(s) == -EBUSY)
+    if (s->n_leases > 0 || ws_slot_idle(s) == -EBUSY)
         return -EBUSY; /* stays retired: it is tried again by the next version */
     ws_slot_clear(s);
     s->state = WS_SLOT_WRITING;
     return 0;
 }
 
-int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *group, const struct ws_session *c,
-                       struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err)
+int ws_slots_acquire(struct ws_agent *a, struct ws_agent_model *group, const struct ws_session *c,
+                     struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err)
 {
-    struct ws_agent_model *m = group->owner;
+    struct ws_agent_model *m = group->slot_owner;
     for (;;) {
-        struct ws_slot *s = m->n_slots >= NORMAL_SLOTS ? oldest_that_can_be_taken(m) : NULL;
+        struct ws_slot *s = m->n_slots >= NORMAL_SLOTS ? oldest_available(m) : NULL;
         if (!s && m->n_slots < NORMAL_SLOTS)
             for (unsigned i = 0; i < m->n_slots; i++)
                 if (m->slots[i]->state == WS_SLOT_FREE)
@@ -304,25 +305,25 @@ int ws_agent_take_slot(struct ws_agent *a, struct ws_agent_model *group, const s
             return 0;
         }
         uint64_t step = ws_clock_ns() + STEP_NS;
-        if (step > deadline_ns || ws_ipc_peer_has_left(c->peer))
-            return busy(m, &full, err);
+        if (step > deadline_ns || ws_ipc_peer_is_gone(c->peer))
+            return refuse_busy(m, &full, err);
         (void)ws_agent_wait(a, step);
         if (atomic_load(&a->stop))
             return ws_error_set(err, ESHUTDOWN, "the agent is stopping");
     }
 }
 
-static int take_room(void *arg, uint64_t bytes, struct ws_error *err)
+static int reserve_bytes(void *arg, uint64_t bytes, struct ws_error *err)
 {
     struct ws_agent *a = arg;
     pthread_mutex_lock(&a->lock);
-    int rc = ws_agent_check_budget(a, bytes, err);
+    int rc = ws_slots_check_budget(a, bytes, err);
     a->slot_bytes += rc == 0 ? bytes : 0;
     pthread_mutex_unlock(&a->lock);
     return rc;
 }
 
-static void give_room(void *arg, uint64_t bytes)
+static void release_bytes(void *arg, uint64_t bytes)
 {
     struct ws_agent *a = arg;
     pthread_mutex_lock(&a->lock);
@@ -330,16 +331,16 @@ static void give_room(void *arg, uint64_t bytes)
     pthread_mutex_unlock(&a->lock);
 }
 
-/* What has to be laid out anew gives its memory back first, and is then budgeted like a new slot. */
+/* A slot that is laid out anew frees its memory first, and is then budgeted like a new one. */
 static int lay_out(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
                    struct ws_slot *s, uint64_t deadline_ns, struct ws_error *err)
 {
-    const struct ws_placement *l = ws_agent_layout(m);
+    const struct ws_placement *l = ws_agent_model_local_placement(m);
     a->slot_bytes -= s->total_bytes;
     pthread_mutex_unlock(&a->lock); /* giving gigabytes back takes a while */
     ws_slot_empty(s);
     pthread_mutex_lock(&a->lock);
-    int rc = find_room(a, m, c, l->total_bytes, deadline_ns, err);
+    int rc = wait_for_memory(a, m, c, l->total_bytes, deadline_ns, err);
     if (rc < 0)
         return rc;
     a->slot_bytes += l->total_bytes;
@@ -350,26 +351,26 @@ static int lay_out(struct ws_agent *a, struct ws_agent_model *m, const struct ws
     return rc;
 }
 
-int ws_agent_prepare_slot(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
-                          struct ws_slot *s, bool changes, uint64_t deadline_ns, struct ws_error *err)
+int ws_slots_prepare(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
+                     struct ws_slot *s, bool changes, uint64_t deadline_ns, struct ws_error *err)
 {
-    const struct ws_placement *l = ws_agent_layout(m);
-    const struct ws_slot_room room = {take_room, give_room, a};
+    const struct ws_placement *l = ws_agent_model_local_placement(m);
+    const struct ws_slot_budget budget = {reserve_bytes, release_bytes, a};
     ws_slot_rebase(s, l);
     if (ws_slot_fits(s, l) && ws_slot_idle(s) == 0)
         return 0;
-    s->id = ws_clock_day_ns(); /* from now on ranks that have it mapped have others' memory */
-    if (ws_slot_has_use(s, l, changes)) {
+    s->id = ws_clock_day_ns(); /* from now on what ranks have mapped of it is other memory */
+    if (ws_slot_is_useful(s, l, changes)) {
         pthread_mutex_unlock(&a->lock);
-        int rc = ws_slot_exchange(s, l, a->options.n_threads, &room, err);
+        int rc = ws_slot_exchange(s, l, a->options.n_threads, &budget, err);
         pthread_mutex_lock(&a->lock);
-        if (rc == 0 || ws_agent_keeps_others(c)) /* it lets go, and begins again */
+        if (rc == 0 || ws_slots_session_maps_stale(c)) /* the rank unmaps them, and begins again */
             return rc;
     }
     return lay_out(a, m, c, s, deadline_ns, err);
 }
 
-void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m)
+void ws_slots_retire_all(struct ws_agent *a, struct ws_agent_model *m)
 {
     unsigned kept = 0;
     for (unsigned i = 0; i < m->n_slots; i++) {
@@ -378,7 +379,7 @@ void ws_agent_give_up_slots(struct ws_agent *a, struct ws_agent_model *m)
             s->state = WS_SLOT_RETIRED;
             ws_slot_revoke(s);
         }
-        if (can_take(s) && s->n_holds == 0) {
+        if (is_available(s) && s->n_leases == 0) {
             a->slot_bytes -= s->total_bytes;
             ws_slot_free(s);
         } else {

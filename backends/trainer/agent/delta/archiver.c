@@ -1,9 +1,11 @@
-/* The archive on the trainer's side: a thread writes what is published, every N-th version whole, deltas
- * between, as soon as each is made. A version that is written whole is read out of its slot block by block,
- * under a hold that its revocation ends at once, whatever the disk does at that moment: the trainer waits for
- * the copy of one block at most. What was begun is then removed, and the next version is written whole; so it
- * is after a delta that was given up, and after anything that a disk refuses. A version that was to be
- * written whole and was not still comes as a delta, where that is made and its base is there. */
+/* Archiver: writes what is published to the archive, from a thread of its own: every N-th version whole, an
+ * anchor, and deltas between, each as soon as it is made.
+ *
+ * An anchor is read out of its slot block by block, under a lease that its revocation ends at once, whatever
+ * the disk does at that moment: the trainer waits for the copy of one block at most. What was begun is then
+ * removed, and the next version becomes the anchor. The same follows where a delta was given up, and where the
+ * disk refuses anything. A version that was to be an anchor and was not still comes as a delta, where that is
+ * made and its base is in the archive. */
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/delta/encoder.h"
 #include "transports/base/clock.h"
@@ -14,28 +16,58 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 
 #define DEFAULT_EVERY 10
 #define DEFAULT_KEEP  3
 
-struct ws_archiving {
-    struct ws_archiving *next;
+/* One version to be written. */
+struct job {
+    STAILQ_ENTRY(job) entry;
     struct ws_agent_model *model;
     struct ws_manifest *manifest; /* a copy, as is the json: the slot may go at any time */
     char *json;
     size_t json_bytes;
     struct ws_delta *delta; /* counted; NULL: written whole */
     pthread_mutex_t reading;
-    struct ws_slot_hold *hold; /* changed under the agent's lock and reading; NULL: revoked */
+    struct ws_slot_lease *lease; /* changed under the agent's lock and reading; NULL: revoked */
     atomic_bool stop;
 };
 
+/* The agent's. Guarded by its lock once the thread runs. */
+struct archiver {
+    pthread_t thread;
+    struct ws_archive *archive;     /* NULL: nothing is archived */
+    STAILQ_HEAD(jobs, job) waiting; /* first come first */
+    struct job *current;            /* the thread's; NULL: none */
+};
+
+/* How far the archive of a model is. Under lock. */
+struct progress {
+    struct ws_version_id last_published; /* and meant for the archive; no run: nothing yet */
+    struct ws_version_id anchor;         /* the last one that was to be written whole */
+    unsigned n_since_anchor;             /* versions */
+    bool anchor_due;                     /* a link is missing: the next version is written whole */
+    uint64_t newest;                     /* that is on the disk */
+    uint64_t n_anchors, n_deltas, n_given_up, n_failed;
+};
+
+static struct archiver *archiver_of(const struct ws_agent *a)
+{
+    return a->feature_state[WS_FEATURE_archive];
+}
+
+static struct progress *progress_of(const struct ws_agent_model *m)
+{
+    return m->feature_state[WS_FEATURE_archive];
+}
+
 /* --- the list; under lock --- */
 
-static void free_archiving(struct ws_archiving *j)
+static void free_job(struct job *j)
 {
-    if (j->hold)
-        ws_slot_drop(j->hold);
+    if (j->lease)
+        ws_slot_lease_free(j->lease);
     ws_delta_put(j->delta);
     ws_manifest_free(j->manifest);
     free(j->json);
@@ -44,10 +76,10 @@ static void free_archiving(struct ws_archiving *j)
 }
 
 /* NULL: no memory. */
-static struct ws_archiving *add(struct ws_agent *a, struct ws_agent_model *m,
-                                const struct ws_manifest *manifest, const char *json, size_t json_bytes)
+static struct job *enqueue(struct ws_agent *a, struct ws_agent_model *m, const struct ws_manifest *manifest,
+                           const char *json, size_t json_bytes)
 {
-    struct ws_archiving *j = calloc(1, sizeof(*j)), **last;
+    struct job *j = calloc(1, sizeof(*j));
     if (!j)
         return NULL;
     pthread_mutex_init(&j->reading, NULL);
@@ -55,88 +87,87 @@ static struct ws_archiving *add(struct ws_agent *a, struct ws_agent_model *m,
     j->json = malloc(json_bytes + 1);
     j->json_bytes = json_bytes;
     if (!j->json || ws_manifest_copy(manifest, &j->manifest) < 0) {
-        free_archiving(j);
+        free_job(j);
         return NULL;
     }
     memcpy(j->json, json, json_bytes);
-    for (last = &a->archivings; *last; last = &(*last)->next)
-        ;
-    *last = j;
+    STAILQ_INSERT_TAIL(&archiver_of(a)->waiting, j, entry);
     pthread_cond_broadcast(&a->changed);
     return j;
 }
 
-/* A version is lacking: the next one is written whole, unless a later one already is to be. */
-static void ask_anchor(struct ws_archive_state *st, const struct ws_manifest *lacking)
+/* The archive lacks a version: the next one is written whole, unless a later one is to be already. */
+static void require_anchor(struct progress *st, const struct ws_manifest *lacking)
 {
-    if (strcmp(st->anchor.run, lacking->run) != 0 || st->anchor.version <= lacking->version)
+    if (strcmp(st->anchor.lineage, lacking->lineage) != 0 || st->anchor.version <= lacking->version)
         st->anchor_due = true;
 }
 
 static void on_revoked(void *arg)
 {
-    struct ws_archiving *j = arg;
+    struct job *j = arg;
     atomic_store(&j->stop, true);
-    ask_anchor(&j->model->archive, j->manifest);
+    require_anchor(progress_of(j->model), j->manifest);
     pthread_mutex_lock(&j->reading); /* one block's copy */
-    ws_slot_drop(j->hold);
-    j->hold = NULL;
+    ws_slot_lease_free(j->lease);
+    j->lease = NULL;
     pthread_mutex_unlock(&j->reading);
 }
 
 static void add_whole(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
 {
-    struct ws_archiving *j = add(a, m, s->manifest, s->json, s->json_bytes);
+    struct progress *st = progress_of(m);
+    struct job *j = enqueue(a, m, s->manifest, s->json, s->json_bytes);
     if (j)
-        j->hold = ws_slot_take(s, "the archive", on_revoked, j);
-    if (j && !j->hold)
+        j->lease = ws_slot_lease_new(s, "the archive", on_revoked, j);
+    if (j && !j->lease)
         atomic_store(&j->stop, true);
-    m->archive.since = 0;
-    m->archive.anchor = ws_mark_of(s->version, s->run);
-    m->archive.anchor_due = !j || !j->hold;
+    st->n_since_anchor = 0;
+    st->anchor = ws_version_id_make(s->version, s->lineage);
+    st->anchor_due = !j || !j->lease;
 }
 
 static void published(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_slot *s)
 {
-    struct ws_agent_model *m = ranks->owner;
-    struct ws_archive_state *st = &m->archive;
-    if (!a->archive)
+    struct ws_agent_model *m = ranks->slot_owner;
+    struct progress *st = progress_of(m);
+    if (!archiver_of(a)->archive)
         return;
-    bool follows = strcmp(st->last.run, s->run) == 0;
-    st->last = ws_mark_of(s->version, s->run);
-    if (!follows || st->anchor_due || ++st->since >= a->options.archive_every)
+    bool follows = strcmp(st->last_published.lineage, s->lineage) == 0;
+    st->last_published = ws_version_id_make(s->version, s->lineage);
+    if (!follows || st->anchor_due || ++st->n_since_anchor >= a->options.archive_every)
         add_whole(a, m, s);
 }
 
 static uint64_t waiting_bytes(const struct ws_agent *a)
 {
     uint64_t bytes = 0;
-    for (const struct ws_archiving *j = a->archivings; j; j = j->next) {
-        struct ws_delta_figures f = {0};
+    for (const struct job *j = STAILQ_FIRST(&archiver_of(a)->waiting); j; j = STAILQ_NEXT(j, entry)) {
+        struct ws_delta_stats f = {0};
         if (j->delta)
-            ws_delta_figures(j->delta, &f);
+            ws_delta_stats(j->delta, &f);
         bytes += f.bytes;
     }
     return bytes;
 }
 
 static void encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
-                    const struct ws_hold *target)
+                    const struct ws_lease *target)
 {
-    struct ws_archive_state *st = &m->archive;
-    struct ws_archiving *j = NULL;
-    struct ws_delta_figures f;
-    if (!a->archive)
+    struct progress *st = progress_of(m);
+    struct job *j = NULL;
+    struct ws_delta_stats f;
+    if (!archiver_of(a)->archive)
         return;
-    ws_delta_figures(d, &f);
+    ws_delta_stats(d, &f);
     /* Deltas that wait for a slow disk are bounded like those that are kept for mounts. */
-    if (f.state == WS_DELTA_WHOLE && waiting_bytes(a) + f.bytes <= ws_agent_delta_room(a))
-        j = add(a, m, target->manifest, target->manifest_json, target->manifest_json_bytes);
+    if (f.state == WS_DELTA_WHOLE && waiting_bytes(a) + f.bytes <= ws_encoder_cache_limit(a))
+        j = enqueue(a, m, target->manifest, target->manifest_json, target->manifest_json_bytes);
     if (j)
         j->delta = ws_delta_get(d);
-    if (j || st->since == 0) /* where its version was to be whole it is not needed */
+    if (j || st->n_since_anchor == 0) /* where its version was to be whole it is not needed */
         return;
-    st->given_up++;
+    st->n_given_up++;
     st->anchor_due = true;
     ws_log(WS_LOG_INFO, "agent",
            "not archived model=%s version=%" PRIu64 ": %s; the next version is written whole", m->name,
@@ -149,74 +180,75 @@ static void encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws_delt
 
 static int copy_block(void *arg, size_t file, size_t block, unsigned char *dst, struct ws_error *err)
 {
-    struct ws_archiving *j = arg;
+    struct job *j = arg;
     int rc = 0;
     pthread_mutex_lock(&j->reading);
-    if (j->hold)
-        ws_copy(dst, ws_region_data(j->hold->base.regions[file]) + block * WS_BLOCK_BYTES,
-                ws_block_len(&j->manifest->files[file], block));
+    if (j->lease)
+        ws_copy(dst, ws_region_data(j->lease->base.regions[file]) + block * WS_BLOCK_BYTES,
+                ws_manifest_block_bytes(&j->manifest->files[file], block));
     else
         rc = ws_error_set(err, ECANCELED, "its slot was wanted");
     pthread_mutex_unlock(&j->reading);
     return rc;
 }
 
-/* *depth: of deltas on its anchor. */
-static int write_it(struct ws_agent *a, struct ws_archiving *j, unsigned *depth, struct ws_error *err)
+/* *depth: how many deltas lead to it from its anchor. -EEXIST: the archive has it already. */
+static int write_version(struct ws_agent *a, struct job *j, unsigned *depth, struct ws_error *err)
 {
     const struct ws_archive_version v = {j->manifest, j->json, j->json_bytes};
-    const struct ws_archive_work work = {.block = copy_block, .arg = j, .stop = &j->stop};
+    const struct ws_archive_hooks work = {.block = copy_block, .arg = j, .stop = &j->stop};
+    struct ws_archive *to = archiver_of(a)->archive;
     int rc = 0;
-    if (ws_archive_has(a->archive, j->manifest, depth))
+    if (ws_archive_has(to, j->manifest, depth))
         return -EEXIST;
     if (j->delta)
-        return ws_archive_add_delta(a->archive, &v, j->delta, &work, err);
-    rc = ws_archive_add(a->archive, &v, &work, err);
-    if (rc == 0 && ws_archive_keep(a->archive, j->model->name, a->options.archive_keep, err) < 0)
+        return ws_archive_add_delta(to, &v, j->delta, &work, err);
+    rc = ws_archive_add(to, &v, &work, err);
+    if (rc == 0 && ws_archive_prune(to, j->model->name, a->options.archive_keep, err) < 0)
         ws_log(WS_LOG_WARN, "agent", "what the archive need not keep is still there model=%s: %s",
                j->model->name, err->text);
     return rc;
 }
 
-/* Its slot was wanted; its base was not written; it cannot be a delta. */
-static bool is_no_trouble(int rc)
+/* The slot was wanted, the base was not written, or this version cannot be a delta. */
+static bool is_expected(int rc)
 {
     return rc == -ECANCELED || rc == -ENOENT || rc == -EINVAL || rc == -E2BIG;
 }
 
 /* Under lock. */
-static void note(struct ws_agent *a, struct ws_archiving *j, int rc, unsigned depth)
+static void record_result(struct ws_agent *a, struct job *j, int rc, unsigned depth)
 {
-    struct ws_archive_state *st = &j->model->archive;
+    struct progress *st = progress_of(j->model);
     if (rc == -EEXIST) {
-        if (!j->delta) /* the agent was started anew and the version published again */
-            st->since = depth < a->options.archive_every ? depth : a->options.archive_every;
+        if (!j->delta) /* a restarted agent published the version again */
+            st->n_since_anchor = depth < a->options.archive_every ? depth : a->options.archive_every;
     } else if (rc == 0) {
-        *(j->delta ? &st->deltas : &st->anchors) += 1;
+        *(j->delta ? &st->n_deltas : &st->n_anchors) += 1;
     } else {
-        *(is_no_trouble(rc) ? &st->given_up : &st->failed) += 1;
-        ask_anchor(st, j->manifest);
+        *(is_expected(rc) ? &st->n_given_up : &st->n_failed) += 1;
+        require_anchor(st, j->manifest);
     }
-    if ((rc == 0 || rc == -EEXIST) && strcmp(j->manifest->run, st->last.run) == 0)
+    if ((rc == 0 || rc == -EEXIST) && strcmp(j->manifest->lineage, st->last_published.lineage) == 0)
         st->newest = j->manifest->version;
 }
 
-static void archive(struct ws_agent *a, struct ws_archiving *j)
+static void archive(struct ws_agent *a, struct job *j)
 {
     const uint64_t began = ws_clock_ns();
     const struct ws_manifest *m = j->manifest;
-    struct ws_delta_figures f = {.bytes = m->total_bytes};
+    struct ws_delta_stats f = {.bytes = m->total_bytes};
     struct ws_error err = {0};
     unsigned depth = 0;
-    int rc = write_it(a, j, &depth, &err);
+    int rc = write_version(a, j, &depth, &err);
     if (j->delta)
-        ws_delta_figures(j->delta, &f);
+        ws_delta_stats(j->delta, &f);
     if (rc == 0)
         ws_log(WS_LOG_INFO, "agent",
                "archived %s model=%s version=%" PRIu64 " bytes=%" PRIu64 " seconds=%.3f",
                j->delta ? "delta" : "whole", m->model, m->version, f.bytes,
                (double)(ws_clock_ns() - began) / 1e9);
-    else if (is_no_trouble(rc))
+    else if (is_expected(rc))
         ws_log(WS_LOG_INFO, "agent",
                "not archived model=%s version=%" PRIu64 ": %s; the next version is written whole", m->model,
                m->version, rc == -ECANCELED ? "its slot was wanted" : err.text);
@@ -226,26 +258,27 @@ static void archive(struct ws_agent *a, struct ws_archiving *j)
                " errno=%s: %s; it is tried again with the next version",
                m->model, m->version, ws_errno_name(-rc), err.text);
     pthread_mutex_lock(&a->lock);
-    note(a, j, rc, depth);
-    a->archiving = NULL;
-    free_archiving(j);
+    record_result(a, j, rc, depth);
+    archiver_of(a)->current = NULL;
+    free_job(j);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
 }
 
-static void *archiver(void *arg)
+static void *archiver_main(void *arg)
 {
     struct ws_agent *a = arg;
+    struct archiver *ar = archiver_of(a);
     ws_thread_nice(a->options.nice);
     pthread_mutex_lock(&a->lock);
     while (!atomic_load(&a->stop)) {
-        struct ws_archiving *j = a->archivings;
+        struct job *j = STAILQ_FIRST(&ar->waiting);
         if (!j) {
             pthread_cond_wait(&a->changed, &a->lock);
             continue;
         }
-        a->archivings = j->next;
-        a->archiving = j;
+        STAILQ_REMOVE_HEAD(&ar->waiting, entry);
+        ar->current = j;
         pthread_mutex_unlock(&a->lock);
         archive(a, j);
         pthread_mutex_lock(&a->lock);
@@ -258,7 +291,9 @@ static void *archiver(void *arg)
 
 static int start(struct ws_agent *a, struct ws_error *err)
 {
+    struct archiver *ar = archiver_of(a);
     struct ws_archive *archive = NULL;
+    STAILQ_INIT(&ar->waiting);
     if (!a->options.archive)
         return 0;
     if (a->options.archive_every == 0)
@@ -268,10 +303,10 @@ static int start(struct ws_agent *a, struct ws_error *err)
     int rc = ws_archive_open(&archive, a->options.archive, err);
     if (rc < 0)
         return rc;
-    a->archive = archive;
-    if (ws_thread_start(&a->archiver, archiver, a) < 0) {
+    ar->archive = archive;
+    if (ws_thread_start(&ar->thread, archiver_main, a) < 0) {
         ws_archive_close(archive);
-        a->archive = NULL;
+        ar->archive = NULL;
         return ws_error_set(err, EAGAIN, "cannot start the archive's thread");
     }
     return 0;
@@ -279,48 +314,51 @@ static int start(struct ws_agent *a, struct ws_error *err)
 
 static void stop(struct ws_agent *a)
 {
-    if (!a->archive)
+    struct archiver *ar = archiver_of(a);
+    if (!ar->archive)
         return;
     pthread_mutex_lock(&a->lock);
-    if (a->archiving)
-        atomic_store(&a->archiving->stop, true);
+    if (ar->current)
+        atomic_store(&ar->current->stop, true);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
-    pthread_join(a->archiver, NULL);
+    pthread_join(ar->thread, NULL);
     pthread_mutex_lock(&a->lock);
-    for (struct ws_archiving *j = a->archivings, *next; j; j = next) {
-        next = j->next;
+    for (struct job *j; (j = STAILQ_FIRST(&ar->waiting));) {
+        STAILQ_REMOVE_HEAD(&ar->waiting, entry);
         ws_log(WS_LOG_INFO, "agent", "not archived model=%s version=%" PRIu64 ": the agent is stopping",
                j->model->name, j->manifest->version);
-        free_archiving(j);
+        free_job(j);
     }
-    a->archivings = NULL;
-    struct ws_archive *archive = a->archive;
-    a->archive = NULL; /* what is published from now on is not archived */
+    struct ws_archive *archive = ar->archive;
+    ar->archive = NULL; /* what is published from now on is not archived */
     pthread_mutex_unlock(&a->lock);
     ws_archive_close(archive);
 }
 
 static void put_metrics(const struct ws_agent *a, FILE *f)
 {
-    if (!a->archive)
+    if (!archiver_of(a)->archive)
         return;
     fprintf(f, "# TYPE wsync_agent_archived_total counter\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next) {
-        const struct ws_archive_state *s = &m->archive;
+        const struct progress *s = progress_of(m);
         fprintf(f,
                 "wsync_agent_archived_total{model=\"%s\",result=\"whole\"} %" PRIu64
                 "\nwsync_agent_archived_total{model=\"%s\",result=\"delta\"} %" PRIu64
                 "\nwsync_agent_archived_total{model=\"%s\",result=\"given-up\"} %" PRIu64
                 "\nwsync_agent_archived_total{model=\"%s\",result=\"failed\"} %" PRIu64 "\n",
-                m->name, s->anchors, m->name, s->deltas, m->name, s->given_up, m->name, s->failed);
+                m->name, s->n_anchors, m->name, s->n_deltas, m->name, s->n_given_up, m->name, s->n_failed);
     }
     fprintf(f, "# TYPE wsync_agent_archived_version gauge\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
-        fprintf(f, "wsync_agent_archived_version{model=\"%s\"} %" PRIu64 "\n", m->name, m->archive.newest);
+        fprintf(f, "wsync_agent_archived_version{model=\"%s\"} %" PRIu64 "\n", m->name,
+                progress_of(m)->newest);
 }
 
 const struct ws_agent_feature ws_feature_archive = {
+    .agent_bytes = sizeof(struct archiver),
+    .model_bytes = sizeof(struct progress),
     .start = start,
     .stop = stop,
     .published = published,

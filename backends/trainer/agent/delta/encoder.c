@@ -1,33 +1,61 @@
-/* Deltas: made in the background as soon as a version is published, of it and the one before, while both
- * slots are held. The holds are revocable: a trainer that wants the older slot gets it within a block's time,
- * and the delta is given up. What was made is kept within the delta cache, so that a mount that missed some
- * versions finds a chain. */
+/* Encoder: makes deltas in the background. As soon as a version is published it takes the one before and this
+ * one, and leases both slots meanwhile. The leases are revocable: a trainer that wants the older slot gets it
+ * within a block's time, and the delta is given up. Deltas are kept within the delta cache, so that a mount
+ * that missed some versions finds a chain. */
 #include "backends/trainer/agent/delta/encoder.h"
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/delta/encode.h"
+#include "transports/delta/set.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 
 #define MIN_ROOM_BYTES (1UL << 30)
 
-struct ws_encoding {
-    struct ws_encoding *next;
+/* One delta to be made. */
+struct job {
+    STAILQ_ENTRY(job) entry;
     struct ws_agent_model *model;
     struct ws_delta *delta;
-    struct ws_slot_hold *base, *target;
-    struct ws_rank_records *records; /* what ranks found out */
-    size_t n_records;                /* how many of them were of use */
-    uint64_t most;                   /* it is given up beyond */
+    struct ws_slot_lease *base, *target;
+    struct ws_rank_deltas *rank_deltas; /* what ranks found out themselves */
+    size_t n_from_ranks;                /* how many records of it were of use */
+    uint64_t most_bytes;                /* beyond, the delta is given up */
     int level;
     atomic_bool stop;
 };
 
-uint64_t ws_agent_delta_room(const struct ws_agent *a)
+/* The agent's. Guarded by its lock once the thread runs. */
+struct encoder {
+    pthread_t thread;
+    struct ws_workers *workers;     /* NULL: no deltas are made */
+    STAILQ_HEAD(jobs, job) waiting; /* first come first */
+    struct job *current;            /* the thread's; NULL: none */
+};
+
+/* A model's. Under lock. */
+struct deltas {
+    struct ws_delta_set set;
+    unsigned level; /* of compression, that was asked of the next delta */
+    uint64_t n_made, n_given_up;
+};
+
+static struct encoder *encoder_of(const struct ws_agent *a)
+{
+    return a->feature_state[WS_FEATURE_delta];
+}
+
+static struct deltas *deltas_of(const struct ws_agent_model *m)
+{
+    return m->feature_state[WS_FEATURE_delta];
+}
+
+uint64_t ws_encoder_cache_limit(const struct ws_agent *a)
 {
     uint64_t bytes = 0;
     if (a->options.delta_cache_bytes != WS_DELTA_CACHE_BY_SIZE)
@@ -44,97 +72,97 @@ uint64_t ws_agent_delta_room(const struct ws_agent *a)
 
 static void on_revoked(void *arg)
 {
-    atomic_store(&((struct ws_encoding *)arg)->stop, true);
+    atomic_store(&((struct job *)arg)->stop, true);
 }
 
-static struct ws_slot *slot_of(const struct ws_agent_model *m, uint64_t version, const char *run)
+static struct ws_slot *find_slot(const struct ws_agent_model *m, uint64_t version, const char *lineage)
 {
     for (unsigned i = 0; i < m->n_slots; i++)
         if (m->slots[i]->state == WS_SLOT_SERVED && m->slots[i]->version == version &&
-            strcmp(m->slots[i]->run, run) == 0)
+            strcmp(m->slots[i]->lineage, lineage) == 0)
             return m->slots[i];
     return NULL;
 }
 
-static struct ws_delta_link link_of(const struct ws_slot *base, const struct ws_slot *target)
+static struct ws_delta_link link_between(const struct ws_slot *base, const struct ws_slot *target)
 {
-    struct ws_delta_link l = {.base = ws_mark_of(base->version, base->run),
-                              .target = ws_mark_of(target->version, target->run)};
+    struct ws_delta_link l = {.base = ws_version_id_make(base->version, base->lineage),
+                              .target = ws_version_id_make(target->version, target->lineage)};
     memcpy(l.base_digest, base->manifest->digest, sizeof(l.base_digest));
     memcpy(l.target_digest, target->manifest->digest, sizeof(l.target_digest));
     return l;
 }
 
-static void free_encoding(struct ws_encoding *e)
+static void free_job(struct job *e)
 {
     if (e->base)
-        ws_slot_drop(e->base);
+        ws_slot_lease_free(e->base);
     if (e->target)
-        ws_slot_drop(e->target);
+        ws_slot_lease_free(e->target);
     ws_delta_put(e->delta);
-    ws_rank_records_free(e->records);
+    ws_rank_deltas_free(e->rank_deltas);
     free(e);
 }
 
-/* Has the delta from the newest version to this one made. */
-static void begin(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_slot *target)
+/* Has the delta made that leads from the newest version to this one. */
+static void enqueue(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_slot *target)
 {
-    struct ws_agent_model *m = ranks->owner;
-    struct ws_slot *base = m->any ? slot_of(m, m->newest, m->run) : NULL;
-    struct ws_encoding *e = a->encoders && base ? calloc(1, sizeof(*e)) : NULL, **last;
+    struct ws_agent_model *m = ranks->slot_owner;
+    struct ws_slot *base = m->has_published ? find_slot(m, m->newest, m->lineage) : NULL;
+    struct encoder *enc = encoder_of(a);
+    struct deltas *deltas = deltas_of(m);
+    struct job *e = enc->workers && base ? calloc(1, sizeof(*e)) : NULL;
     struct ws_delta_link link;
     if (!e)
         return;
-    link = link_of(base, target);
+    link = link_between(base, target);
     e->model = m;
-    e->most = ws_agent_delta_room(a);
-    if (e->most > target->manifest->total_bytes / 2)
-        e->most = target->manifest->total_bytes / 2;
-    e->level = (int)m->level;
-    m->level = 0; /* asked for again by who wants it still */
-    e->base = ws_slot_take(base, "the delta to the next version", on_revoked, e);
-    e->target = ws_slot_take(target, "the delta to this version", on_revoked, e);
+    e->most_bytes = ws_encoder_cache_limit(a);
+    if (e->most_bytes > target->manifest->total_bytes / 2)
+        e->most_bytes = target->manifest->total_bytes / 2;
+    e->level = (int)deltas->level;
+    deltas->level = 0; /* a reader that still wants it asks again */
+    e->base = ws_slot_lease_new(base, "the delta to the next version", on_revoked, e);
+    e->target = ws_slot_lease_new(target, "the delta to this version", on_revoked, e);
     if (!e->base || !e->target || ws_delta_new(&e->delta, &link, target->manifest, NULL) < 0) {
-        free_encoding(e);
+        free_job(e);
         return;
     }
-    ws_delta_set_add(&m->deltas, ws_delta_get(e->delta));
-    e->records = target->records;
-    target->records = NULL;
-    for (last = &a->encodings; *last; last = &(*last)->next)
-        ;
-    *last = e;
+    ws_delta_set_add(&deltas->set, ws_delta_get(e->delta));
+    e->rank_deltas = target->rank_deltas;
+    target->rank_deltas = NULL;
+    STAILQ_INSERT_TAIL(&enc->waiting, e, entry);
 }
 
-/* Drops the oldest deltas of the model that has the most, until all fit. Under lock. */
+/* Drops the oldest deltas of the model with the most bytes of them, until all fit. Under lock. */
 static void trim(struct ws_agent *a)
 {
     for (;;) {
         struct ws_agent_model *most = NULL;
         uint64_t total = 0, largest = 0;
         for (struct ws_agent_model *m = a->models; m; m = m->next) {
-            uint64_t bytes = ws_delta_set_bytes(&m->deltas);
+            uint64_t bytes = ws_delta_set_bytes(&deltas_of(m)->set);
             total += bytes;
             if (bytes > largest) {
                 largest = bytes;
                 most = m;
             }
         }
-        if (total <= ws_agent_delta_room(a) || !most)
+        if (total <= ws_encoder_cache_limit(a) || !most)
             return;
-        ws_delta_set_drop_oldest(&most->deltas);
+        ws_delta_set_drop_oldest(&deltas_of(most)->set);
     }
 }
 
-static struct ws_delta_side side_of(const struct ws_slot_hold *h, const unsigned char **files)
+static struct ws_delta_side delta_side(const struct ws_slot_lease *h, const unsigned char **files)
 {
     for (size_t i = 0; i < h->base.manifest->n_files; i++)
         files[i] = h->base.regions[i] ? ws_region_data(h->base.regions[i]) : NULL;
     return (struct ws_delta_side){.manifest = h->base.manifest, .files = files};
 }
 
-/* Not under lock: the holds keep both sides. */
-static void make(struct ws_agent *a, struct ws_encoding *e)
+/* Not under lock: the leases keep both sides. */
+static void make(struct job *e, struct ws_workers *workers)
 {
     const struct ws_manifest *base = e->base->base.manifest, *target = e->target->base.manifest;
     const unsigned char **files = calloc(base->n_files + target->n_files + 1, sizeof(*files));
@@ -142,15 +170,16 @@ static void make(struct ws_agent *a, struct ws_encoding *e)
         ws_delta_end(e->delta, WS_DELTA_GIVEN_UP);
         return;
     }
-    struct ws_delta_side from = side_of(e->base, files), to = side_of(e->target, files + base->n_files);
-    e->n_records = ws_rank_records_add(e->records, e->delta, base, target, e->level, e->most, a->encoders);
-    ws_delta_make(e->delta, &from, &to, e->level, e->most, a->encoders, &e->stop);
+    struct ws_delta_side from = delta_side(e->base, files), to = delta_side(e->target, files + base->n_files);
+    e->n_from_ranks =
+        ws_rank_deltas_add(e->rank_deltas, e->delta, base, target, e->level, e->most_bytes, workers);
+    ws_delta_encode(e->delta, &from, &to, e->level, e->most_bytes, workers, &e->stop);
     free(files);
 }
 
-/* Why a delta was given up. One that no cache could have kept is what a step of large changes looks like; one
- * that this cache did not keep costs the mounts whole pulls, and the operator can help it. */
-static void say_given_up(const struct ws_encoding *e, const struct ws_delta_figures *f)
+/* Why a delta was given up. A step with large changes makes a delta that no cache would keep. One that only
+ * this cache is too small for costs the mounts whole pulls, and the operator can help that. */
+static void log_given_up(const struct job *e, const struct ws_delta_stats *f)
 {
     const struct ws_delta_link *l = ws_delta_link(e->delta);
     const uint64_t version_bytes = e->target->base.manifest->total_bytes;
@@ -159,59 +188,58 @@ static void say_given_up(const struct ws_encoding *e, const struct ws_delta_figu
     if (atomic_load(&e->stop)) {
         why = "its slot was wanted for the next version";
         level = WS_LOG_INFO;
-    } else if (f->bytes > e->most && e->most == version_bytes / 2) {
+    } else if (f->bytes > e->most_bytes && e->most_bytes == version_bytes / 2) {
         why = "it would be half as large as the version or more";
         level = WS_LOG_INFO;
-    } else if (f->bytes > e->most) {
+    } else if (f->bytes > e->most_bytes) {
         why = "it is larger than the room for deltas; mounts pull this version whole; --delta-cache=SIZE "
               "makes room";
     }
     ws_log(level, "agent",
            "no delta model=%s base=%" PRIu64 " version=%" PRIu64 " bytes=%" PRIu64 " version_bytes=%" PRIu64
            " room=%" PRIu64 ": %s",
-           e->model->name, l->base.version, l->target.version, f->bytes, version_bytes, e->most, why);
+           e->model->name, l->base.version, l->target.version, f->bytes, version_bytes, e->most_bytes, why);
 }
 
-static void encode(struct ws_agent *a, struct ws_encoding *e)
+static void encode(struct ws_agent *a, struct job *e)
 {
-    struct ws_delta_figures f;
+    struct ws_delta_stats f;
     const uint64_t began = ws_clock_ns();
     const struct ws_delta_link *l = ws_delta_link(e->delta);
-    make(a, e);
-    ws_delta_figures(e->delta, &f);
+    make(e, encoder_of(a)->workers);
+    ws_delta_stats(e->delta, &f);
     if (f.state != WS_DELTA_WHOLE)
-        say_given_up(e, &f);
+        log_given_up(e, &f);
     else
         ws_log(WS_LOG_INFO, "agent",
                "delta whole model=%s base=%" PRIu64 " version=%" PRIu64 " bytes=%" PRIu64 " changed=%" PRIu64
                " seconds=%.3f from_ranks=%zu",
                e->model->name, l->base.version, l->target.version, f.bytes, f.n_changed,
-               (double)(ws_clock_ns() - began) / 1e9, e->n_records);
+               (double)(ws_clock_ns() - began) / 1e9, e->n_from_ranks);
     pthread_mutex_lock(&a->lock);
-    if (f.state == WS_DELTA_WHOLE)
-        e->model->deltas_made++;
-    else
-        e->model->deltas_given_up++;
+    struct deltas *deltas = deltas_of(e->model);
+    *(f.state == WS_DELTA_WHOLE ? &deltas->n_made : &deltas->n_given_up) += 1;
     ws_features_encoded(a, e->model, e->delta, &e->target->base);
-    a->encoding = NULL;
-    free_encoding(e);
+    encoder_of(a)->current = NULL;
+    free_job(e);
     trim(a);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
 }
 
-static void *encoder(void *arg)
+static void *encoder_main(void *arg)
 {
     struct ws_agent *a = arg;
+    struct encoder *enc = encoder_of(a);
     pthread_mutex_lock(&a->lock);
     while (!atomic_load(&a->stop)) {
-        struct ws_encoding *e = a->encodings;
+        struct job *e = STAILQ_FIRST(&enc->waiting);
         if (!e) {
             pthread_cond_wait(&a->changed, &a->lock);
             continue;
         }
-        a->encodings = e->next;
-        a->encoding = e;
+        STAILQ_REMOVE_HEAD(&enc->waiting, entry);
+        enc->current = e;
         pthread_mutex_unlock(&a->lock);
         encode(a, e);
         pthread_mutex_lock(&a->lock);
@@ -220,14 +248,18 @@ static void *encoder(void *arg)
     return NULL;
 }
 
+/* --- start and stop --- */
+
 static int start(struct ws_agent *a, struct ws_error *err)
 {
+    struct encoder *enc = encoder_of(a);
+    STAILQ_INIT(&enc->waiting);
     if (!a->options.delta_cache_bytes)
         return 0;
-    a->encoders = ws_workers_new(a->options.n_threads, a->options.nice);
-    if (!a->encoders || ws_thread_start(&a->encoder, encoder, a) < 0) {
-        ws_workers_free(a->encoders);
-        a->encoders = NULL;
+    enc->workers = ws_workers_new(a->options.n_threads, a->options.nice);
+    if (!enc->workers || ws_thread_start(&enc->thread, encoder_main, a) < 0) {
+        ws_workers_free(enc->workers);
+        enc->workers = NULL;
         return ws_error_set(err, EAGAIN, "cannot start the agent's threads");
     }
     return 0;
@@ -235,45 +267,50 @@ static int start(struct ws_agent *a, struct ws_error *err)
 
 static void stop(struct ws_agent *a)
 {
-    if (!a->encoders)
+    struct encoder *enc = encoder_of(a);
+    if (!enc->workers)
         return;
     pthread_mutex_lock(&a->lock);
-    if (a->encoding)
-        atomic_store(&a->encoding->stop, true);
+    if (enc->current)
+        atomic_store(&enc->current->stop, true);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
-    pthread_join(a->encoder, NULL);
-    pthread_mutex_lock(&a->lock); /* of the holds */
-    for (struct ws_encoding *e = a->encodings, *next; e; e = next) {
-        next = e->next;
+    pthread_join(enc->thread, NULL);
+    pthread_mutex_lock(&a->lock); /* of the leases */
+    for (struct job *e; (e = STAILQ_FIRST(&enc->waiting));) {
+        STAILQ_REMOVE_HEAD(&enc->waiting, entry);
         ws_delta_end(e->delta, WS_DELTA_GIVEN_UP);
-        free_encoding(e);
+        free_job(e);
     }
-    a->encodings = NULL;
-    struct ws_workers *encoders = a->encoders;
-    a->encoders = NULL; /* what is published from now on is not encoded */
+    struct ws_workers *workers = enc->workers;
+    enc->workers = NULL; /* what is published from now on is not encoded */
     pthread_mutex_unlock(&a->lock);
-    ws_workers_free(encoders);
+    ws_workers_free(workers);
 }
 
 static void free_deltas(struct ws_agent_model *m)
 {
-    ws_delta_set_clear(&m->deltas);
+    ws_delta_set_clear(&deltas_of(m)->set);
 }
 
-/* --- the catalog's part --- */
+/* --- what readers ask --- */
 
-int ws_agent_deltas(void *self, const char *model, uint64_t version, const char *run, bool look, json_t **out,
-                    struct ws_error *err)
+json_t *ws_encoder_chain_json(const struct ws_agent_model *m, const struct ws_version_id *target)
+{
+    return ws_delta_set_chain_json(&deltas_of(m)->set, target);
+}
+
+int ws_encoder_deltas(void *self, const char *model, uint64_t version, const char *lineage, bool look,
+                      json_t **out, struct ws_error *err)
 {
     struct ws_agent *a = self;
     (void)look;
     *out = NULL;
     pthread_mutex_lock(&a->lock);
-    const struct ws_agent_model *m = ws_agent_find(a, model);
+    const struct ws_agent_model *m = ws_agent_model_find(a, model);
     if (m) {
-        const struct ws_mark target = ws_mark_of(version, run ? run : m->run);
-        *out = ws_delta_set_leading_to(&m->deltas, &target);
+        const struct ws_version_id target = ws_version_id_make(version, lineage ? lineage : m->lineage);
+        *out = ws_encoder_chain_json(m, &target);
     }
     pthread_mutex_unlock(&a->lock);
     if (!*out)
@@ -281,19 +318,21 @@ int ws_agent_deltas(void *self, const char *model, uint64_t version, const char 
     return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for a list of deltas");
 }
 
-int ws_agent_delta(void *self, const char *model, uint64_t version, const char *run,
-                   const struct ws_mark *base, unsigned level, struct ws_delta **out, struct ws_error *err)
+int ws_encoder_delta(void *self, const char *model, uint64_t version, const char *lineage,
+                     const struct ws_version_id *base, unsigned level, struct ws_delta **out,
+                     struct ws_error *err)
 {
     struct ws_agent *a = self;
     struct ws_delta *d = NULL;
     pthread_mutex_lock(&a->lock);
-    struct ws_agent_model *m = ws_agent_find(a, model);
+    struct ws_agent_model *m = ws_agent_model_find(a, model);
     if (m) {
-        const struct ws_mark target = ws_mark_of(version, run ? run : m->run);
-        const struct ws_mark from = ws_mark_of(base->version, base->run[0] ? base->run : target.run);
-        d = ws_delta_set_find(&m->deltas, &from, &target);
-        if (level > m->level)
-            m->level = level;
+        const struct ws_version_id target = ws_version_id_make(version, lineage ? lineage : m->lineage);
+        const struct ws_version_id from =
+            ws_version_id_make(base->version, base->lineage[0] ? base->lineage : target.lineage);
+        d = ws_delta_set_find(&deltas_of(m)->set, &from, &target);
+        if (level > deltas_of(m)->level)
+            deltas_of(m)->level = level;
     }
     if (d)
         *out = ws_delta_get(d);
@@ -310,19 +349,21 @@ static void put_metrics(const struct ws_agent *a, FILE *f)
     fprintf(f, "# TYPE wsync_agent_delta_bytes gauge\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         fprintf(f, "wsync_agent_delta_bytes{model=\"%s\"} %" PRIu64 "\n", m->name,
-                ws_delta_set_bytes(&m->deltas));
+                ws_delta_set_bytes(&deltas_of(m)->set));
     fprintf(f, "# TYPE wsync_agent_deltas_total counter\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         fprintf(f,
                 "wsync_agent_deltas_total{model=\"%s\",result=\"whole\"} %" PRIu64
                 "\nwsync_agent_deltas_total{model=\"%s\",result=\"given-up\"} %" PRIu64 "\n",
-                m->name, m->deltas_made, m->name, m->deltas_given_up);
+                m->name, deltas_of(m)->n_made, m->name, deltas_of(m)->n_given_up);
 }
 
 const struct ws_agent_feature ws_feature_delta = {
+    .agent_bytes = sizeof(struct encoder),
+    .model_bytes = sizeof(struct deltas),
     .start = start,
     .stop = stop,
     .free = free_deltas,
-    .published = begin,
+    .published = enqueue,
     .metrics = put_metrics,
 };

@@ -1,3 +1,4 @@
+/* Fleet: what mounts report, and what follows from it for releases (fleet.h). */
 #include "backends/trainer/agent/fleet/fleet.h"
 #include "transports/base/clock.h"
 #include "transports/base/name.h"
@@ -12,16 +13,16 @@
 #define FORGET_NS  600000000000UL
 #define MS         WS_MS_NS
 
-const char *ws_progress_name(enum ws_progress p)
+const char *ws_fleet_progress_name(enum ws_fleet_progress p)
 {
     static const char *const names[] = {"waiting", "prepared", "loaded", "failed", "silent"};
     return names[p];
 }
 
-static struct ws_fleet_mount *find(const struct ws_fleet *f, const char *who)
+static struct ws_fleet_mount *find(const struct ws_fleet *f, const char *mount_id)
 {
     struct ws_fleet_mount *m = f->mounts;
-    while (m && strcmp(m->who, who) != 0)
+    while (m && strcmp(m->mount_id, mount_id) != 0)
         m = m->next;
     return m;
 }
@@ -33,21 +34,21 @@ static void extend(struct ws_fleet_mount *m, uint64_t now_ns, unsigned ms)
         m->lease_ns = until;
 }
 
-int ws_fleet_meet(struct ws_fleet *f, const char *who, uint64_t now_ns, struct ws_fleet_mount **out,
-                  struct ws_error *err)
+int ws_fleet_find_or_add(struct ws_fleet *f, const char *mount_id, uint64_t now_ns,
+                         struct ws_fleet_mount **out, struct ws_error *err)
 {
-    struct ws_fleet_mount *m = find(f, who);
+    struct ws_fleet_mount *m = find(f, mount_id);
     if (!m) {
-        ws_fleet_forget(f, now_ns);
+        ws_fleet_expire(f, now_ns);
         if (f->n >= MAX_MOUNTS)
             return ws_error_set(err, E2BIG, "more than %d mounts are registered", MAX_MOUNTS);
         m = calloc(1, sizeof(*m));
-        if (!m || !(m->who = strdup(who))) {
+        if (!m || !(m->mount_id = strdup(mount_id))) {
             free(m);
             return ws_error_set(err, ENOMEM, "no memory for a mount");
         }
         struct ws_fleet_mount **at = &f->mounts;
-        while (*at && strcmp((*at)->who, who) < 0)
+        while (*at && strcmp((*at)->mount_id, mount_id) < 0)
             at = &(*at)->next;
         m->next = *at;
         *at = m;
@@ -58,9 +59,9 @@ int ws_fleet_meet(struct ws_fleet *f, const char *who, uint64_t now_ns, struct w
     return 0;
 }
 
-void ws_fleet_seen(struct ws_fleet *f, const char *who, uint64_t now_ns, unsigned ms)
+void ws_fleet_extend_lease(struct ws_fleet *f, const char *mount_id, uint64_t now_ns, unsigned ms)
 {
-    struct ws_fleet_mount *m = find(f, who);
+    struct ws_fleet_mount *m = find(f, mount_id);
     if (m)
         extend(m, now_ns, ms);
 }
@@ -70,21 +71,21 @@ static void remove_at(struct ws_fleet *f, struct ws_fleet_mount **at)
     struct ws_fleet_mount *m = *at;
     *at = m->next;
     f->n--;
-    free(m->who);
+    free(m->mount_id);
     free(m);
 }
 
-void ws_fleet_leave(struct ws_fleet *f, const char *who)
+void ws_fleet_remove(struct ws_fleet *f, const char *mount_id)
 {
     for (struct ws_fleet_mount **at = &f->mounts; *at; at = &(*at)->next) {
-        if (strcmp((*at)->who, who) == 0) {
+        if (strcmp((*at)->mount_id, mount_id) == 0) {
             remove_at(f, at);
             return;
         }
     }
 }
 
-void ws_fleet_forget(struct ws_fleet *f, uint64_t now_ns)
+void ws_fleet_expire(struct ws_fleet *f, uint64_t now_ns)
 {
     for (struct ws_fleet_mount **at = &f->mounts; *at;) {
         if ((*at)->lease_ns + FORGET_NS > now_ns)
@@ -94,118 +95,122 @@ void ws_fleet_forget(struct ws_fleet *f, uint64_t now_ns)
     }
 }
 
-/* --- marks --- */
+/* --- versions --- */
 
-void ws_fleet_ask_anew(struct ws_fleet *f, const struct ws_mark *to, const char *name)
+void ws_fleet_reset_reports(struct ws_fleet *f, const struct ws_version_id *to, const char *name)
 {
     for (struct ws_fleet_mount *m = f->mounts; m; m = m->next) {
-        if (name && !ws_name_means_mount(name, m->who))
+        if (name && !ws_name_matches_mount(name, m->mount_id))
             continue;
-        if (ws_mark_is(&m->failed, to))
-            m->failed.run[0] = 0;
-        struct ws_mark *marks = name ? m->fetched : m->prepared;
-        for (size_t i = 0; i < WS_PREPARED_MARKS; i++)
-            if (ws_mark_is(&marks[i], to))
-                marks[i].run[0] = 0;
+        if (ws_version_id_equal(&m->failed, to))
+            m->failed.lineage[0] = 0;
+        struct ws_version_id *versions = name ? m->fetched : m->prepared;
+        for (size_t i = 0; i < WS_FLEET_REPORTS; i++)
+            if (ws_version_id_equal(&versions[i], to))
+                versions[i].lineage[0] = 0;
     }
 }
 
-void ws_fleet_commit(struct ws_fleet *f, uint64_t release, const struct ws_mark *to)
+void ws_fleet_commit(struct ws_fleet *f, uint64_t release, const struct ws_version_id *to)
 {
-    bool again = !f->release || ws_mark_is(&f->released, to);
+    bool again = !f->release || ws_version_id_equal(&f->released, to);
     f->release = release;
     f->released = *to;
     for (struct ws_fleet_mount *m = f->mounts; m; m = m->next)
-        m->moves = m->follows && (m->moves || !again || !ws_mark_is(&m->loaded, to));
+        m->in_transition = m->follows && (m->in_transition || !again || !ws_version_id_equal(&m->loaded, to));
 }
 
 static bool is_under_way(const struct ws_fleet *f, const struct ws_fleet_mount *m)
 {
-    return f->release && m->follows && (m->answers ? m->answered != f->release : m->moves);
+    return f->release && m->follows &&
+           (m->names_release ? m->finished_release != f->release : m->in_transition);
 }
 
-void ws_fleet_note_stand(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *serves,
-                         const uint64_t *answered)
+void ws_fleet_record_presence(const struct ws_fleet *f, struct ws_fleet_mount *m,
+                              const struct ws_version_id *serves, const uint64_t *finished)
 {
-    m->loaded = serves ? *serves : (struct ws_mark){0};
-    if (serves && ws_mark_is(&m->failed, serves))
-        m->failed.run[0] = 0;
-    m->answers = answered != NULL;
-    m->answered = answered ? *answered : 0;
-    m->moves = m->follows && (m->moves || (f->release && !ws_mark_is(&m->loaded, &f->released)));
+    m->loaded = serves ? *serves : (struct ws_version_id){0};
+    if (serves && ws_version_id_equal(&m->failed, serves))
+        m->failed.lineage[0] = 0;
+    m->names_release = finished != NULL;
+    m->finished_release = finished ? *finished : 0;
+    m->in_transition =
+        m->follows && (m->in_transition || (f->release && !ws_version_id_equal(&m->loaded, &f->released)));
 }
 
 /* With what was released last. */
-static void note_end(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *to)
+static void record_end(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_version_id *to)
 {
-    if (f->release && ws_mark_is(&f->released, to))
-        m->moves = false;
+    if (f->release && ws_version_id_equal(&f->released, to))
+        m->in_transition = false;
 }
 
-void ws_fleet_note_prepared(struct ws_fleet_mount *m, const struct ws_mark *to)
+void ws_fleet_record_prepared(struct ws_fleet_mount *m, const struct ws_version_id *to)
 {
-    if (ws_mark_is(&m->failed, to))
-        m->failed.run[0] = 0;
-    m->prepared[m->next_prepared++ % WS_PREPARED_MARKS] = *to;
+    if (ws_version_id_equal(&m->failed, to))
+        m->failed.lineage[0] = 0;
+    m->prepared[m->next_prepared++ % WS_FLEET_REPORTS] = *to;
 }
 
-void ws_fleet_note_fetched(struct ws_fleet_mount *m, const struct ws_mark *to)
+void ws_fleet_record_fetched(struct ws_fleet_mount *m, const struct ws_version_id *to)
 {
-    if (ws_mark_is(&m->failed, to))
-        m->failed.run[0] = 0;
-    m->fetched[m->next_fetched++ % WS_PREPARED_MARKS] = *to;
+    if (ws_version_id_equal(&m->failed, to))
+        m->failed.lineage[0] = 0;
+    m->fetched[m->next_fetched++ % WS_FLEET_REPORTS] = *to;
 }
 
-void ws_fleet_note_loaded(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *to)
+void ws_fleet_record_loaded(const struct ws_fleet *f, struct ws_fleet_mount *m,
+                            const struct ws_version_id *to)
 {
     m->loaded = *to;
-    if (ws_mark_is(&m->failed, to))
-        m->failed.run[0] = 0;
-    note_end(f, m, to);
+    if (ws_version_id_equal(&m->failed, to))
+        m->failed.lineage[0] = 0;
+    record_end(f, m, to);
 }
 
-void ws_fleet_note_failed(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *to,
-                          const char *why)
+void ws_fleet_record_failed(const struct ws_fleet *f, struct ws_fleet_mount *m,
+                            const struct ws_version_id *to, const char *why)
 {
     m->failed = *to;
     snprintf(m->error, sizeof(m->error), "%s", why);
-    note_end(f, m, to);
+    record_end(f, m, to);
 }
 
-enum ws_progress ws_fleet_progress(const struct ws_fleet *f, const struct ws_fleet_mount *m, uint64_t release,
-                                   const struct ws_mark *to, uint64_t now_ns)
+enum ws_fleet_progress ws_fleet_mount_progress(const struct ws_fleet *f, const struct ws_fleet_mount *m,
+                                               uint64_t release, const struct ws_version_id *to,
+                                               uint64_t now_ns)
 {
     if (m->lease_ns < now_ns)
         return WS_FLEET_SILENT;
-    if (ws_mark_is(&m->failed, to))
+    if (ws_version_id_equal(&m->failed, to))
         return WS_FLEET_FAILED;
-    if (f->release == release && ws_mark_is(&m->loaded, to) && !is_under_way(f, m))
+    if (f->release == release && ws_version_id_equal(&m->loaded, to) && !is_under_way(f, m))
         return WS_FLEET_LOADED;
-    for (size_t i = 0; i < WS_PREPARED_MARKS; i++)
-        if (ws_mark_is(&m->prepared[i], to))
+    for (size_t i = 0; i < WS_FLEET_REPORTS; i++)
+        if (ws_version_id_equal(&m->prepared[i], to))
             return WS_FLEET_PREPARED;
     return WS_FLEET_WAITING;
 }
 
-/* --- who serves what --- */
+/* --- versions that engines serve --- */
 
-bool ws_fleet_serves(const struct ws_fleet *f, const struct ws_mark *to, const char *who, uint64_t now_ns,
-                     char *text, size_t cap)
+bool ws_fleet_serves(const struct ws_fleet *f, const struct ws_version_id *to, const char *which,
+                     uint64_t now_ns, char *text, size_t cap)
 {
     uint64_t least = 1, serving = 0, missing = 0;
     const char *name = NULL;
-    bool all = strcmp(who, "all") == 0, number = !all && ws_text_u64(who, &least) == 0;
+    bool all = strcmp(which, "all") == 0, number = !all && ws_text_u64(which, &least) == 0;
     if (!all && !number)
-        name = who;
+        name = which;
     for (const struct ws_fleet_mount *m = f->mounts; m; m = m->next) {
-        bool counts = name ? ws_name_means_mount(name, m->who) : m->follows || m->engines > 0;
+        bool counts = name ? ws_name_matches_mount(name, m->mount_id) : m->follows || m->engines > 0;
         if (!counts || (m->lease_ns < now_ns && !name))
             continue;
-        bool serves =
-            strcmp(m->loaded.run, to->run) == 0 && m->loaded.version >= to->version && !is_under_way(f, m);
+        bool serves = strcmp(m->loaded.lineage, to->lineage) == 0 && m->loaded.version >= to->version &&
+                      !is_under_way(f, m);
         serving += serves;
         if (!serves && missing++ == 0 && text)
-            snprintf(text, cap, "%s does not serve it", m->who);
+            snprintf(text, cap, "%s does not serve it", m->mount_id);
     }
     if (serving >= least && (number || missing == 0))
         return true;
@@ -218,17 +223,18 @@ bool ws_fleet_serves(const struct ws_fleet *f, const struct ws_mark *to, const c
     return false;
 }
 
-static json_t *mark_json(const struct ws_mark *m)
+static json_t *version_id_json(const struct ws_version_id *m)
 {
-    return m->run[0] ? json_pack("{s:I,s:s}", "version", (json_int_t)m->version, "run", m->run) : json_null();
+    return m->lineage[0] ? json_pack("{s:I,s:s}", "version", (json_int_t)m->version, "run", m->lineage)
+                         : json_null();
 }
 
-static json_t *marks_json(const struct ws_mark marks[WS_PREPARED_MARKS])
+static json_t *version_ids_json(const struct ws_version_id versions[WS_FLEET_REPORTS])
 {
     json_t *all = json_array();
-    for (size_t i = 0; i < WS_PREPARED_MARKS; i++)
-        if (marks[i].run[0])
-            json_array_append_new(all, mark_json(&marks[i]));
+    for (size_t i = 0; i < WS_FLEET_REPORTS; i++)
+        if (versions[i].lineage[0])
+            json_array_append_new(all, version_id_json(&versions[i]));
     return all;
 }
 
@@ -236,13 +242,13 @@ json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns)
 {
     json_t *all = json_array();
     for (const struct ws_fleet_mount *m = f->mounts; m; m = m->next)
-        json_array_append_new(all,
-                              json_pack("{s:s,s:b,s:b,s:b,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->who,
-                                        "silent", (int)(m->lease_ns < now_ns), "follows", (int)m->follows,
-                                        "under_way", (int)is_under_way(f, m), "engines",
-                                        (json_int_t)m->engines, "loaded", mark_json(&m->loaded), "prepared",
-                                        marks_json(m->prepared), "fetched", marks_json(m->fetched), "failed",
-                                        mark_json(&m->failed), "error", m->failed.run[0] ? m->error : ""));
+        json_array_append_new(
+            all, json_pack("{s:s,s:b,s:b,s:b,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->mount_id, "silent",
+                           (int)(m->lease_ns < now_ns), "follows", (int)m->follows, "under_way",
+                           (int)is_under_way(f, m), "engines", (json_int_t)m->engines, "loaded",
+                           version_id_json(&m->loaded), "prepared", version_ids_json(m->prepared), "fetched",
+                           version_ids_json(m->fetched), "failed", version_id_json(&m->failed), "error",
+                           m->failed.lineage[0] ? m->error : ""));
     return all;
 }
 
@@ -251,7 +257,7 @@ void ws_fleet_clear(struct ws_fleet *f)
     while (f->mounts) {
         struct ws_fleet_mount *m = f->mounts;
         f->mounts = m->next;
-        free(m->who);
+        free(m->mount_id);
         free(m);
     }
     f->n = 0;

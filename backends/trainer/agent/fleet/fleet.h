@@ -1,11 +1,11 @@
 /* Fleet: the mounts that registered for one model of an agent, and how far each is with which version. State
- * without threads: the agent guards it with its lock. Times are CLOCK_MONOTONIC in ns and come from the
- * caller.
+ * without threads: the agent guards it with its lock. Times are CLOCK_MONOTONIC in ns and come from the caller.
  *
- * A mount that says "loaded 42" may have begun to load 41 since, for a release that was committed meanwhile.
- * So its word counts once it has come to an end with the release that was committed last: a mount names that
- * release where it says how it stands. Mounts of wsync 0.1.0 do not: theirs counts while every release was of
- * the version that they serve, and otherwise once they report the released version as loaded or failed. */
+ * A mount that reports "loaded 42" may have begun to load 41 since, for a release that was committed meanwhile.
+ * So its report counts only once the mount has finished the release that was committed last: well or not. A
+ * mount names that release when it reports its presence. A mount of wsync 0.1.0 does not. Its report counts
+ * while every release was of the version that it serves, and otherwise once it reports the released version as
+ * loaded or failed. */
 #ifndef WS_TRAINER_AGENT_FLEET_FLEET_H
 #define WS_TRAINER_AGENT_FLEET_FLEET_H
 #include "transports/base/error.h"
@@ -15,65 +15,74 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define WS_PREPARED_MARKS 4
+#define WS_FLEET_REPORTS 4
 
 struct ws_fleet_mount {
     struct ws_fleet_mount *next;
-    char *who;         /* HOST:MOUNTPOINT */
-    uint64_t lease_ns; /* silent after this */
-    bool follows;      /* acts on releases */
-    bool answers;      /* names the release that it has come to an end with, well or not: */
-    uint64_t answered; /* 0: none yet */
-    bool moves;        /* one that does not: it has not reported the released version yet */
+    char *mount_id;            /* HOST:MOUNTPOINT */
+    uint64_t lease_ns;         /* silent after this */
+    bool follows;              /* it acts on releases */
+    bool names_release;        /* it names the release that it has finished: */
+    uint64_t finished_release; /* 0: none yet */
+    bool in_transition;        /* it does not, and has not reported the released version yet */
     uint64_t engines;
-    struct ws_mark loaded, failed;
-    struct ws_mark prepared[WS_PREPARED_MARKS], fetched[WS_PREPARED_MARKS]; /* the last ones, in turn */
+    struct ws_version_id loaded, failed;
+    struct ws_version_id prepared[WS_FLEET_REPORTS], fetched[WS_FLEET_REPORTS]; /* the last ones, in turn */
     unsigned next_prepared, next_fetched;
     char error[WS_ERROR_TEXT]; /* of failed */
 };
 struct ws_fleet {
     struct ws_fleet_mount *mounts;
     unsigned n;
-    uint64_t release; /* the one that was committed last; 0: none */
-    struct ws_mark released;
+    uint64_t release; /* committed last; 0: none */
+    struct ws_version_id released;
 };
 
-enum ws_progress { WS_FLEET_WAITING, WS_FLEET_PREPARED, WS_FLEET_LOADED, WS_FLEET_FAILED, WS_FLEET_SILENT };
-const char *ws_progress_name(enum ws_progress p);
+enum ws_fleet_progress {
+    WS_FLEET_WAITING,
+    WS_FLEET_PREPARED,
+    WS_FLEET_LOADED,
+    WS_FLEET_FAILED,
+    WS_FLEET_SILENT
+};
+const char *ws_fleet_progress_name(enum ws_fleet_progress p);
 
-/* The mount of that name, made at need; its lease begins anew. -E2BIG, -ENOMEM. */
-WS_MUST_USE int ws_fleet_meet(struct ws_fleet *f, const char *who, uint64_t now_ns,
-                              struct ws_fleet_mount **out, struct ws_error *err);
-/* It polls, and will be heard of again within ms. Unknown ones are passers-by. */
-void ws_fleet_seen(struct ws_fleet *f, const char *who, uint64_t now_ns, unsigned ms);
-void ws_fleet_leave(struct ws_fleet *f, const char *who); /* it is unmounted */
-/* Forgets those that have been silent for long. */
-void ws_fleet_forget(struct ws_fleet *f, uint64_t now_ns);
-/* What mounts said of a version before counts no more: they are asked anew. name: only those that it names;
- * NULL: all. */
-void ws_fleet_ask_anew(struct ws_fleet *f, const struct ws_mark *to, const char *name);
+/* The mount of that id, added where it is new; its lease is extended. -E2BIG, -ENOMEM. */
+WS_MUST_USE int ws_fleet_find_or_add(struct ws_fleet *f, const char *mount_id, uint64_t now_ns,
+                                     struct ws_fleet_mount **out, struct ws_error *err);
+/* The mount polls, and will poll again within ms. An id that is not registered is ignored. */
+void ws_fleet_extend_lease(struct ws_fleet *f, const char *mount_id, uint64_t now_ns, unsigned ms);
+void ws_fleet_remove(struct ws_fleet *f, const char *mount_id); /* it is unmounted */
+/* Removes mounts that have been silent for long. */
+void ws_fleet_expire(struct ws_fleet *f, uint64_t now_ns);
+/* Forgets what mounts reported of a version before, so that they report it again. name: only of mounts that it
+ * names; NULL: of all. */
+void ws_fleet_reset_reports(struct ws_fleet *f, const struct ws_version_id *to, const char *name);
 
-/* That release is committed: followers are under way until they have come to an end with it. */
-void ws_fleet_commit(struct ws_fleet *f, uint64_t release, const struct ws_mark *to);
+/* That release is committed: mounts that follow are in transition until they have finished it. */
+void ws_fleet_commit(struct ws_fleet *f, uint64_t release, const struct ws_version_id *to);
 
-/* Where the mount stands. serves NULL: it serves nothing; answered NULL: it does not say. */
-void ws_fleet_note_stand(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *serves,
-                         const uint64_t *answered);
-void ws_fleet_note_prepared(struct ws_fleet_mount *m, const struct ws_mark *to);
-void ws_fleet_note_fetched(struct ws_fleet_mount *m,
-                           const struct ws_mark *to); /* for another mount: not compared */
-void ws_fleet_note_loaded(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *to);
-void ws_fleet_note_failed(const struct ws_fleet *f, struct ws_fleet_mount *m, const struct ws_mark *to,
-                          const char *why);
-/* How far it is with exactly that version, as that release asks for it. */
-enum ws_progress ws_fleet_progress(const struct ws_fleet *f, const struct ws_fleet_mount *m, uint64_t release,
-                                   const struct ws_mark *to, uint64_t now_ns);
+/* What the mount serves (NULL: nothing), and the release that it has finished (NULL: it does not name one). */
+void ws_fleet_record_presence(const struct ws_fleet *f, struct ws_fleet_mount *m,
+                              const struct ws_version_id *serves, const uint64_t *finished);
+void ws_fleet_record_prepared(struct ws_fleet_mount *m, const struct ws_version_id *to);
+void ws_fleet_record_fetched(
+    struct ws_fleet_mount *m,
+    const struct ws_version_id *to); /* for another mount: layouts are not compared */
+void ws_fleet_record_loaded(const struct ws_fleet *f, struct ws_fleet_mount *m,
+                            const struct ws_version_id *to);
+void ws_fleet_record_failed(const struct ws_fleet *f, struct ws_fleet_mount *m,
+                            const struct ws_version_id *to, const char *why);
+/* How far the mount is with exactly that version, as that release asks for it. */
+enum ws_fleet_progress ws_fleet_mount_progress(const struct ws_fleet *f, const struct ws_fleet_mount *m,
+                                               uint64_t release, const struct ws_version_id *to,
+                                               uint64_t now_ns);
 
-/* Is that version, or a later one of its run, served by `who`: "all" that are there and follow or have
- * engines (one at least), a number of them, or one by its name or host? false with who is missing in text
- * (NULL is fine). */
-bool ws_fleet_serves(const struct ws_fleet *f, const struct ws_mark *to, const char *who, uint64_t now_ns,
-                     char *text, size_t cap);
+/* Is that version, or a later one of its lineage, served by the mounts that `which` selects? "all": those that
+ * are not silent and follow or have engines, one at least; a number: so many of them; else a mount's name or
+ * host. False with the missing mounts in text (NULL is fine). */
+bool ws_fleet_serves(const struct ws_fleet *f, const struct ws_version_id *to, const char *which,
+                     uint64_t now_ns, char *text, size_t cap);
 json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns); /* new reference */
 void ws_fleet_clear(struct ws_fleet *f);
 

@@ -12,7 +12,25 @@
 
 #define KEPT 2 /* packed versions that are offered at once: as many as ranks have buffers */
 
-const char *ws_gpu_strategy(const struct ws_gpu_version *v)
+/* The agent's / a model's. Under lock. */
+struct leases {
+    uint64_t last_id;
+};
+struct versions {
+    struct ws_gpu_version *newest; /* newer first */
+};
+
+static uint64_t *last_lease_id(const struct ws_agent *a)
+{
+    return &((struct leases *)a->feature_state[WS_FEATURE_gpu])->last_id;
+}
+
+struct ws_gpu_version **ws_gpu_versions(const struct ws_agent_model *m)
+{
+    return &((struct versions *)m->feature_state[WS_FEATURE_gpu])->newest;
+}
+
+const char *ws_gpu_version_strategy(const struct ws_gpu_version *v)
 {
     return v->packed ? "packed_cuda_ipc" : "cuda_ipc";
 }
@@ -29,9 +47,9 @@ static void close_fds(struct ws_gpu_share *s)
     }
     free(s->fds);
     s->fds = NULL;
-    if (s->hold >= 0)
-        close(s->hold);
-    s->hold = -1;
+    if (s->lock_fd >= 0)
+        close(s->lock_fd);
+    s->lock_fd = -1;
 }
 
 static void free_share(struct ws_gpu_share *s)
@@ -72,15 +90,15 @@ static void free_version(struct ws_gpu_version *v)
     free(v);
 }
 
-bool ws_gpu_is_writing(const struct ws_agent_model *m, const struct ws_gpu_version *v)
+bool ws_gpu_version_is_writing(const struct ws_agent_model *m, const struct ws_gpu_version *v)
 {
-    return m->writing && m->writing_version == v->version && strcmp(m->writing->run, v->run) == 0;
+    return m->writing && m->writing_version == v->version && strcmp(m->writing->lineage, v->lineage) == 0;
 }
 
-void ws_gpu_tidy(struct ws_agent_model *m)
+void ws_gpu_versions_sweep(struct ws_agent_model *m)
 {
-    for (struct ws_gpu_version **at = &m->gpu, *v; (v = *at);) {
-        bool filling = v->on_demand && !v->made && ws_gpu_is_writing(m, v);
+    for (struct ws_gpu_version **at = ws_gpu_versions(m), *v; (v = *at);) {
+        bool filling = v->on_demand && !v->in_slot && ws_gpu_version_is_writing(m, v);
         if (v->state == WS_GPU_OVER && !v->leases && v->n_readers == 0 && !filling) {
             *at = v->next;
             free_version(v);
@@ -90,11 +108,11 @@ void ws_gpu_tidy(struct ws_agent_model *m)
     }
 }
 
-void ws_gpu_end(struct ws_agent_model *m, struct ws_gpu_version *v, const char *why, bool *told)
+void ws_gpu_version_end(struct ws_agent_model *m, struct ws_gpu_version *v, const char *why, bool *announce)
 {
     if (v->state == WS_GPU_OVER)
         return;
-    *told = *told || v->state == WS_GPU_OFFERED;
+    *announce = *announce || v->state == WS_GPU_OFFERED;
     v->state = WS_GPU_OVER;
     snprintf(v->why, sizeof(v->why), "%s", why);
     for (struct ws_gpu_share *s = v->shares; s; s = s->next)
@@ -103,7 +121,7 @@ void ws_gpu_end(struct ws_agent_model *m, struct ws_gpu_version *v, const char *
            m->name, v->version, why, v->n_leases);
 }
 
-bool ws_gpu_is_of(const struct ws_gpu_version *v, const struct ws_session *c)
+bool ws_gpu_version_has_rank(const struct ws_gpu_version *v, const struct ws_session *c)
 {
     for (const struct ws_gpu_share *s = v->shares; s; s = s->next)
         if (s->owner == c)
@@ -111,17 +129,17 @@ bool ws_gpu_is_of(const struct ws_gpu_version *v, const struct ws_session *c)
     return false;
 }
 
-struct ws_gpu_version *ws_gpu_gathering_of(const struct ws_agent_model *m)
+struct ws_gpu_version *ws_gpu_version_gathering(const struct ws_agent_model *m)
 {
-    struct ws_gpu_version *v = m->gpu;
+    struct ws_gpu_version *v = *ws_gpu_versions(m);
     while (v && v->state != WS_GPU_GATHERING)
         v = v->next;
     return v;
 }
 
-struct ws_gpu_share *ws_gpu_gathering(const struct ws_session *c, uint64_t version)
+struct ws_gpu_share *ws_gpu_share_gathering(const struct ws_session *c, uint64_t version)
 {
-    const struct ws_gpu_version *v = c->model ? ws_gpu_gathering_of(c->model) : NULL;
+    const struct ws_gpu_version *v = c->model ? ws_gpu_version_gathering(c->model) : NULL;
     struct ws_gpu_share *s = v && v->version == version ? v->shares : NULL;
     while (s && s->owner != c)
         s = s->next;
@@ -137,11 +155,11 @@ static struct ws_gpu_version *begin_version(struct ws_agent_model *m, const stru
         return NULL;
     }
     v->version = like->version;
-    memcpy(v->run, like->run, sizeof(v->run));
+    memcpy(v->lineage, like->lineage, sizeof(v->lineage));
     v->packed = like->packed;
     v->on_demand = like->on_demand;
-    v->next = m->gpu;
-    m->gpu = v;
+    v->next = *ws_gpu_versions(m);
+    *ws_gpu_versions(m) = v;
     return v;
 }
 
@@ -154,25 +172,27 @@ static void insert(struct ws_gpu_version *v, struct ws_gpu_share *s)
     *at = s;
 }
 
-int ws_gpu_add(struct ws_session *c, const struct ws_gpu_version *like, struct ws_gpu_listing *listing,
-               int hold, struct ws_gpu_share **out, struct ws_error *err)
+int ws_gpu_share_add(struct ws_session *c, const struct ws_gpu_version *like, struct ws_gpu_listing *listing,
+                     int lock_fd, struct ws_gpu_share **out, struct ws_error *err)
 {
     struct ws_agent_model *m = c->model;
-    struct ws_gpu_version *v = ws_gpu_gathering_of(m);
+    struct ws_gpu_version *v = ws_gpu_version_gathering(m);
     struct ws_gpu_share *s = calloc(1, sizeof(*s));
     int rc = s ? 0 : ws_error_set(err, ENOMEM, "no memory for what is on GPUs");
     if (!s) {
         ws_gpu_listing_free(listing);
-        close(hold);
+        close(lock_fd);
         return rc;
     }
-    *s = (struct ws_gpu_share){.owner = c, .rank = c->rank, .pid = c->pid, .listing = listing, .hold = hold};
+    *s = (struct ws_gpu_share){
+        .owner = c, .rank = c->rank, .pid = c->pid, .listing = listing, .lock_fd = lock_fd};
     rc = make_fds(s, err);
     if (rc == 0 && v && (v->packed != like->packed || v->on_demand != like->on_demand))
-        rc = ws_error_set(err, EPROTO, "rank %u of %s shares by %s%s, others by %s%s: give all the same",
-                          c->rank, m->name, ws_gpu_strategy(like), like->on_demand ? " on demand" : "",
-                          ws_gpu_strategy(v), v->on_demand ? " on demand" : "");
-    if (rc == 0 && v && ws_gpu_is_of(v, c))
+        rc =
+            ws_error_set(err, EPROTO, "rank %u of %s shares by %s%s, others by %s%s: give all the same",
+                         c->rank, m->name, ws_gpu_version_strategy(like), like->on_demand ? " on demand" : "",
+                         ws_gpu_version_strategy(v), v->on_demand ? " on demand" : "");
+    if (rc == 0 && v && ws_gpu_version_has_rank(v, c))
         rc = ws_error_set(err, EEXIST,
                           "rank %u of %s has shared version %" PRIu64 " already; offload the next one",
                           c->rank, m->name, like->version);
@@ -197,51 +217,52 @@ static bool is_whole(const struct ws_gpu_version *v)
     return true;
 }
 
-void ws_gpu_published(struct ws_agent_model *m, uint64_t version, const char *run)
+void ws_gpu_version_published(struct ws_agent_model *m, uint64_t version, const char *lineage)
 {
     unsigned kept = 0;
-    bool told = false;
-    for (struct ws_gpu_version *v = m->gpu; v; v = v->next) {
-        if (v->state == WS_GPU_GATHERING && v->version == version && strcmp(v->run, run) == 0) {
+    bool announce = false;
+    for (struct ws_gpu_version *v = *ws_gpu_versions(m); v; v = v->next) {
+        if (v->state == WS_GPU_GATHERING && v->version == version && strcmp(v->lineage, lineage) == 0) {
             if (is_whole(v))
                 v->state = WS_GPU_OFFERED;
             else
-                ws_gpu_end(m, v, "a rank ended, or did not send all of it", &told);
+                ws_gpu_version_end(m, v, "a rank ended, or did not send all of it", &announce);
         } else if (v->state == WS_GPU_GATHERING) {
-            ws_gpu_end(m, v, "its version was not published", &told);
+            ws_gpu_version_end(m, v, "its version was not published", &announce);
         }
-        bool live = strcmp(v->run, run) == 0;
+        bool live = strcmp(v->lineage, lineage) == 0;
         if (v->state == WS_GPU_OFFERED && (!live || ++kept > KEPT))
-            ws_gpu_end(m, v, live ? "newer ones have taken its place" : "a new lineage has begun", &told);
+            ws_gpu_version_end(m, v, live ? "newer ones have taken its place" : "a new lineage has begun",
+                               &announce);
     }
-    ws_gpu_tidy(m);
+    ws_gpu_versions_sweep(m);
 }
 
 static void published(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
 {
     (void)a;
-    ws_gpu_published(m, s->version, s->run);
+    ws_gpu_version_published(m, s->version, s->lineage);
 }
 
 static void discarded(struct ws_agent_model *m)
 {
-    struct ws_gpu_version *v = ws_gpu_gathering_of(m);
-    bool told = false;
-    ws_gpu_make_failed(m);
+    struct ws_gpu_version *v = ws_gpu_version_gathering(m);
+    bool announce = false;
+    ws_gpu_on_demand_failed(m);
     if (v && !v->on_demand)
-        ws_gpu_end(m, v, "its version was abandoned", &told);
-    ws_gpu_tidy(m);
+        ws_gpu_version_end(m, v, "its version was abandoned", &announce);
+    ws_gpu_versions_sweep(m);
 }
 
 /* Under lock. What a peer shared is over; what it had open is closed. */
-static bool forget(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c)
+static bool end_session(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c)
 {
-    bool told = false;
-    for (struct ws_gpu_version *v = m->gpu; v; v = v->next) {
+    bool announce = false;
+    for (struct ws_gpu_version *v = *ws_gpu_versions(m); v; v = v->next) {
         for (struct ws_gpu_lease *l = v->leases, *next; l; l = next) {
             next = l->next;
             if (l->by == c)
-                ws_gpu_release(a, v, l);
+                ws_gpu_lease_end(a, v, l);
         }
         for (struct ws_gpu_share *s = v->shares; s; s = s->next) {
             char why[96];
@@ -249,21 +270,21 @@ static bool forget(struct ws_agent *a, struct ws_agent_model *m, const struct ws
                 continue;
             s->owner = NULL;
             snprintf(why, sizeof(why), "rank %u (process %d) has ended", s->rank, (int)s->pid);
-            ws_gpu_end(m, v, why, &told);
+            ws_gpu_version_end(m, v, why, &announce);
         }
     }
-    ws_gpu_tidy(m);
-    return told;
+    ws_gpu_versions_sweep(m);
+    return announce;
 }
 
 static void gone(struct ws_agent *a, const struct ws_session *c)
 {
-    bool told = false;
+    bool announce = false;
     pthread_mutex_lock(&a->lock);
     for (struct ws_agent_model *m = a->models; m; m = m->next)
-        told = forget(a, m, c) || told;
+        announce = end_session(a, m, c) || announce;
     pthread_mutex_unlock(&a->lock);
-    if (told)
+    if (announce)
         ws_agent_announce(a);
 }
 
@@ -272,28 +293,30 @@ static bool is_dead(pid_t pid)
     return pid > 0 && kill(pid, 0) < 0 && errno == ESRCH;
 }
 
-/* A rank whose connection a child of it keeps. */
-static void look_after_ranks(struct ws_agent_model *m, struct ws_gpu_version *v, bool *told)
+/* A rank that has ended, and whose connection a child of it keeps. */
+static void end_if_rank_died(struct ws_agent_model *m, struct ws_gpu_version *v, bool *announce)
 {
     for (const struct ws_gpu_share *s = v->shares; s && v->state == WS_GPU_OFFERED; s = s->next)
         if (is_dead(s->pid))
-            ws_gpu_end(m, v, "a rank has ended", told);
+            ws_gpu_version_end(m, v, "a rank has ended", announce);
 }
 
-struct ws_gpu_version *ws_gpu_find(struct ws_agent *a, const char *model, uint64_t version, const char *run,
-                                   struct ws_agent_model **out, bool *told, struct ws_error *err)
+struct ws_gpu_version *ws_gpu_version_find(struct ws_agent *a, const char *model, uint64_t version,
+                                           const char *lineage, struct ws_agent_model **out, bool *announce,
+                                           struct ws_error *err)
 {
-    struct ws_agent_model *m = ws_agent_find(a, model);
+    struct ws_agent_model *m = ws_agent_model_find(a, model);
     const char *why = "";
-    if (!m || !m->any) {
+    if (!m || !m->has_published) {
         ws_error_set(err, ENOENT, "there is no model '%.100s' here", model);
         return NULL;
     }
-    for (struct ws_gpu_version *v = m->gpu; v; v = v->next)
-        look_after_ranks(m, v, told);
-    ws_gpu_tidy(m);
-    for (struct ws_gpu_version *v = m->gpu; v; v = v->next) {
-        if ((version != 0 && v->version != version) || strcmp(v->run, run && *run ? run : m->run) != 0)
+    for (struct ws_gpu_version *v = *ws_gpu_versions(m); v; v = v->next)
+        end_if_rank_died(m, v, announce);
+    ws_gpu_versions_sweep(m);
+    for (struct ws_gpu_version *v = *ws_gpu_versions(m); v; v = v->next) {
+        if ((version != 0 && v->version != version) ||
+            strcmp(v->lineage, lineage && *lineage ? lineage : m->lineage) != 0)
             continue;
         if (v->state == WS_GPU_OFFERED) {
             *out = m;
@@ -301,8 +324,8 @@ struct ws_gpu_version *ws_gpu_find(struct ws_agent *a, const char *model, uint64
         }
         why = v->state == WS_GPU_OVER ? v->why : "not all ranks have committed it";
     }
-    if (run && *run && strcmp(run, m->run) != 0)
-        ws_error_set(err, ESTALE, "the run %s of %s has been superseded by %s", run, m->name, m->run);
+    if (lineage && *lineage && strcmp(lineage, m->lineage) != 0)
+        ws_error_set(err, ESTALE, "the run %s of %s has been superseded by %s", lineage, m->name, m->lineage);
     else if (version)
         ws_error_set(err, ENOENT, "version %" PRIu64 " of %s is not shared on GPUs%s%s", version, m->name,
                      *why ? ": " : " (any more)", why);
@@ -313,31 +336,31 @@ struct ws_gpu_version *ws_gpu_find(struct ws_agent *a, const char *model, uint64
 
 /* --- leases --- */
 
-struct ws_gpu_lease *ws_gpu_lease_of(struct ws_agent *a, const struct ws_session *c, uint64_t id,
-                                     struct ws_gpu_version **v, struct ws_agent_model **m)
+struct ws_gpu_lease *ws_gpu_lease_find(struct ws_agent *a, const struct ws_session *c, uint64_t id,
+                                       struct ws_gpu_version **v, struct ws_agent_model **m)
 {
     for (*m = a->models; *m; *m = (*m)->next)
-        for (*v = (*m)->gpu; *v; *v = (*v)->next)
+        for (*v = *ws_gpu_versions(*m); *v; *v = (*v)->next)
             for (struct ws_gpu_lease *l = (*v)->leases; l; l = l->next)
                 if (l->by == c && l->id == id)
                     return l;
     return NULL;
 }
 
-int ws_gpu_lease(struct ws_agent *a, struct ws_gpu_version *v, const struct ws_session *c, uint64_t *id,
-                 struct ws_error *err)
+int ws_gpu_lease_new(struct ws_agent *a, struct ws_gpu_version *v, const struct ws_session *c, uint64_t *id,
+                     struct ws_error *err)
 {
     struct ws_gpu_lease *l = calloc(1, sizeof(*l));
     if (!l)
         return ws_error_set(err, ENOMEM, "no memory for a lease");
-    *l = (struct ws_gpu_lease){.next = v->leases, .id = ++a->last_gpu, .by = c, .pid = c->pid};
+    *l = (struct ws_gpu_lease){.next = v->leases, .id = ++*last_lease_id(a), .by = c, .pid = c->pid};
     v->leases = l;
     v->n_leases++;
     *id = l->id;
     return 0;
 }
 
-void ws_gpu_release(struct ws_agent *a, struct ws_gpu_version *v, const struct ws_gpu_lease *lease)
+void ws_gpu_lease_end(struct ws_agent *a, struct ws_gpu_version *v, const struct ws_gpu_lease *lease)
 {
     struct ws_gpu_lease **at = &v->leases;
     while (*at != lease)
@@ -348,16 +371,16 @@ void ws_gpu_release(struct ws_agent *a, struct ws_gpu_version *v, const struct w
     pthread_cond_broadcast(&a->changed);
 }
 
-void ws_gpu_prune(struct ws_agent *a, struct ws_gpu_version *v)
+void ws_gpu_version_prune_leases(struct ws_agent *a, struct ws_gpu_version *v)
 {
     for (struct ws_gpu_lease *l = v->leases, *next; l; l = next) {
         next = l->next;
         if (is_dead(l->pid))
-            ws_gpu_release(a, v, l);
+            ws_gpu_lease_end(a, v, l);
     }
 }
 
-void ws_gpu_holders(const struct ws_gpu_version *v, char *out, size_t cap)
+void ws_gpu_version_holders(const struct ws_gpu_version *v, char *out, size_t cap)
 {
     size_t n = 0;
     out[0] = 0;
@@ -372,11 +395,11 @@ void ws_gpu_holders(const struct ws_gpu_version *v, char *out, size_t cap)
 /* --- what is shown --- */
 
 /* How a version is shared, "cuda_ipc"; NULL: it is not. */
-static const char *strategy_of(const struct ws_agent_model *m, uint64_t version, const char *run)
+static const char *offered_strategy(const struct ws_agent_model *m, uint64_t version, const char *lineage)
 {
-    for (const struct ws_gpu_version *v = m->gpu; v; v = v->next)
-        if (v->state == WS_GPU_OFFERED && v->version == version && strcmp(v->run, run) == 0)
-            return ws_gpu_strategy(v);
+    for (const struct ws_gpu_version *v = *ws_gpu_versions(m); v; v = v->next)
+        if (v->state == WS_GPU_OFFERED && v->version == version && strcmp(v->lineage, lineage) == 0)
+            return ws_gpu_version_strategy(v);
     return NULL;
 }
 
@@ -387,15 +410,15 @@ static void list(const struct ws_agent *a, const struct ws_agent_model *m, json_
     (void)a;
     json_array_foreach(versions, i, v)
     {
-        const char *way = strategy_of(m, (uint64_t)json_integer_value(json_object_get(v, "version")),
-                                      json_string_value(json_object_get(v, "run")));
+        const char *way = offered_strategy(m, (uint64_t)json_integer_value(json_object_get(v, "version")),
+                                           json_string_value(json_object_get(v, "run")));
         if (way)
             json_object_set_new(v, "gpu", json_string(way));
     }
-    ws_gpu_list_unmade(m, versions);
+    ws_gpu_on_demand_list(m, versions);
 }
 
-static uint64_t bytes_of(const struct ws_gpu_version *v)
+static uint64_t version_bytes(const struct ws_gpu_version *v)
 {
     uint64_t n = 0;
     for (const struct ws_gpu_share *s = v->shares; s; s = s->next)
@@ -409,44 +432,47 @@ static void put_status(const struct ws_agent *a, const struct ws_agent_model *m,
     static const char *const names[] = {"gathering", "offered", "over"};
     json_t *all = json_array();
     (void)a;
-    for (const struct ws_gpu_version *v = m->gpu; v; v = v->next) {
+    for (const struct ws_gpu_version *v = *ws_gpu_versions(m); v; v = v->next) {
         char holders[512];
         json_t *ranks = json_array();
-        ws_gpu_holders(v, holders, sizeof(holders));
+        ws_gpu_version_holders(v, holders, sizeof(holders));
         for (const struct ws_gpu_share *s = v->shares; s; s = s->next)
             json_array_append_new(ranks,
                                   json_pack("{s:I,s:I,s:s,s:s,s:s}", "rank", (json_int_t)s->rank, "pid",
                                             (json_int_t)s->pid, "pid_namespace", s->pid_namespace,
                                             "ipc_namespace", s->ipc_namespace, "no_marks", s->no_marks));
-        json_array_append_new(
-            all, json_pack("{s:I,s:s,s:s,s:s,s:I,s:b,s:b,s:b,s:I,s:s,s:s,s:s,s:o}", "version",
-                           (json_int_t)v->version, "run", v->run, "strategy", ws_gpu_strategy(v), "state",
-                           names[v->state], "bytes", (json_int_t)bytes_of(v), "on_demand", (int)v->on_demand,
-                           "made", (int)v->made, "wanted", (int)v->wanted, "leases", (json_int_t)v->n_leases,
-                           "holders", holders, "why", v->why, "refused", v->refused, "ranks", ranks));
+        json_array_append_new(all, json_pack("{s:I,s:s,s:s,s:s,s:I,s:b,s:b,s:b,s:I,s:s,s:s,s:s,s:o}",
+                                             "version", (json_int_t)v->version, "run", v->lineage, "strategy",
+                                             ws_gpu_version_strategy(v), "state", names[v->state], "bytes",
+                                             (json_int_t)version_bytes(v), "on_demand", (int)v->on_demand,
+                                             "made", (int)v->in_slot, "wanted", (int)v->requested, "leases",
+                                             (json_int_t)v->n_leases, "holders", holders, "why", v->why,
+                                             "refused", v->last_refusal, "ranks", ranks));
     }
-    if (m->gpu)
+    if (*ws_gpu_versions(m))
         json_object_set(out, "gpu", all);
     json_decref(all);
 }
 
 static void free_versions(struct ws_agent_model *m)
 {
-    while (m->gpu) {
-        struct ws_gpu_version *v = m->gpu;
-        m->gpu = v->next;
+    while (*ws_gpu_versions(m)) {
+        struct ws_gpu_version *v = *ws_gpu_versions(m);
+        *ws_gpu_versions(m) = v->next;
         free_version(v);
     }
 }
 
 const struct ws_agent_feature ws_feature_gpu = {
+    .agent_bytes = sizeof(struct leases),
+    .model_bytes = sizeof(struct versions),
     .free = free_versions,
-    .written = ws_gpu_made,
+    .written = ws_gpu_on_demand_written,
     .published = published,
     .discarded = discarded,
-    .want = ws_gpu_want,
+    .want = ws_gpu_on_demand_want,
     .gone = gone,
     .list = list,
     .model_status = put_status,
-    .rank_routes = ws_gpu_routes,
+    .rank_routes = ws_gpu_rank_routes,
 };

@@ -17,10 +17,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define HEAR_NS (2 * WS_SECOND_NS)
 
-int ws_group_have(struct ws_agent_model *m, struct ws_error *err)
+int ws_group_make(struct ws_agent_model *m, struct ws_error *err)
 {
     if (m->group)
         return 0;
@@ -36,12 +37,12 @@ int ws_group_have(struct ws_agent_model *m, struct ws_error *err)
     return 0;
 }
 
-int ws_group_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_error *err)
+int ws_group_set_world_size(struct ws_agent_model *m, unsigned world_size, struct ws_error *err)
 {
     if (m->world_size == world_size)
         return 0;
     struct ws_session **ranks = calloc(world_size, sizeof(struct ws_session *));
-    struct ws_remote *remotes = m->group ? calloc(world_size, sizeof(*remotes)) : NULL;
+    struct ws_group_remote *remotes = m->group ? calloc(world_size, sizeof(*remotes)) : NULL;
     if (!ranks || (m->group && !remotes)) {
         free(ranks);
         free(remotes);
@@ -56,8 +57,8 @@ int ws_group_set_world(struct ws_agent_model *m, unsigned world_size, struct ws_
     m->world_size = world_size;
     m->n_registered = 0;
     ws_placement_free(m->placement);
-    ws_placement_free(m->share);
-    m->placement = m->share = NULL;
+    ws_placement_free(m->node_placement);
+    m->placement = m->node_placement = NULL;
     return 0;
 }
 
@@ -66,42 +67,42 @@ static void free_group(struct ws_agent_model *m)
     struct ws_group *g = m->group;
     for (unsigned r = 0; g && r < m->world_size; r++)
         ws_registration_free(g->remotes[r].registration);
-    for (unsigned i = 0; g && i < WS_MAX_PARTS; i++)
+    for (unsigned i = 0; g && i < WS_MAX_NODE_PARTS; i++)
         ws_audit_clear(&g->nodes[i].audit);
     if (g) {
         free(g->remotes);
         free(g->node_of);
         json_decref(g->names);
-        json_decref(g->need);
+        json_decref(g->wanted_ranks);
     }
     free(g);
 }
 
-unsigned ws_group_n_here(const struct ws_agent_model *m)
+unsigned ws_group_n_present(const struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
     unsigned n = m->n_registered + (g ? g->n_remotes : 0);
-    return g && g->n_here > n ? g->n_here : n;
+    return g && g->n_present > n ? g->n_present : n;
 }
 
-bool ws_group_is_whole(const struct ws_agent *a, const struct ws_agent_model *m)
+bool ws_group_is_complete(const struct ws_agent *a, const struct ws_agent_model *m)
 {
     if (!m->placement || m->n_registered > m->world_size)
         return false;
     if (a->primary)
-        return m->group->whole && m->n_registered == m->n_local;
+        return m->group->is_complete && m->n_registered == m->n_local;
     return m->n_registered + (m->group ? m->group->n_remotes : 0) == m->world_size &&
            !(m->group && m->group->stale);
 }
 
-const struct ws_group_node *ws_group_holder(const struct ws_agent_model *m, unsigned rank)
+const struct ws_group_node *ws_group_remote_node(const struct ws_agent_model *m, unsigned rank)
 {
     return m->group && m->group->remotes[rank].registration ? m->group->remotes[rank].node : NULL;
 }
 
-uint64_t ws_group_places(const struct ws_agent_model *m, const struct ws_registration *r)
+uint64_t ws_group_places_hash(const struct ws_agent_model *m, const struct ws_registration *r)
 {
-    const struct ws_placement *l = ws_agent_layout(m);
+    const struct ws_placement *l = ws_agent_model_local_placement(m);
     uint64_t h = ws_hash(l->id, sizeof(l->id));
     for (size_t i = 0; i < r->n_entries + r->n_base; i++) {
         const struct ws_entry *e = i < r->n_entries ? &r->entries[i] : &r->base[i - r->n_entries];
@@ -111,10 +112,10 @@ uint64_t ws_group_places(const struct ws_agent_model *m, const struct ws_registr
     return h ? h : 1;
 }
 
-bool ws_group_register_again(const struct ws_agent_model *m)
+bool ws_group_must_register_again(const struct ws_agent_model *m)
 {
     for (unsigned r = 0; r < m->world_size; r++)
-        if (m->ranks[r] && m->ranks[r]->told && (!m->placement || m->ranks[r]->stale))
+        if (m->ranks[r] && m->ranks[r]->placed_hash && (!m->placement || m->ranks[r]->stale))
             return true;
     return false;
 }
@@ -123,18 +124,18 @@ static bool is_missing(const struct ws_agent_model *m, unsigned r, bool writing)
 {
     const struct ws_session *c = m->ranks[r];
     if (!c)
-        return !ws_group_holder(m, r);
-    return writing ? c->committed != m->writing : c->stale || (!m->placement && c->told);
+        return !ws_group_remote_node(m, r);
+    return writing ? c->committed != m->writing : c->stale || (!m->placement && c->placed_hash);
 }
 
-void ws_group_missing(const struct ws_agent *a, const struct ws_agent_model *m, bool writing, char *out,
-                      size_t cap)
+void ws_group_describe_missing(const struct ws_agent *a, const struct ws_agent_model *m, bool writing,
+                               char *out, size_t cap)
 {
     const struct ws_group *g = m->group;
     size_t n = 0;
     out[0] = '\0';
-    if (a->primary && g && g->away[0]) {
-        snprintf(out, cap, "; the primary agent does not answer: %s", g->away);
+    if (a->primary && g && g->unreachable[0]) {
+        snprintf(out, cap, "; the primary agent does not answer: %s", g->unreachable);
         return;
     }
     if (a->primary) {
@@ -144,7 +145,7 @@ void ws_group_missing(const struct ws_agent *a, const struct ws_agent_model *m, 
     for (unsigned r = 0; r < m->world_size && n + 32 < cap; r++)
         if (is_missing(m, r, writing))
             n += (size_t)snprintf(out + n, cap - n, "%s%u", n ? ", " : "; missing: rank ", r);
-    for (unsigned i = 0; g && i < WS_MAX_PARTS && n + 16 < cap; i++)
+    for (unsigned i = 0; g && i < WS_MAX_NODE_PARTS && n + 16 < cap; i++)
         if (g->nodes[i].id && g->nodes[i].member && g->nodes[i].round == g->round && !g->nodes[i].committed)
             n += (size_t)snprintf(out + n, cap - n, "; waiting for %s", g->nodes[i].name);
     if (n >= cap)
@@ -154,14 +155,14 @@ void ws_group_missing(const struct ws_agent *a, const struct ws_agent_model *m, 
 void ws_group_wake(struct ws_agent *a, struct ws_agent_model *m)
 {
     if (m->group)
-        m->group->dirty = true;
-    pthread_cond_signal(&a->group_changed);
+        m->group->send_now = true;
+    pthread_cond_signal(&ws_group_thread_of(a)->wake);
 }
 
-void ws_group_say_why(struct ws_group *g, const char *who, const char *why)
+void ws_group_record_why(struct ws_group *g, const char *node_name, const char *why)
 {
-    snprintf(g->why, sizeof(g->why), "%s%s%s", who ? who : "", who ? ": " : "", why);
-    ws_text_clean(g->why); /* what is cut within a letter is no JSON, and would not be sent at all */
+    snprintf(g->why, sizeof(g->why), "%s%s%s", node_name ? node_name : "", node_name ? ": " : "", why);
+    ws_text_clean(g->why); /* a text cut within a character is no JSON, and could not be sent */
 }
 
 /* --- the placement --- */
@@ -178,27 +179,27 @@ void ws_group_refuse(struct ws_agent *a, struct ws_agent_model *m, int code, con
     pthread_cond_broadcast(&a->changed);
 }
 
-/* The model whose slots hold this node's part. */
-static int settle_owner(struct ws_agent *a, struct ws_agent_model *m, unsigned index, unsigned count,
-                        json_t *names, struct ws_error *err)
+/* The model that owns the slots of this node's part. */
+static int set_slot_owner(struct ws_agent *a, struct ws_agent_model *m, unsigned index, unsigned count,
+                          json_t *names, struct ws_error *err)
 {
     char name[WS_MAX_NAME + 1];
-    m->owner = m;
+    m->slot_owner = m;
     if (count == 1)
         return 0;
-    int rc = ws_part_model(name, m->name, index, count, err);
+    int rc = ws_node_part_model(name, m->name, index, count, err);
     if (rc < 0)
         return rc;
-    m->owner = ws_agent_find_or_add(a, name);
+    m->slot_owner = ws_agent_model_find_or_add(a, name);
     char *text = json_dumps(names, JSON_COMPACT);
-    if (!m->owner || !text) {
+    if (!m->slot_owner || !text) {
         free(text);
-        m->owner = m;
+        m->slot_owner = m;
         return ws_error_set(err, ENOMEM, "no room for the part of %s; at most %d models", m->name,
                             WS_MAX_MODELS);
     }
-    free(m->owner->nodes);
-    m->owner->nodes = text;
+    free(m->slot_owner->nodes);
+    m->slot_owner->nodes = text;
     return 0;
 }
 
@@ -210,18 +211,18 @@ int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_regis
     assert(!m->preparing);
     int rc = ws_placement_make(regs, m->world_size, m->shard_bytes, &whole, err);
     if (rc == 0 && count > 1 && index < count)
-        rc = ws_share_make(whole, regs, m->world_size, node_of, index, count, &share, err);
+        rc = ws_node_placement_make(whole, regs, m->world_size, node_of, index, count, &share, err);
     if (rc == 0 && index < count)
-        rc = settle_owner(a, m, index, count, names, err);
+        rc = set_slot_owner(a, m, index, count, names, err);
     if (rc < 0) {
         ws_placement_free(whole);
         ws_placement_free(share);
         return rc;
     }
     ws_placement_free(m->placement);
-    ws_placement_free(m->share);
+    ws_placement_free(m->node_placement);
     m->placement = whole;
-    m->share = share;
+    m->node_placement = share;
     m->epoch++;
     ws_replicas_locate(&whole->replicas, regs, m->world_size, count > 1 ? node_of : NULL, index);
     ws_agent_audit_placed(m);
@@ -230,11 +231,11 @@ int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_regis
         if (m->ranks[r]) {
             struct ws_session *c = m->ranks[r];
             c->placed = true;
-            c->stale = c->told && c->told != ws_group_places(m, c->registration);
+            c->stale = c->placed_hash && c->placed_hash != ws_group_places_hash(m, c->registration);
             m->n_local++;
         }
-    if (!m->owner)
-        m->owner = m;
+    if (!m->slot_owner)
+        m->slot_owner = m;
     if (m->group)
         m->group->stale = m->group->tried = false;
     if (m->group)
@@ -243,8 +244,8 @@ int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_regis
     return 0;
 }
 
-/* Alone, as most are: the last rank is there. A version that others are writing goes on if it fits, and is
- * not one that this rank has committed before it ended. */
+/* For a node without a group, which is the usual case: its last rank has joined. A version that other ranks
+ * are writing goes on if it fits the placement and this rank had not committed it before it ended. */
 static void place_alone(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *last)
 {
     struct ws_error err = {0};
@@ -260,13 +261,13 @@ static void place_alone(struct ws_agent *a, struct ws_agent_model *m, const stru
         committed += m->ranks[r]->committed == m->writing;
     snprintf(why, sizeof(why), "rank %u (process %d) came back, and it has to be written anew", last->rank,
              (int)last->pid);
-    if (m->writing && (rc < 0 || ws_group_register_again(m) || committed != m->n_committed ||
+    if (m->writing && (rc < 0 || ws_group_must_register_again(m) || committed != m->n_committed ||
                        strcmp(m->writing->placement_id, m->placement->id) != 0 ||
                        strcmp(m->writing->base_id, m->placement->base_id) != 0))
-        ws_agent_abandon(a, m, why);
+        ws_agent_model_abandon(a, m, why);
     if (rc == 0)
         return;
-    ws_placement_free(m->placement); /* it is of other registrations */
+    ws_placement_free(m->placement); /* it was made from older registrations */
     m->placement = NULL;
     for (unsigned r = 0; r < m->world_size; r++)
         m->ranks[r]->placed = false;
@@ -290,8 +291,8 @@ static void left(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
     if (g && m->spans_nodes && !a->primary &&
-        m->why[0]) /* what the others are told where they write for a round that is over */
-        ws_group_say_why(g, a->node, m->why);
+        m->why[0]) /* the reason for ranks that write for a round that is over */
+        ws_group_record_why(g, a->node_name, m->why);
     ws_group_wake(a, m);
 }
 
@@ -302,17 +303,17 @@ bool ws_group_is_busy(const struct ws_agent *a, const struct ws_agent_model *m)
     const struct ws_group *g = m->group;
     if (!g || !m->spans_nodes)
         return false;
-    if (!ws_group_is_whole(a, m))
+    if (!ws_group_is_complete(a, m))
         return true; /* a rank on another node may just be coming back */
     return a->primary ? g->gave_up == g->round : g->hashing;
 }
 
-void ws_group_hear(struct ws_agent *a, struct ws_agent_model *m, uint64_t deadline_ns)
+void ws_group_refresh(struct ws_agent *a, struct ws_agent_model *m, uint64_t deadline_ns)
 {
     const uint64_t since_ns = ws_clock_ns(), until_ns = since_ns + HEAR_NS;
     if (!a->primary || !m->spans_nodes)
         return;
-    while (!m->writing && m->group->asked_ns < since_ns && !m->group->away[0]) {
+    while (!m->writing && m->group->request_ns < since_ns && !m->group->unreachable[0]) {
         ws_group_wake(a, m);
         if (!ws_agent_wait(a, until_ns < deadline_ns ? until_ns : deadline_ns))
             return;
@@ -325,7 +326,7 @@ void ws_group_begun(struct ws_agent_model *m)
     if (!g)
         return;
     g->writing_round = g->round;
-    g->committed = g->sealed = g->drop = false;
+    g->committed = g->sealed = g->abandon_pending = false;
 }
 
 bool ws_group_is_over(const struct ws_agent *a, const struct ws_agent_model *m, char *why, size_t cap)
@@ -333,8 +334,8 @@ bool ws_group_is_over(const struct ws_agent *a, const struct ws_agent_model *m, 
     char missing[WS_ERROR_TEXT / 2];
     if (!m->spans_nodes)
         return false;
-    if (!ws_group_is_whole(a, m)) {
-        ws_group_missing(a, m, false, missing, sizeof(missing));
+    if (!ws_group_is_complete(a, m)) {
+        ws_group_describe_missing(a, m, false, missing, sizeof(missing));
         snprintf(why, cap, "not all ranks are there any more%s%s%.400s", missing, m->why[0] ? "; " : "",
                  m->why);
         return true;
@@ -356,14 +357,14 @@ void ws_group_committed(struct ws_agent *a, struct ws_agent_model *m)
         (void)ws_primary_advance(a, m); /* nothing can be announced before our own part is sealed */
 }
 
-bool ws_group_sealed(struct ws_agent *a, struct ws_agent_model *m, const char *failed, bool *tell)
+bool ws_group_sealed(struct ws_agent *a, struct ws_agent_model *m, const char *failed, bool *announced)
 {
     struct ws_group *g = m->group;
     if (!g || !m->spans_nodes)
         return true;
-    if (failed || g->drop) {
-        bool abandoned = g->drop;
-        ws_agent_discard(a, m);
+    if (failed || g->abandon_pending) {
+        bool abandoned = g->abandon_pending;
+        ws_agent_model_discard(a, m);
         if (!abandoned)
             ws_group_abandoned(a, m, failed);
         return false;
@@ -371,58 +372,58 @@ bool ws_group_sealed(struct ws_agent *a, struct ws_agent_model *m, const char *f
     g->sealed = true;
     ws_group_wake(a, m);
     if (!a->primary)
-        *tell = ws_primary_advance(a, m);
+        *announced = ws_primary_advance(a, m);
     return false;
 }
 
-void ws_group_given_up(struct ws_agent_model *m, const struct ws_mark *version, uint64_t round)
+void ws_group_given_up(struct ws_agent_model *m, const struct ws_version_id *version, uint64_t round)
 {
     struct ws_group *g = m->group;
-    if (round == g->given_up_round && ws_mark_is(version, &g->given_up))
+    if (round == g->given_up_round && ws_version_id_equal(version, &g->given_up))
         return;
     g->given_up = *version;
     g->given_up_round = round;
     if (g->writing_round != round) /* no version of ours was in it */
         m->given_up = *version;
-    if (strcmp(version->run, m->group_run) == 0)
-        ws_session_note_late(m, version->version);
+    if (strcmp(version->lineage, m->group_lineage) == 0)
+        ws_session_record_late(m, version->version);
 }
 
-/* What was dropped while it was hashed all ranks had begun, and later ones may have been given up since. */
+/* All ranks had begun a version that was dropped while it was hashed; later ones may be given up since. */
 static void discarded(struct ws_agent_model *m)
 {
-    if (m->group && m->spans_nodes && m->n_begun && !m->group->drop)
+    if (m->group && m->spans_nodes && m->n_begun && !m->group->abandon_pending)
         ws_group_given_up(m, &m->given_up, m->group->writing_round);
 }
 
 void ws_group_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char *why)
 {
     struct ws_group *g = m->group;
-    if (!g || !m->spans_nodes || g->writing_round != g->round) /* of a round that is over */
+    if (!g || !m->spans_nodes || g->writing_round != g->round) /* its round is over */
         return;
     if (!a->primary) {
         g->round++;
         g->hashing = false;
-        ws_group_say_why(g, a->node, why);
+        ws_group_record_why(g, a->node_name, why);
     } else {
         g->gave_up = g->round;
-        ws_group_say_why(g, NULL, why);
+        ws_group_record_why(g, NULL, why);
     }
     ws_group_wake(a, m);
 }
 
-void ws_group_drop(struct ws_agent *a, struct ws_agent_model *m, const char *why)
+void ws_group_abandon_here(struct ws_agent *a, struct ws_agent_model *m, const char *why)
 {
     if (!m->writing)
         return;
     if (m->writing->state == WS_SLOT_WRITING) {
-        ws_agent_abandon(a, m, why);
+        ws_agent_model_abandon(a, m, why);
     } else {
-        ws_agent_say_why(m, why);
+        ws_agent_model_record_why(m, why);
         if (m->writing->state == WS_SLOT_SEALED)
-            ws_agent_discard(a, m);
+            ws_agent_model_discard(a, m);
         else
-            m->group->drop = true;
+            m->group->abandon_pending = true;
     }
 }
 
@@ -430,15 +431,15 @@ static json_t *nodes_json(const struct ws_agent *a, const struct ws_agent_model 
 {
     const struct ws_group *g = m->group;
     json_t *nodes = json_array();
-    for (unsigned i = 0; i < WS_MAX_PARTS; i++)
+    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++)
         if (g->nodes[i].id)
             json_array_append_new(nodes,
                                   json_pack("{s:s,s:b,s:I}", "name", g->nodes[i].name, "member",
                                             (int)g->nodes[i].member, "round", (json_int_t)g->nodes[i].round));
-    return json_pack("{s:s,s:s,s:b,s:I,s:I,s:b,s:s,s:s,s:o}", "node", a->node, "primary",
-                     a->primary ? a->primary->url : "", "whole", (int)ws_group_is_whole(a, m), "epoch",
+    return json_pack("{s:s,s:s,s:b,s:I,s:I,s:b,s:s,s:s,s:o}", "node", a->node_name, "primary",
+                     a->primary ? a->primary->url : "", "whole", (int)ws_group_is_complete(a, m), "epoch",
                      (json_int_t)g->epoch, "round", (json_int_t)g->round, "hashing", (int)g->hashing, "away",
-                     g->away, "abandoned", g->why, "others", nodes);
+                     g->unreachable, "abandoned", g->why, "others", nodes);
 }
 
 /* --- the thread of either side --- */
@@ -448,13 +449,31 @@ static void *group_main(void *arg)
     struct ws_agent *a = arg;
     pthread_mutex_lock(&a->lock);
     while (!atomic_load(&a->stop)) {
-        uint64_t wait_ns = a->primary ? ws_secondary_turn(a) : ws_primary_turn(a);
+        uint64_t wait_ns = a->primary ? ws_secondary_step(a) : ws_primary_step(a);
         uint64_t until = ws_clock_ns() + wait_ns;
         if (wait_ns && !atomic_load(&a->stop))
-            (void)ws_cond_wait_until(&a->group_changed, &a->lock, until);
+            (void)ws_cond_wait_until(&ws_group_thread_of(a)->wake, &a->lock, until);
     }
     pthread_mutex_unlock(&a->lock);
     return NULL;
+}
+
+/* The address of this agent as other nodes use it. */
+static void set_node_name(struct ws_agent *a)
+{
+    const char *listen = a->options.tcp.listen ? a->options.tcp.listen : "";
+    const struct ws_tcp_server *tcp = atomic_load(&a->tcp);
+    const unsigned port = tcp ? ws_tcp_server_port(tcp) : 0;
+    char host[256] = "";
+    const char *colon = strrchr(listen, ':');
+    (void)gethostname(host, sizeof(host) - 1);
+    if (!*listen)
+        snprintf(a->node_name, sizeof(a->node_name), "%s", host);
+    else if (strncmp(listen, "0.0.0.0:", 8) == 0 || strncmp(listen, "[::]:", 5) == 0)
+        snprintf(a->node_name, sizeof(a->node_name), "%s:%u", host, port);
+    else
+        snprintf(a->node_name, sizeof(a->node_name), "%.*s:%u", (int)(colon ? colon - listen : 0), listen,
+                 port);
 }
 
 static int start(struct ws_agent *a, struct ws_error *err)
@@ -463,6 +482,8 @@ static int start(struct ws_agent *a, struct ws_error *err)
     access.connect_timeout_ms = WS_CONNECT_TIMEOUT_MS;
     access.reply_timeout_ms = WS_NODE_CALL_MS;
     access.stop = &a->stop;
+    ws_cond_init(&ws_group_thread_of(a)->wake);
+    ws_group_thread_of(a)->has_wake = true;
     if (!a->options.primary)
         return 0;
     if (strncmp(a->options.primary, "http://", 7) != 0 && strncmp(a->options.primary, "https://", 8) != 0)
@@ -474,33 +495,42 @@ static int start(struct ws_agent *a, struct ws_error *err)
 static int serve(struct ws_agent *a, struct ws_error *err)
 {
     pthread_mutex_lock(&a->lock);
-    ws_node_name(a);
+    set_node_name(a);
     pthread_mutex_unlock(&a->lock);
-    a->has_grouper = ws_thread_start(&a->grouper, group_main, a) == 0;
-    return a->has_grouper ? 0 : ws_error_set(err, EAGAIN, "cannot start the agent's threads");
+    struct ws_group_thread *t = ws_group_thread_of(a);
+    t->runs = ws_thread_start(&t->thread, group_main, a) == 0;
+    return t->runs ? 0 : ws_error_set(err, EAGAIN, "cannot start the agent's threads");
 }
 
 static void stop(struct ws_agent *a)
 {
-    if (a->has_grouper)
-        pthread_join(a->grouper, NULL);
+    struct ws_group_thread *t = ws_group_thread_of(a);
+    if (!t->runs)
+        return;
+    pthread_mutex_lock(&a->lock);
+    pthread_cond_broadcast(&t->wake);
+    pthread_mutex_unlock(&a->lock);
+    pthread_join(t->thread, NULL);
 }
 
-/* Requests were forwarded until now. */
+/* Until here requests were forwarded to the primary. */
 static void end(struct ws_agent *a)
 {
+    struct ws_group_thread *t = ws_group_thread_of(a);
     ws_source_close(a->primary);
     a->primary = NULL;
+    if (t->has_wake)
+        pthread_cond_destroy(&t->wake);
 }
 
-/* --- what is asked and shown --- */
+/* --- status --- */
 
 static int route(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply, struct ws_error *err)
 {
     const struct ws_api_request *q = r->q;
     if (strcmp(r->method, "POST") == 0 && q->model[0] && !q->has_version && strcmp(q->verb, "node") == 0)
         return ws_primary_node_route(a, q, r->body, reply, err);
-    return ws_secondary_forwards(a, r) ? ws_secondary_forward(a, r, reply, err) : WS_ROUTE_NOT_MINE;
+    return ws_secondary_forwards(a, r) ? ws_secondary_forward(a, r, reply, err) : WS_ROUTE_OTHER;
 }
 
 static void put_status(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out)
@@ -510,6 +540,7 @@ static void put_status(const struct ws_agent *a, const struct ws_agent_model *m,
 }
 
 const struct ws_agent_feature ws_feature_group = {
+    .agent_bytes = sizeof(struct ws_group_thread),
     .start = start,
     .serve = serve,
     .stop = stop,

@@ -1,5 +1,5 @@
-/* The primary of a group: it hears the other agents of a trainer, knows all ranks, and says how far a version
- * is (group.h). */
+/* The primary of a group: it receives the state of the trainer's other agents, knows all ranks, and decides
+ * how far a version is (group.h). */
 #include "backends/trainer/agent/audit/audit.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/sessions.h"
@@ -11,28 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define SILENT_NS ((WS_LEASE_GRACE_MS + 3000) * WS_MS_NS) /* a call may take WS_NODE_CALL_MS */
 #define TURN_NS   500000000UL
 #define SOON_NS   20000000UL
-
-/* Where it listens, as others would say it. */
-void ws_node_name(struct ws_agent *a)
-{
-    const char *listen = a->options.tcp.listen ? a->options.tcp.listen : "";
-    const struct ws_tcp_server *tcp = atomic_load(&a->tcp);
-    const unsigned port = tcp ? ws_tcp_server_port(tcp) : 0;
-    char host[256] = "";
-    const char *colon = strrchr(listen, ':');
-    (void)gethostname(host, sizeof(host) - 1);
-    if (!*listen)
-        snprintf(a->node, sizeof(a->node), "%s", host);
-    else if (strncmp(listen, "0.0.0.0:", 8) == 0 || strncmp(listen, "[::]:", 5) == 0)
-        snprintf(a->node, sizeof(a->node), "%s:%u", host, port);
-    else
-        snprintf(a->node, sizeof(a->node), "%.*s:%u", (int)(colon ? colon - listen : 0), listen, port);
-}
 
 /* --- a round --- */
 
@@ -41,9 +23,10 @@ static uint64_t highest(const struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
     uint64_t version = m->writing && m->n_begun && g->writing_round == g->round ? m->writing_version : 0;
-    for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
+    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++) {
         const struct ws_group_node *n = &g->nodes[i];
-        if (n->id && n->round == g->round && n->version > version && strcmp(n->run, m->group_run) == 0)
+        if (n->id && n->round == g->round && n->version > version &&
+            strcmp(n->lineage, m->group_lineage) == 0)
             version = n->version;
     }
     return version;
@@ -53,28 +36,29 @@ static void abandon(struct ws_agent *a, struct ws_agent_model *m, const char *wh
 {
     struct ws_group *g = m->group;
     const uint64_t before = g->round;
-    const struct ws_mark given_up = ws_mark_of(highest(m), m->group_run);
+    const struct ws_version_id given_up = ws_version_id_make(highest(m), m->group_lineage);
     if (m->writing)
-        ws_group_drop(a, m, why); /* may end the round itself */
+        ws_group_abandon_here(a, m, why); /* may end the round itself */
     else
-        ws_agent_say_why(m, why);
+        ws_agent_model_record_why(m, why);
     if (!m->n_local)
-        ws_agent_audit_dropped(m);
+        ws_agent_audit_discarded(m);
     if (g->round == before)
         g->round++;
     g->hashing = false;
-    ws_group_say_why(g, NULL, why);
+    ws_group_record_why(g, NULL, why);
     if (given_up.version)
         ws_group_given_up(m, &given_up, before);
     pthread_cond_broadcast(&a->changed);
 }
 
 /* The first that is in this round and has another version than the one given; NULL: none. */
-static const struct ws_group_node *other_version(const struct ws_group *g, uint64_t version, const char *run)
+static const struct ws_group_node *other_version(const struct ws_group *g, uint64_t version,
+                                                 const char *lineage)
 {
-    for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
+    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++) {
         const struct ws_group_node *n = &g->nodes[i];
-        if (n->id && n->member && (n->version != version || strcmp(n->run, run) != 0))
+        if (n->id && n->member && (n->version != version || strcmp(n->lineage, lineage) != 0))
             return n;
     }
     return NULL;
@@ -82,7 +66,7 @@ static const struct ws_group_node *other_version(const struct ws_group *g, uint6
 
 static const struct ws_group_node *first_member(const struct ws_group *g)
 {
-    for (unsigned i = 0; i < WS_MAX_PARTS; i++)
+    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++)
         if (g->nodes[i].id && g->nodes[i].member)
             return &g->nodes[i];
     return NULL;
@@ -94,7 +78,7 @@ static bool have_all(const struct ws_agent_model *m, bool sealed)
     const struct ws_group *g = m->group;
     if (m->n_local && !(m->writing && g->writing_round == g->round && (sealed ? g->sealed : g->committed)))
         return false;
-    for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
+    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++) {
         const struct ws_group_node *n = &g->nodes[i];
         if (n->id && n->member &&
             !(n->round == g->round && n->epoch == g->epoch && (sealed ? n->sealed : n->committed)))
@@ -107,19 +91,20 @@ static bool have_all(const struct ws_agent_model *m, bool sealed)
 static int audit(struct ws_agent_model *m, uint64_t version, char *why, size_t cap)
 {
     const struct ws_group *g = m->group;
-    struct ws_audit said = {0};
+    struct ws_audit all_hashes = {0};
     struct ws_error err = {0};
     int rc = 0;
     if (!m->n_local) /* nothing is begun here */
         ws_agent_audit_begin(m);
-    for (size_t i = 0; rc == 0 && i < m->audit.said_here.n; i++)
-        rc = ws_audit_add(&said, &m->audit.said_here.list[i], &err);
-    for (unsigned k = 0; k < WS_MAX_PARTS; k++)
+    const struct ws_audit *here = ws_agent_audit_local_hashes(m);
+    for (size_t i = 0; rc == 0 && i < here->n; i++)
+        rc = ws_audit_add(&all_hashes, &here->list[i], &err);
+    for (unsigned k = 0; k < WS_MAX_NODE_PARTS; k++)
         for (size_t i = 0; rc == 0 && g->nodes[k].audit_round == g->round && i < g->nodes[k].audit.n; i++)
-            rc = ws_audit_add(&said, &g->nodes[k].audit.list[i], &err);
+            rc = ws_audit_add(&all_hashes, &g->nodes[k].audit.list[i], &err);
     if (rc == 0)
-        rc = ws_agent_audit_check(m, &said, version, &err);
-    ws_audit_clear(&said);
+        rc = ws_agent_audit_check(m, &all_hashes, version, &err);
+    ws_audit_clear(&all_hashes);
     snprintf(why, cap, "%s", err.text);
     return rc;
 }
@@ -129,14 +114,15 @@ static void begin_hashing(struct ws_agent *a, struct ws_agent_model *m)
     struct ws_group *g = m->group;
     const struct ws_group_node *one = first_member(g), *other;
     const uint64_t version = m->n_local ? m->writing_version : one->version;
-    const char *run = m->n_local ? m->writing->run : one->run;
+    const char *lineage = m->n_local ? m->writing->lineage : one->lineage;
     char why[WS_ERROR_TEXT];
-    other = other_version(g, version, run);
+    other = other_version(g, version, lineage);
     if (other) {
         snprintf(why, sizeof(why),
                  "the nodes wrote different versions: %s %" PRIu64 " of run %s, %s %" PRIu64
                  " of run %s; every rank offloads the same step",
-                 m->n_local ? a->node : one->name, version, run, other->name, other->version, other->run);
+                 m->n_local ? a->node_name : one->name, version, lineage, other->name, other->version,
+                 other->lineage);
         ws_log(WS_LOG_ERROR, "agent", "version refused model=%s: %s", m->name, why);
         abandon(a, m, why);
         return;
@@ -146,7 +132,7 @@ static void begin_hashing(struct ws_agent *a, struct ws_agent_model *m)
         return;
     }
     g->hashing = true;
-    g->announced = ws_mark_of(version, run); /* once it is: announced_round says so */
+    g->announced = ws_version_id_make(version, lineage); /* once it is: announced_round says so */
     if (m->n_local)
         m->writing->state = WS_SLOT_HASHING;
     pthread_cond_broadcast(&a->changed);
@@ -159,11 +145,11 @@ static void announce(struct ws_agent *a, struct ws_agent_model *m)
     g->round++;
     g->hashing = false;
     if (m->n_local) {
-        ws_agent_publish(a, m);
+        ws_agent_model_publish(a, m);
     } else {
-        memcpy(m->run, g->announced.run, sizeof(m->run));
+        memcpy(m->lineage, g->announced.lineage, sizeof(m->lineage));
         m->newest = g->announced.version;
-        m->any = true;
+        m->has_published = true;
         m->published++;
         ws_agent_audit_published(m);
     }
@@ -177,18 +163,18 @@ static void try_place(struct ws_agent *a, struct ws_agent_model *m);
 bool ws_primary_advance(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
-    bool tell = false;
+    bool announced = false;
     if (m->spans_nodes && !g->hashing && !g->stale && (m->n_local || first_member(g)) && have_all(m, false))
         begin_hashing(a, m);
     if (m->spans_nodes && g->hashing && have_all(m, true)) {
         announce(a, m);
-        tell = true;
+        announced = true;
     }
     try_place(a, m);
-    return tell;
+    return announced;
 }
 
-/* --- who is there --- */
+/* --- ranks and nodes that are present --- */
 
 static unsigned n_here(const struct ws_agent_model *m)
 {
@@ -199,9 +185,9 @@ static unsigned n_here(const struct ws_agent_model *m)
 static unsigned number_nodes(const struct ws_agent *a, const struct ws_agent_model *m, unsigned *node_of,
                              unsigned *own, json_t *names)
 {
-    const struct ws_group_node *known[WS_MAX_PARTS + 1]; /* NULL: this one */
+    const struct ws_group_node *known[WS_MAX_NODE_PARTS + 1]; /* NULL: this one */
     unsigned count = 0;
-    *own = WS_MAX_PARTS + 1;
+    *own = WS_MAX_NODE_PARTS + 1;
     for (unsigned r = 0; r < m->world_size; r++) {
         const struct ws_group_node *n = m->ranks[r] ? NULL : m->group->remotes[r].node;
         unsigned i = 0;
@@ -209,7 +195,7 @@ static unsigned number_nodes(const struct ws_agent *a, const struct ws_agent_mod
             i++;
         if (i == count) {
             known[count++] = n;
-            json_array_append_new(names, json_string(n ? n->name : a->node));
+            json_array_append_new(names, json_string(n ? n->name : a->node_name));
         }
         if (!n)
             *own = i;
@@ -233,8 +219,8 @@ static int place(struct ws_agent *a, struct ws_agent_model *m, struct ws_error *
     for (unsigned r = 0; r < m->world_size; r++)
         regs[r] = m->ranks[r] ? m->ranks[r]->registration : g->remotes[r].registration;
     unsigned count = number_nodes(a, m, node_of, &own, names);
-    int rc = count > WS_MAX_PARTS
-                 ? ws_error_set(err, E2BIG, "the ranks are on %u nodes; at most %d", count, WS_MAX_PARTS)
+    int rc = count > WS_MAX_NODE_PARTS
+                 ? ws_error_set(err, E2BIG, "the ranks are on %u nodes; at most %d", count, WS_MAX_NODE_PARTS)
                  : ws_group_place(a, m, regs, node_of, own, count, names, err);
     free(regs);
     if (rc < 0) {
@@ -249,7 +235,7 @@ static int place(struct ws_agent *a, struct ws_agent_model *m, struct ws_error *
     g->count = count;
     g->own = own;
     g->epoch++;
-    for (unsigned i = 0; i < WS_MAX_PARTS; i++)
+    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++)
         g->nodes[i].member = false;
     for (unsigned r = 0; r < m->world_size; r++)
         if (!m->ranks[r])
@@ -274,7 +260,7 @@ static void try_place(struct ws_agent *a, struct ws_agent_model *m)
     ws_group_refuse(a, m, err.code, err.text);
 }
 
-static void changed(struct ws_agent *a, struct ws_agent_model *m, const char *why)
+static void placement_changed(struct ws_agent *a, struct ws_agent_model *m, const char *why)
 {
     struct ws_group *g = m->group;
     g->stale = true;
@@ -285,24 +271,24 @@ static void changed(struct ws_agent *a, struct ws_agent_model *m, const char *wh
     if (m->writing || highest(m))
         abandon(a, m, why);
     else
-        g->round++; /* for who has begun and not said so yet; why it is not whole stays said */
+        g->round++; /* for ranks whose begin is not reported yet; g->why keeps the reason */
 }
 
 void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m)
 {
-    changed(a, m, "a rank joined: the placement is about to change");
+    placement_changed(a, m, "a rank joined: the placement is about to change");
     try_place(a, m);
 }
 
 static void drop_rank(struct ws_agent *a, struct ws_agent_model *m, unsigned rank, const char *how)
 {
     struct ws_group *g = m->group;
-    struct ws_remote *r = &g->remotes[rank];
+    struct ws_group_remote *r = &g->remotes[rank];
     const struct ws_group_node *n = r->node;
     char why[WS_ERROR_TEXT];
     ws_registration_free(r->registration);
     snprintf(why, sizeof(why), "rank %u on %.200s %s", rank, n->name, how);
-    *r = (struct ws_remote){0};
+    *r = (struct ws_group_remote){0};
     g->n_remotes--;
     /* One that has committed is not needed any more. */
     if (!g->hashing && !(n->committed && n->round == g->round))
@@ -317,7 +303,7 @@ static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_gr
     unsigned n_ranks = 0;
     for (unsigned r = 0; r < m->world_size; r++)
         n_ranks += g->remotes[r].node == n;
-    if (n_ranks) /* else they have ended, and it has nothing to say any more */
+    if (n_ranks) /* else its ranks have ended, and the node has no more to report */
         ws_log(WS_LOG_WARN, "agent", "a node is silent model=%s node=%s ranks=%u", m->name, n->name, n_ranks);
     for (unsigned r = 0; r < m->world_size; r++)
         if (g->remotes[r].node == n)
@@ -331,16 +317,16 @@ static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_gr
     *n = (struct ws_group_node){0};
 }
 
-uint64_t ws_primary_turn(struct ws_agent *a)
+uint64_t ws_primary_step(struct ws_agent *a)
 {
+    struct ws_group_thread *t = ws_group_thread_of(a);
     uint64_t now = ws_clock_ns(), wait = 10 * TURN_NS;
-    /* Where this thread did not get on, those who speak may not have either: a large placement takes seconds.
-     */
-    bool late = now - a->group_turn_ns > 12 * TURN_NS;
-    a->group_turn_ns = now;
+    /* If this thread was late, messages of other agents may be late, too: a large placement takes seconds. */
+    bool late = now - t->stepped_ns > 12 * TURN_NS;
+    t->stepped_ns = now;
     for (struct ws_agent_model *m = a->models; m; m = m->next) {
         struct ws_group *g = m->group;
-        for (unsigned i = 0; g && i < WS_MAX_PARTS; i++) {
+        for (unsigned i = 0; g && i < WS_MAX_NODE_PARTS; i++) {
             if (!g->nodes[i].id)
                 continue;
             wait = wait > TURN_NS ? TURN_NS : wait;
@@ -357,19 +343,19 @@ uint64_t ws_primary_turn(struct ws_agent *a)
     return wait;
 }
 
-/* --- what a node says --- */
+/* --- messages of a node --- */
 
 static struct ws_group_node *node_of(struct ws_group *g, uint64_t id, const char *name, struct ws_error *err)
 {
     struct ws_group_node *place_ = NULL;
-    for (unsigned i = 0; i < WS_MAX_PARTS; i++) {
+    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++) {
         if (g->nodes[i].id == id)
             return &g->nodes[i];
         if (!g->nodes[i].id && !place_)
             place_ = &g->nodes[i];
     }
     if (!place_) {
-        ws_error_set(err, E2BIG, "%.200s is one node more than %d", name, WS_MAX_PARTS);
+        ws_error_set(err, E2BIG, "%.200s is one node more than %d", name, WS_MAX_NODE_PARTS);
         return NULL;
     }
     *place_ = (struct ws_group_node){.id = id};
@@ -395,30 +381,30 @@ static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_grou
 {
     struct ws_group *g = m->group;
     struct ws_registration *r;
-    int rc = ws_session_set_run(m, json_string_value(json_object_get(body, "run")),
-                                json_is_true(json_object_get(body, "new_run")), n_here(m) == 0, err);
+    int rc = ws_session_set_lineage(m, json_string_value(json_object_get(body, "run")),
+                                    json_is_true(json_object_get(body, "new_run")), n_here(m) == 0, err);
     if (rc == 0)
-        rc = ws_registration_of(registration, rank, &r, err);
+        rc = ws_registration_from_json(registration, rank, &r, err);
     if (rc < 0)
         return rc;
-    g->remotes[rank] = (struct ws_remote){.registration = r, .node = n, .ticket = ticket};
+    g->remotes[rank] = (struct ws_group_remote){.registration = r, .node = n, .ticket = ticket};
     g->n_remotes++;
-    m->spans_nodes = true; /* until a placement says otherwise: nothing is announced by this node alone */
+    m->spans_nodes = true; /* until a placement says otherwise: this node alone announces nothing */
     m->shard_bytes = ws_agent_number(body, "shard_bytes", 0);
     if (m->n_registered == 0)
         m->max_slots = a->options.max_slots;
-    changed(a, m, "a rank joined: the placement is about to change");
+    placement_changed(a, m, "a rank joined: the placement is about to change");
     return 0;
 }
 
-static json_t *refusal(unsigned rank, int code, const char *why)
+static json_t *refusal_json(unsigned rank, int code, const char *why)
 {
     return json_pack("[i,i,s]", (int)rank, code, why);
 }
 
-/* Ranks that it has now; need and refused: what it is told of them. */
-static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
-                       const json_t *body, json_t *need, json_t *refused)
+/* Records the ranks that the node has now. need, refused: what the reply says of them. */
+static void record_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
+                         const json_t *body, json_t *need, json_t *refused)
 {
     struct ws_group *g = m->group;
     const json_t *ranks = json_object_get(body, "ranks"), *one;
@@ -434,11 +420,11 @@ static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_g
         struct ws_error err = {0};
         char key[16];
         if (world != m->world_size && (n_here(m) > 0 || m->preparing || world == 0 || world > WS_MAX_RANKS ||
-                                       ws_group_set_world(m, (unsigned)world, &err) < 0)) {
+                                       ws_group_set_world_size(m, (unsigned)world, &err) < 0)) {
             snprintf(err.text, sizeof(err.text),
                      "%u of %u ranks of %s are registered, this one is of %" PRIu64, n_here(m), m->world_size,
                      m->name, world);
-            json_array_append_new(refused, refusal(rank, EBUSY, err.text));
+            json_array_append_new(refused, refusal_json(rank, EBUSY, err.text));
             continue;
         }
         if (rank >= m->world_size || (g->remotes[rank].node == n && g->remotes[rank].registration))
@@ -446,8 +432,8 @@ static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_g
         if (m->ranks[rank] || g->remotes[rank].registration) {
             snprintf(err.text, sizeof(err.text),
                      "rank %u of %s is registered on the node %.200s; it did not end in time", rank, m->name,
-                     m->ranks[rank] ? a->node : g->remotes[rank].node->name);
-            json_array_append_new(refused, refusal(rank, EBUSY, err.text));
+                     m->ranks[rank] ? a->node_name : g->remotes[rank].node->name);
+            json_array_append_new(refused, refusal_json(rank, EBUSY, err.text));
             continue;
         }
         snprintf(key, sizeof(key), "%u", rank);
@@ -455,55 +441,55 @@ static void take_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_g
         if (!registration)
             json_array_append_new(need, json_integer((json_int_t)rank));
         else if (add_rank(a, m, n, rank, ticket, body, registration, &err) < 0)
-            json_array_append_new(refused, refusal(rank, err.code, err.text));
+            json_array_append_new(refused, refusal_json(rank, err.code, err.text));
     }
 }
 
-/* Once a round. What is not understood was not said, and the audit says that it lacks it. */
-static void take_audit(struct ws_group_node *n, const json_t *said)
+/* Once a round. Malformed hashes count as missing, and the audit reports them so. */
+static void record_audit(struct ws_group_node *n, const json_t *all_hashes)
 {
     struct ws_error err = {0};
-    if (!json_is_array(said) || n->audit_round == n->round)
+    if (!json_is_array(all_hashes) || n->audit_round == n->round)
         return;
     ws_audit_clear(&n->audit);
-    if (ws_audit_of_json(&n->audit, said, &err) < 0) {
+    if (ws_audit_from_json(&n->audit, all_hashes, &err) < 0) {
         ws_log(WS_LOG_WARN, "agent", "a node's audit is left out node=%s error=\"%s\"", n->name, err.text);
         ws_audit_clear(&n->audit);
     }
     n->audit_round = n->round;
 }
 
-/* What it wrote in this round, and gave up; an agent of 0.1.0 does not say. */
-static void take_given_up(struct ws_group_node *n, const json_t *said, uint64_t round)
+/* The versions that the node wrote in this round, and gave up; an agent of 0.1.0 does not send them. */
+static void record_given_up(struct ws_group_node *n, const json_t *all_hashes, uint64_t round)
 {
-    const char *run = json_string_value(json_object_get(said, "run"));
+    const char *lineage = json_string_value(json_object_get(all_hashes, "run"));
     n->round = round;
-    n->version = ws_agent_number(said, "version", 0);
-    snprintf(n->run, sizeof(n->run), "%s", run ? run : "");
+    n->version = ws_agent_number(all_hashes, "version", 0);
+    snprintf(n->lineage, sizeof(n->lineage), "%s", lineage ? lineage : "");
 }
 
-static void take_version(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
-                         const json_t *body)
+static void record_version(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
+                           const json_t *body)
 {
     struct ws_group *g = m->group;
-    const char *run = json_string_value(json_object_get(body, "version_run"));
+    const char *lineage = json_string_value(json_object_get(body, "version_run"));
     const char *why = json_string_value(json_object_get(body, "why"));
     char text[WS_ERROR_TEXT];
     n->epoch = ws_agent_number(body, "epoch", 0);
     n->round = ws_agent_number(body, "round", 0);
     n->version = ws_agent_number(body, "version", 0);
-    snprintf(n->run, sizeof(n->run), "%s", run ? run : "");
+    snprintf(n->lineage, sizeof(n->lineage), "%s", lineage ? lineage : "");
     n->committed = json_is_true(json_object_get(body, "committed"));
     n->sealed = json_is_true(json_object_get(body, "sealed"));
-    take_audit(n, json_object_get(body, "audit"));
+    record_audit(n, json_object_get(body, "audit"));
     if (ws_agent_number(body, "gave_up", 0) != g->round)
         return;
-    take_given_up(n, json_object_get(body, "given_up"), g->round);
+    record_given_up(n, json_object_get(body, "given_up"), g->round);
     snprintf(text, sizeof(text), "%.200s: %s", n->name, why ? why : "it did not say why");
     abandon(a, m, text);
 }
 
-/* --- what it is told --- */
+/* --- replies to a node --- */
 
 static json_t *registrations_but(const struct ws_agent_model *m, const struct ws_group_node *n)
 {
@@ -538,24 +524,24 @@ static json_t *group_json(const struct ws_agent_model *m, const struct ws_group_
                      registrations_but(m, n));
 }
 
-static json_t *answer(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_group_node *n,
-                      json_t *need, json_t *refused)
+static json_t *reply_json(const struct ws_agent *a, const struct ws_agent_model *m,
+                          const struct ws_group_node *n, json_t *need, json_t *refused)
 {
     const struct ws_group *g = m->group;
-    bool whole = ws_group_is_whole(a, m);
+    bool whole = ws_group_is_complete(a, m);
     for (unsigned r = 0; g->failed_code && r < m->world_size; r++)
         if (g->remotes[r].node == n)
-            json_array_append_new(refused, refusal(r, g->failed_code, g->failed_text));
-    json_t *o = json_pack("{s:I,s:I,s:b,s:b,s:I,s:i,s:s,s:s,s:o,s:o}", "primary", (json_int_t)a->born,
+            json_array_append_new(refused, refusal_json(r, g->failed_code, g->failed_text));
+    json_t *o = json_pack("{s:I,s:I,s:b,s:b,s:I,s:i,s:s,s:s,s:o,s:o}", "primary", (json_int_t)a->instance,
                           "round", (json_int_t)g->round, "hashing", (int)g->hashing, "whole", (int)whole,
-                          "epoch", (json_int_t)g->epoch, "here", (int)n_here(m), "run", m->group_run, "why",
-                          g->why, "need", need, "refused", refused);
+                          "epoch", (json_int_t)g->epoch, "here", (int)n_here(m), "run", m->group_lineage,
+                          "why", g->why, "need", need, "refused", refused);
     json_object_set_new(o, "announced_round", json_integer((json_int_t)g->announced_round));
     json_object_set_new(o, "audit_round", json_integer((json_int_t)n->audit_round));
     if (g->given_up.version)
         json_object_set_new(o, "given_up",
                             json_pack("{s:I,s:s,s:I}", "version", (json_int_t)g->given_up.version, "run",
-                                      g->given_up.run, "round", (json_int_t)g->given_up_round));
+                                      g->given_up.lineage, "round", (json_int_t)g->given_up_round));
     if (whole && n->member && n->epoch != g->epoch)
         json_object_set_new(o, "group", group_json(m, n));
     return o;
@@ -567,30 +553,30 @@ int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, co
     const char *name = json_string_value(json_object_get(body, "node"));
     const uint64_t id = ws_agent_number(body, "id", 0);
     json_t *need = json_array(), *refused = json_array();
-    bool tell = false;
+    bool announced = false;
     if (a->primary)
         ws_error_set(err, EINVAL, "this agent has a primary itself, %s: name that one", a->primary->url);
-    else if (!name || !*name || strlen(name) > WS_WHO_CHARS || !id || !ws_name_is_model(q->model))
-        ws_error_set(err, EINVAL, "an agent says who it is, and of which model it speaks");
-    if ((a->primary || !name || !*name || strlen(name) > WS_WHO_CHARS || !id ||
+    else if (!name || !*name || strlen(name) > WS_MOUNT_ID_CHARS || !id || !ws_name_is_model(q->model))
+        ws_error_set(err, EINVAL, "a node's message has no id of its agent, or names no model");
+    if ((a->primary || !name || !*name || strlen(name) > WS_MOUNT_ID_CHARS || !id ||
          !ws_name_is_model(q->model))) {
         json_decref(need);
         json_decref(refused);
         return -EINVAL;
     }
     pthread_mutex_lock(&a->lock);
-    struct ws_agent_model *m = ws_agent_find_or_add(a, q->model);
+    struct ws_agent_model *m = ws_agent_model_find_or_add(a, q->model);
     struct ws_group_node *n = NULL;
-    int rc = m ? ws_group_have(m, err)
+    int rc = m ? ws_group_make(m, err)
                : ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", q->model, WS_MAX_MODELS);
     if (rc == 0 && !(n = node_of(m->group, id, name, err)))
         rc = -E2BIG;
     if (rc == 0) {
         n->heard_ns = ws_clock_ns();
-        take_version(a, m, n, body); /* first: a rank may end once its node has committed */
-        take_ranks(a, m, n, body, need, refused);
-        tell = ws_primary_advance(a, m);
-        *reply = answer(a, m, n, need, refused);
+        record_version(a, m, n, body); /* first: a rank may end once its node has committed */
+        record_ranks(a, m, n, body, need, refused);
+        announced = ws_primary_advance(a, m);
+        *reply = reply_json(a, m, n, need, refused);
         n->heard_ns = ws_clock_ns();
         pthread_cond_broadcast(&a->changed);
     } else {
@@ -598,7 +584,7 @@ int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, co
         json_decref(refused);
     }
     pthread_mutex_unlock(&a->lock);
-    if (tell)
+    if (announced)
         ws_agent_announce(a);
     return rc;
 }

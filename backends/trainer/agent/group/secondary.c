@@ -1,5 +1,6 @@
-/* The other agents of a group: each says to the primary how things stand on its node, and does what follows
- * from the answer (group.h). */
+/* The other agents of a group: each sends the state of its node to the primary, and acts on the reply
+ * (group.h). */
+#include "backends/trainer/agent/audit/audit.h"
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/group/group.h"
@@ -18,14 +19,14 @@
 #define AGAIN_NS  200000000UL  /* after a failure */
 #define SILENT_NS (WS_LEASE_GRACE_MS * WS_MS_NS)
 
-/* --- what is said; under lock --- */
+/* --- messages to the primary; under lock --- */
 
-static json_t *needed(const struct ws_agent_model *m)
+static json_t *registrations_json(const struct ws_agent_model *m)
 {
     json_t *all = json_object();
     const json_t *one;
     size_t i;
-    json_array_foreach(m->group->need, i, one)
+    json_array_foreach(m->group->wanted_ranks, i, one)
     {
         char key[16];
         json_int_t r = json_integer_value(one);
@@ -37,53 +38,55 @@ static json_t *needed(const struct ws_agent_model *m)
     return all;
 }
 
-static json_t *say(const struct ws_agent *a, struct ws_agent_model *m)
+static json_t *report_json(const struct ws_agent *a, struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
     json_t *ranks = json_array();
     for (unsigned r = 0; r < m->world_size; r++)
         if (m->ranks[r])
             json_array_append_new(ranks, json_pack("[i,I]", (int)r, (json_int_t)m->ranks[r]->ticket));
-    json_t *o =
-        json_pack("{s:s,s:I,s:I,s:I,s:b,s:I,s:o,s:o,s:I,s:s}", "node", a->node, "id", (json_int_t)a->born,
-                  "world_size", (json_int_t)m->world_size, "shard_bytes", (json_int_t)m->shard_bytes,
-                  "new_run", (int)g->new_run, "epoch", (json_int_t)g->epoch, "ranks", ranks, "registrations",
-                  needed(m), "gave_up", (json_int_t)g->gave_up, "why", g->why);
-    if (o && g->asked_run[0])
-        json_object_set_new(o, "run", json_string(g->asked_run));
+    json_t *o = json_pack("{s:s,s:I,s:I,s:I,s:b,s:I,s:o,s:o,s:I,s:s}", "node", a->node_name, "id",
+                          (json_int_t)a->instance, "world_size", (json_int_t)m->world_size, "shard_bytes",
+                          (json_int_t)m->shard_bytes, "new_run", (int)g->opens_lineage, "epoch",
+                          (json_int_t)g->epoch, "ranks", ranks, "registrations", registrations_json(m),
+                          "gave_up", (json_int_t)g->gave_up, "why", g->why);
+    if (o && g->requested_lineage[0])
+        json_object_set_new(o, "run", json_string(g->requested_lineage));
     if (o && g->gave_up && g->gave_up == g->given_up_round)
         json_object_set_new(
             o, "given_up",
-            json_pack("{s:I,s:s}", "version", (json_int_t)g->given_up.version, "run", g->given_up.run));
+            json_pack("{s:I,s:s}", "version", (json_int_t)g->given_up.version, "run", g->given_up.lineage));
     if (o && m->writing) {
         json_object_set_new(o, "round", json_integer((json_int_t)g->writing_round));
         json_object_set_new(o, "version", json_integer((json_int_t)m->writing_version));
-        json_object_set_new(o, "version_run", json_string(m->writing->run));
+        json_object_set_new(o, "version_run", json_string(m->writing->lineage));
         json_object_set_new(o, "committed", json_boolean(g->committed));
         json_object_set_new(o, "sealed", json_boolean(g->sealed));
-        if (g->committed && m->audit.runs && m->placement && g->audit_round != g->writing_round)
-            json_object_set_new(o, "audit", ws_audit_json(&m->audit.said_here, &m->placement->replicas));
+        if (g->committed && ws_agent_audit_is_running(m) && m->placement &&
+            g->audit_round != g->writing_round)
+            json_object_set_new(o, "audit",
+                                ws_audit_to_json(ws_agent_audit_local_hashes(m), &m->placement->replicas));
     }
     return o;
 }
 
-/* --- what is answered; under lock --- */
+/* --- replies of the primary; under lock --- */
 
 static void forget_primary(struct ws_agent *a, struct ws_agent_model *m, uint64_t primary)
 {
     struct ws_group *g = m->group;
     if (g->primary_id) {
         ws_log(WS_LOG_WARN, "agent", "the primary agent was started anew model=%s", m->name);
-        g->round = 0; /* what is written is of no round any more */
-        ws_group_drop(a, m, "the primary agent was started anew");
+        g->round = 0; /* the version being written belongs to no round any more */
+        ws_group_abandon_here(a, m, "the primary agent was started anew");
     }
     g->primary_id = primary;
     g->epoch = g->round = g->gave_up = g->audit_round = g->given_up_round = 0;
-    g->whole = false;
+    g->is_complete = false;
 }
 
 /* Our version, by the primary's round: it is announced, abandoned, or goes on. */
-static bool take_round(struct ws_agent *a, struct ws_agent_model *m, const json_t *reply)
+static bool apply_round(struct ws_agent *a, struct ws_agent_model *m, const json_t *reply)
 {
     struct ws_group *g = m->group;
     const char *why = json_string_value(json_object_get(reply, "why"));
@@ -93,12 +96,12 @@ static bool take_round(struct ws_agent *a, struct ws_agent_model *m, const json_
     if (!m->writing || m->preparing)
         return false;
     if (ws_agent_number(reply, "announced_round", 0) == g->writing_round && g->sealed) {
-        ws_agent_publish(a, m);
+        ws_agent_model_publish(a, m);
         return true;
     }
     if (g->round != g->writing_round) {
         snprintf(text, sizeof(text), "%s", why && *why ? why : "another node gave it up");
-        ws_group_drop(a, m, text);
+        ws_group_abandon_here(a, m, text);
     } else if (json_is_true(json_object_get(reply, "hashing")) && g->committed &&
                m->writing->state == WS_SLOT_WRITING) {
         m->writing->state = WS_SLOT_HASHING;
@@ -107,26 +110,28 @@ static bool take_round(struct ws_agent *a, struct ws_agent_model *m, const json_
     return false;
 }
 
-/* What was given up anywhere: a rank of ours that comes with it is late. An answer from before the primary
- * heard what we gave up in this round knows older ones only. */
-static void take_given_up(struct ws_agent_model *m, const json_t *reply)
+/* The last version that was given up on any node: a rank of this node that begins it is late. A reply that
+ * the primary made before it knew what this node gave up has older ones only. */
+static void apply_given_up(struct ws_agent_model *m, const json_t *reply)
 {
     struct ws_group *g = m->group;
     const json_t *o = json_object_get(reply, "given_up");
-    const char *run = json_string_value(json_object_get(o, "run"));
+    const char *lineage = json_string_value(json_object_get(o, "run"));
     const char *why = json_string_value(json_object_get(reply, "why"));
-    const struct ws_mark version = ws_mark_of(ws_agent_number(o, "version", 0), run ? run : "");
+    const struct ws_version_id version =
+        ws_version_id_make(ws_agent_number(o, "version", 0), lineage ? lineage : "");
     const uint64_t round = ws_agent_number(o, "round", 0);
     if ((g->gave_up && g->gave_up == g->round) || !version.version || !round ||
-        (round == g->given_up_round && ws_mark_is(&version, &g->given_up)))
+        (round == g->given_up_round && ws_version_id_equal(&version, &g->given_up)))
         return;
-    if (!m->writing && g->writing_round != round && strcmp(version.run, m->group_run) == 0) /* none of ours */
+    if (!m->writing && g->writing_round != round &&
+        strcmp(version.lineage, m->group_lineage) == 0) /* of another lineage */
         snprintf(m->why, sizeof(m->why), "version %" PRIu64 " of %s was abandoned: %.800s", version.version,
                  m->name, why && *why ? why : "another node gave it up");
     ws_group_given_up(m, &version, round);
 }
 
-static void take_refusals(struct ws_agent *a, struct ws_agent_model *m, const json_t *reply)
+static void apply_refusals(struct ws_agent *a, struct ws_agent_model *m, const json_t *reply)
 {
     const json_t *one;
     size_t i;
@@ -158,7 +163,7 @@ static bool is_ours(const struct ws_agent_model *m, const json_t *tickets)
     return json_array_size(tickets) == m->n_registered;
 }
 
-/* Computes the placement from everybody's registrations, as the primary did, and compares. */
+/* Computes the placement from the registrations of all ranks, as the primary did, and compares. */
 static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *group,
                  struct ws_registration **regs, struct ws_registration **theirs, unsigned *node_of,
                  struct ws_error *err)
@@ -167,7 +172,7 @@ static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *gro
     const char *id = json_string_value(json_object_get(group, "placement"));
     const uint64_t count = ws_agent_number(group, "count", 0), index = ws_agent_number(group, "index", 0);
     int rc = 0;
-    if (!id || count == 0 || count > WS_MAX_PARTS || index >= count ||
+    if (!id || count == 0 || count > WS_MAX_NODE_PARTS || index >= count ||
         json_array_size(nodes) != m->world_size || json_array_size(json_object_get(group, "nodes")) != count)
         return ws_error_set(err, EPROTO,
                             "the primary agent's placement is not understood: is it of another release?");
@@ -180,7 +185,7 @@ static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *gro
             (node_of[r] == index) != (m->ranks[r] != NULL))
             return ws_error_set(err, EPROTO, "the primary agent has rank %u on another node than it is", r);
         if (body)
-            rc = ws_registration_of(body, r, &theirs[r], err);
+            rc = ws_registration_from_json(body, r, &theirs[r], err);
         regs[r] = body ? theirs[r] : m->ranks[r]->registration;
     }
     m->shard_bytes = ws_agent_number(group, "shard_bytes", 0);
@@ -192,7 +197,7 @@ static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *gro
             err, EPROTO,
             "the agents of %s and %s lay the model out differently: run the same release of wsync on all "
             "nodes",
-            a->node, a->primary->url);
+            a->node_name, a->primary->url);
     return rc;
 }
 
@@ -223,58 +228,58 @@ static void adopt(struct ws_agent *a, struct ws_agent_model *m, const json_t *gr
            m->world_size, m->n_local, epoch);
 }
 
-/* Returns whether something was announced. */
-static bool take(struct ws_agent *a, struct ws_agent_model *m, const json_t *reply)
+/* true: a version was announced. */
+static bool apply_reply(struct ws_agent *a, struct ws_agent_model *m, const json_t *reply)
 {
     struct ws_group *g = m->group;
     const json_t *group = json_object_get(reply, "group");
-    const char *run = json_string_value(json_object_get(reply, "run"));
+    const char *lineage = json_string_value(json_object_get(reply, "run"));
     const uint64_t primary = ws_agent_number(reply, "primary", 0);
-    g->away[0] = '\0';
-    g->answered_ns = ws_clock_ns();
+    g->unreachable[0] = '\0';
+    g->reply_ns = ws_clock_ns();
     if (primary != g->primary_id)
         forget_primary(a, m, primary);
-    bool tell = take_round(a, m, reply);
-    take_given_up(m, reply);
-    json_decref(g->need);
-    g->need = json_deep_copy(json_object_get(reply, "need"));
-    g->dirty = g->dirty || json_array_size(g->need) > 0;
-    g->n_here = (unsigned)ws_agent_number(reply, "here", 0);
-    take_refusals(a, m, reply);
+    bool announced = apply_round(a, m, reply);
+    apply_given_up(m, reply);
+    json_decref(g->wanted_ranks);
+    g->wanted_ranks = json_deep_copy(json_object_get(reply, "need"));
+    g->send_now = g->send_now || json_array_size(g->wanted_ranks) > 0;
+    g->n_present = (unsigned)ws_agent_number(reply, "here", 0);
+    apply_refusals(a, m, reply);
     bool is_whole = json_is_true(json_object_get(reply, "whole"));
     if (is_whole && group && !m->preparing && !m->writing && is_ours(m, json_object_get(group, "tickets"))) {
-        if (run && *run)
-            snprintf(m->group_run, sizeof(m->group_run), "%s", run);
+        if (lineage && *lineage)
+            snprintf(m->group_lineage, sizeof(m->group_lineage), "%s", lineage);
         adopt(a, m, group, ws_agent_number(reply, "epoch", 0));
     }
     const char *why = json_string_value(json_object_get(reply, "why"));
     if (!is_whole && why && *why)
         snprintf(m->why, sizeof(m->why), "%s", why);
-    const bool was = g->whole;
-    g->whole = is_whole && g->epoch == ws_agent_number(reply, "epoch", 0);
-    if (was != g->whole)
+    const bool was = g->is_complete;
+    g->is_complete = is_whole && g->epoch == ws_agent_number(reply, "epoch", 0);
+    if (was != g->is_complete)
         pthread_cond_broadcast(&a->changed);
-    return tell;
+    return announced;
 }
 
-/* --- the conversation --- */
+/* --- the exchange --- */
 
-static void note_silence(struct ws_agent *a, struct ws_agent_model *m, const struct ws_error *err)
+static void record_silence(struct ws_agent *a, struct ws_agent_model *m, const struct ws_error *err)
 {
     struct ws_group *g = m->group;
     char why[WS_ERROR_TEXT];
-    if (!g->away[0])
+    if (!g->unreachable[0])
         ws_log(WS_LOG_WARN, "agent", "the primary agent does not answer model=%s url=%s error=\"%s\"",
                m->name, a->primary->url, err->text);
-    snprintf(g->away, sizeof(g->away), "%s", err->text);
-    if (ws_clock_ns() - g->answered_ns < SILENT_NS)
+    snprintf(g->unreachable, sizeof(g->unreachable), "%s", err->text);
+    if (ws_clock_ns() - g->reply_ns < SILENT_NS)
         return;
-    g->whole = false;
-    /* What is sealed may have been announced: that the primary has to say. */
+    g->is_complete = false;
+    /* A sealed version may have been announced: only the primary knows. */
     if (m->writing && m->writing->state == WS_SLOT_WRITING && !m->preparing) {
         snprintf(why, sizeof(why), "the primary agent, %.200s, does not answer: %.400s", a->primary->url,
                  err->text);
-        ws_agent_abandon(a, m, why);
+        ws_agent_model_abandon(a, m, why);
     }
 }
 
@@ -285,12 +290,12 @@ static void exchange(struct ws_agent *a, struct ws_agent_model *m)
     char path[WS_API_PATH_BYTES];
     struct ws_error err = {0};
     const uint64_t asked_ns = ws_clock_ns();
-    json_t *body = say(a, m), *reply = NULL;
-    bool tell = false;
-    g->dirty = false;
-    g->n_told = m->n_registered;
-    if (!g->answered_ns)
-        g->answered_ns = ws_clock_ns();
+    json_t *body = report_json(a, m), *reply = NULL;
+    bool announced = false;
+    g->send_now = false;
+    g->n_sent = m->n_registered;
+    if (!g->reply_ns)
+        g->reply_ns = ws_clock_ns();
     ws_api_model_path(path, "node", m->name);
     pthread_mutex_unlock(&a->lock);
     int rc = body ? ws_source_call(a->primary, "POST", path, body, &reply, &err)
@@ -298,52 +303,52 @@ static void exchange(struct ws_agent *a, struct ws_agent_model *m)
     json_decref(body);
     pthread_mutex_lock(&a->lock);
     if (rc == 0) {
-        tell = take(a, m, reply);
-        g->asked_ns = asked_ns;
+        announced = apply_reply(a, m, reply);
+        g->request_ns = asked_ns;
     } else if (!atomic_load(&a->stop)) {
-        note_silence(a, m, &err);
+        record_silence(a, m, &err);
     }
-    pthread_cond_broadcast(&a->changed); /* a rank may wait for it (ws_group_hear) */
+    pthread_cond_broadcast(&a->changed); /* a rank may wait for it (ws_group_refresh) */
     json_decref(reply);
-    if (tell) {
+    if (announced) {
         pthread_mutex_unlock(&a->lock);
         ws_agent_announce(a);
         pthread_mutex_lock(&a->lock);
     }
 }
 
-static bool has_business(const struct ws_agent_model *m)
+static bool needs_exchange(const struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
-    return g && (m->n_registered || g->n_told || m->writing || g->gave_up == g->round);
+    return g && (m->n_registered || g->n_sent || m->writing || g->gave_up == g->round);
 }
 
-static uint64_t pause_of(const struct ws_agent_model *m)
+static uint64_t pause_ns(const struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
-    if (g->away[0])
+    if (g->unreachable[0])
         return AGAIN_NS;
-    if (g->dirty)
+    if (g->send_now)
         return 0;
     if ((m->writing && (g->committed || g->sealed)) || (g->gave_up && g->gave_up == g->round))
         return SOON_NS;
-    return m->n_registered && !g->whole ? RANKS_NS : BEAT_NS;
+    return m->n_registered && !g->is_complete ? RANKS_NS : BEAT_NS;
 }
 
-uint64_t ws_secondary_turn(struct ws_agent *a)
+uint64_t ws_secondary_step(struct ws_agent *a)
 {
     uint64_t wait = 10 * BEAT_NS;
     for (struct ws_agent_model *m = a->models; m && !atomic_load(&a->stop); m = m->next) {
-        if (!has_business(m))
+        if (!needs_exchange(m))
             continue;
         exchange(a, m);
-        const uint64_t pause = pause_of(m);
+        const uint64_t pause = pause_ns(m);
         wait = pause < wait ? pause : wait;
     }
     return wait;
 }
 
-/* --- what belongs to the primary --- */
+/* --- requests that are forwarded to the primary --- */
 
 bool ws_secondary_forwards(struct ws_agent *a, const struct ws_agent_request *r)
 {
@@ -355,8 +360,8 @@ bool ws_secondary_forwards(struct ws_agent *a, const struct ws_agent_request *r)
     if (!q->model[0] || !q->verb[0])
         return false;
     pthread_mutex_lock(&a->lock);
-    const struct ws_agent_model *m = ws_agent_find(a, q->model);
-    bool is = !ws_name_is_part(q->model, NULL, NULL, NULL) && (!m || m->owner != m);
+    const struct ws_agent_model *m = ws_agent_model_find(a, q->model);
+    bool is = !ws_name_is_node_part(q->model, NULL, NULL, NULL) && (!m || m->slot_owner != m);
     pthread_mutex_unlock(&a->lock);
     return is;
 }

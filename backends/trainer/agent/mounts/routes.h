@@ -3,6 +3,6 @@
 #define WS_TRAINER_AGENT_MOUNTS_ROUTES_H
 
 /* The catalog's seen; not under lock. */
-void ws_agent_seen(void *self, const char *who, unsigned ms);
+void ws_mounts_seen(void *self, const char *mount_id, unsigned ms);
 
 #endif

@@ -1,5 +1,4 @@
-/* Who may be a rank of a model's group: as many as the first of them said, each number once, of one lineage.
- */
+/* Joins a rank to its model's group: as many ranks as the first one said, each number once, one lineage. */
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/sessions.h"
 #include "backends/trainer/agent/group/group.h"
@@ -12,26 +11,27 @@
 /* On a node that is not the primary's the primary settles it. */
 static int set_run(struct ws_agent *a, struct ws_agent_model *m, const json_t *body, struct ws_error *err)
 {
-    const char *run = json_string_value(json_object_get(body, "run"));
+    const char *lineage = json_string_value(json_object_get(body, "run"));
     bool new_run = json_is_true(json_object_get(body, "new_run"));
     struct ws_group *g = m->group;
     if (!a->primary)
-        return ws_session_set_run(m, run, new_run, ws_group_n_here(m) == 0, err);
-    if (run && !ws_run_is_safe(run))
-        return ws_session_set_run(m, run, new_run, true, err);
-    if (run && m->n_registered > 0 && g->asked_run[0] && strcmp(run, g->asked_run) != 0)
+        return ws_session_set_lineage(m, lineage, new_run, ws_group_n_present(m) == 0, err);
+    if (lineage && !ws_lineage_is_safe(lineage))
+        return ws_session_set_lineage(m, lineage, new_run, true, err);
+    if (lineage && m->n_registered > 0 && g->requested_lineage[0] &&
+        strcmp(lineage, g->requested_lineage) != 0)
         return ws_error_set(err, EPROTO,
                             "the ranks of %s name different runs, %s and %s: give all of them the same",
-                            m->name, g->asked_run, run);
+                            m->name, g->requested_lineage, lineage);
     if (m->n_registered == 0)
-        g->asked_run[0] = '\0';
-    g->new_run = new_run;
-    if (run)
-        snprintf(g->asked_run, sizeof(g->asked_run), "%s", run);
+        g->requested_lineage[0] = '\0';
+    g->opens_lineage = new_run;
+    if (lineage)
+        snprintf(g->requested_lineage, sizeof(g->requested_lineage), "%s", lineage);
     return 0;
 }
 
-/* Who keeps a rank from joining: the one that has its number, or any of a group of another size. */
+/* The session that keeps a rank from joining: one with its number, or one of a group of another size. */
 static const struct ws_session *in_the_way(const struct ws_agent_model *m, unsigned rank, unsigned world_size)
 {
     if (m->world_size == world_size)
@@ -47,10 +47,10 @@ static const struct ws_group_node *other_node(const struct ws_agent_model *m, un
                                               unsigned world_size)
 {
     if (m->world_size == world_size)
-        return ws_group_holder(m, rank);
+        return ws_group_remote_node(m, rank);
     for (unsigned r = 0; r < m->world_size; r++)
-        if (ws_group_holder(m, r))
-            return ws_group_holder(m, r);
+        if (ws_group_remote_node(m, r))
+            return ws_group_remote_node(m, r);
     return NULL;
 }
 
@@ -68,17 +68,17 @@ static int refuse(const struct ws_agent_model *m, const struct ws_session *c, co
                         (int)other->pid, m->name, other->rank, m->world_size);
 }
 
-/* Nobody is ever displaced: a publisher that runs is waited for, and so is one that was killed a moment ago
- * and whose end was not noticed yet. One whose connection has ended is none, also where a call of it waits
- * still. A group of another size begins when the old one is empty. */
-int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c, unsigned world_size,
-                  uint64_t deadline, const json_t *body, struct ws_error *err)
+/* No publisher is ever displaced. The rank waits for one that runs, and for one that was killed a moment ago
+ * and whose end was not noticed yet. One whose connection has ended does not count, even while a call of it
+ * still waits. A group of another size begins when the old one is empty. */
+int ws_rank_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_session *c, unsigned world_size,
+                 uint64_t deadline, const json_t *body, struct ws_error *err)
 {
     const struct ws_group_node *node = NULL;
     for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) ||
                                          (node = other_node(m, c->rank, world_size)) || m->preparing;)
-        if (other && ws_ipc_peer_has_left(other->peer))
-            ws_session_forget(a, m->ranks[other->rank], "ended");
+        if (other && ws_ipc_peer_is_gone(other->peer))
+            ws_session_end(a, m->ranks[other->rank], "ended");
         else if (!ws_session_wait(a, c, deadline))
             return node ? ws_error_set(
                               err, EBUSY,
@@ -87,11 +87,11 @@ int ws_agent_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_sessio
                               node->name, m->name, c->rank, world_size)
                    : !other ? ws_error_set(err, EBUSY, "a slot of %s is being prepared", m->name)
                             : refuse(m, c, other, world_size, err);
-    if (ws_ipc_peer_has_left(c->peer))
+    if (ws_ipc_peer_is_gone(c->peer))
         return ws_error_set(err, ECONNRESET, "rank %u of %s ended while it waited", c->rank, m->name);
     if (m->spans_nodes)
-        ws_agent_abandon(a, m, "a rank joined: its placement is about to change");
-    int rc = ws_group_set_world(m, world_size, err);
+        ws_agent_model_abandon(a, m, "a rank joined: its placement is about to change");
+    int rc = ws_group_set_world_size(m, world_size, err);
     if (rc == 0)
         rc = set_run(a, m, body, err);
     if (rc < 0)

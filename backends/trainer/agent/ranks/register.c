@@ -33,7 +33,7 @@ static json_t *places_json(const struct ws_entry *e, size_t n)
 
 static json_t *placement_json(const struct ws_agent_model *m, const struct ws_session *c)
 {
-    const struct ws_placement *l = ws_agent_layout(m);
+    const struct ws_placement *l = ws_agent_model_local_placement(m);
     const struct ws_registration *r = c->registration;
     json_t *files = json_array(), *sidecars = json_array();
     for (size_t i = 0; i < l->n_files; i++)
@@ -44,9 +44,9 @@ static json_t *placement_json(const struct ws_agent_model *m, const struct ws_se
         for (size_t k = 0; k < l->n_files; k++)
             if (strcmp(l->files[k].name, r->sidecars[i].name) == 0)
                 json_array_append_new(sidecars, json_integer((json_int_t)k));
-    return json_pack("{s:i,s:s,s:I,s:b,s:o,s:o,s:o,s:o}", "api", WS_LOCAL_API, "run", m->group_run, "epoch",
-                     (json_int_t)m->epoch, "part", (int)(m->share != NULL), "files", files, "places",
-                     places_json(r->entries, r->n_entries), "base", places_json(r->base, r->n_base),
+    return json_pack("{s:i,s:s,s:I,s:b,s:o,s:o,s:o,s:o}", "api", WS_LOCAL_API, "run", m->group_lineage,
+                     "epoch", (json_int_t)m->epoch, "part", (int)(m->node_placement != NULL), "files", files,
+                     "places", places_json(r->entries, r->n_entries), "base", places_json(r->base, r->n_base),
                      "sidecars", sidecars);
 }
 
@@ -55,10 +55,11 @@ static int wait_for_placement(struct ws_agent *a, struct ws_agent_model *m, cons
                               uint64_t deadline, struct ws_error *err)
 {
     char missing[WS_ERROR_TEXT / 2];
-    while (!c->placed || ws_group_register_again(m) || (!m->spans_nodes && m->n_registered < m->world_size)) {
+    while (!c->placed || ws_group_must_register_again(m) ||
+           (!m->spans_nodes && m->n_registered < m->world_size)) {
         /* Where all ranks had a placement before, those on other nodes may be about to register again, too.
          */
-        bool may_change = ws_group_register_again(m) || (m->spans_nodes && m->placement);
+        bool may_change = ws_group_must_register_again(m) || (m->spans_nodes && m->placement);
         if (c->rank >= m->world_size || m->ranks[c->rank] != c)
             return ws_error_set(err, ESTALE, "rank %u of %s was registered again by another process", c->rank,
                                 m->name);
@@ -68,12 +69,12 @@ static int wait_for_placement(struct ws_agent *a, struct ws_agent_model *m, cons
             continue;
         if (c->refused)
             return ws_error_set(err, c->refused, "%s", c->refusal);
-        ws_group_missing(a, m, false, missing, sizeof(missing));
+        ws_group_describe_missing(a, m, false, missing, sizeof(missing));
         return ws_error_set(
             err, ETIMEDOUT,
             "waited for the ranks of %s: %u of %u are here%s; all ranks have to offload within the "
             "timeout, with the same world_size, and to register again where tensors have changed",
-            m->name, ws_group_n_here(m), m->world_size, missing);
+            m->name, ws_group_n_present(m), m->world_size, missing);
     }
     return 0;
 }
@@ -87,13 +88,13 @@ static int get_shard_bytes(const json_t *body, uint64_t *out, struct ws_error *e
                : ws_key_number(body, "shard_bytes", OF, 0, INT64_MAX, out, err);
 }
 
-int ws_agent_register(struct ws_rank_call *q, struct ws_error *err)
+int ws_rank_register(struct ws_rank_call *q, struct ws_error *err)
 {
     struct ws_agent *a = q->a;
-    struct ws_session *c = q->c;
+    struct ws_session *c = q->session;
     const json_t *body = q->body;
     uint64_t api = 0, rank = 0, world = 1, shard_bytes = 0, slots = 0, wait_ms = DEFAULT_WAIT_MS;
-    const char *name = NULL, *release = NULL, *run = NULL;
+    const char *name = NULL, *release = NULL, *lineage = NULL;
     bool new_run = false;
     struct ws_registration *r = NULL;
     atomic_store(&q->peer->ends_with_process, true);
@@ -107,7 +108,7 @@ int ws_agent_register(struct ws_rank_call *q, struct ws_error *err)
                             " has libwsync of release %s, and this agent is of release %s, which it cannot "
                             "work with: use agent and libwsync of one release",
                             rank, release ? release : "0.0", WS_VERSION);
-    if (ws_key_text(body, "model", OF, &name, err) < 0 || ws_key_text(body, "run", OF, &run, err) < 0 ||
+    if (ws_key_text(body, "model", OF, &name, err) < 0 || ws_key_text(body, "run", OF, &lineage, err) < 0 ||
         ws_key_flag(body, "new_run", OF, &new_run, err) < 0 ||
         ws_key_number(body, "world_size", OF, 0, UINT_MAX, &world, err) < 0 ||
         get_shard_bytes(body, &shard_bytes, err) < 0 ||
@@ -121,7 +122,7 @@ int ws_agent_register(struct ws_rank_call *q, struct ws_error *err)
     if (world == 0 || world > WS_MAX_RANKS || rank >= world)
         return ws_error_set(err, EINVAL, "rank %" PRIu64 " of %" PRIu64 " makes no sense; at most %d ranks",
                             rank, world, WS_MAX_RANKS);
-    int rc = ws_registration_of(body, (unsigned)rank, &r, err);
+    int rc = ws_registration_from_json(body, (unsigned)rank, &r, err);
     if (rc == 0 && r->n_base > 0 && !r->base_id[0] && ws_text_random(r->base_id, WS_BASE_ID_CHARS / 2))
         rc = ws_error_set(err, EIO,
                           "the system gives no random numbers"); /* cannot tell: it is another base */
@@ -130,8 +131,8 @@ int ws_agent_register(struct ws_rank_call *q, struct ws_error *err)
         return rc;
     }
     pthread_mutex_lock(&a->lock);
-    ws_session_forget(a, c, "registered anew");
-    struct ws_agent_model *m = ws_agent_find_or_add(a, name);
+    ws_session_end(a, c, "registered anew");
+    struct ws_agent_model *m = ws_agent_model_find_or_add(a, name);
     c->rank = (unsigned)rank;
     c->registration = r;
     c->lost = false;
@@ -139,9 +140,9 @@ int ws_agent_register(struct ws_rank_call *q, struct ws_error *err)
     if (!m)
         rc = ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", name, WS_MAX_MODELS);
     if (rc == 0 && a->primary)
-        rc = ws_group_have(m, err);
+        rc = ws_group_make(m, err);
     if (rc == 0)
-        rc = ws_agent_join(a, m, c, (unsigned)world, deadline, body, err);
+        rc = ws_rank_join(a, m, c, (unsigned)world, deadline, body, err);
     if (rc == 0) {
         m->shard_bytes = shard_bytes;
         m->max_slots = slots >= 2 && slots <= a->options.max_slots ? (unsigned)slots : a->options.max_slots;
@@ -151,11 +152,11 @@ int ws_agent_register(struct ws_rank_call *q, struct ws_error *err)
         rc = wait_for_placement(a, m, c, deadline, err);
     }
     if (rc == 0) {
-        c->told = ws_group_places(m, c->registration);
+        c->placed_hash = ws_group_places_hash(m, c->registration);
         *q->reply = placement_json(m, c);
         pthread_cond_broadcast(&a->changed);
     } else {
-        ws_session_forget(a, c, "could not register");
+        ws_session_end(a, c, "could not register");
     }
     pthread_mutex_unlock(&a->lock);
     return rc;

@@ -1,27 +1,34 @@
-/* The publishers' routes, by the unix socket only. A rank's calls, in order, all POST to /v1/local/:
+/* The routes of ranks, by the unix socket only, all POST to /v1/local/. A rank's requests, in order:
  *
- *   register {api, release, model, run?, new_run, rank, world_size, shard_bytes, max_slots, params, base,
- *       base_id?, sidecars, audit?, audit_warns?} waits for all ranks;
- *       replies {api, run, epoch, part, files: [{name, bytes, header_bytes}],
- *       places: [[file, begin, writes]..], base: [..], sidecars: [file..]}
+ *   register   {api, release, model, run?, new_run, rank, world_size, shard_bytes, max_slots, params, base,
+ *              base_id?, sidecars, audit?, audit_warns?}
+ *     waits for all ranks, and replies
+ *              {api, run, epoch, part, files: [{name, bytes, header_bytes}..],
+ *              places: [[file, begin, writes]..], base: [..], sidecars: [file..]}
  *
- *   begin {version, run, keep, kept?, changes?, max_fds?}
- *       replies {fresh, holds, slot, slots, audit: [[param, first, n]..]} and descriptors, one writable
- *       a file (size 0: none); keep: ones that may stay mapped; changes: where they hold a version, only
- *       what changed will be written; holds: {version, run} that they hold all of, null: nobody knows;
- *       slot: a number of this memory; slots: those of all that will be written again: the rest must not
- *       stay mapped; audit: chunks of what it holds that it is to hash (tensor/audit.h).
- *       kept: the slots that it has mapped. Where memory is short and others are among them it replies
- *       {again: true, slots}: the rest is to be let go, and begin to be asked again
+ *   begin      {version, run, keep, kept?, changes?, max_fds?}
+ *     keep       the rank may keep what it maps
+ *     kept       ids of the slots that it has mapped
+ *     changes    where the slot holds a version, the rank will only write what changed
+ *     replies    {fresh, holds, slot, slots, audit: [[param, first, n]..]}, and a writable descriptor for each
+ *                file that is not empty
+ *     holds      {version, run} that the slot holds all of; null: unknown
+ *     slot       id of this slot's memory
+ *     slots      ids of all slots that will be written again: the rank must unmap the others
+ *     audit      chunks of its pieces that the rank is to hash (tensor/audit.h)
+ *     or replies {again: true, slots}: memory is short, and the rank has other slots mapped. It unmaps them, and
+ *                begins again
  *
- *   commit {hashes: [[file, block, "hex"]..], audit?: [[param, chunk, "hex"]..],
- *       records?: [[file, block, offset, bytes, "hex"]..]}, or abandon {}
- *       commit replies {slots}; records: what changed in blocks, in the file of the descriptor that comes
- *       along (core/rank_deltas.h); where commit is refused the version is abandoned
+ *   commit     {hashes: [[file, block, "hex"]..], audit?: [[param, chunk, "hex"]..],
+ *              records?: [[file, block, offset, bytes, "hex"]..]}
+ *     records    what changed in blocks, in the file of the descriptor that comes along (core/rank_deltas.h)
+ *     replies    {slots}. Where commit is refused the version is abandoned
  *
- *   wait {version, run, what: "published" | "delta" | "loaded", who, timeout_ms}
+ *   abandon    {}
  *
- * What is shared on GPUs: gpu/routes.c. */
+ *   wait       {version, run, what: "published" | "delta" | "loaded", who, timeout_ms}
+ *
+ * The routes of what is shared on GPUs: gpu/routes.c. */
 #include "backends/trainer/agent/ranks/routes.h"
 #include "backends/trainer/agent/audit/audit.h"
 #include "backends/trainer/agent/core/features.h"
@@ -49,21 +56,21 @@
 /* --- begin --- */
 
 /* The first rank's thread takes and prepares the slot; the others wait for it. Under lock. */
-static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t version, const char *run,
+static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t version, const char *lineage,
                    bool changes, uint64_t deadline, struct ws_error *err)
 {
     struct ws_agent_model *m = c->model;
     struct ws_slot *s = NULL;
     m->preparing = true;
-    struct ws_agent_model *owner = m->owner;
+    struct ws_agent_model *owner = m->slot_owner;
     owner->max_slots = m->max_slots;
     ws_group_begun(m);
-    int rc = ws_agent_take_slot(a, m, c, &s, deadline, err);
+    int rc = ws_slots_acquire(a, m, c, &s, deadline, err);
     if (rc == 0) {
-        s->kept = false;
-        rc = ws_agent_prepare_slot(a, m, c, s, changes, deadline, err);
+        s->is_pinned = false;
+        rc = ws_slots_prepare(a, m, c, s, changes, deadline, err);
         if (rc == 0)
-            rc = ws_slot_begin(s, ws_agent_layout(m), owner->name, version, run, err);
+            rc = ws_slot_begin(s, ws_agent_model_local_placement(m), owner->name, version, lineage, err);
         if (rc < 0) {
             ws_slot_clear(s);
             s->state = WS_SLOT_FREE;
@@ -97,9 +104,9 @@ static int open_all(const struct ws_slot *s, bool keep, int *fds, size_t max, si
     return rc;
 }
 
-/* The version before may still be hashed, or copied by ranks that are slower than this one; another rank
- * prepares this one; or one has died, and comes back. -EAGAIN: the one that prepares needs memory that this
- * one keeps. */
+/* Waits while the version before is hashed, or copied by slower ranks; while another rank prepares this one's
+ * slot; or while a rank that died comes back. -EAGAIN: the rank that prepares the slot needs memory that this
+ * rank keeps. */
 static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t version, uint64_t deadline,
                          struct ws_error *err)
 {
@@ -110,16 +117,16 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
         bool spans = m->spans_nodes;
         bool before = m->writing && (m->writing->state != WS_SLOT_WRITING || c->committed == m->writing);
         bool absent =
-            spans ? !m->writing && ws_group_is_busy(a, m) : m->n_registered + m->n_left < m->world_size;
+            spans ? !m->writing && ws_group_is_busy(a, m) : m->n_registered + m->n_ended < m->world_size;
         if (!m->preparing && !before && !absent)
             return 0;
-        if (m->preparing && m->wants_room && ws_agent_keeps_others(c))
+        if (m->preparing && m->wants_memory && ws_slots_session_maps_stale(c))
             return -EAGAIN;
         if (ws_session_wait(a, c, deadline)) {
             rc = ws_session_check(c, err);
             continue;
         }
-        ws_group_missing(a, m, before, missing, sizeof(missing));
+        ws_group_describe_missing(a, m, before, missing, sizeof(missing));
         if (before)
             rc = ws_error_set(err, ETIMEDOUT,
                               "rank %u waited with version %" PRIu64 " of %s for version %" PRIu64
@@ -133,15 +140,15 @@ static int wait_for_turn(struct ws_agent *a, struct ws_session *c, uint64_t vers
     return rc;
 }
 
-/* Is the version on its way this rank's, too? One that it has passed by can never become whole. */
-static int join_version(struct ws_agent *a, struct ws_session *c, uint64_t version, const char *run,
+/* Is the version being written this rank's, too? One that the rank has skipped can never be complete. */
+static int join_version(struct ws_agent *a, struct ws_session *c, uint64_t version, const char *lineage,
                         struct ws_error *err)
 {
     struct ws_agent_model *m = c->model;
     char why[160];
-    if (strcmp(m->writing->run, run) != 0)
+    if (strcmp(m->writing->lineage, lineage) != 0)
         return ws_error_set(err, EPROTO, "rank %u begins run %s of %s while others write run %s", c->rank,
-                            run, m->name, m->writing->run);
+                            lineage, m->name, m->writing->lineage);
     if (version < m->writing_version)
         return ws_error_set(err, EPROTO,
                             "rank %u begins version %" PRIu64 " of %s while others write %" PRIu64
@@ -151,14 +158,14 @@ static int join_version(struct ws_agent *a, struct ws_session *c, uint64_t versi
              "rank %u went on to version %" PRIu64 " without it: give every rank the same version", c->rank,
              version);
     if (version > m->writing_version)
-        ws_agent_abandon(a, m, why);
+        ws_agent_model_abandon(a, m, why);
     return 0;
 }
 
-/* Where it gives up what it has passed by, its turn comes once that round is over: on a secondary the primary
- * hears of it first. As wait_for_turn. */
-static int take_turn(struct ws_agent *a, struct ws_session *c, uint64_t version, const char *run,
-                     bool demanded, uint64_t deadline, struct ws_error *err)
+/* If the rank has skipped the version being written, that version is given up, and the rank waits until its
+ * round is over; on a secondary, the primary ends it. Returns as wait_for_turn. */
+static int wait_and_join(struct ws_agent *a, struct ws_session *c, uint64_t version, const char *lineage,
+                         bool on_demand, uint64_t deadline, struct ws_error *err)
 {
     struct ws_agent_model *m = c->model;
     bool joins = false;
@@ -166,49 +173,51 @@ static int take_turn(struct ws_agent *a, struct ws_session *c, uint64_t version,
     do {
         rc = wait_for_turn(a, c, version, deadline, err);
         if (rc == 0)
-            rc = demanded ? ws_gpu_may_make(m, version, run, err)
-                          : ws_session_check_version(m, version, run, err);
+            rc = on_demand ? ws_gpu_on_demand_may_write(m, version, lineage, err)
+                           : ws_session_check_version(m, version, lineage, err);
         joins = rc == 0 && m->writing;
         if (joins)
-            rc = join_version(a, c, version, run, err);
+            rc = join_version(a, c, version, lineage, err);
     } while (rc == 0 && joins && !m->writing);
     return rc;
 }
 
-static json_t *holds_json(const struct ws_slot *s)
+static json_t *content_json(const struct ws_slot *s)
 {
-    if (!s->had.run[0])
+    if (!s->content_before.lineage[0])
         return json_null();
-    return json_pack("{s:I,s:s}", "version", (json_int_t)s->had.version, "run", s->had.run);
+    return json_pack("{s:I,s:s}", "version", (json_int_t)s->content_before.version, "run",
+                     s->content_before.lineage);
 }
 
-static void set_kept(struct ws_agent *a, struct ws_session *c, json_t *kept)
+static void set_mapped_slots(struct ws_agent *a, struct ws_session *c, json_t *kept)
 {
     bool less = false;
-    for (size_t i = 0; !less && i < json_array_size(c->kept); i++)
-        less = !ws_agent_is_in(kept, json_array_get(c->kept, i));
-    json_decref(c->kept);
-    c->kept = kept;
+    for (size_t i = 0; !less && i < json_array_size(c->mapped_slots); i++)
+        less = !ws_slots_ids_contain(kept, json_array_get(c->mapped_slots, i));
+    json_decref(c->mapped_slots);
+    c->mapped_slots = kept;
     if (less) /* another rank may wait for memory that this one had */
         pthread_cond_broadcast(&a->changed);
 }
 
-/* It was told which slots stay, and lets go of the rest; with the one that it writes, unless that is NULL. */
-static void keep_those(struct ws_agent *a, struct ws_session *c, const json_t *slots,
-                       const struct ws_slot *writing)
+/* The rank was told which slots stay, and unmaps the rest. writing: the slot it writes, which stays, or
+ * NULL. */
+static void retain_mapped_slots(struct ws_agent *a, struct ws_session *c, const json_t *slots,
+                                const struct ws_slot *writing)
 {
     json_t *kept = json_array();
-    for (size_t i = 0; i < json_array_size(c->kept); i++)
-        if (ws_agent_is_in(slots, json_array_get(c->kept, i)))
-            json_array_append(kept, json_array_get(c->kept, i));
+    for (size_t i = 0; i < json_array_size(c->mapped_slots); i++)
+        if (ws_slots_ids_contain(slots, json_array_get(c->mapped_slots, i)))
+            json_array_append(kept, json_array_get(c->mapped_slots, i));
     if (writing)
         json_array_append_new(kept, json_integer((json_int_t)writing->id));
-    set_kept(a, c, kept);
+    set_mapped_slots(a, c, kept);
 }
 
-/* Once an agent. Mounts get copies of what it keeps: what they had descriptors of would be exchanged, and the
- * rank lets go of nothing that is. */
-static void say_deaf(const struct ws_session *c)
+/* Logged once an agent. Mounts get copies of the slots that the rank keeps: slots with descriptors at mounts
+ * would be exchanged, and the rank does not unmap what was exchanged. */
+static void log_never_unmaps(const struct ws_session *c)
 {
     static atomic_bool said;
     if (!atomic_exchange(&said, true))
@@ -222,70 +231,71 @@ static void say_deaf(const struct ws_session *c)
 static int do_begin(struct ws_rank_call *q, struct ws_error *err)
 {
     struct ws_agent *a = q->a;
-    struct ws_session *c = q->c;
+    struct ws_session *c = q->session;
     const json_t *body = q->body;
     uint64_t version = ws_agent_number(body, "version", 0), deadline = ws_rank_deadline(body);
-    const char *run = json_string_value(json_object_get(body, "run"));
+    const char *lineage = json_string_value(json_object_get(body, "run"));
     const bool keep = json_is_true(json_object_get(body, "keep"));
     const uint64_t takes = ws_agent_number(body, "max_fds", WS_MAX_FDS_PER_FRAME);
     const size_t max = takes < q->max ? takes : q->max;
     char why[WS_ERROR_TEXT];
-    if (!run || !ws_run_is_safe(run))
+    if (!lineage || !ws_lineage_is_safe(lineage))
         return ws_error_set(err, EINVAL, "begin needs the run of the registration");
     pthread_mutex_lock(&a->lock);
     c->lost = false;
-    set_kept(a, c, json_copy(json_object_get(body, "kept")));
-    c->deaf = keep && !c->kept;
+    set_mapped_slots(a, c, json_copy(json_object_get(body, "kept")));
+    c->never_unmaps = keep && !c->mapped_slots;
     int rc = ws_session_check(c, err);
     struct ws_agent_model *m = c->model;
     if (rc == 0 && c->writing)
         rc = ws_error_set(err, EALREADY, "version %" PRIu64 " is begun and neither committed nor abandoned",
                           m->writing_version);
     if (rc == 0) {
-        ws_group_hear(a, m, deadline);
+        ws_group_refresh(a, m, deadline);
         rc = ws_session_check(c, err);
     }
     if (rc == 0)
-        rc = take_turn(a, c, version, run, json_is_true(json_object_get(body, "demanded")), deadline, err);
+        rc = wait_and_join(a, c, version, lineage, json_is_true(json_object_get(body, "demanded")), deadline,
+                           err);
     bool again = rc == -EAGAIN;
     bool first = rc == 0 && !m->writing;
     if (first)
-        rc = prepare(a, c, version, run, json_is_true(json_object_get(body, "changes")), deadline, err);
-    again = again || (first && rc == -ENOMEM && ws_agent_keeps_others(c));
+        rc = prepare(a, c, version, lineage, json_is_true(json_object_get(body, "changes")), deadline, err);
+    again = again || (first && rc == -ENOMEM && ws_slots_session_maps_stale(c));
     if (again) {
-        *q->reply = json_pack("{s:b,s:o}", "again", 1, "slots", ws_agent_slots_that_stay(m));
+        *q->reply = json_pack("{s:b,s:o}", "again", 1, "slots", ws_slots_reusable_ids(m));
         pthread_mutex_unlock(&a->lock);
         return 0;
     }
     if (rc == 0) {
-        c->began = version;
-        c->late = 0;
+        c->last_begun = version;
+        c->given_up_until = 0;
     }
     if (first && rc == 0 && ws_group_is_over(a, m, why, sizeof(why))) {
-        m->n_begun++; /* this rank is told, and so are those that come later */
-        ws_agent_abandon(a, m, why);
+        m->n_begun++; /* this rank gets the error, and so do later ones */
+        ws_agent_model_abandon(a, m, why);
     }
-    if (first && rc == 0 && m->n_registered == 0) /* who comes next need not write this one */
-        ws_agent_abandon(a, m, "all ranks ended while its slot was prepared");
+    if (first && rc == 0 && m->n_registered == 0) /* the next ranks need not write this version */
+        ws_agent_model_abandon(a, m, "all ranks ended while its slot was prepared");
     if (rc == 0)
         rc = ws_session_check(c, err);
     if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))
         rc = ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", m->why);
     if (rc == 0)
         rc = open_all(m->writing, keep, q->fds, max, q->n_fds, err);
-    if (rc == 0 && c->deaf) {
-        say_deaf(c);
-        m->writing->kept = true;
+    if (rc == 0 && c->never_unmaps) {
+        log_never_unmaps(c);
+        m->writing->is_pinned = true;
     }
     if (rc == 0) {
         c->writing = true;
         c->committed = NULL;
         m->n_begun++;
         *q->reply = json_pack("{s:b,s:o,s:o,s:I,s:o}", "fresh", (int)m->writing->fresh, "holds",
-                              holds_json(m->writing), "audit", ws_agent_audit_ask(m, c), "slot",
-                              (json_int_t)m->writing->id, "slots", ws_agent_slots_that_stay(m));
-        if (keep && c->kept)
-            keep_those(a, c, json_object_get(*q->reply, "slots"), m->writing);
+                              content_json(m->writing), "audit", ws_agent_audit_request(m, c), "slot",
+                              (json_int_t)m->writing->id, "slots", ws_slots_reusable_ids(m));
+        if (keep && c->mapped_slots)
+            retain_mapped_slots(a, c, json_object_get(*q->reply, "slots"), m->writing);
     }
     pthread_mutex_unlock(&a->lock);
     if (rc < 0) {
@@ -297,19 +307,19 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
 
 /* --- commit, abandon --- */
 
-/* What the rank has copied is not used without its hashes: it is as if it had given the version up. */
+/* Without its hashes the rank's copy is not used: the version is abandoned as if the rank had given it up. */
 static void refuse_commit(struct ws_agent *a, struct ws_session *c, struct ws_error *err)
 {
     char why[WS_ERROR_TEXT];
     if (!c->model || !c->writing)
         return;
     snprintf(why, sizeof(why), "the commit of rank %u was refused: %.800s", c->rank, err->text);
-    ws_agent_abandon(a, c->model, why);
-    c->lost = false; /* it is told now */
+    ws_agent_model_abandon(a, c->model, why);
+    c->lost = false; /* the reply says so */
     ws_error_set(err, err->code, "%s; the next version may be offloaded", c->model->why);
 }
 
-static int read_records(const json_t *body, const int *fds, size_t n_fds, struct ws_rank_records **out,
+static int read_records(const json_t *body, const int *fds, size_t n_fds, struct ws_rank_deltas **out,
                         struct ws_error *err)
 {
     const json_t *list = json_object_get(body, "records");
@@ -318,16 +328,16 @@ static int read_records(const json_t *body, const int *fds, size_t n_fds, struct
     if (!list || n_fds != 1)
         return ws_error_set(err, EINVAL, "the records in commit come with one descriptor, here with %zu",
                             n_fds);
-    return ws_rank_records_read(out, list, fds[0], err);
+    return ws_rank_deltas_read(out, list, fds[0], err);
 }
 
 static int do_commit(struct ws_rank_call *q, struct ws_error *err)
 {
     struct ws_agent *a = q->a;
-    struct ws_session *c = q->c;
+    struct ws_session *c = q->session;
     const json_t *body = q->body;
     const json_t *hashes = json_object_get(body, "hashes"), *h;
-    struct ws_rank_records *records = NULL;
+    struct ws_rank_deltas *records = NULL;
     size_t i;
     int rc = read_records(body, q->fds_in, q->n_in, &records, err);
     pthread_mutex_lock(&a->lock);
@@ -344,27 +354,27 @@ static int do_commit(struct ws_rank_call *q, struct ws_error *err)
         assert(m); /* the session was checked */
         if (ws_text_hash(json_string_value(json_array_get(h, 2)), &hash) < 0 ||
             !json_is_integer(json_array_get(h, 0)) || !json_is_integer(json_array_get(h, 1)) ||
-            ws_slot_note_hash(m->writing, (uint64_t)json_integer_value(json_array_get(h, 0)),
-                              (uint64_t)json_integer_value(json_array_get(h, 1)), hash))
+            ws_slot_record_hash(m->writing, (uint64_t)json_integer_value(json_array_get(h, 0)),
+                                (uint64_t)json_integer_value(json_array_get(h, 1)), hash))
             rc = ws_error_set(err, EINVAL, "a block's hash in commit is malformed");
     }
     if (rc == 0 && records)
-        rc = ws_rank_records_check(records, m->writing->manifest, m->writing->hashed, err);
+        rc = ws_rank_deltas_check(records, m->writing->manifest, m->writing->hashed, err);
     if (rc == 0)
-        rc = ws_agent_audit_take(m, c, body, err);
+        rc = ws_agent_audit_record(m, c, body, err);
     if (rc == 0) {
-        m->writing->records = ws_rank_records_join(records, m->writing->records);
+        m->writing->rank_deltas = ws_rank_deltas_join(records, m->writing->rank_deltas);
         records = NULL;
         c->writing = false;
         c->committed = m->writing;
-        *q->reply = json_pack("{s:o}", "slots", ws_agent_slots_that_stay(m));
-        if (c->kept)
-            keep_those(a, c, json_object_get(*q->reply, "slots"), NULL);
+        *q->reply = json_pack("{s:o}", "slots", ws_slots_reusable_ids(m));
+        if (c->mapped_slots)
+            retain_mapped_slots(a, c, json_object_get(*q->reply, "slots"), NULL);
         if (++m->n_committed == m->n_local) {
             const uint64_t version = m->writing_version;
             rc = ws_agent_audit_check(m, NULL, version, err);
             if (rc < 0)
-                ws_agent_abandon(a, m, err->text);
+                ws_agent_model_abandon(a, m, err->text);
             else
                 ws_group_committed(a, m);
             pthread_cond_broadcast(&a->changed);
@@ -373,20 +383,20 @@ static int do_commit(struct ws_rank_call *q, struct ws_error *err)
         refuse_commit(a, c, err);
     }
     pthread_mutex_unlock(&a->lock);
-    ws_rank_records_free(records);
+    ws_rank_deltas_free(records);
     return rc;
 }
 
 static int do_abandon(struct ws_rank_call *q, struct ws_error *err)
 {
     struct ws_agent *a = q->a;
-    struct ws_session *c = q->c;
+    struct ws_session *c = q->session;
     char why[64];
     (void)err;
     pthread_mutex_lock(&a->lock);
     snprintf(why, sizeof(why), "rank %u gave it up", c->rank);
     if (c->model && c->writing)
-        ws_agent_abandon(a, c->model, why);
+        ws_agent_model_abandon(a, c->model, why);
     c->lost = false;
     pthread_mutex_unlock(&a->lock);
     return 0;
@@ -395,8 +405,8 @@ static int do_abandon(struct ws_rank_call *q, struct ws_error *err)
 /* --- dispatch --- */
 
 static const struct ws_rank_route routes[] = {
-    {"register", ws_agent_register}, {"begin", do_begin},     {"commit", do_commit},
-    {"wait", ws_agent_wait_version}, {"abandon", do_abandon},
+    {"register", ws_rank_register}, {"begin", do_begin},     {"commit", do_commit},
+    {"wait", ws_rank_wait},         {"abandon", do_abandon},
 };
 
 static const struct ws_rank_route *find_route(const struct ws_agent *a, const char *verb)
@@ -429,11 +439,11 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
 }
 
 /* A rank whose connection ended before it began a version that others write. A publisher that was closed may
- * be opened again and begin it; a process that is dead does not, and the others are told. Its connection ends
- * a little before it does. Who starts it anew, maybe since it ended in the version before, has a moment: its
- * successor begins the version, and what the others have committed is of use. */
-static void tell_of_death(struct ws_agent *a, struct ws_agent_model *m, unsigned rank,
-                          const struct ws_ipc_peer *peer, const struct ws_mark *version)
+ * be opened again and begin it; a process that is dead cannot, and the other ranks get the error. Its
+ * connection ends a little before the process does. A launcher that restarts the rank has COMING_BACK_NS: the
+ * new process begins the version, and what the other ranks have committed is used. */
+static void report_death(struct ws_agent *a, struct ws_agent_model *m, unsigned rank,
+                         const struct ws_ipc_peer *peer, const struct ws_version_id *version)
 {
     const uint64_t began = ws_clock_ns(), until = began + DYING_NS + COMING_BACK_NS;
     char why[128];
@@ -441,11 +451,11 @@ static void tell_of_death(struct ws_agent *a, struct ws_agent_model *m, unsigned
     pthread_mutex_lock(&a->lock);
     for (bool dead = false; !dead && !atomic_load(&a->stop) && ws_clock_ns() < until;) {
         if (!m->writing || m->writing_version != version->version ||
-            strcmp(m->writing->run, version->run) != 0 || rank >= m->world_size || m->ranks[rank])
-            break; /* it is over, or the rank came back */
+            strcmp(m->writing->lineage, version->lineage) != 0 || rank >= m->world_size || m->ranks[rank])
+            break; /* the version has ended, or the rank came back */
         dead = ws_clock_ns() - began >= COMING_BACK_NS && ws_ipc_peer_is_dead(peer);
         if (dead)
-            ws_agent_abandon(a, m, why);
+            ws_agent_model_abandon(a, m, why);
         else
             (void)ws_agent_wait(a, ws_clock_ns() + DYING_STEP_NS);
     }
@@ -461,18 +471,18 @@ static void local_gone(void *self, struct ws_ipc_peer *peer)
     pthread_mutex_lock(&a->lock);
     struct ws_agent_model *m = c->model;
     const bool awaited = m && !m->spans_nodes && m->writing && !c->writing && c->committed != m->writing;
-    struct ws_mark version = {0};
+    struct ws_version_id version = {0};
     if (awaited)
-        version = ws_mark_of(m->writing_version, m->writing->run);
-    ws_session_forget(a, c, "ended");
-    json_decref(c->kept);
+        version = ws_version_id_make(m->writing_version, m->writing->lineage);
+    ws_session_end(a, c, "ended");
+    json_decref(c->mapped_slots);
     pthread_mutex_unlock(&a->lock);
-    ws_features_gone(a, c); /* tells those who wait, who find nothing begun any more */
+    ws_features_gone(a, c); /* wakes waiting calls, which find nothing begun any more */
     if (awaited)
-        tell_of_death(a, m, c->rank, peer, &version);
+        report_death(a, m, c->rank, peer, &version);
     free(c);
     peer->state = NULL;
     ws_memory_trim(); /* registrations of 100,000 tensors leave much behind */
 }
 
-const struct ws_ipc_handler ws_agent_local = {.call = local_call, .gone = local_gone};
+const struct ws_ipc_handler ws_rank_handler = {.call = local_call, .gone = local_gone};

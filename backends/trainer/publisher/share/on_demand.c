@@ -1,6 +1,6 @@
-/* Versions on demand, at the rank: a thread asks the agent, by a connection of its own, whether somebody
- * wants the bytes of one that is shared, and fills a slot out of the shared memory. It takes turns with the
- * publisher's calls by one lock. */
+/* Versions on demand, at the rank: a thread asks the agent, by a connection of its own, whether a reader
+ * wants the bytes of a shared version, and fills a slot out of the shared memory. One lock serialises it with
+ * the publisher's calls. */
 #include "backends/trainer/publisher/share/share.h"
 #include "backends/trainer/publisher/version_step.h"
 #include "transports/base/workers.h"
@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 #define POLL_MS  2000
-#define AGAIN_NS 200000000L /* after an agent that is away */
+#define AGAIN_NS 200000000L /* before the next try when the agent does not answer */
 
-struct ws_demand {
+struct ws_on_demand {
     struct wsync_publisher *publisher;
     pthread_t thread;
     atomic_bool stop;
@@ -45,7 +45,7 @@ void ws_publisher_unlock(struct wsync_publisher *p)
 
 /* --- what a version is made of --- */
 
-void ws_demand_forget(struct ws_share_set *set)
+void ws_on_demand_forget(struct ws_publisher_share_set *set)
 {
     for (size_t i = 0; set->host && i < set->n_params; i++)
         free(set->host[i]);
@@ -58,14 +58,14 @@ void ws_demand_forget(struct ws_share_set *set)
     set->n_params = 0;
 }
 
-static wsync_param param_of(const struct ws_shared_piece *a, const struct ws_registered *r)
+static wsync_param param_of(const struct ws_shared_piece *a, const struct ws_registered_piece *r)
 {
     const struct ws_tensor *t = &r->tensor;
     wsync_param p = {.name = t->name,
                      .dtype = (wsync_dtype)t->dtype,
                      .n_dims = t->n_dims,
                      .data = a->data,
-                     .converts = a->layout.conversion != WS_KEEP,
+                     .converts = a->layout.conversion != WS_SAME_TYPE,
                      .data_dtype = (wsync_dtype)a->data_dtype,
                      .file = r->file_name};
     memcpy(p.shape, t->shape, sizeof(p.shape));
@@ -81,17 +81,17 @@ static wsync_param param_of(const struct ws_shared_piece *a, const struct ws_reg
 }
 
 /* The host's memory is the caller's again when the offload returns. */
-static int copy_host(struct ws_share_set *set, size_t i, const struct ws_shared_piece *a,
+static int copy_host(struct ws_publisher_share_set *set, size_t i, const struct ws_shared_piece *a,
                      struct ws_error *err)
 {
     struct ws_gpu_piece piece;
     uint64_t before, after;
-    int rc = ws_share_describe(a, &piece, err);
+    int rc = ws_publisher_share_describe(a, &piece, err);
     if (rc < 0)
         return rc;
     free((char *)(uintptr_t)piece.tensor.name);
     piece.tensor.name = a->registered->tensor.name;
-    if (ws_gpu_piece_reach(&piece, &before, &after) < 0)
+    if (ws_gpu_piece_extent(&piece, &before, &after) < 0)
         return ws_error_set(err, EINVAL, "the strides of the parameter %s make no sense", piece.tensor.name);
     set->host[i] = malloc(before + after + 1);
     if (!set->host[i])
@@ -102,20 +102,21 @@ static int copy_host(struct ws_share_set *set, size_t i, const struct ws_shared_
     return 0;
 }
 
-static bool is_shared(const struct ws_share_offer *o, const struct ws_registered *r, size_t *at)
+static bool is_shared(const struct ws_publisher_share_offer *o, const struct ws_registered_piece *r,
+                      size_t *at)
 {
     while (*at < o->n_pieces && o->pieces[*at].registered < r)
         ++*at;
     return *at < o->n_pieces && o->pieces[*at].registered == r;
 }
 
-int ws_demand_note(struct wsync_publisher *p, struct ws_share_set *set, const struct ws_share_offer *o,
-                   struct ws_error *err)
+int ws_on_demand_record(struct wsync_publisher *p, struct ws_publisher_share_set *set,
+                        const struct ws_publisher_share_offer *o, struct ws_error *err)
 {
     struct ws_publisher_share *s = p->share;
     size_t at = 0;
     int rc = 0;
-    ws_demand_forget(set);
+    ws_on_demand_forget(set);
     set->params = calloc(p->n_params + 1, sizeof(*set->params));
     set->host = calloc(p->n_params + 1, sizeof(*set->host));
     set->overflows = calloc(p->n_params + 1, sizeof(*set->overflows));
@@ -124,8 +125,8 @@ int ws_demand_note(struct wsync_publisher *p, struct ws_share_set *set, const st
     set->n_params = p->n_params;
     set->registration = p->n_registrations;
     for (size_t i = 0; rc == 0 && i < p->n_params; i++) {
-        const struct ws_registered *r = &p->params[i];
-        const struct ws_shared_piece *a = &s->noted[i];
+        const struct ws_registered_piece *r = &p->params[i];
+        const struct ws_shared_piece *a = &s->recorded[i];
         const bool empty = ws_piece_elements(&r->piece, r->tensor.n_dims) == 0;
         set->params[i] = param_of(a, r);
         if (!a->data && !empty)
@@ -138,7 +139,7 @@ int ws_demand_note(struct wsync_publisher *p, struct ws_share_set *set, const st
             set->params[i].stream = s->ops->queue_stream(s->queues[o->pieces[at].device]);
             if (set->params[i].piece.kind == WSYNC_BOX)
                 memcpy(set->params[i].piece.strides, shared->strides, sizeof(shared->strides));
-            set->params[i].converts = shared->conversion != WS_KEEP;
+            set->params[i].converts = shared->conversion != WS_SAME_TYPE;
             set->params[i].data_dtype = (wsync_dtype)shared->data_dtype;
         } else if (r->writes && !empty) {
             rc = copy_host(set, i, a, err);
@@ -150,7 +151,7 @@ int ws_demand_note(struct wsync_publisher *p, struct ws_share_set *set, const st
 /* --- making --- */
 
 /* Locked. */
-static int make(struct wsync_publisher *p, const struct ws_share_set *set, struct ws_error *err)
+static int make(struct wsync_publisher *p, const struct ws_publisher_share_set *set, struct ws_error *err)
 {
     const uint64_t before = p->version;
     void (*progress)(void *, uint64_t, uint64_t) = p->progress;
@@ -162,7 +163,7 @@ static int make(struct wsync_publisher *p, const struct ws_share_set *set, struc
     if (!overflows)
         return ws_error_set(err, ENOMEM, "no memory for %zu parameters", p->n_params);
     memcpy(overflows, (const void *)p->overflows, p->n_params * sizeof(*overflows));
-    p->progress = NULL; /* which are for the caller's thread */
+    p->progress = NULL; /* its callbacks belong to the caller's thread */
     p->interrupted = NULL;
     int rc = ws_publisher_locate(p, set->params, err);
     if (rc == 0)
@@ -173,7 +174,7 @@ static int make(struct wsync_publisher *p, const struct ws_share_set *set, struc
         rc = ws_version_step_commit(p, err);
     if (rc < 0 && p->begun)
         (void)ws_version_step_abandon(p, &ignored);
-    for (size_t i = 0; i < p->n_params; i++) /* those that are asked about are of the version before */
+    for (size_t i = 0; i < p->n_params; i++) /* the requested ones are of the version before */
         p->overflows[i] =
             set->version == before && rc == 0 ? p->overflows[i] + set->overflows[i] : overflows[i];
     free(overflows);
@@ -183,42 +184,42 @@ static int make(struct wsync_publisher *p, const struct ws_share_set *set, struc
     return rc;
 }
 
-/* Locked. What was wanted is made, or it is said why not. */
+/* Locked. Makes the requested version, or reports to the agent why it cannot. */
 static int make_version(struct wsync_publisher *p, uint64_t version, struct ws_error *err)
 {
     for (size_t i = 0; i < 2; i++) {
-        const struct ws_share_set *set = &p->share->sets[i];
+        const struct ws_publisher_share_set *set = &p->share->sets[i];
         if (set->shared && set->version == version)
             return make(p, set, err);
     }
     return ws_error_set(err, ECANCELED, "rank %u has taken version %" PRIu64 " back", p->rank, version);
 }
 
-static json_t *wanted_json(const struct wsync_publisher *p, unsigned timeout_ms)
+static json_t *request_json(const struct wsync_publisher *p, unsigned timeout_ms)
 {
     return json_pack("{s:s,s:I,s:I}", "model", p->model, "rank", (json_int_t)p->rank, "timeout_ms",
                      (json_int_t)timeout_ms);
 }
 
-static json_t *unmade_json(const struct wsync_publisher *p, uint64_t version, const char *why)
+static json_t *failed_json(const struct wsync_publisher *p, uint64_t version, const char *why)
 {
     return json_pack("{s:s,s:I,s:s}", "model", p->model, "version", (json_int_t)version, "why", why);
 }
 
-void ws_demand_make_wanted(struct wsync_publisher *p)
+void ws_on_demand_make_requested(struct wsync_publisher *p)
 {
     struct ws_error why;
     if (!ws_publisher_is_on_demand(p))
         return;
     for (int i = 0, rc = 0; rc == 0 && i < 2 && p->sock >= 0; i++) {
         json_t *reply = NULL;
-        if (ws_publisher_call(p, "gpu/wanted", wanted_json(p, 0), &reply, NULL, 0, NULL, &why) < 0)
+        if (ws_publisher_call(p, "gpu/wanted", request_json(p, 0), &reply, NULL, 0, NULL, &why) < 0)
             return;
         const json_t *found = json_object_get(reply, "version");
         const uint64_t version = (uint64_t)json_integer_value(found);
         rc = found ? make_version(p, version, &why) : -ENOENT;
         if (found && rc < 0 && p->sock >= 0)
-            (void)ws_publisher_call(p, "gpu/unmade", unmade_json(p, version, why.text), NULL, NULL, 0, NULL,
+            (void)ws_publisher_call(p, "gpu/unmade", failed_json(p, version, why.text), NULL, NULL, 0, NULL,
                                     &why);
         json_decref(reply);
     }
@@ -226,7 +227,7 @@ void ws_demand_make_wanted(struct wsync_publisher *p)
 
 /* --- the thread --- */
 
-static void set_sock(struct ws_demand *d, int sock)
+static void set_sock(struct ws_on_demand *d, int sock)
 {
     pthread_mutex_lock(&d->lock);
     if (d->sock >= 0)
@@ -237,7 +238,7 @@ static void set_sock(struct ws_demand *d, int sock)
     pthread_mutex_unlock(&d->lock);
 }
 
-static int call(struct ws_demand *d, const char *path, json_t *body, json_t **reply)
+static int call(struct ws_on_demand *d, const char *path, json_t *body, json_t **reply)
 {
     struct ws_error ignored;
     int rc = body ? ws_ipc_call(d->sock, "POST", path, body, NULL, 0, POLL_MS + WS_REPLY_TIMEOUT_MS, reply,
@@ -247,12 +248,12 @@ static int call(struct ws_demand *d, const char *path, json_t *body, json_t **re
     return rc;
 }
 
-static int look(struct ws_demand *d)
+static int look(struct ws_on_demand *d)
 {
     struct wsync_publisher *p = d->publisher;
     struct ws_error why = {0};
     json_t *reply = NULL;
-    int rc = call(d, "/v1/local/gpu/wanted", wanted_json(p, POLL_MS), &reply);
+    int rc = call(d, "/v1/local/gpu/wanted", request_json(p, POLL_MS), &reply);
     const json_t *found = rc == 0 ? json_object_get(reply, "version") : NULL;
     if (found && !atomic_load(&d->stop)) {
         const uint64_t version = (uint64_t)json_integer_value(found);
@@ -260,7 +261,7 @@ static int look(struct ws_demand *d)
         int made = make_version(p, version, &why);
         pthread_mutex_unlock(&d->turn);
         if (made < 0)
-            rc = call(d, "/v1/local/gpu/unmade", unmade_json(p, version, why.text), NULL);
+            rc = call(d, "/v1/local/gpu/unmade", failed_json(p, version, why.text), NULL);
     }
     json_decref(reply);
     return rc;
@@ -268,7 +269,7 @@ static int look(struct ws_demand *d)
 
 static void *run(void *arg)
 {
-    struct ws_demand *d = arg;
+    struct ws_on_demand *d = arg;
     const struct timespec pause = {.tv_nsec = AGAIN_NS};
     struct ws_error ignored;
     while (!atomic_load(&d->stop)) {
@@ -284,9 +285,9 @@ static void *run(void *arg)
     return NULL;
 }
 
-int ws_demand_start(struct wsync_publisher *p, struct ws_error *err)
+int ws_on_demand_start(struct wsync_publisher *p, struct ws_error *err)
 {
-    struct ws_demand *d = p->share->demand;
+    struct ws_on_demand *d = p->share->demand;
     if (d->publisher)
         return 0;
     d->publisher = p;
@@ -297,9 +298,9 @@ int ws_demand_start(struct wsync_publisher *p, struct ws_error *err)
     return ws_error_set(err, -rc, "cannot start a thread: %s", strerror(-rc));
 }
 
-int ws_demand_new(struct ws_demand **out, struct ws_error *err)
+int ws_on_demand_new(struct ws_on_demand **out, struct ws_error *err)
 {
-    struct ws_demand *d = *out = calloc(1, sizeof(*d));
+    struct ws_on_demand *d = *out = calloc(1, sizeof(*d));
     if (!d)
         return ws_error_set(err, ENOMEM, "no memory for a publisher");
     d->sock = -1;
@@ -308,9 +309,9 @@ int ws_demand_new(struct ws_demand **out, struct ws_error *err)
     return 0;
 }
 
-void ws_demand_stop(struct wsync_publisher *p)
+void ws_on_demand_stop(struct wsync_publisher *p)
 {
-    struct ws_demand *d = p->share ? p->share->demand : NULL;
+    struct ws_on_demand *d = p->share ? p->share->demand : NULL;
     if (!d)
         return;
     if (d->publisher) {

@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROOM (2UL << 20) /* what a driver shares at least: nothing else is to lie in it */
+#define ROOM (2UL << 20) /* a driver shares at least this much: no other allocation may lie in it */
 
 static uint64_t up(uint64_t n, uint64_t to)
 {
     return (n + to - 1) / to * to;
 }
 
-static struct ws_packed_buffer *buffer_of(struct ws_share_set *set, int device, enum ws_dtype dtype)
+static struct ws_packed_buffer *buffer_of(struct ws_publisher_share_set *set, int device, enum ws_dtype dtype)
 {
     for (size_t i = 0; i < set->n_buffers; i++)
         if (set->buffers[i].device == device && set->buffers[i].dtype == dtype)
@@ -27,7 +27,7 @@ static struct ws_packed_buffer *buffer_of(struct ws_share_set *set, int device, 
 }
 
 /* The piece as it lies in the trainer's memory. */
-static void source_runs(const struct ws_shared_piece *a, struct ws_runs *out)
+static void source_runs(const struct ws_shared_piece *a, struct ws_box_extents *out)
 {
     struct ws_gpu_piece p = {.tensor = a->registered->tensor,
                              .piece = a->registered->piece,
@@ -39,23 +39,23 @@ static void source_runs(const struct ws_shared_piece *a, struct ws_runs *out)
 
 /* Does its device's kernel move it into a buffer? */
 static bool is_gathered(const struct ws_publisher_share *s, const struct ws_shared_piece *a,
-                        const struct ws_runs *r)
+                        const struct ws_box_extents *r)
 {
     const void *aligned = (const void *)WS_PACKED_ALIGNMENT;
     return s->ops->has_kernels(a->device, NULL) == 0 &&
-           ws_gather_takes(r, a->data, 0, r->bytes, aligned, WS_GATHER_PACKED);
+           ws_gather_supports(r, a->data, 0, r->bytes, aligned, WS_GATHER_PACKED);
 }
 
 static bool converts(const struct ws_publisher_share *s, const struct ws_shared_piece *a)
 {
-    struct ws_runs runs;
+    struct ws_box_extents runs;
     source_runs(a, &runs);
     return is_gathered(s, a, &runs);
 }
 
 /* Where each piece goes; its segment is the buffer's number until segments are made. */
-static int lay_out(struct ws_publisher_share *s, struct ws_share_set *set, struct ws_share_offer *o,
-                   struct ws_error *err)
+static int lay_out(struct ws_publisher_share *s, struct ws_publisher_share_set *set,
+                   struct ws_publisher_share_offer *o, struct ws_error *err)
 {
     struct ws_gpu_listing *l = &o->listing;
     static const int64_t contiguous[WSYNC_MAX_DIMS];
@@ -65,9 +65,9 @@ static int lay_out(struct ws_publisher_share *s, struct ws_share_set *set, struc
     for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
         struct ws_gpu_piece *p = &l->pieces[i];
         l->n_pieces++;
-        rc = ws_share_describe(&o->pieces[i], p, err);
-        if (rc == 0 && p->conversion != WS_KEEP && converts(s, &o->pieces[i])) {
-            p->conversion = WS_KEEP;
+        rc = ws_publisher_share_describe(&o->pieces[i], p, err);
+        if (rc == 0 && p->conversion != WS_SAME_TYPE && converts(s, &o->pieces[i])) {
+            p->conversion = WS_SAME_TYPE;
             p->data_dtype = p->tensor.dtype;
         }
         struct ws_packed_buffer *b = rc == 0 ? buffer_of(set, o->pieces[i].device, p->data_dtype) : NULL;
@@ -75,7 +75,7 @@ static int lay_out(struct ws_publisher_share *s, struct ws_share_set *set, struc
             rc = ws_error_set(err, ENOMEM, "no memory for a list of buffers");
         if (rc < 0 || !b)
             break;
-        ws_strides_meant(contiguous, false, p->piece.size, p->tensor.n_dims, p->strides);
+        ws_piece_strides(contiguous, false, p->piece.size, p->tensor.n_dims, p->strides);
         p->segment = (size_t)(b - set->buffers);
         p->at = up(b->used, WS_PACKED_ALIGNMENT);
         b->used = p->at + ws_gpu_piece_data_bytes(p);
@@ -83,8 +83,8 @@ static int lay_out(struct ws_publisher_share *s, struct ws_share_set *set, struc
     return rc;
 }
 
-/* Buffers that are large enough; what is not used any more goes. */
-static int make_room(struct ws_publisher_share *s, struct ws_share_set *set, struct ws_error *err)
+/* Makes the buffers large enough, and frees those that are not used any more. */
+static int make_room(struct ws_publisher_share *s, struct ws_publisher_share_set *set, struct ws_error *err)
 {
     int rc = 0;
     for (size_t i = 0; i < set->n_buffers; i++) {
@@ -110,8 +110,8 @@ static int make_room(struct ws_publisher_share *s, struct ws_share_set *set, str
 }
 
 /* Segments of the buffers that are used, and their numbers into the pieces. */
-static int make_segments(struct ws_publisher_share *s, const struct ws_share_set *set,
-                         struct ws_share_offer *o, struct ws_error *err)
+static int make_segments(struct ws_publisher_share *s, const struct ws_publisher_share_set *set,
+                         struct ws_publisher_share_offer *o, struct ws_error *err)
 {
     struct ws_gpu_listing *l = &o->listing;
     size_t *segment_of = calloc(set->n_buffers + 1, sizeof(*segment_of));
@@ -120,11 +120,11 @@ static int make_segments(struct ws_publisher_share *s, const struct ws_share_set
     for (size_t i = 0; rc == 0 && i < set->n_buffers; i++) {
         const struct ws_packed_buffer *b = &set->buffers[i];
         struct ws_gpu_segment *to = &l->segments[l->n_segments];
-        struct ws_extent x = {.base = b->data, .bytes = b->room, .device = b->device};
+        struct ws_device_extent x = {.base = b->data, .bytes = b->room, .device = b->device};
         if (b->used == 0)
             continue;
         rc = s->ops->share(&x, to->handle, err);
-        memcpy(to->uuid, s->uuids[b->device], WS_UUID_BYTES);
+        memcpy(to->uuid, s->uuids[b->device], WS_DEVICE_UUID_BYTES);
         to->bytes = b->room;
         segment_of[i] = l->n_segments++;
     }
@@ -135,34 +135,34 @@ static int make_segments(struct ws_publisher_share *s, const struct ws_share_set
 }
 
 /* What is on one device: small, strided and converted pieces by one launch of the kernel. */
-static int copy_device(struct ws_publisher_share *s, const struct ws_share_set *set, struct ws_share_offer *o,
-                       int device, struct ws_error *err)
+static int copy_device(struct ws_publisher_share *s, const struct ws_publisher_share_set *set,
+                       struct ws_publisher_share_offer *o, int device, struct ws_error *err)
 {
     struct ws_copies copies;
     struct ws_error ignored;
-    struct ws_queue *q;
-    int rc = ws_share_queue(s, device, &q, err);
+    struct ws_device_queue *q;
+    int rc = ws_publisher_share_queue(s, device, &q, err);
     if (rc < 0)
         return rc;
     ws_copies_begin(&copies, q, o->n_pieces);
     for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
         struct ws_shared_piece *a = &o->pieces[i];
         const struct ws_gpu_piece *p = &o->listing.pieces[i];
-        struct ws_runs runs;
+        struct ws_box_extents runs;
         if (a->device != device)
             continue;
         unsigned char *to = (unsigned char *)set->buffers[p->segment].data + p->at;
         a->shared_at = to;
         source_runs(a, &runs);
-        if (p->conversion != WS_KEEP) { /* it is shared as it is held */
-            const struct ws_runs held = runs;
-            ws_runs_raw(&runs, &held);
+        if (p->conversion != WS_SAME_TYPE) { /* shared in the dtype that the rank holds */
+            const struct ws_box_extents held = runs;
+            ws_box_extents_raw(&runs, &held);
         }
         rc = ws_copies_add(&copies, &runs, a->data, to, i, err);
     }
     if (rc == 0)
         rc = ws_copies_send(&copies, err);
-    /* The parameters are the caller's again when an offload returns: so the copies end here. */
+    /* The caller may change the parameters once an offload returns, so the copies are waited for here. */
     int end = s->ops->finish(q, rc == 0 ? err : &ignored);
     rc = rc < 0 ? rc : end;
     for (size_t i = 0; rc == 0 && i < o->n_pieces; i++)
@@ -172,8 +172,8 @@ static int copy_device(struct ws_publisher_share *s, const struct ws_share_set *
     return rc;
 }
 
-static int copy_all(struct ws_publisher_share *s, const struct ws_share_set *set, struct ws_share_offer *o,
-                    struct ws_error *err)
+static int copy_all(struct ws_publisher_share *s, const struct ws_publisher_share_set *set,
+                    struct ws_publisher_share_offer *o, struct ws_error *err)
 {
     int rc = 0;
     for (unsigned d = 0; rc == 0 && d < s->n_devices; d++)
@@ -182,15 +182,15 @@ static int copy_all(struct ws_publisher_share *s, const struct ws_share_set *set
     return rc;
 }
 
-int ws_share_packed(struct wsync_publisher *p, struct ws_share_set *set, struct ws_share_offer *o,
-                    struct ws_error *err)
+int ws_publisher_share_packed(struct wsync_publisher *p, struct ws_publisher_share_set *set,
+                              struct ws_publisher_share_offer *o, struct ws_error *err)
 {
     struct ws_publisher_share *s = p->share;
     struct ws_error why = {0};
     int rc = lay_out(s, set, o, err);
     if (rc == 0 && make_room(s, set, &why) < 0) {
         rc = ws_error_set(err, why.code, "%s", why.text);
-        if (rc == -ENOMEM && p->delta) { /* what was asked for goes before what makes offloads shorter */
+        if (rc == -ENOMEM && p->delta) { /* shadows only make offloads shorter: they go first */
             ws_publisher_delta_give_up(p, why.text);
             rc = make_room(s, set, err);
         }
@@ -200,7 +200,7 @@ int ws_share_packed(struct wsync_publisher *p, struct ws_share_set *set, struct 
     return rc == 0 ? make_segments(s, set, o, err) : rc;
 }
 
-void ws_share_free_buffers(struct ws_publisher_share *s, struct ws_share_set *set)
+void ws_publisher_share_free_buffers(struct ws_publisher_share *s, struct ws_publisher_share_set *set)
 {
     for (size_t i = 0; i < set->n_buffers; i++)
         s->ops->release(set->buffers[i].device, set->buffers[i].data);

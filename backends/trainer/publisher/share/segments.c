@@ -6,7 +6,7 @@
 #include <string.h>
 
 struct extents {
-    struct ws_extent *list; /* by address */
+    struct ws_device_extent *list; /* by address */
     size_t n, room;
 };
 
@@ -24,11 +24,11 @@ static size_t first_behind(const struct extents *e, const unsigned char *p)
     return low;
 }
 
-static int insert(struct extents *e, size_t at, const struct ws_extent *x, struct ws_error *err)
+static int insert(struct extents *e, size_t at, const struct ws_device_extent *x, struct ws_error *err)
 {
     if (e->n == e->room) {
         size_t room = e->room ? 2 * e->room : 64;
-        struct ws_extent *list = realloc(e->list, room * sizeof(*list));
+        struct ws_device_extent *list = realloc(e->list, room * sizeof(*list));
         if (!list)
             return ws_error_set(err, ENOMEM, "no memory for a list of %zu allocations", room);
         e->list = list;
@@ -47,7 +47,7 @@ static int cover(const struct ws_device_ops *ops, struct extents *e, const unsig
     int rc = 0;
     while (rc == 0 && low < high) {
         size_t at = first_behind(e, low);
-        struct ws_extent x;
+        struct ws_device_extent x;
         if (at < e->n && e->list[at].base <= low) {
             low = e->list[at].base + e->list[at].bytes;
             continue;
@@ -61,13 +61,13 @@ static int cover(const struct ws_device_ops *ops, struct extents *e, const unsig
     return rc;
 }
 
-static bool goes_on(const struct ws_extent *a, const struct ws_extent *b)
+static bool goes_on(const struct ws_device_extent *a, const struct ws_device_extent *b)
 {
     return a->by_fd && b->by_fd && a->device == b->device && a->base + a->bytes == b->base;
 }
 
-static int share_extent(struct ws_publisher_share *s, const struct ws_extent *x, struct ws_share_offer *o,
-                        struct ws_gpu_segment *to, struct ws_error *err)
+static int share_extent(struct ws_publisher_share *s, const struct ws_device_extent *x,
+                        struct ws_publisher_share_offer *o, struct ws_gpu_segment *to, struct ws_error *err)
 {
     to->bytes += x->bytes;
     if (!x->by_fd)
@@ -77,18 +77,19 @@ static int share_extent(struct ws_publisher_share *s, const struct ws_extent *x,
     return 0;
 }
 
-static int share_extents(struct ws_publisher_share *s, const struct extents *e, struct ws_share_offer *o,
-                         const unsigned char **bases, struct ws_error *err)
+static int share_extents(struct ws_publisher_share *s, const struct extents *e,
+                         struct ws_publisher_share_offer *o, const unsigned char **bases,
+                         struct ws_error *err)
 {
     struct ws_gpu_listing *l = &o->listing;
     int rc = 0;
     for (size_t i = 0, end; rc == 0 && i < e->n; i = end) {
-        const struct ws_extent *x = &e->list[i];
+        const struct ws_device_extent *x = &e->list[i];
         struct ws_gpu_segment *to = &l->segments[l->n_segments];
         for (end = i + 1; end < e->n && goes_on(&e->list[end - 1], &e->list[end]);)
             end++;
         bases[l->n_segments++] = x->base;
-        memcpy(to->uuid, s->uuids[x->device], WS_UUID_BYTES);
+        memcpy(to->uuid, s->uuids[x->device], WS_DEVICE_UUID_BYTES);
         to->parts = x->by_fd ? calloc(end - i, sizeof(*to->parts)) : NULL;
         if (x->by_fd && !to->parts)
             return ws_error_set(err, ENOMEM, "no memory for %zu mappings", end - i);
@@ -113,7 +114,7 @@ static int place(const struct ws_gpu_listing *l, const unsigned char *const *bas
     }
     p->segment = low;
     p->at = (uint64_t)(data - bases[low]);
-    int rc = ws_gpu_piece_reach(p, &before, &after);
+    int rc = ws_gpu_piece_extent(p, &before, &after);
     if (rc == 0 && (before > p->at || after > l->segments[low].bytes - p->at))
         rc = -EINVAL;
     return rc == 0 ? 0
@@ -122,7 +123,7 @@ static int place(const struct ws_gpu_listing *l, const unsigned char *const *bas
                                   a->registered->tensor.name);
 }
 
-static int find_all(struct ws_publisher_share *s, const struct ws_share_offer *o, struct extents *e,
+static int find_all(struct ws_publisher_share *s, const struct ws_publisher_share_offer *o, struct extents *e,
                     struct ws_error *err)
 {
     int rc = 0;
@@ -130,7 +131,7 @@ static int find_all(struct ws_publisher_share *s, const struct ws_share_offer *o
         const unsigned char *data = o->pieces[i].data;
         const char *name = o->pieces[i].registered->tensor.name;
         uint64_t before, after;
-        if (ws_gpu_piece_reach(&o->listing.pieces[i], &before, &after) < 0)
+        if (ws_gpu_piece_extent(&o->listing.pieces[i], &before, &after) < 0)
             return ws_error_set(err, EINVAL, "the strides of the parameter %s make no sense", name);
         rc = cover(s->ops, e, data - before, data + after, err);
         if (rc == -EOPNOTSUPP)
@@ -142,7 +143,8 @@ static int find_all(struct ws_publisher_share *s, const struct ws_share_offer *o
     return rc;
 }
 
-int ws_share_segments(struct ws_publisher_share *s, struct ws_share_offer *o, struct ws_error *err)
+int ws_publisher_share_segments(struct ws_publisher_share *s, struct ws_publisher_share_offer *o,
+                                struct ws_error *err)
 {
     struct ws_gpu_listing *l = &o->listing;
     struct extents e = {0};
@@ -151,7 +153,7 @@ int ws_share_segments(struct ws_publisher_share *s, struct ws_share_offer *o, st
     for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
         l->n_pieces++;
         o->pieces[i].shared_at = o->pieces[i].data;
-        rc = ws_share_describe(&o->pieces[i], &l->pieces[i], err);
+        rc = ws_publisher_share_describe(&o->pieces[i], &l->pieces[i], err);
     }
     if (rc == 0)
         rc = find_all(s, o, &e, err);

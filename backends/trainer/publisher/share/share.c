@@ -1,9 +1,9 @@
-/* A publisher's share on GPUs: each version's memory is told to the agent before the version is committed,
- * and used for another one when nobody has it any more.
+/* A publisher's share on GPUs: each version's memory is offered to the agent before the version is committed,
+ * and used for another version when no reader has it open any more.
  *
- * Who has it is the agent's to say. So that an agent which ends takes no knowledge with it, each process that
- * opens a version also holds a lock on a file of this one's (flock, by a descriptor that the agent passes
- * on), and the kernel knows when the last one has let go. */
+ * The agent knows the readers. So that this knowledge outlives the agent, each process that opens a version
+ * also holds a lock on a file of this process (flock, by a descriptor that the agent passes on): the kernel
+ * knows when the last reader has released it. */
 #include "backends/trainer/publisher/share/share.h"
 #include "backends/trainer/api/last_error.h"
 #include "transports/base/clock.h"
@@ -20,9 +20,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STREAMS     64        /* that one looks back for */
-#define PATIENCE_MS 2000      /* with readers of a buffer that is wanted */
-#define LOOK_NS     10000000L /* at the lock, where the agent cannot say who has it */
+#define STREAMS     64        /* the most streams that a search looks back through */
+#define PATIENCE_MS 2000      /* for readers of a buffer that the next version needs */
+#define LOOK_NS     10000000L /* between two looks at the lock, where the agent cannot name the readers */
 
 /* --- life --- */
 
@@ -31,7 +31,7 @@ static int take_devices(struct ws_publisher_share *s, struct ws_error *err)
     struct ws_device_info info;
     int rc = s->ops->available(err);
     s->n_devices = rc == 0 ? s->ops->count() : 0;
-    s->queues = calloc(s->n_devices + 1, sizeof(struct ws_queue *));
+    s->queues = calloc(s->n_devices + 1, sizeof(struct ws_device_queue *));
     s->uuids = calloc(s->n_devices + 1, sizeof(*s->uuids));
     if (rc == 0 && (!s->queues || !s->uuids))
         rc = ws_error_set(err, ENOMEM, "no memory for a list of devices");
@@ -57,18 +57,18 @@ int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy, boo
     struct ws_publisher_share *s = p->share = calloc(1, sizeof(*s));
     if (!s)
         return ws_error_set(err, ENOMEM, "no memory for a publisher");
-    s->ops = ws_device_of_kind(WS_CUDA);
+    s->ops = ws_device_by_kind(WS_CUDA);
     s->packed = packed;
     s->on_demand = on_demand;
-    s->sets[0].hold = s->sets[1].hold = -1;
+    s->sets[0].lock_fd = s->sets[1].lock_fd = -1;
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < 2; i++) {
-        s->sets[i].hold = memfd_create("wsync-gpu", MFD_CLOEXEC);
-        if (s->sets[i].hold < 0)
+        s->sets[i].lock_fd = memfd_create("wsync-gpu", MFD_CLOEXEC);
+        if (s->sets[i].lock_fd < 0)
             rc = ws_error_set(err, errno, "cannot make a file for locks: %s", strerror(errno));
     }
     if (rc == 0 && on_demand)
-        rc = ws_demand_new(&s->demand, err);
+        rc = ws_on_demand_new(&s->demand, err);
     if (rc == 0 && take_devices(s, err) < 0) {
         (void)ws_error_prefix(err, "cannot share by %s", strategy);
         rc = -err->code;
@@ -76,16 +76,17 @@ int ws_publisher_share_open(struct wsync_publisher *p, const char *strategy, boo
     return rc;
 }
 
-static void free_marks(struct ws_publisher_share *s, struct ws_share_set *set)
+static void free_events(struct ws_publisher_share *s, struct ws_publisher_share_set *set)
 {
-    for (size_t i = 0; i < set->n_marks; i++)
-        s->ops->event_free(set->marks[i]);
-    free(set->marks);
-    set->marks = NULL;
-    set->n_marks = 0;
+    for (size_t i = 0; i < set->n_events; i++)
+        s->ops->event_free(set->events[i]);
+    free(set->events);
+    set->events = NULL;
+    set->n_events = 0;
 }
 
-int ws_share_queue(struct ws_publisher_share *s, int device, struct ws_queue **out, struct ws_error *err)
+int ws_publisher_share_queue(struct ws_publisher_share *s, int device, struct ws_device_queue **out,
+                             struct ws_error *err)
 {
     int rc = s->queues[device] ? 0 : s->ops->queue_new(device, &s->queues[device], err);
     *out = s->queues[device];
@@ -94,13 +95,13 @@ int ws_share_queue(struct ws_publisher_share *s, int device, struct ws_queue **o
 
 /* --- giving up --- */
 
-/* Until no process holds the lock any more. */
-static int wait_for_holders(const struct ws_share_set *set, uint64_t deadline, struct ws_error *err)
+/* Waits until no process holds the lock any more. */
+static int wait_for_holders(const struct ws_publisher_share_set *set, uint64_t deadline, struct ws_error *err)
 {
     const struct timespec step = {.tv_nsec = LOOK_NS};
-    while (flock(set->hold, LOCK_EX | LOCK_NB) != 0) {
+    while (flock(set->lock_fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
-            return ws_error_set(err, errno, "cannot see who has version %" PRIu64 " on GPUs: %s",
+            return ws_error_set(err, errno, "cannot see which processes have version %" PRIu64 " on GPUs: %s",
                                 set->version, strerror(errno));
         if (ws_clock_ms() >= deadline)
             return ws_error_set(err, ETIMEDOUT,
@@ -110,11 +111,11 @@ static int wait_for_holders(const struct ws_share_set *set, uint64_t deadline, s
                                 set->version);
         nanosleep(&step, NULL);
     }
-    return flock(set->hold, LOCK_UN) == 0 ? 0 : ws_error_set(err, errno, "cannot unlock a file");
+    return flock(set->lock_fd, LOCK_UN) == 0 ? 0 : ws_error_set(err, errno, "cannot unlock a file");
 }
 
-/* Until nobody has the set's memory. timeout_ms negative: no limit. */
-static int give_up(struct wsync_publisher *p, struct ws_share_set *set, int64_t timeout_ms,
+/* Waits until no reader has the set's memory. timeout_ms negative: no limit. */
+static int give_up(struct wsync_publisher *p, struct ws_publisher_share_set *set, int64_t timeout_ms,
                    struct ws_error *err)
 {
     struct ws_error why;
@@ -140,8 +141,8 @@ static int give_up(struct wsync_publisher *p, struct ws_share_set *set, int64_t 
             return rc;
     }
     set->shared = set->lost = false;
-    free_marks(p->share, set);
-    ws_demand_forget(set);
+    free_events(p->share, set);
+    ws_on_demand_forget(set);
     return 0;
 }
 
@@ -152,28 +153,28 @@ int wsync_unshare(wsync_publisher *p, int timeout_ms)
     if (!p->share)
         return 0;
     ws_publisher_lock(p);
-    ws_demand_make_wanted(p);
+    ws_on_demand_make_requested(p);
     for (size_t i = 0; rc == 0 && i < 2; i++)
         rc = give_up(p, &p->share->sets[i], timeout_ms, err);
     ws_publisher_unlock(p);
     return rc;
 }
 
-/* Memory that somebody still has stays until this process ends. */
+/* Memory that readers still have stays until this process ends. */
 void ws_publisher_share_close(struct wsync_publisher *p)
 {
     struct ws_publisher_share *s = p->share;
     struct ws_error ignored;
-    ws_demand_stop(p);
+    ws_on_demand_stop(p);
     for (size_t i = 0; s && i < 2; i++) {
-        struct ws_share_set *set = &s->sets[i];
+        struct ws_publisher_share_set *set = &s->sets[i];
         if (give_up(p, set, 0, &ignored) == 0)
-            ws_share_free_buffers(s, set);
-        ws_demand_forget(set);
+            ws_publisher_share_free_buffers(s, set);
+        ws_on_demand_forget(set);
         free(set->buffers);
-        free(set->marks);
-        if (set->hold >= 0)
-            close(set->hold);
+        free(set->events);
+        if (set->lock_fd >= 0)
+            close(set->lock_fd);
     }
     for (unsigned d = 0; s && s->queues && d < s->n_devices; d++)
         if (s->queues[d])
@@ -181,39 +182,40 @@ void ws_publisher_share_close(struct wsync_publisher *p)
     if (s) {
         free(s->queues);
         free(s->uuids);
-        free(s->noted);
+        free(s->recorded);
     }
     free(s);
     p->share = NULL;
 }
 
-/* --- what is put --- */
+/* --- pieces --- */
 
-int ws_publisher_share_note(struct wsync_publisher *p, const wsync_param *a, const struct ws_registered *r,
-                            struct ws_error *err)
+int ws_publisher_share_record(struct wsync_publisher *p, const wsync_param *a,
+                              const struct ws_registered_piece *r, struct ws_error *err)
 {
     struct ws_publisher_share *s = p->share;
     if (!s)
         return 0;
-    if (s->n_noted != p->n_params) {
-        free(s->noted);
-        s->noted = calloc(p->n_params + 1, sizeof(*s->noted));
-        s->n_noted = s->noted ? p->n_params : 0;
-        if (!s->noted)
+    if (s->n_recorded != p->n_params) {
+        free(s->recorded);
+        s->recorded = calloc(p->n_params + 1, sizeof(*s->recorded));
+        s->n_recorded = s->recorded ? p->n_params : 0;
+        if (!s->recorded)
             return ws_error_set(err, ENOMEM, "no memory for %zu parameters", p->n_params);
     }
-    struct ws_shared_piece *n = &s->noted[r - p->params];
+    struct ws_shared_piece *n = &s->recorded[r - p->params];
     *n = (struct ws_shared_piece){
         .registered = r, .data = a->data, .stream = a->stream, .data_dtype = r->tensor.dtype, .device = -1};
     int rc = ws_publisher_layout(a, r, &n->layout, err);
-    if (rc == 0 && n->layout.conversion != WS_KEEP)
+    if (rc == 0 && n->layout.conversion != WS_SAME_TYPE)
         n->data_dtype = (enum ws_dtype)a->data_dtype;
     return rc;
 }
 
-int ws_share_describe(const struct ws_shared_piece *a, struct ws_gpu_piece *out, struct ws_error *err)
+int ws_publisher_share_describe(const struct ws_shared_piece *a, struct ws_gpu_piece *out,
+                                struct ws_error *err)
 {
-    const struct ws_registered *r = a->registered;
+    const struct ws_registered_piece *r = a->registered;
     *out = (struct ws_gpu_piece){.tensor = r->tensor,
                                  .piece = r->piece,
                                  .data_dtype = a->data_dtype,
@@ -224,25 +226,25 @@ int ws_share_describe(const struct ws_shared_piece *a, struct ws_gpu_piece *out,
 }
 
 /* The pieces that this rank writes and that are on a device. */
-static int collect(struct wsync_publisher *p, struct ws_share_offer *o, struct ws_error *err)
+static int collect(struct wsync_publisher *p, struct ws_publisher_share_offer *o, struct ws_error *err)
 {
     struct ws_publisher_share *s = p->share;
-    o->pieces = calloc(s->n_noted + 1, sizeof(*o->pieces));
-    o->listing.pieces = calloc(s->n_noted + 1, sizeof(*o->listing.pieces));
+    o->pieces = calloc(s->n_recorded + 1, sizeof(*o->pieces));
+    o->listing.pieces = calloc(s->n_recorded + 1, sizeof(*o->listing.pieces));
     if (!o->pieces || !o->listing.pieces)
-        return ws_error_set(err, ENOMEM, "no memory for %zu parameters", s->n_noted);
-    for (size_t i = 0; i < s->n_noted; i++) {
-        struct ws_shared_piece *n = &s->noted[i];
-        const struct ws_registered *r = &p->params[i];
+        return ws_error_set(err, ENOMEM, "no memory for %zu parameters", s->n_recorded);
+    for (size_t i = 0; i < s->n_recorded; i++) {
+        struct ws_shared_piece *n = &s->recorded[i];
+        const struct ws_registered_piece *r = &p->params[i];
         if (p->put[i] && r->writes && n->data && ws_piece_elements(&r->piece, r->tensor.n_dims) > 0 &&
-            ws_device_kind_of(n->data, &n->device) == WS_CUDA && (unsigned)n->device < s->n_devices)
+            ws_device_by_address(n->data, &n->device) == WS_CUDA && (unsigned)n->device < s->n_devices)
             o->pieces[o->n_pieces++] = *n;
     }
     return 0;
 }
 
-/* Is its stream followed already? Those nearby are mostly the same. */
-static bool is_followed(const struct ws_share_offer *o, size_t i)
+/* Does the queue wait for this stream already? Neighbours mostly have the same stream. */
+static bool is_followed(const struct ws_publisher_share_offer *o, size_t i)
 {
     for (size_t k = i; k > 0 && i - k < STREAMS; k--)
         if (o->pieces[k - 1].device == o->pieces[i].device && o->pieces[k - 1].stream == o->pieces[i].stream)
@@ -251,14 +253,15 @@ static bool is_followed(const struct ws_share_offer *o, size_t i)
 }
 
 /* Queues wait for the streams that write the pieces. */
-static int follow_all(struct ws_publisher_share *s, const struct ws_share_offer *o, struct ws_error *err)
+static int follow_all(struct ws_publisher_share *s, const struct ws_publisher_share_offer *o,
+                      struct ws_error *err)
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
-        struct ws_queue *q;
+        struct ws_device_queue *q;
         if (is_followed(o, i))
             continue;
-        rc = ws_share_queue(s, o->pieces[i].device, &q, err);
+        rc = ws_publisher_share_queue(s, o->pieces[i].device, &q, err);
         if (rc == 0)
             rc = s->ops->follow(q, o->pieces[i].stream, err);
     }
@@ -267,46 +270,47 @@ static int follow_all(struct ws_publisher_share *s, const struct ws_share_offer 
 
 /* --- marks: where the streams are when the version is committed --- */
 
-static int mark_device(struct ws_publisher_share *s, struct ws_share_set *set, int device,
-                       struct ws_gpu_mark *out, struct ws_error *err)
+static int record_event(struct ws_publisher_share *s, struct ws_publisher_share_set *set, int device,
+                        struct ws_gpu_event *out, struct ws_error *err)
 {
-    struct ws_event *m = NULL;
-    struct ws_event **more = realloc(set->marks, (set->n_marks + 1) * sizeof(struct ws_event *));
+    struct ws_device_event *m = NULL;
+    struct ws_device_event **more =
+        realloc(set->events, (set->n_events + 1) * sizeof(struct ws_device_event *));
     if (!more)
         return ws_error_set(err, ENOMEM, "no memory for a mark");
-    set->marks = more;
+    set->events = more;
     int rc = s->ops->event_new(device, true, &m, err);
     if (rc == 0)
         rc = s->ops->record(s->queues[device], m, err);
     if (rc == 0)
         rc = s->ops->event_share(m, out->handle, err);
-    memcpy(out->uuid, s->uuids[device], WS_UUID_BYTES);
+    memcpy(out->uuid, s->uuids[device], WS_DEVICE_UUID_BYTES);
     if (rc == 0)
-        set->marks[set->n_marks++] = m;
+        set->events[set->n_events++] = m;
     else if (m)
         s->ops->event_free(m);
     return rc;
 }
 
-/* Where a mark cannot be shared, the work is waited for here instead. */
-static int mark_all(struct ws_publisher_share *s, struct ws_share_set *set, struct ws_share_offer *o,
-                    struct ws_error *err)
+/* Where a mark cannot be shared, this waits for the work instead. */
+static int record_events(struct ws_publisher_share *s, struct ws_publisher_share_set *set,
+                         struct ws_publisher_share_offer *o, struct ws_error *err)
 {
     struct ws_gpu_listing *l = &o->listing;
     struct ws_error why;
     int rc = 0;
-    s->no_marks[0] = 0;
-    l->marks = calloc(s->n_devices + 1, sizeof(*l->marks));
-    if (!l->marks)
+    s->no_events[0] = 0;
+    l->events = calloc(s->n_devices + 1, sizeof(*l->events));
+    if (!l->events)
         return ws_error_set(err, ENOMEM, "no memory for marks");
     for (unsigned d = 0; rc == 0 && d < s->n_devices; d++) {
         if (!s->queues[d])
             continue;
-        if (mark_device(s, set, (int)d, &l->marks[l->n_marks], &why) == 0) {
-            l->n_marks++;
+        if (record_event(s, set, (int)d, &l->events[l->n_events], &why) == 0) {
+            l->n_events++;
             continue;
         }
-        snprintf(s->no_marks, sizeof(s->no_marks), "%s", why.text);
+        snprintf(s->no_events, sizeof(s->no_events), "%s", why.text);
         rc = s->ops->finish(s->queues[d], err);
     }
     return rc;
@@ -322,36 +326,36 @@ static void namespace_of(const char *kind, char out[64])
     out[n < 0 ? 0 : n] = 0;
 }
 
-static json_t *offer_json(const struct wsync_publisher *p, const struct ws_share_offer *o)
+static json_t *offer_json(const struct wsync_publisher *p, const struct ws_publisher_share_offer *o)
 {
     char pid[64], ipc[64];
     namespace_of("pid", pid);
     namespace_of("ipc", ipc);
     return json_pack("{s:I,s:s,s:s,s:s,s:s,s:s,s:b,s:I,s:o}", "version", (json_int_t)p->version, "run",
-                     p->run, "strategy", p->share->packed ? "packed_cuda_ipc" : "cuda_ipc", "pid_namespace",
-                     pid, "ipc_namespace", ipc, "no_marks", p->share->no_marks, "on_demand",
+                     p->lineage, "strategy", p->share->packed ? "packed_cuda_ipc" : "cuda_ipc",
+                     "pid_namespace", pid, "ipc_namespace", ipc, "no_marks", p->share->no_events, "on_demand",
                      (int)p->share->on_demand, "timeout_ms", (json_int_t)p->timeout_ms, "listing",
-                     ws_gpu_listing_json(&o->listing));
+                     ws_gpu_listing_to_json(&o->listing));
 }
 
-/* A descriptor of its own of the set's file, locked: its copies hold the lock for whoever has one. */
-static int locked_copy(const struct ws_share_set *set, int *fd, struct ws_error *err)
+/* Opens the set's file once more and locks it: each process with a copy of this descriptor holds the lock. */
+static int locked_copy(const struct ws_publisher_share_set *set, int *fd, struct ws_error *err)
 {
     char path[64];
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", set->hold);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", set->lock_fd);
     *fd = open(path, O_RDWR | O_CLOEXEC);
     if (*fd >= 0 && flock(*fd, LOCK_SH | LOCK_NB) == 0)
         return 0;
     int code = errno;
     if (*fd >= 0)
         close(*fd);
-    return ws_error_set(err, code, "cannot lock a file for those who open a version on GPUs: %s",
+    return ws_error_set(err, code, "cannot lock the file that readers of a version on GPUs hold: %s",
                         strerror(code));
 }
 
 /* Few are open at once: there may be thousands. */
-static int send_parts(struct wsync_publisher *p, size_t segment, size_t from, const struct ws_extent *parts,
-                      size_t n, struct ws_error *err)
+static int send_parts(struct wsync_publisher *p, size_t segment, size_t from,
+                      const struct ws_device_extent *parts, size_t n, struct ws_error *err)
 {
     int fds[WS_MAX_FDS_PER_FRAME], rc = 0;
     size_t got = 0;
@@ -367,10 +371,10 @@ static int send_parts(struct wsync_publisher *p, size_t segment, size_t from, co
     return rc;
 }
 
-static int send_fds(struct wsync_publisher *p, const struct ws_share_offer *o, struct ws_error *err)
+static int send_fds(struct wsync_publisher *p, const struct ws_publisher_share_offer *o, struct ws_error *err)
 {
     const struct ws_gpu_listing *l = &o->listing;
-    const struct ws_extent *next = o->parts;
+    const struct ws_device_extent *next = o->parts;
     int rc = 0;
     for (size_t i = 0; i < l->n_segments; i++)
         for (size_t from = 0, n; rc == 0 && from < l->segments[i].n_parts; from += n, next += n) {
@@ -381,8 +385,8 @@ static int send_fds(struct wsync_publisher *p, const struct ws_share_offer *o, s
     return rc;
 }
 
-static int send_offer(struct wsync_publisher *p, struct ws_share_set *set, const struct ws_share_offer *o,
-                      struct ws_error *err)
+static int send_offer(struct wsync_publisher *p, struct ws_publisher_share_set *set,
+                      const struct ws_publisher_share_offer *o, struct ws_error *err)
 {
     int fd;
     int rc = locked_copy(set, &fd, err);
@@ -397,19 +401,19 @@ static int send_offer(struct wsync_publisher *p, struct ws_share_set *set, const
     return rc == 0 ? send_fds(p, o, err) : rc;
 }
 
-static void free_offer(struct ws_share_offer *o)
+static void free_offer(struct ws_publisher_share_offer *o)
 {
     free(o->parts);
     free(o->pieces);
     ws_gpu_listing_clear(&o->listing);
 }
 
-/* The set's memory is free for the next version. One on demand has no other place, and waits; another one
- * goes without after a while, and at once where the same readers were waited for before: -EBUSY. */
-static int make_free(struct wsync_publisher *p, struct ws_share_set *set, struct ws_error *err)
+/* Frees the set's memory for the next version. A version on demand has no other place, and waits. Another one
+ * is not shared if readers keep the memory for PATIENCE_MS, or were waited for before: -EBUSY. */
+static int make_free(struct wsync_publisher *p, struct ws_publisher_share_set *set, struct ws_error *err)
 {
     struct ws_error ignored;
-    if (!p->share->packed) { /* the memory is the caller's, and the same: only marks are given back */
+    if (!p->share->packed) { /* the memory is the caller's and stays: only marks are given back */
         (void)give_up(p, set, 0, &ignored);
         return 0;
     }
@@ -426,14 +430,15 @@ static int make_free(struct wsync_publisher *p, struct ws_share_set *set, struct
 }
 
 /* On demand nothing else follows: the version is announced when all ranks have come here. */
-static int conclude(struct wsync_publisher *p, struct ws_share_set *set, int rc, struct ws_error *err)
+static int conclude(struct wsync_publisher *p, struct ws_publisher_share_set *set, int rc,
+                    struct ws_error *err)
 {
     struct ws_error ignored;
     if (rc == 0)
         rc = ws_publisher_call(p, "share/commit", json_pack("{s:I}", "version", (json_int_t)p->version), NULL,
                                NULL, 0, NULL, err);
     if (rc == 0)
-        rc = ws_demand_start(p, err);
+        rc = ws_on_demand_start(p, err);
     if (rc == 0)
         p->share->turn ^= p->share->packed;
     else
@@ -441,7 +446,7 @@ static int conclude(struct wsync_publisher *p, struct ws_share_set *set, int rc,
     return rc;
 }
 
-/* Memory that cannot be shared is no reason to publish nothing: others fetch the version from the host. */
+/* Where memory cannot be shared the version is published all the same: readers fetch it from the host. */
 static void go_without(struct wsync_publisher *p, const struct ws_error *why)
 {
     struct ws_publisher_share *s = p->share;
@@ -455,17 +460,17 @@ static void go_without(struct wsync_publisher *p, const struct ws_error *why)
 int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, struct ws_error *err)
 {
     struct ws_publisher_share *s = p->share;
-    struct ws_share_offer o = {0};
+    struct ws_publisher_share_offer o = {0};
     int rc = 0;
     if (!s)
         return 0;
     for (size_t i = 0; params && rc == 0 && i < p->n_params; i++)
-        rc = ws_publisher_share_note(p, &params[i], &p->params[i], err);
+        rc = ws_publisher_share_record(p, &params[i], &p->params[i], err);
     if (rc == 0)
         rc = collect(p, &o, err);
     if (rc == 0 && (o.n_pieces > 0 || s->on_demand)) {
-        struct ws_share_set *set = &s->sets[s->packed ? s->turn : 0];
-        ws_demand_make_wanted(p);
+        struct ws_publisher_share_set *set = &s->sets[s->packed ? s->turn : 0];
+        ws_on_demand_make_requested(p);
         rc = make_free(p, set, err);
         if (rc == -EBUSY && !s->on_demand) { /* the next version takes the other one */
             go_without(p, err);
@@ -476,11 +481,12 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
         if (rc == 0)
             rc = follow_all(s, &o, err);
         if (rc == 0)
-            rc = s->packed ? ws_share_packed(p, set, &o, err) : ws_share_segments(s, &o, err);
+            rc = s->packed ? ws_publisher_share_packed(p, set, &o, err)
+                           : ws_publisher_share_segments(s, &o, err);
         if (rc == 0 && !s->packed)
-            rc = mark_all(s, set, &o, err);
+            rc = record_events(s, set, &o, err);
         if (rc == 0 && s->on_demand)
-            rc = ws_demand_note(p, set, &o, err);
+            rc = ws_on_demand_record(p, set, &o, err);
         if (rc == 0)
             rc = send_offer(p, set, &o, err);
         if (rc == -EOPNOTSUPP && !s->on_demand) {

@@ -1,0 +1,187 @@
+/* The public client of engines: requests to one server, by the client that everything here speaks HTTP with. */
+#include "backends/engine/call.h"
+#include "backends/trainer/api/arena.h"
+#include "backends/trainer/api/last_error.h"
+#include "backends/trainer/wsync.h"
+#include "transports/base/limits.h"
+#include "transports/http/client.h"
+#include "transports/http/url.h"
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/queue.h>
+#include <unistd.h>
+
+/* A request under way, on its caller's stack. */
+struct running {
+    LIST_ENTRY(running) link;
+    atomic_bool cancelled;
+};
+
+struct wsync_engine_client {
+    struct ws_arena arena; /* the texts */
+    const char *url, *token, *admin_token, *ca_file;
+    pid_t pid; /* the process that opened it and has the thread of http */
+    struct ws_http_client *http;
+    pthread_mutex_t lock; /* guards the list */
+    LIST_HEAD(running_list, running) running;
+};
+
+static const char *copy(wsync_engine_client *c, const char *text, bool *no_memory)
+{
+    const char *copied = text ? ws_arena_text(&c->arena, text, strlen(text)) : NULL;
+
+    *no_memory = *no_memory || (text && !copied);
+    return copied;
+}
+
+/* A line break would end the header, and the server would read what follows as another one. */
+static bool fits_header(const char *text)
+{
+    for (; text && *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 0x7f)
+            return false;
+    return true;
+}
+
+static int check(const wsync_engine *e, struct ws_error *err)
+{
+    int rc = e->url ? ws_http_check_url("an engine", e->url, err)
+                    : ws_error_set(err, EINVAL, "an engine has no url");
+
+    if (rc == 0 && (!fits_header(e->token) || !fits_header(e->admin_token)))
+        rc = ws_error_set(err, EINVAL,
+                          "a key for %s has a line break or another control character, which no header can "
+                          "have: remove it",
+                          e->url);
+    if (rc == 0 && e->ca_file && access(e->ca_file, R_OK) < 0)
+        rc = ws_error_set(err, errno, "cannot read the certificates %.300s of %s: %m", e->ca_file, e->url);
+    return rc;
+}
+
+int wsync_engine_client_open(const wsync_engine *engine, wsync_engine_client **out)
+{
+    struct ws_error *err = ws_last_error();
+    wsync_engine_client *c;
+    bool no_memory = false;
+    int rc = check(engine, err);
+
+    *out = NULL;
+    if (rc < 0)
+        return rc;
+    c = calloc(1, sizeof(*c));
+    if (!c)
+        return ws_error_set(err, ENOMEM, "out of memory for an engine's client");
+    pthread_mutex_init(&c->lock, NULL);
+    LIST_INIT(&c->running);
+    c->pid = getpid();
+    c->url = copy(c, engine->url, &no_memory);
+    c->token = copy(c, engine->token, &no_memory);
+    c->admin_token = copy(c, engine->admin_token, &no_memory);
+    c->ca_file = copy(c, engine->ca_file, &no_memory);
+    rc = no_memory ? ws_error_set(err, ENOMEM, "out of memory for an engine's client")
+                   : ws_http_client_new(&c->http, err);
+    if (rc == 0)
+        *out = c;
+    else
+        wsync_engine_client_close(c);
+    return rc;
+}
+
+static void begin(wsync_engine_client *c, struct running *r)
+{
+    atomic_init(&r->cancelled, false);
+    pthread_mutex_lock(&c->lock);
+    LIST_INSERT_HEAD(&c->running, r, link);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void end(wsync_engine_client *c, struct running *r)
+{
+    pthread_mutex_lock(&c->lock);
+    LIST_REMOVE(r, link);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static int call(wsync_engine_client *c, const char *path, const json_t *body, unsigned timeout_ms,
+                struct ws_http_reply *reply, struct ws_error *err)
+{
+    const struct ws_engine_target keys = {.token = c->token, .admin_token = c->admin_token};
+    struct running r;
+    const atomic_bool *const cancel[] = {&r.cancelled};
+    const struct ws_http_request request = {.what = "an engine",
+                                            .url = c->url,
+                                            .path = path,
+                                            .body = body,
+                                            .token = ws_call_token(&keys, body != NULL),
+                                            .hidden = {c->token, c->admin_token},
+                                            .ca_file = c->ca_file,
+                                            .fresh = true,
+                                            .timeout_ms = timeout_ms,
+                                            .n_cancel = 1,
+                                            .cancel = cancel};
+    int rc;
+
+    begin(c, &r);
+    rc = ws_http_call(c->http, &request, reply, err);
+    end(c, &r);
+    return rc;
+}
+
+int wsync_engine_request(wsync_engine_client *c, const char *path, const char *json, unsigned timeout_ms,
+                         int *status, char **text)
+{
+    struct ws_error *err = ws_last_error();
+    struct ws_http_reply reply = {0};
+    json_error_t error;
+    json_t *body = json ? json_loads(json, 0, &error) : NULL;
+    int rc = 0;
+
+    *text = NULL;
+    if (c->pid != getpid())
+        rc = ws_error_set(
+            err, EPERM,
+            "this client of %s was opened by process %d, of which this one, %d, is a fork: open one here",
+            c->url, (int)c->pid, (int)getpid());
+    else if (!path || path[0] != '/' || timeout_ms == 0)
+        rc = ws_error_set(err, EINVAL, "'%.200s' is no path of a server, or there is no time for it",
+                          path ? path : "");
+    else if (json && !json_is_object(body))
+        rc = ws_error_set(err, EINVAL, "what %s%.200s is to be told is no JSON object: %s", c->url, path,
+                          body ? "it is something else" : error.text);
+    if (rc == 0)
+        rc = call(c, path, body, timeout_ms, &reply, err);
+    json_decref(body);
+    if (rc < 0)
+        return rc;
+    *status = (int)reply.status;
+    *text = reply.text;
+    reply.text = NULL;
+    ws_http_reply_release(&reply);
+    return 0;
+}
+
+void wsync_engine_client_cancel(wsync_engine_client *c)
+{
+    struct running *r;
+
+    if (c->pid != getpid())
+        return;
+    pthread_mutex_lock(&c->lock);
+    for (r = LIST_FIRST(&c->running); r; r = LIST_NEXT(r, link))
+        atomic_store(&r->cancelled, true);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void wsync_engine_client_close(wsync_engine_client *c)
+{
+    /* In a fork the thread is missing, the connections are the parent's, and the rest goes with the process. */
+    if (!c || c->pid != getpid())
+        return;
+    ws_http_client_free(c->http);
+    pthread_mutex_destroy(&c->lock);
+    ws_arena_free(&c->arena);
+    free(c);
+}

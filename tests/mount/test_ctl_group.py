@@ -1,0 +1,373 @@
+# timeout: 240
+# sanitizers: address
+"""A user who is not root and may write control files (-o ctl-group=): the files, folders and servers that the daemon opens for that user."""
+import os
+import shutil
+import socket
+import tempfile
+import threading
+
+from world import *
+
+GID = 4242
+
+
+def published():
+    need_fuse()
+    agent = Agent()
+    folder = checkpoint(SMALL, seed=1)
+    agent.publish("actor", 1, folder)
+    return agent, folder
+
+
+def open_to_all():
+    "a mount point that every user reaches"
+    path = tempfile.mkdtemp(prefix="wsync-test-")
+    at_end(lambda: os.path.isdir(path) and os.rmdir(path))
+    os.chmod(path, 0o755)
+    return path
+
+
+def same(mount, model, version, folder):
+    return tensors_of(mount.file(model, version, "model.safetensors")) == tensors_of(folder + "/model.safetensors")
+
+
+def by_group(mount, text, *names):
+    """The result of a write by an unprivileged user of that group: 0 or an errno."""
+    pid = os.fork()
+    if pid == 0:
+        code = 255
+        try:
+            os.setgroups([GID])
+            os.setgid(GID)
+            os.setuid(65534)
+            code = 0
+            mount.write(text, *names)
+        except OSError as e:
+            code = e.errno
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_files_of_others():
+    "a user of ctl-group has the daemon read files of one folder, and nothing that leads out of it; root any"
+    agent, folder = published()
+    engine = Engine(folder)
+    secret, keys, public = unique("secret"), unique("keys"), open_to_all()
+    os.mkdir(keys)
+    for path in (secret, os.path.join(keys, "key")):
+        with open(path, "w") as f:
+            f.write("not for everybody\n")
+    os.symlink("../" + os.path.basename(secret), os.path.join(keys, "out"))
+    os.symlink("key", os.path.join(keys, "in"))
+    os.mkfifo(os.path.join(keys, "fifo"))
+
+    def tries(mount, **files):
+        codes = [by_group(mount, f"engine add e sglang {engine.url} {option}={path}", "actor/ctl") for option, path in files.items()]
+        return [errno.errorcode.get(code, code) for code in codes]
+
+    mount = Mount(agent.url, f"ctl-group={GID}", path=public)
+    mount.wait_version("actor", 1)
+    assert tries(mount, **{"token-file": secret, "admin-token-file": f"{keys}/key", "ca-file": secret, "files": "/"}) == 4 * ["EPERM"]
+    assert by_group(mount, f"add other dir:{folder}", "ctl") == errno.EPERM
+    assert by_group(mount, f"engine add e sglang {engine.url}", "actor/ctl") == 0
+    mount.write("engine remove e", "actor/ctl")
+    mount.write(f"engine add e sglang {engine.url} token-file={secret}", "actor/ctl")
+    mount.write("engine remove e", "actor/ctl")
+    fifo = os.open(os.path.join(keys, "fifo"), os.O_RDWR)  # whoever opens it gets a line, and need not wait for ever
+    os.write(fifo, b"a line\n")
+    for option in ("token-file", "admin-token-file", "ca-file"):
+        assert mount.refused(f"engine add e sglang {engine.url} {option}={keys}/fifo", "actor/ctl") == "EINVAL", option
+        assert f"{keys}/fifo is a FIFO" in mount.text("actor/last_error"), mount.text("actor/last_error")
+    os.close(fifo)
+    mount.write(f"add other dir:{folder}", "ctl")
+    mount.end()
+    mount = Mount(agent.url, f"ctl-group={GID},files={keys}", path=public)
+    mount.wait_version("actor", 1)
+    assert tries(mount, **{"token-file": secret, "admin-token-file": f"{keys}/../{os.path.basename(secret)}", "ca-file": secret, "files": keys}) == 4 * ["EPERM"]
+    assert [tries(mount, **{"token-file": f"{keys}/{name}"})[0] for name in ("out", "fifo", ".")] == 3 * ["EPERM"]
+    assert "who is not root" in mount.text("actor/last_error")
+    assert tries(mount, **{"token-file": f"{keys}/in"}) == [0]
+    mount.end()
+    os.unlink(os.path.join(keys, "in"))
+    os.symlink(secret, os.path.join(keys, "in"))  # it is no other file at the next start
+    mount = Mount(agent.url, f"ctl-group={GID}", path=public)
+    mount.wait_version("actor", 1)
+    mount.refused("1", "actor/version")
+    assert f"is no file below {keys}" in mount.text("actor/last_error"), mount.text("actor/last_error")
+
+
+def test_sources_of_others():
+    "a user of ctl-group leads the mount's token, and its rights, to no source that root did not name"
+    need_fuse()
+    token, public = unique("token"), open_to_all()
+    with open(token, "w") as f:
+        f.write("a-token-of-the-trainer\n")
+    agent = Agent("--token-file", token)
+    agent.publish("actor", 1, checkpoint(SMALL))
+    server = socket.create_server(("127.0.0.1", 0))
+    at_end(server.close)
+    other = f"http://127.0.0.1:{server.getsockname()[1]}"
+    mount = Mount(agent.url, f"ctl-group={GID},token-file={token}", path=public)
+    mount.wait_version("actor", 1)
+    for source in (other, other.replace("http:", "https:"), agent.url + "0", f"unix:{agent.sock}"):
+        assert by_group(mount, f"add other {source}", "ctl") == errno.EPERM, source
+    assert "root" in mount.text("last_error")
+    assert by_group(mount, f"add other {agent.url}", "ctl") == 0
+    mount.end()
+    server.settimeout(0)
+    with contextlib.suppress(BlockingIOError):
+        server.accept()
+        raise AssertionError("the mount went to a source that it was not to go to")
+    mount = Mount(agent.url, f"ctl-group={GID},state=none", path=public)
+    assert by_group(mount, f"add other {other}", "ctl") == 0  # there is nothing to be told
+    mount.end()
+    mount = Mount(agent.url, f"ctl-group={GID}", path=public)
+    assert by_group(mount, f"add other {other}", "ctl") == 0
+    mount.end()
+    server.settimeout(20)
+    while True:  # what came is not of the next mount
+        try:
+            server.accept()[0].close()
+        except TimeoutError:
+            break
+        server.settimeout(0.1)
+    mount = Mount(agent.url, f"ctl-group={GID},token-file={token}", path=public)
+    wait_for(lambda: "only root has this mount send its token" in mount.text("last_error"), "the reason")
+    mount.wait_version("actor", 1)
+    server.settimeout(0)
+    with contextlib.suppress(BlockingIOError):
+        server.accept()
+        raise AssertionError("the restart lifted the limit")
+
+
+def pulled(mount, model):
+    with contextlib.suppress(OSError):
+        mount.write("pull 1", model, "ctl")
+        return True
+
+
+class Folders:
+    """A folder that others may name (.allowed), with model `own` in it, and one that they may not (.secret)."""
+
+    def __init__(self):
+        self.allowed, self.secret = unique("allowed"), unique("secret")
+        self.good, self.bad = checkpoint(SMALL, seed=1), checkpoint(SMALL, seed=2)
+        os.makedirs(self.allowed + "/own")
+        os.makedirs(self.secret + "/own")
+        shutil.copytree(self.good, self.allowed + "/own/1")
+        for version in (1, 9):
+            shutil.copytree(self.bad, f"{self.secret}/own/{version}")
+        with open(self.secret + "/config.json", "w") as f:
+            f.write('{"not": "for everybody"}')
+
+    def exchange(self):
+        "the model's folder becomes a link that leads out"
+        os.rename(self.allowed + "/own", self.allowed + "/was")
+        os.symlink(self.secret + "/own", self.allowed + "/own")
+
+    def put_right(self):
+        os.unlink(self.allowed + "/own")
+        os.rename(self.allowed + "/was", self.allowed + "/own")
+
+
+def test_folders_of_others():
+    "a folder that a writer of ctl-group adds lies below files=, and so does all that is opened in it"
+    agent, _ = published()
+    f, public = Folders(), open_to_all()
+    shutil.copytree(f.good, f.allowed + "/blobs/2")
+    os.makedirs(f.allowed + "/own/2")  # as the hub's cache has it: links that stay inside
+    for name in os.listdir(f.good):
+        os.symlink(f"../../blobs/2/{name}", f"{f.allowed}/own/2/{name}")
+    os.symlink(f.secret + "/own/9", f.allowed + "/own/3")
+    shutil.copytree(f.good, f.allowed + "/own/4")
+    os.unlink(f.allowed + "/own/4/config.json")
+    os.symlink(f.secret + "/config.json", f.allowed + "/own/4/config.json")
+    shutil.copytree(f.good, f.allowed + "/own/5")
+    os.unlink(f.allowed + "/own/5/model.safetensors")
+    os.symlink(f"../../../{os.path.basename(f.secret)}/own/9/model.safetensors", f.allowed + "/own/5/model.safetensors")
+    os.symlink(f.secret, f.allowed + "/out")
+    mount = Mount(agent.url, f"ctl-group={GID},files={f.allowed}", path=public)
+    for path in (f.secret + "/own", f.allowed + "/out/own", f"{f.allowed}/../{os.path.basename(f.secret)}/own", f.allowed + "x", "own",
+                 f"/proc/self/root{f.allowed}/own"):
+        assert by_group(mount, f"add own dir:{path}", "ctl") == errno.EPERM, path
+        assert f"below {f.allowed}" in mount.text("last_error"), mount.text("last_error")
+    for source in (f"unix:{agent.sock}", f"unix:{f.allowed}/own", f"fault:flip=1:dir:{f.allowed}/own"):
+        assert by_group(mount, f"add own {source}", "ctl") == errno.EPERM, source
+    assert by_group(mount, f"add own dir:{f.allowed}/own", "ctl") == 0
+    mount.wait_version("own", 2)
+    assert same(mount, "own", 1, f.good) and same(mount, "own", 2, f.good)
+    wait_for(lambda: len([line for line in mount.text().splitlines() if "left out" in line]) == 3, "what leads out to be said")
+    assert not any(os.path.exists(mount.file("own", n)) for n in (3, 4, 5)), os.listdir(mount.file("own"))
+    mount.write(f"add root dir:{f.secret}", "ctl")  # root may
+
+
+def test_folder_exchanged():
+    "each opening asks anew where a name leads: at a pull, and at a look into the folder"
+    agent, _ = published()
+    f, public = Folders(), open_to_all()
+    mount = Mount(agent.url, f"ctl-group={GID},files={f.allowed}", path=public)
+    assert by_group(mount, f"add own dir:{f.allowed}/own", "ctl") == 0
+    mount.wait_version("own", 1)
+    f.exchange()
+    assert mount.refused("pull 1", "own/ctl") in ("EPERM", "ESTALE", "ENOENT", "EIO"), mount.text("own/last_error")
+    with open(f.allowed + "/was/wake", "w"):  # whoever watches it looks again
+        pass
+    wait_for(lambda: f"{f.allowed}/own is no folder below" in mount.text("status"), "the look into the folder")
+    assert not os.path.exists(mount.file("own", 9))
+    f.put_right()
+    shutil.copytree(f.good, f.allowed + "/own/2")
+    mount.wait_version("own", 2)
+    wait_for(lambda: pulled(mount, "own"), "a pull")  # right after a failure the answer is the same
+    assert same(mount, "own", 1, f.good)
+
+
+def test_archive_of_others():
+    "an archive that a writer of ctl-group adds is bound in the same way"
+    agent, folder = published()
+    f, public = Folders(), open_to_all()
+    first = Mount(agent.url)
+    first.wait_version("actor", 1)
+    for to in (f.allowed, f.secret):
+        wsync("save", first.file("actor/1"), f"{to}/archive")
+    first.end()
+    agent.end()
+    os.symlink(f.secret + "/archive", f.allowed + "/out")
+    mount = Mount(agent.url, f"ctl-group={GID},files={f.allowed}", path=public)
+    for path in (f.secret + "/archive", f.allowed + "/out"):
+        assert by_group(mount, f"add actor dir:{path}", "ctl") == errno.EPERM, path
+        assert f"below {f.allowed}" in mount.text("last_error"), mount.text("last_error")
+    assert by_group(mount, f"add actor dir:{f.allowed}/archive", "ctl") == 0
+    mount.wait_version("actor", 1)
+    file = f.allowed + "/archive/v1/actor/1/files/model.safetensors"
+    os.rename(file, file + ".was")
+    os.symlink(f.secret + "/archive/v1/actor/1/files/model.safetensors", file)
+    assert mount.refused("pull 1", "actor/ctl") == "EPERM"
+    os.rename(file + ".was", file)
+    wait_for(lambda: pulled(mount, "actor"), "a pull")
+    assert same(mount, "actor", 1, folder)
+
+
+def test_added_are_kept():
+    "added sources are there after a restart, bound as they were, and behind the mount's own; removed ones are not"
+    agent, _ = published()
+    f, public = Folders(), open_to_all()
+    one = f"ctl-group={GID},files={f.allowed}"
+    roots = unique("roots folder") + "/root"
+    shutil.copytree(f.bad, roots + "/1")
+    mount = Mount(agent.url, one, path=public)
+    assert by_group(mount, f"add own dir:{f.allowed}/own", "ctl") == 0
+    mount.write(f'add root "dir:{roots}" policy=pull', "ctl")
+    mount.write(f"add gone dir:{f.secret}", "ctl")
+    mount.write("remove gone", "ctl")
+    mount.end()
+    f.exchange()
+    mount = Mount(agent.url, f"ctl-group={GID}", path=public)  # no files= any more: what was said then holds
+    mount.wait_version("root", 1)
+    assert mount.text("root/policy").split()[0] == "pull"
+    wait_for(lambda: f"is no folder below {f.allowed}" in mount.text("last_error"), "the reason")
+    sources = [line for line in mount.text("status").splitlines() if line.startswith("source ")]
+    assert len(sources) == 2 and agent.url in sources[0] and f"dir:{roots} " in sources[1], sources
+    assert not os.path.exists(mount.file("own/1"))
+    assert "gone" not in os.listdir(public)
+    f.put_right()
+    mount.wait_version("own", 1)  # it is tried again
+    assert same(mount, "own", 1, f.good)
+    f.exchange()
+    shutil.copytree(f.bad, f.secret + "/own/10")
+    with open(f.allowed + "/was/wake", "w"):
+        pass
+    wait_for(lambda: f"{f.allowed}/own is no folder below" in mount.text("status"), "the look into the folder")
+    assert not os.path.exists(mount.file("own/10")) and not os.path.exists(mount.file("own/9"))
+    mount.write("remove own", "ctl")
+    mount.write("remove root", "ctl")
+    mount.end()
+    mount = Mount(agent.url, one, path=public)
+    mount.wait_version("actor", 1)
+    assert "root" not in os.listdir(public) and "own" not in os.listdir(public), os.listdir(public)
+
+
+def test_certificates_of_others():
+    "the CA file of an engine, below files= for a user of ctl-group, is read at each call, also after a restart"
+    agent, folder = published()
+    agent.publish("actor", 2, checkpoint(SMALL, seed=2))
+    engine = Engine(folder)
+    tls, keys, public = Tls(engine.port), unique("keys"), open_to_all()
+    os.mkdir(keys)
+    ca, outside = keys + "/ca.pem", unique("outside")
+    shutil.copy(tls.cert, outside)
+    add = f"engine add e sglang {tls.url} ca-file={ca}"
+    mount = Mount(agent.url, f"ctl-group={GID},files={keys}", path=public)
+    mount.wait_version("actor", 2)
+    os.symlink(outside, ca)
+    assert by_group(mount, add, "actor/ctl") == errno.EPERM
+    os.unlink(ca)
+    with open(ca, "w") as f:
+        f.write("no certificate\n")
+    assert by_group(mount, add, "actor/ctl") == errno.EACCES
+    shutil.copy(tls.cert, ca)
+    assert by_group(mount, add, "actor/ctl") == 0, mount.text("actor/last_error")
+    assert by_group(mount, "1", "actor/version") == 0, mount.text("actor/last_error")
+
+    def leads_out(mount):
+        os.unlink(ca)
+        os.symlink(outside, ca)
+        refused = by_group(mount, "2", "actor/version")
+        assert refused == errno.EPERM and f"is no file below {keys}" in mount.text("actor/last_error"), mount.text("actor/last_error")
+        assert engine.serves() == "1"
+        os.unlink(ca)
+        shutil.copy(tls.cert, ca)
+
+    leads_out(mount)
+    mount.end()
+    mount = Mount(agent.url, f"ctl-group={GID}", path=public)
+    mount.wait_version("actor", 2)
+    wait_for(lambda: mount.text("actor/version").strip() == "1", "the current version")
+    leads_out(mount)
+    wait_for(lambda: by_group(mount, "2", "actor/version") == 0, "the switch")
+    assert engine.serves() == "2"
+
+
+class Wire:
+    """Stands before a server and keeps what it is told."""
+
+    def __init__(self, port):
+        self.port, self.heard = port, b""
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.server.getsockname()[1]}"
+        at_end(self.server.close)
+        at_end(self.server.shutdown, socket.SHUT_RDWR)
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self.carry, args=self.server.accept()[:1], daemon=True).start()
+
+    def carry(self, near):
+        with contextlib.suppress(OSError), near, socket.create_connection(("127.0.0.1", self.port)) as far:
+            threading.Thread(target=Tls.pump, args=(far, near), daemon=True).start()
+            while data := near.recv(1 << 16):
+                self.heard += data
+                far.sendall(data)
+
+
+def test_words_are_kept():
+    "an engine comes back with the words that it was added with: none of them becomes a file that root never named"
+    agent, folder = published()
+    engine, secret, public = Engine(folder), unique("secret"), open_to_all()
+    with open(secret, "w") as f:
+        f.write("not-for-everybody\n")
+    wire = Wire(engine.port)
+    mount = Mount(agent.url, f"ctl-group={GID}", path=public)
+    mount.wait_version("actor", 1)
+    # what is shown of it has one quote less, since something like a key is hidden
+    words = f'"prefix=/w key=b" "group=x token-file={secret} load-format=auto"'
+    assert by_group(mount, f"engine add e sglang {wire.url} {words}", "actor/ctl") == 0, mount.text("actor/last_error")
+    before = len(wire.heard)
+    mount.end()
+    mount = Mount(agent.url, f"ctl-group={GID}", path=public)
+    mount.wait_version("actor", 1)
+    wait_for(lambda: len(wire.heard) > before and mount.text("actor/engines").split()[1] != "unknown", "the engine to be asked")
+    assert b"not-for-everybody" not in wire.heard, wire.heard[before:]

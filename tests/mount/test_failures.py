@@ -1,0 +1,504 @@
+# beside others
+# timeout: 320, takes: 130
+# sanitizers: address
+"""Failures: dying agents and daemons, faults on the wire, full caches, slow pullers, readers that stay."""
+import os
+import signal
+import subprocess
+import threading
+
+from world import *
+
+READERS = os.path.join(BUILD, "tests/tools/readers")
+
+
+def published(tensors=LARGE, *args):
+    need_fuse()
+    agent = Agent(*args)
+    folder = checkpoint(tensors, seed=1)
+    agent.publish("actor", 1, folder)
+    return agent, folder
+
+
+def mounted(source, options=""):
+    mount = Mount(source, options)
+    mount.wait_version("actor", 1)
+    return mount
+
+
+def error_of(function):
+    import errno
+
+    try:
+        function()
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    return None
+
+
+def test_faults():
+    "cuts, flipped bits, lies and delays on the wire: every byte is right in the end, and counted"
+    agent, folder = published()
+    want = tensors_of(folder + "/model.safetensors")
+    bad = 0
+    for plan in ("seed=1,cut=20,flip=20,lie=5", "seed=2,delay=30,reorder", "seed=3,cut=30", "seed=4,flip=20,fail=10",
+                 "seed=5,flip=20", "seed=6,lie=20"):
+        with scope():
+            mount = mounted_fault(plan, agent)
+            # Three wrong in a row are a failed pull, as they should be; another try begins anew.
+            wait_for(lambda m=mount: error_of(lambda: m.read("actor/1/model.safetensors")) in (None, False), "a good pull", 40)
+            assert tensors_of(mount.file("actor/1/model.safetensors")) == want, plan
+            bad += int(mount.status()["bad_blocks"])
+    assert bad > 0
+
+
+def mounted_fault(plan, agent, options=""):
+    # A comma separates sources, so the plan's commas travel by `add`, which takes one source.
+    mount = Mount(f"unix:{unique('nobody')}.sock", options)
+    mount.write(f"add actor fault:{plan}:{agent.url}", "ctl")
+    mount.wait_version("actor", 1)
+    return mount
+
+
+def test_hopeless_wire():
+    "a block that is wrong three times fails the pull with EBADMSG, and says so"
+    agent, _ = published()
+    mount = mounted_fault("flip=100", agent)
+    assert error_of(lambda: mount.read("actor/1/model.safetensors")) == "EBADMSG"
+    assert mount.text("actor/1/.wsync/state").startswith("failed")
+
+
+def test_agent_restarts():
+    "an agent that is killed during a pull: the mount resumes with what is missing"
+    agent, folder = published()
+    mount = mounted_fault("delay=150", agent)
+    wsync("pull", "--mount", mount.path, "--async", "actor", "1")
+    wait_for(lambda: int(read_value(mount, "have_bytes")) > 0, "the first block")
+    agent.kill()
+    again = Agent(port=agent.port, sock=agent.sock)
+    again.publish("actor", 1, folder, "--run", run_of(mount))
+    path = mount.file("actor/1/model.safetensors")
+    # A mount that asked the new agent before the version was published calls it gone until it is listed again.
+    wait_for(lambda: not error_of(lambda: open(path, "rb").close()), "the version is there again")
+    assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
+
+
+def test_away_behind_a_proxy():
+    "a source whose proxy closes handshakes while it is away is asked again"
+    agent, folder = published()
+    proxy = Tls(agent.port)
+    mount = mounted(proxy.url, f"ca-file={proxy.cert}")
+    proxy.away = True
+    wsync("pull", "--mount", mount.path, "--async", "actor", "1")
+    wait_for(lambda: proxy.closed, "a handshake that is closed")
+    proxy.away = False
+    assert tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(folder + "/model.safetensors")
+
+
+def read_value(mount, key):
+    return dict(l.split(" ", 1) for l in mount.text("actor/1/.wsync/progress").splitlines())[key]
+
+
+def run_of(mount):
+    return json.loads(mount.read("actor/1/.wsync/manifest.json"))["run"]
+
+
+def test_stream_deadline():
+    "open=stream over a dead agent: an error at the deadline, and SIGKILL ends a reader at once"
+    agent, _ = published()
+    mount = mounted(agent.url, "open=stream,deadline=3")
+    fd = os.open(mount.file("actor/1/config.json"), os.O_RDONLY)
+    agent.kill()
+    reader = subprocess.Popen(["cat", mount.file("actor/1/model.safetensors")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(0.3)
+    reader.kill()
+    reader.wait(5 * SLOW)
+    assert error_of(lambda: open(mount.file("actor/1/model.safetensors"), "rb").read()) in ("EHOSTUNREACH", "ETIMEDOUT", "ECONNRESET", "EIO")
+    os.close(fd)
+
+
+def test_unread_is_said():
+    "a read that fails since the agent is away is in last_error and events, once; a pull that succeeds empties last_error"
+    agent, _ = published()
+    mount = mounted(agent.url, "deadline=2")
+    agent.kill()
+    for _ in range(3):
+        assert error_of(lambda: os.listdir(mount.file("actor/1"))) or error_of(lambda: mount.read("actor/1/config.json"))
+    said = wait_for(lambda: mount.text("actor/last_error"), "the reason", 60)
+    assert "errno " in said and "agent" in said, said
+    events = [line for line in mount.text("actor/events").splitlines() if " unread " in line or " failed " in line]
+    assert events and len([line for line in events if " unread " in line]) <= 1, events
+    again = Agent(port=agent.port)
+    again.publish("actor", 1, checkpoint(SMALL))
+    wait_for(lambda: not error_of(lambda: mount.read("actor/1/model.safetensors")), "the agent that is back", 60)
+    wait_for(lambda: mount.text("actor/last_error") == "", "no error any more", 60)
+
+
+def test_quiet_end():
+    "a mount that is taken away says nothing of its connection, which it has cut itself"
+    agent, _ = published()
+    mount = mounted(f"http://127.0.0.1:{Slow(agent.port, 1e6).port}", "streams=1")
+    reader = subprocess.Popen(["cat", mount.file("actor/1/model.safetensors")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: mount.text("actor/1/.wsync/state").startswith("pulling"), "the pull", 60)
+    subprocess.run(["umount", "-l", mount.path], check=True)
+    mount.process.terminate()
+    mount.process.wait(60 * SLOW)
+    reader.kill()
+    reader.wait(20 * SLOW)
+    said = Process.text(mount)
+    assert "control ends" in said and "Broken pipe" not in said, said
+
+
+def test_token_file():
+    "a token file that is none is named, with the reason: a mount's options say what the file's reader says"
+    fifo, empty, folder = unique("fifo"), unique("empty"), unique("mnt")
+    os.mkfifo(fifo)
+    open(empty, "w").close()
+    os.mkdir(folder)
+    for name, why in (fifo, "is a FIFO"), (empty, "is empty"), (unique("absent"), "No such file or directory"):
+        said = wsync("mount", "-f", "-o", f"token-file={name}", "http://127.0.0.1:1", folder, check=False)
+        assert said.returncode == 1 and name in said.stderr and why in said.stderr, said
+        assert why == "is empty" or "regular file" in said.stderr, said.stderr
+
+
+def test_changed_folder():
+    "a folder that is written to while it is offered: the sentence says so, and drop takes what is there now"
+    need_fuse()
+    root = unique("root")
+    os.makedirs(root + "/actor")
+    folder = checkpoint(SMALL, folder=root + "/actor/1", seed=1)
+    path = folder + "/model.safetensors"
+    mount = mounted("dir:" + os.path.abspath(root))
+    for _ in range(2):
+        os.listdir(mount.file("actor/1"))  # hashed, and not read
+        with open(path, "r+b") as f:
+            f.seek(-8, os.SEEK_END)
+            f.write(os.urandom(8))
+        assert error_of(lambda: open(mount.file("actor/1/model.safetensors"), "rb").close()) == "EBADMSG"
+        said = mount.text("actor/last_error")
+        assert "has changed since actor/1 was offered" in said and "new number" in said and "drop" in said, said
+        again(mount, path)
+
+
+def again(mount, path):
+    "Drops it until what is there now is read: the folder is looked at a moment after it was written to."
+    def reads():
+        mount.write("drop 1", "actor/ctl")
+        mount.wait_version("actor", 1)
+        if error_of(lambda: open(mount.file("actor/1/model.safetensors"), "rb").close()):
+            assert "drop the version to take what is there now" in mount.text("actor/last_error"), mount.text("actor/last_error")
+            return False
+        return tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(path)
+    wait_for(reads, "what is there now", 20)
+    mount.write("drop 1", "actor/ctl")
+    mount.wait_version("actor", 1)
+
+
+def test_late_is_said():
+    "a read that ends by deadline= while its pull goes on is in last_error and, once, in events, and names the silent source"
+    agent, _ = published()
+    mount = mounted(agent.url, "deadline=2")
+    suspend(agent.pid)
+    try:
+        for _ in range(2):
+            got = error_of(lambda: os.listdir(mount.file("actor/1")))
+            assert got == "ETIMEDOUT", (got, mount.text("actor/events"))
+            said = mount.text("actor/last_error")
+            assert "command pull 1\nerrno ETIMEDOUT\n" in said and "deadline=" in said and agent.url in said, said
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+    assert mount.text("actor/events").count(" unread ") == 1
+    wait_for(lambda: not error_of(lambda: mount.read("actor/1/model.safetensors")), "the agent that is back", 60)
+    assert " why=" not in [l for l in mount.text("actor/events").splitlines() if " ready " in l][-1]
+    wait_for(lambda: mount.text("actor/last_error") == "", "no error any more", 60)
+
+
+def test_silent_source():
+    "a source that says nothing is left for the next one before deadline= is over, whatever it is asked for"
+    folder = checkpoint(LARGE, seed=1)
+    one, other = Agent(), Agent()
+    one.publish("actor", 1, folder, "--run", "r1")
+    other.publish("actor", 1, folder, "--run", "r1")
+    want = tensors_of(folder + "/model.safetensors")
+    for known in False, True:
+        with scope():
+            mount = Mount(f"{one.url},{other.url}", "deadline=20")
+            mount.wait_version("actor", 1, sources=2)
+            if known:
+                os.listdir(mount.file("actor/1"))  # the manifest is here, so that bytes are asked for first
+            suspend(one.pid)
+            try:
+                assert tensors_of(mount.file("actor/1/model.safetensors")) == want
+            finally:
+                os.kill(one.pid, signal.SIGCONT)
+
+
+def test_absent_agent():
+    "a source whose socket is not there is not up, and the reason is said"
+    agent, want = published()
+    mount = mounted(agent.url)
+    sock = f"{TESTDIR}/{unique('absent')}.sock"
+    mount.write(f"add actor unix:{sock}", "ctl")
+    said = lambda: next(s for s in json.loads(wsync("status", "--json", mount.path).stdout)["sources"] if s["url"] == f"unix:{sock}")
+    wait_for(lambda: said()["error"], "what is wrong with the source")
+    assert not said()["up"] and "No such file" in said()["error"], said()
+
+
+def test_dropped_meanwhile():
+    "the folder of a version that was dropped leads to its bytes while they are here, or to ESTALE, never to EIO"
+    agent, _ = published()
+    agent.publish("actor", 2, checkpoint(SMALL))
+    mount = mounted(agent.url)
+    with open(mount.file("actor/1/model.safetensors"), "rb") as f:
+        want = f.read()
+    held = os.open(mount.file("actor/1/config.json"), os.O_RDONLY)  # keeps the version
+    below = os.open(mount.file("actor/1"), os.O_PATH)
+    mount.write("drop 1", "actor/ctl")
+    try:
+        fd = os.open("model.safetensors", os.O_RDONLY, dir_fd=below)
+        with os.fdopen(fd, "rb") as f:
+            assert f.read() == want
+    except OSError as e:
+        assert e.errno in (errno.ESTALE, errno.ENOENT), e
+    os.close(below)
+    os.close(held)
+
+
+def test_dropped_while_waited_for():
+    "a wait for a version that is dropped reports that it is gone, not that it was cancelled"
+    agent, _ = published()
+    mount = mounted(f"http://127.0.0.1:{Slow(agent.port, 1e6).port}", "streams=1")
+    heard = []
+    reader = threading.Thread(target=lambda: heard.append(error_of(lambda: open(mount.file("actor/1/model.safetensors"), "rb").close())))
+    reader.start()
+    wait_for(lambda: mount.text("actor/1/.wsync/state").startswith("pulling"), "the pull", 60)
+    mount.write("drop 1", "actor/ctl")
+    reader.join(60 * SLOW)
+    assert heard in ([None], ["ESTALE"], ["ENOENT"]), heard  # the kernel tries again, and may find the version anew
+
+
+def test_deadline_is_without_progress():
+    "while bytes come an open is not timed out, however long all of them take: deadline= is silence, not time"
+    agent = Agent()
+    for version, size, rate in ((1, LARGE, 4e6), (2, MEDIUM, 2e5)):  # 1 s a block, 6 s in all; and a block that takes 8 s
+        folder = checkpoint(size)
+        agent.publish("actor", version, folder)
+        mount = mounted(f"http://127.0.0.1:{Slow(agent.port, rate).port}", "deadline=4,streams=1")
+        mount.wait_version("actor", version)
+        assert tensors_of(mount.file(f"actor/{version}/model.safetensors")) == tensors_of(folder + "/model.safetensors")
+
+
+def test_interrupted_open():
+    "a reader that waits in open dies of SIGKILL at once"
+    agent, _ = published()
+    mount = mounted_fault("delay=3000", agent)
+    reader = subprocess.Popen(["cat", mount.file("actor/1/model.safetensors")], stdout=subprocess.DEVNULL)
+    time.sleep(0.3)
+    reader.kill()
+    reader.wait(2 * SLOW)
+
+
+class Holder:
+    """A process that maps a file and closes it."""
+
+    def __init__(self, path):
+        self.process = subprocess.Popen([READERS, "hold", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        at_end(self.end)
+        self.hash = self.process.stdout.readline()
+        assert len(self.hash) == 17
+
+    def sees_the_same(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline() == self.hash and self.process.wait(20 * SLOW) == 0
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def test_reader_outlives_version():
+    "a mapping keeps its bytes while its version is dropped and the memory is wanted"
+    for source in ("http", "unix"):
+        with scope():
+            agent, folder = published()
+            mount = mounted(agent.url if source == "http" else f"unix:{agent.sock}", "keep=1")
+            reader = Holder(mount.file("actor/1/model.safetensors"))
+            mount.write("drop 1", "actor/ctl")
+            for v in range(2, 6):
+                r = agent.publish("actor", v, checkpoint(LARGE, seed=v), "--timeout", "2", check=False)
+                if source == "http":
+                    assert r.returncode == 0, r.stderr
+                    mount.wait_version("actor", v)
+                    wsync("pull", "--mount", mount.path, "actor", v)
+                    mount.read("actor", v, "model.safetensors")
+            assert reader.sees_the_same()
+
+
+def test_slot_overwritten():
+    "a puller slower than the trainer: the old version fails with the reason, the newest is read"
+    agent, folder = published()
+    mount = mounted_fault("delay=2000", agent, "streams=1")
+    mount.write("pull 1 async", "actor/ctl")
+    wait_for(lambda: int(read_value(mount, "have_bytes")) > 0, "the first block")
+    for v in (2, 3, 4):
+        agent.publish("actor", v, checkpoint(LARGE, seed=v))
+    got = error_of(lambda: mount.read("actor/1/model.safetensors"))
+    assert got in ("ESTALE", "ENOENT", "EIO"), got
+    mount.wait_version("actor", 4)
+    assert tensors_of(mount.file("actor/4/model.safetensors")) == tensors_of(checkpoint(LARGE, seed=4) + "/model.safetensors")
+
+
+def test_cache_full():
+    "a full cache: ENOSPC that says what to drop; after the drop it fits"
+    agent, folder = published()
+    agent.publish("actor", 2, folder)
+    mount = mounted(agent.url, "cache=30M")
+    wsync("pull", "--mount", mount.path, "actor", "1")
+    mount.write("pin 1", "actor/ctl")
+    r = wsync("pull", "--mount", mount.path, "actor", "2", check=False)
+    assert r.returncode == 1 and "actor/1" in r.stderr and "pinned" in r.stderr, r.stderr
+    assert "errno ENOSPC" in mount.text("actor/last_error")
+    mount.write("unpin 1", "actor/ctl")
+    mount.write("drop 1", "actor/ctl")
+    wsync("pull", "--mount", mount.path, "actor", "2")
+
+
+def test_daemon_killed():
+    "a killed daemon: open readers go on, a mount over the dead one recovers it"
+    agent, folder = published()
+    mount = mounted(agent.url)
+    path = mount.file("actor/1/model.safetensors")
+    want = open(path, "rb").read()
+    reader = Holder(path)
+    fd = os.open(path, os.O_RDONLY)
+    mount.kill()
+    assert reader.sees_the_same()
+    if "reads passthrough" in mount.text():
+        assert os.pread(fd, 1 << 20, 4096) == want[4096 : 4096 + (1 << 20)]
+    os.close(fd)
+    assert error_of(lambda: os.listdir(mount.path)) == "ENOTCONN"
+    again = Mount(agent.url, path=mount.path, wait=False)
+    wait_for(lambda: not error_of(lambda: os.listdir(mount.path + "/actor")), "the recovered mount")
+    assert again.read("actor/1/model.safetensors") == want
+
+
+def test_second_mount():
+    "a second mount over a live one is refused; an unknown option and a bad source too"
+    agent, _ = published()
+    mount = mounted(agent.url)
+    r = wsync("mount", agent.url, mount.path, check=False)
+    assert r.returncode == 1 and "already" in r.stderr, r.stderr
+    r = wsync("mount", "-o", "nonsense=1", agent.url, unique("m"), check=False)
+    assert r.returncode == 2 and "nonsense" in r.stderr, r.stderr
+    empty = unique("empty")
+    os.makedirs(empty)
+    for arguments, word in ((("ftp://x",), "ftp"), (("",), "is no source"), (("-o", "fsname=", agent.url), "fsname takes NAME")):
+        r = wsync("mount", *arguments, empty, check=False)
+        assert r.returncode == 2 and word in r.stderr, r.stderr
+
+
+def test_names_of_the_folder():
+    "however its folder is written, a mount has the name that the kernel has: links, dots, from within; also where a dead one is"
+    agent, folder = published()
+    path, link = unique("mnt"), unique("link")
+    os.makedirs(path)
+    os.symlink(path, link)
+    for at, cwd in ((".", path), (link, "/"), (path + "/.", "/"), (link + "/./", "/"), (os.path.basename(path) + "/", TESTDIR)):
+        mount = Mount(agent.url, path=at, cwd=cwd)
+        mount.path = path
+        mount.wait_version("actor", 1)
+        assert mount.status()["mountpoint"] == path and mount.mounted()
+        if at == ".":
+            mount.end()
+        else:
+            mount.kill()
+    wsync("umount", link)
+    assert not mount.mounted()
+
+
+def test_background():
+    "mount in the background returns when it answers; umount ends it"
+    agent, _ = published()
+    path = unique("bg")
+    os.makedirs(path)
+    at_end(lambda: subprocess.run(["umount", "-l", path], stderr=subprocess.DEVNULL))
+    wsync("mount", agent.url, path)
+    assert os.path.exists(path + "/status")
+    wait_for(lambda: os.path.isdir(path + "/actor/1"), "the version")
+    wsync("umount", path)
+    assert not os.listdir(path)
+    assert wsync("umount", path, check=False).returncode == 1
+
+
+def test_lying_server():
+    "a server that lies about lengths and hashes gives errors, never wrong bytes"
+    need_fuse()
+    agent, folder = published()
+    lies = {"short": lambda body: body[: len(body) // 2], "long": lambda body: body + b"x" * (1 << 20), "garbage": lambda body: bytes(len(body))}
+    for name, lie in lies.items():
+        with scope():
+            proxy = Proxy(agent, lie)
+            mount = Mount(proxy.url, "deadline=2")
+            mount.wait_version("actor", 1)
+            got = error_of(lambda: mount.read("actor/1/model.safetensors"))
+            assert got in ("EBADMSG", "EPROTO", "ECONNRESET", "ETIMEDOUT", "EHOSTUNREACH", "EIO"), (name, got)
+
+
+class Proxy:
+    """An HTTP server that passes everything on but changes the bytes of files."""
+
+    def __init__(self, agent, lie):
+        import http.server
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                headers = {k: v for k, v in self.headers.items() if k.lower() == "range"}
+                try:
+                    with urllib.request.urlopen(urllib.request.Request(agent.url + self.path, headers=headers), timeout=20) as r:
+                        status, body, got = r.status, r.read(), r.headers
+                except urllib.error.HTTPError as e:
+                    status, body, got = e.code, e.read(), e.headers
+                length = len(body)
+                if "/files/" in self.path:
+                    body = lie(body)
+                    length = max(length, len(body))
+                self.send_response(status)
+                for k in ("Content-Range", "ETag"):
+                    if got.get(k):
+                        self.send_header(k, got[k])
+                self.send_header("Content-Length", str(length))
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    self.wfile.write(body)
+                if len(body) != length:
+                    self.close_connection = True
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.handle_error = lambda *args: None  # clients hang up on a liar
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        at_end(self.server.server_close)
+        at_end(self.server.shutdown)
+
+
+def test_told_once():
+    "what a dir: source leaves out is said once, however often the folder is looked at"
+    need_fuse()
+    folder = os.path.join(unique("runs"), "actor")
+    os.makedirs(folder + "/1")
+    os.mkfifo(folder + "/1/config.json")
+    with open(folder + "/1/model.safetensors", "wb") as f, open(checkpoint(SMALL) + "/model.safetensors", "rb") as g:
+        f.write(g.read())
+    mount = Mount(f"dir:{os.path.dirname(folder)}")
+    for version in (2, 3, 4):
+        os.rename(checkpoint(SMALL, seed=version), f"{folder}/{version}")
+        mount.wait_version("actor", version)
+    said = [line for line in mount.text().splitlines() if line.startswith("warn ") and "left out" in line]
+    assert len(said) == 1 and "config.json" in said[0], said

@@ -1,0 +1,33 @@
+"""The Python package as a user has it: a wheel of backends/python, built and installed into a folder of the tests' by the import of this
+module (conftest.py), which is before tests that import the package."""
+import importlib.util
+import os
+import subprocess
+import sys
+
+import world
+
+NEEDED = ("pip", "setuptools", "cffi", "numpy", "ml_dtypes", "safetensors")
+LACKING = [m for m in NEEDED if importlib.util.find_spec(m) is None]
+
+
+def source_tree():
+    """What git sees in the package's folder."""
+    if not os.path.isdir(os.path.join(world.ROOT, ".git")):
+        return ""
+    return subprocess.run(["git", "-C", world.ROOT, "status", "--short", "--ignored", "backends"], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def install(target):
+    done = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
+                           "--no-index", "--target", target, os.path.join(world.ROOT, "backends/python")],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
+    sys.path.insert(0, target)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (target, os.environ.get("PYTHONPATH"))))
+    return done
+
+
+if not LACKING:
+    BEFORE = source_tree()
+    PIP = install(os.path.join(world.TESTDIR, "installed"))
+    AFTER = source_tree()

@@ -1,0 +1,95 @@
+/* Small files that are replaced whole: what cannot be read whole is an error, never a shorter file. */
+#include "tests/fixtures/private_folder.h"
+#include "transports/base/state_file.h"
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char folder[64], path[96];
+
+static int make(void **state)
+{
+    (void)state;
+    assert_true(private_folder(folder, sizeof(folder), "keep"));
+    snprintf(path, sizeof(path), "%s/state", folder);
+    return 0;
+}
+
+static int clean(void **state)
+{
+    (void)state;
+    (void)unlink(path);
+    return rmdir(folder);
+}
+
+static void test_round(void **state)
+{
+    struct ws_error err;
+    char *text;
+    size_t n;
+    (void)state;
+    assert_int_equal(ws_state_file_read(path, &text, &n, &err), 0);
+    assert_null(text);
+    assert_int_equal(ws_state_file_write(path, "abc", 3), 0);
+    assert_int_equal(ws_state_file_read(path, &text, &n, &err), 0);
+    assert_int_equal(n, 3);
+    assert_string_equal(text, "abc");
+    free(text);
+}
+
+static void test_too_long(void **state)
+{
+    char *big = calloc(1, WS_MAX_STATE_FILE_BYTES + 1), *text;
+    struct ws_error err;
+    size_t n;
+    (void)state;
+    assert_non_null(big);
+    assert_int_equal(ws_state_file_write(path, big, WS_MAX_STATE_FILE_BYTES), 0);
+    assert_int_equal(ws_state_file_read(path, &text, &n, &err), 0);
+    assert_int_equal(n, WS_MAX_STATE_FILE_BYTES);
+    free(text);
+    assert_int_equal(ws_state_file_write(path, big, WS_MAX_STATE_FILE_BYTES + 1), -EFBIG);
+    assert_int_equal(ws_state_file_read(path, &text, &n, &err), 0); /* the old one stays */
+    assert_int_equal(n, WS_MAX_STATE_FILE_BYTES);
+    free(text);
+    FILE *f = fopen(path, "a");
+    assert_non_null(f);
+    fputc('x', f);
+    fclose(f);
+    assert_int_equal(ws_state_file_read(path, &text, &n, &err), -EFBIG);
+    assert_null(text);
+    free(big);
+}
+
+static void test_read_error(void **state)
+{
+    char *text;
+    struct ws_error err;
+    size_t n;
+    (void)state;
+    assert_int_equal(ws_state_file_read(folder, &text, &n, &err),
+                     -EISDIR); /* read(2) fails, open(2) does not */
+    assert_null(text);
+    assert_int_equal(n, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round),
+        cmocka_unit_test(test_too_long),
+        cmocka_unit_test(test_read_error),
+    };
+
+    cmocka_set_message_output(CM_OUTPUT_TAP);
+    return cmocka_run_group_tests_name("state_file", tests, make, clean);
+}
