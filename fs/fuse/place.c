@@ -15,9 +15,12 @@
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MOUNTS_BYTES (64UL << 10) /* of one read; mostly enough for all */
+#define BUSY_TRIES 9              /* of an unmount, BUSY_NS apart, twice as long each time: 2.5 s in all */
+#define BUSY_NS 10000000L
 
 WS_VECTOR(chars, char);
 
@@ -190,6 +193,20 @@ static int unmount(const char *path)
     return rc;
 }
 
+/* Processes that only look at a mount, as 'wsync status' or the daemon's own start does, keep it busy for
+ * moments: a busy one is tried again. */
+static int unmount_patiently(const char *path)
+{
+    int rc = unmount(path);
+    for (int i = 1; rc == -EBUSY && i < BUSY_TRIES; i++) {
+        const long ns = BUSY_NS << (i - 1);
+        const struct timespec wait = {.tv_sec = ns / 1000000000L, .tv_nsec = ns % 1000000000L};
+        (void)nanosleep(&wait, NULL);
+        rc = unmount(path);
+    }
+    return rc;
+}
+
 int ws_place_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
 {
     char path[4096];
@@ -200,7 +217,7 @@ int ws_place_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
     }
     if (!is_mount_of_wsync(path))
         return ws_error_set(err, EINVAL, "no wsync mount is on %s", path);
-    int rc = !lazy ? unmount(path) : umount2(path, MNT_DETACH) == 0 ? 0 : -errno;
+    int rc = !lazy ? unmount_patiently(path) : umount2(path, MNT_DETACH) == 0 ? 0 : -errno;
     if (rc == -EPERM) { /* not root: by libfuse's helper */
         pid_t pid = fork();
         if (pid == 0) {

@@ -133,7 +133,8 @@ const struct cli_command cmd_umount = {
     .summary = "end a mount",
     .synopsis = "[--lazy] DIR",
     .description =
-        "Ends the mount and its daemon. Engines keep what they have loaded, and mappings stay readable.",
+        "Ends the mount and its daemon. Engines keep what they have loaded, and mappings stay readable. "
+        "A mount that is busy is tried again for 2.5 s, then left as it was.",
     .examples = "wsync umount /wsync",
     .options = umount_options,
     .max_words = 1,

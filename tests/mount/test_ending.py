@@ -63,6 +63,26 @@ def test_heedless_starter():
     wait_for(lambda: not mount.alive(), "the daemon's end")
 
 
+def test_busy_for_a_moment():
+    "an unmount that finds a mount busy tries again, and leaves one that stays busy as it was"
+    need_fuse()
+    agent = Agent()
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    mount = Mount(agent.url)
+    mount.wait_version("actor", 1)
+    env = dict(os.environ, ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")
+
+    def umount(when):
+        return subprocess.run(["strace", "-o", "/dev/null", "-e", f"inject=umount2:error=EBUSY:when={when}", WSYNC, "umount", mount.path],
+                              stderr=subprocess.PIPE, text=True, timeout=60 * SLOW, env=env)
+    r = umount("1+")
+    assert r.returncode == 1 and "a process has a file open or works in it" in r.stderr, r.stderr
+    assert is_mounted(mount.path) == ["fuse.wsync"] and mount.alive()
+    r = umount("1..3")
+    assert r.returncode == 0, r.stderr
+    wait_for(lambda: not mount.alive(), "the daemon's end")
+
+
 def test_told_to_end():
     "a mount that was detached lazily is told to end: its successor on the same path stays"
     for reads in ("auto", "link", "cached"):
