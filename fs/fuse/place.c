@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 #define MOUNTS_BYTES (64UL << 10) /* of one read; mostly enough for all */
-#define BUSY_TRIES 9              /* of an unmount, BUSY_NS apart, twice as long each time: 2.5 s in all */
-#define BUSY_NS 10000000L
+#define BUSY_TRIES   9            /* of an unmount, BUSY_NS apart, twice as long each time: 2.5 s in all */
+#define BUSY_NS      10000000L
 
 WS_VECTOR(chars, char);
 
