@@ -34,7 +34,7 @@ endif
 # --- what needs no flags runs without pkg-config and libfuse; only manuals want scdoc ---
 NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
-PACKAGES := libmicrohttpd libcurl jansson libxxhash libzstd libzmq
+PACKAGES := libmicrohttpd gnutls libcurl jansson libxxhash libzstd libzmq
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(if $(filter all man install,$(or $(MAKECMDGOALS),all)),scdoc) $(PACKAGES) 2>&1 || echo pkg-config failed)
 $(if $(LACKING),$(error $(LACKING); as root or with sudo, `make deps` installs what is missing))
 -include $(TOP)/libfuse/config.mk
@@ -264,7 +264,7 @@ INSTALLED = $(BINDIR)/wsync $(SBINDIR)/mount.wsync $(INCLUDEDIR)/wsync.h $(LIBDI
 	$(COMPLETIONDIR)/wsync $(addprefix $(UNITDIR)/,$(notdir $(wildcard mount-helpers/systemd/*.service))) \
 	$(MANDIR)/man1/wsync.1 $(MANDIR)/man1/wsync-*.1 $(MANDIR)/man5/wsync-*.5 $(MANDIR)/man7/wsync.7 $(MANDIR)/man7/wsync-*.7 \
 	$(MANDIR)/man8/mount.wsync.8
-install: all ## install command, mount helper, library, manual pages (PREFIX, DESTDIR; with PREFIX=~/.local no root is needed)
+install: all man ## install command, mount helper, library, manual pages (PREFIX, DESTDIR; with PREFIX=~/.local no root is needed)
 	install -Dm755 $(B)/wsync $(DESTDIR)$(BINDIR)/wsync
 	install -d $(DESTDIR)$(SBINDIR)
 	ln -sf $(BINDIR)/wsync $(DESTDIR)$(SBINDIR)/mount.wsync

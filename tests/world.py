@@ -11,7 +11,6 @@ import random
 import shutil
 import signal
 import socket
-import ssl
 import struct
 import subprocess
 import tempfile
@@ -319,49 +318,6 @@ class Gate:
                     b.sendall(data)
         with contextlib.suppress(OSError):
             b.shutdown(socket.SHUT_RDWR)
-
-
-class Tls:
-    """Ends TLS before a server. While that is away, new connections are taken and closed, as by what passes TLS through."""
-
-    def __init__(self, port):
-        self.cert, key = unique("cert") + ".pem", unique("key") + ".pem"
-        made = subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
-                               "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", self.cert],
-                              capture_output=True)
-        if made.returncode:
-            pytest.skip("openssl cannot make a certificate here")
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(self.cert, key)
-        self.port, self.away, self.closed = port, False, 0
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"https://127.0.0.1:{self.server.getsockname()[1]}"
-        at_end(self.server.close)
-        at_end(self.server.shutdown, socket.SHUT_RDWR)
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=self.carry, args=self.server.accept()[:1], daemon=True).start()
-
-    def carry(self, plain):
-        if self.away:
-            self.closed += 1
-            with plain:
-                plain.recv(4096)
-            return
-        with contextlib.suppress(OSError), self.context.wrap_socket(plain, server_side=True) as near, \
-                socket.create_connection(("127.0.0.1", self.port)) as far:
-            threading.Thread(target=self.pump, args=(far, near), daemon=True).start()
-            self.pump(near, far)
-
-    @staticmethod
-    def pump(source, sink):
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_RDWR)
 
 
 class Mount(Process):

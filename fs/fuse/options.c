@@ -300,7 +300,7 @@ static const struct {
     {"serve-insecure", NULL, set_serve_insecure, "serve beyond loopback without a token"},
     {"serve-cert", "FILE", set_serve_cert, "serve TLS 1.3 with this PEM certificate"},
     {"serve-key", "FILE", set_serve_key, "its private key"},
-    {"serve-client-ca", "FILE", set_serve_client_ca, "ask those mounts for a certificate signed by this CA"},
+    {"serve-client-ca", "FILE", set_serve_client_ca, "serve only those with a certificate signed by this CA"},
     {"fsname", "NAME", set_fsname, "name in the mount table; default: the source"},
     {"debug", NULL, set_debug, "print every FUSE request"},
     {"ro", NULL, ignore, NULL},

@@ -26,7 +26,7 @@ static const struct cli_option options[] = {
     {"insecure", 0, NULL, "listen beyond loopback without a token"},
     {"tls-cert", 0, "FILE", "serve TLS 1.3 with this PEM certificate"},
     {"tls-key", 0, "FILE", "its private key"},
-    {"tls-client-ca", 0, "FILE", "ask clients for a certificate signed by this CA"},
+    {"tls-client-ca", 0, "FILE", "serve only clients with a certificate signed by this CA"},
     {"primary", 0, "URL",
      "a trainer that spans nodes has an agent on each: on all but one (the node of rank 0) this names that "
      "one's "

@@ -166,9 +166,9 @@ def test_agent_refuses():
 
 
 def test_no_memory():
-    "a version that no machine has memory for is refused with what there is, and what of it stays free"
+    "a version that this machine has no memory for is refused with what there is, and what of it stays free"
     agent = Agent()
-    elements = 1 << 38
+    elements = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # twice the machine's bytes
     header = json.dumps({"a": {"dtype": "F32", "shape": [elements], "data_offsets": [0, 4 * elements]}}).encode()
     folder = unique("vast")
     os.makedirs(folder)
@@ -296,73 +296,6 @@ def test_export_leaves_what_is_not_its_own():
     assert os.path.exists(to + "/actor/copy/model.safetensors"), "a copy of a version's folder is somebody's own"
     assert tensors_of(to + "/actor/kept/model.safetensors") == tensors_of(two + "/model.safetensors"), "so is one that was moved"
     assert os.path.isdir(to + "/actor/empty"), "and one that is empty"
-
-
-def test_tls():
-    "TLS 1.3: the certificate is checked, the bytes arrive"
-    import ssl
-
-    need_fuse()
-    cert, key = unique("cert") + ".pem", unique("key") + ".pem"
-    made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
-                           "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], stderr=subprocess.DEVNULL)
-    if made.returncode:
-        pytest.skip("openssl cannot make a certificate here")
-    port, sock = free_port(), unique("tls") + ".sock"
-    agent = Process("agent", "--listen", f"127.0.0.1:{port}", "--socket", sock, "--tls-cert", cert, "--tls-key", key)
-    context = ssl.create_default_context(cafile=cert)
-
-    def answers():
-        try:
-            with urllib.request.urlopen(f"https://127.0.0.1:{port}/healthz", context=context, timeout=5) as r:
-                return json.load(r)["ok"]
-        except OSError:
-            return False
-
-    wait_for(lambda: answers() or not agent.alive(), "the TLS agent")
-    assert agent.alive(), agent.text()
-    folder = checkpoint(SMALL)
-    wsync("publish", "--agent", f"unix:{sock}", "-m", "actor", "-v", "1", folder)
-    mount = Mount(f"https://127.0.0.1:{port}", f"ca-file={cert}")
-    mount.wait_version("actor", 1)
-    assert tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(folder + "/model.safetensors")
-    stranger = Mount(f"https://127.0.0.1:{port}")
-    assert "down" in stranger.status()["source"], stranger.status()
-
-
-def test_ca_file():
-    "ca-file stands in the place of all of the system's authorities, also of those in their folder"
-    certs, keys = [unique("cert") + ".pem" for _ in range(2)], [unique("key") + ".pem" for _ in range(2)]
-    for name, cert, key in zip(("localhost", "other"), certs, keys):
-        made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
-                               "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], stderr=subprocess.DEVNULL)
-        if made.returncode:
-            pytest.skip("openssl cannot make a certificate here")
-    system = unique("authorities")
-    os.mkdir(system)
-    number = subprocess.run(["openssl", "x509", "-hash", "-noout", "-in", certs[0]], capture_output=True, text=True, check=True).stdout.strip()
-    shutil.copy(certs[0], f"{system}/{number}.0")
-    shutil.copy(certs[1], f"{system}/ca-certificates.crt")
-    own = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/ssl/certs && exec "$@"', system]
-    if not os.path.isdir("/etc/ssl/certs") or subprocess.run([*own, "true"], stderr=subprocess.DEVNULL).returncode:
-        pytest.skip("authorities cannot be put in the place of the system's here")
-    url = f"https://127.0.0.1:{free_port()}"
-    agent = Process("agent", "--listen", url[8:], "--socket", unique("tls") + ".sock", "--tls-cert", certs[0], "--tls-key", keys[0])
-
-    def says(*more):
-        "why the agent is not reached, and why an engine there is not synced"
-        for args in (["release", "actor", "1", "--agent", url], ["sync", "/x", f"--engine=sglang={url}"]):
-            yield subprocess.run([*own, WSYNC, *args, *more], capture_output=True, text=True, timeout=60).stderr
-
-    wait_for(lambda: "serving" in agent.text() or not agent.alive(), "the TLS agent")
-    assert agent.alive(), agent.text()
-    for text in says("--ca-file", certs[1]):
-        assert "trusted" in text or "certificate" in text, text
-    for text in says("--ca-file", certs[0]):
-        assert "trusted" not in text and "certificate" not in text, text
-    if not all("trusted" in text or "certificate" in text for text in says()):
-        return
-    pytest.skip("this libcurl has no such folder")
 
 
 def test_unprivileged():

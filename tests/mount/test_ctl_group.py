@@ -7,6 +7,7 @@ import socket
 import tempfile
 import threading
 
+from certificates import Tls
 from world import *
 
 GID = 4242
@@ -296,7 +297,7 @@ def test_certificates_of_others():
     tls, keys, public = Tls(engine.port), unique("keys"), open_to_all()
     os.mkdir(keys)
     ca, outside = keys + "/ca.pem", unique("outside")
-    shutil.copy(tls.cert, outside)
+    shutil.copy(tls.ca, outside)
     add = f"engine add e sglang {tls.url} ca-file={ca}"
     mount = Mount(agent.url, f"ctl-group={GID},files={keys}", path=public)
     mount.wait_version("actor", 2)
@@ -306,7 +307,7 @@ def test_certificates_of_others():
     with open(ca, "w") as f:
         f.write("no certificate\n")
     assert by_group(mount, add, "actor/ctl") == errno.EACCES
-    shutil.copy(tls.cert, ca)
+    shutil.copy(tls.ca, ca)
     assert by_group(mount, add, "actor/ctl") == 0, mount.text("actor/last_error")
     assert by_group(mount, "1", "actor/version") == 0, mount.text("actor/last_error")
 
@@ -317,7 +318,7 @@ def test_certificates_of_others():
         assert refused == errno.EPERM and f"is no file below {keys}" in mount.text("actor/last_error"), mount.text("actor/last_error")
         assert engine.serves() == "1"
         os.unlink(ca)
-        shutil.copy(tls.cert, ca)
+        shutil.copy(tls.ca, ca)
 
     leads_out(mount)
     mount.end()

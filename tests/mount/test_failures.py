@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 
+from certificates import Tls
 from world import *
 
 READERS = os.path.join(BUILD, "tests/tools/readers")
@@ -87,7 +88,7 @@ def test_away_behind_a_proxy():
     "a source whose proxy closes handshakes while it is away is asked again"
     agent, folder = published()
     proxy = Tls(agent.port)
-    mount = mounted(proxy.url, f"ca-file={proxy.cert}")
+    mount = mounted(proxy.url, f"ca-file={proxy.ca}")
     proxy.away = True
     wsync("pull", "--mount", mount.path, "--async", "actor", "1")
     wait_for(lambda: proxy.closed, "a handshake that is closed")

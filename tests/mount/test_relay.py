@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from certificates import Authority
 from world import *
 
 BLOCK = 4 << 20
@@ -483,12 +484,10 @@ def test_guards():
     assert raw(relay.url, "/v1/models")[0] == 401
     assert raw(relay.url, "/healthz")[0] == 200
     assert raw(relay.url, "/v1/models", Authorization="Bearer secret")[0] == 200
-    cert, key = unique("cert"), unique("key")
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
-                    "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-                   check=True, capture_output=True)
+    authority = Authority()
+    cert, key = authority.certificate()
     safe = Relay(relay.url, f"token-file={token},serve-token-file={other},serve-cert={cert},serve-key={key}")
-    leaf = leaf_of(safe.url.replace("http:", "https:"), options=f"token-file={other},ca-file={cert}")
+    leaf = leaf_of(safe.url.replace("http:", "https:"), options=f"token-file={other},ca-file={authority.file}")
     assert same(leaf, folder)
 
 

@@ -36,14 +36,48 @@ static void find_route(struct ws_http_incoming *in)
     }
 }
 
+static struct ws_http_connection *connection_of(const struct ws_http_incoming *in)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(in->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
+/* NULL: nothing; else what the client's certificate lacks. */
+static const char *lacks_certificate(const struct ws_http_incoming *in, char text[256])
+{
+    struct ws_http_connection *c = connection_of(in);
+    if (!in->server->tls.client_ca || (c && c->is_verified))
+        return NULL;
+    const char *why = ws_http_tls_lacks(in->connection, text);
+    if (!why && c)
+        c->is_verified = true;
+    return why;
+}
+
 /* The one place that decides which clients a route serves. */
 static bool is_allowed(const struct ws_http_incoming *in, enum ws_http_access access)
 {
     const char *token = in->server->token;
-    return access == WS_HTTP_PUBLIC || !token || ws_http_bearer(ws_http_header(in, "Authorization"), token);
+    char why[256];
+    return access == WS_HTTP_PUBLIC ||
+           ((!token || ws_http_bearer(ws_http_header(in, "Authorization"), token)) &&
+            !lacks_certificate(in, why));
 }
 
 /* --- refusals --- */
+
+/* What a client has to show, and has not. */
+static void refuse_unauthenticated(const struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    struct ws_error err = {0};
+    char text[256];
+    const char *why = lacks_certificate(in, text);
+    ws_http_refuse(a,
+                   why ? ws_error_set(&err, EACCES, "a client certificate is asked for: %s", why)
+                       : ws_error_set(&err, EACCES, "a token is asked for: Authorization: Bearer TOKEN"),
+                   &err);
+}
 
 static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws_http_answer *a)
 {
@@ -54,8 +88,7 @@ static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws
     if (o->refuse)
         o->refuse(o->self, in, a);
     else if (status == MHD_HTTP_UNAUTHORIZED)
-        ws_http_refuse(a, ws_error_set(&err, EACCES, "a token is asked for: Authorization: Bearer TOKEN"),
-                       &err);
+        refuse_unauthenticated(in, a);
     else if (status == MHD_HTTP_CONTENT_TOO_LARGE)
         ws_http_refuse(a, ws_error_set(&err, E2BIG, "the body is over %zu bytes", o->max_body), &err);
     else if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
@@ -119,15 +152,14 @@ static unsigned refusal_of_head(const struct ws_http_incoming *in)
 static enum MHD_Result receive_head(struct ws_http_incoming *in)
 {
     struct ws_http_server *s = in->server;
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(in->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    const struct ws_http_connection *c = connection_of(in);
     struct ws_http_answer a = {0};
     find_route(in);
     if (!s->o.limits_unauthenticated)
         return MHD_YES;
     in->is_unauthenticated = !is_allowed(in, WS_HTTP_TOKEN);
     if (!in->is_unauthenticated)
-        ws_http_auth_quota_pass(&s->auth_quota, info ? info->socket_context : NULL);
+        ws_http_auth_quota_pass(&s->auth_quota, c ? c->quota : NULL);
     const unsigned status = refusal_of_head(in);
     if (status == 0)
         return MHD_YES;

@@ -4,17 +4,25 @@
 #define WS_TRANSPORTS_HTTP_EXCHANGE_H
 #include "transports/http/auth_quota.h"
 #include "transports/http/server.h"
+#include "transports/http/tls.h"
 #include <microhttpd.h>
 #include <stdatomic.h>
 
 struct ws_http_server {
     struct ws_http_server_options o; /* its strings are the caller's and no longer valid; copies follow */
-    char *token, *cert, *key, *client_ca;
+    char *token;
+    struct ws_http_tls tls;
     struct ws_http_auth_quota auth_quota;
     struct ws_http_listener *listener;
     unsigned port;
     _Atomic uint64_t requests;
     atomic_uint connections;
+};
+
+/* What a connection's client has shown. Used by one thread at a time, as libmicrohttpd calls for a connection. */
+struct ws_http_connection {
+    struct ws_http_unauthenticated *quota; /* NULL: not limited, or no memory */
+    bool is_verified;                      /* its certificate was, and is not looked at again */
 };
 
 /* libmicrohttpd's callbacks; cls is the server. */

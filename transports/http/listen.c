@@ -51,7 +51,7 @@ int ws_http_listen(const char *address, bool beyond_loopback, int *sock, unsigne
     if (!is_loopback(a->ai_addr) && !beyond_loopback) {
         rc = ws_error_set(err, EACCES,
                           "%s is beyond loopback and there is no token: anyone could read the weights; give "
-                          "--token-file, or --insecure if the network is trusted",
+                          "--token-file or --tls-client-ca, or --insecure if the network is trusted",
                           address);
         goto out;
     }

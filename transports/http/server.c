@@ -1,5 +1,4 @@
 #include "transports/http/server.h"
-#include "transports/base/state_file.h"
 #include "transports/http/exchange.h"
 #include "transports/http/listener.h"
 #include <errno.h>
@@ -12,6 +11,21 @@
 
 #define HEAD_BYTES (32UL << 10) /* of a connection, for what is not body */
 
+static struct ws_http_connection *add_connection(struct ws_http_server *s, int sock)
+{
+    struct ws_http_connection *c = calloc(1, sizeof(*c));
+    if (c && s->o.limits_unauthenticated)
+        c->quota = ws_http_auth_quota_add(&s->auth_quota, sock);
+    return c;
+}
+
+static void remove_connection(struct ws_http_server *s, struct ws_http_connection *c)
+{
+    if (c)
+        ws_http_auth_quota_remove(&s->auth_quota, c->quota);
+    free(c);
+}
+
 static void connection_event(void *cls, struct MHD_Connection *c, void **state,
                              enum MHD_ConnectionNotificationCode code)
 {
@@ -19,58 +33,33 @@ static void connection_event(void *cls, struct MHD_Connection *c, void **state,
     const int sock = ws_http_connection_socket(c), on = 1;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
         atomic_fetch_add(&s->connections, 1);
-        *state = s->o.limits_unauthenticated ? ws_http_auth_quota_add(&s->auth_quota, sock) : NULL;
+        *state = add_connection(s, sock);
         (void)setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         (void)setsockopt(sock, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
         return;
     }
     if (s->o.closed)
         s->o.closed(s->o.self, sock);
-    ws_http_auth_quota_remove(&s->auth_quota, *state);
+    remove_connection(s, *state);
     atomic_fetch_sub(&s->connections, 1);
     ws_http_listener_closed(s->listener);
 }
 
 /* --- starting --- */
 
-/* All of it, or none: a part of a list of authorities is another list. */
-static int read_file(const char *path, char **out, struct ws_error *err)
-{
-    size_t n = 0;
-    *out = NULL;
-    int rc = path ? ws_state_file_read(path, out, &n, err) : 0;
-    if (rc == 0 && path && !*out)
-        rc = ws_error_set(err, ENOENT, "%s: %s", path, strerror(ENOENT));
-    else if (rc == 0 && path && n == 0)
-        rc = ws_error_set(err, EINVAL, "%s is empty", path);
-    return rc < 0 ? ws_error_prefix(err, "cannot read the TLS file") : 0;
-}
-
-static int read_tls(struct ws_http_server *s, struct ws_error *err)
-{
-    int rc = read_file(s->o.tls_cert_file, &s->cert, err);
-    if (rc == 0)
-        rc = read_file(s->o.tls_key_file, &s->key, err);
-    if (rc == 0)
-        rc = read_file(s->o.tls_client_ca_file, &s->client_ca, err);
-    if (rc == 0 && (!s->cert != !s->key || (s->client_ca && !s->cert)))
-        rc = ws_error_set(err, EINVAL, "TLS needs both a certificate and a key");
-    return rc;
-}
-
 static struct MHD_Daemon *start_daemon(struct ws_http_server *s)
 {
-    const bool tls = s->cert, blocks = s->o.n_threads == 0;
+    const bool tls = s->tls.cert, blocks = s->o.n_threads == 0;
     const unsigned threads =
         blocks ? (unsigned)MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL
                : (unsigned)MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     const unsigned flags = threads | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ITC |
                            (tls ? (unsigned)MHD_USE_TLS : 0); /* the listener accepts for it */
     struct MHD_OptionItem tls_options[] = {
-        {MHD_OPTION_HTTPS_MEM_CERT, 0, s->cert},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, s->key},
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, s->tls.cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, s->tls.key},
         {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t) "NORMAL:-VERS-ALL:+VERS-TLS1.3"},
-        {s->client_ca ? MHD_OPTION_HTTPS_MEM_TRUST : MHD_OPTION_END, 0, s->client_ca},
+        {s->tls.client_ca ? MHD_OPTION_HTTPS_MEM_TRUST : MHD_OPTION_END, 0, s->tls.client_ca},
         {MHD_OPTION_END, 0, NULL},
     };
     struct MHD_OptionItem pool[] = {{MHD_OPTION_THREAD_POOL_SIZE, (intptr_t)s->o.n_threads, NULL},
@@ -86,18 +75,19 @@ static struct MHD_Daemon *start_daemon(struct ws_http_server *s)
 static int start(struct ws_http_server *s, struct ws_error *err)
 {
     const struct ws_http_server_options *o = &s->o;
-    int rc = read_tls(s, err);
+    const struct ws_http_tls_files files = {o->tls_cert_file, o->tls_key_file, o->tls_client_ca_file};
+    int rc = ws_http_tls_read(&s->tls, &files, err);
     if (rc == 0 && o->token && !(s->token = strdup(o->token)))
         rc = ws_error_set(err, ENOMEM, "no memory for an HTTP server");
     if (rc == 0)
-        rc = ws_http_listener_new(&s->listener, o->listen, o->token || o->insecure, o->max_connections,
-                                  &s->port, err);
+        rc = ws_http_listener_new(&s->listener, o->listen, o->token || s->tls.client_ca || o->insecure,
+                                  o->max_connections, &s->port, err);
     if (rc < 0)
         return rc;
     struct MHD_Daemon *daemon = start_daemon(s);
     if (!daemon)
         return ws_error_set(err, EIO, "the HTTP server on %s did not start%s", o->listen,
-                            s->cert ? "; are certificate and key right?" : "");
+                            s->tls.cert ? "; are certificate and key right?" : "");
     return ws_http_listener_start(s->listener, daemon, err);
 }
 
@@ -139,8 +129,6 @@ void ws_http_server_free(struct ws_http_server *s)
     ws_http_listener_free(s->listener);
     ws_http_auth_quota_destroy(&s->auth_quota);
     free(s->token);
-    free(s->cert);
-    free(s->key);
-    free(s->client_ca);
+    ws_http_tls_destroy(&s->tls);
     free(s);
 }
