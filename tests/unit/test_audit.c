@@ -136,7 +136,7 @@ static void say(struct ws_audit *a, const struct placed *p, unsigned rank, size_
                 uint64_t hash)
 {
     const struct ws_audit_hash h = {p->regs[rank]->entries[entry].replica, chunk, hash, rank, 1};
-    assert_int_equal(ws_audit_add(a, &h, NULL), 0);
+    assert_int_equal(ws_audit_add(a, &h, 1, NULL), 0);
 }
 
 static void differences_are_named(void **state)
@@ -157,16 +157,16 @@ static void differences_are_named(void **state)
     assert_int_equal(found.different, 0);
     assert_int_equal(found.incomplete, 0);
     assert_string_equal(found.text, "");
-    for (size_t i = 0; i < a.n; i++)
-        if (a.list[i].rank == 1 && a.list[i].chunk == 3)
-            a.list[i].hash ^= 1;
+    for (size_t i = 0; i < a.len; i++)
+        if (a.ptr[i].rank == 1 && a.ptr[i].chunk == 3)
+            a.ptr[i].hash ^= 1;
     ws_audit_compare(&a, &p.replicas, &all, false, &found);
     assert_int_equal(found.different, 1);
     assert_string_equal(found.text, "elements 6291456 to 8388607 of a differ between rank 1 and rank 0, 2");
-    a.n--; /* the last by place: somebody said nothing */
+    a.len--; /* the last by place: somebody said nothing */
     ws_audit_compare(&a, &p.replicas, &all, false, &found);
     assert_int_equal(found.incomplete, 1);
-    ws_audit_clear(&a);
+    ws_audit_reset(&a);
     ws_audit_compare(&a, &p.replicas, &all, false, &found);
     assert_int_equal(found.incomplete, 11);
     assert_non_null(strstr(found.text, "of 3 ranks"));
@@ -195,7 +195,7 @@ static void nodes_tell_each_other(void **state)
     assert_int_equal(found.incomplete, 10); /* the other tensor */
     ws_audit_compare(&here, &p.replicas, &all, false, &found);
     assert_int_equal(found.incomplete, 0);
-    here.list[here.n - 1].hash++;
+    here.ptr[here.len - 1].hash++;
     ws_audit_compare(&here, &p.replicas, &all, true, &found);
     assert_string_equal(found.text, "elements 0 to 1023 of b differ between rank 2 and 1 more and rank 0, 1");
     static const char *const wrong[] = {"[[\"0\",0,\"0000000000000001\",0,1]]",
@@ -210,8 +210,8 @@ static void nodes_tell_each_other(void **state)
         json_decref(bad);
     }
     json_decref(said);
-    ws_audit_clear(&here);
-    ws_audit_clear(&there);
+    ws_audit_reset(&here);
+    ws_audit_reset(&there);
     leave(&p);
 }
 

@@ -206,8 +206,8 @@ static int extract_flat(struct extractor *x, const wsync_held *h, size_t held, c
         rc = ws_error_set(x->err, EINVAL,
                           "%s: this rank holds %" PRIu64 " elements, and its placement says %" PRIu64,
                           h->name, h->count, ws_element_ranges_count(&s.dims[0]));
-    for (size_t i = 0; rc == 0 && i < s.dims[0].n; i++) {
-        const struct ws_element_range *r = &s.dims[0].range[i];
+    for (size_t i = 0; rc == 0 && i < s.dims[0].len; i++) {
+        const struct ws_element_range *r = &s.dims[0].ptr[i];
         rc = add_range(x, h, held, &e->fused, r->start, r->count, r->local);
     }
     ws_sharding_release(&s);
@@ -225,14 +225,14 @@ static int extract_boxes(struct extractor *x, const wsync_held *h, size_t held, 
         uint64_t offset[WSYNC_MAX_DIMS], size[WSYNC_MAX_DIMS];
         int64_t begin = 0;
         for (unsigned d = 0; d < f->n_dims; d++) {
-            const struct ws_element_range *r = &s->dims[d].range[at[d]];
+            const struct ws_element_range *r = &s->dims[d].ptr[at[d]];
             offset[d] = r->start;
             size[d] = r->count;
             begin += (int64_t)r->local * strides[d];
         }
         int rc = add_box(x, h, held, f, strides, offset, size, begin);
         unsigned d = f->n_dims;
-        while (d > 0 && ++at[d - 1] == s->dims[d - 1].n)
+        while (d > 0 && ++at[d - 1] == s->dims[d - 1].len)
             at[--d] = 0;
         if (rc < 0 || d == 0)
             return rc;

@@ -7,24 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-int ws_audit_add(struct ws_audit *a, const struct ws_audit_hash *h, struct ws_error *err)
+int ws_audit_add(struct ws_audit *a, const struct ws_audit_hash *h, size_t n, struct ws_error *err)
 {
-    if (a->n == a->cap) {
-        const size_t cap = a->cap ? 2 * a->cap : 256;
-        struct ws_audit_hash *more = realloc(a->list, cap * sizeof(*more));
-        if (!more)
-            return ws_error_set(err, ENOMEM, "no memory for the hashes of an audit");
-        a->list = more;
-        a->cap = cap;
-    }
-    a->list[a->n++] = *h;
-    return 0;
-}
-
-void ws_audit_clear(struct ws_audit *a)
-{
-    free(a->list);
-    *a = (struct ws_audit){0};
+    const int rc = ws_audit_append_all(a, h, n);
+    return rc == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the hashes of an audit");
 }
 
 static int by_place(const void *x, const void *y)
@@ -39,16 +25,15 @@ static int by_place(const void *x, const void *y)
 
 static void sort(struct ws_audit *a)
 {
-    if (a->n > 0)
-        qsort(a->list, a->n, sizeof(a->list[0]), by_place);
+    if (a->len > 0)
+        qsort(a->ptr, a->len, sizeof(a->ptr[0]), by_place);
 }
 
 /* How many from the first on are of one chunk. */
 static size_t group_of(const struct ws_audit *a, size_t first)
 {
     size_t k = first + 1;
-    while (k < a->n && a->list[k].replica == a->list[first].replica &&
-           a->list[k].chunk == a->list[first].chunk)
+    while (k < a->len && a->ptr[k].replica == a->ptr[first].replica && a->ptr[k].chunk == a->ptr[first].chunk)
         k++;
     return k - first;
 }
@@ -171,10 +156,10 @@ static void count_incomplete(const struct ws_audit *a, const struct ws_replicas 
         for (uint64_t c = first; c < first + n; c++) {
             const struct ws_audit_hash key = {.replica = r->id, .chunk = c};
             unsigned reported = 0;
-            while (at < a->n && by_place(&a->list[at], &key) < 0)
+            while (at < a->len && by_place(&a->ptr[at], &key) < 0)
                 at++;
-            for (; at < a->n && a->list[at].replica == r->id && a->list[at].chunk == c; at++)
-                reported += a->list[at].n;
+            for (; at < a->len && a->ptr[at].replica == r->id && a->ptr[at].chunk == c; at++)
+                reported += a->ptr[at].n;
             if (reported >= r->n_holders)
                 continue;
             if (out->incomplete++ == 0 && !out->text[0])
@@ -188,16 +173,16 @@ void ws_audit_compare(struct ws_audit *a, const struct ws_replicas *all,
 {
     *out = (struct ws_audit_result){0};
     sort(a);
-    for (size_t i = 0, n; i < a->n; i += n) {
-        const struct ws_replica *r = ws_replicas_find(all, a->list[i].replica);
+    for (size_t i = 0, n; i < a->len; i += n) {
+        const struct ws_replica *r = ws_replicas_find(all, a->ptr[i].replica);
         n = group_of(a, i);
         if (!r || n < 2)
             continue;
         out->compared++;
-        if (agree(&a->list[i], n))
+        if (agree(&a->ptr[i], n))
             continue;
         if (out->different++ == 0)
-            describe_difference(out->text, sizeof(out->text), r, &a->list[i], n);
+            describe_difference(out->text, sizeof(out->text), r, &a->ptr[i], n);
     }
     if (window)
         count_incomplete(a, all, window, all_nodes, out);
@@ -207,17 +192,17 @@ json_t *ws_audit_to_json(struct ws_audit *a, const struct ws_replicas *all)
 {
     json_t *list = json_array();
     sort(a);
-    for (size_t i = 0, n; list && i < a->n; i += n) {
-        const struct ws_replica *r = ws_replicas_find(all, a->list[i].replica);
+    for (size_t i = 0, n; list && i < a->len; i += n) {
+        const struct ws_replica *r = ws_replicas_find(all, a->ptr[i].replica);
         unsigned reported = 0;
         n = group_of(a, i);
         for (size_t k = i; k < i + n; k++)
-            reported += a->list[k].n;
+            reported += a->ptr[k].n;
         if (!r || !r->spans)
             continue;
         json_array_append_new(list, json_pack("[o,I,o,I,I]", ws_number_hash(r->id),
-                                              (json_int_t)a->list[i].chunk, ws_number_hash(a->list[i].hash),
-                                              (json_int_t)a->list[i].rank, (json_int_t)reported));
+                                              (json_int_t)a->ptr[i].chunk, ws_number_hash(a->ptr[i].hash),
+                                              (json_int_t)a->ptr[i].rank, (json_int_t)reported));
     }
     return list;
 }
@@ -240,7 +225,7 @@ int ws_audit_from_json(struct ws_audit *a, const json_t *list, struct ws_error *
         h.chunk = (uint64_t)chunk;
         h.rank = (unsigned)rank;
         h.n = (unsigned)n;
-        rc = ws_audit_add(a, &h, err);
+        rc = ws_audit_add(a, &h, 1, err);
         if (rc < 0)
             return rc;
     }

@@ -5,22 +5,21 @@
 #ifndef WS_TRAINER_TENSOR_AUDIT_H
 #define WS_TRAINER_TENSOR_AUDIT_H
 #include "backends/trainer/tensor/replicas.h"
+#include "transports/base/vector.h"
 
 struct ws_audit_hash {
     uint64_t replica, chunk, hash; /* replica: its id */
     unsigned rank, n;              /* n: how many holders have this hash, of which rank is the first */
 };
-struct ws_audit {
-    struct ws_audit_hash *list;
-    size_t n, cap;
-};
+WS_VECTOR(ws_audit, struct ws_audit_hash);
 struct ws_audit_result {
     uint64_t compared, different, incomplete; /* chunks; incomplete: not all holders sent a hash */
     char text[WS_ERROR_TEXT / 2]; /* the first difference, else the first incomplete chunk, else "" */
 };
 
-WS_MUST_USE int ws_audit_add(struct ws_audit *a, const struct ws_audit_hash *h, struct ws_error *err);
-void ws_audit_clear(struct ws_audit *a); /* frees all of it */
+/* n hashes, copied. -ENOMEM. */
+WS_MUST_USE int ws_audit_add(struct ws_audit *a, const struct ws_audit_hash *h, size_t n,
+                             struct ws_error *err);
 /* Compares, and sorts the list. window: what was audited; NULL: unknown, and nothing counts as incomplete.
  * all_nodes: looks for incomplete chunks among replicas that span nodes, else among those of this node. */
 void ws_audit_compare(struct ws_audit *a, const struct ws_replicas *r, const struct ws_replica_window *window,

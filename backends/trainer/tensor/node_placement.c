@@ -66,7 +66,6 @@ static struct ws_placement_file *add_file(struct maker *k, const char *name, con
                                           struct ws_error *err)
 {
     struct ws_placement *l = k->share;
-    char *full;
     if (strlen(name) + strlen(suffix) > WS_MAX_NAME || l->n_files == WS_MAX_FILES) {
         ws_error_set(
             err, E2BIG,
@@ -75,15 +74,10 @@ static struct ws_placement_file *add_file(struct maker *k, const char *name, con
             WS_MAX_FILES, name, suffix);
         return NULL;
     }
-    struct ws_placement_file *more = realloc(l->files, (l->n_files + 1) * sizeof(*more));
-    if (!more || asprintf(&full, "%s%s", name, suffix) < 0) {
-        l->files = more ? more : l->files;
+    struct ws_placement_file *f = ws_placement_add_file(l, name, suffix);
+    if (!f)
         no_memory(err);
-        return NULL;
-    }
-    l->files = more;
-    more[l->n_files] = (struct ws_placement_file){.name = full};
-    return &more[l->n_files++];
+    return f;
 }
 
 /* A file that this node has as a whole: content NULL: a sidecar, which rank 0 writes. */

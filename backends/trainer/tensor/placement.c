@@ -1,4 +1,5 @@
 #include "backends/trainer/tensor/placement.h"
+#include "transports/base/vector.h"
 #include "transports/simd/copy.h"
 #include <assert.h>
 #include <errno.h>
@@ -193,17 +194,17 @@ static int by_file_and_name(const void *x, const void *y)
     return c ? c : strcmp(a->tensor.name, b->tensor.name);
 }
 
-static struct ws_placement_file *add_file(struct ws_placement *l, const char *name)
+struct ws_placement_file *ws_placement_add_file(struct ws_placement *l, const char *name, const char *suffix)
 {
     if (l->n_files == WS_MAX_FILES)
         return NULL;
-    struct ws_placement_file *more = realloc(l->files, (l->n_files + 1) * sizeof(*more));
-    if (!more)
+    struct ws_placement_file *files = ws_vector_room(l->files, l->n_files, sizeof(*files));
+    if (!files)
         return NULL;
-    l->files = more;
-    struct ws_placement_file *f = &l->files[l->n_files];
-    *f = (struct ws_placement_file){.name = strdup(name)};
-    if (!f->name)
+    l->files = files;
+    struct ws_placement_file *f = &files[l->n_files];
+    *f = (struct ws_placement_file){0};
+    if (asprintf(&f->name, "%s%s", name, suffix) < 0)
         return NULL;
     l->n_files++;
     return f;
@@ -211,7 +212,7 @@ static struct ws_placement_file *add_file(struct ws_placement *l, const char *na
 
 static int lay_out_shard(struct maker *k, struct whole *w, size_t n, struct ws_error *err)
 {
-    struct ws_placement_file *f = add_file(k->placement, w->file);
+    struct ws_placement_file *f = ws_placement_add_file(k->placement, w->file, "");
     struct ws_tensor *specs = calloc(n, sizeof(*specs));
     struct ws_safetensors *st = NULL;
     void *header = NULL;
@@ -253,7 +254,7 @@ static int add_index(struct maker *k, struct ws_error *err)
     }
     json_t *index =
         json_pack("{s:{s:I},s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
-    struct ws_placement_file *f = add_file(k->placement, INDEX);
+    struct ws_placement_file *f = ws_placement_add_file(k->placement, INDEX, "");
     if (f) {
         f->content = index ? json_dumps(index, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
         f->size_bytes = f->content_bytes = f->content ? strlen(f->content) : 0;
@@ -271,7 +272,7 @@ static int add_sidecars(struct maker *k, struct ws_error *err)
             if (strcmp(k->placement->files[j].name, s->name) == 0)
                 return ws_error_set(err, EINVAL, "the sidecar %s has the name of another file of the version",
                                     s->name);
-        struct ws_placement_file *f = add_file(k->placement, s->name);
+        struct ws_placement_file *f = ws_placement_add_file(k->placement, s->name, "");
         if (!f)
             return no_memory(err);
         f->size_bytes = s->size_bytes;

@@ -26,6 +26,8 @@ WS_MUST_USE int ws_placement_make(struct ws_registration *const *regs, unsigned 
                                   uint64_t shard_bytes, struct ws_placement **out, struct ws_error *err);
 /* Sets the id: a hash of the contents and of the text `more`. */
 WS_MUST_USE int ws_placement_set_id(struct ws_placement *l, const char *more, struct ws_error *err);
+/* Adds a file named name and suffix, to be filled. NULL: no memory, or it has WS_MAX_FILES. */
+struct ws_placement_file *ws_placement_add_file(struct ws_placement *l, const char *name, const char *suffix);
 void ws_placement_free(struct ws_placement *l);
 
 #endif

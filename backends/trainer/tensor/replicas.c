@@ -1,4 +1,5 @@
 #include "backends/trainer/tensor/replicas.h"
+#include "transports/base/vector.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -43,14 +44,10 @@ static uint64_t id_of_tensor(const struct ws_tensor *t)
 static int add(struct ws_replicas *r, const struct holder *h, unsigned n_holders, struct ws_error *err)
 {
     const struct ws_entry *e = h->entry;
-    if (r->n == r->cap) {
-        const size_t cap = r->cap ? 2 * r->cap : 64;
-        struct ws_replica *more = realloc(r->list, cap * sizeof(*more));
-        if (!more)
-            return ws_error_set(err, ENOMEM, "no memory for a list of replicas");
-        r->list = more;
-        r->cap = cap;
-    }
+    struct ws_replica *list = ws_vector_room(r->list, r->n, sizeof(*list));
+    if (!list)
+        return ws_error_set(err, ENOMEM, "no memory for a list of replicas");
+    r->list = list;
     struct ws_replica *one = &r->list[r->n];
     *one = (struct ws_replica){.id = h->id,
                                .tensor = e->tensor,

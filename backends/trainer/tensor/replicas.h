@@ -19,7 +19,7 @@ struct ws_replica {
 };
 struct ws_replicas {
     struct ws_replica *list; /* by id, after ws_replicas_finish */
-    size_t n, cap;
+    size_t n;
     uint64_t bytes;                /* of all holders */
     int every;                     /* wsync_config.audit of the first rank whose libwsync does audits */
     bool warns;                    /* its audit_warns */

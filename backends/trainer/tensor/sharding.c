@@ -1,38 +1,31 @@
 #include "backends/trainer/tensor/sharding.h"
-#include <assert.h>
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define MAX_RANGES 65536 /* of one dimension */
 
+/* NULL: there is none. */
+static struct ws_element_range *last_of(const struct ws_element_ranges *r)
+{
+    return r->len ? &r->ptr[r->len - 1] : NULL;
+}
+
 uint64_t ws_element_ranges_count(const struct ws_element_ranges *r)
 {
-    return r->n ? r->range[r->n - 1].local + r->range[r->n - 1].count : 0;
+    const struct ws_element_range *last = last_of(r);
+    return last ? last->local + last->count : 0;
 }
 
 static int append(struct ws_element_ranges *r, uint64_t start, uint64_t count)
 {
     const uint64_t local = ws_element_ranges_count(r);
+    struct ws_element_range *last = last_of(r);
     if (count == 0)
         return 0;
-    if (r->n && r->range[r->n - 1].start + r->range[r->n - 1].count == start) {
-        r->range[r->n - 1].count += count;
+    if (last && last->start + last->count == start) {
+        last->count += count;
         return 0;
     }
-    if (r->n == MAX_RANGES)
-        return -E2BIG;
-    if (r->n == r->cap) {
-        size_t cap = r->cap ? 2 * r->cap : 4;
-        struct ws_element_range *more = realloc(r->range, cap * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        r->range = more;
-        r->cap = cap;
-    }
-    assert(r->range);
-    r->range[r->n++] = (struct ws_element_range){start, count, local};
-    return 0;
+    return ws_element_ranges_append_most(r, (struct ws_element_range){start, count, local}, MAX_RANGES);
 }
 
 /* The local indices [begin, end) of `from`, at the end of `to`. */
@@ -40,8 +33,8 @@ static int cut(const struct ws_element_ranges *from, uint64_t begin, uint64_t en
                struct ws_element_ranges *to)
 {
     int rc = 0;
-    for (size_t i = 0; rc == 0 && i < from->n; i++) {
-        const struct ws_element_range *r = &from->range[i];
+    for (size_t i = 0; rc == 0 && i < from->len; i++) {
+        const struct ws_element_range *r = &from->ptr[i];
         uint64_t a = r->local > begin ? r->local : begin,
                  b = r->local + r->count < end ? r->local + r->count : end;
         if (a < b)
@@ -71,7 +64,7 @@ static int apply(struct ws_element_ranges *dim, const wsync_placement *p)
         chunk(&begin, &end, p->size, p->coordinate);
         rc = cut(dim, begin, end, &out);
     }
-    free(dim->range);
+    ws_element_ranges_reset(dim);
     *dim = out;
     return rc;
 }
@@ -119,6 +112,6 @@ int ws_sharding_make(const char *name, const uint64_t *shape, unsigned n_dims,
 void ws_sharding_release(struct ws_sharding *s)
 {
     for (unsigned d = 0; d < s->n_dims; d++)
-        free(s->dims[d].range);
+        ws_element_ranges_reset(&s->dims[d]);
     *s = (struct ws_sharding){0};
 }

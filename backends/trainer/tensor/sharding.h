@@ -4,18 +4,14 @@
 #ifndef WS_TRAINER_TENSOR_SHARDING_H
 #define WS_TRAINER_TENSOR_SHARDING_H
 #include "backends/trainer/wsync.h"
-#include "transports/base/error.h"
-#include <stddef.h>
+#include "transports/base/vector.h"
 
 /* Indices of one dimension: global [start, start + count), which lie from `local` on in the rank's part. */
 struct ws_element_range {
     uint64_t start, count, local;
 };
 /* The ranges that make up one dimension's local part, in its order; neighbours are merged. */
-struct ws_element_ranges {
-    size_t n, cap;
-    struct ws_element_range *range;
-};
+WS_VECTOR(ws_element_ranges, struct ws_element_range);
 struct ws_sharding {
     unsigned n_dims;
     struct ws_element_ranges dims[WSYNC_MAX_DIMS];

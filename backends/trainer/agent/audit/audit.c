@@ -57,7 +57,7 @@ void ws_agent_audit_begin(struct ws_agent_model *m)
 {
     struct progress *s = progress_of(m);
     const struct ws_replicas *r = &m->placement->replicas;
-    ws_audit_clear(&s->local_hashes);
+    ws_audit_reset(&s->local_hashes);
     s->epoch = m->epoch;
     s->is_full = s->full_due;
     s->is_running = r->n > 0 && r->every != WSYNC_NO_AUDIT &&
@@ -98,7 +98,7 @@ int ws_agent_audit_record(struct ws_agent_model *m, const struct ws_session *c, 
         h.replica = reg->entries[i].replica;
         if (!progress_of(m)->is_running || h.replica == 0) /* there are other ranks since it began */
             continue;
-        rc = ws_audit_add(&progress_of(m)->local_hashes, &h, err);
+        rc = ws_audit_add(&progress_of(m)->local_hashes, &h, 1, err);
         if (rc < 0)
             return rc;
     }
@@ -149,7 +149,7 @@ static void finish(struct progress *s)
 {
     if (s->is_running)
         *(s->differs ? &s->n_failed : s->is_incomplete ? &s->n_incomplete : &s->n_passed) += 1;
-    ws_audit_clear(&s->local_hashes);
+    ws_audit_reset(&s->local_hashes);
     s->is_running = s->differs = s->is_incomplete = false;
 }
 
@@ -183,7 +183,7 @@ static bool written(struct ws_agent_model *m, const struct ws_slot *s)
 
 static void free_audit(struct ws_agent_model *m)
 {
-    ws_audit_clear(&progress_of(m)->local_hashes);
+    ws_audit_reset(&progress_of(m)->local_hashes);
 }
 
 const struct ws_agent_feature ws_feature_audit = {

@@ -68,7 +68,7 @@ static void free_group(struct ws_agent_model *m)
     for (unsigned r = 0; g && r < m->world_size; r++)
         ws_registration_free(g->remotes[r].registration);
     for (unsigned i = 0; g && i < WS_MAX_NODE_PARTS; i++)
-        ws_audit_clear(&g->nodes[i].audit);
+        ws_audit_reset(&g->nodes[i].audit);
     if (g) {
         free(g->remotes);
         free(g->node_of);

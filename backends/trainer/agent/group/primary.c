@@ -93,18 +93,16 @@ static int audit(struct ws_agent_model *m, uint64_t version, char *why, size_t c
     const struct ws_group *g = m->group;
     struct ws_audit all_hashes = {0};
     struct ws_error err = {0};
-    int rc = 0;
     if (!m->n_local) /* nothing is begun here */
         ws_agent_audit_begin(m);
     const struct ws_audit *here = ws_agent_audit_local_hashes(m);
-    for (size_t i = 0; rc == 0 && i < here->n; i++)
-        rc = ws_audit_add(&all_hashes, &here->list[i], &err);
-    for (unsigned k = 0; k < WS_MAX_NODE_PARTS; k++)
-        for (size_t i = 0; rc == 0 && g->nodes[k].audit_round == g->round && i < g->nodes[k].audit.n; i++)
-            rc = ws_audit_add(&all_hashes, &g->nodes[k].audit.list[i], &err);
+    int rc = ws_audit_add(&all_hashes, here->ptr, here->len, &err);
+    for (unsigned k = 0; rc == 0 && k < WS_MAX_NODE_PARTS; k++)
+        if (g->nodes[k].audit_round == g->round)
+            rc = ws_audit_add(&all_hashes, g->nodes[k].audit.ptr, g->nodes[k].audit.len, &err);
     if (rc == 0)
         rc = ws_agent_audit_check(m, &all_hashes, version, &err);
-    ws_audit_clear(&all_hashes);
+    ws_audit_reset(&all_hashes);
     snprintf(why, cap, "%s", err.text);
     return rc;
 }
@@ -313,7 +311,7 @@ static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_gr
         abandon(a, m, why);
     if (n->member)
         g->stale = true;
-    ws_audit_clear(&n->audit);
+    ws_audit_reset(&n->audit);
     *n = (struct ws_group_node){0};
 }
 
@@ -451,10 +449,10 @@ static void record_audit(struct ws_group_node *n, const json_t *all_hashes)
     struct ws_error err = {0};
     if (!json_is_array(all_hashes) || n->audit_round == n->round)
         return;
-    ws_audit_clear(&n->audit);
+    ws_audit_reset(&n->audit);
     if (ws_audit_from_json(&n->audit, all_hashes, &err) < 0) {
         ws_log(WS_LOG_WARN, "agent", "a node's audit is left out node=%s error=\"%s\"", n->name, err.text);
-        ws_audit_clear(&n->audit);
+        ws_audit_reset(&n->audit);
     }
     n->audit_round = n->round;
 }
