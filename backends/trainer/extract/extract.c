@@ -4,6 +4,7 @@
 #include "backends/trainer/tensor/piece.h"
 #include "backends/trainer/tensor/sharding.h"
 #include "transports/base/limits.h"
+#include "transports/base/vector.h"
 #include "transports/format/folder.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -21,7 +22,7 @@ struct source {
     int64_t offset_bytes;
 };
 struct wsync_extraction {
-    size_t n, cap;
+    size_t n;
     wsync_param *params; /* names are owned */
     struct source *sources;
 };
@@ -97,24 +98,21 @@ static wsync_param *add(struct extractor *x, const wsync_held *h, size_t held,
                         const struct ws_fused_part *part, int64_t offset_elements)
 {
     wsync_extraction *e = x->out;
-    if (e->n == e->cap) {
-        size_t cap = e->cap ? 2 * e->cap : 64;
-        wsync_param *params = realloc(e->params, cap * sizeof(*params));
-        if (params)
-            e->params = params;
-        struct source *sources = params ? realloc(e->sources, cap * sizeof(*sources)) : NULL;
-        if (!sources)
-            return NULL;
-        e->sources = sources;
-        e->cap = cap;
-    }
-    wsync_param *p = &e->params[e->n];
+    wsync_param *params = ws_vector_room(e->params, e->n, sizeof(*params));
+    if (!params)
+        return NULL;
+    e->params = params;
+    struct source *sources = ws_vector_room(e->sources, e->n, sizeof(*sources));
+    if (!sources)
+        return NULL;
+    e->sources = sources;
     char *name = strdup(part->name);
     if (!name)
         return NULL;
+    wsync_param *p = &params[e->n];
     *p = (wsync_param){.name = name, .n_dims = part->n_dims};
     memcpy(p->shape, part->shape, sizeof(p->shape));
-    e->sources[e->n] =
+    sources[e->n] =
         (struct source){held, offset_elements * (int64_t)(ws_dtype_bits((enum ws_dtype)h->dtype) / 8)};
     e->n++;
     return p;

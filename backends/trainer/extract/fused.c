@@ -1,6 +1,7 @@
 #include "backends/trainer/extract/fused.h"
 #include "backends/trainer/tensor/piece.h"
 #include "transports/base/limits.h"
+#include "transports/base/vector.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,15 +10,11 @@
 
 struct ws_fused_part *ws_fused_add(struct ws_fused *f, const char *name, unsigned n_dims)
 {
-    if (f->n == f->cap) {
-        size_t cap = f->cap ? 2 * f->cap : 4;
-        struct ws_fused_part *more = realloc(f->parts, cap * sizeof(*more));
-        if (!more)
-            return NULL;
-        f->parts = more;
-        f->cap = cap;
-    }
-    struct ws_fused_part *p = &f->parts[f->n];
+    struct ws_fused_part *parts = ws_vector_room(f->parts, f->n, sizeof(*parts));
+    if (!parts)
+        return NULL;
+    f->parts = parts;
+    struct ws_fused_part *p = &parts[f->n];
     *p = (struct ws_fused_part){.name = strdup(name), .n_dims = n_dims};
     if (!p->name)
         return NULL;

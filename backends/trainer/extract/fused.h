@@ -19,7 +19,7 @@ struct ws_fused_part {
 struct ws_fused {
     unsigned n_dims; /* of the held tensor, all ranks together */
     uint64_t shape[WSYNC_MAX_DIMS];
-    size_t n, cap;
+    size_t n;
     struct ws_fused_part *parts;
 };
 
