@@ -189,8 +189,6 @@ static int extract_flat(struct extractor *x, const wsync_held *h, size_t held, c
 {
     uint64_t n = elements(e->fused.shape, e->fused.n_dims);
     struct ws_sharding s;
-    if (n == 0)
-        return extract_empty(x, h, held, &e->fused);
     if (e->n_placements == 0) {
         if (h->start > n || h->count > n - h->start)
             return ws_error_set(x->err, EINVAL,
@@ -252,9 +250,7 @@ static int extract_local(struct extractor *x, const wsync_held *h, size_t held, 
                               " indices of dimension %u, and its placement says %" PRIu64,
                               h->name, h->local[d], f->shape[d], d, n);
     }
-    if (rc == 0 && elements(f->shape, f->n_dims) == 0)
-        rc = extract_empty(x, h, held, f);
-    else if (rc == 0 && !empty)
+    if (rc == 0 && !empty)
         rc = extract_boxes(x, h, held, f, &s);
     ws_sharding_release(&s);
     return rc;
@@ -279,19 +275,6 @@ static int check_held(struct extractor *x, const wsync_held *h)
     return 0;
 }
 
-/* A tensor without elements is in the file, too; every rank has all of it. */
-static int extract_nothing(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f)
-{
-    int rc = 0;
-    for (size_t i = 0; rc == 0 && i < f->n; i++) {
-        wsync_param *p = add(x, h, held, &f->parts[i], 0);
-        if (!p)
-            return no_memory(x, h->name);
-        rc = set_dtype(x, p, h);
-    }
-    return rc;
-}
-
 static int extract_one(struct extractor *x, const wsync_held *h, size_t held)
 {
     struct ws_extracted e = {0};
@@ -301,7 +284,7 @@ static int extract_one(struct extractor *x, const wsync_held *h, size_t held)
     if (rc == -ENOMEM)
         (void)no_memory(x, h->name);
     if (rc == 0 && !e.skip && elements(e.fused.shape, e.fused.n_dims) == 0)
-        rc = extract_nothing(x, h, held, &e.fused);
+        rc = extract_empty(x, h, held, &e.fused);
     else if (rc == 0 && !e.skip)
         rc = h->flat ? extract_flat(x, h, held, &e) : extract_local(x, h, held, &e);
     ws_fused_release(&e.fused);
