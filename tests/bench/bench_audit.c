@@ -24,13 +24,12 @@ static void run(void *arg)
 {
     struct subject *s = arg;
     struct ws_error err = {0};
-    struct ws_block_hash *hashes = NULL;
-    size_t n = 0;
+    struct ws_block_hashes hashes = {0};
     struct ws_copy_plan_run how = {
-        .data = s->copies ? s->data : NULL, .sources = s->sources, .hashes = &hashes, .n_hashes = &n};
-    if (ws_copy_plan_run(s->plan, &how, s->workers, &err) || n != MATRICES * BYTES / WS_BLOCK_BYTES)
-        bench_fail("%zu blocks were hashed; %s", n, err.text);
-    free(hashes);
+        .data = s->copies ? s->data : NULL, .sources = s->sources, .hashes = &hashes};
+    if (ws_copy_plan_run(s->plan, &how, s->workers, &err) || hashes.len != MATRICES * BYTES / WS_BLOCK_BYTES)
+        bench_fail("%zu blocks were hashed; %s", hashes.len, err.text);
+    ws_block_hashes_reset(&hashes);
 }
 
 static void compile(struct subject *s)

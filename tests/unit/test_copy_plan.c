@@ -166,31 +166,27 @@ static uint64_t add_tensor(struct world *w, uint64_t begin)
 
 static void check(struct world *w, uint64_t begin, uint64_t end)
 {
-    struct ws_block_hash *hashes = NULL;
-    size_t n_hashes = 0;
-    const struct ws_copy_plan_run run = {.data = &w->file,
-                                         .sources = w->sources,
-                                         .overflows = w->overflows,
-                                         .hashes = &hashes,
-                                         .n_hashes = &n_hashes};
+    struct ws_block_hashes hashes = {0};
+    const struct ws_copy_plan_run run = {
+        .data = &w->file, .sources = w->sources, .overflows = w->overflows, .hashes = &hashes};
     uint64_t window = WS_BLOCK_BYTES - WINDOW;
     assert_int_equal(ws_copy_plan_compile(w->plan, &end, 1, NULL), 0);
     for (int k = 0; k < 2; k++) { /* a plan is run again and again */
         memset(w->file + window, FILL, 2 * WINDOW + 64);
         memset((void *)w->overflows, 0, sizeof(w->overflows));
-        n_hashes = 0;
+        hashes.len = 0;
         assert_int_equal(ws_copy_plan_run(w->plan, &run, w->workers, NULL), 0);
         assert_memory_equal(w->file + window, w->right, 2 * WINDOW + 64);
         for (size_t i = 0; i < w->n; i++)
             assert_int_equal(w->overflows[i], w->expected[i]);
         /* the file's second block is filled whole, where there is one; of the first a part is */
-        assert_int_equal(n_hashes, begin <= WS_BLOCK_BYTES && end > WS_BLOCK_BYTES);
-        if (n_hashes) {
-            assert_int_equal(hashes[0].block, 1);
-            assert_int_equal(hashes[0].hash, ws_hash(w->file + WS_BLOCK_BYTES, end - WS_BLOCK_BYTES));
+        assert_int_equal(hashes.len, begin <= WS_BLOCK_BYTES && end > WS_BLOCK_BYTES);
+        if (hashes.len) {
+            assert_int_equal(hashes.ptr[0].block, 1);
+            assert_int_equal(hashes.ptr[0].hash, ws_hash(w->file + WS_BLOCK_BYTES, end - WS_BLOCK_BYTES));
         }
     }
-    free(hashes);
+    ws_block_hashes_reset(&hashes);
 }
 
 static void test_brute_force(void **state)
@@ -237,9 +233,8 @@ static void test_columns_fill_blocks(void **state)
     uint16_t *source[2], *file = malloc(bytes), *right = malloc(bytes);
     unsigned char *data[1] = {(unsigned char *)file};
     struct ws_workers *workers = ws_workers_new(2, 0);
-    struct ws_block_hash *hashes = NULL;
+    struct ws_block_hashes hashes = {0};
     struct ws_copy_plan *plan;
-    size_t n = 0;
 
     (void)state;
     assert_true(file && right && workers);
@@ -263,15 +258,15 @@ static void test_columns_fill_blocks(void **state)
     }
     assert_int_equal(ws_copy_plan_compile(plan, &bytes, 1, NULL), 0);
     const struct ws_copy_plan_run run = {
-        .data = data, .sources = (const void *const *)source, .hashes = &hashes, .n_hashes = &n};
+        .data = data, .sources = (const void *const *)source, .hashes = &hashes};
     assert_int_equal(ws_copy_plan_run(plan, &run, workers, NULL), 0);
     assert_memory_equal(file, right, bytes);
-    assert_int_equal(n, n_blocks);
-    for (size_t b = 0; b < n; b++)
-        assert_int_equal(hashes[b].hash, ws_hash(data[0] + b * WS_BLOCK_BYTES, WS_BLOCK_BYTES));
+    assert_int_equal(hashes.len, n_blocks);
+    for (size_t b = 0; b < hashes.len; b++)
+        assert_int_equal(hashes.ptr[b].hash, ws_hash(data[0] + b * WS_BLOCK_BYTES, WS_BLOCK_BYTES));
     ws_copy_plan_free(plan);
     ws_workers_free(workers);
-    free(hashes);
+    ws_block_hashes_reset(&hashes);
     free(source[0]);
     free(source[1]);
     free(right);

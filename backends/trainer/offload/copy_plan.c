@@ -19,19 +19,6 @@ int ws_copy_plan_new(struct ws_copy_plan **out, struct ws_error *err)
     return *out ? 0 : no_memory(err);
 }
 
-static int grow(void **array, size_t n, size_t *cap, size_t element)
-{
-    if (n < *cap)
-        return 0;
-    size_t more = *cap ? *cap * 2 : 64;
-    void *p = realloc(*array, more * element);
-    if (!p)
-        return -ENOMEM;
-    *array = p;
-    *cap = more;
-    return 0;
-}
-
 /* --- compiling --- */
 
 int ws_copy_plan_add(struct ws_copy_plan *p, size_t file, uint64_t begin, const struct ws_box *box,
@@ -41,11 +28,8 @@ int ws_copy_plan_add(struct ws_copy_plan *p, size_t file, uint64_t begin, const 
     ws_box_extents_init(&runs, box);
     if (runs.bytes == 0)
         return 0;
-    if (grow((void **)&p->pieces, p->n_pieces, &p->cap_pieces, sizeof(*p->pieces)) < 0)
-        return no_memory(err);
-    p->pieces[p->n_pieces++] =
-        (struct ws_copy_piece){.runs = runs, .file = file, .source = source, .begin = begin};
-    return 0;
+    const struct ws_copy_piece piece = {.runs = runs, .file = file, .source = source, .begin = begin};
+    return ws_copy_pieces_append(&p->pieces, piece) == 0 ? 0 : no_memory(err);
 }
 
 int ws_copy_plan_add_bytes(struct ws_copy_plan *p, size_t file, uint64_t begin, uint64_t bytes, size_t source,
@@ -73,7 +57,7 @@ static bool is_wanted(const struct ws_copy_plan *p, size_t file, size_t block)
 
 static int cut(struct ws_copy_plan *p, size_t piece, const uint64_t *size)
 {
-    const struct ws_copy_piece *q = &p->pieces[piece];
+    const struct ws_copy_piece *q = &p->pieces.ptr[piece];
     uint64_t first = q->begin + ws_box_extents_place(&q->runs, 0),
              last = q->begin + ws_box_extents_place(&q->runs, q->runs.bytes - 1);
     assert(last < size[q->file]);
@@ -83,16 +67,15 @@ static int cut(struct ws_copy_plan *p, size_t piece, const uint64_t *size)
                  to = ws_box_extents_before(&q->runs, end - q->begin);
         if (from == to || !is_wanted(p, q->file, b))
             continue;
-        if (grow((void **)&p->spans, p->n_spans, &p->cap_spans, sizeof(*p->spans)) < 0)
+        const struct ws_copy_span span = {.piece = piece,
+                                          .file = q->file,
+                                          .block = b,
+                                          .from = from,
+                                          .bytes = to - from,
+                                          .first = q->begin + ws_box_extents_place(&q->runs, from),
+                                          .end = q->begin + ws_box_extents_place(&q->runs, to - 1) + 1};
+        if (ws_copy_spans_append(&p->spans, span) < 0)
             return -ENOMEM;
-        p->spans[p->n_spans++] =
-            (struct ws_copy_span){.piece = piece,
-                                  .file = q->file,
-                                  .block = b,
-                                  .from = from,
-                                  .bytes = to - from,
-                                  .first = q->begin + ws_box_extents_place(&q->runs, from),
-                                  .end = q->begin + ws_box_extents_place(&q->runs, to - 1) + 1};
     }
     return 0;
 }
@@ -117,17 +100,15 @@ size_t ws_copy_plan_interleaved(const struct ws_copy_span *s, size_t n)
 /* A job for each block that any span lies in. */
 static int make_jobs(struct ws_copy_plan *p, const uint64_t *size)
 {
-    size_t cap = 0;
     uint64_t covered = 0;
-    for (size_t i = 0; i < p->n_spans; i++) {
-        const struct ws_copy_span *s = &p->spans[i];
+    for (size_t i = 0; i < p->spans.len; i++) {
+        const struct ws_copy_span *s = &p->spans.ptr[i];
         if (i == 0 || s->file != s[-1].file || s->block != s[-1].block) {
-            if (grow((void **)&p->jobs, p->n_jobs, &cap, sizeof(*p->jobs)) < 0)
+            if (ws_copy_jobs_append(&p->jobs, (struct ws_copy_job){.first = i}) < 0)
                 return -ENOMEM;
-            p->jobs[p->n_jobs++] = (struct ws_copy_job){.first = i};
             covered = 0;
         }
-        struct ws_copy_job *j = &p->jobs[p->n_jobs - 1];
+        struct ws_copy_job *j = &p->jobs.ptr[p->jobs.len - 1];
         uint64_t begin = s->block * WS_BLOCK_BYTES, left = size[s->file] - begin;
         covered += s->bytes;
         j->n++;
@@ -138,21 +119,21 @@ static int make_jobs(struct ws_copy_plan *p, const uint64_t *size)
 
 int ws_copy_plan_compile(struct ws_copy_plan *p, const uint64_t *size, size_t n_files, struct ws_error *err)
 {
-    assert(p->n_jobs == 0);
-    for (size_t i = 0; i < p->n_pieces; i++) {
-        assert(p->pieces[i].file < n_files);
+    assert(p->jobs.len == 0);
+    for (size_t i = 0; i < p->pieces.len; i++) {
+        assert(p->pieces.ptr[i].file < n_files);
         if (cut(p, i, size) < 0)
             return no_memory(err);
     }
-    if (p->n_spans > 0)
-        qsort(p->spans, p->n_spans, sizeof(p->spans[0]), by_place);
+    if (p->spans.len > 0)
+        qsort(p->spans.ptr, p->spans.len, sizeof(p->spans.ptr[0]), by_place);
     p->only = NULL;
     if (make_jobs(p, size) < 0)
         return no_memory(err);
-    for (size_t i = 0; i < p->n_jobs; i++) {
-        struct ws_copy_job *j = &p->jobs[i];
+    for (size_t i = 0; i < p->jobs.len; i++) {
+        struct ws_copy_job *j = &p->jobs.ptr[i];
         for (size_t k = 0, n; k < j->n; k += n) {
-            n = ws_copy_plan_interleaved(&p->spans[j->first + k], j->n - k);
+            n = ws_copy_plan_interleaved(&p->spans.ptr[j->first + k], j->n - k);
             j->most_interleaved = n > j->most_interleaved ? n : j->most_interleaved;
         }
     }
@@ -163,7 +144,7 @@ int ws_copy_plan_compile(struct ws_copy_plan *p, const uint64_t *size, size_t n_
 
 static void seek(const struct ws_copy_plan *p, const struct ws_copy_span *s, struct ws_box_cursor *c)
 {
-    const struct ws_copy_piece *q = &p->pieces[s->piece];
+    const struct ws_copy_piece *q = &p->pieces.ptr[s->piece];
     if (s->way == WS_COPY_HOST)
         ws_box_cursor_seek(c, &q->runs, p->run->sources[q->source], s->from, s->bytes);
     else
@@ -174,7 +155,7 @@ static void seek(const struct ws_copy_plan *p, const struct ws_copy_span *s, str
 static void put(const struct ws_copy_plan *p, const struct ws_copy_span *s, struct ws_box_cursor *c,
                 struct ws_block_writer *writer)
 {
-    const struct ws_copy_piece *q = &p->pieces[s->piece];
+    const struct ws_copy_piece *q = &p->pieces.ptr[s->piece];
     uint64_t overflows = ws_block_writer_put(writer, q->begin, c, ws_box_cursor_ready(c));
     if (overflows > 0 && p->run->overflows)
         atomic_fetch_add_explicit(&p->run->overflows[q->source], overflows, memory_order_relaxed);
@@ -199,7 +180,7 @@ static void put_merged(const struct ws_copy_plan *p, const struct ws_copy_span *
         size_t next = n;
         uint64_t place = UINT64_MAX;
         for (size_t i = 0; i < n; i++) {
-            uint64_t at = p->pieces[s[i].piece].begin + c[i].dst + c[i].at;
+            uint64_t at = p->pieces.ptr[s[i].piece].begin + c[i].dst + c[i].at;
             if (c[i].left > 0 && at < place) {
                 place = at;
                 next = i;
@@ -219,7 +200,7 @@ static bool is_placed(const struct ws_copy_span *s)
 /* Hashes a block of which the device placed a part, once all of it is there. */
 static void finish_block(const struct ws_copy_plan *p, struct ws_copy_job *j)
 {
-    const struct ws_copy_span *first = &p->spans[j->first], *last = first;
+    const struct ws_copy_span *first = &p->spans.ptr[j->first], *last = first;
     for (size_t i = 1; i < j->n; i++)
         last = first[i].end > last->end ? &first[i] : last;
     if (!j->whole)
@@ -233,8 +214,8 @@ static void finish_block(const struct ws_copy_plan *p, struct ws_copy_job *j)
 static void run_block(void *arg, size_t i)
 {
     struct ws_copy_plan *p = arg;
-    struct ws_copy_job *j = &p->jobs[p->round + i];
-    const struct ws_copy_span *s = &p->spans[j->first], *end = s + j->n;
+    struct ws_copy_job *j = &p->jobs.ptr[p->round + i];
+    const struct ws_copy_span *s = &p->spans.ptr[j->first], *end = s + j->n;
     const bool in_order = j->whole && !j->has_placed;
     if (j->done)
         return;
@@ -264,7 +245,7 @@ void ws_copy_plan_report_progress(const struct ws_copy_plan *p, size_t n_jobs)
 {
     const struct ws_copy_plan_run *run = p->run;
     if (run->progress)
-        run->progress(run->progress_arg, n_jobs * WS_BLOCK_BYTES, p->n_jobs * WS_BLOCK_BYTES);
+        run->progress(run->progress_arg, n_jobs * WS_BLOCK_BYTES, p->jobs.len * WS_BLOCK_BYTES);
 }
 
 void ws_copy_plan_run_jobs(struct ws_copy_plan *p, size_t first, size_t n, struct ws_workers *workers)
@@ -272,36 +253,33 @@ void ws_copy_plan_run_jobs(struct ws_copy_plan *p, size_t first, size_t n, struc
     size_t done_later = 0; /* done already */
     p->round = first;
     ws_workers_run(workers, run_block, p, n);
-    for (size_t i = first + n; p->run->progress && p->n_done > 0 && i < p->n_jobs; i++)
-        done_later += p->jobs[i].done;
+    for (size_t i = first + n; p->run->progress && p->n_done > 0 && i < p->jobs.len; i++)
+        done_later += p->jobs.ptr[i].done;
     ws_copy_plan_report_progress(p, first + n + done_later);
 }
 
 static int collect(const struct ws_copy_plan *p)
 {
-    const struct ws_copy_plan_run *run = p->run;
-    struct ws_block_hash *more = realloc(*run->hashes, (*run->n_hashes + p->n_jobs + 1) * sizeof(*more));
-    if (!more)
-        return -ENOMEM;
-    *run->hashes = more;
-    for (size_t i = 0; i < p->n_jobs; i++) {
-        const struct ws_copy_span *s = &p->spans[p->jobs[i].first];
-        if (p->jobs[i].hashed)
-            more[(*run->n_hashes)++] = (struct ws_block_hash){s->file, s->block, p->jobs[i].hash};
+    int rc = ws_block_hashes_reserve(p->run->hashes, p->jobs.len);
+    for (size_t i = 0; rc == 0 && i < p->jobs.len; i++) {
+        const struct ws_copy_job *j = &p->jobs.ptr[i];
+        const struct ws_copy_span *s = &p->spans.ptr[j->first];
+        if (j->hashed)
+            rc = ws_block_hashes_append(p->run->hashes, (struct ws_block_hash){s->file, s->block, j->hash});
     }
-    return 0;
+    return rc;
 }
 
 /* All sources are on the host. */
 static void run_here(struct ws_copy_plan *p, struct ws_workers *workers)
 {
-    size_t step = p->run->progress ? ROUND_BLOCKS * ws_workers_count(workers) : p->n_jobs;
-    for (size_t i = 0; i < p->n_spans; i++)
-        p->spans[i].way = WS_COPY_HOST;
-    for (size_t at = 0, n; at < p->n_jobs; at += n) {
-        n = p->n_jobs - at < step ? p->n_jobs - at : step;
+    size_t step = p->run->progress ? ROUND_BLOCKS * ws_workers_count(workers) : p->jobs.len;
+    for (size_t i = 0; i < p->spans.len; i++)
+        p->spans.ptr[i].way = WS_COPY_HOST;
+    for (size_t at = 0, n; at < p->jobs.len; at += n) {
+        n = p->jobs.len - at < step ? p->jobs.len - at : step;
         for (size_t i = at; i < at + n; i++)
-            p->jobs[i].has_placed = false;
+            p->jobs.ptr[i].has_placed = false;
         ws_copy_plan_run_jobs(p, at, n, workers);
     }
 }
@@ -312,8 +290,8 @@ int ws_copy_plan_run(struct ws_copy_plan *p, const struct ws_copy_plan_run *run,
     int rc = 0;
     p->run = run;
     p->n_done = 0;
-    for (size_t i = 0; i < p->n_jobs; i++)
-        p->jobs[i].done = false;
+    for (size_t i = 0; i < p->jobs.len; i++)
+        p->jobs.ptr[i].done = false;
     if (run->d2h)
         rc = ws_copy_plan_run_device(p, workers, err);
     else
@@ -328,10 +306,10 @@ void ws_copy_plan_free(struct ws_copy_plan *p)
 {
     if (!p)
         return;
-    for (size_t i = 0; i < p->n_pieces; i++)
-        free(p->pieces[i].detour);
-    free(p->pieces);
-    free(p->spans);
-    free(p->jobs);
+    for (size_t i = 0; i < p->pieces.len; i++)
+        free(p->pieces.ptr[i].detour);
+    ws_copy_pieces_reset(&p->pieces);
+    ws_copy_spans_reset(&p->spans);
+    ws_copy_jobs_reset(&p->jobs);
     free(p);
 }

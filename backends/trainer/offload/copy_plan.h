@@ -12,7 +12,7 @@
 #include "backends/trainer/offload/d2h.h"
 #include "backends/trainer/offload/history.h"
 #include "backends/trainer/offload/shadow.h"
-#include "transports/base/error.h"
+#include "transports/base/vector.h"
 #include "transports/base/workers.h"
 #include "transports/simd/box.h"
 #include <stdatomic.h>
@@ -22,6 +22,7 @@ struct ws_block_hash {
     size_t file, block;
     uint64_t hash;
 };
+WS_VECTOR(ws_block_hashes, struct ws_block_hash);
 /* Blocks [first, first + n) of a file. */
 struct ws_block_range {
     size_t first, n;
@@ -55,8 +56,7 @@ struct ws_copy_plan_run {
     const bool *pinned;               /* with d2h, by file: is its memory pinned? */
     struct ws_copy_plan_delta *delta; /* with d2h; NULL: everything is copied */
     _Atomic uint64_t *overflows;      /* by source, added to; NULL: not counted */
-    struct ws_block_hash **hashes;    /* of blocks that were filled whole, appended (realloc'ed) */
-    size_t *n_hashes;
+    struct ws_block_hashes *hashes;   /* of blocks that were filled whole, appended */
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* on the calling thread; may be NULL */
     void *progress_arg;
 };

@@ -82,7 +82,7 @@ static struct scratch *scratch_of(struct ws_copy_plan_scratch *all, unsigned wor
 static size_t index_of(const struct ws_copy_plan *p, const struct ws_copy_plan_device_state *k,
                        const struct ws_copy_job *j)
 {
-    const struct ws_copy_span *s = &p->spans[j->first];
+    const struct ws_copy_span *s = &p->spans.ptr[j->first];
     return ws_shadow_index(k->shadow, s->file, s->block);
 }
 
@@ -96,12 +96,12 @@ static uint32_t len_of(const struct delta_run *r, const struct ws_copy_job *j)
 static bool can_be_kept(const struct ws_copy_plan *p, const struct ws_copy_plan_device_state *k,
                         const struct ws_copy_job *j)
 {
-    const struct ws_copy_span *s = &p->spans[j->first];
+    const struct ws_copy_span *s = &p->spans.ptr[j->first];
     const int device = ws_shadow_device(k->shadow);
     bool can = j->whole && p->run->pinned[s->file] && ws_copy_plan_device(p, s) == device &&
                ws_shadow_at(k->shadow, index_of(p, k, j))->len >= SHORT;
     for (size_t i = 0; can && i < j->n; i++) {
-        const struct ws_box_extents *r = &p->pieces[s[i].piece].runs;
+        const struct ws_box_extents *r = &p->pieces.ptr[s[i].piece].runs;
         const bool plain =
             r->conversion == WS_SAME_TYPE && r->n_loops == 0 && r->extent_step == (int64_t)r->element_bytes;
         can = ws_copy_plan_device(p, &s[i]) == device &&
@@ -132,9 +132,9 @@ static void set_up(struct ws_copy_plan *p, struct ws_copy_plan_device_state *k)
     struct ws_error why = {0};
     if (k->compare || k->why[0])
         return;
-    for (size_t i = 0; i < p->n_jobs; i++)
-        if (can_be_kept(p, k, &p->jobs[i]))
-            ws_shadow_select(k->shadow, index_of(p, k, &p->jobs[i]));
+    for (size_t i = 0; i < p->jobs.len; i++)
+        if (can_be_kept(p, k, &p->jobs.ptr[i]))
+            ws_shadow_select(k->shadow, index_of(p, k, &p->jobs.ptr[i]));
     const size_t n = ws_shadow_n_selected(k->shadow);
     int rc = n > 0
                  ? ws_compare_new(&k->compare, ws_shadow_device(k->shadow),
@@ -170,7 +170,7 @@ static int make_scratch(struct ws_copy_plan_delta *d, unsigned n, struct ws_erro
 static int send_block(struct delta_run *r, struct ws_copy_job *j, size_t index, struct ws_error *err)
 {
     struct ws_copy_plan *p = r->plan;
-    const struct ws_copy_span *s = &p->spans[j->first];
+    const struct ws_copy_span *s = &p->spans.ptr[j->first];
     const uint64_t begin = s->block * WS_BLOCK_BYTES;
     struct ws_shadow_block *b = ws_shadow_at(r->k->shadow, index);
     const bool compared = ws_shadow_holds_base(r->k->shadow, b);
@@ -179,7 +179,7 @@ static int send_block(struct delta_run *r, struct ws_copy_job *j, size_t index, 
     int rc =
         ws_compare_add(r->k->compare, b->bytes, b->len, compared, r->d->widths[s->file], begin, &bytes, err);
     for (size_t i = 0; rc == 0 && i < j->n; i++) {
-        const struct ws_copy_piece *q = &p->pieces[s[i].piece];
+        const struct ws_copy_piece *q = &p->pieces.ptr[s[i].piece];
         unsigned char *tensor = (unsigned char *)((uintptr_t)bytes + q->begin - begin);
         rc = ws_d2h_copy_on_device(p->run->d2h, ws_shadow_device(r->k->shadow), &q->runs,
                                    ws_copy_plan_source(p, &s[i]), s[i].from, s[i].bytes, tensor, q->source,
@@ -192,8 +192,8 @@ static int send_block(struct delta_run *r, struct ws_copy_job *j, size_t index, 
 static bool next_job(struct delta_run *r)
 {
     const struct ws_copy_plan *p = r->plan;
-    for (; r->at < p->n_jobs; r->at++) {
-        const struct ws_copy_job *j = &p->jobs[r->at];
+    for (; r->at < p->jobs.len; r->at++) {
+        const struct ws_copy_job *j = &p->jobs.ptr[r->at];
         if (ws_shadow_at(r->k->shadow, index_of(p, r->k, j))->bytes && can_be_kept(p, r->k, j))
             return true;
     }
@@ -210,7 +210,7 @@ static int send_round(struct delta_run *r, struct ws_error *err)
     ws_d2h_begin_round(r->plan->run->d2h, k);
     ws_compare_begin_round(r->k->compare, k);
     while (rc == 0 && !ws_compare_is_full(r->k->compare) && next_job(r)) {
-        struct ws_copy_job *j = &r->plan->jobs[r->at++];
+        struct ws_copy_job *j = &r->plan->jobs.ptr[r->at++];
         j->done = true;
         rc = send_block(r, j, index_of(r->plan, r->k, j), err);
     }
@@ -223,7 +223,7 @@ static int send_round(struct delta_run *r, struct ws_error *err)
 
 static unsigned char *place_of(const struct ws_copy_plan *p, const struct ws_copy_job *j)
 {
-    const struct ws_copy_span *s = &p->spans[j->first];
+    const struct ws_copy_span *s = &p->spans.ptr[j->first];
     return p->run->data[s->file] + s->block * WS_BLOCK_BYTES;
 }
 
@@ -255,7 +255,7 @@ static int fetch_round(struct delta_run *r, struct ws_error *err)
 static void record_delta(struct delta_run *r, const struct delta_round *round, unsigned i, struct scratch *t)
 {
     const struct entry *e = &round->entries[i];
-    const struct ws_copy_span *s = &r->plan->spans[e->job->first];
+    const struct ws_copy_span *s = &r->plan->spans.ptr[e->job->first];
     struct ws_delta_record *record = NULL;
     size_t bytes;
     uint32_t changed;
@@ -312,7 +312,7 @@ static int mend(struct delta_run *r, unsigned i, struct ws_error *err)
     return ws_error_set(err, EIO,
                         "block %zu of file %zu has other bytes on the host than on GPU %d, also when it is "
                         "copied whole: its memory or the link is broken",
-                        r->plan->spans[e->job->first].block, r->plan->spans[e->job->first].file,
+                        r->plan->spans.ptr[e->job->first].block, r->plan->spans.ptr[e->job->first].file,
                         ws_shadow_device(r->k->shadow));
 }
 

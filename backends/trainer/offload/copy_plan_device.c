@@ -16,7 +16,7 @@
 
 static bool is_long(const struct ws_copy_plan *p, const struct ws_copy_span *s, bool kernels)
 {
-    const struct ws_box_extents *r = &p->pieces[s->piece].runs;
+    const struct ws_box_extents *r = &p->pieces.ptr[s->piece].runs;
     const bool plain = r->conversion == WS_SAME_TYPE && r->extent_step == (int64_t)r->element_bytes;
     if (!plain || !p->run->pinned[s->file])
         return false;
@@ -26,7 +26,7 @@ static bool is_long(const struct ws_copy_plan *p, const struct ws_copy_span *s, 
 bool ws_copy_plan_can_gather(const struct ws_copy_plan *p, const struct ws_copy_span *s,
                              enum ws_gather_form form)
 {
-    const struct ws_copy_piece *q = &p->pieces[s->piece];
+    const struct ws_copy_piece *q = &p->pieces.ptr[s->piece];
     return ws_d2h_has_kernels(p->run->d2h, ws_copy_plan_device(p, s)) &&
            ws_gather_supports(&q->runs, ws_copy_plan_source(p, s), s->from, s->bytes,
                               form == WS_GATHER_PLACED ? ws_copy_plan_tensor(p, s) : NULL, form);
@@ -54,13 +54,13 @@ static int route_span(struct ws_copy_plan *p, struct ws_copy_span *s, struct ws_
         s->way = WS_COPY_DIRECT;
     else
         s->way = ws_copy_plan_can_gather(p, s, WS_GATHER_PACKED) ? WS_COPY_PACKED : WS_COPY_RAW;
-    return device < 0 ? 0 : prepare(&p->pieces[s->piece], err);
+    return device < 0 ? 0 : prepare(&p->pieces.ptr[s->piece], err);
 }
 
 /* Can all of this block come to its place by itself, what is short by kernels of one device? */
 static bool can_place_whole(const struct ws_copy_plan *p, const struct ws_copy_job *j)
 {
-    const struct ws_copy_span *s = &p->spans[j->first];
+    const struct ws_copy_span *s = &p->spans.ptr[j->first];
     bool can = j->whole && p->run->pinned[s->file];
     for (size_t i = 0; can && i < j->n; i++)
         can = s[i].way != WS_COPY_HOST && ws_copy_plan_device(p, &s[i]) == ws_copy_plan_device(p, s) &&
@@ -70,7 +70,7 @@ static bool can_place_whole(const struct ws_copy_plan *p, const struct ws_copy_j
 
 static int route_job(struct ws_copy_plan *p, struct ws_copy_job *j, struct ws_error *err)
 {
-    struct ws_copy_span *s = &p->spans[j->first];
+    struct ws_copy_span *s = &p->spans.ptr[j->first];
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < j->n; i++)
         rc = route_span(p, &s[i], err);
@@ -104,7 +104,7 @@ static uint64_t room_of(const struct ws_copy_plan *p, const struct ws_copy_span 
     if (s->way == WS_COPY_HOST || s->way == WS_COPY_DIRECT)
         return 0;
     if (s->way == WS_COPY_RAW)
-        raw_part(&p->pieces[s->piece], s, &from, &bytes);
+        raw_part(&p->pieces.ptr[s->piece], s, &from, &bytes);
     return ws_d2h_staging_bytes(bytes);
 }
 
@@ -128,7 +128,7 @@ static int send_stretch(struct ws_copy_plan *p, const struct ws_copy_span *s, si
         return ws_error_set(err, ENOMEM, "no memory for copies from a GPU");
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        const struct ws_copy_piece *q = &p->pieces[s[i].piece];
+        const struct ws_copy_piece *q = &p->pieces.ptr[s[i].piece];
         unsigned char *tensor = (unsigned char *)((uintptr_t)staged + q->begin - s->first);
         rc = ws_d2h_gather(run->d2h, device, &q->runs, ws_copy_plan_source(p, &s[i]), s[i].from, s[i].bytes,
                            tensor, WS_GATHER_PLACED, q->source, err);
@@ -138,7 +138,7 @@ static int send_stretch(struct ws_copy_plan *p, const struct ws_copy_span *s, si
 
 static int send_span(struct ws_copy_plan *p, struct ws_copy_span *s, struct ws_error *err)
 {
-    const struct ws_copy_piece *q = &p->pieces[s->piece];
+    const struct ws_copy_piece *q = &p->pieces.ptr[s->piece];
     struct ws_d2h *c = p->run->d2h;
     const int device = ws_copy_plan_device(p, s);
     uint64_t from, bytes;
@@ -161,7 +161,7 @@ static int send_span(struct ws_copy_plan *p, struct ws_copy_span *s, struct ws_e
 
 static int send_job(struct ws_copy_plan *p, const struct ws_copy_job *j, struct ws_error *err)
 {
-    struct ws_copy_span *s = &p->spans[j->first];
+    struct ws_copy_span *s = &p->spans.ptr[j->first];
     uint64_t end;
     int rc = 0;
     for (size_t i = 0, n; rc == 0 && i < j->n; i += n) {
@@ -188,14 +188,14 @@ static int send_round(struct ws_copy_plan *p, unsigned round, size_t first, size
     uint64_t room = 0, bytes = 0;
     int rc = 0;
     ws_d2h_begin_round(p->run->d2h, round);
-    for (*n = 0; rc == 0 && first + *n < p->n_jobs && bytes < ROUND_BYTES; ++*n) {
-        struct ws_copy_job *j = &p->jobs[first + *n];
+    for (*n = 0; rc == 0 && first + *n < p->jobs.len && bytes < ROUND_BYTES; ++*n) {
+        struct ws_copy_job *j = &p->jobs.ptr[first + *n];
         uint64_t more = 0;
         if (j->done)
             continue;
         rc = route_job(p, j, err);
         for (size_t i = 0; rc == 0 && i < j->n; i++)
-            more += room_of(p, &p->spans[j->first + i]);
+            more += room_of(p, &p->spans.ptr[j->first + i]);
         if (rc < 0 || (*n > 0 && room + more > WS_D2H_STAGING_BYTES))
             break;
         room += more;
@@ -213,8 +213,8 @@ int ws_copy_plan_run_device(struct ws_copy_plan *p, struct ws_workers *workers, 
     int rc = p->run->delta  ? ws_copy_plan_run_delta(p, workers, err)
              : p->run->data ? 0
                             : ws_copy_plan_run_hashes(p, err);
-    while (rc == 0 && (at < p->n_jobs || done < sent)) {
-        if (at < p->n_jobs && sent - done < WS_D2H_ROUNDS) {
+    while (rc == 0 && (at < p->jobs.len || done < sent)) {
+        if (at < p->jobs.len && sent - done < WS_D2H_ROUNDS) {
             unsigned k = sent % WS_D2H_ROUNDS;
             r.first[k] = at;
             rc = send_round(p, sent, at, &r.n[k], err);

@@ -23,7 +23,7 @@ struct hash_run {
 /* One span a block: pieces are files of their own here. */
 static const struct ws_copy_span *span_of(const struct ws_copy_plan *p, const struct ws_copy_job *j)
 {
-    return &p->spans[j->first];
+    return &p->spans.ptr[j->first];
 }
 
 static bool is_plain(const struct ws_box_extents *r)
@@ -36,21 +36,21 @@ static bool is_takable(const struct ws_copy_plan *p, const struct ws_copy_job *j
     const struct ws_copy_span *s = span_of(p, j);
     return !j->done && j->whole && j->n == 1 && ws_copy_plan_device(p, s) == device &&
            ws_block_hash_supports((uint32_t)s->bytes) &&
-           (is_plain(&p->pieces[s->piece].runs) || ws_copy_plan_can_gather(p, s, WS_GATHER_PACKED));
+           (is_plain(&p->pieces.ptr[s->piece].runs) || ws_copy_plan_can_gather(p, s, WS_GATHER_PACKED));
 }
 
 static bool next_job(struct hash_run *r)
 {
-    while (r->at < r->plan->n_jobs && !is_takable(r->plan, &r->plan->jobs[r->at], r->device))
+    while (r->at < r->plan->jobs.len && !is_takable(r->plan, &r->plan->jobs.ptr[r->at], r->device))
         r->at++;
-    return r->at < r->plan->n_jobs;
+    return r->at < r->plan->jobs.len;
 }
 
 static int send_block(struct hash_run *r, const struct ws_copy_job *j, struct ws_error *err)
 {
     struct ws_copy_plan *p = r->plan;
     const struct ws_copy_span *s = span_of(p, j);
-    const struct ws_copy_piece *q = &p->pieces[s->piece];
+    const struct ws_copy_piece *q = &p->pieces.ptr[s->piece];
     const unsigned char *at = ws_copy_plan_source(p, s) + s->from;
     const bool there = is_plain(&q->runs) && (uintptr_t)at % ALIGNED == 0; /* it is only read */
     unsigned char *bytes;
@@ -71,7 +71,7 @@ static int send_round(struct hash_run *r, struct ws_error *err)
     ws_d2h_begin_round(r->plan->run->d2h, k);
     ws_compare_begin_round(r->compare, k);
     while (rc == 0 && !ws_compare_is_full(r->compare) && next_job(r)) {
-        struct ws_copy_job *j = &r->plan->jobs[r->at++];
+        struct ws_copy_job *j = &r->plan->jobs.ptr[r->at++];
         r->rounds[slot].jobs[r->rounds[slot].n++] = j;
         rc = send_block(r, j, err);
     }
@@ -114,8 +114,8 @@ static int run_device(struct hash_run *r, struct ws_error *err)
 static int device_after(const struct ws_copy_plan *p, int device)
 {
     int next = -1;
-    for (size_t i = 0; i < p->n_jobs; i++) {
-        const int d = ws_copy_plan_device(p, span_of(p, &p->jobs[i]));
+    for (size_t i = 0; i < p->jobs.len; i++) {
+        const int d = ws_copy_plan_device(p, span_of(p, &p->jobs.ptr[i]));
         if (d > device && (next < 0 || d < next))
             next = d;
     }

@@ -44,13 +44,14 @@ struct ws_copy_job {
     uint64_t hash;
 };
 
+WS_VECTOR(ws_copy_pieces, struct ws_copy_piece);
+WS_VECTOR(ws_copy_spans, struct ws_copy_span);
+WS_VECTOR(ws_copy_jobs, struct ws_copy_job);
+
 struct ws_copy_plan {
-    struct ws_copy_piece *pieces;
-    size_t n_pieces, cap_pieces;
-    struct ws_copy_span *spans;
-    size_t n_spans, cap_spans;
-    struct ws_copy_job *jobs;
-    size_t n_jobs;
+    struct ws_copy_pieces pieces;
+    struct ws_copy_spans spans;
+    struct ws_copy_jobs jobs;
     const struct ws_block_range *only; /* while it is compiled, by file; NULL: all blocks */
     /* during a run */
     size_t round;  /* the first job of this round */
@@ -62,16 +63,16 @@ struct ws_copy_plan {
  * begins. */
 static inline int ws_copy_plan_device(const struct ws_copy_plan *p, const struct ws_copy_span *s)
 {
-    return p->run->devices[p->pieces[s->piece].source];
+    return p->run->devices[p->pieces.ptr[s->piece].source];
 }
 static inline const unsigned char *ws_copy_plan_source(const struct ws_copy_plan *p,
                                                        const struct ws_copy_span *s)
 {
-    return p->run->sources[p->pieces[s->piece].source];
+    return p->run->sources[p->pieces.ptr[s->piece].source];
 }
 static inline unsigned char *ws_copy_plan_tensor(const struct ws_copy_plan *p, const struct ws_copy_span *s)
 {
-    return p->run->data[s->file] + p->pieces[s->piece].begin;
+    return p->run->data[s->file] + p->pieces.ptr[s->piece].begin;
 }
 
 /* How many spans, from the first on, lie within one another's extent. */

@@ -1,5 +1,6 @@
 #include "backends/trainer/offload/d2h.h"
 #include "transports/base/log.h"
+#include "transports/base/vector.h"
 #include "transports/device/copies.h"
 #include <assert.h>
 #include <errno.h>
@@ -19,6 +20,7 @@ struct after {
     const unsigned char *staged;
     uint64_t bytes;
 };
+WS_VECTOR(afters, struct after);
 
 struct round {
     unsigned char *staged; /* device memory; NULL: there are no kernels */
@@ -27,8 +29,7 @@ struct round {
     struct ws_gather items;
     void *items_pinned, *items_device;
     size_t items_bytes; /* room */
-    struct after *afters;
-    size_t n_afters, room_afters;
+    struct afters afters;
     struct ws_device_event *gathered, *done;
     bool used;
 };
@@ -74,7 +75,7 @@ static void close_round(struct lane *l, struct round *r)
     if (r->done)
         l->ops->event_free(r->done);
     ws_gather_free(&r->items);
-    free(r->afters);
+    afters_reset(&r->afters);
 }
 
 static void close_lane(struct lane *l)
@@ -222,7 +223,7 @@ void ws_d2h_begin_round(struct ws_d2h *c, unsigned round)
     for (unsigned i = 0; i < c->n_lanes; i++) {
         struct round *r = &c->lanes[i].rounds[c->now];
         ws_gather_clear(&r->items);
-        r->n_staged = r->n_bounced = r->n_afters = 0;
+        r->n_staged = r->n_bounced = r->afters.len = 0;
         r->used = false;
     }
 }
@@ -269,26 +270,12 @@ uint64_t ws_d2h_staging_bytes(uint64_t bytes)
     return bytes + 2 * (bytes < SMALL ? SMALL_LINE : LINE);
 }
 
-static int add_after(struct round *r, unsigned char *to, const unsigned char *staged, uint64_t bytes)
-{
-    if (r->n_afters == r->room_afters) {
-        size_t room = r->room_afters ? 2 * r->room_afters : 64;
-        struct after *more = realloc(r->afters, room * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        r->afters = more;
-        r->room_afters = room;
-    }
-    r->afters[r->n_afters++] = (struct after){to, staged, bytes};
-    return 0;
-}
-
 unsigned char *ws_d2h_stage(struct ws_d2h *c, int device, unsigned char *to, uint64_t bytes)
 {
     struct lane *l;
     struct round *r = round_of(c, device, &l);
     unsigned char *staged = take(r->staged, &r->n_staged, to, bytes);
-    return add_after(r, to, staged, bytes) == 0 ? staged : NULL;
+    return afters_append(&r->afters, (struct after){to, staged, bytes}) == 0 ? staged : NULL;
 }
 
 /* Bounced bytes are packed on the device as on the host, so that one copy brings all of a round. */
@@ -298,14 +285,14 @@ unsigned char *ws_d2h_bounce(struct ws_d2h *c, int device, uint64_t bytes, const
     struct round *r = round_of(c, device, &l);
     unsigned char *staged = take(r->staged, &r->n_staged, NULL, bytes),
                   *to = take(r->bounce, &r->n_bounced, NULL, bytes);
-    struct after *last = r->n_afters ? &r->afters[r->n_afters - 1] : NULL;
+    struct after *last = r->afters.len ? &r->afters.ptr[r->afters.len - 1] : NULL;
     *at = to;
     if (last && to >= last->to && (uint64_t)(to - last->to) == (uint64_t)(staged - last->staged) &&
         last->to >= r->bounce && last->to < r->bounce + WS_D2H_STAGING_BYTES) {
         last->bytes = (uint64_t)(to - last->to) + bytes;
         return staged;
     }
-    return add_after(r, to, staged, bytes) == 0 ? staged : NULL;
+    return afters_append(&r->afters, (struct after){to, staged, bytes}) == 0 ? staged : NULL;
 }
 
 static int gather(struct ws_d2h *c, struct round *round, const struct ws_box_extents *r, const void *src,
@@ -407,8 +394,9 @@ int ws_d2h_send(struct ws_d2h *c, struct ws_error *err)
         struct round *r = &l->rounds[c->now];
         if (r->items.items.len > 0)
             rc = launch(l, r, err);
-        for (size_t k = 0; rc == 0 && k < r->n_afters; k++)
-            rc = l->ops->copy(l->copies, r->afters[k].to, r->afters[k].staged, r->afters[k].bytes, err);
+        for (size_t k = 0; rc == 0 && k < r->afters.len; k++)
+            rc = l->ops->copy(l->copies, r->afters.ptr[k].to, r->afters.ptr[k].staged, r->afters.ptr[k].bytes,
+                              err);
         if (rc == 0 && r->used)
             rc = l->ops->record(l->copies, r->done, err);
     }

@@ -12,8 +12,7 @@
 
 struct ws_publisher_audit {
     struct ws_block_range *wanted; /* by params: the chunks that the agent asked for */
-    struct ws_block_hash *hashes;  /* file: param, block: chunk */
-    size_t n_hashes;
+    struct ws_block_hashes hashes; /* file: param, block: chunk */
 };
 
 static uint64_t bytes_of(const struct ws_registered_piece *r)
@@ -103,15 +102,14 @@ static int add(struct ws_copy_plan *plan, const struct wsync_publisher *p, const
 static int run(struct wsync_publisher *p, struct ws_copy_plan *plan, bool on_device, const bool *pinned,
                size_t n_chunks, struct ws_error *err)
 {
-    const size_t before = p->audit->n_hashes;
+    const size_t before = p->audit->hashes.len;
     struct ws_copy_plan_run run = {.sources = p->sources,
                                    .d2h = on_device ? p->d2h : NULL,
                                    .devices = p->devices,
                                    .pinned = pinned,
-                                   .hashes = &p->audit->hashes,
-                                   .n_hashes = &p->audit->n_hashes};
+                                   .hashes = &p->audit->hashes};
     int rc = ws_copy_plan_run(plan, &run, p->workers, err);
-    if (rc == 0 && p->audit->n_hashes - before != n_chunks)
+    if (rc == 0 && p->audit->hashes.len - before != n_chunks)
         rc = ws_error_set(err, ENOMEM, "no memory for hashing this rank's replicas");
     return rc;
 }
@@ -154,8 +152,8 @@ int ws_publisher_audit_hash(struct wsync_publisher *p, const wsync_param *params
 void ws_publisher_audit_report(const struct wsync_publisher *p, json_t *body)
 {
     json_t *all = json_array();
-    for (size_t i = 0; p->audit && i < p->audit->n_hashes; i++) {
-        const struct ws_block_hash *h = &p->audit->hashes[i];
+    for (size_t i = 0; p->audit && i < p->audit->hashes.len; i++) {
+        const struct ws_block_hash *h = &p->audit->hashes.ptr[i];
         json_array_append_new(
             all, json_pack("[I,I,o]", (json_int_t)h->file, (json_int_t)h->block, ws_number_hash(h->hash)));
     }
@@ -167,7 +165,7 @@ void ws_publisher_audit_end(struct wsync_publisher *p)
     if (!p->audit)
         return;
     free(p->audit->wanted);
-    free(p->audit->hashes);
+    ws_block_hashes_reset(&p->audit->hashes);
     free(p->audit);
     p->audit = NULL;
 }

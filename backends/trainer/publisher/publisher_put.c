@@ -293,7 +293,6 @@ static int run_plan(struct wsync_publisher *p, struct ws_copy_plan *plan, const 
                                    .delta = delta,
                                    .overflows = p->overflows,
                                    .hashes = &p->hashes,
-                                   .n_hashes = &p->n_hashes,
                                    .progress = all ? p->progress : NULL,
                                    .progress_arg = p->progress_arg};
     if (rc == 0)

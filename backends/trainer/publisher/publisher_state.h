@@ -69,8 +69,7 @@ struct wsync_publisher {
     bool begun, fresh;
     uint64_t version;
     struct ws_region **regions;
-    struct ws_block_hash *hashes;
-    size_t n_hashes;
+    struct ws_block_hashes hashes;
     struct ws_publisher_audit *audit; /* the replicas that the agent wants hashed; NULL: none */
     /* GPUs */
     int device;                     /* of the first parameter that is on one; -1: all are on the host */

@@ -16,9 +16,7 @@ void ws_version_step_end(struct wsync_publisher *p)
         ws_pinned_slots_finish_version(p->pinned);
     free(p->regions);
     p->regions = NULL;
-    free(p->hashes);
-    p->hashes = NULL;
-    p->n_hashes = 0;
+    ws_block_hashes_reset(&p->hashes);
     ws_publisher_audit_end(p);
     p->begun = false;
 }
@@ -123,10 +121,10 @@ int ws_version_step_begin(struct wsync_publisher *p, uint64_t version, bool on_d
 static json_t *hashes_json(const struct wsync_publisher *p)
 {
     json_t *all = json_array();
-    for (size_t i = 0; i < p->n_hashes; i++) {
-        json_array_append_new(all,
-                              json_pack("[I,I,o]", (json_int_t)p->hashes[i].file,
-                                        (json_int_t)p->hashes[i].block, ws_number_hash(p->hashes[i].hash)));
+    for (size_t i = 0; i < p->hashes.len; i++) {
+        const struct ws_block_hash *h = &p->hashes.ptr[i];
+        json_array_append_new(
+            all, json_pack("[I,I,o]", (json_int_t)h->file, (json_int_t)h->block, ws_number_hash(h->hash)));
     }
     return json_pack("{s:o}", "hashes", all);
 }
