@@ -4,13 +4,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_UNUSED_VERSIONS 4 /* more than an agent has slots in turn */
 
 struct pinned {
-    struct pinned *next;
+    LIST_ENTRY(pinned) entry;
     dev_t dev;
     ino_t ino;
     uint64_t slot;
@@ -22,7 +23,7 @@ struct pinned {
 };
 
 struct ws_pinned_slots {
-    struct pinned *all;
+    LIST_HEAD(pinned_list, pinned) all;
     unsigned version;
     char why_not[WS_ERROR_TEXT];
 };
@@ -34,6 +35,7 @@ struct ws_pinned_slots *ws_pinned_slots_new(void)
 
 static void release_mapping(struct pinned *k)
 {
+    LIST_REMOVE(k, entry);
     if (k->pinned)
         k->ops->unpin(k->device, ws_region_data(k->region));
     ws_region_free(k->region);
@@ -42,7 +44,7 @@ static void release_mapping(struct pinned *k)
 
 static struct pinned *find(const struct ws_pinned_slots *set, const struct stat *st, uint64_t bytes)
 {
-    for (struct pinned *k = set->all; k; k = k->next)
+    for (struct pinned *k = LIST_FIRST(&set->all); k; k = LIST_NEXT(k, entry))
         if (k->dev == st->st_dev && k->ino == st->st_ino && ws_region_size(k->region) == bytes)
             return k;
     return NULL;
@@ -72,8 +74,7 @@ static int add(struct ws_pinned_slots *set, uint64_t slot, int fd, const struct 
         ws_log(WS_LOG_WARN, "publisher", "copies go by way of a small pinned buffer: %s", why.text);
     if (!k->pinned)
         memcpy(set->why_not, why.text, sizeof(set->why_not));
-    k->next = set->all;
-    set->all = k;
+    LIST_INSERT_HEAD(&set->all, k, entry);
     *out = k;
     return 0;
 }
@@ -106,7 +107,7 @@ int ws_pinned_slots_map(struct ws_pinned_slots *set, uint64_t slot, int fd, uint
 
 bool ws_pinned_slots_has(const struct ws_pinned_slots *set, const struct ws_region *r)
 {
-    for (const struct pinned *k = set->all; k; k = k->next)
+    for (const struct pinned *k = LIST_FIRST(&set->all); k; k = LIST_NEXT(k, entry))
         if (k->region == r)
             return k->pinned;
     return false;
@@ -127,22 +128,17 @@ static bool is_in(const json_t *slots, uint64_t slot)
 
 void ws_pinned_slots_retain(struct ws_pinned_slots *set, const json_t *slots)
 {
-    struct pinned **at = &set->all;
-    while (slots && *at) {
-        struct pinned *k = *at;
-        if (is_in(slots, k->slot)) {
-            at = &k->next;
-        } else {
-            *at = k->next;
+    for (struct pinned *k = LIST_FIRST(&set->all), *next; slots && k; k = next) {
+        next = LIST_NEXT(k, entry);
+        if (!is_in(slots, k->slot))
             release_mapping(k);
-        }
     }
 }
 
 json_t *ws_pinned_slots_to_json(const struct ws_pinned_slots *set)
 {
     json_t *all = json_array();
-    for (const struct pinned *k = set->all; k; k = k->next)
+    for (const struct pinned *k = LIST_FIRST(&set->all); k; k = LIST_NEXT(k, entry))
         if (!is_in(all, k->slot))
             json_array_append_new(all, json_integer((json_int_t)k->slot));
     return all;
@@ -150,16 +146,11 @@ json_t *ws_pinned_slots_to_json(const struct ws_pinned_slots *set)
 
 void ws_pinned_slots_finish_version(struct ws_pinned_slots *set)
 {
-    struct pinned **at = &set->all;
-    while (*at) {
-        struct pinned *k = *at;
+    for (struct pinned *k = LIST_FIRST(&set->all), *next; k; k = next) {
+        next = LIST_NEXT(k, entry);
         if (set->version - k->used_in >= MAX_UNUSED_VERSIONS ||
-            (k->used_in == set->version && ws_region_protect(k->region, false, NULL) < 0)) {
-            *at = k->next;
+            (k->used_in == set->version && ws_region_protect(k->region, false, NULL) < 0))
             release_mapping(k);
-        } else {
-            at = &k->next;
-        }
     }
     set->version++;
 }
@@ -168,9 +159,7 @@ void ws_pinned_slots_free(struct ws_pinned_slots *set)
 {
     if (!set)
         return;
-    for (struct pinned *k = set->all, *next; k; k = next) {
-        next = k->next;
-        release_mapping(k);
-    }
+    while (!LIST_EMPTY(&set->all))
+        release_mapping(LIST_FIRST(&set->all));
     free(set);
 }

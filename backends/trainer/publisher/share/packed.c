@@ -1,5 +1,6 @@
 /* packed_cuda_ipc: one buffer a dtype and device, which holds copies of the parameters back to back. */
 #include "backends/trainer/publisher/share/share.h"
+#include "transports/base/vector.h"
 #include "transports/device/copies.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -17,13 +18,12 @@ static struct ws_packed_buffer *buffer_of(struct ws_publisher_share_set *set, in
     for (size_t i = 0; i < set->n_buffers; i++)
         if (set->buffers[i].device == device && set->buffers[i].dtype == dtype)
             return &set->buffers[i];
-    struct ws_packed_buffer *more =
-        realloc(set->buffers, (set->n_buffers + 1) * sizeof(*more)); /* dtypes times devices: few */
-    if (!more)
+    struct ws_packed_buffer *buffers = ws_vector_room(set->buffers, set->n_buffers, sizeof(*buffers));
+    if (!buffers)
         return NULL;
-    set->buffers = more;
-    more[set->n_buffers] = (struct ws_packed_buffer){.device = device, .dtype = dtype};
-    return &more[set->n_buffers++];
+    set->buffers = buffers;
+    buffers[set->n_buffers] = (struct ws_packed_buffer){.device = device, .dtype = dtype};
+    return &buffers[set->n_buffers++];
 }
 
 /* The piece as it lies in the trainer's memory. */

@@ -1,43 +1,25 @@
 /* cuda_ipc: the allocations and mappings that parameters lie in, each once. Mappings side by side, as
  * expandable segments are, become one segment of several descriptors. */
 #include "backends/trainer/publisher/share/share.h"
+#include "transports/base/vector.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct extents {
-    struct ws_device_extent *list; /* by address */
-    size_t n, room;
-};
+WS_VECTOR(extents, struct ws_device_extent); /* by address */
 
 /* The first that ends behind p. */
 static size_t first_behind(const struct extents *e, const unsigned char *p)
 {
-    size_t low = 0, high = e->n;
+    size_t low = 0, high = e->len;
     while (low < high) {
         size_t mid = (low + high) / 2;
-        if (e->list[mid].base + e->list[mid].bytes <= p)
+        if (e->ptr[mid].base + e->ptr[mid].bytes <= p)
             low = mid + 1;
         else
             high = mid;
     }
     return low;
-}
-
-static int insert(struct extents *e, size_t at, const struct ws_device_extent *x, struct ws_error *err)
-{
-    if (e->n == e->room) {
-        size_t room = e->room ? 2 * e->room : 64;
-        struct ws_device_extent *list = realloc(e->list, room * sizeof(*list));
-        if (!list)
-            return ws_error_set(err, ENOMEM, "no memory for a list of %zu allocations", room);
-        e->list = list;
-        e->room = room;
-    }
-    memmove(e->list + at + 1, e->list + at, (e->n - at) * sizeof(*x));
-    e->list[at] = *x;
-    e->n++;
-    return 0;
 }
 
 /* Finds what [low, high) lies in. */
@@ -48,15 +30,15 @@ static int cover(const struct ws_device_ops *ops, struct extents *e, const unsig
     while (rc == 0 && low < high) {
         size_t at = first_behind(e, low);
         struct ws_device_extent x;
-        if (at < e->n && e->list[at].base <= low) {
-            low = e->list[at].base + e->list[at].bytes;
+        if (at < e->len && e->ptr[at].base <= low) {
+            low = e->ptr[at].base + e->ptr[at].bytes;
             continue;
         }
         rc = ops->extent(low, &x, err);
         if (rc == 0 && (x.bytes == 0 || x.base > low || x.base + x.bytes <= low))
             rc = ws_error_set(err, EIO, "the driver knows no allocation of %p", (const void *)low);
-        if (rc == 0)
-            rc = insert(e, at, &x, err);
+        if (rc == 0 && extents_insert(e, x, at) < 0)
+            rc = ws_error_set(err, ENOMEM, "no memory for a list of %zu allocations", e->len + 1);
     }
     return rc;
 }
@@ -83,10 +65,10 @@ static int share_extents(struct ws_publisher_share *s, const struct extents *e,
 {
     struct ws_gpu_listing *l = &o->listing;
     int rc = 0;
-    for (size_t i = 0, end; rc == 0 && i < e->n; i = end) {
-        const struct ws_device_extent *x = &e->list[i];
+    for (size_t i = 0, end; rc == 0 && i < e->len; i = end) {
+        const struct ws_device_extent *x = &e->ptr[i];
         struct ws_gpu_segment *to = &l->segments[l->n_segments];
-        for (end = i + 1; end < e->n && goes_on(&e->list[end - 1], &e->list[end]);)
+        for (end = i + 1; end < e->len && goes_on(&e->ptr[end - 1], &e->ptr[end]);)
             end++;
         bases[l->n_segments++] = x->base;
         memcpy(to->uuid, s->uuids[x->device], WS_DEVICE_UUID_BYTES);
@@ -94,7 +76,7 @@ static int share_extents(struct ws_publisher_share *s, const struct extents *e,
         if (x->by_fd && !to->parts)
             return ws_error_set(err, ENOMEM, "no memory for %zu mappings", end - i);
         for (size_t k = i; rc == 0 && k < end; k++)
-            rc = share_extent(s, &e->list[k], o, to, err);
+            rc = share_extent(s, &e->ptr[k], o, to, err);
     }
     return rc;
 }
@@ -158,17 +140,17 @@ int ws_publisher_share_segments(struct ws_publisher_share *s, struct ws_publishe
     if (rc == 0)
         rc = find_all(s, o, &e, err);
     if (rc == 0) {
-        l->segments = calloc(e.n + 1, sizeof(*l->segments));
-        o->parts = calloc(e.n + 1, sizeof(*o->parts));
-        bases = calloc(e.n + 1, sizeof(*bases));
+        l->segments = calloc(e.len + 1, sizeof(*l->segments));
+        o->parts = calloc(e.len + 1, sizeof(*o->parts));
+        bases = calloc(e.len + 1, sizeof(*bases));
         if (!l->segments || !o->parts || !bases)
-            rc = ws_error_set(err, ENOMEM, "no memory for %zu allocations", e.n);
+            rc = ws_error_set(err, ENOMEM, "no memory for %zu allocations", e.len);
     }
     if (rc == 0)
         rc = share_extents(s, &e, o, bases, err);
     for (size_t i = 0; rc == 0 && i < o->n_pieces; i++)
         rc = place(l, bases, &o->pieces[i], &l->pieces[i], err);
     free(bases);
-    free(e.list);
+    extents_reset(&e);
     return rc;
 }

@@ -8,6 +8,7 @@
 #include "backends/trainer/api/last_error.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
+#include "transports/base/vector.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -274,11 +275,11 @@ static int record_event(struct ws_publisher_share *s, struct ws_publisher_share_
                         struct ws_gpu_event *out, struct ws_error *err)
 {
     struct ws_device_event *m = NULL;
-    struct ws_device_event **more =
-        realloc(set->events, (set->n_events + 1) * sizeof(struct ws_device_event *));
-    if (!more)
+    struct ws_device_event **events =
+        ws_vector_room(set->events, set->n_events, sizeof(struct ws_device_event *));
+    if (!events)
         return ws_error_set(err, ENOMEM, "no memory for a mark");
-    set->events = more;
+    set->events = events;
     int rc = s->ops->event_new(device, true, &m, err);
     if (rc == 0)
         rc = s->ops->record(s->queues[device], m, err);
@@ -286,7 +287,7 @@ static int record_event(struct ws_publisher_share *s, struct ws_publisher_share_
         rc = s->ops->event_share(m, out->handle, err);
     memcpy(out->uuid, s->uuids[device], WS_DEVICE_UUID_BYTES);
     if (rc == 0)
-        set->events[set->n_events++] = m;
+        events[set->n_events++] = m;
     else if (m)
         s->ops->event_free(m);
     return rc;
